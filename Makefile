@@ -64,7 +64,7 @@ processes: # the second tier under the race detector, and the failures with ever
 # the first tier may skip.
 .PHONY: alone
 alone: # the second tier without the race detector
-	@$(SUITE) -strict -shuffle=on -timeout=10m ./conformance/security ./proxy/socket ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
+	@$(SUITE) -strict -shuffle=on -timeout=10m ./conformance/security ./proxy/socket ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/fleet ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
 
 .PHONY: modes
 modes: export PDPROXY_MODE = $(MODE)
@@ -86,7 +86,7 @@ cover: ## coverage of abi, plugins and proxy, and the seeds of each fuzz target;
 fuzz: ## every fuzz target for FUZZTIME
 	@for pkg in $$($(GO) list $(PACKAGES)); do \
 	  for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
-	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 50x $$pkg || exit 1; \
 	  done; done
 
 .PHONY: soak

@@ -17,12 +17,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// api is one generating route beside completions and chat.
+// api is a generating route other than completions and chat.
 type api struct {
 	path string
-	// body is a request for so many tokens; prompts differ in prompt.
+	// body returns a request for that many tokens; different prompts have
+	// different values of prompt.
 	body func(prompt string, tokens int, stream bool) string
-	// evil is a member of the body that names a KV transfer with params.
+	// evil returns a member of the body that names a KV transfer with params.
 	evil func(params string) string
 }
 
@@ -50,7 +51,7 @@ var apis = []api{
 	{
 		path: "/inference/v1/generate",
 		body: func(prompt string, tokens int, stream bool) string {
-			ids, _ := json.Marshal([]int32(prompt)) // any ids will do
+			ids, _ := json.Marshal([]int32(prompt)) // any ids are valid
 			return fmt.Sprintf(`{"model":"sim","token_ids":%s,"sampling_params":{"max_tokens":%d,"ignore_eos":true},"stream":%t}`, ids, tokens, stream)
 		},
 		evil: func(params string) string { return `"kv_transfer_params":` + params + `,` },
@@ -64,8 +65,8 @@ var apis = []api{
 	},
 }
 
-// eachAPI runs a test for every API that a connector carries, on one fleet for
-// each connector; the others are refused.
+// eachAPI runs a test for every API that a connector supports, on one fleet for
+// each connector. The other APIs are rejected.
 func eachAPI(t *testing.T, o fleetOptions, run func(f *fleet, a api)) {
 	eachConnector(t, func(t *testing.T, name string) {
 		conn, _ := connector.ByName(kindOf(name))
@@ -88,7 +89,7 @@ func eachAPI(t *testing.T, o fleetOptions, run func(f *fleet, a api)) {
 				if err := openai.ParseRequest(route, []byte(a.body("x", 3, false)), request); err != nil {
 					t.Fatal(err)
 				}
-				if conn.Pairable(request) == nil { // else it has a test of its own
+				if conn.Pairable(request) == nil { // the other case has a test of its own
 					run(&g, a)
 				}
 			})
@@ -96,7 +97,7 @@ func eachAPI(t *testing.T, o fleetOptions, run func(f *fleet, a api)) {
 	})
 }
 
-// apiFaults makes every row of a table of faults meet its own.
+// apiFaults makes each row of a table of faults meet its own fault.
 func apiFaults(c *config.Config) {
 	c.Circuit.OpenFor = config.Duration(10 * time.Millisecond)
 	c.Retry.MinBudget = 1000
@@ -192,7 +193,7 @@ func TestAPIsFail(t *testing.T) {
 	})
 }
 
-// retried asserts that clients do not notice that a leg is tried again.
+// retried asserts that clients do not notice the retry of a leg.
 func (f *fleet) retried(a api) {
 	f.t.Helper()
 	for _, stream := range []bool{true, false} {
@@ -210,7 +211,7 @@ func (f *fleet) retried(a api) {
 func (f *fleet) breaksAt(a api) {
 	f.t.Helper()
 	var got answer
-	f.eventually("a stream begins", func() bool { // a reset may overtake the first events
+	f.eventually("a stream begins", func() bool { // a reset may arrive before the first events
 		got = f.try(a.path, a.body(long, 30, true))
 		return got.status == 200
 	})
@@ -258,9 +259,9 @@ func TestNoEngineCallsAHostOfTheClient(t *testing.T) {
 	}
 }
 
-// A first token that ends the text cannot be kept from prefill on /v1/messages:
-// it gets the client the same answer as from one engine, at once, and nobody is
-// to blame.
+// /v1/messages has no parameter that prevents a first token from ending the
+// text at prefill. The client then gets the same answer as from one engine, at
+// once, and no engine is charged with a failure.
 func TestMessagesEndAtOnce(t *testing.T) {
 	const path = "/v1/messages"
 	vllmConnectors(t, func(t *testing.T, connector string) {

@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// talks is the forms in which conversations that share a system prompt go on: the
-// path, and the body of a turn after so many earlier ones.
+// talks are the forms of conversations that share a system prompt: the path,
+// and the body of a turn after that many earlier turns.
 var talks = []struct {
 	name, path string
 	body       func(conversation, turns int) string
@@ -45,9 +45,9 @@ var talks = []struct {
 	}},
 }
 
-// TestShortTurnsGoHome: conversations without an id of the client's share a long
-// system prompt, and each turn adds a few bytes. Every later turn is placed where
-// the turn before it was.
+// TestShortTurnsGoHome: conversations without a client's id share a long system
+// prompt, and each turn adds a few bytes. Every later turn is placed on the
+// engine of the previous turn.
 func TestShortTurnsGoHome(t *testing.T) {
 	const conversations, turns = 43, 4
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 8, decode: 1, config: func(c *config.Config) {

@@ -1,4 +1,4 @@
-// Package conformance is the proof: tests that cross packages, against the
+// Package conformance contains the tests that cross packages, against the
 // simulated engines of enginesim, real clients, real engines and peers. It has
-// no code of its own beyond its tests.
+// no code except its tests.
 package conformance

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// picture is a chat with n images and a sound, each of its own content.
+// picture returns a chat with n images and a sound, each with different content.
 func picture(seed string, n, maxTokens int, stream bool) string {
 	parts := `{"type":"text","text":"what is it"}`
 	for i := range n {
@@ -22,7 +22,7 @@ func picture(seed string, n, maxTokens int, stream bool) string {
 	return fmt.Sprintf(`{"model":"sim","messages":[{"role":"system","content":"be brief"},{"role":"user","content":[%s]}],"max_tokens":%d,"ignore_eos":true,"stream":%t}`, parts, maxTokens, stream)
 }
 
-// vllmConnectors are those of the connectors that encoders work for.
+// vllmConnectors runs a test for each connector of vLLM, for which encoders work.
 func vllmConnectors(t *testing.T, run func(t *testing.T, connector string)) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		if strings.HasPrefix(connector, "vllm-") {
@@ -31,7 +31,7 @@ func vllmConnectors(t *testing.T, run func(t *testing.T, connector string)) {
 	})
 }
 
-// withEncoders is a fleet whose engines share a directory of encoded parts.
+// withEncoders describes a fleet whose engines share a directory of encoded parts.
 func withEncoders(t *testing.T, encode int, change func(c *config.Config)) fleetOptions {
 	dir := t.TempDir()
 	return fleetOptions{prefill: 2, decode: 2, encode: encode, config: change,
@@ -42,7 +42,7 @@ func withEncoders(t *testing.T, encode int, change func(c *config.Config)) fleet
 		}}
 }
 
-// sum adds up what engines have counted.
+// sum adds up the counters of engines.
 func sum(engines []*enginesim.Engine, of func(s enginesim.State) int64) (n int64) {
 	for _, e := range engines {
 		n += of(e.State())
@@ -53,8 +53,8 @@ func sum(engines []*enginesim.Engine, of func(s enginesim.State) int64) (n int64
 func encodedOf(s enginesim.State) int64 { return s.Encoded }
 func hitsOf(s enginesim.State) int64    { return s.EncoderHits }
 
-// Every image and sound is worked up by an encoder, once, before prefill, which
-// finds it; the answer is that of one engine that does it all.
+// An encoder processes every image and sound once, before prefill, which finds
+// the result. The answer equals that of one engine alone.
 func TestEncodePrefillDecode(t *testing.T) {
 	vllmConnectors(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, withEncoders(t, 2, nil))
@@ -80,7 +80,7 @@ func TestEncodePrefillDecode(t *testing.T) {
 			t.Errorf("prefill found %d parts and worked up %d", hits, own)
 		}
 		n := sum(f.decode, encodedOf) + sum(f.decode, hitsOf)
-		if n != 0 && connector != enginesim.ConnectorVLLMStore { // where decode asks the store after that
+		if n != 0 && connector != enginesim.ConnectorVLLMStore { // where decode asks the store afterwards
 			t.Errorf("decode looked at %d parts", n)
 		}
 		var rows []struct{ Name, Role, State string }
@@ -147,8 +147,8 @@ func TestEncoderTimesOut(t *testing.T) {
 	f.encode[0].SetFault("", 0, "")
 }
 
-// A client that leaves while an encoder works takes its legs along; nothing was
-// sent to prefill.
+// When its client leaves while an encoder works, an exchange cancels its legs;
+// no leg was sent to prefill.
 func TestClientLeavesTheEncoder(t *testing.T) {
 	vllmConnectors(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, withEncoders(t, 1, nil))
@@ -169,8 +169,8 @@ func TestClientLeavesTheEncoder(t *testing.T) {
 	})
 }
 
-// Without an encoder that is ready prefill works up everything itself, and that
-// is counted.
+// Without a ready encoder prefill processes the images and sounds itself, and a
+// fallback is counted.
 func TestNoEncoderIsReady(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, withEncoders(t, 1, nil))
 	f.encode[0].Kill()

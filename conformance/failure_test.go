@@ -42,8 +42,8 @@ func slow(phase string, us int) func(string, int, *enginesim.Config) {
 	}
 }
 
-// cleanupCounted asserts that freeing the engines' memory was counted, and the
-// time until then measured, unless it was left to the engine.
+// cleanupCounted asserts that the clean-up of the engines' memory was counted
+// and its time measured, unless the engine did it alone.
 func (f *fleet) cleanupCounted() {
 	f.t.Helper()
 	f.eventually("the clean-up is counted and timed", func() bool {
@@ -108,8 +108,9 @@ func TestClientLeavesBeforePrefillAnswered(t *testing.T) {
 	})
 }
 
-// A short prefill that its client left is heard out, because only its answer
-// says which blocks it holds; a long one is stopped.
+// After its client has left, the proxy still waits for the answer of a short
+// prefill, because only the answer says which blocks the prefill holds. It
+// stops a long prefill.
 func TestPrefillOfALeftClient(t *testing.T) {
 	for name, tt := range map[string]struct {
 		us      int
@@ -146,7 +147,7 @@ func TestClientLeavesWhileDecodeStreams(t *testing.T) {
 	})
 }
 
-// leaveStream has a client leave after the first event.
+// leaveStream makes a client leave after the first event.
 func (f *fleet) leaveStream() {
 	f.t.Helper()
 	ctx, leave := context.WithCancel(context.Background())
@@ -159,13 +160,13 @@ func (f *fleet) leaveStream() {
 	leave()
 }
 
-// Decode accepts the request and never looks at it: prefill has answered, and
-// nobody reads its blocks. The client's leaving must free them all the same. One
-// that left while decode streamed left nothing to free.
+// Decode accepts the request and never processes it. Prefill has answered, and
+// its blocks are not read. When the client leaves, they must be freed anyway. A
+// client that leaves while decode streams leaves nothing to free.
 func TestClientLeavesBetweenTheLegs(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})
-		if connector == enginesim.ConnectorVLLMStore { // whose engines hold nothing for each other
+		if connector == enginesim.ConnectorVLLMStore { // its engines hold no blocks for each other
 			f.leaveBetweenLegs(chatPath, chat(long, 20, true))
 			return
 		}
@@ -179,8 +180,8 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 	})
 }
 
-// leaveBetweenLegs has a client leave when blocks are held for a decode that does not
-// look at its leg, and waits until they are free.
+// leaveBetweenLegs makes a client leave while blocks are held for a decode that
+// does not process its leg, and waits until they are free.
 func (f *fleet) leaveBetweenLegs(path, body string) {
 	f.t.Helper()
 	for _, d := range f.decode {
@@ -190,7 +191,7 @@ func (f *fleet) leaveBetweenLegs(path, body string) {
 	gone := make(chan answer, 1)
 	go func() { gone <- f.post(ctx, f.url, path, body) }()
 	f.eventually("blocks are held for decode", func() bool {
-		for _, e := range append(f.prefill, f.decode...) { // some protocols have them on decode by then
+		for _, e := range append(f.prefill, f.decode...) { // with some protocols decode holds them by then
 			s := e.State()
 			if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || f.connector == enginesim.ConnectorVLLMStore && s.OutputTokens > 0 {
 				return true
@@ -200,7 +201,7 @@ func (f *fleet) leaveBetweenLegs(path, body string) {
 	})
 	leave()
 	<-gone
-	f.eventually("the proxy has noticed", func() bool { return f.metric("pdproxy_leases_open") == 0 }) // else decode may yet answer it
+	f.eventually("the proxy has noticed", func() bool { return f.metric("pdproxy_leases_open") == 0 }) // else decode may still answer it
 	for _, d := range f.decode {
 		d.SetFault("", 0, "")
 	}
@@ -248,12 +249,12 @@ var faultsBeforeFirstByte = []string{"500", "503", "reset", "close", "garbage"}
 func TestLegFailsBeforeFirstByteAndIsRetried(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
-			c.Retry.MinBudget = 27 // each request may meet the bad engine first; the share of 27 requests would allow 5 more than the usual 10
+			c.Retry.MinBudget = 27 // each request may reach the faulty engine first; the share of 27 requests would allow 5 more than the usual 10
 		}})
 		for _, phase := range []string{"prefill", "decode"} {
 			for _, kind := range faultsBeforeFirstByte {
 				if kind == "garbage" && phase == "decode" {
-					continue // what a unary answer says is not the proxy's to judge
+					continue // the proxy does not check the content of an unary answer
 				}
 				t.Run(phase+" "+kind, func(t *testing.T) {
 					g := *f
@@ -411,7 +412,7 @@ func TestStreamIsIdleTooLong(t *testing.T) {
 	})
 }
 
-// Comments keep a connection alive, not a stream.
+// Comments keep a connection alive, but not a stream.
 func TestStreamOfComments(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
 		engine: func(role string, _ int, c *enginesim.Config) { c.SSEKeepAlive = 50 * time.Millisecond },
@@ -485,7 +486,7 @@ func TestOverload(t *testing.T) {
 			c.Limits.MaxExchanges, c.Limits.Queue, c.Limits.QueueTimeout = 1, 1, config.Duration(200*time.Millisecond)
 		},
 	})
-	f.oneEntry() // the limits are divided between workers, and rounded up
+	f.oneEntry() // the limits are divided between workers and rounded up
 	first := f.open(context.Background(), chat("first", 200, true))
 	answers := make(chan answer, 3)
 	for range 3 {
@@ -513,7 +514,7 @@ func TestRetryBudgetIsGlobal(t *testing.T) {
 		c.Retry.Budget, c.Retry.MinBudget = 0, 2
 		c.Circuit.Failures = 1000
 	}})
-	f.oneEntry() // a budget is a worker's
+	f.oneEntry() // each worker has a budget of its own
 	for _, p := range f.prefill {
 		p.SetFault("1:500", 0, "")
 	}
@@ -551,13 +552,13 @@ func (f *fleet) engineState(name string) string {
 	return ""
 }
 
-// open posts a chat request and returns when the head of the answer is there.
+// open posts a chat request and returns when the head of the answer has arrived.
 func (f *fleet) open(ctx context.Context, body string) *http.Response {
 	f.t.Helper()
 	return f.openAt(ctx, chatPath, body)
 }
 
-// openAt is open on any route.
+// openAt is open for any route.
 func (f *fleet) openAt(ctx context.Context, path, body string) *http.Response {
 	f.t.Helper()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+path, strings.NewReader(body))

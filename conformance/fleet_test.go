@@ -29,12 +29,12 @@ var connectors = []string{
 	enginesim.ConnectorSGLang, sglangHeaders, enginesim.ConnectorTRTLLM, trtllmFirst,
 }
 
-// sglangHeaders is SGLang with what a transfer needs in header lines: engines
-// that take overrides, and engine.header_overrides.
+// sglangHeaders is SGLang with the transfer's parameters in headers: engines
+// that accept overrides, and engine.header_overrides.
 const sglangHeaders = enginesim.ConnectorSGLang + " header_overrides"
 
-// trtllmFirst is TensorRT-LLM with the generation's leg sent first: a connector,
-// and behind it retry.schedule_style.
+// trtllmFirst is TensorRT-LLM with the generation leg sent first: a connector,
+// followed by retry.schedule_style.
 const trtllmFirst = enginesim.ConnectorTRTLLM + " generation_first"
 
 // kindOf is the connector of the engines.
@@ -43,8 +43,8 @@ func kindOf(connector string) string {
 	return kind
 }
 
-// failedTransfer is the fault of a decode engine whose transfers fail, so that this
-// is to be seen: with the P2P tier it computes what does not come.
+// failedTransfer returns the fault of a decode engine whose transfers fail
+// visibly: with the P2P tier decode computes the KV that does not arrive.
 func failedTransfer(connector string) string {
 	if kindOf(connector) == enginesim.ConnectorVLLMP2PTier {
 		return "1:500"
@@ -55,8 +55,8 @@ func failedTransfer(connector string) string {
 // patience bounds every wait for a condition; it is not a claim about speed.
 const patience = 20 * time.Second
 
-// fleet is one proxy with simulated engines around it, and the engine alone
-// that says what the right text is.
+// fleet is one proxy with simulated engines, and a separate engine whose
+// answers are the right texts.
 type fleet struct {
 	t         *testing.T
 	connector string
@@ -65,14 +65,14 @@ type fleet struct {
 	encode    []*enginesim.Engine
 	alone     *enginesim.Engine
 	mode      string
-	size      int        // how many workers, in fleet mode; 0: the usual number
-	front     *process   // whose admin address covers all: the node or the coordinator
+	size      int        // number of workers in fleet mode; 0: the usual number
+	front     *process   // its admin address covers all processes: the node or the coordinator
 	workers   []*process // none in single mode
 	cfg       config.Config
 	log       io.Writer
 	dir       *privatedir.Dir   // of the host of the coordinator
 	dirs      []*privatedir.Dir // of all hosts
-	url       string            // of which the client's requests go to all workers in turn
+	url       string            // the client sends its requests for url to all workers in turn
 	client    *http.Client
 	drained   bool // the test has stopped the proxy itself
 	base      usage
@@ -88,8 +88,8 @@ type fleetOptions struct {
 	log             io.Writer
 }
 
-// startFleet starts engines and proxy; the test's end stops both and asserts
-// that nothing is left of them.
+// startFleet starts engines and proxy. At the test's end it stops both and
+// asserts that nothing is left of them.
 func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	t.Helper()
 	connector, style, _ := strings.Cut(connector, " ")
@@ -105,7 +105,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	if style != "" && connector == enginesim.ConnectorTRTLLM {
 		cfg.Retry.ScheduleStyle = style
 	}
-	store := t.TempDir() // before the fleet's own clean-up, which ends who writes there
+	store := t.TempDir() // before the fleet's own clean-up, which stops the engines that write there
 	start := func(role string, n int) *enginesim.Engine {
 		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute, Listen: testbed.FreeAddr(t)}
 		c.SGLang.HeaderOverrides = style == "header_overrides"
@@ -118,7 +118,8 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		}
 		c.P2PNCCL.BufferTimeout, c.P2PTier.UnboundTimeout, c.P2PTier.LoadTimeout = 2*time.Second, 2*time.Second, 2*time.Second
 		if connector == enginesim.ConnectorVLLMNixlPush {
-			// Longer than decode is away on a busy machine: it would wait for ever.
+			// Longer than decode is absent on a busy machine: it would wait
+			// forever.
 			c.Lease, c.Nixl.ReclaimAfter = 4*time.Second, 5*time.Second
 		}
 		if o.engine != nil {
@@ -179,7 +180,7 @@ func startEngine(t *testing.T, c enginesim.Config) *enginesim.Engine {
 func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine {
 	spec := config.DefaultEngine()
 	spec.Name, spec.URL, spec.Role, spec.Connector = name, e.URL(), role, connector
-	if connector != enginesim.ConnectorSGLang { // whose engines say so themselves
+	if connector != enginesim.ConnectorSGLang { // its engines report it themselves
 		spec.KVEvents = e.KVEventsEndpoint()
 	}
 	spec.KVReplay, spec.KVAddress = e.KVEventsReplay(), e.KVAddress()
@@ -195,8 +196,7 @@ func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine
 	return spec
 }
 
-// keepKVPorts gives what is configured of an engine's KV transfer to the one that
-// will take its place.
+// keepKVPorts configures the ports of an engine's KV transfer for its replacement.
 func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
 	if (c.Connector == enginesim.ConnectorVLLMNixlPush || c.Connector == enginesim.ConnectorVLLMP2PTier) && c.Role == enginesim.RolePrefill {
 		_, digits, _ := net.SplitHostPort(e.SideAddress())
@@ -252,7 +252,7 @@ func (f *fleet) close() {
 	}
 }
 
-// settled asserts that no request is anywhere: no lease, no running or waiting
+// settled asserts that no request remains: no lease, no running or waiting
 // request, no used or pinned block.
 func (f *fleet) settled() {
 	f.t.Helper()
@@ -317,8 +317,7 @@ func (f *fleet) admin(path string, into any) {
 	}
 }
 
-// metric sums the series of one metric whose labels contain all of the given
-// texts.
+// metric sums the series of one metric whose labels contain all given texts.
 func (f *fleet) metric(name string, labels ...string) float64 {
 	f.t.Helper()
 	resp, err := f.client.Get(f.front.AdminURL() + "/metrics")
@@ -343,20 +342,20 @@ func (f *fleet) metric(name string, labels ...string) float64 {
 	return sum
 }
 
-// chat is a chat request whose answer is as long as maxTokens.
+// chat returns a chat request whose answer has maxTokens tokens.
 func chat(prompt string, maxTokens int, stream bool) string {
 	text, _ := json.Marshal(prompt)
 	return fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%s}],"max_tokens":%d,"ignore_eos":true,"stream":%t}`, text, maxTokens, stream)
 }
 
-// answer is what a client got.
+// answer is a client's view of an answer.
 type answer struct {
 	status int
 	header http.Header
 	body   string
 	text   string // the generated text
 	errors int    // error events
-	done   bool   // [DONE] came
+	done   bool   // [DONE] was received
 	err    error  // the connection broke
 }
 
@@ -398,7 +397,7 @@ func readAnswer(resp *http.Response, data []byte, err error) answer {
 			a.done = true
 		case name == "error", bytes.HasPrefix(payload, []byte(`{"error"`)), bytes.Contains(payload, []byte(`"finish_reason":{"type":"abort"`)):
 			a.errors++
-		case bytes.Contains(payload, []byte(`"meta_info":{`)): // SGLang's own, which repeat all the text
+		case bytes.Contains(payload, []byte(`"meta_info":{`)): // SGLang's own events repeat the whole text
 			a.text = textOf(payload)
 		default:
 			a.text += textOf(payload)
@@ -407,8 +406,8 @@ func readAnswer(resp *http.Response, data []byte, err error) answer {
 	return a
 }
 
-// textOf is the generated text of one answer or event of any API; of token ids
-// it is the list.
+// textOf returns the generated text of one answer or event of any API. For
+// token ids it returns the list.
 func textOf(data []byte) string {
 	type texts []struct{ Text string }
 	var a struct {
@@ -451,13 +450,13 @@ func textOf(data []byte) string {
 	return b.String() + delta.Text
 }
 
-// right asserts that an answer is whole and is what one engine alone says.
+// right asserts that an answer is complete and equals that of one engine alone.
 func (f *fleet) right(a answer, path, body string) {
 	f.t.Helper()
 	if a.err != nil || a.status != 200 || a.errors > 0 {
 		f.t.Fatalf("status %d, %d error events, err %v: %s", a.status, a.errors, a.err, a.body)
 	}
-	if !strings.Contains(body, `"model"`) { // some engines need it; the proxy adds it for them
+	if !strings.Contains(body, `"model"`) { // some engines require it; the proxy adds it for them
 		body = strings.Replace(body, "{", `{"model":"sim",`, 1)
 	}
 	want := f.post(context.Background(), f.alone.URL(), path, body)
@@ -471,7 +470,7 @@ func (f *fleet) try(path, body string) answer {
 	return f.post(context.Background(), f.url, path, body)
 }
 
-// readRest reads what is left of an opened answer.
+// readRest reads the rest of an opened answer.
 func readRest(resp *http.Response) answer {
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)

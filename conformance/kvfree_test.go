@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// pinned is how many blocks the prefill engines hold for a decode.
+// pinned returns the number of blocks that the prefill engines hold for a decode.
 func (f *fleet) pinned() (blocks int) {
 	for _, p := range f.prefill {
 		blocks += p.State().BlocksPinned
@@ -20,13 +20,13 @@ func (f *fleet) pinned() (blocks int) {
 	return blocks
 }
 
-// prompts is how many requests have reached the prefill engines.
+// prompts returns the number of requests that have reached the prefill engines.
 func (f *fleet) prompts() int64 {
 	return sum(f.prefill, func(s enginesim.State) int64 { return s.Requests })
 }
 
-// burst posts n requests within a tenth of a second and returns how many were answered
-// with each status.
+// burst posts n requests within a tenth of a second and returns the number of
+// answers with each status.
 func (f *fleet) burst(n int, name string) map[int]int {
 	var wg sync.WaitGroup
 	statuses := make(chan int, n)
@@ -43,8 +43,8 @@ func (f *fleet) burst(n int, name string) map[int]int {
 	return got
 }
 
-// The only decode engine has died, which its probes find out without a request. No
-// prompt is computed for nobody, and no block is held.
+// The only decode engine has died, and its probes notice that without a
+// request. No prompt is computed without a decode, and no block is held.
 func TestNoPrefillForADeadDecode(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
@@ -72,8 +72,8 @@ func TestNoPrefillForADeadDecode(t *testing.T) {
 	})
 }
 
-// The only decode engine answers 500: when its circuit has opened nothing is sent to
-// prefill, and the blocks that it holds do not grow.
+// The only decode engine answers 500. After its circuit has opened, nothing is
+// sent to prefill, and the number of held blocks does not grow.
 func TestNoPrefillForAFailingDecode(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
@@ -84,7 +84,7 @@ func TestNoPrefillForAFailingDecode(t *testing.T) {
 		}
 		before := f.prompts()
 		got := f.burst(20, "fails ")
-		if got[http.StatusServiceUnavailable] < 19 { // one may be the trial
+		if got[http.StatusServiceUnavailable] < 19 { // one may be the trial request
 			t.Errorf("statuses %v, want 503", got)
 		}
 		if n := f.prompts() - before; n > 1 {
@@ -97,8 +97,8 @@ func TestNoPrefillForAFailingDecode(t *testing.T) {
 	})
 }
 
-// Requests that wait for their turn at prefill are not sent there when the only decode
-// engine goes away meanwhile.
+// Requests in the queue for prefill are not sent there when the only decode
+// engine goes away.
 func TestWaitingPrefillsStop(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 1, decode: 1,
 		engine: slow(enginesim.RolePrefill, 2000),
@@ -110,7 +110,7 @@ func TestWaitingPrefillsStop(t *testing.T) {
 			}
 		},
 	})
-	f.oneEntry() // the cap is of each worker
+	f.oneEntry() // each worker has a cap of its own
 	before := f.prompts()
 	done := make(chan map[int]int)
 	go func() { done <- f.burst(8, "waits ") }()
@@ -120,18 +120,18 @@ func TestWaitingPrefillsStop(t *testing.T) {
 	if got := <-done; got[http.StatusOK] != 0 || got[http.StatusServiceUnavailable] < 7 {
 		t.Errorf("statuses %v", got)
 	}
-	if n := f.prompts() - before; n > 2 { // the one that was computed, and one that may have been let in before the proxy knew
+	if n := f.prompts() - before; n > 2 { // the computed one, and one that may have been admitted before the proxy noticed
 		t.Errorf("%d requests reached prefill", n)
 	}
 	addr := f.decode[0].Addr()
 	f.decode[0].Close()
 	f.decode[0] = startEngine(t, enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode, Listen: addr})
-	f.settled() // a block that was held for the dead engine is freed by its successor
+	f.settled() // the successor of the dead engine frees a block that was held for it
 }
 
-// A decode that was left to settle a transfer with prefill, and whose process ends
-// before it has, leaves the blocks to a request that the next process refuses. So it
-// does when that is there before any probe could miss the first.
+// A decode was left to complete a transfer with prefill, and its process ends
+// before that. The next process frees the blocks by a request that it rejects.
+// It does so even when it starts before any probe could miss the first process.
 func TestMooncakeDecodeRestartsAtOnce(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMMooncake, fleetOptions{prefill: 1, decode: 1,
 		engine: func(role string, n int, c *enginesim.Config) {
@@ -140,7 +140,7 @@ func TestMooncakeDecodeRestartsAtOnce(t *testing.T) {
 		},
 	})
 	for round := range 3 {
-		f.decode[0].SetFault("1:lost-notification", 0, "") // decode waits, and asks nobody
+		f.decode[0].SetFault("1:lost-notification", 0, "") // decode waits, and no prefill is asked
 		ctx, leave := context.WithCancel(context.Background())
 		gone := make(chan answer, 1)
 		go func() { gone <- f.post(ctx, f.url, chatPath, chat(fmt.Sprint(round, long), 8, true)) }()

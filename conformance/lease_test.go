@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// leased is a fleet whose prefill keeps what it has computed for so long, and which
-// knows that.
+// leased is a fleet whose prefill keeps computed KV for that time; the proxy
+// knows the time.
 func leased(t *testing.T, lease time.Duration, edit func(c *config.Config)) *fleet {
 	return startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 1, decode: 1,
 		engine: func(role string, n int, c *enginesim.Config) {
@@ -29,8 +29,8 @@ func leased(t *testing.T, lease time.Duration, edit func(c *config.Config)) *fle
 	})
 }
 
-// A decode leg that waits for its turn until prefill may have given its blocks to
-// others does not go out: the request begins anew.
+// A decode leg that waits in the queue until prefill may have reused its blocks
+// is not sent. The request begins anew.
 func TestLeaseEndsBeforeDecodeHasRoom(t *testing.T) {
 	f := leased(t, 2*time.Second, func(c *config.Config) {
 		for i := range c.Engines {
@@ -39,7 +39,7 @@ func TestLeaseEndsBeforeDecodeHasRoom(t *testing.T) {
 			}
 		}
 	})
-	f.oneEntry() // the cap is of each worker
+	f.oneEntry() // each worker has a cap of its own
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	stream := f.open(ctx, chat("has the room", 4000, true))
@@ -64,8 +64,8 @@ func TestLeaseEndsBeforeDecodeHasRoom(t *testing.T) {
 	}
 }
 
-// A decode that is stopped for longer than prefill's blocks are there, with nobody to
-// take its place, does not get to answer from them.
+// A decode is stopped for longer than prefill's blocks are kept, and no other
+// decode can replace it. It must not answer from these blocks.
 func TestLeaseEndsWhileDecodeIsStopped(t *testing.T) {
 	f := leased(t, 2*time.Second, func(c *config.Config) {
 		c.Health.Timeout, c.Health.SuspectInterval = config.Duration(300*time.Millisecond), config.Duration(50*time.Millisecond)

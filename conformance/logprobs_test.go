@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
-// Log probabilities of the prompt are prefill's alone, and are in the answer as
-// one engine alone would say them: whole, streamed, and for lists of prompts.
+// Only prefill has the log probabilities of the prompt. The answer contains
+// them as one engine alone would: unary, streamed, and for lists of prompts.
 func TestPromptLogprobs(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{})
 	ask := func(prompt, more string, stream bool) string {
@@ -39,7 +39,7 @@ func TestPromptLogprobs(t *testing.T) {
 			}
 		})
 	}
-	// A prefill that fails is noticed before anything of decode's is shown.
+	// A failed prefill is noticed before any part of decode's answer is sent.
 	f.prefill[0].SetFault("1:500", 0, "")
 	body := ask(`"text":"who"`, `"logprob_start_len":0,`, true)
 	before := f.metric("pdproxy_retries_total")
@@ -52,8 +52,8 @@ func TestPromptLogprobs(t *testing.T) {
 	f.prefill[0].SetFault("", 0, "")
 }
 
-// logprobsOf is what an answer says of log probabilities, one line for each of
-// its sequences at the end of each.
+// logprobsOf returns the log probabilities of an answer, one line for each of
+// its sequences.
 func logprobsOf(t *testing.T, a answer) string {
 	t.Helper()
 	lines := map[int]string{}

@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// modeConnectors are those that TestModes takes for all: one for each order of the
-// legs, and of each engine.
+// modeConnectors are the connectors that represent all others in TestModes: one
+// for each order of the legs, and one of each engine.
 const modeConnectors = enginesim.ConnectorVLLMNixl + "," + enginesim.ConnectorSGLang + "," + enginesim.ConnectorTRTLLM
 
 // scenario is a test of this package.
@@ -23,8 +23,8 @@ type scenario struct {
 	run  func(*testing.T)
 }
 
-// inFleet is what TestModes runs with workers of the coordinator's host; `make
-// modes` runs every test.
+// inFleet are the scenarios that TestModes runs with workers on the
+// coordinator's host. `make modes` runs every test.
 var inFleet = []scenario{
 	{"answers", TestAnswersEqualOneEngine},
 	{"apis", TestAPIsEqualOneEngine},
@@ -77,8 +77,8 @@ var inFleet = []scenario{
 	{"turn that comes too late", TestTurnComesTooLate},
 }
 
-// onHosts is what TestModes runs with workers of other hosts, which differ by
-// their connection alone.
+// onHosts are the scenarios that TestModes runs with workers on other hosts.
+// Only their connection differs.
 var onHosts = []scenario{
 	{"answers", TestAnswersEqualOneEngine},
 	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},
@@ -89,7 +89,7 @@ var onHosts = []scenario{
 // TestModes: a fleet answers, counts and cleans up as one process does.
 func TestModes(t *testing.T) {
 	if os.Getenv(modeVar) != "" {
-		return // all tests of the package run in one
+		return // all tests of the package run in one mode
 	}
 	for _, m := range []struct {
 		mode      string
@@ -116,7 +116,7 @@ func eachFleet(t *testing.T, run func(t *testing.T, connector string)) {
 	}
 }
 
-// strike makes a process end in the middle of all that it does.
+// strike kills a process during its work.
 func (p *process) strike() {
 	p.t.Helper()
 	cfg := p.cfg
@@ -127,19 +127,19 @@ func (p *process) strike() {
 	p.stop()
 }
 
-// books is how many leases the coordinator has.
+// books returns the number of leases of the coordinator.
 func (f *fleet) books() float64 { return f.metric("pdproxy_leases_open") }
 
 // through posts a request through one worker.
 func (f *fleet) through(w *process, body string) answer {
 	g := *f
-	g.client = w.admin.Client // which is not spread
+	g.client = w.admin.Client // a client that uses one entry only
 	return g.post(context.Background(), w.URL(), chatPath, body)
 }
 
-// TestWorkerKilled: of a worker that is killed with requests in every phase nothing
-// is left, on engines or in the books; the other's go on, and so does its
-// successor.
+// TestWorkerKilled: a worker is killed with requests in every phase. Nothing of
+// them remains on engines or in the coordinator's books. The other worker's
+// requests continue, and a successor serves.
 func TestWorkerKilled(t *testing.T) {
 	eachFleet(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 3000)})
@@ -154,7 +154,7 @@ func TestWorkerKilled(t *testing.T) {
 		f.eventually("they stream", func() bool {
 			return f.books() == 4 && f.decode[0].State().RequestsRunning+f.decode[1].State().RequestsRunning == 4
 		})
-		for _, d := range f.decode { // who comes now stays between the legs
+		for _, d := range f.decode { // requests from now on stay between the legs
 			d.SetFault("", 0, "head")
 		}
 		for n := range 3 {
@@ -173,7 +173,7 @@ func TestWorkerKilled(t *testing.T) {
 		for _, d := range f.decode {
 			d.SetFault("", 0, "")
 		}
-		_ = victim.end() // it says what was cut
+		_ = victim.end() // its error counts the cut requests
 		f.eventually("its leases are gone", func() bool { return f.books() <= 1 })
 		body := chat("through the other one", 8, true)
 		f.right(f.through(other, body), chatPath, body)
@@ -185,16 +185,16 @@ func TestWorkerKilled(t *testing.T) {
 		f.heard()
 		f.right(f.through(f.workers[1], body), chatPath, body)
 		for _, e := range f.engines() {
-			if n := e.State().LeasesExpired; n != 0 && connector != enginesim.ConnectorTRTLLM { // whose engines nobody can tell
+			if n := e.State().LeasesExpired; n != 0 && connector != enginesim.ConnectorTRTLLM { // its engines cannot be told
 				t.Errorf("%s freed %d by itself", e.Addr(), n)
 			}
 		}
 	})
 }
 
-// TestCoordinatorKilled: without their coordinator the workers' requests go on, in
-// every phase, new ones too; the next one has all that are open in its books, and
-// nothing is left in the end.
+// TestCoordinatorKilled: without the coordinator the workers' requests continue
+// in every phase, also new ones. The next coordinator has all open requests in
+// its books, and in the end nothing remains.
 func TestCoordinatorKilled(t *testing.T) {
 	eachFleet(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 3000), config: func(c *config.Config) {
@@ -205,7 +205,7 @@ func TestCoordinatorKilled(t *testing.T) {
 		}
 		bodies := make(map[string]*http.Response)
 		open := func(when string) {
-			for n := range 2 * workers { // through each in turn
+			for n := range 2 * workers { // through each worker in turn
 				body := chat(fmt.Sprintf("%s %d %s", when, n, long), 2000, true)
 				bodies[body] = f.open(context.Background(), body)
 			}
@@ -219,7 +219,7 @@ func TestCoordinatorKilled(t *testing.T) {
 		go func() { got <- f.try(chatPath, between) }()
 		f.eventually("all are in the books", func() bool { return f.books() == 2*workers+1 })
 		f.front.strike()
-		_ = f.front.end() // it says what was cut
+		_ = f.front.end() // its error counts the cut requests
 		for _, d := range f.decode {
 			d.SetFault("", 0, "")
 		}
@@ -228,13 +228,13 @@ func TestCoordinatorKilled(t *testing.T) {
 		f.right(f.try(chatPath, body), chatPath, body)
 
 		f.startCoordinator()
-		f.eventually("all that are open are in the books", func() bool { return f.books() >= 4*workers }) // and what hangs is tried again
+		f.eventually("all that are open are in the books", func() bool { return f.books() >= 4*workers }) // a request that hangs is retried
 		f.waitReady()
 		f.right(f.try(chatPath, body), chatPath, body)
 		for body, resp := range bodies {
 			f.right(readRest(resp), chatPath, body)
 		}
-		f.right(<-got, chatPath, between) // by another decode engine than the one that hung
+		f.right(<-got, chatPath, between) // from a decode engine other than the one that hung
 		alone := 0.0
 		for _, w := range f.workers {
 			n, err := w.admin.Metric("pdproxy_fallbacks_total", `what="place"`, `reason="coordinator"`)

@@ -11,7 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// With several ranks decode is told of the engine core that has prefill's leg.
+// With several ranks, decode receives the engine core of prefill's leg.
 func TestMooncakeRanks(t *testing.T) {
 	const ranks = 3
 	f := startFleet(t, enginesim.ConnectorVLLMMooncake, fleetOptions{
@@ -42,15 +42,16 @@ func TestMooncakeRanks(t *testing.T) {
 	}
 }
 
-// A decode engine that dies with prefill's blocks unread leaves them to a request
-// that another one refuses: they are not held until prefill's time-out.
+// A decode engine dies before it has read prefill's blocks. Another decode
+// frees them by a request that it rejects, so they are not held until prefill's
+// timeout.
 func TestMooncakeDecodeDiesBeforeItReads(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMMooncake, fleetOptions{
 		engine: func(_ string, _ int, c *enginesim.Config) { c.Mooncake.AbortTimeout = 10 * time.Minute },
 		config: func(c *config.Config) { c.Retry.MinBudget, c.Circuit.Failures = 1000, 1000 },
 	})
 	f.decode[0].SetFault("1:reset", 0, "")
-	// It is chosen by chance, and may have died before prefill has begun.
+	// The engine is chosen at random, and may have died before prefill began.
 	f.eventually("blocks were given back", func() bool {
 		body := chat(long, 8, true)
 		f.right(f.try(chatPath, body), chatPath, body)
@@ -62,8 +63,8 @@ func TestMooncakeDecodeDiesBeforeItReads(t *testing.T) {
 // concurrentModes are vLLM's connectors whose decode waits for prefill.
 var concurrentModes = []string{enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMooncake}
 
-// A prefill that fails ends the decode leg, which would wait for it in vain: the
-// client does not wait for the time-out of either.
+// A failed prefill cancels the decode leg, which would wait for it until a
+// timeout. The client does not wait for the timeout of either leg.
 func TestPrefillFailureAbortsDecode(t *testing.T) {
 	for _, connector := range concurrentModes {
 		t.Run(connector, func(t *testing.T) {

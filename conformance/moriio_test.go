@@ -16,8 +16,8 @@ import (
 // moriioModes are the connectors of the two modes of MoRI-IO.
 var moriioModes = []string{enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead}
 
-// startRegistered starts a proxy that knows no engine, and engines that register
-// with it: one prefill in the newer form, and one decode in the older.
+// startRegistered starts a proxy without configured engines, and engines that
+// register with it: one prefill in the newer form, and one decode in the older.
 func startRegistered(t *testing.T, connector string, ranks int) *fleet {
 	t.Helper()
 	f := &fleet{t: t, connector: connector, base: measure()}
@@ -35,7 +35,7 @@ func startRegistered(t *testing.T, connector string, ranks int) *fleet {
 	return f
 }
 
-// register starts an engine that registers.
+// register starts an engine that registers with the proxy.
 func (f *fleet) register(role string, ranks int, listen string) *enginesim.Engine {
 	f.t.Helper()
 	return startEngine(f.t, enginesim.Config{
@@ -47,7 +47,7 @@ func (f *fleet) register(role string, ranks int, listen string) *enginesim.Engin
 	})
 }
 
-// ready counts the engines that are.
+// ready returns the number of ready engines.
 func (f *fleet) ready() int {
 	var rows []struct{ State, Source string }
 	f.admin("/v1/engines", &rows)
@@ -60,8 +60,9 @@ func (f *fleet) ready() int {
 	return n
 }
 
-// Engines that register are used as they say they are, in both modes and both
-// forms; with several ranks decode finds the one of prefill's that has the KV.
+// Registered engines are used according to their registration, in both modes
+// and both forms. With several ranks decode finds the rank of prefill that has
+// the KV.
 func TestRegisteredEnginesServe(t *testing.T) {
 	for _, connector := range moriioModes {
 		for _, ranks := range []int{1, 3} {
@@ -80,8 +81,8 @@ func TestRegisteredEnginesServe(t *testing.T) {
 	}
 }
 
-// A registration that comes every few milliseconds is one engine, also after it
-// has started again with other ports.
+// Registrations that arrive every few milliseconds count as one engine, also
+// after the engine has restarted with other ports.
 func TestRegistrationsAreOneEngine(t *testing.T) {
 	f := startRegistered(t, enginesim.ConnectorVLLMMoRIIO, 1)
 	body := chat(long, 9, true)
@@ -108,7 +109,7 @@ func TestRegistrationsAreOneEngine(t *testing.T) {
 	})
 }
 
-// Clients of the chat API may set max_completion_tokens, or no limit at all.
+// Clients of the chat API may set max_completion_tokens, or no limit.
 func TestChatWithoutMaxTokens(t *testing.T) {
 	for _, connector := range moriioModes {
 		t.Run(connector, func(t *testing.T) {
@@ -124,7 +125,7 @@ func TestChatWithoutMaxTokens(t *testing.T) {
 	}
 }
 
-// Times that the proxy reports are how long something took.
+// The proxy reports durations, not times of day.
 func TestReportedTimesAreElapsed(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMMoRIIO, fleetOptions{prefill: 1, decode: 1})
 	f.prefill[0].SetFault("1:500", 0, "")
@@ -140,13 +141,14 @@ func TestReportedTimesAreElapsed(t *testing.T) {
 	}
 }
 
-// 512 requests at a time, of whose notifications every twentieth is lost: all
-// requests end, and so does what the engines hold.
+// 512 simultaneous requests, with every twentieth notification lost: all
+// requests end, and the engines hold nothing afterwards.
 func TestLostNotifications(t *testing.T) {
 	for connector, held := range map[string]time.Duration{
-		// In WRITE mode decode waits so long for what is lost, and fails then, twice
-		// for some. What is transferred later is rubbish, so that it must be longer
-		// than any transfer waits on a busy machine.
+		// In WRITE mode decode waits that long for a lost notification, and
+		// then fails, twice for some requests. A later transfer would carry
+		// invalid data, so the time must be longer than any transfer waits on a
+		// busy machine.
 		enginesim.ConnectorVLLMMoRIIO: 10 * time.Second, enginesim.ConnectorVLLMMoRIIORead: 10 * time.Second,
 	} {
 		t.Run(connector, func(t *testing.T) {
@@ -185,7 +187,7 @@ func TestLostNotifications(t *testing.T) {
 					right++
 				}
 			}
-			if right < concurrent/2 { // all but one, unless the machine is so busy that transfers take as long
+			if right < concurrent/2 { // all but one, unless transfers on the busy machine take as long as the wait
 				t.Errorf("%d of %d answers are right", right, concurrent)
 			}
 			f.settled()

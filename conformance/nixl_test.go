@@ -9,9 +9,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Engines of every generation of the pull mode's parameters: the text is right,
-// and what a client leaves between the legs is freed at once, also where the
-// engines know a request by nothing but the id that both legs bear.
+// Engines of every generation of the pull mode's parameters give the right
+// text. Blocks that a client leaves between the legs are freed at once, also
+// where the engines know a request only by the id that both legs have.
 func TestNixlWires(t *testing.T) {
 	for wire := enginesim.NixlWireFlat; wire <= enginesim.NixlWireSizes; wire++ {
 		t.Run(fmt.Sprint(wire), func(t *testing.T) {
@@ -39,8 +39,9 @@ func TestNixlWires(t *testing.T) {
 	}
 }
 
-// Prefill and decode of different widths, both ways round: decode plans its reads
-// by the tp_size that comes with prefill's answer, and prefill waits for all.
+// Prefill and decode have different widths, both ways. Decode plans its reads
+// by the tp_size in prefill's answer, and prefill waits for all of decode's
+// ranks.
 func TestNixlTPSizes(t *testing.T) {
 	for _, sizes := range [][2]int{{1, 4}, {4, 2}} {
 		t.Run(fmt.Sprint(sizes), func(t *testing.T) {
@@ -59,9 +60,9 @@ func TestNixlTPSizes(t *testing.T) {
 	}
 }
 
-// What becomes of a transfer that fails is decode's kv_load_failure_policy. With
-// "fail" the leg is tried again; with "recompute" the answer is right and nothing
-// is to be seen from outside: prefill's blocks end with their lease.
+// decode's kv_load_failure_policy determines the result of a failed transfer.
+// With "fail" the leg is retried. With "recompute" the answer is right and
+// nothing is visible outside: prefill's blocks expire with their lease.
 func TestKVLoadFailurePolicy(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush} {
 		for _, recompute := range []bool{false, true} {

@@ -10,13 +10,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// A client that leaves while prefill computes: decode holds its blocks until they
-// are written to, and nothing else would ever free them. The prefill leg is sent
-// again.
+// A client leaves while prefill computes. Decode holds its blocks until they
+// are written, and nothing else would ever free them. So the prefill leg is
+// sent again.
 func TestPushFreesDecodeThatWaits(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{prefill: 1, decode: 1, engine: func(role string, n int, c *enginesim.Config) {
 		slow(enginesim.RolePrefill, 5000)(role, n, c)
-		c.Nixl.ReclaimAfter = 0 // as the engine is
+		c.Nixl.ReclaimAfter = 0 // as in the real engine
 	}})
 	ctx, leave := context.WithCancel(context.Background())
 	gone := make(chan answer, 1)
@@ -31,8 +31,8 @@ func TestPushFreesDecodeThatWaits(t *testing.T) {
 	}
 }
 
-// Prefill asks to be left alone for a while: the blocks of the decode that it was
-// to write to are freed when it has time.
+// Prefill rejects requests for a while. The blocks of the decode that waits
+// for its write are freed when prefill accepts requests again.
 func TestPushWaitsForPrefill(t *testing.T) {
 	for _, kind := range []string{"429", "503"} {
 		t.Run(kind, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestPushWaitsForPrefill(t *testing.T) {
 	}
 }
 
-// Each rank of prefill is an engine with an id and a port of its own.
+// Each rank of prefill is an engine with its own id and port.
 func TestPushRanks(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{prefill: 1, decode: 1,
 		engine: func(role string, _ int, c *enginesim.Config) {
@@ -69,8 +69,8 @@ func TestPushRanks(t *testing.T) {
 	}
 }
 
-// Sizes that are not prefill's, or another engine's id, fail at the first
-// request; what prefill says of itself names the mistake.
+// With wrong sizes of prefill, or another engine's id, the first request fails.
+// The values that prefill reports name the mistake.
 func TestPushIsConfiguredWrongly(t *testing.T) {
 	for name, change := range map[string]func(*config.Engine){
 		"engine id": func(e *config.Engine) { e.EngineID += "x" },
@@ -88,7 +88,8 @@ func TestPushIsConfiguredWrongly(t *testing.T) {
 	}
 }
 
-// A push engine whose blocks nobody asks for is freed by its lease, and counted.
+// The lease frees the blocks of a push prefill without a decode, and this is
+// counted.
 func TestPushLeaseIsCounted(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{prefill: 1, decode: 1,
 		engine: func(_ string, _ int, c *enginesim.Config) { c.Lease = 500 * time.Millisecond },
@@ -102,7 +103,7 @@ func TestPushLeaseIsCounted(t *testing.T) {
 	f.eventually("it is counted", func() bool { return f.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`) == 1 })
 }
 
-// Responses have ids of the engine's own, so that they are served whole.
+// The engine sets the ids of responses itself, so one engine serves them whole.
 func TestPushServesResponsesWhole(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{})
 	body := `{"model":"sim","input":"served whole","max_output_tokens":9,"ignore_eos":true,"stream":true}`

@@ -26,30 +26,30 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// The modes in which a proxy is tested. What it answers and counts is the same in
-// all of them.
+// The modes in which the tests run a proxy. Its answers and counters are the
+// same in all modes.
 const (
 	modeSingle = "single" // one node does everything
 	modeFleet  = "fleet"  // a coordinator and its workers, over a Unix socket
 	modeHosts  = "hosts"  // workers of another host's coordinator, over TCP with a token
 )
 
-// modeVar and connectorsVar choose what the tests of this package run in and, by
-// their names with commas, which connectors the tests of every connector use: all
-// without it.
+// modeVar and connectorsVar are environment variables. The first one selects
+// the mode of the package's tests. The second one selects connectors, by their
+// names with commas, for the tests of every connector; unset means all.
 const (
 	modeVar       = "PDPROXY_MODE"
 	connectorsVar = "PDPROXY_CONNECTORS"
 )
 
-// workers is how many a fleet has, and manyWorkers how many one through which
-// requests that follow each other hardly ever come the same way.
+// workers is the number of workers of a fleet. manyWorkers is so large that
+// consecutive requests hardly ever use the same worker.
 const (
 	workers     = 2
 	manyWorkers = 4
 )
 
-// mode is the one in which the test runs.
+// mode returns the mode of the test.
 func mode(t *testing.T) string {
 	t.Helper()
 	m := os.Getenv(modeVar)
@@ -62,7 +62,7 @@ func mode(t *testing.T) string {
 	return m
 }
 
-// process is a node that runs here as a process of its own would.
+// process is a node that runs in the test's process, as in a process of its own.
 type process struct {
 	*node.Node
 	t     *testing.T
@@ -83,7 +83,7 @@ func startProcess(t *testing.T, cfg *config.Config, log io.Writer, o node.Option
 	if o.Role != node.RoleSingle {
 		name = fmt.Sprint(o.Role, o.Slot)
 	}
-	own := *cfg // which the node keeps
+	own := *cfg // the node keeps it
 	n, err := node.New(&own, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})).With("process", name), o)
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func startProcess(t *testing.T, cfg *config.Config, log io.Writer, o node.Option
 	return p
 }
 
-// end stops the node and returns what its drain said.
+// end stops the node and returns the error of its drain.
 func (p *process) end() error {
 	if p.ended {
 		return nil
@@ -107,7 +107,7 @@ func (p *process) end() error {
 	return <-p.done
 }
 
-// engines are the states of the engines that the process knows, by name.
+// engines returns the states of the engines that the process knows, by name.
 func (p *process) engines() map[string]string {
 	p.t.Helper()
 	var rows []struct{ Name, State string }
@@ -121,7 +121,7 @@ func (p *process) engines() map[string]string {
 	return states
 }
 
-// healthy is what the process tells balancers.
+// healthy reports whether the process answers balancers with health.
 func (p *process) healthy() bool {
 	resp, err := p.admin.Client.Get(p.URL() + "/health")
 	if err != nil {
@@ -143,7 +143,7 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 	default:
 		f.dir = f.privateDir()
 		f.cfg.Fleet.Workers = cmp.Or(f.size, workers)
-		f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // who is alive has time on a busy machine
+		f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // a live process has enough time on a busy machine
 		if f.mode == modeHosts {
 			f.cfg.Fleet.TokenFile = filepath.Join(f.t.TempDir(), "token")
 			if err := os.WriteFile(f.cfg.Fleet.TokenFile, []byte("the token of this fleet\n"), 0o600); err != nil {
@@ -164,15 +164,15 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 	f.t.Cleanup(f.close)
 }
 
-// privateDir is a folder of the fleet's, which close closes.
+// privateDir returns a folder of the fleet, which close closes.
 func (f *fleet) privateDir() *privatedir.Dir {
 	d := privatedirtest.Open(f.t)
 	f.dirs = append(f.dirs, d)
 	return d
 }
 
-// startCoordinator starts that of a fleet: its admin address is the proxy's. One
-// that comes after another takes its addresses.
+// startCoordinator starts the coordinator of a fleet. Its admin address is the
+// proxy's. A later coordinator uses the addresses of the earlier one.
 func (f *fleet) startCoordinator() {
 	f.t.Helper()
 	if f.front != nil {
@@ -184,8 +184,7 @@ func (f *fleet) startCoordinator() {
 	}
 }
 
-// startWorker starts a worker, which has an admin address of its own for the
-// test's sake.
+// startWorker starts a worker. It has an admin address of its own for the test.
 func (f *fleet) startWorker(slot int) *process {
 	f.t.Helper()
 	admin, err := net.Listen("tcp", "127.0.0.1:0")
@@ -193,7 +192,7 @@ func (f *fleet) startWorker(slot int) *process {
 		f.t.Fatal(err)
 	}
 	cfg, dir := f.cfg, f.dir
-	if f.mode == modeHosts { // which knows the other host by its address alone
+	if f.mode == modeHosts { // it knows the other host only by its address
 		cfg.Fleet.Coordinator, cfg.Fleet.Listen, dir = cfg.Fleet.Listen, "", f.privateDir()
 	}
 	return startProcess(f.t, &cfg, f.log, node.Options{Role: node.RoleWorker, Slot: slot, Dir: dir, Sockets: edge.Sockets{Admin: admin}})
@@ -211,14 +210,14 @@ func (f *fleet) reload(next *config.Config) error {
 	return err
 }
 
-// asStarted is a configuration with what is of the mode.
+// asStarted returns a configuration with the settings of the mode.
 func (f *fleet) asStarted(next *config.Config) *config.Config {
 	own := *next
 	own.Fleet = f.cfg.Fleet
 	return &own
 }
 
-// end stops the proxy, the workers first, and returns what their drains said.
+// end stops the proxy, the workers first, and returns the errors of their drains.
 func (f *fleet) end() error {
 	f.client.CloseIdleConnections()
 	for _, w := range f.workers { // all at once
@@ -231,7 +230,7 @@ func (f *fleet) end() error {
 	return errors.Join(append(errs, f.front.end())...)
 }
 
-// heard waits until every worker knows of the engines what the coordinator does.
+// heard waits until every worker knows the same engines as the coordinator.
 func (f *fleet) heard() {
 	f.t.Helper()
 	for _, w := range f.workers {
@@ -239,7 +238,7 @@ func (f *fleet) heard() {
 	}
 }
 
-// oneEntry makes all that follows go through one worker.
+// oneEntry sends all following requests through one worker.
 func (f *fleet) oneEntry() {
 	s := f.client.Transport.(*spread)
 	s.entries = s.entries[:1]

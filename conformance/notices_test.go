@@ -21,8 +21,9 @@ const noticesFile = "../cmd/THIRD_PARTY_NOTICES.md"
 // linkedOn are the systems for which the binary is built: each may link other modules.
 var linkedOn = [][2]string{{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "arm64"}}
 
-// licences are the allowed ones, with a sentence that only their texts have. All of
-// them let a binary be passed on under Apache-2.0 if it comes with their texts.
+// licences are the allowed licences, each with a sentence that only its text
+// contains. All of them allow distributing a binary under Apache-2.0 together
+// with their texts.
 var licences = []struct{ name, sentence string }{
 	{"Apache-2.0", "apache license version 2.0, january 2004"},
 	{"MIT", "permission is hereby granted, free of charge, to any person obtaining a copy of this software"},
@@ -30,17 +31,17 @@ var licences = []struct{ name, sentence string }{
 	{"ISC", "permission to use, copy, modify, and/or distribute this software for any purpose with or without fee"},
 }
 
-// copyleft are words of licences that ask for the source of what is linked with them.
+// copyleft are phrases of licences that require the source of linked code.
 var copyleft = []string{"gnu general public", "gnu lesser", "gnu library", "gnu affero", "mozilla public license", "eclipse public license", "server side public license", "common development and distribution"}
 
-// linked is a module that is linked in, with the paths of its licence files.
+// linked is a module in the binary, with the paths of its licence files.
 type linked struct {
 	path, version, dir string
-	files              []string // sorted; NOTICE files too
+	files              []string // sorted; includes NOTICE files
 }
 
-// TestNotices: the notices are those of the modules that are linked in now, and each
-// of these has a licence that allows it. With -update-notices it writes them.
+// TestNotices: the notices are those of the modules in the binary, and each
+// module has an allowed licence. With -update-notices the test writes them.
 func TestNotices(t *testing.T) {
 	modules := linkedModules(t)
 	if len(modules) < 10 {
@@ -57,7 +58,8 @@ func TestNotices(t *testing.T) {
 	}
 }
 
-// linkedModules are the modules of all linkedOn, sorted by path, and Go itself.
+// linkedModules returns the modules of all linkedOn, sorted by path, and Go
+// itself.
 func linkedModules(t *testing.T) []*linked {
 	t.Helper()
 	found := map[string]*linked{}
@@ -73,7 +75,7 @@ func linkedModules(t *testing.T) []*linked {
 		for line := range strings.Lines(string(out)) {
 			part := strings.Split(strings.TrimSpace(line), "|")
 			if len(part) != 4 {
-				continue // of the standard library, or the project's own
+				continue // from the standard library, or the project's own
 			}
 			m := found[part[0]]
 			if m == nil {
@@ -97,8 +99,8 @@ func linkedModules(t *testing.T) []*linked {
 	return list
 }
 
-// addFiles adds the licence files of a package's folder and of those above it in the
-// module: parts of a module may be under a licence of their own.
+// addFiles adds the licence files of a package's folder and of the folders
+// above it in the module: parts of a module may have a licence of their own.
 func (m *linked) addFiles(t *testing.T, dir string) {
 	t.Helper()
 	for ; ; dir = filepath.Dir(dir) {
@@ -162,7 +164,7 @@ func notices(t *testing.T, modules []*linked) []byte {
 		"| module | version | licence | text |\n| --- | --- | --- | --- |\n"), list.Bytes(), texts.Bytes())
 }
 
-// classify returns the licences whose texts a file holds.
+// classify returns the licences whose texts a file contains.
 func classify(t *testing.T, file, text string) (names []string) {
 	t.Helper()
 	words := strings.ToLower(strings.Join(strings.Fields(text), " "))

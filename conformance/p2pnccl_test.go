@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
-// What a completion's prefill has sent to a decode engine that then has no use for
-// it is dropped there by a request of the same id.
+// A completion's prefill has sent KV to a decode engine that no longer needs
+// it. A request of the same id removes the KV there.
 func TestP2PNCCLBufferIsCleared(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMP2PNCCL, fleetOptions{
 		engine: func(_ string, _ int, c *enginesim.Config) { c.P2PNCCL.BufferTimeout = 10 * time.Minute },
@@ -17,8 +17,8 @@ func TestP2PNCCLBufferIsCleared(t *testing.T) {
 	f.eventually("it is counted", func() bool { return f.metric("pdproxy_kv_cleanups_total", `how="same_id"`) == 1 })
 }
 
-// A decode that fails has no other take its place: the KV went to it alone. The
-// request begins anew.
+// When its decode fails, no other decode can continue, because only that decode
+// has the KV. The request begins anew.
 func TestP2PNCCLDecodeIsBound(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMP2PNCCL, fleetOptions{})
 	f.decode[0].Kill()

@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
-// Decode fetches all whole blocks of the prompt from the prefill that has computed
-// it, and nothing is left of them there.
+// Decode fetches all whole blocks of the prompt from the prefill that has
+// computed it, and prefill holds nothing afterwards.
 func TestP2PTierMovesThePrompt(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMP2PTier, fleetOptions{engine: func(role string, _ int, c *enginesim.Config) {
 		if role != enginesim.RoleBoth {
@@ -32,7 +32,7 @@ func TestP2PTierMovesThePrompt(t *testing.T) {
 	}
 }
 
-// A transfer that fails nobody notices: decode computes the prompt.
+// A failed transfer is not visible: decode computes the prompt.
 func TestP2PTierFails(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMP2PTier, fleetOptions{})
 	for _, d := range f.decode {

@@ -18,7 +18,7 @@ type pairRow struct {
 	Failures                        int
 }
 
-// lockedBuffer is a log that is read while it is written.
+// lockedBuffer is a log that may be read while it is written.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -36,8 +36,9 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// TestRefusedPair: an engine that tells of blocks which none of the other side
-// can read gets no request, while its like would; operators are told why.
+// TestRefusedPair: an engine whose blocks no engine of the other side can read
+// gets no request, while compatible engines are available. Operators see the
+// reason.
 func TestRefusedPair(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang} {
 		t.Run(connector, func(t *testing.T) {
@@ -78,8 +79,8 @@ func TestRefusedPair(t *testing.T) {
 	}
 }
 
-// TestRefusedPairOnly: where no pair is left, clients are told at once, and no
-// engine is asked.
+// TestRefusedPairOnly: if no pair is left, clients get an error at once, and no
+// engine gets a request.
 func TestRefusedPairOnly(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 1, decode: 1,
 		engine: func(role string, _ int, c *enginesim.Config) {
@@ -97,8 +98,8 @@ func TestRefusedPairOnly(t *testing.T) {
 	}
 }
 
-// warmFleet is a fleet that warms its pairs up, whose engines need so long to
-// make a connection.
+// warmFleet is a fleet that warms up its pairs, and whose engines need that
+// long to make a connection.
 func warmFleet(t *testing.T, connector string, prefill, decode int, connect time.Duration, more func(*config.Config)) *fleet {
 	return startFleet(t, connector, fleetOptions{prefill: prefill, decode: decode,
 		engine: func(_ string, _ int, c *enginesim.Config) {
@@ -117,8 +118,8 @@ func warmFleet(t *testing.T, connector string, prefill, decode int, connect time
 	})
 }
 
-// waits is how many transfers have waited for a connection, and peers how many
-// connections there are.
+// waits returns the number of transfers that have waited for a connection, and
+// the number of connections.
 func (f *fleet) waits() (waits, peers int64) {
 	for _, e := range f.engines() {
 		s := e.State()
@@ -128,9 +129,10 @@ func (f *fleet) waits() (waits, peers int64) {
 }
 
 // TestWarmPairs: engines need two seconds to make a connection. With warm-up no
-// user's request waits for one, so that the first through each pair takes what
-// the hundredth takes: the engines' own account of who waited is compared, and
-// of the clock only that the first took less than a connection does.
+// user's request waits for one, so the first request through each pair takes as
+// long as the hundredth. The test compares the engines' own counts of waits. Of
+// the clock it only checks that the first request took less time than a
+// connection.
 func TestWarmPairs(t *testing.T) {
 	const connect = 2 * time.Second
 	eachConnector(t, func(t *testing.T, connector string) {
@@ -162,7 +164,7 @@ func TestWarmPairs(t *testing.T) {
 	})
 }
 
-// TestColdPairs is the other side: without warm-up the first user's request
+// TestColdPairs is the opposite: without warm-up the first user's request
 // waits, and the pair is warming meanwhile.
 func TestColdPairs(t *testing.T) {
 	f := warmFleet(t, enginesim.ConnectorVLLMNixl, 1, 1, 300*time.Millisecond, func(c *config.Config) { c.Pairs.WarmUp = false })
@@ -180,13 +182,14 @@ func TestColdPairs(t *testing.T) {
 	}
 }
 
-// TestWarmUpFails: a pair that cannot transfer is known before a user meets it,
-// is tried again ever less often, and leaves nothing behind on the engines.
+// TestWarmUpFails: the proxy knows a pair that cannot transfer before a user's
+// request uses it. It tries the pair again with growing intervals, and leaves
+// nothing on the engines.
 func TestWarmUpFails(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1,
 			engine: func(role string, _ int, c *enginesim.Config) {
-				c.Lease = 2 * time.Second // nobody else can free the blocks
+				c.Lease = 2 * time.Second // nothing else can free the blocks
 				if role == enginesim.RoleDecode {
 					c.Fail = failedTransfer(connector)
 				}
@@ -199,7 +202,7 @@ func TestWarmUpFails(t *testing.T) {
 		f.eventually("a warm-up has failed", func() bool { return f.metric("pdproxy_pair_warmups_total", `outcome="failed"`) > 0 })
 		var rows []pairRow
 		if f.admin("/v1/pairs", &rows); len(rows) != 1 || rows[0].State == "ready" ||
-			rows[0].Failures == 0 && kindOf(connector) != enginesim.ConnectorSGLang { // there both engines report the failure, as their own
+			rows[0].Failures == 0 && kindOf(connector) != enginesim.ConnectorSGLang { // there both engines report the failure as their own
 			t.Errorf("pairs %+v", rows)
 		}
 		if n := f.metric("pdproxy_exchanges_total"); n != 0 {

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -47,7 +48,7 @@ func TestConfigurationsInDocuments(t *testing.T) {
 	}
 }
 
-// The commands that README names are targets of the Makefile.
+// The commands in README are targets of the Makefile.
 func TestCommandsInReadme(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	if err != nil {
@@ -69,4 +70,83 @@ func TestCommandsInReadme(t *testing.T) {
 	if !strings.Contains(string(ci), "make test") {
 		t.Error("CI does not run README's test command")
 	}
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	code    = regexp.MustCompile("(?ms)^```.*?^```|`[^`\n]*`")
+)
+
+// Every link between documents leads to a file that exists, and to a heading in it.
+func TestLinksInDocuments(t *testing.T) {
+	links := 0
+	for _, file := range documents(t) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(string(text), ""), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			links++
+			path, anchor, _ := strings.Cut(m[1], "#")
+			target := file
+			if path != "" {
+				target = filepath.Join(filepath.Dir(file), path)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: link to %s: %v", file, m[1], err)
+			} else if anchor != "" && !hasHeading(t, target, anchor) {
+				t.Errorf("%s: link to %s: there is no such heading", file, m[1])
+			}
+		}
+	}
+	if links < 50 {
+		t.Errorf("only %d links found", links)
+	}
+}
+
+// documents returns the paths of all Markdown files of the project.
+func documents(t *testing.T) []string {
+	t.Helper()
+	var files []string
+	for _, pattern := range []string{"../*.md", "../*/*.md", "../*/*/*.md"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range found {
+			if !strings.HasPrefix(f, "../build/") {
+				files = append(files, f)
+			}
+		}
+	}
+	return files
+}
+
+// hasHeading reports whether file has a heading with the anchor that Git hosts derive
+// from it: lower case, spaces as hyphens, without punctuation.
+func hasHeading(t *testing.T, file, anchor string) bool {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range heading.FindAllStringSubmatch(string(text), -1) {
+		slug := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, m[1])
+		if slug == anchor {
+			return true
+		}
+	}
+	return false
 }

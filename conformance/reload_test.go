@@ -10,14 +10,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// A reload that removes the engines of a running stream lets it end; the new
-// engines take what comes.
+// A reload that removes the engines of a running stream lets the stream end.
+// New requests go to the new engines.
 func TestReloadDropsNoStream(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		var cfg config.Config
 		f := startFleet(t, connector, fleetOptions{
 			prefill: 1, decode: 1,
-			engine: slow(enginesim.RoleDecode, 300_000), // until the test lets the stream end
+			engine: slow(enginesim.RoleDecode, 300_000), // until the test ends the stream
 			config: func(c *config.Config) { cfg = *c },
 		})
 		body := chat(long, 100, true)

@@ -21,22 +21,22 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// scripted is an engine whose answers a test writes: what a simulated engine,
-// which keeps to its protocol, would never say.
+// scripted is an engine whose answers a test writes. A simulated engine keeps
+// to its protocol and would never give such answers.
 type scripted struct {
 	name, role string
 	spec       func(*config.Engine) // changes its entry in the configuration; may be nil
 	serve      func(w http.ResponseWriter, leg scriptedLeg)
 	sick       atomic.Bool // its health probe fails
 	tls        bool
-	prefix     string // of every path, which it takes off
-	info       string // its answer to GET /server_info; "" is none
+	prefix     string // it is removed from every path
+	info       string // its answer to GET /server_info; "": none
 
 	mu   sync.Mutex
 	legs []scriptedLeg // guarded by mu
 }
 
-// scriptedLeg is one request as a scripted engine got it.
+// scriptedLeg is one request to a scripted engine.
 type scriptedLeg struct {
 	*http.Request
 	body string
@@ -73,7 +73,7 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// seen returns the legs so far that ok takes; nil takes all.
+// seen returns the legs so far for which ok is true; nil selects all.
 func (s *scripted) seen(ok func(scriptedLeg) bool) []scriptedLeg {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +86,7 @@ func (s *scripted) seen(ok func(scriptedLeg) bool) []scriptedLeg {
 	return legs
 }
 
-// drain stops the proxy before the test's end, and returns what it said.
+// drain stops the proxy before the test's end, and returns the drain's error.
 func (f *fleet) drain() error {
 	f.drained = true
 	return f.end()
@@ -129,7 +129,7 @@ func startScripted(t *testing.T, connector string, change func(*config.Config), 
 
 const completionPath = "/v1/completions"
 
-// plainCompletion is a request of the plainest kind.
+// plainCompletion returns a simple completion request.
 func plainCompletion(stream bool) string {
 	return fmt.Sprintf(`{"model":"sim","prompt":"hi","max_tokens":5,"stream":%t}`, stream)
 }
@@ -139,12 +139,12 @@ const pinnedAnswer = `{"id":"x","object":"text_completion","choices":[{"index":0
 	`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],` +
 	`"remote_engine_id":"p","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}}`
 
-// event is one event of a completion's stream.
+// event returns one event of a completion's stream.
 func event(text string) string {
 	return fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"text\":%q,\"finish_reason\":null}]}\n\n", text)
 }
 
-// says answers every leg with a status and a body.
+// says returns a handler that answers every leg with a status and a body.
 func says(status int, body string, header ...string) func(http.ResponseWriter, scriptedLeg) {
 	return func(w http.ResponseWriter, _ scriptedLeg) {
 		w.Header().Set("Content-Type", "application/json")
@@ -156,7 +156,8 @@ func says(status int, body string, header ...string) func(http.ResponseWriter, s
 	}
 }
 
-// streams answers every leg with the pieces of an event stream, each flushed.
+// streams returns a handler that answers every leg with the pieces of an event
+// stream, each flushed.
 func streams(pieces ...string) func(http.ResponseWriter, scriptedLeg) {
 	return func(w http.ResponseWriter, _ scriptedLeg) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -167,10 +168,10 @@ func streams(pieces ...string) func(http.ResponseWriter, scriptedLeg) {
 	}
 }
 
-// hangs answers no leg before the proxy hangs up.
+// hangs does not answer a leg until the proxy cancels it.
 func hangs(_ http.ResponseWriter, leg scriptedLeg) { <-leg.Context().Done() }
 
-// writeFile writes a file of the test's own and returns its path.
+// writeFile writes a file for the test and returns its path.
 func writeFile(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -180,12 +181,12 @@ func writeFile(t *testing.T, name, text string) string {
 	return path
 }
 
-// both is an engine that serves whole requests.
+// both returns an engine that serves whole requests.
 func both(name string, serve func(http.ResponseWriter, scriptedLeg)) *scripted {
 	return &scripted{name: name, role: "both", serve: serve}
 }
 
-// The proxy's own API keys stay with the proxy, whichever line they come in.
+// No engine receives the proxy's own API keys, in any header.
 func TestProxyKeysReachNoEngine(t *testing.T) {
 	e := both("e", says(200, `{"choices":[{"text":"x"}]}`))
 	// The SHA-256 of "secret".
@@ -207,7 +208,7 @@ func TestProxyKeysReachNoEngine(t *testing.T) {
 
 // A clean-up that goes to another engine of the group carries that engine's key.
 func TestCleanupCarriesTheKeyOfWhoIsCalled(t *testing.T) {
-	var served atomic.Bool // clean-ups from now on
+	var served atomic.Bool // from now on the engine only answers clean-ups
 	decode := func(name string) *scripted {
 		path := writeFile(t, name, "key-of-"+name)
 		return &scripted{name: name, role: "decode", spec: func(c *config.Engine) { c.APIKeyFile = path }, serve: func(w http.ResponseWriter, leg scriptedLeg) {
@@ -236,15 +237,15 @@ func TestCleanupCarriesTheKeyOfWhoIsCalled(t *testing.T) {
 	served.Store(true)
 }
 
-// An engine that refuses the key that the proxy holds for it has an operator's
-// problem, not the client's: another engine answers.
+// An engine rejects the key that the proxy has for it. That is a problem of the
+// operator, not of the client: another engine answers.
 func TestRefusedKeyIsNotTheClientsFault(t *testing.T) {
 	path := writeFile(t, "key", "stale")
 	refuse := both("e0", says(401, `{"error":"Unauthorized"}`))
 	refuse.spec = func(c *config.Engine) { c.APIKeyFile = path }
 	good := both("e1", says(200, `{"choices":[{"text":"x"}]}`))
 	f := startScripted(t, "none", nil, refuse, good)
-	f.eventually("the refusing engine is asked", func() bool { // whose turn it is is drawn
+	f.eventually("the refusing engine is asked", func() bool { // the first engine is chosen at random
 		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
 			t.Fatalf("status %d: %s", a.status, a.body)
 		}
@@ -252,7 +253,7 @@ func TestRefusedKeyIsNotTheClientsFault(t *testing.T) {
 	})
 }
 
-// An engine's 401 to the client's own key is the client's.
+// The client gets an engine's 401 to the client's own key.
 func TestRefusedClientKeyIsRelayed(t *testing.T) {
 	e := both("e", says(401, `{"error":"Unauthorized"}`))
 	f := startScripted(t, "none", nil, e)
@@ -262,8 +263,8 @@ func TestRefusedClientKeyIsRelayed(t *testing.T) {
 	}
 }
 
-// A refusal is relayed as it is: without a body, with a large one, with its
-// Retry-After.
+// An engine's rejection is relayed unchanged: without a body, with a large one,
+// with its Retry-After.
 func TestRefusalsAreRelayed(t *testing.T) {
 	large := `{"detail":"` + strings.Repeat("x", 200<<10) + `"}`
 	for _, tt := range []struct {
@@ -292,7 +293,7 @@ func TestRefusalsAreRelayed(t *testing.T) {
 	}
 }
 
-// What is no answer at all is a failed leg, whatever its status says.
+// An answer without content is a failed leg, whatever its status.
 func TestEmptyAnswersAreTriedAgain(t *testing.T) {
 	for name, serve := range map[string]func(http.ResponseWriter, scriptedLeg){
 		"200 without a body": says(200, ""),
@@ -312,7 +313,7 @@ func TestEmptyAnswersAreTriedAgain(t *testing.T) {
 					good.serve = says(200, `{"choices":[{"text":"x"}]}`)
 				}
 				f := startScripted(t, "none", nil, bad, good)
-				for n := 0; n < 3 || n < 60 && len(bad.seen(nil)) == 0; n++ { // engines at rest are drawn
+				for n := 0; n < 3 || n < 60 && len(bad.seen(nil)) == 0; n++ { // an idle engine is chosen at random
 					if a := f.try(completionPath, plainCompletion(stream)); a.status != 200 || a.text != "x" {
 						t.Fatalf("status %d: %q", a.status, a.body)
 					}
@@ -325,8 +326,8 @@ func TestEmptyAnswersAreTriedAgain(t *testing.T) {
 	}
 }
 
-// timeouts.first_byte holds for the first event: comments that keep the
-// connection alive do not.
+// timeouts.first_byte applies to the first event. Comments that keep the
+// connection alive do not count.
 func TestCommentsAreNoFirstByte(t *testing.T) {
 	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -350,8 +351,8 @@ func TestCommentsAreNoFirstByte(t *testing.T) {
 	}
 }
 
-// A stream that ends in order inside an event is broken: the client gets an
-// error event that it can read, not one glued to half an event.
+// A stream that closes normally in the middle of an event is broken. The client
+// gets a readable error event, which is not joined to the incomplete event.
 func TestStreamEndsInsideAnEvent(t *testing.T) {
 	e := both("e", streams(event("whole"), `data: {"choices":[{"te`))
 	f := startScripted(t, "none", nil, e)
@@ -361,7 +362,7 @@ func TestStreamEndsInsideAnEvent(t *testing.T) {
 	}
 }
 
-// The closing event may lack its blank line: the answer is whole.
+// The last event may lack its blank line: the answer is complete.
 func TestStreamEndsWithoutABlankLine(t *testing.T) {
 	e := both("e", streams(event("whole"), "data: [DONE]"))
 	f := startScripted(t, "none", nil, e)
@@ -382,8 +383,8 @@ func (f *fleet) speak(body string) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
-// A client that closes its sending side inside a stream is taken for one that
-// left; what it still reads must not look like a whole answer.
+// A client that closes its sending side during a stream counts as gone. The
+// rest that it reads must not look like a complete answer.
 func TestHalfClosedClientGetsNoWholeStream(t *testing.T) {
 	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
 		streams(event("one"))(w, leg)
@@ -407,7 +408,8 @@ func TestHalfClosedClientGetsNoWholeStream(t *testing.T) {
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) == 1 })
 }
 
-// A client that no longer reads has left, also where its connection stands.
+// A client that no longer reads counts as gone, even if its connection remains
+// open.
 func TestClientThatDoesNotReadIsCancelled(t *testing.T) {
 	text := event(strings.Repeat("x", 32<<10))
 	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
@@ -427,7 +429,7 @@ func TestClientThatDoesNotReadIsCancelled(t *testing.T) {
 	}
 }
 
-// A leg that the budget refuses to try again is counted once.
+// A leg whose retry the budget rejects is counted once.
 func TestRefusedRetryIsCountedOnce(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{config: func(c *config.Config) {
 		c.Retry.Budget, c.Retry.MinBudget = 0, 0
@@ -447,7 +449,7 @@ func TestRefusedRetryIsCountedOnce(t *testing.T) {
 }
 
 // A retry waits for the abort of the old attempt on the engines that can be
-// reached, not for one that cannot.
+// reached. It does not wait for other engines.
 func TestRetryDoesNotWaitForADeadEngine(t *testing.T) {
 	for _, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
 		t.Run(role, func(t *testing.T) {
@@ -457,7 +459,7 @@ func TestRetryDoesNotWaitForADeadEngine(t *testing.T) {
 			})
 			body := chat(long, 40, false)
 			got := make(chan answer, 1)
-			ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second) // half of the time for which a clean-up is repeated
+			ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second) // half the time limit of a clean-up
 			defer cancel()
 			engines := f.decode
 			if role == enginesim.RolePrefill {
@@ -485,8 +487,8 @@ func TestRetryDoesNotWaitForADeadEngine(t *testing.T) {
 	}
 }
 
-// An engine that fails its probes may be alive, with blocks that a dead exchange
-// left on it: they are freed all the same.
+// An engine that fails its probes may be alive and hold blocks of an ended
+// exchange. They are freed anyway.
 func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 	p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)}
 	d := &scripted{name: "d0", role: "decode"}
@@ -509,9 +511,9 @@ func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 	f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
 }
 
-// A prefill step that runs cannot be stopped: vLLM pins the blocks all the same,
-// and throws the answer that names them away if the connection has closed, be it
-// on one side only. So the proxy listens on for a while.
+// A running prefill step cannot be stopped. vLLM pins the blocks anyway, and
+// drops the answer that names them if the connection has closed, even on one
+// side only. So the proxy keeps reading for a while.
 func TestClientLeavesAShortPrefill(t *testing.T) {
 	for _, client := range []string{"own", "nethttp"} {
 		for _, begun := range []bool{false, true} {
@@ -526,7 +528,7 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 					<-left
 					select {
 					case <-leg.Context().Done():
-					case <-time.After(400 * time.Millisecond): // a hang-up would be here
+					case <-time.After(400 * time.Millisecond): // the proxy would close the connection here
 					}
 					hungUp <- leg.Context().Err() != nil
 					if begun {
@@ -541,7 +543,7 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 				gone := make(chan answer, 1)
 				go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
 				f.eventually("prefill has the leg", func() bool { return len(p.seen(nil)) == 1 })
-				time.Sleep(100 * time.Millisecond) // so that the proxy knows that it is out
+				time.Sleep(100 * time.Millisecond) // so that the proxy knows that the leg is sent
 				leave()
 				<-gone
 				time.Sleep(100 * time.Millisecond)
@@ -558,8 +560,8 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 	}
 }
 
-// Clients whose exchanges a drain cuts are told, in every phase, and what they
-// leave on engines is freed before the proxy ends.
+// A drain that cuts exchanges reports it to the clients, in every phase. The
+// proxy frees the engines' memory of these exchanges before it ends.
 func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 	for _, phase := range []string{"queue", "prefill", "decode"} {
 		t.Run(phase, func(t *testing.T) {
@@ -579,7 +581,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 				c.Server.DrainTimeout = 0
 				c.Limits.MaxExchanges = 1
 			}, p, d)
-			f.oneEntry() // so that the second waits
+			f.oneEntry() // so that the second request waits
 			got := make(chan answer, 2)
 			post := func() { got <- f.try(completionPath, plainCompletion(true)) }
 			go post()
@@ -608,13 +610,13 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 	}
 }
 
-// What one client may have open counts what waits.
+// The limit on a client's open requests includes the waiting ones.
 func TestClientCapCountsTheQueue(t *testing.T) {
 	e := both("e", hangs)
 	f := startScripted(t, "none", func(c *config.Config) {
 		c.Limits.MaxExchanges, c.Limits.PerClient, c.Limits.QueueTimeout = 1, 2, config.Duration(500*time.Millisecond)
 	}, e)
-	f.oneEntry() // the cap is of each worker
+	f.oneEntry() // each worker has a cap of its own
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	got := make(chan answer, 5)
@@ -632,7 +634,7 @@ func TestClientCapCountsTheQueue(t *testing.T) {
 	<-got
 }
 
-// The time in the queue is not the client's: its body has the whole of
+// The time in the queue does not count for the client: its body has the whole
 // server.read_timeout.
 func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
 	release := make(chan struct{})
@@ -644,9 +646,9 @@ func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
 		c.Limits.MaxExchanges = 1
 		c.Server.ReadTimeout = config.Duration(300 * time.Millisecond)
 	}, e)
-	f.oneEntry() // so that one waits
+	f.oneEntry() // so that one request waits
 	got := make(chan answer, 2)
-	body := strings.Replace(plainCompletion(false), `"hi"`, `"`+strings.Repeat("hi ", 100<<10)+`"`, 1) // more than is read ahead
+	body := strings.Replace(plainCompletion(false), `"hi"`, `"`+strings.Repeat("hi ", 100<<10)+`"`, 1) // more than the proxy reads ahead
 	for range 2 {
 		go func() { got <- f.try(completionPath, body) }()
 	}
@@ -665,7 +667,7 @@ func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
 	}
 }
 
-// An engine that breaks its protocol with a 200 is ejected like one that fails.
+// An engine that breaks its protocol with a 200 is ejected like a failing one.
 func TestBadPrefillAnswersOpenTheCircuit(t *testing.T) {
 	bad := &scripted{name: "p0", role: "prefill", serve: says(200, `{"error":{"message":"no"}}`)}
 	f := startScripted(t, "trtllm", func(c *config.Config) {
@@ -685,7 +687,7 @@ func TestBadPrefillAnswersOpenTheCircuit(t *testing.T) {
 	}
 }
 
-// A client's own object that looks like an engine's abort is not one.
+// A client's own object that looks like an engine's abort does not count as one.
 func TestMetadataIsNoAbort(t *testing.T) {
 	created := "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"metadata\":{\"finish_reason\":\"abort\"}}}\n\n"
 	done := "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"metadata\":{\"finish_reason\":\"abort\"}}}\n\n"
@@ -698,8 +700,8 @@ func TestMetadataIsNoAbort(t *testing.T) {
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="ok"`) == 1 })
 }
 
-// A model may have engines of two connectors: a route that only one of them
-// carries finds its engines.
+// A model may have engines with two connectors. A route that only one connector
+// supports finds its engines.
 func TestRouteOfOneConnectorOfTwo(t *testing.T) {
 	e0 := both("e0", says(200, "{}"))
 	e0.spec = func(c *config.Engine) { c.Connector = "sglang" }
@@ -718,8 +720,8 @@ func TestRouteOfOneConnectorOfTwo(t *testing.T) {
 	}
 }
 
-// What cannot be split goes whole to an engine that can take it so, never to
-// another connector's decode engine, which cannot.
+// A request that cannot be split goes whole to an engine that can serve it, and
+// never to the decode engine of another connector, which cannot.
 func TestUnsplitRequestMeetsItsOwnConnector(t *testing.T) {
 	engines := []*scripted{
 		{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)},
@@ -737,7 +739,7 @@ func TestUnsplitRequestMeetsItsOwnConnector(t *testing.T) {
 		switch a.status {
 		case 200:
 			served++
-		case 400: // sglang was chosen for the pair, and has no engine that serves it whole
+		case 400: // sglang was chosen for the pair, and none of its engines serves the request whole
 		default:
 			t.Errorf("status %d: %s", a.status, a.body)
 		}
@@ -747,8 +749,8 @@ func TestUnsplitRequestMeetsItsOwnConnector(t *testing.T) {
 	}
 }
 
-// An engine whose streams end in error events is ejected like one that fails
-// before its first event.
+// An engine whose streams end in error events is ejected like an engine that
+// fails before its first event.
 func TestErrorEventsOpenTheCircuit(t *testing.T) {
 	bad := both("e0", streams(event("x"), "data: {\"error\":{\"message\":\"no\",\"code\":500}}\n\n", "data: [DONE]\n\n"))
 	good := both("e1", streams(event("x"), "data: [DONE]\n\n"))
@@ -796,7 +798,7 @@ func TestOpenStreamsHoldNoRequest(t *testing.T) {
 			t.Fatal(err)
 		}
 		open = append(open, resp)
-		for _, e := range []*scripted{p, d} { // they keep what they are sent
+		for _, e := range []*scripted{p, d} { // they keep the requests that they receive
 			e.mu.Lock()
 			clear(e.legs)
 			e.mu.Unlock()
@@ -811,7 +813,7 @@ func TestOpenStreamsHoldNoRequest(t *testing.T) {
 	}
 }
 
-// heap is the memory in use, without what pools keep for later.
+// heap returns the memory in use, without the memory that pools keep.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -820,8 +822,8 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// Where decode cannot load the KV, either side may be at fault: the retry leaves
-// both.
+// When decode cannot load the KV, either side may be the cause. The retry
+// avoids both engines.
 func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
 	p0 := &scripted{name: "p0", role: "prefill", serve: says(200, strings.Replace(pinnedAnswer, `"remote_engine_id":"p"`, `"remote_engine_id":"broken"`, 1))}
 	p1 := &scripted{name: "p1", role: "prefill", serve: says(200, pinnedAnswer)}
@@ -846,7 +848,7 @@ func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
 	}
 }
 
-// Engines behind TLS and a path get their legs and their clean-ups there.
+// Engines behind TLS and a path prefix get their legs and clean-ups there.
 func TestEnginesBehindTLSAndAPath(t *testing.T) {
 	for _, client := range []string{"own", "nethttp"} {
 		t.Run(client, func(t *testing.T) {
@@ -871,7 +873,7 @@ func TestEnginesBehindTLSAndAPath(t *testing.T) {
 	}
 }
 
-// A connection on which nothing was asked does not make a drain unclean.
+// A connection without a request does not make a drain unclean.
 func TestDrainWithoutExchangesIsClean(t *testing.T) {
 	f := startScripted(t, "none", func(c *config.Config) { c.Server.DrainTimeout = 0 }, both("e", says(200, "{}")))
 	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))

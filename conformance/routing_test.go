@@ -12,8 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
-// knowing is a fleet whose engines tell of their KV blocks, and a proxy that places
-// by them.
+// knowing describes a fleet whose engines publish their KV blocks, and a proxy
+// that places by them.
 func knowing(connector, place string) fleetOptions {
 	return fleetOptions{
 		prefill: 2, decode: 1,
@@ -33,14 +33,14 @@ func knowing(connector, place string) fleetOptions {
 	}
 }
 
-// startKnowing starts one.
+// startKnowing starts such a fleet.
 func startKnowing(t *testing.T, connector, place string) *fleet {
 	t.Helper()
 	return startFleet(t, connector, knowing(connector, place))
 }
 
-// prompt is a completion whose prompt is token ids, so that the number of its
-// blocks is known: n ids from first on.
+// prompt returns a completion whose prompt is n token ids from first on, so
+// that the number of its blocks is known.
 func prompt(first, n int) string {
 	ids := make([]string, n)
 	for i := range ids {
@@ -51,7 +51,7 @@ func prompt(first, n int) string {
 
 const completionsPath = "/v1/completions"
 
-// explained is what the proxy tells of one request of that body.
+// explained sends a request with that body and returns the proxy's explanation.
 func (f *fleet) explained(id, body string) journal.Explanation {
 	f.t.Helper()
 	a := f.post(context.Background(), f.url, completionsPath, body, "X-Request-Id", id)
@@ -68,8 +68,8 @@ func (f *fleet) explained(id, body string) journal.Explanation {
 	return e
 }
 
-// held is how many leading tokens of the request each prefill engine was believed
-// to hold.
+// held returns the number of leading tokens of the request that the proxy
+// assumed on each prefill engine.
 func held(e journal.Explanation) map[string]int {
 	tokens := make(map[string]int)
 	for _, c := range e.Candidates {
@@ -81,7 +81,7 @@ func held(e journal.Explanation) map[string]int {
 	return tokens
 }
 
-// prefilledBy is the engine that computed the request's prompt.
+// prefilledBy returns the engine that computed the request's prompt.
 func prefilledBy(e journal.Explanation) string {
 	for _, l := range e.Legs {
 		if l.Phase == "prefill" && l.Error == "" {
@@ -91,11 +91,13 @@ func prefilledBy(e journal.Explanation) string {
 	return ""
 }
 
-// byEvents is how many blocks the engines' events have told of.
+// byEvents returns the number of blocks in the index that come from the
+// engines' events.
 func (f *fleet) byEvents() float64 { return f.metric("pdproxy_kv_index_blocks", `by="event"`) }
 
-// TestRequestsGoWhereTheirBlocksAre: engines' events, in each protocol's own way,
-// tell where a prompt's blocks are, and a policy sends the next one there.
+// TestRequestsGoWhereTheirBlocksAre: the engines' events, in each protocol's
+// own form, say where a prompt's blocks are, and a policy sends the next
+// request there.
 func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startKnowing(t, connector, "kv_aware")
@@ -137,8 +139,8 @@ func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
 	})
 }
 
-// TestTroubleIsNamed: what is wrong with an index is found out within 100
-// requests, and the engine and the reason are named.
+// TestTroubleIsNamed: a fault of an index is detected within 100 requests, and
+// the report names the engine and the reason.
 func TestTroubleIsNamed(t *testing.T) {
 	for reason, spoil := range map[string]func(*enginesim.Engine) error{
 		"tokenizer_mismatch": func(e *enginesim.Engine) error { e.SetWrongTokens(true); return nil },
@@ -150,7 +152,7 @@ func TestTroubleIsNamed(t *testing.T) {
 
 func testTroubleIsNamed(t *testing.T, reason string, spoil func(*enginesim.Engine) error) {
 	f := startKnowing(t, enginesim.ConnectorVLLMNixl, "kv_aware")
-	for i := range 2 { // both engines tell how large their blocks are
+	for i := range 2 { // both engines publish their block size
 		f.try(chatPath, chat(fmt.Sprintf("%d: %s", i, long), 4, false))
 	}
 	f.eventually("the blocks' events are in", func() bool { return f.byEvents() > 0 })
@@ -174,14 +176,14 @@ func testTroubleIsNamed(t *testing.T, reason string, spoil func(*enginesim.Engin
 	t.Errorf("no %s after 100 requests", reason)
 }
 
-// TestARestartedEngineHoldsNothing: the blocks of an engine that comes back as a
-// new process are not believed to be there, and are learned anew.
+// TestARestartedEngineHoldsNothing: the index drops the blocks of an engine
+// that restarts as a new process, and learns them anew.
 func TestARestartedEngineHoldsNothing(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startKnowing(t, connector, "kv_aware")
 		first := f.explained("first", prompt(0, 20*16))
 		known, home := 0.0, 0
-		f.eventually("the blocks' events are in", func() bool { // decode's come later
+		f.eventually("the blocks' events are in", func() bool { // decode's events arrive later
 			before := known
 			time.Sleep(300 * time.Millisecond)
 			known = f.byEvents()
@@ -199,8 +201,8 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 		old.Kill()
 		old.Close() // waits until its ports are free
 		name := fmt.Sprint("p", home)
-		// Not every engine says that it is another one; those take longer to start than
-		// it takes to see that they are gone.
+		// Not every engine reports a new identity. The others take longer to
+		// start than the probes take to notice the end.
 		f.eventually(name+" is seen to be gone", func() bool { return f.engineState(name) == "unhealthy" })
 		f.prefill[home] = startEngine(t, c)
 		f.waitReady()
@@ -216,12 +218,11 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 	})
 }
 
-// TestShortPromptsStayWhole: two legs are taken where they pay, and one where
-// they do not.
+// TestShortPromptsStayWhole: two legs are used only where they are faster.
 func TestShortPromptsStayWhole(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		if connector == enginesim.ConnectorVLLMStore {
-			return // a directory is as fast as the machine has time
+			return // the speed of a directory depends on the load of the machine
 		}
 		speed := func(c *enginesim.Config) { c.PrefillUsPerToken = 200 }
 		whole := enginesim.Config{Connector: kindOf(connector), Role: enginesim.RoleBoth, Lease: time.Minute}
@@ -232,9 +233,10 @@ func TestShortPromptsStayWhole(t *testing.T) {
 			engine: func(_ string, _ int, c *enginesim.Config) { speed(c) },
 			config: func(c *config.Config) {
 				c.Policy.Plan, c.Policy.Place = "pd_auto", "pair_aware"
-				// One leg counts 0.5 ms more for a short prompt, which is less than any
-				// handover takes, and 750 ms more for a long one, which is more than a
-				// handover takes on a busy machine.
+				// One leg is charged 0.5 ms more for a short prompt, which is
+				// less than any handover takes. For a long prompt it is charged
+				// 750 ms more, which is more than a handover takes on a busy
+				// machine.
 				c.Policy.Params = map[string]map[string]float64{"pd_auto": {"stream_micros": 250}}
 				c.Engines = append(c.Engines, engineSpec("b0", "both", kindOf(connector), both))
 			},

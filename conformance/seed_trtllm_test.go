@@ -18,16 +18,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// The two faults that brought a fleet of TensorRT-LLM's orchestrators down to two
-// requests a second (its pull request 15905). Equal ids make two transfers one,
-// which then never ends, and an id that is changed on the way to decode is one
-// that nobody registered.
+// These tests cover the two faults that reduced a fleet of TensorRT-LLM's
+// orchestrators to two requests per second (its pull request 15905). Two equal
+// ids join two transfers into one, which never ends. An id that changes on the
+// way to decode was never registered.
 
 // TestNoIDOfAFleetCollides: 64 workers on each of two nodes mint at full speed,
-// all in the same milliseconds and from counter 0, as the workers of a fleet do
-// that were started together.
+// all in the same milliseconds and from counter 0, like the workers of a fleet
+// that start together.
 func TestNoIDOfAFleetCollides(t *testing.T) {
-	const nodes, workers, each = 2, 64, 3000 // more than one worker's share of a millisecond
+	const nodes, workers, each = 2, 64, 3000 // more than one worker's ids of a millisecond
 	mint, err := policies.NewNative(policies.Names{Plan: "auto", Place: "least_load", Mint: "snowflake"})
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestNoIDOfAFleetCollides(t *testing.T) {
 				if !ok {
 					t.Error("a line has no ids left")
 				}
-				id := disaggid.Pack(facts) // as the proxy's own rule, and as the policy
+				id := disaggid.Pack(facts) // the proxy's own rule, and the policy's
 				if i%100 == 0 {
 					if byPolicy, _, ok := mint.Mint(t.Context(), &facts); !ok || byPolicy != id {
 						t.Errorf("the policy mints %d, the rule %d", byPolicy, id)
@@ -69,9 +69,9 @@ func TestNoIDOfAFleetCollides(t *testing.T) {
 	}
 }
 
-// TestPlacementKeepsTheID: a decode leg that is placed anew, since its engine
-// could not be reached, has the id that prefill registered, and that is the one of
-// prefill's answer also where a worker had been given another.
+// TestPlacementKeepsTheID: a decode leg is placed again because its engine was
+// unreachable. It has the id that prefill registered. That id is the one in
+// prefill's answer, even if the worker had another id.
 func TestPlacementKeepsTheID(t *testing.T) {
 	var mu sync.Mutex
 	asked, registered := map[uint64]bool{}, map[uint64]bool{}
@@ -90,7 +90,7 @@ func TestPlacementKeepsTheID(t *testing.T) {
 		id := p.P.Disagg
 		asked[id] = true
 		if len(asked)%2 == 0 {
-			id += 1 << 20 // as a worker's own retry would
+			id += 1 << 20 // as a worker's own retry would do
 		}
 		registered[id] = true
 		mu.Unlock()
@@ -119,7 +119,7 @@ func TestPlacementKeepsTheID(t *testing.T) {
 	gone := &scripted{name: "d0", role: "decode", spec: func(e *config.Engine) { e.URL = away.URL }}
 	f := startScripted(t, enginesim.ConnectorTRTLLM, func(c *config.Config) {
 		c.Policy.Place = "round_robin"
-		c.Health.Interval = config.Duration(time.Hour) // that one decode engine has left is not noticed
+		c.Health.Interval = config.Duration(time.Hour) // so that the end of one decode engine stays unnoticed
 	}, prefill, gone, decode)
 	away.Close()
 	const requests = 4

@@ -13,7 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// batchOf is a completion of n prompts of several KV blocks.
+// batchOf returns a completion of n prompts of several KV blocks.
 func batchOf(n, maxTokens int, stream bool) string {
 	prompts := make([]string, n)
 	for i := range prompts {
@@ -23,7 +23,7 @@ func batchOf(n, maxTokens int, stream bool) string {
 	return fmt.Sprintf(`{"model":"sim","prompt":%s,"max_tokens":%d,"ignore_eos":true,"stream":%t}`, list, maxTokens, stream)
 }
 
-// choices is the text of each choice of an answer, streamed or not.
+// choices returns the text of each choice of an answer, streamed or not.
 func choices(t *testing.T, a answer) map[int]string {
 	t.Helper()
 	if a.err != nil || a.status != 200 || a.errors > 0 {
@@ -51,7 +51,7 @@ func choices(t *testing.T, a answer) map[int]string {
 	return texts
 }
 
-// rightBatch asserts that every choice is what one engine alone says.
+// rightBatch asserts that every choice equals that of one engine alone.
 func (f *fleet) rightBatch(a answer, body string) {
 	f.t.Helper()
 	got := choices(f.t, a)
@@ -66,7 +66,7 @@ func (f *fleet) rightBatch(a answer, body string) {
 	}
 }
 
-// A list of prompts is a transfer for each of them, on whichever ranks.
+// Each prompt of a list has its own transfer, on any ranks.
 func TestBatchesMeetOneByOne(t *testing.T) {
 	for _, ranks := range []int{1, 3} {
 		t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestBatchesMeetOneByOne(t *testing.T) {
 	}
 }
 
-// nativeTexts is the texts of a native answer to a batch.
+// nativeTexts returns the texts of a native answer to a batch.
 func nativeTexts(t *testing.T, a answer) string {
 	t.Helper()
 	var list []struct{ Text string }
@@ -103,8 +103,8 @@ func nativeTexts(t *testing.T, a answer) string {
 	return fmt.Sprint(list)
 }
 
-// Several samples of one prompt cannot meet, and no engine here serves them
-// whole: the client is told, and no engine is asked.
+// Several samples of one prompt cannot be transferred, and no engine here
+// serves them whole: the client gets an error, and no engine gets a request.
 func TestSamplesAreRefused(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 1, decode: 1})
 	for path, body := range map[string]string{
@@ -120,9 +120,9 @@ func TestSamplesAreRefused(t *testing.T) {
 	}
 }
 
-// A batch of embeddings would count one room up into those of the requests behind
-// it. An engine that serves both phases has it whole, or the client is told; other
-// requests are right beside it.
+// A batch of embeddings would count one room up into the rooms of later
+// requests. An engine that serves both phases gets the whole batch, or the
+// client gets an error. Simultaneous requests are answered correctly.
 func TestEmbeddingsStayWhole(t *testing.T) {
 	var vectors []string
 	for i := range 40 {
@@ -162,7 +162,7 @@ func TestEmbeddingsStayWhole(t *testing.T) {
 	})
 }
 
-// Whatever becomes of a batch, nothing of it is left on either engine.
+// After any end of a batch, nothing of it remains on either engine.
 func TestFailingBatches(t *testing.T) {
 	body := batchOf(9, 40, true)
 	rows := map[string]struct {
@@ -236,8 +236,9 @@ func TestFailingBatches(t *testing.T) {
 	}
 }
 
-// Engines that exclude a transfer never meet in a request: the real decode would
-// not outlive it. The engines that fit serve on, and the log says what does not.
+// Engines that cannot transfer to each other never get the same request: the
+// real decode engine would not survive it. The compatible engines serve, and
+// the log names the difference.
 func TestUnlikeEnginesAreKeptApart(t *testing.T) {
 	for name, unlike := range map[string]struct {
 		change func(c *enginesim.Config)
@@ -280,8 +281,8 @@ func TestUnlikeEnginesAreKeptApart(t *testing.T) {
 	}
 }
 
-// With legs side by side only the engines see a transfer begin: what they say of
-// it becomes the pair's measured speed.
+// With concurrent legs, only the engines see the begin of a transfer. The times
+// that they report become the pair's measured speed.
 func TestTransferSpeedIsTheEngines(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
 		c.Health.LoadInterval = config.Duration(20 * time.Millisecond)
@@ -301,8 +302,8 @@ func TestTransferSpeedIsTheEngines(t *testing.T) {
 	f.eventually("the pair has a speed", func() bool { return speed() > 0 })
 }
 
-// Prefill engines are found by their bootstrap registries, when these come, with
-// their ranks.
+// Prefill engines are found through their bootstrap registries, as soon as
+// these exist, together with their ranks.
 func TestEnginesFoundByTheirRegistry(t *testing.T) {
 	f := &fleet{t: t, connector: enginesim.ConnectorSGLang, base: measure()}
 	f.alone = startEngine(t, enginesim.Config{Connector: f.connector})
@@ -357,7 +358,7 @@ func TestEnginesFoundByTheirRegistry(t *testing.T) {
 	}
 }
 
-// abortRunning has the decode engine that works give up all that it has.
+// abortRunning makes the busy decode engine give up all of its requests.
 func (f *fleet) abortRunning() {
 	f.t.Helper()
 	var busy *enginesim.Engine
@@ -376,9 +377,9 @@ func (f *fleet) abortRunning() {
 	resp.Body.Close()
 }
 
-// An engine that gives a request up inside a 200 says so to the client in an
-// error event, where the client has begun to read, and else to nobody: another
-// pair answers.
+// An engine gives up a request in an answer of status 200. If the client has
+// received a part of the answer, it gets an error event. Otherwise another pair
+// answers, and the client notices nothing.
 func TestAbortsInsideAnswers(t *testing.T) {
 	t.Run("stream", func(t *testing.T) {
 		f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})

@@ -13,10 +13,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// The failure table of a sidecar: in both directions, for each order of the legs,
-// with the remote engine named by the header.
+// The failure table of a sidecar: in both directions, for each order of the
+// legs, with the remote engine named in the header.
 
-// TestSidecarClientLeaves: whatever the phase, both engines hear of it and hold
+// TestSidecarClientLeaves: in every phase, both engines are told and hold
 // nothing afterwards.
 func TestSidecarClientLeaves(t *testing.T) {
 	eachSidecarFlow(t, func(t *testing.T, connector, role string) {
@@ -51,8 +51,8 @@ func TestSidecarClientLeaves(t *testing.T) {
 	})
 }
 
-// leaves sends a request to the remote engine that comes first, and leaves when
-// it is time.
+// leaves sends a request to the first remote engine, and leaves when the
+// condition holds.
 func (f *fleet) leaves(role string, when func() bool) {
 	f.t.Helper()
 	ctx, leave := context.WithCancel(context.Background())
@@ -66,8 +66,8 @@ func (f *fleet) leaves(role string, when func() bool) {
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) == 1 })
 }
 
-// TestSidecarRemoteFails: the request is served all the same, by another that
-// was named, else by what the next policies have. Each is counted.
+// TestSidecarRemoteFails: another named engine serves the request, or else an
+// engine of the next policies. Each case is counted.
 func TestSidecarRemoteFails(t *testing.T) {
 	eachSidecarFlow(t, func(t *testing.T, connector, role string) {
 		f := startSidecar(t, connector, role, fleetOptions{config: func(c *config.Config) {
@@ -104,7 +104,7 @@ func TestSidecarRemoteFails(t *testing.T) {
 	})
 }
 
-// nameOf is the name of an engine in the configuration.
+// nameOf returns the name of an engine in the configuration.
 func (f *fleet) nameOf(e *enginesim.Engine) string {
 	var rows []struct{ Name, URL string }
 	f.admin("/v1/engines", &rows)
@@ -116,7 +116,8 @@ func (f *fleet) nameOf(e *enginesim.Engine) string {
 	return ""
 }
 
-// TestSidecarLocalFails: there is no other; the client is told which leg it was.
+// TestSidecarLocalFails: no other engine can serve the leg. The client's error
+// names the leg.
 func TestSidecarLocalFails(t *testing.T) {
 	eachSidecarFlow(t, func(t *testing.T, connector, role string) {
 		f := startSidecar(t, connector, role, fleetOptions{})
@@ -179,8 +180,9 @@ func TestSidecarRemoteHangs(t *testing.T) {
 	})
 }
 
-// TestSidecarPickedDecodeFails: the leg, unsent, moves on with the same blocks,
-// or the request begins anew; the picker is not believed twice.
+// TestSidecarPickedDecodeFails: an unsent leg moves to another engine with the
+// same blocks, or the request begins anew. The picker's choice is not used a
+// second time.
 func TestSidecarPickedDecodeFails(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, trtllmFirst} {
 		for _, kind := range []string{"500", "reset"} {
@@ -209,7 +211,7 @@ func TestSidecarPickedDecodeFails(t *testing.T) {
 			url := startPicker(t, pickAlways(&f))
 			f = startSidecar(t, connector, enginesim.RolePrefill, fleetOptions{config: func(c *config.Config) {
 				c.Sidecar.Picker, c.Sidecar.PickerTimeout = url, config.Duration(10*time.Second)
-				c.Health.Interval = config.Duration(time.Hour) // nobody has seen it go
+				c.Health.Interval = config.Duration(time.Hour) // so that its end stays unnoticed
 			}})
 			f.decode[1].Kill()
 			body := chat("picked and gone"+long, 12, true)
@@ -220,7 +222,7 @@ func TestSidecarPickedDecodeFails(t *testing.T) {
 	}
 }
 
-// pickAlways is a picker that knows of one decode engine only, d1.
+// pickAlways is a picker that knows only one decode engine, d1.
 func pickAlways(f **fleet) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, `{"endpoint":"`+(*f).decode[1].Addr()+`"}`)

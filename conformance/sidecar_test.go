@@ -18,7 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
-	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	pd "github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/journal"
@@ -26,7 +26,7 @@ import (
 
 const prefillerHeader = "x-prefiller-host-port"
 
-// startSidecar starts engines and a proxy beside the first one of a role.
+// startSidecar starts engines and a proxy next to the first engine of a role.
 func startSidecar(t *testing.T, connector, role string, o fleetOptions) *fleet {
 	t.Helper()
 	t.Setenv(modeVar, modeSingle) // a sidecar is one process
@@ -48,14 +48,14 @@ func startSidecar(t *testing.T, connector, role string, o fleetOptions) *fleet {
 	return startFleet(t, connector, o)
 }
 
-// eachSidecar runs a test beside a decode and beside a prefill engine, for every
-// protocol.
+// eachSidecar runs a test next to a decode engine and next to a prefill engine,
+// for every protocol.
 func eachSidecar(t *testing.T, run func(t *testing.T, connector, role string)) {
 	eachConnector(t, func(t *testing.T, connector string) { bothSides(t, connector, run) })
 }
 
-// eachSidecarFlow is eachSidecar for one protocol of each order of the legs: what
-// differs beyond that a sidecar has in common with every proxy.
+// eachSidecarFlow is eachSidecar for one protocol of each order of the legs.
+// The other differences are common to every proxy.
 func eachSidecarFlow(t *testing.T, run func(t *testing.T, connector, role string)) {
 	for _, c := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, trtllmFirst} {
 		t.Run(c, func(t *testing.T) { bothSides(t, c, run) })
@@ -68,7 +68,7 @@ func bothSides(t *testing.T, connector string, run func(t *testing.T, connector,
 	}
 }
 
-// remotes are the engines of the role that is not beside the proxy.
+// remotes returns the engines of the remote role.
 func (f *fleet) remotes(role string) []*enginesim.Engine {
 	if role == enginesim.RoleDecode {
 		return f.prefill
@@ -76,12 +76,13 @@ func (f *fleet) remotes(role string) []*enginesim.Engine {
 	return f.decode
 }
 
-// tell posts a chat request with headers, and asserts nothing of the answer.
+// tell posts a chat request with headers. It does not check the answer.
 func (f *fleet) tell(body string, header ...string) answer {
 	return f.post(context.Background(), f.url, chatPath, body, header...)
 }
 
-// coordination is how the sidecar placed a request, and with which fallbacks.
+// coordination returns the policy by which the sidecar placed a request, and
+// the fallbacks.
 func (f *fleet) coordination(a answer) (policy string, fallbacks []string) {
 	f.t.Helper()
 	id := a.header.Get("X-Request-Id")
@@ -96,7 +97,7 @@ func (f *fleet) coordination(a answer) (policy string, fallbacks []string) {
 	return e.Coordination, fallbacks
 }
 
-// remoteOf is the engine, by name, that took the phase that is not local.
+// remoteOf returns the name of the engine that took the remote phase.
 func remoteOf(a answer, role string) string {
 	if role == enginesim.RoleDecode {
 		return a.header.Get("X-Pdproxy-Prefill")
@@ -131,7 +132,8 @@ func TestSidecarCallsTheEngineThatIsNamed(t *testing.T) {
 				t.Errorf("%s: %s was called, not %s", form, got, other+"1")
 			}
 		}
-		// Of several, in one line or in more, the place policy chooses.
+		// The place policy chooses among several addresses, in one line or in
+		// several.
 		both := f.remotes(role)[0].Addr() + " , " + strings.ToUpper(f.remotes(role)[1].Addr())
 		body := chat("one of two", 12, true)
 		f.right(f.tell(body, prefillerHeader, both), chatPath, body)
@@ -141,8 +143,9 @@ func TestSidecarCallsTheEngineThatIsNamed(t *testing.T) {
 	})
 }
 
-// TestSidecarCallsNobodyElse: what the header names must be known, and be able to
-// take the phase. Nothing is dialled, and no engine sees the request.
+// TestSidecarCallsNobodyElse: the engine in the header must be known and must
+// serve the phase. Otherwise the sidecar opens no connection, and no engine
+// receives the request.
 func TestSidecarCallsNobodyElse(t *testing.T) {
 	bothSides(t, enginesim.ConnectorVLLMNixl, func(t *testing.T, connector, role string) {
 		f := startSidecar(t, connector, role, fleetOptions{})
@@ -202,8 +205,8 @@ func TestSidecarCallsNobodyElse(t *testing.T) {
 	})
 }
 
-// Without the header llm-d's sidecar has its engine do both phases. One whose
-// protocol does not allow that is given a prefill engine by the place policy.
+// Without the header the sidecar of llm-d uses its engine for both phases. If
+// the protocol does not allow that, the place policy chooses a prefill engine.
 func TestSidecarWithoutHeader(t *testing.T) {
 	eachSidecar(t, func(t *testing.T, connector, role string) {
 		f := startSidecar(t, connector, role, fleetOptions{prefill: 1, decode: 1})
@@ -225,10 +228,10 @@ func TestSidecarWithoutHeader(t *testing.T) {
 	})
 }
 
-// TestSidecarAlone: without another engine the local one does what it can.
+// TestSidecarAlone: without another engine the local one serves what it can.
 func TestSidecarAlone(t *testing.T) {
 	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
-		c.Engines = nil // the local engine too: it is known by its url
+		c.Engines = nil // includes the local engine, which is known by its url
 	}})
 	resp, err := f.client.Get(f.url + "/health")
 	if err != nil {
@@ -278,7 +281,7 @@ func TestSidecarServesTokensInTokensOut(t *testing.T) {
 	}
 }
 
-// put changes something through the admin API.
+// put changes a setting through the admin API.
 func (f *fleet) put(path, body string) (int, string) {
 	f.t.Helper()
 	req, err := http.NewRequest(http.MethodPut, f.front.AdminURL()+path, strings.NewReader(body))
@@ -296,7 +299,7 @@ func (f *fleet) put(path, body string) (int, string) {
 }
 
 // TestSidecarPoliciesAreSwitched: by a request for itself, by an operator for
-// all from then on.
+// all later requests.
 func TestSidecarPoliciesAreSwitched(t *testing.T) {
 	const header = "x-coordination"
 	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{config: func(c *config.Config) {
@@ -318,7 +321,8 @@ func TestSidecarPoliciesAreSwitched(t *testing.T) {
 	if a := f.tell(chat("x", 3, false), header, "decode_placed"); a.status != 400 || !strings.Contains(a.body, header) {
 		t.Errorf("a policy that is not in use: status %d: %s", a.status, a.body)
 	}
-	// One that the request names and cannot have is passed over, and counted.
+	// A policy that the request names and that cannot be used is skipped and
+	// counted.
 	a := f.tell(chat("not named", 3, false), header, "prefill_named")
 	if policy, fallbacks := f.coordination(a); a.status != 200 || policy != "local" || strings.Join(fallbacks, " ") != "prefill_named/not_applicable" {
 		t.Errorf("status %d, placed by %s with %v", a.status, policy, fallbacks)
@@ -328,7 +332,7 @@ func TestSidecarPoliciesAreSwitched(t *testing.T) {
 		t.Fatalf("status %d: %s", status, body)
 	}
 	ask("prefill_placed")
-	ask("prefill_placed", prefillerHeader, "1.2.3.4:5") // no policy that reads it is in use
+	ask("prefill_placed", prefillerHeader, "1.2.3.4:5") // no active policy reads the header
 	if a := f.tell(chat("x", 3, false), header, "local"); a.status != 400 {
 		t.Errorf("a policy that the operator took out: status %d", a.status)
 	}
@@ -341,7 +345,7 @@ func TestSidecarPoliciesAreSwitched(t *testing.T) {
 		t.Errorf("DELETE answered %d", status)
 	}
 	ask("local")
-	var row proxy.SidecarRow
+	var row admin.SidecarRow
 	if f.admin("/v1/sidecar", &row); row.Engine != "d0" || row.Role != "decode" || strings.Join(row.Policies, " ") != "prefill_named local prefill_placed" {
 		t.Errorf("got %+v", row)
 	}
@@ -383,8 +387,8 @@ func TestSidecarHeadersAreIgnored(t *testing.T) {
 	})
 }
 
-// TestSidecarLinesReachNoEngine: the lines that are for the sidecar end there,
-// heeded or not, also for a client that is trusted.
+// TestSidecarLinesReachNoEngine: headers for the sidecar are not forwarded,
+// whether or not they are used, also for a trusted client.
 func TestSidecarLinesReachNoEngine(t *testing.T) {
 	for _, callers := range [][]string{nil, {"10.0.0.1"}} {
 		local := &scripted{name: "d0", role: "decode", serve: says(200, `{"choices":[{"text":"ok"}]}`)}
@@ -415,7 +419,7 @@ func TestSidecarLinesReachNoEngine(t *testing.T) {
 	}
 }
 
-// remoteURL is the address of an engine, as the admin API has it.
+// remoteURL returns the address of an engine in the admin API.
 func remoteURL(f *fleet, name string) string {
 	var rows []struct{ Name, URL string }
 	f.admin("/v1/engines", &rows)
@@ -434,8 +438,8 @@ func startPicker(t *testing.T, serve http.HandlerFunc) string {
 	return s.URL
 }
 
-// TestSidecarAsksThePicker: when prefill is done, or before where both legs begin
-// at once, the picker says who decodes.
+// TestSidecarAsksThePicker: the picker chooses decode when prefill is done, or
+// earlier where both legs begin at once.
 func TestSidecarAsksThePicker(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		var f *fleet
@@ -452,7 +456,7 @@ func TestSidecarAsksThePicker(t *testing.T) {
 			case "endpoint":
 				io.WriteString(w, `{"endpoint":"`+at+`"}`)
 			case "endpoints":
-				io.WriteString(w, `{"endpoints":["1.2.3.4:5","`+at+`"]}`) // the best that may be had
+				io.WriteString(w, `{"endpoints":["1.2.3.4:5","`+at+`"]}`) // the best available choice
 			}
 		})
 		f = startSidecar(t, connector, enginesim.RolePrefill, fleetOptions{config: func(c *config.Config) {
@@ -483,8 +487,8 @@ func TestSidecarAsksThePicker(t *testing.T) {
 	})
 }
 
-// TestSidecarWithoutAPick: whatever the picker does, the local policy decides
-// then, and that is counted.
+// TestSidecarWithoutAPick: when the picker fails in any way, the local policy
+// decides, and this is counted.
 func TestSidecarWithoutAPick(t *testing.T) {
 	var f *fleet
 	answers := func(text string) http.HandlerFunc {
@@ -536,8 +540,8 @@ func TestSidecarWithoutAPick(t *testing.T) {
 	}
 }
 
-// TestSidecarClientLeavesWhileThePickerThinks: prefill has blocks that nobody
-// will read, and they are freed.
+// TestSidecarClientLeavesWhileThePickerThinks: prefill's blocks, which will not
+// be read, are freed.
 func TestSidecarClientLeavesWhileThePickerThinks(t *testing.T) {
 	asked := make(chan struct{}, 1)
 	url := startPicker(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -559,7 +563,7 @@ func TestSidecarClientLeavesWhileThePickerThinks(t *testing.T) {
 }
 
 // TestSidecarOfACallerThatCoordinates: the caller sends each phase with its
-// profile, and carries the transfer's parameters itself.
+// profile, and passes the transfer's parameters on itself.
 func TestSidecarOfACallerThatCoordinates(t *testing.T) {
 	profile := func(c *config.Config) { c.Sidecar.ProfileHeader = "EPP-Profile" }
 	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{prefill: 1, decode: 1, config: profile})
@@ -609,13 +613,13 @@ func TestSidecarOfACallerThatCoordinates(t *testing.T) {
 			t.Errorf("profile %s: status %d: %s", value, a.status, a.body)
 		}
 	}
-	// Without the profile the parameters are a client's, and are cut out.
+	// Without the profile the parameters belong to a client, and are removed.
 	if a := decode("remote_host", `"169.254.169.254"`); a.status != 200 {
 		t.Errorf("a plain request: status %d: %s", a.status, a.body)
 	}
 }
 
-// TestSidecarProfilePrefill: the answer to the caller has the parameters.
+// TestSidecarProfilePrefill: the answer to the caller contains the parameters.
 func TestSidecarProfilePrefill(t *testing.T) {
 	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RolePrefill, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
 		c.Sidecar.ProfileHeader = "EPP-Profile"
@@ -632,7 +636,8 @@ func TestSidecarProfilePrefill(t *testing.T) {
 	f.right(b, chatPath, `{`+prompt+`,"max_tokens":12}`)
 }
 
-// TestSidecarCallsTheEncodersThatAreNamed, under the rules for the other header.
+// TestSidecarCallsTheEncodersThatAreNamed: the header for encoders has the same
+// rules as the other header.
 func TestSidecarCallsTheEncodersThatAreNamed(t *testing.T) {
 	const header = "x-encoder-hosts-ports"
 	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, withEncoders(t, 3, nil))
@@ -654,8 +659,8 @@ func TestSidecarCallsTheEncodersThatAreNamed(t *testing.T) {
 	}
 }
 
-// TestSidecarProfileIsSentOnce: a decode that failed may have read the blocks
-// that its parameters name.
+// TestSidecarProfileIsSentOnce: a failed decode may have read the blocks of its
+// parameters, so it is not retried.
 func TestSidecarProfileIsSentOnce(t *testing.T) {
 	local := &scripted{name: "d0", role: "decode", serve: says(500, `{"error":"x"}`)}
 	f := startScripted(t, enginesim.ConnectorVLLMNixl, func(c *config.Config) {
@@ -672,9 +677,9 @@ func TestSidecarProfileIsSentOnce(t *testing.T) {
 	}
 }
 
-// TestSidecarUnderLoad: many requests of every kind while an operator changes the
-// policies and an engine fails now and then. Every answer is right, and nothing
-// is left.
+// TestSidecarUnderLoad: many requests of every kind run while an operator
+// changes the policies and an engine sometimes fails. Every answer is right,
+// and nothing remains.
 func TestSidecarUnderLoad(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang} {
 		t.Run(connector, func(t *testing.T) {
@@ -715,8 +720,8 @@ func TestSidecarUnderLoad(t *testing.T) {
 	}
 }
 
-// TestSidecarByReload: a proxy becomes a sidecar, and ceases to be one, while it
-// runs.
+// TestSidecarByReload: a running proxy becomes a sidecar, and an ordinary proxy
+// again.
 func TestSidecarByReload(t *testing.T) {
 	t.Setenv(modeVar, modeSingle) // a sidecar is one process
 	var plain config.Config

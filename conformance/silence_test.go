@@ -9,9 +9,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// An engine that is stopped when legs have been sent to it answers nothing, and
-// breaks nothing: what waits for it is answered by others as soon as its probes say
-// so, and when it goes on nothing is left on it or its peers.
+// An engine that is stopped after legs were sent to it answers nothing, and
+// closes no connection. Other engines answer its requests as soon as its probes
+// fail. When it continues, nothing remains on it or on its peers.
 func TestEngineStopped(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		for _, phase := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// soakCase is one request that has a right answer.
+// soakCase is one request with a right answer.
 type soakCase struct {
 	path string
 	body string // without the member stream
@@ -25,7 +25,7 @@ type soakCase struct {
 	want reply // of one engine alone, unary
 }
 
-// makeCorpus draws the requests. Prompts share beginnings, so that engines find
+// makeCorpus draws the requests. Prompts share prefixes, so that engines find a
 // part of them in their caches. With several, some ask for two choices.
 func makeCorpus(rng *rand.Rand, several bool) []*soakCase {
 	var texts []string
@@ -79,7 +79,7 @@ func makeCorpus(rng *rand.Rand, several bool) []*soakCase {
 	return corpus
 }
 
-// prose is n words, some of them hard to quote.
+// prose returns n words, some of them hard to quote.
 func prose(rng *rand.Rand, n int) string {
 	words := strings.Fields(`tide comes in and the goes out again while "gulls" cry on c:\quay über 水面 ☕ <b>&amp;</b> 'til noon`)
 	var b strings.Builder
@@ -90,7 +90,7 @@ func prose(rng *rand.Rand, n int) string {
 	return b.String()
 }
 
-// badRequests are refused, whoever gets them.
+// badRequests are rejected by every engine.
 var badRequests = [][2]string{
 	{chatPath, `{"model":"sim","messages":[{"role":"user","content":"cut off`},
 	{chatPath, `{"model":"sim","max_tokens":5}`},
@@ -104,7 +104,7 @@ var badRequests = [][2]string{
 // When a client leaves.
 const (
 	leaveNever = "never"
-	leaveTimer = "timer" // after a moment, wherever the request is then
+	leaveTimer = "timer" // after a random time
 	leaveHead  = "head"  // when the answer begins
 	leaveEvent = "event" // after some events
 )
@@ -113,7 +113,7 @@ const (
 type asked struct {
 	id     string
 	c      *soakCase
-	bad    *[2]string // instead of c
+	bad    *[2]string // in place of c
 	path   string
 	body   string
 	stream bool
@@ -121,10 +121,10 @@ type asked struct {
 	leave  string
 	after  time.Duration // leaveTimer
 	events int           // leaveEvent
-	closes bool          // leaves by closing the body instead of the request
+	closes bool          // leaves by closing the body and not the request
 }
 
-// draw makes up a request.
+// draw generates a request.
 func (s *soak) draw(rng *rand.Rand) asked {
 	q := asked{id: fmt.Sprintf("soak-%d", s.serial.Add(1)), h2c: rng.IntN(3) == 0, stream: rng.IntN(3) > 0, leave: leaveNever}
 	if rng.IntN(25) == 0 {
@@ -145,19 +145,19 @@ func (s *soak) draw(rng *rand.Rand) asked {
 	return q
 }
 
-// reply is what the client got, read as an OpenAI client reads it.
+// reply is the answer as an OpenAI client reads it.
 type reply struct {
 	status     int
 	header     http.Header
-	raw        []byte // the body's beginning
+	raw        []byte // the first bytes of the body
 	choices    []choice
-	prompt     int // usage, when there is one
+	prompt     int // of usage, if there is one
 	completion int
 	events     int
-	failed     bool   // an error event came
-	done       bool   // [DONE] came
+	failed     bool   // an error event was received
+	done       bool   // [DONE] was received
 	left       bool   // the client has left
-	malformed  string // what no client could read
+	malformed  string // the part that no client can read
 	err        error  // the connection broke
 	took       time.Duration
 }
@@ -165,7 +165,7 @@ type reply struct {
 // choice is one of the texts of an answer.
 type choice struct{ text, finish string }
 
-// ask sends a request, reads the answer and judges it.
+// ask sends a request, reads the answer and checks it.
 func (s *soak) ask(q asked) (reply, string) {
 	if q.bad != nil {
 		q.path, q.body, q.c = q.bad[0], q.bad[1], nil
@@ -192,7 +192,7 @@ func (s *soak) ask(q asked) (reply, string) {
 	return r, kind
 }
 
-// alone asks the engine that has nothing to do with the proxy.
+// alone asks the engine that is not behind the proxy.
 func (s *soak) alone(c *soakCase) reply {
 	body := c.body
 	if !strings.Contains(body, `"model"`) {
@@ -206,7 +206,7 @@ func (s *soak) alone(c *soakCase) reply {
 	return r
 }
 
-// errLeft is why a client's request ends that leaves.
+// errLeft is the cause of a request whose client leaves.
 var errLeft = errors.New("the client leaves")
 
 func (s *soak) send(q asked) reply {
@@ -265,7 +265,7 @@ func (s *soak) sendTo(base string, client *http.Client, q asked) (r reply) {
 	return r
 }
 
-// keeper keeps what is read through it.
+// keeper stores the data that is read through it.
 type keeper struct {
 	r    io.Reader
 	kept []byte
@@ -277,7 +277,8 @@ func (k *keeper) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// object is what a client needs of an answer or event of either API.
+// object holds the members of an answer or event that a client needs, of either
+// API.
 type object struct {
 	Error   json.RawMessage
 	Object  string
@@ -295,7 +296,7 @@ type object struct {
 	}
 }
 
-// readObject takes one answer or event in.
+// readObject adds one answer or event.
 func (r *reply) readObject(data []byte) {
 	var o object
 	if err := json.Unmarshal(data, &o); err != nil {
@@ -321,7 +322,7 @@ func (r *reply) readObject(data []byte) {
 	}
 }
 
-// readStream takes a stream in, event by event, until enough says so.
+// readStream reads a stream event by event, until enough returns true.
 func (r *reply) readStream(b *bufio.Reader, enough func() bool) {
 	var event []byte
 	for {
@@ -346,7 +347,7 @@ func (r *reply) readStream(b *bufio.Reader, enough func() bool) {
 	}
 }
 
-// readEvent takes one event in: one data line, or a comment.
+// readEvent adds one event: one data line, or a comment.
 func (r *reply) readEvent(event []byte) {
 	if bytes.HasPrefix(event, []byte(":")) {
 		return
@@ -368,8 +369,8 @@ func (r *reply) readEvent(event []byte) {
 	}
 }
 
-// judge says how a request ended that has a right answer, or what is wrong with
-// that end.
+// judge returns the kind of end of a request with a right answer, or the
+// problem with that end.
 func judge(q asked, r reply) (kind, problem string) {
 	want := &q.c.want
 	if r.malformed != "" {
@@ -401,7 +402,7 @@ func judge(q asked, r reply) (kind, problem string) {
 	return "right", ""
 }
 
-// begins reports whether each text so far is a beginning of the right one.
+// begins reports whether each text so far is a prefix of the right one.
 func (r *reply) begins(want *reply) bool {
 	for i, c := range r.choices {
 		if i >= len(want.choices) || !strings.HasPrefix(want.choices[i].text, c.text) {
@@ -411,7 +412,7 @@ func (r *reply) begins(want *reply) bool {
 	return true
 }
 
-// judgeBad says how a request ended that has no answer.
+// judgeBad returns the kind of end of a request that must be rejected.
 func judgeBad(r reply) (kind, problem string) {
 	switch {
 	case r.left:
@@ -427,10 +428,11 @@ func judgeBad(r reply) (kind, problem string) {
 	return "bad request: " + kind, problem
 }
 
-// legMessage finds phase and reason in what the proxy says of a failed leg.
+// legMessage matches the phase and the reason in the proxy's message about a
+// failed leg.
 var legMessage = regexp.MustCompile(`^the (\w+) leg on engine .*\((\w+)\)$`)
 
-// judgeError checks an error answer: its status, and that a client can read it.
+// judgeError checks the status of an error answer, and that a client can read it.
 func judgeError(r reply, statuses ...int) (kind, problem string) {
 	var e struct {
 		object
@@ -444,7 +446,7 @@ func judgeError(r reply, statuses ...int) (kind, problem string) {
 		return "", "an error without request id"
 	case r.status == 503 && r.header.Get("Retry-After") == "":
 		return "", "503 without Retry-After"
-	case r.status/100 == 4: // an engine's own, in its own form
+	case r.status/100 == 4: // an engine's own error in its own form
 	case err != nil, e.Error.Message == nil, e.Error.Type == nil, e.Error.Code == nil:
 		return "", "an error that is not OpenAI's"
 	}

@@ -21,11 +21,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// soak is a fleet under load, what is asked of it and what became of that.
+// soak is a fleet under load, with its requests and results.
 type soak struct {
 	*fleet
 	seed    uint64
-	brief   bool // too short to be without an engine of a phase for long
+	brief   bool // so short that no phase may be without an engine for long
 	corpus  []*soakCase
 	clients []*http.Client // HTTP/1.1 and h2c
 	log     *logTail
@@ -37,17 +37,18 @@ type soak struct {
 	found   atomic.Int64 // problems
 }
 
-// slot is the place of one engine: its address and configuration outlive it.
+// slot is the place of one engine. Its address and configuration outlive the
+// engine.
 type slot struct {
 	name   string
 	role   string
 	engine **enginesim.Engine
 	cfg    enginesim.Config
-	ends   time.Time // of its trouble; zero when it is well
-	well   time.Time // from when on, after its last trouble, it surely serves
+	ends   time.Time // end of its trouble; zero when it is healthy
+	well   time.Time // time from which it certainly serves after its last trouble
 	dies   bool      // the trouble may kill it
-	closed bool      // it was shut down in order
-	away   bool      // the configuration does not name it
+	closed bool      // it was closed regularly
+	away   bool      // the configuration does not list it
 }
 
 // pastEngines sums the states of engines that have been replaced.
@@ -78,14 +79,15 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			c.KVBlocks = 160
 			c.Ranks = 1 + n
 			if connector == enginesim.ConnectorVLLMP2PNCCL {
-				c.Ranks = 1 // it has no more
+				c.Ranks = 1 // it supports only one
 			}
 			c.SSEKeepAlive = 200 * time.Millisecond
 			c.PrefillUsPerToken, c.DecodeUsPerToken = 20+15*n, 1000+1000*n
 			c.HandshakeTimeout = time.Second
-			c.Lease = 6 * time.Second // an answer that was cut took the address of its blocks with it
+			c.Lease = 6 * time.Second // an answer that was cut contained the address of its blocks
 			if connector == enginesim.ConnectorVLLMNixlPush {
-				// Nothing else frees what a dead leg left; a decode that comes later is tried again.
+				// Nothing else frees the blocks of an ended leg; a decode that
+				// comes too late is retried.
 				c.Lease, c.Nixl.ReclaimAfter, c.KVBlocks = 2*time.Second, 2*time.Second, 480
 			}
 			c.SGLang.HandshakeInterval, c.SGLang.HeartbeatInterval = 50*time.Millisecond, 250*time.Millisecond
@@ -123,25 +125,24 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 		{Transport: &http.Transport{MaxIdleConnsPerHost: 100, DisableCompression: true}},
 		{Transport: &http.Transport{Protocols: h2, DisableCompression: true}},
 	}
-	t.Cleanup(func() { // before the fleet looks for what is left
+	t.Cleanup(func() { // before the fleet checks that nothing is left
 		for _, c := range s.clients {
 			c.CloseIdleConnections()
 		}
 	})
-	s.corpus = makeCorpus(s.rand(0, 1<<21), strings.HasPrefix(connector, enginesim.ConnectorVLLMNixl)) // the others cannot serve them
+	s.corpus = makeCorpus(s.rand(0, 1<<21), strings.HasPrefix(connector, enginesim.ConnectorVLLMNixl)) // the others do not support them
 	return s
 }
 
-// rand is an independent source for one part of the soak.
+// rand returns an independent random source for one part of the soak.
 func (s *soak) rand(round, part uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(s.seed, round<<32|part))
 }
 
-// hopeless reports that enough has been found.
+// hopeless reports whether enough problems were found to stop.
 func (s *soak) hopeless() bool { return s.found.Load() >= 5 }
 
-// problem reports a request that did not end as it must, with all that is known
-// of it.
+// problem reports a request with a wrong end, with all that is known about it.
 func (s *soak) problem(q asked, r reply, what string) {
 	s.t.Helper()
 	if s.found.Add(1) > 5 {
@@ -165,7 +166,7 @@ func (s *soak) problem(q asked, r reply, what string) {
 	s.t.Error(b.String())
 }
 
-// shortened is text for a report.
+// shortened shortens a text for a report.
 func shortened(text string) string {
 	if len(text) <= 700 {
 		return text
@@ -173,14 +174,14 @@ func shortened(text string) string {
 	return text[:300] + " … " + text[len(text)-300:]
 }
 
-// logTail keeps the last lines of a log. Safe for concurrent use.
+// logTail keeps the last lines of a log. It is safe for concurrent use.
 type logTail struct {
 	mu    sync.Mutex
 	lines [8192]string // guarded by mu
 	next  int          // guarded by mu
 }
 
-// Write takes whole lines, as slog's handlers write them.
+// Write adds whole lines, as slog's handlers write them.
 func (l *logTail) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -191,7 +192,7 @@ func (l *logTail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// with is the kept lines that contain one of the texts, oldest first.
+// with returns the kept lines that contain one of the texts, oldest first.
 func (l *logTail) with(texts ...string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,7 +206,7 @@ func (l *logTail) with(texts ...string) []string {
 	return found[max(0, len(found)-40):]
 }
 
-// tally counts by kind. Safe for concurrent use.
+// tally counts by kind. It is safe for concurrent use.
 type tally struct {
 	mu     sync.Mutex
 	counts map[string]int // guarded by mu
@@ -238,14 +239,14 @@ func (c *tally) of(kind string) int {
 	return c.counts[kind]
 }
 
-// sum is how many requests have ended.
+// sum returns the number of requests that have ended.
 func (c *tally) sum() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.asked
 }
 
-// engineTotals sums over all engines that there have been.
+// engineTotals returns the sums over all present and past engines.
 func (s *soak) engineTotals() pastEngines {
 	sum := s.past
 	for _, sl := range s.slots {
@@ -254,7 +255,7 @@ func (s *soak) engineTotals() pastEngines {
 	return sum
 }
 
-// report prints what has happened.
+// report prints the results.
 func (s *soak) report() {
 	s.t.Helper()
 	c := &s.tally
@@ -278,7 +279,7 @@ func (s *soak) report() {
 	s.t.Logf("engines: %+v", s.engineTotals())
 }
 
-// series is the values of one metric by its labels.
+// series returns the values of one metric by its labels.
 func (f *fleet) series(name string) map[string]float64 {
 	f.t.Helper()
 	values := make(map[string]float64)
@@ -301,8 +302,9 @@ func (f *fleet) series(name string) map[string]float64 {
 	return values
 }
 
-// timeToFree says, by the way of freeing, below what every time was that engine
-// memory behind a dead exchange took to be free, as far as the proxy sees it.
+// timeToFree returns, for each way of freeing, an upper bound of the time until
+// the engines' memory of an ended exchange was free, as far as the proxy can
+// see.
 func (s *soak) timeToFree() string {
 	buckets := s.series("pdproxy_kv_cleanup_seconds_bucket")
 	var out []string
@@ -320,5 +322,5 @@ func (s *soak) timeToFree() string {
 	return strings.Join(out, "; ")
 }
 
-// upTo is a random duration below d.
+// upTo returns a random duration below d.
 func upTo(rng *rand.Rand, d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d))) }

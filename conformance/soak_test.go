@@ -15,34 +15,34 @@ import (
 
 const (
 	// soakSeed draws the requests and the troubles; PDPROXY_SOAK_SEED replaces
-	// it. What meets what is a matter of time all the same.
+	// it. The timing remains random.
 	soakSeed = 1
-	// soakClients is how many clients ask at once.
+	// soakClients is the number of simultaneous clients.
 	soakClients = 24
-	// soakHalves is the least duration of which two halves are compared.
+	// soakHalves is the shortest soak whose two halves are compared.
 	soakHalves = 30 * time.Second
-	// soakBound is the longest that a request may take: three attempts at each
-	// leg, with the time-outs of startSoak, and the clean-ups between them.
+	// soakBound is the longest time of a request: three attempts at each leg,
+	// with the timeouts of startSoak, and the clean-ups between them.
 	soakBound = 30 * time.Second
-	// errorPause is what a client waits before its next request when it has no
-	// right answer: an error is there at once, and would be asked for all the time.
+	// errorPause is a client's wait after a wrong answer. Errors come at once,
+	// so without it a client would ask all the time.
 	errorPause = 250 * time.Millisecond
-	// soakWarm is how many requests fill the proxy's rings; the heap says nothing
-	// before.
+	// soakWarm is the number of requests that fill the proxy's rings. Before
+	// that the heap size has no meaning.
 	soakWarm = 6000
 )
 
-// TestSoak keeps a fleet of each protocol under mixed load while its engines are
+// TestSoak puts a fleet of each protocol under mixed load while its engines are
 // killed, restarted, hung and made to fail. Every request ends in the text of
-// one engine alone, in a clear error, or in an error event behind a beginning of
-// that text; afterwards nothing is left anywhere. PDPROXY_SOAK is how long the
-// load lasts, all connectors together.
+// one engine alone, in a clear error, or in an error event after a prefix of
+// that text. Afterwards nothing remains. PDPROXY_SOAK is the duration of the
+// load for all connectors together.
 func TestSoak(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) { runSoak(t, connector, soakTime(t), nil) })
 }
 
-// soakTime is one connector's share of PDPROXY_SOAK, or what is usual: long
-// enough that trouble, which is over in 3 s, is not all there is.
+// soakTime returns one connector's share of PDPROXY_SOAK, or the default. The
+// default is long compared with a trouble, which lasts up to 3 s.
 func soakTime(t *testing.T) time.Duration {
 	v := os.Getenv("PDPROXY_SOAK")
 	if v == "" {
@@ -55,8 +55,9 @@ func soakTime(t *testing.T) time.Duration {
 	return all / time.Duration(len(connectors))
 }
 
-// runSoak loads one fleet, a long time in two halves. After each all engines are
-// healed, nothing may be left, and every pair of engines serves again.
+// runSoak loads one fleet; a long soak has two halves. After each half all
+// engines are healed, nothing may remain, and every pair of engines must serve
+// again.
 func runSoak(t *testing.T, connector string, d time.Duration, change func(*config.Config)) {
 	seed := uint64(soakSeed)
 	if v := os.Getenv("PDPROXY_SOAK_SEED"); v != "" {
@@ -88,7 +89,7 @@ func runSoak(t *testing.T, connector string, d time.Duration, change func(*confi
 	}
 }
 
-// checkBooks asserts what the counters must say in the end.
+// checkBooks asserts the final values of the counters.
 func (s *soak) checkBooks() {
 	s.t.Helper()
 	if n := s.metric("pdproxy_exchanges_total", `outcome="internal"`); n > 0 {
@@ -101,8 +102,9 @@ func (s *soak) checkBooks() {
 	if engines.duplicates > 0 {
 		s.t.Errorf("engines saw %d ids twice: %s", engines.duplicates, strings.Join(s.log.with("in flight already"), "\n"))
 	}
-	// A lease may end only where nobody could know of the blocks, because
-	// prefill's answer was lost, or where the protocol has no other way.
+	// A lease may expire only where the proxy could not know the blocks,
+	// because prefill's answer was lost, or where the protocol has no other
+	// way.
 	lost := s.metric("pdproxy_legs_cancelled_total", `phase="prefill"`)
 	for _, how := range []string{"engine_timeout", "prefill_again"} {
 		lost += s.metric("pdproxy_kv_cleanups_total", `how="`+how+`"`)
@@ -117,16 +119,16 @@ func (s *soak) checkBooks() {
 
 func mb(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
 
-// heapInUse is what is reachable on the heap.
+// heapInUse returns the reachable bytes of the heap.
 func heapInUse() uint64 {
-	runtime.GC() // what a pool still holds goes in the second
+	runtime.GC() // the second run frees the content of pools
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
 
-// load asks from many clients at once while the engines are troubled, for d.
+// load sends requests from many clients for d, while the engines have troubles.
 // When it returns every request has ended.
 func (s *soak) load(d time.Duration, round uint64) {
 	ctx, stop := context.WithTimeout(context.Background(), d)
@@ -146,8 +148,8 @@ func (s *soak) load(d time.Duration, round uint64) {
 	load.Wait()
 }
 
-// cleanRound asks until every pair of engines has given a right answer. With all
-// engines healed none may be anything else.
+// cleanRound sends requests until every pair of engines has given a right
+// answer. With all engines healed every answer must be right.
 func (s *soak) cleanRound() {
 	s.t.Helper()
 	s.waitReady()

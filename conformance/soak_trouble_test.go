@@ -11,15 +11,15 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
-// troubles are what happens to an engine: a word alone is done to the process,
-// "hang PHASE" and "fail KIND" are the simulator's faults.
+// troubles are the faults of an engine. A single word is done to the process;
+// "hang PHASE" and "fail KIND" are faults of the simulator.
 var troubles = []string{
 	"kill", "kill", "restart", "restart", "die", "shutdown", "leave", "leave",
 	"hang head", "hang prefill", "hang decode", "hang stream", "hang connect",
 	"fail 500", "fail 503", "fail 429", "fail reset", "fail close", "fail cut", "fail slow",
 }
 
-// troublesOf adds what only one phase can do in a way that somebody can notice.
+// troublesOf adds the faults that have an effect only in one phase.
 func troublesOf(role string) []string {
 	if role == enginesim.RolePrefill {
 		return append(slices.Clone(troubles), "fail garbage", "fail no-params")
@@ -27,13 +27,13 @@ func troublesOf(role string) []string {
 	return append(slices.Clone(troubles), "fail load", "fail sse-error")
 }
 
-// soakRecovery is how long probes and circuits may take to find an engine well
-// again.
+// soakRecovery is the time in which probes and circuits must find that an
+// engine is healthy again.
 const soakRecovery = time.Second
 
 // trouble makes engines fail and heals them until ctx ends. Both engines of a
-// phase are in trouble for moments only, in a brief soak never: there one such
-// moment, until probes have found out and found out again, is most of the time.
+// phase are in trouble only for short times, and never in a brief soak: there
+// the detection of one such time would take most of the soak.
 func (s *soak) trouble(ctx context.Context, rng *rand.Rand) {
 	next := time.Now()
 	for tick := time.NewTicker(20 * time.Millisecond); ; {
@@ -71,7 +71,7 @@ func (s *soak) trouble(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// begin does one trouble to a well engine.
+// begin starts one trouble of a healthy engine.
 func (s *soak) begin(sl *slot, what string, rng *rand.Rand) {
 	e := *sl.engine
 	rate := []string{"0.2", "0.5", "1"}[rng.IntN(3)]
@@ -107,8 +107,8 @@ func (s *soak) begin(sl *slot, what string, rng *rand.Rand) {
 	}
 }
 
-// heal ends the trouble of an engine: one that is dead, or may be about to die, is
-// started anew on its address.
+// heal ends the trouble of an engine. An engine that is dead, or may die soon,
+// is replaced at its address.
 func (s *soak) heal(sl *slot) {
 	s.note(sl, "healed")
 	sl.ends, sl.well = time.Time{}, time.Now().Add(soakRecovery)
@@ -124,7 +124,7 @@ func (s *soak) heal(sl *slot) {
 	}
 }
 
-// reload gives the proxy a configuration with the engines that are not away.
+// reload gives the proxy a configuration without the engines that are away.
 func (s *soak) reload() {
 	next := s.config
 	next.Engines = nil
@@ -144,7 +144,7 @@ func (s *soak) healAll() {
 	}
 }
 
-// restart puts a new engine in the place of a dead one.
+// restart replaces a dead engine by a new one.
 func (s *soak) restart(sl *slot) {
 	old := *sl.engine
 	old.Close()
@@ -170,7 +170,7 @@ func dead(e *enginesim.Engine) bool {
 	}
 }
 
-// checkAlive finds an engine that nobody has killed: what the proxy sent it has.
+// checkAlive asserts that an engine that was not killed is alive.
 func (s *soak) checkAlive(sl *slot) {
 	if dead(*sl.engine) && !sl.dies {
 		s.t.Errorf("engine %s died by itself: %s", sl.name, strings.Join(s.log.with("engine core died"), "\n"))
@@ -179,8 +179,7 @@ func (s *soak) checkAlive(sl *slot) {
 	}
 }
 
-// note writes the trouble into the proxy's log, so that one can be read beside
-// the other.
+// note writes the trouble into the proxy's log, so that both can be read together.
 func (s *soak) note(sl *slot, what string) {
 	fmt.Fprintf(s.log, "time=%s trouble engine=%s %s\n", time.Now().Format("2006-01-02T15:04:05.000Z07:00"), sl.name, what)
 }

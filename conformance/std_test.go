@@ -10,12 +10,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// TestStd carries failures and load with net/http's client between proxy and
-// engines instead of our own. One thing differs between the two that an engine
-// can notice: our own client lets a cancelled prefill leg linger on any
-// connection, net/http's only over HTTP/1.1 and until the first byte of an
-// answer, so that an answer which crosses the client's leaving is lost more
-// often, and its blocks wait for the engine's lease.
+// TestStd runs failures and load with net/http's client between proxy and
+// engines in place of our own client. An engine can notice one difference. Our
+// own client reads on for a cancelled prefill leg on any connection. net/http's
+// does so only over HTTP/1.1 and until the first byte of an answer. So an
+// answer that is sent while the client leaves is lost more often, and its
+// blocks wait for the engine's lease.
 func TestStd(t *testing.T) {
 	std := func(c *config.Config) { c.Transport.Client = "nethttp" }
 	eachConnector(t, func(t *testing.T, connector string) {
@@ -26,7 +26,7 @@ func TestStd(t *testing.T) {
 					std(c)
 					c.Timeouts.Prefill, c.Timeouts.FirstByte = config.Duration(time.Second), config.Duration(time.Second)
 					c.Timeouts.StreamIdle = config.Duration(500 * time.Millisecond)
-					c.Circuit.OpenFor = config.Duration(10 * time.Millisecond) // every row meets its fault
+					c.Circuit.OpenFor = config.Duration(10 * time.Millisecond) // each row gets its fault
 				},
 			})
 			for _, row := range stdFailures {
@@ -45,8 +45,8 @@ func TestStd(t *testing.T) {
 	})
 }
 
-// stdFailures are rows of the failure table, one of each kind of end that an
-// upstream connection can have.
+// stdFailures are rows of the failure table, one for each way in which an
+// upstream connection can end.
 var stdFailures = []struct {
 	name string
 	run  func(f *fleet)
@@ -99,7 +99,7 @@ var stdFailures = []struct {
 	}},
 }
 
-// fails has one engine fail until a leg was tried again, and asserts that the
+// fails makes one engine fail until a leg was retried, and asserts that the
 // client does not notice.
 func (f *fleet) fails(e *enginesim.Engine, fail, hang string) {
 	f.t.Helper()
@@ -114,7 +114,7 @@ func (f *fleet) fails(e *enginesim.Engine, fail, hang string) {
 	})
 }
 
-// breaks asserts that a stream breaks off with an error event.
+// breaks asserts that a stream ends with an error event.
 func (f *fleet) breaks() {
 	f.t.Helper()
 	if a := f.try(chatPath, chat(long, 40, true)); a.status != 200 || a.err != nil || a.errors != 1 || a.done {

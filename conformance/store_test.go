@@ -8,9 +8,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Engines that share a KV cache: decode computes of the prompt what is no whole
-// block, and nothing but the tokens tells it where the rest is. A turn finds what
-// the turn before left, whichever engines had that.
+// Engines share a KV cache. Decode computes only the part of the prompt that is
+// not a whole block. It finds the rest by the tokens alone. A turn finds the
+// blocks of the previous turn, whichever engines computed them.
 func TestStoreMovesThePrompt(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMStore, fleetOptions{})
 	var turn string
@@ -32,8 +32,8 @@ func TestStoreMovesThePrompt(t *testing.T) {
 	}
 }
 
-// A store that fails is decode's kv_load_failure_policy: with "recompute" nobody
-// notices.
+// decode's kv_load_failure_policy determines the effect of a failed store: with
+// "recompute" it is not visible.
 func TestStoreFails(t *testing.T) {
 	for _, recompute := range []bool{false, true} {
 		t.Run(fmt.Sprint("recompute ", recompute), func(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
-// forced are requests that want a tool call for certain, by path.
+// forced returns requests that force a tool call, by path.
 func forced() map[string]string {
 	const (
 		tool = `{"type":"function","function":{"name":"look_up","parameters":{"type":"object"}}}`
@@ -24,9 +24,10 @@ func forced() map[string]string {
 	}
 }
 
-// A forced tool call of which prefill makes one token: releases that fail on it when
-// they hold blocks for decode are not sent it, a decode engine answers it whole. The
-// fleet's end asserts that nothing is held, long before any lease is over.
+// For a forced tool call prefill makes one token. Releases that fail on it
+// while they hold blocks for decode do not get it: a decode engine answers the
+// whole request. The fleet's end asserts that nothing is held, long before any
+// lease expires.
 func TestForcedToolCalls(t *testing.T) {
 	for _, connector := range []string{
 		enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush, enginesim.ConnectorVLLMStore, enginesim.ConnectorVLLMMoRIIORead,
@@ -38,7 +39,7 @@ func TestForcedToolCalls(t *testing.T) {
 				whole := 0.0
 				for name, body := range forced() {
 					path, _, _ := strings.Cut(name, " ")
-					if path == "/v1/responses" && connector == enginesim.ConnectorVLLMNixlPush { // which is never split
+					if path == "/v1/responses" && connector == enginesim.ConnectorVLLMNixlPush { // it is never split
 						continue
 					}
 					f.right(f.try(path, body), path, body)
@@ -46,7 +47,7 @@ func TestForcedToolCalls(t *testing.T) {
 						whole++
 					}
 				}
-				body := chat(long, 9, true) // what else there is runs as two legs
+				body := chat(long, 9, true) // other requests run as two legs
 				f.right(f.try(chatPath, body), chatPath, body)
 				if n := f.metric("pdproxy_fallbacks_total", `what="aggregated"`, `reason="forced_tool"`); n != whole {
 					t.Errorf("%v are answered whole, want %v", n, whole)
@@ -61,8 +62,9 @@ func TestForcedToolCalls(t *testing.T) {
 	}
 }
 
-// Where nobody answers requests whole, a forced tool call that is sure to fail is
-// refused before anything is computed; one that may go well is tried.
+// If no engine answers whole requests, a forced tool call that is certain to
+// fail is rejected before anything is computed. A tool call that may succeed is
+// tried.
 func TestForcedToolCallsOfPairs(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMP2PNCCL} {
 		for version, refused := range map[string]bool{"0.17.1": true, "0.32.0": false, "0.1.dev1+g0123abc": false} {

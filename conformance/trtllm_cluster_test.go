@@ -13,15 +13,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// cluster is a proxy that serves the cluster storage, and engines that register
-// there.
+// cluster is a proxy that provides the cluster storage, and engines that
+// register there.
 type cluster struct {
 	*fleet
 	cfg   config.Config
 	token string
 }
 
-// startCluster starts both; token is asked for, "" for none.
+// startCluster starts both. token is the required token, "" for none.
 func startCluster(t *testing.T, token string) *cluster {
 	t.Helper()
 	c := &cluster{token: token, fleet: &fleet{t: t, connector: enginesim.ConnectorTRTLLM, base: measure()}}
@@ -59,7 +59,7 @@ func (c *cluster) worker(role, listen string) *enginesim.Engine {
 	}})
 }
 
-// ready counts the ready engines whose names contain a text.
+// ready returns the number of ready engines whose names contain a text.
 func (c *cluster) ready(name string) (n int) {
 	c.t.Helper()
 	var rows []struct{ Name, State, Source string }
@@ -75,14 +75,14 @@ func (c *cluster) ready(name string) (n int) {
 	return n
 }
 
-// served asserts that a request is answered rightly.
+// served asserts that a request gets the right answer.
 func (c *cluster) served() {
 	c.t.Helper()
 	body := chat(long, 8, true)
 	c.right(c.try(chatPath, body), chatPath, body)
 }
 
-// known counts the engines that are known at all.
+// known returns the number of known engines.
 func (c *cluster) known() int {
 	c.t.Helper()
 	var rows []struct{ Name string }
@@ -90,9 +90,9 @@ func (c *cluster) known() int {
 	return len(rows)
 }
 
-// Workers that register in the proxy's own storage are served; one that is
-// stopped leaves at once, one that dies with its lease, and one that is started
-// anew at the same address takes its place.
+// Workers that register in the proxy's own storage are used. A worker that is
+// closed disappears at once, a worker that dies disappears with its lease, and
+// a new worker at the same address replaces it.
 func TestTRTLLMWorkersRegister(t *testing.T) {
 	for name, token := range map[string]string{"open": "", "with a token": "a-token"} {
 		t.Run(name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestTRTLLMWorkersRegister(t *testing.T) {
 			c.eventually("it is back", func() bool { return c.ready("CONTEXT-"+addr) == 1 })
 			c.served()
 
-			c.prefill[0].Kill() // and back before its lease is over
+			c.prefill[0].Kill() // it returns before its lease ends
 			c.prefill[0].Close()
 			c.prefill[0] = c.worker(enginesim.RolePrefill, addr)
 			c.eventually("it is one engine", func() bool {
@@ -125,8 +125,7 @@ func TestTRTLLMWorkersRegister(t *testing.T) {
 	}
 }
 
-// A proxy that is started anew has its workers back as soon as their heartbeats
-// have failed.
+// A restarted proxy has its workers again as soon as their heartbeats have failed.
 func TestTRTLLMWorkersRegisterAgain(t *testing.T) {
 	c := startCluster(t, "")
 	c.served()
@@ -141,7 +140,7 @@ func TestTRTLLMWorkersRegisterAgain(t *testing.T) {
 	second.served()
 }
 
-// Without the token nobody registers.
+// Without the token no worker can register.
 func TestTRTLLMStorageWantsItsToken(t *testing.T) {
 	c := startCluster(t, "a-token")
 	for _, header := range []string{"", "Bearer another"} {

@@ -14,9 +14,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
-// TestGenerationIsSentFirst: decode's leg has gone out when prefill's does,
-// whichever client sends them. Each engine answers only when the other has its
-// leg, so that a proxy which waited for either would wait for ever.
+// TestGenerationIsSentFirst: decode's leg is sent before prefill's, with each
+// upstream client. Each engine answers only when the other has its leg, so a
+// proxy that waited for either would wait forever.
 func TestGenerationIsSentFirst(t *testing.T) {
 	for _, client := range []string{"own", "nethttp"} {
 		for _, stream := range []bool{false, true} {
@@ -90,11 +90,11 @@ func TestGenerationIsSentFirst(t *testing.T) {
 	}
 }
 
-// TestPrefillIsSparedWhereDecodeIsAway: a leg that never left has no context
-// computed for it.
+// TestPrefillIsSparedWhereDecodeIsAway: no context is computed for a leg that
+// could not be sent.
 func TestPrefillIsSparedWhereDecodeIsAway(t *testing.T) {
 	f := startFleet(t, trtllmFirst, fleetOptions{prefill: 1, decode: 1})
-	f.decode[0].Kill() // the proxy has yet to notice
+	f.decode[0].Kill() // the proxy has not noticed yet
 	if a := f.try(chatPath, chat(long, 5, false)); a.status/100 != 5 {
 		t.Fatalf("status %d: %s", a.status, a.body)
 	}
@@ -104,8 +104,8 @@ func TestPrefillIsSparedWhereDecodeIsAway(t *testing.T) {
 	}
 }
 
-// TestGenerationFirstFallsBack: engines that publish no address, and such of the
-// first wire generation, are called context first, and that is counted.
+// TestGenerationFirstFallsBack: engines that publish no address, and engines of
+// the first wire generation, are called context first, and this is counted.
 func TestGenerationFirstFallsBack(t *testing.T) {
 	f := startFleet(t, trtllmFirst, fleetOptions{prefill: 1, decode: 1, engine: func(_ string, _ int, c *enginesim.Config) {
 		c.TRTLLM.Wire = enginesim.TRTLLMWireG1
@@ -121,8 +121,8 @@ func TestGenerationFirstFallsBack(t *testing.T) {
 	}
 }
 
-// TestGenerationFirstUsage: what prefill had cached is in decode's usage, which
-// learns it with the KV.
+// TestGenerationFirstUsage: decode's usage contains prefill's cached tokens,
+// which decode receives with the KV.
 func TestGenerationFirstUsage(t *testing.T) {
 	f := startFleet(t, trtllmFirst, fleetOptions{prefill: 1, decode: 1})
 	body := prompt(0, 200)
@@ -142,8 +142,9 @@ func TestGenerationFirstUsage(t *testing.T) {
 	}
 }
 
-// TestScheduleStyleAsTheEngineSays: left to the engines, those that can are
-// called generation first and the others context first, and neither is counted.
+// TestScheduleStyleAsTheEngineSays: if the style depends on the engines, those
+// that support it are called generation first and the others context first.
+// Neither is counted as a fallback.
 func TestScheduleStyleAsTheEngineSays(t *testing.T) {
 	for wire, flow := range map[int]string{enginesim.TRTLLMWireG1: "prefill_first", enginesim.TRTLLMWireG3: "decode_first"} {
 		t.Run(flow, func(t *testing.T) {

@@ -17,12 +17,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// foreignWorker is a worker of TensorRT-LLM's own fleet: it is placed by our
-// coordinator and sends both legs itself.
+// foreignWorker is a worker of TensorRT-LLM's own fleet. Our coordinator places
+// its requests, and it sends both legs itself.
 type foreignWorker struct {
-	base   string // of the coordinator's routes
+	base   string // base URL of the coordinator's routes
 	client *http.Client
-	packed bool // it speaks MessagePack
+	packed bool // it uses MessagePack
 }
 
 // ask calls a route of the coordinator.
@@ -77,7 +77,7 @@ func (w *foreignWorker) leg(server string, body map[string]any) (answer map[stri
 	return answer, nil
 }
 
-// complete serves one prompt on two engines, under an id of its own.
+// complete serves one prompt on two engines, with an id of its own.
 func (w *foreignWorker) complete(prompt string, id int64) (text string, err error) {
 	place := func(role, exclude string) (string, error) {
 		body := map[string]any{"role": role, "routing_key": "conv-" + fmt.Sprint(id%3), "req_id": id}
@@ -121,9 +121,9 @@ func (w *foreignWorker) complete(prompt string, id int64) (text string, err erro
 	return text, err
 }
 
-// TestTRTLLMFleetWorkers: TensorRT-LLM's own fleet workers are placed by our
-// coordinator, in both encodings and beside our own traffic: right texts, ids above
-// 2^53 exact, nothing left reserved.
+// TestTRTLLMFleetWorkers: our coordinator places the requests of TensorRT-LLM's
+// own fleet workers, in both encodings and together with our own traffic. Texts
+// are right, ids above 2^53 are exact, and no reservation remains.
 func TestTRTLLMFleetWorkers(t *testing.T) {
 	for _, packed := range []bool{false, true} {
 		t.Run(fmt.Sprint("msgpack ", packed), func(t *testing.T) {

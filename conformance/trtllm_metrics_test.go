@@ -11,8 +11,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
-// TestTRTLLMPerfMetrics: what engines say of a request is shown to operators, and
-// to the client that asks, as one; to others nothing of it is.
+// TestTRTLLMPerfMetrics: operators see the engines' metrics of a request. A
+// client that asks for them gets them as those of one engine; other clients get
+// none.
 func TestTRTLLMPerfMetrics(t *testing.T) {
 	for _, style := range trtllmStyles {
 		t.Run(style, func(t *testing.T) {
@@ -50,7 +51,7 @@ func TestTRTLLMPerfMetrics(t *testing.T) {
 			}
 			f.timed("asked")
 
-			// Context first, prefill's answer is the whole one.
+			// With context first, prefill's answer may be the whole answer.
 			whole := f.post(context.Background(), f.url, chatPath, `{"model":"sim","messages":[{"role":"user","content":"<eos1> at once"}]}`, "X-Trtllm-Return-Metrics", "1")
 			if timing := whole.header.Get("Server-Timing"); whole.status != 200 || !strings.Contains(timing, "ctx_ttft;dur=") {
 				t.Errorf("status %d, timing %q", whole.status, timing)
@@ -60,8 +61,8 @@ func TestTRTLLMPerfMetrics(t *testing.T) {
 	}
 }
 
-// timed asserts that the legs of a request have the engines' own times, and that
-// those lie within the request: the clocks have been set.
+// timed asserts that the legs of a request have the engines' own times, and
+// that these lie within the request: the clocks are aligned.
 func (f *fleet) timed(id string) {
 	f.t.Helper()
 	var e journal.Explanation
@@ -75,7 +76,7 @@ func (f *fleet) timed(id string) {
 			f.t.Errorf("%s leg: %+v", l.Phase, tm)
 			continue
 		}
-		const slack = 2000 // the clocks were set over a busy network
+		const slack = 2000 // the clocks were aligned over a busy network
 		if *tm.StartMS < -slack || *tm.EndMS > e.DurationMS+slack || *tm.EndMS < *tm.StartMS {
 			f.t.Errorf("%s leg ran from %v to %v ms of %v", l.Phase, *tm.StartMS, *tm.EndMS, e.DurationMS)
 		}
@@ -87,7 +88,8 @@ func (f *fleet) timed(id string) {
 	}
 }
 
-// TestTRTLLMMetricsAreOff: a client cannot have engines measure on its own.
+// TestTRTLLMMetricsAreOff: a client cannot make engines measure when the
+// configuration does not allow it.
 func TestTRTLLMMetricsAreOff(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorTRTLLM, fleetOptions{prefill: 1, decode: 1, engine: func(_ string, _ int, c *enginesim.Config) { c.TRTLLM.PerfMetrics = true }})
 	for _, stream := range []bool{false, true} {

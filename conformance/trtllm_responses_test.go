@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
-// A worker's own /v1/responses has no form of two legs: decode engines answer it
-// whole, with retries, typed errors and hang-ups as everywhere.
+// A worker's own /v1/responses has no form for two legs. Decode engines answer
+// it whole, with the usual retries, typed errors and cancellations.
 func TestResponsesOfTRTLLM(t *testing.T) {
 	const path = "/v1/responses"
 	a := api{path: path, body: func(prompt string, tokens int, stream bool) string {

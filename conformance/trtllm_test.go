@@ -15,9 +15,9 @@ import (
 // trtllmStyles are the two orders of TensorRT-LLM's legs.
 var trtllmStyles = []string{enginesim.ConnectorTRTLLM, trtllmFirst}
 
-// TestTRTLLMSigned: engines with a key take what is signed with it, in either
-// order and however the token ids travel; without one they refuse, and nothing
-// of a refused request is left.
+// TestTRTLLMSigned: engines with a key accept requests signed with it, in
+// either order of the legs and in every form of the token ids. They reject
+// requests without a signature, and nothing of a rejected request remains.
 func TestTRTLLMSigned(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, []byte("a-key\n"), 0o600); err != nil {
@@ -48,8 +48,8 @@ func TestTRTLLMSigned(t *testing.T) {
 	}
 }
 
-// TestTRTLLMConditional: a prompt that decode's engine has mostly cached is
-// answered there by one leg, without params; the rest takes both.
+// TestTRTLLMConditional: a prompt that is mostly cached on decode's engine is
+// answered there by one leg, without params. Other prompts use both legs.
 func TestTRTLLMConditional(t *testing.T) {
 	both := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorTRTLLM, Lease: time.Minute})
 	f := startFleet(t, enginesim.ConnectorTRTLLM, fleetOptions{prefill: 1, config: func(c *config.Config) {
@@ -80,8 +80,8 @@ func TestTRTLLMConditional(t *testing.T) {
 	}
 }
 
-// TestTRTLLMMsgpack: engines that read MessagePack get it on every leg, and say
-// what they say to JSON; those that do not, refuse it.
+// TestTRTLLMMsgpack: engines that read MessagePack get it on every leg, and
+// answer as to JSON. Other engines reject it.
 func TestTRTLLMMsgpack(t *testing.T) {
 	for _, style := range trtllmStyles {
 		t.Run(style, func(t *testing.T) {

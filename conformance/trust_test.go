@@ -19,18 +19,18 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// tap stands before an engine and keeps what the engine is sent.
+// tap is a proxy in front of an engine that records the engine's requests.
 type tap struct {
 	addr    string
 	engine  atomic.Pointer[url.URL]
-	answers func([]byte) []byte // changes the engine's answers; nil: leaves them
+	answers func([]byte) []byte // changes the engine's answers; nil: no change
 
 	mu   sync.Mutex
 	seen []string // requests with head and body; guarded by mu
 }
 
-// newTaps opens taps. They are to be there before the fleet, whose end looks for
-// what is left.
+// newTaps opens taps. Call it before the fleet starts, because the fleet's end
+// checks that nothing is left.
 func newTaps(t *testing.T, n int) []*tap {
 	t.Helper()
 	var taps []*tap
@@ -49,7 +49,7 @@ func newTaps(t *testing.T, n int) []*tap {
 	return taps
 }
 
-// before puts taps before the engines of a configuration, in its order.
+// before puts taps in front of the engines of a configuration, in its order.
 func before(taps []*tap, c *config.Config) {
 	for i, p := range taps {
 		u, _ := url.Parse(c.Engines[i].URL)
@@ -90,7 +90,7 @@ func (p *tap) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	proxy.ServeHTTP(w, r)
 }
 
-// sent returns what the engine was sent since the last call.
+// sent returns the engine's requests since the last call.
 func (p *tap) sent() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,14 +99,14 @@ func (p *tap) sent() []string {
 	return seen
 }
 
-// The marks of what a client wrote where only the proxy may.
+// The marks in values of a client that only the proxy may set.
 const (
 	markText   = "attacker.invalid"
 	markNumber = "660066066"
 )
 
-// pdFields are the members by which engines are told of a transfer, all with
-// marks in them.
+// pdFields are the members that tell engines about a transfer, all with marks
+// in them.
 var pdFields = []string{
 	`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":true,"remote_engine_id":"MARK","remote_block_ids":[NUM],"remote_host":"MARK","remote_port":NUM,"tp_size":1,"transfer_id":"MARK"}`,
 	`"ec_transfer_params":{"peer":"MARK"}`,
@@ -121,12 +121,13 @@ var pdFields = []string{
 	`"kv_router_hint":{"source_control_endpoint":"tcp://MARK:1","block_hashes":["NUM"]}`,
 }
 
-// vllmFields are those that vLLM takes out of members which clients may set.
+// vllmFields are those that vLLM reads from members which clients may set.
 var vllmFields = []string{
 	`"vllm_xargs":{"kv_transfer_params":{"remote_host":"MARK"},"ec_transfer_params":{"peer":"MARK"}}`,
 }
 
-// pdHeader are the lines by which engines, and side-cars beside them, are told.
+// pdHeader are the headers that tell engines, and their sidecars, about a
+// transfer.
 var pdHeader = []string{
 	"X-Request-Id", "___prefill_addr_host:MARK,handshake:1,notify:2___decode_addr_host:MARK,handshake:1,notify:2_0123456789abcdef0123456789abcdef",
 	"X-data-parallel-rank", "NUM", "X-Data-Parallel-Host-Port", "MARK:1",
@@ -145,10 +146,9 @@ func marked(s string) string {
 // the same to every parser.
 func escaped(member string) string { return fmt.Sprintf(`"\u%04x%s`, member[1], member[2:]) }
 
-// TestNoPDFieldReachesAnEngine: whatever a client writes, on whatever route, of
-// what engines are told of transfers, in the body, nested, escaped, in the
-// request line or in headers, no engine sees it; and the request is answered as
-// if it had not been there.
+// TestNoPDFieldReachesAnEngine: a client writes transfer parameters into the
+// body, nested, escaped, into the request line and into headers, on every
+// route. No engine receives them, and the answer is the same as without them.
 func TestNoPDFieldReachesAnEngine(t *testing.T) {
 	bodies := []struct{ path, body string }{
 		{"/v1/completions", `{"model":"sim","prompt":"a prompt of some words for two engines","max_tokens":6,"ignore_eos":true%s}`},
@@ -189,8 +189,8 @@ func TestNoPDFieldReachesAnEngine(t *testing.T) {
 	})
 }
 
-// hostile sends a body to a path with every PD field in every way, and returns what
-// the engines were sent, which is none of them.
+// hostile sends a body to a path with every PD field in every form, and returns
+// the engines' requests. None may contain a mark.
 func (f *fleet) hostile(taps []*tap, path, body string) (all []string) {
 	f.t.Helper()
 	var escapes []string
@@ -219,9 +219,9 @@ func (f *fleet) hostile(taps []*tap, path, body string) (all []string) {
 	return all
 }
 
-// TestDecodeIsSentToPrefillOnly: a prefill engine, or whoever answers in its
-// place, names a host that is none of its own in everything that it says. No
-// decode engine is sent there, and clients are answered all the same.
+// TestDecodeIsSentToPrefillOnly: a prefill engine, or another host that answers
+// in its place, names a host that is not its own in all fields of its answer.
+// No decode engine connects to that host, and clients get answers anyway.
 func TestDecodeIsSentToPrefillOnly(t *testing.T) {
 	const foreign = "169.254.169.254"
 	eachConnector(t, func(t *testing.T, connector string) {
@@ -233,10 +233,10 @@ func TestDecodeIsSentToPrefillOnly(t *testing.T) {
 			return b
 		}
 		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1,
-			engine: func(_ string, _ int, c *enginesim.Config) { c.Lease = time.Second }, // nobody is sent to free the blocks
+			engine: func(_ string, _ int, c *enginesim.Config) { c.Lease = time.Second }, // the decode engine that would free the blocks is never told of them
 			config: func(c *config.Config) {
 				before(taps, c)
-				c.Engines[0].KVHosts = "192.0.2.1" // held to the hosts that are known
+				c.Engines[0].KVHosts = "192.0.2.1" // limited to the known hosts
 			},
 		})
 		for _, stream := range []bool{true, false} {

@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// turnFleet is a fleet whose decode engines keep the KV of what they have
-// answered, and whose prefill engines pull it.
+// turnFleet is a fleet whose decode engines keep the KV of their answers, and
+// whose prefill engines pull it.
 func turnFleet(t *testing.T, change func(role string, c *enginesim.Config), more func(*config.Config)) *fleet {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
 		prefill: 1, decode: 2, workers: manyWorkers,
@@ -37,7 +37,7 @@ func turnFleet(t *testing.T, change func(role string, c *enginesim.Config), more
 	return f
 }
 
-// kept is how many blocks decode engines hold for a turn to come.
+// kept returns the number of blocks that decode engines hold for a next turn.
 func (f *fleet) kept() (n int) {
 	for _, d := range f.decode {
 		n += d.State().BlocksPinned
@@ -45,13 +45,13 @@ func (f *fleet) kept() (n int) {
 	return n
 }
 
-// emptyPrefill empties prefill's own cache, which would spare it the pull.
+// emptyPrefill empties prefill's own cache, so that prefill has to pull.
 func (f *fleet) emptyPrefill() {
 	f.eventually("prefill is idle", func() bool { return f.prefill[0].State().BlocksUsed == 0 })
 	f.post(context.Background(), f.prefill[0].URL(), "/reset_prefix_cache", "")
 }
 
-// turns are what has been counted of kept KV.
+// turns returns the count of kept KV by outcome.
 func (f *fleet) turns(outcome string) float64 {
 	return f.metric("pdproxy_turn_kv_total", `outcome="`+outcome+`"`)
 }
@@ -61,7 +61,7 @@ func (f *fleet) unusedTurns(reason string) float64 {
 }
 
 // allForgotten ends the test of a fleet in which KV may still be kept: a proxy
-// that ends has it freed.
+// that ends frees it.
 func (f *fleet) allForgotten() {
 	f.t.Helper()
 	if err := f.drain(); err != nil {
@@ -70,7 +70,7 @@ func (f *fleet) allForgotten() {
 	f.eventually("nothing is kept for turns that cannot come", func() bool { return f.kept() == 0 })
 }
 
-// words are n token ids.
+// words returns n token ids.
 func words(n int) []int {
 	ids := make([]int, n)
 	for i := range ids {
@@ -79,7 +79,7 @@ func words(n int) []int {
 	return ids
 }
 
-// idsOf are the token ids of an answer.
+// idsOf returns the token ids of an answer.
 func idsOf(t *testing.T, a answer) []int {
 	t.Helper()
 	var v struct {
@@ -103,9 +103,9 @@ func generateOf(ids []int, more string) string {
 	return fmt.Sprintf(`{"model":"sim","token_ids":%s,"sampling_params":{"max_tokens":20,"ignore_eos":true}%s}`, list, more)
 }
 
-// A conversation in token ids: each turn's KV is pulled from the decode engine that
-// kept it, freed there, and the text is that of one engine alone. The client sees
-// nothing of it.
+// In a conversation in token ids, each turn's KV is pulled from the decode
+// engine that kept it, and freed there. The text equals that of one engine
+// alone. The client sees nothing of it.
 func TestTurnIsPulled(t *testing.T) {
 	for path, body := range map[string]func([]int, string) string{"/v1/completions": completionOf, "/inference/v1/generate": generateOf} {
 		t.Run(path, func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestTurnIsPulled(t *testing.T) {
 				if path == "/v1/completions" && !strings.Contains(a.body, `"token_ids":null`) {
 					t.Fatalf("the client did not ask for token ids: %s", a.body)
 				}
-				if pulls := f.prefill[0].State().Transfers - before; turn > 0 && pulls != 2 { // one pulled, one handed on
+				if pulls := f.prefill[0].State().Transfers - before; turn > 0 && pulls != 2 { // one pulled, one sent to decode
 					t.Errorf("turn %d: %d transfers", turn, pulls)
 				}
 				want := (len(ids) + 19 + 15) / 16
@@ -141,7 +141,7 @@ func TestTurnIsPulled(t *testing.T) {
 	}
 }
 
-// The client that asks for token ids gets them as one engine would give them.
+// A client that asks for token ids gets the same as from one engine.
 func TestTurnLeavesAskedIDs(t *testing.T) {
 	f := turnFleet(t, nil, nil)
 	for path, body := range map[string]string{
@@ -157,7 +157,7 @@ func TestTurnLeavesAskedIDs(t *testing.T) {
 	f.allForgotten()
 }
 
-// chatTurn is a chat of a conversation.
+// chatTurn returns a turn of a chat.
 func chatTurn(id string, messages ...string) string {
 	list := []map[string]string{}
 	for i, m := range messages {
@@ -167,8 +167,8 @@ func chatTurn(id string, messages ...string) string {
 	return fmt.Sprintf(`{"model":"sim","session_id":%q,"messages":%s,"max_tokens":20,"ignore_eos":true}`, id, raw)
 }
 
-// A chat in text: the engines' own rendering of the next turn proves that it
-// begins with what decode has.
+// In a chat in text, the engines' own rendering of the next turn proves that it
+// begins with decode's tokens.
 func TestTurnOfAChat(t *testing.T) {
 	f := turnFleet(t, nil, nil)
 	first := chatTurn("c", long)
@@ -183,9 +183,9 @@ func TestTurnOfAChat(t *testing.T) {
 	f.allForgotten()
 }
 
-// A chat whose next turn begins with other tokens than decode has, as it does where
-// the client has changed what was said, or the template renders an answer
-// otherwise: nothing is pulled, what is kept is freed, and the text is right.
+// The next turn of a chat begins with other tokens than decode has, because the
+// client has changed earlier messages or the template renders an answer
+// differently. Nothing is pulled, the kept KV is freed, and the text is right.
 func TestTurnThatIsRewritten(t *testing.T) {
 	f := turnFleet(t, nil, nil)
 	first := chatTurn("c", long)
@@ -203,8 +203,8 @@ func TestTurnThatIsRewritten(t *testing.T) {
 	f.allForgotten()
 }
 
-// What would be pulled is of another model, salt or picture although the token ids
-// are the same, or cannot be told: nothing is pulled.
+// The token ids are equal, but the kept KV belongs to another model, salt or
+// picture, or this is unknown. Nothing is pulled.
 func TestTurnOfOthers(t *testing.T) {
 	ids := words(100)
 	for _, tt := range []struct{ name, first, second, path string }{
@@ -230,8 +230,9 @@ func TestTurnOfOthers(t *testing.T) {
 	}
 }
 
-// Streams say nothing of what is kept, but for responses and engines with vLLM pull
-// request 40186: it is cut out of what the client gets, and freed.
+// Streams do not name the kept KV, except responses and engines with vLLM pull
+// request 40186. The proxy removes the parameters from the client's stream and
+// frees the KV.
 func TestTurnOfAStream(t *testing.T) {
 	f := turnFleet(t, func(_ string, c *enginesim.Config) { c.Nixl.StreamParams = true }, nil)
 	for n, tt := range []struct{ path, body string }{
@@ -256,11 +257,11 @@ func TestTurnOfAStream(t *testing.T) {
 	}
 }
 
-// An engine that names more blocks than its tokens need has prefill count from the
-// wrong end: nothing of that is pulled.
+// If an engine names more blocks than its tokens need, prefill would count from
+// the wrong end. Nothing is pulled.
 func TestTurnOfTooManyBlocks(t *testing.T) {
 	f := turnFleet(t, func(_ string, c *enginesim.Config) { c.Nixl.Lookahead = true }, nil)
-	ids := words(109) // with 19 tokens of the answer they fill their blocks
+	ids := words(109) // together with 19 tokens of the answer they fill their blocks
 	f.right(f.try("/v1/completions", completionOf(ids, `,"min_tokens":20`)), "/v1/completions", completionOf(ids, ""))
 	f.eventually("it is freed", func() bool { return f.kept() == 0 })
 	if f.unusedTurns("kv_blocks") != 1 {
@@ -268,8 +269,9 @@ func TestTurnOfTooManyBlocks(t *testing.T) {
 	}
 }
 
-// Where decode no longer has what it kept, prefill's policy decides; the request is
-// answered, prefill is not blamed, and nothing is pulled a second time.
+// When decode no longer has the kept KV, prefill's policy decides. The request
+// is answered, prefill is not charged with a failure, and nothing is pulled a
+// second time.
 func TestTurnWhoseDecodeFails(t *testing.T) {
 	for _, recompute := range []bool{false, true} {
 		t.Run(fmt.Sprint("recompute ", recompute), func(t *testing.T) {
@@ -295,14 +297,14 @@ func TestTurnWhoseDecodeFails(t *testing.T) {
 			f.right(f.try("/v1/completions", next), "/v1/completions", next) // prefill's circuit is closed
 			if !recompute {
 				f.allForgotten()
-			} else { // nobody but the time-out frees what the failed load left
+			} else { // only the timeout frees the blocks of the failed load
 				f.drain()
 			}
 		})
 	}
 }
 
-// secondTurn is the second turn of a conversation whose first is kept.
+// secondTurn returns the second turn of a conversation whose first turn is kept.
 func (f *fleet) secondTurn() (body string) {
 	ids := words(100)
 	f.right(f.try("/v1/completions", completionOf(ids, "")), "/v1/completions", completionOf(ids, ""))
@@ -311,8 +313,8 @@ func (f *fleet) secondTurn() (body string) {
 	return completionOf(append(append(ids, answer...), words(20)...), "")
 }
 
-// A client that leaves while prefill has the leg, before or after it has pulled
-// anything, leaves nothing behind.
+// After a client leaves during the prefill leg, before or after a pull, nothing
+// remains.
 func TestTurnWhoseClientLeaves(t *testing.T) {
 	for _, phase := range []string{"head", "prefill"} {
 		t.Run(phase, func(t *testing.T) {
@@ -336,8 +338,8 @@ func TestTurnWhoseClientLeaves(t *testing.T) {
 	}
 }
 
-// Where prefill dies with the leg, another computes the prompt, and has decode free
-// what was to be pulled.
+// If prefill dies during the leg, another prefill computes the prompt and makes
+// decode free the KV that was not pulled.
 func TestTurnWhosePrefillDies(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
 		prefill: 2, decode: 1, workers: manyWorkers,
@@ -375,8 +377,8 @@ func TestTurnWhosePrefillDies(t *testing.T) {
 	f.allForgotten()
 }
 
-// Neither a restarted decode engine nor one whose time is over is asked for what it
-// kept.
+// The proxy does not ask for kept KV of a restarted decode engine, or after its
+// time is over.
 func TestTurnComesTooLate(t *testing.T) {
 	t.Run("time", func(t *testing.T) {
 		f := turnFleet(t, func(_ string, c *enginesim.Config) { c.Nixl.KeepFor = 2 * time.Second }, func(c *config.Config) {
@@ -411,8 +413,8 @@ func TestTurnComesTooLate(t *testing.T) {
 	})
 }
 
-// Where prefill does not run bidirectionally it is never told of blocks: it would
-// wait for them for ever.
+// A prefill that is not bidirectional never receives block ids: it would wait
+// for the blocks forever.
 func TestTurnWithoutPrefill(t *testing.T) {
 	f := turnFleet(t, func(role string, c *enginesim.Config) {
 		c.Nixl.Bidirectional, c.Nixl.KeepFor = role == enginesim.RoleDecode, 300*time.Millisecond
@@ -427,8 +429,8 @@ func TestTurnWithoutPrefill(t *testing.T) {
 	}
 }
 
-// In a fleet the coordinator knows what is kept. When it ends that is freed; without
-// it nothing is kept; and the next one begins anew.
+// In a fleet the coordinator knows the kept KV. When it ends, the KV is freed.
+// Without a coordinator nothing is kept, and the next one starts with none.
 func TestTurnWithoutCoordinator(t *testing.T) {
 	t.Setenv(modeVar, modeFleet)
 	f := turnFleet(t, nil, nil)
@@ -466,8 +468,8 @@ func TestTurnWithoutCoordinator(t *testing.T) {
 	f.allForgotten()
 }
 
-// A coordinator that ends has what is kept freed although a clean-up of before hangs:
-// that one's time is not the others'.
+// A coordinator that ends frees the kept KV even if an earlier clean-up hangs:
+// the others do not wait for it.
 func TestTurnsWhileACleanUpHangs(t *testing.T) {
 	t.Setenv(modeVar, modeFleet)
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
@@ -480,14 +482,15 @@ func TestTurnsWhileACleanUpHangs(t *testing.T) {
 			for i := range c.Engines {
 				c.Engines[i].Bidirectional = true
 			}
-			// Each prefill has a few turns freed: those that hang leave room for the others'.
+			// Each prefill frees a few turns. Clean-ups that hang leave room
+			// for the others.
 			c.Policy.Place, c.Timeouts.Cleanup = "round_robin", config.Duration(time.Second)
 		},
 	})
 	turn := func(n, tokens int, more string) string {
 		return strings.Replace(completionOf(append([]int{'A' + n}, words(100)...), more), `"max_tokens":20`, fmt.Sprint(`"max_tokens":`, tokens), 1)
 	}
-	blocks := map[string]int{} // that are kept, by the prefill that has them freed
+	blocks := map[string]int{} // kept blocks, by the prefill that frees them
 	keep := func(a answer, n, tokens int, more string) (prefill string) {
 		f.right(a, "/v1/completions", turn(n, tokens, more))
 		prefill = a.header.Get("X-Pdproxy-Prefill")
@@ -499,8 +502,8 @@ func TestTurnsWhileACleanUpHangs(t *testing.T) {
 	}
 	f.eventually("decode is idle", func() bool { return f.decode[0].State().RequestsRunning == 0 })
 
-	// The coordinator has one turn of a conversation freed when another comes to its
-	// place, which had begun before it was there.
+	// The coordinator frees one turn of a conversation when another turn
+	// replaces it that began earlier than the first was kept.
 	const session = `,"session_id":"c"`
 	long := make(chan answer, 1)
 	go func() { long <- f.try("/v1/completions", turn(20, 1000, session)) }()
@@ -521,7 +524,7 @@ func TestTurnsWhileACleanUpHangs(t *testing.T) {
 	f.eventually("only what the engine that hangs was to have freed is kept", func() bool { return f.kept() == blocks[hangs] })
 }
 
-// What is kept outlives the worker that served the turn.
+// Kept KV outlives the worker that served the turn.
 func TestTurnOfAKilledWorker(t *testing.T) {
 	t.Setenv(modeVar, modeFleet)
 	f := turnFleet(t, nil, nil)
@@ -529,7 +532,7 @@ func TestTurnOfAKilledWorker(t *testing.T) {
 	f.right(f.post(context.Background(), victim.URL(), "/v1/completions", completionOf(ids, "")), "/v1/completions", completionOf(ids, ""))
 	f.eventually("it is kept", func() bool { return f.kept() > 0 })
 	victim.strike()
-	_ = victim.end() // it says what was cut
+	_ = victim.end() // its error counts the cut requests
 	f.workers = f.workers[:manyWorkers-1]
 	f.oneEntry()
 	f.emptyPrefill()
@@ -542,8 +545,9 @@ func TestTurnOfAKilledWorker(t *testing.T) {
 	f.allForgotten()
 }
 
-// Of many conversations at once, whose turns come through any worker, each turn's KV
-// is pulled once at most, and what is kept in the end is the last turns'.
+// Many conversations run at once, and their turns come through any worker. Each
+// turn's KV is pulled at most once, and in the end only the last turns' KV is
+// kept.
 func TestTurnsOfManyConversations(t *testing.T) {
 	f := turnFleet(t, nil, nil)
 	const conversations, turns = 6, 4

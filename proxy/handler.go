@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/edge"
@@ -17,7 +18,7 @@ const cutGrace = cleanup.PrefillLinger + time.Second
 
 // Listen opens the sockets that cfg names and given has not. certs is nil without TLS.
 // token protects the admin endpoints.
-func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token AdminToken, given edge.Sockets) (*edge.Server, error) {
+func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token, given edge.Sockets) (*edge.Server, error) {
 	e, err := edge.Listen(cfg, edge.Options{
 		Sockets: given, Certs: certs,
 		Limits:  func() *config.Limits { return &s.cfg.Load().Limits },
@@ -28,12 +29,25 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token AdminToken,
 	if err != nil {
 		return nil, err
 	}
-	if e.AdminAddr() != nil && token.Token == "" {
+	if e.AdminAddr() != nil && token.Text == "" {
 		e.Close()
 		return nil, errors.New("admin.listen: there is no token")
 	}
-	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(s.adminHandler(cfg, e.AdminAddr(), token))))
+	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(admin.Guard(s.adminRoutes(), cfg, e.AdminAddr(), token, s.log))))
 	return e, nil
+}
+
+// AdminHandler returns the routes of operators without a check of the caller, for the
+// coordinator of this worker.
+func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
+
+// adminRoutes returns the routes of operators.
+func (s *Server) adminRoutes() http.Handler {
+	return admin.Handler(admin.Options{
+		Config: s.cfg.Load, Registry: s.deps.Registry, Gatherer: s.deps.Gatherer, Policies: s.deps.Policies, Workers: s.deps.Workers,
+		Ready: s.serveHealth, Drain: s.Drain, Running: s.runningRows, Explain: s.explanation, Perf: s.perfRows, Sidecar: s.sidecar.Load,
+		Log: s.log,
+	})
 }
 
 // handler returns the public endpoints as every protocol serves them.

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -463,7 +464,7 @@ func TestListenErrors(t *testing.T) {
 			cfg := config.Default()
 			cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 			tt.set(&cfg)
-			if _, err := w.Listen(&cfg, certs, AdminToken{Token: adminToken}, edge.Sockets{}); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+			if _, err := w.Listen(&cfg, certs, admin.Token{Text: adminToken}, edge.Sockets{}); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
 				t.Errorf("error %v, want one that begins with %q", err, tt.want)
 			}
 		})

@@ -13,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -34,8 +35,8 @@ func (s shared) Instance(n uint32) *engine.Instance {
 // remote puts a wire between a world's exchanges and their coordinator. The
 // exchanges' process dies, as far as the coordinator can tell, by cut.
 type remote struct {
-	client *coordinator.Client
-	server *coordinator.Server
+	client *fleet.Client
+	server *fleet.Server
 	cut    func()
 	stop   func() // waits for both
 }
@@ -52,8 +53,8 @@ func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
 	var conns []net.Conn
 	dead := false
 	r := &remote{
-		server: coordinator.NewServer(coordinator.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, OnOrphan: orphan}),
-		client: coordinator.NewClient(coordinator.ClientOptions{
+		server: fleet.NewServer(fleet.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, OnOrphan: orphan}),
+		client: fleet.NewClient(fleet.ClientOptions{
 			Dial: func(context.Context) (net.Conn, error) {
 				mu.Lock()
 				defer mu.Unlock()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
@@ -23,6 +24,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
@@ -43,7 +45,7 @@ type Deps struct {
 	Coordinator coordinator.Coordinator
 	Metrics     *telemetry.Metrics
 	Gatherer    prometheus.Gatherer // what GET /metrics shows
-	Policies    Policies
+	Policies    admin.Policies
 	Tracer      *telemetry.Tracer // nil: no spans
 	Tokens      *tokens.Tokenizer // nil: only the client has token ids
 	// Wrap puts filters around the handler of the public endpoints but /health,
@@ -51,8 +53,8 @@ type Deps struct {
 	// client's connection or stream by panicking with http.ErrAbortHandler.
 	Wrap func(http.Handler) http.Handler
 	// Turns has what decode engines keep for the next turns; nil: this process has it.
-	Turns    *coordinator.Client
-	Workers  Workers             // of a coordinator, whose answers to operators are theirs too; nil: there are none
+	Turns    *fleet.Client
+	Workers  admin.Workers       // of a coordinator, whose answers to operators are theirs too; nil: there are none
 	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *recording.Recorder // nil: nothing is recorded
 	// QUICDir is the directory of the processes that share the UDP port of HTTP/3: the
@@ -65,27 +67,6 @@ type Deps struct {
 	Memory  *buffer.Budget // counts what is held of requests and answers; nil: the server makes one
 	Log     *slog.Logger
 	Version string
-}
-
-// Policies is what operators see and do of the policies.
-type Policies interface {
-	List() []PolicyRow
-	// Reload loads the policy of that name again; on an error the old version
-	// stays.
-	Reload(name string) error
-}
-
-// PolicyRow is one row of GET /v1/policies.
-type PolicyRow struct {
-	Name          string  `json:"name"`
-	Phase         string  `json:"phase"`
-	VersionSHA256 string  `json:"version_sha256"`
-	Runtime       string  `json:"runtime"`
-	State         string  `json:"state"`
-	Calls         uint64  `json:"calls"`
-	Failures      uint64  `json:"failures"`
-	MeanUS        float64 `json:"mean_us"`
-	P99US         float64 `json:"p99_us"`
 }
 
 // Server serves the public and the admin endpoints. Its methods are safe for
@@ -179,7 +160,7 @@ func (s *Server) CleanUp(job []byte) error { return s.cleanups.StartEncoded(job)
 
 // ForgetTurn makes the holder of KV that another process of the fleet knew free it, in
 // the background: no request of the fleet will use it.
-func (s *Server) ForgetTurn(t *coordinator.KeptTurn) error {
+func (s *Server) ForgetTurn(t *fleet.KeptTurn) error {
 	return retained.Freer{Registry: s.deps.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
 }
 
@@ -197,10 +178,6 @@ func (s *Server) Wait() {
 	s.cleanups.Wait(limit)
 	s.sidecar.Load().Close()
 }
-
-// AdminHandler is the operators' routes without a listener and without any check of
-// who calls: for the coordinator of this worker.
-func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 
 // Ready reports whether one request could be served now.
 func (s *Server) Ready() bool {

@@ -8,6 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/retained"
 )
@@ -63,15 +64,15 @@ func (x *exchange) takeTurn() *retained.KV {
 	}
 	k, found := s.retained.Take(x.ctx, scope, name, ids, now)
 	switch {
-	case found == coordinator.TurnTaken:
+	case found == fleet.TurnTaken:
 		return k
-	case found == coordinator.NothingKept && named:
+	case found == fleet.NothingKept && named:
 		reason = "expired"
-	case found == coordinator.TurnLost:
+	case found == fleet.TurnLost:
 		reason = "engine_gone"
-	case found == coordinator.TurnAway:
+	case found == fleet.TurnAway:
 		reason = coordinator.ReasonCoordinator
-	case found == coordinator.NothingKept:
+	case found == fleet.NothingKept:
 		return nil
 	}
 	x.journal.Fallback("turn_kv", reason)

@@ -15,7 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
@@ -27,25 +29,25 @@ func (nobody) Number(*engine.Instance) (uint32, bool) { return 0, false }
 func (nobody) Instance(uint32) *engine.Instance       { return nil }
 
 // mute is workers that have one which never answers.
-type mute struct{ Workers }
+type mute struct{ admin.Workers }
 
-func (m mute) Each(ctx context.Context, method, path string, body []byte) []WorkerAnswer {
-	return append(m.Workers.Each(ctx, method, path, body), WorkerAnswer{Name: "h/9", Err: errors.New("no answer")})
+func (m mute) Each(ctx context.Context, method, path string, body []byte) []admin.WorkerAnswer {
+	return append(m.Workers.Each(ctx, method, path, body), admin.WorkerAnswer{Name: "h/9", Err: errors.New("no answer")})
 }
 
 // wholeFleet is a coordinator and workers, each with an engine of its own, that
 // are connected to it. Each worker has served one request, named after its slot.
-func wholeFleet(t *testing.T, workers int, change func(Workers) Workers) (front *world, behind []*world) {
+func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Workers) (front *world, behind []*world) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var server *coordinator.Server
+	var server *fleet.Server
 	front = newWorld(t, setup{deps: func(d *Deps) {
-		server = coordinator.NewServer(coordinator.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, Epoch: 1})
-		d.Workers = NewWorkers(server)
+		server = fleet.NewServer(fleet.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, Epoch: 1})
+		d.Workers = admin.NewWorkers(server)
 		if change != nil {
 			d.Workers = change(d.Workers)
 		}
@@ -60,7 +62,7 @@ func wholeFleet(t *testing.T, workers int, change func(Workers) Workers) (front 
 	})
 	for slot := range workers {
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}}})
-		c := coordinator.NewClient(coordinator.ClientOptions{
+		c := fleet.NewClient(fleet.ClientOptions{
 			Dial:     func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) },
 			Fallback: w.local, Mirror: nobody{}, Admin: w.AdminHandler(), Slot: slot, Node: "h", Log: slog.New(slog.DiscardHandler),
 		})
@@ -123,11 +125,11 @@ func TestWhole(t *testing.T) {
 		t.Errorf("request-0 came last at %v; all: %+v", last.Arrival, all)
 	}
 	front.shows(`pdproxy_exchanges_total{flow="aggregated",outcome="ok"} 4`, "pdproxy_fleet_workers 3", "pdproxy_fleet_silent_workers 0")
-	var rows []PolicyRow
+	var rows []admin.PolicyRow
 	if front.into(&rows, "/v1/policies"); len(rows) != 1 || rows[0].Calls != 12 || rows[0].MeanUS != 0.5 || rows[0].P99US != 2 {
 		t.Errorf("%+v", rows)
 	}
-	var workers []coordinator.WorkerRow
+	var workers []fleet.WorkerRow
 	if front.into(&workers, "/v1/workers"); len(workers) != 3 || workers[2].Slot != 2 || workers[2].Node != "h" {
 		t.Errorf("%+v", workers)
 	}
@@ -147,28 +149,10 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// TestWholeLive: running exchanges of all workers, the oldest first.
-func TestWholeLive(t *testing.T) {
-	front, _ := wholeFleet(t, 0, func(Workers) Workers {
-		return fixed{{Name: "a", Status: 200, Body: []byte(`[{"request_id":"young","age_ms":1},{"request_id":"old","age_ms":30}]`)},
-			{Name: "b", Status: 200, Body: []byte(`[{"request_id":"between","age_ms":20.5,"decode":"d0"}]`)}, {Name: "c", Status: 200, Body: []byte(`x`)}, {Name: "d", Status: 503}}
-	})
-	var rows []journal.RunningRow
-	if front.into(&rows, "/v1/exchanges"); len(rows) != 3 || rows[0].RequestID != "old" || rows[1].Decode != "d0" || rows[2].RequestID != "young" {
-		t.Errorf("%+v", rows)
-	}
-}
-
-// fixed is workers that always say the same.
-type fixed []WorkerAnswer
-
-func (f fixed) Each(context.Context, string, string, []byte) []WorkerAnswer { return slices.Clone(f) }
-func (fixed) List() []coordinator.WorkerRow                                 { return nil }
-
 // TestWholeSilent: a worker that does not answer holds nothing up and is said to
 // be silent; what was to reach all of them is then no success.
 func TestWholeSilent(t *testing.T) {
-	front, _ := wholeFleet(t, 1, func(w Workers) Workers { return mute{w} })
+	front, _ := wholeFleet(t, 1, func(w admin.Workers) admin.Workers { return mute{w} })
 	var e journal.Explanation
 	front.into(&e, "/v1/explain/request-0")
 	front.shows(`pdproxy_exchanges_total{flow="aggregated",outcome="ok"} 1`, "pdproxy_fleet_workers 2", "pdproxy_fleet_silent_workers 1")
@@ -179,32 +163,5 @@ func TestWholeSilent(t *testing.T) {
 		if a := front.operate(http.MethodPost, path, ""); a.status != 504 || !strings.Contains(a.body, `"silent_workers":1`) {
 			t.Errorf("%s: %d %s", path, a.status, a.body)
 		}
-	}
-}
-
-// TestWholeReload: a worker that keeps its old policy is named; one that has no
-// such policy does not matter, as long as some process has.
-func TestWholeReload(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		answers fixed
-		policy  string
-		status  int
-		want    string
-	}{
-		{"one keeps the old", fixed{{Name: "a/0", Status: 200}, {Name: "a/1", Status: 409, Body: []byte(`{"error":{"message":"it does not start"}}`)}}, "auto", 409, "worker a/1: it does not start"},
-		{"one says nothing of use", fixed{{Name: "a/0", Status: 500, Body: []byte(`x`)}}, "auto", 409, "worker a/0: it refused"},
-		{"workers have none", fixed{{Name: "a/0", Status: 404}}, "auto", 200, `"workers":1`},
-		{"only workers have it", fixed{{Name: "a/0", Status: 200}}, "filter", 200, `"workers":1`},
-		{"nobody has it", fixed{{Name: "a/0", Status: 404}}, "filter", 404, "no policy"},
-		{"who may have it is silent", fixed{{Name: "a/0", Err: errors.New("no answer")}}, "filter", 504, `"silent_workers":1`},
-		{"nobody is there", nil, "filter", 404, "no policy"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			front, _ := wholeFleet(t, 0, func(Workers) Workers { return tt.answers })
-			if a := front.operate(http.MethodPost, "/v1/policies/"+tt.policy+"/reload", ""); a.status != tt.status || !strings.Contains(a.body, tt.want) {
-				t.Errorf("%d %s", a.status, a.body)
-			}
-		})
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
@@ -142,7 +143,7 @@ func (w *world) open(cfg *config.Config, o setup) {
 		given = edge.Sockets{Public: w.public, Admin: w.admin}
 	}
 	var err error
-	if w.front, err = w.Listen(cfg, o.certs, AdminToken{Token: adminToken}, given); err != nil {
+	if w.front, err = w.Listen(cfg, o.certs, admin.Token{Text: adminToken}, given); err != nil {
 		w.t.Fatal(err)
 	}
 	w.client = &http.Client{Transport: w.transport(new(http.Protocols), nil)}
@@ -390,13 +391,13 @@ func (d *nativeDecider) Mint(context.Context, *abi.MintFacts) (uint64, string, b
 // fakePolicies is the policies as operators see them.
 type fakePolicies struct{ reloaded []string }
 
-func (p *fakePolicies) List() []PolicyRow {
-	return []PolicyRow{{Name: "auto", Phase: "plan", Runtime: "native", State: "active", Calls: 3, MeanUS: 0.5, P99US: 2}}
+func (p *fakePolicies) List() []admin.PolicyRow {
+	return []admin.PolicyRow{{Name: "auto", Phase: "plan", Runtime: "native", State: "active", Calls: 3, MeanUS: 0.5, P99US: 2}}
 }
 
 func (p *fakePolicies) Reload(name string) error {
 	if name != "auto" {
-		return fmt.Errorf("reload %q: %w", name, ErrUnknownPolicy)
+		return fmt.Errorf("reload %q: %w", name, admin.ErrUnknownPolicy)
 	}
 	p.reloaded = append(p.reloaded, name)
 	return nil

@@ -5,7 +5,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 )
 
@@ -14,9 +14,9 @@ const restoreEvery = time.Minute
 
 // openAdminToken returns the token of the admin address l: the configured one, or else one
 // that this process makes. Without an admin address it returns the zero value.
-func (n *Node) openAdminToken(configured string, l net.Listener) proxy.AdminToken {
+func (n *Node) openAdminToken(configured string, l net.Listener) admin.Token {
 	if configured != "" || l == nil {
-		return proxy.AdminToken{Token: configured}
+		return admin.Token{Text: configured}
 	}
 	address := l.Addr().String()
 	var err error
@@ -25,7 +25,7 @@ func (n *Node) openAdminToken(configured string, l net.Listener) proxy.AdminToke
 	} else {
 		n.log.Info("the token of the admin address was made", "file", admintoken.Path(address))
 	}
-	return proxy.AdminToken{Token: n.token.Text(), Made: true}
+	return admin.Token{Text: n.token.Text(), Generated: true}
 }
 
 // AdminToken returns the token that the node made for its admin address; "" if a token is

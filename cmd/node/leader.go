@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -39,7 +40,7 @@ const linkName = "fleet.sock"
 type leaderSide struct {
 	n          *Node
 	access     fleetAccess
-	workers    *coordinator.Server
+	workers    *fleet.Server
 	listeners  []standby.Listener
 	name       *socketName     // of the socket for workers of this host
 	member     *standby.Office // takes part in the election of the leader
@@ -50,10 +51,10 @@ type leaderSide struct {
 // the requests which this process receives itself.
 func (n *Node) newLeaderSide(a fleetAccess) coordinator.Coordinator {
 	l := &leaderSide{n: n, access: a}
-	l.workers = coordinator.NewServer(coordinator.ServerOptions{
+	l.workers = fleet.NewServer(fleet.ServerOptions{
 		Gate: n.newGate(a), Local: n.local, Log: n.log, Token: []byte(a.token), Standby: true,
 		Homes: replica.NewSource(n.knowledge.state.Conversations, engineNames{n.registry}.Name).Answer,
-		OnWorker: func(w coordinator.WorkerRow, here bool) {
+		OnWorker: func(w fleet.WorkerRow, here bool) {
 			if !here {
 				n.registry.Unlearn(w.Number)
 			}
@@ -64,7 +65,7 @@ func (n *Node) newLeaderSide(a fleetAccess) coordinator.Coordinator {
 				n.log.Warn("KV blocks that a dead worker left on engines are not freed; the engines free them after their own time-out", "error", err)
 			}
 		},
-		OnForget: func(k *coordinator.KeptTurn) {
+		OnForget: func(k *fleet.KeptTurn) {
 			if err := n.server.ForgetTurn(k); err != nil {
 				n.log.Warn("KV that a decode engine keeps of a turn is not freed; the engine frees it after its own time-out", "engine", k.Holder.Name(), "error", err)
 			}
@@ -136,8 +137,8 @@ func (l *leaderSide) run(ctx context.Context) {
 }
 
 // topics are the topics on which the parts of a registry are published.
-var topics = [...]coordinator.Topic{
-	engine.Members: coordinator.TopicMembership, engine.Loads: coordinator.TopicLoads, engine.Pairs: coordinator.TopicPairs,
+var topics = [...]fleet.Topic{
+	engine.Members: fleet.TopicMembership, engine.Loads: fleet.TopicLoads, engine.Pairs: fleet.TopicPairs,
 }
 
 // settle waits until the state of all engines is known. Otherwise workers would take an
@@ -188,7 +189,7 @@ func (l *leaderSide) grantIDs(report []byte) error {
 		return err
 	}
 	if _, ok := l.n.ids.Grant(ask); ok {
-		l.workers.Publish(coordinator.TopicIDs, l.n.ids.Table())
+		l.workers.Publish(fleet.TopicIDs, l.n.ids.Table())
 	}
 	return nil
 }

@@ -18,12 +18,14 @@ import (
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
 	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -182,11 +184,11 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		return err
 	}
 	spread := n.joinWorkers()
-	var workers proxy.Workers
-	var turns *coordinator.Client
+	var workers admin.Workers
+	var turns *fleet.Client
 	switch {
 	case n.leader != nil:
-		workers = proxy.NewWorkers(n.leader.workers)
+		workers = admin.NewWorkers(n.leader.workers)
 	case n.worker != nil:
 		turns = n.worker.client
 	}

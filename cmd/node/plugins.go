@@ -21,6 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/source"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -31,7 +32,7 @@ import (
 var (
 	_ coordinator.Decider = (*plugins.Set)(nil)
 	_ proxy.LegPolicy     = (*plugins.Set)(nil)
-	_ proxy.Policies      = policyRows{}
+	_ admin.Policies      = policyRows{}
 )
 
 // newPlugins returns an empty set of plugins and policies. Without conversations, as in a
@@ -148,11 +149,11 @@ func pluginSpec(p *config.Plugin) plugins.Spec {
 // policyRows shows a set of plugins on the admin address.
 type policyRows struct{ *plugins.Set }
 
-// List implements proxy.Policies.
-func (p policyRows) List() []proxy.PolicyRow {
-	rows := []proxy.PolicyRow{}
+// List implements admin.Policies.
+func (p policyRows) List() []admin.PolicyRow {
+	rows := []admin.PolicyRow{}
 	for _, r := range p.Rows() {
-		rows = append(rows, proxy.PolicyRow{
+		rows = append(rows, admin.PolicyRow{
 			Name: r.Name, Phase: r.Phase, VersionSHA256: r.SHA256, Runtime: r.Runtime, State: r.State,
 			Calls: r.Calls, Failures: r.Failures, MeanUS: r.MeanUS, P99US: r.P99US,
 		})
@@ -160,11 +161,11 @@ func (p policyRows) List() []proxy.PolicyRow {
 	return rows
 }
 
-// Reload implements proxy.Policies.
+// Reload implements admin.Policies.
 func (p policyRows) Reload(name string) error {
 	err := p.Set.Reload(context.Background(), name)
 	if errors.Is(err, plugins.ErrUnknown) {
-		return fmt.Errorf("reload %q: %w", name, proxy.ErrUnknownPolicy)
+		return fmt.Errorf("reload %q: %w", name, admin.ErrUnknownPolicy)
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -24,7 +25,7 @@ const askEvery = 50 * time.Millisecond
 type workerSide struct {
 	log    *slog.Logger
 	mirror *engine.Mirror
-	client *coordinator.Client
+	client *fleet.Client
 	finder *standby.Finder // finds the coordinator that leads; nil: the address is fixed
 	ids    *disaggid.Source
 }
@@ -52,7 +53,7 @@ func (n *Node) connectWorker(cfg *config.Config, a fleetAccess, ids *disaggid.So
 		return nil, err
 	}
 	admin := sync.OnceValue(func() http.Handler { return n.server.AdminHandler() })
-	w.client = coordinator.NewClient(coordinator.ClientOptions{
+	w.client = fleet.NewClient(fleet.ClientOptions{
 		Dial:     dial,
 		Fallback: n.local, Mirror: w.mirror, OnTopic: w.receive,
 		Admin: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { admin().ServeHTTP(rw, r) }),
@@ -85,7 +86,7 @@ func (n *Node) dialler(cfg *config.Config, dial standby.Dialer) (func(context.Co
 
 // selfReliant is ready when the worker could also place requests without its coordinator.
 type selfReliant struct {
-	*coordinator.Client
+	*fleet.Client
 	ids *disaggid.Source
 }
 
@@ -97,19 +98,19 @@ func (s selfReliant) Ready() bool {
 
 // receive processes what the coordinator publishes. An error means that the worker cannot
 // read placements, because it does not know the coordinator's numbers of the engines.
-func (w *workerSide) receive(topic coordinator.Topic, value []byte) error {
+func (w *workerSide) receive(topic fleet.Topic, value []byte) error {
 	var err error
 	switch topic {
-	case coordinator.TopicMembership:
+	case fleet.TopicMembership:
 		err = w.mirror.Import(engine.Members, value)
-	case coordinator.TopicLoads:
+	case fleet.TopicLoads:
 		err = w.mirror.Import(engine.Loads, value)
-	case coordinator.TopicPairs:
+	case fleet.TopicPairs:
 		err = w.mirror.Import(engine.Pairs, value)
-	case coordinator.TopicIDs:
+	case fleet.TopicIDs:
 		err = w.ids.ExtendBy(value)
 	}
-	if err != nil && topic == coordinator.TopicMembership {
+	if err != nil && topic == fleet.TopicMembership {
 		return fmt.Errorf("read the membership of engines: %w", err)
 	}
 	if err != nil {

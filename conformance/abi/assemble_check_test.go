@@ -7,8 +7,8 @@ import (
 	"github.com/tetratelabs/wazero"
 )
 
-// TestAssembler asserts that what the assembler writes is what the engine
-// reads: the proof of the tests below is no better than their modules.
+// TestAssembler asserts that the engine reads the assembler's output as
+// intended, because all tests below depend on their modules.
 func TestAssembler(t *testing.T) {
 	ctx := context.Background()
 	m := newModule().

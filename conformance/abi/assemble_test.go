@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// wasmModule is a WebAssembly module that is put together by hand: the
-// degenerate ones that no compiler makes, and small ones that compile at once.
-// Bodies are written in a few words of the text format:
+// wasmModule is a WebAssembly module that a test assembles by hand: degenerate
+// modules that no compiler makes, and small ones that compile at once. A body
+// consists of a few words of the text format:
 //
 //	get set tee N        locals (parameters first)
 //	gget gset N          globals, all of them mutable i32 that begin at 0
@@ -36,20 +36,21 @@ type wasmFunction struct {
 	hidden                        bool // not exported
 }
 
-// dataAt is where texts lie in the guest's memory; heapAt is free of them.
+// dataAt is the address of texts in the guest's memory. The memory from heapAt
+// on is free.
 const (
 	dataAt = 1024
 	heapAt = 16384
 )
 
-// newModule returns a module with one page of memory, a marker and an
-// allocator that hands out the memory from heapAt on, again and again.
+// newModule returns a module with one page of memory, a marker and an allocator
+// that returns the memory from heapAt at each call.
 func newModule() *wasmModule {
 	m := &wasmModule{memory: [2]int{1, 0}, exports: []string{"proxy_abi_version_0_2_1"}}
 	return m.function("proxy_on_memory_allocate", "i:i", "", "i32 16384")
 }
 
-// policyModule is a module without a marker that has the scratch buffer which
+// policyModule is a module without a marker. It has the scratch buffer that
 // hooks need: all memory from the second page on.
 func policyModule() *wasmModule {
 	m := &wasmModule{memory: [2]int{8, 0}}

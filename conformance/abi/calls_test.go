@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Calls to upstreams: what is refused, and one answer for each that is not
-// (row 13).
+// Calls to upstreams: which calls are rejected, and one answer for each of the
+// others (row 13).
 func TestHTTPCalls(t *testing.T) {
 	const get = "{:method=GET,:path=/get,:authority=somewhere}"
 	side := startSide(t)
@@ -158,7 +158,8 @@ delete: say gone
 	t.Run("ten at once", func(t *testing.T) {
 		n := n.with(t)
 		n.fine(n.post("ten"))
-		// Answers may come after the stream: the guest then takes them in main.
+		// An answer may arrive after the end of the stream. The guest then
+		// handles it in main.
 		n.logged("all are answered once", func() bool {
 			return len(with(n.book.said("ten"), "http_call_response headers "))+len(with(n.book.said("main"), "http_call_response orphan ")) == 10
 		})
@@ -227,8 +228,8 @@ delete: say gone
 	})
 }
 
-// deletedSoon waits for the deletion of a section whose last line may be
-// another one.
+// deletedSoon waits for the deletion of a section whose last line may not be
+// its own.
 func (n *node) deletedSoon(section string) []string {
 	n.t.Helper()
 	n.logged("the stream of "+section+" is deleted", func() bool { return slices.Contains(n.book.said(section), "delete gone") })
@@ -256,7 +257,7 @@ func (s *side) last() seen {
 	return s.calls[len(s.calls)-1]
 }
 
-// Ticks come while they are wanted, and no longer (row 14).
+// Ticks arrive while the guest wants them, and no longer (row 14).
 func TestTicks(t *testing.T) {
 	n := start(t, options{plugins: []config.Plugin{
 		scripted(t, "three", `
@@ -280,8 +281,8 @@ tick: 40 quiet proxy_set_tick_period_milliseconds 0
 	}
 }
 
-// Data is shared by all instances and plugins of a vm_id and by nobody else;
-// compare and swap loses no increment (row 15).
+// All instances and plugins of a vm_id share data, and other vm_ids do not see
+// it. Compare and swap loses no increment (row 15).
 func TestSharedData(t *testing.T) {
 	mine := scripted(t, "mine", `
 [cas]
@@ -368,7 +369,8 @@ response_headers: call proxy_get_shared_data "k" ret out
 	}
 }
 
-// Queues are known by vm_id and name, keep order and data (row 16).
+// Queues are identified by vm_id and name, and keep the order and the data of
+// items (row 16).
 func TestQueues(t *testing.T) {
 	reader := scripted(t, "reader", `
 vm_start: say start
@@ -479,8 +481,8 @@ delete: say gone
 	}
 }
 
-// Foreign functions: unknown ones, results that nobody wants, Envoy's
-// compress and uncompress (row 18).
+// Foreign functions: unknown ones, results that the guest does not want,
+// Envoy's compress and uncompress (row 18).
 func TestForeignFunctions(t *testing.T) {
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "foreign", `
 [call]
@@ -509,7 +511,7 @@ delete: say gone
 	}
 }
 
-// A guest that is not done keeps its context until it says so (row 19).
+// A guest that is not done keeps its context until it calls proxy_done (row 19).
 func TestDone(t *testing.T) {
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "done", ticking+`
 [later]

@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Filters see a request in file order and its answer in reverse; one that
-// holds or answers keeps it from the next.
+// Filters see a request in file order and its answer in reverse order. A filter
+// that holds or answers a request keeps it from the next filter.
 func TestChainOrder(t *testing.T) {
 	const common = ticking + `
 [order]
@@ -93,8 +93,8 @@ response_headers: call proxy_add_header_map_value 2 "x-c" "1"
 	})
 }
 
-// A thousand streams at once through one instance or two: each is whole, each
-// context is deleted.
+// A thousand simultaneous streams run through one or two instances. Each stream
+// is complete, and each context is deleted.
 func TestManyStreams(t *testing.T) {
 	streams := 1000
 	if testing.Short() {
@@ -160,8 +160,8 @@ func versioned(version string) []byte {
 		bytes()
 }
 
-// A filter is reloaded a hundred times under load: no request fails, none sees
-// two versions, nothing is left of the old ones.
+// A filter is reloaded a hundred times under load. No request fails, none sees
+// two versions, and nothing of the old versions remains.
 func TestReloadUnderLoad(t *testing.T) {
 	reloads := 100
 	if testing.Short() {
@@ -223,7 +223,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
-// usage is what the process holds. Compiled code lies in mappings of its own.
+// usage holds the process's resources. Compiled code has mappings of its own.
 type usage struct {
 	goroutines, mappings int
 	heap                 uint64
@@ -237,8 +237,8 @@ func measure() usage {
 	return usage{runtime.NumGoroutine(), strings.Count(string(maps), "\n"), m.HeapAlloc}
 }
 
-// The configuration of the whole chain changes with SIGHUP's reload: filters
-// come, go and change their text.
+// A SIGHUP reload changes the configuration of the whole chain: filters are
+// added, removed and changed.
 func TestReloadOfTheChain(t *testing.T) {
 	text := func(v string) string {
 		return "[main]\nresponse_headers: call proxy_add_header_map_value 2 \"x-text\" \"" + v + "\"\n"

@@ -1,7 +1,7 @@
-// Package abi proves the plugin platform from outside: guests of its own and of
-// others, run by a whole proxy between real clients and simulated engines.
+// Package abi tests the plugin platform from outside: a whole proxy between
+// real clients and simulated engines runs the project's own guests and those of
+// others.
 //
-// testdata/filter is a guest that does what its configuration says, and is
-// compiled by the tests; modules that no compiler makes are put together by
-// assemble_test.go.
+// testdata/filter is a guest that does what its configuration says; the tests
+// compile it. assemble_test.go assembles modules that no compiler makes.
 package abi

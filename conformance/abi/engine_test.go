@@ -10,12 +10,11 @@ import (
 	"testing"
 )
 
-// engineAnswer is the scripted engine's answer to a request that is not a
-// stream.
+// engineAnswer is the scripted engine's answer to a request without a stream.
 const engineAnswer = `{"id":"c1","object":"text_completion","model":"sim","choices":[{"index":0,"text":"well met","finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}`
 
-// engine is an engine whose answers the test writes, byte by byte if it wants,
-// and which keeps what it was sent.
+// engine is an engine whose answers the test writes, if needed byte by byte. It
+// records its requests.
 type engine struct {
 	*httptest.Server
 	mu     sync.Mutex
@@ -23,7 +22,7 @@ type engine struct {
 	answer func(w http.ResponseWriter, r *http.Request, body string) // nil: engineAnswer
 }
 
-// seen is one request as it arrived.
+// seen is one received request.
 type seen struct {
 	method, path string
 	header       http.Header
@@ -60,8 +59,7 @@ func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, engineAnswer)
 }
 
-// events writes n events and the end of a stream; before each event wait is
-// asked.
+// events writes n events and the end of a stream. It calls wait before each event.
 func events(w http.ResponseWriter, n int, wait func(i int)) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(200)
@@ -80,14 +78,14 @@ func event(i int) string {
 	return fmt.Sprintf("data: {\"id\":\"c1\",\"object\":\"text_completion\",\"model\":\"sim\",\"choices\":[{\"index\":0,\"text\":\"w%d\",\"finish_reason\":null}]}\n\n", i)
 }
 
-// script sets how the engine answers.
+// script sets the engine's answers.
 func (e *engine) script(answer func(w http.ResponseWriter, r *http.Request, body string)) {
 	e.mu.Lock()
 	e.answer = answer
 	e.mu.Unlock()
 }
 
-// last is the last request that arrived; ok is false before the first.
+// last returns the last received request; ok is false before the first.
 func (e *engine) last() (s seen, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -97,7 +95,7 @@ func (e *engine) last() (s seen, ok bool) {
 	return e.seen[len(e.seen)-1], true
 }
 
-// count is how many requests have arrived.
+// count returns the number of received requests.
 func (e *engine) count() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()

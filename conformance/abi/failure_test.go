@@ -13,7 +13,7 @@ import (
 )
 
 // breaking is a script with one section for each place in which a guest can
-// fail, doing what at that place.
+// fail; the guest does what at that place.
 func breaking(what string) string {
 	script := ""
 	for _, callback := range phases {
@@ -29,8 +29,8 @@ func breaking(what string) string {
 // phases are the callbacks of a stream that a guest can fail in.
 var phases = []string{"request_headers", "request_body", "http_call_response", "response_headers", "response_body", "done", "log", "delete"}
 
-// A guest that traps in whatever callback fails its own request and no other;
-// the next one finds a fresh instance (row 20).
+// A guest that traps in any callback fails its own request and no other. The
+// next request gets a new instance (row 20).
 func TestTraps(t *testing.T) {
 	side := startSide(t)
 	for _, mode := range []string{"closed", "open"} {
@@ -48,7 +48,7 @@ func TestTraps(t *testing.T) {
 					switch {
 					case mode == "open" || after:
 						n.fine(r)
-					case callback == "response_body" && r.err != nil: // the head may be out: a visible cut
+					case callback == "response_body" && r.err != nil: // the head may have been sent: a visible cut
 					case r.err != nil || r.status < 500:
 						t.Errorf("got %d %v %q", r.status, r.err, r.body)
 					}
@@ -58,7 +58,7 @@ func TestTraps(t *testing.T) {
 					n.fine(n.post("main"))
 				})
 			}
-			t.Run("stream", func(t *testing.T) { // a head that is out is never followed by a silent end
+			t.Run("stream", func(t *testing.T) { // after a head was sent, the stream never ends as if it were complete
 				n := n.with(t)
 				r := n.send(n.client, "response_body", strings.Replace(unary, "{", `{"stream":true,`, 1))
 				whole := strings.HasSuffix(r.body, "data: [DONE]\n\n") && r.err == nil
@@ -74,7 +74,7 @@ func TestTraps(t *testing.T) {
 	}
 }
 
-// Root callbacks that trap hurt no request that is not there.
+// Root callbacks that trap affect only existing requests.
 func TestRootTraps(t *testing.T) {
 	for _, script := range []string{
 		"configure: quiet proxy_set_tick_period_milliseconds 5\ntick: say alive\ntick: 2 trap\n",
@@ -91,8 +91,8 @@ func TestRootTraps(t *testing.T) {
 	}
 }
 
-// More failures than the budget park a plugin; then fail says what happens,
-// until a reload brings it back (row 20).
+// More failures than the budget park a plugin. Then fail determines the effect,
+// until a reload ends it (row 20).
 func TestCrashBudget(t *testing.T) {
 	for _, mode := range []string{"closed", "open"} {
 		t.Run(mode, func(t *testing.T) {
@@ -146,7 +146,7 @@ func text(row map[string]any) string {
 	return b.String()
 }
 
-// Endless loops, unbounded memory, bottomless recursion and exits end, and the
+// Endless loops, unbounded memory, unlimited recursion and exits end. The
 // streams that share the instance end as fail says (row 21).
 func TestRunaways(t *testing.T) {
 	for _, tt := range []struct{ name, what string }{
@@ -160,7 +160,7 @@ func TestRunaways(t *testing.T) {
 					p.Timeout = config.Duration(300 * time.Millisecond)
 				}
 				n := start(t, options{plugins: []config.Plugin{p}})
-				// Streams that are open on every instance when it goes wild.
+				// Streams are open on every instance when the guest fails.
 				release := make(chan struct{})
 				n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {
 					if r.Header.Get("X-Script") != "held" {
@@ -210,8 +210,8 @@ func TestRunaways(t *testing.T) {
 	}
 }
 
-// Globals of a guest belong to one instance; two plugins of one file and two
-// vm_ids do not mix (row 22).
+// Globals of a guest belong to one instance. Two plugins of one file, and two
+// vm_ids, do not share data (row 22).
 func TestIsolation(t *testing.T) {
 	const script = "[main]\nrequest_headers: bump mine\nrequest_headers: call proxy_get_property \"plugin_name\" ret\nrequest_headers: call proxy_get_property \"plugin_root_id\" ret\nrequest_headers: call proxy_get_property \"plugin_vm_id\" ret\n"
 	one, two := scripted(t, "one", script), scripted(t, "two", strings.ReplaceAll(script, "main", "main2")+"[main]\nrequest_headers: bump other\n")
@@ -229,7 +229,7 @@ func TestIsolation(t *testing.T) {
 			}
 		}
 	}
-	// Each instance counts for itself from 1 on; together they count all.
+	// Each instance counts from 1 on; together they count all.
 	for _, name := range []string{"mine", "other"} {
 		var total int
 		for k, c := range highest {
@@ -301,7 +301,7 @@ delete: say gone
 	}
 }
 
-// A guest of 0.1.0 sees the calls of its time (row 24).
+// A guest of 0.1.0 gets the calls of that version (row 24).
 func TestVersion010(t *testing.T) {
 	p := filter("old", buildGuest(t, "filter", "abi010"), ticking+`
 configure: say size $size
@@ -339,7 +339,7 @@ delete: say gone
 	})
 }
 
-// A plugin can be held to a list of host functions and of upstreams.
+// A plugin can be limited to a list of host functions and of upstreams.
 func TestCapabilities(t *testing.T) {
 	p := scripted(t, "tied", "[main]\nrequest_headers: call proxy_set_shared_data \"k\" \"v\" 0\nrequest_headers: call proxy_get_header_map_value 0 \":method\" ret\ndelete: say gone\n")
 	p.HostFunctions = []string{"proxy_log", "proxy_get_header_map_value", "proxy_get_buffer_bytes", "random_get", "clock_time_get", "fd_write", "poll_oneoff", "sched_yield", "args_get", "args_sizes_get", "environ_get", "environ_sizes_get", "proc_exit"}
@@ -348,8 +348,8 @@ func TestCapabilities(t *testing.T) {
 	has(t, n.deleted("main"), "request_headers proxy_set_shared_data=10", `request_headers proxy_get_header_map_value=0 "POST"`)
 }
 
-// Guests that answer from whatever callback in whatever order leave no stream
-// behind: clients leave at every point of a chain under load.
+// Guests that answer from any callback in any order leave no stream open.
+// Clients leave at every point of a chain under load.
 func TestClientsLeave(t *testing.T) {
 	script := ticking
 	for _, callback := range []string{"request_headers", "request_body", "response_headers", "response_body"} {

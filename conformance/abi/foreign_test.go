@@ -13,7 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// foreignModule is a Go module whose source holds a compiled plugin of others.
+// foreignModule is a Go module whose source contains a compiled plugin of
+// another project.
 type foreignModule struct {
 	module, version, sum string // sum as in go.sum
 	file                 string
@@ -26,9 +27,9 @@ var emscriptenFilter = foreignModule{
 	"mosn.io/proxy-wasm-go-host", "v0.2.0", "h1:v76IiYnqEHBJdLw+vloM/vBHEKg5Z2f3ghTHKfDdECA=", "example/data/http.wasm",
 }
 
-// fetch returns the plugin's file in the module cache, where the go command puts
-// it like every other module that these tests build with: without a Go module
-// proxy, or a cache that has it, the test fails.
+// fetch returns the plugin's file in the module cache. The go command puts it
+// there like every other module of these tests. The test fails without a Go
+// module proxy or a filled cache.
 func (f foreignModule) fetch(t *testing.T) string {
 	t.Helper()
 	c := exec.Command("go", "mod", "download", "-json", f.module+"@"+f.version)
@@ -45,8 +46,8 @@ func (f foreignModule) fetch(t *testing.T) string {
 	return filepath.Join(got.Dir, f.file)
 }
 
-// A 0.1.0 plugin that others compiled with emscripten does what its source
-// says.
+// A 0.1.0 plugin of another project, compiled with emscripten, does what its
+// source says.
 func TestEmscriptenPlugin(t *testing.T) {
 	n := start(t, options{plugins: []config.Plugin{filter("cpp", emscriptenFilter.fetch(t), "")}})
 	for range 3 {
@@ -64,7 +65,7 @@ func TestEmscriptenPlugin(t *testing.T) {
 	}
 }
 
-// A plugin against the official Go SDK does what the same plugin does in Envoy.
+// A plugin that uses the official Go SDK behaves as in Envoy.
 func TestOfficialGoSDK(t *testing.T) {
 	side := startSide(t)
 	n := start(t, options{

@@ -9,7 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// has asserts that the guest said these texts, in this order, perhaps with
+// has asserts that the guest logged these texts in this order, perhaps with
 // others between them.
 func has(t *testing.T, said []string, want ...string) {
 	t.Helper()
@@ -24,7 +24,7 @@ func has(t *testing.T, said []string, want ...string) {
 	}
 }
 
-// with returns the texts that have a prefix, without it.
+// with returns the texts with a prefix, and removes the prefix.
 func with(said []string, prefix string) (rest []string) {
 	for _, s := range said {
 		if r, ok := strings.CutPrefix(s, prefix); ok {
@@ -36,8 +36,8 @@ func with(said []string, prefix string) (rest []string) {
 
 const request = ":method=POST,:path=/v1/completions,:authority=a,:scheme=http,content-type=application/json"
 
-// Serialized header maps go both ways; broken ones count as empty and
-// hurt nobody (row 5).
+// Serialized header maps work in both directions. Invalid ones count as empty
+// and have no other effect (row 5).
 func TestPairs(t *testing.T) {
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "pairs", `
 [good]
@@ -112,7 +112,7 @@ delete: say gone
 		if got := with(said, "response_headers proxy_set_header_map_pairs="); len(got) != 8 || got[7] != "0" {
 			t.Errorf("statuses %v", got)
 		}
-		has(t, said, `response_headers proxy_get_header_map_value=1 ""`) // each was taken for an empty map
+		has(t, said, `response_headers proxy_get_header_map_value=1 ""`) // each counted as an empty map
 	})
 }
 
@@ -181,7 +181,7 @@ delete: say gone
 			`log proxy_get_header_map_value=0 "f"`,
 			`log proxy_get_header_map_value=0 "202"`,
 			`log proxy_get_header_map_value=1 ""`)
-		// As in Envoy, what was let go is out of sight until the log.
+		// As in Envoy, released data is not visible until the log callback.
 		if got := with(n.book.said("edit"), "response_headers proxy_get_header_map_value="); slices.Contains(got, `0 "f"`) {
 			t.Errorf("old request headers were shown: %v", got)
 		}
@@ -209,8 +209,8 @@ delete: say gone
 	})
 }
 
-// Numbers that name nothing are bad arguments (row 7), maps and buffers that
-// are not there now are not found or bad arguments, never old data.
+// Unknown numbers are bad arguments (row 7). A map or a buffer that is not
+// available now is not found or a bad argument; the guest never gets old data.
 func TestUnknownNumbers(t *testing.T) {
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "numbers", `
 [unknown]
@@ -258,8 +258,8 @@ delete: say gone
 	}
 }
 
-// Every pointer and size that lies outside guest memory is refused by every
-// host function, and nothing else happens (row 6).
+// Every host function rejects every pointer and size outside guest memory,
+// without another effect (row 6).
 func TestBadPointers(t *testing.T) {
 	sweeps := []string{
 		`proxy_log 2 "m"`, `proxy_get_log_level out`, `proxy_get_current_time_nanoseconds out8`,
@@ -277,7 +277,7 @@ func TestBadPointers(t *testing.T) {
 	}
 	script := "[sweep]\nrequest_body: quiet proxy_set_shared_data \"there\" \"v\" 0\nrequest_body: quiet proxy_define_metric 0 \"mm\" out\nrequest_body: quiet proxy_register_shared_queue \"queue\" out\n"
 	for _, s := range sweeps {
-		if strings.Contains(s, "header_map") { // maps are there in their own callbacks
+		if strings.Contains(s, "header_map") { // maps are available in their own callbacks
 			script += "request_headers: sweep " + s + "\n"
 		} else {
 			script += "request_body: eos sweep " + s + "\n"
@@ -315,5 +315,5 @@ func TestBadPointers(t *testing.T) {
 	if side.count() != 0 {
 		t.Errorf("%d calls went out", side.count())
 	}
-	n.fine(n.post("main")) // the host is alive, and so is the guest
+	n.fine(n.post("main")) // the host and the guest still work
 }

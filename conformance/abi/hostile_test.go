@@ -31,7 +31,8 @@ func (n *node) scrape() (families int, size int64) {
 }
 
 // TestMetricsSurviveAHostilePlugin: long names, colliding names and too many
-// names are refused with a status, over reloads too, and /metrics stays whole.
+// names are rejected with a status, also after reloads, and /metrics remains
+// valid.
 func TestMetricsSurviveAHostilePlugin(t *testing.T) {
 	define := "request_headers: call proxy_define_metric "
 	script := "[s]\n" +
@@ -48,7 +49,7 @@ func TestMetricsSurviveAHostilePlugin(t *testing.T) {
 	}
 	n.scrape()
 
-	// Versions that define other names again and again.
+	// Versions that define other names each time.
 	for version := range 4 {
 		many := "[s]\n"
 		for i := range 400 {
@@ -76,8 +77,9 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestHostMemory: what the proxy holds for a plugin has a limit over all requests
-// and reloads; the guest is told, the requests are served, and it is counted.
+// TestHostMemory: the memory that the proxy holds for a plugin has one limit
+// over all requests and reloads. The guest gets an error status, the requests
+// are served, and the rejection is counted.
 func TestHostMemory(t *testing.T) {
 	side := startSide(t)
 	release := make(chan struct{})

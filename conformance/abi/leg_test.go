@@ -14,7 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// edit is one edit of a leg as abi/README.md has it: three words, name, value.
+// edit is one edit of a leg in the encoding of abi/README.md: three words,
+// name, value.
 func edit(op uint32, name, value string) string {
 	b := binary.LittleEndian.AppendUint32(nil, op)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(name)))
@@ -22,8 +23,8 @@ func edit(op uint32, name, value string) string {
 	return string(b) + name + value
 }
 
-// editing is a leg policy that edits every leg with the list behind the frame,
-// and answers failed for legs that failed.
+// editing is a leg policy that edits every leg with the list after the frame,
+// and returns failed for legs that failed.
 func editing(list, failed string) []byte {
 	return legs(`get 0 get 1 i32.add `+strconv.Quote(list)+` memory.copy
 		get 0 i32 56 i32.add get 1 i32.store
@@ -31,15 +32,15 @@ func editing(list, failed string) []byte {
 		i64 1`, failed)
 }
 
-// legs is a leg policy: send is its answer before a leg is sent, failed after one
-// failed. The event is the byte at 64 of the facts.
+// legs is a leg policy. send is its answer before a leg is sent, failed its
+// answer after a leg failed. The event is the byte at offset 64 of the facts.
 func legs(send, failed string) []byte {
 	return policyModule().function("pdproxy_v1_on_leg", "ii:I", "",
 		`get 0 i32 128 i32.add i32.load8_u if `+failed+` return end `+send).bytes()
 }
 
-// The leg policy edits what is sent, and only what it may; it says what follows
-// a failure.
+// The leg policy can edit only the allowed parts of a leg, and decides what
+// follows a failure.
 func TestLegPolicy(t *testing.T) {
 	file := writeModule(t, policyModule())
 	replaceFile(t, file, legs(`i64 0`, `i64 0`))
@@ -103,7 +104,7 @@ func TestLegPolicy(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name, failed string
-		attempts     int64 // that reach the engine when the first one fails
+		attempts     int64 // that reach the engine if the first one fails
 	}{
 		{"the built-in rule", `i64 0`, 2},
 		{"the same again", `i64 1`, 2},
@@ -133,7 +134,7 @@ func TestLegPolicy(t *testing.T) {
 	}
 }
 
-// The finish policy learns of every exchange once, however it ended, and hurts
+// The finish policy is told of every exchange once, after any end, and affects
 // none.
 func TestFinishPolicy(t *testing.T) {
 	file := writeModule(t, policyModule())
@@ -171,7 +172,7 @@ func TestFinishPolicy(t *testing.T) {
 		n.fine(n.post(""))
 	}
 	n.eventually("each exchange was finished once", func() bool { return finished() >= 16 })
-	if got := finished(); got > 17 { // whether one that was refused counts is the contract's
+	if got := finished(); got > 17 { // the contract does not say whether a rejected exchange counts
 		t.Errorf("17 exchanges were finished %v times", got)
 	}
 	n.usualPolicyTimeout()
@@ -188,8 +189,8 @@ func TestFinishPolicy(t *testing.T) {
 	}
 }
 
-// A module with several policies: the configuration names one as plugin/name,
-// and frames say which is meant.
+// For a module with several policies the configuration names one as
+// plugin/name, and frames contain its index.
 func TestNamedPolicies(t *testing.T) {
 	const names = "place first\nplace last\nplan two\n"
 	file := writeModule(t, policyModule())

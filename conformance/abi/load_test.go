@@ -10,13 +10,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// A module that cannot be a plugin is refused with a reason (rows 1 and 2).
+// A module that cannot be a plugin is rejected with a reason (rows 1 and 2).
 func TestLoadRefuses(t *testing.T) {
 	whole := newModule().bytes()
 	for _, tt := range []struct {
 		name string
 		wasm []byte
-		want string // one of the words that the reason must hold, by |
+		want string // words separated by |, one of which the reason must contain
 	}{
 		{"empty file", nil, "empty"},
 		{"not wasm", []byte("#!/bin/sh\necho no\n"), "magic"},
@@ -111,7 +111,7 @@ func TestStartFunctions(t *testing.T) {
 			m := newModule().function("proxy_on_request_headers", "iii:i", "", answersGlobal)
 			tt.build(m)
 			n := start(t, options{plugins: []config.Plugin{filter("f", writeModule(t, m), "")}})
-			for range 3 { // on whichever instance
+			for range 3 { // on any instance
 				if r := n.post(""); r.status != tt.status {
 					t.Fatalf("got %d %s %v, want %d", r.status, r.body, r.err, tt.status)
 				}
@@ -120,12 +120,12 @@ func TestStartFunctions(t *testing.T) {
 	}
 }
 
-// answersProperty answers 200 + the status of get_property, with the property
-// as its body.
+// answersProperty answers with status 200 + the status of get_property, and the
+// property as body.
 const answersProperty = `"plugin_name" i32 8 i32 12 call proxy_get_property i32 200 i32.add
 	i32 0 i32 0 i32 8 i32.load i32 12 i32.load i32 0 i32 0 i32 -1 call proxy_send_local_response drop i32 1`
 
-// What an allocator may do, and what it may not (row 4).
+// The allowed and forbidden actions of an allocator (row 4).
 func TestAllocator(t *testing.T) {
 	for _, tt := range []struct {
 		name, alloc string
@@ -168,13 +168,13 @@ func TestAllocator(t *testing.T) {
 	})
 }
 
-// refused: the host function failed, guest and host went on.
+// refused: the host function failed, and guest and host continued.
 func refused(r reply) bool { return (r.status == 206 || r.status == 210) && r.body == "" }
 
-// failed: the guest was given up and its request with it.
+// failed: the guest was replaced, and its request failed.
 func failed(r reply) bool { return r.status >= 500 && r.err == nil }
 
-// A reload with a module that fails keeps the version that works (row 2).
+// A reload with a module that fails keeps the working version (row 2).
 func TestReloadKeepsTheGoodVersion(t *testing.T) {
 	says := func(status string) *wasmModule {
 		return newModule().function("proxy_on_request_headers", "iii:i", "",

@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// A guest answers itself, from every phase in which it may (row 12).
+// A guest sends a local response from every allowed phase (row 12).
 func TestLocalResponse(t *testing.T) {
 	side := startSide(t)
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "local", ticking+`
@@ -65,8 +65,8 @@ delete: say gone
 		section string
 		status  int
 		body    string
-		header  string // one that is there, with any value
-		engine  int    // requests that reach the engine
+		header  string // a header that must exist, with any value
+		engine  int    // number of requests that reach the engine
 	}{
 		{"headers", 403, "no entry", "X-Why", 0},
 		{"body", 418, "teapot", "", 0},
@@ -102,8 +102,8 @@ delete: say gone
 		t.Errorf("a reply from on_log was taken: %v", got)
 	}
 	t.Run("late", func(t *testing.T) {
-		// The head may be out: the reply is either refused, or the answer is cut
-		// visibly; what came is never half of each.
+		// The head may have been sent. Then the reply is rejected, or the
+		// answer is visibly cut; the client never gets a mix of both.
 		n := n.with(t)
 		r := n.send(n.client, "answer-body", strings.Replace(unary, "{", `{"stream":true,`, 1))
 		n.deleted("answer-body")

@@ -24,7 +24,7 @@ import (
 // patience bounds every wait for a condition; it is not a claim about speed.
 const patience = 30 * time.Second
 
-// scratch is a folder for the whole run: compiled guests and the cache.
+// scratch is a directory for the whole run: compiled guests and the cache.
 var scratch string
 
 func TestMain(m *testing.M) {
@@ -72,7 +72,7 @@ type buildError struct {
 
 func (e *buildError) Error() string { return e.err.Error() + "\n" + e.output }
 
-// writeModule puts an assembled module into a file of its own.
+// writeModule writes an assembled module to a file of its own.
 func writeModule(t *testing.T, m *wasmModule) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "guest.wasm")
@@ -80,7 +80,7 @@ func writeModule(t *testing.T, m *wasmModule) string {
 	return file
 }
 
-// replaceFile puts new content in a file's place by renaming.
+// replaceFile replaces a file's content by a rename.
 func replaceFile(t *testing.T, file string, content []byte) {
 	t.Helper()
 	if err := os.WriteFile(file+".new", content, 0o600); err != nil {
@@ -91,7 +91,7 @@ func replaceFile(t *testing.T, file string, content []byte) {
 	}
 }
 
-// filter is a [[plugin]] of the filter phase with generous limits.
+// filter returns a [[plugin]] of the filter phase with generous limits.
 func filter(name, path, text string) config.Plugin {
 	p := config.DefaultPlugin()
 	p.Name, p.Path, p.Config, p.Phase = name, path, text, config.PhaseFilter
@@ -99,7 +99,7 @@ func filter(name, path, text string) config.Plugin {
 	return p
 }
 
-// scripted is the guest that does what its script says.
+// scripted is the guest that runs its script.
 func scripted(t *testing.T, name, script string) config.Plugin {
 	t.Helper()
 	return filter(name, buildGuest(t, "filter", ""), script)
@@ -140,8 +140,8 @@ func baseConfig(engineURL string) config.Config {
 	return cfg
 }
 
-// start runs a proxy with plugins until the test's end; goroutines that are
-// left then fail the test.
+// start runs a proxy with plugins until the test's end. The test fails if
+// goroutines remain then.
 func start(t *testing.T, o options) *node {
 	t.Helper()
 	n := &node{t: t, book: &logBook{}, done: make(chan error, 1), before: runtime.NumGoroutine()}
@@ -213,7 +213,8 @@ func (n *node) surface() surface.Admin {
 	return surface.Admin{Client: n.client, URL: n.node.AdminURL()}
 }
 
-// refuse asserts that a proxy with these plugins does not start, and returns why.
+// refuse asserts that a proxy with these plugins does not start, and returns
+// the reason.
 func refuse(t *testing.T, plugins ...config.Plugin) string {
 	t.Helper()
 	cfg := baseConfig("http://127.0.0.1:1")
@@ -240,9 +241,9 @@ func (n *node) reload(change func(c *config.Config)) error {
 	return err
 }
 
-// eventually waits for a condition that nothing announces: what the proxy tells
-// only when it is asked (metrics, rows, readiness), and what the runtime counts.
-// It looks every few milliseconds and gives up after patience.
+// eventually waits for a condition without a notification: values that the
+// proxy gives only on request (metrics, rows, readiness), and those of the
+// runtime. It checks every few milliseconds and gives up after patience.
 func (n *node) eventually(what string, ok func() bool) {
 	n.t.Helper()
 	limit := time.NewTimer(patience)
@@ -259,8 +260,7 @@ func (n *node) eventually(what string, ok func() bool) {
 	}
 }
 
-// logged waits for a condition on the log, which is looked at when there is
-// more of it.
+// logged waits for a condition on the log. It checks after each new line.
 func (n *node) logged(what string, ok func() bool) {
 	n.t.Helper()
 	limit := time.NewTimer(patience)
@@ -289,7 +289,7 @@ func (n *node) metric(name string, labels ...string) float64 {
 	return sum
 }
 
-// policyRows is GET /v1/policies as it comes.
+// policyRows returns the raw answer of GET /v1/policies.
 func (n *node) policyRows() (rows []map[string]any) {
 	n.t.Helper()
 	n.admin("/v1/policies", &rows)
@@ -323,7 +323,7 @@ func (n *node) reloadPlugin(name string) (status int, body string) {
 	return resp.StatusCode, string(data)
 }
 
-// reply is what a client got.
+// reply is an answer as the client received it.
 type reply struct {
 	status  int
 	header  http.Header
@@ -335,7 +335,7 @@ type reply struct {
 // unary is a short completion request.
 const unary = `{"model":"sim","prompt":"hello there","max_tokens":3}`
 
-// post sends a completion whose guest runs a section of its script.
+// post sends a completion for which the guest runs a section of its script.
 func (n *node) post(section string, header ...string) reply {
 	return n.send(n.client, section, unary, header...)
 }
@@ -373,11 +373,11 @@ func (n *node) fine(r reply) {
 	}
 }
 
-// logBook keeps the proxy's log.
+// logBook stores the proxy's log.
 type logBook struct {
 	mu    sync.Mutex
 	lines []string      // message and attributes; guarded by mu
-	grown chan struct{} // closed with the next line, nil while nobody waits; guarded by mu
+	grown chan struct{} // closed with the next line, nil without a waiter; guarded by mu
 }
 
 // Enabled implements slog.Handler.
@@ -407,7 +407,7 @@ func (b *logBook) more() <-chan struct{} {
 	return b.grown
 }
 
-// WithAttrs implements slog.Handler; attributes are not needed here.
+// WithAttrs implements slog.Handler and ignores the attributes.
 func (b *logBook) WithAttrs([]slog.Attr) slog.Handler { return b }
 
 // WithGroup implements slog.Handler.
@@ -425,7 +425,7 @@ type entry struct {
 	callback, ctx, text string
 }
 
-// section returns what the guest said in a section, in order.
+// section returns the guest's lines of a section, in order.
 func (b *logBook) section(name string) (entries []entry) {
 	for _, line := range b.all() {
 		at := strings.Index(line, name+"|")
@@ -448,8 +448,8 @@ func (b *logBook) said(name string) (texts []string) {
 	return texts
 }
 
-// deleted waits until the guest has said that a section's stream is deleted and
-// returns all that it said.
+// deleted waits until the guest has logged the deletion of a section's stream,
+// and returns all its lines.
 func (n *node) deleted(section string) []string {
 	n.t.Helper()
 	var texts []string

@@ -12,11 +12,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// ticking is the part of a script that wakes paused streams at every tick.
+// ticking is the part of a script that resumes paused streams at every tick.
 const ticking = "configure: quiet proxy_set_tick_period_milliseconds 5\ntick: wake\n"
 
-// A stream that is paused in any phase goes on when it is told to: from the
-// same callback, a tick, the answer of a call (row 9).
+// A stream that is paused in any phase continues on request: from the same
+// callback, a tick, or the answer of a call (row 9).
 func TestPause(t *testing.T) {
 	side := startSide(t)
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "pause", ticking+`
@@ -85,8 +85,8 @@ delete: say gone
 		})
 	}
 	t.Run("strange actions", func(t *testing.T) {
-		// Numbers beyond 0 and 1 are Envoy's filter statuses; whatever a host
-		// makes of them, the request ends.
+		// Numbers above 1 are Envoy's filter statuses. Whatever a host does
+		// with them, the request ends.
 		n := n.with(t)
 		ctx, leave := context.WithCancel(context.Background())
 		defer leave()
@@ -110,15 +110,15 @@ func closed(c chan struct{}) bool {
 	}
 }
 
-// with returns the node with failures told to a subtest.
+// with returns the node with a subtest's t for failures.
 func (n *node) with(t *testing.T) *node {
 	c := *n
 	c.t = t
 	return &c
 }
 
-// A stream that is never continued is gone when its client is, in any phase,
-// and leaves nothing (row 9).
+// A stream that never continues ends when its client leaves, in any phase, and
+// nothing of it remains (row 9).
 func TestPauseForEver(t *testing.T) {
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "stuck", `
 [headers]
@@ -163,7 +163,7 @@ delete: say gone
 				n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {
 					events(w, 2, func(i int) {
 						if i > 0 {
-							<-r.Context().Done() // the proxy leaves
+							<-r.Context().Done() // until the proxy cancels the request
 						}
 					})
 				})
@@ -196,7 +196,8 @@ func h2Client() *http.Client {
 	return &http.Client{Transport: &http.Transport{Protocols: &protocols}}
 }
 
-// Body callbacks come for each chunk; what a paused guest sees grows (row 10).
+// Body callbacks run for each chunk, and the data that a paused guest sees
+// grows (row 10).
 func TestBodyChunks(t *testing.T) {
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "chunks", `
 [through]
@@ -222,8 +223,8 @@ delete: say gone
 	for _, section := range []string{"through", "held"} {
 		t.Run(section, func(t *testing.T) {
 			n := n.with(t)
-			// Each part of the request is sent when the guest has seen the one
-			// before; so is each event of the answer.
+			// The test sends each part of the request when the guest has seen
+			// the previous one. The same holds for each event of the answer.
 			sizes := func(callback string) []string { return with(n.book.said(section), callback+" size ") }
 			n.engine.script(func(w http.ResponseWriter, _ *http.Request, _ string) {
 				events(w, 3, func(i int) {
@@ -318,7 +319,7 @@ delete: say gone
 	})
 }
 
-// A request that a guest holds in memory is refused when it passes the limit.
+// A request that a guest holds in memory is rejected above the limit.
 func TestBodyLimit(t *testing.T) {
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "limit", `
 [held]
@@ -341,7 +342,8 @@ delete: say gone
 	n.fine(n.post("main"))
 }
 
-// A body is changed in place, before and behind; lengths stay right (row 11).
+// A body is changed in place, at its beginning and at its end; lengths remain
+// right (row 11).
 func TestSetBody(t *testing.T) {
 	at := strings.Index(unary, "hello")
 	n := start(t, options{plugins: []config.Plugin{scripted(t, "edit", `
@@ -435,8 +437,8 @@ delete: say gone
 	})
 }
 
-// The events of a stream pass a chain one by one: each reaches the client, and
-// the guest, before the engine makes the next.
+// The events of a stream pass a chain one by one. Each reaches the guest and
+// the client before the engine makes the next.
 func TestEventsAreNotHeldBack(t *testing.T) {
 	script := "[main]\nresponse_body: say size $size\ndelete: say gone\n"
 	n := start(t, options{plugins: []config.Plugin{
@@ -451,8 +453,8 @@ func TestEventsAreNotHeldBack(t *testing.T) {
 				client = h2Client()
 				defer client.CloseIdleConnections()
 			}
-			// The engine makes an event when the client has seen the one before;
-			// the head may wait for the first.
+			// The engine makes an event when the client has seen the previous
+			// one. The head may wait for the first event.
 			seen := make(chan struct{}, 1)
 			seen <- struct{}{}
 			n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {

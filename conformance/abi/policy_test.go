@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// startFleet runs a proxy with policies in front of simulated engines: two that
-// prefill, two that decode. The test's end asserts that nothing is left on them.
+// startFleet runs a proxy with policies in front of simulated engines: two for
+// prefill and two for decode. The test's end asserts that they hold nothing.
 func startFleet(t *testing.T, connector string, o options) *node {
 	t.Helper()
 	n := &node{t: t, book: &logBook{}, done: make(chan error, 1), before: runtime.NumGoroutine()}
@@ -46,7 +46,7 @@ func startFleet(t *testing.T, connector string, o options) *node {
 	return n
 }
 
-// ready is how many engines are.
+// ready returns the number of ready engines.
 func (n *node) ready() (ready int) {
 	var rows []struct{ State string }
 	n.admin("/v1/engines", &rows)
@@ -79,10 +79,11 @@ func policyPlugin(path string) config.Plugin {
 	return p
 }
 
-// rightPlace chooses the last row of each role, as the frame's layout in
-// abi/README.md has it: facts behind the header, at 72 of them offset, count
-// and stride of the rows, at 12 of a row its roles. Local 2 is the facts, 3 the
-// rows, 4 their count, 5 the stride, 6 the row in hand, 8 prefill, 9 decode.
+// rightPlace chooses the last row of each role. The frame's layout in
+// abi/README.md is: facts after the header; at offset 72 of the facts offset,
+// count and stride of the rows; at offset 12 of a row its roles. Local 2 is the
+// facts, 3 the rows, 4 their count, 5 the stride, 6 the current row, 8 prefill,
+// 9 decode.
 const rightPlace = `
 	get 0 get 0 i32 8 i32.add i32.load i32.add set 2
 	get 0 get 2 i32 72 i32.add i32.load i32.add set 3
@@ -147,8 +148,8 @@ func (n *node) usualPolicyTimeout() (patient func()) {
 	return func() { set(config.Duration(time.Minute)) }
 }
 
-// storm sends requests from several clients at once and asserts that each is
-// answered well.
+// storm sends requests from several clients at once and asserts that each gets
+// a good answer.
 func (n *node) storm(requests int) {
 	n.t.Helper()
 	var wg sync.WaitGroup
@@ -174,7 +175,7 @@ func (n *node) storm(requests int) {
 }
 
 // A place policy that decides in time is asked for every request, and no other
-// rule decides, even where it writes all over its frame.
+// rule decides, even if it overwrites its whole frame.
 func TestPoliciesThatDecide(t *testing.T) {
 	requests := 150
 	if testing.Short() {
@@ -200,9 +201,9 @@ func TestPoliciesThatDecide(t *testing.T) {
 	}
 }
 
-// A place policy that traps, loops, eats memory or answers nonsense costs no
-// request; every decision that it did not take is counted; past its crash
-// budget it is parked, and a reload brings it back.
+// A place policy that traps, loops, exhausts its memory or returns an invalid
+// answer fails no request. Every decision that it did not make is counted.
+// Above its crash budget it is parked, and a reload ends that.
 func TestBadPolicies(t *testing.T) {
 	requests := 150
 	if testing.Short() {
@@ -230,7 +231,8 @@ func TestBadPolicies(t *testing.T) {
 			patient := n.usualPolicyTimeout()
 			replaceFile(t, file, wasm)
 			if status, why := n.reloadPlugin("p"); status != 200 {
-				// The trial at load may already see it; then the good one stays.
+				// The trial at load may already detect it; then the good one
+				// stays.
 				if status != http.StatusConflict || !strings.HasPrefix(name, "scratch") {
 					t.Fatalf("reload: %d %s", status, why)
 				}
@@ -259,7 +261,7 @@ func TestBadPolicies(t *testing.T) {
 	n.settled()
 	t.Run("parked", func(t *testing.T) {
 		n := n.with(t)
-		replaceFile(t, file, right) // what a bad one above left there
+		replaceFile(t, file, right) // replace the bad module of an earlier case
 		if err := n.reload(func(c *config.Config) {
 			c.Plugins[0].CrashBudget, c.Plugins[0].CrashWindow = 3, config.Duration(time.Hour)
 		}); err != nil {
@@ -286,14 +288,14 @@ func TestBadPolicies(t *testing.T) {
 	})
 }
 
-// scribblingModule answers right, and before that fills the whole frame with
-// ones: the host must believe nothing that the guest can have written.
+// scribblingModule answers correctly, but first fills the whole frame with
+// ones: the host must not trust any data that the guest can write.
 func scribblingModule() []byte {
 	return policyModule().function("pdproxy_v1_on_place", "ii:I", "iiiiiiiiiI", rightPlace+` set 11
 	block loop get 1 i32.eqz br_if 1 get 0 get 1 i32.add i32 1 i32.sub i32 255 i32.store8 get 1 i32 1 i32.sub set 1 br 0 end end get 11`).bytes()
 }
 
-// The plan policy decides how many legs there are and may refuse.
+// The plan policy decides the number of legs and may reject a request.
 func TestPlanPolicy(t *testing.T) {
 	file := writeModule(t, policyModule())
 	plan := func(answer string) []byte {
@@ -344,7 +346,7 @@ func TestPlanPolicy(t *testing.T) {
 	}
 }
 
-// The mint policy issues ids; those that cannot be used are replaced.
+// The mint policy issues ids; invalid ones are replaced.
 func TestMintPolicy(t *testing.T) {
 	file := writeModule(t, policyModule())
 	mint := func(answer string) []byte {
@@ -398,8 +400,8 @@ func TestMintPolicy(t *testing.T) {
 	n.settled()
 }
 
-// A policy is reloaded a hundred times under load: no request fails, nothing
-// is left of the old versions.
+// A policy is reloaded a hundred times under load. No request fails, and
+// nothing of the old versions remains.
 func TestPolicyReloadUnderLoad(t *testing.T) {
 	reloads := 100
 	if testing.Short() {
@@ -409,7 +411,7 @@ func TestPolicyReloadUnderLoad(t *testing.T) {
 	versions := [][]byte{placing(rightPlace), placing("nop " + rightPlace)}
 	replaceFile(t, file, versions[0])
 	n := startFleet(t, enginesim.ConnectorVLLMNixl, options{plugins: []config.Plugin{policyPlugin(file)}, config: func(c *config.Config) {
-		c.Policy.Place, c.Timeouts.Policy = "p", config.Duration(time.Second) // a busy machine holds a guest up for longer than usual
+		c.Policy.Place, c.Timeouts.Policy = "p", config.Duration(time.Second) // a busy machine delays a guest longer than usual
 	}})
 	var stop atomic.Bool
 	var requests, bad atomic.Int64

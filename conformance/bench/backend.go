@@ -22,13 +22,13 @@ const (
 	answerText = 760
 )
 
-// counts is what a backend has answered so far. The suite compares it with what
-// the load asked for: a proxy that skips a leg would look cheap.
+// counts are the numbers of answers of a backend. The suite compares them with
+// the requests of the load, because a proxy that skips a leg would look cheap.
 type counts struct {
 	Whole   int64 `json:"whole"`   // unary answers without a transfer
 	Prefill int64 `json:"prefill"` // asked to keep the KV for a decode
 	Decode  int64 `json:"decode"`  // streams that named a prefill's blocks
-	Stream  int64 `json:"stream"`  // streams that named none
+	Stream  int64 `json:"stream"`  // streams without such blocks
 }
 
 func (c counts) minus(o counts) counts {
@@ -95,7 +95,7 @@ func (b *backend) serve(c net.Conn) {
 			if err != nil {
 				return
 			}
-			body.Grow(int(max(m.length, 0)) + bytes.MinRead) // or it would be copied as it grows
+			body.Grow(int(max(m.length, 0)) + bytes.MinRead) // avoids copies while it grows
 			if _, err := body.ReadFrom(r); err != nil {
 				return
 			}
@@ -149,9 +149,9 @@ func (b *backend) get(w io.Writer, target string) (err error) {
 	return err
 }
 
-// afterKey gives what follows a key and its colon in the body. The prompts of
-// this program hold no quotes, so that a key is never part of one; decoding
-// 256 KB would make the backend dearer than the proxy.
+// afterKey returns the text after a key and its colon in the body. The prompts
+// of this program contain no quotes, so a key is never part of one. Decoding
+// 256 KB would make the backend more expensive than the proxy.
 func afterKey(body []byte, key string) []byte {
 	i := bytes.Index(body, []byte(key))
 	if i < 0 {
@@ -174,10 +174,10 @@ func number(body []byte, key string) int {
 	return n
 }
 
-// writeStream writes a chunked SSE answer, one write an event. The first event
-// follows the head at once, so that the time to it is the proxy's; the others
-// come at the period from a random phase, so that streams opened together do
-// not beat in step. Period 0: as fast as the connection takes them.
+// writeStream writes a chunked SSE answer, one write per event. The first event
+// follows the head at once, so the time to it is the proxy's. The others come
+// at the period from a random phase, so that streams opened together do not
+// write in step. Period 0: as fast as the connection accepts them.
 func writeStream(w io.Writer, events int, period time.Duration) error {
 	if _, err := io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"+
 		"Transfer-Encoding: chunked\r\n\r\n"); err != nil {
@@ -207,8 +207,8 @@ const (
 	stampDigits = 19 // Unix time in nanoseconds
 )
 
-// newEventChunk gives one SSE event as a chunk of the transfer coding, and the
-// part of it that holds the time of sending.
+// newEventChunk returns one SSE event as a chunk of the transfer coding, and
+// the part of it that holds the time of sending.
 func newEventChunk() (chunk, stamp []byte) {
 	head := `data: {"id":"cmpl-1","object":"text_completion",` + stampKey
 	tail := `,"choices":[{"index":0,"text":"%s","finish_reason":null}]}` + "\n\n"
@@ -229,8 +229,8 @@ func putStamp(dst []byte, t time.Time) {
 	}
 }
 
-// readStamp gives the age of an event, from the time that it carries. ok is
-// false for lines that carry none.
+// readStamp returns the age of an event, from the time in it. ok is false for
+// lines without a time.
 func readStamp(line []byte, now time.Time) (age time.Duration, ok bool) {
 	i := bytes.Index(line, []byte(stampKey))
 	if i < 0 || len(line) < i+len(stampKey)+stampDigits {

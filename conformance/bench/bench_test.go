@@ -142,7 +142,7 @@ func TestBackendAnswers(t *testing.T) {
 	}
 }
 
-// readAnswer reads one answer, of which nothing may be left.
+// readAnswer reads one answer, after which no bytes may remain.
 func readAnswer(t *testing.T, from *bytes.Buffer) []byte {
 	t.Helper()
 	br := bufio.NewReader(from)
@@ -382,7 +382,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestConfigurations checks that pdproxy would take what it is given here.
+// TestConfigurations checks that pdproxy accepts the generated configurations.
 func TestConfigurations(t *testing.T) {
 	p := &programs{dir: t.TempDir(), descriptors: 20000}
 	for _, kind := range []string{pdproxy, pdproxyTLS, pdproxyPD, pdproxyNative} {

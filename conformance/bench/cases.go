@@ -2,21 +2,21 @@ package main
 
 import "time"
 
-// benchCase is one load that several kinds are given.
+// benchCase is one load for several kinds of proxies.
 type benchCase struct {
 	name  string
 	kinds []string
-	fresh bool // on a proxy that has served nothing yet: memory is what is measured
+	fresh bool // on a new proxy, because memory is measured
 	load  load
 }
 
 // Case names, as the tables and -only show them.
 const (
 	caseJSON    = "json"      // unary requests, as many as the proxy can
-	caseRate    = "rate2000"  // unary requests, 2,000 a second
+	caseRate    = "rate2000"  // unary requests, 2,000 per second
 	caseSSE100  = "sse100"    // 100 streams x 50 events a second
 	caseSSE500  = "sse500"    // 500 of them
-	caseHold    = "hold"      // open slow streams, to weigh them
+	caseHold    = "hold"      // many open slow streams, to measure their memory
 	caseHoldMax = "holdmax"   // as many as the descriptors allow
 	casePD2k    = "pd2k"      // prefill, then decode with one event; 2 KB prompt
 	casePD32k   = "pd32k"     // 32 KB
@@ -32,12 +32,12 @@ const (
 	tokenPeriod = 20 * time.Millisecond // of a fast engine: 50 tokens a second
 	slowPeriod  = 5 * time.Second       // of a stream that is held
 	slowEvents  = 100_000               // more than any run waits for
-	sessionLen  = 100                   // events
-	// spareDescriptors of the limit go to listeners, logs and idle connections.
+	sessionLen  = 100                   // number of events
+	// spareDescriptors are reserved for listeners, logs and idle connections.
 	spareDescriptors = 500
 )
 
-// pace is how long the parts of a round take.
+// pace holds the durations of the parts of a round.
 type pace struct {
 	requests time.Duration // closed and open loops
 	streams  time.Duration // from first to last event
@@ -49,8 +49,8 @@ var (
 	quickPace = pace{requests: 1500 * time.Millisecond, streams: 1500 * time.Millisecond, hold: 3 * time.Second}
 )
 
-// holdCounts gives how many streams the hold cases open: a stream takes two
-// descriptors of the proxy.
+// holdCounts returns the numbers of streams of the hold cases. A stream uses
+// two descriptors of the proxy.
 func holdCounts(descriptors int) (weigh, most int) {
 	room := max(1, descriptors/2-spareDescriptors)
 	return min(5000, room), min(9500, room)
@@ -90,7 +90,7 @@ func newCases(p pace, descriptors int) []benchCase {
 	}
 }
 
-// metric is one figure of a result.
+// metric is one value of a result.
 type metric struct {
 	unit string
 	of   func(*result) float64
@@ -106,11 +106,11 @@ var (
 	open       = metric{"streams", func(r *result) float64 { return float64(r.Open) }}
 )
 
-// place is where a figure is measured.
+// place identifies where a value is measured.
 type place struct{ kind, name string }
 
-// goal is one line of the comparison: a figure of pdproxy over the same figure
-// of a peer, and how large that ratio may be. 0 is no goal.
+// goal is one line of the comparison: pdproxy's value divided by a peer's, and
+// the largest allowed ratio. 0 means no goal.
 type goal struct {
 	what       string
 	metric     metric

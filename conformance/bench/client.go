@@ -25,13 +25,14 @@ const (
 // A client repeats one request on a connection of its own (HTTP/1.1) or on a
 // shared one (HTTP/3). Only one goroutine uses it.
 type client interface {
-	// call sends the request and gives the answer's body, which is to be read
-	// to its end before the next call. An answer other than 200 is an error.
+	// call sends the request and returns the answer's body. The caller must
+	// read it to its end before the next call. An answer other than 200 is an
+	// error.
 	call() (io.Reader, error)
 	close()
 }
 
-// requestBody gives a completion request of size bytes. Events and period are
+// requestBody returns a completion request of size bytes. Events and period are
 // for the backend; 0 events asks for a unary answer.
 func requestBody(size, events int, period time.Duration) []byte {
 	limit := events
@@ -88,7 +89,7 @@ func (c *rawClient) call() (io.Reader, error) {
 
 func (c *rawClient) close() { c.conn.Close() }
 
-// statusError quotes the start of the answer: it is the proxy's own message,
+// statusError quotes the start of the answer, which is the proxy's own message:
 // the backend sends no errors.
 func statusError(code int, body io.Reader) error {
 	text, _ := io.ReadAll(io.LimitReader(body, 300))
@@ -113,7 +114,7 @@ func (c *stdClient) call() (io.Reader, error) {
 	return c.roundTrip(r)
 }
 
-// connect makes the handshake, so that no measured call does.
+// connect does the handshake, so that no measured call includes it.
 func (c *stdClient) connect() error {
 	r, err := http.NewRequestWithContext(context.Background(), http.MethodGet, c.base+"/health", nil)
 	if err != nil {
@@ -148,8 +149,8 @@ func (c *stdClient) close() {
 	}
 }
 
-// newTransports gives the connections of the stdClients: one for each with
-// HTTP/1.1, few shared ones with HTTP/3.
+// newTransports returns the connections of the stdClients: one for each with
+// HTTP/1.1, a few shared ones with HTTP/3.
 func newTransports(proto string, conns, quicConns int) []http.RoundTripper {
 	// The proxy under test makes its certificate at start.
 	config := &tls.Config{InsecureSkipVerify: true}

@@ -14,7 +14,7 @@ import (
 // tick is the unit of CPU time in /proc/PID/stat: USER_HZ is 100 on Linux.
 const tick = 10 * time.Millisecond
 
-// usage is what processes have used so far.
+// usage holds the resources that processes have used so far.
 type usage struct {
 	User, System time.Duration
 	RSS          int64 // bytes
@@ -24,8 +24,8 @@ func (u usage) minus(o usage) usage {
 	return usage{u.User - o.User, u.System - o.System, u.RSS - o.RSS}
 }
 
-// usageOf adds up the processes. One that is gone is an error: its CPU time
-// would be missing.
+// usageOf adds up the usage of processes. A process that is gone is an error,
+// because its CPU time would be missing.
 func usageOf(pids []int) (usage, error) {
 	var sum usage
 	for _, pid := range pids {
@@ -53,8 +53,8 @@ type procStat struct {
 	user, system time.Duration
 }
 
-// parseStat reads proc_pid_stat(5). The command's name may hold blanks and
-// parentheses, so that the fields are counted from its last parenthesis.
+// parseStat reads proc_pid_stat(5). The command's name may contain blanks and
+// parentheses, so the fields are counted from its last parenthesis.
 func parseStat(stat []byte) (procStat, error) {
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 13 {
@@ -70,7 +70,8 @@ func parseStat(stat []byte) (procStat, error) {
 	return procStat{int(n[0]), time.Duration(n[1]) * tick, time.Duration(n[2]) * tick}, nil
 }
 
-// parseRSS gives the resident bytes of a proc_pid_status(5), 0 without a line.
+// parseRSS returns the resident bytes of a proc_pid_status(5), 0 without such a
+// line.
 func parseRSS(status []byte) int64 {
 	for line := range strings.Lines(string(status)) {
 		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
@@ -81,7 +82,8 @@ func parseRSS(status []byte) int64 {
 	return 0
 }
 
-// family gives a process and all its descendants: nginx works in a child.
+// family returns a process and all its descendants, because nginx works in a
+// child.
 func family(pid int) ([]int, error) {
 	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -91,7 +93,7 @@ func family(pid int) ([]int, error) {
 	for _, path := range paths {
 		stat, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended meanwhile
+			continue // it has ended
 		}
 		p, err := parseStat(stat)
 		if err != nil {
@@ -108,8 +110,8 @@ func family(pid int) ([]int, error) {
 	return all, nil
 }
 
-// busyTime gives the time for which the cores have not been idle since the
-// machine's start, the hypervisor's share included.
+// busyTime returns the time for which the cores have not been idle since the
+// machine's start, including the hypervisor's share.
 func busyTime(cores ...int) (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	holdDials = 64               // streams that are being opened at a time
+	holdDials = 64               // streams that are opened at the same time
 	holdLimit = 90 * time.Second // to open all
 )
 
@@ -26,8 +26,8 @@ type holding struct {
 	tally tally        // guarded by mu
 }
 
-// hold opens Conns streams and gives the growth of the proxy's RSS, which the
-// kernel's socket buffers are not part of.
+// hold opens Conns streams and returns the growth of the proxy's RSS, which
+// does not include the kernel's socket buffers.
 func (l *load) hold() (*result, error) {
 	before, err := usageOf(l.PIDs)
 	if err != nil {
@@ -53,7 +53,7 @@ func (l *load) hold() (*result, error) {
 }
 
 // openAll returns when every stream has had its first event or failed. The
-// streams go on; the group is theirs.
+// streams continue in group.
 func (h *holding) openAll() *sync.WaitGroup {
 	var streams, opening sync.WaitGroup
 	slots := make(chan struct{}, holdDials)
@@ -93,7 +93,7 @@ func (h *holding) stream(opened func()) error {
 	for {
 		line, err := lines.ReadSlice('\n')
 		if err == io.EOF {
-			err = io.ErrUnexpectedEOF // none ends by itself
+			err = io.ErrUnexpectedEOF // no stream ends by itself
 		}
 		if err != nil {
 			return err

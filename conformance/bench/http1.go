@@ -10,9 +10,9 @@ import (
 	"strconv"
 )
 
-// message is the head of an HTTP/1.1 request or answer, as far as the load and
-// the backend need it. Both are written by hand so that the core they share is
-// never what limits the proxy under test.
+// message is the head of an HTTP/1.1 request or answer, with the parts that the
+// load and the backend need. Both use this own code, so that the core that they
+// share never limits the proxy under test.
 type message struct {
 	first   []byte // request or status line; valid until the next read
 	length  int64  // Content-Length, -1 without one
@@ -22,7 +22,7 @@ type message struct {
 
 var errBadHead = errors.New("read head: malformed")
 
-// readMessage reads a head up to and with its empty line into m.
+// readMessage reads a head, including its empty line, into m.
 func readMessage(br *bufio.Reader, m *message) error {
 	line, err := br.ReadSlice('\n')
 	if err != nil {
@@ -84,7 +84,7 @@ func (m *message) target() (method, target []byte) {
 	return method, target
 }
 
-// body gives the message's body, whose end is not the connection's.
+// body returns the message's body, which does not end with the connection.
 func (m *message) body(br *bufio.Reader) (io.Reader, error) {
 	switch {
 	case m.chunked:
@@ -95,8 +95,8 @@ func (m *message) body(br *bufio.Reader) (io.Reader, error) {
 	return nil, fmt.Errorf("%w: a body without length", errBadHead)
 }
 
-// chunkedBody reads chunks and, at their end, the empty trailer that
-// httputil's reader leaves.
+// chunkedBody reads chunks and the empty trailer after them, which httputil's
+// reader does not read.
 type chunkedBody struct {
 	chunks io.Reader
 	br     *bufio.Reader

@@ -19,16 +19,16 @@ import (
 // Protocols of a load.
 const (
 	protoH1    = "h1"     // plain HTTP/1.1, the raw client
-	protoH1Std = "h1std"  // plain HTTP/1.1, the client of the two below
+	protoH1Std = "h1std"  // plain HTTP/1.1 with the client of the two below
 	protoH1TLS = "h1tls"  // HTTP/1.1 over TLS
 	protoH3    = "h3"     // HTTP/3
 	modeClosed = "closed" // as many requests as answers allow
-	modeOpen   = "open"   // requests at a rate, whatever the answers do
+	modeOpen   = "open"   // requests at a fixed rate, independent of the answers
 	modeSSE    = "sse"    // streams that start together, each to its end
 	modeHold   = "hold"   // slow streams, held open
 )
 
-// load is one measurement: what is asked, and of whom.
+// load is one measurement: its requests and its target.
 type load struct {
 	Mode, Proto, Addr string
 
@@ -42,7 +42,7 @@ type load struct {
 	PIDs      []int         // processes of the proxy
 }
 
-// args gives the command line of the load.
+// args returns the command line of the load.
 func (l *load) args() []string {
 	pids := make([]string, len(l.PIDs))
 	for i, pid := range l.PIDs {
@@ -111,7 +111,7 @@ func loadCommand(args []string) error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// result is one line of a load. Figures that its mode does not give are 0.
+// result is one line of a load. Values that its mode does not measure are 0.
 type result struct {
 	Requests   int     `json:"requests"`
 	Events     int     `json:"events"`
@@ -201,7 +201,7 @@ func (l *load) connect() ([]client, error) {
 	return clients, nil
 }
 
-// drive runs one worker for each client and waits for all.
+// drive runs one worker for each client and waits for all of them.
 func (l *load) drive(clients []client, start time.Time) *tally {
 	tallies := make([]tally, len(clients))
 	var wg sync.WaitGroup
@@ -227,8 +227,8 @@ func (l *load) drive(clients []client, start time.Time) *tally {
 	return total
 }
 
-// A worker makes the requests of one client. It stops at the first error: what
-// follows would not be the load that was asked for.
+// A worker makes the requests of one client. It stops at the first error,
+// because the rest would not be the requested load.
 type worker struct {
 	load   *load
 	client client
@@ -244,9 +244,9 @@ func (w *worker) closed(end time.Time) {
 	}
 }
 
-// open sends a request every gap. One that is late because the answer before it
-// was counts from when it was due; the lateness of this program's own timers
-// does not count.
+// open sends a request every gap. If the previous answer was late, the time of
+// the request counts from its due time. The lateness of this program's own
+// timers does not count.
 func (w *worker) open(due time.Time, gap time.Duration, end time.Time) {
 	for ; due.Before(end); due = due.Add(gap) {
 		from := due
@@ -275,7 +275,7 @@ func (w *worker) request(from time.Time) bool {
 	return true
 }
 
-// stream reads a whole SSE answer and checks that nothing of it is missing.
+// stream reads a whole SSE answer and checks that it is complete.
 func (w *worker) stream(body io.Reader, from time.Time) error {
 	if w.lines == nil {
 		w.lines = bufio.NewReaderSize(body, 4<<10)
@@ -307,7 +307,7 @@ func (w *worker) stream(body io.Reader, from time.Time) error {
 	return nil
 }
 
-// tally is what workers have seen.
+// tally sums up the results of workers.
 type tally struct {
 	requests, events, first []time.Duration
 	errors                  int
@@ -344,8 +344,8 @@ func (t *tally) result() *result {
 	return r
 }
 
-// percentile gives, in microseconds, the smallest value that a share p of the
-// sorted values does not exceed; 0 of none.
+// percentile returns, in microseconds, the smallest value that is at least as
+// large as a share p of the sorted values; 0 without values.
 func percentile(sorted []time.Duration, p float64) float64 {
 	if len(sorted) == 0 {
 		return 0

@@ -1,12 +1,12 @@
-// Command bench measures what pdproxy costs per request, per event and per open
-// stream, beside other proxies under the same load: nginx, Go's
+// Command bench measures the cost of pdproxy per request, per event and per
+// open stream, together with other proxies under the same load: nginx, Go's
 // httputil.ReverseProxy, and prefill-decode proxies on aiohttp and on FastAPI
-// with httpx. Ratios inside one run are its result; absolute figures belong to
-// the machine and the hour.
+// with httpx. The results are ratios within one run, because absolute values
+// depend on the machine and the time.
 //
-// Everything talks over 127.0.0.1. The proxy under test has one CPU core to
-// itself, the load and the engine behind it share another. README.md says how
-// each figure is taken.
+// All traffic uses 127.0.0.1. The proxy under test has one CPU core to itself.
+// The load and the engine behind the proxy share another core. README.md
+// explains each measurement.
 package main
 
 import (

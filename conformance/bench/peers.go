@@ -21,8 +21,8 @@ import (
 //go:embed peers
 var peerFiles embed.FS
 
-// Kinds of proxy. One with "-pd" splits each request into prefill and decode;
-// the others hand it to one engine.
+// Kinds of proxy. A kind with "-pd" splits each request into prefill and
+// decode; the others pass it to one engine.
 const (
 	direct        = "direct" // no proxy
 	nginx         = "nginx"
@@ -37,13 +37,13 @@ const (
 	pdproxyNative = "pdproxy-pd-native" // built-in policies compiled in
 )
 
-// kinds is every kind in the order of a round. Those that are compared most
-// closely are neighbours, so that they meet the same disturbance.
+// kinds are all kinds in the order of a round. Kinds that are compared most
+// closely are neighbours, so that the same disturbance affects both.
 var kinds = []string{direct, nginx, pdproxy, reverse, aiohttp, fastapi, pdproxyTLS, pdproxyNative, pdproxyPD, aiohttpPD, fastapiPD}
 
 func isPD(kind string) bool { return strings.Contains(kind, "-pd") }
 
-// programs is where the kinds' programs are, and what they know of the machine.
+// programs holds the paths of the kinds' programs, and facts about the machine.
 type programs struct {
 	self, pdproxy, python string
 	dir                   string // for configurations and logs
@@ -51,7 +51,8 @@ type programs struct {
 	descriptors           int
 }
 
-// probe gives the version of the program behind a kind, or why it cannot run.
+// probe returns the version of the program of a kind, or the reason why it
+// cannot run.
 func (p *programs) probe(kind string) (program, version string, err error) {
 	switch kind {
 	case nginx:
@@ -156,7 +157,7 @@ func (p *programs) nginxConfig(addr, upstream string) (path string, err error) {
 	return path, os.WriteFile(path, []byte(text.String()), 0o600)
 }
 
-// pdproxyConfig leaves at its default whatever may be left.
+// pdproxyConfig uses the defaults wherever possible.
 func (p *programs) pdproxyConfig(kind, addr, upstream string) (path string, err error) {
 	admin, err := freeAddr()
 	if err != nil {
@@ -186,7 +187,7 @@ func (p *programs) pdproxyConfig(kind, addr, upstream string) (path string, err 
 	return path, os.WriteFile(path, []byte(text.String()), 0o600)
 }
 
-// healthy says whether pdproxy could serve a request now.
+// healthy reports whether pdproxy could serve a request now.
 func healthy(ctx context.Context, kind, addr string) error {
 	base := "http://" + addr
 	if kind == pdproxyTLS {

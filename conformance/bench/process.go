@@ -27,8 +27,8 @@ type process struct {
 	err  error         // how it ended, once done is closed
 }
 
-// launch starts a program on a core. What it prints goes to a file named for it
-// in dir; ctx's end ends it.
+// launch starts a program on a core. Its output goes to a file in dir with the
+// program's name. The end of ctx ends it.
 func launch(ctx context.Context, dir, name string, core int, argv ...string) (*process, error) {
 	p := &process{log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -48,8 +48,8 @@ func launch(ctx context.Context, dir, name string, core int, argv ...string) (*p
 	return p, nil
 }
 
-// pinned gives a command that runs on one core only. taskset becomes the
-// program that it starts, so that the process id is the program's.
+// pinned returns a command that runs on one core only. taskset replaces itself
+// by the program, so the process id is the program's.
 func pinned(ctx context.Context, core int, argv ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "taskset", append([]string{"-c", strconv.Itoa(core)}, argv...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -57,7 +57,7 @@ func pinned(ctx context.Context, core int, argv ...string) *exec.Cmd {
 	return cmd
 }
 
-// await polls ready until it has no error.
+// await calls ready until it returns no error.
 func (p *process) await(ready func() error) error {
 	limit := time.Now().Add(startLimit)
 	for {
@@ -87,7 +87,7 @@ func (p *process) stop() {
 	}
 }
 
-// tail gives the last of what the program printed.
+// tail returns the last part of the program's output.
 func (p *process) tail() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
@@ -96,7 +96,7 @@ func (p *process) tail() string {
 	return string(bytes.TrimSpace(text[max(0, len(text)-600):]))
 }
 
-// freeAddr gives a loopback address that nobody listens on.
+// freeAddr returns a loopback address without a listener.
 func freeAddr() (string, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -106,7 +106,7 @@ func freeAddr() (string, error) {
 	return ln.Addr().String(), nil
 }
 
-// accepts says whether somebody listens on the address.
+// accepts reports whether the address has a listener.
 func accepts(addr string) error {
 	c, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"text/tabwriter"
 )
 
-// report is what a run of the suite found out.
+// report holds the results of a run of the suite.
 type report struct {
 	Machine  string            `json:"machine"`
 	Others   float64           `json:"others"` // share of the two cores that other programs used: median of the runs
@@ -23,8 +23,9 @@ type report struct {
 	Runs     []run             `json:"runs"`
 }
 
-// row is one goal with what was measured. Values are medians over the rounds,
-// Ratio is theirs; RatioMin and RatioMax are of the single rounds that have both.
+// row is one goal with its measurements. Values are medians over the rounds,
+// and Ratio is their ratio. RatioMin and RatioMax are of the single rounds with
+// both values.
 type row struct {
 	What     string  `json:"what"`
 	Unit     string  `json:"unit"`
@@ -37,15 +38,15 @@ type row struct {
 	Must     float64 `json:"must"`
 	Aim      float64 `json:"aim"`
 	Verdict  string  `json:"verdict"`
-	// Disturbed: no quiet run of one side, so that the ratio may mislead.
+	// Disturbed: one side has no quiet run, so the ratio may mislead.
 	Disturbed bool `json:"disturbed"`
 }
 
-// disturbed is the share of the two cores in the hands of other programs above
-// which ratios mislead.
+// disturbed is the share of the two cores used by other programs above which
+// ratios mislead.
 const disturbed = 0.05
 
-// Verdicts of a row; one without a ratio says why.
+// Verdicts of a row. A row without a ratio contains the reason.
 const (
 	reachedAim  = "aim"
 	reachedMust = "must"
@@ -107,11 +108,12 @@ func (s *suite) row(g goal) row {
 	return r
 }
 
-// openRow judges the most streams: all that were asked for, in each round.
+// openRow compares the largest number of streams: all requested ones, in each
+// round.
 func (s *suite) openRow(asked int) row {
 	at := place{pdproxy, caseHoldMax}
 	r := row{What: "open streams", Unit: open.unit, Peer: "asked for", Theirs: float64(asked), Must: 1, Aim: 1}
-	byRound, _ := s.values(at, open) // a count, whoever disturbs
+	byRound, _ := s.values(at, open) // a count does not depend on disturbances
 	got := values(byRound)
 	if len(got) == 0 {
 		r.Verdict = s.why(at)
@@ -139,9 +141,10 @@ func verdict(ratio, must, aim float64) string {
 	return missedMust
 }
 
-// values gives a figure by round, of the runs that had no fault. Quiet rounds
-// count alone if there are any: whether one was is not read from its figure.
-// quiet is false when none was. A figure of 0 is less than could be measured.
+// values returns a value by round, of the runs without a fault. If there are
+// quiet rounds, only they count. Whether a round was quiet does not depend on
+// the value. quiet is false when no round was. A value of 0 was too small to
+// measure.
 func (s *suite) values(at place, m metric) (byRound map[int]float64, quiet bool) {
 	byRound = map[int]float64{}
 	for _, r := range s.runs {
@@ -163,7 +166,7 @@ func (s *suite) values(at place, m metric) (byRound map[int]float64, quiet bool)
 
 func values(byRound map[int]float64) []float64 { return slices.Collect(maps.Values(byRound)) }
 
-// why says why there is no figure.
+// why returns the reason for a missing value.
 func (s *suite) why(at place) string {
 	if _, ok := s.missing[at.kind]; ok {
 		return "missing: " + at.kind
@@ -176,7 +179,8 @@ func (s *suite) why(at place) string {
 	return at.kind + ": not run"
 }
 
-// median gives the middle value, or the mean of the two; 0 of none.
+// median returns the middle value, or the mean of the two middle ones; 0
+// without values.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0
@@ -221,7 +225,8 @@ func (r *report) print(w io.Writer) {
 	}
 }
 
-// printRuns prints the medians of everything measured, one line a case and kind.
+// printRuns prints the medians of all measurements, one line for each case and
+// kind.
 func (r *report) printRuns(w io.Writer) {
 	type key struct{ name, kind string }
 	all := map[key][]*result{}
@@ -269,7 +274,7 @@ func (r *report) printRuns(w io.Writer) {
 	t.Flush()
 }
 
-// summary is a run in a few words, for who waits.
+// summary is a short text about a run, to show progress.
 func (r run) summary() string {
 	if r.Failed != "" {
 		return "FAILED: " + r.Failed
@@ -287,7 +292,7 @@ func (r run) summary() string {
 	return fmt.Sprintf("%s, others %.0f %%", text, r.Others*100)
 }
 
-// ratio prints small ratios as what they are one part of.
+// ratio prints a small ratio as one part of a number.
 func ratio(r float64) string {
 	switch {
 	case r == 0:
@@ -308,7 +313,7 @@ func figure(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// machine names the CPU and the kernel.
+// machine returns the names of the CPU and the kernel.
 func machine() string {
 	model := runtime.GOARCH
 	text, err := os.ReadFile("/proc/cpuinfo")

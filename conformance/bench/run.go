@@ -25,7 +25,7 @@ type suite struct {
 	rounds   int
 	only     *regexp.Regexp
 	core     int           // of the load and the backend
-	patience time.Duration // for other programs to leave the cores, before each case
+	patience time.Duration // wait before each case until other programs leave the cores
 	log      io.Writer
 
 	backend  *process
@@ -34,7 +34,7 @@ type suite struct {
 	runs     []run
 }
 
-// run is one result, or why there is none.
+// run is one result, or the reason why there is none.
 type run struct {
 	Round  int     `json:"round"`
 	Kind   string  `json:"kind"`
@@ -127,7 +127,7 @@ func (s *suite) run(ctx context.Context) error {
 	return nil
 }
 
-// probeAll finds out what can run, before hours are spent on it.
+// probeAll checks which kinds can run, before a suite that takes hours.
 func (s *suite) probeAll() {
 	s.versions = map[string]string{"go": runtime.Version()}
 	s.missing = map[string]string{}
@@ -143,8 +143,8 @@ func (s *suite) probeAll() {
 	}
 }
 
-// runKind gives one kind its cases: all that share a process first. What a kind
-// cannot do is recorded; an error is the suite's own.
+// runKind runs the cases of one kind, first those that share a process. A
+// failure of a kind is recorded; a returned error is the suite's own.
 func (s *suite) runKind(ctx context.Context, round int, kind string) error {
 	if _, missing := s.missing[kind]; missing {
 		return nil
@@ -172,7 +172,7 @@ func (s *suite) runKind(ctx context.Context, round int, kind string) error {
 	return nil
 }
 
-// runOn starts a kind, gives it cases, and stops it.
+// runOn starts a kind, runs cases on it, and stops it.
 func (s *suite) runOn(ctx context.Context, round int, kind string, warm bool, cases ...benchCase) error {
 	addr := s.backend.addr
 	var pids []int
@@ -231,8 +231,9 @@ func (s *suite) record(r run) {
 	fmt.Fprintf(s.log, "round %d  %-18s %-11s %s\n", r.Round, r.Kind, r.Case, r.summary())
 }
 
-// measure runs a load, checks that the backend was asked for what the load got
-// answers to, and says how much of the cores other programs took.
+// measure runs a load. It checks that the backend received as many requests as
+// the load got answers to, and returns the share of the cores that other
+// programs used.
 func (s *suite) measure(ctx context.Context, kind string, l *load) (r *result, others float64, err error) {
 	before, err := s.counts(ctx)
 	if err != nil {
@@ -259,8 +260,8 @@ func (s *suite) measure(ctx context.Context, kind string, l *load) (r *result, o
 	return r, others, checkCounts(after.minus(before), kind, l, r)
 }
 
-// awaitQuiet waits, as long as its patience allows, for a second in which other
-// programs leave the cores alone.
+// awaitQuiet waits, up to its patience, for a second in which other programs do
+// not use the cores.
 func (s *suite) awaitQuiet(ctx context.Context, proxy []int) error {
 	for limit := time.Now().Add(s.patience); time.Now().Before(limit); {
 		watch, err := s.watch(proxy)
@@ -279,9 +280,10 @@ func (s *suite) awaitQuiet(ctx context.Context, proxy []int) error {
 	return nil
 }
 
-// watch begins to watch the two cores. What it returns ends that: it gives the
-// share of them that was used by others than the proxy, the backend and the
-// load, whose time is its argument.
+// watch starts to measure the use of the two cores. The returned function ends
+// the measurement. It returns the share of the cores used by programs other
+// than the proxy, the backend and the load; its argument is the load's CPU
+// time.
 func (s *suite) watch(proxy []int) (func(load time.Duration) (float64, error), error) {
 	pids := append([]int{s.backend.cmd.Process.Pid}, proxy...)
 	cores := []int{s.core, s.programs.core}
@@ -305,7 +307,8 @@ func (s *suite) watch(proxy []int) (func(load time.Duration) (float64, error), e
 	}, nil
 }
 
-// checkCounts allows more than was asked for: a proxy may repeat a leg.
+// checkCounts allows more requests than expected, because a proxy may repeat a
+// leg.
 func checkCounts(got counts, kind string, l *load, r *result) error {
 	n := int64(max(r.Requests, r.Open))
 	least := counts{}
@@ -337,8 +340,8 @@ func (s *suite) counts(ctx context.Context) (counts, error) {
 	return c, json.NewDecoder(answer.Body).Decode(&c)
 }
 
-// runLoad runs a load in a process of its own, beside the backend, and gives
-// the CPU time that it took.
+// runLoad runs a load in a process of its own on the backend's core, and
+// returns the CPU time that it used.
 func (s *suite) runLoad(ctx context.Context, l *load) (*result, time.Duration, error) {
 	limit := 2*time.Minute + l.For
 	if l.Mode == modeSSE {
@@ -357,8 +360,8 @@ func (s *suite) runLoad(ctx context.Context, l *load) (*result, time.Duration, e
 	return r, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), json.Unmarshal(out, r)
 }
 
-// descriptorLimit gives the hard limit of open files, which the programs raise
-// themselves to.
+// descriptorLimit returns the hard limit of open files. The programs raise
+// their soft limits to it.
 func descriptorLimit() int {
 	const fallback = 4096
 	text, err := os.ReadFile("/proc/self/limits")

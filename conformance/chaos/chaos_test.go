@@ -17,76 +17,80 @@ import (
 const (
 	// late is how much longer than without faults a request may take.
 	late = time.Second
-	// hops is how many processes a request goes through for each of the two of a
-	// request to one engine alone: what the machine does to that one it does to it
-	// so often.
+	// hops is the number of processes in a request's path, compared with two of
+	// a request to one engine alone. A delay of the machine that affects that
+	// one request affects this one as many times.
 	hops = 2
-	// settled is within what nothing may be left of the requests that have ended.
+	// settled is the time after which nothing may remain of the requests that
+	// have ended.
 	settled = 5 * time.Second
 	// holds is how long a fault lasts.
 	holds = 3 * time.Second
-	// noticed is within what an engine that is stopped or cut off must be known:
-	// three probes of 200 ms, and what is between them, by the configuration. What
-	// waits for it is then tried elsewhere. Its fault lasts longer.
+	// noticed is the time in which the proxies must notice that an engine is
+	// stopped or cut off: three probes of 200 ms and their intervals, by the
+	// configuration. Waiting requests are then retried elsewhere. The fault
+	// lasts longer.
 	noticed, engineHolds = 750 * time.Millisecond, 4 * time.Second
-	// lost is within what a request is answered whose engine's host has no power:
-	// half a minute after which its connection is given up, and the same again for
-	// the KV that another engine pulls from there.
+	// lost is the time in which a request must be answered whose engine's host
+	// has lost power: half a minute until its connection is closed, and the
+	// same again for the KV that another engine pulls from there.
 	lost = 65 * time.Second
-	// resent is how much later than a link's return TCP may send a packet again
-	// that was lost meanwhile: its waits double.
+	// resent is how long after the end of a cut TCP may send a lost packet
+	// again, because its waits double.
 	resent = 2 * holds
-	// leased is within what an engine frees the blocks that nobody fetches (30 s).
+	// leased is the time in which an engine frees blocks that are not fetched
+	// (30 s).
 	leased = 35 * time.Second
-	// slow is how much longer a round trip to a slow host takes. A request makes
-	// six of them at most: the client's, prefill's and decode's, each with one for
-	// a new connection.
+	// slow is the additional time of a round trip to a slow host. A request
+	// makes at most six: those of the client, of prefill and of decode, each
+	// with one for a new connection.
 	slow, trips = 200 * time.Millisecond, 6
-	// probed is how long a probe may take, patiently where a link is slow: with a
-	// new connection one needs two round trips, and would find the engine silent.
+	// probed is the time limit of a probe where a link is slow. With a new
+	// connection a probe needs two round trips, and a shorter limit would make
+	// the engine unhealthy.
 	probed, patiently = 200 * time.Millisecond, 500 * time.Millisecond
 )
 
-// fault is something that happens to a role.
+// fault is a failure of a role.
 type fault struct {
 	name       string
-	short      bool // it is part of the short form
+	short      bool // part of the short form
 	begin, end func()
 	holds      time.Duration // 0: holds
-	trips      time.Duration // of a slow link, that a request needs; probes are given time then
-	// held tells the requests that the fault itself keeps waiting: they are
-	// answered rightly when it is over. nil: there are none.
+	trips      time.Duration // round trips over a slow link that a request needs; probes get more time then
+	// held selects the requests that the fault itself delays. They are answered
+	// correctly when it is over. nil: none.
 	held func(o *outcome, began time.Time, lasts time.Duration) bool
-	// anew tells the requests that the fault has had begun anew: what had been
-	// computed of them is computed again. nil: there are none.
+	// anew selects the requests that begin anew because of the fault: their
+	// computation is repeated. nil: none.
 	anew func(o *outcome, began time.Time) bool
-	// broken tells those that may break with the process that had them, and how
-	// many there may be.
+	// broken selects the requests that may break together with their process,
+	// and their largest number.
 	broken func(o *outcome) bool
 	most   func() int
-	// unread says that prefill's answer may have been on its way to the process that
-	// dies. Nobody else has read which blocks it names: they wait for the engine's
-	// own lease.
+	// unread says that prefill's answer may have been on its way to the process
+	// that dies. No other process knows its blocks, so they wait for the
+	// engine's own lease.
 	unread bool
 }
 
-// at reports whether a request was under way when a fault began, or began within
-// a time from then on.
+// at reports whether a request was running when a fault began, or began within
+// a time after that.
 func at(o *outcome, began time.Time, within time.Duration) bool {
 	return o.ended.After(began) && o.began.Before(began.Add(within))
 }
 
-// pinned reports whether a request has to wait for an engine that is silent: its
+// pinned reports whether a request has to wait for an unresponsive engine: its
 // stream comes from there and has begun, or its KV is being fetched from there.
 func pinned(o *outcome, engine string) bool {
 	return o.c.stream && o.decode == engine || o.prefill == engine
 }
 
-// again reports whether a request may have been computed in part when its decode
-// fell silent.
+// again reports whether a request may have been computed in part when its
+// decode stopped answering.
 func again(o *outcome, began time.Time) bool { return !o.c.stream && at(o, began, noticed) }
 
-// TestChaos has every role fail in every way, one after the other.
+// TestChaos makes every role fail in every way, one after the other.
 func TestChaos(t *testing.T) {
 	w := newWorld(t)
 	l := newLoad(w)
@@ -103,7 +107,7 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// usual is how long each prompt takes at most without faults.
+// usual is the longest time of each prompt without faults.
 func (w *world) usual(outcomes []*outcome) (longest [prompts]time.Duration) {
 	for _, o := range outcomes {
 		if o.err != nil {
@@ -115,7 +119,7 @@ func (w *world) usual(outcomes []*outcome) (longest [prompts]time.Duration) {
 	return longest
 }
 
-// suffer lets a fault happen under load and judges what came of the requests.
+// suffer causes a fault under load and checks the results of the requests.
 func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Duration) {
 	lasts := cmp.Or(f.holds, holds)
 	if f.trips > 0 {
@@ -192,11 +196,11 @@ func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Dura
 		lasts, len(outcomes), broken, longestAgain.Round(time.Millisecond), held, longestHeld.Round(time.Millisecond), longest.Round(time.Millisecond), nothing.Round(time.Millisecond), time.Since(stopped).Round(time.Millisecond))
 }
 
-// faults are all there are.
+// faults are all faults.
 func (w *world) faults(l *load) (all []fault) {
 	a := w.proxies[0]
 	var pid int
-	// Of processes that a supervisor starts again.
+	// The faults of processes that a supervisor restarts.
 	child := func(name string, short bool, of func() int) (kill, stop fault) {
 		kill = fault{name: name + " is killed", short: short, begin: func() { pid = of(); syscall.Kill(pid, syscall.SIGKILL) }, end: func() {}}
 		stop = fault{name: name + " is stopped", begin: func() { pid = of(); syscall.Kill(pid, syscall.SIGSTOP) }, end: func() { syscall.Kill(pid, syscall.SIGCONT) }}
@@ -207,7 +211,7 @@ func (w *world) faults(l *load) (all []fault) {
 	workerKill.most = func() int { return l.open(a) }
 	workerKill.unread = true
 	workerStop.short = true
-	workerStop.held = func(o *outcome, began time.Time, lasts time.Duration) bool { // those of its connections
+	workerStop.held = func(o *outcome, began time.Time, lasts time.Duration) bool { // requests of its connections
 		return o.c.p == a && (at(o, began, 0) || o.reused && at(o, began, lasts))
 	}
 	workerHang := workerStop // until its supervisor kills it
@@ -234,7 +238,7 @@ func (w *world) faults(l *load) (all []fault) {
 			fault{name: fmt.Sprintf("engine %s is killed", e.name), short: i == 1, begin: e.kill, end: e.start, holds: engineHolds, broken: decodes, most: func() int { return len(l.clients) }},
 			fault{name: fmt.Sprintf("engine %s is stopped", e.name), short: i == 0, begin: func() { e.signal(syscall.SIGSTOP) }, end: func() { e.signal(syscall.SIGCONT) }, holds: engineHolds, held: waits, anew: again})
 	}
-	// A host without power says nothing, for longer than the proxy waits for that.
+	// A host without power answers nothing, for longer than the proxy waits.
 	gone, engines := w.engines[0].host, w.engines[:2]
 	restart := func() {
 		for _, e := range engines {
@@ -257,8 +261,8 @@ func (w *world) faults(l *load) (all []fault) {
 		var held func(o *outcome, began time.Time, lasts time.Duration) bool
 		var anew func(o *outcome, began time.Time) bool
 		cut := holds
-		// Until its first probes are through, a host that was cut off knows no engine
-		// that is well, and says so.
+		// Until its first probes have ended, a host that was cut off knows no
+		// healthy engine, and reports that.
 		var told func(o *outcome) bool
 		var most func() int
 		switch {

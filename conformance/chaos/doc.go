@@ -1,5 +1,5 @@
-// Package chaos proves that what happens to one process, host or link of a fleet
-// is the trouble of nobody else: hosts with networks of their own are built, every
-// role is killed, stopped, cut off and delayed in turn while clients ask, and each
-// answer is compared with what one engine alone says.
+// Package chaos tests that a failure of one process, host or link of a fleet
+// affects no other part. It builds hosts with networks of their own. It kills,
+// stops, cuts off and delays every role in turn while clients send requests,
+// and compares each answer with that of one engine alone.
 package chaos

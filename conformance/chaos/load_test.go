@@ -20,16 +20,16 @@ import (
 
 const (
 	prompts = 4
-	// giveUp is when a client that has no answer stops waiting for it.
+	// giveUp is the time after which a client without an answer stops waiting.
 	giveUp = 100 * time.Second
-	// pause is between two requests of a client, at most.
+	// pause is the longest time between two requests of a client.
 	pause = 700 * time.Millisecond
-	// watchEvery is how often is looked how busy the machine is.
+	// watchEvery is the interval of measurements of the machine's load.
 	watchEvery = 100 * time.Millisecond
 )
 
-// body is a request; the last prompt has a long answer, so that there are always
-// streams that nobody can begin anew.
+// body returns a request. The last prompt has a long answer, so that there are
+// always streams that cannot begin anew.
 func body(prompt int, stream bool) []byte {
 	tokens := 2 + 8*prompt
 	if prompt == prompts-1 {
@@ -39,14 +39,14 @@ func body(prompt int, stream bool) []byte {
 		fmt.Sprintf("prompt %d ", prompt)+strings.Repeat("what is said here goes on and on. ", 1+3*prompt), tokens, stream)
 }
 
-// client asks one host, one request after the other.
+// client sends requests to one host, one after the other.
 type client struct {
 	p      *proxy
 	h2     bool
 	stream bool
 	fresh  bool // each request has a connection of its own
 	http   *http.Client
-	asks   atomic.Bool // it has a request open
+	asks   atomic.Bool // it has an open request
 }
 
 func (c *client) String() string {
@@ -63,15 +63,15 @@ func (c *client) String() string {
 	return kind + ", host " + c.p.host.name
 }
 
-// outcome is what came of one request.
+// outcome is the result of one request.
 type outcome struct {
 	c               *client
 	prompt          int
 	began, ended    time.Time
-	reused          bool // its connection was older than it
+	reused          bool // its connection was older than the request
 	prefill, decode string
 	err             error // nil: the right answer
-	broke           bool  // its connection did
+	broke           bool  // its connection broke
 	again           time.Duration
 	againErr        error // of the second request after a break
 }
@@ -82,11 +82,11 @@ func (o *outcome) String() string {
 	return fmt.Sprintf("%s, prompt %d, from %s for %v, engines %s %s, reused %t: %v", o.c, o.prompt, o.began.Format("15:04:05.000"), o.took().Round(time.Millisecond), o.prefill, o.decode, o.reused, o.err)
 }
 
-// stall is how long the machine itself kept the engine that is asked alone: a
-// request of one token through no proxy.
+// stall is the delay by the machine itself: the time of a request of one token
+// to the engine without a proxy.
 type stall struct{ began, ended time.Time }
 
-// load is clients that ask from start to stop.
+// load holds clients that send requests from start to stop.
 type load struct {
 	want    []string // the text of each prompt
 	clients []*client
@@ -130,7 +130,7 @@ func newClient(h2, fresh bool) *http.Client {
 	return &http.Client{Transport: &http.Transport{Protocols: &p, DisableKeepAlives: fresh}}
 }
 
-// start has all clients ask.
+// start makes all clients send requests.
 func (l *load) start() {
 	l.quit = make(chan struct{})
 	l.wg.Go(l.watch)
@@ -151,8 +151,8 @@ func (l *load) start() {
 	}
 }
 
-// stop waits for the end of what is asked and returns what came of all requests,
-// and how the machine was meanwhile.
+// stop waits for the running requests and returns the results of all requests,
+// and the load of the machine.
 func (l *load) stop() ([]*outcome, []stall) {
 	close(l.quit)
 	l.wg.Wait()
@@ -161,7 +161,7 @@ func (l *load) stop() ([]*outcome, []stall) {
 	return all, stalls
 }
 
-// watch asks the engine that is asked alone.
+// watch sends requests to the engine without a proxy.
 func (l *load) watch() {
 	for {
 		select {
@@ -170,13 +170,13 @@ func (l *load) watch() {
 		case <-time.After(watchEvery):
 		}
 		s := stall{began: time.Now()}
-		_, _ = l.alone.ask(0, false, &outcome{}) // how long it takes is all that counts
+		_, _ = l.alone.ask(0, false, &outcome{}) // only its duration matters
 		s.ended = time.Now()
 		l.stalls = append(l.stalls, s) // read when this has ended
 	}
 }
 
-// stalled is the longest stall while a request ran.
+// stalled returns the longest stall during a request.
 func stalled(o *outcome, stalls []stall) (longest time.Duration) {
 	for _, s := range stalls {
 		if s.ended.After(o.began) && s.began.Before(o.ended) {
@@ -186,7 +186,7 @@ func stalled(o *outcome, stalls []stall) (longest time.Duration) {
 	return longest
 }
 
-// open counts the requests that a host has now.
+// open returns the number of open requests of a host.
 func (l *load) open(p *proxy) (n int) {
 	for _, c := range l.clients {
 		if c.p == p && c.asks.Load() {
@@ -196,7 +196,8 @@ func (l *load) open(p *proxy) (n int) {
 	return n
 }
 
-// one asks, and once more over a new connection if the first one broke.
+// one sends a request, and a second one over a new connection if the first one
+// broke.
 func (l *load) one(c *client) *outcome {
 	o := &outcome{c: c, prompt: rand.IntN(prompts), began: time.Now()}
 	c.asks.Store(true)
@@ -219,8 +220,8 @@ func (l *load) one(c *client) *outcome {
 	return o
 }
 
-// ask sends a request and reads its answer. A client of HTTP/1.1 cannot send a
-// body twice here, so that nothing is tried again unseen.
+// ask sends a request and reads its answer. The HTTP/1.1 client cannot send a
+// body twice here, so there is no hidden retry.
 func (c *client) ask(prompt int, stream bool, o *outcome) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), giveUp)
 	defer cancel()
@@ -269,7 +270,7 @@ func (c *client) ask(prompt int, stream bool, o *outcome) (string, error) {
 	return "", errors.New("the stream has no end")
 }
 
-// errStatus is an answer that is no good one.
+// errStatus is an answer with a wrong status.
 type errStatus struct {
 	code int
 	body string
@@ -277,12 +278,12 @@ type errStatus struct {
 
 func (e errStatus) Error() string { return fmt.Sprintf("status %d: %s", e.code, e.body) }
 
-// errEvent is an error that the proxy tells of in a stream.
+// errEvent is an error event in a stream.
 type errEvent string
 
 func (e errEvent) Error() string { return "an error event: " + string(e) }
 
-// text is that of an answer, or of an event.
+// text returns the text of an answer or of an event.
 func text(b []byte) (string, error) {
 	var c struct {
 		Choices []struct{ Text string }

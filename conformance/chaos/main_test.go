@@ -21,9 +21,9 @@ const inside = "PDPROXY_CHAOS_PROGRAM"
 // pdproxy is the built program.
 var pdproxy = os.Getenv(inside)
 
-// TestMain builds the program and runs the tests as the first process of
-// namespaces of their own: whatever they start ends with them, and their network
-// is theirs alone. Who is not root is root in there.
+// TestMain builds the program and runs the tests as the first process of new
+// namespaces. All their processes end with them, and they have a network of
+// their own. A user other than root is root inside.
 func TestMain(m *testing.M) {
 	if pdproxy != "" {
 		os.Exit(m.Run())

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// network joins hosts by links that the test can cut and slow down. A packet goes
-// from a host's TUN device through the test to another's, so that neither a
-// privileged tool nor a queueing discipline of the kernel is needed, and a cut link
-// is silent, as a pulled cable is: nobody is told that the other side is gone.
+// network joins hosts by links that the test can cut and slow down. A packet
+// goes from one host's TUN device through the test to another's, so neither a
+// privileged tool nor a queueing discipline of the kernel is needed. A cut link
+// drops packets without a notice, like a pulled cable.
 type network struct {
 	t     *testing.T
 	hosts []*host
@@ -38,10 +38,10 @@ type host struct {
 
 	mu    sync.Mutex
 	cut   bool
-	delay time.Duration // of each packet, from here and to here
+	delay time.Duration // of each packet from and to this host
 }
 
-// packet is one on its way.
+// packet is one packet in transit.
 type packet struct {
 	due  time.Time
 	data []byte
@@ -50,7 +50,7 @@ type packet struct {
 const (
 	subnet      = "10.77.0."
 	maxPacket   = 1500
-	maxUnderway = 4096 // packets on their way from one host to another
+	maxUnderway = 4096 // packets in transit from one host to another
 )
 
 // newNetwork makes hosts of these names, of which the first is the test itself.
@@ -86,9 +86,9 @@ func newNetwork(t *testing.T, names ...string) *network {
 	return n
 }
 
-// live is the thread of a host; its namespace goes with the last process in it.
+// live runs the thread of a host. Its namespace ends with its last process.
 func (h *host) live(ctx context.Context, own bool, made chan<- error) {
-	runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+	runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 	var err error
 	if own {
 		if err = unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWUTS); err == nil {
@@ -156,7 +156,7 @@ func (h *host) start(c *exec.Cmd) error {
 	return <-started
 }
 
-// link is how the host's link is: whether it is cut, and how slow.
+// link sets whether the host's link is cut, and its delay.
 func (h *host) link() (cut bool, delay time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -169,7 +169,7 @@ func (h *host) setLink(cut bool, delay time.Duration) {
 	h.cut, h.delay = cut, delay
 }
 
-// read takes the packets that a host sends.
+// read receives the packets that a host sends.
 func (n *network) read(from *host) {
 	buf := make([]byte, maxPacket)
 	for {
@@ -180,7 +180,7 @@ func (n *network) read(from *host) {
 		if err != nil || size < 20 || buf[0]>>4 != 4 {
 			continue
 		}
-		i := int(buf[19]) - 1 // the last byte of where it goes
+		i := int(buf[19]) - 1 // the last byte of the destination address
 		if i < 0 || i >= len(n.hosts) {
 			continue
 		}
@@ -191,12 +191,12 @@ func (n *network) read(from *host) {
 		}
 		select {
 		case from.to[i] <- packet{time.Now().Add(delay + more), append([]byte(nil), buf[:size]...)}:
-		default: // a queue that is full drops
+		default: // a full queue drops the packet
 		}
 	}
 }
 
-// carry brings packets from one host to another, in order.
+// carry delivers packets from one host to another, in order.
 func (n *network) carry(from, to *host, packets <-chan packet) {
 	for {
 		select {
@@ -211,7 +211,7 @@ func (n *network) carry(from, to *host, packets <-chan packet) {
 			here, _ := from.link()
 			there, _ := to.link()
 			if !here && !there {
-				_, _ = to.tun.Write(p.data) // what is lost is sent again
+				_, _ = to.tun.Write(p.data) // a lost packet is sent again
 			}
 		case <-n.ctx.Done():
 			return

@@ -31,11 +31,11 @@ import (
 // patience bounds every wait for a condition; it is not a claim about speed.
 const patience = time.Minute
 
-// mostLog is how much of a process's log is shown if the test fails, in bytes.
+// mostLog is the number of bytes of a process's log that a failed test shows.
 const mostLog = 20 << 10
 
-// world is two hosts of a fleet, two of engines, one of etcd, and one of clients,
-// which is the test.
+// world is two hosts of a fleet, two of engines, one of etcd, and one of
+// clients, which is the test.
 type world struct {
 	t       *testing.T
 	network *network
@@ -43,7 +43,7 @@ type world struct {
 	proxies [2]*proxy
 	engines []*process // prefill and decode of the first host, then of the second
 	etcd    *process
-	alone   *process // an engine that says what the right text is
+	alone   *process // an engine whose answers are the right texts
 	etcds   *host
 	store   *clientv3.Client
 }
@@ -58,7 +58,7 @@ type proxy struct {
 	config string // the file's path
 }
 
-// process is a program on a host, which can be started again.
+// process is a program on a host. It can be restarted.
 type process struct {
 	w    *world
 	host *host
@@ -103,7 +103,7 @@ func (p *process) start() {
 		return
 	}
 	done := make(chan struct{})
-	go func() { _ = c.Wait(); close(done) }() // killed, it says
+	go func() { _ = c.Wait(); close(done) }() // the error reports the kill
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cmd, p.done = c, done
@@ -124,7 +124,7 @@ func (p *process) kill() {
 	<-done
 }
 
-// newWorld starts everything and waits until the fleet is whole.
+// newWorld starts everything and waits until the fleet is complete.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t}
@@ -182,8 +182,9 @@ func (w *world) engine(h *host, name, role string, port int) *process {
 	return p
 }
 
-// configuration is what both hosts have in common but for their addresses. Health
-// is looked at often, so that an engine that is stopped is known within 750 ms.
+// configuration is the configuration of both hosts except for their addresses.
+// Health probes are frequent, so that a stopped engine is noticed within 750
+// ms.
 const configuration = `
 [server]
 listen = "%[1]s:8080"
@@ -228,7 +229,7 @@ func (w *world) proxy(h *host, token, engines string) *proxy {
 	return p
 }
 
-// probeFor has both hosts give a probe so long.
+// probeFor sets the time limit of a probe on both hosts.
 func (w *world) probeFor(limit time.Duration) {
 	w.t.Helper()
 	for _, p := range w.proxies {
@@ -248,14 +249,14 @@ func (w *world) probeFor(limit time.Duration) {
 
 var probeTimeout = regexp.MustCompile(`\ntimeout = "[^"]*"\n`)
 
-// reloads is how often a process of the host has read the file again.
+// reloads returns how often a process of the host has read the file again.
 func (p *proxy) reloads() int {
-	b, _ := os.ReadFile(p.log.Name()) // there is one
+	b, _ := os.ReadFile(p.log.Name()) // the file exists
 	return bytes.Count(b, []byte("configuration reloaded"))
 }
 
-// bearer shows a token; each request has its own connection, for the processes
-// behind an address change.
+// bearer sends a token. Each request has its own connection, because the
+// processes behind an address change.
 type bearer string
 
 func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -291,7 +292,7 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// holder is the process of a host that has a lock, 0 for none.
+// holder returns the process of a host that holds a lock, 0 for none.
 func (p *proxy) holder(lock string) int {
 	h, held, _ := p.dir.LockHolder(lock) // not there: nobody has it
 	if !held || h.State == "retired" {
@@ -300,7 +301,7 @@ func (p *proxy) holder(lock string) int {
 	return h.PID
 }
 
-// children are the processes of a role.
+// children returns the processes of a role.
 func (p *proxy) children(role string) (pids []int) {
 	for slot := range 8 {
 		if pid := p.holder(fmt.Sprintf("%s-%d.lock", role, slot)); pid != 0 {
@@ -310,7 +311,7 @@ func (p *proxy) children(role string) (pids []int) {
 	return pids
 }
 
-// busiest is the worker of a host that has the most requests.
+// busiest returns the worker of a host with the most requests.
 func (w *world) busiest(p *proxy) (pid int) {
 	leader, _ := w.leader()
 	await(w.t, "host "+p.host.name+" has requests", func() bool {
@@ -332,7 +333,7 @@ func (w *world) busiest(p *proxy) (pid int) {
 	return pid
 }
 
-// end kills what the supervisor, which was killed before, has left.
+// end kills the remaining processes of a supervisor that was killed before.
 func (p *proxy) end(t *testing.T) {
 	await(t, "the processes of host "+p.host.name+" end", func() bool {
 		left := append(p.children("worker"), p.children("coordinator")...)
@@ -367,7 +368,7 @@ func (w *world) whole() bool {
 	return leader != nil && leader.admin.Get("/v1/workers", &workers) == nil && len(workers) == 4
 }
 
-// leader is the host whose coordinator leads, and the other one.
+// leader returns the host whose coordinator leads, and the other host.
 func (w *world) leader() (leads, standsBy *proxy) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -382,8 +383,8 @@ func (w *world) leader() (leads, standsBy *proxy) {
 	return w.proxies[1], w.proxies[0]
 }
 
-// rest is what is left of requests: "" for nothing. Without blocks, an engine that
-// has no request has nothing left.
+// rest describes what remains of requests, "" for nothing. Without blocks, an
+// engine that has no request has nothing left.
 func (w *world) rest(blocks bool) string {
 	var left []string
 	for _, p := range w.proxies {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// engineState is what the tests read of GET /sim/state.
+// engineState is the part of GET /sim/state that the tests read.
 type engineState struct {
 	Running  int   `json:"requests_running"`
 	Waiting  int   `json:"requests_waiting"`
@@ -21,7 +21,7 @@ type engineState struct {
 	Output   int64 `json:"output_tokens"`
 }
 
-// get asks an operators' endpoint.
+// get requests an operators' endpoint.
 func (f *front) get(url string) (*http.Response, error) {
 	r, err := http.NewRequest("GET", url, nil)
 	if err != nil {
@@ -85,7 +85,7 @@ func (f *front) readMetric(name, label string) (float64, error) {
 	return sum, nil
 }
 
-// engines adds up the state of all engines, as they say it themselves.
+// engines adds up the states that all engines report.
 func (f *front) engines(t *testing.T) engineState {
 	t.Helper()
 	sum, err := f.readEngines()
@@ -130,7 +130,7 @@ func (f *front) waitBusy(t *testing.T, n int) {
 	})
 }
 
-// waitIdle returns when nothing of any exchange is left: no row, no load, no
+// waitIdle returns when nothing of any exchange remains: no row, no load and no
 // lease at the proxy, no sequence and no held block on the engines.
 func (f *front) waitIdle(t *testing.T) {
 	t.Helper()

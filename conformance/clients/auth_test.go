@@ -13,7 +13,8 @@ import (
 	"github.com/openai/openai-go/v3/option"
 )
 
-// TestAuth is who may call: API keys, client certificates, the admin token.
+// TestAuth checks which clients may call: API keys, client certificates, the
+// admin token.
 func TestAuth(t *testing.T) {
 	fleet := startFleet(t, "vllm-nixl")
 	t.Run("API keys", func(t *testing.T) { apiKeys(t, fleet) })
@@ -96,7 +97,8 @@ func clientCertificates(t *testing.T, fleet *fleet) {
 			{"ours", []string{"--cert", member.certFile, "--key", member.key}, true},
 		} {
 			t.Run(flag[2:]+"/"+tt.name, func(t *testing.T) {
-				// The server's own certificate is checked too, by --cacert and not -k.
+				// The server's own certificate is checked too, because of
+				// --cacert in place of -k.
 				a := runCurl(t, "", append([]string{"--no-insecure", "--cacert", ours.file, flag, f.URL + chatPath, "-d", chatBody(2, false)}, tt.args...)...)
 				if tt.ok {
 					a.want(t, 200, "")

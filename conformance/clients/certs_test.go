@@ -42,7 +42,7 @@ func newAuthority(t *testing.T, name string) *authority {
 	return a
 }
 
-// issue makes a certificate for 127.0.0.1 that is good for servers and clients.
+// issue makes a certificate for 127.0.0.1 that is valid for servers and clients.
 func (a *authority) issue(t *testing.T, name string) issued {
 	t.Helper()
 	i, _ := a.sign(t, name, &x509.Certificate{
@@ -55,8 +55,8 @@ func (a *authority) issue(t *testing.T, name string) issued {
 	return i
 }
 
-// sign makes a key and signs template with the authority's, or with that key
-// itself when the authority is just being made.
+// sign makes a key and signs template with the authority's key, or with the new
+// key when the authority itself is made.
 func (a *authority) sign(t *testing.T, name string, template *x509.Certificate) (issued, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -86,7 +86,7 @@ func (a *authority) sign(t *testing.T, name string, template *x509.Certificate) 
 	}, key
 }
 
-// pool trusts the authority alone.
+// pool trusts only the authority.
 func (a *authority) pool() *x509.CertPool {
 	p := x509.NewCertPool()
 	p.AddCert(a.cert)

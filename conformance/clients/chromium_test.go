@@ -26,9 +26,10 @@ type browser struct {
 	seen    map[string]int // events, by name
 }
 
-// startChromium opens an empty page. Only the certificate with that SPKI hash is
-// taken though its authority is unknown, and HTTP/3 is spoken to addr from the
-// first request: without it, Chromium would come by HTTP/2 first.
+// startChromium opens an empty page. Although its authority is unknown, the
+// certificate with that SPKI hash is accepted, and no other. HTTP/3 is used for
+// addr from the first request: without the flag, Chromium would first use
+// HTTP/2.
 func startChromium(t *testing.T, addr string, spki [32]byte) *browser {
 	t.Helper()
 	profile, err := os.MkdirTemp(filepath.Join(buildDir), "profile-")
@@ -68,7 +69,7 @@ func startChromium(t *testing.T, addr string, spki [32]byte) *browser {
 		out.Close()
 		cmd.Wait()
 		hung.Stop()
-		os.RemoveAll(profile) // what a child still writes goes with the next run
+		os.RemoveAll(profile) // a child may still write; the next run removes it
 		if t.Failed() {
 			t.Logf("Chromium said:\n%s", lastLines(stderr.String(), 20))
 		}
@@ -81,8 +82,7 @@ func startChromium(t *testing.T, addr string, spki [32]byte) *browser {
 	return b
 }
 
-// call sends a command and reads until its answer; events on the way are
-// counted by name.
+// call sends a command and reads until its answer. It counts other events by name.
 func (b *browser) call(t *testing.T, method string, params, result any) {
 	t.Helper()
 	b.last++
@@ -150,7 +150,8 @@ func (b *browser) navigate(t *testing.T, url string) {
 	}
 }
 
-// eval runs the body of an async function in the page; result gets what it returns.
+// eval runs the body of an async function in the page; result receives the
+// returned value.
 func (b *browser) eval(t *testing.T, script string, result any) {
 	t.Helper()
 	var answer struct {
@@ -168,8 +169,8 @@ func (b *browser) eval(t *testing.T, script string, result any) {
 	}
 }
 
-// pageScript is what the tests call in the page: send makes one request, reads
-// its answer as it comes, and says over which protocol it went.
+// pageScript defines functions in the page. send makes one request, reads its
+// answer as it arrives, and returns the protocol.
 const pageScript = `
 globalThis.protocolOf = async url => {
   for (;;) {
@@ -192,7 +193,7 @@ globalThis.send = async (path, body, each = () => {}, signal) => {
 }
 return true`
 
-// fetched is what send returns.
+// fetched is the result of send.
 type fetched struct {
 	Status   int
 	Type     string
@@ -217,7 +218,7 @@ func TestChromium(t *testing.T) {
 	t.Run("parallel streams", p.parallel)
 	t.Run("error", p.error)
 	t.Run("aborted stream", p.abort)
-	t.Run("closed tab", p.closeTab) // the last: no page is left
+	t.Run("closed tab", p.closeTab) // the last one, because no page remains
 }
 
 // page is the browser on a page of the proxy.
@@ -226,7 +227,7 @@ type page struct {
 	b *browser
 }
 
-// js is text as a JavaScript literal.
+// js returns text as a JavaScript literal.
 func js(text string) string {
 	b, _ := json.Marshal(text)
 	return string(b)
@@ -287,8 +288,8 @@ func (p *page) error(t *testing.T) {
 	}
 }
 
-// abort ends a fetch in the middle of a stream that has thousands of tokens to
-// go: what was read by then came while the engine was computing.
+// abort ends a fetch in the middle of a stream that has thousands of tokens
+// left. The events so far arrived while the engine was computing.
 func (p *page) abort(t *testing.T) {
 	p.waitIdle(t)
 	before := p.metric(t, "pdproxy_exchanges_total", `outcome="cancelled"`)

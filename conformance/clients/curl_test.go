@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// chatBody is a chat request whose answer has that many tokens.
+// chatBody returns a chat request whose answer has that many tokens.
 func chatBody(maxTokens int, stream bool) string {
 	text, _ := json.Marshal(prompt)
 	return fmt.Sprintf(`{"model":"sim","max_tokens":%d,"stream":%t,"messages":[{"role":"user","content":%s}]}`, maxTokens, stream, text)
@@ -31,8 +31,8 @@ func chatText(body []byte) (string, error) {
 	return answer.Choices[0].Message.Content, nil
 }
 
-// streamText reads a chat stream to its closing event and joins its text; each
-// is called after every event that carries text.
+// streamText reads a chat stream to its closing event and joins its text. It
+// calls each after every event with text.
 func streamText(r io.Reader, each func(events int)) (string, error) {
 	var text strings.Builder
 	events, done := 0, false
@@ -69,13 +69,13 @@ func streamText(r io.Reader, each func(events int)) (string, error) {
 	return text.String(), nil
 }
 
-// curlAnswer is what curl saw.
+// curlAnswer is the answer that curl received.
 type curlAnswer struct {
 	version string // of HTTP
 	status  int
 	header  string // lower case, a line each
 	body    []byte
-	err     error // curl's exit, with what it said
+	err     error // curl's exit error with its output
 }
 
 // runCurl runs curl with -k and without the user's configuration.
@@ -102,8 +102,8 @@ func runCurl(t *testing.T, stdin string, args ...string) curlAnswer {
 	return a
 }
 
-// want checks the status and, for errors, that the body is one of OpenAI's
-// shape with that code.
+// want checks the status and, for errors, that the body has OpenAI's form and
+// that code.
 func (a curlAnswer) want(t *testing.T, status int, code string) {
 	t.Helper()
 	if a.err != nil {
@@ -156,7 +156,7 @@ func TestCurl(t *testing.T) {
 	})
 }
 
-// curlCase is one way in which curl speaks to a proxy.
+// curlCase is one way in which curl calls a proxy.
 type curlCase struct {
 	name string
 	*front
@@ -176,7 +176,7 @@ func (c curlCase) run(t *testing.T, stdin, path string, args ...string) curlAnsw
 	return a
 }
 
-// aloneText is what one engine alone answers.
+// aloneText returns the answer of one engine alone.
 func (f *front) aloneText(t *testing.T, maxTokens int) string {
 	t.Helper()
 	a := runCurl(t, "", f.Alone+chatPath, "-d", chatBody(maxTokens, false))
@@ -219,8 +219,8 @@ func (c curlCase) stream(t *testing.T) {
 	}
 }
 
-// leftStream kills curl in the middle of a long stream, whose events came while
-// the engine was still computing.
+// leftStream kills curl in the middle of a long stream, whose events arrived
+// while the engine was still computing.
 func (c curlCase) leftStream(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "curl", "-q", "-sSkN", "--noproxy", "*", c.flag, c.URL+chatPath,
 		"-H", "Content-Type: application/json", "-d", chatBody(2000, true))
@@ -255,9 +255,9 @@ func (c curlCase) expect(t *testing.T) {
 	c.wantText(t, c.run(t, "", chatPath, "-H", "Expect: 100-continue", "-d", chatBody(4, false)), 4)
 }
 
-// bodyLimit: over HTTP/2 the proxy answers and resets the stream that still
-// carries the body, as RFC 9113 section 8.1 allows; some versions of
-// curl then lose the answer now and then and exit with 92.
+// bodyLimit: over HTTP/2 the proxy answers and resets the stream while it still
+// carries the body, as RFC 9113 section 8.1 allows. Some versions of curl then
+// sometimes lose the answer and exit with 92.
 func (c curlCase) bodyLimit(t *testing.T) {
 	before := c.engines(t).Requests
 	large := strings.Replace(chatBody(4, false), "Tell me", strings.Repeat("Tell me ", 2000), 1)
@@ -274,7 +274,7 @@ func (c curlCase) bodyLimit(t *testing.T) {
 	}
 }
 
-// headerLimit sends more than max_header: HTTP/1.1 answers 431, HTTP/2 may also
+// headerLimit sends more than max_header. HTTP/1.1 answers 431; HTTP/2 may also
 // refuse the stream or the connection.
 func (c curlCase) headerLimit(t *testing.T) {
 	a := c.run(t, "", "/health", "-H", "X-Large: "+strings.Repeat("x", 40<<10))
@@ -322,8 +322,8 @@ func (c curlCase) altSvc(t *testing.T) {
 	}
 }
 
-// keepAlive makes curl send three requests and looks whether one connection
-// carried them: a stream leaves it usable.
+// keepAlive makes curl send three requests and checks whether one connection
+// carried them: it remains usable after a stream.
 func keepAlive(t *testing.T, f *front) {
 	args := []string{"-q", "-sS", "--noproxy", "*", "--http1.1", "-w", "%{stderr}%{num_connects} "}
 	for i, stream := range []bool{false, true, false} {

@@ -17,8 +17,9 @@ type fleet struct {
 	alone   string
 }
 
-// startFleet runs one prefill and one decode engine, and one that does both
-// for comparison. Decode is slow enough for a stream to be caught in its middle.
+// startFleet runs one prefill and one decode engine, and one engine with both
+// roles for comparison. Decode is slow enough that tests can act in the middle
+// of a stream.
 func startFleet(t *testing.T, connector string) *fleet {
 	t.Helper()
 	run := func(role string) string {
@@ -34,7 +35,7 @@ func startFleet(t *testing.T, connector string) *fleet {
 	return f
 }
 
-// setup is what tests vary in a config.toml: lines of its sections.
+// setup holds the lines of config.toml that differ between tests, by section.
 type setup struct {
 	server, tls, auth, timeouts string
 	adminToken                  string
@@ -85,9 +86,8 @@ func (f *front) addr() string {
 	return addr
 }
 
-// freePort returns a port that is free for TCP and UDP. It lies below the range
-// that the kernel hands out to clients, so that none of theirs takes it before
-// the proxy does.
+// freePort returns a port that is free for TCP and UDP. It is below the
+// kernel's range for clients, so that no client takes it before the proxy does.
 func freePort(t *testing.T) int {
 	t.Helper()
 	for range 1000 {

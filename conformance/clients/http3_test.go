@@ -41,7 +41,7 @@ func (c *h3Client) do(ctx context.Context, method, path string, body io.Reader) 
 	return resp, err
 }
 
-// chat asks for a chat answer and returns its text; each is called after every
+// chat requests a chat answer and returns its text. It calls each after every
 // event of a stream.
 func (c *h3Client) chat(ctx context.Context, maxTokens int, stream bool, each func(int)) (string, error) {
 	resp, err := c.do(ctx, "POST", chatPath, strings.NewReader(chatBody(maxTokens, stream)))
@@ -106,8 +106,8 @@ func (c *h3Client) stream(t *testing.T) {
 	}
 }
 
-// parallel opens 20 streams on one connection; that all run at once is seen at
-// the engines.
+// parallel opens 20 streams on one connection. The engines' state shows that
+// all run at once.
 func (c *h3Client) parallel(t *testing.T) {
 	const streams = 20
 	want := c.aloneText(t, 100)
@@ -135,7 +135,7 @@ func (c *h3Client) parallel(t *testing.T) {
 	c.waitIdle(t)
 }
 
-// largeBody is larger than QUIC's first flow-control windows.
+// largeBody sends a body larger than QUIC's first flow-control windows.
 func (c *h3Client) largeBody(t *testing.T) {
 	body := fmt.Sprintf(`{"model":"sim","max_tokens":2,"messages":[],"prompt":"the sea","user":%q}`, strings.Repeat("u", 4<<20))
 	resp, err := c.do(t.Context(), "POST", "/v1/completions", strings.NewReader(strings.Replace(body, `"messages":[],`, "", 1)))
@@ -174,7 +174,7 @@ func (c *h3Client) errors(t *testing.T) {
 	}
 }
 
-// slowBody never sends the end of the body: the stream ends, others go on.
+// slowBody never sends the end of the body: its stream ends, and others continue.
 func (c *h3Client) slowBody(t *testing.T) {
 	body, hold := io.Pipe()
 	defer hold.Close()
@@ -191,7 +191,7 @@ func (c *h3Client) slowBody(t *testing.T) {
 }
 
 // cancelStream ends the request's context in the middle of a stream: the
-// exchange is cancelled, and the connection still serves.
+// exchange is cancelled, and the connection remains usable.
 func (c *h3Client) cancelStream(t *testing.T) {
 	before := c.metric(t, "pdproxy_exchanges_total", `outcome="cancelled"`)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -214,7 +214,7 @@ func (c *h3Client) cancelStream(t *testing.T) {
 	c.unary(t)
 }
 
-// cancelEarly leaves before the head of the answer is there.
+// cancelEarly cancels before the head of the answer arrives.
 func (c *h3Client) cancelEarly(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -248,7 +248,7 @@ func closeConnection(t *testing.T, f *front, roots *x509.CertPool) {
 	f.waitIdle(t)
 }
 
-// sessions notes when a session ticket has come.
+// sessions records when a session ticket arrives.
 type sessions struct {
 	tls.ClientSessionCache
 	put chan struct{}
@@ -262,8 +262,8 @@ func (s sessions) Put(key string, state *tls.ClientSessionState) {
 	}
 }
 
-// noEarlyData resumes a session and offers data before the handshake is done: a
-// replayed POST would generate twice, so the proxy must not take it.
+// noEarlyData resumes a session and offers data before the handshake is done.
+// The proxy must not accept it, because a replayed POST would generate twice.
 func noEarlyData(t *testing.T, f *front, roots *x509.CertPool) {
 	cache := sessions{tls.NewLRUClientSessionCache(4), make(chan struct{}, 1)}
 	conf := &tls.Config{RootCAs: roots, NextProtos: []string{http3.NextProtoH3}, ClientSessionCache: cache}
@@ -294,7 +294,7 @@ func noEarlyData(t *testing.T, f *front, roots *x509.CertPool) {
 	}
 }
 
-// http3ClientCertificates checks over QUIC who is let in.
+// http3ClientCertificates checks over QUIC which clients are accepted.
 func http3ClientCertificates(t *testing.T, f *front, ours *authority, member, stranger issued) {
 	for _, tt := range []struct {
 		name  string
@@ -314,8 +314,8 @@ func http3ClientCertificates(t *testing.T, f *front, ours *authority, member, st
 	}
 }
 
-// drain stops the proxy in the middle of a stream: the stream ends whole, and
-// the process by itself.
+// drain stops the proxy in the middle of a stream: the stream completes, and
+// the process ends by itself.
 func drain(t *testing.T, f *front, c *h3Client) {
 	want := c.aloneText(t, 100)
 	text, err := c.chat(t.Context(), 100, true, func(n int) {

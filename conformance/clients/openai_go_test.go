@@ -12,11 +12,12 @@ import (
 	"github.com/openai/openai-go/v3/responses"
 )
 
-// prompt has letters of two to four bytes, quotes and line ends: text that a
-// proxy which re-encodes bodies would change.
+// prompt has letters of two to four bytes, quotes and line ends: a proxy that
+// re-encodes bodies would change it.
 const prompt = "Tell me of the sea, the \"☕ 🙂\" and\n\tgüne水 \\ at the shore; then of the wind, the harbour and its ships."
 
-// goCase is OpenAI's Go client pointed at the proxy and at one engine alone.
+// goCase is OpenAI's Go client with the proxy and with one engine alone as
+// servers.
 type goCase struct {
 	*front
 	connector      string
@@ -183,8 +184,8 @@ func (c *goCase) chatStream(t *testing.T) {
 	}
 }
 
-// choices asks for two: engines that answer alone what cannot be paired do so,
-// sglang's cannot and that is said.
+// choices asks for two choices. Engines that answer such a request alone do so;
+// sglang's cannot, and the error says that.
 func (c *goCase) choices(t *testing.T) {
 	params := completionParams(8)
 	params.N = openai.Int(2)
@@ -230,8 +231,8 @@ func checkTexts(t *testing.T, got, want *openai.Completion) {
 	}
 }
 
-// responses uses the newer API: SGLang's protocol does not carry it, and the
-// proxy says so.
+// responses uses the newer API. SGLang's protocol does not support it, and the
+// proxy's error says so.
 func (c *goCase) responses(t *testing.T) {
 	params := responses.ResponseNewParams{
 		Model:           "sim",
@@ -303,7 +304,7 @@ func (c *goCase) errors(t *testing.T) {
 	}
 }
 
-// checkError wants an error that the client could read; code "" is any.
+// checkError expects an error that the client can read; code "" accepts any.
 func checkError(t *testing.T, err error, status int, param, code string) {
 	t.Helper()
 	var e *openai.Error
@@ -318,8 +319,9 @@ func checkError(t *testing.T, err error, status int, param, code string) {
 	}
 }
 
-// cancelStream leaves in the middle of a stream that has hundreds of tokens to
-// go: the events came before the answer was whole, and nothing goes on after.
+// cancelStream cancels in the middle of a stream with hundreds of tokens left:
+// the events arrived before the answer was complete, and nothing continues
+// afterwards.
 func (c *goCase) cancelStream(t *testing.T) {
 	c.waitIdle(t)
 	aborted, cancelled := c.engines(t).Aborted, c.metric(t, "pdproxy_exchanges_total", `outcome="cancelled"`)
@@ -350,7 +352,7 @@ func (c *goCase) cancelStream(t *testing.T) {
 	}
 }
 
-// cancelUnary leaves while prefill computes a long prompt.
+// cancelUnary cancels while prefill computes a long prompt.
 func (c *goCase) cancelUnary(t *testing.T) {
 	c.waitIdle(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -17,11 +17,11 @@ import (
 	"time"
 )
 
-// patience bounds every wait for something that is sure to come. It is no
-// measurement: a machine that is only slow must not fail.
+// patience bounds every wait for an event that is certain. It is not a
+// measurement: a slow machine must not make a test fail.
 const patience = 20 * time.Second
 
-// buildDir holds what run.sh installed.
+// buildDir contains the tools that run.sh installed.
 const buildDir = "../../build/clients"
 
 // tool returns the absolute path of a file under buildDir.
@@ -46,8 +46,8 @@ type process struct {
 	once sync.Once // of terminate
 }
 
-// start runs the built binary until the test ends; then it must leave by
-// itself, with exit code 0 and without having panicked.
+// start runs the built binary until the test ends. Then the process must end by
+// itself, with exit code 0 and without a panic.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
 	binary, err := filepath.Abs("../../bin/pdproxy")
@@ -68,7 +68,8 @@ func start(t *testing.T, args ...string) *process {
 	return p
 }
 
-// terminate asks the process to end, once: a second signal would cut the drain.
+// terminate asks the process to end, once, because a second signal would cut
+// the drain.
 func (p *process) terminate() {
 	p.once.Do(func() { p.cmd.Process.Signal(syscall.SIGTERM) })
 }
@@ -103,7 +104,7 @@ func (p *process) firstLine(t *testing.T) string {
 	return strings.TrimSpace(line)
 }
 
-// logBuffer collects a process's log. Safe for concurrent use.
+// logBuffer collects a process's log. It is safe for concurrent use.
 type logBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer // guarded by mu
@@ -116,7 +117,7 @@ func (l *logBuffer) Write(p []byte) (int, error) {
 	return l.buf.Write(p)
 }
 
-// String returns all that was written.
+// String returns all written text.
 func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,13 +129,13 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// front is a proxy with its engines, however it was started.
+// front is a proxy with its engines, for every way of starting it.
 type front struct {
 	*process
 	URL   string `json:"url"`
 	Admin string `json:"admin"`
 	Alone string `json:"engine_alone"` // one engine with the same model
-	token string // what Admin asks for
+	token string // the token for Admin
 }
 
 var connectors = []string{"vllm-nixl", "sglang", "trtllm"}
@@ -150,8 +151,8 @@ func startDemo(t *testing.T, connector string) *front {
 	return f
 }
 
-// eventually polls until ok says nil, and fails with its last word after
-// patience.
+// eventually calls ok until it returns nil. After patience it fails with the
+// last error.
 func eventually(t *testing.T, what string, ok func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs real clients against bin/pdproxy (make build), a suite at a time, and
-# prints one closing line for each; what a failed one said stands before it. The
-# exit code is 0 only if all passed.
+# Runs real clients against bin/pdproxy (make build), one suite at a time, and
+# prints one closing line for each, after the output of a failed one. The exit
+# code is 0 only if all passed.
 #
 #   ./run.sh                 every suite
 #   ./run.sh curl chromium   those only
 #
-# What the suites need is installed first: curl, Chromium and Python from
+# It first installs what the suites need: curl, Chromium and Python from
 # Debian's packages (as root), the rest under build/clients from the registries
-# of Python, Node and Go. What cannot be had fails the run.
+# of Python, Node and Go. The run fails if something cannot be installed.
 set -euo pipefail
 cd "$(dirname "$0")"
 build=$(cd ../.. && pwd)/build/clients
@@ -17,7 +17,7 @@ mkdir -p "$build/log"
 suites=(openai-go:TestOpenAIGo curl:TestCurl wire:TestWire auth:TestAuth http3:TestHTTP3
   chromium:TestChromium node:TestNode python:TestPython)
 
-# step NAME COMMAND... is silent unless the command fails.
+# step NAME COMMAND... prints nothing unless the command fails.
 step() {
   local name=$1 log=$build/log/setup-$2.log
   shift
@@ -34,7 +34,8 @@ missing() {
   python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3 python3-venv
 }
 
-# The steps chain with &&: what step calls does not stop at an error by itself.
+# The steps are joined with &&, because an error inside step does not end the
+# script.
 install_packages() {
   if ! command -v apt-get || [ "$(id -u)" != 0 ]; then
     echo "not root on a Debian system; install these by hand: $*"
@@ -63,8 +64,8 @@ build_tests() {
   go vet . && go test -c -o "$build/clients.test" .
 }
 
-# count prints how many of a log's tests without subtests passed and failed; one
-# that was skipped counts as failed.
+# count prints how many of a log's tests without subtests passed and failed. A
+# skipped test counts as failed.
 count() {
   awk '
     $1 == "---" && $2 ~ /^(PASS|FAIL|SKIP):$/ {
@@ -96,7 +97,7 @@ if [ ! -x ../../bin/pdproxy ]; then
   exit 1
 fi
 rm -rf "$build"/profile-*
-step "building the tests" build_tests & # beside the downloads
+step "building the tests" build_tests & # at the same time as the downloads
 builder=$!
 trap 'wait' EXIT
 read -r -a packages < <(missing | tr '\n' ' ') || true

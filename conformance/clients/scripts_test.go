@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestNode runs node/openai.test.mjs, copied beside the modules it imports.
+// TestNode runs a copy of node/openai.test.mjs in the folder of its modules.
 func TestNode(t *testing.T) {
 	dir := tool(t, "node")
 	text := readFile(t, "node/openai.test.mjs")
@@ -28,8 +28,8 @@ func TestPython(t *testing.T) {
 }
 
 // perConnector runs a script in another language against a demo of each
-// connector. Each of its lines that match result becomes a subtest of that name;
-// the verdict of one that passed is "ok".
+// connector. Each of its lines that match result becomes a subtest of that
+// name; "ok" means that it passed.
 func perConnector(t *testing.T, result *regexp.Regexp, command func() *exec.Cmd) {
 	for _, connector := range connectors {
 		t.Run(connector, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// TestWire sends what no decent client does, over a socket of its own.
+// TestWire sends malformed or unusual requests over a socket of its own.
 func TestWire(t *testing.T) {
 	fleet := startFleet(t, "vllm-nixl")
 	limits := setup{server: "read_header_timeout = \"1s\"\nread_timeout = \"1s\"\nmax_body = \"10000B\"\nidle_timeout = \"2s\""}
@@ -67,7 +67,7 @@ func (w wire) open(t *testing.T) net.Conn {
 	return c
 }
 
-// wantClosed reads until the other side has closed.
+// wantClosed reads until the other side has closed the connection.
 func wantClosed(t *testing.T, c net.Conn) {
 	t.Helper()
 	c.SetDeadline(time.Now().Add(patience))
@@ -77,7 +77,7 @@ func wantClosed(t *testing.T, c net.Conn) {
 	}
 }
 
-// post is a POST with those header lines.
+// post returns a POST with those headers.
 func post(body string, lines ...string) string {
 	return "POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + strings.Join(lines, "\r\n") + "\r\n\r\n" + body
 }
@@ -89,8 +89,9 @@ func chunked(body string) string {
 	return fmt.Sprintf("%x;ext=1\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n", cut, body[:cut], len(body)-cut, body[cut:])
 }
 
-// smuggling: a request whose end two readers could see in different places is
-// answered with 400, the connection is closed and no engine hears of it.
+// smuggling: two readers could see the end of such a request in different
+// places. The proxy answers 400 and closes the connection, and no engine
+// receives the request.
 func (w wire) smuggling(t *testing.T) {
 	length := fmt.Sprintf("Content-Length: %d", len(small))
 	inner := post(small, length)
@@ -157,7 +158,7 @@ func writeSteps(c net.Conn, text string, step int) {
 	}
 }
 
-// wantStatus reads one answer whole.
+// wantStatus reads one whole answer.
 func wantStatus(t *testing.T, r *bufio.Reader, status int) {
 	t.Helper()
 	resp, err := http.ReadResponse(r, nil)
@@ -170,7 +171,7 @@ func wantStatus(t *testing.T, r *bufio.Reader, status int) {
 	}
 }
 
-// goodFraming is what the check of framing must let pass, in any pieces.
+// goodFraming lists requests that the check of framing must accept, in any pieces.
 func (w wire) goodFraming(t *testing.T) {
 	misleading := strings.Replace(small, "the sea", `\r\n\r\nPOST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n`, 1)
 	length := func(body string) string { return fmt.Sprintf("Content-Length: %d", len(body)) }
@@ -184,7 +185,7 @@ func (w wire) goodFraming(t *testing.T) {
 		for _, step := range []int{len(text), 3} {
 			c := w.open(t)
 			r := bufio.NewReader(c)
-			for range 2 { // the second shows that the first ended where it should
+			for range 2 { // the second shows that the first ended at the right place
 				go writeSteps(c, text, step)
 				wantStatus(t, r, 200)
 			}
@@ -210,7 +211,7 @@ func (w wire) pipelined(t *testing.T) {
 }
 
 // slowHead holds connections open with half a head: the proxy closes them and
-// serves others meanwhile.
+// serves others.
 func (w wire) slowHead(t *testing.T) {
 	var held []net.Conn
 	for range 50 {
@@ -242,7 +243,7 @@ func (w wire) slowBody(t *testing.T) {
 }
 
 // unreadBody announces a body and does not send it, to an endpoint that answers
-// without looking at it: the answer comes all the same, and the connection ends.
+// without reading it. The answer arrives anyway, and the connection ends.
 func (w wire) unreadBody(t *testing.T) {
 	for _, tt := range []struct {
 		name, head string
@@ -278,8 +279,9 @@ func (w wire) idleConnection(t *testing.T) {
 	}
 }
 
-// halfClose sends a request and its FIN. The proxy may serve that or, like the
-// engines, take it for a client that left; but it never invents an answer.
+// halfClose sends a request and its FIN. The proxy may serve the request or,
+// like the engines, treat the client as gone. It must never give an incomplete
+// answer as complete.
 func (w wire) halfClose(t *testing.T) {
 	c := w.open(t)
 	io.WriteString(c, post(strings.Replace(small, ":2", ":20", 1), fmt.Sprintf("Content-Length: %d", len(small)+1)))
@@ -295,7 +297,7 @@ func (w wire) halfClose(t *testing.T) {
 	w.waitIdle(t)
 }
 
-// reset ends the connection in the middle of a stream without a FIN.
+// reset closes the connection in the middle of a stream without a FIN.
 func (w wire) reset(t *testing.T) {
 	c := w.open(t)
 	body := strings.Replace(small, `"max_tokens":2`, `"max_tokens":2000,"stream":true`, 1)

@@ -15,7 +15,7 @@ import (
 	"text/tabwriter"
 )
 
-// showCorpora runs each fuzz target below the folders on its seeds alone.
+// showCorpora runs each fuzz target below the folders only on its seeds.
 func showCorpora(to io.Writer, module string, folders []string) error {
 	var patterns []string
 	for _, folder := range folders {
@@ -64,7 +64,7 @@ func showCorpora(to io.Writer, module string, folders []string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// fuzzTargets are the names of the fuzz targets in test files of a folder.
+// fuzzTargets returns the names of the fuzz targets in the test files of a folder.
 func fuzzTargets(dir string, files []string) (names []string, err error) {
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(dir, name), nil, parser.SkipObjectResolution)
@@ -81,7 +81,8 @@ func fuzzTargets(dir string, files []string) (names []string, err error) {
 	return names, nil
 }
 
-// program is the test program of a package, which counts the statements of that.
+// program is the test program of a package. It counts the package's executed
+// statements.
 type program struct{ pkg, path, profile string }
 
 func build(scratch, pkg string) (*program, error) {
@@ -92,9 +93,9 @@ func build(scratch, pkg string) (*program, error) {
 	return p, nil
 }
 
-// corpus is what a fuzz target begins with.
+// corpus describes the initial inputs of a fuzz target.
 type corpus struct {
-	seeds        int // in all
+	seeds        int // in total
 	files, bytes int // those in testdata/fuzz, and their size
 	reached      tally
 }

@@ -17,7 +17,7 @@ example.com/m/a/x.go:3.20,5.2 3 1
 example.com/m/c/z.go:1.1,2.2 5 0
 `
 
-// A block counts once, and has run if one test program has run it.
+// A block counts once. It is covered if one test program has run it.
 func TestProfile(t *testing.T) {
 	p := make(profile)
 	if err := p.add(lines); err != nil {
@@ -41,7 +41,8 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// newModule makes a module the working directory, with the profile of its tests.
+// newModule makes a module with the profile of its tests, and makes it the
+// working directory.
 func newModule(t *testing.T) (profile string) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

@@ -1,15 +1,16 @@
-// Command coverage shows which statements the tests have run, by package, and what
-// each fuzz target begins with: the number of its seeds, those of them that are files
-// in testdata/fuzz, and how much of the target's package the seeds alone reach.
+// Command coverage shows the statements that the tests have run, by package.
+// For each fuzz target it also shows the number of its seeds, the number of
+// them that are files in testdata/fuzz, and the part of the target's package
+// that the seeds alone reach.
 //
 // Usage:
 //
 //	coverage [-min percent] -profiles file,file folder...
 //
-// The profiles are of go test -coverprofile; a statement counts as covered if it is in
-// one of them. A folder with all below it is a group, for which the minimum holds. The
-// command fails when a group is below it, and when a fuzz target has no seed or fails on
-// one.
+// The profiles are those of go test -coverprofile. A statement is covered if it
+// is covered in one of them. A folder with all folders below it is a group with
+// a minimum. The command fails when a group is below the minimum, and when a
+// fuzz target has no seed or fails on one.
 package main
 
 import (

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// profile is the blocks of coverage profiles, by their file and place. A block that
-// several test programs name has run if it has run in one of them.
+// profile holds the blocks of coverage profiles, by file and position. A block
+// of several test programs is covered if one of them has run it.
 type profile map[string]block
 
 type block struct {
@@ -50,7 +50,7 @@ func (p profile) add(text string) error {
 	return nil
 }
 
-// packages are the import paths of the blocks, in order.
+// packages returns the import paths of the blocks, in order.
 func (p profile) packages() []string {
 	paths := make(map[string]bool)
 	for _, b := range p {

@@ -1,3 +1,3 @@
-// Package deploy tries the launch recipes of deploy/: each is run as it is, with
-// simulated engines in place of the real ones.
+// Package deploy tests the launch recipes of deploy/. It runs each one
+// unchanged, with simulated engines in place of the real ones.
 package deploy

@@ -22,8 +22,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// object is what the manifests use of Kubernetes' schemas: a misspelt key is in
-// none of them.
+// object holds the members of Kubernetes' schemas that the manifests use, so
+// that a misspelt key is an error.
 type object struct {
 	APIVersion string            `yaml:"apiVersion"`
 	Kind       string            `yaml:"kind"`
@@ -123,7 +123,7 @@ func manifests(t *testing.T, name string) []object {
 	}
 }
 
-// find is the object of a kind and name.
+// find returns the object of a kind and name.
 func find(t *testing.T, all []object, kind, name string) object {
 	t.Helper()
 	for _, o := range all {
@@ -144,7 +144,7 @@ func (c container) port(name string) int {
 	return 0
 }
 
-// TestManifestsAgree: what refers to something else in the manifests finds it.
+// TestManifestsAgree: every reference in the manifests has its target.
 func TestManifestsAgree(t *testing.T) {
 	engines := manifests(t, "engines.yaml")
 	for _, file := range []string{"engines.yaml", "proxy.yaml", "sidecar.yaml"} {
@@ -237,7 +237,7 @@ func parse(t *testing.T, o object) config.Config {
 	return cfg
 }
 
-// checkConfig checks that the engines of a configuration are those of
+// checkConfig checks that the engines of a configuration are those in
 // engines.yaml.
 func checkConfig(t *testing.T, engines []object, o object) {
 	t.Helper()
@@ -257,7 +257,7 @@ func checkConfig(t *testing.T, engines []object, o object) {
 	}
 }
 
-// apiServer is as much of Kubernetes' API server as tells of one EndpointSlice
+// apiServer is the part of Kubernetes' API server that serves one EndpointSlice
 // for each Service.
 func apiServer(t *testing.T, hosts map[string]string, port int) string {
 	t.Helper()
@@ -280,8 +280,8 @@ func apiServer(t *testing.T, hosts map[string]string, port int) string {
 	return s.URL
 }
 
-// TestPods runs the proxy's container of each manifest, with simulated engines in
-// the other pods and beside it.
+// TestPods runs the proxy's container of each manifest, with simulated engines
+// in the other pods and in its own pod.
 func TestPods(t *testing.T) {
 	for file, name := range map[string]string{"proxy.yaml": "pdproxy", "sidecar.yaml": "decode"} {
 		t.Run(file, func(t *testing.T) { testPod(t, file, name) })
@@ -346,7 +346,7 @@ func testPod(t *testing.T, file, name string) {
 	}
 }
 
-// known reports whether a request that names the engine is not refused.
+// known reports whether a request that names the engine is accepted.
 func known(url, engine string) bool {
 	req, err := http.NewRequest(http.MethodPost, url+"/v1/chat/completions", strings.NewReader(`{"model":"sim","messages":[{"role":"user","content":"x"}],"max_tokens":1}`))
 	if err != nil {

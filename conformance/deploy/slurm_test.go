@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
-// Two commands of SLURM, as far as the script uses them. A node is a loopback
-// address.
+// Replacements for two commands of SLURM, with the features that the script
+// uses. A node is a loopback address.
 const (
 	fakeScontrol = `#!/bin/sh
 [ "$1 $2 $3" = "show hostnames $SLURM_JOB_NODELIST" ] || exit 1
@@ -66,7 +66,8 @@ func slurmJob(t *testing.T, nodes []string, port int, env ...string) (job *proce
 	return job, work, "http://" + listen
 }
 
-// TestSLURM: four engines on two nodes, and the proxy; the job is told to end.
+// TestSLURM: four engines on two nodes, and the proxy; then the job gets the
+// signal to end.
 func TestSLURM(t *testing.T) {
 	nodes := []string{"127.0.0.2", "127.0.0.3"}
 	port := testbed.Ports(t, 20, nodes...)
@@ -108,8 +109,8 @@ func TestSLURM(t *testing.T) {
 	}
 }
 
-// TestSLURMEngineEnds: the job goes on without an engine that ends, and ends when
-// the proxy does.
+// TestSLURMEngineEnds: the job continues when an engine ends, and ends when the
+// proxy does.
 func TestSLURMEngineEnds(t *testing.T) {
 	nodes := []string{"127.0.0.4", "127.0.0.5", "127.0.0.6"}
 	port := testbed.Ports(t, 20, nodes...)
@@ -131,7 +132,7 @@ func TestSLURMEngineEnds(t *testing.T) {
 	}
 }
 
-// TestSLURMRefuses: what cannot work ends the job before an engine starts.
+// TestSLURMRefuses: an invalid job ends before an engine starts.
 func TestSLURMRefuses(t *testing.T) {
 	nodes := []string{"127.0.0.7", "127.0.0.8"}
 	for name, env := range map[string]string{

@@ -17,7 +17,7 @@ import (
 
 var units = []string{"pdproxy.service", "pdproxy-sidecar@.service", "vllm@.service"}
 
-// unit is the keys of a unit's sections, in their order.
+// unit holds the keys of a unit's sections, in order.
 type unit map[string][]string
 
 // readUnit parses a unit for an instance.
@@ -47,7 +47,7 @@ func (u unit) seconds(t *testing.T, key string) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// command is a command line of the unit with the files where the test has them.
+// command returns a command line of the unit with the test's paths.
 func command(line, file, pid string) (name string, args []string) {
 	words := strings.Fields(line)
 	for i, w := range words {
@@ -63,7 +63,7 @@ func command(line, file, pid string) (name string, args []string) {
 	return words[0], words[1:]
 }
 
-// TestUnitsAreSound asks systemd itself, where it is installed.
+// TestUnitsAreSound checks the units with systemd itself, where it is installed.
 func TestUnitsAreSound(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{"verify", "--man=no"}
@@ -82,7 +82,7 @@ func TestUnitsAreSound(t *testing.T) {
 	}
 }
 
-// TestUnits runs what the units run, in the order of systemd, with a simulated
+// TestUnits runs the units' commands in systemd's order, with a simulated
 // engine in place of the real one.
 func TestUnits(t *testing.T) {
 	for _, name := range units[:2] {
@@ -140,7 +140,8 @@ func testUnit(t *testing.T, name string) {
 		t.Error("a file that cannot be used was to be loaded")
 	}
 
-	// TERM comes while a stream runs: it ends whole, as the engine is still there.
+	// TERM arrives during a stream. The stream completes, because the engine is
+	// still there.
 	got := make(chan string, 1)
 	go func() {
 		text, _, _ := chat(t, url)
@@ -157,7 +158,7 @@ func testUnit(t *testing.T, name string) {
 		t.Errorf("it ended with %d", status)
 	}
 
-	// Its next start would fail for good.
+	// Its next start would fail.
 	cmd, args = command(u["ExecStart"][0], file, "")
 	if status := start(t, nil, cmd, args...).ended(); !slices.Contains(u["RestartPreventExitStatus"], strconv.Itoa(status)) {
 		t.Errorf("a bad configuration ends it with %d, which would be tried again", status)

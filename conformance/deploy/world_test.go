@@ -20,7 +20,7 @@ import (
 // patience bounds every wait for a condition; it is not a claim about speed.
 const patience = time.Minute
 
-// recipes is the folder that is tried.
+// recipes is the folder with the recipes.
 const recipes = "../../deploy"
 
 // pdproxy is the binary under test.
@@ -72,7 +72,7 @@ type process struct {
 	done chan error
 }
 
-// buffer collects what a process says.
+// buffer collects the output of a process.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -90,7 +90,8 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// start runs a command until the test's end, with env added to ours.
+// start runs a command until the test's end, with env added to the test's
+// environment.
 func start(t *testing.T, env []string, name string, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, cmd: exec.Command(name, args...), done: make(chan error, 1)}
@@ -102,7 +103,7 @@ func start(t *testing.T, env []string, name string, args ...string) *process {
 	}
 	go func() { p.done <- p.cmd.Wait() }()
 	t.Cleanup(func() {
-		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // whoever is left of the group
+		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // the rest of the group
 		if t.Failed() {
 			t.Logf("%s says:\n%s", filepath.Base(name), p.out.String())
 		}
@@ -117,7 +118,7 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// ended waits for the end and returns the exit status.
+// ended waits for the process's end and returns its exit status.
 func (p *process) ended() int {
 	p.t.Helper()
 	select {
@@ -141,7 +142,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("never: %s", what)
 }
 
-// status is that of a GET; 0 when there was no answer.
+// status returns the status of a GET; 0 without an answer.
 func status(url string) int {
 	resp, err := http.Get(url)
 	if err != nil {
@@ -151,7 +152,7 @@ func status(url string) int {
 	return resp.StatusCode
 }
 
-// chat asks for a short text. Its answer names who served it.
+// chat asks for a short text. The answer names the engines that served it.
 func chat(t *testing.T, url string, header ...string) (text, prefill, decode string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -18,14 +18,14 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
-// engineHost is where the pods' engines are. A real API server takes no loopback
-// address into an EndpointSlice; in all else the simulated one is as strict as
-// its clients here can notice.
+// engineHost is the address of the pods' engines. A real API server accepts no
+// loopback address in an EndpointSlice. In all other respects that its clients
+// here can notice, the simulated one is as strict.
 const engineHost = "127.0.0.1"
 
-// simServer is a simulated API server: objects in two paths, whose versions are
-// those of one history, as etcd has it. What it says is shaped as what
-// kube-apiserver v1.34.4 said.
+// simServer is a simulated API server: objects under two paths, with versions
+// from one history, as in etcd. Its answers have the form of kube-apiserver
+// v1.34.4.
 type simServer struct {
 	t      *testing.T
 	listen string
@@ -34,7 +34,7 @@ type simServer struct {
 
 	mu      sync.Mutex
 	version int
-	oldest  int                          // versions before it are compacted away
+	oldest  int                          // earlier versions are compacted away
 	objects map[string]map[string]fields // by path and name
 	history []change
 	news    chan struct{} // closed at the next change
@@ -43,7 +43,7 @@ type simServer struct {
 // change is one step of the history.
 type change struct {
 	path        string
-	before, now fields // nil: it was not there, is not there
+	before, now fields // nil: the object did not exist before, or does not exist now
 	version     int
 }
 
@@ -154,7 +154,8 @@ func (s *simServer) write(w http.ResponseWriter, r *http.Request, path, name str
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// merged is an object with a merge patch (RFC 7386) on it; neither is changed.
+// merged returns an object with a merge patch (RFC 7386) applied. It changes
+// neither argument.
 func merged(object, patch fields) fields {
 	result := maps.Clone(object)
 	if result == nil {
@@ -175,7 +176,7 @@ func merged(object, patch fields) fields {
 	return result
 }
 
-// selects reports whether a label selector takes an object; nil it never does.
+// selects reports whether a label selector matches an object; nil never matches.
 func selects(selector string, o fields) bool {
 	if o == nil {
 		return false
@@ -191,7 +192,7 @@ func selects(selector string, o fields) bool {
 	return true
 }
 
-// knows refuses queries that it has no rule for.
+// knows rejects queries that the simulator does not support.
 func knows(w http.ResponseWriter, r *http.Request, keys ...string) bool {
 	for key := range r.URL.Query() {
 		if !slices.Contains(keys, key) {
@@ -217,8 +218,8 @@ func (s *simServer) list(w http.ResponseWriter, r *http.Request, path string) {
 	_ = json.NewEncoder(w).Encode(fields{"metadata": fields{"resourceVersion": strconv.Itoa(s.version)}, "items": items})
 }
 
-// watch tells of the changes after a version until the client's time is up. Every
-// second it says how far it is.
+// watch sends the changes after a version until the client's time is up. Every
+// second it sends its current version.
 func (s *simServer) watch(w http.ResponseWriter, r *http.Request, path string) {
 	if !knows(w, r, "watch", "allowWatchBookmarks", "resourceVersion", "timeoutSeconds", "labelSelector") {
 		return
@@ -271,7 +272,8 @@ func (s *simServer) watch(w http.ResponseWriter, r *http.Request, path string) {
 	}
 }
 
-// since returns the changes after a version and what is closed at the next one.
+// since returns the changes after a version, and a channel that is closed at
+// the next one.
 func (s *simServer) since(version int) (list []change, news chan struct{}, expired bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -283,7 +285,7 @@ func (s *simServer) since(version int) (list []change, news chan struct{}, expir
 	return list, s.news, version < s.oldest
 }
 
-// compact forgets all history, and has every watch notice.
+// compact drops all history and makes every watch fail.
 func (s *simServer) compact() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -294,7 +296,7 @@ func (s *simServer) compact() {
 	s.news = make(chan struct{})
 }
 
-// A watch whose history is gone is begun anew.
+// A client begins a watch anew when its history is gone.
 func TestHistoryIsGone(t *testing.T) {
 	c := newCluster(t)
 	c.run("p0", "prefill", 0)

@@ -19,8 +19,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// The tokens that the API server knows: of who may do all, and of the proxy,
-// which may list and watch EndpointSlices and pods in the namespace llm.
+// The tokens that the API server knows: one of an administrator, and one of the
+// proxy, which may list and watch EndpointSlices and pods in the namespace llm.
 const (
 	adminToken  = "sesame"
 	readerToken = "reader"
@@ -39,7 +39,7 @@ type apiServer interface {
 	kill()
 }
 
-// cluster is an API server, with what a Service of engines has in it.
+// cluster is an API server, with the content of a Service of engines.
 type cluster struct {
 	t      *testing.T
 	server apiServer
@@ -65,7 +65,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// tell writes the token that the proxy shows.
+// tell writes the token that the proxy uses.
 func (c *cluster) tell(token string) {
 	c.t.Helper()
 	if err := os.WriteFile(c.token, []byte(token+"\n"), 0o600); err != nil {
@@ -73,7 +73,7 @@ func (c *cluster) tell(token string) {
 	}
 }
 
-// do changes something as an administrator and returns the object's uid.
+// do changes an object as an administrator and returns the object's uid.
 func (c *cluster) do(method, path string, object any) string {
 	c.t.Helper()
 	body, err := json.Marshal(object)
@@ -121,7 +121,7 @@ func (c *cluster) run(name, role string, token time.Duration) *pod {
 }
 
 // pod makes a pod with llm-d's labels for the engine at an address, and an
-// EndpointSlice that says it is ready.
+// EndpointSlice in which the pod is ready.
 func (c *cluster) pod(name, role, address string) *pod {
 	c.t.Helper()
 	host, port, err := net.SplitHostPort(address)
@@ -162,7 +162,7 @@ func (p *pod) becomes(ready, serving, terminating bool) {
 	p.c.do("PATCH", slicesPath+"/vllm-"+p.name, fields{"endpoints": p.endpoints(ready, serving, terminating)})
 }
 
-// plays changes the role that the pod is labelled with.
+// plays changes the role in the pod's label.
 func (p *pod) plays(role string) {
 	p.c.t.Helper()
 	p.c.do("PATCH", podsPath+"/"+p.name, fields{"metadata": fields{"labels": fields{"llm-d.ai/role": role}}})
@@ -174,7 +174,7 @@ func (p *pod) leaves() {
 	p.c.do("DELETE", slicesPath+"/vllm-"+p.name, fields{})
 }
 
-// configure has a proxy find the Service's engines.
+// configure makes a proxy discover the Service's engines.
 func (c *cluster) configure(d *config.Discovery) {
 	e := config.DefaultEngine()
 	e.Name, e.URL, e.Role, e.Connector = "vllm", "http://vllm", config.RoleBoth, config.ConnectorVLLMNixl
@@ -185,11 +185,11 @@ func (c *cluster) configure(d *config.Discovery) {
 	d.Allow = []string{engineHost}
 }
 
-// node starts a proxy that finds them.
+// node starts a proxy that discovers them.
 func (c *cluster) node() *node {
 	c.t.Helper()
 	return startNode(c.t, c.configure)
 }
 
-// podName is the name of the engine in a pod.
+// podName returns the name of the engine in a pod.
 func podName(name string) string { return fmt.Sprintf("vllm@%s", name) }

@@ -13,9 +13,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Whoever takes engines out, they drain: they get nothing new, the prefill engine
-// serves the transfer that is to come, the decode engine ends its stream, and
-// then they are gone.
+// Whichever source removes engines, they drain. They get no new requests, the
+// prefill engine serves the pending transfer, and the decode engine ends its
+// stream. Then they are gone.
 func TestRemovalDrains(t *testing.T) {
 	for name, from := range sources() {
 		t.Run(name, func(t *testing.T) {
@@ -35,7 +35,7 @@ func TestRemovalDrains(t *testing.T) {
 			d0.hold(inAnswer)
 			stream := n.open(40, true)
 			testbed.Eventually(t, "the stream is on its way", func() bool { return d0.holds() == 1 })
-			if p0.hold(atAnswer); s.connector == config.ConnectorVLLMMoRIIO { // decode waits for what prefill writes
+			if p0.hold(atAnswer); s.connector == config.ConnectorVLLMMoRIIO { // decode waits for prefill's write
 				p0.hold(atRequest)
 			}
 			type answer struct{ text, prefill string }
@@ -58,7 +58,7 @@ func TestRemovalDrains(t *testing.T) {
 				}
 			}
 
-			if s.connector == config.ConnectorVLLMNixl { // prefill first: decode has yet to be asked
+			if s.connector == config.ConnectorVLLMNixl { // prefill first: decode has not been asked yet
 				d0.hold(atRequest)
 				d1.hold(atRequest)
 				p0.hold(open)
@@ -85,8 +85,8 @@ func TestRemovalDrains(t *testing.T) {
 	}
 }
 
-// say asks for a completion of a prompt that no other request of the test has,
-// and returns its text and who prefilled it.
+// say requests a completion of a prompt that no other request of the test has.
+// It returns the text and the name of the prefill engine.
 func say(t *testing.T, url string) (text, prefill string) {
 	body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":12,"ignore_eos":true}`, strings.Repeat("the tide goes out ", 20))
 	resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(body))

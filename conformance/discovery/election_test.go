@@ -12,15 +12,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
 
-// voter is one process's part in an election, by a wire of its own.
+// voter is one process's member in an election, with a wire of its own.
 type voter struct {
 	*election.Election
 	wire *testbed.Wire
 	stop func() // as SIGTERM does; waits
 }
 
-// vote starts a coordinator that dials etcd by its wire, or a worker that has no
-// address.
+// vote starts a coordinator that reaches etcd through a wire, or a worker,
+// which has no address.
 func (s *store) vote(t *testing.T, address string) *voter {
 	t.Helper()
 	w := testbed.NewWire(t, s.Addr)
@@ -54,7 +54,7 @@ func (v *voter) leads(t *testing.T, above uint64) election.Leader {
 	return v.standing().Leader
 }
 
-// follows waits until all of them go by a leader that is another process.
+// follows waits until all of them follow a leader that is another process.
 func follows(t *testing.T, leader election.Leader, all ...*voter) {
 	t.Helper()
 	for _, v := range all {
@@ -121,7 +121,7 @@ func TestElection(t *testing.T) {
 		s.Kill()
 		time.Sleep(away(5 * time.Second)) // more than twice the lease
 		s.Start()
-		time.Sleep(5 * time.Second) // whoever would have lost his place leads no more
+		time.Sleep(5 * time.Second) // a leader that lost its place no longer leads
 		for n, changed := range changes {
 			select {
 			case <-changed:
@@ -151,7 +151,7 @@ func TestElection(t *testing.T) {
 	})
 }
 
-// away is how long etcd is away: briefly, or as long as PDPROXY_ETCD_AWAY says.
+// away returns how long etcd is unavailable: briefly, or PDPROXY_ETCD_AWAY.
 func away(briefly time.Duration) time.Duration {
 	if d, err := time.ParseDuration(os.Getenv("PDPROXY_ETCD_AWAY")); err == nil {
 		return d

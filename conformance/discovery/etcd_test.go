@@ -24,8 +24,7 @@ func startStore(t *testing.T) *store {
 	return startStoreWith(t, nil)
 }
 
-// startStoreWith starts an etcd that shows and wants certificates, if there are
-// any.
+// startStoreWith starts an etcd that uses certificates, if there are any.
 func startStoreWith(t *testing.T, certs *certificates) *store {
 	t.Helper()
 	var secured *testbed.Secured
@@ -35,8 +34,8 @@ func startStoreWith(t *testing.T, certs *certificates) *store {
 	return &store{Etcd: testbed.StartEtcd(t, secured), t: t, certs: certs}
 }
 
-// registration is a key that lives as long as its lease, which is kept alive as
-// a careful engine does: whatever happens to etcd, it registers again.
+// registration is a key that lives as long as its lease. It keeps the lease
+// alive as a careful engine does: after any failure of etcd it registers again.
 type registration struct {
 	s          *store
 	key, value string
@@ -46,7 +45,8 @@ type registration struct {
 	done       chan struct{}
 }
 
-// register puts a key under a lease of so many seconds and keeps that alive.
+// register puts a key under a lease of that many seconds and keeps the lease
+// alive.
 func (s *store) register(key, value string, ttl int64) *registration {
 	s.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -83,19 +83,19 @@ func (r *registration) beat(ctx context.Context) {
 		}
 		try, cancel := context.WithTimeout(ctx, time.Second)
 		if _, err := r.s.Client().KeepAliveOnce(try, r.lease); errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			_ = r.put(try) // else the next beat does it
+			_ = r.put(try) // on an error the next beat tries again
 		}
 		cancel()
 	}
 }
 
-// die stops the heartbeat: the lease runs out.
+// die stops the heartbeat, so the lease expires.
 func (r *registration) die() {
 	r.stop()
 	<-r.done
 }
 
-// leave deletes the key, as an engine does that is stopped.
+// leave deletes the key, as an engine does when it is stopped.
 func (r *registration) leave() {
 	r.s.t.Helper()
 	r.die()

@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
-// Points of a request where a gate can hold it: before the engine gets it,
-// before its answer's body, after some of that.
+// The points of a request where a gate can hold it: before the engine gets it,
+// before its answer's body, after a part of the body.
 const (
 	open = iota
 	atRequest
@@ -22,19 +22,19 @@ const (
 	inAnswer
 )
 
-// gate stands before an engine's API and holds requests, until they may go on.
-// Probes pass.
+// gate is a proxy in front of an engine's API. It holds requests until the test
+// releases them. Probes pass.
 type gate struct {
 	name, role string
 	engine     *enginesim.Engine
 	server     *httptest.Server
-	via        *http.Transport // of its own: other tests' servers close what is idle in the default one
+	via        *http.Transport // of its own: other tests' servers close idle connections of the default one
 
 	mu    sync.Mutex
 	cond  *sync.Cond
 	point int // where requests are held
 	held  int
-	posts int // requests that came, ever
+	posts int // number of requests so far
 }
 
 // startGate starts an engine behind a gate.
@@ -59,11 +59,11 @@ func startGate(t *testing.T, name, connector, role string) *gate {
 	return g
 }
 
-// addr is where the engine is reached, host:port.
+// addr is the engine's address, host:port.
 func (g *gate) addr() string { return g.server.Listener.Addr().String() }
 
-// hold makes requests wait at a point from now on; those that wait elsewhere go
-// on.
+// hold makes requests wait at a point from now on. Requests that wait at other
+// points continue.
 func (g *gate) hold(point int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -71,21 +71,21 @@ func (g *gate) hold(point int) {
 	g.cond.Broadcast()
 }
 
-// holds reports how many requests wait.
+// holds returns the number of waiting requests.
 func (g *gate) holds() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.held
 }
 
-// asked returns how many requests have come.
+// asked returns the number of received requests.
 func (g *gate) asked() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.posts
 }
 
-// die makes the engine's API unreachable, as when its machine is gone.
+// die makes the engine's API unreachable, as when its machine fails.
 func (g *gate) die() {
 	g.server.CloseClientConnections()
 	g.server.Close()

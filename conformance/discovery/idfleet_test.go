@@ -17,18 +17,18 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// What happens to the fleet while it issues its ids, whatever their number.
+// The events of the fleet while it issues its ids, for any number of ids.
 const (
 	idWorkers   = 64
-	idRounds    = 640 // at least; a round is what all do between two heartbeats
+	idRounds    = 640 // at least; a round is the time between two heartbeats
 	idFailovers = 20
 	idSteps     = 40 // of the clock, 10 s back
 	idRestarts  = 320
 )
 
-// TestIDsOfAFleetAreUnique: 64 workers and their coordinators issue ids while
-// coordinators die or believe on that they lead, clocks are set back, workers
-// start anew, grants are lost, late, or come again. Every id is looked up among
+// TestIDsOfAFleetAreUnique: 64 workers and their coordinators issue ids.
+// Coordinators die or wrongly continue to lead, clocks are set back, workers
+// restart, and grants are lost, late or duplicated. Every id is compared with
 // all others. PDPROXY_IDS is their number.
 func TestIDsOfAFleetAreUnique(t *testing.T) {
 	total := 2_000_000
@@ -65,7 +65,7 @@ func TestIDsOfAFleetAreUnique(t *testing.T) {
 	})
 }
 
-// noted is an etcd store whose node number is known.
+// noted is an etcd store with a known node number.
 type noted struct {
 	*idstore.Etcd
 	node *int
@@ -79,22 +79,22 @@ func (n noted) Reserve(ctx context.Context, now time.Time, width time.Duration) 
 	return b, err
 }
 
-// idStore is the store of one coordinator, and what can happen to it.
+// idStore is the store of one coordinator, with its failures.
 type idStore struct {
 	idstore.Store
 	lose func() // its node, without its noticing
 	end  func() // its process ends
 }
 
-// idCoordinator is one that leads, or believes so.
+// idCoordinator is a coordinator that leads or wrongly assumes that it does.
 type idCoordinator struct {
 	keeper *idstore.Keeper
 	store  idStore
-	ends   int // the round in which one that does not lead ends
+	ends   int // the round in which a coordinator that does not lead ends
 }
 
-// idFleet is the fleet, in which everything happens in an order that a seed
-// decides, but for the ids that are issued at once within a round.
+// idFleet is the fleet. A seed determines the order of all events, except the
+// ids that are issued concurrently within a round.
 type idFleet struct {
 	t       *testing.T
 	rnd     *rand.Rand
@@ -103,11 +103,11 @@ type idFleet struct {
 	width   time.Duration
 	open    func() idStore
 	now     time.Time
-	leader  *idCoordinator // nil: nobody leads
-	lost    int            // the round since when nobody leads
+	leader  *idCoordinator // nil: there is no leader
+	lost    int            // the round since which there is no leader
 	deposed []*idCoordinator
 	workers []*disaggid.Source
-	tables  [][]byte // that were published
+	tables  [][]byte // published tables
 	seen    idSet
 	counts  struct{ failovers, steps, restarts, deposedGrants, dry int }
 }
@@ -165,7 +165,7 @@ func (f *idFleet) lead() {
 	f.leader = &idCoordinator{keeper: idstore.NewKeeper(s, f.width, slog.New(slog.DiscardHandler)), store: s}
 }
 
-// trouble is what happens in a round besides the ordinary.
+// trouble makes the unusual events of a round happen.
 func (f *idFleet) trouble(round int) {
 	if f.leader == nil && (f.rnd.IntN(2) == 0 || round > f.lost+1) {
 		f.lead()
@@ -175,13 +175,13 @@ func (f *idFleet) trouble(round int) {
 		old := f.leader
 		f.leader, f.lost = nil, round
 		switch f.rnd.IntN(3) {
-		case 0: // killed; in etcd its node stays taken for a while
+		case 0: // killed; in etcd its node remains taken for a while
 			f.deposed = append(f.deposed, old)
 			old.keeper, old.ends = nil, round+5
-		case 1: // it goes on, and has lost its node
+		case 1: // it continues, and has lost its node
 			old.store.lose()
 			fallthrough
-		default: // it goes on, and has all it had
+		default: // it continues with its full state
 			f.deposed = append(f.deposed, old)
 			old.ends = round + 20
 		}
@@ -194,7 +194,7 @@ func (f *idFleet) trouble(round int) {
 		f.now = f.now.Add(-10 * time.Second)
 	}
 	if round%50 == 25 {
-		f.now = f.now.Add(disaggid.Fresh) // all that is reserved is old
+		f.now = f.now.Add(disaggid.Fresh) // all reservations are old then
 	}
 	if round%(idRounds/idRestarts) == 0 {
 		f.counts.restarts++
@@ -209,7 +209,7 @@ func (f *idFleet) trouble(round int) {
 	}
 }
 
-// tend lets those coordinators that live reserve.
+// tend lets the live coordinators reserve blocks.
 func (f *idFleet) tend() {
 	for _, k := range f.keepers() {
 		if err := k.Tend(f.t.Context(), f.now); err != nil {
@@ -218,7 +218,7 @@ func (f *idFleet) tend() {
 	}
 }
 
-// keepers are the coordinators that live; the one that leads is the last.
+// keepers returns the live coordinators; the leader is the last.
 func (f *idFleet) keepers() (all []*idstore.Keeper) {
 	for _, d := range f.deposed {
 		if d.keeper != nil {
@@ -231,11 +231,11 @@ func (f *idFleet) keepers() (all []*idstore.Keeper) {
 	return all
 }
 
-// ask lets a worker have a range if it wants one, from whoever it thinks leads,
-// unless what is said is lost.
+// ask lets a worker request a range, if it needs one, from the coordinator that
+// it takes for the leader, unless the message is lost.
 func (f *idFleet) ask(w int) {
 	s := f.workers[w]
-	if len(f.tables) > 0 && f.rnd.IntN(20) == 0 { // an old one arrives again
+	if len(f.tables) > 0 && f.rnd.IntN(20) == 0 { // an old table arrives again
 		f.extend(s, f.tables[f.rnd.IntN(len(f.tables))])
 	}
 	keepers := f.keepers()
@@ -273,7 +273,7 @@ func (f *idFleet) extend(s *disaggid.Source, table []byte) {
 	}
 }
 
-// issue takes ids from all sources at once, and from each by two.
+// issue takes ids from all sources at once, and from each with two goroutines.
 func (f *idFleet) issue() {
 	sources := f.workers
 	for _, k := range f.keepers() {
@@ -310,13 +310,14 @@ func (f *idFleet) issue() {
 	}
 }
 
-// idSet has a bit for each id of every millisecond in which a line has issued any.
+// idSet has a bit for each id of every millisecond in which a line has issued
+// an id.
 type idSet struct {
 	lines map[uint64]*[16]uint64
 	count int
 }
 
-// add is false for an id that is there, or is none.
+// add returns false for an id that is already in the set, or is invalid.
 func (s *idSet) add(id uint64) bool {
 	s.count++
 	n := id - abi.MinDisaggID
@@ -331,7 +332,7 @@ func (s *idSet) add(id uint64) bool {
 	return fresh
 }
 
-// distinct is the number of ids in the set.
+// distinct returns the number of ids in the set.
 func (s *idSet) distinct() (n int) {
 	for _, line := range s.lines {
 		for _, word := range line {

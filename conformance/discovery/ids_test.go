@@ -21,11 +21,11 @@ var noon = time.Date(2026, 3, 4, 12, 0, 0, 0, time.UTC)
 // ids is the store of a coordinator, with a connection of its own.
 func (s *store) ids(name string) *idstore.Etcd {
 	e := idstore.NewEtcd(etcd.Client([]string{s.URL()}), idstore.Prefix, name)
-	s.t.Cleanup(func() { _ = e.Close(context.WithoutCancel(s.t.Context())) }) // a test that wants to know closes it before
+	s.t.Cleanup(func() { _ = e.Close(context.WithoutCancel(s.t.Context())) }) // some tests close it earlier
 	return e
 }
 
-// reserve is a block of one second, which must be had.
+// reserve reserves a block of one second, which must succeed.
 func reserve(t *testing.T, e *idstore.Etcd) disaggid.Block {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -37,7 +37,7 @@ func reserve(t *testing.T, e *idstore.Etcd) disaggid.Block {
 	return b
 }
 
-// onlyNodes leaves these node numbers free and no others.
+// onlyNodes makes these node numbers free and no others.
 func (s *store) onlyNodes(t *testing.T, free ...int) {
 	t.Helper()
 	there := make(map[int]bool)
@@ -53,7 +53,7 @@ func (s *store) onlyNodes(t *testing.T, free ...int) {
 	}
 }
 
-// expire takes a node number away, as the end of its lease does.
+// expire frees a node number, as the end of its lease does.
 func (s *store) expire(t *testing.T, node uint8) {
 	t.Helper()
 	if d, err := s.Client().Delete(t.Context(), fmt.Sprintf("%snodes/%d", idstore.Prefix, node)); err != nil || d.Deleted != 1 {
@@ -61,8 +61,9 @@ func (s *store) expire(t *testing.T, node uint8) {
 	}
 }
 
-// TestCoordinatorsHaveNodesOfTheirOwn, and the blocks of each go on where its
-// last one ended, also in the process that follows it.
+// TestCoordinatorsHaveNodesOfTheirOwn: each coordinator has its own node. Its
+// blocks continue where its last one ended, also in the process that succeeds
+// it.
 func TestCoordinatorsHaveNodesOfTheirOwn(t *testing.T) {
 	s := startStore(t)
 	s.onlyNodes(t, 3, 200)
@@ -94,8 +95,9 @@ func TestCoordinatorsHaveNodesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestLostNodeIsFenced: a coordinator that has lost its node, and does not know,
-// reserves nothing on it. What it had reserved is before all that the next one has.
+// TestLostNodeIsFenced: a coordinator that has lost its node without noticing
+// reserves nothing on it. Its earlier reservations are before all of the next
+// coordinator's.
 func TestLostNodeIsFenced(t *testing.T) {
 	s := startStore(t)
 	s.onlyNodes(t, 77)
@@ -123,8 +125,8 @@ func TestLostNodeIsFenced(t *testing.T) {
 	}
 }
 
-// TestIDsWhileEtcdIsAway: a coordinator goes on with what it has reserved, and
-// reserves more on its node when etcd is back, even if that has lost its data.
+// TestIDsWhileEtcdIsAway: a coordinator continues with its reservations, and
+// reserves more on its node when etcd is back, even if etcd has lost its data.
 func TestIDsWhileEtcdIsAway(t *testing.T) {
 	for name, lose := range map[string]bool{"as it was": false, "empty": true} {
 		t.Run(name, func(t *testing.T) {

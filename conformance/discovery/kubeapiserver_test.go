@@ -13,9 +13,9 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
-// engineHost is where the pods' engines are: an address of the network namespace
-// that conformance/kubernetes/run.sh makes, because a real API server takes no
-// loopback address into an EndpointSlice.
+// engineHost is the address of the pods' engines: one of the network namespace
+// that conformance/kubernetes/run.sh makes, because a real API server accepts
+// no loopback address in an EndpointSlice.
 const engineHost = "10.77.0.1"
 
 // realServer is kube-apiserver, from PATH, over a real etcd.
@@ -58,8 +58,8 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 	return s
 }
 
-// prepare makes the namespace, and lets the proxy read what docs/discovery.md
-// says it needs.
+// prepare makes the namespace, and gives the proxy the permissions that
+// docs/discovery.md lists.
 func (s *realServer) prepare() {
 	s.t.Helper()
 	do := func(path string, object fields) {

@@ -34,7 +34,7 @@ func TestKubernetes(t *testing.T) {
 	n.ask()
 }
 
-// A pod that terminates gets nothing new; its transfers and streams go on.
+// A terminating pod gets no new requests; its transfers and streams continue.
 func TestTerminatingPodDrains(t *testing.T) {
 	c := newCluster(t)
 	p0, d0 := c.run("p0", "prefill", 0), c.run("d0", "decode", 50*time.Millisecond)
@@ -59,7 +59,7 @@ func TestTerminatingPodDrains(t *testing.T) {
 	n.is(podName("d0"), "")
 }
 
-// A role is what the pod's label says now.
+// An engine's role is the present value of the pod's label.
 func TestRoleIsChanged(t *testing.T) {
 	c := newCluster(t)
 	c.run("p0", "prefill", 0)
@@ -78,8 +78,8 @@ func TestRoleIsChanged(t *testing.T) {
 	n.ask()
 }
 
-// While the API server is away, or cannot be reached, nothing changes; then all
-// that happened meanwhile is taken in.
+// While the API server is unavailable or unreachable, nothing changes.
+// Afterwards the proxy applies all missed changes.
 func TestAPIServerAway(t *testing.T) {
 	c := newCluster(t)
 	c.run("p0", "prefill", 0)
@@ -115,8 +115,8 @@ func TestAPIServerAway(t *testing.T) {
 	}
 }
 
-// Without a good token nothing is found, and that is said; with one from the
-// same file, all is.
+// Without a valid token no engine is found, and the log says so. With a valid
+// one from the same file, all are found.
 func TestTokenIsReadAgain(t *testing.T) {
 	c := newCluster(t)
 	c.run("p0", "prefill", 0)

@@ -15,7 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// layout is how engines stand in etcd.
+// layout is the form of engines in etcd.
 type layout struct {
 	connector string
 	configure func(d *config.Discovery, etcd string)
@@ -49,7 +49,7 @@ func layouts() map[string]layout {
 	}
 }
 
-// traffic sends requests until it is stopped, each of which must be served.
+// traffic sends requests until it is stopped. Each must be served.
 type traffic struct {
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
@@ -82,16 +82,16 @@ func (n *node) traffic() *traffic {
 	return w
 }
 
-// more waits until so many further requests were served.
+// more waits until that many further requests were served.
 func (w *traffic) more(t *testing.T, requests int64) {
 	t.Helper()
 	from := w.served.Load()
 	testbed.Eventually(t, "requests are served", func() bool { return w.served.Load() >= from+requests })
 }
 
-// Requests run while workers come, die, lose their leases, and etcd is killed and
-// comes back: each is served, no live worker is dropped, and a worker without a
-// lease is asked for nothing more.
+// Requests run while workers start, die and lose their leases, and etcd is
+// killed and restarted. Each request is served, no live worker is dropped, and
+// a worker without a lease gets no new requests.
 func TestTrafficOverLeases(t *testing.T) {
 	for name, l := range layouts() {
 		t.Run(name, func(t *testing.T) {
@@ -115,11 +115,11 @@ func TestTrafficOverLeases(t *testing.T) {
 			w := n.traffic()
 			w.more(t, 30)
 
-			// A machine is gone, and with it the heartbeat.
+			// A machine fails, and with it the heartbeat.
 			dead.die()
 			deadLease.die()
 			n.is(deadName, "")
-			// A heartbeat is gone, and the engine is not.
+			// A heartbeat stops, but the engine does not.
 			lostLease.die()
 			testbed.Eventually(t, "the lease is over", func() bool {
 				got, err := s.Client().Get(t.Context(), lostLease.key)

@@ -20,7 +20,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// node is a proxy without engines of its own.
+// node is a proxy without configured engines.
 type node struct {
 	t       *testing.T
 	url     string
@@ -58,7 +58,7 @@ func startNodeWith(t *testing.T, configure func(*config.Config)) *node {
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Server.ExposePlacement = true
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
-	cfg.Health.Timeout = config.Duration(20 * time.Second) // on a busy machine, a live engine may be slow; a dead one refuses
+	cfg.Health.Timeout = config.Duration(20 * time.Second) // a live engine may be slow on a busy machine; a dead one refuses connections
 	configure(&cfg)
 	if problems := cfg.Validate(); len(problems) > 0 {
 		t.Fatal(problems)
@@ -85,7 +85,7 @@ func startNodeWith(t *testing.T, configure func(*config.Config)) *node {
 	return n
 }
 
-// row is one of GET /v1/engines.
+// row is one row of GET /v1/engines.
 type row struct{ Name, State, Role, Source string }
 
 func (n *node) rows() (rows []row) {
@@ -101,7 +101,8 @@ func (n *node) rows() (rows []row) {
 	return rows
 }
 
-// states maps the engines to their states: of two with one name, the younger's.
+// states maps the engines to their states. Of two engines with one name, the
+// newer counts.
 func (n *node) states() map[string]string {
 	n.t.Helper()
 	states := map[string]string{}
@@ -121,7 +122,7 @@ func (n *node) from(name, source string) {
 	}
 }
 
-// role returns the youngest role of an engine, "" if there is none.
+// role returns the role of the newest engine of a name, "" if there is none.
 func (n *node) role(name string) (role string) {
 	n.t.Helper()
 	for _, r := range n.rows() {
@@ -132,7 +133,7 @@ func (n *node) role(name string) (role string) {
 	return role
 }
 
-// is waits until an engine has a state; "" is to have left.
+// is waits until an engine has a state; "" means that it is gone.
 func (n *node) is(name, state string) {
 	n.t.Helper()
 	testbed.Eventually(n.t, name+" is "+state, func() bool { return n.states()[name] == state })
@@ -161,7 +162,7 @@ func (n *node) open(tokens int, stream bool) *http.Response {
 	return resp
 }
 
-// whole reads the rest of a stream and asserts that it is whole.
+// whole reads the rest of a stream and asserts that it is complete.
 func (n *node) whole(resp *http.Response, tokens int) {
 	n.t.Helper()
 	defer resp.Body.Close()
@@ -171,7 +172,7 @@ func (n *node) whole(resp *http.Response, tokens int) {
 	}
 }
 
-// startEngine starts a simulated engine; each of its tokens takes so long.
+// startEngine starts a simulated engine with that time per token.
 func startEngine(t *testing.T, connector, role string, token time.Duration) *enginesim.Engine {
 	t.Helper()
 	return startEngineAt(t, "127.0.0.1", connector, role, token)
@@ -181,7 +182,7 @@ func startEngineAt(t *testing.T, host, connector, role string, token time.Durati
 	t.Helper()
 	e, err := enginesim.New(enginesim.Config{
 		Connector: connector, Role: role, Listen: net.JoinHostPort(host, "0"), DecodeUsPerToken: int(token.Microseconds()),
-		Lease: 5 * time.Minute, // whatever a test holds, and a busy machine delays
+		Lease: 5 * time.Minute, // longer than a test holds blocks on a busy machine
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -43,7 +43,7 @@ func newWorld(t *testing.T, token time.Duration) *world {
 	return w
 }
 
-// leaseTTL is that of every registration, in seconds.
+// leaseTTL is the lease of every registration, in seconds.
 const leaseTTL = 2
 
 func (w *world) add(name, role string, token time.Duration) *registration {
@@ -71,8 +71,8 @@ func TestEnginesComeAndGo(t *testing.T) {
 	}
 }
 
-// A decode engine whose lease is over gets nothing new, and finishes what it
-// has; so does a prefill engine.
+// A decode engine whose lease has expired gets no new requests, and finishes
+// its running ones. So does a prefill engine.
 func TestLostLeaseDrains(t *testing.T) {
 	w := newWorld(t, 50*time.Millisecond)
 	stream := w.open(120, true) // six seconds
@@ -83,7 +83,7 @@ func TestLostLeaseDrains(t *testing.T) {
 	w.p.die()
 	w.d.die()
 	w.is("d0", "draining")
-	testbed.Eventually(t, "p0 gets nothing new", func() bool { return w.states()["p0"] != "ready" }) // it may have gone at once
+	testbed.Eventually(t, "p0 gets nothing new", func() bool { return w.states()["p0"] != "ready" }) // it may be gone already
 	for range 5 {
 		if p, d := w.ask(); p != "p1" || d != "d1" {
 			t.Errorf("served by %q and %q", p, d)
@@ -94,7 +94,7 @@ func TestLostLeaseDrains(t *testing.T) {
 	w.is("p0", "")
 }
 
-// What stands in etcd and is no engine harms no other.
+// A record in etcd that is not a valid engine affects no other engine.
 func TestBadRecords(t *testing.T) {
 	w := newWorld(t, 0)
 	for key, value := range map[string]string{
@@ -120,8 +120,8 @@ func TestBadRecords(t *testing.T) {
 	}
 }
 
-// While etcd is away nothing changes, whatever the leases; when it is back,
-// what happened to them is taken in.
+// While etcd is unavailable nothing changes, whatever the leases. When it is
+// back, the proxy applies the changes of the leases.
 func TestEtcdKilled(t *testing.T) {
 	w := newWorld(t, 0)
 	gone := w.add("d1", "decode", 0)
@@ -147,10 +147,10 @@ func TestEtcdKilled(t *testing.T) {
 	w.ask()
 }
 
-// An etcd that comes back empty takes no live engine out: they register again.
+// An etcd that restarts empty removes no live engine: the engines register again.
 func TestEtcdEmptied(t *testing.T) {
 	w := newWorld(t, 0)
-	for n := range 100 { // so that the new history is far behind
+	for n := range 100 { // so that the new history is much shorter
 		if _, err := w.store.Client().Put(t.Context(), "/x", fmt.Sprint(n)); err != nil {
 			t.Fatal(err)
 		}
@@ -175,8 +175,8 @@ func TestEtcdEmptied(t *testing.T) {
 	}
 }
 
-// A proxy that was cut off while the history that it has to read was compacted
-// away reads all anew.
+// A proxy was cut off, and the history that it has to read was compacted. It
+// then reads everything anew.
 func TestCompaction(t *testing.T) {
 	w := newWorld(t, 0)
 	w.wire.Cut(true)

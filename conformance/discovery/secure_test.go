@@ -22,8 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// certificates is a CA and one certificate of it, which etcd and its clients
-// show to each other.
+// certificates are a CA and one certificate of it, which etcd and its clients use.
 type certificates struct {
 	ca, cert, key string // files
 	client        *tls.Config

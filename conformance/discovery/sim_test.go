@@ -12,8 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// startRegistered starts simulated engines that register in an etcd by
-// themselves, as their own processes would.
+// startRegistered starts simulated engines that register in an etcd themselves,
+// as separate processes would.
 func startRegistered(t *testing.T, s *store, connector, role string) *enginesim.Engine {
 	t.Helper()
 	c := enginesim.Config{Connector: connector, Role: role, Etcd: s.URL()}
@@ -30,9 +30,10 @@ func startRegistered(t *testing.T, s *store, connector, role string) *enginesim.
 	return e
 }
 
-// TestEnginesRegisterThemselves: those of TensorRT-LLM in its layout, others by
-// records; who is stopped has left, who dies leaves with its lease, and an etcd
-// that has lost all of them hears of them again.
+// TestEnginesRegisterThemselves: TensorRT-LLM's engines register in its layout,
+// the others with records. An engine that is stopped disappears at once, one
+// that dies disappears with its lease. In an etcd that has lost all data they
+// register again.
 func TestEnginesRegisterThemselves(t *testing.T) {
 	for connector, names := range map[string][2]string{"trtllm": {"CONTEXT-", "GENERATION-"}, "vllm-nixl": {"prefill@", "decode@"}} {
 		t.Run(connector, func(t *testing.T) {

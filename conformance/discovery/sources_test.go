@@ -23,7 +23,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
-// source is one way by which engines are known and leave.
+// source is one way in which engines become known and disappear.
 type source struct {
 	connector string
 	configure func(*config.Config)
@@ -31,7 +31,7 @@ type source struct {
 	name      func(*gate) string              // of the engine
 }
 
-// sources are all ways, by the name that GET /v1/engines has for them.
+// sources are all ways, by their names in GET /v1/engines.
 func sources() map[string]func(t *testing.T) source {
 	return map[string]func(t *testing.T) source{
 		"static": fromReload, "admin": fromAdmin, "file": fromFile, "dns": fromDNS, "etcd": fromEtcd,
@@ -39,18 +39,18 @@ func sources() map[string]func(t *testing.T) source {
 	}
 }
 
-// own is the name that the configuration, or the record, gives.
+// own returns the name in the configuration or in the record.
 func own(g *gate) string { return g.name }
 
-// spec is the [[engine]] of an engine.
+// spec returns the [[engine]] of an engine.
 func (g *gate) spec(connector string) config.Engine {
 	e := config.DefaultEngine()
 	e.Name, e.URL, e.Role, e.Connector = g.name, g.server.URL, g.role, connector
 	return e
 }
 
-// difference turns what makes one engine come, and returns what makes it go,
-// into a source's has.
+// difference builds a source's has from a function that adds one engine and
+// returns a function that removes it.
 func difference(come func(n *node, g *gate) (leave func())) func(n *node, engines ...*gate) {
 	there := map[*gate]func(){}
 	return func(n *node, engines ...*gate) {
@@ -121,7 +121,7 @@ func fromFile(t *testing.T) source {
 	}}
 }
 
-// fromDNS is a name server that has SRV records.
+// fromDNS is a name server with SRV records.
 func fromDNS(t *testing.T) source {
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -153,7 +153,7 @@ func fromDNS(t *testing.T) source {
 			}
 			mu.Unlock()
 			if out, err := a.Pack(); err == nil {
-				_, _ = conn.WriteTo(out, from) // asked again if it is lost
+				_, _ = conn.WriteTo(out, from) // a lost answer is requested again
 			}
 		}
 	}()
@@ -185,13 +185,13 @@ func fromDNS(t *testing.T) source {
 	}
 }
 
-// port is that of an engine's API.
+// port returns the port of an engine's API.
 func port(g *gate) string {
 	_, port, _ := net.SplitHostPort(g.addr())
 	return port
 }
 
-// fromEtcd is records whose leases are not kept alive any more.
+// fromEtcd uses records; the test stops renewing their leases.
 func fromEtcd(t *testing.T) source {
 	s := startStore(t)
 	return source{
@@ -203,8 +203,8 @@ func fromEtcd(t *testing.T) source {
 	}
 }
 
-// fromStorage is TensorRT-LLM's cluster storage, served by the proxy; the
-// workers' keys end.
+// fromStorage uses TensorRT-LLM's cluster storage, served by the proxy; the
+// workers' keys expire.
 func fromStorage(t *testing.T) source {
 	address := testbed.FreeAddr(t)
 	set := func(n *node, g *gate, ttl int) {
@@ -239,7 +239,7 @@ func fromStorage(t *testing.T) source {
 	}
 }
 
-// fromPings is MoRI-IO's registrations over ZeroMQ, which cease.
+// fromPings uses MoRI-IO's registrations over ZeroMQ; the test stops sending them.
 func fromPings(t *testing.T) source {
 	listen := "tcp://" + testbed.FreeAddr(t)
 	return source{
@@ -274,7 +274,7 @@ func fromPings(t *testing.T) source {
 	}
 }
 
-// ping is what an engine says of itself.
+// ping is an engine's registration.
 func ping(g *gate) []byte {
 	kind := "P"
 	if g.role == config.RoleDecode {
@@ -290,7 +290,7 @@ func ping(g *gate) []byte {
 	return b
 }
 
-// fromSlices is endpoints that terminate.
+// fromSlices uses endpoints that terminate.
 func fromSlices(t *testing.T) source {
 	c := newCluster(t)
 	return source{

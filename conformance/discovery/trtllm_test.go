@@ -48,7 +48,7 @@ func TestTRTLLMWorkers(t *testing.T) {
 	if p, d := n.ask(); p != cID || d != gID {
 		t.Errorf("served by %q and %q", p, d)
 	}
-	// Started anew at the same address, before the lease of old is over.
+	// Restarted at the same address, before the old lease expires.
 	again, second := worker(t, s, g, 1, 2)
 	n.is(again, "ready")
 	n.is(gID, "")
@@ -64,7 +64,7 @@ func TestTRTLLMWorkers(t *testing.T) {
 	n.is(again, "")
 }
 
-// TestTRTLLMMetadata: workers of the older layout, whose keys have no lease.
+// TestTRTLLMMetadata: workers of the older layout have keys without a lease.
 func TestTRTLLMMetadata(t *testing.T) {
 	s := startStore(t)
 	c, g := startEngine(t, "trtllm", "prefill", 0), startEngine(t, "trtllm", "decode", 0)
@@ -90,14 +90,14 @@ func TestTRTLLMMetadata(t *testing.T) {
 	if p, d := n.ask(); p != "ctx-1" || d != "gen-1" {
 		t.Errorf("served by %q and %q", p, d)
 	}
-	put("gen-2", record("GENERATION", g)) // started anew, and nobody has deleted gen-1
+	put("gen-2", record("GENERATION", g)) // restarted, and gen-1 was not deleted
 	n.is("gen-2", "ready")
 	n.is("gen-1", "")
 	if _, d := n.ask(); d != "gen-2" {
 		t.Errorf("served by %q", d)
 	}
 	s.Kill()
-	n.ask() // etcd is away: nothing changes
+	n.ask() // etcd is unavailable: nothing changes
 	s.Start()
 	if _, err := s.Client().Delete(t.Context(), "trtllm/ctx-1"); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-// Package fleet proves that a coordinator and its workers are one proxy: the
-// workers' requests are placed by one mind, go on when it is away, and are in its
-// books again when it is back.
+// Package fleet tests that a coordinator and its workers act as one proxy: one
+// coordinator places the workers' requests, the requests continue while it is
+// unavailable, and they are in its books again when it is back.
 package fleet

@@ -25,8 +25,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// fleet is engines, a coordinator and workers, each a node of its own in this
-// process.
+// fleet is engines, a coordinator and workers. Each of them is a separate node
+// in this process.
 type fleet struct {
 	t           *testing.T
 	cfg         config.Config
@@ -48,8 +48,8 @@ type node struct {
 	done  chan error
 }
 
-// bare is the engines of a fleet, two for prefill and two for decode, and the
-// configuration of its nodes.
+// bare returns a fleet with its engines, two for prefill and two for decode,
+// and the configuration of its nodes.
 func bare(t *testing.T, connector string, workers int) *fleet {
 	t.Helper()
 	f := &fleet{t: t, cfg: config.Default(), dir: privatedirtest.Open(t), client: &http.Client{Transport: &http.Transport{}}, goroutines: runtime.NumGoroutine()}
@@ -57,7 +57,7 @@ func bare(t *testing.T, connector string, workers int) *fleet {
 	f.cfg.Server.DrainTimeout = config.Duration(5 * time.Second)
 	f.cfg.Health.Interval, f.cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
 	f.cfg.Fleet.Workers = workers
-	f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // who is alive has time on a busy machine
+	f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // a live process has enough time on a busy machine
 	for _, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
 		for n := range 2 {
 			e := f.engine(connector, role, 2000)
@@ -72,7 +72,7 @@ func bare(t *testing.T, connector string, workers int) *fleet {
 	return f
 }
 
-// start starts a fleet of so many workers.
+// start starts a fleet with that many workers.
 func start(t *testing.T, connector string, workers int) *fleet {
 	t.Helper()
 	f := bare(t, connector, workers)
@@ -99,7 +99,7 @@ func (f *fleet) engine(connector, role string, tokenMicros int) *enginesim.Engin
 	return e
 }
 
-// node starts one. A worker has an admin address of its own here, for the test.
+// node starts a node. A worker has an admin address of its own here, for the test.
 func (f *fleet) node(role pdnode.Role, slot int) *node {
 	f.t.Helper()
 	admin, err := net.Listen("tcp", "127.0.0.1:0")
@@ -160,7 +160,7 @@ func (f *fleet) status(url string) int {
 	return resp.StatusCode
 }
 
-// metric is the sum of series of a node; its failing is the test's.
+// metric returns the sum of series of a node; an error fails the test.
 func (f *fleet) metric(n *node, name string, labels ...string) float64 {
 	f.t.Helper()
 	v, err := n.admin.Metric(name, labels...)
@@ -178,7 +178,7 @@ type stream struct {
 	done bool
 }
 
-// open begins a stream and returns when its first token is there.
+// open begins a stream and returns when its first token has arrived.
 func (f *fleet) open(base, prompt string, tokens int) *stream {
 	f.t.Helper()
 	body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":%d,"ignore_eos":true,"stream":true}`, prompt, tokens)
@@ -224,7 +224,7 @@ func (s *stream) rest() string {
 	return s.text.String()
 }
 
-// whole asserts that a stream ends well and says what one engine alone says.
+// whole asserts that a stream completes with the text of one engine alone.
 func (f *fleet) whole(s *stream, prompt string, tokens int) {
 	f.t.Helper()
 	if got, want := s.rest(), f.open(f.alone.URL(), prompt, tokens).rest(); got != want {
@@ -232,9 +232,9 @@ func (f *fleet) whole(s *stream, prompt string, tokens int) {
 	}
 }
 
-// held makes the engines decode so slowly that no stream ends by itself, and with
-// false so fast that those that are open end at once: however long a busy machine
-// takes for what happens meanwhile, the streams outlast it.
+// held makes the engines decode so slowly that no stream ends by itself. With
+// false they decode so fast that open streams end at once. So the streams
+// outlast the test's steps on any machine.
 func (f *fleet) held(hold bool) {
 	micros := 0
 	if hold {
@@ -245,14 +245,15 @@ func (f *fleet) held(hold bool) {
 	}
 }
 
-// settled asserts that nothing is left of any request.
+// settled asserts that nothing of any request remains.
 func (f *fleet) settled() {
 	f.t.Helper()
 	testbed.Eventually(f.t, "no lease is open", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 0 })
 	f.idle()
 }
 
-// idle asserts that no engine has anything, and that none saw an id twice.
+// idle asserts that no engine holds anything, and that no engine has received
+// an id twice.
 func (f *fleet) idle() {
 	f.t.Helper()
 	for _, e := range f.engines {
@@ -266,9 +267,9 @@ func (f *fleet) idle() {
 	}
 }
 
-// TestCoordinatorAway: a stream through each worker is placed by the coordinator;
-// without it requests go on, and nothing waits for it; when another is there, the
-// streams that are open are in its books at once.
+// TestCoordinatorAway: the coordinator places a stream through each worker.
+// Without the coordinator, requests continue and do not wait for it. The next
+// coordinator has the open streams in its books at once.
 func TestCoordinatorAway(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM} {
 		t.Run(connector, func(t *testing.T) {
@@ -327,8 +328,8 @@ func TestCoordinatorAway(t *testing.T) {
 	}
 }
 
-// TestReload: what the coordinator reloads of engines reaches the workers, which
-// reload the rest themselves.
+// TestReload: the coordinator's reloaded engines reach the workers, which
+// reload the other settings themselves.
 func TestReload(t *testing.T) {
 	f := start(t, enginesim.ConnectorVLLMNixl, 2)
 	rows := func(n *node) (names []string) {

@@ -28,8 +28,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// asCoordinator is the variable of the environment that names the file by which
-// this program is a coordinator, which a test can kill.
+// asCoordinator is an environment variable. It names the configuration file
+// with which this program runs as a coordinator that a test can kill.
 const asCoordinator = "PDPROXY_TEST_COORDINATOR"
 
 func TestMain(m *testing.M) {
@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 	os.Exit(1)
 }
 
-// host is a coordinator and a worker of a fleet that has several of them.
+// host is a coordinator and a worker of a fleet with several hosts.
 type host struct {
 	f      *fleet
 	cfg    config.Config // of the coordinator
@@ -67,8 +67,8 @@ type host struct {
 	cmd    *exec.Cmd // the coordinator; nil: it does not run
 }
 
-// host makes a host whose coordinator reaches etcd by one wire and whose worker by
-// another. Its coordinator is a process.
+// host makes a host whose coordinator reaches etcd through one wire and whose
+// worker uses another. Its coordinator is a process.
 func (f *fleet) host(coordinator, worker *testbed.Wire) *host {
 	f.t.Helper()
 	h := &host{f: f, dir: privatedirtest.Open(f.t)}
@@ -123,7 +123,7 @@ func (h *host) kill() {
 
 func (h *host) ready() bool { return h.f.status(h.admin.URL+"/readyz") == 200 }
 
-// leases is how many leases the coordinator has; -1: it does not answer.
+// leases returns the coordinator's number of leases; -1: no answer.
 func (h *host) leases() float64 {
 	n, err := h.admin.Metric("pdproxy_leases_open")
 	if err != nil {
@@ -132,12 +132,13 @@ func (h *host) leases() float64 {
 	return n
 }
 
-// alone is how many requests the worker has placed without a coordinator.
+// alone returns the number of requests that the worker has placed without a
+// coordinator.
 func (h *host) alone() float64 {
 	return h.f.metric(h.worker, "pdproxy_fallbacks_total", `what="place"`, `reason="coordinator"`)
 }
 
-// leader is the record in etcd.
+// leader returns the record in etcd.
 func leader(t *testing.T, s *testbed.Etcd) (l election.Leader) {
 	t.Helper()
 	answer, err := s.Client().Get(t.Context(), "/pdproxy/fleets/pdproxy/leader")
@@ -150,8 +151,8 @@ func leader(t *testing.T, s *testbed.Etcd) (l election.Leader) {
 	return l
 }
 
-// turn is one turn of a conversation through a worker, which must be served; it
-// returns where.
+// turn sends one turn of a conversation through a worker, which must serve it,
+// and returns the engine.
 func (f *fleet) turn(w *node, conversation string) string {
 	f.t.Helper()
 	body := fmt.Sprintf(`{"model":"sim","prompt":"a turn of %s","max_tokens":2,"conversation_id":%q}`, conversation, conversation)
@@ -167,7 +168,7 @@ func (f *fleet) turn(w *node, conversation string) string {
 	return resp.Header.Get("X-Pdproxy-Prefill") + " " + resp.Header.Get("X-Pdproxy-Decode")
 }
 
-// led starts a fleet of two hosts over one etcd, of which the first leads.
+// led starts a fleet of two hosts over one etcd. The first host leads.
 func led(t *testing.T) (f *fleet, s *testbed.Etcd, hosts [2]*host, wires [2]*testbed.Wire) {
 	t.Helper()
 	s = testbed.StartEtcd(t, nil)
@@ -185,7 +186,7 @@ func led(t *testing.T) (f *fleet, s *testbed.Etcd, hosts [2]*host, wires [2]*tes
 	return f, s, hosts, wires
 }
 
-// nothingLeft asserts that a coordinator has no lease and that no engine has
+// nothingLeft asserts that a coordinator has no lease and that no engine holds
 // anything.
 func (f *fleet) nothingLeft(hosts ...*host) {
 	f.t.Helper()
@@ -195,9 +196,9 @@ func (f *fleet) nothingLeft(hosts ...*host) {
 	f.idle()
 }
 
-// TestLeaderKilled kills the coordinator that leads while streams are open, and
-// the next one after it. Nobody waits, the leases are in the next one's books, and
-// conversations stay where they were.
+// TestLeaderKilled kills the leading coordinator while streams are open, and
+// then the next one. No request waits, the leases are in the next one's books,
+// and conversations stay on their engines.
 func TestLeaderKilled(t *testing.T) {
 	f, s, hosts, _ := led(t)
 	homes := map[string]string{}
@@ -213,7 +214,7 @@ func TestLeaderKilled(t *testing.T) {
 		}
 	}
 	testbed.Eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
-	time.Sleep(time.Second) // ten questions of the standby
+	time.Sleep(time.Second) // ten polls of the standby
 	for round := range 2 {
 		gone, next := hosts[round%2], hosts[(round+1)%2]
 		before := leader(t, s)
@@ -250,8 +251,8 @@ func TestLeaderKilled(t *testing.T) {
 	f.nothingLeft(hosts[0], hosts[1])
 }
 
-// TestLeaderStopped stops the coordinator that leads, as SIGSTOP does, until the
-// next one has the leases. When it goes on it finds that its term is over.
+// TestLeaderStopped stops the leading coordinator, as SIGSTOP does, until the
+// next one has the leases. When it continues it notices that its term is over.
 func TestLeaderStopped(t *testing.T) {
 	f, s, hosts, _ := led(t)
 	var streams []*stream
@@ -280,9 +281,9 @@ func TestLeaderStopped(t *testing.T) {
 	f.nothingLeft(hosts[0], hosts[1])
 }
 
-// TestSplit cuts the host of the leader off from etcd. It leads on, for its own
-// worker, beside the next one; ids differ, and neither keeps a lease. When the wire
-// is joined all follow the later one.
+// TestSplit cuts the leader's host off from etcd. The leader continues for its
+// own worker, at the same time as the next one. Their ids differ, and no lease
+// remains on either. When the wire is joined all follow the later leader.
 func TestSplit(t *testing.T) {
 	f, s, hosts, wires := led(t)
 	old := f.open(hosts[0].worker.URL(), "old", 4000)
@@ -316,9 +317,10 @@ func TestSplit(t *testing.T) {
 	f.nothingLeft(hosts[0], hosts[1])
 }
 
-// TestCoordinatorReplaced has a second coordinator take over from the first, as an
-// upgrade does: it stands by until it knows all, and leads when the first one
-// leaves. Both have the same directory and the same socket of fleet.listen.
+// TestCoordinatorReplaced lets a second coordinator take over from the first,
+// as in an upgrade. It stands by until it knows the whole state, and leads when
+// the first one leaves. Both have the same directory and the same socket of
+// fleet.listen.
 func TestCoordinatorReplaced(t *testing.T) {
 	t.Run("alone", func(t *testing.T) { replace(t, bare(t, enginesim.ConnectorVLLMNixl, 2)) })
 	t.Run("with etcd", func(t *testing.T) {
@@ -341,7 +343,7 @@ func replace(t *testing.T, f *fleet) {
 	f.coordinator = f.node(pdnode.RoleCoordinator, 0)
 	f.workers = append(f.workers, f.node(pdnode.RoleWorker, 0))
 	f.cfg.Fleet.Coordinator = f.cfg.Fleet.Listen
-	f.workers = append(f.workers, f.node(pdnode.RoleWorker, 1)) // as one of another host
+	f.workers = append(f.workers, f.node(pdnode.RoleWorker, 1)) // as a worker of another host
 	f.cfg.Fleet.Coordinator = ""
 	for _, w := range f.workers {
 		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
@@ -378,8 +380,8 @@ func replace(t *testing.T, f *fleet) {
 	f.settled()
 }
 
-// TestEtcdAway: for as long as PDPROXY_ETCD_AWAY says, or more than two leases,
-// there is no etcd, and requests notice nothing.
+// TestEtcdAway: there is no etcd for PDPROXY_ETCD_AWAY, or for more than two
+// leases, and requests are not affected.
 func TestEtcdAway(t *testing.T) {
 	f, s, hosts, _ := led(t)
 	before := leader(t, s)

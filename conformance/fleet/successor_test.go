@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
-// TestSuccessorFails: a coordinator that has put its socket in the other's place and
-// is gone then leaves a fleet in which workers that start find the other.
+// TestSuccessorFails: a coordinator replaces another's socket and then ends.
+// Workers that start afterwards find the other coordinator.
 func TestSuccessorFails(t *testing.T) {
 	f := start(t, enginesim.ConnectorVLLMNixl, 1)
 	gone := f.dir.Path("fleet.sock.gone")

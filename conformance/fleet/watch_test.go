@@ -39,8 +39,9 @@ func (f *fleet) call(method, url, body string, header ...string) (status int, te
 	return resp.StatusCode, string(b)
 }
 
-// TestWatched: the coordinator shows what all workers did and do, takes
-// TensorRT-LLM's own fleet workers at the same address, and reaches all processes.
+// TestWatched: the coordinator shows the past and present work of all workers,
+// serves TensorRT-LLM's own fleet workers at the same address, and reaches all
+// processes.
 func TestWatched(t *testing.T) {
 	f := bare(t, enginesim.ConnectorTRTLLM, 2)
 	f.cfg.Fleet.Listen = "127.0.0.1:0"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests of Kubernetes discovery against a real kube-apiserver, built
-# from its Go module (a few minutes the first time), over a real etcd, in a
-# network namespace of their own: needs root, unshare and ip, and Debian's
-# etcd-server, which is installed if it may be. Arguments go to the tests.
+# from its Go module (a few minutes the first time), with a real etcd, in a
+# network namespace of their own. It needs root, unshare and ip, and Debian's
+# etcd-server, which it installs if it may. Arguments go to the tests.
 set -euo pipefail
 cd "$(dirname "$0")"
 bin=$(cd ../.. && pwd)/build/kubernetes

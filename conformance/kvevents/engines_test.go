@@ -13,10 +13,10 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
-// python is Debian's own, which finds Debian's packages.
+// python is Debian's own Python, which finds Debian's packages.
 const python = "/usr/bin/python3"
 
-// install sees to it that python has what the script imports.
+// install ensures that python has the script's imports.
 func install() error { return testbed.Install(imports, "python3", "python3-zmq", "python3-msgpack") }
 
 func imports() error {
@@ -36,8 +36,8 @@ type script struct {
 	replay  int
 }
 
-// row is what the index must say of one prompt: how many of its leading blocks
-// are held, by their best tier.
+// row is the expected content of the index for one prompt: the number of
+// leading blocks that are held, by their best tier.
 type row struct {
 	Tokens     []uint32
 	Lora, Salt string
@@ -115,8 +115,8 @@ func (s *script) op(name string) {
 	s.do(map[string]any{"op": name}, &struct{}{})
 }
 
-// check returns the rows of each rank; the last of a rank is a prompt that was
-// stored just now, for the first time.
+// check returns the rows of each rank. The last row of a rank is a prompt that
+// was just stored for the first time.
 func (s *script) check() [][]row {
 	s.t.Helper()
 	var answer struct{ Ranks [][]row }

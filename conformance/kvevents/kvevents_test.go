@@ -28,7 +28,7 @@ type follower struct {
 	manager *kvevents.Manager
 
 	mu     sync.Mutex
-	counts map[string]int // what the hooks were told; guarded by mu
+	counts map[string]int // counts of the hooks' calls; guarded by mu
 }
 
 func follow(t *testing.T, s *script, encoding string, replay bool) *follower {
@@ -78,14 +78,14 @@ func (f *follower) counted(what string) int {
 	return f.counts[what]
 }
 
-// told is what was counted so far, as a text.
+// told returns the counts so far, as a text.
 func (f *follower) told() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return fmt.Sprint(f.counts)
 }
 
-// match is what the index says of a prompt at one rank.
+// match returns the index's answer for a prompt at one rank.
 func (f *follower) match(rank int, r row) [3]uint32 {
 	out := make([]kvindex.Match, f.index.Targets())
 	f.index.Match(kvindex.AppendTokens(nil, kvindex.Seed(model, r.Lora, r.Salt), r.Tokens, blockTokens), out)
@@ -93,8 +93,8 @@ func (f *follower) match(rank int, r row) [3]uint32 {
 	return [3]uint32{m.GPU, m.CPU, m.Disk}
 }
 
-// compare returns how many blocks the index misses, and one that it has too
-// many or in a better tier than the engine.
+// compare returns the number of blocks that the index lacks, and one block that
+// it has in addition or in a better tier than the engine.
 func (f *follower) compare(ranks [][]row) (missing int, wrong string) {
 	for rank, rows := range ranks {
 		for i, r := range rows {
@@ -114,8 +114,8 @@ func (f *follower) compare(ranks [][]row) (missing int, wrong string) {
 	return 0, wrong
 }
 
-// caughtUp makes the engine store a prompt of its own on each rank, and waits
-// until the index has them: then it has seen all that came before.
+// caughtUp makes the engine store a new prompt on each rank, and waits until
+// the index has it: then it has processed all earlier events.
 func (f *follower) caughtUp(s *script) [][]row {
 	f.t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); {
@@ -134,7 +134,7 @@ func (f *follower) caughtUp(s *script) [][]row {
 	return nil
 }
 
-// holdsNoMore checks that the index knows nothing that the engine does not hold.
+// holdsNoMore checks that the index has no block that the engine does not hold.
 func (f *follower) holdsNoMore(s *script) {
 	f.t.Helper()
 	missing, wrong := f.compare(f.caughtUp(s))
@@ -144,7 +144,7 @@ func (f *follower) holdsNoMore(s *script) {
 	f.t.Logf("%d blocks are not known; %s", missing, f.told())
 }
 
-// holdsAll checks that the index knows all that the engine holds, and no more.
+// holdsAll checks that the index has exactly the blocks that the engine holds.
 func (f *follower) holdsAll(s *script) {
 	f.t.Helper()
 	missing, wrong := f.compare(f.caughtUp(s))
@@ -153,14 +153,15 @@ func (f *follower) holdsAll(s *script) {
 	}
 }
 
-// TestEngines lets engines of each encoding work under faults. The index may
-// miss what was lost, but never invent, and once the blocks have turned over it
-// is whole again. Where a replay gives back what was lost, it misses nothing.
+// TestEngines runs engines of each encoding with faults. The index may lack
+// lost blocks, but must never have wrong ones. It is complete again after all
+// blocks have been replaced. Where a replay returns the lost events, it lacks
+// none.
 func TestEngines(t *testing.T) {
 	for _, tt := range []struct {
 		encoding string
 		replay   bool
-		faults   []string // cost nothing if there is a replay
+		faults   []string // no effect if there is a replay
 	}{
 		{"vllm-2025", true, []string{"gap", "reorder", "duplicate", "junk", "restart"}},
 		{"vllm-bytes", true, []string{"gap", "reorder", "duplicate", "junk", "restart"}},
@@ -174,7 +175,7 @@ func TestEngines(t *testing.T) {
 		t.Run(tt.encoding, func(t *testing.T) {
 			t.Parallel()
 			s := start(t, tt.encoding, 0, 0, 1)
-			s.steps(50) // before anybody listens
+			s.steps(50) // before any subscriber connects
 			f := follow(t, s, tt.encoding, tt.replay)
 			polled := strings.HasPrefix(tt.encoding, "trtllm")
 			if tt.replay || polled {
@@ -205,7 +206,7 @@ func TestEngines(t *testing.T) {
 				t.Error("no gap was counted")
 			}
 
-			// It dies, and another takes its place.
+			// The engine dies, and another replaces it.
 			s.kill()
 			s = start(t, tt.encoding, s.events, s.replay, 2)
 			s.steps(50)
@@ -220,8 +221,8 @@ func TestEngines(t *testing.T) {
 	}
 }
 
-// TestForeignPublisher: what does not speak ZeroMQ is told of, and the engine
-// that comes to its place is followed.
+// TestForeignPublisher: an endpoint that does not use ZeroMQ is reported, and
+// an engine that replaces it is followed.
 func TestForeignPublisher(t *testing.T) {
 	s := start(t, "trtllm-v1", 0, 0, 1)
 	f := follow(t, s, "vllm-2025", true)

@@ -20,7 +20,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// registry is a proxy that knows no engine but those that register.
+// registry is a proxy that knows only engines that register.
 type registry struct {
 	t    *testing.T
 	node *node.Node
@@ -71,8 +71,8 @@ func (r *registry) run(c enginesim.Config) *enginesim.Engine {
 	return e
 }
 
-// register has register.py say that the engine is there, until the test ends or
-// quit is called.
+// register makes register.py register the engine, until the test ends or quit
+// is called.
 func (r *registry) register(args ...string) (quit func()) {
 	r.t.Helper()
 	c := exec.Command(python, append([]string{"testdata/register.py", args[0], "tcp://" + r.node.RegistrationAddr().String()}, args[1:]...)...)
@@ -92,7 +92,7 @@ func (r *registry) register(args ...string) (quit func()) {
 	return quit
 }
 
-// engineRow is one of GET /v1/engines.
+// engineRow is one row of GET /v1/engines.
 type engineRow struct{ Name, Connector, State, Source string }
 
 func (r *registry) engines() (rows []engineRow) {
@@ -108,7 +108,7 @@ func (r *registry) engines() (rows []engineRow) {
 	return rows
 }
 
-// state is that of an engine, "" when there is none.
+// state returns the state of an engine, "" when there is none.
 func (r *registry) state(name string) string {
 	for _, e := range r.engines() {
 		if e.Name == name {
@@ -142,7 +142,7 @@ func (r *registry) ready(connector string) {
 	})
 }
 
-// try is what url answers to a prompt, "" when that is no text.
+// try returns the text of url's answer to a prompt, "" without a text.
 func (r *registry) try(url string) string {
 	r.t.Helper()
 	resp, err := http.Post(url+"/v1/completions", "application/json",
@@ -168,15 +168,15 @@ func quietAddrs(t *testing.T, n int) (addrs []string) {
 	return addrs
 }
 
-// portOf is the port of an address, 0 of none.
+// portOf returns the port of an address, 0 without one.
 func portOf(addr string) int {
 	_, port, _ := net.SplitHostPort(addr)
 	n, _ := strconv.Atoi(port)
 	return n
 }
 
-// Engines that register through libzmq serve, whichever form their connectors
-// speak; one that comes again with other ports takes its own place.
+// Engines that register through libzmq are used, in every form of their
+// connectors. An engine that returns with other ports replaces itself.
 func TestMoRIIORegistrations(t *testing.T) {
 	for _, tt := range []struct{ connector, mode, prefill, decode string }{
 		{enginesim.ConnectorVLLMMoRIIO, "WRITE", "new", "old"},
@@ -224,7 +224,7 @@ func TestMoRIIORegistrations(t *testing.T) {
 	}
 }
 
-// The same of P2P-NCCL's engines, which have one form.
+// The same for P2P-NCCL's engines, which have one form.
 func TestP2PNCCLRegistrations(t *testing.T) {
 	r := startRegistry(t, "")
 	at := quietAddrs(t, 4)
@@ -241,7 +241,7 @@ func TestP2PNCCLRegistrations(t *testing.T) {
 	}
 }
 
-// With a password only engines whose libzmq presents it are registered.
+// With a password, only engines whose libzmq sends it are registered.
 func TestPasswords(t *testing.T) {
 	r := startRegistry(t, "hunter2")
 	at := quietAddrs(t, 4)
@@ -249,7 +249,7 @@ func TestPasswords(t *testing.T) {
 		r.register(append([]string{"new", "P", at[i], "6301", "61005", "WRITE"}, args...)...)
 	}
 	r.eventually("the engine with the password is known", func() bool { return r.state("prefill@"+at[2]) != "" })
-	// It registers again, by when the others have tried more than once.
+	// It registers again after the others have tried more than once.
 	r.register("new", "D", at[3], "6301", "61005", "WRITE", "hunter2")
 	r.eventually("the second engine is known", func() bool { return r.state("decode@"+at[3]) != "" })
 	if rows := r.engines(); len(rows) != 2 {

@@ -12,19 +12,19 @@ import (
 	"time"
 )
 
-// sample is what came of one request.
+// sample is the result of one request.
 type sample struct {
 	began      time.Time
-	failure    string          // why it is no good answer; "" for one
+	failure    string          // reason why the answer is wrong; "" for a good one
 	total      time.Duration   // until the end of the answer
 	first      time.Duration   // until the first text; 0 if there was none
 	gaps       []time.Duration // between events with text
-	prompt     int             // tokens, as the answer says
+	prompt     int             // tokens, according to the answer
 	cached     int
-	completion int // the number of events with text, if the answer does not say
+	completion int // number of events with text, if the answer does not report it
 }
 
-// event is what is read of one chunk of a stream.
+// event holds the parts of one chunk of a stream that are read.
 type event struct {
 	Choices []struct {
 		Text  string
@@ -46,7 +46,7 @@ type event struct {
 // maxLine bounds one line of a stream, in bytes.
 const maxLine = 1 << 20
 
-// The ways in which an answer is no good one, beside a status.
+// The errors of an answer other than a wrong status.
 var (
 	errInStream = errors.New("error in the stream")
 	errCut      = errors.New("stream cut off")
@@ -66,7 +66,7 @@ func (r *run) ask(ctx context.Context, n int) sample {
 	return s
 }
 
-// reason names what went wrong in few words, "" for nothing.
+// reason returns a short reason for an error, "" for nil.
 func reason(err error) string {
 	var status statusError
 	var timeout interface{ Timeout() bool }
@@ -102,11 +102,11 @@ func (r *run) exchange(ctx context.Context, n int, s *sample) error {
 	} else {
 		err = statusError(resp.StatusCode)
 	}
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxLine)) // so that the connection is kept
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxLine)) // so that the connection can be reused
 	return err
 }
 
-// read takes the events of a stream.
+// read reads the events of a stream.
 func (s *sample) read(body io.Reader) error {
 	var last time.Time
 	texts := 0
@@ -145,7 +145,7 @@ func (s *sample) read(body io.Reader) error {
 	return errCut
 }
 
-// text reports whether an event has some.
+// text reports whether an event has text.
 func (e *event) text() bool {
 	for _, c := range e.Choices {
 		if c.Text != "" || c.Delta.Content != "" || c.Delta.Reasoning != "" {
@@ -155,7 +155,7 @@ func (e *event) text() bool {
 	return false
 }
 
-// count takes the token counts of an event over.
+// count copies the token counts of an event.
 func (s *sample) count(e *event) {
 	if e.Usage == nil {
 		return

@@ -1,6 +1,6 @@
-// Package load sends requests to an OpenAI endpoint and measures what a client
-// sees: time to first token, the time between events, throughput. It asks for
-// streams, because only they show the times.
+// Package load sends requests to an OpenAI endpoint and measures a client's
+// view: time to first token, the time between events, throughput. It asks for
+// streams, because only streams show these times.
 package load
 
 import (
@@ -17,39 +17,39 @@ import (
 	"time"
 )
 
-// The endpoints that can be asked.
+// The supported endpoints.
 const (
 	APIChat        = "chat"
 	APICompletions = "completions"
 )
 
-// Config says what is sent. The same one makes the same requests.
+// Config describes the load. Equal configurations make equal requests.
 type Config struct {
 	// URL is the endpoint without the route: http://host:port.
 	URL string
 	// API is APIChat or APICompletions.
 	API string
-	// Model is named in the requests; "" is the first of GET /v1/models.
+	// Model is the model in the requests; "" means the first of GET /v1/models.
 	Model string
 	// Key is sent as a bearer token, "" for none.
 	Key string
-	// Requests is how many are sent; at least 1.
+	// Requests is the number of requests; at least 1.
 	Requests int
-	// Concurrency is how many are open at a time, where Rate is 0; at least 1.
+	// Concurrency is the number of open requests if Rate is 0; at least 1.
 	Concurrency int
-	// Rate, where it is not 0, is how many are sent a second, at random times,
-	// however many are open.
+	// Rate, if it is not 0, is the number of requests per second, at random
+	// times, independent of the number of open ones.
 	Rate float64
 	// PromptWords is the length of a prompt; a word is about a token. Shared is
-	// how many of them all prompts begin with.
+	// the number of words with which all prompts begin.
 	PromptWords, Shared int
-	// MaxTokens bounds an answer. With IgnoreEOS it has as many; engines know
-	// that, OpenAI does not.
+	// MaxTokens is the limit of an answer. With IgnoreEOS every answer has
+	// exactly that many tokens; engines support that option, OpenAI does not.
 	MaxTokens int
 	IgnoreEOS bool
 	// Timeout bounds one request.
 	Timeout time.Duration
-	// Seed makes the prompts and the times.
+	// Seed determines the prompts and the times.
 	Seed uint64
 	// Transport may be nil.
 	Transport http.RoundTripper
@@ -65,9 +65,9 @@ type run struct {
 	samples []sample
 }
 
-// Run sends the requests and returns what came of them. When ctx ends, so does
-// the run, with what was measured until then. The error is why nothing could be
-// sent at all.
+// Run sends the requests and returns the result. When ctx ends, the run ends
+// with the measurements so far. The error is the reason why no request could be
+// sent.
 func Run(ctx context.Context, c Config) (*Result, error) {
 	r := &run{c: c, client: &http.Client{Transport: c.Transport}, url: strings.TrimRight(c.URL, "/")}
 	if c.Transport == nil {
@@ -89,7 +89,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	return summarize(r.samples, time.Since(began)), nil
 }
 
-// model asks for the first model that is served.
+// model returns the first served model.
 func (r *run) model(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.c.Timeout)
 	defer cancel()
@@ -128,7 +128,7 @@ func (r *run) request(ctx context.Context, method, route string, body io.Reader)
 	return req, nil
 }
 
-// closed keeps some requests open until all are sent.
+// closed keeps a constant number of requests open until all are sent.
 func (r *run) closed(ctx context.Context) {
 	var sent atomic.Int64
 	var wg sync.WaitGroup
@@ -146,8 +146,7 @@ func (r *run) closed(ctx context.Context) {
 	wg.Wait()
 }
 
-// open sends requests at random times, as many clients that know nothing of each
-// other do.
+// open sends requests at random times, as many independent clients do.
 func (r *run) open(ctx context.Context) {
 	times := rand.New(rand.NewPCG(r.c.Seed, 1))
 	var wg sync.WaitGroup
@@ -166,7 +165,7 @@ func (r *run) open(ctx context.Context) {
 	}
 }
 
-// one sends request n and notes what came, unless the run was ended.
+// one sends request n and records the result, unless the run was ended.
 func (r *run) one(ctx context.Context, n int) {
 	limit, cancel := context.WithTimeout(ctx, r.c.Timeout)
 	defer cancel()
@@ -179,10 +178,10 @@ func (r *run) one(ctx context.Context, n int) {
 	r.samples = append(r.samples, s)
 }
 
-// words are short, and a token each for most tokenizers.
+// words are short words; each is a token for most tokenizers.
 var words = strings.Fields("the of and to in is that it was for on are with as his they at be this from have or by one had not but what all were when we there can an your which their said if do will each about how up out them then she many some so these would other into has more her two like him see time could no make than first been its who now people my made over did down only way find use may water long little very after called just where most know")
 
-// text is so many random words.
+// text returns that many random words.
 func text(b *strings.Builder, of *rand.Rand, count int) {
 	for range count {
 		b.WriteString(words[of.IntN(len(words))])
@@ -190,7 +189,7 @@ func text(b *strings.Builder, of *rand.Rand, count int) {
 	}
 }
 
-// prompt is that of request n.
+// prompt returns the prompt of request n.
 func (r *run) prompt(n int) string {
 	shared := min(r.c.Shared, r.c.PromptWords)
 	var b strings.Builder
@@ -199,7 +198,7 @@ func (r *run) prompt(n int) string {
 	return strings.TrimSpace(b.String())
 }
 
-// body is that of request n, and its route.
+// body returns the body of request n, and its route.
 func (r *run) body(n int) (route string, body []byte, err error) {
 	fields := map[string]any{
 		"model": r.c.Model, "max_tokens": r.c.MaxTokens, "stream": true,

@@ -15,15 +15,15 @@ import (
 	"time"
 )
 
-// server is an endpoint in the test's own time: each request takes its first
-// text after a second, and four more 100 ms apart.
+// server is an endpoint in the test's simulated time: each answer has its first
+// text after a second, and four more at intervals of 100 ms.
 type server struct {
 	mu      sync.Mutex
-	asked   []string // the bodies
+	asked   []string // bodies of the requests
 	at      []time.Duration
 	began   time.Time
 	now     int
-	most    int // open at a time
+	most    int // the most that were open at the same time
 	answers func(n int) (status int, events []string)
 }
 
@@ -33,7 +33,7 @@ const (
 	done  = "data: [DONE]"
 )
 
-// good is the events of a whole answer.
+// good are the events of a complete answer.
 func good() []string {
 	return []string{`data: {"choices":[{"delta":{"role":"assistant","content":""}}]}`, ": ping", chunk, chunk, chunk, chunk, chunk, usage, done}
 }
@@ -197,13 +197,14 @@ func TestFailures(t *testing.T) {
 		if r.Requests != 10 || r.Failed != 8 || !maps.Equal(r.Failures, want) {
 			t.Errorf("got %+v", r)
 		}
-		if r.OutputTokens != 11 { // one answer does not say
+		if r.OutputTokens != 11 { // one answer does not report it
 			t.Errorf("%d tokens", r.OutputTokens)
 		}
 	})
 }
 
-// A run that is ended tells what it has; what was open is no failure.
+// A run that is ended returns its measurements so far. Open requests are not
+// failures.
 func TestEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{answers: func(int) (int, []string) { return 200, good() }}

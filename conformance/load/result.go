@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// Result is what a run measured. Times are of good answers alone; a good answer
-// is a whole one.
+// Result holds the measurements of a run. Times are those of good answers only;
+// a good answer is complete.
 type Result struct {
 	Requests int            `json:"requests"` // that ended
 	Failed   int            `json:"failed"`
 	Failures map[string]int `json:"failures"` // by reason
 	Seconds  float64        `json:"duration_s"`
 
-	Throughput       float64 `json:"throughput_rps"` // good answers a second
+	Throughput       float64 `json:"throughput_rps"` // good answers per second
 	PromptTokens     int     `json:"prompt_tokens"`
 	CachedTokens     int     `json:"cached_tokens"`
 	OutputTokens     int     `json:"output_tokens"`
@@ -25,7 +25,7 @@ type Result struct {
 	Total Spread `json:"e2e_ms"`  // until the end of the answer
 }
 
-// Spread is how some times are spread, in milliseconds; zero if there are none.
+// Spread describes the distribution of times in milliseconds; zero without times.
 type Spread struct {
 	Mean float64 `json:"mean"`
 	P50  float64 `json:"p50"`
@@ -60,8 +60,8 @@ func summarize(samples []sample, took time.Duration) *Result {
 	return r
 }
 
-// spread sorts times and takes their percentiles: the p-th is the smallest time
-// that p percent do not exceed.
+// spread sorts times and computes their percentiles: the p-th is the smallest
+// time that is at least as large as p percent of them.
 func spread(times []time.Duration) (s Spread) {
 	if len(times) == 0 {
 		return s

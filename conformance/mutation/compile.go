@@ -17,7 +17,7 @@ import (
 // checker checks the types of mutated packages, without a build of each mutant.
 type checker struct {
 	fset  *token.FileSet
-	other types.Importer // of the packages as they are
+	other types.Importer // of the unmodified packages
 }
 
 // newChecker reads what the packages of the module at dir export; the go command
@@ -44,7 +44,8 @@ func newChecker(dir string) (*checker, error) {
 	return c, nil
 }
 
-// compiles returns why the package of a mutated file does not compile, nil if it does.
+// compiles returns the reason why the package of a mutated file does not
+// compile, nil if it does.
 func (c *checker) compiles(s *sources, file sourceFile, text string) error {
 	var files []*ast.File
 	for _, f := range s.files {

@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// mutant is one deliberate fault: a text of the sources and what replaces it.
+// mutant is one deliberate fault: a text of the sources and its replacement.
 type mutant struct {
 	name  string         // unique, for -run and the report
-	fault string         // what goes wrong
-	tests *regexp.Regexp // names of the tests that have to notice; nil: all tests of the mutated package
-	old   string         // found once in the sources
+	fault string         // description of the fault
+	tests *regexp.Regexp // names of the tests that have to fail; nil: all tests of the mutated package
+	old   string         // occurs once in the sources
 	new   string
 	where string // file and line of the entry, for messages
 }

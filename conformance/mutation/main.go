@@ -1,6 +1,7 @@
-// Command mutation proves that the tests notice faults: it puts deliberate faults,
-// mutants, into the program, one at a time, and runs the tests that have to fail.
-// No source file changes, so that several runs go on at the same time.
+// Command mutation checks that the tests detect faults. It puts deliberate
+// faults, mutants, into the program, one at a time, and runs the tests that
+// have to fail. No source file changes, so several runs can go on at the same
+// time.
 //
 // A list of mutants is a text file below conformance/mutation/mutants:
 //
@@ -9,13 +10,15 @@
 //	-text of the sources
 //	+text in its place
 //
-// The old text is found once below the mutated folders, wherever that is: a mutant
-// follows its code from file to file. Text of several lines has a "-" or "+" before
-// each. Without a line "tests" all tests of the mutated package run; a pattern selects
-// tests of any package that links the mutated one. Lines with "#" are comments.
+// The old text must occur exactly once below the mutated folders, in any file:
+// a mutant follows its code from file to file. A text of several lines has a
+// "-" or "+" before each. Without a line "tests" all tests of the mutated
+// package run; a pattern selects tests of any package that links the mutated
+// one. Lines with "#" are comments.
 //
-// The command fails below -min per cent, and when the list is not right: a text that
-// is not found once, a mutant that does not compile, tests that fail without it.
+// The command fails below -min per cent, and when the list is invalid: a text
+// that does not occur exactly once, a mutant that does not compile, tests that
+// fail without it.
 package main
 
 import (
@@ -77,8 +80,8 @@ func run(lists string, folders []string, only string, least float64, workers int
 	return suite{dir: dir, scratch: scratch, limit: limit, workers: workers}.run(jobs, least)
 }
 
-// prepareAll prepares the mutants whose names match. The error names every entry that
-// is not right.
+// prepareAll prepares the mutants whose names match. The error names every
+// invalid entry.
 func prepareAll(s *sources, c *checker, list []mutant, pattern *regexp.Regexp) (jobs []*job, err error) {
 	var wrong []string
 	for i := range list {
@@ -102,7 +105,7 @@ func prepareAll(s *sources, c *checker, list []mutant, pattern *regexp.Regexp) (
 	return jobs, nil
 }
 
-// suite is where and how jobs run.
+// suite holds the directories and settings of a run.
 type suite struct {
 	dir, scratch string
 	limit        time.Duration

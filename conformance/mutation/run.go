@@ -18,20 +18,20 @@ import (
 
 // job is one run of tests, with a mutant or without any.
 type job struct {
-	m        *mutant // nil: the sources as they are
+	m        *mutant // nil: the unmodified sources
 	file     sourceFile
 	packages []string
 	tests    string // pattern for -run; "" for all
 }
 
-// outcome is what a run showed.
+// outcome is the result of a run.
 type outcome struct {
 	killer string // the test that failed, or the package when the failure is of no test; "" if all passed
 	took   time.Duration
-	err    error // the run says nothing: the program did not compile, or no test ran
+	err    error // the run has no result: the program did not compile, or no test ran
 }
 
-// prepare finds what a mutant changes and the tests that are to notice.
+// prepare finds the file that a mutant changes and the tests that have to fail.
 func prepare(s *sources, c *checker, m *mutant) (*job, error) {
 	file, err := s.find(m.old)
 	if err != nil {
@@ -56,7 +56,7 @@ func (j *job) text() string { return strings.Replace(j.file.text, j.m.old, j.m.n
 // baseline returns the same run without the mutant.
 func (j *job) baseline() job { return job{packages: j.packages, tests: j.tests} }
 
-// key names the tests of a job.
+// key identifies the tests of a job.
 func (j *job) key() string { return strings.Join(j.packages, " ") + " " + j.tests }
 
 // run runs the tests in the module at dir. Temporary files are in scratch. No file of
@@ -92,9 +92,9 @@ func watch(dir string, args []string) (o outcome) {
 	if err := test.Start(); err != nil {
 		return outcome{err: err}
 	}
-	o = judge(events)
+	o = firstFailure(events)
 	if o.killer != "" {
-		_ = syscall.Kill(-test.Process.Pid, syscall.SIGKILL) // with the test programs; it may have ended
+		_ = syscall.Kill(-test.Process.Pid, syscall.SIGKILL) // includes the test programs; it may have ended
 	}
 	_, _ = io.Copy(io.Discard, events)
 	if err := test.Wait(); err != nil && o.killer == "" && o.err == nil {
@@ -130,8 +130,8 @@ type event struct {
 	FailedBuild string
 }
 
-// judge reads the events of a run up to the first failure.
-func judge(events io.Reader) (o outcome) {
+// firstFailure reads the events of a run up to the first failure.
+func firstFailure(events io.Reader) (o outcome) {
 	ran := false
 	var build strings.Builder
 	for lines := bufio.NewReader(events); ; {
@@ -141,7 +141,7 @@ func judge(events io.Reader) (o outcome) {
 		}
 		var e event
 		if json.Unmarshal(line, &e) != nil {
-			continue // of the go command itself
+			continue // output of the go command itself
 		}
 		ran = ran || e.Test != ""
 		switch {

@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// goPackage is what `go list -json` says of a package.
+// goPackage is the description of a package by `go list -json`.
 type goPackage struct {
 	ImportPath   string
 	Dir          string
@@ -35,7 +35,7 @@ type goPackage struct {
 type sources struct {
 	packages []*goPackage
 	byPath   map[string]*goPackage
-	files    []sourceFile // that mutants may change
+	files    []sourceFile // files that mutants may change
 }
 
 type sourceFile struct {
@@ -104,7 +104,7 @@ func isTest(name string) bool {
 	return strings.HasPrefix(name, "Test") && name != "TestMain" || strings.HasPrefix(name, "Fuzz")
 }
 
-// find returns the only file that has the text, which must occur in it once.
+// find returns the only file that contains the text, which must occur in it once.
 func (s *sources) find(text string) (found sourceFile, err error) {
 	count := 0
 	for _, f := range s.files {

@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/filter"
 )
 
-// ticker is a plugin without an HTTP context; CONTEXT stands for what it has
-// instead.
+// ticker is a plugin without an HTTP context; CONTEXT stands for its other
+// context.
 const ticker = `package main
 
 import (
@@ -38,9 +38,9 @@ func (*plugin) OnTick() { proxywasm.LogInfo("a tick") }
 CONTEXT
 `
 
-// TestBackground: plugins of the SDKs that have no HTTP context cost no request,
-// although they panic when they are asked for one and fail closed, and go on in
-// the background.
+// TestBackground: a plugin of the SDKs without an HTTP context panics when it
+// is asked for one. Although it does not fail open, no request fails because of
+// it, and it continues in the background.
 func TestBackground(t *testing.T) {
 	contexts := map[string]string{
 		"ticks only": "",

@@ -62,7 +62,7 @@ func pdproxy(args ...string) (code int, out string) {
 	return code, b.String()
 }
 
-// TestFirstPlugin does what the README says.
+// TestFirstPlugin follows the steps of the README.
 func TestFirstPlugin(t *testing.T) {
 	var source, frames string
 	for _, b := range blocks(t, "README.md") {

@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// TestForms builds the plugin in the ways that authors keep their sources. None
-// of its files may change.
+// TestForms builds the plugin from all usual layouts of sources. None of its
+// files may change.
 func TestForms(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		dir    string // of the plugin below the copy's parent
-		run    bool   // the rest gives the module that is run elsewhere
+		dir    string // of the plugin, below the parent of the copy
+		run    bool   // the others give the module that another test runs
 		change func(t *testing.T, parent string)
 	}{
 		{"older SDK", "older", true, func(*testing.T, string) {}},
@@ -102,7 +102,7 @@ func run(t *testing.T, dir, name string, args ...string) string {
 	return string(out)
 }
 
-// files is all that lies below a folder, as one text.
+// files returns all files below a folder, as one text.
 func files(t *testing.T, dir string) string {
 	t.Helper()
 	var all strings.Builder

@@ -15,15 +15,15 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/filter"
 )
 
-// sdks are the folders of testdata with the path by which the SDK is imported.
+// sdks are the folders of testdata with the import path of their SDK.
 var sdks = map[string]string{
 	"tetratelabs": "github.com/tetratelabs/proxy-wasm-go-sdk",
 	"official":    "github.com/proxy-wasm/proxy-wasm-go-sdk",
 }
 
-// tour returns the folder of the plugin over an SDK. Its source, tour.go, stands
-// in testdata once, over tetratelabs': what the tests below say of one SDK they
-// say of the other.
+// tour returns the folder of the plugin for an SDK. testdata contains its
+// source, tour.go, only once, with tetratelabs' import path. So the tests below
+// check both SDKs with the same source.
 func tour(t *testing.T, sdk string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,8 +38,8 @@ func tour(t *testing.T, sdk string) string {
 	return dir
 }
 
-// TestBytes: two builds of one source, in folders of different names, are the
-// same module.
+// TestBytes: two builds of one source, in folders with different names, give
+// the same module.
 func TestBytes(t *testing.T) {
 	if !bytes.Equal(buildPlugin(t, tour(t, "tetratelabs")), buildPlugin(t, "testdata/tetratelabs")) {
 		t.Error("the modules differ")
@@ -60,7 +60,7 @@ func TestSDK(t *testing.T) {
 	}
 }
 
-// checkModule looks at what is exported.
+// checkModule checks the exports.
 func checkModule(t *testing.T, module []byte, cache *host.Cache) {
 	m, err := host.Load(t.Context(), module, host.LoadOptions{Guarded: true, Cache: cache})
 	if err != nil {
@@ -81,7 +81,7 @@ func checkModule(t *testing.T, module []byte, cache *host.Cache) {
 	}
 }
 
-// checkLife goes from start to end.
+// checkLife tests a plugin from start to end.
 func checkLife(t *testing.T, module []byte, cache *host.Cache) {
 	w := newWorld(t, cache, nil)
 	p := w.start(module, func(s *filter.Spec) { s.VMConfig, s.Config = "vm text", "plugin text" })
@@ -100,7 +100,7 @@ func checkLife(t *testing.T, module []byte, cache *host.Cache) {
 	}
 }
 
-// checkRequests is about what a filter makes of requests by itself.
+// checkRequests tests a filter that changes requests without calls.
 func checkRequests(t *testing.T, module []byte, cache *host.Cache) {
 	w := newWorld(t, cache, nil)
 	url := w.serve(echo, w.start(module, func(s *filter.Spec) { s.Config = "plugin text"; s.FailOpen = false }))
@@ -109,7 +109,7 @@ func checkRequests(t *testing.T, module []byte, cache *host.Cache) {
 		lines    []string
 		status   int
 		want     string            // body of the answer
-		headers  map[string]string // of the answer; those of the request as "got-"
+		headers  map[string]string // headers of the answer; those of the request as "got-"
 	}{
 		{do: "nothing", body: "b", status: 200, want: "b", headers: map[string]string{"got-x-config": "plugin text", "x-tour": "nothing", "x-status": "200"}},
 		{do: "reply", status: 418, want: "short and stout", headers: map[string]string{"x-pot": "tea"}},
@@ -144,7 +144,7 @@ func checkRequests(t *testing.T, module []byte, cache *host.Cache) {
 	}
 }
 
-// checkCalls is about a filter that asks an upstream while a request waits.
+// checkCalls tests a filter that calls an upstream while a request waits.
 func checkCalls(t *testing.T, module []byte, cache *host.Cache) {
 	answer := "yes"
 	w := newWorld(t, cache, func(rw http.ResponseWriter, r *http.Request) {

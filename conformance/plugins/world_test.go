@@ -22,7 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
-// buildPlugin compiles a folder of a plugin, whose files stay as they are, and
+// buildPlugin compiles a plugin's folder without changes to its files, and
 // returns the module.
 func buildPlugin(t *testing.T, dir string) []byte {
 	t.Helper()
@@ -38,8 +38,8 @@ func buildPlugin(t *testing.T, dir string) []byte {
 	return module
 }
 
-// world is what plugins share in a test: a log, shared data, metrics, and one
-// upstream under any name.
+// world holds what plugins share in a test: a log, shared data, metrics, and
+// one upstream under any name.
 type world struct {
 	t       *testing.T
 	cache   *host.Cache
@@ -111,7 +111,7 @@ func (w *world) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(&w.log, &slog.HandlerOptions{Level: slog.LevelDebug - 4}))
 }
 
-// serve puts the filters in front of a handler and returns the address.
+// serve wraps a handler with the filters and returns the address.
 func (w *world) serve(next http.HandlerFunc, plugins ...*filter.Plugin) string {
 	var chain filter.Chain
 	chain.Set(plugins, filter.Limits{})
@@ -154,7 +154,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(w, r.Body)
 }
 
-// logLines is what the plugins logged.
+// logLines holds the plugins' log.
 type logLines struct {
 	mu      sync.Mutex
 	buffer  bytes.Buffer  // guarded by mu
@@ -175,7 +175,8 @@ func (l *logLines) text() string {
 	return l.buffer.String()
 }
 
-// logged waits until a text has been logged, which may be in the background.
+// logged waits until a text is in the log. A goroutine in the background may
+// write it.
 func (w *world) logged(want string) {
 	w.t.Helper()
 	limit := time.After(20 * time.Second)

@@ -11,12 +11,13 @@ import (
 	"github.com/pdproxy/pdproxy/policies"
 )
 
-// samples is how many decisions the percentiles are taken from.
+// samples is the number of decisions for the percentiles.
 const samples = 20_000
 
-// BenchmarkDecision tells what one decision costs: the frame written into the
-// guest's memory, the call, the answer read. ns/op is the mean without a clock
-// in the loop; the percentiles contain two readings of the clock.
+// BenchmarkDecision measures the cost of one decision: writing the frame into
+// the guest's memory, the call, and reading the answer. ns/op is the mean
+// without a clock in the loop; the percentiles include two readings of the
+// clock.
 func BenchmarkDecision(b *testing.B) {
 	builtin := run(b, policies.Wasm())
 	for i, name := range policies.PlaceNames() {
@@ -73,8 +74,9 @@ func measure(b *testing.B, decide func(n uint64)) {
 	b.ReportMetric(float64(times[samples*999/1000]), "p99.9-ns")
 }
 
-// busy is a table of half prefill and half decode targets, four ranks an
-// instance, under load. A later turn finds part of its prompt on some of them.
+// busy returns a table of half prefill and half decode targets under load, with
+// four ranks per instance. A later turn finds a part of its prompt on some of
+// them.
 func busy(rows int) *abi.PlaceFacts {
 	f := &abi.PlaceFacts{
 		Request: abi.RequestFacts{PromptTokens: 10_000, MaxTokens: 200, Turn: 2, N: 1, Stream: true, Model: "meta-llama/Llama-3.1-8B-Instruct"},
@@ -95,7 +97,8 @@ func busy(rows int) *abi.PlaceFacts {
 	return f
 }
 
-// TestDecisionsDoNotAllocate: neither side does, in steady state.
+// TestDecisionsDoNotAllocate: in steady state neither the host nor the guest
+// allocates.
 func TestDecisionsDoNotAllocate(t *testing.T) {
 	g := run(t, policies.Wasm())
 	f, plan, mint := busy(64), &abi.PlanFacts{}, &abi.MintFacts{}

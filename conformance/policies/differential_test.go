@@ -20,8 +20,8 @@ import (
 var update = flag.Bool("update", false, "write the module that was built from the sources into the policies folder")
 
 // TestModuleIsItsSource builds the module of the built-in policies and compares
-// it with the embedded one, byte for byte. Another version of Go than that which
-// built it gives other bytes: then the two are compared by what they decide.
+// it with the embedded one, byte for byte. Another version of Go gives other
+// bytes; then the test compares the decisions of both.
 func TestModuleIsItsSource(t *testing.T) {
 	built := buildGo(t, "../../policies/wasm")
 	if *update {
@@ -58,8 +58,8 @@ func write(t *testing.T, wasm []byte) {
 	}
 }
 
-// TestNativeAndWasmDecideTheSame draws frames of all shapes, and asks the
-// policies that are compiled in and those of the embedded module.
+// TestNativeAndWasmDecideTheSame draws frames of all shapes, and compares the
+// decisions of the compiled-in policies and of the embedded module.
 func TestNativeAndWasmDecideTheSame(t *testing.T) {
 	frames := 100_000
 	if testing.Short() || raceEnabled {
@@ -89,7 +89,7 @@ func TestParametersHold(t *testing.T) {
 	differential(t, start(t, policies.Wasm(), w), set, frames)
 }
 
-// TestNeedsOfPolicies: the module tells what each policy needs.
+// TestNeedsOfPolicies: the module reports the needs of each policy.
 func TestNeedsOfPolicies(t *testing.T) {
 	text, ok, err := run(t, policies.Wasm()).vm.Text(context.Background(), abi.ExportPolicyNeeds)
 	if !ok || err != nil {
@@ -193,7 +193,7 @@ func comparePlace(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
 	}
 }
 
-// drawMicros draws a measured time, which is not known in a third of all cases.
+// drawMicros draws a measured time, which is unknown in a third of all cases.
 func drawMicros(rnd *rand.Rand) float32 {
 	if rnd.IntN(3) == 0 {
 		return 0
@@ -208,8 +208,8 @@ func drawRequest(rnd *rand.Rand) abi.RequestFacts {
 	}
 }
 
-// drawPlace draws 8 to 64 rows: of few groups and instances or of many, at rest
-// or busy or equal, of one role or mixed, with a fixed prefill or none.
+// drawPlace draws 8 to 64 rows: of few or many groups and instances, idle, busy
+// or equal, of one role or mixed, with a fixed prefill or none.
 func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 	f := &abi.PlaceFacts{
 		Request: drawRequest(rnd), Flow: abi.FlowAggregated + abi.Flow(rnd.IntN(4)), Fixed: -1, Sequence: rnd.Uint64() >> rnd.IntN(64), Random: rnd.Uint64(),

@@ -9,7 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// example is one of the policies under examples, all of which take the same
+// example is one of the policies under examples. All of them make the same
 // decisions.
 type example struct {
 	language string
@@ -32,8 +32,8 @@ func examples() []example {
 	}
 }
 
-// prebuilt returns the module that lies beside the source; of Go's there is
-// none, for it is large and Go is here.
+// prebuilt returns the module in the folder of the source. Go's example has
+// none, because it is large and the Go toolchain is always available.
 func (e *example) prebuilt(t testing.TB) []byte {
 	t.Helper()
 	if e.source == "" {
@@ -46,8 +46,8 @@ func (e *example) prebuilt(t testing.TB) []byte {
 	return wasm
 }
 
-// built compiles the example; ok is false when its compiler is not here, or has
-// no WebAssembly.
+// built compiles the example. ok is false when its compiler is absent, or has
+// no WebAssembly target.
 func (e *example) built(t testing.TB) (wasm []byte, ok bool) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "policy.wasm")
@@ -63,9 +63,8 @@ func (e *example) built(t testing.TB) (wasm []byte, ok bool) {
 	return wasm, true
 }
 
-// TestExamples runs the example policies over one set of tables, the modules
-// that lie in the repository and, where there is a compiler, those of the
-// sources.
+// TestExamples runs the example policies over one set of tables: the modules in
+// the repository and, where there is a compiler, those built from the sources.
 func TestExamples(t *testing.T) {
 	for _, e := range examples() {
 		t.Run(e.language, func(t *testing.T) {

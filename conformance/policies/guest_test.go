@@ -12,11 +12,11 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// scratchSize is what the host asks a guest for.
+// scratchSize is the size of the scratch buffer that the host requests.
 const scratchSize = 64 << 10
 
-// world is a host.Env with a log and a configuration, and two foreign functions.
-// A guest that asks for anything else panics the test.
+// world is a host.Env with a log, a configuration, and two foreign functions. A
+// guest that calls anything else makes the test panic.
 type world struct {
 	host.Env
 	log    func(string)
@@ -50,7 +50,7 @@ type guest struct {
 	names map[abi.Hook][]string
 }
 
-// run starts a module without a configuration, which is not to log anything.
+// run starts a module without a configuration. The module must not log anything.
 func run(t testing.TB, wasm []byte) *guest {
 	t.Helper()
 	return start(t, wasm, &world{log: func(m string) { t.Errorf("the guest says: %s", m) }})
@@ -131,7 +131,7 @@ func (g *guest) scratch() (view []byte, ptr uint32) {
 	return view[:0], ptr
 }
 
-// call asks a hook about the frame at ptr.
+// call calls a hook with the frame at ptr.
 func (g *guest) call(h abi.Hook, ptr uint32, frame []byte) uint64 {
 	v, err := g.hooks[h].Call(context.Background(), ptr, uint32(len(frame)))
 	if err != nil {
@@ -159,9 +159,8 @@ func (g *guest) mint(h *abi.Header, f *abi.MintFacts) uint64 {
 	return g.call(abi.HookMint, ptr, abi.AppendMint(view, h, f))
 }
 
-// buildGo builds a folder of this module as a guest. The flags and the cleared
-// environment are those under which the same source gives the same bytes
-// wherever it is built.
+// buildGo builds a folder of this module as a guest. With these flags and the
+// cleared environment, the same source gives the same bytes everywhere.
 func buildGo(t testing.TB, folder string) []byte {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "guest.wasm")

@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestGuestPackage takes a guest that uses all of abi/guest through the host.
+// TestGuestPackage runs a guest that uses all of abi/guest in the host.
 func TestGuestPackage(t *testing.T) {
 	wasm := buildGo(t, "testdata/guest")
 	w := &world{config: "some text"}
@@ -64,8 +64,8 @@ func TestGuestPackage(t *testing.T) {
 	}
 }
 
-// TestGuestGrowsItsScratch: a frame larger than the scratch buffer gets a larger
-// one, and the policies go on as before.
+// TestGuestGrowsItsScratch: a frame larger than the scratch buffer gets a
+// larger buffer, and the policies continue as before.
 func TestGuestGrowsItsScratch(t *testing.T) {
 	for _, e := range examples() {
 		t.Run(e.language, func(t *testing.T) {

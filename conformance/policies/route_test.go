@@ -23,7 +23,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// plain is a connector of two legs that asks its engines for nothing.
+// plain is a connector of two legs without requirements for its engines.
 type plain struct{}
 
 func (plain) Flow() abi.Flow                                     { return abi.FlowPrefillFirst }
@@ -33,10 +33,10 @@ func (plain) ReadFacts(*engine.Facts, string, int, []byte) error { return nil }
 func (plain) BothPairs() bool                                    { return true }
 func (plain) Compatible(_, _ *engine.Facts) error                { return nil }
 
-// well answers every probe.
-type well struct{}
+// healthy answers every probe with success.
+type healthy struct{}
 
-func (well) RoundTrip(*http.Request) (*http.Response, error) {
+func (healthy) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(""))}, nil
 }
 
@@ -47,11 +47,11 @@ func (deaf) Fail(string)             {}
 func (deaf) Fallback(string, string) {}
 func (deaf) Minted(string)           {}
 
-// blockTokens and promptBlocks are the size of the prompts that are placed.
+// blockTokens and promptBlocks are the size of the prompts.
 const blockTokens, promptBlocks = 16, 2048
 
-// prompts is how many prompts take turns, as no two requests in flight have
-// the same one.
+// prompts is the number of prompts that take turns, so that no two requests in
+// flight have the same one.
 const prompts = 64
 
 // routing is a coordinator over 64 ranks, 32 of each role, with KV events.
@@ -71,7 +71,7 @@ func newRouting(b *testing.B, place string) *routing {
 		Circuit:   config.Circuit{Failures: 5, OpenFor: config.Duration(time.Minute)},
 		Protocols: func(string) (engine.Protocol, bool) { return plain{}, true },
 		NewClient: func(config.Engine) (upstream.Client, error) { return upstream.New(upstream.Options{}), nil },
-		NewProbe:  func(config.Engine) (http.RoundTripper, error) { return well{}, nil },
+		NewProbe:  func(config.Engine) (http.RoundTripper, error) { return healthy{}, nil },
 		OnState: func(_ *engine.Instance, s engine.State) {
 			if s == engine.Ready {
 				ready <- struct{}{}
@@ -119,9 +119,9 @@ func newRouting(b *testing.B, place string) *routing {
 	return r
 }
 
-// BenchmarkRoute is one whole decision for a prompt of 2,048 blocks of 16 tokens
-// over 64 ranks: its blocks are hashed, matched with what each rank holds, the
-// policy decides in WebAssembly, and the placement is committed and released.
+// BenchmarkRoute measures one whole decision for a prompt of 2,048 blocks of 16
+// tokens over 64 ranks: hash the blocks, match them with each rank's, decide in
+// WebAssembly, commit and release the placement.
 func BenchmarkRoute(b *testing.B) {
 	for _, place := range []string{"least_load", "kv_aware", "pair_aware", "conversation"} {
 		for held, blocks := range holdings {
@@ -130,20 +130,20 @@ func BenchmarkRoute(b *testing.B) {
 	}
 }
 
-// holdings say how many blocks of prompt k each of the 64 ranks holds.
+// holdings returns how many blocks of prompt k each of the 64 ranks holds.
 var holdings = map[string]func(k, rank int) int{
-	// A system prompt, and a conversation that has been on three ranks.
+	// A system prompt, and a conversation that has used three ranks.
 	"three": func(k, rank int) int {
 		if part := (rank + 64 - k) % 64; part%21 == 0 && part < 63 {
 			return (part/21 + 1) * promptBlocks / 3
 		}
 		return systemBlocks
 	},
-	// Every other rank, each up to another block: as many as can be.
+	// Every other rank, each up to a different block: the maximum.
 	"half": func(_, rank int) int { return rank % 2 * rank * promptBlocks / 64 },
 }
 
-// systemBlocks is the system prompt's part.
+// systemBlocks is the number of blocks of the system prompt.
 const systemBlocks = 64
 
 func benchRoute(b *testing.B, place string, blocks func(k, rank int) int) {

@@ -282,7 +282,7 @@ def refusals_are_the_engines():
     return emptied()
 
 
-# A client that leaves
+# A client that leaves early
 
 
 def leaves_while_prefill_runs():
@@ -314,7 +314,7 @@ def leaves_during_a_short_prefill():
         call.close()
         if n % 10 == 0 and wait_until(lambda: wire.empty(PREFILL) and wire.empty(DECODE), FREE_WITHIN) is None:
             blocks = used_blocks(PREFILL)
-            wait_until(lambda: wire.empty(PREFILL), 45, 0.2)  # the next test begins with empty engines
+            wait_until(lambda: wire.empty(PREFILL), 45, 0.2) # the next test begins with empty engines
             raise AssertionError(f"{blocks} blocks stayed on prefill for the lease, within {n} leavers")
     return emptied()
 
@@ -354,14 +354,15 @@ def many_leave_at_random():
             t.start()
         for t in threads:
             t.join()
-    # Blocks can stay for the lease when a prefill ends in the instant its connection closes.
+    # If its connection closes at the moment a prefill ends, its blocks can stay
+    # for the lease.
     note = emptied(40)
     expired = metrics(PREFILL)["vllm:nixl_num_kv_expired_reqs_total"] - before
     expect(expired * 20 <= gone[0], f"{expired:.0f} of {gone[0]} leavers left blocks to the lease")
     return f"{gone[0]} left, {expired:.0f} leases ran out; {note}"
 
 
-# The books
+# Final counters
 
 
 def proxy_books_are_closed():
@@ -381,7 +382,8 @@ def engines_are_idle_and_empty():
             metric = f"vllm:nixl_num_{key}_total"
             counts[f"{name} {key}"] = now[metric] - BEFORE[name][metric]
     for key, count in counts.items():
-        # A clean-up may reach prefill after its blocks went: counted there, harmless.
+        # A clean-up may reach prefill after its blocks were freed: prefill
+        # counts it, and it has no effect.
         expect(count == 0 or "expir" in key, key, count)
     return note + "; " + ", ".join(f"{k} {v:.0f}" for k, v in counts.items() if v)
 

@@ -5,9 +5,9 @@
 #   engines.sh stop  [prefill] [decode] [alone]
 #   engines.sh status
 #
-# prefill and decode are a NIXL pair; alone is one plain engine of the same
-# model, the reference for texts. Engines start one after the other (20 s each
-# on two cores), and start returns when the last one is healthy.
+# prefill and decode are a NIXL pair. alone is one plain engine of the same
+# model; its texts are the reference. Engines start one after the other (20 s
+# each on two cores), and start returns when the last one is healthy.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 mkdir -p "$REAL_DIR/run" "$REAL_DIR/log"
@@ -21,8 +21,9 @@ port_of() {
 	esac
 }
 
-# pair_flags prints, one a line, what makes an engine one half of a NIXL pair.
-# The publisher binds only an endpoint with a star in it; any other it dials.
+# pair_flags prints, one a line, the flags that make an engine one half of a
+# NIXL pair. The publisher binds only an endpoint with a star in it, and
+# connects to any other.
 pair_flags() {
 	local role id events
 	case $1 in
@@ -38,7 +39,7 @@ launch() {
 	local name=$1 side=$REAL_SIDE_CHANNEL flags
 	[ "$name" = decode ] && side=$((side + 1))
 	mapfile -t flags < <(pair_flags "$name")
-	cd "$REAL_DIR" # so that no path of this machine shows in an answer
+	cd "$REAL_DIR" # so that no path of this machine appears in an answer
 	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
 		PYTHONHASHSEED=0 PYTHONPATH=$REAL_HERE/engine_env \
 		HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
@@ -82,7 +83,7 @@ start() {
 	echo "$1: healthy on port $(port_of "$1") after $((SECONDS - began)) s"
 }
 
-# stop ends the engine's own process group, which start made, and nothing else.
+# stop ends only the engine's own process group, which start made.
 stop() {
 	local pid
 	running "$1" || { rm -f "$REAL_DIR/run/$1.pid"; return 0; }

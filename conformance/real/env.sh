@@ -8,9 +8,9 @@ REAL_NICE=${REAL_NICE:-10}
 
 # NixlConnector (pull) or NixlPushConnector.
 REAL_CONNECTOR=${REAL_CONNECTOR:-NixlConnector}
-REAL_BLOCK_SIZE=${REAL_BLOCK_SIZE:-32} # CPU attention with NIXL takes multiples of 32 only
+REAL_BLOCK_SIZE=${REAL_BLOCK_SIZE:-32} # CPU attention with NIXL accepts only multiples of 32
 REAL_BLOCKS=${REAL_BLOCKS:-512}
-REAL_LEASE=${REAL_LEASE:-30} # seconds that prefill keeps blocks nobody read
+REAL_LEASE=${REAL_LEASE:-30} # seconds that prefill keeps unread blocks
 
 REAL_PREFILL_PORT=${REAL_PREFILL_PORT:-8100}
 REAL_DECODE_PORT=${REAL_DECODE_PORT:-8200}

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes the virtual environment and the model of the real-engine rig, outside
-# the repository's files ($PDPROXY_REAL_DIR, default build/real). About two
-# minutes and 6 GB the first time; a second run sees that nothing changed.
+# Makes the virtual environment and the model for the tests with real engines,
+# outside the repository's files ($PDPROXY_REAL_DIR, default build/real). It
+# takes about two minutes and 6 GB the first time; a second run detects that
+# nothing changed.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 python=${REAL_BASE_PYTHON:-python3}
@@ -17,8 +18,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
 	# The index's own torch 2.13.0 is the same release built with CUDA as well.
 	nice -n "$REAL_NICE" "$REAL_VENV/bin/pip" install -q --disable-pip-version-check --no-deps -r "$REAL_HERE/requirements.txt"
 	# NIXL's progress thread polls without a pause (its Python wrapper sets the
-	# delay to 0): one core for each engine, idle or not. 5 ms is the longest
-	# wait; an event on a socket still wakes it at once.
+	# delay to 0) and would use one core for each engine, idle or not. 5 ms is
+	# the longest wait; an event on a socket still wakes the thread at once.
 	api=$("$REAL_PYTHON" -c 'import importlib.util as u; print(u.find_spec("nixl_cu13").submodule_search_locations[0])')/_api.py
 	sed -i 's/agent_config\.pthrDelay = 0$/agent_config.pthrDelay = 5000/' "$api"
 	grep -q 'pthrDelay = 5000' "$api"

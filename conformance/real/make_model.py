@@ -117,7 +117,7 @@ def write_weights(folder, vocab):
         w[p + "mlp.down_proj.weight"] = normal(h, r["intermediate"])
     w["model.norm.weight"] = torch.ones(h)
     head = normal(vocab, h)
-    # Greedy text is printable ASCII and never ends early by itself.
+    # Greedy text is printable ASCII and never ends early.
     head[:32] = 0
     head[127:] = 0
     w["lm_head.weight"] = head

@@ -326,7 +326,7 @@ def one_clean_up(name, way, busy=False, limit=40, tokens=320, path="/v1/chat/com
 
 def free():
     prefill_once = pair({"model": MODEL, "prompt": words(64, fresh()), "max_tokens": 2, "temperature": 0})
-    assert prefill_once[0] == 200  # the pair has shaken hands
+    assert prefill_once[0] == 200 # the pair has completed its handshake
     settle()
     ways = clean_ups()
     only = sys.argv[2:] or None
@@ -395,7 +395,8 @@ def leave():
         for at in (0.01, whole * 0.3, whole * 0.6):
             say(leave=f"prefill running, {name}", at_ms=round(at * 1000), **gone(how, at))
 
-    # Leaving at random around prefill's end: how often do blocks stay pinned?
+    # The client leaves at random times around prefill's end: how often do
+    # blocks stay pinned?
     stuck, rows = 0, []
     rnd = random.Random(1)
     for _ in range(10):
@@ -450,7 +451,8 @@ def twice():
         status, got = post(DECODE, "/v1/completions", dict(body, kv_transfer_params=kv))
         say(twice=f"{turn} decode with the same params", status=status, same=status == 200 and text_of(got) == text_of(want),
             took_ms=round((time.perf_counter() - began) * 1000), decode=counted(DECODE, before), prefill=counted(PREFILL, late))
-    # Blocks that were freed and given to other prompts, on a decode without the prefix in its cache.
+    # Blocks that were freed and reused for other prompts, on a decode without
+    # the prefix in its cache.
     body = dict(body, prompt=words(320, fresh()))
     _, want = post(ALONE, "/v1/completions", body)
     kv = prefill(body)
@@ -650,7 +652,8 @@ def kv_events():
     ):
         post(PREFILL, "/v1/completions", dict({"model": MODEL, "max_tokens": 1, "temperature": 0}, **body))
         steps.append({"step": name, "prompt": body["prompt"], "events": drain(sub)})
-    # 20 prompts of 1000 tokens do not fit beside each other: the oldest blocks go.
+    # 20 prompts of 1000 tokens do not fit at the same time: the oldest blocks
+    # are evicted.
     for _ in range(20):
         post(PREFILL, "/v1/completions", {"model": MODEL, "prompt": words(1000, fresh()), "max_tokens": 1})
     removed = [e for e in drain(sub) if "BlockRemoved" in json.dumps(e["payload"])]

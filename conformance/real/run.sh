@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The whole check against real engines: builds pdproxy, starts the engines and
-# the proxy in front of the pair, drives it, stops everything it started.
+# the proxy in front of the pair, runs the tests, and stops everything that it
+# started.
 #
 #   run.sh            about 4 minutes once install.sh has run (2 minutes, 6 GB)
 #

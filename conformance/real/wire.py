@@ -17,7 +17,7 @@ PROXY = int(os.environ.get("REAL_PROXY_PORT", 8080))
 ADMIN = int(os.environ.get("REAL_ADMIN_PORT", 9090))
 MODEL = "tiny"
 
-# What the prefill leg carries; the nulls are customary, not read.
+# The parameters of the prefill leg. The null values are usual but not read.
 ASK = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
     "remote_block_ids": None, "remote_host": None, "remote_port": None,
@@ -141,7 +141,7 @@ def usage(port):
 
 
 def used_blocks(port):
-    # One block of the pool is never handed out.
+    # One block of the pool is never used.
     return round(usage(port) * (int(os.environ.get("REAL_BLOCKS", 512)) - 1))
 
 

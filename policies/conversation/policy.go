@@ -23,10 +23,10 @@ type Params struct {
 func (p *Params) Table() param.Table {
 	const large = 1e12
 	return param.Table{
-		{Name: "overload_factor", Value: &p.OverloadFactor, Default: 4, Least: 1, Most: 1000, Meaning: "a home is left when it has so many times the tokens in flight of the least loaded target, and"},
-		{Name: "overload_tokens", Value: &p.OverloadTokens, Default: 500_000, Most: large, Unit: "tokens", Meaning: "so many more of them"},
-		{Name: "skip_factor", Value: &p.SkipFactor, Default: 1.5, Least: 1, Most: 1000, Meaning: "first turns pass over a target that has more than so many times the tokens in flight of the least loaded one, and"},
-		{Name: "skip_tokens", Value: &p.SkipTokens, Default: 32_000, Most: large, Unit: "tokens", Meaning: "so many more than that"},
+		{Name: "overload_factor", Value: &p.OverloadFactor, Default: 4, Least: 1, Most: 1000, Meaning: "factor between the tokens in flight of a home and of the least loaded target; above this factor and overload_tokens, a conversation leaves its home"},
+		{Name: "overload_tokens", Value: &p.OverloadTokens, Default: 500_000, Most: large, Unit: "tokens", Meaning: "difference between the same two numbers; see overload_factor"},
+		{Name: "skip_factor", Value: &p.SkipFactor, Default: 1.5, Least: 1, Most: 1000, Meaning: "factor between the tokens in flight of a target and of the least loaded target; first turns skip a target above this factor and skip_tokens"},
+		{Name: "skip_tokens", Value: &p.SkipTokens, Default: 32_000, Most: large, Unit: "tokens", Meaning: "difference between the same two numbers; see skip_factor"},
 	}
 }
 

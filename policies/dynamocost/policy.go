@@ -25,9 +25,9 @@ type Params struct {
 func (p *Params) Table() param.Table {
 	return param.Table{
 		{Name: "prefill_load_scale", Value: &p.PrefillLoadScale, Default: 1, Most: 1e6, Meaning: "weight of the blocks to prefill"},
-		{Name: "overlap_score_credit", Value: &p.OverlapCredit, Default: 1, Most: 1e6, Meaning: "blocks of prefill that a matched block in GPU memory saves"},
-		{Name: "host_cache_hit_weight", Value: &p.HostCacheHit, Default: 0.75, Most: 1, Meaning: "the same of a block in host memory"},
-		{Name: "disk_cache_hit_weight", Value: &p.DiskCacheHit, Default: 0.25, Most: 1, Meaning: "the same of a block on disk"},
+		{Name: "overlap_score_credit", Value: &p.OverlapCredit, Default: 1, Most: 1e6, Meaning: "prefill blocks that a matched block in GPU memory saves"},
+		{Name: "host_cache_hit_weight", Value: &p.HostCacheHit, Default: 0.75, Most: 1, Meaning: "the same for a block in host memory"},
+		{Name: "disk_cache_hit_weight", Value: &p.DiskCacheHit, Default: 0.25, Most: 1, Meaning: "the same for a block on disk"},
 		{Name: "decode_active_request_weight", Value: &p.DecodeActiveRequest, Default: 0, Most: 1e6, Unit: "blocks", Meaning: "cost of a request in flight"},
 	}
 }

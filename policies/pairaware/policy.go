@@ -26,8 +26,8 @@ type Params struct {
 func (p *Params) Table() param.Table {
 	const large = 1e9
 	return append(p.KV.Table(),
-		param.Param{Name: "unknown_micros", Value: &p.UnknownMicros, Default: 50_000, Most: large, Unit: "µs", Meaning: "cost of a pair that has not been connected yet"},
-		param.Param{Name: "warming_micros", Value: &p.WarmingMicros, Default: 200_000, Most: large, Unit: "µs", Meaning: "cost of a pair whose connection is under way"},
+		param.Param{Name: "unknown_micros", Value: &p.UnknownMicros, Default: 50_000, Most: large, Unit: "µs", Meaning: "cost of a pair that is not connected yet"},
+		param.Param{Name: "warming_micros", Value: &p.WarmingMicros, Default: 200_000, Most: large, Unit: "µs", Meaning: "cost of a pair that is connecting"},
 	)
 }
 

@@ -24,13 +24,13 @@ type Params struct {
 func (p *Params) Table() param.Table {
 	const large = 1e9
 	return param.Table{
-		{Name: "token_micros", Value: &p.TokenMicros, Default: 100, Least: 0.001, Most: large, Unit: "µs", Meaning: "prefill of one uncached token on a prefill target, while that is not measured; where only the other kind is, its ratio to that one's parameter counts"},
-		{Name: "both_token_micros", Value: &p.BothTokenMicros, Default: 150, Least: 0.001, Most: large, Unit: "µs", Meaning: "the same on a target that serves both phases, whose streams share its time"},
-		{Name: "transfer_micros", Value: &p.TransferMicros, Default: 5, Most: large, Unit: "µs", Meaning: "transfer of one prompt token's KV, while that is not measured"},
-		{Name: "handover_micros", Value: &p.HandoverMicros, Default: 20_000, Most: large, Unit: "µs", Meaning: "what two legs cost beside the transfer, while that is not measured"},
-		{Name: "stream_micros", Value: &p.StreamMicros, Default: 25, Most: large, Unit: "µs", Meaning: "how long each uncached token holds up the streams of a target that serves both phases: it counts against one leg"},
-		{Name: "margin", Value: &p.Margin, Default: 0, Most: 1, Meaning: "share by which one leg must be faster to be chosen"},
-		{Name: "local_tokens", Value: &p.LocalTokens, Default: -1, Least: -1, Most: large, Unit: "tokens", Meaning: "from 0 on, the rule instead of the estimates: one leg where some of the prompt is cached on a target that serves both phases and at most so many tokens of it are not"},
+		{Name: "token_micros", Value: &p.TokenMicros, Default: 100, Least: 0.001, Most: large, Unit: "µs", Meaning: "prefill of one uncached token on a prefill target, without a measurement; if only the other kind of target is measured, the ratio of this measurement to its parameter scales this value"},
+		{Name: "both_token_micros", Value: &p.BothTokenMicros, Default: 150, Least: 0.001, Most: large, Unit: "µs", Meaning: "the same on a target for both phases, whose streams share its time"},
+		{Name: "transfer_micros", Value: &p.TransferMicros, Default: 5, Most: large, Unit: "µs", Meaning: "transfer of the KV of one prompt token, without a measurement"},
+		{Name: "handover_micros", Value: &p.HandoverMicros, Default: 20_000, Most: large, Unit: "µs", Meaning: "cost of two legs in addition to the transfer, without a measurement"},
+		{Name: "stream_micros", Value: &p.StreamMicros, Default: 25, Most: large, Unit: "µs", Meaning: "time for which each uncached token delays the streams of a target for both phases; counts against one leg"},
+		{Name: "margin", Value: &p.Margin, Default: 0, Most: 1, Meaning: "one leg is chosen only if it is faster by this share"},
+		{Name: "local_tokens", Value: &p.LocalTokens, Default: -1, Least: -1, Most: large, Unit: "tokens", Meaning: "if not negative, a rule instead of the estimates: one leg if a target for both phases has a part of the prompt and at most this number of its tokens are uncached"},
 	}
 }
 

@@ -22,8 +22,8 @@ type Params struct{ CacheThreshold, BalanceAbs, BalanceRel float64 }
 func (p *Params) Table() param.Table {
 	return param.Table{
 		{Name: "cache_threshold", Value: &p.CacheThreshold, Default: 0.3, Most: 1, Meaning: "share of the prompt above which the longest match decides"},
-		{Name: "balance_abs_threshold", Value: &p.BalanceAbs, Default: 64, Most: 1e9, Unit: "requests", Meaning: "load decides when the most loaded target has so many more requests than the least loaded one, and"},
-		{Name: "balance_rel_threshold", Value: &p.BalanceRel, Default: 1.5, Least: 1, Most: 1e9, Meaning: "more than so many times as many"},
+		{Name: "balance_abs_threshold", Value: &p.BalanceAbs, Default: 64, Most: 1e9, Unit: "requests", Meaning: "difference between the requests of the most and of the least loaded target; above this difference and balance_rel_threshold, load decides"},
+		{Name: "balance_rel_threshold", Value: &p.BalanceRel, Default: 1.5, Least: 1, Most: 1e9, Meaning: "factor between the same two numbers; see balance_abs_threshold"},
 	}
 }
 

@@ -19,7 +19,7 @@ type Params struct{ MaxBatchSize float64 }
 // Table describes the parameters; it points into p.
 func (p *Params) Table() param.Table {
 	return param.Table{
-		{Name: "max_batch_size", Value: &p.MaxBatchSize, Default: 64, Least: 1, Most: 1e6, Unit: "requests", Meaning: "requests in flight that weigh as much as a match of the whole prompt"},
+		{Name: "max_batch_size", Value: &p.MaxBatchSize, Default: 64, Least: 1, Most: 1e6, Unit: "requests", Meaning: "requests in flight with the same weight as a match of the whole prompt"},
 	}
 }
 

@@ -1,11 +1,11 @@
-// Package admintoken keeps the token of an admin address that the proxy has made
-// itself: in a file, of the private folder of the user's processes, that only the user
-// can read. Commands of the same user find it there.
+// Package admintoken keeps the generated token of an admin address in a file that only
+// the user can read, in the private folder of the user's processes. Commands of the
+// same user find it there.
 //
 // Every process that serves with a token holds a shared lock on its file. A successor
-// that takes over from another process therefore uses the same token, while the file of
-// a process that has crashed is known to be of no use: whoever listens at the address
-// now is another, and must not be sent the token.
+// that takes over from another process therefore uses the same token. The file of a
+// crashed process is recognized as stale: another process may listen at the address
+// now, and must not receive the token.
 package admintoken
 
 import (
@@ -29,15 +29,15 @@ import (
 const (
 	// tokenBytes is the number of random bytes of a token.
 	tokenBytes = 32
-	// prefix and suffix are of the names of the files.
+	// prefix and suffix are parts of the file names.
 	prefix, suffix = "admin-", ".token"
-	// attempts is how often a step is tried again that another process has disturbed.
+	// attempts is how often a step is repeated after interference by another process.
 	attempts = 20
 	// pause is the time between two attempts.
 	pause = 5 * time.Millisecond
 )
 
-// errDisturbed says that another process has changed the file meanwhile.
+// errDisturbed says that another process has changed the file in the meantime.
 var errDisturbed = errors.New("other processes change the file again and again")
 
 // Token is a token that this process serves with. Its methods are safe for concurrent
@@ -50,8 +50,8 @@ type Token struct {
 }
 
 // Make returns the token of an admin address, host:port: that of the process which
-// serves the address, if there is one, or else a new one in a new file. The token can be
-// used also with an error, which says that no file has it. The caller closes the token.
+// serves the address, or else a new one in a new file. With an error the token is
+// usable but no file contains it. The caller closes the token.
 func Make(address string) (*Token, error) {
 	random := make([]byte, tokenBytes)
 	rand.Read(random) // never fails
@@ -74,14 +74,14 @@ func Make(address string) (*Token, error) {
 // Text is the token: 43 letters, digits, - and _.
 func (t *Token) Text() string { return t.text }
 
-// join takes the token of the file if a process serves with it, or else makes the file
-// anew.
+// join reads the token of the file if a process serves with it, and otherwise creates a
+// new file.
 func (t *Token) join(d *privatedir.Dir) error {
 	f, text, err := open(d, t.name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		err = d.CreateFile(t.name, t.line())
-	case err != nil: // no token can be in it
+	case err != nil: // the file contains no usable token
 		err = d.WriteFileNoSync(t.name, t.line())
 	default:
 		defer f.Close()
@@ -97,7 +97,7 @@ func (t *Token) join(d *privatedir.Dir) error {
 	return t.hold(d)
 }
 
-// hold opens and locks the file, if it has the token.
+// hold opens and locks the file if it contains the token.
 func (t *Token) hold(d *privatedir.Dir) error {
 	f, text, err := open(d, t.name)
 	if err != nil {
@@ -116,7 +116,7 @@ func (t *Token) hold(d *privatedir.Dir) error {
 	return nil
 }
 
-// Restore makes the file again if it has been removed, as programs do that clean
+// Restore creates the file again if it was removed, for example by a cleaner of
 // temporary folders. A file with another token stays.
 func (t *Token) Restore() error {
 	d, err := privatedir.Open(privatedir.Runtime())
@@ -172,7 +172,7 @@ func Find(address string) (text string, err error) {
 		if text, err = findIn(folder, address); err == nil {
 			return text, nil
 		}
-		if errors.Is(missing, fs.ErrNotExist) { // a file that must not be used says more
+		if errors.Is(missing, fs.ErrNotExist) { // the error of a file that must not be used is more informative
 			missing = err
 		}
 	}
@@ -196,12 +196,12 @@ func findIn(folder, address string) (string, error) {
 	return text, nil
 }
 
-// Path is where the token of an admin address, host:port, is kept.
+// Path returns the file for the token of an admin address, host:port.
 func Path(address string) string {
 	return filepath.Join(privatedir.Runtime(), fileName(address))
 }
 
-// fileName is the name of the file of an admin address.
+// fileName returns the name of the file of an admin address.
 func fileName(address string) string {
 	return prefix + strings.Map(func(r rune) rune {
 		if strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789.:-[]%", r) {
@@ -263,14 +263,14 @@ func current(d *privatedir.Dir, name string, f *os.File) bool {
 
 // sweep removes the files of processes that have crashed.
 func sweep(d *privatedir.Dir) {
-	names, _ := d.Names(prefix, suffix) // they are swept another time
+	names, _ := d.Names(prefix, suffix) // on an error the files are swept another time
 	for _, name := range names {
 		f, _, err := open(d, name)
 		if err != nil {
 			continue
 		}
 		if free(f) && current(d, name, f) {
-			_ = d.Remove(name) // another process may have done it
+			_ = d.Remove(name) // another process may have removed it
 		}
 		f.Close()
 	}

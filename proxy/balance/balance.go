@@ -1,11 +1,11 @@
 // Package balance spreads the connections of a host over the workers that share one
 // listening socket.
 //
-// Each worker publishes how many connections and exchanges it has, in a file of the
-// fleet's folder that all workers map into their memory. A worker that has more than
-// its part waits for a moment before it accepts the next connection, so that the
-// others can take it. It waits for a bounded time, because the others may be dead,
-// stopped or busy: every connection is accepted by a worker that runs.
+// Each worker publishes its numbers of connections and exchanges in a file of the
+// fleet's folder that all workers map into their memory. A worker with more than its
+// share waits for a moment before it accepts the next connection, so that the others
+// can accept it. The wait is bounded, because the others may be dead, stopped or busy:
+// every connection is accepted by a running worker.
 package balance
 
 import (
@@ -28,18 +28,19 @@ const (
 	// fileName is the name of the shared file. Another layout needs another name,
 	// because processes of two versions share the folder during a takeover.
 	fileName = "balance-1"
-	// slots is how many workers of a host there can be.
+	// slots is the maximum number of workers of a host.
 	slots = 256
-	// tolerance is by how much of its part a worker may have more connections than
-	// another one before it waits for that one, and the most that streams count.
+	// tolerance is the part of its share by which a worker may have more connections
+	// than another one before it waits for that one. It also bounds the weight of
+	// exchanges.
 	tolerance = 1.0 / 16
 )
 
-// entry is what one worker publishes. Only its worker writes to it. The zero value is
-// that of a worker that does not accept.
+// entry is the published state of one worker. Only that worker writes to it. The zero
+// value means that the worker does not accept.
 type entry struct {
 	socket      atomic.Uint64 // inode of the listening socket; 0: the worker does not accept
-	looks       atomic.Uint64 // how often the worker was ready to accept
+	looks       atomic.Uint64 // number of times that the worker was ready to accept
 	connections atomic.Int64
 	exchanges   atomic.Int64
 	pid         atomic.Int64 // of the worker
@@ -48,10 +49,10 @@ type entry struct {
 
 // table is the shared file.
 type table struct {
-	// late is the last time that a worker took a connection because the others had not
-	// used their head start, in nanoseconds since 1970.
+	// late is the last time at which a worker accepted a connection because the others
+	// had not used their head start, in nanoseconds since 1970.
 	late    atomic.Int64
-	used    atomic.Int64 // how many entries have ever been used: the first ones
+	used    atomic.Int64 // number of entries that were ever used: the first ones
 	_       [48]byte
 	entries [slots]entry
 }
@@ -62,19 +63,19 @@ type Worker struct {
 	all    *table
 	own    *entry
 	socket uint64
-	others [slots]rival // of the goroutine that accepts
+	others [slots]rival // used only by the accepting goroutine
 }
 
-// rival is what a worker has noticed of another one.
+// rival is a worker's observation of another one.
 type rival struct {
-	looks  uint64 // of its entry, when the last head start began
-	missed int    // head starts in a row that it did not use
+	looks  uint64 // its looks at the start of the last head start
+	missed int    // consecutive head starts that it did not use
 }
 
-// Join returns the entry of a worker in dir, and l as a listener that waits for the
-// workers that have fewer connections. All workers of dir have the socket of l. The
-// numbers of living workers differ. Close of the listener ends the worker's part. One
-// goroutine may call Accept at a time.
+// Join returns the entry of a worker in dir, and l as a listener that waits for workers
+// with fewer connections. All workers of dir must have the socket of l. Living workers
+// must have different slots. Close of the listener ends the worker's participation.
+// Only one goroutine at a time may call Accept.
 func Join(dir *privatedir.Dir, slot int, l net.Listener) (*Worker, net.Listener, error) {
 	if slot < 0 || slot >= slots {
 		return nil, nil, fmt.Errorf("worker %d: there are %d entries", slot, slots)
@@ -112,7 +113,7 @@ func share(dir *privatedir.Dir) (*table, error) {
 	}
 	defer f.Close()
 	const size = int64(unsafe.Sizeof(table{}))
-	if err := f.Truncate(size); err != nil { // the same size for all: nothing is cut
+	if err := f.Truncate(size); err != nil { // all processes use the same size, so this never truncates
 		return nil, err
 	}
 	b, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -136,19 +137,19 @@ func (w *Worker) Exchange(change int64) {
 	}
 }
 
-// leave notes that the worker does not accept any more.
+// leave notes that the worker no longer accepts.
 func (w *Worker) leave() { w.own.socket.Store(0) }
 
-// entries are those of all workers that there have been.
+// entries returns the entries of all workers so far.
 func (w *Worker) entries() []entry {
 	return w.all.entries[:max(0, min(w.all.used.Load(), slots))]
 }
 
-// part is how the load of the workers that accept compares at one moment.
+// part is the average load of the accepting workers at one moment.
 type part struct {
 	workers     int
-	connections float64 // that each should have, those that wait for Accept included
-	exchanges   float64 // that each has on average
+	connections float64 // each worker's share, including connections that wait for Accept
+	exchanges   float64 // average of each worker
 }
 
 // part adds up the workers that accept and use their head starts.
@@ -166,9 +167,9 @@ func (w *Worker) part(waiting int) part {
 	return p
 }
 
-// counts reports whether worker i accepts connections of the socket. One that has not
-// used its last head starts does not count until it is ready to accept again: it is
-// dead, stopped, or has no processor.
+// counts reports whether worker i accepts connections of the socket. A worker that has
+// not used its last head starts does not count until it is ready to accept again: it is
+// dead, stopped, or gets no processor time.
 func (w *Worker) counts(i int) bool {
 	e := &w.all.entries[i]
 	if e == w.own {
@@ -178,8 +179,8 @@ func (w *Worker) counts(i int) bool {
 	return e.socket.Load() == w.socket && (r.missed < mostMissed || r.looks != e.looks.Load())
 }
 
-// score is what a worker has. The connections count; where they are nearly equal, the
-// exchanges decide.
+// score is the load of a worker. Connections count; if they are nearly equal, exchanges
+// decide.
 func (p part) score(e *entry) float64 {
 	most := max(0.5, p.connections*tolerance)
 	more := float64(e.exchanges.Load()) - p.exchanges
@@ -191,9 +192,9 @@ func (w *Worker) before(p part, i int) bool {
 	return &w.all.entries[i] != w.own && w.counts(i) && p.score(&w.all.entries[i])+p.connections*tolerance < p.score(w.own)
 }
 
-// ahead reports whether another worker should take the next of the connections that
-// wait. A worker that has fewer than its part does not wait: so a burst is divided
-// without any waiting, in whatever order the workers run.
+// ahead reports whether another worker should accept the next connection. A worker with
+// less than its share does not wait, so a burst is divided without waiting, in any
+// order of the workers.
 func (w *Worker) ahead(waiting int) (part, bool) {
 	p := w.part(waiting)
 	if p.workers < 2 || float64(w.own.connections.Load()) < math.Floor(p.connections) {
@@ -207,7 +208,7 @@ func (w *Worker) ahead(waiting int) (part, bool) {
 	return p, false
 }
 
-// begin notes where the others are when a head start begins.
+// begin notes the state of the others at the start of a head start.
 func (w *Worker) begin() {
 	for i := range w.entries() {
 		r, looks := &w.others[i], w.all.entries[i].looks.Load()
@@ -217,7 +218,8 @@ func (w *Worker) begin() {
 	}
 }
 
-// end notes who has not used the head start. The dead do not count from then on.
+// end notes the workers that have not used the head start. Dead workers do not count
+// from then on.
 func (w *Worker) end(p part) {
 	for i := range w.entries() {
 		if !w.before(p, i) {
@@ -230,9 +232,9 @@ func (w *Worker) end(p part) {
 	}
 }
 
-// turn reports whether this worker may take a connection for which the others have not
-// used their head start. All workers together take one in each headStart, because the
-// others may only be late; a worker that has far more than its part waits for longer.
+// turn reports whether this worker may accept a connection for which the others have
+// not used their head start. All workers together accept one in each headStart, because
+// the others may only be late. A worker with far more than its share waits for longer.
 func (w *Worker) turn(p part) bool {
 	wait := headStart
 	if float64(w.own.connections.Load()) > p.connections*(1+2*tolerance) {

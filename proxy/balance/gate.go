@@ -15,12 +15,12 @@ import (
 const (
 	// headStart is how long a worker leaves a connection to the others.
 	headStart = time.Millisecond
-	// mostMissed is how many head starts in a row a worker may leave unused until the
-	// others do not wait for it any more. On a busy machine a worker that is well may
-	// get no processor for a while.
+	// mostMissed is the number of consecutive unused head starts after which the others
+	// no longer wait for a worker. On a busy machine a healthy worker may get no
+	// processor time for a while.
 	mostMissed = 250
-	// farAhead is how many head starts a worker leaves to the others that has far more
-	// than its part.
+	// farAhead is the number of head starts that a worker with far more than its share
+	// waits.
 	farAhead = 8
 )
 
@@ -82,14 +82,15 @@ func (g *gate) yield() {
 	}
 }
 
-// await returns when a connection waits; false means that the listener is closed.
+// await returns when a connection is waiting. It returns false if the listener is
+// closed.
 func (g *gate) await() bool {
 	return g.raw.Read(func(fd uintptr) bool { return queued(fd) > 0 }) == nil
 }
 
-// waiting is how many connections wait for Accept.
+// waiting returns the number of connections that wait for Accept.
 func (g *gate) waiting() (n int) {
-	_ = g.raw.Control(func(fd uintptr) { n = queued(fd) }) // of a closed listener: none
+	_ = g.raw.Control(func(fd uintptr) { n = queued(fd) }) // 0 for a closed listener
 	return n
 }
 

@@ -1,5 +1,5 @@
-// Package buffer owns the memory that the data path holds: pooled buffers, and
-// the budget that counts the bytes of those that hold requests and answers.
+// Package buffer manages the memory of the data path: pooled buffers, and the budget
+// that counts the bytes of buffers with requests and answers.
 package buffer
 
 import (
@@ -10,35 +10,35 @@ import (
 	"sync/atomic"
 )
 
-// Buffers come in size classes so that a stream's 4 KiB piece never carries the
-// resident pages of a 1 MiB prompt.
+// Buffers have size classes, so that a stream's 4 KiB piece never occupies the resident
+// pages of a 1 MiB prompt.
 const (
 	minBits = 12 // 4 KiB: the read buffer of a stream
-	maxBits = 22 // 4 MiB: larger buffers are left to the garbage collector
+	maxBits = 22 // 4 MiB: the garbage collector frees larger buffers
 )
 
-// ErrFull says that the budget has no room for the bytes that were asked for.
+// ErrFull says that the budget has no room for the requested bytes.
 var ErrFull = errors.New("the memory for buffers is used up")
 
-// owner is who counts the memory of buffers: a Budget, or a request's Share of one.
+// owner counts the memory of buffers: a Budget, or a request's Share of one.
 type owner interface {
 	take(n int64) error
-	add(n int64) // whatever the limits
+	add(n int64) // regardless of the limits
 }
 
 var pools [maxBits - minBits + 1]sync.Pool
 
-// Buffer is a pooled byte slice with one owner. The owner appends to B within
-// its capacity, and calls Grow for more. A buffer that has several holders is not
-// written to.
+// Buffer is a pooled byte slice with one owner. The owner appends to B within its
+// capacity, and calls Grow for more. A buffer with several holders must not be written
+// to.
 type Buffer struct {
 	B       []byte
-	owner   owner        // who counts the buffer; nil: nobody
+	owner   owner        // counts the buffer; nil: not counted
 	counted int64        // bytes that the owner counts for it
-	holders atomic.Int32 // besides the owner
+	holders atomic.Int32 // in addition to the owner
 }
 
-// Get returns an empty buffer with room for n bytes, which no budget counts.
+// Get returns an empty buffer with room for n bytes that no budget counts.
 func Get(n int) *Buffer {
 	class := sizeClass(n)
 	if class < 0 {
@@ -61,7 +61,7 @@ func get(o owner, n int) (*Buffer, error) {
 		return nil, err
 	}
 	b := Get(n)
-	if c := int64(cap(b.B)); c != size { // the pool had one with more room
+	if c := int64(cap(b.B)); c != size { // the pooled buffer had more room
 		o.add(c - size)
 		size = c
 	}
@@ -69,7 +69,7 @@ func get(o owner, n int) (*Buffer, error) {
 	return b, nil
 }
 
-// Counted is how many bytes are counted for b; 0 for nil.
+// Counted returns the bytes that are counted for b; 0 for nil.
 func (b *Buffer) Counted() int64 {
 	if b == nil {
 		return 0
@@ -77,14 +77,14 @@ func (b *Buffer) Counted() int64 {
 	return b.counted
 }
 
-// Hold makes another holder of the buffer, who calls Free too.
+// Hold adds another holder of the buffer, which must call Free too.
 func (b *Buffer) Hold() *Buffer {
 	b.holders.Add(1)
 	return b
 }
 
-// Free gives the buffer back when its last holder calls it; nil is allowed.
-// Nothing of the caller's may alias the buffer afterwards.
+// Free releases the buffer when its last holder calls it; nil is allowed. The caller
+// must not use memory of the buffer afterwards.
 func (b *Buffer) Free() {
 	if b == nil || b.holders.Load() > 0 && b.holders.Add(-1) >= 0 {
 		return
@@ -106,11 +106,11 @@ func (b *Buffer) Free() {
 	pools[class].Put(b)
 }
 
-// mostGarbage is how many bytes of buffers that no pool takes may wait for the garbage
-// collector. The collector by itself would let the heap double, whatever the budget.
+// mostGarbage bounds the bytes of unpooled buffers that wait for the garbage collector.
+// The collector alone would let the heap double, regardless of the budget.
 const mostGarbage = 64 << 20
 
-var garbage atomic.Int64 // bytes of such buffers since the last collection that they caused
+var garbage atomic.Int64 // bytes of such buffers since the last collection that they started
 
 // leave leaves n bytes to the garbage collector.
 func leave(n int64) {
@@ -119,21 +119,21 @@ func leave(n int64) {
 	}
 }
 
-// Grow gives a full buffer more room: room for want bytes where that is at most eight
-// times what the buffer has, four times what it has where want is more than that, and
-// twice where want is 0. Want is the number of bytes that a peer announced. Most is the
-// largest room and must be greater than the present one. The budget counts the old and
-// the new memory while the bytes are copied. The error is ErrFull or ErrShare, and
-// leaves the buffer as it was.
+// Grow gives a full buffer more room. If want, the number of bytes that a peer
+// announced, is at most eight times the present room, the new room is for want bytes.
+// If want is more than that, the room grows to four times. If want is 0, the room
+// doubles. most is the largest room and must be greater than the present one. The
+// budget counts the old and the new memory during the copy. On ErrFull or ErrShare the
+// buffer is unchanged.
 func (b *Buffer) Grow(want, most int) error {
 	n := 2 * cap(b.B)
 	switch {
-	case want > cap(b.B) && want-1 <= 4*n: // the byte beyond is the one that finds the end
+	case want > cap(b.B) && want-1 <= 4*n: // one more byte is needed to find the end
 		n = want
 	case want > n:
 		n = 2 * n
 	}
-	if n >= most-1 { // likewise
+	if n >= most-1 { // one more byte is needed to find the end
 		n = most
 	}
 	next := (*Buffer)(nil)
@@ -152,8 +152,8 @@ func (b *Buffer) Grow(want, most int) error {
 	return nil
 }
 
-// Set makes p, which append made of b.B, the bytes of b. What append took beyond
-// the buffer's room is counted, also where the budget is used up by that.
+// Set replaces b.B by p, the result of appending to b.B. Memory that append allocated
+// beyond the buffer's room is counted, even if the budget is then exceeded.
 func (b *Buffer) Set(p []byte) {
 	if more := int64(cap(p)) - b.counted; b.owner != nil && more > 0 {
 		b.owner.add(more)
@@ -162,7 +162,7 @@ func (b *Buffer) Set(p []byte) {
 	b.B = p
 }
 
-// Room is how many bytes a buffer for n bytes takes.
+// Room returns the number of bytes that a buffer for n bytes occupies.
 func Room(n int) int {
 	if class := sizeClass(n); class >= 0 {
 		return 1 << (class + minBits)

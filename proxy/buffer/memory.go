@@ -11,23 +11,23 @@ import (
 )
 
 const (
-	// share of the process's memory that DefaultLimit is.
+	// share is the divisor of DefaultLimit.
 	share = 4
-	// unknown is taken for the memory of a machine that does not tell, in bytes.
+	// unknown is the assumed memory, in bytes, of a machine that does not report it.
 	unknown = 4 << 30
 )
 
-// DefaultLimit is a quarter of the memory that the process may use, in bytes: of
-// GOMEMLIMIT, else of the limit of its control group, else of the machine's.
+// DefaultLimit returns a quarter of the memory that the process may use, in bytes: of
+// GOMEMLIMIT, else of its control group's limit, else of the machine's memory.
 func DefaultLimit() int64 {
-	limit := debug.SetMemoryLimit(-1) // a negative limit only asks
+	limit := debug.SetMemoryLimit(-1) // a negative limit only reads the present one
 	if limit == math.MaxInt64 {
 		limit = memory(os.DirFS("/"))
 	}
 	return max(limit/share, 1)
 }
 
-// memory is the memory that a process may use by the files of Linux below root.
+// memory returns the memory that a process may use, from Linux files below root.
 func memory(root fs.FS) int64 {
 	most := machine(root)
 	groups, err := fs.ReadFile(root, "proc/self/cgroup")
@@ -54,9 +54,9 @@ func memory(root fs.FS) int64 {
 	return most
 }
 
-// machine is the memory of the machine.
+// machine returns the memory of the machine in bytes.
 func machine(root fs.FS) int64 {
-	text, _ := fs.ReadFile(root, "proc/meminfo") // other systems have none
+	text, _ := fs.ReadFile(root, "proc/meminfo") // missing on other systems
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); len(f) == 3 && f[0] == "MemTotal:" {
 			if n, err := strconv.ParseInt(f[1], 10, 64); err == nil && n > 0 {
@@ -67,7 +67,7 @@ func machine(root fs.FS) int64 {
 	return unknown
 }
 
-// number reads a limit from a file; false for no file and for "max".
+// number reads a limit from a file. It returns false for a missing file and for "max".
 func number(root fs.FS, name string) (int64, bool) {
 	text, err := fs.ReadFile(root, name)
 	if err != nil {

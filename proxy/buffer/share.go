@@ -5,22 +5,23 @@ import (
 	"sync"
 )
 
-// ErrShare says that the client holds as much of the budget as one client may.
+// ErrShare says that the client already holds as much of the budget as one client may
+// hold.
 var ErrShare = errors.New("the client's part of the memory for buffers is used up")
 
-// freeShare is how many bytes one request holds before they count for its client:
-// ordinary requests never touch what the clients share.
+// freeShare is the number of bytes that one request may hold before they count for its
+// client, so that ordinary requests do not use the shared counters.
 const freeShare = 256 << 10
 
-// Clients counts what each client holds by its large requests. Safe for concurrent
-// use. The zero value is ready.
+// Clients counts the bytes that each client's large requests hold. It is safe for
+// concurrent use. The zero value is ready for use.
 type Clients struct {
 	mu   sync.Mutex
-	held map[string]int64 // guarded by mu; bytes; none is 0
+	held map[string]int64 // guarded by mu; in bytes; no entry is 0
 }
 
-// add counts n bytes for a client; false means that it would hold more than most,
-// and nothing is counted. 0 is no limit.
+// add counts n bytes for a client. It returns false and counts nothing if the client
+// would hold more than most; 0 means no limit.
 func (c *Clients) add(name string, n, most int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -38,19 +39,19 @@ func (c *Clients) add(name string, n, most int64) bool {
 	return true
 }
 
-// Len is how many clients are counted now.
+// Len returns the number of clients with counted bytes.
 func (c *Clients) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.held)
 }
 
-// Share is what one request holds of a budget. While that is more than 256 KiB it
-// counts for the request's client, who may hold half of the budget. Safe for
-// concurrent use, except Open.
+// Share is the part of a budget that one request holds. Above 256 KiB it counts for the
+// request's client, which may hold half of the budget. Safe for concurrent use, except
+// Open.
 type Share struct {
 	budget  *Budget
-	clients *Clients // nil: one client may hold everything
+	clients *Clients // nil: one client may hold the whole budget
 	client  string
 
 	mu      sync.Mutex
@@ -58,21 +59,21 @@ type Share struct {
 	counted int64 // guarded by mu; bytes of held that count for the client
 }
 
-// Open begins the share of another request; nil clients set no limit. Nothing may be
-// held.
+// Open begins the share of another request. nil clients set no limit. The share must
+// not hold bytes.
 func (s *Share) Open(budget *Budget, clients *Clients, client string) {
 	s.budget, s.clients, s.client = budget, clients, client
 }
 
-// Held is how many bytes are held now.
+// Held returns the number of held bytes.
 func (s *Share) Held() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.held
 }
 
-// Most is how many bytes the request may hold where its client holds nothing else; 0
-// is no limit.
+// Most returns the number of bytes that the request may hold if its client holds
+// nothing else; 0 means no limit.
 func (s *Share) Most() int64 {
 	limit := s.budget.Limit()
 	if s.clients != nil && limit > 0 {
@@ -85,8 +86,8 @@ func (s *Share) Most() int64 {
 // The error is ErrFull or ErrShare.
 func (s *Share) Get(n int) (*Buffer, error) { return get(s, n) }
 
-// Take counts n bytes. The error is ErrFull or ErrShare, and nothing is counted then.
-// The caller gives the bytes back by Release.
+// Take counts n bytes. On ErrFull or ErrShare it counts nothing. The caller returns the
+// bytes by Release.
 func (s *Share) Take(n int64) error { return s.take(n) }
 
 func (s *Share) take(n int64) error {
@@ -100,17 +101,17 @@ func (s *Share) take(n int64) error {
 	return nil
 }
 
-// Release gives back n bytes that were taken.
+// Release returns n bytes that were taken.
 func (s *Share) Release(n int64) { s.add(-n) }
 
-// add counts n bytes whatever the limits.
+// add counts n bytes regardless of the limits.
 func (s *Share) add(n int64) {
 	s.budget.add(n)
-	s.count(n, 0) // last: a share that holds nothing may be opened anew
+	s.count(n, 0) // last: an empty share may be opened again
 }
 
-// count adds n bytes to the share, and tells the client's count of the change. False:
-// the client would hold more than most, and nothing has changed.
+// count adds n bytes to the share, and adds the change to the client's count. It
+// returns false and changes nothing if the client would hold more than most.
 func (s *Share) count(n, most int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

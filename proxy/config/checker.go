@@ -25,35 +25,35 @@ func (k *checker) add(key, format string, args ...any) {
 	})
 }
 
-// positive wants a duration or size above zero.
+// positive requires a duration or size above zero.
 func (k *checker) positive(key string, n int64) {
 	if n <= 0 {
 		k.add(key, "must be more than 0")
 	}
 }
 
-// atLeast wants n to be at least least.
+// atLeast requires n to be at least least.
 func (k *checker) atLeast(key string, n, least int) {
 	if n < least {
 		k.add(key, "must be at least %d, found %d", least, n)
 	}
 }
 
-// within wants n to be from low to high.
+// within requires n to be from low to high.
 func (k *checker) within(key string, n, low, high int) {
 	if n < low || n > high {
 		k.add(key, "must be from %d to %d, found %d", low, high, n)
 	}
 }
 
-// share wants a number from 0 to 1.
+// share requires a number from 0 to 1.
 func (k *checker) share(key string, x float64) {
-	if !(x >= 0 && x <= 1) { // so written, NaN is refused too
+	if !(x >= 0 && x <= 1) { // this form also rejects NaN
 		k.add(key, "must be from 0 to 1, found %v", x)
 	}
 }
 
-// oneOf wants value to be one of allowed.
+// oneOf requires value to be one of allowed.
 func (k *checker) oneOf(key, value string, allowed ...string) {
 	if slices.Contains(allowed, value) {
 		return
@@ -61,14 +61,14 @@ func (k *checker) oneOf(key, value string, allowed ...string) {
 	k.add(key, "must be one of %s, found %q", quoteAll(allowed), value)
 }
 
-// required wants some text.
+// required requires a non-empty text.
 func (k *checker) required(key, value string) {
 	if value == "" {
 		k.add(key, "is required")
 	}
 }
 
-// name wants a name that is safe in a URL path, a header and a log line.
+// name requires a name that is safe in a URL path, a header and a log line.
 func (k *checker) name(key, value string) {
 	if value == "" {
 		k.required(key, value)
@@ -82,8 +82,8 @@ func (k *checker) name(key, value string) {
 	}
 }
 
-// unique wants value to be no earlier entry's; seen maps values to the keys
-// that have them.
+// unique requires that no earlier entry has value. seen maps values to the keys that
+// have them.
 func (k *checker) unique(key, value string, seen map[string]string) {
 	if value == "" {
 		return
@@ -95,8 +95,8 @@ func (k *checker) unique(key, value string, seen map[string]string) {
 	seen[value] = key[:max(strings.LastIndexByte(key, '.'), 0)]
 }
 
-// durations wants no duration anywhere to be negative. It comes after the
-// checks of single keys and leaves out those that have a problem already.
+// durations requires all durations to be non-negative. It runs after the checks of
+// single keys and skips keys that have a problem already.
 func (k *checker) durations() {
 	reported := k.problems.keys()
 	walk("", "", reflect.ValueOf(k.config).Elem(), func(key, _ string, v reflect.Value) {
@@ -106,8 +106,8 @@ func (k *checker) durations() {
 	})
 }
 
-// httpURL wants an http or https URL of a host, with nothing after the path.
-// Its text is never repeated: a mistaken URL may hold a password.
+// httpURL requires an http or https URL of a host, with nothing after the path.
+// Problems never repeat its text, because a mistaken URL may contain a password.
 func (k *checker) httpURL(key, value string) {
 	if value == "" {
 		k.required(key, value)
@@ -130,8 +130,8 @@ func (k *checker) httpURL(key, value string) {
 	}
 }
 
-// listen wants host:port; the host may be empty (every address), the port 0
-// (any free one). It reports whether the address is well-formed.
+// listen requires host:port. The host may be empty (every address), and the port 0 (any
+// free one). It reports whether the address is well-formed.
 func (k *checker) listen(key, value string) bool {
 	host, port, err := net.SplitHostPort(value)
 	switch {
@@ -147,7 +147,7 @@ func (k *checker) listen(key, value string) bool {
 	return false
 }
 
-// dialOrListen wants host:port or unix:path.
+// dialOrListen requires host:port or unix:path.
 func (k *checker) dialOrListen(key, value string) {
 	if path, isUnix := strings.CutPrefix(value, "unix:"); isUnix {
 		if path == "" {
@@ -158,7 +158,7 @@ func (k *checker) dialOrListen(key, value string) {
 	k.listen(key, value)
 }
 
-// zmq wants tcp://host:port.
+// zmq requires tcp://host:port.
 func (k *checker) zmq(key, value string) {
 	address, isTCP := strings.CutPrefix(value, "tcp://")
 	if !isTCP || !validHostPort(address) {
@@ -166,8 +166,7 @@ func (k *checker) zmq(key, value string) {
 	}
 }
 
-// validHostPort reports whether address is a host and a port that can be
-// dialled.
+// validHostPort reports whether address is a host and a port that can be dialed.
 func validHostPort(address string) bool {
 	host, port, err := net.SplitHostPort(address)
 	return err == nil && host != "" && validHost(host) && validPort(port, 1)
@@ -193,15 +192,14 @@ func validHost(host string) bool {
 	return true
 }
 
-// isLoopback reports whether the well-formed address listens to this machine
-// only.
+// isLoopback reports whether only this machine can reach the well-formed address.
 func isLoopback(address string) bool {
 	host, _, _ := net.SplitHostPort(address)
 	return hostIP(host).IsLoopback()
 }
 
-// overlap reports whether two well-formed addresses cannot both be listened
-// on: the same port on the same host, or on one host and on all of them.
+// overlap reports whether a process cannot listen on both well-formed addresses: they
+// have the same port, and the same host or one host and all hosts.
 func overlap(a, b string) bool {
 	hostA, portA, _ := net.SplitHostPort(a)
 	hostB, portB, _ := net.SplitHostPort(b)
@@ -214,8 +212,8 @@ func overlap(a, b string) bool {
 	return hostA == hostB || ipA.IsValid() && ipA == ipB || covers(hostA, ipB) || covers(hostB, ipA)
 }
 
-// hostIP returns the address that host is, or the zero one; a name other than
-// localhost is not looked up.
+// hostIP returns the address in host, or the zero address. A name other than localhost
+// is not resolved.
 func hostIP(host string) netip.Addr {
 	if host == "localhost" {
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -224,9 +222,8 @@ func hostIP(host string) netip.Addr {
 	return ip.Unmap()
 }
 
-// covers reports whether host means every address of ip's family: an empty
-// host and :: mean both families. A name that is no address is not covered
-// unless host means everything.
+// covers reports whether host means every address of ip's family. An empty host and ::
+// mean both families. A name is covered only if host means all addresses.
 func covers(host string, ip netip.Addr) bool {
 	return host == "" || host == "::" || host == "0.0.0.0" && ip.Is4()
 }

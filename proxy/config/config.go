@@ -1,15 +1,13 @@
-// Package config turns the text of a config.toml into a checked struct. It
-// opens nothing: no file that a key names, no socket, no engine; callers hand
-// it bytes and get either a Config that may be used as it is or the list of
-// everything that is wrong with it, each entry with its key and line.
+// Package config parses the text of a config.toml into a validated struct. It opens
+// nothing: no file that a key names, no socket, no engine. Callers pass bytes and get
+// either a valid Config or the list of all problems, each with its key and line.
 //
-// The way is always the same: defaults, then a strict decode (an unknown key
-// or a wrong type is a problem), then the checks of validate*.go. The sections
-// are described where their structs are: server.go for the front door,
-// routing.go for policies and plugins, kv.go for what is known of KV blocks, conversation.go for conversations,
-// engines.go for engines and how they are called and found, fleet.go for more
-// than one process. The config.toml at the root of the repository shows every
-// key with its default.
+// The steps are always the same: defaults, then a strict decode (an unknown key or a
+// wrong type is a problem), then the checks of validate*.go. The sections are
+// documented at their structs: server.go for the public side, routing.go for policies
+// and plugins, kv.go for KV blocks, conversation.go for conversations, engines.go for
+// engines and the calls to them, fleet.go for discovery and for several processes. The
+// config.toml at the root of the repository shows every key with its default.
 package config
 
 import (
@@ -19,8 +17,8 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// Config is one whole configuration. A value from Parse is complete and
-// checked; it is read-only by convention and safe for concurrent readers.
+// Config is one whole configuration. A value from Parse is complete and valid. It must
+// not be changed, and is safe for concurrent readers.
 type Config struct {
 	// Server is the public side: addresses, TLS, client keys, sizes.
 	Server Server `toml:"server"`
@@ -32,11 +30,11 @@ type Config struct {
 	Limits Limits `toml:"limits"`
 	// Policy names the policies that decide.
 	Policy Policy `toml:"policy"`
-	// Conversation is how requests are known to belong together.
+	// Conversation configures how requests of one conversation are recognized.
 	Conversation Conversation `toml:"conversation"`
-	// KVIndex is what is remembered of the engines' KV blocks.
+	// KVIndex configures the index of the engines' KV blocks.
 	KVIndex KVIndex `toml:"kv_index"`
-	// Tokens is how prompts become token ids.
+	// Tokens configures how prompts are converted to token ids.
 	Tokens Tokens `toml:"tokens"`
 	// Recording is the trace that is written for the replay lab.
 	Recording Recording `toml:"recording"`
@@ -44,29 +42,29 @@ type Config struct {
 	Plugins []Plugin `toml:"plugin"`
 	// Upstreams are the addresses that plugins may call.
 	Upstreams []Upstream `toml:"upstream"`
-	// Engines are the instances known from the start.
+	// Engines are the configured instances.
 	Engines []Engine `toml:"engine"`
-	// Health is how instances are probed.
+	// Health configures the probes of instances.
 	Health Health `toml:"health"`
-	// Retry is how often a leg is tried again.
+	// Retry bounds the retries of legs.
 	Retry Retry `toml:"retry"`
-	// Circuit is when a failing instance or pair is left alone.
+	// Circuit configures when a failing instance or pair is not used.
 	Circuit Circuit `toml:"circuit"`
-	// Pairs is how prefill and decode engines come together.
+	// Pairs configures the pairing of prefill and decode engines.
 	Pairs Pairs `toml:"pairs"`
-	// TRTLLM is how the workers of TensorRT-LLM are spoken to.
+	// TRTLLM configures the calls to TensorRT-LLM's workers.
 	TRTLLM TRTLLM `toml:"trtllm"`
-	// Discovery is where further instances are found.
+	// Discovery configures the search for further instances.
 	Discovery Discovery `toml:"discovery"`
 	// Fleet is one coordinator with many workers.
 	Fleet Fleet `toml:"fleet"`
-	// Sidecar is pdproxy beside one engine.
+	// Sidecar configures pdproxy beside one engine.
 	Sidecar Sidecar `toml:"sidecar"`
-	// Transport is how engines are called.
+	// Transport configures the HTTP calls to engines.
 	Transport Transport `toml:"transport"`
 
-	// lines knows on which line of the parsed text each key stands; nil in a
-	// Config that was not parsed.
+	// lines maps each key to its line in the parsed text; nil in a Config that was not
+	// parsed.
 	lines lineIndex
 }
 
@@ -94,9 +92,9 @@ func Default() Config {
 	}
 }
 
-// Parse decodes and checks data, the text of a config.toml. The error, when
-// there is one, is of type Problems and holds everything that is wrong; a
-// text that is no TOML at all yields the one problem at which reading stopped.
+// Parse decodes and validates data, the text of a config.toml. An error is of type
+// Problems and contains all problems. For a text that is not TOML it contains the one
+// problem at which parsing stopped.
 func Parse(data []byte) (Config, error) {
 	var tree map[string]any
 	if _, err := toml.Decode(string(data), &tree); err != nil {
@@ -111,8 +109,8 @@ func Parse(data []byte) (Config, error) {
 	cfg.Limits.defaultClient(set)
 	reported := problems.keys()
 	for _, p := range cfg.Validate() {
-		// A key that could not be decoded still has its default: what the
-		// checks say about that default would only mislead.
+		// A key that could not be decoded still has its default: a problem with that
+		// default would be misleading.
 		if !reported[p.Key] {
 			problems = append(problems, p)
 		}
@@ -124,9 +122,9 @@ func Parse(data []byte) (Config, error) {
 	return cfg, nil
 }
 
-// syntaxProblem turns the parse error of text into a Problem. Its line is that
-// where the offending token starts: the parser's own count is one too high
-// where it stopped at a line end.
+// syntaxProblem converts the parse error of text to a Problem. Its line is the start of
+// the offending token: the parser's own line is one too high if it stopped at a line
+// end.
 func syntaxProblem(text string, err error) Problem {
 	var parse toml.ParseError
 	if !errors.As(err, &parse) {

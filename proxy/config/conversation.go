@@ -5,23 +5,23 @@ import (
 	"strings"
 )
 
-// Conversation is how requests are known to belong together, so that a later
-// turn can go where the earlier ones were served. Without an id, a conversation
-// is known by its prompts.
+// Conversation configures how requests of one conversation are recognized, so that a
+// later turn can go to the engines of the earlier ones. Without an id, a conversation
+// is recognized by its prompts.
 type Conversation struct {
-	// Fields are the body members that may hold the client's id of the
-	// conversation, asked in this order; dots lead into objects. Default: those of
-	// TensorRT-LLM, SGLang and vLLM.
+	// Fields are the body members that may contain the client's id of the conversation,
+	// read in this order; dots lead into objects. Default: those of TensorRT-LLM,
+	// SGLang and vLLM.
 	Fields []string `toml:"fields"`
-	// Headers are the request headers that may hold it, asked after Fields.
-	// Default: those of TensorRT-LLM and vLLM.
+	// Headers are the request headers that may contain it, read after Fields. Default:
+	// those of TensorRT-LLM and vLLM.
 	Headers []string `toml:"headers"`
-	// LateFields are body members asked after Headers, since clients may give
-	// many conversations one value. Default: prompt_cache_key and
+	// LateFields are body members that are read after Headers, because clients may use
+	// one value for many conversations. Default: prompt_cache_key and
 	// client_metadata.session_id.
 	LateFields []string `toml:"late_fields"`
-	// Capacity is how many conversations are remembered; the one used longest ago
-	// makes room. Default 100000; at least 1.
+	// Capacity is the number of conversations that are remembered; the least recently
+	// used one is dropped. Default 100000; at least 1.
 	Capacity int `toml:"capacity"`
 }
 
@@ -34,7 +34,7 @@ func defaultConversation() Conversation {
 	}
 }
 
-// mostConversations bounds the table to some 2.7 GB.
+// mostConversations bounds the table to about 2.7 GB.
 const mostConversations = 10_000_000
 
 // conversation checks [conversation].

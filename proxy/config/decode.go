@@ -12,15 +12,15 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// decoder fills a struct from a decoded TOML tree and notes every unknown key
-// and wrong type instead of stopping at the first. Keys match field tags
-// exactly; nothing is converted except a whole number to a float.
+// decoder fills a struct from a decoded TOML tree. It notes every unknown key and wrong
+// type instead of stopping at the first. Keys match field tags exactly. The only
+// conversion is that of an integer to a float.
 type decoder struct {
 	lines    lineIndex
 	problems Problems
 }
 
-// decodeTree fills cfg from tree and returns what does not fit.
+// decodeTree fills cfg from tree and returns the problems.
 func decodeTree(tree map[string]any, cfg *Config) Problems {
 	d := &decoder{lines: cfg.lines}
 	d.table("", tree, reflect.ValueOf(cfg).Elem())
@@ -133,8 +133,8 @@ func (d *decoder) scalar(key string, datum any, v reflect.Value) {
 	}
 }
 
-// wrongType notes that key holds another type than want; the value itself is
-// left out, since it may be a secret.
+// wrongType notes that key has another type than want. It omits the value, which may be
+// a secret.
 func (d *decoder) wrongType(key, want string, datum any) {
 	d.add(key, "wrong type: want %s, found %s", want, typeName(datum))
 }
@@ -187,7 +187,7 @@ func typeName(datum any) string {
 	}
 }
 
-// joinKey appends name, quoted where TOML wants it, to the key of its table.
+// joinKey appends name, quoted if TOML requires it, to the key of its table.
 func joinKey(path, name string) string {
 	quoted := toml.Key{name}.String()
 	if path == "" {
@@ -196,5 +196,5 @@ func joinKey(path, name string) string {
 	return path + "." + quoted
 }
 
-// indexKey is the key of entry i of the array key, counted from 0.
+// indexKey returns the key of entry i of the array key, counted from 0.
 func indexKey(key string, i int) string { return key + "[" + strconv.Itoa(i) + "]" }

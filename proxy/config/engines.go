@@ -15,17 +15,17 @@ const (
 	RolePrefill = "prefill"
 	RoleDecode  = "decode"
 	RoleBoth    = "both"
-	// RoleEncode is of vLLM engines that encode images and sounds ahead of
-	// prefill, and serve nothing else.
+	// RoleEncode is the role of vLLM engines that only encode images and sounds ahead
+	// of prefill.
 	RoleEncode = "encode"
 )
 
-// Connectors: the proxy's half of each engine's KV-transfer protocol. Two
-// instances pair only when both have the same one.
+// Connectors: the proxy's side of each engine's KV-transfer protocol. Two instances can
+// be paired only if both have the same one.
 const (
 	ConnectorVLLMNixl     = "vllm-nixl"
 	ConnectorVLLMNixlPush = "vllm-nixl-push"
-	// ConnectorVLLMStore is any of vLLM's to a KV cache that engines share, such
+	// ConnectorVLLMStore is any vLLM connector to a KV cache that engines share, such
 	// as LMCache's.
 	ConnectorVLLMStore = "vllm-store"
 	// ConnectorVLLMMoRIIO is MoRI-IO in its default WRITE mode,
@@ -43,7 +43,7 @@ const (
 	ConnectorNone = "none"
 )
 
-// roles and connectors list what the keys of these names accept.
+// roles and connectors list the accepted values of these keys.
 func roles() []string { return []string{RolePrefill, RoleDecode, RoleBoth, RoleEncode} }
 
 func connectors() []string {
@@ -53,7 +53,7 @@ func connectors() []string {
 	}
 }
 
-// Engine is one instance that is known from the start.
+// Engine is one configured instance.
 type Engine struct {
 	// Name is the instance's name in logs, metrics and headers: letters,
 	// digits and - _ . : @, unique. Required.
@@ -73,32 +73,31 @@ type Engine struct {
 	// APIKeyFile is a file with the key that is sent to this instance instead
 	// of the client's Authorization. Default "": the client's is sent.
 	APIKeyFile string `toml:"api_key_file"`
-	// Model is the model it serves. Default "": asked from the instance.
+	// Model is the model it serves. Default "": read from the instance.
 	Model string `toml:"model"`
-	// KVEvents is where its KV events come from: "tcp://host:port" (port +
-	// rank where there are more), or "poll" for trtllm. Default "": none;
-	// sglang is asked.
+	// KVEvents is the source of its KV events: "tcp://host:port" (port + rank for
+	// several ranks), or "poll" for trtllm. Default "": none; for sglang, the address
+	// that the instance reports.
 	KVEvents string `toml:"kv_events"`
-	// KVReplay is where missed KV events are asked for, "tcp://host:port".
-	// Default "": nowhere.
+	// KVReplay is the address for missed KV events, "tcp://host:port". Default "":
+	// none.
 	KVReplay string `toml:"kv_replay"`
-	// BlockTokens is the number of tokens in one of its KV blocks. Default 0:
-	// found out from its events, its server info or its metrics.
+	// BlockTokens is the number of tokens in one of its KV blocks. Default 0: learned
+	// from its events, its server info or its metrics.
 	BlockTokens int `toml:"block_tokens"`
 	// BootstrapHost is the bootstrap server's host as the decode side reaches
 	// it; sglang and vllm-mooncake prefill only. Default "": the host of URL.
 	BootstrapHost string `toml:"bootstrap_host"`
-	// BootstrapPort is the bootstrap server's port; sglang and vllm-mooncake
-	// prefill only. Default 0: asked from sglang's GET /server_info, else 8998.
+	// BootstrapPort is the bootstrap server's port; sglang and vllm-mooncake prefill
+	// only. Default 0: from sglang's GET /server_info, else 8998.
 	BootstrapPort int `toml:"bootstrap_port"`
-	// HeaderOverrides says that it runs with
-	// SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1, so that what a transfer needs goes
-	// in header lines and the body as the client wrote it; sglang only. Default
-	// false.
+	// HeaderOverrides says that it runs with SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1.
+	// Transfer fields are then sent in header lines, and the body stays unchanged;
+	// sglang only. Default false.
 	HeaderOverrides bool `toml:"header_overrides"`
-	// KVAddress is where its peers reach the KV transfer of vllm-moriio or
-	// vllm-p2p-nccl, as ParseKVAddress reads it. Required there; engines that register say it.
-	// Default "".
+	// KVAddress is the address of its KV transfer for its peers, in the form of
+	// ParseKVAddress; vllm-moriio and vllm-p2p-nccl. Required there, except for engines
+	// that register it. Default "".
 	KVAddress string `toml:"kv_address"`
 	// TPSize is its tensor-parallel size; vllm-moriio, vllm-mooncake, and
 	// vllm-nixl-push prefill. Default 0: that of its peers, with vllm-nixl-push 1.
@@ -115,45 +114,45 @@ type Engine struct {
 	// them (port + rank where there are more); vllm-nixl-push and vllm-p2p-tier
 	// prefill only, required there. Default "".
 	SideChannel string `toml:"side_channel"`
-	// Bidirectional says that its kv_connector_extra_config has
-	// bidirectional_kv_xfer: decode keeps the KV of what it has answered, and prefill
-	// pulls it at the conversation's next turn; vllm-nixl only. Default false.
+	// Bidirectional says that its kv_connector_extra_config has bidirectional_kv_xfer:
+	// decode retains the KV of its answers, and prefill pulls it at the conversation's
+	// next turn; vllm-nixl only. Default false.
 	Bidirectional bool `toml:"bidirectional"`
-	// DecoderKVBlocksTTL is its decoder_kv_blocks_ttl: how long a bidirectional
-	// decode keeps that. Default 0: vLLM's, 480s.
+	// DecoderKVBlocksTTL is its decoder_kv_blocks_ttl: how long a bidirectional decode
+	// retains that KV. Default 0: vLLM's, 480s.
 	DecoderKVBlocksTTL Duration `toml:"decoder_kv_blocks_ttl"`
-	// KVLeaseDuration is its kv_lease_duration: how long a prefill keeps what no
-	// decode has asked for; vllm-nixl only. Default 0: vLLM's, 30s.
+	// KVLeaseDuration is its kv_lease_duration: how long a prefill keeps KV that no
+	// decode has requested; vllm-nixl only. Default 0: vLLM's, 30s.
 	KVLeaseDuration Duration `toml:"kv_lease_duration"`
-	// KVHosts is where its answers may send its peers besides the hosts that are known
-	// to be its own, as ParseKVHosts reads it: for engines of several hosts, or whose
-	// side channel is on another network. Default "": anywhere for an engine of the
-	// configuration file, except where the peer itself is (the loopback); nowhere for
-	// an engine that registered or was discovered.
+	// KVHosts lists hosts that its answers may name to its peers, in addition to the
+	// hosts that are known to be its own, in the form of ParseKVHosts: for engines of
+	// several hosts, or with a side channel on another network. Default "": any host
+	// for an engine of the configuration file, except the peer's own (the loopback); no
+	// other host for an engine that registered or was discovered.
 	KVHosts string `toml:"kv_hosts"`
-	// HealthPath is the path of the health probe. Default "": the connector's
-	// cheap one. Probes never generate.
+	// HealthPath is the path of the health probe. Default "": a cheap path of the
+	// connector. Probes never generate tokens.
 	HealthPath string `toml:"health_path"`
-	// MaxConns is how many connections may be open to it. Default 0: no cap.
+	// MaxConns is the maximum number of open connections to it. Default 0: no limit.
 	MaxConns int `toml:"max_conns"`
 	// CA is a file of CA certificates (PEM) that may sign its certificate.
 	// Default "": the system's.
 	CA string `toml:"ca"`
-	// InsecureSkipVerify takes any certificate. Default false.
+	// InsecureSkipVerify accepts any certificate. Default false.
 	InsecureSkipVerify bool `toml:"insecure_skip_verify"`
-	// Wire is the generation of the trtllm wire format: "g1", "g2" or "g3".
-	// Default "": found out from the instance.
+	// Wire is the generation of the trtllm wire format: "g1", "g2" or "g3". Default "":
+	// determined from the instance.
 	Wire string `toml:"wire"`
 }
 
-// Pushes reports whether the instance is a prefill of vllm-nixl-push: decode is
-// told who it is before it has answered anything.
+// Pushes reports whether the instance is a prefill of vllm-nixl-push: decode gets its
+// identity before it has answered.
 func (e *Engine) Pushes() bool {
 	return e.Connector == ConnectorVLLMNixlPush && e.Role == RolePrefill
 }
 
-// SideChannelled reports whether the instance is a prefill whose side channel
-// decode is told of, from the configuration.
+// SideChannelled reports whether the instance is a prefill whose configured side
+// channel is sent to decode.
 func (e *Engine) SideChannelled() bool {
 	return e.Pushes() || e.Connector == ConnectorVLLMP2PTier && e.Role == RolePrefill
 }
@@ -164,17 +163,16 @@ const (
 	vllmLease     = 30 * time.Second
 )
 
-// KVLease is how long a prefill keeps what it has computed for a decode that does
-// not come.
+// KVLease returns how long a prefill keeps its KV for a decode that does not come.
 func (e *Engine) KVLease() time.Duration { return cmp.Or(time.Duration(e.KVLeaseDuration), vllmLease) }
 
-// KeepsFor is how long a bidirectional decode keeps what it has answered.
+// KeepsFor returns how long a bidirectional decode retains its KV.
 func (e *Engine) KeepsFor() time.Duration {
 	return cmp.Or(time.Duration(e.DecoderKVBlocksTTL), vllmBlocksTTL)
 }
 
-// EngineIDOf is the engine id of a rank of a prefill that pushes: each of several
-// is an engine of its own. Source: vLLM v1/engine/core.py run_engine_core.
+// EngineIDOf returns the engine id of a rank of a pushing prefill: each of several
+// ranks is a separate engine. Source: vLLM v1/engine/core.py run_engine_core.
 func (e *Engine) EngineIDOf(rank int) string {
 	if e.Ranks <= 1 {
 		return e.EngineID
@@ -182,8 +180,8 @@ func (e *Engine) EngineIDOf(rank int) string {
 	return e.EngineID + "_dp" + strconv.Itoa(rank)
 }
 
-// SideChannelOf is where peers reach the side channel of a rank; "" when that is
-// not known.
+// SideChannelOf returns the address of a rank's side channel for peers; "" if it is not
+// known.
 func (e *Engine) SideChannelOf(rank int) (host string, port int) {
 	if e.SideChannel == "" {
 		return "", 0
@@ -196,8 +194,8 @@ func (e *Engine) SideChannelOf(rank int) (host string, port int) {
 	return host, port + rank
 }
 
-// CheckKVAddress reports why kv_address, which can be read, is not what the
-// connector needs.
+// CheckKVAddress returns an error if kv_address, which must be well-formed, is not of
+// the connector's form.
 func (e *Engine) CheckKVAddress() error {
 	nccl := e.Connector == ConnectorVLLMP2PNCCL
 	if !nccl && !e.MoRIIO() || e.Role == RoleBoth || e.Role == RoleEncode {
@@ -226,40 +224,38 @@ type Health struct {
 	// never 0.
 	Interval Duration `toml:"interval"`
 	// SuspectInterval is the time between two probes of an instance that has not
-	// answered the last one, until UnhealthyAfter are full, and the least between
-	// two that failed legs ask for. Default 250ms; 0 is Interval, whatever fails.
+	// answered the last one, until UnhealthyAfter is reached, and the minimum time
+	// between two probes that failed legs request. Default 250ms; 0 means Interval in
+	// all cases.
 	SuspectInterval Duration `toml:"suspect_interval"`
-	// Timeout is how long a probe may take. Default 1s; never 0. An instance that
-	// falls silent is known after Interval + UnhealthyAfter * Timeout +
-	// (UnhealthyAfter-1) * SuspectInterval at the latest, by default 5.5s: legs that
-	// wait for it are then tried elsewhere.
+	// Timeout is how long a probe may take. Default 1s; never 0. An unresponsive
+	// instance is detected after at most Interval + UnhealthyAfter * Timeout +
+	// (UnhealthyAfter-1) * SuspectInterval, by default 5.5s: legs that wait for it are
+	// then retried elsewhere.
 	Timeout Duration `toml:"timeout"`
-	// UnhealthyAfter is how many failed probes in a row make an instance
-	// unhealthy; one that is refused a connection does so by itself. Default 3; at
-	// least 1.
+	// UnhealthyAfter is the number of consecutive failed probes that make an instance
+	// unhealthy; a refused connection does so alone. Default 3; at least 1.
 	UnhealthyAfter int `toml:"unhealthy_after"`
-	// HealthyAfter is how many good probes in a row make it healthy again; one does
-	// after a refused connection.
-	// Default 2; at least 1.
+	// HealthyAfter is the number of consecutive successful probes that make it healthy
+	// again; one is enough after a refused connection. Default 2; at least 1.
 	HealthyAfter int `toml:"healthy_after"`
-	// LoadInterval is the time between two looks at what a ready instance says
-	// of its load, which corrects our own counters for what others send to it.
-	// Default 1s; 0 is off. TensorRT-LLM hands each of its statistics out once:
-	// whoever else reads its /metrics misses what we read.
+	// LoadInterval is the time between two polls of a ready instance's load report,
+	// which corrects the proxy's own counters by the requests of others. Default 1s; 0
+	// is off. TensorRT-LLM returns each of its statistics only once: another reader of
+	// its /metrics misses those that the proxy has read.
 	LoadInterval Duration `toml:"load_interval"`
 }
 
-// Retry is how often a leg is tried again, always before the client's first
-// byte.
+// Retry bounds the retries of a leg, always before the client's first byte.
 type Retry struct {
-	// Attempts is how many tries a phase has, the first one counted. Default
-	// 3; at least 1.
+	// Attempts is the number of tries of a phase, including the first one. Default 3;
+	// at least 1.
 	Attempts int `toml:"attempts"`
-	// Budget is the most that retries may be of the recent exchanges, as a
-	// share from 0 to 1. Default 0.2; 0 leaves MinBudget alone.
+	// Budget is the maximum share of retries in the recent exchanges, from 0 to 1.
+	// Default 0.2; with 0 only MinBudget applies.
 	Budget float64 `toml:"budget"`
-	// MinBudget is how many retries the budget's window allows whatever the
-	// share. Default 10; 0: none.
+	// MinBudget is the number of retries that the budget's window allows regardless of
+	// the share. Default 10; 0: none.
 	MinBudget int `toml:"min_budget"`
 	// ScheduleStyle is the leg order of trtllm pairs: "context_first" or
 	// "generation_first", which needs prefill engines that publish an endpoint in
@@ -268,9 +264,9 @@ type Retry struct {
 	ScheduleStyle string `toml:"schedule_style"`
 }
 
-// Circuit is when a failing instance or pair is left alone.
+// Circuit configures when a failing instance or pair is not used.
 type Circuit struct {
-	// Failures is how many failures in a row eject an instance or a pair.
+	// Failures is the number of consecutive failures that eject an instance or a pair.
 	// Default 5; at least 1.
 	Failures int `toml:"failures"`
 	// OpenFor is the time until an ejected one gets a trial. Default 10s;
@@ -278,7 +274,7 @@ type Circuit struct {
 	OpenFor Duration `toml:"open_for"`
 }
 
-// Transport is how engines are called.
+// Transport configures the HTTP calls to engines.
 type Transport struct {
 	// Client is the HTTP client: "own" (HTTP/1.1, the fast one) or "nethttp"
 	// (net/http's, also h2 over TLS). Default "own".
@@ -309,8 +305,8 @@ func defaultTransport() Transport {
 	return Transport{Client: "own", MaxIdle: 256, IdleTimeout: seconds(4)}
 }
 
-// Address is the host:port of URL, with the scheme's port where it has none; ""
-// for a URL that cannot be read.
+// Address returns the host:port of URL, with the scheme's port if URL has none; "" for
+// a malformed URL.
 func (e Engine) Address() string {
 	u, err := url.Parse(e.URL)
 	if err != nil || u.Hostname() == "" {

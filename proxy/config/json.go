@@ -7,9 +7,9 @@ import (
 	"io"
 )
 
-// EngineFromJSON reads one engine as an operator posts it or registers it in
-// etcd: a JSON object with the keys of [[engine]], checked as strictly as the
-// configuration. The error is Problems.
+// EngineFromJSON parses one engine that an operator posts or registers in etcd: a JSON
+// object with the keys of [[engine]], validated as strictly as the configuration. The
+// error is Problems.
 func EngineFromJSON(data []byte) (Engine, error) {
 	r := &jsonReader{text: data, lines: lineIndex{}}
 	datum := r.read(indexKey("engine", 0))
@@ -34,20 +34,20 @@ func enginesFromJSON(data []byte) ([]Engine, error) {
 	return r.engines(r.read(root))
 }
 
-// jsonReader reads JSON into the tree that the decoder takes, whole numbers as
-// int64, and notes on which line each key stands.
+// jsonReader parses JSON into the tree that the decoder reads, with integers as int64,
+// and notes the line of each key.
 type jsonReader struct {
 	text     []byte
 	tokens   *json.Decoder
 	lines    lineIndex
 	problems Problems
-	seen     int // bytes that lineAt has looked at, and the line ends in them
+	seen     int // bytes that lineAt has counted, and the line ends in them
 	breaks   int
 }
 
 // read returns the tree of the text, whose key is root.
 func (r *jsonReader) read(root string) any {
-	// Everything that is wrong with the text shows here, its depth too.
+	// This finds every syntax error of the text, and excessive depth.
 	var whole json.RawMessage
 	if err := json.Unmarshal(r.text, &whole); err != nil {
 		line := 0
@@ -95,14 +95,14 @@ func (r *jsonReader) value(key string) any {
 		if whole, err := token.Int64(); err == nil {
 			return whole
 		}
-		float, _ := token.Float64() // beyond its range: no key takes a float that large
+		float, _ := token.Float64() // out of range: no key accepts so large a float
 		return float
 	default:
 		return token
 	}
 }
 
-// object reads what follows a brace, up to its partner.
+// object reads the members after an opening brace, up to the closing one.
 func (r *jsonReader) object(path string) map[string]any {
 	table := map[string]any{}
 	for r.tokens.More() {
@@ -119,7 +119,7 @@ func (r *jsonReader) object(path string) map[string]any {
 	return table
 }
 
-// token returns the next token; read has seen that there is one.
+// token returns the next token; read has checked that there is one.
 func (r *jsonReader) token() json.Token {
 	token, err := r.tokens.Token()
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -128,7 +128,8 @@ func (r *jsonReader) token() json.Token {
 	return token
 }
 
-// lineAt is the line, from 1, of the byte before offset, which never goes back.
+// lineAt returns the line, from 1, of the byte before offset. Offsets must not
+// decrease.
 func (r *jsonReader) lineAt(offset int64) int {
 	end := min(max(int(offset)-1, r.seen), len(r.text))
 	r.breaks += bytes.Count(r.text[r.seen:end], []byte("\n"))

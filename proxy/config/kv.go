@@ -1,33 +1,33 @@
 package config
 
-// Where token ids of prompts come from.
+// The sources of prompts' token ids.
 const (
 	TokensClient = "client" // the request carries them
-	TokensEngine = "engine" // an engine is asked
+	TokensEngine = "engine" // an engine's tokenize endpoint
 	TokensLocal  = "local"  // a tokenizer file of this host
 )
 
 func tokenSources() []string { return []string{TokensClient, TokensEngine, TokensLocal} }
 
-// KVIndex is what is remembered of the KV blocks that engines hold. It is used
-// when a policy needs blocks.
+// KVIndex configures the index of the KV blocks that engines hold. It is used when a
+// policy needs blocks.
 type KVIndex struct {
-	// MaxEntries bounds the (block, target) pairs that are remembered; one takes
-	// at most 40 bytes. Default 16777216.
+	// MaxEntries bounds the (block, target) pairs in the index; a pair takes at most 40
+	// bytes. Default 16777216.
 	MaxEntries int `toml:"max_entries"`
-	// Expect is how long a block is believed to be where a request was sent
-	// before the engine's events say so. Default 30s; never 0.
+	// Expect is how long a block counts as held by an engine to which a request was
+	// sent, before the engine's events report it. Default 30s; never 0.
 	Expect Duration `toml:"expect"`
-	// TextTTL is how long an engine without KV events is believed to keep what
-	// was sent to it. Default 10m; never 0.
+	// TextTTL is how long an engine without KV events is assumed to keep the blocks of
+	// its requests. Default 10m; never 0.
 	TextTTL Duration `toml:"text_ttl"`
-	// TextTokens is how many tokens a rank of an engine without KV events is
-	// believed to keep. Default 1000000; 0: no bound.
+	// TextTokens is the number of tokens that a rank of an engine without KV events is
+	// assumed to keep. Default 1000000; 0: no bound.
 	TextTokens int `toml:"text_tokens"`
 }
 
-// Tokens is how prompts become token ids, by which they are looked up among the
-// blocks of engines with KV events.
+// Tokens configures how prompts are converted to token ids, by which they are looked up
+// among the blocks of engines with KV events.
 type Tokens struct {
 	// Sources are tried in this order: "client", "engine", "local". Default
 	// ["client", "local", "engine"].
@@ -36,20 +36,20 @@ type Tokens struct {
 	// serves every other. They encode plain prompts; chats need an engine.
 	// Default {}.
 	Files map[string]string `toml:"files"`
-	// Timeout is how long one request may wait for its ids; it is placed without
-	// them then. Default 250ms; never 0.
+	// Timeout is how long one request may wait for its ids; after that it is placed
+	// without them. Default 250ms; never 0.
 	Timeout Duration `toml:"timeout"`
 	// CacheTokens is how many ids are kept for equal prompts, 4 bytes each.
 	// Default 4194304; 0: none.
 	CacheTokens int `toml:"cache_tokens"`
 }
 
-// Recording is the trace that a node writes for the replay lab: lengths, hashes
+// Recording configures the trace that a node writes for the replay lab: lengths, hashes
 // of blocks and times, never text.
 type Recording struct {
-	// Path is the file, which is begun anew at each start and takeover, and with each
-	// new coordinator. One that is there and not empty is renamed to PATH.TIME, of its
-	// last change. Default "": none is written.
+	// Path is the file. A new one is begun at each start and takeover, and with each
+	// new coordinator. An existing file that is not empty is renamed to PATH.TIME, with
+	// the time of its last change. Default "": no recording.
 	Path string `toml:"path"`
 	// BlockTokens is how many tokens a block of the recording has. Default 512.
 	BlockTokens int `toml:"block_tokens"`

@@ -6,22 +6,22 @@ import (
 	"strings"
 )
 
-// KVAddress is where an engine's peers reach the KV transfer of vLLM's
-// MoRIIOConnector, or P2pNcclConnector. Its text is the one that engines register
-// and read out of request ids: "host:10.0.0.5,handshake:6301,notify:61005", or
-// "10.0.0.5:21001". Sources: vLLM distributed/kv_transfer/kv_connector/v1/moriio/
-// moriio_common.py parse_moriio_zmq_address, and p2p/p2p_nccl_connector.py
-// parse_request_id.
+// KVAddress is the address of the KV transfer of vLLM's MoRIIOConnector or
+// P2pNcclConnector for an engine's peers. Its text form is the one that engines
+// register and read from request ids: "host:10.0.0.5,handshake:6301,notify:61005", or
+// "10.0.0.5:21001". Sources: vLLM
+// distributed/kv_transfer/kv_connector/v1/moriio/moriio_common.py
+// parse_moriio_zmq_address, and p2p/p2p_nccl_connector.py parse_request_id.
 type KVAddress struct {
 	Host      string // IP address or name, IPv6 without brackets
-	Handshake int    // port of rank 0 of the handshake, of P2pNcclConnector the only one
+	Handshake int    // handshake port of rank 0; the only port of P2pNcclConnector
 	Notify    int    // port of rank 0 of the notifications; 0 with P2pNcclConnector
 }
 
-// Alone reports that the address has one port, as P2pNcclConnector's has.
+// Alone reports whether the address has one port, as P2pNcclConnector's has.
 func (a KVAddress) Alone() bool { return a.Notify == 0 }
 
-// IsZero reports that no address is known.
+// IsZero reports whether no address is known.
 func (a KVAddress) IsZero() bool { return a == KVAddress{} }
 
 // String returns the text of a; "" for the zero value.
@@ -42,9 +42,8 @@ func (a KVAddress) Append(dst []byte) []byte {
 
 var errKVAddress = errors.New("want host:HOST,handshake:PORT,notify:PORT, or HOST:PORT")
 
-// ParseKVAddress reads the text of an address. The parts may stand in any
-// order; parts of another name are ignored, as the engines do. "" is the zero
-// value.
+// ParseKVAddress parses the text of an address. The parts may have any order; parts
+// with other names are ignored, as in the engines. "" is the zero value.
 func ParseKVAddress(text string) (KVAddress, error) {
 	var a KVAddress
 	if text == "" {

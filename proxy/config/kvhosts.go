@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// KVHosts is where an instance's peers may be sent besides its own host, as
-// engine.kv_hosts says.
+// KVHosts is a set of hosts, in addition to an instance's own, that the instance may
+// name to its peers: engine.kv_hosts.
 type KVHosts struct {
 	any      bool
 	networks []netip.Prefix
 	names    []string
 }
 
-// ParseKVHosts reads addresses, networks (10.0.0.0/8) and names with commas
-// between them; "*" is anywhere.
+// ParseKVHosts parses addresses, networks (10.0.0.0/8) and names, separated by commas;
+// "*" is any host.
 func ParseKVHosts(text string) (KVHosts, error) {
 	var h KVHosts
 	if text == "" {
@@ -42,7 +42,7 @@ func ParseKVHosts(text string) (KVHosts, error) {
 	return h, nil
 }
 
-// Contains reports whether host is among them; ip is host, if it is an address.
+// Contains reports whether host is in the set; ip is host if it is an address.
 func (h *KVHosts) Contains(host string, ip netip.Addr) bool {
 	if h.any {
 		return true
@@ -60,8 +60,8 @@ func (h *KVHosts) Contains(host string, ip netip.Addr) bool {
 	return false
 }
 
-// wide reports whether h has a large part of the addresses of a family, as networks or
-// as "*".
+// wide reports whether h contains a large part of the addresses of a family, as
+// networks or as "*".
 func (h *KVHosts) wide() bool {
 	const large = 1.0 / 64 // of all addresses: 10.0.0.0/8 is a 256th, fc00::/7 a 128th
 	var v4, v6 float64
@@ -81,7 +81,7 @@ func (h *KVHosts) wide() bool {
 // CheckAdded returns an error if an engine has a key that only the operator's own files
 // may set: one that names a local file, or that widens trust. It is for engines that
 // come over a network: by POST /v1/engines or as a registration. The error names the
-// key. A kv_hosts that cannot be read is refused, too.
+// key. A malformed kv_hosts is rejected too.
 func (e Engine) CheckAdded() error {
 	hosts, err := ParseKVHosts(e.KVHosts)
 	for _, k := range []struct {

@@ -6,8 +6,8 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// lineIndex maps a full key (engine[1].role) to the line, from 1, on which it
-// first stands.
+// lineIndex maps a full key (engine[1].role) to the line, from 1, of its first
+// occurrence.
 type lineIndex map[string]int
 
 // line returns the line of key, or that of the nearest table or array around
@@ -22,9 +22,9 @@ func (x lineIndex) line(key string) int {
 	return 0
 }
 
-// lineScanner walks the text of a TOML file and notes where each key stands.
-// It is no parser: the text has been read by one before, so what it meets is
-// well-formed; on anything else it notes less but always comes to the end.
+// lineScanner walks the text of a TOML file and notes the line of each key. It is not a
+// parser: a parser has already accepted the text. On malformed text it notes fewer keys
+// but always reaches the end.
 type lineScanner struct {
 	text  string
 	pos   int
@@ -86,8 +86,8 @@ func (s *lineScanner) header(parts []string, array bool) string {
 	return path
 }
 
-// pair reads "key = value", in the table whose key is table, and notes the key
-// and, for a dotted one, the tables that it implies.
+// pair reads "key = value" in the table whose key is table, and notes the key and, for
+// a dotted key, the tables that it implies.
 func (s *lineScanner) pair(table string) {
 	line, key := s.line, table
 	for _, part := range s.keyParts() {
@@ -127,8 +127,8 @@ func (s *lineScanner) value(key string) {
 	}
 }
 
-// more moves to the next entry of an array or inline table and reports whether
-// there is one; it takes the closing mark when there is none.
+// more moves to the next entry of an array or inline table and reports whether there is
+// one. If there is none, it skips the closing mark.
 func (s *lineScanner) more(closing string) bool {
 	s.blank(true)
 	for s.take(",") {
@@ -137,8 +137,8 @@ func (s *lineScanner) more(closing string) bool {
 	return s.pos < len(s.text) && !s.take(closing)
 }
 
-// leave steps over one byte when nothing was read since start, so that text
-// that is not well-formed still comes to an end.
+// leave skips one byte if nothing was read since start, so that malformed text also
+// reaches its end.
 func (s *lineScanner) leave(start int) {
 	if s.pos == start {
 		s.next()
@@ -186,7 +186,7 @@ func (s *lineScanner) quoted() string {
 		}
 		s.next()
 	}
-	// One or two quotes right before the closing three belong to the string.
+	// One or two quotes directly before the closing three belong to the string.
 	for range 2 {
 		if len(quote) == 3 {
 			s.take(quote[:1])
@@ -195,7 +195,7 @@ func (s *lineScanner) quoted() string {
 	return s.text[start:s.pos]
 }
 
-// unquote returns the text of a quoted key, or its source when it has none.
+// unquote returns the text of a quoted key, or its source if it cannot be unquoted.
 func unquote(quoted string) string {
 	var key struct{ Text string }
 	if _, err := toml.Decode("Text = "+quoted, &key); err != nil {

@@ -8,11 +8,10 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// ParseEngines reads a list of engines, which is TOML with [[engine]] tables or
-// JSON: an array of objects with the same keys, or {"engine": [...]}. Each is
-// checked as strictly as in a configuration; whether one finds a partner is not
-// asked, since that may come from elsewhere. A text without the list is a
-// problem: an empty one is engine = []. The error is Problems.
+// ParseEngines parses a list of engines: TOML with [[engine]] tables, or JSON, an array
+// of objects with the same keys, or {"engine": [...]}. Each engine is validated as
+// strictly as in a configuration, but need not have a partner in the list. A text
+// without the list is a problem: an empty list is engine = []. The error is Problems.
 func ParseEngines(data []byte) ([]Engine, error) {
 	if json.Valid(data) || beginsJSON(data) {
 		return enginesFromJSON(data)
@@ -24,8 +23,8 @@ func ParseEngines(data []byte) ([]Engine, error) {
 	return enginesOf(tree, scanLines(string(data)))
 }
 
-// beginsJSON reports whether a text is meant as JSON: no TOML begins with a
-// brace, nor with a bracket before one.
+// beginsJSON reports whether a text is meant as JSON: TOML never begins with a brace,
+// or with a bracket before one.
 func beginsJSON(data []byte) bool {
 	rest := bytes.TrimLeft(data, " \t\r\n")
 	if array, isArray := bytes.CutPrefix(rest, []byte("[")); isArray {
@@ -63,8 +62,8 @@ func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
 	return cfg.Engines, nil
 }
 
-// Check returns what is wrong with an engine that was put together in code, by
-// the rules of [[engine]]; nil or Problems, whose keys are those of the engine.
+// Check returns the problems of an engine that was built in code, by the rules of
+// [[engine]]; nil or Problems with the engine's keys.
 func (e Engine) Check() error {
 	cfg := Config{Engines: []Engine{e}}
 	k := &checker{config: &cfg}

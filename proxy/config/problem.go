@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// Problem is one thing that is wrong with, or odd about, a configuration.
+// Problem is an error or an oddity in a configuration.
 type Problem struct {
-	// Key is the key's full name, such as engine[1].role; entries of an array
-	// count from 0. Empty when the text could not be read that far.
+	// Key is the key's full name, such as engine[1].role; entries of an array count
+	// from 0. Empty if the text could not be parsed.
 	Key string
-	// Line is the line of the key, from 1; that of the nearest table around
-	// it when the key itself is absent; 0 when nothing of it is in the text.
+	// Line is the line of the key, from 1; that of the nearest enclosing table if the
+	// key itself is missing; 0 if that is missing too.
 	Line int
-	// Message says what is wrong. It never holds a secret: no URL, no
-	// plugin configuration.
+	// Message describes the problem. It never contains a secret: no URL, no plugin
+	// configuration.
 	Message string
 }
 
@@ -36,8 +36,8 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Problems is everything that is wrong with a configuration, in the order of
-// its lines. It is the error of Parse.
+// Problems holds all problems of a configuration, in the order of the lines. It is the
+// error of Parse.
 type Problems []Problem
 
 // Error lists every problem, one a line.
@@ -59,8 +59,8 @@ func AsProblems(err error) Problems {
 	return Problems{{Message: err.Error()}}
 }
 
-// Problem returns what is wrong with a key, with its line: for what shows only
-// when the configuration is used.
+// Problem returns a problem of a key, with its line, that shows only when the
+// configuration is used.
 func (c *Config) Problem(key, message string) Problem {
 	k := &checker{config: c}
 	k.add(key, "%s", message)

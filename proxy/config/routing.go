@@ -2,9 +2,9 @@ package config
 
 import "strings"
 
-// Policy names the policies that decide. A name is that of a [[plugin]], of one
-// policy of a [[plugin]] that holds several (plugin/policy), or of a built-in;
-// the plugin wins where both have it.
+// Policy names the policies. A name is that of a [[plugin]], of one policy of a
+// [[plugin]] with several (plugin/policy), or of a built-in policy; the plugin takes
+// precedence.
 type Policy struct {
 	// Plan chooses the flow of an exchange: auto, always, never or pd_auto.
 	// Default "auto".
@@ -16,11 +16,11 @@ type Policy struct {
 	Place string `toml:"place"`
 	// Mint issues the disagg ids: snowflake. Default "snowflake".
 	Mint string `toml:"mint"`
-	// Order is several plan policies in priority order; the first that does
-	// not pass decides, and Plan comes last. Default empty: Plan alone.
+	// Order lists several plan policies by priority. The first one that does not pass
+	// decides; Plan comes last. Default empty: only Plan.
 	Order []string `toml:"order"`
-	// Runtime is where the built-in policies run: "wasm" or "native", the same
-	// policies compiled in. Filters stay in Wasm. Default "wasm".
+	// Runtime is the runtime of the built-in policies: "wasm", or "native" for the same
+	// policies compiled into the proxy. Filters always run in Wasm. Default "wasm".
 	Runtime string `toml:"runtime"`
 	// Params are the parameters of built-in policies, by the policy's name and
 	// the parameter's; their READMEs list them. Default {}: all at their
@@ -28,7 +28,7 @@ type Policy struct {
 	Params map[string]map[string]float64 `toml:"params"`
 }
 
-// What a plugin is for.
+// The purpose of a plugin.
 const (
 	PhasePolicy = "policy"
 	PhaseFilter = "filter"
@@ -48,24 +48,24 @@ type Plugin struct {
 	// Trusted runs the module in the fast runtime, which cannot interrupt a
 	// loop. Default false.
 	Trusted bool `toml:"trusted"`
-	// Phase is what the plugin is: "policy" or "filter". Default "policy".
+	// Phase is the kind of the plugin: "policy" or "filter". Default "policy".
 	Phase string `toml:"phase"`
-	// Config is the text handed to the plugin as its configuration. Default
-	// "". It may hold secrets.
+	// Config is the text that the plugin gets as its configuration. Default "". It may
+	// contain secrets.
 	Config string `toml:"config"`
-	// Fail is what a filter that failed does to a stream: "closed" ends it
-	// with an error, "open" goes on without the filter. Default "": closed. It
-	// may not be set for a policy: those fall back.
+	// Fail is the effect of a failed filter on a stream: "closed" ends it with an
+	// error, "open" continues without the filter. Default "": closed. It may not be set
+	// for a policy: policies have fallbacks.
 	Fail string `toml:"fail"`
 	// VMID keys shared data and queues. Default "".
 	VMID string `toml:"vm_id"`
 	// RootID is the property plugin_root_id. Default "".
 	RootID string `toml:"root_id"`
-	// VMConfig is the text handed to the plugin when its VM starts. Default
-	// "". It may hold secrets.
+	// VMConfig is the text that the plugin gets when its VM starts. Default "". It may
+	// contain secrets.
 	VMConfig string `toml:"vm_config"`
-	// HeaderStop is what stopping in the header phase holds back: "all"
-	// (Envoy's default) or "headers" (the body is delivered). Default "all".
+	// HeaderStop is what a stop in the header phase holds back: "all" (Envoy's default)
+	// or "headers" (the body is delivered). Default "all".
 	HeaderStop string `toml:"header_stop"`
 	// Upstreams are the [[upstream]] names that the plugin may call, "*" for
 	// all. Default ["*"]; empty: none.
@@ -76,34 +76,31 @@ type Plugin struct {
 	// Timeout is the time budget of one callback. Default "" (0):
 	// timeouts.policy for a policy, 1s for a filter.
 	Timeout Duration `toml:"timeout"`
-	// Memory is the most memory one guest instance may have, 64KiB (one Wasm
-	// page) to 4GiB. Default 64MiB.
+	// Memory is the maximum memory of one guest instance, 64KiB (one Wasm page) to
+	// 4GiB. Default 64MiB.
 	Memory ByteSize `toml:"memory"`
-	// MemoryTotal is the most memory that all instances of one version may have
-	// together, at least Memory. Default "0B": Memory for each processor and two
-	// more.
+	// MemoryTotal is the maximum memory of all instances of one version together, at
+	// least Memory. Default "0B": Memory times the number of processors plus two.
 	MemoryTotal ByteSize `toml:"memory_total"`
-	// HostMemory is the most memory that the proxy holds for the plugin outside
-	// of its instances, over all of them and all streams: HTTP calls with their
-	// answers, header lines, body bytes and answers that it adds. 64KiB or more.
-	// Default 64MiB.
+	// HostMemory is the maximum memory that the proxy holds for the plugin outside of
+	// its instances, over all instances and streams: HTTP calls with their answers,
+	// header lines, body bytes and answers that it adds. 64KiB or more. Default 64MiB.
 	HostMemory ByteSize `toml:"host_memory"`
-	// Canary is the share of decisions that a new version takes first, 0 to 1:
-	// for CrashWindow, or until it fails and the old one stays. A version that
-	// fails on made-up requests is refused. For policies only. Default 0: a new
-	// version takes all of them at once.
+	// Canary is the share of decisions that a new version makes first, 0 to 1: for
+	// CrashWindow, or until it fails and the old version stays. A version that fails on
+	// synthetic requests is rejected. For policies only. Default 0: a new version makes
+	// all decisions at once.
 	Canary float64 `toml:"canary"`
-	// CrashBudget is how many failures within CrashWindow are borne; one more
-	// parks the plugin until it is reloaded. Default 20; 0 parks it at the
-	// first.
+	// CrashBudget is the number of tolerated failures within CrashWindow; one more
+	// disables the plugin until it is reloaded. Default 20; 0 disables it at the first
+	// failure.
 	CrashBudget int `toml:"crash_budget"`
 	// CrashWindow is the time over which failures are counted. Default 10s;
 	// never 0.
 	CrashWindow Duration `toml:"crash_window"`
-	// CrashCPUShare is the share of one processor's time, 0 to 1, that calls
-	// which end by Timeout may use over CrashWindow; the third such call or a
-	// later one beyond it parks the plugin. Default 0.1; 0: their time does not
-	// count.
+	// CrashCPUShare is the share of one processor's time, 0 to 1, that calls which end
+	// by Timeout may use over CrashWindow. The third or a later such call beyond it
+	// disables the plugin. Default 0.1; 0: their time does not count.
 	CrashCPUShare float64 `toml:"crash_cpu_share"`
 }
 
@@ -114,8 +111,8 @@ func (p Plugin) Remote() bool {
 
 // Upstream is an address that plugins may call by name.
 type Upstream struct {
-	// Name is what the plugin calls it, unique; any printable text without
-	// spaces, so that the cluster names of other hosts fit. Required.
+	// Name is the plugin's name for it, unique; any printable text without spaces, so
+	// that cluster names of other hosts fit. Required.
 	Name string `toml:"name"`
 	// URL is its http or https address. Required.
 	URL string `toml:"url"`
@@ -140,8 +137,7 @@ func DefaultPlugin() Plugin {
 	}
 }
 
-// builtinPlans, builtinPlaces and builtinMints are the names that [policy]
-// knows without a [[plugin]].
+// builtinPlans, builtinPlaces and builtinMints list the built-in names for [policy].
 func builtinPlans() []string { return []string{"auto", "always", "never", "pd_auto"} }
 
 func builtinPlaces() []string {

@@ -15,12 +15,11 @@ type Server struct {
 	// HTTP3 is the UDP address, host:port, of HTTP/3, which needs TLS and adds
 	// Alt-Svc to the answers of Listen. Default "": no HTTP/3.
 	HTTP3 string `toml:"http3"`
-	// DrainTimeout is how long open exchanges may still run after the first
-	// signal. Default 30s; 0 cuts them at once.
+	// DrainTimeout is how long open exchanges may still run after the first signal.
+	// Default 30s; 0 ends them at once.
 	DrainTimeout Duration `toml:"drain_timeout"`
-	// TakeoverTimeout is how long a process whose sockets a successor has taken
-	// over may go on with the connections that it has. Default 1h; 0 cuts them
-	// at once.
+	// TakeoverTimeout is how long a process whose sockets a successor has taken over
+	// may continue with its connections. Default 1h; 0 closes them at once.
 	TakeoverTimeout Duration `toml:"takeover_timeout"`
 	// MaxBody is the largest request body in bytes. Default 16MiB; never 0.
 	MaxBody ByteSize `toml:"max_body"`
@@ -32,15 +31,15 @@ type Server struct {
 	// ReadTimeout is how long a client may take to send a whole request, body
 	// included. Default 60s; 0 sets no limit.
 	ReadTimeout Duration `toml:"read_timeout"`
-	// MinBodyRate is how many bytes of a request body a client must send in each
-	// second that the proxy waits for them, on average, after the first 5 s.
-	// Default 1KiB; 0 sets no limit but ReadTimeout.
+	// MinBodyRate is the average number of bytes of a request body that a client must
+	// send per second of the proxy's waiting, after the first 5 s. Default 1KiB; 0:
+	// only ReadTimeout applies.
 	MinBodyRate ByteSize `toml:"min_body_rate"`
 	// IdleTimeout is how long a client's connection may stay open between
 	// requests. Default 120s; never 0.
 	IdleTimeout Duration `toml:"idle_timeout"`
-	// WriteTimeout is how long a client may make one write of an answer wait; its
-	// connection or stream is cut then. It does not bound the time of a whole
+	// WriteTimeout is how long a client may block one write of an answer; its
+	// connection or stream is closed then. It does not bound the time of a whole
 	// stream. A stream of events over HTTP/2 or HTTP/3 has at least
 	// timeouts.stream_idle. Default 60s; never 0.
 	WriteTimeout Duration `toml:"write_timeout"`
@@ -53,7 +52,7 @@ type Server struct {
 	TrustPDFields bool `toml:"trust_pd_fields"`
 	// TLS is the certificate of Listen and HTTP3.
 	TLS TLS `toml:"tls"`
-	// Auth is who may call.
+	// Auth configures the API keys.
 	Auth Auth `toml:"auth"`
 }
 
@@ -66,18 +65,18 @@ type TLS struct {
 	// Key is the file of the private key (PEM), read again when it changes.
 	// Default "": none; set together with Cert.
 	Key string `toml:"key"`
-	// SelfSigned makes a certificate at start, for trials; not together with
-	// Cert. Default false.
+	// SelfSigned generates a certificate at start, for tests; not together with Cert.
+	// Default false.
 	SelfSigned bool `toml:"self_signed"`
-	// ClientCA is a file of CA certificates (PEM): clients must show a
-	// certificate of one of them. Default "": none is asked for.
+	// ClientCA is a file of CA certificates (PEM): clients must present a certificate
+	// of one of them. Default "": no client certificate is required.
 	ClientCA string `toml:"client_ca"`
 }
 
-// Enabled reports whether the public side speaks TLS.
+// Enabled reports whether the public side uses TLS.
 func (t TLS) Enabled() bool { return t.SelfSigned || t.Cert != "" }
 
-// Auth is who may call the public side.
+// Auth configures the API keys of the public side.
 type Auth struct {
 	// KeysFile is a file of lines "name sha256hex", one an API key. Default
 	// "": no key is needed.
@@ -89,10 +88,10 @@ type Admin struct {
 	// Listen is the TCP address, host:port. Default "127.0.0.1:9090"; never
 	// empty.
 	Listen string `toml:"listen"`
-	// TokenFile is a file with the bearer token that every request must bear,
-	// except those for /healthz and /readyz; needed when Listen is not loopback.
-	// Default "": requests that only read need none, the others need the token
-	// that the proxy makes at its start and keeps in a file for its owner.
+	// TokenFile is a file with the bearer token that every request must have, except
+	// those for /healthz and /readyz; required if Listen is not loopback. Default "":
+	// read-only requests need none; the others need the token that the proxy generates
+	// at its start and keeps in a file for its owner.
 	TokenFile string `toml:"token_file"`
 	// AllowedHosts are host names, without a port, that requests without a token
 	// may have in their Host line at the internal addresses: Listen, fleet.listen
@@ -100,13 +99,13 @@ type Admin struct {
 	// these keys and, beyond loopback, the machine's own name need no entry.
 	// Default empty.
 	AllowedHosts []string `toml:"allowed_hosts"`
-	// TrustAddedEngines allows POST /v1/engines to set the keys that name local
-	// files (api_key_file, ca) or widen trust (insecure_skip_verify, kv_hosts for
-	// most of the address space). Default false: they are refused.
+	// TrustAddedEngines allows POST /v1/engines to set the keys that name local files
+	// (api_key_file, ca) or widen trust (insecure_skip_verify, kv_hosts for most of the
+	// address space). Default false: they are rejected.
 	TrustAddedEngines bool `toml:"trust_added_engines"`
 }
 
-// InternalHosts returns the names by which requests without a token may call an
+// InternalHosts returns the host names with which requests without a token may call an
 // internal address: the hosts of the configured addresses, host:port, that lead to it,
 // and AllowedHosts.
 func (a Admin) InternalHosts(addresses ...string) []string {
@@ -124,31 +123,30 @@ type Timeouts struct {
 	// Prefill is how long the prefill leg of one attempt may take until its
 	// whole answer. Default 120s.
 	Prefill Duration `toml:"prefill"`
-	// FirstByte is how long the leg that answers the client may take, per
-	// attempt, until the first event of a stream, or all of an answer that is no
+	// FirstByte is how long the leg that answers the client may take, per attempt,
+	// until the first event of a stream, or until the whole answer if it is not a
 	// stream. Default 300s.
 	FirstByte Duration `toml:"first_byte"`
-	// StreamIdle is how long a stream may be silent between two events, and how
-	// long one event may take to come. Default 60s.
+	// StreamIdle is the maximum time between two events of a stream, and the maximum
+	// time for one event to arrive. Default 60s.
 	StreamIdle Duration `toml:"stream_idle"`
-	// Handshake is how much longer than Transfer the first transfer of a pair may
-	// take, while its engines connect; a warm-up may take no more in all. Default
-	// 30s.
+	// Handshake is the additional time, beyond Transfer, for the first transfer of a
+	// pair, while its engines connect; it also bounds a whole warm-up. Default 30s.
 	Handshake Duration `toml:"handshake"`
-	// Transfer is how long decode may take to have the KV of a prompt and begin its
-	// stream, from when prefill has answered. Within FirstByte, which alone bounds
-	// an answer that is no stream. Default 120s.
+	// Transfer is how long decode may take, after prefill has answered, to get the KV
+	// of a prompt and begin its stream. It lies within FirstByte, which alone bounds an
+	// answer that is not a stream. Default 120s.
 	Transfer Duration `toml:"transfer"`
-	// DeferredWrite is how much longer than Transfer that may take where prefill
-	// may answer before decode has said where it is to write. Default 60s.
+	// DeferredWrite is additional time for Transfer if prefill may answer before decode
+	// has said where to write. Default 60s.
 	DeferredWrite Duration `toml:"deferred_write"`
 	// Policy is the time budget of one policy callback. Default 5ms.
 	Policy Duration `toml:"policy"`
 	// Dial is how long connecting to an engine may take, TLS included.
 	// Default 5s.
 	Dial Duration `toml:"dial"`
-	// Cleanup is how long one clean-up call may take that frees KV blocks of a
-	// dead exchange. Default 5s.
+	// Cleanup bounds one clean-up call that frees KV blocks of a failed exchange.
+	// Default 5s.
 	Cleanup Duration `toml:"cleanup"`
 }
 
@@ -157,39 +155,38 @@ type Limits struct {
 	// MaxExchanges is how many exchanges may run at a time. Default 10000; at
 	// least 1.
 	MaxExchanges int `toml:"max_exchanges"`
-	// Queue is how many more may wait for a place; beyond it clients get 429.
-	// Default 1000; 0 lets none wait.
+	// Queue is the number of further exchanges that may wait for a slot; beyond it
+	// clients get 429. Default 1000; 0: none may wait.
 	Queue int `toml:"queue"`
 	// QueueTimeout is how long one may wait. Default 10s; 0 only together with
 	// Queue = 0.
 	QueueTimeout Duration `toml:"queue_timeout"`
-	// MaxReading is how many requests may be sending their bodies at a time; one
-	// more takes the place of the slowest. Default 0: as MaxExchanges.
+	// MaxReading is the maximum number of requests that are sending their bodies; a
+	// further one replaces the slowest. Default 0: as MaxExchanges.
 	MaxReading int `toml:"max_reading"`
-	// PerClient is how many exchanges one API key may have at a time, those that
-	// wait included, and how many bodies it may be sending. Without keys it counts
-	// for one client address, an IPv6 one being a network of 64 bits. Default: half
-	// of MaxExchanges, and half of MaxReading and of Queue, each at least 64; 0: no
-	// cap.
+	// PerClient is the maximum number of exchanges of one API key, including waiting
+	// ones, and of bodies that it is sending. Without keys it applies to each client
+	// address; an IPv6 client is a network of 64 bits. Default: half of MaxExchanges,
+	// and half of MaxReading and of Queue, each at least 64; 0: no limit.
 	PerClient int `toml:"per_client"`
-	// MaxConnections is how many connections clients may have open at a time, TCP
-	// and QUIC together, in each process. At the limit the connection closes that
-	// has had no request for the longest time; where all are busy the new one is
-	// refused. Default 0: half of the descriptors that are left when 48 and those
-	// of the admin address are taken off the soft limit, 65536 at most.
+	// MaxConnections is the maximum number of open client connections, TCP and QUIC
+	// together, in each process. At the limit, the connection that has had no request
+	// for the longest time is closed; if all are busy, the new one is rejected. Default
+	// 0: half of the soft limit of descriptors, less 48 and those of the admin address,
+	// at most 65536.
 	MaxConnections int `toml:"max_connections"`
-	// MaxConnectionsPerAddress is how many of them may have one client address, for
-	// IPv6 one /64. Default 0: three quarters of MaxConnections; -1: no cap.
+	// MaxConnectionsPerAddress is the maximum for one client address, for IPv6 one /64.
+	// Default 0: three quarters of MaxConnections; -1: no limit.
 	MaxConnectionsPerAddress int `toml:"max_connections_per_address"`
-	// BufferMemory is how many bytes of requests and answers the proxy may hold.
-	// Default 0: a quarter of the memory that the process may use.
+	// BufferMemory is the maximum number of bytes of requests and answers that the
+	// proxy holds. Default 0: a quarter of the memory that the process may use.
 	BufferMemory ByteSize `toml:"buffer_memory"`
 
-	// The value that PerClient has where it was left out, or says the same.
+	// The default of PerClient; PerClient has this value if it is omitted or set to it.
 	clientHalf int
 }
 
-// Reading is how many bodies may be read at a time.
+// Reading returns the maximum number of bodies that are read at a time.
 func (l Limits) Reading() int {
 	if l.MaxReading > 0 {
 		return l.MaxReading
@@ -197,10 +194,12 @@ func (l Limits) Reading() int {
 	return l.MaxExchanges
 }
 
-// ReadingShare is how many bodies of one client may be read at a time, 0: all.
+// ReadingShare returns the maximum number of bodies of one client that are read at a
+// time; 0: no limit.
 func (l Limits) ReadingShare() int { return l.clientShare(l.Reading()) }
 
-// QueueShare is how many exchanges of one client may wait for a place, 0: all.
+// QueueShare returns the maximum number of waiting exchanges of one client; 0: no
+// limit.
 func (l Limits) QueueShare() int { return l.clientShare(l.Queue) }
 
 func (l Limits) clientShare(of int) int {
@@ -212,9 +211,9 @@ func (l Limits) clientShare(of int) int {
 
 func (l Limits) halves() bool { return l.clientHalf > 0 && l.PerClient == l.clientHalf }
 
-// Share returns l as one of n processes goes by it, whose part of the bytes of
-// BufferMemory is given. What is of one client is not divided, but a half stays a
-// half.
+// Share returns the limits for one of n processes; bufferMemory is its part of
+// BufferMemory. Limits for one client are not divided, but one that is a half of
+// another limit remains so.
 func (l Limits) Share(n int, bufferMemory ByteSize) Limits {
 	halves := l.halves()
 	l.MaxExchanges, l.MaxReading, l.Queue = Divide(l.MaxExchanges, n), Divide(l.MaxReading, n), Divide(l.Queue, n)
@@ -226,13 +225,14 @@ func (l Limits) Share(n int, bufferMemory ByteSize) Limits {
 	return l
 }
 
-// Divide is n divided by by, at least 1, and rounds up: what is allowed at all is allowed to each.
+// Divide returns n divided by by (at least 1), rounded up, so that a limit above zero
+// stays above zero.
 func Divide(n, by int) int {
 	by = max(1, by)
 	return (n + by - 1) / by
 }
 
-// defaultClient sets PerClient where the file does not.
+// defaultClient sets PerClient if the file does not.
 func (l *Limits) defaultClient(set bool) {
 	l.clientHalf = half(l.MaxExchanges)
 	if !set {
@@ -240,11 +240,11 @@ func (l *Limits) defaultClient(set bool) {
 	}
 }
 
-// leastHalf is the least that a half of a limit is: small limits are for all, so that
-// one client alone may use and queue behind them.
+// leastHalf is the minimum half of a limit: a small limit is not divided, so that a
+// single client can use it fully.
 const leastHalf = 64
 
-// half is the half of n, and at least leastHalf.
+// half returns half of n, and at least leastHalf.
 func half(n int) int { return max(leastHalf, n/2) }
 
 func defaultServer() Server {

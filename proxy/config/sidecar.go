@@ -8,58 +8,58 @@ import (
 	"time"
 )
 
-// Sidecar is pdproxy beside one engine.
+// Sidecar configures pdproxy beside one engine.
 type Sidecar struct {
-	// Local is the http or https URL of the engine beside the proxy; set, this
-	// is a sidecar. An [[engine]] with the same url has the engine's further
-	// keys. Default "": it is not a sidecar.
+	// Local is the http or https URL of the engine beside the proxy. If it is set, this
+	// process is a sidecar. An [[engine]] with the same url contains the engine's other
+	// keys. Default "": not a sidecar.
 	Local string `toml:"local"`
 	// Role is the phases that the local engine serves. Default "decode".
 	Role string `toml:"role"`
 	// Connector is the local engine's KV-transfer protocol. Default
 	// "vllm-nixl".
 	Connector string `toml:"connector"`
-	// Header is the request header that names the remote engine as host:port,
-	// or several with commas; one that is not known is refused. Default
+	// Header is the request header that names the remote engine as host:port, or
+	// several separated by commas; an unknown one is rejected. Default
 	// "x-prefiller-host-port"; never empty.
 	Header string `toml:"header"`
-	// EncoderHeader is the request header that names, likewise, the engines that
-	// encode images and sounds. Default "x-encoder-hosts-ports"; "": none.
+	// EncoderHeader is the request header that names, in the same form, the engines
+	// that encode images and sounds. Default "x-encoder-hosts-ports"; "": none.
 	EncoderHeader string `toml:"encoder_header"`
 	// Policies are the coordination policies in the order in which they are
 	// tried: the Coordinate constants. Default empty: DefaultPolicies.
 	Policies []string `toml:"policies"`
-	// PolicyHeader is the request header that names one of Policies, to be tried
-	// first. Default "": none.
+	// PolicyHeader is the request header that names one of Policies to be tried first.
+	// Default "": none.
 	PolicyHeader string `toml:"policy_header"`
-	// ProfileHeader is the request header by which a caller that coordinates the
-	// phases itself says which one this is: prefill, decode or encode. Default
+	// ProfileHeader is the request header with which a caller that coordinates the
+	// phases itself names the phase of this request: prefill, decode or encode. Default
 	// "": none.
 	ProfileHeader string `toml:"profile_header"`
-	// Callers are the networks whose requests may use these headers; those
-	// of others are ignored. Default empty: everyone's.
+	// Callers are the networks whose requests may use these headers; those of others
+	// are ignored. Default empty: all callers.
 	Callers []string `toml:"callers"`
-	// Picker is the http or https URL that is asked for the decode engine.
+	// Picker is the http or https URL of the service that chooses the decode engine.
 	// Default "": none.
 	Picker string `toml:"picker"`
 	// PickerTimeout bounds the wait for Picker. Default 200ms; never 0.
 	PickerTimeout Duration `toml:"picker_timeout"`
 }
 
-// The coordination policies: which phase runs on the local engine, and who says
-// where the other one does.
+// The coordination policies: which phase runs on the local engine, and how the engine
+// of the other phase is chosen.
 const (
 	// CoordinateLocal runs both phases on the local engine.
 	CoordinateLocal = "local"
-	// CoordinatePrefillNamed decodes here what an engine prefills that the
-	// request's header names, CoordinatePrefillPlaced what one prefills that the
-	// place policy chose.
+	// CoordinatePrefillNamed decodes on the local engine, with prefill on the engine
+	// that the request's header names. CoordinatePrefillPlaced does so with prefill on
+	// the engine that the place policy chose.
 	CoordinatePrefillNamed  = "prefill_named"
 	CoordinatePrefillPlaced = "prefill_placed"
-	// CoordinateDecodeNamed prefills here what an engine decodes that the
-	// request's header names, CoordinateDecodePlaced what one decodes that the
-	// place policy chose, and CoordinateDecodePicked what one decodes that the
-	// picker names when prefill is done.
+	// CoordinateDecodeNamed prefills on the local engine, with decode on the engine
+	// that the request's header names. CoordinateDecodePlaced does so with decode on
+	// the engine that the place policy chose, and CoordinateDecodePicked with decode on
+	// the engine that the picker names after prefill.
 	CoordinateDecodeNamed  = "decode_named"
 	CoordinateDecodePlaced = "decode_placed"
 	CoordinateDecodePicked = "decode_picked"
@@ -86,7 +86,7 @@ func defaultSidecar() Sidecar {
 	}
 }
 
-// Order is the coordination policies as configured, else the default ones.
+// Order returns the configured coordination policies, or the default ones.
 func (s Sidecar) Order() []string {
 	if len(s.Policies) > 0 {
 		return s.Policies
@@ -132,7 +132,7 @@ func (s Sidecar) CheckOrder(order []string) error {
 	return nil
 }
 
-// Networks is Callers, which has been checked; nil: everyone.
+// Networks returns Callers, which must be valid; nil: all callers.
 func (s Sidecar) Networks() []netip.Prefix {
 	var list []netip.Prefix
 	for _, text := range s.Callers {
@@ -143,7 +143,7 @@ func (s Sidecar) Networks() []netip.Prefix {
 	return list
 }
 
-// parseNetwork reads a network, or an address as the network of it alone.
+// parseNetwork parses a network, or an address as a network of one address.
 func parseNetwork(text string) (netip.Prefix, error) {
 	if ip, err := netip.ParseAddr(text); err == nil {
 		return netip.PrefixFrom(ip, ip.BitLen()), nil
@@ -155,11 +155,11 @@ func parseNetwork(text string) (netip.Prefix, error) {
 	return p, err
 }
 
-// localName is the name of the local engine where no [[engine]] is it.
+// localName is the name of the local engine if no [[engine]] describes it.
 const localName = "local"
 
-// AllEngines is the engines that are known from the start: Engines, and the
-// sidecar's local engine where it is not among them.
+// AllEngines returns the configured engines: Engines, and the sidecar's local engine if
+// it is not among them.
 func (c *Config) AllEngines() []Engine {
 	if _, among := c.LocalEngine(); among || c.Sidecar.Local == "" {
 		return c.Engines
@@ -169,7 +169,7 @@ func (c *Config) AllEngines() []Engine {
 	return append(slices.Clip(c.Engines), e)
 }
 
-// LocalEngine is the name of the sidecar's local engine, and whether it is among
+// LocalEngine returns the name of the sidecar's local engine, and whether it is among
 // Engines.
 func (c *Config) LocalEngine() (name string, among bool) {
 	for _, e := range c.Engines {
@@ -221,8 +221,7 @@ func (k *checker) sidecar() {
 	k.positive("sidecar.picker_timeout", int64(s.PickerTimeout))
 }
 
-// sidecarEngine checks the local engine against the [[engine]] that it is, or
-// must not be.
+// sidecarEngine compares the local engine with the [[engine]] of the same address.
 func (k *checker) sidecarEngine() {
 	s := k.config.Sidecar
 	if k.config.Fleet.Workers > 0 || k.config.Fleet.Coordinator != "" {
@@ -242,7 +241,7 @@ func (k *checker) sidecarEngine() {
 	}
 }
 
-// header wants the name of a header.
+// header requires the name of a header.
 func (k *checker) header(key, name string) {
 	if !isHeaderName(name) {
 		k.add(key, "must be the name of a header, found %q", name)

@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// Validate checks c as a whole and returns every problem, in no particular
-// order, or none. Parse has called it already; a Config that was put together
-// in code is checked by calling it.
+// Validate checks the whole of c and returns all problems, in no particular order.
+// Parse calls it; code that builds a Config must call it too.
 func (c *Config) Validate() []Problem {
 	k := &checker{config: c}
 	k.server()
@@ -24,13 +23,12 @@ func (c *Config) Validate() []Problem {
 	k.fleet()
 	k.election()
 	k.sidecar()
-	k.trace()
 	k.listeners()
 	k.durations()
 	return k.problems
 }
 
-// leastBuffers is the least memory for buffers that requests can be served in.
+// leastBuffers is the minimum memory for buffers with which requests can be served.
 const leastBuffers = ByteSize(1 << 20)
 
 // server checks [server], [admin] and [limits].
@@ -78,7 +76,7 @@ func (k *checker) server() {
 	}
 }
 
-// timeouts checks [timeouts], where zero would end every exchange.
+// timeouts checks [timeouts], in which zero would end every exchange.
 func (k *checker) timeouts() {
 	t := k.config.Timeouts
 	k.positive("timeouts.prefill", int64(t.Prefill))
@@ -92,12 +90,8 @@ func (k *checker) timeouts() {
 	k.positive("timeouts.cleanup", int64(t.Cleanup))
 }
 
-// trace checks [trace].
-func (k *checker) trace() {
-}
-
-// listeners checks the addresses that are listened on, and that no two TCP
-// ones are the same. HTTP/3 is UDP: it may have the port of server.listen.
+// listeners checks the listening addresses, and that no two TCP addresses overlap.
+// HTTP/3 uses UDP: it may have the port of server.listen.
 func (k *checker) listeners() {
 	c := k.config
 	if c.Server.HTTP3 != "" {
@@ -142,9 +136,9 @@ func (k *checker) policy() {
 	k.oneOf("policy.runtime", p.Runtime, "wasm", "native")
 }
 
-// policyName wants the name of a built-in, of a [[plugin]], or of one policy of a
-// [[plugin]] that holds several: plugin/policy. Which policies a plugin holds
-// shows when it is loaded.
+// policyName requires the name of a built-in policy, of a [[plugin]], or of one policy
+// of a [[plugin]] with several: plugin/policy. The policies of a plugin are known only
+// when it is loaded.
 func (k *checker) policyName(key, name string, builtins []string) {
 	plugin, policy, within := strings.Cut(name, "/")
 	for _, p := range k.config.Plugins {

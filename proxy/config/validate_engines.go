@@ -13,7 +13,7 @@ func (k *checker) engines() {
 	}
 }
 
-// engine checks e, which stands at a key; names are those of the list it is in.
+// engine checks e at the key at. names holds the names in its list.
 func (k *checker) engine(at string, e Engine, names map[string]string) {
 	key := func(name string) string { return joinKey(at, name) }
 	k.name(key("name"), e.Name)
@@ -52,7 +52,7 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	k.oneOf(key("wire"), e.Wire, "", "g1", "g2", "g3")
 }
 
-// kvEvents checks where the KV events of e, which stands at a key, come from.
+// kvEvents checks the sources of the KV events of e at the key at.
 func (k *checker) kvEvents(at string, e Engine) {
 	switch {
 	case e.KVEvents == "poll" && e.Connector != ConnectorTRTLLM:
@@ -65,8 +65,7 @@ func (k *checker) kvEvents(at string, e Engine) {
 	}
 }
 
-// kvAddress checks where the peers of e, which stands at a key, reach its KV
-// transfer: MoRI-IO's legs name that.
+// kvAddress checks the KV transfer address of e at the key at.
 func (k *checker) kvAddress(at string, e Engine) {
 	if _, err := ParseKVAddress(e.KVAddress); err != nil {
 		k.add(joinKey(at, "kv_address"), "%v", err)
@@ -80,7 +79,7 @@ func (k *checker) kvAddress(at string, e Engine) {
 	k.within(joinKey(at, "pp_size"), e.PPSize, 0, 1<<16)
 }
 
-// identity checks by what decode finds e, which stands at a key.
+// identity checks the values by which decode finds e at the key at.
 func (k *checker) identity(at string, e Engine) {
 	if e.SideChannel != "" && !validHostPort(e.SideChannel) {
 		k.add(joinKey(at, "side_channel"), "invalid address %q: want host:port", e.SideChannel)
@@ -93,17 +92,16 @@ func (k *checker) identity(at string, e Engine) {
 	}
 }
 
-// host wants an IP address or a name, without a port; empty is fine.
+// host requires an IP address or a name, without a port, or an empty text.
 func (k *checker) host(key, value string) {
 	if !validHost(strings.TrimSuffix(strings.TrimPrefix(value, "["), "]")) {
 		k.add(key, "must be a host name or an IP address, found %q", value)
 	}
 }
 
-// pairs wants every prefill and every decode engine to have a partner among
-// those of the other role that serve its model: one with its connector. Where
-// there is no engine of the other role at all, discovery may bring one; that
-// is a warning.
+// pairs requires a partner for every prefill and every decode engine: an engine of the
+// other role with the same model and connector. If there is no engine of the other role
+// at all, there is only a warning, because discovery may find one.
 func (k *checker) pairs() {
 	for i, e := range k.config.Engines {
 		if !slices.Contains(connectors(), e.Connector) || e.Connector == ConnectorNone {
@@ -115,10 +113,10 @@ func (k *checker) pairs() {
 	}
 }
 
-// partners returns the engines, as AllEngines counts them, of the role opposite to e's that serve its
-// model, and whether one of them, or one of role both, can pair with e. An
-// engine of role both needs no partner. A model that is asked from the engine
-// may be any.
+// partners returns the indices (in AllEngines) of the engines with the role opposite to
+// e's that serve its model, and whether one of them, or one of role both, can be paired
+// with e. An engine of role both needs no partner. A model that is read from the engine
+// may be any model.
 func (c *Config) partners(e Engine) (others []int, paired bool) {
 	opposite := map[string]string{RolePrefill: RoleDecode, RoleDecode: RolePrefill}[e.Role]
 	if opposite == "" {
@@ -131,13 +129,13 @@ func (c *Config) partners(e Engine) (others []int, paired bool) {
 		if o.Role == opposite {
 			others = append(others, i)
 		}
-		both := o.Role == RoleBoth && o.Connector != ConnectorSGLang // whose engines have one mode each
+		both := o.Role == RoleBoth && o.Connector != ConnectorSGLang // its engines have only one mode
 		paired = paired || (o.Role == opposite || both) && o.Connector == e.Connector
 	}
 	return others, paired
 }
 
-// engineCare checks how engines are probed, called, retried and left alone.
+// engineCare checks the keys for probes, calls, retries and circuits.
 func (k *checker) engineCare() {
 	h := k.config.Health
 	k.positive("health.interval", int64(h.Interval))

@@ -37,7 +37,7 @@ func (k *checker) discovery() {
 	k.kubernetes()
 }
 
-// etcd checks how an etcd is reached, in the table at.
+// etcd checks the access to an etcd in the table at.
 func (k *checker) etcd(at string, a EtcdAccess) {
 	for i, endpoint := range a.Endpoints {
 		k.httpURL(indexKey(joinKey(at, "endpoints"), i), endpoint)
@@ -54,7 +54,7 @@ func (k *checker) etcd(at string, a EtcdAccess) {
 	}
 }
 
-// storage checks where TensorRT-LLM's cluster storage is served.
+// storage checks the address at which the proxy serves TensorRT-LLM's cluster storage.
 func (k *checker) storage(t DiscoveryTRTLLM) {
 	address, served := strings.CutPrefix(t.ClusterURI, "http://")
 	switch {
@@ -83,7 +83,7 @@ func (k *checker) registry(d Discovery) {
 	}
 }
 
-// place wants an entry of discovery.allow: an address, a network, or a name.
+// place requires an entry of discovery.allow: an address, a network, or a name.
 func (k *checker) place(key, value string) {
 	if strings.Contains(value, "/") {
 		if p, err := netip.ParsePrefix(value); err != nil || p.Masked() != p {
@@ -96,7 +96,7 @@ func (k *checker) place(key, value string) {
 	}
 }
 
-// together wants two keys that need each other to be both set, or neither.
+// together requires two keys that need each other to be both set or both empty.
 func (k *checker) together(one, value, other, otherValue string) {
 	switch {
 	case value != "" && otherValue == "":
@@ -151,7 +151,7 @@ func (k *checker) sglangRegistries() {
 	}
 }
 
-// pattern checks an engine that stands for those that are found: the host of its
+// pattern checks an engine that is a pattern for found engines: the host of its
 // addresses may be *.
 func (k *checker) pattern(at string, e Engine, names map[string]string) {
 	e.KVEvents = strings.Replace(e.KVEvents, "//*:", "//0.0.0.0:", 1)
@@ -178,8 +178,8 @@ func (k *checker) kubernetes() {
 	}
 }
 
-// cluster wants one or more addresses, separated by commas, each scheme
-// followed by host:port.
+// cluster requires one or more addresses, separated by commas, each a scheme followed
+// by host:port.
 func (k *checker) cluster(key, value string, schemes ...string) {
 	for part := range strings.SplitSeq(value, ",") {
 		valid := false
@@ -233,10 +233,10 @@ func (k *checker) fleet() {
 	}
 }
 
-// proven reports whether workers and coordinators prove themselves to each other.
+// proven reports whether workers and coordinators authenticate each other.
 func (f Fleet) proven() bool { return f.TokenFile != "" || f.TLS.Enabled() }
 
-// dialsHosts reports whether the coordinator that workers dial may be another host's.
+// dialsHosts reports whether the coordinator that workers dial may be on another host.
 func (f Fleet) dialsHosts() bool {
 	if f.Coordinator != CoordinatorLeader {
 		return betweenHosts(f.Coordinator)
@@ -249,22 +249,22 @@ func (f Fleet) dialsHosts() bool {
 	return false
 }
 
-// betweenHosts reports whether a well-formed host:port or unix:path is reached from
-// other hosts.
+// betweenHosts reports whether other hosts can reach a well-formed host:port or
+// unix:path.
 func betweenHosts(address string) bool {
 	_, _, err := net.SplitHostPort(address)
 	return err == nil && !strings.HasPrefix(address, "unix:") && !isLoopback(address)
 }
 
-// exposed reports whether what goes to a well-formed URL can be read on the way: it is
-// http:// and another host's.
+// exposed reports whether traffic to a well-formed URL can be read on the path: it is
+// http:// to another host.
 func exposed(address string) bool {
 	u, err := url.Parse(address)
 	return err == nil && u.Scheme == "http" && !hostIP(u.Hostname()).IsLoopback()
 }
 
-// election checks what several coordinators need: [fleet.etcd], and an address
-// that other hosts can dial.
+// election checks the requirements of several coordinators: [fleet.etcd], and an
+// address that other hosts can dial.
 func (k *checker) election() {
 	f := k.config.Fleet
 	k.name("fleet.name", f.Name)

@@ -43,7 +43,7 @@ func (k *checker) plugins() {
 	}
 }
 
-// memory wants what a 32-bit Wasm memory can have: one page to 4GiB.
+// memory requires a size that a 32-bit Wasm memory can have: one page to 4GiB.
 func (k *checker) memory(key string, size ByteSize) {
 	if size < 64<<10 || size > 4<<30 {
 		k.add(key, "must be from 64KiB to 4GiB, found %v", size)

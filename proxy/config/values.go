@@ -12,8 +12,8 @@ import (
 // "1m30s". The empty string is zero.
 type Duration time.Duration
 
-// UnmarshalText reads what time.ParseDuration reads, and "" as zero. A
-// negative duration is read, and refused by Validate.
+// UnmarshalText accepts the texts that time.ParseDuration accepts, and "" as zero. It
+// accepts a negative duration, which Validate rejects.
 func (d *Duration) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
 		*d = 0
@@ -27,8 +27,8 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText writes what UnmarshalText reads: an engine's keys go from node to
-// node as JSON.
+// MarshalText writes the form that UnmarshalText reads: engines are sent between nodes
+// as JSON.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // String formats d as time.Duration does.
@@ -38,8 +38,8 @@ func (d Duration) String() string { return time.Duration(d).String() }
 // "4096" or "4096B".
 type ByteSize int64
 
-// byteUnits are the units of a ByteSize, largest first; B is last so that it
-// is tried after those that end in it.
+// byteUnits are the units of a ByteSize, largest first. B is last, so that it is tried
+// after the units that end in it.
 func byteUnits() []struct {
 	name string
 	size int64
@@ -50,8 +50,8 @@ func byteUnits() []struct {
 	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}
 }
 
-// UnmarshalText reads a whole number and one of the units B, KiB, MiB, GiB; no
-// unit means bytes. Signs and fractions are refused.
+// UnmarshalText accepts an integer and one of the units B, KiB, MiB, GiB; no unit means
+// bytes. It rejects signs and fractions.
 func (s *ByteSize) UnmarshalText(text []byte) error {
 	digits, factor := string(text), int64(1)
 	for _, unit := range byteUnits() {

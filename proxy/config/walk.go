@@ -2,10 +2,10 @@ package config
 
 import "reflect"
 
-// walk calls visit for v's every key, in the order of the struct: with its
-// full name (engine[1].role), its name without indices (engine.role) and its
-// value. Tables and entries of arrays of tables are visited before what they
-// hold; an array of tables itself is not.
+// walk calls visit for each key of v, in the order of the struct, with its full name
+// (engine[1].role), its name without indices (engine.role) and its value. It visits
+// tables and entries of arrays of tables before their content, but not the arrays
+// themselves.
 func walk(key, plain string, v reflect.Value, visit func(key, plain string, v reflect.Value)) {
 	if v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Struct {
 		for i := range v.Len() {

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Warnings returns what is valid but probably not meant, in the order of the
-// lines. It is for a Config that has no problems.
+// Warnings returns valid settings that are probably mistakes, in the order of the
+// lines. c must have no problems.
 func (c *Config) Warnings() []Problem {
 	k := &checker{config: c}
 	k.warnPartners()
@@ -31,7 +31,7 @@ func (c *Config) Warnings() []Problem {
 	return k.problems
 }
 
-// warnClear warns of secrets that other hosts may read.
+// warnClear warns about secrets that other hosts may read.
 func (k *checker) warnClear() {
 	c := k.config
 	for i, e := range c.Engines {
@@ -56,7 +56,7 @@ func (k *checker) warnClear() {
 	}
 }
 
-// warnUnproven warns of addresses that ask nobody for a proof.
+// warnUnproven warns about addresses without authentication.
 func (k *checker) warnUnproven() {
 	c := k.config
 	if t := c.Discovery.TRTLLM; t.TokenFile == "" {
@@ -71,10 +71,10 @@ func (k *checker) warnUnproven() {
 	}
 }
 
-// warnPartners warns of a role that has no engine to pair with, once a role,
-// and of no engine at all.
+// warnPartners warns about a role without an engine to pair with, once for each role,
+// and about a configuration without engines.
 func (k *checker) warnPartners() {
-	if s := k.config.Sidecar; s.Local != "" { // whose engine may serve without another
+	if s := k.config.Sidecar; s.Local != "" { // its engine may serve alone
 		if (s.Connector == ConnectorSGLang || s.Connector == ConnectorTRTLLM) && k.config.Fleet.NodeID == 0 {
 			k.add("fleet.node_id", "is 0: sidecars that share engines need different ones, or -1; two of one number mint the same ids")
 		}
@@ -101,8 +101,8 @@ func (k *checker) warnPartners() {
 	}
 }
 
-// engineNames lists engines, as AllEngines counts them, by name and connector, the
-// first few.
+// engineNames lists the first few engines, by their indices in AllEngines, with name
+// and connector.
 func (k *checker) engineNames(engines []int) string {
 	const most = 3
 	var names []string
@@ -117,7 +117,7 @@ func (k *checker) engineNames(engines []int) string {
 	return strings.Join(names, ", ")
 }
 
-// warnURLs warns of two engines with one address.
+// warnURLs warns about two engines with one address.
 func (k *checker) warnURLs() {
 	seen := map[string]string{}
 	for i, e := range k.config.Engines {
@@ -129,7 +129,7 @@ func (k *checker) warnURLs() {
 	}
 }
 
-// warnUnused warns of keys of e, engine i, that do nothing there.
+// warnUnused warns about keys of e, engine i, that have no effect.
 func (k *checker) warnUnused(i int, e Engine) {
 	if e.Connector != ConnectorSGLang && e.Connector != ConnectorVLLMMooncake || e.Role == RoleDecode {
 		for key, set := range map[string]bool{"bootstrap_host": e.BootstrapHost != "", "bootstrap_port": e.BootstrapPort != 0} {

@@ -107,7 +107,7 @@ func (b *background) end(j job, how work) {
 
 // expect has it noted that the request's blocks will be where it was placed.
 // The lease takes back what never came to be.
-func (l *Local) expect(a *Ask, t *table, g *grant, now time.Time) {
+func (l *Local) expect(a *Ask, t *table, g *committed, now time.Time) {
 	g.Matched = -1
 	computes := g.Decode
 	if !g.Prefill.IsZero() {

@@ -11,7 +11,7 @@ import (
 // choose returns the rows that take the legs: the policy's answer if it keeps
 // the contract, else that of the native rule, in either case moved off pairs
 // and trials that are taken.
-func (l *Local) choose(ctx context.Context, d Decider, t *table, g *grant, now time.Time) abi.PlaceDecision {
+func (l *Local) choose(ctx context.Context, d Decider, t *table, g *committed, now time.Time) abi.PlaceDecision {
 	chosen, policy, ok := d.Place(ctx, &t.place)
 	g.Notes = append(g.Notes, t.place.Notes...)
 	g.Policy = policy
@@ -75,7 +75,7 @@ func (t *table) least(phase abi.Role, other int32, ok func(int32) bool) int32 {
 // loaded row that needs no claim; where there is none the decision stands, for
 // a request that may fail is better than one that surely does. The exception is a
 // pair whose circuit is open, unless prefill has computed the KV: see anyPair.
-func (l *Local) settle(t *table, g *grant, d abi.PlaceDecision, now time.Time) abi.PlaceDecision {
+func (l *Local) settle(t *table, g *committed, d abi.PlaceDecision, now time.Time) abi.PlaceDecision {
 	calm := func(i int32) bool { return !t.place.Candidates[i].Trial }
 	if d.Prefill >= 0 && d.Prefill != t.place.Fixed && !t.claim(d.Prefill) {
 		d.Prefill = t.replace(g, ReasonTrial, abi.RolePrefill, d.Prefill, d.Decode, calm)
@@ -140,7 +140,7 @@ func (l *Local) blocked(p, d engine.Target, now time.Time) bool {
 
 // replace returns the least loaded row that is ok for the phase in row's place,
 // and notes the fallback in g; row itself when there is none.
-func (t *table) replace(g *grant, reason string, phase abi.Role, row, other int32, ok func(int32) bool) int32 {
+func (t *table) replace(g *committed, reason string, phase abi.Role, row, other int32, ok func(int32) bool) int32 {
 	if g != nil {
 		g.fallback("place", reason)
 	}

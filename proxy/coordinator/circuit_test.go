@@ -1,4 +1,4 @@
-package coordinator
+package coordinator_test
 
 import (
 	"context"
@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // offered lists the candidates of a placement as name and role.
-func offered(p *Placement) string {
+func offered(p *coordinator.Placement) string {
 	s := ""
 	for i, c := range p.Facts.Candidates {
 		s += p.Targets[i].Name() + ":" + c.Roles.String() + " "
@@ -50,20 +52,20 @@ func TestOffered(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			w.breakCircuit(t, tt.broken...)
-			w.SetDecider(builtin(t, "always", "least_load"))
-			a := ask()
+			w.BreakCircuit(t, tt.broken...)
+			w.SetDecider(placetest.Builtin(t, "always", "least_load"))
+			a := placetest.NewAsk()
 			for _, name := range tt.excluded {
-				a.Excluded = append(a.Excluded, w.target(t, name, 0))
+				a.Excluded = append(a.Excluded, w.Target(t, name, 0))
 			}
 			if tt.want == "" {
-				var nt *NoTargetError
+				var nt *coordinator.NoTargetError
 				if _, err := w.Place(t.Context(), a); !errors.As(err, &nt) || nt.Phase != abi.Decode {
 					t.Errorf("got %v, want no target for decode", err)
 				}
 				return
 			}
-			p := w.must(t, a)
+			p := w.Must(t, a)
 			if got := offered(p); got != tt.want {
 				t.Errorf("offered %q, want %q", got, tt.want)
 			}
@@ -88,12 +90,12 @@ func TestOfferedAggregated(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "a both one", "b both one", "c both one")
-			w.breakCircuit(t, tt.broken...)
-			a := ask()
+			w.BreakCircuit(t, tt.broken...)
+			a := placetest.NewAsk()
 			for _, name := range tt.excluded {
-				a.Excluded = append(a.Excluded, w.target(t, name, 0))
+				a.Excluded = append(a.Excluded, w.Target(t, name, 0))
 			}
-			if got := offered(w.must(t, a)); got != tt.want {
+			if got := offered(w.Must(t, a)); got != tt.want {
 				t.Errorf("offered %q, want %q", got, tt.want)
 			}
 		})
@@ -105,7 +107,7 @@ func TestOfferedAggregated(t *testing.T) {
 func halfOpen(t *testing.T, specs []string, names []string, f func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, specs...)
-		w.breakCircuit(t, names...)
+		w.BreakCircuit(t, names...)
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		f(t, w)
@@ -116,19 +118,19 @@ func halfOpen(t *testing.T, specs []string, names []string, f func(t *testing.T,
 func TestTrial(t *testing.T) {
 	halfOpen(t, []string{"p prefill", "d decode", "e decode"}, []string{"e"}, func(t *testing.T, w *world) {
 		// The policy insists on e.
-		w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			return abi.PlaceDecision{Prefill: 0, Decode: int32(len(f.Candidates)) - 1}, "mine", true
 		}})
-		first := w.must(t, ask())
+		first := w.Must(t, placetest.NewAsk())
 		if first.Decode.Name() != "e" || !first.Facts.Candidates[2].Trial {
 			t.Fatalf("the trial went to %q", first.Decode.Name())
 		}
-		second := w.must(t, ask())
+		second := w.Must(t, placetest.NewAsk())
 		if second.Decode.Name() != "d" || len(second.Facts.Candidates) != 2 {
 			t.Errorf("while the trial runs a request went to %q of %q", second.Decode.Name(), offered(second))
 		}
 		first.Decode.Breaker.Success()
-		if third := w.must(t, ask()); third.Decode.Name() != "e" {
+		if third := w.Must(t, placetest.NewAsk()); third.Decode.Name() != "e" {
 			t.Errorf("after the trial a request went to %q", third.Decode.Name())
 		}
 	})
@@ -147,8 +149,8 @@ func TestTrialTaken(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			halfOpen(t, tt.specs, []string{tt.taken}, func(t *testing.T, w *world) {
-				w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
-					if !w.target(t, tt.taken, 0).Breaker.Allow() {
+				w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+					if !w.Target(t, tt.taken, 0).Breaker.Allow() {
 						t.Error("the trial was not free")
 					}
 					d := abi.PlaceDecision{Prefill: 0, Decode: 1}
@@ -157,9 +159,9 @@ func TestTrialTaken(t *testing.T) {
 					}
 					return d, "mine", true
 				}})
-				p := w.must(t, ask())
-				if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || show(p.Fallbacks) != "place/trial_taken" {
-					t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), show(p.Fallbacks))
+				p := w.Must(t, placetest.NewAsk())
+				if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || placetest.Show(p.Fallbacks) != "place/trial_taken" {
+					t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 				}
 			})
 		})
@@ -168,11 +170,11 @@ func TestTrialTaken(t *testing.T) {
 
 func TestTrialTakenAggregated(t *testing.T) {
 	halfOpen(t, []string{"a both one", "b both one"}, []string{"a"}, func(t *testing.T, w *world) {
-		w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
-			w.target(t, "a", 0).Breaker.Allow()
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			w.Target(t, "a", 0).Breaker.Allow()
 			return abi.PlaceDecision{Prefill: -1, Decode: 0}, "mine", true
 		}})
-		if p := w.must(t, ask()); p.Decode.Name() != "b" {
+		if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "b" {
 			t.Errorf("placed on %q", p.Decode.Name())
 		}
 	})
@@ -196,23 +198,23 @@ func TestPairCircuit(t *testing.T) {
 			w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
 			for _, b := range tt.broken {
 				for range 3 {
-					w.reg.Pair(w.target(t, b[:1], 0), w.target(t, b[1:], 0)).Failure("kv_load")
+					w.Reg.Pair(w.Target(t, b[:1], 0), w.Target(t, b[1:], 0)).Failure("kv_load")
 				}
 			}
-			w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 				return abi.PlaceDecision{Prefill: 0, Decode: 2}, "mine", true
 			}})
 			if tt.prefill == "" {
-				var nt *NoTargetError
-				if _, err := w.Place(t.Context(), ask()); !errors.As(err, &nt) || nt.Phase != abi.Decode {
+				var nt *coordinator.NoTargetError
+				if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.As(err, &nt) || nt.Phase != abi.Decode {
 					t.Errorf("got %v, want no target for decode", err)
 				}
-				w.idle(t)
+				w.Idle(t)
 				return
 			}
-			p := w.must(t, ask())
-			if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), show(p.Fallbacks))
+			p := w.Must(t, placetest.NewAsk())
+			if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || placetest.Show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 			}
 			if len(p.Facts.Candidates) != 4 {
 				t.Error("a broken pair is no reason to leave out its engines")
@@ -225,22 +227,22 @@ func TestPairCircuit(t *testing.T) {
 func TestPairTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "p prefill", "d decode", "e decode")
-		pair := w.reg.Pair(w.target(t, "p", 0), w.target(t, "d", 0))
+		pair := w.Reg.Pair(w.Target(t, "p", 0), w.Target(t, "d", 0))
 		for range 3 {
 			pair.Failure("kv_load")
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
 		}})
 		for n, want := range []string{"d", "e", "e"} {
-			if p := w.must(t, ask()); p.Decode.Name() != want {
+			if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != want {
 				t.Errorf("request %d went to %q, want %q", n, p.Decode.Name(), want)
 			}
 		}
 		pair.Success()
-		if p := w.must(t, ask()); p.Decode.Name() != "d" {
+		if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "d" {
 			t.Errorf("after the trial a request went to %q", p.Decode.Name())
 		}
 	})
@@ -249,10 +251,10 @@ func TestPairTrial(t *testing.T) {
 // TestFixed: the prefill target of an earlier placement stays, with its id.
 func TestFixed(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
-	first := w.must(t, ask())
-	a := ask()
+	first := w.Must(t, placetest.NewAsk())
+	a := placetest.NewAsk()
 	a.Prefill, a.ID, a.Excluded = first.Prefill, first.ID, []engine.Target{first.Decode}
-	second := w.must(t, a)
+	second := w.Must(t, a)
 	if second.Prefill != first.Prefill || second.ID != first.ID || second.Decode == first.Decode || second.Flow != first.Flow {
 		t.Errorf("moved to %q/%d and %q, id %d", second.Prefill.Name(), second.Prefill.Rank, second.Decode.Name(), second.ID)
 	}
@@ -268,7 +270,7 @@ func TestFixed(t *testing.T) {
 	}
 	second.Lease.PrefillDone()
 	second.Lease.Release()
-	w.idle(t)
+	w.Idle(t)
 }
 
 func TestFixedVerifies(t *testing.T) {
@@ -277,21 +279,21 @@ func TestFixedVerifies(t *testing.T) {
 		prefill, decode int32
 		ok              bool
 	}{{0, 1, true}, {0, 2, true}, {1, 2, false}, {-1, 1, false}, {0, 0, false}} {
-		w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			if f.Fixed != 0 || len(f.Candidates) != 3 {
 				t.Errorf("facts %+v", f)
 			}
 			return abi.PlaceDecision{Prefill: tt.prefill, Decode: tt.decode}, "mine", true
 		}})
-		a := ask()
-		a.Prefill, a.ID = w.target(t, "p", 0), abi.MinDisaggID
-		p := w.must(t, a)
+		a := placetest.NewAsk()
+		a.Prefill, a.ID = w.Target(t, "p", 0), abi.MinDisaggID
+		p := w.Must(t, a)
 		if (p.Policy == "mine") != tt.ok || p.Prefill.Name() != "p" || p.ID != abi.MinDisaggID {
 			t.Errorf("%+v: %q placed on %q and %q", tt, p.Policy, p.Prefill.Name(), p.Decode.Name())
 		}
 		p.Lease.Release()
 	}
-	w.idle(t)
+	w.Idle(t)
 }
 
 // TestFixedWhere: what may happen to the prefill target and its decodes
@@ -304,26 +306,26 @@ func TestFixedWhere(t *testing.T) {
 		count string
 	}{
 		{"prefill drains", func(t *testing.T, w *world) { w.remove(t, "p") }, "d", ""},
-		{"prefill's circuit is open", func(t *testing.T, w *world) { w.breakCircuit(t, "p") }, "d", ""},
-		{"a decode's circuit is open", func(t *testing.T, w *world) { w.breakCircuit(t, "d") }, "e", ""},
+		{"prefill's circuit is open", func(t *testing.T, w *world) { w.BreakCircuit(t, "p") }, "d", ""},
+		{"a decode's circuit is open", func(t *testing.T, w *world) { w.BreakCircuit(t, "d") }, "e", ""},
 		{"a pair's circuit is open", func(t *testing.T, w *world) { w.breakPair(t, "p", "d") }, "e", ""},
-		{"all are open", func(t *testing.T, w *world) { w.breakCircuit(t, "d"); w.breakPair(t, "p", "e") }, "d", ""},
+		{"all are open", func(t *testing.T, w *world) { w.BreakCircuit(t, "d"); w.breakPair(t, "p", "e") }, "d", ""},
 		{"all pairs are open", func(t *testing.T, w *world) { w.breakPair(t, "p", "d"); w.breakPair(t, "p", "e") }, "d", "place/pair_broken"},
 		{"no decode is left", func(t *testing.T, w *world) { w.remove(t, "d"); w.remove(t, "e") }, "decode", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
-			a := ask()
-			a.Prefill, a.ID = w.target(t, "p", 0), abi.MinDisaggID
+			a := placetest.NewAsk()
+			a.Prefill, a.ID = w.Target(t, "p", 0), abi.MinDisaggID
 			// The policy takes the first decode.
-			w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 				return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
 			}})
 			hold := a.Prefill.Load[0].Hold(1) // keeps p from leaving
 			defer hold.Drop()
 			tt.do(t, w)
 			p, err := w.Place(t.Context(), a)
-			var nt *NoTargetError
+			var nt *coordinator.NoTargetError
 			switch {
 			case errors.As(err, &nt):
 				if nt.Phase.String() != tt.want {
@@ -331,8 +333,8 @@ func TestFixedWhere(t *testing.T) {
 				}
 			case err != nil:
 				t.Error(err)
-			case p.Decode.Name() != tt.want || p.Prefill != a.Prefill || show(p.Fallbacks) != tt.count:
-				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), show(p.Fallbacks))
+			case p.Decode.Name() != tt.want || p.Prefill != a.Prefill || placetest.Show(p.Fallbacks) != tt.count:
+				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 			}
 		})
 	}
@@ -341,19 +343,19 @@ func TestFixedWhere(t *testing.T) {
 // TestFixedGone: a prefill target that has left cannot be kept.
 func TestFixedGone(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode")
-	a := ask()
+	a := placetest.NewAsk()
 	a.Prefill, a.ID = engine.Target{Instance: &engine.Instance{}}, abi.MinDisaggID
 	_, err := w.Place(context.Background(), a)
-	var nt *NoTargetError
+	var nt *coordinator.NoTargetError
 	if !errors.As(err, &nt) || nt.Phase != abi.Prefill {
 		t.Errorf("got %v", err)
 	}
-	w.idle(t)
+	w.Idle(t)
 }
 
 func (w *world) remove(t *testing.T, name string) {
 	t.Helper()
-	if err := w.reg.Remove(name, time.Hour); err != nil {
+	if err := w.Reg.Remove(name, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -361,6 +363,6 @@ func (w *world) remove(t *testing.T, name string) {
 func (w *world) breakPair(t *testing.T, p, d string) {
 	t.Helper()
 	for range 3 {
-		w.reg.Pair(w.target(t, p, 0), w.target(t, d, 0)).Failure("kv_load")
+		w.Reg.Pair(w.Target(t, p, 0), w.Target(t, d, 0)).Failure("kv_load")
 	}
 }

@@ -39,6 +39,10 @@ const (
 	ReasonFailed    = "failed"      // any other
 )
 
+// ReasonCoordinator is why a worker placed a request itself: the coordinator in
+// another process did not answer in time.
+const ReasonCoordinator = "coordinator"
+
 // Ask is one request for a placement.
 type Ask struct {
 	Model   string           // "" when the client named none
@@ -70,9 +74,24 @@ type Ask struct {
 	// anything in flight, or could not be chosen, there is no target.
 	Only Pair
 
-	turn   conversation.Turn // of the exchange, however often it is placed
-	looked bool
-	asked  uint64 // the process whose numbers the homes of turn are; 0: this one
+	// Lookup is the result of the search for the request's conversation. The first
+	// Place fills it in; the later ones of the same exchange use it.
+	Lookup Lookup
+}
+
+// Lookup is which turn of which conversation a request is.
+type Lookup struct {
+	Turn conversation.Turn
+	Done bool // Turn is known
+	// Process names the process that numbers the instances of Turn's homes; 0: this
+	// process.
+	Process uint64
+}
+
+// Found sets Lookup.Turn, and what the policies see of the turn.
+func (a *Ask) Found(turn conversation.Turn) {
+	a.Lookup.Turn, a.Lookup.Done = turn, true
+	a.Request.Turn, a.Request.Conversation = turn.Number, string(turn.Key.AppendText(nil))
 }
 
 // Within is the instances that a request may be given: for each phase of two
@@ -113,8 +132,9 @@ type Placement struct {
 // afterwards. To be called at most once, by the one who has read them; without
 // it the garbage collector does the work.
 func (p *Placement) Recycle() {
-	if p.table != nil {
-		p.table.recycle()
+	if t := p.table; t != nil {
+		t.place.Candidates, t.targets = p.Facts.Candidates, p.Targets
+		t.recycle()
 	}
 	p.table, p.Facts.Candidates, p.Targets = nil, nil, nil
 }

@@ -1,4 +1,4 @@
-package coordinator
+package coordinator_test
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -19,18 +21,18 @@ import (
 // instances are reloaded; afterwards nothing is held.
 func TestHammer(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode two 2", "e decode", "b both", "n both one")
-	w.SetDecider(builtin(t, "auto", "power_of_two"))
+	w.SetDecider(placetest.Builtin(t, "auto", "power_of_two"))
 	var instances sync.Map // every instance that was ever placed on
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(1, uint64(g)))
 			for n := range 400 {
-				a := ask()
+				a := placetest.NewAsk()
 				a.Request.PairBroken = rnd.IntN(8) == 0
 				p, err := w.Place(context.Background(), a)
 				if err != nil {
-					if !errors.Is(err, ErrNoTarget) {
+					if !errors.Is(err, coordinator.ErrNoTarget) {
 						t.Error(err)
 					}
 					continue
@@ -42,7 +44,7 @@ func TestHammer(t *testing.T) {
 				}
 				instances.Store(p.Prefill.Instance, true)
 				runtime.Gosched()
-				pair := w.reg.Pair(p.Prefill, p.Decode)
+				pair := w.Reg.Pair(p.Prefill, p.Decode)
 				switch rnd.IntN(6) {
 				case 0:
 					p.Decode.Breaker.Failure()
@@ -68,7 +70,7 @@ func TestHammer(t *testing.T) {
 				p.Lease.Release()
 				both.Wait()
 				if n%100 == 0 {
-					w.SetDecider(builtin(t, "auto", []string{"round_robin", "least_load"}[n/100%2]))
+					w.SetDecider(placetest.Builtin(t, "auto", []string{"round_robin", "least_load"}[n/100%2]))
 				}
 			}
 		})
@@ -76,13 +78,13 @@ func TestHammer(t *testing.T) {
 	wg.Go(func() {
 		for n := range 50 {
 			spec := config.Engine{Name: "x", URL: "http://x", Role: "both", Connector: "two", Ranks: 1 + n%3}
-			if err := w.reg.Apply("other", []config.Engine{spec}, time.Hour); err != nil {
+			if err := w.Reg.Apply("other", []config.Engine{spec}, time.Hour); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	wg.Wait()
-	w.idle(t)
+	w.Idle(t)
 	instances.Range(func(key, _ any) bool {
 		for r := range key.(*engine.Instance).Load {
 			if l := &key.(*engine.Instance).Load[r]; l.Requests() != 0 || l.Tokens() != 0 {
@@ -105,14 +107,14 @@ func TestTablesKeepThePromise(t *testing.T) {
 				[]string{"prefill", "decode", "both"}[rnd.IntN(3)], 1+rnd.IntN(2)))
 		}
 		w := newWorld(t, specs...)
-		w.SetDecider(builtin(t, "always", "round_robin"))
-		instances := w.reg.Snapshot().Instances
+		w.SetDecider(placetest.Builtin(t, "always", "round_robin"))
+		instances := w.Reg.Snapshot().Instances
 		for range 8 {
-			a := ask()
+			a := placetest.NewAsk()
 			for _, i := range instances {
 				switch rnd.IntN(4) {
 				case 0:
-					w.breakCircuit(t, i.Spec.Name)
+					w.BreakCircuit(t, i.Spec.Name)
 				case 1:
 					a.Excluded = append(a.Excluded, engine.Target{Instance: i, Rank: rnd.IntN(len(i.Load))})
 				default:
@@ -151,7 +153,7 @@ func TestTablesKeepThePromise(t *testing.T) {
 			p.Lease.Release()
 			p.Recycle()
 		}
-		w.idle(t)
+		w.Idle(t)
 	}
 }
 
@@ -161,10 +163,10 @@ func TestSpread(t *testing.T) {
 	for _, policy := range []string{"round_robin", "least_load", "power_of_two"} {
 		t.Run(policy, func(t *testing.T) {
 			w := newWorld(t, "p prefill two 4", "q prefill two 4", "d decode two 2", "e decode two 2")
-			w.SetDecider(builtin(t, "auto", policy))
+			w.SetDecider(placetest.Builtin(t, "auto", policy))
 			hits := map[engine.Target]int{}
 			for range rounds {
-				p := w.must(t, ask())
+				p := w.Must(t, placetest.NewAsk())
 				hits[p.Prefill]++
 				hits[p.Decode]++
 				p.Lease.Release()
@@ -200,11 +202,11 @@ func TestPlaceAllocatesOnlyThePlacement(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			w.SetDecider(builtin(t, "auto", "least_load"))
+			w.SetDecider(placetest.Builtin(t, "auto", "least_load"))
 			if len(tt.specs) == 3 {
-				w.breakCircuit(t, "q")
+				w.BreakCircuit(t, "q")
 			}
-			ctx, a := t.Context(), ask()
+			ctx, a := t.Context(), placetest.NewAsk()
 			place := func() {
 				p, err := w.Place(ctx, a)
 				if err != nil {
@@ -219,7 +221,7 @@ func TestPlaceAllocatesOnlyThePlacement(t *testing.T) {
 			}
 			// Under the race detector sync.Pool drops what it is given at random.
 			want := 1.0
-			if w.client != nil {
+			if w.Remote != nil {
 				want = 2 // one in each process
 			}
 			if n := testing.AllocsPerRun(200, place); n > want && !raceEnabled {
@@ -235,8 +237,8 @@ func BenchmarkPlaceAggregated(b *testing.B) {
 	for _, n := range []int{8, 64, 512} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			w := newWorld(b, fmt.Sprintf("b both one %d", n))
-			w.SetDecider(builtin(b, "auto", "least_load"))
-			ctx, a := context.Background(), ask()
+			w.SetDecider(placetest.Builtin(b, "auto", "least_load"))
+			ctx, a := context.Background(), placetest.NewAsk()
 			b.ReportAllocs()
 			for b.Loop() {
 				p, err := w.Place(ctx, a)
@@ -259,8 +261,8 @@ func BenchmarkPlace(b *testing.B) {
 					specs = append(specs, fmt.Sprintf("p%dp prefill", k), fmt.Sprintf("d%dd decode", k))
 				}
 				w := newWorld(b, specs...)
-				w.SetDecider(builtin(b, "auto", policy))
-				ctx, a := context.Background(), ask()
+				w.SetDecider(placetest.Builtin(b, "auto", policy))
+				ctx, a := context.Background(), placetest.NewAsk()
 				b.ReportAllocs()
 				for b.Loop() {
 					p, err := w.Place(ctx, a)

@@ -50,10 +50,19 @@ type Cut struct {
 
 // Cut fills c for a model, "" if the client named none. No forms mean that nobody
 // needs blocks.
-func (l *Local) Cut(c *Cut, model string) { l.cut(c, model, l.Needs(), l.state.Index != nil) }
+func (l *Local) Cut(c *Cut, model string) { l.CutFor(c, model, l.Demand()) }
 
-// cut is Cut for policies with those needs; index says that there is one.
-func (l *Local) cut(c *Cut, model string, needs abi.Needs, index bool) {
+// Demand is what a coordinator needs to be told of a prompt.
+type Demand struct {
+	Needs abi.Needs // of its policies
+	Index bool      // it has an index of KV blocks
+}
+
+// Demand returns what this coordinator needs to be told now.
+func (l *Local) Demand() Demand { return Demand{Needs: l.Needs(), Index: l.state.Index != nil} }
+
+// CutFor is Cut for a coordinator with that demand.
+func (l *Local) CutFor(c *Cut, model string, d Demand) {
 	c.Model, c.LoRA, c.Forms = "", "", c.Forms[:0]
 	pool, err := resolve(l.registry.Snapshot(), model)
 	if err != nil || len(pool.Ready) == 0 {
@@ -63,10 +72,10 @@ func (l *Local) cut(c *Cut, model string, needs abi.Needs, index bool) {
 	if base := pool.Ready[0].Models()[0]; base != pool.Model {
 		c.Model, c.LoRA = base, pool.Model
 	}
-	if needs&abi.NeedConversation != 0 {
+	if d.Needs&abi.NeedConversation != 0 {
 		c.Forms = append(c.Forms, TextForm)
 	}
-	if needs&abi.NeedBlocks != 0 && index {
+	if d.Needs&abi.NeedBlocks != 0 && d.Index {
 		for i := range pool.Ready {
 			c.Forms = withForm(c.Forms, formOf(pool.Ready[i].Instance))
 		}
@@ -178,8 +187,21 @@ func homeOf(t engine.Target) conversation.Target {
 // Computed says how many tokens of a prompt the target that computed it had
 // cached, as its engine reports it. key is that of the placement.
 func (l *Local) Computed(p *Placement, key *Key, prompt, cached int64) {
+	l.Compare(p, p.CacheReport(key, prompt, cached))
+}
+
+// CacheReport is what an engine reports of its prefix cache for one prompt.
+type CacheReport struct {
+	Block          int            // tokens of a block of the engine; 0: unknown
+	Blocks         []kvindex.Hash // of the prompt: those that may have been cached; empty: unknown
+	Prompt, Cached int64          // tokens of the prompt, and of these the cached ones
+}
+
+// CacheReport returns the report of the engine that computes p's prompt. Its Blocks
+// alias those of key.
+func (p *Placement) CacheReport(key *Key, prompt, cached int64) CacheReport {
 	block := p.computer().BlockTokens()
-	l.computed(p, key.reported(block, cached), block, prompt, cached)
+	return CacheReport{Block: block, Blocks: key.reported(block, cached), Prompt: prompt, Cached: cached}
 }
 
 // computer is the target that computes the prompt.
@@ -201,20 +223,19 @@ func (k *Key) reported(block int, cached int64) []kvindex.Hash {
 	return nil
 }
 
-// computed compares an engine's word, and blocks of so many tokens that it may
-// mean, with what was believed of it.
-func (l *Local) computed(p *Placement, blocks []kvindex.Hash, block int, prompt, cached int64) {
+// Compare compares an engine's report with what was believed when p was made.
+func (l *Local) Compare(p *Placement, r CacheReport) {
 	target := p.computer()
-	if l.state.Trust == nil || p.Matched < 0 || len(target.KV) <= target.Rank || block != target.BlockTokens() {
+	if l.state.Trust == nil || p.Matched < 0 || len(target.KV) <= target.Rank || r.Block != target.BlockTokens() {
 		return
 	}
 	slot := target.KV[target.Rank]
 	o := indexcheck.Observation{
 		Engine: target.Name(), Rank: target.Rank, Exact: true, Stored: l.state.Index.Counts(slot).Stored,
-		Prompt: int(prompt), Predicted: int(p.Matched), Reported: int(cached), Block: block,
+		Prompt: int(r.Prompt), Predicted: int(p.Matched), Reported: int(r.Cached), Block: r.Block,
 	}
-	if len(blocks) > 0 {
-		l.background.compare(slot, blocks, o)
+	if len(r.Blocks) > 0 {
+		l.background.compare(slot, r.Blocks, o)
 		return
 	}
 	l.state.Trust.Observe(o)

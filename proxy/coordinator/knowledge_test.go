@@ -1,4 +1,4 @@
-package coordinator
+package coordinator_test
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
@@ -19,36 +21,29 @@ import (
 
 // knowing makes the policies ask for blocks and conversations. They place by the
 // native rule.
-func (w *world) knowing(needs abi.Needs) { w.SetDecider(stub{needs: needs}) }
+func (w *world) knowing(needs abi.Needs) { w.SetDecider(placetest.Stub{Wants: needs}) }
 
 // settle does what waits for Run.
 func (w *world) settle() {
-	w.arrived()
-	for {
-		select {
-		case j := <-w.background.queue:
-			w.background.run(j)
-		default:
-			return
-		}
-	}
+	w.Arrived()
+	w.Settle()
 }
 
 // asking is a request for text of so many blocks, 128 tokens each.
-func asking(text string) *Ask {
-	a := ask()
-	blocks := kvindex.AppendText(nil, kvindex.Seed("m", "", ""), []byte(text), TextForm.Block)
-	a.Key.Chains = []Chain{{Form: TextForm, Blocks: blocks}}
+func asking(text string) *coordinator.Ask {
+	a := placetest.NewAsk()
+	blocks := kvindex.AppendText(nil, kvindex.Seed("m", "", ""), []byte(text), coordinator.TextForm.Block)
+	a.Key.Chains = []coordinator.Chain{{Form: coordinator.TextForm, Blocks: blocks}}
 	a.Key.Conversation.Chain = blocks
-	a.Request.PromptTokens = int64(len(text) / bytesPerToken)
+	a.Request.PromptTokens = int64(len(text) / coordinator.BytesPerToken)
 	return a
 }
 
 // blocks is n blocks of text.
-func blocks(letter string, n int) string { return strings.Repeat(letter, n*TextForm.Block) }
+func blocks(letter string, n int) string { return strings.Repeat(letter, n*coordinator.TextForm.Block) }
 
 // row is the row of an instance in a placement's table.
-func row(t *testing.T, p *Placement, target engine.Target) abi.Candidate {
+func row(t *testing.T, p *coordinator.Placement, target engine.Target) abi.Candidate {
 	t.Helper()
 	for i, o := range p.Targets {
 		if o == target {
@@ -61,16 +56,16 @@ func row(t *testing.T, p *Placement, target engine.Target) abi.Candidate {
 
 func TestBlocksOfARequestAreExpected(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	prefill, decode := w.target(t, "p", 0), w.target(t, "d", 0)
+	prefill, decode := w.Target(t, "p", 0), w.Target(t, "d", 0)
 	matched := func(text string) (p, d int64) {
 		w.settle()
-		placed := w.must(t, asking(text))
+		placed := w.Must(t, asking(text))
 		defer placed.Lease.Release()
 		at, to := row(t, placed, prefill), row(t, placed, decode)
 		return at.Matched(), to.Matched()
 	}
 	w.knowing(0)
-	w.must(t, asking(blocks("a", 4))).Lease.Release()
+	w.Must(t, asking(blocks("a", 4))).Lease.Release()
 	w.knowing(abi.NeedBlocks)
 	if p, d := matched(blocks("a", 4)); p != 0 || d != 0 {
 		t.Fatalf("%d and %d tokens of what was placed when nobody needed blocks", p, d)
@@ -79,7 +74,7 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 		t.Errorf("%d and %d tokens of a request that came to nothing", p, d)
 	}
 
-	first := w.must(t, asking(blocks("a", 4)))
+	first := w.Must(t, asking(blocks("a", 4)))
 	if first.Matched != -1 {
 		t.Errorf("matched %d without events", first.Matched)
 	}
@@ -92,7 +87,7 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 		t.Errorf("%d and %d tokens when decode did not come to it", p, d)
 	}
 	w.settle()
-	again := w.must(t, asking(blocks("a", 4)))
+	again := w.Must(t, asking(blocks("a", 4)))
 	if c := row(t, again, prefill); c.BlockTokens != 128 || c.BlocksGPU != 4 {
 		t.Errorf("row %+v", c)
 	}
@@ -101,21 +96,21 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 	if p, d := matched(blocks("a", 2) + blocks("c", 2)); p != 2*128 || d != 2*128 {
 		t.Errorf("%d and %d tokens of two blocks in common", p, d)
 	}
-	w.idle(t)
+	w.Idle(t)
 }
 
 func TestQueuedTokensAreThoseNotHeld(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	w.knowing(abi.NeedBlocks)
-	first := w.must(t, asking(blocks("a", 4)))
-	prefill := w.target(t, "p", 0)
+	first := w.Must(t, asking(blocks("a", 4)))
+	prefill := w.Target(t, "p", 0)
 	if got := prefill.Load[0].Queued(); got != 4*128 {
 		t.Errorf("%d tokens queued of a new prompt", got)
 	}
 	first.Lease.Answered(true)
 	first.Lease.Release()
 	w.settle()
-	second := w.must(t, asking(blocks("a", 4)+blocks("b", 2)))
+	second := w.Must(t, asking(blocks("a", 4)+blocks("b", 2)))
 	if got := prefill.Load[0].Queued(); got != 2*128 {
 		t.Errorf("%d tokens queued of a prompt of which four blocks are held", got)
 	}
@@ -123,33 +118,33 @@ func TestQueuedTokensAreThoseNotHeld(t *testing.T) {
 		t.Errorf("of late: %v requests, %v tokens", c.RecentRequests, c.RecentTokens)
 	}
 	second.Lease.PrefillDone()
-	w.arrived()
+	w.Arrived()
 	if got := prefill.Load[0].Queued(); got != 0 {
 		t.Errorf("%d tokens queued of a prompt that is computed", got)
 	}
 	second.Lease.Release()
-	w.idle(t)
+	w.Idle(t)
 }
 
 func TestConversationsComeHome(t *testing.T) {
 	w := newWorld(t, "pa prefill", "pb prefill", "da decode", "db decode")
 	for _, tt := range []struct {
 		name  string
-		turns [3]func() *Ask
+		turns [3]func() *coordinator.Ask
 	}{
-		{"by the client's id", [3]func() *Ask{named("s-1"), named("s-1"), named("s-1")}},
-		{"by the prompts", [3]func() *Ask{
-			func() *Ask { return asking(blocks("x", 3)) },
-			func() *Ask { return asking(blocks("x", 3) + blocks("y", 2)) },
-			func() *Ask { return asking(blocks("x", 3) + blocks("y", 2) + blocks("z", 1)) },
+		{"by the client's id", [3]func() *coordinator.Ask{named("s-1"), named("s-1"), named("s-1")}},
+		{"by the prompts", [3]func() *coordinator.Ask{
+			func() *coordinator.Ask { return asking(blocks("x", 3)) },
+			func() *coordinator.Ask { return asking(blocks("x", 3) + blocks("y", 2)) },
+			func() *coordinator.Ask { return asking(blocks("x", 3) + blocks("y", 2) + blocks("z", 1)) },
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w.knowing(abi.NeedConversation)
-			var home Pair
+			var home coordinator.Pair
 			for i, turn := range tt.turns {
 				a := turn()
-				p := w.must(t, a)
+				p := w.Must(t, a)
 				if p.Turn.Number != int32(i+1) || p.Facts.Request.Turn != p.Turn.Number || a.Request.Turn != p.Turn.Number {
 					t.Errorf("turn %d is %d, shown as %d", i+1, p.Turn.Number, p.Facts.Request.Turn)
 				}
@@ -167,23 +162,23 @@ func TestConversationsComeHome(t *testing.T) {
 						t.Errorf("turn %d: %s is home to %v, want %v", i+1, target.Name(), got, want)
 					}
 				}
-				home = Pair{p.Prefill, p.Decode}
-				again := w.must(t, a) // another attempt is no other turn
+				home = coordinator.Pair{p.Prefill, p.Decode}
+				again := w.Must(t, a) // another attempt is no other turn
 				if again.Turn.Number != int32(i+1) {
 					t.Errorf("another attempt at turn %d is turn %d", i+1, again.Turn.Number)
 				}
-				home = Pair{again.Prefill, again.Decode}
+				home = coordinator.Pair{again.Prefill, again.Decode}
 				p.Lease.Release()
 				again.Lease.Release()
 			}
 		})
 	}
-	w.idle(t)
+	w.Idle(t)
 }
 
-func named(id string) func() *Ask {
-	return func() *Ask {
-		a := ask()
+func named(id string) func() *coordinator.Ask {
+	return func() *coordinator.Ask {
+		a := placetest.NewAsk()
 		a.Key.Conversation = conversation.Query{ID: id}
 		return a
 	}
@@ -195,17 +190,17 @@ func TestCut(t *testing.T) {
 	for _, tt := range []struct {
 		name, model string
 		needs       abi.Needs
-		want        Cut
+		want        coordinator.Cut
 	}{
-		{"nothing", "m", 0, Cut{Model: "m"}},
-		{"conversations", "m", abi.NeedConversation, Cut{Model: "m", Forms: []kvindex.Form{TextForm}}},
-		{"blocks", "other", abi.NeedBlocks, Cut{Model: "other", Forms: []kvindex.Form{TextForm}}},
-		{"an unknown model", "z", abi.NeedBlocks, Cut{}},
-		{"no model among several", "", abi.NeedBlocks, Cut{}},
+		{"nothing", "m", 0, coordinator.Cut{Model: "m"}},
+		{"conversations", "m", abi.NeedConversation, coordinator.Cut{Model: "m", Forms: []kvindex.Form{coordinator.TextForm}}},
+		{"blocks", "other", abi.NeedBlocks, coordinator.Cut{Model: "other", Forms: []kvindex.Form{coordinator.TextForm}}},
+		{"an unknown model", "z", abi.NeedBlocks, coordinator.Cut{}},
+		{"no model among several", "", abi.NeedBlocks, coordinator.Cut{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w.knowing(tt.needs)
-			c := Cut{Model: "old", Forms: []kvindex.Form{token}}
+			c := coordinator.Cut{Model: "old", Forms: []kvindex.Form{token}}
 			if w.Cut(&c, tt.model); c.Model != tt.want.Model || c.LoRA != tt.want.LoRA || len(c.Forms)+len(tt.want.Forms) > 0 && !reflect.DeepEqual(c.Forms, tt.want.Forms) {
 				t.Errorf("%+v, want %+v", c, tt.want)
 			}
@@ -216,46 +211,46 @@ func TestCut(t *testing.T) {
 // TestComputed: what an engine reports against what its events made us believe.
 func TestComputed(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	target := w.target(t, "p", 0)
-	p := &Placement{Prefill: target, Decode: w.target(t, "d", 0), Matched: 640}
+	target := w.Target(t, "p", 0)
+	p := &coordinator.Placement{Prefill: target, Decode: w.Target(t, "d", 0), Matched: 640}
 	for range 100 {
-		w.Computed(p, &Key{}, 1000, 0)
+		w.Computed(p, &coordinator.Key{}, 1000, 0)
 	}
-	if len(w.verdicts) != 1 || w.verdicts[0].Engine != "p" || w.verdicts[0].Reason == indexcheck.Agrees {
-		t.Fatalf("verdicts %+v", w.verdicts)
+	if len(w.Verdicts) != 1 || w.Verdicts[0].Engine != "p" || w.Verdicts[0].Reason == indexcheck.Agrees {
+		t.Fatalf("verdicts %+v", w.Verdicts)
 	}
 	p.Matched = -1 // nothing was believed
-	before := len(w.verdicts)
+	before := len(w.Verdicts)
 	for range 200 {
-		w.Computed(p, &Key{}, 1000, 1000)
+		w.Computed(p, &coordinator.Key{}, 1000, 1000)
 	}
-	if len(w.verdicts) != before {
-		t.Errorf("verdicts %+v", w.verdicts)
+	if len(w.Verdicts) != before {
+		t.Errorf("verdicts %+v", w.Verdicts)
 	}
 }
 
 // TestCosts: the plan policy is told the best of what there is.
 func TestCosts(t *testing.T) {
 	w := newWorld(t, "pa prefill", "pb prefill", "d decode", "b both")
-	p0, p1, b := w.target(t, "pa", 0), w.target(t, "pb", 0), w.target(t, "b", 0)
+	p0, p1, b := w.Target(t, "pa", 0), w.Target(t, "pb", 0), w.Target(t, "b", 0)
 	chain := asking(blocks("a", 4)).Key.Chains[0].Blocks
-	w.known.Index.Store(p1.KV[0], kvindex.GPU, chain[:3])
-	w.known.Index.Store(b.KV[0], kvindex.CPU, chain[:1])
+	w.Known.Index.Store(p1.KV[0], kvindex.GPU, chain[:3])
+	w.Known.Index.Store(b.KV[0], kvindex.CPU, chain[:1])
 	for i := range 8 {
 		p0.Load[0].Prefill.Measure(1000, time.Duration(100+i%2)*time.Millisecond)
 		b.Load[0].Prefill.Measure(1000, 200*time.Millisecond)
-		w.reg.MeasurePair(p0, w.target(t, "d", 0), 1000, 50*time.Millisecond)
+		w.Reg.MeasurePair(p0, w.Target(t, "d", 0), 1000, 50*time.Millisecond)
 	}
 	for _, target := range []engine.Target{p0, p1} {
 		hold := target.Load[0].HoldPrefill(700, 700)
 		defer hold.Drop()
 	}
 	var got abi.PlanFacts
-	w.SetDecider(stub{needs: abi.NeedBlocks, plan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks, OnPlan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		got = *f
 		return abi.PlanAnswer{Decision: abi.PlanAggregate}, "p", true
 	}})
-	w.must(t, asking(blocks("a", 4))).Lease.Release()
+	w.Must(t, asking(blocks("a", 4))).Lease.Release()
 	if got.PrefillCached != 3*128 || got.BothCached != 128 {
 		t.Errorf("cached %d and %d", got.PrefillCached, got.BothCached)
 	}
@@ -275,21 +270,21 @@ func TestCosts(t *testing.T) {
 func TestWhatWaitsIsBounded(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	w.knowing(abi.NeedBlocks)
-	for range mostWaiting {
-		w.must(t, asking(blocks("a", 2))).Lease.Release()
+	for range coordinator.MostWaiting {
+		w.Must(t, asking(blocks("a", 2))).Lease.Release()
 	}
-	if n := len(w.background.queue); n != mostWaiting {
+	if n := w.Waiting(); n != coordinator.MostWaiting {
 		t.Errorf("%d jobs wait", n)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); w.Run(ctx) }()
-	for len(w.background.queue) > 0 {
+	for w.Waiting() > 0 {
 		runtime.Gosched()
 	}
 	cancel()
 	<-done
-	w.idle(t)
+	w.Idle(t)
 }
 
 // TestFirstTurnsAreCountedApart: however many later turns come between, the first
@@ -300,7 +295,7 @@ func TestFirstTurnsAreCountedApart(t *testing.T) {
 	var first, later []uint64
 	for i := range 4 {
 		for turn := range 1 + i {
-			p := w.must(t, named(fmt.Sprint("s-", i))())
+			p := w.Must(t, named(fmt.Sprint("s-", i))())
 			if turn == 0 {
 				first = append(first, p.Facts.Sequence)
 			} else {

@@ -13,10 +13,10 @@ import (
 // coordinator, and the load here. Its methods may be called any number of times,
 // by any goroutine: each hold is dropped once.
 type Lease struct {
-	local *Local
-	wire  *wireLease // nil: there is no other process
-	id    uint64
-	burden
+	local  *Local
+	remote remote // nil: there is no other process
+	id     uint64
+	charge Charge // constant after the placement
 
 	mu       sync.Mutex
 	prompt   load.Hold     // of the target that computes the prompt; guarded by mu
@@ -30,25 +30,55 @@ type Lease struct {
 	released bool             // guarded by mu
 }
 
-// burden is what a placement loads its targets with, in tokens.
-type burden struct {
-	prompt int64
-	queued int64 // of the prompt, what is yet to be computed; -1: the prompt is computed elsewhere, or has been
-	tokens int64 // of decode: the prompt and what it is expected to produce
+// Charge is the load that a placement puts on its targets, in tokens.
+type Charge struct {
+	Prompt int64 // tokens of the prompt
+	Queued int64 // prompt tokens that are yet to be computed; -1: another target computes them, or they are computed
+	Tokens int64 // on decode: the prompt and the expected output
+}
+
+// remote is the same lease at a coordinator in another process. All methods but
+// Forget are called with the lease's mutex held.
+type remote interface {
+	SetOrphanCleanup(cleanup []byte)
+	PrefillDone(took time.Duration)
+	Answered(took time.Duration)
+	Computed(r CacheReport)
+	Release()
+	Forget() // after Release, without the mutex
+}
+
+// Attach makes the lease tell r of each of its steps. It is called before anything
+// else uses the lease.
+func (l *Lease) Attach(r remote) { l.remote = r }
+
+// Charge returns the load that the placement put on its targets.
+func (l *Lease) Charge() Charge { return l.charge }
+
+// Locked calls f with the lease's mutex held. open is false after Release; the
+// Queued of left is -1 once the prompt is computed.
+func (l *Lease) Locked(f func(open bool, left Charge)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	left := l.charge
+	if l.computed {
+		left.Queued = -1
+	}
+	f(!l.released, left)
 }
 
 // carry loads the targets.
-func (l *Lease) carry(prefill, decode engine.Target, b burden, now time.Time) {
-	l.burden, l.since = b, now
-	if b.queued >= 0 {
+func (l *Lease) carry(prefill, decode engine.Target, c Charge, now time.Time) {
+	l.charge, l.since = c, now
+	if c.Queued >= 0 {
 		if l.computer = counter(prefill); l.computer != nil {
-			l.prompt = l.computer.HoldPrefill(b.prompt, b.queued)
+			l.prompt = l.computer.HoldPrefill(c.Prompt, c.Queued)
 		} else if l.computer = counter(decode); l.computer != nil {
-			l.prompt = l.computer.HoldQueued(b.queued)
+			l.prompt = l.computer.HoldQueued(c.Queued)
 		}
 	}
-	if c := counter(decode); c != nil {
-		l.decode = c.Hold(b.tokens)
+	if counter := counter(decode); counter != nil {
+		l.decode = counter.Hold(c.Tokens)
 	}
 	if l.pinned = prefill.Instance; l.pinned != nil {
 		l.pinned.Pin()
@@ -73,7 +103,7 @@ func counter(t engine.Target) *load.Counter {
 
 // Owes reports whether there is a coordinator that would do what Owe is told if
 // this process died.
-func (l *Lease) Owes() bool { return l.wire != nil }
+func (l *Lease) Owes() bool { return l.remote != nil }
 
 // Owe says, ahead of PrefillDone, what frees the blocks that prefill then holds
 // until the leg that answers has them: a text that means something to whoever
@@ -81,19 +111,21 @@ func (l *Lease) Owes() bool { return l.wire != nil }
 func (l *Lease) Owe(cleanup []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.wire != nil {
-		l.wire.owed = cleanup
+	if l.remote != nil {
+		l.remote.SetOrphanCleanup(cleanup)
 	}
 }
 
 // PrefillDone drops prefill's load: the engine has computed the prompt.
-func (l *Lease) PrefillDone() { l.prefillDone(time.Since(l.since)) }
+func (l *Lease) PrefillDone() { l.PrefillDoneAfter(time.Since(l.since)) }
 
-func (l *Lease) prefillDone(took time.Duration) {
+// PrefillDoneAfter is PrefillDone for a prompt that took so long by the clock of
+// another process; 0: unknown.
+func (l *Lease) PrefillDoneAfter(took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.done(took) && l.wire != nil {
-		l.wire.prefillDone(took)
+	if l.done(took) && l.remote != nil {
+		l.remote.PrefillDone(took)
 	}
 }
 
@@ -104,15 +136,17 @@ func (l *Lease) Answered(first bool) {
 	if first {
 		took = time.Since(l.since)
 	}
-	l.answer(took)
+	l.AnsweredAfter(took)
 }
 
-func (l *Lease) answer(took time.Duration) {
+// AnsweredAfter is Answered for a prompt that took so long by the clock of another
+// process; 0: unknown.
+func (l *Lease) AnsweredAfter(took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.done(took)
-	if !l.answered && !l.released && l.wire != nil {
-		l.wire.answered(took)
+	if !l.answered && !l.released && l.remote != nil {
+		l.remote.Answered(took)
 	}
 	l.answered = true
 	l.unpin()
@@ -132,11 +166,21 @@ func (l *Lease) done(took time.Duration) bool {
 	return true
 }
 
+// Computed tells the coordinator in another process, if there is one, what an engine
+// reports of its cache.
+func (l *Lease) Computed(r CacheReport) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.remote != nil && !l.released {
+		l.remote.Computed(r)
+	}
+}
+
 // Release drops whatever the lease still holds. What was expected of legs that
 // did not come to it is no longer.
 func (l *Lease) Release() {
-	if l.release() && l.wire != nil {
-		l.wire.client.forget(l)
+	if l.release() && l.remote != nil {
+		l.remote.Forget()
 	}
 }
 
@@ -151,8 +195,8 @@ func (l *Lease) release() bool {
 	l.prompt.Drop()
 	l.decode.Drop()
 	l.unpin()
-	if l.wire != nil {
-		l.wire.release()
+	if l.remote != nil {
+		l.remote.Release()
 	}
 	if l.local != nil {
 		l.leave()

@@ -23,15 +23,15 @@ type Observer interface {
 // Local is the Coordinator that owns the state it decides on. It is the one
 // issuer of disagg ids of its node and worker number. Safe for concurrent use.
 type Local struct {
-	registry *engine.Registry
-	decider  atomic.Pointer[Decider]
-	fallback Decider
-	state    State
-	mint     *disaggid.Source
-	observer Observer
-	live     disaggid.Live
-	open     atomic.Int64
-	turns    turnTable
+	registry  *engine.Registry
+	decider   atomic.Pointer[Decider]
+	fallback  Decider
+	state     State
+	mint      *disaggid.Source
+	observer  Observer
+	live      disaggid.Live
+	open      atomic.Int64
+	sequences sequenceTable
 
 	background *background
 	tables     sync.Pool
@@ -63,8 +63,8 @@ func (l *Local) Ready() bool { return l.registry.Snapshot().Ready() }
 // Needs implements Coordinator.
 func (l *Local) Needs() abi.Needs { return (*l.decider.Load()).Needs() }
 
-// grant is a placement with its lease, in one piece of memory.
-type grant struct {
+// committed is a placement with its lease, in one piece of memory.
+type committed struct {
 	Placement
 	lease Lease
 }
@@ -93,7 +93,7 @@ func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	}
 	t.reset(pool, a, needs)
 	l.recall(pool, a, t)
-	g := &grant{lease: Lease{local: l}}
+	g := &committed{lease: Lease{local: l}}
 	g.table = t
 	if err := l.decide(ctx, d, snapshot, pool, a, t, g); err != nil {
 		for _, f := range g.Fallbacks {
@@ -105,6 +105,16 @@ func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	g.Facts, g.Targets, g.Lease = t.place, t.targets, &g.lease
 	return &g.Placement, nil
 }
+
+// Lend gives p, a placement that another process decided, empty Facts.Candidates and
+// Targets with memory to append to. Recycle takes that memory back.
+func (l *Local) Lend(p *Placement) {
+	t := l.tables.Get().(*table)
+	p.table, p.Facts.Candidates, p.Targets = t, t.place.Candidates[:0], t.targets[:0]
+}
+
+// Snapshot returns the engines that placements are made on now.
+func (l *Local) Snapshot() *engine.Snapshot { return l.registry.Snapshot() }
 
 // resolve finds the pool of the model that the client named, or of the only one
 // there is.
@@ -130,13 +140,11 @@ func resolve(s *engine.Snapshot, model string) (*engine.Pool, error) {
 // recall finds what is known of the request's prompt and of its conversation.
 func (l *Local) recall(pool *engine.Pool, a *Ask, t *table) {
 	if t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
-		if !a.looked {
+		if !a.Lookup.Done {
 			a.Key.Conversation.Scope = kvindex.Seed(pool.Model, "", "")
-			a.turn, a.looked = l.state.Conversations.Look(a.Key.Conversation), true
-			a.Request.Turn = a.turn.Number
-			a.Request.Conversation = string(a.turn.Key.AppendText(nil))
+			a.Found(l.state.Conversations.Look(a.Key.Conversation))
 		}
-		t.turn = a.turn
+		t.turn = a.Lookup.Turn
 		t.place.Request.Turn, t.place.Request.Conversation = a.Request.Turn, a.Request.Conversation
 	}
 	if t.needs&abi.NeedBlocks != 0 && l.state.Index != nil {
@@ -145,7 +153,7 @@ func (l *Local) recall(pool *engine.Pool, a *Ask, t *table) {
 }
 
 // decide goes through the steps of a placement: plan, place, mint, commit.
-func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *grant) error {
+func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *committed) error {
 	now := time.Now()
 	if !a.Only.Decode.IsZero() && a.Prefill.IsZero() {
 		return l.decideOnly(ctx, d, pool, a, t, g, now)
@@ -175,7 +183,7 @@ func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool 
 	if two && t.needs&abi.NeedPairs != 0 {
 		t.fillStates(l.registry)
 	}
-	t.place.Sequence = l.turns.of(pool, s).next(a, two)
+	t.place.Sequence = l.sequences.of(pool, s).next(a, two)
 	t.place.Random = rand.Uint64()
 	chosen := l.choose(ctx, d, t, g, now)
 	if chosen.Decode < 0 {
@@ -185,7 +193,7 @@ func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool 
 }
 
 // decideOnly places both legs on the targets of a.Only.
-func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *grant, now time.Time) error {
+func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *committed, now time.Time) error {
 	p, e := a.Only.Prefill, a.Only.Decode
 	if !p.Free(now) || !e.Free(now) {
 		return &NoTargetError{Model: a.Model}
@@ -201,7 +209,7 @@ func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a 
 }
 
 // plan asks how many legs the request gets.
-func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *grant, now time.Time) (two bool, err error) {
+func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *committed, now time.Time) (two bool, err error) {
 	t.plan = abi.PlanFacts{
 		Request:        t.place.Request,
 		PrefillTargets: pool.Plan.Prefill,
@@ -276,7 +284,7 @@ func fixedLacks(pool *engine.Pool, a *Ask) abi.Phase {
 
 // commit makes the decision hold: it mints the id, unless it is kept, takes the
 // loads and notes where the request goes. Nothing is taken when there is no id.
-func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *grant, chosen abi.PlaceDecision, now time.Time) error {
+func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *committed, chosen abi.PlaceDecision, now time.Time) error {
 	g.Decode = t.targets[chosen.Decode]
 	g.Flow = abi.FlowAggregated
 	lease := &g.lease
@@ -292,25 +300,25 @@ func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *gran
 	}
 	t.place.Flow = g.Flow
 	prompt := a.Request.PromptTokens
-	b := burden{prompt: prompt, queued: -1, tokens: prompt + expected(&a.Request)}
+	b := Charge{Prompt: prompt, Queued: -1, Tokens: prompt + expected(&a.Request)}
 	switch {
 	case chosen.Prefill < 0:
-		b.queued = uncached(prompt, &t.place.Candidates[chosen.Decode])
-		g.Decode.Load[g.Decode.Rank].Placed(b.queued, now)
+		b.Queued = uncached(prompt, &t.place.Candidates[chosen.Decode])
+		g.Decode.Load[g.Decode.Rank].Placed(b.Queued, now)
 	case a.Prefill.IsZero():
-		b.queued = uncached(prompt, &t.place.Candidates[chosen.Prefill])
-		g.Prefill.Load[g.Prefill.Rank].Placed(b.queued, now)
+		b.Queued = uncached(prompt, &t.place.Candidates[chosen.Prefill])
+		g.Prefill.Load[g.Prefill.Rank].Placed(b.Queued, now)
 	}
 	lease.carry(g.Prefill, g.Decode, b, now)
 	l.open.Add(1)
 	l.expect(a, t, g, now)
-	if a.looked && l.state.Conversations != nil {
+	if a.Lookup.Done && l.state.Conversations != nil {
 		prefill := g.Prefill
 		if prefill.IsZero() {
 			prefill = g.Decode
 		}
-		l.state.Conversations.Record(a.turn, homeOf(prefill), homeOf(g.Decode), now)
-		g.Turn = a.turn
+		l.state.Conversations.Record(a.Lookup.Turn, homeOf(prefill), homeOf(g.Decode), now)
+		g.Turn = a.Lookup.Turn
 	}
 	return nil
 }
@@ -320,7 +328,7 @@ func uncached(prompt int64, c *abi.Candidate) int64 { return max(0, prompt-c.Mat
 
 // mintID returns an id that is in range and not in flight, and takes it into
 // the set of those that are; 0 when there is none left.
-func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *grant) uint64 {
+func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *committed) uint64 {
 	var ok bool
 	if t.mint, ok = l.mint.Next(); !ok {
 		return 0
@@ -372,7 +380,7 @@ func expected(r *abi.RequestFacts) int64 {
 }
 
 // fallback notes that the native rule of what decided, for a reason.
-func (g *grant) fallback(what, reason string) {
+func (g *committed) fallback(what, reason string) {
 	switch reason {
 	case ReasonAbsent:
 		return

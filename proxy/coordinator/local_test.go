@@ -1,4 +1,4 @@
-package coordinator
+package coordinator_test
 
 import (
 	"context"
@@ -11,21 +11,23 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies/snowflake"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
 func TestPlacePair(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	p := w.must(t, ask())
-	if p.Flow != abi.FlowConcurrent || p.Prefill != w.target(t, "p", 0) || p.Decode != w.target(t, "d", 0) {
+	p := w.Must(t, placetest.NewAsk())
+	if p.Flow != abi.FlowConcurrent || p.Prefill != w.Target(t, "p", 0) || p.Decode != w.Target(t, "d", 0) {
 		t.Errorf("placed %v on %q and %q", p.Flow, p.Prefill.Name(), p.Decode.Name())
 	}
 	if !disaggid.InRange(p.ID) || w.LiveIDs() != 1 || w.Open() != 1 {
 		t.Errorf("id %d, %d in flight, %d leases", p.ID, w.LiveIDs(), w.Open())
 	}
 	if p.Policy != "native" || len(p.Fallbacks) != 0 {
-		t.Errorf("policy %q, fallbacks %q", p.Policy, show(p.Fallbacks))
+		t.Errorf("policy %q, fallbacks %q", p.Policy, placetest.Show(p.Fallbacks))
 	}
 	if len(p.Targets) != 2 || len(p.Facts.Candidates) != 2 || p.Facts.Candidates[1].Instance != p.Targets[1].ID || p.Facts.Flow != p.Flow {
 		t.Errorf("table %+v", p.Facts)
@@ -36,14 +38,14 @@ func TestPlacePair(t *testing.T) {
 	}
 	p.Lease.PrefillDone()
 	p.Lease.PrefillDone()
-	w.arrived()
+	w.Arrived()
 	if prefill.Requests() != 0 || decode.Requests() != 1 {
 		t.Error("PrefillDone drops prefill's load alone")
 	}
 	p.Lease.Release()
 	p.Lease.Release()
 	p.Lease.PrefillDone()
-	w.idle(t)
+	w.Idle(t)
 	p.Recycle()
 	p.Recycle()
 	if p.Targets != nil || p.Facts.Candidates != nil {
@@ -56,30 +58,30 @@ func TestPlaceAggregated(t *testing.T) {
 		name   string
 		specs  []string
 		plan   string
-		change func(*Ask)
+		change func(*coordinator.Ask)
 		want   string // engine, or the error
 	}{
 		{"both only", []string{"b both one"}, "auto", nil, "b"},
 		{"a both engine alone is no pair", []string{"b both"}, "auto", nil, "b"},
 		{"never", []string{"p prefill", "d decode", "b both"}, "never", nil, "b"},
 		{"never without both", []string{"p prefill", "d decode"}, "never", nil, `no engine is ready to serve model "m"`},
-		{"unpairable", []string{"p prefill", "d decode", "b both"}, "always", func(a *Ask) { a.Request.PairBroken = true }, "b"},
-		{"unpairable, no both", []string{"p prefill", "d decode"}, "auto", func(a *Ask) { a.Request.PairBroken = true }, `no engine is ready to serve model "m"`},
-		{"on decode too", []string{"p prefill", "d decode"}, "auto", func(a *Ask) { a.Aggregate = abi.RoleDecode }, "d"},
-		{"on prefill too", []string{"p prefill", "d decode"}, "always", func(a *Ask) { a.Aggregate = abi.RolePrefill }, "p"},
-		{"both whatever the set", []string{"p prefill", "b both"}, "always", func(a *Ask) { a.Aggregate = abi.RoleDecode }, "b"},
+		{"unpairable", []string{"p prefill", "d decode", "b both"}, "always", func(a *coordinator.Ask) { a.Request.PairBroken = true }, "b"},
+		{"unpairable, no both", []string{"p prefill", "d decode"}, "auto", func(a *coordinator.Ask) { a.Request.PairBroken = true }, `no engine is ready to serve model "m"`},
+		{"on decode too", []string{"p prefill", "d decode"}, "auto", func(a *coordinator.Ask) { a.Aggregate = abi.RoleDecode }, "d"},
+		{"on prefill too", []string{"p prefill", "d decode"}, "always", func(a *coordinator.Ask) { a.Aggregate = abi.RolePrefill }, "p"},
+		{"both whatever the set", []string{"p prefill", "b both"}, "always", func(a *coordinator.Ask) { a.Aggregate = abi.RoleDecode }, "b"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			w.SetDecider(builtin(t, tt.plan, "least_load"))
-			a := ask()
+			w.SetDecider(placetest.Builtin(t, tt.plan, "least_load"))
+			a := placetest.NewAsk()
 			if tt.change != nil {
 				tt.change(a)
 			}
 			p, err := w.Place(t.Context(), a)
 			if err != nil {
-				var nt *NoTargetError
-				if err.Error() != tt.want || !errors.Is(err, ErrNoTarget) || !errors.As(err, &nt) || nt.Phase != abi.PhaseNone {
+				var nt *coordinator.NoTargetError
+				if err.Error() != tt.want || !errors.Is(err, coordinator.ErrNoTarget) || !errors.As(err, &nt) || nt.Phase != abi.PhaseNone {
 					t.Errorf("error %v", err)
 				}
 				return
@@ -94,7 +96,7 @@ func TestPlaceAggregated(t *testing.T) {
 				t.Error("an aggregated request has no id")
 			}
 			p.Lease.Release()
-			w.idle(t)
+			w.Idle(t)
 		})
 	}
 }
@@ -112,46 +114,46 @@ func TestPlaceErrors(t *testing.T) {
 		is    error
 		phase abi.Phase
 	}{
-		{"nothing at all", nil, "m", "auto", nil, ErrNoTarget, abi.PhaseNone},
-		{"nothing at all, no model", nil, "", "auto", nil, ErrNoTarget, abi.PhaseNone},
-		{"unknown model", []string{"b both"}, "x", "auto", nil, ErrUnknownModel, 0},
-		{"perhaps of an engine that is down", []string{"b both", "down both"}, "x", "auto", nil, ErrNoTarget, abi.PhaseNone},
-		{"model needed", []string{"a=one both", "b=two both"}, "", "auto", nil, ErrModelNeeded, 0},
-		{"known but down", []string{"down=m both"}, "m", "auto", nil, ErrNoTarget, abi.Prefill},
-		{"known but down, and nothing pairs", []string{"down=m both one"}, "m", "auto", nil, ErrNoTarget, abi.PhaseNone},
-		{"no prefill", []string{"d decode"}, "m", "auto", nil, ErrNoTarget, abi.Prefill},
-		{"no decode", []string{"p prefill"}, "m", "auto", nil, ErrNoTarget, abi.Decode},
-		{"no decode for always", []string{"p prefill"}, "m", "always", nil, ErrNoTarget, abi.Decode},
-		{"they do not go together", []string{"p1 prefill", "d2 decode"}, "m", "auto", nil, ErrNoTarget, abi.Prefill},
+		{"nothing at all", nil, "m", "auto", nil, coordinator.ErrNoTarget, abi.PhaseNone},
+		{"nothing at all, no model", nil, "", "auto", nil, coordinator.ErrNoTarget, abi.PhaseNone},
+		{"unknown model", []string{"b both"}, "x", "auto", nil, coordinator.ErrUnknownModel, 0},
+		{"perhaps of an engine that is down", []string{"b both", "down both"}, "x", "auto", nil, coordinator.ErrNoTarget, abi.PhaseNone},
+		{"model needed", []string{"a=one both", "b=two both"}, "", "auto", nil, coordinator.ErrModelNeeded, 0},
+		{"known but down", []string{"down=m both"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.Prefill},
+		{"known but down, and nothing pairs", []string{"down=m both one"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.PhaseNone},
+		{"no prefill", []string{"d decode"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.Prefill},
+		{"no decode", []string{"p prefill"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.Decode},
+		{"no decode for always", []string{"p prefill"}, "m", "always", nil, coordinator.ErrNoTarget, abi.Decode},
+		{"they do not go together", []string{"p1 prefill", "d2 decode"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.Prefill},
 		{"client gone", []string{"b both"}, "m", "auto", gone, left, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			w.SetDecider(builtin(t, tt.plan, "least_load"))
+			w.SetDecider(placetest.Builtin(t, tt.plan, "least_load"))
 			ctx := tt.ctx
 			if ctx == nil {
 				ctx = t.Context()
 			}
-			a := ask()
+			a := placetest.NewAsk()
 			a.Model = tt.model
 			p, err := w.Place(ctx, a)
 			if p != nil || !errors.Is(err, tt.is) {
 				t.Fatalf("got %v, %v", p, err)
 			}
-			var nt *NoTargetError
+			var nt *coordinator.NoTargetError
 			if errors.As(err, &nt) && nt.Phase != tt.phase {
 				t.Errorf("phase %v, want %v", nt.Phase, tt.phase)
 			}
-			w.idle(t)
+			w.Idle(t)
 		})
 	}
 }
 
 func TestPlaceOnlyModel(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "downer both")
-	a := ask()
+	a := placetest.NewAsk()
 	a.Model = ""
-	w.must(t, a).Lease.Release()
+	w.Must(t, a).Lease.Release()
 	if !w.Ready() || newWorld(t, "p prefill").Ready() {
 		t.Error("Ready is wrong")
 	}
@@ -159,12 +161,12 @@ func TestPlaceOnlyModel(t *testing.T) {
 
 func TestNoTargetErrorText(t *testing.T) {
 	for _, tt := range []struct {
-		err  NoTargetError
+		err  coordinator.NoTargetError
 		want string
 	}{
-		{NoTargetError{}, "no engine is ready to serve the request"},
-		{NoTargetError{Phase: abi.Decode}, "no engine is ready for the decode of the request"},
-		{NoTargetError{Phase: abi.Prefill, Model: "m"}, `no engine is ready for the prefill of model "m"`},
+		{coordinator.NoTargetError{}, "no engine is ready to serve the request"},
+		{coordinator.NoTargetError{Phase: abi.Decode}, "no engine is ready for the decode of the request"},
+		{coordinator.NoTargetError{Phase: abi.Prefill, Model: "m"}, `no engine is ready for the prefill of model "m"`},
 	} {
 		if got := tt.err.Error(); got != tt.want {
 			t.Errorf("got %q, want %q", got, tt.want)
@@ -194,17 +196,17 @@ func TestPlanAnswer(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode", "b both")
-			w.SetDecider(stub{plan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) { return tt.answer, "x", true }})
-			p, err := w.Place(t.Context(), ask())
+			w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) { return tt.answer, "x", true }})
+			p, err := w.Place(t.Context(), placetest.NewAsk())
 			if err != nil {
-				var re *RejectedError
-				if tt.flow != 0 || !errors.As(err, &re) || !errors.Is(err, ErrRejected) || re.Status != tt.status {
+				var re *coordinator.RejectedError
+				if tt.flow != 0 || !errors.As(err, &re) || !errors.Is(err, coordinator.ErrRejected) || re.Status != tt.status {
 					t.Errorf("error %#v", err)
 				}
 				return
 			}
-			if p.Flow != tt.flow || p.FirstByte != tt.limit || show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("flow %v, limit %v, fallbacks %q", p.Flow, p.FirstByte, show(p.Fallbacks))
+			if p.Flow != tt.flow || p.FirstByte != tt.limit || placetest.Show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("flow %v, limit %v, fallbacks %q", p.Flow, p.FirstByte, placetest.Show(p.Fallbacks))
 			}
 			p.Lease.Release()
 		})
@@ -217,28 +219,28 @@ func TestPlaceSame(t *testing.T) {
 		name            string
 		specs           []string
 		prefill, decode string // of Same
-		change          func(*world, *Ask)
+		change          func(*world, *coordinator.Ask)
 		same            bool
 	}{
 		{"pair", []string{"p prefill", "q prefill", "d decode", "e decode"}, "q", "e", nil, true},
 		{"pair of role both", []string{"a both", "b both", "c both"}, "c", "b", nil, true},
 		{"one", []string{"a both one", "b both one"}, "", "b", nil, true},
-		{"circuit open", []string{"p prefill", "q prefill", "d decode", "e decode"}, "q", "e", func(w *world, _ *Ask) {
+		{"circuit open", []string{"p prefill", "q prefill", "d decode", "e decode"}, "q", "e", func(w *world, _ *coordinator.Ask) {
 			for range 3 {
-				w.reg.Snapshot().Instance("q").Breaker.Failure()
+				w.Reg.Snapshot().Instance("q").Breaker.Failure()
 			}
 		}, false},
-		{"excluded", []string{"a both one", "b both one"}, "", "b", func(_ *world, a *Ask) {
+		{"excluded", []string{"a both one", "b both one"}, "", "b", func(_ *world, a *coordinator.Ask) {
 			a.Excluded = append(a.Excluded, a.Same.Decode)
 		}, false},
 		{"another number of legs", []string{"p prefill", "d decode", "b both"}, "", "b", nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			a := ask()
-			a.Same.Decode = engine.Target{Instance: w.reg.Snapshot().Instance(tt.decode)}
+			a := placetest.NewAsk()
+			a.Same.Decode = engine.Target{Instance: w.Reg.Snapshot().Instance(tt.decode)}
 			if tt.prefill != "" {
-				a.Same.Prefill = engine.Target{Instance: w.reg.Snapshot().Instance(tt.prefill)}
+				a.Same.Prefill = engine.Target{Instance: w.Reg.Snapshot().Instance(tt.prefill)}
 			}
 			if tt.change != nil {
 				tt.change(w, a)
@@ -258,7 +260,7 @@ func TestPlaceSame(t *testing.T) {
 				seen[p.ID] = true
 				p.Lease.Release()
 			}
-			w.idle(t)
+			w.Idle(t)
 		})
 	}
 }
@@ -267,11 +269,11 @@ func TestPlaceSame(t *testing.T) {
 func TestPlaceScores(t *testing.T) {
 	for _, row := range []int32{0, 9} {
 		w := newWorld(t, "a both one", "b both one")
-		w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			f.Scored, f.Candidates[0].Score = true, 0.5
 			return abi.PlaceDecision{Prefill: -1, Decode: row}, "x", true
 		}})
-		p, err := w.Place(t.Context(), ask())
+		p, err := w.Place(t.Context(), placetest.NewAsk())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -283,8 +285,8 @@ func TestPlaceScores(t *testing.T) {
 }
 
 func TestPlan(t *testing.T) {
-	plan := func(d abi.PlanDecision, policy string, ok bool) stub {
-		return stub{plan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	plan := func(d abi.PlanDecision, policy string, ok bool) placetest.Stub {
+		return placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 			return abi.PlanAnswer{Decision: d}, policy, ok
 		}}
 	}
@@ -292,40 +294,40 @@ func TestPlan(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		specs     []string
-		d         Decider
+		d         coordinator.Decider
 		flow      abi.Flow
 		err       error
 		fallbacks string
 	}{
 		{"disaggregate", pair, plan(abi.PlanDisaggregate, "x", true), abi.FlowConcurrent, nil, ""},
 		{"aggregate", pair, plan(abi.PlanAggregate, "x", true), abi.FlowAggregated, nil, ""},
-		{"reject", pair, plan(abi.PlanReject, "x", true), 0, ErrRejected, ""},
-		{"reject, as nothing could serve", []string{"p prefill"}, plan(abi.PlanReject, "x", true), 0, ErrNoTarget, ""},
+		{"reject", pair, plan(abi.PlanReject, "x", true), 0, coordinator.ErrRejected, ""},
+		{"reject, as nothing could serve", []string{"p prefill"}, plan(abi.PlanReject, "x", true), 0, coordinator.ErrNoTarget, ""},
 		{"pass", pair, plan(abi.PlanPass, "x", true), abi.FlowConcurrent, nil, ""},
-		{"absent", pair, plan(0, ReasonAbsent, false), abi.FlowConcurrent, nil, ""},
-		{"late", pair, plan(0, ReasonLate, false), abi.FlowConcurrent, nil, "plan/late"},
+		{"absent", pair, plan(0, coordinator.ReasonAbsent, false), abi.FlowConcurrent, nil, ""},
+		{"late", pair, plan(0, coordinator.ReasonLate, false), abi.FlowConcurrent, nil, "plan/late"},
 		{"failed for no known reason", pair, plan(0, "", false), abi.FlowConcurrent, nil, "plan/failed"},
 		{"nonsense", pair, plan(77, "x", true), abi.FlowConcurrent, nil, "plan/nonsense"},
-		{"no pair to disaggregate on", []string{"b both"}, plan(abi.PlanDisaggregate, "x", true), 0, ErrNoTarget, ""},
+		{"no pair to disaggregate on", []string{"b both"}, plan(abi.PlanDisaggregate, "x", true), 0, coordinator.ErrNoTarget, ""},
 		{"degraded: prefill is down", []string{"downp=m prefill", "d decode", "b both one"}, plan(abi.PlanAggregate, "x", true), abi.FlowAggregated, nil, "plan/no_prefill"},
 		{"degraded: decode is down", []string{"p prefill", "downd=m decode", "b both one"}, plan(abi.PlanAggregate, "x", true), abi.FlowAggregated, nil, "plan/no_decode"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
 			w.SetDecider(tt.d)
-			p, err := w.Place(t.Context(), ask())
+			p, err := w.Place(t.Context(), placetest.NewAsk())
 			if !errors.Is(err, tt.err) {
 				t.Fatalf("error %v, want %v", err, tt.err)
 			}
 			if err != nil {
-				w.idle(t)
+				w.Idle(t)
 				return
 			}
-			if p.Flow != tt.flow || show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("flow %v, fallbacks %q", p.Flow, show(p.Fallbacks))
+			if p.Flow != tt.flow || placetest.Show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("flow %v, fallbacks %q", p.Flow, placetest.Show(p.Fallbacks))
 			}
 			p.Lease.Release()
-			w.idle(t)
+			w.Idle(t)
 		})
 	}
 }
@@ -333,12 +335,12 @@ func TestPlan(t *testing.T) {
 func TestPlanFacts(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "d decode two 3", "b both one 4", "e both two 1")
 	var seen abi.PlanFacts
-	w.SetDecider(stub{plan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	w.SetDecider(placetest.Stub{OnPlan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		seen = *f
 		return abi.PlanAnswer{Decision: abi.PlanAggregate}, "x", true
 	}})
-	a := ask()
-	w.must(t, a).Lease.Release()
+	a := placetest.NewAsk()
+	w.Must(t, a).Lease.Release()
 	a.Request.Model = "m"
 	if want := (abi.PlanFacts{Request: a.Request, PrefillTargets: 3, DecodeTargets: 4, BothTargets: 5}); !reflect.DeepEqual(seen, want) {
 		t.Errorf("facts %+v, want %+v", seen, want)
@@ -369,22 +371,22 @@ func TestPlaceVerifies(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, specs...)
-			w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 				if len(f.Candidates) != 5 || f.Fixed != -1 {
 					t.Errorf("facts %+v", f)
 				}
 				return abi.PlaceDecision{Prefill: tt.prefill, Decode: tt.decode}, "mine", true
 			}})
-			p := w.must(t, ask())
+			p := w.Must(t, placetest.NewAsk())
 			if tt.ok {
 				if p.Policy != "mine" || p.Prefill != p.Targets[tt.prefill] || p.Decode != p.Targets[tt.decode] || len(p.Fallbacks) != 0 {
-					t.Errorf("policy %q placed on %q, %q, fallbacks %q", p.Policy, p.Prefill.Name(), p.Decode.Name(), show(p.Fallbacks))
+					t.Errorf("policy %q placed on %q, %q, fallbacks %q", p.Policy, p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 				}
-			} else if p.Policy != "native" || show(p.Fallbacks) != "place/nonsense" {
-				t.Errorf("policy %q, fallbacks %q", p.Policy, show(p.Fallbacks))
+			} else if p.Policy != "native" || placetest.Show(p.Fallbacks) != "place/nonsense" {
+				t.Errorf("policy %q, fallbacks %q", p.Policy, placetest.Show(p.Fallbacks))
 			}
 			p.Lease.Release()
-			w.idle(t)
+			w.Idle(t)
 		})
 	}
 }
@@ -400,32 +402,32 @@ func TestPlaceVerifiesAggregated(t *testing.T) {
 		{abi.PlaceDecision{Prefill: -1, Decode: 2}, false},
 		{abi.PlaceDecision{Prefill: -1, Decode: -1}, false},
 	} {
-		w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) { return tt.d, "mine", true }})
-		p := w.must(t, ask())
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) { return tt.d, "mine", true }})
+		p := w.Must(t, placetest.NewAsk())
 		if ok := p.Policy == "mine"; ok != tt.ok {
 			t.Errorf("%+v: policy %q", tt.d, p.Policy)
 		}
 		p.Lease.Release()
 	}
-	w.idle(t)
+	w.Idle(t)
 }
 
 // TestPlaceWithoutAnyAnswer: the last rule needs no Decider.
 func TestPlaceWithoutAnyAnswer(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode", "b both one")
-	w.fallback = stub{plan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	w.SetFallback(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		return abi.PlanAnswer{Decision: abi.PlanDisaggregate}, "", true
-	}}
-	w.target(t, "p", 0).Load[0].Hold(10)
-	w.target(t, "e", 0).Load[0].Hold(10)
-	p := w.must(t, ask())
+	}})
+	w.Target(t, "p", 0).Load[0].Hold(10)
+	w.Target(t, "e", 0).Load[0].Hold(10)
+	p := w.Must(t, placetest.NewAsk())
 	if p.Prefill.Name() != "q" || p.Decode.Name() != "d" || p.Policy != "native" {
 		t.Errorf("%q placed on %q and %q", p.Policy, p.Prefill.Name(), p.Decode.Name())
 	}
 	p.Lease.Release()
-	a := ask()
+	a := placetest.NewAsk()
 	a.Request.PairBroken = true
-	p = w.must(t, a)
+	p = w.Must(t, a)
 	if p.Decode.Name() != "b" {
 		t.Errorf("placed on %q", p.Decode.Name())
 	}
@@ -433,20 +435,20 @@ func TestPlaceWithoutAnyAnswer(t *testing.T) {
 }
 
 func TestMint(t *testing.T) {
-	mint := func(id uint64, policy string, ok bool) stub {
-		return stub{mint: func(*abi.MintFacts) (uint64, string, bool) { return id, policy, ok }}
+	mint := func(id uint64, policy string, ok bool) placetest.Stub {
+		return placetest.Stub{OnMint: func(*abi.MintFacts) (uint64, string, bool) { return id, policy, ok }}
 	}
 	for _, tt := range []struct {
 		name      string
-		d         Decider
+		d         coordinator.Decider
 		times     int
 		own       bool // the policy's id is used
 		fallbacks string
 	}{
 		{"own id", mint(abi.MinDisaggID, "mine", true), 1, true, ""},
 		{"highest id", mint(abi.MaxDisaggID-1, "mine", true), 1, true, ""},
-		{"absent", mint(0, ReasonAbsent, false), 1, false, ""},
-		{"trap", mint(0, ReasonTrap, false), 1, false, "mint/trap"},
+		{"absent", mint(0, coordinator.ReasonAbsent, false), 1, false, ""},
+		{"trap", mint(0, coordinator.ReasonTrap, false), 1, false, "mint/trap"},
 		{"too low", mint(abi.MinDisaggID-1, "mine", true), 1, false, "mint/nonsense"},
 		{"too high", mint(abi.MaxDisaggID, "mine", true), 1, false, "mint/nonsense"},
 		{"in flight", mint(1<<50, "mine", true), 2, false, "mint/duplicate"},
@@ -454,16 +456,16 @@ func TestMint(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode")
 			w.SetDecider(tt.d)
-			var p *Placement
+			var p *coordinator.Placement
 			for range tt.times {
-				p = w.must(t, ask())
+				p = w.Must(t, placetest.NewAsk())
 				defer p.Lease.Release()
 			}
 			if !disaggid.InRange(p.ID) || w.LiveIDs() != tt.times {
 				t.Errorf("id %d, %d in flight", p.ID, w.LiveIDs())
 			}
-			if got := w.counts.minted["mine"] == tt.times; got != tt.own || show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("minted %v, fallbacks %q", w.counts.minted, show(p.Fallbacks))
+			if got := w.Counts.IDs["mine"] == tt.times; got != tt.own || placetest.Show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("minted %v, fallbacks %q", w.Counts.IDs, placetest.Show(p.Fallbacks))
 			}
 		})
 	}
@@ -473,17 +475,17 @@ func TestMint(t *testing.T) {
 // would issue next.
 func TestNativeMintSkipsForeignIDs(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	w.SetDecider(stub{mint: func(f *abi.MintFacts) (uint64, string, bool) {
+	w.SetDecider(placetest.Stub{OnMint: func(f *abi.MintFacts) (uint64, string, bool) {
 		next := *f
 		for range 3 { // takes what would come next
 			next.Counter++
-			w.live.Add(disaggid.Pack(next))
+			w.HoldID(disaggid.Pack(next))
 		}
 		return 0, "mine", true
 	}})
 	seen := map[uint64]bool{}
 	for range 50 {
-		p := w.must(t, ask())
+		p := w.Must(t, placetest.NewAsk())
 		if seen[p.ID] {
 			t.Fatalf("id %d twice", p.ID)
 		}
@@ -510,48 +512,51 @@ func TestPackIsSnowflake(t *testing.T) {
 // made, and so are all once a range has come.
 func TestNoIDIsLeft(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "b both")
-	w.mint = disaggid.NewSource()
-	if _, err := w.Place(t.Context(), ask()); !errors.Is(err, ErrNoID) {
+	ids := disaggid.NewSource()
+	w.SetIDs(ids)
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoID) {
 		t.Fatal(err)
 	}
 	if w.Open() != 0 || w.LiveIDs() != 0 {
 		t.Errorf("%d leases, %d ids", w.Open(), w.LiveIDs())
 	}
 	for _, name := range []string{"p", "d"} {
-		if l := &w.target(t, name, 0).Load[0]; l.Requests() != 0 {
+		if l := &w.Target(t, name, 0).Load[0]; l.Requests() != 0 {
 			t.Errorf("%s has %d requests", name, l.Requests())
 		}
 	}
-	a := ask()
+	a := placetest.NewAsk()
 	a.ID = 1 << 41
 	kept, err := w.Place(t.Context(), a)
 	if err != nil {
 		t.Fatal(err)
 	}
 	kept.Lease.Release()
-	w.mint.Extend(disaggid.Range{From: disaggid.Epoch, Until: disaggid.Epoch + 1})
-	w.must(t, ask())
+	ids.Extend(disaggid.Range{From: disaggid.Epoch, Until: disaggid.Epoch + 1})
+	w.Must(t, placetest.NewAsk())
 }
 
 // TestFallbacksOfAFailedPlace are told to the observer, as no Placement can
 // carry them.
 func TestFallbacksOfAFailedPlace(t *testing.T) {
 	w := newWorld(t, "p prefill")
-	w.SetDecider(stub{plan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) { return abi.PlanAnswer{}, ReasonTrap, false }})
-	if _, err := w.Place(t.Context(), ask()); !errors.Is(err, ErrNoTarget) {
+	w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+		return abi.PlanAnswer{}, coordinator.ReasonTrap, false
+	}})
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoTarget) {
 		t.Fatal(err)
 	}
-	if w.counts.fallbacks[Fallback{"plan", "trap"}] != 1 {
-		t.Errorf("counted %v", w.counts.fallbacks)
+	if w.Counts.Fallbacks[coordinator.Fallback{What: "plan", Reason: "trap"}] != 1 {
+		t.Errorf("counted %v", w.Counts.Fallbacks)
 	}
 }
 
 func TestExpected(t *testing.T) {
 	for _, tt := range []struct{ max, n, want int64 }{
-		{10, 1, 10}, {0, 1, 0}, {-1, 1, usualAnswer}, {-1, 3, 3 * usualAnswer}, {10, 0, 10},
-		{1 << 62, 1, longAnswer}, {1 << 62, 1 << 62, longAnswer * mostSequence},
+		{10, 1, 10}, {0, 1, 0}, {-1, 1, coordinator.UsualAnswer}, {-1, 3, 3 * coordinator.UsualAnswer}, {10, 0, 10},
+		{1 << 62, 1, coordinator.LongAnswer}, {1 << 62, 1 << 62, coordinator.LongAnswer * coordinator.MostSequence},
 	} {
-		if got := expected(&abi.RequestFacts{MaxTokens: tt.max, N: tt.n}); got != tt.want {
+		if got := coordinator.Expected(&abi.RequestFacts{MaxTokens: tt.max, N: tt.n}); got != tt.want {
 			t.Errorf("max %d, n %d: %d, want %d", tt.max, tt.n, got, tt.want)
 		}
 	}
@@ -560,29 +565,29 @@ func TestExpected(t *testing.T) {
 // TestSetDecider: placements see the new decider at once, those made stay.
 func TestSetDecider(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "b both one")
-	w.SetDecider(builtin(t, "always", "round_robin"))
-	a := w.must(t, ask())
-	w.SetDecider(builtin(t, "never", "power_of_two"))
-	b := w.must(t, ask())
+	w.SetDecider(placetest.Builtin(t, "always", "round_robin"))
+	a := w.Must(t, placetest.NewAsk())
+	w.SetDecider(placetest.Builtin(t, "never", "power_of_two"))
+	b := w.Must(t, placetest.NewAsk())
 	if a.Policy != "round_robin" || a.Flow != abi.FlowConcurrent || b.Policy != "power_of_two" || b.Flow != abi.FlowAggregated {
 		t.Errorf("%s %v, then %s %v", a.Policy, a.Flow, b.Policy, b.Flow)
 	}
 	a.Lease.Release()
 	b.Lease.Release()
-	w.idle(t)
+	w.Idle(t)
 }
 
 func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	p := w.must(t, ask())
-	if err := w.reg.Remove("d", time.Hour); err != nil {
+	p := w.Must(t, placetest.NewAsk())
+	if err := w.Reg.Remove("d", time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Place(t.Context(), ask()); !errors.Is(err, ErrNoTarget) {
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoTarget) {
 		t.Errorf("placed on a draining instance: %v", err)
 	}
 	p.Lease.Release()
-	w.arrived()
+	w.Arrived()
 	for _, target := range []engine.Target{p.Prefill, p.Decode} {
 		if target.Load[0].Requests() != 0 {
 			t.Errorf("%s still carries load", target.Name())
@@ -593,13 +598,13 @@ func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 // A draining prefill engine that has answered stays until decode has its KV, or the
 // attempt has ended.
 func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
-	for name, over := range map[string]func(*Lease){"answered": func(l *Lease) { l.Answered(true) }, "released": (*Lease).Release} {
+	for name, over := range map[string]func(*coordinator.Lease){"answered": func(l *coordinator.Lease) { l.Answered(true) }, "released": (*coordinator.Lease).Release} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, "p prefill", "d decode")
-				p := w.must(t, ask())
+				p := w.Must(t, placetest.NewAsk())
 				p.Lease.PrefillDone()
-				if err := w.reg.Remove("p", time.Hour); err != nil {
+				if err := w.Reg.Remove("p", time.Hour); err != nil {
 					t.Fatal(err)
 				}
 				time.Sleep(time.Minute) // many looks of whoever lets it go
@@ -621,17 +626,17 @@ func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 // asks for them.
 func TestPairsOnRequest(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "e decode")
-	target := func(name string) engine.Target { return w.target(t, name, 0) }
-	w.reg.Pair(target("p"), target("e")).Success()
+	target := func(name string) engine.Target { return w.Target(t, name, 0) }
+	w.Reg.Pair(target("p"), target("e")).Success()
 	var seen abi.PlaceFacts
 	for _, needs := range []abi.Needs{0, abi.NeedPairs} {
-		w.SetDecider(stub{needs: needs, place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{Wants: needs, OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			seen = *f
 			seen.Pairs, seen.Candidates = slices.Clone(f.Pairs), slices.Clone(f.Candidates)
-			return abi.PlaceDecision{}, ReasonAbsent, false
+			return abi.PlaceDecision{}, coordinator.ReasonAbsent, false
 		}})
 		for _, fixed := range []engine.Target{{}, target("p")} {
-			p, err := w.Place(t.Context(), &Ask{Model: "m", Prefill: fixed})
+			p, err := w.Place(t.Context(), &coordinator.Ask{Model: "m", Prefill: fixed})
 			if err != nil {
 				t.Fatal(err)
 			}

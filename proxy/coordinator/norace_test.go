@@ -1,5 +1,5 @@
 //go:build !race
 
-package coordinator
+package coordinator_test
 
 const raceEnabled = false

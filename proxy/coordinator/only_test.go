@@ -1,4 +1,4 @@
-package coordinator
+package coordinator_test
 
 import (
 	"context"
@@ -6,33 +6,35 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
 // TestPlaceOnly: two targets and no others, whatever the policies want, and only
 // while neither engine has anything else to do.
 func TestPlaceOnly(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
-	var asked stub
-	asked.plan = func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	var asked placetest.Stub
+	asked.OnPlan = func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		t.Error("the plan policy was asked")
 		return abi.PlanAnswer{}, "", false
 	}
-	asked.place = func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+	asked.OnPlace = func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 		t.Error("the place policy was asked")
 		return abi.PlaceDecision{}, "", false
 	}
 	w.SetDecider(asked)
-	only := func(p string, rank int, d string) *Ask {
-		a := ask()
-		a.Only = Pair{w.target(t, p, rank), w.target(t, d, 0)}
+	only := func(p string, rank int, d string) *coordinator.Ask {
+		a := placetest.NewAsk()
+		a.Only = coordinator.Pair{Prefill: w.Target(t, p, rank), Decode: w.Target(t, d, 0)}
 		return a
 	}
-	p := w.must(t, only("p", 1, "e"))
-	if p.Prefill != w.target(t, "p", 1) || p.Decode != w.target(t, "e", 0) || p.ID == 0 || w.Open() != 1 {
+	p := w.Must(t, only("p", 1, "e"))
+	if p.Prefill != w.Target(t, "p", 1) || p.Decode != w.Target(t, "e", 0) || p.ID == 0 || w.Open() != 1 {
 		t.Errorf("placed on %s/%d and %s, id %d, %d leases", p.Prefill.Name(), p.Prefill.Rank, p.Decode.Name(), p.ID, w.Open())
 	}
-	for _, busy := range []*Ask{only("p", 0, "d"), only("q", 0, "e")} { // another rank of p; decode
-		var none *NoTargetError
+	for _, busy := range []*coordinator.Ask{only("p", 0, "d"), only("q", 0, "e")} { // another rank of p; decode
+		var none *coordinator.NoTargetError
 		if _, err := w.Place(context.Background(), busy); !errors.As(err, &none) {
 			t.Errorf("a busy engine: %v", err)
 		}
@@ -41,10 +43,10 @@ func TestPlaceOnly(t *testing.T) {
 		t.Errorf("%d leases and %d ids for one placement", w.Open(), w.LiveIDs())
 	}
 	p.Lease.Release()
-	w.breakCircuit(t, "d")
+	w.BreakCircuit(t, "d")
 	if _, err := w.Place(context.Background(), only("q", 0, "d")); err == nil {
 		t.Error("placed on an engine whose circuit is open")
 	}
-	w.must(t, only("q", 0, "e")).Lease.Release()
-	w.idle(t)
+	w.Must(t, only("q", 0, "e")).Lease.Release()
+	w.Idle(t)
 }

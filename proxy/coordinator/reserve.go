@@ -36,9 +36,9 @@ func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placemen
 		t.recycle()
 		return nil, &NoTargetError{Phase: phase, Model: a.Model}
 	}
-	g := &grant{lease: Lease{local: l}}
+	g := &committed{lease: Lease{local: l}}
 	g.table = t
-	t.place.Sequence = l.turns.of(pool, snapshot).reserve(a, phase)
+	t.place.Sequence = l.sequences.of(pool, snapshot).reserve(a, phase)
 	t.place.Random = rand.Uint64()
 	l.commitPhase(a, t, g, phase, l.choose(ctx, d, t, g, now).Decode, now)
 	for _, f := range g.Fallbacks {
@@ -54,8 +54,7 @@ func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placemen
 func (l *Local) recallPhase(pool *engine.Pool, a *Ask, t *table, phase abi.Phase) {
 	if phase == abi.Decode && t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
 		a.Key.Conversation.Scope = kvindex.Seed(pool.Model, "", "decode")
-		a.turn, a.looked = l.state.Conversations.Look(a.Key.Conversation), true
-		a.Request.Turn, a.Request.Conversation = a.turn.Number, string(a.turn.Key.AppendText(nil))
+		a.Found(l.state.Conversations.Look(a.Key.Conversation))
 	}
 	l.recall(pool, a, t)
 }
@@ -81,7 +80,7 @@ func (t *table) fillPhase(p *engine.Pool, a *Ask, phase abi.Phase, now time.Time
 }
 
 // commitPhase makes the choice of a row for one phase hold.
-func (l *Local) commitPhase(a *Ask, t *table, g *grant, phase abi.Phase, row int32, now time.Time) {
+func (l *Local) commitPhase(a *Ask, t *table, g *committed, phase abi.Phase, row int32, now time.Time) {
 	target, lease, prompt := t.targets[row], &g.lease, a.Request.PromptTokens
 	g.Flow, g.Matched = target.Flow, -1
 	if g.ID = a.ID; g.ID != 0 {
@@ -90,21 +89,21 @@ func (l *Local) commitPhase(a *Ask, t *table, g *grant, phase abi.Phase, row int
 	}
 	if phase == abi.Decode {
 		g.Decode = target
-		lease.carry(engine.Target{}, target, burden{prompt: prompt, queued: -1, tokens: prompt + expected(&a.Request)}, now)
+		lease.carry(engine.Target{}, target, Charge{Prompt: prompt, Queued: -1, Tokens: prompt + expected(&a.Request)}, now)
 		lease.expected[1] = l.expectAt(t, target, now)
 	} else {
 		g.Prefill = target
 		queued := uncached(prompt, &t.place.Candidates[row])
 		target.Load[target.Rank].Placed(queued, now)
-		lease.carry(target, engine.Target{}, burden{prompt: prompt, queued: queued}, now)
+		lease.carry(target, engine.Target{}, Charge{Prompt: prompt, Queued: queued}, now)
 		lease.expected[0] = l.expectAt(t, target, now)
 	}
 	if m, chain := t.held(target); chain != nil && !chain.Form.Text {
 		g.Matched = int64(m.Blocks()) * int64(chain.Form.Block)
 	}
 	l.open.Add(1)
-	if a.looked && l.state.Conversations != nil {
-		l.state.Conversations.Record(a.turn, homeOf(g.Prefill), homeOf(g.Decode), now)
-		g.Turn = a.turn
+	if a.Lookup.Done && l.state.Conversations != nil {
+		l.state.Conversations.Record(a.Lookup.Turn, homeOf(g.Prefill), homeOf(g.Decode), now)
+		g.Turn = a.Lookup.Turn
 	}
 }

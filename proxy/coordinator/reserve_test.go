@@ -1,4 +1,4 @@
-package coordinator
+package coordinator_test
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
@@ -15,13 +17,13 @@ func TestReserve(t *testing.T) {
 	for _, phase := range []abi.Phase{abi.Prefill, abi.Decode} {
 		t.Run(phase.String(), func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode", "x both one")
-			a := ask()
+			a := placetest.NewAsk()
 			a.ID = 1<<40 + 5
 			p, err := w.Reserve(context.Background(), a, phase)
 			if err != nil {
 				t.Fatal(err)
 			}
-			prefill, decode := &w.target(t, "p", 0).Load[0], &w.target(t, "d", 0).Load[0]
+			prefill, decode := &w.Target(t, "p", 0).Load[0], &w.Target(t, "d", 0).Load[0]
 			want := [4]int64{100, 100, 0, 0}
 			if phase == abi.Decode {
 				want = [4]int64{0, 0, 110, 110}
@@ -47,7 +49,7 @@ func TestReserve(t *testing.T) {
 			}
 			p.Lease.Release()
 			p.Lease.Release()
-			w.idle(t)
+			w.Idle(t)
 		})
 	}
 }
@@ -58,7 +60,7 @@ func TestReserveWithin(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "b both", "d decode")
 	seen := map[string]int{}
 	for range 6 {
-		a := ask()
+		a := placetest.NewAsk()
 		p, err := w.Reserve(context.Background(), a, abi.Prefill)
 		if err != nil {
 			t.Fatal(err)
@@ -69,8 +71,8 @@ func TestReserveWithin(t *testing.T) {
 	if seen["p"] != 2 || seen["q"] != 2 || seen["b"] != 2 {
 		t.Errorf("prefill went to %v", seen)
 	}
-	w.breakCircuit(t, "q")
-	a := ask()
+	w.BreakCircuit(t, "q")
+	a := placetest.NewAsk()
 	a.Within.Prefill = w.instances(t, "q")
 	p, err := w.Reserve(context.Background(), a, abi.Prefill)
 	if err != nil || p.Prefill.Name() != "q" {
@@ -78,7 +80,7 @@ func TestReserveWithin(t *testing.T) {
 	}
 	p.Lease.Release()
 	a.Within.Prefill = w.instances(t, "d")
-	var none *NoTargetError
+	var none *coordinator.NoTargetError
 	if _, err := w.Reserve(context.Background(), a, abi.Prefill); !errors.As(err, &none) || none.Phase != abi.Prefill {
 		t.Errorf("%v", err)
 	}
@@ -92,11 +94,11 @@ func TestReserveWithin(t *testing.T) {
 // TestReserveTurns: both phases of a turn are one turn.
 func TestReserveTurns(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
-	w.SetDecider(builtin(t, "always", "conversation"))
+	w.SetDecider(placetest.Builtin(t, "always", "conversation"))
 	homes := map[abi.Phase]string{}
 	for turn := int32(1); turn <= 3; turn++ {
 		for _, phase := range []abi.Phase{abi.Prefill, abi.Decode} {
-			a := ask()
+			a := placetest.NewAsk()
 			a.Key.Conversation = conversation.Query{ID: "c"}
 			p, err := w.Reserve(context.Background(), a, phase)
 			if err != nil {
@@ -113,5 +115,5 @@ func TestReserveTurns(t *testing.T) {
 			p.Lease.Release()
 		}
 	}
-	w.idle(t)
+	w.Idle(t)
 }

@@ -1,10 +1,12 @@
-package coordinator
+package coordinator_test
 
 import (
 	"errors"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -13,7 +15,7 @@ func (w *world) instances(t *testing.T, names ...string) []*engine.Instance {
 	t.Helper()
 	var list []*engine.Instance
 	for _, name := range names {
-		list = append(list, w.target(t, name, 0).Instance)
+		list = append(list, w.Target(t, name, 0).Instance)
 	}
 	return list
 }
@@ -47,28 +49,28 @@ func TestWithin(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			w.breakCircuit(t, tt.broken...)
-			w.SetDecider(builtin(t, "always", "least_load"))
-			a := ask()
+			w.BreakCircuit(t, tt.broken...)
+			w.SetDecider(placetest.Builtin(t, "always", "least_load"))
+			a := placetest.NewAsk()
 			list := func(names []string) []*engine.Instance {
 				if names == nil {
 					return nil
 				}
 				return append([]*engine.Instance{}, w.instances(t, names...)...)
 			}
-			a.Within = Within{list(tt.prefill), list(tt.decode), list(tt.whole)}
+			a.Within = coordinator.Within{list(tt.prefill), list(tt.decode), list(tt.whole)}
 			for _, name := range tt.excluded {
-				a.Excluded = append(a.Excluded, w.target(t, name, 0))
+				a.Excluded = append(a.Excluded, w.Target(t, name, 0))
 			}
 			if tt.one {
 				a.Aggregate = abi.RoleDecode
 			}
 			p, err := w.Place(t.Context(), a)
 			if tt.want == "" {
-				if !errors.Is(err, ErrNoTarget) {
+				if !errors.Is(err, coordinator.ErrNoTarget) {
 					t.Fatalf("got %v", err)
 				}
-				w.idle(t)
+				w.Idle(t)
 				return
 			}
 			if err != nil {
@@ -78,7 +80,7 @@ func TestWithin(t *testing.T) {
 				t.Errorf("offered %q, want %q", got, tt.want)
 			}
 			p.Lease.Release()
-			w.idle(t)
+			w.Idle(t)
 		})
 	}
 }
@@ -86,10 +88,10 @@ func TestWithin(t *testing.T) {
 // TestWithinFixed: the decode of a kept prefill is limited too.
 func TestWithinFixed(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "e decode")
-	a := ask()
-	a.Prefill, a.ID = w.target(t, "p", 0), abi.MinDisaggID
+	a := placetest.NewAsk()
+	a.Prefill, a.ID = w.Target(t, "p", 0), abi.MinDisaggID
 	a.Within.Decode = w.instances(t, "e")
-	p := w.must(t, a)
+	p := w.Must(t, a)
 	if p.Decode.Name() != "e" || p.Prefill != a.Prefill || len(p.Targets) != 2 {
 		t.Errorf("placed on %q and %q of %d", p.Prefill.Name(), p.Decode.Name(), len(p.Targets))
 	}
@@ -101,20 +103,20 @@ func TestWithinFixed(t *testing.T) {
 func TestTwo(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		ask  func(*Ask)
+		ask  func(*coordinator.Ask)
 		flow abi.Flow
 	}{
-		{"forced", func(*Ask) {}, abi.FlowConcurrent},
-		{"one leg was asked for", func(a *Ask) { a.Aggregate = abi.RoleDecode }, abi.FlowAggregated},
-		{"unpairable", func(a *Ask) { a.Request.PairBroken = true }, abi.FlowAggregated},
+		{"forced", func(*coordinator.Ask) {}, abi.FlowConcurrent},
+		{"one leg was asked for", func(a *coordinator.Ask) { a.Aggregate = abi.RoleDecode }, abi.FlowAggregated},
+		{"unpairable", func(a *coordinator.Ask) { a.Request.PairBroken = true }, abi.FlowAggregated},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode", "b both")
-			w.SetDecider(builtin(t, "never", "least_load"))
-			a := ask()
+			w.SetDecider(placetest.Builtin(t, "never", "least_load"))
+			a := placetest.NewAsk()
 			a.Two = true
 			tt.ask(a)
-			p := w.must(t, a)
+			p := w.Must(t, a)
 			if p.Flow != tt.flow {
 				t.Errorf("flow %v", p.Flow)
 			}

@@ -166,10 +166,8 @@ func (i *Instance) Models() []string {
 // envs.py, VLLM_MOONCAKE_BOOTSTRAP_PORT.
 const defaultBootstrapPort = 8998
 
-// Bootstrap returns the address of the bootstrap server of an sglang or vllm-mooncake
-// prefill instance: as configured, else as the instance reports, else the default.
-func (i *Instance) Bootstrap() (host string, port int) { return i.bootstrap(i.Facts()) }
-
+// bootstrap returns the address of the bootstrap server of an sglang or vllm-mooncake
+// prefill instance: as configured, else as f says, else the default.
 func (i *Instance) bootstrap(f *Facts) (host string, port int) {
 	host, port = i.Spec.BootstrapHost, i.Spec.BootstrapPort
 	if host == "" {

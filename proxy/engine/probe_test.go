@@ -252,7 +252,7 @@ func TestProbeBootstrap(t *testing.T) {
 				if !f.Snapshot().Ready() {
 					t.Error("not ready")
 				}
-				if host, port := f.get(t, "p").Bootstrap(); net.JoinHostPort(host, strconv.Itoa(port)) != tt.want {
+				if host, port := f.get(t, "p").bootstrap(f.get(t, "p").Facts()); net.JoinHostPort(host, strconv.Itoa(port)) != tt.want {
 					t.Errorf("bootstrap at %s:%d", host, port)
 				}
 				if tt.port != 0 {

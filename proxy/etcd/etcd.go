@@ -1,5 +1,5 @@
-// Package etcd says how an etcd is connected to: its addresses, its
-// certificates, its password, and how soon a server that is gone is noticed.
+// Package etcd builds the configuration of etcd clients: addresses, certificates,
+// password, and the time until a dead server is noticed.
 package etcd
 
 import (
@@ -15,22 +15,21 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Timeout bounds one question to etcd.
+// Timeout bounds one request to etcd.
 const Timeout = 3 * time.Second
 
-// Client is the configuration of a client that is shown no certificate and no
-// password.
+// Client returns the configuration of a client without certificate and password.
 func Client(endpoints []string) clientv3.Config {
 	return clientv3.Config{
 		Endpoints: endpoints, DialTimeout: Timeout, Logger: zap.NewNop(),
-		// A server whose host is gone answers nothing, not even a reset.
+		// A server whose host is gone sends nothing, not even a reset.
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: Timeout,
 	}
 }
 
-// Open reads the files that a names and returns the configuration of a client
-// with what is in them. at is the table of the configuration that a stands in:
-// the error is config.Problems with its keys.
+// Open reads the files that a names and returns a client configuration with their
+// content. at is the configuration table of a: the error is config.Problems with its
+// keys.
 func Open(a config.EtcdAccess, at string) (clientv3.Config, error) {
 	c := Client(a.Endpoints)
 	var err error
@@ -47,7 +46,7 @@ func Open(a config.EtcdAccess, at string) (clientv3.Config, error) {
 	return c, nil
 }
 
-// secure is how etcd is spoken to over https; nil for the default.
+// secure returns the TLS configuration for https; nil for the default.
 func secure(a config.EtcdAccess, at string) (*tls.Config, error) {
 	if a.CA == "" && a.Cert == "" {
 		return nil, nil

@@ -10,18 +10,17 @@ import (
 )
 
 const (
-	// mostConns is how many connections an internal address serves at a time, and
-	// connsShare the part of the process's descriptors that they may have, if that is
-	// less.
+	// mostConns bounds the open connections of an internal address. If it is less, they
+	// may use one part in connsShare of the process's descriptors.
 	mostConns  = 4096
 	connsShare = 8
-	// mostConnsOfOne is how many of them one address may have, IPv6 addresses by /64.
-	// A host of many workers needs a few for each.
+	// mostConnsOfOne bounds the connections of one client address; IPv6 addresses are
+	// counted by /64. A host with many workers needs a few connections for each.
 	mostConnsOfOne = 512
 )
 
-// Conns limits the connections of an internal HTTP server, in all and of one address:
-// connections beyond the limits are closed at once. Safe for concurrent use.
+// Conns limits the connections of an internal HTTP server, in total and for each client
+// address. Connections beyond the limits are closed at once. Safe for concurrent use.
 type Conns struct {
 	most, mostOfOne int
 
@@ -40,7 +39,7 @@ func NewConns() *Conns {
 	return &Conns{most: most, mostOfOne: min(mostConnsOfOne, most), open: make(map[net.Conn]netip.Addr), of: make(map[netip.Addr]int)}
 }
 
-// Follow is a http.Server's ConnState.
+// Follow is an http.Server's ConnState hook.
 func (k *Conns) Follow(c net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:
@@ -77,7 +76,8 @@ func (k *Conns) leave(c net.Conn) {
 	}
 }
 
-// addressOf is the address of the peer; all peers without one have the zero address.
+// addressOf returns the address of the peer. Peers without an address share the zero
+// address.
 func addressOf(c net.Conn) netip.Addr {
 	from, err := netip.ParseAddrPort(c.RemoteAddr().String())
 	if err != nil {

@@ -44,7 +44,8 @@ type Guard struct {
 	Types []string
 	// Refuse answers a request with an error: 401, 403 or 415.
 	Refuse func(w http.ResponseWriter, r *http.Request, status int, text string)
-	// Log gets one line a minute and client address for refused requests; nil: none.
+	// Log gets at most one line a minute for each client address about refused
+	// requests; nil: none.
 	Log *slog.Logger
 }
 
@@ -132,14 +133,14 @@ func sameOrigin(r *http.Request) bool {
 	return true
 }
 
-// withPort is a host in lower case with its port.
+// withPort returns a host in lower case with its port.
 func withPort(hostport, port string) string {
 	host := &url.URL{Host: hostport}
 	return strings.ToLower(host.Hostname()) + ":" + cmp.Or(host.Port(), port)
 }
 
 // ownHost reports whether Host names this address in a way that the owner of another
-// name cannot bring about. An empty one is of HTTP/1.0, which no browser speaks.
+// name cannot cause. An empty Host comes from HTTP/1.0, which no browser speaks.
 func (g *Guard) ownHost(hostport string) bool {
 	if _, local := g.Address.(*net.UnixAddr); local || hostport == "" {
 		return true // no browser reaches a Unix socket
@@ -151,8 +152,8 @@ func (g *Guard) ownHost(hostport string) bool {
 	return host == "localhost" || slices.Contains(g.Hosts, host)
 }
 
-// allHosts are Hosts and, beyond loopback, the name of this machine, by which the
-// others of its network know it.
+// allHosts returns Hosts and, beyond loopback, this machine's name, which other hosts
+// of its network use.
 func (g *Guard) allHosts() []string {
 	var all []string
 	for _, name := range g.Hosts {
@@ -180,10 +181,10 @@ func Loopback(a net.Addr) bool {
 	return false
 }
 
-// canonical is a host name in lower case without the dot of the root.
+// canonical returns a host name in lower case without the final dot.
 func canonical(host string) string { return strings.ToLower(strings.TrimSuffix(host, ".")) }
 
-// takes reports whether a body of that Content-Type is read.
+// takes reports whether a body of that Content-Type is accepted.
 func (g *Guard) takes(lines []string) bool {
 	if len(lines) != 1 {
 		return false
@@ -192,7 +193,7 @@ func (g *Guard) takes(lines []string) bool {
 	return slices.Contains(g.Types, strings.ToLower(strings.TrimSpace(media)))
 }
 
-// remote is the address of the client without its port.
+// remote returns the address of the client without its port.
 func remote(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package lograte keeps strangers from filling the log: the peers of one address get
-// one line in a time.
+// Package lograte keeps peers from filling the log: each key, such as a peer's address,
+// may log one line in a period.
 package lograte
 
 import (

@@ -1,22 +1,20 @@
-// Package openai owns the dialects that clients and engines speak: which path
-// is which API, what one request body says about its routing, the body's bytes
-// with a few members exchanged, the framing of event streams, and errors in
-// the shape that OpenAI clients expect.
+// Package openai implements the API dialects of clients and engines: the routes, the
+// routing fields of a request body, the replacement of a few members of a body, the
+// framing of event streams, and errors in the form that OpenAI clients expect.
 //
-// A body is read once, in place: the scan checks every rule of JSON and notes
-// where each top-level member lies, and nothing is decoded but the few fields
-// that routing needs. What a leg is sent is the client's bytes with some
-// members cut out or put in ([Object.Append]), so that numbers, escapes, key
-// order and white space reach the engine as they came.
+// A body is read once, in place. The scan checks every rule of JSON and notes the
+// position of each top-level member. It decodes only the few fields that routing needs.
+// A leg's body is the client's bytes with some members cut out or put in
+// ([Object.Append]), so that numbers, escapes, key order and white space reach the
+// engine unchanged.
 //
-// The scan is strict on purpose. A body that two parsers could read
-// differently (duplicate keys, broken UTF-8, lone surrogates) would let a
-// client show one request to the proxy and another to the engine; it is
-// refused with 400.
+// The scan is strict on purpose. With a body that two parsers could read differently
+// (duplicate keys, broken UTF-8, lone surrogates), a client could show one request to
+// the proxy and another to the engine. Such a body is rejected with 400.
 package openai
 
-// API is one route of the public surface, and with it the dialect of the
-// bodies that travel on it. The zero value is no API.
+// API is one route of the public surface, and the dialect of its bodies. The zero value
+// is no API.
 type API uint8
 
 // The routes that carry a body to an engine.
@@ -46,8 +44,8 @@ var routes = [...]struct{ name, path string }{
 	Detokenize:   {"detokenize", "/detokenize"},
 }
 
-// APIFor names the API served on a request path; ok is false for any other
-// path. The match is exact: a trailing slash is another path.
+// APIFor returns the API of a request path; ok is false for any other path. The match
+// is exact: a trailing slash makes another path.
 func APIFor(path string) (api API, ok bool) {
 	for i, r := range routes[1:] {
 		if r.path == path {
@@ -57,7 +55,7 @@ func APIFor(path string) (api API, ok bool) {
 	return 0, false
 }
 
-// String gives the short lower-case name used in logs and in metric labels.
+// String returns the short lower-case name for logs and metric labels.
 func (a API) String() string {
 	if int(a) >= len(routes) {
 		a = 0
@@ -65,19 +63,12 @@ func (a API) String() string {
 	return routes[a].name
 }
 
-// Path gives the request path, the same on the proxy and on the engines.
+// Path returns the request path, which is the same on the proxy and on the engines.
 func (a API) Path() string {
 	if int(a) >= len(routes) {
 		a = 0
 	}
 	return routes[a].path
-}
-
-// EndsWithDone reports whether a whole stream of this API ends in a
-// "data: [DONE]" event. The two APIs with typed events end in an event of
-// their own instead (response.completed, message_stop).
-func (a API) EndsWithDone() bool {
-	return a != Responses && a != Messages
 }
 
 // Generates reports whether answers of this API are text that an engine

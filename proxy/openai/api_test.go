@@ -4,23 +4,23 @@ import "testing"
 
 func TestAPI(t *testing.T) {
 	for path, want := range map[string]struct {
-		api             API
-		name            string
-		done, generates bool
+		api       API
+		name      string
+		generates bool
 	}{
-		"/v1/completions":        {Completions, "completions", true, true},
-		"/v1/chat/completions":   {Chat, "chat", true, true},
-		"/v1/responses":          {Responses, "responses", false, true},
-		"/v1/messages":           {Messages, "messages", false, true},
-		"/generate":              {Generate, "generate", true, true},
-		"/inference/v1/generate": {VLLMGenerate, "vllm_generate", true, true},
-		"/v1/embeddings":         {Embeddings, "embeddings", true, false},
-		"/tokenize":              {Tokenize, "tokenize", true, false},
-		"/detokenize":            {Detokenize, "detokenize", true, false},
+		"/v1/completions":        {Completions, "completions", true},
+		"/v1/chat/completions":   {Chat, "chat", true},
+		"/v1/responses":          {Responses, "responses", true},
+		"/v1/messages":           {Messages, "messages", true},
+		"/generate":              {Generate, "generate", true},
+		"/inference/v1/generate": {VLLMGenerate, "vllm_generate", true},
+		"/v1/embeddings":         {Embeddings, "embeddings", false},
+		"/tokenize":              {Tokenize, "tokenize", false},
+		"/detokenize":            {Detokenize, "detokenize", false},
 	} {
 		api, ok := APIFor(path)
-		if !ok || api != want.api || api.Path() != path || api.String() != want.name || api.EndsWithDone() != want.done || api.Generates() != want.generates {
-			t.Errorf("%s: %v %v %s %v %v", path, api, ok, api.Path(), api.EndsWithDone(), api.Generates())
+		if !ok || api != want.api || api.Path() != path || api.String() != want.name || api.Generates() != want.generates {
+			t.Errorf("%s: %v %v %s %v", path, api, ok, api.Path(), api.Generates())
 		}
 	}
 	for _, path := range []string{"", "/", "/v1/completions/", "/V1/completions", "/v1/models", "/v1/completions?x"} {

@@ -7,17 +7,17 @@ import (
 	"unsafe"
 )
 
-// IDSources says where a request may carry its client's name for the
-// conversation. It is made once and read by any number of goroutines.
+// IDSources lists the places of a request that may contain the client's name of the
+// conversation. It is immutable and safe for concurrent use.
 type IDSources struct {
 	fields, late [][]string
 	headers      []string
 }
 
-// NewIDSources takes the sources in the order in which they are asked: members
-// of the body, headers, and members that are asked after the headers. A member
-// deeper in the body is named by its path, with dots: client_metadata.session_id.
-// Names of headers are put into their canonical form, so that no look-up has to.
+// NewIDSources returns the sources in the order in which they are read: members of the
+// body, headers, and members that are read after the headers. A nested member is named
+// by its path with dots: client_metadata.session_id. Header names are converted to
+// canonical form here, so that look-ups need not do so.
 func NewIDSources(fields, headers, late []string) *IDSources {
 	s := &IDSources{fields: paths(fields), late: paths(late)}
 	for _, name := range headers {
@@ -34,11 +34,10 @@ func paths(fields []string) [][]string {
 	return split
 }
 
-// ConversationID gives the first id that is not blank, without the white space
-// around it; "" if there is none. A member that is not a string counts as blank:
-// what it means is the engine's to judge. header gives the value of a request
-// header, "" without one. The id may lie in the body, so it is good only as long
-// as the body is: clone one that is kept.
+// ConversationID returns the first id that is not blank, without surrounding white
+// space, or "". A member that is not a string counts as blank: its meaning is the
+// engine's matter. header returns the value of a request header, or "". The id may
+// point into the body, so clone an id that is kept.
 func (s *IDSources) ConversationID(r *Request, header func(name string) string) string {
 	if id := firstText(r, s.fields); id != "" {
 		return id
@@ -60,8 +59,8 @@ func firstText(r *Request, fields [][]string) string {
 	return ""
 }
 
-// textAt gives the text of a string within the body; "" if there is none. It
-// lies in the body unless it has escapes.
+// textAt returns the text of a string in the body, or "". It points into the body
+// unless it has escapes.
 func (r *Request) textAt(path ...string) string {
 	v, ok := r.Get(path[0])
 	if !ok {
@@ -77,11 +76,10 @@ func (r *Request) textAt(path ...string) string {
 	return unsafe.String(unsafe.SliceData(inner), len(inner))
 }
 
-// HoldsAnswer tells whether the request carries an answer that it got before,
-// as each turn of a conversation but the first does: a message of the assistant
-// or of a tool, or the id of a stored answer. known is false for prompts that
-// are not messages. It reads the messages up to the first such one, and of the
-// last message only the role.
+// HoldsAnswer reports whether the request contains an earlier answer, as every turn of
+// a conversation except the first does: a message of the assistant or of a tool, or the
+// id of a stored answer. known is false for prompts that are not messages. It reads the
+// messages up to the first such one, and of the last message only the role.
 func (r *Request) HoldsAnswer() (holds, known bool) {
 	if r.API == Responses {
 		if v, _ := r.Get("previous_response_id"); !IsNull(v) {
@@ -105,9 +103,9 @@ func (r *Request) HoldsAnswer() (holds, known bool) {
 	}
 }
 
-// isAnswer tells whether the message or input item that raw begins with comes
-// from an answer. The items of the responses API that have no role are calls,
-// their results, and reasoning.
+// isAnswer reports whether the message or input item at the start of raw comes from an
+// answer. Items of the responses API without a role are calls, their results, and
+// reasoning.
 func isAnswer(raw []byte) (answer bool) {
 	eachMember(raw, func(key, v []byte) bool {
 		if len(v) < 2 || v[0] != '"' {

@@ -2,15 +2,15 @@ package openai
 
 import "bytes"
 
-// The names under which vLLM takes its transfer parameters out of an object.
+// The names under which vLLM reads its transfer parameters from an object.
 var transferNames = [...][]byte{[]byte("kv_transfer_params"), []byte("ec_transfer_params")}
 
-// longestTransferName is the most bytes that one of them has in a body, its quotes
-// included: each letter may be an escape of six bytes.
+// longestTransferName is the maximum length of such a key in a body, in bytes,
+// including its quotes: each letter may be an escape of six bytes.
 const longestTransferName = 6*len("kv_transfer_params") + 2
 
-// transferName reports whether a key, as it is with its quotes, is one of them. Case
-// does not count.
+// transferName reports whether a raw key with its quotes is one of these names,
+// ignoring case.
 func transferName(quoted []byte) bool {
 	if len(quoted) < 2 || len(quoted) > longestTransferName {
 		return false
@@ -26,10 +26,9 @@ func transferName(quoted []byte) bool {
 	return bytes.EqualFold(key, transferNames[0]) || bytes.EqualFold(key, transferNames[1])
 }
 
-// CutTransferParams gives a value of a body that has been scanned without vLLM's
-// transfer parameters, at every depth: the value itself when there are none. keep
-// names a member of the value that stays whatever is in it, for the caller to
-// replace; "" is none.
+// CutTransferParams returns a scanned value without vLLM's transfer parameters at any
+// depth, or the value itself if there are none. keep names a member of the value that
+// stays unchanged, because the caller replaces it; "" for none.
 func CutTransferParams(value []byte, keep string) []byte {
 	if rest, cut := cutTransferParams(value, keep); cut {
 		return rest
@@ -37,9 +36,9 @@ func CutTransferParams(value []byte, keep string) []byte {
 	return value
 }
 
-// cutTransferParams is CutTransferParams; cut is false, and rest nil, when there is
-// nothing to cut. The value is valid JSON of any size, and is read once. Other bytes
-// stay as they are.
+// cutTransferParams is CutTransferParams. cut is false, and rest nil, if there is
+// nothing to cut. The value must be valid JSON; it may have any size and is read once.
+// All other bytes stay unchanged.
 func cutTransferParams(value []byte, keep string) (rest []byte, cut bool) {
 	c := cutter{raw: value, outer: skipSpace(value, 0), keep: keep}
 	c.value(c.outer)
@@ -49,16 +48,16 @@ func cutTransferParams(value []byte, keep string) (rest []byte, cut bool) {
 	return append(c.out, value[c.from:]...), true
 }
 
-// cutter copies a value less some members of its objects.
+// cutter copies a value without some members of its objects.
 type cutter struct {
 	raw   []byte
 	out   []byte // nil until the first member is cut
-	from  int    // raw from here on is not copied yet
-	outer int    // where the outermost object opens
-	keep  string // a member of that which stays as it is; "" for none
+	from  int    // start of the uncopied rest of raw
+	outer int    // index of the outermost object's opening brace
+	keep  string // a member of the outermost object that stays unchanged; "" for none
 }
 
-// drop leaves raw[start:end] out.
+// drop omits raw[start:end].
 func (c *cutter) drop(start, end int) {
 	if c.out == nil {
 		c.out = make([]byte, 0, len(c.raw))
@@ -67,7 +66,7 @@ func (c *cutter) drop(start, end int) {
 	c.from = end
 }
 
-// value reads the value at i, and gives the index after it.
+// value reads the value at i and returns the index after it.
 func (c *cutter) value(i int) int {
 	if i < len(c.raw) {
 		switch c.raw[i] {
@@ -96,7 +95,7 @@ func (c *cutter) object(i int) int {
 	kept := -1 // end of the last member that stays
 	for i = skipSpace(c.raw, i+1); i < len(c.raw)-1 && c.raw[i] == '"'; {
 		at, end := i, skipString(c.raw, i)
-		i = skipSpace(c.raw, skipSpace(c.raw, end)+1) // behind the colon
+		i = skipSpace(c.raw, skipSpace(c.raw, end)+1) // after the colon
 		out := false
 		switch {
 		case keeps && keyEqual(c.raw[at+1:end-1], c.keep):
@@ -115,9 +114,9 @@ func (c *cutter) object(i int) int {
 		switch {
 		case !out:
 			kept = end
-		case kept >= 0: // with the comma in front
+		case kept >= 0: // with the preceding comma
 			c.drop(max(kept, c.from), end)
-		case more: // with the comma behind
+		case more: // with the following comma
 			c.drop(at, i)
 		default:
 			c.drop(at, end)

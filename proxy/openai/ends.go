@@ -1,11 +1,10 @@
 package openai
 
-// AppendPromptEnds appends the positions in PromptText, in ascending order, at
-// which an earlier prompt of the same conversation may have ended: after each
-// message, after each token id, between two words of a text. The last one is the
-// end of the prompt. Positions of token ids and texts below from are left out: a
-// prompt of that kind has too many of them. It appends nothing where PromptText
-// has nothing.
+// AppendPromptEnds appends, in ascending order, the positions in PromptText at which an
+// earlier prompt of the same conversation may have ended: after each message, after
+// each token id, between two words of a text. The last position is the end of the
+// prompt. For token ids and texts, which have many positions, those below from are left
+// out. It appends nothing if PromptText is empty.
 func (r *Request) AppendPromptEnds(dst []int32, from int) []int32 {
 	text := r.PromptText()
 	switch {
@@ -19,19 +18,19 @@ func (r *Request) AppendPromptEnds(dst []int32, from int) []int32 {
 	return appendWordEnds(dst, text, from)
 }
 
-// appendElementEnds appends the end of each element of a list that lacks its
-// closing bracket.
+// appendElementEnds appends the end of each element of a list without its closing
+// bracket.
 func appendElementEnds(dst []int32, list []byte) []int32 {
 	for i := skipSpace(list, 1); i < len(list); {
 		end := skipValue(list, i)
 		dst = append(dst, int32(end))
 		i = skipSpace(list, end)
-		i = skipSpace(list, i+1) // behind the comma
+		i = skipSpace(list, i+1) // after the comma
 	}
 	return dst
 }
 
-// appendNumberEnds appends the end of each number of a list from a position on.
+// appendNumberEnds appends the end of each number of a list, from position from on.
 func appendNumberEnds(dst []int32, list []byte, from int) []int32 {
 	for i := max(from, 1); i < len(list); i++ {
 		if isDigit(list[i-1]) && !isDigit(list[i]) {
@@ -41,8 +40,8 @@ func appendNumberEnds(dst []int32, list []byte, from int) []int32 {
 	return append(dst, int32(len(list)))
 }
 
-// appendWordEnds appends the positions of a string's raw text, from one on, that
-// are not within a word of ASCII letters and digits, nor within a character.
+// appendWordEnds appends the positions in a string's raw text, from position from on,
+// that are neither inside a word of ASCII letters and digits nor inside a character.
 func appendWordEnds(dst []int32, text []byte, from int) []int32 {
 	for i := max(from, 1); i < len(text); i++ {
 		within := inWord(text[i-1]) && inWord(text[i]) && (i < 2 || text[i-2] != '\\')

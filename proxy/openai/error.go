@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// Error is a refusal or a failure as an OpenAI client expects it. Message may
-// be shown to the client and is not for logs, since whoever fills it may quote
-// an engine; [Error.Error] leaves it out.
+// Error is an error in the form that an OpenAI client expects. Message is for the
+// client and must not be logged, because it may quote an engine; [Error.Error] leaves
+// it out.
 type Error struct {
 	Status  int    // HTTP status
-	Type    string // error class; empty: the usual one for Status
+	Type    string // error class; empty: the default for Status
 	Code    string // machine-readable reason; empty: null
-	Param   string // the body field at fault; empty: null
+	Param   string // the invalid body field; empty: null
 	Message string // one sentence for the client
 }
 
-// Error names the status and the reason. It holds no text of a body: neither
-// the message nor the field's name, both of which a client may have chosen.
+// Error returns the status and the reason. It contains no text of a body: neither the
+// message nor the field's name, which a client may have chosen.
 func (e *Error) Error() string {
 	reason := e.Code
 	if reason == "" {
@@ -27,7 +27,7 @@ func (e *Error) Error() string {
 	return "status " + strconv.Itoa(e.Status) + ": " + reason
 }
 
-// class is Type, or the class that OpenAI uses for the status.
+// class returns Type, or OpenAI's class for the status.
 func (e *Error) class() string {
 	switch {
 	case e.Type != "":
@@ -58,9 +58,8 @@ func (e *Error) AppendJSON(dst []byte) []byte {
 	return append(dst, "}}"...)
 }
 
-// AppendError appends the error in the form that a unary client of this API
-// understands: that of AppendJSON, and for messages the same with the type that
-// Anthropic's clients ask for.
+// AppendError appends the error in the form for unary clients of this API: that of
+// AppendJSON, and for messages the same with the type that Anthropic's clients expect.
 func (a API) AppendError(dst []byte, e *Error) []byte {
 	if a != Messages {
 		return e.AppendJSON(dst)
@@ -68,7 +67,7 @@ func (a API) AppendError(dst []byte, e *Error) []byte {
 	dst = append(dst, `{"type":"error",`...)
 	from := len(dst)
 	dst = e.AppendJSON(dst)
-	return append(dst[:from], dst[from+1:]...) // less its opening brace
+	return append(dst[:from], dst[from+1:]...) // without its opening brace
 }
 
 func appendQuotedOrNull(dst []byte, s string) []byte {
@@ -78,18 +77,18 @@ func appendQuotedOrNull(dst []byte, s string) []byte {
 	return AppendQuoted(dst, s)
 }
 
-// AppendErrorEvent appends the error as one event of a stream that has begun:
-// data: {"error":{…}} and a blank line, the form of vLLM and SGLang. It must
-// start on an event border; see [EventScanner.MidEvent].
+// AppendErrorEvent appends the error as one event of a stream that has begun: data:
+// {"error":{…}} and a blank line, the form of vLLM and SGLang. It must begin at an
+// event border; see [EventScanner.MidEvent].
 func AppendErrorEvent(dst []byte, e *Error) []byte {
 	dst = append(dst, "data: "...)
 	dst = e.AppendJSON(dst)
 	return append(dst, "\n\n"...)
 }
 
-// AppendErrorEvent appends the error in the form that a client of this API
-// understands inside a stream. Clients of the two APIs with typed events skip
-// events without a type, so theirs are typed.
+// AppendErrorEvent appends the error as an event that clients of this API understand.
+// Clients of the two APIs with typed events ignore events without a type, so theirs
+// have one.
 func (a API) AppendErrorEvent(dst []byte, e *Error) []byte {
 	switch a {
 	case Messages:
@@ -115,8 +114,8 @@ func AppendDone(dst []byte) []byte {
 	return append(dst, "data: [DONE]\n\n"...)
 }
 
-// fieldError copies the field's name, which may lie in the body: errors outlive
-// it.
+// fieldError copies the field's name, which may point into the body, because errors
+// outlive the body.
 func fieldError(field, code, message string) *Error {
 	return &Error{Status: http.StatusBadRequest, Code: code, Param: strings.Clone(field), Message: message}
 }

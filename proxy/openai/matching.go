@@ -8,12 +8,12 @@ import (
 	"math/bits"
 )
 
-// What follows is read by those who look for a prompt's KV blocks: what the
-// prompt is made of, and what keeps equal prompts apart.
+// The following methods serve the search for a prompt's KV blocks: they return the
+// content of the prompt, and the values that separate equal prompts.
 
-// CacheSalt gives what the request says its blocks must not be shared beyond:
-// cache_salt, and behind it SGLang's extra_key, which that engine puts together
-// in the same way. Like an id it may lie in the body.
+// CacheSalt returns the value outside of which the request's blocks must not be shared:
+// cache_salt followed by SGLang's extra_key, which that engine joins in the same way.
+// Like an id it may point into the body.
 func (r *Request) CacheSalt() string {
 	salt, extra := r.textAt("cache_salt"), r.textAt("extra_key")
 	switch "" {
@@ -25,9 +25,9 @@ func (r *Request) CacheSalt() string {
 	return salt + extra
 }
 
-// LoRA gives the name of the adapter that the request asks for beside its
-// model: lora_path of SGLang, lora_request.lora_name of TensorRT-LLM. vLLM's
-// adapters are models. Like an id it may lie in the body.
+// LoRA returns the name of the adapter that the request selects in addition to its
+// model: lora_path of SGLang, lora_request.lora_name of TensorRT-LLM. vLLM's adapters
+// are models. Like an id it may point into the body.
 func (r *Request) LoRA() string {
 	if name := r.textAt("lora_path"); name != "" {
 		return name
@@ -35,11 +35,11 @@ func (r *Request) LoRA() string {
 	return r.textAt("lora_request", "lora_name")
 }
 
-// PromptText gives bytes that stand for the prompt where no token ids are to be
-// had: the raw text of a string between its quotes, or the raw list of messages
-// or token ids up to the end of its last element. So those of a longer list have
-// those of the shorter one for a prefix, if the client writes both in the same
-// way, and a next turn has the turn before. It is nil for several prompts.
+// PromptText returns bytes that represent the prompt if its token ids are not known:
+// the raw text of a string between its quotes, or the raw list of messages or token ids
+// up to the end of its last element. So the bytes of a longer list begin with those of
+// the shorter one, if the client writes both in the same way, and those of a turn begin
+// with those of the previous turn. It is nil for several prompts.
 func (r *Request) PromptText() []byte {
 	raw, kind := r.PromptRaw(), r.Prompt
 	switch kind {
@@ -63,9 +63,9 @@ func (r *Request) PromptText() []byte {
 
 func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\r' || c == '\t' }
 
-// Preamble visits the raw values of what an engine puts in front of the prompt
-// or shapes it by, in the order of the body: the same messages with other tools
-// are another prompt. PromptText does not hold them.
+// Preamble visits the raw values that an engine puts before the prompt or uses to build
+// it, in the order of the body: the same messages with other tools are another prompt.
+// PromptText does not contain them.
 func (r *Request) Preamble(yield func(raw []byte) bool) {
 	for i := range r.members {
 		m := &r.members[i]
@@ -81,22 +81,21 @@ func (r *Request) Preamble(yield func(raw []byte) bool) {
 	}
 }
 
-// ErrTokenIDs says that a request has no token ids to be read.
+// ErrTokenIDs says that a request has no readable token ids.
 var ErrTokenIDs = errors.New("the prompt is not one list of token ids")
 
-// AppendTokenIDs appends the token ids that the client sent: a prompt that is a
-// list of them (or a list of one such list), or prompt_token_ids beside the
-// messages of a chat. The error is ErrTokenIDs if there are none, if one is not a
-// whole number from 0 to 2^32-1, or if there are several prompts; dst is then as
-// it was.
+// AppendTokenIDs appends the token ids that the client sent: a prompt that is a list of
+// them (or a list of one such list), or prompt_token_ids beside the messages of a chat.
+// It returns ErrTokenIDs and an unchanged dst if there are none, if one is not an
+// integer from 0 to 2^32-1, or if there are several prompts.
 func (r *Request) AppendTokenIDs(dst []uint32) ([]uint32, error) {
 	raw := r.rawTokenIDs()
 	if len(raw) == 0 || raw[0] != '[' {
 		return dst, ErrTokenIDs
 	}
 	ids := dst
-	// The scan has checked the grammar, so a digit begins a number, and what may
-	// follow one is known.
+	// The scan has checked the grammar: a digit begins a number, and the bytes that may
+	// follow a number are known.
 	for i := skipSpace(raw, 1); raw[i] != ']'; {
 		n, end, ok := tokenID(raw, i)
 		if !ok {
@@ -113,7 +112,7 @@ func (r *Request) AppendTokenIDs(dst []uint32) ([]uint32, error) {
 	return ids, nil
 }
 
-// rawTokenIDs is the raw value that AppendTokenIDs reads; empty for none.
+// rawTokenIDs returns the raw value that AppendTokenIDs reads, or nothing.
 func (r *Request) rawTokenIDs() []byte {
 	switch {
 	case r.Prompt == PromptTokens:
@@ -128,8 +127,8 @@ func (r *Request) rawTokenIDs() []byte {
 	return nil
 }
 
-// MostTokenIDs is how many token ids AppendTokenIDs can append at most. It is exact
-// where the client sent a list of ids.
+// MostTokenIDs returns an upper bound of the number of token ids that AppendTokenIDs
+// appends. It is exact if the client sent a list of ids.
 func (r *Request) MostTokenIDs() int {
 	raw := r.rawTokenIDs()
 	if len(raw) == 0 {
@@ -141,13 +140,13 @@ func (r *Request) MostTokenIDs() int {
 // tokenID reads the token id at i; ok is false for any other value.
 func tokenID(raw []byte, i int) (id uint32, end int, ok bool) {
 	if len(raw)-i >= 8 {
-		// Less than eight digits, as nearly all are: put at the upper end of a
-		// word, then added up in pairs.
+		// Fewer than eight digits, as nearly all ids have: move them to the upper end
+		// of a word, then combine pairs.
 		w := binary.LittleEndian.Uint64(raw[i:])
 		d := w ^ ones*'0'
 		if m := ((d + ones*(0x80-10)) | d) & tops; m != 0 {
 			width := bits.TrailingZeros64(m) &^ 7
-			d = d << (64 - width) // none if width is 0
+			d = d << (64 - width) // 0 if width is 0
 			d = (d * (10<<8 + 1)) >> 8 & 0x00FF00FF00FF00FF
 			d = (d * (100<<16 + 1)) >> 16 & 0x0000FFFF0000FFFF
 			d = (d * (10000<<32 + 1)) >> 32
@@ -164,5 +163,5 @@ func tokenID(raw []byte, i int) (id uint32, end int, ok bool) {
 	return uint32(n), end, end > i && !inNumber(raw[end])
 }
 
-// inNumber tells whether a number goes on with c behind its first digits.
+// inNumber reports whether c continues a number after its first digits.
 func inNumber(c byte) bool { return c == '.' || c|0x20 == 'e' }

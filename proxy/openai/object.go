@@ -7,32 +7,31 @@ import (
 	"unsafe"
 )
 
-// Object is one scan of one JSON object. It refers to the bytes that were
-// scanned and copies nothing of them: it, and every value it hands out, is
-// good as long as those bytes are neither changed nor reused. The zero value
-// is an object without members. An Object may be read by several goroutines
-// at once, but parsed by one.
+// Object is the scan of one JSON object. It refers to the scanned bytes and copies none
+// of them: the Object and its values are valid until these bytes are changed or reused.
+// The zero value is an object without members. Parse must be called by one goroutine at
+// a time; the other methods may be called concurrently.
 type Object struct {
 	raw     []byte
 	open    int // index of the opening brace
 	members []member
 	text    []byte   // escaped keys, unescaped
-	keys    []keyRef // scratch of the scanner, kept for the next scan
+	keys    []keyRef // the scanner's memory, kept for the next scan
 }
 
-// member is one top-level member in the order of the body.
+// member is one top-level member, in the order of the body.
 type member struct {
-	at    uint32 // the key's opening quote
+	at    uint32 // position of the key's opening quote
 	key   keyRef
 	value span
 	kind  kind
 	shape shape // if kind is kindArray
 }
 
-// Scratch of more than this many entries is dropped rather than kept.
+// Scratch memory with more entries than this is dropped.
 const keepScratch = 1024
 
-// Reset forgets the scanned bytes and keeps the room for the next scan.
+// Reset drops the scanned bytes and keeps the memory for the next scan.
 func (o *Object) Reset() {
 	if cap(o.members) > keepScratch {
 		o.members = nil
@@ -46,12 +45,12 @@ func (o *Object) Reset() {
 	*o = Object{members: o.members[:0], keys: o.keys[:0], text: o.text[:0]}
 }
 
-// Parse scans raw, which must hold one JSON object and nothing else but white
-// space. All of it is checked: the grammar, that strings are UTF-8 without
-// control characters or lone surrogates, that no object at any depth has two
-// keys that are equal once unescaped, and that nothing nests deeper than 256.
-// The error is an *Error with status 400 (413 from 2 GiB on) that names the
-// top-level member at fault, if there is one; the Object is then empty.
+// Parse scans raw, which must contain one JSON object and otherwise only white space.
+// It checks the grammar, that strings are UTF-8 without control characters or lone
+// surrogates, that no object at any depth has two keys that are equal once unescaped,
+// and that nothing is nested deeper than 256 levels. The error is an *Error with status
+// 400 (413 from 2 GiB on) that names the invalid top-level member, if there is one; the
+// Object is then empty.
 func (o *Object) Parse(raw []byte) error {
 	o.Reset()
 	if len(raw) > maxBody {
@@ -75,9 +74,10 @@ func (o *Object) Parse(raw []byte) error {
 	return nil
 }
 
-// dropScratch gives up the room that only the scan needed. The widest object at any
-// depth sets its size, and a request is held much longer than its scan takes.
-// Members hold copies of their keys' references, so nothing refers to the scratch.
+// dropScratch frees large memory that only the scan needed. The widest object at any
+// depth determines its size, and a request is kept much longer than its scan takes.
+// Members have copies of their keys' references, so nothing refers to the scratch
+// memory.
 func (o *Object) dropScratch() {
 	if cap(o.keys) > keepScratch {
 		o.keys = nil
@@ -90,13 +90,13 @@ func (o *Object) dropScratch() {
 	}
 }
 
-// Size is how many bytes of memory the scan keeps beside the scanned bytes until
-// Reset. It grows with the number of top-level members.
+// Size returns the bytes of memory that the scan keeps in addition to the scanned bytes
+// until Reset. It grows with the number of top-level members.
 func (o *Object) Size() int {
 	return cap(o.members)*int(unsafe.Sizeof(member{})) + cap(o.keys)*int(unsafe.Sizeof(keyRef{})) + cap(o.text)
 }
 
-// refusal is the scanner's fault as the client sees it.
+// refusal converts the scanner's error to the client's error.
 func (s *scanner) refusal() *Error {
 	e := &Error{
 		Status:  http.StatusBadRequest,
@@ -112,7 +112,7 @@ func (s *scanner) refusal() *Error {
 	return e
 }
 
-// clip keeps a key that a client chose from filling an answer or a log.
+// clip bounds the length of a client's key in an answer or a log.
 func clip(key string) string {
 	const most = 64
 	if len(key) <= most {
@@ -125,14 +125,14 @@ func clip(key string) string {
 	return key[:n]
 }
 
-// Raw gives the bytes that were scanned.
+// Raw returns the scanned bytes.
 func (o *Object) Raw() []byte { return o.raw }
 
-// Len gives the number of top-level members.
+// Len returns the number of top-level members.
 func (o *Object) Len() int { return len(o.members) }
 
-// Get gives the raw JSON of a top-level member. Keys are compared as they are
-// after unescaping, by case; a member whose value is null is there.
+// Get returns the raw JSON of a top-level member. Keys are compared unescaped and
+// case-sensitively. A member with the value null is present.
 func (o *Object) Get(key string) (value []byte, ok bool) {
 	for i := range o.members {
 		if m := &o.members[i]; o.keyString(m) == key {
@@ -142,9 +142,9 @@ func (o *Object) Get(key string) (value []byte, ok bool) {
 	return nil, false
 }
 
-// Members visits the top-level members in the order of the body. Keys are
-// unescaped. A key is good only as long as the scanned bytes, and until the
-// next Parse: clone one that is kept.
+// Members visits the top-level members in the order of the body, with unescaped keys. A
+// key is valid as long as the scanned bytes, and until the next Parse: clone a key that
+// is kept.
 func (o *Object) Members(yield func(key string, value []byte) bool) {
 	for i := range o.members {
 		m := &o.members[i]
@@ -154,7 +154,7 @@ func (o *Object) Members(yield func(key string, value []byte) bool) {
 	}
 }
 
-// keyString gives the unescaped key without copying it.
+// keyString returns the unescaped key without copying it.
 func (o *Object) keyString(m *member) string {
 	from := o.raw
 	if m.key.escaped {
@@ -164,7 +164,7 @@ func (o *Object) keyString(m *member) string {
 	return unsafe.String(unsafe.SliceData(key), len(key))
 }
 
-// value is cut in capacity, so that appending to it cannot reach the body.
+// value limits the capacity, so that appending to it cannot overwrite the body.
 func (o *Object) value(m *member) []byte {
 	return o.raw[m.value.start:m.value.end:m.value.end]
 }

@@ -5,19 +5,18 @@ import (
 	"strings"
 )
 
-// pdFields are the PD fields of request bodies: top-level members by which
-// engines are told of a transfer, of the encoders and caches that they are to
-// call, and of the process that their answer goes to.
+// pdFields are the PD fields of request bodies: top-level members that tell engines
+// about a transfer, about the encoders and caches to call, and about the process that
+// receives their answer.
 //
 // Sources: vLLM entrypoints/openai/*/protocol.py (kv_transfer_params,
 // ec_transfer_params, request_id) and v1/kv_hints/protocol.py (kv_hints); SGLang
-// managers/io_struct.py GenerateReqInput, all of which /generate takes from a
-// body, and entrypoints/openai/protocol.py (bootstrap_*, decode_tp_size, ranks,
-// rid, what its language servers agree with encoders, http_worker_ipc,
+// managers/io_struct.py GenerateReqInput, all members of which /generate reads from a
+// body, and entrypoints/openai/protocol.py (bootstrap_*, decode_tp_size, ranks, rid,
+// members that its language servers exchange with encoders, http_worker_ipc,
 // kv_router_hint, and positional_embed_overrides, a tensor between processes);
-// TensorRT-LLM serve/openai_protocol.py (disaggregated_params;
-// prompt_token_ids_b64 is the orchestrator's own form of prompt_token_ids, which
-// clients may send).
+// TensorRT-LLM serve/openai_protocol.py (disaggregated_params; prompt_token_ids_b64 is
+// the orchestrator's form of prompt_token_ids, which clients may send).
 var pdFields = [...]string{
 	"kv_transfer_params", "ec_transfer_params", "request_id", "kv_hints", "kv_router_hint",
 	"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
@@ -26,32 +25,31 @@ var pdFields = [...]string{
 	"disaggregated_params", "prompt_token_ids_b64",
 }
 
-// pdContainers are the top-level members inside which engines look for transfer
-// parameters too.
+// pdContainers are the top-level members in which engines also look for transfer
+// parameters.
 //
 // Sources, in vLLM: entrypoints/openai/*/protocol.py (vllm_xargs, which
 // to_sampling_params merges with the transfer parameters), sampling_params.py
-// (extra_args, from which v1/request.py takes them), and the sampling parameters
-// of the Rust front end (extra_args and vllm_xargs).
+// (extra_args, from which v1/request.py reads them), and the sampling parameters of the
+// Rust front end (extra_args and vllm_xargs).
 var pdContainers = [...]string{"vllm_xargs", "extra_args", "sampling_params"}
 
-// PDCuts is how many edits CutPD makes at most: one for each PD field, and one for
-// each member that may hold transfer parameters. No body has a member twice, and
-// [ParseRequest] refuses these names in another case.
+// PDCuts is the maximum number of edits of CutPD: one for each PD field, and one for
+// each member that may contain transfer parameters. No body has a member twice, and
+// [ParseRequest] rejects these names in another case.
 const PDCuts = len(pdFields) + len(pdContainers)
 
-// PDField reports whether a top-level member of a request body is a PD field: one
-// that no client sets unless it is trusted, whatever its request meets. Case does
-// not count: some decoders of JSON ignore it.
+// PDField reports whether a top-level member of a request body is a PD field, which
+// only a trusted client may set. Case does not matter, because some JSON decoders
+// ignore it.
 func PDField(key string) bool {
 	found, _ := named(pdFields[:], key)
 	return found
 }
 
 // HoldsPD reports whether a top-level member of a request body with that value
-// holds, or could be given, transfer parameters: one in which engines look for them.
-// sampling_params is one only if it has a place for them; a value of it that is no
-// valid JSON counts as one. Case does not count.
+// contains, or could contain, transfer parameters. For sampling_params that depends on
+// the value; a value that is not valid JSON counts. Case does not matter.
 func HoldsPD(key string, value []byte) bool {
 	found, exact := named(pdContainers[:], key)
 	if !exact || key != "sampling_params" {
@@ -69,8 +67,8 @@ func HoldsPD(key string, value []byte) bool {
 	return xargs || cut
 }
 
-// named reports whether key is one of the names without regard to case, as
-// encoding/json of Go and similar decoders compare, and whether it is exactly one.
+// named reports whether key is one of the names, ignoring case as encoding/json of Go
+// and similar decoders do, and whether it is exactly one.
 func named(names []string, key string) (found, exact bool) {
 	for i := range names {
 		if names[i] == key {
@@ -88,8 +86,8 @@ func named(names []string, key string) (found, exact bool) {
 	return false, false
 }
 
-// hasCase reports whether folding could change key: it has an upper-case letter, or
-// one outside ASCII (the Kelvin sign folds to k, the long s to s).
+// hasCase reports whether case folding could change key: it has an upper-case letter,
+// or one outside ASCII (the Kelvin sign folds to k, the long s to s).
 func hasCase(key string) bool {
 	for i := range len(key) {
 		if c := key[i]; c-'A' < 26 || c >= 0x80 {
@@ -99,8 +97,8 @@ func hasCase(key string) bool {
 	return false
 }
 
-// checkPDName refuses a member whose name is that of a PD field, or of a member
-// that may hold one, but for the case: engines do not agree what it is.
+// checkPDName rejects a member whose name differs from a PD field, or from a member
+// that may contain one, only in case: engines interpret such a name differently.
 func checkPDName(key string) error {
 	if !hasCase(key) {
 		return nil
@@ -113,8 +111,8 @@ func checkPDName(key string) error {
 	return nil
 }
 
-// checkPDHolder refuses a text or a list where engines expect the object that may
-// hold transfer parameters: an engine could make such an object of it.
+// checkPDHolder rejects a string or a list in place of the object that may contain
+// transfer parameters: an engine could convert it to such an object.
 func checkPDHolder(field string, value []byte) error {
 	if value[0] == '"' || value[0] == '[' {
 		return mistyped(field, "an object")
@@ -122,13 +120,12 @@ func checkPDHolder(field string, value []byte) error {
 	return nil
 }
 
-// CutPD adds to the edits of r's body those that cut the PD fields out of it,
-// unless an edit before sets the field. Transfer parameters are cut out of the
-// members that may hold them at every depth. The edits must have room for PDCuts
-// more: it is not grown, so that they, and the values that they point to, stay on
-// the caller's stack. Only the exact names are cut, because [ParseRequest] refuses
-// them in another case. A scanned body has each name once, so that PDCuts edits are
-// always enough.
+// CutPD appends the edits that cut the PD fields out of r's body, unless an earlier
+// edit sets the field. It cuts transfer parameters at every depth out of the members
+// that may contain them. edits must have capacity for PDCuts more: CutPD does not grow
+// it, so that the edits and their values stay on the caller's stack. It cuts only the
+// exact names, because [ParseRequest] rejects them in another case. A scanned body has
+// each name once, so PDCuts edits are always enough.
 func CutPD(edits []Edit, r *Request) []Edit {
 	n := len(edits)
 	edits = edits[:cap(edits)]

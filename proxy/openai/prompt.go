@@ -7,7 +7,7 @@ type PromptKind uint8
 
 // The forms of a prompt.
 const (
-	PromptNone       PromptKind = iota // none, or none that the proxy knows
+	PromptNone       PromptKind = iota // none, or one that the proxy does not know
 	PromptText                         // one string
 	PromptTokens                       // one list of token ids
 	PromptTexts                        // a list of strings
@@ -15,10 +15,10 @@ const (
 	PromptMessages                     // messages of a conversation, or input items
 )
 
-// Span is a part of a body: the bytes from Start up to End.
+// Span is a part of a body: the bytes from Start up to, but not including, End.
 type Span struct{ Start, End int }
 
-// forms is a set of PromptKinds, one bit each.
+// forms is a set of PromptKinds, with one bit for each.
 type forms uint8
 
 const (
@@ -48,8 +48,8 @@ func (f forms) String() string {
 	return strings.Join(names, " or ")
 }
 
-// promptForms tells which forms a field may take as the prompt of an API; none
-// if it is not the prompt there.
+// promptForms returns the forms in which a field may be the prompt of an API; none if
+// it is not the prompt there.
 func promptForms(api API, field string) forms {
 	switch field {
 	case "prompt":
@@ -61,7 +61,7 @@ func promptForms(api API, field string) forms {
 		}
 	case "messages":
 		switch api {
-		case Chat, Messages, Tokenize, Embeddings: // the last two in vLLM
+		case Chat, Messages, Tokenize, Embeddings: // the last two only in vLLM
 			return messages
 		}
 	case "input":
@@ -91,8 +91,7 @@ func promptForms(api API, field string) forms {
 	return 0
 }
 
-// PromptRaw gives the prompt's raw value, with its quotes or brackets; nil if
-// there is none.
+// PromptRaw returns the prompt's raw value with its quotes or brackets, or nil.
 func (r *Request) PromptRaw() []byte {
 	if r.Prompt == PromptNone {
 		return nil
@@ -100,7 +99,7 @@ func (r *Request) PromptRaw() []byte {
 	return r.raw[r.PromptSpan.Start:r.PromptSpan.End:r.PromptSpan.End]
 }
 
-// readPrompt takes a member over as the prompt.
+// readPrompt reads a member as the prompt.
 func (r *Request) readPrompt(field string, m *member, allowed forms) error {
 	if m.kind == kindArray && m.shape.count == 0 {
 		return fieldError(field, "empty_array", "'"+field+"' must not be empty.")
@@ -110,7 +109,7 @@ func (r *Request) readPrompt(field string, m *member, allowed forms) error {
 		return mistyped(field, allowed.String())
 	}
 	if field == "text" && r.Prompt != PromptNone {
-		return nil // token ids beside it: they need no tokenizer, so they count
+		return nil // token ids take precedence over the text: they need no tokenizer
 	}
 	r.Prompt, r.PromptCount = kind, 1
 	r.PromptSpan = Span{int(m.value.start), int(m.value.end)}
@@ -128,8 +127,8 @@ func (r *Request) readPrompt(field string, m *member, allowed forms) error {
 	return nil
 }
 
-// promptKind tells a prompt's form by the shape that the scan found; PromptNone
-// if no API knows such a one.
+// promptKind returns a prompt's form from the shape that the scan found; PromptNone if
+// no API accepts that shape.
 func promptKind(m *member) PromptKind {
 	switch {
 	case m.kind == kindString:

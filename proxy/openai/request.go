@@ -5,12 +5,12 @@ import (
 	"math"
 )
 
-// MaxModel is the most bytes of a model's name. Engines name a model by its path
-// unless they are told another name, and no path is longer (PATH_MAX of Linux).
+// MaxModel is the maximum length of a model's name in bytes. By default engines use the
+// model's path as its name, and no path is longer (PATH_MAX of Linux).
 const MaxModel = 4096
 
-// Request is what routing needs to know of one request body. Like the Object
-// it embeds it refers to the body's bytes; it is made to be pooled.
+// Request holds the facts that routing needs about one request body. Like the Object
+// that it embeds, it refers to the body's bytes. It is designed for reuse in a pool.
 type Request struct {
 	Object
 	API      API
@@ -20,43 +20,41 @@ type Request struct {
 	Stream       bool
 	IncludeUsage bool // stream_options.include_usage
 
-	// MaxTokens is the limit of tokens to produce for each sequence; -1 if
-	// the client set none. It is 0 only where an engine knows a request that
-	// produces nothing: on SGLang's native route, and for completions with
-	// echo.
+	// MaxTokens is the limit of generated tokens for each sequence; -1 if the client
+	// set none. It is 0 only for requests that generate nothing: on SGLang's native
+	// route, and for completions with echo.
 	MaxTokens int64
-	// N is the number of answers wanted for each prompt, 1 if not said.
+	// N is the number of answers for each prompt; 1 by default.
 	N int64
-	// BestOf is the number of sequences that the engine computes for each
-	// prompt, never less than N. A beam search counts as at least 2, because
-	// the engine forks its sequences whatever the width.
+	// BestOf is the number of sequences that the engine computes for each prompt, at
+	// least N. A beam search counts as at least 2, because the engine forks its
+	// sequences with any width.
 	BestOf int64
 	// BeamSearch is use_beam_search.
 	BeamSearch bool
 
 	Prompt     PromptKind
-	PromptSpan Span // where the prompt's raw value lies in the body
-	// PromptCount is the number of prompts: the length of a list of texts or
-	// of token lists, 0 without a prompt, else 1.
+	PromptSpan Span // position of the prompt's raw value in the body
+	// PromptCount is the number of prompts: the length of a list of texts or of token
+	// lists, 0 without a prompt, else 1.
 	PromptCount int
-	// PromptTokens is the length of all prompts together: exact for token
-	// ids, else a quarter of the bytes.
+	// PromptTokens is the length of all prompts together, in tokens: exact for token
+	// ids, otherwise a quarter of the bytes.
 	PromptTokens int64
 	// MessageCount is the number of messages or input items.
 	MessageCount int
 
-	fixedLimit bool // MaxTokens is that of max_completion_tokens
+	fixedLimit bool // MaxTokens comes from max_completion_tokens
 }
 
-// ParseRequest scans a body, as strictly as [Object.Parse], and fills r with
-// it. It reads the routing fields of the API and refuses those of a wrong
-// type, because an engine may read a lenient value ("true", 1.0) in another
-// way than the proxy; a routing field that is null counts as absent. What is
-// not routing is the engine's to judge. The error is an *Error that names the
-// field, and r then holds nothing of use.
+// ParseRequest scans a body, as strictly as [Object.Parse], and fills r. It reads the
+// routing fields of the API and rejects those of a wrong type, because an engine may
+// read a lenient value ("true", 1.0) differently than the proxy. A routing field that
+// is null counts as absent. Other fields are left to the engine. The error is an *Error
+// that names the field; r is then not usable.
 //
-// It allocates only for a model name other than that of the request that r
-// held before, and for objects with more than 32 members.
+// It allocates only for a model name that differs from that of r's previous request,
+// and for objects with more than 32 members.
 func ParseRequest(api API, body []byte, r *Request) error {
 	*r = Request{Object: r.Object, API: api, Model: r.Model, MaxTokens: -1, N: 1, BestOf: 1}
 	if err := r.Parse(body); err != nil {
@@ -64,7 +62,7 @@ func ParseRequest(api API, body []byte, r *Request) error {
 	}
 	for i := range r.members {
 		m := &r.members[i]
-		if err := checkPDName(r.keyString(m)); err != nil { // whatever the value, null too
+		if err := checkPDName(r.keyString(m)); err != nil { // for any value, including null
 			return err
 		}
 		if m.kind == kindNull {
@@ -84,22 +82,22 @@ func ParseRequest(api API, body []byte, r *Request) error {
 	return r.checkPrompt()
 }
 
-// Reset forgets the body, so that a pooled Request does not keep it alive. The
-// model's name stays, as a string that the next ParseRequest may need again.
+// Reset drops the body, so that a pooled Request does not keep it in memory. The
+// model's name is kept as a string for the next ParseRequest.
 func (r *Request) Reset() {
 	r.Object.Reset()
 	*r = Request{Object: r.Object, Model: r.Model}
 }
 
-// checkPrompt refuses a body without the prompt that its API cannot do
-// without. On the other routes an engine knows substitutes.
+// checkPrompt rejects a body without the prompt that its API requires. On the other
+// routes engines accept alternatives.
 func (r *Request) checkPrompt() error {
 	if r.Prompt != PromptNone {
 		return nil
 	}
 	switch r.API {
 	case Completions:
-		if v, _ := r.Get("prompt_embeds"); IsNull(v) { // vLLM's other form
+		if v, _ := r.Get("prompt_embeds"); IsNull(v) { // vLLM's alternative form
 			return missing("prompt")
 		}
 	case Chat, Messages:
@@ -108,7 +106,7 @@ func (r *Request) checkPrompt() error {
 	return nil
 }
 
-// read takes over one member that is not null.
+// read reads one member that is not null.
 func (r *Request) read(m *member) (err error) {
 	key, v := r.keyString(m), r.value(m)
 	switch key {
@@ -179,8 +177,8 @@ func (r *Request) readSequences(key string, v []byte) (err error) {
 	return err
 }
 
-// readLimit reads the top-level limit of tokens. An API has one such field,
-// chat two, of which max_completion_tokens wins in every engine.
+// readLimit reads the top-level limit of tokens. An API has one such field; chat has
+// two, of which max_completion_tokens takes precedence in every engine.
 func (r *Request) readLimit(key string, v []byte) error {
 	least, wins := int64(1), false
 	switch {
@@ -202,9 +200,9 @@ func (r *Request) readLimit(key string, v []byte) error {
 	return err
 }
 
-// readSamplingParams reads the object in which the two native routes keep
-// these fields. SGLang also takes a list of them, one for each prompt; the
-// largest values count then.
+// readSamplingParams reads the object in which the two native routes have these fields.
+// SGLang also accepts a list, with one object for each prompt; the largest values count
+// then.
 func (r *Request) readSamplingParams(m *member, v []byte) (err error) {
 	limit, least := "max_tokens", int64(1)
 	switch r.API {
@@ -253,8 +251,8 @@ func readBool(field string, v []byte) (bool, error) {
 	return truth, nil
 }
 
-// most bounds counts and token limits: every engine keeps them in 32 bits
-// somewhere, and no context is near it.
+// most bounds counts and token limits: every engine stores them in 32 bits somewhere,
+// and no context is that long.
 const most = math.MaxInt32
 
 func readCount(field string, v []byte, least int64) (int64, error) {

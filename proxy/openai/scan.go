@@ -7,20 +7,20 @@ import (
 	"slices"
 )
 
-// Limits of one body. They are far above what any client sends and bound what
-// a hostile one can cost.
+// Limits of one body. They are far above the bodies of real clients, and bound the cost
+// of a hostile body.
 const (
-	maxDepth   = 256       // objects and arrays inside each other
+	maxDepth   = 256       // nesting of objects and arrays
 	maxMembers = 4096      // top-level members
 	maxBody    = 1<<31 - 1 // bytes: offsets are kept in 32 bits
 )
 
-// pairwiseKeys is the size up to which an object's keys are compared with each
-// other one by one; the keys of a larger object are sorted once.
+// pairwiseKeys is the number of keys up to which an object's keys are compared
+// pairwise. The keys of a larger object are sorted once.
 const pairwiseKeys = 32
 
-// kind is the type of a value, one bit each, so that the types of an array's
-// elements can be summed up in one.
+// kind is the type of a value, with one bit for each, so that the types of an array's
+// elements can be combined.
 type kind uint8
 
 const (
@@ -33,12 +33,12 @@ const (
 	kindObject
 )
 
-// shape sums up an array: what a prompt is can be told from it.
+// shape summarizes an array. It is sufficient to determine the form of a prompt.
 type shape struct {
 	count      uint32 // elements
-	inner      uint32 // elements of the elements that are arrays
+	inner      uint32 // total elements of those elements that are arrays
 	kinds      kind   // types of the elements
-	innerKinds kind   // types of the elements of those
+	innerKinds kind   // types of the elements of those arrays
 }
 
 // span is a part of a byte slice.
@@ -46,23 +46,23 @@ type span struct{ start, end uint32 }
 
 // keyRef is one key of an object that is still open.
 type keyRef struct {
-	print   uint64 // differs only if the keys differ
+	print   uint64 // equal for equal keys
 	at      span   // in scanner.text if escaped, else in scanner.b
 	escaped bool
 }
 
-// scanner checks one JSON text in one pass. Every method takes the index at
-// which to go on and returns the index after what it read, or -1 after a
-// fault, which it leaves in problem and offset.
+// scanner checks one JSON text in one pass. Every method gets the index at which to
+// continue and returns the index after what it has read. After an error it returns -1
+// and sets problem and offset.
 type scanner struct {
 	b    []byte
-	keys []keyRef // of all open objects, the innermost last
+	keys []keyRef // of all open objects, the innermost object's last
 	text []byte   // escaped keys, unescaped
 	last shape    // of the array that was closed last
 
-	problem string // what is wrong; empty: nothing
-	offset  int    // where
-	field   keyRef // the top-level member that holds the fault
+	problem string // the error; empty: none
+	offset  int    // position of the error
+	field   keyRef // the top-level member with the error
 	inField bool
 }
 
@@ -71,7 +71,7 @@ func (s *scanner) fail(offset int, problem string) int {
 	return -1
 }
 
-// key gives the unescaped bytes of a key.
+// key returns the unescaped bytes of a key.
 func (s *scanner) key(k keyRef) []byte {
 	if k.escaped {
 		return s.text[k.at.start:k.at.end]
@@ -92,13 +92,13 @@ func (s *scanner) space(i int) int {
 	return i
 }
 
-// document reads one value that fills the whole of b.
+// document reads one value that must fill all of b.
 func (s *scanner) document() int {
 	i, _ := s.value(s.space(0), 1)
 	return s.tail(i)
 }
 
-// tail checks that nothing but white space follows a document's value.
+// tail checks that only white space follows a document's value.
 func (s *scanner) tail(i int) int {
 	if i < 0 {
 		return -1
@@ -109,7 +109,7 @@ func (s *scanner) tail(i int) int {
 	return i
 }
 
-// value reads any value; depth is that of the array or object it may be.
+// value reads any value; depth is the depth of the value if it is an array or object.
 func (s *scanner) value(i, depth int) (int, kind) {
 	if i >= len(s.b) {
 		return s.fail(i, "unexpected end"), 0
@@ -140,8 +140,7 @@ func (s *scanner) literal(i int, word string) int {
 	return i + len(word)
 }
 
-// object reads the object that opens at i. With top set, its members are
-// noted there.
+// object reads the object that opens at i. If top is set, it stores the members there.
 func (s *scanner) object(i, depth int, top *Object) int {
 	if depth > maxDepth {
 		return s.fail(i, "nested too deeply")
@@ -190,8 +189,8 @@ func (s *scanner) object(i, depth int, top *Object) int {
 	}
 }
 
-// member reads the value of a top-level member and notes it; at is the start
-// of its key, which was added last, i that of its value.
+// member reads the value of a top-level member and stores the member. at is the start
+// of its key, which is the last one in keys, and i that of its value.
 func (s *scanner) member(at, i int, top *Object) int {
 	key := s.keys[len(s.keys)-1]
 	end, kind := s.value(i, 2)
@@ -251,8 +250,8 @@ func (s *scanner) array(i, depth int) int {
 
 const duplicateKey = "a key occurs twice"
 
-// addKey reads the key that opens at i and puts it among those of the open
-// object, whose keys begin at first. top is set for the outermost object.
+// addKey reads the key that opens at i and adds it to the keys of the open object,
+// which begin at first. top is set for the outermost object.
 func (s *scanner) addKey(i, first int, top bool) int {
 	start := i + 1
 	end, escaped := s.str(i)
@@ -279,9 +278,9 @@ func (s *scanner) addKey(i, first int, top bool) int {
 	return end
 }
 
-// distinct checks the keys of an object too large for pairwise comparison. It
-// changes their order. Sorting by the bytes themselves keeps the cost in
-// bounds whatever keys a client thinks up.
+// distinct checks the keys of an object that is too large for pairwise comparison. It
+// changes their order. Sorting by the bytes bounds the cost for any keys that a client
+// sends.
 func (s *scanner) distinct(keys []keyRef, top bool) bool {
 	if len(keys) <= pairwiseKeys {
 		return true
@@ -298,7 +297,7 @@ func (s *scanner) distinct(keys []keyRef, top bool) bool {
 	return true
 }
 
-// fingerprint is cheap to compute and to compare; equal keys have equal ones.
+// fingerprint is cheap to compute and to compare. Equal keys have equal fingerprints.
 func fingerprint(key []byte) uint64 {
 	n := len(key)
 	p := uint64(n) << 56

@@ -12,11 +12,11 @@ const (
 	tops = 0x8080808080808080
 )
 
-// stops marks, by its top bit, the first byte of w at which plain text ends: a
-// quote, a backslash, a control character or anything outside ASCII. Marks
-// above the lowest one may be wrong. Flipping bit 1 puts the quote next to the
-// control characters, so that one subtraction finds both; of the bytes outside
-// ASCII each keeps its top bit in at least one of the two terms.
+// stops marks, by its top bit, the first byte of w that ends plain text: a quote, a
+// backslash, a control character or a byte outside ASCII. Marks above the lowest one
+// may be wrong. Flipping bit 1 moves the quote next to the control characters, so that
+// one subtraction finds both. Each byte outside ASCII keeps its top bit in at least one
+// of the two terms.
 func stops(w uint64) uint64 {
 	return (((w ^ ones*('"'^' ')) - ones*(' '+1)) | ((w ^ ones*'\\') - ones)) & tops
 }
@@ -26,8 +26,8 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 	b := s.b
 	i++
 	for {
-		// Nearly all of a body's bytes pass through this loop. Escapes are
-		// frequent in prompts, so the usual ones do not leave it.
+		// Nearly all bytes of a body pass through this loop. Escapes are frequent in
+		// prompts, so the loop also handles the usual ones.
 		for len(b)-i >= 17 {
 			p := b[i : i+17 : i+17]
 			at := 0
@@ -72,10 +72,10 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 	}
 }
 
-// plainEscape marks what may follow a backslash, except the u.
+// plainEscape marks the bytes that may follow a backslash, except u.
 var plainEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
 
-// unicodeEscape reads \uXXXX, or two of them if they are a surrogate pair.
+// unicodeEscape reads \uXXXX, or two of them if they form a surrogate pair.
 func (s *scanner) unicodeEscape(i int) int {
 	r, ok := hexEscape(s.b[i:])
 	if !ok {
@@ -91,7 +91,7 @@ func (s *scanner) unicodeEscape(i int) int {
 	return i + 12
 }
 
-// hexEscape gives the number in the \uXXXX that b begins with.
+// hexEscape returns the number in the \uXXXX at the start of b.
 func hexEscape(b []byte) (r rune, ok bool) {
 	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
 		return 0, false
@@ -134,9 +134,9 @@ func (s *scanner) multibyte(i int) int {
 	}
 }
 
-// shortRune gives the length of the character that w begins with (its lowest
-// byte is the first) if it is a well-formed one of two or three bytes; else 0.
-// These are all letters but the rarest.
+// shortRune returns the length of the character at the start of w (the lowest byte is
+// the first) if it is a well-formed one of two or three bytes; else 0. Nearly all
+// letters have that length.
 func shortRune(w uint32) int {
 	if w&0xC0C0F0 == 0x8080E0 {
 		// 0: overlong; 0x200D: half of a surrogate pair.
@@ -189,16 +189,16 @@ func digits(b []byte, i int) int {
 	return i
 }
 
-// ints skips elements that are whole numbers of less than eight digits with a
-// comma, and at most one space, behind each: all but the last of an array of
-// token ids. It returns how many they were and the start of the next element,
-// which is left to value, as is whatever this does not know.
+// ints skips elements that are integers of fewer than eight digits, each followed by a
+// comma and at most one space: all but the last element of an array of token ids. It
+// returns their number and the start of the next element. It leaves all other elements
+// to value.
 func (s *scanner) ints(i int) (n, next int) {
 	b := s.b
 	for len(b)-i >= 10 {
 		w := binary.LittleEndian.Uint64(b[i:])
 		d := w ^ ones*'0'
-		m := ((d + ones*(0x80-10)) | d) & tops // the first byte that is no digit
+		m := ((d + ones*(0x80-10)) | d) & tops // the first byte that is not a digit
 		if m == 0 {
 			break
 		}

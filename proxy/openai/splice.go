@@ -1,27 +1,26 @@
 package openai
 
-// Edit is one change of a top-level member: a new value, or its removal. An
-// edit with neither changes nothing.
+// Edit is one change of a top-level member: a new value or the removal. An edit with
+// neither changes nothing.
 type Edit struct {
 	Key    string // unescaped
-	Value  []byte // raw JSON, taken over as it is
-	Remove bool   // cut the member out; Value is not looked at
+	Value  []byte // raw JSON, copied unchanged
+	Remove bool   // remove the member; Value is ignored
 }
 
 func (e *Edit) idle() bool { return !e.Remove && len(e.Value) == 0 }
 
-// Append appends the object with the edits applied. Members that are present
-// are replaced where they are; absent ones are put first, in the order of the
-// edits; a member is cut out together with one comma. Every other byte, white
-// space before and behind the object included, is kept. Of several edits of
-// one key the last counts. The Object itself stays as it was scanned; one that
-// was not scanned counts as {}.
+// Append appends the object with the edits applied. Present members are replaced in
+// place; absent ones are put first, in the order of the edits; a removed member is cut
+// together with one comma. All other bytes are kept, including white space before and
+// after the object. Of several edits of one key the last counts. The Object itself is
+// not changed. An Object that was not parsed counts as {}.
 func (o *Object) Append(dst []byte, edits ...Edit) []byte {
 	raw := o.raw
 	if raw == nil {
 		raw = []byte("{}")
 	}
-	from := o.open + 1 // what is not yet written begins here
+	from := o.open + 1 // start of the uncopied rest
 	dst = append(dst, raw[:from]...)
 	dst = o.appendAbsent(dst, edits)
 
@@ -37,10 +36,10 @@ func (o *Object) Append(dst []byte, edits ...Edit) []byte {
 			dst = append(dst, raw[from:m.value.start]...)
 			dst = append(dst, e.Value...)
 			from = int(m.value.end)
-		case before: // out, with the comma in front
+		case before: // removed, with the preceding comma
 			dst = append(dst, raw[from:max(from, int(o.members[i-1].value.end))]...)
 			from = int(m.value.end)
-		default: // out, with the comma behind
+		default: // removed, with the following comma
 			dst = append(dst, raw[from:m.at]...)
 			from = int(m.value.end)
 			if i+1 < len(o.members) {
@@ -51,8 +50,8 @@ func (o *Object) Append(dst []byte, edits ...Edit) []byte {
 	return append(dst, raw[from:]...)
 }
 
-// appendAbsent appends the members that only the edits have, with a comma
-// behind them if a member of the object follows.
+// appendAbsent appends the members that only the edits have, followed by a comma if a
+// member of the object follows.
 func (o *Object) appendAbsent(dst []byte, edits []Edit) []byte {
 	added := false
 	for i := range edits {
@@ -84,7 +83,7 @@ func (o *Object) has(key string) bool {
 	return ok
 }
 
-// editOf gives the edit that counts for a key; nil: there is none.
+// editOf returns the edit that applies to a key, or nil.
 func editOf(edits []Edit, key string) *Edit {
 	for i := len(edits) - 1; i >= 0; i-- {
 		if e := &edits[i]; e.Key == key && !e.idle() {
@@ -94,15 +93,15 @@ func editOf(edits []Edit, key string) *Edit {
 	return nil
 }
 
-// AppendEdited is [Object.Append] for an object inside a body that has been scanned:
-// raw is one valid JSON object with any number of members, of which it makes no
-// list. It is read twice.
+// AppendEdited is [Object.Append] for an object inside a scanned body: raw is one valid
+// JSON object with any number of members. It builds no list of the members and reads
+// raw twice.
 func AppendEdited(dst, raw []byte, edits ...Edit) []byte {
 	open := skipSpace(raw, 0)
 	dst = append(dst, raw[:open+1]...)
 	room := [8]bool{}
-	there := append(room[:0], make([]bool, len(edits))...) // has a member of the key
-	stays := false                                         // a member does
+	there := append(room[:0], make([]bool, len(edits))...) // the object has the edit's key
+	stays := false                                         // a member of the object stays
 	eachMember(raw[open:], func(key, _ []byte) bool {
 		e := editOfKey(edits, key)
 		stays = stays || e < 0 || !edits[e].Remove
@@ -130,9 +129,10 @@ func AppendEdited(dst, raw []byte, edits ...Edit) []byte {
 	return appendStaying(dst, raw, open, edits)
 }
 
-// appendStaying appends what AppendEdited has of raw's members and behind them.
+// appendStaying appends raw's members after AppendEdited's absent ones, and the rest of
+// raw.
 func appendStaying(dst, raw []byte, open int, edits []Edit) []byte {
-	from := open + 1 // what is not yet written begins here
+	from := open + 1 // start of the uncopied rest
 	kept := -1       // end of the last member that stays
 	for i := skipSpace(raw, from); i < len(raw) && raw[i] == '"'; {
 		at, end := i, skipString(raw, i)
@@ -150,10 +150,10 @@ func appendStaying(dst, raw []byte, open int, edits []Edit) []byte {
 		case !edits[e].Remove:
 			dst = append(append(dst, raw[from:value]...), edits[e].Value...)
 			kept, from = end, end
-		case kept >= 0: // out, with the comma in front
+		case kept >= 0: // removed, with the preceding comma
 			dst = append(dst, raw[from:max(from, kept)]...)
 			from = end
-		default: // out, with the comma behind
+		default: // removed, with the following comma
 			dst = append(dst, raw[from:at]...)
 			if from = end; more {
 				from = i
@@ -166,8 +166,8 @@ func appendStaying(dst, raw []byte, open int, edits []Edit) []byte {
 	return append(dst, raw[from:]...)
 }
 
-// editOfKey gives the index of the edit that counts for a key as it is between its
-// quotes; -1: there is none.
+// editOfKey returns the index of the edit that applies to a raw key without its quotes,
+// or -1.
 func editOfKey(edits []Edit, key []byte) int {
 	for i := len(edits) - 1; i >= 0; i-- {
 		if e := &edits[i]; !e.idle() && keyEqual(key, e.Key) {

@@ -5,48 +5,46 @@ import (
 	"net/http"
 )
 
-// maxEvent is the default of EventScanner.Limit. The longest honest events (a
-// whole response with its log probabilities) are below it.
+// maxEvent is the default of EventScanner.Limit in bytes. The longest real events (a
+// whole response with its log probabilities) are shorter.
 const maxEvent = 1 << 20
 
-// EventScanner cuts the reads of one event stream into whole events and notes
-// what they say in passing, without parsing them. The zero value is ready. It
-// belongs to one goroutine.
+// EventScanner splits the reads of one event stream into whole events, and notes facts
+// in them without parsing them. The zero value is ready for use. It belongs to one
+// goroutine.
 //
-// Lines end in LF or CRLF, as those of every engine do; a stream with bare CR
-// would be held back until it ends.
+// Lines end in LF or CRLF, as in the streams of all engines. A stream with bare CR
+// would be held back until its end.
 type EventScanner struct {
-	// Events is the number of events that carry data, [DONE] not counted.
+	// Events is the number of events with data, without [DONE].
 	Events int64
-	// Done is set once the stream has said that it is whole: by [DONE], or by
-	// the closing event of an API with typed events. A stream that ends
-	// without it has been cut off.
+	// Done is set when the stream has reported its end: by [DONE], or by the final
+	// event of an API with typed events. A stream that ends without it was cut off.
 	Done bool
-	// Failed is set by an error event. vLLM and SGLang send it inside a 200
-	// stream, vLLM followed by [DONE]: Done alone does not mean success.
+	// Failed is set by an error event. vLLM and SGLang send it inside a 200 stream,
+	// vLLM followed by [DONE]: Done alone does not mean success.
 	Failed bool
-	// Aborted is set by a finish reason of abort: the engine gave up on the
-	// request, for SGLang with a status of its own.
+	// Aborted is set by a finish reason of abort: the engine gave up the request.
+	// SGLang adds a status.
 	Aborted bool
-	// Status is the HTTP status that goes with Failed or Aborted.
+	// Status is the HTTP status of Failed or Aborted.
 	Status int
-	// Limit is the number of bytes that may be held back of an event that has
-	// not ended; 0: 1 MiB. Set it before the first Feed.
+	// Limit is the maximum number of bytes that are held back of an incomplete event;
+	// 0: 1 MiB. It must be set before the first Feed.
 	Limit int
 
-	held, spare []byte    // the start of the event that has not ended; room
-	mid         bool      // the start of that event has been handed out already
-	last        [2]byte   // bytes handed out, if mid
+	held, spare []byte    // the start of the incomplete event; spare memory
+	mid         bool      // the start of the incomplete event was already returned
+	last        [2]byte   // last returned bytes, if mid
 	usage       [2][]byte // the first and the last usage object
 	usageKey    []byte
 }
 
-// Feed takes the bytes of one read and returns those to be written now, which
-// end on an event border; the rest is held back for the next call. What it
-// returns is good until then: it is p itself, or the front of it, as long as
-// nothing was held back. It returns nothing if no event has ended. An event
-// longer than Limit is let through in pieces, and facts in it may be missed;
-// see [EventScanner.MidEvent].
+// Feed takes the bytes of one read and returns the bytes to be written now, which end
+// at an event border. It holds the rest back for the next call. The result is valid
+// until the next call: it is p or its front, unless bytes were held back. It is empty
+// if no event has ended. An event longer than Limit is returned in pieces, and facts in
+// it may be missed; see [EventScanner.MidEvent].
 func (s *EventScanner) Feed(p []byte) []byte {
 	if len(p) == 0 {
 		return nil
@@ -72,8 +70,8 @@ func (s *EventScanner) Feed(p []byte) []byte {
 	return s.emit(whole)
 }
 
-// emit notes whole events, and gives the held rest up with them if it has
-// become too long.
+// emit notes the facts in whole events. If the held rest is longer than Limit, it
+// appends the rest to them.
 func (s *EventScanner) emit(whole []byte) []byte {
 	s.note(whole)
 	limit := s.Limit
@@ -91,7 +89,7 @@ func (s *EventScanner) emit(whole []byte) []byte {
 	return whole
 }
 
-// feedLong passes on what belongs to an event whose start is gone.
+// feedLong returns the bytes that belong to an event whose start was already returned.
 func (s *EventScanner) feedLong(p []byte) []byte {
 	end := firstBorder(s.last[:], p)
 	if end == 0 {
@@ -105,7 +103,7 @@ func (s *EventScanner) feedLong(p []byte) []byte {
 	return p[:border]
 }
 
-// remember keeps the last two bytes that were passed on.
+// remember keeps the last two returned bytes.
 func (s *EventScanner) remember(p []byte) {
 	if len(p) == 1 {
 		s.last[0], s.last[1] = s.last[1], p[0]
@@ -114,10 +112,10 @@ func (s *EventScanner) remember(p []byte) {
 	copy(s.last[:], p[len(p)-2:])
 }
 
-// Finish takes note of the stream's orderly end and gives what was still held
-// back, to be written as it is; whole streams leave nothing but the likes of a
-// last line without its blank line. After a broken stream do not call it: the
-// start of an event is of no use to the client.
+// Finish notes the regular end of the stream and returns the bytes that were still held
+// back, to be written unchanged. For a complete stream that is at most a last line
+// without its blank line. Do not call it after a broken stream: the start of an event
+// is useless to the client.
 func (s *EventScanner) Finish() []byte {
 	if s.mid {
 		return nil
@@ -128,23 +126,22 @@ func (s *EventScanner) Finish() []byte {
 	return rest
 }
 
-// MidEvent reports whether the bytes handed out end inside an event. An event
-// of the proxy's own must then be preceded by a blank line.
+// MidEvent reports whether the returned bytes end inside an event. An event of the
+// proxy must then be preceded by a blank line.
 func (s *EventScanner) MidEvent() bool { return s.mid }
 
-// Held is how many bytes of memory the scanner takes for what it holds back.
+// Held returns the memory for held-back bytes, in bytes.
 func (s *EventScanner) Held() int { return cap(s.held) + cap(s.spare) }
 
-// Usage gives what the stream's last usage object said, and for numbers that
-// it lacked, the first one (the two ends of a messages stream). ok is false if
-// there was none.
+// Usage returns the numbers of the stream's last usage object, completed by those of
+// the first one (a messages stream has one at each end). ok is false if there was none.
 func (s *EventScanner) Usage() (u Usage, ok bool) {
 	u = usageOf(s.usage[1]).or(usageOf(s.usage[0]))
 	return u, u != noUsage
 }
 
-// lastBorder gives the index in p after the last blank line of held and p
-// together, which p must complete; 0 if it completes none.
+// lastBorder returns the index in p after the last blank line of held and p together
+// that p completes; 0 if there is none.
 func lastBorder(held, p []byte) int {
 	for end := len(p); end > 0; {
 		i := bytes.LastIndexByte(p[:end], '\n')
@@ -173,8 +170,8 @@ func firstBorder(held, p []byte) int {
 	return 0
 }
 
-// blankBefore reports whether the line that ends at p[i] is blank and not the
-// first of all: LF or CRLF right behind another LF.
+// blankBefore reports whether the line that ends at p[i] is blank and not the first
+// line: LF or CRLF directly after another LF.
 func blankBefore(held, p []byte, i int) bool {
 	before := func(n int) byte {
 		if i >= n {
@@ -188,15 +185,15 @@ func blankBefore(held, p []byte, i int) bool {
 	return before(1) == '\n' || before(1) == '\r' && before(2) == '\n'
 }
 
-// The names looked for in data. They cannot be found in generated text, where
-// each quote has a backslash in front.
+// The names searched for in data. They cannot occur in generated text, where a
+// backslash precedes each quote.
 var (
 	finishReason = []byte(`"finish_reason"`)
 	usageName    = []byte(`"usage"`)
 	metaInfo     = []byte(`"meta_info"`)
 )
 
-// note reads the facts off whole events.
+// note notes the facts in whole events.
 func (s *EventScanner) note(p []byte) {
 	counted, typed := false, false
 	for len(p) > 0 {
@@ -218,21 +215,21 @@ func (s *EventScanner) note(p []byte) {
 	}
 }
 
-// nextLine parts the first line, without its end, from what follows it.
+// nextLine splits off the first line, without its end.
 func nextLine(p []byte) (line, rest []byte) {
 	line, rest, _ = bytes.Cut(p, []byte{'\n'})
 	return bytes.TrimSuffix(line, []byte{'\r'}), rest
 }
 
-// splitLine parts a line into field and value; the field of a comment is empty
-// (HTML standard, section 9.2.6).
+// splitLine splits a line into field and value. The field of a comment is empty (HTML
+// standard, section 9.2.6).
 func splitLine(line []byte) (field, value []byte) {
 	field, value, _ = bytes.Cut(line, []byte{':'})
 	return field, bytes.TrimPrefix(value, []byte{' '})
 }
 
-// noteType takes an event's type: responses end in response.completed or
-// response.incomplete, messages in message_stop; both fail with error.
+// noteType notes an event's type: responses end with response.completed or
+// response.incomplete, messages with message_stop; both fail with error.
 func (s *EventScanner) noteType(name []byte) {
 	switch string(name) {
 	case "message_stop", "response.completed", "response.incomplete":
@@ -246,15 +243,15 @@ func (s *EventScanner) noteType(name []byte) {
 	}
 }
 
-// setStatus keeps the first status that is more than a guess.
+// setStatus keeps the first status that is not the default.
 func (s *EventScanner) setStatus(status int) {
 	if s.Status == 0 || s.Status == http.StatusInternalServerError {
 		s.Status = status
 	}
 }
 
-// noteData takes a line of data, of an event with a type or without; it reports
-// whether it is more than [DONE].
+// noteData notes a line of data; typed says that its event has a type. It reports
+// whether the line is more than [DONE].
 func (s *EventScanner) noteData(data []byte, typed bool) bool {
 	if string(bytes.TrimSpace(data)) == "[DONE]" {
 		s.Done = true
@@ -273,9 +270,9 @@ func (s *EventScanner) noteData(data []byte, typed bool) bool {
 	return true
 }
 
-// noteUsage keeps the first and the last usage object. SGLang's native stream
-// has none but a meta_info in each event; which of the two to look for is
-// settled by the first event that has either.
+// noteUsage keeps the first and the last usage object. SGLang's native stream has a
+// meta_info in each event instead. The first event with one of the two decides which
+// one is searched for.
 func (s *EventScanner) noteUsage(data []byte) {
 	if s.usageKey == nil {
 		switch {
@@ -298,7 +295,8 @@ func (s *EventScanner) noteUsage(data []byte) {
 	s.usage[1] = append(s.usage[1][:0], v...)
 }
 
-// after gives what follows the first member with a key, given with its quotes.
+// after returns the bytes after the first member with a key, which is given with its
+// quotes.
 func after(data, key []byte) (value []byte, ok bool) {
 	for {
 		i := indexKey(data, key)
@@ -312,8 +310,8 @@ func after(data, key []byte) (value []byte, ok bool) {
 	}
 }
 
-// indexKey is bytes.Index for a key with its quotes. It looks for what follows
-// the first one: JSON is full of quotes, and to stop at each takes several times
+// indexKey is bytes.Index for a key with its quotes. It searches for the bytes after
+// the first quote: JSON has many quotes, and stopping at each would take several times
 // as long.
 func indexKey(data, key []byte) int {
 	for from := 0; ; {
@@ -324,6 +322,6 @@ func indexKey(data, key []byte) int {
 		if i += from; i > 0 && data[i-1] == '"' {
 			return i - 1
 		}
-		from = i + len(key) - 2 // the quote at its end may open the next
+		from = i + len(key) - 2 // the key's closing quote may open the next string
 	}
 }

@@ -6,35 +6,35 @@ import (
 	"strings"
 )
 
-// Verdict is what the start of a stream has shown so far.
+// Verdict classifies the start of a stream.
 type Verdict uint8
 
 // The verdicts of ReadFirstEvent.
 const (
-	NeedMore    Verdict = iota // no event has ended yet
-	CommentOnly                // only what engines send before they have anything to say
+	NeedMore    Verdict = iota // no complete event yet
+	CommentOnly                // only events that engines send before they have content
 	DataEvent                  // the answer has begun
-	ErrorEvent                 // the engine has failed before its first token
+	ErrorEvent                 // the engine failed before its first token
 )
 
-// FirstEvent is the verdict over the start of a stream. As long as it is not
-// DataEvent, nothing of the answer has come and the leg can be sent again.
+// FirstEvent is the classification of the start of a stream. Until it is DataEvent,
+// nothing of the answer has come and the leg can be repeated.
 type FirstEvent struct {
 	Verdict Verdict
-	// End is the number of bytes that the verdict is over: through the end of
-	// the event, or of what comes before it.
+	// End is the number of classified bytes: through the end of the event, or of the
+	// bytes before it.
 	End int
-	// Data is the data of the event, a part of the bytes given.
+	// Data is the data of the event. It points into the given bytes.
 	Data []byte
-	// Status is the HTTP status that goes with an ErrorEvent.
+	// Status is the HTTP status of an ErrorEvent.
 	Status int
 }
 
-// ReadFirstEvent judges the first bytes of a stream, b being all that have come
-// so far. An error event is one of type error, one whose data is an error
-// object (nested, or flat as SGLang's), or one whose finish reason is abort.
-// Comments, pings, and the events by which a response is announced say nothing:
-// vLLM sends those as soon as it has read the request.
+// ReadFirstEvent classifies the first bytes of a stream; b holds all bytes so far. An
+// error event is one of type error, one whose data is an error object (nested, or flat
+// as SGLang's), or one whose finish reason is abort. Comments, pings, and the events
+// that announce a response do not count: vLLM sends those as soon as it has read the
+// request.
 func ReadFirstEvent(b []byte) FirstEvent {
 	f := FirstEvent{}
 	for {
@@ -51,7 +51,7 @@ func ReadFirstEvent(b []byte) FirstEvent {
 	}
 }
 
-// judge sets the verdict by one event; false: it carries nothing.
+// judge sets the verdict by one event. It returns false for an event without content.
 func (f *FirstEvent) judge(event []byte) bool {
 	typed := false
 	for len(event) > 0 {
@@ -87,7 +87,7 @@ func (f *FirstEvent) judgeData(data []byte, typed bool) {
 	}
 }
 
-// fail keeps the first status that is more than a guess.
+// fail keeps the first status that is not the default.
 func (f *FirstEvent) fail(status int) {
 	f.Verdict = ErrorEvent
 	if f.Status == 0 || f.Status == http.StatusInternalServerError {
@@ -95,10 +95,10 @@ func (f *FirstEvent) fail(status int) {
 	}
 }
 
-// errorObject tells whether data is an error, and gives the object with its
-// code: the value of a first member "error" (vLLM, SGLang's chat and
-// completions), or the whole if the first member is "object":"error" (SGLang's
-// flat form) or "type":"error" (messages).
+// errorObject reports whether data is an error, and returns the object with its code:
+// the value of a first member "error" (vLLM, SGLang's chat and completions), or the
+// whole object if its first member is "object":"error" (SGLang's flat form) or
+// "type":"error" (messages).
 func errorObject(data []byte) (raw []byte, ok bool) {
 	i := skipSpace(data, 0)
 	if i >= len(data) || data[i] != '{' {
@@ -124,8 +124,8 @@ func errorObject(data []byte) (raw []byte, ok bool) {
 	return nil, false
 }
 
-// errorStatus gives the HTTP status of an error object: its code if that is
-// one, else what its type stands for, else 500.
+// errorStatus returns the HTTP status of an error object: its code if that is a status,
+// else the status of its type, else 500.
 func errorStatus(raw []byte) int {
 	if nested, ok := Find(raw, "error"); ok {
 		raw = nested
@@ -140,8 +140,7 @@ func errorStatus(raw []byte) int {
 	return statusOfType(string(v))
 }
 
-// statusOfType knows the class names of OpenAI and those of the engines'
-// exceptions.
+// statusOfType knows OpenAI's class names and the names of the engines' exceptions.
 func statusOfType(name string) int {
 	name = strings.ToLower(strings.ReplaceAll(strings.Trim(name, `"`), "_", ""))
 	switch strings.TrimSuffix(name, "error") {
@@ -161,8 +160,8 @@ func statusOfType(name string) int {
 	return http.StatusInternalServerError
 }
 
-// BeforeAbort gives the front of whole events that ends before the first whose
-// finish reason is abort.
+// BeforeAbort returns the whole events before the first one whose finish reason is
+// abort.
 func BeforeAbort(events []byte) []byte {
 	for at := 0; ; {
 		end := firstBorder(nil, events[at:])
@@ -177,9 +176,9 @@ func BeforeAbort(events []byte) []byte {
 	}
 }
 
-// AbortStatus looks for a finish reason of abort in a unary answer of an API,
-// and gives the HTTP status that goes with it. Only the APIs are looked at that
-// have finish reasons, and in whose answers no object of the client's comes back.
+// AbortStatus searches a unary answer of an API for a finish reason of abort, and
+// returns its HTTP status. It searches only answers that have finish reasons and that
+// repeat no object of the client.
 func AbortStatus(api API, body []byte) (status int, ok bool) {
 	switch api {
 	case Completions, Chat, Generate:
@@ -188,8 +187,8 @@ func AbortStatus(api API, body []byte) (status int, ok bool) {
 	return 0, false
 }
 
-// abortOf is abortStatus of one event. Those with a type have no finish reason of
-// their own, but may repeat the client's metadata.
+// abortOf is abortStatus for one event. Typed events have no finish reason, but may
+// repeat the client's metadata.
 func abortOf(data []byte, typed bool) (status int, ok bool) {
 	if typed {
 		return 0, false
@@ -197,8 +196,8 @@ func abortOf(data []byte, typed bool) (status int, ok bool) {
 	return abortStatus(data)
 }
 
-// abortStatus looks for a finish reason of abort: a string in the OpenAI
-// forms, for SGLang also an object {"type":"abort","status_code":…}.
+// abortStatus searches for a finish reason of abort: a string in the OpenAI forms, and
+// in SGLang's also an object {"type":"abort","status_code":…}.
 func abortStatus(data []byte) (status int, ok bool) {
 	for {
 		v, found := after(data, finishReason)

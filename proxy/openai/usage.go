@@ -1,20 +1,18 @@
 package openai
 
-// Usage is what an answer says of its tokens; a number that it does not say is
-// -1.
+// Usage holds the token counts of an answer; -1 for a missing count.
 type Usage struct {
 	Prompt     int64 // tokens of the prompt
-	Completion int64 // tokens produced
-	Cached     int64 // tokens of the prompt that were found in a cache
+	Completion int64 // generated tokens
+	Cached     int64 // prompt tokens that were found in a cache
 }
 
-// noUsage is the usage of an answer that says nothing.
+// noUsage is the Usage of an answer without counts.
 var noUsage = Usage{-1, -1, -1}
 
-// ParseUsage reads the usage of a unary answer of any API; it does not check
-// the rest of the body, and ok is false if there is none. SGLang's native
-// answers carry it in meta_info, and a batch is an array of such answers,
-// whose numbers are added up.
+// ParseUsage reads the usage of a unary answer of any API. It does not check the rest
+// of the body. ok is false if there is no usage. SGLang's native answers have it in
+// meta_info; a batch is an array of such answers, whose counts are added up.
 func ParseUsage(body []byte) (u Usage, ok bool) {
 	u = noUsage
 	if raw, found := Find(body, "usage"); found {
@@ -36,12 +34,11 @@ func ParseUsage(body []byte) (u Usage, ok bool) {
 	return u, u != noUsage
 }
 
-// usageOf reads a usage or meta_info object. The names: OpenAI completions and
-// chat (vLLM, SGLang, TensorRT-LLM) say prompt_tokens, completion_tokens and
-// prompt_tokens_details.cached_tokens; responses say input_tokens,
-// output_tokens and input_tokens_details.cached_tokens; messages say
-// input_tokens, output_tokens and cache_read_input_tokens; SGLang's meta_info
-// has cached_tokens beside the others.
+// usageOf reads a usage or meta_info object. OpenAI completions and chat (vLLM, SGLang,
+// TensorRT-LLM) have prompt_tokens, completion_tokens and
+// prompt_tokens_details.cached_tokens. Responses have input_tokens, output_tokens and
+// input_tokens_details.cached_tokens. Messages have input_tokens, output_tokens and
+// cache_read_input_tokens. SGLang's meta_info has cached_tokens beside the others.
 func usageOf(raw []byte) Usage {
 	u := noUsage
 	if len(raw) == 0 || raw[0] != '{' {
@@ -65,7 +62,7 @@ func usageOf(raw []byte) Usage {
 	return u
 }
 
-// tokens gives a count; -1 if value is none.
+// tokens returns a count; -1 if value is not one.
 func tokens(value []byte) int64 {
 	if n, ok := Int64(value); ok && n >= 0 {
 		return n
@@ -73,7 +70,7 @@ func tokens(value []byte) int64 {
 	return -1
 }
 
-// plus adds what both say; what one does not say is the other's.
+// plus adds the counts. A count that is missing in one is that of the other.
 func (u Usage) plus(v Usage) Usage {
 	return Usage{add(u.Prompt, v.Prompt), add(u.Completion, v.Completion), add(u.Cached, v.Cached)}
 }
@@ -85,7 +82,7 @@ func add(a, b int64) int64 {
 	return a + b
 }
 
-// or fills what u does not say from v.
+// or fills u's missing counts from v.
 func (u Usage) or(v Usage) Usage {
 	if u.Prompt < 0 {
 		u.Prompt = v.Prompt

@@ -5,8 +5,8 @@ import (
 	"unicode/utf8"
 )
 
-// String gives the text of a raw JSON string; ok is false for any other value
-// and for a string that the scan would refuse.
+// String returns the text of a raw JSON string. ok is false for any other value, and
+// for a string that the scan would reject.
 func String(raw []byte) (text string, ok bool) {
 	if !isString(raw) {
 		return "", false
@@ -18,7 +18,7 @@ func String(raw []byte) (text string, ok bool) {
 	return string(appendUnescaped(make([]byte, 0, len(body)), body)), true
 }
 
-// isString checks that raw is one whole string and nothing else.
+// isString reports whether raw is exactly one string.
 func isString(raw []byte) bool {
 	if len(raw) < 2 || raw[0] != '"' {
 		return false
@@ -28,8 +28,8 @@ func isString(raw []byte) bool {
 	return end == len(raw)
 }
 
-// Int64 gives the number in a raw JSON value; ok is false unless it is a whole
-// number, written without fraction and exponent, that fits.
+// Int64 returns the number in a raw JSON value. ok is false unless it is an integer,
+// written without fraction and exponent, that fits.
 func Int64(raw []byte) (n int64, ok bool) {
 	digits, negative := raw, len(raw) > 0 && raw[0] == '-'
 	if negative {
@@ -40,7 +40,7 @@ func Int64(raw []byte) (n int64, ok bool) {
 	}
 	for _, c := range digits {
 		d := int64(c) - '0'
-		// Counted down: the negative numbers reach one further.
+		// Counted down, because negative numbers reach one further.
 		if d < 0 || d > 9 || n < (-1<<63+d)/10 {
 			return 0, false
 		}
@@ -55,8 +55,7 @@ func Int64(raw []byte) (n int64, ok bool) {
 	return n, true
 }
 
-// Bool gives the truth of a raw JSON value; ok is false unless it is true or
-// false.
+// Bool returns the value of a raw JSON boolean. ok is false for any other value.
 func Bool(raw []byte) (truth, ok bool) {
 	switch string(raw) {
 	case "true":
@@ -67,14 +66,14 @@ func Bool(raw []byte) (truth, ok bool) {
 	return false, false
 }
 
-// IsNull reports whether a raw value is null, or missing (no bytes). Engines
-// write the two for the same thing.
+// IsNull reports whether a raw value is null or missing (no bytes). Engines use the two
+// interchangeably.
 func IsNull(raw []byte) bool {
 	return len(raw) == 0 || string(raw) == "null"
 }
 
-// appendUnescaped appends the text between the quotes of a string that the
-// scan has accepted.
+// appendUnescaped appends the text between the quotes of a string that the scan has
+// accepted.
 func appendUnescaped(dst, body []byte) []byte {
 	for i := 0; i < len(body); {
 		c := body[i]
@@ -100,7 +99,7 @@ func appendUnescaped(dst, body []byte) []byte {
 	return dst
 }
 
-// unescaped gives what a backslash and c stand for.
+// unescaped returns the meaning of a backslash followed by c.
 func unescaped(c byte) byte {
 	switch c {
 	case 'b':
@@ -117,8 +116,8 @@ func unescaped(c byte) byte {
 	return c
 }
 
-// AppendQuoted appends s as a JSON string. Bytes that are not UTF-8 become
-// U+FFFD; nothing is escaped that need not be.
+// AppendQuoted appends s as a JSON string. Bytes that are not UTF-8 become U+FFFD. Only
+// characters that require it are escaped.
 func AppendQuoted(dst []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	dst = append(dst, '"')

@@ -7,17 +7,17 @@ import (
 	"unsafe"
 )
 
-// SyntaxError says that bytes from an engine are not JSON as the scan wants it.
+// SyntaxError says that bytes from an engine are not valid JSON for the scan.
 type SyntaxError struct {
-	Problem string // what is wrong; no text of the bytes
-	Offset  int    // where
+	Problem string // the error, without text of the bytes
+	Offset  int    // its position
 }
 
 func (e *SyntaxError) Error() string {
 	return "invalid JSON: " + e.Problem + ", at byte " + strconv.Itoa(e.Offset)
 }
 
-// valid scans one value that fills raw.
+// valid scans one value that must fill raw.
 func valid(raw []byte) error {
 	var room [pairwiseKeys]keyRef
 	s := scanner{b: raw, keys: room[:0]}
@@ -29,10 +29,10 @@ func valid(raw []byte) error {
 	return &SyntaxError{Problem: s.problem, Offset: s.offset}
 }
 
-// Lookup gives the raw JSON of a nested member: each step of the path is a key
-// of an object, or the index of an element of an array in decimal. It checks
-// all of raw, as strictly as Parse, and builds nothing. ok is false where the
-// path leads nowhere; a null is found. The error is a *SyntaxError.
+// Lookup returns the raw JSON of a nested member. Each step of the path is a key of an
+// object, or the index of an element of an array in decimal. Lookup checks all of raw,
+// as strictly as Parse, and builds no tree. ok is false if there is no such member; a
+// null counts as found. The error is a *SyntaxError.
 func Lookup(raw []byte, path ...string) (value []byte, ok bool, err error) {
 	if err := valid(raw); err != nil {
 		return nil, false, err
@@ -41,8 +41,8 @@ func Lookup(raw []byte, path ...string) (value []byte, ok bool, err error) {
 	return value, ok, nil
 }
 
-// Elements checks raw as strictly as Parse, and gives the raw JSON of each
-// element of the array that it holds. The error is a *SyntaxError.
+// Elements checks raw as strictly as Parse, and returns the raw JSON of each element of
+// the array in it. The error is a *SyntaxError.
 func Elements(raw []byte) (iter.Seq[[]byte], error) {
 	if err := valid(raw); err != nil {
 		return nil, err
@@ -54,11 +54,11 @@ func Elements(raw []byte) (iter.Seq[[]byte], error) {
 	return func(yield func([]byte) bool) { eachElement(raw, yield) }, nil
 }
 
-// What follows walks over bytes without checking them: they have been scanned
-// before, or they are of an engine and only a number is wanted of them. On
-// bytes that are not JSON it finds nothing or something odd, and ends.
+// The following functions walk over bytes without checking them: the bytes have been
+// scanned before, or they come from an engine and only a number is needed. On invalid
+// JSON they find nothing or a wrong value, and end.
 
-// Find is Lookup in JSON that has been checked, as what Lookup gave has.
+// Find is Lookup in JSON that has been checked, such as a result of Lookup.
 func Find(raw []byte, path ...string) (value []byte, ok bool) {
 	if i := skipSpace(raw, 0); i < len(raw) {
 		value = raw[i:skipValue(raw, i)]
@@ -71,7 +71,7 @@ func Find(raw []byte, path ...string) (value []byte, ok bool) {
 	return value, len(value) > 0
 }
 
-// child gives one member of an object or one element of an array.
+// child returns one member of an object or one element of an array.
 func child(raw []byte, step string) (value []byte, ok bool) {
 	if len(raw) == 0 {
 		return nil, false
@@ -100,12 +100,12 @@ func child(raw []byte, step string) (value []byte, ok bool) {
 	return value, ok
 }
 
-// keyEqual compares a key as it is between its quotes with an unescaped one.
+// keyEqual compares a raw key without its quotes with an unescaped one.
 func keyEqual(key []byte, want string) bool {
 	if bytes.IndexByte(key, '\\') < 0 {
 		return string(key) == want
 	}
-	if len(key) > 6*len(want) { // an escape is six bytes for each byte of text at most
+	if len(key) > 6*len(want) { // an escape has at most six bytes for each byte of text
 		return false
 	}
 	var room [64]byte
@@ -116,8 +116,8 @@ func keyEqual(key []byte, want string) bool {
 	return string(appendUnescaped(nil, key)) == want
 }
 
-// eachMember visits the members of the object that raw begins with; keys are
-// as they are between their quotes.
+// eachMember visits the members of the object at the start of raw. Keys are raw,
+// without their quotes.
 func eachMember(raw []byte, visit func(key, value []byte) bool) {
 	i := skipSpace(raw, 1)
 	for i < len(raw) && raw[i] == '"' {
@@ -139,7 +139,7 @@ func eachMember(raw []byte, visit func(key, value []byte) bool) {
 	}
 }
 
-// eachElement visits the elements of the array that raw begins with.
+// eachElement visits the elements of the array at the start of raw.
 func eachElement(raw []byte, visit func(value []byte) bool) {
 	i := skipSpace(raw, skipSpace(raw, 0)+1)
 	for i < len(raw) && raw[i] != ']' {
@@ -162,8 +162,8 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// skipString gives the index after the string that opens at i; len(b) if it
-// does not end.
+// skipString returns the index after the string that opens at i; len(b) if it does not
+// end.
 func skipString(b []byte, i int) int {
 	for i++; i < len(b); i++ {
 		n := bytes.IndexByte(b[i:], '"')
@@ -182,8 +182,8 @@ func skipString(b []byte, i int) int {
 	return len(b)
 }
 
-// skipValue gives the index after the value that begins at i; len(b) if it
-// does not end.
+// skipValue returns the index after the value that begins at i; len(b) if it does not
+// end.
 func skipValue(b []byte, i int) int {
 	if i < len(b) && b[i] == '"' {
 		return skipString(b, i)
@@ -212,12 +212,12 @@ func skipValue(b []byte, i int) int {
 	return len(b)
 }
 
-// Walk visits every value in JSON that has been checked, at every depth, in one
-// pass; the outermost is one of them. key is the unescaped name of the member that
-// holds the value, and lists how many arrays of that member it lies in; the outermost
-// has the key that Walk was given. value is raw; that of an object or an array only
-// begins there, and runs to the end of raw. visit reports whether to go into it. A
-// key is good only as long as visit runs.
+// Walk visits every value in checked JSON, at every depth, in one pass, including the
+// outermost value. key is the unescaped name of the member that contains the value, and
+// lists the number of arrays of that member around it. The outermost value has the key
+// that Walk was given. value is raw; for an object or an array it is the bytes from its
+// start to the end of raw. visit reports whether to visit the value's content. A key is
+// valid only while visit runs.
 func Walk(raw []byte, key string, visit func(key string, lists int, value []byte) (enter bool)) {
 	w := walker{raw, visit}
 	w.value(skipSpace(raw, 0), key, 0)
@@ -228,7 +228,7 @@ type walker struct {
 	visit func(key string, lists int, value []byte) bool
 }
 
-// value visits the value at i, and gives the index after it.
+// value visits the value at i and returns the index after it.
 func (w *walker) value(i int, key string, lists int) int {
 	if i >= len(w.raw) {
 		return i
@@ -242,7 +242,7 @@ func (w *walker) value(i int, key string, lists int) int {
 	if !w.visit(key, lists, w.raw[i:]) {
 		return skipValue(w.raw, i)
 	}
-	for i = skipSpace(w.raw, i+1); i < len(w.raw) && w.raw[i] != c+2; { // the closing one is two behind
+	for i = skipSpace(w.raw, i+1); i < len(w.raw) && w.raw[i] != c+2; { // the closing bracket is two code points after the opening one
 		if c == '[' {
 			i = w.value(i, key, lists+1)
 		} else {
@@ -259,8 +259,8 @@ func (w *walker) value(i int, key string, lists int) int {
 	return min(i+1, len(w.raw))
 }
 
-// keyText gives the text of a key with its quotes, which lies in the raw bytes
-// unless it has escapes.
+// keyText returns the text of a key with its quotes. It points into the raw bytes
+// unless the key has escapes.
 func keyText(quoted []byte) string {
 	if bytes.IndexByte(quoted, '\\') >= 0 || len(quoted) < 2 {
 		text, _ := String(quoted)

@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock is a file that one process holds until it ends, however it does, with what
-// it says of itself inside.
+// Lock is a locked file that one process holds until its end, however it ends. The file
+// contains the holder's state.
 type Lock struct {
 	file *os.File
 	beat uint64
 }
 
-// Holder is what the process that holds a lock says of itself.
+// Holder is the state of the process that holds a lock.
 type Holder struct {
-	PID   int    // 0: it has said nothing yet
-	State string // one word of its own choice; "" after TryLock
-	Beat  uint64 // grows with every SetState
+	PID   int    // 0: not written yet
+	State string // one word that the holder chose; "" after TryLock
+	Beat  uint64 // increases with every SetState
 }
 
 // LockedError is the error of TryLock for a lock that another process holds.
@@ -36,10 +36,11 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("lock %s is held by process %d", e.Name, e.Holder.PID)
 }
 
-// lockPatience is how long TryLock waits for those who only look.
+// lockPatience is how long TryLock waits for processes that only read the lock.
 const lockPatience = 100 * time.Millisecond
 
-// TryLock takes the lock of that name, or tells who has it.
+// TryLock takes the lock of that name. The error is *LockedError if another process
+// holds it.
 func (d *Dir) TryLock(name string) (*Lock, error) {
 	f, err := d.OpenFile(name, os.O_RDWR|os.O_CREATE)
 	if err != nil {
@@ -51,7 +52,7 @@ func (d *Dir) TryLock(name string) (*Lock, error) {
 	}
 	l := &Lock{file: f}
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		h, _ := readHolder(f) // zero: it cannot be told
+		h, _ := readHolder(f) // zero if it cannot be read
 		err = &LockedError{Name: name, Holder: h}
 	} else if err == nil {
 		err = l.SetState("")
@@ -63,7 +64,7 @@ func (d *Dir) TryLock(name string) (*Lock, error) {
 	return l, nil
 }
 
-// flock takes a lock, or fails with EWOULDBLOCK.
+// flock takes a lock. The error is EWOULDBLOCK if another process holds it.
 func flock(f *os.File, how int) error {
 	for {
 		if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); !errors.Is(err, unix.EINTR) {
@@ -75,12 +76,12 @@ func flock(f *os.File, how int) error {
 const (
 	// maxState is the longest state.
 	maxState = 20
-	// maxHolder is more than the longest of what a holder says.
+	// maxHolder is larger than the longest content of a lock file.
 	maxHolder = 256
 )
 
-// SetState writes a state, one word, beside the process id. Said again and again it
-// shows others that the process is alive. One call at a time.
+// SetState writes a state, one word, with the process id. Repeated calls show other
+// processes that this one is alive. Calls must not be concurrent.
 func (l *Lock) SetState(state string) error {
 	if len(state) > maxState || strings.ContainsAny(state, " \n") {
 		return fmt.Errorf("state %q is not a short word", state)
@@ -89,27 +90,28 @@ func (l *Lock) SetState(state string) error {
 	if state == "" {
 		state = "-"
 	}
-	// Always of one length, written at once: who reads it sees all of it.
+	// The length is constant and the text is written in one call, so that a reader sees
+	// a complete text.
 	_, err := l.file.WriteAt(fmt.Appendf(nil, "%10d %20s %20d\n", os.Getpid(), state, l.beat), 0)
 	return err
 }
 
-// Unlock gives the lock up. nil is allowed.
+// Unlock releases the lock. nil is allowed.
 func (l *Lock) Unlock() {
 	if l != nil {
-		l.file.Close() // the lock is the descriptor's
+		l.file.Close() // the lock belongs to the descriptor
 	}
 }
 
-// LockHolder tells who holds the lock of that name; false when nobody does. An error says
-// that nobody can tell. It is fs.ErrNotExist where there is no such file: then nobody
-// has ever held the lock, or the file has been lost with who holds it.
+// LockHolder returns the holder of the lock of that name; held is false if there is
+// none. On an error the holder is unknown. The error is fs.ErrNotExist if there is no
+// such file: the lock was never taken, or the file was removed while it was held.
 func (d *Dir) LockHolder(name string) (h Holder, held bool, err error) {
 	f, err := d.OpenFile(name, os.O_RDONLY)
 	if err != nil {
 		return Holder{}, false, err
 	}
-	defer f.Close() // and with it the lock, if nobody had it
+	defer f.Close() // also releases the lock if it was free
 	if err := flock(f, unix.LOCK_SH); !errors.Is(err, unix.EWOULDBLOCK) {
 		return Holder{}, false, err
 	}
@@ -119,7 +121,7 @@ func (d *Dir) LockHolder(name string) (h Holder, held bool, err error) {
 	return h, true, nil
 }
 
-// readHolder reads a lock's file: what its last holder said.
+// readHolder reads a lock file: the state that its last holder wrote.
 func readHolder(f *os.File) (Holder, error) {
 	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxHolder))
 	return parseHolder(b), err

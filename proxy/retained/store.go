@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
@@ -20,7 +20,7 @@ type Store interface {
 	Named(ctx context.Context, scope, name string) bool
 	// Take takes the KV of the longest sequence with which ids begins. If there is none, it
 	// frees the KV of that name; "" names none.
-	Take(ctx context.Context, scope, name string, ids []uint32, now time.Time) (*KV, coordinator.Found)
+	Take(ctx context.Context, scope, name string, ids []uint32, now time.Time) (*KV, fleet.Found)
 	// Put stores an entry. False means that the store rejects it; the caller frees it then.
 	Put(e Entry, now time.Time) bool
 	// Clear frees all entries that only this process knows.
@@ -32,12 +32,12 @@ type Store interface {
 
 // NewLocal returns the store of a process that serves alone.
 func NewLocal(f Freer) Store {
-	return &local{f, conversation.NewShelf[*KV](coordinator.MostTurns, coordinator.MostTurnIDs)}
+	return &local{f, conversation.NewShelf[*KV](fleet.MostTurns, fleet.MostTurnIDs)}
 }
 
 // NewFleet returns the store of a process of a fleet: the fleet's coordinator holds the
 // entries.
-func NewFleet(f Freer, client *coordinator.Client) Store { return &fleet{f, client} }
+func NewFleet(f Freer, client *fleet.Client) Store { return &shared{f, client} }
 
 type local struct {
 	Freer
@@ -51,19 +51,19 @@ func (s *local) Empty() bool { return s.shelf.Empty() }
 func (s *local) Named(_ context.Context, scope, name string) bool { return s.shelf.Named(scope, name) }
 
 // Take implements Store.
-func (s *local) Take(_ context.Context, scope, name string, ids []uint32, now time.Time) (*KV, coordinator.Found) {
+func (s *local) Take(_ context.Context, scope, name string, ids []uint32, now time.Time) (*KV, fleet.Found) {
 	if k, ok := s.shelf.Take(scope, ids, now); ok {
-		return k, coordinator.TurnTaken
+		return k, fleet.TurnTaken
 	}
 	if name == "" {
-		return nil, coordinator.NothingKept
+		return nil, fleet.NothingKept
 	}
 	old, ok := s.shelf.TakeNamed(scope, name, now)
 	if !ok {
-		return nil, coordinator.NothingKept
+		return nil, fleet.NothingKept
 	}
 	s.Free(old, 0)
-	return nil, coordinator.TurnForgotten
+	return nil, fleet.TurnForgotten
 }
 
 // Put implements Store.
@@ -81,30 +81,30 @@ func (s *local) Clear(now time.Time) {
 	}
 }
 
-type fleet struct {
+type shared struct {
 	Freer
-	client *coordinator.Client
+	client *fleet.Client
 }
 
 // Empty implements Store.
-func (s *fleet) Empty() bool { return !s.client.Connected() }
+func (s *shared) Empty() bool { return !s.client.Connected() }
 
 // Named implements Store.
-func (s *fleet) Named(ctx context.Context, scope, name string) bool {
+func (s *shared) Named(ctx context.Context, scope, name string) bool {
 	return s.client.NamesTurn(ctx, scope, name)
 }
 
 // Take implements Store.
-func (s *fleet) Take(ctx context.Context, scope, name string, ids []uint32, _ time.Time) (*KV, coordinator.Found) {
+func (s *shared) Take(ctx context.Context, scope, name string, ids []uint32, _ time.Time) (*KV, fleet.Found) {
 	encoded, found := s.client.TakeTurn(ctx, scope, name, ids)
 	if encoded == nil {
 		return nil, found
 	}
 	k, err := s.read(encoded)
 	if err != nil { // then it cannot be freed either
-		return nil, coordinator.TurnLost
+		return nil, fleet.TurnLost
 	}
-	if found != coordinator.TurnTaken {
+	if found != fleet.TurnTaken {
 		s.Free(k, 0)
 		return nil, found
 	}
@@ -112,11 +112,11 @@ func (s *fleet) Take(ctx context.Context, scope, name string, ids []uint32, _ ti
 }
 
 // Put implements Store.
-func (s *fleet) Put(e Entry, now time.Time) bool {
-	return s.client.KeepTurn(conversation.OnShelf[*coordinator.KeptTurn]{
+func (s *shared) Put(e Entry, now time.Time) bool {
+	return s.client.KeepTurn(conversation.OnShelf[*fleet.KeptTurn]{
 		Scope: e.Scope, Name: e.Name, IDs: e.IDs, Expires: e.Expires, Value: e.Value.encode(),
 	}, now)
 }
 
 // Clear implements Store.
-func (*fleet) Clear(time.Time) {}
+func (*shared) Clear(time.Time) {}

@@ -11,15 +11,15 @@ import (
 	"syscall"
 )
 
-// descriptor is a net.Conn that is a socket, and nothing on top of one.
+// descriptor is a net.Conn that is directly a socket.
 type descriptor interface {
 	net.Conn
 	syscall.Conn
 	CloseWrite() error
 }
 
-// Of returns c for cheaper reading and writing; what is no socket of its own, such
-// as TLS, as it is. The result is to be used in c's place.
+// Of returns c with cheaper reads and writes. A connection that is not directly a
+// socket, such as TLS, is returned unchanged. Use the result in place of c.
 func Of(c net.Conn) net.Conn {
 	d, ok := c.(descriptor)
 	if !ok {
@@ -34,8 +34,8 @@ func Of(c net.Conn) net.Conn {
 	return s
 }
 
-// conn is a socket. Its methods are those of package net but for how the system is
-// called.
+// conn is a socket. Its methods behave as those of package net, with other system
+// calls.
 type conn struct {
 	descriptor
 	raw syscall.RawConn
@@ -76,8 +76,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	return int(n), err
 }
 
-// write writes the buffers one after the other, which it uses up; c.writing is
-// held.
+// write writes the buffers in order and consumes them; c.writing is held.
 func (c *conn) write(bufs net.Buffers) (int64, error) {
 	c.out.bufs, c.out.n, c.out.err = bufs, 0, nil
 	err := c.raw.Write(c.out.once)
@@ -92,7 +91,7 @@ func (c *conn) write(bufs net.Buffers) (int64, error) {
 	return c.out.n, err
 }
 
-// failed is a failure as package net words it.
+// failed converts an error to the form of package net.
 func (c *conn) failed(op string, err error) error {
 	if errno, ok := err.(syscall.Errno); ok {
 		err = os.NewSyscallError(op, errno)
@@ -105,8 +104,8 @@ func (c *conn) failed(op string, err error) error {
 	return &net.OpError{Op: op, Net: local.Network(), Source: local, Addr: remote, Err: err}
 }
 
-// WriteTo writes bufs to c, as one if c is a socket. They are not to be used any
-// more.
+// WriteTo writes bufs to c, in one write if c is a socket. bufs must not be used
+// afterwards.
 func WriteTo(c net.Conn, bufs *net.Buffers) (int64, error) {
 	s, ok := c.(*conn)
 	if !ok {
@@ -117,7 +116,7 @@ func WriteTo(c net.Conn, bufs *net.Buffers) (int64, error) {
 	return s.write(*bufs)
 }
 
-// input is a read. It allocates nothing.
+// input is the state of a read. It allocates nothing.
 type input struct {
 	p    []byte
 	n    int
@@ -134,9 +133,9 @@ func (i *input) read(fd uintptr) bool {
 	}
 }
 
-// output is a write. It allocates nothing but for many buffers.
+// output is the state of a write. It allocates only for many buffers.
 type output struct {
-	bufs net.Buffers // what is left
+	bufs net.Buffers // the unwritten rest
 	one  [1][]byte   // memory of bufs
 	vec  []syscall.Iovec
 	n    int64
@@ -161,7 +160,7 @@ func (o *output) write(fd uintptr) bool {
 	return true
 }
 
-// left reports whether something is left to be written, the first of bufs then.
+// left reports whether something is unwritten. The first of bufs is then not empty.
 func (o *output) left() bool {
 	for len(o.bufs) > 0 && len(o.bufs[0]) == 0 {
 		o.bufs = o.bufs[1:]
@@ -169,7 +168,7 @@ func (o *output) left() bool {
 	return len(o.bufs) > 0
 }
 
-// wrote takes n bytes off what is left.
+// wrote removes n written bytes from bufs.
 func (o *output) wrote(n int) {
 	o.n += int64(n)
 	for n > 0 {

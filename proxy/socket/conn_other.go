@@ -4,9 +4,9 @@ package socket
 
 import "net"
 
-// Of returns c as it is.
+// Of returns c unchanged.
 func Of(c net.Conn) net.Conn { return c }
 
-// WriteTo writes bufs to c, as one if c is a socket. They are not to be used any
-// more.
+// WriteTo writes bufs to c, in one write if c is a socket. bufs must not be used
+// afterwards.
 func WriteTo(c net.Conn, bufs *net.Buffers) (int64, error) { return bufs.WriteTo(c) }

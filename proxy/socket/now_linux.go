@@ -7,22 +7,22 @@ import (
 	"unsafe"
 )
 
-// mostBuffers is how many are written at once (IOV_MAX).
+// mostBuffers is the maximum number of buffers in one write (IOV_MAX).
 const mostBuffers = 1024
 
-// ReadNow is read(2) of a socket that does not block.
+// ReadNow is read(2) on a non-blocking socket.
 func ReadNow(fd uintptr, p []byte) (int, error) {
 	n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
 	return result(n, errno)
 }
 
-// WriteNow is write(2) to a socket that does not block.
+// WriteNow is write(2) on a non-blocking socket.
 func WriteNow(fd uintptr, p []byte) (int, error) {
 	n, _, errno := syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
 	return result(n, errno)
 }
 
-// PeekNow is recv(2) with MSG_PEEK of a socket that does not block.
+// PeekNow is recv(2) with MSG_PEEK on a non-blocking socket.
 func PeekNow(fd uintptr, p []byte) (int, error) {
 	n, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)), syscall.MSG_PEEK, 0, 0)
 	return result(n, errno)
@@ -35,7 +35,7 @@ func result(n uintptr, errno syscall.Errno) (int, error) {
 	return int(n), nil
 }
 
-// now writes what the socket takes of what is left.
+// now writes as much of the unwritten rest as the socket accepts.
 func (o *output) now(fd uintptr) (int, error) {
 	if len(o.bufs) == 1 {
 		return WriteNow(fd, o.bufs[0])

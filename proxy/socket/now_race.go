@@ -2,5 +2,5 @@
 
 package socket
 
-// now writes what the socket takes of the first buffer that is left.
+// now writes as much of the first unwritten buffer as the socket accepts.
 func (o *output) now(fd uintptr) (int, error) { return WriteNow(fd, o.bufs[0]) }

@@ -1,18 +1,17 @@
-// Package socket reads and writes the sockets of the data path, and the link
-// between a worker and its coordinator, without telling Go's scheduler of each
-// system call. A call on a socket that does not block needs no scheduler; but one
-// that it is told of wakes a thread of its own whenever the process had nothing to
-// do before (sysmon, which then looks around every 20 µs for a while), and that
-// costs more than the call. A process that is preempted in such a call loses its
-// place to another of its threads, too.
+// Package socket reads and writes the sockets of the data path, and the link between a
+// worker and its coordinator, without notifying Go's scheduler of each system call. A
+// call on a non-blocking socket does not need the scheduler. But if the process was
+// idle before, a notified call wakes a separate thread (sysmon, which then polls every
+// 20 µs for a while), and that costs more than the call. A process that is preempted in
+// a notified call also loses its processor to another of its threads.
 //
-// On Linux only (amd64, arm64), and not under the race detector, which has to see
-// all that is read and written; elsewhere everything is as package net does it.
+// This holds on Linux (amd64, arm64) without the race detector, which has to see all
+// reads and writes. Elsewhere the package uses package net.
 package socket
 
 import "net"
 
-// Listener is l, with the connections that it accepts as Of returns them.
+// Listener returns l with accepted connections in the form of Of.
 func Listener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }

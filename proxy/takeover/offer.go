@@ -14,25 +14,25 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
-// startLimit is how long a successor may take from its offer until it is ready.
+// startLimit bounds the time from an offer until the successor is ready.
 const startLimit = 2 * time.Minute
 
 // Server serves the control socket of a process that can be taken over from.
 type Server struct {
 	listener *net.UnixListener
 	log      *slog.Logger
-	starting chan struct{} // holds a token while no successor is starting
+	starting chan struct{} // contains a token while no successor is starting
 }
 
-// Control is the name of the socket of the process that can be taken over from.
+// Control is the name of the socket of the process from which a successor can take
+// over.
 const Control = "control.sock"
 
-// Listen opens a control socket in the place of that of a process which has
-// ended, or has been taken over from. The caller holds a lock that says so. It
-// starts nothing.
+// Listen opens a control socket. It replaces the socket of a process that has ended or
+// was taken over. The caller must hold a lock that proves this. Listen starts nothing.
 func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error) {
-	// Under another name first, so that a process which dials finds a socket that is
-	// served.
+	// The socket is created under another name first, so that a process which dials
+	// always finds a served socket.
 	aside := fmt.Sprintf("%s.%d", name, os.Getpid())
 	if err := dir.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -49,12 +49,12 @@ func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error)
 	return s, nil
 }
 
-// Serve gives what offer says, and closes it, to each successor that asks, one at a
-// time, until one of them is ready. Then it calls release, in which the caller stops
-// accepting on the sockets and gives up what only one process may have, tells the
-// successor, and returns its process id. It returns an error when ctx ends:
-// a successor that is just starting is told that the offer is withdrawn. With a
-// nil release there is no takeover: the sockets are only copied.
+// Serve passes the result of offer to each successor that asks, one at a time, and
+// closes it, until a successor is ready. Then it calls release, in which the caller
+// stops accepting on the sockets and releases what only one process may have. Then
+// Serve tells the successor and returns its process id. It returns an error when ctx
+// ends: a successor that is starting is told that the offer is withdrawn. With a nil
+// release there is no takeover: the sockets are only copied.
 func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release func(successor int)) (successor int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -72,7 +72,7 @@ func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release
 			if err != nil {
 				s.log.Warn("the control socket failed", "error", err)
 				select {
-				case <-time.After(100 * time.Millisecond): // out of descriptors
+				case <-time.After(100 * time.Millisecond): // probably out of descriptors
 				case <-ctx.Done():
 				}
 				continue
@@ -97,7 +97,7 @@ func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release
 	}
 }
 
-// give serves one process; over means that it has taken over.
+// give serves one process; over means that the process has taken over.
 func (s *Server) give(ctx context.Context, c *net.UnixConn, offer func() (Offer, error), release func(int)) (pid int, over bool, err error) {
 	if pid, err = peer(c); err != nil {
 		return pid, false, err
@@ -121,7 +121,7 @@ func (s *Server) give(ctx context.Context, c *net.UnixConn, offer func() (Offer,
 	default:
 		return pid, false, errors.Join(ErrBusy, send(c, message{Say: sayBusy}, nil))
 	}
-	if ctx.Err() != nil { // another has just taken over
+	if ctx.Err() != nil { // another successor has just taken over
 		return pid, false, errors.Join(ErrBusy, send(c, message{Say: sayBusy}, nil))
 	}
 	if err := s.send(c, offer); err != nil {
@@ -132,7 +132,7 @@ func (s *Server) give(ctx context.Context, c *net.UnixConn, offer func() (Offer,
 	return pid, err == nil, err
 }
 
-// send sends what is offered.
+// send sends the offer.
 func (s *Server) send(c *net.UnixConn, offer func() (Offer, error)) error {
 	o, err := offer()
 	if err != nil {
@@ -142,7 +142,7 @@ func (s *Server) send(c *net.UnixConn, offer func() (Offer, error)) error {
 	return send(c, message{Say: sayOffer, Ready: o.Ready}, o.Sockets)
 }
 
-// await waits for the successor to be ready, then releases.
+// await waits until the successor is ready, then calls release.
 func (s *Server) await(ctx context.Context, c *net.UnixConn, release func()) error {
 	c.SetDeadline(time.Now().Add(startLimit))
 	stop := context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Now()) })

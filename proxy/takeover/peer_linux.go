@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// peer checks that the process at the other end is of the own user, or root, and
-// returns its id.
+// peer checks that the process at the other end belongs to the same user, or to root,
+// and returns its id.
 func peer(c *net.UnixConn) (pid int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

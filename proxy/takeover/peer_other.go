@@ -4,6 +4,6 @@ package takeover
 
 import "net"
 
-// peer knows nothing of the process at the other end: the mode of the directory
-// is what keeps other users out.
+// peer cannot check the process at the other end on this system: only the mode of the
+// directory excludes other users.
 func peer(*net.UnixConn) (pid int, err error) { return 0, nil }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Shared is how sockets are opened whose address other processes of this user may
-// open too.
+// Shared returns a configuration for sockets whose address other processes of this user
+// may open too.
 func Shared() *net.ListenConfig {
 	return &net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error

@@ -13,22 +13,22 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
-// Taken is what a successor has been given, until it is Ready or Closed.
+// Taken is an offer that a successor has received, until Ready or Close.
 type Taken struct {
 	Offer
-	Predecessor int // its process id, 0 where the system does not tell
+	Predecessor int // its process id; 0 if the system does not report it
 	conn        *net.UnixConn
 }
 
-// Take asks the process that serves the control socket for its sockets, which
-// are the caller's to close. The predecessor goes on until Ready.
+// Take asks the process that serves the control socket for its sockets. The caller
+// closes them. The predecessor goes on until Ready.
 func Take(ctx context.Context, dir *privatedir.Dir) (*Taken, error) {
 	return ask(ctx, dir, Control, sayHello)
 }
 
-// Copy asks the process that serves a socket of that name for its sockets, which
-// are the caller's to close, and changes nothing. The error is ErrNoPredecessor when no
-// process does.
+// Copy asks the process that serves a socket of that name for copies of its sockets,
+// and changes nothing else. The caller closes them. The error is ErrNoPredecessor if
+// there is no such process.
 func Copy(ctx context.Context, dir *privatedir.Dir, name string) (Offer, error) {
 	t, err := ask(ctx, dir, name, sayCopy)
 	if err != nil {
@@ -82,11 +82,11 @@ func (t *Taken) take(what string) (err error) {
 	return err
 }
 
-// Ready tells the predecessor that requests can be served, and returns when it
-// has stopped accepting. Call it once, while the sockets are already being
-// accepted on. After ErrWithdrawn the caller must go. After any other error the
-// predecessor is stuck, and the caller goes on, as it does after nil, which is
-// also the answer of a predecessor that has died.
+// Ready tells the predecessor that this process can serve requests, and returns when
+// the predecessor has stopped accepting. It must be called once, after this process has
+// begun to accept on the sockets. After ErrWithdrawn the caller must end. After any
+// other error the predecessor is stuck, and the caller goes on. It also goes on after
+// nil, which is returned too if the predecessor has died.
 func (t *Taken) Ready() error {
 	defer t.conn.Close()
 	t.conn.SetDeadline(time.Now().Add(2 * patience))
@@ -113,5 +113,5 @@ func (t *Taken) Ready() error {
 	return nil
 }
 
-// Close gives up: the predecessor goes on. The sockets stay open.
+// Close cancels the takeover: the predecessor goes on. The sockets stay open.
 func (t *Taken) Close() error { return t.conn.Close() }

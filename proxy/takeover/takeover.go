@@ -1,19 +1,16 @@
-// Package takeover passes the listening sockets of a running process to its
-// successor, and keeps the directory in which the processes of one configuration
-// find each other: the control socket, and a lock for each.
+// Package takeover passes the listening sockets of a running process to its successor.
 //
-// The predecessor serves the control socket. A successor connects, says hello,
-// and is sent the sockets by SCM_RIGHTS, with a name for each; it starts, and
-// says that it is ready. Only then the predecessor stops accepting, and answers
-// that it has: nothing is lost, for the queue of connections belongs to the
-// socket that both hold. A successor that fails before that is gone as if it had
-// never come. A predecessor that changes its mind says so instead; one that dies
-// leaves the sockets to the successor.
+// The predecessor serves the control socket. A successor connects, sends hello, and
+// receives the sockets by SCM_RIGHTS, each with a name. The successor starts, and sends
+// ready. Only then the predecessor stops accepting, and answers released. No connection
+// is lost, because both processes hold the socket with its queue of connections. A
+// successor that fails before that changes nothing. A predecessor that cancels the
+// takeover sends withdrawn. If a predecessor dies, the successor keeps the sockets.
 //
-// A message is its length, 4 bytes in network order, and that many bytes of
-// JSON. Descriptors come with the bytes of an offer. On Linux each side checks
-// that the other is of its own user, or root; elsewhere the directory's mode is
-// all that keeps others out.
+// A message is its length, 4 bytes in network order, and that many bytes of JSON.
+// Descriptors come with the bytes of an offer. On Linux each process checks that the
+// other belongs to the same user, or to root. Elsewhere only the directory's mode
+// excludes other users.
 package takeover
 
 import (
@@ -25,44 +22,45 @@ import (
 	"time"
 )
 
-// version is that of the messages: a successor of another cannot take over.
+// version is the version of the messages. A successor with another version cannot take
+// over.
 const version = 1
 
-// Limits of a message of the other side.
+// Limits of a received message.
 const (
 	maxMessage = 256 << 10
 	maxSockets = 16
 	maxName    = 300 // with a host name
 )
 
-// Patience with the other side, where it has nothing to do but answer.
+// patience bounds the wait for an answer that needs no work.
 const patience = 5 * time.Second
 
-// Socket is one open socket and what it is for.
+// Socket is one open socket with its purpose as its name.
 type Socket struct {
 	Name string
 	File *os.File
 }
 
-// Offer is what a predecessor gives: copies of its sockets.
+// Offer is a predecessor's offer: copies of its sockets.
 type Offer struct {
 	Sockets []Socket
-	// Ready tells the successor that requests are served now: it must not do
-	// worse.
+	// Ready tells the successor that requests are served now: it must not be ready
+	// before it can serve too.
 	Ready bool
 }
 
 var (
-	// ErrNoPredecessor is the error of Take when no process serves the control socket.
+	// ErrNoPredecessor is the error of Take if no process serves the control socket.
 	ErrNoPredecessor = errors.New("no process to take over from")
-	// ErrWithdrawn is the error of Ready when the predecessor goes on, or ends
-	// together with its successor.
+	// ErrWithdrawn is the error of Ready if the predecessor goes on, or ends together
+	// with its successor.
 	ErrWithdrawn = errors.New("the predecessor has withdrawn its offer")
-	// ErrBusy is the error of Take when another successor is just starting.
+	// ErrBusy is the error of Take if another successor is starting.
 	ErrBusy = errors.New("another takeover is under way")
 )
 
-// message is everything that either side says; Say is what it means.
+// message is a message of either process. Say is its type.
 type message struct {
 	Say     string   `json:"say"`
 	Version int      `json:"version"`
@@ -73,23 +71,23 @@ type message struct {
 
 const (
 	sayHello     = "hello"     // successor
-	sayCopy      = "copy"      // who only wants what is offered
+	sayCopy      = "copy"      // a process that only copies the sockets
 	sayOffer     = "offer"     // predecessor, with the descriptors
 	sayBusy      = "busy"      // predecessor, instead of an offer
 	sayRefused   = "refused"   // predecessor, instead of an offer
 	sayReady     = "ready"     // successor
-	sayReleased  = "released"  // predecessor: it accepts nothing any more
+	sayReleased  = "released"  // predecessor: it no longer accepts
 	sayWithdrawn = "withdrawn" // predecessor, instead of released
 )
 
-// Listener makes a net.Listener of a socket, which stays the caller's to close.
+// Listener returns a net.Listener for a socket. The caller still closes the socket.
 func (s Socket) Listener() (net.Listener, error) {
 	l, err := net.FileListener(s.File)
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", s.Name, err)
 	}
 	if u, ok := l.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false) // the path is the successor's too
+		u.SetUnlinkOnClose(false) // the successor uses the path too
 	}
 	return l, nil
 }
@@ -97,12 +95,11 @@ func (s Socket) Listener() (net.Listener, error) {
 // Copy returns another descriptor of the same socket.
 func (s Socket) Copy() (Socket, error) { return copyOf(s.Name, s.File) }
 
-// FromListener returns a copy of a listener's socket for Offer or a child. The
+// FromListener returns a copy of a listener's socket for Offer or a child process. The
 // caller closes it.
 //
-// The File method of a listener will not do: the descriptor that it makes becomes
-// blocking when it is asked for, and with it that of every process that has the
-// socket, since they share one file description.
+// It does not use the listener's File method, which makes the descriptor blocking, for
+// all processes that have the socket, because they share one file description.
 func FromListener(name string, l net.Listener) (Socket, error) {
 	c, ok := l.(syscall.Conn)
 	if !ok {
@@ -119,7 +116,7 @@ func copyOf(name string, c syscall.Conn) (Socket, error) {
 	var file *os.File
 	var failed error
 	err = raw.Control(func(fd uintptr) {
-		syscall.ForkLock.RLock() // so that no child is started between the two
+		syscall.ForkLock.RLock() // no child may be started between the two calls
 		defer syscall.ForkLock.RUnlock()
 		var copied int
 		if copied, failed = syscall.Dup(int(fd)); failed == nil {

@@ -31,18 +31,18 @@ func send(c *net.UnixConn, m message, sockets []Socket) error {
 		}
 	}
 	n, _, err := c.WriteMsgUnix(b, rights, nil)
-	if err == nil && n < len(b) { // the descriptors went with the first part
+	if err == nil && n < len(b) { // the descriptors were sent with the first part
 		_, err = c.Write(b[n:])
 	}
-	runtime.KeepAlive(sockets) // open until here
+	runtime.KeepAlive(sockets) // keep the sockets open until here
 	if err != nil {
 		return fmt.Errorf("write %s: %w", m.Say, err)
 	}
 	return nil
 }
 
-// pack makes the control message. A File's Fd could make the socket blocking, for
-// every process that has it.
+// pack builds the control message. It does not use a File's Fd method, which could make
+// the socket blocking for every process that has it.
 func pack(sockets []Socket) ([]byte, error) {
 	fds := make([]int, len(sockets))
 	for i, s := range sockets {
@@ -57,8 +57,8 @@ func pack(sockets []Socket) ([]byte, error) {
 	return syscall.UnixRights(fds...), nil
 }
 
-// receive reads one message and the sockets that came with it. The caller closes
-// them; after an error there are none.
+// receive reads one message and its sockets. The caller closes them. After an error
+// there are none.
 func receive(c *net.UnixConn) (message, []Socket, error) {
 	r := &rightsReader{c: c}
 	m, err := decode(r)
@@ -81,8 +81,8 @@ func receive(c *net.UnixConn) (message, []Socket, error) {
 	return m, sockets, nil
 }
 
-// decode reads one message: never more than its own bytes, so that descriptors
-// stay with the message that they came with.
+// decode reads one message and no byte beyond it, so that descriptors stay with their
+// message.
 func decode(r io.Reader) (message, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -116,7 +116,7 @@ func decode(r io.Reader) (message, error) {
 	return m, nil
 }
 
-// rightsReader reads from a connection and keeps the descriptors that come.
+// rightsReader reads from a connection and keeps the received descriptors.
 type rightsReader struct {
 	c     *net.UnixConn
 	files []*os.File

@@ -17,37 +17,35 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// WireFormat is the format in which a Fleet wants the metrics of a process, as
-// an Accept header.
+// WireFormat is the format of a process's metrics for a Fleet, as an Accept header.
 const WireFormat = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 
-// Process is one process of a fleet, as it answered.
+// Process is the answer of one process of a fleet.
 type Process struct {
-	Name   string // tells apart what is no sum: the value of the label process
+	Name   string // value of the label process, for metrics that cannot be added up
 	Text   []byte // its metrics in WireFormat
 	Failed bool   // it did not answer
 }
 
-// ownProcess is the Name of the process that gathers.
+// ownProcess is the Name of the gathering process.
 const ownProcess = "coordinator"
 
-// Fleet is a Gatherer that shows the metrics of all processes as those of one:
-// counters, histograms and gauges add up, but for those that the coordinator
-// alone knows; what is about a process itself gets a label process.
+// Fleet is a Gatherer that shows the metrics of all processes as those of one.
+// Counters, histograms and gauges are added up, except those that only the coordinator
+// knows. Metrics about a process itself get a label process.
 //
-// A sum must not fall because a process has ended or does not answer: counters
-// and histograms of such are remembered as they were last seen. Safe for
-// concurrent use.
+// A sum must not fall because a process has ended or does not answer: the last counters
+// and histograms of such a process are kept. Safe for concurrent use.
 type Fleet struct {
 	own prometheus.Gatherer
 	ask func() []Process
 
 	mu    sync.Mutex
 	known map[string]*remembered // by a process's name and start; guarded by mu
-	past  families               // of processes that were forgotten; guarded by mu
+	past  families               // of processes that were dropped; guarded by mu
 }
 
-// remembered is the counters and histograms of a process.
+// remembered holds the counters and histograms of a process.
 type remembered struct {
 	families
 	seen time.Time
@@ -55,27 +53,29 @@ type remembered struct {
 
 type families map[string]*dto.MetricFamily
 
-// mostKnown bounds the processes that are remembered one by one.
+// mostKnown bounds the number of processes that are remembered separately.
 const mostKnown = 256
 
-// NewFleet returns the Gatherer of own and of what ask answers.
+// NewFleet returns a Gatherer of own and of the answers of ask.
 func NewFleet(own prometheus.Gatherer, ask func() []Process) *Fleet {
 	return &Fleet{own: own, ask: ask, known: map[string]*remembered{}, past: families{}}
 }
 
-// ofCoordinator is the gauges that the coordinator knows for all: workers have
-// their own idea of them, or a part.
+// ofCoordinator lists the gauges that only the coordinator shows: workers have separate
+// or partial values.
 var ofCoordinator = map[string]bool{
 	"pdproxy_leases_open": true, "pdproxy_engine_load": true, "pdproxy_engine_up": true, "pdproxy_pair_state": true, "pdproxy_pair_refused": true,
 	"pdproxy_kv_index_blocks": true, "pdproxy_kv_index_bytes": true, "pdproxy_kv_distrust": true,
 }
 
-// startTime is when a process began; it tells two of one name apart.
+// startTime is the start time of a process. It distinguishes two processes with the
+// same name.
 const startTime = "process_start_time_seconds"
 
-// Gather implements prometheus.Gatherer. With an error it returns what it has.
+// Gather implements prometheus.Gatherer. With an error it also returns the families
+// that it could gather.
 func (f *Fleet) Gather() ([]*dto.MetricFamily, error) {
-	own, failed := f.own.Gather() // what could be gathered counts
+	own, failed := f.own.Gather() // on an error the gathered families still count
 	answers := f.ask()
 	t := total{}
 	for _, family := range own {
@@ -107,9 +107,8 @@ func (f *Fleet) Gather() ([]*dto.MetricFamily, error) {
 	return t.families(), failed
 }
 
-// recall adds what is remembered of processes that did not answer now, and
-// forgets, but for the sum, those that have been away longest when there are many.
-// f.mu is held.
+// recall adds the remembered metrics of processes that did not answer now. If there are
+// too many, it merges those that have been away longest into the sum. f.mu is held.
 func (f *Fleet) recall(t total, now time.Time) {
 	away := slices.Collect(maps.Keys(f.known))
 	away = slices.DeleteFunc(away, func(key string) bool { return f.known[key].seen.Equal(now) })
@@ -155,8 +154,7 @@ func decode(text []byte) (list []*dto.MetricFamily, err error) {
 	}
 }
 
-// started is the start of the process whose metrics these are; "" when it does
-// not say.
+// started returns the start time of the process with these metrics, or "".
 func started(list []*dto.MetricFamily) string {
 	for _, family := range list {
 		if family.GetName() == startTime && len(family.Metric) == 1 {
@@ -166,7 +164,7 @@ func started(list []*dto.MetricFamily) string {
 	return ""
 }
 
-// adds reports whether a family's values only grow, and are not about the process
+// adds reports whether a family's values only grow and are not about the process
 // itself.
 func adds(f *dto.MetricFamily) bool {
 	return !aboutProcess(f.GetName()) && (f.GetType() == dto.MetricType_COUNTER || f.GetType() == dto.MetricType_HISTOGRAM)
@@ -191,8 +189,8 @@ type sum struct {
 	at     map[string]*dto.Metric
 }
 
-// add adds a family, of which nothing is kept. A family of another type than
-// there is under its name is left out; of one that is not live, gauges are.
+// add adds a family and keeps nothing of it. It skips a family whose type differs from
+// that of the family with the same name, and skips gauges if live is false.
 func (t total) add(f *dto.MetricFamily, process string, live bool) {
 	own := aboutProcess(f.GetName())
 	if !live && !adds(f) {
@@ -219,7 +217,7 @@ func (t total) add(f *dto.MetricFamily, process string, live bool) {
 			s.at[key] = to
 			s.family.Metric = append(s.family.Metric, to)
 		} else if own {
-			continue // a process that goes and the one that takes its place
+			continue // an ended process and its successor
 		}
 		addMetric(to, m)
 	}
@@ -244,15 +242,15 @@ func addMetric(to, m *dto.Metric) {
 	case m.Gauge != nil:
 		v := to.GetGauge().GetValue() + m.Gauge.GetValue()
 		to.Gauge = &dto.Gauge{Value: &v}
-	case m.Summary != nil: // of one process alone: those that are have a label of their own
+	case m.Summary != nil: // of one process: such metrics have their own label
 		to.Summary = m.Summary
 	case m.Histogram != nil:
 		to.Histogram = addHistograms(to.Histogram, m.Histogram)
 	}
 }
 
-// addHistograms adds two histograms; a is nil for nothing. Borders that one of
-// them does not have are dropped: an older version may have had others.
+// addHistograms adds two histograms; a may be nil. Buckets that only one of them has
+// are dropped: an older version may have had others.
 func addHistograms(a, b *dto.Histogram) *dto.Histogram {
 	count, total := a.GetSampleCount()+b.GetSampleCount(), a.GetSampleSum()+b.GetSampleSum()
 	h := &dto.Histogram{SampleCount: &count, SampleSum: &total}
@@ -285,11 +283,11 @@ func (t total) gauge(name, help string, v float64) {
 	t[name] = &sum{family: &dto.MetricFamily{Name: &name, Help: &help, Type: &typ, Metric: []*dto.Metric{{Gauge: &dto.Gauge{Value: &v}}}}}
 }
 
-// HistogramSuffixes are the endings of the series of a histogram.
+// HistogramSuffixes are the suffixes of a histogram's series.
 var HistogramSuffixes = [...]string{"_bucket", "_count", "_sum"}
 
-// isSeries reports whether a name is that of a series of a histogram: plugins of
-// two processes may have defined both.
+// isSeries reports whether a name is that of a histogram's series: plugins of two
+// processes may have defined both.
 func (t total) isSeries(name string) bool {
 	for _, suffix := range HistogramSuffixes {
 		if base, ok := strings.CutSuffix(name, suffix); ok && t[base] != nil && t[base].family.GetType() == dto.MetricType_HISTOGRAM {
@@ -299,7 +297,7 @@ func (t total) isSeries(name string) bool {
 	return false
 }
 
-// families lists the sums by name.
+// families lists the sums, sorted by name.
 func (t total) families() []*dto.MetricFamily {
 	list := make([]*dto.MetricFamily, 0, len(t))
 	for _, name := range slices.Sorted(maps.Keys(t)) {

@@ -8,13 +8,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// intervalBuckets is the number of buckets: bucket i holds waits below 2^i ms,
-// the last one all others.
+// intervalBuckets is the number of buckets: bucket i holds waits below 2^i ms, the last
+// one all longer waits.
 const intervalBuckets = 16
 
-// Intervals counts the waits between two events of one stream, without a lock
-// or an allocation. The zero value is ready; one goroutine owns it, and merges
-// it once when the stream has ended.
+// Intervals counts the waits between events of one stream, without a lock or an
+// allocation. The zero value is ready for use. One goroutine owns it, and merges it
+// once at the end of the stream.
 type Intervals struct {
 	counts [intervalBuckets]uint32
 	sum    time.Duration
@@ -27,7 +27,7 @@ func (i *Intervals) Observe(d time.Duration) {
 	i.sum += d
 }
 
-// Count is how many waits there were.
+// Count returns the number of waits.
 func (i *Intervals) Count() (n int64) {
 	for _, c := range i.counts {
 		n += int64(c)

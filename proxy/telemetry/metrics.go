@@ -1,6 +1,5 @@
-// Package telemetry owns the names under which the proxy can be watched: the
-// Prometheus instruments and the OpenTelemetry spans. Nothing here is called
-// per event of a stream but Intervals.Observe.
+// Package telemetry defines the proxy's Prometheus metrics and OpenTelemetry spans.
+// Only Intervals.Observe is called for each event of a stream.
 package telemetry
 
 import (
@@ -41,10 +40,10 @@ type Metrics struct {
 	distrust      *prometheus.GaugeVec
 	coordinations *prometheus.CounterVec
 	fleetRefused  *prometheus.CounterVec
-	buffers       atomic.Pointer[func() int64] // nil: nobody counts
+	buffers       atomic.Pointer[func() int64] // nil: not counted
 }
 
-// waits are the bucket borders in seconds for things that engines do.
+// waits are histogram bounds, in seconds, for actions of engines.
 var waits = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300}
 
 // New registers the instruments with reg.
@@ -130,7 +129,7 @@ func (m *Metrics) LegError(phase abi.Phase, engine, reason string) {
 	m.legErrors.WithLabelValues(phase.String(), engine, reason).Inc()
 }
 
-// Retry counts a leg that is tried again.
+// Retry counts a leg that is retried.
 func (m *Metrics) Retry(phase abi.Phase, reason string) {
 	m.retries.WithLabelValues(phase.String(), reason).Inc()
 }
@@ -139,14 +138,14 @@ func (m *Metrics) Retry(phase abi.Phase, reason string) {
 // workers, that was refused.
 func (m *Metrics) FleetRefused(reason string) { m.fleetRefused.WithLabelValues(reason).Inc() }
 
-// Fallback counts one deviation from what was configured.
+// Fallback counts one deviation from the configuration.
 func (m *Metrics) Fallback(what, reason string) { m.fallbacks.WithLabelValues(what, reason).Inc() }
 
 // Coordinated counts a placement that a sidecar's coordination policy made.
 func (m *Metrics) Coordinated(policy string) { m.coordinations.WithLabelValues(policy).Inc() }
 
-// Cleanup counts engine memory that was freed, or left to the engine's own
-// time-out, and how long after the exchange's death; 0 is not observed.
+// Cleanup counts engine memory that was freed, or left to the engine's own time-out,
+// and observes the time since the end of the exchange; 0 is not observed.
 func (m *Metrics) Cleanup(connector, how string, d time.Duration) {
 	m.cleanups.WithLabelValues(connector, how).Inc()
 	if d > 0 {
@@ -160,10 +159,11 @@ func (m *Metrics) Cancelled(phase abi.Phase) { m.cancelled.WithLabelValues(phase
 // BrokenStream counts a stream that ended in an error event.
 func (m *Metrics) BrokenStream(reason string) { m.brokenStreams.WithLabelValues(reason).Inc() }
 
-// Shed counts a request refused by a limit.
+// Shed counts a request that a limit rejected.
 func (m *Metrics) Shed(reason string) { m.shed.WithLabelValues(reason).Inc() }
 
-// WatchBuffers makes used, safe for concurrent use, what pdproxy_buffer_bytes shows.
+// WatchBuffers sets the source of pdproxy_buffer_bytes. used must be safe for
+// concurrent use.
 func (m *Metrics) WatchBuffers(used func() int64) { m.buffers.Store(&used) }
 
 func (m *Metrics) bufferBytes() float64 {
@@ -173,8 +173,8 @@ func (m *Metrics) bufferBytes() float64 {
 	return 0
 }
 
-// Tokens adds what an engine reported of one exchange; a negative number is one
-// that it did not report.
+// Tokens adds the token counts that an engine reported for one exchange. A negative
+// count was not reported.
 func (m *Metrics) Tokens(prompt, completion, cached int64) {
 	m.tokens.WithLabelValues("prompt").Add(float64(max(prompt, 0)))
 	m.tokens.WithLabelValues("completion").Add(float64(max(completion, 0)))
@@ -184,18 +184,18 @@ func (m *Metrics) Tokens(prompt, completion, cached int64) {
 // Restart counts an engine restart.
 func (m *Metrics) Restart(engine string) { m.restarts.WithLabelValues(engine).Inc() }
 
-// Minted counts one disagg id, whichever policy made it.
+// Minted counts one disagg id of any policy.
 func (m *Metrics) Minted(string) { m.disaggIDs.Inc() }
 
-// PolicyMeter watches the calls of one hook of one policy, or of one callback of
-// one filter. It is safe for concurrent use, and does not allocate.
+// PolicyMeter measures the calls of one hook of one policy, or of one callback of one
+// filter. It is safe for concurrent use, and does not allocate.
 type PolicyMeter struct {
 	metrics      *Metrics
 	policy, hook string
 	duration     atomic.Pointer[prometheus.Observer] // nil until the first call
 }
 
-// PolicyMeter returns a meter; those of the same names count together.
+// PolicyMeter returns a meter. Meters with the same names share their metrics.
 func (m *Metrics) PolicyMeter(policy, hook string) *PolicyMeter {
 	return &PolicyMeter{metrics: m, policy: policy, hook: hook}
 }
@@ -211,25 +211,25 @@ func (p *PolicyMeter) Observe(d time.Duration) {
 	(*o).Observe(d.Seconds())
 }
 
-// Fail counts a call whose answer could not be used.
+// Fail counts a call whose result could not be used.
 func (p *PolicyMeter) Fail(reason string) {
 	p.metrics.policyFails.WithLabelValues(p.policy, p.hook, reason).Inc()
 }
 
-// Matched notes how much of a prompt its target is believed to hold.
+// Matched observes the part of a prompt that its target probably holds.
 func (m *Metrics) Matched(matched, prompt int64) {
 	if prompt > 0 {
 		m.matchRatio.Observe(min(1, float64(matched)/float64(prompt)))
 	}
 }
 
-// Prompt counts a prompt whose token ids were asked for.
+// Prompt counts a prompt for which token ids were requested.
 func (m *Metrics) Prompt(source, reason string) { m.prompts.WithLabelValues(source, reason).Inc() }
 
-// WarmUp counts a request that was to warm up a pair.
+// WarmUp counts a warm-up request of a pair.
 func (m *Metrics) WarmUp(outcome string) { m.warmUps.WithLabelValues(outcome).Inc() }
 
-// Turn counts KV of a conversation's turn that is kept on decode, or pulled.
+// Turn counts KV of a conversation's turn that decode retains, or that prefill pulls.
 func (m *Metrics) Turn(outcome string) { m.turns.WithLabelValues(outcome).Inc() }
 
 // KVEvents counts n events of a kind.
@@ -237,8 +237,8 @@ func (m *Metrics) KVEvents(engine, kind, reason string, n int) {
 	m.kvEvents.WithLabelValues(engine, kind, reason).Add(float64(n))
 }
 
-// Distrust says why an engine's reports disagree with the KV index; "" for no
-// reason.
+// Distrust sets the reason why an engine's reports disagree with the KV index; "" for
+// none.
 func (m *Metrics) Distrust(engine, reason string) {
 	m.distrust.DeletePartialMatch(prometheus.Labels{"engine": engine})
 	if reason != "" {

@@ -2,8 +2,8 @@ package telemetry
 
 import "github.com/pdproxy/pdproxy/abi"
 
-// Outcome is how an exchange ended: abi.Outcome by its name in metrics, the
-// label of pdproxy_exchanges_total.
+// Outcome is how an exchange ended: an abi.Outcome with its name in metrics, the label
+// of pdproxy_exchanges_total.
 type Outcome abi.Outcome
 
 // The outcomes.
@@ -20,7 +20,7 @@ const (
 	OutcomeInternal    = Outcome(abi.OutcomeInternal)
 )
 
-// String returns the outcome as it stands in metrics and explain.
+// String returns the outcome's name in metrics and explain.
 func (o Outcome) String() string {
 	names := [...]string{
 		OutcomeNone: "none", OutcomeOK: "ok", OutcomeClientError: "client_error", OutcomeEngineError: "engine_error",

@@ -14,18 +14,18 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Tracer makes one span per exchange. A nil Tracer and a nil Span do nothing
-// and cost nothing. Spans are built when the exchange has ended, from its
-// record; only the ids exist before, because engines are told of them.
+// Tracer makes one span for each exchange. A nil Tracer and a nil Span do nothing and
+// cost nothing. Spans are built from the exchange's record at its end. Only the ids
+// exist before, because engines receive them.
 type Tracer struct {
 	provider *sdk.TracerProvider
 	tracer   trace.Tracer
 }
 
-// NewTracer returns a tracer that exports by OTLP over HTTP as the standard
-// environment variables say, or nil when they name no endpoint or switch the
-// SDK off (OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER=none). Sampling follows
-// OTEL_TRACES_SAMPLER. Close it to flush.
+// NewTracer returns a tracer that exports by OTLP over HTTP as the standard environment
+// variables say. It returns nil if they name no endpoint or disable the SDK
+// (OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER=none). Sampling follows OTEL_TRACES_SAMPLER.
+// Close flushes it.
 func NewTracer(ctx context.Context) (*Tracer, error) {
 	named := os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
 	if !named || os.Getenv("OTEL_SDK_DISABLED") == "true" || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
@@ -62,8 +62,8 @@ type Span struct {
 // w3c carries traceparent, tracestate and baggage.
 var w3c = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
 
-// Start begins the span of a request with these header lines; nil when it is
-// not sampled.
+// Start begins the span of a request with these header lines. It returns nil if the
+// request is not sampled.
 func (t *Tracer) Start(h http.Header, at time.Time) *Span {
 	if t == nil {
 		return nil
@@ -76,8 +76,8 @@ func (t *Tracer) Start(h http.Header, at time.Time) *Span {
 	return &Span{ctx: ctx, tracer: t.tracer, span: span}
 }
 
-// Inject gives the lines that tell an engine of the span: set is called for
-// each. A nil span calls nothing, so the client's own lines pass.
+// Inject calls set for each header line that passes the span to an engine. A nil span
+// calls nothing, so that the client's own lines are kept.
 func (s *Span) Inject(set func(name, value string)) {
 	if s == nil {
 		return
@@ -89,7 +89,7 @@ func (s *Span) Inject(set func(name, value string)) {
 	}
 }
 
-// Child adds a child span that has already ended. A zero time makes none.
+// Child adds a child span that has already ended. With a zero time it adds nothing.
 func (s *Span) Child(name string, start, end time.Time, attrs ...attribute.KeyValue) {
 	if s == nil || start.IsZero() || end.IsZero() || end.Before(start) {
 		return

@@ -13,8 +13,8 @@ import (
 // statusError is an answer other than 200.
 type statusError struct {
 	status int
-	// absent: the engine has no such endpoint, as opposed to not knowing the
-	// model or not liking the request.
+	// absent: the engine has no such endpoint. It is false if the engine does not know
+	// the model or rejects the request.
 	absent bool
 }
 
@@ -30,18 +30,17 @@ func (e *statusError) reason() Reason {
 	return Refused
 }
 
-// errVersion is an answer in the form that the render endpoints of some versions
-// of vLLM had before there was one with ids alone: messages and prompts in a
-// list.
+// errVersion is an answer in the form of the render endpoints of some vLLM versions,
+// before there was one with ids alone: messages and prompts in a list.
 var errVersion = errors.New("the answer is that of another version")
 
-// readAnswer gives the ids of an answer. The error holds nothing of it.
+// readAnswer returns the ids of an answer. The error contains nothing of it.
 func (w way) readAnswer(status int, answer []byte) ([]uint32, error) {
 	if status != http.StatusOK {
 		return nil, &statusError{status, absent(status, answer)}
 	}
 	list := bytes.HasPrefix(answer, []byte("["))
-	if w == renderPrompt && list { // one for each prompt
+	if w == renderPrompt && list { // one entry for each prompt
 		first, ok, err := openai.Lookup(answer, "0")
 		if err != nil || !ok {
 			return nil, fmt.Errorf("%w: no list of one", errAnswer)
@@ -79,10 +78,10 @@ func (w way) readAnswer(status int, answer []byte) ([]uint32, error) {
 	return ids, nil
 }
 
-// absent tells a missing route from a model that the engine does not serve,
-// which is a 404 too: the engines say the latter in their own error bodies,
-// {"error":{...}} or {"object":"error","message":...}, the former in those of
-// their router, {"detail":"Not Found"}.
+// absent distinguishes a missing route from a model that the engine does not serve,
+// which is also a 404. Engines report the latter in their own error bodies,
+// {"error":{...}} or {"object":"error","message":...}, and the former in that of their
+// router, {"detail":"Not Found"}.
 func absent(status int, answer []byte) bool {
 	switch status {
 	case http.StatusMethodNotAllowed, http.StatusNotImplemented:

@@ -2,37 +2,37 @@ package tokens
 
 import "github.com/pdproxy/pdproxy/proxy/openai"
 
-// Dialect is the kind of tokenize endpoints that an engine has.
+// Dialect is the kind of an engine's tokenize endpoints.
 type Dialect uint8
 
 // The dialects.
 const (
-	NoTokenizer Dialect = iota // has none
+	NoTokenizer Dialect = iota // has no tokenize endpoint
 	VLLM
 	SGLang
 	TRTLLM
 )
 
-// way is one form of the question, in the order in which they are tried.
+// way is one form of the tokenize request, in the order in which the forms are tried.
 type way uint8
 
 const (
-	// vLLM, vllm/entrypoints/scale_out/render: takes the body of the API
-	// itself and gives exactly the ids that it would compute.
+	// vLLM, vllm/entrypoints/scale_out/render: accepts the body of the API itself and
+	// returns exactly the ids that it would compute.
 	renderChat way = iota + 1
-	// vLLM, vllm/entrypoints/serve/tokenize: knows the prompt and whether
-	// special tokens are added, or messages and some of what shapes them.
+	// vLLM, vllm/entrypoints/serve/tokenize: accepts the prompt and whether special
+	// tokens are added, or messages and some of the members that shape them.
 	tokenizePrompt
 	tokenizeMessages
 	// As renderChat, for completions that /tokenize cannot express.
 	renderPrompt
-	// SGLang, srt/entrypoints/openai/serving_tokenize.py. The form with
-	// messages takes every member of a chat request; older versions, which know
-	// only prompts, refuse it.
+	// SGLang, srt/entrypoints/openai/serving_tokenize.py. The form with messages
+	// accepts every member of a chat request. Older versions, which accept only
+	// prompts, reject it.
 	sglangPrompt
 	sglangMessages
-	// TensorRT-LLM, serve/openai_protocol.py, TokenizeRequest: a prompt with
-	// special tokens; every other member is refused.
+	// TensorRT-LLM, serve/openai_protocol.py, TokenizeRequest: a prompt with special
+	// tokens; every other member is rejected.
 	trtllmPrompt
 
 	ways
@@ -55,16 +55,16 @@ var forms = [ways]struct {
 func (w way) dialect() Dialect { return forms[w].dialect }
 func (w way) path() string     { return forms[w].path }
 
-// exact reports whether the engine computes what it answers to w: renderings do,
-// and prompts alone leave nothing to shape.
+// exact reports whether the engine computes exactly the ids that it answers to w. That
+// holds for renderings, and for prompts alone, whose ids no other member shapes.
 func (w way) exact() bool { return w == renderChat || w == renderPrompt || w == tokenizePrompt }
 
-// unspeakable are members of a vLLM chat request that change the ids and that
-// its /tokenize does not know.
+// unspeakable are members of a vLLM chat request that change the ids and that /tokenize
+// does not accept.
 var unspeakable = [...]string{"reasoning_effort", "documents", "truncate_prompt_tokens"}
 
-// suits reports whether this form can say all of a request that shapes the ids
-// which engines of its dialect compute for it.
+// suits reports whether this form can carry all members of a request that shape the ids
+// which engines of its dialect compute.
 func (w way) suits(r *openai.Request) bool {
 	_, plain := plainText(r)
 	switch w {
@@ -86,8 +86,8 @@ func (w way) suits(r *openai.Request) bool {
 	return false
 }
 
-// plainText gives the raw JSON string of a request's prompt if the prompt is
-// one text, not empty, and nothing but its own special tokens shapes its ids.
+// plainText returns the raw JSON string of a request's prompt if the prompt is one
+// non-empty text, and no member other than special tokens shapes its ids.
 func plainText(r *openai.Request) (raw []byte, ok bool) {
 	raw = r.PromptRaw()
 	switch {
@@ -105,9 +105,9 @@ func plainText(r *openai.Request) (raw []byte, ok bool) {
 	return raw, true
 }
 
-// special gives whether an engine puts the model's first and last tokens around
-// a plain text: as add_special_tokens says, true by default. SGLang always
-// does, whatever the body says. ok is false where the engine refuses the body.
+// special reports whether an engine puts the model's first and last tokens around a
+// plain text: the value of add_special_tokens, true by default. SGLang always adds
+// them. ok is false if the engine rejects the body.
 func special(d Dialect, r *openai.Request) (truth, ok bool) {
 	v, _ := r.Get("add_special_tokens")
 	if d == SGLang || openai.IsNull(v) {
@@ -126,13 +126,13 @@ func has(r *openai.Request, keys ...string) bool {
 	return false
 }
 
-// Members of a vLLM chat request that its /tokenize knows.
+// Members of a vLLM chat request that /tokenize accepts.
 var tokenizeKeys = [...]string{
 	"messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
 	"chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs",
 }
 
-// appendBody appends the question's body.
+// appendBody appends the body of the tokenize request.
 func (w way) appendBody(dst []byte, r *openai.Request) []byte {
 	switch w {
 	case renderChat, renderPrompt, sglangMessages:
@@ -155,9 +155,9 @@ func (w way) appendBody(dst []byte, r *openai.Request) []byte {
 	return append(dst, '}')
 }
 
-// appendQuestion appends the client's body less what a question must not carry,
-// of a trusted client either: what engines are told of a transfer, and how the
-// answer is delivered.
+// appendQuestion appends the client's body without the members that a tokenize request
+// must not have, even from a trusted client: transfer fields, and members for the
+// delivery of the answer.
 func appendQuestion(dst []byte, r *openai.Request) []byte {
 	room := [2 + openai.PDCuts]openai.Edit{
 		{Key: "stream", Remove: true},
@@ -166,8 +166,8 @@ func appendQuestion(dst []byte, r *openai.Request) []byte {
 	return r.Append(dst, openai.CutPD(room[:2], r)...)
 }
 
-// appendMembers appends an object of the model and the keys that the body has
-// with a value, as they are there.
+// appendMembers appends an object of the model and of those keys that have a value in
+// the body, unchanged.
 func appendMembers(dst []byte, r *openai.Request, keys ...string) []byte {
 	dst = append(dst, '{')
 	if v, _ := r.Get("model"); !openai.IsNull(v) {

@@ -7,9 +7,9 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// cache keeps the ids of questions that were answered, the least recently used
-// ones leaving first, up to a limit of ids in all. Keys are 128-bit hashes: an
-// accidental collision costs a bad route, no more.
+// cache keeps the ids of answered tokenize requests up to a total number of ids, and
+// drops the least recently used ones. Keys are 128-bit hashes: an accidental collision
+// only causes a bad route.
 type cache struct {
 	limit int
 
@@ -24,19 +24,19 @@ type cached struct {
 	ids []uint32
 }
 
-// overhead is what an entry costs beside its ids, counted in ids, so that tiny
-// prompts cannot fill the memory with entries.
+// overhead is the cost of an entry besides its ids, in ids, so that tiny prompts cannot
+// fill the memory with entries.
 const overhead = 48
 
-// key is that of a question. Two engines of one model answer it alike, two
-// models need not.
+// key returns the key of a tokenize request. Two engines of one model answer it alike;
+// two models need not.
 func key(w way, model string, body []byte) xxh3.Uint128 {
 	k := xxh3.Hash128Seed(body, uint64(w))
 	m := xxh3.HashStringSeed(model, uint64(len(body)))
 	return xxh3.Uint128{Hi: k.Hi ^ m, Lo: k.Lo}
 }
 
-// get gives the ids of a key; nil if there are none.
+// get returns the ids of a key, or nil.
 func (c *cache) get(k xxh3.Uint128) []uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,7 +48,7 @@ func (c *cache) get(k xxh3.Uint128) []uint32 {
 	return e.Value.(*cached).ids
 }
 
-// put keeps ids, unless they would fill an eighth of the cache alone.
+// put stores ids, unless they alone would fill an eighth of the cache.
 func (c *cache) put(k xxh3.Uint128, ids []uint32) {
 	cost := len(ids) + overhead
 	if cost > c.limit/8 {

@@ -6,13 +6,12 @@ import (
 	"math"
 )
 
-// errAnswer is what an engine's answer cannot be read as.
+// errAnswer says that an engine's answer is not a list of token ids.
 var errAnswer = errors.New("not a list of token ids")
 
-// AppendIDs appends the token ids of a raw JSON array of whole numbers from 0
-// to 2^32-1. White space is allowed where JSON allows it; anything else, an
-// empty array too, is an error that names the element by its index. Nothing is
-// allocated but room in dst.
+// AppendIDs appends the token ids of a raw JSON array of integers from 0 to 2^32-1.
+// White space is allowed as in JSON. Anything else, including an empty array, is an
+// error that names the element by its index. It allocates only room in dst.
 func AppendIDs(dst []uint32, raw []byte) ([]uint32, error) {
 	start := len(dst)
 	i := skipSpace(raw, 0)

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// How long an instance is not asked a form of the question, and after how much
-// of which trouble in a row. The first is so long because only another version
-// of the engine has what this one lacks; the second so short because an engine
-// that answers late costs each request the time-out.
+// How long an instance is not asked in one form, and after how many consecutive
+// failures of each kind. absentPause is long because only another version of the engine
+// has a missing endpoint. faultPause is short; it exists because an engine that answers
+// late costs each request the time-out.
 const (
 	absentPause  = 5 * time.Minute
 	faultPause   = 10 * time.Second
@@ -17,8 +17,8 @@ const (
 	refusalsMost = 8
 )
 
-// pauses remembers which instances need not be asked what. The zero value is
-// ready for use.
+// pauses records the forms in which instances are not asked at present. The zero value
+// is ready for use.
 type pauses struct {
 	mu    sync.Mutex
 	table map[pauseKey]pause // guarded by mu
@@ -31,7 +31,7 @@ type pauseKey struct {
 
 type pause struct {
 	until            time.Time
-	faults, refusals uint8 // in a row
+	faults, refusals uint8 // consecutive
 }
 
 func (p *pauses) paused(instance string, w way, now time.Time) bool {
@@ -40,7 +40,7 @@ func (p *pauses) paused(instance string, w way, now time.Time) bool {
 	return now.Before(p.table[pauseKey{instance, w}].until)
 }
 
-// note takes over how a question ended.
+// note records the result of a tokenize request.
 func (p *pauses) note(instance string, w way, r Reason, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -55,7 +55,7 @@ func (p *pauses) note(instance string, w way, r Reason, now time.Time) {
 		e.until = now.Add(absentPause)
 	case TimedOut, Failed, BadAnswer:
 		if e.faults++; e.faults >= faultsMost {
-			// One more fault after the pause begins the next.
+			// One more fault after the pause begins the next pause.
 			e.faults, e.until = faultsMost-1, now.Add(faultPause)
 		}
 	case Refused:

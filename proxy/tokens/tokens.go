@@ -1,16 +1,14 @@
-// Package tokens turns the prompt of a request into the token ids that an
-// engine will compute for it, so that its blocks can be looked up in the KV
-// index. Ids come from the client, from an engine's own tokenize endpoint, or
-// from a local tokenizer file, in the order of the configuration; where none
-// has them, the index works on text.
+// Package tokens converts the prompt of a request to the token ids that an engine will
+// compute for it, so that its blocks can be looked up in the KV index. Ids come from
+// the client, from an engine's tokenize endpoint, or from a local tokenizer file, in
+// the configured order. If no source has them, the index works on text.
 //
-// Ids are a routing hint. Nothing here is sent on with the request, and no
-// failure here fails one: whatever goes wrong costs at most the time-out and
-// is named in the [Result].
+// Ids are a routing hint. They are not sent on with the request, and no failure here
+// fails a request: it costs at most the time-out and is named in the [Result].
 //
-// What an endpoint is asked is the client's bytes with some members cut out or
-// put in; the prompt is not decoded. Shaping the question (ask.go) and reading
-// the answer (answer.go) are pure; sending it is the business of an [Asker].
+// The body of a tokenize request is the client's bytes with some members cut out or put
+// in; the prompt is not decoded. Building the request (ask.go) and reading the answer
+// (answer.go) are pure; an [Asker] sends it.
 package tokens
 
 import (
@@ -27,11 +25,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Source is where token ids come from. The names are those of the
-// configuration and of metric labels.
+// Source is a source of token ids. Its names are those of the configuration and of
+// metric labels.
 type Source uint8
 
-// The sources; None is a Result without ids.
+// The sources; None is the source of a Result without ids.
 const (
 	None   Source = iota
 	Client        // the request carries ids
@@ -43,7 +41,7 @@ var sourceNames = [...]string{None: "none", Client: "client", Engine: "engine", 
 
 func (s Source) String() string { return sourceNames[s] }
 
-// ParseSource gives the source of a name other than "none".
+// ParseSource returns the source of a name other than "none".
 func ParseSource(name string) (s Source, ok bool) {
 	for i, n := range sourceNames {
 		if n == name && i > 0 {
@@ -60,13 +58,13 @@ type Reason uint8
 const (
 	OK          Reason = iota
 	Unsupported        // no source knows prompts of this form
-	NoEngine           // no engine that could be asked, or all of them are paused
-	Busy               // too many questions are under way
+	NoEngine           // no engine can be asked, or all of them are paused
+	Busy               // too many tokenize requests are in progress
 	TimedOut           // no answer within the time-out
 	Refused            // the engine answered 4xx
 	Failed             // the connection broke, or the engine answered 5xx
 	BadAnswer          // the answer cannot be read
-	Canceled           // the client left
+	Canceled           // the client has left
 )
 
 var reasonNames = [...]string{OK: "ok", Unsupported: "unsupported", NoEngine: "no_engine", Busy: "busy",
@@ -74,17 +72,16 @@ var reasonNames = [...]string{OK: "ok", Unsupported: "unsupported", NoEngine: "n
 
 func (r Reason) String() string { return reasonNames[r] }
 
-// Prompt is what is to be turned into ids. It is only read while Tokens runs.
+// Prompt is the input of Tokens. It is only read, and only while Tokens runs.
 type Prompt struct {
 	Request *openai.Request
-	// IDs are token ids that the client sent elsewhere than in the prompt
-	// itself, and that its engine takes for the prompt; nil: none.
+	// IDs are token ids that the client sent outside the prompt, and that its engine
+	// uses as the prompt; nil: none.
 	IDs []uint32
-	// Model is the model that serves the request, whether or not the body
-	// names it; it chooses the local tokenizer.
+	// Model is the model that serves the request, even if the body does not name it. It
+	// selects the local tokenizer.
 	Model string
-	// Instances can be asked; the first that answers counts. They serve the
-	// Model.
+	// Instances can be asked; the first answer counts. They must serve the Model.
 	Instances []Instance
 }
 
@@ -94,52 +91,50 @@ type Instance struct {
 	Dialect Dialect
 }
 
-// Result is what Tokens found. IDs are shared with other requests: they must
-// not be changed.
+// Result is the result of Tokens. IDs are shared with other requests: they must not be
+// changed.
 type Result struct {
 	IDs    []uint32
 	Source Source
-	Cached bool // the answer to an equal question was at hand
-	// Exact says that an engine computes just these ids: it was sent them, or it
-	// was asked in a form in which nothing is left out that shapes them.
+	Cached bool // the ids were in the cache
+	// Exact says that an engine computes exactly these ids: it was sent them, or the
+	// tokenize request contained every member that shapes them.
 	Exact  bool
-	Reason Reason // why there are no ids; OK if there are
+	Reason Reason // why there are no ids; OK if there are ids
 	// Instance is the engine that was asked last; "" if none was.
 	Instance string
-	// Err tells more where an engine or a tokenizer failed. It holds nothing
-	// of a prompt.
+	// Err is the error of an engine or a tokenizer. It contains nothing of a prompt.
 	Err error
 }
 
-// Asker sends one question to an engine.
+// Asker sends one tokenize request to an engine.
 type Asker interface {
-	// Ask POSTs a JSON body to a path of an instance and gives its answer,
-	// read up to MaxAnswer bytes; longer ones are an error. An error is one of
-	// transport, not a status. It may run in several goroutines at once and
-	// gives up when ctx ends.
+	// Ask POSTs a JSON body to a path of an instance and returns its answer. An answer
+	// longer than MaxAnswer bytes is an error. Errors are of the transport; an error
+	// status is returned as status. Ask must be safe for concurrent use and end with
+	// ctx.
 	Ask(ctx context.Context, instance, path string, body []byte) (status int, answer []byte, err error)
 }
 
-// MaxAnswer is the longest answer in bytes that is worth reading: two million
-// ids.
+// MaxAnswer bounds an answer in bytes: two million ids.
 const MaxAnswer = 16 << 20
 
 // Encoder is a local tokenizer. It is safe for concurrent use.
 type Encoder interface {
-	// Append appends the ids of text, which is UTF-8; special says whether the
-	// model's own first and last tokens are put around them.
+	// Append appends the ids of text, which must be UTF-8. special says whether the
+	// model's first and last tokens are put around it.
 	Append(dst []uint32, text string, special bool) ([]uint32, error)
 }
 
-// Options shape a Tokenizer; zero values stand for the defaults named.
+// Options configures a Tokenizer. Zero values mean the defaults named here.
 type Options struct {
 	Order       []Source           // tried in this order; nil: Client, Engine, Local
 	Asker       Asker              // nil: no engine is asked
 	Local       map[string]Encoder // by model; "" serves every other
-	LocalBytes  int                // longest prompt, as JSON, that is encoded here; 256 KiB
-	Timeout     time.Duration      // for all questions of one request together; 250 ms
-	Concurrency int                // questions under way at once; 64
-	CacheTokens int                // ids kept for equal questions, 4 bytes each; 4 Mi; < 0: none
+	LocalBytes  int                // longest prompt, as JSON bytes, that is encoded locally; 256 KiB
+	Timeout     time.Duration      // for all tokenize requests of one request together; 250 ms
+	Concurrency int                // concurrent tokenize requests; 64
+	CacheTokens int                // cached ids, 4 bytes each; 4 Mi; < 0: none
 }
 
 // Tokenizer finds token ids. It is safe for concurrent use, starts no
@@ -153,8 +148,8 @@ type Tokenizer struct {
 	slots   chan struct{}
 	cache   cache
 	pauses  pauses
-	turn    atomic.Uint32 // spreads questions over instances
-	bodies  sync.Pool     // *[]byte, of questions that were not sent
+	turn    atomic.Uint32 // spreads tokenize requests over instances
+	bodies  sync.Pool     // *[]byte, bodies of tokenize requests that were not sent
 }
 
 // New builds a Tokenizer.
@@ -186,9 +181,8 @@ func New(o Options) *Tokenizer {
 	}
 }
 
-// Tokens finds the ids of a prompt, from the first source in order that has
-// them. It blocks no longer than the time-out, and not at all where no engine
-// is asked.
+// Tokens returns the ids of a prompt from the first source in order that has them. It
+// blocks at most for the time-out, and not at all if no engine is asked.
 func (t *Tokenizer) Tokens(ctx context.Context, p Prompt) Result {
 	miss := Result{Reason: Unsupported}
 	for _, source := range t.order {
@@ -213,8 +207,8 @@ func (t *Tokenizer) Tokens(ctx context.Context, p Prompt) Result {
 	return miss
 }
 
-// Forget drops what is known of an instance, because it left or restarted. All
-// cached ids go with it: another tokenizer may come back under the same name.
+// Forget drops the state of an instance that left or restarted. All cached ids are
+// dropped too: another tokenizer may come back under the same name.
 func (t *Tokenizer) Forget(instance string) {
 	t.pauses.forget(instance)
 	t.cache.clear()
@@ -259,8 +253,8 @@ func (t *Tokenizer) fromLocal(p Prompt) Result {
 	return Result{IDs: ids}
 }
 
-// fromEngine asks for ids, after a look at the cache. Where no instance answers
-// a question the next best form of it is tried; one that broke is put to one
+// fromEngine returns ids from the cache or from an engine. If no instance answers one
+// form of the request, it tries the next best form. After a broken answer it asks one
 // more instance.
 func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 	switch {
@@ -297,7 +291,7 @@ func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 				return miss
 			}
 			switch miss.Reason {
-			case Unsupported: // it has no such endpoint
+			case Unsupported: // the instance has no such endpoint
 			case Failed, BadAnswer:
 				if broke++; broke == 2 {
 					return miss
@@ -310,15 +304,15 @@ func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 	return miss
 }
 
-// question is a form of it, shaped for a request.
+// question is one form of the tokenize request for a prompt.
 type question struct {
 	way  way
 	key  xxh3.Uint128
 	body []byte
 }
 
-// question shapes a question; ids are those that the cache has for it, and then
-// there is nothing to ask.
+// question builds a tokenize request. ids are the cached ids for it; then no engine
+// needs to be asked.
 func (t *Tokenizer) question(w way, p Prompt) (q question, ids []uint32) {
 	room := t.bodies.Get().(*[]byte)
 	body := w.appendBody((*room)[:0], p.Request)
@@ -327,12 +321,12 @@ func (t *Tokenizer) question(w way, p Prompt) (q question, ids []uint32) {
 		*room = body
 		t.bodies.Put(room)
 	}
-	// Else the body is not used again: the transport of an Asker that gave up
-	// may still read it.
+	// Otherwise the body is not reused: the transport of an Asker that has returned may
+	// still read it.
 	return q, ids
 }
 
-// ask puts a question to one instance.
+// ask sends a tokenize request to one instance.
 func (t *Tokenizer) ask(ctx context.Context, deadline time.Time, instance string, q question) Result {
 	select {
 	case t.slots <- struct{}{}:

@@ -23,8 +23,7 @@ const chat = (more) => ({
 
 const getJSON = async (address) => (await fetch(address)).json()
 
-// state adds up what the engines say of themselves, and what the proxy has in
-// its books.
+// state adds up the engines' reports and the proxy's counters.
 async function state() {
   const engines = await getJSON(admin + '/v1/engines')
   const sims = await Promise.all(engines.map((e) => getJSON(e.url + '/sim/state')))

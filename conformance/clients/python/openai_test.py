@@ -22,7 +22,7 @@ CHAT = {
         {"role": "user", "content": PROMPT},
     ],
 }
-PATIENCE = 20  # seconds, for what is sure to come
+PATIENCE = 20 # seconds, for events that are certain
 
 
 def get(url):

@@ -29,7 +29,7 @@ RANKS = 2
 GPU, CPU, DISK = 0, 1, 2
 END = (1 << 64) - 1
 
-# What each encoding can say.
+# The features of each encoding.
 ENCODINGS = {
     # vLLM: arrays; medium since 2025-09.
     "vllm-2025": dict(kind="vllm", maps=False, lora=False, salt=False, image=False, groups=False,
@@ -40,7 +40,7 @@ ENCODINGS = {
     # vLLM since 2026-07: maps, groups, topic in the replay.
     "vllm-2026": dict(kind="vllm", maps=True, lora=True, salt=True, image=True, groups=True,
                       hashes="int", replay=True, topic=True, tiers=["GPU", "CPU", "STORAGE"]),
-    # The same with the batch as a map, and nothing to ask for what was missed.
+    # The same with the batch as a map, and without replays.
     "vllm-live": dict(kind="vllm", maps=True, lora=True, salt=True, image=False, groups=True, batch_map=True,
                       hashes="int", replay=False, topic=False, tiers=["GPU", "CPU", "STORAGE"]),
     "sglang": dict(kind="sglang", lora=False, salt=True, image=False, groups=False, eagle=False,
@@ -292,7 +292,7 @@ class Publisher:
                 tokens = [list(pair) for pair in zip(tokens, after + [0])]
             event = ["BlockStored", hashes, parent, tokens, BLOCK, None, medium]
             return [event + [{"cache_salt": prompt.salt}] if prompt.salt else event]
-        if tier != GPU and rank.rng.random() < 0.5:  # what offloading says by default
+        if tier != GPU and rank.rng.random() < 0.5: # the default of offloading
             tokens, parent, placeholder = [], None, True
         else:
             placeholder = False
@@ -310,7 +310,7 @@ class Publisher:
             ("group_idx", 1, None), ("kv_cache_spec_kind", "full_attention", None),
             ("kv_cache_spec_sliding_window", None, None), ("locality", locality, None)])]
         if tier == GPU:
-            # The layers with a sliding window have only the end.
+            # Layers with a sliding window have only the end.
             events.insert(rank.rng.randrange(2), self.event("BlockStored", [(k, hashes[-1:] if k == "block_hashes" else
                 keys[-1:] if k == "extra_keys" else v, d) for k, v, d in fields] + [("group_idx", 0, None),
                 ("kv_cache_spec_kind", "sliding_window", None), ("kv_cache_spec_sliding_window", 8, None)]))
@@ -350,7 +350,7 @@ class Publisher:
 class Drain:
     """TensorRT-LLM's way: a queue that a poll empties."""
 
-    copies = True  # as moves from the GPU to a lower tier and back
+    copies = True # as when blocks move from the GPU to a lower tier and back
     can_clear = False
 
     def __init__(self, rng, enc, port):
@@ -408,7 +408,7 @@ class Drain:
                     event["hash_algo"] = "v2_sha256"
                 self.ids[rank] += 1
                 self.queue.append(event)
-            if fault == "gap":  # the queue ran full
+            if fault == "gap": # the queue was full
                 del self.queue[:self.rng.randint(1, len(self.queue) + 1)]
             elif fault in ("error", "cut"):
                 self.fault = fault

@@ -36,7 +36,7 @@ const patience = 3 * time.Second
 // A coordinator has one from its start, standby or not: what it has reserved are
 // its own ids for good, so that one that no longer leads, or cannot reach etcd,
 // may go on granting them. For each report of a worker that is an encoded
-// disaggid.Ask it calls Grant, and answers with Table under coordinator.TopicIDs,
+// disaggid.Ask it calls Grant, and answers with Table under fleet.TopicIDs,
 // to that worker or to all, which give it to Source.ExtendBy. A worker has a
 // Source by disaggid.NewSource, and reports Source.Ask when it has connected and
 // every second, as long as that is true.

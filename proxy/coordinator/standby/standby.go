@@ -12,8 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 )
 
@@ -42,12 +42,12 @@ type Dialer func(ctx context.Context, address string) (net.Conn, error)
 // Options is what an Office stands on. All but Token, Appear and Succeed are needed.
 type Options struct {
 	Election  Election
-	Server    *coordinator.Server // created with ServerOptions.Standby
-	Listeners []Listener          // where workers and standbys come; closed by Run
-	Address   string              // of this coordinator in the election
-	Copy      *replica.Copy       // of the Server's table of conversations
+	Server    *fleet.Server // created with ServerOptions.Standby
+	Listeners []Listener    // where workers and standbys come; closed by Run
+	Address   string        // of this coordinator in the election
+	Copy      *replica.Copy // of the Server's table of conversations
 	Instances Instances
-	Token     []byte // see coordinator.ServerOptions.Token
+	Token     []byte // see fleet.ServerOptions.Token
 	Dial      Dialer // to the coordinator that leads
 	Node      string
 	Log       *slog.Logger
@@ -201,7 +201,7 @@ func (o *Office) stepDown() {
 func (o *Office) follow(ctx context.Context, leader election.Leader) {
 	said := false
 	for ctx.Err() == nil {
-		err := coordinator.Follow(ctx, coordinator.FollowOptions{
+		err := fleet.Follow(ctx, fleet.FollowOptions{
 			Dial:  func(ctx context.Context) (net.Conn, error) { return o.o.Dial(ctx, leader.Address) },
 			Token: o.o.Token, Node: o.o.Node, Epoch: leader.Epoch,
 		}, func(ctx context.Context, ask func(context.Context, []byte) ([]byte, error)) {

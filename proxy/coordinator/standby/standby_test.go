@@ -10,11 +10,12 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // place places a turn by a worker; by says whether the coordinator did.
-func place(t *testing.T, c *coordinator.Client, id string) (p *coordinator.Placement, by bool) {
+func place(t *testing.T, c *fleet.Client, id string) (p *coordinator.Placement, by bool) {
 	t.Helper()
 	p, err := c.Place(t.Context(), turn(id))
 	if err != nil {
@@ -26,9 +27,9 @@ func place(t *testing.T, c *coordinator.Client, id string) (p *coordinator.Place
 
 // worker starts a worker that finds its coordinators by dial, and knows those of
 // the host that leads.
-func worker(t *testing.T, numbers *own, dial func(context.Context) (net.Conn, error)) *coordinator.Client {
+func worker(t *testing.T, numbers *own, dial func(context.Context) (net.Conn, error)) *fleet.Client {
 	t.Helper()
-	c := coordinator.NewClient(coordinator.ClientOptions{
+	c := fleet.NewClient(fleet.ClientOptions{
 		Dial: dial, Fallback: numbers.here.Local, Mirror: numbers, Log: quiet, Observer: deaf{}, Patience: time.Hour,
 	})
 	start(t, c.Run)

@@ -21,6 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
@@ -153,7 +154,7 @@ func (h *host) Number(name string) uint32 {
 type candidate struct {
 	*host
 	*Office
-	server  *coordinator.Server
+	server  *fleet.Server
 	address string
 	stop    func() // as SIGTERM does
 }
@@ -162,7 +163,7 @@ type candidate struct {
 func newCandidate(t *testing.T, h *host, l *net.UnixListener, e Election, succeed func()) *candidate {
 	t.Helper()
 	c := &candidate{host: h, address: "unix:" + l.Addr().String()}
-	c.server = coordinator.NewServer(coordinator.ServerOptions{
+	c.server = fleet.NewServer(fleet.ServerOptions{
 		Local: h.Local, Log: quiet, Standby: true, Homes: replica.NewSource(h.table, h.Name).Answer,
 	})
 	c.Office = New(Options{

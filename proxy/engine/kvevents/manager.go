@@ -141,18 +141,6 @@ func (m *Manager) Restarted(name string) {
 	}
 }
 
-// Nudge makes the manager poll an instance soon. It is called when a request has
-// finished, because events are then likely. It is cheap, and does nothing for an
-// instance that publishes.
-func (m *Manager) Nudge(name string) {
-	if f := m.find(name); f != nil && f.nudge != nil {
-		select {
-		case f.nudge <- struct{}{}:
-		default:
-		}
-	}
-}
-
 // States returns the state of an instance's events, one for each rank; nil if the
 // instance is not followed.
 func (m *Manager) States(name string) []State {
@@ -177,7 +165,6 @@ func (m *Manager) find(name string) *follower {
 type follower struct {
 	ranks   []*rank
 	workers []*worker
-	nudge   chan struct{} // of a polled instance
 	cancel  context.CancelFunc
 	started sync.WaitGroup
 }
@@ -220,10 +207,9 @@ func (m *Manager) poller(f *follower, s Source) error {
 	if s.Transport == nil {
 		return errors.New("no transport")
 	}
-	f.nudge = make(chan struct{}, 1)
 	p := &poller{
 		ranks: f.ranks, url: strings.TrimRight(s.Events, "/") + "/kv_cache_events", key: s.APIKey,
-		transport: s.Transport, nudge: f.nudge, block: s.BlockTokens,
+		transport: s.Transport, block: s.BlockTokens,
 	}
 	p.events.resync = func(rank int, reason string) {
 		if reason == ResyncGap {
@@ -309,11 +295,4 @@ func (w *worker) run(ctx context.Context) {
 		timer.Stop()
 		cancel()
 	}
-}
-
-// Followed returns the names of the followed instances, sorted.
-func (m *Manager) Followed() []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Sorted(maps.Keys(m.followers))
 }

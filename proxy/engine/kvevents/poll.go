@@ -35,7 +35,6 @@ type poller struct {
 	url       string // of /kv_cache_events
 	key       string // "" for none
 	transport http.RoundTripper
-	nudge     chan struct{} // has room for one: poll soon
 	events    drained
 	answer    bytes.Buffer
 	block     int // tokens of a block if configured, else 0
@@ -65,9 +64,6 @@ func (p *poller) session(ctx context.Context) error {
 		case <-ctx.Done():
 			timer.Stop()
 			return ctx.Err()
-		case <-p.nudge:
-			timer.Stop()
-			wait = pollMin
 		case <-timer.C:
 		}
 	}

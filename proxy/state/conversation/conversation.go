@@ -46,7 +46,6 @@
 package conversation
 
 import (
-	"strconv"
 	"sync"
 
 	"github.com/zeebo/xxh3"
@@ -80,15 +79,6 @@ func (k Key) AppendText(dst []byte) []byte {
 		dst = append(dst, digits[k>>shift&15])
 	}
 	return dst
-}
-
-// ParseKey reads what AppendText wrote; ok is false for anything else.
-func ParseKey(text string) (k Key, ok bool) {
-	if len(text) != 16 {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(text, 16, 64)
-	return Key(n), err == nil
 }
 
 // Target is where a leg was served: the number of the instance, which is never

@@ -7,13 +7,18 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
+// turnsThatTravel are requests with and without an id, that begin and continue conversations.
+func turnsThatTravel() []Query {
+	first := system + "What is the capital of France?"
+	return []Query{
+		{}, {ID: "x"}, {ID: "x"}, prompt(first), prompt(first + " Paris. And of Spain?"), prompt(first), {Chain: chain(system), First: true},
+	}
+}
+
 // TestTurnsTravel: a turn that has been through bytes is recorded as the original.
 func TestTurnsTravel(t *testing.T) {
-	first := system + "What is the capital of France?"
 	here, there := New(10), New(10)
-	for i, q := range []Query{
-		{}, {ID: "x"}, {ID: "x"}, prompt(first), prompt(first + " Paris. And of Spain?"), prompt(first), {Chain: chain(system), First: true},
-	} {
+	for i, q := range turnsThatTravel() {
 		turn := here.Look(q)
 		b := turn.Append([]byte("before"))
 		r := wire.Read(append(b, "after"...)[len("before"):])
@@ -37,7 +42,18 @@ func TestTurnsTravel(t *testing.T) {
 func FuzzReadTurn(f *testing.F) {
 	turn := Turn{Key: 3, Number: 2, Prefill: at(1), hash: 7, kept: true, continues: true}
 	f.Add(turn.Append(nil))
+	unknown := turn.Append(nil)
+	unknown[turnSize-1] = 0xff // flags that no turn has
+	f.Add(unknown)
+	f.Add(turn.Append(nil)[:turnSize-1])
 	f.Add([]byte("x"))
+	seen := New(10)
+	for _, q := range turnsThatTravel() {
+		turn := seen.Look(q)
+		f.Add(turn.Append([]byte(nil)))
+		f.Add(turn.Append(turn.Append(nil))) // of a message with more behind the turn
+		seen.Record(turn, at(1), at(2), epoch)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := wire.Read(b)
 		turn := ReadTurn(&r)

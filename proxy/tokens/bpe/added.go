@@ -1,7 +1,7 @@
 package bpe
 
-// added is a set of tokens that are matched in a text before anything else, the
-// leftmost and of those the longest. The zero value matches nothing.
+// added is a set of tokens that are matched in a text before anything else: the
+// leftmost match, and of several the longest. The zero value matches nothing.
 type added struct {
 	nodes []node // a trie of bytes; nodes[0] is its root
 }
@@ -32,8 +32,8 @@ func (a *added) add(content string, id uint32) {
 	a.nodes[at].id, a.nodes[at].leaf = id, true
 }
 
-// cut calls token for each token in text and piece for what lies between, in
-// order; pieces are not empty.
+// cut calls token for each token in text and piece for each non-empty text between
+// tokens, in order.
 func (a *added) cut(text string, token func(uint32), piece func(string)) {
 	from := 0
 	if len(a.nodes) > 0 {
@@ -56,8 +56,7 @@ func (a *added) cut(text string, token func(uint32), piece func(string)) {
 	}
 }
 
-// longest gives the longest token that text begins with; n is 0 if there is
-// none.
+// longest returns the longest token at the start of text; n is 0 if there is none.
 func (a *added) longest(text string) (id uint32, n int) {
 	at := int32(0)
 	for i := range len(text) {

@@ -1,11 +1,10 @@
-// Package bpe encodes text with the byte-level BPE of a Hugging Face
-// tokenizer.json: the family of GPT-2, Llama 3, Qwen and DeepSeek. It is exact
-// or it refuses: a file with a component, an option or a split pattern whose
-// effect it does not know is an error at load, since ids that are nearly right
-// find no block of any engine.
+// Package bpe encodes text with the byte-level BPE of a Hugging Face tokenizer.json:
+// the family of GPT-2, Llama 3, Qwen and DeepSeek. It is exact or returns an error: it
+// rejects a file with a component, an option or a split pattern that it does not
+// implement, because ids that are nearly right match no block of any engine.
 //
-// Chat templates are not its business, and neither is tokenizer_config.json,
-// by which some model classes add a first token that the file does not name.
+// It does not implement chat templates, nor tokenizer_config.json, by which some model
+// classes add a first token that the file does not name.
 package bpe
 
 import (
@@ -16,13 +15,13 @@ import (
 
 // Tokenizer encodes text. It is safe for concurrent use.
 type Tokenizer struct {
-	added      added // matched in the text as it is
-	addedNorm  added // matched once it is normalised
+	added      added // matched in the original text
+	addedNorm  added // matched in the normalized text
 	nfc        bool
 	splits     []split
 	merges     map[pair]merge
-	bytes      [256]uint32       // ids of the single bytes
-	words      map[string]uint32 // whole words that need no merges; nil: none
+	bytes      [256]uint32       // ids of single bytes
+	words      map[string]uint32 // whole words that need no merges; may be nil
 	first, end []uint32          // special tokens around a text
 
 	cache cache
@@ -32,17 +31,17 @@ type pair struct{ left, right uint32 }
 
 type merge struct{ rank, id uint32 }
 
-// What is refused of texts. No engine would take the first either; the ids of
-// the others depend on the version of Unicode.
+// The reasons for rejecting a text. Engines reject the first too. The ids of the others
+// depend on the version of Unicode.
 var (
 	errUTF8    = errors.New("text is not UTF-8")
 	errUnknown = errors.New("text has a character that Unicode does not assign")
 	errMarks   = errors.New("text has combining marks whose order is uncertain")
 )
 
-// Append appends the ids of text; special says whether the tokens that the
-// file puts around a text are added. An error is of text that is not UTF-8, or
-// whose ids could differ from those of an engine; it holds nothing of the text.
+// Append appends the ids of text. special says whether to add the tokens that the file
+// puts around a text. It returns an error for text that is not UTF-8, or whose ids
+// could differ from those of an engine. The error contains nothing of the text.
 func (t *Tokenizer) Append(dst []uint32, text string, special bool) ([]uint32, error) {
 	if !utf8.ValidString(text) {
 		return dst, errUTF8
@@ -78,14 +77,14 @@ type encoder struct {
 	dst   []uint32
 	parts []part
 	queue queue
-	// refused: the normal form of a piece is uncertain.
+	// refused: the normalized form of a piece is uncertain.
 	refused bool
 }
 
 func (e *encoder) id(id uint32) { e.dst = append(e.dst, id) }
 
-// split cuts a piece by the first of the splits, and what comes out by the
-// next, down to words.
+// split cuts a piece by the first of the splits, and the results by the next ones, down
+// to words.
 func (e *encoder) split(piece string, splits []split) {
 	if piece == "" {
 		return
@@ -133,8 +132,8 @@ func (e *encoder) word(w string) {
 	e.t.cache.put(w, e.dst[start:])
 }
 
-// cache keeps the ids of words. When it is full it starts anew: the frequent
-// words are back at once.
+// cache keeps the ids of words. When it is full it is cleared: frequent words return
+// quickly.
 type cache struct {
 	mu    sync.RWMutex
 	words map[string][]uint32 // guarded by mu
@@ -142,7 +141,7 @@ type cache struct {
 
 const (
 	cacheWords = 1 << 15
-	cacheBytes = 32 // longest word
+	cacheBytes = 32 // longest cached word, in bytes
 )
 
 func (c *cache) get(w string) ([]uint32, bool) {
@@ -159,7 +158,7 @@ func (c *cache) put(w string, ids []uint32) {
 	if len(w) > cacheBytes {
 		return
 	}
-	// Neither the prompt that w is a part of nor the list is kept alive.
+	// Copies, so that neither the prompt with w nor the list stays in memory.
 	key, value := string([]byte(w)), append([]uint32(nil), ids...)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// file is a tokenizer.json. Every member that it may have is named, so that one
-// whose effect is not known is refused.
+// file is a tokenizer.json. It lists every supported member, so that a file with an
+// unknown member is rejected.
 type file struct {
 	Version       string          `json:"version"`
-	Truncation    json.RawMessage `json:"truncation"` // set by the caller of the library in any case
-	Padding       json.RawMessage `json:"padding"`    // likewise
+	Truncation    json.RawMessage `json:"truncation"` // the caller of the library always sets it
+	Padding       json.RawMessage `json:"padding"`    // the caller of the library always sets it
 	AddedTokens   []addedToken    `json:"added_tokens"`
 	Normalizer    *component      `json:"normalizer"`
 	PreTokenizer  *component      `json:"pre_tokenizer"`
@@ -35,9 +35,9 @@ type addedToken struct {
 type model struct {
 	Type                    string            `json:"type"`
 	Dropout                 *float64          `json:"dropout"`
-	UnkToken                *string           `json:"unk_token"`     // every byte has a token
-	FuseUnk                 bool              `json:"fuse_unk"`      // likewise
-	ByteFallback            bool              `json:"byte_fallback"` // likewise
+	UnkToken                *string           `json:"unk_token"`     // unused, because every byte has a token
+	FuseUnk                 bool              `json:"fuse_unk"`      // unused, because every byte has a token
+	ByteFallback            bool              `json:"byte_fallback"` // unused, because every byte has a token
 	ContinuingSubwordPrefix *string           `json:"continuing_subword_prefix"`
 	EndOfWordSuffix         *string           `json:"end_of_word_suffix"`
 	IgnoreMerges            bool              `json:"ignore_merges"`
@@ -84,12 +84,12 @@ type component struct {
 	Invert   bool   `json:"invert"`
 
 	AddPrefixSpace   bool  `json:"add_prefix_space"`
-	TrimOffsets      bool  `json:"trim_offsets"` // shapes no ids
-	UseRegex         *bool `json:"use_regex"`    // true where a file of an older version lacks it
+	TrimOffsets      bool  `json:"trim_offsets"` // does not affect ids
+	UseRegex         *bool `json:"use_regex"`    // true if a file of an older version lacks it
 	IndividualDigits bool  `json:"individual_digits"`
 
 	Single        []templatePiece         `json:"single"`
-	Pair          json.RawMessage         `json:"pair"` // two texts are never given
+	Pair          json.RawMessage         `json:"pair"` // unused: there is only one text
 	SpecialTokens map[string]specialToken `json:"special_tokens"`
 }
 
@@ -110,8 +110,8 @@ type specialToken struct {
 	Tokens []string `json:"tokens"`
 }
 
-// Parse builds a Tokenizer of the bytes of a tokenizer.json. The error names
-// the component that is not supported.
+// Parse builds a Tokenizer from the bytes of a tokenizer.json. The error names the
+// unsupported component.
 func Parse(raw []byte) (*Tokenizer, error) {
 	var f file
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -178,9 +178,9 @@ func (t *Tokenizer) readModel(f *file) error {
 	return nil
 }
 
-// byteAlphabet gives the character that byte-level vocabularies write for each
-// byte, and the way back: printable ones of Latin-1 stand for themselves, the
-// others for 256 and up, in order.
+// byteAlphabet returns the character that byte-level vocabularies use for each byte,
+// and the reverse mapping: printable characters of Latin-1 represent themselves, and
+// 256 and up the other bytes, in order.
 func byteAlphabet() (alphabet [256]rune, values map[rune]byte) {
 	values = make(map[rune]byte, 256)
 	next := rune(256)
@@ -195,7 +195,7 @@ func byteAlphabet() (alphabet [256]rune, values map[rune]byte) {
 	return alphabet, values
 }
 
-// unmapped gives the bytes of a token that is written in the byte alphabet.
+// unmapped returns the bytes of a token in the byte alphabet.
 func unmapped(token string, values map[rune]byte) (word string, ok bool) {
 	b := make([]byte, 0, len(token))
 	for _, r := range token {
@@ -275,7 +275,7 @@ func (t *Tokenizer) readPreTokenizer(f *file) error {
 	return nil
 }
 
-// split gives what a pre-tokenizer cuts by; nil: it does not cut.
+// split returns the split of a pre-tokenizer; nil if it does not cut.
 func (p *component) split() (s *split, err error) {
 	source := ""
 	s = new(split)
@@ -299,7 +299,7 @@ func (p *component) split() (s *split, err error) {
 		}
 		source = *p.Pattern.Regex
 		switch {
-		case p.Behavior == "Isolated": // a match is one piece, whatever is inverted
+		case p.Behavior == "Isolated": // a match is one piece, inverted or not
 		case p.Behavior == "Removed" && p.Invert:
 			s.onlyMatches = true
 		default:
@@ -324,7 +324,7 @@ func (t *Tokenizer) readPostProcessor(f *file) error {
 	templates := 0
 	for i := range steps {
 		switch steps[i].Type {
-		case "ByteLevel": // shapes offsets only
+		case "ByteLevel": // affects only offsets
 		case "TemplateProcessing":
 			if templates++; templates > 1 {
 				return errors.New("more than one template")
@@ -339,7 +339,7 @@ func (t *Tokenizer) readPostProcessor(f *file) error {
 	return nil
 }
 
-// readTemplate reads which tokens are put around a text.
+// readTemplate reads the tokens that are put around a text.
 func (t *Tokenizer) readTemplate(p *component) error {
 	texts := 0
 	for _, piece := range p.Single {

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// pattern is a compiled pattern. It matches by backtracking, as the engine whose
-// patterns these are does: which alternative wins depends on their order.
+// pattern is a compiled pattern. It matches by backtracking, like the engine for which
+// these patterns are written: the order of alternatives decides which one wins.
 type pattern struct{ code []instruction }
 
 type op uint8
@@ -28,7 +28,7 @@ type instruction struct {
 	targets     []int
 }
 
-// match gives the end of the match that begins at i; -1: there is none.
+// match returns the end of the match that begins at i; -1 if there is none.
 func (p *pattern) match(text string, i int) int { return p.run(text, 0, i) }
 
 func (p *pattern) run(text string, at, i int) int {
@@ -65,8 +65,8 @@ func (p *pattern) run(text string, at, i int) int {
 	}
 }
 
-// loop takes all it can, and gives back one character at a time while what
-// follows does not match.
+// loop takes as many characters as possible, and gives back one at a time while the
+// rest does not match.
 func (p *pattern) loop(text string, at, i int) int {
 	in := &p.code[at]
 	count := 0
@@ -109,7 +109,7 @@ func newSet(ranges []rune) *set {
 	return s
 }
 
-// literalSet is the set of one character, with those that fold to it.
+// literalSet returns the set of one character, with those that fold to it.
 func literalSet(r rune, fold bool) *set {
 	rs := []rune{r}
 	if fold {
@@ -141,8 +141,8 @@ func (s *set) search(r rune) bool {
 	return false
 }
 
-// width gives the bytes of the character at i if it is in the set, else 0. text
-// is UTF-8.
+// width returns the number of bytes of the character at i if it is in the set, else 0.
+// text must be UTF-8.
 func (s *set) width(text string, i int) int {
 	if i >= len(text) {
 		return 0

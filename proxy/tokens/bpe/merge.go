@@ -5,20 +5,20 @@ import "math"
 // part is one symbol of a word that is being merged.
 type part struct {
 	id         uint32
-	rank       uint32 // of the merge with the part behind it; none: there is none
+	rank       uint32 // rank of the merge with the next part; none if there is no merge
 	merged     uint32 // id of that merge
 	prev, next int32  // -1: none
-	gone       bool   // merged into the part before it
+	gone       bool   // merged into the previous part
 }
 
 const none = math.MaxUint32
 
-// scanMost is the longest word whose best merge is looked for by going over all
-// parts; longer ones, runs of one character mostly, keep a queue.
+// scanMost is the length of words up to which the best merge is found by a scan of all
+// parts. Longer words, mostly runs of one character, use a queue.
 const scanMost = 48
 
-// merge appends the ids of a word: from its bytes on, the pair of the lowest
-// rank is merged, the leftmost of equal ones first, until no pair has a rank.
+// merge appends the ids of a word. Starting with its bytes, it merges the pair of the
+// lowest rank, the leftmost of equal ones first, until no pair has a rank.
 func (e *encoder) merge(w string) {
 	e.start(w)
 	if len(w) <= scanMost {
@@ -41,14 +41,14 @@ func (e *encoder) start(w string) {
 	}
 }
 
-// finish appends what is left of the parts.
+// finish appends the ids of the remaining parts.
 func (e *encoder) finish() {
 	for i := int32(0); i >= 0; i = e.parts[i].next {
 		e.dst = append(e.dst, e.parts[i].id)
 	}
 }
 
-// rank looks up the merge of a part with the one behind it.
+// rank looks up the merge of a part with the next one.
 func (e *encoder) rank(i int32) {
 	p := &e.parts[i]
 	p.rank = none
@@ -60,7 +60,7 @@ func (e *encoder) rank(i int32) {
 	}
 }
 
-// join merges a part with the one behind it.
+// join merges a part with the next one.
 func (e *encoder) join(i int32) {
 	p := &e.parts[i]
 	right := &e.parts[p.next]
@@ -99,7 +99,7 @@ func (e *encoder) mergeByQueue() {
 	for len(e.queue) > 0 {
 		c := e.queue.pop()
 		if p := &e.parts[c.at]; p.gone || p.rank != c.rank {
-			continue // it changed since
+			continue // changed in the meantime
 		}
 		e.join(c.at)
 		e.offer(c.at)
@@ -126,8 +126,7 @@ func (c candidate) before(d candidate) bool {
 	return c.rank < d.rank || c.rank == d.rank && c.at < d.at
 }
 
-// queue is a heap of candidates. It stands in for container/heap, which
-// allocates for each of them.
+// queue is a heap of candidates. container/heap would allocate for each of them.
 type queue []candidate
 
 func (q *queue) push(c candidate) {

@@ -12,27 +12,27 @@ import (
 // split cuts a piece at the matches of a pattern.
 type split struct {
 	pattern     *pattern
-	onlyMatches bool // what lies between them is dropped
+	onlyMatches bool // the text between matches is dropped
 }
 
-// gpt2Pattern is what a ByteLevel pre-tokenizer with use_regex splits by.
+// gpt2Pattern is the split pattern of a ByteLevel pre-tokenizer with use_regex.
 const gpt2Pattern = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
-// White space as Oniguruma, the engine of the tokenizers library, has it for
-// \s in Unicode text, in the syntax of a class without its brackets. Go's own
-// \s is that of ASCII.
+// The white space that \s matches in Unicode text in Oniguruma, the engine of the
+// tokenizers library, in the syntax of a class without its brackets. Go's own \s
+// matches only ASCII.
 const space = `\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}`
 
-// The one lookahead that the patterns use, and the noncharacter that stands for
-// it while Go's parser, which knows none, reads the pattern.
+// The only lookahead in the patterns, and the noncharacter that replaces it for Go's
+// parser, which does not support it.
 const (
 	lookahead = `(?!\S)`
 	stand     = '\U0010FFFE'
 )
 
-// compilePattern reads a pattern of the subset in which Oniguruma and Go's
-// parser agree, or can be made to: literals, classes, groups, (?i:, greedy
-// quantifiers, alternatives of which the first that matches wins, and (?!\S).
+// compilePattern compiles a pattern of the subset in which Oniguruma and Go's parser
+// agree, or can be made to agree: literals, classes, groups, (?i:, greedy quantifiers,
+// alternatives of which the first match wins, and (?!\S).
 func compilePattern(source string) (*pattern, error) {
 	rewritten, err := rewrite(source)
 	if err != nil {
@@ -53,8 +53,8 @@ func compilePattern(source string) (*pattern, error) {
 	return &pattern{c.code}, nil
 }
 
-// rewrite turns a pattern into one of Go's syntax, and refuses what the two
-// engines read differently.
+// rewrite converts a pattern to Go's syntax, and rejects parts that the two engines
+// interpret differently.
 func rewrite(source string) (string, error) {
 	if strings.ContainsRune(source, stand) || strings.Contains(source, "&&") || strings.Contains(source, "[:") {
 		return "", errors.New("a class of the pattern is not supported")
@@ -149,7 +149,7 @@ func (c *compiler) emit(re *syntax.Regexp) error {
 	return nil
 }
 
-// emitAlternate emits a choice, whose alternatives all go on behind the last.
+// emitAlternate emits a choice. All alternatives continue after the last one.
 func (c *compiler) emitAlternate(subs []*syntax.Regexp) error {
 	choice := len(c.code)
 	c.code = append(c.code, instruction{op: opChoice})
@@ -169,8 +169,8 @@ func (c *compiler) emitAlternate(subs []*syntax.Regexp) error {
 	return nil
 }
 
-// emitLoop emits a repetition. Of anything but one character only the optional
-// form is known.
+// emitLoop emits a repetition. For anything but one character it supports only the
+// optional form.
 func (c *compiler) emitLoop(sub *syntax.Regexp, least, most int) error {
 	var body compiler
 	if err := body.emit(sub); err != nil {
@@ -186,8 +186,8 @@ func (c *compiler) emitLoop(sub *syntax.Regexp, least, most int) error {
 	return c.emitAlternate([]*syntax.Regexp{sub, {Op: syntax.OpEmptyMatch}})
 }
 
-// leastWidth is the number of characters that a match has at least, as far as
-// it matters whether that is none.
+// leastWidth returns a lower bound of the number of characters in a match; it is 0
+// exactly if a match may be empty.
 func leastWidth(re *syntax.Regexp) int {
 	switch re.Op {
 	case syntax.OpLiteral:

@@ -8,9 +8,8 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// assigned reports whether every character of a text has a class in the
-// Unicode of this build. Versions differ in those that have none, and only in
-// them.
+// assigned reports whether every character of a text has a class in the Unicode version
+// of this build. Only for other characters do versions differ.
 func assigned(text string) bool {
 	for i := 0; i < len(text); {
 		if text[i] < utf8.RuneSelf {
@@ -20,7 +19,7 @@ func assigned(text string) bool {
 		r, n := utf8.DecodeRuneInString(text[i:])
 		i += n
 		switch {
-		case r < 0x378, r >= 0x400 && r < 0x530, r >= 0x4E00 && r < 0xA000, r >= 0xAC00 && r < 0xD7A4: // most are
+		case r < 0x378, r >= 0x400 && r < 0x530, r >= 0x4E00 && r < 0xA000, r >= 0xAC00 && r < 0xD7A4: // most characters
 		case unicode.Is(unicode.Cn, r):
 			return false
 		}
@@ -28,14 +27,14 @@ func assigned(text string) bool {
 	return true
 }
 
-// normalize gives the normal form C of text; ok is false where the tokenizers
-// library, whose tables are those of Unicode 9, may give another one.
+// normalize returns the normal form C of text. ok is false if the tokenizers library,
+// whose tables are those of Unicode 9, may return another one.
 func normalize(text string) (form string, ok bool) {
 	if strings.ContainsFunc(text, isRecent) {
 		return "", false
 	}
 	form = norm.NFC.String(text)
-	// x/text puts joiners into runs of more than 30 marks (the Stream-Safe Text
+	// x/text inserts joiners into runs of more than 30 marks (the Stream-Safe Text
 	// Format of UAX 15); the library does not.
 	return form, strings.Count(form, joiner) == strings.Count(text, joiner)
 }
@@ -44,10 +43,10 @@ const joiner = "\u034f"
 
 func isRecent(r rune) bool { return r >= 0x7fd && unicode.Is(recent, r) }
 
-// recent are the characters that came after Unicode 9 and are reordered or
-// composed by normal form C: those that x/text (Unicode 15) and the tokenizers
-// library 0.23 treat differently, found by comparing the two over all of
-// Unicode, and the second half of a pair that only x/text composes.
+// recent are the characters added after Unicode 9 that normal form C reorders or
+// composes: those that x/text (Unicode 15) and the tokenizers library 0.23 treat
+// differently, found by comparing the two over all of Unicode, and the second half of a
+// pair that only x/text composes.
 var recent = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x07FD, 0x07FD, 1}, {0x0898, 0x089F, 1}, {0x08CA, 0x08D3, 1}, {0x09FE, 0x09FE, 1}, {0x0C3C, 0x0C3C, 1},

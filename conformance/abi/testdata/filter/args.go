@@ -16,7 +16,7 @@ import (
 //
 // The results follow the status in the log line.
 
-// slots is where the host writes; it lives in guest memory and never moves.
+// slots is the memory where the host writes; it never moves.
 var slots [16]uint64
 
 // argument is one word, resolved.
@@ -57,7 +57,7 @@ func (c *call) arguments(words []string) (args []argument) {
 	return args
 }
 
-// value makes the bytes of a value and keeps them until the callback ends.
+// value returns the bytes of a value and keeps them alive until the callback ends.
 func value(w string) (b []byte) {
 	defer func() { keep = append(keep, b) }()
 	switch {
@@ -177,8 +177,8 @@ func (c *call) invoke(name string, args []argument) uint32 {
 	return h.call(a)
 }
 
-// sweep calls a host function once for each way in which one of its pointers
-// or sizes can be wrong, the others being right.
+// sweep calls a host function once for each way in which one of its pointers or
+// sizes can be invalid, while the others are valid.
 func (c *call) sweep(name string, words []string) {
 	for i := range c.arguments(words) {
 		for n := 0; ; n++ {
@@ -194,8 +194,8 @@ func (c *call) sweep(name string, words []string) {
 	}
 }
 
-// wrong is the n-th way in which an argument can be wrong as memory is now; nil
-// when there are no more.
+// wrong returns the n-th invalid value of an argument for the present memory
+// size, nil when there are no more.
 func wrong(a argument, n int) []uint64 {
 	end := uint64(memoryEnd())
 	outs := []uint64{end - 1, end - 3, end, 0xffffffff, 0xfffffffd}

@@ -1,7 +1,8 @@
 package main
 
-// The host functions, raw: numbers in, a status out. Signatures are those of
-// section 2 of the specification (proxy-wasm/spec, abi-versions/v0.2.1).
+// The host functions without a wrapper: numbers as parameters, a status as
+// result. The signatures are those of section 2 of the specification
+// (proxy-wasm/spec, abi-versions/v0.2.1).
 
 //go:wasmimport env proxy_log
 func proxyLog(a0, a1, a2 uint32) uint32
@@ -111,7 +112,7 @@ func proxySetProperty(a0, a1, a2, a3 uint32) uint32
 //go:wasmimport env proxy_call_foreign_function
 func proxyCallForeignFunction(a0, a1, a2, a3, a4, a5 uint32) uint32
 
-// hostcall is one host function and how many arguments it takes.
+// hostcall is one host function with its number of arguments.
 type hostcall struct {
 	args int
 	call func(a []uint64) uint32

@@ -2,8 +2,8 @@ package main
 
 import "unsafe"
 
-// The callbacks; those of the header callbacks differ by version and stand in
-// their own files.
+// The callbacks. Those for headers differ by version and are in files of their
+// own.
 
 //go:wasmexport proxy_on_memory_allocate
 func allocate(size uint32) unsafe.Pointer {

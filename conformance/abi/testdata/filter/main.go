@@ -1,12 +1,12 @@
-// Command filter is a proxy-wasm guest that does what its configuration tells
-// it to, so that one module serves every test. It uses no SDK: what it shows is
-// what the host does.
+// Command filter is a proxy-wasm guest that does what its configuration says,
+// so that one module serves every test. It uses no SDK, so its behaviour shows
+// the host's.
 //
 // The configuration is a script. "[name]" begins a section, "callback: command"
-// says what a callback does; commands of one callback run in order. A stream
-// takes the section named by its request header x-script, else "main"; root
-// callbacks take "main", answers to calls the section of the stream that made
-// the call. Every command leaves a log line "section|callback|ctx|result".
+// sets what a callback does; the commands of one callback run in order. A
+// stream uses the section named by its request header x-script, else "main".
+// Root callbacks use "main"; an answer to a call uses the section of the stream
+// that made the call. Every command logs a line "section|callback|ctx|result".
 package main
 
 import (
@@ -17,13 +17,13 @@ import (
 
 func main() {}
 
-// command is one line of the script: words, of which the first says what.
+// command is one line of the script: words, the first of which is the command.
 type command struct {
 	when  string // "", "eos", "!eos" or a number: only the n-th time
 	words []string
 }
 
-// call is one callback that is being run.
+// call is one running callback.
 type call struct {
 	ctx    uint32
 	script string
@@ -42,10 +42,10 @@ var (
 	callers = map[uint32]uint32{} // call token -> context
 	parked  []waiting
 	counts  = map[string]int{}
-	last    uint64 // what the last call answered through an out pointer
+	last    uint64 // the last call's result in an out pointer
 	live    int
 	root    uint32
-	keep    [][]byte // memory that the host was given, until the callback ends
+	keep    [][]byte // memory for the host, kept alive until the callback ends
 	bomb    [][]byte
 )
 
@@ -54,7 +54,7 @@ type streamState struct {
 	calls   map[string]int
 }
 
-// waiting is a stream that asked to be woken.
+// waiting is a stream that asked to be resumed.
 type waiting struct {
 	ctx     uint32
 	section string
@@ -148,21 +148,21 @@ func (c *call) do(w []string) {
 		c.host(w[1], w[2:], false)
 	case "sweep":
 		c.sweep(w[1], w[2:])
-	case "park": // remember this stream and a call to make for it at the next wake
+	case "park": // store this stream and a call to make for it at the next wake
 		parked = append(parked, waiting{c.ctx, c.script, w[1:]})
 	case "wake":
 		all := parked
 		parked = nil
 		for _, p := range all {
 			if streams[p.ctx] == nil {
-				continue // gone meanwhile
+				continue // it has ended
 			}
 			proxySetEffectiveContext(p.ctx)
 			woken := *c
 			woken.script = p.section
 			woken.host(p.words[0], p.words[1:], true)
 		}
-	case "incr": // add one to a number in shared data, whatever others do
+	case "incr": // add one to a number in shared data, despite concurrent writers
 		c.increment(w[1])
 	case "return":
 		c.result = uint32(c.number(w[1]))

@@ -2,8 +2,8 @@ package main
 
 import "unsafe"
 
-// memoryEnd is one past the last byte of linear memory: an assembly stub,
-// because Go has no name for the instruction memory.size.
+// memoryEnd returns the size of linear memory. It is an assembly stub, because
+// Go has no name for the instruction memory.size.
 func memoryEnd() uint32 { return currentMemory() * 65536 }
 
 //go:linkname currentMemory runtime.currentMemory

@@ -4,7 +4,7 @@ package main
 
 import "unsafe"
 
-// What only 0.1.0 has.
+// The parts that only 0.1.0 has.
 
 //go:wasmimport env proxy_get_configuration
 func proxyGetConfiguration(a0, a1 uint32) uint32
@@ -42,7 +42,7 @@ func onResponseHeaders(ctx, count uint32) uint32 {
 	return stream(ctx, "response_headers", count, false)
 }
 
-// configuration reads the configuration that the callback in progress is about.
+// configuration reads the configuration for the running callback.
 func configuration(uint32) string {
 	var ptr, size uint32
 	if proxyGetConfiguration(uint32(uintptr(unsafe.Pointer(&ptr))), uint32(uintptr(unsafe.Pointer(&size)))) != 0 {

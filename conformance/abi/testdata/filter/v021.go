@@ -4,7 +4,7 @@ package main
 
 import "unsafe"
 
-// What 0.2.1 has and 0.1.0 has not.
+// The parts of 0.2.1 that 0.1.0 does not have.
 
 //go:wasmimport env proxy_continue_stream
 func proxyContinueStream(a0 uint32) uint32
@@ -43,7 +43,7 @@ func onForeignFunction(root, id, size uint32) {
 	run(&call{ctx: root, script: "main", name: "foreign_function", size: size, id: id})
 }
 
-// configuration reads a configuration buffer whole.
+// configuration reads a whole configuration buffer.
 func configuration(kind uint32) string {
 	var ptr, size uint32
 	if proxyGetBufferBytes(kind, 0, 1<<31-1, uint32(uintptr(unsafe.Pointer(&ptr))), uint32(uintptr(unsafe.Pointer(&size)))) != 0 {

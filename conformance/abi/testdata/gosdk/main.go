@@ -1,5 +1,5 @@
-// Command gosdk is a plugin against the official Go SDK as an author of Envoy
-// plugins writes one: what it does is chosen by a request header.
+// Command gosdk is a plugin that uses the official Go SDK, as authors of Envoy
+// plugins write one. A request header selects its actions.
 package main
 
 import (
@@ -38,7 +38,7 @@ func (p *plugin) OnPluginStart(int) types.OnPluginStartStatus {
 	return types.OnPluginStartStatusOK
 }
 
-// OnTick lets postponed requests go on.
+// OnTick continues postponed requests.
 func (p *plugin) OnTick() {
 	for _, id := range p.waiting {
 		if err := proxywasm.SetEffectiveContext(id); err == nil {
@@ -59,7 +59,7 @@ type stream struct {
 	total  int
 }
 
-// OnHttpRequestHeaders does what the header asks for.
+// OnHttpRequestHeaders does the actions that the header names.
 func (s *stream) OnHttpRequestHeaders(int, bool) types.Action {
 	s.plugin.counter.Increment(1)
 	s.mode, _ = proxywasm.GetHttpRequestHeader("x-script")
@@ -98,7 +98,7 @@ func (s *stream) answered(headers, size, _ int) {
 	_ = proxywasm.ResumeHttpRequest()
 }
 
-// OnHttpRequestBody holds the body until it is whole.
+// OnHttpRequestBody holds the body until it is complete.
 func (s *stream) OnHttpRequestBody(_ int, end bool) types.Action {
 	if s.mode == "body" && !end {
 		return types.ActionPause
@@ -135,7 +135,7 @@ func (s *stream) OnHttpResponseHeaders(int, bool) types.Action {
 	return types.ActionContinue
 }
 
-// OnHttpResponseBody adds up what passes, and changes it if asked to.
+// OnHttpResponseBody counts the bytes, and changes them if the header asks for it.
 func (s *stream) OnHttpResponseBody(size int, end bool) types.Action {
 	s.total += size
 	if s.mode == "body" && end {
@@ -144,7 +144,7 @@ func (s *stream) OnHttpResponseBody(size int, end bool) types.Action {
 	return types.ActionContinue
 }
 
-// OnHttpStreamDone says that the stream is over.
+// OnHttpStreamDone logs the end of the stream.
 func (s *stream) OnHttpStreamDone() {
 	proxywasm.LogInfof("stream %s done after %d bytes", s.mode, s.total)
 }

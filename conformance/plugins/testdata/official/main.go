@@ -1,6 +1,6 @@
-// Command official is the same plugin over the SDK of the proxy-wasm project,
-// where an init function registers it. The tests put ../tetratelabs/tour.go
-// beside this file, with the import path of that SDK.
+// Command official is the same plugin for the SDK of the proxy-wasm project,
+// where an init function registers it. The tests copy ../tetratelabs/tour.go
+// into this folder, with the import path of that SDK.
 package main
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/proxy-wasm/proxy-wasm-go-sdk/proxywasm"
 )
 
-// everything is the largest size that the SDK hands on whole.
+// everything is the largest size that the SDK passes on unchanged.
 const everything = math.MaxInt32
 
 func init() { proxywasm.SetVMContext(&vm{}) }

@@ -1,5 +1,5 @@
-// Command older is a plugin over a version of the SDK whose stubs need a build
-// tag: versions before v0.20.0 do.
+// Command older is a plugin for a version of the SDK before v0.20.0, whose
+// stubs need a build tag.
 package main
 
 import (

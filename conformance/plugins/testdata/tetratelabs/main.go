@@ -1,4 +1,4 @@
-// Command tetratelabs is a plugin over the SDK that was written for TinyGo, in
+// Command tetratelabs is a plugin for the SDK that was written for TinyGo, in
 // the form of its time: main registers it.
 package main
 
@@ -8,7 +8,7 @@ import (
 	"github.com/tetratelabs/proxy-wasm-go-sdk/proxywasm"
 )
 
-// everything is longer than a host can be asked for: the size is cut to its 32 bits.
+// everything is longer than the host's limit: the size is cut to 32 bits.
 const everything = math.MaxInt
 
 func main() { proxywasm.SetVMContext(&vm{}) }

@@ -11,7 +11,8 @@ import (
 	"github.com/tetratelabs/proxy-wasm-go-sdk/proxywasm/types"
 )
 
-// The plugin is a tour of the SDK: each request says in x-do what is to be done.
+// The plugin uses all parts of the SDK: the request header x-do selects the
+// action.
 
 type vm struct{ types.DefaultVMContext }
 
@@ -155,7 +156,7 @@ func (s *stream) OnHttpRequestHeaders(count int, end bool) types.Action {
 	return types.ActionContinue
 }
 
-// called lets the request go when the upstream says "yes".
+// called continues the request when the upstream answers "yes".
 func (s *stream) called(headers, size, trailers int) {
 	lines, err := proxywasm.GetHttpCallResponseHeaders()
 	if err != nil {
@@ -180,7 +181,7 @@ func (s *stream) OnHttpRequestBody(size int, end bool) types.Action {
 	}
 	body, err := proxywasm.GetHttpRequestBody(0, size)
 	must(err)
-	runtime.GC() // what the host wrote must outlive it
+	runtime.GC() // the host's data must survive a collection
 	must(proxywasm.ReplaceHttpRequestBody([]byte(strings.ToUpper(string(body)))))
 	must(proxywasm.PrependHttpRequestBody([]byte("<")))
 	must(proxywasm.AppendHttpRequestBody([]byte(">")))

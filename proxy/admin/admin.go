@@ -1,0 +1,105 @@
+// Package admin serves the endpoints of operators: health, metrics, engines, policies, the
+// requests that run and that have ended, the sidecar's policies, and drain. In a fleet the
+// coordinator answers for its workers, too.
+package admin
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/httpguard"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
+)
+
+// Options are the parts of the process that operators see and change. Fields that may be
+// nil say so. All functions are called concurrently.
+type Options struct {
+	Config   func() *config.Config // returns the configuration that is in force
+	Registry *engine.Registry
+	Gatherer prometheus.Gatherer // of GET /metrics
+	Policies Policies
+	Workers  Workers          // of a coordinator; nil: the process has none
+	Ready    http.HandlerFunc // answers GET /readyz
+	Drain    func()           // makes balancers send no more requests
+	Running  func() []RunningRow
+	// Explain returns the explanation of the last ended request with that id, false if
+	// there is none.
+	Explain func(id string) (explanation any, ok bool)
+	Perf    func() []json.RawMessage // rows of GET /perf_metrics, the oldest first
+	Sidecar func() *sidecar.Sidecar  // returns nil if the process is no sidecar
+	Log     *slog.Logger
+}
+
+// Handler returns the routes of operators. Routes that change something have another
+// method than GET. It does not check the caller: see Guard.
+func Handler(o Options) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+healthzPath, func(w http.ResponseWriter, _ *http.Request) {
+		downstream.JSON(w, 200, map[string]string{"status": "ok"})
+	})
+	mux.HandleFunc("GET "+readyzPath, o.Ready)
+	e := engines{o}
+	mux.HandleFunc("GET /v1/engines", e.list)
+	mux.HandleFunc("POST /v1/engines", e.add)
+	mux.HandleFunc("DELETE /v1/engines/{name}", e.remove)
+	mux.HandleFunc("GET /v1/pairs", e.pairs)
+	f := fleetView{o}
+	mux.Handle("GET /metrics", f.metrics())
+	mux.HandleFunc("GET /v1/policies", f.policies)
+	mux.HandleFunc("POST /v1/policies/{name}/reload", f.reload)
+	mux.HandleFunc("GET /v1/exchanges", f.running)
+	mux.HandleFunc("GET /v1/explain/{id}", f.explain)
+	mux.HandleFunc("GET /perf_metrics", f.perf)
+	mux.HandleFunc("POST /v1/drain", f.drain)
+	s := sidecarRoutes{o}
+	mux.HandleFunc("GET /v1/sidecar", s.with(s.show))
+	mux.HandleFunc("PUT /v1/sidecar/policies", s.with(s.setOrder))
+	mux.HandleFunc("DELETE /v1/sidecar/policies", s.with(s.resetOrder))
+	if o.Workers != nil {
+		mux.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
+			downstream.JSON(w, 200, o.Workers.List())
+		})
+	}
+	return mux
+}
+
+// The routes of probes, which need no token.
+const (
+	healthzPath = "/healthz"
+	readyzPath  = "/readyz"
+)
+
+// Token is the bearer token of the admin address.
+type Token struct {
+	// Text is never empty at an admin address.
+	Text string
+	// Generated says that the proxy has made the token itself. Then requests on loopback
+	// that only read need no token.
+	Generated bool
+}
+
+// Guard checks the callers of h at the admin address: their token, and that no web page
+// makes a browser call it. /healthz and /readyz need no token.
+func Guard(h http.Handler, cfg *config.Config, address net.Addr, token Token, log *slog.Logger) http.Handler {
+	reading := token.Generated && httpguard.Loopback(address)
+	return httpguard.Guard{
+		Name: "admin.listen", Address: address, Hosts: cfg.Admin.InternalHosts(cfg.Admin.Listen), Token: token.Text,
+		Types: []string{"application/json"}, Log: log,
+		Open: func(r *http.Request) bool {
+			get := r.Method == http.MethodGet || r.Method == http.MethodHead
+			return get && (reading || r.URL.Path == healthzPath || r.URL.Path == readyzPath)
+		},
+		Refuse: func(w http.ResponseWriter, _ *http.Request, status int, text string) {
+			code := map[int]string{401: "invalid_token", 403: "forbidden", 415: "unsupported_media_type"}[status]
+			downstream.Error(w, &openai.Error{Status: status, Code: code, Message: text})
+		},
+	}.Wrap(h)
+}

@@ -1,0 +1,146 @@
+package admin
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// EngineRow is one row of GET /v1/engines.
+type EngineRow struct {
+	Name      string    `json:"name"`
+	URL       string    `json:"url"`
+	Role      string    `json:"role"`
+	Connector string    `json:"connector"`
+	State     string    `json:"state"`
+	Ranks     []RankRow `json:"ranks"`
+	Model     string    `json:"model"`
+	Source    string    `json:"source"`
+	Facts     FactsRow  `json:"facts"`
+}
+
+// FactsRow has the known facts that the engine publishes about itself. They decide whether
+// two engines can be paired.
+type FactsRow struct {
+	Version       string       `json:"version,omitempty"`
+	Wire          string       `json:"wire,omitempty"`         // trtllm
+	BlockTokens   int          `json:"block_tokens,omitempty"` // of a KV block
+	KVCacheType   string       `json:"kv_cache_type,omitempty"`
+	DPSize        int          `json:"dp_size,omitempty"`
+	TPSize        int          `json:"tp_size,omitempty"`
+	PPSize        int          `json:"pp_size,omitempty"`
+	CPSize        int          `json:"cp_size,omitempty"`
+	Transfer      string       `json:"transfer,omitempty"` // sglang: its transfer backend
+	BootstrapPort int          `json:"bootstrap_port,omitempty"`
+	KVAddress     string       `json:"kv_address,omitempty"`
+	EngineIDs     []string     `json:"engine_ids,omitempty"`
+	Addresses     []netip.Addr `json:"addresses,omitempty"` // of the host of its URL
+}
+
+func factsRow(i *engine.Instance) FactsRow {
+	f := i.Facts()
+	row := FactsRow{
+		Version: f.Version, Wire: f.Wire, BlockTokens: i.BlockTokens(), KVCacheType: f.KVCacheType,
+		DPSize: f.DPSize, TPSize: f.TPSize, PPSize: f.PPSize, CPSize: f.CPSize, Transfer: f.Transfer,
+		BootstrapPort: f.BootstrapPort, EngineIDs: f.EngineIDs, Addresses: f.Addresses,
+	}
+	if !f.KVAddress.IsZero() {
+		row.KVAddress = f.KVAddress.String()
+	}
+	return row
+}
+
+// RankRow is the load of one rank.
+type RankRow struct {
+	Rank     int   `json:"rank"`
+	Requests int32 `json:"requests"`
+	Tokens   int64 `json:"tokens"`
+}
+
+// engines has the handlers of /v1/engines and /v1/pairs.
+type engines struct{ o Options }
+
+func (e engines) list(w http.ResponseWriter, _ *http.Request) {
+	rows := []EngineRow{}
+	for _, i := range e.o.Registry.Snapshot().Instances {
+		row := EngineRow{
+			Name: i.Spec.Name, URL: i.Spec.URL, Role: i.Role.String(), Connector: i.Spec.Connector,
+			State: i.State().String(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{}, Facts: factsRow(i),
+		}
+		if row.Model == "" {
+			row.Model = strings.Join(i.Facts().Models, ",")
+		}
+		for r := range i.Load {
+			row.Ranks = append(row.Ranks, RankRow{Rank: r, Requests: i.Load[r].Requests(), Tokens: i.Load[r].Tokens()})
+		}
+		rows = append(rows, row)
+	}
+	e.o.Registry.Settle()
+	downstream.JSON(w, 200, rows)
+}
+
+// maxEngineBody bounds the body of POST /v1/engines.
+const maxEngineBody = 64 << 10
+
+func (e engines) add(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxEngineBody))
+	var spec config.Engine
+	if err == nil {
+		spec, err = config.EngineFromJSON(body)
+	}
+	if err == nil && !e.o.Config().Admin.TrustAddedEngines {
+		err = spec.CheckAdded()
+	}
+	if err != nil {
+		refusal := &openai.Error{Status: 400, Code: "bad_engine", Message: err.Error()}
+		var problems config.Problems
+		if errors.As(err, &problems) {
+			refusal.Param = problems[0].Key
+		}
+		downstream.Error(w, refusal)
+		return
+	}
+	if err := e.o.Registry.Add(spec); err != nil {
+		text := err.Error()
+		if spec.APIKeyFile != "" || spec.CA != "" {
+			e.o.Log.Error("an added engine cannot be used", "error", err)
+			text = "the engine cannot be used; the log of the proxy has the reason" // the error tells about local files
+		}
+		downstream.Error(w, &openai.Error{Status: 400, Code: "bad_engine", Message: text})
+		return
+	}
+	downstream.JSON(w, 201, map[string]string{"name": spec.Name})
+}
+
+func (e engines) remove(w http.ResponseWriter, r *http.Request) {
+	drain := 60 * time.Second
+	if v := r.URL.Query().Get("drain"); v != "" {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 0 {
+			downstream.Error(w, &openai.Error{Status: 400, Code: "bad_value", Param: "drain", Message: "drain is a duration such as 60s"})
+			return
+		}
+		drain = d
+	}
+	if err := e.o.Registry.Remove(r.PathValue("name"), drain); err != nil {
+		status := 400
+		if errors.Is(err, engine.ErrUnknown) {
+			status = 404
+		}
+		downstream.Error(w, &openai.Error{Status: status, Code: "unknown_engine", Param: "name", Message: err.Error()})
+		return
+	}
+	downstream.JSON(w, 202, map[string]string{"name": r.PathValue("name"), "state": "draining"})
+}
+
+func (e engines) pairs(w http.ResponseWriter, _ *http.Request) {
+	downstream.JSON(w, 200, e.o.Registry.Pairs())
+}

@@ -1,0 +1,220 @@
+package admin
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// RunningRow is one row of GET /v1/exchanges.
+type RunningRow struct {
+	RequestID string  `json:"request_id"`
+	AgeMS     float64 `json:"age_ms"`
+	Flow      string  `json:"flow"`
+	Prefill   string  `json:"prefill"`
+	Decode    string  `json:"decode"`
+}
+
+// fleetView answers for this process and for its workers, if it has any.
+type fleetView struct{ o Options }
+
+// askWorkers sends a request to all workers. silent is the number of workers that gave no
+// answer.
+func (f fleetView) askWorkers(ctx context.Context, method, path string) (answers []WorkerAnswer, silent int) {
+	if f.o.Workers == nil {
+		return nil, 0
+	}
+	answers = f.o.Workers.Each(ctx, method, path, nil)
+	answered := answers[:0]
+	for _, a := range answers {
+		if a.Err != nil {
+			silent++
+			f.o.Log.Warn("a worker did not answer", "worker", a.Name, "path", path, "error", a.Err)
+			continue
+		}
+		answered = append(answered, a)
+	}
+	return answered, silent
+}
+
+// collect adds the JSON lists of all workers to own.
+func collect[T any](ctx context.Context, f fleetView, path string, own []T) []T {
+	answers, _ := f.askWorkers(ctx, http.MethodGet, path)
+	for _, a := range answers {
+		var rows []T
+		if a.Status != http.StatusOK || json.Unmarshal(a.Body, &rows) != nil {
+			f.o.Log.Warn("the answer of a worker cannot be used", "worker", a.Name, "path", path, "status", a.Status)
+			continue
+		}
+		own = append(own, rows...)
+	}
+	return own
+}
+
+// metrics answers GET /metrics. Workers answer their coordinator in the wire format.
+func (f fleetView) metrics() http.Handler {
+	gatherer := f.o.Gatherer
+	if f.o.Workers != nil {
+		gatherer = telemetry.NewFleet(gatherer, func() []telemetry.Process {
+			answers := f.o.Workers.Each(context.Background(), http.MethodGet, fleetMetrics, nil)
+			list := make([]telemetry.Process, len(answers))
+			for i, a := range answers {
+				list[i] = telemetry.Process{Name: a.Name, Text: a.Body, Failed: a.Err != nil || a.Status != http.StatusOK}
+			}
+			return list
+		})
+	}
+	show := promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, // one bad metric must not hide the others
+		ErrorLog:      slog.NewLogLogger(f.o.Log.Handler(), slog.LevelError),
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery == fleetQuery {
+			r.Header.Set("Accept", telemetry.WireFormat)
+		}
+		show.ServeHTTP(w, r)
+	})
+}
+
+// The request of a coordinator for the metrics of a worker.
+const (
+	fleetQuery   = "for=coordinator"
+	fleetMetrics = "/metrics?" + fleetQuery
+)
+
+var _ prometheus.Gatherer = (*telemetry.Fleet)(nil)
+
+// running answers GET /v1/exchanges, the oldest request first.
+func (f fleetView) running(w http.ResponseWriter, r *http.Request) {
+	rows := collect(r.Context(), f, "/v1/exchanges", f.o.Running())
+	slices.SortStableFunc(rows, func(a, b RunningRow) int { return cmp.Compare(b.AgeMS, a.AgeMS) })
+	downstream.JSON(w, 200, rows)
+}
+
+// perf answers GET /perf_metrics: the rows of one process after the other, each the oldest
+// first.
+func (f fleetView) perf(w http.ResponseWriter, r *http.Request) {
+	downstream.JSON(w, 200, collect(r.Context(), f, "/perf_metrics", f.o.Perf()))
+}
+
+// explain answers GET /v1/explain/{id} with the last ended request of that id.
+func (f fleetView) explain(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	if e, ok := f.o.Explain(id); ok {
+		downstream.JSON(w, 200, e)
+		return
+	}
+	answers, silent := f.askWorkers(r.Context(), http.MethodGet, "/v1/explain/"+url.PathEscape(id))
+	var last struct {
+		arrival float64
+		body    []byte
+	}
+	for _, a := range answers {
+		var e struct{ Arrival float64 }
+		if a.Status == http.StatusOK && json.Unmarshal(a.Body, &e) == nil && (last.body == nil || e.Arrival > last.arrival) {
+			last.arrival, last.body = e.Arrival, a.Body
+		}
+	}
+	if last.body == nil {
+		text := "no such exchange among the last ones that ended"
+		if silent > 0 {
+			text += fmt.Sprintf("; %d workers did not answer", silent)
+		}
+		downstream.Error(w, &openai.Error{Status: 404, Code: "unknown_request", Param: "request_id", Message: text})
+		return
+	}
+	downstream.JSON(w, 200, json.RawMessage(bytes.TrimSpace(last.body)))
+}
+
+// policies answers GET /v1/policies with the sums of all processes.
+func (f fleetView) policies(w http.ResponseWriter, r *http.Request) {
+	var sums []PolicyRow
+	for _, row := range collect(r.Context(), f, "/v1/policies", slices.Clone(f.o.Policies.List())) {
+		i := slices.IndexFunc(sums, func(o PolicyRow) bool {
+			return o.Name == row.Name && o.Phase == row.Phase && o.VersionSHA256 == row.VersionSHA256 && o.State == row.State
+		})
+		if i < 0 {
+			sums = append(sums, row)
+			continue
+		}
+		sums[i].add(row)
+	}
+	if sums == nil {
+		sums = []PolicyRow{}
+	}
+	downstream.JSON(w, 200, sums)
+}
+
+// reload answers POST /v1/policies/{name}/reload. A process without that policy does not
+// make the reload fail, because only workers have filters. If one process keeps its old
+// version the answer names it; the others have the new version.
+func (f fleetView) reload(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	refuse := func(status int, text string) {
+		downstream.Error(w, &openai.Error{Status: status, Code: "not_reloaded", Param: "name", Message: text})
+	}
+	err := f.o.Policies.Reload(name)
+	if err != nil && !errors.Is(err, ErrUnknownPolicy) {
+		refuse(409, err.Error())
+		return
+	}
+	answers, silent := f.askWorkers(r.Context(), http.MethodPost, "/v1/policies/"+url.PathEscape(name)+"/reload")
+	for _, a := range answers {
+		switch a.Status {
+		case http.StatusOK:
+			err = nil
+		case http.StatusNotFound:
+		default:
+			refuse(409, "worker "+a.Name+": "+errorText(a.Body))
+			return
+		}
+	}
+	if err != nil && silent == 0 {
+		refuse(404, err.Error())
+		return
+	}
+	f.done(w, map[string]any{"name": name, "state": "active"}, len(answers), silent)
+}
+
+// drain answers POST /v1/drain.
+func (f fleetView) drain(w http.ResponseWriter, r *http.Request) {
+	f.o.Drain()
+	answers, silent := f.askWorkers(r.Context(), http.MethodPost, "/v1/drain")
+	f.done(w, map[string]any{"status": "draining"}, len(answers), silent)
+}
+
+// done answers with the number of workers that have followed the order. If some gave no
+// answer the status is 504.
+func (f fleetView) done(w http.ResponseWriter, body map[string]any, workers, silent int) {
+	status := 200
+	if f.o.Workers != nil {
+		body["workers"], body["silent_workers"] = workers, silent
+		if silent > 0 {
+			status = 504
+		}
+	}
+	downstream.JSON(w, status, body)
+}
+
+// errorText returns the message of an answer with an error.
+func errorText(body []byte) string {
+	var e struct{ Error struct{ Message string } }
+	if json.Unmarshal(body, &e) != nil || e.Error.Message == "" {
+		return "it refused"
+	}
+	return e.Error.Message
+}

@@ -1,0 +1,56 @@
+package coordinator
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+// Internals that the tests of package coordinator_test use.
+const (
+	MostWaiting   = mostWaiting
+	BytesPerToken = bytesPerToken
+	UsualAnswer   = usualAnswer
+	LongAnswer    = longAnswer
+	MostSequence  = mostSequence
+)
+
+var Expected = expected
+
+// SetIDs makes the coordinator mint from s.
+func (l *Local) SetIDs(s *disaggid.Source) { l.mint = s }
+
+// SetFallback makes d answer where the Decider does not.
+func (l *Local) SetFallback(d Decider) { l.fallback = d }
+
+// HoldID takes an id into the set of those in flight.
+func (l *Local) HoldID(id uint64) bool { return l.live.Add(id) }
+
+// Waiting is how many jobs wait for Run.
+func (l *Local) Waiting() int { return len(l.background.queue) }
+
+// Settle does the jobs that wait for Run.
+func (l *Local) Settle() {
+	for {
+		select {
+		case j := <-l.background.queue:
+			l.background.run(j)
+		default:
+			return
+		}
+	}
+}
+
+// SequenceTable is the table of sequences by model.
+type SequenceTable = sequenceTable
+
+// Of returns the sequence of a pool's model.
+func (t *sequenceTable) Of(p *engine.Pool, s *engine.Snapshot) any { return t.of(p, s) }
+
+// Add adds a sequence of a model.
+func (t *sequenceTable) Add(model string) { (*t.models.Load())[model] = &sequence{} }
+
+// Models lists the models of the table.
+func (t *sequenceTable) Models() []string { return slices.Sorted(maps.Keys(*t.models.Load())) }

@@ -1,0 +1,323 @@
+// Package fleet is the protocol between worker processes and the coordinator that
+// places for all of them: the coordinator's Server, a worker's Client, and Follow for a
+// coordinator that stands by.
+package fleet
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+)
+
+// DefaultPatience is how long a worker waits for a placement.
+const DefaultPatience = 50 * time.Millisecond
+
+// ClientOptions is what a Client stands on. All but Token, OnTopic and Admin are
+// needed.
+type ClientOptions struct {
+	// Dial connects to the coordinator, over TLS (access.Credentials.Dial) unless by a
+	// Unix socket. It is called until ctx ends, by Run alone.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Fallback places while there is no coordinator, by what Mirror knows, and holds
+	// what this worker's exchanges load the instances of Mirror with.
+	Fallback Substitute
+	Mirror   Numbers
+	// OnTopic gets what the coordinator publishes, in the order in which it answers:
+	// a placement that names a new instance comes when OnTopic has returned. So it
+	// must be quick. value is good until it returns. An error ends the connection:
+	// what else comes over it cannot be understood without.
+	OnTopic func(topic Topic, value []byte) error
+	// Admin answers what the coordinator asks of this worker.
+	Admin http.Handler
+	Slot  int
+	Node  string
+	Token []byte // see ServerOptions.Token
+	Log   *slog.Logger
+	// Observer hears of the fallbacks of placements that failed.
+	Observer coordinator.Observer
+	Patience time.Duration // 0: DefaultPatience
+}
+
+// Substitute is the part of a coordinator.Local that a Client uses.
+type Substitute interface {
+	coordinator.Coordinator
+	CutFor(c *coordinator.Cut, model string, d coordinator.Demand)
+	Adopt(lease *coordinator.Lease, a coordinator.Adoption)
+	Lend(p *coordinator.Placement)
+}
+
+// Client is the Coordinator of a worker: it asks a Server in another process, and
+// its own Fallback while that does not answer. Safe for concurrent use.
+type Client struct {
+	o       ClientOptions
+	self    peer                               // Run's; its least epoch is the highest that this worker has known
+	session atomic.Pointer[session]            // nil: not connected
+	forms   atomic.Pointer[coordinator.Demand] // nil: no coordinator has told yet
+	scratch sync.Pool                          // of *scratch
+
+	redial chan struct{} // 1; another coordinator is to be dialled
+
+	mu    sync.Mutex
+	open  *remoteLease // the first of all that are not released; guarded by mu
+	leave func()       // the coordinator that is dialled or connected; guarded by mu
+}
+
+var _ coordinator.Coordinator = (*Client)(nil)
+
+// scratch is the memory of a call.
+type scratch struct {
+	out, in []byte
+	names   names
+}
+
+// NewClient returns a client; it does not dial before Run.
+func NewClient(o ClientOptions) *Client {
+	if o.Patience <= 0 {
+		o.Patience = DefaultPatience
+	}
+	c := &Client{o: o, self: newPeer(o.Slot, o.Node), redial: make(chan struct{}, 1)}
+	c.scratch.New = func() any { return &scratch{names: make(names)} }
+	return c
+}
+
+// Run keeps the connection to the coordinator until ctx ends.
+func (c *Client) Run(ctx context.Context) {
+	const first, most = 10 * time.Millisecond, time.Second
+	pause := first
+	for said := false; ctx.Err() == nil; {
+		began := time.Now()
+		err := c.connect(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		var refused *dialError
+		if !errors.As(err, &refused) || !said {
+			c.o.Log.Warn("no coordinator: requests are placed by what is known here", "error", err)
+		}
+		said = errors.As(err, &refused)
+		if time.Since(began) > most { // else it may go on like that
+			pause = first
+		}
+		select {
+		case <-ctx.Done():
+		case <-c.redial:
+			pause = first
+			continue
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, most)
+	}
+}
+
+// connect connects once, and serves the connection until it ends.
+func (c *Client) connect(ctx context.Context) error {
+	select {
+	case <-c.redial: // this is the dial that was asked for
+	default:
+	}
+	dialled, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c.leaveBy(cancel)
+	nc, epoch, process, err := dialCoordinator(dialled, c.o.Dial, c.o.Token, &c.self)
+	if err != nil {
+		return err
+	}
+	c.self.least = epoch
+	return c.serve(ctx, nc, epoch, process)
+}
+
+// leaveBy notes what Redial is to call.
+func (c *Client) leaveBy(leave func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.leave = leave
+}
+
+func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) error {
+	s := &session{client: c, process: process, ctx: ctx}
+	s.link = link.New(nc, s)
+	c.o.Log.Info("coordinator connected", "epoch", epoch)
+	c.leaveBy(func() { s.link.Close(errRedial) })
+	select {
+	case <-c.redial: // asked for since
+		s.link.Close(errRedial)
+	default:
+	}
+	err := s.link.Run(ctx)
+	c.session.CompareAndSwap(s, nil)
+	s.asked.Wait()
+	return err
+}
+
+// enter makes s the session, once it is told of every open lease.
+func (c *Client) enter(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w := c.open; w != nil; w = w.next {
+		w.move(s)
+	}
+	c.session.Store(s)
+}
+
+// Redial leaves the coordinator, or gives up one that does not answer yet, for Dial
+// to find another at once. What is placed until then is placed by the Fallback.
+func (c *Client) Redial() {
+	select {
+	case c.redial <- struct{}{}:
+	default:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leave != nil {
+		c.leave()
+	}
+}
+
+var errRedial = errors.New("another coordinator is to be asked")
+
+// Connected reports whether there is a coordinator that answers.
+func (c *Client) Connected() bool {
+	s := c.session.Load()
+	return s != nil && !s.suspect()
+}
+
+// Report tells the coordinator something, in order; false: there is none.
+func (c *Client) Report(b []byte) bool {
+	s := c.session.Load()
+	return s != nil && s.link.Send(kindReport, b, false) == nil
+}
+
+// Ready implements Coordinator.
+func (c *Client) Ready() bool { return c.o.Fallback.Ready() }
+
+// Needs implements Coordinator.
+func (c *Client) Needs() abi.Needs {
+	if f := c.forms.Load(); f != nil {
+		return f.Needs
+	}
+	return c.o.Fallback.Needs()
+}
+
+// Cut implements Coordinator.
+func (c *Client) Cut(to *coordinator.Cut, model string) {
+	if f := c.forms.Load(); f != nil {
+		c.o.Fallback.CutFor(to, model, *f)
+		return
+	}
+	c.o.Fallback.Cut(to, model)
+}
+
+// Computed implements Coordinator.
+func (c *Client) Computed(p *coordinator.Placement, key *coordinator.Key, prompt, cached int64) {
+	if p.Matched >= 0 && p.Lease != nil {
+		p.Lease.Computed(p.CacheReport(key, prompt, cached))
+	}
+}
+
+// granted is a placement with its lease, in one piece of memory.
+type granted struct {
+	coordinator.Placement
+	lease  coordinator.Lease
+	remote remoteLease
+	charge coordinator.Charge
+}
+
+// Place implements Coordinator. What the coordinator does not answer within the
+// patience, or at all, is placed here.
+func (c *Client) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Placement, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	s := c.session.Load()
+	if s == nil || s.suspect() {
+		return c.placeHere(ctx, a, s)
+	}
+	m := c.scratch.Get().(*scratch)
+	g, err := c.ask(ctx, s, a, m)
+	c.scratch.Put(m)
+	if errors.Is(err, errAway) {
+		return c.placeHere(ctx, a, s)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &g.Placement, nil
+}
+
+// ask has the coordinator place a request. errAway: it does not.
+func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scratch) (*granted, error) {
+	if a.Lookup.Done && a.Lookup.Process != s.process {
+		a.Lookup.Turn, a.Lookup.Process = unlooked(a.Lookup.Turn), s.process
+	}
+	lease := s.last.Add(1)
+	var ok bool
+	if m.out, ok = appendAsk(m.out[:0], lease, a, a.Lookup.Done, c.o.Mirror); !ok {
+		return nil, errAway
+	}
+	var err error
+	m.in, err = s.link.Call(ctx, kindPlace, m.out, m.in[:0], c.o.Patience)
+	if err != nil {
+		switch {
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+		case errors.Is(err, link.ErrLate):
+			s.doubt()
+			err = errAway
+		default:
+			err = errAway
+		}
+		s.drop(lease, m)
+		return nil, err
+	}
+	g := &granted{}
+	c.o.Fallback.Lend(&g.Placement)
+	looked := a.Lookup.Done
+	if err := readReply(m.in, a, g, c.o.Mirror, m.names); err != nil {
+		g.Recycle()
+		if errors.Is(err, link.ErrGarbage) {
+			s.link.Close(err)
+			return nil, errAway
+		}
+		if errors.Is(err, errAway) {
+			s.drop(lease, m)
+		}
+		return nil, err
+	}
+	if a.Lookup.Done && !looked {
+		a.Lookup.Process = s.process
+	}
+	if c.session.Load() != s { // its numbers may be another's by now
+		g.Recycle()
+		return nil, errAway
+	}
+	g.Facts.Flow, g.Facts.Request = g.Flow, a.Request
+	g.Lease = &g.lease
+	placed := coordinator.Adoption{Prefill: g.Prefill, Decode: g.Decode, ID: g.ID, Charge: g.charge}
+	g.lease.Attach(&g.remote)
+	c.o.Fallback.Adopt(&g.lease, placed)
+	c.keep(&g.remote, remoteLease{client: c, lease: &g.lease, placed: placed, session: s, number: lease})
+	return g, nil
+}
+
+// placeHere places a request without the coordinator, which is told of it.
+func (c *Client) placeHere(ctx context.Context, a *coordinator.Ask, s *session) (*coordinator.Placement, error) {
+	p, err := c.o.Fallback.Place(ctx, a)
+	if err != nil {
+		c.o.Observer.Fallback("place", coordinator.ReasonCoordinator)
+		return nil, err
+	}
+	p.Fallbacks = append(p.Fallbacks, coordinator.Fallback{What: "place", Reason: coordinator.ReasonCoordinator})
+	w := &remoteLease{}
+	p.Lease.Attach(w)
+	c.keep(w, remoteLease{client: c, lease: p.Lease, placed: coordinator.Adoption{Prefill: p.Prefill, Decode: p.Decode, ID: p.ID}})
+	return p, nil
+}

@@ -1,0 +1,309 @@
+package fleet
+
+import (
+	"context"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	mathrand "math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// A connection begins with a greeting, in which each side proves that it knows the
+// token, the worker first:
+//
+//	worker:      magic, version, its nonce
+//	coordinator: magic, version, its nonce
+//	worker:      length and rest of what it says of itself, proof
+//	coordinator: epoch, process, proof
+//
+// A proof is an HMAC-SHA256 of both nonces, of all that has been said and of the
+// channel: over TLS, keying material that only the two ends of this very connection
+// have (RFC 9266 does the same). So nobody between the two can pass a proof on. The
+// key is derived from the token and the role. Until a peer has proven itself, the
+// coordinator sends nothing that depends on the token. Only Unix sockets carry a
+// greeting without TLS.
+const (
+	magic   = "\x00pdlink"
+	version = 3
+
+	nonceSize = 16
+	proofSize = sha256.Size
+	helloSize = len(magic) + 1 + nonceSize
+	saysSize  = 8 + 8 // what the coordinator says: epoch and process
+	mostSays  = 1 << 10
+
+	roleWorker      = "worker"
+	roleCoordinator = "coordinator"
+	// channelLabel and channelSize are the keying material of TLS that proofs cover.
+	channelLabel = "EXPORTER-pdproxy-link"
+	channelSize  = 32
+)
+
+var (
+	errMagic   = errors.New("the peer does not speak the protocol of pdproxy's fleet")
+	errVersion = errors.New("the peer speaks another version of the fleet's protocol")
+	errToken   = errors.New("the peer does not know the token")
+	errClear   = errors.New("the peer does not encrypt the connection")
+)
+
+// peer is what a worker, or a coordinator that stands by, says of itself.
+type peer struct {
+	process uint64 // random, another for each process
+	slot    int
+	pid     int
+	node    string
+	standby bool   // it is a coordinator
+	least   uint64 // it does not follow a coordinator of a lower epoch
+}
+
+func (p *peer) append(dst []byte) []byte {
+	dst = binary.LittleEndian.AppendUint64(dst, p.process)
+	dst = binary.LittleEndian.AppendUint64(dst, p.least)
+	dst = wire.AppendText(wire.AppendUint(wire.AppendUint(dst, p.slot), p.pid), p.node)
+	if p.standby {
+		return append(dst, 1)
+	}
+	return append(dst, 0)
+}
+
+func (p *peer) read(b []byte) error {
+	r := newReader(b)
+	if b := r.Bytes(16); b != nil {
+		p.process, p.least = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
+	}
+	p.slot, p.pid = int(r.UintUpTo(1<<31-1)), int(r.UintUpTo(1<<31-1))
+	p.node, p.standby = string(r.Text()), r.UintUpTo(1) != 0
+	if !r.Done() {
+		return errMagic
+	}
+	return nil
+}
+
+func newPeer(slot int, node string) peer {
+	return peer{process: newProcess(), slot: slot, pid: os.Getpid(), node: node}
+}
+
+// newProcess names a process, never 0.
+func newProcess() uint64 { return mathrand.Uint64() | 1 }
+
+// prover makes and checks the proofs of one connection.
+type prover struct {
+	token []byte
+	said  hash.Hash // of the channel and all that has been said
+}
+
+// newProver returns a prover for the channel that a connection is.
+func newProver(nc net.Conn, token []byte) (*prover, error) {
+	p := &prover{token: token, said: sha256.New()}
+	switch t, secured := nc.(*link.TLS); {
+	case secured:
+		s := t.ConnectionState()
+		channel, err := s.ExportKeyingMaterial(channelLabel, nil, channelSize)
+		if err != nil {
+			return nil, err
+		}
+		p.said.Write(channel)
+	case overNetwork(nc):
+		return nil, errClear
+	}
+	return p, nil
+}
+
+// proof is that of a role, of all that has been said.
+func (p *prover) proof(role string) ([]byte, error) {
+	key, err := hkdf.Key(sha256.New, p.token, []byte("pdproxy fleet"), role, sha256.Size)
+	if err != nil {
+		return nil, err
+	}
+	h := hmac.New(sha256.New, key)
+	h.Write(p.said.Sum(nil))
+	return h.Sum(nil), nil
+}
+
+// check compares a peer's proof, in constant time.
+func (p *prover) check(role string, theirs []byte) error {
+	want, err := p.proof(role)
+	if err == nil && !hmac.Equal(theirs, want) {
+		err = errToken
+	}
+	return err
+}
+
+// hello is magic, version and nonce.
+func hello() []byte {
+	b := make([]byte, helloSize)
+	copy(b, magic)
+	b[len(magic)] = version
+	rand.Read(b[len(magic)+1:]) // never fails (crypto/rand)
+	return b
+}
+
+// readHello reads what hello made, of which the first bytes may have been read.
+func readHello(r io.Reader, begun []byte) ([]byte, error) {
+	b := make([]byte, helloSize)
+	n := copy(b, begun)
+	if _, err := io.ReadFull(r, b[n:]); err != nil {
+		return nil, err
+	}
+	if string(b[:len(magic)]) != magic {
+		return nil, errMagic
+	}
+	if v := b[len(magic)]; v != version {
+		return nil, fmt.Errorf("%w: %d, this is %d", errVersion, v, version)
+	}
+	return b, nil
+}
+
+// greetCoordinator is the worker's part. It returns what the coordinator says.
+func greetCoordinator(nc net.Conn, token []byte, self *peer) (epoch, process uint64, err error) {
+	p, err := newProver(nc, token)
+	if err != nil {
+		return 0, 0, err
+	}
+	mine := hello()
+	if _, err := nc.Write(mine); err != nil {
+		return 0, 0, err
+	}
+	theirs, err := readHello(nc, nil)
+	if err != nil {
+		return 0, 0, err
+	}
+	own := self.append(nil)
+	out := append(binary.LittleEndian.AppendUint16(nil, uint16(len(own))), own...)
+	p.said.Write(slices.Concat(mine, theirs, out))
+	proof, err := p.proof(roleWorker)
+	if err != nil {
+		return 0, 0, err
+	}
+	if _, err := nc.Write(append(out, proof...)); err != nil {
+		return 0, 0, err
+	}
+	b := make([]byte, saysSize+proofSize)
+	if _, err := io.ReadFull(nc, b); errors.Is(err, io.EOF) {
+		return 0, 0, errEnded
+	} else if err != nil {
+		return 0, 0, err
+	}
+	p.said.Write(b[:saysSize])
+	if err := p.check(roleCoordinator, b[saysSize:]); err != nil {
+		return 0, 0, err
+	}
+	return binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]), nil
+}
+
+// greetWorker is the coordinator's part; begun is what has been read of the
+// worker's.
+func greetWorker(nc net.Conn, begun, token []byte, epoch, process uint64) (who peer, err error) {
+	theirs, err := readHello(nc, begun)
+	if errors.Is(err, errVersion) {
+		_, _ = nc.Write(hello()) // for the peer's log; it is refused anyway
+	}
+	if err != nil {
+		return who, err
+	}
+	p, err := newProver(nc, token)
+	if err != nil {
+		return who, err
+	}
+	mine := hello()
+	if _, err := nc.Write(mine); err != nil {
+		return who, err
+	}
+	b := make([]byte, 2, 2+mostSays+proofSize)
+	if _, err := io.ReadFull(nc, b); err != nil {
+		return who, err
+	}
+	length := 2 + int(binary.LittleEndian.Uint16(b))
+	if length > 2+mostSays {
+		return who, errMagic
+	}
+	b = b[:length+proofSize]
+	if _, err := io.ReadFull(nc, b[2:]); err != nil {
+		return who, err
+	}
+	p.said.Write(slices.Concat(theirs, mine, b[:length]))
+	if err := p.check(roleWorker, b[length:]); err != nil {
+		return who, err
+	}
+	if err := who.read(b[2:length]); err != nil {
+		return who, err
+	}
+	says := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, epoch), process)
+	p.said.Write(says)
+	proof, err := p.proof(roleCoordinator)
+	if err != nil {
+		return who, err
+	}
+	if _, err := nc.Write(append(says, proof...)); err != nil {
+		return who, err
+	}
+	if who.least > epoch {
+		return who, errFenced
+	}
+	return who, nil
+}
+
+// refusal is what a Gate counts a failed greeting as.
+func refusal(err error) string {
+	switch {
+	case errors.Is(err, errVersion):
+		return access.ReasonVersion
+	case errors.Is(err, errToken):
+		return access.ReasonToken
+	case errors.Is(err, errFenced):
+		return access.ReasonEpoch
+	}
+	return access.ReasonProtocol
+}
+
+// dialError says that no connection to a coordinator came about.
+type dialError struct{ err error }
+
+// Error says so, and why.
+func (e *dialError) Error() string { return "connect to coordinator: " + e.err.Error() }
+
+// Unwrap returns why.
+func (e *dialError) Unwrap() error { return e.err }
+
+var (
+	errFenced = errors.New("its term is over: there is a later one")
+	errEnded  = errors.New("the coordinator ended the greeting: it has another token, or does not lead any more")
+)
+
+// dialCoordinator connects to a coordinator of at least the epoch self.least. Every
+// error is a dialError.
+func dialCoordinator(ctx context.Context, dial func(context.Context) (net.Conn, error), token []byte, self *peer) (_ net.Conn, epoch, process uint64, err error) {
+	nc, err := dial(ctx) // stays what it is: what ends with ctx may come late
+	if err != nil {
+		return nil, 0, 0, &dialError{err}
+	}
+	greeted := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	nc.SetDeadline(time.Now().Add(access.GreetingLimit))
+	epoch, process, err = greetCoordinator(nc, token, self)
+	if err == nil && epoch < self.least {
+		err = errFenced
+	}
+	if !greeted() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		nc.Close()
+		return nil, 0, 0, &dialError{err}
+	}
+	nc.SetDeadline(time.Time{})
+	return nc, epoch, process, nil
+}

@@ -1,0 +1,495 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// freed counts what has been freed, by the text that does so.
+type freed struct {
+	mu    sync.Mutex
+	count map[string]int // guarded by mu
+}
+
+func (f *freed) forget(k *KeptTurn) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.count == nil {
+		f.count = make(map[string]int)
+	}
+	f.count[string(k.Forget)]++
+}
+
+func (f *freed) of(forget string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.count[forget]
+}
+
+// want fails the test unless just these have been freed, once each.
+func (f *freed) want(t *testing.T, forgets ...string) {
+	t.Helper()
+	synctest.Wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := 0
+	for _, forget := range forgets {
+		n += f.count[forget]
+	}
+	if n != len(forgets) || len(f.count) != n {
+		t.Errorf("freed %v, want %q", f.count, forgets)
+	}
+}
+
+// turnsBubble runs a test of a wired world that keeps turns.
+func turnsBubble(t *testing.T, name string, test func(t *testing.T, w *wired, f *freed)) {
+	t.Helper()
+	f := new(freed)
+	bubble(t, name, func(so *ServerOptions, _ *ClientOptions) { so.OnForget = f.forget }, func(t *testing.T, w *wired) { test(t, w, f) })
+}
+
+// another returns another worker's client.
+func (w *wired) another(t *testing.T, change func(*ClientOptions)) *Client {
+	t.Helper()
+	mint, err := disaggid.New(1, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := ClientOptions{
+		Dial:     w.pipes.dial,
+		Fallback: placetest.Uncounted{Local: coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+		Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Slot: 4, Node: "here",
+	}
+	if change != nil {
+		change(&o)
+	}
+	c := NewClient(o)
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { c.Run(ctx) })
+	t.Cleanup(func() {
+		stop()
+		running.Wait()
+	})
+	synctest.Wait()
+	return c
+}
+
+// turnOf is a turn of some tokens that d keeps for a minute.
+func (w *wired) turnOf(t testing.TB, name, forget string, ids ...uint32) conversation.OnShelf[*KeptTurn] {
+	return conversation.OnShelf[*KeptTurn]{
+		Scope: "m", Name: name, IDs: ids, Expires: time.Now().Add(time.Minute),
+		Value: &KeptTurn{Holder: w.Target(t, "d", 0), Since: time.UnixMilli(77), Host: "h", Params: []byte(`{"p":1}`), Forget: []byte(forget)},
+	}
+}
+
+func (w *wired) keeps(t *testing.T, c *Client, name, forget string, ids ...uint32) {
+	t.Helper()
+	if !c.KeepTurn(w.turnOf(t, name, forget, ids...), time.Now()) {
+		t.Fatalf("%s is not kept", forget)
+	}
+}
+
+// finds fails the test unless a question ends so; forget is that of the turn that
+// is the asker's then.
+func (w *wired) finds(t *testing.T, c *Client, name string, ids []uint32, want Found, forget string) {
+	t.Helper()
+	k, found := c.TakeTurn(t.Context(), "m", name, ids)
+	if found != want || (k != nil) != (forget != "") || k != nil && string(k.Forget) != forget {
+		t.Fatalf("found %d, want %d: %+v", found, want, k)
+	}
+}
+
+// TestTurnsOfAFleet: what one worker has kept another takes, once and whole.
+func TestTurnsOfAFleet(t *testing.T) {
+	turnsBubble(t, "taken", func(t *testing.T, w *wired, f *freed) {
+		other := w.another(t, nil)
+		w.keeps(t, w.client, "c", "1", 1, 2, 3)
+		if !other.NamesTurn(t.Context(), "m", "c") || other.NamesTurn(t.Context(), "n", "c") || other.NamesTurn(t.Context(), "m", "") {
+			t.Error("it goes by another name")
+		}
+		w.finds(t, other, "", []uint32{1, 2, 4}, NothingKept, "")
+		k, found := other.TakeTurn(t.Context(), "m", "c", []uint32{1, 2, 3, 4})
+		if found != TurnTaken || k.Holder != w.Target(t, "d", 0) || !k.Since.Equal(time.UnixMilli(77)) || k.Host != "h" || string(k.Params) != `{"p":1}` {
+			t.Fatalf("found %d: %+v", found, k)
+		}
+		w.finds(t, w.client, "c", []uint32{1, 2, 3, 4}, NothingKept, "")
+		w.server.StandBy()
+		f.want(t)
+	})
+	turnsBubble(t, "replaced", func(t *testing.T, w *wired, f *freed) {
+		other := w.another(t, nil)
+		w.keeps(t, w.client, "c", "1", 1, 2)
+		w.keeps(t, other, "c", "2", 1, 2, 3)
+		f.want(t, "1")
+		w.finds(t, w.client, "c", []uint32{9}, TurnForgotten, "")
+		f.want(t, "1", "2")
+		w.finds(t, w.client, "c", []uint32{1, 2, 3}, NothingKept, "")
+		if w.client.KeepTurn(w.turnOf(t, "", "3", make([]uint32, link.MostFrame/4)...), time.Now()) {
+			t.Error("more is kept than a frame holds")
+		}
+		f.want(t, "1", "2")
+	})
+	turnsBubble(t, "expired", func(t *testing.T, w *wired, f *freed) {
+		w.keeps(t, w.client, "c", "1", 1, 2)
+		later(time.Minute)
+		w.finds(t, w.client, "c", []uint32{1, 2}, NothingKept, "")
+		f.want(t)
+	})
+	turnsBubble(t, "by nobody", func(t *testing.T, w *wired, f *freed) {
+		w.keeps(t, w.client, "c", "1", 1, 2)
+		w.server.StandBy()
+		f.want(t, "1")
+		w.server.Lead(6)
+		later(2 * time.Second)
+		w.finds(t, w.client, "c", []uint32{1, 2}, NothingKept, "")
+	})
+	bubble(t, "not at all", nil, func(t *testing.T, w *wired) {
+		if w.client.KeepTurn(w.turnOf(t, "c", "1", 1), time.Now()) {
+			t.Error("a coordinator that frees nothing keeps something")
+		}
+	})
+}
+
+// TestTurnsOfTheGone: a holder that one of the two does not know.
+func TestTurnsOfTheGone(t *testing.T) {
+	turnsBubble(t, "to the taker", func(t *testing.T, w *wired, f *freed) {
+		blind := w.another(t, func(o *ClientOptions) { o.Mirror = numbersOf{} })
+		w.keeps(t, w.client, "c", "1", 1, 2)
+		w.finds(t, blind, "c", []uint32{1, 2}, TurnLost, "")
+		later(link.Linger)
+		f.want(t, "1")
+		if blind.KeepTurn(w.turnOf(t, "c", "2", 1, 2), time.Now()) {
+			t.Error("a turn of nobody is kept")
+		}
+	})
+	turnsBubble(t, "to the coordinator", func(t *testing.T, w *wired, f *freed) {
+		d := w.Target(t, "d", 0)
+		wrong := w.another(t, func(o *ClientOptions) { o.Mirror = numbersOf{d.Instance: 999} })
+		if wrong.KeepTurn(w.turnOf(t, "c", "1", 1, 2), time.Now()) {
+			t.Error("a turn of nobody is kept")
+		}
+		w.server.StandBy()
+		f.want(t)
+	})
+}
+
+// TestTurnsWithoutCoordinator: nobody keeps them, and nobody waits.
+func TestTurnsWithoutCoordinator(t *testing.T) {
+	turnsBubble(t, "gone", func(t *testing.T, w *wired, f *freed) {
+		w.keeps(t, w.client, "c", "1", 1, 2)
+		w.pipes.fall(true)
+		w.server.StandBy()
+		later(time.Second)
+		began := time.Now()
+		if w.client.KeepTurn(w.turnOf(t, "c", "2", 1, 2), began) || w.client.NamesTurn(t.Context(), "m", "c") {
+			t.Error("kept by nobody knows whom")
+		}
+		w.finds(t, w.client, "c", []uint32{1, 2}, TurnAway, "")
+		if time.Since(began) != 0 {
+			t.Errorf("waited %v", time.Since(began))
+		}
+		f.want(t, "1")
+	})
+}
+
+// TestLateTurns: an answer that comes too late leaves a turn with just one of the
+// two, who frees it; the next question does not wait again.
+func TestLateTurns(t *testing.T) {
+	held := func(t *testing.T, w *wired, test func()) {
+		t.Helper()
+		c := w.pipes.last()
+		c.hold()
+		began := time.Now()
+		test()
+		if took := time.Since(began); took > DefaultPatience+4*link.Linger {
+			t.Errorf("waited %v", took)
+		}
+		c.let()
+		later(2 * time.Second)
+	}
+	turnsBubble(t, "shown by the worker", func(t *testing.T, w *wired, f *freed) {
+		held(t, w, func() {
+			// What the reader of the link has under way may let one answer in.
+			for n := uint32(0); w.client.KeepTurn(w.turnOf(t, "", fmt.Sprint(n), n), time.Now()); n++ {
+				if n > 2 {
+					t.Fatal("answered by one who cannot be heard")
+				}
+			}
+			if w.client.KeepTurn(w.turnOf(t, "", "after", 7, 7), time.Now()) {
+				t.Error("it is asked again")
+			}
+		})
+		w.idleTurns(t)
+		w.finds(t, w.client, "", []uint32{7, 7}, NothingKept, "")
+		if f.of("after") != 0 {
+			t.Error("what was the worker's is freed by the coordinator")
+		}
+	})
+	turnsBubble(t, "shown to the worker", func(t *testing.T, w *wired, f *freed) {
+		for n := range uint32(4) {
+			w.keeps(t, w.client, "", fmt.Sprint(n), n+1)
+		}
+		took, late := 0, ""
+		held(t, w, func() {
+			for n := range uint32(4) {
+				k, found := w.client.TakeTurn(t.Context(), "m", "", []uint32{n + 1})
+				switch {
+				case found == TurnTaken:
+					took++
+				case k != nil: // it is the caller's to free
+					late = string(k.Forget)
+				}
+			}
+		})
+		if took > 1 {
+			t.Errorf("%d taken from one who cannot be heard", took)
+		}
+		w.idleTurns(t)
+		w.server.StandBy()
+		synctest.Wait()
+		for n := took; n < 4; n++ {
+			if forget := fmt.Sprint(n); f.of(forget) != 1 && forget != late {
+				t.Errorf("turn %s was freed %d times", forget, f.of(forget))
+			}
+		}
+	})
+	turnsBubble(t, "client leaves", func(t *testing.T, w *wired, f *freed) {
+		w.keeps(t, w.client, "", "1", 1)
+		ctx, leave := context.WithCancel(t.Context())
+		leave()
+		if k, found := w.client.TakeTurn(ctx, "m", "", []uint32{1}); found != TurnTaken && k == nil {
+			later(time.Second)
+			w.idleTurns(t)
+			f.want(t, "1")
+		}
+	})
+}
+
+// idleTurns fails the test if turns are between a worker and the coordinator.
+func (w *wired) idleTurns(t *testing.T) {
+	t.Helper()
+	w.server.mu.Lock()
+	defer w.server.mu.Unlock()
+	for _, o := range w.server.workers {
+		o.mu.Lock()
+		if n := len(o.passing.kept) + len(o.passing.taken); n != 0 {
+			t.Errorf("%d turns are between worker and coordinator", n)
+		}
+		o.mu.Unlock()
+	}
+}
+
+// TestTurnsOnTheWay: a connection that is lost between the two calls by which a turn
+// changes hands. The coordinator frees what it had been shown, and what it had shown.
+func TestTurnsOnTheWay(t *testing.T) {
+	for name, lose := range map[string]func(*wired){
+		"cut":      func(w *wired) { w.pipes.last().cut() },
+		"left":     func(w *wired) { w.client.Redial() },
+		"replaced": func(w *wired) { w.server.workers[1].end() },
+		"stopped":  func(w *wired) { w.server.StandBy() },
+	} {
+		turnsBubble(t, name, func(t *testing.T, w *wired, f *freed) {
+			w.keeps(t, w.client, "", "taken", 1)
+			w.keeps(t, w.client, "", "shown", 2)
+			w.finds(t, w.client, "", []uint32{1}, TurnTaken, "taken")
+			s, m := w.client.session.Load(), &scratch{}
+			o := w.turnOf(t, "", "kept", 3)
+			m.out, _ = appendKeep(nil, 100, &o, time.Now(), w.client.o.Mirror)
+			if yes, err := s.hand(t.Context(), kindKeep, m); !yes || err != nil {
+				t.Fatal(yes, err)
+			}
+			m.out = appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(nil, uint64(101)), "m"), ""), []uint32{2})
+			if err := s.call(t.Context(), kindTake, m); err != nil || len(m.in) < 2 || m.in[0] != byte(TurnTaken) {
+				t.Fatal(m.in, err)
+			}
+			f.want(t)
+			lose(w)
+			later(link.Linger)
+			f.want(t, "shown", "kept")
+			m.out = wire.AppendUint(m.out[:0], uint64(101))
+			if mine, err := s.hand(t.Context(), kindTook, m); mine {
+				t.Error("what was freed is the worker's", err)
+			}
+		})
+	}
+}
+
+// TestTurnsHammer: workers over a real socket keep and take turns, and lose their
+// connections all the time. Each turn is taken once at most, and freed by somebody
+// unless it is; never both.
+func TestTurnsHammer(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	f := new(freed)
+	s := NewServer(ServerOptions{Local: w.Local, Log: placetest.Quiet(), OnForget: f.forget, Epoch: 1})
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var serving, running, all sync.WaitGroup
+	serving.Go(func() {
+		if err := s.Serve(ctx, l); err != nil {
+			t.Error(err)
+		}
+	})
+	var clients []*Client
+	workers, leave := context.WithCancel(t.Context())
+	for slot := range 4 {
+		mint, err := disaggid.New(1, slot+4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := NewClient(ClientOptions{
+			Dial:     func(context.Context) (net.Conn, error) { return net.Dial("unix", path) },
+			Fallback: placetest.Uncounted{Local: coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+			Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Slot: slot, Patience: time.Second,
+		})
+		clients = append(clients, c)
+		running.Go(func() { c.Run(workers) })
+	}
+	const each, names = 400, 8
+	var pulled, refused sync.Map // by forget
+	var made, taken atomic.Int64
+	wired := &wired{world: w}
+	for g := range 8 {
+		all.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(g), 2))
+			for n := range each {
+				c := clients[r.IntN(len(clients))]
+				for r.IntN(8) > 0 && !c.Connected() {
+					time.Sleep(100 * time.Microsecond) // the socket is a real one
+				}
+				id := r.Uint32N(64)
+				if r.IntN(2) == 0 {
+					forget := fmt.Sprint(g, " ", n)
+					made.Add(1)
+					if !c.KeepTurn(wired.turnOf(t, fmt.Sprint(r.IntN(names)), forget, id), time.Now()) {
+						refused.Store(forget, true)
+					}
+				} else if k, found := c.TakeTurn(t.Context(), "m", fmt.Sprint(r.IntN(names)), []uint32{id, 1}); found == TurnTaken {
+					taken.Add(1)
+					if _, again := pulled.LoadOrStore(string(k.Forget), true); again {
+						t.Errorf("turn %s is taken twice", k.Forget)
+					}
+				} else if k != nil {
+					refused.Store(string(k.Forget), true)
+				}
+				if r.IntN(40) == 0 {
+					c.Redial()
+				}
+			}
+		})
+	}
+	all.Wait()
+	leave()
+	running.Wait()
+	s.StandBy()
+	cancel()
+	serving.Wait()
+	for g := range 8 {
+		for n := range each {
+			forget := fmt.Sprint(g, " ", n)
+			_, wasPulled := pulled.Load(forget)
+			_, own := refused.Load(forget)
+			if free := own || f.of(forget) > 0; wasPulled && free {
+				t.Errorf("turn %s is pulled, and freed", forget)
+			}
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	gone := map[string]bool{}
+	for forget := range f.count {
+		gone[forget] = true
+	}
+	refused.Range(func(forget, _ any) bool { gone[forget.(string)] = true; return true })
+	if left := made.Load() - taken.Load() - int64(len(gone)); left != 0 {
+		t.Errorf("%d of %d turns were neither taken nor freed", left, made.Load())
+	}
+	if taken.Load() == 0 {
+		t.Error("none was taken")
+	}
+}
+
+// FuzzTurns: whatever a worker sends of turns, each that the coordinator has is freed
+// in the end, and an answer reads as it was written.
+func FuzzTurns(f *testing.F) {
+	w := newWorld(f, "p prefill", "d decode")
+	numbers := placetest.Same{Reg: w.Reg}
+	now := time.Now()
+	o := (&wired{world: w}).turnOf(f, "c", "forget", 1, 2)
+	keep, _ := appendKeep(nil, 1, &o, now, numbers)
+	take := appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(nil, uint64(1)), "m"), "c"), []uint32{1, 2, 3})
+	one := wire.AppendUint(nil, uint64(1))
+	named := wire.AppendText(wire.AppendText(nil, "m"), "c")
+	for _, seed := range []struct {
+		first  uint8
+		a      []byte
+		second uint8
+		b      []byte
+	}{{kindKeep, keep, kindKept, one}, {kindKeep, keep, kindTake, take}, {kindTake, take, kindTook, one}, {kindKeep, keep, kindUntake, one},
+		{kindNamed, named, kindTake, keep}, {kindKeep, take, kindKeep, keep[:len(keep)-1]}} {
+		f.Add(seed.first, seed.a, seed.second, seed.b)
+	}
+	f.Fuzz(func(t *testing.T, first uint8, a []byte, second uint8, b []byte) {
+		freed := new(freed)
+		s := NewServer(ServerOptions{Local: w.Local, Log: placetest.Quiet(), OnForget: freed.forget})
+		mine, theirs := net.Pipe()
+		defer mine.Close()
+		defer theirs.Close()
+		one := &worker{s: s, ctx: t.Context(), leases: make(map[uint64]lent)}
+		one.conn = link.New(theirs, one)
+		for _, frame := range []struct {
+			kind    uint8
+			payload []byte
+		}{{kindKeep, keep}, {first, a}, {second, b}} {
+			var err error
+			if frame.kind == kindUntake {
+				err = one.Message(frame.kind, frame.payload)
+			} else if frame.kind >= kindNamed && frame.kind <= kindTook {
+				err = one.Call(1, frame.kind, frame.payload)
+			}
+			if err != nil && !errors.Is(err, link.ErrGarbage) {
+				t.Fatal(err)
+			}
+		}
+		one.end()
+		s.forgetTurns()
+		if p := one.passing; len(p.kept)+len(p.taken) != 0 || !s.turns.Empty() {
+			t.Fatalf("%+v is left", p)
+		}
+		for _, answer := range [][]byte{a, b} {
+			k, found, err := readTaken(answer, numbers)
+			if err != nil || found != TurnTaken {
+				continue
+			}
+			again := conversation.OnShelf[*KeptTurn]{Value: k, Expires: now}
+			out, ok := appendKeep(nil, 1, &again, now, numbers)
+			r := newReader(out)
+			if _, o := readKeep(&r, now); !ok || r.Failed() {
+				t.Fatalf("%+v has no form", k)
+			} else if back, err := readKept(o.Value, numbers); err != nil || back.Holder != k.Holder || !back.Since.Equal(k.Since) ||
+				back.Host != k.Host || string(back.Params) != string(k.Params) || string(back.Forget) != string(k.Forget) {
+				t.Fatalf("%+v reads as %+v: %v", k, back, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,113 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// remoteLease is a worker's lease at the coordinator. The leases that are open are
+// in the client's list.
+type remoteLease struct {
+	client *Client
+	lease  *coordinator.Lease
+	placed coordinator.Adoption // without what is left of its charge
+
+	// Guarded by the lease's mutex.
+	session *session // whose coordinator has the lease; nil: no coordinator has it
+	number  uint64   // of the lease at that coordinator
+	cleanup []byte   // of an orphan; nil once the answer has begun
+
+	next, prev *remoteLease // guarded by Client.mu
+}
+
+// keep puts a lease into the list. It tells the coordinator of the lease unless that
+// coordinator made it.
+func (c *Client) keep(w *remoteLease, as remoteLease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*w = as
+	if w.next = c.open; w.next != nil {
+		w.next.prev = w
+	}
+	c.open = w
+	if s := c.session.Load(); s != w.session {
+		w.move(s)
+	}
+}
+
+// Forget takes the lease off the list.
+func (w *remoteLease) Forget() {
+	c := w.client
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.next != nil {
+		w.next.prev = w.prev
+	}
+	if w.prev != nil {
+		w.prev.next = w.next
+	} else {
+		c.open = w.next
+	}
+	w.next, w.prev = nil, nil
+}
+
+// move gives the lease to s's coordinator and tells that of it; nil: no coordinator
+// has the lease.
+func (w *remoteLease) move(s *session) {
+	w.lease.Locked(func(open bool, left coordinator.Charge) {
+		w.session = s
+		if s == nil || !open {
+			return
+		}
+		w.number = s.last.Add(1)
+		a := w.placed
+		a.Charge = left
+		s.link.Send(kindAdopt, appendAdoption(nil, w.number, &a, w.client.o.Mirror, w.cleanup), false)
+	})
+}
+
+// SetOrphanCleanup sets the clean-up that PrefillDone sends.
+func (w *remoteLease) SetOrphanCleanup(cleanup []byte) { w.cleanup = cleanup }
+
+// PrefillDone tells the coordinator that the prompt is computed.
+func (w *remoteLease) PrefillDone(took time.Duration) { w.send(kindDone, took, w.cleanup) }
+
+// Answered tells the coordinator that the leg that answers has the prompt's KV.
+func (w *remoteLease) Answered(took time.Duration) {
+	w.cleanup = nil
+	w.send(kindAnswered, took, nil)
+}
+
+// Release tells the coordinator that the lease has ended.
+func (w *remoteLease) Release() {
+	w.cleanup = nil
+	if w.session != nil {
+		m := w.client.scratch.Get().(*scratch)
+		w.session.drop(w.number, m)
+		w.client.scratch.Put(m)
+	}
+}
+
+// Computed tells the coordinator what an engine reports of its cache.
+func (w *remoteLease) Computed(c coordinator.CacheReport) {
+	if w.session == nil {
+		return
+	}
+	m := w.client.scratch.Get().(*scratch)
+	defer w.client.scratch.Put(m)
+	m.out = wire.AppendInt(wire.AppendInt(wire.AppendUint(m.out[:0], w.number), c.Prompt), c.Cached)
+	m.out = appendHashes(appendBlock(m.out, c.Block), c.Blocks)
+	w.session.link.Send(kindComputed, m.out, false)
+}
+
+func (w *remoteLease) send(kind uint8, took time.Duration, cleanup []byte) {
+	if w.session == nil {
+		return
+	}
+	m := w.client.scratch.Get().(*scratch)
+	defer w.client.scratch.Put(m)
+	m.out = append(appendDuration(wire.AppendUint(m.out[:0], w.number), took), cleanup...)
+	w.session.link.Send(kind, m.out, len(cleanup) > 0)
+}

@@ -1,0 +1,322 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// ServerOptions is what a Server stands on. Local and Log are needed. The
+// functions are called by many goroutines and must not block; nil: not called.
+type ServerOptions struct {
+	Local *coordinator.Local
+	Log   *slog.Logger
+	// Gate lets workers in. Nil: it lets in those that come over a Unix socket.
+	Gate *access.Gate
+	// Token is what workers must know; empty where nobody else reaches the listener.
+	Token []byte
+	// Epoch is that of the coordinator's term: a worker that has known a higher one
+	// does not follow it.
+	Epoch uint64
+	// Standby is a Server that serves nobody before Lead.
+	Standby bool
+	// Homes answers a standby's question for homes of conversations; more: there
+	// are further ones. Nil: there are no standbys.
+	Homes func(dst, question []byte) (answer []byte, more bool, err error)
+	// OnWorker hears of a worker before its first frame is read, and after its last.
+	OnWorker func(w WorkerRow, here bool)
+	// OnReport gets what a worker reports, in order; report is good until it returns.
+	OnReport func(worker int, report []byte)
+	// OnOrphan gets what a worker that died had told Lease.Owe of each placement
+	// whose answer had not begun.
+	OnOrphan func(cleanup []byte)
+	// OnForget gets turns that nobody will take: they are to be freed. Nil: none are
+	// kept.
+	OnForget func(*KeptTurn)
+}
+
+// Server is a coordinator for workers: it answers their Clients out of a Local,
+// holds their leases as long as their connections last, and keeps them informed.
+type Server struct {
+	o       ServerOptions
+	process uint64
+	numbers atomic.Pointer[ownNumbers]
+	asks    sync.Pool // of *heard
+	others  *access.Queue
+	turns   *conversation.Shelf[[]byte] // that decode engines keep, in the form of the wire
+
+	mu           sync.Mutex
+	last         int // number of the last worker; guarded by mu
+	workers      map[int]*worker
+	disconnected map[*worker]bool // processes that may reconnect within reconnectGrace; guarded by mu
+	term         *term            // nil: it stands by; guarded by mu
+	topics       [topics][]byte   // the latest of each; guarded by mu
+}
+
+// WorkerRow is a worker as an operator sees it.
+type WorkerRow struct {
+	Number int       `json:"number"` // of its connection, never given again
+	Slot   int       `json:"slot"`
+	Node   string    `json:"node"`
+	PID    int       `json:"pid"`
+	Since  time.Time `json:"since"`
+	Leases int       `json:"leases"` // open ones
+}
+
+// NewServer returns a server; it starts nothing.
+func NewServer(o ServerOptions) *Server {
+	if o.Gate == nil {
+		o.Gate = access.NewGate(access.GateOptions{Log: o.Log})
+	}
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
+	s.asks.New = func() any { return new(heard) }
+	if !o.Standby {
+		s.Lead(o.Epoch)
+	}
+	return s
+}
+
+// Serve serves the workers that connect to l, which it closes, until ctx ends, and
+// returns when their leases are released and OnOrphan has been told of those that have
+// died. It may be called for several listeners.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	return access.Accept(ctx, l, s.o.Log, func(nc net.Conn) { s.serve(ctx, nc) })
+}
+
+// Others is a listener of the connections that come to the listeners of Serve and
+// are those of HTTP clients. Close does not end those of Serve.
+func (s *Server) Others(address net.Addr) net.Listener { return s.others.Listener(address) }
+
+// serve greets one peer and serves it until the connection ends.
+func (s *Server) serve(ctx context.Context, nc net.Conn) {
+	t := s.enter()
+	if t == nil {
+		nc.Close()
+		return
+	}
+	done := sync.OnceFunc(t.workers.Done)
+	defer done()
+	working, end := within(ctx, t.working)
+	defer end()
+	v := s.o.Gate.Receive(working, nc)
+	switch {
+	case v == nil:
+		return
+	case v.HTTP:
+		s.others.Offer(working, v)
+		return
+	}
+	who, err := greetWorker(v.Conn, v.Begun, s.o.Token, t.epoch, s.process)
+	if err != nil {
+		v.Refuse(refusal(err), err)
+		return
+	}
+	if !v.Admit() {
+		return
+	}
+	nc = v.Conn
+	if !who.standby {
+		w, orphans := s.attend(working, nc, who)
+		done() // a step-down does not wait for the clean-ups
+		if len(orphans) > 0 {
+			s.runOrphanCleanups(working, w, orphans, overNetwork(nc))
+		}
+		return
+	}
+	t.standbys.Add(1) // before done: StandBy waits for these later
+	defer t.standbys.Done()
+	done()
+	shadowed, leave := within(ctx, t.shadowed)
+	defer leave()
+	s.inform(shadowed, t, nc, who)
+}
+
+// attend serves a worker until its connection ends, and says what became of it:
+// orphans are to be buried.
+func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, orphans [][]byte) {
+	w = &worker{s: s, peer: who, ctx: ctx, since: time.Now(), leases: make(map[uint64]lent)}
+	w.conn = link.New(nc, w)
+	s.join(w)
+	if s.o.OnWorker != nil {
+		s.o.OnWorker(w.row(), true)
+	}
+	s.o.Log.Info("worker connected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid)
+	err := w.conn.Run(ctx)
+	w.beside.Wait()
+	orphans = w.end()
+	died := errors.Is(err, link.ErrGone) && len(orphans) > 0
+	s.mu.Lock()
+	delete(s.workers, w.number)
+	for _, o := range s.workers {
+		died = died && o.process != w.process
+	}
+	if died {
+		s.disconnected[w] = true
+	}
+	s.mu.Unlock()
+	if s.o.OnWorker != nil {
+		s.o.OnWorker(w.row(), false)
+	}
+	level := slog.LevelWarn
+	if errors.Is(err, link.ErrLeft) || ctx.Err() != nil {
+		level = slog.LevelInfo
+	}
+	s.o.Log.Log(ctx, level, "worker disconnected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid, "reason", err)
+	if !died {
+		return w, nil
+	}
+	return w, orphans
+}
+
+// join makes w one of the workers. Another connection of the same process is one
+// that it has given up.
+func (s *Server) join(w *worker) {
+	s.mu.Lock()
+	s.last++
+	w.number = s.last
+	var old []*worker
+	for _, o := range s.workers {
+		if o.process == w.process {
+			old = append(old, o)
+		}
+	}
+	s.workers[w.number] = w
+	for o := range s.disconnected {
+		if o.process == w.process {
+			delete(s.disconnected, o)
+		}
+	}
+	for topic, value := range s.topics {
+		if value != nil {
+			w.tell(Topic(topic), value)
+		}
+	}
+	w.tellForms(s.o.Local.Demand())
+	s.mu.Unlock()
+	for _, o := range old {
+		o.conn.Close(errReplaced)
+		o.end()
+	}
+}
+
+var errReplaced = errors.New("the worker has connected again")
+
+// reconnectGrace is the time in which a worker whose connection broke may reconnect
+// before it counts as dead. It is longer than the longest pause of a Client between two
+// dials.
+const reconnectGrace = 2 * time.Second
+
+// overNetwork reports whether a connection can end although both its ends live.
+func overNetwork(nc net.Conn) bool { return nc.RemoteAddr().Network() == "tcp" }
+
+// runOrphanCleanups calls OnOrphan for the clean-ups of a worker whose connection broke,
+// unless its process reconnects within reconnectGrace: then the process lives, or has
+// registered its clean-ups again before it died. The end of ctx, which is the end of the
+// term, ends the wait: the worker may by then be connected to another coordinator. A
+// connection between processes of one host only breaks when a process dies, so the
+// clean-ups run at once. A connection over a network may break while both processes
+// live, so the engines' own time-outs free the blocks.
+func (s *Server) runOrphanCleanups(ctx context.Context, w *worker, orphans [][]byte, network bool) {
+	grace := time.NewTimer(reconnectGrace)
+	defer grace.Stop()
+	select {
+	case <-grace.C:
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	died := s.disconnected[w]
+	delete(s.disconnected, w)
+	s.mu.Unlock()
+	if !died || network && ctx.Err() != nil {
+		return
+	}
+	for _, cleanup := range orphans {
+		if s.o.OnOrphan != nil {
+			s.o.OnOrphan(cleanup)
+		}
+	}
+}
+
+// Publish makes value the latest of a topic, and tells all workers, those that
+// come later too.
+func (s *Server) Publish(topic Topic, value []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.topics[topic] = slices.Clone(value)
+	for _, w := range s.workers {
+		w.tell(topic, value)
+	}
+}
+
+// Workers lists the workers that are connected, by number.
+func (s *Server) Workers() []WorkerRow {
+	s.mu.Lock()
+	rows := make([]WorkerRow, 0, len(s.workers))
+	for _, w := range s.workers {
+		rows = append(rows, w.row())
+	}
+	s.mu.Unlock()
+	slices.SortFunc(rows, func(a, b WorkerRow) int { return a.Number - b.Number })
+	return rows
+}
+
+// Ask has a worker's ClientOptions.Admin answer a request, and returns its status,
+// the type of its content and its content.
+func (s *Server) Ask(ctx context.Context, worker int, method, path string, body []byte) (status int, contentType string, content []byte, err error) {
+	s.mu.Lock()
+	w := s.workers[worker]
+	s.mu.Unlock()
+	if w == nil {
+		return 0, "", nil, fmt.Errorf("ask worker %d: it is not connected", worker)
+	}
+	b, err := w.conn.Call(ctx, kindAsk, append(wire.AppendText(wire.AppendText(nil, method), path), body...), nil, 0)
+	if err != nil {
+		return 0, "", nil, fmt.Errorf("ask worker %d: %w", worker, err)
+	}
+	r := newReader(b)
+	status, contentType = int(r.UintUpTo(999)), string(r.Text())
+	if r.Failed() {
+		w.conn.Close(link.Garbage("an answer of the admin surface"))
+		return 0, "", nil, fmt.Errorf("ask worker %d: %w", worker, link.ErrGarbage)
+	}
+	return status, contentType, r.Rest(), nil
+}
+
+// ownNumbers is the Numbers of the process whose instances they are: their ids.
+type ownNumbers struct {
+	of   *engine.Snapshot
+	byID map[uint32]*engine.Instance
+}
+
+// own returns the numbers of the instances that there are now.
+func (s *Server) own() *ownNumbers {
+	now := s.o.Local.Snapshot()
+	if n := s.numbers.Load(); n != nil && n.of == now {
+		return n
+	}
+	n := &ownNumbers{of: now, byID: make(map[uint32]*engine.Instance, len(now.Instances))}
+	for _, i := range now.Instances {
+		n.byID[i.ID] = i
+	}
+	s.numbers.Store(n)
+	return n
+}
+
+// Number implements Numbers.
+func (*ownNumbers) Number(i *engine.Instance) (uint32, bool) { return i.ID, true }
+
+// Instance implements Numbers.
+func (n *ownNumbers) Instance(number uint32) *engine.Instance { return n.byID[number] }

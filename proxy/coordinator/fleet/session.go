@@ -1,0 +1,131 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// session is a connection to a coordinator, on the worker's side, and the Handler
+// of what it sends.
+type session struct {
+	client  *Client
+	link    *link.Conn
+	process uint64 // the coordinator's
+	ctx     context.Context
+	entered bool          // the reader's
+	last    atomic.Uint64 // number of the last lease
+	doubted atomic.Uint64 // the reads of link, and 1, when a call was late
+	asks    atomic.Int32  // of the coordinator that run
+	asked   sync.WaitGroup
+}
+
+// doubt makes the session suspect: that a call was late says that the next would
+// be, until something comes in.
+func (s *session) doubt() { s.doubted.Store(s.link.Reads() + 1) }
+
+func (s *session) suspect() bool {
+	at := s.doubted.Load()
+	return at != 0 && at == s.link.Reads()+1
+}
+
+// drop tells the coordinator that a lease has ended, or is not wanted.
+func (s *session) drop(lease uint64, m *scratch) {
+	m.out = wire.AppendUint(m.out[:0], lease)
+	s.link.Send(kindRelease, m.out, false)
+}
+
+// Message implements link.Handler.
+func (s *session) Message(kind uint8, payload []byte) error {
+	if kind != kindTopic || len(payload) == 0 || payload[0] >= byte(topics) {
+		return link.Garbage("an unknown message")
+	}
+	topic, value := Topic(payload[0]), payload[1:]
+	if topic != TopicForms {
+		if s.client.o.OnTopic != nil {
+			return s.client.o.OnTopic(topic, value)
+		}
+		return nil
+	}
+	d, err := readDemand(value)
+	if err != nil {
+		return err
+	}
+	s.client.forms.Store(&d)
+	if !s.entered { // it has been told everything, the numbers of instances too
+		s.entered = true
+		s.client.enter(s)
+	}
+	return nil
+}
+
+// mostAsks bounds what a coordinator asks at a time.
+const mostAsks = 16
+
+// Call implements link.Handler.
+func (s *session) Call(number uint32, kind uint8, payload []byte) error {
+	if kind != kindAsk {
+		return link.Garbage("an unknown call")
+	}
+	r := newReader(payload)
+	method, path := string(r.Text()), string(r.Text())
+	if r.Failed() {
+		return link.Garbage("a request to the admin surface")
+	}
+	if s.client.o.Admin == nil || s.asks.Add(1) > mostAsks {
+		s.asks.Add(-1)
+		return s.link.Answer(number, wire.AppendText(wire.AppendUint(nil, http.StatusServiceUnavailable), ""))
+	}
+	body := bytes.Clone(r.Rest())
+	s.asked.Go(func() {
+		defer s.asks.Add(-1)
+		s.link.Answer(number, s.client.admin(s.ctx, method, path, body))
+		s.link.Flush()
+	})
+	return nil
+}
+
+// admin has the admin surface answer a request.
+func (c *Client) admin(ctx context.Context, method, path string, body []byte) []byte {
+	w := &recorder{header: make(http.Header), status: http.StatusOK}
+	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(body))
+	if err != nil {
+		w.status = http.StatusBadRequest
+	} else {
+		c.o.Admin.ServeHTTP(w, r)
+	}
+	out := wire.AppendText(wire.AppendUint(nil, w.status), w.header.Get("Content-Type"))
+	if len(out)+w.body.Len() > link.MostFrame {
+		return wire.AppendText(wire.AppendUint(nil, http.StatusInsufficientStorage), "")
+	}
+	return append(out, w.body.Bytes()...)
+}
+
+// recorder is a ResponseWriter that keeps the answer.
+type recorder struct {
+	header http.Header
+	body   bytes.Buffer
+	status int
+	begun  bool
+}
+
+// Header implements http.ResponseWriter.
+func (w *recorder) Header() http.Header { return w.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (w *recorder) WriteHeader(status int) {
+	if !w.begun && status >= 200 {
+		w.status, w.begun = status, true
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (w *recorder) Write(p []byte) (int, error) {
+	w.begun = true
+	return w.body.Write(p)
+}

@@ -1,0 +1,95 @@
+package fleet
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+)
+
+// FollowOptions is what Follow stands on. All but Token are needed.
+type FollowOptions struct {
+	// Dial connects to the coordinator that leads; see ClientOptions.Dial.
+	Dial  func(ctx context.Context) (net.Conn, error)
+	Token []byte // see ServerOptions.Token
+	Node  string
+	// Epoch is the leader's: a coordinator of a lower one is not followed.
+	Epoch uint64
+}
+
+// homesLimit is how long the leader may take to answer a standby.
+const homesLimit = 5 * time.Second
+
+// Follow connects a coordinator that stands by to the one that leads, and calls
+// run, which may ask for the homes of conversations until its ctx ends, with the
+// connection at the latest. The error is why it ended, or why there was none.
+func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, ask func(ctx context.Context, question []byte) ([]byte, error))) error {
+	self := newPeer(0, o.Node)
+	self.standby, self.least = true, o.Epoch
+	nc, _, _, err := dialCoordinator(ctx, o.Dial, o.Token, &self)
+	if err != nil {
+		return err
+	}
+	c := link.New(nc, deaf{})
+	ctx, cancel := context.WithCancel(ctx)
+	var runs sync.WaitGroup
+	runs.Go(func() {
+		defer cancel()
+		run(ctx, func(ctx context.Context, question []byte) ([]byte, error) {
+			return c.Call(ctx, kindHomes, question, nil, homesLimit)
+		})
+	})
+	err = c.Run(ctx)
+	cancel()
+	runs.Wait()
+	return err
+}
+
+// deaf is the Handler of a standby: it asks and is asked nothing.
+type deaf struct{}
+
+// Message implements link.Handler.
+func (deaf) Message(uint8, []byte) error { return link.Garbage("a message to a standby") }
+
+// Call implements link.Handler.
+func (deaf) Call(uint32, uint8, []byte) error { return link.Garbage("a call of a standby") }
+
+// follower is a standby's connection, on the leader's side.
+type follower struct {
+	s    *Server
+	term *term
+	conn *link.Conn
+}
+
+// inform serves a standby until its connection ends.
+func (s *Server) inform(ctx context.Context, t *term, nc net.Conn, who peer) {
+	f := &follower{s: s, term: t}
+	f.conn = link.New(nc, f)
+	s.o.Log.Info("standby connected", "node", who.node, "pid", who.pid)
+	err := f.conn.Run(ctx)
+	s.o.Log.Info("standby disconnected", "node", who.node, "pid", who.pid, "reason", err)
+}
+
+// Message implements link.Handler.
+func (f *follower) Message(uint8, []byte) error { return link.Garbage("a message of a standby") }
+
+// Call implements link.Handler.
+func (f *follower) Call(number uint32, kind uint8, payload []byte) error {
+	if kind != kindHomes || f.s.o.Homes == nil {
+		return link.Garbage("an unknown call of a standby")
+	}
+	last := f.term.frozen.Load()
+	answer, more, err := f.s.o.Homes(nil, payload)
+	if err != nil {
+		return link.Garbage("a standby's question")
+	}
+	if err := f.conn.Answer(number, answer); err != nil {
+		return err
+	}
+	if last && !more { // it knows all that there is
+		f.conn.Close(errStoodDown)
+	}
+	return nil
+}

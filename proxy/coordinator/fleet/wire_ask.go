@@ -1,0 +1,373 @@
+package fleet
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// What an Ask says on the wire beyond its model and its numbers.
+const (
+	askStream = 1 << iota
+	askBroken
+	askTwo
+	askFixed
+	askSame
+	askOnly
+	askLooked
+	askFirst
+	askPrompt
+	askChain // the conversation's chain is none of those of the key
+	askWithinPrefill
+	askWithinDecode
+	askWithinWhole
+	askFlags
+)
+
+// appendAsk appends an Ask under the number of its lease; false: it names an
+// instance that it cannot do without, and that the coordinator does not know.
+func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numbers) (_ []byte, ok bool) {
+	chain := chainOf(a)
+	flags := uint64(0)
+	for i, set := range [...]bool{
+		a.Request.Stream, a.Request.PairBroken, a.Two, !a.Prefill.IsZero(), !a.Same.Decode.IsZero(), !a.Only.Decode.IsZero(),
+		looked, a.Key.Conversation.First, a.Request.Prompt != "", chain == foreignChain,
+		a.Within.Prefill != nil, a.Within.Decode != nil, a.Within.Whole != nil,
+	} {
+		if set {
+			flags |= 1 << i
+		}
+	}
+	dst = wire.AppendUint(wire.AppendUint(dst, lease), flags)
+	dst = wire.AppendText(dst, a.Model)
+	r := &a.Request
+	dst = wire.AppendInt(wire.AppendInt(wire.AppendInt(dst, r.PromptTokens), r.MaxTokens), r.N)
+	dst = wire.AppendUint(dst, a.Aggregate)
+	if flags&askPrompt != 0 {
+		dst = wire.AppendText(dst, r.Prompt)
+	}
+	if dst, ok = appendTargets(dst, a, flags, n); !ok {
+		return dst, false
+	}
+	dst = wire.AppendText(dst, a.Key.Conversation.ID)
+	dst = wire.AppendUint(dst, chain)
+	if chain == foreignChain {
+		dst = appendHashes(dst, a.Key.Conversation.Chain)
+	}
+	chains := chainsOf(a)
+	dst = wire.AppendUint(dst, len(chains))
+	for i := range chains {
+		c := &chains[i]
+		dst = appendBlock(dst, c.Form.Block)
+		if c.Form.Text {
+			dst = append(dst, 1)
+		} else {
+			dst = append(dst, 0)
+		}
+		dst = appendHashes(dst, c.Blocks)
+	}
+	if looked {
+		return a.Lookup.Turn.Append(dst), true
+	}
+	return appendEnds(dst, &a.Key.Conversation), true
+}
+
+// appendEnds appends the ends of a prompt: how many there are, the block from
+// which they are complete, and for each the blocks since the one before it.
+func appendEnds(dst []byte, q *conversation.Query) []byte {
+	dst = wire.AppendUint(dst, len(q.Ends))
+	if len(q.Ends) == 0 {
+		return dst
+	}
+	blocks := len(q.Chain)
+	dst = wire.AppendUint(dst, min(max(q.EndsFrom, 0), blocks))
+	before := 0
+	for _, e := range q.Ends {
+		at := min(max(int(e.Blocks), before), blocks)
+		dst = wire.AppendUint(dst, at-before)
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(e.Hash))
+		before = at
+	}
+	return dst
+}
+
+// appendTargets appends the targets that an Ask names. What it would rather not
+// have, or would like again, may be missing; what it insists on may not.
+func appendTargets(dst []byte, a *coordinator.Ask, flags uint64, n Numbers) (_ []byte, ok bool) {
+	if flags&askFixed != 0 {
+		if dst, ok = appendTarget(dst, a.Prefill, n); !ok {
+			return dst, false
+		}
+		dst = wire.AppendUint(dst, a.ID)
+	}
+	if flags&askSame != 0 {
+		dst, _ = appendTarget(dst, a.Same.Prefill, n)
+		dst, _ = appendTarget(dst, a.Same.Decode, n)
+	}
+	if flags&askOnly != 0 {
+		var decode bool
+		dst, ok = appendTarget(dst, a.Only.Prefill, n)
+		if dst, decode = appendTarget(dst, a.Only.Decode, n); !ok || !decode {
+			return dst, false
+		}
+	}
+	dst = wire.AppendUint(dst, len(a.Excluded))
+	for _, t := range a.Excluded {
+		dst, _ = appendTarget(dst, t, n)
+	}
+	for _, list := range [...][]*engine.Instance{a.Within.Prefill, a.Within.Decode, a.Within.Whole} {
+		if list == nil {
+			continue
+		}
+		dst = wire.AppendUint(dst, len(list))
+		for _, i := range list {
+			number, _ := n.Number(i)
+			dst = wire.AppendUint(dst, number)
+		}
+	}
+	return dst, true
+}
+
+// Which of the key's chains is that of the conversation, counted from 1.
+const (
+	noChain      = 0
+	foreignChain = 1<<32 - 1
+)
+
+// chainsOf is those of the key that are told.
+func chainsOf(a *coordinator.Ask) []coordinator.Chain {
+	return a.Key.Chains[:min(len(a.Key.Chains), mostChains)]
+}
+
+func chainOf(a *coordinator.Ask) uint32 {
+	q := a.Key.Conversation.Chain
+	if len(q) == 0 {
+		return noChain
+	}
+	for i, c := range chainsOf(a) {
+		if b := c.Blocks; len(b) == len(q) && &b[0] == &q[0] {
+			return uint32(i) + 1
+		}
+	}
+	return foreignChain
+}
+
+// heard is an Ask that came over the wire, and the memory that it lies in.
+type heard struct {
+	coordinator.Ask
+	lease  uint64
+	lost   bool // a target that it insists on is not known here
+	blocks [][]kvindex.Hash
+	ends   []conversation.End
+	within [3][]*engine.Instance
+	out    []byte
+}
+
+// mostChains bounds the forms in which a prompt is cut.
+const mostChains = 64
+
+// read reads what appendAsk wrote.
+func (h *heard) read(payload []byte, n Numbers, known names) error {
+	excluded, chains := h.Excluded[:0], h.Key.Chains[:0]
+	h.Ask, h.lost = coordinator.Ask{}, false
+	r := newReader(payload)
+	h.lease = r.Uint()
+	flags := r.UintUpTo(askFlags - 1)
+	h.Model = known.of(r.Text())
+	q := &h.Request
+	q.PromptTokens, q.MaxTokens, q.N = r.Int(), r.Int(), r.Int()
+	q.Stream, q.PairBroken, h.Two = flags&askStream != 0, flags&askBroken != 0, flags&askTwo != 0
+	h.Aggregate = abi.Role(r.UintUpTo(uint64(abi.RoleBoth)))
+	if flags&askPrompt != 0 {
+		q.Prompt = string(r.Text())
+	}
+	h.readTargets(&r, flags, n, excluded)
+	h.readKey(&r, flags, chains)
+	if flags&askLooked != 0 {
+		h.Found(conversation.ReadTurn(&r.Reader))
+	} else {
+		h.readEnds(&r)
+	}
+	if !r.Done() {
+		return link.Garbage("a request for a placement")
+	}
+	return nil
+}
+
+func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engine.Target) {
+	insist := func(to *engine.Target) {
+		t, known := r.target(n)
+		if known && t.IsZero() {
+			r.Fail()
+		}
+		*to, h.lost = t, h.lost || !known
+	}
+	if flags&askFixed != 0 {
+		insist(&h.Prefill)
+		h.ID = r.Uint()
+	}
+	if flags&askSame != 0 {
+		prefill, one := r.target(n)
+		if decode, two := r.target(n); one && two {
+			h.Same = coordinator.Pair{Prefill: prefill, Decode: decode}
+		}
+	}
+	if flags&askOnly != 0 {
+		insist(&h.Only.Prefill)
+		insist(&h.Only.Decode)
+	}
+	for range r.List(1) {
+		if t, known := r.target(n); known && !t.IsZero() {
+			excluded = append(excluded, t)
+		}
+	}
+	h.Excluded = excluded
+	for i, to := range [...]*[]*engine.Instance{&h.Within.Prefill, &h.Within.Decode, &h.Within.Whole} {
+		if flags&(askWithinPrefill<<i) == 0 {
+			continue
+		}
+		list := h.within[i][:0]
+		if list == nil {
+			list = []*engine.Instance{} // nil would be every instance
+		}
+		for range r.List(1) {
+			if instance := n.Instance(uint32(r.UintUpTo(1<<32 - 1))); instance != nil {
+				list = append(list, instance)
+			}
+		}
+		h.within[i], *to = list, list
+	}
+}
+
+func (h *heard) readKey(r *reader, flags uint64, chains []coordinator.Chain) {
+	q := &h.Key.Conversation
+	q.ID, q.First = string(r.Text()), flags&askFirst != 0
+	chain := r.UintUpTo(foreignChain)
+	if (chain == foreignChain) != (flags&askChain != 0) {
+		r.Fail()
+	}
+	h.room(0)
+	if chain == foreignChain {
+		h.blocks[0] = r.hashes(h.blocks[0][:0])
+		q.Chain = h.blocks[0]
+	}
+	n := r.List(3)
+	if n > mostChains {
+		r.Fail()
+		n = 0
+	}
+	for i := range n {
+		h.room(i + 1)
+		form := kvindex.Form{Block: int(r.UintUpTo(mostBlock)), Text: r.UintUpTo(1) != 0}
+		h.blocks[i+1] = r.hashes(h.blocks[i+1][:0])
+		chains = append(chains, coordinator.Chain{Form: form, Blocks: h.blocks[i+1]})
+	}
+	switch {
+	case chain == noChain || chain == foreignChain:
+	case chain > uint64(n):
+		r.Fail()
+	default:
+		q.Chain = chains[chain-1].Blocks
+	}
+	h.Key.Chains = chains
+}
+
+// readEnds reads what appendEnds wrote. The positions of ends lie within the chain.
+func (h *heard) readEnds(r *reader) {
+	q := &h.Key.Conversation
+	n := r.List(9)
+	if n == 0 {
+		return
+	}
+	blocks := uint64(len(q.Chain))
+	q.EndsFrom = int(r.UintUpTo(blocks))
+	ends, at := h.ends[:0], uint64(0)
+	for range n {
+		at += r.UintUpTo(blocks - at)
+		hash := r.Bytes(8)
+		if r.Failed() {
+			return
+		}
+		ends = append(ends, conversation.End{Blocks: int32(at), Hash: kvindex.Hash(binary.LittleEndian.Uint64(hash))})
+	}
+	h.ends, q.Ends = ends, ends
+}
+
+// room makes room for a chain of that number.
+func (h *heard) room(i int) {
+	if i == len(h.blocks) {
+		h.blocks = append(h.blocks, nil)
+	}
+}
+
+// mostKept is for how many blocks, and bytes of an answer, memory is kept.
+const mostKept = 8 << 10
+
+// drop lets go of what refers to the request and of what is large.
+func (h *heard) drop() {
+	for i := range h.blocks {
+		if cap(h.blocks[i]) > mostKept {
+			h.blocks[i] = nil
+		}
+	}
+	if cap(h.ends) > mostKept {
+		h.ends = nil
+	}
+	if cap(h.out) > 8*mostKept {
+		h.out = nil
+	}
+	clear(h.Excluded)
+	for _, list := range h.within {
+		clear(list)
+	}
+	clear(h.Key.Chains)
+	h.Ask = coordinator.Ask{Excluded: h.Excluded[:0], Key: coordinator.Key{Chains: h.Key.Chains[:0]}}
+}
+
+// appendAdoption appends what a coordinator is to know of a lease that it has not
+// made.
+func appendAdoption(dst []byte, lease uint64, a *coordinator.Adoption, n Numbers, owed []byte) []byte {
+	dst = wire.AppendUint(dst, lease)
+	dst, _ = appendTarget(dst, a.Prefill, n)
+	dst, _ = appendTarget(dst, a.Decode, n)
+	dst = wire.AppendUint(dst, a.ID)
+	dst = wire.AppendInt(wire.AppendInt(wire.AppendInt(dst, a.Prompt), a.Queued), a.Tokens)
+	return append(dst, owed...)
+}
+
+func readAdoption(r *reader, n Numbers) (lease uint64, a coordinator.Adoption, owed []byte) {
+	lease = r.Uint()
+	a.Prefill, _ = r.target(n)
+	a.Decode, _ = r.target(n)
+	a.ID = r.Uint()
+	a.Prompt, a.Queued, a.Tokens = r.Int(), r.Int(), r.Int()
+	return lease, a, r.Rest()
+}
+
+// Nothing is written that the other side would not believe: it would give up the
+// connection, and the next one for the same reason.
+
+// mostMicros is the longest that is believed.
+const mostMicros = int64(24 * time.Hour / time.Microsecond)
+
+func appendDuration(dst []byte, d time.Duration) []byte {
+	return wire.AppendUint(dst, uint64(min(max(0, d.Microseconds()), mostMicros)))
+}
+
+func (r *reader) duration() time.Duration {
+	return time.Duration(r.UintUpTo(uint64(mostMicros))) * time.Microsecond
+}
+
+// mostBlock is the largest block that is believed. Its size is the engines' word.
+const mostBlock = 1<<31 - 1
+
+func appendBlock(dst []byte, block int) []byte {
+	return wire.AppendUint(dst, min(max(0, block), mostBlock))
+}

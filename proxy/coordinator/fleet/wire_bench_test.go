@@ -1,0 +1,259 @@
+//go:build linux
+
+package fleet
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+)
+
+// These benchmarks have the coordinator in a process of its own, this test binary
+// run again, behind a Unix socket ("wire") or TCP ("tcp"). CPU is that of both
+// processes.
+
+// coordinatorAt is the network, the address and the fleet that
+// TestCoordinatorProcess serves, if that is to be a process and not a test.
+const coordinatorAt = "PDPROXY_TEST_COORDINATOR"
+
+// benchFleet is what is placed on: 8 targets, that each take a whole request, so
+// that no id is minted; 4 and 4 of the two phases for pairs.
+var benchFleets = map[string][]string{
+	"aggregated": {"b both one 8"},
+	"pair":       {"p prefill two 4", "d decode two 4"},
+}
+
+// TestCoordinatorProcess is the coordinator of the benchmarks: until its standard
+// input ends. Without coordinatorAt it is no test of anything.
+func TestCoordinatorProcess(t *testing.T) {
+	where := strings.Fields(os.Getenv(coordinatorAt))
+	if len(where) == 0 {
+		return
+	}
+	network, address, fleet := where[0], where[1], where[2]
+	w := newWorld(t, benchFleets[fleet]...)
+	w.SetDecider(placetest.Builtin(t, "auto", "least_load"))
+	l, err := net.Listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	fmt.Println("serving", l.Addr())
+	certs, err := access.NewCredentials(access.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate := access.NewGate(access.GateOptions{Credentials: certs, Log: placetest.Quiet()})
+	if err := NewServer(ServerOptions{Gate: gate, Local: w.Local, Log: placetest.Quiet(), Epoch: 1}).Serve(ctx, l); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// coordinatorProcess starts one and returns its address and what CPU time it and
+// this process have taken.
+func coordinatorProcess(b *testing.B, network, fleet string) (address string, cpu func() time.Duration) {
+	b.Helper()
+	address = "127.0.0.1:0"
+	if network == "unix" {
+		address = filepath.Join(b.TempDir(), "s")
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestCoordinatorProcess$")
+	cmd.Env = append(os.Environ(), coordinatorAt+"="+network+" "+address+" "+fleet)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		stdin.Close()
+		cmd.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	address, serving := strings.CutPrefix(strings.TrimSpace(line), "serving ")
+	if !serving {
+		b.Fatalf("the coordinator says %q, %v", line, err)
+	}
+	return address, func() time.Duration { return ownCPU() + processCPU(b, cmd.Process.Pid) }
+}
+
+// ownCPU is the CPU time that this process has taken.
+func ownCPU() time.Duration {
+	var u syscall.Rusage
+	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// processCPU is what another one has taken: the sum over its threads.
+func processCPU(b *testing.B, pid int) time.Duration {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	var sum time.Duration
+	for _, task := range tasks {
+		if text, err := os.ReadFile(task); err == nil {
+			ns, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			sum += time.Duration(ns)
+		}
+	}
+	return sum
+}
+
+// benchClient is a worker of that fleet, connected.
+func benchClient(b *testing.B, fleet, network, address string) *Client {
+	b.Helper()
+	w := newWorld(b, benchFleets[fleet]...)
+	c := w.newClient(b, network, address)
+	c.o.Fallback = c.o.Fallback.(placetest.Uncounted).Local
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); c.Run(ctx) }()
+	b.Cleanup(func() { cancel(); <-done })
+	w.use(c)
+	w.connected(b)
+	return c
+}
+
+// placers are what places in the benchmarks, here and over there.
+func placers(b *testing.B, fleet string, run func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration)) {
+	b.Run(fleet+"/local", func(b *testing.B) {
+		w := newWorld(b, benchFleets[fleet]...)
+		w.SetDecider(placetest.Builtin(b, "auto", "least_load"))
+		run(b, w.Local, ownCPU)
+	})
+	for name, network := range map[string]string{"wire": "unix", "tcp": "tcp"} {
+		b.Run(fleet+"/"+name, func(b *testing.B) {
+			address, cpu := coordinatorProcess(b, network, fleet)
+			run(b, benchClient(b, fleet, network, address), cpu)
+		})
+	}
+}
+
+// placeOnce is what an exchange with one leg, or two, asks of its coordinator.
+func placeOnce(b *testing.B, c coordinator.Coordinator, a *coordinator.Ask) {
+	p, err := c.Place(context.Background(), a)
+	if err != nil {
+		b.Error(err)
+		return
+	}
+	if len(p.Fallbacks) > 0 {
+		b.Errorf("fallbacks %v", p.Fallbacks)
+	}
+	p.Recycle()
+	if !p.Prefill.IsZero() {
+		p.Lease.PrefillDone()
+	}
+	p.Lease.Answered(true)
+	p.Lease.Release()
+}
+
+// BenchmarkWireAlone places one after the other: all that a lease says, one call
+// and two or three messages.
+func BenchmarkWireAlone(b *testing.B) {
+	for _, fleet := range []string{"aggregated", "pair"} {
+		placers(b, fleet, func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration) {
+			a := placetest.NewAsk()
+			before := cpu()
+			b.ReportAllocs()
+			for b.Loop() {
+				placeOnce(b, c, a)
+			}
+			b.ReportMetric(float64(cpu()-before)/float64(b.N), "cpu-ns/op")
+		})
+	}
+}
+
+// BenchmarkWirePaced places 5,000 times a second, from 8 goroutines.
+func BenchmarkWirePaced(b *testing.B) {
+	const callers, each = 8, 625
+	for _, fleet := range []string{"aggregated", "pair"} {
+		placers(b, fleet, func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration) {
+			took := make([][]time.Duration, callers)
+			var running sync.WaitGroup
+			before, began := cpu(), time.Now()
+			for i := range callers {
+				running.Go(func() {
+					a := placetest.NewAsk()
+					for n := i; n < b.N; n += callers {
+						at := began.Add(time.Duration(n) * time.Second / (callers * each))
+						time.Sleep(time.Until(at))
+						start := time.Now()
+						p, err := c.Place(context.Background(), a)
+						took[i] = append(took[i], time.Since(start))
+						if err != nil || len(p.Fallbacks) > 0 {
+							b.Error(err)
+							return
+						}
+						p.Recycle()
+						p.Lease.Answered(true)
+						p.Lease.Release()
+					}
+				})
+			}
+			running.Wait()
+			all := slices.Concat(took...)
+			slices.Sort(all)
+			b.ReportMetric(float64(len(all))/time.Since(began).Seconds(), "placements/s")
+			b.ReportMetric(float64(all[len(all)/2])/1e3, "p50-µs")
+			b.ReportMetric(float64(all[len(all)*99/100])/1e3, "p99-µs")
+			b.ReportMetric(float64(cpu()-before)/float64(b.N), "cpu-ns/op")
+		})
+	}
+}
+
+// BenchmarkWireWorkers has 64 workers place as fast as they can, 16 exchanges
+// each, on one coordinator.
+func BenchmarkWireWorkers(b *testing.B) {
+	for name, network := range map[string]string{"wire": "unix", "tcp": "tcp"} {
+		b.Run(name, func(b *testing.B) { benchWorkers(b, network) })
+	}
+}
+
+func benchWorkers(b *testing.B, network string) {
+	const workers, each = 64, 16
+	address, cpu := coordinatorProcess(b, network, "aggregated")
+	clients := make([]*Client, workers)
+	for i := range clients {
+		clients[i] = benchClient(b, "aggregated", network, address)
+	}
+	before, began := cpu(), time.Now()
+	var running sync.WaitGroup
+	for i := range workers * each {
+		running.Go(func() {
+			a := placetest.NewAsk()
+			for range b.N / (workers * each) {
+				placeOnce(b, clients[i%workers], a)
+			}
+		})
+	}
+	running.Wait()
+	placed := float64(b.N / (workers * each) * workers * each)
+	b.ReportMetric(placed/time.Since(began).Seconds(), "placements/s")
+	b.ReportMetric(float64(cpu()-before)/placed, "cpu-ns/placement")
+}

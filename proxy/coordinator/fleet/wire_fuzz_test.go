@@ -1,0 +1,264 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// asks is requests that say everything there is to say.
+func asks(w *world, t testing.TB) []*coordinator.Ask {
+	p, q, d := w.Target(t, "p", 1), w.Target(t, "q", 0), w.Target(t, "d", 0)
+	chain := []kvindex.Hash{1, 2, 1 << 63}
+	text := []coordinator.Chain{{Form: kvindex.Form{Block: 16}, Blocks: []kvindex.Hash{9}}, {Form: coordinator.TextForm, Blocks: chain}}
+	table := conversation.New(10)
+	table.Record(table.Look(conversation.Query{ID: "x"}), home(p), home(d), time.UnixMilli(77))
+	return []*coordinator.Ask{
+		{},
+		placetest.NewAsk(),
+		{Model: "m", Request: abi.RequestFacts{PromptTokens: 1 << 40, MaxTokens: -1, N: 3, Stream: true, PairBroken: true, Prompt: `"hi"`}, Aggregate: abi.RoleDecode, Two: true},
+		{Model: "m", Prefill: p, ID: 1<<63 - 2, Excluded: []engine.Target{q, d}, Same: coordinator.Pair{Decode: d}},
+		{Model: "m", Same: coordinator.Pair{Prefill: p, Decode: d}, Within: coordinator.Within{Prefill: []*engine.Instance{p.Instance, q.Instance}, Whole: []*engine.Instance{}}},
+		{Model: "m", Only: coordinator.Pair{Prefill: q, Decode: d}, Within: coordinator.Within{Decode: []*engine.Instance{d.Instance}}},
+		{Key: coordinator.Key{Chains: text, Conversation: conversation.Query{Chain: chain, First: true}}},
+		{Key: coordinator.Key{Chains: text, Conversation: conversation.Query{Chain: chain, EndsFrom: 1, Ends: []conversation.End{{Blocks: 1, Hash: 5}, {Blocks: 1, Hash: 6}, {Blocks: 3, Hash: 7}}}}},
+		{Key: coordinator.Key{Conversation: conversation.Query{Ends: []conversation.End{{Hash: 7}}}}},
+		{Key: coordinator.Key{Chains: text[:1], Conversation: conversation.Query{ID: "x", Chain: chain}}, Lookup: coordinator.Lookup{Turn: table.Look(conversation.Query{ID: "x"}), Done: true}},
+	}
+}
+
+func home(t engine.Target) conversation.Target {
+	return conversation.Target{Instance: t.ID, Rank: int32(t.Rank)}
+}
+
+// TestAsksAndAdoptions come out as they went in.
+func TestAsksAndAdoptions(t *testing.T) {
+	w := newWorld(t, "p prefill two 2", "q prefill", "d decode")
+	numbers, known := placetest.Same{Reg: w.Reg}, make(names)
+	h := new(heard)
+	for i, a := range asks(w, t) {
+		b, ok := appendAsk(nil, uint64(i)<<40, a, a.Lookup.Done, numbers)
+		if !ok {
+			t.Fatalf("ask %d has no form", i)
+		}
+		if err := h.read(b, numbers, known); err != nil || h.lost || h.lease != uint64(i)<<40 {
+			t.Fatalf("ask %d: %v, lost %v, lease %d", i, err, h.lost, h.lease)
+		}
+		got := h.Ask
+		if len(got.Excluded) == 0 {
+			got.Excluded = nil
+		}
+		if len(got.Key.Chains) == 0 {
+			got.Key.Chains = nil
+		}
+		want := *a
+		want.Request.Turn, want.Request.Conversation = a.Lookup.Turn.Number, string(a.Lookup.Turn.Key.AppendText(nil))
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("ask %d:\n%+v, want\n%+v", i, got, want)
+		}
+		for n := range b {
+			if err := h.read(b[:n], numbers, known); !errors.Is(err, link.ErrGarbage) {
+				t.Errorf("%d of %d bytes of ask %d: %v", n, len(b), i, err)
+			}
+		}
+		h.drop()
+	}
+	a := coordinator.Adoption{Prefill: w.Target(t, "p", 1), Decode: w.Target(t, "d", 0), ID: 7, Charge: coordinator.Charge{Prompt: 100, Queued: -1, Tokens: 110}}
+	r := newReader(appendAdoption(nil, 3, &a, numbers, []byte("owed")))
+	if lease, got, owed := readAdoption(&r, numbers); r.Failed() || lease != 3 || got != a || string(owed) != "owed" {
+		t.Errorf("%d %+v %q", lease, got, owed)
+	}
+}
+
+// TestWhatIsNotKnown: instances that one side does not know.
+func TestWhatIsNotKnown(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	p, d := w.Target(t, "p", 0), w.Target(t, "d", 0)
+	stranger := engine.Target{Instance: &engine.Instance{ID: 999}}
+	few := numbersOf{p.Instance: 1}
+	for name, tt := range map[string]struct {
+		a       *coordinator.Ask
+		written bool
+	}{
+		"fixed":    {&coordinator.Ask{Prefill: d}, false},
+		"only":     {&coordinator.Ask{Only: coordinator.Pair{Prefill: p, Decode: d}}, false},
+		"same":     {&coordinator.Ask{Same: coordinator.Pair{Prefill: p, Decode: d}}, true},
+		"excluded": {&coordinator.Ask{Excluded: []engine.Target{d}}, true},
+		"within":   {&coordinator.Ask{Within: coordinator.Within{Decode: []*engine.Instance{d.Instance}}}, true},
+	} {
+		b, ok := appendAsk(nil, 1, tt.a, false, few)
+		if ok != tt.written {
+			t.Errorf("%s: written %v", name, ok)
+		}
+		h := new(heard)
+		if err := h.read(b, few, make(names)); ok && (err != nil || h.lost || !h.Same.Decode.IsZero() || len(h.Excluded) != 0 || len(h.Within.Decode) != 0) {
+			t.Errorf("%s: %v, %+v", name, err, h.Ask)
+		}
+		if h.Within.Decode == nil && tt.a.Within.Decode != nil {
+			t.Errorf("%s: any instance will do", name)
+		}
+	}
+	b, _ := appendAsk(nil, 1, &coordinator.Ask{Prefill: stranger}, false, numbersOf{stranger.Instance: 999})
+	h := new(heard)
+	if err := h.read(b, placetest.Same{Reg: w.Reg}, make(names)); err != nil || !h.lost {
+		t.Errorf("%v, lost %v", err, h.lost)
+	}
+	beyond := wire.AppendUint(wire.AppendUint(nil, p.ID), 1)
+	r := newReader(beyond)
+	if _, known := r.target(placetest.Same{Reg: w.Reg}); known || r.Failed() {
+		t.Error("a rank that the instance does not have is known")
+	}
+}
+
+// numbersOf is a Numbers that knows a few.
+type numbersOf map[*engine.Instance]uint32
+
+func (n numbersOf) Number(i *engine.Instance) (uint32, bool) { number, ok := n[i]; return number, ok }
+func (n numbersOf) Instance(number uint32) *engine.Instance {
+	for i, own := range n {
+		if own == number {
+			return i
+		}
+	}
+	return nil
+}
+
+// TestRepliesAreWhole: a reply that was cut short is never taken for one.
+func TestRepliesAreWhole(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	a := placetest.NewAsk()
+	p := w.Must(t, a)
+	p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
+	b := appendReply(nil, a, p, nil)
+	for n := range len(b) + 1 {
+		g := &granted{}
+		err := readReply(b[:n], placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names))
+		rest := len(b) - n
+		if whole := rest%abi.RowSize == 0 && rest <= 2*abi.RowSize; whole != (err == nil) {
+			t.Errorf("%d of %d bytes: %v", n, len(b), err)
+		}
+	}
+	g := &granted{}
+	if err := readReply(b, placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
+		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) ||
+		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || g.charge != p.Lease.Charge() {
+		t.Errorf("%v: %+v", err, g.Placement)
+	}
+	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {
+		if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
+			t.Errorf("%v became %v", want, err)
+		}
+	}
+	p.Lease.Release()
+}
+
+// FuzzWorker: nothing that a worker sends upsets the coordinator, and it holds
+// nothing of it in the end.
+func FuzzWorker(f *testing.F) {
+	w := newWorld(f, "p prefill two 2", "q prefill", "d decode")
+	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
+	numbers := placetest.Same{Reg: w.Reg}
+	for i, a := range asks(w, f) {
+		b, _ := appendAsk(nil, uint64(i), a, a.Lookup.Done, numbers)
+		f.Add(uint8(kindPlace), b, uint8(kindRelease), wire.AppendUint(nil, uint64(i)))
+	}
+	done := append(wire.AppendUint(wire.AppendUint(nil, uint64(1)), uint64(1000)), "owed"...)
+	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &coordinator.Adoption{Decode: w.Target(f, "d", 0), Charge: coordinator.Charge{Queued: 5, Tokens: 9}}, numbers, nil), uint8(kindDone), done)
+	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &coordinator.Adoption{}, numbers, []byte("owed")), uint8(kindAnswered), done[:3])
+	f.Add(uint8(kindAdopt), []byte{}, uint8(kindComputed), appendHashes(wire.AppendUint(wire.AppendInt(wire.AppendInt(wire.AppendUint(nil, uint64(1)), int64(9)), int64(3)), 16), []kvindex.Hash{1}))
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { w.Run(ctx) })
+	f.Cleanup(func() { cancel(); running.Wait() })
+	f.Fuzz(func(t *testing.T, kind uint8, first []byte, then uint8, second []byte) {
+		s := NewServer(ServerOptions{Local: w.Local, Log: placetest.Quiet()})
+		mine, theirs := net.Pipe()
+		defer mine.Close()
+		defer theirs.Close()
+		one := &worker{s: s, ctx: t.Context(), leases: make(map[uint64]lent)}
+		one.conn = link.New(theirs, one)
+		for _, frame := range []struct {
+			kind    uint8
+			payload []byte
+		}{{kind, first}, {then, second}} {
+			var err error
+			if frame.kind == kindPlace {
+				err = one.Call(1, frame.kind, frame.payload)
+			} else {
+				err = one.Message(frame.kind, frame.payload)
+			}
+			if err != nil && !errors.Is(err, link.ErrGarbage) {
+				t.Fatal(err)
+			}
+		}
+		one.beside.Wait()
+		one.end()
+		if w.Open() != 0 || w.LiveIDs() != 0 {
+			t.Fatalf("%d leases, %d ids are left", w.Open(), w.LiveIDs())
+		}
+	})
+}
+
+// FuzzReply: nothing that a coordinator answers upsets a worker.
+func FuzzReply(f *testing.F) {
+	w := newWorld(f, "p prefill", "d decode")
+	a := placetest.NewAsk()
+	p := w.Must(f, a)
+	f.Add(appendReply(nil, a, p, nil))
+	for _, err := range []error{coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode}, errAway} {
+		f.Add(appendReply(nil, a, nil, err))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		g := &granted{}
+		if err := readReply(b, placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.Targets) != len(g.Facts.Candidates)) {
+			t.Fatalf("%+v", g.Placement)
+		}
+		readDemand(b)
+		var p peer
+		if p.read(b) == nil && !bytes.Equal(p.append(nil), b) {
+			var again peer
+			if again.read(p.append(nil)) != nil || again != p {
+				t.Fatalf("%+v reads as %+v", p, again)
+			}
+		}
+	})
+}
+
+// TestNames: texts that come again are the same memory, and what others choose does
+// not fill it.
+func TestNames(t *testing.T) {
+	known := make(names)
+	one := known.of([]byte("m"))
+	if unsafe.StringData(one) != unsafe.StringData(known.of([]byte("m"))) {
+		t.Error("a name that comes again is another text")
+	}
+	long := bytes.Repeat([]byte{'x'}, longestName+1)
+	if known.of(long) != string(long) || known.of(long[1:]) != string(long[1:]) {
+		t.Error("a long name is another one")
+	}
+	if _, kept := known[string(long)]; kept || len(known) != 2 {
+		t.Errorf("%d names are kept, a long one: %v", len(known), kept)
+	}
+	for i := range 3 * mostNames {
+		name := fmt.Append(long[:100:100], i)
+		if known.of(name) != string(name) || len(known) > mostNames {
+			t.Fatalf("%d names are kept", len(known))
+		}
+	}
+}

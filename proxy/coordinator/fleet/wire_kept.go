@@ -1,0 +1,90 @@
+package fleet
+
+import (
+	"bytes"
+	"encoding/binary"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// appendKeep appends what is to be kept, under its number; false: the coordinator
+// does not know the holder. How long it is kept is told as a time from now, for the
+// clocks of two hosts differ.
+func appendKeep(dst []byte, number uint64, o *conversation.OnShelf[*KeptTurn], now time.Time, n Numbers) (_ []byte, ok bool) {
+	dst = wire.AppendText(wire.AppendText(wire.AppendUint(dst, number), o.Scope), o.Name)
+	dst = appendIDs(appendDuration(dst, o.Expires.Sub(now)), o.IDs)
+	k := o.Value
+	if dst, ok = appendTarget(dst, k.Holder, n); !ok || k.Holder.IsZero() {
+		return dst, false
+	}
+	dst = wire.AppendText(wire.AppendInt(dst, k.Since.UnixMilli()), k.Host)
+	return wire.AppendText(wire.AppendText(dst, k.Params), k.Forget), true
+}
+
+// readKeep reads what appendKeep wrote, and takes all of it. Nothing of it aliases
+// what is read.
+func readKeep(r *reader, now time.Time) (number uint64, o conversation.OnShelf[[]byte]) {
+	number = r.Uint()
+	o.Scope, o.Name = string(r.Text()), string(r.Text())
+	o.Expires = now.Add(r.duration())
+	o.IDs = r.ids(nil)
+	o.Value = bytes.Clone(r.Rest())
+	return number, o
+}
+
+// readKept reads a turn, which aliases b. Its holder is zero if that is not known
+// here.
+func readKept(b []byte, n Numbers) (*KeptTurn, error) {
+	r := newReader(b)
+	k := new(KeptTurn)
+	var known bool
+	if k.Holder, known = r.target(n); known && k.Holder.IsZero() {
+		r.Fail()
+	}
+	k.Since = time.UnixMilli(r.Int())
+	k.Host = string(r.Text())
+	k.Params, k.Forget = r.Text(), r.Text()
+	if !r.Done() {
+		return nil, link.Garbage("a turn")
+	}
+	return k, nil
+}
+
+// readTaken reads the answer to a question for a turn. Nothing of k aliases b.
+func readTaken(b []byte, n Numbers) (k *KeptTurn, found Found, err error) {
+	if len(b) == 0 || b[0] > byte(TurnForgotten) || b[0] != byte(TurnTaken) && len(b) > 1 {
+		return nil, TurnAway, link.Garbage("what is kept of a turn")
+	}
+	if found = Found(b[0]); found != TurnTaken {
+		return nil, found, nil
+	}
+	if k, err = readKept(bytes.Clone(b[1:]), n); err != nil {
+		return nil, TurnAway, err
+	}
+	if k.Holder.IsZero() {
+		return nil, TurnLost, nil
+	}
+	return k, TurnTaken, nil
+}
+
+func appendIDs(dst []byte, ids []uint32) []byte {
+	dst = wire.AppendUint(dst, len(ids))
+	for _, id := range ids {
+		dst = binary.LittleEndian.AppendUint32(dst, id)
+	}
+	return dst
+}
+
+func (r *reader) ids(dst []uint32) []uint32 {
+	b := r.Bytes(uint64(r.List(4)) * 4)
+	if need := len(b) / 4; cap(dst)-len(dst) < need {
+		dst = append(make([]uint32, 0, len(dst)+need), dst...)
+	}
+	for ; len(b) >= 4; b = b[4:] {
+		dst = append(dst, binary.LittleEndian.Uint32(b))
+	}
+	return dst
+}

@@ -1,0 +1,733 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+)
+
+// here reports whether a placement was made without the coordinator.
+func here(p *coordinator.Placement) bool {
+	return slices.Contains(p.Fallbacks, coordinator.Fallback{What: "place", Reason: coordinator.ReasonCoordinator})
+}
+
+// holds fails the test unless the coordinator has so many leases.
+func (w *wired) holds(t *testing.T, leases int) {
+	t.Helper()
+	synctest.Wait()
+	if w.Open() != leases {
+		t.Errorf("the coordinator holds %d leases, want %d", w.Open(), leases)
+	}
+	rows := w.server.Workers()
+	if leases > 0 && (len(rows) != 1 || rows[0].Leases != leases) {
+		t.Errorf("workers %+v, want one with %d leases", rows, leases)
+	}
+}
+
+// TestConnectionLost: the leases go with the connection, and come back with the
+// next one, as far as they are still open.
+func TestConnectionLost(t *testing.T) {
+	for name, lose := range map[string]func(*wired){
+		"cut":    func(w *wired) { w.pipes.last().cut() },
+		"left":   func(w *wired) { w.client.Redial() },
+		"thrown": func(w *wired) { w.server.workers[1].conn.Close(errors.New("away with it")) },
+	} {
+		bubble(t, name, nil, func(t *testing.T, w *wired) {
+			computing, streaming, ended := w.Must(t, placetest.NewAsk()), w.Must(t, placetest.NewAsk()), w.Must(t, placetest.NewAsk())
+			streaming.Lease.PrefillDone()
+			later(link.Linger)
+			w.holds(t, 3)
+			p, d := &computing.Prefill.Load[0], &computing.Decode.Load[0]
+			if p.Requests() != 2 || d.Requests() != 3 {
+				t.Fatalf("%d and %d requests", p.Requests(), d.Requests())
+			}
+			w.pipes.fall(true)
+			lose(w)
+			later(2 * link.Linger) // nobody reads all the time
+			w.holds(t, 0)
+			if p.Requests() != 0 || d.Requests() != 0 || w.LiveIDs() != 0 {
+				t.Errorf("%d and %d requests, %d ids are left", p.Requests(), d.Requests(), w.LiveIDs())
+			}
+			ended.Lease.Release()
+			alone := w.Must(t, placetest.NewAsk())
+			if !here(alone) {
+				t.Error("placed by nobody knows whom")
+			}
+			w.pipes.fall(false)
+			later(time.Second)
+			w.holds(t, 3)
+			if d.Requests() != 3+1 { // alone is counted in the worker's books too, which are the same
+				t.Errorf("%d streams", d.Requests())
+			}
+			if w.LiveIDs() != 3 {
+				t.Errorf("%d ids in flight", w.LiveIDs())
+			}
+			next := w.Must(t, placetest.NewAsk())
+			if here(next) {
+				t.Error("the coordinator is back, and is not asked")
+			}
+			for _, p := range []*coordinator.Placement{computing, streaming, ended, alone, next} {
+				p.Lease.PrefillDone()
+				p.Lease.Release()
+			}
+			later(link.Linger)
+			w.Idle(t)
+		})
+	}
+}
+
+// TestPhaseOfAnAdoption: a prompt that has been computed is not waited for again.
+func TestPhaseOfAnAdoption(t *testing.T) {
+	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
+		p := w.Must(t, placetest.NewAsk())
+		counter := &p.Prefill.Load[0]
+		for round := range 3 {
+			if round == 1 {
+				p.Lease.PrefillDone()
+			}
+			want := int64(100)
+			if round > 0 {
+				want = 0
+			}
+			w.client.Redial()
+			later(time.Second)
+			w.holds(t, 1)
+			if counter.Tokens() != want || counter.Queued() != want {
+				t.Errorf("round %d: prefill carries %d tokens, %d queued, want %d", round, counter.Tokens(), counter.Queued(), want)
+			}
+		}
+		p.Lease.Release()
+		later(time.Second)
+		w.Idle(t)
+	})
+}
+
+// listed is a remoteLease that its Lease leaves in the client's list.
+type listed struct{ *remoteLease }
+
+func (listed) Forget() {}
+
+// TestReleaseDuringReconnect: a new coordinator is not told of a lease that is released
+// but still in the client's list.
+func TestReleaseDuringReconnect(t *testing.T) {
+	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
+		p := w.Must(t, placetest.NewAsk())
+		remote := listed{w.client.open}
+		p.Lease.Attach(remote)
+		p.Lease.Release()
+		w.client.Redial()
+		later(time.Second)
+		w.Idle(t)
+		remote.remoteLease.Forget()
+	})
+}
+
+// TestLateAnswers: nobody waits longer than the patience, nor a second time before
+// there is a sign of life; the lease that comes too late is given back.
+func TestLateAnswers(t *testing.T) {
+	bubble(t, "slow policy", nil, func(t *testing.T, w *wired) {
+		var slow atomic.Bool
+		slow.Store(true)
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			if slow.Load() {
+				time.Sleep(300 * time.Millisecond)
+			}
+			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
+		}})
+		began := time.Now()
+		first := w.Must(t, placetest.NewAsk())
+		took := time.Since(began)
+		if !here(first) || took < DefaultPatience || took > DefaultPatience+2*link.Linger {
+			t.Errorf("placed by %v after %v", first.Fallbacks, took)
+		}
+		began = time.Now()
+		second := w.Must(t, placetest.NewAsk())
+		if !here(second) || time.Since(began) != 0 {
+			t.Errorf("the second waited %v, fallbacks %v", time.Since(began), second.Fallbacks)
+		}
+		slow.Store(false)
+		later(time.Second) // the answer is a sign of life
+		w.holds(t, 2)      // the two that the worker placed; the late one has been given back
+		third := w.Must(t, placetest.NewAsk())
+		if here(third) || third.Policy != "slow" {
+			t.Errorf("after a sign of life: %v by %q", third.Fallbacks, third.Policy)
+		}
+		for _, p := range []*coordinator.Placement{first, second, third} {
+			p.Lease.Release()
+		}
+		later(time.Second)
+		w.Idle(t)
+	})
+	bubble(t, "silence", nil, func(t *testing.T, w *wired) {
+		c := w.pipes.last()
+		c.hold()
+		began := time.Now()
+		for n := range 100 {
+			p := w.Must(t, placetest.NewAsk())
+			defer p.Lease.Release()
+			if n > 0 && !here(p) { // the first answer was waited for before the line went dead
+				t.Fatal("answered by one who cannot be heard")
+			}
+		}
+		if took := time.Since(began); took > 3*DefaultPatience {
+			t.Errorf("a hundred waited %v together", took)
+		}
+		later(link.Silence*link.Beat + 2*link.Beat)
+		if w.pipes.last() == c {
+			t.Error("the worker does not try again")
+		}
+		c.let()
+		later(time.Second)
+		w.holds(t, 100)
+	})
+}
+
+// TestCancelledPlace: a client that leaves while its request is being placed
+// leaves nothing.
+func TestCancelledPlace(t *testing.T) {
+	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			time.Sleep(20 * time.Millisecond)
+			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
+		}})
+		ctx, cancel := context.WithCancelCause(t.Context())
+		left := errors.New("left")
+		time.AfterFunc(10*time.Millisecond, func() { cancel(left) })
+		if _, err := w.client.Place(ctx, placetest.NewAsk()); !errors.Is(err, left) {
+			t.Error(err)
+		}
+		if _, err := w.client.Place(ctx, placetest.NewAsk()); !errors.Is(err, left) {
+			t.Error(err)
+		}
+		later(time.Second)
+		w.holds(t, 0)
+		w.Idle(t)
+	})
+}
+
+// TestSlowPlacementsHoldUpNobody: what comes with a slow one is placed beside it.
+func TestSlowPlacementsHoldUpNobody(t *testing.T) {
+	bubble(t, "pair", func(_ *ServerOptions, co *ClientOptions) { co.Patience = time.Hour }, func(t *testing.T, w *wired) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			time.Sleep(10 * time.Millisecond)
+			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
+		}})
+		var placing sync.WaitGroup
+		began := time.Now()
+		for range 50 {
+			placing.Go(func() {
+				p, err := w.client.Place(t.Context(), placetest.NewAsk())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				p.Lease.Release()
+			})
+		}
+		placing.Wait()
+		if took := time.Since(began); took >= 50*10*time.Millisecond {
+			t.Errorf("fifty at once took %v", took)
+		}
+		later(time.Second)
+		w.Idle(t)
+	})
+}
+
+// TestEpochs: a worker follows the highest epoch that it has known.
+func TestEpochs(t *testing.T) {
+	bubble(t, "fenced", nil, func(t *testing.T, w *wired) {
+		for _, tt := range []struct {
+			epoch  uint64
+			follow bool
+		}{{4, false}, {6, true}, {5, false}, {6, true}, {7, true}} {
+			w.server.StandBy()
+			w.server.Lead(tt.epoch)
+			later(2 * time.Second)
+			p := w.Must(t, placetest.NewAsk())
+			if here(p) == tt.follow {
+				t.Errorf("epoch %d: fallbacks %v", tt.epoch, p.Fallbacks)
+			}
+			p.Lease.Release()
+		}
+		later(time.Second)
+		w.Idle(t)
+	})
+}
+
+func TestToken(t *testing.T) {
+	for _, tt := range []struct {
+		coordinator, worker string
+		works               bool
+	}{{"", "", true}, {"sesame", "sesame", true}, {"sesame", "", false}, {"", "sesame", false}, {"sesame", "sesam", false}} {
+		bubble(t, tt.coordinator+" "+tt.worker, func(so *ServerOptions, co *ClientOptions) {
+			so.Token, co.Token = []byte(tt.coordinator), []byte(tt.worker)
+		}, func(t *testing.T, w *wired) {
+			later(time.Second)
+			if w.client.Connected() != tt.works || len(w.server.Workers()) == 1 != tt.works {
+				t.Errorf("connected %v, workers %v", w.client.Connected(), w.server.Workers())
+			}
+		})
+	}
+}
+
+// TestStrangers: what does not begin as a worker does is somebody else's, and what
+// begins so and goes on otherwise is closed.
+func TestStrangers(t *testing.T) {
+	bubble(t, "http", nil, func(t *testing.T, w *wired) {
+		l := w.server.Others(w.pipes.Addr())
+		mine, theirs := net.Pipe()
+		defer mine.Close()
+		w.pipes.conns <- theirs
+		go mine.Write([]byte("GET / HTTP/1.1\r\n"))
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		b := make([]byte, 16)
+		if _, err := io.ReadFull(c, b); err != nil || string(b) != "GET / HTTP/1.1\r\n" {
+			t.Errorf("%q, %v", b, err)
+		}
+		l.Close()
+		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	whole := hello()
+	older := slices.Clone(whole)
+	older[len(magic)] = version + 1
+	for name, b := range map[string][]byte{
+		"nothing":            nil,
+		"half a greeting":    whole[:len(whole)/2],
+		"no more":            whole,
+		"another protocol":   append([]byte(magic[:3]), make([]byte, 64)...),
+		"another version":    older,
+		"no proof":           append(slices.Clone(whole), make([]byte, 2+64)...),
+		"too much of itself": append(slices.Clone(whole), 0xff, 0xff),
+	} {
+		bubble(t, name, nil, func(t *testing.T, w *wired) {
+			mine, theirs := net.Pipe()
+			defer mine.Close()
+			w.pipes.conns <- theirs
+			go mine.Write(b)
+			began := time.Now()
+			if _, err := io.Copy(io.Discard, mine); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(began); took > access.GreetingLimit {
+				t.Errorf("it was listened to for %v", took)
+			}
+			if n := len(w.server.Workers()); n != 1 {
+				t.Errorf("%d workers", n)
+			}
+		})
+	}
+}
+
+// TestGarbageFromAWorker ends its connection, and its leases.
+func TestGarbageFromAWorker(t *testing.T) {
+	long := slices.Repeat([]byte{0xff}, 20)
+	for name, send := range map[string]func(s *session){
+		"unknown message":  func(s *session) { s.link.Send(200, nil, true) },
+		"unknown call":     func(s *session) { s.link.Call(context.Background(), 200, nil, nil, 0) },
+		"a reply to a ask": func(s *session) { s.link.Call(context.Background(), kindAsk, nil, nil, 0) },
+		"a broken ask":     func(s *session) { s.link.Call(context.Background(), kindPlace, long, nil, 0) },
+		"an empty ask":     func(s *session) { s.link.Call(context.Background(), kindPlace, nil, nil, 0) },
+		"a broken release": func(s *session) { s.link.Send(kindRelease, long, true) },
+		"a lease again": func(s *session) {
+			s.link.Send(kindAdopt, appendAdoption(nil, 1, &coordinator.Adoption{}, placetest.Same{}, nil), true)
+		},
+	} {
+		bubble(t, name, nil, func(t *testing.T, w *wired) {
+			p := w.Must(t, placetest.NewAsk())
+			w.pipes.fall(true)
+			send(w.client.session.Load())
+			later(2 * link.Linger) // nobody reads all the time
+			w.holds(t, 0)
+			if n := len(w.server.Workers()); n != 0 {
+				t.Errorf("%d workers", n)
+			}
+			p.Lease.Release()
+		})
+	}
+}
+
+// TestTopics: the latest of each reaches all workers, those that come later too,
+// before anything else.
+func TestTopics(t *testing.T) {
+	var heard []string // the reader's; read when everything rests
+	var reports []string
+	var came []string
+	bubble(t, "topics", func(so *ServerOptions, co *ClientOptions) {
+		heard, reports, came = nil, nil, nil
+		co.OnTopic = func(topic Topic, value []byte) error {
+			heard = append(heard, fmt.Sprintf("%d %s", topic, value))
+			return nil
+		}
+		so.OnReport = func(worker int, report []byte) { reports = append(reports, fmt.Sprintf("%d %s", worker, report)) }
+		so.OnWorker = func(w WorkerRow, here bool) {
+			came = append(came, fmt.Sprintf("%d %d %s %v", w.Number, w.Slot, w.Node, here))
+		}
+	}, func(t *testing.T, w *wired) {
+		expect := func(what string, got *[]string, want ...string) {
+			t.Helper()
+			synctest.Wait()
+			if !slices.Equal(*got, want) {
+				t.Errorf("%s: %q, want %q", what, *got, want)
+			}
+			*got = nil
+		}
+		w.server.Publish(TopicMembership, []byte("a"))
+		w.server.Publish(TopicLoads, []byte("b"))
+		w.server.Publish(TopicMembership, []byte("c"))
+		expect("published", &heard, "1 a", "2 b", "1 c")
+		if !w.client.Report([]byte("x")) || !w.client.Report([]byte("y")) {
+			t.Error("nobody to report to")
+		}
+		later(link.Linger)
+		expect("reports", &reports, "1 x", "1 y")
+		w.pipes.fall(true)
+		w.client.Redial()
+		later(time.Second)
+		if w.client.Report([]byte("z")) {
+			t.Error("reported to nobody")
+		}
+		w.server.Publish(TopicLoads, []byte("d"))
+		w.pipes.fall(false)
+		later(time.Second)
+		expect("to one who comes later", &heard, "1 c", "2 d")
+		expect("workers", &came, "1 3 here true", "1 3 here false", "2 3 here true")
+	})
+	// A worker that does not understand leaves, places by itself, and comes back again
+	// and again, until it does.
+	var strange atomic.Bool
+	bubble(t, "not understood", func(_ *ServerOptions, co *ClientOptions) {
+		co.OnTopic = func(Topic, []byte) error {
+			if strange.Load() {
+				return errors.New("what does that mean?")
+			}
+			return nil
+		}
+	}, func(t *testing.T, w *wired) {
+		strange.Store(true)
+		w.server.Publish(TopicMembership, []byte("?"))
+		later(10 * time.Second)
+		if p := w.Must(t, placetest.NewAsk()); !here(p) || w.client.Connected() {
+			t.Errorf("fallbacks %v, connected %v", p.Fallbacks, w.client.Connected())
+		} else {
+			p.Lease.Release()
+		}
+		if n := w.pipes.dials(); n < 5 || n > 25 {
+			t.Errorf("%d connections in ten seconds", n)
+		}
+		strange.Store(false)
+		later(2 * time.Second)
+		p := w.Must(t, placetest.NewAsk())
+		if here(p) {
+			t.Error("the worker does not come back")
+		}
+		p.Lease.Release()
+		later(2 * link.Linger)
+		w.Idle(t)
+	})
+	bubble(t, "needs", nil, func(t *testing.T, w *wired) {
+		if w.client.Needs() != 0 {
+			t.Errorf("needs %v", w.client.Needs())
+		}
+		w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
+		w.Must(t, placetest.NewAsk()).Lease.Release() // is told with the answer
+		var c, own coordinator.Cut
+		w.client.Cut(&c, "m")
+		w.Local.Cut(&own, "m")
+		if w.client.Needs() != abi.NeedBlocks|abi.NeedConversation || len(c.Forms) != 1 || !slices.Equal(c.Forms, own.Forms) || c.Model != own.Model {
+			t.Errorf("needs %v, cut %+v, want %+v", w.client.Needs(), c, own)
+		}
+	})
+}
+
+// TestAsk: the coordinator reads a worker's admin surface.
+func TestAsk(t *testing.T) {
+	admin := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v1/exchanges":
+			body, _ := io.ReadAll(r.Body)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(202)
+			w.WriteHeader(500)
+			fmt.Fprintf(w, "%s %s %s", r.Method, r.URL.RawQuery, body)
+		case "/slow":
+			<-r.Context().Done()
+		case "/large":
+			w.Write(make([]byte, link.MostFrame))
+		}
+	})
+	bubble(t, "admin", func(_ *ServerOptions, co *ClientOptions) { co.Admin = admin }, func(t *testing.T, w *wired) {
+		status, kind, body, err := w.server.Ask(t.Context(), 1, "POST", "/v1/exchanges?x=1", []byte("hi"))
+		if err != nil || status != 202 || kind != "application/json" || string(body) != "POST x=1 hi" {
+			t.Errorf("%d %q %q %v", status, kind, body, err)
+		}
+		if status, _, body, err := w.server.Ask(t.Context(), 1, "GET", "/else", nil); err != nil || status != 200 || len(body) != 0 {
+			t.Errorf("%d %q %v", status, body, err)
+		}
+		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET ", ":", nil); err != nil || status != 400 {
+			t.Errorf("a request that is none: %d %v", status, err)
+		}
+		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/large", nil); err != nil || status != 507 {
+			t.Errorf("an answer that does not fit: %d %v", status, err)
+		}
+		if _, _, _, err := w.server.Ask(t.Context(), 9, "GET", "/", nil); err == nil {
+			t.Error("a worker that there is not answers")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, _, _, err := w.server.Ask(ctx, 1, "GET", "/slow", nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		for range mostAsks {
+			go w.server.Ask(ctx, 1, "GET", "/slow", nil)
+		}
+		synctest.Wait()
+		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/else", nil); err != nil || status != 200 && status != 503 {
+			t.Errorf("%d %v", status, err)
+		}
+	})
+	bubble(t, "none", nil, func(t *testing.T, w *wired) {
+		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/", nil); err != nil || status != 503 {
+			t.Errorf("%d %v", status, err)
+		}
+	})
+}
+
+// TestOrphans: what a worker owes is paid for it when it has died, and only then.
+func TestOrphans(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		life func(w *wired, p *coordinator.Placement)
+		end  func(w *wired)
+		want string
+	}{
+		{"died between the legs", nil, (*wired).die, "free it"},
+		{"died later", func(_ *wired, p *coordinator.Placement) { p.Lease.Answered(true) }, (*wired).die, ""},
+		{"had ended", func(_ *wired, p *coordinator.Placement) { p.Lease.Release() }, (*wired).die, ""},
+		{"left", nil, func(w *wired) { w.stop(); w.gone.Wait() }, ""},
+		{"was cut off", nil, func(w *wired) { w.pipes.last().cut() }, ""},
+		{"was cut off, came back and died", func(w *wired, _ *coordinator.Placement) {
+			w.pipes.last().cut()
+			later(2 * time.Second)
+		}, (*wired).die, "free it"},
+		{"was cut off after its answer had begun, came back and died", func(w *wired, p *coordinator.Placement) {
+			p.Lease.Answered(true)
+			w.pipes.last().cut()
+			later(2 * time.Second)
+		}, (*wired).die, ""},
+		{"was cut off within a frame", nil, func(w *wired) {
+			w.pipes.fall(true)
+			w.pipes.last().Write(make([]byte, 5))
+			w.pipes.last().cut()
+		}, ""},
+		{"was cut off, came back and left", nil, func(w *wired) {
+			w.pipes.last().cut()
+			later(100 * time.Millisecond)
+			w.stop()
+			w.gone.Wait()
+		}, ""},
+		{"hears nothing any more", nil, func(w *wired) {
+			w.pipes.fall(true)
+			w.pipes.last().hold()
+			later((link.Silence + 1) * link.Beat)
+		}, ""},
+		{"does not understand", nil, func(w *wired) {
+			w.pipes.fall(true)
+			w.server.mu.Lock()
+			defer w.server.mu.Unlock()
+			w.server.workers[1].tell(topics, nil)
+		}, ""},
+		{"is not understood", nil, func(w *wired) {
+			w.pipes.fall(true)
+			w.client.session.Load().link.Call(context.Background(), kindPlace, nil, nil, 0)
+		}, ""},
+		{"died just before the coordinator stepped down", nil, func(w *wired) {
+			w.die()
+			later(100 * time.Millisecond)
+			w.stepDown(t)
+		}, "free it"},
+		{"was left by a coordinator that stepped down", nil, func(w *wired) { w.stepDown(t) }, ""},
+		{"of another host was cut off just before that", func(w *wired, _ *coordinator.Placement) {
+			w.pipes.move()
+			w.client.Redial()
+			later(time.Second)
+		}, func(w *wired) {
+			w.die()
+			later(100 * time.Millisecond)
+			w.stepDown(t)
+		}, ""},
+		{"of another host died", func(w *wired, _ *coordinator.Placement) {
+			w.pipes.move()
+			w.client.Redial()
+			later(time.Second)
+		}, (*wired).die, "free it"},
+	} {
+		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
+			p := w.Must(t, placetest.NewAsk())
+			if !p.Lease.Owes() {
+				t.Fatal("nobody would pay")
+			}
+			p.Lease.Owe([]byte("free it"))
+			p.Lease.PrefillDone()
+			synctest.Wait() // it is said at once
+			if tt.life != nil {
+				tt.life(w, p)
+				later(link.Linger)
+			}
+			tt.end(w)
+			later(2 * reconnectGrace)
+			got := ""
+			select {
+			case got = <-w.orphans:
+			default:
+			}
+			if got != tt.want || len(w.orphans) > 0 {
+				t.Errorf("%q was to be freed, and %d more, want %q", got, len(w.orphans), tt.want)
+			}
+		})
+	}
+	t.Run("of one process", func(t *testing.T) {
+		w := newWorld(t, "p prefill", "d decode")
+		p := w.Must(t, placetest.NewAsk())
+		if p.Lease.Owes() {
+			t.Error("who would pay?")
+		}
+		p.Lease.Owe([]byte("free it"))
+		p.Lease.Release()
+	})
+}
+
+// TestStopAfterADeath: a coordinator that stops does not wait until a worker that died
+// can no longer reconnect.
+func TestStopAfterADeath(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		host func(w *wired)
+		want int // clean-ups
+	}{
+		{"of this host", func(*wired) {}, 1},
+		{"of another host", func(w *wired) {
+			w.pipes.move()
+			w.client.Redial()
+			later(time.Second)
+		}, 0},
+	} {
+		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
+			tt.host(w)
+			p := w.Must(t, placetest.NewAsk())
+			p.Lease.Owe([]byte("free it"))
+			p.Lease.PrefillDone()
+			later(link.Linger)
+			w.die()
+			later(100 * time.Millisecond)
+			began := time.Now()
+			w.stopServing()
+			if took := time.Since(began); took > 0 || len(w.orphans) != tt.want {
+				t.Errorf("%v and %d clean-ups, want 0s and %d", took, len(w.orphans), tt.want)
+			}
+		})
+	}
+}
+
+// stepDown ends the coordinator's term, which does not wait for clean-ups.
+func (w *wired) stepDown(t *testing.T) {
+	began := time.Now()
+	if w.server.StandBy(); time.Since(began) >= settling {
+		t.Errorf("it took %v", time.Since(began))
+	}
+}
+
+// die makes the worker die: its end is cut, and it does not come back.
+func (w *wired) die() {
+	w.pipes.fall(true)
+	w.pipes.last().cut()
+}
+
+// TestLeasesUnderFire: connections are cut while many place, move and release by
+// two goroutines at once; in the end nothing is held anywhere.
+func TestLeasesUnderFire(t *testing.T) {
+	w := newWorld(t, "p prefill two 2", "q prefill", "d decode two 2", "e decode")
+	w.connect(t)
+	w.SetDecider(placetest.Builtin(t, "auto", "power_of_two"))
+	stop := make(chan struct{})
+	var cutting, placing sync.WaitGroup
+	cutting.Go(func() {
+		rnd := rand.New(rand.NewPCG(7, 7))
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Duration(rnd.IntN(5)) * time.Millisecond):
+			}
+			w.server.mu.Lock()
+			for _, worker := range w.server.workers {
+				worker.conn.Close(errors.New("cut"))
+			}
+			w.server.mu.Unlock()
+			if rnd.IntN(3) == 0 {
+				w.client.Redial()
+			}
+		}
+	})
+	for g := range 8 {
+		placing.Go(func() {
+			rnd := rand.New(rand.NewPCG(1, uint64(g)))
+			for range 300 {
+				a := placetest.NewAsk()
+				p, err := w.client.Place(context.Background(), a)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if rnd.IntN(4) == 0 {
+					a.Prefill, a.ID = p.Prefill, p.ID
+					if q, err := w.client.Place(context.Background(), a); err == nil {
+						p.Lease.Release()
+						p = q
+					}
+				}
+				if rnd.IntN(2) == 0 {
+					p.Recycle()
+				}
+				var both sync.WaitGroup
+				both.Go(p.Lease.PrefillDone)
+				both.Go(func() { p.Lease.Answered(rnd.IntN(2) == 0) })
+				both.Go(p.Lease.Release)
+				p.Lease.Release()
+				both.Wait()
+			}
+		})
+	}
+	placing.Wait()
+	close(stop)
+	cutting.Wait()
+	w.connected(t)
+	w.Idle(t)
+	if w.client.open != nil {
+		t.Error("the worker keeps leases that have ended")
+	}
+	if n := w.client.o.Fallback.(placetest.Uncounted).Open(); n != 0 {
+		t.Errorf("the worker's own books have %d leases", n)
+	}
+}

@@ -1,0 +1,315 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// worker is a worker's connection, on the coordinator's side: the Handler of what
+// it sends, and the leases that it has.
+type worker struct {
+	s      *Server
+	conn   *link.Conn
+	ctx    context.Context // of Serve
+	number int
+	peer
+	since  time.Time
+	beside sync.WaitGroup // placements that the reader does not wait for
+
+	// Of the connection's reader.
+	names names
+	ids   []uint32
+	batch uint64 // that is being handled
+	began time.Time
+
+	formsMu sync.Mutex
+	forms   coordinator.Demand // that the worker has been told last; guarded by formsMu
+	told    bool               // that it has been told any; guarded by formsMu
+
+	mu      sync.Mutex
+	leases  map[uint64]lent // by the worker's number; nil when the connection has ended; guarded by mu
+	passing passingTurns    // guarded by mu
+}
+
+// lent is a lease of a worker's.
+type lent struct {
+	lease *coordinator.Lease     // nil: it is being placed
+	p     *coordinator.Placement // nil of one that was adopted
+	owed  []byte                 // until its answer has begun
+}
+
+func appendDemand(dst []byte, d coordinator.Demand) []byte {
+	dst = wire.AppendUint(dst, uint64(d.Needs))
+	if d.Index {
+		return append(dst, 1)
+	}
+	return append(dst, 0)
+}
+
+func readDemand(b []byte) (d coordinator.Demand, err error) {
+	r := newReader(b)
+	d.Needs, d.Index = abi.Needs(r.Uint()), r.UintUpTo(1) != 0
+	if !r.Done() {
+		return d, link.Garbage("the demand of a coordinator")
+	}
+	return d, nil
+}
+
+func (w *worker) row() WorkerRow {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return WorkerRow{Number: w.number, Slot: w.slot, Node: w.node, PID: w.pid, Since: w.since, Leases: len(w.leases)}
+}
+
+func (w *worker) tell(topic Topic, value []byte) error {
+	return w.conn.Send(kindTopic, append([]byte{byte(topic)}, value...), true)
+}
+
+// tellForms tells the worker od Demand that it does not know of.
+func (w *worker) tellForms(d coordinator.Demand) {
+	w.formsMu.Lock()
+	defer w.formsMu.Unlock()
+	if !w.told || d != w.forms {
+		w.forms, w.told = d, true
+		w.tell(TopicForms, appendDemand(nil, d))
+	}
+}
+
+// slowBatch is how long the placements of one batch may hold up the rest of it.
+const slowBatch = 200 * time.Microsecond
+
+// Call implements link.Handler.
+func (w *worker) Call(number uint32, kind uint8, payload []byte) error {
+	switch kind {
+	case kindPlace:
+	case kindNamed, kindKeep, kindKept, kindTake, kindTook:
+		return w.turnCall(number, kind, payload)
+	default:
+		return link.Garbage("an unknown call")
+	}
+	if w.names == nil {
+		w.names = make(names)
+	}
+	h := w.s.asks.Get().(*heard)
+	if err := h.read(payload, w.s.own(), w.names); err != nil {
+		return err
+	}
+	if !w.begin(h.lease) {
+		return link.Garbage("a lease that there is")
+	}
+	if w.slow() {
+		w.beside.Go(func() {
+			w.place(number, h)
+			w.conn.Flush()
+		})
+		return nil
+	}
+	w.place(number, h)
+	return nil
+}
+
+// slow reports whether the batch that is being handled has taken long. What came
+// together is answered together, but not at the price of a slow policy times its
+// number.
+func (w *worker) slow() bool {
+	now := time.Now()
+	if n := w.conn.Reads(); n != w.batch {
+		w.batch, w.began = n, now
+		return false
+	}
+	return now.Sub(w.began) > slowBatch
+}
+
+// place answers a call for a placement.
+func (w *worker) place(number uint32, h *heard) {
+	p, err := w.decide(h)
+	w.tellForms(w.s.o.Local.Demand())
+	h.out = appendReply(h.out[:0], &h.Ask, p, err)
+	if p != nil {
+		p.Recycle()
+		if !w.placed(h.lease, p) {
+			p.Lease.Release()
+		}
+	}
+	w.conn.Answer(number, h.out)
+	h.drop()
+	w.s.asks.Put(h)
+}
+
+func (w *worker) decide(h *heard) (p *coordinator.Placement, err error) {
+	switch {
+	case !h.lost:
+		p, err = w.s.o.Local.Place(w.ctx, &h.Ask)
+	case h.Only.Decode.IsZero() && h.Only.Prefill.IsZero():
+		err = &coordinator.NoTargetError{Phase: abi.Prefill}
+	default:
+		err = &coordinator.NoTargetError{}
+	}
+	if err != nil {
+		w.mu.Lock()
+		delete(w.leases, h.lease)
+		w.mu.Unlock()
+	}
+	return p, err
+}
+
+// begin notes that a lease is being placed; false: there is one of that number.
+func (w *worker) begin(lease uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, taken := w.leases[lease]; taken || w.leases == nil {
+		return w.leases == nil // it has ended, which is no fault of the worker's
+	}
+	w.leases[lease] = lent{}
+	return true
+}
+
+// placed gives a lease to the worker; false: it does not want it any more, or has
+// gone.
+func (w *worker) placed(lease uint64, p *coordinator.Placement) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, wanted := w.leases[lease]; !wanted {
+		return false
+	}
+	w.leases[lease] = lent{lease: p.Lease, p: p}
+	return true
+}
+
+// end releases all leases, frees the turns that were on their way, and returns what
+// was owed for the leases.
+func (w *worker) end() (owed [][]byte) {
+	w.mu.Lock()
+	leases, passing := w.leases, w.passing
+	w.leases, w.passing = nil, passingTurns{}
+	w.mu.Unlock()
+	passing.forget(w.s)
+	for _, l := range leases {
+		if l.lease != nil {
+			l.lease.Release()
+		}
+		if len(l.owed) > 0 {
+			owed = append(owed, l.owed)
+		}
+	}
+	return owed
+}
+
+// Message implements link.Handler.
+func (w *worker) Message(kind uint8, payload []byte) error {
+	r := newReader(payload)
+	var err error
+	switch kind {
+	case kindDone:
+		w.prefillDone(&r)
+	case kindAnswered:
+		w.answered(&r)
+	case kindComputed:
+		w.computed(&r)
+	case kindRelease:
+		w.release(&r)
+	case kindAdopt:
+		err = w.adopt(&r)
+	case kindUntake:
+		w.untake(&r)
+	case kindReport:
+		if w.s.o.OnReport != nil {
+			w.s.o.OnReport(w.number, payload)
+		}
+		return nil
+	default:
+		return link.Garbage("an unknown message")
+	}
+	if r.Failed() {
+		return link.Garbage("a message about a lease")
+	}
+	return err
+}
+
+func (w *worker) prefillDone(r *reader) {
+	lease, took := r.Uint(), r.duration()
+	w.mu.Lock()
+	l, ok := w.leases[lease]
+	if ok && r.Len() > 0 {
+		l.owed = bytes.Clone(r.Rest())
+		w.leases[lease] = l
+	}
+	w.mu.Unlock()
+	if l.lease != nil {
+		l.lease.PrefillDoneAfter(took)
+	}
+}
+
+func (w *worker) answered(r *reader) {
+	lease, took := r.Uint(), r.duration()
+	w.mu.Lock()
+	l := w.leases[lease]
+	if l.owed != nil {
+		l.owed = nil
+		w.leases[lease] = l
+	}
+	w.mu.Unlock()
+	if l.lease != nil {
+		l.lease.AnsweredAfter(took)
+	}
+}
+
+func (w *worker) release(r *reader) {
+	lease := r.Uint()
+	w.mu.Lock()
+	l := w.leases[lease]
+	delete(w.leases, lease)
+	w.mu.Unlock()
+	if l.lease != nil {
+		l.lease.Release()
+	}
+}
+
+func (w *worker) adopt(r *reader) error {
+	number, a, owed := readAdoption(r, w.s.own())
+	if r.Failed() {
+		return nil
+	}
+	if !w.begin(number) {
+		return link.Garbage("a lease that there is")
+	}
+	l := lent{lease: new(coordinator.Lease)}
+	w.s.o.Local.Adopt(l.lease, a)
+	if len(owed) > 0 {
+		l.owed = bytes.Clone(owed)
+	}
+	w.mu.Lock()
+	gone := w.leases == nil
+	if !gone {
+		w.leases[number] = l
+	}
+	w.mu.Unlock()
+	if gone {
+		l.lease.Release()
+	}
+	return nil
+}
+
+// computed compares an engine's word with what was believed, of a lease whose
+// placement was made here.
+func (w *worker) computed(r *reader) {
+	lease, prompt, cached := r.Uint(), r.Int(), r.Int()
+	block := int(r.UintUpTo(mostBlock))
+	h := w.s.asks.Get().(*heard)
+	defer w.s.asks.Put(h)
+	h.room(0)
+	h.blocks[0] = r.hashes(h.blocks[0][:0])
+	w.mu.Lock()
+	p := w.leases[lease].p
+	w.mu.Unlock()
+	if p != nil && !r.Failed() {
+		w.s.o.Local.Compare(p, coordinator.CacheReport{Block: block, Blocks: h.blocks[0], Prompt: prompt, Cached: cached})
+	}
+}

@@ -1,0 +1,94 @@
+package coordinator
+
+import (
+	"maps"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// sequence counts the placements of one model. Each shape of legs has its own count:
+// a round-robin policy takes the count modulo the number of targets, so all placements
+// of one count must have the same targets. With a shared count, requests of two shapes
+// that alternate would never reach some targets. For the same reason each model has
+// its own sequence.
+type sequence struct{ first, later shapes }
+
+// shapes counts the placements of each shape of legs.
+type shapes struct {
+	aggregated [abi.RoleBoth + 1]atomic.Uint64 // by Ask.Aggregate
+	pair       atomic.Uint64
+	fixed      atomic.Uint64    // decode alone: the prefill target is kept
+	reserved   [2]atomic.Uint64 // one phase alone: prefill, decode
+}
+
+// next returns the number of earlier placements of this shape. First turns of
+// conversations have counts of their own: a policy that sends later turns to the same
+// targets as the turn before would otherwise skip targets among the first turns.
+func (c *sequence) next(a *Ask, two bool) uint64 {
+	s := &c.later
+	if a.Lookup.Turn.Number == 1 {
+		s = &c.first
+	}
+	counter := &s.pair
+	switch {
+	case !two:
+		counter = &s.aggregated[a.Aggregate&abi.RoleBoth]
+	case !a.Prefill.IsZero():
+		counter = &s.fixed
+	}
+	return counter.Add(1) - 1
+}
+
+// reserve is next for a placement of one phase alone.
+func (c *sequence) reserve(a *Ask, phase abi.Phase) uint64 {
+	s := &c.later
+	if a.Lookup.Turn.Number == 1 {
+		s = &c.first
+	}
+	counter := &s.reserved[0]
+	if phase == abi.Decode {
+		counter = &s.reserved[1]
+	}
+	return counter.Add(1) - 1
+}
+
+// sequenceTable holds the sequence of each model. Safe for concurrent use.
+type sequenceTable struct {
+	models atomic.Pointer[map[string]*sequence] // a map is replaced, never changed
+	mu     sync.Mutex                           // held while a map is replaced
+}
+
+// of returns the sequence of a pool's model. The sequence stays the same as long as an
+// instance is known to serve the model.
+func (t *sequenceTable) of(p *engine.Pool, s *engine.Snapshot) *sequence {
+	if models := t.models.Load(); models != nil {
+		if c, ok := (*models)[p.Model]; ok {
+			return c
+		}
+	}
+	return t.add(p, s)
+}
+
+// add makes a sequence for the model and drops those of models that s lacks.
+func (t *sequenceTable) add(p *engine.Pool, s *engine.Snapshot) *sequence {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	next := map[string]*sequence{}
+	if models := t.models.Load(); models != nil {
+		if c, ok := (*models)[p.Model]; ok {
+			return c
+		}
+		maps.Copy(next, *models)
+	}
+	maps.DeleteFunc(next, func(model string, _ *sequence) bool {
+		_, known := s.Pool(model)
+		return !known
+	})
+	c := &sequence{}
+	next[p.Model] = c
+	t.models.Store(&next)
+	return c
+}

@@ -1,0 +1,79 @@
+package coordinator_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+)
+
+// TestSequencesOfTwoModels: two models that come alternately, and two shapes of
+// legs, use every target alike under round_robin.
+func TestSequencesOfTwoModels(t *testing.T) {
+	w := newWorld(t, "a=a both two 2", "b=b both two 2", "p=c prefill two 2", "d=c decode two 2", "e=c both two 2")
+	w.SetDecider(placetest.Builtin(t, "auto", "round_robin"))
+	hits := map[string]int{}
+	for i := range 240 {
+		a := placetest.NewAsk()
+		a.Model = []string{"a", "b", "c", "c"}[i%4]
+		if i%4 == 3 {
+			a.Aggregate = abi.RoleBoth
+		}
+		p := w.Must(t, a)
+		if p.Facts.Request.Model != a.Model {
+			t.Fatalf("model %q is shown as %q", a.Model, p.Facts.Request.Model)
+		}
+		hits[p.Flow.String()+" "+p.Decode.Name()+" "+string(rune('0'+p.Decode.Rank))]++
+		p.Lease.Release()
+		p.Recycle()
+	}
+	for target, want := range map[string]int{
+		"aggregated a=a 0": 30, "aggregated a=a 1": 30, "aggregated b=b 0": 30, "aggregated b=b 1": 30,
+		"aggregated p=c 0": 10, "aggregated p=c 1": 10, "aggregated d=c 0": 10, "aggregated d=c 1": 10,
+		"aggregated e=c 0": 10, "aggregated e=c 1": 10,
+	} {
+		if hits[target] != want {
+			t.Errorf("%s: %d placements, want %d", target, hits[target], want)
+		}
+	}
+	// Half of the pairs prefill on e, whose decode is d's; the others use all.
+	for target, want := range map[string]float64{"d=c 0": 22.5, "d=c 1": 22.5, "e=c 0": 7.5, "e=c 1": 7.5} {
+		if n := float64(hits["concurrent "+target]); n < want-1 || n > want+1 {
+			t.Errorf("decode on %s: %v of 60 placements, want %v", target, n, want)
+		}
+	}
+	w.Idle(t)
+}
+
+// TestSequencesAreForgotten: the counters of a model that no instance serves any
+// more are dropped, those of the others stay.
+func TestSequencesAreForgotten(t *testing.T) {
+	w := newWorld(t, "a=a both", "b=b both")
+	s := w.Reg.Snapshot()
+	pool, _ := s.Pool("a")
+	var table coordinator.SequenceTable
+	a := table.Of(pool, s)
+	table.Add("gone")
+	pool, _ = s.Pool("b")
+	table.Of(pool, s)
+	pool, _ = s.Pool("a")
+	if models := table.Models(); !slices.Equal(models, []string{"a", "b"}) || table.Of(pool, s) != a {
+		t.Errorf("models %v", models)
+	}
+}
+
+// TestEachPlacementDraws: no two placements are shown the same random number.
+func TestEachPlacementDraws(t *testing.T) {
+	w := newWorld(t, "b both")
+	seen := map[uint64]bool{}
+	for i := range uint64(50) {
+		p := w.Must(t, placetest.NewAsk())
+		if p.Facts.Sequence != i || seen[p.Facts.Random] {
+			t.Fatalf("placement %d: sequence %d, random %d", i, p.Facts.Sequence, p.Facts.Random)
+		}
+		seen[p.Facts.Random] = true
+		p.Lease.Release()
+	}
+}
