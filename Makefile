@@ -9,10 +9,11 @@ COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS      := -s -w -X github.com/pdproxy/pdproxy/cmd.Version=$(VERSION) -X github.com/pdproxy/pdproxy/cmd.commit=$(COMMIT)
 PACKAGES     := ./...
 FUZZTIME     ?= 30s
-# The race detector watches all code but that which compiles Wasm guests: with it there, a
-# guest takes ten times as long to compile. These packages use no sync.Map and no other
-# generic code of package sync: the linker keeps one copy of such code for the program,
-# and a copy that the detector does not see makes it report races that are none.
+# The race detector watches all code except the packages that compile Wasm
+# guests: with it there, a guest takes ten times as long to compile. These
+# packages use no sync.Map and no other generic code of package sync. The linker
+# keeps one copy of such code for the program, and a copy without the detector
+# makes it report races that do not exist.
 WAZEVO       := github.com/tetratelabs/wazero/internal/engine/wazevo
 RACE         := -race $(foreach p,backend/... frontend ssa,-gcflags=$(WAZEVO)/$p=-race=false) -shuffle=on
 SUITE        := $(GO) run ./conformance/suite
@@ -20,10 +21,12 @@ SUITE        := $(GO) run ./conformance/suite
 # itself: they start many processes, or need root, the network, or other programs.
 SECOND       := abi chaos deploy discovery fleet kvevents plugins policies security takeover
 SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
-# The first tier has these without the race detector: conformance, whose failures it runs
-# with every connector, and conformance/replay, which computes in one goroutine.
-UNRACED      := ./conformance/replay
-FIRST         = $(filter-out %/conformance %/conformance/replay $(foreach p,$(SECOND),%/conformance/$p),$(shell $(GO) list ./...))
+# The first tier runs conformance and all packages below it without the race detector. They
+# are tools and simulated engines, and the detector takes five times the processor time. The
+# second tier runs conformance and the simulated engines with the race detector.
+TOOLS        := bench coverage enginesim load mutation replay suite surface testbed
+UNRACED      := $(foreach p,$(TOOLS),./conformance/$p)
+FIRST         = $(filter-out %/conformance $(foreach p,$(SECOND) $(TOOLS),%/conformance/$p),$(shell $(GO) list ./...))
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
 IDS          ?= 100000000
@@ -57,7 +60,7 @@ vet:
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
-	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m $(foreach p,$(filter-out security,$(SECOND)),./conformance/$p)
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m $(foreach p,enginesim $(filter-out security,$(SECOND)),./conformance/$p)
 
 # The attacked program is a process of its own, which the race detector does not see. The
 # other packages make other system calls without the detector, or run as root what
@@ -79,7 +82,7 @@ clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HT
 cover: ## coverage of abi, plugins and proxy, and the seeds of each fuzz target; fails below $(COVERAGE_MIN) %
 	@mkdir -p build
 	$(GO) test -cover -coverprofile=build/cover-own.out ./abi/... ./plugins/... ./proxy/...
-	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd/... ./conformance/abi
+	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd/... ./conformance/abi ./proxy
 	$(GO) run ./conformance/coverage -min $(COVERAGE_MIN) -profiles build/cover-own.out,build/cover-others.out abi plugins proxy
 
 .PHONY: fuzz

@@ -80,7 +80,7 @@ var mayImport = map[string][]string{
 	"proxy/coordinator/link":      {"proxy/socket"},
 	"proxy/coordinator/replica":   {"proxy/state/conversation"},
 	"proxy/coordinator/selectapi": {"abi", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/engine", "proxy/httpguard", "proxy/state/..."},
-	"proxy/admin":                 {"proxy/config", "proxy/coordinator/fleet", "proxy/downstream", "proxy/engine", "proxy/httpguard", "proxy/openai", "proxy/sidecar", "proxy/telemetry"},
+	"proxy/admin":                 {"proxy/config", "proxy/coordinator/fleet", "proxy/downstream", "proxy/engine", "proxy/httpguard", "proxy/journal", "proxy/openai", "proxy/sidecar", "proxy/telemetry"},
 	"proxy/admission":             {"proxy/config", "proxy/downstream", "proxy/openai"},
 	"proxy/proxytest":             {},
 	"proxy":                       {"abi", "proxy/..."},

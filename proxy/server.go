@@ -1,15 +1,13 @@
-// Package proxy is the data path: it takes clients' requests on its listeners,
-// runs each as one exchange with its legs on engines, and shows operators what
-// it does. Who decides where a leg runs is behind coordinator.Coordinator, how
-// it is shaped behind connector.Connector.
+// Package proxy assembles the data path from the packages below it: edge accepts the
+// requests of clients, each request runs as one exchange with legs on engines, and admin
+// shows operators what the proxy does. coordinator.Coordinator decides on which engine a
+// leg runs, connector.Connector decides how the leg looks.
 package proxy
 
 import (
 	"context"
 	"log/slog"
 	"net/http"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -39,44 +37,43 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// Deps is what a Server stands on. All fields but those that may be nil are
-// needed.
+// Deps are the parts that a Server uses. Fields that may be nil say so.
 type Deps struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
 	Metrics     *telemetry.Metrics
-	Gatherer    prometheus.Gatherer // what GET /metrics shows
+	Gatherer    prometheus.Gatherer // of GET /metrics
 	Policies    admin.Policies
 	Tracer      *telemetry.Tracer // nil: no spans
-	Tokens      *tokens.Tokenizer // nil: only the client has token ids
-	// Wrap puts filters around the handler of the public endpoints but /health,
-	// before routing, for all protocols; it is called once. nil: none. A wrapper ends a
-	// client's connection or stream by panicking with http.ErrAbortHandler.
+	Tokens      *tokens.Tokenizer // nil: the proxy computes no token ids
+	// Wrap puts filters around the handler of the public endpoints, except /health. It is
+	// called once, and filters see all protocols. nil: no filters. A filter ends a client's
+	// connection or stream with a panic of http.ErrAbortHandler.
 	Wrap func(http.Handler) http.Handler
-	// Turns has what decode engines keep for the next turns; nil: this process has it.
+	// Turns connects to the coordinator, which stores the KV that decode engines retain for
+	// the next turns of the fleet. nil: this process stores it.
 	Turns    *fleet.Client
-	Workers  admin.Workers       // of a coordinator, whose answers to operators are theirs too; nil: there are none
+	Workers  admin.Workers       // of a coordinator, which also answers operators for them; nil: none
 	Hooks    attempt.Hooks       // nil: no leg or finish hook; SetHooks replaces it
-	Recorder *recording.Recorder // nil: nothing is recorded
+	Recorder *recording.Recorder // nil: no recording
 	// QUICDir is the directory of the processes that share the UDP port of HTTP/3: the
 	// processes of a fleet, or a process and its successor. nil: this process has the
 	// port alone.
 	QUICDir *privatedir.Dir
-	// Balance is the part of a worker whose public socket other workers have, too. nil: no
-	// others have it.
+	// Balance spreads the connections of the public socket over the workers that share
+	// it. nil: this process shares no socket.
 	Balance *balance.Worker
-	Memory  *buffer.Budget // counts what is held of requests and answers; nil: the server makes one
+	Memory  *buffer.Budget // limits the memory of requests and answers; nil: the server makes one
 	Log     *slog.Logger
 	Version string
 }
 
-// Server serves the public and the admin endpoints. Its methods are safe for
-// concurrent use.
+// Server serves the public and the admin endpoints. Safe for concurrent use.
 type Server struct {
 	deps       Deps
 	log        *slog.Logger
 	cfg        atomic.Pointer[config.Config]  // replaced as a whole by Reload
-	keys       atomic.Pointer[admission.Keys] // nil: everybody may call
+	keys       atomic.Pointer[admission.Keys] // nil: clients need no key
 	connectors map[string]connector.Connector
 	queue      admission.Queue
 	cleanups   *cleanup.Runner
@@ -84,14 +81,14 @@ type Server struct {
 	exchanges  *exchange.Runner
 	draining   atomic.Bool
 	prompts    *prompt.Matcher
-	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: no engine is beside the proxy
+	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: the process is no sidecar
 	retained   retained.Store
-	memory     *buffer.Budget // of the bodies and answers that are held
+	memory     *buffer.Budget // of bodies and answers
 	bodies     *downstream.Bodies
 }
 
-// New returns a server with that configuration; keys is nil when none are asked
-// for. It starts nothing.
+// New returns a server with that configuration. keys is nil if clients need no API key. New
+// starts nothing.
 func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	s := &Server{
 		deps:       deps,
@@ -126,8 +123,8 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	return s
 }
 
-// Reload makes new exchanges use cfg and keys; those that run keep theirs. The
-// listeners' addresses do not change.
+// Reload makes later exchanges use cfg and keys. Running exchanges keep the old ones. The
+// addresses of the listeners do not change.
 func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
@@ -155,7 +152,7 @@ func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.exchanges.SetTRTLLM(o) }
 // exchange.Runner.Warm.
 func (s *Server) Warm(ctx context.Context) { s.exchanges.Warm(ctx) }
 
-// Drain makes /readyz and /health answer 503, so that balancers turn away.
+// Drain makes /readyz and /health answer 503, so that balancers send no more requests.
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // CleanUp makes the calls that another process of the same deployment gave to
@@ -168,11 +165,10 @@ func (s *Server) ForgetTurn(t *fleet.KeptTurn) error {
 	return retained.Freer{Registry: s.deps.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
 }
 
-// Wait returns when no exchange runs any more, nor a clean-up of a dead one, each
-// after timeouts.cleanup at most. Call it when nobody gives this server anything to
-// do any more: after the listeners have ended, which cut what runs but do not wait for
-// it, and, of a coordinator, after it has left its workers. Clean-ups that come when
-// it has returned may be cut at once.
+// Wait waits until no exchange and no clean-up runs, each for timeouts.cleanup at most.
+// Call it when no new work can come: after edge.Server.Serve has returned, which cancels
+// running exchanges but does not wait for them, and in a coordinator after it has left its
+// workers. A clean-up that starts after Wait has returned may be cancelled at once.
 func (s *Server) Wait() {
 	limit := time.Duration(s.cfg.Load().Timeouts.Cleanup)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -183,111 +179,10 @@ func (s *Server) Wait() {
 	s.sidecar.Load().Close()
 }
 
-// Ready reports whether one request could be served now.
+// Ready reports whether a request could be served now.
 func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
 		return sc.Ready()
 	}
 	return s.deps.Coordinator.Ready()
-}
-
-// ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// The deadline holds for handlers that read a part of the body, too. ReadBody
-	// lifts it at the body's end.
-	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
-	if !s.servePath(w, r) {
-		w.Header().Set("X-Request-Id", downstream.RequestID(r))
-		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
-	}
-}
-
-// servePath serves r if its path is one of the public endpoints.
-func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
-	api, ok := openai.APIFor(r.URL.Path)
-	if ok && r.Method == http.MethodPost {
-		s.exchanges.Serve(w, r, api)
-		return true
-	}
-	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
-	if ok {
-		methodNotAllowed(w, r, "POST")
-		return true
-	}
-	var serve func(http.ResponseWriter, *http.Request)
-	switch path := r.URL.Path; {
-	case path == modelsPath || strings.HasPrefix(path, modelsPath+"/"):
-		serve = s.serveModels
-	case path == healthPath:
-		serve = s.serveHealth
-	case path == "/version":
-		serve = s.serveVersion
-	default:
-		return false
-	}
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		methodNotAllowed(w, r, "GET")
-		return true
-	}
-	w.Header().Set("X-Request-Id", downstream.RequestID(r))
-	serve(w, r)
-	return true
-}
-
-func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
-	w.Header().Set("Allow", allow)
-	w.Header().Set("X-Request-Id", downstream.RequestID(r))
-	downstream.Error(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
-}
-
-const (
-	modelsPath = "/v1/models"
-	healthPath = "/health"
-)
-
-// model is one row of the list of models, in OpenAI's form.
-type model struct {
-	ID      string `json:"id"`
-	Object  string `json:"object"`
-	OwnedBy string `json:"owned_by"`
-}
-
-// serveModels lists the models of all engines that are ready, or shows the one
-// that the path names.
-func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
-	if _, err := s.keys.Load().Authenticate(r); err != nil {
-		downstream.Error(w, exchange.PublicError(err))
-		return
-	}
-	rows := []model{}
-	for _, id := range s.deps.Registry.Snapshot().Models() {
-		rows = append(rows, model{ID: id, Object: "model", OwnedBy: "pdproxy"})
-	}
-	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
-	if !one {
-		downstream.JSON(w, 200, struct {
-			Object string  `json:"object"`
-			Data   []model `json:"data"`
-		}{"list", rows})
-		return
-	}
-	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
-	if i < 0 {
-		downstream.Error(w, exchange.PublicError(coordinator.ErrUnknownModel))
-		return
-	}
-	downstream.JSON(w, 200, rows[i])
-}
-
-// serveHealth answers 200 when one request could be served now.
-func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	if s.draining.Load() || !s.Ready() {
-		downstream.Error(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
-		return
-	}
-	downstream.JSON(w, 200, map[string]string{"status": "ok"})
-}
-
-func (s *Server) serveVersion(w http.ResponseWriter, _ *http.Request) {
-	downstream.JSON(w, 200, map[string]string{"version": s.deps.Version})
 }

@@ -39,7 +39,7 @@ func TestMemoryOfAllInstances(t *testing.T) {
 		t.Errorf("the memory of the first is not free: %v", err)
 	}
 	m.total.limit = m.total.used.Load() + least - 1
-	if vm, err := m.NewVM(t.Context(), newWorld()); err == nil || vm != nil || !strings.Contains(err.Error(), "as much memory as they may") {
+	if vm, err := m.NewVM(t.Context(), newWorld()); err == nil || vm != nil || !strings.Contains(err.Error(), "reached their memory limit") {
 		t.Errorf("an instance without memory: %v", err)
 	}
 }

@@ -19,7 +19,7 @@ func (l *leaderSide) joinElection(cfg *config.Config) error {
 	dir := l.n.options.Dir
 	o := standby.Options{
 		Server: l.workers, Listeners: l.listeners, Copy: replica.NewCopy(l.n.knowledge.state.Conversations),
-		Instances: engineNames{l.n.registry}, Appear: l.claimSocket, Token: []byte(l.access.token), Dial: l.access.credentials.Dial, Node: host, Log: l.n.log,
+		Instances: engineNames{l.n.registry}, ClaimSocket: l.claimSocket, Token: []byte(l.access.token), Dial: l.access.credentials.Dial, Node: host, Log: l.n.log,
 	}
 	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
 		e, err := newElection(cfg, advertised(cfg), l.n)

@@ -43,7 +43,7 @@ type leaderSide struct {
 	workers    *fleet.Server
 	listeners  []standby.Listener
 	name       *socketName     // of the socket for workers of this host
-	member     *standby.Office // takes part in the election of the leader
+	member     *standby.Member // takes part in the election of the leader
 	raiseEpoch func()          // leads on with a higher epoch; nil: an election assigns epochs
 }
 

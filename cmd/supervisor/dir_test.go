@@ -186,7 +186,7 @@ func useFleetDir(t *testing.T, cfg *config.Config) bool {
 		return false
 	}
 	defer dir.Close()
-	s := &succession{dir: dir, log: slog.New(slog.DiscardHandler)}
+	s := &takeoverControl{dir: dir, log: slog.New(slog.DiscardHandler)}
 	if err := s.begin(false); err != nil {
 		t.Fatal(err)
 	}

@@ -81,9 +81,9 @@ func runSingle(cfg *config.Config, o Options) error {
 
 // joinTakeover returns the takeover of a process that does everything. It returns nil if
 // no successor will be able to take over: the process serves nevertheless.
-func joinTakeover(cfg *config.Config, o Options) (*succession, error) {
+func joinTakeover(cfg *config.Config, o Options) (*takeoverControl, error) {
 	dir, err := openFleetDir(cfg, o.Path)
-	t := &succession{dir: dir, log: o.Log, flag: o.TakeoverFlag}
+	t := &takeoverControl{dir: dir, log: o.Log, flag: o.TakeoverFlag}
 	if err == nil {
 		err = t.begin(o.Takeover)
 	}
@@ -107,7 +107,7 @@ func ServeUntilSignal(n *node.Node, log *slog.Logger, reload func() error) error
 
 // serveUntilSignal does the same for a node that may have a successor, which SIGUSR2
 // starts. t may be nil.
-func serveUntilSignal(n *node.Node, t *succession, log *slog.Logger, reload func() error) error {
+func serveUntilSignal(n *node.Node, t *takeoverControl, log *slog.Logger, reload func() error) error {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR2)
 	defer signal.Stop(signals)

@@ -34,7 +34,7 @@ type supervisor struct {
 	options   Options
 	log       *slog.Logger
 	dir       *privatedir.Dir
-	takeover  *succession
+	takeover  *takeoverControl
 	sockets   []takeover.Socket // children receive copies
 	positions []*position
 	surplus   []*process // without a position: retired, or more than configured
@@ -61,7 +61,7 @@ func runFleet(cfg *config.Config, o Options) error {
 		options: o, log: o.Log.With("role", "supervisor"), dir: dir, cfg: cfg,
 		exits: make(chan exited), calls: make(chan func()),
 	}
-	s.takeover = &succession{dir: dir, log: s.log, flag: o.TakeoverFlag}
+	s.takeover = &takeoverControl{dir: dir, log: s.log, flag: o.TakeoverFlag}
 	if err := s.takeover.begin(o.Takeover); err != nil {
 		var locked *privatedir.LockedError
 		if errors.As(err, &locked) {

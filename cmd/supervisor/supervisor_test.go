@@ -17,7 +17,7 @@ func newFleet(t *testing.T, roles ...node.Role) *supervisor {
 	t.Helper()
 	cfg := config.Default()
 	log, dir := slog.New(slog.DiscardHandler), privatedirtest.Open(t)
-	s := &supervisor{log: log, dir: dir, takeover: &succession{dir: dir, log: log}, cfg: &cfg, exits: make(chan exited)}
+	s := &supervisor{log: log, dir: dir, takeover: &takeoverControl{dir: dir, log: log}, cfg: &cfg, exits: make(chan exited)}
 	for slot, role := range roles {
 		s.positions = append(s.positions, &position{role: role, process: waiting(t, role, slot)})
 	}

@@ -18,9 +18,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
-// succession connects a process with its predecessor, from which it takes the sockets, and
+// takeoverControl connects a process with its predecessor, from which it takes the sockets, and
 // with its successor, to which it gives them. It implements node.Takeover.
-type succession struct {
+type takeoverControl struct {
 	dir   *privatedir.Dir
 	log   *slog.Logger
 	flag  string          // command-line flag by which a successor is started
@@ -43,7 +43,7 @@ const refreshEvery = time.Hour
 // begin takes the sockets of the predecessor, if replace is set and there is one.
 // Otherwise it takes servingLock, and returns *privatedir.LockedError if another process
 // has the lock.
-func (t *succession) begin(replace bool) error {
+func (t *takeoverControl) begin(replace bool) error {
 	if replace {
 		taken, err := takeover.Take(context.Background(), t.dir)
 		if err == nil {
@@ -65,7 +65,7 @@ func (t *succession) begin(replace bool) error {
 }
 
 // sockets returns the sockets of the predecessor.
-func (t *succession) sockets() []takeover.Socket {
+func (t *takeoverControl) sockets() []takeover.Socket {
 	if t.taken == nil {
 		return nil
 	}
@@ -73,24 +73,24 @@ func (t *succession) sockets() []takeover.Socket {
 }
 
 // PredecessorReady implements node.Takeover.
-func (t *succession) PredecessorReady() bool { return t.taken != nil && t.taken.Offer.Ready }
+func (t *takeoverControl) PredecessorReady() bool { return t.taken != nil && t.taken.Offer.Ready }
 
 // abandon lets the predecessor go on, unless it has been told to stop accepting.
-func (t *succession) abandon() {
+func (t *takeoverControl) abandon() {
 	if t.taken != nil {
 		_ = t.taken.Close() // may be closed already
 	}
 }
 
 // close abandons the predecessor and closes the directory.
-func (t *succession) close() {
+func (t *takeoverControl) close() {
 	t.abandon()
 	t.dir.Close()
 }
 
 // Run implements node.Takeover. It also returns nil when the process serves but no
 // successor can take over from it; the log says why.
-func (t *succession) Run(ctx context.Context, offer func() (takeover.Offer, error), stopAccepting func()) error {
+func (t *takeoverControl) Run(ctx context.Context, offer func() (takeover.Offer, error), stopAccepting func()) error {
 	if t.taken != nil {
 		err := t.taken.Ready()
 		if errors.Is(err, takeover.ErrWithdrawn) {
@@ -133,7 +133,7 @@ func (t *succession) Run(ctx context.Context, offer func() (takeover.Offer, erro
 }
 
 // refresh renews the files in the directory until ctx ends.
-func (t *succession) refresh(ctx context.Context) {
+func (t *takeoverControl) refresh(ctx context.Context) {
 	for sleep(ctx, refreshEvery) {
 		if err := t.dir.Refresh(); err != nil {
 			t.log.Warn("files of fleet.dir may look unused and be removed", "error", err)
@@ -143,7 +143,7 @@ func (t *succession) refresh(ctx context.Context) {
 
 // testWrite writes the state in servingLock again. An error means that at present no
 // process can write in the directory.
-func (t *succession) testWrite() error {
+func (t *takeoverControl) testWrite() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lock == nil {
@@ -152,14 +152,14 @@ func (t *succession) testWrite() error {
 	return t.lock.SetState("")
 }
 
-func (t *succession) setServing(serving bool) {
+func (t *takeoverControl) setServing(serving bool) {
 	t.mu.Lock()
 	t.serving = serving
 	t.mu.Unlock()
 }
 
 // release leaves the sockets and servingLock to the successor, which waits for the answer.
-func (t *succession) release(successor int, stopAccepting func()) {
+func (t *takeoverControl) release(successor int, stopAccepting func()) {
 	t.log.Info("a successor has taken over; going on with what runs", "successor", successor)
 	stopAccepting()
 	retired, err := t.dir.TryLock(retiredLock(os.Getpid()))
@@ -177,7 +177,7 @@ func (t *succession) release(successor int, stopAccepting func()) {
 
 // forward sends a signal to the processes that have a successor and still serve their
 // remaining requests, and to the successor that is starting. A nil t has neither.
-func (t *succession) forward(sig os.Signal) {
+func (t *takeoverControl) forward(sig os.Signal) {
 	if t == nil {
 		return
 	}
@@ -205,7 +205,7 @@ func (t *succession) forward(sig os.Signal) {
 	}
 }
 
-func (t *succession) signal(pid int, sig os.Signal) {
+func (t *takeoverControl) signal(pid int, sig os.Signal) {
 	p, err := os.FindProcess(pid)
 	if err == nil {
 		err = p.Signal(sig)
@@ -216,7 +216,7 @@ func (t *succession) signal(pid int, sig os.Signal) {
 }
 
 // startSuccessor starts the program, as it is on disk now, as the successor.
-func (t *succession) startSuccessor() {
+func (t *takeoverControl) startSuccessor() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {

@@ -21,7 +21,7 @@ func TestRefresh(t *testing.T) {
 	}
 	defer lock.Unlock()
 	synctest.Test(t, func(t *testing.T) {
-		r := &succession{dir: dir, log: slog.New(slog.DiscardHandler), lock: lock}
+		r := &takeoverControl{dir: dir, log: slog.New(slog.DiscardHandler), lock: lock}
 		ctx, cancel := context.WithCancel(t.Context())
 		var refreshing sync.WaitGroup
 		refreshing.Go(func() { r.refresh(ctx) })

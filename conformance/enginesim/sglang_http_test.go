@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// get is a GET's answer.
+// get returns the answer to a GET.
 func get(t *testing.T, url string) answer {
 	t.Helper()
 	resp, err := http.Get(url)
@@ -27,7 +27,7 @@ func get(t *testing.T, url string) answer {
 	return answer{resp.StatusCode, raw, resp.Header}
 }
 
-// hide replaces what differs from run to run in an answer.
+// hide replaces the parts of an answer that differ from run to run.
 func hide(body string) string {
 	for _, v := range []struct{ re, with string }{
 		{`"created":\d{10}`, `"created":0`}, {`"(content|text)":" [^" ]+( [^" ]+)*"`, `"$1":"T"`}, {`(cmpl-)?[0-9a-f]{32}`, `${1}ID`},
@@ -76,7 +76,7 @@ func TestSGLangRegistry(t *testing.T) {
 	if a := post(t, url+"/query_dp_ranks", `[`); a.status != 500 {
 		t.Errorf("a bad query answered %d", a.status)
 	}
-	// Anyone may replace a rank.
+	// Any host can replace a rank's address.
 	put, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url+"/route", strings.NewReader(`{"system_dp_size":2,"system_dp_rank":1,"attn_dp_rank":0,"rank_ip":"10.0.0.9","rank_port":7}`))
 	if err != nil {
 		t.Fatal(err)
@@ -182,14 +182,14 @@ func TestSGLangHealth(t *testing.T) {
 			}
 		}
 	}
-	// Health is a generation: it fails when nothing is generated.
+	// A health check is a generation: it fails when nothing is generated.
 	one.SetFault("", 0, hangPrefill)
 	if a := get(t, one.URL()+"/health"); a.status != http.StatusServiceUnavailable {
 		t.Errorf("a hanging engine answered %d", a.status)
 	}
 }
 
-// TestSGLangForm compares whole answers with the engine's forms.
+// TestSGLangForm compares whole answers with the engine's form.
 func TestSGLangForm(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorSGLang})
 	tests := []struct {
@@ -260,7 +260,7 @@ func TestSGLangHeaderOverrides(t *testing.T) {
 			t.Errorf("%s: seven: %d %s", bad, a.status, a.body)
 		}
 	}
-	// They are off by default, and never apply to completions.
+	// Header overrides are off by default, and never apply to completions.
 	_, off := sglangPair(t, Config{}, Config{})
 	if a := post(t, off.URL()+routeChat, body, headers...); a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "without bootstrap room id") {
 		t.Errorf("switched off: %d %s", a.status, a.body)
@@ -270,7 +270,7 @@ func TestSGLangHeaderOverrides(t *testing.T) {
 	}
 }
 
-// FuzzSGLangParse: any body is refused or gives every sequence an item.
+// FuzzSGLangParse: any body is rejected or gives every sequence an item.
 func FuzzSGLangParse(f *testing.F) {
 	for _, body := range []string{
 		completion("x", `"bootstrap_host":"h","bootstrap_port":1,"bootstrap_room":9223372036854775807,"rid":"r"`),

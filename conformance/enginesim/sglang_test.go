@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// quickSGLang has time-outs that a test can wait for.
+// quickSGLang returns settings with short timeouts, so that a test can wait for
+// them.
 func quickSGLang() SGLangConfig {
 	return SGLangConfig{
 		BootstrapTimeout: 300 * time.Millisecond, WaitingTimeout: 300 * time.Millisecond,
@@ -30,10 +31,10 @@ func sglangPair(t *testing.T, p, d Config) (*Engine, *Engine) {
 	return startEngine(t, p), startEngine(t, d)
 }
 
-// sglangOf is an engine's protocol.
+// sglangOf returns an engine's protocol.
 func sglangOf(e *Engine) *sglang { return e.proto.(*sglang) }
 
-// bootstrap is the fields that a proxy adds to both legs.
+// bootstrap returns the fields that a proxy adds to both legs.
 func bootstrap(p *Engine, room int64, rid string) string {
 	return fmt.Sprintf(`"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":%d,"rid":%q`, p.BootstrapPort(), room, rid)
 }
@@ -51,7 +52,7 @@ func both(t *testing.T, route string, p, d *Engine, body string) (pa, da answer)
 	return pa, da
 }
 
-// joined is the text of a stream, of any route.
+// joined returns the text of a stream, of any route.
 func joined(t *testing.T, a answer) string {
 	t.Helper()
 	var b strings.Builder
@@ -185,8 +186,9 @@ func TestSGLangBatch(t *testing.T) {
 	}
 }
 
-// TestSGLangSamplesShareARoom: whatever rooms a request with n > 1 names, its
-// samples meet in the first, and not all of them get their KV.
+// TestSGLangSamplesShareARoom: all samples of a request with n > 1 use the
+// first room, whatever rooms the request names, and not all of them get their
+// KV.
 func TestSGLangSamplesShareARoom(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{SGLang: SGLangConfig{WaitingTimeout: 2 * time.Second}})
 	fields := fmt.Sprintf(`{"prompt":["a b"],"n":3,"max_tokens":5,"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":[11,12,13]}`, p.BootstrapPort())
@@ -201,8 +203,8 @@ func TestSGLangSamplesShareARoom(t *testing.T) {
 	<-pa
 }
 
-// TestSGLangPrefillWaits: without decode the prefill computes and holds nothing
-// and does not answer, until it is aborted.
+// TestSGLangPrefillWaits: without decode, prefill computes nothing, holds
+// nothing and does not answer, until it is aborted.
 func TestSGLangPrefillWaits(t *testing.T) {
 	p, _ := sglangPair(t, Config{}, Config{})
 	answered, _ := postAside(t, p.URL()+routeCompletions, completion("x y z", bootstrap(p, 5, "wait-1")))
@@ -230,8 +232,8 @@ func TestSGLangPrefillWaits(t *testing.T) {
 	}
 }
 
-// TestSGLangDecodeWaits: decode reserves its blocks at once, they count as
-// pinned, and an abort or a client that leaves frees them.
+// TestSGLangDecodeWaits: decode reserves its blocks at once. They count as
+// pinned, and an abort or the client's leaving frees them.
 func TestSGLangDecodeWaits(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{})
 	body := completion(words(1, 40), `"max_tokens":9,`+bootstrap(p, 6, "wait-2"))
@@ -268,14 +270,14 @@ func TestSGLangDecodeWaits(t *testing.T) {
 		defer g.mu.Unlock()
 		return len(g.rooms) == 0
 	})
-	// The room was given up: a prefill leg that comes now waits like any other.
+	// The room was given up: a later prefill leg waits like any other.
 	answered, _ := postAside(t, p.URL()+routeCompletions, body)
 	eventually(t, "the leg in the bootstrap queue", func() bool { return sglangOf(p).queues[0].bootstrap.Load() == 1 })
 	post(t, p.URL()+"/abort_request", `{"abort_all":true}`)
 	<-answered
 }
 
-// TestSGLangPeerFails: what one leg's end does to the other.
+// TestSGLangPeerFails checks the effect of one leg's end on the other.
 func TestSGLangPeerFails(t *testing.T) {
 	const dead = "Failed to get kvcache from prefill instance, it might be dead"
 	tests := []struct {
@@ -357,8 +359,8 @@ func TestSGLangTimeouts(t *testing.T) {
 	})
 }
 
-// TestSGLangRestart: a prefill that comes back on the same bootstrap port is
-// learned anew after the heartbeat has missed the old one.
+// TestSGLangRestart: a prefill restarts on the same bootstrap port. Decode
+// reads its topology again after the heartbeat has missed the old one.
 func TestSGLangRestart(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{SGLang: quickSGLang()})
 	pa, da := both(t, routeCompletions, p, d, completion("before", bootstrap(p, 1, "r-1")))
@@ -381,7 +383,7 @@ func TestSGLangRestart(t *testing.T) {
 	}
 }
 
-// TestSGLangBackpressure: a full decode parks the prefill before it computes.
+// TestSGLangBackpressure: while decode is full, prefill waits before it computes.
 func TestSGLangBackpressure(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{KVBlocks: 4, Hang: hangDecode})
 	_, leave := postAside(t, d.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":20,`+bootstrap(p, 30, "bp-1")))
@@ -489,7 +491,7 @@ func TestSGLangAbort(t *testing.T) {
 	if n := e.State().Aborted; n != 0 {
 		t.Fatalf("%d legs aborted by rids that are not in flight", n)
 	}
-	// A known rid ends all that begin with it.
+	// A known rid ends all requests whose rid begins with it.
 	post(t, e.URL()+"/abort_request", `{"rid":"req-1"}`)
 	if a := <-one; a.status != http.StatusOK || a.field(t, "choices", 0, "finish_reason") != "abort" {
 		t.Errorf("req-1 answered %d %s", a.status, a.body)
@@ -584,7 +586,7 @@ func TestSGLangRanks(t *testing.T) {
 }
 
 // TestSGLangDuplicateRoom: two prefill legs in one live room both send to the
-// same decode, whose answer is then that of whichever came first.
+// same decode, whose answer is that of the first KV to arrive.
 func TestSGLangDuplicateRoom(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{})
 	one := startEngine(t, Config{Connector: ConnectorSGLang})
@@ -615,7 +617,7 @@ func TestSGLangDuplicateRoom(t *testing.T) {
 	if first := a.field(t, "id"); (da.text(t) == want) != (first == "dup-0") {
 		t.Errorf("%s came first, decode answered %q, the right text is %q", first, da.text(t), want)
 	}
-	// A leg of another length sends what fits.
+	// A leg of another length sends as many blocks as fit.
 	go func() {
 		a, _ := try(t.Context(), p.URL()+routeCompletions, pd(completion(words(3, 100), ""), "long"))
 		got <- a
@@ -630,7 +632,7 @@ func TestSGLangDuplicateRoom(t *testing.T) {
 	}
 }
 
-// TestSGLangMetadataRoom: metadata of another room is refused.
+// TestSGLangMetadataRoom: metadata of another room is rejected.
 func TestSGLangMetadataRoom(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{})
 	got, _ := postAside(t, d.URL()+routeCompletions, completion("x y", bootstrap(p, 50, "meta")))

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// turn is what a decode engine keeps of an answer.
+// turn is the KV that a decode engine keeps of an answer.
 type turn struct {
 	params string
 	ids    []int // prompt and answer
@@ -38,7 +38,7 @@ func idsBody(ids []int, more string) string {
 	return fmt.Sprintf(`{"prompt":%s,%s}`, list, more)
 }
 
-// emptyCache has an engine forget what would spare it a pull.
+// emptyCache empties an engine's prefix cache, so that the engine has to pull.
 func emptyCache(t *testing.T, e *Engine) {
 	t.Helper()
 	eventually(t, "the engine is idle", func() bool { return e.State().BlocksUsed == 0 })
@@ -47,8 +47,8 @@ func emptyCache(t *testing.T, e *Engine) {
 
 func bothWays(c *Config) { c.Nixl.Bidirectional = true }
 
-// The second turn of a conversation, whose prompt is longer by some tokens: prefill
-// pulls what decode has and frees it there.
+// The second turn of a conversation has a longer prompt: prefill pulls decode's
+// KV and frees it there.
 func TestTurnEqualsDirect(t *testing.T) {
 	for _, n := range []int{65, 100, 117, 118, 119, 300} {
 		t.Run(fmt.Sprint(n, " tokens"), func(t *testing.T) {
@@ -73,8 +73,8 @@ func TestTurnEqualsDirect(t *testing.T) {
 	}
 }
 
-// Engines compare no token: what is pulled for another prompt is taken for its own,
-// and the text is wrong.
+// Engines do not compare tokens: KV that is pulled for another prompt is used
+// as if it were right, and the text is wrong.
 func TestTurnOfAnotherPromptIsWrong(t *testing.T) {
 	pd := startPair(t, bothWays)
 	first := pd.firstTurn(t, 100)
@@ -89,7 +89,7 @@ func TestTurnOfAnotherPromptIsWrong(t *testing.T) {
 	}
 }
 
-// Blocks are matched from the end, so that one too many shifts them all.
+// Blocks are matched from the end, so one additional block shifts all of them.
 func TestTurnOfShiftedBlocksIsWrong(t *testing.T) {
 	pd := startPair(t, bothWays, func(c *Config) { c.Nixl.Lookahead = true })
 	first := pd.firstTurn(t, 101) // with 11 of the answer's tokens 7 blocks, and one ahead
@@ -106,8 +106,8 @@ func TestTurnOfShiftedBlocksIsWrong(t *testing.T) {
 	}
 }
 
-// What no turn comes for: a prompt too short to pull anything for has decode free
-// it, and so does its time-out.
+// Decode frees kept KV without a next turn when a request names it whose prompt
+// is too short for a pull, or after its timeout.
 func TestTurnThatDoesNotCome(t *testing.T) {
 	pd := startPair(t, bothWays)
 	first := pd.firstTurn(t, 100)

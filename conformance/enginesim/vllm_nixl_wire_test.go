@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// wireMembers are the members of a prefill's answer by generation, as the
-// releases have them, less those that stand for later ones.
+// wireMembers are the members of a prefill's answer by generation, as in the
+// releases, without those that stand for later releases.
 var wireMembers = map[int]string{
 	NixlWireFlat:      "do_remote_prefill do_remote_decode remote_block_ids remote_engine_id remote_host remote_port tp_size",
 	NixlWireRequestID: "do_remote_prefill do_remote_decode remote_block_ids remote_engine_id remote_request_id remote_host remote_port tp_size",
@@ -25,8 +25,8 @@ var wireMembers = map[int]string{
 }
 
 // TestPullWires: the parameters of each generation are those of its releases,
-// and move the prompt's KV; where the engines have no request id in them, both
-// legs must have one id.
+// and transfer the prompt's KV. If the parameters contain no request id, both
+// legs must have the same id.
 func TestPullWires(t *testing.T) {
 	for wire := NixlWireFlat; wire <= NixlWireSizes; wire++ {
 		t.Run(fmt.Sprint(wire), func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestPullWires(t *testing.T) {
 	eventually(t, "the lease ends", func() bool { return pd.p.State().LeasesExpired == 1 })
 }
 
-// A first token that stops the text keeps blocks since NixlWireLease only.
+// A first token that ends the text keeps blocks only since NixlWireLease.
 func TestWireOfStops(t *testing.T) {
 	for wire, kept := range map[int]bool{NixlWireGroups: false, NixlWireLease: true} {
 		pd := startPair(t, func(c *Config) { c.Nixl.Wire = wire })
@@ -76,9 +76,9 @@ func TestWireOfStops(t *testing.T) {
 	}
 }
 
-// TestTPSizes: prefill and decode may be of different widths. Decode must be told
-// prefill's, and prefill keeps its blocks until all ranks that read from one of
-// its own have read.
+// TestTPSizes: prefill and decode may have different widths. Decode must know
+// prefill's. Prefill keeps its blocks until all ranks that read from one of its
+// ranks have read.
 func TestTPSizes(t *testing.T) {
 	for _, sizes := range [][2]int{{1, 4}, {2, 4}, {4, 4}, {4, 1}, {2, 1}} {
 		t.Run(fmt.Sprint(sizes), func(t *testing.T) {
@@ -104,8 +104,8 @@ func TestTPSizes(t *testing.T) {
 	}
 }
 
-// TestRecompute: an engine that is to compute what it could not load gives the
-// right answer; prefill is not told, and its lease ends.
+// TestRecompute: an engine that computes the KV that it could not load gives
+// the right answer. Prefill is not told, and its lease expires.
 func TestRecompute(t *testing.T) {
 	for _, connector := range []string{ConnectorVLLMNixl, ConnectorVLLMNixlPush} {
 		t.Run(connector, func(t *testing.T) {

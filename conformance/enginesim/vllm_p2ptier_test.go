@@ -24,7 +24,7 @@ func startTier(t *testing.T, change func(*Config)) pair {
 }
 
 // Decode fetches the whole blocks of prefill, in either order of the legs, and
-// computes the rest; prefill then holds nothing.
+// computes the rest. Prefill then holds nothing.
 func TestTierEqualsDirect(t *testing.T) {
 	for n, decodeFirst := range []bool{false, true} {
 		pd := startTier(t, nil)
@@ -53,8 +53,8 @@ func TestTierEqualsDirect(t *testing.T) {
 	}
 }
 
-// What is not there decode computes, after its time-out if it must; what nobody
-// fetches prefill gives up.
+// Decode computes blocks that it does not get, if necessary after its timeout.
+// Prefill drops blocks that no decode fetches.
 func TestTierWithoutItsPeer(t *testing.T) {
 	pd := startTier(t, func(c *Config) {
 		c.P2PTier.LoadTimeout, c.P2PTier.UnboundTimeout = 50*time.Millisecond, 50*time.Millisecond

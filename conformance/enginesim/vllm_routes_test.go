@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestRoutesEqualDirect: on every route of vLLM a pair answers as one engine
-// does, unary and streaming, and all routes agree on the text.
+// TestRoutesEqualDirect: on every route of vLLM the answer of a pair equals
+// that of one engine, unary and streaming, and all routes give the same text.
 func TestRoutesEqualDirect(t *testing.T) {
 	prompt := words(31, 70)
 	quoted, _ := json.Marshal(prompt)
@@ -51,7 +51,7 @@ func TestRoutesEqualDirect(t *testing.T) {
 	}
 }
 
-// anyText is the text of an answer on any route, whole or streamed.
+// anyText returns the text of an answer on any route, unary or streamed.
 func anyText(t *testing.T, route, body string) string {
 	t.Helper()
 	var text strings.Builder
@@ -142,7 +142,7 @@ func TestRouteRefusals(t *testing.T) {
 	if !strings.HasPrefix(string(a.body), "event: error\ndata: {\"type\":\"error\"") {
 		t.Errorf("messages stream: %d %s", a.status, a.body)
 	}
-	// A response has been announced by then, and has no event for it.
+	// The response was announced before the failure, and has no event for it.
 	resp, err := http.Post(pd.d.URL()+routeResponses, "application/json", strings.NewReader(`{"input":"x","stream":true,`+params+`}`))
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +162,7 @@ func TestRejectedTokensLeg(t *testing.T) {
 	if a.status != 400 {
 		t.Errorf("%d %s", a.status, a.body)
 	}
-	pd.d.Close() // nothing is under way
+	pd.d.Close() // no request is running
 	if s := pd.p.State(); s.BlocksPinned != 2 {
 		t.Errorf("prefill %+v", s)
 	}

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// What one engine has computed another finds, and so does the first itself when
-// its own cache is empty; a store with other weights has nothing for it.
+// An engine finds the blocks that another has computed, and its own when its
+// cache is empty. It finds nothing in a store with other weights.
 func TestStoreIsShared(t *testing.T) {
 	dir := t.TempDir()
 	start := func(model string) *Engine {
@@ -39,8 +39,8 @@ func TestStoreIsShared(t *testing.T) {
 	other.checkNothing(t, dir, body)
 }
 
-// checkNothing asserts that the engine finds nothing of a prompt that others have
-// computed, and leaves no half file.
+// checkNothing asserts that the engine finds no blocks of a prompt that others
+// have computed, and leaves no incomplete file.
 func (e *Engine) checkNothing(t *testing.T, dir, body string) {
 	t.Helper()
 	post(t, e.URL()+routeCompletions, body)

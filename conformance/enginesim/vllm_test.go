@@ -42,7 +42,7 @@ func (pd pair) decode(t *testing.T, prompt, params string) answer {
 	return post(t, pd.d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+params))
 }
 
-// direct is the answer of one engine that does both phases.
+// direct returns the answer of one engine that does both phases.
 func (pd pair) direct(t *testing.T, prompt string) answer {
 	t.Helper()
 	return post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":12`))
@@ -114,7 +114,7 @@ func chatStreamText(t *testing.T, events []string) string {
 	return ""
 }
 
-// TestPrefillAnswer looks at the values of a prefill's transfer parameters.
+// TestPrefillAnswer checks the values of a prefill's transfer parameters.
 func TestPrefillAnswer(t *testing.T) {
 	pd := startPair(t)
 	a := post(t, pd.p.URL()+routeChat, `{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":1,`+prefillParams+`}`, "X-Request-Id", "abc-1")
@@ -158,7 +158,8 @@ func TestWrongBlocks(t *testing.T) {
 			prompt := words(3, 50)
 			params := tt.edit(pd.prefill(t, prompt))
 			if strings.Contains(tt.name, "another request") {
-				// The future keys belong to the id: they go with it.
+				// The two keys for future fields belong to the id, so the test
+				// replaces them together.
 				id := regexp.MustCompile(`"remote_request_id":"([^"]*)"`).FindStringSubmatch(params)[1]
 				tag, _ := json.Marshal(tagOf(id))
 				params = edit(`"remote_agent_epoch":\d+,"remote_agent_tag":"(\\.|[^"\\])*"`,
@@ -172,8 +173,7 @@ func TestWrongBlocks(t *testing.T) {
 	}
 }
 
-// TestParamsMustComeBack: values that a proxy has changed on the way make the
-// load fail.
+// TestParamsMustComeBack: if a proxy changes values, the load fails.
 func TestParamsMustComeBack(t *testing.T) {
 	tests := []struct{ name, old, new string }{
 		{"a 64-bit integer through float64", `"remote_agent_epoch":(\d{18})\d+`, `"remote_agent_epoch":${1}00`},
@@ -207,7 +207,8 @@ func TestParamsMustComeBack(t *testing.T) {
 	}
 }
 
-// TestHarmlessParams: what a real decode engine does not need.
+// TestHarmlessParams: parameters that a real decode engine does not need have
+// no effect.
 func TestHarmlessParams(t *testing.T) {
 	pd := startPair(t)
 	prompt := words(5, 40)
@@ -231,7 +232,7 @@ func TestForgedParamsKill(t *testing.T) {
 	}
 	tests := []struct {
 		name, body string
-		status     int // 0: hangs, and the client's leaving kills
+		status     int // 0: the request hangs, and kills the engine when its client leaves
 	}{
 		{"no blocks", `"kv_transfer_params":` + without("remote_block_ids"), 500},
 		{"empty group", `"kv_transfer_params":` + strings.Replace(without("x"), "[[1]]", "[[]]", 1), 500},
@@ -305,7 +306,7 @@ func TestEOSFirst(t *testing.T) {
 }
 
 // TestLocalHit: with a prefix hit on decode only the tail is read, and the
-// prefill's blocks are freed all the same.
+// prefill's blocks are freed anyway.
 func TestLocalHit(t *testing.T) {
 	pd := startPair(t)
 	prompt := words(8, 64)
@@ -353,7 +354,7 @@ func TestLeaseExpiry(t *testing.T) {
 	}
 }
 
-// TestSingleUse: the blocks are gone after the first read.
+// TestSingleUse: the blocks are freed after the first read.
 func TestSingleUse(t *testing.T) {
 	pd := startPair(t)
 	prompt := words(13, 40)

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestForcedToolCall: a forced tool call that is cut off after a token fails in older
-// releases, and keeps the blocks that decode was to read; a stream does not, nor one
-// of which more came.
+// TestForcedToolCall: older releases fail on a forced tool call that is cut off
+// after one token, and keep the blocks for decode. A stream does not fail, nor
+// does an answer with more tokens.
 func TestForcedToolCall(t *testing.T) {
 	const (
 		leg   = `"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true}`

@@ -158,7 +158,7 @@ func (r *registry) try(url string) string {
 	return a.Choices[0].Text
 }
 
-// quietAddrs returns addresses that engines can leave and take again.
+// quietAddrs returns addresses that engines can close and open again.
 func quietAddrs(t *testing.T, n int) (addrs []string) {
 	t.Helper()
 	first := testbed.Ports(t, n)

@@ -1,9 +1,10 @@
 package replay
 
-// cache is the KV memory of one rank, counted in blocks. A block is pinned by
-// the requests that use it, or idle: cached, and evicted when room is needed, the
-// one used longest ago first. Blocks that a request has reserved and not filled,
-// and those of its answer, have no id and cannot be found.
+// cache is the KV memory of one rank, counted in blocks. A block is either
+// pinned by the requests that use it, or idle: cached until its room is needed,
+// when the least recently used one is evicted first. Blocks that a request has
+// reserved and not filled, and those of its answer, have no id and cannot be
+// found.
 type cache struct {
 	capacity int
 	reserved int // blocks without an id
@@ -11,7 +12,7 @@ type cache struct {
 	slots    []slot // the first is the head of the ring of idle blocks
 	free     []int32
 	idle     int
-	evicted  []uint64 // whole blocks that left since the last call of taken
+	evicted  []uint64 // whole blocks evicted since the last call of taken
 }
 
 type slot struct {
@@ -28,7 +29,7 @@ func newCache(capacity int) *cache {
 // pinned is the number of blocks that cannot be evicted.
 func (c *cache) pinned() int { return c.reserved + len(c.blocks) - c.idle }
 
-// match is how many of the leading ids are held.
+// match returns how many of the leading ids are held.
 func (c *cache) match(ids []uint64) int {
 	for i, id := range ids {
 		if _, ok := c.blocks[id]; !ok {
@@ -38,9 +39,9 @@ func (c *cache) match(ids []uint64) int {
 	return len(ids)
 }
 
-// take pins the blocks of a prompt that are held and reserves room for the rest
-// of them, and for extra ones. It returns how many leading ones are held; ok is
-// false, and nothing has changed, when there is no room.
+// take pins the held blocks of a prompt, and reserves room for its other blocks
+// and for extra ones. It returns the number of leading blocks that are held.
+// When there is no room, ok is false and nothing has changed.
 func (c *cache) take(ids []uint64, extra int) (held int, ok bool) {
 	held = c.match(ids)
 	need := len(ids) - held + extra
@@ -63,8 +64,8 @@ func (c *cache) take(ids []uint64, extra int) (held int, ok bool) {
 	return held, true
 }
 
-// fill gives the blocks that take reserved for ids their ids: they hold KV now.
-// Of ids the first whole ones are whole blocks.
+// fill gives the ids to the blocks that take reserved for them: they hold KV
+// now. The first whole of the ids are whole blocks.
 func (c *cache) fill(ids []uint64, held, whole int) {
 	for i := held; i < len(ids); i++ {
 		id := ids[i]
@@ -77,7 +78,7 @@ func (c *cache) fill(ids []uint64, held, whole int) {
 	}
 }
 
-// release unpins the blocks of a prompt that was filled, and gives up the extra
+// release unpins the blocks of a prompt that was filled, and releases the extra
 // ones. The end of a prompt is evicted before its beginning.
 func (c *cache) release(ids []uint64, extra int) {
 	c.reserved -= extra
@@ -94,8 +95,8 @@ func (c *cache) release(ids []uint64, extra int) {
 	}
 }
 
-// taken returns the whole blocks that were evicted since it was called last. The
-// slice is good until the next eviction.
+// taken returns the whole blocks that were evicted since the last call. The
+// slice is valid until the next eviction.
 func (c *cache) taken() []uint64 {
 	e := c.evicted
 	c.evicted = c.evicted[:0]
@@ -109,7 +110,7 @@ func (c *cache) add(id uint64, whole bool) int32 {
 	} else {
 		c.slots = append(c.slots, slot{})
 	}
-	// It begins idle, outside of the ring, for pin to take it from there.
+	// The slot is idle, but not in the ring. pin takes it from there.
 	c.slots[n] = slot{id: id, whole: whole, older: n, newer: n}
 	c.blocks[id] = n
 	c.idle++

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// take fills what it takes, as an engine that computes at once.
+// takeAll takes a prompt and fills it at once, as an engine that computes
+// without delay.
 func takeAll(t *testing.T, c *cache, ids ...uint64) (held int) {
 	t.Helper()
 	held, ok := c.take(ids, 0)
@@ -23,13 +24,13 @@ func TestCacheEvictsTheEndOfWhatWasUsedLongestAgo(t *testing.T) {
 	c.release([]uint64{1, 2, 3}, 0)
 	takeAll(t, c, 7, 8, 9)
 	c.release([]uint64{7, 8, 9}, 0)
-	if held := takeAll(t, c, 1, 2, 4); held != 2 { // 3 leaves
+	if held := takeAll(t, c, 1, 2, 4); held != 2 { // 3 is evicted
 		t.Errorf("held %d", held)
 	}
 	if e := c.taken(); !slices.Equal(e, []uint64{3}) {
 		t.Errorf("evicted %v", e)
 	}
-	takeAll(t, c, 7, 5) // 9 leaves, 8 stays idle
+	takeAll(t, c, 7, 5) // 9 is evicted, 8 stays idle
 	if e := c.taken(); !slices.Equal(e, []uint64{9}) {
 		t.Errorf("evicted %v", e)
 	}
@@ -47,7 +48,8 @@ func TestCacheEvictsTheEndOfWhatWasUsedLongestAgo(t *testing.T) {
 	}
 }
 
-// Requests with the same blocks that are filled side by side hold them once.
+// Two requests with the same blocks that are filled at the same time hold them
+// once.
 func TestCacheFillsTwice(t *testing.T) {
 	c := newCache(4)
 	ids := []uint64{1, 2}
@@ -77,8 +79,8 @@ func TestCacheFillsTwice(t *testing.T) {
 	}
 }
 
-// Whatever is done, a cache holds no more than it can, counts right, and gives
-// everything back.
+// After any operations, a cache holds at most its size, counts correctly, and
+// releases everything.
 func TestCacheAccounts(t *testing.T) {
 	type request struct {
 		ids         []uint64

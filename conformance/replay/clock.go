@@ -2,8 +2,8 @@ package replay
 
 import "time"
 
-// clock is virtual time: what is to happen, in order. Of events at the same time
-// the one that was added first comes first.
+// clock is virtual time with its future events in order. Of events at the same
+// time the first added comes first.
 type clock struct {
 	now    time.Duration
 	added  uint64
@@ -35,7 +35,7 @@ func (c *clock) at(t time.Duration, do func()) {
 	}
 }
 
-// next lets the next event happen; false when there is none.
+// next runs the next event. It returns false when there is none.
 func (c *clock) next() bool {
 	if len(c.events) == 0 {
 		return false

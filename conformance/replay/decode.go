@@ -2,16 +2,16 @@ package replay
 
 import "time"
 
-// batch is one decode instance: requests wait for room in the order in which
+// batch is one decode instance. Requests wait for room in the order in which
 // their prefills end, fetch their KV, and join the batch at its next step.
 type batch struct {
 	run     *run
 	row     int
 	cache   *cache
 	waiting []*job
-	active  int // requests with room, those whose KV is under way included
+	active  int // requests with room, including those whose KV is in transfer
 
-	arrived []*job         // will join at the next step
+	arrived []*job         // they join at the next step
 	ends    map[int][]*job // running requests by the step that makes their last token
 	running int
 	tokens  int // of the running requests, prompts and answers
@@ -24,12 +24,12 @@ func (b *batch) add(j *job) {
 	b.admit()
 }
 
-// blocks is the room that a request takes in all.
+// blocks returns the total room that a request needs.
 func (c *Config) blocks(q *Request) int {
 	return max(len(q.HashIDs), (q.InputLength+q.OutputLength+c.BlockTokens-1)/c.BlockTokens)
 }
 
-// admit lets the transfers begin for which there is room.
+// admit starts the transfers for which there is room.
 func (b *batch) admit() {
 	cfg := b.run.cfg
 	for len(b.waiting) > 0 && b.active < cfg.Model.DecodeRequests {
@@ -55,7 +55,7 @@ func (b *batch) arrive(j *job, held int) {
 	b.next()
 }
 
-// next begins a step, unless one is under way or the batch is empty.
+// next begins a step, unless one is running or the batch is empty.
 func (b *batch) next() {
 	if b.busy || b.running+len(b.arrived) == 0 {
 		return

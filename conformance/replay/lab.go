@@ -6,27 +6,27 @@ import (
 	"time"
 )
 
-// Config is the fleet and how it is loaded.
+// Config is the fleet and its load.
 type Config struct {
 	Prefill       int     // prefill instances
 	Ranks         int     // of each of them
 	Decode        int     // decode instances
 	BlocksPerRank int     // KV blocks of each prefill rank
 	BlockTokens   int     // tokens of a block: those of the trace
-	Load          float64 // share of the prefill capacity that the trace's work uses with the ideal hit ratio
+	Load          float64 // share of the prefill capacity that the trace uses at the ideal hit ratio
 	Seed          uint64
 	Model         Model
 }
 
-// Lab plays one trace on one fleet, for one policy after the other.
+// Lab plays one trace on one fleet, for one policy after another.
 type Lab struct {
 	cfg   Config
 	trace *Trace
-	scale float64 // of arrival times
+	scale float64 // factor of arrival times
 }
 
-// New returns the lab. The error says which setting or which request of the
-// trace does not fit.
+// New returns the lab. The error names the invalid setting or the request of
+// the trace that does not fit.
 func New(cfg Config, t *Trace) (*Lab, error) {
 	switch {
 	case cfg.Prefill < 1 || cfg.Ranks < 1 || cfg.Decode < 1:
@@ -60,17 +60,17 @@ func New(cfg Config, t *Trace) (*Lab, error) {
 	return l, nil
 }
 
-// Speed is how many times faster than recorded requests arrive.
+// Speed is the ratio of the recorded to the simulated times of arrival.
 func (l *Lab) Speed() float64 { return 1 / l.scale }
 
-// job is one request on its way.
+// job is one request in the simulation.
 type job struct {
 	Request
 	lease lease
 
 	begun    bool
 	held     int // blocks found when prefill began
-	position int // tokens of the prompt that are computed or found
+	position int // tokens of the prompt that are computed or were found
 
 	arrived, prefilled, first, ended time.Duration
 }
@@ -89,34 +89,34 @@ type run struct {
 	hits    int // blocks
 	steps   []weighted
 	queue   []sample
-	between time.Duration // of two samples of the queue
+	between time.Duration // interval between two samples of the queue
 }
 
-// weighted is a decode step and how many tokens it made that were not the first
-// of an answer.
+// weighted is a decode step with the number of tokens that it made, without the
+// first tokens of answers.
 type weighted struct {
 	took   time.Duration
 	tokens int
 }
 
-// sample is how many requests waited at a moment.
+// sample is the number of waiting requests at one time.
 type sample struct {
 	at              time.Duration
 	prefill, decode int
-	most            int // at one prefill rank
+	most            int // the most at one prefill rank
 }
 
-// How often the proxy asks the engines for their use of memory, and how many
-// samples of the queue are taken while requests arrive.
+// The interval at which the proxy asks the engines for their use of memory, and
+// the number of samples of the queue while requests arrive.
 const (
 	pollEvery = time.Second
 	samples   = 240
 )
 
-// Run plays the trace with p deciding, whose name is the row's.
+// Run plays the trace with the decisions of p. name is that of the row.
 func (l *Lab) Run(name string, p Placer) *Result { return l.result(name, l.play(p)) }
 
-// play lets everything happen.
+// play runs all events.
 func (l *Lab) play(p Placer) *run {
 	r := &run{cfg: &l.cfg, placer: p, view: newView(&l.cfg), left: len(l.trace.Requests)}
 	for i := range l.cfg.Prefill * l.cfg.Ranks {
@@ -174,8 +174,8 @@ func (r *run) finished(j *job) {
 	r.left--
 }
 
-// poll is what the proxy does beside requests: it asks for the use of memory and
-// tends its index.
+// poll does the proxy's periodic work: it asks for the use of memory and
+// maintains its index.
 func (r *run) poll() {
 	if r.left == 0 {
 		return

@@ -24,8 +24,8 @@ func line(at time.Duration, input, output int, ids ...uint64) Request {
 
 const ms = time.Millisecond
 
-// Each case is added up by hand, with 0.1 ms a prompt token, steps of 1,000
-// tokens, 10 ms a decode step, 1 ms and 1 µs a token for a transfer.
+// Each case is computed by hand, with 0.1 ms per prompt token, steps of 1,000
+// tokens, 10 ms per decode step, and 1 ms plus 1 µs per token for a transfer.
 func TestTimes(t *testing.T) {
 	type times struct{ prefilled, first, ended time.Duration }
 	for name, tt := range map[string]struct {
@@ -44,8 +44,9 @@ func TestTimes(t *testing.T) {
 			want:     []times{{150 * ms, 162500 * time.Microsecond, 162500 * time.Microsecond}},
 		},
 		"queue": {
-			// The second waits 15 ms, holds the first block and computes 100 tokens;
-			// at decode it holds that block too, and joins after a step.
+			// The second waits 15 ms, has the first block cached and computes
+			// 100 tokens. At decode it also has that block, and joins after a
+			// step.
 			requests: []Request{line(0, 200, 2, 1, 2), line(5*ms, 200, 1, 1, 3)},
 			want: []times{
 				{20 * ms, 31200 * time.Microsecond, 41200 * time.Microsecond},
@@ -54,13 +55,13 @@ func TestTimes(t *testing.T) {
 			hits: 1,
 		},
 		"one step for two": {
-			// Both wait for the step before and are computed in one.
+			// Both wait for the previous step and are computed in one step.
 			requests: []Request{line(0, 100, 1, 9), line(1*ms, 200, 1, 1, 2), line(2*ms, 200, 1, 1, 2)},
 			want: []times{
 				{10 * ms, 21100 * time.Microsecond, 21100 * time.Microsecond},
-				// 200 tokens, and the last one of the same prompt again
+				// 200 tokens, and the last token of the same prompt again
 				{30100 * time.Microsecond, 41300 * time.Microsecond, 41300 * time.Microsecond},
-				// its KV comes when the other's has just begun a step
+				// its KV arrives when the other's has just begun a step
 				{30100 * time.Microsecond, 51300 * time.Microsecond, 51300 * time.Microsecond},
 			},
 			hits: 2,
@@ -79,8 +80,8 @@ func TestTimes(t *testing.T) {
 		},
 		"decode is full": {
 			change: func(m *Model) { m.DecodeTokens = 300 },
-			// The second's transfer begins when the first has ended, and its prefill's
-			// blocks wait for it.
+			// The second's transfer begins when the first has ended, and its
+			// blocks at prefill wait until then.
 			requests: []Request{line(0, 200, 2, 1, 2), line(0, 200, 1, 3, 4)},
 			want: []times{
 				{20 * ms, 31200 * time.Microsecond, 41200 * time.Microsecond},
@@ -129,8 +130,8 @@ func TestPrefillWaitsForRoom(t *testing.T) {
 	}
 }
 
-// At rest each request's time in the queue is that of the textbook's queue with
-// random arrivals and equal work: ρS/2(1-ρ) on average.
+// At a low load the mean time in the queue is that of the textbook's queue with
+// random arrivals and equal work: ρS/2(1-ρ).
 func TestQueueIsThatOfTheBook(t *testing.T) {
 	const (
 		n    = 40000
@@ -179,7 +180,7 @@ func TestSameSeedSameResult(t *testing.T) {
 		cfg := fleet(t)
 		cfg.Seed = 2
 		if name == "least_load" {
-			continue // it draws among equals only, and few are
+			continue // it draws only among equals, and few are equal
 		}
 		if c := newLab(t, cfg, mooncake(t)).Run(name, p); reflect.DeepEqual(a.ttft, c.ttft) {
 			t.Errorf("%s: another seed changes nothing", name)
@@ -187,7 +188,7 @@ func TestSameSeedSameResult(t *testing.T) {
 	}
 }
 
-// Every request ends, in order of its stages, and leaves nothing behind.
+// Every request passes its stages in order and ends, and nothing remains.
 func TestNothingIsLost(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"as it is":     func(*Config) {},
@@ -238,7 +239,7 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-// whole is the number of whole blocks that a cache holds.
+// whole returns the number of whole blocks in a cache.
 func whole(c *cache) (n int) {
 	for _, at := range c.blocks {
 		if c.slots[at].whole {
@@ -248,8 +249,8 @@ func whole(c *cache) (n int) {
 	return n
 }
 
-// A policy sees its own placements at once, the blocks that it sent somewhere,
-// and the conversation's home.
+// A policy sees its own placements at once, the blocks that they stored, and
+// the conversation's home.
 func TestFacts(t *testing.T) {
 	m := simple()
 	tr := &Trace{Requests: []Request{
@@ -300,8 +301,8 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// A policy without a decision, or with one that breaks the contract, is
-// replaced, and that is counted.
+// When a policy has no decision, or one that breaks the contract, the built-in
+// rule decides, and this is counted.
 func TestFallback(t *testing.T) {
 	l := newLab(t, fleet(t), mooncake(t))
 	for name, p := range map[string]Placer{

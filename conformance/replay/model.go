@@ -9,8 +9,8 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// Model is how long engines take for what they do, and how much a decode
-// instance holds. The files in models/ have one each.
+// Model holds the times of engines and the size of a decode instance. Each file
+// in models/ is one Model.
 type Model struct {
 	Name string `toml:"name"`
 	// Prefill of one token at position p of its prompt takes
@@ -34,8 +34,8 @@ type Model struct {
 	TransferMicros      float64 `toml:"transfer_us_per_request"`
 	TransferTokenMicros float64 `toml:"transfer_us_per_token"`
 
-	// What a request must not exceed to count as good, in ms: the time to its
-	// first token, and the mean time between its tokens.
+	// The limits of a good request, in ms: the time to its first token, and the
+	// mean time between its tokens.
 	TTFTMillis float64 `toml:"slo_ttft_ms"`
 	ITLMillis  float64 `toml:"slo_itl_ms"`
 }
@@ -43,8 +43,7 @@ type Model struct {
 //go:embed models/*.toml
 var models embed.FS
 
-// Presets are the names of the models that are built in; the first is the
-// default.
+// Presets are the names of the built-in models; the first is the default.
 func Presets() []string { return []string{"llama70b-h100", "deepseek-v3-h200"} }
 
 // Preset returns the built-in model of that name.
@@ -57,8 +56,8 @@ func Preset(name string) (*Model, error) {
 	return ReadModel(f)
 }
 
-// ReadModel reads a model of the form of the files in models/. All keys but the
-// name are needed.
+// ReadModel reads a model in the form of the files in models/. All keys except
+// the name are required.
 func ReadModel(r io.Reader) (*Model, error) {
 	m := new(Model)
 	md, err := toml.NewDecoder(r).Decode(m)
@@ -97,25 +96,25 @@ func ReadModel(r io.Reader) (*Model, error) {
 	return m, nil
 }
 
-// prefill is how long one rank computes the tokens from position from to
-// position to of a prompt.
+// prefill returns the time in which one rank computes the tokens [from, to) of
+// a prompt.
 func (m *Model) prefill(from, to int) time.Duration {
 	n := float64(to - from)
 	return micros(m.PrefillMicros*n + m.PrefillAttentionMicros*n*float64(from+to)/2)
 }
 
-// work is how long one rank is busy with a prompt of which it holds the first
+// work returns the time that a prompt takes on one rank which holds its first
 // tokens.
 func (m *Model) work(held, prompt int) time.Duration {
 	return micros(m.PrefillRequestMicros) + m.prefill(held, prompt)
 }
 
-// step is how long a decode step takes.
+// step returns the time of a decode step.
 func (m *Model) step(requests, tokens int) time.Duration {
 	return micros(m.DecodeMicros + m.DecodeRequestMicros*float64(requests) + m.DecodeTokenMicros*float64(tokens))
 }
 
-// transfer is how long the KV of so many tokens is under way.
+// transfer returns the time of a transfer of that many tokens.
 func (m *Model) transfer(tokens int) time.Duration {
 	return micros(m.TransferMicros + m.TransferTokenMicros*float64(tokens))
 }

@@ -15,8 +15,8 @@ func TestPresets(t *testing.T) {
 		if m.Name != name {
 			t.Errorf("%s names itself %q", name, m.Name)
 		}
-		// A prompt as long as the public trace's are on average takes between a tenth
-		// of a second and two, and a stream is faster than reading.
+		// A prompt of the public trace's mean length takes between a tenth of a
+		// second and two, and a stream is faster than a reader.
 		if d := m.work(0, 12000).Seconds(); d < .1 || d > 2 {
 			t.Errorf("%s: 12,000 tokens take %v s", name, d)
 		}

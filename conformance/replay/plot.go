@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// The size of a plot in its own units, and the room around its field.
+// The size of a plot in its own units, and the margins around its field.
 const (
 	plotWidth  = 960
 	plotLeft   = 64
@@ -35,7 +35,7 @@ func (s *scale) at(v float64) float64 {
 	return s.start + (v-from)/(to-from)*(s.end-s.start)
 }
 
-// ticks are round values within the scale: at most about n of them.
+// ticks returns round values within the scale: at most about n.
 func (s *scale) ticks(n int) []float64 {
 	if s.logarithmic {
 		return s.decades(n)
@@ -54,8 +54,8 @@ func (s *scale) ticks(n int) []float64 {
 	return ticks
 }
 
-// decades are 1, 2 and 5 of each power of ten, or the powers alone where those
-// are many.
+// decades returns 1, 2 and 5 of each power of ten, or only the powers where
+// these are too many.
 func (s *scale) decades(n int) []float64 {
 	var all, powers []float64
 	for p := math.Floor(math.Log10(s.from)); p <= math.Log10(s.to); p++ {
@@ -76,14 +76,14 @@ func (s *scale) decades(n int) []float64 {
 	return all
 }
 
-// plot is an SVG picture that is being drawn.
+// plot is an SVG picture in progress.
 type plot struct {
 	strings.Builder
 	height float64
 	x, y   scale
 }
 
-// newPlot begins a plot whose field is as high as told.
+// newPlot begins a plot whose field has the given height.
 func newPlot(label string, height float64) *plot {
 	p := &plot{height: height + plotTop + plotBottom}
 	p.x.start, p.x.end = plotLeft, plotWidth-plotRight
@@ -92,8 +92,8 @@ func newPlot(label string, height float64) *plot {
 	return p
 }
 
-// axes draws the grid and the ticks of both axes, and what they are. An axis
-// without a format has no ticks.
+// axes draws the grid, the ticks and the names of both axes. An axis without a
+// format has no ticks.
 func (p *plot) axes(xLabel, yLabel string, xFormat, yFormat func(float64) string) {
 	if yFormat != nil {
 		for _, v := range p.y.ticks(7) {
@@ -139,7 +139,7 @@ func (p *plot) line(color, name string, points [][2]float64) {
 	fmt.Fprintf(p, `"><title>%s</title></polyline>`, html.EscapeString(name))
 }
 
-// bar draws the bar of row i, with its value behind it, or in it where it is long.
+// bar draws the bar of row i, with its value after it, or inside it if it is long.
 func (p *plot) bar(i int, color string, v float64, text string) {
 	y := plotTop + float64(i)*rowHeight
 	x := p.x.at(v)
@@ -151,7 +151,7 @@ func (p *plot) bar(i int, color string, v float64, text string) {
 	p.text(x+6, y+rowHeight/2+4, "start", "value", text)
 }
 
-// rowName writes the name of row i at its left.
+// rowName writes the name of row i to its left.
 func (p *plot) rowName(i int, name string) {
 	p.text(p.x.start-10, plotTop+float64(i)*rowHeight+rowHeight/2+4, "end", "name", name)
 }

@@ -2,16 +2,16 @@ package replay
 
 import "time"
 
-// rank is one prefill rank: a queue in the order of arrival, computed in chunks.
+// rank is one prefill rank: a queue in order of arrival, computed in chunks.
 type rank struct {
 	run   *run
 	row   int
 	cache *cache
-	queue []*job // the first may have been begun
+	queue []*job // the first may be in progress
 	busy  bool
 
 	routed   int // requests
-	uncached int // blocks computed
+	uncached int // computed blocks
 }
 
 func (r *rank) add(j *job) {
@@ -20,7 +20,7 @@ func (r *rank) add(j *job) {
 	r.step()
 }
 
-// waiting is the number of requests that have not been begun.
+// waiting returns the number of requests whose computation has not begun.
 func (r *rank) waiting() int {
 	n := len(r.queue)
 	if n > 0 && r.queue[0].begun {
@@ -29,8 +29,8 @@ func (r *rank) waiting() int {
 	return n
 }
 
-// step begins the next step, unless one is under way or there is nothing to
-// compute or no room for it. What is released later calls it again.
+// step begins the next step, unless one is running, the queue is empty, or
+// there is no room. A later release calls it again.
 func (r *rank) step() {
 	if r.busy {
 		return
@@ -54,8 +54,8 @@ func (r *rank) step() {
 		j.position += n
 		budget -= n
 		if j.position == j.InputLength {
-			// From here on others find the blocks, of this very step too: engines
-			// enter them when they are scheduled.
+			// From here on other requests find the blocks, even in the same
+			// step: engines enter them when they are scheduled.
 			whole := j.whole(r.run.cfg.BlockTokens)
 			r.cache.fill(j.HashIDs, j.held, whole)
 			r.run.view.stored(r.row, j.lease.chain[min(j.held, whole):])
@@ -76,7 +76,7 @@ func (r *rank) step() {
 	})
 }
 
-// begin makes room for a request and finds what the rank holds of it.
+// begin reserves room for a request and finds its cached blocks.
 func (r *rank) begin(j *job) bool {
 	held, ok := r.cache.take(j.HashIDs, 0)
 	if !ok {
@@ -90,7 +90,7 @@ func (r *rank) begin(j *job) bool {
 	return true
 }
 
-// release lets go of a request's blocks: they have been transferred.
+// release releases a request's blocks after their transfer.
 func (r *rank) release(j *job) {
 	r.cache.release(j.HashIDs, 0)
 	r.step()

@@ -2,5 +2,5 @@
 
 package replay
 
-// raceEnabled shortens what the race detector would make long.
+// raceEnabled shortens tests that take long under the race detector.
 const raceEnabled = true

@@ -12,13 +12,13 @@ import (
 //go:embed report.html
 var page string
 
-// colors tell policies apart, in light and in dark.
+// colors are the colors of policies on light and on dark pages.
 var colors = [...]string{
 	"#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#38b2c0",
 	"#e15fa6", "#9c6b4e", "#7d8597", "#6b8e23", "#b8336a", "#2f7f6f",
 }
 
-// WriteHTML writes the reports as one page that needs nothing else.
+// WriteHTML writes the reports as one page without external parts.
 func WriteHTML(w io.Writer, reports []*Report) error {
 	t, err := template.New("report").Funcs(template.FuncMap{
 		"color": color, "short": short,
@@ -32,11 +32,10 @@ func WriteHTML(w io.Writer, reports []*Report) error {
 
 func color(i int) string { return colors[i%len(colors)] }
 
-// OfIdeal is the share of the possible hits that the policy of a row got.
+// OfIdeal returns a row's share of the possible hits.
 func (r *Report) OfIdeal(row *Row) float64 { return r.ofIdeal(row) }
 
-// Best reports whether no row has a better value than v in a column of the
-// page's table.
+// Best reports whether v is the best value of a column of the page's table.
 func (r *Report) Best(column string, v float64) bool {
 	for _, row := range r.Rows {
 		switch column {
@@ -69,7 +68,7 @@ func (r *Report) Best(column string, v float64) bool {
 	return len(r.Rows) > 1
 }
 
-// TTFTPlot draws how many requests had their first token after what time.
+// TTFTPlot draws the number of requests by their time to first token.
 func (r *Report) TTFTPlot() template.HTML {
 	p := newPlot("Time to first token", 340)
 	least, most := math.Inf(1), 0.0
@@ -94,7 +93,7 @@ func (r *Report) TTFTPlot() template.HTML {
 	return template.HTML(p.end())
 }
 
-// HitPlot draws the hit ratios and the best possible one.
+// HitPlot draws the hit ratios and the ideal one.
 func (r *Report) HitPlot() template.HTML {
 	p := r.rowPlot("Hit ratio")
 	p.x.from, p.x.to = 0, max(r.IdealHitRatio*1.15, .01)
@@ -106,7 +105,7 @@ func (r *Report) HitPlot() template.HTML {
 	return template.HTML(p.end())
 }
 
-// LoadPlot draws what each prefill rank computed.
+// LoadPlot draws the computed blocks of each prefill rank.
 func (r *Report) LoadPlot() template.HTML {
 	p := r.rowPlot("Load of prefill ranks")
 	least, most := math.MaxInt, 0
@@ -139,7 +138,7 @@ func (r *Report) rowPlot(label string) *plot {
 	return p
 }
 
-// QueuePlot draws how many requests waited for their prefill to begin.
+// QueuePlot draws the number of requests that waited for their prefill.
 func (r *Report) QueuePlot() template.HTML {
 	p := newPlot("Requests waiting for prefill", 300)
 	most := 1
@@ -150,7 +149,7 @@ func (r *Report) QueuePlot() template.HTML {
 			most = max(most, s.prefill)
 		}
 	}
-	// One more than waits, so that none has a place on the scale.
+	// One more than the number, so that 0 has a place on the scale.
 	p.y.logarithmic, p.y.from, p.y.to = true, 1, float64(most)*1.2+1
 	p.x.to = max(p.x.to, 1e-3)
 	p.axes("seconds since the first arrival", "requests waiting", count, nil)

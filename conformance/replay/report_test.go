@@ -22,7 +22,7 @@ func sampleReport(t *testing.T, names ...string) *Report {
 	return l.Report(results)
 }
 
-// The keys that checks use, and nothing that JSON cannot say.
+// The keys that checks use. No value may be invalid in JSON.
 func TestReportIsJSON(t *testing.T) {
 	text, err := json.Marshal(sampleReport(t, "a", "b"))
 	if err != nil {
@@ -52,7 +52,7 @@ func TestReportIsJSON(t *testing.T) {
 	}
 }
 
-// The figures of a row, counted once more from what happened.
+// Computes the figures of a row again from the events.
 func TestRow(t *testing.T) {
 	l := newLab(t, fleet(t), mooncake(t))
 	r := l.play(decider(anywhere))
@@ -127,8 +127,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// The page is whole, hides nothing of a policy's name, and asks nobody else for
-// anything.
+// The page is complete, shows a policy's name unchanged, and loads nothing.
 func TestHTML(t *testing.T) {
 	for name, reports := range map[string][]*Report{
 		"two policies": {sampleReport(t, "a", `<b>"&`)},

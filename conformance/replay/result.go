@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Report is what was measured on one trace.
+// Report holds the measurements on one trace.
 type Report struct {
 	Trace         string  `json:"trace"`
 	Requests      int     `json:"requests"`
@@ -23,8 +23,8 @@ type Report struct {
 	Results []*Result `json:"-"` // of the rows
 }
 
-// Row is the figures of one policy. Times are those of the client: to the first
-// token from the request's arrival, and between two tokens of an answer.
+// Row holds the figures of one policy. Times are those of the client: from the
+// request's arrival to the first token, and between two tokens of an answer.
 type Row struct {
 	Policy        string  `json:"policy"`
 	Requests      int     `json:"requests"`
@@ -49,7 +49,7 @@ type Row struct {
 	Routed         []int `json:"routed"`          // requests, by prefill rank
 }
 
-// Result is a row and what plots are drawn of.
+// Result is a row with the data for plots.
 type Result struct {
 	Row
 	ttft  []time.Duration // sorted
@@ -70,7 +70,7 @@ func (l *Lab) Report(results []*Result) *Report {
 	return r
 }
 
-// result counts what a run has left.
+// result computes the result of a run.
 func (l *Lab) result(name string, r *run) *Result {
 	res := &Result{Row: Row{Policy: name, Requests: len(r.jobs), Fallbacks: r.view.fallbacks}, queue: r.queue}
 	var (
@@ -110,14 +110,14 @@ func (l *Lab) result(name string, r *run) *Result {
 	return res
 }
 
-// quantile is the smallest value that at least the share q of them does not
-// exceed.
+// quantile returns the smallest value that is at least as large as the share q
+// of them.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
-// between is the median and the 99th percentile of the times between tokens,
-// each token counted; 0 where no answer had two.
+// between returns the median and the 99th percentile of the times between
+// tokens, each token counted; 0 without an answer of two tokens.
 func between(steps []weighted) (p50, p99 float64) {
 	steps = slices.Clone(steps)
 	slices.SortFunc(steps, func(a, b weighted) int { return cmp.Compare(a.took, b.took) })
@@ -141,8 +141,8 @@ func between(steps []weighted) (p50, p99 float64) {
 	return p50, p99
 }
 
-// spread is the coefficient of variation of counts, and the largest over the
-// smallest.
+// spread returns the coefficient of variation of counts, and the ratio of the
+// largest to the smallest.
 func spread(counts []int) (cv, maxMin float64) {
 	var sum, squares float64
 	for _, c := range counts {

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// sharedPrompt is a load of conversations that go on at once and have a long
-// system prompt in common, as agents have: 96 of them, 2,048 tokens, some fifty
-// turns each of which adds a short answer and what a tool or a user has to say.
-// Blocks are of 64 tokens, whole ones only. No conversation has an id.
+// sharedPrompt is a load of simultaneous conversations with a long common
+// system prompt, as agents have: 96 conversations, 2,048 tokens, about fifty
+// turns. Each turn adds a short answer and a text of a tool or a user. Blocks
+// have 64 tokens, and only whole ones count. No conversation has an id.
 func sharedPrompt(seed uint64) *Trace {
 	const (
 		conversations = 96
@@ -40,12 +40,13 @@ func sharedPrompt(seed uint64) *Trace {
 	return t.trace("shared-prompt", block)
 }
 
-// First turns go to the ranks in turn, or all conversations end up on the rank
-// that had the shared prompt first (NVIDIA/TensorRT-LLM pull request 14744:
-// 96 conversations over 8 ranks, CV of what is routed 41-56 % against 7 %).
+// First turns go to the ranks in turn. Otherwise all conversations would go to
+// the rank that had the shared prompt first (NVIDIA/TensorRT-LLM pull request
+// 14744: 96 conversations over 8 ranks, CV of the routed requests 41-56 %
+// against 7 %).
 func TestSharedPromptDoesNotFunnel(t *testing.T) {
 	m := preset(t, "deepseek-v3-h200")
-	m.PrefillMicros, m.PrefillAttentionMicros = 4*m.PrefillMicros, 4*m.PrefillAttentionMicros // ranks of one GPU
+	m.PrefillMicros, m.PrefillAttentionMicros = 4*m.PrefillMicros, 4*m.PrefillAttentionMicros // ranks with one GPU each
 	tr := sharedPrompt(1)
 	l := newLab(t, Config{Prefill: 1, Ranks: 8, Decode: 1, BlocksPerRank: 30000, BlockTokens: 64, Load: .4, Seed: 1, Model: m}, tr)
 	ours, plain := l.Run("conversation", builtin(t, "conversation")), l.Run("trtllm_kv_cache_aware", builtin(t, "trtllm_kv_cache_aware"))
@@ -81,8 +82,9 @@ func shortTurns(seed uint64) *Trace {
 	return t.trace("short-turns", 64)
 }
 
-// Short turns go home: without it each turn goes where a little less waits, for
-// all ranks hold the long system prompt, and its conversation is computed anew.
+// Short turns go home. Otherwise each turn would go to a rank with a slightly
+// shorter queue, because all ranks hold the long system prompt, and its
+// conversation would be computed again.
 func TestShortTurnsAreNotComputedTwice(t *testing.T) {
 	m := preset(t, "deepseek-v3-h200")
 	m.PrefillMicros, m.PrefillAttentionMicros = 4*m.PrefillMicros, 4*m.PrefillAttentionMicros

@@ -32,7 +32,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return err
 }
 
-// ofIdeal is the share of the possible hits that a policy got.
+// ofIdeal returns a policy's share of the possible hits.
 func (r *Report) ofIdeal(row *Row) float64 {
 	if r.IdealHitRatio == 0 {
 		return 0
@@ -40,7 +40,7 @@ func (r *Report) ofIdeal(row *Row) float64 {
 	return row.HitRatio / r.IdealHitRatio
 }
 
-// short writes milliseconds with three digits or so.
+// short writes milliseconds with about three digits.
 func short(ms float64) string {
 	d := time.Duration(ms * float64(time.Millisecond))
 	switch {

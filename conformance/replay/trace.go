@@ -18,11 +18,11 @@ type Line struct {
 	Timestamp    float64 `json:"timestamp"`     // ms since the trace began
 	InputLength  int     `json:"input_length"`  // tokens of the prompt
 	OutputLength int     `json:"output_length"` // tokens of the answer
-	// HashIDs has one id for each block of the prompt, a partial last one
-	// included. An id names the block together with all that comes before it.
+	// HashIDs has one id for each block of the prompt, including a partial last
+	// one. An id stands for the block together with all blocks before it.
 	HashIDs []uint64 `json:"hash_ids"`
-	// Conversation is the client's id, hashed; "" where it sent none. Mooncake's
-	// traces do not have it.
+	// Conversation is the client's id, hashed; "" if the client sent none.
+	// Mooncake's traces do not have it.
 	Conversation string `json:"conversation,omitempty"`
 }
 
@@ -31,23 +31,23 @@ type Trace struct {
 	Name     string
 	Requests []Request // by arrival
 	Blocks   int       // of all prompts
-	// IdealHitRatio is the share of Blocks whose id occurred in an earlier line:
-	// what one cache without bounds would have.
+	// IdealHitRatio is the share of Blocks whose id occurred in an earlier
+	// line: the hit ratio of one unlimited cache.
 	IdealHitRatio float64
-	// Uneven is how many lines have another number of ids than their prompt has
-	// blocks: the trace was cut into blocks of another size.
+	// Uneven is the number of lines in which the number of ids differs from
+	// that of the prompt's blocks: the trace has blocks of another size.
 	Uneven int
 }
 
-// Request is one line, ready to be played.
+// Request is one line in the form for playing.
 type Request struct {
 	Line
 	Arrival time.Duration // as recorded
-	Ideal   int           // of the leading blocks, how many occurred in an earlier line
+	Ideal   int           // number of leading blocks that occurred in an earlier line
 }
 
-// Bounds of what is read: a line with millions of blocks, prompts and answers of
-// a billion tokens, a trace of thirty years.
+// Limits of the input: a line with millions of blocks, prompts and answers of a
+// billion tokens, a trace of thirty years.
 const (
 	maxLine   = 64 << 20
 	maxTokens = 1e9
@@ -55,7 +55,7 @@ const (
 )
 
 // ReadTrace reads lines of JSON with blocks of blockTokens tokens. An error
-// names its line.
+// names the line.
 func ReadTrace(name string, r io.Reader, blockTokens int) (*Trace, error) {
 	t := &Trace{Name: name}
 	seen := make(map[uint64]bool)
@@ -92,8 +92,8 @@ func ReadTrace(name string, r io.Reader, blockTokens int) (*Trace, error) {
 	return t, nil
 }
 
-// add appends a request and returns how many of its blocks are in seen, which are
-// those of the requests before it. Its own are in seen afterwards.
+// add appends a request and returns how many of its blocks are in seen, which
+// are those of earlier requests. It adds its own blocks to seen.
 func (t *Trace) add(q Request, seen map[uint64]bool) (known int) {
 	q.Ideal = 0
 	leading := true
@@ -115,21 +115,21 @@ func (t *Trace) add(q Request, seen map[uint64]bool) (known int) {
 	return known
 }
 
-// count sets the ideal hit ratio, by the number of blocks that were known.
+// count sets the ideal hit ratio from the number of known blocks.
 func (t *Trace) count(known int) {
 	if t.Blocks > 0 {
 		t.IdealHitRatio = float64(known) / float64(t.Blocks)
 	}
 }
 
-// uncached is how many of the prompt's tokens have to be computed when so many
-// leading blocks are held: at least one, of which the first token comes.
+// uncached returns the number of the prompt's tokens to compute when that many
+// leading blocks are held: at least one, from which the first token comes.
 func (q *Request) uncached(held, blockTokens int) int {
 	return max(1, q.InputLength-held*blockTokens)
 }
 
-// whole is the number of the prompt's ids that stand for whole blocks: those
-// that a proxy can know.
+// whole returns the number of the prompt's ids that stand for whole blocks:
+// those that a proxy can know.
 func (q *Request) whole(blockTokens int) int {
 	return min(len(q.HashIDs), q.InputLength/blockTokens)
 }

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// variants make other traces from the conversations of one, by kind. The result is
-// in no particular order.
+// variants make other traces from the conversations of one, by kind. Their
+// result is not ordered.
 var variants = map[string]func(*source) []Request{
 	"resampled": (*source).resampled,
 	"shifted":   (*source).shifted,
@@ -54,7 +54,7 @@ func Vary(t *Trace, kind string, seed uint64, blockTokens int) (*Trace, error) {
 	return v, nil
 }
 
-// source is the conversations that a trace is made of.
+// source holds the conversations from which traces are made.
 type source struct {
 	random        *rand.Rand
 	blockTokens   int
@@ -64,12 +64,12 @@ type source struct {
 	copies        uint64
 }
 
-// mostTurns is how many requests may have a block in common and be of one
-// conversation. A block of more requests is a prefix that conversations share.
+// mostTurns is the largest number of requests of one conversation that share a
+// block. A block of more requests is a prefix that conversations share.
 const mostTurns = 64
 
-// newSource finds the conversations of a trace: a request belongs to that whose
-// blocks it continues furthest.
+// newSource finds the conversations of a trace: a request belongs to the
+// conversation whose blocks it continues furthest.
 func newSource(t *Trace, random *rand.Rand, blockTokens int) *source {
 	s := &source{random: random, blockTokens: blockTokens, shared: make(map[uint64]bool)}
 	s.span = t.Requests[len(t.Requests)-1].Arrival - t.Requests[0].Arrival
@@ -81,7 +81,7 @@ func newSource(t *Trace, random *rand.Rand, blockTokens int) *source {
 			}
 		}
 	}
-	of := make(map[uint64]int) // conversation of a block
+	of := make(map[uint64]int) // conversation of each block
 	for _, q := range t.Requests {
 		q.Arrival -= t.Requests[0].Arrival
 		n := len(s.conversations)
@@ -104,11 +104,11 @@ func newSource(t *Trace, random *rand.Rand, blockTokens int) *source {
 	return s
 }
 
-// begin is where a conversation begins.
+// begin returns the time at which a conversation begins.
 func begin(conversation []Request) time.Duration { return conversation[0].Arrival }
 
-// drawn draws so many conversations with replacement. Each is a copy with blocks
-// of its own, moved by up to a tenth of the span.
+// drawn draws that many conversations with replacement. Each is a copy with
+// blocks of its own, moved by up to a tenth of the span.
 func (s *source) drawn(n int) (requests []Request) {
 	for range n {
 		c := s.conversations[s.random.IntN(len(s.conversations))]
@@ -118,9 +118,9 @@ func (s *source) drawn(n int) (requests []Request) {
 	return requests
 }
 
-// copied is a conversation that begins at another time, and has blocks of its own
-// but for the shared ones. What would be after the span wraps around to its begin,
-// for the rate is to be even.
+// copied returns a conversation that begins at another time and has blocks of
+// its own, except the shared ones. Requests after the span wrap around to its
+// begin, so that the rate is even.
 func (s *source) copied(conversation []Request, at time.Duration) (requests []Request) {
 	s.copies++
 	length := conversation[len(conversation)-1].Arrival - begin(conversation)
@@ -143,7 +143,7 @@ func (s *source) copied(conversation []Request, at time.Duration) (requests []Re
 	return requests
 }
 
-// own is the id of a copy's block.
+// own returns the id of a copy's block.
 func own(copied, id uint64) uint64 { return id ^ copied*0x9e3779b97f4a7c15 }
 
 func (s *source) resampled() []Request { return s.drawn(len(s.conversations)) }
@@ -194,10 +194,10 @@ func (s *source) mixed() []Request {
 	return requests
 }
 
-// agent is the session of an agent: the prompt of one of a hundred tools, a few of
-// which are in most sessions, and some turns each of which adds what a tool had to
-// say. What each number is comes close to Mooncake's trace of tools and agents:
-// prompts of 8,600 tokens, of which 59 % are known.
+// agent returns the session of an agent: the prompt of one of a hundred tools,
+// a few of which are in most sessions, and some turns, each of which adds a
+// tool's text. The numbers are close to those of Mooncake's trace of tools and
+// agents: prompts of 8,600 tokens, of which 59 % are known.
 func (s *source) agent() (requests []Request) {
 	const tools = 100
 	tool := uint64(math.Pow(tools, s.random.Float64())) // Zipf's law, with exponent 1

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// wholeTrace is the public trace, all of it.
+// wholeTrace is the whole public trace.
 func wholeTrace(t testing.TB) *Trace {
 	t.Helper()
 	f, err := os.Open("testdata/mooncake.gz")
@@ -47,9 +47,9 @@ func wholeTrace(t testing.TB) *Trace {
 	return tr
 }
 
-// A variant is a trace: by arrival, within the time of the one that it is made of,
-// and of conversations that hit their own blocks. The same seed gives the same
-// one, another seed another.
+// A variant is a trace: ordered by arrival, within the time of the original,
+// with conversations that hit their own blocks. The same seed gives the same
+// trace, another seed another one.
 func TestVary(t *testing.T) {
 	base := wholeTrace(t)
 	base.Requests = base.Requests[:2000]
@@ -82,8 +82,8 @@ func TestVary(t *testing.T) {
 	}
 }
 
-// Each request belongs to the conversation that it continues; a block that many
-// share makes none.
+// Each request belongs to the conversation that it continues. A block that many
+// requests share does not make a conversation.
 func TestConversationsOfATrace(t *testing.T) {
 	tr := new(Trace)
 	for i := range mostTurns + 1 {
@@ -109,9 +109,9 @@ func vary(t testing.TB, base *Trace, kind string, seed uint64) *Trace {
 	return v
 }
 
-// pooled is the hit ratio of one cache that has the memory of all ranks, and gets
-// one request after the other: what a fleet of this memory can have at best with
-// LRU caches.
+// pooled returns the hit ratio of one cache with the memory of all ranks, for
+// one request after another: the best that a fleet with this memory can reach
+// with LRU caches.
 func pooled(cfg *Config, tr *Trace) float64 {
 	c, hits := newCache(cfg.BlocksPerRank*cfg.Prefill*cfg.Ranks), 0
 	for i := range tr.Requests {
@@ -124,10 +124,10 @@ func pooled(cfg *Config, tr *Trace) float64 {
 	return float64(hits) / float64(tr.Blocks)
 }
 
-// TestVariantsAreEven: on traces that the defaults of its parameters were not tuned
-// to, kv_aware has 97 % of the hits that the fleet's memory can have, and spreads
-// the work with a CV below 0.10. PDPROXY_ROUTING=long adds pair_aware and the
-// variants of the tuning; -v shows the figures.
+// TestVariantsAreEven: on traces for which its default parameters were not
+// tuned, kv_aware reaches 97 % of the hits that the fleet's memory allows, and
+// spreads the work with a CV below 0.10. PDPROXY_ROUTING=long adds pair_aware
+// and the variants of the tuning; -v shows the figures.
 func TestVariantsAreEven(t *testing.T) {
 	base, kinds, seeds, placers := wholeTrace(t), Variants(), []uint64{heldOut}, []string{"kv_aware"}
 	switch {
@@ -155,5 +155,5 @@ func TestVariantsAreEven(t *testing.T) {
 	}
 }
 
-// heldOut is the seed of the variants that nothing was tuned to.
+// heldOut is the seed of variants that were not used for tuning.
 const heldOut = 11

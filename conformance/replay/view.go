@@ -11,21 +11,21 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// Placer is a place policy. Place may be called by one goroutine at a time; ok is
-// false when it has no decision, and a built-in rule decides.
+// Placer is a place policy. One goroutine at a time calls Place. When ok is
+// false it has no decision, and a built-in rule decides.
 type Placer interface {
 	Place(*abi.PlaceFacts) (d abi.PlaceDecision, ok bool)
 	Needs() abi.Needs
 }
 
-// epoch is virtual time 0 for the packages that want a date.
+// epoch is virtual time 0 for packages that need a date.
 var epoch = time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // usualAnswer is the number of tokens that the coordinator expects of a request
 // without a limit.
 const usualAnswer = 512
 
-// target is what the proxy knows of one candidate.
+// target is the proxy's knowledge of one candidate.
 type target struct {
 	facts abi.Candidate
 	load  load.Counter
@@ -33,7 +33,7 @@ type target struct {
 	usage float32 // as polled
 }
 
-// view is what the proxy knows while a trace runs, and the memory of one
+// view is the proxy's knowledge during a trace, and the memory of one
 // placement. Target i is row i of every placement: the prefill ranks, then the
 // decode instances.
 type view struct {
@@ -47,7 +47,7 @@ type view struct {
 	random        *rand.Rand
 
 	facts     abi.PlaceFacts
-	sequence  [2]uint64 // of first turns, and of all others
+	sequence  [2]uint64 // of first turns, and of other turns
 	fallbacks int
 	deciding  time.Duration // real time
 }
@@ -72,7 +72,7 @@ func newView(cfg *Config) *view {
 	return v
 }
 
-// lease is what a placement holds, and what is told to the view in the end.
+// lease is the state that a placement holds until its end.
 type lease struct {
 	prefill, decode int // rows
 	chain           []kvindex.Hash
@@ -81,7 +81,7 @@ type lease struct {
 	placed          time.Duration
 }
 
-// place asks p for the targets of a request and commits what it says.
+// place asks p for the targets of a request and commits the decision.
 func (v *view) place(p Placer, q *Request, now time.Duration) lease {
 	began := time.Now()
 	l := lease{chain: chain(q.HashIDs[:q.whole(v.cfg.BlockTokens)]), placed: now}
@@ -106,7 +106,7 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 		Candidates: f.Candidates[:0], Pairs: f.Pairs[:0],
 		Random: v.random.Uint64(),
 	}
-	// First turns count apart, so that a policy can spread them evenly.
+	// First turns are counted separately, so that a policy can spread them evenly.
 	sequence := &v.sequence[1]
 	if needs&abi.NeedConversation != 0 && turn.Number == 1 {
 		sequence = &v.sequence[0]
@@ -170,25 +170,25 @@ func (v *view) commit(q *Request, l *lease, turn *conversation.Turn, d abi.Place
 		conversation.Target{Instance: t.facts.Instance, Rank: t.facts.Rank}, epoch.Add(now))
 }
 
-// prefilled notes that prefill has answered.
+// prefilled records that prefill has answered.
 func (v *view) prefilled(l *lease, now time.Duration) {
 	work := l.holdPrefill.Work()
 	l.holdPrefill.Drop()
 	v.targets[l.prefill].load.Prefill.Measure(work, now-l.placed)
 }
 
-// streaming notes decode's first token, so long after prefill's answer.
+// streaming records decode's first token and its delay after prefill's answer.
 func (v *view) streaming(l *lease, prompt int, took time.Duration) {
 	ranks := len(v.targets) - v.cfg.Decode
 	v.transfers[l.prefill*v.cfg.Decode+l.decode-ranks].Measure(int64(prompt), took)
 	v.toAny[l.prefill].Measure(int64(prompt), took)
 }
 
-// finished notes the end of the answer.
+// finished records the end of the answer.
 func (v *view) finished(l *lease) { l.holdDecode.Drop() }
 
-// stored is a rank's event that it has filled blocks; evicted, that it has
-// dropped some.
+// stored handles a rank's event of filled blocks, evicted its event of dropped
+// ones.
 func (v *view) stored(row int, chain []kvindex.Hash) {
 	if len(chain) > 0 {
 		v.index.Store(v.targets[row].slot, kvindex.GPU, chain)
@@ -201,9 +201,9 @@ func (v *view) evicted(row int, ids []uint64) {
 	}
 }
 
-// chain is the hashes by which the proxy knows blocks: the trace's ids, spread
-// as a hash would be (the last step of SplitMix64; the low bits of a kvindex.Hash
-// are zero).
+// chain returns the hashes by which the proxy knows blocks: the trace's ids,
+// spread as a hash would be (the last step of SplitMix64; the low bits of a
+// kvindex.Hash are zero).
 func chain(ids []uint64) []kvindex.Hash {
 	hashes := make([]kvindex.Hash, len(ids))
 	for i, x := range ids {

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/policies"
 )
 
-// native is a built-in policy compiled in, shown everything.
+// native is a compiled-in policy that gets all facts.
 type native struct{ place policies.Placer }
 
 func (n native) Place(f *abi.PlaceFacts) (abi.PlaceDecision, bool) { return n.place(f), true }
@@ -40,8 +40,7 @@ func always(prefill, decode int32) Placer {
 	})
 }
 
-// anywhere places by the facts' random number: the worst that can happen to
-// caches.
+// anywhere places by the facts' random number: the worst case for caches.
 func anywhere(f *abi.PlaceFacts) (abi.PlaceDecision, bool) {
 	var prefill, decode []int32
 	for i, c := range f.Candidates {
@@ -55,7 +54,7 @@ func anywhere(f *abi.PlaceFacts) (abi.PlaceDecision, bool) {
 	return abi.PlaceDecision{Prefill: prefill[r.IntN(len(prefill))], Decode: decode[r.IntN(len(decode))]}, true
 }
 
-// simple is a model with times that can be added up in the head.
+// simple is a model whose times are easy to add up.
 func simple() Model {
 	return Model{
 		Name: "simple", PrefillMicros: 100, ChunkTokens: 1000,
@@ -98,7 +97,7 @@ func newLab(t testing.TB, cfg Config, tr *Trace) *Lab {
 	return l
 }
 
-// traceWriter writes traces as their files are.
+// traceWriter writes traces in the form of their files.
 type traceWriter struct{ text []byte }
 
 func (w *traceWriter) add(at time.Duration, input, output int, ids []uint64) {

@@ -140,7 +140,7 @@ func post2(extra ...string) []string {
 	return append([]string{":method", "POST", ":scheme", "http", ":path", chatPath, ":authority", "x", "content-type", "application/json"}, extra...)
 }
 
-// ask2 sends one request on a new connection and says what became of it: the
+// ask2 sends one request on a new connection and returns the result: the
 // status, "reset" or "closed".
 func (a attacker) ask2(body string, pairs ...string) (string, error) {
 	h, err := a.http2()
@@ -226,7 +226,7 @@ func stream3(c *quic.Conn, wait time.Duration) (*quic.Stream, error) {
 	return c.OpenStreamSync(ctx)
 }
 
-// ask3 sends one request on a new connection and says what became of it: the
+// ask3 sends one request on a new connection and returns the result: the
 // status, "reset" or "closed".
 func (a attacker) ask3(body string, pairs ...string) (string, error) {
 	c, err := a.http3()

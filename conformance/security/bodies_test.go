@@ -44,7 +44,8 @@ func adversarialBodies(size int) map[string]string {
 	}
 }
 
-// TestAdversarialBodies: the time that a body takes follows its length.
+// TestAdversarialBodies: the processing time of a body is proportional to its
+// length.
 func TestAdversarialBodies(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)
@@ -83,8 +84,8 @@ func TestManyIDs(t *testing.T) {
 	p.nothingLeft()
 }
 
-// TestSidecarParameters: a caller that coordinates the phases itself may name hosts
-// only as far as the sidecar knows them.
+// TestSidecarParameters: a caller that coordinates the phases itself may only
+// name hosts that the sidecar knows.
 func TestSidecarParameters(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)

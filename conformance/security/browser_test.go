@@ -19,9 +19,9 @@ import (
 // admin address afterwards.
 const reboundName = "rebound.evil.example"
 
-// attackPage tries everything that a page can, and reports what it could read.
-// TARGET is the origin of an internal address, REPORT where the report goes, THIEF an
-// engine of the attacker's, ENGINE the name of a real one.
+// attackPage tries all requests that a page can make, and reports what it could
+// read. TARGET is the origin of an internal address, REPORT the destination of
+// the report, THIEF an engine of the attacker, ENGINE the name of a real one.
 const attackPage = `<!doctype html><title>attack</title><body><script>
 const target = 'TARGET', reads = [], tried = []
 const within = (ms, p) => Promise.race([p, new Promise((_, no) => setTimeout(() => no(new Error('time')), ms))])
@@ -79,7 +79,7 @@ const xhr = (method, path, body) => () => new Promise((yes, no) => {
 })()
 </script>`
 
-// report is what a page says in the end.
+// report is the page's final report.
 type report struct{ Tried, Reads []string }
 
 // testBrowser opens pages of an attacker in Chromium: of another origin, and of a name
@@ -186,12 +186,13 @@ func visit(t *testing.T, i *internal, target string, rebound bool) report {
 	}
 }
 
-// reboundIP is where the attacker's name leads: a relay that serves the page once.
+// reboundIP is the address of the attacker's name: a relay that serves the page
+// once.
 const reboundIP = "127.0.0.77"
 
-// rebind serves the page to the first request at the attacker's address and passes
-// all later connections on to the target. The browser and the target see what they
-// see when a name's address changes.
+// rebind serves the page to the first request at the attacker's address and
+// forwards all later connections to the target. For the browser and the target
+// this looks like a changed address of a name.
 func rebind(t *testing.T, target, text string) net.Listener {
 	t.Helper()
 	_, port, _ := net.SplitHostPort(target)

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// TestConnectionFlood opens more connections than the process has descriptors. A
-// client, a connection that is open already, the engine and the operator must have
-// theirs.
+// TestConnectionFlood opens more connections than the process has descriptors.
+// A client, a connection that is already open, the engine and the operator must
+// still work.
 func TestConnectionFlood(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -75,7 +75,7 @@ func addresses(n int) (list []string) {
 	return list
 }
 
-// idle opens n connections with one small request each, and keeps them.
+// idle opens n connections with one small request each, and keeps them open.
 func idle(held *holder, a attacker, n int) {
 	var dials sync.WaitGroup
 	for range n {

@@ -53,8 +53,8 @@ func rawRequest(addr, line, header, body string) (status int, text string, err e
 	return resp.StatusCode, string(b), err
 }
 
-// internal are a proxy with all its internal HTTP addresses on loopback, without any
-// token in its configuration.
+// internal is a proxy with all its internal HTTP addresses on loopback, without
+// any token in its configuration.
 type internal struct {
 	*proxyProcess
 	engine, thief *fakeEngine
@@ -74,7 +74,7 @@ func newInternal(t *testing.T) *internal {
 
 func (i *internal) adminAddr() string { return strings.TrimPrefix(i.admin.URL, "http://") }
 
-// names are the engines of the proxy.
+// names returns the names of the proxy's engines.
 func (i *internal) names() []string {
 	i.t.Helper()
 	var rows []struct{ Name string }
@@ -101,10 +101,10 @@ func (i *internal) unchanged() {
 		i.t.Errorf("a page has registered a worker: %s %v", text, err)
 	}
 	i.serves("after the requests of a web page")
-	i.nothingLeft() // no reservation of /select either
+	i.nothingLeft() // includes reservations of /select
 }
 
-// TestForeignPages sends what web pages can send to every internal address.
+// TestForeignPages sends the requests of web pages to every internal address.
 func TestForeignPages(t *testing.T) {
 	t.Parallel()
 	i := newInternal(t)

@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// An engineMode is what a hostile engine does with one request. It returns true if
-// the connection must end.
+// An engineMode is a hostile engine's treatment of one request. It returns true
+// if the connection must end.
 type engineMode func(c net.Conn) bool
 
-// say writes a text and keeps the connection.
+// say writes a text and keeps the connection open.
 func say(text string) engineMode {
 	return func(c net.Conn) bool {
 		io.WriteString(c, text)
@@ -136,7 +136,8 @@ func bytesInChunks(text string) string {
 
 var modeName = regexp.MustCompile(`MODE=([^"\\]+)\.`)
 
-// hostileEngine answers each request as its prompt says, "MODE=name.", and others well.
+// hostileEngine answers each request as its prompt says, "MODE=name.", and
+// other requests correctly.
 func hostileEngine(t *testing.T) *fakeEngine {
 	e, modes := newFakeEngine(t), engineModes()
 	e.act = func(c net.Conn, r received) bool {
@@ -170,7 +171,7 @@ func TestHostileAnswers(t *testing.T) {
 	p.nothingLeft()
 }
 
-// hostileAnswer asks for one hostile answer and judges what the client gets.
+// hostileAnswer requests one hostile answer and checks the client's result.
 func hostileAnswer(addr, mode string, stream bool) error {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -205,7 +206,7 @@ func hostileAnswer(addr, mode string, stream bool) error {
 	return err
 }
 
-// judged finds fault with an answer that came whole.
+// judged checks an answer that arrived completely.
 func judged(mode string, stream bool, resp *http.Response, text string) error {
 	if resp.StatusCode < 200 || resp.StatusCode > 599 {
 		return fmt.Errorf("status %d", resp.StatusCode)
@@ -227,8 +228,8 @@ func judged(mode string, stream bool, resp *http.Response, text string) error {
 	return nil
 }
 
-// TestHeldAnswers: the answers that the proxy holds at a time stay within
-// limits.buffer_memory, however many engines are hostile.
+// TestHeldAnswers: the memory of answers that the proxy holds stays within
+// limits.buffer_memory, with any number of hostile engines.
 func TestHeldAnswers(t *testing.T) {
 	t.Parallel()
 	e := hostileEngine(t)
@@ -248,11 +249,11 @@ func TestHeldAnswers(t *testing.T) {
 	p.nothingLeft()
 }
 
-// TestPrefillParameters gives decode nothing of what a prefill engine that has been
-// taken over says, unless the types are vLLM's and every host is the engine's own.
+// TestPrefillParameters: decode gets no parameters of a compromised prefill engine,
+// unless their types are vLLM's and every host is the engine's own.
 func TestPrefillParameters(t *testing.T) {
 	t.Parallel()
-	var params string // what prefill answers; set between requests
+	var params string // prefill's answer; set between requests
 	prefill, decode := newFakeEngine(t), newFakeEngine(t)
 	prefill.act = func(c net.Conn, _ received) bool {
 		text := strings.Replace(goodAnswer, `"finish_reason":"stop"`, `"finish_reason":"length"`, 1)
@@ -260,8 +261,8 @@ func TestPrefillParameters(t *testing.T) {
 		io.WriteString(c, jsonHead(len(text))+text)
 		return false
 	}
-	// An engine of a file that discovery reads has registered itself as far as trust
-	// goes: it is not written into the configuration.
+	// An engine of a discovery file counts as registered by itself, because it
+	// is not in the configuration.
 	list := t.TempDir() + "/engines.toml"
 	write(t, list, prefill.section("prefill", "vllm-nixl")+decode.section("decode", "vllm-nixl"))
 	p := startProxy(t, setup{sections: fmt.Sprintf("[discovery.file]\npath = %q\n[retry]\nattempts = 1\n[circuit]\nfailures = 100000\n", list)})

@@ -13,14 +13,15 @@ import (
 	"testing"
 )
 
-// fakeEngine is an engine that keeps what it receives, byte for byte, and answers
-// as the test says. It uses no HTTP library, which would hide what came.
+// fakeEngine is an engine that records its requests, byte for byte, and answers
+// as the test says. It uses no HTTP library, which would hide the bytes.
 type fakeEngine struct {
 	listener net.Listener
 	wg       sync.WaitGroup
 
-	// act answers one POST and returns true if the connection must end. nil: every
-	// request gets a good answer. Set before the first request.
+	// act answers one POST and returns true if the connection must end. nil:
+	// every request gets a good answer. It must be set before the first
+	// request.
 	act func(c net.Conn, r received) (end bool)
 
 	mu       sync.Mutex // guards what follows
@@ -88,12 +89,12 @@ func (e *fakeEngine) section(role, connector string, keys ...string) string {
 		e.name(role), e.listener.Addr(), role, connector, strings.Join(keys, "\n"))
 }
 
-// name is what section names the engine in that role.
+// name returns the engine's name for that role in section.
 func (e *fakeEngine) name(role string) string {
 	return role + "-" + strconv.Itoa(e.listener.Addr().(*net.TCPAddr).Port)
 }
 
-// connections is how many connections there have been.
+// connections returns the number of connections so far.
 func (e *fakeEngine) connections() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -191,7 +192,8 @@ func answerWell(c net.Conn, r received) {
 	io.WriteString(c, jsonHead(len(goodAnswer))+goodAnswer)
 }
 
-// take returns the requests that contain a text in their body, and forgets all.
+// take returns the requests that contain a text in their body, and drops all
+// recorded requests.
 func (e *fakeEngine) take(text string) (found []received) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

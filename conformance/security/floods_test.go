@@ -12,8 +12,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// holder holds what an attacker has opened, until the attack is over. It is safe
-// for concurrent use.
+// holder keeps an attacker's connections open until the attack is over. It is
+// safe for concurrent use.
 type holder struct {
 	mu   sync.Mutex
 	ends []func()
@@ -89,9 +89,9 @@ func (h *holder) announce(a attacker, major, n, size int) {
 	}
 }
 
-// TestAnnouncedBodies: memory follows the bytes that come, not those that are
-// announced. The control announces two bytes: what its connections and handshakes
-// take, garbage that waits for the collector among it, is no body's memory.
+// TestAnnouncedBodies: memory grows with received bytes, not with announced
+// ones. The control announces two bytes: it measures the memory of its
+// connections and handshakes, including uncollected garbage.
 func TestAnnouncedBodies(t *testing.T) {
 	t.Parallel()
 	for _, secure := range []bool{false, true} {
@@ -101,7 +101,7 @@ func TestAnnouncedBodies(t *testing.T) {
 			var held holder
 			defer held.release()
 			held.announce(p.attacker(), major, 200, size)
-			time.Sleep(300 * time.Millisecond) // so that the proxy has read the heads
+			time.Sleep(300 * time.Millisecond) // for the proxy to read the heads; no metric counts them
 		}
 		p.serves("before the announcements")
 		for _, major := range p.majors() {
@@ -120,7 +120,7 @@ func TestAnnouncedBodies(t *testing.T) {
 	}
 }
 
-// TestLargeBodies is the control: bodies that are as large as they say are served.
+// TestLargeBodies is the control: bodies of the announced size are served.
 func TestLargeBodies(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)
@@ -135,8 +135,8 @@ func TestLargeBodies(t *testing.T) {
 	p.nothingLeft()
 }
 
-// TestBodiesThatDoNotCome: requests whose bodies do not come take no place from
-// others, however many streams or connections one client opens.
+// TestBodiesThatDoNotCome: requests whose bodies do not arrive take no place
+// from others, for any number of streams or connections of one client.
 func TestBodiesThatDoNotCome(t *testing.T) {
 	t.Parallel()
 	for _, secure := range []bool{false, true} {
@@ -161,7 +161,7 @@ func TestStreamsOfOneConnection(t *testing.T) {
 	var held holder
 	p.wantGrowth("10,000 streams of one connection", 100, func() {
 		held.announce(p.attacker(), 3, 10000, 100)
-		time.Sleep(time.Second) // so that the proxy has read all the heads
+		time.Sleep(time.Second) // for the proxy to read the heads; no metric counts them
 		p.serves("beside 10,000 streams of one connection")
 	})
 	held.release()
@@ -203,7 +203,7 @@ func reset2(t *testing.T, a attacker, n int) {
 		}
 		c.mu.Unlock()
 		if err != nil {
-			return // the proxy has had enough
+			return // the proxy has closed the connection
 		}
 	}
 }
@@ -311,7 +311,7 @@ func continuationFlood(t *testing.T, p *proxyProcess) {
 	t.Error("the proxy took every CONTINUATION frame")
 }
 
-// TestUnknownHTTP3Frames sends frames that nobody knows, on a request stream.
+// TestUnknownHTTP3Frames sends frames of unknown types on a request stream.
 func TestUnknownHTTP3Frames(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)

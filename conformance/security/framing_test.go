@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// framingCase is one stream of bytes over HTTP/1. BODY in it stands for a whole
-// chat request's body, LEN for its length in bytes, CHUNKS for the same body in one
+// framingCase is one stream of bytes over HTTP/1. In it BODY stands for a chat
+// request's body, LEN for its length in bytes, CHUNKS for the same body in one
 // chunk without the last one, and INNER for a whole second request.
 type framingCase struct {
 	name string
 	sent string
-	// served is how many requests must get the status 200 and reach the engine; -1
-	// stands for none or one: both are right.
+	// served is the number of requests that must get the status 200 and reach
+	// the engine. -1 means none or one: both are right.
 	served int
 	half   bool // the client closes its side after the bytes
 }
@@ -34,8 +34,8 @@ const (
 	plain    = postLine + lenLine + endBody
 )
 
-// framingCases are the ways in which two HTTP implementations may disagree about
-// where a request ends.
+// framingCases are streams for which two HTTP implementations may disagree
+// about the end of a request.
 func framingCases() []framingCase {
 	h := func(name, lines string, served int) framingCase {
 		return framingCase{name: name, sent: postLine + lines, served: served}
@@ -125,7 +125,7 @@ func (c framingCase) expand(n int) string {
 
 var statusLine = regexp.MustCompile(`HTTP/1\.[01] (\d{3}) `)
 
-// TestFraming sends every case and looks at what the engine received.
+// TestFraming sends every case and checks the engine's requests.
 func TestFraming(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)
@@ -159,8 +159,8 @@ func TestFraming(t *testing.T) {
 	p.nothingLeft()
 }
 
-// wellFramed asserts that a request at an engine has one length and nothing that
-// belongs to another connection.
+// wellFramed asserts that a request at an engine has one length and no bytes of
+// another connection.
 func wellFramed(t *testing.T, name string, r received) {
 	t.Helper()
 	if n := r.values("Content-Length"); len(n) != 1 || n[0] != fmt.Sprint(len(r.body)) {

@@ -84,7 +84,7 @@ func dialQUIC(ctx context.Context, from, to string, tc *tls.Config, qc *quic.Con
 	return conn, nil
 }
 
-// errStatus is the error of an answer that is no success.
+// errStatus is an answer with an error status.
 type errStatus struct {
 	status int
 	body   string
@@ -143,8 +143,8 @@ func (p *proxyProcess) majors() []int {
 }
 
 // serves asserts that an honest client is served over every protocol, unary and
-// streamed. An answer that asks the client to come again is no failure, if it is
-// followed by a success within a few seconds.
+// streamed. An answer that asks the client to retry is no failure if a success
+// follows within a few seconds.
 func (p *proxyProcess) serves(what string) {
 	p.t.Helper()
 	for _, major := range p.majors() {
@@ -183,8 +183,8 @@ func within(d time.Duration, f func()) bool {
 	}
 }
 
-// TestHonest is the control of all attacks: with nobody hostile everything is
-// served.
+// TestHonest is the control of all attacks: without a hostile client every
+// request is served.
 func TestHonest(t *testing.T) {
 	t.Parallel()
 	for _, secure := range []bool{false, true} {

@@ -87,8 +87,8 @@ func TestHeaderInjection(t *testing.T) {
 	}
 }
 
-// TestPDHeaderLines sends the header lines that direct transfers, in several
-// spellings, beside one that must arrive.
+// TestPDHeaderLines sends the headers that direct transfers, in several
+// spellings, together with one that must arrive.
 func TestPDHeaderLines(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)
@@ -114,8 +114,8 @@ func TestPDHeaderLines(t *testing.T) {
 	}
 }
 
-// TestContentEncoding sends bodies whose header lines say that they are compressed.
-// The engine must not be told so of a body that is plain.
+// TestContentEncoding sends bodies whose headers declare compression. The
+// engine must not get such a header with a plain body.
 func TestContentEncoding(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)
@@ -212,9 +212,9 @@ func smuggles(path string, c carrier, pad int, change map[string]any) string {
 	return string(text)
 }
 
-// TestTransferParameters smuggles transfer parameters past the proxy: on every route,
-// in every object that may carry them, beside few and many members, in requests that
-// one engine serves alone and in ones that two serve.
+// TestTransferParameters tries to smuggle transfer parameters past the proxy:
+// on every route, in every object that may contain them, among few and many
+// members, in requests that one engine serves and in requests that two serve.
 func TestTransferParameters(t *testing.T) {
 	t.Parallel()
 	for _, deployment := range []string{"vllm-nixl", "none", "pair"} {
@@ -264,7 +264,8 @@ func TestTransferParameters(t *testing.T) {
 	}
 }
 
-// TestSpellings writes the members in ways that a JSON parser takes for the same.
+// TestSpellings writes the members in other forms that a JSON parser reads as
+// the same.
 func TestSpellings(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)
@@ -352,7 +353,7 @@ type pair struct {
 	engines []*enginesim.Engine
 }
 
-// newPair starts one of each. keys of the setup are kept.
+// newPair starts a pair. It uses the keys of the setup.
 func newPair(t *testing.T, s setup) *pair {
 	t.Helper()
 	w := &pair{}

@@ -196,11 +196,11 @@ func ownerNeedsNoFlag(t *testing.T, p *proxyProcess, runtime string) {
 	}
 }
 
-// plantedNames are the files of fleet.dir that an attacker would like the proxy to
-// write through a link.
+// plantedNames are files of fleet.dir. An attacker tries to make the proxy
+// write them through a link.
 var plantedNames = []string{"ids.json", "ids.json.new", "ids.lock", "office.lock", "worker-0.lock", "coordinator-0.lock", "admin-token", "roster.json", "lane.lock"}
 
-// plant makes a folder of the attacker's with links to the victim.
+// plant makes a folder of the attacker with links to the victim's file.
 func plant(t *testing.T, dir, victim string) {
 	t.Helper()
 	if out, err := shell(`mkdir -p -m 700 "$1" && cd "$1" && v=$2 && shift 2 && for n; do ln -sf "$v" "$n" || exit 1; done`, append([]string{dir, victim}, plantedNames...)...); err != nil {
@@ -209,7 +209,7 @@ func plant(t *testing.T, dir, victim string) {
 }
 
 // wantUnharmed runs a proxy, which may refuse the folder, and asserts that the
-// victim is as it was. meanwhile is called when the proxy serves.
+// victim's file is unchanged. It calls meanwhile when the proxy serves.
 func wantUnharmed(t *testing.T, p *proxyProcess, s setup, victim string, meanwhile func()) {
 	t.Helper()
 	p.run(s)
@@ -237,8 +237,9 @@ func wantUnharmed(t *testing.T, p *proxyProcess, s setup, victim string, meanwhi
 	}
 }
 
-// TestFleetDirLinks attacks the folder of the fleet: made before the proxy starts,
-// exchanged while it runs, exchanged all the time while it starts.
+// TestFleetDirLinks attacks the fleet's folder: it is made before the proxy
+// starts, replaced while the proxy runs, or replaced continuously during the
+// start.
 func TestFleetDirLinks(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
@@ -271,9 +272,9 @@ func TestFleetDirLinks(t *testing.T) {
 	})
 }
 
-// defaultFolder attacks the folder that the proxy chooses below a temporary directory
-// for all users. A proxy that keeps away from what others can change makes nothing
-// there, which is right.
+// defaultFolder attacks the folder that the proxy chooses below a temporary
+// directory for all users. A proxy that does not use what others can change
+// makes no folder there, which is right.
 func defaultFolder(t *testing.T, e *fakeEngine, victim string) {
 	tmp := publicDir(t, 0, os.ModeSticky|0o777)
 	above := filepath.Join(tmp, "pdproxy-0")
@@ -311,7 +312,7 @@ func TestCompileCache(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
 	e := newFakeEngine(t)
-	own := filepath.Join(buildDir, "cache") // what the suite's other proxies have compiled
+	own := filepath.Join(buildDir, "cache") // compiled code of the suite's other proxies
 	startProxy(t, setup{sections: e.section("both", "none")}).serves("with a cache of its own")
 	cache := publicDir(t, nobody, 0o777)
 	var poisoned int

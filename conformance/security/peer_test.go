@@ -56,8 +56,8 @@ func newTwoHosts(t *testing.T) *twoHosts {
 	return h
 }
 
-// relay is an attacker on the way between two hosts: it keeps what passes and may
-// change it.
+// relay is an attacker between two hosts: it records the traffic and may change
+// it.
 type relay struct {
 	listener net.Listener
 	to       string
@@ -163,8 +163,8 @@ func (r *relay) copy(to, from net.Conn) {
 	}
 }
 
-// TestRelayedLink: the relay sees no key and no member, and cannot send the worker's
-// prompts elsewhere. The worker serves through a relay that changes nothing.
+// TestRelayedLink: the relay sees no key and no member, and cannot redirect the
+// worker's prompts. The worker serves through a relay that changes nothing.
 func TestRelayedLink(t *testing.T) {
 	t.Parallel()
 	h, thief := newTwoHosts(t), newFakeEngine(t)
@@ -203,7 +203,8 @@ func TestRelayedLink(t *testing.T) {
 	h.coordinator.serves("after the attack on the link")
 }
 
-// askSome asks the worker; answers that fail are no fault while the link is attacked.
+// askSome sends requests to the worker; a wrong answer is no failure while the
+// link is attacked.
 func askSome(h *twoHosts, prompt string) {
 	c := h.worker.client(1, "127.0.0.1")
 	defer c.close()
@@ -278,7 +279,7 @@ func guessable(t *testing.T, a attacker, name, greeting string) {
 	}
 }
 
-// TestSelectNeedsToken: placement over HTTP is no service for strangers.
+// TestSelectNeedsToken: placement over HTTP requires the token.
 func TestSelectNeedsToken(t *testing.T) {
 	t.Parallel()
 	h := newTwoHosts(t)

@@ -105,7 +105,8 @@ func (r *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// deafSink is the address of a server that accepts connections and never reads.
+// deafSink returns the address of a server that accepts connections and never
+// reads.
 func deafSink(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -132,7 +133,8 @@ func deafSink(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestPluginBudgetEnds: what a plugin's calls hold is free again when they have ended.
+// TestPluginBudgetEnds: the bytes of a plugin's calls are free again when the
+// calls have ended.
 func TestPluginBudgetEnds(t *testing.T) {
 	t.Parallel()
 	module, err := buildBomb()

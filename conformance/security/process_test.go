@@ -33,14 +33,14 @@ type proxyProcess struct {
 	log    string // path of the file with the standard error
 	admin  surface.Admin
 	ended  chan struct{} // closed when the process has ended
-	// stopped says that the test ends the process, or allows it to end. The test's
-	// goroutine has it.
+	// stopped says that the test ends the process, or allows it to end. Only
+	// the test's goroutine uses it.
 	stopped bool
 
-	before resources // at the start, when nothing had been asked
+	before resources // at the start, before the first request
 }
 
-// setup is what one test changes of a proxy.
+// setup holds the settings of a proxy that differ between tests.
 type setup struct {
 	server   string   // keys of [server]
 	sections string   // further sections: engines, limits, plugins
@@ -53,7 +53,7 @@ type setup struct {
 	env      []string // of the process, added to the test's
 }
 
-// resources is what a process holds.
+// resources are the resources of a process.
 type resources struct {
 	goroutines, descriptors int
 	rss                     int64 // bytes of resident memory
@@ -218,7 +218,7 @@ func (p *proxyProcess) alive() bool {
 	}
 }
 
-// resources is what the process holds now.
+// resources returns the present resources of the process.
 func (p *proxyProcess) resources() resources {
 	p.t.Helper()
 	n, err := p.admin.Metric("go_goroutines")
@@ -234,7 +234,7 @@ func (p *proxyProcess) resources() resources {
 
 var vmRSS = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
 
-// rss is the resident memory of the process in bytes; 0 after it has ended.
+// rss returns the resident memory of the process in bytes; 0 after it has ended.
 func (p *proxyProcess) rss() int64 {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	m := vmRSS.FindSubmatch(status)
@@ -245,8 +245,8 @@ func (p *proxyProcess) rss() int64 {
 	return n << 10
 }
 
-// growth calls attack and returns by how many bytes the resident memory has grown
-// at most, measured while the attack runs and after it.
+// growth calls attack and returns the largest growth of the resident memory in
+// bytes, measured during the attack and after it.
 func (p *proxyProcess) growth(attack func()) int64 {
 	p.t.Helper()
 	before, most := p.rss(), int64(0)

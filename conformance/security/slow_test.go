@@ -53,7 +53,7 @@ func drip(w io.Writer, piece []byte, period, d time.Duration) bool {
 	return false
 }
 
-// slowHead1 sends a head and then piece again and again.
+// slowHead1 sends a head and then piece repeatedly.
 func slowHead1(head string, piece []byte) func(attacker, time.Duration) (bool, error) {
 	return func(a attacker, d time.Duration) (bool, error) {
 		c, err := a.dial("http/1.1")
@@ -257,8 +257,8 @@ func TestBodyRate(t *testing.T) {
 	p.nothingLeft()
 }
 
-// TestSlowReaders: clients that ask and never read hold nothing for longer than
-// server.write_timeout.
+// TestSlowReaders: clients that send requests and never read hold nothing for
+// longer than server.write_timeout.
 func TestSlowReaders(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)

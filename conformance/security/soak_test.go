@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// honestClients is how many honest clients ask at once, a third over each
-	// protocol; one more client in ten is hostile.
+	// honestClients is the number of simultaneous honest clients, a third over
+	// each protocol.
 	honestClients = 18
 	// soakHostile is how many hostile clients there are.
 	soakHostile = 2
-	// think is what an honest client waits between two requests, so that two cores
-	// are not busy with honest load alone.
+	// think is an honest client's wait between two requests, so that the honest
+	// load alone does not use both cores.
 	think = 20 * time.Millisecond
 	// soakAsserted is the shortest soak whose latency and memory are judged. In a
 	// shorter one they say more about the machine.
@@ -30,8 +30,8 @@ const (
 	soakGrowth = 256 << 20
 )
 
-// TestHostileSoak loads a pair of simulated engines with honest clients, first alone
-// and then beside hostile ones. PDPROXY_SECURITY_SOAK says for how long.
+// TestHostileSoak loads a pair of simulated engines with honest clients, first
+// alone and then together with hostile ones, for PDPROXY_SECURITY_SOAK.
 func TestHostileSoak(t *testing.T) {
 	d := 6 * time.Second
 	if v := os.Getenv("PDPROXY_SECURITY_SOAK"); v != "" {
@@ -79,7 +79,7 @@ type soak struct {
 // tally counts the tries of one kind of attack.
 type tally struct{ tries, answered atomic.Int64 }
 
-// measured is what the honest clients saw.
+// measured holds the measurements of the honest clients.
 type measured struct {
 	times      []time.Duration
 	ok, failed int
@@ -142,7 +142,7 @@ func answerOf(c *honestClient, prompt string, stream bool) (string, error) {
 	return all.String(), nil
 }
 
-// load runs the honest clients for d, and the hostile ones beside them.
+// load runs the honest clients for d, together with the hostile ones.
 func (s *soak) load(d time.Duration, attacked bool) *measured {
 	total, end := &measured{}, time.Now().Add(d)
 	var mu sync.Mutex
@@ -332,8 +332,8 @@ func (s *soak) unwatch() {
 	s.watched.Wait()
 }
 
-// slope is by how many bytes the memory grew over the second half, by the line that
-// fits the samples best.
+// slope returns by how many bytes the memory grew over the second half,
+// according to the best-fitting line.
 func (s *soak) slope() float64 {
 	half := s.memory[len(s.memory)/2:]
 	n := float64(len(half))

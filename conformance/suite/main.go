@@ -1,4 +1,4 @@
-// Command suite runs tests by the go command and prints one report of them: a
+// Command suite runs tests with the go command and prints one report of them: a
 // line for each package, the output of the tests that failed, the slowest ten
 // tests, and each reason for which a test was skipped.
 //

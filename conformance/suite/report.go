@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// slowest is how many tests the report lists by their duration.
+// slowest is the number of slowest tests that the report lists.
 const slowest = 10
 
 // event is one line of go test -json (go doc test2json).
@@ -23,10 +23,10 @@ type event struct {
 	Elapsed                                   float64 // seconds
 }
 
-// key names a test; without a name it is the package itself.
+// key names a test; without a name it means the package itself.
 type key struct{ pkg, test string }
 
-// report has the results of several go tests that run at once.
+// report holds the results of several go tests that run at the same time.
 type report struct {
 	mu     sync.Mutex
 	w      io.Writer
@@ -49,10 +49,10 @@ func (r *report) broken(err error) {
 // stream is the output of one go test.
 type stream struct {
 	*report
-	output map[key][]string // of tests that have not ended, and of packages
-	whole  bool             // it has all tests of a package
+	output map[key][]string // of running tests, and of packages
+	whole  bool             // it contains all tests of a package
 	ran    bool             // a test has ended
-	bad    bool             // something has failed
+	bad    bool             // a test or a package has failed
 }
 
 // done prints the line of a package.
@@ -62,8 +62,9 @@ func (r *report) done(pkg string, took time.Duration) {
 	fmt.Fprintf(r.w, "%7.1f s  %s\n", took.Seconds(), pkg)
 }
 
-// read takes the events of one go test, of whole packages or of some of one's tests,
-// until they end. It reports whether a test ended, and whether anything failed.
+// read handles the events of one go test, of whole packages or of some tests of
+// one package, until they end. It reports whether a test ended, and whether one
+// failed.
 func (r *report) read(events io.Reader, whole bool) (ran, failed bool) {
 	s := stream{report: r, output: make(map[key][]string), whole: whole}
 	lines := bufio.NewReader(events)
@@ -78,7 +79,7 @@ func (r *report) read(events io.Reader, whole bool) (ran, failed bool) {
 	}
 }
 
-// line takes one line of output.
+// line handles one line of output.
 func (s *stream) line(text []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +111,7 @@ func (s *stream) fail(what string) {
 	s.failed = append(s.failed, what)
 }
 
-// endTest takes the end of a test or of a subtest.
+// endTest handles the end of a test or of a subtest.
 func (s *stream) endTest(k key, e event) {
 	s.ran = true
 	name := k.pkg + " " + k.test
@@ -127,8 +128,8 @@ func (s *stream) endTest(k key, e event) {
 	}
 }
 
-// endPackage prints the line of a package. Of one that failed it prints all that
-// the process said outside of tests, and in tests that it did not end.
+// endPackage prints the line of a package. If it failed, it prints the
+// process's output outside of tests, and that of tests that did not end.
 func (s *stream) endPackage(e event) {
 	switch e.Action {
 	case "pass":
@@ -148,7 +149,7 @@ func (s *stream) endPackage(e event) {
 
 var where = regexp.MustCompile(`^\s*\w+_test\.go:\d+: `)
 
-// reason is what a skipped test said.
+// reason returns the text of a skipped test.
 func reason(output []string) string {
 	for _, line := range slices.Backward(output) {
 		if at := where.FindStringIndex(line); at != nil {
@@ -159,7 +160,7 @@ func reason(output []string) string {
 }
 
 // finish prints the summary, and reports whether the run is good. A strict run
-// skips nothing.
+// allows no skipped test.
 func (r *report) finish(took time.Duration, strict bool) bool {
 	fmt.Fprintf(r.w, "\nslowest %d of %d tests:\n", min(slowest, len(r.times)), len(r.times))
 	byTime := slices.SortedFunc(maps.Keys(r.times), func(a, b key) int {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// events are what go test -json prints of one package.
+// events are the output of go test -json for one package.
 func events(lines ...string) string { return strings.Join(lines, "\n") + "\n" }
 
 func TestReport(t *testing.T) {

@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// group is what one go test is asked for.
+// group holds the arguments of one go test.
 type group struct {
-	split           int // into how many processes; 0: one for each package
+	split           int // number of processes; 0: one for each package
 	flags, packages []string
 }
 
@@ -44,7 +44,7 @@ func groups(args []string) []group {
 	return all
 }
 
-// build is the flags of the group that make one compilation differ from another.
+// build returns the flags of the group that require a separate compilation.
 func (g group) build() string {
 	var flags []string
 	for _, f := range g.flags {
@@ -68,7 +68,7 @@ func goTest(r *report, g group) {
 	write.Close()
 	wg.Wait()
 	switch {
-	case failed: // which the report has
+	case failed: // the report has it
 	case err != nil:
 		r.broken(fmt.Errorf("go test: %w", err))
 	case !ran:
@@ -76,23 +76,24 @@ func goTest(r *report, g group) {
 	}
 }
 
-// shards are the shares of one package's tests, and the program that has them.
+// shards are the shares of one package's tests, and the test program.
 type shards struct {
 	program, dir, path string
-	processes          int        // at once
+	processes          int        // at the same time
 	tests              [][]string // names, each list for one process
 	flags              []string   // of the program
 }
 
-// share is about how many tests a process has. Few of them spread long tests over
-// the processes; with fewer, starting processes would take longer than the tests.
+// share is the approximate number of tests of a process. Small shares spread
+// long tests over the processes. With smaller ones, starting processes would
+// take longer than the tests.
 const share = 4
 
-// buildFlags are the flags of go test that are not for the program.
+// buildFlags are the flags of go test that the test program does not accept.
 var buildFlags = regexp.MustCompile(`^(race|tags|gcflags|ldflags|p|vet|trimpath)$`)
 
-// buildShards compiles the tests of a group's package into dir and divides those that
-// its flags choose.
+// buildShards compiles the tests of a group's package into dir and divides the
+// tests that its flags select.
 func buildShards(g group, dir string) (*shards, error) {
 	if len(g.packages) != 1 {
 		return nil, fmt.Errorf("-split: want one package, not %q", g.packages)
@@ -144,7 +145,7 @@ func buildShards(g group, dir string) (*shards, error) {
 	return s, nil
 }
 
-// output runs a command and returns what it prints; its error has what it said.
+// output runs a command and returns its output; an error contains the output.
 func output(name string, args ...string) (string, error) {
 	c := exec.Command(name, args...)
 	var stdout, stderr bytes.Buffer
@@ -177,7 +178,7 @@ func (s *shards) run(r *report) {
 	r.done(fmt.Sprintf("%s (in %d processes)", s.path, s.processes), time.Since(start))
 }
 
-// process runs some of the tests; the go command turns what they print into events.
+// process runs some of the tests; the go command turns their output into events.
 func (s *shards) process(r *report, tests []string) error {
 	c := exec.Command(s.program, append([]string{"-test.v=test2json", "-test.run=^(" + strings.Join(tests, "|") + ")$"}, s.flags...)...)
 	c.Dir = s.dir

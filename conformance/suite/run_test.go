@@ -20,10 +20,10 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// others chooses the tests of this package that do not run the suite themselves.
+// others selects the tests of this package that do not run the suite themselves.
 const others = "-skip=^Test(Shards|Trouble)"
 
-// TestShards: the shares of a package have each test once that the flags choose.
+// TestShards: the shares of a package contain each selected test once.
 func TestShards(t *testing.T) {
 	var out strings.Builder
 	ok, err := suite(&out, []string{"-strict", "-split=2", "-vet=off", "-timeout=5m", others, "."})
@@ -37,7 +37,7 @@ func TestShards(t *testing.T) {
 	}
 }
 
-// TestTrouble: what keeps tests from running is a failure.
+// TestTrouble: a problem that prevents tests from running is a failure.
 func TestTrouble(t *testing.T) {
 	for name, args := range map[string][]string{
 		"unknown package":           {"./nowhere"},

@@ -1,5 +1,4 @@
-// Package surface reads what a running proxy shows its operators: the admin
-// endpoints, as a dashboard would.
+// Package surface reads a running proxy's admin endpoints, as a dashboard would.
 package surface
 
 import (

@@ -20,10 +20,11 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
-// spreadWorkers is how many workers the connections of these tests spread over.
+// spreadWorkers is the number of workers over which the connections of these
+// tests spread.
 const spreadWorkers = 4
 
-// newSpread is a fleet whose two engines hold many streams.
+// newSpread is a fleet whose two engines can hold many streams.
 func newSpread(t *testing.T, secure bool) *world {
 	t.Helper()
 	var engines []*enginesim.Engine
@@ -101,7 +102,7 @@ func (w *world) visitor(protocol string) *visitor {
 	return v
 }
 
-// come opens the connection, and a stream on it if that is asked for.
+// come opens the connection, and a stream on it if requested.
 func (v *visitor) come(stream bool) error {
 	resp, err := v.Get(v.base + "/version")
 	if stream && err == nil {
@@ -135,8 +136,8 @@ func (v *visitor) leave() {
 	v.CloseIdleConnections()
 }
 
-// come makes so many clients come, each after the one before by gap, and returns when
-// all are served.
+// come makes that many clients connect, each gap after the previous one, and
+// returns when all are served.
 func (w *world) come(protocol string, n int, gap time.Duration, stream bool) (all []*visitor) {
 	w.t.Helper()
 	var wg sync.WaitGroup
@@ -154,8 +155,8 @@ func (w *world) come(protocol string, n int, gap time.Duration, stream bool) (al
 	return all
 }
 
-// most waits until a gauge has that sum, and returns how many times its part the worker
-// with the most has.
+// most waits until a gauge has that sum, and returns the ratio of the largest
+// worker's value to its even part.
 func (w *world) most(name string, n int) float64 {
 	w.t.Helper()
 	var values []int
@@ -171,13 +172,15 @@ func (w *world) most(name string, n int) float64 {
 	return float64(values[len(values)-1]*spreadWorkers) / float64(max(1, n))
 }
 
-// rounds is how often a test of the spread may begin anew. On a busy machine a worker may
-// have no processor while all connections come, and the others serve them.
+// rounds is the number of times that a test of the spread may begin anew. On a
+// busy machine a worker may get no processor while all connections arrive, so
+// that the others serve them.
 const rounds = 3
 
-// TestSpread: connections spread evenly over the workers, however they come, and
-// streams with them. Those of HTTP/3 go where the kernel deals their addresses: by
-// chance, with 1.6 times the part once in a million times.
+// TestSpread: connections spread evenly over the workers, in whatever pattern
+// they arrive, and so do their streams. For HTTP/3 the kernel assigns addresses
+// to workers at random; a worker gets 1.6 times its part once in a million
+// times.
 func TestSpread(t *testing.T) {
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2", "HTTP/3"} {
 		t.Run(protocol, func(t *testing.T) {
@@ -224,13 +227,13 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestSpreadWithout: a worker that is killed or stopped keeps no connection waiting.
+// TestSpreadWithout: no connection waits for a worker that is killed or stopped.
 func TestSpreadWithout(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
 			w := newSpread(t, false)
 			w.expected = "a process "                            // has ended
-			for _, v := range w.come("HTTP/1.1", 40, 0, false) { // each worker has met some
+			for _, v := range w.come("HTTP/1.1", 40, 0, false) { // each worker has received some
 				v.leave()
 			}
 			pid := w.children("worker")[0]

@@ -1,4 +1,4 @@
-// Package takeover proves that clients do not notice when one process of the
-// proxy takes over from another: the built program is replaced over and over
-// while requests of every protocol run, and not one of them fails.
+// Package takeover tests that clients do not notice when one process of the
+// proxy takes over from another. It replaces the built program again and again
+// while requests of every protocol run, and none of them may fail.
 package takeover

@@ -24,7 +24,7 @@ import (
 
 const path = "/v1/completions"
 
-// load is requests that never stop, each judged by its text.
+// load sends requests without a pause. It checks the text of each answer.
 type load struct {
 	t        *testing.T
 	scheme   string
@@ -39,7 +39,7 @@ type load struct {
 	closers  []func()
 }
 
-// prompts are of different lengths, and so are the answers.
+// prompts have different lengths, and so have their answers.
 const prompts = 6
 
 func body(prompt int, stream bool) []byte {
@@ -47,7 +47,7 @@ func body(prompt int, stream bool) []byte {
 		fmt.Sprintf("prompt %d ", prompt)+strings.Repeat("what is said here goes on and on. ", 1+3*prompt), 2+6*prompt, stream)
 }
 
-// startLoad asks with every kind of client.
+// startLoad starts clients of every kind.
 func startLoad(t *testing.T, w *world, secure bool) *load {
 	t.Helper()
 	l := &load{t: t, scheme: "http", addr: w.addr}
@@ -99,8 +99,9 @@ func startLoad(t *testing.T, w *world, secure bool) *load {
 	return l
 }
 
-// askHTTP3 asks over two connections that are kept, and over a new one each time.
-// quic-go's client sends a request again only if it was refused as never begun.
+// askHTTP3 sends requests over two connections that are kept, and over a new
+// one each time. quic-go's client sends a request again only if the server
+// refused it before it began.
 func (l *load) askHTTP3() {
 	client := func() *http.Client { return &http.Client{Transport: &http3.Transport{TLSClientConfig: l.tls.Clone()}} }
 	end := func(c *http.Client) { c.Transport.(*http3.Transport).Close() }
@@ -134,7 +135,7 @@ func (l *load) client(h2 bool) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
-// ask starts one client that asks, waits a little, and asks again.
+// ask starts one client that sends a request, waits a little, and repeats.
 func (l *load) ask(kind string, stream bool, do func(prompt int) (string, error)) {
 	counter := new(atomic.Int64)
 	if c, loaded := l.kinds.LoadOrStore(kind, counter); loaded {
@@ -163,14 +164,14 @@ func (l *load) judge(kind string, p int, text string, err error) {
 	l.answered.Add(1)
 }
 
-// await returns when so many requests have been answered.
+// await returns when that many requests have been answered.
 func (l *load) await(n int64) {
 	for deadline := time.Now().Add(patience); l.answered.Load() < n && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// end stops asking and asserts that every kind of client got answers.
+// end stops the clients and asserts that every kind of client got answers.
 func (l *load) end() {
 	l.stop.Store(true)
 	l.wg.Wait()
@@ -186,8 +187,8 @@ func (l *load) end() {
 	l.t.Logf("%d requests, %d failed", l.answered.Load(), l.failed.Load())
 }
 
-// viaGo asks once: without GetBody the client cannot send a body twice, so that
-// nothing is tried again unseen.
+// viaGo sends one request. Without GetBody the client cannot send a body twice,
+// so there is no hidden retry.
 func viaGo(c *http.Client, url string, p int, stream bool) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -256,7 +257,7 @@ func streamText(b []byte) (string, error) {
 }
 
 // rawClient writes requests on one connection as long as the answers allow it,
-// and never a second time.
+// and never repeats a request.
 type rawClient struct {
 	load *load
 	conn net.Conn
@@ -305,7 +306,7 @@ func (c *rawClient) do(p int, stream bool) (said string, err error) {
 	return said, err
 }
 
-// curl asks ten times over one run of the program, which keeps its connections.
+// curl sends ten requests in one run of the program, which reuses its connections.
 func (l *load) curl(version string) {
 	const n = 10
 	args := []string{"-sS", "-k", version, "--max-time", "60"}

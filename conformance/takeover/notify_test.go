@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// The service manager hears when the proxy serves, and which process it is to look
-// after.
+// The service manager is told when the proxy serves, and which process it has
+// to watch.
 func TestServiceManagerIsTold(t *testing.T) {
 	for _, workers := range []int{0, 1} {
 		t.Run(fmt.Sprintf("workers %d", workers), func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestServiceManagerIsTold(t *testing.T) {
 				t.Fatal(err)
 			}
 			second := w.successor(first, func() {})
-			// The successor's own word comes before or after it.
+			// The successor's own message arrives before or after it.
 			if a, b := next(), next(); a == b || a != "READY=1" && a != "MAINPID="+strconv.Itoa(second) || b != "READY=1" && b != "MAINPID="+strconv.Itoa(second) {
 				t.Errorf("at the takeover: %q, %q; the successor is %d", a, b, second)
 			}

@@ -18,14 +18,14 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
-// way is how engines register with the proxy itself.
+// way is one form in which engines register with the proxy itself.
 type way struct {
 	name, connector string
-	expiry          time.Duration // of who is silent
-	// keys is the section of the configuration for an address.
+	expiry          time.Duration // of an engine that stops registering
+	// keys returns the section of the configuration for an address.
 	keys func(addr string) string
-	// register makes an engine register at an address, from its start on, and returns
-	// what ends both as if they had died.
+	// register makes an engine register at an address, from its start on. It
+	// returns a function that ends both as if they had died.
 	register func(t *testing.T, c enginesim.Config, addr string) (e *enginesim.Engine, kill func())
 }
 
@@ -85,13 +85,13 @@ func overHTTP(t *testing.T, c enginesim.Config, addr string) (*enginesim.Engine,
 	return e, e.Kill
 }
 
-// registered is a deployment whose proxy knows no engine but those that register.
+// registered is a deployment whose proxy knows only engines that register.
 type registered struct {
 	*world
 	way
-	addrs []string // of those that are to stay
-	spare func()   // kills one that serves another model
-	gone  string   // where that one is
+	addrs []string // addresses of the engines that stay
+	spare func()   // kills an engine that serves another model
+	gone  string   // address of that engine
 
 	missing sync.Once
 }
@@ -113,15 +113,15 @@ func newRegistered(t *testing.T, how way, workers int) *registered {
 	return r
 }
 
-// engineAt is whether an engine is there and does not leave.
+// engineAt reports whether an engine is listed and is not leaving.
 func engineAt(rows []engineRow, addr string) bool {
 	return slices.ContainsFunc(rows, func(e engineRow) bool { return e.URL == "http://"+addr && e.State != "draining" })
 }
 
-// engineRow is one of GET /v1/engines.
+// engineRow is one row of GET /v1/engines.
 type engineRow struct{ URL, State string }
 
-// known are the engines that the proxy says it has; false when nobody answers.
+// known returns the engines that the proxy lists; false without an answer.
 func (r *registered) known() (rows []engineRow, ok bool) {
 	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := c.Get("http://" + r.admin + "/v1/engines")
@@ -132,7 +132,7 @@ func (r *registered) known() (rows []engineRow, ok bool) {
 	return rows, resp.StatusCode == 200 && json.NewDecoder(resp.Body).Decode(&rows) == nil
 }
 
-// ready waits until all engines are.
+// ready waits until all engines are ready.
 func (r *registered) ready() {
 	r.t.Helper()
 	r.eventually("not all engines are ready", func() bool {
@@ -141,14 +141,14 @@ func (r *registered) ready() {
 	})
 }
 
-// watch asserts that none of those who register is ever missing, in any process. It
-// returns what ends that.
+// watch asserts that no registering engine is ever missing, in any process. It
+// returns a function that ends the check.
 func (r *registered) watch() (stop func()) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
-			if rows, ok := r.known(); ok && len(rows) > 0 { // a coordinator that has just been started has none
+			if rows, ok := r.known(); ok && len(rows) > 0 { // a coordinator that has just started has none
 				for _, addr := range r.addrs {
 					if !engineAt(rows, addr) {
 						r.missing.Do(func() { r.t.Errorf("%s is missing, at %s: %+v", addr, time.Now().Format("15:04:05.000"), rows) })
@@ -165,7 +165,7 @@ func (r *registered) watch() (stop func()) {
 	return func() {
 		close(done)
 		wg.Wait()
-		for line := range strings.Lines(r.logged()) { // of workers too
+		for line := range strings.Lines(r.logged()) { // includes workers
 			if strings.Contains(line, "engine is draining") && slices.ContainsFunc(r.addrs, func(addr string) bool { return strings.Contains(line, "url=http://"+addr) }) {
 				r.t.Error(line)
 			}
@@ -173,8 +173,8 @@ func (r *registered) watch() (stop func()) {
 	}
 }
 
-// Engines that register with the proxy are known to each of its successors from the
-// start, are lost to none, and leave when their own time is over.
+// Each successor knows the engines that register with the proxy from its start,
+// none is lost, and each leaves when its own time is over.
 func TestRegistrationsAreHandedOver(t *testing.T) {
 	for _, how := range ways {
 		for _, workers := range []int{0, 2} {
@@ -204,7 +204,7 @@ func TestRegistrationsAreHandedOver(t *testing.T) {
 				}
 				r.become(2 - workers)
 				r.successor(pid, func() { r.run("--takeover") })
-				time.Sleep(r.expiry + 2*time.Second) // longer than anybody is believed without a word
+				time.Sleep(r.expiry + 2*time.Second) // longer than the time after which an engine without a registration is dropped
 				r.eventually("an engine that died stays", func() bool {
 					rows, ok := r.known()
 					return ok && !slices.ContainsFunc(rows, func(e engineRow) bool { return e.URL == "http://"+r.gone })
@@ -216,7 +216,7 @@ func TestRegistrationsAreHandedOver(t *testing.T) {
 	}
 }
 
-// become has a fleet of so many workers, or one process, take over.
+// become makes a fleet with that many workers, or one process, take over.
 func (r *registered) become(workers int) {
 	r.t.Helper()
 	text, err := os.ReadFile(r.config)
@@ -230,7 +230,8 @@ func (r *registered) become(workers int) {
 	r.run("--takeover")
 }
 
-// killCoordinator kills the one that takes registrations, again and again.
+// killCoordinator kills the coordinator, which receives registrations, again
+// and again.
 func (r *registered) killCoordinator(load *load) {
 	r.expected = "a process " // has ended
 	for range 3 {
@@ -251,8 +252,8 @@ func (r *registered) killCoordinator(load *load) {
 	}
 }
 
-// A successor that fails when it was about to be ready leaves the registrations to
-// its predecessor, which has taken them all the time.
+// When a successor fails shortly before it is ready, its predecessor keeps the
+// registrations, which it has received all the time.
 func TestSuccessorFailsAmongRegistrations(t *testing.T) {
 	for _, how := range ways {
 		t.Run(how.name, func(t *testing.T) {
@@ -265,7 +266,7 @@ func TestSuccessorFailsAmongRegistrations(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// It does not want the engines, and so can serve no request.
+			// Its configuration has no engines, so it cannot become ready.
 			picky := r.config + ".picky"
 			if err := os.WriteFile(picky, append(text, "[discovery]\nallow = [\"192.0.2.1\"]\n"...), 0o600); err != nil {
 				t.Fatal(err)
@@ -283,7 +284,7 @@ func TestSuccessorFailsAmongRegistrations(t *testing.T) {
 			if r.holder() != pid {
 				t.Error("the predecessor is not in office")
 			}
-			// The next one can.
+			// The next one can become ready.
 			r.run("--takeover")
 			r.successor(pid, func() {})
 			r.ready()

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// startFleet starts a fleet of two workers that serves.
+// startFleet starts a fleet of two workers, ready to serve.
 func startFleet(t *testing.T) (w *world, supervisor int) {
 	t.Helper()
 	w = newWorld(t, false, 2)
@@ -25,8 +25,8 @@ func startFleet(t *testing.T) (w *world, supervisor int) {
 	return w, supervisor
 }
 
-// The processes of a fleet outlive their supervisor, and the next one finds them:
-// no client notices, and no process is started anew.
+// The processes of a fleet outlive their supervisor, and the next supervisor
+// finds them: no client notices, and no process restarts.
 func TestSupervisorDies(t *testing.T) {
 	w, supervisor := startFleet(t)
 	workers, coordinators := w.children("worker"), w.children("coordinator")
@@ -46,7 +46,7 @@ func TestSupervisorDies(t *testing.T) {
 			t.Errorf("coordinators %v, before %v", now, coordinators)
 		}
 	}
-	// The one that has adopted them can be taken over from like any other.
+	// The supervisor that adopted them can be replaced like any other.
 	w.run("--takeover")
 	w.successor(supervisor, func() {})
 	w.eventually("a worker goes on", func() bool {
@@ -60,8 +60,8 @@ func TestSupervisorDies(t *testing.T) {
 	load.end()
 }
 
-// A process that dies is replaced, one that hangs is killed first, whoever its
-// supervisor is. The others go on.
+// A process that dies is replaced. A process that hangs is killed first. Both
+// work with each supervisor, and the other processes continue.
 func TestChildDies(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -103,7 +103,7 @@ func TestChildDies(t *testing.T) {
 	}
 }
 
-// Workers share the processors, unless somebody says how many each has.
+// Workers share the processors, unless the environment sets the number for each.
 func TestWorkersShareProcessors(t *testing.T) {
 	for said, want := range map[string]map[string]string{
 		"":  {"worker": fmt.Sprint((runtime.GOMAXPROCS(0) + 1) / 2), "coordinator": ""},
@@ -133,7 +133,7 @@ func TestWorkersShareProcessors(t *testing.T) {
 	}
 }
 
-// serves asks so many times, each over a new connection.
+// serves sends that many requests, each over a new connection.
 func (w *world) serves(n int) {
 	w.t.Helper()
 	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -149,8 +149,8 @@ func (w *world) serves(n int) {
 	}
 }
 
-// A successor that dies before it is ready, however it does, leaves nothing behind,
-// and its predecessor goes on.
+// When a successor dies before it is ready, in any way, it leaves nothing, and
+// its predecessor continues.
 func TestSuccessorDies(t *testing.T) {
 	w, supervisor := startFleet(t)
 	workers := w.children("worker")
@@ -165,7 +165,7 @@ func TestSuccessorDies(t *testing.T) {
 		c.Process.Kill()
 		c.Wait()
 		if strings.Contains(log.String(), "taken over") {
-			break // it was quicker than that: what it took is its own
+			break // it was faster, and the processes that it took over are its own
 		}
 		w.eventually("what the successor had started goes on", func() bool { return maps.Equal(w.children("worker"), workers) })
 	}
@@ -177,8 +177,8 @@ func TestSuccessorDies(t *testing.T) {
 	}
 }
 
-// What cannot work is said, with the exit code of its kind, and the fleet that
-// runs goes on.
+// An invalid takeover is reported with the exit code of its kind, and the
+// running fleet continues.
 func TestRefusals(t *testing.T) {
 	w, _ := startFleet(t)
 	run := func(config string, flags ...string) (string, int) {

@@ -22,7 +22,7 @@ import (
 // patience bounds every wait for a condition; it is not a claim about speed.
 const patience = 60 * time.Second
 
-// takeovers is how often the program is replaced in each run.
+// takeovers is the number of times that each run replaces the program.
 const takeovers = 20
 
 var pdproxy string // the built program
@@ -48,20 +48,20 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// world is a deployment: engines, and a proxy as processes of its own.
+// world is a deployment: engines, and a proxy in processes of its own.
 type world struct {
 	t       *testing.T
 	engines []*enginesim.Engine
-	alone   *enginesim.Engine // says what the right text is
+	alone   *enginesim.Engine // its answers are the right texts
 	dir     *privatedir.Dir
 	config  string
 	addr    string // of clients
 	admin   string
 	log     *os.File
-	pids    []int // of every process there was
+	pids    []int // of all processes so far
 	wg      sync.WaitGroup
 
-	expected string // of an error in the log that the test provokes
+	expected string // text of an error in the log that the test causes
 }
 
 func newWorld(t *testing.T, tls bool, workers int) *world {
@@ -77,8 +77,8 @@ func newWorld(t *testing.T, tls bool, workers int) *world {
 	return newWorldOf(t, tls, workers, engines, alone, keys.String())
 }
 
-// newWorldOf is one of engines that run, which the proxy knows by these keys of its
-// configuration.
+// newWorldOf is a world with running engines. keys are their keys in the
+// proxy's configuration.
 func newWorldOf(t *testing.T, tls bool, workers int, engines []*enginesim.Engine, alone *enginesim.Engine, keys string) *world {
 	t.Helper()
 	w := &world{
@@ -87,7 +87,7 @@ func newWorldOf(t *testing.T, tls bool, workers int, engines []*enginesim.Engine
 	}
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "[server]\nlisten = %q\ndrain_timeout = \"20s\"\n", w.addr)
-	if tls { // with HTTP/3 on the same number
+	if tls { // with HTTP/3 on the same port number
 		fmt.Fprintf(&text, "http3 = %q\n[server.tls]\nself_signed = true\n", w.addr)
 	}
 	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\nworkers = %d\ndir = %q\n%s", w.admin, workers, w.dir.Name(), keys)
@@ -116,7 +116,7 @@ func startEngine(t *testing.T, c enginesim.Config) *enginesim.Engine {
 	return e
 }
 
-// run starts the program; what it starts is not the test's child.
+// run starts the program. The program's own processes are not the test's children.
 func (w *world) run(flags ...string) {
 	w.t.Helper()
 	c := exec.Command(pdproxy, append([]string{"run", w.config}, flags...)...)
@@ -128,14 +128,14 @@ func (w *world) run(flags ...string) {
 	w.wg.Go(func() { c.Wait() })
 }
 
-// holder is the process in office.
+// holder returns the process in office.
 func (w *world) holder() int {
-	h, _, _ := w.dir.LockHolder("office.lock") // not there: nobody has it
+	h, _, _ := w.dir.LockHolder("office.lock") // no lock file means that no process has it
 	return h.PID
 }
 
-// successor waits until another than old is in office; again is done from time
-// to time.
+// successor waits until another process than old is in office. It calls again
+// from time to time.
 func (w *world) successor(old int, again func()) int {
 	w.t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
@@ -152,7 +152,7 @@ func (w *world) successor(old int, again func()) int {
 	return 0
 }
 
-// children are the processes of a role that have not retired, by slot.
+// children returns the processes of a role that have not retired, by slot.
 func (w *world) children(role string) map[int]int {
 	pids := map[int]int{}
 	for slot := range 256 {
@@ -189,13 +189,13 @@ func (w *world) awaitReady() {
 	w.t.Fatal("the proxy is not ready")
 }
 
-// logged returns what the processes have said.
+// logged returns the log of all processes.
 func (w *world) logged() string {
 	b, _ := os.ReadFile(w.log.Name())
 	return string(b)
 }
 
-// end stops all that run and asserts that nothing of them is left.
+// end stops all processes and asserts that nothing of them remains.
 func (w *world) end() {
 	if pid := w.holder(); pid != 0 {
 		syscall.Kill(pid, syscall.SIGTERM)
@@ -233,14 +233,14 @@ func (w *world) end() {
 	}
 }
 
-// alive is false for a zombie, which nobody may wait for here.
+// alive is false for a zombie, which the test cannot wait for.
 func alive(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(b), ") Z ")
 }
 
-// Twenty times a new process, or a new tree of processes, takes over, by signal and
-// by hand in turn.
+// A new process, or a new tree of processes, takes over twenty times,
+// alternately by a signal and by hand.
 func TestTakeover(t *testing.T) {
 	for _, workers := range []int{0, 2} {
 		for _, tls := range []bool{false, true} {
@@ -258,7 +258,8 @@ func TestTakeover(t *testing.T) {
 					before := load.answered.Load()
 					next()
 					pid = w.successor(pid, next)
-					// Some requests meet the new process before the next comes.
+					// Some requests reach the new process before the next
+					// takeover.
 					load.await(before + 50)
 				}
 				load.end()

@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 )
 
-// change sends a request that changes nothing but needs the token, and returns the
-// status.
+// change sends a request that needs the token but changes nothing, and returns
+// the status.
 func (w *world) change(token string) (int, error) {
 	r, err := http.NewRequestWithContext(w.t.Context(), "POST", "http://"+w.admin+"/v1/policies/least_load/reload", nil)
 	if err != nil {
@@ -31,7 +31,7 @@ func (w *world) change(token string) (int, error) {
 	return resp.StatusCode, nil
 }
 
-// token is what a command finds, and can use.
+// token returns the token that a command finds, and asserts that it is valid.
 func (w *world) token() string {
 	w.t.Helper()
 	out, err := exec.Command(pdproxy, "admin-token", "--admin", w.admin).Output()
@@ -45,8 +45,8 @@ func (w *world) token() string {
 	return token
 }
 
-// A command finds a token that is right at any time: while a process or a fleet reloads
-// and hands over, and after a crash. The last process removes the file.
+// A command finds a valid token at any time: while a process or a fleet reloads
+// or hands over, and after a crash. The last process removes the file.
 func TestAdminToken(t *testing.T) {
 	for _, workers := range []int{0, 2} {
 		t.Run(fmt.Sprint("workers ", workers), func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 )
 
-// Authorize gives a request for an admin address the token that the proxy there has
-// made, and its body the type of JSON.
+// Authorize adds the token that the proxy at an admin address has made to a
+// request, and gives the request's body the type of JSON.
 func Authorize(t testing.TB, r *http.Request) {
 	t.Helper()
 	token, err := admintoken.Find(r.URL.Host)

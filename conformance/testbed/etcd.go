@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// Secured is an etcd that shows a certificate and asks for one.
+// Secured is an etcd that uses certificates for itself and its clients.
 type Secured struct {
 	CA, Cert, Key string // files
 	Client        *tls.Config
@@ -34,7 +34,7 @@ type Etcd struct {
 	client *clientv3.Client // guarded by mu
 }
 
-// StartEtcd starts an etcd that has nothing stored, and waits until it answers.
+// StartEtcd starts an etcd without data, and waits until it answers.
 func StartEtcd(t *testing.T, s *Secured) *Etcd {
 	t.Helper()
 	if err := InstallEtcd(); err != nil {
@@ -49,7 +49,7 @@ func StartEtcd(t *testing.T, s *Secured) *Etcd {
 	return e
 }
 
-// URL is where clients find it.
+// URL returns the URL for clients.
 func (e *Etcd) URL() string {
 	if e.tls != nil {
 		return "https://" + e.Addr
@@ -57,7 +57,7 @@ func (e *Etcd) URL() string {
 	return "http://" + e.Addr
 }
 
-// Start runs etcd on what is in its folder and waits until it answers.
+// Start runs etcd on the data in its folder and waits until it answers.
 func (e *Etcd) Start() {
 	e.t.Helper()
 	e.cmd = exec.Command("etcd", "--name", "e0", "--data-dir", e.dir,
@@ -81,15 +81,15 @@ func (e *Etcd) Start() {
 	})
 }
 
-// Client returns the test's client, another one after each Start.
+// Client returns the test's client. It is a new one after each Start.
 func (e *Etcd) Client() *clientv3.Client {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.client
 }
 
-// dial makes a new client: one that has failed for long waits as long before it
-// dials again.
+// dial makes a new client, because a client that has failed for a long time
+// waits as long before it dials again.
 func (e *Etcd) dial() {
 	e.t.Helper()
 	c := clientv3.Config{Endpoints: []string{e.URL()}, Logger: zap.NewNop()}
@@ -120,7 +120,7 @@ func (e *Etcd) Kill() {
 	_ = e.cmd.Wait() // killed, it says
 }
 
-// Empty deletes what etcd has stored, while it does not run.
+// Empty deletes etcd's data. etcd must not run.
 func (e *Etcd) Empty() {
 	e.t.Helper()
 	if err := os.RemoveAll(e.dir); err != nil {

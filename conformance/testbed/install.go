@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Install installs Debian packages, unless have finds that what they bring is
-// there. Processes that call it at once take turns.
+// Install installs Debian packages, unless have reports that their programs are
+// present. Processes that call it at the same time take turns.
 func Install(have func() error, packages ...string) error {
 	if have() == nil {
 		return nil
@@ -40,13 +40,13 @@ func Install(have func() error, packages ...string) error {
 	return have()
 }
 
-// InstallEtcd sees to it that there is an etcd.
+// InstallEtcd installs etcd if it is absent.
 func InstallEtcd() error { return Install(program("etcd"), "etcd-server") }
 
-// InstallCurl sees to it that there is a curl.
+// InstallCurl installs curl if it is absent.
 func InstallCurl() error { return Install(program("curl"), "curl", "ca-certificates") }
 
-// program finds out whether a program is there.
+// program reports whether a program is present.
 func program(name string) func() error {
 	return func() error {
 		_, err := exec.LookPath(name)

@@ -1,5 +1,5 @@
-// Package testbed is what tests of the whole program stand on: addresses that stay
-// free, a real etcd, and wires between processes that can be cut.
+// Package testbed supports tests of the whole program: addresses that stay
+// free, a real etcd, and wires between processes that a test can cut.
 package testbed
 
 import (

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Wire is what stands between two processes: it can be cut, so that both live and
-// one cannot reach the other. It ends with its test.
+// Wire connects two processes. A test can cut it, so that both live and one
+// cannot reach the other. It ends with its test.
 type Wire struct {
 	listener net.Listener
 	to       string
@@ -36,10 +36,10 @@ func NewWire(t *testing.T, to string) *Wire {
 	return w
 }
 
-// Addr is where the wire is entered, host:port.
+// Addr returns the address of the wire's entry, host:port.
 func (w *Wire) Addr() string { return w.listener.Addr().String() }
 
-// Cut cuts the wire, or joins it.
+// Cut cuts or joins the wire.
 func (w *Wire) Cut(cut bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -70,7 +70,7 @@ func (w *Wire) accept() {
 	}
 }
 
-// keep notes a pair of connections; a cut wire has none.
+// keep records a pair of connections. It returns false when the wire is cut.
 func (w *Wire) keep(pair ...net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,7 +85,7 @@ func (w *Wire) keep(pair ...net.Conn) bool {
 }
 
 func (w *Wire) copy(to, from net.Conn) {
-	_, _ = io.Copy(to, from) // its end is all that counts
+	_, _ = io.Copy(to, from) // only its end matters
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, c := range []net.Conn{to, from} {

@@ -4,39 +4,15 @@
 package admin
 
 import (
-	"encoding/json"
 	"log/slog"
 	"net"
 	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/httpguard"
 	"github.com/pdproxy/pdproxy/proxy/openai"
-	"github.com/pdproxy/pdproxy/proxy/sidecar"
 )
-
-// Options are the parts of the process that operators see and change. Fields that may be
-// nil say so. All functions are called concurrently.
-type Options struct {
-	Config   func() *config.Config // returns the configuration that is in force
-	Registry *engine.Registry
-	Gatherer prometheus.Gatherer // of GET /metrics
-	Policies Policies
-	Workers  Workers          // of a coordinator; nil: the process has none
-	Ready    http.HandlerFunc // answers GET /readyz
-	Drain    func()           // makes balancers send no more requests
-	Running  func() []RunningRow
-	// Explain returns the explanation of the last ended request with that id, false if
-	// there is none.
-	Explain func(id string) (explanation any, ok bool)
-	Perf    func() []json.RawMessage // rows of GET /perf_metrics, the oldest first
-	Sidecar func() *sidecar.Sidecar  // returns nil if the process is no sidecar
-	Log     *slog.Logger
-}
 
 // Handler returns the routes of operators. Routes that change something have another
 // method than GET. It does not check the caller: see Guard.

@@ -11,23 +11,16 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
-
-// RunningRow is one row of GET /v1/exchanges.
-type RunningRow struct {
-	RequestID string  `json:"request_id"`
-	AgeMS     float64 `json:"age_ms"`
-	Flow      string  `json:"flow"`
-	Prefill   string  `json:"prefill"`
-	Decode    string  `json:"decode"`
-}
 
 // fleetView answers for this process and for its workers, if it has any.
 type fleetView struct{ o Options }
@@ -100,21 +93,32 @@ var _ prometheus.Gatherer = (*telemetry.Fleet)(nil)
 
 // running answers GET /v1/exchanges, the oldest request first.
 func (f fleetView) running(w http.ResponseWriter, r *http.Request) {
-	rows := collect(r.Context(), f, "/v1/exchanges", f.o.Running())
-	slices.SortStableFunc(rows, func(a, b RunningRow) int { return cmp.Compare(b.AgeMS, a.AgeMS) })
+	rows := collect(r.Context(), f, "/v1/exchanges", f.o.Running.List(time.Now()))
+	slices.SortStableFunc(rows, func(a, b journal.RunningRow) int { return cmp.Compare(b.AgeMS, a.AgeMS) })
 	downstream.JSON(w, 200, rows)
 }
 
 // perf answers GET /perf_metrics: the rows of one process after the other, each the oldest
 // first.
 func (f fleetView) perf(w http.ResponseWriter, r *http.Request) {
-	downstream.JSON(w, 200, collect(r.Context(), f, "/perf_metrics", f.o.Perf()))
+	if f.o.Workers == nil {
+		downstream.JSON(w, 200, f.o.Ended.PerfRows())
+		return
+	}
+	own := []json.RawMessage{}
+	for _, row := range f.o.Ended.PerfRows() {
+		text, err := json.Marshal(row)
+		if err == nil {
+			own = append(own, text)
+		}
+	}
+	downstream.JSON(w, 200, collect(r.Context(), f, "/perf_metrics", own))
 }
 
 // explain answers GET /v1/explain/{id} with the last ended request of that id.
 func (f fleetView) explain(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
-	if e, ok := f.o.Explain(id); ok {
+	if e, ok := f.o.Ended.Get(id); ok {
 		downstream.JSON(w, 200, e)
 		return
 	}

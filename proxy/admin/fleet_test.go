@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 )
@@ -43,7 +44,7 @@ func (policies) Reload(name string) error {
 func ask(w workers, method, path string) *httptest.ResponseRecorder {
 	h := Handler(Options{
 		Gatherer: prometheus.NewRegistry(), Policies: policies{}, Workers: w, Ready: http.NotFound, Drain: func() {},
-		Running: func() []RunningRow { return []RunningRow{{RequestID: "own", AgeMS: 25}} },
+		Running: new(journal.Running), Ended: new(journal.Ring),
 		Sidecar: func() *sidecar.Sidecar { return nil },
 		Log:     slog.New(slog.DiscardHandler),
 	})
@@ -59,11 +60,11 @@ func TestRunningOfAllWorkers(t *testing.T) {
 		{Name: "a", Status: 200, Body: []byte(`[{"request_id":"young","age_ms":1},{"request_id":"old","age_ms":30}]`)},
 		{Name: "b", Status: 200, Body: []byte(`[{"request_id":"between","age_ms":20.5,"decode":"d0"}]`)}, {Name: "c", Status: 200, Body: []byte(`x`)}, {Name: "d", Status: 503},
 	}, http.MethodGet, "/v1/exchanges")
-	var rows []RunningRow
+	var rows []journal.RunningRow
 	if err := json.Unmarshal(r.Body.Bytes(), &rows); err != nil {
 		t.Fatal(err)
 	}
-	want := []RunningRow{{RequestID: "old", AgeMS: 30}, {RequestID: "own", AgeMS: 25}, {RequestID: "between", AgeMS: 20.5, Decode: "d0"}, {RequestID: "young", AgeMS: 1}}
+	want := []journal.RunningRow{{RequestID: "old", AgeMS: 30}, {RequestID: "between", AgeMS: 20.5, Decode: "d0"}, {RequestID: "young", AgeMS: 1}}
 	if !slices.Equal(rows, want) {
 		t.Errorf("got %+v, want %+v", rows, want)
 	}

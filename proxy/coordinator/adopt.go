@@ -6,16 +6,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// Adoption is a placement that another coordinator made, or this one for a worker
-// that it has lost since.
+// Adoption is a placement that another coordinator made, or one that this coordinator made
+// for a worker whose connection has since broken.
 type Adoption struct {
-	Prefill, Decode engine.Target // either may be zero: its engine is not known here
+	Prefill, Decode engine.Target // zero if the engine is not known here
 	ID              uint64        // the disagg id; 0: none
 	Charge
 }
 
-// Adopt makes lease, whose zero value it gets, hold a placement as if it had been made
-// here now.
+// Adopt makes lease, which must be zero, hold a placement as if it had been made here now.
 func (l *Local) Adopt(lease *Lease, a Adoption) {
 	lease.local, lease.id = l, a.ID
 	if a.ID != 0 {

@@ -10,31 +10,31 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// mostWaiting bounds what waits for Run. What comes beyond is not expected:
-// events will tell; nor compared: other requests are.
+// mostWaiting bounds the jobs that wait for Run. Further jobs are dropped: engines' events
+// show their blocks later, and other requests are compared.
 const mostWaiting = 1024
 
-// job is what a placement leaves for later, because to walk a long prompt's
-// blocks one by one takes longer than to place it.
+// job is the part of a placement that Run does later, because it walks through all blocks
+// of a long prompt.
 type job struct {
 	do     work
 	target kvindex.Target
-	blocks *[]kvindex.Hash // a copy, of background.pool; Run's from expect to the end of it
+	blocks *[]kvindex.Hash // a copy from background.pool; it belongs to Run from expect until the job ends
 	at     time.Time
 	seen   indexcheck.Observation
 }
 
-// work is what is to be done with a job's blocks.
+// work is the kind of a job.
 type work uint8
 
 const (
-	expect  work = iota // they will be at the target
-	came                // they are
-	failed              // they will not be after all
-	compare             // with what the engine says it had of them
+	expect  work = iota // the blocks will be at the target
+	came                // the blocks are at the target
+	failed              // the blocks will not come to the target
+	compare             // compare the engine's report with the index
 )
 
-// background is the queue between placements and Run, which keeps its order.
+// background is the queue of jobs. Run does them in order.
 type background struct {
 	state State
 	queue chan job
@@ -48,7 +48,7 @@ func newBackground(state State) *background {
 	}
 }
 
-// Run does what placements leave for later, until ctx ends.
+// Run does the jobs that placements leave, until ctx ends.
 func (l *Local) Run(ctx context.Context) {
 	for {
 		select {
@@ -87,13 +87,12 @@ func (b *background) add(j job, blocks []kvindex.Hash) job {
 	}
 }
 
-// compare has the engine's word for a request's cached tokens compared with its
-// events'.
+// compare queues a comparison of the cached tokens that an engine reports with its events.
 func (b *background) compare(target kvindex.Target, blocks []kvindex.Hash, o indexcheck.Observation) {
 	b.add(job{do: compare, target: target, seen: o}, blocks)
 }
 
-// end says what became of an expectation.
+// end queues the outcome of an expectation.
 func (b *background) end(j job, how work) {
 	if j.blocks == nil {
 		return
@@ -101,12 +100,12 @@ func (b *background) end(j job, how work) {
 	j.do = how
 	select {
 	case b.queue <- j:
-	default: // one that failed ends by its own time
+	default: // the index drops an expectation after a time anyway
 	}
 }
 
-// expect has it noted that the request's blocks will be where it was placed.
-// The lease takes back what never came to be.
+// expect queues jobs that enter the request's blocks at its targets. The end of the lease
+// removes the blocks that did not come there.
 func (l *Local) expect(a *Ask, t *table, g *committed, now time.Time) {
 	g.Matched = -1
 	computes := g.Decode
@@ -115,7 +114,7 @@ func (l *Local) expect(a *Ask, t *table, g *committed, now time.Time) {
 		computes = g.Prefill
 	}
 	m, chain := t.held(computes)
-	if chain == nil || !a.Prefill.IsZero() { // the prompt has been computed
+	if chain == nil || !a.Prefill.IsZero() { // the prompt is already computed
 		return
 	}
 	if !chain.Form.Text {
@@ -124,8 +123,8 @@ func (l *Local) expect(a *Ask, t *table, g *committed, now time.Time) {
 	g.lease.expected[0] = l.expectAt(t, computes, now)
 }
 
-// expectAt expects what of the request's blocks a target does not hold yet. Those
-// of text are expected again, for nothing else says that they are still there.
+// expectAt queues the blocks of the request that a target does not hold yet. Blocks of
+// text are queued again even if held, because no event confirms that they are still there.
 func (l *Local) expectAt(t *table, target engine.Target, now time.Time) job {
 	m, chain := t.held(target)
 	if chain == nil {

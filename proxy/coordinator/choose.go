@@ -8,9 +8,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// choose returns the rows that take the legs: the policy's answer if it keeps
-// the contract, else that of the native rule, in either case moved off pairs
-// and trials that are taken.
+// choose returns the rows for the legs: the policy's answer if it follows the contract,
+// otherwise the native rule's. It then replaces rows whose pair or trial another request
+// has claimed.
 func (l *Local) choose(ctx context.Context, d Decider, t *table, g *committed, now time.Time) abi.PlaceDecision {
 	chosen, policy, ok := d.Place(ctx, &t.place)
 	g.Notes = append(g.Notes, t.place.Notes...)
@@ -31,8 +31,8 @@ func (l *Local) choose(ctx context.Context, d Decider, t *table, g *committed, n
 	return l.settle(t, g, chosen, now)
 }
 
-// leastLoad is the rule that cannot fail on a table with rows: the fewest
-// tokens, prefill first.
+// leastLoad places by the fewest tokens, prefill first. It has an answer for every table
+// with rows.
 func (t *table) leastLoad() abi.PlaceDecision {
 	every := func(int32) bool { return true }
 	if t.place.Flow == abi.FlowAggregated {
@@ -45,9 +45,9 @@ func (t *table) leastLoad() abi.PlaceDecision {
 	return abi.PlaceDecision{Prefill: prefill, Decode: t.least(abi.RoleDecode, prefill, every)}
 }
 
-// least returns the row with the fewest tokens of those that can take the phase
-// beside row other (-1 for none) and are ok, on another instance than other's
-// if there is one; -1 when there is none.
+// least returns the row with the fewest tokens among those that can take the phase and are
+// ok. It prefers another instance than that of row other (-1: none). -1: there is no such
+// row.
 func (t *table) least(phase abi.Role, other int32, ok func(int32) bool) int32 {
 	rows, best := t.place.Candidates, int32(-1)
 	for i := range rows {
@@ -70,11 +70,11 @@ func (t *table) least(phase abi.Role, other int32, ok func(int32) bool) int32 {
 	return best
 }
 
-// settle claims what the decision needs: the trial of each half-open circuit
-// among its targets and its pair. What cannot be had is replaced by the least
-// loaded row that needs no claim; where there is none the decision stands, for
-// a request that may fail is better than one that surely does. The exception is a
-// pair whose circuit is open, unless prefill has computed the KV: see anyPair.
+// settle claims the trials of half-open circuits among the decision's targets, and its
+// pair. If a claim fails, the least loaded row that needs no claim replaces the row. If
+// there is none, the decision stays: a request that may fail is better than one that fails
+// for certain. The exception is a pair whose circuit is open while prefill has not
+// computed the KV: see anyPair.
 func (l *Local) settle(t *table, g *committed, d abi.PlaceDecision, now time.Time) abi.PlaceDecision {
 	calm := func(i int32) bool { return !t.place.Candidates[i].Trial }
 	if d.Prefill >= 0 && d.Prefill != t.place.Fixed && !t.claim(d.Prefill) {
@@ -106,9 +106,9 @@ func (l *Local) settle(t *table, g *committed, d abi.PlaceDecision, now time.Tim
 	return l.anyPair(t, calm, now)
 }
 
-// anyPair is the first pair whose circuit is not open and of which no row needs a
-// claim. Without one the rows are -1: prefill would hold blocks that nobody takes and
-// nobody can free.
+// anyPair returns the first pair whose circuit is not open and whose rows need no claim.
+// If there is none, it returns the rows -1: prefill would hold blocks that no decode reads
+// and that cannot be freed.
 func (l *Local) anyPair(t *table, calm func(int32) bool, now time.Time) abi.PlaceDecision {
 	rows := t.place.Candidates
 	for i := range rows {
@@ -122,14 +122,13 @@ func (l *Local) anyPair(t *table, calm func(int32) bool, now time.Time) abi.Plac
 	return abi.PlaceDecision{Prefill: -1, Decode: -1}
 }
 
-// claim takes the trial of row i if its circuit is half open; false means that
-// another request has it.
+// claim takes the trial of row i if its circuit is half open. It returns false if another
+// request has the trial.
 func (t *table) claim(i int32) bool {
 	return !t.place.Candidates[i].Trial || t.targets[i].Breaker.Allow()
 }
 
-// claimPair is claim for the pair of d. A pair whose circuit is open is taken
-// by no one.
+// claimPair is claim for the pair of d. It returns false for a pair whose circuit is open.
 func (l *Local) claimPair(t *table, d abi.PlaceDecision) bool {
 	return !l.registry.PairsInTrouble() || l.registry.AllowPair(t.targets[d.Prefill], t.targets[d.Decode])
 }
@@ -138,8 +137,8 @@ func (l *Local) blocked(p, d engine.Target, now time.Time) bool {
 	return l.registry.PairBlocked(p, d, now)
 }
 
-// replace returns the least loaded row that is ok for the phase in row's place,
-// and notes the fallback in g; row itself when there is none.
+// replace returns the least loaded row for the phase that is ok, and notes the fallback in
+// g. It returns row if there is none.
 func (t *table) replace(g *committed, reason string, phase abi.Role, row, other int32, ok func(int32) bool) int32 {
 	if g != nil {
 		g.fallback("place", reason)

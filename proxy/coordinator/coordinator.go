@@ -1,6 +1,6 @@
-// Package coordinator places requests: it shows the policies a snapshot of the
-// candidates, checks and commits what they decide, mints the disagg id and
-// hands out the lease. Local owns the state it decides on.
+// Package coordinator places requests. It shows the candidates to the policies, checks and
+// commits their decision, mints the disagg id and returns a lease. Local does this with
+// the state of its own process; package fleet lets other processes ask it.
 package coordinator
 
 import (
@@ -12,17 +12,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
-// Decider is the seam where policies plug in. policy names who decided. A false
-// ok means that the policy has no usable answer; policy is then the reason, one
-// of the Reason constants, and the native rule decides. Every such fallback but
-// ReasonAbsent is counted. Implementations must not block longer than their own
-// budget, must not keep f, and are called by many goroutines. Place may write
-// scores into the candidates, and Scored, for explain.
+// Decider asks the policies. policy names the policy that decided. If ok is false, there
+// is no usable answer: policy is then one of the Reason constants, and the native rule
+// decides. Each such fallback is counted, except ReasonAbsent. Implementations are safe
+// for concurrent use, keep to their time budget and do not keep f. Place may write scores,
+// and Scored, into f for explain.
 type Decider interface {
 	Plan(ctx context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, policy string, ok bool)
 	Place(ctx context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, policy string, ok bool)
 	Mint(ctx context.Context, f *abi.MintFacts) (id uint64, policy string, ok bool)
-	// Needs is what the policies want to be shown beyond what is always there.
+	// Needs returns the optional facts that the policies use.
 	Needs() abi.Needs
 }
 
@@ -30,13 +29,13 @@ type Decider interface {
 const (
 	ReasonAbsent    = "absent"      // no policy has the hook; not counted
 	ReasonLate      = "late"        // the time budget was used up
-	ReasonTrap      = "trap"        // the guest trapped
+	ReasonTrap      = "trap"        // the WebAssembly module trapped
 	ReasonParked    = "parked"      // the policy failed too often and is not asked
 	ReasonNonsense  = "nonsense"    // the answer breaks the contract
 	ReasonDuplicate = "duplicate"   // the minted id is in flight
 	ReasonPair      = "pair_broken" // the circuit of the chosen pair is open
 	ReasonTrial     = "trial_taken" // another request became the trial of a half-open circuit
-	ReasonFailed    = "failed"      // any other
+	ReasonFailed    = "failed"      // any other reason
 )
 
 // ReasonCoordinator is why a worker placed a request itself: the coordinator in
@@ -46,36 +45,35 @@ const ReasonCoordinator = "coordinator"
 // Ask is one request for a placement.
 type Ask struct {
 	Model   string           // "" when the client named none
-	Request abi.RequestFacts // for the policies
-	Key     Key              // for those that need blocks or conversations
-	// Aggregate forces one leg, on an engine of role both or, for each phase in
-	// the set, on one of that phase alone. 0 lets the plan decide, unless
-	// Request.PairBroken forces one leg on an engine of role both.
+	Request abi.RequestFacts // shown to the policies
+	Key     Key              // matched with earlier prompts
+	// Aggregate forces one leg, on an engine of role both or of a phase in the set. 0: the
+	// plan policy decides, unless Request.PairBroken forces one leg on an engine of role
+	// both.
 	Aggregate abi.Role
-	// Two forces two legs: the plan policy is not asked. Aggregate and
-	// Request.PairBroken win over it.
+	// Two forces two legs without the plan policy. Aggregate and Request.PairBroken take
+	// precedence.
 	Two bool
-	// Within limits which instances may be given what.
+	// Within limits the instances for each phase.
 	Within Within
-	// Prefill keeps the prefill target of an earlier placement, whose blocks
-	// another decode will read; ID then keeps its disagg id.
+	// Prefill keeps the prefill target of an earlier placement, so that another decode
+	// reads its blocks. ID then is the disagg id of that placement.
 	Prefill engine.Target
 	ID      uint64
-	// Excluded targets failed in an earlier attempt of this exchange; their
-	// instances are used again only when nothing else is left, not even one with
-	// an open circuit.
+	// Excluded targets failed in an earlier attempt of this exchange. Their instances are
+	// the last choice, after those with an open circuit.
 	Excluded []engine.Target
-	// Same, if Decode is set, are the targets to be used again, as long as they
-	// would be offered; Prefill is zero for one leg.
+	// Same, if Decode is set, is used again as long as the targets are among the
+	// candidates. Prefill is zero for one leg.
 	Same Pair
 
-	// Only, if Decode is set, are the only targets that will do, for two legs: no
-	// policy is asked, and nothing is learned of the request. Where one of them has
-	// anything in flight, or could not be chosen, there is no target.
+	// Only, if Decode is set, are the only allowed targets for two legs. No policy is
+	// asked, and the conversation is not recorded. There is no target if one of them has a
+	// request in flight or is not a candidate.
 	Only Pair
 
-	// Lookup is the result of the search for the request's conversation. The first
-	// Place fills it in; the later ones of the same exchange use it.
+	// Lookup is the request's turn of its conversation. The first Place of an exchange
+	// fills it in; the later ones use it.
 	Lookup Lookup
 }
 
@@ -94,33 +92,33 @@ func (a *Ask) Found(turn conversation.Turn) {
 	a.Request.Turn, a.Request.Conversation = turn.Number, string(turn.Key.AppendText(nil))
 }
 
-// Within is the instances that a request may be given: for each phase of two
-// legs, and for the whole of it. nil: any; its zero value limits nothing.
+// Within lists the instances that a request may use: for each phase of two legs, and for
+// one leg. A nil list is all instances.
 type Within struct{ Prefill, Decode, Whole []*engine.Instance }
 
 // Pair is the targets of the two legs of an attempt.
 type Pair struct{ Prefill, Decode engine.Target }
 
-// Placement is what was decided and committed. Release the Lease exactly once;
-// that leaves the rest as it is.
+// Placement is a committed decision. The caller calls Lease.Release exactly once; the
+// other fields stay valid after that.
 type Placement struct {
 	Flow    abi.Flow
 	Prefill engine.Target // zero when aggregated
 	Decode  engine.Target
 	ID      uint64            // the disagg id; 0 when aggregated
 	Policy  string            // the place policy that decided, "native" for the fallback
-	Turn    conversation.Turn // zero when nobody needs conversations
-	// Matched is how many prompt tokens the target that computes the prompt is
-	// believed to hold, by its events; -1: not known.
+	Turn    conversation.Turn // zero if no policy needs conversations
+	// Matched is how many prompt tokens the engine that computes the prompt holds
+	// according to its events; -1: unknown.
 	Matched int64
-	// FirstByte limits the attempt's time until the client's first byte; 0: as
-	// configured. The plan policy set it.
+	// FirstByte is the plan policy's limit for the time until the client's first byte; 0:
+	// the configured limit holds.
 	FirstByte time.Duration
-	// Fallbacks that happened on the way, as labels what/reason.
+	// Fallbacks are the fallbacks of this placement, as labels what/reason.
 	Fallbacks []Fallback
-	Notes     []string // what the plan and the place policy left for explain
-	// Facts is the table that was decided on, for explain; of one that was decided on
-	// in another process only the request, the flow, the rows and Scored.
+	Notes     []string // notes of the plan and the place policy, for explain
+	// Facts is the table that the place policy saw, for explain. If another process
+	// decided, only the request, the flow, the rows and Scored are set.
 	Facts   abi.PlaceFacts
 	Targets []engine.Target // row i of Facts.Candidates
 	Lease   *Lease
@@ -128,9 +126,9 @@ type Placement struct {
 	table *table
 }
 
-// Recycle gives the memory of Facts.Candidates and Targets back, which are nil
-// afterwards. To be called at most once, by the one who has read them; without
-// it the garbage collector does the work.
+// Recycle returns the memory of Facts.Candidates and Targets to a pool and sets both to
+// nil. It is called at most once, after the last use of them. Without it the garbage
+// collector frees the memory.
 func (p *Placement) Recycle() {
 	if t := p.table; t != nil {
 		t.place.Candidates, t.targets = p.Facts.Candidates, p.Targets
@@ -142,20 +140,19 @@ func (p *Placement) Recycle() {
 // Fallback is one counted deviation from what was configured.
 type Fallback struct{ What, Reason string }
 
-// Coordinator places and releases; it is called by every exchange.
+// Coordinator places requests. Each exchange calls it.
 type Coordinator interface {
 	// Place returns a committed placement, or a *NoTargetError, ErrUnknownModel,
-	// ErrModelNeeded, a *RejectedError or the cause of the context's end. The
-	// blocks of a.Key must stay as they are until Computed; of the rest it keeps
-	// nothing. It adds to a.Request which turn of which conversation
-	// the exchange is, and finds that out once.
+	// ErrModelNeeded, a *RejectedError or the cause of the context's end. The blocks of
+	// a.Key must not change until Computed; Place keeps nothing else of a. The first Place
+	// of an Ask sets its Lookup.
 	Place(ctx context.Context, a *Ask) (*Placement, error)
-	// Cut says how the prompts for a model are cut into blocks.
+	// Cut returns how the prompts for a model are cut into blocks.
 	Cut(c *Cut, model string)
-	// Computed is told how much of a prompt its engine had cached.
+	// Computed reports how many tokens of a prompt its engine had cached.
 	Computed(p *Placement, key *Key, prompt, cached int64)
 	// Ready reports whether one request could be placed now.
 	Ready() bool
-	// Needs is what an Ask should say of a request beyond what it always says.
+	// Needs returns the optional facts that an Ask should have.
 	Needs() abi.Needs
 }

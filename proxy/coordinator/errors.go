@@ -13,19 +13,18 @@ var (
 	ErrUnknownModel = errors.New("place request: unknown model")
 	// ErrModelNeeded says that the client named no model and there are several.
 	ErrModelNeeded = errors.New("place request: model needed: the engines serve several")
-	// ErrRejected is what every *RejectedError is, for errors.Is.
+	// ErrRejected matches every *RejectedError in errors.Is.
 	ErrRejected = errors.New("place request: rejected by the plan policy")
-	// ErrNoTarget is what every *NoTargetError is, for errors.Is.
+	// ErrNoTarget matches every *NoTargetError in errors.Is.
 	ErrNoTarget = errors.New("place request: no target")
-	// ErrNoID says that every id that this process was granted has been issued,
-	// and that no further range has come.
+	// ErrNoID says that all ids of this process's ranges have been issued and no further
+	// range has arrived.
 	ErrNoID = errors.New("place request: no disagg id is left")
 )
 
-// RejectedError says that the plan policy refused the request though it could be
-// served.
+// RejectedError says that the plan policy refused a request that could be served.
 type RejectedError struct {
-	Status int // HTTP status that the policy chose, 400 to 599; 0: it leaves it open
+	Status int // HTTP status from the policy, 400 to 599; 0: the policy set none
 }
 
 // Error implements error.
@@ -34,9 +33,9 @@ func (e *RejectedError) Error() string { return ErrRejected.Error() }
 // Is makes every RejectedError an ErrRejected.
 func (e *RejectedError) Is(target error) bool { return target == ErrRejected }
 
-// NoTargetError says that no engine could be given a phase of the request now.
+// NoTargetError says that no engine can take a phase of the request now.
 type NoTargetError struct {
-	Phase abi.Phase // PhaseNone: no engine takes an aggregated request
+	Phase abi.Phase // PhaseNone: no engine can take the whole request
 	Model string
 }
 

@@ -10,55 +10,53 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// State is what a Local knows beside the loads. A nil field is not known: what
-// policies would be shown of it stays empty.
+// State is what a Local knows in addition to the loads. What a nil field would tell the
+// policies stays empty.
 type State struct {
 	Index         *kvindex.Index // the same as the registry's
 	Conversations *conversation.Table
 	Trust         *indexcheck.Check
 }
 
-// Key is what of a prompt is matched with earlier ones: the blocks it is cut
-// into, in each form that Cut asked for, and what names its conversation. The
-// scope of the query is filled in by Place.
+// Key identifies a prompt among earlier ones: its blocks in each form that Cut asked for,
+// and its conversation. Place sets the scope of the conversation.
 type Key struct {
 	Conversation conversation.Query
 	Chains       []Chain
 }
 
-// Chain is the whole blocks of a prompt in one form.
+// Chain is the complete blocks of a prompt in one form.
 type Chain struct {
 	Form   kvindex.Form
 	Blocks []kvindex.Hash
 }
 
-// TextForm is how prompts are cut for instances whose blocks are not known by
-// events: into pieces of text, for what was sent to an instance is then all that
-// can be known of it.
+// TextForm is the form for instances whose events do not show their blocks. For these only
+// the text that was sent to them is known.
 var TextForm = kvindex.Form{Block: 512, Text: true}
 
-// bytesPerToken is what a token of a prompt is taken to measure.
+// bytesPerToken is the assumed size of a token in bytes of text.
 const bytesPerToken = 4
 
-// Cut is how the prompts for a model are to be cut into blocks.
+// Cut is the way to cut the prompts for a model into blocks.
 type Cut struct {
-	// Model and LoRA seed the chains, as the engines' events name them: a model
-	// that is not an engine's first is an adapter of that.
+	// Model and LoRA seed the chains as the engines' events do: the first model of an
+	// engine is its base model, the others are adapters.
 	Model, LoRA string
 	Forms       []kvindex.Form
 }
 
-// Cut fills c for a model, "" if the client named none. No forms mean that nobody
+// Cut fills in c for a model; "": the client named none. Forms stays empty if no policy
 // needs blocks.
 func (l *Local) Cut(c *Cut, model string) { l.CutFor(c, model, l.Demand()) }
 
-// Demand is what a coordinator needs to be told of a prompt.
+// Demand is what a coordinator must be told of a prompt.
 type Demand struct {
 	Needs abi.Needs // of its policies
 	Index bool      // it has an index of KV blocks
 }
 
-// Demand returns what this coordinator needs to be told now.
+// Demand returns the present demand of this coordinator.
 func (l *Local) Demand() Demand { return Demand{Needs: l.Needs(), Index: l.state.Index != nil} }
 
 // CutFor is Cut for a coordinator with that demand.
@@ -91,8 +89,8 @@ func withForm(forms []kvindex.Form, f kvindex.Form) []kvindex.Form {
 	return append(forms, f)
 }
 
-// formOf is how the blocks of an instance are cut: as its events have them, once
-// they have told.
+// formOf returns the form of an instance's blocks: that of its events, once they have
+// shown it.
 func formOf(i *engine.Instance) kvindex.Form {
 	if n := i.BlockTokens(); n > 0 && i.Events() {
 		return kvindex.Form{Block: n}
@@ -100,10 +98,10 @@ func formOf(i *engine.Instance) kvindex.Form {
 	return TextForm
 }
 
-// TextBlocks is how many blocks of TextForm so many tokens are; 0 for 0.
+// TextBlocks returns the number of TextForm blocks in that many tokens.
 func TextBlocks(tokens int) int { return tokens / TokensOf(TextForm) }
 
-// TokensOf is how many tokens a block of the form has.
+// TokensOf returns the number of tokens in a block of the form.
 func TokensOf(f kvindex.Form) int {
 	if f.Text {
 		return f.Block / bytesPerToken
@@ -111,13 +109,13 @@ func TokensOf(f kvindex.Form) int {
 	return f.Block
 }
 
-// matches is what every target holds of one chain, by its slot in the index.
+// matches has the blocks of one chain that each target holds, by its slot in the index.
 type matches struct {
 	Chain
 	of []kvindex.Match
 }
 
-// match looks up the chains of the request over all targets.
+// match looks up the request's chains for all targets.
 func (t *table) match(x *kvindex.Index, chains []Chain) {
 	n := x.Targets()
 	for len(t.matches) < len(chains) {
@@ -135,8 +133,8 @@ func (t *table) match(x *kvindex.Index, chains []Chain) {
 	}
 }
 
-// held is what a target holds of the request, and the chain that says so; nil
-// where nothing can be known.
+// held returns the blocks of the request that a target holds, and their chain; nil if that
+// is unknown.
 func (t *table) held(target engine.Target) (kvindex.Match, *Chain) {
 	if len(t.matched) == 0 || len(target.KV) <= target.Rank {
 		return kvindex.Match{}, nil
@@ -151,7 +149,7 @@ func (t *table) held(target engine.Target) (kvindex.Match, *Chain) {
 	return kvindex.Match{}, nil
 }
 
-// know fills in what is known of the KV that a row's target holds.
+// know fills in the row with the KV that its target holds.
 func (t *table) know(c *abi.Candidate, target engine.Target) {
 	m, chain := t.held(target)
 	if chain == nil {
@@ -161,8 +159,7 @@ func (t *table) know(c *abi.Candidate, target engine.Target) {
 	c.BlockTokens = uint32(TokensOf(chain.Form))
 }
 
-// home marks the phases of the conversation's last turn that the row's target
-// served.
+// home marks in the row which phases of the conversation's last turn its target served.
 func (t *table) home(c *abi.Candidate, target engine.Target) {
 	if isHome(t.turn.Prefill, target) {
 		c.Home |= abi.RolePrefill
@@ -176,7 +173,7 @@ func isHome(home conversation.Target, target engine.Target) bool {
 	return home.Instance == target.ID && home.Rank == int32(target.Rank)
 }
 
-// homeOf is a target as conversations remember it.
+// homeOf converts a target for the table of conversations.
 func homeOf(t engine.Target) conversation.Target {
 	if t.IsZero() {
 		return conversation.Target{}
@@ -184,8 +181,8 @@ func homeOf(t engine.Target) conversation.Target {
 	return conversation.Target{Instance: t.ID, Rank: int32(t.Rank)}
 }
 
-// Computed says how many tokens of a prompt the target that computed it had
-// cached, as its engine reports it. key is that of the placement.
+// Computed compares the number of cached tokens that an engine reports with the index. key
+// is the key of the placement.
 func (l *Local) Computed(p *Placement, key *Key, prompt, cached int64) {
 	l.Compare(p, p.CacheReport(key, prompt, cached))
 }
@@ -204,7 +201,7 @@ func (p *Placement) CacheReport(key *Key, prompt, cached int64) CacheReport {
 	return CacheReport{Block: block, Blocks: key.reported(block, cached), Prompt: prompt, Cached: cached}
 }
 
-// computer is the target that computes the prompt.
+// computer returns the target that computes the prompt.
 func (p *Placement) computer() engine.Target {
 	if p.Prefill.IsZero() {
 		return p.Decode
@@ -212,8 +209,8 @@ func (p *Placement) computer() engine.Target {
 	return p.Prefill
 }
 
-// reported is the blocks of the chain in an engine's blocks that it may mean if it
-// says that so many tokens of the prompt were cached.
+// reported returns the blocks that an engine can mean by so many cached tokens: those of
+// the chain in the engine's block size.
 func (k *Key) reported(block int, cached int64) []kvindex.Hash {
 	for _, c := range k.Chains {
 		if cached > 0 && c.Form == (kvindex.Form{Block: block}) {
@@ -223,7 +220,7 @@ func (k *Key) reported(block int, cached int64) []kvindex.Hash {
 	return nil
 }
 
-// Compare compares an engine's report with what was believed when p was made.
+// Compare compares an engine's report with what the index showed when p was made.
 func (l *Local) Compare(p *Placement, r CacheReport) {
 	target := p.computer()
 	if l.state.Trust == nil || p.Matched < 0 || len(target.KV) <= target.Rank || r.Block != target.BlockTokens() {
@@ -241,7 +238,7 @@ func (l *Local) Compare(p *Placement, r CacheReport) {
 	l.state.Trust.Observe(o)
 }
 
-// fillCosts tells the plan policy what one leg and two would cost now.
+// fillCosts fills in what one leg and two legs would cost now, for the plan policy.
 func (t *table) fillCosts(pool *engine.Pool, now time.Time) {
 	f := &t.plan
 	var transfer, handover mean
@@ -253,8 +250,8 @@ func (t *table) fillCosts(pool *engine.Pool, now time.Time) {
 	f.TransferMicros, f.HandoverMicros = transfer.of(), handover.of()
 }
 
-// costs is, over the rows that have one of the roles, the most prompt tokens
-// that one holds, the fewest that wait at one, and the mean time of one.
+// costs returns, over the rows with one of the roles: the most prompt tokens that a row
+// holds, the fewest tokens that wait at a row, and the mean time per token.
 func (t *table) costs(rows []engine.Row, roles abi.Role, now time.Time, visit func(engine.Target)) (cached, queued int64, micros float32) {
 	var speed mean
 	queued = -1
@@ -276,7 +273,7 @@ func (t *table) costs(rows []engine.Row, roles abi.Role, now time.Time, visit fu
 	return cached, max(0, queued), speed.of()
 }
 
-// mean is the mean of the values that are known, which are not 0.
+// mean is the mean of the known values; 0 is unknown.
 type mean struct {
 	sum float32
 	n   int

@@ -42,7 +42,7 @@ func asking(text string) *coordinator.Ask {
 // blocks is n blocks of text.
 func blocks(letter string, n int) string { return strings.Repeat(letter, n*coordinator.TextForm.Block) }
 
-// row is the row of an instance in a placement's table.
+// row returns the row of an instance in a placement's table.
 func row(t *testing.T, p *coordinator.Placement, target engine.Target) abi.Candidate {
 	t.Helper()
 	for i, o := range p.Targets {

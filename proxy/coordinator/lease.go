@@ -8,10 +8,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// Lease is what a placement holds of its targets: load on both, the disagg id,
-// and blocks that are expected to come to be there; of a Client the same at the
-// coordinator, and the load here. Its methods may be called any number of times,
-// by any goroutine: each hold is dropped once.
+// Lease is what a placement occupies: load on its targets, the disagg id, and expected
+// blocks in the index. A worker's lease occupies the same at the coordinator, and load in
+// the worker. Safe for concurrent use; each method has an effect once.
 type Lease struct {
 	local  *Local
 	remote remote // nil: there is no other process
@@ -19,10 +18,10 @@ type Lease struct {
 	charge Charge // constant after the placement
 
 	mu       sync.Mutex
-	prompt   load.Hold     // of the target that computes the prompt; guarded by mu
-	computer *load.Counter // the counter of prompt; nil when no prompt is computed
+	prompt   load.Hold     // load of the target that computes the prompt; guarded by mu
+	computer *load.Counter // counter of prompt; nil if no prompt is computed
 	since    time.Time
-	pinned   *engine.Instance // prefill, until decode has its KV; guarded by mu
+	pinned   *engine.Instance // prefill until decode has the KV; guarded by mu
 	decode   load.Hold        // guarded by mu
 	expected [2]job           // at the target that computes the prompt, and at decode; guarded by mu
 	computed bool             // guarded by mu
@@ -67,7 +66,7 @@ func (l *Lease) Locked(f func(open bool, left Charge)) {
 	f(!l.released, left)
 }
 
-// carry loads the targets.
+// carry puts the charge on the targets.
 func (l *Lease) carry(prefill, decode engine.Target, c Charge, now time.Time) {
 	l.charge, l.since = c, now
 	if c.Queued >= 0 {
@@ -85,7 +84,7 @@ func (l *Lease) carry(prefill, decode engine.Target, c Charge, now time.Time) {
 	}
 }
 
-// unpin lets prefill go; l.mu is held.
+// unpin releases the prefill instance; l.mu is held.
 func (l *Lease) unpin() {
 	if l.pinned != nil {
 		l.pinned.Unpin()
@@ -93,7 +92,7 @@ func (l *Lease) unpin() {
 	}
 }
 
-// counter is the load of a target; nil of none.
+// counter returns the load of a target; nil for the zero target.
 func counter(t engine.Target) *load.Counter {
 	if t.IsZero() {
 		return nil
@@ -101,13 +100,13 @@ func counter(t engine.Target) *load.Counter {
 	return &t.Load[t.Rank]
 }
 
-// Owes reports whether there is a coordinator that would do what Owe is told if
-// this process died.
+// Owes reports whether another process, the coordinator, would run a clean-up if this
+// process died.
 func (l *Lease) Owes() bool { return l.remote != nil }
 
-// Owe says, ahead of PrefillDone, what frees the blocks that prefill then holds
-// until the leg that answers has them: a text that means something to whoever
-// gets it from ServerOptions.OnOrphan. It is kept.
+// Owe sets, before PrefillDone, the clean-up that frees prefill's blocks. The coordinator
+// passes it to ServerOptions.OnOrphan if this process dies before the answer begins. The
+// lease keeps cleanup.
 func (l *Lease) Owe(cleanup []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,7 +115,7 @@ func (l *Lease) Owe(cleanup []byte) {
 	}
 }
 
-// PrefillDone drops prefill's load: the engine has computed the prompt.
+// PrefillDone removes prefill's load, because the engine has computed the prompt.
 func (l *Lease) PrefillDone() { l.PrefillDoneAfter(time.Since(l.since)) }
 
 // PrefillDoneAfter is PrefillDone for a prompt that took so long by the clock of
@@ -129,8 +128,8 @@ func (l *Lease) PrefillDoneAfter(took time.Duration) {
 	}
 }
 
-// Answered says that the leg that answers the client has the prompt's KV. first
-// says that it has only begun: the time until now was the prompt's.
+// Answered says that the leg that answers the client has the prompt's KV. first: the
+// answer has only begun, so the time since the placement was needed for the prompt.
 func (l *Lease) Answered(first bool) {
 	var took time.Duration
 	if first {
@@ -152,8 +151,8 @@ func (l *Lease) AnsweredAfter(took time.Duration) {
 	l.unpin()
 }
 
-// done drops the load of the prompt, and notes how long it took unless that is
-// 0, which is not known. False: that has been done. l.mu is held.
+// done removes the load of the prompt and measures took unless it is 0. It returns false
+// if it was called before. l.mu is held.
 func (l *Lease) done(took time.Duration) bool {
 	if l.computed || l.released {
 		return false
@@ -176,15 +175,15 @@ func (l *Lease) Computed(r CacheReport) {
 	}
 }
 
-// Release drops whatever the lease still holds. What was expected of legs that
-// did not come to it is no longer.
+// Release removes everything that the lease still occupies. Blocks that a leg did not
+// produce are no longer expected.
 func (l *Lease) Release() {
 	if l.release() && l.remote != nil {
 		l.remote.Forget()
 	}
 }
 
-// release is Release; false: that has been done.
+// release is Release without Forget; false if it was called before.
 func (l *Lease) release() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,7 +203,7 @@ func (l *Lease) release() bool {
 	return true
 }
 
-// leave takes the lease off its coordinator's books; l.mu is held.
+// leave removes the lease from its Local; l.mu is held.
 func (l *Lease) leave() {
 	for i, well := range [...]bool{l.computed, l.answered} {
 		how := failed

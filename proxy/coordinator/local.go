@@ -13,15 +13,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// Observer hears what a Placement cannot tell: the fallbacks of a Place that
-// failed, and each id that was issued. It is called by many goroutines.
+// Observer receives what a Placement cannot contain: the fallbacks of a Place that failed,
+// and each issued id. Safe for concurrent use.
 type Observer interface {
 	Fallback(what, reason string)
 	Minted(policy string)
 }
 
-// Local is the Coordinator that owns the state it decides on. It is the one
-// issuer of disagg ids of its node and worker number. Safe for concurrent use.
+// Local is the Coordinator that decides by the state of this process. It alone issues the
+// disagg ids of its node and worker number. Safe for concurrent use.
 type Local struct {
 	registry  *engine.Registry
 	decider   atomic.Pointer[Decider]
@@ -39,8 +39,8 @@ type Local struct {
 
 var _ Coordinator = (*Local)(nil)
 
-// NewLocal returns a coordinator that asks d, and fallback where d has no usable
-// answer; fallback answers always, natively.
+// NewLocal returns a coordinator that asks d. fallback, which always has an answer,
+// decides if d has none.
 func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint *disaggid.Source, observer Observer) *Local {
 	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer, background: newBackground(state)}
 	l.tables.New = func() any { return &table{pool: &l.tables} }
@@ -48,13 +48,13 @@ func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint 
 	return l
 }
 
-// SetDecider makes placements from now on ask d.
+// SetDecider replaces the Decider for later placements.
 func (l *Local) SetDecider(d Decider) { l.decider.Store(&d) }
 
-// Open is the number of leases that have not been released.
+// Open returns the number of leases that are not released.
 func (l *Local) Open() int { return int(l.open.Load()) }
 
-// LiveIDs is the number of disagg ids in flight.
+// LiveIDs returns the number of disagg ids in flight.
 func (l *Local) LiveIDs() int { return l.live.Len() }
 
 // Ready reports whether one request could be placed now.
@@ -63,19 +63,19 @@ func (l *Local) Ready() bool { return l.registry.Snapshot().Ready() }
 // Needs implements Coordinator.
 func (l *Local) Needs() abi.Needs { return (*l.decider.Load()).Needs() }
 
-// committed is a placement with its lease, in one piece of memory.
+// committed is a placement and its lease in one allocation.
 type committed struct {
 	Placement
 	lease Lease
 }
 
-// Place decides and commits a placement. In steady state it allocates the
-// placement and nothing else, provided that placements are recycled.
+// Place decides and commits a placement. In steady state it allocates only the placement,
+// if placements are recycled.
 //
-// Targets whose circuit is open are not offered, and neither are excluded ones,
-// as long as the phase has others. When it has none they are: an engine that
-// failed before may serve, an error surely does not. The exception is a decode whose
-// circuit is open: prefill would compute KV, and hold it, for nobody.
+// Targets with an open circuit, and excluded targets, are not candidates as long as the
+// phase has others. If it has none, they are: a request to an engine that failed before
+// may succeed. The exception is decode with an open circuit: prefill would compute and
+// hold KV that no decode reads.
 func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -116,8 +116,8 @@ func (l *Local) Lend(p *Placement) {
 // Snapshot returns the engines that placements are made on now.
 func (l *Local) Snapshot() *engine.Snapshot { return l.registry.Snapshot() }
 
-// resolve finds the pool of the model that the client named, or of the only one
-// there is.
+// resolve returns the pool of the model that the client named, or the only pool if it
+// named none.
 func resolve(s *engine.Snapshot, model string) (*engine.Pool, error) {
 	if model == "" {
 		switch p, count := s.Only(); {
@@ -131,13 +131,13 @@ func resolve(s *engine.Snapshot, model string) (*engine.Pool, error) {
 	if p, ok := s.Pool(model); ok {
 		return p, nil
 	}
-	if s.Unlearned || len(s.Instances) == 0 { // it may yet turn out to be served
+	if s.Unlearned || len(s.Instances) == 0 { // engines that have not reported their models may serve it
 		return nil, &NoTargetError{Model: model}
 	}
 	return nil, ErrUnknownModel
 }
 
-// recall finds what is known of the request's prompt and of its conversation.
+// recall looks up the request's blocks and its conversation.
 func (l *Local) recall(pool *engine.Pool, a *Ask, t *table) {
 	if t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
 		if !a.Lookup.Done {
@@ -152,7 +152,7 @@ func (l *Local) recall(pool *engine.Pool, a *Ask, t *table) {
 	}
 }
 
-// decide goes through the steps of a placement: plan, place, mint, commit.
+// decide does the steps of a placement: plan, place, mint, commit.
 func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *committed) error {
 	now := time.Now()
 	if !a.Only.Decode.IsZero() && a.Prefill.IsZero() {
@@ -208,7 +208,7 @@ func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a 
 	return l.commit(ctx, d, a, t, g, chosen, now)
 }
 
-// plan asks how many legs the request gets.
+// plan asks the plan policy how many legs the request gets.
 func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *committed, now time.Time) (two bool, err error) {
 	t.plan = abi.PlanFacts{
 		Request:        t.place.Request,
@@ -229,7 +229,7 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 		ok = false
 	default:
 		g.FirstByte = time.Duration(answer.LimitMillis) * time.Millisecond
-		ok = answer.Decision != abi.PlanPass // it is left to the native rule
+		ok = answer.Decision != abi.PlanPass // PlanPass leaves the decision to the native rule
 	}
 	if !ok {
 		answer, _, _ = l.fallback.Plan(ctx, &t.plan)
@@ -249,15 +249,14 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 	return false, &RejectedError{Status: int(answer.Status)}
 }
 
-// sound reports whether a plan answer keeps the contract.
+// sound reports whether a plan answer follows the contract.
 func sound(a abi.PlanAnswer) bool {
 	return a.Decision <= abi.PlanReject &&
 		(a.Status == 0 || a.Decision == abi.PlanReject && a.Status >= 400 && a.Status <= 599)
 }
 
-// lacks is the phase for which the pool has no ready target with a connector
-// that pairs; prefill when it has both but they do not go together; none where
-// no connector pairs.
+// lacks returns the phase for which the pool has no ready target. Prefill: both phases
+// have targets, and no two of them pair. PhaseNone: no connector uses pairs.
 func lacks(pool *engine.Pool) abi.Phase {
 	if !pool.Pairs {
 		return abi.PhaseNone
@@ -274,7 +273,7 @@ func lacks(pool *engine.Pool) abi.Phase {
 	return abi.Prefill
 }
 
-// fixedLacks is the phase for which a kept prefill target finds no place.
+// fixedLacks returns the missing phase if the prefill target is kept.
 func fixedLacks(pool *engine.Pool, a *Ask) abi.Phase {
 	if _, ok := pool.Group(a.Prefill); !ok {
 		return abi.Prefill
@@ -282,8 +281,8 @@ func fixedLacks(pool *engine.Pool, a *Ask) abi.Phase {
 	return abi.Decode
 }
 
-// commit makes the decision hold: it mints the id, unless it is kept, takes the
-// loads and notes where the request goes. Nothing is taken when there is no id.
+// commit mints the id unless it is kept, takes the loads and records the conversation. It
+// changes nothing if there is no id.
 func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *committed, chosen abi.PlaceDecision, now time.Time) error {
 	g.Decode = t.targets[chosen.Decode]
 	g.Flow = abi.FlowAggregated
@@ -323,11 +322,11 @@ func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *comm
 	return nil
 }
 
-// uncached is how many tokens of a prompt the row's target has yet to compute.
+// uncached returns how many tokens of a prompt the row's target must still compute.
 func uncached(prompt int64, c *abi.Candidate) int64 { return max(0, prompt-c.Matched()) }
 
-// mintID returns an id that is in range and not in flight, and takes it into
-// the set of those that are; 0 when there is none left.
+// mintID returns an id that is in range and not in flight, and adds it to the ids in
+// flight; 0: no id is left.
 func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *committed) uint64 {
 	var ok bool
 	if t.mint, ok = l.mint.Next(); !ok {
@@ -346,7 +345,7 @@ func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *committed) u
 		return id
 	}
 	for {
-		// The facts may have become an id of the policy's: take new ones.
+		// The policy may have made an id from these facts: take new facts.
 		facts, ok := l.mint.Next()
 		if !ok {
 			return 0
@@ -358,19 +357,18 @@ func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *committed) u
 	}
 }
 
-// native is the name of the built-in rules where a policy's would stand.
+// native names the built-in rules in the place of a policy.
 const native = "native"
 
-// Bounds of the tokens that a stream is expected to produce. A client that sets
-// no limit counts as a chat answer of usual length; one that sets an absurd one
-// must not make its target look full.
+// Bounds of the expected output tokens. A request without max_tokens counts as an average
+// chat answer. A very large max_tokens must not make its target look full.
 const (
 	usualAnswer  = 512
 	longAnswer   = 128 << 10
 	mostSequence = 128
 )
 
-// expected is how many tokens decode is expected to produce for a request.
+// expected returns how many tokens decode is expected to produce for a request.
 func expected(r *abi.RequestFacts) int64 {
 	tokens := r.MaxTokens
 	if tokens < 0 {
@@ -379,7 +377,7 @@ func expected(r *abi.RequestFacts) int64 {
 	return min(tokens, longAnswer) * max(1, min(r.N, mostSequence))
 }
 
-// fallback notes that the native rule of what decided, for a reason.
+// fallback notes that the native rule decided, and why.
 func (g *committed) fallback(what, reason string) {
 	switch reason {
 	case ReasonAbsent:

@@ -10,14 +10,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// Reserve decides and commits one phase of a request whose legs somebody else
-// sends: the other phase's target is chosen later, or was before. Of a it reads
-// Model, Request, Key, Within.Prefill or Decode, Excluded, and ID, which is kept
-// among those in flight until the lease is released, never changed; no id is
-// minted. The policies see an aggregated request whose candidates are the targets
-// of the phase. The Placement has the target of that phase alone, and its lease
-// what that phase costs. PrefillDone for prefill and Answered for decode say that
-// the phase came to its end. The errors are those of Place.
+// Reserve decides and commits one phase of a request whose legs another program sends;
+// that program reserves the other phase in another call. Reserve reads from a: Model,
+// Request, Key, Within.Prefill or Decode, Excluded and ID. The ID counts as in flight
+// until the lease is released; Reserve mints none. The policies see an aggregated request
+// whose candidates are the targets of the phase. The placement has only the target of the
+// phase, and the lease its load. The end of the phase is PrefillDone for prefill and
+// Answered for decode. The errors are those of Place.
 func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -48,9 +47,9 @@ func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placemen
 	return &g.Placement, nil
 }
 
-// recallPhase is recall for one phase. The two phases of a turn are reserved one
-// after the other: so that the second is not taken for a turn of its own, decode
-// has a table of ids for itself.
+// recallPhase is recall for one phase. The two phases of a turn are reserved one after the
+// other. Decode has a separate scope of conversation ids, so that it does not count as the
+// next turn.
 func (l *Local) recallPhase(pool *engine.Pool, a *Ask, t *table, phase abi.Phase) {
 	if phase == abi.Decode && t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
 		a.Key.Conversation.Scope = kvindex.Seed(pool.Model, "", "decode")
@@ -79,7 +78,7 @@ func (t *table) fillPhase(p *engine.Pool, a *Ask, phase abi.Phase, now time.Time
 	t.keepFit(best)
 }
 
-// commitPhase makes the choice of a row for one phase hold.
+// commitPhase commits the row for one phase.
 func (l *Local) commitPhase(a *Ask, t *table, g *committed, phase abi.Phase, row int32, now time.Time) {
 	target, lease, prompt := t.targets[row], &g.lease, a.Request.PromptTokens
 	g.Flow, g.Matched = target.Flow, -1

@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
-// How fit a row is. A phase is given the fittest rows it has: better an engine
-// that failed before than none.
+// Fitness of a row. Each phase gets the fittest rows that it has: an engine that failed
+// before is better than none.
 const (
 	fit      uint8 = iota
 	broken         // its circuit, or that of its pair with the fixed prefill, is open
@@ -19,8 +19,8 @@ const (
 	worst    = excluded
 )
 
-// table is the memory of one placement: the rows shown to the policy, and the
-// facts, which are here because the calls of a Decider let them escape.
+// table is the memory of one placement: the rows for the policy, and the facts. The facts
+// are here because they escape to the Decider.
 type table struct {
 	plan    abi.PlanFacts
 	place   abi.PlaceFacts
@@ -35,16 +35,15 @@ type table struct {
 }
 
 func (t *table) recycle() {
-	clear(t.targets) // keeps no instance alive
+	clear(t.targets) // so that the pool keeps no instance alive
 	for i := range t.matched {
-		t.matched[i].Chain = Chain{} // nor the request's memory
+		t.matched[i].Chain = Chain{} // nor the memory of the request
 	}
 	t.matched = nil
 	t.pool.Put(t)
 }
 
-// reset empties the table for a placement of a in p, with what the policies
-// need.
+// reset empties the table for a placement of a in p with these needs.
 func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs) {
 	t.needs, t.turn = needs, conversation.Turn{}
 	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0]}
@@ -80,8 +79,8 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 	t.fitness = append(t.fitness, f)
 }
 
-// excludes reports whether an earlier attempt failed on the instance. All its
-// ranks count: they are one process, and mostly fail as one.
+// excludes reports whether an earlier attempt failed on the instance. It covers all its
+// ranks: they are one process, and usually fail together.
 func (a *Ask) excludes(i *engine.Instance) bool {
 	for _, t := range a.Excluded {
 		if t.Instance == i {
@@ -91,7 +90,7 @@ func (a *Ask) excludes(i *engine.Instance) bool {
 	return false
 }
 
-// move copies row from to row to, which is not behind it.
+// move copies row from to row to; to is not above from.
 func (t *table) move(to, from int) {
 	t.place.Candidates[to] = t.place.Candidates[from]
 	t.targets[to] = t.targets[from]
@@ -102,8 +101,8 @@ func (t *table) truncate(n int) {
 	t.place.Candidates, t.targets, t.fitness = t.place.Candidates[:n], t.targets[:n], t.fitness[:n]
 }
 
-// fillAggregated lists the targets that take the whole request: those of role
-// both, and those of a phase in a.Aggregate.
+// fillAggregated lists the targets for one leg: those of role both, and those of a phase
+// in a.Aggregate.
 func (t *table) fillAggregated(p *engine.Pool, a *Ask, now time.Time) {
 	t.place.Flow = abi.FlowAggregated
 	rows := p.Both
@@ -121,7 +120,7 @@ func (t *table) fillAggregated(p *engine.Pool, a *Ask, now time.Time) {
 	t.keepFit(best)
 }
 
-// keepFit drops the rows that are less fit than best.
+// keepFit removes the rows that are less fit than best.
 func (t *table) keepFit(best uint8) {
 	n := 0
 	for i := range t.fitness {
@@ -133,8 +132,8 @@ func (t *table) keepFit(best uint8) {
 	t.truncate(n)
 }
 
-// keepSame drops all rows but those of a.Same, if its legs are as many as the
-// table's and its targets among the rows.
+// keepSame removes all rows except those of a.Same, if its targets are in the table and
+// the number of legs is equal.
 func (t *table) keepSame(a *Ask) {
 	one := t.place.Flow == abi.FlowAggregated
 	if a.Same.Decode.IsZero() || t.place.Fixed >= 0 || one != a.Same.Prefill.IsZero() {
@@ -165,8 +164,8 @@ func (t *table) keepSame(a *Ask) {
 	t.truncate(2)
 }
 
-// fillStates lists the pairs of the table's rows that are known, and tells each
-// row how it stands with the prefill target that stays.
+// fillStates lists the known pairs of the table's rows. If the prefill target is kept, it
+// also notes in each decode row the state of its pair.
 func (t *table) fillStates(reg *engine.Registry) {
 	rows := t.place.Candidates
 	for i := range rows {
@@ -186,7 +185,7 @@ func (t *table) fillStates(reg *engine.Registry) {
 	}
 }
 
-// row is the row of target that can take one of the phases; -1: there is none.
+// row returns the row of target that can take one of the phases; -1: none.
 func (t *table) row(target engine.Target, phases abi.Role) int32 {
 	for i := range t.targets {
 		if t.targets[i] == target && t.place.Candidates[i].Roles&phases != 0 {
@@ -196,9 +195,8 @@ func (t *table) row(target engine.Target, phases abi.Role) int32 {
 	return -1
 }
 
-// fillFixed lists the prefill target that stays, as row 0, and the decode
-// targets of its group. It is false when that target is gone or no decode is
-// left for it.
+// fillFixed lists the kept prefill target as row 0, and the decode targets of its group.
+// False: the prefill target is gone, or there is no decode for it.
 func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time.Time) bool {
 	group, ok := p.Group(a.Prefill)
 	if !ok {
@@ -232,11 +230,11 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 	return n > 1
 }
 
-// fillPairs lists the targets that can be paired: of each group the fittest of
-// each phase, and of the groups those whose least fit phase is fittest. What it
-// leaves keeps the promise of abi.PlaceFacts. A target whose circuit is open is no
-// decode: prefill would hold blocks that nobody takes and nobody can free. When nothing
-// is left, ok is false and missing is the phase without a target.
+// fillPairs lists targets for pairs: of each group the fittest of each phase, and of all
+// groups those whose less fit phase is fittest. The rows keep the promise of
+// abi.PlaceFacts. A target with an open circuit is no decode: prefill would hold blocks
+// that no decode reads and that cannot be freed. If there is no row, ok is false, and
+// missing is the phase without a target.
 func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Phase, ok bool) {
 	best, n, start, noDecode := worst+1, 0, 0, false
 	for _, end := range p.Groups {
@@ -263,7 +261,7 @@ func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Ph
 		switch {
 		case level > best:
 			t.truncate(from)
-		case level < best: // the groups before are less fit
+		case level < best: // the earlier groups are less fit
 			best = level
 			for n = 0; from+n < len(t.fitness); n++ {
 				t.move(n, from+n)
@@ -281,7 +279,7 @@ func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Ph
 	return lacks(p), false
 }
 
-// roles is the phases of two legs that the row may be given.
+// roles returns the phases of two legs that the row may take.
 func (w *Within) roles(r *engine.Row) abi.Role {
 	roles := r.Facts.Roles
 	if !among(w.Prefill, r.Instance) {
@@ -293,16 +291,16 @@ func (w *Within) roles(r *engine.Row) abi.Role {
 	return roles
 }
 
-// among reports whether i is in the list; nil is the list of all.
+// among reports whether i is in the list; a nil list has all instances.
 func among(list []*engine.Instance, i *engine.Instance) bool {
 	return list == nil || slices.Contains(list, i)
 }
 
-// sift keeps, of the rows of one group from row from on, the fittest of each
-// phase between which a pair is possible, and returns how fit the less fit of
-// the two phases is; worst+1, and no row, when there is no pair at all.
+// sift keeps, of the rows of one group (those from row from on), the fittest rows of each
+// phase that can form a pair. It returns the fitness of the less fit phase. If no pair is
+// possible, it removes all rows and returns worst+1.
 func (t *table) sift(from int) uint8 {
-	var prefill, decode [worst + 1]holders // of rows so fit or fitter
+	var prefill, decode [worst + 1]holders // of rows that are at least this fit
 	for i := from; i < len(t.fitness); i++ {
 		c := &t.place.Candidates[i]
 		for f := t.fitness[i]; f <= worst; f++ {
@@ -326,8 +324,8 @@ func (t *table) sift(from int) uint8 {
 	return worst + 1
 }
 
-// keep drops what is less fit than asked of its phase, and each role of a row
-// for which the other phase is left on the same instance only.
+// keep removes rows that are less fit than their phase requires. It also removes each role
+// of a row for which the other phase exists only on the same instance.
 func (t *table) keep(from int, prefillFit, decodeFit uint8, prefill, decode holders) {
 	n := from
 	for i := from; i < len(t.fitness); i++ {
@@ -346,7 +344,7 @@ func (t *table) keep(from int, prefillFit, decodeFit uint8, prefill, decode hold
 	t.truncate(n)
 }
 
-// holders is the instances that serve a phase: none, one, or several.
+// holders tells whether no, one or several instances serve a phase.
 type holders struct {
 	first        uint32
 	any, several bool
@@ -362,12 +360,12 @@ func (h *holders) add(c *abi.Candidate, phase abi.Role) {
 	}
 }
 
-// besides reports whether there is one on another instance than c's.
+// besides reports whether an instance other than c's serves the phase.
 func (h *holders) besides(c *abi.Candidate) bool {
 	return h.several || h.any && h.first != c.Instance
 }
 
-// pairable reports whether prefill and decode can be on two instances.
+// pairable reports whether prefill and decode can use two different instances.
 func pairable(prefill, decode holders) bool {
 	return prefill.any && decode.any && (prefill.several || decode.several || prefill.first != decode.first)
 }

@@ -167,7 +167,7 @@ func (q *quicListener) shutdown(ctx context.Context) error {
 	case q == nil:
 		return nil
 	case q.shared != nil:
-		return q.shared.shutdown(ctx, q)
+		return q.shared.shutdown(ctx, q.listener, q.conns)
 	}
 	_ = q.listener.Close() // never fails
 	return q.conns.shutdown(ctx)

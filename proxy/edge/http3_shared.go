@@ -73,13 +73,13 @@ func (p *sharedPort) count(h http.Handler) http.Handler {
 
 // shutdown drains until ctx ends. Call it after serve. A second call only ends the first
 // one when its own ctx ends.
-func (p *sharedPort) shutdown(ctx context.Context, q *quicListener) error {
+func (p *sharedPort) shutdown(ctx context.Context, l *quic.Listener, conns *http3Conns) error {
 	if p.draining.Swap(true) {
-		return q.conns.shutdown(ctx)
+		return conns.shutdown(ctx)
 	}
 	err := p.conn.Drain() // after an error other members do not know, and new clients still come
-	waitHandshakes(ctx, &q.conns.handshaking)
-	_ = q.listener.Close() // never fails
+	waitHandshakes(ctx, &conns.handshaking)
+	_ = l.Close() // never fails
 	<-p.accepted
 	lingering, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -87,7 +87,7 @@ func (p *sharedPort) shutdown(ctx context.Context, q *quicListener) error {
 		defer cancel()
 		p.waitQuiet(lingering)
 	})
-	serr := q.conns.shutdown(lingering)
+	serr := conns.shutdown(lingering)
 	if ctx.Err() == nil {
 		serr = nil // only idle connections were closed
 	}

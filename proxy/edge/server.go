@@ -14,46 +14,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/inflight"
-	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
-
-// Sockets are listeners that are already open. A process gets them from the process that
-// has started it, or from its predecessor.
-type Sockets struct {
-	Public net.Listener // nil: Listen opens server.listen
-	Admin  net.Listener // nil: Listen opens admin.listen
-	// Only makes Listen open no TCP socket itself: a worker has no admin address, a
-	// coordinator no public one.
-	Only bool
-}
-
-// Options configure a Server. Sockets may be its zero value; fields that may be nil say
-// so.
-type Options struct {
-	Sockets Sockets
-	Certs   *Certs // nil: no TLS
-	// Limits returns the limits that are in force, for each new connection. Safe for
-	// concurrent use.
-	Limits func() *config.Limits
-	// Running returns how many requests run. Safe for concurrent use.
-	Running func() int
-	// OnDrain is called when the server begins to drain.
-	OnDrain func()
-	// CutGrace is how long handlers have to tell their clients when the drain's limit has
-	// ended the contexts of the requests, with the cause downstream.ErrDraining.
-	CutGrace time.Duration
-	// QUICDir is the directory of the processes that share the UDP port of HTTP/3. nil:
-	// this process has the port alone.
-	QUICDir *privatedir.Dir
-	// Balance learns of each connection of a client. nil: no other worker has the public
-	// socket.
-	Balance *balance.Worker
-	Log     *slog.Logger
-}
 
 // Server is the open sockets of a process: public TCP, public QUIC, admin. It is a
 // prometheus.Collector.
@@ -139,6 +103,17 @@ func (s *Server) Handle(public, admin http.Handler) {
 		public = s.quic.advertise(public)
 	}
 	s.prepare(s.closeAfterReply(public), s.closeAfterReply(admin))
+}
+
+// closeAfterReply adds Connection: close to the answers over HTTP/1.1 after
+// StopAccepting. Over HTTP/2 that header would send the GOAWAY of net/http.
+func (s *Server) closeAfterReply(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.stopping.Load() && r.ProtoMajor < 2 {
+			w.Header().Set("Connection", "close")
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // prepare makes the HTTP servers of the TCP listeners: those of clients, then

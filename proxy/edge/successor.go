@@ -3,7 +3,6 @@ package edge
 import (
 	"context"
 	"errors"
-	"net/http"
 	"sync"
 	"time"
 )
@@ -65,15 +64,4 @@ func (s *Server) serveRemaining(ctx context.Context, all, accepting *sync.WaitGr
 		}
 		return nil
 	}
-}
-
-// closeAfterReply adds Connection: close to the answers over HTTP/1.1 after
-// StopAccepting. Over HTTP/2 that header would send the GOAWAY of net/http.
-func (s *Server) closeAfterReply(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.stopping.Load() && r.ProtoMajor < 2 {
-			w.Header().Set("Connection", "close")
-		}
-		h.ServeHTTP(w, r)
-	})
 }

@@ -152,7 +152,7 @@ func (f *fakeEngines) count(key string) int {
 type fakeClient struct {
 	mu        sync.Mutex
 	closed    int
-	abandoned int
+	evicted int
 }
 
 func (*fakeClient) Do(context.Context, *upstream.Request) (*upstream.Response, error) {
@@ -162,15 +162,15 @@ func (*fakeClient) Do(context.Context, *upstream.Request) (*upstream.Response, e
 func (c *fakeClient) EvictIdle(any, time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.abandoned++
+	c.evicted++
 }
 
-// abandons is how often the calls were looked at since it was last asked.
-func (c *fakeClient) abandons() int {
+// evictions is how often the calls were looked at since it was last asked.
+func (c *fakeClient) evictions() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := c.abandoned
-	c.abandoned = 0
+	n := c.evicted
+	c.evicted = 0
 	return n
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// abandons is how often calls on i were looked at since it was last asked.
-func abandons(i *Instance) int { return i.Client.(*fakeClient).abandons() }
+// evictions is how often calls on i were looked at since it was last asked.
+func evictions(i *Instance) int { return i.Client.(*fakeClient).evictions() }
 
 // TestSilence: an instance is silent when as many probes as make it unhealthy got no
 // answer of any kind while another instance answered, and until it answers one.
@@ -47,7 +47,7 @@ func TestSilence(t *testing.T) {
 				})
 				time.Sleep(4 * time.Second)
 				synctest.Wait()
-				if a.Unresponsive() || abandons(a)+abandons(b) > 0 {
+				if a.Unresponsive() || evictions(a)+evictions(b) > 0 {
 					t.Fatal("silent after two probes")
 				}
 				time.Sleep(8 * time.Second)
@@ -55,7 +55,7 @@ func TestSilence(t *testing.T) {
 				if a.Unresponsive() != tt.silent || b.Unresponsive() {
 					t.Fatalf("silent: %t and %t, want %t and false", a.Unresponsive(), b.Unresponsive(), tt.silent)
 				}
-				if (abandons(a) > 10) != tt.silent || (abandons(b) > 10) != tt.silent {
+				if (evictions(a) > 10) != tt.silent || (evictions(b) > 10) != tt.silent {
 					t.Error("calls are left though it is not silent, or not again and again")
 				}
 				if !tt.silent {
@@ -70,9 +70,9 @@ func TestSilence(t *testing.T) {
 				time.Sleep(3 * time.Second)
 				synctest.Wait()
 				still := name == "it is gone when it is back"
-				abandons(a)
+				evictions(a)
 				time.Sleep(time.Second)
-				if synctest.Wait(); a.Unresponsive() != still || (abandons(a) > 0) != still {
+				if synctest.Wait(); a.Unresponsive() != still || (evictions(a) > 0) != still {
 					t.Errorf("silent: %t, want %t", a.Unresponsive(), still)
 				}
 				f.must(t, f.Remove("a", time.Hour))
@@ -175,14 +175,14 @@ func TestSilenceMirrored(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
 		a := m.Registry().Snapshot().Instance("a")
-		if !a.Unresponsive() || abandons(a) == 0 {
+		if !a.Unresponsive() || evictions(a) == 0 {
 			t.Fatalf("silent: %t", a.Unresponsive())
 		}
 		f.engines.set(func() { f.engines.delay["a:80"] = 0 })
 		time.Sleep(3 * time.Second)
-		abandons(a)
+		evictions(a)
 		time.Sleep(3 * time.Second)
-		if synctest.Wait(); a.Unresponsive() || abandons(a) > 0 {
+		if synctest.Wait(); a.Unresponsive() || evictions(a) > 0 {
 			t.Errorf("silent: %t", a.Unresponsive())
 		}
 	})

@@ -113,7 +113,7 @@ func (g *Guard) bears(r *http.Request) bool {
 
 // sameOrigin reports whether no page of another origin can have made the request. A
 // page has an origin of this address only if its scheme is HTTP and its host and port
-// are those of Host, which ownHost judges.
+// are those of Host, which ownHost checks.
 func sameOrigin(r *http.Request) bool {
 	for _, site := range r.Header["Sec-Fetch-Site"] {
 		if site != "same-origin" && site != "none" {

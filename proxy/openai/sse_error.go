@@ -44,15 +44,15 @@ func ReadFirstEvent(b []byte) FirstEvent {
 		}
 		event := b[f.End : f.End+end]
 		f.End += end
-		if f.judge(event) {
+		if f.classify(event) {
 			return f
 		}
 		f.Verdict = CommentOnly
 	}
 }
 
-// judge sets the verdict by one event. It returns false for an event without content.
-func (f *FirstEvent) judge(event []byte) bool {
+// classify sets the verdict by one event. It returns false for an event without content.
+func (f *FirstEvent) classify(event []byte) bool {
 	typed := false
 	for len(event) > 0 {
 		var line []byte
@@ -67,7 +67,7 @@ func (f *FirstEvent) judge(event []byte) bool {
 				return false
 			}
 		case "data":
-			if f.judgeData(value, typed); f.Data == nil {
+			if f.classifyData(value, typed); f.Data == nil {
 				f.Data = value
 			}
 		}
@@ -75,7 +75,7 @@ func (f *FirstEvent) judge(event []byte) bool {
 	return f.Verdict >= DataEvent
 }
 
-func (f *FirstEvent) judgeData(data []byte, typed bool) {
+func (f *FirstEvent) classifyData(data []byte, typed bool) {
 	if raw, ok := errorObject(data); ok {
 		f.Data = data
 		f.fail(errorStatus(raw))

@@ -33,7 +33,7 @@ func unsafe(path string, st *unix.Stat_t, reason, remedy string) error {
 }
 
 // walker opens a path one component at a time. It holds a descriptor of the folder
-// that it has reached and has checked, so that nobody can exchange a component
+// that it has reached and has checked, so that no other user can exchange a component
 // between its check and its use.
 type walker struct {
 	at    *os.File // the folder that the walker has reached
@@ -100,7 +100,7 @@ func (w *walker) enter(f *os.File) error {
 }
 
 // step goes one component further, which may be a symbolic link of root or of this
-// user: nobody else can exchange such a link, because its folder has been checked.
+// user: no other user can exchange such a link, because its folder has been checked.
 func (w *walker) step() error {
 	name := w.rest[0]
 	path := filepath.Join(w.at.Name(), name)
@@ -178,7 +178,7 @@ var errNoFolder = errors.New("is not a folder; symbolic links to folders are not
 // trusted reports whether root or this process's user owns the file.
 func trusted(st *unix.Stat_t) bool { return st.Uid == 0 || int(st.Uid) == os.Geteuid() }
 
-// checkAbove checks a folder on the way: nobody but root and this user can exchange
+// checkAbove checks a folder on the way: only root and this user can exchange
 // the entries that belong to either of them. In a folder with the sticky bit, like
 // /tmp, others can add entries, but cannot exchange these.
 func checkAbove(f *os.File) error {

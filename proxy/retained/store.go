@@ -37,7 +37,7 @@ func NewLocal(f Freer) Store {
 
 // NewFleet returns the store of a process of a fleet: the fleet's coordinator holds the
 // entries.
-func NewFleet(f Freer, client *fleet.Client) Store { return &shared{f, client} }
+func NewFleet(f Freer, client *fleet.Client) Store { return &fleetStore{f, client} }
 
 type local struct {
 	Freer
@@ -81,21 +81,21 @@ func (s *local) Clear(now time.Time) {
 	}
 }
 
-type shared struct {
+type fleetStore struct {
 	Freer
 	client *fleet.Client
 }
 
 // Empty implements Store.
-func (s *shared) Empty() bool { return !s.client.Connected() }
+func (s *fleetStore) Empty() bool { return !s.client.Connected() }
 
 // Named implements Store.
-func (s *shared) Named(ctx context.Context, scope, name string) bool {
+func (s *fleetStore) Named(ctx context.Context, scope, name string) bool {
 	return s.client.NamesTurn(ctx, scope, name)
 }
 
 // Take implements Store.
-func (s *shared) Take(ctx context.Context, scope, name string, ids []uint32, _ time.Time) (*KV, fleet.Found) {
+func (s *fleetStore) Take(ctx context.Context, scope, name string, ids []uint32, _ time.Time) (*KV, fleet.Found) {
 	encoded, found := s.client.TakeTurn(ctx, scope, name, ids)
 	if encoded == nil {
 		return nil, found
@@ -112,11 +112,11 @@ func (s *shared) Take(ctx context.Context, scope, name string, ids []uint32, _ t
 }
 
 // Put implements Store.
-func (s *shared) Put(e Entry, now time.Time) bool {
+func (s *fleetStore) Put(e Entry, now time.Time) bool {
 	return s.client.KeepTurn(conversation.OnShelf[*fleet.KeptTurn]{
 		Scope: e.Scope, Name: e.Name, IDs: e.IDs, Expires: e.Expires, Value: e.Value.encode(),
 	}, now)
 }
 
 // Clear implements Store.
-func (*shared) Clear(time.Time) {}
+func (*fleetStore) Clear(time.Time) {}

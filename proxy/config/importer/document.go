@@ -10,11 +10,11 @@ import (
 	"unicode"
 )
 
-// document is a config.toml in the making.
+// document is a config.toml that is being built.
 type document struct {
-	from     string // what it was made from, for its first line
+	from     string // its source, for the first line
 	sections []*section
-	// notes are the things that have no equal.
+	// notes lists the input's settings without an equivalent.
 	notes []string
 }
 
@@ -27,13 +27,13 @@ type section struct {
 	lines []entry
 }
 
-// entry is one key with its value and a comment that says where it is from.
+// entry is one key with its value and a comment about its origin.
 type entry struct {
 	key     string
 	value   value
 	comment string
-	// sample says that the line is an example that somebody has to complete:
-	// it is always written as a comment.
+	// sample says that the line is an example that the operator must complete. It is
+	// always written as a comment.
 	sample bool
 }
 
@@ -47,7 +47,7 @@ func sectionOrder() []string {
 		"trtllm", "discovery.moriio", "discovery.trtllm", "fleet"}
 }
 
-// section returns the table of that name, made when it is new.
+// section returns the table of that name and creates it if needed.
 func (d *document) section(name string) *section {
 	for _, s := range d.sections {
 		if s.name == name && !s.array {
@@ -59,7 +59,7 @@ func (d *document) section(name string) *section {
 	return s
 }
 
-// set gives a key of a table its value. The comment says why.
+// set sets a key of a table. The comment gives the reason.
 func (d *document) set(name, key string, v value, comment string) {
 	d.section(name).set(key, v, comment)
 }
@@ -71,7 +71,7 @@ func (d *document) engine() *section {
 	return s
 }
 
-// engines counts them.
+// engines returns their number.
 func (d *document) engines() int {
 	n := 0
 	for _, s := range d.sections {
@@ -86,12 +86,12 @@ func (s *section) set(key string, v value, comment string) {
 	s.lines = append(s.lines, entry{key: key, value: v, comment: comment})
 }
 
-// note adds a thing that has no equal.
+// note adds a setting without an equivalent.
 func (d *document) note(key, format string, args ...any) {
 	d.notes = append(d.notes, key+": "+fmt.Sprintf(format, args...))
 }
 
-// render writes the text.
+// render returns the text.
 func (d *document) render() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Made by pdproxy import from %s. Keys that are left out have pdproxy's defaults.\n", d.from)
@@ -136,7 +136,7 @@ func (s *section) render(b *strings.Builder) {
 	}
 }
 
-// printable returns text on one line, as a TOML comment may hold it.
+// printable returns text on one line, as a TOML comment allows it.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == unicode.ReplacementChar {

@@ -9,19 +9,19 @@ import (
 	"unicode/utf8"
 )
 
-// A flag file is a command line as a shell or a service file has it: words,
-// quotes, backslashes at line ends, comments. One flag a line is the same with
-// other line ends, and so are the "- --flag" lines of a Kubernetes manifest.
+// A flag file is a command line as in a shell or a service file: words, quotes,
+// backslashes at line ends, comments. One flag on each line is the same with other line
+// ends, and so are the "- --flag" lines of a Kubernetes manifest.
 
 // word is one argument.
 type word struct {
 	text string
 	line int
-	// quoted says that some of it stood in quotes: "-" or ">" is meant then.
+	// quoted says that part of the word was in quotes: "-" or ">" is then literal.
 	quoted bool
 	// operator says that the shell ends the command here.
 	operator bool
-	// open says what only a shell could put in.
+	// open names an expansion that only a shell could make.
 	open string
 }
 
@@ -61,7 +61,7 @@ func (w *wordReader) split() []word {
 	return w.words
 }
 
-// lineEnd returns the length of the line end at i, 0 when there is none.
+// lineEnd returns the length of the line end at i, or 0.
 func (w *wordReader) lineEnd(i int) int {
 	switch rest := w.text[min(i, len(w.text)):]; {
 	case strings.HasPrefix(rest, "\n"):
@@ -113,7 +113,7 @@ func (w *wordReader) word() {
 	w.words = append(w.words, out)
 }
 
-// arity is what a flag takes.
+// arity is the number of values of a flag.
 type arity int
 
 const (
@@ -127,9 +127,9 @@ const (
 // flagSpec is one flag of a router.
 type flagSpec struct {
 	arity arity
-	// note says why there is no equal; empty for flags that are read.
+	// note says why there is no equivalent; empty for flags that are read.
 	note string
-	// trap is a warning besides, for what an operator would miss.
+	// trap is an additional warning about an effect that an operator may overlook.
 	trap string
 }
 
@@ -144,7 +144,7 @@ type flags struct {
 	*report
 	file  string
 	specs map[string]flagSpec
-	// order has each name that occurs once, in the order of the file.
+	// order contains each name once, in the order of the file.
 	order []string
 	uses  map[string][]use
 }
@@ -173,8 +173,7 @@ func readFlags(r *report, f File, programs []string, specs map[string]flagSpec) 
 	return out
 }
 
-// arguments returns the words after the program's name, up to where the shell
-// ends the command.
+// arguments returns the words after the program's name, up to the end of the command.
 func arguments(words []word, programs []string) []word {
 	start := 0
 	for i, w := range words {
@@ -186,7 +185,7 @@ func arguments(words []word, programs []string) []word {
 		}
 	}
 	words = words[start:]
-	// What else stands before the first flag starts the program: cargo run --release --.
+	// Words before the first flag start the program: cargo run --release --.
 	if i := slices.IndexFunc(words, func(w word) bool { return w.text == "--" }); i >= 0 {
 		words = words[i+1:]
 	}
@@ -215,7 +214,7 @@ func (f *flags) take(words []word) []word {
 	}
 	name, inline, hasInline := strings.Cut(first.text[len("--"):], "=")
 	if _, known := f.specs[name]; !known {
-		// The launcher that starts engines too has the router's flags so.
+		// The launcher that also starts engines has the router's flags in this form.
 		if short, prefixed := strings.CutPrefix(name, "router-"); prefixed {
 			name = short
 		}
@@ -243,7 +242,7 @@ func (f *flags) take(words []word) []word {
 		most = 1
 	case takesURL:
 		most = 2
-	case takesMany: // as many as there are
+	case takesMany: // any number
 	}
 	if len(values) == 0 && (spec.arity == takesOne || spec.arity == takesURL) {
 		f.problem(f.file, first.line, "--"+name, "has no value")
@@ -263,8 +262,7 @@ func (f *flags) add(name string, u use) {
 	f.uses[name] = append(f.uses[name], u)
 }
 
-// unknown warns of a flag that is in no version of the router that is known
-// here.
+// unknown warns about a flag that no known version of the router has.
 func (f *flags) unknown(line int, name string) {
 	var known []string
 	for k := range f.specs {
@@ -279,7 +277,7 @@ func (f *flags) unknown(line int, name string) {
 	f.warn(f.file, line, "--"+name, "unknown flag: it is left out")
 }
 
-// repeated warns of flags that are there several times and hold one value.
+// repeated warns about flags that occur several times but have only one value.
 func (f *flags) repeated() {
 	for _, name := range f.order {
 		n := len(f.uses[name])
@@ -293,10 +291,10 @@ func (f *flags) repeated() {
 	}
 }
 
-// on reports whether a switch is there.
+// on reports whether a switch is set.
 func (f *flags) on(name string) bool { return len(f.uses[name]) > 0 }
 
-// line is where a flag stands last; 0 when it does not.
+// line returns the line of a flag's last occurrence; 0 if there is none.
 func (f *flags) line(name string) int {
 	if uses := f.uses[name]; len(uses) > 0 {
 		return uses[len(uses)-1].line
@@ -326,7 +324,7 @@ func (f *flags) all(name string) []word {
 	return words
 }
 
-// integer returns a whole number from low to high.
+// integer returns an integer from low to high.
 func (f *flags) integer(name string, low, high int) (int, bool) {
 	s, ok := f.text(name)
 	if !ok {

@@ -11,20 +11,20 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// vllm-router began as a copy of SGLang's model gateway: most flags are in both,
-// with the same meaning.
+// vllm-router began as a copy of SGLang's model gateway: most flags exist in both, with
+// the same meaning.
 
 // gateway reads the flags of one of the two into doc.
 type gateway struct {
 	*flags
 	doc *document
-	// name is the router's, for comments.
+	// name is the router's name, for comments.
 	name string
-	// defaults are where the two differ.
+	// defaults are the defaults in which the two differ.
 	defaults gatewayDefaults
-	// disaggregated says that prefill and decode are apart.
+	// disaggregated says that prefill and decode run on separate engines.
 	disaggregated bool
-	seen          map[string]bool // addresses that are engines already
+	seen          map[string]bool // addresses of engines that were already added
 }
 
 type gatewayDefaults struct {
@@ -32,7 +32,7 @@ type gatewayDefaults struct {
 	metrics string // host of the Prometheus listener
 	// concurrent is --max-concurrent-requests; 0: no limit.
 	concurrent int
-	// grace is --shutdown-grace-period-secs; 0: there is none.
+	// grace is --shutdown-grace-period-secs; 0: none.
 	grace int
 	// routing headers and body members of conversations.
 	headers, fields []string
@@ -93,7 +93,7 @@ func sharedFlags() map[string]flagSpec {
 	return specs
 }
 
-// common reads what both routers have, once the engines are known.
+// common reads the settings of both routers, after the engines.
 func (g *gateway) common() {
 	g.listeners()
 	g.limits()
@@ -187,7 +187,7 @@ func (g *gateway) limits() {
 	g.doc.set("limits", "queue_timeout", seconds(float64(wait)), waitComment)
 }
 
-// care is retries, circuits and probes.
+// care reads retries, circuits and probes.
 func (g *gateway) care() {
 	attempts, ok := g.integer("retry-max-retries", 1, 1000)
 	comment := "--retry-max-retries, which counts the first try"
@@ -223,7 +223,7 @@ func (g *gateway) care() {
 	}
 }
 
-// kubernetes is the discovery of pods.
+// kubernetes reads the discovery of pods.
 func (g *gateway) kubernetes() {
 	g.integer("service-discovery-port", 1, 65535)
 	g.text("service-discovery-namespace")
@@ -279,8 +279,8 @@ func (g *gateway) addEngine(e gatewayEngine) {
 	}
 }
 
-// engineURL checks an engine's URL; what it says of one never shows the URL,
-// which may hold a password.
+// engineURL checks an engine's URL. Its messages never contain the URL, which may
+// contain a password.
 func (g *gateway) engineURL(flag string, at word) (string, bool) {
 	u, err := url.Parse(at.text)
 	switch {
@@ -302,7 +302,7 @@ func (g *gateway) engineURL(flag string, at word) (string, bool) {
 	return "", false
 }
 
-// workers writes the engines that serve whole requests.
+// workers adds the engines that serve whole requests.
 func (g *gateway) workers(ranks int) {
 	for i, w := range g.all("worker-urls") {
 		g.addEngine(gatewayEngine{flag: "worker-urls", at: w, name: "e" + strconv.Itoa(i),
@@ -310,8 +310,8 @@ func (g *gateway) workers(ranks int) {
 	}
 }
 
-// pairs writes the engines of prefill and decode. useBootstrap says that the
-// connector has bootstrap servers.
+// pairs adds the prefill and decode engines. useBootstrap says that the connector has
+// bootstrap servers.
 func (g *gateway) pairs(connector string, useBootstrap bool, ranks int) {
 	for i, u := range g.uses["prefill"] {
 		e := gatewayEngine{flag: "prefill", at: u.values[0], name: "p" + strconv.Itoa(i),
@@ -333,8 +333,8 @@ func (g *gateway) pairs(connector string, useBootstrap bool, ranks int) {
 	}
 }
 
-// pairsWanted reports whether prefill and decode are apart: the switch says so,
-// or nothing else makes sense.
+// pairsWanted reports whether prefill and decode run on separate engines: the switch
+// says so, or only that is consistent.
 func (g *gateway) pairsWanted(flag string) bool {
 	named := g.on("prefill") || g.on("decode")
 	switch {
@@ -352,7 +352,7 @@ func (g *gateway) pairsWanted(flag string) bool {
 	return false
 }
 
-// sharedWarnings are about keys and engines.
+// sharedWarnings adds warnings about keys and engines.
 func (g *gateway) sharedWarnings() {
 	if g.on("api-key") {
 		g.warn(g.file, g.line("api-key"), "--api-key", "keys are not written: put it into a file and name that in engine.api_key_file")
@@ -362,7 +362,7 @@ func (g *gateway) sharedWarnings() {
 	}
 }
 
-// place chooses the one policy that places both legs here.
+// place chooses the one policy that places both legs in pdproxy.
 func (g *gateway) place(known []string) {
 	main, ok := g.policy("policy", known)
 	if !ok {
@@ -404,8 +404,8 @@ func (g *gateway) policy(flag string, known []string) (string, bool) {
 	return p, ok
 }
 
-// placeOf returns the place policy for one of the gateways' policies, and what
-// is to be said of it.
+// placeOf returns the place policy for one of the gateways' policies, and an
+// explanation for the operator.
 func placeOf(policy string) (place, why string) {
 	switch policy {
 	case "cache_aware", "prefix_hash":
@@ -423,8 +423,8 @@ func placeOf(policy string) (place, why string) {
 	}
 }
 
-// cacheParams are the thresholds of cache_aware, whose defaults are those of
-// the command line.
+// cacheParams reads the thresholds of cache_aware, whose defaults are those of the
+// command line.
 func (g *gateway) cacheParams() {
 	const params = "policy.params.sglang_cache_aware"
 	if x, ok := g.float("cache-threshold", 0, 1); ok {
@@ -438,7 +438,7 @@ func (g *gateway) cacheParams() {
 	}
 }
 
-// conversation is what names a session.
+// conversation reads the names of sessions.
 func (g *gateway) conversation() {
 	c := config.Default().Conversation
 	if len(g.defaults.fields) > 0 {

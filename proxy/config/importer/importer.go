@@ -1,11 +1,11 @@
-// Package importer writes a config.toml from the configuration of another
-// router: TensorRT-LLM's disagg_config.yaml, and the flags of vllm-router and
-// of SGLang's model gateway. It opens nothing: bytes in, text and warnings out.
+// Package importer converts the configuration of another router to a config.toml:
+// TensorRT-LLM's disagg_config.yaml, and the flags of vllm-router and of SGLang's model
+// gateway. It opens nothing: it reads bytes and returns text and warnings.
 //
 // Each reader (trtllm.go, vllmrouter.go, sglangrouter.go) fills a document
-// (document.go); what the two gateways share is in gateway.go. The text says
-// where each value comes from, holds a comment for each thing that has no
-// equal, and never a secret. It always passes config.Parse.
+// (document.go); the common part of the two gateways is in gateway.go. The text names
+// the origin of each value, has a comment for each setting without an equivalent, and
+// never contains a secret. It always passes config.Parse.
 package importer
 
 import (
@@ -20,7 +20,7 @@ import (
 
 // File is one input.
 type File struct {
-	// Name is what findings call the file.
+	// Name is the file's name in findings.
 	Name string
 	// Text is its content.
 	Text []byte
@@ -30,21 +30,21 @@ type File struct {
 type Result struct {
 	// TOML is the text of a config.toml; config.Parse takes it.
 	TOML string `json:"toml"`
-	// Warnings are what the operator should look at before using it: traps of
-	// the other router, and what will differ. In the order of the input's lines.
+	// Warnings are what the operator should check before using the text: pitfalls of
+	// the other router, and differences. In the order of the input's lines.
 	Warnings []Finding `json:"warnings"`
 }
 
-// Finding is one thing that is wrong with, or remarkable about, an input.
+// Finding is an error in an input, or a remark about it.
 type Finding struct {
 	// File is the input's name.
 	File string `json:"file"`
-	// Line is where it stands, from 1; 0 when it stands nowhere.
+	// Line is its line, from 1; 0 if it has none.
 	Line int `json:"line"`
-	// Key is the key's full name in the YAML, or the flag with its dashes;
-	// empty for what concerns the file as a whole.
+	// Key is the key's full name in the YAML, or the flag with its dashes; empty for
+	// the file as a whole.
 	Key string `json:"key"`
-	// Message says what it is. It never holds a secret.
+	// Message describes it. It never contains a secret.
 	Message string `json:"message"`
 }
 
@@ -65,8 +65,8 @@ func (f Finding) String() string {
 	return b.String()
 }
 
-// Problems is everything for which an input cannot be imported, in the order of
-// its lines. It is the error of every reader.
+// Problems holds all reasons why an input cannot be imported, in the order of its
+// lines. It is the error of every reader.
 type Problems []Finding
 
 // Error lists every problem, one a line.
@@ -78,7 +78,7 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// report collects what one reader finds.
+// report collects the findings of one reader.
 type report struct {
 	problems Problems
 	warnings []Finding
@@ -92,8 +92,8 @@ func (r *report) warn(file string, line int, key, format string, args ...any) {
 	r.warnings = append(r.warnings, Finding{file, line, key, fmt.Sprintf(format, args...)})
 }
 
-// finish renders d, or returns the problems. What the readers do
-// not check themselves is left to config.Parse.
+// finish returns the text of d, or the problems. config.Parse makes the checks that the
+// readers do not make.
 func (r *report) finish(file string, d *document) (Result, error) {
 	if len(r.problems) == 0 {
 		r.check(file, d)
@@ -106,7 +106,7 @@ func (r *report) finish(file string, d *document) (Result, error) {
 	return Result{TOML: d.render(), Warnings: append([]Finding{}, r.warnings...)}, nil
 }
 
-// check has the result read as it will be read.
+// check parses the resulting text.
 func (r *report) check(file string, d *document) {
 	_, err := config.Parse([]byte(d.render()))
 	var problems config.Problems

@@ -6,10 +6,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// SGLangRouter makes a configuration from the flags of SGLang's model gateway,
-// of the same name as sglang-router, smg and amg: those of its Rust program
-// (sgl-model-gateway/src/main.rs) as well as those of its Python launcher
-// (bindings/python/src/sglang_router/router_args.py).
+// SGLangRouter converts the flags of SGLang's model gateway, also known as
+// sglang-router, smg and amg: those of its Rust program (sgl-model-gateway/src/main.rs)
+// and of its Python launcher (bindings/python/src/sglang_router/router_args.py).
 func SGLangRouter(f File) (Result, error) {
 	r := &report{}
 	programs := []string{"sglang-router", "sglang_router", "smg", "amg", "sgl-model-gateway", "sglang_router.launch_router", "launch_router.py"}
@@ -87,7 +86,7 @@ func sglangFlags() map[string]flagSpec {
 	return specs
 }
 
-// tls is the certificate of the public side.
+// tls reads the certificate of the public side.
 func (g *gateway) tls() {
 	cert, hasCert := g.text("tls-cert-path")
 	key, hasKey := g.text("tls-key-path")
@@ -104,7 +103,7 @@ func (g *gateway) tls() {
 	}
 }
 
-// sglangBackend tells which engines are meant.
+// sglangBackend checks the kind of the engines.
 func (g *gateway) sglangBackend() {
 	for _, flag := range []string{"backend", "runtime"} {
 		switch b, ok := g.text(flag); {
@@ -120,7 +119,7 @@ func (g *gateway) sglangBackend() {
 	}
 }
 
-// sglangTraps are what is known to go wrong with the gateway.
+// sglangTraps warns about known faults of the gateway.
 func (g *gateway) sglangTraps() {
 	if !g.on("dp-aware") {
 		return

@@ -1,8 +1,8 @@
 package importer
 
-// nearest returns the known name that name is most likely a misspelling of.
+// nearest returns the known name of which name is most likely a misspelling.
 func nearest(name string, known []string) (string, bool) {
-	const most = 2 // edits; names are longer than 4 letters
+	const most = 2 // edits; names have more than 4 letters
 	best, found := most+1, ""
 	for _, k := range known {
 		if d := edits(name, k); d > 0 && d < best && len(k) > 2*most {

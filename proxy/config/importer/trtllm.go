@@ -12,22 +12,22 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// TRTLLM is what `trtllm-serve disaggregated` is started with.
+// TRTLLM is the input of `trtllm-serve disaggregated`.
 type TRTLLM struct {
 	// Disagg is disagg_config.yaml (-c).
 	Disagg File
-	// Metadata is the metadata server's file (-m); no text: none.
+	// Metadata is the metadata server's file (-m); empty: none.
 	Metadata File
 	// RequestTimeout is --request_timeout.
 	RequestTimeout time.Duration
 }
 
-// DefaultRequestTimeout is that of `trtllm-serve disaggregated`.
+// DefaultRequestTimeout is the default of `trtllm-serve disaggregated`.
 const DefaultRequestTimeout = 180 * time.Second
 
-// Import makes a configuration. Keys and defaults are those of
-// extract_disagg_cfg in tensorrt_llm/llmapi/disagg_utils.py. A metadata server's
-// file alone is understood too.
+// Import returns a configuration. Keys and defaults are those of extract_disagg_cfg in
+// tensorrt_llm/llmapi/disagg_utils.py. The metadata server's file alone is accepted
+// too.
 func (in TRTLLM) Import() (Result, error) {
 	r := &trtllm{yamlFile: yamlFile{&report{}, in.Disagg.Name}, doc: &document{from: "a TensorRT-LLM disagg_config.yaml"}}
 	root, ok := r.document(in.Disagg)
@@ -55,8 +55,7 @@ type trtllm struct {
 	doc *document
 	// clustered says that workers register themselves: urls are ignored.
 	clustered bool
-	// conditional says that the generation servers also serve short prompts
-	// whole.
+	// conditional says that the generation servers serve short prompts whole.
 	conditional bool
 }
 
@@ -66,12 +65,11 @@ type server struct {
 	prefix, role string // of the engines' names
 	router       router
 	engines      []trtllmEngine
-	// arguments are names of the workers' own keys.
+	// arguments are names of keys that belong to the workers.
 	arguments []string
 }
 
-// keepNames remembers which of its own keys a section has, before they are
-// taken.
+// keepNames records which of these keys a section itself has, before they are taken.
 func (s *server) keepNames(keys ...string) {
 	for _, key := range keys {
 		if e, found := s.find(key); found && !e.inherited {
@@ -114,7 +112,7 @@ func (r *trtllm) read(root *table, in TRTLLM) {
 	}
 }
 
-// front is the public address.
+// front reads the public address.
 func (r *trtllm) front(root *table) {
 	host, _, given := r.text(root, "hostname")
 	if !given {
@@ -134,14 +132,14 @@ func (r *trtllm) front(root *table) {
 	}
 }
 
-// timeouts is what the whole exchange may take there.
+// timeouts sets the time-outs from the limit of a whole exchange.
 func (r *trtllm) timeouts(total time.Duration) {
 	limit := seconds(total.Seconds())
 	r.doc.set("timeouts", "prefill", limit, "--request_timeout, per attempt here")
 	r.doc.set("timeouts", "first_byte", limit, "--request_timeout; it cuts longer streams there, not here")
 }
 
-// fleet is the processes that share the port, and their ids.
+// fleet reads the processes that share the port, and their ids.
 func (r *trtllm) fleet(root *table) {
 	workers, _, _ := r.integer(root, "num_workers", 1, 64)
 	url, e, coordinator := r.text(root, "disagg_coordinator_url")
@@ -169,7 +167,7 @@ func (r *trtllm) fleet(root *table) {
 	}
 }
 
-// cluster is the store where workers register.
+// cluster reads the store in which workers register.
 func (r *trtllm) cluster(root *table) {
 	c, e, found := r.sub(root, "disagg_cluster")
 	if !found || len(c.entries) == 0 {
@@ -213,7 +211,7 @@ func (r *trtllm) cluster(root *table) {
 	}
 }
 
-// behaviour is how requests are served.
+// behaviour reads how requests are served.
 func (r *trtllm) behaviour(root *table) {
 	if n, _, ok := r.integer(root, "max_retries", 0, 1000); ok {
 		r.doc.set("retry", "attempts", number(n+1), "max_retries and the first try; another engine each time, not the same one")
@@ -229,12 +227,12 @@ func (r *trtllm) behaviour(root *table) {
 		r.problem(r.file, e.line, "schedule_style", "want context_first or generation_first")
 	}
 	c, _, found := r.sub(root, "conditional_disagg_config")
-	found = found && len(c.entries) > 0 // {} turns it off there
+	found = found && len(c.entries) > 0 // {} disables it in TensorRT-LLM
 	if n, _, ok := r.integer(c, "max_local_prefill_length", 0, 1<<40); found {
 		r.conditional = true
 		r.doc.set("policy", "plan", text("pd_auto"), "conditional_disagg_config")
 		if !ok {
-			n = 0 // its default
+			n = 0 // TensorRT-LLM's default
 		}
 		r.doc.set("policy.params.pd_auto", "local_tokens", float(float64(n)), "max_local_prefill_length; without it measured times decide, not a length")
 		if style == "generation_first" {
@@ -267,7 +265,7 @@ func (r *trtllm) behaviour(root *table) {
 	}
 }
 
-// observability is metrics and traces.
+// observability reads metrics and traces.
 func (r *trtllm) observability(root *table) {
 	r.integer(root, "perf_metrics_max_requests", 0, 1<<40)
 	on, _, ok := r.boolean(root, "return_perf_metrics")
@@ -287,9 +285,8 @@ func (r *trtllm) observability(root *table) {
 	}
 }
 
-// inherit copies keys of the top level that are none of the orchestrator's into
-// both sections, as the orchestrator does: a router or urls of the top level
-// count too.
+// inherit copies top-level keys that do not belong to the orchestrator into both
+// sections, as the orchestrator does: a top-level router or urls apply too.
 func (r *trtllm) inherit(root, ctx, gen *table) {
 	for _, e := range root.entries {
 		for _, t := range []*table{ctx, gen} {
@@ -317,7 +314,7 @@ func (r *trtllm) inherit(root, ctx, gen *table) {
 	}
 }
 
-// trtllmKeys are the keys of the top level.
+// trtllmKeys returns the keys of the top level.
 func trtllmKeys() []string {
 	return []string{"hostname", "port", "context_servers", "generation_servers", "max_retries", "schedule_style",
 		"conditional_disagg_config", "disagg_cluster", "node_id", "num_workers", "disagg_coordinator_url",
@@ -326,7 +323,7 @@ func trtllmKeys() []string {
 		"server_keep_alive_timeout"}
 }
 
-// servers reads what a section says of its engines.
+// servers reads the engines of a section.
 func (r *trtllm) servers(s *server) {
 	count, at, counted := r.integer(s.table, "num_instances", 0, 1<<20)
 	if !counted {
@@ -386,7 +383,7 @@ func (r *trtllm) urls(s *server, urls []*yaml.Node) {
 	}
 }
 
-// engines writes the engines; one that is in both sections serves both phases.
+// engines adds the engines. An engine in both sections serves both phases.
 func (r *trtllm) engines(ctx, gen *server) {
 	mixed := func(e trtllmEngine) bool {
 		in := func(s *server) bool {

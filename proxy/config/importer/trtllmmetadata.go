@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// misspelled is how the README of TensorRT-LLM's examples writes
-// refresh_interval; its loader refuses that.
+// misspelled is the spelling of refresh_interval in the README of TensorRT-LLM's
+// examples; TensorRT-LLM's loader rejects it.
 const misspelled = "refersh_interval"
 
-// metadataKeys are those of MetadataServerConfig alone (disagg_utils.py).
+// metadataKeys returns the keys that only MetadataServerConfig has (disagg_utils.py).
 func metadataKeys() []string {
 	return []string{"server_type", "health_check_timeout", "refresh_interval", misspelled}
 }
 
-// isMetadata reports whether a file is the metadata server's: it has keys of its
-// own and none of the orchestrator's but the address.
+// isMetadata reports whether a file is the metadata server's: it has some of its keys,
+// and none of the orchestrator's except the address.
 func isMetadata(t *table) bool {
 	own := false
 	for _, key := range metadataKeys() {
@@ -31,8 +31,7 @@ func isMetadata(t *table) bool {
 	return own
 }
 
-// metadata reads the metadata server's file: the older way in which workers
-// register.
+// metadata reads the metadata server's file: the older way in which workers register.
 func (r *trtllm) metadata(t *table) {
 	kind, e, ok := r.text(t, "server_type")
 	switch {
@@ -63,7 +62,7 @@ func (r *trtllm) metadata(t *table) {
 	}
 }
 
-// refresh is the time between two scans, under its name or misspelled.
+// refresh returns the time between two scans, from the correct or the misspelled key.
 func (r *trtllm) refresh(t *table) {
 	x, _, ok := r.float(t, "refresh_interval", 0.001, 1e6)
 	wrong, e, misspelt := r.float(t, misspelled, 0.001, 1e6)
@@ -79,8 +78,8 @@ func (r *trtllm) refresh(t *table) {
 	}
 }
 
-// misplaced warns of the metadata server's keys in disagg_config.yaml, where
-// they do nothing.
+// misplaced warns about the metadata server's keys in disagg_config.yaml, where they
+// have no effect.
 func (r *trtllm) misplaced(root *table) {
 	for _, key := range append(metadataKeys(), "metadata_config") {
 		e, found := root.take(key)

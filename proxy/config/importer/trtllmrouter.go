@@ -19,12 +19,12 @@ const (
 type router struct {
 	kind string
 	line int
-	// maxBatch and blockTokens are 0 when not given.
+	// maxBatch and blockTokens are 0 if they are not set.
 	maxBatch, blockTokens int
 	maxSessions           int
 }
 
-// shared reports whether both sections have one router object: an alias, or one
+// shared reports whether both sections have the same router object: an alias, or one
 // inherited from the top level.
 func shared(ctx, gen *table) bool {
 	a, inContext := ctx.find("router")
@@ -32,9 +32,9 @@ func shared(ctx, gen *table) bool {
 	return inContext && inGeneration && resolve(a.value) == resolve(b.value)
 }
 
-// router reads a section's router. sharedType says that the other section has
-// read it before: the orchestrator takes the type out of the one object that
-// both have, and what reads it next finds none.
+// router reads a section's router. sharedType says that the other section has read the
+// same object: the orchestrator removes the type from a shared object, and the second
+// reader finds none.
 func (r *trtllm) router(s *server, sharedType bool) router {
 	args, e, _ := r.sub(s.table, "router")
 	out := router{kind: routerRoundRobin, line: e.line}
@@ -65,7 +65,7 @@ func (r *trtllm) router(s *server, sharedType bool) router {
 	return out
 }
 
-// blockTokens is the router's tokens_per_block, or the workers'.
+// blockTokens returns the router's tokens_per_block, or the workers'.
 func (r *trtllm) blockTokens(section, args *table) int {
 	kv, _, _ := r.sub(section, "kv_cache_config")
 	workers, _, _ := r.integer(kv, "tokens_per_block", 1, 1<<20)
@@ -79,8 +79,8 @@ func (r *trtllm) blockTokens(section, args *table) int {
 	return own
 }
 
-// useTokens is an option that raises for chats, and for every request of the
-// generation side.
+// useTokens handles an option that raises an exception for chats, and for every request
+// of the generation side.
 func (r *trtllm) useTokens(s *server, args *table, line int) {
 	if s.prefix == "d" {
 		r.problem(r.file, line, args.name("use_tokens"), "true fails on every request of the generation side there: take it out")
@@ -89,8 +89,8 @@ func (r *trtllm) useTokens(s *server, args *table, line int) {
 	r.warn(r.file, line, args.name("use_tokens"), "fails on chats there; policies here always know the tokens in flight")
 }
 
-// arguments writes what is left of a router's arguments as comments. Those with
-// names like secrets go without their value.
+// arguments writes the remaining arguments of a router as comments. It omits the values
+// of arguments with names like those of secrets.
 func (r *trtllm) arguments(args *table) {
 	for _, e := range args.entries {
 		n := resolve(e.value)
@@ -114,8 +114,8 @@ func secretName(key string) bool {
 	return strings.HasSuffix(key, "token") || strings.HasSuffix(key, "_key")
 }
 
-// place chooses the one policy that places both legs here. There each side has
-// its own router.
+// place chooses the one policy that places both legs in pdproxy. In TensorRT-LLM each
+// side has its own router.
 func (r *trtllm) place(ctx, gen *server) {
 	a, b := ctx.router, gen.router
 	from := "routers " + a.kind + " and " + b.kind
@@ -144,13 +144,13 @@ func (r *trtllm) place(ctx, gen *server) {
 	}
 }
 
-// mostBatch is the most that the policy's max_batch_size may be.
+// mostBatch is the maximum of the policy's max_batch_size.
 const mostBatch = 1_000_000
 
-// mostConversations is the most that conversation.capacity may be.
+// mostConversations is the maximum of conversation.capacity.
 const mostConversations = 10_000_000
 
-// batch is the one number of their score that can be set.
+// batch sets the only configurable number of the routers' score.
 func (r *trtllm) batch(a, b router) {
 	n := a.maxBatch
 	if a.kind != routerKV || n == 0 {

@@ -8,9 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// VLLMRouter makes a configuration from the flags of vllm-router
-// (vllm-project/router), those of its Rust program (src/main.rs) as well as
-// those of its Python launcher (py_src/vllm_router/router_args.py).
+// VLLMRouter converts the flags of vllm-router (vllm-project/router): those of its Rust
+// program (src/main.rs) and of its Python launcher (py_src/vllm_router/router_args.py).
 func VLLMRouter(f File) (Result, error) {
 	r := &report{}
 	programs := []string{"vllm-router", "vllm_router", "vllm_router.launch_router", "launch_router.py"}
@@ -57,7 +56,7 @@ func vllmFlags() map[string]flagSpec {
 	return specs
 }
 
-// vllmPairs writes the engines of prefill and decode, or where they register.
+// vllmPairs adds the prefill and decode engines, or the address where they register.
 func (g *gateway) vllmPairs(ranks int) {
 	kind, ok := g.text("kv-connector")
 	if !ok {
@@ -83,7 +82,7 @@ func (g *gateway) vllmPairs(ranks int) {
 	g.pairs(connector, kind == "mooncake", ranks)
 }
 
-// discovery is the ZMQ socket where engines register.
+// discovery reads the ZMQ socket at which engines register.
 func (g *gateway) discovery(address string) {
 	address = strings.TrimPrefix(address, "tcp://")
 	host, _, err := net.SplitHostPort(address)
@@ -98,7 +97,7 @@ func (g *gateway) discovery(address string) {
 	}
 }
 
-// vllmBackend warns of backends other than vLLM.
+// vllmBackend warns about backends other than vLLM.
 func (g *gateway) vllmBackend() {
 	for _, flag := range []string{"backend", "runtime"} {
 		switch b, ok := g.text(flag); {

@@ -13,19 +13,19 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// yamlFile reads one YAML file. It is stricter than PyYAML, which takes the
-// last of two equal keys without a word.
+// yamlFile reads one YAML file. It is stricter than PyYAML, which silently uses the
+// last of two equal keys.
 type yamlFile struct {
 	*report
 	file string
 }
 
-// table is a mapping whose keys are taken one by one; what is left at the end
-// is what the reader does not know.
+// table is a mapping whose keys are taken one by one. The keys that remain at the end
+// are unknown to the reader.
 type table struct {
 	path string
-	// node is what the mapping was read from: Python has one object for all
-	// aliases of an anchor.
+	// node is the source of the mapping: Python has one object for all aliases of an
+	// anchor.
 	node    *yaml.Node
 	entries []tableEntry
 }
@@ -34,14 +34,14 @@ type tableEntry struct {
 	key   string
 	line  int
 	value *yaml.Node
-	// inherited says that it stands at the top level and counts for a section.
+	// inherited says that the key stands at the top level and applies to a section.
 	inherited bool
 }
 
-// mostMerges bounds how deep merge keys (<<) lead, and so ends cycles.
+// mostMerges bounds the depth of merge keys (<<), and so ends cycles.
 const mostMerges = 8
 
-// document reads the mapping that is the file's one document.
+// document reads the mapping of the file's only document.
 func (y *yamlFile) document(f File) (*table, bool) {
 	if !utf8.Valid(f.Text) {
 		y.problem(y.file, 0, "", "it is no UTF-8 text")
@@ -75,7 +75,7 @@ func (y *yamlFile) syntax(err error) {
 	y.problem(y.file, line, "", "invalid YAML: %s", strings.TrimPrefix(message, "yaml: "))
 }
 
-// table reads a mapping; null is one without keys.
+// table reads a mapping; null is a mapping without keys.
 func (y *yamlFile) table(path string, node *yaml.Node) *table {
 	t := &table{path: path, node: resolve(node)}
 	switch {
@@ -87,7 +87,7 @@ func (y *yamlFile) table(path string, node *yaml.Node) *table {
 	return t
 }
 
-// fill adds the keys of a mapping, its own before those that it merges in.
+// fill adds the keys of a mapping, its own before merged ones.
 func (y *yamlFile) fill(t *table, node *yaml.Node, depth int) {
 	var merged []*yaml.Node
 	own := map[string]bool{}
@@ -123,7 +123,7 @@ func (y *yamlFile) fill(t *table, node *yaml.Node, depth int) {
 	}
 }
 
-// resolve follows an alias; an alias of an alias cannot be written.
+// resolve follows an alias. YAML has no alias of an alias.
 func resolve(node *yaml.Node) *yaml.Node {
 	if node.Kind == yaml.AliasNode {
 		return node.Alias
@@ -142,7 +142,7 @@ func kindOf(node *yaml.Node) string {
 	}
 }
 
-// name is a key's full name.
+// name returns a key's full name.
 func (t *table) name(key string) string {
 	if t.path == "" {
 		return key
@@ -165,12 +165,12 @@ func (t *table) take(key string) (tableEntry, bool) {
 	return e, found && resolve(e.value).Tag != "!!null"
 }
 
-// wrong notes that a key's value is of another type. The value is left out.
+// wrong notes that a key's value has another type. It omits the value.
 func (y *yamlFile) wrong(t *table, e tableEntry, want string) {
 	y.problem(y.file, e.line, t.name(e.key), "want %s, found a %s", want, kindOf(e.value))
 }
 
-// sub takes a mapping; absent, it has no keys.
+// sub takes a mapping; a missing one has no keys.
 func (y *yamlFile) sub(t *table, key string) (*table, tableEntry, bool) {
 	e, found := t.take(key)
 	if !found {
@@ -192,7 +192,7 @@ func (y *yamlFile) text(t *table, key string) (string, tableEntry, bool) {
 	return "", e, false
 }
 
-// integer takes a whole number from low to high.
+// integer takes an integer from low to high.
 func (y *yamlFile) integer(t *table, key string, low, high int) (int, tableEntry, bool) {
 	e, found := t.take(key)
 	if !found {
@@ -234,7 +234,7 @@ func (y *yamlFile) float(t *table, key string, low, high float64) (float64, tabl
 	return x, e, true
 }
 
-// boolean takes true or false, in YAML 1.1's spellings too: those are PyYAML's.
+// boolean takes true or false, also in the spellings of YAML 1.1, which PyYAML accepts.
 func (y *yamlFile) boolean(t *table, key string) (bool, tableEntry, bool) {
 	e, found := t.take(key)
 	if !found {
@@ -253,7 +253,7 @@ func (y *yamlFile) boolean(t *table, key string) (bool, tableEntry, bool) {
 	return false, e, false
 }
 
-// equal reports whether two values are the same for Python.
+// equal reports whether two values are equal in Python.
 func equal(a, b *yaml.Node) bool {
 	var x, y any
 	return a.Decode(&x) == nil && b.Decode(&y) == nil && reflect.DeepEqual(x, y)

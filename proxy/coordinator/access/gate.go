@@ -97,7 +97,7 @@ func (g *Gate) Receive(ctx context.Context, nc net.Conn) *Visitor {
 	switch {
 	case v.Begun[0] == greeting:
 	case v.Begun[0] == handshake && g.tls == nil:
-		v.Refuse(ReasonTLS, errors.New("TLS is not spoken here"))
+		v.Refuse(ReasonTLS, errors.New("this listener has no TLS"))
 		return nil
 	case v.Begun[0] == handshake:
 		t := link.Server(nc, v.Begun, g.tls)

@@ -17,18 +17,18 @@ import (
 // epochFile is the name of the file that keeps the epoch.
 const epochFile = "epoch"
 
-// Alone is the election of a fleet that has one coordinator and no etcd: whoever
-// is started leads, at once or when the process that it takes over from has ended
-// its term. Its methods are safe for concurrent use.
+// Alone is the election of a fleet with one coordinator and without etcd. A new process
+// leads at once, or when the process that it takes over from has ended its term. Safe for
+// concurrent use.
 type Alone struct {
 	e   *Election
 	dir *privatedir.Dir
 }
 
-// NewAlone returns the election of a coordinator that begins to lead with Succeed.
-// dir is the folder with the file that keeps the epoch; nil for none: then the clock
-// alone says that one is later. Until Succeed the leader is the one of that epoch, at the
-// same address. Address, Node and Log of o are used.
+// NewAlone returns the election of a coordinator that leads from Succeed on. dir has the
+// file that keeps the epoch. Nil: no file; later epochs are higher only by the clock.
+// Before Succeed, the leader is the one of the stored epoch, at the same address. Address,
+// Node and Log of o are used.
 func NewAlone(o Options, dir *privatedir.Dir) *Alone {
 	a := &Alone{e: New(o), dir: dir}
 	if before := a.before(o.Log); before != 0 {
@@ -37,19 +37,19 @@ func NewAlone(o Options, dir *privatedir.Dir) *Alone {
 	return a
 }
 
-// Standing is like that of Election.
+// Standing is as in Election.
 func (a *Alone) Standing() (Standing, <-chan struct{}) { return a.e.Standing() }
 
-// Resign is like that of Election.
+// Resign is as in Election.
 func (a *Alone) Resign() { a.e.Resign() }
 
-// Run waits until ctx ends, and resigns.
+// Run waits until ctx ends and then resigns.
 func (a *Alone) Run(ctx context.Context) {
 	<-ctx.Done()
 	a.Resign()
 }
 
-// Succeed begins to lead, by an epoch above those of all that have led before.
+// Succeed begins to lead with an epoch above all earlier ones.
 func (a *Alone) Succeed() {
 	s, _ := a.Standing()
 	own := Leader{
@@ -62,7 +62,7 @@ func (a *Alone) Succeed() {
 	a.e.lead(own)
 }
 
-// before is the epoch in the file; 0: none is known.
+// before returns the epoch in the file; 0: none.
 func (a *Alone) before(log *slog.Logger) uint64 {
 	if a.dir == nil {
 		return 0
@@ -85,7 +85,7 @@ func (a *Alone) before(log *slog.Logger) uint64 {
 	return epoch
 }
 
-// keep writes the epoch to the file, in whole or not at all.
+// keep writes the epoch to the file atomically.
 func (a *Alone) keep(epoch uint64) error {
 	if a.dir == nil {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
 
-// Run follows the leader's record and, in a coordinator, stands for election,
-// until ctx ends; whoever is next in line leads then.
+// Run follows the leader's record until ctx ends. In a coordinator it also takes part in
+// the election: the first in line leads.
 func (e *Election) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -24,16 +24,16 @@ func (e *Election) Run(ctx context.Context) {
 	e.follow(ctx)
 }
 
-// campaign stands in line, one term after the other.
+// campaign waits in line and leads, one term after the other.
 func (e *Election) campaign(ctx context.Context) {
-	defer e.Resign() // who has left the line does not lead
+	defer e.Resign() // a process that has left the line does not lead
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.stands, cancel)()
 	var t trouble
 	var lease clientv3.LeaseID
 	for ctx.Err() == nil {
-		// Beyond ctx: giving up the place in line is a question to etcd too.
+		// This context outlives ctx, because leaving the line also needs etcd.
 		e.withClient(context.WithoutCancel(ctx), &t, func(_ context.Context, client *clientv3.Client, t *trouble) error {
 			return e.term(ctx, client, &lease, t)
 		})
@@ -41,10 +41,9 @@ func (e *Election) campaign(ctx context.Context) {
 	}
 }
 
-// term stands in line and leads until the lease has run out, which is nil if
-// etcd said so, another leads, or ctx ends. The lease of an earlier term keeps
-// its place in line if etcd still has it: an etcd that was away has let none run
-// out.
+// term waits in line and leads, until etcd says that the lease has run out (then lease is
+// nil), another coordinator leads, or ctx ends. A lease of an earlier term keeps its place
+// in line if etcd still has it: an etcd that was down has let no lease run out.
 func (e *Election) term(ctx context.Context, client *clientv3.Client, lease *clientv3.LeaseID, t *trouble) error {
 	if err := e.hold(ctx, client, lease); err != nil {
 		return err
@@ -57,7 +56,7 @@ func (e *Election) term(ctx context.Context, client *clientv3.Client, lease *cli
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(session.Ctx(), func() { cancel(errLease) })()
-	// A candidate that is to leave asks etcd for it, however long that takes.
+	// A candidate that leaves tells etcd, however long that takes.
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(2*etcd.Timeout, func() { _ = client.Close() }) })()
 
 	line := concurrency.NewElection(session, e.prefix+"candidates")
@@ -65,23 +64,23 @@ func (e *Election) term(ctx context.Context, client *clientv3.Client, lease *cli
 		err = e.reign(ctx, client, line)
 	}
 	if errors.Is(context.Cause(ctx), errLease) {
-		return errLease // the next term asks whether it is so
+		return errLease // the next term checks that
 	}
 	session.Orphan()
 	*lease = clientv3.NoLease
 	bounded, done := context.WithTimeout(context.WithoutCancel(ctx), etcd.Timeout)
 	defer done()
-	_, _ = client.Revoke(bounded, session.Lease()) // else it runs out
+	_, _ = client.Revoke(bounded, session.Lease()) // if this fails, the lease runs out
 	return err
 }
 
-// holdTimeout bounds the question for a lease. It is short: an etcd that is back
-// waits no longer than a lease is for those that had one.
+// holdTimeout bounds the request for a lease. It is short, so that after an outage of etcd
+// the former leaders come back before their leases run out.
 const holdTimeout = time.Second
 
 var errLease = errors.New("the lease is not renewed")
 
-// hold sees to it that there is a lease: the one of before, or a new one.
+// hold makes sure that there is a lease: the one from before, or a new one.
 func (e *Election) hold(ctx context.Context, client *clientv3.Client, lease *clientv3.LeaseID) error {
 	ctx, cancel := context.WithTimeout(ctx, holdTimeout)
 	defer cancel()
@@ -101,7 +100,7 @@ func (e *Election) hold(ctx context.Context, client *clientv3.Client, lease *cli
 
 func seconds(d time.Duration) int { return int(d / time.Second) }
 
-// reign writes the record and leads, until ctx ends or another does.
+// reign writes the record and leads until ctx ends or another coordinator leads.
 func (e *Election) reign(ctx context.Context, client *clientv3.Client, line *concurrency.Election) error {
 	own, err := e.claim(ctx, client, line)
 	if err != nil {
@@ -123,9 +122,8 @@ func (e *Election) reign(ctx context.Context, client *clientv3.Client, line *con
 	}
 }
 
-// claim writes this process's record over that of the leader before, unless it
-// is there already. It fails when the place in line is lost or another has
-// written in the meantime.
+// claim writes this process's record in place of the former leader's. It fails if the
+// place in line is lost or another process has written in the meantime.
 func (e *Election) claim(ctx context.Context, client *clientv3.Client, line *concurrency.Election) (Leader, error) {
 	ctx, cancel := context.WithTimeout(ctx, etcd.Timeout)
 	defer cancel()
@@ -136,12 +134,12 @@ func (e *Election) claim(ctx context.Context, client *clientv3.Client, line *con
 	var before Leader
 	var revision int64 // 0: there is no record
 	for _, kv := range answer.Kvs {
-		before, _ = parse(kv.Value) // what cannot be read is written over
+		before, _ = parse(kv.Value) // an unreadable record is replaced
 		revision = kv.ModRevision
 	}
 	own := e.next(before, time.Now())
 	if own == before {
-		return own, nil // etcd was away, and nobody has led since
+		return own, nil // etcd was down, and nobody has led since
 	}
 	value, err := json.Marshal(own)
 	if err != nil {
@@ -157,15 +155,15 @@ func (e *Election) claim(ctx context.Context, client *clientv3.Client, line *con
 	return own, err
 }
 
-// next is this process's record after the one in the store. Who leads already,
-// and after whom nobody has led, stays the leader of its epoch.
+// next returns this process's record after the stored one. A leader after which nobody
+// else has led keeps its epoch.
 func (e *Election) next(before Leader, now time.Time) Leader {
 	s, _ := e.Standing()
 	if s.Leads && s.Leader.Epoch >= before.Epoch {
 		return s.Leader
 	}
 	own := Leader{Address: e.o.Address, Node: e.o.Node, ID: e.id}
-	if before.ID == own.ID && before.Epoch >= s.Leader.Epoch { // written, and the answer was lost
+	if before.ID == own.ID && before.Epoch >= s.Leader.Epoch { // the record was written, and the answer was lost
 		own.Epoch = before.Epoch
 		return own
 	}
@@ -173,7 +171,7 @@ func (e *Election) next(before Leader, now time.Time) Leader {
 	return own
 }
 
-// Next is the epoch of a leader that begins now, after one of epoch before.
+// Next returns the epoch of a leader that begins at now, after a leader of epoch before.
 func Next(before uint64, now time.Time) uint64 {
 	return max(before+1, uint64(max(now.UnixMilli(), 1)))
 }

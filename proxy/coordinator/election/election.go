@@ -1,24 +1,23 @@
-// Package election settles which of a fleet's coordinators leads, and tells its
-// workers. The coordinators stand in line in etcd, each with a lease; the first
-// in line writes the leader's record, which workers and the other coordinators
-// watch. The record outlives the leader: whoever cannot reach etcd goes by the
-// last one that it has seen.
+// Package election decides which coordinator of a fleet leads, and tells the workers. The
+// coordinators wait in line in etcd, each with a lease. The first in line writes the
+// leader's record, which workers and the other coordinators watch. The record outlives the
+// leader: a process that cannot reach etcd uses the last record that it has seen.
 //
 // # Epochs
 //
-// A leader has an epoch above those of all before it: the Unix time in ms at
-// which it began to lead, or one more than the highest known, whichever is more.
-// The record and the place in line are compared in one transaction, so two
-// leaders of one store never have the same. Time is in it for stores that lose
-// their data and for fleets that had none: numbers counted by the store would
-// begin again, and workers refuse a lower epoch for ever.
+// The epoch of a leader is above all earlier ones. It is the Unix time in ms at which it
+// began to lead, or one more than the highest known epoch, whichever is larger. One
+// transaction compares the record and the place in line, so two leaders of one store never
+// have the same epoch. Because the epoch contains the time, it also grows if a store loses
+// its data, and in fleets that begin to use etcd. A count kept by the store would begin
+// again, and workers would refuse the lower epochs for ever.
 //
 // # Without etcd
 //
-// A leader whose lease has run out is the leader of its epoch until it sees the
-// record of a higher one: that etcd is away is no reason to serve nobody. It may
-// then lead beside another that it does not see. Workers go to the higher epoch,
-// and neither mints an id that the other could.
+// A leader whose lease has run out goes on to lead in its epoch until it sees the record
+// of a higher one: an outage of etcd is no reason to stop serving. It may then lead at the
+// same time as a leader that it does not see. Workers connect to the higher epoch, and the
+// two mint from different ranges of ids.
 package election
 
 import (
@@ -36,17 +35,17 @@ import (
 
 // Leader is the record of a coordinator that leads.
 type Leader struct {
-	// Address is where workers and standbys dial it: host:port or unix:path.
+	// Address is the address for workers and standbys: host:port or unix:path.
 	Address string `json:"address"`
 	// Epoch is above that of every earlier leader; 0: nobody has led yet.
 	Epoch uint64 `json:"epoch"`
-	// Node is the name of its host, for people.
+	// Node is the name of its host, for operators.
 	Node string `json:"node"`
-	// ID is the coordinator's own, of this life of its process.
+	// ID is a random number of the coordinator's process.
 	ID uint64 `json:"id,string"`
 }
 
-// mostRecord bounds what is read of a record.
+// mostRecord bounds the size of a record.
 const mostRecord = 4 << 10
 
 // parse reads a leader's record.
@@ -56,7 +55,7 @@ func parse(value []byte) (Leader, error) {
 		return Leader{}, errors.New("read leader's record: it is too long")
 	}
 	if err := json.Unmarshal(value, &l); err != nil {
-		return Leader{}, errors.New("read leader's record: it is no JSON of one")
+		return Leader{}, errors.New("read leader's record: it is not valid JSON")
 	}
 	if l.Address == "" || l.Epoch == 0 {
 		return Leader{}, errors.New("read leader's record: it names no leader")
@@ -64,25 +63,25 @@ func parse(value []byte) (Leader, error) {
 	return l, nil
 }
 
-// Options is what an Election stands on.
+// Options configures an Election.
 type Options struct {
 	Etcd clientv3.Config // Context is set by Run
 	Name string          // of the fleet
-	// Address and Node are what the record says when this process leads. An
-	// empty address stands for no election: a worker follows only.
+	// Address and Node are for this process's record. With an empty Address the process
+	// only follows, as a worker.
 	Address, Node string
-	// Lease is how long this process leads without a word to etcd; whole seconds.
+	// Lease is how long this process leads without contact to etcd, in whole seconds.
 	Lease time.Duration
 	Log   *slog.Logger
 }
 
-// Standing is who leads, as far as it is known here.
+// Standing is the leader, as far as it is known here.
 type Standing struct {
 	Leader Leader // the last known; its epoch is 0 if none is
-	Leads  bool   // it is this process
+	Leads  bool   // this process leads
 }
 
-// Election is one process's part in it. Its methods are safe for concurrent use.
+// Election is the part of one process in the election. Safe for concurrent use.
 type Election struct {
 	o      Options
 	id     uint64
@@ -93,10 +92,10 @@ type Election struct {
 
 	mu       sync.Mutex
 	standing Standing      // guarded by mu
-	changed  chan struct{} // closed when standing is another; guarded by mu
+	changed  chan struct{} // closed when standing changes
 }
 
-// New returns an election of which nothing is known yet. It starts nothing.
+// New returns an election. Run starts it; before that nothing is known.
 func New(o Options) *Election {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -108,16 +107,15 @@ func New(o Options) *Election {
 	return e
 }
 
-// Standing returns who leads, and a channel that is closed when that is no
-// longer so.
+// Standing returns the standing, and a channel that is closed when it changes.
 func (e *Election) Standing() (s Standing, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.standing, e.changed
 }
 
-// Resign gives up the lead, or the place in line, for good: whoever is next
-// leads at once. Run goes on to follow.
+// Resign gives up the lead or the place in line for good; the next in line leads at once.
+// Run continues to follow.
 func (e *Election) Resign() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -127,7 +125,7 @@ func (e *Election) Resign() {
 	}
 }
 
-// set notes who leads. It is called with mu held.
+// set stores the standing; mu is held.
 func (e *Election) set(s Standing) {
 	if s == e.standing {
 		return
@@ -137,8 +135,8 @@ func (e *Election) set(s Standing) {
 	e.changed = make(chan struct{})
 }
 
-// saw takes in a record from the store. What this process wrote there itself is
-// not news, and neither is an epoch that is past.
+// saw handles a record from the store. It ignores the record of this process and those of
+// past epochs.
 func (e *Election) saw(l Leader) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -153,8 +151,8 @@ func (e *Election) saw(l Leader) {
 	e.set(Standing{Leader: l})
 }
 
-// lead notes that this process leads by a record that it wrote; false if a
-// higher epoch has been seen since, or it has resigned.
+// lead notes that this process leads by a record that it wrote. False: a higher epoch has
+// been seen since, or this process has resigned.
 func (e *Election) lead(l Leader) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -11,19 +11,18 @@ import (
 )
 
 const (
-	// readEvery is the time between two readings of the record while a watch
-	// runs: a watch that went on where another store's history ended would be
-	// silent for ever.
+	// readEvery is the time between two reads of the record during a watch. If the data of
+	// the store is replaced, a watch could stay silent for ever.
 	readEvery = 10 * time.Second
-	// again is the time until etcd is tried once more. Each try has a client of
-	// its own: one that has failed for a minute waits as long before it dials.
+	// again is the pause before etcd is tried again. Each try has a client of its own,
+	// because a client that fails waits longer and longer before it dials.
 	again = 300 * time.Millisecond
 )
 
-// key is where the leader's record is.
+// key returns the key of the leader's record.
 func (e *Election) key() string { return e.prefix + "leader" }
 
-// follow keeps the standing that of the record in the store until ctx ends.
+// follow updates the standing from the record in the store, until ctx ends.
 func (e *Election) follow(ctx context.Context) {
 	var t trouble
 	for ctx.Err() == nil {
@@ -32,9 +31,9 @@ func (e *Election) follow(ctx context.Context) {
 	}
 }
 
-// withClient runs do with a client of its own.
+// withClient runs do with a new client.
 func (e *Election) withClient(ctx context.Context, t *trouble, do func(context.Context, *clientv3.Client, *trouble) error) {
-	// Nothing that do has left behind keeps the client: its context is over.
+	// Requests that do has left running end with the client's context.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	o := e.o.Etcd
@@ -42,15 +41,14 @@ func (e *Election) withClient(ctx context.Context, t *trouble, do func(context.C
 	client, err := clientv3.New(o) // with a password it asks for a token
 	if err == nil {
 		err = do(ctx, client, t)
-		_ = client.Close() // says only that ctx is over
+		_ = client.Close() // its error only says that
 	}
 	if ctx.Err() == nil {
 		t.note(e, err)
 	}
 }
 
-// watch reads the record and what becomes of it, until an error says why it
-// cannot.
+// watch reads the record and its changes, until an error ends it.
 func (e *Election) watch(ctx context.Context, client *clientv3.Client, t *trouble) error {
 	for {
 		revision, err := e.read(ctx, client)
@@ -64,7 +62,7 @@ func (e *Election) watch(ctx context.Context, client *clientv3.Client, t *troubl
 	}
 }
 
-// read takes in the record as it is now.
+// read handles the present record.
 func (e *Election) read(ctx context.Context, client *clientv3.Client) (revision int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, etcd.Timeout)
 	defer cancel()
@@ -78,8 +76,7 @@ func (e *Election) read(ctx context.Context, client *clientv3.Client) (revision 
 	return answer.Header.Revision, nil
 }
 
-// take takes in a record. One that cannot be read is left as it is: the next
-// leader writes over it.
+// take handles a record. It ignores an unreadable one, which the next leader replaces.
 func (e *Election) take(kv *mvccpb.KeyValue) {
 	l, err := parse(kv.Value)
 	if err != nil {
@@ -89,8 +86,8 @@ func (e *Election) take(kv *mvccpb.KeyValue) {
 	e.saw(l)
 }
 
-// changes takes in what becomes of the record after a revision, until it is
-// time to read it again.
+// changes handles the changes of the record after a revision, until the record must be
+// read again.
 func (e *Election) changes(ctx context.Context, client *clientv3.Client, revision int64) error {
 	return etcd.Follow(ctx, client, e.key(), revision, readEvery, func(batch clientv3.WatchResponse) {
 		for _, event := range batch.Events {
@@ -101,7 +98,7 @@ func (e *Election) changes(ctx context.Context, client *clientv3.Client, revisio
 	})
 }
 
-// trouble says once that etcd does not answer, and once that it does again.
+// trouble logs once that etcd does not answer, and once that it answers again.
 type trouble struct{ there bool }
 
 func (t *trouble) note(e *Election, err error) {

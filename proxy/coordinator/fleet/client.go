@@ -18,31 +18,31 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 )
 
-// DefaultPatience is how long a worker waits for a placement.
+// DefaultPatience is the time that a worker waits for a placement.
 const DefaultPatience = 50 * time.Millisecond
 
-// ClientOptions is what a Client stands on. All but Token, OnTopic and Admin are
-// needed.
+// ClientOptions configures a Client. All fields except Token, OnTopic and Admin are
+// required.
 type ClientOptions struct {
-	// Dial connects to the coordinator, over TLS (access.Credentials.Dial) unless by a
-	// Unix socket. It is called until ctx ends, by Run alone.
+	// Dial connects to the coordinator: by a Unix socket, or over TLS
+	// (access.Credentials.Dial). Only Run calls it, until ctx ends.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Fallback places while there is no coordinator, by what Mirror knows, and holds
-	// what this worker's exchanges load the instances of Mirror with.
+	// Fallback places requests while no coordinator answers, with the engines of Mirror.
+	// It also holds the load of this worker's requests on them.
 	Fallback Substitute
 	Mirror   Numbers
-	// OnTopic gets what the coordinator publishes, in the order in which it answers:
-	// a placement that names a new instance comes when OnTopic has returned. So it
-	// must be quick. value is good until it returns. An error ends the connection:
-	// what else comes over it cannot be understood without.
+	// OnTopic receives what the coordinator publishes. It must be quick: an answer that
+	// names a new instance is handled after OnTopic has returned. value is valid until
+	// then. An error ends the connection, because later messages refer to what was
+	// published.
 	OnTopic func(topic Topic, value []byte) error
-	// Admin answers what the coordinator asks of this worker.
+	// Admin answers the coordinator's requests to this worker's admin routes.
 	Admin http.Handler
 	Slot  int
 	Node  string
 	Token []byte // see ServerOptions.Token
 	Log   *slog.Logger
-	// Observer hears of the fallbacks of placements that failed.
+	// Observer receives the fallbacks of placements that failed.
 	Observer coordinator.Observer
 	Patience time.Duration // 0: DefaultPatience
 }
@@ -55,20 +55,20 @@ type Substitute interface {
 	Lend(p *coordinator.Placement)
 }
 
-// Client is the Coordinator of a worker: it asks a Server in another process, and
-// its own Fallback while that does not answer. Safe for concurrent use.
+// Client is the Coordinator of a worker. It asks a Server in another process, and Fallback
+// while that does not answer. Safe for concurrent use.
 type Client struct {
 	o       ClientOptions
-	self    peer                               // Run's; its least epoch is the highest that this worker has known
+	self    peer                               // used by Run; least is the highest epoch that this worker has seen
 	session atomic.Pointer[session]            // nil: not connected
-	forms   atomic.Pointer[coordinator.Demand] // nil: no coordinator has told yet
+	forms   atomic.Pointer[coordinator.Demand] // nil: no coordinator has sent it yet
 	scratch sync.Pool                          // of *scratch
 
-	redial chan struct{} // 1; another coordinator is to be dialled
+	redial chan struct{} // holds 1; another coordinator must be dialled
 
 	mu    sync.Mutex
-	open  *remoteLease // the first of all that are not released; guarded by mu
-	leave func()       // the coordinator that is dialled or connected; guarded by mu
+	open  *remoteLease // first of the list of leases that are not released; guarded by mu
+	leave func()       // ends the dial or the connection; guarded by mu
 }
 
 var _ coordinator.Coordinator = (*Client)(nil)
@@ -79,7 +79,7 @@ type scratch struct {
 	names   names
 }
 
-// NewClient returns a client; it does not dial before Run.
+// NewClient returns a client. Run connects it.
 func NewClient(o ClientOptions) *Client {
 	if o.Patience <= 0 {
 		o.Patience = DefaultPatience
@@ -101,10 +101,10 @@ func (c *Client) Run(ctx context.Context) {
 		}
 		var refused *dialError
 		if !errors.As(err, &refused) || !said {
-			c.o.Log.Warn("no coordinator: requests are placed by what is known here", "error", err)
+			c.o.Log.Warn("no coordinator answers: this worker places requests itself", "error", err)
 		}
 		said = errors.As(err, &refused)
-		if time.Since(began) > most { // else it may go on like that
+		if time.Since(began) > most { // a short connection does not reset the pause
 			pause = first
 		}
 		select {
@@ -118,10 +118,10 @@ func (c *Client) Run(ctx context.Context) {
 	}
 }
 
-// connect connects once, and serves the connection until it ends.
+// connect connects once and serves the connection until it ends.
 func (c *Client) connect(ctx context.Context) error {
 	select {
-	case <-c.redial: // this is the dial that was asked for
+	case <-c.redial: // this dial is what Redial asked for
 	default:
 	}
 	dialled, cancel := context.WithCancel(ctx)
@@ -135,7 +135,7 @@ func (c *Client) connect(ctx context.Context) error {
 	return c.serve(ctx, nc, epoch, process)
 }
 
-// leaveBy notes what Redial is to call.
+// leaveBy sets what Redial calls.
 func (c *Client) leaveBy(leave func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +148,7 @@ func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) 
 	c.o.Log.Info("coordinator connected", "epoch", epoch)
 	c.leaveBy(func() { s.link.Close(errRedial) })
 	select {
-	case <-c.redial: // asked for since
+	case <-c.redial: // Redial was called during the dial
 		s.link.Close(errRedial)
 	default:
 	}
@@ -158,7 +158,7 @@ func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) 
 	return err
 }
 
-// enter makes s the session, once it is told of every open lease.
+// enter makes s the session after it has told s's coordinator of every open lease.
 func (c *Client) enter(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,8 +168,8 @@ func (c *Client) enter(s *session) {
 	c.session.Store(s)
 }
 
-// Redial leaves the coordinator, or gives up one that does not answer yet, for Dial
-// to find another at once. What is placed until then is placed by the Fallback.
+// Redial ends the connection or the present dial, so that Dial can find another
+// coordinator at once. Fallback places requests in the meantime.
 func (c *Client) Redial() {
 	select {
 	case c.redial <- struct{}{}:
@@ -182,15 +182,16 @@ func (c *Client) Redial() {
 	}
 }
 
-var errRedial = errors.New("another coordinator is to be asked")
+var errRedial = errors.New("the worker connects to another coordinator")
 
-// Connected reports whether there is a coordinator that answers.
+// Connected reports whether a coordinator answers.
 func (c *Client) Connected() bool {
 	s := c.session.Load()
 	return s != nil && !s.suspect()
 }
 
-// Report tells the coordinator something, in order; false: there is none.
+// Report sends the coordinator a report; reports arrive in order. False: there is no
+// coordinator.
 func (c *Client) Report(b []byte) bool {
 	s := c.session.Load()
 	return s != nil && s.link.Send(kindReport, b, false) == nil
@@ -223,7 +224,7 @@ func (c *Client) Computed(p *coordinator.Placement, key *coordinator.Key, prompt
 	}
 }
 
-// granted is a placement with its lease, in one piece of memory.
+// granted is a placement and its lease in one allocation.
 type granted struct {
 	coordinator.Placement
 	lease  coordinator.Lease
@@ -231,8 +232,8 @@ type granted struct {
 	charge coordinator.Charge
 }
 
-// Place implements Coordinator. What the coordinator does not answer within the
-// patience, or at all, is placed here.
+// Place implements Coordinator. If the coordinator does not answer within the patience,
+// Fallback places the request.
 func (c *Client) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -253,7 +254,7 @@ func (c *Client) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Pl
 	return &g.Placement, nil
 }
 
-// ask has the coordinator place a request. errAway: it does not.
+// ask asks the coordinator for a placement. errAway: the Fallback must place the request.
 func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scratch) (*granted, error) {
 	if a.Lookup.Done && a.Lookup.Process != s.process {
 		a.Lookup.Turn, a.Lookup.Process = unlooked(a.Lookup.Turn), s.process
@@ -295,7 +296,7 @@ func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scr
 	if a.Lookup.Done && !looked {
 		a.Lookup.Process = s.process
 	}
-	if c.session.Load() != s { // its numbers may be another's by now
+	if c.session.Load() != s { // another coordinator may use its numbers for other instances
 		g.Recycle()
 		return nil, errAway
 	}
@@ -308,7 +309,7 @@ func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scr
 	return g, nil
 }
 
-// placeHere places a request without the coordinator, which is told of it.
+// placeHere places a request by the Fallback and tells the coordinator of the lease.
 func (c *Client) placeHere(ctx context.Context, a *coordinator.Ask, s *session) (*coordinator.Placement, error) {
 	p, err := c.o.Fallback.Place(ctx, a)
 	if err != nil {

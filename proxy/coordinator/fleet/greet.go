@@ -22,20 +22,20 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// A connection begins with a greeting, in which each side proves that it knows the
-// token, the worker first:
+// A connection begins with a greeting in which each side proves that it knows the token,
+// the worker first:
 //
-//	worker:      magic, version, its nonce
-//	coordinator: magic, version, its nonce
-//	worker:      length and rest of what it says of itself, proof
+//	worker:      magic, version, nonce
+//	coordinator: magic, version, nonce
+//	worker:      length and encoded peer, proof
 //	coordinator: epoch, process, proof
 //
-// A proof is an HMAC-SHA256 of both nonces, of all that has been said and of the
-// channel: over TLS, keying material that only the two ends of this very connection
-// have (RFC 9266 does the same). So nobody between the two can pass a proof on. The
-// key is derived from the token and the role. Until a peer has proven itself, the
-// coordinator sends nothing that depends on the token. Only Unix sockets carry a
-// greeting without TLS.
+// A proof is an HMAC-SHA256 of both nonces, of all that was sent before it, and of the
+// channel. Over TLS the channel is keying material that only the two ends of this
+// connection have (as in RFC 9266), so nobody between them can pass a proof on. The key is
+// derived from the token and the role. Before a peer has proven itself, the coordinator
+// sends nothing that depends on the token. A greeting without TLS is allowed on Unix
+// sockets only.
 const (
 	magic   = "\x00pdlink"
 	version = 3
@@ -43,12 +43,12 @@ const (
 	nonceSize = 16
 	proofSize = sha256.Size
 	helloSize = len(magic) + 1 + nonceSize
-	saysSize  = 8 + 8 // what the coordinator says: epoch and process
+	saysSize  = 8 + 8 // epoch and process of the coordinator
 	mostSays  = 1 << 10
 
 	roleWorker      = "worker"
 	roleCoordinator = "coordinator"
-	// channelLabel and channelSize are the keying material of TLS that proofs cover.
+	// channelLabel and channelSize select the keying material of TLS that proofs cover.
 	channelLabel = "EXPORTER-pdproxy-link"
 	channelSize  = 32
 )
@@ -60,14 +60,14 @@ var (
 	errClear   = errors.New("the peer does not encrypt the connection")
 )
 
-// peer is what a worker, or a coordinator that stands by, says of itself.
+// peer is the description that a worker, or a standby, sends of itself.
 type peer struct {
-	process uint64 // random, another for each process
+	process uint64 // a random number for each process
 	slot    int
 	pid     int
 	node    string
 	standby bool   // it is a coordinator
-	least   uint64 // it does not follow a coordinator of a lower epoch
+	least   uint64 // it refuses a coordinator of a lower epoch
 }
 
 func (p *peer) append(dst []byte) []byte {
@@ -97,16 +97,16 @@ func newPeer(slot int, node string) peer {
 	return peer{process: newProcess(), slot: slot, pid: os.Getpid(), node: node}
 }
 
-// newProcess names a process, never 0.
+// newProcess returns a random process number, never 0.
 func newProcess() uint64 { return mathrand.Uint64() | 1 }
 
 // prover makes and checks the proofs of one connection.
 type prover struct {
 	token []byte
-	said  hash.Hash // of the channel and all that has been said
+	said  hash.Hash // hash of the channel and of all that was sent
 }
 
-// newProver returns a prover for the channel that a connection is.
+// newProver returns a prover for the connection nc.
 func newProver(nc net.Conn, token []byte) (*prover, error) {
 	p := &prover{token: token, said: sha256.New()}
 	switch t, secured := nc.(*link.TLS); {
@@ -123,7 +123,7 @@ func newProver(nc net.Conn, token []byte) (*prover, error) {
 	return p, nil
 }
 
-// proof is that of a role, of all that has been said.
+// proof returns the proof of a role for all that was sent so far.
 func (p *prover) proof(role string) ([]byte, error) {
 	key, err := hkdf.Key(sha256.New, p.token, []byte("pdproxy fleet"), role, sha256.Size)
 	if err != nil {
@@ -134,7 +134,7 @@ func (p *prover) proof(role string) ([]byte, error) {
 	return h.Sum(nil), nil
 }
 
-// check compares a peer's proof, in constant time.
+// check verifies a peer's proof in constant time.
 func (p *prover) check(role string, theirs []byte) error {
 	want, err := p.proof(role)
 	if err == nil && !hmac.Equal(theirs, want) {
@@ -143,7 +143,7 @@ func (p *prover) check(role string, theirs []byte) error {
 	return err
 }
 
-// hello is magic, version and nonce.
+// hello returns magic, version and a nonce.
 func hello() []byte {
 	b := make([]byte, helloSize)
 	copy(b, magic)
@@ -152,7 +152,7 @@ func hello() []byte {
 	return b
 }
 
-// readHello reads what hello made, of which the first bytes may have been read.
+// readHello reads a hello; begun is its part that was read before.
 func readHello(r io.Reader, begun []byte) ([]byte, error) {
 	b := make([]byte, helloSize)
 	n := copy(b, begun)
@@ -168,7 +168,7 @@ func readHello(r io.Reader, begun []byte) ([]byte, error) {
 	return b, nil
 }
 
-// greetCoordinator is the worker's part. It returns what the coordinator says.
+// greetCoordinator does the worker's part and returns what the coordinator sent.
 func greetCoordinator(nc net.Conn, token []byte, self *peer) (epoch, process uint64, err error) {
 	p, err := newProver(nc, token)
 	if err != nil {
@@ -205,12 +205,12 @@ func greetCoordinator(nc net.Conn, token []byte, self *peer) (epoch, process uin
 	return binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]), nil
 }
 
-// greetWorker is the coordinator's part; begun is what has been read of the
-// worker's.
+// greetWorker does the coordinator's part; begun is the part of the worker's greeting that
+// was read before.
 func greetWorker(nc net.Conn, begun, token []byte, epoch, process uint64) (who peer, err error) {
 	theirs, err := readHello(nc, begun)
 	if errors.Is(err, errVersion) {
-		_, _ = nc.Write(hello()) // for the peer's log; it is refused anyway
+		_, _ = nc.Write(hello()) // lets the peer log the version; the peer is refused in any case
 	}
 	if err != nil {
 		return who, err
@@ -257,7 +257,7 @@ func greetWorker(nc net.Conn, begun, token []byte, epoch, process uint64) (who p
 	return who, nil
 }
 
-// refusal is what a Gate counts a failed greeting as.
+// refusal returns the reason by which a Gate counts a failed greeting.
 func refusal(err error) string {
 	switch {
 	case errors.Is(err, errVersion):
@@ -270,24 +270,24 @@ func refusal(err error) string {
 	return access.ReasonProtocol
 }
 
-// dialError says that no connection to a coordinator came about.
+// dialError says that no connection to a coordinator was made.
 type dialError struct{ err error }
 
-// Error says so, and why.
+// Error returns the text with the cause.
 func (e *dialError) Error() string { return "connect to coordinator: " + e.err.Error() }
 
-// Unwrap returns why.
+// Unwrap returns the cause.
 func (e *dialError) Unwrap() error { return e.err }
 
 var (
-	errFenced = errors.New("its term is over: there is a later one")
-	errEnded  = errors.New("the coordinator ended the greeting: it has another token, or does not lead any more")
+	errFenced = errors.New("its term has ended: a later coordinator leads")
+	errEnded  = errors.New("the coordinator ended the greeting: it has another token, or no longer leads")
 )
 
-// dialCoordinator connects to a coordinator of at least the epoch self.least. Every
+// dialCoordinator connects to a coordinator whose epoch is at least self.least. Every
 // error is a dialError.
 func dialCoordinator(ctx context.Context, dial func(context.Context) (net.Conn, error), token []byte, self *peer) (_ net.Conn, epoch, process uint64, err error) {
-	nc, err := dial(ctx) // stays what it is: what ends with ctx may come late
+	nc, err := dial(ctx) // the function below keeps this variable
 	if err != nil {
 		return nil, 0, 0, &dialError{err}
 	}

@@ -13,43 +13,44 @@ import (
 )
 
 const (
-	// MostTurns and MostTurnIDs bound what is known of KV that decode engines keep
-	// for the turns to come: 32 MB of token ids, which is more than such engines hold.
+	// MostTurns and MostTurnIDs bound the retained turns that are known. 32 MB of token
+	// ids are more than the engines hold.
 	MostTurns   = 16 << 10
 	MostTurnIDs = 8 << 20
 )
 
-// KeptTurn is KV that a decode engine keeps of a turn, for prefill to pull at the
-// next one. It is used once: what is pulled, or forgotten, decode frees.
+// KeptTurn is KV that a decode engine retains after a turn, so that prefill can pull it
+// for the next turn. It is used once: decode frees it after a pull, or when told to forget
+// it.
 type KeptTurn struct {
 	Holder engine.Target // the decode engine
-	Since  time.Time     // of the holder's state: it has not restarted as long as that stands
-	Host   string        // where prefill would look for it
-	Params []byte        // by which prefill pulls it
-	// Forget has the holder free it: a text that means something to whoever gets the
-	// turn from ServerOptions.OnForget, or takes it.
+	Since  time.Time     // start of the holder's state; the holder has not restarted while this is unchanged
+	Host   string        // the host where prefill looks for it
+	Params []byte        // parameters for the pull by prefill
+	// Forget is the encoded call that makes the holder free the KV, for
+	// ServerOptions.OnForget or for the process that takes the turn.
 	Forget []byte
 }
 
-// Found is what became of the question for a turn.
+// Found is the result of TakeTurn.
 type Found uint8
 
-// What may be found.
+// The results.
 const (
-	NothingKept   Found = iota // or not any more
-	TurnTaken                  // it is the asker's
-	TurnForgotten              // what was kept by that name is another beginning, and is freed
-	TurnLost                   // whoever keeps it is not known here; it is freed if it can be
+	NothingKept   Found = iota // nothing is retained
+	TurnTaken                  // the caller has it
+	TurnForgotten              // the conversation of that name begins in another way; its KV is freed
+	TurnLost                   // the engine that holds it is unknown here; the coordinator frees the KV if it can
 	TurnAway                   // the coordinator did not answer
 )
 
-// A turn changes hands by two calls: the first one shows it, the second one takes
-// it. Between them nobody else gets it, and whatever is lost on the way, one of the
-// two knows that it is to be freed; it may be that both do, which does no harm. What
-// must not be is that one frees it, or pulls it, while another may pull it.
+// A turn is passed on by two calls: the first one shows it, the second one takes it.
+// Between the two nobody else gets it. If a message is lost, at least one side knows that
+// the KV must be freed. Both sides may free it, which does no harm. One side never frees
+// or pulls the KV while the other may pull it.
 
-// KeepTurn has the coordinator keep a turn for whichever worker the next one comes
-// to. False: it does not, and the turn is the caller's to free.
+// KeepTurn stores a turn at the coordinator, for the worker that gets the next turn.
+// False: it was not stored, and the caller must free the turn.
 func (c *Client) KeepTurn(o conversation.OnShelf[*KeptTurn], now time.Time) bool {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
@@ -67,13 +68,13 @@ func (c *Client) KeepTurn(o conversation.OnShelf[*KeptTurn], now time.Time) bool
 		return false
 	}
 	m.out = wire.AppendUint(m.out[:0], number)
-	// Whatever comes of this, the coordinator has it, or frees it when the connection
+	// Whatever the answer: the coordinator has the turn, or frees it when the connection
 	// has ended.
 	_, _ = s.hand(context.Background(), kindKept, m)
 	return true
 }
 
-// NamesTurn reports whether anything is kept of a conversation of that name.
+// NamesTurn reports whether KV is retained for a conversation of that name.
 func (c *Client) NamesTurn(ctx context.Context, scope, name string) bool {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
@@ -86,9 +87,9 @@ func (c *Client) NamesTurn(ctx context.Context, scope, name string) bool {
 	return err == nil && named
 }
 
-// TakeTurn takes what is kept of the tokens that ids begin with. Where that is
-// nothing, what is kept by name, unless that is "", is freed. With TurnAway k may
-// be a turn that is not to be pulled, but is the caller's to free.
+// TakeTurn takes the retained KV of the longest beginning of ids. If there is none, KV
+// that is retained for name is freed, unless name is "". With TurnAway, k may be a turn
+// that the caller must not pull, but must free.
 func (c *Client) TakeTurn(ctx context.Context, scope, name string, ids []uint32) (k *KeptTurn, found Found) {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
@@ -107,7 +108,7 @@ func (c *Client) TakeTurn(ctx context.Context, scope, name string, ids []uint32)
 	case err != nil:
 		s.link.Close(err)
 		return nil, TurnAway
-	case found == TurnTaken && c.session.Load() != s: // its numbers may be another's by now
+	case found == TurnTaken && c.session.Load() != s: // another coordinator may use its numbers for other instances
 		return nil, TurnAway
 	case found == TurnLost:
 		s.unhand(number, m)
@@ -117,7 +118,7 @@ func (c *Client) TakeTurn(ctx context.Context, scope, name string, ids []uint32)
 	}
 	m.out = wire.AppendUint(m.out[:0], number)
 	switch mine, err := s.hand(ctx, kindTook, m); {
-	case err != nil: // nobody can tell whose it is: it is not used
+	case err != nil: // it is unknown whether the coordinator freed it: it is not used
 		return k, TurnAway
 	case !mine:
 		return nil, TurnAway
@@ -125,10 +126,10 @@ func (c *Client) TakeTurn(ctx context.Context, scope, name string, ids []uint32)
 	return k, TurnTaken
 }
 
-// keptScratch is how large the memory of a call may be that is kept for the next.
+// keptScratch is the largest buffer that is kept for the next call.
 const keptScratch = 64 << 10
 
-// release gives the memory of a call back, which may have been a long prompt's.
+// release returns the memory of a call to the pool. A long prompt may have made it large.
 func (c *Client) release(m *scratch) {
 	if cap(m.out) > keptScratch {
 		m.out = nil
@@ -139,7 +140,7 @@ func (c *Client) release(m *scratch) {
 	c.scratch.Put(m)
 }
 
-// call asks the coordinator what m.out says; its answer is m.in.
+// call sends m.out to the coordinator and reads the answer into m.in.
 func (s *session) call(ctx context.Context, kind uint8, m *scratch) (err error) {
 	m.in, err = s.link.Call(ctx, kind, m.out, m.in[:0], s.client.o.Patience)
 	if errors.Is(err, link.ErrLate) {
@@ -148,7 +149,7 @@ func (s *session) call(ctx context.Context, kind uint8, m *scratch) (err error) 
 	return err
 }
 
-// hand is a call whose answer is yes or no.
+// hand is a call that is answered by yes or no.
 func (s *session) hand(ctx context.Context, kind uint8, m *scratch) (yes bool, err error) {
 	if err := s.call(ctx, kind, m); err != nil {
 		return false, err
@@ -161,17 +162,17 @@ func (s *session) hand(ctx context.Context, kind uint8, m *scratch) (yes bool, e
 	return m.in[0] == 1, nil
 }
 
-// unhand tells the coordinator that a turn that was shown is not taken. It need not
-// hear of it: what is between the two when the connection ends it frees.
+// unhand tells the coordinator that a turn that it showed is not taken. If the message is
+// lost, the end of the connection has the same effect.
 func (s *session) unhand(number uint64, m *scratch) {
 	m.out = wire.AppendUint(m.out[:0], number)
 	s.link.Send(kindUntake, m.out, false)
 }
 
-// passingTurns are those between a worker and the coordinator. Either may be nil.
+// passingTurns are the turns that are shown and not yet taken. Both maps may be nil.
 type passingTurns struct {
-	kept  map[uint64]conversation.OnShelf[[]byte] // by the worker's number; it has not let go of them
-	taken map[uint64][]byte                       // it has not said that it has them
+	kept  map[uint64]conversation.OnShelf[[]byte] // turns from the worker, by its number
+	taken map[uint64][]byte                       // turns to the worker, by its number
 }
 
 // turnCall answers a worker's call about turns.
@@ -204,8 +205,7 @@ func (w *worker) turnCall(number uint32, kind uint8, payload []byte) error {
 	return w.conn.Answer(number, []byte{0})
 }
 
-// keep holds a turn until its worker lets go of it; false: the coordinator does not
-// want it.
+// keep holds a turn until its worker confirms. False: the coordinator refuses it.
 func (w *worker) keep(r *reader) bool {
 	number, o := readKeep(r, time.Now())
 	if r.Failed() {
@@ -228,7 +228,7 @@ func (w *worker) keep(r *reader) bool {
 	return true
 }
 
-// kept puts a turn where the next one finds it. What it takes the place of is freed.
+// kept stores a turn where the next turn finds it, and frees the turns that it replaces.
 func (w *worker) kept(number uint64) bool {
 	w.mu.Lock()
 	o, ok := w.passing.kept[number]
@@ -242,7 +242,7 @@ func (w *worker) kept(number uint64) bool {
 	return ok
 }
 
-// take answers what there is for a worker to take.
+// take answers a worker that asks for a turn.
 func (w *worker) take(r *reader) (answer []byte) {
 	number, scope, name := r.Uint(), string(r.Text()), string(r.Text())
 	w.ids = r.ids(w.ids[:0])
@@ -274,7 +274,7 @@ func (w *worker) take(r *reader) (answer []byte) {
 	return []byte{byte(TurnForgotten)}
 }
 
-// show notes that a turn is on its way to the worker; false: that has gone.
+// show notes that a turn was shown to the worker; false: the worker has disconnected.
 func (w *worker) show(number uint64, value []byte) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -288,7 +288,7 @@ func (w *worker) show(number uint64, value []byte) bool {
 	return true
 }
 
-// passed takes back a turn that was on its way to the worker.
+// passed removes a turn from those that were shown to the worker.
 func (w *worker) passed(number uint64) (value []byte, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -297,8 +297,8 @@ func (w *worker) passed(number uint64) (value []byte, ok bool) {
 	return value, ok
 }
 
-// untake ends the passing of a turn. One on its way to the worker is freed; one on
-// its way from it is the worker's.
+// untake ends the passing of a turn. The coordinator frees a turn that it showed. A turn
+// that the worker showed stays with the worker.
 func (w *worker) untake(r *reader) {
 	number := r.Uint()
 	if value, ok := w.passed(number); ok {
@@ -309,7 +309,7 @@ func (w *worker) untake(r *reader) {
 	w.mu.Unlock()
 }
 
-// forget frees what was passed when the connection ended.
+// forget frees the turns that were not taken when the connection ended.
 func (p passingTurns) forget(s *Server) {
 	for _, o := range p.kept {
 		s.forgetTurn(o.Value)
@@ -319,15 +319,15 @@ func (p passingTurns) forget(s *Server) {
 	}
 }
 
-// forgetTurn has a turn freed that nobody will take. Where its holder has gone there
-// is nothing to free.
+// forgetTurn frees a turn that nobody will take. If its holder is gone, there is nothing
+// to free.
 func (s *Server) forgetTurn(value []byte) {
 	if k, err := readKept(bytes.Clone(value), s.own()); err == nil && !k.Holder.IsZero() && s.o.OnForget != nil {
 		s.o.OnForget(k)
 	}
 }
 
-// forgetTurns has all freed that is kept.
+// forgetTurns frees all stored turns.
 func (s *Server) forgetTurns() {
 	for _, value := range s.turns.TakeAll(time.Now()) {
 		s.forgetTurn(value)

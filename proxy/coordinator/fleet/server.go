@@ -19,56 +19,58 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// ServerOptions is what a Server stands on. Local and Log are needed. The
-// functions are called by many goroutines and must not block; nil: not called.
+// ServerOptions configures a Server. Local and Log are required. The functions must be
+// safe for concurrent use and must not block; a nil function is not called.
 type ServerOptions struct {
 	Local *coordinator.Local
 	Log   *slog.Logger
-	// Gate lets workers in. Nil: it lets in those that come over a Unix socket.
+	// Gate admits connections. Nil: it admits those of Unix sockets.
 	Gate *access.Gate
-	// Token is what workers must know; empty where nobody else reaches the listener.
+	// Token is the secret that workers must know; empty if only this user's processes can
+	// reach the listener.
 	Token []byte
-	// Epoch is that of the coordinator's term: a worker that has known a higher one
-	// does not follow it.
+	// Epoch is the epoch of the term. A worker that has seen a higher one refuses this
+	// coordinator.
 	Epoch uint64
-	// Standby is a Server that serves nobody before Lead.
+	// Standby makes a Server that serves nobody before Lead.
 	Standby bool
-	// Homes answers a standby's question for homes of conversations; more: there
-	// are further ones. Nil: there are no standbys.
+	// Homes answers a standby that asks for the homes of conversations; more: there is
+	// more to ask for. Nil: there are no standbys.
 	Homes func(dst, question []byte) (answer []byte, more bool, err error)
-	// OnWorker hears of a worker before its first frame is read, and after its last.
+	// OnWorker is called before a worker's first frame is read, and after its last one.
 	OnWorker func(w WorkerRow, here bool)
-	// OnReport gets what a worker reports, in order; report is good until it returns.
+	// OnReport receives the reports of a worker in order. report is valid until it
+	// returns.
 	OnReport func(worker int, report []byte)
-	// OnOrphan gets what a worker that died had told Lease.Owe of each placement
-	// whose answer had not begun.
+	// OnOrphan receives the clean-ups that a dead worker had set by Lease.Owe, for each
+	// placement whose answer had not begun.
 	OnOrphan func(cleanup []byte)
-	// OnForget gets turns that nobody will take: they are to be freed. Nil: none are
-	// kept.
+	// OnForget receives turns that nobody will take, so that their KV is freed. Nil: no
+	// turns are stored.
 	OnForget func(*KeptTurn)
 }
 
-// Server is a coordinator for workers: it answers their Clients out of a Local,
-// holds their leases as long as their connections last, and keeps them informed.
+// Server is a coordinator for workers. It answers their Clients by a Local, holds their
+// leases while their connections last, and publishes topics to them.
 type Server struct {
 	o       ServerOptions
 	process uint64
 	numbers atomic.Pointer[ownNumbers]
 	asks    sync.Pool // of *heard
 	others  *access.Queue
-	turns   *conversation.Shelf[[]byte] // that decode engines keep, in the form of the wire
+	turns   *conversation.Shelf[[]byte] // retained turns, encoded as on the wire
 
 	mu           sync.Mutex
 	last         int // number of the last worker; guarded by mu
 	workers      map[int]*worker
 	disconnected map[*worker]bool // processes that may reconnect within reconnectGrace; guarded by mu
-	term         *term            // nil: it stands by; guarded by mu
+	term         *term            // nil while it stands by; guarded by mu
 	topics       [topics][]byte   // the latest of each; guarded by mu
 }
 
-// WorkerRow is a worker as an operator sees it.
+// WorkerRow describes a worker to an operator.
 type WorkerRow struct {
-	Number int       `json:"number"` // of its connection, never given again
+	Number int       `json:"number"` // of its connection; never reused
 	Slot   int       `json:"slot"`
 	Node   string    `json:"node"`
 	PID    int       `json:"pid"`
@@ -76,7 +78,7 @@ type WorkerRow struct {
 	Leases int       `json:"leases"` // open ones
 }
 
-// NewServer returns a server; it starts nothing.
+// NewServer returns a server. Serve starts it.
 func NewServer(o ServerOptions) *Server {
 	if o.Gate == nil {
 		o.Gate = access.NewGate(access.GateOptions{Log: o.Log})
@@ -89,15 +91,15 @@ func NewServer(o ServerOptions) *Server {
 	return s
 }
 
-// Serve serves the workers that connect to l, which it closes, until ctx ends, and
-// returns when their leases are released and OnOrphan has been told of those that have
-// died. It may be called for several listeners.
+// Serve accepts workers from l until ctx ends, and closes l. It returns when all their
+// leases are released and OnOrphan has been called for the dead ones. It may be called for
+// several listeners.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return access.Accept(ctx, l, s.o.Log, func(nc net.Conn) { s.serve(ctx, nc) })
 }
 
-// Others is a listener of the connections that come to the listeners of Serve and
-// are those of HTTP clients. Close does not end those of Serve.
+// Others returns a listener of the HTTP connections that arrive at the listeners of Serve.
+// Its Close does not close those.
 func (s *Server) Others(address net.Addr) net.Listener { return s.others.Listener(address) }
 
 // serve greets one peer and serves it until the connection ends.
@@ -136,7 +138,7 @@ func (s *Server) serve(ctx context.Context, nc net.Conn) {
 		}
 		return
 	}
-	t.standbys.Add(1) // before done: StandBy waits for these later
+	t.standbys.Add(1) // before done, because StandBy waits for workers first
 	defer t.standbys.Done()
 	done()
 	shadowed, leave := within(ctx, t.shadowed)
@@ -144,8 +146,8 @@ func (s *Server) serve(ctx context.Context, nc net.Conn) {
 	s.inform(shadowed, t, nc, who)
 }
 
-// attend serves a worker until its connection ends, and says what became of it:
-// orphans are to be buried.
+// attend serves a worker until its connection ends. It returns the clean-ups to run if the
+// worker seems to have died.
 func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, orphans [][]byte) {
 	w = &worker{s: s, peer: who, ctx: ctx, since: time.Now(), leases: make(map[uint64]lent)}
 	w.conn = link.New(nc, w)
@@ -181,8 +183,8 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, 
 	return w, orphans
 }
 
-// join makes w one of the workers. Another connection of the same process is one
-// that it has given up.
+// join adds w to the workers. An older connection of the same process is one that it has
+// given up, and is closed.
 func (s *Server) join(w *worker) {
 	s.mu.Lock()
 	s.last++
@@ -219,7 +221,7 @@ var errReplaced = errors.New("the worker has connected again")
 // dials.
 const reconnectGrace = 2 * time.Second
 
-// overNetwork reports whether a connection can end although both its ends live.
+// overNetwork reports whether a connection can break while both its ends live.
 func overNetwork(nc net.Conn) bool { return nc.RemoteAddr().Network() == "tcp" }
 
 // runOrphanCleanups calls OnOrphan for the clean-ups of a worker whose connection broke,
@@ -250,8 +252,8 @@ func (s *Server) runOrphanCleanups(ctx context.Context, w *worker, orphans [][]b
 	}
 }
 
-// Publish makes value the latest of a topic, and tells all workers, those that
-// come later too.
+// Publish sets the value of a topic and sends it to all workers, and to each worker that
+// connects later.
 func (s *Server) Publish(topic Topic, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,7 +263,7 @@ func (s *Server) Publish(topic Topic, value []byte) {
 	}
 }
 
-// Workers lists the workers that are connected, by number.
+// Workers lists the connected workers by number.
 func (s *Server) Workers() []WorkerRow {
 	s.mu.Lock()
 	rows := make([]WorkerRow, 0, len(s.workers))
@@ -273,8 +275,8 @@ func (s *Server) Workers() []WorkerRow {
 	return rows
 }
 
-// Ask has a worker's ClientOptions.Admin answer a request, and returns its status,
-// the type of its content and its content.
+// Ask sends a request to a worker's ClientOptions.Admin and returns the status, content
+// type and content of the answer.
 func (s *Server) Ask(ctx context.Context, worker int, method, path string, body []byte) (status int, contentType string, content []byte, err error) {
 	s.mu.Lock()
 	w := s.workers[worker]
@@ -295,13 +297,13 @@ func (s *Server) Ask(ctx context.Context, worker int, method, path string, body 
 	return status, contentType, r.Rest(), nil
 }
 
-// ownNumbers is the Numbers of the process whose instances they are: their ids.
+// ownNumbers is the Numbers of the coordinator itself: the numbers are the instances' ids.
 type ownNumbers struct {
 	of   *engine.Snapshot
 	byID map[uint32]*engine.Instance
 }
 
-// own returns the numbers of the instances that there are now.
+// own returns the numbers of the present instances.
 func (s *Server) own() *ownNumbers {
 	now := s.o.Local.Snapshot()
 	if n := s.numbers.Load(); n != nil && n.of == now {

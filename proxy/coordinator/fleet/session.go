@@ -11,22 +11,21 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// session is a connection to a coordinator, on the worker's side, and the Handler
-// of what it sends.
+// session is a worker's connection to a coordinator, and the Handler of its frames.
 type session struct {
 	client  *Client
 	link    *link.Conn
-	process uint64 // the coordinator's
+	process uint64 // of the coordinator
 	ctx     context.Context
-	entered bool          // the reader's
+	entered bool          // the coordinator has sent its topics; used by the reader
 	last    atomic.Uint64 // number of the last lease
-	doubted atomic.Uint64 // the reads of link, and 1, when a call was late
-	asks    atomic.Int32  // of the coordinator that run
+	doubted atomic.Uint64 // link.Reads()+1 at the time of a late call; 0: none
+	asks    atomic.Int32  // running requests of the coordinator
 	asked   sync.WaitGroup
 }
 
-// doubt makes the session suspect: that a call was late says that the next would
-// be, until something comes in.
+// doubt makes the session suspect: after one late call the next would be late too, until
+// something arrives.
 func (s *session) doubt() { s.doubted.Store(s.link.Reads() + 1) }
 
 func (s *session) suspect() bool {
@@ -34,7 +33,7 @@ func (s *session) suspect() bool {
 	return at != 0 && at == s.link.Reads()+1
 }
 
-// drop tells the coordinator that a lease has ended, or is not wanted.
+// drop tells the coordinator that a lease has ended or is not wanted.
 func (s *session) drop(lease uint64, m *scratch) {
 	m.out = wire.AppendUint(m.out[:0], lease)
 	s.link.Send(kindRelease, m.out, false)
@@ -57,14 +56,14 @@ func (s *session) Message(kind uint8, payload []byte) error {
 		return err
 	}
 	s.client.forms.Store(&d)
-	if !s.entered { // it has been told everything, the numbers of instances too
+	if !s.entered { // all topics have arrived before, with the numbers of instances
 		s.entered = true
 		s.client.enter(s)
 	}
 	return nil
 }
 
-// mostAsks bounds what a coordinator asks at a time.
+// mostAsks bounds the coordinator's requests that run at the same time.
 const mostAsks = 16
 
 // Call implements link.Handler.
@@ -90,7 +89,7 @@ func (s *session) Call(number uint32, kind uint8, payload []byte) error {
 	return nil
 }
 
-// admin has the admin surface answer a request.
+// admin answers a request by the admin routes.
 func (c *Client) admin(ctx context.Context, method, path string, body []byte) []byte {
 	w := &recorder{header: make(http.Header), status: http.StatusOK}
 	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(body))
@@ -106,7 +105,7 @@ func (c *Client) admin(ctx context.Context, method, path string, body []byte) []
 	return append(out, w.body.Bytes()...)
 }
 
-// recorder is a ResponseWriter that keeps the answer.
+// recorder is a ResponseWriter that stores the answer.
 type recorder struct {
 	header http.Header
 	body   bytes.Buffer

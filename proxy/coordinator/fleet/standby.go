@@ -9,22 +9,22 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 )
 
-// FollowOptions is what Follow stands on. All but Token are needed.
+// FollowOptions configures Follow. All fields except Token are required.
 type FollowOptions struct {
-	// Dial connects to the coordinator that leads; see ClientOptions.Dial.
+	// Dial connects to the leader; see ClientOptions.Dial.
 	Dial  func(ctx context.Context) (net.Conn, error)
 	Token []byte // see ServerOptions.Token
 	Node  string
-	// Epoch is the leader's: a coordinator of a lower one is not followed.
+	// Epoch is the epoch of the leader. A coordinator of a lower one is not followed.
 	Epoch uint64
 }
 
-// homesLimit is how long the leader may take to answer a standby.
+// homesLimit is the time in which the leader must answer a standby.
 const homesLimit = 5 * time.Second
 
-// Follow connects a coordinator that stands by to the one that leads, and calls
-// run, which may ask for the homes of conversations until its ctx ends, with the
-// connection at the latest. The error is why it ended, or why there was none.
+// Follow connects a standby to the leader and calls run. run may ask for homes of
+// conversations until its ctx ends, which the end of the connection also causes. The error
+// says why the connection ended or was not made.
 func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, ask func(ctx context.Context, question []byte) ([]byte, error))) error {
 	self := newPeer(0, o.Node)
 	self.standby, self.least = true, o.Epoch
@@ -32,7 +32,7 @@ func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, 
 	if err != nil {
 		return err
 	}
-	c := link.New(nc, deaf{})
+	c := link.New(nc, noHandler{})
 	ctx, cancel := context.WithCancel(ctx)
 	var runs sync.WaitGroup
 	runs.Go(func() {
@@ -47,16 +47,16 @@ func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, 
 	return err
 }
 
-// deaf is the Handler of a standby: it asks and is asked nothing.
-type deaf struct{}
+// noHandler is the Handler of a standby, which receives only answers.
+type noHandler struct{}
 
 // Message implements link.Handler.
-func (deaf) Message(uint8, []byte) error { return link.Garbage("a message to a standby") }
+func (noHandler) Message(uint8, []byte) error { return link.Garbage("a message to a standby") }
 
 // Call implements link.Handler.
-func (deaf) Call(uint32, uint8, []byte) error { return link.Garbage("a call of a standby") }
+func (noHandler) Call(uint32, uint8, []byte) error { return link.Garbage("a call of a standby") }
 
-// follower is a standby's connection, on the leader's side.
+// follower is the leader's side of a standby's connection.
 type follower struct {
 	s    *Server
 	term *term
@@ -88,7 +88,7 @@ func (f *follower) Call(number uint32, kind uint8, payload []byte) error {
 	if err := f.conn.Answer(number, answer); err != nil {
 		return err
 	}
-	if last && !more { // it knows all that there is
+	if last && !more { // the standby knows everything
 		f.conn.Close(errStoodDown)
 	}
 	return nil

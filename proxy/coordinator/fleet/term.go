@@ -8,29 +8,29 @@ import (
 	"time"
 )
 
-// term is while a Server leads.
+// term is the time in which a Server leads.
 type term struct {
 	epoch uint64
 
-	working context.Context // of workers' connections
+	working context.Context // ends the connections of workers
 	dismiss context.CancelCauseFunc
 	workers sync.WaitGroup
 
-	shadowed context.Context // of standbys' connections
+	shadowed context.Context // ends the connections of standbys
 	leave    context.CancelCauseFunc
 	standbys sync.WaitGroup
-	frozen   atomic.Bool // no worker is left: what standbys are told is the last
+	frozen   atomic.Bool // the last worker is gone, so the next answers to standbys are final
 }
 
-var errStoodDown = errors.New("the coordinator does not lead any more")
+var errStoodDown = errors.New("the coordinator no longer leads")
 
-// settling is how long a coordinator that stands down waits for its standbys to
-// have all that it knows.
+// settling is the time that a coordinator gives its standbys to fetch its last changes
+// when it steps down.
 const settling = time.Second
 
-// Lead begins a term: the Server serves workers, and standbys, by an epoch. One
-// that leads already goes on with its term if it is the same, and begins another
-// if not. It is called by the same goroutine as StandBy.
+// Lead begins a term with an epoch: the Server serves workers and standbys. If it already
+// leads with this epoch, the term continues; if it leads with another, a new term begins.
+// Lead and StandBy are called by the same goroutine.
 func (s *Server) Lead(epoch uint64) {
 	s.mu.Lock()
 	same := s.term != nil && s.term.epoch == epoch
@@ -47,10 +47,10 @@ func (s *Server) Lead(epoch uint64) {
 	s.term = t
 }
 
-// StandBy ends the term, if there is one: the workers' leases are released, what
-// is kept of turns is freed, and then the standbys are given a moment to ask for what
-// they do not know yet. It returns when no connection is left; one that comes is
-// closed. What workers that have just died owe is paid after it.
+// StandBy ends the term, if there is one. It releases the workers' leases and frees the
+// retained turns. Then it gives the standbys a moment to fetch the last changes. It
+// returns when no connection is left; new connections are closed. Clean-ups of workers
+// that have just died run after it.
 func (s *Server) StandBy() {
 	s.mu.Lock()
 	t := s.term
@@ -76,8 +76,7 @@ func (s *Server) StandBy() {
 	<-settled
 }
 
-// enter notes a connection of the term that there is, among those of workers; nil:
-// there is no term.
+// enter counts a connection as a worker's in the present term; nil: there is no term.
 func (s *Server) enter() *term {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +86,7 @@ func (s *Server) enter() *term {
 	return s.term
 }
 
-// within makes ctx end with a term's.
+// within returns a context that also ends with the term.
 func within(ctx, term context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(term, func() { cancel(context.Cause(term)) })

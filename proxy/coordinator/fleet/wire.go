@@ -8,51 +8,51 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// The kinds of frames between a worker and the coordinator.
+// The kinds of frames between a worker and the coordinator. They are messages of the
+// worker unless something else is said.
 const (
-	kindPlace    = iota + 1 // call of the worker's: a placement
+	kindPlace    = iota + 1 // call of the worker: place a request
 	kindDone                // the prompt of a lease is computed
 	kindAnswered            // the leg that answers has the prompt's KV
 	kindComputed            // how much of a prompt was cached
-	kindRelease             // the end of a lease
-	kindAdopt               // a lease that the coordinator has not made
-	kindReport              // what a worker tells of engines
-	kindTopic               // message of the coordinator's: the latest of a topic
-	kindHomes               // call of a standby's: homes of conversations
-	kindAsk                 // call of the coordinator's: a request to the worker's admin surface
-	kindNamed               // call of the worker's: whether a turn of that name is kept
-	kindKeep                // call of the worker's: it shows a turn that is to be kept
-	kindKept                // call of the worker's: it lets go of that
-	kindTake                // call of the worker's: it is shown a turn that is kept
-	kindTook                // call of the worker's: it has that
-	kindUntake              // it will not say so any more
+	kindRelease             // a lease has ended
+	kindAdopt               // a lease that this coordinator did not make
+	kindReport              // a report about engines
+	kindTopic               // message of the coordinator: the value of a topic
+	kindHomes               // call of a standby: homes of conversations
+	kindAsk                 // call of the coordinator: a request to the worker's admin routes
+	kindNamed               // call of the worker: is a turn of that name retained?
+	kindKeep                // call of the worker: store this turn
+	kindKept                // call of the worker: the stored turn is yours
+	kindTake                // call of the worker: show a turn
+	kindTook                // call of the worker: the shown turn is mine
+	kindUntake              // the worker does not complete the passing of a turn
 )
 
-// Topic is what a coordinator keeps its workers informed of.
+// Topic is a value that a coordinator publishes to its workers.
 type Topic uint8
 
-// The topics. Forms is the coordinator's own; the others mean nothing to it.
+// The topics. Server and Client use TopicForms; the others are opaque to them.
 const (
-	TopicForms      Topic = iota // what policies need to be shown
+	TopicForms      Topic = iota // the coordinator's Demand
 	TopicMembership              // the engines
-	TopicLoads                   // what they carry
-	TopicPairs                   // what is known of pairs of them
-	TopicIDs                     // the range of disagg ids that the worker mints from
+	TopicLoads                   // their loads
+	TopicPairs                   // the state of pairs of engines
+	TopicIDs                     // the ranges of disagg ids of all workers
 	topics
 )
 
-// Numbers translates between the coordinator's numbers of instances and a
-// worker's instances.
+// Numbers translates between instances of this process and the coordinator's numbers for
+// them.
 type Numbers interface {
-	// Number is the coordinator's number of an instance; false: it has none.
+	// Number returns the coordinator's number of an instance; false: it has none.
 	Number(*engine.Instance) (uint32, bool)
-	// Instance is the instance of that number; nil: there is none here.
+	// Instance returns the instance of that number; nil: it is unknown here.
 	Instance(uint32) *engine.Instance
 }
 
-// Texts and lists go over the wire with their length before them, numbers as
-// varints: unsigned ones as they are, signed ones in zigzag. A target is its
-// instance's number and its rank, no target the number 0 alone.
+// Package wire says how numbers, texts and lists are encoded. A target is the number of
+// its instance and its rank; no target is the number 0.
 
 func appendHashes(dst []byte, blocks []kvindex.Hash) []byte {
 	dst = wire.AppendUint(dst, len(blocks))
@@ -62,7 +62,7 @@ func appendHashes(dst []byte, blocks []kvindex.Hash) []byte {
 	return dst
 }
 
-// appendTarget appends a target; false: it has no number.
+// appendTarget appends a target; false: its instance has no number.
 func appendTarget(dst []byte, t engine.Target, n Numbers) ([]byte, bool) {
 	if t.IsZero() {
 		return append(dst, 0), true
@@ -74,7 +74,7 @@ func appendTarget(dst []byte, t engine.Target, n Numbers) ([]byte, bool) {
 	return wire.AppendUint(wire.AppendUint(dst, number), t.Rank), true
 }
 
-// reader reads what the functions above appended.
+// reader adds the values of this package to wire.Reader.
 type reader struct{ wire.Reader }
 
 func newReader(message []byte) reader { return reader{wire.Read(message)} }
@@ -87,8 +87,8 @@ func (r *reader) hashes(dst []kvindex.Hash) []kvindex.Hash {
 	return dst
 }
 
-// target reads a target. known is false when it is none of this side's: its
-// instance has gone, or has fewer ranks here.
+// target reads a target. known is false if its instance is unknown here or has fewer
+// ranks.
 func (r *reader) target(n Numbers) (t engine.Target, known bool) {
 	number := r.UintUpTo(1<<32 - 1)
 	if number == 0 {
@@ -102,12 +102,10 @@ func (r *reader) target(n Numbers) (t engine.Target, known bool) {
 	return engine.Target{Instance: i, Rank: int(rank)}, true
 }
 
-// names gives texts that come again and again the same memory. It is for one
-// goroutine at a time.
+// names interns texts that repeat. It is for one goroutine.
 type names map[string]string
 
-// mostNames and longestName bound what is remembered: clients choose some of the
-// texts.
+// mostNames and longestName bound the stored texts, because clients choose some of them.
 const (
 	mostNames   = 1024
 	longestName = 256

@@ -13,7 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// What an Ask says on the wire beyond its model and its numbers.
+// Flags of an Ask on the wire.
 const (
 	askStream = 1 << iota
 	askBroken
@@ -24,15 +24,15 @@ const (
 	askLooked
 	askFirst
 	askPrompt
-	askChain // the conversation's chain is none of those of the key
+	askChain // the conversation's chain is not one of Key.Chains
 	askWithinPrefill
 	askWithinDecode
 	askWithinWhole
 	askFlags
 )
 
-// appendAsk appends an Ask under the number of its lease; false: it names an
-// instance that it cannot do without, and that the coordinator does not know.
+// appendAsk appends an Ask with the number of its lease. False: the coordinator does not
+// know an instance that the Ask requires.
 func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numbers) (_ []byte, ok bool) {
 	chain := chainOf(a)
 	flags := uint64(0)
@@ -79,8 +79,8 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 	return appendEnds(dst, &a.Key.Conversation), true
 }
 
-// appendEnds appends the ends of a prompt: how many there are, the block from
-// which they are complete, and for each the blocks since the one before it.
+// appendEnds appends the ends of a prompt: their number, the block from which they are
+// complete, and for each the number of blocks since the one before.
 func appendEnds(dst []byte, q *conversation.Query) []byte {
 	dst = wire.AppendUint(dst, len(q.Ends))
 	if len(q.Ends) == 0 {
@@ -98,8 +98,8 @@ func appendEnds(dst []byte, q *conversation.Query) []byte {
 	return dst
 }
 
-// appendTargets appends the targets that an Ask names. What it would rather not
-// have, or would like again, may be missing; what it insists on may not.
+// appendTargets appends the targets of an Ask. Unknown targets are left out of Excluded
+// and Same; an unknown required target is an error.
 func appendTargets(dst []byte, a *coordinator.Ask, flags uint64, n Numbers) (_ []byte, ok bool) {
 	if flags&askFixed != 0 {
 		if dst, ok = appendTarget(dst, a.Prefill, n); !ok {
@@ -135,13 +135,13 @@ func appendTargets(dst []byte, a *coordinator.Ask, flags uint64, n Numbers) (_ [
 	return dst, true
 }
 
-// Which of the key's chains is that of the conversation, counted from 1.
+// Values for the index of the conversation's chain in the key, which counts from 1.
 const (
 	noChain      = 0
 	foreignChain = 1<<32 - 1
 )
 
-// chainsOf is those of the key that are told.
+// chainsOf returns the chains of the key that are sent.
 func chainsOf(a *coordinator.Ask) []coordinator.Chain {
 	return a.Key.Chains[:min(len(a.Key.Chains), mostChains)]
 }
@@ -159,18 +159,18 @@ func chainOf(a *coordinator.Ask) uint32 {
 	return foreignChain
 }
 
-// heard is an Ask that came over the wire, and the memory that it lies in.
+// heard is an Ask from the wire and its memory.
 type heard struct {
 	coordinator.Ask
 	lease  uint64
-	lost   bool // a target that it insists on is not known here
+	lost   bool // a required target is unknown here
 	blocks [][]kvindex.Hash
 	ends   []conversation.End
 	within [3][]*engine.Instance
 	out    []byte
 }
 
-// mostChains bounds the forms in which a prompt is cut.
+// mostChains bounds the forms of a prompt.
 const mostChains = 64
 
 // read reads what appendAsk wrote.
@@ -235,7 +235,7 @@ func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engin
 		}
 		list := h.within[i][:0]
 		if list == nil {
-			list = []*engine.Instance{} // nil would be every instance
+			list = []*engine.Instance{} // nil would allow every instance
 		}
 		for range r.List(1) {
 			if instance := n.Instance(uint32(r.UintUpTo(1<<32 - 1))); instance != nil {
@@ -279,7 +279,7 @@ func (h *heard) readKey(r *reader, flags uint64, chains []coordinator.Chain) {
 	h.Key.Chains = chains
 }
 
-// readEnds reads what appendEnds wrote. The positions of ends lie within the chain.
+// readEnds reads the ends of a prompt. Their positions lie within the chain.
 func (h *heard) readEnds(r *reader) {
 	q := &h.Key.Conversation
 	n := r.List(9)
@@ -300,17 +300,18 @@ func (h *heard) readEnds(r *reader) {
 	h.ends, q.Ends = ends, ends
 }
 
-// room makes room for a chain of that number.
+// room extends blocks for chain i.
 func (h *heard) room(i int) {
 	if i == len(h.blocks) {
 		h.blocks = append(h.blocks, nil)
 	}
 }
 
-// mostKept is for how many blocks, and bytes of an answer, memory is kept.
+// mostKept bounds the memory that is kept for the next Ask: blocks of a chain, and eighths
+// of the bytes of an answer.
 const mostKept = 8 << 10
 
-// drop lets go of what refers to the request and of what is large.
+// drop releases large memory and all references to the request.
 func (h *heard) drop() {
 	for i := range h.blocks {
 		if cap(h.blocks[i]) > mostKept {
@@ -331,8 +332,7 @@ func (h *heard) drop() {
 	h.Ask = coordinator.Ask{Excluded: h.Excluded[:0], Key: coordinator.Key{Chains: h.Key.Chains[:0]}}
 }
 
-// appendAdoption appends what a coordinator is to know of a lease that it has not
-// made.
+// appendAdoption appends a lease that another coordinator made.
 func appendAdoption(dst []byte, lease uint64, a *coordinator.Adoption, n Numbers, owed []byte) []byte {
 	dst = wire.AppendUint(dst, lease)
 	dst, _ = appendTarget(dst, a.Prefill, n)
@@ -351,10 +351,10 @@ func readAdoption(r *reader, n Numbers) (lease uint64, a coordinator.Adoption, o
 	return lease, a, r.Rest()
 }
 
-// Nothing is written that the other side would not believe: it would give up the
-// connection, and the next one for the same reason.
+// The functions below limit values to what the other side accepts. Otherwise that side
+// would end the connection, and each later one for the same reason.
 
-// mostMicros is the longest that is believed.
+// mostMicros is the longest accepted duration, in µs.
 const mostMicros = int64(24 * time.Hour / time.Microsecond)
 
 func appendDuration(dst []byte, d time.Duration) []byte {
@@ -365,7 +365,7 @@ func (r *reader) duration() time.Duration {
 	return time.Duration(r.UintUpTo(uint64(mostMicros))) * time.Microsecond
 }
 
-// mostBlock is the largest block that is believed. Its size is the engines' word.
+// mostBlock is the largest accepted block. Engines report the size.
 const mostBlock = 1<<31 - 1
 
 func appendBlock(dst []byte, block int) []byte {

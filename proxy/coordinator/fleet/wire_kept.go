@@ -10,9 +10,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// appendKeep appends what is to be kept, under its number; false: the coordinator
-// does not know the holder. How long it is kept is told as a time from now, for the
-// clocks of two hosts differ.
+// appendKeep appends a turn to store, under its number. False: the coordinator does not
+// know the holder. The expiry is sent as a duration, because the clocks of two hosts
+// differ.
 func appendKeep(dst []byte, number uint64, o *conversation.OnShelf[*KeptTurn], now time.Time, n Numbers) (_ []byte, ok bool) {
 	dst = wire.AppendText(wire.AppendText(wire.AppendUint(dst, number), o.Scope), o.Name)
 	dst = appendIDs(appendDuration(dst, o.Expires.Sub(now)), o.IDs)
@@ -24,8 +24,8 @@ func appendKeep(dst []byte, number uint64, o *conversation.OnShelf[*KeptTurn], n
 	return wire.AppendText(wire.AppendText(dst, k.Params), k.Forget), true
 }
 
-// readKeep reads what appendKeep wrote, and takes all of it. Nothing of it aliases
-// what is read.
+// readKeep reads what appendKeep wrote, up to the end of the message. The result does not
+// alias the message.
 func readKeep(r *reader, now time.Time) (number uint64, o conversation.OnShelf[[]byte]) {
 	number = r.Uint()
 	o.Scope, o.Name = string(r.Text()), string(r.Text())
@@ -35,7 +35,7 @@ func readKeep(r *reader, now time.Time) (number uint64, o conversation.OnShelf[[
 	return number, o
 }
 
-// readKept reads a turn, which aliases b. Its holder is zero if that is not known
+// readKept reads a turn, which aliases b. Its holder is zero if the engine is unknown
 // here.
 func readKept(b []byte, n Numbers) (*KeptTurn, error) {
 	r := newReader(b)
@@ -53,7 +53,7 @@ func readKept(b []byte, n Numbers) (*KeptTurn, error) {
 	return k, nil
 }
 
-// readTaken reads the answer to a question for a turn. Nothing of k aliases b.
+// readTaken reads the answer to kindTake. k does not alias b.
 func readTaken(b []byte, n Numbers) (k *KeptTurn, found Found, err error) {
 	if len(b) == 0 || b[0] > byte(TurnForgotten) || b[0] != byte(TurnTaken) && len(b) > 1 {
 		return nil, TurnAway, link.Garbage("what is kept of a turn")

@@ -11,24 +11,24 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// How a call for a placement ended.
+// Results of a call for a placement.
 const (
 	replyPlaced = iota
 	replyUnknownModel
 	replyModelNeeded
 	replyRejected
 	replyNoTarget
-	replyAway // the coordinator cannot say: the worker does without it
+	replyAway // the coordinator cannot place; the worker does it
 )
 
-// What a reply says beyond that.
+// Flags of a reply.
 const (
 	replyLooked = 1 << iota
 	replyScored
 	replyFlags
 )
 
-// appendReply appends what became of a; p is nil when err is not.
+// appendReply appends the result for a; p is nil if err is not.
 func appendReply(dst []byte, a *coordinator.Ask, p *coordinator.Placement, err error) []byte {
 	flags := 0
 	if a.Lookup.Done {
@@ -90,11 +90,11 @@ func appendError(dst []byte, err error, flags int) []byte {
 	return append(dst, replyAway, byte(flags))
 }
 
-// errAway says that the coordinator could not place.
+// errAway says that the coordinator cannot place the request.
 var errAway = errors.New("place request: the coordinator cannot place it")
 
-// readReply reads what appendReply wrote into g and a. The errors are those of
-// Place; errAway, when it is to be placed here; and garbage.
+// readReply reads a reply into g and a. It returns an error of Place, errAway if the
+// Fallback must place the request, or an ErrGarbage.
 func readReply(b []byte, a *coordinator.Ask, g *granted, n Numbers, known names) error {
 	r := newReader(b)
 	code := r.UintUpTo(replyAway)
@@ -133,8 +133,7 @@ func readReply(b []byte, a *coordinator.Ask, g *granted, n Numbers, known names)
 	return nil
 }
 
-// readPlaced reads a placement; lost says that it is on an instance that is not
-// known here.
+// readPlaced reads a placement. lost: one of its instances is unknown here.
 func (g *granted) readPlaced(r *reader, n Numbers, known names) (lost bool) {
 	g.Flow = abi.Flow(r.UintUpTo(uint64(abi.FlowDecodeFirst)))
 	var one, two bool
@@ -166,8 +165,7 @@ func (g *granted) readPlaced(r *reader, n Numbers, known names) (lost bool) {
 	return !one || !two || g.Decode.IsZero()
 }
 
-// unlooked is a turn whose homes are numbers of a coordinator that is not asked
-// any more.
+// unlooked returns t without its homes, whose numbers are those of another coordinator.
 func unlooked(t conversation.Turn) conversation.Turn {
 	t.Prefill, t.Decode = conversation.Target{}, conversation.Target{}
 	return t

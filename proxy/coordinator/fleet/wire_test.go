@@ -371,7 +371,7 @@ func TestGarbageFromAWorker(t *testing.T) {
 // TestTopics: the latest of each reaches all workers, those that come later too,
 // before anything else.
 func TestTopics(t *testing.T) {
-	var heard []string // the reader's; read when everything rests
+	var heard []string // written by the reader; read after everything has arrived
 	var reports []string
 	var came []string
 	bubble(t, "topics", func(so *ServerOptions, co *ClientOptions) {

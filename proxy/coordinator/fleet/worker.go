@@ -12,37 +12,37 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// worker is a worker's connection, on the coordinator's side: the Handler of what
-// it sends, and the leases that it has.
+// worker is the coordinator's side of a worker's connection: the Handler of its frames,
+// and its leases.
 type worker struct {
 	s      *Server
 	conn   *link.Conn
-	ctx    context.Context // of Serve
+	ctx    context.Context // the context of Serve
 	number int
 	peer
 	since  time.Time
-	beside sync.WaitGroup // placements that the reader does not wait for
+	beside sync.WaitGroup // placements in goroutines of their own
 
-	// Of the connection's reader.
+	// Used by the connection's reader only.
 	names names
 	ids   []uint32
-	batch uint64 // that is being handled
+	batch uint64 // read that is being handled
 	began time.Time
 
 	formsMu sync.Mutex
-	forms   coordinator.Demand // that the worker has been told last; guarded by formsMu
-	told    bool               // that it has been told any; guarded by formsMu
+	forms   coordinator.Demand // last sent; guarded by formsMu
+	told    bool               // forms was sent; guarded by formsMu
 
 	mu      sync.Mutex
-	leases  map[uint64]lent // by the worker's number; nil when the connection has ended; guarded by mu
+	leases  map[uint64]lent // by the worker's number; nil after the connection has ended; guarded by mu
 	passing passingTurns    // guarded by mu
 }
 
-// lent is a lease of a worker's.
+// lent is a lease of a worker.
 type lent struct {
-	lease *coordinator.Lease     // nil: it is being placed
-	p     *coordinator.Placement // nil of one that was adopted
-	owed  []byte                 // until its answer has begun
+	lease *coordinator.Lease     // nil while it is being placed
+	p     *coordinator.Placement // nil if the lease was adopted
+	owed  []byte                 // its clean-up, until the answer begins
 }
 
 func appendDemand(dst []byte, d coordinator.Demand) []byte {
@@ -72,7 +72,7 @@ func (w *worker) tell(topic Topic, value []byte) error {
 	return w.conn.Send(kindTopic, append([]byte{byte(topic)}, value...), true)
 }
 
-// tellForms tells the worker od Demand that it does not know of.
+// tellForms sends d if the worker does not have it yet.
 func (w *worker) tellForms(d coordinator.Demand) {
 	w.formsMu.Lock()
 	defer w.formsMu.Unlock()
@@ -82,7 +82,7 @@ func (w *worker) tellForms(d coordinator.Demand) {
 	}
 }
 
-// slowBatch is how long the placements of one batch may hold up the rest of it.
+// slowBatch is how long the placements of one batch may delay the rest of the batch.
 const slowBatch = 200 * time.Microsecond
 
 // Call implements link.Handler.
@@ -115,9 +115,8 @@ func (w *worker) Call(number uint32, kind uint8, payload []byte) error {
 	return nil
 }
 
-// slow reports whether the batch that is being handled has taken long. What came
-// together is answered together, but not at the price of a slow policy times its
-// number.
+// slow reports whether the present batch has taken long. The calls of a batch are answered
+// together; with a slow policy the rest of the batch runs in goroutines.
 func (w *worker) slow() bool {
 	now := time.Now()
 	if n := w.conn.Reads(); n != w.batch {
@@ -160,19 +159,18 @@ func (w *worker) decide(h *heard) (p *coordinator.Placement, err error) {
 	return p, err
 }
 
-// begin notes that a lease is being placed; false: there is one of that number.
+// begin notes that a lease is being placed; false: the number is in use.
 func (w *worker) begin(lease uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, taken := w.leases[lease]; taken || w.leases == nil {
-		return w.leases == nil // it has ended, which is no fault of the worker's
+		return w.leases == nil // the connection has ended, which is not the worker's fault
 	}
 	w.leases[lease] = lent{}
 	return true
 }
 
-// placed gives a lease to the worker; false: it does not want it any more, or has
-// gone.
+// placed gives the lease to the worker; false: the worker has released it or disconnected.
 func (w *worker) placed(lease uint64, p *coordinator.Placement) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,8 +181,8 @@ func (w *worker) placed(lease uint64, p *coordinator.Placement) bool {
 	return true
 }
 
-// end releases all leases, frees the turns that were on their way, and returns what
-// was owed for the leases.
+// end releases all leases, frees the turns that were not taken, and returns the clean-ups
+// of the leases.
 func (w *worker) end() (owed [][]byte) {
 	w.mu.Lock()
 	leases, passing := w.leases, w.passing
@@ -297,8 +295,7 @@ func (w *worker) adopt(r *reader) error {
 	return nil
 }
 
-// computed compares an engine's word with what was believed, of a lease whose
-// placement was made here.
+// computed compares an engine's report with the index, if the placement was made here.
 func (w *worker) computed(r *reader) {
 	lease, prompt, cached := r.Uint(), r.Int(), r.Int()
 	block := int(r.UintUpTo(mostBlock))

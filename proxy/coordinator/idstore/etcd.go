@@ -16,40 +16,39 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// Prefix is where all fleets that share an etcd, and may share engines, keep the
-// node numbers and the marks of their ids.
+// Prefix is the prefix in etcd of node numbers and id marks. All fleets that share an etcd
+// use it, because they may share engines.
 const Prefix = "/pdproxy/ids/"
 
-// nodeTTL is how many seconds a node number stays taken when its coordinator has
-// died or cannot reach etcd.
+// nodeTTL is the time in seconds for which a node number stays taken when its coordinator
+// has died or cannot reach etcd.
 const nodeTTL = 15
 
-// tries is how often a reservation that others came before is begun anew.
+// tries bounds how often a reservation is retried when other coordinators were faster.
 const tries = 8
 
-// ahead is how far ahead of the clock a node begins that has no mark: an etcd that
-// has lost its data has lost those of coordinators that live.
+// ahead is how far ahead of the clock a node without a mark begins. An etcd that has lost
+// its data has also lost the marks of live coordinators.
 const ahead = 24 * time.Hour
 
-// Etcd is the Store of several coordinators. Each has a node number of its own,
-// under a lease, at PREFIX/nodes/N; the mark of a node stays at PREFIX/marks/N and
-// is raised by compare-and-swap, only while the node is held. So a coordinator
-// that has lost its node cannot reserve on it, and the one that has it now begins
-// where the other's blocks end.
+// Etcd is the Store of several coordinators. Each has its own node number under a lease,
+// at PREFIX/nodes/N. The mark of a node stays at PREFIX/marks/N. It is raised by
+// compare-and-swap, and only while the node is held. So a coordinator that has lost its
+// node cannot reserve ids of it, and the next holder begins above the reserved blocks.
 type Etcd struct {
 	etcd   clientv3.Config
 	prefix string
-	token  string // the value of a node that is ours
+	token  string // the value that marks a node as this process's
 
 	mu      sync.Mutex
-	client  *clientv3.Client     // guarded by mu; nil: there was no need yet
+	client  *clientv3.Client     // guarded by mu; nil before the first use
 	node    int                  // guarded by mu; -1: none was held yet
 	session *concurrency.Session // guarded by mu; nil: no node is held
 	seen    map[int]int64        // guarded by mu; marks that this process has set
 }
 
-// NewEtcd returns the store below prefix for a coordinator of the given name,
-// which only shows in etcd. It asks etcd nothing before it has to.
+// NewEtcd returns the store below prefix for a coordinator; the name is for operators
+// only. It connects at the first use.
 func NewEtcd(etcd clientv3.Config, prefix, name string) *Etcd {
 	return &Etcd{
 		etcd: etcd, prefix: prefix, token: name + " " + strconv.FormatUint(rand.Uint64(), 16),
@@ -57,8 +56,8 @@ func NewEtcd(etcd clientv3.Config, prefix, name string) *Etcd {
 	}
 }
 
-// errLost says that another has our node, or has raised our mark.
-var errLost = errors.New("another came before")
+// errLost says that another coordinator has this node or has raised its mark.
+var errLost = errors.New("another coordinator was faster")
 
 // Reserve implements Store.
 func (e *Etcd) Reserve(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error) {
@@ -87,7 +86,7 @@ func (e *Etcd) Reserve(ctx context.Context, now time.Time, width time.Duration) 
 	return disaggid.Block{}, errLost
 }
 
-// hold sees to it that a node number is ours; e.mu is held.
+// hold makes sure that this process has a node number; e.mu is held.
 func (e *Etcd) hold(ctx context.Context) error {
 	if e.session != nil {
 		select {
@@ -135,7 +134,7 @@ func (e *Etcd) claim(ctx context.Context, lease clientv3.LeaseID) error {
 	}
 	first := e.node
 	if first < 0 {
-		first = rand.IntN(256) // hardly ever one that was in use a moment ago
+		first = rand.IntN(256) // rarely a number that was in use a moment ago
 	}
 	for i := range 256 {
 		e.node = (first + i) & 255
@@ -189,7 +188,7 @@ func (e *Etcd) raise(ctx context.Context, now time.Time, width time.Duration) (d
 	return b, nil
 }
 
-// drop gives up the lease of a node that is no longer ours; e.mu is held.
+// drop gives up the lease of a node that this process has lost; e.mu is held.
 func (e *Etcd) drop() {
 	if e.session != nil {
 		e.session.Orphan()
@@ -197,7 +196,7 @@ func (e *Etcd) drop() {
 	}
 }
 
-// Close gives the node back. Blocks stay reserved.
+// Close releases the node. Blocks stay reserved.
 func (e *Etcd) Close(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -12,9 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// File is the Store of one host: ids.json in a folder, which all processes that
-// use the folder share, whatever their lines are. It is written anew, synced and
-// renamed, under a lock on ids.lock.
+// File is the Store of one host: ids.json in a directory. All processes that use the
+// directory share it. Under a lock on ids.lock the file is written, synced and renamed.
 type File struct {
 	dir   *privatedir.Dir
 	lines disaggid.Block
@@ -22,12 +21,12 @@ type File struct {
 
 // marks is what ids.json holds.
 type marks struct {
-	// Mark is the Unix time in ms below which id-time may have been used.
+	// Mark is the Unix time in ms below which id-time may be used already.
 	Mark int64 `json:"mark"`
 }
 
-// lockAgain is the time between two tries to get the lock, which its holder has
-// for one write.
+// lockAgain is the pause between two attempts to lock. A holder has the lock for one
+// write.
 const lockAgain = 5 * time.Millisecond
 
 // NewFile returns the store in a folder, for the given lines; the block's times mean
@@ -55,7 +54,7 @@ func (f *File) Reserve(ctx context.Context, now time.Time, width time.Duration) 
 // Close implements Store.
 func (f *File) Close(context.Context) error { return nil }
 
-// lock waits for the lock and returns what ends it.
+// lock waits for the lock and returns the function that releases it.
 func (f *File) lock(ctx context.Context) (unlock func(), err error) {
 	for {
 		lock, err := f.dir.TryLock("ids.lock")
@@ -77,7 +76,7 @@ func (f *File) lock(ctx context.Context) (unlock func(), err error) {
 // markFile is the name of the file that holds the mark.
 const markFile = "ids.json"
 
-// readMark is the mark of the folder, 0 without one.
+// readMark returns the mark of the directory, 0 if there is none.
 func (f *File) readMark() (int64, error) {
 	text, err := f.dir.ReadFile(markFile, 1024)
 	if errors.Is(err, os.ErrNotExist) {
@@ -96,7 +95,7 @@ func (f *File) readMark() (int64, error) {
 	return m.Mark, nil
 }
 
-// writeMark makes the folder hold mark, whole and on the disk.
+// writeMark writes the mark atomically and syncs it to disk.
 func (f *File) writeMark(mark int64) error {
 	text, err := json.Marshal(marks{mark})
 	if err != nil {

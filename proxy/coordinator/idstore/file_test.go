@@ -171,7 +171,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	if !ok || r.From != noon.UnixMilli()+1000 {
 		t.Errorf("%+v, %v", r, ok)
 	}
-	s, found, err := disaggid.FindGrant(k.Table(), 2)
+	s, found, err := disaggid.FindRange(k.Table(), 2)
 	if !found || err != nil || s != r {
 		t.Errorf("the table has %+v: %v", s, err)
 	}

@@ -1,6 +1,6 @@
-// Package idstore keeps the marks below which disagg ids have been reserved, in a
-// file or in etcd, and the process that reserves supplied: a Keeper has always
-// some more than it grants to its own Source and to the workers that ask.
+// Package idstore stores the marks below which disagg ids are reserved, in a file or in
+// etcd. A Keeper reserves ids ahead of their use, and grants them to its own Source and to
+// workers.
 package idstore
 
 import (
@@ -13,60 +13,59 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// Store reserves id-time. Whatever happens to it or to those that use it, no two
-// blocks share an id: a mark is raised for good before the block is returned, and
-// a block whose mark may or may not have been raised is not returned.
+// Store reserves id-time. No two blocks share an id, whatever fails: the mark is raised
+// durably before a block is returned, and a block is not returned if it is unknown whether
+// its mark was raised.
 type Store interface {
-	// Reserve returns a block of the given width that begins at the mark, or now
-	// if that is later.
+	// Reserve returns a block of the given width. It begins at the mark, or at now if that
+	// is later.
 	Reserve(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error)
-	// Close ends what the Store has begun; it may go on being used.
+	// Close releases the Store's resources. The Store may be used again after it.
 	Close(ctx context.Context) error
 }
 
-// tendEvery is the time between two looks at what is left, and after which a
-// Store that failed is asked again.
+// tendEvery is the time between two calls of Tend, and before a failed Store is tried
+// again.
 const tendEvery = time.Second
 
-// patience bounds one reservation.
+// patience is the timeout of one reservation.
 const patience = 3 * time.Second
 
-// Keeper grants ranges of ids: to the Source of its own process, and to workers.
+// Keeper grants ranges of ids to the Source of its own process and to workers.
 //
-// A coordinator has one from its start, standby or not: what it has reserved are
-// its own ids for good, so that one that no longer leads, or cannot reach etcd,
-// may go on granting them. For each report of a worker that is an encoded
-// disaggid.Ask it calls Grant, and answers with Table under fleet.TopicIDs,
-// to that worker or to all, which give it to Source.ExtendBy. A worker has a
-// Source by disaggid.NewSource, and reports Source.Ask when it has connected and
-// every second, as long as that is true.
+// A coordinator has a Keeper from its start, also as a standby. Its reserved ids are its
+// own for good, so a coordinator that no longer leads, or cannot reach etcd, may still
+// grant them. For each worker's report that is an encoded disaggid.Ask it calls Grant, and
+// publishes Table under fleet.TopicIDs; workers pass it to Source.ExtendBy. A worker has a
+// Source by disaggid.NewSource. It reports Source.Ask when it connects and then every
+// second, as long as Ask returns true.
 type Keeper struct {
 	store  Store
-	grants *disaggid.Grants
+	ranges *disaggid.Ranges
 	own    *disaggid.Source
 	log    *slog.Logger
-	low    chan struct{} // 1; something has been granted
+	low    chan struct{} // holds 1; something has been granted
 
 	mu   sync.Mutex // one reservation at a time
 	away bool       // guarded by mu; the last one failed
 }
 
-// NewKeeper returns a keeper of ranges of the given width, disaggid.Width unless
-// in a test. It has nothing to grant before the first Tend.
+// NewKeeper returns a keeper of ranges of the given width, which is disaggid.Width except
+// in tests. It grants nothing before the first Tend.
 func NewKeeper(store Store, width time.Duration, log *slog.Logger) *Keeper {
 	return &Keeper{
-		store: store, grants: disaggid.NewGrants(width), own: disaggid.NewSource(),
+		store: store, ranges: disaggid.NewRanges(width), own: disaggid.NewSource(),
 		log: log, low: make(chan struct{}, 1),
 	}
 }
 
-// Source mints for this process. It is the same for the keeper's life.
+// Source returns the source of this process, always the same.
 func (k *Keeper) Source() *disaggid.Source { return k.own }
 
-// Grant is what a worker that asks gets; false when nothing is left until the
-// Store answers again: it will ask again.
+// Grant returns the range for a worker that asks. False: nothing is left until the Store
+// answers; the worker asks again.
 func (k *Keeper) Grant(a disaggid.Ask) (disaggid.Range, bool) {
-	r, ok := k.grants.Grant(a)
+	r, ok := k.ranges.Grant(a)
 	select {
 	case k.low <- struct{}{}:
 	default:
@@ -74,23 +73,23 @@ func (k *Keeper) Grant(a disaggid.Ask) (disaggid.Range, bool) {
 	return r, ok
 }
 
-// Table is what was granted last to each worker, for all of them.
-func (k *Keeper) Table() []byte { return k.grants.AppendTable(nil) }
+// Table returns the last grant of each worker.
+func (k *Keeper) Table() []byte { return k.ranges.AppendTable(nil) }
 
-// Tend reserves ids if there are few left, and gives the own Source its range. An
-// error says that the Store failed and takes nothing away.
+// Tend reserves ids if few are left, and gives its own Source a range. After an error of
+// the Store everything that was granted stays valid.
 func (k *Keeper) Tend(ctx context.Context, now time.Time) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	err := k.reserve(ctx, now)
 	if ask, few := k.own.Ask(); few {
-		if r, ok := k.grants.Grant(ask); ok {
+		if r, ok := k.ranges.Grant(ask); ok {
 			k.own.Extend(r)
 		}
 	}
 	switch {
 	case err != nil && !k.away:
-		k.log.Warn("no ids can be reserved; those reserved before are used meanwhile", "error", err)
+		k.log.Warn("ids cannot be reserved; the ids that were reserved before stay in use", "error", err)
 	case err == nil && k.away:
 		k.log.Info("ids can be reserved again")
 	}
@@ -98,9 +97,9 @@ func (k *Keeper) Tend(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// reserve asks the Store if more is needed; k.mu is held.
+// reserve reserves a block if it is needed; k.mu is held.
 func (k *Keeper) reserve(ctx context.Context, now time.Time) error {
-	width := k.grants.Lacks(now)
+	width := k.ranges.Lacks(now)
 	if width == 0 {
 		return nil
 	}
@@ -110,17 +109,17 @@ func (k *Keeper) reserve(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("reserve ids: %w", err)
 	}
-	k.grants.Add(b)
+	k.ranges.Add(b)
 	return nil
 }
 
-// Run tends until ctx ends, and closes the Store.
+// Run calls Tend until ctx ends, and closes the Store.
 func (k *Keeper) Run(ctx context.Context) {
 	defer func() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), tendEvery)
 		defer cancel()
 		if err := k.store.Close(last); err != nil {
-			k.log.Warn("the node number of the ids stays taken for a while", "error", err)
+			k.log.Warn("the node number of the ids could not be released; it stays taken until its lease ends", "error", err)
 		}
 	}()
 	tick := time.NewTicker(tendEvery)
@@ -136,7 +135,7 @@ func (k *Keeper) Run(ctx context.Context) {
 	}
 }
 
-// block is what begins at mark, or now if that is later.
+// block returns the block that begins at mark, or at now if that is later.
 func block(now time.Time, mark int64, width time.Duration) (from, until int64, err error) {
 	from = max(disaggid.Clock(now), mark)
 	until = from + width.Milliseconds()

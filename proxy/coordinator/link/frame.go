@@ -2,13 +2,13 @@ package link
 
 import "encoding/binary"
 
-// class is what a frame is to the connection.
+// class is the class of a frame.
 type class uint8
 
 const (
 	beat    class = iota // a sign of life
-	message              // nobody answers it
-	call                 // its number is that of the answer
+	message              // a frame without an answer
+	call                 // a frame with an answer of the same number
 	answer
 	bye // the last frame of a side that leaves
 )
@@ -17,13 +17,13 @@ const (
 // kind, number (4 bytes), payload.
 type frame struct {
 	class   class
-	kind    uint8 // the handlers' own
+	kind    uint8 // chosen by the handlers
 	number  uint32
 	payload []byte
 }
 
-// headSize is what of a frame comes before its payload, and headRest what of that
-// its length counts.
+// headSize is the size of a frame before its payload. headRest is the part of it that the
+// length counts.
 const (
 	headSize = 4 + headRest
 	headRest = 1 + 1 + 4
@@ -36,8 +36,8 @@ func appendFrame(dst []byte, what class, kind uint8, number uint32, payload []by
 	return append(dst, payload...)
 }
 
-// parse reads the first frame of b, whose payload it aliases. Size 0: it is not
-// whole yet.
+// parse reads the first frame of b, whose payload aliases b. Size 0: the frame is not
+// complete.
 func parse(b []byte) (f frame, size int, err error) {
 	if len(b) < headSize {
 		return frame{}, 0, nil
@@ -60,8 +60,8 @@ func parse(b []byte) (f frame, size int, err error) {
 	return f, size, nil
 }
 
-// keepRest returns what of in has not been used, with room to read on: memory
-// grows as a large frame comes in, not when it is announced.
+// keepRest returns the unused end of in, with room for the next read. The memory for a
+// large frame grows as its bytes arrive, not when its length does.
 func keepRest(in []byte, used int) []byte {
 	rest := in[used:]
 	switch {

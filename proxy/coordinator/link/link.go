@@ -1,14 +1,13 @@
-// Package link is one connection between a worker and its coordinator: frames,
-// calls of either side that wait for their answers beside each other, and
-// messages that nobody answers, which arrive in the order in which they were
-// sent, calls among them. It does not know what the frames say.
+// Package link is one connection between a worker and its coordinator. It carries frames:
+// calls of either side, which may wait for their answers at the same time, and messages
+// without an answer. Frames arrive in the order in which they were sent. The package does
+// not know their content.
 //
-// Whoever has something urgent to send writes it to the socket himself if nobody
-// else does, and leaves it to the one who does otherwise: alone a call costs one
-// write, and under load many share one. No sender ever waits for the peer to
-// read: what the socket does not take is left to a goroutine of the connection's.
-// In the same way a caller who is alone reads his answer himself, so that nobody
-// has to be woken to wake him.
+// A sender of an urgent frame writes to the socket itself, unless another goroutine is
+// writing: then that goroutine writes the frame too. So a single call costs one write, and
+// under load many calls share one. No sender waits for the peer to read: a goroutine of
+// the connection writes what the socket does not accept at once. In the same way a single
+// caller reads its answer itself, so that no other goroutine must be woken.
 package link
 
 import (
@@ -25,51 +24,51 @@ import (
 )
 
 const (
-	// Beat is how often a side gives a sign of life, and Silence after how many
-	// beats without one the peer is taken for dead. Beats are counted, not time, so
-	// that a process that was stopped does not take its peer for dead.
+	// Beat is the interval of the signs of life. A peer counts as dead after Silence beats
+	// without a frame. Beats are counted, not time, so that a process that was stopped
+	// does not take its peer for dead.
 	Beat    = time.Second
 	Silence = 3
-	// Linger is how long a message that is not urgent waits for company at most, and
-	// how exactly the limits of calls are kept. While there are any, a goroutine looks
-	// after them so often: a timer for each would cost more.
+	// Linger is the longest time that a frame that is not urgent waits for others, and the
+	// precision of the limits of calls. A goroutine looks after them at this interval,
+	// because a timer for each would cost more.
 	Linger = 2 * time.Millisecond
-	// restful is how many such looks in vain are the last.
+	// restful is the number of looks without work after which the goroutine rests.
 	restful = 50
-	// MostFrame bounds the payload of one frame.
+	// MostFrame is the largest payload of a frame.
 	MostFrame = 16 << 20
-	// mostWaiting bounds what waits to be written.
+	// mostWaiting bounds the bytes that wait to be written.
 	mostWaiting = 2 * MostFrame
-	// mostRounds is how often in a row a sender writes what others leave to him.
+	// mostRounds bounds how often in a row a sender writes the frames of others.
 	mostRounds = 4
-	// usualBuffer is how much is read at once.
+	// usualBuffer is the usual size of a read.
 	usualBuffer = 64 << 10
-	// keptBuffer is up to which size a buffer is kept for the next frames.
+	// keptBuffer is the largest buffer that is kept for the next frames.
 	keptBuffer = 256 << 10
-	// farewell is how long a connection that is closed may take to write the rest.
+	// farewell is how long a closed connection may take to write its rest.
 	farewell = 200 * time.Millisecond
 )
 
-// Why a connection ended, or a call came to nothing.
+// Why a connection ended or a call failed.
 var (
 	ErrLeft   = errors.New("link: the peer has left")
-	ErrGone   = errors.New("link: the peer has gone without a word") // it has died: one that lives says that it leaves
-	ErrSilent = errors.New("link: the peer is silent")
+	ErrGone   = errors.New("link: the peer closed the connection without a farewell") // the peer has died: a live peer says that it leaves
+	ErrSilent = errors.New("link: the peer sends no sign of life")
 	ErrBehind = errors.New("link: the peer does not read")
 	ErrLate   = errors.New("link: no answer in time") // of a call; the connection stays
 	ErrSize   = errors.New("link: frame too large")   // of what was to be sent; the connection stays
-	// ErrGarbage is what every error of bytes that are no frames is.
-	ErrGarbage = errors.New("link: garbage")
+	// ErrGarbage matches every error of malformed bytes.
+	ErrGarbage = errors.New("link: malformed bytes")
 )
 
-// Handler takes what the peer sends, one frame at a time; nothing else is read
-// meanwhile. It is called by whoever reads, a caller who waits for his answer among
-// them. A payload is good until the method returns. An error ends the connection.
+// Handler handles the peer's frames, one at a time. Nothing else is read in the meantime.
+// The goroutine that reads calls it, which may be a caller that waits for its answer. A
+// payload is valid until the method returns. An error ends the connection.
 type Handler interface {
-	// Message is a message of the peer's.
+	// Message handles a message of the peer.
 	Message(kind uint8, payload []byte) error
-	// Call is a call of the peer's. Conn.Answer answers it, from the handler (then
-	// the answers to all frames that had come leave together) or later.
+	// Call handles a call of the peer. Conn.Answer answers it: from the handler, so that
+	// the answers to all frames of one read are sent together, or later.
 	Call(number uint32, kind uint8, payload []byte) error
 }
 
@@ -88,47 +87,47 @@ type Conn struct {
 	pool    sync.Pool     // of *pending
 	began   time.Time
 	ticked  atomic.Int64 // the last beat, since began
-	resumed atomic.Int64 // the last one that came late, because this process was stopped; 0: none did
+	resumed atomic.Int64 // the last beat that was late because this process was stopped; 0: none
 
 	mu      sync.Mutex
 	out     []byte              // frames that wait; guarded by mu
 	spare   []byte              // memory for the next out; guarded by mu
-	writing bool                // somebody writes, and owns rest, unsealed and try; guarded by mu
+	writing bool                // a goroutine writes and owns rest, unsealed and try; guarded by mu
 	wrote   bool                // since the last beat; guarded by mu
-	active  bool                // tend looks after things; guarded by mu
-	looks   uint64              // that it has taken; guarded by mu
-	vain    int                 // looks in vain in a row; guarded by mu
+	active  bool                // tend runs its looks; guarded by mu
+	looks   uint64              // looks so far; guarded by mu
+	vain    int                 // looks without work in a row; guarded by mu
 	calls   map[uint32]*pending // guarded by mu
 	last    uint32              // number of the last call; guarded by mu
 	err     error               // why it ended; guarded by mu
-	leaving error               // why it is to end when all is written; guarded by mu
+	leaving error               // why it ends after everything is written; guarded by mu
 	lost    error               // why nothing can be written any more; guarded by mu
 
 	rest     []byte // being written, encrypted if tls is set
 	unsealed error  // why TLS did not encrypt the rest
 	try      attempt
 
-	in     []byte        // that has been read, of who reads
-	deaf   bool          // nothing is handled any more, of who reads
+	in     []byte        // bytes that were read; owned by the reader
+	deaf   bool          // frames are no longer handled; owned by the reader
 	resume chan struct{} // tells Run's goroutine that it reads again
 	reader reader        // who reads; guarded by mu
-	leader *pending      // of the caller who reads; guarded by mu
+	leader *pending      // call of the caller that reads; guarded by mu
 	kicked bool          // the deadline of reads has passed; guarded by mu
-	timed  bool          // there have been calls with a limit of late; guarded by mu
-	seen   uint64        // the reads as of the last look; guarded by mu
+	timed  bool          // there were calls with a limit recently; guarded by mu
+	seen   uint64        // reads at the last look; guarded by mu
 }
 
 // pending is a call that waits for its answer.
 type pending struct {
 	done   chan struct{}
-	until  uint64 // the look at which it is late; 0: it has time
+	until  uint64 // the look at which it times out; 0: no limit
 	ctx    context.Context
 	answer []byte
 	err    error
 }
 
 // New returns a connection over nc, which it owns. A *TLS must have completed its
-// handshake. Nothing is read or written before Run.
+// handshake. Run starts the connection.
 func New(nc net.Conn, h Handler) *Conn {
 	c := &Conn{
 		handler: h, single: runtime.GOMAXPROCS(0) == 1, began: time.Now(),
@@ -147,9 +146,8 @@ func New(nc net.Conn, h Handler) *Conn {
 	return c
 }
 
-// Run serves the connection until it ends, or ctx, and returns why. All its
-// goroutines have ended then, nobody is in the Handler any more, and all calls have an
-// answer or an error.
+// Run serves the connection until it or ctx ends, and returns the reason. After that all
+// its goroutines have ended, no handler runs, and all calls have an answer or an error.
 func (c *Conn) Run(ctx context.Context) error {
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -167,18 +165,18 @@ func (c *Conn) Run(ctx context.Context) error {
 	return c.Err()
 }
 
-// Err is why the connection has ended; nil while it has not.
+// Err returns why the connection has ended; nil if it has not.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Reads counts the times that something came from the peer.
+// Reads returns how often bytes arrived from the peer.
 func (c *Conn) Reads() uint64 { return c.reads.Load() }
 
-// Close tells the peer that this side leaves, and ends the connection, after a
-// moment if the peer does not read. It does not wait for Run's end.
+// Close tells the peer that this side leaves, and ends the connection; a peer that does
+// not read gets a short time. Close does not wait for Run.
 func (c *Conn) Close(reason error) {
 	c.mu.Lock()
 	if c.err != nil || c.leaving != nil {
@@ -196,8 +194,8 @@ func (c *Conn) Close(reason error) {
 	c.flush()
 }
 
-// fail ends the connection for a reason; the first one counts. The peer is not told:
-// it has gone, or does not read. Whoever gives up one that may live calls Close.
+// fail ends the connection; the first reason counts. The peer is not told, because it has
+// gone or does not read. Close is for a peer that may be alive.
 func (c *Conn) fail(reason error) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -219,27 +217,26 @@ func (c *Conn) fail(reason error) {
 	}
 }
 
-// Send sends a message. Unless it is urgent it may wait for others, for Linger at
-// most. An error says that the connection has ended, or ErrSize.
+// Send sends a message. If it is not urgent, it may wait up to Linger for other frames.
+// The error is ErrSize or why the connection has ended.
 func (c *Conn) Send(kind uint8, payload []byte, urgent bool) error {
 	return c.put(message, kind, 0, payload, urgent)
 }
 
-// Answer answers a call of the peer's. From elsewhere than the handler Flush has
-// to follow.
+// Answer answers a call of the peer. Outside of the handler, Flush must follow.
 func (c *Conn) Answer(number uint32, payload []byte) error {
 	return c.put(answer, 0, number, payload, false)
 }
 
-// Flush writes what waits for others.
+// Flush writes the frames that wait.
 func (c *Conn) Flush() {
 	c.mu.Lock()
 	c.flush()
 }
 
-// Call sends a call and appends its answer to dst. It waits until the answer
-// comes, ctx ends (its cause is the error then), the connection ends, or limit has
-// passed (ErrLate; 0: there is none). What comes later is dropped.
+// Call sends a call and appends its answer to dst. It returns early if ctx ends (with its
+// cause), the connection ends, or limit has passed (ErrLate; 0: no limit). A late answer
+// is dropped.
 func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit time.Duration) ([]byte, error) {
 	if len(payload) > MostFrame {
 		return dst, ErrSize
@@ -283,7 +280,7 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 	return dst, err
 }
 
-// forget takes back a call that is waited for no longer; nil: it has its answer.
+// forget removes a call that nobody waits for; nil: its answer has arrived.
 func (c *Conn) forget(number uint32, p *pending, why error) error {
 	c.mu.Lock()
 	waits := c.calls[number] == p
@@ -298,7 +295,7 @@ func (c *Conn) forget(number uint32, p *pending, why error) error {
 	return why
 }
 
-// over is why nothing can be sent any more; c.mu is held.
+// over returns why nothing can be sent; c.mu is held.
 func (c *Conn) over() error {
 	switch {
 	case c.err != nil:

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// reader is who reads from the peer.
+// reader tells which goroutine reads from the peer.
 type reader uint8
 
 const (
 	ofRun    reader = iota // Run's goroutine
-	aCaller                // one that waits for its answer
-	ofNobody               // the next caller will, or tend has Run's do it
+	aCaller                // a caller that waits for its answer
+	ofNobody               // no goroutine; the next caller reads, or tend wakes Run's
 )
 
-// answered gives a call its answer.
+// answered passes a call its answer.
 func (c *Conn) answered(number uint32, payload []byte) {
 	c.mu.Lock()
 	p := c.calls[number]
@@ -30,8 +30,8 @@ func (c *Conn) answered(number uint32, payload []byte) {
 	}
 }
 
-// read handles what comes, until the connection ends. While callers come one after
-// the other it leaves the reading to them.
+// read handles incoming frames until the connection ends. While callers follow each other,
+// they read instead.
 func (c *Conn) read() error {
 	for {
 		if err := c.readOnce(); err != nil && err != errKicked {
@@ -53,15 +53,15 @@ func (c *Conn) read() error {
 			led := c.reader == aCaller
 			c.mu.Unlock()
 			if led {
-				<-c.resume // it has handled what it was at
+				<-c.resume // Run's goroutine has handled its frames
 			}
 			return c.Err()
 		}
 	}
 }
 
-// lead has a caller read until it has its answer. False: somebody else reads, or
-// it has been kicked, or its answer is there.
+// lead reads until the caller has its answer. False: another goroutine reads, the caller
+// was told to stop, or its answer is there.
 func (c *Conn) lead(number uint32, p *pending) (answered bool) {
 	c.mu.Lock()
 	leads := c.reader == ofNobody && c.calls[number] == p
@@ -93,18 +93,18 @@ func (c *Conn) lead(number uint32, p *pending) (answered bool) {
 	return answered
 }
 
-// handBack has Run's goroutine read again; nobody does, and c.mu is held.
+// handBack makes Run's goroutine read again; no goroutine reads, and c.mu is held.
 func (c *Conn) handBack() {
 	c.reader = ofRun
 	c.resume <- struct{}{} // has room: it waits for this, and takes it before it lets nobody read again
 }
 
-// errKicked says that who reads is to see whether it still should: the deadline of
-// reads has passed, or nothing is handled any more.
-var errKicked = errors.New("link: somebody else is to read")
+// errKicked says that the reader must check whether it still should read: the deadline of
+// reads has passed, or frames are no longer handled.
+var errKicked = errors.New("link: the reader must stop")
 
-// readOnce reads once, and handles the frames that are whole then. After one that is
-// refused the peer is told that this side leaves, and nothing is handled any more.
+// readOnce reads once and handles the complete frames. If one is refused, it tells the
+// peer that this side leaves, and handles no more frames.
 func (c *Conn) readOnce() error {
 	if c.deaf {
 		<-c.ended
@@ -142,13 +142,13 @@ func (c *Conn) readOnce() error {
 	return c.gone(err)
 }
 
-// gone is what the error of a read says of the peer. One that lives leaves with a
-// word, unless it had begun a frame, or found no room for it because this process was
-// stopped: then nobody can tell.
+// gone returns what a read error means. A live peer leaves with a farewell frame. It
+// cannot if it had begun another frame, or if this process was stopped and did not read:
+// then it is unknown whether the peer lives.
 func (c *Conn) gone(err error) error {
 	ends := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 	switch {
-	case ends && len(c.in) > 0, errors.Is(err, io.ErrUnexpectedEOF): // the latter within a TLS record
+	case ends && len(c.in) > 0, errors.Is(err, io.ErrUnexpectedEOF): // the second error: within a TLS record
 		return fmt.Errorf("link: the peer has gone within a frame: %w", err)
 	case ends && !c.stopped():
 		return fmt.Errorf("%w: %w", ErrGone, err)
@@ -156,8 +156,8 @@ func (c *Conn) gone(err error) error {
 	return err
 }
 
-// handle handles the whole frames of b and returns how many bytes those were. It
-// stops when the connection has ended.
+// handle handles the complete frames of b and returns their size. It stops when the
+// connection has ended.
 func (c *Conn) handle(b []byte) (used int, err error) {
 	for {
 		select {
@@ -186,5 +186,5 @@ func (c *Conn) handle(b []byte) (used int, err error) {
 	}
 }
 
-// Garbage is the error of bytes that are not what they should be.
+// Garbage returns the error of malformed bytes, which should be what.
 func Garbage(what string) error { return fmt.Errorf("%w: %s", ErrGarbage, what) }

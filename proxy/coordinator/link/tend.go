@@ -4,8 +4,8 @@ import (
 	"time"
 )
 
-// tend looks after calls and messages, and watches over the peer, until the
-// connection ends. It never waits for the peer.
+// tend ends late calls, writes waiting messages and watches the peer until the connection
+// ends. It never waits for the peer.
 func (c *Conn) tend() {
 	beats, looks := time.NewTicker(Beat), time.NewTicker(Linger)
 	defer beats.Stop()
@@ -35,17 +35,17 @@ func (c *Conn) tend() {
 	}
 }
 
-// look has tend look after what waits; c.mu is held.
+// look makes tend look after what waits; c.mu is held.
 func (c *Conn) look() {
 	c.vain = 0
 	if !c.active {
 		c.active = true
-		c.stir <- struct{}{} // has room: tend takes it before it lets active go
+		c.stir <- struct{}{} // never blocks: tend receives it before it clears active
 	}
 }
 
-// lookAfter ends calls that are late, and writes what waits. False: there has been
-// nothing of the kind for a while, and it need not be called again.
+// lookAfter ends late calls and writes what waits. False: there was no work for a while,
+// and it need not be called again.
 func (c *Conn) lookAfter() bool {
 	c.mu.Lock()
 	c.looks++
@@ -73,8 +73,8 @@ func (c *Conn) lookAfter() bool {
 	return goesOn
 }
 
-// beat gives a sign of life if nothing else did; false: nothing can be written any
-// more, and it is time that the peer's end is read.
+// beat sends a sign of life if no other frame was sent. False: nothing can be written, so
+// the rest of the peer's frames should be read now.
 func (c *Conn) beat() bool {
 	c.mu.Lock()
 	if c.lost != nil {
@@ -89,7 +89,7 @@ func (c *Conn) beat() bool {
 	return true
 }
 
-// tick notes that there is a beat, and whether it is late.
+// tick notes a beat and whether it is late.
 func (c *Conn) tick() {
 	now := time.Since(c.began)
 	if now-time.Duration(c.ticked.Load()) > Silence*Beat {
@@ -98,9 +98,8 @@ func (c *Conn) tick() {
 	c.ticked.Store(int64(now))
 }
 
-// stopped reports whether this process has just been stopped for so long that the
-// peer, if it lives, has given the connection up, perhaps without being able to say
-// so.
+// stopped reports whether this process was just stopped for so long that a live peer has
+// given up the connection, perhaps without a farewell.
 func (c *Conn) stopped() bool {
 	now := time.Since(c.began)
 	resumed := time.Duration(c.resumed.Load())

@@ -42,15 +42,15 @@ func rawOf(nc net.Conn) syscall.RawConn {
 	return raw
 }
 
-// seal returns the TLS records of plain, whose memory it takes over.
+// seal encrypts plain, whose memory it takes over, and returns the TLS records.
 func (t *TLS) seal(plain []byte) ([]byte, error) {
 	_, err := t.Write(plain)
 	sealed := t.under.take(plain)
 	return sealed, err
 }
 
-// transport is what a tls.Conn reads from and writes to: the socket, or memory once
-// a Conn has taken over the writing.
+// transport is the connection under a tls.Conn: the socket, or memory once a Conn does the
+// writing.
 type transport struct {
 	net.Conn
 	raw   syscall.RawConn // nil: Conn is no socket
@@ -61,14 +61,14 @@ type transport struct {
 	out  []byte // guarded by mu
 }
 
-// hold makes all further writes go to memory.
+// hold redirects all later writes to memory.
 func (t *transport) hold() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.held = true
 }
 
-// take returns what has been written, and keeps the memory of spare for later writes.
+// take returns the written bytes and uses spare's memory for later writes.
 func (t *transport) take(spare []byte) []byte {
 	if cap(spare) > keptBuffer {
 		spare = nil

@@ -4,10 +4,10 @@ package link
 
 import "syscall"
 
-// canTry says that a socket can be written to without waiting for the peer.
+// canTry says whether a socket can be written to without waiting.
 const canTry = false
 
-// attempt stands for what there is not: writeRests writes.
+// attempt never writes on this system; writeRests does.
 type attempt struct{}
 
 func (attempt) init() {}

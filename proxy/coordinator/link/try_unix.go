@@ -8,10 +8,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
-// canTry says that a socket can be written to without waiting for the peer.
+// canTry says whether a socket can be written to without waiting.
 const canTry = true
 
-// attempt writes to a socket what it takes now. It allocates nothing.
+// attempt writes to a socket without waiting, and without an allocation.
 type attempt struct {
 	b    []byte
 	done bool
@@ -34,7 +34,7 @@ func (a *attempt) init() {
 	}
 }
 
-// write returns what is left of b, and whether nothing is.
+// write returns the unwritten rest of b, and whether all is done.
 func (a *attempt) write(raw syscall.RawConn, b []byte) (done bool, rest []byte) {
 	a.b, a.done = b, false
 	err := raw.Write(a.once)

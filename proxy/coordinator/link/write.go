@@ -32,11 +32,10 @@ func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent
 	return nil
 }
 
-// flushSoon is flush. Under load it first lets others run who are about to send
-// something too, so that it leaves with this: what costs is that the peer is woken,
-// and where both share a core each write also ends the writer's turn. With idle
-// processors to spare the pause would cost more than it saves. c.mu is held, and is
-// not any more when it returns.
+// flushSoon is flush. Under load it first lets other goroutines run that are about to send
+// frames, so that one write carries them too: a write wakes the peer, and ends the
+// writer's time slice if both share a core. If processors are idle, the pause would cost
+// more than it saves. c.mu is held on entry and not on return.
 func (c *Conn) flushSoon() {
 	if c.single || len(c.calls) > 1 {
 		c.mu.Unlock()
@@ -46,8 +45,8 @@ func (c *Conn) flushSoon() {
 	c.flush()
 }
 
-// flush writes what waits unless somebody does. c.mu is held, and is not any more
-// when it returns.
+// flush writes what waits, unless another goroutine writes. c.mu is held on entry and not
+// on return.
 func (c *Conn) flush() {
 	if c.writing || c.err != nil || len(c.out) == 0 {
 		c.mu.Unlock()
@@ -72,11 +71,11 @@ func (c *Conn) flush() {
 	c.written()
 }
 
-// take makes what waits the rest to be written; c.mu is held.
+// take makes the waiting frames the rest; c.mu is held.
 func (c *Conn) take() { c.rest, c.out, c.spare = c.out, c.spare[:0], nil }
 
-// seal encrypts the rest, where the connection is over TLS; false: it failed, and no
-// rest is left.
+// seal encrypts the rest if the connection is over TLS. False: that failed, and there is
+// no rest.
 func (c *Conn) seal() bool {
 	if c.tls == nil {
 		return true
@@ -88,7 +87,7 @@ func (c *Conn) seal() bool {
 	return c.unsealed == nil
 }
 
-// keep keeps the memory of a rest that is written; c.mu is held.
+// keep keeps the memory of the written rest; c.mu is held.
 func (c *Conn) keep() {
 	if cap(c.rest) <= keptBuffer {
 		c.spare = c.rest[:0]
@@ -96,8 +95,8 @@ func (c *Conn) keep() {
 	c.rest = nil
 }
 
-// written ends the writing of who has written everything. c.mu is held, and is not
-// any more when it returns.
+// written ends the writing after everything is written. c.mu is held on entry and not on
+// return.
 func (c *Conn) written() {
 	c.writing = false
 	leaving := c.leaving
@@ -107,8 +106,8 @@ func (c *Conn) written() {
 	}
 }
 
-// tryWrite writes the rest as far as the socket takes it now; false: something is
-// left, or it failed, which whoever waits for the socket finds out too.
+// tryWrite writes as much of the rest as the socket accepts now. False: there is a rest,
+// or the write failed, which the goroutine that waits for the socket will see too.
 func (c *Conn) tryWrite() bool {
 	done, rest := c.try.write(c.raw, c.rest)
 	if !done {
@@ -129,8 +128,7 @@ func (c *Conn) writeRests() {
 	}
 }
 
-// writeRest writes all that waits, however long the peer takes to read, within
-// bounds.
+// writeRest writes all that waits. The peer may take a limited time to read.
 func (c *Conn) writeRest() {
 	for {
 		if c.unsealed != nil {
@@ -165,8 +163,8 @@ func (c *Conn) writeRest() {
 	}
 }
 
-// lose notes that nothing can be written any more, and nobody does. What the peer
-// said last is still to be read: that it leaves, perhaps.
+// lose notes that nothing can be written. The peer's last frames must still be read: it
+// may have said that it leaves.
 func (c *Conn) lose(why error) {
 	c.mu.Lock()
 	c.rest, c.out, c.lost = nil, nil, why

@@ -1,16 +1,14 @@
-// Package replica keeps the homes of conversations of the coordinator that leads
-// in those that stand by. A standby asks again and again for what has changed
-// since its last question; the leader answers from its table and keeps nothing of
-// who asks. So neither holds more than one batch, and a standby that was away, is
-// slow or is new asks from where it was.
+// Package replica copies the homes of conversations from the leading coordinator to the
+// standbys. A standby asks for the changes since its last question. The leader answers
+// from its table and keeps no state for each standby. So both hold at most one batch, and
+// a standby that is new, slow or back after a break uses the same question.
 //
-// # What stands by
+// # What is copied
 //
-// The keys, turns and homes of all conversations. Homes are of instances, which
-// every coordinator numbers for itself: on the way they have names. The values
-// that policies keep of conversations stay behind: after a fail-over they are
-// forgotten, as they may be at any time. So are, when a leader dies, the turns of
-// its last tenth of a second.
+// The keys, turns and homes of all conversations. Each coordinator has its own numbers for
+// instances, so homes travel with the names of instances. The values that policies keep
+// for conversations are not copied: they are lost at a failover, as they may be at any
+// time. So are the turns of the last tenth of a second if a leader dies.
 package replica
 
 import (
@@ -25,31 +23,29 @@ import (
 )
 
 const (
-	// most is how many conversations an answer has at most: Record waits that
-	// long for the table.
+	// most is the largest number of conversations in an answer. The table's Record waits
+	// while an answer is made.
 	most = 1000
-	// MostAnswer is the most bytes of an answer.
+	// MostAnswer is the largest answer in bytes.
 	MostAnswer = 1 << 20
-	// every is the time between two questions of a standby that has it all.
+	// every is the time between two questions of a standby that is up to date.
 	every = 100 * time.Millisecond
-	// again is the time until a question that failed is asked once more.
+	// again is the pause after a failed question.
 	again = 500 * time.Millisecond
-	// mostNames is how many instances a standby has homes on, of all that there
-	// ever were.
+	// mostNames bounds the names of instances that a standby knows.
 	mostNames = 1 << 16
 )
 
-// Source answers standbys with what is in a table. Its methods are safe for
-// concurrent use.
+// Source answers standbys from a table. Safe for concurrent use.
 type Source struct {
-	id    uint64 // of this leader's table: another's changes have other numbers
+	id    uint64 // of this leader's table; the changes of another table have other numbers
 	table *conversation.Table
 	name  func(instance uint32) string
 	pool  sync.Pool // of *[]conversation.Entry
 }
 
-// NewSource returns the source of a table. name gives the name of an instance,
-// "" for one that is gone.
+// NewSource returns the source of a table. name returns the name of an instance, "" if it
+// is gone.
 func NewSource(table *conversation.Table, name func(instance uint32) string) *Source {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -59,8 +55,7 @@ func NewSource(table *conversation.Table, name func(instance uint32) string) *So
 	}
 }
 
-// Answer appends the answer to a standby's question; more says that there may be
-// something to ask for after it.
+// Answer appends the answer to a question; more: there may be further changes.
 func (s *Source) Answer(dst, question []byte) (answer []byte, more bool, err error) {
 	of, since, err := readQuestion(question)
 	if err != nil {
@@ -75,13 +70,13 @@ func (s *Source) Answer(dst, question []byte) (answer []byte, more bool, err err
 	return appendAnswer(dst, s.id, since, *batch, s.name), len(*batch) > 0, nil
 }
 
-// Copy is the table of a standby, as it follows a leader's. Between Follow and
-// Lead the table is nobody else's.
+// Copy is the table of a standby that follows a leader's table. Between Follow and Lead
+// nothing else uses the table.
 type Copy struct {
 	table   *conversation.Table
-	of      uint64 // the leader's table of the last answer
+	of      uint64 // id of the leader's table in the last answer
 	since   uint64
-	numbers map[string]uint32 // of the names that homes have while it stands by
+	numbers map[string]uint32 // numbers of instance names while it stands by
 	names   []string          // by number
 	batch   []conversation.Entry
 
@@ -89,29 +84,27 @@ type Copy struct {
 	inStep bool // guarded by mu
 }
 
-// NewCopy returns the copy that a table is made.
+// NewCopy returns a copy into table.
 func NewCopy(table *conversation.Table) *Copy {
 	return &Copy{table: table, numbers: map[string]uint32{}}
 }
 
-// Follow begins to stand by. What the table has of its own stays until the leader
-// has newer; name gives the names of the instances it is about, "" for one that
-// is gone.
+// Follow begins to stand by. The table's own entries stay until the leader has newer ones;
+// name returns the names of their instances, "" if one is gone.
 func (c *Copy) Follow(name func(instance uint32) string) {
 	c.of, c.since = 0, 0
 	c.step(false)
 	c.table.Renumber(func(n uint32) uint32 { return c.number(name(n)) })
 }
 
-// Lead ends standing by: homes are on the instances that have their names.
-// number is 0 for a name that no instance has.
+// Lead ends standing by: homes get the numbers of the instances of their names.
 func (c *Copy) Lead(number func(name string) uint32) {
 	known := make([]uint32, len(c.names))
 	for i, name := range c.names {
 		known[i] = number(name)
 	}
 	c.table.Renumber(func(n uint32) uint32 {
-		if n == 0 || n > uint32(len(known)) { // it is none of the copy's
+		if n == 0 || n > uint32(len(known)) { // not a number of this copy
 			return 0
 		}
 		return known[n-1]
@@ -120,7 +113,7 @@ func (c *Copy) Lead(number func(name string) uint32) {
 	c.names = c.names[:0]
 }
 
-// number is that of a name; 0 for none and for one too many.
+// number returns the number of a name; 0: no name, or too many names.
 func (c *Copy) number(name string) uint32 {
 	if n := c.numbers[name]; n != 0 || name == "" || len(c.names) == mostNames {
 		return n
@@ -131,10 +124,10 @@ func (c *Copy) number(name string) uint32 {
 	return n
 }
 
-// Question appends what the leader is to be asked.
+// Question appends the next question to the leader.
 func (c *Copy) Question(dst []byte) []byte { return appendQuestion(dst, c.of, c.since) }
 
-// Take takes in the answer; more says that the leader has more to tell.
+// Take applies an answer; more: the leader has further changes.
 func (c *Copy) Take(answer []byte) (more bool, err error) {
 	of, until, entries, err := c.readAnswer(answer)
 	if err != nil {
@@ -149,7 +142,8 @@ func (c *Copy) Take(answer []byte) (more bool, err error) {
 	return more, nil
 }
 
-// InStep reports whether the leader has had nothing more to tell since Follow.
+// InStep reports whether the copy has had all changes of the leader at least once since
+// Follow.
 func (c *Copy) InStep() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,8 +156,8 @@ func (c *Copy) step(in bool) {
 	c.inStep = in
 }
 
-// Run stands by until ctx ends: ask carries a question to the leader. failed is
-// told once of each time that it cannot be asked, or answers nonsense.
+// Run asks the leader until ctx ends. ask sends a question and returns the answer. failed
+// is called once for each series of failures.
 func (c *Copy) Run(ctx context.Context, ask func(ctx context.Context, question []byte) (answer []byte, err error), failed func(error)) {
 	var question []byte
 	fails := false

@@ -46,7 +46,7 @@ func readQuestion(b []byte) (of, since uint64, err error) {
 	return binary.LittleEndian.Uint64(b[1:]), binary.LittleEndian.Uint64(b[9:]), nil
 }
 
-// naming gives the instances of one answer their numbers in it.
+// naming numbers the instances of one answer.
 type naming struct {
 	name    func(uint32) string
 	numbers map[uint32]uint16
@@ -110,8 +110,8 @@ func appendEntry(dst []byte, e *conversation.Entry, names *naming) []byte {
 	return dst
 }
 
-// readAnswer reads an answer, whose instances it gives the copy's numbers. The
-// entries are the copy's until the next answer.
+// readAnswer reads an answer and gives its instances the copy's numbers. The entries are
+// valid until the next answer.
 func (c *Copy) readAnswer(b []byte) (of, until uint64, entries []conversation.Entry, err error) {
 	if len(b) < headBytes+2 || b[0] != version {
 		return 0, 0, nil, errMalformed
@@ -140,7 +140,7 @@ func (c *Copy) readAnswer(b []byte) (of, until uint64, entries []conversation.En
 	return of, until, c.batch, nil
 }
 
-// readNames reads the names; they lie in b.
+// readNames reads the names, which alias b.
 func readNames(b []byte) (names [][]byte, rest []byte, ok bool) {
 	count := int(binary.LittleEndian.Uint16(b))
 	b = b[2:]

@@ -14,7 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// encoding is that of a body.
+// encoding is the encoding of a body.
 type encoding uint8
 
 const (
@@ -28,8 +28,8 @@ const (
 	typeMsgpack = "application/msgpack"
 )
 
-// spoken is the encoding of a request with a body: as it says, else as the body
-// looks. An object of MessagePack begins with a byte that JSON has none of.
+// spoken returns the encoding of a request's body: by its Content-Type, otherwise by its
+// first byte. No JSON text begins with the byte of a MessagePack object.
 func spoken(r *http.Request, body []byte) encoding {
 	media := r.Header.Get("Content-Type")
 	switch {
@@ -41,9 +41,9 @@ func spoken(r *http.Request, body []byte) encoding {
 	return inMsgpack
 }
 
-// wanted is the encoding for a request without a body: as it accepts. TensorRT-LLM's
-// worker accepts anything and reads MessagePack: its client, aiohttp, is known by
-// its name.
+// wanted returns the encoding for the answer to a request without a body: by its Accept.
+// TensorRT-LLM's worker accepts anything and reads MessagePack; its client, aiohttp, is
+// known by its name.
 func wanted(r *http.Request) encoding {
 	accept := r.Header.Get("Accept")
 	switch {
@@ -57,7 +57,7 @@ func wanted(r *http.Request) encoding {
 	return inJSON
 }
 
-// answer sends v, a value for encoding/json, in the encoding.
+// answer sends v, a value for encoding/json, in the encoding e.
 func answer(w http.ResponseWriter, e encoding, status int, v any) {
 	var text bytes.Buffer
 	j := json.NewEncoder(&text)
@@ -78,16 +78,15 @@ func answer(w http.ResponseWriter, e encoding, status int, v any) {
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // nobody is there to be told
+	_, _ = w.Write(body) // the caller may be gone
 }
 
-// refuse answers with an error as TensorRT-LLM's coordinator does.
+// refuse answers with an error in the form of TensorRT-LLM's coordinator.
 func refuse(w http.ResponseWriter, e encoding, status int, text string) {
 	answer(w, e, status, map[string]string{"error": text})
 }
 
-// fields is the members of a request's body, as MessagePack; nil where there is
-// none.
+// fields has the members of a request's body as MessagePack; nil: missing.
 type fields struct {
 	role, key, reqID, handle, exclude, success []byte
 }
@@ -97,8 +96,8 @@ var (
 	errMsgpack = errors.New("invalid MessagePack body")
 )
 
-// parse reads a body. JSON is read as the MessagePack that it stands for, so that
-// both are taken alike.
+// parse reads a body. JSON is converted to MessagePack first, so that both are handled
+// alike.
 func parse(body []byte, e encoding) (f fields, err error) {
 	bad := errMsgpack
 	if e == inJSON {
@@ -111,7 +110,7 @@ func parse(body []byte, e encoding) (f fields, err error) {
 		if rest, err := msgp.Skip(body); err != nil || len(rest) > 0 {
 			return f, bad
 		}
-		return f, nil // it lacks everything, which is said
+		return f, nil // the missing fields are an error later
 	}
 	n, rest, err := msgp.ReadMapHeaderBytes(body)
 	for ; err == nil && n > 0; n-- {
@@ -127,7 +126,7 @@ func parse(body []byte, e encoding) (f fields, err error) {
 func (f *fields) member(b []byte) (rest []byte, err error) {
 	name, value, err := msgp.ReadStringZC(b)
 	if err != nil {
-		if value, err = msgp.Skip(b); err != nil { // no key that is known
+		if value, err = msgp.Skip(b); err != nil { // an unknown key
 			return nil, err
 		}
 		name = nil
@@ -156,7 +155,7 @@ func (f *fields) member(b []byte) (rest []byte, err error) {
 // selection is the body of /select.
 type selection struct {
 	id      reservationID
-	live    uint64 // the id as one that is in flight; 0: it cannot be one
+	live    uint64 // the id among those in flight; 0: it is no disagg id
 	echo    string // the id as it came
 	key     []byte // the routing key
 	exclude string
@@ -169,8 +168,8 @@ var (
 	errSuccess = errors.New("success must be a boolean")
 )
 
-// selection reads the body of /select. One without a req_id, which only JSON
-// knows, gets a handle.
+// selection reads the body of /select. A body without a req_id, which is possible in JSON
+// only, gets a handle.
 func (f *fields) selection(e encoding) (q selection, err error) {
 	if f.role == nil || f.key == nil || f.reqID == nil && e == inMsgpack {
 		return q, errors.New("body must include 'role', 'routing_key', and 'req_id'")
@@ -193,8 +192,8 @@ func (f *fields) selection(e encoding) (q selection, err error) {
 	return q, nil
 }
 
-// finished reads the body of /finish. Its older form has a handle, and a role of
-// generation where it names none.
+// finished reads the body of /finish. The older form has a handle; its role is generation
+// if it names none.
 func (f *fields) finished(e encoding) (id reservationID, success bool, err error) {
 	if f.role == nil && e == inJSON && f.handle != nil {
 		f.role = msgp.AppendString(nil, "gen")
@@ -211,7 +210,7 @@ func (f *fields) finished(e encoding) (id reservationID, success bool, err error
 	return id, success, nil
 }
 
-// renewed reads the body of /renew: which reservation is meant.
+// renewed reads the body of /renew and returns its reservation.
 func (f *fields) renewed(e encoding) (id reservationID, err error) {
 	id.handle = f.reqID == nil && f.handle != nil && e == inJSON
 	if f.role == nil || f.reqID == nil && !id.handle {
@@ -245,8 +244,8 @@ func phaseOf(raw []byte) (abi.Phase, error) {
 	return 0, errors.New("invalid role: " + strconv.QuoteToASCII(string(role[:min(len(role), 40)])))
 }
 
-// integer reads an id, whose text is exact: a float and a boolean are none. live
-// is 0 for one that no disagg id can have.
+// integer reads an id as exact text; a float or a boolean is an error. live is 0 if the
+// number cannot be a disagg id.
 func integer(raw []byte) (text string, live uint64, err error) {
 	switch msgp.NextType(raw) {
 	case msgp.IntType:

@@ -11,13 +11,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// maxPrompt bounds what is believed of a prompt's length, in tokens.
+// maxPrompt is the largest accepted prompt length in tokens.
 const maxPrompt = 1 << 24
 
-// routingKey is what a worker says of a request, as far as it is of use here: the
-// name of its conversation, and its prompt as token ids or as the hashes of its
-// blocks. What it is depends on the worker's router: the conversation router
-// sends a conversation id or null, the one that knows caches an object.
+// routingKey is the useful part of what a worker says of a request: the name of its
+// conversation, and its prompt as token ids or block hashes. Its form depends on the
+// worker's router: the conversation router sends a conversation id or null, and the router
+// that knows caches sends an object.
 type routingKey struct {
 	conversation string
 	tokens       []uint32
@@ -25,12 +25,12 @@ type routingKey struct {
 	numTokens    int64 // 0: not said
 }
 
-// readKey reads a routing key of any type; what is of no use is left out. hash is
-// the wanted one of several ways to name blocks.
+// readKey reads a routing key of any type and ignores what is not useful. hash is the
+// wanted way to name blocks.
 func readKey(raw []byte, hash string) (k routingKey) {
 	switch msgp.NextType(raw) {
 	case msgp.StrType:
-		k.conversation, _, _ = msgp.ReadStringBytes(raw) // it has been skipped over: it is whole
+		k.conversation, _, _ = msgp.ReadStringBytes(raw) // msgp.Skip has checked it
 	case msgp.IntType, msgp.UintType:
 		k.conversation, _, _ = integer(raw)
 	case msgp.ArrayType:
@@ -52,7 +52,7 @@ func (k *routingKey) object(raw []byte, hash string) {
 	members(raw, func(name string, value []byte) {
 		switch name {
 		case "conversation_id":
-			k.conversation, _, _ = msgp.ReadStringBytes(value) // another type names none
+			k.conversation, _, _ = msgp.ReadStringBytes(value) // a value of another type is no name
 		case "conv_key": // a hash of the first messages
 			affinity, _, _ = integer(value)
 		case "token_ids", "prompt_token_ids":
@@ -94,10 +94,9 @@ func members(raw []byte, f func(name string, value []byte)) {
 	}
 }
 
-// sequence reads a list of numbers, or the first list of a list of such: the
-// requests that are placed have one prompt. Digests are read as kvevents reads
-// them. It is nil when anything else is in the list. small says that all of them
-// could be token ids.
+// sequence reads a list of numbers, or the first list of a list of lists, because each
+// placed request has one prompt. Digests are read as in kvevents. It returns nil if the
+// list contains anything else. small: all numbers can be token ids.
 func sequence(raw []byte) (numbers []uint64, small bool) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(raw)
 	if err != nil || n == 0 {
@@ -144,7 +143,7 @@ func asTokens(numbers []uint64) []uint32 {
 	return tokens
 }
 
-// prompt is how many tokens the prompt has, as far as the key tells.
+// prompt returns the number of prompt tokens, as far as the key shows it.
 func (k *routingKey) prompt(s *side) int64 {
 	switch {
 	case k.numTokens > 0:
@@ -155,8 +154,8 @@ func (k *routingKey) prompt(s *side) int64 {
 	return min(int64(len(k.hashes))*int64(s.blockTokens), maxPrompt)
 }
 
-// whole is the hashes of whole blocks: TensorRT-LLM's routers leave out the last
-// token and hash the rest of the prompt after the last whole block too.
+// whole returns the hashes of complete blocks. TensorRT-LLM's routers leave out the last
+// token, and also hash the rest after the last complete block.
 func (k *routingKey) whole(s *side) []uint64 {
 	if k.numTokens == 0 || s.blockTokens == 0 {
 		return k.hashes
@@ -164,7 +163,7 @@ func (k *routingKey) whole(s *side) []uint64 {
 	return k.hashes[:min(len(k.hashes), int(k.numTokens-1)/s.blockTokens)]
 }
 
-// matchBy says in a what the place policies need to know of the request.
+// matchBy sets in a what the place policies need to know of the request.
 func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side) {
 	needs := h.o.Local.Needs()
 	if needs&abi.NeedConversation != 0 {
@@ -188,10 +187,10 @@ func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side
 	}
 }
 
-// blocks is the prompt in a form. Where instances are not known by their events,
-// all that can be told is whether a prompt was sent there before: that is told by
-// blocks of the same length cut from tokens, or of whole hashes, as well as by
-// those of text. They are other ones: prompts that came as text do not match them.
+// blocks returns the prompt's blocks in a form. For instances without events only one
+// thing is known: whether a prompt was sent there before. Blocks of the same length from
+// tokens or from hashes show that as well as blocks of text. The hashes differ, so prompts
+// that came as text do not match them.
 func (k *routingKey) blocks(form kvindex.Form, seed kvindex.Hash, s *side, index *kvindex.Index) []kvindex.Hash {
 	length := coordinator.TokensOf(form)
 	switch {

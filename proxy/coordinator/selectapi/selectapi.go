@@ -1,14 +1,13 @@
-// Package selectapi serves the routes by which TensorRT-LLM's own fleet workers
-// are placed by their coordinator, from the coordinator of this process: POST
-// /select, /finish and /renew, GET /cluster_info, /health and /version, in JSON
-// and MessagePack. Each /select places one phase of one request, whose legs the
-// worker then sends itself; it is a reservation until /finish, or until it
-// expires.
+// Package selectapi serves the routes of TensorRT-LLM's disaggregated coordinator, so that
+// TensorRT-LLM's own fleet workers use this process's coordinator: POST /select, /finish
+// and /renew, GET /cluster_info, /health and /version, in JSON and MessagePack. Each
+// /select places one phase of one request, whose legs the worker sends itself. It reserves
+// the target until /finish, or until it expires.
 //
-// Sources: TensorRT-LLM serve/coordinator_server.py (the routes; its older form
-// is JSON with handles, its newer one MessagePack with req_id),
-// serve/disagg_coordinator.py (expiry, duplicates, cluster_info) and
-// serve/router.py (routing keys, and what workers read of the answers).
+// Sources: TensorRT-LLM serve/coordinator_server.py (the routes; its older form is JSON
+// with handles, its newer one MessagePack with req_id), serve/disagg_coordinator.py
+// (expiry, duplicates, cluster_info) and serve/router.py (routing keys, and what workers
+// read of the answers).
 package selectapi
 
 import (
@@ -32,42 +31,41 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// Options is what a Handler is built from.
+// Options configures a Handler.
 type Options struct {
 	Local    *coordinator.Local
 	Registry *engine.Registry // of Local
-	Index    *kvindex.Index   // of Local's state; nil: block hashes say nothing
-	// Leading runs do if this coordinator is the one that places, which it stays until
-	// do has returned. False: it is not, and do has not been run: that answers 503, as
-	// does its /health. nil: it always is.
+	Index    *kvindex.Index   // of Local's state; nil: block hashes are ignored
+	// Leading runs do while this coordinator leads. False: it does not lead, and do was
+	// not called; the answer is 503, as on /health. nil: it always leads.
 	Leading func(do func()) bool
-	// Fallback is told of reservations that expired or found no room; may be nil.
+	// Fallback is called for reservations that expired or found no room; may be nil.
 	Fallback func(what, reason string)
 	Token    string // bearer token of every request but /health; "" asks for none
-	// PlainHTTP lets callers of other hosts speak HTTP without TLS.
+	// PlainHTTP allows callers of other hosts to use HTTP without TLS.
 	PlainHTTP bool
 	Address   net.Addr // where the routes are served; nil: beyond loopback
-	Hosts     []string // names by which workers without a token may call
+	Hosts     []string // host names that workers without a token may use
 	Version   string   // of GET /version
 	Log       *slog.Logger
 }
 
 // Bounds of what is read and kept.
 const (
-	// Expiry is how long a reservation lives without /finish or /renew, as
-	// TensorRT-LLM's does.
+	// Expiry is the life of a reservation without /finish or /renew, as in TensorRT-LLM.
 	Expiry = 180 * time.Second
 	// maxOpen bounds the reservations.
 	maxOpen = 1 << 17
 	// maxBody is room for the block hashes of a prompt of a million tokens.
 	maxBody = 16 << 20
-	// sweepEvery is how often reservations that expired are looked for.
+	// sweepEvery is the time between two searches for expired reservations.
 	sweepEvery = time.Second
 
 	readTimeout = 10 * time.Second
-	// writeTimeout bounds a request in all: a worker that does not read its answer is cut.
+	// writeTimeout bounds a whole request. The connection of a worker that does not read
+	// its answer is closed.
 	writeTimeout = time.Minute
-	// closeTimeout is how long requests that have come may take when Serve ends.
+	// closeTimeout is the time for open requests when Serve ends.
 	closeTimeout = 2 * time.Second
 	// idleTimeout is longer than the workers' clients keep a connection.
 	idleTimeout = 2 * time.Minute
@@ -85,7 +83,7 @@ type Handler struct {
 // healthPath is the route of probes, which have no token.
 const healthPath = "/health"
 
-// New returns a handler; its reservations expire while Run runs.
+// New returns a handler. Run lets its reservations expire.
 func New(o Options) *Handler {
 	h := &Handler{o: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), open: newTable()}
 	mux := http.NewServeMux()
@@ -115,11 +113,11 @@ func New(o Options) *Handler {
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.guarded.ServeHTTP(w, r) }
 
-// Open is the number of reservations.
+// Open returns the number of reservations.
 func (h *Handler) Open() int { return h.open.len() }
 
-// Serve serves the routes on l, and lets reservations expire, until ctx ends;
-// then it closes l, answers what it has read and releases what is still reserved.
+// Serve serves the routes on l and lets reservations expire, until ctx ends. Then it
+// closes l, answers the requests that it has read, and releases all reservations.
 func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
 	server := &http.Server{Handler: h, ConnContext: noteExposed, ConnState: httpguard.NewConns().Follow, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
 	var wg sync.WaitGroup
@@ -133,7 +131,7 @@ func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
 		limit, cancel := context.WithTimeout(running, closeTimeout)
 		defer cancel()
 		if server.Shutdown(limit) != nil {
-			_ = server.Close() // what it closes is of no use any more
+			_ = server.Close() // the remaining connections are not needed
 		}
 	})
 	err := server.Serve(l)
@@ -146,7 +144,7 @@ func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// Run releases reservations as they expire, and all of them when ctx ends.
+// Run releases reservations when they expire, and all of them when ctx ends.
 func (h *Handler) Run(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -181,8 +179,8 @@ func (h *Handler) fallback(reason string) {
 	}
 }
 
-// exposedKey is where a request's context says that its connection can be read
-// between two hosts.
+// exposedKey is the context key of a request whose connection can be read between two
+// hosts.
 type exposedKey struct{}
 
 // noteExposed is http.Server.ConnContext.
@@ -191,7 +189,7 @@ func noteExposed(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, exposedKey{}, ok && e.Exposed())
 }
 
-// private asks for TLS or a caller of this host, but for /health.
+// private refuses callers of other hosts without TLS, except on /health.
 func (h *Handler) private(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if exposed, _ := r.Context().Value(exposedKey{}).(bool); exposed && !h.o.PlainHTTP && r.URL.Path != healthPath {
@@ -202,7 +200,7 @@ func (h *Handler) private(next http.Handler) http.Handler {
 	})
 }
 
-// read reads the request's body; ok is false when it was answered.
+// read reads the request's body. False: it has answered with an error.
 func read(w http.ResponseWriter, r *http.Request) (f fields, e encoding, ok bool) {
 	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	e = spoken(r, raw)
@@ -229,7 +227,7 @@ type selected struct {
 	Handle string          `json:"handle,omitempty"`
 }
 
-// info is what a worker's service reads of a selection: server_info for
+// info is the part of a selection that a worker's service reads: server_info for
 // generation first, and the match for conditional disaggregation.
 type info struct {
 	ServerInfo  serverInfo `json:"server_info"`
@@ -238,8 +236,8 @@ type info struct {
 	NumTokens   int64      `json:"num_tokens"`
 }
 
-// serverInfo is the members of the instance's GET /server_info that are known. Of
-// a list of ctx_info_endpoint it has the first, which is what workers take.
+// serverInfo has the known members of the instance's GET /server_info. Of a list
+// ctx_info_endpoint it has the first member, as workers use it.
 type serverInfo struct {
 	Params      json.RawMessage `json:"disaggregated_params,omitempty"`
 	BlockTokens int             `json:"tokens_per_block,omitempty"`
@@ -265,7 +263,7 @@ func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
 		refuse(w, e, http.StatusBadRequest, err.Error())
 		return
 	}
-	// A duplicate's earlier reservation goes first, whatever becomes of this one.
+	// The earlier reservation of a duplicate is released first, even if this one fails.
 	if lease := h.open.take(q.id); lease != nil {
 		lease.Release()
 	}
@@ -283,7 +281,7 @@ func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
 		q.id.text = rand.Text()
 		out.Handle = q.id.text
 	}
-	if r.Context().Err() != nil { // nobody would finish it
+	if r.Context().Err() != nil { // the worker is gone and would not finish it
 		lease.Release()
 		return
 	}
@@ -300,7 +298,7 @@ func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
 	answer(w, e, 200, out)
 }
 
-// reserve places the phase that is asked for.
+// reserve places the requested phase.
 func (h *Handler) reserve(ctx context.Context, q *selection) (*selected, *coordinator.Lease, error) {
 	v := h.servers()
 	if v.several {
@@ -343,7 +341,7 @@ func (h *Handler) reserve(ctx context.Context, q *selection) (*selected, *coordi
 	}, p.Lease, nil
 }
 
-// nobody is the error where no server is left.
+// nobody returns the error for a phase without a server.
 func nobody(q *selection) error {
 	text := "no " + roleName(q.id.phase) + " server is available"
 	if q.exclude != "" {
@@ -362,7 +360,7 @@ func (h *Handler) finish(w http.ResponseWriter, r *http.Request) {
 		refuse(w, e, http.StatusBadRequest, err.Error())
 		return
 	}
-	// One that is not known has expired, or was finished before.
+	// An unknown reservation has expired or was finished before.
 	if lease := h.open.take(id); lease != nil {
 		switch {
 		case !success:

@@ -12,8 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// How TensorRT-LLM names and cuts blocks where it does not say. Source:
-// serve/router.py, KV_CACHE_HASH_ALGO_DEFAULT and BlockHashMixin.
+// How TensorRT-LLM names and cuts blocks by default. Source: serve/router.py,
+// KV_CACHE_HASH_ALGO_DEFAULT and BlockHashMixin.
 const (
 	defaultHash        = "v1_block_key"
 	defaultBlockTokens = 32
@@ -22,8 +22,8 @@ const (
 // sourceCluster is the Source of the workers that register in a disagg_cluster.
 const sourceCluster = "trtllm"
 
-// servers is the TensorRT-LLM instances of a snapshot: those that are ready and
-// that a worker can reach, which knows them as host:port alone.
+// servers has the TensorRT-LLM instances of a snapshot that are ready and that a worker
+// can reach by host:port.
 type servers struct {
 	of                  *engine.Snapshot
 	model               string
@@ -37,8 +37,8 @@ type servers struct {
 type side struct {
 	instances   []*engine.Instance
 	slots       []kvindex.Target
-	hash        string // how they name blocks; "" where they differ
-	blockTokens int    // 0 where they differ
+	hash        string // their way to name blocks; "" if they differ
+	blockTokens int    // 0 if they differ
 }
 
 type serversCache struct{ atomic.Pointer[servers] }
@@ -97,7 +97,7 @@ func (s *side) add(i *engine.Instance) {
 	s.slots = append(s.slots, i.KV...)
 }
 
-// hostPort is the address of a URL that is nothing but that.
+// hostPort returns host:port of a URL that contains nothing else.
 func hostPort(raw string) (string, bool) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "http" || u.Path != "" && u.Path != "/" {
@@ -117,7 +117,7 @@ func (v *servers) side(phase abi.Phase) *side {
 	return &v.generation
 }
 
-// roleName is what TensorRT-LLM calls a phase.
+// roleName is TensorRT-LLM's name of a phase.
 func roleName(phase abi.Phase) string {
 	if phase == abi.Prefill {
 		return "context"
@@ -139,7 +139,7 @@ type serverLists struct {
 	Generation []string `json:"generation"`
 }
 
-// keyConfigs is how workers are to cut prompts for their routing keys.
+// keyConfigs tells workers how to cut prompts for their routing keys.
 type keyConfigs struct {
 	Context    *keyConfig `json:"context,omitempty"`
 	Generation *keyConfig `json:"generation,omitempty"`
@@ -179,13 +179,13 @@ func (v *servers) workers(s *side, role int) []worker {
 	list := make([]worker, 0, len(s.instances))
 	for _, i := range s.instances {
 		host, text, _ := net.SplitHostPort(v.address[i]) // hostPort has joined it
-		port, _ := net.LookupPort("tcp", text)           // likewise a number
+		port, _ := net.LookupPort("tcp", text)           // it is a number for the same reason
 		list = append(list, worker{i.Spec.Name, host, port, role})
 	}
 	return list
 }
 
-// keyConfigs is nil where no role has instances that agree.
+// keyConfigs returns nil if no role has instances that agree.
 func (v *servers) keyConfigs() *keyConfigs {
 	c := keyConfigs{v.context.keyConfig(), v.generation.keyConfig()}
 	if c.Context == nil && c.Generation == nil {

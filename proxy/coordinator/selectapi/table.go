@@ -9,28 +9,28 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 )
 
-// reservationID names a reservation: the worker's req_id, in decimal, or a handle
-// that was made here.
+// reservationID identifies a reservation: the worker's req_id in decimal, or a handle made
+// here.
 type reservationID struct {
 	phase  abi.Phase
 	handle bool
 	text   string
 }
 
-// reservation is one lease that a worker has to finish.
+// reservation is a lease that a worker must finish.
 type reservation struct {
 	id    reservationID
 	lease *coordinator.Lease
 	until time.Time
 }
 
-// table is the reservations that are open. Whoever takes a lease out of it
-// releases it. Safe for concurrent use.
+// table has the open reservations. The caller that takes a lease out must release it. Safe
+// for concurrent use.
 type table struct {
 	mu     sync.Mutex
 	byID   map[reservationID]*list.Element // guarded by mu
 	order  *list.List                      // of *reservation, the first to expire first; guarded by mu
-	closed bool                            // nothing is taken in any more; guarded by mu
+	closed bool                            // no lease is added any more; guarded by mu
 }
 
 func newTable() *table {
@@ -43,8 +43,8 @@ func (t *table) len() int {
 	return len(t.byID)
 }
 
-// add keeps a lease; earlier is that of the same id, which it replaces. It is
-// false when there are too many, or the table is closed.
+// add adds a lease. earlier is the replaced lease of the same id. False: there are too
+// many, or the table is closed.
 func (t *table) add(id reservationID, lease *coordinator.Lease, now time.Time) (earlier *coordinator.Lease, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,7 +56,7 @@ func (t *table) add(id reservationID, lease *coordinator.Lease, now time.Time) (
 	return earlier, true
 }
 
-// take removes a reservation and returns its lease, nil when there is none.
+// take removes a reservation and returns its lease, nil if there is none.
 func (t *table) take(id reservationID) *coordinator.Lease {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,7 +73,7 @@ func (t *table) remove(id reservationID) *coordinator.Lease {
 	return t.order.Remove(e).(*reservation).lease
 }
 
-// renew gives a reservation its whole time again; false: there is none.
+// renew restarts the life of a reservation; false: there is none.
 func (t *table) renew(id reservationID, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -86,7 +86,7 @@ func (t *table) renew(id reservationID, now time.Time) bool {
 	return true
 }
 
-// expire takes out the leases whose time is over.
+// expire removes and returns the expired leases.
 func (t *table) expire(now time.Time) (leases []*coordinator.Lease) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,7 +96,7 @@ func (t *table) expire(now time.Time) (leases []*coordinator.Lease) {
 	return leases
 }
 
-// close takes out all leases, and lets none in any more.
+// close removes and returns all leases; add fails from then on.
 func (t *table) close() (leases []*coordinator.Lease) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package standby makes several coordinators one: each leads or stands by, as the
-// election has it, with the conversation homes of the one that leads, and workers
-// find that one.
+// Package standby makes several coordinators act as one. The election decides which of
+// them leads. The others stand by with a copy of the leader's conversation homes. Workers
+// find the leader by a Finder.
 package standby
 
 import (
@@ -17,29 +17,30 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 )
 
-// again is the time until a leader that could not be followed is dialled once more.
+// again is the pause before a leader that could not be followed is dialled again.
 const again = 300 * time.Millisecond
 
-// Election is who leads: election.Election or election.Alone.
+// Election tells which coordinator leads: election.Election or election.Alone.
 type Election interface {
 	Standing() (s election.Standing, changed <-chan struct{})
 	Resign()
 	Run(ctx context.Context)
 }
 
-// Instances are the engines as this process numbers them.
+// Instances translates between the names of engines and this process's numbers for them.
 type Instances interface {
-	// Name is the name of an instance, "" for one that is gone.
+	// Name returns the name of an instance; "": it is gone.
 	Name(number uint32) string
-	// Number is that of the instance that has a name, 0 if none has.
+	// Number returns the number of the instance of that name; 0: there is none.
 	Number(name string) uint32
 }
 
-// Dialer connects to an address of a fleet, host:port or unix:path:
+// Dialer connects to an address of a fleet, host:port or unix:path; see
 // access.Credentials.Dial.
 type Dialer func(ctx context.Context, address string) (net.Conn, error)
 
-// Options is what an Office stands on. All but Token, Appear and Succeed are needed.
+// Options configures a Member. All fields except Token, ClaimSocket and Succeed are
+// required.
 type Options struct {
 	Election  Election
 	Server    *fleet.Server // created with ServerOptions.Standby
@@ -51,106 +52,108 @@ type Options struct {
 	Dial      Dialer // to the coordinator that leads
 	Node      string
 	Log       *slog.Logger
-	// Appear is called when this coordinator begins to lead: workers that come from
-	// now on are its own. Nil: nothing is to be done for that.
-	Appear func()
-	// Succeed is called when there is no leader to follow, or none any more. It is for
-	// coordinators that no election calls: election.Alone.Succeed.
+	// ClaimSocket is called when this coordinator begins to lead, so that workers connect
+	// to it from then on. Nil: it is not needed.
+	ClaimSocket func()
+	// Succeed is called when there is no leader to follow. It is set if no election
+	// appoints the leader: election.Alone.Succeed.
 	Succeed func()
 }
 
-// Office is a coordinator's part in who leads.
-type Office struct {
-	o     Options
-	doors []*door
-	leads atomic.Bool
-	using sync.RWMutex // of the leader's table, by Leading
+// Member is a coordinator's part in a group of coordinators: it leads or follows the
+// leader.
+type Member struct {
+	o         Options
+	listeners []*gatedListener
+	leads     atomic.Bool
+	using     sync.RWMutex // of the leader's table, by Leading
 }
 
-// New returns an office; it starts nothing.
-func New(o Options) *Office {
-	office := &Office{o: o}
+// New returns a member. Run starts it.
+func New(o Options) *Member {
+	m := &Member{o: o}
 	for _, l := range o.Listeners {
-		office.doors = append(office.doors, newDoor(l))
+		m.listeners = append(m.listeners, newGatedListener(l))
 	}
-	return office
+	return m
 }
 
-// Ready reports whether this coordinator leads, or would at once know all that the
-// one that leads does: a predecessor may go.
-func (o *Office) Ready() bool { return o.leads.Load() || o.o.Copy.InStep() }
+// Ready reports whether this coordinator leads, or has all homes of the leader, so that a
+// predecessor may end.
+func (m *Member) Ready() bool { return m.leads.Load() || m.o.Copy.InStep() }
 
 // Leads reports whether this coordinator leads.
-func (o *Office) Leads() bool { return o.leads.Load() }
+func (m *Member) Leads() bool { return m.leads.Load() }
 
-// Leading runs do while this coordinator leads: it does not follow another one before
-// do has returned. False: it does not lead, and do has not been run.
-func (o *Office) Leading(do func()) bool {
-	o.using.RLock()
-	defer o.using.RUnlock()
-	if !o.leads.Load() {
+// Leading runs do while this coordinator leads; the coordinator follows no other before do
+// has returned. False: it does not lead, and do was not called.
+func (m *Member) Leading(do func()) bool {
+	m.using.RLock()
+	defer m.using.RUnlock()
+	if !m.leads.Load() {
 		return false
 	}
 	do()
 	return true
 }
 
-// Run stands for election, serves workers while this coordinator leads and follows
-// the one that leads while not, until ctx ends. Then it steps down in order: first
-// the workers are left, then the standbys get what they do not know, then the
-// election calls the next.
-func (o *Office) Run(ctx context.Context) error {
-	// These go on until it has stepped down.
+// Run takes part in the election until ctx ends. It serves workers while this coordinator
+// leads, and follows the leader otherwise. In the end it steps down in this order: it ends
+// the workers' connections, lets the standbys fetch the last changes, and resigns from the
+// election.
+func (m *Member) Run(ctx context.Context) error {
+	// The election and the server go on until this coordinator has stepped down.
 	beyond, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var wg sync.WaitGroup
-	wg.Go(func() { o.o.Election.Run(beyond) })
-	failed := make([]error, len(o.doors))
-	for i, d := range o.doors {
+	wg.Go(func() { m.o.Election.Run(beyond) })
+	failed := make([]error, len(m.listeners))
+	for i, d := range m.listeners {
 		wg.Go(func() {
-			if failed[i] = o.o.Server.Serve(beyond, d); failed[i] != nil {
+			if failed[i] = m.o.Server.Serve(beyond, d); failed[i] != nil {
 				stop()
 			}
 		})
 	}
-	o.o.Copy.Follow(o.o.Instances.Name)
-	if s, _ := o.o.Election.Standing(); o.o.Succeed != nil && s.Leader.Epoch == 0 {
-		o.o.Succeed()
+	m.o.Copy.Follow(m.o.Instances.Name)
+	if s, _ := m.o.Election.Standing(); m.o.Succeed != nil && s.Leader.Epoch == 0 {
+		m.o.Succeed()
 	}
 	for ctx.Err() == nil {
-		o.hold(ctx)
+		m.hold(ctx)
 	}
-	o.shut()
-	o.stepDown()
-	o.o.Election.Resign()
+	m.shut()
+	m.stepDown()
+	m.o.Election.Resign()
 	end()
 	wg.Wait()
 	return errors.Join(failed...)
 }
 
-// hold does what the standing asks for, until it changes or ctx ends.
-func (o *Office) hold(ctx context.Context) {
-	s, changed := o.o.Election.Standing()
+// hold leads or follows until the standing changes or ctx ends.
+func (m *Member) hold(ctx context.Context) {
+	s, changed := m.o.Election.Standing()
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer cancel()
 	if s.Leads {
-		o.takeUp(s.Leader.Epoch)
+		m.lead(s.Leader.Epoch)
 	} else {
-		// Who comes to a standby is told so by the end of the connection; but where
-		// the one that leads is at the same address they come to the same socket.
-		if s.Leader.Epoch == 0 || s.Leader.Address == o.o.Address {
-			o.shut()
+		// A standby closes the connections of workers, which then look for the leader. But
+		// if the leader has the same address, they would reach this socket again, so it
+		// stays shut.
+		if s.Leader.Epoch == 0 || s.Leader.Address == m.o.Address {
+			m.shut()
 		}
-		o.stepDown()
+		m.stepDown()
 		if s.Leader.Epoch != 0 {
-			following.Go(func() { o.follow(ctx, s.Leader) })
+			following.Go(func() { m.follow(ctx, s.Leader) })
 		}
-		if s.Leader.Epoch != 0 && s.Leader.Address != o.o.Address {
-			o.open()
+		if s.Leader.Epoch != 0 && s.Leader.Address != m.o.Address {
+			m.open()
 		}
 	}
 	select {
@@ -159,71 +162,71 @@ func (o *Office) hold(ctx context.Context) {
 	}
 }
 
-func (o *Office) open() {
-	for _, d := range o.doors {
+func (m *Member) open() {
+	for _, d := range m.listeners {
 		d.open()
 	}
 }
 
-func (o *Office) shut() {
-	for _, d := range o.doors {
+func (m *Member) shut() {
+	for _, d := range m.listeners {
 		d.shut()
 	}
 }
 
-// takeUp begins to lead, or goes on, by an epoch.
-func (o *Office) takeUp(epoch uint64) {
-	if !o.leads.Load() {
-		o.o.Copy.Lead(o.o.Instances.Number)
-		if o.o.Appear != nil {
-			o.o.Appear()
+// lead begins a term with an epoch, or goes on with it.
+func (m *Member) lead(epoch uint64) {
+	if !m.leads.Load() {
+		m.o.Copy.Lead(m.o.Instances.Number)
+		if m.o.ClaimSocket != nil {
+			m.o.ClaimSocket()
 		}
 	}
-	o.o.Server.Lead(epoch)
-	o.leads.Store(true)
-	o.open()
+	m.o.Server.Lead(epoch)
+	m.leads.Store(true)
+	m.open()
 }
 
-// stepDown ends leading.
-func (o *Office) stepDown() {
-	if !o.leads.Load() {
+// stepDown ends the term, if there is one.
+func (m *Member) stepDown() {
+	if !m.leads.Load() {
 		return
 	}
-	o.o.Server.StandBy()
-	o.using.Lock() // what has begun as the leader's ends before
-	o.leads.Store(false)
-	o.using.Unlock()
-	o.o.Copy.Follow(o.o.Instances.Name)
-	o.o.Log.Info("this coordinator has stepped down")
+	m.o.Server.StandBy()
+	m.using.Lock() // waits for Leading
+	m.leads.Store(false)
+	m.using.Unlock()
+	m.o.Copy.Follow(m.o.Instances.Name)
+	m.o.Log.Info("this coordinator has stepped down")
 }
 
-// follow has the leader's conversation homes until ctx ends.
-func (o *Office) follow(ctx context.Context, leader election.Leader) {
+// follow copies the leader's conversation homes until ctx ends.
+func (m *Member) follow(ctx context.Context, leader election.Leader) {
 	said := false
 	for ctx.Err() == nil {
 		err := fleet.Follow(ctx, fleet.FollowOptions{
-			Dial:  func(ctx context.Context) (net.Conn, error) { return o.o.Dial(ctx, leader.Address) },
-			Token: o.o.Token, Node: o.o.Node, Epoch: leader.Epoch,
+			Dial:  func(ctx context.Context) (net.Conn, error) { return m.o.Dial(ctx, leader.Address) },
+			Token: m.o.Token, Node: m.o.Node, Epoch: leader.Epoch,
 		}, func(ctx context.Context, ask func(context.Context, []byte) ([]byte, error)) {
 			said = false
-			o.o.Copy.Run(ctx, ask, func(err error) { o.o.Log.Warn("this standby falls behind", "leader", leader.Address, "error", err) })
+			m.o.Copy.Run(ctx, ask, func(err error) { m.o.Log.Warn("this standby falls behind", "leader", leader.Address, "error", err) })
 		})
 		if ctx.Err() != nil {
 			return
 		}
 		if !said {
-			o.o.Log.Info("the leader is not followed any more", "leader", leader.Address, "reason", err)
+			m.o.Log.Info("the standby lost its connection to the leader", "leader", leader.Address, "reason", err)
 			said = true
 		}
-		if o.o.Succeed != nil {
-			o.o.Succeed()
+		if m.o.Succeed != nil {
+			m.o.Succeed()
 			return
 		}
 		pause(ctx, again)
 	}
 }
 
-// Finder finds the coordinator that leads, for a worker.
+// Finder finds the leading coordinator, for a worker.
 type Finder struct {
 	election   *election.Election
 	dial       Dialer
@@ -231,17 +234,16 @@ type Finder struct {
 	dialled    atomic.Pointer[string]
 }
 
-// NewFinder returns a finder by an election that this process only follows; dial
-// connects to the coordinator that it finds. near is
-// where the coordinator of the same host is dialled, which the election calls same:
-// while that leads and while nobody is known to. Both are "" where there is none.
+// NewFinder returns a finder that follows e and connects by dial. near is the address of
+// the coordinator on the same host, which the election calls same. The finder dials near
+// while that coordinator leads or no leader is known. Both are "" if there is none.
 func NewFinder(e *election.Election, dial Dialer, near, same string) *Finder {
 	return &Finder{election: e, dial: dial, near: near, same: same}
 }
 
-var errNobody = errors.New("no coordinator is known to lead")
+var errNobody = errors.New("no leading coordinator is known")
 
-// Dial connects to the one that leads, as far as it is known.
+// Dial connects to the leader, as far as it is known.
 func (f *Finder) Dial(ctx context.Context) (net.Conn, error) {
 	address := f.address()
 	f.dialled.Store(&address)
@@ -259,8 +261,8 @@ func (f *Finder) address() string {
 	return s.Leader.Address
 }
 
-// Run follows the election until ctx ends. redial is called when the one that
-// leads is at another address than the one dialled last.
+// Run follows the election until ctx ends. It calls redial when the leader's address is
+// not the one that was dialled last.
 func (f *Finder) Run(ctx context.Context, redial func()) {
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -153,7 +153,7 @@ func (h *host) Number(name string) uint32 {
 // candidate is a host that is a coordinator.
 type candidate struct {
 	*host
-	*Office
+	*Member
 	server  *fleet.Server
 	address string
 	stop    func() // as SIGTERM does
@@ -166,7 +166,7 @@ func newCandidate(t *testing.T, h *host, l *net.UnixListener, e Election, succee
 	c.server = fleet.NewServer(fleet.ServerOptions{
 		Local: h.Local, Log: quiet, Standby: true, Homes: replica.NewSource(h.table, h.Name).Answer,
 	})
-	c.Office = New(Options{
+	c.Member = New(Options{
 		Election: e, Server: c.server, Listeners: []Listener{l}, Address: c.address, Copy: replica.NewCopy(h.table), Instances: h,
 		Dial: dial, Node: t.Name(), Log: quiet, Succeed: succeed,
 	})

@@ -143,8 +143,7 @@ func (c *Conn) flush() error {
 
 // Receive returns the frames of the next message; they are valid until the next
 // call. It answers PINGs on the way. The message must be complete within limit;
-// a limit of 0 lets the peer be silent between two messages for as long as it
-// likes, but not within one. After an error the connection is of no more use.
+// a limit of 0 allows any pause between two messages, but not within one. After an error the connection is of no more use.
 func (c *Conn) Receive(limit time.Duration) ([][]byte, error) {
 	c.message.reset()
 	if limit > 0 {

@@ -1,8 +1,7 @@
 package conversation
 
-// Entry is what a table keeps of one conversation that has an id, or of one
-// prompt, for another table to take in. Instances are numbered as in the table
-// that it comes from.
+// Entry is a table's knowledge of one conversation with an id, or of one prompt, for
+// another table. Instances have the numbers of the table that it comes from.
 type Entry struct {
 	Hash, Mark      uint64
 	Block           uint64
@@ -11,15 +10,14 @@ type Entry struct {
 	Prefill, Decode Target
 	Turn            int32
 	Branches        uint8
-	Spent           bool // it is a prompt that has been continued
+	Spent           bool // a prompt that was continued
 	ByID            bool
 }
 
-// Changes appends the entries that have changed since the change of number
-// since, 0 for all, those of the longest ago first and most of them at most, and
-// returns the number to go on from. What the table has forgotten is not said:
-// another of its capacity forgets the same. It holds up Record for as long as
-// it takes to copy them, no matter how many entries there are.
+// Changes appends the entries that changed after the change with number since (0: all),
+// oldest first and at most most of them. It returns the number for the next call.
+// Forgotten entries are not reported: a table of the same capacity forgets the same ones.
+// Record waits while the entries are copied, however many the table has.
 func (t *Table) Changes(dst []Entry, since uint64, most int) (entries []Entry, until uint64) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -43,9 +41,9 @@ func (t *Table) Changes(dst []Entry, since uint64, most int) (entries []Entry, u
 	return dst, since
 }
 
-// after finds the entry of a list that changed first after a change; the list's
-// head if there is none. It looks from both ends: what is asked for is near the
-// newer one mostly, and near the older one when another table begins.
+// after finds the first entry of a list that changed after a change, or the list's head.
+// It searches from both ends, because callers usually ask for recent changes, and a new
+// table for the oldest ones.
 func (t *Table) after(list uint32, since uint64) uint32 {
 	old, young := t.lists.oldest(list), t.lists.links[list].older
 	for old >= lists {
@@ -60,7 +58,7 @@ func (t *Table) after(list uint32, since uint64) uint32 {
 	return list
 }
 
-// Take takes in entries of another table's Changes, in their order.
+// Take adds the entries of another table's Changes, in their order.
 func (t *Table) Take(entries []Entry) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,7 +92,7 @@ func (t *Table) take(from *Entry) {
 	e.turn, e.branches = from.Turn, min(from.Branches, MostBranches)
 }
 
-// Renumber gives the instances of all homes other numbers; 0 makes a home none.
+// Renumber replaces the numbers of all homes' instances; 0 removes a home.
 func (t *Table) Renumber(number func(instance uint32) uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -54,22 +54,21 @@ import (
 )
 
 const (
-	// DefaultCapacity is how many conversations a table keeps if not told.
+	// DefaultCapacity is the default number of conversations in a table.
 	DefaultCapacity = 100_000
-	// LeastBlocks is how many whole blocks a prompt needs to be remembered.
+	// LeastBlocks is the number of complete blocks that a prompt must have to be
+	// remembered.
 	LeastBlocks = 2
-	// MostBranches is how many prompts that go on from one are taken for its
-	// conversation's. In Mooncake's trace of a chat service, of 2,888 prompts that
-	// are continued one has more.
+	// MostBranches bounds the continuations of one prompt that count as its conversation.
+	// In Mooncake's trace of a chat service, one of 2,888 continued prompts has more.
 	MostBranches = 4
 )
 
-// Key is the identity of a conversation, 0 for none: the hash of the client's id
-// (then it is odd) or of its first known prompt (even). It is the same in every
-// process.
+// Key identifies a conversation; 0: none. It is the hash of the client's id (odd) or of
+// the first known prompt (even), and equal in all processes.
 type Key uint64
 
-// AppendText appends the key as policies see it: 16 hex digits, nothing for 0.
+// AppendText appends the key in the form for policies: 16 hex digits, or nothing for 0.
 func (k Key) AppendText(dst []byte) []byte {
 	if k == 0 {
 		return dst
@@ -81,22 +80,22 @@ func (k Key) AppendText(dst []byte) []byte {
 	return dst
 }
 
-// Target is where a leg was served: the number of the instance, which is never
-// given to another one, and the rank. Instance 0 is no target.
+// Target is the target of a leg: the number of the instance, which is never reused, and
+// the rank. Instance 0 is no target.
 type Target struct {
 	Instance uint32
 	Rank     int32
 }
 
-// Query is what names the conversation of one request.
+// Query identifies the conversation of one request.
 type Query struct {
-	// Scope keeps equal ids of different models apart: the seed of their chains.
-	// It counts for ids only, as a chain has it already.
+	// Scope, the seed of the model's chains, separates equal ids of different models. It
+	// is used for ids only, because a chain contains it.
 	Scope kvindex.Hash
-	// ID is the client's own name of the conversation; "" if it sent none.
+	// ID is the client's name of the conversation; "": none.
 	ID string
-	// Chain is the prompt's whole blocks. All requests of a model must have theirs
-	// cut in one way. It is not looked at beside an ID.
+	// Chain is the complete blocks of the prompt. All requests of a model must be cut in
+	// the same way. It is ignored if there is an ID.
 	Chain []kvindex.Hash
 	// Ends are the positions, in ascending order, at which an earlier prompt of the
 	// conversation may have ended: after each message of a chat, after each token

@@ -2,11 +2,11 @@ package conversation
 
 import "math/bits"
 
-// index is a hash table of fixed size with open addressing. A cell has the upper
-// half of a spread hash, which also says where it belongs, and below it a number
-// above 0: that of an entry, or a count. Two hashes with the same upper half are
-// told apart by the entries; counts of theirs are added up, which costs a needless
-// look. The cells are twice as many as what is ever in them.
+// index is a hash table of fixed size with open addressing. A cell has the upper half of a
+// spread hash, which also determines its place, and a number above 0: the number of an
+// entry, or a count. Entries tell two hashes with the same upper half apart; counts of
+// such hashes are added up, which costs an unnecessary look. There are at least twice as
+// many cells as numbers.
 type index struct {
 	cells []uint64 // one empty cell until something is added
 	shift uint     // of a spread hash down to the number of its cell
@@ -19,14 +19,14 @@ func newIndex(most int) index {
 	return index{cells: make([]uint64, 1), shift: 64, width: max(bits.Len(uint(2*most-1)), 1)}
 }
 
-// allocate makes all cells, unless they are there.
+// allocate makes all cells if they are missing.
 func (x *index) allocate() {
 	if len(x.cells) == 1 {
 		x.cells, x.shift = make([]uint64, 1<<x.width), uint(64-x.width)
 	}
 }
 
-// spread makes any numbers differ in their upper bits.
+// spread makes numbers differ in their upper bits.
 func spread(hash uint64) uint64 { return hash * 0x9E3779B97F4A7C15 }
 
 func (x *index) step(i uint64) uint64 { return (i + 1) & uint64(len(x.cells)-1) }
@@ -42,7 +42,7 @@ func (x *index) put(hash uint64, n uint32) {
 	x.cells[i] = h>>32<<32 | uint64(n)
 }
 
-// remove takes out the number n that was put with hash.
+// remove removes the number n that was put with hash.
 func (x *index) remove(hash uint64, n uint32) {
 	h := spread(hash)
 	i, cell := h>>x.shift, h>>32<<32|uint64(n)
@@ -52,7 +52,7 @@ func (x *index) remove(hash uint64, n uint32) {
 	x.clear(i)
 }
 
-// count finds the cell of a count, or the empty one where it would be.
+// count returns the cell of a count, or the empty cell for it.
 func (x *index) count(hash uint64) uint64 {
 	h := spread(hash)
 	i := h >> x.shift
@@ -65,7 +65,7 @@ func (x *index) count(hash uint64) uint64 {
 // has reports whether a count is above 0.
 func (x *index) has(hash uint64) bool { return x.cells[x.count(hash)] != 0 }
 
-// times gives a count.
+// times returns a count.
 func (x *index) times(hash uint64) uint32 { return uint32(x.cells[x.count(hash)]) }
 
 func (x *index) add(hash uint64) {
@@ -84,7 +84,7 @@ func (x *index) sub(hash uint64) {
 	}
 }
 
-// clear empties a cell, and moves up what could not be found behind the gap.
+// clear empties a cell and moves up the numbers that could not be found behind the gap.
 func (x *index) clear(gap uint64) {
 	mask := uint64(len(x.cells) - 1)
 	for i := x.step(gap); x.cells[i] != 0; i = x.step(i) {
@@ -96,7 +96,7 @@ func (x *index) clear(gap uint64) {
 	x.cells[gap] = 0
 }
 
-// find gives the number of the entry of a hash, 0 if there is none.
+// find returns the number of the entry of a hash, 0 if there is none.
 func (t *Table) find(hash uint64, byID bool) uint32 {
 	x := &t.index
 	h := spread(hash)

@@ -1,7 +1,7 @@
 package conversation
 
-// lru is several lists of numbers in the order of use. A list is a ring that
-// begins and ends at its head; the heads are the first numbers.
+// lru has several lists of numbers in the order of use. A list is a ring that begins and
+// ends at its head; the heads are the first numbers.
 type lru struct{ links []link }
 
 type link struct{ older, newer uint32 }
@@ -22,18 +22,18 @@ func (l *lru) push(head, n uint32) {
 	l.links[head].older = n
 }
 
-// drop takes n out of its list.
+// drop removes n from its list.
 func (l *lru) drop(n uint32) {
 	k := l.links[n]
 	l.links[k.older].newer = k.newer
 	l.links[k.newer].older = k.older
 }
 
-// oldest is the number used longest ago; the head of an empty list.
+// oldest returns the least recently used number; the head of an empty list.
 func (l *lru) oldest(head uint32) uint32 { return l.links[head].newer }
 
-// grow adds an element to a slice that will have at most most of them: the room
-// doubles, but not beyond.
+// grow adds an element to a slice of at most most elements: it doubles the room up to
+// that.
 func grow[T any](s []T, most int) []T {
 	if len(s) == cap(s) {
 		s = append(make([]T, 0, min(max(2*len(s), 64), most)), s...)

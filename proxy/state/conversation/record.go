@@ -2,8 +2,8 @@ package conversation
 
 import "time"
 
-// BytesPerEntry is the most that a table takes for one conversation or one
-// continued prompt: its entry, its links, and its room in the two indexes.
+// BytesPerEntry is the largest memory of one conversation or one continued prompt: its
+// entry, its links and its room in the two indexes.
 const BytesPerEntry = 216
 
 // entry is one conversation with an id, or one prompt.
@@ -18,20 +18,20 @@ type entry struct {
 	branches        uint8 // prompts that went on from it, up to MostBranches
 	list            uint8
 	byID            bool
-	first           bool // it is in the table's blocks
+	first           bool // it is in the table's index of blocks
 }
 
 // The lists of entries, each in the order of use.
 const (
 	live  = iota // conversations with an id, and prompts that are not continued
-	spent        // prompts that are
+	spent        // continued prompts
 	lists
 )
 
-// Record says where a turn is served: call it when a placement is committed. A
-// phase that has no target of its own keeps its home; an aggregated leg is home
-// to both phases, so name its target twice. A further Record of the same Turn,
-// when a leg was retried elsewhere, moves the home and counts no turn.
+// Record records where a turn is served; it is called when a placement is committed. A
+// phase without a target keeps its home. The target of an aggregated leg is the home of
+// both phases, so callers name it twice. Another Record of the same Turn, for a leg that
+// was retried elsewhere, moves the home and counts no turn.
 func (t *Table) Record(turn Turn, prefill, decode Target, now time.Time) {
 	if !turn.kept {
 		return
@@ -58,12 +58,12 @@ func (t *Table) Record(turn Turn, prefill, decode Target, now time.Time) {
 	}
 }
 
-// branch notes at a prompt that it has been continued. It comes before the
-// continuation is inserted, which then takes the place that the prompt leaves.
+// branch notes that a prompt was continued. It is called before the continuation is
+// inserted, which uses the place that the prompt leaves.
 func (t *Table) branch(parent uint64) {
 	n := t.find(parent, false)
 	if n == 0 {
-		return // forgotten since
+		return // it was forgotten in the meantime
 	}
 	p := &t.entries[n]
 	p.branches = min(p.branches+1, MostBranches)
@@ -78,7 +78,7 @@ func (t *Table) branch(parent uint64) {
 	t.link(n, spent)
 }
 
-// insert makes an entry of a turn that is not known yet.
+// insert adds an entry for a turn that is not known yet.
 func (t *Table) insert(turn *Turn) uint32 {
 	n := t.room(live)
 	t.entries[n] = entry{
@@ -89,7 +89,7 @@ func (t *Table) insert(turn *Turn) uint32 {
 	return n
 }
 
-// room takes an entry for a list, which forgets another if it is full.
+// room returns a free entry of a list, which forgets another entry if it is full.
 func (t *Table) room(list uint8) uint32 {
 	if t.count[list] == t.capacity {
 		t.evict(list)
@@ -105,7 +105,7 @@ func (t *Table) room(list uint8) uint32 {
 	return n
 }
 
-// enter puts a new entry where it is found.
+// enter adds a new entry to the indexes.
 func (t *Table) enter(n uint32, list uint8) {
 	e := &t.entries[n]
 	t.index.put(e.hash, n)
@@ -120,7 +120,7 @@ func (t *Table) enter(n uint32, list uint8) {
 	t.link(n, list)
 }
 
-// evict forgets what was used longest ago of a list.
+// evict removes the least recently used entry of a list.
 func (t *Table) evict(list uint8) {
 	n := t.lists.oldest(uint32(list))
 	e := &t.entries[n]
@@ -148,15 +148,15 @@ func (t *Table) unlink(n uint32) {
 	t.lists.drop(n)
 }
 
-// touch makes an entry the one of its list that was used last.
+// touch makes an entry the most recently used of its list.
 func (t *Table) touch(n uint32) {
 	t.lists.drop(n)
 	t.lists.push(uint32(t.entries[n].list), n)
 	t.stamp(n)
 }
 
-// stamp numbers a change. It comes with each that makes an entry the newest of
-// its list: so a list is in the order of the numbers.
+// stamp numbers a change. It is called when an entry becomes the newest of its list, so
+// each list is in the order of these numbers.
 func (t *Table) stamp(n uint32) {
 	t.changes++
 	t.entries[n].change = t.changes

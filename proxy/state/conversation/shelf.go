@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Shelf keeps values, each of which stands for a list of token ids, until a
-// longer list comes that begins with those. A value is handed out once. What is
-// compared is every id, so that a match is proof. Safe for concurrent use.
+// Shelf stores values for lists of token ids, until a longer list arrives that begins with
+// such a list. Each value is returned once. All ids are compared, so a match is certain.
+// Safe for concurrent use.
 type Shelf[V any] struct {
 	most, mostIDs int
 	count         atomic.Int64 // of values, read without the lock
@@ -23,12 +23,12 @@ type Shelf[V any] struct {
 	ids     int
 }
 
-// OnShelf is a value with what it stands for.
+// OnShelf is a value and the ids that it stands for.
 type OnShelf[V any] struct {
-	// Scope must be the same for two lists to be compared: model, adapter, salt.
+	// Scope must be equal in both lists: model, adapter, salt.
 	Scope string
-	// Name is that of the conversation, "" for none. It is not proof of anything: a
-	// value takes the place of another one of its name.
+	// Name is the name of the conversation; "": none. A new value replaces the value of
+	// the same name. The name alone proves no match.
 	Name    string
 	IDs     []uint32
 	Expires time.Time
@@ -41,21 +41,20 @@ type onShelf[V any] struct {
 	at   *list.Element
 }
 
-// shelfLength is how many values there are of one length.
+// shelfLength counts the values of one length.
 type shelfLength struct{ length, count int }
 
-// NewShelf returns a shelf for as many values, that stand for as many ids
-// together: 4 bytes each.
+// NewShelf returns a shelf for that many values and that many ids in total, of 4 bytes
+// each.
 func NewShelf[V any](values, ids int) *Shelf[V] {
 	return &Shelf[V]{most: values, mostIDs: ids, byHash: make(map[uint64][]*onShelf[V]), byName: make(map[string]*onShelf[V])}
 }
 
-// Empty reports that there is nothing to take. It takes no lock.
+// Empty reports whether there are no values, without a lock.
 func (s *Shelf[V]) Empty() bool { return s.count.Load() == 0 }
 
-// Put keeps o, and returns what it takes the place of: that of its name, and what
-// has been there longest where there is no more room. Values that have expired go
-// unsaid.
+// Put stores o and returns the values that it replaces: the value of the same name, and
+// the oldest ones if there is no room. Expired values are dropped.
 func (s *Shelf[V]) Put(o OnShelf[V], now time.Time) (out []V) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,19 +96,19 @@ func (s *Shelf[V]) Put(o OnShelf[V], now time.Time) (out []V) {
 	return out
 }
 
-// key is what a value is known by where the ids are not: names are of a scope.
+// key returns the key of a value by name: names belong to a scope.
 func (o *OnShelf[V]) key() string { return o.Scope + "\x00" + o.Name }
 
 func compareLength(l shelfLength, n int) int { return l.length - n }
 
-// Named reports whether there is a value of that name, which may have expired.
+// Named reports whether there is a value of that name; it may have expired.
 func (s *Shelf[V]) Named(scope, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byName[(&OnShelf[V]{Scope: scope, Name: name}).key()] != nil
 }
 
-// Take takes the value that stands for most of the leading ids, which has not
+// Take removes and returns the value for the longest beginning of ids, unless it has
 // expired.
 func (s *Shelf[V]) Take(scope string, ids []uint32, now time.Time) (v V, ok bool) {
 	s.mu.Lock()
@@ -136,8 +135,8 @@ func (s *Shelf[V]) Take(scope string, ids []uint32, now time.Time) (v V, ok bool
 	return best.Value, true
 }
 
-// TakeNamed takes the value of that name, whatever it stands for; ok is false for
-// none, and for one that has expired.
+// TakeNamed removes and returns the value of that name. False: there is none, or it has
+// expired.
 func (s *Shelf[V]) TakeNamed(scope, name string, now time.Time) (v V, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,7 +148,7 @@ func (s *Shelf[V]) TakeNamed(scope, name string, now time.Time) (v V, ok bool) {
 	return e.Value, now.Before(e.Expires)
 }
 
-// TakeAll takes all that have not expired.
+// TakeAll removes and returns all values that have not expired.
 func (s *Shelf[V]) TakeAll(now time.Time) (all []V) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +162,7 @@ func (s *Shelf[V]) TakeAll(now time.Time) (all []V) {
 	return all
 }
 
-// remove takes e off; mu is held.
+// remove removes e; mu is held.
 func (s *Shelf[V]) remove(e *onShelf[V]) {
 	s.order.Remove(e.at)
 	rest := slices.DeleteFunc(s.byHash[e.hash], func(o *onShelf[V]) bool { return o == e })
@@ -181,8 +180,8 @@ func (s *Shelf[V]) remove(e *onShelf[V]) {
 	s.count.Store(int64(s.order.Len()))
 }
 
-// hashScope and hashID hash step by step. They find candidates; the ids
-// themselves decide.
+// hashScope and hashID compute a hash step by step. It finds candidates, whose ids are
+// then compared.
 func hashScope(scope string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(scope) {

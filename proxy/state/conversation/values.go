@@ -8,16 +8,16 @@ import (
 )
 
 const (
-	// MostValue is the most bytes of a value.
+	// MostValue is the largest value in bytes.
 	MostValue = 64
-	// BytesPerValue is about what a table takes for one value.
+	// BytesPerValue is the approximate memory of one value.
 	BytesPerValue = 128
 )
 
 // ErrValueSize says that a value is longer than MostValue.
 var ErrValueSize = errors.New("conversation: value of more than 64 bytes")
 
-// values is what policies keep of conversations, by any text they like.
+// values has the values that policies store, by any key.
 type values struct {
 	mu       sync.Mutex
 	capacity int
@@ -36,11 +36,10 @@ func newValues(capacity int) values {
 	return values{capacity: capacity, numbers: map[uint64]uint32{}, entries: make([]value, 1), list: newLRU(1)}
 }
 
-// Value appends what SetValue kept under a key, such as the text of a
-// conversation's Key; ok is false if there is nothing or it has been forgotten.
-// Values are kept apart from the turns: one may be set before the first turn is
-// recorded, and it outlives the conversation as long as it is asked for. As many
-// are kept as conversations, those used last.
+// Value appends the value that SetValue stored under a key, such as the text of a
+// conversation's Key. False: there is none. Values are independent of turns: one may be
+// set before the first turn is recorded, and stays as long as it is used. A table has as
+// many values as conversations, and forgets the least recently used.
 func (t *Table) Value(dst []byte, key string) (value []byte, ok bool) {
 	v := &t.values
 	hash := xxh3.HashString(key)
@@ -56,8 +55,8 @@ func (t *Table) Value(dst []byte, key string) (value []byte, ok bool) {
 	return append(dst, e.data[:e.size]...), true
 }
 
-// SetValue keeps a copy of a value, which may be empty, under a key, in place of
-// the one that was there. The error is ErrValueSize.
+// SetValue stores a copy of a value, which may be empty, under a key. It replaces the
+// value that was there. The error is ErrValueSize.
 func (t *Table) SetValue(key string, data []byte) error {
 	if len(data) > MostValue {
 		return ErrValueSize

@@ -6,7 +6,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// turnSize is how many bytes a Turn takes.
+// turnSize is the size of an encoded Turn.
 const turnSize = 8 + 4 + 2*8 + 8 + 4*8 + 1
 
 const (
@@ -15,8 +15,8 @@ const (
 	turnContinues
 )
 
-// Append appends the turn in a form of turnSize bytes that ReadTurn reads, in
-// this process or another. The instances of its homes are numbers there as here.
+// Append appends the turn in turnSize bytes, for ReadTurn in this process or another. The
+// instances of its homes keep the numbers of this process.
 func (turn *Turn) Append(dst []byte) []byte {
 	le := binary.LittleEndian
 	dst = le.AppendUint64(dst, uint64(turn.Key))

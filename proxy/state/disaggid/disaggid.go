@@ -1,7 +1,6 @@
-// Package disaggid issues the raw material of disagg ids and knows which ids
-// are in flight. An issuer (Grants) splits what it has reserved into ranges, each
-// for one Source, which counts through it. It does no I/O and is safe for
-// concurrent use.
+// Package disaggid issues the numbers that disagg ids are made of, and knows which ids are
+// in flight. An issuer (Ranges) splits reserved blocks into ranges, each for one Source,
+// which counts through it. The package does no I/O and is safe for concurrent use.
 package disaggid
 
 import "github.com/pdproxy/pdproxy/abi"
@@ -22,8 +21,8 @@ const (
 	milliShift  = nodeShift + nodeBits
 )
 
-// Pack is the rule that mints when no policy does: the layout above, brought
-// into [abi.MinDisaggID, abi.MaxDisaggID).
+// Pack is the native rule that makes an id from the facts: the layout above, moved into
+// [abi.MinDisaggID, abi.MaxDisaggID).
 func Pack(f abi.MintFacts) uint64 {
 	raw := uint64(f.UnixMilli-abi.DisaggEpochMilli)&(1<<milliBits-1)<<milliShift |
 		uint64(f.Node)<<nodeShift |
@@ -32,5 +31,5 @@ func Pack(f abi.MintFacts) uint64 {
 	return raw%(abi.MaxDisaggID-abi.MinDisaggID) + abi.MinDisaggID
 }
 
-// InRange reports whether id may go to an engine.
+// InRange reports whether engines accept the id.
 func InRange(id uint64) bool { return id >= abi.MinDisaggID && id < abi.MaxDisaggID }

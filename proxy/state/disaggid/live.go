@@ -5,9 +5,9 @@ import "sync"
 // shards is the number of locks of a Live; a power of two.
 const shards = 64
 
-// Live is the set of ids in flight, with the number of their holders: an
-// exchange whose decode leg moves to another engine holds its id twice for a
-// moment. The zero value is empty and ready for use, by many goroutines.
+// Live is the set of ids in flight, with the number of their holders: an exchange whose
+// decode leg moves to another engine holds its id twice for a moment. The zero value is an
+// empty set. Safe for concurrent use.
 type Live struct {
 	shard [shards]liveShard
 }
@@ -18,8 +18,8 @@ type liveShard struct {
 	_       [48]byte         // keeps the locks on cache lines of their own
 }
 
-// Add takes a newly minted id into the set. It is false, and changes nothing,
-// when the id is in flight: two transfers under one id never complete.
+// Add adds a newly minted id. False: the id is in flight, and nothing changes. Two
+// transfers with one id would never complete.
 func (l *Live) Add(id uint64) bool {
 	s := l.of(id)
 	s.mu.Lock()
@@ -39,7 +39,7 @@ func (l *Live) Hold(id uint64) {
 	s.hold(id)
 }
 
-// Drop takes one holder away; the last one takes the id out of the set.
+// Drop removes one holder; the last one removes the id.
 func (l *Live) Drop(id uint64) {
 	s := l.of(id)
 	s.mu.Lock()
@@ -51,7 +51,7 @@ func (l *Live) Drop(id uint64) {
 	delete(s.holders, id)
 }
 
-// Len is the number of ids in flight.
+// Len returns the number of ids in flight.
 func (l *Live) Len() int {
 	n := 0
 	for i := range l.shard {
@@ -71,8 +71,8 @@ func (s *liveShard) hold(id uint64) {
 	s.holders[id]++
 }
 
-// of spreads ids over the shards by their high product bits: the low bits of
-// ids minted slowly are all alike.
+// of returns the shard of an id, by the high bits of a product, because the low bits of
+// ids that are minted slowly are equal.
 func (l *Live) of(id uint64) *liveShard {
 	return &l.shard[id*0x9e3779b97f4a7c15>>58]
 }

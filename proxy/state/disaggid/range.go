@@ -9,18 +9,18 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Id-time, in Unix ms. It begins with the epoch of the layout and ends before the
-// first id that is brought into range onto one of the beginning.
+// Bounds of id-time, in Unix ms. It begins with the epoch of the layout. It ends before
+// the first id that would be moved into range onto an id of the beginning.
 const (
 	Epoch = abi.DisaggEpochMilli
 	End   = Epoch + int64((abi.MaxDisaggID-abi.MinDisaggID)>>milliShift)
 )
 
-// IDs is how many ids a millisecond of id-time has on one line.
+// IDs is the number of ids in a millisecond of id-time of one line.
 const IDs = 1 << counterBits
 
-// Clock is the id-time of a host's clock. One that is outside of id-time, as that
-// of a host without a battery, tells nothing: Epoch.
+// Clock returns the id-time of a host's clock; Epoch if the clock is outside of id-time,
+// as on a host whose clock was reset.
 func Clock(t time.Time) int64 {
 	if ms := t.UnixMilli(); ms > Epoch && ms < End {
 		return ms
@@ -28,9 +28,8 @@ func Clock(t time.Time) int64 {
 	return Epoch
 }
 
-// Range is the ids of one line, which is a node and a worker number, with an
-// id-time of From or later and before Until. Whoever holds a range is the only
-// issuer of its ids, for ever.
+// Range is the ids of one line (a node and a worker number) with id-time from From until
+// before Until. The holder of a range is the only issuer of its ids, for ever.
 type Range struct {
 	Node, Worker uint8
 	From, Until  int64 // Unix ms
@@ -43,7 +42,7 @@ const rangeSize = 2 + 8 + 8
 // Size is the number of ids in r.
 func (r Range) Size() int64 { return (r.Until - r.From) << counterBits }
 
-// check says what is wrong with a range that a peer sent.
+// check returns what is wrong with a range from a peer.
 func (r Range) check() error {
 	switch {
 	case r.Worker > maxWorker:
@@ -69,19 +68,18 @@ func readRange(b []byte) Range {
 	}
 }
 
-// Holder is one Source of a process among all that ask the same Grants: a number
-// drawn when it was made, so that what was granted to a process is not taken for
-// the grant of the one that follows it in its place.
+// Holder is a random number of a Source, so that a grant to one process is not taken for a
+// grant to the process that replaces it.
 type Holder uint64
 
-// Ask is what a Source says to get its next range.
+// Ask is a Source's request for its next range.
 type Ask struct {
 	Holder Holder
-	Taken  uint32 // how many ranges it has been given so far
+	Taken  uint32 // number of ranges that it has been given
 }
 
-// Sizes of what travels, all little-endian: an Ask is holder and taken, a row of a
-// table holder and Range.
+// Sizes of the encodings, which are little-endian. An Ask is holder and taken; a row of a
+// table is holder and Range.
 const (
 	askSize = 8 + 4
 	rowSize = 8 + rangeSize
@@ -100,9 +98,8 @@ func ReadAsk(b []byte) (Ask, error) {
 	return Ask{Holder: Holder(binary.LittleEndian.Uint64(b)), Taken: binary.LittleEndian.Uint32(b[8:])}, nil
 }
 
-// FindGrant is the range that an encoded table of Grants has for holder; false
-// without one.
-func FindGrant(table []byte, holder Holder) (Range, bool, error) {
+// FindRange returns the range for holder in an encoded table of Ranges; false: none.
+func FindRange(table []byte, holder Holder) (Range, bool, error) {
 	if len(table)%rowSize != 0 {
 		return Range{}, false, fmt.Errorf("read id grants: %d bytes are no multiple of %d", len(table), rowSize)
 	}

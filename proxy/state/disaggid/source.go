@@ -13,9 +13,9 @@ import (
 // maxWorker is the highest worker number that the layout has room for.
 const maxWorker = 1<<workerBits - 1
 
-// Source hands out facts that are unique: those of the ranges that it holds, one
-// after the other. It counts and reads no clock, so that no step of the clock,
-// no pause of the process and no rate of requests makes it wait or go back.
+// Source hands out unique facts, range after range. It counts and reads no clock, so it
+// never waits and never goes back, whatever the clock, the process or the rate of requests
+// does.
 type Source struct {
 	holder  Holder
 	current atomic.Pointer[span]
@@ -39,19 +39,18 @@ type span struct {
 // left is how many ids the span still has.
 func (s *span) left() int64 { return max(0, s.end-s.next.Load()) }
 
-// NewSource returns a source that has no range yet.
+// NewSource returns a source without a range.
 func NewSource() *Source {
 	s := &Source{holder: Holder(rand.Uint64()), taken: make(map[int]int64)}
 	s.current.Store(new(span))
 	return s
 }
 
-// New returns the source of a process that nobody grants ranges to: it holds all
-// that is left of the line of the given node (0 to 255) and worker (0 to 63),
-// from the present time. Two processes that share engines must differ in one of
-// them. The one that follows it on its line starts later, and issues ids of its
-// own, unless the clock was set back to before this one's start or its use:
-// 1024 ids are a millisecond.
+// New returns the source of a process without an issuer of ranges. It holds the rest of
+// the line of a node (0 to 255) and worker (0 to 63), from the present time. Processes
+// that share engines must differ in one of the two numbers. A later process on the same
+// line issues other ids, unless the clock was set back to before the start or the last id
+// of the earlier one: 1024 ids use a millisecond.
 func New(node, worker int) (*Source, error) {
 	if node < 0 || node > 1<<nodeBits-1 {
 		return nil, fmt.Errorf("create id source: node %d is not in 0 to %d", node, 1<<nodeBits-1)
@@ -64,8 +63,7 @@ func New(node, worker int) (*Source, error) {
 	return s, nil
 }
 
-// Next returns the next facts. It never waits; it is false when every range is
-// used up.
+// Next returns the next facts without waiting. False: all ranges are used up.
 func (s *Source) Next() (abi.MintFacts, bool) {
 	for {
 		c := s.current.Load()
@@ -83,17 +81,17 @@ func (s *Source) Next() (abi.MintFacts, bool) {
 	}
 }
 
-// advance puts the next range in the place of one that is used up.
+// advance replaces a range that is used up by the next one.
 func (s *Source) advance(used *span) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.current.Load() != used: // another did
+	case s.current.Load() != used: // another goroutine did it
 	case len(s.next) > 0:
 		s.begin(s.next[0])
 		s.next = s.next[1:]
 	default:
-		used.next.Store(used.end) // it does not count up for ever
+		used.next.Store(used.end) // so that it does not count up for ever
 		return false
 	}
 	return true
@@ -106,9 +104,9 @@ func (s *Source) begin(r Range) {
 	s.current.Store(c)
 }
 
-// Extend gives the source a range that was granted to it, to be used after those
-// that it has, or instead of them if they are not Fresh. What it was given before
-// is not taken again, so that a grant may arrive any number of times.
+// Extend gives the source a granted range. It is used after the present ranges, or instead
+// of them if they are no longer Fresh. Id-time that was given before is ignored, so a
+// grant may arrive several times.
 func (s *Source) Extend(r Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,11 +128,11 @@ func (s *Source) Extend(r Range) {
 	s.next = append(s.next, r)
 }
 
-// stale reports whether nothing has come for long; s.mu is held.
+// stale reports whether no range has come for a long time; s.mu is held.
 func (s *Source) stale() bool { return !s.since.IsZero() && time.Since(s.since) >= Fresh }
 
-// Ask is what to say to the issuer of ranges, as often as one likes; false as
-// long as the range taken last is Fresh and more than half of its ids are left.
+// Ask returns the request for the next range; it may be repeated. False: the last range is
+// Fresh and more than half of its ids are left.
 func (s *Source) Ask() (Ask, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,9 +143,9 @@ func (s *Source) Ask() (Ask, bool) {
 	return Ask{Holder: s.holder, Taken: s.count}, 2*left <= s.size || s.stale()
 }
 
-// ExtendBy gives the source what an encoded table of Grants has for it.
+// ExtendBy gives the source its range in an encoded table of Ranges.
 func (s *Source) ExtendBy(table []byte) error {
-	r, ok, err := FindGrant(table, s.holder)
+	r, ok, err := FindRange(table, s.holder)
 	if ok && err == nil {
 		s.Extend(r)
 	}

@@ -1,8 +1,7 @@
-// Package indexcheck compares what the KV index predicted with what engines report:
-// how many prompt tokens a target was thought to hold, and how many its usage
-// says it had cached. Where the two disagree again and again it names the
-// engine and the likely reason. It does no I/O, has no clock and is safe for
-// concurrent use.
+// Package indexcheck compares the KV index with the engines' reports: how many prompt
+// tokens a target was believed to hold, and how many its usage reports as cached. If the
+// two disagree repeatedly, it names the engine and the likely reason. It does no I/O, has
+// no clock and is safe for concurrent use.
 package indexcheck
 
 import (
@@ -11,21 +10,19 @@ import (
 	"sync"
 )
 
-// Reason is why an engine's reports disagree with the index. The names are
-// labels of metrics and logs.
+// Reason is the likely reason of a disagreement. The names are labels of metrics and logs.
 type Reason uint8
 
 // The reasons.
 const (
 	Agrees Reason = iota
-	// TokenizerMismatch: the ids that prompts are looked up by are not those
-	// that the engine computes. Its events come, yet no prompt of its own is
-	// ever found in them; or, without events, nothing that was sent there is
-	// ever cached.
+	// TokenizerMismatch: the proxy's token ids differ from the engine's. The engine sends
+	// events, but none of its prompts is ever found in them; or, without events, nothing
+	// that was sent there is ever cached.
 	TokenizerMismatch
-	// MissingEvents: the engine has cached what the index does not know.
+	// MissingEvents: the engine has cached blocks that the index does not know.
 	MissingEvents
-	// StaleIndex: the index believes in blocks that the engine no longer has.
+	// StaleIndex: the index has blocks that the engine no longer has.
 	StaleIndex
 )
 
@@ -34,34 +31,32 @@ var reasonNames = [...]string{Agrees: "agrees", TokenizerMismatch: "tokenizer_mi
 
 func (r Reason) String() string { return reasonNames[r] }
 
-// Observation is one request whose engine has reported its cached tokens.
-// Requests without token ids, and answers that say nothing of cached tokens,
-// are no observations.
+// Observation is one request with the cached tokens that its engine reported. Requests
+// without token ids, and answers without a number of cached tokens, are no observations.
 type Observation struct {
 	Engine string // instance that served prefill
 	Rank   int
-	// Exact says that the index of this target is fed by the engine's events.
-	// What the engine has beyond the index is only counted against it then.
+	// Exact: the engine's events feed the index of this target. Only then does a surplus
+	// of the engine count against it.
 	Exact bool
-	// Stored is how many blocks the target's events have announced so far.
+	// Stored is the number of blocks in the target's events so far.
 	Stored uint64
 
 	Prompt    int // tokens
 	Predicted int // of them held by the target, as the index said when it was chosen
 	Reported  int // of them cached, as the engine says
-	// Held is how many the target holds by its events alone, once the answer is
-	// whole. What the proxy expects there because it sent it there does not
-	// count: it is expected by the same ids that it is found by, and so proves
-	// nothing of the engine's. Looked up this late, events that lag behind a
-	// burst of equal prompts are not taken for events that do not come. It has
-	// no meaning unless Exact.
+	// Held is how many tokens the target holds by its events alone, looked up after the
+	// answer. Blocks that the proxy expects there because it sent them do not count: they
+	// have the proxy's own ids, and prove nothing about the engine's. Because the lookup
+	// is late, events that are only delayed by a burst of equal prompts do not count as
+	// missing. It has no meaning unless Exact.
 	Held  int
 	Block int // tokens a block; 0: not known
 }
 
-// slack is how far prediction and report may lie apart: engines compute the
-// last token of a prompt in any case, and with it its block; blocks come and go
-// between choice and prefill.
+// slack is the allowed difference between prediction and report. Engines always compute
+// the last token of a prompt, and with it its block; and blocks come and go between the
+// choice and prefill.
 func (o *Observation) slack() int {
 	block := o.Block
 	if block <= 0 {
@@ -70,12 +65,12 @@ func (o *Observation) slack() int {
 	return 2*block + o.Prompt/16
 }
 
-// Surplus reports whether the engine had more cached than an index without any
-// of the prompt explains. Only then, and only if Exact, need Held be looked up.
+// Surplus reports whether the engine had more cached than slack explains. Only then, and
+// if Exact, is Held needed.
 func (o *Observation) Surplus() bool { return o.Reported > o.slack() }
 
-// Verdict is what the recent requests of an engine say. Counts are those of the
-// requests that say something, which cold prompts do not.
+// Verdict is the result of an engine's recent requests. It counts informative requests
+// only; prompts with little cached are not.
 type Verdict struct {
 	Engine string
 	Rank   int // the rank it is about; All: the whole engine
@@ -113,9 +108,9 @@ type Check struct {
 	engines map[string]*record // guarded by mu
 }
 
-// New builds a Check. It calls notify once for each change of a verdict, Agrees
-// after a disagreement included, from the goroutine of the observation that
-// changed it and without a lock; nil: nobody is told.
+// New returns a Check. notify is called once for each change of a verdict, including
+// Agrees after a disagreement, by the goroutine of the observation and without a lock. It
+// may be nil.
 func New(notify func(Verdict)) *Check {
 	if notify == nil {
 		notify = func(Verdict) {}
@@ -123,7 +118,7 @@ func New(notify func(Verdict)) *Check {
 	return &Check{notify: notify, engines: make(map[string]*record)}
 }
 
-// Observe takes one request into account.
+// Observe adds one request.
 func (c *Check) Observe(o Observation) {
 	c.mu.Lock()
 	r := c.engines[o.Engine]
@@ -138,14 +133,14 @@ func (c *Check) Observe(o Observation) {
 	}
 }
 
-// Forget drops an engine that left or restarted. Nobody is told.
+// Forget removes an engine that left or restarted, without notify.
 func (c *Check) Forget(engine string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.engines, engine)
 }
 
-// Verdicts gives those of all engines that were observed, by name.
+// Verdicts returns the verdicts of all observed engines by name.
 func (c *Check) Verdicts() []Verdict {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,6 +1,6 @@
 package indexcheck
 
-// class is what one observation says.
+// class is the class of one observation.
 type class uint8
 
 const (
@@ -20,7 +20,7 @@ type entry struct {
 	fresh               bool // events had come since the rank's observation before
 }
 
-// ring is the last observations, the oldest one replaced by the next.
+// ring has the last observations; a new one replaces the oldest.
 type ring struct {
 	entries []entry
 	next    int // the oldest one, once all are in use
@@ -35,7 +35,7 @@ func (r *ring) add(e entry, most int) {
 	r.next = (r.next + 1) % most
 }
 
-// record is what is remembered of one engine.
+// record is the state of one engine.
 type record struct {
 	all     ring
 	ranks   map[int]*rankRecord
@@ -63,8 +63,7 @@ func newEntry(o *Observation) entry {
 	return e
 }
 
-// observe adds an observation; changed reports whether the verdict is another
-// one now.
+// observe adds an observation; changed: the verdict has changed.
 func (r *record) observe(o *Observation) (v Verdict, changed bool) {
 	rank := r.ranks[o.Rank]
 	if rank == nil {
@@ -97,8 +96,7 @@ func (r *record) observe(o *Observation) (v Verdict, changed bool) {
 	return next, true
 }
 
-// judge weighs the windows. ok is false while they say too little to change
-// anything.
+// judge evaluates the windows. False: they are not informative enough for a change.
 func (r *record) judge(rank int) (v Verdict, ok bool) {
 	engine := r.verdict.Engine
 	whole := count(&r.all)
@@ -121,8 +119,7 @@ func (r *record) judge(rank int) (v Verdict, ok bool) {
 	return whole.verdict(engine, All, Agrees), true
 }
 
-// othersAgree reports whether the engine has other ranks, and nothing to say
-// against them.
+// othersAgree reports whether the engine has other ranks, and none of them disagrees.
 func (r *record) othersAgree(rank int) bool {
 	n, against := 0, 0
 	for i := range r.all.entries {
@@ -136,7 +133,7 @@ func (r *record) othersAgree(rank int) bool {
 	return n >= rankLeast && against*100 < n*calmShare
 }
 
-// counts is the sum of the entries of a window that say something.
+// counts sums up the informative entries of a window.
 type counts struct {
 	sums
 	late                sums // of the latest of them
@@ -191,8 +188,8 @@ func (s *sums) add(e *entry) {
 func (s *sums) informative() int { return s.agree + s.over + s.under }
 func (s *sums) against() int     { return s.over + s.under }
 
-// reason names what a share of the requests has against the index. The latest
-// of them tell which reason it is: those before may be of better times.
+// reason returns the reason if a share of the requests disagrees. The latest ones
+// determine it, because earlier ones may be from before the trouble.
 func (c *counts) reason(least, share int) Reason {
 	n, late := c.informative(), &c.late
 	never := late.agree*20 <= late.informative() // hardly once did the two agree

@@ -2,8 +2,8 @@ package load
 
 import "time"
 
-// Copy is the load of a target as one process tells it to others, which hold
-// loads on the same target themselves.
+// Copy is the load of a target as one process sends it to others, which have load on the
+// same target themselves.
 type Copy struct {
 	Requests       int32 // as in View
 	Tokens, Queued int64
@@ -14,7 +14,7 @@ type Copy struct {
 	Prefill, Output                          Fit
 }
 
-// Copy returns the load at now, for a Follow elsewhere.
+// Copy returns the load at now, for Follow in another process.
 func (c *Counter) Copy(now time.Time) Copy {
 	v := c.View(now)
 	tokens, requests, work := c.recent.read(now)
@@ -25,9 +25,9 @@ func (c *Counter) Copy(now time.Time) Copy {
 	}
 }
 
-// Follow takes another process's count of the target, which has the loads held
-// here in it, as what a Report says: whole until two of them are overdue at every,
-// then ever less.
+// Follow takes over another process's count of the target, which includes the load of this
+// process. It counts like a Report: fully until two updates are overdue, then less and
+// less.
 func (c *Counter) Follow(k Copy, now time.Time, every time.Duration) {
 	c.Report(Report{
 		At: now, Every: every, Running: k.Requests, Tokens: k.Tokens, Queued: max(0, k.Queued), Usage: k.Usage,

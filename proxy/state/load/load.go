@@ -1,8 +1,7 @@
-// Package load is what a target carries: requests and tokens in flight, prompt
-// tokens not yet computed, and how fast it computes. Own counters are added to
-// when a placement is made and taken from when its lease ends; the engines'
-// reports correct them for what others send. It is safe for concurrent use, does
-// no I/O and has no clock of its own.
+// Package load counts the load of a target: requests and tokens in flight, prompt tokens
+// that are not yet computed, and its speed. The proxy's own counters grow with a placement
+// and shrink when its lease ends. The engines' reports correct them for the load of
+// others. The package does no I/O, has no clock and is safe for concurrent use.
 package load
 
 import (
@@ -10,15 +9,14 @@ import (
 	"time"
 )
 
-// Counter is the load of one target. The zero value is ready for use. What is
-// read for each candidate of each request comes first, so that it shares a cache
-// line.
+// Counter is the load of one target. Its zero value is ready for use. Fields that are read
+// for each candidate of each request come first, in one cache line.
 type Counter struct {
 	requests atomic.Int32
 	tokens   atomic.Int64
 	queued   atomic.Int64
 	decode   atomic.Int64
-	sixteen  atomic.Int64 // uncached tokens of sixteen requests of late
+	sixteen  atomic.Int64 // sum of the uncached tokens of about the last sixteen requests
 	recent   recent
 	last     atomic.Pointer[reported]
 
@@ -31,19 +29,19 @@ type Counter struct {
 	Output Speed
 }
 
-// Requests is the number of requests in flight through this proxy.
+// Requests returns the number of requests in flight through this proxy.
 func (c *Counter) Requests() int32 { return c.requests.Load() }
 
-// Tokens is the number of tokens in flight through this proxy: prompt tokens
-// while prefill computes, prompt and expected tokens while decode streams.
+// Tokens returns the number of tokens in flight through this proxy: prompt tokens while
+// prefill computes, prompt and expected tokens while decode streams.
 func (c *Counter) Tokens() int64 { return c.tokens.Load() }
 
-// Queued is the number of uncached prompt tokens sent through this proxy whose
-// prefill is not done.
+// Queued returns the number of uncached prompt tokens that were sent through this proxy
+// and are not yet computed.
 func (c *Counter) Queued() int64 { return c.queued.Load() }
 
-// Decode is how many of Tokens belong to streams: their prompts and what they
-// are expected to produce.
+// Decode returns the part of Tokens that belongs to streams: their prompts and expected
+// output.
 func (c *Counter) Decode() int64 { return c.decode.Load() }
 
 // View is the load of a target at a moment, its own counters corrected by the
@@ -85,8 +83,7 @@ func (c *Counter) View(now time.Time) View {
 	return v
 }
 
-// Hold adds a stream of the given tokens, its prompt and what it is expected to
-// produce, and returns the hold that takes it away again.
+// Hold adds a stream of the given tokens: its prompt and its expected output.
 func (c *Counter) Hold(tokens int64) Hold {
 	c.requests.Add(1)
 	c.tokens.Add(tokens)
@@ -94,8 +91,8 @@ func (c *Counter) Hold(tokens int64) Hold {
 	return Hold{c: c, requests: 1, tokens: tokens, decode: tokens}
 }
 
-// HoldPrefill adds a prefill leg of the given prompt tokens, of which uncached
-// are expected to be computed.
+// HoldPrefill adds a prefill leg of the given prompt tokens, of which uncached must be
+// computed.
 func (c *Counter) HoldPrefill(tokens, uncached int64) Hold {
 	h := c.HoldQueued(uncached)
 	c.requests.Add(1)
@@ -113,7 +110,7 @@ func (c *Counter) HoldQueued(uncached int64) Hold {
 	if sum == 0 {
 		sum = 16 * uncached
 	}
-	c.sixteen.Store(sum + uncached - sum/16) // an average: that one of two at once is lost does no harm
+	c.sixteen.Store(sum + uncached - sum/16) // an average; it does no harm if one of two simultaneous updates is lost
 	return Hold{c: c, queued: uncached, ahead: ahead}
 }
 
@@ -125,8 +122,8 @@ type Hold struct {
 	requests               int32
 }
 
-// Drop takes the share away and makes the hold empty. The owner of the hold
-// calls it; it is not safe for concurrent use.
+// Drop removes the share and empties the hold. Only the owner of the hold calls it; it is
+// not safe for concurrent use.
 func (h *Hold) Drop() {
 	c := h.c
 	if c == nil {

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// After recentTime a placement weighs 1/e of a fresh one; after busyTime, where
-// the target's utilisation is in question.
+// After recentTime a placement counts for 1/e. For the target's utilisation this is
+// busyTime.
 const (
 	recentTime = 10 * time.Minute
 	busyTime   = time.Minute
 )
 
-// recent is what was placed on a target of late, for its prompts to be computed.
-// Reading takes no lock: it may see a placement a moment too early or too late.
+// recent sums up the latest placements of prompts on a target. Reading takes no lock, so
+// it may see a placement slightly too early or too late.
 type recent struct {
 	mu       sync.Mutex    // of writing
 	tokens   atomic.Uint64 // float64: uncached prompt tokens as of at
@@ -34,7 +34,7 @@ func (r *recent) add(uncached int64, now time.Time) {
 	r.at.Store(now.UnixNano())
 }
 
-// follow makes another process's reading the present one.
+// follow sets the values to another process's.
 func (r *recent) follow(tokens, requests, work float64, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,8 +55,8 @@ func (r *recent) read(now time.Time) (tokens, requests, work float64) {
 		fresh * math.Float64frombits(r.work.Load())
 }
 
-// Placed notes that a request was placed on the target, which has so many tokens
-// of its prompt to compute.
+// Placed notes that a request was placed on the target, with so many prompt tokens to
+// compute.
 func (c *Counter) Placed(uncached int64, now time.Time) { c.recent.add(uncached, now) }
 
 // Recent is the uncached prompt tokens, and the requests, that were placed on the

@@ -2,25 +2,24 @@ package load
 
 import "time"
 
-// Report is what an engine says of one rank.
+// Report is the load of one rank as its engine reports it.
 //
-// It corrects the own counters, which are exact for what this proxy sent and
-// blind to everything else, by this rule: of the requests that the engine has,
-// those above this proxy's own at the time of the poll are foreign. Foreign load
-// is added to the own counters as they are now, whole until two reports are
-// overdue, then ever less, and not at all once six are.
-// Foreign tokens are the share of the engine's tokens that the foreign requests
-// have among its requests, because tokens are counted in different ways on the
-// two sides (we count what a stream is expected to produce, an engine shares the
-// blocks of a common prefix). Foreign queued tokens are those above our own; of
-// an engine that does not count them, as many as its foreign requests would have
-// that wait, if they were like ours.
+// It corrects the own counters, which are exact for requests of this proxy and know
+// nothing of others. The rule: of the engine's requests, those above this proxy's own at
+// the time of the poll are foreign. Foreign load is added to the present own counters:
+// fully until two reports are overdue, then less and less, and not at all after six.
 //
-// Its limits: the counts are taken at different moments, so that requests which
-// come or go around a poll may be taken for foreign, or hide foreign ones, until
-// the next report; a decode placed before its prefill is done counts as ours
-// before the engine has it, which hides as many foreign ones; an engine that
-// counts sequences makes a request of n = 4 look like three foreign ones.
+// The foreign requests have the same share of the engine's tokens as of its requests,
+// because both sides count tokens in different ways: the proxy counts the expected output
+// of a stream, and an engine shares the blocks of a common prefix. Foreign queued tokens
+// are those above the own ones. If an engine does not count them, as many are assumed as
+// the waiting foreign requests would have if they were like the own ones.
+//
+// Limits: the counts are taken at different moments. Requests that begin or end around a
+// poll may count as foreign, or hide foreign ones, until the next report. A decode that is
+// placed before its prefill is done counts as own before the engine has it, which hides
+// foreign ones. An engine that counts sequences makes a request of n = 4 look like three
+// foreign ones.
 type Report struct {
 	At               time.Time     // when the answer came
 	Every            time.Duration // when the next is due after it
@@ -45,20 +44,20 @@ type reported struct {
 	tokens, queued, decode int64
 }
 
-// Mark is this proxy's own load at a moment.
+// Mark is this proxy's own load at one moment.
 type Mark struct {
 	requests int32
 	tokens   int64
 	queued   int64
 }
 
-// Mark returns the own load as it is, to be taken when an engine is asked.
+// Mark returns the present own load, to be taken when an engine is asked.
 func (c *Counter) Mark() Mark {
 	return Mark{c.requests.Load(), c.tokens.Load(), c.queued.Load()}
 }
 
-// Report takes an engine's report over. m is the own load when the engine was
-// asked; the larger of it and the present one is what is taken off.
+// Report applies an engine's report. m is the own load when the engine was asked; the
+// larger of m and the present own load is subtracted.
 func (c *Counter) Report(r Report, m Mark) {
 	now := c.Mark()
 	n := &reported{Report: r}
@@ -89,10 +88,10 @@ func (c *Counter) Reported() (r Report, ok bool) {
 	return Report{}, false
 }
 
-// Forget drops the engine's last report: it was another process's.
+// Forget drops the engine's last report, for an engine that has restarted.
 func (c *Counter) Forget() { c.last.Store(nil) }
 
-// weight is how much of the report counts at now, 0 to 1.
+// weight returns how much of the report counts at now, 0 to 1.
 func (r *reported) weight(now time.Time) float32 {
 	if r.Every <= 0 {
 		return 0

@@ -7,11 +7,10 @@ import (
 	"time"
 )
 
-// Speed is a measured time as a function of a number of tokens: a fixed part
-// and so much per token, by least squares in which every measurement weighs less
-// than the next. Where the measurements are of too few sizes to tell the two
-// parts apart, all is taken to be per token. The zero value has no measurement.
-// Reading takes no lock.
+// Speed is a measured time as a function of a number of tokens: a fixed part and a part
+// per token, by least squares with fading weights. If the measured sizes are too similar
+// to separate the two parts, all is per token. The zero value has no measurement. Reading
+// takes no lock.
 type Speed struct {
 	fit atomic.Uint64 // two float32: µs per token, and fixed µs above them
 
@@ -23,22 +22,20 @@ type Speed struct {
 }
 
 const (
-	// speedMemory is how many measurements shape a Speed.
+	// speedMemory is the number of measurements that shape a Speed.
 	speedMemory = 64
-	// knownAfter is after how many measurements one that is far from what was
-	// expected counts as an outlier.
+	// knownAfter is the number of measurements after which a measurement can be an
+	// outlier.
 	knownAfter = 16
-	// outlier is how many times longer than expected a measurement may be; what
-	// is above that is cut off, so that one stall changes little and a lasting
-	// change still comes through.
+	// outlier is the largest ratio of a measurement to the expected time. The rest is cut
+	// off, so that one stall changes little and a lasting change still counts.
 	outlier = 4
-	// leastSpread is the least relative deviation of token counts that tells the
+	// leastSpread is the smallest relative deviation of token counts that separates the
 	// fixed part from the part per token.
 	leastSpread = 0.1
 )
 
-// Measure notes that tokens took so long. Nothing is noted of no tokens or no
-// time.
+// Measure adds a measurement: took for that many tokens. It ignores 0 tokens and 0 time.
 func (s *Speed) Measure(tokens int64, took time.Duration) {
 	if tokens <= 0 || took <= 0 {
 		return
@@ -66,27 +63,25 @@ func (s *Speed) Measure(tokens int64, took time.Duration) {
 	s.fit.Store(uint64(math.Float32bits(float32(s.steady)))<<32 | uint64(math.Float32bits(float32(s.perToken))))
 }
 
-// Fit is what a Speed says: the time per token and the fixed time besides, in
-// µs; 0 while there is no measurement.
+// Fit is a measured speed: the time per token and the fixed time, in µs; 0: unknown.
 type Fit struct{ PerToken, Fixed float32 }
 
-// Fit returns what the speed says now.
+// Fit returns the present speed.
 func (s *Speed) Fit() Fit {
 	fit := s.fit.Load()
 	return Fit{PerToken: math.Float32frombits(uint32(fit)), Fixed: math.Float32frombits(uint32(fit >> 32))}
 }
 
-// Follow makes the speed say what another process has measured, until the next
-// measurement here. A fit that says nothing changes nothing.
+// Follow sets the speed to another process's measurement, until the next measurement here.
+// It ignores an empty fit.
 func (s *Speed) Follow(f Fit) {
 	if f.PerToken > 0 {
 		s.fit.Store(uint64(math.Float32bits(f.Fixed))<<32 | uint64(math.Float32bits(f.PerToken)))
 	}
 }
 
-// PerToken is the time per token in µs; 0 while there is no measurement.
+// PerToken returns the time per token in µs; 0: unknown.
 func (s *Speed) PerToken() float32 { return math.Float32frombits(uint32(s.fit.Load())) }
 
-// Fixed is the time in µs that does not depend on the tokens; 0 while there is
-// no measurement.
+// Fixed returns the time in µs that does not depend on the tokens; 0: unknown.
 func (s *Speed) Fixed() float32 { return math.Float32frombits(uint32(s.fit.Load() >> 32)) }

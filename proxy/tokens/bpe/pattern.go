@@ -186,8 +186,8 @@ func (c *compiler) emitLoop(sub *syntax.Regexp, least, most int) error {
 	return c.emitAlternate([]*syntax.Regexp{sub, {Op: syntax.OpEmptyMatch}})
 }
 
-// leastWidth returns a lower bound of the number of characters in a match; it is 0
-// exactly if a match may be empty.
+// leastWidth returns a lower bound of the number of characters in a match. It is used
+// to detect patterns that may match the empty text.
 func leastWidth(re *syntax.Regexp) int {
 	switch re.Op {
 	case syntax.OpLiteral:

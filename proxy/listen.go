@@ -3,7 +3,6 @@ package proxy
 import (
 	"errors"
 	"net/http"
-	"runtime/debug"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/admin"
@@ -45,46 +44,7 @@ func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 func (s *Server) adminRoutes() http.Handler {
 	return admin.Handler(admin.Options{
 		Config: s.cfg.Load, Registry: s.deps.Registry, Gatherer: s.deps.Gatherer, Policies: s.deps.Policies, Workers: s.deps.Workers,
-		Ready: s.serveHealth, Drain: s.Drain, Running: s.runningRows, Explain: s.explanation, Perf: s.perfRows, Sidecar: s.sidecar.Load,
+		Ready: s.serveHealth, Drain: s.Drain, Running: &s.books.Running, Ended: &s.books.Ended, Sidecar: s.sidecar.Load,
 		Log: s.log,
-	})
-}
-
-// handler returns the public endpoints as every protocol serves them.
-func (s *Server) handler() http.Handler {
-	var h http.Handler = s
-	if s.deps.Wrap != nil {
-		h = s.healthFirst(s.deps.Wrap(h))
-	}
-	return s.guard(s.bodies.Limit(h))
-}
-
-// healthFirst answers health checks before filters see them. A filter that asks for
-// a key, is parked or pauses would make an orchestrator stop a healthy proxy.
-func (s *Server) healthFirst(filtered http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == healthPath {
-			s.ServeHTTP(w, r)
-			return
-		}
-		filtered.ServeHTTP(w, r)
-	})
-}
-
-// guard logs panics of a handler, which the servers of the protocols log in different ways
-// or not at all. The panic still ends the client's connection or stream.
-func (s *Server) guard(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer func() {
-			v := recover()
-			if v == nil {
-				return
-			}
-			if v != http.ErrAbortHandler {
-				s.log.Error("panic in a handler", "method", r.Method, "panic", v, "stack", string(debug.Stack()))
-			}
-			panic(http.ErrAbortHandler)
-		}()
-		h.ServeHTTP(w, r)
 	})
 }

@@ -23,7 +23,7 @@ func drain(s *Source) (ids []uint64) {
 }
 
 // grant hands the source what it asks for, as over the wire.
-func grant(t *testing.T, g *Grants, s *Source) {
+func grant(t *testing.T, g *Ranges, s *Source) {
 	t.Helper()
 	ask, few := s.Ask()
 	if !few {
@@ -74,7 +74,7 @@ func TestSourceUsesItsRangesUp(t *testing.T) {
 }
 
 func TestGrants(t *testing.T) {
-	g := NewGrants(2 * time.Millisecond)
+	g := NewRanges(2 * time.Millisecond)
 	if g.Lacks(start) != 2*time.Millisecond {
 		t.Error("nothing is enough")
 	}
@@ -111,11 +111,11 @@ func TestGrants(t *testing.T) {
 	}
 	table := g.AppendTable(nil)
 	for holder, there := range map[Holder]bool{1: true, 2: true, 3: true, 4: false} {
-		if _, ok, err := FindGrant(table, holder); ok != there || err != nil {
+		if _, ok, err := FindRange(table, holder); ok != there || err != nil {
 			t.Errorf("holder %d: %v, %v", holder, ok, err)
 		}
 	}
-	if _, _, err := FindGrant(table[1:], 1); err == nil {
+	if _, _, err := FindRange(table[1:], 1); err == nil {
 		t.Error("half a row was read")
 	}
 }
@@ -125,7 +125,7 @@ func TestGrants(t *testing.T) {
 func TestFreshRanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(start))
-		g, s := NewGrants(Width), NewSource()
+		g, s := NewRanges(Width), NewSource()
 		reserve := func() {
 			now := Clock(time.Now())
 			g.Add(Block{Lines: 64, From: now, Until: now + g.Lacks(time.Now()).Milliseconds()})
@@ -160,7 +160,7 @@ func TestFreshRanges(t *testing.T) {
 
 // TestGrantsForgetTheOldest: their table has an end.
 func TestGrantsForgetTheOldest(t *testing.T) {
-	g := NewGrants(time.Millisecond)
+	g := NewRanges(time.Millisecond)
 	g.Add(Block{Lines: 64, From: Epoch, Until: Epoch + 100})
 	for h := range Holder(maxRows + 1) {
 		g.Grant(Ask{Holder: h})
@@ -169,10 +169,10 @@ func TestGrantsForgetTheOldest(t *testing.T) {
 	if len(table) != maxRows*rowSize {
 		t.Errorf("%d bytes", len(table))
 	}
-	if _, there, _ := FindGrant(table, 0); there {
+	if _, there, _ := FindRange(table, 0); there {
 		t.Error("the first is there")
 	}
-	if _, there, _ := FindGrant(table, maxRows); !there {
+	if _, there, _ := FindRange(table, maxRows); !there {
 		t.Error("the last is not")
 	}
 }
@@ -181,9 +181,9 @@ func TestGrantsForgetTheOldest(t *testing.T) {
 // again, as it does while two coordinators come and go, is granted something each
 // time, and nothing twice.
 func TestTwoIssuersInTurn(t *testing.T) {
-	var issuers []*Grants
+	var issuers []*Ranges
 	for n := range uint8(2) {
-		g := NewGrants(time.Millisecond)
+		g := NewRanges(time.Millisecond)
 		g.Add(Block{Node: n, Lines: 64, From: Epoch, Until: Epoch + 8})
 		issuers = append(issuers, g)
 	}
@@ -208,7 +208,7 @@ func TestTwoIssuersInTurn(t *testing.T) {
 
 // TestExtendHammer: many take from a source that others extend.
 func TestExtendHammer(t *testing.T) {
-	g, s := NewGrants(time.Millisecond), NewSource()
+	g, s := NewRanges(time.Millisecond), NewSource()
 	g.Add(Block{Lines: 64, From: Epoch, Until: Epoch + 2})
 	var (
 		mu  sync.Mutex
@@ -277,14 +277,14 @@ func TestGrantedRangesAreChecked(t *testing.T) {
 		{"no such line", Range{Worker: maxWorker + 1, From: Epoch, Until: End}, false},
 	} {
 		table := tt.r.append([]byte{7, 0, 0, 0, 0, 0, 0, 0})
-		if r, found, err := FindGrant(table, 7); !found || r != tt.r || (err == nil) != tt.ok {
+		if r, found, err := FindRange(table, 7); !found || r != tt.r || (err == nil) != tt.ok {
 			t.Errorf("%s: %+v, %v, %v", tt.name, r, found, err)
 		}
 	}
 }
 
 func FuzzTable(f *testing.F) {
-	g := NewGrants(time.Millisecond)
+	g := NewRanges(time.Millisecond)
 	g.Add(Block{Node: 1, Lines: 64, From: Epoch, Until: Epoch + 8})
 	for range 3 {
 		g.Grant(Ask{Holder: Holder(rand.Uint64())})
@@ -296,7 +296,7 @@ func FuzzTable(f *testing.F) {
 	f.Add(uint64(0), make([]byte, 2*rowSize))
 	f.Add(uint64(0), []byte{})
 	f.Fuzz(func(t *testing.T, holder uint64, table []byte) {
-		r, ok, err := FindGrant(table, Holder(holder))
+		r, ok, err := FindRange(table, Holder(holder))
 		if !ok || err != nil {
 			return
 		}

@@ -1,0 +1,29 @@
+package admin
+
+import (
+	"log/slog"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
+)
+
+// Options are the parts of the process that operators see and change. Fields that may be
+// nil say so. All functions are called concurrently.
+type Options struct {
+	Config   func() *config.Config // returns the configuration that is in force
+	Registry *engine.Registry
+	Gatherer prometheus.Gatherer // of GET /metrics
+	Policies Policies
+	Workers  Workers          // of a coordinator; nil: the process has none
+	Ready    http.HandlerFunc // answers GET /readyz
+	Drain    func()           // makes balancers send no more requests
+	Running  *journal.Running
+	Ended    *journal.Ring
+	Sidecar  func() *sidecar.Sidecar // returns nil if the process is no sidecar
+	Log      *slog.Logger
+}

@@ -1,0 +1,45 @@
+package edge
+
+import (
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/balance"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+)
+
+// Sockets are listeners that are already open. A process gets them from the process that
+// has started it, or from its predecessor.
+type Sockets struct {
+	Public net.Listener // nil: Listen opens server.listen
+	Admin  net.Listener // nil: Listen opens admin.listen
+	// Only makes Listen open no TCP socket itself: a worker has no admin address, a
+	// coordinator no public one.
+	Only bool
+}
+
+// Options configure a Server. Sockets may be its zero value; fields that may be nil say
+// so.
+type Options struct {
+	Sockets Sockets
+	Certs   *Certs // nil: no TLS
+	// Limits returns the limits that are in force, for each new connection. Safe for
+	// concurrent use.
+	Limits func() *config.Limits
+	// Running returns how many requests run. Safe for concurrent use.
+	Running func() int
+	// OnDrain is called when the server begins to drain.
+	OnDrain func()
+	// CutGrace is how long handlers have to tell their clients when the drain's limit has
+	// ended the contexts of the requests, with the cause downstream.ErrDraining.
+	CutGrace time.Duration
+	// QUICDir is the directory of the processes that share the UDP port of HTTP/3. nil:
+	// this process has the port alone.
+	QUICDir *privatedir.Dir
+	// Balance learns of each connection of a client. nil: no other worker has the public
+	// socket.
+	Balance *balance.Worker
+	Log     *slog.Logger
+}

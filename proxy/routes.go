@@ -1,0 +1,154 @@
+package proxy
+
+import (
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/exchange"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// handler returns the public endpoints as every protocol serves them.
+func (s *Server) handler() http.Handler {
+	var h http.Handler = s
+	if s.deps.Wrap != nil {
+		h = s.healthFirst(s.deps.Wrap(h))
+	}
+	return s.guard(s.bodies.Limit(h))
+}
+
+// healthFirst answers health checks before filters see them. A filter that asks for
+// a key, is parked or pauses would make an orchestrator stop a healthy proxy.
+func (s *Server) healthFirst(filtered http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == healthPath {
+			s.ServeHTTP(w, r)
+			return
+		}
+		filtered.ServeHTTP(w, r)
+	})
+}
+
+// guard logs panics of a handler, which the servers of the protocols log in different ways
+// or not at all. The panic still ends the client's connection or stream.
+func (s *Server) guard(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			v := recover()
+			if v == nil {
+				return
+			}
+			if v != http.ErrAbortHandler {
+				s.log.Error("panic in a handler", "method", r.Method, "panic", v, "stack", string(debug.Stack()))
+			}
+			panic(http.ErrAbortHandler)
+		}()
+		h.ServeHTTP(w, r)
+	})
+}
+
+// ServeHTTP serves the public endpoints, in the same way for HTTP/1.1, HTTP/2 and HTTP/3.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// The deadline also holds for handlers that read only a part of the body. ReadBody
+	// lifts it at the end of the body.
+	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
+	if !s.servePath(w, r) {
+		w.Header().Set("X-Request-Id", downstream.RequestID(r))
+		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
+	}
+}
+
+// servePath serves r if its path is one of the public endpoints.
+func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
+	api, ok := openai.APIFor(r.URL.Path)
+	if ok && r.Method == http.MethodPost {
+		s.exchanges.Serve(w, r, api)
+		return true
+	}
+	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
+	if ok {
+		methodNotAllowed(w, r, "POST")
+		return true
+	}
+	var serve func(http.ResponseWriter, *http.Request)
+	switch path := r.URL.Path; {
+	case path == modelsPath || strings.HasPrefix(path, modelsPath+"/"):
+		serve = s.serveModels
+	case path == healthPath:
+		serve = s.serveHealth
+	case path == "/version":
+		serve = s.serveVersion
+	default:
+		return false
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		methodNotAllowed(w, r, "GET")
+		return true
+	}
+	w.Header().Set("X-Request-Id", downstream.RequestID(r))
+	serve(w, r)
+	return true
+}
+
+func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
+	w.Header().Set("Allow", allow)
+	w.Header().Set("X-Request-Id", downstream.RequestID(r))
+	downstream.Error(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
+}
+
+const (
+	modelsPath = "/v1/models"
+	healthPath = "/health"
+)
+
+// model is one row of the list of models, in the form of OpenAI.
+type model struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	OwnedBy string `json:"owned_by"`
+}
+
+// serveModels lists the models of all ready engines, or shows the model that the path
+// names.
+func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
+	if _, err := s.keys.Load().Authenticate(r); err != nil {
+		downstream.Error(w, exchange.PublicError(err))
+		return
+	}
+	rows := []model{}
+	for _, id := range s.deps.Registry.Snapshot().Models() {
+		rows = append(rows, model{ID: id, Object: "model", OwnedBy: "pdproxy"})
+	}
+	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
+	if !one {
+		downstream.JSON(w, 200, struct {
+			Object string  `json:"object"`
+			Data   []model `json:"data"`
+		}{"list", rows})
+		return
+	}
+	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
+	if i < 0 {
+		downstream.Error(w, exchange.PublicError(coordinator.ErrUnknownModel))
+		return
+	}
+	downstream.JSON(w, 200, rows[i])
+}
+
+// serveHealth answers 200 if a request could be served now.
+func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
+	if s.draining.Load() || !s.Ready() {
+		downstream.Error(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
+		return
+	}
+	downstream.JSON(w, 200, map[string]string{"status": "ok"})
+}
+
+func (s *Server) serveVersion(w http.ResponseWriter, _ *http.Request) {
+	downstream.JSON(w, 200, map[string]string{"version": s.deps.Version})
+}
