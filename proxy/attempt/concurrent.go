@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"context"
@@ -31,9 +31,9 @@ const (
 // concurrent sends both legs at the same time, or prefill's when all of decode's has been
 // sent. The leg that fails first ends the other one; its error is what the client is told.
 func (a *attempt) concurrent() error {
-	ctx, cancel := context.WithCancelCause(a.x.ctx)
+	ctx, cancel := context.WithCancelCause(a.env.Context)
 	defer cancel(nil)
-	pctx, stop := context.WithCancelCause(a.x.ctx)
+	pctx, stop := context.WithCancelCause(a.env.Context)
 	defer stop(nil)
 	shaped, body, err := a.shapePrefill() // here, because an open stream gives the client's body back
 	if err != nil {
@@ -60,14 +60,14 @@ func (a *attempt) concurrent() error {
 	stop(errPeerLeg)
 	a.awaitPrefillEnd()
 	perr := a.prefill.err
-	if perr == nil && a.prefill.done && a.prefill.handoff.Done && !a.orphan.KVRead && a.x.ctx.Err() == nil {
+	if perr == nil && a.prefill.done && a.prefill.handoff.Done && !a.orphan.KVRead && a.env.Context.Err() == nil {
 		a.cleanUp(errAnswered)
 		return a.replyHandoff()
 	}
 	// Either engine may be at fault: each waits for the other and tells the other of its
 	// failure. Which failure the proxy sees first is chance.
 	if timedOut(err) && !a.prefill.done && unresponsiveLeg(err) == nil || answeredWithError(err) || answeredWithError(perr) {
-		a.x.ask.Excluded = append(a.x.ask.Excluded, a.p.Prefill, a.p.Decode)
+		a.env.Ask.Excluded = append(a.env.Ask.Excluded, a.p.Prefill, a.p.Decode)
 	}
 	return firstCause(err, perr)
 }
@@ -92,8 +92,8 @@ func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body 
 	defer body.Free()
 	defer func() {
 		if v := recover(); v != nil {
-			a.x.journal.Panic(v)
-			r.err = errPanicked
+			a.env.Journal.Panic(v)
+			r.err = ErrPanicked
 		}
 		switch {
 		case r.err == nil && r.handoff.Done:
@@ -103,7 +103,7 @@ func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body 
 		case r.err == nil:
 			r.late = a.awaitKV(cancel)
 			a.p.Lease.PrefillDone()
-			a.x.journal.PrefillDone()
+			a.env.Journal.PrefillDone()
 		case a.both.winner.CompareAndSwap(0, prefillFailed):
 			cancel(r.err)
 		}
@@ -163,10 +163,10 @@ func (a *attempt) settlePrefill(stop context.CancelCauseFunc) {
 	job := a.cleanupJob(calls)
 	// The leg still uses the exchange's record and buffers. So wait here, after the answer has
 	// been sent, and close finds nothing running.
-	limit := time.Duration(a.x.cfg.Timeouts.Cleanup)
-	a.x.client.Flush()
+	limit := time.Duration(a.env.Config.Timeouts.Cleanup)
+	a.env.Client.Flush()
 	// Over HTTP/2 the deadline of that write would reset the stream meanwhile.
-	a.x.client.LimitWrites(limit + time.Duration(a.x.cfg.Server.WriteTimeout))
+	a.env.Client.LimitWrites(limit + time.Duration(a.env.Config.Server.WriteTimeout))
 	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
@@ -175,6 +175,6 @@ func (a *attempt) settlePrefill(stop context.CancelCauseFunc) {
 	case <-t.C:
 		stop(errPeerLeg)
 		a.awaitPrefillEnd()
-		a.x.s.cleanups.Start(job)
+		a.env.Cleanups.Start(job)
 	}
 }
