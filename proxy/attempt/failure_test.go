@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -46,5 +47,23 @@ func TestFailureOfALeg(t *testing.T) {
 	}
 	if e := (&Error{Phase: abi.Decode, Target: targetNamed("d0"), Reason: "status_500"}); e.Error() != "decode leg on engine d0 failed: status_500" {
 		t.Errorf("error text %q", e)
+	}
+}
+
+// TestOutermostFailureOfALeg: a leg that the failure of the other leg ended is judged by its
+// own failure, although that contains the failure of the other leg.
+func TestOutermostFailureOfALeg(t *testing.T) {
+	peer := &Error{Phase: abi.Prefill, Reason: "status_503", Status: 503, Code: 502, sent: true}
+	ended := &failure{Phase: abi.Decode, Reason: "reset", Code: 502, sent: true, err: peer}
+	for _, err := range []error{ended, fmt.Errorf("relay: %w", ended), (*Error)(ended)} {
+		if e := asLegError(err); e == nil || e.Phase != abi.Decode || answeredWithError(err) {
+			t.Errorf("%v: taken for %v", err, e)
+		}
+	}
+	if e := asLegError(fmt.Errorf("cause: %w", peer)); e != peer {
+		t.Errorf("taken for %v", e)
+	}
+	if e := asLegError(errPeerLeg); e != nil {
+		t.Errorf("taken for %v", e)
 	}
 }
