@@ -143,17 +143,21 @@ type PlanFacts struct {
 	DecodeTargets  int32 // targets of role decode or both that have a prefill partner
 	BothTargets    int32 // targets that can serve an aggregated leg
 
-	// PrefillCached and BothCached are the most prompt tokens that one target
-	// holds. The next two fields are the fewest tokens that wait for their
-	// prefill at one target. Each pair has a field for targets of prefill and
-	// one for targets of an aggregated leg. They need NeedBlocks.
+	// The fields below need NeedBlocks. Prefill in a name means the targets of a
+	// prefill leg; Both means the targets of an aggregated leg.
+
+	// PrefillCached and BothCached are the largest number of the prompt's tokens
+	// that one target holds.
 	PrefillCached, BothCached int64
+	// PrefillQueued and BothQueued are the smallest number of tokens that wait
+	// for their prefill at one target.
 	PrefillQueued, BothQueued int64
-	// Measured times in µs, 0 while not known. The first two are the prefill of
-	// one uncached token at the same two kinds of targets. The others are, for
-	// two legs, the transfer of one prompt token and the remaining cost. They
-	// need NeedBlocks.
-	PrefillMicros, BothMicros      float32
+	// PrefillMicros and BothMicros are the measured time of prefill for one
+	// uncached token, in µs. 0: not known.
+	PrefillMicros, BothMicros float32
+	// TransferMicros is the measured time in µs that two legs need to transfer
+	// the KV of one prompt token. HandoverMicros is their remaining extra time
+	// in µs. 0: not known.
 	TransferMicros, HandoverMicros float32
 
 	Notes []string // out: the policy's notes for explain
