@@ -143,21 +143,17 @@ type PlanFacts struct {
 	DecodeTargets  int32 // targets of role decode or both that have a prefill partner
 	BothTargets    int32 // targets that can serve an aggregated leg
 
-	// The fields below need NeedBlocks. Prefill in a name means the targets of a
-	// prefill leg; Both means the targets of an aggregated leg.
-
-	// PrefillCached and BothCached are the largest number of the prompt's tokens
-	// that one target holds.
+	// The fields below need NeedBlocks. In a name, Prefill means the targets of a
+	// prefill leg and Both those of an aggregated leg. Cached is the largest number
+	// of the prompt's tokens that one target holds. Queued is the smallest number of
+	// tokens that wait for their prefill at one target.
 	PrefillCached, BothCached int64
-	// PrefillQueued and BothQueued are the smallest number of tokens that wait
-	// for their prefill at one target.
 	PrefillQueued, BothQueued int64
-	// PrefillMicros and BothMicros are the measured time of prefill for one
-	// uncached token, in µs. 0: not known.
-	PrefillMicros, BothMicros float32
-	// TransferMicros is the measured time in µs that two legs need to transfer
-	// the KV of one prompt token. HandoverMicros is their remaining extra time
-	// in µs. 0: not known.
+	// Measured times in µs; 0: not known. PrefillMicros and BothMicros are prefill
+	// of one uncached token. TransferMicros is the transfer of one prompt token's
+	// KV between two legs. HandoverMicros is the remaining
+	// extra time of two legs.
+	PrefillMicros, BothMicros      float32
 	TransferMicros, HandoverMicros float32
 
 	Notes []string // out: the policy's notes for explain
