@@ -94,15 +94,21 @@ func (f *failure) Error() string { return (*Error)(f).Error() }
 // Unwrap returns the cause.
 func (f *failure) Unwrap() error { return f.err }
 
-// asLegError returns the failure of a leg that err tells of, classified or not; nil: none.
+// ofLeg is an error that tells of a failed leg, classified or not.
+type ofLeg interface {
+	error
+	leg() *Error
+}
+
+func (e *Error) leg() *Error   { return e }
+func (f *failure) leg() *Error { return (*Error)(f) }
+
+// asLegError returns the failure of a leg that err tells of, classified or not; nil: none. A
+// cancelled leg wraps the failure of the other leg, which is not its own.
 func asLegError(err error) *Error {
-	var e *Error
-	if errors.As(err, &e) {
-		return e
-	}
-	var f *failure
-	if errors.As(err, &f) {
-		return (*Error)(f)
+	var own ofLeg
+	if errors.As(err, &own) {
+		return own.leg()
 	}
 	return nil
 }

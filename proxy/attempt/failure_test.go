@@ -48,3 +48,16 @@ func TestFailureOfALeg(t *testing.T) {
 		t.Errorf("error text %q", e)
 	}
 }
+
+// TestCancelledLegIsJudgedByItself: a leg that is cancelled because the other one failed wraps
+// the other one's error. What is asked of it is answered by its own failure.
+func TestCancelledLegIsJudgedByItself(t *testing.T) {
+	prefill := &Error{Phase: abi.Prefill, Status: 500, Code: 504, sent: true}
+	decode := (&leg{Leg: &journal.Leg{Phase: abi.Decode}, target: targetNamed("d0")}).failed(&upstream.Error{Op: upstream.OpDial, Err: prefill})
+	if !errors.Is(decode, prefill) || asLegError(decode).Phase != abi.Decode {
+		t.Fatalf("%v", decode)
+	}
+	if maybeSent(decode) || answeredWithError(decode) || timedOut(decode) || unresponsiveLeg(decode) != nil {
+		t.Errorf("sent %v, answered %v, timed out %v", maybeSent(decode), answeredWithError(decode), timedOut(decode))
+	}
+}
