@@ -66,6 +66,8 @@ func TestRetryAwaitsTheAbort(t *testing.T) {
 		if a := w.post(completionsPath, completions(false)); a.status != 200 {
 			t.Errorf("status %d: %s", a.status, a.body)
 		}
+		mu.Lock()
+		defer mu.Unlock()
 		if aborted.IsZero() || again.Before(aborted) {
 			t.Errorf("aborted at %v, sent again at %v", aborted, again)
 		}

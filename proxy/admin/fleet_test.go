@@ -84,9 +84,9 @@ func TestReloadOnWorkers(t *testing.T) {
 		{"one says nothing of use", workers{{Name: "a/0", Status: 500, Body: []byte(`x`)}}, "auto", 409, "worker a/0: it refused"},
 		{"workers have none", workers{{Name: "a/0", Status: 404}}, "auto", 200, `"workers":1`},
 		{"only workers have it", workers{{Name: "a/0", Status: 200}}, "filter", 200, `"workers":1`},
-		{"nobody has it", workers{{Name: "a/0", Status: 404}}, "filter", 404, "no policy"},
-		{"who may have it is silent", workers{{Name: "a/0", Err: errors.New("no answer")}}, "filter", 504, `"silent_workers":1`},
-		{"nobody is there", nil, "filter", 404, "no policy"},
+		{"no process has it", workers{{Name: "a/0", Status: 404}}, "filter", 404, "no policy"},
+		{"the only worker does not answer", workers{{Name: "a/0", Err: errors.New("no answer")}}, "filter", 504, `"silent_workers":1`},
+		{"no worker is connected", nil, "filter", 404, "no policy"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := ask(tt.answers, http.MethodPost, "/v1/policies/"+tt.policy+"/reload")

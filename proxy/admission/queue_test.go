@@ -21,7 +21,7 @@ func limits(places int) config.Limits {
 	return config.Limits{MaxExchanges: places, Queue: 10, QueueTimeout: config.Duration(10 * time.Second)}
 }
 
-// empty asserts that no place is taken and nobody waits.
+// empty asserts that no request runs or waits.
 func (a *Queue) empty(t *testing.T) {
 	t.Helper()
 	a.mu.Lock()
@@ -224,7 +224,7 @@ func TestAdmissionReload(t *testing.T) {
 		leaves[1]()
 		synctest.Wait()
 		if len(admitted) != 0 {
-			t.Error("one was admitted beside another though the limit is 1")
+			t.Error("two requests run though the limit is 1")
 		}
 		wait(limits(5))
 		if len(admitted) != 2 {

@@ -19,7 +19,7 @@ import (
 // host returns a client's TCP address.
 func host(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1} }
 
-// places drives connections by name, for the tests of who loses a place.
+// places opens connections by name, for the tests of which connection is closed.
 type places struct {
 	*connections
 	open  map[string]*connection
@@ -194,7 +194,7 @@ func TestAcceptWithoutDescriptors(t *testing.T) {
 				inner := &acceptErrors{proxytest.NewPipeListener(), []error{full, full}}
 				l := tcpListener{inner, p.connections, true}
 				if _, err := l.Accept(); !errors.Is(err, code) {
-					t.Errorf("nobody is idle: %v", err)
+					t.Errorf("no connection is idle: %v", err)
 				}
 				if gone := p.gone(); !slices.Equal(gone, []string{"idle"}) {
 					t.Errorf("closed %q", gone)

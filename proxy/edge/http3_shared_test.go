@@ -300,7 +300,7 @@ func TestSharedPortMemberDies(t *testing.T) {
 	}
 	handshaken(t, listener, conn)
 	p.join()
-	transport.Close() // which tells nobody, as a kill
+	transport.Close() // without a message to the client, as after a kill
 	dies.Close()
 	s, err := conn.OpenStream()
 	if err != nil {
@@ -317,7 +317,7 @@ func TestSharedPortMemberDies(t *testing.T) {
 }
 
 // handshaken returns when both ends know that the handshake is complete. Before, a
-// client repeats long headers, which nobody resets (RFC 9000, 10.3).
+// client repeats long headers, which no process resets (RFC 9000, 10.3).
 func handshaken(t *testing.T, listener *quic.EarlyListener, client *quic.Conn) {
 	t.Helper()
 	server, err := listener.Accept(t.Context())
