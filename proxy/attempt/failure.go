@@ -84,7 +84,7 @@ func (e *Error) Public() *openai.Error {
 	}
 }
 
-// failure is what was seen of a failure where it happened: a Error that nobody has
+// failure is what was seen of a failure where it happened: an Error for which nobody has
 // been blamed for. Nothing changes it; classify makes the Error of it.
 type failure Error
 
@@ -94,24 +94,22 @@ func (f *failure) Error() string { return (*Error)(f).Error() }
 // Unwrap returns the cause.
 func (f *failure) Unwrap() error { return f.err }
 
-// ofLeg is an error that tells of a failed leg, classified or not.
-type ofLeg interface {
-	error
-	leg() *Error
-}
-
-func (e *Error) leg() *Error   { return e }
-func (f *failure) leg() *Error { return (*Error)(f) }
-
-// asLegError returns the failure of a leg that err tells of, classified or not; nil: none. A
-// cancelled leg wraps the failure of the other leg, which is not its own.
+// asLegError returns the failure of a leg that err tells of, classified or not; nil: none.
+// The outermost failure counts: the cause inside the failure of one leg may be the failure
+// of the other leg.
 func asLegError(err error) *Error {
-	var own ofLeg
-	if errors.As(err, &own) {
-		return own.leg()
+	var of interface {
+		error
+		ofLeg() *Error
+	}
+	if errors.As(err, &of) {
+		return of.ofLeg()
 	}
 	return nil
 }
+
+func (e *Error) ofLeg() *Error   { return e }
+func (f *failure) ofLeg() *Error { return (*Error)(f) }
 
 // failed is the failure of a leg by an error of the upstream client or of the proxy's own
 // means.

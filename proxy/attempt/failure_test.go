@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -49,15 +50,20 @@ func TestFailureOfALeg(t *testing.T) {
 	}
 }
 
-// TestCancelledLegIsJudgedByItself: a leg that is cancelled because the other one failed wraps
-// the other one's error. What is asked of it is answered by its own failure.
-func TestCancelledLegIsJudgedByItself(t *testing.T) {
-	prefill := &Error{Phase: abi.Prefill, Status: 500, Code: 504, sent: true}
-	decode := (&leg{Leg: &journal.Leg{Phase: abi.Decode}, target: targetNamed("d0")}).failed(&upstream.Error{Op: upstream.OpDial, Err: prefill})
-	if !errors.Is(decode, prefill) || asLegError(decode).Phase != abi.Decode {
-		t.Fatalf("%v", decode)
+// TestOutermostFailureOfALeg: a leg that the failure of the other leg ended is judged by its
+// own failure, although that contains the failure of the other leg.
+func TestOutermostFailureOfALeg(t *testing.T) {
+	peer := &Error{Phase: abi.Prefill, Reason: "status_503", Status: 503, Code: 502, sent: true}
+	ended := &failure{Phase: abi.Decode, Reason: "reset", Code: 502, sent: true, err: peer}
+	for _, err := range []error{ended, fmt.Errorf("relay: %w", ended), (*Error)(ended)} {
+		if e := asLegError(err); e == nil || e.Phase != abi.Decode || answeredWithError(err) {
+			t.Errorf("%v: taken for %v", err, e)
+		}
 	}
-	if maybeSent(decode) || answeredWithError(decode) || timedOut(decode) || unresponsiveLeg(decode) != nil {
-		t.Errorf("sent %v, answered %v, timed out %v", maybeSent(decode), answeredWithError(decode), timedOut(decode))
+	if e := asLegError(fmt.Errorf("cause: %w", peer)); e != peer {
+		t.Errorf("taken for %v", e)
+	}
+	if e := asLegError(errPeerLeg); e != nil {
+		t.Errorf("taken for %v", e)
 	}
 }
