@@ -34,7 +34,7 @@ type attempt struct {
 	deadline time.Time                  // for the client's first byte, by the plan policy; zero: none
 	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
 	turn     *retained.KV               // that prefill pulls; nil: none
-	both     *concurrent                // nil unless both legs run at the same time
+	both     concurrent                 // of both legs, if they run at the same time
 	hook     HookAnswer                 // for the leg that failed last
 }
 

@@ -23,7 +23,7 @@ func TestTakeTellsPrefillsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := &Error{Reason: "reset"}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		a := &attempt{both: &concurrent{}}
+		a := &attempt{both: concurrent{prefill: make(chan prefillResult, 1)}}
 		a.both.winner.Store(prefillFailed)
 		time.AfterFunc(time.Second, func() { cancel(failure) })
 		if err := a.claimAnswer(ctx, true); !errors.Is(err, failure) {
@@ -41,7 +41,7 @@ func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
 	logged := &lines{}
 	env := &Env{Journal: new(journal.Journal)} // no configuration: the leg panics
 	env.Journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
-	a := &attempt{env: env, p: &coordinator.Placement{}, both: &concurrent{}}
+	a := &attempt{env: env, p: &coordinator.Placement{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	if r := a.prefillBeside(t.Context(), connector.Leg{}, buffer.Get(1), cancel); !errors.Is(r.err, ErrPanicked) {

@@ -10,7 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// concurrent is the state of two legs that run at the same time.
+// concurrent is the state of two legs that run at the same time. The zero value is that of an
+// attempt whose legs do not.
 type concurrent struct {
 	winner  atomic.Uint32      // what settled the attempt first: one of the constants below
 	sent    chan struct{}      // closed when all of the decode leg has been sent, if prefill waits for that; else nil
@@ -19,6 +20,9 @@ type concurrent struct {
 	merger  connector.Merger   // completes decode's answer from prefill's; nil: nothing does
 	merged  []byte             // memory of merged events
 }
+
+// runs reports whether the legs run at the same time.
+func (c *concurrent) runs() bool { return c.prefill != nil }
 
 // What settles concurrent legs. Once decode has taken over it has the KV, and a failure of
 // prefill's late answer does not end decode any more.
@@ -39,7 +43,7 @@ func (a *attempt) concurrent() error {
 	if err != nil {
 		return err
 	}
-	a.both = &concurrent{prefill: make(chan prefillResult, 1)}
+	a.both.prefill = make(chan prefillResult, 1)
 	if a.p.Flow == abi.FlowDecodeFirst {
 		a.both.sent = make(chan struct{})
 	}
@@ -136,7 +140,7 @@ func (a *attempt) awaitPrefillEnd() {
 // claimAnswer settles that decode has the KV; stream says that its answer has only begun. The
 // error is prefill's: prefill had failed first.
 func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
-	if a.both != nil && !a.both.winner.CompareAndSwap(0, decodeTook) {
+	if a.both.runs() && !a.both.winner.CompareAndSwap(0, decodeTook) {
 		<-ctx.Done() // the winner cancels this leg next
 		return context.Cause(ctx)
 	}

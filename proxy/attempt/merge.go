@@ -20,7 +20,7 @@ func (a *attempt) prepareMerge() {
 }
 
 // merges reports whether decode's answer is completed from prefill's.
-func (a *attempt) merges() bool { return a.both != nil && a.both.merger != nil }
+func (a *attempt) merges() bool { return a.both.merger != nil }
 
 // awaitPrefill returns when all that decode's answer needs of prefill is there. A prefill that
 // fails or hangs ends ctx with that cause.

@@ -140,18 +140,18 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	env.begin(resp.Status)
 	resp.SetIdleTimeout(time.Duration(env.Config.Timeouts.StreamIdle))
 
-	var events openai.EventScanner
+	s := stream{a: a, l: l, timed: a.timed()}
+	events := &s.events
 	if a.merges() {
 		events.Limit = buffer.MaxAnswer // they can be completed only whole
 	}
-	out := stream{a: a, l: l, timed: a.timed(), events: &events}
-	err = out.pump(resp, buf)
+	err = s.pump(resp, buf)
 	if u, ok := events.Usage(); ok {
 		env.Journal.Used(u)
 		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))
 	}
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
-		err = out.end() // all was said before the connection broke
+		err = s.end() // all was said before the connection broke
 	}
 	switch {
 	case err == nil && events.Failed: // the client has been told
@@ -175,7 +175,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	default:
 		f = l.failed(err)
 	}
-	a.breakStream(ctx, &events, f)
+	a.breakStream(ctx, events, f)
 	return f
 }
 
@@ -218,7 +218,7 @@ func (a *attempt) readFirstEvent(l *leg, resp *upstream.Response, buf *buffer.Bu
 type stream struct {
 	a      *attempt
 	l      *leg
-	events *openai.EventScanner
+	events openai.EventScanner
 	timed  bool // the stream ends with the engine's timing
 	held   int  // bytes of the budget for parts of events
 }
@@ -227,7 +227,7 @@ type stream struct {
 // flush per read. first holds what has been read already, and is the buffer
 // for all that follows.
 func (s *stream) pump(resp *upstream.Response, first *buffer.Buffer) error {
-	a, env, events := s.a, s.a.env, s.events
+	a, env, events := s.a, s.a.env, &s.events
 	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
 	// written; so it outlives the idle time-out, which tells the client.
 	idle := time.Duration(env.Config.Timeouts.StreamIdle)
@@ -292,10 +292,7 @@ func (s *stream) pump(resp *upstream.Response, first *buffer.Buffer) error {
 
 // hold counts the memory of a part of an event, or of merged events.
 func (s *stream) hold() error {
-	n := s.events.Held()
-	if s.a.both != nil {
-		n += cap(s.a.both.merged)
-	}
+	n := s.events.Held() + cap(s.a.both.merged)
 	if n <= s.held {
 		return nil
 	}
@@ -307,7 +304,7 @@ func (s *stream) hold() error {
 // end closes a stream whose framing ended in order. A stream that lacks its closing event was
 // cut off all the same. A part of an event behind the whole ones is of no use to the client.
 func (s *stream) end() error {
-	a, env, events := s.a, s.a.env, s.events
+	a, env, events := s.a, s.a.env, &s.events
 	rest := events.Finish()
 	switch {
 	case events.Aborted:

@@ -180,7 +180,7 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w wait
 		a.watch(l)
 		l.request.Control, l.request.Detach = l, l.Phase == abi.Prefill && waitsForLateAnswer(a.conn)
 	}
-	if l.Phase == abi.Decode && a.both != nil && a.both.sent != nil {
+	if l.Phase == abi.Decode && a.both.sent != nil {
 		l.request.Sent = sync.OnceFunc(func() { close(a.both.sent) })
 	}
 	resp, err := t.Client.Do(ctx, &l.request)

@@ -31,7 +31,7 @@ func (a *attempt) asksTiming() bool {
 
 // awaitTiming waits for prefill to say how it went, where both legs are under way.
 func (a *attempt) awaitTiming() {
-	if a.both == nil || a.both.over {
+	if !a.both.runs() || a.both.over {
 		return
 	}
 	limit := time.NewTimer(timingPatience)

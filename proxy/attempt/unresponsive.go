@@ -28,8 +28,11 @@ func (a *attempt) watch(l *leg) {
 	first := a.p.Flow == abi.FlowPrefillFirst && l.Phase == abi.Decode
 	l.a = a
 	l.watched = watched{
-		env: a.env, both: a.both, prefill: a.p.Prefill,
+		env: a.env, prefill: a.p.Prefill,
 		compute: a.env.Ask.Request.PromptTokens - max(0, a.p.Matched),
+	}
+	if a.both.runs() {
+		l.watched.both = &a.both
 	}
 	if first {
 		// A whole answer tells nothing of the KV before all of it is there.
