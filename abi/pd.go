@@ -143,16 +143,16 @@ type PlanFacts struct {
 	DecodeTargets  int32 // targets of role decode or both that have a prefill partner
 	BothTargets    int32 // targets that can serve an aggregated leg
 
-	// PrefillCached and BothCached are the most prompt tokens that one target
-	// holds. The next two fields are the fewest tokens that wait for their
-	// prefill at one target. Each pair has a field for targets of prefill and
-	// one for targets of an aggregated leg. They need NeedBlocks.
+	// The fields below need NeedBlocks. In a name, Prefill means the targets of a
+	// prefill leg and Both those of an aggregated leg. Cached is the largest number
+	// of the prompt's tokens that one target holds. Queued is the smallest number of
+	// tokens that wait for their prefill at one target.
 	PrefillCached, BothCached int64
 	PrefillQueued, BothQueued int64
-	// Measured times in µs, 0 while not known. The first two are the prefill of
-	// one uncached token at the same two kinds of targets. The others are, for
-	// two legs, the transfer of one prompt token and the remaining cost. They
-	// need NeedBlocks.
+	// Measured times in µs; 0: not known. PrefillMicros and BothMicros are prefill
+	// of one uncached token. TransferMicros is the transfer of one prompt token's
+	// KV between two legs. HandoverMicros is the remaining
+	// extra time of two legs.
 	PrefillMicros, BothMicros      float32
 	TransferMicros, HandoverMicros float32
 

@@ -14,25 +14,25 @@ import (
 // Busy is the cost of each step of a row's grade. It is larger than any estimate.
 const Busy = 1e15
 
-// Pool holds the values that are common to all candidates of a leg. Many are
-// costs in µs. "Recent" means the placements in Candidate.RecentTokens and
-// RecentRequests.
+// Pool holds the values that are common to all candidates of a leg. Costs are in
+// µs. "Recent" means the placements in Candidate.RecentTokens and
+// RecentRequests. A row is a candidate.
 type Pool struct {
-	prompt  float64
-	micros  float64 // prefill of one uncached token, over all rows
-	worth   float64 // patience for a saved token
-	home    float64 // patience for the conversation's home
-	balance float64 // of a recent token on a row
-	request float64 // of a recent request on a row
-	late    float64 // above this estimate waiting costs more
-	weight  float64 // weight of the part above late
-	held    float64 // of a µs above late, for each recent request of the row: the time during which a request blocks its row for others
-	few     float64 // number of recent requests that are not counted
-	even    float64 // number of requests added for a row with much less recent work than the mean row
-	lack    float64 // a row's deficit of recent work is lack - share x its recent tokens, at least 0
-	share   float64 // and at most 1
-	spread  float64 // of a distance of one row from place; 0: there is no place
-	place   float64 // the place for prompts of this size, counted in rows
+	prompt  float64 // tokens of the prompt
+	micros  float64 // cost of prefill for one uncached token, mean over the rows
+	worth   float64 // cost that the policy accepts in order to save the prefill of one token
+	home    float64 // cost that the policy accepts in order to stay at the conversation's home
+	balance float64 // cost of each recent token of a row
+	request float64 // cost of each recent request of a row
+	late    float64 // limit of the estimated time; time above the limit costs more
+	weight  float64 // weight of the time above late
+	held    float64 // cost of each µs above late for each recent request of the row, because a long prefill blocks the row's other requests
+	few     float64 // number of recent requests of a row that held does not count
+	even    float64 // number of requests that held adds for a row with much less recent work than the mean row
+	lack    float64 // the deficit of recent work of a row is lack - share x its recent tokens
+	share   float64 // see lack; the deficit is limited to 0 to 1
+	spread  float64 // cost of a distance of one row from place; 0: place is not used
+	place   float64 // position of the rows for prompts of this size, counted in rows
 }
 
 // enough is the mean number of recent requests per row from which the sizes of

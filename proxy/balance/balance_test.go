@@ -14,7 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
-// join makes a worker of a copy of the socket.
+// join makes a worker with a copy of the socket.
 func join(t *testing.T, dir *privatedir.Dir, slot int, socket net.Listener) (*Worker, net.Listener) {
 	t.Helper()
 	s, err := takeover.FromListener("public", socket)
@@ -81,8 +81,8 @@ func dial(t *testing.T, l net.Listener, n int) {
 	wg.Wait()
 }
 
-// TestEven: a burst is divided among the workers that run. One that has joined, but
-// does not accept, keeps no connection waiting, whatever it has.
+// TestEven: a burst is divided among the running workers. A worker that has joined but
+// does not accept keeps no connection waiting, whatever its number of connections.
 func TestEven(t *testing.T) {
 	for _, stopped := range []int{0, 1} {
 		t.Run(fmt.Sprint("stopped ", stopped), func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestEven(t *testing.T) {
 	}
 }
 
-// TestAhead: who leaves the next connection to others.
+// TestAhead: a worker with more connections leaves the next connection to others.
 func TestAhead(t *testing.T) {
 	type has struct{ connections, exchanges int64 }
 	tests := []struct {
@@ -159,8 +159,8 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// TestOthersThatDoNotCount: who has left, has another socket, or does not use its head
-// starts does not keep a worker from accepting. Who is ready to accept again counts again.
+// TestOthersThatDoNotCount: a worker does not wait for a worker that has left, has another
+// socket, or does not use its head starts. A worker that accepts again counts again.
 func TestOthersThatDoNotCount(t *testing.T) {
 	dir, socket := privatedirtest.Open(t), listen(t)
 	w, _ := join(t, dir, 0, socket)

@@ -50,8 +50,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// checkFailure wants err to be non-empty Problems, each of one line, and no
-// half-read Config beside it.
+// checkFailure checks that err is a non-empty list of Problems of one line each, and
+// that no half-read Config is returned with it.
 func checkFailure(t *testing.T, cfg Config, err error) {
 	t.Helper()
 	problems, ok := err.(Problems)

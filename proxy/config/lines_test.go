@@ -52,8 +52,8 @@ func TestLineOfAbsentKey(t *testing.T) {
 	}
 }
 
-// TestScanLinesAlwaysEnds feeds the scanner what no parser would let pass: it
-// returns, whatever it notes.
+// TestScanLinesAlwaysEnds: the scanner also returns for text that is no TOML. Its
+// result for such text does not matter.
 func TestScanLinesAlwaysEnds(t *testing.T) {
 	for _, text := range []string{
 		"=", "a", "a =", "a = [", "a = {", "a = [}", "a = {]", "a = {{", "a = {[=", "a = [=,}", "[", "[[", "]", "[a", "[[a]", "\"", "'''", `"""\`, `"\`, "a.", ".a", "a = \"\"\"\"", ",", "{}", "a = [{", "\x00",

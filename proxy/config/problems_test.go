@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// twoEngines is a valid pair; tests append to it, so its lines are counted:
-// it has 10.
+// twoEngines is a valid pair. It has 10 lines. Tests append text to it and expect
+// line numbers from 11 on.
 const twoEngines = `[[engine]]
 name = "p0"
 url = "http://127.0.0.1:8100"
@@ -25,8 +25,7 @@ type want struct {
 	fragment string
 }
 
-// problemCases are bad configurations, each with every problem that it must
-// yield, in order.
+// problemCases lists bad configurations. Each has all of its problems, in order.
 var problemCases = []struct {
 	name string
 	text string

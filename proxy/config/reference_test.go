@@ -46,9 +46,9 @@ func TestReferenceRunsAsItIs(t *testing.T) {
 	}
 }
 
-// TestReferenceHasEveryKey takes the optional sections in and checks that each
-// key of the structs stands in the file, in the order of the structs within
-// its table, with its default and a comment.
+// TestReferenceHasEveryKey uncomments the optional sections. Then the file must have
+// each key of the structs, with its default and a comment. Within a table the keys
+// have the order of the struct's fields.
 func TestReferenceHasEveryKey(t *testing.T) {
 	text := optional.ReplaceAllString(readReference(t), "$1")
 	if problems, ok := parseError(text).(Problems); ok {
@@ -59,7 +59,7 @@ func TestReferenceHasEveryKey(t *testing.T) {
 	index := scanLines(text)
 	cfg := Default()
 	cfg.Engines, cfg.Plugins, cfg.Upstreams = []Engine{DefaultEngine()}, []Plugin{DefaultPlugin()}, make([]Upstream, 1)
-	example := map[string]bool{ // keys without a default worth showing
+	example := map[string]bool{ // for these keys the file shows an example, not the default
 		"engine.name": true, "engine.url": true, "engine.role": true, "engine.connector": true,
 		"plugin.name": true, "plugin.path": true, "upstream.name": true, "upstream.url": true,
 	}
@@ -96,8 +96,8 @@ func parseError(text string) error {
 	return err
 }
 
-// checkDefault decodes one line of the file, alone, onto a field that holds
-// something else, and compares the result with the default in v.
+// checkDefault decodes one line of the file into a field with another value, and
+// compares the result with the default in v.
 func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
 	t.Helper()
 	table := plain[:strings.LastIndexByte(plain, '.')]

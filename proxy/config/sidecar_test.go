@@ -31,8 +31,8 @@ func TestSidecarOrder(t *testing.T) {
 	}
 }
 
-// TestLocalEngine: the local engine is the [[engine]] with its url, or one of
-// its own.
+// TestLocalEngine: the local engine is the [[engine]] with the sidecar's url. Without
+// such an entry the sidecar makes an engine.
 func TestLocalEngine(t *testing.T) {
 	cfg, err := Parse([]byte(twoEngines + "[sidecar]\nlocal = 'http://127.0.0.1:8200'\n"))
 	if err != nil {

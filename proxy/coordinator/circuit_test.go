@@ -13,7 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// offered lists the candidates of a placement as name and role.
+// offered lists the name and role of each candidate of a placement.
 func offered(p *coordinator.Placement) string {
 	s := ""
 	for i, c := range p.Facts.Candidates {
@@ -22,8 +22,8 @@ func offered(p *coordinator.Placement) string {
 	return s
 }
 
-// TestOffered: what is unfit is not offered while its phase has something
-// fitter, each phase for itself.
+// TestOffered: an unfit target is no candidate for a phase while the phase has a
+// fitter target. Each phase is judged by itself.
 func TestOffered(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -102,8 +102,8 @@ func TestOfferedAggregated(t *testing.T) {
 	}
 }
 
-// halfOpen runs f in a bubble where the circuits of the named instances have
-// just become half open.
+// halfOpen runs f in simulated time. The circuits of the named instances have just
+// become half open.
 func halfOpen(t *testing.T, specs []string, names []string, f func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, specs...)
@@ -114,10 +114,11 @@ func halfOpen(t *testing.T, specs []string, names []string, f func(t *testing.T,
 	})
 }
 
-// TestTrial: a half-open instance gets one request, its success brings it back.
+// TestTrial: a half-open instance gets one request. If the request succeeds, the
+// circuit closes.
 func TestTrial(t *testing.T) {
 	halfOpen(t, []string{"p prefill", "d decode", "e decode"}, []string{"e"}, func(t *testing.T, w *world) {
-		// The policy insists on e.
+		// The policy always chooses e.
 		w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			return abi.PlaceDecision{Prefill: 0, Decode: int32(len(f.Candidates)) - 1}, "mine", true
 		}})
@@ -136,8 +137,8 @@ func TestTrial(t *testing.T) {
 	})
 }
 
-// TestTrialTaken: a decision made on a table in which the trial was free, while
-// another request took it.
+// TestTrialTaken: a policy decides on a table in which the trial is free. Meanwhile
+// another request takes the trial.
 func TestTrialTaken(t *testing.T) {
 	for _, tt := range []struct {
 		name, taken, prefill, decode string
@@ -180,7 +181,8 @@ func TestTrialTakenAggregated(t *testing.T) {
 	})
 }
 
-// TestPairCircuit: a pair whose transfers fail is avoided, its engines are not.
+// TestPairCircuit: placements avoid a pair whose transfers fail. Each of the two
+// engines still serves in other pairs.
 func TestPairCircuit(t *testing.T) {
 	for _, tt := range []struct {
 		name            string
@@ -248,7 +250,7 @@ func TestPairTrial(t *testing.T) {
 	})
 }
 
-// TestFixed: the prefill target of an earlier placement stays, with its id.
+// TestFixed: a new placement keeps the prefill target and the id of an earlier one.
 func TestFixed(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
 	first := w.Must(t, placetest.NewAsk())
@@ -296,13 +298,13 @@ func TestFixedVerifies(t *testing.T) {
 	w.Idle(t)
 }
 
-// TestFixedWhere: what may happen to the prefill target and its decodes
-// meanwhile.
+// TestFixedWhere: the state of the prefill target and of its decode targets changes
+// between the two placements.
 func TestFixedWhere(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		do    func(t *testing.T, w *world)
-		want  string // decode, or the phase that lacks a target
+		want  string // decode target, or the phase without a target
 		count string
 	}{
 		{"prefill drains", func(t *testing.T, w *world) { w.remove(t, "p") }, "d", ""},
@@ -340,7 +342,7 @@ func TestFixedWhere(t *testing.T) {
 	}
 }
 
-// TestFixedGone: a prefill target that has left cannot be kept.
+// TestFixedGone: a placement cannot keep a prefill target that has left.
 func TestFixedGone(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode")
 	a := placetest.NewAsk()

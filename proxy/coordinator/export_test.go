@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// Internals that the tests of package coordinator_test use.
+// The tests of package coordinator_test use these internals.
 const (
 	MostWaiting   = mostWaiting
 	BytesPerToken = bytesPerToken
@@ -19,19 +19,19 @@ const (
 
 var Expected = expected
 
-// SetIDs makes the coordinator mint from s.
+// SetIDs makes the coordinator take its ids from s.
 func (l *Local) SetIDs(s *disaggid.Source) { l.mint = s }
 
-// SetFallback makes d answer where the Decider does not.
+// SetFallback sets the Decider that answers if the first Decider does not.
 func (l *Local) SetFallback(d Decider) { l.fallback = d }
 
-// HoldID takes an id into the set of those in flight.
+// HoldID adds an id to the set of ids in flight.
 func (l *Local) HoldID(id uint64) bool { return l.live.Add(id) }
 
-// Waiting is how many jobs wait for Run.
+// Waiting returns the number of jobs that wait for Run.
 func (l *Local) Waiting() int { return len(l.background.queue) }
 
-// Settle does the jobs that wait for Run.
+// Settle executes the jobs that wait for Run.
 func (l *Local) Settle() {
 	for {
 		select {

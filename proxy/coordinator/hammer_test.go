@@ -17,12 +17,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// TestHammer places, fails, moves and releases from many goroutines while
-// instances are reloaded; afterwards nothing is held.
+// TestHammer places, fails, moves and releases from many goroutines while instances
+// are reloaded. Afterwards no load is held.
 func TestHammer(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode two 2", "e decode", "b both", "n both one")
 	w.SetDecider(placetest.Builtin(t, "auto", "power_of_two"))
-	var instances sync.Map // every instance that was ever placed on
+	var instances sync.Map // every instance that a placement used
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
@@ -95,9 +95,9 @@ func TestHammer(t *testing.T) {
 	})
 }
 
-// TestTablesKeepThePromise checks tables of random fleets, some of whose members
-// are unfit, against the promise of abi.PlaceFacts, and that a pair is placed
-// exactly where one exists.
+// TestTablesKeepThePromise checks the tables of random fleets with some unfit members.
+// Each table keeps the guarantees of abi.PlaceFacts. A pair is placed if and only if
+// one exists.
 func TestTablesKeepThePromise(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	for range 60 {
@@ -157,7 +157,7 @@ func TestTablesKeepThePromise(t *testing.T) {
 	}
 }
 
-// TestSpread: over a fleet at rest every slot of each phase gets its share.
+// TestSpread: in an idle fleet every target of each phase gets its share.
 func TestSpread(t *testing.T) {
 	const rounds = 1600
 	for _, policy := range []string{"round_robin", "least_load", "power_of_two"} {
@@ -220,7 +220,7 @@ func TestPlaceAllocatesOnlyThePlacement(t *testing.T) {
 			for range 100 {
 				place()
 			}
-			// Under the race detector sync.Pool drops what it is given at random.
+			// Under the race detector sync.Pool drops some objects at random.
 			want := 1.0
 			if w.Remote != nil {
 				want = 2 // one in each process
@@ -232,8 +232,8 @@ func TestPlaceAllocatesOnlyThePlacement(t *testing.T) {
 	}
 }
 
-// BenchmarkPlaceAggregated leaves out the minting, which is held to 1024 ids a
-// millisecond and so bounds BenchmarkPlace from below by 1 µs.
+// BenchmarkPlaceAggregated mints no ids. Minting is limited to 1024 ids a millisecond,
+// so BenchmarkPlace cannot be faster than 1 µs a placement.
 func BenchmarkPlaceAggregated(b *testing.B) {
 	for _, n := range []int{8, 64, 512} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

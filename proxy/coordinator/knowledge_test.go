@@ -19,17 +19,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// knowing makes the policies ask for blocks and conversations. They place by the
-// native rule.
+// knowing makes the policies ask for blocks and conversations. The native rule places.
 func (w *world) knowing(needs abi.Needs) { w.SetDecider(placetest.Stub{Wants: needs}) }
 
-// settle does what waits for Run.
+// settle executes the jobs that wait for Run.
 func (w *world) settle() {
 	w.Arrived()
 	w.Settle()
 }
 
-// asking is a request for text of so many blocks, 128 tokens each.
+// asking returns a request with this text.
 func asking(text string) *coordinator.Ask {
 	a := placetest.NewAsk()
 	blocks := kvindex.AppendText(nil, kvindex.Seed("m", "", ""), []byte(text), coordinator.TextForm.Block)
@@ -39,7 +38,7 @@ func asking(text string) *coordinator.Ask {
 	return a
 }
 
-// blocks is n blocks of text.
+// blocks returns n blocks of text.
 func blocks(letter string, n int) string { return strings.Repeat(letter, n*coordinator.TextForm.Block) }
 
 // row returns the row of an instance in a placement's table.
@@ -163,7 +162,7 @@ func TestConversationsComeHome(t *testing.T) {
 					}
 				}
 				home = coordinator.Pair{p.Prefill, p.Decode}
-				again := w.Must(t, a) // another attempt is no other turn
+				again := w.Must(t, a) // another attempt is not another turn
 				if again.Turn.Number != int32(i+1) {
 					t.Errorf("another attempt at turn %d is turn %d", i+1, again.Turn.Number)
 				}
@@ -208,7 +207,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestComputed: what an engine reports against what its events made us believe.
+// TestComputed compares the cached tokens that an engine reports with the prediction
+// from the engine's events.
 func TestComputed(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	target := w.Target(t, "p", 0)
@@ -219,7 +219,7 @@ func TestComputed(t *testing.T) {
 	if len(w.Verdicts) != 1 || w.Verdicts[0].Engine != "p" || w.Verdicts[0].Reason == indexcheck.Agrees {
 		t.Fatalf("verdicts %+v", w.Verdicts)
 	}
-	p.Matched = -1 // nothing was believed
+	p.Matched = -1 // there was no prediction
 	before := len(w.Verdicts)
 	for range 200 {
 		w.Computed(p, &coordinator.Key{}, 1000, 1000)
@@ -229,7 +229,7 @@ func TestComputed(t *testing.T) {
 	}
 }
 
-// TestCosts: the plan policy is told the best of what there is.
+// TestCosts: the plan policy gets the best value of all targets.
 func TestCosts(t *testing.T) {
 	w := newWorld(t, "pa prefill", "pb prefill", "d decode", "b both")
 	p0, p1, b := w.Target(t, "pa", 0), w.Target(t, "pb", 0), w.Target(t, "b", 0)
@@ -254,7 +254,7 @@ func TestCosts(t *testing.T) {
 	if got.PrefillCached != 3*128 || got.BothCached != 128 {
 		t.Errorf("cached %d and %d", got.PrefillCached, got.BothCached)
 	}
-	if got.PrefillQueued != 0 || got.BothQueued != 0 { // b is idle, and takes prefill too
+	if got.PrefillQueued != 0 || got.BothQueued != 0 { // b is idle, and b also takes prefill legs
 		t.Errorf("queued %d and %d", got.PrefillQueued, got.BothQueued)
 	}
 	if got.PrefillMicros < 140 || got.PrefillMicros > 160 || got.BothMicros < 199 || got.BothMicros > 201 {
@@ -265,8 +265,8 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// TestWhatWaitsIsBounded: without Run, or when it is behind, requests are
-// placed all the same, and Run takes in what waits until it is told to end.
+// TestWhatWaitsIsBounded: requests are also placed if Run is slow or does not run. The
+// number of waiting jobs is bounded. Run executes waiting jobs until its context ends.
 func TestWhatWaitsIsBounded(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	w.knowing(abi.NeedBlocks)
@@ -287,8 +287,8 @@ func TestWhatWaitsIsBounded(t *testing.T) {
 	w.Idle(t)
 }
 
-// TestFirstTurnsAreCountedApart: however many later turns come between, the first
-// ones are numbered in a row.
+// TestFirstTurnsAreCountedApart: first turns have consecutive numbers, whatever the
+// number of later turns between them.
 func TestFirstTurnsAreCountedApart(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	w.knowing(abi.NeedConversation)

@@ -174,7 +174,7 @@ func TestNoTargetErrorText(t *testing.T) {
 	}
 }
 
-// What a plan answer brings along.
+// A plan answer may also set a status and a time limit.
 func TestPlanAnswer(t *testing.T) {
 	limited := func(d abi.PlanDecision, status uint16) abi.PlanAnswer {
 		return abi.PlanAnswer{Decision: d, Status: status, LimitMillis: 1500}
@@ -213,7 +213,7 @@ func TestPlanAnswer(t *testing.T) {
 	}
 }
 
-// The targets of an earlier placement are used again as long as they are offered.
+// A placement uses the targets of an earlier one again while they are candidates.
 func TestPlaceSame(t *testing.T) {
 	for _, tt := range []struct {
 		name            string
@@ -265,7 +265,7 @@ func TestPlaceSame(t *testing.T) {
 	}
 }
 
-// Scores are those of the policy that decided.
+// The scores of a placement come from the policy that decided.
 func TestPlaceScores(t *testing.T) {
 	for _, row := range []int32{0, 9} {
 		w := newWorld(t, "a both one", "b both one")
@@ -347,8 +347,8 @@ func TestPlanFacts(t *testing.T) {
 	}
 }
 
-// TestPlaceVerifies: an answer that breaks the contract is replaced by the
-// native rule's, and counted.
+// TestPlaceVerifies: the native rule replaces an answer that breaks the contract. The
+// coordinator counts the fallback.
 func TestPlaceVerifies(t *testing.T) {
 	// Rows: p1 0, d1 1, b1 2 in one group, p2 3, d2 4 in another.
 	specs := []string{"p1 prefill", "d1 decode", "b1 both", "p2 prefill", "d2 decode"}
@@ -412,7 +412,7 @@ func TestPlaceVerifiesAggregated(t *testing.T) {
 	w.Idle(t)
 }
 
-// TestPlaceWithoutAnyAnswer: the last rule needs no Decider.
+// TestPlaceWithoutAnyAnswer: the last fallback places without a Decider.
 func TestPlaceWithoutAnyAnswer(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode", "b both one")
 	w.SetFallback(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
@@ -471,13 +471,12 @@ func TestMint(t *testing.T) {
 	}
 }
 
-// TestNativeMintSkipsForeignIDs: a policy may have issued what the native rule
-// would issue next.
+// TestNativeMintSkipsForeignIDs: the native rule skips an id that a policy has issued.
 func TestNativeMintSkipsForeignIDs(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	w.SetDecider(placetest.Stub{OnMint: func(f *abi.MintFacts) (uint64, string, bool) {
 		next := *f
-		for range 3 { // takes what would come next
+		for range 3 { // holds the next ids
 			next.Counter++
 			w.HoldID(disaggid.Pack(next))
 		}
@@ -493,8 +492,7 @@ func TestNativeMintSkipsForeignIDs(t *testing.T) {
 	}
 }
 
-// TestPackIsSnowflake: the native rule and the built-in policy issue the same
-// ids.
+// TestPackIsSnowflake: the native rule and the built-in policy issue the same ids.
 func TestPackIsSnowflake(t *testing.T) {
 	s, err := disaggid.New(200, 50)
 	if err != nil {
@@ -508,8 +506,8 @@ func TestPackIsSnowflake(t *testing.T) {
 	}
 }
 
-// TestNoIDIsLeft: a placement that has no id takes nothing, one that needs none is
-// made, and so are all once a range has come.
+// TestNoIDIsLeft: without ids a placement that needs an id fails and holds nothing. A
+// placement that needs no id succeeds. With a new range all placements succeed.
 func TestNoIDIsLeft(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "b both")
 	ids := disaggid.NewSource()
@@ -536,8 +534,8 @@ func TestNoIDIsLeft(t *testing.T) {
 	w.Must(t, placetest.NewAsk())
 }
 
-// TestFallbacksOfAFailedPlace are told to the observer, as no Placement can
-// carry them.
+// TestFallbacksOfAFailedPlace: the observer gets the fallbacks of a placement that
+// fails, because there is no Placement that contains them.
 func TestFallbacksOfAFailedPlace(t *testing.T) {
 	w := newWorld(t, "p prefill")
 	w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
@@ -562,7 +560,7 @@ func TestExpected(t *testing.T) {
 	}
 }
 
-// TestSetDecider: placements see the new decider at once, those made stay.
+// TestSetDecider: new placements use the new decider at once. Earlier placements stay.
 func TestSetDecider(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "b both one")
 	w.SetDecider(placetest.Builtin(t, "always", "round_robin"))
@@ -595,8 +593,8 @@ func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 	}
 }
 
-// A draining prefill engine that has answered stays until decode has its KV, or the
-// attempt has ended.
+// A draining prefill engine that has answered stays until decode has fetched the KV, or
+// until the attempt has ended.
 func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 	for name, over := range map[string]func(*coordinator.Lease){"answered": func(l *coordinator.Lease) { l.Answered(true) }, "released": (*coordinator.Lease).Release} {
 		t.Run(name, func(t *testing.T) {
@@ -607,7 +605,7 @@ func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 				if err := w.Reg.Remove("p", time.Hour); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(time.Minute) // many looks of whoever lets it go
+				time.Sleep(time.Minute) // the registry checks the drain many times
 				if p.Prefill.Gone() {
 					t.Error("prefill is gone before decode has its KV")
 				}
@@ -622,8 +620,8 @@ func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 	}
 }
 
-// The pair table and the rows' own pair states are filled only where a policy
-// asks for them.
+// The pair table and the pair states of the rows are filled only if a policy asks for
+// them.
 func TestPairsOnRequest(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "e decode")
 	target := func(name string) engine.Target { return w.Target(t, name, 0) }

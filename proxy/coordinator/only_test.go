@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
-// TestPlaceOnly: two targets and no others, whatever the policies want, and only
-// while neither engine has anything else to do.
+// TestPlaceOnly: the placement uses exactly the two given targets, whatever the
+// policies want. It fails if one of the two engines has other work.
 func TestPlaceOnly(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
 	var asked placetest.Stub

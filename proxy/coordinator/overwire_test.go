@@ -15,7 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// world is a World that is behind a Unix socket in the subtests of TestOverTheWire.
+// world is a World. In the subtests of TestOverTheWire it is behind a Unix socket.
 type world struct{ *placetest.World }
 
 func newWorld(t testing.TB, specs ...string) *world {
@@ -27,7 +27,7 @@ func newWorld(t testing.TB, specs ...string) *world {
 	return w
 }
 
-// connect makes the tests ask a Client, over a socket.
+// connect makes the tests call a Client over a socket.
 func (w *world) connect(t testing.TB) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -68,7 +68,7 @@ func (w *world) connect(t testing.TB) {
 // overTheWire is the test whose subtests place through a Client and a Server.
 const overTheWire = "TestOverTheWire/"
 
-// TestOverTheWire runs what holds of a Local over a real socket.
+// TestOverTheWire runs tests of a Local over a real socket.
 func TestOverTheWire(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"PlacePair":                      TestPlacePair,

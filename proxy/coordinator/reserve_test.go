@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
-// TestReserve: one phase is placed, carries what that phase costs and nothing of
-// the other, and keeps its id.
+// TestReserve: Reserve places one phase. The target gets the load of this phase and no
+// load of the other phase. The id stays the same.
 func TestReserve(t *testing.T) {
 	for _, phase := range []abi.Phase{abi.Prefill, abi.Decode} {
 		t.Run(phase.String(), func(t *testing.T) {
@@ -54,8 +54,8 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestReserveWithin: the instances that are allowed, no others; a broken one only
-// where no other is left.
+// TestReserveWithin: Reserve uses only the allowed instances. It uses a broken instance
+// only if no other is left.
 func TestReserveWithin(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "b both", "d decode")
 	seen := map[string]int{}
@@ -91,7 +91,7 @@ func TestReserveWithin(t *testing.T) {
 	}
 }
 
-// TestReserveTurns: both phases of a turn are one turn.
+// TestReserveTurns: the two phases of a turn count as one turn.
 func TestReserveTurns(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
 	w.SetDecider(placetest.Builtin(t, "always", "conversation"))

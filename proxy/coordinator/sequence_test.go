@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
-// TestSequencesOfTwoModels: two models that come alternately, and two shapes of
-// legs, use every target alike under round_robin.
+// TestSequencesOfTwoModels: with round_robin, requests of two models and of one or two
+// legs alternate. They use all targets equally.
 func TestSequencesOfTwoModels(t *testing.T) {
 	w := newWorld(t, "a=a both two 2", "b=b both two 2", "p=c prefill two 2", "d=c decode two 2", "e=c both two 2")
 	w.SetDecider(placetest.Builtin(t, "auto", "round_robin"))
@@ -47,8 +47,8 @@ func TestSequencesOfTwoModels(t *testing.T) {
 	w.Idle(t)
 }
 
-// TestSequencesAreForgotten: the counters of a model that no instance serves any
-// more are dropped, those of the others stay.
+// TestSequencesAreForgotten: the table removes the counters of a model that no instance
+// serves any more. The counters of other models stay.
 func TestSequencesAreForgotten(t *testing.T) {
 	w := newWorld(t, "a=a both", "b=b both")
 	s := w.Reg.Snapshot()
@@ -64,7 +64,7 @@ func TestSequencesAreForgotten(t *testing.T) {
 	}
 }
 
-// TestEachPlacementDraws: no two placements are shown the same random number.
+// TestEachPlacementDraws: each placement gets another random number.
 func TestEachPlacementDraws(t *testing.T) {
 	w := newWorld(t, "b both")
 	seen := map[uint64]bool{}

@@ -10,7 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// instances looks names up; nil for none.
+// instances returns the instances with these names; nil for no names.
 func (w *world) instances(t *testing.T, names ...string) []*engine.Instance {
 	t.Helper()
 	var list []*engine.Instance
@@ -20,15 +20,15 @@ func (w *world) instances(t *testing.T, names ...string) []*engine.Instance {
 	return list
 }
 
-// TestWithin: a phase is given only to the instances that the request allows it,
-// and no instance a role for which it has no partner left.
+// TestWithin: a phase is placed only on the instances that the request allows for the
+// phase. An instance gets no role for which no partner is left.
 func TestWithin(t *testing.T) {
 	for _, tt := range []struct {
 		name                   string
 		specs                  []string
 		prefill, decode, whole []string
 		broken, excluded       []string
-		one                    bool   // one leg is asked for
+		one                    bool   // the request asks for one leg
 		want                   string // "" for no target
 	}{
 		{"no limit", []string{"p prefill", "d decode"}, nil, nil, nil, nil, nil, false, "p:prefill d:decode "},
@@ -85,7 +85,7 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// TestWithinFixed: the decode of a kept prefill is limited too.
+// TestWithinFixed: the allowed instances also limit the decode of a kept prefill.
 func TestWithinFixed(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "e decode")
 	a := placetest.NewAsk()
@@ -98,8 +98,8 @@ func TestWithinFixed(t *testing.T) {
 	p.Lease.Release()
 }
 
-// TestTwo: two legs are forced on a plan that would have one, unless the
-// request's form or an earlier decision excludes them.
+// TestTwo: the option forces two legs where the plan would have one. It does not if the
+// form of the request or an earlier decision excludes two legs.
 func TestTwo(t *testing.T) {
 	for _, tt := range []struct {
 		name string

@@ -150,8 +150,8 @@ func (f *fakeEngines) count(key string) int {
 
 // fakeClient is an upstream.Client that only counts how often it was closed.
 type fakeClient struct {
-	mu        sync.Mutex
-	closed    int
+	mu      sync.Mutex
+	closed  int
 	evicted int
 }
 

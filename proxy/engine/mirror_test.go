@@ -21,7 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// hearing is what the hooks of a mirror have heard.
+// hearing records the calls of a mirror's hooks.
 type hearing struct {
 	mu    sync.Mutex
 	heard []string // guarded by mu
@@ -41,7 +41,7 @@ func (h *hearing) has(what string) bool {
 	return slices.Contains(h.heard, what)
 }
 
-// mirrorOf is a mirror that is not connected to anything.
+// mirrorOf returns a mirror without a connection to a registry.
 func mirrorOf(f *fleet, h *hearing) *Mirror {
 	return NewMirror(Options{
 		Log: slog.New(slog.DiscardHandler), Health: *f.health.Load(), Circuit: *f.circuit.Load(),
@@ -53,7 +53,7 @@ func mirrorOf(f *fleet, h *hearing) *Mirror {
 	}, func() time.Duration { return time.Minute })
 }
 
-// imports hands all parts of r to m.
+// imports passes all parts of r to m.
 func imports(t *testing.T, m *Mirror, r *Registry) {
 	t.Helper()
 	for part, b := range [...][]byte{Members: r.exportMembers(), Loads: r.appendLoads(nil, time.Now()), Pairs: r.exportPairs()} {
@@ -63,7 +63,8 @@ func imports(t *testing.T, m *Mirror, r *Registry) {
 	}
 }
 
-// shape is all of a registry that placements depend on, as text, but for the loads.
+// shape writes as text all of a registry's state on which placements depend, except
+// the loads.
 func shape(s *Snapshot, now time.Time) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, s.Models(), s.Unlearned, s.Ready())
@@ -84,8 +85,9 @@ func shape(s *Snapshot, now time.Time) string {
 	return b.String()
 }
 
-// TestMirrorFollows: after any sequence of changes a mirror shows what the registry
-// does, and an instance that did not change there stays itself here.
+// TestMirrorFollows: after any sequence of changes a mirror has the same shape as
+// the registry. An instance that did not change in the registry is still the same
+// Instance in the mirror.
 func TestMirrorFollows(t *testing.T) {
 	var restarted, gone int
 	for seed := range uint64(20) {
@@ -104,7 +106,7 @@ func TestMirrorFollows(t *testing.T) {
 				f.change(t, random)
 				synctest.Wait()
 				if random.IntN(3) == 0 {
-					continue // changes come together
+					continue // the next import contains several changes
 				}
 				imports(t, m, f.Registry)
 				time.Sleep(2 * drainPoll)
@@ -145,7 +147,7 @@ func TestMirrorFollows(t *testing.T) {
 	}
 }
 
-// change makes one change of any kind to the fleet, or none.
+// change makes one random change to the fleet, or none.
 func (f *fleet) change(t *testing.T, random *rand.Rand) {
 	name := string(rune('a' + random.IntN(5)))
 	i := f.Snapshot().Instance(name)
@@ -158,13 +160,13 @@ func (f *fleet) change(t *testing.T, random *rand.Rand) {
 		}
 		f.must(t, f.Add(spec))
 	case n == 0:
-		_ = f.Remove(name, time.Minute) // it may drain already
-	case n == 1: // another process
+		_ = f.Remove(name, time.Minute) // the instance may be draining already
+	case n == 1: // the engine restarts as another process
 		f.engines.set(func() {
 			f.engines.facts[name+":80"] = fmt.Sprintf("model m\nepoch %d\npage %d\n", random.IntN(9), 16*random.IntN(2))
 		})
 		time.Sleep(relearnEvery * 2 * time.Second)
-	case n == 2: // away, or back
+	case n == 2: // the engine goes down, or comes back
 		f.engines.set(func() { f.engines.down[name+":80"] = !f.engines.down[name+":80"] })
 		time.Sleep(8 * time.Second)
 	case n == 3:
@@ -186,8 +188,8 @@ func (f *fleet) change(t *testing.T, random *rand.Rand) {
 	}
 }
 
-// TestMirrorFacts: whatever an instance may say of itself, or be configured with,
-// comes over. A new field of either is filled here by its type.
+// TestMirrorFacts: a mirror receives every field of an instance's facts and of its
+// configuration. The test fills each field by its type, so it covers new fields too.
 func TestMirrorFacts(t *testing.T) {
 	f := newFleet(t)
 	spec := f.spec("a", "prefill", "fake")
@@ -215,7 +217,7 @@ func TestMirrorFacts(t *testing.T) {
 	}
 }
 
-// fill sets every field of v to something of its own.
+// fill sets every field of v to a different value.
 func fill(t *testing.T, v reflect.Value, n *int) {
 	*n++
 	switch v.Kind() {
@@ -251,8 +253,8 @@ func fill(t *testing.T, v reflect.Value, n *int) {
 	}
 }
 
-// TestMirrorLoads: the loads held in several processes add up in each of them, and
-// those of others are worth less the longer nothing is heard.
+// TestMirrorLoads: each process sees the sum of the loads of all processes. The
+// loads of other processes fade while no update comes.
 func TestMirrorLoads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -263,7 +265,7 @@ func TestMirrorLoads(t *testing.T) {
 		imports(t, m, f.Registry)
 		here := &m.Registry().Snapshot().Instance("a").Load[0]
 
-		// Three requests at home, one of which is this process's own.
+		// The registry holds three requests. One of them belongs to this process.
 		home.Hold(100)
 		home.Hold(100)
 		home.Hold(100)
@@ -287,9 +289,10 @@ func TestMirrorLoads(t *testing.T) {
 	})
 }
 
-// TestMirrorOtherHome: when another registry takes over, an instance that it knows
-// too stays itself under a new number, the pairs that work are told to it, and one
-// that it does not know drains by the loads here.
+// TestMirrorOtherHome: another registry takes over. An instance that the new registry
+// knows stays the same and gets a new number. The mirror reports the working pairs
+// to the new registry. An instance that the new registry does not know drains,
+// according to the loads of this process.
 func TestMirrorOtherHome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := newFleet(t), newFleet(t)
@@ -346,8 +349,8 @@ func TestMirrorOtherHome(t *testing.T) {
 	})
 }
 
-// TestMirrorReports: what a worker learns is known where it is mirrored from, what
-// closes or opens something at once.
+// TestMirrorReports: a mirror reports the worker's observations to its registry. An
+// observation that changes the state of a circuit or a pair is reported at once.
 func TestMirrorReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -383,7 +386,7 @@ func TestMirrorReports(t *testing.T) {
 		if c := p.Breaker.Circuit(time.Now()); c != CircuitClosed {
 			t.Errorf("after a success elsewhere the circuit is %v", c)
 		}
-		hp.Breaker.Success() // no news
+		hp.Breaker.Success() // this success changes nothing
 		synctest.Wait()
 		if n := len(r.reports.waiting); n != 0 {
 			t.Errorf("%d reports of nothing", n)
@@ -428,7 +431,7 @@ func TestMirrorReports(t *testing.T) {
 	})
 }
 
-// TestExport: every part at first, then what has changed.
+// TestExport: an export sends every part first, and later only changed parts.
 func TestExport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -473,7 +476,7 @@ func TestExport(t *testing.T) {
 	})
 }
 
-// TestImportRefuses: what cannot be a part is refused as a whole.
+// TestImportRefuses: an import refuses a malformed part as a whole.
 func TestImportRefuses(t *testing.T) {
 	f := newFleet(t)
 	f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake")}, 0))
@@ -506,7 +509,8 @@ func TestImportRefuses(t *testing.T) {
 	}
 }
 
-// TestMirrorUnusable: an instance that this process cannot use leaves the others.
+// TestMirrorUnusable: an instance that this process cannot use does not affect the
+// other instances.
 func TestMirrorUnusable(t *testing.T) {
 	f := newFleet(t)
 	var heard hearing
@@ -546,7 +550,7 @@ func BenchmarkMirrorLoads(b *testing.B) {
 
 func FuzzImport(f *testing.F) {
 	fleet := newFleet(&testing.T{})
-	fleet.mark = 1 // the same in every process that fuzzes
+	fleet.mark = 1 // every process that fuzzes needs the same mark
 	_ = fleet.Add(config.Engine{Name: "p", URL: "http://p", Role: "prefill", Connector: "fake", Ranks: 2})
 	_ = fleet.Add(config.Engine{Name: "d", URL: "http://d", Role: "decode", Connector: "fake", Ranks: 1})
 	s := fleet.Snapshot()

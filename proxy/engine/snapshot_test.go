@@ -11,7 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// made returns an instance with facts and a state, known to no registry.
+// made returns an instance with facts and a state. The instance belongs to no
+// registry.
 func made(id int, name string, role abi.Role, connector string, s State, ranks int, facts Facts) *Instance {
 	p := fakeProtocol{flow: abi.FlowPrefillFirst}
 	if connector == "none" {
@@ -27,7 +28,7 @@ func made(id int, name string, role abi.Role, connector string, s State, ranks i
 	return i
 }
 
-// show lists rows as name/rank role group.
+// show writes each row as "name/rank role group".
 func show(rows []Row) string {
 	var s []string
 	for _, r := range rows {
@@ -36,7 +37,8 @@ func show(rows []Row) string {
 	return strings.Join(s, ", ")
 }
 
-// Encoders are placed by nobody, shape no group and make no model servable.
+// The placement never sees encoders. Encoders form no group and make no model
+// servable.
 func TestEncoders(t *testing.T) {
 	m := Facts{Models: []string{"m"}}
 	s := newSnapshot([]*Instance{
@@ -270,8 +272,8 @@ func TestPeer(t *testing.T) {
 	}
 }
 
-// TestPoolGroupOfAway: a target that drains or is unwell keeps its group, for
-// transfers from it.
+// TestPoolGroupOfAway: a target that drains or is unhealthy keeps its group,
+// because transfers from the target still need the group.
 func TestPoolGroupOfAway(t *testing.T) {
 	m := Facts{Models: []string{"m"}}
 	p := made(1, "p", abi.RolePrefill, "x", Draining, 1, m)
@@ -291,7 +293,8 @@ func TestPoolGroupOfAway(t *testing.T) {
 	}
 }
 
-// TestRegistryPublishesGroups goes the whole way from probes to groups.
+// TestRegistryPublishesGroups: a registry derives the groups from the answers to
+// its probes.
 func TestRegistryPublishesGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)

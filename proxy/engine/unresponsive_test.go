@@ -9,18 +9,20 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// evictions is how often calls on i were looked at since it was last asked.
+// evictions returns how often the calls on i were checked since the last call of
+// evictions.
 func evictions(i *Instance) int { return i.Client.(*fakeClient).evictions() }
 
-// TestSilence: an instance is silent when as many probes as make it unhealthy got no
-// answer of any kind while another instance answered, and until it answers one.
+// TestSilence: an instance becomes silent when another instance answers and this
+// one answers none of the probes that make it unhealthy. It stays silent until it
+// answers a probe.
 func TestSilence(t *testing.T) {
 	hangs := func(e *fakeEngines, host string) { e.delay[host] = time.Minute }
 	refuses := func(e *fakeEngines, host string) { e.down[host] = true }
 	for name, tt := range map[string]struct {
 		fails  func(e *fakeEngines, host string)
-		others func(e *fakeEngines, host string) // nil: they answer
-		back   func(e *fakeEngines, host string) // nil: it answers
+		others func(e *fakeEngines, host string) // nil: the other instances answer
+		back   func(e *fakeEngines, host string) // nil: the instance answers
 		silent bool
 	}{
 		"it hangs":                   {fails: hangs, silent: true},
@@ -84,8 +86,9 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestSuspicion: one that did not answer is asked again soon, until it is known how
-// it is; so is one whose leg failed, and no sooner than that.
+// TestSuspicion: the registry soon probes an instance again that did not answer,
+// until its state is certain. A failed leg makes the next probe come sooner too.
+// The number of failed legs does not make the probes more frequent.
 func TestSuspicion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -95,7 +98,7 @@ func TestSuspicion(t *testing.T) {
 		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake"), f.spec("b", "both", "fake")}, 0))
 		f.start(t)
 		a := f.get(t, "a")
-		time.Sleep(time.Millisecond) // behind a probe: the worst time
+		time.Sleep(time.Millisecond) // just after a probe: the worst case
 		f.engines.set(func() { f.engines.delay["a:80"] = time.Minute })
 		const known = 2*time.Second + 3*time.Second + 2*250*time.Millisecond
 		time.Sleep(known - 2*time.Millisecond)
@@ -114,7 +117,7 @@ func TestSuspicion(t *testing.T) {
 
 		b := f.get(t, "b")
 		before = f.engines.count("b:80/live")
-		for range 1000 { // legs fail for a second
+		for range 1000 { // one leg fails each millisecond, for one second
 			b.ProbeSoon()
 			time.Sleep(time.Millisecond)
 		}
@@ -123,7 +126,7 @@ func TestSuspicion(t *testing.T) {
 		}
 		h.SuspectInterval = 0
 		f.Configure(h, *f.circuit.Load(), config.Pairs{})
-		time.Sleep(2*time.Second + 100*time.Millisecond) // not at the instant of a probe
+		time.Sleep(2*time.Second + 100*time.Millisecond) // not at the time of a probe
 		before = f.engines.count("b:80/live")
 		for range 100 {
 			b.ProbeSoon()
@@ -135,7 +138,8 @@ func TestSuspicion(t *testing.T) {
 	})
 }
 
-// TestProbeOfAStarvedProcess: a time-out that fires too late says nothing.
+// TestProbeOfAStarvedProcess: a probe does not count as failed if its time-out fired
+// much too late, because then the process itself had no processor time.
 func TestProbeOfAStarvedProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -154,8 +158,8 @@ func TestProbeOfAStarvedProcess(t *testing.T) {
 	})
 }
 
-// TestSilenceMirrored: a mirror leaves calls when its registry finds an instance
-// silent, and stops when that has heard of it again.
+// TestSilenceMirrored: a mirror abandons calls when its registry finds an instance
+// silent. It stops when the instance answers the registry again.
 func TestSilenceMirrored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -188,7 +192,7 @@ func TestSilenceMirrored(t *testing.T) {
 	})
 }
 
-// TestDoubtIsReported: what fails on a mirror has the registry probe sooner.
+// TestDoubtIsReported: a failure on a mirror makes the registry probe sooner.
 func TestDoubtIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)

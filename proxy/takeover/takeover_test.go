@@ -20,7 +20,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// office is a process that can be taken over from.
+// office is a process from which a successor can take over.
 type office struct {
 	t        *testing.T
 	dir      *privatedir.Dir
@@ -74,7 +74,7 @@ func (o *office) ended() error {
 	return err
 }
 
-// answersOn asserts that connections to addr come out of l.
+// answersOn asserts that l accepts the connections to addr.
 func answersOn(t *testing.T, l net.Listener, addr string) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -145,8 +145,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// Who comes while a successor is starting is told so; when that gives up, the next
-// one may.
+// A second successor is refused while the first one starts. If the first one gives up,
+// the next one may take over.
 func TestOneAtATime(t *testing.T) {
 	o := startOffice(t, privatedirtest.Open(t), false)
 	first, err := Take(t.Context(), o.dir)
@@ -212,7 +212,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// What a peer may say instead of what it should.
+// Malformed messages of a peer are refused.
 func TestGarbage(t *testing.T) {
 	frame := func(body string) string {
 		return string(binary.BigEndian.AppendUint32(nil, uint32(len(body)))) + body
@@ -252,7 +252,7 @@ func TestGarbage(t *testing.T) {
 	taken.Close()
 }
 
-// Descriptors that come unasked for are closed.
+// Unexpected descriptors are closed.
 func TestUnwantedDescriptors(t *testing.T) {
 	a, b := connected(t)
 	before := openFiles(t)
@@ -281,8 +281,8 @@ func TestUnwantedDescriptors(t *testing.T) {
 	}
 }
 
-// A successor that is told nothing, or nonsense, after it was ready goes on: it has
-// the sockets.
+// A ready successor continues if the predecessor answers nothing, or garbage, because
+// the successor has the sockets.
 func TestReadyAnswers(t *testing.T) {
 	tests := []struct {
 		name   string

@@ -39,7 +39,7 @@ func newProcess(start float64, borders ...float64) *process {
 	return p
 }
 
-// text is what the process answers.
+// text returns the process's answer.
 func (p *process) text(t *testing.T) []byte {
 	t.Helper()
 	list, err := p.Gather()
@@ -56,7 +56,7 @@ func (p *process) text(t *testing.T) []byte {
 	return b.Bytes()
 }
 
-// shown is the metrics of a Fleet as text, without comments.
+// shown returns the metrics of a Fleet as text, without comments.
 func shown(t *testing.T, f *Fleet) map[string]string {
 	t.Helper()
 	list, err := f.Gather()
@@ -95,9 +95,9 @@ func expect(t *testing.T, f *Fleet, want map[string]string) {
 	}
 }
 
-// TestFleet: sums of what adds up, the coordinator's word where it alone knows, a
-// label where nothing adds up; and no sum falls when a process is silent, ends or
-// is another one.
+// TestFleet: some metrics are the sum over the processes, some are the coordinator's
+// value, and others have a label for the process. No sum falls when a process is silent,
+// ends or is replaced.
 func TestFleet(t *testing.T) {
 	own, a, b := newProcess(1, 1, 10), newProcess(100, 1, 10), newProcess(200, 1, 5, 10)
 	own.served.WithLabelValues("aggregated").Add(1)
@@ -136,7 +136,7 @@ func TestFleet(t *testing.T) {
 	expect(t, f, map[string]string{`pdproxy_served_total{flow="aggregated"}`: "117", `pdproxy_served_total{flow="concurrent"}`: "8", `pdproxy_time_seconds_count`: "3"})
 }
 
-// TestFleetForgets: however many processes have been there, their sum stays.
+// TestFleetForgets: the sum keeps the values of all former processes.
 func TestFleetForgets(t *testing.T) {
 	var answers []Process
 	f := NewFleet(newProcess(1, 1), func() []Process { return answers })
@@ -157,7 +157,8 @@ func TestFleetForgets(t *testing.T) {
 	}
 }
 
-// TestFleetOfUnlikeProcesses: one name of two types is the first one's.
+// TestFleetOfUnlikeProcesses: if two processes give a name different types, the first
+// type counts.
 func TestFleetOfUnlikeProcesses(t *testing.T) {
 	own, other := prometheus.NewRegistry(), &process{Registry: prometheus.NewRegistry()}
 	counter, gauge := prometheus.NewCounter(prometheus.CounterOpts{Name: "x"}), prometheus.NewGauge(prometheus.GaugeOpts{Name: "x"})

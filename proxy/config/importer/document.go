@@ -10,9 +10,9 @@ import (
 	"unicode"
 )
 
-// document is a config.toml that is being built.
+// document builds a config.toml.
 type document struct {
-	from     string // its source, for the first line
+	from     string // name of the input, for the first line
 	sections []*section
 	// notes lists the input's settings without an equivalent.
 	notes []string
@@ -27,7 +27,7 @@ type section struct {
 	lines []entry
 }
 
-// entry is one key with its value and a comment about its origin.
+// entry is one key with its value and a comment that names the origin of the value.
 type entry struct {
 	key     string
 	value   value
@@ -71,7 +71,7 @@ func (d *document) engine() *section {
 	return s
 }
 
-// engines returns their number.
+// engines returns the number of [[engine]] entries.
 func (d *document) engines() int {
 	n := 0
 	for _, s := range d.sections {
@@ -86,12 +86,12 @@ func (s *section) set(key string, v value, comment string) {
 	s.lines = append(s.lines, entry{key: key, value: v, comment: comment})
 }
 
-// note adds a setting without an equivalent.
+// note adds a setting of the input without an equivalent in pdproxy.
 func (d *document) note(key, format string, args ...any) {
 	d.notes = append(d.notes, key+": "+fmt.Sprintf(format, args...))
 }
 
-// render returns the text.
+// render returns the text of the config.toml.
 func (d *document) render() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Made by pdproxy import from %s. Keys that are left out have pdproxy's defaults.\n", d.from)
@@ -136,7 +136,8 @@ func (s *section) render(b *strings.Builder) {
 	}
 }
 
-// printable returns text on one line, as a TOML comment allows it.
+// printable replaces the control characters of text, because a TOML comment must not
+// contain them.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == unicode.ReplacementChar {
@@ -146,7 +147,7 @@ func printable(text string) string {
 	}, text)
 }
 
-// text is a TOML string.
+// text returns s as a TOML string.
 func text(s string) value {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -164,10 +165,10 @@ func text(s string) value {
 	return value(b.String())
 }
 
-// number is a TOML integer.
+// number returns n as a TOML integer.
 func number(n int) value { return value(strconv.Itoa(n)) }
 
-// float is a TOML float.
+// float returns x as a TOML float.
 func float(x float64) value {
 	s := strconv.FormatFloat(x, 'f', -1, 64)
 	if x == math.Trunc(x) {
@@ -176,7 +177,7 @@ func float(x float64) value {
 	return value(s)
 }
 
-// list is a TOML array of strings.
+// list returns items as a TOML array of strings.
 func list(items []string) value {
 	quoted := make([]string, len(items))
 	for i, item := range items {
@@ -185,7 +186,8 @@ func list(items []string) value {
 	return value("[" + strings.Join(quoted, ", ") + "]")
 }
 
-// seconds is a duration: whole seconds as 180s, others as Go writes them.
+// seconds returns x seconds as a duration: whole seconds in the form 180s, others in
+// the form of Go's time.Duration.
 func seconds(x float64) value {
 	d := time.Duration(math.Round(x * float64(time.Second)))
 	if d%time.Second == 0 {

@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// fuzz wants of every input: problems, or a text that config.Parse takes; and
-// the same twice.
+// fuzz checks any input: the import returns problems, or a text that config.Parse
+// accepts. A second import returns the same.
 func fuzz(f *testing.F, kind string, more ...string) {
 	for _, name := range inputs(f) {
 		if strings.HasPrefix(filepath.Base(name), kind) {

@@ -14,13 +14,13 @@ import (
 // vllm-router began as a copy of SGLang's model gateway: most flags exist in both, with
 // the same meaning.
 
-// gateway reads the flags of one of the two into doc.
+// gateway reads the flags of one of the two routers into doc.
 type gateway struct {
 	*flags
 	doc *document
-	// name is the router's name, for comments.
+	// name is the router's name in the comments of doc.
 	name string
-	// defaults are the defaults in which the two differ.
+	// defaults holds the defaults that differ between the two routers.
 	defaults gatewayDefaults
 	// disaggregated says that prefill and decode run on separate engines.
 	disaggregated bool
@@ -34,11 +34,12 @@ type gatewayDefaults struct {
 	concurrent int
 	// grace is --shutdown-grace-period-secs; 0: none.
 	grace int
-	// routing headers and body members of conversations.
+	// headers and fields name the headers and the body members that identify a
+	// conversation.
 	headers, fields []string
 }
 
-// mostSeconds bounds durations.
+// mostSeconds is the largest duration that a flag may have.
 const mostSeconds = 1_000_000_000
 
 // sharedFlags are the flags of both routers.
@@ -113,7 +114,7 @@ func (g *gateway) common() {
 	}
 }
 
-// address is host:port of two flags, or their defaults.
+// address returns host and port from two flags, or their defaults.
 func (g *gateway) address(hostFlag, defaultHost, portFlag string, defaultPort int) (host, port string) {
 	host, ok := g.text(hostFlag)
 	if !ok {
@@ -187,7 +188,7 @@ func (g *gateway) limits() {
 	g.doc.set("limits", "queue_timeout", seconds(float64(wait)), waitComment)
 }
 
-// care reads retries, circuits and probes.
+// care reads the settings of retries, circuits and probes.
 func (g *gateway) care() {
 	attempts, ok := g.integer("retry-max-retries", 1, 1000)
 	comment := "--retry-max-retries, which counts the first try"
@@ -223,7 +224,7 @@ func (g *gateway) care() {
 	}
 }
 
-// kubernetes reads the discovery of pods.
+// kubernetes reads the settings of the discovery of pods.
 func (g *gateway) kubernetes() {
 	g.integer("service-discovery-port", 1, 65535)
 	g.text("service-discovery-namespace")
@@ -240,7 +241,7 @@ type gatewayEngine struct {
 	name      string
 	role      string
 	connector string
-	// bootstrap is the port of the bootstrap server, 0 when none is named.
+	// bootstrap is the port of the bootstrap server; 0: none is given.
 	bootstrap int
 	ranks     int
 }
@@ -333,8 +334,8 @@ func (g *gateway) pairs(connector string, useBootstrap bool, ranks int) {
 	}
 }
 
-// pairsWanted reports whether prefill and decode run on separate engines: the switch
-// says so, or only that is consistent.
+// pairsWanted reports whether prefill and decode run on separate engines: the flag is
+// set, or the input has prefill or decode engines and no --worker-urls.
 func (g *gateway) pairsWanted(flag string) bool {
 	named := g.on("prefill") || g.on("decode")
 	switch {
@@ -362,7 +363,7 @@ func (g *gateway) sharedWarnings() {
 	}
 }
 
-// place chooses the one policy that places both legs in pdproxy.
+// place chooses the place policy. pdproxy has one policy for both legs.
 func (g *gateway) place(known []string) {
 	main, ok := g.policy("policy", known)
 	if !ok {
@@ -423,8 +424,8 @@ func placeOf(policy string) (place, why string) {
 	}
 }
 
-// cacheParams reads the thresholds of cache_aware, whose defaults are those of the
-// command line.
+// cacheParams reads the thresholds of cache_aware. Their defaults are the defaults of
+// the router's command line.
 func (g *gateway) cacheParams() {
 	const params = "policy.params.sglang_cache_aware"
 	if x, ok := g.float("cache-threshold", 0, 1); ok {
@@ -438,7 +439,7 @@ func (g *gateway) cacheParams() {
 	}
 }
 
-// conversation reads the names of sessions.
+// conversation reads the names of the headers and body members that identify a session.
 func (g *gateway) conversation() {
 	c := config.Default().Conversation
 	if len(g.defaults.fields) > 0 {

@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// importFile imports an input of testdata by what its name begins with.
+// importFile imports an input of testdata. The beginning of its name gives the kind.
 func importFile(name string, text []byte) (Result, error) {
 	f := File{Name: filepath.Base(name), Text: text}
 	switch kind, _, _ := strings.Cut(f.Name, "-"); kind {
@@ -69,7 +69,7 @@ func warnings(fs []Finding) string {
 	return b.String()
 }
 
-// What is made of every input, exactly, with its warnings.
+// The result of every input, and its warnings, equal the golden file exactly.
 func TestGolden(t *testing.T) {
 	for _, name := range inputs(t) {
 		t.Run(filepath.Base(name), func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// What is printed can be run.
+// The proxy accepts every imported configuration.
 func TestResultsParse(t *testing.T) {
 	for _, name := range inputs(t) {
 		res, err := importFile(name, read(t, name))
@@ -98,7 +98,7 @@ func TestResultsParse(t *testing.T) {
 	}
 }
 
-// No secret of an input is in what comes out.
+// The output contains no secret of the input.
 func TestSecretsStayWhereTheyAre(t *testing.T) {
 	secrets := []string{"example-not-a-secret", "hf_secret", "sk-very-secret", "secret123", "hunter2"}
 	seen := map[string]bool{}

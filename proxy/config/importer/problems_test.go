@@ -27,7 +27,7 @@ func expect(t *testing.T, what string, got []Finding, want []string) {
 	}
 }
 
-// Inputs that cannot be imported, with the lines of what is wrong.
+// Inputs with mistakes are refused. The problems name the lines.
 func TestProblems(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
@@ -103,7 +103,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// Known traps of the other routers are warned of, with their lines.
+// The import warns of known traps of the other routers, with their lines.
 func TestTraps(t *testing.T) {
 	const urls = "context_servers: {urls: ['a:1']}\ngeneration_servers: {urls: ['b:1']}\n"
 	for _, tt := range []struct {
@@ -160,7 +160,7 @@ func TestTraps(t *testing.T) {
 	}
 }
 
-// The metadata server's file beside disagg_config.yaml, and --request_timeout.
+// The import also reads the metadata server's file and --request_timeout.
 func TestMetadataBeside(t *testing.T) {
 	in := TRTLLM{
 		Disagg:         File{"disagg.yaml", []byte("port: 8000\n")},
@@ -186,7 +186,7 @@ func TestMetadataBeside(t *testing.T) {
 	}
 }
 
-// Words of a flag file, as a shell splits them.
+// The words of a flag file are split as a shell splits them.
 func TestWords(t *testing.T) {
 	for text, want := range map[string][]string{
 		"vllm-router --a b":                                  {"--a", "b"},
@@ -216,7 +216,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// Text of an input cannot leave the string or the comment that it is put in.
+// Text of an input cannot end the string or the comment into which it is written.
 func TestTextStaysInItsPlace(t *testing.T) {
 	for _, input := range []string{
 		"context_servers: {urls: ['a:1'], router: {type: round_robin, x: \"a\\n[server]\\nlisten = 'b'\"}}",

@@ -53,9 +53,10 @@ func (in TRTLLM) Import() (Result, error) {
 type trtllm struct {
 	yamlFile
 	doc *document
-	// clustered says that workers register themselves: urls are ignored.
+	// clustered says that the workers register themselves. Then urls are ignored.
 	clustered bool
-	// conditional says that the generation servers serve short prompts whole.
+	// conditional says that the generation servers also compute the prefill of short
+	// prompts.
 	conditional bool
 }
 
@@ -69,7 +70,8 @@ type server struct {
 	arguments []string
 }
 
-// keepNames records which of these keys a section itself has, before they are taken.
+// keepNames records which of these keys a section itself has. Call keepNames before
+// other methods take the keys.
 func (s *server) keepNames(keys ...string) {
 	for _, key := range keys {
 		if e, found := s.find(key); found && !e.inherited {
@@ -112,7 +114,7 @@ func (r *trtllm) read(root *table, in TRTLLM) {
 	}
 }
 
-// front reads the public address.
+// front reads the address on which the orchestrator listens.
 func (r *trtllm) front(root *table) {
 	host, _, given := r.text(root, "hostname")
 	if !given {
@@ -132,7 +134,7 @@ func (r *trtllm) front(root *table) {
 	}
 }
 
-// timeouts sets the time-outs from the limit of a whole exchange.
+// timeouts derives the time-outs from total, the limit of a whole exchange.
 func (r *trtllm) timeouts(total time.Duration) {
 	limit := seconds(total.Seconds())
 	r.doc.set("timeouts", "prefill", limit, "--request_timeout, per attempt here")
@@ -211,7 +213,7 @@ func (r *trtllm) cluster(root *table) {
 	}
 }
 
-// behaviour reads how requests are served.
+// behaviour reads the settings of retries, the order of the legs and short prompts.
 func (r *trtllm) behaviour(root *table) {
 	if n, _, ok := r.integer(root, "max_retries", 0, 1000); ok {
 		r.doc.set("retry", "attempts", number(n+1), "max_retries and the first try; another engine each time, not the same one")
@@ -265,7 +267,7 @@ func (r *trtllm) behaviour(root *table) {
 	}
 }
 
-// observability reads metrics and traces.
+// observability reads the settings of metrics and traces.
 func (r *trtllm) observability(root *table) {
 	r.integer(root, "perf_metrics_max_requests", 0, 1<<40)
 	on, _, ok := r.boolean(root, "return_perf_metrics")

@@ -16,7 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 )
 
-// echo sends back one byte to who gets in.
+// echo sends one byte to a peer that the gate admits.
 func echo(_ context.Context, v *Visitor) {
 	if !v.Admit() {
 		return
@@ -28,7 +28,7 @@ func echo(_ context.Context, v *Visitor) {
 	}
 }
 
-// try dials as a worker does; nil: it has got in.
+// try dials as a worker does. It returns nil if the gate has admitted the connection.
 func try(t *testing.T, c *Credentials, address string) error {
 	t.Helper()
 	nc, err := c.Dial(t.Context(), address)
@@ -39,19 +39,19 @@ func try(t *testing.T, c *Credentials, address string) error {
 	if _, err := nc.Write([]byte("x")); err != nil {
 		return err
 	}
-	_, err = io.ReadFull(nc, make([]byte, 1)) // the first that says that the client's certificate is taken
+	_, err = io.ReadFull(nc, make([]byte, 1)) // the first sign that the server accepts the client's certificate
 	return err
 }
 
-// TestCertificates: both sides want one of their CA, for the address that was dialled
-// and for what it is used for.
+// TestCertificates: both sides require a certificate of their CA, for the dialled
+// address and with the right key usage.
 func TestCertificates(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	of := func(a *authority, change func(*x509.Certificate)) Files { return a.files(t, t.TempDir(), change) }
 	good := of(ours, nil)
 	expired := func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Hour) }
 	mixed := of(others, nil)
-	mixed.CA = good.CA // shows another CA's, and believes ours
+	mixed.CA = good.CA // presents a certificate of another CA, and trusts ours
 	for _, tt := range []struct {
 		name                string
 		coordinator, worker Files
@@ -82,8 +82,8 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// TestCertificatesChange: handshakes use what the files have when they begin, and the
-// former content while a file cannot be used.
+// TestCertificatesChange: a handshake uses the content that the files have when it
+// begins. While a file cannot be used, handshakes use the former content.
 func TestCertificatesChange(t *testing.T) {
 	old, next := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
@@ -119,7 +119,7 @@ func TestCertificatesChange(t *testing.T) {
 	}
 }
 
-// TestOldTLS is refused on both sides, and there is no resumption.
+// TestOldTLS: both sides refuse earlier versions of TLS. There is no resumption.
 func TestOldTLS(t *testing.T) {
 	c := credentials(t, Options{})
 	d := newDoor(t, c, echo)
@@ -184,8 +184,8 @@ func TestOldTLS(t *testing.T) {
 	}
 }
 
-// TestUnprovenAreBounded in all and of one address, so that one host keeps no other
-// out.
+// TestUnprovenAreBounded: the number of unauthenticated connections is bounded in all
+// and for each address. So one host cannot lock out the others.
 func TestUnprovenAreBounded(t *testing.T) {
 	g := NewGate(GateOptions{})
 	address := func(nc net.IP) *net.TCPAddr { return &net.TCPAddr{IP: nc, Port: 1} }
@@ -219,7 +219,7 @@ func TestUnprovenAreBounded(t *testing.T) {
 	}
 }
 
-// from is a connection that comes from an address.
+// from is a connection with a given remote address.
 type from struct {
 	net.Conn
 	address net.Addr
@@ -227,7 +227,8 @@ type from struct {
 
 func (f from) RemoteAddr() net.Addr { return f.address }
 
-// TestSilentStrangers are cut at the limit, and not logged.
+// TestSilentStrangers: the gate cuts silent connections at the time limit and does not
+// log them.
 func TestSilentStrangers(t *testing.T) {
 	d := newDoor(t, credentials(t, Options{}), echo)
 	said := map[string][]byte{"nothing": nil, "a byte": {handshake}, "a head": {handshake, 3, 1, 0x3f, 0xff, 1, 0, 0x3f}}
@@ -257,8 +258,8 @@ func TestSilentStrangers(t *testing.T) {
 	}
 }
 
-// TestHTTPS: callers of the routes get a queue's connection over TLS where there are
-// certificates: with a certificate of theirs where nothing else proves them.
+// TestHTTPS: with certificates, HTTP callers reach the queue over TLS. A caller needs a
+// certificate if no token authenticates the caller.
 func TestHTTPS(t *testing.T) {
 	ours := newAuthority(t)
 	files := ours.files(t, t.TempDir(), nil)
@@ -314,7 +315,7 @@ func TestHTTPS(t *testing.T) {
 	}
 }
 
-// TestExposed: what is said in the clear between two hosts is known as such.
+// TestExposed: Exposed reports unencrypted connections between two hosts.
 func TestExposed(t *testing.T) {
 	here, there := net.IPv4(10, 0, 0, 1), net.IPv4(10, 0, 0, 2)
 	for _, tt := range []struct {
@@ -341,8 +342,8 @@ type ends struct {
 func (e ends) RemoteAddr() net.Addr { return e.remote }
 func (e ends) LocalAddr() net.Addr  { return e.local }
 
-// TestQueueIsBounded: connections of HTTP callers do not pile up, neither those that
-// nobody accepts nor those that are open.
+// TestQueueIsBounded: the queue bounds the connections that wait for the server and
+// the open connections.
 func TestQueueIsBounded(t *testing.T) {
 	q := NewQueue()
 	q.open.Store(mostHTTP)
@@ -365,7 +366,7 @@ func TestQueueIsBounded(t *testing.T) {
 		t.Errorf("%d are open", n)
 	}
 	q.open.Store(0)
-	call() // nobody accepts it
+	call() // the server does not accept this connection
 	eventually(t, "it is not counted as open", func() bool { return q.open.Load() == 0 })
 	if n := d.count(ReasonBusy); n != 1 {
 		t.Errorf("%d are refused", n)

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// addressOf is the address for which a connection counts. It is the peer's IPv4 address, or
-// its IPv6 network of 64 bits, because one host may own such a network. All peers that do
-// not come over TCP have the zero address.
+// addressOf returns the address that the limits count. It is the peer's IPv4 address, or
+// the peer's IPv6 network of 64 bits, because one host may own such a network. A peer that
+// does not use TCP has the zero address.
 func addressOf(nc net.Conn) netip.Addr {
 	tcp, ok := nc.RemoteAddr().(*net.TCPAddr)
 	if !ok {

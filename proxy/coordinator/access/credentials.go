@@ -1,7 +1,7 @@
 // Package access secures the connections between workers and coordinators of
-// different hosts: TLS 1.3 on both sides, and on the coordinator's side a Gate that
-// sorts, limits and refuses what comes to an address that strangers can reach.
-// Connections over Unix sockets stay as they are.
+// different hosts. Both sides use TLS 1.3. On the coordinator's side a Gate limits
+// and refuses connections, because any host can connect to the address. The Gate also
+// separates workers from HTTP callers. Connections over Unix sockets do not use TLS.
 package access
 
 import (
@@ -25,7 +25,7 @@ import (
 // Protocol is the ALPN name of the link between a worker and a coordinator.
 const Protocol = "pdproxy-link"
 
-// lookEvery is how old the certificates in memory may be before a handshake reads
+// lookEvery is the largest age of the certificates in memory. A later handshake reads
 // the files again.
 const lookEvery = 2 * time.Second
 
@@ -38,7 +38,7 @@ type Files struct {
 // Credentials are the certificates of one process. Safe for concurrent use.
 type Credentials struct {
 	files  Files
-	bearer bool // HTTPS callers show a token, or need none
+	bearer bool // HTTPS callers need a token or nothing, but no certificate
 	log    *slog.Logger
 
 	mu      sync.Mutex
@@ -47,24 +47,24 @@ type Credentials struct {
 	failing bool      // the last read failed; guarded by mu
 }
 
-// material is what a handshake uses.
+// material holds the certificates that a handshake uses.
 type material struct {
 	cert tls.Certificate
-	ca   *x509.CertPool    // nil: the peer's certificate proves nothing, its token does
-	sum  [sha256.Size]byte // of the files
+	ca   *x509.CertPool    // nil: the token proves the peer's identity, not its certificate
+	sum  [sha256.Size]byte // hash of the files
 }
 
-// Options is what Credentials stand on.
+// Options holds the settings of Credentials.
 type Options struct {
-	Files Files // zero: the process makes a certificate that nobody is asked to trust
-	// Bearer says that callers of the HTTP routes prove themselves by a token, or need
-	// no proof. Otherwise HTTPS callers need a certificate of Files.CA.
+	Files Files // zero: the process makes its own certificate, which peers do not verify
+	// Bearer says that callers of the HTTP routes send a token, or need no
+	// authentication. Otherwise HTTPS callers need a certificate of Files.CA.
 	Bearer bool
 	Log    *slog.Logger // nil: nothing is logged
 }
 
-// NewCredentials reads the files, or makes a certificate of the process's own. Later
-// handshakes use the content that the files have then.
+// NewCredentials reads the files. Without files it makes a certificate of the process's
+// own. A later handshake uses the content that the files have at that time.
 func NewCredentials(o Options) (*Credentials, error) {
 	c := &Credentials{files: o.Files, bearer: o.Bearer, log: o.Log}
 	if c.log == nil {
@@ -80,11 +80,11 @@ func NewCredentials(o Options) (*Credentials, error) {
 	return c, err
 }
 
-// Proven reports whether both sides of a link prove themselves by certificates.
+// Proven reports whether both sides of a link authenticate with certificates.
 func (c *Credentials) Proven() bool { return c.files != (Files{}) }
 
-// current returns what a handshake uses that begins now. Files that cannot be used
-// leave the former content in use.
+// current returns the certificates for a handshake that begins now. If the files cannot
+// be used, current returns the former content.
 func (c *Credentials) current() *material {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,8 +124,8 @@ func read(f Files) (*material, error) {
 	return m, nil
 }
 
-// ephemeral makes a certificate for encryption alone. It depends on no secret but its
-// own random key, so that a stranger who sees it learns nothing.
+// ephemeral makes a certificate for encryption alone. The certificate depends only on
+// its own random key, so it reveals no secret to a peer.
 func ephemeral() (*material, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -134,7 +134,7 @@ func ephemeral() (*material, error) {
 	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pdproxy"},
-		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.AddDate(100, 0, 0), // nobody looks at it
+		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.AddDate(100, 0, 0), // no peer checks the dates
 		KeyUsage: x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
@@ -146,8 +146,8 @@ func ephemeral() (*material, error) {
 
 var errNoCertificate = errors.New("HTTPS needs fleet.tls.cert")
 
-// Server is the TLS configuration of a coordinator: for the link, and for HTTPS where
-// there are certificates of Files. There is no resumption and no early data.
+// Server returns the TLS configuration of a coordinator, for the link and, with the
+// certificates of Files, for HTTPS. TLS uses no resumption and no early data.
 func (c *Credentials) Server() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, MaxVersion: tls.VersionTLS13,
@@ -174,9 +174,9 @@ func (c *Credentials) Server() *tls.Config {
 	}
 }
 
-// Client is the TLS configuration of a worker, or a standby, that dials host. Without
-// Files any certificate is taken: the token proves the coordinator, bound to the keys
-// of this one connection.
+// Client returns the TLS configuration of a worker, or a standby, that dials host.
+// Without Files the client accepts any certificate. Then the token authenticates the
+// coordinator, with a proof that is bound to the keys of this connection.
 func (c *Credentials) Client(host string) *tls.Config {
 	m := c.current()
 	conf := &tls.Config{

@@ -15,13 +15,12 @@ import (
 const (
 	// dialTimeout bounds a dial to a host that does not answer.
 	dialTimeout = time.Second
-	// GreetingLimit bounds all that comes before the first frame of a link, on each
-	// side.
+	// GreetingLimit bounds the time before the first frame of a link, on each side.
 	GreetingLimit = 3 * time.Second
 )
 
-// Dial connects to a coordinator's address: host:port, over TLS with its handshake
-// done, or unix:path.
+// Dial connects to a coordinator's address, host:port or unix:path. A connection to
+// host:port uses TLS, and Dial has completed the handshake.
 func (c *Credentials) Dial(ctx context.Context, address string) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {
@@ -38,7 +37,8 @@ func (c *Credentials) Dial(ctx context.Context, address string) (net.Conn, error
 	return c.Secure(ctx, nc, host)
 }
 
-// Secure makes a worker's connection to host one over TLS. It owns nc.
+// Secure starts TLS on a worker's connection to host. Secure owns nc and closes nc if
+// the handshake fails.
 func (c *Credentials) Secure(ctx context.Context, nc net.Conn, host string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, GreetingLimit)
 	defer cancel()

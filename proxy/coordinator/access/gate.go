@@ -15,22 +15,24 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
-// Why a connection is refused: the label reason of pdproxy_fleet_refused_total.
+// Reasons for a refusal: the label reason of pdproxy_fleet_refused_total.
 const (
-	ReasonSilent   = "silent"   // the peer said nothing, or left
-	ReasonBusy     = "busy"     // too many connections have not proven themselves yet
-	ReasonTLS      = "tls"      // the handshake failed: its version, a certificate
+	ReasonSilent   = "silent"   // the peer sent nothing, or closed the connection
+	ReasonBusy     = "busy"     // too many connections are not authenticated yet
+	ReasonTLS      = "tls"      // the handshake failed because of the version or a certificate
 	ReasonVersion  = "version"  // a worker of another version of the protocol
 	ReasonToken    = "token"    // the peer does not know the token
 	ReasonEpoch    = "epoch"    // the peer has known a later coordinator
-	ReasonProtocol = "protocol" // the peer speaks something else
+	ReasonProtocol = "protocol" // the peer uses another protocol
 )
 
 const (
-	// refusalEvery is how long further refusals of an address are counted and not logged.
+	// After a logged refusal of an address, further refusals of this address are only
+	// counted for refusalEvery.
 	refusalEvery = 10 * time.Minute
-	// mostUnproven bounds the TCP connections that have not proven themselves yet, in
-	// all and of one address. A host has at most 64 workers.
+	// mostUnproven bounds the TCP connections that are not authenticated yet, of all
+	// addresses; mostUnprovenOfOne bounds those of one address. A host has at most 64
+	// workers.
 	mostUnproven           = 512
 	mostUnprovenOfOne      = 128
 	longestError           = 200
@@ -38,19 +40,18 @@ const (
 	handshake         byte = 0x16 // first byte of TLS (RFC 8446, section 5.1)
 )
 
-// GateOptions is what a Gate stands on. Log is needed.
+// GateOptions holds the settings of a Gate. Log is required.
 type GateOptions struct {
-	Credentials *Credentials // nil: nothing comes over TLS
+	Credentials *Credentials // nil: the gate accepts no TLS
 	Log         *slog.Logger
-	OnRefused   func(reason string) // hears of each refusal; nil: nobody does
+	OnRefused   func(reason string) // called for each refusal; nil: not called
 }
 
-// Gate lets connections in that come to a coordinator's listeners. Safe for concurrent
-// use.
+// Gate checks the connections to a coordinator's listeners. Safe for concurrent use.
 type Gate struct {
 	o        GateOptions
 	tls      *tls.Config                 // nil without Credentials
-	refusals lograte.Limiter[netip.Addr] // which refusals are logged
+	refusals lograte.Limiter[netip.Addr] // decides which refusals are logged
 
 	mu       sync.Mutex
 	unproven map[netip.Addr]int // guarded by mu
@@ -66,12 +67,12 @@ func NewGate(o GateOptions) *Gate {
 	return g
 }
 
-// Visitor is a connection of which nothing is proven yet. Whoever has it calls Admit
-// or Refuse.
+// Visitor is a connection that is not authenticated yet. The owner calls Admit or
+// Refuse.
 type Visitor struct {
-	Conn  net.Conn // over TLS if the peer wanted that
-	Begun []byte   // what has been read of Conn already
-	HTTP  bool     // the peer speaks HTTP; otherwise it greets as a worker does
+	Conn  net.Conn // over TLS if the peer began a TLS handshake
+	Begun []byte   // bytes that have been read from Conn already
+	HTTP  bool     // the peer speaks HTTP; otherwise the peer sends a worker's greeting
 
 	gate *Gate
 	nc   net.Conn
@@ -79,8 +80,9 @@ type Visitor struct {
 	stop func() bool
 }
 
-// Receive looks at how a connection begins, and does the handshake of TLS. Nil: it has
-// been refused. All until Admit takes GreetingLimit at most, and ends with ctx.
+// Receive reads the first bytes of a connection, and does the TLS handshake if the peer
+// begins one. It returns nil if it has refused the connection. The connection is cut
+// when ctx ends, or if Admit is not called within GreetingLimit.
 func (g *Gate) Receive(ctx context.Context, nc net.Conn) *Visitor {
 	v := &Visitor{Conn: nc, gate: g, nc: nc, from: addressOf(nc)}
 	v.stop = context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
@@ -112,8 +114,8 @@ func (g *Gate) Receive(ctx context.Context, nc net.Conn) *Visitor {
 	return v
 }
 
-// Admit ends the limits of a connection that has proven itself. False: ctx has ended
-// meanwhile, and the connection is closed.
+// Admit ends the limits of a connection that is authenticated. It returns false if ctx
+// has ended meanwhile. Then the connection is closed.
 func (v *Visitor) Admit() bool {
 	v.gate.leave(v.from)
 	if !v.stop() {
@@ -124,14 +126,14 @@ func (v *Visitor) Admit() bool {
 	return true
 }
 
-// Refuse closes the connection, and counts and logs why.
+// Refuse closes the connection, and counts and logs the reason.
 func (v *Visitor) Refuse(reason string, err error) {
 	v.gate.leave(v.from)
 	v.gate.refuse(v, reason, err)
 }
 
-// refuse closes a connection. One that the coordinator itself has given up, by ctx, is
-// no refusal.
+// refuse closes a connection. It counts no refusal if the coordinator itself has ended
+// the connection by ctx.
 func (g *Gate) refuse(v *Visitor, reason string, err error) {
 	wanted := v.stop()
 	v.nc.Close()
@@ -148,13 +150,13 @@ func (g *Gate) refuse(v *Visitor, reason string, err error) {
 
 func (g *Gate) logRefusal(v *Visitor, reason string, err error) {
 	text := err.Error()
-	if len(text) > longestError { // the peer may choose a part of it
+	if len(text) > longestError { // the peer may choose a part of the text
 		text = text[:longestError] + "..."
 	}
 	g.o.Log.Warn("a worker was refused", "address", v.nc.RemoteAddr().String(), "reason", reason, "error", text, "further_refusals_of_the_address", "counted and not logged for "+refusalEvery.String())
 }
 
-// enter counts a connection; false: there are too many.
+// enter counts a connection. It returns false if there are too many.
 func (g *Gate) enter(from netip.Addr) bool {
 	if !from.IsValid() {
 		return true
@@ -169,7 +171,7 @@ func (g *Gate) enter(from netip.Addr) bool {
 	return true
 }
 
-// leave ends what enter counted.
+// leave removes a connection from the count of enter.
 func (g *Gate) leave(from netip.Addr) {
 	if !from.IsValid() {
 		return

@@ -16,8 +16,7 @@ import (
 // mostHTTP bounds the open connections of HTTP callers.
 const mostHTTP = 4096
 
-// Queue hands connections of HTTP callers from those who accept to those who serve
-// them. Safe for concurrent use.
+// Queue passes connections of HTTP callers from the listeners to the HTTP server. Safe for concurrent use.
 type Queue struct {
 	conns chan net.Conn
 	open  atomic.Int64
@@ -26,8 +25,9 @@ type Queue struct {
 // NewQueue returns a queue without connections.
 func NewQueue() *Queue { return &Queue{conns: make(chan net.Conn)} }
 
-// Offer hands over a connection of an HTTP caller. One that nobody accepts within
-// GreetingLimit is closed: connections of strangers must not pile up.
+// Offer passes on a connection of an HTTP caller. Offer closes a connection that the
+// server does not accept within GreetingLimit, because the number of connections of
+// unauthenticated callers must stay bounded.
 func (q *Queue) Offer(ctx context.Context, v *Visitor) {
 	c := &httpConn{Conn: v.Conn, begun: v.Begun, queue: q}
 	if q.open.Add(1) > mostHTTP {
@@ -50,8 +50,8 @@ func (q *Queue) Offer(ctx context.Context, v *Visitor) {
 	c.Close()
 }
 
-// Listener returns a listener of the connections that are offered. Its Close ends
-// nothing but its Accept.
+// Listener returns a listener whose Accept returns the offered connections. Its Close
+// ends only its Accept.
 func (q *Queue) Listener(address net.Addr) net.Listener {
 	return &listener{queue: q, address: address, closed: make(chan struct{})}
 }
@@ -82,8 +82,8 @@ func (l *listener) Close() error {
 // Addr implements net.Listener.
 func (l *listener) Addr() net.Addr { return l.address }
 
-// httpConn is a connection of an HTTP caller, of which the first bytes may have been
-// read.
+// httpConn is a connection of an HTTP caller. The gate may have read its first bytes
+// already.
 type httpConn struct {
 	net.Conn
 	begun []byte
@@ -91,7 +91,7 @@ type httpConn struct {
 	once  sync.Once
 }
 
-// Read implements net.Conn. It gives what has been read before first.
+// Read implements net.Conn. It returns the bytes that the gate has read first.
 func (c *httpConn) Read(p []byte) (int, error) {
 	if len(c.begun) > 0 {
 		n := copy(p, c.begun)
@@ -109,8 +109,8 @@ func (c *httpConn) Close() error {
 
 func (c *httpConn) release() { c.once.Do(func() { c.queue.open.Add(-1) }) }
 
-// Exposed reports whether what goes over the connection can be read between two
-// hosts: it is not encrypted, and its peer is another host.
+// Exposed reports whether a third host could read the connection: the connection is not
+// encrypted, and its peer is another host.
 func (c *httpConn) Exposed() bool {
 	if _, secured := c.Conn.(*link.TLS); secured {
 		return false
@@ -123,9 +123,8 @@ func (c *httpConn) Exposed() bool {
 	return !ok || !local.IP.Equal(remote.IP)
 }
 
-// Accept calls handle with each connection that comes to l, in a goroutine of its own,
-// until ctx ends or l is closed. Then it closes l, and returns when all of them have
-// returned.
+// Accept calls handle in a new goroutine for each connection of l, until ctx ends or l
+// is closed. Then Accept closes l and waits until all calls of handle have returned.
 func Accept(ctx context.Context, l net.Listener, log *slog.Logger, handle func(net.Conn)) error {
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	var conns sync.WaitGroup
@@ -141,7 +140,7 @@ func Accept(ctx context.Context, l net.Listener, log *slog.Logger, handle func(n
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept worker: %w", err)
-		case err != nil: // out of file descriptors, mostly
+		case err != nil: // the usual cause is a lack of file descriptors
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			log.Warn("accepting a worker failed", "error", err)
 			select {

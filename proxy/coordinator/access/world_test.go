@@ -37,7 +37,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// sign makes a key and a certificate for it; that of the authority itself first.
+// sign makes a key and a certificate for it. The first certificate is the authority's.
 func (a *authority) sign(t *testing.T, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -59,8 +59,8 @@ func (a *authority) sign(t *testing.T, template *x509.Certificate) (*x509.Certif
 	return cert, key
 }
 
-// files writes a certificate for 127.0.0.1, as change has it, and what it is checked
-// against.
+// files writes a certificate for 127.0.0.1, its key and its CA. change adapts the
+// certificate.
 func (a *authority) files(t *testing.T, dir string, change func(*x509.Certificate)) Files {
 	t.Helper()
 	template := &x509.Certificate{
@@ -97,7 +97,7 @@ func credentials(t *testing.T, o Options) *Credentials {
 	return c
 }
 
-// door is a gate behind a listener, and what becomes of those who come.
+// door is a gate behind a listener, with a count of the refusals.
 type door struct {
 	gate    *Gate
 	address string
@@ -107,7 +107,7 @@ type door struct {
 	refused map[string]int // by reason; guarded by mu
 }
 
-// syncBuffer is a log that is read while it is written.
+// syncBuffer is a log that tests may read while other goroutines write.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer // guarded by mu
@@ -125,7 +125,7 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// newDoor opens a door on loopback; handle has who gets in until it returns.
+// newDoor opens a door on loopback. It calls handle for each admitted connection.
 func newDoor(t *testing.T, c *Credentials, handle func(ctx context.Context, v *Visitor)) *door {
 	t.Helper()
 	d := &door{log: &syncBuffer{}, refused: map[string]int{}}
@@ -169,7 +169,7 @@ func (d *door) count(reason string) int {
 	return d.refused[reason]
 }
 
-// eventually waits for a condition; its bound is no claim about speed.
+// eventually waits for a condition. Its time limit is no claim about speed.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {

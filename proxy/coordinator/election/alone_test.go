@@ -31,7 +31,7 @@ func TestAlone(t *testing.T) {
 	if !s.Leads || s.Leader.Epoch < now || s.Leader.Address != "unix:/f" || !changed(changed1) {
 		t.Errorf("it leads as %+v", s)
 	}
-	// The clock has been set back since.
+	// The clock was set back after the last start.
 	ahead := now + 1_000_000_000
 	if err := dir.WriteFile(epochFile, []byte(strconv.FormatUint(ahead, 10)+"\n")); err != nil {
 		t.Fatal(err)

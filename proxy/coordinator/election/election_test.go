@@ -30,10 +30,10 @@ func TestNextRecord(t *testing.T) {
 	at := func(l Leader, epoch uint64) Leader { l.Epoch = epoch; return l }
 	for _, tt := range []struct {
 		name   string
-		seen   Leader // by the watch
-		leads  uint64 // epoch of which it is leader already
-		before Leader // in the store
-		mine   uint64 // epoch of the record in the store, which is its own
+		seen   Leader // the leader that the watch reports
+		leads  uint64 // epoch in which this process leads already
+		before Leader // the leader in the store
+		mine   uint64 // epoch of this process's own record in the store
 		want   uint64
 	}{
 		{name: "the first", want: ms},

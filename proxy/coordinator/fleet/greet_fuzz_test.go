@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// said is a connection of which the peer's bytes are known beforehand.
+// said is a connection with fixed bytes from the peer.
 type said struct {
 	bytes.Reader
 	sent bytes.Buffer
@@ -27,7 +27,7 @@ func saying(b []byte) *said {
 	return s
 }
 
-// FuzzGreeting: whatever a stranger says, on either side, proves nothing, and the
+// FuzzGreeting: no bytes of an unknown peer authenticate the peer, on either side. The
 // coordinator answers with its hello at most.
 func FuzzGreeting(f *testing.F) {
 	self := newPeer(3, "here")

@@ -21,7 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// freed counts what has been freed, by the text that does so.
+// freed counts the freed turns by their Forget text.
 type freed struct {
 	mu    sync.Mutex
 	count map[string]int // guarded by mu
@@ -42,7 +42,7 @@ func (f *freed) of(forget string) int {
 	return f.count[forget]
 }
 
-// want fails the test unless just these have been freed, once each.
+// want fails the test unless exactly these turns were freed, once each.
 func (f *freed) want(t *testing.T, forgets ...string) {
 	t.Helper()
 	synctest.Wait()
@@ -57,7 +57,7 @@ func (f *freed) want(t *testing.T, forgets ...string) {
 	}
 }
 
-// turnsBubble runs a test of a wired world that keeps turns.
+// turnsBubble runs a test in simulated time, with a wired world that keeps turns.
 func turnsBubble(t *testing.T, name string, test func(t *testing.T, w *wired, f *freed)) {
 	t.Helper()
 	f := new(freed)
@@ -91,7 +91,7 @@ func (w *wired) another(t *testing.T, change func(*ClientOptions)) *Client {
 	return c
 }
 
-// turnOf is a turn of some tokens that d keeps for a minute.
+// turnOf returns a turn with these tokens. The engine d keeps the turn for a minute.
 func (w *wired) turnOf(t testing.TB, name, forget string, ids ...uint32) conversation.OnShelf[*KeptTurn] {
 	return conversation.OnShelf[*KeptTurn]{
 		Scope: "m", Name: name, IDs: ids, Expires: time.Now().Add(time.Minute),
@@ -106,8 +106,8 @@ func (w *wired) keeps(t *testing.T, c *Client, name, forget string, ids ...uint3
 	}
 }
 
-// finds fails the test unless a question ends so; forget is that of the turn that
-// is the asker's then.
+// finds fails the test unless a question for a turn has the result want. forget is the
+// text of the turn that the worker gets.
 func (w *wired) finds(t *testing.T, c *Client, name string, ids []uint32, want Found, forget string) {
 	t.Helper()
 	k, found := c.TakeTurn(t.Context(), "m", name, ids)
@@ -116,7 +116,8 @@ func (w *wired) finds(t *testing.T, c *Client, name string, ids []uint32, want F
 	}
 }
 
-// TestTurnsOfAFleet: what one worker has kept another takes, once and whole.
+// TestTurnsOfAFleet: a worker takes a turn that another worker has kept, once and
+// complete.
 func TestTurnsOfAFleet(t *testing.T) {
 	turnsBubble(t, "taken", func(t *testing.T, w *wired, f *freed) {
 		other := w.another(t, nil)
@@ -167,7 +168,8 @@ func TestTurnsOfAFleet(t *testing.T) {
 	})
 }
 
-// TestTurnsOfTheGone: a holder that one of the two does not know.
+// TestTurnsOfTheGone: one of the two processes does not know the engine that holds the
+// turn.
 func TestTurnsOfTheGone(t *testing.T) {
 	turnsBubble(t, "to the taker", func(t *testing.T, w *wired, f *freed) {
 		blind := w.another(t, func(o *ClientOptions) { o.Mirror = numbersOf{} })
@@ -190,7 +192,7 @@ func TestTurnsOfTheGone(t *testing.T) {
 	})
 }
 
-// TestTurnsWithoutCoordinator: nobody keeps them, and nobody waits.
+// TestTurnsWithoutCoordinator: without a coordinator no turn is kept, and no call waits.
 func TestTurnsWithoutCoordinator(t *testing.T) {
 	turnsBubble(t, "gone", func(t *testing.T, w *wired, f *freed) {
 		w.keeps(t, w.client, "c", "1", 1, 2)
@@ -209,8 +211,8 @@ func TestTurnsWithoutCoordinator(t *testing.T) {
 	})
 }
 
-// TestLateTurns: an answer that comes too late leaves a turn with just one of the
-// two, who frees it; the next question does not wait again.
+// TestLateTurns: after a late answer exactly one of the two processes has the turn and
+// frees it. The next question does not wait again.
 func TestLateTurns(t *testing.T) {
 	held := func(t *testing.T, w *wired, test func()) {
 		t.Helper()
@@ -226,7 +228,7 @@ func TestLateTurns(t *testing.T) {
 	}
 	turnsBubble(t, "shown by the worker", func(t *testing.T, w *wired, f *freed) {
 		held(t, w, func() {
-			// What the reader of the link has under way may let one answer in.
+			// The reader of the link may still deliver one answer.
 			for n := uint32(0); w.client.KeepTurn(w.turnOf(t, "", fmt.Sprint(n), n), time.Now()); n++ {
 				if n > 2 {
 					t.Fatal("answered by one who cannot be heard")
@@ -253,7 +255,7 @@ func TestLateTurns(t *testing.T) {
 				switch {
 				case found == TurnTaken:
 					took++
-				case k != nil: // it is the caller's to free
+				case k != nil: // the caller must free the turn
 					late = string(k.Forget)
 				}
 			}
@@ -282,7 +284,7 @@ func TestLateTurns(t *testing.T) {
 	})
 }
 
-// idleTurns fails the test if turns are between a worker and the coordinator.
+// idleTurns fails the test if a turn is in transit between a worker and the coordinator.
 func (w *wired) idleTurns(t *testing.T) {
 	t.Helper()
 	w.server.mu.Lock()
@@ -296,8 +298,8 @@ func (w *wired) idleTurns(t *testing.T) {
 	}
 }
 
-// TestTurnsOnTheWay: a connection that is lost between the two calls by which a turn
-// changes hands. The coordinator frees what it had been shown, and what it had shown.
+// TestTurnsOnTheWay: the connection is lost between the two calls that transfer a turn.
+// The coordinator frees turns that it was receiving and turns that it was handing out.
 func TestTurnsOnTheWay(t *testing.T) {
 	for name, lose := range map[string]func(*wired){
 		"cut":      func(w *wired) { w.pipes.last().cut() },
@@ -331,9 +333,8 @@ func TestTurnsOnTheWay(t *testing.T) {
 	}
 }
 
-// TestTurnsHammer: workers over a real socket keep and take turns, and lose their
-// connections all the time. Each turn is taken once at most, and freed by somebody
-// unless it is; never both.
+// TestTurnsHammer: workers keep and take turns over a real socket, and often lose their
+// connections. Each turn is either taken once or freed once, never both.
 func TestTurnsHammer(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	f := new(freed)
@@ -375,7 +376,7 @@ func TestTurnsHammer(t *testing.T) {
 			for n := range each {
 				c := clients[r.IntN(len(clients))]
 				for r.IntN(8) > 0 && !c.Connected() {
-					time.Sleep(100 * time.Microsecond) // the socket is a real one
+					time.Sleep(100 * time.Microsecond) // a real socket needs real time
 				}
 				id := r.Uint32N(64)
 				if r.IntN(2) == 0 {
@@ -429,8 +430,8 @@ func TestTurnsHammer(t *testing.T) {
 	}
 }
 
-// FuzzTurns: whatever a worker sends of turns, each that the coordinator has is freed
-// in the end, and an answer reads as it was written.
+// FuzzTurns: for any messages about turns, the coordinator frees each turn that it has
+// in the end. An answer is read as it was written.
 func FuzzTurns(f *testing.F) {
 	w := newWorld(f, "p prefill", "d decode")
 	numbers := placetest.Same{Reg: w.Reg}

@@ -16,17 +16,17 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// pipes is a listener whose connections are pipes, for tests that live in a bubble.
-// They can be cut and held up.
+// pipes is a listener whose connections are pipes, for tests in simulated time. Tests
+// can cut the connections and hold their bytes back.
 type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}
 	once   sync.Once
-	certs  *access.Credentials // of connections that seem to come over a network
+	certs  *access.Credentials // for connections that seem to come over a network
 
 	mu   sync.Mutex
 	down bool    // guarded by mu
-	far  bool    // what comes looks like from another host; guarded by mu
+	far  bool    // new connections seem to come from another host; guarded by mu
 	made []*held // guarded by mu
 }
 
@@ -91,43 +91,44 @@ type farConn struct{ net.Conn }
 // RemoteAddr implements net.Conn.
 func (farConn) RemoteAddr() net.Addr { return &net.TCPAddr{} }
 
-// move has later connections come from another host.
+// move makes later connections seem to come from another host.
 func (p *pipes) move() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.far = true
 }
 
-// last is the connection that was made last.
+// last returns the newest connection.
 func (p *pipes) last() *held {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.made[len(p.made)-1]
 }
 
-// dials is how many connections there have been.
+// dials returns the number of connections so far.
 func (p *pipes) dials() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.made)
 }
 
-// fall makes the listener refuse, or not.
+// fall makes the listener refuse connections (true) or accept them (false).
 func (p *pipes) fall(down bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.down = down
 }
 
-// held is a worker's end, which gets nothing to read while it is held.
+// held is one end of a connection between a worker and the coordinator. While it is
+// held, its reads wait.
 type held struct {
 	net.Conn
 	once   sync.Once
 	closed chan struct{}
 	mu     sync.Mutex
-	open   chan struct{} // closed while it is not held; guarded by mu
+	open   chan struct{} // closed while the connection is not held; guarded by mu
 	late   chan struct{} // closed when the deadline of reads has passed; guarded by mu
-	passed bool          // it has; guarded by mu
+	passed bool          // the deadline has passed; guarded by mu
 }
 
 func (h *held) Read(b []byte) (int, error) {
@@ -143,7 +144,7 @@ func (h *held) Read(b []byte) (int, error) {
 	return h.Conn.Read(b)
 }
 
-// SetReadDeadline is for one that has passed, or none.
+// SetReadDeadline supports only a deadline in the past, or none.
 func (h *held) SetReadDeadline(t time.Time) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -161,24 +162,24 @@ func (h *held) Close() error {
 	return h.Conn.Close()
 }
 
-// hold keeps what comes from the worker.
+// hold makes reads wait.
 func (h *held) hold() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.open = make(chan struct{})
 }
 
-// let lets it come.
+// let ends the wait of hold.
 func (h *held) let() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	close(h.open)
 }
 
-// cut cuts the connection as the death of the worker would.
+// cut closes the connection, as the death of the worker would.
 func (h *held) cut() { h.Close() }
 
-// wired is a world whose Client is in the same bubble as its Server.
+// wired is a world whose Client and Server share the simulated time.
 type wired struct {
 	*world
 	pipes   *pipes
@@ -189,7 +190,7 @@ type wired struct {
 	stopServing func()
 }
 
-// newWired returns a world over the wire, in a bubble; change is for its options.
+// newWired returns a world over the wire, in simulated time. change adapts its options.
 func newWired(t *testing.T, change func(*ServerOptions, *ClientOptions), specs ...string) *wired {
 	t.Helper()
 	w := &wired{world: newWorld(t, specs...), pipes: newPipes(t), orphans: make(chan string, 100)}
@@ -234,7 +235,7 @@ func newWired(t *testing.T, change func(*ServerOptions, *ClientOptions), specs .
 	return w
 }
 
-// bubble runs a test of a wired world.
+// bubble runs a test of a wired world in simulated time.
 func bubble(t *testing.T, name string, change func(*ServerOptions, *ClientOptions), test func(t *testing.T, w *wired), specs ...string) {
 	t.Helper()
 	if len(specs) == 0 {
@@ -245,7 +246,7 @@ func bubble(t *testing.T, name string, change func(*ServerOptions, *ClientOption
 	})
 }
 
-// later lets so much time pass, and everything happen that then does.
+// later lets the time d pass and waits until all goroutines are blocked.
 func later(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()

@@ -24,7 +24,7 @@ const (
 	testKey   = "ENGINE-API-KEY-SECRET"
 )
 
-// lines is a log that is read while it is written.
+// lines is a log that tests may read while other goroutines write.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer // guarded by mu
@@ -36,15 +36,15 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// count is how many lines contain a text.
+// count returns the number of lines that contain a text.
 func (l *lines) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.b.String(), text)
 }
 
-// host is a coordinator that workers reach over TCP. It publishes members with an
-// engine's key.
+// host is a coordinator that workers reach over TCP. The members that it publishes
+// contain an engine's key.
 type host struct {
 	*world
 	address string
@@ -92,7 +92,7 @@ func (r *host) count(reason string) int {
 	return r.refused[reason]
 }
 
-// apart is a worker of a remote coordinator, and what it hears.
+// apart is a worker of a remote coordinator, and the topics that it receives.
 type apart struct {
 	*Client
 	log  *lines
@@ -121,7 +121,7 @@ func (r *host) worker(t *testing.T, address, token string) *apart {
 	return w
 }
 
-// until waits for a condition; its bound is no claim about speed.
+// until waits for a condition. Its time limit is no claim about speed.
 func until(t *testing.T, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); placetest.Pause(t) {
@@ -131,15 +131,15 @@ func until(t *testing.T, ok func() bool) {
 	}
 }
 
-// relay passes on what comes to an address of its own.
+// relay forwards the bytes of connections to its own address.
 type relay struct {
 	address string
 	mu      sync.Mutex
 	passed  bytes.Buffer // both ways; guarded by mu
 }
 
-// newRelay starts a relay; open makes of the two ends of a connection those that are
-// pumped.
+// newRelay starts a relay. open may wrap the two connections before the relay copies
+// between them.
 func newRelay(t *testing.T, to string, open func(worker, coordinator net.Conn) (net.Conn, net.Conn, error)) *relay {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -190,8 +190,8 @@ func (r *relay) pump(from, to net.Conn) {
 	}
 }
 
-// TestTokenOverTCP: both sides have the same token, or nothing comes about, and each
-// says why.
+// TestTokenOverTCP: a worker connects only if both sides have the same token. Otherwise
+// each side logs the reason.
 func TestTokenOverTCP(t *testing.T) {
 	for _, tt := range []struct{ name, coordinator, worker string }{
 		{"same", testToken, testToken}, {"none", "", ""},
@@ -227,8 +227,7 @@ func (w *apart) connected(t *testing.T, r *host) {
 	until(t, func() bool { return r.Open() == 0 })
 }
 
-// TestNothingIsReadOnTheWay: whoever passes the bytes on sees neither token nor keys,
-// and no frame.
+// TestNothingIsReadOnTheWay: a host that forwards the bytes sees no token, key or frame.
 func TestNothingIsReadOnTheWay(t *testing.T) {
 	r := newHost(t, testToken)
 	relay := newRelay(t, r.address, func(worker, coordinator net.Conn) (net.Conn, net.Conn, error) { return worker, coordinator, nil })
@@ -247,8 +246,8 @@ func TestNothingIsReadOnTheWay(t *testing.T) {
 	}
 }
 
-// TestRelayCannotPass: one who speaks TLS with both sides and passes on what they say
-// gets no worker in, and gets nothing out of the coordinator but a nonce.
+// TestRelayCannotPass: a relay that speaks TLS with both sides and forwards their
+// messages cannot connect a worker. The coordinator sends it only a nonce.
 func TestRelayCannotPass(t *testing.T) {
 	r := newHost(t, testToken)
 	certs, err := access.NewCredentials(access.Options{})
@@ -271,8 +270,8 @@ func TestRelayCannotPass(t *testing.T) {
 	}
 }
 
-// TestStrangersGetNothingToGuessBy: whatever one says that does not know the token,
-// the coordinator sends its nonce at most.
+// TestStrangersGetNothingToGuessBy: to a peer that does not know the token the
+// coordinator sends its nonce at most, so the peer cannot test guesses offline.
 func TestStrangersGetNothingToGuessBy(t *testing.T) {
 	r := newHost(t, testToken)
 	own := newPeer(1, "stranger")
@@ -307,8 +306,8 @@ func TestStrangersGetNothingToGuessBy(t *testing.T) {
 	until(t, func() bool { return r.count(access.ReasonToken) == 2 && r.count(access.ReasonVersion) == 1 })
 }
 
-// TestRefusalsAreOneLine: an address fills no log, and all of its refusals are
-// counted.
+// TestRefusalsAreOneLine: many refusals of one address write one log line. All of them
+// are counted.
 func TestRefusalsAreOneLine(t *testing.T) {
 	r := newHost(t, testToken)
 	for range 500 {
@@ -326,8 +325,8 @@ func TestRefusalsAreOneLine(t *testing.T) {
 	}
 }
 
-// TestEarlierProtocol: processes of the version without TLS and of this one refuse
-// each other, and say so.
+// TestEarlierProtocol: processes of this version and of the version without TLS refuse
+// each other, and log the reason.
 func TestEarlierProtocol(t *testing.T) {
 	r := newHost(t, testToken)
 	nc, err := net.Dial("tcp", r.address)
@@ -336,7 +335,7 @@ func TestEarlierProtocol(t *testing.T) {
 	}
 	defer nc.Close()
 	nc.Write(append(append([]byte(magic), 2), make([]byte, nonceSize)...))
-	got, _ := io.ReadAll(nc) // a worker of version 2 reads so much, and finds the version wrong
+	got, _ := io.ReadAll(nc) // a worker of version 2 reads this much, and finds another version
 	if len(got) != helloSize || string(got[:len(magic)]) != magic || got[len(magic)] != version {
 		t.Errorf("a worker of version 2 is told %q", got)
 	}
@@ -350,7 +349,7 @@ func TestEarlierProtocol(t *testing.T) {
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	defer l.Close()
-	serving.Go(func() { // a coordinator of version 2: TLS is a malformed HTTP request to it
+	serving.Go(func() { // a coordinator of version 2 reads TLS as a malformed HTTP request
 		for {
 			nc, err := l.Accept()
 			if err != nil {
@@ -364,7 +363,7 @@ func TestEarlierProtocol(t *testing.T) {
 	until(t, func() bool { return w.log.count("one of an earlier version of the fleet's protocol") == 1 })
 }
 
-// TestNoClearGreetings over a network, on either side.
+// TestNoClearGreetings: over a network neither side accepts an unencrypted greeting.
 func TestNoClearGreetings(t *testing.T) {
 	r := newHost(t, "")
 	w := r.newClient(t, "tcp", r.address)
@@ -385,7 +384,8 @@ func TestNoClearGreetings(t *testing.T) {
 	until(t, func() bool { return r.count(access.ReasonProtocol) == 1 })
 }
 
-// TestProofsAreOfOneRoleAndChannel: none can be sent back, or used again elsewhere.
+// TestProofsAreOfOneRoleAndChannel: a proof is valid for one role and one connection. A
+// peer cannot send it back or use it on another connection.
 func TestProofsAreOfOneRoleAndChannel(t *testing.T) {
 	var all [][]byte
 	for range 2 {

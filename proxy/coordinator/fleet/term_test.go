@@ -19,17 +19,17 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// leaders is several coordinators over one world's engines, and a worker that
-// dials one of them.
+// leaders is several coordinators for the engines of one world, and a worker that dials
+// one of them.
 type leaders struct {
 	*world
 	ctx     context.Context
 	running sync.WaitGroup
-	dialled atomic.Pointer[leader] // the one that the worker dials
-	dials   atomic.Int64           // that began
+	dialled atomic.Pointer[leader] // the coordinator that the worker dials
+	dials   atomic.Int64           // number of dials that began
 }
 
-// leader is one of them.
+// leader is one of the coordinators.
 type leader struct {
 	*coordinator.Local
 	*Server
@@ -92,15 +92,15 @@ func (w *leaders) worker(t *testing.T) *Client {
 	return w.client
 }
 
-// turn is a request of a conversation.
+// turn returns a request of a conversation.
 func turn(id string) *coordinator.Ask {
 	a := placetest.NewAsk()
 	a.Key.Conversation = conversation.Query{ID: id}
 	return a
 }
 
-// TestTerms has a worker place while nobody leads, while one coordinator does,
-// and while another does after it: leases and homes go from one to the next.
+// TestTerms: a worker places without a leader, then with one leader, then with another.
+// Leases and homes pass from one leader to the next.
 func TestTerms(t *testing.T) {
 	w := newLeaders(t)
 	first, second := w.coordinator(t), w.coordinator(t)
@@ -120,7 +120,7 @@ func TestTerms(t *testing.T) {
 	if len(held.Fallbacks) != 0 || first.Open() != 2 {
 		t.Fatalf("%v, %d leases", held.Fallbacks, first.Open())
 	}
-	first.Lead(5) // goes on
+	first.Lead(5) // the same term continues
 	if !client.Connected() || first.Open() != 2 {
 		t.Error("the same term has begun anew")
 	}
@@ -173,9 +173,9 @@ func TestTerms(t *testing.T) {
 	}
 }
 
-// TestSplit has two coordinators lead at once: a worker that has known the later
-// one does not go back, and neither does a standby; what the earlier one held of
-// that worker is free.
+// TestSplit: two coordinators lead at once. A worker or a standby that has known the
+// later leader does not return to the earlier one. The earlier leader holds nothing for
+// that worker.
 func TestSplit(t *testing.T) {
 	w := newLeaders(t)
 	old, late := w.coordinator(t), w.coordinator(t)
@@ -195,7 +195,7 @@ func TestSplit(t *testing.T) {
 	for client.Connected() {
 		placetest.Pause(t)
 	}
-	if _, err := w.Place(t.Context(), placetest.NewAsk()); err != nil { // by itself
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); err != nil { // the worker places by itself
 		t.Error(err)
 	}
 	err := Follow(t.Context(), FollowOptions{Dial: client.o.Dial, Epoch: 6}, func(context.Context, func(context.Context, []byte) ([]byte, error)) {
@@ -204,7 +204,7 @@ func TestSplit(t *testing.T) {
 	if !errors.Is(err, errFenced) {
 		t.Errorf("a standby that is to follow an earlier one: %v", err)
 	}
-	for seen := w.dials.Load(); w.dials.Load() < seen+3; { // two at least were to old, and are over
+	for seen := w.dials.Load(); w.dials.Load() < seen+3; { // at least two dials went to old and have ended
 		if old.Open() != 0 || len(old.Workers()) != 0 {
 			t.Fatal("it has gone back")
 		}

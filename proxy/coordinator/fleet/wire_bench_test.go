@@ -24,23 +24,23 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
-// These benchmarks have the coordinator in a process of its own, this test binary
-// run again, behind a Unix socket ("wire") or TCP ("tcp"). CPU is that of both
-// processes.
+// In these benchmarks the coordinator is a process of its own: this test binary, started
+// again. Workers reach it by a Unix socket ("wire") or TCP ("tcp"). CPU figures are for
+// both processes.
 
-// coordinatorAt is the network, the address and the fleet that
-// TestCoordinatorProcess serves, if that is to be a process and not a test.
+// coordinatorAt is the environment variable with the network, the address and the fleet
+// that TestCoordinatorProcess serves. It is set only in the coordinator's process.
 const coordinatorAt = "PDPROXY_TEST_COORDINATOR"
 
-// benchFleet is what is placed on: 8 targets, that each take a whole request, so
-// that no id is minted; 4 and 4 of the two phases for pairs.
+// benchFleets are the targets of the benchmarks. "aggregated" has 8 targets that serve
+// whole requests, so no id is minted. "pair" has 4 targets for each of the two phases.
 var benchFleets = map[string][]string{
 	"aggregated": {"b both one 8"},
 	"pair":       {"p prefill two 4", "d decode two 4"},
 }
 
-// TestCoordinatorProcess is the coordinator of the benchmarks: until its standard
-// input ends. Without coordinatorAt it is no test of anything.
+// TestCoordinatorProcess is the coordinator's process in the benchmarks. It runs until
+// its standard input ends. Without coordinatorAt it tests nothing.
 func TestCoordinatorProcess(t *testing.T) {
 	where := strings.Fields(os.Getenv(coordinatorAt))
 	if len(where) == 0 {
@@ -69,8 +69,8 @@ func TestCoordinatorProcess(t *testing.T) {
 	}
 }
 
-// coordinatorProcess starts one and returns its address and what CPU time it and
-// this process have taken.
+// coordinatorProcess starts a coordinator's process. It returns the address, and a
+// function for the CPU time of both processes.
 func coordinatorProcess(b *testing.B, network, fleet string) (address string, cpu func() time.Duration) {
 	b.Helper()
 	address = "127.0.0.1:0"
@@ -102,14 +102,14 @@ func coordinatorProcess(b *testing.B, network, fleet string) (address string, cp
 	return address, func() time.Duration { return ownCPU() + processCPU(b, cmd.Process.Pid) }
 }
 
-// ownCPU is the CPU time that this process has taken.
+// ownCPU returns the CPU time of this process.
 func ownCPU() time.Duration {
 	var u syscall.Rusage
 	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// processCPU is what another one has taken: the sum over its threads.
+// processCPU returns the CPU time of another process: the sum over its threads.
 func processCPU(b *testing.B, pid int) time.Duration {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	var sum time.Duration
@@ -125,7 +125,7 @@ func processCPU(b *testing.B, pid int) time.Duration {
 	return sum
 }
 
-// benchClient is a worker of that fleet, connected.
+// benchClient returns a connected worker of the fleet.
 func benchClient(b *testing.B, fleet, network, address string) *Client {
 	b.Helper()
 	w := newWorld(b, benchFleets[fleet]...)
@@ -140,7 +140,7 @@ func benchClient(b *testing.B, fleet, network, address string) *Client {
 	return c
 }
 
-// placers are what places in the benchmarks, here and over there.
+// placers runs a benchmark with a coordinator in this process and over each network.
 func placers(b *testing.B, fleet string, run func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration)) {
 	b.Run(fleet+"/local", func(b *testing.B) {
 		w := newWorld(b, benchFleets[fleet]...)
@@ -155,7 +155,7 @@ func placers(b *testing.B, fleet string, run func(b *testing.B, c coordinator.Co
 	}
 }
 
-// placeOnce is what an exchange with one leg, or two, asks of its coordinator.
+// placeOnce makes the coordinator calls of an exchange with one leg, or with two.
 func placeOnce(b *testing.B, c coordinator.Coordinator, a *coordinator.Ask) {
 	p, err := c.Place(context.Background(), a)
 	if err != nil {
@@ -173,8 +173,8 @@ func placeOnce(b *testing.B, c coordinator.Coordinator, a *coordinator.Ask) {
 	p.Lease.Release()
 }
 
-// BenchmarkWireAlone places one after the other: all that a lease says, one call
-// and two or three messages.
+// BenchmarkWireAlone places one request after the other. Each makes one call and sends
+// the two or three messages of a lease.
 func BenchmarkWireAlone(b *testing.B) {
 	for _, fleet := range []string{"aggregated", "pair"} {
 		placers(b, fleet, func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration) {
@@ -227,8 +227,8 @@ func BenchmarkWirePaced(b *testing.B) {
 	}
 }
 
-// BenchmarkWireWorkers has 64 workers place as fast as they can, 16 exchanges
-// each, on one coordinator.
+// BenchmarkWireWorkers has 64 workers with 16 exchanges each. They place on one
+// coordinator as fast as possible.
 func BenchmarkWireWorkers(b *testing.B) {
 	for name, network := range map[string]string{"wire": "unix", "tcp": "tcp"} {
 		b.Run(name, func(b *testing.B) { benchWorkers(b, network) })

@@ -20,10 +20,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// extremes sets one number or text of v after the other, however deep, to the least
-// and the most that it can be, and calls try with each. What is not exported stays,
-// and so do targets, which are instances of the process's own, and what has a few
-// values only.
+// extremes sets one number or text of v at a time, at any depth, to its least and its
+// greatest value, and calls try with each. Unexported fields, targets and types with a
+// few values only are left as they are. Targets are instances of this process.
 func extremes(v reflect.Value, path string, try func(what string)) {
 	set := func(values ...any) {
 		old := reflect.ValueOf(v.Interface())
@@ -61,8 +60,8 @@ func extremes(v reflect.Value, path string, try func(what string)) {
 	}
 }
 
-// TestExtremes: whatever is written is read, and nothing of it is garbage to the
-// other side: it would leave, come back, and be written the same again.
+// TestExtremes: the other side can read everything that one side writes. If it could
+// not, the connection would end, come back and end again for the same reason.
 func TestExtremes(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode")
 	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
@@ -197,8 +196,8 @@ func TestExtremes(t *testing.T) {
 	})
 }
 
-// TestExtremeMessages: what a worker tells of a lease is taken, however long things
-// took and whatever the engines say.
+// TestExtremeMessages: the coordinator accepts a worker's messages about a lease for any
+// durations and any values from the engines.
 func TestExtremeMessages(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
 		blocks := []kvindex.Hash{1, 2}
@@ -224,8 +223,7 @@ func TestExtremeMessages(t *testing.T) {
 	})
 }
 
-// TestLimitOfAPlan: the longest limit that a plan policy can set keeps no worker from
-// its coordinator.
+// TestLimitOfAPlan: a worker stays connected if a plan policy sets the longest limit.
 func TestLimitOfAPlan(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
 		w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
@@ -245,8 +243,8 @@ func TestLimitOfAPlan(t *testing.T) {
 	})
 }
 
-// TestShortSessions: a worker that is left again and again dials less and less often,
-// and at once after a connection that has lasted.
+// TestShortSessions: a worker whose connections end soon waits longer before each new
+// connection. After a connection that has lasted it dials at once.
 func TestShortSessions(t *testing.T) {
 	bubble(t, "left", nil, func(t *testing.T, w *wired) {
 		leave := func() {

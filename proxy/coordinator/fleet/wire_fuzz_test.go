@@ -22,7 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// asks is requests that say everything there is to say.
+// asks returns requests that together set every field.
 func asks(w *world, t testing.TB) []*coordinator.Ask {
 	p, q, d := w.Target(t, "p", 1), w.Target(t, "q", 0), w.Target(t, "d", 0)
 	chain := []kvindex.Hash{1, 2, 1 << 63}
@@ -47,7 +47,7 @@ func home(t engine.Target) conversation.Target {
 	return conversation.Target{Instance: t.ID, Rank: int32(t.Rank)}
 }
 
-// TestAsksAndAdoptions come out as they went in.
+// TestAsksAndAdoptions: asks and adoptions are read as they were written.
 func TestAsksAndAdoptions(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode")
 	numbers, known := placetest.Same{Reg: w.Reg}, make(names)
@@ -86,7 +86,7 @@ func TestAsksAndAdoptions(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotKnown: instances that one side does not know.
+// TestWhatIsNotKnown: one side does not know an instance of a message.
 func TestWhatIsNotKnown(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	p, d := w.Target(t, "p", 0), w.Target(t, "d", 0)
@@ -126,7 +126,7 @@ func TestWhatIsNotKnown(t *testing.T) {
 	}
 }
 
-// numbersOf is a Numbers that knows a few.
+// numbersOf is a Numbers that knows only the instances of the map.
 type numbersOf map[*engine.Instance]uint32
 
 func (n numbersOf) Number(i *engine.Instance) (uint32, bool) { number, ok := n[i]; return number, ok }
@@ -139,7 +139,7 @@ func (n numbersOf) Instance(number uint32) *engine.Instance {
 	return nil
 }
 
-// TestRepliesAreWhole: a reply that was cut short is never taken for one.
+// TestRepliesAreWhole: an incomplete reply is always refused.
 func TestRepliesAreWhole(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	a := placetest.NewAsk()
@@ -168,8 +168,8 @@ func TestRepliesAreWhole(t *testing.T) {
 	p.Lease.Release()
 }
 
-// FuzzWorker: nothing that a worker sends upsets the coordinator, and it holds
-// nothing of it in the end.
+// FuzzWorker: the coordinator handles any bytes from a worker, and holds nothing for the
+// worker in the end.
 func FuzzWorker(f *testing.F) {
 	w := newWorld(f, "p prefill two 2", "q prefill", "d decode")
 	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
@@ -215,7 +215,7 @@ func FuzzWorker(f *testing.F) {
 	})
 }
 
-// FuzzReply: nothing that a coordinator answers upsets a worker.
+// FuzzReply: a worker handles any answer of a coordinator without a panic.
 func FuzzReply(f *testing.F) {
 	w := newWorld(f, "p prefill", "d decode")
 	a := placetest.NewAsk()
@@ -240,8 +240,7 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// TestNames: texts that come again are the same memory, and what others choose does
-// not fill it.
+// TestNames: repeated texts share memory. Texts that peers choose cannot fill the table.
 func TestNames(t *testing.T) {
 	known := make(names)
 	one := known.of([]byte("m"))

@@ -22,12 +22,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
-// here reports whether a placement was made without the coordinator.
+// here reports whether the worker made a placement without the coordinator.
 func here(p *coordinator.Placement) bool {
 	return slices.Contains(p.Fallbacks, coordinator.Fallback{What: "place", Reason: coordinator.ReasonCoordinator})
 }
 
-// holds fails the test unless the coordinator has so many leases.
+// holds fails the test unless the coordinator has this number of leases.
 func (w *wired) holds(t *testing.T, leases int) {
 	t.Helper()
 	synctest.Wait()
@@ -40,8 +40,8 @@ func (w *wired) holds(t *testing.T, leases int) {
 	}
 }
 
-// TestConnectionLost: the leases go with the connection, and come back with the
-// next one, as far as they are still open.
+// TestConnectionLost: the coordinator drops a worker's leases with its connection. The
+// next connection restores the leases that are still open.
 func TestConnectionLost(t *testing.T) {
 	for name, lose := range map[string]func(*wired){
 		"cut":    func(w *wired) { w.pipes.last().cut() },
@@ -72,7 +72,7 @@ func TestConnectionLost(t *testing.T) {
 			w.pipes.fall(false)
 			later(time.Second)
 			w.holds(t, 3)
-			if d.Requests() != 3+1 { // alone is counted in the worker's books too, which are the same
+			if d.Requests() != 3+1 { // the fourth is alone: the worker counts it in the same counters
 				t.Errorf("%d streams", d.Requests())
 			}
 			if w.LiveIDs() != 3 {
@@ -92,7 +92,7 @@ func TestConnectionLost(t *testing.T) {
 	}
 }
 
-// TestPhaseOfAnAdoption: a prompt that has been computed is not waited for again.
+// TestPhaseOfAnAdoption: an adopted lease whose prefill is done holds no prefill load.
 func TestPhaseOfAnAdoption(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
 		p := w.Must(t, placetest.NewAsk())
@@ -118,13 +118,13 @@ func TestPhaseOfAnAdoption(t *testing.T) {
 	})
 }
 
-// listed is a remoteLease that its Lease leaves in the client's list.
+// listed is a remoteLease that stays in the client's list after its release.
 type listed struct{ *remoteLease }
 
 func (listed) Forget() {}
 
-// TestReleaseDuringReconnect: a new coordinator is not told of a lease that is released
-// but still in the client's list.
+// TestReleaseDuringReconnect: the client does not report a released lease to a new
+// coordinator, even if the lease is still in the client's list.
 func TestReleaseDuringReconnect(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
 		p := w.Must(t, placetest.NewAsk())
@@ -138,8 +138,9 @@ func TestReleaseDuringReconnect(t *testing.T) {
 	})
 }
 
-// TestLateAnswers: nobody waits longer than the patience, nor a second time before
-// there is a sign of life; the lease that comes too late is given back.
+// TestLateAnswers: no call waits longer than the patience. After a late answer the next
+// calls do not wait until the coordinator has sent a frame. The client returns a lease
+// that comes too late.
 func TestLateAnswers(t *testing.T) {
 	bubble(t, "slow policy", nil, func(t *testing.T, w *wired) {
 		var slow atomic.Bool
@@ -162,8 +163,8 @@ func TestLateAnswers(t *testing.T) {
 			t.Errorf("the second waited %v, fallbacks %v", time.Since(began), second.Fallbacks)
 		}
 		slow.Store(false)
-		later(time.Second) // the answer is a sign of life
-		w.holds(t, 2)      // the two that the worker placed; the late one has been given back
+		later(time.Second) // the answer shows that the coordinator lives
+		w.holds(t, 2)      // the two leases that the worker placed; the late one was returned
 		third := w.Must(t, placetest.NewAsk())
 		if here(third) || third.Policy != "slow" {
 			t.Errorf("after a sign of life: %v by %q", third.Fallbacks, third.Policy)
@@ -181,7 +182,7 @@ func TestLateAnswers(t *testing.T) {
 		for n := range 100 {
 			p := w.Must(t, placetest.NewAsk())
 			defer p.Lease.Release()
-			if n > 0 && !here(p) { // the first answer was waited for before the line went dead
+			if n > 0 && !here(p) { // the first answer came before the connection became silent
 				t.Fatal("answered by one who cannot be heard")
 			}
 		}
@@ -198,8 +199,8 @@ func TestLateAnswers(t *testing.T) {
 	})
 }
 
-// TestCancelledPlace: a client that leaves while its request is being placed
-// leaves nothing.
+// TestCancelledPlace: if a client leaves while its request is being placed, no lease is
+// left.
 func TestCancelledPlace(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
 		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
@@ -221,7 +222,8 @@ func TestCancelledPlace(t *testing.T) {
 	})
 }
 
-// TestSlowPlacementsHoldUpNobody: what comes with a slow one is placed beside it.
+// TestSlowPlacementsHoldUpNobody: a slow placement does not delay others of the same
+// connection.
 func TestSlowPlacementsHoldUpNobody(t *testing.T) {
 	bubble(t, "pair", func(_ *ServerOptions, co *ClientOptions) { co.Patience = time.Hour }, func(t *testing.T, w *wired) {
 		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
@@ -286,8 +288,8 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// TestStrangers: what does not begin as a worker does is somebody else's, and what
-// begins so and goes on otherwise is closed.
+// TestStrangers: a connection without a worker's first byte is passed on as HTTP. A
+// connection with that byte but another greeting is closed.
 func TestStrangers(t *testing.T) {
 	bubble(t, "http", nil, func(t *testing.T, w *wired) {
 		l := w.server.Others(w.pipes.Addr())
@@ -340,7 +342,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestGarbageFromAWorker ends its connection, and its leases.
+// TestGarbageFromAWorker: a malformed frame ends the worker's connection and leases.
 func TestGarbageFromAWorker(t *testing.T) {
 	long := slices.Repeat([]byte{0xff}, 20)
 	for name, send := range map[string]func(s *session){
@@ -368,8 +370,8 @@ func TestGarbageFromAWorker(t *testing.T) {
 	}
 }
 
-// TestTopics: the latest of each reaches all workers, those that come later too,
-// before anything else.
+// TestTopics: the latest value of each topic reaches all workers. A worker that connects
+// later gets the values before any other frame.
 func TestTopics(t *testing.T) {
 	var heard []string // written by the reader; read after everything has arrived
 	var reports []string
@@ -414,8 +416,8 @@ func TestTopics(t *testing.T) {
 		expect("to one who comes later", &heard, "1 c", "2 d")
 		expect("workers", &came, "1 3 here true", "1 3 here false", "2 3 here true")
 	})
-	// A worker that does not understand leaves, places by itself, and comes back again
-	// and again, until it does.
+	// A worker that cannot read a value disconnects and places by itself. It connects
+	// again until it can read the value.
 	var strange atomic.Bool
 	bubble(t, "not understood", func(_ *ServerOptions, co *ClientOptions) {
 		co.OnTopic = func(Topic, []byte) error {
@@ -451,7 +453,7 @@ func TestTopics(t *testing.T) {
 			t.Errorf("needs %v", w.client.Needs())
 		}
 		w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
-		w.Must(t, placetest.NewAsk()).Lease.Release() // is told with the answer
+		w.Must(t, placetest.NewAsk()).Lease.Release() // the release is sent with the answer
 		var c, own coordinator.Cut
 		w.client.Cut(&c, "m")
 		w.Local.Cut(&own, "m")
@@ -461,7 +463,7 @@ func TestTopics(t *testing.T) {
 	})
 }
 
-// TestAsk: the coordinator reads a worker's admin surface.
+// TestAsk: the coordinator queries a worker's admin data.
 func TestAsk(t *testing.T) {
 	admin := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -514,7 +516,8 @@ func TestAsk(t *testing.T) {
 	})
 }
 
-// TestOrphans: what a worker owes is paid for it when it has died, and only then.
+// TestOrphans: the coordinator does the clean-ups of a worker if, and only if, the worker
+// has died.
 func TestOrphans(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -590,7 +593,7 @@ func TestOrphans(t *testing.T) {
 			}
 			p.Lease.Owe([]byte("free it"))
 			p.Lease.PrefillDone()
-			synctest.Wait() // it is said at once
+			synctest.Wait() // the message is sent at once
 			if tt.life != nil {
 				tt.life(w, p)
 				later(link.Linger)

@@ -24,7 +24,7 @@ func newWorld(t testing.TB, specs ...string) *world {
 	return &world{World: placetest.NewWorld(t, specs...)}
 }
 
-// use makes c what the tests ask.
+// use makes the tests call c.
 func (w *world) use(c *Client) { w.client, w.Remote = c, c }
 
 // connect puts a socket between the tests and the world's Local.
@@ -71,12 +71,12 @@ func (w *world) newClient(t testing.TB, network, address string) *Client {
 	return c
 }
 
-// connected waits until the client is.
+// connected waits until the client is connected.
 func (w *world) connected(t testing.TB) {
 	for !w.client.Connected() {
 		placetest.Pause(t)
 	}
 }
 
-// patience of tests: nobody is late unless a test has him be.
+// patience of tests is so long that no answer is late unless a test delays it.
 const patience = 1 << 40

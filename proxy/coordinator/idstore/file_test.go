@@ -19,14 +19,14 @@ import (
 
 var lines = disaggid.Block{Node: 7, First: 2, Lines: 3}
 
-// noon is a time within id-time.
+// noon is a time for which ids exist.
 var noon = time.Date(2026, 3, 4, 12, 0, 0, 0, time.UTC)
 
 func TestFileRaisesItsMark(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	reserve := func(now time.Time, width time.Duration) disaggid.Block {
 		t.Helper()
-		b, err := NewFile(dir, lines).Reserve(t.Context(), now, width) // as after a restart
+		b, err := NewFile(dir, lines).Reserve(t.Context(), now, width) // a new File, as after a restart
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +51,7 @@ func TestFileRaisesItsMark(t *testing.T) {
 	}
 }
 
-// TestFileAmongProcesses: those that share a folder have blocks of their own.
+// TestFileAmongProcesses: processes that share a folder get different blocks.
 func TestFileAmongProcesses(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	var (
@@ -105,7 +105,7 @@ func TestFileRefuses(t *testing.T) {
 	}
 }
 
-// TestFileOfAStoppedProcess: one that has the lock and does not go on.
+// TestFileOfAStoppedProcess: a stopped process holds the lock.
 func TestFileOfAStoppedProcess(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	f := NewFile(dir, lines)
@@ -124,8 +124,8 @@ func TestFileOfAStoppedProcess(t *testing.T) {
 	}
 }
 
-// TestKeeperWithoutItsStore: what has been reserved goes on being granted, and is
-// filled up when the store is back.
+// TestKeeperWithoutItsStore: without its store a keeper continues to grant reserved
+// blocks. When the store is back, the keeper reserves new blocks.
 func TestKeeperWithoutItsStore(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	if err := os.Remove(dir.Name()); err != nil {
@@ -141,7 +141,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	if err := os.Mkdir(dir.Name(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.Tend(t.Context(), noon); err != nil { // one of three lines for itself
+	if err := k.Tend(t.Context(), noon); err != nil { // one of the three lines is for this process
 		t.Fatal(err)
 	}
 	if _, ok := k.Source().Next(); !ok {
@@ -177,7 +177,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	}
 }
 
-// TestKeeperRuns: without being told, it is full again after a grant.
+// TestKeeperRuns: after a grant a keeper reserves new blocks by itself.
 func TestKeeperRuns(t *testing.T) {
 	k := NewKeeper(NewFile(privatedirtest.Open(t), lines), time.Millisecond, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -193,7 +193,8 @@ func TestKeeperRuns(t *testing.T) {
 	}
 }
 
-// TestFileFollowsNoLink: another file is neither locked nor overwritten.
+// TestFileFollowsNoLink: a symbolic link does not make the store lock or overwrite
+// another file.
 func TestFileFollowsNoLink(t *testing.T) {
 	for _, name := range []string{markFile, markFile + ".new", "ids.lock"} {
 		dir := privatedirtest.Open(t)
@@ -202,7 +203,7 @@ func TestFileFollowsNoLink(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := NewFile(dir, lines).Reserve(t.Context(), noon, time.Second)
-		if name != markFile+".new" && err == nil { // no process uses that name any more
+		if name != markFile+".new" && err == nil { // current processes do not use this name
 			t.Errorf("%s: a link is followed", name)
 		}
 		if text, err := os.ReadFile(victim); string(text) != "precious" || err != nil {

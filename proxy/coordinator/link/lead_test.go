@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// reading is who reads from a's peer.
+// reading returns the current reader of a's connection.
 func reading(a *side) reader {
 	synctest.Wait()
 	a.conn.mu.Lock()
@@ -21,8 +21,8 @@ func reading(a *side) reader {
 	return a.conn.reader
 }
 
-// led returns the two sides of a pipe, of which the first has just made a call, so
-// that the next caller reads for himself. The second does not answer kind 9.
+// led returns the two sides of a pipe. The first side has just made a call, so its next
+// caller reads the connection itself. The second side does not answer kind 9.
 func led(t *testing.T) (a, b *side) {
 	x, y := net.Pipe()
 	a = start(t, x, nil)
@@ -41,8 +41,9 @@ func led(t *testing.T) (a, b *side) {
 	return a, b
 }
 
-// TestCallersRead: no answer waits for a look or a beat, whoever reads it, alone
-// and beside others, and what comes while nobody calls is soon read.
+// TestCallersRead: each answer is read at once, by a single caller or with others. No
+// answer waits for a periodic check or a heartbeat. A frame that comes while there is
+// no call is read soon.
 func TestCallersRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := led(t)
@@ -80,8 +81,8 @@ func TestCallersRead(t *testing.T) {
 	})
 }
 
-// TestLeadersGiveUp: who reads for himself waits no longer than he may, and leaves
-// the reading to others.
+// TestLeadersGiveUp: a caller that reads the connection waits no longer than its limit.
+// Then another goroutine continues to read.
 func TestLeadersGiveUp(t *testing.T) {
 	left := errors.New("left")
 	for name, give := range map[string]func(c *Conn) error{
@@ -101,7 +102,7 @@ func TestLeadersGiveUp(t *testing.T) {
 				a, _ := led(t)
 				began := time.Now()
 				var second sync.WaitGroup
-				second.Go(func() { // it is led by the first, and outlasts him
+				second.Go(func() { // the first caller reads for this call, and ends earlier
 					time.Sleep(5 * time.Millisecond)
 					if _, err := a.conn.Call(context.Background(), 9, nil, nil, 50*time.Millisecond); !errors.Is(err, ErrLate) {
 						t.Error(err)
@@ -130,7 +131,8 @@ func TestLeadersGiveUp(t *testing.T) {
 	}
 }
 
-// TestLeadersSeeTheEnd: a caller who reads hears of the end, and so does Run.
+// TestLeadersSeeTheEnd: a caller that reads gets the end of the connection, and so does
+// Run.
 func TestLeadersSeeTheEnd(t *testing.T) {
 	closed := errors.New("closed")
 	for name, end := range map[string]func(a, b *side){
@@ -155,14 +157,14 @@ func TestLeadersSeeTheEnd(t *testing.T) {
 	}
 }
 
-// TestSilentLeaders: a caller who reads from one who has died without a word waits
-// no longer than others would.
+// TestSilentLeaders: the peer dies without closing the connection. A caller that reads
+// waits no longer than other callers.
 func TestSilentLeaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x, y := net.Pipe()
 		defer y.Close()
 		a := start(t, x, nil)
-		go func() { // answers one call, and reads on in silence
+		go func() { // answers one call, then only reads
 			b := make([]byte, headSize)
 			io.ReadFull(y, b)
 			y.Write(appendFrame(nil, answer, 0, 1, nil))
@@ -180,9 +182,9 @@ func TestSilentLeaders(t *testing.T) {
 	})
 }
 
-// TestCallsWhileThePeerDoesNotRead: what is being written to a peer that has stopped
-// reading keeps no call beyond its limit, whoever reads, and the connection no longer
-// than it may.
+// TestCallsWhileThePeerDoesNotRead: the peer has stopped reading, so a write blocks. No
+// call takes longer than its limit, whichever goroutine reads. The connection ends at
+// its own limit.
 func TestCallsWhileThePeerDoesNotRead(t *testing.T) {
 	left := errors.New("left")
 	const limit = 50 * time.Millisecond
@@ -194,7 +196,7 @@ func TestCallsWhileThePeerDoesNotRead(t *testing.T) {
 				var peer sync.WaitGroup
 				defer peer.Wait()
 				defer y.Close()
-				peer.Go(func() { // answers one call, and speaks on, but reads no more
+				peer.Go(func() { // answers one call, continues to send, but does not read
 					b := make([]byte, headSize)
 					io.ReadFull(y, b)
 					y.Write(appendFrame(nil, answer, 0, 1, nil))
@@ -249,8 +251,8 @@ func TestCallsWhileThePeerDoesNotRead(t *testing.T) {
 	}
 }
 
-// TestTheEndWaitsForLeaders: when Run returns nobody is in the handler any more, and
-// nothing is handled after the end.
+// TestTheEndWaitsForLeaders: when Run returns, no goroutine is in the handler. The
+// handler gets no frame after the end.
 func TestTheEndWaitsForLeaders(t *testing.T) {
 	closed := errors.New("closed")
 	for name, outcome := range map[string]class{"answered": answer, "not answered": message} {

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// side is one end of a connection, and the Handler of what comes there.
+// side is one end of a connection, and the Handler of its frames.
 type side struct {
 	conn *Conn
 	call func(s *side, number uint32, kind uint8, payload []byte) error
@@ -24,7 +24,7 @@ type side struct {
 	got  []string // guarded by mu
 	end  chan error
 
-	message func(kind uint8) error // nil: all are taken
+	message func(kind uint8) error // nil: the side accepts all messages
 }
 
 func (s *side) Message(kind uint8, payload []byte) error {
@@ -51,7 +51,7 @@ func (s *side) heard() []string {
 	return slices.Clone(s.got)
 }
 
-// start runs a side over nc until the test ends, and waits for it then.
+// start runs a side over nc. The end of the test stops the side and waits for it.
 func start(t testing.TB, nc net.Conn, call func(*side, uint32, uint8, []byte) error) *side {
 	t.Helper()
 	s := &side{call: call, end: make(chan error, 1)}
@@ -63,7 +63,7 @@ func start(t testing.TB, nc net.Conn, call func(*side, uint32, uint8, []byte) er
 	return s
 }
 
-// sockets is the two ends of a Unix connection.
+// sockets returns the two ends of a Unix connection.
 func sockets(t testing.TB) (a, b net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
@@ -83,8 +83,8 @@ func sockets(t testing.TB) (a, b net.Conn) {
 	return a, b
 }
 
-// TestCallsAndMessages: what one side sends comes in order, whoever wrote it to
-// the socket, and every call gets its own answer.
+// TestCallsAndMessages: the frames of one side arrive in order, whichever goroutine
+// wrote them to the socket. Each call gets its own answer.
 func TestCallsAndMessages(t *testing.T) {
 	pipe := func(testing.TB) (a, b net.Conn) { return net.Pipe() }
 	for kind, ends := range map[string]func(testing.TB) (a, b net.Conn){"unix": sockets, "pipe": pipe, "tls": secured} {
@@ -132,14 +132,15 @@ func TestCallsAndMessages(t *testing.T) {
 	}
 }
 
-// TestLargeFrames: of any size up to the limit, whatever the socket takes at once.
+// TestLargeFrames: frames of any size up to the limit arrive, although the socket
+// accepts only a part at a time.
 func TestLargeFrames(t *testing.T) { overBoth(t, testLargeFrames) }
 
 func testLargeFrames(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	x, y := sockets(t)
 	a, _ := start(t, x, nil), start(t, y, nil)
 	largest := MostFrame - 3
-	if raceEnabled { // under which 16 MiB of TLS take seconds on a busy machine
+	if raceEnabled { // with the race detector 16 MiB of TLS take seconds on a busy machine
 		largest = 4 << 20
 	}
 	for _, n := range []int{0, 1, 64 << 10, 64<<10 - headSize, 1 << 20, largest} {
@@ -157,8 +158,7 @@ func testLargeFrames(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	}
 }
 
-// TestLate: a call whose answer does not come in time ends then, and what comes
-// later goes to nobody.
+// TestLate: a call ends at its limit if no answer has come. A late answer is dropped.
 func TestLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x, y := net.Pipe()
@@ -194,7 +194,7 @@ func TestLate(t *testing.T) {
 	})
 }
 
-// TestMessagesWait for each other, but not long.
+// TestMessagesWait: messages wait for each other for a short time only.
 func TestMessagesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x, y := net.Pipe()
@@ -215,7 +215,7 @@ func TestMessagesWait(t *testing.T) {
 		if got := b.heard(); len(got) != 3 {
 			t.Errorf("an urgent message waits: %q", got)
 		}
-		// Long after the last of them nothing is looked after.
+		// Long after the last message no timer runs.
 		time.Sleep(time.Second)
 		looks := func() uint64 {
 			a.conn.mu.Lock()
@@ -236,8 +236,8 @@ func TestMessagesWait(t *testing.T) {
 	})
 }
 
-// TestBeats: two sides that have nothing to say stay together; one whose peer says
-// nothing, or does not read, does not wait for ever.
+// TestBeats: heartbeats keep an idle connection open. A side whose peer sends nothing,
+// or does not read, ends the connection after a limit.
 func TestBeats(t *testing.T) {
 	t.Run("idle", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -270,7 +270,7 @@ func TestBeats(t *testing.T) {
 			var speaks sync.WaitGroup
 			defer speaks.Wait()
 			defer y.Close()
-			speaks.Go(func() { // it speaks, though
+			speaks.Go(func() { // the peer sends heartbeats, but does not read
 				for b := appendFrame(nil, beat, 0, 0, nil); ; time.Sleep(Beat) {
 					if _, err := y.Write(b); err != nil {
 						return
@@ -289,8 +289,8 @@ func TestBeats(t *testing.T) {
 	})
 }
 
-// TestNobodyWaitsForAReader: senders do not wait for a peer that has stopped
-// reading, and what waits for it is bounded.
+// TestNobodyWaitsForAReader: senders do not wait for a peer that has stopped reading.
+// The buffer for the peer is bounded.
 func TestNobodyWaitsForAReader(t *testing.T) { overBoth(t, testNobodyWaitsForAReader) }
 
 func testNobodyWaitsForAReader(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
@@ -312,7 +312,7 @@ func testNobodyWaitsForAReader(t *testing.T, sockets func(testing.TB) (a, b net.
 	}
 }
 
-// TestAPausedReader gets everything when it reads again.
+// TestAPausedReader: a peer that pauses gets all frames when it reads again.
 func TestAPausedReader(t *testing.T) { overBoth(t, testAPausedReader) }
 
 func testAPausedReader(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
@@ -386,8 +386,8 @@ func testEnd(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	}
 }
 
-// TestGivingUp: a side that gives the connection up says so, whatever for, and what
-// does not is taken for dead, unless nobody can tell.
+// TestGivingUp: a side that ends the connection for any reason tells its peer. A peer
+// that gets no such frame assumes a death, unless the cause is uncertain.
 func TestGivingUp(t *testing.T) {
 	refused := errors.New("refused")
 	nothing := func(*side) {}
@@ -413,7 +413,7 @@ func TestGivingUp(t *testing.T) {
 			b.conn.nc.Close()
 		}, nil, nil},
 		{"while this side was stopped", func(a *side) {
-			a.conn.ticked.Add(-int64(time.Hour)) // it is that long since the last beat
+			a.conn.ticked.Add(-int64(time.Hour)) // the last heartbeat was this long ago
 		}, func(_, b *side) { b.conn.nc.Close() }, nil, nil},
 		{"just after", func(a *side) {
 			a.conn.ticked.Add(-int64(time.Hour))
@@ -423,7 +423,7 @@ func TestGivingUp(t *testing.T) {
 			a.conn.ticked.Add(-int64(time.Hour))
 			time.Sleep((Silence + 2) * Beat)
 		}, func(_, b *side) { b.conn.nc.Close() }, ErrGone, nil},
-		{"nothing can be written", nothing, func(a, b *side) { // but what the peer said is read
+		{"nothing can be written", nothing, func(a, b *side) { // but the peer's frames are read
 			a.conn.lose(errors.New("broken pipe"))
 			if err := a.conn.Send(1, nil, true); err == nil {
 				t.Error("a message is on its way nowhere")
@@ -476,7 +476,8 @@ func TestGivingUp(t *testing.T) {
 	}
 }
 
-// TestARefusalIsTheLast: after a frame that is refused none is handled, whoever reads.
+// TestARefusalIsTheLast: after a refused frame the handler gets no other frame,
+// whichever goroutine reads.
 func TestARefusalIsTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x, y := net.Pipe()
@@ -489,7 +490,7 @@ func TestARefusalIsTheLast(t *testing.T) {
 			}
 			return nil
 		}
-		go func() { // answers a call, and to the next one says too much
+		go func() { // answers the first call, and sends extra frames after the next one
 			b := make([]byte, headSize)
 			io.ReadFull(y, b)
 			y.Write(appendFrame(nil, answer, 0, 1, nil))
@@ -515,7 +516,7 @@ func TestARefusalIsTheLast(t *testing.T) {
 	})
 }
 
-// TestGarbage ends the connection with a reason.
+// TestGarbage: malformed bytes end the connection with a reason.
 func TestGarbage(t *testing.T) { overBoth(t, testGarbage) }
 
 func testGarbage(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
@@ -555,8 +556,8 @@ func testGarbage(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	})
 }
 
-// TestAnswersFromElsewhere: a call need not be answered where it is heard, nor in
-// order.
+// TestAnswersFromElsewhere: another goroutine may answer a call, and answers may come
+// in another order.
 func TestAnswersFromElsewhere(t *testing.T) { overBoth(t, testAnswersFromElsewhere) }
 
 func testAnswersFromElsewhere(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
@@ -599,13 +600,13 @@ func TestNothingAllocates(t *testing.T) {
 	for range 100 {
 		one()
 	}
-	// The test's own handler notes what it hears: one line, of two allocations.
+	// The test's own handler records each frame as a line, with two allocations.
 	if n := testing.AllocsPerRun(200, one); n > 3 && !raceEnabled {
 		t.Errorf("%v allocations a call", n)
 	}
 }
 
-// FuzzParse: no bytes upset the reader, and what is a frame reads as it was
+// FuzzParse: the reader accepts any bytes without a panic. A frame is read as it was
 // written.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{})
@@ -629,8 +630,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzConn: a connection that is sent anything ends, or waits for more, and reads
-// the same frames however the bytes are cut.
+// FuzzConn: for any received bytes a connection ends or waits for more. It reads the
+// same frames in whatever pieces the bytes come.
 func FuzzConn(f *testing.F) {
 	f.Add(appendFrame(nil, message, 1, 0, []byte("x")), 3)
 	f.Add(appendFrame(appendFrame(nil, call, 1, 2, []byte("three")), bye, 0, 0, nil), 1)

@@ -23,7 +23,7 @@ func overBoth(t *testing.T, test func(t *testing.T, sockets func(testing.TB) (a,
 	t.Run("tls", func(t *testing.T) { test(t, secured) })
 }
 
-// secured is the two ends of a TLS connection over a Unix one.
+// secured returns the two ends of a TLS connection over a Unix connection.
 func secured(t testing.TB) (a, b net.Conn) {
 	t.Helper()
 	x, y := sockets(t)
@@ -62,10 +62,10 @@ func securedOver(t testing.TB, x, y net.Conn) (a, b *TLS) {
 	return a, b
 }
 
-// tampered is a connection of which one byte is changed that is read.
+// tampered is a connection that changes one of the bytes that are read.
 type tampered struct {
 	net.Conn
-	after int // so many bytes
+	after int // number of bytes before the changed byte
 }
 
 func (c *tampered) Read(p []byte) (int, error) {
@@ -77,8 +77,8 @@ func (c *tampered) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestTampering: a byte that is changed on the way ends the connection, and nothing of
-// its record reaches the handler.
+// TestTampering: a byte that is changed in transit ends the connection. The handler
+// gets nothing of the byte's record.
 func TestTampering(t *testing.T) {
 	x, y := sockets(t)
 	near, far := securedOver(t, x, y)
@@ -94,8 +94,8 @@ func TestTampering(t *testing.T) {
 	}
 }
 
-// TestCutTLS: the end of the socket between two records is the peer's death, and
-// within one nobody can tell.
+// TestCutTLS: if the socket ends between two records, the peer has died. If it ends
+// within a record, the cause is uncertain.
 func TestCutTLS(t *testing.T) {
 	for name, tt := range map[string]struct {
 		more []byte
@@ -115,8 +115,8 @@ func TestCutTLS(t *testing.T) {
 	}
 }
 
-// TestSealNeverWaits: what a peer that reads nothing is sent stays in memory, and Run
-// ends though the socket takes nothing.
+// TestSealNeverWaits: frames for a peer that does not read stay in memory. Run ends
+// although the socket accepts no bytes.
 func TestSealNeverWaits(t *testing.T) {
 	x, y := sockets(t)
 	near, _ := securedOver(t, x, y)

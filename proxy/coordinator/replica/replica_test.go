@@ -25,7 +25,7 @@ func turn(t *conversation.Table, id string, prefill, decode conversation.Target)
 	t.Record(t.Look(conversation.Query{ID: id}), prefill, decode, epoch)
 }
 
-// fleet is the instances of one coordinator, as it numbers them.
+// fleet holds the instances of one coordinator by their numbers.
 type fleet map[uint32]string
 
 func (f fleet) name(n uint32) string { return f[n] }
@@ -39,7 +39,7 @@ func (f fleet) number(name string) uint32 {
 	return 0
 }
 
-// pull asks until the leader has no more to tell.
+// pull asks the leader until it has no more changes.
 func pull(t *testing.T, c *Copy, s *Source) {
 	t.Helper()
 	for {
@@ -64,7 +64,7 @@ func TestHomesFollowNames(t *testing.T) {
 	s, c := NewSource(leader, there.name), NewCopy(standby)
 	turn(standby, "own", at(3, 0), at(4, 2))
 	c.Follow(here.name)
-	for i := range 2500 { // more than one answer
+	for i := range 2500 { // more than fit into one answer
 		turn(leader, fmt.Sprint("c", i), at(7, int32(i%4)), at(8, 1))
 	}
 	turn(leader, "gone", at(7, 0), at(10, 0))
@@ -76,7 +76,7 @@ func TestHomesFollowNames(t *testing.T) {
 	if !c.InStep() {
 		t.Error("it is not in step")
 	}
-	turn(leader, "c0", at(7, 3), at(9, 0)) // moves
+	turn(leader, "c0", at(7, 3), at(9, 0)) // c0 moves
 	pull(t, c, s)
 	c.Lead(here.number)
 	for id, want := range map[string]conversation.Turn{
@@ -92,7 +92,7 @@ func TestHomesFollowNames(t *testing.T) {
 		}
 	}
 
-	// It is followed in turn, by one that knew the former leader's.
+	// The new leader is followed by the former leader, which knows its own table.
 	back := NewCopy(leader)
 	back.Follow(there.name)
 	pull(t, back, NewSource(standby, here.name))
@@ -106,8 +106,8 @@ func TestHomesFollowNames(t *testing.T) {
 	}
 }
 
-// TestStrayHomes: a home that somebody wrote while the table was a standby's is none
-// when it leads.
+// TestStrayHomes: a home that was recorded while the process was a standby is dropped
+// when the process leads.
 func TestStrayHomes(t *testing.T) {
 	table := conversation.New(10)
 	here := fleet{1: "p0", 2: "d0", 9: "d1"}
@@ -123,7 +123,8 @@ func TestStrayHomes(t *testing.T) {
 	}
 }
 
-// TestAnotherLeader: what one leader was asked for last says nothing to the next.
+// TestAnotherLeader: the position in one leader's changes has no meaning for the next
+// leader.
 func TestAnotherLeader(t *testing.T) {
 	instances := fleet{1: "a"}
 	first, second := conversation.New(10), conversation.New(10)
@@ -142,8 +143,8 @@ func TestAnotherLeader(t *testing.T) {
 	}
 }
 
-// TestRun has a leader that first does not answer, then answers nonsense, then
-// answers; what it is told later is there a tenth of a second after.
+// TestRun: the leader first does not answer, then answers garbage, then answers. A later
+// change of the leader arrives within a tenth of a second.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		instances := fleet{1: "a"}
@@ -205,8 +206,8 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// FuzzAnswer: nothing that is taken for an answer does harm: the table can be
-// used and asked in turn, and has what was read.
+// FuzzAnswer: any bytes that are accepted as an answer leave a usable table. The table
+// has the entries of the answer and can answer in turn.
 func FuzzAnswer(f *testing.F) {
 	leader := conversation.New(10)
 	s := NewSource(leader, fleet{1: "a", 2: "b"}.name)

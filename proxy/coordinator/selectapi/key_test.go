@@ -57,8 +57,8 @@ func TestReadKey(t *testing.T) {
 	}
 }
 
-// servers is where selections with a key went, and how much of the prompt was
-// there; each is finished.
+// chosen makes a selection with a key and finishes it. It returns the chosen server and
+// the part of the prompt that the server held.
 func (w *world) chosen(t *testing.T, role, key string, id int) (server string, match int64) {
 	t.Helper()
 	var a struct {
@@ -75,8 +75,8 @@ func (w *world) chosen(t *testing.T, role, key string, id int) (server string, m
 	return a.Server, a.Info.Match
 }
 
-// TestConversations: each phase of a conversation stays where it was, by its id
-// or by the hash of its beginning.
+// TestConversations: each phase of a conversation stays on its server. The conversation
+// is known by its id or by the hash of its beginning.
 func TestConversations(t *testing.T) {
 	w := newWorld(t, "conversation", nil, "prefill 10.0.0.1:7001", "prefill 10.0.0.2:7001", "prefill 10.0.0.3:7001", "decode 10.0.1.1:7101", "decode 10.0.1.2:7101", "decode 10.0.1.3:7101")
 	home, n := map[string]string{}, 0
@@ -110,7 +110,7 @@ func distinct(m map[string]string) map[string]bool {
 	return d
 }
 
-// listed is JSON of n numbers.
+// listed returns n numbers as JSON.
 func listed(n int, f func(int) uint64) string {
 	var b strings.Builder
 	for i := range n {
@@ -119,12 +119,12 @@ func listed(n int, f func(int) uint64) string {
 	return "[" + b.String()[1:] + "]"
 }
 
-// TestBlocks: a prompt goes where its blocks are, by the engines' events and the
-// hashes of its whole blocks, or by what was sent there before.
+// TestBlocks: a prompt goes to the server that holds its blocks. The engines' events and
+// the hashes of whole blocks show this, or earlier selections of the server.
 func TestBlocks(t *testing.T) {
 	token := func(i int) uint64 { return uint64(1000 + i*i%977) }
 	hash := func(i int) uint64 { return 1<<63 + uint64(i)*7 }
-	key := fmt.Sprintf(`{"block_hashes_by_algo":{"v1_block_key":[%s]},"num_tokens":%d}`, listed(20, hash), 20*32) // the last hash is of a block cut short
+	key := fmt.Sprintf(`{"block_hashes_by_algo":{"v1_block_key":[%s]},"num_tokens":%d}`, listed(20, hash), 20*32) // the last hash is of an incomplete block
 	t.Run("events", func(t *testing.T) {
 		w := newWorld(t, "kv_aware", nil, "prefill 10.0.0.1:7001", "prefill 10.0.0.2:7001", "prefill 10.0.0.3:7001", "decode 10.0.1.1:7101")
 		for n, i := range w.reg.Snapshot().Instances {
@@ -134,7 +134,7 @@ func TestBlocks(t *testing.T) {
 				continue
 			}
 			e := kvindex.Stored{BlockTokens: 32, Tier: kvindex.GPU}
-			for b := range 6 + 10*n { // the second has more
+			for b := range 6 + 10*n { // the second server has more blocks
 				e.Hashes = append(e.Hashes, hash(b))
 			}
 			for i := range len(e.Hashes) * 32 {
@@ -170,8 +170,8 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// FuzzBodies: any body is answered, in its own encoding, and leaves nothing that
-// a finish of the same body does not take away.
+// FuzzBodies: any body gets an answer in its own encoding. A finish with the same body
+// removes all that the body has reserved.
 func FuzzBodies(f *testing.F) {
 	for _, text := range []string{
 		`{"role":"context","routing_key":"c","req_id":9007199254740993,"exclude_server":"10.0.0.1:7001","success":true}`,
@@ -215,7 +215,7 @@ func FuzzBodies(f *testing.F) {
 				w.post(t, "/finish", `{"role":"generation","handle":"`+a.Handle+`"}`, 200)
 			}
 		}
-		// The success of a body may be malformed where its selection was not.
+		// A body may be a valid selection but a malformed finish.
 		for _, l := range w.open.expire(time.Now().Add(2 * Expiry)) {
 			l.Release()
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestGolden: the very bytes of requests as TensorRT-LLM's workers send them, in
-// both encodings, and of their answers. 9007199254740993 is 2^53 + 1.
+// TestGolden checks the exact bytes of the requests of TensorRT-LLM's workers, in both
+// encodings, and of the answers. 9007199254740993 is 2^53 + 1.
 func TestGolden(t *testing.T) {
 	const packed = "application/msgpack"
 	for _, tt := range []struct {
@@ -76,8 +76,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestRefused: what is malformed is said to be, as TensorRT-LLM's coordinator
-// says it.
+// TestRefused: a malformed request gets the same answer as from TensorRT-LLM's
+// coordinator.
 func TestRefused(t *testing.T) {
 	w := newWorld(t, "least_load", nil, "prefill 10.0.0.1:7001", "decode 10.0.1.1:7101")
 	for _, tt := range []struct {
@@ -122,8 +122,8 @@ func TestRefused(t *testing.T) {
 	w.idle(t)
 }
 
-// TestReservations: what is open is counted and carries load, under the id as it
-// came; a duplicate replaces, a second finish does nothing.
+// TestReservations: an open reservation is counted, holds load and has the id of the
+// request. A duplicate replaces the reservation. A second finish does nothing.
 func TestReservations(t *testing.T) {
 	w := newWorld(t, "least_load", nil, "prefill 10.0.0.1:7001", "decode 10.0.1.1:7101")
 	load := func(n int) int64 { return w.reg.Snapshot().Instances[n].Load[0].Tokens() }
@@ -147,7 +147,7 @@ func TestReservations(t *testing.T) {
 	w.idle(t)
 }
 
-// TestHandles: the older form, whose ids are made here.
+// TestHandles: in the older form of the API this process makes the ids.
 func TestHandles(t *testing.T) {
 	w := newWorld(t, "least_load", nil, "prefill 10.0.0.1:7001", "decode 10.0.1.1:7101")
 	var first, second struct{ Server, Handle string }
@@ -169,7 +169,7 @@ func TestHandles(t *testing.T) {
 	w.idle(t)
 }
 
-// TestExpiry: a reservation that nobody finishes ends, one that is renewed lives.
+// TestExpiry: an unfinished reservation expires. A renewed reservation does not.
 func TestExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "least_load", nil, "prefill 10.0.0.1:7001", "decode 10.0.1.1:7101")
@@ -193,13 +193,13 @@ func TestExpiry(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		w.idle(t)
-		w.post(t, "/select", `{"role":"ctx","routing_key":null,"req_id":2}`, 503) // nobody would let it expire
+		w.post(t, "/select", `{"role":"ctx","routing_key":null,"req_id":2}`, 503) // no goroutine would let the reservation expire
 		w.idle(t)
 	})
 }
 
-// TestServers: only TensorRT-LLM instances that a worker reaches and that serve
-// one model.
+// TestServers: only TensorRT-LLM instances that a worker can reach and that serve one
+// model are chosen.
 func TestServers(t *testing.T) {
 	w := newWorld(t, "least_load", nil, "both 10.0.0.1:7001", "both [fd00::1]:7002", "decode 10.0.0.2/x")
 	status, answer, _ := w.call(t, "GET", "/cluster_info", "")
@@ -222,7 +222,7 @@ func TestServers(t *testing.T) {
 	w.post(t, "/select", `{"role":"ctx","routing_key":null,"req_id":1}`, 200)
 }
 
-// TestGuards: the token, and a coordinator that does not lead.
+// TestGuards: the API needs the token. A coordinator that does not lead refuses requests.
 func TestGuards(t *testing.T) {
 	leads := false
 	leading := func(do func()) bool {
@@ -255,7 +255,7 @@ func TestGuards(t *testing.T) {
 	}
 }
 
-// TestGone: a worker that has given up waiting leaves nothing behind.
+// TestGone: a worker that no longer waits for its answer leaves no reservation.
 func TestGone(t *testing.T) {
 	w := newWorld(t, "least_load", nil, "prefill 10.0.0.1:7001", "decode 10.0.1.1:7101")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -265,7 +265,7 @@ func TestGone(t *testing.T) {
 	w.idle(t)
 }
 
-// TestFull: the table is bounded.
+// TestFull: the number of open reservations is bounded.
 func TestFull(t *testing.T) {
 	w := newWorld(t, "least_load", nil, "prefill 10.0.0.1:7001", "decode 10.0.1.1:7101")
 	for n := range maxOpen {
@@ -277,8 +277,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestHammer: many workers at once, duplicates and finishes out of order: nothing
-// is held twice or left.
+// TestHammer: many workers send duplicates, and finish out of order. No load is held
+// twice, and none is left.
 func TestHammer(t *testing.T) {
 	w := newWorld(t, "conversation", nil, "prefill 10.0.0.1:7001", "prefill 10.0.0.2:7001", "decode 10.0.1.1:7101", "decode 10.0.1.2:7101")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -288,7 +288,7 @@ func TestHammer(t *testing.T) {
 		workers.Go(func() {
 			for n := range 150 {
 				role := [...]string{"context", "generation"}[(g+n)%2]
-				id := n % 40 // shared by all
+				id := n % 40 // all workers share the ids
 				w.call(t, "POST", "/select", fmt.Sprintf(`{"role":%q,"routing_key":"c%d","req_id":%d}`, role, n%7, id))
 				w.call(t, "POST", "/renew", fmt.Sprintf(`{"role":%q,"req_id":%d}`, role, id))
 				if n%3 != 0 {

@@ -22,7 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// probes is TensorRT-LLM workers as their probes see them, all of one model.
+// probes answers the probes of TensorRT-LLM workers that all serve one model.
 type probes struct{ model string }
 
 func (p probes) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -47,7 +47,7 @@ func (client) EvictIdle(any, time.Duration) {}
 func (client) CloseIdle()                   {}
 func (client) Stats() upstream.Stats        { return upstream.Stats{} }
 
-// counts hears of fallbacks.
+// counts counts fallbacks.
 type counts struct {
 	mu sync.Mutex
 	of map[string]int // guarded by mu
@@ -67,7 +67,7 @@ func (c *counts) count(key string) int {
 	return c.of[key]
 }
 
-// world is a handler before TensorRT-LLM instances, all of them ready.
+// world is a handler with TensorRT-LLM instances that are all ready.
 type world struct {
 	*Handler
 	reg   *engine.Registry
@@ -76,8 +76,8 @@ type world struct {
 	seen  *counts
 }
 
-// newWorld starts the instances and the place policy of that name. Instances are
-// "role host:port", or "role host:port model"; the world ends with the test.
+// newWorld starts the instances and the place policy with the name place. An instance is
+// "role host:port" or "role host:port model". The world ends with the test.
 func newWorld(t testing.TB, place string, change func(*Options), instances ...string) *world {
 	t.Helper()
 	w := &world{index: kvindex.New(kvindex.Options{}), seen: &counts{of: map[string]int{}}}
@@ -149,7 +149,7 @@ func request(method, path, body string) *http.Request {
 	return r
 }
 
-// call sends a body; headers are pairs of name and value.
+// call sends a request with a body. headers are pairs of name and value.
 func (w *world) call(t testing.TB, method, path, body string, headers ...string) (status int, answer, media string) {
 	t.Helper()
 	r := request(method, path, body)
@@ -161,7 +161,7 @@ func (w *world) call(t testing.TB, method, path, body string, headers ...string)
 	return rec.Code, rec.Body.String(), rec.Header().Get("Content-Type")
 }
 
-// post is call with POST and JSON, whose answer is to have the status.
+// post sends JSON with POST. The test fails unless the answer has the status want.
 func (w *world) post(t testing.TB, path, body string, want int) string {
 	t.Helper()
 	status, answer, _ := w.call(t, "POST", path, body)
@@ -171,7 +171,7 @@ func (w *world) post(t testing.TB, path, body string, want int) string {
 	return answer
 }
 
-// idle fails the test if anything is still held.
+// idle fails the test if a reservation or load is still held.
 func (w *world) idle(t testing.TB) {
 	t.Helper()
 	for _, i := range w.reg.Snapshot().Instances {

@@ -14,7 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// place places a turn by a worker; by says whether the coordinator did.
+// place places a turn by a worker. by reports whether the coordinator placed it.
 func place(t *testing.T, c *fleet.Client, id string) (p *coordinator.Placement, by bool) {
 	t.Helper()
 	p, err := c.Place(t.Context(), turn(id))
@@ -25,8 +25,8 @@ func place(t *testing.T, c *fleet.Client, id string) (p *coordinator.Placement, 
 	return p, !slices.Contains(p.Fallbacks, alone)
 }
 
-// worker starts a worker that finds its coordinators by dial, and knows those of
-// the host that leads.
+// worker starts a worker that reaches its coordinators by dial. The worker knows the
+// instance numbers of the leading host.
 func worker(t *testing.T, numbers *own, dial func(context.Context) (net.Conn, error)) *fleet.Client {
 	t.Helper()
 	c := fleet.NewClient(fleet.ClientOptions{
@@ -38,9 +38,9 @@ func worker(t *testing.T, numbers *own, dial func(context.Context) (net.Conn, er
 
 func names(p *coordinator.Placement) string { return p.Prefill.Name() + " " + p.Decode.Name() }
 
-// TestTakeOver is a planned fail-over without etcd: a second process with the same
-// socket, which leads when it is in step and the first one ends. Leases and homes
-// are then its own.
+// TestTakeOver is a planned fail-over without etcd. A second process has the same
+// socket. It leads when it has the state of the first process and the first process
+// ends. Then it has the leases and homes.
 func TestTakeOver(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	alone := func(l net.Listener) *election.Alone {
@@ -75,7 +75,7 @@ func TestTakeOver(t *testing.T) {
 	if second.Leads() || !first.Leads() || !w.Connected() {
 		t.Fatal("the second leads before its time")
 	}
-	numbers.there.Store(second.host) // which the worker hears of by the topic of membership
+	numbers.there.Store(second.host) // the worker gets these by the topic of membership
 	first.stop()
 	eventually(t, "the second leads and has the lease", func() bool { return second.Leads() && w.Connected() && second.Open() == 1 })
 	if n := first.Open(); n != 0 {
@@ -92,7 +92,7 @@ func TestTakeOver(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return second.Open() == 0 })
 }
 
-// TestNobodyToTakeOverFrom: there has been a coordinator, and nobody is at its
+// TestNobodyToTakeOverFrom: there was a coordinator, but no process listens at its
 // address.
 func TestNobodyToTakeOverFrom(t *testing.T) {
 	dir := privatedirtest.Open(t)
@@ -105,9 +105,9 @@ func TestNobodyToTakeOverFrom(t *testing.T) {
 	}
 }
 
-// TestFailOver has two coordinators at two addresses: the standby is called when
-// the leader is gone, then the former leader follows it. Workers are told at a
-// standby's that it does not lead.
+// TestFailOver has two coordinators at two addresses. When the leader is gone, the
+// standby leads. Then the former leader follows it. A standby tells workers that it does
+// not lead.
 func TestFailOver(t *testing.T) {
 	votes := [2]*vote{newVote(), newVote()}
 	var both [2]*candidate
@@ -170,8 +170,8 @@ func TestFailOver(t *testing.T) {
 	<-votes[0].resigned
 }
 
-// TestLeading: what has begun as the leader's is over before the table is a standby's,
-// and nothing of the kind begins after.
+// TestLeading: operations of a leader end before the process becomes a standby. No such
+// operation begins afterwards.
 func TestLeading(t *testing.T) {
 	v := newVote()
 	h := newHost(t, "p0", "d0")

@@ -29,7 +29,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// protocol is a connector of two legs. Every engine is well and serves model m.
+// protocol is a connector of two legs. Every engine is healthy and serves model m.
 type protocol struct{}
 
 func (protocol) Flow() abi.Flow                      { return abi.FlowConcurrent }
@@ -48,7 +48,7 @@ func (probe) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(""))}, nil
 }
 
-// client is an upstream.Client that is never called.
+// client is an upstream.Client that the tests never call.
 type client struct{}
 
 func (client) Do(context.Context, *upstream.Request) (*upstream.Response, error) {
@@ -65,15 +65,15 @@ func (deaf) Minted(string)           {}
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// host is a process: its engines, which it numbers in its own way, and its Local.
+// host is a process with its engines, its own numbers for them, and its Local.
 type host struct {
 	*coordinator.Local
 	registry *engine.Registry
 	table    *conversation.Table
 }
 
-// newHost returns a host that knows the engines in an order that only it has, by
-// which its ids are its own.
+// newHost returns a host with the engines in the given order. Another order gives the
+// engines other numbers.
 func newHost(t *testing.T, names ...string) *host {
 	t.Helper()
 	ready := make(chan struct{}, 2*len(names))
@@ -119,7 +119,8 @@ func newHost(t *testing.T, names ...string) *host {
 	return h
 }
 
-// start runs something until the test ends, or stop is called; both wait for it.
+// start calls run in a goroutine. The end of the test, or stop, ends run and waits for
+// it.
 func start(t *testing.T, run func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -150,7 +151,7 @@ func (h *host) Number(name string) uint32 {
 	return 0
 }
 
-// candidate is a host that is a coordinator.
+// candidate is a host that runs as a coordinator.
 type candidate struct {
 	*host
 	*Member
@@ -159,7 +160,8 @@ type candidate struct {
 	stop    func() // as SIGTERM does
 }
 
-// newCandidate runs a coordinator on a listener. succeed is for one that is alone.
+// newCandidate runs a coordinator on a listener. succeed is for a coordinator without an
+// election.
 func newCandidate(t *testing.T, h *host, l *net.UnixListener, e Election, succeed func()) *candidate {
 	t.Helper()
 	c := &candidate{host: h, address: "unix:" + l.Addr().String()}
@@ -193,7 +195,7 @@ func listen(t *testing.T) *net.UnixListener {
 	return l
 }
 
-// sameSocket is a listener of the same socket, as a successor gets it.
+// sameSocket returns a listener of the same socket, as a successor gets it.
 func sameSocket(t *testing.T, l *net.UnixListener) *net.UnixListener {
 	t.Helper()
 	l.SetUnlinkOnClose(false)
@@ -209,7 +211,7 @@ func sameSocket(t *testing.T, l *net.UnixListener) *net.UnixListener {
 	return other.(*net.UnixListener)
 }
 
-// vote is an Election that a test decides.
+// vote is an Election whose result the test sets.
 type vote struct {
 	mu       sync.Mutex
 	standing election.Standing
@@ -236,7 +238,7 @@ func (v *vote) set(s election.Standing) {
 func (v *vote) Resign()                 { close(v.resigned) }
 func (v *vote) Run(ctx context.Context) { <-ctx.Done() }
 
-// own is the Numbers of a worker that has one coordinator's instances by name.
+// own is the Numbers of a worker. It finds the instances of one coordinator by name.
 type own struct {
 	here  *host
 	there atomic.Pointer[host]
@@ -257,7 +259,7 @@ func (o *own) Instance(n uint32) *engine.Instance {
 	return o.here.registry.Snapshot().Instance(o.there.Load().Name(n))
 }
 
-// eventually waits for a condition; its bound is no claim about speed.
+// eventually waits for a condition. Its time limit is no claim about speed.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -268,7 +270,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("never: %s", what)
 }
 
-// turn is a request of a conversation.
+// turn returns a request of a conversation.
 func turn(id string) *coordinator.Ask {
 	return &coordinator.Ask{
 		Model: "m", Request: abi.RequestFacts{PromptTokens: 100, MaxTokens: 10, N: 1},

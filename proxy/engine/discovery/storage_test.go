@@ -21,7 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
-// storageCase is a store of cluster blue.
+// storageCase is a test of a store of cluster blue.
 type storageCase struct {
 	*testing.T
 	s     *Storage
@@ -38,7 +38,7 @@ func storageRequest(method, path, body string) *http.Request {
 	return r
 }
 
-// ask sends one request as the workers' client does and returns status and body.
+// ask sends one request as the workers' client does. It returns status and body.
 func (c storageCase) ask(method, path, body string) string {
 	c.Helper()
 	r := storageRequest(method, path, body)
@@ -57,7 +57,7 @@ func (c storageCase) want(method, path, body, want string) {
 	}
 }
 
-// names are the engines that the store tells of.
+// names lists the engines that the store reports.
 func (c storageCase) names() string {
 	var names []string
 	for _, e := range c.s.workers() {
@@ -81,7 +81,7 @@ func workerJSON(id, host string, port, role int) string {
 	return fmt.Sprintf(`{"worker_id": %q, "host": %q, "port": %d, "role": %d}`, id, host, port, role)
 }
 
-// The five routes, as HttpClusterStorageServer answers them.
+// The store answers the five routes as HttpClusterStorageServer does.
 func TestStorageRoutes(t *testing.T) {
 	c := storageCase{T: t, s: newStorage("blue", "", nil)}
 	key := url.QueryEscape(blueKey + contextW)
@@ -125,7 +125,7 @@ func TestStorageRoutes(t *testing.T) {
 	c.want("GET", "/get?key=empty", "", `400 {"result":""}`)
 }
 
-// TestStorageWorkers: which of the keys are engines.
+// TestStorageWorkers: only keys of the cluster's workers become engines.
 func TestStorageWorkers(t *testing.T) {
 	c := storageCase{T: t, s: newStorage("blue", "", nil)}
 	for id, value := range map[string]string{
@@ -144,7 +144,8 @@ func TestStorageWorkers(t *testing.T) {
 	if e := c.s.workers()[1]; e.URL != "http://192.0.2.1:4" { // httptest's peer
 		t.Errorf("a worker that listens everywhere is at %s", e.URL)
 	}
-	// Started anew at the same address: the younger counts, until it leaves.
+	// A worker that restarts at the same address has a second key. The younger key
+	// counts until it is removed.
 	again := strings.Replace(contextW, "0123", "0999", 1)
 	c.want("POST", "/set", setBody(blueKey+again, workerJSON(again, "10.1.0.1", 7001, 0), 10), yes)
 	if got := c.names(); !strings.Contains(got, again) || strings.Contains(got, contextW) {
@@ -156,8 +157,8 @@ func TestStorageWorkers(t *testing.T) {
 	c.want("POST", "/set", setBody("/one/more", "x", 10), no)
 }
 
-// TestStorageExpires: a key ends with its time, unless a heartbeat comes, and
-// time that the proxy stood still is nobody's.
+// TestStorageExpires: a key expires unless a heartbeat comes. The time for which the
+// proxy itself stood still does not count.
 func TestStorageExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := storageCase{T: t, s: newStorage("blue", "", nil)}
@@ -177,7 +178,7 @@ func TestStorageExpires(t *testing.T) {
 		if got := c.names(); got == "" {
 			t.Error("it has left within its time")
 		}
-		time.Sleep(time.Minute) // the proxy is stopped, and with it the reading of heartbeats
+		time.Sleep(time.Minute) // the proxy stands still and reads no heartbeats
 		c.s.sweep(time.Now())
 		if got := c.names(); got == "" {
 			t.Error("it has left by the proxy's own fault")
@@ -186,10 +187,10 @@ func TestStorageExpires(t *testing.T) {
 		if got := c.names(); got != "" {
 			t.Errorf("engines %s", got)
 		}
-		c.want("GET", "/expire?key="+url.QueryEscape(key)+"&ttl=10", "", no) // upon which the worker registers again
+		c.want("GET", "/expire?key="+url.QueryEscape(key)+"&ttl=10", "", no) // after this answer a worker registers again
 		c.want("POST", "/set", setBody(key, value, 10), yes)
 		c.want("POST", "/set", setBody("/for/ever", "x", -1), yes)
-		time.Sleep(10*time.Second + 1) // not swept yet, but over
+		time.Sleep(10*time.Second + 1) // expired, but not removed by a sweep yet
 		c.want("GET", "/get?key="+url.QueryEscape(key), "", `400 {"result":null}`)
 		c.want("POST", "/set", setBody(key, value, 10), yes)
 		run(time.Hour)
@@ -197,22 +198,22 @@ func TestStorageExpires(t *testing.T) {
 	})
 }
 
-// What another store had is the same in the next, to the end of its time: keys,
-// heartbeats, who is the younger, where a worker called from.
+// A store restores the keys of another store with their ends of time, their order
+// of age, and the addresses from which the workers registered.
 func TestStorageRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := storageCase{T: t, s: newStorage("blue", "", nil)}
 		again, anywhere := strings.Replace(contextW, "0123", "0999", 1), "GENERATION-any:4-1-1-001"
 		key := url.QueryEscape(blueKey + contextW)
 		first.want("POST", "/set", setBody(blueKey+again, workerJSON(again, "10.1.0.1", 7001, 0), 10), yes)
-		first.want("POST", "/set", setBody(blueKey+contextW, workerJSON(contextW, "10.1.0.1", 7001, 0), 10), yes) // the younger
+		first.want("POST", "/set", setBody(blueKey+contextW, workerJSON(contextW, "10.1.0.1", 7001, 0), 10), yes) // the younger worker
 		first.want("POST", "/set", setBody(blueKey+anywhere, workerJSON("a", "0.0.0.0", 4, 1), 10), yes)
 		first.want("POST", "/set", setBody("/for/ever", "x", -1), yes)
 		time.Sleep(6 * time.Second)
 		first.want("GET", "/expire?key="+key+"&ttl=20", "", yes)
 
 		c := storageCase{T: t, s: newStorage("blue", "", nil)}
-		c.want("POST", "/set", setBody("/other", "x", -1), yes) // and is not there after
+		c.want("POST", "/set", setBody("/other", "x", -1), yes) // the restore removes this key
 		c.s.restore(first.s.entries())
 		if !reflect.DeepEqual(c.s.workers(), first.s.workers()) || c.names() != "prefill "+contextW+", decode "+anywhere {
 			t.Errorf("%s, were %s", c.names(), first.names())
@@ -229,7 +230,7 @@ func TestStorageRestored(t *testing.T) {
 			time.Sleep(sweepEvery)
 			c.s.sweep(time.Now())
 		}
-		if got := c.names(); got != "prefill "+contextW { // after 11 s and 5 of 20
+		if got := c.names(); got != "prefill "+contextW { // 11 s have passed; the 20 s of this worker began 5 s ago
 			t.Errorf("engines %s", got)
 		}
 		third := strings.Replace(contextW, "0123", "0001", 1)
@@ -245,8 +246,8 @@ func TestStorageRestored(t *testing.T) {
 	})
 }
 
-// A successor answers with what its predecessor had, from the moment that that
-// leaves, and not before; who asks meanwhile is answered.
+// A successor takes over the keys of its predecessor when the predecessor leaves,
+// and not before. Requests during the change are answered too.
 func TestStorageSuccessor(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	start := func(l net.Listener) (s *Storage, lists chan []config.Engine) {
@@ -332,7 +333,7 @@ func TestStorageSuccessor(t *testing.T) {
 	wg.Wait()
 }
 
-// What is stored is bounded.
+// The size of the stored texts is bounded.
 func TestStorageIsBounded(t *testing.T) {
 	s := newStorage("blue", "", nil)
 	value := strings.Repeat("x", maxRecord-10)
@@ -364,7 +365,7 @@ func TestStorageToken(t *testing.T) {
 	}
 }
 
-// TestStorageHammer: many workers at once come, beat and go.
+// TestStorageHammer: many workers register, send heartbeats and leave at once.
 func TestStorageHammer(t *testing.T) {
 	s := newStorage("blue", "", nil)
 	var wg sync.WaitGroup
@@ -408,7 +409,7 @@ func FuzzStorageSet(f *testing.F) {
 	})
 }
 
-// What a worker's record at the metadata server becomes.
+// readMetadata turns a worker's record at the metadata server into an engine.
 func TestReadMetadata(t *testing.T) {
 	for _, tt := range []struct{ key, value, want string }{
 		{"trtllm/h-1234", `{"model":"/m","version":"1.1.0","timestamp":"2025-10-13T10:00:00.0","server_role":"CONTEXT","url":"http://h:8001"}`, "prefill h-1234 http://h:8001"},

@@ -7,9 +7,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// benchBatch is a batch as vLLM since 2026-06 writes it: a store event of 64
-// blocks of 16 tokens with extra keys, then as many events that remove one
-// block each. The numbers of the blocks are stored and above, removed and above.
+// benchBatch returns a batch in the format of vLLM since 2026-06. One event stores
+// 64 blocks of 16 tokens with extra keys. Then 64 events remove one block each. The
+// arguments are the lowest numbers of the stored and of the removed blocks.
 func benchBatch(stored, removed uint64) []byte {
 	const blocks, block = 64, 16
 	str := func(b []byte, s string) []byte { return append(append(b, 0xa0|byte(len(s))), s...) }
@@ -41,15 +41,15 @@ func benchBatch(stored, removed uint64) []byte {
 	return append(b, 0)
 }
 
-// BenchmarkBatches is the way from a payload into the index on one core; events
-// are blocks that are stored or removed. Each batch removes the oldest of 256 Ki
-// blocks, so that the index is not in the cache of the processor.
+// BenchmarkBatches decodes payloads and applies them to the index on one core. An
+// event is one stored or removed block. Each batch removes the oldest of 256 Ki
+// blocks, so that the index does not fit into the processor's cache.
 func BenchmarkBatches(b *testing.B) {
 	for _, tt := range []struct {
 		name string
 		to   func(*kvindex.Index) feed
 	}{
-		{"decode", func(*kvindex.Index) feed { return nowhere{} }},
+		{"decode", func(*kvindex.Index) feed { return discardFeed{} }},
 		{"index", func(x *kvindex.Index) feed { return kvindex.NewFeed(x, x.Add(), "m") }},
 	} {
 		b.Run(tt.name, func(b *testing.B) {

@@ -9,7 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// notes is a feed that writes down what it is told, one line a call.
+// notes is a feed that records each call as one line.
 type notes struct{ lines []string }
 
 func (n *notes) add(format string, args ...any) {
@@ -49,7 +49,7 @@ func (n *notes) take() []string {
 
 func tierName(t kvindex.Tier) string { return [...]string{"gpu", "cpu", "disk"}[t] }
 
-// expect compares lines with what was noted since the last call.
+// expect compares want with the lines recorded since the last call of expect.
 func (n *notes) expect(t *testing.T, want ...string) {
 	t.Helper()
 	if got := n.take(); !slices.Equal(got, want) {

@@ -8,8 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// unhex reads bytes written in hexadecimal with spaces, line breaks and, after
-// a slash, comments to the end of the line; "text" stands for its bytes.
+// unhex reads bytes in hexadecimal. Spaces and line breaks separate bytes, a slash
+// begins a comment to the end of the line, and "text" stands for its bytes.
 func unhex(t testing.TB, s string) []byte {
 	t.Helper()
 	var out []byte
@@ -32,7 +32,7 @@ func unhex(t testing.TB, s string) []byte {
 
 const ts = "cb 41d9a3c2e0000000 " // a float64 time stamp
 
-// TestBatches reads payloads that were written down by the msgpack
+// TestBatches decodes payloads that were written by hand from the msgpack
 // specification and the field lists of vLLM and SGLang.
 func TestBatches(t *testing.T) {
 	for _, tt := range []struct {
@@ -56,7 +56,7 @@ func TestBatches(t *testing.T) {
 			00 ae "full_attention" c0      / group, kind, window
 			94 ac "BlockRemoved" 91 07 a3 "GPU" 00
 			c0`,
-			want: []string{"remove gpu: [7]"}}, // a block below the GPU has no length of its own to trust yet
+			want: []string{"remove gpu: [7]"}}, // outside the GPU the block length of the event is not reliable yet
 		{name: "vLLM since 2026-06: maps, defaults omitted", hex: `93 ` + ts + ` 93
 			89 a4 "type" ab "BlockStored"
 			ac "block_hashes" 91 cf ffffffffffffffff
@@ -183,8 +183,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestBatchesReuse: nothing of one event is left in the next, and no memory is
-// asked for once the longest has been seen.
+// TestBatchesReuse: the decoder reuses its memory. No field of one event appears in
+// the next event, and after the longest event the decoder allocates nothing.
 func TestBatchesReuse(t *testing.T) {
 	first := unhex(t, `92 `+ts+` 91
 		99 ab "BlockStored" 93 01 02 03 2a 93 07 08 09 01 03 a3 "CPU" a3 "sql" 91 92 a3 "sql" a6 "tenant"`)
@@ -197,13 +197,13 @@ func TestBatchesReuse(t *testing.T) {
 		if err := d.decode(first); err != nil {
 			t.Fatal(err)
 		}
-		n.expect(t) // the keys of its first block mean something else than tokens
+		n.expect(t) // the first block has extra keys, so its tokens alone do not identify it
 		if err := d.decode(second); err != nil {
 			t.Fatal(err)
 		}
 		n.expect(t, "store gpu after root: [1] tokens [7] by 1", "remove gpu: [4]")
 	}
-	d.to = nowhere{}
+	d.to = discardFeed{}
 	if got := testing.AllocsPerRun(100, func() {
 		if d.decode(first) != nil || d.decode(second) != nil {
 			t.Error("not read")
@@ -213,15 +213,15 @@ func TestBatchesReuse(t *testing.T) {
 	}
 }
 
-// nowhere is a feed that takes everything and does nothing.
-type nowhere struct{}
+// discardFeed is a feed that ignores every event.
+type discardFeed struct{}
 
-func (nowhere) Stored(*kvindex.Stored)                     {}
-func (nowhere) Removed(kvindex.Tier, []uint64)             {}
-func (nowhere) Moved(kvindex.Tier, kvindex.Tier, []uint64) {}
-func (nowhere) Cleared()                                   {}
+func (discardFeed) Stored(*kvindex.Stored)                     {}
+func (discardFeed) Removed(kvindex.Tier, []uint64)             {}
+func (discardFeed) Moved(kvindex.Tier, kvindex.Tier, []uint64) {}
+func (discardFeed) Cleared()                                   {}
 
-// checked is a feed that fails the test at an event that makes no sense.
+// checked is a feed that fails the test at an inconsistent event.
 type checked struct{ t *testing.T }
 
 func (c checked) Stored(e *kvindex.Stored) {

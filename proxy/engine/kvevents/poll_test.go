@@ -19,14 +19,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// drain is a TensorRT-LLM engine as a poller sees it: each answer empties its
-// queue.
+// drain simulates a TensorRT-LLM engine for a poller. Each answer contains the whole
+// queue and empties the queue.
 type drain struct {
 	mu    sync.Mutex
 	queue []string // events
-	err   error    // of the next polls
+	err   error    // error of the next polls
 	code  int
-	cut   bool // the next answer breaks off
+	cut   bool // the next answer ends too early
 	polls []time.Time
 	reqs  []string
 }
@@ -57,7 +57,7 @@ func (d *drain) set(f func()) {
 	f()
 }
 
-// gaps are the waits between the polls since the last call, in ms.
+// gaps returns the times between the polls since the last call of gaps, in ms.
 func (d *drain) gaps() (ms []int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,7 +68,8 @@ func (d *drain) gaps() (ms []int) {
 	return ms
 }
 
-// polled runs a manager that polls one engine of two ranks, in a bubble.
+// polled calls f in simulated time, with a manager that polls one engine of two
+// ranks.
 func polled(t *testing.T, f func(t *testing.T, m *Manager, e *drain, x *kvindex.Index, counts *counted)) {
 	synctest.Test(t, func(t *testing.T) {
 		x := kvindex.New(kvindex.Options{})
@@ -93,7 +94,8 @@ func polled(t *testing.T, f func(t *testing.T, m *Manager, e *drain, x *kvindex.
 	})
 }
 
-// matched is how many blocks of one token each target holds of a prompt.
+// matched returns for each target the number of the prompt's blocks that the target
+// holds. A block has one token.
 func matched(x *kvindex.Index, tokens ...uint32) []uint32 {
 	out := make([]kvindex.Match, x.Targets())
 	x.Match(kvindex.AppendTokens(nil, kvindex.Seed("m", "", ""), tokens, 1), out)
@@ -148,8 +150,8 @@ func TestPoll(t *testing.T) {
 	})
 }
 
-// TestPollGone: an engine that refuses connections has no blocks, at once; one
-// that is merely silent keeps them.
+// TestPollGone: an engine that refuses connections loses its blocks at once. An
+// engine that does not answer keeps its blocks.
 func TestPollGone(t *testing.T) {
 	polled(t, func(t *testing.T, m *Manager, e *drain, x *kvindex.Index, counts *counted) {
 		e.set(func() { e.queue = []string{storedJSON(0, "", "null", blockJSON("1", 0, "", 7))} })
@@ -181,8 +183,7 @@ func TestPollGone(t *testing.T) {
 	})
 }
 
-// TestPollPace: polls follow each other fast while events come, and slowly while
-// none do.
+// TestPollPace: the manager polls often while events come, and rarely otherwise.
 func TestPollPace(t *testing.T) {
 	polled(t, func(t *testing.T, m *Manager, e *drain, x *kvindex.Index, counts *counted) {
 		time.Sleep(4 * time.Second)

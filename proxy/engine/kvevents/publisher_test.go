@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// zmtpListener is the listening side of ZMTP 3.0, written down from its
-// specification and apart from package zmtp.
+// zmtpListener is the listening side of ZMTP 3.0. It follows the specification and
+// shares no code with package zmtp, so that both cannot share a mistake.
 type zmtpListener struct {
 	net.Listener
 	running sync.WaitGroup
@@ -20,8 +20,8 @@ type zmtpListener struct {
 	conns []net.Conn // guarded by mu
 }
 
-// listen accepts connections at an endpoint, "" for a new one, makes the handshake
-// as a socket of the kind, and then calls serve.
+// listen accepts connections at an endpoint ("": a new one). For each connection
+// listen does the handshake of a socket of this kind and then calls serve.
 func listen(t *testing.T, endpoint, kind string, serve func(net.Conn)) *zmtpListener {
 	t.Helper()
 	if endpoint == "" {
@@ -52,7 +52,7 @@ func listen(t *testing.T, endpoint, kind string, serve func(net.Conn)) *zmtpList
 	return l
 }
 
-// shakeHands sends a greeting and READY, and reads those of the peer.
+// shakeHands sends a greeting and READY, and reads the peer's greeting and READY.
 func shakeHands(c net.Conn, kind string) error {
 	hello := "\xff" + strings.Repeat("\x00", 8) + "\x7f\x03\x00NULL" + strings.Repeat("\x00", 48)
 	ready := "\x05READY\x0bSocket-Type\x00\x00\x00" + string(rune(len(kind))) + kind
@@ -80,7 +80,7 @@ func (l *zmtpListener) close() {
 
 func (l *zmtpListener) endpoint() string { return "tcp://" + l.Addr().String() }
 
-// frames are the bytes of a message of short frames.
+// frames returns the bytes of a message of short frames.
 func frames(list ...[]byte) []byte {
 	var b []byte
 	for i, frame := range list {
@@ -93,8 +93,8 @@ func frames(list ...[]byte) []byte {
 	return b
 }
 
-// publisher is an engine's side: PUB, and a buffer behind a ROUTER if it has a
-// replay endpoint.
+// publisher is the engine's side: a PUB socket and, with a replay endpoint, a ROUTER
+// socket that answers from a buffer.
 type publisher struct {
 	pub, router *zmtpListener
 	topics      bool // the replay names the topic too
@@ -102,11 +102,11 @@ type publisher struct {
 	mu          sync.Mutex
 	subscribers []net.Conn // guarded by mu
 	batches     [][]byte   // by number; guarded by mu
-	first       int        // of those still in the buffer; guarded by mu
+	first       int        // number of the oldest batch in the buffer; guarded by mu
 }
 
-// publish starts a publisher with batches that it has published before; an
-// empty endpoint is a new one.
+// publish starts a publisher. The batches before count as already published. An
+// empty endpoint means a new one.
 func publish(t *testing.T, events, replay string, topics bool, before ...[]byte) *publisher {
 	t.Helper()
 	p := &publisher{topics: topics, batches: before}
@@ -146,7 +146,7 @@ func (p *publisher) serveSubscriber(c net.Conn) {
 	io.Copy(io.Discard, c)
 }
 
-// serveReplay answers requests of an empty frame and a number.
+// serveReplay answers replay requests. A request is an empty frame and a number.
 func (p *publisher) serveReplay(c net.Conn) {
 	for request := make([]byte, 12); ; {
 		if _, err := io.ReadFull(c, request); err != nil || string(request[:4]) != "\x01\x00\x00\x08" {
@@ -171,7 +171,7 @@ func (p *publisher) serveReplay(c net.Conn) {
 	}
 }
 
-// add puts a batch into the buffer; send says whether it is published too.
+// add appends a batch to the buffer and, if send is true, publishes the batch.
 func (p *publisher) add(t *testing.T, batch []byte, send bool) {
 	t.Helper()
 	p.mu.Lock()
@@ -192,7 +192,7 @@ func (p *publisher) send(seq uint64, batch []byte) {
 	}
 }
 
-// subscribed waits until somebody has subscribed.
+// subscribed waits until a subscriber has subscribed.
 func (p *publisher) subscribed(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {

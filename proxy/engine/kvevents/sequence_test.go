@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestSequence walks through numbers; a batch is its number and the life of the
-// engine that sent it.
+// TestSequence checks the order of sequence numbers. The byte life stands for the
+// content of the batch: another life of the engine sends other batches.
 func TestSequence(t *testing.T) {
 	type step struct {
 		seq  uint64

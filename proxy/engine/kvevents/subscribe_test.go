@@ -16,12 +16,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// removal is a batch that removes one block.
+// removal returns a batch that removes one block.
 func removal(hash byte) []byte {
 	return slices.Concat([]byte{0x92, 0, 0x91, 0x92, 0xac}, []byte("BlockRemoved"), []byte{0x91, hash})
 }
 
-// locked is notes for a test that reads them while they are written.
+// locked is a notes with a lock, for a test that reads lines while the feed records.
 type locked struct {
 	mu sync.Mutex
 	notes
@@ -40,7 +40,8 @@ func (l *locked) Moved(from, to kvindex.Tier, h []uint64) {
 }
 func (l *locked) Cleared() { l.do(func() { l.notes.Cleared() }) }
 
-// await waits until the last of the lines were noted, and compares all.
+// await waits until the feed has recorded the last line of want, and compares all
+// lines.
 func (l *locked) await(t *testing.T, want ...string) {
 	t.Helper()
 	var got []string
@@ -56,7 +57,7 @@ func (l *locked) await(t *testing.T, want ...string) {
 	l.do(func() { l.lines = nil })
 }
 
-// counted are hooks that count.
+// counted counts the calls of hooks.
 type counted struct {
 	mu sync.Mutex
 	by map[string]int
@@ -82,8 +83,8 @@ func (c *counted) hooks() Hooks {
 	}
 }
 
-// expect waits until that much was counted: a replay ends a little later than its
-// last batch is taken in.
+// expect waits until the counts equal want. The wait is needed because a replay ends
+// a little after its last batch is applied.
 func (c *counted) expect(t *testing.T, want map[string]int) {
 	t.Helper()
 	var got string
@@ -98,7 +99,7 @@ func (c *counted) expect(t *testing.T, want map[string]int) {
 	t.Errorf("counted %s, want %v", got, want)
 }
 
-// testSubscriber is a subscriber that notes and counts what it does.
+// testSubscriber returns a subscriber, the record of its events, and its counts.
 func testSubscriber(events, replay string) (*subscriber, *locked, *counted) {
 	to, counts := &locked{}, &counted{}
 	hooks := counts.hooks()
@@ -111,7 +112,7 @@ func testSubscriber(events, replay string) (*subscriber, *locked, *counted) {
 
 func number(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
 
-// TestMessages gives messages to a subscriber without a replay.
+// TestMessages passes messages to a subscriber without a replay endpoint.
 func TestMessages(t *testing.T) {
 	s, to, counts := testSubscriber("", "")
 	for _, step := range []struct {
@@ -154,8 +155,8 @@ func follow(t *testing.T, s *subscriber) *worker {
 	return w
 }
 
-// TestLateJoin: batches from before the connection come from the replay, in
-// both of its forms, and so do those of a gap.
+// TestLateJoin: the replay delivers the batches from before the connection and the
+// batches of a gap. Both forms of the replay work: with and without topics.
 func TestLateJoin(t *testing.T) {
 	for _, topics := range []bool{false, true} {
 		t.Run(fmt.Sprintf("topics %v", topics), func(t *testing.T) {
@@ -180,8 +181,8 @@ func TestLateJoin(t *testing.T) {
 	}
 }
 
-// TestBufferTooShort: what a replay cannot reach back to is lost, and the feed
-// starts over with what is left.
+// TestBufferTooShort: batches that the replay's buffer no longer has are lost. The
+// subscriber clears the feed and continues with the batches that the buffer has.
 func TestBufferTooShort(t *testing.T) {
 	p := publish(t, "", "", true)
 	s, to, counts := testSubscriber(p.events(), p.replay())
@@ -200,8 +201,9 @@ func TestBufferTooShort(t *testing.T) {
 	counts.expect(t, map[string]int{"applied": 4, "gap": 1, "replay complete": 2, "resync gap": 1})
 }
 
-// TestReconnect: after a lost connection an engine that still has the last batch
-// is the same one, and nothing is lost; any other starts over.
+// TestReconnect: after a lost connection an engine whose replay still has the last
+// batch is the same engine, and no batch is lost. Otherwise the subscriber clears
+// the feed.
 func TestReconnect(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -243,8 +245,8 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// TestReplayFails: a replay endpoint that does not answer costs the blocks, not
-// the events that follow. One that is silent is not asked again at once.
+// TestReplayFails: if the replay fails, the subscriber clears the feed and applies
+// the events that follow. It does not ask a silent replay endpoint again at once.
 func TestReplayFails(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -273,8 +275,8 @@ func TestReplayFails(t *testing.T) {
 	}
 }
 
-// TestTold: an engine that is said to have restarted starts over, over the same
-// connection's address.
+// TestTold: the subscriber clears the feed and connects again, to the same address,
+// when the manager reports that the engine has restarted.
 func TestTold(t *testing.T) {
 	p := publish(t, "", "", true)
 	s, to, counts := testSubscriber(p.events(), p.replay())
@@ -287,8 +289,8 @@ func TestTold(t *testing.T) {
 	counts.expect(t, map[string]int{"applied": 2, "replay complete": 2, "resync told": 1})
 }
 
-// TestReplayOfAnother: a replay that turns out to be another engine's starts
-// over.
+// TestReplayOfAnother: a replay with another batch under a known number comes from
+// another engine. The subscriber clears the feed.
 func TestReplayOfAnother(t *testing.T) {
 	s, to, counts := testSubscriber("", "")
 	s.late(7, removal(1))
@@ -299,8 +301,8 @@ func TestReplayOfAnother(t *testing.T) {
 	counts.expect(t, map[string]int{"applied": 3, "resync restart": 1})
 }
 
-// TestManagerSubscribes: a manager follows a publisher into the index, and not
-// after it was told to forget it.
+// TestManagerSubscribes: a manager applies the events of a publisher to the index
+// until the manager has to forget the engine.
 func TestManagerSubscribes(t *testing.T) {
 	x := kvindex.New(kvindex.Options{})
 	m := New(Options{Index: x})

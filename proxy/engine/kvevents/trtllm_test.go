@@ -9,7 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// tokensJSON is a list of tokens as TensorRT-LLM writes it.
+// tokensJSON returns a list of tokens in TensorRT-LLM's format.
 func tokensJSON(ids ...int) string {
 	var b strings.Builder
 	for i, id := range ids {
@@ -31,8 +31,8 @@ func storedJSON(id int, more, parent string, blocks ...string) string {
 		id, parent, strings.Join(blocks, ","), more)
 }
 
-// TestDrained reads answers that were written down by TensorRT-LLM's
-// KVCacheEventSerializer.
+// TestDrained reads answers that were written by hand from the code of
+// TensorRT-LLM's KVCacheEventSerializer.
 func TestDrained(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
@@ -137,9 +137,9 @@ func TestDrained(t *testing.T) {
 	}
 }
 
-// TestDrainedReuse: no memory is asked for once the longest event has been seen.
+// TestDrainedReuse: after the longest event the decoder allocates no memory.
 func TestDrainedReuse(t *testing.T) {
-	d := drained{ranks: []drainedRank{{to: nowhere{}}}, resync: func(int, string) {}}
+	d := drained{ranks: []drainedRank{{to: discardFeed{}}}, resync: func(int, string) {}}
 	body := []byte(`[` + storedJSON(0, "", "null", blockJSON("1", 0, `,"cache_salt":"tenant"`, 1, 2), blockJSON("2", 1, "", 3, 4)) + `,` +
 		`{"event_id":1,"data":{"type":"removed","block_hashes":[1,"ff"]},"window_size":4096}]`)
 	if got := testing.AllocsPerRun(100, func() {

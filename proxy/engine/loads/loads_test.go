@@ -23,16 +23,17 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// fakeEngines answers for every engine by host: with load where it has one, else
-// as a well engine that serves model m.
+// fakeEngines answers for every engine, by host. It answers probes as a healthy engine
+// that serves model m, and all other paths with the host's function in load. Without
+// a function the call fails.
 type fakeEngines struct {
 	mu    sync.Mutex
 	load  map[string]func(path string) (status int, body string) // by host
-	delay map[string]time.Duration                               // of load, by host
+	delay map[string]time.Duration                               // delay of the load calls, by host
 	calls map[string]int                                         // by host and path
-	busy  map[string]int                                         // load calls under way, by host
-	most  int                                                    // load calls of one host at once
-	key   string                                                 // the last Authorization of a load call
+	busy  map[string]int                                         // running load calls, by host
+	most  int                                                    // largest number of simultaneous load calls of one host
+	key   string                                                 // Authorization header of the last load call
 }
 
 func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -80,7 +81,7 @@ type lab struct {
 	log      logBook
 }
 
-// logBook is what was logged.
+// logBook keeps the log for the tests.
 type logBook struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -98,8 +99,8 @@ func (b *logBook) String() string {
 	return b.text.String()
 }
 
-// quiet is a connector that leaves the metrics to the poller, so that their
-// asking can be counted.
+// quiet is a connector that does not read the metrics itself. So the tests count
+// only the poller's calls.
 type quiet struct{ engine.Protocol }
 
 func (q quiet) FactPaths(role abi.Role) []string {
@@ -139,14 +140,14 @@ func newLab(t *testing.T, specs ...config.Engine) *lab {
 	return l
 }
 
-// start runs the lab until the test ends, in a bubble; polls come half a second
-// after what the test does.
+// start runs the lab until the test ends, in simulated time. The polls come half a
+// second after the steps of the test.
 func (l *lab) start(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { l.registry.Run(ctx) })
-	synctest.Wait() // all are ready
+	synctest.Wait() // all engines are ready
 	time.Sleep(time.Second / 2)
 	running.Go(func() { l.poller.Run(ctx) })
 	time.Sleep(time.Second / 2)
@@ -165,12 +166,12 @@ func (l *lab) count(call string) int {
 	return l.calls[call]
 }
 
-// view is the load of a rank now.
+// view returns the current load of a rank.
 func (l *lab) view(name string, rank int) load.View {
 	return l.registry.Snapshot().Instance(name).Load[rank].View(time.Now())
 }
 
-// says answers one path with a body, and others with 404.
+// says returns a function that answers one path with body, and other paths with 404.
 func says(path, body string) func(string) (int, string) {
 	return func(asked string) (int, string) {
 		if asked == path {
@@ -187,7 +188,7 @@ func TestPoll(t *testing.T) {
 		name  string
 		spec  config.Engine
 		say   func(string) (int, string)
-		polls int // until it is known
+		polls int // polls until the load is known
 		want  []load.View
 		block int
 	}{
@@ -255,7 +256,8 @@ func TestPoll(t *testing.T) {
 	}
 }
 
-// TestOwnIsNotForeign: what this proxy sent is in the engine's answer too.
+// TestOwnIsNotForeign: an engine's answer also counts the requests that this proxy
+// sent. They do not count as requests of others.
 func TestOwnIsNotForeign(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, config.Engine{Name: "e", Connector: config.ConnectorVLLMNixl})
@@ -279,8 +281,8 @@ func TestOwnIsNotForeign(t *testing.T) {
 	})
 }
 
-// TestTrouble: whatever an engine answers, it stays ready, what it said fades,
-// and the log says once what is wrong.
+// TestTrouble: after a bad answer of any kind the engine stays ready, its last load
+// fades, and the log reports the cause once.
 func TestTrouble(t *testing.T) {
 	for name, say := range map[string]func(string) (int, string){
 		"refuses":  nil,
@@ -324,8 +326,8 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// TestTransfers: what an engine says of its transfers is measured, each once. A
-// token of this one has 2^30/1024 bytes.
+// TestTransfers: the poller measures each transfer that an engine reports once. A
+// token of this engine has 2^30/1024 bytes.
 func TestTransfers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		last := func(speed, millis float64) func(string) (int, string) {
@@ -341,11 +343,11 @@ func TestTransfers(t *testing.T) {
 		}
 		// 10 GB/s for 100 ms are 1024 tokens, 98 µs each.
 		l.set(func() { l.load["e"] = last(10, 100) })
-		time.Sleep(time.Minute) // the same transfer all the time
+		time.Sleep(time.Minute) // every poll reports the same transfer
 		if got := speed.PerToken(); got < 97 || got > 98 {
 			t.Errorf("%v µs a token, want 97.7", got)
 		}
-		l.set(func() { l.load["e"] = last(5, 200) }) // one of the same size that took twice as long
+		l.set(func() { l.load["e"] = last(5, 200) }) // a transfer of the same size that took twice as long
 		time.Sleep(2 * time.Second)
 		if got := speed.PerToken(); got < 146 || got > 147 {
 			t.Errorf("%v µs a token, want the mean of 97.7 and 195.3", got)
@@ -353,7 +355,7 @@ func TestTransfers(t *testing.T) {
 	})
 }
 
-// TestRest: an engine that knows none of the paths is not asked all the time.
+// TestRest: the poller rarely asks an engine that knows none of the paths.
 func TestRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, config.Engine{Name: "e", Connector: config.ConnectorSGLang})
@@ -368,8 +370,8 @@ func TestRest(t *testing.T) {
 	})
 }
 
-// TestOneAtATime: an engine that answers late is not asked again meanwhile, and
-// keeps no other waiting.
+// TestOneAtATime: the poller sends no second call to an engine before the first is
+// answered. A slow engine does not delay the polls of others.
 func TestOneAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		specs := []config.Engine{{Name: "slow", Connector: config.ConnectorVLLMNixl}, {Name: "fast", Connector: config.ConnectorVLLMNixl}}
@@ -391,7 +393,7 @@ func TestOneAtATime(t *testing.T) {
 	})
 }
 
-// TestTimeout: a poll ends by itself.
+// TestTimeout: a poll that gets no answer ends after its time-out.
 func TestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, config.Engine{Name: "e", Connector: config.ConnectorVLLMNixl})
@@ -408,7 +410,7 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// TestInterval: the interval can be changed, and 0 ends the polls.
+// TestInterval: a new interval takes effect, and an interval of 0 ends the polls.
 func TestInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, config.Engine{Name: "e", Connector: config.ConnectorVLLMNixl})
@@ -436,7 +438,8 @@ func TestInterval(t *testing.T) {
 	})
 }
 
-// TestComeAndGo: engines are asked from when they are ready until they leave.
+// TestComeAndGo: the poller asks engines from the time that they are ready until they
+// leave.
 func TestComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)

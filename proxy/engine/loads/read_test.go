@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// vllmMetrics is what vLLM's V1 engine with two data-parallel ranks answers, less
-// most of its families.
+// vllmMetrics is an answer of vLLM's V1 engine with two data-parallel ranks. Most
+// metric families are left out.
 const vllmMetrics = `# HELP python_gc_objects_collected_total Objects collected during gc
 # TYPE python_gc_objects_collected_total counter
 python_gc_objects_collected_total{generation="0"} 146351.0
@@ -168,7 +168,7 @@ func TestReadSGLang(t *testing.T) {
 	}
 }
 
-// trtllmOld is what a worker without attention data parallelism answers.
+// trtllmOld is an answer of a worker without attention data parallelism.
 const trtllmOld = `[{"cpuMemUsage":3492,"gpuMemUsage":25330607135,"inflightBatchingStats":{"avgNumDecodedTokensPerIter":0.0,"microBatchId":0,
 "numContextRequests":1,"numCtxTokens":16000,"numGenRequests":0,"numPausedRequests":0,"numScheduledRequests":1},"iter":0,"iterLatencyMS":0.0,
 "kvCacheStats":{"allocNewBlocks":250,"allocTotalBlocks":250,"cacheHitRate":0.0,"freeNumBlocks":1745,"maxNumBlocks":7240,"missedBlocks":0,
@@ -184,8 +184,8 @@ func trtllmOldAnswer() Answer {
 }
 
 func TestReadTRTLLM(t *testing.T) {
-	// Rank 0 has the queue of all, and its active requests and blocks stand in
-	// every row.
+	// Rank 0 reports the queue of all ranks. Every row contains the active requests
+	// and blocks of rank 0.
 	const parallel = `[
 {"iter":16,"attentionDpRank":0,"numActiveRequests":900,"numQueuedRequests":1,"inflightBatchingStats":{}},
 {"iter":17,"attentionDpRank":0,"numActiveRequests":40,"numQueuedRequests":9,"kvCacheStats":{"usedNumBlocks":10,"maxNumBlocks":100,"tokensPerBlock":32},
@@ -251,7 +251,7 @@ func TestSumAndShare(t *testing.T) {
 	}
 }
 
-// sound checks what must hold of every answer, whatever the bytes were.
+// sound checks the rules that hold for every answer, for any input.
 func sound(t *testing.T, a Answer) {
 	t.Helper()
 	seen := make(map[int]bool)
@@ -296,7 +296,7 @@ func FuzzRead(f *testing.F) {
 }
 
 func BenchmarkReadMetrics(b *testing.B) {
-	// About as much as an engine with a dozen histograms answers.
+	// The size of an answer of an engine with about a dozen histograms.
 	body := []byte(vllmMetrics + strings.Repeat("vllm:time_to_first_token_seconds_bucket{engine=\"0\",le=\"0.001\",model_name=\"meta-llama/Llama-3.1-8B\"} 0.0\n", 2000))
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {

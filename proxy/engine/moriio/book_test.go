@@ -18,8 +18,8 @@ func newTestBook() (*book, *bytes.Buffer) {
 	return newBook(slog.New(slog.NewTextHandler(&out, nil)), false), &out
 }
 
-// A registration that comes again is no second engine, whatever its counter
-// says; one with other ports takes the place of the first.
+// A repeated registration is no second engine, whatever its counter is. A
+// registration with other ports replaces the first one.
 func TestSameAddressIsOneEngine(t *testing.T) {
 	b, _ := newTestBook()
 	now := time.Now()
@@ -44,8 +44,8 @@ func TestSameAddressIsOneEngine(t *testing.T) {
 	}
 }
 
-// Engines of the two modes are of two connectors, so that nobody pairs them, and
-// none of them harms the other.
+// Engines of the two modes have different connectors. So the proxy never pairs
+// them, and both stay registered.
 func TestModesMix(t *testing.T) {
 	b, _ := newTestBook()
 	b.register(message{text: bytesOf(t, newP)}, time.Now())
@@ -56,13 +56,13 @@ func TestModesMix(t *testing.T) {
 	}
 }
 
-// What is logged of the silence is the time that passed, not the time of day.
+// The log shows for how long the engine was silent, not a time of day.
 func TestSilentEngineLeaves(t *testing.T) {
 	b, out := newTestBook()
 	start := time.Date(2026, 3, 25, 12, 0, 0, 0, time.UTC)
 	b.register(message{text: bytesOf(t, newP)}, start)
 	b.register(message{text: bytesOf(t, oldD)}, start)
-	b.register(message{text: bytesOf(t, newP)}, start.Add(9*time.Second)) // three of the other's are lost
+	b.register(message{text: bytesOf(t, newP)}, start.Add(9*time.Second)) // three registrations of the decode engine are lost
 	if b.expire(start.Add(Expiry)) {
 		t.Error("an engine was taken out too early")
 	}
@@ -77,7 +77,7 @@ func TestSilentEngineLeaves(t *testing.T) {
 	}
 }
 
-// A refusal is logged once, however often it comes again.
+// The book logs a refusal once, even if the engine tries again.
 func TestRefusalIsSaidOnce(t *testing.T) {
 	b, out := newTestBook()
 	for range 3 {
@@ -88,7 +88,8 @@ func TestRefusalIsSaidOnce(t *testing.T) {
 	}
 }
 
-// Where peers may register their own host alone, both addresses must be theirs.
+// With ownHost a peer may register only its own host. Then both the HTTP address
+// and the KV address must have the address of the peer.
 func TestOwnHost(t *testing.T) {
 	for name, tt := range map[string]struct {
 		text, from string
@@ -123,8 +124,8 @@ func TestOwnHost(t *testing.T) {
 	}
 }
 
-// Who was refused is said once, whatever the number of tries, and forgotten at
-// last.
+// The book logs a refused peer once, whatever the number of tries. The number of
+// peers that the book remembers is bounded.
 func TestRefusedPeers(t *testing.T) {
 	b, out := newTestBook()
 	for n := range 3 * maxEngines {
@@ -138,8 +139,8 @@ func TestRefusedPeers(t *testing.T) {
 	}
 }
 
-// What another book has is the same here, to the end of its time, as far as it may
-// register here.
+// A book restores the entries of another book and keeps their ends of time. It
+// leaves out entries that may not register with this book.
 func TestRestoredBook(t *testing.T) {
 	start := time.Date(2026, 3, 25, 12, 0, 0, 0, time.UTC)
 	first, _ := newTestBook()
@@ -162,7 +163,7 @@ func TestRestoredBook(t *testing.T) {
 	if !b.expire(start.Add(Expiry+500*time.Millisecond)) || len(b.engines()) != 1 {
 		t.Errorf("left are %+v", b.engines())
 	}
-	// What is there is no more than what was said last.
+	// A restore removes the engines that the new entries do not contain.
 	b.restore(entries[:1], now)
 	if len(b.engines()) != 1 {
 		t.Errorf("left are %+v", b.engines())
@@ -173,7 +174,8 @@ func TestRestoredBook(t *testing.T) {
 	if list := own.engines(); len(list) != 1 || list[0].Role != "prefill" || !strings.Contains(out.String(), "own_host") {
 		t.Errorf("%+v: %s", list, out)
 	}
-	// Another version's word is not taken for longer than this one's own.
+	// Entries of another version may name a longer time. They end after Expiry all the
+	// same.
 	for i := range entries {
 		entries[i].End(now, time.Hour, time.Hour)
 	}

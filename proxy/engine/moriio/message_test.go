@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// The bytes are what Python's msgpack.dumps makes of the engines' maps.
+// Python's msgpack.dumps produced these bytes from the engines' maps.
 const (
 	// {"type": "P", "http_address": "10.0.0.5:8100", "zmq_address":
 	// "host:10.0.0.5,handshake:6301,notify:61005", "dp_size": 2, "tp_size": 8,
@@ -63,7 +63,7 @@ func TestEngineIsChecked(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		change  func(*registration)
-		url     string // "" is refused
+		url     string // "": the registration is refused
 		problem string
 	}{
 		{"as it is", func(*registration) {}, "http://10.0.0.5:8100", ""},
@@ -100,8 +100,8 @@ func TestEngineIsChecked(t *testing.T) {
 	}
 }
 
-// What is not a map of names is refused; nothing that a length promises is
-// allocated.
+// The decoder refuses anything that is not a map with names as keys. It allocates no
+// memory for a length before it has the bytes.
 func FuzzReadRegistration(f *testing.F) {
 	for _, text := range []string{newP, oldD, hello, nccl, "", "c0", "dfffffffff", "81a474797065ddffffffff", "81a474797065c6ffffffff", "81a764705f73697a65cfffffffffffffffff"} {
 		f.Add(bytesOf(f, text))

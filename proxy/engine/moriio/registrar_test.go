@@ -16,7 +16,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
-// start runs a registrar; its lists come on the channel.
+// start runs a registrar. The channel receives each list that the registrar
+// reports.
 func start(t *testing.T, o Options) (*Registrar, <-chan []config.Engine) {
 	t.Helper()
 	o.Endpoint = "tcp://127.0.0.1:0"
@@ -44,7 +45,7 @@ func start(t *testing.T, o Options) (*Registrar, <-chan []config.Engine) {
 	return r, lists
 }
 
-// dealer connects as an engine does.
+// dealer connects to the registrar with a DEALER socket, as an engine does.
 func dealer(t *testing.T, r *Registrar) *zmtp.Conn {
 	t.Helper()
 	c, err := zmtp.Dial(t.Context(), "tcp://"+r.Addr().String(),
@@ -56,7 +57,7 @@ func dealer(t *testing.T, r *Registrar) *zmtp.Conn {
 	return c
 }
 
-// The greeting of ZMTP 3.0 with a mechanism, and a DEALER's READY.
+// greeting returns the greeting of ZMTP 3.0 with a security mechanism.
 func greeting(mechanism string) []byte {
 	b := make([]byte, 64)
 	b[0], b[9], b[10] = 0xff, 0x7f, 3
@@ -67,7 +68,7 @@ func greeting(mechanism string) []byte {
 const ready = "\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 
 // plain connects with a name and a password and sends a registration. It reports
-// whether it was let in.
+// whether the registrar accepted the password.
 func plain(t *testing.T, r *Registrar, name, password string) bool {
 	t.Helper()
 	tcp, err := net.Dial("tcp", r.Addr().String())
@@ -86,7 +87,7 @@ func plain(t *testing.T, r *Registrar, name, password string) bool {
 	return true
 }
 
-// copyOf is another listener of a registrar's socket.
+// copyOf returns another listener of a registrar's socket.
 func copyOf(t *testing.T, r *Registrar) net.Listener {
 	t.Helper()
 	s, err := takeover.FromListener("x", r.Listener())
@@ -123,7 +124,7 @@ func TestRegistration(t *testing.T) {
 	if list := next(t, lists); len(list) != 1 || list[0].Role != config.RolePrefill {
 		t.Fatalf("%+v", list)
 	}
-	if err := d.Send(nil, bytesOf(t, oldD)); err != nil { // as a REQ does
+	if err := d.Send(nil, bytesOf(t, oldD)); err != nil { // a REQ socket sends an empty frame first
 		t.Fatal(err)
 	}
 	if list := next(t, lists); len(list) != 2 {
@@ -149,8 +150,8 @@ func TestPassword(t *testing.T) {
 	}
 }
 
-// What a peer sends that is not ZMTP, or longer than anything that an engine
-// says, ends its connection and nothing else.
+// A peer that sends bytes other than ZMTP, or a message longer than an engine's,
+// loses its connection. Nothing else changes.
 func TestForeignBytes(t *testing.T) {
 	r, lists := start(t, Options{})
 	for name, sent := range map[string][]byte{
@@ -179,8 +180,8 @@ func TestForeignBytes(t *testing.T) {
 	}
 }
 
-// A successor knows the engines while its predecessor takes registrations, and takes
-// them itself when that leaves, on the same socket.
+// A successor knows the engines while its predecessor takes registrations. When
+// the predecessor leaves, the successor takes registrations on the same socket.
 func TestSuccessor(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
 	first, seenByFirst := start(t, Options{Registrations: registrations.New(dir, "zmq", log)})
@@ -193,7 +194,7 @@ func TestSuccessor(t *testing.T) {
 	if list := next(t, seen); len(list) != 1 || list[0].Role != config.RolePrefill {
 		t.Fatalf("%+v", list)
 	}
-	// Who connects while both have the socket is the first one's.
+	// While both have the socket, the first accepts all connections.
 	for range 20 {
 		if err := dealer(t, first).Send(bytesOf(t, oldD)); err != nil {
 			t.Fatal(err)
@@ -213,14 +214,15 @@ func TestSuccessor(t *testing.T) {
 	if err := dealer(t, second).Send(moved); err != nil {
 		t.Fatal(err)
 	}
-	for _, lists := range []<-chan []config.Engine{seen, seenByFirst} { // who has left knows them too
+	for _, lists := range []<-chan []config.Engine{seen, seenByFirst} { // the process that has left follows the list too
 		if list := next(t, lists); len(list) != 2 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
 			t.Errorf("%+v", list)
 		}
 	}
 }
 
-// A process that goes before it is its turn leaves the registrations to whom they are.
+// A successor that stops before its turn leaves the registrations with the first
+// process.
 func TestSuccessorGoes(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
 	first, seen := start(t, Options{Registrations: registrations.New(dir, "zmq", log)})

@@ -18,7 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// place is a directory and what those who share it have logged.
+// place is a directory and the log of all stores that share the directory.
 type place struct {
 	*testing.T
 	dir *privatedir.Dir
@@ -34,7 +34,7 @@ func (p *place) store() *Store {
 	return New(p.dir, "x", slog.New(slog.NewTextHandler(&p.log, nil)))
 }
 
-// take is Take of one that need not wait.
+// take calls Acquire for a store that need not wait for another store.
 func (p *place) take(r *Store) []Entry {
 	p.Helper()
 	entries, ok := r.Acquire(p.Context(), func([]Entry) { p.Error("another takes registrations") })
@@ -44,7 +44,7 @@ func (p *place) take(r *Store) []Entry {
 	return entries
 }
 
-// entry lasts for ttl from now on.
+// entry returns an entry that ends after ttl, or never if ttl is 0.
 func entry(key string, ttl time.Duration) Entry {
 	e := Entry{Key: key, Value: []byte("value of " + key), Peer: "10.0.0.1", Born: 7}
 	if ttl > 0 {
@@ -60,8 +60,8 @@ func keys(entries []Entry) (s string) {
 	return s
 }
 
-// One process at a time takes registrations; the next one sees what it has, and
-// goes on from its last word.
+// Only one process at a time takes registrations. The next process follows its
+// entries, and starts with the entries of its last write.
 func TestTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlace(t)
@@ -83,7 +83,7 @@ func TestTakeTurns(t *testing.T) {
 			t.Error("all are known a second after the first has begun")
 		}
 		a, b := entry("a", 2*time.Second), entry("b", 0)
-		for range 10 { // what has run out by its clock is the first one's to say
+		for range 10 { // only the first process decides that an entry has expired
 			time.Sleep(WriteEvery)
 			first.Write([]Entry{a, b})
 		}
@@ -103,7 +103,7 @@ func TestTakeTurns(t *testing.T) {
 		if got := strings.Join(seen, " "); !strings.HasPrefix(got, "a ab ab") {
 			t.Errorf("the second saw %s", got)
 		}
-		// Who has left sees what the second has.
+		// A process that has released the registrations follows those of the second.
 		ctx, cancel := context.WithCancel(t.Context())
 		var last string
 		followed := make(chan struct{})
@@ -125,7 +125,8 @@ func TestTakeTurns(t *testing.T) {
 	})
 }
 
-// Who dies leaves its last word, which counts for as long as nobody can be missing.
+// A process that dies leaves the entries of its last write. They are complete for
+// the first few seconds only: later, engines that are not in the file may have come.
 func TestCrash(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
@@ -150,7 +151,7 @@ func TestCrash(t *testing.T) {
 				if r.Complete() != tt.before {
 					t.Errorf("known: %v", r.Complete())
 				}
-				r.lock.Unlock() // as the system does
+				r.lock.Unlock() // the system unlocks the file of a dead process
 				if tt.gone < 0 {
 					a.Until -= tt.gone.Milliseconds()
 					text, _ := encode([]Entry{a, b}, true, time.Now().Add(-tt.gone))
@@ -176,7 +177,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// What is no file of this version is as good as none; it is said once, and replaced.
+// A file that is not of this version counts as no file. The store logs the file
+// once and replaces it.
 func TestForeignFile(t *testing.T) {
 	good, _ := encode([]Entry{entry("a", time.Minute)}, true, time.Now())
 	for name, text := range map[string]string{
@@ -218,7 +220,8 @@ func TestForeignFile(t *testing.T) {
 	}
 }
 
-// Where others could have put a link, none is followed.
+// The store follows no symbolic link in the directory: another user may have
+// created the link.
 func TestLinks(t *testing.T) {
 	p := newPlace(t)
 	precious := filepath.Join(t.TempDir(), "precious")
@@ -238,7 +241,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// Without a directory there is nobody else.
+// Without a directory no other process shares the registrations.
 func TestNoDirectory(t *testing.T) {
 	r := New(nil, "x", slog.New(slog.DiscardHandler))
 	if entries, ok := r.Acquire(t.Context(), nil); !ok || len(entries) > 0 || r.Complete() {
@@ -254,7 +257,7 @@ func TestNoDirectory(t *testing.T) {
 	}
 }
 
-// More than a file has room for is left out, and said.
+// The store leaves out entries for which the file has no room, and logs this.
 func TestTooMany(t *testing.T) {
 	p := newPlace(t)
 	r := p.store()
@@ -289,7 +292,7 @@ func TestLeft(t *testing.T) {
 		{10_000, 1_004_000, 4 * time.Second},
 		{10_000, 1_000_000, 0},
 		{10_000, 1, -999_999 * time.Millisecond},
-		{10_000, math.MaxInt64, 10 * time.Second}, // the clock was ahead
+		{10_000, math.MaxInt64, 10 * time.Second}, // the clock of the writer was ahead
 	} {
 		if got := (Entry{TTL: tt.ttl, Until: tt.until}).Left(now); got != tt.want {
 			t.Errorf("%d, %d: %s, want %s", tt.ttl, tt.until, got, tt.want)

@@ -1,46 +1,53 @@
-// Package conversation knows which requests belong to one conversation, how
-// many turns it has had, and where its last turn was served, so that the next
-// turn can go where the KV blocks of the earlier ones are, even after an index
-// has forgotten those blocks.
+// Package conversation finds the requests that belong to one conversation. It
+// knows the number of turns of a conversation and the engines that served the
+// last turn. So the next turn can go to the engines that hold the KV blocks of
+// the earlier turns, even if an index has forgotten those blocks.
 //
-// # What names a conversation
+// # How a conversation is identified
 //
-// The client's own id, if it sent one, and nothing else then. Without an id, the
-// prompt: if the whole prompt of an earlier request, less its partial last
-// block, is a prefix of this one, then this is a later turn of the same
-// conversation, because a client that goes on sends the earlier prompt, the
-// answer, and what it has to say to it. The longest such prompt counts. A caller
-// that has the prompt's text also gives the positions at which an earlier prompt
-// may have ended ([Query.Ends]): a prompt is then known by its exact end, and the
-// next turn is recognized however little it adds. Ids and
-// prompts never meet: a request with an id neither continues a conversation
-// that was known by its prompts, nor can it be continued without the id.
+// If the client sent an id, only the id identifies the conversation.
 //
-// What follows from that, and what is done about what it would get wrong:
+// Without an id, the prompt identifies the conversation. A client that continues
+// a conversation sends the earlier prompt, the answer and its new message. So a
+// request is a later turn if the whole prompt of an earlier request, without its
+// partial last block, is a prefix of the request's prompt. The longest such
+// prompt counts. A caller that has the prompt's text also gives the positions at
+// which an earlier prompt may have ended ([Query.Ends]). Then the table knows the
+// exact end of each prompt, and recognizes the next turn even if the turn adds
+// only a few characters.
 //
-//   - Two requests that share their first blocks, neither prompt being a prefix
-//     of the other, are two conversations: a shared system prompt names nothing.
-//   - A prompt that is a shared system prompt and hardly more is a prefix of
-//     everybody's first turn. So a prompt of fewer than [LeastBlocks] blocks that
-//     comes without ends is not remembered; a caller that can see that a request holds no answer yet
-//     says so in [Query.First], and nothing is inherited; and a prompt that has
-//     been continued in [MostBranches] ways names nothing for further ones.
-//   - The same prompt once more is no next turn: it has the number of the turn
-//     it repeats. If that is the first turn, it has no home either, since many
-//     clients may send it, and their conversations are to be spread.
-//   - Several continuations of one prompt (an answer made anew, an edited
-//     question, sub-agents) all are the next turn of that conversation. They have
-//     its key, and its home is theirs until they are placed; from then on each
-//     branch has a home of its own.
+// Ids and prompts are separate. A request with an id does not continue a
+// conversation that was identified by its prompts. A request without the id does
+// not continue a conversation with an id.
+//
+// These rules have consequences, and some need a correction:
+//
+//   - Two requests share their first blocks, and neither prompt is a prefix of the
+//     other. They are two conversations: a shared system prompt identifies no
+//     conversation.
+//   - A prompt that is little more than a shared system prompt is a prefix of the
+//     first turns of many clients. So the table does not store a prompt of fewer
+//     than [LeastBlocks] blocks that comes without ends. A caller that sees that a
+//     request contains no answer yet sets [Query.First]; then the request inherits
+//     nothing. A prompt that was continued in [MostBranches] ways identifies no
+//     further conversations.
+//   - A repeated prompt is not the next turn. It has the number of the turn that it
+//     repeats. A repeated first turn has no home either, because many clients may
+//     send it and their conversations must be spread.
+//   - A prompt may have several continuations: a regenerated answer, an edited
+//     question, sub-agents. Each is the next turn of the same conversation and has
+//     the conversation's key. Before its placement a continuation has the home of
+//     the conversation. After its placement each branch has its own home.
 //
 // # Bounds
 //
-// A table of capacity n keeps the n conversations (branches count for
-// themselves) that were used last, and the n prompts continued last, so that a
-// branch finds where it began. It takes at most [BytesPerEntry] bytes for each
-// of these 2n, and the values of policies beside them at most [BytesPerValue]
-// bytes for each of n. Nothing is scanned, ever: looking, recording and
-// forgetting take the same time in a full table as in an empty one.
+// A table of capacity n keeps the n conversations that were used last. Each
+// branch counts as one. The table also keeps the n prompts that were continued
+// last, so that it finds the prompt from which a branch starts. A table takes at
+// most [BytesPerEntry] bytes for each of these 2n entries, and at most
+// [BytesPerValue] bytes for each of n values of policies. The table never scans
+// its entries: a look-up, a record and a removal take the same time in a full
+// table as in an empty table.
 //
 // A Table is safe for concurrent use, does no I/O and has no clock of its own.
 package conversation
