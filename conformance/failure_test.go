@@ -483,6 +483,7 @@ func TestOverload(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
 		engine: slow(enginesim.RoleDecode, 10000),
 		config: func(c *config.Config) {
+			c.Limits.MaxReading = 100 // the bodies may arrive at the same time
 			c.Limits.MaxExchanges, c.Limits.Queue, c.Limits.QueueTimeout = 1, 1, config.Duration(200*time.Millisecond)
 		},
 	})

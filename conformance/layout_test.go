@@ -43,6 +43,8 @@ var mayImport = map[string][]string{
 	"proxy/cleanup":               {"abi", "proxy/buffer", "proxy/connector", "proxy/engine", "proxy/inflight", "proxy/openai", "proxy/telemetry", "proxy/upstream", "proxy/wire"},
 	"proxy/retained":              {"abi", "proxy/cleanup", "proxy/connector", "proxy/coordinator/fleet", "proxy/engine", "proxy/openai", "proxy/state/conversation", "proxy/tokens"},
 	"proxy/journal":               {"abi", "proxy/balance", "proxy/connector", "proxy/coordinator", "proxy/engine", "proxy/inflight", "proxy/openai", "proxy/state/conversation", "proxy/telemetry"},
+	"proxy/attempt":               {"abi", "proxy/buffer", "proxy/cleanup", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/coordinator/fleet", "proxy/downstream", "proxy/engine", "proxy/journal", "proxy/openai", "proxy/prompt", "proxy/retained", "proxy/sidecar", "proxy/telemetry", "proxy/upstream"},
+	"proxy/exchange":              {"abi", "proxy/admission", "proxy/attempt", "proxy/buffer", "proxy/cleanup", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/journal", "proxy/openai", "proxy/prompt", "proxy/recording", "proxy/retained", "proxy/sidecar", "proxy/telemetry", "proxy/upstream"},
 	"proxy/recording":             {"proxy/openai", "proxy/state/kvindex"},
 	"proxy/sidecar":               {"abi", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/openai", "proxy/upstream"},
 	"proxy/socket":                {},

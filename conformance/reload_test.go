@@ -67,7 +67,7 @@ func TestReloadRefusedChangesNothing(t *testing.T) {
 	next := cfg
 	next.Engines = append([]config.Engine{}, cfg.Engines...)
 	next.Engines[0].APIKeyFile = "/nonexistent/key"
-	next.Limits.MaxExchanges = 1
+	next.Limits.MaxExchanges, next.Limits.MaxReading = 1, 100
 	if err := f.reload(&next); err == nil {
 		t.Fatal("a missing key file was accepted")
 	}

@@ -579,6 +579,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 			}
 			f := startScripted(t, "vllm-nixl", func(c *config.Config) {
 				c.Server.DrainTimeout = 0
+				c.Limits.MaxReading = 100 // the bodies may arrive at the same time
 				c.Limits.MaxExchanges = 1
 			}, p, d)
 			f.oneEntry() // so that the second request waits
@@ -614,6 +615,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 func TestClientCapCountsTheQueue(t *testing.T) {
 	e := both("e", hangs)
 	f := startScripted(t, "none", func(c *config.Config) {
+		c.Limits.MaxReading = 100 // the bodies may arrive at the same time
 		c.Limits.MaxExchanges, c.Limits.PerClient, c.Limits.QueueTimeout = 1, 2, config.Duration(500*time.Millisecond)
 	}, e)
 	f.oneEntry() // each worker has a cap of its own
@@ -643,8 +645,9 @@ func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
 		says(200, `{"choices":[{"text":"x"}]}`)(w, leg)
 	})
 	f := startScripted(t, "none", func(c *config.Config) {
+		c.Limits.MaxReading = 100 // the bodies may arrive at the same time
 		c.Limits.MaxExchanges = 1
-		c.Server.ReadTimeout = config.Duration(300 * time.Millisecond)
+		c.Server.ReadTimeout = config.Duration(2 * time.Second)
 	}, e)
 	f.oneEntry() // so that one request waits
 	got := make(chan answer, 2)
@@ -657,7 +660,7 @@ func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
 			AgeMS float64 `json:"age_ms"`
 		}
 		f.admin("/v1/exchanges", &rows)
-		return len(rows) == 2 && rows[1].AgeMS > 400
+		return len(rows) == 2 && rows[1].AgeMS > 2100
 	})
 	close(release)
 	for range 2 {

@@ -2,7 +2,7 @@
 // questions to them. Set loads, starts, configures and tests each module while
 // the old version serves, and replaces the old version between two decisions. A
 // replaced version finishes its work and is freed. Set has the methods of the
-// coordinator's Decider, of the proxy's LegPolicy and of its filters, and
+// coordinator's Decider, of the attempt's Hooks and of the proxy's filters, and
 // imports neither package.
 //
 // The packages below it: source (where modules come from), budget (limits of

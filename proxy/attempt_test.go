@@ -1,63 +1,16 @@
 package proxy
 
 import (
-	"context"
-	"errors"
-	"log/slog"
-	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
-
-// Between the moment in which prefill's failure settles the attempt and the one
-// in which it cancels decode, decode's answer must not pass for a success.
-func TestTakeTellsPrefillsFailure(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		failure := &legError{reason: "reset"}
-		ctx, cancel := context.WithCancelCause(t.Context())
-		a := &attempt{both: &concurrent{}}
-		a.both.winner.Store(prefillFailed)
-		time.AfterFunc(time.Second, func() { cancel(failure) })
-		if err := a.claimAnswer(ctx, true); !errors.Is(err, failure) {
-			t.Errorf("take: %v", err)
-		}
-		if a.orphan.KVRead {
-			t.Error("decode counts as having taken over")
-		}
-	})
-}
-
-// A fault of the proxy's own in a leg beside decode ends the attempt, not the
-// process.
-func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
-	logged := &lines{}
-	x := &exchange{} // no configuration: the leg panics
-	x.journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
-	a := &attempt{x: x, p: &coordinator.Placement{}, both: &concurrent{}}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
-	if r := a.prefillBeside(t.Context(), connector.Leg{}, buffer.Get(1), cancel); !errors.Is(r.err, errPanicked) {
-		t.Errorf("prefillBeside: %v", r.err)
-	}
-	if !errors.Is(context.Cause(ctx), errPanicked) || a.both.winner.Load() != prefillFailed {
-		t.Errorf("decode goes on: cause %v, verdict %d", context.Cause(ctx), a.both.winner.Load())
-	}
-	if len(logged.text) == 0 {
-		t.Error("the panic is not logged")
-	}
-}
 
 // faulty is a connector that panics where it is told to.
 type faulty struct {
@@ -123,14 +76,6 @@ func TestPanicLeavesNothingBehind(t *testing.T) {
 			})
 		}
 	}
-}
-
-// lines is what was logged.
-type lines struct{ text []byte }
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.text = append(l.text, p...)
-	return len(p), nil
 }
 
 // Where both legs run at once each may time out for the other's sake, so that

@@ -45,7 +45,7 @@ func (l *fakeLegs) Finish(f *abi.FinishFacts) {
 	l.finished = append(l.finished, *f)
 }
 
-func (l *fakeLegs) install(d *Deps) { d.Legs = l }
+func (l *fakeLegs) install(d *Deps) { d.Hooks = l }
 
 // failures are the failed legs that the policy was asked about.
 func (l *fakeLegs) failures() (failed []abi.LegFacts) {
@@ -205,7 +205,7 @@ func TestLegEditsRefused(t *testing.T) {
 					if a := w.post(completionsPath, completions(false)); a.status != 200 {
 						t.Fatalf("%+v", a)
 					}
-					w.SetLegs(nil)
+					w.SetHooks(nil)
 				}
 				edited, plain := p.seen()[0], p.seen()[1]
 				for _, h := range []http.Header{edited.header, plain.header} {

@@ -133,7 +133,7 @@ func TestWarmUp(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			var running sync.WaitGroup
-			running.Go(func() { w.WarmPairs(ctx) })
+			running.Go(func() { w.Warm(ctx) })
 			time.Sleep(10 * time.Second)
 			if rows := w.registry.Pairs(); warm && (len(rows) != 1 || rows[0].State != "ready") || !warm && len(rows) != 0 {
 				t.Errorf("pairs %+v", rows)
@@ -181,7 +181,7 @@ func TestWarmUpEnds(t *testing.T) {
 		})
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
-		go func() { defer close(done); w.WarmPairs(ctx) }()
+		go func() { defer close(done); w.Warm(ctx) }()
 		failed := func() float64 { return w.metric("pdproxy_pair_warmups_total", "failed") }
 		time.Sleep(7*time.Second - time.Millisecond)
 		if failed() != 0 {
@@ -227,7 +227,7 @@ func TestWarmUpWithoutKV(t *testing.T) {
 				})
 				ctx, cancel := context.WithCancel(context.Background())
 				done := make(chan struct{})
-				go func() { defer close(done); w.WarmPairs(ctx) }()
+				go func() { defer close(done); w.Warm(ctx) }()
 				time.Sleep(time.Second)
 				if n := w.metric("pdproxy_pair_warmups_total", "failed"); n != 1 {
 					t.Errorf("%v warm-ups have failed", n)

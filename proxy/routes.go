@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/exchange"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -66,7 +67,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
 	api, ok := openai.APIFor(r.URL.Path)
 	if ok && r.Method == http.MethodPost {
-		s.serveExchange(w, r, api)
+		s.exchanges.Serve(w, r, api)
 		return true
 	}
 	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
@@ -116,7 +117,7 @@ type model struct {
 // names.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	if _, err := s.keys.Load().Authenticate(r); err != nil {
-		downstream.Error(w, publicError(err))
+		downstream.Error(w, exchange.PublicError(err))
 		return
 	}
 	rows := []model{}
@@ -133,7 +134,7 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	}
 	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
 	if i < 0 {
-		downstream.Error(w, publicError(coordinator.ErrUnknownModel))
+		downstream.Error(w, exchange.PublicError(coordinator.ErrUnknownModel))
 		return
 	}
 	downstream.JSON(w, 200, rows[i])

@@ -8,7 +8,6 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admission"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
@@ -25,6 +25,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/exchange"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
@@ -53,7 +54,7 @@ type Deps struct {
 	// the next turns of the fleet. nil: this process stores it.
 	Turns    *fleet.Client
 	Workers  admin.Workers       // of a coordinator, which also answers operators for them; nil: none
-	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
+	Hooks    attempt.Hooks       // nil: no leg or finish hook; SetHooks replaces it
 	Recorder *recording.Recorder // nil: no recording
 	// QUICDir is the directory of the processes that share the UDP port of HTTP/3: the
 	// processes of a fleet, or a process and its successor. nil: this process has the
@@ -75,18 +76,11 @@ type Server struct {
 	keys       atomic.Pointer[admission.Keys] // nil: clients need no key
 	connectors map[string]connector.Connector
 	queue      admission.Queue
-	budget     retryBudget
 	cleanups   *cleanup.Runner
 	books      *journal.Books
-	exchanges  sync.Pool
-	process    string // 16 hex digits, random: the first half of leg ids
-	legs       atomic.Uint64
-	encodes    atomic.Uint64 // requests for encoders
+	exchanges  *exchange.Runner
 	draining   atomic.Bool
-	legPolicy  atomic.Pointer[LegPolicy] // nil: none
 	prompts    *prompt.Matcher
-	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
-	trtllm     atomic.Pointer[connector.TRTLLM]
 	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: the process is no sidecar
 	retained   retained.Store
 	memory     *buffer.Budget // of bodies and answers
@@ -101,7 +95,6 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 		log:        deps.Log,
 		connectors: make(map[string]connector.Connector),
 		books:      journal.NewBooks(deps.Metrics, deps.Tracer, deps.Log, deps.Balance),
-		process:    downstream.RandomHex(8),
 		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
 		memory:     deps.Memory,
 	}
@@ -116,12 +109,16 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	if deps.Turns != nil {
 		s.retained = retained.NewFleet(free, deps.Turns)
 	}
-	s.exchanges.New = func() any { return new(exchange) }
 	for _, c := range connector.All() {
 		s.connectors[c.Name()] = c
 	}
-	s.SetLegs(deps.Legs)
-	s.SetTRTLLM(connector.TRTLLM{})
+	s.exchanges = exchange.New(exchange.Options{
+		Config: s.cfg.Load, Keys: s.keys.Load, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: deps.Registry,
+		Coordinator: deps.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
+		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
+		Recorder: deps.Recorder, Metrics: deps.Metrics, Log: deps.Log,
+	})
+	s.SetHooks(deps.Hooks)
 	s.Reload(cfg, keys)
 	return s
 }
@@ -145,8 +142,15 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	}
 }
 
+// SetHooks makes exchanges that open from now on ask h; nil: none.
+func (s *Server) SetHooks(h attempt.Hooks) { s.exchanges.SetHooks(h) }
+
 // SetTRTLLM makes attempts from now on ask o of the trtllm connector.
-func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.trtllm.Store(&o) }
+func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.exchanges.SetTRTLLM(o) }
+
+// Warm sends a request of one token through each new pair of engines: see
+// exchange.Runner.Warm.
+func (s *Server) Warm(ctx context.Context) { s.exchanges.Warm(ctx) }
 
 // Drain makes /readyz and /health answer 503, so that balancers send no more requests.
 func (s *Server) Drain() { s.draining.Store(true) }
@@ -181,29 +185,4 @@ func (s *Server) Ready() bool {
 		return sc.Ready()
 	}
 	return s.deps.Coordinator.Ready()
-}
-
-// connector returns the connector of that name; the configuration has checked
-// that it exists.
-func (s *Server) connector(name string) connector.Connector { return s.connectors[name] }
-
-// legID returns a fresh id for one attempt: 32 lower-case hex digits, fixed in
-// width because SGLang aborts by prefix, unique over processes and restarts.
-func (s *Server) legID() string {
-	var b [32]byte
-	copy(b[:], s.process)
-	n := s.legs.Add(1)
-	for i := 31; i >= 16; i-- {
-		b[i] = "0123456789abcdef"[n&15]
-		n >>= 4
-	}
-	return string(b[:])
-}
-
-// sayForeign logs, once for each engine, that prefill would send decode elsewhere.
-func (s *Server) sayForeign(prefill engine.Target) {
-	if _, said := s.foreign.LoadOrStore(prefill.ID, true); !said {
-		s.log.Warn("prefill names a host where it is not known to be; decode is not sent there and computes prompts itself (engine.kv_hosts says where else an engine is)",
-			"engine", prefill.Name())
-	}
 }

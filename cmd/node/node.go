@@ -290,9 +290,9 @@ func (n *Node) askLegs() {
 	switch {
 	case n.server == nil: // not built yet
 	case n.plugins.HasLegs():
-		n.server.SetLegs(n.plugins)
+		n.server.SetHooks(n.plugins)
 	default:
-		n.server.SetLegs(nil)
+		n.server.SetHooks(nil)
 	}
 }
 

@@ -20,8 +20,8 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/policy"
 	"github.com/pdproxy/pdproxy/plugins/source"
 	"github.com/pdproxy/pdproxy/policies"
-	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/admin"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -31,7 +31,7 @@ import (
 
 var (
 	_ coordinator.Decider = (*plugins.Set)(nil)
-	_ proxy.LegPolicy     = (*plugins.Set)(nil)
+	_ attempt.Hooks       = (*plugins.Set)(nil)
 	_ admin.Policies      = policyRows{}
 )
 

@@ -27,7 +27,7 @@ func (n *Node) Serve(ctx context.Context) error {
 		wg.Go(func() { n.knowledge.run(background) })
 		wg.Go(func() { n.loads.Run(background) })
 		wg.Go(func() { n.serveFleet(background) })
-		wg.Go(func() { n.server.WarmPairs(warming) })
+		wg.Go(func() { n.server.Warm(warming) })
 	}
 	stopLeading := func() {}
 	switch {

@@ -229,7 +229,6 @@ type granted struct {
 	coordinator.Placement
 	lease  coordinator.Lease
 	remote remoteLease
-	charge coordinator.Charge
 }
 
 // Place implements Coordinator. If the coordinator does not answer within the patience,
@@ -282,7 +281,8 @@ func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scr
 	g := &granted{}
 	c.o.Fallback.Lend(&g.Placement)
 	looked := a.Lookup.Done
-	if err := readReply(m.in, a, g, c.o.Mirror, m.names); err != nil {
+	var charge coordinator.Charge
+	if err := readReply(m.in, a, g, &charge, c.o.Mirror, m.names); err != nil {
 		g.Recycle()
 		if errors.Is(err, link.ErrGarbage) {
 			s.link.Close(err)
@@ -302,10 +302,9 @@ func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scr
 	}
 	g.Facts.Flow, g.Facts.Request = g.Flow, a.Request
 	g.Lease = &g.lease
-	placed := coordinator.Adoption{Prefill: g.Prefill, Decode: g.Decode, ID: g.ID, Charge: g.charge}
 	g.lease.Attach(&g.remote)
-	c.o.Fallback.Adopt(&g.lease, placed)
-	c.keep(&g.remote, remoteLease{client: c, lease: &g.lease, placed: placed, session: s, number: lease})
+	c.o.Fallback.Adopt(&g.lease, coordinator.Adoption{Prefill: g.Prefill, Decode: g.Decode, ID: g.ID, Charge: charge})
+	c.keep(&g.remote, remoteLease{client: c, lease: &g.lease, prefill: g.Prefill, decode: g.Decode, id: g.ID, session: s, number: lease})
 	return g, nil
 }
 
@@ -319,6 +318,6 @@ func (c *Client) placeHere(ctx context.Context, a *coordinator.Ask, s *session) 
 	p.Fallbacks = append(p.Fallbacks, coordinator.Fallback{What: "place", Reason: coordinator.ReasonCoordinator})
 	w := &remoteLease{}
 	p.Lease.Attach(w)
-	c.keep(w, remoteLease{client: c, lease: p.Lease, placed: coordinator.Adoption{Prefill: p.Prefill, Decode: p.Decode, ID: p.ID}})
+	c.keep(w, remoteLease{client: c, lease: p.Lease, prefill: p.Prefill, decode: p.Decode, id: p.ID})
 	return p, nil
 }

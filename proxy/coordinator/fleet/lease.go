@@ -4,15 +4,17 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // remoteLease is a worker's lease at the coordinator. The leases that are open are
 // in the client's list.
 type remoteLease struct {
-	client *Client
-	lease  *coordinator.Lease
-	placed coordinator.Adoption // without what is left of its charge
+	client          *Client
+	lease           *coordinator.Lease
+	prefill, decode engine.Target
+	id              uint64
 
 	// Guarded by the lease's mutex.
 	session *session // whose coordinator has the lease; nil: no coordinator has it
@@ -62,8 +64,7 @@ func (w *remoteLease) move(s *session) {
 			return
 		}
 		w.number = s.last.Add(1)
-		a := w.placed
-		a.Charge = left
+		a := coordinator.Adoption{Prefill: w.prefill, Decode: w.decode, ID: w.id, Charge: left}
 		s.link.Send(kindAdopt, appendAdoption(nil, w.number, &a, w.client.o.Mirror, w.cleanup), false)
 	})
 }

@@ -101,12 +101,12 @@ func TestExtremes(t *testing.T) {
 		defer p.Lease.Release()
 		p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
 		read := func(what string, a *coordinator.Ask) {
-			g := &granted{}
-			if err := readReply(appendReply(nil, a, p, nil), placetest.NewAsk(), g, numbers, make(names)); err != nil {
+			g, charge := &granted{}, new(coordinator.Charge)
+			if err := readReply(appendReply(nil, a, p, nil), placetest.NewAsk(), g, charge, numbers, make(names)); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
 			long := p.FirstByte < 0 || p.FirstByte > 24*time.Hour
-			if g.ID != p.ID || g.Policy != p.Policy || g.Matched != p.Matched || g.charge != p.Lease.Charge() || g.Turn != a.Lookup.Turn ||
+			if g.ID != p.ID || g.Policy != p.Policy || g.Matched != p.Matched || *charge != p.Lease.Charge() || g.Turn != a.Lookup.Turn ||
 				!long && g.FirstByte != p.FirstByte.Truncate(time.Microsecond) || g.FirstByte < 0 || g.FirstByte > 24*time.Hour ||
 				!slices.Equal(g.Notes, p.Notes) || !slices.Equal(g.Fallbacks, p.Fallbacks) {
 				t.Errorf("%s reads as %+v", what, &g.Placement)
@@ -134,7 +134,7 @@ func TestExtremes(t *testing.T) {
 			errs = append(errs, &coordinator.NoTargetError{Phase: phase, Model: "m"})
 		}
 		for _, want := range errs {
-			if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, numbers, make(names)); !reflect.DeepEqual(err, want) {
+			if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, new(coordinator.Charge), numbers, make(names)); !reflect.DeepEqual(err, want) {
 				t.Errorf("%v became %v", want, err)
 			}
 		}

@@ -147,21 +147,21 @@ func TestRepliesAreWhole(t *testing.T) {
 	p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
 	b := appendReply(nil, a, p, nil)
 	for n := range len(b) + 1 {
-		g := &granted{}
-		err := readReply(b[:n], placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names))
+		g, charge := &granted{}, new(coordinator.Charge)
+		err := readReply(b[:n], placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names))
 		rest := len(b) - n
 		if whole := rest%abi.RowSize == 0 && rest <= 2*abi.RowSize; whole != (err == nil) {
 			t.Errorf("%d of %d bytes: %v", n, len(b), err)
 		}
 	}
-	g := &granted{}
-	if err := readReply(b, placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
+	g, charge := &granted{}, new(coordinator.Charge)
+	if err := readReply(b, placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
 		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) ||
-		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || g.charge != p.Lease.Charge() {
+		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || *charge != p.Lease.Charge() {
 		t.Errorf("%v: %+v", err, g.Placement)
 	}
 	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {
-		if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
+		if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, new(coordinator.Charge), placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
 			t.Errorf("%v became %v", want, err)
 		}
 	}
@@ -225,8 +225,8 @@ func FuzzReply(f *testing.F) {
 		f.Add(appendReply(nil, a, nil, err))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		g := &granted{}
-		if err := readReply(b, placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.Targets) != len(g.Facts.Candidates)) {
+		g, charge := &granted{}, new(coordinator.Charge)
+		if err := readReply(b, placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.Targets) != len(g.Facts.Candidates)) {
 			t.Fatalf("%+v", g.Placement)
 		}
 		readDemand(b)

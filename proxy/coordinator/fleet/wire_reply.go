@@ -93,9 +93,9 @@ func appendError(dst []byte, err error, flags int) []byte {
 // errAway says that the coordinator cannot place the request.
 var errAway = errors.New("place request: the coordinator cannot place it")
 
-// readReply reads a reply into g and a. It returns an error of Place, errAway if the
+// readReply reads a reply into g, charge and a. It returns an error of Place, errAway if the
 // Fallback must place the request, or an ErrGarbage.
-func readReply(b []byte, a *coordinator.Ask, g *granted, n Numbers, known names) error {
+func readReply(b []byte, a *coordinator.Ask, g *granted, charge *coordinator.Charge, n Numbers, known names) error {
 	r := newReader(b)
 	code := r.UintUpTo(replyAway)
 	var err error
@@ -122,7 +122,7 @@ func readReply(b []byte, a *coordinator.Ask, g *granted, n Numbers, known names)
 	if err != nil && r.Done() {
 		return err
 	}
-	lost := g.readPlaced(&r, n, known)
+	lost := g.readPlaced(&r, charge, n, known)
 	g.Facts.Scored = flags&replyScored != 0
 	switch {
 	case r.Failed() || err != nil:
@@ -134,7 +134,7 @@ func readReply(b []byte, a *coordinator.Ask, g *granted, n Numbers, known names)
 }
 
 // readPlaced reads a placement. lost: one of its instances is unknown here.
-func (g *granted) readPlaced(r *reader, n Numbers, known names) (lost bool) {
+func (g *granted) readPlaced(r *reader, charge *coordinator.Charge, n Numbers, known names) (lost bool) {
 	g.Flow = abi.Flow(r.UintUpTo(uint64(abi.FlowDecodeFirst)))
 	var one, two bool
 	g.Prefill, one = r.target(n)
@@ -143,7 +143,7 @@ func (g *granted) readPlaced(r *reader, n Numbers, known names) (lost bool) {
 	g.Policy = known.of(r.Text())
 	g.Matched = r.Int()
 	g.FirstByte = r.duration()
-	g.charge = coordinator.Charge{Prompt: r.Int(), Queued: r.Int(), Tokens: r.Int()}
+	*charge = coordinator.Charge{Prompt: r.Int(), Queued: r.Int(), Tokens: r.Int()}
 	for range r.List(2) {
 		g.Fallbacks = append(g.Fallbacks, coordinator.Fallback{What: known.of(r.Text()), Reason: known.of(r.Text())})
 	}

@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"context"
@@ -13,14 +13,14 @@ var errMerge = errors.New("complete the answer from prefill's")
 
 // prepareMerge readies the attempt for a request whose answer needs that of both legs.
 func (a *attempt) prepareMerge() {
-	if m, ok := a.conn.(connector.Merger); ok && m.Merges(&a.x.req) {
+	if m, ok := a.conn.(connector.Merger); ok && m.Merges(a.env.Request) {
 		a.both.merger = m
 		a.c.Merging = true
 	}
 }
 
 // merges reports whether decode's answer is completed from prefill's.
-func (a *attempt) merges() bool { return a.both != nil && a.both.merger != nil }
+func (a *attempt) merges() bool { return a.both.merger != nil }
 
 // awaitPrefill returns when all that decode's answer needs of prefill is there. A prefill that
 // fails or hangs ends ctx with that cause.
@@ -54,7 +54,7 @@ func (a *attempt) public(answer []byte) ([]byte, error) {
 	if a.merges() {
 		room += len(public) + len(a.prefill.answer.B)
 	}
-	if err := a.x.client.Reserve(room); err != nil {
+	if err := a.env.Client.Reserve(room); err != nil {
 		return nil, err
 	}
 	return a.completed(public)

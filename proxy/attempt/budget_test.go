@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"sync"
@@ -32,26 +32,26 @@ func TestRetryBudget(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var b retryBudget
+			var b Budget
 			for w := range tt.ask + 1 {
 				for range tt.exchanges[w] {
-					b.exchange(step(w))
+					b.Request(step(w))
 				}
 				for range tt.retries[w] {
-					if !b.allow(step(w), 1, 0) {
+					if !b.Allow(step(w), 1, 0) {
 						t.Fatal("the budget is used up before the test")
 					}
 				}
 			}
 			got := 0
-			for b.allow(step(tt.ask), tt.share, tt.floor) {
+			for b.Allow(step(tt.ask), tt.share, tt.floor) {
 				got++
 			}
 			if got != tt.want {
 				t.Errorf("%d retries, want %d", got, tt.want)
 			}
 			taken := b.retries.Load()
-			if b.allow(step(tt.ask), tt.share, tt.floor); b.retries.Load() != taken {
+			if b.Allow(step(tt.ask), tt.share, tt.floor); b.retries.Load() != taken {
 				t.Error("a refused retry is counted")
 			}
 		})
@@ -60,17 +60,17 @@ func TestRetryBudget(t *testing.T) {
 
 // Two retries at a time never take more than is there.
 func TestRetryBudgetHammer(t *testing.T) {
-	var b retryBudget
+	var b Budget
 	now := time.Unix(1_000_000_000, 0)
 	for range 100 {
-		b.exchange(now)
+		b.Request(now)
 	}
 	var got [8]int
 	var wg sync.WaitGroup
 	for i := range got {
 		wg.Go(func() {
 			for range 1000 {
-				if b.allow(now, 0.5, 7) {
+				if b.Allow(now, 0.5, 7) {
 					got[i]++
 				}
 			}

@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"slices"
@@ -54,7 +54,7 @@ func (a *attempt) decodeWaits() bool {
 	if connector.PinsDecode(a.conn) {
 		return false
 	}
-	known := a.x.s.deps.Registry.Snapshot()
+	known := a.env.Registry.Snapshot()
 	for tried := []engine.Target{t}; ; tried = append(tried, t) {
 		if t = known.Peer(a.p.Decode, abi.Decode, tried); t.IsZero() || slices.Contains(tried, t) {
 			return false

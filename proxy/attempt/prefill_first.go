@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"time"
@@ -8,7 +8,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // prefillFirst waits for prefill's answer, which shapes the decode leg. As long as no decode
@@ -24,11 +23,13 @@ func (a *attempt) prefillFirst() error {
 	}
 	a.setOrphanCleanup()
 	a.prefill.handed = time.Now()
-	a.x.journal.PrefillDone()
+	a.env.Journal.PrefillDone()
 	if a.prefill.handoff.Done {
 		return a.replyHandoff()
 	}
-	a.pick()
+	if p, ok := a.env.Replacer.Pick(a.p); ok {
+		a.move(p)
+	}
 	for {
 		body, err := a.bodyBuffer()
 		if err != nil {
@@ -38,13 +39,18 @@ func (a *attempt) prefillFirst() error {
 		if err != nil {
 			return err
 		}
-		err = a.answerLeg(a.x.ctx, shaped)
+		err = a.answerLeg(a.env.Context, shaped)
 		if err == nil || downstream.OwnFault(err) || maybeSent(err) || connector.PinsDecode(a.conn) || a.leaseOver() {
 			return err
 		}
-		if a.wantsNewAttempt(err) || !a.moveDecode(err) {
+		if a.wantsNewAttempt(err) {
 			return err
 		}
+		p, ok := a.env.Replacer.Replace(a.p, err, a.hook)
+		if !ok {
+			return err
+		}
+		a.move(p)
 	}
 }
 
@@ -53,43 +59,15 @@ func (a *attempt) prefillAlone(shaped connector.Leg, body *buffer.Buffer) error 
 	defer body.Free()
 	var r prefillResult
 	defer func() { a.prefillEnded(r) }() // also after a panic
-	a.runPrefill(a.x.ctx, shaped, &r)
+	a.runPrefill(a.env.Context, shaped, &r)
 	return r.err
 }
 
 // wantsNewAttempt reports whether the leg hook wants another attempt, or none, instead of
 // another decode engine for the same blocks.
 func (a *attempt) wantsNewAttempt(err error) bool {
-	d := a.askHook(err).decision
+	d := a.askHook(err).Decision
 	return d == abi.LegRetry || d == abi.LegGiveUp
-}
-
-// moveDecode places the decode leg, which failed with err, again, with the prefill target and
-// the disagg id as they are. False: it stays failed.
-func (a *attempt) moveDecode(err error) bool {
-	x := a.x
-	x.exclude(err, a.hook)
-	x.route.Relax()
-	p, placeErr := a.placeDecode()
-	if placeErr != nil {
-		return false
-	}
-	if !x.mayRetry(err, a.hook) {
-		p.Lease.Release()
-		return false
-	}
-	a.move(p)
-	return true
-}
-
-// placeDecode asks for another decode target for the prefill target and the disagg id of the
-// attempt.
-func (a *attempt) placeDecode() (*coordinator.Placement, error) {
-	ask := &a.x.ask
-	ask.Prefill, ask.ID = a.p.Prefill, a.p.ID
-	p, err := a.x.s.deps.Coordinator.Place(a.x.ctx, ask)
-	ask.Prefill, ask.ID = engine.Target{}, 0
-	return p, err
 }
 
 // move makes p, which differs in the decode target, the placement of the attempt. The host
@@ -107,21 +85,6 @@ func (a *attempt) move(p *coordinator.Placement) {
 		}
 	}
 	a.joinPair()
-	a.x.placed(p)
+	a.env.Journal.Placed(p, a.env.Ask.Request.PromptTokens)
 	a.setOrphanCleanup()
-}
-
-// pick lets the picker of a sidecar choose decode for a prefill that has answered. Without a
-// usable answer decode stays the engine of the place policy.
-func (a *attempt) pick() {
-	x := a.x
-	if !x.route.Pick(a.p.Decode.Instance) {
-		return
-	}
-	p, err := a.placeDecode()
-	if err != nil {
-		x.route.DropPick()
-		return
-	}
-	a.move(p)
 }

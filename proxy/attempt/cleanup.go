@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"slices"
@@ -28,21 +28,21 @@ func (a *attempt) cleanUp(err error) {
 	job := a.cleanupJob(calls)
 	failed := asLegError(err)
 	if failed != nil {
-		job.Avoid(failed.target)
+		job.Avoid(failed.Target)
 	}
 	if e := unresponsiveLeg(err); e != nil {
-		job.Hold(e.target)
+		job.Hold(e.Target)
 	}
-	if a.orphan.DecodeSent && (failed == nil || failed.status == 0) && a.p.Flow == abi.FlowPrefillFirst {
+	if a.orphan.DecodeSent && (failed == nil || failed.Status == 0) && a.p.Flow == abi.FlowPrefillFirst {
 		job.Delay(cleanup.Yield)
 	}
-	tried := a.x.s.cleanups.Start(job)
-	if !a.isConcurrent() || a.x.client.Begun() || job.Slow() {
+	tried := a.env.Cleanups.Start(job)
+	if !a.isConcurrent() || a.env.Client.Begun() || job.Slow() {
 		return
 	}
 	select {
 	case <-tried:
-	case <-a.x.ctx.Done():
+	case <-a.env.Context.Done():
 	}
 }
 
@@ -56,16 +56,16 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanup.Job {
 // newJob returns a job of this attempt without calls.
 func (a *attempt) newJob() cleanup.Job {
 	j := cleanup.Job{
-		RequestID: a.x.journal.ID(),
+		RequestID: a.env.Journal.ID(),
 		Connector: a.conn.Name(),
 		Since:     time.Now(),
-		Limit:     time.Duration(a.x.cfg.Timeouts.Cleanup),
-		Prompt:    time.Duration(a.x.cfg.Timeouts.Prefill),
+		Limit:     time.Duration(a.env.Config.Timeouts.Cleanup),
+		Prompt:    time.Duration(a.env.Config.Timeouts.Prefill),
 		Decode:    a.p.Decode.Instance,
 		Restarts:  a.began.restarts,
 	}
-	if a.x.key == "" {
-		j.Auth = a.x.client.Header().Get("Authorization")
+	if a.env.Key == "" {
+		j.Auth = a.env.Client.Header().Get("Authorization")
 	}
 	return j
 }
@@ -85,11 +85,11 @@ func (a *attempt) setOrphanCleanup() {
 // awaitLate gives the prefill leg, whose engine does not respond, to the clean-up. That
 // waits for the engine's answer and frees the blocks afterwards.
 func (a *attempt) awaitLate() {
-	x, left := a.x, a.prefill.left
+	env, left := a.env, a.prefill.left
 	a.prefill.left = nil
 	req := new(openai.Request) // the request of the exchange ends with it
-	body := x.client.HoldBody()
-	if err := openai.ParseRequest(x.req.API, body.B, req); err != nil { // cannot happen: it was parsed before
+	body := env.Client.HoldBody()
+	if err := openai.ParseRequest(env.Request.API, body.B, req); err != nil { // cannot happen: it was parsed before
 		body.Free()
 		left.Close()
 		return
@@ -97,5 +97,5 @@ func (a *attempt) awaitLate() {
 	j := a.newJob()
 	late := &cleanup.Late{Leg: left, Connector: a.conn, Attempt: a.c, Orphan: a.orphan, Body: body, Job: &j}
 	late.Attempt.Request = req
-	x.s.cleanups.AwaitLate(late)
+	env.Cleanups.AwaitLate(late)
 }

@@ -1,4 +1,4 @@
-package proxy
+package exchange
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -24,12 +25,12 @@ const (
 	warmBusy   = "busy" // an engine had been given a request meanwhile
 )
 
-// WarmPairs sends a request of one token through each pair that is new, where
+// Warm sends a request of one token through each pair that is new, where
 // the configuration asks for that, until ctx ends, and returns when none is
 // under way. The engines make their connection then, and not for the first user.
 // At most one begins each pairs.warm_up_interval, none for an engine that has
 // anything else to do.
-func (s *Server) WarmPairs(ctx context.Context) {
+func (run *Runner) Warm(ctx context.Context) {
 	var (
 		running sync.WaitGroup
 		mu      sync.Mutex
@@ -44,14 +45,14 @@ func (s *Server) WarmPairs(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		cfg := s.cfg.Load()
-		local, all := s.localEngine()
+		cfg := run.Config()
+		local, all := run.localEngine()
 		if !cfg.Pairs.WarmUp || local == nil && !all {
 			timer.Reset(warmRest)
 			continue
 		}
 		now := time.Now()
-		model, p, d, ok := s.deps.Registry.ClaimFresh(now, local, func(i *engine.Instance) bool {
+		model, p, d, ok := run.Registry.ClaimFresh(now, local, func(i *engine.Instance) bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return !taken[i] && i.Free(now)
@@ -72,7 +73,7 @@ func (s *Server) WarmPairs(ctx context.Context) {
 		take(true)
 		running.Go(func() {
 			defer take(false)
-			s.warmPair(ctx, model, p, d)
+			run.warmPair(ctx, model, p, d)
 		})
 		timer.Reset(time.Duration(cfg.Pairs.WarmUpInterval))
 	}
@@ -80,8 +81,8 @@ func (s *Server) WarmPairs(ctx context.Context) {
 
 // localEngine returns the engine beside the proxy, nil while it is being replaced. All is
 // set on a proxy that is no sidecar: it may pair any two engines.
-func (s *Server) localEngine() (i *engine.Instance, all bool) {
-	sc := s.sidecar.Load()
+func (run *Runner) localEngine() (i *engine.Instance, all bool) {
+	sc := run.Sidecar()
 	if sc == nil {
 		return nil, true
 	}
@@ -90,8 +91,8 @@ func (s *Server) localEngine() (i *engine.Instance, all bool) {
 
 // warmPair sends the request through the pair of p and d. Like a client's it has
 // a lease, an id, limits and a clean-up; it is not counted among the exchanges.
-func (s *Server) warmPair(ctx context.Context, model string, p, d engine.Target) {
-	outcome, err := warmOK, s.warmUp(ctx, model, p, d)
+func (run *Runner) warmPair(ctx context.Context, model string, p, d engine.Target) {
+	outcome, err := warmOK, run.warmUp(ctx, model, p, d)
 	switch {
 	case ctx.Err() != nil:
 		return
@@ -99,12 +100,12 @@ func (s *Server) warmPair(ctx context.Context, model string, p, d engine.Target)
 		outcome = warmBusy
 	case err != nil:
 		outcome = warmFailed
-		s.log.Warn("pair could not be warmed up", "prefill", p.Name(), "prefill_rank", p.Rank,
+		run.Log.Warn("pair could not be warmed up", "prefill", p.Name(), "prefill_rank", p.Rank,
 			"decode", d.Name(), "decode_rank", d.Rank, "error", err)
 	default:
-		s.log.Info("pair is warm", "prefill", p.Name(), "prefill_rank", p.Rank, "decode", d.Name(), "decode_rank", d.Rank)
+		run.Log.Info("pair is warm", "prefill", p.Name(), "prefill_rank", p.Rank, "decode", d.Name(), "decode_rank", d.Rank)
 	}
-	s.deps.Metrics.WarmUp(outcome)
+	run.Metrics.WarmUp(outcome)
 }
 
 var (
@@ -112,26 +113,26 @@ var (
 	errWarmBusy    = errors.New("warm pair: an engine is not free for it")
 )
 
-func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), bytes.NewReader(appendWarmUp(nil, model, s.legID())))
+func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target) (err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), bytes.NewReader(appendWarmUp(nil, model, run.services.LegID())))
 	if err != nil {
 		return err
 	}
-	x := s.open(nowhere{make(http.Header)}, r)
-	x.warm, x.legPolicy = true, nil
+	x := run.open(nowhere{make(http.Header)}, r)
+	x.env.WarmUp, x.env.Hooks = true, nil
 	x.journal.WarmUp()
 	defer x.close()
 	defer func() {
 		if v := recover(); v != nil {
 			x.journal.Panic(v)
-			err = errPanicked
+			err = attempt.ErrPanicked
 		}
 	}()
-	cfg := *x.cfg // every wait of a warm-up is one for the handshake
+	cfg := *x.env.Config // every wait of a warm-up is one for the handshake
 	limit := cfg.Timeouts.Handshake
 	cfg.Timeouts.Prefill, cfg.Timeouts.FirstByte = min(cfg.Timeouts.Prefill, limit), min(cfg.Timeouts.FirstByte, limit)
 	cfg.Retry.Attempts, cfg.Server.TrustPDFields = 1, false
-	x.cfg = &cfg
+	x.env.Config = &cfg
 
 	if err = x.client.ReadBody(""); err != nil {
 		return errors.Join(errWarmBusy, err)
@@ -143,15 +144,15 @@ func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (
 	x.journal.Described(&x.req)
 	x.ask.Request = abi.RequestFacts{PromptTokens: x.req.PromptTokens, MaxTokens: 1, N: 1}
 	x.ask.Only = coordinator.Pair{Prefill: p, Decode: d}
-	placement, err := s.deps.Coordinator.Place(ctx, &x.ask)
+	placement, err := run.Coordinator.Place(ctx, &x.ask)
 	if err != nil {
 		return errors.Join(errWarmBusy, err)
 	}
 	x.held = placement.Lease
-	if _, err := x.try(placement); err != nil {
+	if _, err := attempt.Run(&x.env, placement); err != nil {
 		return err
 	}
-	if s.deps.Registry.PairState(p, d) != abi.PairReady {
+	if run.Registry.PairState(p, d) != abi.PairReady {
 		return errNothingCame
 	}
 	return nil

@@ -1,27 +1,23 @@
-package proxy
+package exchange
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/admission"
-	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
-	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 func targetNamed(name string) engine.Target {
@@ -30,8 +26,8 @@ func targetNamed(name string) engine.Target {
 
 // Every kind of error: what the client is told, and how the exchange is counted.
 func TestPublicError(t *testing.T) {
-	leg := func(e *legError) error {
-		e.phase, e.target = abi.Decode, targetNamed("d0")
+	leg := func(e *attempt.Error) error {
+		e.Phase, e.Target = abi.Decode, targetNamed("d0")
 		return fmt.Errorf("wrapped: %w", e)
 	}
 	tests := []struct {
@@ -59,15 +55,15 @@ func TestPublicError(t *testing.T) {
 		{"model needed", coordinator.ErrModelNeeded, 400, "invalid_request_error", "missing_field", "model", "model", telemetry.OutcomeClientError, false},
 		{"draining", downstream.ErrDraining, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
 		{"cancelled", context.Canceled, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
-		{"leg failed", leg(&legError{reason: "reset", code: 502}), 502, "upstream_error", "leg_failed", `the decode leg on engine "d0" failed (reset)`, "", telemetry.OutcomeEngineError, false},
-		{"leg timed out", leg(&legError{reason: "timeout", code: 504}), 504, "upstream_error", "leg_timeout", `the decode leg on engine "d0" timed out (timeout)`, "", telemetry.OutcomeTimeout, false},
-		{"panicked", errPanicked, 500, "internal_error", "internal", "internal error", "", telemetry.OutcomeInternal, false},
+		{"leg failed", leg(&attempt.Error{Reason: "reset", Code: 502}), 502, "upstream_error", "leg_failed", `the decode leg on engine "d0" failed (reset)`, "", telemetry.OutcomeEngineError, false},
+		{"leg timed out", leg(&attempt.Error{Reason: "timeout", Code: 504}), 504, "upstream_error", "leg_timeout", `the decode leg on engine "d0" timed out (timeout)`, "", telemetry.OutcomeTimeout, false},
+		{"panicked", attempt.ErrPanicked, 500, "internal_error", "internal", "internal error", "", telemetry.OutcomeInternal, false},
 		{"any other", errors.New("secret detail"), 500, "internal_error", "internal", "internal error", "", telemetry.OutcomeInternal, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			w := httptest.NewRecorder()
-			downstream.Error(w, publicError(tt.err))
+			downstream.Error(w, PublicError(tt.err))
 			var got struct {
 				Error struct{ Message, Type, Code, Param *string }
 			}
@@ -100,34 +96,4 @@ func text(s *string) string {
 		return ""
 	}
 	return *s
-}
-
-func TestNewLegError(t *testing.T) {
-	tests := []struct {
-		name   string
-		err    error
-		reason string
-		code   int
-		sent   bool
-	}{
-		{"never sent", &upstream.Error{Op: upstream.OpDial, Err: io.EOF}, "dial", 502, false},
-		{"sent", &upstream.Error{Op: upstream.OpHead, Sent: true, Err: io.EOF}, "head", 502, true},
-		{"timed out", &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: os.ErrDeadlineExceeded}, "timeout", 504, true},
-		{"dial timed out", &upstream.Error{Op: upstream.OpDial, Timeout: true, Err: os.ErrDeadlineExceeded}, "timeout", 504, false},
-		{"of another kind", buffer.ErrTooLarge, "reset", 502, true},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			e := (&leg{Leg: &journal.Leg{Phase: abi.Prefill}, target: targetNamed("p0")}).failed(tt.err)
-			if e.reason != tt.reason || e.code != tt.code || e.sent != tt.sent || maybeSent(e) != tt.sent {
-				t.Errorf("reason %s, code %d, sent %v", e.reason, e.code, e.sent)
-			}
-			if !errors.Is(e, tt.err) || !strings.HasPrefix(e.Error(), "prefill leg on engine p0 failed: "+tt.reason+": ") {
-				t.Errorf("error text %q", e)
-			}
-		})
-	}
-	if e := (&legError{phase: abi.Decode, target: targetNamed("d0"), reason: "status_500"}); e.Error() != "decode leg on engine d0 failed: status_500" {
-		t.Errorf("error text %q", e)
-	}
 }

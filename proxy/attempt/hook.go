@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"bytes"
@@ -18,10 +18,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// LegPolicy is the seam of the leg and finish hooks. Implementations must not
+// Hooks is the seam of the leg and finish hooks. Implementations must not
 // block longer than their own budget, must not keep the facts, and are called by
 // many goroutines.
-type LegPolicy interface {
+type Hooks interface {
 	// Leg is asked before a leg is sent and after one has failed before the
 	// client's first byte. The edits of abi.LegEdited are appended to edits, in
 	// the encoding that abi.NextEdit reads. A reason that is not empty says that
@@ -33,32 +33,15 @@ type LegPolicy interface {
 	Finish(f *abi.FinishFacts)
 }
 
-// SetLegs makes exchanges that open from now on ask l; nil: none.
-func (s *Server) SetLegs(l LegPolicy) {
-	if l == nil {
-		s.legPolicy.Store(nil)
-		return
-	}
-	s.legPolicy.Store(&l)
-}
-
-// legPolicyNow is the leg policy for an exchange that opens now, or nil.
-func (s *Server) legPolicyNow() LegPolicy {
-	if p := s.legPolicy.Load(); p != nil {
-		return *p
-	}
-	return nil
-}
-
 // legFacts is what the leg hook learns of a leg on t, the given try of its phase.
 func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target, try int) abi.LegFacts {
-	x := a.x
+	env := a.env
 	f := abi.LegFacts{
-		Request: x.ask.Request, Event: event, Phase: phase, Flow: a.p.Flow,
-		Attempt: uint32(try), Left: uint32(max(0, x.cfg.Retry.Attempts-try)),
+		Request: env.Ask.Request, Event: event, Phase: phase, Flow: a.p.Flow,
+		Attempt: uint32(try), Left: uint32(max(0, env.Config.Retry.Attempts-try)),
 		Instance: t.ID, Rank: int32(t.Rank), ID: a.p.ID, Engine: t.Name(),
 	}
-	f.Request.Model = x.req.Model
+	f.Request.Model = env.Request.Model
 	partner := a.p.Prefill
 	switch {
 	case partner.IsZero():
@@ -72,15 +55,15 @@ func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target,
 }
 
 // askLeg asks the leg hook; without a usable answer it is the built-in rule.
-func (x *exchange) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
-	d, list, reason := x.legPolicy.Leg(x.ctx, f, nil)
-	x.journal.Note(f.Notes...)
+func (env *Env) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
+	d, list, reason := env.Hooks.Leg(env.Context, f, nil)
+	env.Journal.Note(f.Notes...)
 	switch {
 	case reason == coordinator.ReasonAbsent:
 	case reason != "":
-		x.journal.Fallback("leg", reason)
+		env.Journal.Fallback("leg", reason)
 	case f.Event == abi.LegSend && d > abi.LegEdited || d > abi.LegGiveUp:
-		x.journal.Fallback("leg", coordinator.ReasonNonsense)
+		env.Journal.Fallback("leg", coordinator.ReasonNonsense)
 	default:
 		return d, list
 	}
@@ -96,8 +79,8 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 		t = a.p.Prefill
 	}
 	a.edits[phase] = nil
-	f := a.legFacts(abi.LegSend, phase, t, a.x.tries[phase]+1)
-	d, list := a.x.askLeg(&f)
+	f := a.legFacts(abi.LegSend, phase, t, a.env.tries[phase]+1)
+	d, list := a.env.askLeg(&f)
 	if d != abi.LegEdited {
 		return l, nil
 	}
@@ -105,14 +88,14 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 	if body.Parse(l.Body) != nil { // only what is JSON has members
 		body.Reset()
 	}
-	headers, members, ok := readEdits(list, &a.x.req.Object, &body)
+	headers, members, ok := readEdits(list, &a.env.Request.Object, &body)
 	if !ok || len(members) > 0 && body.Raw() == nil {
-		a.x.journal.Fallback("leg", coordinator.ReasonNonsense)
+		a.env.Journal.Fallback("leg", coordinator.ReasonNonsense)
 		return l, nil
 	}
 	a.edits[phase] = headers
 	if len(members) > 0 {
-		b, err := a.x.client.Buffer(len(l.Body) + len(list) + legSlack)
+		b, err := a.env.Client.Buffer(len(l.Body) + len(list) + legSlack)
 		if err != nil {
 			return l, err
 		}
@@ -190,37 +173,31 @@ func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 	return fields
 }
 
-// hookAnswer is what the leg hook wants to follow a failed leg. The zero value is the built-in
+// HookAnswer is what the leg hook wants to follow a failed leg. The zero value is the built-in
 // rule.
-type hookAnswer struct {
-	failed   *legError // about which the hook was asked; nil: about none
-	decision abi.LegDecision
-	same     coordinator.Pair // of a retry on the same targets
+type HookAnswer struct {
+	failed   *Error // about which the hook was asked; nil: about none
+	Decision abi.LegDecision
+	Same     coordinator.Pair // of a retry on the same targets
 }
 
 // askHook asks the leg hook, once, what is to follow a leg that failed before the client's
 // first byte.
-func (a *attempt) askHook(err error) hookAnswer {
-	x := a.x
-	var e *legError
-	if x.legPolicy == nil || x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &e) || e.phase == abi.Encode {
-		a.hook = hookAnswer{}
+func (a *attempt) askHook(err error) HookAnswer {
+	env := a.env
+	var e *Error
+	if env.Hooks == nil || env.Client.Begun() || env.Context.Err() != nil || !errors.As(err, &e) || e.Phase == abi.Encode {
+		a.hook = HookAnswer{}
 		return a.hook
 	}
 	if a.hook.failed == e {
 		return a.hook
 	}
-	f := a.legFacts(abi.LegFailed, e.phase, e.target, x.tries[e.phase])
-	f.Status, f.Elapsed, f.Reason = uint32(e.status), e.elapsed.Microseconds(), e.reason
-	a.hook = hookAnswer{failed: e}
-	if a.hook.decision, _ = x.askLeg(&f); a.hook.decision == abi.LegRetry {
-		a.hook.same = coordinator.Pair{Prefill: a.p.Prefill, Decode: a.p.Decode}
+	f := a.legFacts(abi.LegFailed, e.Phase, e.Target, env.tries[e.Phase])
+	f.Status, f.Elapsed, f.Reason = uint32(e.Status), e.elapsed.Microseconds(), e.Reason
+	a.hook = HookAnswer{failed: e}
+	if a.hook.Decision, _ = env.askLeg(&f); a.hook.Decision == abi.LegRetry {
+		a.hook.Same = coordinator.Pair{Prefill: a.p.Prefill, Decode: a.p.Decode}
 	}
 	return a.hook
-}
-
-// finish tells the finish hook how the exchange ended.
-func (x *exchange) finish() {
-	f := x.journal.Finish(x.ask.Request)
-	x.legPolicy.Finish(&f)
 }

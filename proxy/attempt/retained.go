@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"bytes"
@@ -17,40 +17,40 @@ import (
 // decode engine keeps it and the prompt begins with just the tokens that it is
 // of: engines compare no token. The first attempt of an exchange alone does so.
 func (a *attempt) pullTurn() {
-	x := a.x
-	if !a.p.Prefill.Spec.Bidirectional || a.c.Trust || x.warm || x.turned || x.s.retained.Empty() {
+	env := a.env
+	if !a.p.Prefill.Spec.Bidirectional || a.c.Trust || env.WarmUp || env.pulled || env.Retained.Empty() {
 		return
 	}
-	x.turned = true
-	k := x.takeTurn()
+	env.pulled = true
+	k := env.takeTurn()
 	if k == nil {
 		return
 	}
 	switch reason := k.Unusable(a.p.Prefill, a.conn); reason {
 	case "":
 	case retained.HolderGone:
-		x.journal.Fallback("turn_kv", reason)
+		env.Journal.Fallback("turn_kv", reason)
 		return
 	default:
-		x.journal.Fallback("turn_kv", reason)
-		x.s.retained.Free(k, 0)
+		env.Journal.Fallback("turn_kv", reason)
+		env.Retained.Free(k, 0)
 		return
 	}
 	a.turn, a.c.RetainedKV = k, k.Params()
-	x.journal.Note("prefill pulls the KV of the turn before from " + k.Holder().Name())
-	x.journal.RetainedKV("pulled")
+	env.Journal.Note("prefill pulls the KV of the turn before from " + k.Holder().Name())
+	env.Journal.RetainedKV("pulled")
 }
 
 // takeTurn takes what is kept of the turn before; nil for nothing that the prompt
 // is proven to begin with.
-func (x *exchange) takeTurn() *retained.KV {
-	s, now, scope := x.s, time.Now(), retained.Scope(&x.req)
-	name := s.prompts.ClientID(x.source())
-	named := name != "" && s.retained.Named(x.ctx, scope, name)
+func (env *Env) takeTurn() *retained.KV {
+	now, scope := time.Now(), retained.Scope(env.Request)
+	name := env.Prompts.ClientID(env.Source())
+	named := name != "" && env.Retained.Named(env.Context, scope, name)
 	reason := "not_text"
 	var ids []uint32
-	if retained.TextOnly(&x.req) {
-		ids = s.prompts.ExactIDs(x.ctx, &x.prompt, x.source(), named)
+	if retained.TextOnly(env.Request) {
+		ids = env.Prompts.ExactIDs(env.Context, env.Prompt, env.Source(), named)
 		if reason = "not_a_prefix"; len(ids) == 0 {
 			reason = "no_token_ids"
 		}
@@ -62,7 +62,7 @@ func (x *exchange) takeTurn() *retained.KV {
 	default:
 		name = ""
 	}
-	k, found := s.retained.Take(x.ctx, scope, name, ids, now)
+	k, found := env.Retained.Take(env.Context, scope, name, ids, now)
 	switch {
 	case found == fleet.TurnTaken:
 		return k
@@ -75,14 +75,14 @@ func (x *exchange) takeTurn() *retained.KV {
 	case found == fleet.NothingKept:
 		return nil
 	}
-	x.journal.Fallback("turn_kv", reason)
+	env.Journal.Fallback("turn_kv", reason)
 	return nil
 }
 
 // keepTurn remembers what decode says, in its whole answer, that it keeps; what no
 // turn can use, it is told to free.
 func (a *attempt) keepTurn(answer []byte) {
-	x := a.x
+	env := a.env
 	keeper, ok := a.conn.(connector.Retainer)
 	if !ok || !a.p.Decode.Spec.Bidirectional {
 		return
@@ -92,38 +92,38 @@ func (a *attempt) keepTurn(answer []byte) {
 		return
 	}
 	if kept.Unfit == "incomplete_kv_params" { // there is no telling it apart
-		x.journal.Fallback("turn_kv", kept.Unfit)
+		env.Journal.Fallback("turn_kv", kept.Unfit)
 		return
 	}
 	k := retained.New(keeper, &a.c, a.newJob(), kept.Host, kept.Params)
 	ids, reason := retained.IDs(&kept)
 	switch {
-	case x.warm:
-		x.s.retained.Free(k, 0)
+	case env.WarmUp:
+		env.Retained.Free(k, 0)
 		return
 	case k.Foreign():
 		reason = connector.ForeignHost
-	case reason == "" && !retained.TextOnly(&x.req):
+	case reason == "" && !retained.TextOnly(env.Request):
 		reason = "not_text"
 	}
 	if reason != "" {
-		x.journal.Fallback("turn_kv", reason)
-		x.s.retained.Free(k, 0)
+		env.Journal.Fallback("turn_kv", reason)
+		env.Retained.Free(k, 0)
 		return
 	}
 	now := time.Now()
-	if !x.s.retained.Put(retained.Entry{
-		Scope:   retained.Scope(&x.req),
-		Name:    strings.Clone(x.s.prompts.ClientID(x.source())),
+	if !env.Retained.Put(retained.Entry{
+		Scope:   retained.Scope(env.Request),
+		Name:    strings.Clone(env.Prompts.ClientID(env.Source())),
 		IDs:     ids,
 		Expires: retained.Expires(a.p.Decode, now),
 		Value:   k,
 	}, now) {
-		x.journal.Fallback("turn_kv", coordinator.ReasonCoordinator)
-		x.s.retained.Free(k, 0)
+		env.Journal.Fallback("turn_kv", coordinator.ReasonCoordinator)
+		env.Retained.Free(k, 0)
 		return
 	}
-	x.journal.RetainedKV("kept")
+	env.Journal.RetainedKV("kept")
 }
 
 // giveUpTurn is for an attempt that failed before prefill had answered. A prefill
@@ -137,10 +137,10 @@ func (a *attempt) giveUpTurn(err error) {
 	if a.orphan.PrefillSent {
 		yield = cleanup.Yield
 	}
-	if e := unresponsiveLeg(err); e != nil && e.unresponsive == a.p.Prefill {
-		a.turn.Hold(e.unresponsive)
+	if e := unresponsiveLeg(err); e != nil && e.Unresponsive == a.p.Prefill {
+		a.turn.Hold(e.Unresponsive)
 	}
-	a.x.s.retained.Free(a.turn, yield)
+	a.env.Retained.Free(a.turn, yield)
 }
 
 // cutKept takes out of whole events of decode's stream what they say of the KV
@@ -157,8 +157,8 @@ func (a *attempt) cutKept(whole []byte) []byte {
 	rest, params := keeper.CutRetained(make([]byte, 0, len(whole)), whole)
 	if host, _ := openai.Find(params, "remote_host"); len(params) > 0 {
 		name, _ := openai.String(host)
-		a.x.journal.Fallback("turn_kv", "stream")
-		a.x.s.retained.Free(retained.New(keeper, &a.c, a.newJob(), name, params), 0)
+		a.env.Journal.Fallback("turn_kv", "stream")
+		a.env.Retained.Free(retained.New(keeper, &a.c, a.newJob(), name, params), 0)
 	}
 	return rest
 }

@@ -1,13 +1,15 @@
-package proxy
+package exchange
 
 import (
 	"context"
 	"errors"
 	"fmt"
 
+	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
 func errNotCarried(connector string, api openai.API) error {
@@ -29,11 +31,11 @@ func rejectedError(status int) *openai.Error {
 	return e
 }
 
-// publicError maps any error of an exchange to what the client is told.
-func publicError(err error) *openai.Error {
+// PublicError returns what the client is told of an error of a request.
+func PublicError(err error) *openai.Error {
 	var (
 		oe *openai.Error
-		le *legError
+		le *attempt.Error
 		nt *coordinator.NoTargetError
 		re *coordinator.RejectedError
 	)
@@ -41,7 +43,7 @@ func publicError(err error) *openai.Error {
 	case errors.As(err, &oe):
 		return oe
 	case errors.As(err, &le):
-		return le.public()
+		return le.Public()
 	case errors.As(err, &nt):
 		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: nt.Error()}
 	case errors.Is(err, coordinator.ErrNoID):
@@ -56,4 +58,43 @@ func publicError(err error) *openai.Error {
 		return downstream.Draining
 	}
 	return &openai.Error{Status: 500, Type: "internal_error", Code: "internal", Message: "internal error"}
+}
+
+// reply answers the client with err. Nothing has been sent before.
+func (x *exchange) reply(err error) {
+	var le *attempt.Error
+	if errors.As(err, &le) && le.Reply != nil {
+		x.env.AnswerReply(le)
+		return
+	}
+	e := PublicError(err)
+	x.journal.Answered(e.Status)
+	x.client.Error(x.req.API, e)
+}
+
+// outcomeOf returns the outcome of an exchange that was answered with err.
+func outcomeOf(err error) telemetry.Outcome {
+	var le *attempt.Error
+	if downstream.OwnFault(err) {
+		return telemetry.OutcomeShed
+	}
+	if errors.As(err, &le) && !le.Permanent {
+		if le.Code == 504 {
+			return telemetry.OutcomeTimeout
+		}
+		return telemetry.OutcomeEngineError
+	}
+	if le != nil {
+		return telemetry.OutcomeClientError
+	}
+	oe := PublicError(err)
+	switch {
+	case oe.Code == "no_target" || oe.Code == "rejected_by_policy":
+		return telemetry.OutcomeNoTarget
+	case oe.Status == 429 || oe.Code == "queue_timeout":
+		return telemetry.OutcomeShed
+	case oe.Status/100 == 4 || oe.Status == 501:
+		return telemetry.OutcomeClientError
+	}
+	return telemetry.OutcomeInternal
 }

@@ -1,18 +1,16 @@
-package proxy
+package attempt
 
 import (
 	"strings"
 	"testing"
-
-	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
 // Leg ids have a fixed width, because SGLang aborts by prefix, and never repeat.
 func TestLegID(t *testing.T) {
-	s := &Server{process: downstream.RandomHex(8)}
+	s := NewServices(Options{})
 	seen := make(map[string]bool)
 	for range 1000 {
-		id := s.legID()
+		id := s.LegID()
 		if len(id) != 32 || strings.Trim(id, "0123456789abcdef") != "" || seen[id] {
 			t.Fatalf("bad leg id %q", id)
 		}

@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"context"
@@ -17,13 +17,13 @@ import (
 )
 
 // prefillLeg sends the prefill leg and reads its whole answer into r. The error is a
-// *legError, a *coordinator.NoTargetError or the cause of ctx.
+// *Error, a *coordinator.NoTargetError or the cause of ctx.
 func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefillResult) error {
-	x := a.x
+	env := a.env
 	r.begun = true
-	l := x.beginLeg(abi.Prefill, a.p.Prefill, x.tries[abi.Prefill]+1, a.c.LegID)
+	l := env.beginLeg(abi.Prefill, a.p.Prefill, env.tries[abi.Prefill]+1, a.c.LegID)
 	var limit time.Duration
-	limit, l.short = a.within(time.Duration(x.cfg.Timeouts.Prefill))
+	limit, l.short = a.within(time.Duration(env.Config.Timeouts.Prefill))
 	w, by := waits{head: limit, idle: limit}, l.Start.Add(limit)
 	if a.conn.Reclaims() {
 		// An answer that comes after the limit, or after the client has left, names blocks
@@ -33,8 +33,8 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 	}
 	resp, err := a.send(ctx, l, shaped, w)
 	if errors.Is(err, upstream.ErrUnwanted) {
-		x.journal.LegEnded(l.Leg, "no_decode")
-		return &coordinator.NoTargetError{Phase: abi.Decode, Model: x.ask.Model}
+		env.Journal.LegEnded(l.Leg, "no_decode")
+		return &coordinator.NoTargetError{Phase: abi.Decode, Model: env.Ask.Model}
 	}
 	if err != nil {
 		var ue *upstream.Error
@@ -44,14 +44,14 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 		return a.legEnded(ctx, l, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, by)
+	answer, err := readAnswer(env.Memory, resp, buffer.MaxAnswer, by)
 	switch {
 	case err != nil:
 		err = l.failed(err)
 	case resp.Status/100 != 2:
 		// After a pull it may be that decode did not hand out the KV of the turn before.
 		if a.turn != nil && resp.Status/100 == 5 {
-			x.journal.Fallback("turn_kv", "pull_failed")
+			env.Journal.Fallback("turn_kv", "pull_failed")
 		}
 		err = a.rejected(l, resp, answer.B, a.turn != nil)
 	default:
@@ -83,24 +83,24 @@ func (a *attempt) failedAtOnce(l *leg, resp *upstream.Response, answer []byte) e
 
 // answerLeg sends the leg whose answer the client gets, and relays it.
 func (a *attempt) answerLeg(ctx context.Context, shaped connector.Leg) error {
-	x := a.x
+	env := a.env
 	if !shaped.Alias {
 		a.legBody.Set(shaped.Body[:0]) // keep a grown body's memory
 	} else { // not held while the engine generates
 		a.legBody.Free()
 		a.legBody = nil
 	}
-	if x.legPolicy != nil {
+	if env.Hooks != nil {
 		var err error
 		if shaped, err = a.edited(abi.Decode, shaped, &a.legBody); err != nil {
 			return err
 		}
 	}
 	a.orphan.DecodeSent = true
-	x.tries[abi.Decode]++
-	l := x.beginLeg(abi.Decode, a.p.Decode, x.tries[abi.Decode], a.c.LegID)
-	l.limit = time.Duration(x.cfg.Timeouts.FirstByte)
-	if a.p.Flow == abi.FlowPrefillFirst && x.req.Stream && a.kvLimit() < l.limit {
+	env.tries[abi.Decode]++
+	l := env.beginLeg(abi.Decode, a.p.Decode, env.tries[abi.Decode], a.c.LegID)
+	l.limit = time.Duration(env.Config.Timeouts.FirstByte)
+	if a.p.Flow == abi.FlowPrefillFirst && env.Request.Stream && a.kvLimit() < l.limit {
 		l.limit, l.kvBound = a.kvLimit(), true
 	}
 	if l.limit, l.short = a.within(l.limit); l.short {
@@ -113,7 +113,7 @@ func (a *attempt) answerLeg(ctx context.Context, shaped connector.Leg) error {
 	}
 	defer resp.Close()
 	if resp.Status/100 != 2 {
-		answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, l.Start.Add(l.limit)) // an error may quote the prompt
+		answer, err := readAnswer(env.Memory, resp, buffer.MaxAnswer, l.Start.Add(l.limit)) // an error may quote the prompt
 		if err != nil {
 			err = l.failed(err)
 		} else {
@@ -142,8 +142,8 @@ type waits struct {
 
 // send writes one leg and waits for the head of its answer.
 func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w waits) (*upstream.Response, error) {
-	x, t := a.x, l.target
-	fields := append(l.fields[:0], x.base...)
+	env, t := a.env, l.target
+	fields := append(l.fields[:0], env.Fields...)
 	if t.APIKey != "" {
 		fields = append(downstream.Without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
 	}
@@ -153,7 +153,7 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w wait
 	}
 	l.body[0] = shaped.Body
 	if shaped.Msgpack {
-		copied, err := x.client.LegBuffer(len(shaped.Body))
+		copied, err := env.Client.LegBuffer(len(shaped.Body))
 		if err != nil {
 			return nil, l.failed(err)
 		}
@@ -164,23 +164,23 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w wait
 			l.fields = append(l.fields, upstream.Field{Name: connector.HeaderMsgpack, Value: "1"})
 		}
 	}
-	if x.cfg.Transport.Client == "nethttp" { // which copies the body
+	if env.Config.Transport.Client == "nethttp" { // which copies the body
 		n := int64(len(l.body[0]))
-		if err := x.client.TakeMemory(n); err != nil {
+		if err := env.Client.TakeMemory(n); err != nil {
 			return nil, l.failed(err)
 		}
-		defer x.client.ReleaseMemory(n)
+		defer env.Client.ReleaseMemory(n)
 	}
 	l.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + shaped.Path, Header: l.fields, Body: l.body[:],
 		SendBy: w.sendBy, HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
-		Once: !a.p.Prefill.IsZero() || x.route.CallerCoordinates(), KeepLate: w.keepLate,
+		Once: !a.p.Prefill.IsZero() || env.Route.CallerCoordinates(), KeepLate: w.keepLate,
 	}
 	if l.Phase != abi.Encode {
 		a.watch(l)
 		l.request.Control, l.request.Detach = l, l.Phase == abi.Prefill && waitsForLateAnswer(a.conn)
 	}
-	if l.Phase == abi.Decode && a.both != nil && a.both.sent != nil {
+	if l.Phase == abi.Decode && a.both.sent != nil {
 		l.request.Sent = sync.OnceFunc(func() { close(a.both.sent) })
 	}
 	resp, err := t.Client.Do(ctx, &l.request)
@@ -188,9 +188,9 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w wait
 	if err != nil {
 		return nil, l.failed(err)
 	}
-	x.journal.LegAnswered(l.Leg, resp.Status)
+	env.Journal.LegAnswered(l.Leg, resp.Status)
 	if a.timed() {
-		x.journal.LegTimed(l.Leg, connector.ReadTiming(resp.Get))
+		env.Journal.LegTimed(l.Leg, connector.ReadTiming(resp.Get))
 	}
 	return resp, nil
 }

@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"context"
@@ -23,8 +23,8 @@ var errEncode = errors.New("another part was not encoded")
 // any other leg is sent, once for all attempts. Engines encode by themselves what
 // no encoder did, so that without a ready one nothing fails; that is counted.
 func (a *attempt) encode() error {
-	x := a.x
-	if x.encoded {
+	env := a.env
+	if env.encoded {
 		return nil
 	}
 	pool := a.encoderPool()
@@ -33,25 +33,25 @@ func (a *attempt) encode() error {
 	}
 	legs := a.conn.(connector.Encoder).Encode(&a.c)
 	if len(legs) > 0 {
-		targets := x.encoders(pool, a.p.Decode.Spec.Connector)
+		targets := env.encoders(pool, a.p.Decode.Spec.Connector)
 		if len(targets) == 0 {
-			x.journal.Fallback("encode", "no_target")
+			env.Journal.Fallback("encode", "no_target")
 		} else if err := a.encodeAll(legs, targets); err != nil {
 			return err
 		}
 	}
-	x.encoded = true
+	env.encoded = true
 	return nil
 }
 
 // encoderPool is the pool of the request's model if it has encoders and the
 // connector a use for them, else nil.
 func (a *attempt) encoderPool() *engine.Pool {
-	model := a.x.req.Model
+	model := a.env.Request.Model
 	if models := a.p.Decode.Models(); model == "" && len(models) > 0 {
 		model = models[0]
 	}
-	pool, _ := a.x.s.deps.Registry.Snapshot().Pool(model)
+	pool, _ := a.env.Registry.Snapshot().Pool(model)
 	if pool == nil || !pool.Encoders {
 		return nil
 	}
@@ -63,12 +63,12 @@ func (a *attempt) encoderPool() *engine.Pool {
 
 // encoders lists the ready encoders of a connector in the order in which they are
 // used: in turn, those last that have failed this request or others.
-func (x *exchange) encoders(pool *engine.Pool, connector string) []engine.Target {
+func (env *Env) encoders(pool *engine.Pool, connector string) []engine.Target {
 	var good, bad []engine.Target
 	for _, r := range pool.Encode {
 		switch {
-		case r.Spec.Connector != connector || !x.route.AllowsEncoder(r.Instance):
-		case slices.Contains(x.ask.Excluded, r.Target) || !r.Breaker.Allow():
+		case r.Spec.Connector != connector || !env.Route.AllowsEncoder(r.Instance):
+		case slices.Contains(env.Ask.Excluded, r.Target) || !r.Breaker.Allow():
 			bad = append(bad, r.Target)
 		default:
 			good = append(good, r.Target)
@@ -77,23 +77,23 @@ func (x *exchange) encoders(pool *engine.Pool, connector string) []engine.Target
 	if len(good) == 0 {
 		return bad
 	}
-	turn := int(x.s.encodes.Add(1) % uint64(len(good)))
+	turn := int(env.encodes.Add(1) % uint64(len(good)))
 	return append(good[turn:], good[:turn]...)
 }
 
 // encodeAll makes the calls, spread over the targets. The first that fails ends
 // the others.
 func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error {
-	x := a.x
-	ctx, cancel := context.WithCancelCause(x.ctx)
+	env := a.env
+	ctx, cancel := context.WithCancelCause(env.Context)
 	defer cancel(nil)
-	x.tries[abi.Encode]++
+	env.tries[abi.Encode]++
 	errs := make([]error, len(legs))
 	room := make(chan struct{}, encodeWidth)
 	var calls sync.WaitGroup
 	for i, l := range legs {
 		room <- struct{}{}
-		one := x.beginLeg(abi.Encode, targets[i%len(targets)], x.tries[abi.Encode], a.c.LegID)
+		one := env.beginLeg(abi.Encode, targets[i%len(targets)], env.tries[abi.Encode], a.c.LegID)
 		calls.Go(func() {
 			defer func() { <-room }()
 			if errs[i] = a.encodeLeg(ctx, one, l); errs[i] != nil {
@@ -108,20 +108,20 @@ func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error
 // encodeLeg makes one call and reads its whole answer, of which nothing but the
 // status counts.
 func (a *attempt) encodeLeg(ctx context.Context, l *leg, shaped connector.Leg) (err error) {
-	x := a.x
+	env := a.env
 	defer func() {
 		if v := recover(); v != nil {
-			x.journal.Panic(v)
-			err = errPanicked
+			env.Journal.Panic(v)
+			err = ErrPanicked
 		}
 	}()
-	limit := time.Duration(x.cfg.Timeouts.Prefill)
+	limit := time.Duration(env.Config.Timeouts.Prefill)
 	resp, err := a.send(ctx, l, shaped, waits{head: limit, idle: limit})
 	if err != nil {
 		return a.legEnded(ctx, l, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, l.Start.Add(limit))
+	answer, err := readAnswer(env.Memory, resp, buffer.MaxAnswer, l.Start.Add(limit))
 	defer answer.Free()
 	switch {
 	case err != nil:

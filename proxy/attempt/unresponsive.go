@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"time"
@@ -12,7 +12,7 @@ import (
 // watched is what other goroutines need to know of a leg that runs: those that probe engines
 // and give up calls. It does not change while the leg runs.
 type watched struct {
-	x       *exchange
+	env     *Env
 	both    *concurrent   // nil unless both legs run at the same time
 	prefill engine.Target // of the attempt
 	fetches bool          // the leg may be waiting for prefill's KV
@@ -28,12 +28,15 @@ func (a *attempt) watch(l *leg) {
 	first := a.p.Flow == abi.FlowPrefillFirst && l.Phase == abi.Decode
 	l.a = a
 	l.watched = watched{
-		x: a.x, both: a.both, prefill: a.p.Prefill,
-		compute: a.x.ask.Request.PromptTokens - max(0, a.p.Matched),
+		env: a.env, prefill: a.p.Prefill,
+		compute: a.env.Ask.Request.PromptTokens - max(0, a.p.Matched),
+	}
+	if a.both.runs() {
+		l.watched.both = &a.both
 	}
 	if first {
 		// A whole answer tells nothing of the KV before all of it is there.
-		l.watched.fetches = a.x.req.Stream && h.Pinned
+		l.watched.fetches = a.env.Request.Stream && h.Pinned
 		l.watched.handed, l.watched.readBy, l.watched.lease = a.prefill.handed, a.readBy(), h.Lease
 	}
 }
@@ -44,7 +47,7 @@ func (a *attempt) watch(l *leg) {
 // again, unless that is too late for prefill's blocks (expired). The retry is taken from the
 // budget here.
 func (l *leg) Evict(unresponsive any) bool {
-	w, x := &l.watched, l.watched.x
+	w, env := &l.watched, l.watched.env
 	from, phase := l.target, l.Phase
 	switch {
 	case unresponsive == from.Instance:
@@ -56,13 +59,13 @@ func (l *leg) Evict(unresponsive any) bool {
 	if w.both != nil && w.both.winner.Load() == decodeTook { // nobody waits for prefill's answer
 		return true
 	}
-	if x.route.Fixes(from.Instance) {
+	if env.Route.Fixes(from.Instance) {
 		return l.expired(unresponsive) // the caller says where it runs
 	}
-	if l.try >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
+	if l.try >= env.Config.Retry.Attempts || env.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
 		return l.expired(unresponsive)
 	}
-	l.reserved = x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget)
+	l.reserved = env.Budget.Allow(time.Now(), env.Config.Retry.Budget, env.Config.Retry.MinBudget)
 	l.starved = l.reserved && from != l.target
 	return l.reserved || l.expired(unresponsive)
 }

@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"context"
@@ -32,7 +32,7 @@ var (
 // relay gives the client a 2xx answer: streams as they come, all else when it
 // is whole, so that an engine that dies inside it can be replaced.
 func (a *attempt) relay(ctx context.Context, l *leg, resp *upstream.Response) error {
-	if a.x.req.Stream && isStream(resp) {
+	if a.env.Request.Stream && isStream(resp) {
 		return a.relayStream(ctx, l, resp)
 	}
 	return a.relayWhole(ctx, l, resp)
@@ -45,8 +45,8 @@ func isStream(resp *upstream.Response) bool {
 
 // relayWhole reads the answer to its end, then writes it.
 func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Response) error {
-	x := a.x
-	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, l.Start.Add(a.wholeLimit(l)))
+	env := a.env
+	answer, err := readAnswer(env.Memory, resp, buffer.MaxAnswer, l.Start.Add(a.wholeLimit(l)))
 	defer func() { answer.Free() }()
 	if err != nil {
 		return l.failed(err)
@@ -54,7 +54,7 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	if len(answer.B) == 0 {
 		return l.failedBy("empty_answer", 502, nil)
 	}
-	if status, ok := openai.AbortStatus(x.req.API, answer.B); ok {
+	if status, ok := openai.AbortStatus(env.Request.API, answer.B); ok {
 		return a.failedInside(l, "aborted", status, answer.B, nil)
 	}
 	if err := a.awaitPrefill(ctx); err != nil {
@@ -71,17 +71,17 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 		return err
 	}
 	l.short = false
-	x.journal.FirstByte(l.Leg)
+	env.Journal.FirstByte(l.Leg)
 	if u, ok := openai.ParseUsage(answer.B); ok {
-		x.journal.Used(u)
+		env.Journal.Used(u)
 		if a.p.Flow == abi.FlowAggregated {
 			a.reportCached(answer.B)
 		}
 	}
-	x.client.CopyHeader(resp)
+	env.Client.CopyHeader(resp)
 	a.tellTiming()
 	a.keepTurn(answer.B)
-	return x.writeWhole(resp.Status, public)
+	return env.Answer(resp.Status, public)
 }
 
 // wholeLimit bounds the whole of an answer that is no stream, from the start of its
@@ -90,7 +90,7 @@ func (a *attempt) wholeLimit(l *leg) time.Duration {
 	if !l.kvBound {
 		return l.limit
 	}
-	limit, _ := a.within(time.Duration(a.x.cfg.Timeouts.FirstByte))
+	limit, _ := a.within(time.Duration(a.env.Config.Timeouts.FirstByte))
 	return limit
 }
 
@@ -106,7 +106,7 @@ func (a *attempt) notePair(stream bool) {
 	default:
 		a.pair.Success()
 		if stream && !a.prefill.handed.IsZero() && !a.fresh { // else the handshake's time is in it
-			a.x.s.deps.Registry.MeasurePair(a.p.Prefill, a.p.Decode, a.x.ask.Request.PromptTokens, time.Since(a.prefill.handed))
+			a.env.Registry.MeasurePair(a.p.Prefill, a.p.Decode, a.env.Ask.Request.PromptTokens, time.Since(a.prefill.handed))
 		}
 	}
 }
@@ -115,8 +115,8 @@ func (a *attempt) notePair(stream bool) {
 // first event that carries data the client has seen nothing: an error event
 // there is a failed leg, which may be retried.
 func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Response) error {
-	x := a.x
-	buf, err := x.s.memory.Get(streamBuffer)
+	env := a.env
+	buf, err := env.Memory.Get(streamBuffer)
 	if err != nil {
 		return l.failed(downstream.ErrMemory)
 	}
@@ -135,23 +135,23 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	}
 	a.releaseRequest()
 	l.short = false
-	x.journal.FirstByte(l.Leg)
-	x.client.CopyHeader(resp)
-	x.commit(resp.Status)
-	resp.SetIdleTimeout(time.Duration(x.cfg.Timeouts.StreamIdle))
+	env.Journal.FirstByte(l.Leg)
+	env.Client.CopyHeader(resp)
+	env.begin(resp.Status)
+	resp.SetIdleTimeout(time.Duration(env.Config.Timeouts.StreamIdle))
 
-	var events openai.EventScanner
+	s := stream{a: a, l: l, timed: a.timed()}
+	events := &s.events
 	if a.merges() {
 		events.Limit = buffer.MaxAnswer // they can be completed only whole
 	}
-	out := stream{a: a, l: l, timed: a.timed(), events: &events}
-	err = out.pump(resp, buf)
+	err = s.pump(resp, buf)
 	if u, ok := events.Usage(); ok {
-		x.journal.Used(u)
-		x.s.deps.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(x.journal.AnswerBegan()))
+		env.Journal.Used(u)
+		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))
 	}
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
-		err = out.end() // all was said before the connection broke
+		err = s.end() // all was said before the connection broke
 	}
 	switch {
 	case err == nil && events.Failed: // the client has been told
@@ -161,7 +161,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	case errors.Is(err, downstream.ErrWrite):
 		return err
 	}
-	var f *legFailure
+	var f *failure
 	switch {
 	case errors.Is(err, errAborted):
 		f = a.failedInside(l, "aborted", events.Status, nil, err)
@@ -169,13 +169,13 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 		f = l.failedBy("no_end", 502, err)
 	case downstream.OwnFault(err):
 		f = l.failed(err)
-		x.journal.Shed(f.reason)
+		env.Journal.Shed(f.Reason)
 	case errors.Is(err, errMerge):
 		f = l.failedBy("bad_answer", 502, err)
 	default:
 		f = l.failed(err)
 	}
-	a.breakStream(ctx, &events, f)
+	a.breakStream(ctx, events, f)
 	return f
 }
 
@@ -218,7 +218,7 @@ func (a *attempt) readFirstEvent(l *leg, resp *upstream.Response, buf *buffer.Bu
 type stream struct {
 	a      *attempt
 	l      *leg
-	events *openai.EventScanner
+	events openai.EventScanner
 	timed  bool // the stream ends with the engine's timing
 	held   int  // bytes of the budget for parts of events
 }
@@ -227,15 +227,15 @@ type stream struct {
 // flush per read. first holds what has been read already, and is the buffer
 // for all that follows.
 func (s *stream) pump(resp *upstream.Response, first *buffer.Buffer) error {
-	a, x, events := s.a, s.a.x, s.events
+	a, env, events := s.a, s.a.env, &s.events
 	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
 	// written; so it outlives the idle time-out, which tells the client.
-	idle := time.Duration(x.cfg.Timeouts.StreamIdle)
-	limit := max(time.Duration(x.cfg.Server.WriteTimeout), idle+2*writeCheck)
-	last := x.journal.AnswerBegan()
+	idle := time.Duration(env.Config.Timeouts.StreamIdle)
+	limit := max(time.Duration(env.Config.Server.WriteTimeout), idle+2*writeCheck)
+	last := env.Journal.AnswerBegan()
 	renewed, lastEvent, seen := last, last, int64(0)
-	x.client.LimitWrites(limit)
-	out := x.client.Events(resp.Status, first.B[:cap(first.B)])
+	env.Client.LimitWrites(limit)
+	out := env.Client.Events(resp.Status, first.B[:cap(first.B)])
 	var failed error
 	use := func(chunk []byte, err error) (more bool) {
 		whole := events.Feed(chunk)
@@ -278,11 +278,11 @@ func (s *stream) pump(resp *upstream.Response, first *buffer.Buffer) error {
 	resp.Each(out.Space(), func(n int, err error) bool {
 		now := time.Now()
 		if n > 0 {
-			x.journal.Read(now.Sub(last))
+			env.Journal.Read(now.Sub(last))
 			last = now
 		}
 		if now.Sub(renewed) > writeCheck {
-			x.client.LimitWrites(limit)
+			env.Client.LimitWrites(limit)
 			renewed = now
 		}
 		return use(out.Space()[:n], err)
@@ -292,22 +292,19 @@ func (s *stream) pump(resp *upstream.Response, first *buffer.Buffer) error {
 
 // hold counts the memory of a part of an event, or of merged events.
 func (s *stream) hold() error {
-	n := s.events.Held()
-	if s.a.both != nil {
-		n += cap(s.a.both.merged)
-	}
+	n := s.events.Held() + cap(s.a.both.merged)
 	if n <= s.held {
 		return nil
 	}
 	more := n - s.held
 	s.held = n
-	return s.a.x.client.Reserve(more)
+	return s.a.env.Client.Reserve(more)
 }
 
 // end closes a stream whose framing ended in order. A stream that lacks its closing event was
 // cut off all the same. A part of an event behind the whole ones is of no use to the client.
 func (s *stream) end() error {
-	a, x, events := s.a, s.a.x, s.events
+	a, env, events := s.a, s.a.env, &s.events
 	rest := events.Finish()
 	switch {
 	case events.Aborted:
@@ -318,23 +315,23 @@ func (s *stream) end() error {
 	if rest, err := a.completedEvents(rest); err != nil {
 		return err
 	} else if rest = a.cutKept(rest); len(rest) > 0 {
-		if err := x.client.Write(rest); err != nil {
+		if err := env.Client.Write(rest); err != nil {
 			return err
 		}
 	}
 	if events.Failed {
-		x.journal.Ends(telemetry.OutcomeBroken)
-		x.journal.Broken("error_event", nil)
+		env.Journal.Ends(telemetry.OutcomeBroken)
+		env.Journal.Broken("error_event", nil)
 	}
 	return nil
 }
 
 // breakStream tells the client that the stream is broken: an error event on an
 // event border, or, inside an event that is half out, a cut connection.
-func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, f *legFailure) {
-	x := a.x
-	x.journal.Ends(telemetry.OutcomeBroken)
-	if x.client.Gone() {
+func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, f *failure) {
+	env := a.env
+	env.Journal.Ends(telemetry.OutcomeBroken)
+	if env.Client.Gone() {
 		return
 	}
 	e := &openai.Error{Status: 502, Type: "upstream_error", Code: "stream_broken", Message: "the engine's stream broke off; the answer is not complete"}
@@ -342,13 +339,13 @@ func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, 
 	if errors.Is(f, errAborted) {
 		kind, e.Message = "aborted", "the engine aborted the request; the answer is not complete"
 	}
-	x.journal.Broken(kind, f)
+	env.Journal.Broken(kind, f)
 	if events.MidEvent() {
-		x.client.Cut()
+		env.Client.Cut()
 		return
 	}
 	if errors.Is(context.Cause(ctx), downstream.ErrDraining) {
 		e = downstream.Draining
 	}
-	x.client.Break(x.req.API, e)
+	env.Client.Break(env.Request.API, e)
 }

@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 // with another id. The goroutine of the exchange owns it. The goroutine of a concurrent
 // prefill leg only reads what does not change meanwhile, and hands over a prefillResult.
 type attempt struct {
-	x       *exchange
+	env     *Env
 	p       *coordinator.Placement
 	conn    connector.Connector
 	c       connector.Attempt
@@ -34,8 +34,8 @@ type attempt struct {
 	deadline time.Time                  // for the client's first byte, by the plan policy; zero: none
 	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
 	turn     *retained.KV               // that prefill pulls; nil: none
-	both     *concurrent                // nil unless both legs run at the same time
-	hook     hookAnswer                 // for the leg that failed last
+	both     concurrent                 // of both legs, if they run at the same time
+	hook     HookAnswer                 // for the leg that failed last
 }
 
 // decodeState is the state of a decode engine at one moment.
@@ -60,27 +60,11 @@ type prefillResult struct {
 	err      error
 }
 
-// run sends the legs in the order of the flow; nil means that the client has the whole
-// answer.
-func (a *attempt) run() error {
-	if err := a.encode(); err != nil {
-		return err
-	}
-	switch a.p.Flow {
-	case abi.FlowPrefillFirst:
-		return a.prefillFirst()
-	case abi.FlowConcurrent, abi.FlowDecodeFirst:
-		return a.concurrent()
-	default:
-		return a.aggregated()
-	}
-}
-
 // chooseFlow chooses the order of the legs if the connector has several.
 func (a *attempt) chooseFlow() {
 	if o, ok := a.conn.(connector.Ordered); ok && !a.p.Prefill.IsZero() {
 		var fallback string
-		if a.p.Flow, fallback = o.Order(&a.c, a.x.cfg.Retry.ScheduleStyle); fallback != "" {
+		if a.p.Flow, fallback = o.Order(&a.c, a.env.Config.Retry.ScheduleStyle); fallback != "" {
 			a.p.Fallbacks = append(a.p.Fallbacks, coordinator.Fallback{What: "schedule_style", Reason: fallback})
 		}
 	}
@@ -108,7 +92,7 @@ func (a *attempt) end(err error) {
 // joinPair notes that the attempt begins on its pair of targets.
 func (a *attempt) joinPair() {
 	if !a.p.Prefill.IsZero() {
-		a.pair = a.x.s.deps.Registry.Pair(a.p.Prefill, a.p.Decode)
+		a.pair = a.env.Registry.Pair(a.p.Prefill, a.p.Decode)
 		a.fresh = a.pair.Begin()
 	}
 }
@@ -129,7 +113,7 @@ func (a *attempt) isConcurrent() bool {
 // releaseRequest gives back what an open stream does not need any more: the request as it
 // came and as it was sent, and prefill's answer.
 func (a *attempt) releaseRequest() {
-	a.x.releaseBody()
+	a.env.ReleaseBody()
 	a.legBody.Free()
 	a.legBody = nil
 	if !a.isConcurrent() { // a concurrent prefill may only now be answering
@@ -148,7 +132,7 @@ func (a *attempt) aggregated() error {
 	if err != nil {
 		return err
 	}
-	return a.answerLeg(a.x.ctx, shaped)
+	return a.answerLeg(a.env.Context, shaped)
 }
 
 // runPrefill sends the prefill leg and reads its answer into r. Only the caller may read r
@@ -175,13 +159,13 @@ func (a *attempt) prefillEnded(r prefillResult) {
 		a.orphan.Handoff = &a.prefill.handoff
 	}
 	if r.begun {
-		a.x.tries[abi.Prefill]++
+		a.env.tries[abi.Prefill]++
 	}
 }
 
 // shapePrefill returns the prefill leg and the buffer that holds its body.
 func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
-	body, err := a.x.client.Buffer(len(a.x.client.Body()) + legSlack)
+	body, err := a.env.Client.Buffer(len(a.env.Client.Body()) + legSlack)
 	if err != nil {
 		return connector.Leg{}, nil, err
 	}
@@ -197,11 +181,11 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 	}
 	if shaped.Alias { // an open stream gives the client's body back while the leg may still be sent
 		body.Free()
-		body = a.x.client.HoldBody()
+		body = a.env.Client.HoldBody()
 	} else {
 		body.Set(shaped.Body)
 	}
-	if a.x.legPolicy != nil {
+	if a.env.Hooks != nil {
 		if shaped, err = a.edited(abi.Prefill, shaped, &body); err != nil {
 			return shaped, nil, err
 		}
@@ -217,7 +201,7 @@ func (a *attempt) reportCached(answer []byte) {
 		return
 	}
 	if u, ok := openai.ParseUsage(answer); ok && u.Cached >= 0 && u.Prompt > 0 {
-		a.x.s.deps.Coordinator.Computed(a.p, &a.x.ask.Key, u.Prompt, u.Cached)
+		a.env.Coordinator.Computed(a.p, &a.env.Ask.Key, u.Prompt, u.Cached)
 	}
 }
 
@@ -227,9 +211,9 @@ func (a *attempt) countFallback(h *connector.Handoff) {
 	if reason == "" {
 		return
 	}
-	a.x.journal.Fallback("kv_transfer", reason)
+	a.env.Journal.Fallback("kv_transfer", reason)
 	if reason == connector.ForeignHost {
-		a.x.s.sayForeign(a.p.Prefill)
+		a.env.warnForeign(a.p.Prefill)
 	}
 }
 
@@ -237,7 +221,7 @@ func (a *attempt) countFallback(h *connector.Handoff) {
 // client; legBody owns it.
 func (a *attempt) bodyBuffer() (b []byte, err error) {
 	if a.legBody == nil {
-		if a.legBody, err = a.x.client.Buffer(len(a.x.client.Body()) + legSlack); err != nil {
+		if a.legBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + legSlack); err != nil {
 			return nil, err
 		}
 	}
@@ -249,17 +233,17 @@ const legSlack = 2 << 10
 
 // replyHandoff answers with prefill's answer, which was the whole text.
 func (a *attempt) replyHandoff() error {
-	x := a.x
-	x.journal.FirstByte(nil)
+	env := a.env
+	env.Journal.FirstByte(nil)
 	if u, ok := openai.ParseUsage(a.prefill.answer.B); ok {
-		x.journal.Used(u)
+		env.Journal.Used(u)
 	}
-	h := x.client.AnswerHeader()
+	h := env.Client.AnswerHeader()
 	h.Set("Content-Type", "application/json")
-	if x.req.Stream {
+	if env.Request.Stream {
 		h.Set("Content-Type", "text/event-stream")
 	} else {
 		a.tellTiming()
 	}
-	return x.writeWhole(http.StatusOK, a.prefill.handoff.Answer)
+	return env.Answer(http.StatusOK, a.prefill.handoff.Answer)
 }

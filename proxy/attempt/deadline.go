@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"context"
@@ -23,7 +23,7 @@ func (a *attempt) within(limit time.Duration) (time.Duration, bool) {
 // has the KV of the prompt and begins its stream. A whole answer begins when all of it is
 // there, which tells nothing of the KV: only timeouts.first_byte limits it.
 func (a *attempt) kvLimit() time.Duration {
-	t := &a.x.cfg.Timeouts
+	t := &a.env.Config.Timeouts
 	limit := t.Transfer
 	if a.fresh {
 		limit += t.Handshake
@@ -37,7 +37,7 @@ func (a *attempt) kvLimit() time.Duration {
 // awaitKV ends a concurrent decode, by cancel, if it has not got the KV in time. Prefill has
 // answered, and its goroutine calls. The timer, which may be nil, must be stopped.
 func (a *attempt) awaitKV(cancel context.CancelCauseFunc) *time.Timer {
-	if !a.x.req.Stream {
+	if !a.env.Request.Stream {
 		return nil
 	}
 	return time.AfterFunc(a.kvLimit(), func() {

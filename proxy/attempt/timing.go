@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"time"
@@ -19,19 +19,19 @@ func (a *attempt) timed() bool {
 // cutTiming cuts the timing of a leg off the end of the last events of its stream.
 func (a *attempt) cutTiming(l *leg, whole []byte) []byte {
 	rest, t := connector.CutTiming(whole)
-	a.x.journal.LegTimed(l.Leg, t)
+	a.env.Journal.LegTimed(l.Leg, t)
 	return rest
 }
 
 // asksTiming reports whether the client wants to know how its request went, and
 // the engines have been asked.
 func (a *attempt) asksTiming() bool {
-	return a.timed() && a.x.client.Header().Get(connector.HeaderReturnMetrics) == "1"
+	return a.timed() && a.env.Client.Header().Get(connector.HeaderReturnMetrics) == "1"
 }
 
 // awaitTiming waits for prefill to say how it went, where both legs are under way.
 func (a *attempt) awaitTiming() {
-	if a.both == nil || a.both.over {
+	if !a.both.runs() || a.both.over {
 		return
 	}
 	limit := time.NewTimer(timingPatience)
@@ -40,7 +40,7 @@ func (a *attempt) awaitTiming() {
 	case r := <-a.both.prefill:
 		a.takePrefill(r)
 	case <-limit.C:
-	case <-a.x.ctx.Done():
+	case <-a.env.Context.Done():
 	}
 }
 
@@ -50,7 +50,7 @@ func (a *attempt) tellTiming() {
 	if !a.timed() {
 		return
 	}
-	h := a.x.client.AnswerHeader()
+	h := a.env.Client.AnswerHeader()
 	for name := range h {
 		if connector.TimingHeader(name) {
 			h.Del(name)
@@ -60,7 +60,7 @@ func (a *attempt) tellTiming() {
 		return
 	}
 	a.awaitTiming()
-	t := a.x.journal.Timing()
+	t := a.env.Journal.Timing()
 	for _, f := range t.Header() {
 		h.Set(f.Name, f.Value)
 	}
@@ -71,8 +71,8 @@ func (a *attempt) timingEvent() error {
 	if !a.asksTiming() {
 		return nil
 	}
-	a.x.client.Flush() // the answer itself waits for nothing
+	a.env.Client.Flush() // the answer itself waits for nothing
 	a.awaitTiming()
-	t := a.x.journal.Timing()
-	return a.x.client.Write(t.AppendEvent(nil))
+	t := a.env.Journal.Timing()
+	return a.env.Client.Write(t.AppendEvent(nil))
 }

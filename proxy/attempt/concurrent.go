@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"context"
@@ -10,7 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// concurrent is the state of two legs that run at the same time.
+// concurrent is the state of two legs that run at the same time. The zero value is that of an
+// attempt whose legs do not.
 type concurrent struct {
 	winner  atomic.Uint32      // what settled the attempt first: one of the constants below
 	sent    chan struct{}      // closed when all of the decode leg has been sent, if prefill waits for that; else nil
@@ -19,6 +20,9 @@ type concurrent struct {
 	merger  connector.Merger   // completes decode's answer from prefill's; nil: nothing does
 	merged  []byte             // memory of merged events
 }
+
+// runs reports whether the legs run at the same time.
+func (c *concurrent) runs() bool { return c.prefill != nil }
 
 // What settles concurrent legs. Once decode has taken over it has the KV, and a failure of
 // prefill's late answer does not end decode any more.
@@ -31,15 +35,15 @@ const (
 // concurrent sends both legs at the same time, or prefill's when all of decode's has been
 // sent. The leg that fails first ends the other one; its error is what the client is told.
 func (a *attempt) concurrent() error {
-	ctx, cancel := context.WithCancelCause(a.x.ctx)
+	ctx, cancel := context.WithCancelCause(a.env.Context)
 	defer cancel(nil)
-	pctx, stop := context.WithCancelCause(a.x.ctx)
+	pctx, stop := context.WithCancelCause(a.env.Context)
 	defer stop(nil)
 	shaped, body, err := a.shapePrefill() // here, because an open stream gives the client's body back
 	if err != nil {
 		return err
 	}
-	a.both = &concurrent{prefill: make(chan prefillResult, 1)}
+	a.both.prefill = make(chan prefillResult, 1)
 	if a.p.Flow == abi.FlowDecodeFirst {
 		a.both.sent = make(chan struct{})
 	}
@@ -60,14 +64,14 @@ func (a *attempt) concurrent() error {
 	stop(errPeerLeg)
 	a.awaitPrefillEnd()
 	perr := a.prefill.err
-	if perr == nil && a.prefill.done && a.prefill.handoff.Done && !a.orphan.KVRead && a.x.ctx.Err() == nil {
+	if perr == nil && a.prefill.done && a.prefill.handoff.Done && !a.orphan.KVRead && a.env.Context.Err() == nil {
 		a.cleanUp(errAnswered)
 		return a.replyHandoff()
 	}
 	// Either engine may be at fault: each waits for the other and tells the other of its
 	// failure. Which failure the proxy sees first is chance.
 	if timedOut(err) && !a.prefill.done && unresponsiveLeg(err) == nil || answeredWithError(err) || answeredWithError(perr) {
-		a.x.ask.Excluded = append(a.x.ask.Excluded, a.p.Prefill, a.p.Decode)
+		a.env.Ask.Excluded = append(a.env.Ask.Excluded, a.p.Prefill, a.p.Decode)
 	}
 	return firstCause(err, perr)
 }
@@ -92,8 +96,8 @@ func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body 
 	defer body.Free()
 	defer func() {
 		if v := recover(); v != nil {
-			a.x.journal.Panic(v)
-			r.err = errPanicked
+			a.env.Journal.Panic(v)
+			r.err = ErrPanicked
 		}
 		switch {
 		case r.err == nil && r.handoff.Done:
@@ -103,7 +107,7 @@ func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body 
 		case r.err == nil:
 			r.late = a.awaitKV(cancel)
 			a.p.Lease.PrefillDone()
-			a.x.journal.PrefillDone()
+			a.env.Journal.PrefillDone()
 		case a.both.winner.CompareAndSwap(0, prefillFailed):
 			cancel(r.err)
 		}
@@ -136,7 +140,7 @@ func (a *attempt) awaitPrefillEnd() {
 // claimAnswer settles that decode has the KV; stream says that its answer has only begun. The
 // error is prefill's: prefill had failed first.
 func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
-	if a.both != nil && !a.both.winner.CompareAndSwap(0, decodeTook) {
+	if a.both.runs() && !a.both.winner.CompareAndSwap(0, decodeTook) {
 		<-ctx.Done() // the winner cancels this leg next
 		return context.Cause(ctx)
 	}
@@ -163,10 +167,10 @@ func (a *attempt) settlePrefill(stop context.CancelCauseFunc) {
 	job := a.cleanupJob(calls)
 	// The leg still uses the exchange's record and buffers. So wait here, after the answer has
 	// been sent, and close finds nothing running.
-	limit := time.Duration(a.x.cfg.Timeouts.Cleanup)
-	a.x.client.Flush()
+	limit := time.Duration(a.env.Config.Timeouts.Cleanup)
+	a.env.Client.Flush()
 	// Over HTTP/2 the deadline of that write would reset the stream meanwhile.
-	a.x.client.LimitWrites(limit + time.Duration(a.x.cfg.Server.WriteTimeout))
+	a.env.Client.LimitWrites(limit + time.Duration(a.env.Config.Server.WriteTimeout))
 	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
@@ -175,6 +179,6 @@ func (a *attempt) settlePrefill(stop context.CancelCauseFunc) {
 	case <-t.C:
 		stop(errPeerLeg)
 		a.awaitPrefillEnd()
-		a.x.s.cleanups.Start(job)
+		a.env.Cleanups.Start(job)
 	}
 }

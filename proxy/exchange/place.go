@@ -1,4 +1,4 @@
-package proxy
+package exchange
 
 import (
 	"slices"
@@ -15,14 +15,14 @@ func (x *exchange) place() (*coordinator.Placement, error) {
 	if x.route.Sidecar() == nil {
 		return x.PlaceOnce()
 	}
-	x.encoded = x.encoded || x.route.CallerCoordinates()
+	if x.route.CallerCoordinates() {
+		x.env.SkipEncode()
+	}
 	return x.route.Place()
 }
 
 // Coordinated implements sidecar.Exchange.
-func (x *exchange) Coordinated(policy string) {
-	x.journal.Coordinated(policy)
-}
+func (x *exchange) Coordinated(policy string) { x.journal.Coordinated(policy) }
 
 // Fallback implements sidecar.Exchange.
 func (x *exchange) Fallback(policy, reason string) { x.journal.Fallback(policy, reason) }
@@ -41,7 +41,7 @@ func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	if err != nil || p.Flow == abi.FlowAggregated {
 		return p, err
 	}
-	conn := x.s.connector(p.Decode.Spec.Connector)
+	conn := x.run.Connector(p.Decode.Spec.Connector)
 	reason, sure, unpairable := x.unpairable(conn, p.Prefill)
 	if unpairable == nil {
 		return p, nil
@@ -87,12 +87,12 @@ func (x *exchange) unpairable(conn connector.Connector, prefill engine.Target) (
 // that does not suit are then the last to be chosen.
 func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Connector) error) (*coordinator.Placement, error) {
 	for {
-		p, err := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
+		p, err := x.run.Coordinator.Place(x.env.Context, &x.ask)
 		if err != nil {
 			return nil, err
 		}
 		x.held = p.Lease
-		conn := x.s.connector(p.Decode.Spec.Connector)
+		conn := x.run.Connector(p.Decode.Spec.Connector)
 		if err = check(p, conn); err == nil {
 			return p, nil
 		}
@@ -107,7 +107,7 @@ func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Conne
 // long as there are others; false: it had been done.
 func (x *exchange) excludeConnector(name string) bool {
 	before := len(x.ask.Excluded)
-	for _, i := range x.s.deps.Registry.Snapshot().Instances {
+	for _, i := range x.run.Registry.Snapshot().Instances {
 		for rank := range i.Load {
 			t := engine.Target{Instance: i, Rank: rank}
 			if i.Spec.Connector == name && !slices.Contains(x.ask.Excluded, t) {
@@ -116,9 +116,4 @@ func (x *exchange) excludeConnector(name string) bool {
 		}
 	}
 	return len(x.ask.Excluded) > before
-}
-
-// placed books a placement.
-func (x *exchange) placed(p *coordinator.Placement) {
-	x.journal.Placed(p, x.ask.Request.PromptTokens)
 }

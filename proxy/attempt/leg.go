@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"sync"
@@ -66,9 +66,9 @@ func (l *legs) reset() {
 }
 
 // beginLeg begins a leg on t, the given try of its phase.
-func (x *exchange) beginLeg(phase abi.Phase, t engine.Target, try int, id string) *leg {
-	l := x.legs.take()
+func (env *Env) beginLeg(phase abi.Phase, t engine.Target, try int, id string) *leg {
+	l := env.legs.take()
 	l.target, l.try = t, try
-	l.Leg = x.journal.BeginLeg(phase, t, try, id)
+	l.Leg = env.Journal.BeginLeg(phase, t, try, id)
 	return l
 }

@@ -1,4 +1,4 @@
-package proxy
+package attempt
 
 import (
 	"context"
@@ -8,8 +8,8 @@ import (
 // TestLegFailedBeside: of two legs that failed, decode's is to blame only if its engine
 // was out of reach, or prefill's leg was merely cancelled.
 func TestLegFailedBeside(t *testing.T) {
-	answered, broken, late := &legError{status: 500, code: 502}, &legError{code: 502}, &legError{code: 504}
-	prefill := &legError{status: 503, code: 503}
+	answered, broken, late := &Error{Status: 500, Code: 502}, &Error{Code: 502}, &Error{Code: 504}
+	prefill := &Error{Status: 503, Code: 503}
 	for name, tt := range map[string]struct {
 		decode, prefill error
 		blamesPrefill   bool

@@ -1,0 +1,64 @@
+package attempt
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Between the moment in which prefill's failure settles the attempt and the one
+// in which it cancels decode, decode's answer must not pass for a success.
+func TestTakeTellsPrefillsFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := &Error{Reason: "reset"}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		a := &attempt{both: concurrent{prefill: make(chan prefillResult, 1)}}
+		a.both.winner.Store(prefillFailed)
+		time.AfterFunc(time.Second, func() { cancel(failure) })
+		if err := a.claimAnswer(ctx, true); !errors.Is(err, failure) {
+			t.Errorf("take: %v", err)
+		}
+		if a.orphan.KVRead {
+			t.Error("decode counts as having taken over")
+		}
+	})
+}
+
+// A fault of the proxy's own in a leg beside decode ends the attempt, not the
+// process.
+func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
+	logged := &lines{}
+	env := &Env{Journal: new(journal.Journal)} // no configuration: the leg panics
+	env.Journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
+	a := &attempt{env: env, p: &coordinator.Placement{}}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	if r := a.prefillBeside(t.Context(), connector.Leg{}, buffer.Get(1), cancel); !errors.Is(r.err, ErrPanicked) {
+		t.Errorf("prefillBeside: %v", r.err)
+	}
+	if !errors.Is(context.Cause(ctx), ErrPanicked) || a.both.winner.Load() != prefillFailed {
+		t.Errorf("decode goes on: cause %v, verdict %d", context.Cause(ctx), a.both.winner.Load())
+	}
+	if len(logged.text) == 0 {
+		t.Error("the panic is not logged")
+	}
+}
+
+// lines is what was logged.
+type lines struct{ text []byte }
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.text = append(l.text, p...)
+	return len(p), nil
+}

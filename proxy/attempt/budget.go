@@ -1,0 +1,59 @@
+package attempt
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// retryWindow is the span over which retries are compared with exchanges.
+const retryWindow = 10 * time.Second
+
+// Budget bounds the retries of the whole process to a share of recent
+// exchanges plus a floor, so that a failing fleet is not also hit by its own
+// retries. The window moves in whole steps: one step old counts count half.
+// Safe for concurrent use.
+type Budget struct {
+	step      atomic.Int64 // number of the current window since the epoch
+	exchanges atomic.Int64
+	retries   atomic.Int64
+}
+
+// Request counts one request towards the budget.
+func (b *Budget) Request(now time.Time) {
+	b.roll(now)
+	b.exchanges.Add(1)
+}
+
+// Allow takes one retry from the budget; false means that it is used up.
+func (b *Budget) Allow(now time.Time, share float64, floor int) bool {
+	b.roll(now)
+	limit := int64(share*float64(b.exchanges.Load())) + int64(floor)
+	if b.retries.Add(1) > limit {
+		b.retries.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (b *Budget) roll(now time.Time) {
+	step := now.UnixNano() / int64(retryWindow)
+	old := b.step.Load()
+	if step == old || !b.step.CompareAndSwap(old, step) {
+		return
+	}
+	keep := int64(2)
+	if step-old > 1 { // nothing happened for a whole window
+		keep = 0
+	}
+	halve(&b.exchanges, keep)
+	halve(&b.retries, keep)
+}
+
+func halve(c *atomic.Int64, keep int64) {
+	v := c.Load()
+	if keep == 0 {
+		c.Add(-v)
+		return
+	}
+	c.Add(-v + v/keep)
+}

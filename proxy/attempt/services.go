@@ -1,0 +1,71 @@
+package attempt
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/prompt"
+	"github.com/pdproxy/pdproxy/proxy/retained"
+)
+
+// Options is what the attempts of a process share. All fields are needed.
+type Options struct {
+	Registry    *engine.Registry
+	Coordinator coordinator.Coordinator
+	Connector   func(name string) connector.Connector // of a name that the configuration has
+	Memory      *buffer.Budget                        // counts the answers that are held
+	Cleanups    *cleanup.Runner
+	Retained    retained.Store
+	Prompts     *prompt.Matcher
+	Log         *slog.Logger
+}
+
+// Services is what the attempts of a process share. It is safe for concurrent use.
+type Services struct {
+	Options
+	Budget Budget // of retries
+
+	trtllm  atomic.Pointer[connector.TRTLLM]
+	process string        // 16 hex digits, random: the first half of leg ids
+	ids     atomic.Uint64 // of legs
+	encodes atomic.Uint64 // requests for encoders
+	warned  sync.Map      // ids of the prefill engines that warnForeign has warned of
+}
+
+// NewServices returns services.
+func NewServices(o Options) *Services {
+	s := &Services{Options: o, process: downstream.RandomHex(8)}
+	s.SetTRTLLM(connector.TRTLLM{})
+	return s
+}
+
+// SetTRTLLM makes attempts from now on ask o of the trtllm connector.
+func (s *Services) SetTRTLLM(o connector.TRTLLM) { s.trtllm.Store(&o) }
+
+// LegID returns a new id for one attempt: 32 lower-case hex digits. The width is fixed
+// because SGLang aborts by prefix. Ids are unique over processes and restarts.
+func (s *Services) LegID() string {
+	var b [32]byte
+	copy(b[:], s.process)
+	n := s.ids.Add(1)
+	for i := 31; i >= 16; i-- {
+		b[i] = "0123456789abcdef"[n&15]
+		n >>= 4
+	}
+	return string(b[:])
+}
+
+// warnForeign logs, once for each engine, that prefill would send decode to another host.
+func (s *Services) warnForeign(prefill engine.Target) {
+	if _, warned := s.warned.LoadOrStore(prefill.ID, true); !warned {
+		s.Log.Warn("prefill names a host where it is not known to be; decode is not sent there and computes prompts itself (engine.kv_hosts says where else an engine is)",
+			"engine", prefill.Name())
+	}
+}

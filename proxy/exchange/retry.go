@@ -1,0 +1,98 @@
+package exchange
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// mayRetry reports whether a failed leg may be tried again elsewhere, takes it
+// from the budget and counts it.
+func (x *exchange) mayRetry(err error, hook attempt.HookAnswer) bool {
+	var le *attempt.Error
+	if x.client.Begun() || x.env.Context.Err() != nil || !errors.As(err, &le) || downstream.OwnFault(err) {
+		return false
+	}
+	if le.Permanent && hook.Decision == abi.LegPass || hook.Decision == abi.LegGiveUp {
+		return false
+	}
+	if x.route.CallerCoordinates() && attempt.Sent(err) { // the blocks it names may have been read, and be free
+		return false
+	}
+	if x.denied == le || x.env.Tries(le.Phase) >= x.env.Config.Retry.Attempts {
+		return false
+	}
+	if !le.Reserved && !x.env.Budget.Allow(time.Now(), x.env.Config.Retry.Budget, x.env.Config.Retry.MinBudget) {
+		x.journal.Fallback("retry", "budget")
+		x.denied = le
+		return false
+	}
+	x.journal.Retry(le.Phase, le.Target.Name(), le.Reason)
+	return true
+}
+
+// exclude keeps the target of a failed leg from the next placement of this
+// exchange, as long as there are others, unless the leg hook wants the same
+// again. Where the pair failed, either side may be at fault.
+func (x *exchange) exclude(err error, hook attempt.HookAnswer) {
+	var le *attempt.Error
+	if !errors.As(err, &le) {
+		return
+	}
+	if x.ask.Same = hook.Same; hook.Decision == abi.LegRetry {
+		x.ask.Excluded = slices.DeleteFunc(x.ask.Excluded, func(t engine.Target) bool {
+			return t == hook.Same.Prefill || t == hook.Same.Decode
+		})
+		return
+	}
+	failed := le.Target
+	if !le.Unresponsive.IsZero() { // it may be the engine whose KV the target needed
+		failed = le.Unresponsive
+	}
+	x.ask.Excluded = append(x.ask.Excluded, failed)
+	if le.Pair != nil {
+		x.ask.Excluded = append(x.ask.Excluded, le.Pair.Prefill)
+	}
+}
+
+// Replace implements attempt.Replacer.
+func (x *exchange) Replace(p *coordinator.Placement, err error, hook attempt.HookAnswer) (*coordinator.Placement, bool) {
+	x.exclude(err, hook)
+	x.route.Relax()
+	next, placeErr := x.placeDecode(p)
+	if placeErr != nil {
+		return nil, false
+	}
+	if !x.mayRetry(err, hook) {
+		next.Lease.Release()
+		return nil, false
+	}
+	return next, true
+}
+
+// Pick implements attempt.Replacer.
+func (x *exchange) Pick(p *coordinator.Placement) (*coordinator.Placement, bool) {
+	if !x.route.Pick(p.Decode.Instance) {
+		return nil, false
+	}
+	next, err := x.placeDecode(p)
+	if err != nil {
+		x.route.DropPick()
+		return nil, false
+	}
+	return next, true
+}
+
+// placeDecode asks for another decode target for the prefill target and the disagg id of p.
+func (x *exchange) placeDecode(p *coordinator.Placement) (*coordinator.Placement, error) {
+	x.ask.Prefill, x.ask.ID = p.Prefill, p.ID
+	next, err := x.run.Coordinator.Place(x.env.Context, &x.ask)
+	x.ask.Prefill, x.ask.ID = engine.Target{}, 0
+	return next, err
+}

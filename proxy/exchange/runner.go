@@ -1,0 +1,85 @@
+// Package exchange runs one request of a client from its first byte to its last: it admits,
+// reads and describes the request, then places and attempts it until one attempt ends it.
+// Read serve.go from top to bottom.
+package exchange
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pdproxy/pdproxy/proxy/admission"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/prompt"
+	"github.com/pdproxy/pdproxy/proxy/recording"
+	"github.com/pdproxy/pdproxy/proxy/retained"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// Options is what a Runner needs. Fields that may be nil say so. A request asks the functions
+// once, when it comes.
+type Options struct {
+	Config      func() *config.Config
+	Keys        func() *admission.Keys  // returns nil if every client may send requests
+	Sidecar     func() *sidecar.Sidecar // returns nil on a proxy that is no sidecar
+	Queue       *admission.Queue
+	Registry    *engine.Registry
+	Coordinator coordinator.Coordinator
+	Connector   func(name string) connector.Connector // of a name that the configuration has
+	Memory      *buffer.Budget                        // counts what is held of requests and answers
+	Bodies      *downstream.Bodies
+	Books       *journal.Books
+	Prompts     *prompt.Matcher
+	Cleanups    *cleanup.Runner
+	Retained    retained.Store
+	Recorder    *recording.Recorder // nil: nothing is recorded
+	Metrics     *telemetry.Metrics
+	Log         *slog.Logger
+}
+
+// Runner runs requests. It is safe for concurrent use.
+type Runner struct {
+	Options
+	services  *attempt.Services
+	hooks     atomic.Pointer[attempt.Hooks] // nil: none
+	exchanges sync.Pool
+}
+
+// New returns a Runner. It starts nothing.
+func New(o Options) *Runner {
+	run := &Runner{Options: o, services: attempt.NewServices(attempt.Options{
+		Registry: o.Registry, Coordinator: o.Coordinator, Connector: o.Connector, Memory: o.Memory,
+		Cleanups: o.Cleanups, Retained: o.Retained, Prompts: o.Prompts, Log: o.Log,
+	})}
+	run.exchanges.New = func() any { return new(exchange) }
+	return run
+}
+
+// SetHooks makes requests that come from now on ask h; nil: none.
+func (run *Runner) SetHooks(h attempt.Hooks) {
+	if h == nil {
+		run.hooks.Store(nil)
+		return
+	}
+	run.hooks.Store(&h)
+}
+
+// hooksNow returns the hooks for a request that comes now; nil: none.
+func (run *Runner) hooksNow() attempt.Hooks {
+	if h := run.hooks.Load(); h != nil {
+		return *h
+	}
+	return nil
+}
+
+// SetTRTLLM makes attempts from now on ask o of the trtllm connector.
+func (run *Runner) SetTRTLLM(o connector.TRTLLM) { run.services.SetTRTLLM(o) }
