@@ -506,3 +506,26 @@ request_body: eos call proxy_continue_stream 1`))
 		t.Errorf("got %q", got)
 	}
 }
+
+// TestRequestBodyBesideAReply: the reader of a request body holds no lock of the
+// answer, so it must not read the answer's hops. Only the race detector sees the
+// mistake.
+func TestRequestBodyBesideAReply(t *testing.T) {
+	s := &stream{}
+	s.req.hops = []hop{{}}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		s.out.Lock()
+		defer s.out.Unlock()
+		s.resp.hops = []hop{{}, {}} // as in reply
+	})
+	wg.Go(func() {
+		s.in.Lock()
+		defer s.in.Unlock()
+		s.passed(request)
+	})
+	wg.Wait()
+	if len(s.req.hops) != 1 || len(s.resp.hops) != 2 {
+		t.Errorf("%d and %d hops", len(s.req.hops), len(s.resp.hops))
+	}
+}
