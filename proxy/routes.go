@@ -13,43 +13,44 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// handler returns the public endpoints as every protocol serves them.
+// handler returns the public endpoints as every protocol serves them. Filters do not see
+// health checks: a filter that asks for a key, is parked or pauses would make an
+// orchestrator stop a healthy proxy.
 func (s *Server) handler() http.Handler {
-	var h http.Handler = s
+	health := s.bodies.Limit(s)
+	filtered := health
 	if s.deps.Wrap != nil {
-		h = s.healthFirst(s.deps.Wrap(h))
+		filtered = s.bodies.Limit(s.deps.Wrap(s))
 	}
-	return s.guard(s.bodies.Limit(h))
-}
-
-// healthFirst answers health checks before filters see them. A filter that asks for
-// a key, is parked or pauses would make an orchestrator stop a healthy proxy.
-func (s *Server) healthFirst(filtered http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer s.endPanic(r)
 		if r.URL.Path == healthPath {
-			s.ServeHTTP(w, r)
+			health.ServeHTTP(w, r)
 			return
 		}
 		filtered.ServeHTTP(w, r)
 	})
 }
 
-// guard logs panics of a handler, which the servers of the protocols log in different ways
-// or not at all. The panic still ends the client's connection or stream.
+// guard ends panics of a handler with endPanic.
 func (s *Server) guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer func() {
-			v := recover()
-			if v == nil {
-				return
-			}
-			if v != http.ErrAbortHandler {
-				s.log.Error("panic in a handler", "method", r.Method, "panic", v, "stack", string(debug.Stack()))
-			}
-			panic(http.ErrAbortHandler)
-		}()
+		defer s.endPanic(r)
 		h.ServeHTTP(w, r)
 	})
+}
+
+// endPanic logs a panic, which the servers of the protocols log in different ways or not at
+// all. The panic still ends the client's connection or stream. Handlers defer endPanic.
+func (s *Server) endPanic(r *http.Request) {
+	v := recover()
+	if v == nil {
+		return
+	}
+	if v != http.ErrAbortHandler {
+		s.log.Error("panic in a handler", "method", r.Method, "panic", v, "stack", string(debug.Stack()))
+	}
+	panic(http.ErrAbortHandler)
 }
 
 // ServeHTTP serves the public endpoints, in the same way for HTTP/1.1, HTTP/2 and HTTP/3.
@@ -57,21 +58,21 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// The deadline also holds for handlers that read only a part of the body. ReadBody
 	// lifts it at the end of the body.
 	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
-	if !s.servePath(w, r) {
+	api, ok := openai.APIFor(r.URL.Path)
+	switch {
+	case ok && r.Method == http.MethodPost: // here, so that an open stream needs little stack
+		s.exchanges.Serve(w, r, api)
+	case !s.servePath(w, r, ok):
 		w.Header().Set("X-Request-Id", downstream.RequestID(r))
 		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
 	}
 }
 
-// servePath serves r if its path is one of the public endpoints.
-func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
-	api, ok := openai.APIFor(r.URL.Path)
-	if ok && r.Method == http.MethodPost {
-		s.exchanges.Serve(w, r, api)
-		return true
-	}
+// servePath serves r if its path is one of the public endpoints. generates says that the path
+// is one of those that take only POST.
+func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates bool) bool {
 	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
-	if ok {
+	if generates {
 		methodNotAllowed(w, r, "POST")
 		return true
 	}
