@@ -27,6 +27,9 @@ SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
 TOOLS        := bench coverage enginesim load mutation replay suite surface testbed
 UNRACED      := $(foreach p,$(TOOLS),./conformance/$p)
 FIRST         = $(filter-out %/conformance $(foreach p,$(SECOND) $(TOOLS),%/conformance/$p),$(shell $(GO) list ./...))
+# Some tests of these packages repeat less often with -short, which the first tier passes to
+# all tests with the race detector. The second tier runs these packages without -short.
+REPEATED     := ./plugins ./proxy/state/kvindex
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
 IDS          ?= 100000000
@@ -49,7 +52,7 @@ demo: ## simulated engines and the proxy in one process
 
 .PHONY: test
 test: ## the first tier, for every change: unit tests under the race detector, every failure with every connector
-	@$(SUITE) -split=6 -vet=off -shuffle=on -timeout=10m '-skip=$(SECOND_TESTS)' ./conformance -- -vet=off -shuffle=on -timeout=10m $(UNRACED) -- -vet=off $(RACE) -timeout=10m $(FIRST)
+	@$(SUITE) -split=6 -vet=off -shuffle=on -timeout=10m '-skip=$(SECOND_TESTS)' ./conformance -- -vet=off -shuffle=on -timeout=10m $(UNRACED) -- -vet=off $(RACE) -short -timeout=10m $(FIRST)
 
 .PHONY: test-all
 test-all: vet processes alone clients ## the second tier: fleets, takeover, chaos, plugins, discovery, attacks, real clients (root)
@@ -60,7 +63,7 @@ vet:
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
-	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m $(foreach p,enginesim $(filter-out security,$(SECOND)),./conformance/$p)
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m $(foreach p,enginesim $(filter-out security,$(SECOND)),./conformance/$p) $(REPEATED)
 
 # The attacked program is a process of its own, which the race detector does not see. The
 # other packages make other system calls without the detector, or run as root what

@@ -452,7 +452,11 @@ func hammerReload(t *testing.T) {
 			}
 		})
 	}
-	for range reloads {
+	times := reloads
+	if testing.Short() {
+		times = 5
+	}
+	for range times {
 		if err := w.Reload(t.Context(), "p"); err != nil {
 			t.Error(err)
 		}

@@ -111,7 +111,7 @@ request_body: !eos return 1`))
 }
 
 func TestSplice(t *testing.T) {
-	for _, tt := range []struct{ name, args, want string }{
+	cases := []struct{ name, args, want string }{
 		{"prepend", `0 0 "<<"`, "<<hello"},
 		{"append", `99 0 ">>"`, "hello>>"},
 		{"append with a size", `5 10 ">>"`, "hello>>"},
@@ -121,30 +121,35 @@ func TestSplice(t *testing.T) {
 		{"insert", `2 0 "--"`, "he--llo"},
 		{"empty", `0 5 ""`, ""},
 		{"longer than the chunk", `0 100 fill:70000`, strings.Repeat("x", 70000)},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t)
-			w.start(spec("f", `[q]
-request_body: eos call proxy_set_buffer_bytes 0 `+tt.args+`
-[a]
+	}
+	// Each case has two sections of a shared script, one for each direction.
+	w, script := newWorld(t), ""
+	for i, tt := range cases {
+		script += fmt.Sprintf(`[q%d]
+request_body: eos call proxy_set_buffer_bytes 0 %s
+[a%d]
 response_headers: call proxy_get_header_map_value 2 "content-length" ret
-response_body: 1 call proxy_set_buffer_bytes 1 `+tt.args+`
-`))
-			srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
-				b, _ := io.ReadAll(r.Body)
-				rw.Header().Set("X-Length", fmt.Sprint(r.ContentLength, r.Header["Content-Length"]))
-				rw.Header().Set("Content-Length", fmt.Sprint(len(b)))
-				rw.Write(b)
-			})
-			resp, got := do(t, srv, "q", "hello")
+response_body: 1 call proxy_set_buffer_bytes 1 %s
+`, i, tt.args, i, tt.args)
+	}
+	w.start(spec("f", script))
+	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		rw.Header().Set("X-Length", fmt.Sprint(r.ContentLength, r.Header["Content-Length"]))
+		rw.Header().Set("Content-Length", fmt.Sprint(len(b)))
+		rw.Write(b)
+	})
+	for i, tt := range cases {
+		t.Run(tt.name, func(t *testing.T) {
+			resp, got := do(t, srv, fmt.Sprintf("q%d", i), "hello")
 			if got != tt.want || resp.Header.Get("X-Length") != "-1 []" {
 				t.Errorf("request: got %.20q, length %s", got, resp.Header.Get("X-Length"))
 			}
-			resp, got = do(t, srv, "a", "hello")
+			resp, got = do(t, srv, fmt.Sprintf("a%d", i), "hello")
 			if got != tt.want || resp.ContentLength != int64(len(tt.want)) {
 				t.Errorf("answer: got %.20q, length %d", got, resp.ContentLength)
 			}
-			w.log.wait(t, 1, `proxy_get_header_map_value=0 "5"`)
+			w.log.wait(t, i+1, `proxy_get_header_map_value=0 "5"`)
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
@@ -18,64 +19,80 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
+// TestTrapInEveryCallback runs each callback as one section of a shared script. A
+// trap in create needs a guest of its own, because no section is chosen by then.
 func TestTrapInEveryCallback(t *testing.T) {
-	for _, callback := range []string{
-		"create", "request_headers", "request_body", "request_trailers",
+	callbacks := []string{
+		"request_headers", "request_body", "request_trailers",
 		"response_headers", "response_body", "response_trailers", "done", "log", "delete",
-	} {
-		for _, open := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s, fail open %v", callback, open), func(t *testing.T) {
-				w := newWorld(t)
-				script := "[s]\n" + callback + ": trap"
-				if callback == "create" {
-					script = "[main]\ncreate: trap"
-				}
-				s := spec("f", script)
-				s.FailOpen = open
-				w.start(s)
-				w.start(spec("other", "[s]\ndelete: say left"))
-				srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
-					b, _ := io.ReadAll(r.Body)
-					rw.Header().Set("Trailer", "X-End")
-					rw.Write(b)
-					rw.Header().Set("X-End", "e")
-				})
-				for range 2 { // the next request gets a new VM
-					req, _ := http.NewRequest("POST", srv.URL, struct{ io.Reader }{strings.NewReader("hello")})
-					req.Header.Set("X-Script", "s")
-					req.Trailer = http.Header{"X-Sum": {"42"}}
-					resp, err := srv.Client().Do(req)
-					if err != nil {
-						if open || callback != "response_trailers" {
-							t.Fatal(err)
-						}
-						continue
-					}
-					b, err := io.ReadAll(resp.Body)
-					resp.Body.Close()
-					w.waitIdle(0) // done, log and delete run in the background
-					after := callback == "done" || callback == "log" || callback == "delete"
-					switch {
-					case open || after:
-						if resp.StatusCode != 200 || string(b) != "hello" || err != nil {
-							t.Errorf("got %d %q %v", resp.StatusCode, b, err)
-						}
-					case callback == "response_trailers": // the client has the head, so the connection is cut
-						if err == nil {
-							t.Errorf("got a whole answer: %d %q", resp.StatusCode, b)
-						}
-					default:
-						if resp.StatusCode != 503 || !strings.Contains(string(b), `"code":"plugin_failed"`) || resp.Header.Get("Retry-After") != "1" {
-							t.Errorf("got %d %q %v", resp.StatusCode, b, err)
-						}
-					}
-				}
-				w.waitIdle(0)
-				if got := w.meter.all(); len(got) != 2 || got[0] != "trap" {
-					t.Errorf("failures %q", got)
-				}
+	}
+	script, left := "", ""
+	for _, c := range callbacks {
+		script += "[" + c + "]\n" + c + ": trap\n"
+		left += "[" + c + "]\ndelete: say left\n"
+	}
+	for _, open := range []bool{true, false} {
+		for _, tt := range []struct {
+			script    string
+			callbacks []string
+		}{{script, callbacks}, {"[main]\ncreate: trap", []string{"create"}}} {
+			w := newWorld(t)
+			s := spec("f", tt.script)
+			s.FailOpen = open
+			w.start(s)
+			w.start(spec("other", left))
+			srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+				b, _ := io.ReadAll(r.Body)
+				rw.Header().Set("Trailer", "X-End")
+				rw.Write(b)
+				rw.Header().Set("X-End", "e")
 			})
+			for _, callback := range tt.callbacks {
+				t.Run(fmt.Sprintf("%s, fail open %v", callback, open), func(t *testing.T) {
+					w.trapTwice(t, srv, callback, open)
+				})
+			}
 		}
+	}
+}
+
+// trapTwice sends two requests whose callback traps in the first plugin, and
+// checks the answers. The second request gets a new VM.
+func (w *world) trapTwice(t *testing.T, srv *httptest.Server, callback string, open bool) {
+	before := len(w.meter.all())
+	for range 2 {
+		req, _ := http.NewRequest("POST", srv.URL, struct{ io.Reader }{strings.NewReader("hello")})
+		req.Header.Set("X-Script", callback)
+		req.Trailer = http.Header{"X-Sum": {"42"}}
+		resp, err := srv.Client().Do(req)
+		if err != nil {
+			if open || callback != "response_trailers" {
+				t.Fatal(err)
+			}
+			continue
+		}
+		b, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		w.waitIdle(0) // done, log and delete run in the background
+		after := callback == "done" || callback == "log" || callback == "delete"
+		switch {
+		case open || after:
+			if resp.StatusCode != 200 || string(b) != "hello" || err != nil {
+				t.Errorf("got %d %q %v", resp.StatusCode, b, err)
+			}
+		case callback == "response_trailers": // the client has the head, so the connection is cut
+			if err == nil {
+				t.Errorf("got a whole answer: %d %q", resp.StatusCode, b)
+			}
+		default:
+			if resp.StatusCode != 503 || !strings.Contains(string(b), `"code":"plugin_failed"`) || resp.Header.Get("Retry-After") != "1" {
+				t.Errorf("got %d %q %v", resp.StatusCode, b, err)
+			}
+		}
+	}
+	w.waitIdle(0)
+	if got := w.meter.all()[before:]; len(got) != 2 || got[0] != "trap" || got[1] != "trap" {
+		t.Errorf("failures %q", got)
 	}
 }
 
@@ -487,5 +504,28 @@ request_body: eos call proxy_continue_stream 1`))
 	}
 	if got := readAll(t, resp); got != "early" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// TestRequestBodyBesideAReply: the reader of a request body holds no lock of the
+// answer, so it must not read the answer's hops. Only the race detector sees the
+// mistake.
+func TestRequestBodyBesideAReply(t *testing.T) {
+	s := &stream{}
+	s.req.hops = []hop{{}}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		s.out.Lock()
+		defer s.out.Unlock()
+		s.resp.hops = []hop{{}, {}} // as in reply
+	})
+	wg.Go(func() {
+		s.in.Lock()
+		defer s.in.Unlock()
+		s.passed(request)
+	})
+	wg.Wait()
+	if len(s.req.hops) != 1 || len(s.resp.hops) != 2 {
+		t.Errorf("%d and %d hops", len(s.req.hops), len(s.resp.hops))
 	}
 }

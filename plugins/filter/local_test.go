@@ -13,7 +13,7 @@ import (
 const deny = `call proxy_send_local_response 403 "details" "denied" {x-why=rule,content-length=99} -1`
 
 func TestLocalResponse(t *testing.T) {
-	for _, tt := range []struct {
+	cases := []struct {
 		name, script string
 		called       bool // the next handler was called
 	}{
@@ -26,19 +26,28 @@ func TestLocalResponse(t *testing.T) {
 		{"from a tick, request", "request_headers: park " + deny[5:] + "\nrequest_headers: return 1", false},
 		{"from a tick, response", "response_headers: park " + deny[5:] + "\nresponse_headers: return 1", true},
 		{"call response", "request_headers: " + callAuth + "\nrequest_headers: return 1\nhttp_call_response: call proxy_set_effective_context $caller\nhttp_call_response: " + deny, false},
-	} {
+	}
+	// Each case is one section of the scripts of three shared guests.
+	var before, script, after string
+	for i, tt := range cases {
+		section := fmt.Sprintf("[s%d]\n", i)
+		before += section + "response_headers: call proxy_add_header_map_value 2 \"x-before\" \"1\"\nresponse_body: say $size $eos\n"
+		script += section + tt.script + "\n"
+		after += section + "request_headers: say seen\n"
+	}
+	w := newWorld(t)
+	w.upstream("auth", func(http.ResponseWriter, *http.Request) {})
+	w.start(spec("before", before))
+	w.start(spec("f", ticking+script))
+	w.start(spec("after", after))
+	called := make(chan bool, 1)
+	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+		called <- true
+		echo(rw, r)
+	})
+	for i, tt := range cases {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t)
-			w.upstream("auth", func(http.ResponseWriter, *http.Request) {})
-			w.start(spec("before", "[s]\nresponse_headers: call proxy_add_header_map_value 2 \"x-before\" \"1\"\nresponse_body: say $size $eos"))
-			w.start(spec("f", ticking+"[s]\n"+tt.script))
-			w.start(spec("after", "[s]\nrequest_headers: say seen"))
-			called := make(chan bool, 1)
-			srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
-				called <- true
-				echo(rw, r)
-			})
-			resp, body := do(t, srv, "s", "hello")
+			resp, body := do(t, srv, fmt.Sprintf("s%d", i), "hello")
 			if resp.StatusCode != 403 || body != "denied" || resp.ContentLength > 0 && resp.ContentLength != 6 ||
 				resp.Header.Get("X-Why") != "rule" || resp.Header.Get("Content-Type") != "text/plain" || len(resp.Header.Get("X-Request-Id")) != 32 {
 				t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Header)
@@ -46,13 +55,16 @@ func TestLocalResponse(t *testing.T) {
 			if len(called) == 1 != tt.called {
 				t.Errorf("next was called: %v", !tt.called)
 			}
+			if tt.called {
+				<-called
+			}
 			// A reply that replaces a begun answer goes directly to the client.
 			// Any other reply passes the filters that have seen the request.
 			direct := strings.Contains(tt.name, "response") && !strings.Contains(tt.name, "call")
 			if got := resp.Header.Get("X-Before"); got == "1" == direct {
 				t.Errorf("the filter before saw the reply: %q", got)
 			}
-			if !tt.called && len(w.log.find("after: s|request_headers")) > 0 {
+			if !tt.called && len(w.log.find(fmt.Sprintf("after: s%d|request_headers", i))) > 0 {
 				t.Error("the filter after saw the request")
 			}
 			w.waitIdle(0)
@@ -121,17 +133,21 @@ func TestLocalResponseIsRefusedWhenLate(t *testing.T) {
 }
 
 func TestLocalResponsesOfEveryStatus(t *testing.T) {
-	for _, tt := range []struct {
+	cases := []struct {
 		status int
 		body   string
 		want   string
-	}{{200, "b", "b"}, {204, "b", ""}, {300, "b", "b"}, {304, "b", ""}, {403, "", ""}, {599, "b", "b"}} {
+	}{{200, "b", "b"}, {204, "b", ""}, {300, "b", "b"}, {304, "b", ""}, {403, "", ""}, {599, "b", "b"}}
+	w, script := newWorld(t), ""
+	for _, tt := range cases {
+		script += fmt.Sprintf("[s%d]\nrequest_headers: call proxy_send_local_response %d null %q {a=b,a=c} 7\n", tt.status, tt.status, tt.body)
+	}
+	w.start(spec("f", script))
+	srv := w.serve(echo)
+	srv.Client().CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	for _, tt := range cases {
 		t.Run(fmt.Sprint(tt.status, len(tt.body)), func(t *testing.T) {
-			w := newWorld(t)
-			w.start(spec("f", fmt.Sprintf("[s]\nrequest_headers: call proxy_send_local_response %d null %q {a=b,a=c} 7", tt.status, tt.body)))
-			srv := w.serve(echo)
-			srv.Client().CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-			resp, body := do(t, srv, "s", "x")
+			resp, body := do(t, srv, fmt.Sprintf("s%d", tt.status), "x")
 			if resp.StatusCode != tt.status || body != tt.want || !slices.Equal(resp.Header["A"], []string{"b", "c"}) {
 				t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Header)
 			}

@@ -239,9 +239,11 @@ func (s *stream) settle() {
 // direction, if no hop holds any of them. The caller holds the direction's
 // lock.
 func (s *stream) passed(d direction) {
-	hops := s.resp.hops
+	var hops []hop // each direction's field is read only under its lock
 	if d == request {
 		hops = s.req.hops
+	} else {
+		hops = s.resp.hops
 	}
 	for i := range hops {
 		if hops[i].held != nil {

@@ -9,6 +9,10 @@ import (
 // TestLeaps: as long as targets hold beginnings, in each tier, leaping finds what
 // the model finds.
 func TestLeaps(t *testing.T) {
+	steps := 150
+	if testing.Short() {
+		steps = 40
+	}
 	for _, targets := range []int{1, 3, 64, 300} {
 		r := rand.New(rand.NewPCG(2, uint64(targets)))
 		all := chains(r, 12, 600)
@@ -18,7 +22,7 @@ func TestLeaps(t *testing.T) {
 			m.held = append(m.held, map[Hash]uint64{})
 		}
 		out, want := make([]Match, targets), make([]Match, targets)
-		for step := range 150 {
+		for step := range steps {
 			chain, id := all[r.IntN(len(all))], Target(r.IntN(targets))
 			x.Clear(id)
 			clear(m.held[id])

@@ -108,6 +108,9 @@ func TestIndexIsItsModel(t *testing.T) {
 				m.held = append(m.held, map[Hash]uint64{})
 			}
 			out, want := make([]Match, tt.targets), make([]Match, tt.targets)
+			if testing.Short() {
+				tt.steps /= 4
+			}
 			for step := range tt.steps {
 				chain := all[r.IntN(len(all))]
 				a := r.IntN(len(chain))
