@@ -9,13 +9,13 @@ COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS      := -s -w -X github.com/pdproxy/pdproxy/cmd.Version=$(VERSION) -X github.com/pdproxy/pdproxy/cmd.commit=$(COMMIT)
 PACKAGES     := ./...
 FUZZTIME     ?= 30s
-# The race detector watches all code except the packages that compile Wasm
+# The race detector watches all code except the packages that decode and compile Wasm
 # guests: with it there, a guest takes ten times as long to compile. These
 # packages use no sync.Map and no other generic code of package sync. The linker
 # keeps one copy of such code for the program, and a copy without the detector
 # makes it report races that do not exist.
-WAZEVO       := github.com/tetratelabs/wazero/internal/engine/wazevo
-RACE         := -race $(foreach p,backend/... frontend ssa,-gcflags=$(WAZEVO)/$p=-race=false) -shuffle=on
+WAZERO       := github.com/tetratelabs/wazero/internal
+RACE         := -race $(foreach p,engine/wazevo/backend/... engine/wazevo/frontend engine/wazevo/ssa wasm/binary leb128,-gcflags=$(WAZERO)/$p=-race=false) -shuffle=on
 SUITE        := $(GO) run ./conformance/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.

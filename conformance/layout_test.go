@@ -171,8 +171,8 @@ func TestUnwatchedPackages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := regexp.MustCompile(`(?m)^WAZEVO +:= (\S+)$`).FindStringSubmatch(string(makefile))
-	names := regexp.MustCompile(`foreach p,([^,]+),-gcflags=\$\(WAZEVO\)/\$p=-race=false`).FindStringSubmatch(string(makefile))
+	root := regexp.MustCompile(`(?m)^WAZERO +:= (\S+)$`).FindStringSubmatch(string(makefile))
+	names := regexp.MustCompile(`foreach p,([^,]+),-gcflags=\$\(WAZERO\)/\$p=-race=false`).FindStringSubmatch(string(makefile))
 	if root == nil || names == nil || strings.Count(string(makefile), "-race=false") != 1 {
 		t.Fatal("the Makefile names the packages in another way")
 	}

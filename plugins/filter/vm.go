@@ -37,7 +37,7 @@ type vm struct {
 	waiting   int       // contexts that wait for proxy_done
 	touched   []*filter // filters whose stream has to act on a request of the guest
 	complaint complaint // text about contexts of streams that the guest printed before the plugin served any
-	suspected   bool      // it failed with a complaint: the stream reports the failure after the probe
+	suspected bool      // it failed with a complaint: the stream reports the failure after the probe
 	rootDone  chan struct{}
 	closed    bool // the guest is closed
 

@@ -175,7 +175,7 @@ func NewWorld(t testing.TB, specs ...string) *World {
 	up := 0
 	for _, s := range specs {
 		e := config.Engine{Connector: "two", Ranks: 1}
-		fmt.Sscan(s, &e.Name, &e.Role, &e.Connector, &e.Ranks)
+		_, _ = fmt.Sscan(s, &e.Name, &e.Role, &e.Connector, &e.Ranks) // the later fields are optional
 		var host string
 		host, e.Model, _ = strings.Cut(e.Name, "=")
 		e.URL = "http://" + host
@@ -306,6 +306,6 @@ func (w *World) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Pla
 // Arrived returns when the coordinator has received all that was sent before.
 func (w *World) Arrived() {
 	if w.Remote != nil {
-		w.Remote.Place(context.Background(), &coordinator.Ask{Model: "not served"})
+		_, _ = w.Remote.Place(context.Background(), &coordinator.Ask{Model: "not served"}) // the answer comes after all that
 	}
 }
