@@ -56,6 +56,36 @@ func TestCleanupsAreRepeated(t *testing.T) {
 	}
 }
 
+// TestCleanupWithTheSameID: a clean-up with the id of the failed leg is not repeated before the
+// engine had time to end the request of the first call.
+func TestCleanupWithTheSameID(t *testing.T) {
+	for _, sameID := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var first, second time.Time
+			d := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+				if nth == 1 {
+					first = time.Now()
+					c.say(status(500))
+					c.hold()
+					return
+				}
+				second = time.Now()
+				c.say(status(200))
+				c.hold()
+			}}
+			w := newWorld(t, setup{engines: []*fakeEngine{d, {name: "p", role: "prefill", connector: "vllm-nixl"}}})
+			target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
+			job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
+			job.Add([]connector.Cleanup{{Phase: abi.Decode, Leg: connector.Leg{Path: "/x"}, SameID: sameID, How: "test"}}, target("p"), target("d"))
+			w.cleanups.Start(job)
+			time.Sleep(time.Minute)
+			if n := w.cleaned("test"); n != 1 || second.Sub(first) >= cleanup.Yield != sameID {
+				t.Errorf("the same id: %t: %v clean-ups, the second call %v after the first", sameID, n, second.Sub(first))
+			}
+		})
+	}
+}
+
 // TestCleanupOfAnUnhealthyEngine: the proxy calls no engine to free blocks of an engine
 // that does not answer its probes either.
 func TestCleanupOfAnUnhealthyEngine(t *testing.T) {

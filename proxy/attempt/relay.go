@@ -150,6 +150,12 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 		env.Journal.Used(u)
 		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))
 	}
+	return a.streamEnded(ctx, l, &s, err)
+}
+
+// streamEnded ends an answer whose stream has ended with err.
+func (a *attempt) streamEnded(ctx context.Context, l *leg, s *stream, err error) error {
+	events := &s.events
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
 		err = s.end() // all was said before the connection broke
 	}
@@ -169,7 +175,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 		f = l.failedBy("no_end", 502, err)
 	case downstream.OwnFault(err):
 		f = l.failed(err)
-		env.Journal.Shed(f.Reason)
+		a.env.Journal.Shed(f.Reason)
 	case errors.Is(err, errMerge):
 		f = l.failedBy("bad_answer", 502, err)
 	default:

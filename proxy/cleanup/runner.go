@@ -195,7 +195,11 @@ func (r *Runner) repeat(ctx, patience context.Context, job *Job, c *call, tried 
 	}
 	done := r.tryAll(ctx, job, c)
 	tried()
-	for pause := firstPause; !done; pause = min(2*pause, longestPause) {
+	pause := firstPause
+	if c.SameID {
+		pause = Yield
+	}
+	for ; !done; pause = min(2*pause, longestPause) {
 		if c.gone() {
 			return "engine_gone"
 		}

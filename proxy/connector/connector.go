@@ -132,7 +132,11 @@ type Cleanup struct {
 	// Hold is how long the engine keeps the memory if no call frees it; 0: at most 30
 	// s.
 	Hold time.Duration
-	How  string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode, same_id
+	// SameID says that the call has the request id of the failed leg. An engine must not
+	// get two requests with one id at a time, and may need a moment to end a request whose
+	// connection was closed. So the call is repeated after longer pauses.
+	SameID bool
+	How    string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode, same_id
 }
 
 // Connector is one engine protocol. All methods are pure and safe for concurrent use.

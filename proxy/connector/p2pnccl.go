@@ -120,7 +120,8 @@ func (p2pNCCL) Cleanup(a *Attempt, o Orphan) []Cleanup {
 			Body:   append(body, `"prompt":[0],"max_tokens":1}`...),
 			Unary:  true,
 		},
-		Until: UntilAnswer,
-		How:   "same_id",
+		Until:  UntilAnswer,
+		SameID: true,
+		How:    "same_id",
 	}}
 }
