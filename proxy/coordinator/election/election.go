@@ -1,8 +1,8 @@
-// Package election decides which coordinator of a fleet leads, and tells the workers. The
-// coordinators wait in a queue in etcd, each with a lease. The first in the queue writes
-// the leader's record. Workers and the other coordinators watch this record. The record
-// outlives the leader: a process that cannot reach etcd uses the last record that it has
-// seen.
+// Package election decides which coordinator of a fleet leads, and publishes the decision
+// to the workers. The coordinators wait in a queue in etcd, each with a lease. The first
+// in the queue writes the leader's record. Workers and the other coordinators watch this
+// record. The record outlives the leader: a process that cannot reach etcd uses the last
+// record that it has seen.
 //
 // # Epochs
 //

@@ -79,7 +79,7 @@ func answer(w http.ResponseWriter, e encoding, status int, v any) {
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // the caller may be gone
+	_, _ = w.Write(body) // an error means that the caller has hung up
 }
 
 // refuse answers with an error in the form of TensorRT-LLM's coordinator.

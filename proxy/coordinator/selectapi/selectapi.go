@@ -4,10 +4,10 @@
 // Each /select places one phase of one request. The worker itself sends the legs. A
 // /select reserves the target until /finish or until the reservation expires.
 //
-// Sources: TensorRT-LLM serve/coordinator_server.py (the routes; its older form is JSON
-// with handles, its newer one MessagePack with req_id), serve/disagg_coordinator.py
-// (expiry, duplicates, cluster_info) and serve/router.py (routing keys, and what workers
-// read of the answers).
+// Sources: TensorRT-LLM serve/coordinator_server.py (the routes; the older form is JSON
+// with handles, the newer form is MessagePack with req_id), serve/disagg_coordinator.py
+// (expiry, duplicates, cluster_info) and serve/router.py (routing keys, and the members
+// of answers that workers read).
 package selectapi
 
 import (
