@@ -24,7 +24,7 @@ func TestReadAll(t *testing.T) {
 		limit     int
 		budget    int64
 		by        time.Time
-		end       error // of the reader; nil: io.EOF
+		end       error // the error that ends the reader; nil: io.EOF
 		want      error
 	}{
 		{"announced", 100_000, 100_000, 1 << 20, 1 << 20, time.Time{}, nil, nil},

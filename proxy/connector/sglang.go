@@ -59,7 +59,7 @@ func (sglang) Pairable(r *openai.Request) error {
 }
 
 // promptLogprobs returns the name of the member that requests log probabilities of the
-// prompt in a form that needs a merge, or "".
+// prompt in a form that cannot be merged, or "".
 func promptLogprobs(r *openai.Request) string {
 	switch r.API {
 	case openai.Completions:
@@ -183,7 +183,8 @@ func abortRID(rid string, phase abi.Phase) Cleanup {
 	}
 }
 
-// meeting has the address and the rooms that one leg of an attempt gets for the transfer.
+// meeting has the address of the bootstrap server and the ranks that one leg of an
+// attempt gets for the transfer.
 type meeting struct {
 	host     string
 	port     int

@@ -114,7 +114,7 @@ func TestTakeOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	// A connection that nobody has accepted when the predecessor closes its socket.
+	// No process has accepted this connection when the predecessor closes its socket.
 	early, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ func TestOneAtATime(t *testing.T) {
 	first.Close()
 	for {
 		third, err := Take(t.Context(), o.dir)
-		if errors.Is(err, ErrBusy) { // it is not yet known that the first has gone
+		if errors.Is(err, ErrBusy) { // it is not yet known that the first successor has ended
 			continue
 		}
 		if err != nil {
@@ -201,7 +201,7 @@ func TestCopy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.Close() // the other's stays open
+		l.Close() // the other process's socket stays open
 	}
 	answersOn(t, o.listener, o.listener.Addr().String())
 	if _, err := Take(t.Context(), o.dir); err == nil || !strings.Contains(err.Error(), "refuses") {

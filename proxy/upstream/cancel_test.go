@@ -21,7 +21,7 @@ var stages = []struct {
 	sent  bool
 	dial  bool // hangs
 	serve func(c *duplex)
-	body  string // of the request
+	body  string // body of the request
 }{
 	{name: "dial", op: OpDial, dial: true},
 	{name: "write blocked", op: OpWrite, sent: true, serve: func(c *duplex) { io.ReadFull(c, make([]byte, 10)) }, body: strings.Repeat("x", 1<<20)},

@@ -131,8 +131,8 @@ func TestCapWithOldIdle(t *testing.T) {
 	})
 }
 
-// A connection that was given to a call at the moment when the call gave up goes to the
-// next call in the queue.
+// A connection was given to a call at the moment when the call gave up. The connection
+// goes to the next call in the queue.
 func TestCapHandOverToTheGone(t *testing.T) {
 	var p pool
 	p.maxConns, p.idleTimeout, p.maxIdle = 1, time.Hour, 1

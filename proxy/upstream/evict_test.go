@@ -168,7 +168,7 @@ func TestEvictIdleQuiet(t *testing.T) {
 	})
 }
 
-// A committed call is not evicted. A call that was evicted cannot be committed.
+// A committed call cannot be evicted. An evicted call cannot be committed.
 func TestCommit(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		for _, commits := range []bool{true, false} {

@@ -147,7 +147,8 @@ func TestRetrySendsAllAgain(t *testing.T) {
 	})
 }
 
-// A failure of a new connection is the engine's failure: nothing is repeated.
+// If a new connection fails, the engine has failed: the client does not repeat the
+// request.
 func TestFreshConnectionIsNotRetried(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next() })

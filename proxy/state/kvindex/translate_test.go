@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestTranslate: the engines' hashes become ours where some target has told of
-// them, up to the first that none has.
+// TestTranslate: engine hashes are translated to index hashes if events of any target
+// have shown them, up to the first hash that no event has shown.
 func TestTranslate(t *testing.T) {
 	x := New(Options{})
 	tokens := make([]uint32, 8*4)
