@@ -106,7 +106,7 @@ func TestSourceMoves(t *testing.T) {
 	f.must(t, f.Apply(SourceStatic, list, 0))
 	list[0].KVHosts = "10.0.0.0/16"
 	f.must(t, f.Apply(SourceStatic, list, 0))
-	owns(SourceStatic, false) // the configuration has precedence
+	owns(SourceStatic, false) // with KVHosts the proxy trusts only the configured hosts
 }
 
 // TestApplyKeepsOthersSources: the list of a source changes only the instances of this

@@ -129,7 +129,7 @@ func TestAllow(t *testing.T) {
 	allow := []string{"10.0.0.0/8", "192.168.0.7", "fd00::/8", "engine-1.Lab", ".llm.svc"}
 	for name, tt := range map[string]struct {
 		engine config.Engine
-		key    string // name of the refused key
+		key    string // configuration key in the error; "": no error
 	}{
 		"network":               {at("http://10.1.2.3:8000"), ""},
 		"other network":         {at("http://11.1.2.3:8000"), "url"},
