@@ -91,7 +91,7 @@ func TestReloadOnWorkers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := ask(tt.answers, http.MethodPost, "/v1/policies/"+tt.policy+"/reload")
 			if r.Code != tt.status || !strings.Contains(r.Body.String(), tt.want) {
-				t.Errorf("%d %s", r.Code, r.Body)
+				t.Errorf("ask = %d, %s", r.Code, r.Body)
 			}
 		})
 	}
@@ -101,7 +101,7 @@ func TestReloadOnWorkers(t *testing.T) {
 func TestNoSidecar(t *testing.T) {
 	for _, tt := range [][2]string{{"GET", "/v1/sidecar"}, {"PUT", "/v1/sidecar/policies"}, {"DELETE", "/v1/sidecar/policies"}} {
 		if r := ask(nil, tt[0], tt[1]); r.Code != 404 || !strings.Contains(r.Body.String(), "no_sidecar") {
-			t.Errorf("%v: %d %s", tt, r.Code, r.Body)
+			t.Errorf("%v: ask(nil, tt[0], tt[1]) = %d, %s", tt, r.Code, r.Body)
 		}
 	}
 }

@@ -258,7 +258,7 @@ func TestFileName(t *testing.T) {
 		"../../etc/passwd\x00a": "admin-.._.._etc_passwd_a.token",
 	} {
 		if got := fileName(address); got != want {
-			t.Errorf("%q: %q, want %q", address, got, want)
+			t.Errorf("%q: fileName(address) = %q, want %q", address, got, want)
 		}
 	}
 }

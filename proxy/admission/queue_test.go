@@ -280,7 +280,7 @@ func TestHalfOfTheQueue(t *testing.T) {
 		for _, client := range append(slices.Repeat([]string{"a"}, 100), "b") {
 			waiting.Go(func() {
 				if _, err := a.Enter(ctx, client, l); !errors.Is(err, context.Canceled) {
-					t.Errorf("%s: %v", client, err)
+					t.Errorf("%s: a.Enter(ctx, client, l) = %v, want %v", client, err, context.Canceled)
 				}
 			})
 		}

@@ -99,7 +99,7 @@ func TestBlockTokens(t *testing.T) {
 	} {
 		tt.do()
 		if got := i.BlockTokens(); got != tt.want {
-			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+			t.Errorf("%s: i.BlockTokens() = %d, want %d", tt.name, got, tt.want)
 		}
 	}
 }

@@ -93,14 +93,14 @@ func TestTrip(t *testing.T) {
 		b.Trip() // Trip changes nothing here
 		time.Sleep(5 * time.Second)
 		if c := b.Circuit(time.Now()); c != CircuitHalfOpen {
-			t.Errorf("%v", c)
+			t.Errorf("b.Circuit(time.Now()) = %v, want %v", c, CircuitHalfOpen)
 		}
 		if b.Trip(); b.Circuit(time.Now()) != CircuitOpen {
 			t.Error("half open after a refused trial")
 		}
 		b.Success()
 		if c := b.Circuit(time.Now()); c != CircuitClosed {
-			t.Errorf("%v", c)
+			t.Errorf("b.Circuit(time.Now()) = %v, want %v", c, CircuitClosed)
 		}
 		new(Breaker).Trip() // this circuit never opens
 	})

@@ -199,7 +199,7 @@ func TestPublishedFacts(t *testing.T) {
 			}
 			want := config.KVAddress{Host: "10.0.0.5", Handshake: handshake, Notify: 61005}
 			if got := i.Facts(); got.KVAddress != want || got.TPSize != 8 {
-				t.Errorf("%+v", got)
+				t.Errorf("i.Facts() = %+v", got)
 			}
 			return i
 		}

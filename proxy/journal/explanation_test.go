@@ -326,7 +326,7 @@ func TestExplainHammer(t *testing.T) {
 				id := fmt.Sprint(i, "-", n%50)
 				s.put(fullRecord(id))
 				if e, ok := s.Get(id); !ok || e.RequestID != id || len(e.Legs) != 3 {
-					t.Errorf("%s: %+v", id, e)
+					t.Errorf("%s: s.Get(id) = %+v", id, e)
 				}
 				if n%100 == 0 {
 					s.PerfRows()

@@ -46,7 +46,7 @@ func TestConversationID(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := sources.ConversationID(&r, h.Get); got != tt.want {
-				t.Errorf("%q, want %q", got, tt.want)
+				t.Errorf("sources.ConversationID(&r, h.Get) = %q, want %q", got, tt.want)
 			}
 		})
 	}
@@ -80,7 +80,7 @@ func TestHoldsAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if holds, known := r.HoldsAnswer(); holds != tt.holds || known != tt.known {
-			t.Errorf("%s: %v, %v", tt.body, holds, known)
+			t.Errorf("%s: r.HoldsAnswer() = %v, %v, want %v, %v", tt.body, holds, known, tt.holds, tt.known)
 		}
 	}
 }

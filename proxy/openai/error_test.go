@@ -38,7 +38,7 @@ func TestErrorOfAnAPI(t *testing.T) {
 		Messages: `{"type":"error",` + plain[1:],
 	} {
 		if got := string(api.AppendError([]byte("> "), e)); got != "> "+want {
-			t.Errorf("%v: %s", api, got)
+			t.Errorf(`%v: string(api.AppendError([]byte("> "), e)) = %s, want %s`, api, got, "> "+want)
 		}
 	}
 }

@@ -12,7 +12,7 @@ func parsed(t testing.TB, api API, body string) *Request {
 	t.Helper()
 	var r Request
 	if err := ParseRequest(api, []byte(body), &r); err != nil {
-		t.Fatalf("%s: %v", body, err)
+		t.Fatalf("%s: ParseRequest(api, []byte(body), &r) = %v, want nil", body, err)
 	}
 	return &r
 }

@@ -103,7 +103,7 @@ func TestParseRequest(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := ParseRequest(tt.api, []byte(tt.body), &r); err != nil {
-				t.Fatalf("%v: %#v", err, err)
+				t.Fatalf("ParseRequest(tt.api, []byte(tt.body), &r) = %v, %#v, want nil, nil", err, err)
 			}
 			if got := factsOf(&r); got != tt.want {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)

@@ -118,7 +118,7 @@ func decodeValue(t *testing.T, b []byte) (v any) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.UseNumber()
 	if err := d.Decode(&v); err != nil {
-		t.Fatalf("%s: %v", b, err)
+		t.Fatalf("%s: d.Decode(&v) = %v, want nil", b, err)
 	}
 	return v
 }

@@ -64,7 +64,7 @@ func TestErrorStatus(t *testing.T) {
 		"SERVICE_UNAVAILABLE": 503, "overloaded_error": 503, "InternalServerError": 500, "": 500, "new": 500,
 	} {
 		if got := errorStatus([]byte(`{"type":"` + kind + `"}`)); got != want {
-			t.Errorf("%s: %d, want %d", kind, got, want)
+			t.Errorf("%s: errorStatus = %d, want %d", kind, got, want)
 		}
 	}
 }
@@ -97,7 +97,7 @@ func FuzzFirstEvent(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		first := ReadFirstEvent(b)
 		if first.End < 0 || first.End > len(b) || (first.Status != 0) != (first.Verdict == ErrorEvent) {
-			t.Fatalf("%+v", first)
+			t.Fatalf("ReadFirstEvent(b) = %+v", first)
 		}
 		// The scanner of the relay must have the same verdict for the same bytes.
 		var s EventScanner

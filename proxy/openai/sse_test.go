@@ -263,7 +263,7 @@ func FuzzFeed(f *testing.F) {
 		pieces := func(n int) int { return 1 + r.IntN(min(n, 20)) }
 		want := run(t, new(EventScanner), text, func(n int) int { return n })
 		if got := run(t, new(EventScanner), text, pieces); got != want {
-			t.Fatalf("%+v, want %+v", got, want)
+			t.Fatalf("run(new(EventScanner), text, pieces) = %+v, want %+v", got, want)
 		}
 		run(t, &EventScanner{Limit: int(limit)}, text, pieces)
 	})

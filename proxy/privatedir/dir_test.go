@@ -134,7 +134,7 @@ func TestFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			if b, err := d.ReadFile("a", 5); string(b) != text || err != nil {
-				t.Errorf("%q, %v", b, err)
+				t.Errorf(`d.ReadFile("a", 5) = %q, %v, want %q, nil`, b, err, text)
 			}
 		}
 	}
@@ -237,7 +237,7 @@ func TestFilesRefused(t *testing.T) {
 				t.Error(err)
 			}
 			if b, err := d.ReadFile("f", 100); string(b) != "own" || err != nil {
-				t.Errorf("%q, %v", b, err)
+				t.Errorf(`d.ReadFile("f", 100) = %q, %v, want "own", nil`, b, err)
 			}
 			if b, err := os.ReadFile(victim); string(b) != "precious" || err != nil {
 				t.Errorf("victim: %q, %v", b, err)
@@ -254,7 +254,7 @@ func TestDescriptor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, err := d.ReadFile("f", 100); string(b) != "own" || err != nil {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf(`d.ReadFile("f", 100) = %q, %v, want "own", nil`, b, err)
 	}
 	lock, err := d.TryLock("l")
 	if err != nil {
@@ -347,7 +347,7 @@ func TestSockets(t *testing.T) {
 	}
 	b := make([]byte, 10)
 	if n, err := g.Read(b); string(b[:n]) != "hello" || err != nil {
-		t.Errorf("%q, %v", b[:n], err)
+		t.Errorf("%q: g.Read(b) = %v, want nil", b[:n], err)
 	}
 }
 

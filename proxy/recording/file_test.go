@@ -52,7 +52,7 @@ func TestRecordingGoesOn(t *testing.T) {
 	addLine(t, fourth, 4)
 	text, err := os.ReadFile(path) // before the recorder is closed
 	if err != nil || len(text) == 0 {
-		t.Errorf("%q, %v", text, err)
+		t.Errorf("os.ReadFile(path) = %q, %v", text, err)
 	}
 	if err := fourth.Close(); err != nil {
 		t.Error(err)

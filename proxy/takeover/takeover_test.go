@@ -94,7 +94,7 @@ func answersOn(t *testing.T, l net.Listener, addr string) {
 	}
 	defer c.Close()
 	if b, err := io.ReadAll(c); string(b) != "here" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("io.ReadAll(c) = %q, %v", b, err)
 	}
 }
 
@@ -136,7 +136,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	c, err := l.Accept()
 	if err != nil || c.RemoteAddr().String() != early.LocalAddr().String() {
-		t.Fatalf("%v, %v", c, err)
+		t.Fatalf("l.Accept() = %v, %v", c, err)
 	}
 	c.Close()
 	answersOn(t, l, addr)
@@ -305,7 +305,7 @@ func TestReadyAnswers(t *testing.T) {
 			}()
 			err := (&Taken{conn: a}).Ready()
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
-				t.Errorf("%v, want %q", err, tt.want)
+				t.Errorf("(&Taken{conn: a}).Ready = %v, want %q", err, tt.want)
 			}
 		})
 	}

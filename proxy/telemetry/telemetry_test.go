@@ -148,7 +148,7 @@ func TestNoTracer(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
 	tr, err := NewTracer(t.Context())
 	if tr != nil || err != nil {
-		t.Fatalf("%v, %v", tr, err)
+		t.Fatalf("NewTracer(t.Context()) = %v, %v, want nil, nil", tr, err)
 	}
 	s := tr.Start(http.Header{}, time.Now())
 	s.Inject(func(string, string) { t.Error("a line was set") })

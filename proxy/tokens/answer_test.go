@@ -128,7 +128,7 @@ func TestMissingRoutesAreToldFromUnknownModels(t *testing.T) {
 		{500, ``, false},
 	} {
 		if got := absent(tt.status, []byte(tt.body)); got != tt.want {
-			t.Errorf("%d %s: %t", tt.status, tt.body, got)
+			t.Errorf("%d, %s: absent(tt.status, []byte(tt.body)) = %t, want %t", tt.status, tt.body, got, tt.want)
 		}
 	}
 }

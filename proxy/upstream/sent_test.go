@@ -106,7 +106,7 @@ func TestSendBy(t *testing.T) {
 					return
 				}
 				if f := fault(t, err, tt.op); !f.Timeout || f.Sent != tt.sent {
-					t.Errorf("%+v", f)
+					t.Errorf("fault(err, tt.op) = %+v", f)
 				}
 			})
 		})

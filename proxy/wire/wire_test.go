@@ -31,12 +31,12 @@ func TestReadsWhatIsAppended(t *testing.T) {
 	r := Read(b)
 	for _, want := range unsigned {
 		if got := r.Uint(); got != want {
-			t.Errorf("%d, want %d", got, want)
+			t.Errorf("r.Uint() = %d, want %d", got, want)
 		}
 	}
 	for _, want := range signed {
 		if got := r.Int(); got != want {
-			t.Errorf("%d, want %d", got, want)
+			t.Errorf("r.Int() = %d, want %d", got, want)
 		}
 	}
 	for _, want := range texts {

@@ -27,7 +27,7 @@ func unhex(t testing.TB, s string) []byte {
 		}
 		b, err := hex.DecodeString(strings.Join(strings.Fields(part), ""))
 		if err != nil {
-			t.Fatalf("%q: %v", part, err)
+			t.Fatalf(`%q: hex.DecodeString(strings.Join(strings.Fields(part), "")) = %v, want nil`, part, err)
 		}
 		out = append(out, b...)
 	}
@@ -259,7 +259,7 @@ func TestMessageTimeout(t *testing.T) {
 					err = os.ErrDeadlineExceeded
 				}
 				if s := strings.Join(append(got, err.Error()), " "); s != tt.want {
-					t.Errorf("%s, want %s", s, tt.want)
+					t.Errorf(`strings.Join(append(got, err.Error()), " ") = %s, want %s`, s, tt.want)
 				}
 			})
 		})

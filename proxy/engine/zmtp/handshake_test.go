@@ -58,7 +58,7 @@ func TestMetadata(t *testing.T) {
 		`04 21 05 "READY" 0b "Socket-Type" 00000003 "PUB" 03 "X-a" 00000000`,
 	} {
 		if _, err := open(t.Context(), &scripted{in: bytes.NewReader(unhex(t, greetingNull+ready))}, "", options(Sub)); err != nil {
-			t.Errorf("%s: %v", ready, err)
+			t.Errorf("%s: open = %v, want nil", ready, err)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func TestPing(t *testing.T) {
 			}
 			peer.out.Reset()
 			if frames, err := c.Receive(0); err != nil || text(frames) != `"" "z"` {
-				t.Fatalf("%q, %v", frames, err)
+				t.Fatalf("c.Receive(0) = %q, %v", frames, err)
 			}
 			if !bytes.Equal(peer.out.Bytes(), unhex(t, tt.sent+tt.sent)) {
 				t.Errorf("sent %q", peer.out.Bytes())

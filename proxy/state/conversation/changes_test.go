@@ -91,7 +91,7 @@ func TestRenumber(t *testing.T) {
 	})
 	for id, want := range map[string]Target{"a": {70, 0}, "b": {}, "c": {90, 2}} {
 		if turn := table.Look(Query{ID: id}); turn.Number != 2 || turn.Prefill != want || turn.Decode != (Target{}) {
-			t.Errorf("%s: %+v", id, turn)
+			t.Errorf("%s: table.Look = %+v", id, turn)
 		}
 	}
 }

@@ -140,7 +140,7 @@ func TestTurnsByID(t *testing.T) {
 		"going on without the id": prompt(system + "What is the capital? Paris. And Spain?"),
 	} {
 		if got := table.Look(other); got.Number != 1 || got.Key == a.Key || got.Prefill != (Target{}) {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: table.Look(other) = %+v", name, got)
 		}
 	}
 }
@@ -157,7 +157,7 @@ func TestRecordTwice(t *testing.T) {
 				next = prompt(system + "What is the capital? Paris. And Spain?")
 			}
 			if got := table.Look(next); got.Number != 2 || got.Prefill != at(3) || got.Decode != at(4) || got.LastUse != epoch.UnixMilli()+1000 {
-				t.Errorf("%+v", got)
+				t.Errorf("table.Look(next) = %+v", got)
 			}
 		})
 	}
@@ -182,7 +182,7 @@ func TestSameTurnAgain(t *testing.T) {
 	serve(table, second, at(3), at(4))
 	for range 3 {
 		if got := serve(table, second, at(3), at(4)); got.Number != 2 || got.Prefill != at(3) || got.Decode != at(4) {
-			t.Errorf("%+v", got)
+			t.Errorf("serve(table, second, at(3), at(4)) = %+v", got)
 		}
 	}
 }
@@ -271,7 +271,7 @@ func TestKeyText(t *testing.T) {
 	for k, want := range map[Key]string{0: "", 1: "0000000000000001", 0xFEDCBA9876543210: "fedcba9876543210"} {
 		got := string(k.AppendText(nil))
 		if got != want {
-			t.Errorf("%d: %q, want %q", uint64(k), got, want)
+			t.Errorf("%d: string(k.AppendText(nil)) = %q, want %q", uint64(k), got, want)
 		}
 	}
 }
@@ -302,7 +302,7 @@ func TestValues(t *testing.T) {
 		t.Errorf("%s %s %s", a, b, c)
 	}
 	if err := table.SetValue("a", make([]byte, MostValue+1)); err != ErrValueSize || get("a") != "+1" {
-		t.Errorf("%v, %s", err, get("a"))
+		t.Errorf(`table.SetValue("a", make([]byte, MostValue+1)) = %v, %s`, err, get("a"))
 	}
 }
 

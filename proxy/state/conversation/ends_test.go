@@ -67,7 +67,7 @@ func TestEndsThatNameNothing(t *testing.T) {
 		table := New(10)
 		serve(table, exact(first, 0), at(1), at(2))
 		if got := table.Look(exact(text, 0)); got.Number != 1 || got.Prefill != (Target{}) {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: table.Look(exact(text, 0)) = %+v", name, got)
 		}
 	}
 }

@@ -69,7 +69,7 @@ func TestSourceUsesItsRangesUp(t *testing.T) {
 	}
 	s.Extend(Range{Node: 3, Worker: 1, From: Epoch + 11, Until: Epoch + 13}) // only a part of the range is new
 	if f, ok := s.Next(); !ok || f.UnixMilli != Epoch+12 || f.Counter != 0 {
-		t.Errorf("%+v", f)
+		t.Errorf("s.Next() = %+v", f)
 	}
 }
 
@@ -85,7 +85,7 @@ func TestGrants(t *testing.T) {
 	want := Range{Node: 7, Worker: 5, From: Epoch, Until: Epoch + 2}
 	for range 2 { // the request repeats until the grant has arrived
 		if r, ok := g.Grant(Ask{Holder: 1}); r != want || !ok {
-			t.Errorf("%+v", r)
+			t.Errorf("g.Grant = %+v, want %+v", r, want)
 		}
 	}
 	if g.Lacks(start) == 0 {
@@ -97,17 +97,17 @@ func TestGrants(t *testing.T) {
 	}
 	want.Worker = 6
 	if r, _ := g.Grant(Ask{Holder: 1, Taken: 1}); r != want {
-		t.Errorf("%+v", r)
+		t.Errorf("g.Grant = %+v, want %+v", r, want)
 	}
 	want.Worker, want.From, want.Until = 5, Epoch+2, Epoch+4
 	if r, _ := g.Grant(Ask{Holder: 2}); r != want {
-		t.Errorf("%+v", r)
+		t.Errorf("g.Grant = %+v, want %+v", r, want)
 	}
 	// Another process got some of the id-time in between. The rest before it is not used.
 	g.Add(Block{Node: 7, First: 5, Lines: 2, From: Epoch + 6, Until: Epoch + 7})
 	want = Range{Node: 7, Worker: 5, From: Epoch + 6, Until: Epoch + 7}
 	if r, _ := g.Grant(Ask{Holder: 3}); r != want {
-		t.Errorf("%+v", r)
+		t.Errorf("g.Grant = %+v, want %+v", r, want)
 	}
 	table := g.AppendTable(nil)
 	for holder, there := range map[Holder]bool{1: true, 2: true, 3: true, 4: false} {
@@ -142,12 +142,12 @@ func TestFreshRanges(t *testing.T) {
 			t.Error("the block is fresh")
 		}
 		if f, ok := s.Next(); !ok || f.UnixMilli != Epoch { // the old range is used while there is no other
-			t.Errorf("%+v", f)
+			t.Errorf("s.Next() = %+v", f)
 		}
 		reserve()
 		grant(t, g, s)
 		if f, _ := s.Next(); f.UnixMilli != time.Now().UnixMilli() || f.Counter != 0 {
-			t.Errorf("%+v", f)
+			t.Errorf("s.Next() = %+v", f)
 		}
 		if _, few := s.Ask(); few || g.Lacks(time.Now()) != 0 {
 			t.Error("the new ones are not fresh")
@@ -279,7 +279,7 @@ func TestGrantedRangesAreChecked(t *testing.T) {
 	} {
 		table := tt.r.append([]byte{7, 0, 0, 0, 0, 0, 0, 0})
 		if r, found, err := FindRange(table, 7); !found || r != tt.r || (err == nil) != tt.ok {
-			t.Errorf("%s: %+v, %v, %v", tt.name, r, found, err)
+			t.Errorf("%s: FindRange(table, 7) = %+v, %v, %v", tt.name, r, found, err)
 		}
 	}
 }

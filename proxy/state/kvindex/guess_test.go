@@ -237,7 +237,7 @@ func TestBound(t *testing.T) {
 		x.Store(b, CPU, prompts[1][:20]) // a second tier of the same block needs no room
 		x.Expect(b, prompts[2], at(0))
 		if c := x.Counts(b); c.Refused != 60 || c.Stored != 40 {
-			t.Errorf("%+v", c)
+			t.Errorf("x.Counts(b) = %+v", c)
 		}
 		x.Remove(a, GPU, prompts[0][30:])
 		x.Store(b, GPU, prompts[1])
@@ -281,7 +281,7 @@ func TestBound(t *testing.T) {
 		e.feed.Stored(e.stored(p, 4, 8, GPU))
 		e.feed.Stored(e.stored(p, 8, 10, GPU))
 		if c := x.Counts(0); c.Stored != 5 || c.Refused != 3 || c.Orphans != 2 {
-			t.Errorf("%+v", c)
+			t.Errorf("x.Counts(0) = %+v", c)
 		}
 		if n := x.at(0).engine.n; n != 5 {
 			t.Errorf("the feed knows %d blocks, want 5", n)

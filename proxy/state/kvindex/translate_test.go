@@ -39,7 +39,7 @@ func TestTranslate(t *testing.T) {
 		{"a target that left", []Target{99}, engine, nil},
 	} {
 		if got := x.Translate(nil, tt.engine, tt.targets); !slices.Equal(got, tt.want) {
-			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+			t.Errorf("%s: x.Translate(nil, tt.engine, tt.targets) = %v, want %v", tt.name, got, tt.want)
 		}
 	}
 	if got := x.Translate(ours[:1:1], engine, []Target{a}); !slices.Equal(got, append(ours[:1:1], ours[:3]...)) {

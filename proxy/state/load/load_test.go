@@ -94,7 +94,7 @@ func TestHoldHammer(t *testing.T) {
 		t.Errorf("%+v is left", got)
 	}
 	if v := c.View(base); v.Requests < 0 || v.Requests > 6 || v.Usage != 0.5 || v.PrefillMicros <= 0 {
-		t.Errorf("%+v", v)
+		t.Errorf("c.View(base) = %+v", v)
 	}
 }
 

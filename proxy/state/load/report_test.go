@@ -106,7 +106,7 @@ func TestReportOfOursThatEnded(t *testing.T) {
 	}
 	c.Report(Report{At: epoch, Every: time.Second, Running: 3, Tokens: 30}, m)
 	if v := c.View(epoch); v.Requests != 0 || v.Tokens != 0 {
-		t.Errorf("%+v", v)
+		t.Errorf("c.View(epoch) = %+v", v)
 	}
 }
 
