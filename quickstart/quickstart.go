@@ -80,6 +80,12 @@ type Plan struct {
 	Engines  []Engine  `json:"engines"`
 	Files    []File    `json:"files"`
 	Config   string    `json:"config"` // the proxy's configuration, TOML
+	// Flow is the value of the answer's header x-pdproxy-flow for a request in two legs.
+	Flow string `json:"flow"`
+	// SmokeTest and Evidence are shell commands: a request, and the engine's own count of
+	// moved KV, which this request raises.
+	SmokeTest string `json:"smoke_test"`
+	Evidence  string `json:"evidence"`
 
 	guide  *guide
 	tp     int
@@ -112,7 +118,7 @@ type guide struct {
 type evidence struct {
 	role   string // of the engine to ask
 	path   string
-	filter string // pattern for grep
+	metric string
 	text   string
 }
 
@@ -152,7 +158,7 @@ func Make(name string, o Options) (*Plan, error) {
 	p := &Plan{
 		Name: g.name, Title: g.title, Model: o.Model, Release: g.release, Install: g.install,
 		Services: []Service{}, Files: []File{},
-		guide: g, tp: o.TP, hosts: o.Hosts, encode: o.Encode > 0,
+		Flow: g.flow, guide: g, tp: o.TP, hosts: o.Hosts, encode: o.Encode > 0,
 	}
 	p.place(o)
 	for i := range p.Engines {
@@ -161,7 +167,7 @@ func Make(name string, o Options) (*Plan, error) {
 	if g.extra != nil {
 		g.extra(p)
 	}
-	p.Config = p.config()
+	p.Config, p.SmokeTest, p.Evidence = p.config(), p.smokeTest(), p.evidence()
 	return p, nil
 }
 

@@ -38,7 +38,7 @@ func sglangGuide() *guide {
 			e.key("kv_replay", "tcp://"+e.address(e.events()+1))
 		},
 		evidence: evidence{
-			role: config.RolePrefill, path: "/metrics", filter: "sglang:kv_transfer_total_mb_count",
+			role: config.RolePrefill, path: "/metrics", metric: "sglang:kv_transfer_total_mb_count",
 			text: "The value is the number of transfers that prefill has made. `sglang:kv_transfer_total_mb_sum` is their size in MB.",
 		},
 		notes: []string{

@@ -107,8 +107,8 @@ func (p *Plan) Text() string {
 		fmt.Fprintf(&b, "\n# %s, on %s:\n%s", p.Engines[i].Name, p.Engines[i].Host, p.Engines[i].shell("", ""))
 	}
 	fmt.Fprintf(&b, "\n# The proxy:\n%spdproxy check config.toml\npdproxy run config.toml\n", heredoc(File{"config.toml", p.Config}))
-	fmt.Fprintf(&b, "\n# Smoke test, when the engines are ready. The answer has the line \"X-Pdproxy-Flow: %s\".\n%s", p.guide.flow, p.smokeTest())
-	fmt.Fprintf(&b, "\n# The KV has moved if this value has risen:\n%s", p.evidence())
+	fmt.Fprintf(&b, "\n# Smoke test, when the engines are ready. The answer has the line \"X-Pdproxy-Flow: %s\".\n%s", p.Flow, p.SmokeTest)
+	fmt.Fprintf(&b, "\n# The KV has moved if this value has risen:\n%s", p.Evidence)
 	return b.String()
 }
 
@@ -120,16 +120,12 @@ func heredoc(f File) string { return fmt.Sprintf("cat >%s <<'EOF'\n%sEOF\n", f.N
 func (p *Plan) smokeTest() string {
 	body := object("model", p.Model, "max_tokens", 16, "prompt", "PROMPT")
 	quoted := strings.Replace(quoteShell(string(body)), "PROMPT", `'"$prompt"'`, 1)
-	return fmt.Sprintf("prompt=$(printf 'The quick brown fox jumps over the lazy dog. %%.0s' {1..100})\ncurl -i http://127.0.0.1:%d/v1/completions -H 'Content-Type: application/json' \\\n  -d %s\n", proxyPort, quoted)
+	return fmt.Sprintf("prompt=$(printf 'The quick brown fox jumps over the lazy dog. %%.0s' {1..60})\ncurl -sSi http://127.0.0.1:%d/v1/completions -H 'Content-Type: application/json' \\\n  -d %s\n", proxyPort, quoted)
 }
 
 // evidence returns a command that shows the engine's own count of moved KV.
 func (p *Plan) evidence() string {
 	ev := p.guide.evidence
 	e := &p.Engines[slices.IndexFunc(p.Engines, func(e Engine) bool { return e.Role == ev.role })]
-	option := ""
-	if strings.Contains(ev.filter, "*") {
-		option = "-o "
-	}
-	return fmt.Sprintf("curl -s http://%s%s | grep %s%s\n", e.address(e.Port), ev.path, option, quoteShell(ev.filter))
+	return fmt.Sprintf("curl -s http://%s%s | grep '^%s'\n", e.address(e.Port), ev.path, ev.metric)
 }

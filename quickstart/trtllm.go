@@ -9,23 +9,24 @@ import (
 const trtllmRelease = "1.3.0rc27"
 
 // trtllmGuide is the quickstart of TensorRT-LLM with the context first. Sources, in
-// NVIDIA/TensorRT-LLM: tensorrt_llm/commands/serve.py, commit 00209af1 (flags), and the
-// reference of release 1.3.0rc27 of llmapi/llm_args.py (keys of the YAML files: the pages
-// CacheTransceiverConfig, KvCacheConfig and TorchLlmArgs of its documentation).
+// NVIDIA/TensorRT-LLM: tensorrt_llm/commands/serve.py, commit 00209af1 (flags);
+// tensorrt_llm/llmapi/llm_args.py, commit 00043967, and its reference for release
+// 1.3.0rc27, the pages CacheTransceiverConfig and KvCacheConfig (keys of the YAML files);
+// tensorrt_llm/metrics/collector.py, commit 050f80de (metrics).
 func trtllmGuide() *guide {
 	return &guide{
 		name: config.ConnectorTRTLLM, connector: config.ConnectorTRTLLM, flow: "prefill_first",
 		title:   "TensorRT-LLM, context first",
 		summary: "Prefill (context) computes the prompt. Its answer names the KV, and decode (generation) fetches it.",
 		release: "TensorRT-LLM " + trtllmRelease,
-		sources: []string{"tensorrt_llm/commands/serve.py, commit 00209af1", "tensorrt_llm/llmapi/llm_args.py, reference of " + trtllmRelease},
+		sources: []string{"tensorrt_llm/commands/serve.py, commit 00209af1", "tensorrt_llm/llmapi/llm_args.py, commit 00043967", "the reference of release " + trtllmRelease + " for CacheTransceiverConfig and KvCacheConfig"},
 		install: []string{"pip install tensorrt_llm # or NVIDIA's container of the release " + trtllmRelease},
 		model:   smallModel,
 		setUp:   trtllmServe,
 		extra:   func(p *Plan) { p.trtllmFiles("") },
 		evidence: evidence{
-			role: config.RoleDecode, path: "/perf_metrics", filter: `kv_cache_size[^,]*`,
-			text: "`kv_cache_size` is the number of bytes that decode received for a request. The route returns each request once.",
+			role: config.RoleDecode, path: "/prometheus/metrics", metric: "trtllm_request_success_total",
+			text: "The value is the number of requests that decode has answered. TensorRT-LLM has no metric for transfers, but a generation engine cannot answer the second leg of a request without the KV of the first.",
 		},
 		notes: []string{
 			"`max_tokens_in_buffer` must be at least the length of the longest prompt.",
@@ -71,8 +72,7 @@ func (p *Plan) trtllmFiles(transceiver string) {
 	shared := fmt.Sprintf(`cache_transceiver_config:
   backend: NIXL
   max_tokens_in_buffer: 8192
-%sreturn_perf_metrics: true
-perf_metrics_max_requests: 100
+%sreturn_perf_metrics: true # serves /prometheus/metrics
 `, transceiver)
 	p.Files = append(p.Files,
 		File{"ctx.yaml", "# for prefill\ndisable_overlap_scheduler: true\n" + shared + `kv_cache_config:

@@ -27,7 +27,7 @@ func vllmGuides() []*guide {
 	guides := []*guide{nixlGuide(), nixlPushGuide(), storeGuide(), p2pTierGuide(), moriioGuide(false), moriioGuide(true), mooncakeGuide(), p2pNCCLGuide()}
 	for _, g := range guides {
 		g.evidence = evidence{
-			role: config.RoleDecode, path: "/metrics", filter: "vllm:external_prefix_cache_hits_total",
+			role: config.RoleDecode, path: "/metrics", metric: "vllm:external_prefix_cache_hits_total",
 			text: "The value is the number of prompt tokens whose KV decode received instead of computing them. It rises by about the length of the prompt.",
 		}
 		if g.release == "" {
