@@ -112,6 +112,8 @@ type guide struct {
 	evidence  evidence
 	notes     []string
 	mistakes  []mistake
+	example   string // flags that a user may add to an engine
+	ran       string // which real engines ran the commands
 }
 
 // evidence tells how an engine shows that KV has moved.

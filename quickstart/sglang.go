@@ -19,6 +19,8 @@ func sglangGuide() *guide {
 		sources: []string{"python/sglang/srt/arg_groups/fields/", "python/sglang/srt/disaggregation/kv_events.py"},
 		install: []string{"pip install sglang nixl"},
 		model:   smallModel,
+		example: "--mem-fraction-static 0.8",
+		ran:     notRun,
 		setUp: func(p *Plan, e *Engine) {
 			e.env("SGLANG_HOST_IP", e.Host)
 			e.args("python3", "-m", "sglang.launch_server", "--model-path", p.Model, "--host", e.bind, "--port", e.Port)

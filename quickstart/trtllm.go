@@ -22,6 +22,8 @@ func trtllmGuide() *guide {
 		sources: []string{"tensorrt_llm/commands/serve.py, commit 00209af1", "tensorrt_llm/llmapi/llm_args.py, commit 00043967", "the reference of release " + trtllmRelease + " for CacheTransceiverConfig and KvCacheConfig"},
 		install: []string{"pip install tensorrt_llm # or NVIDIA's container of the release " + trtllmRelease},
 		model:   smallModel,
+		example: "--max_batch_size 64",
+		ran:     notRun,
 		setUp:   trtllmServe,
 		extra:   func(p *Plan) { p.trtllmFiles("") },
 		evidence: evidence{

@@ -33,8 +33,16 @@ func vllmGuides() []*guide {
 		if g.release == "" {
 			g.release = "vLLM " + vllmRelease
 			g.encoders, g.generate = true, true
+			g.sources = append(g.sources, "vllm/entrypoints/launchers/cli_args.py", "vllm/engine/arg_utils.py", "vllm/envs.py",
+				"vllm/config/kv_transfer.py", "vllm/config/kv_events.py", "vllm/config/ec_transfer.py")
+			if g.ran == "" {
+				g.ran = parsed
+			}
 		}
-		g.model = smallModel
+		g.model, g.example = smallModel, "--max-model-len 8192 --gpu-memory-utilization 0.8"
+		if g.ran == "" {
+			g.ran = notRun
+		}
 		g.mistakes = append(g.mistakes, eventsMistake)
 		if g.generate {
 			g.mistakes = append(g.mistakes, scaleOutMistake)
@@ -98,6 +106,13 @@ func (e *Engine) nixlChannel() {
 	e.env("VLLM_NIXL_SIDE_CHANNEL_PORT", e.port(sideChannel))
 }
 
+// What ran the commands of a quickstart.
+const (
+	notRun = "The commands were not run with real engines."
+	parsed = "`make test-flags` feeds each command to vLLM's own argument parser. The engines themselves were not run: they need GPUs."
+	onCPU  = "`make test-flags` feeds each command to vLLM's own argument parser. `make test-quickstart` runs this page with real vLLM engines on a CPU: the start scripts, the configuration, the smoke test and the count of moved tokens."
+)
+
 func nixlGuide() *guide {
 	return &guide{
 		name: config.ConnectorVLLMNixl, connector: config.ConnectorVLLMNixl, flow: "prefill_first",
@@ -116,6 +131,7 @@ func nixlGuide() *guide {
 			"Prefill and decode need the same release of vLLM.",
 		},
 		mistakes: []mistake{sideChannelMistake("VLLM_NIXL_SIDE_CHANNEL_HOST")},
+		ran:      onCPU,
 	}
 }
 
@@ -144,6 +160,7 @@ func nixlPushGuide() *guide {
 			"`/v1/responses` runs on one engine with this connector.",
 		},
 		mistakes: []mistake{sideChannelMistake("VLLM_NIXL_SIDE_CHANNEL_HOST")},
+		ran:      onCPU,
 	}
 }
 
@@ -164,7 +181,7 @@ func moriioGuide(read bool) *guide {
 		},
 		notes: []string{
 			"MoRI-IO needs AMD GPUs. On one host the KV moves over xGMI, between hosts over RDMA.",
-			"Instead of `kv_address`, the engines can register at the proxy (`proxy_ip` and `proxy_ping_port`). See [discovery.md](../discovery.md).",
+			"Instead of `kv_address`, the engines can register at the proxy (`proxy_ip` and `proxy_ping_port`). See [discovery.md](" + discoveryPage + ").",
 		},
 		mistakes: []mistake{hostIPMistake("`kv_address`")},
 	}

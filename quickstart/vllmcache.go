@@ -65,7 +65,7 @@ remote_serde: "naive"
 		},
 		notes: []string{
 			"Any other cache that all engines share works in the same way, for example Redis (`remote_url: \"redis://HOST:6379\"`), MooncakeStoreConnector, or vLLM's OffloadingConnector with a folder.",
-			"Do not use LMCache's own transfer between engines (`enable_pd`). See [engines.md](../engines.md#lmcache-from-engine-to-engine).",
+			"Do not use LMCache's own transfer between engines (`enable_pd`). See [engines.md](" + enginesPage + "#lmcache-from-engine-to-engine).",
 		},
 		mistakes: []mistake{{
 			"`PYTHONHASHSEED` differs",
