@@ -49,7 +49,7 @@ func (p *Plan) page() (string, error) {
 	p.pageEngines(b)
 	fmt.Fprintf(b, "## 3. Configure the proxy\n\nThe file `config.toml`:\n\n%s\n", block("toml", p.Config))
 	fmt.Fprintf(b, "## 4. Run the proxy\n\n%s\n", block("sh", "pdproxy check config.toml\npdproxy run config.toml\n"))
-	fmt.Fprint(b, "Engines need minutes to load a model. `curl http://127.0.0.1:8080/readyz` answers 200 when the proxy can serve requests.\n\n")
+	fmt.Fprint(b, "Engines need minutes to load a model. `curl -i http://127.0.0.1:8080/health` answers 200 when the proxy can serve requests, and 503 until then.\n\n")
 	fmt.Fprintf(b, "## 5. Smoke test\n\nThe prompt is long, because the engines move only whole blocks of KV.\n\n%s\n", block("sh", p.SmokeTest))
 	p.pageEvidence(b)
 	fmt.Fprint(b, "## Common mistakes\n\n")
@@ -91,7 +91,7 @@ func (p *Plan) pageEvidence(b *strings.Builder) {
 	fmt.Fprintf(b, "**The answer.** Its header has `X-Pdproxy-Flow: %s`, and names both engines in `X-Pdproxy-Prefill` and `X-Pdproxy-Decode`. With the flow `aggregated`, one engine has served the whole request.\n\n", p.Flow)
 	fmt.Fprintf(b, "**The engine.** Read this value before and after the smoke test. %s\n\n%s\n", p.guide.evidence.text, block("sh", p.Evidence))
 	fmt.Fprintf(b, "**The proxy.** `pdproxy_exchanges_total{flow=\"%s\",outcome=\"ok\"}` counts requests in two legs. `pdproxy_fallbacks_total` counts deviations, for example requests whose prompt decode had to compute.\n\n%s\n", p.Flow,
-		block("sh", "curl -s -H \"Authorization: Bearer $(pdproxy admin-token)\" http://127.0.0.1:9090/metrics |\n  grep -E '^pdproxy_(exchanges|fallbacks)_total'\n"))
+		block("sh", "curl -s http://127.0.0.1:9090/metrics | grep -E '^pdproxy_(exchanges|fallbacks)_total'\n"))
 	fmt.Fprint(b, "`pdproxy explain ID`, with the `X-Request-Id` of the answer, shows each leg of a request and the reason for its engine.\n\n")
 }
 

@@ -20,7 +20,7 @@ func sglangGuide() *guide {
 		install: []string{"pip install sglang nixl"},
 		model:   smallModel,
 		example: "--mem-fraction-static 0.8",
-		ran:     notRun,
+		ran:     "SGLang's own argument parser accepts each command (tried by hand). " + notRun,
 		setUp: func(p *Plan, e *Engine) {
 			e.env("SGLANG_HOST_IP", e.Host)
 			e.args("python3", "-m", "sglang.launch_server", "--model-path", p.Model, "--host", e.bind, "--port", e.Port)

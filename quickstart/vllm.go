@@ -108,7 +108,7 @@ func (e *Engine) nixlChannel() {
 
 // What ran the commands of a quickstart.
 const (
-	notRun = "The commands were not run with real engines."
+	notRun = "The engines were not run: they need GPUs."
 	parsed = "`make test-flags` feeds each command to vLLM's own argument parser. The engines themselves were not run: they need GPUs."
 	onCPU  = "`make test-flags` feeds each command to vLLM's own argument parser. `make test-quickstart` runs this page with real vLLM engines on a CPU: the start scripts, the configuration, the smoke test and the count of moved tokens."
 )
