@@ -106,6 +106,9 @@ func (e *Engine) nixlChannel() {
 	e.env("VLLM_NIXL_SIDE_CHANNEL_PORT", e.port(sideChannel))
 }
 
+// addressEffect is the effect of a wrong VLLM_HOST_IP on engines with kv_address.
+const addressEffect = "The engine then does not listen at the `kv_address` of the configuration, which both engines get from the proxy."
+
 // What ran the commands of a quickstart.
 const (
 	notRun = "The engines were not run: they need GPUs."
@@ -177,13 +180,13 @@ func moriioGuide(read bool) *guide {
 		summary: "Both engines get the request at the same time. Prefill writes the KV of each layer into the memory of decode.",
 		sources: []string{"vllm/distributed/kv_transfer/kv_connector/v1/moriio/moriio_common.py", "docs/features/moriio_connector_usage.md of vLLM's repository, commit 0236418c"},
 		install: []string{
-			"docker pull vllm/vllm-openai-rocm:v" + vllmRelease + " # has vLLM and MoRI for AMD GPUs; run the commands inside of it",
+			"docker pull vllm/vllm-openai-rocm:latest # has vLLM and MoRI for AMD GPUs; run the commands inside of it",
 		},
 		notes: []string{
 			"MoRI-IO needs AMD GPUs. On one host the KV moves over xGMI, between hosts over RDMA.",
 			"Instead of `kv_address`, the engines can register at the proxy (`proxy_ip` and `proxy_ping_port`). See [discovery.md](" + discoveryPage + ").",
 		},
-		mistakes: []mistake{hostIPMistake("`kv_address`")},
+		mistakes: []mistake{hostIPMistake(addressEffect)},
 	}
 	if read {
 		g.name, g.flow, g.title = config.ConnectorVLLMMoRIIORead, "prefill_first", "vLLM, MoRIIOConnector in READ mode (AMD)"
@@ -191,11 +194,11 @@ func moriioGuide(read bool) *guide {
 	}
 	g.connector = g.name
 	g.setUp = func(p *Plan, e *Engine) {
+		e.env("HIP_VISIBLE_DEVICES", e.gpus)
 		if e.Role == config.RoleEncode {
 			p.serve(e, nil)
 			return
 		}
-		e.env("HIP_VISIBLE_DEVICES", e.gpus)
 		e.env("VLLM_HOST_IP", e.Host)
 		// The documentation of the engine writes the ports as strings.
 		extra := []any{
@@ -242,7 +245,7 @@ func mooncakeGuide() *guide {
 			"On one host the commands use `\"mooncake_protocol\":\"tcp\"`, which needs no RDMA. With several hosts (`--host`) they use Mooncake's default, RDMA.",
 			"Do not set `engine_id`: decode never looks up a fixed id again after a restart of prefill.",
 		},
-		mistakes: []mistake{hostIPMistake("the address that Mooncake uses for the KV")},
+		mistakes: []mistake{hostIPMistake("Mooncake then offers the KV at an address that the other engines may not reach.")},
 	}
 }
 
@@ -273,6 +276,6 @@ func p2pNCCLGuide() *guide {
 			"`kv_buffer_size` of decode is GPU memory in bytes; vLLM's documentation recommends 10 % of the GPU. Each engine also reserves 32 GiB of host memory (`mem_pool_size_gb`).",
 			"`VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1` keeps the request id, which contains the address of decode.",
 		},
-		mistakes: []mistake{hostIPMistake("`kv_address`")},
+		mistakes: []mistake{hostIPMistake(addressEffect)},
 	}
 }

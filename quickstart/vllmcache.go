@@ -25,10 +25,10 @@ func sideChannelMistake(variable string) mistake {
 	}
 }
 
-func hostIPMistake(what string) mistake {
+func hostIPMistake(effect string) mistake {
 	return mistake{
 		"`VLLM_HOST_IP` is not set",
-		"vLLM then chooses an address of the host, on hosts with several networks often the wrong one. The address must be the host of " + what + ".",
+		"vLLM then chooses an address of the host, on hosts with several networks often the wrong one. " + effect,
 	}
 }
 
@@ -40,7 +40,7 @@ func storeGuide() *guide {
 		name: config.ConnectorVLLMStore, connector: config.ConnectorVLLMStore, flow: "prefill_first",
 		title:   "vLLM, a KV cache that engines share (LMCache)",
 		summary: "Prefill computes the prompt and stores the KV in a cache server. Decode finds the KV there by the tokens of the prompt.",
-		sources: []string{"vllm/distributed/kv_transfer/kv_connector/v1/lmcache_connector.py", "lmcache/v1/config.py and lmcache/v1/server/__main__.py of LMCache " + lmcacheVer},
+		sources: []string{"vllm/distributed/kv_transfer/kv_connector/v1/lmcache_connector.py", "lmcache/v1/config.py of LMCache " + lmcacheVer, "lmcache/v1/server/__main__.py of LMCache " + lmcacheVer},
 		install: []string{"pip install vllm lmcache"},
 		setUp: func(p *Plan, e *Engine) {
 			if e.Role != config.RoleEncode {
