@@ -46,6 +46,7 @@ func (a *app) quickstartCommand() *cobra.Command {
 		c.AddCommand(&cobra.Command{
 			Use:        s.Name,
 			Short:      s.Title,
+			Example:    fmt.Sprintf("  pdproxy quickstart %s --out deployment", s.Name),
 			Args:       cobra.NoArgs,
 			SuggestFor: []string{strings.TrimPrefix(s.Name, "vllm-")},
 			RunE: func(*cobra.Command, []string) error {
@@ -56,6 +57,9 @@ func (a *app) quickstartCommand() *cobra.Command {
 				return a.printQuickstart(plan, out)
 			},
 		})
+	}
+	for _, printer := range append(c.Commands(), c) {
+		printer.Flags().BoolVar(&a.json, "json", false, "print the result as JSON")
 	}
 	return c
 }

@@ -76,6 +76,17 @@ plan() { "$REAL_PYTHON" -c 'import json, sys; print(json.load(open(sys.argv[1]))
 # moved prints the value that the printed evidence shows, as a whole number; 0 for none.
 moved() { bash -c "$(plan evidence)" | awk '{n += $NF} END {printf "%d\n", n}'; }
 
+# proxy_saw PATTERN waits until a line of the proxy's metrics matches, and prints the line.
+proxy_saw() {
+	for _ in $(seq 1 40); do
+		curl -s http://127.0.0.1:9090/metrics | grep "$1" && return
+		sleep 0.25
+	done
+	echo "quickstart.sh: no metric of the proxy matches $1" >&2
+	curl -s http://127.0.0.1:9090/metrics | grep '^pdproxy_[a-z_]*_total' >&2
+	return 1
+}
+
 run() {
 	local name=$1 engine before after answer
 	folder=$REAL_DIR/quickstart-$name
@@ -104,6 +115,10 @@ run() {
 	grep -q '^HTTP/1.1 200' <<<"$answer"
 	grep -qi "^x-pdproxy-flow: $(plan flow)" <<<"$answer"
 	[ "$((after - before))" -ge 2000 ] || { echo "quickstart.sh: $name: no KV moved" >&2; return 1; }
+
+	proxy_saw "^pdproxy_exchanges_total{flow=\"$(plan flow)\",outcome=\"ok\"} 1"
+	proxy_saw '^pdproxy_kv_events_total{engine="prefill-0",kind="applied"'
+	"$bin" explain "$(grep -i '^x-request-id:' <<<"$answer" | tr -d '\r' | cut -d' ' -f2)"
 	stop
 }
 
