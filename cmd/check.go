@@ -12,12 +12,14 @@ import (
 )
 
 func (a *app) checkCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.addJSON(a.addLog(&cobra.Command{
 		Use:   "check config.toml",
 		Short: "Validate a configuration and start its plugins, without calls to engines",
-		Args:  cobra.ExactArgs(1),
-		RunE:  func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
-	}
+		Example: `  pdproxy check config.toml
+  pdproxy check --json config.toml     # for CI and editors`,
+		Args: arguments("config.toml"),
+		RunE: func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
+	}))
 }
 
 type checkResult struct {

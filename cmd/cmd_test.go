@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"github.com/pdproxy/pdproxy/cmd/exit"
 )
 
@@ -50,7 +52,17 @@ func TestExitCodes(t *testing.T) {
 		"help":                {[]string{"--help"}, exit.OK, "run", ""},
 		"unknown command":     {[]string{"fly"}, exit.Usage, "", "unknown command"},
 		"unknown flag":        {[]string{"check", "--fast", good}, exit.Usage, "", "--fast"},
-		"check without file":  {[]string{"check"}, exit.Usage, "", "arg"},
+		"--version":           {[]string{"--version"}, exit.OK, "pdproxy ", ""},
+		"ABIs":                {[]string{"version"}, exit.OK, "(policy contract 1, proxy-wasm 0.1.0, 0.2.0, 0.2.1, go", ""},
+		"check without file":  {[]string{"check"}, exit.Usage, "", "pdproxy: check: which config.toml?\nusage: pdproxy check config.toml [flags]\n"},
+		"run without file":    {[]string{"run"}, exit.Usage, "", "pdproxy: run: which config.toml?\nusage: pdproxy run config.toml"},
+		"run with two files":  {[]string{"run", good, bad}, exit.Usage, "", "run: unexpected argument \"" + bad + "\"\nusage:"},
+		"new without name":    {[]string{"plugin", "new"}, exit.Usage, "", "plugin new: which NAME?\nusage: pdproxy plugin new NAME"},
+		"test without frames": {[]string{"plugin", "test", "m.wasm"}, exit.Usage, "", "plugin test: which FRAMES.json?"},
+		"run --json":          {[]string{"run", "--json", good}, exit.Usage, "", "--json: pdproxy run prints no result"},
+		"flags first":         {[]string{"--json", "--log-level", "debug", "version"}, exit.OK, `"policy_contract": 1`, ""},
+		"completion":          {[]string{"completion", "bash"}, exit.OK, "bash completion", ""},
+		"no preset":           {[]string{"replay", "--trace", good, "--preset", "h100"}, exit.Usage, "", `--preset: no preset is named "h100"; the presets are llama70b-h100, deepseek-v3-h200`},
 		"check good":          {[]string{"check", good}, exit.OK, "ok\n", ""},
 		"check bad":           {[]string{"check", bad}, exit.Usage, "", "line 3: server.colour"},
 		"check missing file":  {[]string{"check", "/nonexistent.toml"}, exit.Usage, "", "nonexistent"},
@@ -121,5 +133,32 @@ func TestExplain(t *testing.T) {
 	}
 	if code, _, stderr := run("explain", "other", "--admin", admin.URL, "--token-file", token); code != exit.Failure || !strings.Contains(stderr, "404") {
 		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
+// Every command shows an example, and lists only flags that it uses.
+func TestHelp(t *testing.T) {
+	code, stdout, _ := run("--help")
+	if code != exit.OK || !strings.Contains(stdout, "Start here: pdproxy demo") || !strings.Contains(stdout, "completion") {
+		t.Errorf("exit %d: %s", code, stdout)
+	}
+	var commands func(c *cobra.Command)
+	commands = func(c *cobra.Command) {
+		if c.Example == "" && !c.Hidden {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+		for _, sub := range c.Commands() {
+			commands(sub)
+		}
+	}
+	commands((&app{}).root())
+	for _, tt := range []struct {
+		command   string
+		json, log bool
+	}{{"run", false, true}, {"check", true, true}, {"demo", true, true}, {"sim", true, true}, {"version", true, false}, {"bench", true, false}} {
+		_, stdout, _ := run(tt.command, "--help")
+		if strings.Contains(stdout, "--json ") != tt.json || strings.Contains(stdout, "--log-format ") != tt.log {
+			t.Errorf("%s --help: --json %v, --log-format %v wanted:\n%s", tt.command, tt.json, tt.log, stdout)
+		}
 	}
 }

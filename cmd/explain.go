@@ -22,11 +22,17 @@ func (a *app) explainCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "explain REQUEST_ID",
 		Short: "Show why each leg of a request ran on its engine",
-		Args:  cobra.ExactArgs(1),
-		RunE:  func(_ *cobra.Command, args []string) error { return a.explain(args[0], admin) },
+		Long: `Show why each leg of a request ran on its engine: the candidates with their facts
+and scores, the legs with their times, and every fallback.
+
+The answer to a client has the id of its request in the header x-request-id.`,
+		Example: `  pdproxy explain 0198f3c2-7d1e-7c1a-9a53-0c7b1f6a2d10
+  pdproxy explain --admin 10.0.0.5:9090 --token-file admin.token REQUEST_ID`,
+		Args: arguments("REQUEST_ID"),
+		RunE: func(_ *cobra.Command, args []string) error { return a.explain(args[0], admin) },
 	}
 	admin.add(c)
-	return c
+	return a.addJSON(c)
 }
 
 func (a *app) explain(id string, admin adminFlags) error {

@@ -18,7 +18,8 @@ func (a *app) importCommand() *cobra.Command {
 		Short: "Convert the configuration of another router",
 		Long: "Print a config.toml that does the same as the configuration of another router. A comment names each\n" +
 			"setting without an equivalent. Warnings go to standard error. The output contains no secrets.",
-		Args: cobra.NoArgs,
+		Example: "  pdproxy import vllm-router router.flags > config.toml",
+		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("import: want trtllm, vllm-router or sglang-router, and a file")
 		},
@@ -35,7 +36,14 @@ func (a *app) importTRTLLM() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trtllm disagg_config.yaml [metadata_config.yaml]",
 		Short: "Convert the files of trtllm-serve disaggregated",
-		Args:  cobra.RangeArgs(1, 2),
+		Example: `  pdproxy import trtllm disagg_config.yaml > config.toml
+  pdproxy import trtllm disagg_config.yaml -m metadata_config.yaml`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 2 {
+				return nil
+			}
+			return arguments("disagg_config.yaml")(c, args)
+		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 2 && metadata != "" {
 				return errors.New("import: the metadata server's file is named twice")
@@ -61,16 +69,17 @@ func (a *app) importTRTLLM() *cobra.Command {
 	}
 	c.Flags().StringVarP(&metadata, "metadata-server-config-file", "m", "", "file of the metadata server, as for trtllm-serve")
 	c.Flags().IntVarP(&timeout, "request-timeout", "r", timeout, "--request_timeout of trtllm-serve, in seconds")
-	return c
+	return a.addJSON(c)
 }
 
 func (a *app) importFlags(name, of string, read func(importer.File) (importer.Result, error)) *cobra.Command {
-	return &cobra.Command{
+	return a.addJSON(&cobra.Command{
 		Use:   name + " FLAGFILE",
 		Short: "Convert the flags " + of,
 		Long: "FLAGFILE holds the flags " + of + ": one command line, with backslashes\n" +
 			"at line ends if it has several lines, or one flag per line.",
-		Args: cobra.ExactArgs(1),
+		Example: "  pdproxy import " + name + " router.flags > config.toml",
+		Args:    arguments("FLAGFILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, err := importFile(args[0])
 			if err != nil {
@@ -78,7 +87,7 @@ func (a *app) importFlags(name, of string, read func(importer.File) (importer.Re
 			}
 			return a.printImport(read(file))
 		},
-	}
+	})
 }
 
 // importFile reads one input.
