@@ -73,7 +73,7 @@ func loadConfig(path string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := config.Parse(data)
+	cfg, err := config.ParseFile(path, data)
 	if err != nil {
 		return nil, err
 	}

@@ -122,7 +122,7 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 			if next.builtin = old.builtin; next.builtin == nil || next.builtin.failures.Parked() || old.config.Budget != c.Budget || old.config.Params != c.Params {
 				p, err := s.buildBuiltin(ctx, &c)
 				if err != nil {
-					return &Error{"policy", err}
+					return &Error{Key: "policy", Err: err}
 				}
 				next.builtin, fresh = p, append(fresh, p)
 			}

@@ -90,18 +90,23 @@ type Natives struct {
 type Error struct {
 	// Key is the key in the configuration, such as plugin[1] or policy.place.
 	Key string
-	Err error
+	// Name is the plugin's name, by which operators know the plugin; "" if the error is not about a plugin.
+	Name string
+	Err  error
 }
 
 // Error implements error.
-func (e *Error) Error() string { return e.Key + ": " + e.Err.Error() }
+func (e *Error) Error() string {
+	if e.Name != "" {
+		return fmt.Sprintf("%s (%s): %v", e.Key, e.Name, e.Err)
+	}
+	return e.Key + ": " + e.Err.Error()
+}
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// pluginError returns an error about the i-th [[plugin]], or a key of it. The
-// cause begins with the plugin's name, because operators know the plugin by its
-// name.
+// pluginError returns an error about the i-th [[plugin]], or a key of it.
 func pluginError(i int, key, name string, err error) *Error {
-	return &Error{Key: fmt.Sprintf("plugin[%d]%s", i, key), Err: fmt.Errorf("%q: %w", name, err)}
+	return &Error{Key: fmt.Sprintf("plugin[%d]%s", i, key), Name: name, Err: err}
 }

@@ -57,7 +57,7 @@ func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
 	}
 	if len(d.problems) > 0 {
 		sortProblems(d.problems)
-		return nil, d.problems
+		return nil, cfg.complete(d.problems)
 	}
 	return cfg.Engines, nil
 }

@@ -28,7 +28,7 @@ func (c *Config) Warnings() []Problem {
 		}
 	}
 	sortProblems(k.problems)
-	return k.problems
+	return c.complete(k.problems)
 }
 
 // warnClear warns about secrets that other hosts may read.
