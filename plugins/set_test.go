@@ -515,7 +515,7 @@ func TestStartThatLoops(t *testing.T) {
 	h := &waiting{end: cancel}
 	w.deps.Log = slog.New(h)
 	err := w.Apply(ctx, w.config)
-	if err == nil || !strings.Contains(err.Error(), `plugin[0]: "p": configure plugin: `) {
+	if err == nil || !strings.Contains(err.Error(), `plugin[0] (p): configure plugin: `) {
 		t.Errorf("error %v", err)
 	}
 	if said := h.said.Load(); said == nil || *said != "plugin=p limit=10s " {

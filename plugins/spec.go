@@ -1,6 +1,7 @@
 package plugins
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -105,6 +106,21 @@ func (e *Error) Error() string {
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
+
+// Errors is a list of at least one Error.
+type Errors []*Error
+
+// Error lists the errors, one a line.
+func (es Errors) Error() string { return errors.Join(es.Unwrap()...).Error() }
+
+// Unwrap returns the errors.
+func (es Errors) Unwrap() []error {
+	list := make([]error, len(es))
+	for i, e := range es {
+		list[i] = e
+	}
+	return list
+}
 
 // pluginError returns an error about the i-th [[plugin]], or a key of it.
 func pluginError(i int, key, name string, err error) *Error {

@@ -135,7 +135,7 @@ func Draft(file string, data []byte) (*Config, Problems) {
 		}
 	}
 	problems = cfg.complete(problems)
-	sortProblems(problems)
+	problems.Sort()
 	return &cfg, problems
 }
 

@@ -122,10 +122,10 @@ func (ps Problems) keys() map[string]bool {
 	return set
 }
 
-// sortProblems orders by line, then by key, so that a report reads along the
-// file and does not depend on map order.
-func sortProblems(ps []Problem) {
+// Sort orders by file, line and key, so that a report reads along the file and does not
+// depend on map order.
+func (ps Problems) Sort() {
 	slices.SortStableFunc(ps, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Key, b.Key))
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Key, b.Key))
 	})
 }

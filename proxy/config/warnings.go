@@ -27,7 +27,7 @@ func (c *Config) Warnings() []Problem {
 			k.add(engineKey(i, "insecure_skip_verify"), "any certificate is taken: whoever is between sees prompts and keys")
 		}
 	}
-	sortProblems(k.problems)
+	k.problems.Sort()
 	return c.complete(k.problems)
 }
 
