@@ -35,6 +35,7 @@ func write(t *testing.T, text string) string {
 
 func TestExitCodes(t *testing.T) {
 	good := write(t, "[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n")
+	plainKeys := write(t, "[server.auth]\nkeys_file = '"+write(t, "sk-plain\n")+"'\n")
 	empty := write(t, "")
 	oneURL := write(t, "[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n[[engine]]\nurl = 'http://127.0.0.1:1'\nname = 'f'\nrole = 'both'\n")
 	bad := write(t, "[server]\nlisten = 'nowhere'\ncolour = 'red'\n")
@@ -65,6 +66,11 @@ func TestExitCodes(t *testing.T) {
 		"test without frames":          {[]string{"plugin", "test", "m.wasm"}, exit.Usage, "", "plugin test: which FRAMES.json?"},
 		"run --json":                   {[]string{"run", "--json", good}, exit.Usage, "", "--json: pdproxy run prints no result"},
 		"flags first":                  {[]string{"--json", "--log-level", "debug", "version"}, exit.OK, `"policy_contract": 1`, ""},
+		"keys":                         {[]string{"keys"}, exit.OK, "pdproxy keys new", ""},
+		"keys new":                     {[]string{"keys", "new", "team-a"}, exit.OK, "\nline: team-a ", ""},
+		"keys new as JSON":             {[]string{"keys", "new", "--json", "team-a"}, exit.OK, `"line": "team-a `, ""},
+		"keys new bad name":            {[]string{"keys", "new", "a b"}, exit.Usage, "", `invalid name "a b"`},
+		"check plain keys":             {[]string{"check", plainKeys}, exit.Usage, "", plainKeys + `:2: server.auth.keys_file: line 1 is not "NAME SHA256"`},
 		"completion":                   {[]string{"completion", "bash"}, exit.OK, "bash completion", ""},
 		"no preset":                    {[]string{"replay", "--trace", good, "--preset", "h100"}, exit.Usage, "", `--preset: no preset is named "h100"; the presets are llama70b-h100, deepseek-v3-h200`},
 		"check good":                   {[]string{"check", good}, exit.OK, "ok\n", ""},
@@ -160,21 +166,23 @@ func TestExplain(t *testing.T) {
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer secret" || r.URL.Path != "/v1/explain/a b" {
 			w.WriteHeader(http.StatusNotFound)
+			w.Write([]byte(`{"error":{"message":"no request of this id is among the last 4096"}}`))
 			return
 		}
 		w.Write([]byte(`{"request_id":"a b","flow":"prefill_first","policy":"least_load","outcome":"ok","status":200,` +
-			`"candidates":[{"engine":"p0","rank":0,"score":null,"facts":{"role":"prefill"}}],` +
+			`"candidates":[{"engine":"p0","rank":0,"score":null,"facts":{"role":"prefill","tokens":0,"requests":0,"home":"none","group":1}}],` +
 			`"legs":[{"phase":"prefill","engine":"p0","attempt":1,"start_ms":0.1,"end_ms":5}],"fallbacks":[{"what":"plan","reason":"late"}]}`))
 	}))
 	defer admin.Close()
 	token := write(t, "secret\n")
 	code, stdout, stderr := run("explain", "a b", "--admin", admin.URL, "--token-file", token)
-	for _, want := range []string{"flow prefill_first", "policy least_load", "p0", "fallback: plan (late)"} {
+	for _, want := range []string{"flow prefill_first", "policy least_load", "p0", "fallback: plan (late)", "START (ms)", "FIRST BYTE (ms)",
+		"role=prefill tokens=0 requests=0 group=1\n", "p0         0     prefill     -", "least_load gives no scores"} {
 		if code != exit.OK || !strings.Contains(stdout, want) {
 			t.Fatalf("exit %d, %q is missing: %s%s", code, want, stdout, stderr)
 		}
 	}
-	if code, _, stderr := run("explain", "other", "--admin", admin.URL, "--token-file", token); code != exit.Failure || !strings.Contains(stderr, "404") {
+	if code, _, stderr := run("explain", "other", "--admin", admin.URL, "--token-file", token); code != exit.Failure || !strings.Contains(stderr, "explain other: no request of this id is among the last 4096") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
 }

@@ -84,7 +84,7 @@ It runs simulated engines and the proxy in one process, and prints requests to t
 	for _, name := range []string{"json", "log-level", "log-format"} {
 		flags.Lookup(name).Hidden = true
 	}
-	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.adminTokenCommand(), a.importCommand(), a.pluginCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.adminTokenCommand(), a.keysCommand(), a.importCommand(), a.pluginCommand(), a.versionCommand())
 	return root
 }
 
