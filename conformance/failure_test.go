@@ -175,7 +175,7 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 		f.leaveBetweenLegs(chatPath, chat(long, 20, true))
 		f.cleanupCounted()
 		if n := f.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`); n > 1 {
-			t.Errorf("%v clean-ups are left to engines", n)
+			t.Errorf("the proxy left %v clean-ups to the engines' time-outs", n)
 		}
 	})
 }

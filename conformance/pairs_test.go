@@ -73,7 +73,7 @@ func TestRefusedPair(t *testing.T) {
 				t.Errorf("pdproxy_pair_refused is %v", n)
 			}
 			if !strings.Contains(log.String(), "pairs refused") {
-				t.Error("the log does not say so")
+				t.Error("the log lacks the refused pairs")
 			}
 		})
 	}

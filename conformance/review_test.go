@@ -319,7 +319,7 @@ func TestEmptyAnswersAreTriedAgain(t *testing.T) {
 					}
 				}
 				if len(bad.seen(nil)) == 0 || f.metric("pdproxy_retries_total") == 0 {
-					t.Error("the bad engine was never asked")
+					t.Error("the bad engine got no request")
 				}
 			})
 		}
@@ -403,7 +403,7 @@ func TestHalfClosedClientGetsNoWholeStream(t *testing.T) {
 	}
 	c.CloseWrite()
 	if rest, err := io.ReadAll(resp.Body); err == nil {
-		t.Fatalf("the stream ended as if whole: %q", rest)
+		t.Fatalf("the stream ended like a complete one: %q", rest)
 	}
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) == 1 })
 }
@@ -597,7 +597,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 				})
 			}
 			if err := f.drain(); err == nil {
-				t.Error("the drain says that it was clean")
+				t.Error("drain reports no error")
 			}
 			for range running {
 				if a := <-got; a.status != 503 || !strings.Contains(a.body, "draining") {
@@ -847,7 +847,7 @@ func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
 		}
 	}
 	if len(p0.seen(nil)) == 0 {
-		t.Error("the broken engine was never asked")
+		t.Error("the broken engine got no request")
 	}
 }
 

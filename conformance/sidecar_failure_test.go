@@ -200,7 +200,7 @@ func TestSidecarPickedDecodeFails(t *testing.T) {
 					t.Errorf("decoded by %s", got)
 				}
 				if _, fallbacks := f.coordination(a); len(fallbacks) == 0 {
-					t.Error("no fallback is known")
+					t.Error("no fallback was recorded")
 				}
 				f.decode[1].SetFault("", 0, "")
 				f.settled()

@@ -35,7 +35,7 @@ func TestEngineStopped(t *testing.T) {
 					f.right(<-answers[n], chatPath, body)
 				}
 				if f.metric("pdproxy_leg_errors_total", `reason="silent"`, `phase="`+phase+`"`) == 0 {
-					t.Error("no leg was left")
+					t.Error("no leg was abandoned")
 				}
 				stopped.Stop(false)
 				f.settled()

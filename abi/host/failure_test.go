@@ -60,7 +60,7 @@ func TestFailuresPoison(t *testing.T) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 			if (tt.failure == Timeout) != errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%v: is it a deadline?", err)
+				t.Errorf("errors.Is(%v, context.DeadlineExceeded) is wrong", err)
 			}
 			if !errors.Is(vm.Err(), err) {
 				t.Errorf("Err is %v", vm.Err())

@@ -50,7 +50,7 @@ func TestNothingAfterClose(t *testing.T) {
 	m := load(t, failing("0_2_1", func(*assembler) [][]byte { return nil }), LoadOptions{Guarded: true, MemoryPages: 16})
 	vm := start(t, m, newWorld())
 	if _, ok := vm.View(0, 8); !ok {
-		t.Fatal("no view of a VM that lives")
+		t.Fatal("View of a running VM fails")
 	}
 	for range 2 {
 		if err := vm.Close(t.Context()); err != nil {
@@ -90,7 +90,7 @@ func TestMemoryStartsEmpty(t *testing.T) {
 			b[i] = byte(i)
 		}
 		if again := l.Reallocate(4 * PageSize); &again[0] != &b[0] || len(again) != 4*PageSize || again[77] != 77 {
-			t.Fatal("the memory moved as it grew")
+			t.Fatal("the memory moved when it grew")
 		}
 		if l.Reallocate(5*PageSize) != nil || !l.refused {
 			t.Fatal("the memory grew beyond its limit")

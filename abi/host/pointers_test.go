@@ -145,7 +145,7 @@ func TestBadPointers(t *testing.T) {
 			t.Run(m.module+"."+name, func(t *testing.T) {
 				kinds, ok := parameters[name]
 				if !ok && m.module == "env" {
-					t.Fatal("no row for it")
+					t.Fatal("the table parameters has no row for this function")
 				}
 				w := newWorld()
 				w.config = "configuration"

@@ -75,7 +75,7 @@ func exchange(a, b string) {
 // stranger can exchange nothing, and fleet.dir is used.
 func TestStrangerExchanges(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to run a process of another user; make test-all has it")
+		t.Skip("this test needs root, to run a process of another user; make test-all runs it as root")
 	}
 	for name, c := range map[string]struct {
 		mode  os.FileMode
@@ -167,7 +167,7 @@ func runStranger(t *testing.T, base string) (stop func()) {
 	t.Cleanup(stop)
 	b := make([]byte, 64)
 	if n, err := out.Read(b); err != nil || !strings.HasPrefix(string(b[:n]), "begins") {
-		t.Fatalf("the stranger says %q: %v", b[:n], err)
+		t.Fatalf("output of the stranger's process = %q: %v", b[:n], err)
 	}
 	return stop
 }
@@ -221,7 +221,7 @@ func TestRefusedFleetDir(t *testing.T) {
 	}
 	for _, word := range []string{"fleet.dir", base, "mode 0777", fmt.Sprint("user ", os.Geteuid()), "chmod go-w"} {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("%v does not say %q", err, word)
+			t.Errorf("error %v, want the word %q", err, word)
 		}
 	}
 	o := Options{Path: "config.toml", Log: slog.New(slog.DiscardHandler)}

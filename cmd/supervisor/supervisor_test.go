@@ -61,7 +61,7 @@ func TestLateWorker(t *testing.T) {
 	}
 	worker.deadline = time.Now().Add(-time.Second)
 	if s.finished() || !worker.killed || coordinator.killed || !coordinator.deadline.IsZero() {
-		t.Fatalf("the worker killed: %v, the coordinator killed: %v, told: %v", worker.killed, coordinator.killed, !coordinator.deadline.IsZero())
+		t.Fatalf("the worker was killed: %v, the coordinator was killed: %v, the coordinator was signalled: %v", worker.killed, coordinator.killed, !coordinator.deadline.IsZero())
 	}
 	ended(t, worker)
 	s.childExited(exited{worker})
@@ -71,10 +71,10 @@ func TestLateWorker(t *testing.T) {
 	}
 	due := coordinator.deadline
 	if s.finished() || coordinator.killed || coordinator.deadline != due {
-		t.Fatal("the coordinator was told twice, or killed before its deadline")
+		t.Fatal("the coordinator was signalled twice, or killed before its deadline")
 	}
 	if by := ended(t, coordinator); by != syscall.SIGTERM {
-		t.Errorf("the coordinator was told by %v", by)
+		t.Errorf("the coordinator ended by signal %v", by)
 	}
 	s.childExited(exited{coordinator})
 	if !s.finished() {
@@ -107,7 +107,7 @@ func TestSecondSignal(t *testing.T) {
 		}
 	}
 	if by := ended(t, s.positions[1].process); by != syscall.SIGINT {
-		t.Errorf("the coordinator was told by %v", by)
+		t.Errorf("the coordinator ended by signal %v", by)
 	}
 	if s.err == nil {
 		t.Error("the supervisor ends without error")
@@ -124,7 +124,7 @@ func TestReloadOfAStartingProcess(t *testing.T) {
 	s.reload()
 	s.checkProcesses()
 	if !worker.reloadLater {
-		t.Fatal("the process was signalled before it reported a state")
+		t.Fatal("the process got the signal before it reported a state")
 	}
 	beat(1)
 	s.checkProcesses()

@@ -194,7 +194,7 @@ func TestPoliciesThatDecide(t *testing.T) {
 				t.Errorf("%v fallbacks, %v failures", fell, failed)
 			}
 			if asked := n.metric("pdproxy_policy_duration_seconds_count", `policy="p"`, `hook="place"`); asked < float64(requests) {
-				t.Errorf("the policy was asked %v times for %d requests", asked, requests)
+				t.Errorf("the policy was called %v times for %d requests", asked, requests)
 			}
 			n.settled()
 		})
@@ -274,7 +274,7 @@ func TestBadPolicies(t *testing.T) {
 			t.Errorf("%v fallbacks for %d requests", got, requests)
 		}
 		if row := text(n.row("p")); !strings.Contains(row, "parked") {
-			t.Errorf("it is not parked: %s", row)
+			t.Errorf("the policy is not parked: %s", row)
 		}
 		load(t, right)
 		before = fallbacks()

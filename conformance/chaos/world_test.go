@@ -84,7 +84,7 @@ func (w *world) process(h *host, name, url string, args ...string) *process {
 		p.kill()
 		if w.t.Failed() {
 			b, _ := os.ReadFile(log.Name())
-			w.t.Logf("%s says at last:\n%s", name, b[max(0, len(b)-mostLog):])
+			w.t.Logf("end of the log of %s:\n%s", name, b[max(0, len(b)-mostLog):])
 		}
 		log.Close()
 	})

@@ -105,7 +105,7 @@ func start(t *testing.T, env []string, name string, args ...string) *process {
 	t.Cleanup(func() {
 		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // the rest of the group
 		if t.Failed() {
-			t.Logf("%s says:\n%s", filepath.Base(name), p.out.String())
+			t.Logf("output of %s:\n%s", filepath.Base(name), p.out.String())
 		}
 	})
 	return p

@@ -310,7 +310,7 @@ func TestHistoryIsGone(t *testing.T) {
 	d0.leaves()
 	n.is(podName("d0"), "")
 	if n.log.contains("engines cannot be looked for") {
-		t.Error("it is no trouble")
+		t.Error("the log reports a problem for a watch whose history no longer exists")
 	}
 	n.ask()
 }

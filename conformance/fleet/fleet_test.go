@@ -313,7 +313,7 @@ func TestCoordinatorAway(t *testing.T) {
 					return id != "" && f.status(f.coordinator.admin.URL+"/v1/explain/"+id) == 200
 				})
 				if n := alone(w); n != 1 {
-					t.Errorf("%v requests were placed without the coordinator after it was back, want 1 from before", n)
+					t.Errorf("%v requests were placed without the coordinator, want 1 from before its return", n)
 				}
 			}
 			for n := range f.workers {

@@ -67,7 +67,7 @@ func TestBackground(t *testing.T) {
 				}
 				w.logged("works in the background only")
 				if strings.Contains(w.log.text(), "plugin failed") {
-					t.Errorf("it failed:\n%s", w.log.text())
+					t.Errorf("the plugin failed:\n%s", w.log.text())
 				}
 				w.logged("a tick")
 			})

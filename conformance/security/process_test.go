@@ -291,6 +291,6 @@ func (p *proxyProcess) nothingLeft() {
 			return
 		}
 	}
-	p.t.Errorf("left behind: %d goroutines (%d at the start), %d descriptors (%d at the start), %v leases",
+	p.t.Errorf("these remain: %d goroutines (%d at the start), %d descriptors (%d at the start), %v leases",
 		now.goroutines, p.before.goroutines, now.descriptors, p.before.descriptors, leases)
 }

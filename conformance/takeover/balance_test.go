@@ -220,7 +220,7 @@ func TestSpread(t *testing.T) {
 							return
 						}
 					}
-					t.Errorf("one worker has %.2f times its part, %d times in a row", share, rounds)
+					t.Errorf("one worker has %.2f times its share, %d times in a row", share, rounds)
 				})
 			}
 		})

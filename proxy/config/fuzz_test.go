@@ -64,7 +64,7 @@ func checkFailure(t *testing.T, cfg Config, err error) {
 		}
 	}
 	if !reflect.DeepEqual(cfg, Config{}) {
-		t.Errorf("a Config beside an error: %+v", cfg)
+		t.Errorf("Parse returned an error and a Config: %+v", cfg)
 	}
 }
 

@@ -132,7 +132,7 @@ func TestFactPaths(t *testing.T) {
 				paths = append(paths, r.RegistryPath(role))
 			}
 			if len(paths) == 0 {
-				t.Errorf("%s asks for nothing", c.Name())
+				t.Errorf("FactPaths of %s is empty", c.Name())
 			}
 			for _, path := range paths {
 				if err := c.ReadFacts(&engine.Facts{}, path, 200, []byte(answers[path])); err != nil {

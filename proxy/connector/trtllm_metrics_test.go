@@ -47,11 +47,11 @@ func TestTiming(t *testing.T) {
 	}
 	for name := range h {
 		if !TimingHeader(name) || !TimingHeader(strings.ToUpper(name)) {
-			t.Errorf("%s is no line of it", name)
+			t.Errorf("TimingHeader(%s) = false", name)
 		}
 	}
 	if string(byEvent.AppendEvent(nil)) != workerEvent {
-		t.Errorf("told again\n%s\nwant\n%s", byEvent.AppendEvent(nil), workerEvent)
+		t.Errorf("AppendEvent\n%s\nwant\n%s", byEvent.AppendEvent(nil), workerEvent)
 	}
 	for name, want := range map[string]float64{"queue": 1.25, "ttft": 8.5, "e2e": 24, "kv_transfer": 0.5} {
 		if ms, ok := byEvent.Millis(name); !ok || ms != want {
@@ -81,7 +81,7 @@ func TestTiming(t *testing.T) {
 		t.Errorf("header %v", fields)
 	}
 	if none := (&Timing{}).AppendEvent(nil); none != nil {
-		t.Errorf("nothing is %q", none)
+		t.Errorf("AppendEvent of no timing = %q, want nil", none)
 	}
 }
 
@@ -116,7 +116,7 @@ func FuzzCutTiming(f *testing.F) {
 			t.Errorf("%q is not the beginning of %q", rest, events)
 		}
 		if _, again := CutTiming(timing.AppendEvent(nil)); again != timing {
-			t.Errorf("%+v was told as %+v", timing, again)
+			t.Errorf("timing %+v is read back as %+v", timing, again)
 		}
 	})
 }

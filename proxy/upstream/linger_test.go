@@ -109,7 +109,7 @@ func TestLinger(t *testing.T) {
 					op = OpBody
 				}
 				if took := time.Since(start); took != tt.took {
-					t.Errorf("took %v, want %v", took, tt.took)
+					t.Errorf("the call took %v, want %v", took, tt.took)
 				}
 				if err != nil {
 					fault(t, err, op)

@@ -97,7 +97,7 @@ func coordinatorProcess(b *testing.B, network, fleet string) (address string, cp
 	line, err := bufio.NewReader(out).ReadString('\n')
 	address, serving := strings.CutPrefix(strings.TrimSpace(line), "serving ")
 	if !serving {
-		b.Fatalf("the coordinator says %q, %v", line, err)
+		b.Fatalf("output of the coordinator process = %q, %v", line, err)
 	}
 	return address, func() time.Duration { return ownCPU() + processCPU(b, cmd.Process.Pid) }
 }

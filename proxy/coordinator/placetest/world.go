@@ -243,7 +243,7 @@ func (w *World) Idle(t testing.TB) {
 		}
 	}
 	if w.Open() != 0 || w.LiveIDs() != 0 {
-		t.Errorf("%d leases, %d ids are left", w.Open(), w.LiveIDs())
+		t.Errorf("%d leases and %d ids remain", w.Open(), w.LiveIDs())
 	}
 }
 

@@ -244,11 +244,11 @@ func TestDNSMisses(t *testing.T) {
 	name := d.names[0]
 	for round, hosts := range [][]string{{"10.0.0.1:1", "10.0.0.2:1"}, {}, {"10.0.0.2:1"}, {}} {
 		if d.update(name, hosts); round < 3 && len(name.found) != 2 {
-			t.Fatalf("round %d: %d are left", round, len(name.found))
+			t.Fatalf("round %d: %d engines remain", round, len(name.found))
 		}
 	}
 	if len(name.found) != 1 || name.found["10.0.0.2:1"] == nil {
-		t.Errorf("%v are left", name.found)
+		t.Errorf("remaining engines: %v", name.found)
 	}
 }
 

@@ -100,7 +100,7 @@ func TestSGLangRegistries(t *testing.T) {
 			say, why := tt[0], tt[1]
 			f.set("10.0.0.5:8998", say)
 			if log := next(); !strings.Contains(log, why) {
-				t.Errorf("%q: the log says %s", say, log)
+				t.Errorf("%q: the log is %s", say, log)
 			}
 			if got := r.names("sglang"); !slices.Equal(got, []string{"four", "six"}) {
 				t.Errorf("%q: engines %v", say, got)
@@ -109,11 +109,11 @@ func TestSGLangRegistries(t *testing.T) {
 		f.set("10.0.0.5:8998", strings.Replace(strings.Replace(wholeTopology, "30000", "30001", 1), `"dp_size":4`, `"dp_size":2`, 1))
 		next()
 		if got := r.spec(t, "sglang", "four"); got.URL != "http://10.0.0.5:30001" || got.Ranks != 2 {
-			t.Errorf("after a restart: %+v", got)
+			t.Errorf("engine after a restart: %+v", got)
 		}
 		for _, url := range f.asked {
 			if !strings.HasSuffix(url, "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1") {
-				t.Errorf("asked %s", url)
+				t.Errorf("request of %s", url)
 			}
 		}
 	})
