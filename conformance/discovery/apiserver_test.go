@@ -309,7 +309,7 @@ func TestHistoryIsGone(t *testing.T) {
 	n.is(podName("d1"), "ready")
 	d0.leaves()
 	n.is(podName("d0"), "")
-	if n.log.contains("engines cannot be looked for") {
+	if n.log.contains("discovery of engines failed") {
 		t.Error("the log reports a problem for a watch whose history no longer exists")
 	}
 	n.ask()

@@ -84,7 +84,7 @@ func TestCertificates(t *testing.T) {
 	stranger := startNode(t, func(d *config.Discovery) {
 		d.Etcd.Endpoints, d.Etcd.CA = []string{s.URL()}, s.certs.ca
 	})
-	testbed.Eventually(t, "without a certificate the trouble is said", func() bool { return stranger.log.contains("engines cannot be looked for") })
+	testbed.Eventually(t, "without a certificate the trouble is said", func() bool { return stranger.log.contains("discovery of engines failed") })
 	if got := stranger.states(); len(got) != 0 {
 		t.Errorf("engines found without a certificate: %v", got)
 	}

@@ -226,7 +226,7 @@ func (m *mooncake) message(r *rank, op sideMessage) (sideMessage, error) {
 	m.mu.Unlock()
 	if !waits {
 		m.e.stats.staleReads.Add(1)
-		m.e.cfg.Log.Warn("KV written that nobody waits for", "request", op.Key)
+		m.e.cfg.Log.Warn("no request waits for the written KV", "request", op.Key)
 	}
 	r.store(op.Blocks, op.Payload)
 	return sideMessage{Op: op.Op}, nil

@@ -13,7 +13,7 @@ import (
 
 var (
 	errTPSizes   = errors.New("neither tensor-parallel size is a multiple of the other")
-	errNoHandoff = errors.New("decode needs what prefill answered")
+	errNoHandoff = errors.New("decode needs the parameters of prefill's answer")
 )
 
 // moriio is vLLM's MoRIIOConnector. In WRITE mode, the default, both legs run at once:

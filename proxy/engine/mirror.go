@@ -287,7 +287,7 @@ func (m *Mirror) importLoads(value []byte) error {
 		}
 	}
 	if !w.Done() {
-		return errors.New("loads are not whole")
+		return errors.New("loads are incomplete")
 	}
 	for _, x := range rows {
 		x.i.eventBlockTokens.Store(min(x.told, maxBlockTokens))
@@ -321,7 +321,7 @@ func (m *Mirror) importPairs(value []byte) error {
 		}
 	}
 	if !w.Done() {
-		return errors.New("pairs are not whole")
+		return errors.New("pairs are incomplete")
 	}
 	for _, x := range rows {
 		if p, d, ok := number.targets(x.key); ok {

@@ -193,7 +193,7 @@ func (r *Registry) Learn(mirror int, b []byte) error {
 		r.learnOne(w, mirror, home)
 	}
 	if w.Failed() {
-		return errors.New("read report: it is not whole")
+		return errors.New("read report: it is incomplete")
 	}
 	return nil
 }

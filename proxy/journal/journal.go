@@ -170,7 +170,7 @@ func (j *Journal) LegSucceeded(l *Leg, connector string) {
 // Retry counts that a leg is tried again because it failed on an engine.
 func (j *Journal) Retry(phase abi.Phase, engine, reason string) {
 	j.books.metrics.Retry(phase, reason)
-	j.Warn("leg failed, trying again", "phase", phase.String(), "engine", engine, "reason", reason)
+	j.Warn("leg failed, retrying", "phase", phase.String(), "engine", engine, "reason", reason)
 }
 
 // PrefillDone notes that prefill has answered.

@@ -155,7 +155,7 @@ func TestOldTLS(t *testing.T) {
 		"version":           {Certificates: []tls.Certificate{m.cert}, MaxVersion: tls.VersionTLS12, NextProtos: []string{Protocol}},
 		"negotiate ALPN":    {Certificates: []tls.Certificate{m.cert}},
 		"no coordinator":    {Certificates: []tls.Certificate{m.cert}, NextProtos: []string{"http/1.1"}},
-		"does not speak":    nil,
+		"does not use TLS":  nil,
 		"of an earlier ver": nil,
 	} {
 		var serving sync.WaitGroup

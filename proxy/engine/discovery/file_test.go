@@ -137,7 +137,7 @@ func TestMissingFile(t *testing.T) {
 		}
 		f.write(jsonAB)
 		f.want("a", "b")
-		if text := f.l.take(); !strings.Contains(text, "looked for again") {
+		if text := f.l.take(); !strings.Contains(text, "works again") {
 			t.Errorf("logged: %s", text)
 		}
 		if err := os.Remove(f.path); err != nil {

@@ -208,7 +208,7 @@ func TestKubernetesTrouble(t *testing.T) {
 				if got := names(); len(got) != 0 {
 					t.Errorf("engines after the recovery of the server: %v", got)
 				}
-				if text := l.take(); !strings.Contains(text, "can be looked for again") {
+				if text := l.take(); !strings.Contains(text, "works again") {
 					t.Errorf("logged: %s", text)
 				}
 			})

@@ -94,8 +94,8 @@ func TestSGLangRegistries(t *testing.T) {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
 		for _, tt := range [...][2]string{ // repeated states cause only one log line
-			{"", "connection refused"}, {`{"dp_size":1}`, "where its engine is"}, {"503", "ranks"}, {"400", "older form"},
-			{"302", "status 302"}, {`{"dp_size":1,"prefill_http_port":65536}`, "where its engine is"}, {"x", "no topology"},
+			{"", "connection refused"}, {`{"dp_size":1}`, "engine's address"}, {"503", "ranks"}, {"400", "too old"},
+			{"302", "status 302"}, {`{"dp_size":1,"prefill_http_port":65536}`, "engine's address"}, {"x", "no topology"},
 		} {
 			say, why := tt[0], tt[1]
 			f.set("10.0.0.5:8998", say)

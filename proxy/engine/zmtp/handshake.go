@@ -14,7 +14,7 @@ import (
 var (
 	// ErrMechanism means that the peer does not use ZMTP 3, or uses another security
 	// mechanism than this side.
-	ErrMechanism = errors.New("greet peer: not ZMTP 3 with the security mechanism that is asked for")
+	ErrMechanism = errors.New("greet peer: not ZMTP 3 with the required security mechanism")
 	// ErrPassword means that the peer presented another password.
 	ErrPassword = errors.New("greet peer: a wrong password")
 
