@@ -63,6 +63,9 @@ type Config struct {
 	// BootstrapPort is the port of the bootstrap server of a prefill engine of
 	// sglang or vllm-mooncake; 0 picks an ephemeral port.
 	BootstrapPort int
+	// OnPrompt is called with the text of each prompt that the engine begins to
+	// serve, by several goroutines at once; default none.
+	OnPrompt func(prompt string)
 	// Lease is the time for which the blocks of a finished prefill wait for a transfer to
 	// begin; default 30 s, for trtllm 60 s, for vllm-mooncake 480 s.
 	Lease time.Duration
