@@ -72,7 +72,8 @@ func (t *sequenceTable) of(p *engine.Pool, s *engine.Snapshot) *sequence {
 	return t.add(p, s)
 }
 
-// add makes a sequence for the model and drops those of models that s lacks.
+// add makes a sequence for the model, and drops the sequences of models that the snapshot
+// s lacks.
 func (t *sequenceTable) add(p *engine.Pool, s *engine.Snapshot) *sequence {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -92,7 +92,7 @@ func TestHomesFollowNames(t *testing.T) {
 		}
 	}
 
-	// The new leader is followed by the former leader, which knows its own table.
+	// The former leader, which has its own table, follows the new leader.
 	back := NewCopy(leader)
 	back.Follow(there.name)
 	pull(t, back, NewSource(standby, here.name))

@@ -75,7 +75,7 @@ func TestTakeOver(t *testing.T) {
 	if second.Leads() || !first.Leads() || !w.Connected() {
 		t.Fatal("the second leads before its time")
 	}
-	numbers.there.Store(second.host) // the worker gets these by the topic of membership
+	numbers.there.Store(second.host) // the worker gets these numbers by TopicMembership
 	first.stop()
 	eventually(t, "the second leads and has the lease", func() bool { return second.Leads() && w.Connected() && second.Open() == 1 })
 	if n := first.Open(); n != 0 {

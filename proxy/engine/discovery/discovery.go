@@ -52,8 +52,8 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// retryRefused is the time until an engine that the registry rejected is offered again:
-// its name may be free by then.
+// retryRefused is the pause before a rejected engine is offered to the registry again.
+// Its name may be free by then.
 const retryRefused = 2 * time.Second
 
 // Manager runs the sources of a configuration.

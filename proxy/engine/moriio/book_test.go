@@ -18,7 +18,7 @@ func newTestBook() (*book, *bytes.Buffer) {
 	return newBook(slog.New(slog.NewTextHandler(&out, nil)), false), &out
 }
 
-// A repeated registration is no second engine, whatever its counter is. A
+// A repeated registration creates no second engine, for any value of its counter. A
 // registration with other ports replaces the first one.
 func TestSameAddressIsOneEngine(t *testing.T) {
 	b, _ := newTestBook()

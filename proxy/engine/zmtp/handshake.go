@@ -29,9 +29,9 @@ const (
 	mechanismPlain = "PLAIN"
 )
 
-// greetingLen is the length of a greeting in bytes: a signature of 10, the version
-// in 2, the mechanism in 20, whether this side is its server in 1, and 31 of
-// filler. Source: RFC 23, section The Greeting.
+// greetingLen is the length of a greeting in bytes: a signature of 10, the version in 2,
+// the mechanism in 20, 1 byte that is set if this side is the mechanism's server, and 31
+// of filler. Source: RFC 23, section The Greeting.
 const greetingLen = 64
 
 // peers lists, for each socket type, the socket types that the peer may have. Source: RFC
@@ -42,8 +42,8 @@ var peers = map[Socket][]string{
 	Router: {"DEALER", "ROUTER", "REQ"},
 }
 
-// handshake makes the handshake, with PLAIN as its server if there is a password.
-// The caller has set a deadline.
+// handshake makes the handshake. With a password, this side is the server of the
+// mechanism PLAIN. The caller has set a deadline.
 func (c *Conn) handshake(password string) error {
 	c.armed = true
 	mechanism := mechanismNull

@@ -348,5 +348,6 @@ func (t *Table) only(block uint64) uint32 {
 	return 0
 }
 
-// blockMark is the name under which the prompts that end after a block are counted.
+// blockMark returns the key under which the table counts the prompts that end after a
+// block.
 func blockMark(block uint64) uint64 { return block ^ 0xA0761D6478BD642F }

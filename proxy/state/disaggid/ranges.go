@@ -54,8 +54,8 @@ type row struct {
 // NewRanges returns an issuer of ranges of the given width, without a block.
 func NewRanges(width time.Duration) *Ranges { return &Ranges{width: width} }
 
-// Add adds a reserved block. Of the block before it, only id-time that the new block
-// follows without a gap is still granted.
+// Add adds a reserved block. The ungranted id-time of the previous block is still granted
+// only if the new block follows the previous one without a gap.
 func (g *Ranges) Add(b Block) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

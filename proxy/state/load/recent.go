@@ -20,7 +20,7 @@ type recent struct {
 	mu       sync.Mutex    // of writing
 	tokens   atomic.Uint64 // float64: uncached prompt tokens as of at
 	requests atomic.Uint64 // float64
-	work     atomic.Uint64 // float64: as tokens, fading with busyTime
+	work     atomic.Uint64 // a float64: recent work in tokens, which decays with busyTime
 	at       atomic.Int64  // Unix time in ns; 0: never
 }
 
