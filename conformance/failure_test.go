@@ -515,7 +515,7 @@ func TestRetryBudgetIsGlobal(t *testing.T) {
 		c.Retry.Budget, c.Retry.MinBudget = 0, 2
 		c.Circuit.Failures = 1000
 	}})
-	f.oneEntry() // each worker has a budget of its own
+	f.oneEntry() // each worker has a separate budget
 	for _, p := range f.prefill {
 		p.SetFault("1:500", 0, "")
 	}

@@ -39,7 +39,7 @@ func TestLeaseEndsBeforeDecodeHasRoom(t *testing.T) {
 			}
 		}
 	})
-	f.oneEntry() // each worker has a cap of its own
+	f.oneEntry() // each worker has a separate cap
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	stream := f.open(ctx, chat("has the room", 4000, true))

@@ -372,7 +372,7 @@ func TestStreamEndsWithoutABlankLine(t *testing.T) {
 	}
 }
 
-// speak opens a connection to the proxy and writes one request by hand.
+// speak opens a connection to the proxy and writes one raw request.
 func (f *fleet) speak(body string) *net.TCPConn {
 	f.t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
@@ -618,7 +618,7 @@ func TestClientCapCountsTheQueue(t *testing.T) {
 		c.Limits.MaxReading = 100 // the bodies may arrive at the same time
 		c.Limits.MaxExchanges, c.Limits.PerClient, c.Limits.QueueTimeout = 1, 2, config.Duration(500*time.Millisecond)
 	}, e)
-	f.oneEntry() // each worker has a cap of its own
+	f.oneEntry() // each worker has a separate cap
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	got := make(chan answer, 5)

@@ -16,8 +16,8 @@ import (
 // The failure table of a sidecar: in both directions, for each order of the
 // legs, with the remote engine named in the header.
 
-// TestSidecarClientLeaves: in every phase, both engines are told and hold
-// nothing afterwards.
+// TestSidecarClientLeaves: if the client leaves in any phase, both engines are informed
+// and hold nothing afterwards.
 func TestSidecarClientLeaves(t *testing.T) {
 	eachSidecarFlow(t, func(t *testing.T, connector, role string) {
 		t.Run("before prefill answered", func(t *testing.T) {

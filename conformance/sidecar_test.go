@@ -228,7 +228,8 @@ func TestSidecarWithoutHeader(t *testing.T) {
 	})
 }
 
-// TestSidecarAlone: without another engine the local one serves what it can.
+// TestSidecarAlone: without another engine the local engine serves all requests that need
+// no other engine.
 func TestSidecarAlone(t *testing.T) {
 	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
 		c.Engines = nil // includes the local engine, which is known by its url

@@ -11,9 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
-// TestTRTLLMPerfMetrics: operators see the engines' metrics of a request. A
-// client that asks for them gets them as those of one engine; other clients get
-// none.
+// TestTRTLLMPerfMetrics: operators see the engines' metrics of a request. A client that
+// requests the metrics gets them as from one engine; other clients get none.
 func TestTRTLLMPerfMetrics(t *testing.T) {
 	for _, style := range trtllmStyles {
 		t.Run(style, func(t *testing.T) {

@@ -141,7 +141,7 @@ func TestTurnIsPulled(t *testing.T) {
 	}
 }
 
-// A client that asks for token ids gets the same as from one engine.
+// A client that requests token ids gets the same ids as from one engine.
 func TestTurnLeavesAskedIDs(t *testing.T) {
 	f := turnFleet(t, nil, nil)
 	for path, body := range map[string]string{

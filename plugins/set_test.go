@@ -467,9 +467,8 @@ func hammerReload(t *testing.T) {
 	if decided.Load() == 0 {
 		t.Error("no decision was made")
 	}
-	// Goroutines that were told to stop end in synctest.Wait. The runtime's
-	// goroutine of finalizers counts while it runs one, and this test cannot
-	// wait for it.
+	// Goroutines with a stop signal end in synctest.Wait. The runtime's goroutine of
+	// finalizers counts while it runs one, and this test cannot wait for it.
 	var after int
 	for range 100_000 {
 		synctest.Wait()

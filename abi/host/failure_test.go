@@ -23,7 +23,7 @@ func TestFailuresPoison(t *testing.T) {
 	body := func(code ...[]byte) func(*assembler) [][]byte {
 		return func(*assembler) [][]byte { return code }
 	}
-	// grow asks for 16 pages and traps when they are refused.
+	// grow requests 16 pages and traps if they are refused.
 	grow := join([]byte{0x03, 0x40}, i32(1), growMemory, i32(-1), notEqual, branchIf, endBlock, unreachable)
 	tests := []struct {
 		name    string

@@ -9,8 +9,7 @@ import (
 // TestMemoryOfAllInstances: the instances of a module share a limit, and the
 // memory of a closed instance is available to the others at once.
 func TestMemoryOfAllInstances(t *testing.T) {
-	// The tick asks for 10 pages and traps when they are refused; delete asks
-	// for none.
+	// The tick requests 10 pages and traps if they are refused; delete requests none.
 	grow := join(i32(10), growMemory, i32(-1), notEqual, []byte{0x04, 0x40, 0x05}, unreachable, endBlock)
 	m := load(t, failing("0_2_1", func(*assembler) [][]byte { return [][]byte{grow} }), LoadOptions{Guarded: true, MemoryPages: 64, TotalMemory: 24 * PageSize})
 	first, second := start(t, m, newWorld()), start(t, m, newWorld())

@@ -38,9 +38,9 @@ func result(f hostFunction) string {
 	return "i"
 }
 
-// parameters says what each parameter is: p and s an address and a size that is
-// read, o and O an address where 4 or 8 bytes are written, b and n an address
-// and a size where n bytes are written. A number N is a valid value.
+// parameters lists the meaning of each parameter: p and s an address and a size that is
+// read, o and O an address where 4 or 8 bytes are written, b and n an address and a size
+// where n bytes are written. A number N is a valid value.
 var parameters = map[string]string{
 	"proxy_log":                          "2ps",
 	"proxy_get_log_level":                "o",

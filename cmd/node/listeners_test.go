@@ -100,8 +100,8 @@ func call(t *testing.T, method, url, body string, lines ...string) (int, string,
 	return resp.StatusCode, string(text), resp.Header
 }
 
-// TestInternalListeners checks what each internal address answers to a read and to a change,
-// if a web page, another user or the operator sends the request.
+// TestInternalListeners checks the answers of each internal address to a read and to a
+// change, if a web page, another user or the operator sends the request.
 func TestInternalListeners(t *testing.T) {
 	const secret = "the-token-of-workers"
 	tokenFile := write(t, secret+"\n")

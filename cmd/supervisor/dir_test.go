@@ -164,7 +164,7 @@ func runStranger(t *testing.T, base string) (stop func()) {
 	}
 	stop = func() {
 		if c.ProcessState == nil {
-			_ = c.Process.Kill() // the process never ends by itself
+			_ = c.Process.Kill() // the process ends only by a signal
 			_ = c.Wait()
 		}
 	}
@@ -209,8 +209,8 @@ func useFleetDir(t *testing.T, cfg *config.Config) bool {
 	return true
 }
 
-// TestRefusedFleetDir: a folder that others can change is refused with an error that says
-// which folder and what to do. A process that does not need the folder works without it.
+// TestRefusedFleetDir: a folder that others can change is refused. The error names the
+// folder and the remedy. A process that does not need the folder works without it.
 func TestRefusedFleetDir(t *testing.T) {
 	base := t.TempDir()
 	if err := os.Chmod(base, 0o777); err != nil {

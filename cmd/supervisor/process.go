@@ -43,8 +43,8 @@ type exited struct{ process *process }
 // each worker gets its share of them: with more threads the workers would only compete.
 const processorsVariable = "GOMAXPROCS"
 
-// startProcess starts the running program as a child with the same output. The child has a
-// process group of its own, so that the signals of a terminal reach it only through the
+// startProcess starts the running program as a child with the same output. The child has
+// a separate process group, so that the signals of a terminal reach it only through the
 // supervisor.
 func startProcess(s *supervisor, role node.Role, slot int) (*process, error) {
 	self, err := os.Executable()

@@ -47,7 +47,7 @@ func ended(t *testing.T, p *process) syscall.Signal {
 }
 
 // TestLateWorker: when a fleet stops, only the worker that does not end is killed. The
-// coordinator is told to end when no worker is left, and has a time limit of its own.
+// coordinator gets the signal when no worker is left, and has a separate time limit.
 func TestLateWorker(t *testing.T) {
 	s := newFleet(t, node.RoleWorker, node.RoleCoordinator)
 	worker, coordinator := s.positions[0].process, s.positions[1].process
@@ -82,7 +82,7 @@ func TestLateWorker(t *testing.T) {
 	}
 }
 
-// TestLateCoordinator: a coordinator that was told to end and does not is killed.
+// TestLateCoordinator: a coordinator that does not end after the signal is killed.
 func TestLateCoordinator(t *testing.T) {
 	s := newFleet(t, node.RoleCoordinator)
 	p := s.positions[0].process

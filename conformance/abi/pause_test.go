@@ -189,7 +189,7 @@ delete: say gone
 	}
 }
 
-// h2Client speaks HTTP/2 without TLS.
+// h2Client uses HTTP/2 without TLS.
 func h2Client() *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)

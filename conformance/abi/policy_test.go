@@ -102,7 +102,7 @@ const rightPlace = `
 	get 2 i32 64 i32.add i32.load8_u i32 1 i32.eq if i32 -1 set 8 end
 	get 9 i64.extend_i32_u get 8 i64.extend_i32_u i64 32 i64.shl i64.or`
 
-// placing is a place policy with a body of its own.
+// placing is a place policy with a separate body.
 func placing(body string) []byte {
 	return policyModule().function("pdproxy_v1_on_place", "ii:I", "iiiiiiiii", body).bytes()
 }
@@ -174,8 +174,8 @@ func (n *node) storm(requests int) {
 	}
 }
 
-// A place policy that decides in time is asked for every request, and no other
-// rule decides, even if it overwrites its whole frame.
+// A place policy that decides in time is called for every request, and no other rule
+// decides, even if it overwrites its whole frame.
 func TestPoliciesThatDecide(t *testing.T) {
 	requests := 150
 	if testing.Short() {

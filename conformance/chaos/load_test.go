@@ -44,7 +44,7 @@ type client struct {
 	p      *proxy
 	h2     bool
 	stream bool
-	fresh  bool // each request has a connection of its own
+	fresh  bool // each request has a separate connection
 	http   *http.Client
 	asks   atomic.Bool // it has an open request
 }

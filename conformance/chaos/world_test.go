@@ -294,7 +294,7 @@ func await(t *testing.T, what string, ok func() bool) {
 
 // holder returns the process of a host that holds a lock, 0 for none.
 func (p *proxy) holder(lock string) int {
-	h, held, _ := p.dir.LockHolder(lock) // not there: nobody has it
+	h, held, _ := p.dir.LockHolder(lock) // no process has the lock
 	if !held || h.State == "retired" {
 		return 0
 	}

@@ -314,8 +314,8 @@ func http3ClientCertificates(t *testing.T, f *front, ours *authority, member, st
 	}
 }
 
-// drain stops the proxy in the middle of a stream: the stream completes, and
-// the process ends by itself.
+// drain stops the proxy in the middle of a stream: the stream completes, and the process
+// ends without a further signal.
 func drain(t *testing.T, f *front, c *h3Client) {
 	want := c.aloneText(t, 100)
 	text, err := c.chat(t.Context(), 100, true, func(n int) {

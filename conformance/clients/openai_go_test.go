@@ -184,8 +184,8 @@ func (c *goCase) chatStream(t *testing.T) {
 	}
 }
 
-// choices asks for two choices. Engines that answer such a request alone do so;
-// sglang's cannot, and the error says that.
+// choices requests two choices. Engines that answer such a request alone do so; sglang's
+// cannot, and the error says that.
 func (c *goCase) choices(t *testing.T) {
 	params := completionParams(8)
 	params.N = openai.Int(2)

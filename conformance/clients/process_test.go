@@ -46,8 +46,8 @@ type process struct {
 	once sync.Once // of terminate
 }
 
-// start runs the built binary until the test ends. Then the process must end by
-// itself, with exit code 0 and without a panic.
+// start runs the built binary until the test ends. Then the process must end without a
+// further signal, with exit code 0 and without a panic.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
 	binary, err := filepath.Abs("../../bin/pdproxy")

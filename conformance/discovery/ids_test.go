@@ -18,7 +18,7 @@ import (
 // noon is a time within id-time.
 var noon = time.Date(2026, 3, 4, 12, 0, 0, 0, time.UTC)
 
-// ids is the store of a coordinator, with a connection of its own.
+// ids is the store of a coordinator, with a separate connection.
 func (s *store) ids(name string) *idstore.Etcd {
 	e := idstore.NewEtcd(etcd.Client([]string{s.URL()}), idstore.Prefix, name)
 	s.t.Cleanup(func() { _ = e.Close(context.WithoutCancel(s.t.Context())) }) // some tests close it earlier

@@ -158,8 +158,8 @@ func (m *mooncake) sendingOf(key moriioKey) *mooncakeSending {
 	return t
 }
 
-// begin records that prefill of a transfer has its blocks. The consumer may
-// have asked for it before.
+// begin records that prefill of a transfer has its blocks. The consumer may have
+// requested it before.
 func (m *mooncake) begin(key moriioKey, request string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

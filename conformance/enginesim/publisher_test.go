@@ -267,7 +267,7 @@ func TestFlushCacheWhileBusy(t *testing.T) {
 	<-answered
 }
 
-// replays asks for the batches from a number on, as a DEALER socket does.
+// replays requests the batches from a number on, as a DEALER socket does.
 func replays(t *testing.T, endpoint string, from uint64) [][][]byte {
 	t.Helper()
 	dealer := dial(t, endpoint, zmtp.Dealer)

@@ -293,9 +293,8 @@ func TestProtocolConfigDefaults(t *testing.T) {
 	}
 }
 
-// TestTRTLLMMetrics: a client that asks for them gets the metrics of the
-// request, in headers or in an event after the stream's end, on the clock that
-// an orchestrator has set.
+// TestTRTLLMMetrics: a client gets the metrics of its request on demand, in headers or in
+// an event after the stream's end, on the clock that an orchestrator has set.
 func TestTRTLLMMetrics(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{PerfMetrics: true}})
 	silent := startEngine(t, Config{Connector: ConnectorTRTLLM})

@@ -74,8 +74,7 @@ func TestPushEqualsDirect(t *testing.T) {
 	}
 }
 
-// Each data-parallel rank of prefill is an engine of its own, with its own id
-// and port.
+// Each data-parallel rank of prefill is a separate engine, with its own id and port.
 func TestPushToARank(t *testing.T) {
 	pd := startPush(t, func(c *Config) { c.Ranks = 3; c.Nixl.EngineID = "e-" + c.Role })
 	for rank := range 3 {

@@ -208,8 +208,8 @@ func plant(t *testing.T, dir, victim string) {
 	}
 }
 
-// wantUnharmed runs a proxy, which may refuse the folder, and asserts that the
-// victim's file is unchanged. It calls meanwhile when the proxy serves.
+// wantUnharmed runs a proxy, which may refuse the folder, and asserts that the victim's
+// file is unchanged. It calls the function meanwhile when the proxy serves.
 func wantUnharmed(t *testing.T, p *proxyProcess, s setup, victim string, meanwhile func()) {
 	t.Helper()
 	p.run(s)

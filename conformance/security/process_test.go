@@ -266,7 +266,8 @@ func (p *proxyProcess) growth(attack func()) int64 {
 	return most - before
 }
 
-// wantGrowth asserts that an attack costs the process no more than so many MiB.
+// wantGrowth asserts that an attack costs the process no more than the given number of
+// MiB.
 func (p *proxyProcess) wantGrowth(what string, mebibytes int64, attack func()) {
 	p.t.Helper()
 	if got := p.growth(attack); got > mebibytes<<20 {

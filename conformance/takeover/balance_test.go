@@ -78,7 +78,7 @@ func (w *world) perWorker(name string) []int {
 	return list
 }
 
-// visitor is a client with a connection of its own.
+// visitor is a client with a separate connection.
 type visitor struct {
 	http.Client
 	base string

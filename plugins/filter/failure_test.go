@@ -19,8 +19,8 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
-// TestTrapInEveryCallback runs each callback as one section of a shared script. A
-// trap in create needs a guest of its own, because no section is chosen by then.
+// TestTrapInEveryCallback runs each callback as one section of a shared script. A trap in
+// create needs a separate guest, because no section is chosen by then.
 func TestTrapInEveryCallback(t *testing.T) {
 	callbacks := []string{
 		"request_headers", "request_body", "request_trailers",

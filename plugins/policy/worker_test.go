@@ -100,9 +100,9 @@ func TestRequestLeaves(t *testing.T) {
 	}
 }
 
-// TestLateStart: a request that had to wait for its VM leaves a guest that has
-// used little of its own time. The guest's call continues, does not count as a
-// failure, and the VM serves again.
+// TestLateStart: a request that had to wait for its VM abandons a guest that has used
+// little of its time. The guest's call continues, does not count as a failure, and the VM
+// serves again.
 func TestLateStart(t *testing.T) {
 	g := newGated()
 	v := loadGated(t, g, time.Hour)

@@ -68,8 +68,8 @@ func checkFailure(t *testing.T, cfg Config, err error) {
 	}
 }
 
-// checkLines compares the scanner with the parser: every key of tree has a
-// line of its own, and that line is inside the text.
+// checkLines compares the scanner with the parser: every key of tree has a separate line,
+// and that line is inside the text.
 func checkLines(t *testing.T, text string, tree map[string]any) {
 	t.Helper()
 	index := scanLines(text)

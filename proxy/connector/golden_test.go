@@ -19,7 +19,7 @@ import (
 // not set are not tested. Bodies are strings, so that white space and escapes in them
 // are exact.
 type golden struct {
-	About        string       // what the case shows
+	About        string       // the rule that the case shows
 	API          string       // the client's path
 	Request      string       // the client's body
 	Trust        bool         // server.trust_pd_fields
@@ -37,7 +37,7 @@ type golden struct {
 	Aggregated    *goldenLeg    // the one leg of an aggregated request
 	PrefillLeg    *goldenLeg    `json:"prefill_leg"`
 	PrefillAnswer *string       `json:"prefill_answer"` // fixed
-	Handoff       *goldenHand   // what the answer means
+	Handoff       *goldenHand   // the meaning of the answer
 	DecodeLeg     *goldenLeg    `json:"decode_leg"`
 	Cleanups      []goldenClean // the clean-up calls, by how far the attempt had come
 
@@ -300,7 +300,7 @@ func (g *golden) checkLeg(t *testing.T, what string, leg Leg, err error, want *g
 	}
 }
 
-// checkHandoff reports whether the attempt goes on.
+// checkHandoff reports whether the attempt continues.
 func (g *golden) checkHandoff(t *testing.T, got Handoff, err error) bool {
 	t.Helper()
 	want := g.Handoff

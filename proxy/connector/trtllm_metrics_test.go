@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// workerEvent is what a worker sends after a stream (build_metrics_sse_event).
+// workerEvent is the event that a worker sends after a stream (build_metrics_sse_event).
 const workerEvent = "event: trtllm.perf_metrics\ndata: " +
 	`{"Server-Timing":"server_queue;dur=1.250000, server_ttft;dur=8.500000, server_e2e;dur=24.000000, server_kv_transfer;dur=0.5","X-TRTLLM-Start-End-Time":"server-start;ts=12345.123456789, server-end;ts=12345.147456789","X-TRTLLM-Step-Metrics":"server-step-0-forward;dur=2.1","X-TRTLLM-Ctx-Chunk-Metrics":"server-ctx-chunk-0-forward;dur=4.2"}` + "\n\n"
 
@@ -85,7 +85,7 @@ func TestTiming(t *testing.T) {
 	}
 }
 
-// TestTimingIsAsked: every leg asks for timing if the operator wants it.
+// TestTimingIsAsked: every leg requests timing if it is configured.
 func TestTimingIsAsked(t *testing.T) {
 	for _, on := range []bool{false, true} {
 		a := pair(t, "/v1/completions", `{"model":"m","prompt":"x"}`)

@@ -22,8 +22,8 @@ func offered(p *coordinator.Placement) string {
 	return s
 }
 
-// TestOffered: an unfit target is no candidate for a phase while the phase has a
-// fitter target. Each phase is judged by itself.
+// TestOffered: an unfit target is no candidate for a phase while the phase has a fitter
+// target. Each phase is judged separately.
 func TestOffered(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -137,8 +137,8 @@ func TestTrial(t *testing.T) {
 	})
 }
 
-// TestTrialTaken: a policy decides on a table in which the trial is free. Meanwhile
-// another request takes the trial.
+// TestTrialTaken: a policy decides on a table in which the trial is free. In the meantime
+// another request becomes the trial.
 func TestTrialTaken(t *testing.T) {
 	for _, tt := range []struct {
 		name, taken, prefill, decode string

@@ -620,8 +620,7 @@ func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 	}
 }
 
-// The pair table and the pair states of the rows are filled only if a policy asks for
-// them.
+// The pair table and the pair states of the rows are filled only if a policy needs them.
 func TestPairsOnRequest(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "e decode")
 	target := func(name string) engine.Target { return w.Target(t, name, 0) }

@@ -25,8 +25,8 @@ const (
 )
 
 // Mirror is a Registry without probes: its instances are those that another process's
-// registry exports. While nothing is imported it stays unchanged, so that requests can
-// go on with the last known state. An instance that is no longer exported drains, by
+// registry exports. Without an import the mirror stays unchanged, so that requests can
+// continue with the last known state. An instance that is no longer exported drains, by
 // its loads here, and leaves.
 //
 // The loads held here are this process's own. They are subtracted from the imported

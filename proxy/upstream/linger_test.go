@@ -13,8 +13,8 @@ import (
 
 const lingerFor = 2 * time.Second
 
-// lingers lists calls that are cancelled one second after they began, and what the
-// engine does then.
+// lingers lists calls that are cancelled one second after they began, and the engine's
+// reaction.
 var lingers = []struct {
 	name    string
 	serve   func(c *duplex)
@@ -193,8 +193,8 @@ func TestLingerIsAsked(t *testing.T) {
 	}
 }
 
-// A request that is no longer wanted when it gets a connection never reaches the
-// engine, and the connection is free for the next call.
+// A request that is no longer needed when it gets a connection never reaches the engine,
+// and the connection is free for the next call.
 func TestUnwanted(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		var seen atomic.Int32

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// stale lists what an engine does with the second request of a connection, and whether
-// the call may be repeated on another connection.
+// stale lists the ways in which an engine handles the second request of a connection, and
+// whether the call may be repeated on another connection.
 var stale = []struct {
 	name    string
 	serve   func(c *duplex)

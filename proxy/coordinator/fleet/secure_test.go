@@ -246,8 +246,8 @@ func TestNothingIsReadOnTheWay(t *testing.T) {
 	}
 }
 
-// TestRelayCannotPass: a relay that speaks TLS with both sides and forwards their
-// messages cannot connect a worker. The coordinator sends it only a nonce.
+// TestRelayCannotPass: a relay that uses TLS with both sides and forwards their messages
+// cannot connect a worker. The coordinator sends it only a nonce.
 func TestRelayCannotPass(t *testing.T) {
 	r := newHost(t, testToken)
 	certs, err := access.NewCredentials(access.Options{})

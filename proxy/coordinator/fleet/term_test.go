@@ -195,7 +195,7 @@ func TestSplit(t *testing.T) {
 	for client.Connected() {
 		placetest.Pause(t)
 	}
-	if _, err := w.Place(t.Context(), placetest.NewAsk()); err != nil { // the worker places by itself
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); err != nil { // the worker's fallback places the request
 		t.Error(err)
 	}
 	err := Follow(t.Context(), FollowOptions{Dial: client.o.Dial, Epoch: 6}, func(context.Context, func(context.Context, []byte) ([]byte, error)) {

@@ -24,7 +24,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
-// In these benchmarks the coordinator is a process of its own: this test binary, started
+// In these benchmarks the coordinator is a separate process: this test binary, started
 // again. Workers reach it by a Unix socket ("wire") or TCP ("tcp"). CPU figures are for
 // both processes.
 

@@ -59,7 +59,7 @@ func TestConnectionLost(t *testing.T) {
 			}
 			w.pipes.fall(true)
 			lose(w)
-			later(2 * link.Linger) // nobody reads all the time
+			later(2 * link.Linger) // the peer does not read continuously
 			w.holds(t, 0)
 			if p.Requests() != 0 || d.Requests() != 0 || w.LiveIDs() != 0 {
 				t.Errorf("%d and %d requests and %d ids remain", p.Requests(), d.Requests(), w.LiveIDs())
@@ -360,7 +360,7 @@ func TestGarbageFromAWorker(t *testing.T) {
 			p := w.Must(t, placetest.NewAsk())
 			w.pipes.fall(true)
 			send(w.client.session.Load())
-			later(2 * link.Linger) // nobody reads all the time
+			later(2 * link.Linger) // the peer does not read continuously
 			w.holds(t, 0)
 			if n := len(w.server.Workers()); n != 0 {
 				t.Errorf("%d workers", n)
@@ -416,8 +416,8 @@ func TestTopics(t *testing.T) {
 		expect("to one who comes later", &heard, "1 c", "2 d")
 		expect("workers", &came, "1 3 here true", "1 3 here false", "2 3 here true")
 	})
-	// A worker that cannot read a value disconnects and places by itself. It connects
-	// again until it can read the value.
+	// A worker that cannot read a value disconnects and places requests with its
+	// fallback. It connects again until it can read the value.
 	var strange atomic.Bool
 	bubble(t, "not understood", func(_ *ServerOptions, co *ClientOptions) {
 		co.OnTopic = func(Topic, []byte) error {

@@ -177,7 +177,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	}
 }
 
-// TestKeeperRuns: after a grant a keeper reserves new blocks by itself.
+// TestKeeperRuns: after a grant a keeper reserves new blocks without a call of Tend.
 func TestKeeperRuns(t *testing.T) {
 	k := NewKeeper(NewFile(privatedirtest.Open(t), lines), time.Millisecond, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())

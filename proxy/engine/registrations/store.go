@@ -4,8 +4,8 @@
 //
 // In a directory one process at a time accepts registrations of a kind: the one that
 // holds the lock of the kind. It writes the file every second, and a last time when it
-// releases the lock. Other processes read the file meanwhile, and expire nothing: an
-// entry that has ended in the file may have been renewed since. The process that gets
+// releases the lock. In the meantime other processes read the file, and expire nothing:
+// an entry that has ended in the file may have been renewed since. The process that gets
 // the lock continues from the last file, and each entry ends when it would have ended
 // there.
 package registrations

@@ -8,7 +8,7 @@ import (
 )
 
 // Width is the id-time of a reserved block and of a granted range: 614 million ids of
-// each line. A worker asks for the next range when half is left; this half lasts for 8
+// each line. A worker requests the next range when half is left; this half lasts for 8
 // hours at 10,000 ids a second. A process that dies loses the unused rest of its range.
 // So a larger width would be worse: already with this width, a process that starts every
 // five seconds would use up all id-time until 2042 in 47 days.

@@ -55,8 +55,8 @@ func (r *recent) read(now time.Time) (tokens, requests, work float64) {
 		fresh * math.Float64frombits(r.work.Load())
 }
 
-// Placed notes that a request was placed on the target, with so many prompt tokens to
-// compute.
+// Placed notes that a request was placed on the target, and the number of prompt tokens
+// to compute.
 func (c *Counter) Placed(uncached int64, now time.Time) { c.recent.add(uncached, now) }
 
 // Recent is the uncached prompt tokens, and the requests, that were placed on the
