@@ -39,7 +39,7 @@ func servingNode(t *testing.T, change func(*config.Config)) *node.Node {
 			t.Error(err)
 		}
 		if left, _ := filepath.Glob(filepath.Join(dir, "pdproxy", "*.token")); len(left) > 0 {
-			t.Errorf("left are %q", left)
+			t.Errorf("remaining files %q", left)
 		}
 	})
 	return n
@@ -65,7 +65,7 @@ func TestCommandsFindTheToken(t *testing.T) {
 	flags := adminFlags{address: "localhost:" + port}
 	target, err := flags.target()
 	if err != nil || target.base.Host != address || target.token != n.AdminToken() {
-		t.Errorf("the token goes to %+v, %v", target, err)
+		t.Errorf("the token is for %+v, error %v", target, err)
 	}
 	given := write(t, "given\n")
 	t.Setenv(adminTokenVariable, given)

@@ -61,7 +61,7 @@ func checkSource(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 		if formatted, err := format.Source(source); err != nil || !bytes.Equal(formatted, source) {
-			t.Errorf("%s is not as gofmt writes it: %v", name, err)
+			t.Errorf("%s is not formatted by gofmt: %v", name, err)
 		}
 	}
 }
@@ -204,7 +204,7 @@ func TestPluginUsage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, stderr := must(t, tt.code, append([]string{"plugin"}, tt.args...)...)
 			if !strings.Contains(stderr, tt.stderr) {
-				t.Errorf("stderr %q, want %q in it", stderr, tt.stderr)
+				t.Errorf("stderr %q, want the text %q", stderr, tt.stderr)
 			}
 		})
 	}

@@ -202,8 +202,8 @@ func (f fleetView) drain(w http.ResponseWriter, r *http.Request) {
 	f.done(w, map[string]any{"status": "draining"}, len(answers), silent)
 }
 
-// done answers with the number of workers that have followed the order. If some gave no
-// answer the status is 504.
+// done answers with the number of workers that have executed the command. If a worker
+// gave no answer, the status is 504.
 func (f fleetView) done(w http.ResponseWriter, body map[string]any, workers, silent int) {
 	status := 200
 	if f.o.Workers != nil {

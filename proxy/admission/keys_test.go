@@ -72,7 +72,7 @@ func TestKeysName(t *testing.T) {
 	}
 	for _, wrong := range []string{"", "key-", "key-50", "key-1 ", "KEY-1"} {
 		if name, ok := k.name(wrong); ok || name != "" {
-			t.Errorf("%q is taken for the key of %q", wrong, name)
+			t.Errorf("key %q is accepted as the key of %q", wrong, name)
 		}
 	}
 }
