@@ -71,7 +71,7 @@ func (a *app) simCommand() *cobra.Command {
 	return c
 }
 
-// sim runs the engine until a signal, or until a fault of its own ends it.
+// sim runs the engine until a signal arrives, or until an injected fault ends the engine.
 func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 	cfg.Log = log
 	e, err := enginesim.New(cfg)

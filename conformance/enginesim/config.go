@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Connectors that an engine can speak.
+// Connectors that an engine can use.
 const (
 	// ConnectorVLLMNixl is the NixlConnector in its pull mode,
 	// ConnectorVLLMNixlPush in push mode.
@@ -66,9 +66,8 @@ type Config struct {
 	// OnPrompt is called with the text of each prompt that the engine begins to
 	// serve, by several goroutines at once; default none.
 	OnPrompt func(prompt string)
-	// Lease is how long finished prefill's blocks wait for a transfer that has
-	// not begun; default 30 s, for trtllm 60 s, for vllm-mooncake
-	// 480 s.
+	// Lease is the time for which the blocks of a finished prefill wait for a transfer to
+	// begin; default 30 s, for trtllm 60 s, for vllm-mooncake 480 s.
 	Lease time.Duration
 	// HandshakeTimeout is how long vLLM's decode waits for a prefill engine's side
 	// channel that does not answer or does not exist; default 5 s, as there.
@@ -100,7 +99,7 @@ type Config struct {
 	// Seed drives every random choice of the engine except its engine id;
 	// default 1.
 	Seed uint64
-	// KVEvents says how the changes of the prefix cache are published.
+	// KVEvents configures the publication of changes of the prefix cache.
 	KVEvents KVEventsConfig
 	// Etcd is the etcd in which the engine registers, "http://HOST:PORT". A
 	// trtllm worker registers as trtllm-serve does, any other engine as a
@@ -127,7 +126,7 @@ type Config struct {
 	P2PNCCL  P2PNCCLConfig
 	P2PTier  P2PTierConfig
 	TRTLLM   TRTLLMConfig
-	// Log receives what the real engine would log; default discards.
+	// Log receives the log lines that the real engine would write; default discards.
 	Log *slog.Logger
 }
 

@@ -248,9 +248,8 @@ func (m *moriio) session(ctx context.Context, peer moriioPeer, rank int) (moriio
 	return s, nil
 }
 
-// transfer does an RDMA operation on a rank of a peer. If the engine has
-// restarted, it makes a new session, but not for blocks of an engine that is
-// gone.
+// transfer does an RDMA operation on a rank of a peer. If the engine has restarted, it
+// makes a new session, but not for blocks of an engine process that has ended.
 func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank int, gone <-chan struct{}, op sideMessage) (sideMessage, error) {
 	for first := true; ; first = false {
 		s, err := m.session(ctx, peer, rank)

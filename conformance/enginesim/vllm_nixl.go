@@ -37,7 +37,7 @@ type nixlLeg struct {
 	// tpSize and ppSize are prefill's sizes according to the request; 0 and 1
 	// when it has none.
 	tpSize, ppSize int
-	// missing says that one of the remote_* keys is absent or null.
+	// missing: one of the remote_* keys is absent or null.
 	missing bool
 	tokens  int         // remote_num_tokens
 	until   float64     // remote_blocks_expiry_time; 0: absent
@@ -169,14 +169,13 @@ var errEngineCore = &apiError{
 	Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.",
 }
 
-// loadRemote gets the prompt's KV from the prefill engine. It excludes the last
-// token's KV, which decode computes again to sample from it. It returns with
-// the sequence's blocks reserved and no slot held. If the client leaves before
-// the blocks are reserved, the prefill engine is told that they will not be
-// read. A read that has begun always completes. Parameters that no prefill
-// engine sends end the engine, as in vLLM 0.32: parameters without blocks at
-// once; parameters without one of the remote_* keys when the request, which
-// hangs, is aborted.
+// loadRemote gets the prompt's KV from the prefill engine. It excludes the last token's
+// KV, which decode computes again to sample from it. It returns with the sequence's
+// blocks reserved and no slot held. If the client leaves before the blocks are reserved,
+// decode informs the prefill engine that it will not read them. A read that has begun
+// always completes. Parameters that no prefill engine sends end the engine, as in vLLM
+// 0.32. Parameters without blocks end it at once. With parameters that lack a remote_*
+// key the request hangs, and its abort ends the engine.
 func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	if len(leg.blocks) == 0 {
 		v.e.crash("assertion num_external_tokens == 0")

@@ -2,8 +2,8 @@ package enginesim
 
 import "fmt"
 
-// Generations of the NixlConnector's kv_transfer_params in its pull mode, by
-// what is new in each.
+// Generations of the NixlConnector's kv_transfer_params in pull mode. Each has the name
+// of its new part.
 const (
 	// NixlWireFlat, since 2025-06 (vLLM pull request 19413): one flat list of
 	// blocks, tp_size. Requests have the id that the proxy gave them, and
@@ -27,7 +27,7 @@ const (
 	NixlWireSizes
 )
 
-// wire is the generation that the engine speaks.
+// wire returns the generation that the engine uses.
 func (v *vllm) wire() int { return v.e.cfg.Nixl.Wire }
 
 // heldParams returns the kv_transfer_params of an answer whose engine holds

@@ -254,7 +254,7 @@ func TestForgedParamsKill(t *testing.T) {
 			}
 			a, err := try(ctx, e.URL()+routeCompletions, completion("x", tt.body))
 			if a.status != tt.status || (err != nil) != (tt.status == 0) {
-				t.Errorf("%d %s %v", a.status, a.body, err)
+				t.Errorf("try = %d, %s, %v", a.status, a.body, err)
 			}
 			<-e.Died()
 		})

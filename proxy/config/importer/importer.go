@@ -32,8 +32,8 @@ type File struct {
 type Result struct {
 	// TOML is the text of a config.toml; config.Parse takes it.
 	TOML string `json:"toml"`
-	// Warnings are what the operator should check before using the text: pitfalls of
-	// the other router, and differences. In the order of the input's lines.
+	// Warnings list what the operator should check before using the text: pitfalls of the
+	// other router, and differences. They are in the order of the input's lines.
 	Warnings []Finding `json:"warnings"`
 }
 
