@@ -120,6 +120,18 @@ bench: build ## CPU per request and per event against peers, as ratios
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
 	conformance/real/run.sh
 
+.PHONY: test-flags
+test-flags: ## the commands of pdproxy quickstart against vLLM's own argument parser (Python index needed, not in CI)
+	conformance/real/flags.sh
+
+.PHONY: test-quickstart
+test-quickstart: ## the quickstarts vllm-nixl and vllm-nixl-push as printed, with real vLLM engines on the CPU (not in CI)
+	conformance/real/quickstart.sh
+
+.PHONY: quickstart
+quickstart: ## docs/quickstart from the table in the package quickstart
+	$(GO) test ./quickstart -run=TestPages -update
+
 .PHONY: test-kubernetes
 test-kubernetes: ## discovery against a real kube-apiserver (root needed, not in CI)
 	conformance/kubernetes/run.sh

@@ -241,7 +241,7 @@ func TestEdits(t *testing.T) {
 func TestHookNames(t *testing.T) {
 	for h := HookPlan; h <= HookFinish; h++ {
 		if got, ok := ParseHook(h.String()); got != h || !ok || h.Export() != "pdproxy_v1_on_"+h.String() {
-			t.Errorf("%d: %v %v %s", h, got, ok, h.Export())
+			t.Errorf("%d: ParseHook(h.String()) = %v, %v, %s", h, got, ok, h.Export())
 		}
 	}
 	for _, s := range []string{"", "none", "Plan"} {

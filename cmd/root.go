@@ -69,7 +69,7 @@ func (a *app) root() *cobra.Command {
 	flags.BoolVar(&a.json, "json", false, "print results as JSON")
 	flags.StringVar(&a.logLevel, "log-level", "info", "debug, info, warn or error")
 	flags.StringVar(&a.logFormat, "log-format", "text", "text or json")
-	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.adminTokenCommand(), a.importCommand(), a.pluginCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.adminTokenCommand(), a.importCommand(), a.quickstartCommand(), a.pluginCommand(), a.versionCommand())
 	return root
 }
 

@@ -70,7 +70,7 @@ func linkedModules(t *testing.T) []*linked {
 		c.Stderr = &stderr
 		out, err := c.Output()
 		if err != nil {
-			t.Fatalf("%v: %s", err, stderr.String())
+			t.Fatalf("c.Output() = %v, %s", err, stderr.String())
 		}
 		for line := range strings.Lines(string(out)) {
 			part := strings.Split(strings.TrimSpace(line), "|")

@@ -42,7 +42,7 @@ func choices(t *testing.T, a answer) map[int]string {
 			}
 		}
 		if err := json.Unmarshal([]byte(data), &o); err != nil {
-			t.Fatalf("%v: %s", err, data)
+			t.Fatalf("json.Unmarshal([]byte(data), &o) = %v, %s", err, data)
 		}
 		for _, c := range o.Choices {
 			texts[c.Index] += c.Text
@@ -98,7 +98,7 @@ func nativeTexts(t *testing.T, a answer) string {
 	t.Helper()
 	var list []struct{ Text string }
 	if err := json.Unmarshal([]byte(a.body), &list); err != nil {
-		t.Fatalf("%v: %s", err, a.body)
+		t.Fatalf("json.Unmarshal([]byte(a.body), &list) = %v, %s", err, a.body)
 	}
 	return fmt.Sprint(list)
 }

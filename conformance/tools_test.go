@@ -54,7 +54,7 @@ func TestForcedToolCalls(t *testing.T) {
 				}
 				for _, e := range append(f.prefill, f.decode...) {
 					if s := e.State(); s.Errors != 0 || s.LeasesExpired != 0 {
-						t.Errorf("%+v", s)
+						t.Errorf("e.State() = %+v", s)
 					}
 				}
 			})
@@ -78,7 +78,7 @@ func TestForcedToolCallsOfPairs(t *testing.T) {
 					t.Errorf("status %d: %s", a.status, a.body)
 				}
 				if s := f.prefill[0].State(); s.Errors != 0 || (s.Requests == 0) != refused {
-					t.Errorf("%+v", s)
+					t.Errorf("f.prefill[0].State() = %+v", s)
 				}
 			})
 		}

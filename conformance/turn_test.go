@@ -88,7 +88,7 @@ func idsOf(t *testing.T, a answer) []int {
 		}
 	}
 	if err := json.Unmarshal([]byte(a.body), &v); err != nil || len(v.Choices) == 0 {
-		t.Fatalf("%v: %s", err, a.body)
+		t.Fatalf("json.Unmarshal([]byte(a.body), &v) = %v, %s", err, a.body)
 	}
 	return v.Choices[0].IDs
 }

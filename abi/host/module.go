@@ -160,7 +160,7 @@ const marker = "proxy_abi_version_"
 // hookPrefix begins every hook's name.
 const higressVersion = "0.2.100"
 
-// hookPrefix is what every hook's name begins with.
+// hookPrefix is the prefix of the name of every hook.
 const hookPrefix = "pdproxy_v1_on_"
 
 // readExports finds the marker, the callbacks and the hooks and checks their

@@ -46,7 +46,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	wg.Go(func() { n.keepToken(background) })
 	err := n.serveFront(ctx)
 	stopWarming()
-	stopLeading() // also frees what the workers left on engines
+	stopLeading() // stopLeading also frees the resources that the workers left on engines
 	n.server.Wait()
 	stop()
 	wg.Wait()

@@ -87,8 +87,8 @@ func (n *socketName) claim() error {
 // removeSocket removes the socket of this coordinator, which has been closed.
 func (n *socketName) removeSocket() { _ = n.dir.Remove(n.own) } // if this fails, the next coordinator removes it
 
-// lost reports whether the name leads to another coordinator, and that one has ended. The
-// other coordinator was a successor that failed.
+// lost reports whether the name points to another coordinator that has ended. That
+// coordinator was a successor that failed.
 func (n *socketName) lost() bool {
 	to, err := n.dir.Readlink(n.name)
 	return (err != nil || to != n.own) && n.refusesConnections(n.name)

@@ -71,7 +71,7 @@ func TestSocketsOfTheDead(t *testing.T) {
 	beside(t, dir)
 	for file, want := range map[string]bool{left.own: false, alive.own: true, foreign: true} {
 		if _, err := os.Lstat(dir.Path(file)); (err == nil) != want {
-			t.Errorf("%s: %v", file, err)
+			t.Errorf("%s: os.Lstat(dir.Path(file)) = %v", file, err)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -31,6 +32,9 @@ func TestMain(m *testing.M) {
 		exchangeForEver(base)
 		return
 	}
+	// Under nohup this process ignores SIGHUP, and its children would inherit that. A signal
+	// with a handler has its default action in children.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	os.Exit(m.Run())
 }
 

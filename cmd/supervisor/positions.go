@@ -78,15 +78,16 @@ func (s *supervisor) checkProcesses() {
 	}
 }
 
-// lockReadable reports whether the lock file, whose reading returned err, says how the
-// process is. A child that has just started may not have created the file yet.
+// lockReadable reports whether the lock file shows the state of the process. err is the
+// error from reading the file. A child that has just started may not have created the
+// file yet.
 func (p *process) lockReadable(err error) bool {
 	return err == nil || p.cmd != nil && p.heartbeat == 0 && errors.Is(err, fs.ErrNotExist)
 }
 
-// tolerate lets a process live whose lock file cannot be read or written, because the
-// fault may not be the process's. A child has ended when the system says so, and an adopted
-// process when there is no process with its number.
+// tolerate keeps a process whose lock file cannot be read or written, because the process
+// may be healthy. A child has ended when the system reports its end. An adopted process
+// has ended when there is no process with its number.
 func (s *supervisor) tolerate(p *process, err error, now time.Time) {
 	if p.cmd == nil && errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) {
 		p.ended = true

@@ -23,9 +23,9 @@ type process struct {
 	slot       int
 	pid        int
 	cmd        *exec.Cmd // nil: the process was adopted, it is another supervisor's child
-	parentPipe *os.File  // nil: the process goes on without this supervisor
+	parentPipe *os.File  // nil: the process continues without this supervisor
 	since      time.Time // of the start, or of the adoption
-	deadline   time.Time // by which the process must have ended; zero: it may run on
+	deadline   time.Time // time by which the process must have ended; zero: no limit
 	ended      bool      // an adopted process has ended
 	killed     bool
 
@@ -36,7 +36,7 @@ type process struct {
 	tolerated   bool // the lock file cannot be read or written, which has been logged
 }
 
-// exited says that a child has ended.
+// exited reports the end of a child.
 type exited struct{ process *process }
 
 // processorsVariable sets how many processors Go uses at once. Unless it is set already,
@@ -92,8 +92,8 @@ func startProcess(s *supervisor, role node.Role, slot int) (*process, error) {
 	return p, nil
 }
 
-// detach lets the process go on when the supervisor ends. The process may have ended
-// already.
+// detach permits the process to continue after the end of the supervisor. The process may
+// have ended already.
 func (p *process) detach(log *slog.Logger) {
 	if p.parentPipe == nil {
 		return

@@ -28,8 +28,8 @@ const (
 )
 
 // supervisor starts the processes of a fleet and keeps them running. It serves no
-// requests. When it dies the processes go on, and the next supervisor adopts them. All
-// methods but runInLoop are called from run's goroutine alone.
+// requests. When the supervisor dies, the processes continue, and the next supervisor
+// adopts them. All methods but runInLoop are called from run's goroutine alone.
 type supervisor struct {
 	options   Options
 	log       *slog.Logger
@@ -194,7 +194,7 @@ func (s *supervisor) stop(why error) {
 	}
 	s.stopping = true
 	if s.takingOver {
-		s.takeover.abandon() // the predecessor goes on
+		s.takeover.abandon() // the predecessor continues to serve
 	}
 	s.eachProcess(func(p *process) {
 		if p.role == node.RoleWorker {
@@ -277,7 +277,7 @@ func (s *supervisor) matchesPredecessor() bool {
 	return true
 }
 
-// detachAll lets all processes go on without the supervisor.
+// detachAll permits all processes to continue without the supervisor.
 func (s *supervisor) detachAll() {
 	s.eachProcess(func(p *process) { p.detach(s.log) })
 }

@@ -75,7 +75,8 @@ func (t *takeoverControl) sockets() []takeover.Socket {
 // PredecessorReady implements node.Takeover.
 func (t *takeoverControl) PredecessorReady() bool { return t.taken != nil && t.taken.Offer.Ready }
 
-// abandon lets the predecessor go on, unless it has been told to stop accepting.
+// abandon lets the predecessor continue, unless the predecessor was already told to stop
+// accepting.
 func (t *takeoverControl) abandon() {
 	if t.taken != nil {
 		_ = t.taken.Close() // may be closed already
@@ -89,7 +90,7 @@ func (t *takeoverControl) close() {
 }
 
 // Run implements node.Takeover. It also returns nil when the process serves but no
-// successor can take over from it; the log says why.
+// successor can take over from it; the log has the reason.
 func (t *takeoverControl) Run(ctx context.Context, offer func() (takeover.Offer, error), stopAccepting func()) error {
 	if t.taken != nil {
 		err := t.taken.Ready()

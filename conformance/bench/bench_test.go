@@ -243,7 +243,7 @@ func TestChunkedBodyNeedsItsEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := io.ReadAll(r); string(got) != "ab" || (err == nil) != tt.ok {
-			t.Errorf("%q: %q, %v", tt.wire, got, err)
+			t.Errorf("%q: io.ReadAll(r) = %q, %v", tt.wire, got, err)
 		}
 	}
 }
@@ -395,7 +395,7 @@ func TestConfigurations(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := config.Parse(text); err != nil {
-			t.Errorf("%s: %v", kind, err)
+			t.Errorf("%s: config.Parse(text) = %v, want nil", kind, err)
 		}
 	}
 	path, err := p.nginxConfig("127.0.0.1:18080", "127.0.0.1:18100")
@@ -404,6 +404,6 @@ func TestConfigurations(t *testing.T) {
 	}
 	text, err := os.ReadFile(path)
 	if err != nil || bytes.Contains(text, []byte("{{")) || !bytes.Contains(text, []byte("listen 127.0.0.1:18080 ")) {
-		t.Errorf("%v: %s", err, text)
+		t.Errorf("os.ReadFile(path) = %v, %s", err, text)
 	}
 }

@@ -98,7 +98,7 @@ func (b *browser) call(t *testing.T, method string, params, result any) {
 		t.Fatal(err)
 	}
 	if _, err := b.in.Write(append(text, 0)); err != nil {
-		t.Fatalf("%s: %v", method, err)
+		t.Fatalf("%s: b.in.Write(append(text, 0)) = %v, want nil", method, err)
 	}
 	for {
 		m := b.read(t, method)
@@ -110,7 +110,7 @@ func (b *browser) call(t *testing.T, method string, params, result any) {
 		}
 		if result != nil {
 			if err := json.Unmarshal(m.Result, result); err != nil {
-				t.Fatalf("%s: %v", method, err)
+				t.Fatalf("%s: json.Unmarshal(m.Result, result) = %v, want nil", method, err)
 			}
 		}
 		return

@@ -28,7 +28,7 @@ func TestProfile(t *testing.T) {
 	}
 	for pkg, want := range map[string]tally{"example.com/m/a": {4, 4}, "example.com/m/a/b": {4, 4}, "example.com/m/c": {5, 0}, "example.com/m": {}} {
 		if got := p.tally(pkg); got != want {
-			t.Errorf("%s: %+v", pkg, got)
+			t.Errorf("%s: p.tally(pkg) = %+v, want %+v", pkg, got, want)
 		}
 	}
 	if got := (tally{3, 2}).String(); got != "66.7 %" {

@@ -258,9 +258,8 @@ func (m *mooncake) expect(request string, waits bool) {
 	}
 }
 
-// pull asks a producer to write into blocks and waits until it has. A ZMQ
-// socket keeps trying to reach the producer, and does not learn of the
-// producer's end.
+// pull requests a producer to write into blocks and waits until the producer has written.
+// A ZMQ socket continues to dial the producer and does not report the producer's end.
 func (m *mooncake) pull(ctx context.Context, r *rank, leg *mooncakeLeg, request string, blocks []blockID) error {
 	addr, err := m.worker(ctx, leg)
 	if err != nil {

@@ -182,7 +182,7 @@ func TestRefusedLegReleases(t *testing.T) {
 			}
 			eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
 			if s := pd.p.State(); s.LeasesExpired > 0 {
-				t.Errorf("%+v", s)
+				t.Errorf("pd.p.State() = %+v", s)
 			}
 		})
 	}

@@ -182,8 +182,11 @@ func (m *p2pNCCL) put(s *sequence, id, peer string) error {
 	limit, cancel := context.WithTimeout(m.e.ctx, m.limit())
 	defer cancel()
 	host, port := s.rank.side.hostPort()
-	m.peers.send(limit, peer, packMap("cmd", "NEW", "unique_id", []byte(net.JoinHostPort(host, fmt.Sprint(port)))))
-	m.peers.send(limit, peer, packMap("cmd", "PUT", "tensor_id", id+"#layer", "shape", []int{len(ids), m.e.cfg.BlockSize}, "dtype", "bfloat16"))
+	// Both messages use one connection. The real engine dies when its consumer
+	// restarts between them, and no proxy can prevent that.
+	m.peers.send(limit, peer,
+		packMap("cmd", "NEW", "unique_id", []byte(net.JoinHostPort(host, fmt.Sprint(port)))),
+		packMap("cmd", "PUT", "tensor_id", id+"#layer", "shape", []int{len(ids), m.e.cfg.BlockSize}, "dtype", "bfloat16"))
 	select {
 	case <-t.fetched:
 		return nil

@@ -365,7 +365,7 @@ func TestSGLangRestart(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{SGLang: quickSGLang()})
 	pa, da := both(t, routeCompletions, p, d, completion("before", bootstrap(p, 1, "r-1")))
 	if pa.status != http.StatusOK || da.status != http.StatusOK {
-		t.Fatalf("%d %s, %d %s", pa.status, pa.body, da.status, da.body)
+		t.Fatalf("both = %d, %s, %d, %s", pa.status, pa.body, da.status, da.body)
 	}
 	port := p.BootstrapPort()
 	p.Kill()
@@ -379,7 +379,7 @@ func TestSGLangRestart(t *testing.T) {
 	p = startEngine(t, Config{Connector: ConnectorSGLang, Role: RolePrefill, BootstrapPort: port})
 	pa, da = both(t, routeCompletions, p, d, completion("after", bootstrap(p, 2, "r-2")))
 	if pa.status != http.StatusOK || da.status != http.StatusOK {
-		t.Errorf("%d %s, %d %s", pa.status, pa.body, da.status, da.body)
+		t.Errorf("both = %d, %s, %d, %s", pa.status, pa.body, da.status, da.body)
 	}
 }
 
@@ -507,7 +507,7 @@ func TestSGLangAbort(t *testing.T) {
 		t.Errorf("other answered %s", a.body)
 	}
 	if s := e.State(); s.Aborted != 3 || s.BlocksUsed != 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("e.State() = %+v", s)
 	}
 }
 

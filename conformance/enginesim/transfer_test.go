@@ -57,7 +57,7 @@ func TestSideChannelCalls(t *testing.T) {
 		{Op: nixlHandshake, Engine: "another engine"}, {Op: "what", Engine: pd.p.ID()}, {Op: nixlRead, Key: "k", Fields: map[string]string{"epoch": "1"}},
 	} {
 		if _, err := from.call(t.Context(), addr, m); !errors.Is(err, errPeer) {
-			t.Errorf("%s: %v", m.Op, err)
+			t.Errorf("%s: from.call(addr, m) = %v, want %v", m.Op, err, errPeer)
 		}
 	}
 	if n := open(); n != 1 {

@@ -96,7 +96,7 @@ func TestTRTLLMErrors(t *testing.T) {
 		})
 	}
 	if s := e.State(); s.Rejected != int64(len(tests)) || s.Requests != 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("e.State() = %+v", s)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestTRTLLMInfo(t *testing.T) {
 	}
 	for _, path := range []string{"/perf_metrics", "/steady_clock_offset", "/v1/models"} {
 		if a := get(t, e.URL()+path); a.status != http.StatusOK {
-			t.Errorf("%s: %d", path, a.status)
+			t.Errorf("%s: get(e.URL()+path) = %d", path, a.status)
 		}
 	}
 }
@@ -196,7 +196,7 @@ func TestTRTLLMAuth(t *testing.T) {
 	for name, header := range map[string]string{"missing": "", "tampered": good[:len(good)-1], "other endpoint": sign(`{"ctx_info_endpoint":"e","encoded_opaque_state":"` + state + `"}`)} {
 		a := post(t, gen.URL()+routeCompletions, g, headerDisaggAuth, header)
 		if a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "Invalid internal disaggregated request authentication") {
-			t.Errorf("%s: %d %s", name, a.status, a.body)
+			t.Errorf("%s: post = %d, %s", name, a.status, a.body)
 		}
 	}
 	if a := post(t, gen.URL()+routeCompletions, g, "x-trtllm-disagg-auth", good); a.status != http.StatusOK {
@@ -277,7 +277,7 @@ func FuzzTRTLLMState(f *testing.F) {
 func TestProtocolConfigDefaults(t *testing.T) {
 	s := SGLangConfig{LoadBalance: "auto"}.withDefaults(RolePrefill)
 	if s.LoadBalance != balanceFollowRoom || s.BootstrapTimeout != 300*time.Second || s.WaitingTimeout != 300*time.Second || s.HealthPoll != time.Second || s.HandshakeAttempts != 15 || s.HeartbeatFailures != 2 {
-		t.Errorf("%+v", s)
+		t.Errorf("withDefaults = %+v", s)
 	}
 	if s := (SGLangConfig{}).withDefaults(RoleDecode); s.LoadBalance != balanceRoundRobin {
 		t.Errorf("decode balances by %q", s.LoadBalance)
@@ -289,7 +289,7 @@ func TestProtocolConfigDefaults(t *testing.T) {
 		t.Error("wire generation 4 was taken")
 	}
 	if c := (TRTLLMConfig{}).withDefaults(0); c.Wire != TRTLLMWireG2 || c.KVTransferTimeout != time.Minute || c.DisconnectPoll != time.Second {
-		t.Errorf("%+v", c)
+		t.Errorf("(TRTLLMConfig{}).withDefaults = %+v", c)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 type trtRequest struct {
 	params *trtParams // nil: a plain request
 	wire   int        // the worker's wire generation
-	// tokenIDs says that the prompt came as token ids.
+	// tokenIDs: the prompt came as token ids.
 	tokenIDs bool
 	times    trtTimes
 }
@@ -121,8 +121,8 @@ func (t *trtllm) parse(route string, h http.Header, body []byte) (*request, *api
 	return req, nil
 }
 
-// headerMsgpack says that a body is MessagePack, whatever its Content-Type,
-// which must be JSON's (serve/openai_server.py, _MsgspecRequest).
+// headerMsgpack marks a body as MessagePack. The Content-Type must nevertheless be that
+// of JSON (serve/openai_server.py, _MsgspecRequest).
 const headerMsgpack = "X-Trtllm-Msgpack"
 
 // unpacked returns the JSON of a body. A body that is not valid in its declared

@@ -443,7 +443,7 @@ func TestTRTLLMDuplicateID(t *testing.T) {
 	ca := contextLeg(t, ctx, routeCompletions, right, trtID)
 	contextLeg(t, ctx, routeCompletions, wrong, trtID)
 	if s := ctx.State(); s.DuplicateIDs != 1 || s.BlocksPinned != 3 {
-		t.Errorf("%+v", s)
+		t.Errorf("ctx.State() = %+v", s)
 	}
 	// The generation worker has answered the right prompt itself. It fetches
 	// only the missing blocks, and these are wrong.
@@ -547,7 +547,7 @@ func TestTRTLLMConcurrent(t *testing.T) {
 		eventually(t, "nothing held", func() bool { s := e.State(); return s.BlocksUsed == 0 && s.BlocksPinned == 0 })
 	}
 	if s := ctx.State(); s.LeasesExpired != 0 || s.Transfers != 16 {
-		t.Errorf("%+v", s)
+		t.Errorf("ctx.State() = %+v", s)
 	}
 }
 

@@ -28,7 +28,7 @@ func (pd pair) firstTurn(t *testing.T, n int) turn {
 		}
 	}
 	if err := json.Unmarshal(a.body, &v); err != nil || a.status != http.StatusOK {
-		t.Fatalf("%v: %s", err, a.body)
+		t.Fatalf("json.Unmarshal(a.body, &v) = %v, %s", err, a.body)
 	}
 	return turn{a.params(t), append(v.Choices[0].Prompt, v.Choices[0].Answer...)}
 }

@@ -63,7 +63,7 @@ func TestTierWithoutItsPeer(t *testing.T) {
 	want := pd.direct(t, prompt).text(t)
 	_, never := tierLegs(pd.p, "tx-never")
 	if got := post(t, pd.d.URL()+routeCompletions, completion(prompt, never)).text(t); got != want {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("text = %q, want %q", got, want)
 	}
 	first, _ := tierLegs(pd.p, "tx-left")
 	post(t, pd.p.URL()+routeCompletions, completion(prompt, first))
@@ -76,6 +76,6 @@ func TestTierWithoutItsPeer(t *testing.T) {
 	other := words(2, 100)
 	want = pd.direct(t, other).text(t)
 	if got := post(t, pd.d.URL()+routeCompletions, completion(other, gone)).text(t); got != want {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("text = %q, want %q", got, want)
 	}
 }

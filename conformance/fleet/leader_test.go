@@ -143,7 +143,7 @@ func leader(t *testing.T, s *testbed.Etcd) (l election.Leader) {
 	t.Helper()
 	answer, err := s.Client().Get(t.Context(), "/pdproxy/fleets/pdproxy/leader")
 	if err != nil || len(answer.Kvs) != 1 {
-		t.Fatalf("%v, %v", answer, err)
+		t.Fatalf("s.Client().Get = %v, %v", answer, err)
 	}
 	if err := json.Unmarshal(answer.Kvs[0].Value, &l); err != nil {
 		t.Fatal(err)

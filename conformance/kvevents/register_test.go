@@ -253,6 +253,6 @@ func TestPasswords(t *testing.T) {
 	r.register("new", "D", at[3], "6301", "61005", "WRITE", "hunter2")
 	r.eventually("the second engine is known", func() bool { return r.state("decode@"+at[3]) != "" })
 	if rows := r.engines(); len(rows) != 2 {
-		t.Errorf("%+v", rows)
+		t.Errorf("r.engines() = %+v", rows)
 	}
 }

@@ -46,7 +46,7 @@ func TestReadModelRefuses(t *testing.T) {
 	} {
 		text := strings.Replace(string(good), tt.from, tt.to, 1)
 		if _, err := ReadModel(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: ReadModel(strings.NewReader(text)) = %v", name, err)
 		}
 	}
 }

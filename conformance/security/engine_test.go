@@ -241,7 +241,7 @@ func TestHeldAnswers(t *testing.T) {
 	p.wantGrowth("endless answers", 320, func() {
 		parallel(times(20, 200), 10, func(n int) {
 			if err := hostileAnswer(p.addr, modes[n%len(modes)], n%2 == 1); err != nil {
-				t.Errorf("%s: %v", modes[n%len(modes)], err)
+				t.Errorf("%s: hostileAnswer(p.addr, modes[n%%len(modes)], n%%2 == 1) = %v, want nil", modes[n%len(modes)], err)
 			}
 		})
 	})

@@ -135,7 +135,7 @@ func TestFraming(t *testing.T) {
 		c := cases[n]
 		answer, _, err := a.exchange(c.expand(n), 800*time.Millisecond, c.half)
 		if err != nil {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("%s: a.exchange(c.expand(n), 800*time.Millisecond, c.half) = %v, want nil", c.name, err)
 			return
 		}
 		ok := 0

@@ -101,7 +101,7 @@ func TestPDHeaderLines(t *testing.T) {
 	defer c.close()
 	for _, name := range names {
 		if _, err := c.post(chatPath, chat("pd-line", false), name, "7", "X-Harmless", "1"); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: c.post = %v, want nil", name, err)
 		}
 		for _, r := range e.take("pd-line") {
 			if v := r.values(name); len(v) > 0 {

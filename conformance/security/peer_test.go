@@ -266,7 +266,7 @@ func guessable(t *testing.T, a attacker, name, greeting string) {
 	t.Helper()
 	answer, _, err := a.exchange(greeting, 300*time.Millisecond, false)
 	if err != nil {
-		t.Errorf("%s: %v", name, err)
+		t.Errorf("%s: a.exchange(greeting, 300*time.Millisecond, false) = %v, want nil", name, err)
 		return
 	}
 	if len(answer) < 72 || len(greeting) < 24 {

@@ -76,9 +76,9 @@ func (p *Plugin) inBackground(ctx context.Context) bool {
 	return p.background.Load()
 }
 
-// probe asks a new VM, which has received no byte of a client, for the context
-// of a stream. It reports whether the guest fails with the same complaint. The
-// VM serves no traffic.
+// probe requests the context of a stream from a new VM, which has received no byte of a
+// client. It reports whether the guest fails with the same complaint. The VM serves no
+// traffic.
 func (p *Plugin) probe(about complaint) bool {
 	ctx, cancel := context.WithTimeout(p.ctx, host.StartBudget)
 	v, err := p.newVM(ctx, true)

@@ -412,7 +412,7 @@ response_headers: trap`)
 			req.Header.Set("X-Script", section)
 			resp, err := srv.Client().Do(req)
 			if err != nil {
-				t.Errorf("%s: %v", section, err)
+				t.Errorf("%s: srv.Client().Do(req) = %v, want nil", section, err)
 				return
 			}
 			defer resp.Body.Close()

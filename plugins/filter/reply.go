@@ -85,7 +85,7 @@ const replyTimeout = time.Minute
 func (r *reply) write(w http.ResponseWriter) {
 	maps.Copy(w.Header(), r.headerMap("").take())
 	w.WriteHeader(r.status)
-	_, _ = w.Write(r.body) // the client may be gone
+	_, _ = w.Write(r.body) // an error means that the client has hung up
 }
 
 // reply sends an answer instead of the next handler's. Like any other answer it

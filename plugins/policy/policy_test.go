@@ -117,7 +117,7 @@ func TestFailures(t *testing.T) {
 	place := hook(t, v, abi.HookPlace)
 	for i, tt := range []struct{ do, want string }{{"trap", Trap}, {"grow", Trap}, {"nonsense", Nonsense}} {
 		if _, reason := place.Place(policytest.Pair(tt.do)); reason != tt.want {
-			t.Errorf("%s: %q, want %q", tt.do, reason, tt.want)
+			t.Errorf("%s: place.Place(policytest.Pair(tt.do)) = %q, want %q", tt.do, reason, tt.want)
 		}
 		if d, reason := place.Place(policytest.Pair("")); reason != "" || d.Decode != 3 {
 			t.Errorf("after %s: %+v, %q", tt.do, d, reason)
@@ -174,7 +174,7 @@ func TestAbsent(t *testing.T) {
 	l.config = "mint=absent"
 	p := hook(t, l.load(t), abi.HookMint)
 	if _, reason := p.Mint(&abi.MintFacts{}); reason != Absent || p.Summary().Failures != 0 {
-		t.Errorf("%q, %+v", reason, p.Summary())
+		t.Errorf("p.Mint = %q, %+v", reason, p.Summary())
 	}
 }
 
@@ -198,7 +198,7 @@ func TestParked(t *testing.T) {
 		t.Errorf("plan of the same module: %q", reason)
 	}
 	if s := place.Summary(); s.Calls != 4 || s.Failures != 5 {
-		t.Errorf("%+v", s)
+		t.Errorf("place.Summary() = %+v", s)
 	}
 }
 
@@ -210,7 +210,7 @@ func TestLargeFrames(t *testing.T) {
 		f.Candidates = append(f.Candidates, abi.Candidate{Instance: 9, Roles: abi.RoleDecode, Group: 1})
 	}
 	if d, reason := hook(t, v, abi.HookPlace).Place(f); reason != "" || d.Decode != 4003 {
-		t.Errorf("%+v, %q", d, reason)
+		t.Errorf("hook(v, abi.HookPlace).Place(f) = %+v, %q", d, reason)
 	}
 	l = newLoading()
 	l.config = "scratch=refuse"
@@ -232,7 +232,7 @@ func TestLoadFails(t *testing.T) {
 		l := newLoading()
 		l.config = config
 		if _, err := l.try(t); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", config, err)
+			t.Errorf("%s: l.try(t) = %v", config, err)
 		}
 	}
 	l := newLoading()

@@ -85,7 +85,7 @@ func TestRequestLeaves(t *testing.T) {
 		t.Error("the VM of a call that runs is in the pool")
 	}
 	if s := place.Summary(); s.Calls != 1 || s.Failures != 1 {
-		t.Errorf("%+v", s)
+		t.Errorf("place.Summary() = %+v", s)
 	}
 	close(g.release)
 	var fresh *vm

@@ -128,7 +128,7 @@ func TestConfigure(t *testing.T) {
 		"pair_aware.patience=1e99": "pair_aware: patience is 0 to",
 	} {
 		if err := New().Configure(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", text, err, want)
+			t.Errorf("%q: New().Configure(text) = %v, want %q", text, err, want)
 		}
 	}
 }

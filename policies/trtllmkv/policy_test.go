@@ -24,7 +24,7 @@ func TestScore(t *testing.T) {
 	f := &abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Request: abi.RequestFacts{PromptTokens: 100}, Candidates: rows}
 	p := Defaults()
 	if d := p.Place(f); d != (abi.PlaceDecision{Prefill: 1, Decode: 4}) {
-		t.Errorf("%+v", d)
+		t.Errorf("p.Place(f) = %+v", d)
 	}
 	for i, want := range []float32{0, -0.015625, 0.015625, 0.046875, -0.125} {
 		if rows[i].Score != want {

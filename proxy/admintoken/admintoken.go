@@ -49,9 +49,10 @@ type Token struct {
 	file *os.File // locked; nil: there is no file; guarded by mu
 }
 
-// Make returns the token of an admin address, host:port: that of the process which
-// serves the address, or else a new one in a new file. With an error the token is
-// usable but no file contains it. The caller closes the token.
+// Make returns the token of an admin address, host:port. If another process serves the
+// address, Make returns the token of that process. Otherwise Make generates a token and
+// stores it in a new file. If Make returns an error, the token is usable but no file
+// contains it. The caller closes the token.
 func Make(address string) (*Token, error) {
 	random := make([]byte, tokenBytes)
 	rand.Read(random) // never fails
@@ -163,9 +164,9 @@ func (t *Token) Close() error {
 
 func (t *Token) line() []byte { return []byte(t.text + "\n") }
 
-// Find returns the token of the process of this user that serves an admin address,
-// host:port. It looks in every folder that such a process may use (privatedir.Runtimes).
-// The error is fs.ErrNotExist if there is none.
+// Find returns the token for an admin address, host:port. The process that serves the
+// address must belong to this user. Find searches every folder that such a process may
+// use (privatedir.Runtimes). The error is fs.ErrNotExist if there is no such process.
 func Find(address string) (text string, err error) {
 	missing := fs.ErrNotExist
 	for _, folder := range privatedir.Runtimes() {
@@ -263,7 +264,7 @@ func current(d *privatedir.Dir, name string, f *os.File) bool {
 
 // sweep removes the files of processes that have crashed.
 func sweep(d *privatedir.Dir) {
-	names, _ := d.Names(prefix, suffix) // on an error the files are swept another time
+	names, _ := d.Names(prefix, suffix) // after an error a later call removes the old files
 	for _, name := range names {
 		f, _, err := open(d, name)
 		if err != nil {

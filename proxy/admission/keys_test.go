@@ -53,7 +53,7 @@ func TestParseKeys(t *testing.T) {
 	}
 }
 
-// All keys are found, wherever they stand, and nothing that is near to one.
+// A key is found at any position in the file. A similar text is not accepted as a key.
 func TestKeysName(t *testing.T) {
 	var text string
 	for i := range 50 {
@@ -79,7 +79,7 @@ func TestAuthenticate(t *testing.T) {
 	tests := []struct {
 		name   string
 		header []string
-		client string // "": refused
+		client string // "": the key is refused
 	}{
 		{"bearer", []string{"Authorization", "Bearer good"}, "team"},
 		{"scheme in lower case", []string{"Authorization", "bearer good"}, "team"},
@@ -124,8 +124,8 @@ func TestClientWithoutKeys(t *testing.T) {
 	}
 }
 
-// FuzzParseKeys: a file of keys is refused, by an error that has nothing of it, or it
-// has names with hashes.
+// FuzzParseKeys: a keys file is either accepted, with names and hashes, or refused. The
+// error contains no part of the file.
 func FuzzParseKeys(f *testing.F) {
 	sum := strings.Repeat("0f", sha256.Size)
 	for _, text := range []string{"alice " + sum, "# who\n\nalice " + sum + "\r\nbob\t" + sum + "\n", "alice", "alice " + sum[1:], "", "\x00 " + sum} {

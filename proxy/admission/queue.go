@@ -60,7 +60,7 @@ func (q *Queue) Enter(ctx context.Context, client string, l config.Limits) (leav
 		has.all++ // waiting requests count, too
 		q.clients[client] = has
 	}
-	if q.running < l.MaxExchanges { // nobody waits then
+	if q.running < l.MaxExchanges { // then no request waits
 		q.running++
 		q.mu.Unlock()
 	} else if err := q.wait(ctx, client, capped, l); err != nil { // unlocks

@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// TestAdmissionForgetsTheRefused: a request that was refused does not count as one that
-// its client has open.
+// TestAdmissionForgetsTheRefused: a refused request does not count as an open request of
+// its client.
 func TestAdmissionForgetsTheRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a Queue
@@ -37,7 +37,8 @@ func TestAdmissionForgetsTheRefused(t *testing.T) {
 	})
 }
 
-// leavingContext is the context of a client that leaves: before that is noted, the function runs.
+// leavingContext is the context of a client that leaves. It calls the function before it
+// reports the end.
 type leavingContext struct {
 	context.Context
 	gone <-chan struct{}
@@ -51,8 +52,8 @@ func (c leavingContext) Err() error {
 	return context.Canceled
 }
 
-// TestAdmissionAtTheMomentOfLeaving: a place that comes after the client has left, and
-// before its ticket is out of the queue, is not lost.
+// TestAdmissionAtTheMomentOfLeaving: a place becomes free after the client has left and
+// before its ticket has left the queue. This place is not lost.
 func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
 	var a Queue
 	gone := make(chan struct{})
@@ -66,8 +67,8 @@ func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
 	a.empty(t)
 }
 
-// TestAdmissionCountsWaiting: a request that is admitted waits no longer, so that its
-// client may have others wait, one after another.
+// TestAdmissionCountsWaiting: an admitted request no longer counts as waiting. So its
+// client may queue further requests, one after another.
 func TestAdmissionCountsWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a Queue

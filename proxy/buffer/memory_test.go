@@ -31,7 +31,7 @@ func TestMemory(t *testing.T) {
 	}
 	for _, tt := range tests {
 		if got := memory(tt.fs); got != tt.want {
-			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+			t.Errorf("%s: memory(tt.fs) = %d, want %d", tt.name, got, tt.want)
 		}
 	}
 }

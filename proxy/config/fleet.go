@@ -186,10 +186,10 @@ type Fleet struct {
 	// "leader" for the one that is elected through Etcd. If it is set, this process
 	// runs workers of that coordinator. Default "": none.
 	Coordinator string `toml:"coordinator"`
-	// NodeID is this host's part, 0 to 255, of the disagg ids; hosts with the same
-	// engines need different ones. -1 derives one of 16384 from the host's name and
-	// server.listen, for one process. With Etcd it is not used: each coordinator gets
-	// one from there. Default 0.
+	// NodeID is this host's part of the disagg ids, 0 to 255. Hosts with the same engines
+	// need different numbers. -1 derives one of 16384 numbers from the host's name and
+	// server.listen, for one process. With Etcd, NodeID is not used: each coordinator
+	// gets its number from etcd. Default 0.
 	NodeID int `toml:"node_id"`
 	// Patience is how long a worker waits for the coordinator to place a request before
 	// it places the request itself. Default 50ms; never 0.

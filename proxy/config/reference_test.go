@@ -107,7 +107,7 @@ func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
 	}
 	var got Config
 	if problems := decodeTree(mustTree(t, header+source), &got); len(problems) > 0 {
-		t.Errorf("%s: %v", key, problems)
+		t.Errorf("%s: decodeTree(mustTree(header+source), &got) = %v", key, problems)
 	}
 	found := false
 	walk("", "", reflect.ValueOf(&got).Elem(), func(k, _ string, field reflect.Value) {

@@ -16,10 +16,10 @@ func TestSidecarOrder(t *testing.T) {
 	} {
 		s := Sidecar{Role: tt.role, Connector: tt.connector, Picker: tt.picker}
 		if got := strings.Join(s.Order(), " "); got != tt.want {
-			t.Errorf("%+v: %s", tt, got)
+			t.Errorf(`%+v: strings.Join(s.Order(), " ") = %s, want %s`, tt, got, tt.want)
 		}
 		if err := s.CheckOrder(s.Order()); err != nil {
-			t.Errorf("%+v: %v", tt, err)
+			t.Errorf("%+v: s.CheckOrder(s.Order()) = %v, want nil", tt, err)
 		}
 	}
 	s := defaultSidecar()

@@ -99,7 +99,7 @@ func TestHealthPath(t *testing.T) {
 	for _, tt := range tests {
 		c, _ := ByName(tt.connector)
 		if path, bootstrap := c.HealthPath(tt.role); path != tt.path || bootstrap != tt.bootstrap {
-			t.Errorf("%s %v: %s %v, want %s %v", tt.connector, tt.role, path, bootstrap, tt.path, tt.bootstrap)
+			t.Errorf("%s %v: c.HealthPath(tt.role) = %s %v, want %s %v", tt.connector, tt.role, path, bootstrap, tt.path, tt.bootstrap)
 		}
 	}
 }

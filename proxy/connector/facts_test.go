@@ -136,7 +136,7 @@ func TestFactPaths(t *testing.T) {
 			}
 			for _, path := range paths {
 				if err := c.ReadFacts(&engine.Facts{}, path, 200, []byte(answers[path])); err != nil {
-					t.Errorf("%s %s: %v", c.Name(), path, err)
+					t.Errorf("%s, %s: c.ReadFacts = %v, want nil", c.Name(), path, err)
 				}
 			}
 		}
@@ -228,7 +228,7 @@ func TestProcessStart(t *testing.T) {
 		{"too long", "x 1\nprocess_start_time_seconds 1" + strings.Repeat("0", 40) + "\n", ""},
 	} {
 		if got := processStart([]byte(tt.body)); got != tt.want {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+			t.Errorf("%s: processStart([]byte(tt.body)) = %q, want %q", tt.name, got, tt.want)
 		}
 	}
 }

@@ -48,7 +48,7 @@ func members(t *testing.T, raw []byte) map[string]any {
 	dec.UseNumber()
 	m := make(map[string]any)
 	if err := dec.Decode(&m); err != nil {
-		t.Fatalf("%v: %s", err, raw)
+		t.Fatalf("dec.Decode(&m) = %v, %s", err, raw)
 	}
 	return m
 }

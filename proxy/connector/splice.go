@@ -60,9 +60,9 @@ func lone(r *openai.Request) (prompt []byte, ok bool) {
 	return prompt, ok && err == nil
 }
 
-// oneSequence rejects requests of more than one sequence: prefill answers one handoff
-// for a request, so the blocks of the other sequences would not be read. The error is
-// nil or an *openai.Error.
+// oneSequence rejects requests of more than one sequence: prefill's answer has the
+// parameters of one transfer, so decode would not read the blocks of the other sequences.
+// The error is nil or an *openai.Error.
 func oneSequence(r *openai.Request) error {
 	switch {
 	case r.API == openai.Embeddings || r.API == openai.Tokenize || r.API == openai.Detokenize:

@@ -21,7 +21,8 @@ type Timing struct {
 	Chunks       string // timing of the prompt's chunks
 }
 
-// The names of the lines, the line that asks for them, and the name of the event.
+// Names of the header lines with timing, of the header line that requests them, and of
+// the event with timing.
 const (
 	headerTiming        = "Server-Timing"
 	headerStartEnd      = "X-Trtllm-Start-End-Time"
@@ -39,8 +40,8 @@ const MaxTiming = 80 << 10
 // share a port, only one of them receives it.
 func (trtllm) ClockPath() string { return "/steady_clock_offset" }
 
-// finished adds to a leg the line that asks for timing, and marks its body for
-// MessagePack, if the operator wants these.
+// finished adds to a leg the header line that requests timing, and marks its body for
+// MessagePack, if these are configured.
 func finished(a *Attempt, leg Leg) Leg {
 	leg.Msgpack = a.TRTLLM.Msgpack
 	if a.TRTLLM.PerfMetrics {

@@ -82,12 +82,12 @@ func TestReserveWithin(t *testing.T) {
 	a.Within.Prefill = w.instances(t, "d")
 	var none *coordinator.NoTargetError
 	if _, err := w.Reserve(context.Background(), a, abi.Prefill); !errors.As(err, &none) || none.Phase != abi.Prefill {
-		t.Errorf("%v", err)
+		t.Errorf("w.Reserve(a, abi.Prefill) = %v", err)
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := w.Reserve(ended, a, abi.Decode); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+		t.Errorf("w.Reserve(ended, a, abi.Decode) = %v, want %v", err, context.Canceled)
 	}
 }
 

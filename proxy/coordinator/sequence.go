@@ -9,11 +9,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// sequence counts the placements of one model. Each shape of legs has its own count:
-// a round-robin policy takes the count modulo the number of targets, so all placements
-// of one count must have the same targets. With a shared count, requests of two shapes
-// that alternate would never reach some targets. For the same reason each model has
-// its own sequence.
+// sequence counts the placements of one model. Each shape of legs has its own count. A
+// round-robin policy uses the count modulo the number of targets, so all placements with
+// one count must have the same targets. If two alternating shapes shared a count, their
+// requests would never reach some targets. For the same reason each model has its own
+// sequence.
 type sequence struct{ first, later shapes }
 
 // shapes counts the placements of each shape of legs.

@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// TestKVSlots: each rank has a slot of its own while the instance is known, a
-// new process begins with an empty one, and one that left takes its blocks along.
+// TestKVSlots: each rank has a separate slot while the registry has the instance. After a
+// restart the slot is empty. When an instance leaves, its blocks are removed.
 func TestKVSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -64,7 +64,7 @@ func TestKVSlots(t *testing.T) {
 	})
 }
 
-// TestNoIndex: without an index there are no slots, and nothing else changes.
+// TestNoIndex: without an index there are no slots. Nothing else changes.
 func TestNoIndex(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -99,7 +99,7 @@ func TestBlockTokens(t *testing.T) {
 	} {
 		tt.do()
 		if got := i.BlockTokens(); got != tt.want {
-			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+			t.Errorf("%s: i.BlockTokens() = %d, want %d", tt.name, got, tt.want)
 		}
 	}
 }
@@ -132,8 +132,8 @@ func TestMeasurePair(t *testing.T) {
 	}
 }
 
-// TestAnnouncementChange: what an engine announces of its events is news also
-// while it stays ready.
+// TestAnnouncementChange: the hook is also called if a ready engine announces another
+// endpoint for its events.
 func TestAnnouncementChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)

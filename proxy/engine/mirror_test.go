@@ -415,7 +415,7 @@ func TestMirrorReports(t *testing.T) {
 		synctest.Wait()
 		rows := f.Pairs()
 		if len(rows) != 1 || rows[0].State != "broken" || rows[0].Failures != 3 || rows[0].LastError != "kv_timeout" {
-			t.Errorf("%+v", rows)
+			t.Errorf("f.Pairs() = %+v", rows)
 		}
 		r.MeasurePair(hp, hd, 1000, 5*time.Millisecond)
 		r.MeasureOutput(hd, 100, time.Second)
@@ -521,7 +521,7 @@ func TestMirrorUnusable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := m.Registry().Snapshot(); len(s.Instances) != 1 || s.Instance("old").State() != Ready {
-		t.Errorf("%v", s.Instances)
+		t.Errorf("m.Registry().Snapshot() = %v", s.Instances)
 	}
 }
 

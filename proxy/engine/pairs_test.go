@@ -11,7 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// pairOf returns a registry and two targets that it need not know.
+// pairOf returns a registry and two targets. The registry need not contain the targets.
 func pairOf(t *testing.T) (f *fleet, p, d Target) {
 	t.Helper()
 	f = newFleet(t)
@@ -48,7 +48,7 @@ func TestPairStates(t *testing.T) {
 		check(abi.PairWarming, false, true)
 		pair.End()
 		check(abi.PairWarming, false, true)
-		pair.End() // neither brought anything
+		pair.End() // both attempts ended without KV
 		check(abi.PairUnknown, false, true)
 		pair.Begin()
 		pair.Success()
@@ -97,8 +97,8 @@ func TestPairStates(t *testing.T) {
 	})
 }
 
-// TestPairIsNotTheEngine: a pair's circuit leaves the engines' and other pairs'
-// alone.
+// TestPairIsNotTheEngine: an open circuit of a pair affects neither the engines nor other
+// pairs.
 func TestPairIsNotTheEngine(t *testing.T) {
 	f, p, d := pairOf(t)
 	other := Target{Instance: d.Instance, Rank: 0}
@@ -126,7 +126,7 @@ func TestPairDrop(t *testing.T) {
 		t.Error("pairs are left of a dropped instance")
 	}
 	old.Success()
-	old.Failure("late") // of a leg begun before
+	old.Failure("late") // the leg began before the success
 	old.Failure("late")
 	old.Failure("late")
 	if f.PairsInTrouble() || f.Pair(p, d) == old {

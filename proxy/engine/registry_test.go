@@ -22,8 +22,8 @@ func (f *fleet) names() string {
 	return strings.Join(s, " ")
 }
 
-// TestApplyReload: what did not change keeps identity, load and health; what
-// changed or went drains.
+// TestApplyReload: unchanged instances keep their identity, load and health. Changed and
+// removed instances drain.
 func TestApplyReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -74,9 +74,9 @@ func TestApplyReload(t *testing.T) {
 	})
 }
 
-// TestSourceMoves: an engine that the configuration names from now on is another
-// instance, trusted with the hosts that it answers, and one that it names no longer
-// can be found again, and is not.
+// TestSourceMoves: if the configuration begins to name a found engine, a new instance
+// replaces it, and the proxy trusts the hosts in its answers. If the configuration no
+// longer names the engine, discovery may find it again; the new instance is not trusted.
 func TestSourceMoves(t *testing.T) {
 	f := newFleet(t)
 	list := []config.Engine{f.spec("a", "both", "fake")}
@@ -98,7 +98,7 @@ func TestSourceMoves(t *testing.T) {
 	if err := f.Apply("etcd", list, 0); err == nil {
 		t.Error("a name of the configuration was taken over")
 	}
-	f.must(t, f.Apply("etcd", nil, 0)) // what the finder is left with
+	f.must(t, f.Apply("etcd", nil, 0)) // the finder's list is empty now
 	owns(SourceStatic, true)
 	f.must(t, f.Apply(SourceStatic, nil, 0))
 	f.must(t, f.Apply("etcd", list, 0))
@@ -106,10 +106,11 @@ func TestSourceMoves(t *testing.T) {
 	f.must(t, f.Apply(SourceStatic, list, 0))
 	list[0].KVHosts = "10.0.0.0/16"
 	f.must(t, f.Apply(SourceStatic, list, 0))
-	owns(SourceStatic, false) // the operator says where
+	owns(SourceStatic, false) // with KVHosts the proxy trusts only the configured hosts
 }
 
-// TestApplyKeepsOthersSources: each source speaks for its own instances.
+// TestApplyKeepsOthersSources: the list of a source changes only the instances of this
+// source.
 func TestApplyKeepsOthersSources(t *testing.T) {
 	f := newFleet(t)
 	f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
@@ -132,7 +133,7 @@ func TestApplyKeepsOthersSources(t *testing.T) {
 	}
 }
 
-// TestApplyRefuses: whatever is wrong, nothing is changed.
+// TestApplyRefuses: a list with any error changes nothing.
 func TestApplyRefuses(t *testing.T) {
 	edit := func(change func(*config.Engine)) func(*config.Engine) { return change }
 	for _, tt := range []struct {
@@ -181,8 +182,8 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// What an instance registered is among its facts, before and after it is asked
-// for others, and another address makes another instance.
+// The registered facts of an instance are among its facts, before and after the registry
+// requests further facts. A change of the registered address creates a new instance.
 func TestPublishedFacts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -198,7 +199,7 @@ func TestPublishedFacts(t *testing.T) {
 			}
 			want := config.KVAddress{Host: "10.0.0.5", Handshake: handshake, Notify: 61005}
 			if got := i.Facts(); got.KVAddress != want || got.TPSize != 8 {
-				t.Errorf("%+v", got)
+				t.Errorf("i.Facts() = %+v", got)
 			}
 			return i
 		}
@@ -225,8 +226,8 @@ func TestRemove(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		drain time.Duration
-		hold  time.Duration // how long a request runs
-		gone  time.Duration // when the instance has left
+		hold  time.Duration // duration of a request
+		gone  time.Duration // time at which the instance has left
 	}{
 		{"idle", time.Minute, 0, 0},
 		{"waits for the last request", time.Minute, 10*time.Second + time.Millisecond, 10*time.Second + drainPoll},
@@ -274,7 +275,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestDrainingStays: no probe brings a draining instance back.
+// TestDrainingStays: a successful probe does not make a draining instance ready.
 func TestDrainingStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -283,7 +284,7 @@ func TestDrainingStays(t *testing.T) {
 		f.start(t)
 		a := f.get(t, "a")
 		h := a.Load[0].Hold(1)
-		time.Sleep(700 * time.Millisecond) // between health answer and facts
+		time.Sleep(700 * time.Millisecond) // after the health answer and before the facts
 		f.must(t, f.Remove("a", time.Minute))
 		time.Sleep(20 * time.Second)
 		if a.State() != Draining {
@@ -297,8 +298,8 @@ func TestDrainingStays(t *testing.T) {
 	})
 }
 
-// TestDrainingIsFetchedFrom: an instance stays as long as KV is to be fetched from
-// it, though nothing loads it.
+// TestDrainingIsFetchedFrom: an instance stays as long as an engine may fetch KV from it,
+// even without load.
 func TestDrainingIsFetchedFrom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -319,8 +320,8 @@ func TestDrainingIsFetchedFrom(t *testing.T) {
 	})
 }
 
-// TestRunWaits: Run returns when its probers have, also while an instance
-// drains, and may run again.
+// TestRunWaits: Run returns after all its probers have returned, also while an instance
+// drains. Run may be called again.
 func TestRunWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -347,7 +348,7 @@ func TestRunWaits(t *testing.T) {
 	})
 }
 
-// TestRegistryHammer: many reloads at once, with load coming and going.
+// TestRegistryHammer: many simultaneous reloads, while load changes.
 func TestRegistryHammer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)

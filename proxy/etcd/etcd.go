@@ -22,7 +22,7 @@ const Timeout = 3 * time.Second
 func Client(endpoints []string) clientv3.Config {
 	return clientv3.Config{
 		Endpoints: endpoints, DialTimeout: Timeout, Logger: zap.NewNop(),
-		// A server whose host is gone sends nothing, not even a reset.
+		// A server whose host has lost power or its link sends nothing, not even a reset.
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: Timeout,
 	}
 }

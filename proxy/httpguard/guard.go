@@ -2,12 +2,12 @@
 // at which TensorRT-LLM's workers register and are placed. A guard refuses requests
 // that a web page made, and requests without the bearer token.
 //
-// A browser sends requests to internal addresses for any web page that asks it to. It
-// marks them: Origin names the page's origin (on every request that is not GET or
-// HEAD), Sec-Fetch-Site says whether the page is of another origin, and Host is the
-// name by which the page reached the address, also where the page's owner has made
-// that name point here (DNS rebinding). A page of another origin can send only three
-// media types without asking first; the guard takes none of them.
+// Any web page can make a browser send requests to internal addresses. The browser marks
+// such requests. Origin names the page's origin, except on GET and HEAD. Sec-Fetch-Site
+// shows whether the page has another origin. Host is the name in the page's URL, even if
+// the page's owner has made that name resolve to this address (DNS rebinding). A page of
+// another origin can send bodies of only three media types without a preflight request.
+// The guard accepts none of these types.
 package httpguard
 
 import (
@@ -26,8 +26,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
-// Guard says which requests an internal address serves. The zero value serves, without
-// a token, requests whose Host is an IP address or localhost and that have no body.
+// Guard determines which requests an internal address serves. The zero value serves
+// requests without a token if their Host is an IP address or localhost and if they have
+// no body.
 type Guard struct {
 	// Name names the address in the log, such as "admin.listen".
 	Name string
@@ -139,8 +140,9 @@ func withPort(hostport, port string) string {
 	return strings.ToLower(host.Hostname()) + ":" + cmp.Or(host.Port(), port)
 }
 
-// ownHost reports whether Host names this address in a way that the owner of another
-// name cannot cause. An empty Host comes from HTTP/1.0, which no browser speaks.
+// ownHost reports whether Host is an IP address or one of the names of this address. The
+// owner of another DNS name cannot make a browser send these. An empty Host comes from
+// HTTP/1.0, which no browser uses.
 func (g *Guard) ownHost(hostport string) bool {
 	if _, local := g.Address.(*net.UnixAddr); local || hostport == "" {
 		return true // no browser reaches a Unix socket
@@ -169,8 +171,8 @@ func (g *Guard) allHosts() []string {
 // loopback reports whether only this host reaches the address.
 func (g *Guard) loopback() bool { return Loopback(g.Address) }
 
-// Loopback reports whether only this host reaches a listener at an address. A Unix
-// socket is such an address.
+// Loopback reports whether only this host can reach a listener at the address, as with a
+// Unix socket.
 func Loopback(a net.Addr) bool {
 	switch a := a.(type) {
 	case *net.TCPAddr:

@@ -37,7 +37,7 @@ func TestRunning(t *testing.T) {
 func TestRunningWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Running
-		l.Wait(t.Context()) // nothing runs
+		l.Wait(t.Context()) // returns at once, because nothing runs
 		a, b := &view{}, &view{}
 		l.add(a)
 		l.add(b)

@@ -20,7 +20,7 @@ func TestAPI(t *testing.T) {
 	} {
 		api, ok := APIFor(path)
 		if !ok || api != want.api || api.Path() != path || api.String() != want.name || api.Generates() != want.generates {
-			t.Errorf("%s: %v %v %s %v", path, api, ok, api.Path(), api.Generates())
+			t.Errorf("%s: APIFor(path) = %v, %v, %s, %v", path, api, ok, api.Path(), api.Generates())
 		}
 	}
 	for _, path := range []string{"", "/", "/v1/completions/", "/V1/completions", "/v1/models", "/v1/completions?x"} {

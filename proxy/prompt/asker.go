@@ -12,8 +12,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Asker asks the engines of a registry for token ids, over the connections of the data
-// path. It does not send the client's own key: an engine that requires one refuses.
+// Asker requests token ids from the engines of a registry, over the connections of the
+// data path. It does not send the client's own key, so an engine that requires that key
+// rejects the request.
 type Asker struct {
 	Registry *engine.Registry
 	Memory   *buffer.Budget // counts the answers while they are read; nil: they are not counted

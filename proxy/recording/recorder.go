@@ -50,9 +50,9 @@ func New(path string, blockTokens int) (*Recorder, error) {
 	return &Recorder{block: blockTokens, seed: kvindex.Hash(rand.Uint64()), start: time.Now(), file: f}, nil
 }
 
-// NewForwarder returns a recorder that hands each line to send, for Add of the
-// Recorder of another process. Several processes make one recording in this way. Send
-// reports whether the line was taken.
+// NewForwarder returns a recorder that passes each line to send. send must deliver the
+// line to Recorder.Add in another process. In this way several processes make one
+// recording. send reports whether the line was accepted.
 func NewForwarder(blockTokens int, send func(line []byte) bool) *Recorder {
 	return &Recorder{block: blockTokens, start: time.UnixMilli(0), send: send}
 }

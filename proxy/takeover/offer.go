@@ -49,12 +49,13 @@ func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error)
 	return s, nil
 }
 
-// Serve passes the result of offer to each successor that asks, one at a time, and
-// closes it, until a successor is ready. Then it calls release, in which the caller
-// stops accepting on the sockets and releases what only one process may have. Then
-// Serve tells the successor and returns its process id. It returns an error when ctx
-// ends: a successor that is starting is told that the offer is withdrawn. With a nil
-// release there is no takeover: the sockets are only copied.
+// Serve sends the result of offer to each successor that requests it, one at a time, and
+// closes the offer, until a successor is ready. Then Serve calls release, in which the
+// caller stops accepting on the sockets and releases the resources that only one process
+// may have. Then Serve confirms this to the successor and returns the successor's process
+// id. Serve returns an error when ctx ends. A successor that is starting at that time
+// gets the message that the offer is withdrawn. With a nil release there is no takeover:
+// processes only get copies of the sockets.
 func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release func(successor int)) (successor int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

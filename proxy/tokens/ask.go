@@ -24,7 +24,7 @@ const (
 	// tokens are added, or messages and some of the members that shape them.
 	tokenizePrompt
 	tokenizeMessages
-	// As renderChat, for completions that /tokenize cannot express.
+	// renderPrompt is renderChat for completions that /tokenize cannot express.
 	renderPrompt
 	// SGLang, srt/entrypoints/openai/serving_tokenize.py. The form with messages
 	// accepts every member of a chat request. Older versions, which accept only

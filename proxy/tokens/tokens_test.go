@@ -13,7 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// asked is one question that a fakeEngine got.
+// asked is one request to a fakeEngine.
 type asked struct{ instance, path, body string }
 
 // fakeEngine answers by path.
@@ -202,7 +202,7 @@ func TestAnOlderEngineIsAskedInItsOwnForm(t *testing.T) {
 	for _, a := range f.asked {
 		paths = append(paths, a.path)
 	}
-	// The missing route is asked for once.
+	// The client requests the missing route only once.
 	if want := []string{"/v1/chat/completions/render", "/tokenize", "/tokenize"}; !slices.Equal(paths, want) {
 		t.Errorf("asked %q, want %q", paths, want)
 	}

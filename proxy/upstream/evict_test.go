@@ -115,7 +115,7 @@ func TestEvictIdle(t *testing.T) {
 				}
 				f := fault(t, <-done, tt.op)
 				if !errors.Is(f, ErrEvicted) || f.Sent != tt.sent || f.Timeout || f.Detached != nil {
-					t.Errorf("%+v", f)
+					t.Errorf("fault(<-done, tt.op) = %+v, want %+v", f, ErrEvicted)
 				}
 				if len(waiter.engines) != 1 || waiter.engines[0] != "it" {
 					t.Errorf("asked of %v", waiter.engines)
@@ -168,7 +168,7 @@ func TestEvictIdleQuiet(t *testing.T) {
 	})
 }
 
-// A committed call is not evicted. A call that was evicted cannot be committed.
+// A committed call cannot be evicted. An evicted call cannot be committed.
 func TestCommit(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		for _, commits := range []bool{true, false} {
@@ -227,7 +227,7 @@ func TestDetached(t *testing.T) {
 			_, err := cl.Do(ctx, req)
 			f := fault(t, err, OpHead)
 			if f.Detached == nil || !errors.Is(f, ErrEvicted) || !f.Sent {
-				t.Fatalf("%+v", f)
+				t.Fatalf("fault(err, OpHead) = %+v, want %+v", f, ErrEvicted)
 			}
 			return f.Detached
 		}

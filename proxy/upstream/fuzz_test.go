@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// FuzzAnswer uses arbitrary bytes as an engine's answer. If the client accepts an
-// answer as complete, net/http must accept it too and read the same. So no host between
-// proxy and engine can have framed it differently.
+// FuzzAnswer uses arbitrary bytes as an engine's answer. If the client accepts an answer
+// as complete, net/http must accept it too and read the same. Then no host between proxy
+// and engine can have read a different frame.
 func FuzzAnswer(f *testing.F) {
 	for i := range answers {
 		f.Add([]byte(answers[i].wire), byte(i), answers[i].method == "HEAD")

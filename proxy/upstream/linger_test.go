@@ -168,8 +168,8 @@ func TestNoLingerBeforeTheRequest(t *testing.T) {
 	})
 }
 
-// A call whose control does not want to linger ends at once. A call that has its answer
-// is not asked.
+// A call whose control refuses to linger ends at once. A call that has its answer does
+// not call the control.
 func TestLingerIsAsked(t *testing.T) {
 	for _, hangsUp := range []bool{false, true} {
 		bubbles(t, func(t *testing.T, newClient func(Options) Client) {

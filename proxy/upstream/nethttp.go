@@ -85,7 +85,7 @@ func (cl *netHTTPClient) Stats() Stats {
 	}
 }
 
-// dialKey is the context key under which a dial finds the call that asked for it.
+// dialKey is the context key under which a dial finds its call.
 type dialKey struct{}
 
 func (cl *netHTTPClient) dial(ctx context.Context, network, addr string) (net.Conn, error) {

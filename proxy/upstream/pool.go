@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// pool counts the connections to one engine and keeps the idle ones, newest last. A
-// call takes the newest one, so that the others can age and be closed. At the cap,
-// calls wait in the order of their arrival. A slot is a connection, or the right to
-// open one.
+// pool counts the connections to one engine and keeps the idle ones, newest last. A call
+// takes the newest idle connection, so that the other ones reach their maximum age and
+// are closed. At the cap, calls wait in the order of their arrival. A slot is a
+// connection, or the right to open one.
 type pool struct {
 	maxConns, maxIdle int
 	idleTimeout       time.Duration

@@ -147,7 +147,8 @@ func TestRetrySendsAllAgain(t *testing.T) {
 	})
 }
 
-// A failure of a new connection is the engine's failure: nothing is repeated.
+// If a new connection fails, the engine has failed: the client does not repeat the
+// request.
 func TestFreshConnectionIsNotRetried(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next() })
@@ -183,7 +184,7 @@ func TestSentOutlivesTheRetry(t *testing.T) {
 			t.Errorf("%v, want a failed dial that says Sent", err)
 		}
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 	})
 }
@@ -199,7 +200,7 @@ func TestRetryCounts(t *testing.T) {
 		ask(t, cl, get())
 		ask(t, cl, get())
 		if s := cl.Stats(); s.Dials != 2 || s.Reuses != 1 || s.Retries != 1 || s.Open != 1 || s.Idle != 1 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 	})
 }
@@ -224,7 +225,7 @@ func TestCancelInRetry(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 	})
 }

@@ -31,12 +31,12 @@ func TestReadsWhatIsAppended(t *testing.T) {
 	r := Read(b)
 	for _, want := range unsigned {
 		if got := r.Uint(); got != want {
-			t.Errorf("%d, want %d", got, want)
+			t.Errorf("r.Uint() = %d, want %d", got, want)
 		}
 	}
 	for _, want := range signed {
 		if got := r.Int(); got != want {
-			t.Errorf("%d, want %d", got, want)
+			t.Errorf("r.Int() = %d, want %d", got, want)
 		}
 	}
 	for _, want := range texts {
@@ -58,13 +58,13 @@ func TestReadsWhatIsAppended(t *testing.T) {
 	}
 }
 
-// TestMalformed: each method fails where its value is not, returns zero, and drops
-// the rest of the message.
+// TestMalformed: each method fails if its value is malformed, returns zero, and drops the
+// rest of the message.
 func TestMalformed(t *testing.T) {
 	endless := bytes.Repeat([]byte{0x80}, 11)
 	for name, test := range map[string]struct {
 		message []byte
-		read    func(*Reader) bool // reports whether the value is zero
+		read    func(*Reader) bool // reports whether the read value is zero
 	}{
 		"Uint empty":    {nil, func(r *Reader) bool { return r.Uint() == 0 }},
 		"Uint cut":      {[]byte{0x80}, func(r *Reader) bool { return r.Uint() == 0 }},
@@ -93,7 +93,8 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// FuzzReader: whatever is read in whatever order, nothing is read beyond the end.
+// FuzzReader: for any bytes and any order of calls, the reader reads no byte after the
+// end.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8}, []byte("\x01x\x02ab"))
 	f.Fuzz(func(t *testing.T, calls, message []byte) {

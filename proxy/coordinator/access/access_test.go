@@ -101,7 +101,7 @@ func TestCertificatesChange(t *testing.T) {
 		aged()
 		for _, w := range []*Credentials{before, after} {
 			if err := try(t, w, d.address); (err == nil) != (w == want) {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("%s: try(w, d.address) = %v", what, err)
 			}
 		}
 	}
@@ -244,7 +244,7 @@ func TestSilentStrangers(t *testing.T) {
 			nc.Write(b)
 			began := time.Now()
 			if _, err := io.Copy(io.Discard, nc); err != nil {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: io.Copy(io.Discard, nc) = %v, want nil", name, err)
 			}
 			if took := time.Since(began); took < GreetingLimit/2 {
 				t.Errorf("%s: cut after %v", name, took)

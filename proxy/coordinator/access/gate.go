@@ -72,7 +72,7 @@ func NewGate(o GateOptions) *Gate {
 type Visitor struct {
 	Conn  net.Conn // over TLS if the peer began a TLS handshake
 	Begun []byte   // bytes that have been read from Conn already
-	HTTP  bool     // the peer speaks HTTP; otherwise the peer sends a worker's greeting
+	HTTP  bool     // the peer uses HTTP; otherwise the peer sends a worker's greeting
 
 	gate *Gate
 	nc   net.Conn
@@ -115,7 +115,7 @@ func (g *Gate) Receive(ctx context.Context, nc net.Conn) *Visitor {
 }
 
 // Admit ends the limits of a connection that is authenticated. It returns false if ctx
-// has ended meanwhile. Then the connection is closed.
+// has ended in the meantime. Then the connection is closed.
 func (v *Visitor) Admit() bool {
 	v.gate.leave(v.from)
 	if !v.stop() {

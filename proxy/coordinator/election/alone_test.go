@@ -70,7 +70,7 @@ func TestAloneWithoutAFile(t *testing.T) {
 		a := alone(dir)
 		a.Succeed()
 		if s, _ := a.Standing(); !s.Leads || s.Leader.Epoch < now || s.Leader.Epoch > now+10_000_000 {
-			t.Errorf("%s: %+v", name, s)
+			t.Errorf("%s: a.Standing() = %+v", name, s)
 		}
 	}
 	if text, err := os.ReadFile(precious); string(text) != "18446744073709551614" || err != nil {

@@ -80,7 +80,7 @@ func TestStanding(t *testing.T) {
 	}
 	s, now := e.Standing()
 	if s != (Standing{Leader: own, Leads: true}) {
-		t.Errorf("%+v", s)
+		t.Errorf("e.Standing() = %+v", s)
 	}
 	past := Leader{Address: "x:1", Epoch: 100, ID: 9}
 	e.saw(own)

@@ -221,7 +221,7 @@ func (w *apart) connected(t *testing.T, r *host) {
 	until(t, w.Connected)
 	p, err := w.Place(t.Context(), placetest.NewAsk())
 	if err != nil || here(p) {
-		t.Fatalf("%v, %v", p, err)
+		t.Fatalf("w.Place(placetest.NewAsk()) = %v, %v", p, err)
 	}
 	p.Lease.Release()
 	until(t, func() bool { return r.Open() == 0 })

@@ -102,7 +102,7 @@ func TestExtremes(t *testing.T) {
 		read := func(what string, a *coordinator.Ask) {
 			g, charge := &granted{}, new(coordinator.Charge)
 			if err := readReply(appendReply(nil, a, p, nil), placetest.NewAsk(), g, charge, numbers, make(names)); err != nil {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("%s: readReply = %v, want nil", what, err)
 			}
 			long := p.FirstByte < 0 || p.FirstByte > 24*time.Hour
 			if g.ID != p.ID || g.Policy != p.Policy || g.Matched != p.Matched || *charge != p.Lease.Charge() || g.Turn != a.Lookup.Turn ||

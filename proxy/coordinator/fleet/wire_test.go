@@ -304,7 +304,7 @@ func TestStrangers(t *testing.T) {
 		defer c.Close()
 		b := make([]byte, 16)
 		if _, err := io.ReadFull(c, b); err != nil || string(b) != "GET / HTTP/1.1\r\n" {
-			t.Errorf("%q, %v", b, err)
+			t.Errorf("%q: io.ReadFull(c, b) = %v, want nil", b, err)
 		}
 		l.Close()
 		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
@@ -482,10 +482,10 @@ func TestAsk(t *testing.T) {
 	bubble(t, "admin", func(_ *ServerOptions, co *ClientOptions) { co.Admin = admin }, func(t *testing.T, w *wired) {
 		status, kind, body, err := w.server.Ask(t.Context(), 1, "POST", "/v1/exchanges?x=1", []byte("hi"))
 		if err != nil || status != 202 || kind != "application/json" || string(body) != "POST x=1 hi" {
-			t.Errorf("%d %q %q %v", status, kind, body, err)
+			t.Errorf(`w.server.Ask = %d, %q, %q, %v, want 202, "application/json", "POST x=1 hi", nil`, status, kind, body, err)
 		}
 		if status, _, body, err := w.server.Ask(t.Context(), 1, "GET", "/else", nil); err != nil || status != 200 || len(body) != 0 {
-			t.Errorf("%d %q %v", status, body, err)
+			t.Errorf(`w.server.Ask(1, "GET", "/else", nil) = %d, %q, %v`, status, body, err)
 		}
 		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET ", ":", nil); err != nil || status != 400 {
 			t.Errorf("a request that is none: %d %v", status, err)
@@ -506,12 +506,12 @@ func TestAsk(t *testing.T) {
 		}
 		synctest.Wait()
 		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/else", nil); err != nil || status != 200 && status != 503 {
-			t.Errorf("%d %v", status, err)
+			t.Errorf(`w.server.Ask(1, "GET", "/else", nil) = %d, %v`, status, err)
 		}
 	})
 	bubble(t, "none", nil, func(t *testing.T, w *wired) {
 		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/", nil); err != nil || status != 503 {
-			t.Errorf("%d %v", status, err)
+			t.Errorf(`w.server.Ask(1, "GET", "/", nil) = %d, %v, want 503, nil`, status, err)
 		}
 	})
 }

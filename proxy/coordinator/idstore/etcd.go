@@ -31,10 +31,11 @@ const tries = 8
 // its data has also lost the marks of live coordinators.
 const ahead = 24 * time.Hour
 
-// Etcd is the Store of several coordinators. Each has its own node number under a lease,
-// at PREFIX/nodes/N. The mark of a node stays at PREFIX/marks/N. It is raised by
-// compare-and-swap, and only while the node is held. So a coordinator that has lost its
-// node cannot reserve ids of it, and the next holder begins above the reserved blocks.
+// Etcd is the Store of several coordinators. Each coordinator has its own node number
+// under a lease, at PREFIX/nodes/N. The mark of a node is at PREFIX/marks/N, without a
+// lease. A coordinator raises the mark by compare-and-swap, and only while it holds the
+// node. So a coordinator that has lost its node cannot reserve ids of the node, and the
+// next holder begins above the reserved blocks.
 type Etcd struct {
 	etcd   clientv3.Config
 	prefix string
@@ -64,7 +65,7 @@ func (e *Etcd) Reserve(ctx context.Context, now time.Time, width time.Duration) 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.client == nil {
-		client, err := clientv3.New(e.etcd) // with a password it asks for a token
+		client, err := clientv3.New(e.etcd) // if a password is set, New requests a token from etcd
 		if err != nil {
 			return disaggid.Block{}, err
 		}

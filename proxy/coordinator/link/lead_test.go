@@ -55,7 +55,7 @@ func TestCallersRead(t *testing.T) {
 					for n := range 500 {
 						want := fmt.Sprint(g, n)
 						if got, err := a.conn.Call(t.Context(), 1, []byte(want), nil, time.Hour); err != nil || string(got) != want {
-							t.Errorf("%q, %v, want %q", got, err, want)
+							t.Errorf("a.conn.Call = %q, %v, want %q", got, err, want)
 						}
 					}
 				})
@@ -119,7 +119,7 @@ func TestLeadersGiveUp(t *testing.T) {
 				}
 				for range 3 {
 					if got, err := a.conn.Call(t.Context(), 1, []byte("x"), nil, time.Hour); err != nil || string(got) != "x" {
-						t.Errorf("%q, %v", got, err)
+						t.Errorf(`a.conn.Call(1, []byte("x"), nil, time.Hour) = %q, %v, want "x", nil`, got, err)
 					}
 				}
 				second.Wait()

@@ -189,7 +189,7 @@ func TestLate(t *testing.T) {
 		}
 		b.conn.Flush()
 		if got, err := a.conn.Call(t.Context(), 2, nil, nil, time.Second); err != nil || string(got) != "at once" {
-			t.Errorf("%q, %v", got, err)
+			t.Errorf(`a.conn.Call(2, nil, nil, time.Second) = %q, %v, want "at once", nil`, got, err)
 		}
 	})
 }
@@ -208,7 +208,7 @@ func TestMessagesWait(t *testing.T) {
 		time.Sleep(Linger)
 		synctest.Wait()
 		if got := b.heard(); !slices.Equal(got, []string{"1 one", "1 two"}) {
-			t.Errorf("%q", got)
+			t.Errorf("b.heard() = %q", got)
 		}
 		a.conn.Send(1, []byte("three"), true)
 		synctest.Wait()
@@ -333,7 +333,7 @@ func testAPausedReader(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 		time.Sleep(time.Millisecond)
 	}
 	if got, err := a.conn.Call(t.Context(), 1, []byte("still there"), nil, 0); err != nil || string(got) != "re still there" {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf(`a.conn.Call = %q, %v, want "re still there", nil`, got, err)
 	}
 }
 
@@ -504,14 +504,14 @@ func TestARefusalIsTheLast(t *testing.T) {
 		}()
 		for _, want := range []error{nil, refused} {
 			if _, err := a.conn.Call(t.Context(), 1, nil, nil, time.Hour); !errors.Is(err, want) {
-				t.Errorf("%v, want %v", err, want)
+				t.Errorf("a.conn.Call(1, nil, nil, time.Hour) = %v, want %v", err, want)
 			}
 		}
 		if err := <-a.end; !errors.Is(err, refused) {
 			t.Error(err)
 		}
 		if got := a.heard(); !slices.Equal(got, []string{"1 ", "9 "}) {
-			t.Errorf("%q", got)
+			t.Errorf("a.heard() = %q", got)
 		}
 	})
 }
@@ -538,10 +538,10 @@ func testGarbage(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 			y.Write(appendFrame(nil, message, 9, 0, []byte("well")))
 			y.Write(b)
 			if err := <-a.end; !errors.Is(err, ErrGarbage) {
-				t.Errorf("%v", err)
+				t.Errorf("a.end = %v, want %v", err, ErrGarbage)
 			}
 			if got := a.heard(); !slices.Equal(got, []string{"9 well"}) {
-				t.Errorf("%q", got)
+				t.Errorf("a.heard() = %q", got)
 			}
 		})
 	}
@@ -578,7 +578,7 @@ func testAnswersFromElsewhere(t *testing.T, sockets func(testing.TB) (a, b net.C
 		callers.Go(func() {
 			want := fmt.Sprint(n)
 			if got, err := a.conn.Call(t.Context(), 1, []byte(want), nil, 0); err != nil || string(got) != want {
-				t.Errorf("%q, %v, want %s", got, err, want)
+				t.Errorf("a.conn.Call(1, []byte(want), nil, 0) = %q, %v, want %s", got, err, want)
 			}
 		})
 	}

@@ -1,5 +1,5 @@
 // Package placetest has engines, policies and a coordinator for tests of package
-// coordinator and of what is built on it.
+// coordinator and of packages that use it.
 package placetest
 
 import (
@@ -94,7 +94,7 @@ func (c *Counts) Minted(policy string) {
 // World is a registry of ready instances and a Local over it.
 type World struct {
 	*coordinator.Local
-	Remote   coordinator.Coordinator // asked instead of Local, which is behind it; nil: Local is asked
+	Remote   coordinator.Coordinator // used instead of Local and usually backed by it; nil: Local is used
 	Reg      *engine.Registry
 	Counts   *Counts
 	Known    coordinator.State
@@ -247,7 +247,7 @@ func (w *World) Idle(t testing.TB) {
 	}
 }
 
-// ask is a request of 100 prompt tokens and at most 10 more.
+// NewAsk returns a request with 100 prompt tokens and at most 10 answer tokens.
 func NewAsk() *coordinator.Ask {
 	return &coordinator.Ask{Model: "m", Request: abi.RequestFacts{PromptTokens: 100, MaxTokens: 10, N: 1}}
 }
@@ -260,7 +260,7 @@ func Show(fallbacks []coordinator.Fallback) string {
 	return strings.Join(s, " ")
 }
 
-// Quiet is a log that nobody reads.
+// Quiet returns a logger that discards all records.
 func Quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // Same is the Numbers of a worker that has the coordinator's own instances.
@@ -276,7 +276,7 @@ func (s Same) Instance(n uint32) *engine.Instance {
 	return nil
 }
 
-// Pause lets others work, while a test waits for what it does not hear of.
+// Pause gives other goroutines time, while a test polls for a condition.
 func Pause(t testing.TB) {
 	t.Helper()
 	select {

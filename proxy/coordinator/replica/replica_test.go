@@ -88,7 +88,7 @@ func TestHomesFollowNames(t *testing.T) {
 	} {
 		got := standby.Look(conversation.Query{ID: id})
 		if got.Number != want.Number || got.Prefill != want.Prefill || got.Decode != want.Decode {
-			t.Errorf("%s: %+v, want %+v", id, got, want)
+			t.Errorf("%s: standby.Look = %+v, want %+v", id, got, want)
 		}
 	}
 
@@ -118,7 +118,7 @@ func TestStrayHomes(t *testing.T) {
 	c.Lead(here.number)
 	for id, want := range map[string]conversation.Turn{"own": {Prefill: at(1, 0), Decode: at(9, 0)}, "stray": {}} {
 		if got := table.Look(conversation.Query{ID: id}); got.Number != 2 || got.Prefill != want.Prefill || got.Decode != want.Decode {
-			t.Errorf("%s: %+v, want %+v", id, got, want)
+			t.Errorf("%s: table.Look = %+v, want %+v", id, got, want)
 		}
 	}
 }
@@ -181,7 +181,7 @@ func TestRun(t *testing.T) {
 		<-done
 		c.Lead(instances.number)
 		if got := table.Look(conversation.Query{ID: "y"}); got.Number != 2 || got.Decode != at(1, 2) {
-			t.Errorf("%+v", got)
+			t.Errorf("table.Look = %+v", got)
 		}
 	})
 }

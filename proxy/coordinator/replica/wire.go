@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
-// version is that of questions and answers. Between coordinators of two versions
-// a fail-over forgets the homes.
+// version is the version of requests and answers. A failover between coordinators of
+// different versions loses the homes.
 const version = 2
 
 // A question is the version, then two numbers of 8 bytes, little-endian as all
@@ -16,19 +16,19 @@ const version = 2
 // that it ended with.
 const questionBytes = 1 + 8 + 8
 
-// An answer is the version; the table and the change to go on from, of 8 bytes
-// each; the names of instances; and the conversations. A name is its length in
-// 2 bytes and its text, and there are as many as 2 bytes before them say; a count
-// of 4 bytes is before the conversations, each of entryBytes: hash, block, mark, key,
-// last use, turn (4), branches (1), flags (1), and twice the number of a name, from
-// 1 on (2), and a rank (4).
+// An answer has the version; the number of the table and of the change from which the
+// next request continues (8 bytes each); the names of instances; and the conversations.
+// The number of names (2 bytes) precedes the names. A name is its length (2 bytes) and
+// its text. The number of conversations (4 bytes) precedes the conversations. A
+// conversation has entryBytes bytes: hash, block, mark, key, last use, turn (4), branches
+// (1), flags (1), and twice the number of a name, counted from 1 (2), and a rank (4).
 const (
 	headBytes  = 1 + 8 + 8
 	entryBytes = 5*8 + 4 + 1 + 1 + 2*(2+4)
 
 	flagSpent, flagByID = 1, 2
 
-	mostName = 1 << 10 // bytes of a name; a longer one is nobody's
+	mostName = 1 << 10 // bytes of a name; no instance has a longer name
 )
 
 var errMalformed = errors.New("malformed")

@@ -113,7 +113,7 @@ func TestRefused(t *testing.T) {
 	} {
 		status, answer, _ := w.call(t, "POST", tt.path, tt.body)
 		if status != tt.status || !strings.Contains(strings.ReplaceAll(answer, `\"`, `"`), tt.want) {
-			t.Errorf("%s %q: %d %q, want %d %s", tt.path, tt.body, status, answer, tt.status, tt.want)
+			t.Errorf(`%s %q: w.call("POST", tt.path, tt.body) = %d %q, want %d %s`, tt.path, tt.body, status, answer, tt.status, tt.want)
 		}
 	}
 	if status, _, _ := w.call(t, "POST", "/select", `{"x":"`+strings.Repeat("y", maxBody)+`"}`); status != 413 {
@@ -244,7 +244,7 @@ func TestGuards(t *testing.T) {
 		}
 	}
 	if status, answer, _ := w.call(t, "POST", "/select", body, "Authorization", "Bearer secret"); status != 503 || !strings.Contains(answer, "does not lead") {
-		t.Errorf("%d %s", status, answer)
+		t.Errorf("w.call = %d, %s", status, answer)
 	}
 	leads = true
 	if status, _, _ := w.call(t, "POST", "/select", body, "Authorization", "Bearer secret"); status != 200 {

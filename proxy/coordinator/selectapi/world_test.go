@@ -166,7 +166,7 @@ func (w *world) post(t testing.TB, path, body string, want int) string {
 	t.Helper()
 	status, answer, _ := w.call(t, "POST", path, body)
 	if status != want {
-		t.Fatalf("%s %s: %d %s, want %d", path, body, status, answer, want)
+		t.Fatalf(`%s %s: w.call("POST", path, body) = %d %s, want %d`, path, body, status, answer, want)
 	}
 	return answer
 }

@@ -1,6 +1,6 @@
 // Package standby makes several coordinators act as one. The election decides which of
-// them leads. The others stand by with a copy of the leader's conversation homes. Workers
-// find the leader by a Finder.
+// them leads. The other coordinators are standbys with a copy of the leader's
+// conversation homes. Workers find the leader by a Finder.
 package standby
 
 import (
@@ -29,7 +29,7 @@ type Election interface {
 
 // Instances translates between the names of engines and this process's numbers for them.
 type Instances interface {
-	// Name returns the name of an instance; "": it is gone.
+	// Name returns the name of an instance; "": the instance has left.
 	Name(number uint32) string
 	// Number returns the number of the instance of that name; 0: there is none.
 	Number(name string) uint32
@@ -174,7 +174,7 @@ func (m *Member) shut() {
 	}
 }
 
-// lead begins a term with an epoch, or goes on with it.
+// lead begins a term with an epoch, or continues the term with that epoch.
 func (m *Member) lead(epoch uint64) {
 	if !m.leads.Load() {
 		m.o.Copy.Lead(m.o.Instances.Number)

@@ -27,8 +27,8 @@ import (
 type Source interface {
 	// Name is the source of its engines in the registry.
 	Name() string
-	// Run searches until ctx ends. It calls found, from its own goroutine, with the
-	// complete list whenever that may have changed. Before the first call nothing is
+	// Run searches until ctx ends. It calls found from its own goroutine with the
+	// complete list whenever the list may have changed. Before the first call no list is
 	// known.
 	Run(ctx context.Context, found func([]config.Engine))
 }

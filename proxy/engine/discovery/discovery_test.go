@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// script is a source that hands over what the test sends.
+// script is a source that passes on the lists of the test.
 type script struct{ lists chan []config.Engine }
 
 func (script) Name() string { return "script" }
@@ -28,8 +28,8 @@ func (s script) Run(ctx context.Context, found func([]config.Engine)) {
 	}
 }
 
-// running starts a manager with one scripted source; send hands it a list and
-// waits until that is taken.
+// running starts a manager with one scripted source. send passes a list to the source and
+// waits until the manager has taken it.
 func running(t *testing.T, allow ...string) (r *fakeRegistry, l *logs, send func(...config.Engine)) {
 	t.Helper()
 	r, l = newFakeRegistry(), &logs{}
@@ -86,7 +86,7 @@ func TestRefusedChangeKeepsWhatWasTaken(t *testing.T) {
 		old, next := spec("a", "http://a"), spec("a", "http://a2")
 		old.Model, next.Model = "old", "new"
 		send(old)
-		r.refuse["a"] = "old" // takes that version alone
+		r.refuse["a"] = "old" // the registry refuses only that version
 		send(next, spec("b", "http://b"))
 		if got := r.spec(t, "script", "a"); got != old {
 			t.Errorf("got %+v", got)
@@ -102,7 +102,7 @@ func TestRefusedChangeKeepsWhatWasTaken(t *testing.T) {
 	})
 }
 
-// errRegistry refuses everything, and no single engine is at fault.
+// errRegistry refuses every list without naming an engine.
 type errRegistry struct{}
 
 func (errRegistry) Apply(string, []config.Engine, time.Duration) error { return errors.New("no") }
@@ -129,7 +129,7 @@ func TestAllow(t *testing.T) {
 	allow := []string{"10.0.0.0/8", "192.168.0.7", "fd00::/8", "engine-1.Lab", ".llm.svc"}
 	for name, tt := range map[string]struct {
 		engine config.Engine
-		key    string // that is refused
+		key    string // configuration key in the error; "": no error
 	}{
 		"network":               {at("http://10.1.2.3:8000"), ""},
 		"other network":         {at("http://11.1.2.3:8000"), "url"},

@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// fileCase is a watched file. Each write is followed by the two seconds within
-// which it must be noticed.
+// fileCase is a watched file. After each write the test waits for the two seconds in
+// which the source must notice the change.
 type fileCase struct {
 	t    *testing.T
 	path string
@@ -47,7 +47,7 @@ func (f *fileCase) put(text string) {
 	}
 }
 
-// write replaces the file and gives it the time to be noticed.
+// write replaces the file and waits until the source must have noticed the change.
 func (f *fileCase) write(text string) {
 	f.t.Helper()
 	f.put(text)
@@ -71,16 +71,16 @@ const (
 func TestFileIsFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := watchFile(t, "engines.toml", fileA)
-		f.want("a") // at once
+		f.want("a") // without a wait
 		f.write(fileA + fileB)
 		f.want("a", "b")
-		// The same size within the same instant: content counts.
+		// The size and the time are the same, but the content differs.
 		f.write(fileA + strings.ReplaceAll(fileB, "b", "c"))
 		f.write(jsonAB)
 		f.want("a", "b")
 		f.write("engine = []\n")
 		f.want()
-		// As orchestrators replace files: another one, renamed.
+		// Orchestrators replace a file by renaming another file.
 		next := f.path + ".new"
 		if err := os.WriteFile(next, []byte(fileB), 0o600); err != nil {
 			t.Fatal(err)
@@ -157,12 +157,12 @@ func TestMissingFile(t *testing.T) {
 	})
 }
 
-// A file that is being written is not taken before it is whole.
+// The source does not use a partly written file.
 func TestFileBeingWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := watchFile(t, "engines.toml", fileA+fileB)
 		time.Sleep(readFileEvery - time.Millisecond)
-		f.put(fileA) // seen once
+		f.put(fileA) // the source has read the file once
 		time.Sleep(readFileEvery / 2)
 		f.put(fileA + fileB)
 		time.Sleep(5 * time.Second)

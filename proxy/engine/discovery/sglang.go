@@ -116,7 +116,7 @@ type sglangTopology struct {
 	HTTPPort int `json:"prefill_http_port"`
 }
 
-// ask returns the topology of the engine to which a registry belongs.
+// ask requests the topology of the engine to which a registry belongs.
 func (s *sglangSource) ask(ctx context.Context, r *sglangRegistry) (t sglangTopology, err error) {
 	at := "http://" + net.JoinHostPort(r.host, r.port) + "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)

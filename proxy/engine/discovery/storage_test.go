@@ -292,7 +292,7 @@ func TestStorageSuccessor(t *testing.T) {
 	}
 	_, lists := start(l)
 	if list := <-lists; len(list) != 1 || list[0].Name != contextW {
-		t.Errorf("%+v", list)
+		t.Errorf("lists = %+v", list)
 	}
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
@@ -322,12 +322,12 @@ func TestStorageSuccessor(t *testing.T) {
 	post(again)
 	first.Release()
 	if list := <-lists; len(list) != 1 || list[0].Name != again {
-		t.Errorf("%+v", list)
+		t.Errorf("lists = %+v", list)
 	}
 	third := strings.Replace(contextW, "0123", "0001", 1)
 	post(third)
 	if list := <-lists; len(list) != 1 || list[0].Name != third {
-		t.Errorf("%+v", list)
+		t.Errorf("lists = %+v", list)
 	}
 	close(stop)
 	wg.Wait()

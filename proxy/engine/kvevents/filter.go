@@ -30,8 +30,8 @@ type eventFilter struct {
 	fixed   bool // block was configured, not learned
 }
 
-// choose reports whether blocks stored in the group count. turned says that they
-// replace those of another group that counted until now.
+// choose reports whether blocks stored in the group count. turned: these blocks replace
+// the blocks of another group that counted until now.
 func (s *eventFilter) choose(g group) (counts, turned bool) {
 	switch {
 	case g.id == noGroup:
@@ -54,8 +54,8 @@ func (s *eventFilter) counts(id uint64) bool {
 }
 
 // measure reports whether stored blocks of n tokens count. Blocks shorter than those on
-// the GPU are the partial last block of a prompt; others are chunks of a store below
-// it. turned says that n replaces a shorter length that counted until now.
+// the GPU are the partial last block of a prompt; others are chunks of a store below it.
+// turned: n replaces a shorter length that counted until now.
 func (s *eventFilter) measure(n int, tier kvindex.Tier) (counts, turned bool) {
 	if n == s.block {
 		return n > 0, false

@@ -17,7 +17,7 @@ const (
 	// replayIdle is the maximum time without a message in a replay. The engine looks
 	// for replay requests between two batches, and every 100 ms.
 	replayIdle = 5 * time.Second
-	// replayPause is how long a replay endpoint that did not answer is not asked again.
+	// replayPause is the pause after a replay endpoint has not answered.
 	replayPause = 10 * time.Second
 	// replayPatience is how long a replay endpoint may refuse connections after the
 	// publisher has accepted one: a starting engine opens it a little later.

@@ -173,9 +173,9 @@ func typeOf(text []byte) string {
 	return ""
 }
 
-// stored decodes the blocks of a store event. They follow each other, but may lie in
-// several tiers, and the last may be partial: each run of blocks with the same tier and
-// length goes to the feed separately.
+// stored decodes the blocks of a store event. The blocks follow each other, but may be in
+// several tiers, and the last block may be partial. stored passes each run of blocks with
+// the same tier and length to the feed separately.
 func (d *drained) stored(r *drainedRank, g group, m *members) bool {
 	d.s = kvindex.Stored{Hashes: d.s.Hashes[:0], Tokens: d.s.Tokens[:0]}
 	if c := (cursor{text: m.parent}); m.parent != nil && !c.null() {

@@ -37,7 +37,7 @@ func TestSameAddressIsOneEngine(t *testing.T) {
 	}
 	list := b.engines()
 	if len(list) != 1 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
-		t.Errorf("%+v", list)
+		t.Errorf("b.engines() = %+v", list)
 	}
 	if b.register(message{text: bytesOf(t, hello)}, now) || b.register(message{text: bytesOf(t, other)}, now) || b.register(message{text: []byte{0xc1}}, now) {
 		t.Error("what is no registration changed something")
@@ -52,7 +52,7 @@ func TestModesMix(t *testing.T) {
 	b.register(message{text: bytesOf(t, oldD)}, time.Now())
 	list := b.engines()
 	if len(list) != 2 || list[0].Connector != "vllm-moriio-read" || list[1].Connector != "vllm-moriio" {
-		t.Errorf("%+v", list)
+		t.Errorf("b.engines() = %+v", list)
 	}
 }
 
@@ -172,7 +172,7 @@ func TestRestoredBook(t *testing.T) {
 	own.ownHost = true
 	own.restore(append(entries, registrations.Entry{Value: []byte("garbage")}), now)
 	if list := own.engines(); len(list) != 1 || list[0].Role != "prefill" || !strings.Contains(out.String(), "own_host") {
-		t.Errorf("%+v: %s", list, out)
+		t.Errorf("own.engines() = %+v, %s", list, out)
 	}
 	// Entries of another version may name a longer time. They end after Expiry all the
 	// same.

@@ -104,8 +104,8 @@ func (r *Store) Follow(ctx context.Context, shown func([]Entry)) {
 	}
 }
 
-// Write writes the entries to the file. Only the process that has the lock may write;
-// for others Write does nothing.
+// Write writes the entries to the file. Only the process that has the lock may write. In
+// other processes Write does nothing.
 func (r *Store) Write(entries []Entry) {
 	if r.lock == nil {
 		return

@@ -201,7 +201,7 @@ func TestForeignFile(t *testing.T) {
 			}
 			r := p.store()
 			if entries := p.take(r); len(entries) > 0 || r.Complete() {
-				t.Errorf("%v", entries)
+				t.Errorf("p.take(r) = %v", entries)
 			}
 			if n := strings.Count(p.log.String(), "\n"); n != 1 {
 				t.Errorf("logged: %s", p.log.String())
@@ -209,12 +209,12 @@ func TestForeignFile(t *testing.T) {
 			r.Release([]Entry{entry("b", 0)})
 			next := p.store()
 			if entries := p.take(next); keys(entries) != "b" {
-				t.Errorf("%v", entries)
+				t.Errorf("p.take(next) = %v", entries)
 			}
 			next.Release(nil)
 			info, err := os.Stat(p.dir.Path("registered-x.json"))
 			if err != nil || info.Mode().Perm() != 0o600 {
-				t.Errorf("%v, %v", info, err)
+				t.Errorf(`os.Stat(p.dir.Path("registered-x.json")) = %v, %v`, info, err)
 			}
 		})
 	}
@@ -237,7 +237,7 @@ func TestLinks(t *testing.T) {
 	p.take(r)
 	r.Release([]Entry{entry("a", 0)})
 	if b, err := os.ReadFile(precious); string(b) != "x" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("os.ReadFile(precious) = %q, %v", b, err)
 	}
 }
 
@@ -295,7 +295,7 @@ func TestLeft(t *testing.T) {
 		{10_000, math.MaxInt64, 10 * time.Second}, // the clock of the writer was ahead
 	} {
 		if got := (Entry{TTL: tt.ttl, Until: tt.until}).Left(now); got != tt.want {
-			t.Errorf("%d, %d: %s, want %s", tt.ttl, tt.until, got, tt.want)
+			t.Errorf("%d, %d: Left = %s, want %s", tt.ttl, tt.until, got, tt.want)
 		}
 	}
 }

@@ -118,8 +118,8 @@ func (c *Conn) readCommand(size uint64) ([]byte, error) {
 	return c.command, err
 }
 
-// answer answers a PING with its context, and ignores every other command, as RFC
-// 37 asks of commands that a peer does not know.
+// answer answers a PING with the context of the PING. It ignores every other command, as
+// RFC 37 requires for unknown commands.
 func (c *Conn) answer(body []byte) error {
 	rest, isPing := bytes.CutPrefix(body, []byte("\x04PING"))
 	if !isPing || len(rest) < 2 || len(body) > maxPing {

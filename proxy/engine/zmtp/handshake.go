@@ -12,8 +12,8 @@ import (
 )
 
 var (
-	// ErrMechanism means that the peer does not speak ZMTP 3, or uses another
-	// security mechanism than this side.
+	// ErrMechanism means that the peer does not use ZMTP 3, or uses another security
+	// mechanism than this side.
 	ErrMechanism = errors.New("greet peer: not ZMTP 3 with the security mechanism that is asked for")
 	// ErrPassword means that the peer presented another password.
 	ErrPassword = errors.New("greet peer: a wrong password")
@@ -34,8 +34,8 @@ const (
 // filler. Source: RFC 23, section The Greeting.
 const greetingLen = 64
 
-// peers are the socket types that may be at the other end of each. Source: RFC 23,
-// section The Socket-Type Property.
+// peers lists, for each socket type, the socket types that the peer may have. Source: RFC
+// 23, section The Socket-Type Property.
 var peers = map[Socket][]string{
 	Sub:    {"PUB", "XPUB"},
 	Dealer: {"ROUTER", "DEALER", "REP"},
@@ -125,7 +125,7 @@ func cutText(b []byte) (text, rest []byte, ok bool) {
 	return b[1:end], b[end:], true
 }
 
-// expect reads a command of the name and returns what follows the name.
+// expect reads a command with the given name and returns the bytes after the name.
 func (c *Conn) expect(name string) ([]byte, error) {
 	flags, size, err := c.header()
 	if err != nil {

@@ -15,7 +15,7 @@ func put(s *Shelf[string], scope, name, value string, ids ...uint32) []string {
 	return s.Put(OnShelf[string]{Scope: scope, Name: name, IDs: ids, Expires: shelfNow.Add(time.Minute), Value: value}, shelfNow)
 }
 
-// A value comes back for a list that begins with all of its ids, and no other.
+// A list gets a value only if it begins with all ids of the value.
 func TestShelfWantsTheWholePrefix(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -104,8 +104,8 @@ func TestShelfForgetsWhatHasExpired(t *testing.T) {
 	}
 }
 
-// Whatever is put and taken by many at once, nothing comes back twice, and
-// nothing that was not asked for.
+// Many goroutines store and take values. No value is returned twice, and none is returned
+// for another list.
 func TestShelfHammer(t *testing.T) {
 	s := NewShelf[[]uint32](64, 1<<20)
 	var taken sync.Map
@@ -118,7 +118,7 @@ func TestShelfHammer(t *testing.T) {
 				for i := range ids {
 					ids[i] = r.Uint32N(2)
 				}
-				ids = append(ids, uint32(g), uint32(n)) // no two are alike
+				ids = append(ids, uint32(g), uint32(n)) // every list is different
 				s.Put(OnShelf[[]uint32]{Scope: "m", Name: fmt.Sprint(r.IntN(20)), IDs: ids, Expires: shelfNow.Add(1), Value: ids}, shelfNow)
 				got, ok := s.Take("m", append(slices.Clone(ids), 7), shelfNow)
 				if !ok {

@@ -10,7 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestPack holds the vectors published for TensorRT-LLM's layout.
+// TestPack checks the published vectors of TensorRT-LLM's layout.
 func TestPack(t *testing.T) {
 	for _, tt := range []struct {
 		milli        int64
@@ -64,7 +64,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// next is the next id of a source that has some left.
+// next returns the next id of a source, which must have one.
 func next(t testing.TB, s *Source) uint64 {
 	f, ok := s.Next()
 	if !ok {
@@ -82,7 +82,7 @@ func source(t testing.TB, node, worker int) *Source {
 	return s
 }
 
-// TestNextCounts: from the start of the process on, whatever the clock does.
+// TestNextCounts: a source counts from the start of the process and ignores the clock.
 func TestNextCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)))
@@ -107,7 +107,7 @@ func TestNextCounts(t *testing.T) {
 	})
 }
 
-// TestNextHammer: many goroutines, two sources, no id twice.
+// TestNextHammer: many goroutines use two sources, and no id is issued twice.
 func TestNextHammer(t *testing.T) {
 	sources := []*Source{source(t, 1, 0), source(t, 1, 1)}
 	const each = 3000

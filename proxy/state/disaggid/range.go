@@ -29,7 +29,7 @@ func Clock(t time.Time) int64 {
 }
 
 // Range is the ids of one line (a node and a worker number) with id-time from From until
-// before Until. The holder of a range is the only issuer of its ids, for ever.
+// before Until. The holder of a range is permanently the only issuer of its ids.
 type Range struct {
 	Node, Worker uint8
 	From, Until  int64 // Unix ms
@@ -42,7 +42,7 @@ const rangeSize = 2 + 8 + 8
 // Size is the number of ids in r.
 func (r Range) Size() int64 { return (r.Until - r.From) << counterBits }
 
-// check returns what is wrong with a range from a peer.
+// check returns an error if a range from a peer is invalid.
 func (r Range) check() error {
 	switch {
 	case r.Worker > maxWorker:

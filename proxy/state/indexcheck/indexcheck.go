@@ -36,15 +36,15 @@ func (r Reason) String() string { return reasonNames[r] }
 type Observation struct {
 	Engine string // instance that served prefill
 	Rank   int
-	// Exact: the engine's events feed the index of this target. Only then does a surplus
-	// of the engine count against it.
+	// Exact: the engine's events feed the index of this target. A surplus of the engine
+	// counts against the engine only if Exact is set.
 	Exact bool
 	// Stored is the number of blocks in the target's events so far.
 	Stored uint64
 
 	Prompt    int // tokens
-	Predicted int // of them held by the target, as the index said when it was chosen
-	Reported  int // of them cached, as the engine says
+	Predicted int // number of these blocks that the target held according to the index when the target was chosen
+	Reported  int // number of these blocks that were cached according to the engine
 	// Held is how many tokens the target holds by its events alone, looked up after the
 	// answer. Blocks that the proxy expects there because it sent them do not count: they
 	// have the proxy's own ids, and prove nothing about the engine's. Because the lookup
@@ -83,11 +83,11 @@ type Verdict struct {
 // All is the Rank of a verdict about a whole engine.
 const All = -1
 
-// A verdict rests on the last observations of an engine, those of all its ranks
-// together, or on those of one rank that behaves unlike the others. Blocks that
-// are evicted between choice and prefill make some requests disagree on a
-// healthy engine under pressure; hence the shares, and the distance between
-// those that raise a verdict and that which ends it.
+// A verdict uses the last observations of all ranks of an engine, or the last
+// observations of one rank that differs from the other ranks. A healthy engine under
+// memory pressure evicts blocks between placement and prefill, so some observations
+// disagree. Therefore a verdict needs a certain share of disagreeing observations, and
+// ends only at a much lower share.
 const (
 	window      = 100
 	engineLeast = 20 // informative requests, for a verdict about an engine
@@ -133,7 +133,7 @@ func (c *Check) Observe(o Observation) {
 	}
 }
 
-// Forget removes an engine that left or restarted, without notify.
+// Forget removes an engine that left or restarted. It does not call notify.
 func (c *Check) Forget(engine string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// fleet makes observations of one engine as conversations would.
+// fleet makes the observations of one engine that serves conversations.
 type fleet struct {
 	rng    *rand.Rand
 	ranks  int
@@ -17,8 +17,8 @@ func newFleet(ranks int) *fleet {
 	return &fleet{rng: rand.New(rand.NewPCG(3, uint64(ranks))), ranks: ranks, stored: make(map[int]uint64)}
 }
 
-// healthy is a request whose prefix is cached as predicted, on a share of them
-// less a part that was evicted, and cold on another share.
+// healthy returns a request whose prefix is cached as predicted. A part of the requests
+// lacks some evicted blocks, and a part is cold.
 func (f *fleet) healthy(evicted, cold float64) Observation {
 	prompt := 200 + f.rng.IntN(6000)
 	held := f.rng.IntN(prompt) / 16 * 16
@@ -34,8 +34,8 @@ func (f *fleet) healthy(evicted, cold float64) Observation {
 	return o
 }
 
-// run gives the verdicts that n observations raise, and how many it took until
-// the first.
+// run makes n observations. It returns the number of observations before the first
+// verdict.
 func run(c *Check, told *[]Verdict, n int, next func() Observation) (after int) {
 	for i := range n {
 		c.Observe(next())
@@ -50,7 +50,7 @@ func TestEachTroubleIsNamedWithin100Requests(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		ranks int
-		rank  int // in trouble; All
+		rank  int // the rank in trouble, or All
 		spoil func(f *fleet, o *Observation)
 		want  Reason
 	}{
@@ -103,7 +103,8 @@ func TestEachTroubleIsNamedWithin100Requests(t *testing.T) {
 				if v.Engine != "p0" || v.Reason != tt.want || v.Rank != tt.rank {
 					t.Errorf("after %d healthy requests: got %+v", history, v)
 				}
-				// Of a rank, each eighth request is one of its own.
+				// With one rank in trouble, only an eighth of the requests are on that
+				// rank.
 				if after > 100 && tt.rank == All || after > 200 {
 					t.Errorf("after %d healthy requests: it took %d", history, after)
 				}

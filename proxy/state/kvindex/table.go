@@ -203,7 +203,7 @@ func (s *segment) resize(words int) *table {
 func (s *segment) erase(slot int) {
 	t := s.table.Load()
 	s.used--
-	hole := slot // keeps its word until the end, so it counts as used
+	hole := slot // the slot keeps its word until the end, so it counts as used
 	for t.full(hole / bucket) {
 		from := t.displaced(hole / bucket)
 		if from < 0 {
@@ -224,8 +224,8 @@ func (s *segment) erase(slot int) {
 // full reports whether a bucket has no free slot.
 func (t *table) full(b int) bool { return t.slots[b*bucket]&marksTaken == marksTaken }
 
-// displaced returns the slot of a word in a bucket after b that belongs into b or
-// before it; -1 if there is none.
+// displaced returns the slot of a word that is in a bucket after b and whose home is b or
+// an earlier bucket; -1 if there is no such word.
 func (t *table) displaced(b int) int {
 	n := int(t.buckets)
 	for far := 1; far < n; far++ {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// own is what a counter holds of this proxy's.
+// own is the load of this proxy that a counter holds.
 type own struct {
 	requests               int32
 	tokens, queued, decode int64
@@ -30,7 +30,7 @@ func TestHold(t *testing.T) {
 		t.Errorf("the first token came: %+v, want %+v", got, want)
 	}
 	prefill.Drop()
-	prefill.Drop() // an empty hold takes nothing away
+	prefill.Drop() // an empty hold changes nothing
 	if got, want := c.own(), (own{2, 130, 0, 130}); got != want {
 		t.Errorf("prefill is done: %+v, want %+v", got, want)
 	}
@@ -94,7 +94,7 @@ func TestHoldHammer(t *testing.T) {
 		t.Errorf("%+v is left", got)
 	}
 	if v := c.View(base); v.Requests < 0 || v.Requests > 6 || v.Usage != 0.5 || v.PrefillMicros <= 0 {
-		t.Errorf("%+v", v)
+		t.Errorf("c.View(base) = %+v", v)
 	}
 }
 

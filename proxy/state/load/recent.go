@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// After recentTime a placement counts for 1/e. For the target's utilisation this is
-// busyTime.
+// After recentTime, the weight of a placement is 1/e. For the target's utilisation this
+// time is busyTime.
 const (
 	recentTime = 10 * time.Minute
 	busyTime   = time.Minute

@@ -29,8 +29,8 @@ func TestRecent(t *testing.T) {
 	}
 }
 
-// TestBusy: a target that is sent half of what it computes in a minute is half
-// busy, and soon idle when it is sent nothing.
+// TestBusy: a target that gets half of the work that it can do in a minute is half busy.
+// It soon becomes idle without work.
 func TestBusy(t *testing.T) {
 	var c Counter
 	now := time.Unix(1_700_000_000, 0)

@@ -37,7 +37,7 @@ const (
 	staleReports = 6
 )
 
-// reported is a report and what of it is foreign.
+// reported is a report and the part of it that is foreign load.
 type reported struct {
 	Report
 	requests               int32
@@ -51,13 +51,13 @@ type Mark struct {
 	queued   int64
 }
 
-// Mark returns the present own load, to be taken when an engine is asked.
+// Mark returns the present own load. Call it when a poll of an engine begins.
 func (c *Counter) Mark() Mark {
 	return Mark{c.requests.Load(), c.tokens.Load(), c.queued.Load()}
 }
 
-// Report applies an engine's report. m is the own load when the engine was asked; the
-// larger of m and the present own load is subtracted.
+// Report applies an engine's report. m is the own load at the begin of the poll. Report
+// subtracts the larger of m and the present own load.
 func (c *Counter) Report(r Report, m Mark) {
 	now := c.Mark()
 	n := &reported{Report: r}
