@@ -63,7 +63,7 @@ func (a *app) pluginBuild(o build.Options) error {
 	if a.json {
 		return exit.Failed(a.printJSON(r))
 	}
-	sdk := "no SDK that is known"
+	sdk := "no SDK"
 	if r.SDK != "" {
 		sdk = r.SDK
 		if r.Version != "" {

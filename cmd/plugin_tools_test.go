@@ -126,7 +126,7 @@ func TestInspect(t *testing.T) {
 			var i trial.Inspection
 			stdout, _ := must(t, exit.OK, "plugin", "inspect", "--json", module)
 			unmarshal(t, stdout, &i)
-			if i.ABI != tt.abi || !slices.Equal(i.Hooks, tt.hooks) || !slices.Equal(i.Policies, tt.policies) {
+			if i.ABI != tt.abi || i.Contract != 1 || !slices.Equal(i.Hooks, tt.hooks) || !slices.Equal(i.Policies, tt.policies) {
 				t.Errorf("inspected as %+v", i)
 			}
 			if i.SizeBytes == 0 || i.CompileMS <= 0 || i.InstantiateUS <= 0 || i.MemoryBytes == 0 {
@@ -140,7 +140,9 @@ func TestInspect(t *testing.T) {
 		})
 	}
 	stdout, _ := must(t, exit.OK, "plugin", "inspect", filepath.Join(repository(t), "examples/policy-c/policy.wasm"))
-	for _, want := range []string{"hooks        pdproxy_v1_on_place\n", "imports      none\n", "size         0.9 kB"} {
+	for _, want := range []string{
+		"contract     1\n", "proxy-wasm   none: not a filter\n", "policies     one for each hook, with the name of the plugin\n", "hooks        pdproxy_v1_on_place\n", "imports      none\n", "size         0.9 kB",
+	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
 		}
@@ -192,7 +194,7 @@ func TestPluginUsage(t *testing.T) {
 		"new filter of sdk":  {exit.Usage, "stock SDKs", []string{"new", filepath.Join(dir, "a"), "--kind", "filter", "--sdk-dir", "."}},
 		"new no sources":     {exit.Usage, "find pdproxy's sources", []string{"new", filepath.Join(dir, "a"), "--sdk-dir", dir}},
 		"inspect no file":    {exit.Usage, "absent", []string{"inspect", filepath.Join(dir, "absent")}},
-		"inspect text":       {exit.Failure, "inspect ", []string{"inspect", text}},
+		"inspect text":       {exit.Failure, "the file is not WebAssembly", []string{"inspect", text}},
 		"inspect empty":      {exit.Failure, "neither a proxy-wasm marker", []string{"inspect", empty}},
 		"test one argument":  {exit.Usage, "arg", []string{"test", empty}},
 		"test no frames":     {exit.Usage, "frame 0", []string{"test", empty, text}},
