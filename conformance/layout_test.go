@@ -100,6 +100,7 @@ var mayImport = map[string][]string{
 	"conformance/kvevents":        {},
 	"conformance/bench":           {},
 	"conformance/deploy":          {},
+	"conformance/docs":            {},
 	"conformance/discovery":       {},
 	"conformance/load":            {},
 	"conformance/fleet":           {},
