@@ -39,7 +39,7 @@ func TestConfigurationsInDocuments(t *testing.T) {
 		for _, s := range shown {
 			blocks++
 			if _, err := config.Parse([]byte(s)); err != nil {
-				t.Errorf("%s: %v", file, err)
+				t.Errorf("%s: config.Parse([]byte(s)) = %v, want nil", file, err)
 			}
 		}
 	}
