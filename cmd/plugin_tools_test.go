@@ -183,7 +183,7 @@ func TestPluginUsage(t *testing.T) {
 		args   []string
 	}{
 		"no subcommand":      {exit.Usage, "one of new", nil},
-		"build nothing":      {exit.Usage, "arg", []string{"build"}},
+		"build nothing":      {exit.Usage, "usage: ", []string{"build"}},
 		"build no folder":    {exit.Usage, "absent", []string{"build", filepath.Join(dir, "absent")}},
 		"build a file":       {exit.Usage, "is not a folder", []string{"build", text}},
 		"build empty folder": {exit.Failure, "go.mod", []string{"build", dir}},
@@ -194,7 +194,7 @@ func TestPluginUsage(t *testing.T) {
 		"inspect no file":    {exit.Usage, "absent", []string{"inspect", filepath.Join(dir, "absent")}},
 		"inspect text":       {exit.Failure, "inspect ", []string{"inspect", text}},
 		"inspect empty":      {exit.Failure, "neither a proxy-wasm marker", []string{"inspect", empty}},
-		"test one argument":  {exit.Usage, "arg", []string{"test", empty}},
+		"test one argument":  {exit.Usage, "usage: ", []string{"test", empty}},
 		"test no frames":     {exit.Usage, "frame 0", []string{"test", empty, text}},
 		"test bad module":    {exit.Failure, "neither a proxy-wasm marker", []string{"test", empty, frames}},
 		"test bad repeat":    {exit.Usage, "--repeat", []string{"test", "--repeat", "0", empty, frames}},

@@ -166,7 +166,7 @@ func TestApplyRefuses(t *testing.T) {
 		key, want string
 	}{
 		"no file":          {changed(func(s *Spec) { s.Source.Location += "x" }), "plugin[1].path", "no such file"},
-		"no module":        {changed(func(s *Spec) { s.Source.Location = garbage }), "plugin[1]", "compile"},
+		"no module":        {changed(func(s *Spec) { s.Source.Location = garbage }), "plugin[1]", "not WebAssembly"},
 		"other digest":     {changed(func(s *Spec) { s.Source.SHA256 = strings.Repeat("0", 64) }), "plugin[1].sha256", "sha256"},
 		"configure false":  {changed(func(s *Spec) { s.Config = "configure=false" }), "plugin[1]", "proxy_on_configure"},
 		"configure traps":  {changed(func(s *Spec) { s.Config = "configure=trap" }), "plugin[1]", "configure"},
@@ -186,7 +186,7 @@ func TestApplyRefuses(t *testing.T) {
 			if !errors.As(err, &e) || e.Key != tt.key || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("error %v, want %s with %q", err, tt.key, tt.want)
 			}
-			if strings.HasPrefix(tt.key, "plugin[1]") && !strings.HasPrefix(err.Error(), tt.key+`: "q": `) {
+			if strings.HasPrefix(tt.key, "plugin[1]") && !strings.HasPrefix(err.Error(), tt.key+" (q): ") {
 				t.Errorf("error %v does not name the plugin q", err)
 			}
 			if _, by, ok := w.place(""); by != "p" || !ok {
@@ -514,7 +514,7 @@ func TestStartThatLoops(t *testing.T) {
 	h := &waiting{end: cancel}
 	w.deps.Log = slog.New(h)
 	err := w.Apply(ctx, w.config)
-	if err == nil || !strings.Contains(err.Error(), `plugin[0]: "p": configure plugin: `) {
+	if err == nil || !strings.Contains(err.Error(), `plugin[0] (p): configure plugin: `) {
 		t.Errorf("error %v", err)
 	}
 	if said := h.said.Load(); said == nil || *said != "plugin=p limit=10s " {

@@ -60,14 +60,14 @@ func TestLoadRefuses(t *testing.T) {
 		})
 	}
 	t.Run("no file", func(t *testing.T) {
-		if why := refuse(t, filter("culprit", "/nonexistent/x.wasm", "")); !strings.Contains(why, `plugin[0].path: "culprit": `) {
+		if why := refuse(t, filter("culprit", "/nonexistent/x.wasm", "")); !strings.Contains(why, `plugin[0].path (culprit): `) {
 			t.Error(why)
 		}
 	})
 	t.Run("wrong digest", func(t *testing.T) {
 		p := filter("culprit", writeModule(t, newModule()), "")
 		p.SHA256 = strings.Repeat("0", 64)
-		if why := refuse(t, p); !strings.Contains(why, `plugin[0].sha256: "culprit": `) {
+		if why := refuse(t, p); !strings.Contains(why, `plugin[0].sha256 (culprit): `) {
 			t.Error(why)
 		}
 	})

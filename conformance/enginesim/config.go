@@ -63,6 +63,11 @@ type Config struct {
 	// BootstrapPort is the port of the bootstrap server of a prefill engine of
 	// sglang or vllm-mooncake; 0 picks an ephemeral port.
 	BootstrapPort int
+	// FutureParams adds members to kv_transfer_params that no release of vLLM has: an
+	// integer that no float64 can represent, a text with many escapes, and a list.
+	// Decode then fails if a proxy did not pass them on unchanged. Default false, as
+	// in the real engine.
+	FutureParams bool
 	// OnPrompt is called with the text of each prompt that the engine begins to
 	// serve, by several goroutines at once; default none.
 	OnPrompt func(prompt string)

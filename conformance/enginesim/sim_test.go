@@ -12,9 +12,17 @@ import (
 	"time"
 )
 
-// startEngine starts an engine that ends with the test. The test fails if
-// blocks are still referenced after the last request and lease.
+// startEngine starts an engine with FutureParams that ends with the test. The test
+// fails if blocks are still referenced after the last request and lease.
 func startEngine(t *testing.T, cfg Config) *Engine {
+	t.Helper()
+	cfg.FutureParams = true
+	return startAsConfigured(t, cfg)
+}
+
+// startAsConfigured starts an engine as startEngine does, without FutureParams of its
+// own.
+func startAsConfigured(t *testing.T, cfg Config) *Engine {
 	t.Helper()
 	e, err := New(cfg)
 	if err != nil {

@@ -423,3 +423,30 @@ func TestRanks(t *testing.T) {
 		t.Errorf("state %+v", s)
 	}
 }
+
+// TestParamsOfARealEngine: by default kv_transfer_params have only members of vLLM, and a
+// relay that decodes and encodes them again as float64 does no harm.
+func TestParamsOfARealEngine(t *testing.T) {
+	start := func(role string) *Engine {
+		return startAsConfigured(t, Config{Connector: ConnectorVLLMNixl, Role: role, KVBlocks: 256, Lease: time.Hour})
+	}
+	pd := pair{p: start(RolePrefill), d: start(RoleDecode), both: start(RoleBoth)}
+	prompt := words(3, 50)
+	params := pd.prefill(t, prompt)
+	var decoded map[string]any
+	if err := json.Unmarshal([]byte(params), &decoded); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"remote_agent_epoch", "remote_agent_tag", "remote_regions"} {
+		if _, found := decoded[name]; found {
+			t.Errorf("kv_transfer_params contain %s: %s", name, params)
+		}
+	}
+	encoded, err := json.Marshal(decoded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := pd.decode(t, prompt, string(encoded)).text(t), pd.direct(t, prompt).text(t); got != want {
+		t.Errorf("text %q, from one engine %q", got, want)
+	}
+}

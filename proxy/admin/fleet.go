@@ -134,7 +134,7 @@ func (f fleetView) explain(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if last.body == nil {
-		text := "no such exchange among the last ones that ended"
+		text := fmt.Sprintf("no request of this id is among the last %d that ended on this proxy", journal.RingSize)
 		if silent > 0 {
 			text += fmt.Sprintf("; %d workers did not answer", silent)
 		}

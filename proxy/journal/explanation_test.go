@@ -266,9 +266,9 @@ func TestExplainRing(t *testing.T) {
 	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
 		t.Errorf("twice: %d, %v", e.DisaggID, ok)
 	}
-	for i := range ringSize - 2 { // overwrites the first two slots and not the third
+	for i := range RingSize - 2 { // overwrites the first two slots and not the third
 		put(fmt.Sprint("n", i), 9)
-		if e, ok := s.Get("twice"); i < ringSize-3 && (!ok || e.DisaggID != 3) {
+		if e, ok := s.Get("twice"); i < RingSize-3 && (!ok || e.DisaggID != 3) {
 			t.Fatalf("after %d more records the later record is lost", i+1)
 		}
 	}
@@ -287,7 +287,7 @@ func TestExplainRing(t *testing.T) {
 		t.Error("the later one outlives its slot")
 	}
 	rows := s.PerfRows()
-	if len(rows) != ringSize || rows[0].RequestID != "n0" || rows[ringSize-1].RequestID != "more2" {
+	if len(rows) != RingSize || rows[0].RequestID != "n0" || rows[RingSize-1].RequestID != "more2" {
 		t.Errorf("%d rows from %s to %s", len(rows), rows[0].RequestID, rows[len(rows)-1].RequestID)
 	}
 }
