@@ -61,7 +61,7 @@ func (a *app) quickstartCommand() *cobra.Command {
 	for _, printer := range append(c.Commands(), c) {
 		printer.Flags().BoolVar(&a.json, "json", false, "print the result as JSON")
 	}
-	return a.addJSON(c)
+	return c
 }
 
 // unknownQuickstart names the quickstarts that name may stand for.

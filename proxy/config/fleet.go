@@ -3,7 +3,7 @@ package config
 import "time"
 
 // Discovery configures the search for instances beyond the [[engine]] entries.
-// docs/discovery.md describes each source.
+// docs/howto/discovery.md describes each source.
 type Discovery struct {
 	// Allow lists the permitted addresses of found engines: addresses (10.1.2.3),
 	// networks (10.0.0.0/8), host names, or all names below one (.llm.svc). A host name
@@ -166,7 +166,7 @@ type Fleet struct {
 	// Default 0: one process does everything.
 	Workers int `toml:"workers"`
 	// Listen is the coordinator's address for workers: host:port or unix:path. If it is
-	// set, it also serves TensorRT-LLM's fleet workers (docs/fleet.md). Default "": a
+	// set, it also serves TensorRT-LLM's fleet workers (docs/concepts/fleet.md). Default "": a
 	// private Unix socket.
 	Listen string `toml:"listen"`
 	// TokenFile is a file with the token, of at least 16 characters, by which workers
