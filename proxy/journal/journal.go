@@ -146,7 +146,7 @@ func (j *Journal) LegAnswered(l *Leg, status int) { l.answered(time.Now(), statu
 // LegTimed notes the timing that the engine of a leg reports.
 func (j *Journal) LegTimed(l *Leg, t connector.Timing) { j.rec.timed(l, t) }
 
-// LegEnded notes that a leg ended for a reason that is not the engine's.
+// LegEnded notes that a leg ended for a reason that is not a failure of the engine.
 func (j *Journal) LegEnded(l *Leg, reason string) { l.end(time.Now(), reason) }
 
 // LegCancelled counts a leg that the proxy ended because its result was no longer needed.
