@@ -101,10 +101,12 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 	var fresh []*plugin
 	err := func() error {
 		for i, spec := range c.Plugins {
-			content, err := spec.Source.Read(ctx)
+			content, err := spec.Source.Read(ctx, s.deps.CacheDir)
 			switch {
 			case errors.Is(err, source.ErrDigest):
 				return pluginError(i, ".sha256", spec.Name, err)
+			case errors.Is(err, source.ErrSignature):
+				return pluginError(i, ".public_key", spec.Name, err)
 			case err != nil:
 				return pluginError(i, ".path", spec.Name, err)
 			}
