@@ -122,7 +122,7 @@ func readTables(t *testing.T) map[string]*layoutTable {
 		}
 		at, _ := strconv.Atoi(m[1])
 		if at != table.size {
-			t.Errorf("%s: %s is at %d, the field before it ends at %d", section, m[3], at, table.size)
+			t.Errorf("%s: %s is at %d, the previous field ends at %d", section, m[3], at, table.size)
 		}
 		size := sizes[m[2]]
 		switch n := extent.FindStringSubmatch(m[4]); {

@@ -21,8 +21,11 @@ func (a *app) pluginCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugin",
 		Short: "Create, build, inspect, test and push plugins",
-		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return errors.Join(c.Usage(), errNoSubcommand) },
+		Example: `  pdproxy plugin new my-router
+  pdproxy plugin build my-router
+  pdproxy plugin test my-router/my-router.wasm my-router/frames.json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return errors.Join(c.Usage(), errNoSubcommand) },
 	}
 	c.AddCommand(a.pluginNewCommand(), a.pluginBuildCommand(), a.pluginInspectCommand(), a.pluginTestCommand(), a.pluginPushCommand())
 	return c
@@ -41,7 +44,9 @@ command, a crate (Cargo.toml) with cargo, or *.c with clang.
 A plugin in Go may use github.com/tetratelabs/proxy-wasm-go-sdk,
 github.com/proxy-wasm/proxy-wasm-go-sdk, pdproxy's abi/guest, or no SDK. The
 source needs no change, and the command does not change its folder.`,
-		Args: cobra.ExactArgs(1),
+		Example: `  pdproxy plugin build my-router
+  pdproxy plugin build my-router -o dist/my-router.wasm`,
+		Args: arguments("DIR"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			o.Dir, o.Log = args[0], a.err
 			return a.pluginBuild(o)
@@ -49,7 +54,7 @@ source needs no change, and the command does not change its folder.`,
 	}
 	c.Flags().StringVarP(&o.Output, "output", "o", "", "path of the module (default DIR/<folder name>.wasm)")
 	c.Flags().BoolVar(&o.TinyGo, "tinygo", false, "compile with TinyGo instead of Go")
-	return c
+	return a.addJSON(c)
 }
 
 func (a *app) pluginBuild(o build.Options) error {
@@ -102,7 +107,7 @@ from a registry.`,
 		Example: `  pdproxy plugin new my-router
   pdproxy plugin new --kind plan --lang rust short
   pdproxy plugin new --kind filter --sdk stamp`,
-		Args: cobra.ExactArgs(1),
+		Args: arguments("NAME"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			o.Dir = args[0]
 			return a.pluginNew(o)
@@ -112,7 +117,7 @@ from a registry.`,
 	c.Flags().StringVar((*string)(&o.Language), "lang", string(build.Go), "go, tinygo, rust or c")
 	c.Flags().BoolVar(&o.Registry, "sdk", false, "for a filter in Go or Rust: use the SDK of the proxy-wasm project, which the first build downloads")
 	c.Flags().StringVar(&o.SDKDir, "sdk-dir", "", "folder with pdproxy's sources, for a policy in Go that uses them instead of a copy")
-	return c
+	return a.addJSON(c)
 }
 
 func (a *app) pluginNew(o build.NewOptions) error {

@@ -25,7 +25,7 @@ Print the location with the digest of the artifact, which always names this cont
 The credentials come from Docker's configuration file (docker login). A registry on
 this host (localhost, 127.0.0.1) is reached over HTTP, every other one over HTTPS.`,
 		Example: `  pdproxy plugin push my-router/my-router.wasm oci://registry.example.com/plugins/my-router:1`,
-		Args:    cobra.ExactArgs(2),
+		Args:    arguments("FILE", "oci://REGISTRY/REPOSITORY:TAG"),
 		RunE:    func(_ *cobra.Command, args []string) error { return a.pluginPush(args[0], args[1], signature) },
 	}
 	c.Flags().StringVar(&signature, "signature", "", "signature of FILE by minisign (minisign -Sm FILE writes FILE.minisig)")

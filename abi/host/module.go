@@ -183,7 +183,7 @@ const marker = "proxy_abi_version_"
 // 0.2.0 plus host functions of Higress' own, which are unknown imports here.
 const higressVersion = "0.2.100"
 
-// hookPrefix is what every hook's name begins with.
+// hookPrefix is the prefix of the name of every hook.
 const hookPrefix = "pdproxy_v1_on_"
 
 // readExports finds the marker, the callbacks and the hooks and checks their

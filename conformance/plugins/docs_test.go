@@ -72,7 +72,7 @@ func pdproxy(args ...string) (code int, out string) {
 // TestFirstPolicy follows the page "Your first policy, in an empty folder", without a
 // network.
 func TestFirstPolicy(t *testing.T) {
-	page := blocks(t, "docs/plugins.md")
+	page := blocks(t, "docs/howto/plugins.md")
 	readme := ""
 	for _, b := range blocks(t, "README.md") {
 		if b.language == "go" {
@@ -98,7 +98,7 @@ func TestFirstPolicy(t *testing.T) {
 		case "go":
 			written("first/main.go", b.text)
 			if b.text != readme {
-				t.Error("README.md and docs/plugins.md differ")
+				t.Error("README.md and docs/howto/plugins.md differ")
 			}
 		case "json":
 			written("first/frames.json", b.text)
@@ -128,7 +128,7 @@ func shell(t *testing.T, lines string) {
 // TestDocument: sources build, configurations are accepted, frames are read.
 func TestDocument(t *testing.T) {
 	var modules []string
-	for _, b := range blocks(t, "docs/plugins.md") {
+	for _, b := range blocks(t, "docs/howto/plugins.md") {
 		switch b.language {
 		case "go":
 			dir := module(t, b.text)

@@ -103,8 +103,8 @@ func (s Source) bytes(ctx context.Context, limit int64) ([]byte, error) {
 	return bounded(f, info.Size(), limit)
 }
 
-// download reads the module over http(s). It uses a client of its own without
-// keep-alive, so that no connection remains.
+// download reads the module over http(s). It uses a separate client without keep-alive,
+// so that no connection remains.
 func (s Source) download(ctx context.Context, limit int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
 	defer cancel()
