@@ -65,7 +65,7 @@ func (s *Services) LegID() string {
 // warnForeign logs, once for each engine, that prefill would send decode to another host.
 func (s *Services) warnForeign(prefill engine.Target) {
 	if _, warned := s.warned.LoadOrStore(prefill.ID, true); !warned {
-		s.Log.Warn("prefill names a host where it is not known to be; decode is not sent there and computes prompts itself (engine.kv_hosts says where else an engine is)",
+		s.Log.Warn("the answer of prefill names a host that is not known to be prefill's; decode does not connect to that host and computes the prompts itself (engine.kv_hosts lists further hosts of an engine)",
 			"engine", prefill.Name())
 	}
 }

@@ -51,17 +51,15 @@ type Runner struct {
 	Options
 	services  *attempt.Services
 	hooks     atomic.Pointer[attempt.Hooks] // nil: none
-	exchanges sync.Pool
+	exchanges sync.Pool                     // of *exchange, whose memory is reused
 }
 
 // New returns a Runner. It starts nothing.
 func New(o Options) *Runner {
-	run := &Runner{Options: o, services: attempt.NewServices(attempt.Options{
+	return &Runner{Options: o, services: attempt.NewServices(attempt.Options{
 		Registry: o.Registry, Coordinator: o.Coordinator, Connector: o.Connector, Memory: o.Memory,
 		Cleanups: o.Cleanups, Retained: o.Retained, Prompts: o.Prompts, Log: o.Log,
 	})}
-	run.exchanges.New = func() any { return new(exchange) }
-	return run
 }
 
 // SetHooks makes requests that come from now on ask h; nil: none.
