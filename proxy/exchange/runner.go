@@ -62,7 +62,7 @@ func New(o Options) *Runner {
 	})}
 }
 
-// SetHooks makes requests that come from now on ask h; nil: none.
+// SetHooks sets the hooks of requests that come later. nil means no hooks.
 func (run *Runner) SetHooks(h attempt.Hooks) {
 	if h == nil {
 		run.hooks.Store(nil)
@@ -71,7 +71,7 @@ func (run *Runner) SetHooks(h attempt.Hooks) {
 	run.hooks.Store(&h)
 }
 
-// hooksNow returns the hooks for a request that comes now; nil: none.
+// hooksNow returns the hooks for a new request, or nil.
 func (run *Runner) hooksNow() attempt.Hooks {
 	if h := run.hooks.Load(); h != nil {
 		return *h
@@ -79,5 +79,5 @@ func (run *Runner) hooksNow() attempt.Hooks {
 	return nil
 }
 
-// SetTRTLLM makes attempts from now on ask o of the trtllm connector.
+// SetTRTLLM sets the options of the trtllm connector for attempts that begin later.
 func (run *Runner) SetTRTLLM(o connector.TRTLLM) { run.services.SetTRTLLM(o) }
