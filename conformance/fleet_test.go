@@ -297,7 +297,7 @@ func (f *fleet) eventually(what string, ok func() bool) {
 	}
 }
 
-// usage is what the process holds.
+// usage is the use of resources by the process.
 type usage struct{ goroutines, descriptors int }
 
 func measure() usage {

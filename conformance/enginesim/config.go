@@ -110,8 +110,8 @@ type Config struct {
 	// trtllm worker registers as trtllm-serve does, any other engine as a
 	// record for pdproxy. Empty: no registration.
 	Etcd string
-	// ECDir is the directory in which vLLM's encoders store their results for
-	// other engines. Empty: every engine encodes by itself.
+	// ECDir is the directory in which vLLM's encoders store their results for other
+	// engines. Empty: every engine encodes its own parts.
 	ECDir string
 	// WrongTokens makes the tokenize endpoints return ids that differ from
 	// those that the engine computes for the same request.

@@ -297,7 +297,7 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 		m.mu.Unlock()
 		if wait == nil {
 			m.e.stats.staleReads.Add(1)
-			m.e.cfg.Log.Warn("KV written that nobody waits for", "transfer", op.Key)
+			m.e.cfg.Log.Warn("no request waits for the written KV", "transfer", op.Key)
 		}
 		r.store(op.Blocks, op.Payload)
 	default:

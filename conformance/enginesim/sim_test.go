@@ -74,7 +74,7 @@ func checkAccounting(t *testing.T, r *rank) {
 	}
 	for h, id := range c.byHash {
 		if c.blocks[id].hash != h {
-			t.Errorf("index has block %d under a hash that it does not bear", id)
+			t.Errorf("the index has block %d under a wrong hash", id)
 		}
 	}
 }
@@ -194,7 +194,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	deadline := time.Now().Add(20 * time.Second)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("never came: %s", what)
+			t.Fatalf("condition not met: %s", what)
 		}
 		time.Sleep(200 * time.Microsecond)
 	}

@@ -66,7 +66,7 @@ func TestPullEqualsDirect(t *testing.T) {
 				t.Errorf("cached_tokens %v", cached)
 			}
 			if s := pd.p.State(); s.BlocksUsed != 0 {
-				t.Errorf("after the read: %+v", s)
+				t.Errorf("state after the read: %+v", s)
 			}
 		})
 	}
@@ -190,7 +190,7 @@ func TestParamsMustComeBack(t *testing.T) {
 			params := pd.prefill(t, prompt)
 			changed := regexp.MustCompile(tt.old).ReplaceAllString(params, tt.new)
 			if changed == params {
-				t.Fatal("nothing changed in ", params)
+				t.Fatal("the replacement changed nothing in ", params)
 			}
 			unary := pd.decode(t, prompt, changed)
 			if unary.status != 500 || string(unary.body) != `{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}` {
@@ -375,7 +375,7 @@ func TestSamplesOfOnePrefill(t *testing.T) {
 	a := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,"n":3,`+prefillParams))
 	pd.decode(t, prompt, a.params(t))
 	if got := len(pd.p.ranks[0].cache.pins); got != 2 {
-		t.Errorf("%d sets are left", got)
+		t.Errorf("%d pinned sets remain", got)
 	}
 	params := pd.prefill(t, words(15, 40))
 	post(t, pd.d.URL()+routeCompletions, completion(words(15, 40), `"max_tokens":4,"n":2,"kv_transfer_params":`+params))
@@ -399,7 +399,7 @@ func TestPrefillRestarted(t *testing.T) {
 	}
 	pd.p = reborn
 	if got, want := pd.decode(t, prompt, pd.prefill(t, prompt)).text(t), pd.direct(t, prompt).text(t); got != want {
-		t.Errorf("after the restart: text %q, direct %q", got, want)
+		t.Errorf("after the restart: text %q, text of one engine %q", got, want)
 	}
 }
 

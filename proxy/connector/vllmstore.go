@@ -8,7 +8,7 @@ import "github.com/pdproxy/pdproxy/proxy/engine"
 // Decode gets the client's request and finds the KV there by the tokens. The legs have no
 // transfer parameters, and no engine holds blocks for another engine. So the proxy
 // neither pairs engines nor frees blocks. LMCache's own PD mode (enable_pd) is none of
-// these: docs/engines.md says why it has no connector.
+// these: docs/reference/engines.md says why it has no connector.
 //
 // Sources, in vLLM:
 // examples/disaggregated/lmcache/disagg_prefill_lmcache_v1/disagg_proxy_server.py,
