@@ -74,9 +74,9 @@ func (a *attempt) newJob() cleanup.Job {
 // coordinator, it also gives the coordinator the calls that free prefill's blocks, in
 // case this process dies before decode has read them.
 func (a *attempt) setOrphanCleanup() {
-	if a.p.Lease.Owes() {
+	if a.p.Lease.WantsOrphanCleanup() {
 		if calls := a.conn.Cleanup(&a.c, a.orphan); slices.ContainsFunc(calls, func(c connector.Cleanup) bool { return c.Leg.Path != "" }) {
-			a.p.Lease.Owe(a.cleanupJob(calls).Encode())
+			a.p.Lease.SetOrphanCleanup(a.cleanupJob(calls).Encode())
 		}
 	}
 	a.p.Lease.PrefillDone()

@@ -64,15 +64,15 @@ func (env *Env) takeTurn() *retained.KV {
 	}
 	k, found := env.Retained.Take(env.Context, scope, name, ids, now)
 	switch {
-	case found == fleet.TurnTaken:
+	case found == fleet.KVTaken:
 		return k
-	case found == fleet.NothingKept && named:
+	case found == fleet.NothingRetained && named:
 		reason = "expired"
-	case found == fleet.TurnLost:
+	case found == fleet.HolderUnknown:
 		reason = "engine_gone"
-	case found == fleet.TurnAway:
+	case found == fleet.CoordinatorUnreachable:
 		reason = coordinator.ReasonCoordinator
-	case found == fleet.NothingKept:
+	case found == fleet.NothingRetained:
 		return nil
 	}
 	env.Journal.Fallback("turn_kv", reason)

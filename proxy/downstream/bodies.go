@@ -33,9 +33,6 @@ func NewBodies(memory *buffer.Budget, config func() *config.Config, clientOf fun
 // Reading returns how many bodies of clients are being read.
 func (b *Bodies) Reading() int { return b.readers.len() }
 
-// Clients returns how many clients have large requests.
-func (b *Bodies) Clients() int { return b.clients.Len() }
-
 // Limit returns a handler whose requests have bodies with the server's limits.
 func (b *Bodies) Limit(next http.Handler) http.Handler { return b.limit(&b.readers, next) }
 

@@ -112,7 +112,7 @@ func (f Freer) via(k *KV) *engine.Instance {
 
 // FreeEncoded frees KV that another process of the fleet knew and that no request will
 // use, in the background.
-func (f Freer) FreeEncoded(t *fleet.KeptTurn) error {
+func (f Freer) FreeEncoded(t *fleet.RetainedKV) error {
 	k, err := f.read(t)
 	if err == nil {
 		f.Free(k, 0)
@@ -121,12 +121,12 @@ func (f Freer) FreeEncoded(t *fleet.KeptTurn) error {
 }
 
 // encode returns k for another process of the fleet.
-func (k *KV) encode() *fleet.KeptTurn {
-	return &fleet.KeptTurn{Holder: k.holder, Since: k.since, Host: k.host, Params: k.params, Forget: k.free.Append(nil)}
+func (k *KV) encode() *fleet.RetainedKV {
+	return &fleet.RetainedKV{Holder: k.holder, Since: k.since, Host: k.host, Params: k.params, Forget: k.free.Append(nil)}
 }
 
 // read reads KV that another process of the fleet encoded.
-func (f Freer) read(t *fleet.KeptTurn) (*KV, error) {
+func (f Freer) read(t *fleet.RetainedKV) (*KV, error) {
 	k := &KV{params: t.Params, host: t.Host, holder: t.Holder, since: t.Since}
 	var err error
 	k.free, err = cleanup.ReadRetained(t.Forget, f.Registry.Snapshot(), t.Holder, func() *engine.Instance { return f.via(k) })
