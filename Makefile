@@ -60,6 +60,7 @@ test-all: vet processes alone clients ## the second tier: fleets, takeover, chao
 .PHONY: vet
 vet:
 	$(GO) vet $(PACKAGES)
+	$(GO) vet -tags kubernetes ./conformance/discovery
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
