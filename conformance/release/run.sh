@@ -140,7 +140,7 @@ deb() {
   package=$(ls "$dist"/pdproxy_*_"$arch".deb)
   if [ ! -e "$debian/etc/ready" ]; then
     rm -rf "$debian" && mkdir -p "$debian"
-    debootstrap --variant=minbase --include=systemd,dbus "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$debian" >"$work/debootstrap.log" 2>&1 || fail "debootstrap: $(tail -n 20 "$work/debootstrap.log")"
+    debootstrap --variant=minbase --include=systemd,dbus,procps "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$debian" >"$work/debootstrap.log" 2>&1 || fail "debootstrap: $(tail -n 20 "$work/debootstrap.log")"
     touch "$debian/etc/ready"
   fi
   chroot "$debian" dpkg --purge pdproxy >/dev/null 2>&1
@@ -161,7 +161,7 @@ systemctl is-active pdproxy.service
 touch /started
 until [ -e /upgrade ]; do sleep 0.1; done
 former=\$(systemctl show --value --property=MainPID pdproxy.service)
-ps -o user= -p "\$former" 2>/dev/null || stat -c %U "/proc/\$former"
+[ "\$(stat -c %U "/proc/\$former")" = pdproxy ]
 dpkg -i --force-confdef /pdproxy.deb
 grep -q 127.0.0.1:$port /etc/pdproxy/config.toml
 until [ "\$(systemctl show --value --property=MainPID pdproxy.service)" != "\$former" ]; do sleep 0.1; done
