@@ -147,7 +147,7 @@ deb() {
   cp "$package" "$debian/pdproxy.deb"
   chroot "$debian" dpkg -i /pdproxy.deb >"$work/dpkg.log" 2>&1 || fail "dpkg -i: $(cat "$work/dpkg.log")"
   chroot "$debian" getent passwd pdproxy >/dev/null || fail "the package made no user"
-  chroot "$debian" pdproxy check /etc/pdproxy/config.toml >/dev/null || fail "the packaged configuration is invalid"
+  chroot "$debian" pdproxy check /etc/pdproxy/config.toml >/dev/null 2>"$work/check.log" || fail "the packaged configuration is invalid"
 
   port=$(free_port) admin=$(free_port) engine=$(free_port)
   configure "$debian/etc/pdproxy/config.toml" "$port" "$admin" "$engine"
