@@ -41,10 +41,10 @@ type adminTarget struct {
 	missing error
 }
 
-// target finds the token: in the named file, or, for an address on loopback, in
-// the file that the proxy has made. It sends such a token only to the address
-// in that file, because another address of the same name may belong to another
-// user.
+// target reads the token from the named file. Without a name, and for a loopback address,
+// it reads the token from the file that the proxy has created. It sends such a token only
+// to the address in that file, because another address of the same host name may belong
+// to another user.
 func (f *adminFlags) target() (*adminTarget, error) {
 	address := f.address
 	if !strings.Contains(address, "://") {
@@ -112,9 +112,10 @@ func (t *adminTarget) get(path string) (*http.Response, error) {
 func (a *app) adminTokenCommand() *cobra.Command {
 	var admin adminFlags
 	c := &cobra.Command{
-		Use:   "admin-token",
-		Short: "Print the token of an admin address, for curl",
-		Args:  cobra.NoArgs,
+		Use:     "admin-token",
+		Short:   "Print the token of an admin address, for curl",
+		Example: `  curl -X POST -H "Authorization: Bearer $(pdproxy admin-token)" http://127.0.0.1:9090/v1/drain`,
+		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			t, err := admin.target()
 			switch {
@@ -130,5 +131,5 @@ func (a *app) adminTokenCommand() *cobra.Command {
 		},
 	}
 	admin.add(c)
-	return c
+	return a.addJSON(c)
 }

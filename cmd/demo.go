@@ -25,7 +25,9 @@ func (a *app) demoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Run simulated engines, the proxy and the built-in policies in one process",
-		Args:  cobra.NoArgs,
+		Example: `  pdproxy demo
+  pdproxy demo --connector sglang --prefill 3 --decode 1`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			log, err := a.logger()
 			if err != nil {
@@ -40,7 +42,7 @@ func (a *app) demoCommand() *cobra.Command {
 	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, vllm-p2p-tier, sglang or trtllm")
 	f.IntVar(&d.prefill, "prefill", 2, "prefill engines")
 	f.IntVar(&d.decode, "decode", 2, "decode engines")
-	return c
+	return a.addJSON(a.addLog(c))
 }
 
 // demo starts the engines, then serves until a signal.
@@ -134,9 +136,8 @@ func demoEngine(connector, role string) enginesim.Config {
 
 const demoBody = `{"model":"sim","stream":true,"max_tokens":24,"messages":[{"role":"user","content":"Tell me of the sea."}]}`
 
-// printDemo prints commands to try. The second one asks one engine alone. The
-// text of its answer is the same, which proves that the right KV blocks
-// arrived.
+// printDemo prints commands to try. The second command sends the request to one engine
+// alone. Both answers have the same text, which proves that the right KV blocks arrived.
 func (a *app) printDemo(n *node.Node, d demoFlags, alone string) {
 	if a.json {
 		_ = a.printJSON(map[string]string{"url": n.URL(), "admin": n.AdminURL(), "engine_alone": alone})

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -121,6 +122,9 @@ func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
 
 // load compiles the guest into a module whose runtime exists.
 func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error {
+	if err := checkPreamble(wasm); err != nil {
+		return err
+	}
 	ctx = experimental.WithCompilationWorkers(ctx, max(opts.CompileWorkers, 1))
 	if opts.Guarded { // first the types of the gate, see gates
 		types, err := m.runtime.CompileModule(ctx, gateBinary(nil))
@@ -152,15 +156,34 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	return m.link(ctx, opts.HostFunctions)
 }
 
+// ErrNotWasm reports that a file is not WebAssembly at all.
+var ErrNotWasm = errors.New("the file is not WebAssembly")
+
+// ErrComponent reports that a file is a component of the component model, which
+// wraps modules.
+var ErrComponent = errors.New("the file is a WebAssembly component, and plugins are core modules (with Rust: build for wasm32-unknown-unknown)")
+
+// checkPreamble checks the first eight bytes: the magic number, and a version of
+// two halves, of which the second distinguishes modules and components.
+func checkPreamble(wasm []byte) error {
+	rest, ok := bytes.CutPrefix(wasm, []byte("\x00asm"))
+	switch {
+	case !ok:
+		return ErrNotWasm
+	case len(rest) >= 4 && rest[2] == 1 && rest[3] == 0:
+		return ErrComponent
+	}
+	return nil
+}
+
 // marker is the prefix of the export that names the version of proxy-wasm.
 const marker = "proxy_abi_version_"
 
 // higressVersion is the marker of higress-group/proxy-wasm-go-sdk. It means
 // 0.2.0 plus host functions of Higress' own, which are unknown imports here.
-// hookPrefix begins every hook's name.
 const higressVersion = "0.2.100"
 
-// hookPrefix is what every hook's name begins with.
+// hookPrefix is the prefix of the name of every hook.
 const hookPrefix = "pdproxy_v1_on_"
 
 // readExports finds the marker, the callbacks and the hooks and checks their

@@ -37,14 +37,14 @@ func (d *decoder) table(path string, t map[string]any, v reflect.Value) {
 		key := joinKey(path, name)
 		field, found := fieldOf(v, name)
 		if !found {
-			d.add(key, "unknown key")
+			d.add(key, "unknown key%s", didYouMean(name, fieldNames(v)))
 			continue
 		}
 		d.value(key, t[name], field)
 	}
 }
 
-// value fills v, of whatever kind, from datum.
+// value fills v, which may be of any kind, from datum.
 func (d *decoder) value(key string, datum any, v reflect.Value) {
 	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		if s, ok := datum.(string); !ok {
@@ -147,6 +147,17 @@ func fieldOf(v reflect.Value, name string) (reflect.Value, bool) {
 		}
 	}
 	return reflect.Value{}, false
+}
+
+// fieldNames returns the toml tags of the fields of the struct v.
+func fieldNames(v reflect.Value) []string {
+	var names []string
+	for i := range v.NumField() {
+		if tag, tagged := v.Type().Field(i).Tag.Lookup("toml"); tagged {
+			names = append(names, tag)
+		}
+	}
+	return names
 }
 
 // kindName names the TOML type of a scalar field.

@@ -32,8 +32,8 @@ type entry struct {
 	key     string
 	value   value
 	comment string
-	// sample says that the line is an example that the operator must complete. It is
-	// always written as a comment.
+	// sample: the line is an example that the operator must complete. The importer always
+	// writes it as a comment.
 	sample bool
 }
 

@@ -19,7 +19,7 @@ type word struct {
 	line int
 	// quoted says that part of the word was in quotes: "-" or ">" is then literal.
 	quoted bool
-	// operator says that the shell ends the command here.
+	// operator: the word is a shell operator that ends the command.
 	operator bool
 	// open names an expansion that only a shell could make.
 	open string
@@ -129,7 +129,7 @@ const (
 // flagSpec is one flag of a router.
 type flagSpec struct {
 	arity arity
-	// note says why there is no equivalent; empty for flags that are read.
+	// note is the reason why the flag has no equivalent; empty for flags that have one.
 	note string
 	// trap is an additional warning about an effect that an operator may overlook.
 	trap string

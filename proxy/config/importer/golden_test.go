@@ -95,11 +95,11 @@ func TestResultsParse(t *testing.T) {
 	for _, name := range inputs(t) {
 		res, err := importFile(name, read(t, name))
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: importFile(name, read(name)) = %v, want nil", name, err)
 			continue
 		}
 		if _, err := config.Parse([]byte(res.TOML)); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: config.Parse([]byte(res.TOML)) = %v, want nil", name, err)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func TestSecretsStayWhereTheyAre(t *testing.T) {
 	} {
 		_, err := importFile(name, []byte(text))
 		if err == nil || strings.Contains(err.Error(), "sk-secret") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: importFile(name, []byte(text)) = %v", name, err)
 		}
 	}
 }

@@ -32,8 +32,8 @@ type File struct {
 type Result struct {
 	// TOML is the text of a config.toml; config.Parse takes it.
 	TOML string `json:"toml"`
-	// Warnings are what the operator should check before using the text: pitfalls of
-	// the other router, and differences. In the order of the input's lines.
+	// Warnings list what the operator should check before using the text: pitfalls of the
+	// other router, and differences. They are in the order of the input's lines.
 	Warnings []Finding `json:"warnings"`
 }
 
@@ -46,7 +46,7 @@ type Finding struct {
 	// Key is the key's full name in the YAML, or the flag with its dashes; empty for
 	// the file as a whole.
 	Key string `json:"key"`
-	// Message describes it. It never contains a secret.
+	// Message describes the finding. It never contains a secret.
 	Message string `json:"message"`
 }
 

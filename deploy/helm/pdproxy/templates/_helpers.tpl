@@ -51,7 +51,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- else }}{{ fail (printf "values: config: %s = %q is neither whole seconds nor whole minutes; set terminationGracePeriodSeconds" (index . 0) $v) }}{{ end }}
 {{- end }}
 
-{{/* The time that the kubelet must wait before it kills the proxy (docs/deploy.md). */}}
+{{/* The time that the kubelet must wait before it kills the proxy (docs/howto/deploy.md). */}}
 {{- define "pdproxy.grace" -}}
 {{- if .Values.terminationGracePeriodSeconds }}{{ .Values.terminationGracePeriodSeconds | int }}
 {{- else }}
