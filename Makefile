@@ -132,9 +132,40 @@ test-quickstart: ## the quickstarts vllm-nixl and vllm-nixl-push as printed, wit
 quickstart: ## docs/quickstart from the table in the package quickstart
 	$(GO) test ./quickstart -run=TestPages -update
 
+# The tools of a release come from nested modules, which pin their versions.
+TOOL := build/release
+$(TOOL)/%: deploy/release/%/go.mod deploy/release/%/go.sum
+	@mkdir -p $(TOOL)
+	cd deploy/release/$* && $(GO) build -ldflags "-s -w" -o $(CURDIR)/$@ $$($(GO) list tool)
+
 .PHONY: test-kubernetes
-test-kubernetes: ## discovery against a real kube-apiserver (root needed, not in CI)
+test-kubernetes: $(TOOL)/helm ## discovery and the Helm chart against a real kube-apiserver (root needed, not in CI)
 	conformance/kubernetes/run.sh
+
+# Without SNAPSHOT, goreleaser publishes the release of the git tag at HEAD.
+SNAPSHOT ?= --snapshot
+
+.PHONY: release
+release: export VERSION := $(VERSION)
+release: $(TOOL)/goreleaser $(TOOL)/syft ## dist/: archives, .deb, .rpm, checksums, SBOMs, image and chart, as a snapshot; signed with COSIGN_KEY
+	PATH="$(CURDIR)/$(TOOL):$$PATH" goreleaser release --clean $(SNAPSHOT) $(if $(COSIGN_KEY),,--skip=sign)
+	@$(MAKE) --no-print-directory image chart
+
+.PHONY: image
+image: # the OCI image, from the binaries of dist/
+	cd deploy/release/image && $(GO) run . -dist $(CURDIR)/dist -date $$(git log -1 --format=%ct)
+
+.PHONY: chart
+chart: $(TOOL)/helm ## the Helm chart, checked with every set of values, in dist/
+	@mkdir -p dist
+	@for values in values.yaml ci/full.yaml ci/hpa.yaml; do \
+	  $(TOOL)/helm lint --quiet --strict -f deploy/helm/pdproxy/$$values deploy/helm/pdproxy && \
+	  $(TOOL)/helm template pdproxy -f deploy/helm/pdproxy/$$values deploy/helm/pdproxy >/dev/null || exit 1; done
+	$(TOOL)/helm package --version $(VERSION) --app-version $(VERSION) -d dist deploy/helm/pdproxy
+
+.PHONY: test-release
+test-release: release ## image started by runc, .deb installed and its unit started, .rpm and archives read (root and Debian's packages, not in CI)
+	conformance/release/run.sh
 
 .PHONY: policies
 policies: ## the built-in policies: policies/builtin.wasm.gz from its sources, then tests
@@ -197,6 +228,7 @@ check: vet lint ## all that must hold before a commit lands
 	$(GO) mod tidy -diff
 	cd conformance/clients && $(GO) mod tidy -diff
 	cd conformance/kubernetes && $(GO) mod tidy -diff
+	cd deploy/release/image && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)
 	@test -z "$$(git status --porcelain)" || { git status --short; echo "the tree is not clean"; exit 1; }

@@ -107,7 +107,7 @@ func readTables(t *testing.T) map[string]map[string]int {
 		}
 		at, _ := strconv.Atoi(m[1])
 		if at != end {
-			t.Errorf("%s: %s is at %d, the field before it ends at %d", section, m[3], at, end)
+			t.Errorf("%s: field %s is at %d, the previous field ends at %d", section, m[3], at, end)
 		}
 		size := sizes[m[2]]
 		switch n := extent.FindStringSubmatch(m[4]); {

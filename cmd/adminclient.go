@@ -112,9 +112,10 @@ func (t *adminTarget) get(path string) (*http.Response, error) {
 func (a *app) adminTokenCommand() *cobra.Command {
 	var admin adminFlags
 	c := &cobra.Command{
-		Use:   "admin-token",
-		Short: "Print the token of an admin address, for curl",
-		Args:  cobra.NoArgs,
+		Use:     "admin-token",
+		Short:   "Print the token of an admin address, for curl",
+		Example: `  curl -X POST -H "Authorization: Bearer $(pdproxy admin-token)" http://127.0.0.1:9090/v1/drain`,
+		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			t, err := admin.target()
 			switch {
@@ -130,5 +131,5 @@ func (a *app) adminTokenCommand() *cobra.Command {
 		},
 	}
 	admin.add(c)
-	return c
+	return a.addJSON(c)
 }

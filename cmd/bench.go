@@ -34,6 +34,8 @@ the number of open requests. Without --rate, --concurrency requests are always o
 The same flags send the same prompts. The times cover only successful answers; the
 exit code is 1 if there are none. An interrupt ends the run and prints the results
 so far.`,
+		Example: `  pdproxy bench --url http://127.0.0.1:8080
+  pdproxy bench --url http://127.0.0.1:8080 --rate 20 --requests 1000 --prompt-words 2000 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := checkBench(&c); err != nil {
@@ -60,7 +62,7 @@ so far.`,
 	f.BoolVar(&c.IgnoreEOS, "ignore-eos", false, "ask for answers of exactly --max-tokens (vLLM, SGLang)")
 	f.DurationVar(&c.Timeout, "timeout", 5*time.Minute, "limit of one request")
 	f.Uint64Var(&c.Seed, "seed", 1, "seed of the prompts and the times")
-	return cmd
+	return a.addJSON(cmd)
 }
 
 // checkBench checks the flags.

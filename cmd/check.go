@@ -2,7 +2,10 @@ package cmd
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -12,12 +15,17 @@ import (
 )
 
 func (a *app) checkCommand() *cobra.Command {
-	return &cobra.Command{
+	strict := false
+	c := &cobra.Command{
 		Use:   "check config.toml",
 		Short: "Validate a configuration and start its plugins, without calls to engines",
-		Args:  cobra.ExactArgs(1),
-		RunE:  func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
+		Example: `  pdproxy check config.toml
+  pdproxy check --strict --json config.toml     # for CI`,
+		Args: arguments("config.toml"),
+		RunE: func(_ *cobra.Command, args []string) error { return a.check(args[0], strict) },
 	}
+	c.Flags().BoolVar(&strict, "strict", false, "fail for warnings too, such as no engine, or two engines of one URL")
+	return a.addJSON(a.addLog(c))
 }
 
 type checkResult struct {
@@ -26,43 +34,74 @@ type checkResult struct {
 	Warnings []config.Problem `json:"warnings"`
 }
 
-func (a *app) check(path string) error {
-	cfg, err := loadConfig(path)
-	if err == nil {
-		err = node.CheckFiles(cfg)
-	}
-	if err == nil {
-		err = a.checkPlugins(cfg)
-	}
-	if a.json {
-		res := checkResult{OK: err == nil, Problems: []config.Problem{}, Warnings: []config.Problem{}}
-		if err == nil {
-			res.Warnings = append(res.Warnings, cfg.Warnings()...)
-		} else {
-			res.Problems = append(res.Problems, config.AsProblems(err)...)
-		}
-		if perr := a.printJSON(res); perr != nil {
-			return exit.Failed(perr)
-		}
-		return err
-	}
-	if err != nil {
-		return err
-	}
-	for _, w := range cfg.Warnings() {
-		fmt.Fprintln(a.err, "warning:", w)
-	}
-	fmt.Fprintln(a.out, "ok")
-	return nil
-}
-
-// checkPlugins starts the plugins and stops them again.
-func (a *app) checkPlugins(cfg *config.Config) error {
+// check checks a file. With strict, a warning is a failure too.
+func (a *app) check(path string, strict bool) error {
 	log, err := a.logger()
 	if err != nil {
 		return err
 	}
-	return node.CheckPlugins(cfg, log)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	cfg, problems := config.Draft(path, data)
+	if cfg != nil {
+		problems = checkRest(cfg, problems, log)
+	}
+	res := checkResult{Problems: append([]config.Problem{}, problems...), Warnings: []config.Problem{}}
+	if len(problems) == 0 {
+		res.Warnings = append(res.Warnings, cfg.Warnings()...)
+	}
+	res.OK = len(problems) == 0 && (!strict || len(res.Warnings) == 0)
+	if a.json {
+		err = a.printJSON(res)
+	} else {
+		for _, w := range res.Warnings {
+			fmt.Fprintln(a.err, "warning:", w)
+		}
+		if res.OK {
+			_, err = fmt.Fprintln(a.out, "ok")
+		}
+	}
+	switch {
+	case err != nil:
+		return exit.Failed(err)
+	case len(problems) > 0:
+		return problems
+	case !res.OK:
+		return fmt.Errorf("%s: --strict: warnings: %d", path, len(res.Warnings))
+	}
+	return nil
+}
+
+// checkRest adds the problems of the files and plugins that cfg names to those of cfg
+// itself. It leaves out a problem of a key that has one already, or has one of its own keys:
+// the later problem follows from the earlier one.
+func checkRest(cfg *config.Config, problems config.Problems, log *slog.Logger) config.Problems {
+	has := func(key string) bool {
+		return slices.ContainsFunc(problems, func(p config.Problem) bool {
+			return key != "" && (p.Key == key || strings.HasPrefix(p.Key, key+"."))
+		})
+	}
+	checks := []func() error{func() error { return node.CheckFiles(cfg) }}
+	if !has("timeouts.policy") { // without this limit no plugin starts
+		checks = append(checks, func() error { return node.CheckPlugins(cfg, log) })
+	}
+	for _, check := range checks {
+		err := check()
+		if err == nil {
+			continue
+		}
+		var more config.Problems
+		for _, p := range config.AsProblems(err) {
+			if !has(p.Key) {
+				more = append(more, p)
+			}
+		}
+		problems = append(problems, more...)
+	}
+	problems.Sort()
+	return problems
 }
 
 // loadConfig reads and checks a configuration file.
@@ -71,7 +110,7 @@ func loadConfig(path string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := config.Parse(data)
+	cfg, err := config.ParseFile(path, data)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ func (a *app) childCommand() *cobra.Command {
 		Use:    childName + " config.toml",
 		Short:  "A process of a fleet, started by pdproxy run",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Args:   arguments("config.toml"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			log, err := a.logger()
 			if err != nil {
@@ -37,7 +37,7 @@ func (a *app) childCommand() *cobra.Command {
 	c.Flags().StringVar(&role, "role", "", "coordinator or worker")
 	c.Flags().StringVar(&dir, "dir", "", "directory of the fleet")
 	c.Flags().IntVar(&slot, "slot", 0, "number of the process among those of its role")
-	return c
+	return a.addLog(c)
 }
 
 // childArgs returns a function that returns the command line of a child of this process.

@@ -3,12 +3,16 @@ package cmd
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 )
@@ -31,6 +35,9 @@ func write(t *testing.T, text string) string {
 
 func TestExitCodes(t *testing.T) {
 	good := write(t, "[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n")
+	plainKeys := write(t, "[server.auth]\nkeys_file = '"+write(t, "sk-plain\n")+"'\n")
+	empty := write(t, "")
+	oneURL := write(t, "[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n[[engine]]\nurl = 'http://127.0.0.1:1'\nname = 'f'\nrole = 'both'\n")
 	bad := write(t, "[server]\nlisten = 'nowhere'\ncolour = 'red'\n")
 	noKeys := write(t, "[server.auth]\nkeys_file = '/nonexistent/keys'\n")
 	noPlugin := write(t, "[policy]\nplace = 'p'\n[[plugin]]\nname = 'p'\npath = '/nonexistent.wasm'\n")
@@ -44,32 +51,51 @@ func TestExitCodes(t *testing.T) {
 		code           int
 		stdout, stderr string
 	}{
-		"version":             {[]string{"version"}, exit.OK, "pdproxy ", ""},
-		"version as JSON":     {[]string{"version", "--json"}, exit.OK, `"version"`, ""},
-		"licences":            {[]string{"version", "--licenses"}, exit.OK, "github.com/spf13/cobra", ""},
-		"help":                {[]string{"--help"}, exit.OK, "run", ""},
-		"unknown command":     {[]string{"fly"}, exit.Usage, "", "unknown command"},
-		"unknown flag":        {[]string{"check", "--fast", good}, exit.Usage, "", "--fast"},
-		"check without file":  {[]string{"check"}, exit.Usage, "", "arg"},
-		"check good":          {[]string{"check", good}, exit.OK, "ok\n", ""},
-		"check bad":           {[]string{"check", bad}, exit.Usage, "", "line 3: server.colour"},
-		"check missing file":  {[]string{"check", "/nonexistent.toml"}, exit.Usage, "", "nonexistent"},
-		"check missing keys":  {[]string{"check", noKeys}, exit.Usage, "", "server.auth.keys_file"},
-		"check no etcd CA":    {[]string{"check", noEtcdKeys}, exit.Usage, "", "discovery.etcd.ca: open /nonexistent/ca"},
-		"check no list":       {[]string{"check", noList}, exit.Usage, "", "discovery.file.path: open /nonexistent/engines"},
-		"check bad list":      {[]string{"check", badList}, exit.Usage, "", "line 4: engine[0].role: must be one of"},
-		"check list":          {[]string{"check", list}, exit.OK, "ok\n", ""},
-		"check no plugin":     {[]string{"check", noPlugin}, exit.Usage, "", `line 5: plugin[0].path: "p": `},
-		"check no module":     {[]string{"check", garbage}, exit.Usage, "", `line 1: plugin[0]: "p": compile module`},
-		"run no plugin":       {[]string{"run", noPlugin}, exit.Usage, "", `line 5: plugin[0].path: "p": `},
-		"run no module":       {[]string{"run", garbage}, exit.Usage, "", `line 1: plugin[0]: "p": compile module`},
-		"run bad":             {[]string{"run", bad}, exit.Usage, "", "server.listen"},
-		"run missing keys":    {[]string{"run", noKeys}, exit.Usage, "", "server.auth.keys_file"},
-		"run bad log level":   {[]string{"run", "--log-level", "loud", good}, exit.Usage, "", "--log-level"},
-		"sim bad role":        {[]string{"sim", "--role", "chef"}, exit.Usage, "", "role"},
-		"sim bad fault":       {[]string{"sim", "--fail", "often"}, exit.Usage, "", "RATE:KIND"},
-		"demo without engine": {[]string{"demo", "--prefill", "0"}, exit.Usage, "", "--prefill"},
-		"explain nobody":      {[]string{"explain", "x", "--admin", "127.0.0.1:1"}, exit.Failure, "", "refused"},
+		"version":                      {[]string{"version"}, exit.OK, "pdproxy ", ""},
+		"version as JSON":              {[]string{"version", "--json"}, exit.OK, `"version"`, ""},
+		"licences":                     {[]string{"version", "--licenses"}, exit.OK, "github.com/spf13/cobra", ""},
+		"help":                         {[]string{"--help"}, exit.OK, "run", ""},
+		"unknown command":              {[]string{"fly"}, exit.Usage, "", "unknown command"},
+		"unknown flag":                 {[]string{"check", "--fast", good}, exit.Usage, "", "--fast"},
+		"--version":                    {[]string{"--version"}, exit.OK, "pdproxy ", ""},
+		"ABIs":                         {[]string{"version"}, exit.OK, "(policy contract 1, proxy-wasm 0.1.0, 0.2.0, 0.2.1, go", ""},
+		"check without file":           {[]string{"check"}, exit.Usage, "", "pdproxy: check: which config.toml?\nusage: pdproxy check config.toml [flags]\n"},
+		"run without file":             {[]string{"run"}, exit.Usage, "", "pdproxy: run: which config.toml?\nusage: pdproxy run config.toml"},
+		"run with two files":           {[]string{"run", good, bad}, exit.Usage, "", "run: unexpected argument \"" + bad + "\"\nusage:"},
+		"new without name":             {[]string{"plugin", "new"}, exit.Usage, "", "plugin new: which NAME?\nusage: pdproxy plugin new NAME"},
+		"test without frames":          {[]string{"plugin", "test", "m.wasm"}, exit.Usage, "", "plugin test: which FRAMES.json?"},
+		"run --json":                   {[]string{"run", "--json", good}, exit.Usage, "", "--json: pdproxy run prints no result"},
+		"flags first":                  {[]string{"--json", "--log-level", "debug", "version"}, exit.OK, `"policy_contract": 1`, ""},
+		"keys":                         {[]string{"keys"}, exit.OK, "pdproxy keys new", ""},
+		"keys new":                     {[]string{"keys", "new", "team-a"}, exit.OK, "\nline: team-a ", ""},
+		"keys new as JSON":             {[]string{"keys", "new", "--json", "team-a"}, exit.OK, `"line": "team-a `, ""},
+		"keys new bad name":            {[]string{"keys", "new", "a b"}, exit.Usage, "", `invalid name "a b"`},
+		"check plain keys":             {[]string{"check", plainKeys}, exit.Usage, "", plainKeys + `:2: server.auth.keys_file: line 1 is not "NAME SHA256"`},
+		"completion":                   {[]string{"completion", "bash"}, exit.OK, "bash completion", ""},
+		"no preset":                    {[]string{"replay", "--trace", good, "--preset", "h100"}, exit.Usage, "", `--preset: no preset is named "h100"; the presets are llama70b-h100, deepseek-v3-h200`},
+		"check good":                   {[]string{"check", good}, exit.OK, "ok\n", ""},
+		"check bad":                    {[]string{"check", bad}, exit.Usage, "", bad + ":3: server.colour: unknown key"},
+		"check missing file":           {[]string{"check", "/nonexistent.toml"}, exit.Usage, "", "nonexistent"},
+		"check missing keys":           {[]string{"check", noKeys}, exit.Usage, "", "server.auth.keys_file"},
+		"check no etcd CA":             {[]string{"check", noEtcdKeys}, exit.Usage, "", "discovery.etcd.ca: open /nonexistent/ca"},
+		"check no list":                {[]string{"check", noList}, exit.Usage, "", "discovery.file.path: open /nonexistent/engines"},
+		"check strict":                 {[]string{"check", "--strict", good}, exit.OK, "ok\n", ""},
+		"check without engines":        {[]string{"check", empty}, exit.OK, "ok\n", "warning: " + empty + ": engine: no engine"},
+		"check strict without engines": {[]string{"check", "--strict", empty}, exit.Usage, "", "--strict: warnings: 1"},
+		"check strict one URL":         {[]string{"check", "--strict", oneURL}, exit.Usage, "", oneURL + ":6: engine[1].url (f): is also the address of \"e\""},
+		"check bad list":               {[]string{"check", badList}, exit.Usage, "", "pdproxy.toml:4: engine[0].role (e): must be one of"},
+		"check list":                   {[]string{"check", list}, exit.OK, "ok\n", ""},
+		"check no plugin":              {[]string{"check", noPlugin}, exit.Usage, "", noPlugin + ":5: plugin[0].path (p): read module: open /nonexistent.wasm"},
+		"check no module":              {[]string{"check", garbage}, exit.Usage, "", garbage + ":1: plugin[0] (p): the file is not WebAssembly"},
+		"run no plugin":                {[]string{"run", noPlugin}, exit.Usage, "", noPlugin + ":5: plugin[0].path (p): read module: open /nonexistent.wasm"},
+		"run no module":                {[]string{"run", garbage}, exit.Usage, "", garbage + ":1: plugin[0] (p): the file is not WebAssembly"},
+		"run bad":                      {[]string{"run", bad}, exit.Usage, "", "server.listen"},
+		"run missing keys":             {[]string{"run", noKeys}, exit.Usage, "", "server.auth.keys_file"},
+		"run bad log level":            {[]string{"run", "--log-level", "loud", good}, exit.Usage, "", "--log-level"},
+		"sim bad role":                 {[]string{"sim", "--role", "chef"}, exit.Usage, "", "role"},
+		"sim bad fault":                {[]string{"sim", "--fail", "often"}, exit.Usage, "", "RATE:KIND"},
+		"demo without engine":          {[]string{"demo", "--prefill", "0"}, exit.Usage, "", "--prefill"},
+		"explain nobody":               {[]string{"explain", "x", "--admin", "127.0.0.1:1"}, exit.Failure, "", "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := run(tt.args...)
@@ -101,25 +127,89 @@ func TestCheckAsJSON(t *testing.T) {
 	}
 }
 
+// One run reports the problems of the text, of the files and of the plugins, each with its
+// line.
+func TestCheckAll(t *testing.T) {
+	module := write(t, "no module")
+	path := write(t, "[server]\ncolour = 'red'\nauth.keys_file = '"+write(t, "plain-key\n")+"'\n[admin]\ntoken_file = '/nonexistent/token'\n"+
+		"[tokens.files]\n'a.b' = '/nonexistent/tokenizer'\n"+
+		"[policy.params.kv_aware]\npatience = -1\nnope = 1\n"+
+		"[[plugin]]\nname = 'x'\npath = '"+module+"'\n[[plugin]]\nname = 'y'\npath = '/nonexistent.wasm'\n")
+	code, stdout, stderr := run("check", "--json", path)
+	var res struct {
+		Problems []struct {
+			File, Key, Name, Message string
+			Line                     int
+		}
+	}
+	if err := json.Unmarshal([]byte(stdout), &res); err != nil {
+		t.Fatal(err, stderr)
+	}
+	var got []string
+	for _, p := range res.Problems {
+		got = append(got, fmt.Sprint(p.Line, " ", p.Key))
+		if p.File != path || p.Message == "" {
+			t.Errorf("%+v", p)
+		}
+	}
+	want := []string{"2 server.colour", "3 server.auth.keys_file", "5 admin.token_file", `7 tokens.files."a.b"`,
+		"9 policy.params.kv_aware.patience", "10 policy.params.kv_aware.nope", "11 plugin[0]", "16 plugin[1].path"}
+	if code != exit.Usage || !slices.Equal(got, want) {
+		t.Errorf("exit %d, problems %q, want %q", code, got, want)
+	}
+	if !strings.Contains(stdout, `"line": 2`) || strings.Contains(stdout, `"Line"`) {
+		t.Errorf("members of problems are not lower case: %s", stdout)
+	}
+}
+
 func TestExplain(t *testing.T) {
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer secret" || r.URL.Path != "/v1/explain/a b" {
 			w.WriteHeader(http.StatusNotFound)
+			w.Write([]byte(`{"error":{"message":"no request of this id is among the last 4096"}}`))
 			return
 		}
 		w.Write([]byte(`{"request_id":"a b","flow":"prefill_first","policy":"least_load","outcome":"ok","status":200,` +
-			`"candidates":[{"engine":"p0","rank":0,"score":null,"facts":{"role":"prefill"}}],` +
+			`"candidates":[{"engine":"p0","rank":0,"score":null,"facts":{"role":"prefill","tokens":0,"requests":0,"home":"none","group":1}}],` +
 			`"legs":[{"phase":"prefill","engine":"p0","attempt":1,"start_ms":0.1,"end_ms":5}],"fallbacks":[{"what":"plan","reason":"late"}]}`))
 	}))
 	defer admin.Close()
 	token := write(t, "secret\n")
 	code, stdout, stderr := run("explain", "a b", "--admin", admin.URL, "--token-file", token)
-	for _, want := range []string{"flow prefill_first", "policy least_load", "p0", "fallback: plan (late)"} {
+	for _, want := range []string{"flow prefill_first", "policy least_load", "p0", "fallback: plan (late)", "START (ms)", "FIRST BYTE (ms)",
+		"role=prefill tokens=0 requests=0 group=1\n", "p0         0     prefill     -", "least_load gives no scores"} {
 		if code != exit.OK || !strings.Contains(stdout, want) {
 			t.Fatalf("exit %d, %q is missing: %s%s", code, want, stdout, stderr)
 		}
 	}
-	if code, _, stderr := run("explain", "other", "--admin", admin.URL, "--token-file", token); code != exit.Failure || !strings.Contains(stderr, "404") {
+	if code, _, stderr := run("explain", "other", "--admin", admin.URL, "--token-file", token); code != exit.Failure || !strings.Contains(stderr, "explain other: no request of this id is among the last 4096") {
 		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
+// Every command shows an example, and lists only flags that it uses.
+func TestHelp(t *testing.T) {
+	code, stdout, _ := run("--help")
+	if code != exit.OK || !strings.Contains(stdout, "Start here: pdproxy demo") || !strings.Contains(stdout, "completion") {
+		t.Errorf("exit %d: %s", code, stdout)
+	}
+	var commands func(c *cobra.Command)
+	commands = func(c *cobra.Command) {
+		if c.Example == "" && !c.Hidden {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+		for _, sub := range c.Commands() {
+			commands(sub)
+		}
+	}
+	commands((&app{}).root())
+	for _, tt := range []struct {
+		command   string
+		json, log bool
+	}{{"run", false, true}, {"check", true, true}, {"demo", true, true}, {"sim", true, true}, {"version", true, false}, {"bench", true, false}} {
+		_, stdout, _ := run(tt.command, "--help")
+		if strings.Contains(stdout, "--json ") != tt.json || strings.Contains(stdout, "--log-format ") != tt.log {
+			t.Errorf("%s --help: --json %v, --log-format %v wanted:\n%s", tt.command, tt.json, tt.log, stdout)
+		}
 	}
 }

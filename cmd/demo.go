@@ -25,7 +25,9 @@ func (a *app) demoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Run simulated engines, the proxy and the built-in policies in one process",
-		Args:  cobra.NoArgs,
+		Example: `  pdproxy demo
+  pdproxy demo --connector sglang --prefill 3 --decode 1`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			log, err := a.logger()
 			if err != nil {
@@ -40,7 +42,7 @@ func (a *app) demoCommand() *cobra.Command {
 	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, vllm-p2p-tier, sglang or trtllm")
 	f.IntVar(&d.prefill, "prefill", 2, "prefill engines")
 	f.IntVar(&d.decode, "decode", 2, "decode engines")
-	return c
+	return a.addJSON(a.addLog(c))
 }
 
 // demo starts the engines, then serves until a signal.

@@ -37,7 +37,14 @@ func (a *app) importTRTLLM() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trtllm disagg_config.yaml [metadata_config.yaml]",
 		Short: "Convert the files of trtllm-serve disaggregated",
-		Args:  cobra.RangeArgs(1, 2),
+		Example: `  pdproxy import trtllm disagg_config.yaml > config.toml
+  pdproxy import trtllm disagg_config.yaml -m metadata_config.yaml`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 2 {
+				return nil
+			}
+			return arguments("disagg_config.yaml")(c, args)
+		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 2 && metadata != "" {
 				return errors.New("import: the metadata server's file is named twice")
@@ -63,16 +70,17 @@ func (a *app) importTRTLLM() *cobra.Command {
 	}
 	c.Flags().StringVarP(&metadata, "metadata-server-config-file", "m", "", "file of the metadata server, as for trtllm-serve")
 	c.Flags().IntVarP(&timeout, "request-timeout", "r", timeout, "--request_timeout of trtllm-serve, in seconds")
-	return c
+	return a.addJSON(c)
 }
 
 func (a *app) importFlags(name, of string, read func(importer.File) (importer.Result, error)) *cobra.Command {
-	return &cobra.Command{
+	return a.addJSON(&cobra.Command{
 		Use:   name + " FLAGFILE",
 		Short: "Convert the flags " + of,
 		Long: "FLAGFILE holds the flags " + of + ": one command line, with backslashes\n" +
 			"at line ends if it has several lines, or one flag per line.",
-		Args: cobra.ExactArgs(1),
+		Example: "  pdproxy import " + name + " router.flags > config.toml",
+		Args:    arguments("FLAGFILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, err := importFile(args[0])
 			if err != nil {
@@ -80,14 +88,15 @@ func (a *app) importFlags(name, of string, read func(importer.File) (importer.Re
 			}
 			return a.printImport(read(file))
 		},
-	}
+	})
 }
 
 func (a *app) importYAML(name, short string, read func(importer.File) (importer.Result, error)) *cobra.Command {
-	return &cobra.Command{
-		Use:   name + " FILE",
-		Short: short,
-		Args:  cobra.ExactArgs(1),
+	return a.addJSON(&cobra.Command{
+		Use:     name + " FILE",
+		Short:   short,
+		Example: "  pdproxy import " + name + " config.yaml > config.toml",
+		Args:    arguments("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, err := importFile(args[0])
 			if err != nil {
@@ -95,7 +104,7 @@ func (a *app) importYAML(name, short string, read func(importer.File) (importer.
 			}
 			return a.printImport(read(file))
 		},
-	}
+	})
 }
 
 // importFile reads one input.

@@ -25,7 +25,7 @@ func TestImport(t *testing.T) {
 		"help of trtllm":   {[]string{"import", "trtllm", "--help"}, exit.OK, "disagg_config.yaml", ""},
 		"alone":            {[]string{"import"}, exit.OK, "production-stack", ""},
 		"unknown router":   {[]string{"import", "nginx", badYAML}, exit.Usage, "", "nginx"},
-		"no file":          {[]string{"import", "vllm-router"}, exit.Usage, "", "arg"},
+		"no file":          {[]string{"import", "vllm-router"}, exit.Usage, "", "import vllm-router: which FLAGFILE?"},
 		"missing file":     {[]string{"import", "trtllm", "/nonexistent.yaml"}, exit.Usage, "", "nonexistent"},
 		"bad YAML":         {[]string{"import", "trtllm", badYAML}, exit.Usage, "", badYAML + ": line 2: port: is there twice"},
 		"bad flags":        {[]string{"import", "sglang-router", badFlags}, exit.Usage, "", badFlags + ": line 1: --port: want a whole number"},

@@ -20,8 +20,11 @@ func (a *app) pluginCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugin",
 		Short: "Create, build, inspect and test plugins",
-		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return errors.Join(c.Usage(), errNoSubcommand) },
+		Example: `  pdproxy plugin new my-router
+  pdproxy plugin build my-router
+  pdproxy plugin test my-router/my-router.wasm my-router/frames.json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return errors.Join(c.Usage(), errNoSubcommand) },
 	}
 	c.AddCommand(a.pluginNewCommand(), a.pluginBuildCommand(), a.pluginInspectCommand(), a.pluginTestCommand())
 	return c
@@ -39,7 +42,9 @@ func (a *app) pluginBuildCommand() *cobra.Command {
 The plugin may use github.com/tetratelabs/proxy-wasm-go-sdk,
 github.com/proxy-wasm/proxy-wasm-go-sdk, pdproxy's abi/guest, or no SDK. The
 source needs no change, and the command does not change its folder.`,
-		Args: cobra.ExactArgs(1),
+		Example: `  pdproxy plugin build my-router
+  pdproxy plugin build my-router -o dist/my-router.wasm`,
+		Args: arguments("DIR"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			o.Dir, o.Log = args[0], a.err
 			return a.pluginBuild(o)
@@ -47,7 +52,7 @@ source needs no change, and the command does not change its folder.`,
 	}
 	c.Flags().StringVarP(&o.Output, "output", "o", "", "path of the module (default DIR/<folder name>.wasm)")
 	c.Flags().BoolVar(&o.TinyGo, "tinygo", false, "compile with TinyGo instead of Go")
-	return c
+	return a.addJSON(c)
 }
 
 func (a *app) pluginBuild(o build.Options) error {
@@ -95,12 +100,14 @@ func (a *app) pluginNewCommand() *cobra.Command {
 
 The build needs only Go. With --sdk-dir the policy uses the package abi/guest of
 pdproxy's sources: it is shorter, and "go test" can test it.`,
-		Args: cobra.ExactArgs(1),
+		Example: `  pdproxy plugin new my-router
+  pdproxy plugin new --kind filter my-filter`,
+		Args: arguments("NAME"),
 		RunE: func(_ *cobra.Command, args []string) error { return a.pluginNew(args[0], build.Kind(kind), sdk) },
 	}
 	c.Flags().StringVar(&kind, "kind", string(build.Policy), "policy or filter")
 	c.Flags().StringVar(&sdk, "sdk-dir", "", "folder with pdproxy's sources, for a policy that uses abi/guest")
-	return c
+	return a.addJSON(c)
 }
 
 func (a *app) pluginNew(dir string, kind build.Kind, sdk string) error {

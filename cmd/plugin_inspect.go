@@ -15,12 +15,14 @@ import (
 )
 
 func (a *app) pluginInspectCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.addJSON(&cobra.Command{
 		Use:   "inspect FILE",
 		Short: "Show ABI, hooks, callbacks, imports, needs, size and start time of a module",
-		Args:  cobra.ExactArgs(1),
-		RunE:  func(_ *cobra.Command, args []string) error { return a.pluginInspect(args[0]) },
-	}
+		Example: `  pdproxy plugin inspect my-router/my-router.wasm
+  pdproxy plugin inspect --json my-router/my-router.wasm`,
+		Args: arguments("FILE"),
+		RunE: func(_ *cobra.Command, args []string) error { return a.pluginInspect(args[0]) },
+	})
 }
 
 func (a *app) pluginInspect(path string) error {

@@ -33,7 +33,9 @@ Print each decision and its cost.
 FRAMES.json holds frames (see docs/howto/plugins.md), or the output of "pdproxy explain
 --json". The exit code is 1 if a frame failed: the guest trapped or was late, its
 answer breaks the contract, or the frame expects another answer.`,
-		Args: cobra.ExactArgs(2),
+		Example: `  pdproxy plugin test my-router/my-router.wasm my-router/frames.json
+  pdproxy plugin test --repeat 1000 my-router/my-router.wasm my-router/frames.json`,
+		Args: arguments("MODULE", "FRAMES.json"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if o.Repeat < 1 || o.Timeout <= 0 {
 				return errors.New("--repeat and --timeout: at least 1, more than 0")
@@ -55,7 +57,7 @@ answer breaks the contract, or the frame expects another answer.`,
 	c.Flags().IntVar(&o.Repeat, "repeat", 1, "calls of each frame; the output shows their mean time")
 	c.Flags().BoolVar(&o.Trusted, "trusted", false, "as with trusted = true: faster code that cannot be interrupted")
 	c.Flags().StringVar(&level, "guest-log", "info", "lowest level of the guest's log: trace, debug, info, warn, error or critical")
-	return c
+	return a.addJSON(c)
 }
 
 func parseUpstreams(texts map[string]string) (map[string]*url.URL, error) {

@@ -52,6 +52,8 @@ The command scales the arrival times once for all policies. With the scaled time
 and one unlimited cache for all prompts, the prefill work of the trace would use
 --load of the fleet's prefill capacity. The same flags give the same result,
 except for the decisions per second.`,
+		Example: `  pdproxy replay --trace trace.jsonl --policy least_load --policy kv_aware
+  pdproxy replay --trace trace.jsonl --policy my-router.wasm --html report.html`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return a.replay(&r) },
 	}
@@ -72,7 +74,7 @@ except for the decisions per second.`,
 	f.DurationVar(&r.itl, "slo-itl", 0, "limit of a good request for the mean time between tokens; 0: as in the preset")
 	f.Uint64Var(&r.fleet.Seed, "seed", 1, "seed of the random numbers for policies")
 	f.StringVar(&r.html, "html", "", "file for a report with plots")
-	return c
+	return a.addJSON(a.addLog(c))
 }
 
 func (a *app) replay(r *replayFlags) error {

@@ -11,8 +11,10 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -59,18 +61,74 @@ func Main(args []string, stdout, stderr io.Writer) int {
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "pdproxy",
-		Short:         "Coordinate prefill and decode in front of LLM serving engines",
-		SilenceErrors: true,
-		SilenceUsage:  true,
+		Use:   "pdproxy",
+		Short: "Coordinate prefill and decode in front of LLM serving engines",
+		Long: `pdproxy coordinates prefill and decode in front of LLM serving engines.
+
+Start here: pdproxy demo
+It runs simulated engines and the proxy in one process, and prints requests to try.`,
+		Example: `  pdproxy demo                  # simulated engines and the proxy
+  pdproxy check config.toml     # every problem of a configuration, with its line
+  pdproxy run config.toml       # serve`,
+		Version:           Version,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return a.checkJSON(c) },
 	}
-	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetVersionTemplate(readVersion().String() + "\n")
+	// The root accepts these flags, so that they may stand before the name of a command.
+	// The commands that use them list them: see addJSON and addLog.
 	flags := root.PersistentFlags()
-	flags.BoolVar(&a.json, "json", false, "print results as JSON")
-	flags.StringVar(&a.logLevel, "log-level", "info", "debug, info, warn or error")
-	flags.StringVar(&a.logFormat, "log-format", "text", "text or json")
-	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.adminTokenCommand(), a.importCommand(), a.quickstartCommand(), a.pluginCommand(), a.versionCommand())
+	a.jsonFlag(flags)
+	a.logFlags(flags)
+	for _, name := range []string{"json", "log-level", "log-format"} {
+		flags.Lookup(name).Hidden = true
+	}
+	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.adminTokenCommand(), a.keysCommand(), a.importCommand(), a.quickstartCommand(), a.pluginCommand(), a.versionCommand())
 	return root
+}
+
+func (a *app) jsonFlag(f *pflag.FlagSet) {
+	f.BoolVar(&a.json, "json", false, "print results as JSON")
+}
+
+func (a *app) logFlags(f *pflag.FlagSet) {
+	f.StringVar(&a.logLevel, "log-level", "info", "lowest level of the log: debug, info, warn or error")
+	f.StringVar(&a.logFormat, "log-format", "text", "format of the log: text or json")
+}
+
+// addJSON returns c with --json, for a command that prints a result.
+func (a *app) addJSON(c *cobra.Command) *cobra.Command {
+	a.jsonFlag(c.Flags())
+	return c
+}
+
+// addLog returns c with the flags of the log, for a command that writes one.
+func (a *app) addLog(c *cobra.Command) *cobra.Command {
+	a.logFlags(c.Flags())
+	return c
+}
+
+// checkJSON rejects --json for a command that prints no result.
+func (a *app) checkJSON(c *cobra.Command) error {
+	if a.json && c.LocalNonPersistentFlags().Lookup("json") == nil {
+		return fmt.Errorf("--json: %s prints no result", c.CommandPath())
+	}
+	return nil
+}
+
+// arguments requires exactly the named arguments. Its error says which one is missing.
+func arguments(names ...string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) == len(names) {
+			return nil
+		}
+		problem := "which " + strings.Join(names[min(len(args), len(names)):], " and ") + "?"
+		if len(args) > len(names) {
+			problem = fmt.Sprintf("unexpected argument %q", args[len(names)])
+		}
+		return fmt.Errorf("%s: %s\nusage: %s", strings.TrimPrefix(c.CommandPath(), "pdproxy "), problem, c.UseLine())
+	}
 }
 
 // logger returns the log that the global flags describe.

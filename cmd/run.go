@@ -16,8 +16,15 @@ func (a *app) runCommand() *cobra.Command {
 	takeover := false
 	c := &cobra.Command{
 		Use:   "run config.toml",
-		Short: "Serve until SIGINT or SIGTERM, then drain; SIGHUP reloads, SIGUSR2 starts the program that is now on disk, which takes over",
-		Args:  cobra.ExactArgs(1),
+		Short: "Serve until SIGINT or SIGTERM, then drain",
+		Long: `Serve until SIGINT or SIGTERM, then drain. A second signal stops at once.
+
+SIGHUP reads the configuration again. SIGUSR2 starts the program that is now on
+disk; that program takes the sockets over, and this process finishes its requests.`,
+		Example: `  pdproxy run config.toml
+  pdproxy run --log-format json config.toml
+  pdproxy run --takeover config.toml     # replace the process that runs this file`,
+		Args: arguments("config.toml"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			log, err := a.logger()
 			if err != nil {
@@ -27,7 +34,7 @@ func (a *app) runCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&takeover, takeoverFlag[2:], false, "take the sockets over from the process that runs this configuration; that process finishes its requests and ends")
-	return c
+	return a.addLog(c)
 }
 
 // run serves a configuration file until a signal ends it or a successor

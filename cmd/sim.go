@@ -19,7 +19,9 @@ func (a *app) simCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "sim",
 		Short: "Run one simulated engine as a separate process",
-		Args:  cobra.NoArgs,
+		Example: `  pdproxy sim --connector vllm-nixl --role prefill --listen 127.0.0.1:8100
+  pdproxy sim --connector vllm-nixl --role decode --listen 127.0.0.1:8200`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			log, err := a.logger()
 			if err != nil {
@@ -54,6 +56,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio, vllm-p2p-nccl: tcp://HOST:PORT of the proxy's registry")
 	f.IntVar(&cfg.P2PNCCL.Port, "kv-port", 0, "vllm-p2p-nccl: port for the KV that prefill sends; 0: any")
 	f.StringVar(&cfg.ECDir, "ec-dir", "", "vllm: directory with the output of encoders")
+	f.BoolVar(&cfg.FutureParams, "future-params", false, "vllm-nixl, vllm-moriio-read: kv_transfer_params have members of no release, which a proxy must pass on unchanged")
 	f.DurationVar(&cfg.ConnectDelay, "connect-delay", 0, "time to connect to a peer")
 	f.StringVar(&cfg.TRTLLM.ClusterURI, "cluster-uri", "", "trtllm: http://HOST:PORT or etcd://HOST:PORT of the cluster storage where the worker registers")
 	f.StringVar(&cfg.TRTLLM.ClusterName, "cluster-name", "", "trtllm: name of the cluster in the storage")
@@ -68,7 +71,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringVar(&cfg.Fail, "fail", "", "RATE:KIND, share of requests with a fault, and kind of the fault")
 	f.IntVar(&cfg.DieAfter, "die-after", 0, "exit abruptly after this number of requests; 0: never")
 	f.StringVar(&cfg.Hang, "hang", "", "phase in which requests hang")
-	return c
+	return a.addJSON(a.addLog(c))
 }
 
 // sim runs the engine until a signal arrives, or until an injected fault ends the engine.
@@ -82,7 +85,14 @@ func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 		return exit.Failed(err)
 	}
 	defer e.Close()
-	fmt.Fprintf(a.out, "%s %s engine on %s\n", cfg.Connector, cfg.Role, e.URL())
+	if a.json {
+		err = a.printJSON(map[string]string{"url": e.URL(), "connector": cfg.Connector, "role": cfg.Role})
+	} else {
+		_, err = fmt.Fprintf(a.out, "%s %s engine on %s\n", cfg.Connector, cfg.Role, e.URL())
+	}
+	if err != nil {
+		return exit.Failed(err)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	select {

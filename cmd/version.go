@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/abi"
 )
 
 // Set by the linker (-X) for releases.
@@ -19,14 +22,21 @@ var (
 var abiVersions = []string{"0.1.0", "0.2.0", "0.2.1"}
 
 type versionInfo struct {
-	Version string   `json:"version"`
-	ABI     []string `json:"abi"`
-	Go      string   `json:"go"`
-	Commit  string   `json:"commit"`
+	Version   string   `json:"version"`
+	ABI       []string `json:"abi"`             // of proxy-wasm, for filters
+	PolicyABI int      `json:"policy_contract"` // of policies
+	Go        string   `json:"go"`
+	Commit    string   `json:"commit"`
+}
+
+// String returns the version in one line.
+func (v versionInfo) String() string {
+	return fmt.Sprintf("pdproxy %s (policy contract %d, proxy-wasm %s, %s, commit %s)",
+		v.Version, v.PolicyABI, strings.Join(v.ABI, ", "), v.Go, v.Commit)
 }
 
 func readVersion() versionInfo {
-	v := versionInfo{Version: Version, ABI: abiVersions, Go: runtime.Version(), Commit: commit}
+	v := versionInfo{Version: Version, ABI: abiVersions, PolicyABI: abi.Version, Go: runtime.Version(), Commit: commit}
 	if info, ok := debug.ReadBuildInfo(); ok && v.Commit == "" {
 		for _, s := range info.Settings {
 			if s.Key == "vcs.revision" {
@@ -50,7 +60,9 @@ func (a *app) versionCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "version",
 		Short: "Print version, ABI versions, Go and commit",
-		Args:  cobra.NoArgs,
+		Example: `  pdproxy version
+  pdproxy version --licenses     # of the modules in the program`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if licenses {
 				_, err := fmt.Fprint(a.out, thirdParty)
@@ -60,10 +72,10 @@ func (a *app) versionCommand() *cobra.Command {
 			if a.json {
 				return a.printJSON(v)
 			}
-			fmt.Fprintf(a.out, "pdproxy %s (abi %v, %s, commit %s)\n", v.Version, v.ABI, v.Go, v.Commit)
-			return nil
+			_, err := fmt.Fprintln(a.out, v)
+			return err
 		},
 	}
 	c.Flags().BoolVar(&licenses, "licenses", false, "print the third-party modules in the program, with the texts of their licences")
-	return c
+	return a.addJSON(c)
 }

@@ -123,7 +123,7 @@ func TestWaitingPrefillsStop(t *testing.T) {
 			}
 		},
 	})
-	f.oneEntry() // each worker has a cap of its own
+	f.oneEntry() // each worker has a separate cap
 	before := f.prompts()
 	done := make(chan map[int]int)
 	go func() { done <- f.burst(8, "waits ") }()

@@ -116,7 +116,7 @@ func TestSamplesAreRefused(t *testing.T) {
 		}
 	}
 	if n := f.prefill[0].State().Requests + f.decode[0].State().Requests; n != 0 {
-		t.Errorf("engines were asked %d times", n)
+		t.Errorf("engines got %d requests", n)
 	}
 }
 
@@ -270,7 +270,7 @@ func TestUnlikeEnginesAreKeptApart(t *testing.T) {
 				t.Errorf("the unlike prefill got %d requests", n)
 			}
 			if !strings.Contains(log.String(), unlike.why) {
-				t.Errorf("the log does not say %q", unlike.why)
+				t.Errorf("the log lacks %q", unlike.why)
 			}
 			var rows []pairRow
 			f.admin("/v1/pairs", &rows)

@@ -49,7 +49,7 @@ func TestEngineStopped(t *testing.T) {
 					stopped.Stop(false)
 				}
 				if !left() {
-					t.Error("the proxy left no leg")
+					t.Error("no leg was abandoned")
 				}
 				f.settled()
 			})

@@ -50,7 +50,7 @@ func TestForcedToolCalls(t *testing.T) {
 				body := chat(long, 9, true) // other requests run as two legs
 				f.right(f.try(chatPath, body), chatPath, body)
 				if n := f.metric("pdproxy_fallbacks_total", `what="aggregated"`, `reason="forced_tool"`); n != whole {
-					t.Errorf("%v are answered whole, want %v", n, whole)
+					t.Errorf("%v aggregated requests, want %v", n, whole)
 				}
 				for _, e := range append(f.prefill, f.decode...) {
 					if s := e.State(); s.Errors != 0 || s.LeasesExpired != 0 {

@@ -84,8 +84,8 @@ func New(deps Deps) (*Set, error) {
 
 // Apply makes the Set serve c. Versions with the same module and settings continue,
 // unless they are parked. Apply builds the other versions first. When a version cannot be
-// used, or c names a policy that does not exist, nothing changes and Apply returns an
-// *Error.
+// used, or c names a policy that does not exist, nothing changes and Apply returns
+// Errors: that of every plugin that cannot be used, or that of the policy.
 func (s *Set) Apply(ctx context.Context, c Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,29 +99,36 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 	next := &table{config: &c}
 	var fresh []*plugin
 	err := func() error {
+		var wrong Errors
 		for i, spec := range c.Plugins {
 			content, err := spec.Source.Read(ctx)
 			switch {
 			case errors.Is(err, source.ErrDigest):
-				return pluginError(i, ".sha256", spec.Name, err)
+				wrong = append(wrong, pluginError(i, ".sha256", spec.Name, err))
+				continue
 			case err != nil:
-				return pluginError(i, ".path", spec.Name, err)
+				wrong = append(wrong, pluginError(i, ".path", spec.Name, err))
+				continue
 			}
 			p := old.same(&c, spec, content.SHA256)
 			if p == nil {
 				if p, err = s.build(ctx, &c, spec, content); err != nil {
-					return pluginError(i, "", spec.Name, err)
+					wrong = append(wrong, pluginError(i, "", spec.Name, err))
+					continue
 				}
 				fresh = append(fresh, p)
 			}
 			p.failed.Store(false) // the file contains the serving version again
 			next.plugins = append(next.plugins, p)
 		}
+		if len(wrong) > 0 {
+			return wrong
+		}
 		if !c.Native && c.needsBuiltin() {
 			if next.builtin = old.builtin; next.builtin == nil || next.builtin.failures.Parked() || old.config.Budget != c.Budget || old.config.Params != c.Params {
 				p, err := s.buildBuiltin(ctx, &c)
 				if err != nil {
-					return &Error{"policy", err}
+					return Errors{{Key: "policy", Err: err}}
 				}
 				next.builtin, fresh = p, append(fresh, p)
 			}

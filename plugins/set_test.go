@@ -62,7 +62,7 @@ func TestBuiltins(t *testing.T) {
 		t.Error(err)
 	}
 	if r := w.row("auto", "plan"); r.SHA256 != sha || r.Calls != 0 {
-		t.Errorf("after a reload %+v", r)
+		t.Errorf("row after a reload: %+v", r)
 	}
 	if _, _, ok := w.place(""); !ok {
 		t.Error("no decision after a reload")
@@ -166,7 +166,7 @@ func TestApplyRefuses(t *testing.T) {
 		key, want string
 	}{
 		"no file":          {changed(func(s *Spec) { s.Source.Location += "x" }), "plugin[1].path", "no such file"},
-		"no module":        {changed(func(s *Spec) { s.Source.Location = garbage }), "plugin[1]", "compile"},
+		"no module":        {changed(func(s *Spec) { s.Source.Location = garbage }), "plugin[1]", "not WebAssembly"},
 		"other digest":     {changed(func(s *Spec) { s.Source.SHA256 = strings.Repeat("0", 64) }), "plugin[1].sha256", "sha256"},
 		"configure false":  {changed(func(s *Spec) { s.Config = "configure=false" }), "plugin[1]", "proxy_on_configure"},
 		"configure traps":  {changed(func(s *Spec) { s.Config = "configure=trap" }), "plugin[1]", "configure"},
@@ -186,7 +186,7 @@ func TestApplyRefuses(t *testing.T) {
 			if !errors.As(err, &e) || e.Key != tt.key || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("error %v, want %s with %q", err, tt.key, tt.want)
 			}
-			if strings.HasPrefix(tt.key, "plugin[1]") && !strings.HasPrefix(err.Error(), tt.key+`: "q": `) {
+			if strings.HasPrefix(tt.key, "plugin[1]") && !strings.HasPrefix(err.Error(), tt.key+" (q): ") {
 				t.Errorf("error %v does not name the plugin q", err)
 			}
 			if _, by, ok := w.place(""); by != "p" || !ok {
@@ -208,16 +208,16 @@ func TestApplyKeeps(t *testing.T) {
 	w.config.Plan = []string{"always"}
 	w.apply()
 	if r := w.row("p", "place"); r.Calls != 1 {
-		t.Errorf("it was loaded again: %+v", r)
+		t.Errorf("the policy was loaded again: %+v", r)
 	}
 	w.config.Plugins = append([]Spec(nil), w.config.Plugins...)
 	w.config.Plugins[0].Config = "mint=absent"
 	w.apply()
 	if r := w.row("p", "place"); r.Calls != 0 {
-		t.Errorf("it was not loaded again: %+v", r)
+		t.Errorf("the policy was not loaded again: %+v", r)
 	}
 	if w.changed != 3 {
-		t.Errorf("%d changes were told", w.changed)
+		t.Errorf("%d changes were reported", w.changed)
 	}
 }
 
@@ -311,11 +311,11 @@ func TestCanary(t *testing.T) {
 		}
 		w.endTrials(time.Now())
 		if states(w) != "active canary" {
-			t.Errorf("before its time: %s", states(w))
+			t.Errorf("states before the end of the canary: %s", states(w))
 		}
 		w.endTrials(time.Now().Add(2 * time.Hour))
 		if _, by, ok := w.Mint(t.Context(), &abi.MintFacts{}); states(w) != "active" || by != "snowflake" || !ok {
-			t.Errorf("after its time: %s", states(w))
+			t.Errorf("states after the end of the canary: %s", states(w))
 		}
 		if c := w.table.Load().plugins[0].spec.Config; c != "mint=absent" {
 			t.Errorf("the version with %q serves", c)
@@ -368,14 +368,14 @@ func TestParkedAndBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, by, ok := w.place(""); by != "p" || !ok || w.row("p", "place").State != "active" {
-		t.Errorf("after the reload: %q, %v", by, ok)
+		t.Errorf("decision after the reload: %q, %v", by, ok)
 	}
 	for range 3 {
 		w.place("nonsense")
 	}
 	w.apply()
 	if _, _, ok := w.place(""); !ok {
-		t.Error("the same configuration again does not bring it back")
+		t.Error("Apply of the same configuration does not enable the parked policy")
 	}
 }
 
@@ -465,11 +465,10 @@ func hammerReload(t *testing.T) {
 	wg.Wait()
 	w.draining.Wait()
 	if decided.Load() == 0 {
-		t.Error("nothing was decided")
+		t.Error("no decision was made")
 	}
-	// Goroutines that were told to stop end in synctest.Wait. The runtime's
-	// goroutine of finalizers counts while it runs one, and this test cannot
-	// wait for it.
+	// Goroutines with a stop signal end in synctest.Wait. The runtime's goroutine of
+	// finalizers counts while it runs one, and this test cannot wait for it.
 	var after int
 	for range 100_000 {
 		synctest.Wait()
@@ -515,11 +514,11 @@ func TestStartThatLoops(t *testing.T) {
 	h := &waiting{end: cancel}
 	w.deps.Log = slog.New(h)
 	err := w.Apply(ctx, w.config)
-	if err == nil || !strings.Contains(err.Error(), `plugin[0]: "p": configure plugin: `) {
+	if err == nil || !strings.Contains(err.Error(), `plugin[0] (p): configure plugin: `) {
 		t.Errorf("error %v", err)
 	}
 	if said := h.said.Load(); said == nil || *said != "plugin=p limit=10s " {
-		t.Errorf("it waits for %v", said)
+		t.Errorf("log line of the wait: %v", said)
 	}
 }
 
@@ -543,10 +542,10 @@ func TestClosed(t *testing.T) {
 		t.Errorf("leg: %q", reason)
 	}
 	if err := w.Apply(t.Context(), w.config); err == nil {
-		t.Error("it can be applied")
+		t.Error("Apply succeeds after Close")
 	}
 	if err := w.Reload(t.Context(), "p"); err == nil {
-		t.Error("it can be reloaded")
+		t.Error("Reload succeeds after Close")
 	}
 }
 

@@ -1,6 +1,7 @@
 package plugins
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -90,18 +91,38 @@ type Natives struct {
 type Error struct {
 	// Key is the key in the configuration, such as plugin[1] or policy.place.
 	Key string
-	Err error
+	// Name is the plugin's name, by which operators know the plugin; "" if the error is not about a plugin.
+	Name string
+	Err  error
 }
 
 // Error implements error.
-func (e *Error) Error() string { return e.Key + ": " + e.Err.Error() }
+func (e *Error) Error() string {
+	if e.Name != "" {
+		return fmt.Sprintf("%s (%s): %v", e.Key, e.Name, e.Err)
+	}
+	return e.Key + ": " + e.Err.Error()
+}
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// pluginError returns an error about the i-th [[plugin]], or a key of it. The
-// cause begins with the plugin's name, because operators know the plugin by its
-// name.
+// Errors is a list of at least one Error.
+type Errors []*Error
+
+// Error lists the errors, one a line.
+func (es Errors) Error() string { return errors.Join(es.Unwrap()...).Error() }
+
+// Unwrap returns the errors.
+func (es Errors) Unwrap() []error {
+	list := make([]error, len(es))
+	for i, e := range es {
+		list[i] = e
+	}
+	return list
+}
+
+// pluginError returns an error about the i-th [[plugin]], or a key of it.
 func pluginError(i int, key, name string, err error) *Error {
-	return &Error{Key: fmt.Sprintf("plugin[%d]%s", i, key), Err: fmt.Errorf("%q: %w", name, err)}
+	return &Error{Key: fmt.Sprintf("plugin[%d]%s", i, key), Name: name, Err: err}
 }

@@ -70,17 +70,17 @@ func (s *Set) resolve(t *table) error {
 		case err == nil:
 			t.plan = append(t.plan, p)
 		case i < len(c.Plan)-1: // the last one is policy.plan
-			return &Error{fmt.Sprintf("policy.order[%d]", i), err}
+			return Errors{{Key: fmt.Sprintf("policy.order[%d]", i), Err: err}}
 		default:
-			return &Error{"policy.plan", err}
+			return Errors{{Key: "policy.plan", Err: err}}
 		}
 	}
 	var err error
 	if t.place, err = find(s, t, abi.HookPlace, c.Place, c.Natives.Place); err != nil {
-		return &Error{"policy.place", err}
+		return Errors{{Key: "policy.place", Err: err}}
 	}
 	if t.mint, err = find(s, t, abi.HookMint, c.Mint, c.Natives.Mint); err != nil {
-		return &Error{"policy.mint", err}
+		return Errors{{Key: "policy.mint", Err: err}}
 	}
 	t.needs = t.place.needs | t.mint.needs
 	for i := range t.plan {

@@ -7,7 +7,6 @@ package policies
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -53,11 +52,11 @@ func New(p Params) (*Set, error) {
 	s := &Set{all: builtin.New()}
 	for _, policy := range slices.Sorted(maps.Keys(p)) {
 		if s.all.Table(policy) == nil {
-			return nil, fmt.Errorf("set parameters: %w", s.all.Set(policy, "", 0))
+			return nil, s.all.Set(policy, "", 0)
 		}
 		for _, name := range slices.Sorted(maps.Keys(p[policy])) {
 			if err := s.all.Set(policy, name, p[policy][name]); err != nil {
-				return nil, fmt.Errorf("set parameters: %w", err)
+				return nil, err
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -119,8 +120,26 @@ func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
 	return m, nil
 }
 
+// checkHeader requires the first bytes of a WebAssembly module: the magic number and
+// version 1.
+func checkHeader(wasm []byte) error {
+	rest, isWasm := bytes.CutPrefix(wasm, []byte("\x00asm"))
+	switch {
+	case !isWasm:
+		return errors.New("the file is not WebAssembly")
+	case bytes.HasPrefix(rest, []byte{0x0d, 0, 1, 0}):
+		return errors.New("the file is a WebAssembly component: want a core module")
+	case !bytes.HasPrefix(rest, []byte{1, 0, 0, 0}):
+		return errors.New("the file is WebAssembly of an unknown version: want version 1")
+	}
+	return nil
+}
+
 // load compiles the guest into a module whose runtime exists.
 func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error {
+	if err := checkHeader(wasm); err != nil {
+		return err
+	}
 	ctx = experimental.WithCompilationWorkers(ctx, max(opts.CompileWorkers, 1))
 	if opts.Guarded { // first the types of the gate, see gates
 		types, err := m.runtime.CompileModule(ctx, gateBinary(nil))

@@ -2,8 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 
@@ -15,44 +13,65 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// CheckFiles reads all files that cfg names. It opens no socket and calls no engine. An
-// error of type config.Problems names the keys.
+// CheckFiles reads all files that cfg names. It opens no socket and calls no engine. The
+// error is of type config.Problems and has the problems of all files.
 func CheckFiles(cfg *config.Config) error {
+	var problems config.Problems
 	if _, err := loadFiles(cfg, slog.New(slog.DiscardHandler)); err != nil {
-		return err
+		problems = append(problems, config.AsProblems(err)...)
 	}
-	return checkEngineList(cfg.Discovery.File.Path)
+	if err := checkEngineList(cfg); err != nil {
+		problems = append(problems, config.AsProblems(err)...)
+	}
+	if len(problems) > 0 {
+		return problems
+	}
+	return nil
 }
 
-// checkEngineList reads the file of discovery.file.path; "" for none.
-func checkEngineList(path string) error {
+// checkEngineList reads the file of discovery.file.path. The problems in it have the name
+// of that file.
+func checkEngineList(cfg *config.Config) error {
+	path := cfg.Discovery.File.Path
 	if path == "" {
 		return nil
 	}
 	data, err := os.ReadFile(path)
-	if err == nil {
-		_, err = config.ParseEngines(data)
+	if err != nil {
+		return config.Problems{cfg.Problem("discovery.file.path", err.Error())}
 	}
-	if err == nil {
+	if _, err = config.ParseEngines(data); err == nil {
 		return nil
 	}
-	var problems config.Problems
-	for _, p := range config.AsProblems(err) {
-		message := p.Message
-		if p.Key != "" {
-			message = fmt.Sprintf("%s line %d: %s: %s", path, p.Line, p.Key, p.Message)
-		}
-		problems = append(problems, config.Problem{Key: "discovery.file.path", Message: message})
+	problems := config.AsProblems(err)
+	for i := range problems {
+		problems[i].File = path
 	}
 	return problems
 }
 
 // CheckPlugins starts and configures the plugins and policies of cfg, and ends them again.
+// An error of type config.Problems has the problems of all plugins and parameters.
 func CheckPlugins(cfg *config.Config, log *slog.Logger) error {
 	reg := prometheus.NewRegistry()
 	set, err := newPlugins(cfg, reg, telemetry.New(reg), conversation.New(1), nil, log)
 	if err != nil {
 		return exit.Failed(err)
 	}
-	return errors.Join(applyPlugins(set, cfg, RoleSingle, nil), set.Close(context.Background()))
+	problems := paramProblems(cfg)
+	if len(problems) > 0 { // the plugins have their own problems
+		c := *cfg
+		c.Policy.Params = nil
+		cfg = &c
+	}
+	if err := applyPlugins(set, cfg, RoleSingle, nil); err != nil {
+		problems = append(problems, config.AsProblems(err)...)
+	}
+	if err := set.Close(context.Background()); err != nil {
+		return exit.Failed(err)
+	}
+	if len(problems) > 0 {
+		return problems
+	}
+	return nil
 }

@@ -33,7 +33,7 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	var problems config.Problems
 	note := func(key string, err error) {
 		if err != nil {
-			problems = append(problems, config.Problem{Key: key, Message: err.Error()})
+			problems = append(problems, cfg.Problem(key, err.Error()))
 		}
 	}
 	var err error
@@ -58,7 +58,9 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	_, err = config.ReadSecret(cfg.Discovery.MoRIIO.PasswordFile)
 	note("discovery.moriio.password_file", err)
 	if _, err := discovery.New(cfg.Discovery, discovery.Options{}); err != nil {
-		problems = append(problems, config.AsProblems(err)...)
+		for _, p := range config.AsProblems(err) {
+			problems = append(problems, cfg.Problem(p.Key, p.Message))
+		}
 	}
 	f.tokenizers = make(map[string]tokens.Encoder)
 	for model, path := range cfg.Tokens.Files {

@@ -25,8 +25,8 @@ const (
 )
 
 const (
-	// settleEvery is how often a coordinator that starts checks whether it knows the
-	// state of all engines.
+	// settleEvery is the interval at which a starting coordinator checks whether it knows
+	// the state of all engines.
 	settleEvery = 5 * time.Millisecond
 	// settleLimit is how long a coordinator waits for that before it serves workers.
 	// The workers place requests themselves in the meantime.

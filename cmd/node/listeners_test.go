@@ -56,7 +56,7 @@ func servingNode(t *testing.T, change func(*config.Config)) *Node {
 			t.Error(err)
 		}
 		if left, _ := filepath.Glob(filepath.Join(dir, "pdproxy", "*.token")); len(left) > 0 {
-			t.Errorf("left are %q", left)
+			t.Errorf("remaining files %q", left)
 		}
 	})
 	return n
@@ -100,8 +100,8 @@ func call(t *testing.T, method, url, body string, lines ...string) (int, string,
 	return resp.StatusCode, string(text), resp.Header
 }
 
-// TestInternalListeners checks what each internal address answers to a read and to a change,
-// if a web page, another user or the operator sends the request.
+// TestInternalListeners checks the answers of each internal address to a read and to a
+// change, if a web page, another user or the operator sends the request.
 func TestInternalListeners(t *testing.T) {
 	const secret = "the-token-of-workers"
 	tokenFile := write(t, secret+"\n")
@@ -291,7 +291,7 @@ func stranger(target string) {
 // changes anything.
 func TestLocalUser(t *testing.T) {
 	if os.Geteuid() != 0 || runtime.GOOS != "linux" {
-		t.Skip("needs Linux and root, to run a process of another user; make test-all has it")
+		t.Skip("this test needs Linux and root, to run a process of another user; make test-all runs it as root")
 	}
 	n := servingNode(t, func(cfg *config.Config) {
 		e := config.DefaultEngine()

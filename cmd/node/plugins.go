@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -96,11 +97,15 @@ func applyPlugins(set *plugins.Set, cfg *config.Config, role Role, memory *buffe
 		c.Plugins = slices.DeleteFunc(c.Plugins, func(s plugins.Spec) bool { return s.Filter })
 	}
 	err = set.Apply(context.Background(), c)
-	var e *plugins.Error
-	if errors.As(err, &e) {
-		return config.Problems{cfg.Problem(e.Key, e.Err.Error())}
+	var wrong plugins.Errors
+	if !errors.As(err, &wrong) {
+		return err
 	}
-	return err
+	var problems config.Problems
+	for _, e := range wrong {
+		problems = append(problems, cfg.Problem(e.Key, e.Err.Error()))
+	}
+	return problems
 }
 
 // pluginConfig converts cfg to the configuration of package plugins.
@@ -108,7 +113,7 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 	params := policies.Params(cfg.Policy.Params)
 	built, err := policies.New(params)
 	if err != nil {
-		return plugins.Config{}, config.Problems{cfg.Problem("policy.params", err.Error())}
+		return plugins.Config{}, paramProblems(cfg)
 	}
 	c := plugins.Config{
 		Natives: Natives(built), Params: params.Text(),
@@ -121,10 +126,10 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 	if !slices.Contains(c.Plan, cfg.Policy.Plan) {
 		c.Plan = append(c.Plan, cfg.Policy.Plan)
 	}
-	for _, u := range cfg.Upstreams {
+	for i, u := range cfg.Upstreams {
 		parsed, err := url.Parse(u.URL)
 		if err != nil {
-			return c, err
+			return c, config.Problems{cfg.Problem(fmt.Sprintf("upstream[%d].url", i), "invalid URL")}
 		}
 		c.Upstreams[u.Name] = parsed
 	}
@@ -132,6 +137,25 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 		c.Plugins = append(c.Plugins, pluginSpec(&p))
 	}
 	return c, nil
+}
+
+// paramProblems returns the problem of each parameter in [policy.params].
+func paramProblems(cfg *config.Config) config.Problems {
+	var problems config.Problems
+	for _, policy := range slices.Sorted(maps.Keys(cfg.Policy.Params)) {
+		key := "policy.params." + policy
+		if _, err := policies.New(policies.Params{policy: nil}); err != nil {
+			problems = append(problems, cfg.Problem(key, err.Error()))
+			continue
+		}
+		params := cfg.Policy.Params[policy]
+		for _, name := range slices.Sorted(maps.Keys(params)) {
+			if _, err := policies.New(policies.Params{policy: {name: params[name]}}); err != nil {
+				problems = append(problems, cfg.Problem(key+"."+name, err.Error()))
+			}
+		}
+	}
+	return problems
 }
 
 func pluginSpec(p *config.Plugin) plugins.Spec {

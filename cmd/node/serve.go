@@ -119,7 +119,8 @@ func (n *Node) serveFront(ctx context.Context) error {
 	return err
 }
 
-// leaveSockets leaves all sockets of the node to its successor. Requests that run go on.
+// leaveSockets leaves all sockets of the node to its successor. Running requests
+// continue.
 func (n *Node) leaveSockets() {
 	n.front.StopAccepting()
 	n.fleet.retire()

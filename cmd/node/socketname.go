@@ -22,7 +22,7 @@ const checkNameEvery = time.Second
 
 // socketName is the name by which workers of this host find the coordinator that leads.
 // The name is a symbolic link to the socket of that coordinator. Each coordinator has a
-// socket of its own name in the same folder, so a coordinator that lost the name can
+// socket with its own name in the same folder, so a coordinator that lost the name can
 // claim it again.
 type socketName struct {
 	dir  *privatedir.Dir

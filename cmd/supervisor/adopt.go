@@ -34,7 +34,7 @@ func (s *supervisor) adopt() error {
 				s.retire(p)
 				continue
 			}
-			s.log.Info("a process of the last supervisor goes on", "process", role, "slot", slot, "pid", p.pid)
+			s.log.Info("a process of the last supervisor continues", "process", role, "slot", slot, "pid", p.pid)
 			s.positions[i].process = p
 		}
 	}

@@ -55,7 +55,7 @@ func (s *supervisor) checkProcesses() {
 				s.tolerate(p, err, now)
 				return
 			}
-			s.log.Error("a process has sent no heartbeat; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
+			s.log.Error("a process has sent no heartbeat; the supervisor kills it", "process", p.role, "slot", p.slot, "pid", p.pid)
 			p.kill(s.log)
 		}
 	})
@@ -96,7 +96,7 @@ func (s *supervisor) tolerate(p *process, err error, now time.Time) {
 	p.heartbeatAt = now
 	if !p.tolerated {
 		p.tolerated = true
-		s.log.Error("the state of a process cannot be read; the process goes on", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
+		s.log.Error("the state of a process cannot be read; the process continues", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
 	}
 }
 
@@ -113,7 +113,7 @@ func (s *supervisor) scheduleRestart(o *position, how string) {
 	wait := backOff(o.failures)
 	o.failures++
 	o.next = time.Now().Add(wait)
-	s.log.Error("a process has ended; another takes its place", "process", p.role, "slot", p.slot, "pid", p.pid, "how", how, "after", wait.String())
+	s.log.Error("a process has ended; the supervisor starts another", "process", p.role, "slot", p.slot, "pid", p.pid, "how", how, "after", wait.String())
 }
 
 // backOff returns how long the next start waits after that many failures in a row.

@@ -43,8 +43,8 @@ type exited struct{ process *process }
 // each worker gets its share of them: with more threads the workers would only compete.
 const processorsVariable = "GOMAXPROCS"
 
-// startProcess starts the running program as a child with the same output. The child has a
-// process group of its own, so that the signals of a terminal reach it only through the
+// startProcess starts the running program as a child with the same output. The child has
+// a separate process group, so that the signals of a terminal reach it only through the
 // supervisor.
 func startProcess(s *supervisor, role node.Role, slot int) (*process, error) {
 	self, err := os.Executable()
@@ -99,7 +99,7 @@ func (p *process) detach(log *slog.Logger) {
 		return
 	}
 	if _, err := p.parentPipe.Write([]byte{1}); err != nil && !errors.Is(err, syscall.EPIPE) {
-		log.Warn("a process could not be told to go on without the supervisor", "process", p.role, "slot", p.slot, "error", err)
+		log.Warn("a process could not be told to continue without the supervisor", "process", p.role, "slot", p.slot, "error", err)
 	}
 	p.parentPipe.Close()
 	p.parentPipe = nil

@@ -94,7 +94,7 @@ func joinTakeover(cfg *config.Config, o Options) (*takeoverControl, error) {
 	if o.Takeover {
 		return nil, err
 	}
-	o.Log.Warn("this process works without fleet.dir: it cannot be taken over from, and keeps no files", "error", err)
+	o.Log.Warn("this process works without fleet.dir: no process can take over from it, and it stores no files", "error", err)
 	return nil, nil
 }
 

@@ -177,7 +177,7 @@ func (s *supervisor) reload() {
 		return
 	}
 	if next.Fleet.Workers != s.cfg.Fleet.Workers {
-		s.log.Warn("this key is read at start only; it stays until a takeover", "key", "fleet.workers")
+		s.log.Warn("this key is read only at the start; the old value stays until a takeover", "key", "fleet.workers")
 	}
 	s.cfg = next
 	s.eachProcess(func(p *process) { p.reload(s.log) })
@@ -240,7 +240,7 @@ func (s *supervisor) finished() bool {
 		s.eachProcess(func(p *process) {
 			switch {
 			case !p.deadline.IsZero() && now.After(p.deadline) && !p.killed:
-				s.log.Error("a process does not end; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
+				s.log.Error("a process does not end; the supervisor kills it", "process", p.role, "slot", p.slot, "pid", p.pid)
 				p.kill(s.log)
 			case workers == 0 && p.role == node.RoleCoordinator && p.deadline.IsZero():
 				p.end(s.log, syscall.SIGTERM, s.drainLimit())

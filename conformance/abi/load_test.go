@@ -60,14 +60,14 @@ func TestLoadRefuses(t *testing.T) {
 		})
 	}
 	t.Run("no file", func(t *testing.T) {
-		if why := refuse(t, filter("culprit", "/nonexistent/x.wasm", "")); !strings.Contains(why, `plugin[0].path: "culprit": `) {
+		if why := refuse(t, filter("culprit", "/nonexistent/x.wasm", "")); !strings.Contains(why, `plugin[0].path (culprit): `) {
 			t.Error(why)
 		}
 	})
 	t.Run("wrong digest", func(t *testing.T) {
 		p := filter("culprit", writeModule(t, newModule()), "")
 		p.SHA256 = strings.Repeat("0", 64)
-		if why := refuse(t, p); !strings.Contains(why, `plugin[0].sha256: "culprit": `) {
+		if why := refuse(t, p); !strings.Contains(why, `plugin[0].sha256 (culprit): `) {
 			t.Error(why)
 		}
 	})
@@ -80,7 +80,7 @@ func module(change func(*wasmModule)) []byte {
 	return m.bytes()
 }
 
-// answersGlobal is a callback that answers 200 + global 0 by itself.
+// answersGlobal is a callback that answers 200 + global 0 with a local response.
 const answersGlobal = `gget 0 i32 200 i32.add i32 0 i32 0 i32 0 i32 0 i32 0 i32 0 i32 -1 call proxy_send_local_response drop i32 1`
 
 // Start functions are called in order, once each (row 3).

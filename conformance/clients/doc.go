@@ -4,7 +4,6 @@
 // engines are simulated, in separate processes. The tests compare every text with the
 // text of one engine alone, so an answer is right only if the right KV blocks arrived.
 //
-// It is a module of its own, because the product does not need its
-// dependencies. run.sh installs the tools and runs one suite (one top-level
-// test) at a time.
+// It is a separate module, because the product does not need its dependencies. run.sh
+// installs the tools and runs one suite (one top-level test) at a time.
 package clients

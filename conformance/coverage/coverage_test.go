@@ -36,7 +36,7 @@ func TestProfile(t *testing.T) {
 	}
 	for _, text := range []string{"x", "x.go:1.1,2.2 a 1", "x.go 1.1,2.2 1 1\n"} {
 		if err := make(profile).add(text); err == nil {
-			t.Errorf("%q is taken for a profile", text)
+			t.Errorf("%q is accepted as a profile", text)
 		}
 	}
 }

@@ -63,6 +63,11 @@ type Config struct {
 	// BootstrapPort is the port of the bootstrap server of a prefill engine of
 	// sglang or vllm-mooncake; 0 picks an ephemeral port.
 	BootstrapPort int
+	// FutureParams adds members to kv_transfer_params that no release of vLLM has: an
+	// integer that no float64 can represent, a text with many escapes, and a list.
+	// Decode then fails if a proxy did not pass them on unchanged. Default false, as
+	// in the real engine.
+	FutureParams bool
 	// OnPrompt is called with the text of each prompt that the engine begins to
 	// serve, by several goroutines at once; default none.
 	OnPrompt func(prompt string)
@@ -105,8 +110,8 @@ type Config struct {
 	// trtllm worker registers as trtllm-serve does, any other engine as a
 	// record for pdproxy. Empty: no registration.
 	Etcd string
-	// ECDir is the directory in which vLLM's encoders store their results for
-	// other engines. Empty: every engine encodes by itself.
+	// ECDir is the directory in which vLLM's encoders store their results for other
+	// engines. Empty: every engine encodes its own parts.
 	ECDir string
 	// WrongTokens makes the tokenize endpoints return ids that differ from
 	// those that the engine computes for the same request.

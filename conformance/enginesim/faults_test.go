@@ -28,7 +28,7 @@ func TestFaultsRefused(t *testing.T) {
 		t.Error("unknown fault accepted")
 	}
 	if kind, _ := e.faults.draw(); kind != fail500 {
-		t.Errorf("a refused change took the fault %q away", kind)
+		t.Errorf("a refused change removed the fault %q", kind)
 	}
 }
 
@@ -223,7 +223,7 @@ func TestHangs(t *testing.T) {
 		}
 		e.SetFault("", 0, "")
 		if a := post(t, e.URL()+routeCompletions, completion("hello", "")); a.status != 200 {
-			t.Errorf("after the fault: %d", a.status)
+			t.Errorf("status after the fault: %d", a.status)
 		}
 	})
 }
@@ -249,7 +249,7 @@ func TestDieAfter(t *testing.T) {
 	}
 	<-e.Died()
 	if list, err := events(); err == nil || len(list) > 900 {
-		t.Errorf("the stream went on: %d events, %v", len(list), err)
+		t.Errorf("the stream continued: %d events, %v", len(list), err)
 	}
 	if _, err := net.Dial("tcp", e.Addr()); err == nil {
 		t.Error("still listening")

@@ -14,7 +14,7 @@ func TestVocabulary(t *testing.T) {
 	for i := range 1024 {
 		text := wordText(i)
 		if !utf8.ValidString(text) || text[0] != ' ' || strings.ContainsAny(text[1:], " \n\t") {
-			t.Errorf("word %q", text)
+			t.Errorf("invalid text of word %q", text)
 		}
 		if len(text) > utf8.RuneCountInString(text) {
 			multibyte++
@@ -62,7 +62,7 @@ func FuzzTokenize(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string) {
 		history := tokenize(a)
 		if got := detokenize(history); got != a {
-			t.Fatalf("%q came back as %q", a, got)
+			t.Fatalf("%q is decoded as %q", a, got)
 		}
 		for _, id := range history {
 			if !id.valid() {

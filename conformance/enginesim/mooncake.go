@@ -158,8 +158,8 @@ func (m *mooncake) sendingOf(key moriioKey) *mooncakeSending {
 	return t
 }
 
-// begin records that prefill of a transfer has its blocks. The consumer may
-// have asked for it before.
+// begin records that prefill of a transfer has its blocks. The consumer may have
+// requested it before.
 func (m *mooncake) begin(key moriioKey, request string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -226,7 +226,7 @@ func (m *mooncake) message(r *rank, op sideMessage) (sideMessage, error) {
 	m.mu.Unlock()
 	if !waits {
 		m.e.stats.staleReads.Add(1)
-		m.e.cfg.Log.Warn("KV written that nobody waits for", "request", op.Key)
+		m.e.cfg.Log.Warn("no request waits for the written KV", "request", op.Key)
 	}
 	r.store(op.Blocks, op.Payload)
 	return sideMessage{Op: op.Op}, nil

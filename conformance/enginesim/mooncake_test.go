@@ -205,7 +205,7 @@ func TestMooncakeEnds(t *testing.T) {
 			select {
 			case <-e.Died():
 			case <-time.After(20 * time.Second):
-				t.Error("it lives")
+				t.Error("the engine still runs")
 			}
 		})
 	}

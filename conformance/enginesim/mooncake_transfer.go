@@ -227,7 +227,7 @@ func (m *mooncake) await(ctx context.Context, s *sequence, leg *mooncakeLeg) err
 		limit, cancel := context.WithTimeout(m.e.ctx, m.e.cfg.Mooncake.AbortTimeout*9/8)
 		defer cancel()
 		if !leg.whole || s.req.fault == failNotify {
-			m.e.cfg.Log.Warn("nobody is asked for the KV", "request", s.id)
+			m.e.cfg.Log.Warn("no engine was asked for the KV", "request", s.id)
 			<-limit.Done()
 			return errNeverWritten
 		}

@@ -287,8 +287,8 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 	answer := sideMessage{Op: op.Op}
 	switch op.Op {
 	case moriioRead:
-		if op.Fields["epoch"] != m.e.epochOf(op.Key).String() || op.Fields["tag"] != tagOf(op.Key) {
-			return answer, errors.New("agent metadata mismatch")
+		if err := m.e.checkFuture(op.Key, op.Fields); err != nil {
+			return answer, err
 		}
 		answer.Payload = r.readPinned(op.Key, op.Blocks)
 	case moriioWrite:
@@ -297,7 +297,7 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 		m.mu.Unlock()
 		if wait == nil {
 			m.e.stats.staleReads.Add(1)
-			m.e.cfg.Log.Warn("KV written that nobody waits for", "transfer", op.Key)
+			m.e.cfg.Log.Warn("no request waits for the written KV", "transfer", op.Key)
 		}
 		r.store(op.Blocks, op.Payload)
 	default:

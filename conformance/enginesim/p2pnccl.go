@@ -303,7 +303,7 @@ func (m *p2pNCCL) take(ctx context.Context, s *sequence, id string) error {
 		case <-b.here:
 			return nil
 		case <-limit.C:
-			m.e.cfg.Log.Error("the engine waits for KV that nobody sends", "request", id)
+			m.e.cfg.Log.Error("the engine waits for KV that no engine sends", "request", id)
 			return errLoad
 		case <-m.e.ctx.Done():
 			return context.Cause(m.e.ctx)

@@ -69,7 +69,7 @@ func TestStreamEqualsUnary(t *testing.T) {
 				}
 				c := v.Choices[0]
 				if finishes[c.Index] != "" {
-					t.Errorf("choice %d goes on after its end", c.Index)
+					t.Errorf("choice %d continues after its end", c.Index)
 				}
 				texts[c.Index] += c.Text
 				if c.Finish != nil {
@@ -203,7 +203,7 @@ func TestPrefixCache(t *testing.T) {
 	}
 	salted := turn("pepper", question, first.text(t), "and then?")
 	if got := fmt.Sprint(salted.field(t, "usage", "prompt_tokens_details", "cached_tokens")); got != "0" {
-		t.Errorf("another salt: %s tokens cached", got)
+		t.Errorf("%s cached tokens with another salt", got)
 	}
 	if salted.text(t) != second.text(t) {
 		t.Error("the cache changed the answer")
@@ -395,7 +395,7 @@ func TestKillResetsStreams(t *testing.T) {
 	eventually(t, "a running request", func() bool { return e.State().RequestsRunning == 1 })
 	e.Kill()
 	if list, err := events(); err == nil {
-		t.Errorf("a whole stream of %d events", len(list))
+		t.Errorf("the stream of %d events has no error", len(list))
 	}
 	start := time.Now()
 	e.Close()

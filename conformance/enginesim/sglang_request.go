@@ -21,8 +21,8 @@ type sglangRequest struct {
 	logprobs []sglangLogprobs
 }
 
-// sglangItem holds the fields of a request that each of its sequences has of
-// its own (GenerateReqInput in managers/io_struct.py).
+// sglangItem holds the fields of a request that differ between its sequences
+// (GenerateReqInput in managers/io_struct.py).
 type sglangItem struct {
 	rid string
 	// host and port are the address of the prefill's bootstrap registry for
@@ -36,7 +36,7 @@ type sglangItem struct {
 	prefillRank int
 }
 
-// nativeError marks errors of /generate, which have a form of their own.
+// nativeError marks errors of /generate, which have a special form.
 const nativeError = "native"
 
 // sglangFieldError is SGLang's answer to a body that its request models reject.

@@ -57,7 +57,7 @@ func TestTokenizeIsWhatIsComputed(t *testing.T) {
 				t.Errorf("wrong ids %d", wrong)
 			}
 			if same := post(t, e.URL()+tt.route, body); same.text(t) != answer.text(t) {
-				t.Error("what is computed changed too")
+				t.Error("the fault also changed the computed tokens")
 			}
 		})
 	}

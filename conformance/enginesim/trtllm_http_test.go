@@ -181,7 +181,7 @@ func TestTRTLLMAuth(t *testing.T) {
 		t.Errorf("the vector is refused: %v", err)
 	}
 	if err := worker.checkAuth(signed("sha256=5bb964e820fe330f8c1966e5d34147af5cfe779851c5575643c8fa08651b86f8"), vector); err == nil {
-		t.Error("a wrong signature is taken")
+		t.Error("a wrong signature is accepted")
 	}
 	body := completion(words(1, 20), `"max_tokens":3`)
 	ca := contextLeg(t, ctx, routeCompletions, body, trtID)
@@ -251,7 +251,7 @@ func FuzzTRTLLMParse(f *testing.F) {
 		}
 		q := req.Ext.(*trtRequest)
 		if q.is(typeGeneration) && (q.params.key() == nil || q.params.state == nil) {
-			t.Fatal("a generation that cannot find its context was taken")
+			t.Fatal("a generation without the address of its context was accepted")
 		}
 	})
 }
@@ -286,16 +286,15 @@ func TestProtocolConfigDefaults(t *testing.T) {
 		t.Errorf("with a lease: %+v", c)
 	}
 	if _, err := New(Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{Wire: 4}}); err == nil {
-		t.Error("wire generation 4 was taken")
+		t.Error("the unknown wire generation 4 was accepted")
 	}
 	if c := (TRTLLMConfig{}).withDefaults(0); c.Wire != TRTLLMWireG2 || c.KVTransferTimeout != time.Minute || c.DisconnectPoll != time.Second {
 		t.Errorf("(TRTLLMConfig{}).withDefaults = %+v", c)
 	}
 }
 
-// TestTRTLLMMetrics: a client that asks for them gets the metrics of the
-// request, in headers or in an event after the stream's end, on the clock that
-// an orchestrator has set.
+// TestTRTLLMMetrics: a client gets the metrics of its request on demand, in headers or in
+// an event after the stream's end, on the clock that an orchestrator has set.
 func TestTRTLLMMetrics(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{PerfMetrics: true}})
 	silent := startEngine(t, Config{Connector: ConnectorTRTLLM})

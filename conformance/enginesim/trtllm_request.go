@@ -27,8 +27,7 @@ type trtRequest struct {
 // is reports whether the request is a leg of the named type.
 func (q *trtRequest) is(kind string) bool { return q.params != nil && q.params.kind == kind }
 
-// validationError marks errors of the request models, which have a form of
-// their own.
+// validationError marks errors of the request models, which have a special form.
 const validationError = "validation"
 
 func trtFieldError(err *fieldError) *apiError {

@@ -138,7 +138,7 @@ func (p *nixlPush) waitWritten(ctx context.Context, written <-chan struct{}) err
 	case <-p.v.e.ctx.Done():
 		return context.Cause(p.v.e.ctx)
 	case <-reclaim:
-		p.v.e.cfg.Log.Warn("reclaiming KV blocks that nobody has written into")
+		p.v.e.cfg.Log.Warn("reclaiming KV blocks that no engine has written")
 		return errNeverWritten
 	}
 }

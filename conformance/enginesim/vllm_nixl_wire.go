@@ -57,9 +57,11 @@ func (v *vllm) heldParams(s *sequence, ids []blockID, decode bool, until any) ob
 	if w >= NixlWireMode {
 		o = o.with("transfer_mode", "pull")
 	}
-	return o.with("remote_prefill_cached_tokens", s.cachedLocal).
-		with("remote_agent_epoch", v.e.epochOf(s.id)).with("remote_agent_tag", tagOf(s.id)).
-		with("remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil})
+	o = v.e.withFuture(o.with("remote_prefill_cached_tokens", s.cachedLocal), s.id)
+	if v.e.cfg.FutureParams {
+		o = o.with("remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil})
+	}
+	return o
 }
 
 // checkWire rejects an unknown generation.

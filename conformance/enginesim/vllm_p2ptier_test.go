@@ -68,7 +68,7 @@ func TestTierWithoutItsPeer(t *testing.T) {
 	first, _ := tierLegs(pd.p, "tx-left")
 	post(t, pd.p.URL()+routeCompletions, completion(prompt, first))
 	if pd.p.State().BlocksPinned == 0 {
-		t.Error("nothing is kept")
+		t.Error("prefill keeps no blocks")
 	}
 	eventually(t, "it is given up", func() bool { return pd.p.State().BlocksPinned == 0 })
 	pd.p.Kill()

@@ -57,7 +57,7 @@ func startRegistry(t *testing.T, password string) *registry {
 	return &registry{t, n}
 }
 
-// run starts a simulated engine that does not register by itself.
+// run starts a simulated engine that does not register automatically.
 func (r *registry) run(c enginesim.Config) *enginesim.Engine {
 	r.t.Helper()
 	e, err := enginesim.New(c)

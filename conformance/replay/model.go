@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/BurntSushi/toml"
@@ -50,7 +51,7 @@ func Presets() []string { return []string{"llama70b-h100", "deepseek-v3-h200"} }
 func Preset(name string) (*Model, error) {
 	f, err := models.Open("models/" + name + ".toml")
 	if err != nil {
-		return nil, fmt.Errorf("find preset: %q is none of %q", name, Presets())
+		return nil, fmt.Errorf("no preset is named %q; the presets are %s", name, strings.Join(Presets(), ", "))
 	}
 	defer f.Close()
 	return ReadModel(f)

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -40,7 +41,7 @@ func Variants() []string { return slices.Sorted(maps.Keys(variants)) }
 func Vary(t *Trace, kind string, seed uint64, blockTokens int) (*Trace, error) {
 	vary, ok := variants[kind]
 	if !ok {
-		return nil, fmt.Errorf("vary trace: %q is none of %q", kind, Variants())
+		return nil, fmt.Errorf("vary trace: no variant is named %q; the variants are %s", kind, strings.Join(Variants(), ", "))
 	}
 	s := newSource(t, rand.New(rand.NewPCG(seed, 14)), blockTokens)
 	requests := vary(s)

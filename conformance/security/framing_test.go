@@ -271,7 +271,7 @@ func TestRandomFraming(t *testing.T) {
 		}
 	}
 	if len(seen) < len(streams)/4 {
-		t.Errorf("only %d requests of %d streams reached the engine: the test compares too little", len(seen), len(streams))
+		t.Errorf("only %d requests of %d streams reached the engine: too few for this test", len(seen), len(streams))
 	}
 	p.serves("after random streams")
 	p.nothingLeft()

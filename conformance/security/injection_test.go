@@ -339,7 +339,7 @@ func TestEngineIsNotDirected(t *testing.T) {
 		_, err = c.post("/inference/v1/generate", string(body))
 		select {
 		case said := <-reached:
-			t.Errorf("%d members: an engine connected to the client's host and said %q (the client got: %v)", pad, said, err)
+			t.Errorf("%d members: an engine connected to the client's host and sent %q (the client got: %v)", pad, said, err)
 		case <-time.After(300 * time.Millisecond): // an engine connects before it answers
 		}
 	}

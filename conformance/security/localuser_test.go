@@ -27,7 +27,7 @@ const helperVariable = "PDPROXY_SECURITY_HELPER"
 // needRoot skips a test that starts processes of another user.
 func needRoot(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("only root can start a process of another user, who attacks this one")
+		t.Skip("this test needs root, to start a process of another user")
 	}
 }
 
@@ -208,8 +208,8 @@ func plant(t *testing.T, dir, victim string) {
 	}
 }
 
-// wantUnharmed runs a proxy, which may refuse the folder, and asserts that the
-// victim's file is unchanged. It calls meanwhile when the proxy serves.
+// wantUnharmed runs a proxy, which may refuse the folder, and asserts that the victim's
+// file is unchanged. It calls the function meanwhile when the proxy serves.
 func wantUnharmed(t *testing.T, p *proxyProcess, s setup, victim string, meanwhile func()) {
 	t.Helper()
 	p.run(s)
@@ -233,7 +233,7 @@ func wantUnharmed(t *testing.T, p *proxyProcess, s setup, victim string, meanwhi
 		t.Errorf("the mode of the file is %v, %v", info.Mode(), err)
 	}
 	if text := p.logged(); strings.Contains(text, "precious") {
-		t.Error("the proxy logged what it read through the link")
+		t.Error("the proxy logged text that it read through the link")
 	}
 }
 
@@ -263,7 +263,7 @@ func TestFleetDirLinks(t *testing.T) {
 		s := configured(dir)
 		wantUnharmed(t, prepare(t, s), s, victim, nothing)
 		if files, err := os.ReadDir(filepath.Dir(victim)); err != nil || len(files) != 1 {
-			t.Errorf("the proxy made files behind the link: %v, %v", files, err)
+			t.Errorf("the proxy created files at the target of the link: %v, %v", files, err)
 		}
 	})
 	t.Run("default folder", func(t *testing.T) { defaultFolder(t, e, victim) })

@@ -215,17 +215,17 @@ func TestRefusals(t *testing.T) {
 			var log bytes.Buffer
 			_, err := Build(t.Context(), Options{Dir: filepath.Join(dir, tt.dir), Output: filepath.Join(dir, "out.wasm"), Log: &log})
 			if err == nil {
-				t.Fatal("it was built")
+				t.Fatal("the plugin was built")
 			}
 			if tt.is != nil && !errors.Is(err, tt.is) {
 				t.Errorf("error %v, want %v", err, tt.is)
 			}
 			if !strings.Contains(err.Error()+log.String(), tt.says) {
-				t.Errorf("neither the error (%v) nor the log says %q:\n%s", err, tt.says, log.String())
+				t.Errorf("the error (%v) and the log lack %q:\n%s", err, tt.says, log.String())
 			}
 			left, err := filepath.Glob(filepath.Join(dir, "*.wasm*"))
 			if hidden, _ := filepath.Glob(filepath.Join(dir, ".*.wasm*")); err != nil || len(left)+len(hidden) > 0 {
-				t.Errorf("left behind: %v %v %v", left, hidden, err)
+				t.Errorf("remaining files: %v %v %v", left, hidden, err)
 			}
 		})
 	}
@@ -292,7 +292,7 @@ func TestTinyGoCommand(t *testing.T) {
 			}
 			_, err := Build(t.Context(), Options{Dir: filepath.Join(dir, "plugin"), TinyGo: true, Log: &bytes.Buffer{}})
 			if !errors.Is(err, errNotWasm) {
-				t.Errorf("an empty file was taken: %v", err)
+				t.Errorf("an empty file was accepted: %v", err)
 			}
 			got, err := os.ReadFile(args)
 			if err != nil {

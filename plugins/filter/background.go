@@ -106,7 +106,7 @@ func (p *Plugin) probe(about complaint) bool {
 func (p *Plugin) report(err error) (reason string) {
 	var failure *host.Error
 	if !errors.As(err, &failure) {
-		p.deps.Log.Error("plugin does not come back", "fail_open", p.spec.FailOpen)
+		p.deps.Log.Error("plugin does not recover", "fail_open", p.spec.FailOpen)
 		return ""
 	}
 	p.deps.Log.Error("plugin failed", "error", failure, "fail_open", p.spec.FailOpen)

@@ -21,8 +21,8 @@ type reply struct {
 	details string
 }
 
-// newReply returns a guest's local response. It ignores the gRPC status,
-// because no client here speaks gRPC.
+// newReply returns a guest's local response. It ignores the gRPC status, because no
+// client of the proxy uses gRPC.
 func newReply(f *filter, r *host.LocalResponse) *reply {
 	p := &reply{status: int(r.Status), headers: r.Headers, body: slices.Clone(r.Body), details: r.Details}
 	if p.details == "" {

@@ -83,9 +83,9 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// passHeaders passes the request's headers through the filters. It returns
-// false when the request goes no further. Meanwhile it reads as much of the
-// body as filters may hold.
+// passHeaders passes the request's headers through the filters. It returns false when the
+// request goes no further. In the meantime it reads as much of the body as filters may
+// hold.
 func (s *stream) passHeaders() bool {
 	s.in.Lock()
 	defer s.in.Unlock()

@@ -97,7 +97,7 @@ func TestNames(t *testing.T) {
 		t.Errorf("needs %d", v.Needs())
 	}
 	if _, ok := v.Find(abi.HookMint, ""); ok {
-		t.Error("an unnamed mint policy beside named ones")
+		t.Error("Find returns an unnamed mint policy although the policies have names")
 	}
 	p, _ := v.Find(abi.HookPlace, "first")
 	if d, reason := p.Place(policytest.Pair("")); d != (abi.PlaceDecision{Prefill: 0, Decode: 2}) || reason != "" {
@@ -120,7 +120,7 @@ func TestFailures(t *testing.T) {
 			t.Errorf("%s: place.Place(policytest.Pair(tt.do)) = %q, want %q", tt.do, reason, tt.want)
 		}
 		if d, reason := place.Place(policytest.Pair("")); reason != "" || d.Decode != 3 {
-			t.Errorf("after %s: %+v, %q", tt.do, d, reason)
+			t.Errorf("decision after %s: %+v, %q", tt.do, d, reason)
 		}
 		if n := place.Summary().Failures; n != uint64(i+1) {
 			t.Errorf("%d failures after %d", n, i+1)
@@ -164,7 +164,7 @@ func TestLate(t *testing.T) {
 			break
 		}
 		if reason != Late {
-			t.Fatalf("after a loop: %q", reason)
+			t.Fatalf("reason after a loop: %q", reason)
 		}
 	}
 }
@@ -219,7 +219,7 @@ func TestLargeFrames(t *testing.T) {
 		t.Errorf("refused scratch: %q", reason)
 	}
 	if _, reason := p.Place(policytest.Pair("")); reason != "" {
-		t.Errorf("a small frame after it: %q", reason)
+		t.Errorf("reason for a small frame after a large one: %q", reason)
 	}
 }
 
@@ -238,7 +238,7 @@ func TestLoadFails(t *testing.T) {
 	l := newLoading()
 	l.Load.MemoryPages = 10
 	if _, err := l.try(t); err == nil || !strings.Contains(err.Error(), "memory") {
-		t.Errorf("too little memory: %v", err)
+		t.Errorf("error with too little memory: %v", err)
 	}
 	l = newLoading()
 	opts := l.Options
@@ -367,7 +367,7 @@ func TestNotes(t *testing.T) {
 		leg.Leg(c, nil)
 		for hook, notes := range map[string][]string{"place": a.Notes, "plan": b.Notes, "leg": c.Notes} {
 			if do == "" && len(notes) > 0 || do != "" && !slices.Equal(notes, want) {
-				t.Errorf("%s, told %q: %q", hook, do, notes)
+				t.Errorf("hook %s, action %q: notes %q", hook, do, notes)
 			}
 		}
 	}

@@ -32,7 +32,7 @@ const root = 1
 
 // Options are the options of Load.
 type Options struct {
-	Name     string // of the plugin; also the name of policies without a name of their own
+	Name     string // of the plugin; also the name of unnamed policies
 	Wasm     []byte
 	Load     host.LoadOptions
 	Budget   time.Duration // of one call, including the wait for a VM

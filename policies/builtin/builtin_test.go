@@ -80,8 +80,8 @@ func markdown(t param.Table) string {
 	return b.String()
 }
 
-// TestTables: names are unique, defaults are within their bounds and equal the
-// policy's initial values, and each parameter has a field of its own.
+// TestTables: names are unique, defaults are within their bounds and equal the policy's
+// initial values, and each parameter has a separate field.
 func TestTables(t *testing.T) {
 	for _, policy := range Configured() {
 		all, seen := New(), map[string]bool{}

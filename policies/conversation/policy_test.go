@@ -41,7 +41,7 @@ func TestFirstTurns(t *testing.T) {
 	}
 	rows[0].Tokens, rows[2].Tokens, rows[3].Tokens = 150_000, 200_000, 200_000
 	if d := p.Place(facts(1, 2, rows)); d.Prefill != 2 {
-		t.Errorf("a row that carries what most do was passed over: %+v", d)
+		t.Errorf("a row with the most common load was passed over: %+v", d)
 	}
 	rows[4].Tokens, rows[5].Tokens, rows[7].Tokens = 1, 1, 1
 	if d := p.Place(facts(1, 2, rows)); d.Decode != 6 {

@@ -166,7 +166,7 @@ func TestSizes(t *testing.T) {
 		last = pick
 	}
 	if last < 6 {
-		t.Errorf("the longest prompt goes to row %d of 8", last)
+		t.Errorf("the longest prompt was placed on row %d of 8", last)
 	}
 	for i := range 8 {
 		f.Candidates[i].Queued = 100_000

@@ -47,7 +47,7 @@ func TestScore(t *testing.T) {
 func TestShare(t *testing.T) {
 	for prompt, want := range map[int64]float64{0: 32, 1: 32, 2: 1, 33: 1, 34: 0.5} {
 		if got := share(&abi.Candidate{BlocksGPU: 1, BlockTokens: 32}, prompt); got != want {
-			t.Errorf("one block of a prompt of %d tokens is %v of it, want %v", prompt, got, want)
+			t.Errorf("share of one block in a prompt of %d tokens = %v, want %v", prompt, got, want)
 		}
 	}
 	if got := share(&abi.Candidate{}, 100); got != 0 {

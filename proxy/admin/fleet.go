@@ -134,7 +134,7 @@ func (f fleetView) explain(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if last.body == nil {
-		text := "no such exchange among the last ones that ended"
+		text := fmt.Sprintf("no request of this id is among the last %d that ended on this proxy", journal.RingSize)
 		if silent > 0 {
 			text += fmt.Sprintf("; %d workers did not answer", silent)
 		}
@@ -202,8 +202,8 @@ func (f fleetView) drain(w http.ResponseWriter, r *http.Request) {
 	f.done(w, map[string]any{"status": "draining"}, len(answers), silent)
 }
 
-// done answers with the number of workers that have followed the order. If some gave no
-// answer the status is 504.
+// done answers with the number of workers that have executed the command. If a worker
+// gave no answer, the status is 504.
 func (f fleetView) done(w http.ResponseWriter, body map[string]any, workers, silent int) {
 	status := 200
 	if f.o.Workers != nil {

@@ -40,8 +40,7 @@ const (
 // errDisturbed says that another process has changed the file in the meantime.
 var errDisturbed = errors.New("other processes change the file again and again")
 
-// Token is a token that this process serves with. Its methods are safe for concurrent
-// use.
+// Token is the admin token of this process. Its methods are safe for concurrent use.
 type Token struct {
 	text, name string
 
@@ -173,7 +172,7 @@ func Find(address string) (text string, err error) {
 		if text, err = findIn(folder, address); err == nil {
 			return text, nil
 		}
-		if errors.Is(missing, fs.ErrNotExist) { // the error of a file that must not be used is more informative
+		if errors.Is(missing, fs.ErrNotExist) { // prefer the error of an unsafe file, because it is more informative
 			missing = err
 		}
 	}
@@ -246,8 +245,8 @@ func read(f *os.File) (string, error) {
 	return text, nil
 }
 
-// free reports whether no other process holds the file. The caller then holds it alone
-// until it closes f.
+// free reports whether no other process has locked the file. If so, the caller has the
+// lock until the caller closes f.
 func free(f *os.File) bool { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil }
 
 // current reports whether f is still the file of that name.

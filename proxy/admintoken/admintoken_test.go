@@ -56,7 +56,7 @@ func left(t *testing.T, folder string, want ...string) {
 		names = append(names, e.Name())
 	}
 	if strings.Join(names, " ") != strings.Join(want, " ") {
-		t.Errorf("left are %q, want %q", names, want)
+		t.Errorf("remaining files %q, want %q", names, want)
 	}
 }
 

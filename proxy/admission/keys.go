@@ -4,6 +4,7 @@ package admission
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
@@ -24,7 +25,7 @@ type Keys struct {
 	hashes [][sha256.Size]byte
 }
 
-// ParseKeys reads lines of «name sha256hex». It skips empty lines and lines that begin with
+// ParseKeys reads lines of the form "NAME SHA256", with 64 hexadecimal digits. It skips empty lines and lines that begin with
 // #. Errors name the number of the line, never its content.
 func ParseKeys(text []byte) (*Keys, error) {
 	k := &Keys{}
@@ -38,7 +39,7 @@ func ParseKeys(text []byte) (*Keys, error) {
 		name, digits, _ := strings.Cut(line, " ")
 		sum, err := hex.DecodeString(strings.TrimSpace(digits))
 		if err != nil || len(sum) != sha256.Size {
-			return nil, fmt.Errorf("line %d is not «name sha256hex»", n)
+			return nil, fmt.Errorf("line %d is not \"NAME SHA256\", the SHA-256 of the key as 64 hexadecimal digits: \"pdproxy keys new NAME\" makes a key with its line, and printf %%s KEY | sha256sum gives the digits of a key", n)
 		}
 		k.names = append(k.names, name)
 		k.hashes = append(k.hashes, [sha256.Size]byte(sum))
@@ -47,6 +48,34 @@ func ParseKeys(text []byte) (*Keys, error) {
 		return nil, errors.New("no key in the file")
 	}
 	return k, nil
+}
+
+// NewKey is an API key with its line in a file of keys.
+type NewKey struct {
+	Name string `json:"name"`
+	Key  string `json:"key"`  // the secret
+	Line string `json:"line"` // without it
+}
+
+// GenerateKey returns a random key of a client. The name must consist of letters, digits
+// and - _ . : @, so that it is a word of its line.
+func GenerateKey(name string) (NewKey, error) {
+	if !validName(name) {
+		return NewKey{}, fmt.Errorf("invalid name %q: want letters, digits and - _ . : @", name)
+	}
+	key := "pd-" + rand.Text() + rand.Text() // 260 random bits
+	sum := sha256.Sum256([]byte(key))
+	return NewKey{Name: name, Key: key, Line: name + " " + hex.EncodeToString(sum[:])}, nil
+}
+
+func validName(name string) bool {
+	for _, c := range []byte(name) {
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if !letter && (c < '0' || c > '9') && !strings.ContainsRune("-_.:@", rune(c)) {
+			return false
+		}
+	}
+	return name != ""
 }
 
 // name returns the name of a key. It compares every entry, each in constant time, so that

@@ -150,7 +150,7 @@ func (q *Queue) leave(client string, capped bool) {
 	q.admit()
 }
 
-// admit gives free places to waiting requests; mu is held.
+// admit gives free places to waiting requests. The caller holds mu.
 func (q *Queue) admit() {
 	for q.running < q.limit && len(q.waiting) > 0 {
 		t := q.waiting[0]

@@ -30,7 +30,7 @@ func TestAdmissionForgetsTheRefused(t *testing.T) {
 			}
 		}
 		if err := <-late; !errors.Is(err, ErrQueueTimeout) {
-			t.Errorf("after the time in the queue: %v", err)
+			t.Errorf("error after the time limit of the queue: %v, want ErrQueueTimeout", err)
 		}
 		leave()
 		a.empty(t)
@@ -61,7 +61,7 @@ func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
 	first := mustEnter(t, &a, "a", limits(1))
 	leave, err := a.Enter(leavingContext{context.Background(), gone, sync.OnceFunc(first)}, "b", limits(1))
 	if err != nil {
-		t.Fatalf("the place is given back, but nobody did so: %v", err)
+		t.Fatalf("error %v, want the place that the first request returned", err)
 	}
 	leave()
 	a.empty(t)

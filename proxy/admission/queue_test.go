@@ -163,7 +163,7 @@ func TestAdmissionKeepsAnAdmittedTicket(t *testing.T) {
 	a.waiting = append(a.waiting, mine)
 	leave()
 	if a.abandon(mine) {
-		t.Error("an admitted ticket was taken out of the queue")
+		t.Error("abandon removed an admitted ticket")
 	}
 	<-mine.admitted
 	a.leave("b", false)
@@ -286,14 +286,14 @@ func TestHalfOfTheQueue(t *testing.T) {
 		}
 		synctest.Wait()
 		if _, err := a.Enter(ctx, "a", l); err != ErrClientLimit {
-			t.Errorf("one more than half of the places: %v", err)
+			t.Errorf("request beyond half of the places: error %v, want ErrClientLimit", err)
 		}
 		cancel()
 		waiting.Wait()
 		leave()
 		a.empty(t)
 		if l.Queue = 4; l.QueueShare() < l.Queue {
-			t.Errorf("one client may use %d of %d places", l.QueueShare(), l.Queue)
+			t.Errorf("one client may use %d of %d places of the queue", l.QueueShare(), l.Queue)
 		}
 	})
 }

@@ -30,9 +30,9 @@ const (
 	fileName = "balance-1"
 	// slots is the maximum number of workers of a host.
 	slots = 256
-	// tolerance is the part of its share by which a worker may have more connections
-	// than another one before it waits for that one. It also bounds the weight of
-	// exchanges.
+	// tolerance is a fraction of a worker's share. A worker waits for another worker if
+	// it has more connections than the other worker by more than this fraction. It also
+	// bounds the weight of exchanges.
 	tolerance = 1.0 / 16
 )
 
@@ -66,10 +66,10 @@ type Worker struct {
 	others [slots]rival // used only by the accepting goroutine
 }
 
-// rival is a worker's observation of another one.
+// rival is a worker's observation of another worker.
 type rival struct {
 	looks  uint64 // its looks at the start of the last head start
-	missed int    // consecutive head starts that it did not use
+	missed int    // consecutive head starts that the rival did not use
 }
 
 // Join returns the entry of a worker in dir, and l as a listener that waits for workers

@@ -34,11 +34,11 @@ var pools [maxBits - minBits + 1]sync.Pool
 type Buffer struct {
 	B       []byte
 	owner   owner        // counts the buffer; nil: not counted
-	counted int64        // bytes that the owner counts for it
+	counted int64        // bytes that the owner counts for the buffer
 	holders atomic.Int32 // in addition to the owner
 }
 
-// Get returns an empty buffer with room for n bytes that no budget counts.
+// Get returns an empty buffer with room for n bytes. No budget counts the buffer.
 func Get(n int) *Buffer {
 	class := sizeClass(n)
 	if class < 0 {

@@ -14,7 +14,7 @@ func TestBufferClasses(t *testing.T) {
 			t.Errorf("Get(%d): length %d, room %d", n, len(b.B), cap(b.B))
 		}
 		if n > 1<<maxBits && cap(b.B) != n {
-			t.Errorf("Get(%d): room %d for one that is not kept", n, cap(b.B))
+			t.Errorf("Get(%d): a buffer that is not pooled has room %d", n, cap(b.B))
 		}
 		if n <= 1<<maxBits && n > 4096 && cap(b.B) >= 4*n {
 			t.Errorf("Get(%d): room %d", n, cap(b.B))
@@ -31,7 +31,7 @@ func TestBufferRoomAfterFree(t *testing.T) {
 		b.Free()
 		for _, n := range []int{c, c / 2, c/2 + 1, c * 2} {
 			if got := Get(n); len(got.B) != 0 || cap(got.B) < n {
-				t.Fatalf("after a free of %d: Get(%d) has length %d, room %d", c, n, len(got.B), cap(got.B))
+				t.Fatalf("after Free of a buffer of %d: Get(%d) has length %d, room %d", c, n, len(got.B), cap(got.B))
 			}
 		}
 	}

@@ -41,7 +41,7 @@ func TestDefaultLimit(t *testing.T) {
 	defer debug.SetMemoryLimit(old)
 	debug.SetMemoryLimit(1 << 40)
 	if got := DefaultLimit(); got != 1<<38 {
-		t.Errorf("%d with a limit of the runtime, want a quarter of it", got)
+		t.Errorf("DefaultLimit with a memory limit of the runtime = %d, want a quarter of that limit", got)
 	}
 	debug.SetMemoryLimit(math.MaxInt64)
 	if got, want := DefaultLimit(), memory(os.DirFS("/"))/share; got != want {

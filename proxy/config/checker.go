@@ -58,7 +58,7 @@ func (k *checker) oneOf(key, value string, allowed ...string) {
 	if slices.Contains(allowed, value) {
 		return
 	}
-	k.add(key, "must be one of %s, found %q", quoteAll(allowed), value)
+	k.add(key, "must be one of %s, found %q%s", quoteAll(allowed), value, didYouMean(value, allowed))
 }
 
 // required requires a non-empty text.
@@ -74,12 +74,20 @@ func (k *checker) name(key, value string) {
 		k.required(key, value)
 		return
 	}
-	for i, c := range []byte(value) {
+	if !safeName(value) {
+		k.add(key, "invalid name %q: want letters, digits and - _ . : @, a letter or digit first", value)
+	}
+}
+
+// safeName reports whether a name that is not empty consists of letters, digits and
+// - _ . : @, a letter or digit first.
+func safeName(name string) bool {
+	for i, c := range []byte(name) {
 		if !isAlphanumeric(c) && (i == 0 || !strings.ContainsRune("-_.:@", rune(c))) {
-			k.add(key, "invalid name %q: want letters, digits and - _ . : @, a letter or digit first", value)
-			return
+			return false
 		}
 	}
+	return name != ""
 }
 
 // unique requires that no earlier entry has value. seen maps values to the keys that

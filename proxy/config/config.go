@@ -66,6 +66,8 @@ type Config struct {
 	// lines maps each key to its line in the parsed text; nil in a Config that was not
 	// parsed.
 	lines lineIndex
+	// file is the name of the parsed file; "" if the text was not from a file.
+	file string
 }
 
 // Default returns the configuration of an empty file: every key at its
@@ -95,12 +97,29 @@ func Default() Config {
 // Parse decodes and validates data, the text of a config.toml. The error is of type
 // Problems and contains all problems. If the text is not TOML, the error contains only
 // the problem at which the parser stopped.
-func Parse(data []byte) (Config, error) {
+func Parse(data []byte) (Config, error) { return ParseFile("", data) }
+
+// ParseFile is Parse for the content of a file. Problems and warnings name the file.
+func ParseFile(file string, data []byte) (Config, error) {
+	cfg, problems := Draft(file, data)
+	if len(problems) > 0 {
+		return Config{}, problems
+	}
+	return *cfg, nil
+}
+
+// Draft is ParseFile for checks that find problems of other kinds too: it returns what it
+// could decode, together with the problems. Only a configuration without problems may be
+// served. The result is nil for a text that is not TOML.
+func Draft(file string, data []byte) (*Config, Problems) {
 	var tree map[string]any
 	if _, err := toml.Decode(string(data), &tree); err != nil {
-		return Config{}, Problems{syntaxProblem(string(data), err)}
+		p := syntaxProblem(string(data), err)
+		p.File = file
+		return nil, Problems{p}
 	}
 	cfg := Default()
+	cfg.file = file
 	cfg.lines = scanLines(string(data))
 
 	problems := decodeTree(tree, &cfg)
@@ -115,11 +134,9 @@ func Parse(data []byte) (Config, error) {
 			problems = append(problems, p)
 		}
 	}
-	if len(problems) > 0 {
-		sortProblems(problems)
-		return Config{}, problems
-	}
-	return cfg, nil
+	problems = cfg.complete(problems)
+	problems.Sort()
+	return &cfg, problems
 }
 
 // syntaxProblem converts the parse error of text to a Problem. Its line is the start of

@@ -144,14 +144,21 @@ func TestProblemsError(t *testing.T) {
 	}
 	want := strings.Join([]string{
 		`config: line 2: server.listen: invalid address "8080": want host:port`,
-		`config: line 3: server.max_bdy: unknown key`,
-		`config: line 8: engine[0].role: must be one of "prefill", "decode", "both", "encode", found "prefil"`,
+		`config: line 3: server.max_bdy: unknown key, did you mean max_body?`,
+		`config: line 8: engine[0].role (p0): must be one of "prefill", "decode", "both", "encode", found "prefil", did you mean prefill?`,
 	}, "\n")
 	if err.Error() != want {
 		t.Errorf("got\n%s\nwant\n%s", err, want)
 	}
-	if got, want := (Problem{Message: "m"}).String(), "config: m"; got != want {
-		t.Errorf("bare problem: got %q, want %q", got, want)
+	for want, p := range map[string]Problem{
+		"config: m":                         {Message: "m"},
+		"bad.toml:3: server.htttp3: m":      {File: "bad.toml", Line: 3, Key: "server.htttp3", Message: "m"},
+		"bad.toml:3: engine[0].url (p0): m": {File: "bad.toml", Line: 3, Key: "engine[0].url", Name: "p0", Message: "m"},
+		"bad.toml: m":                       {File: "bad.toml", Message: "m"},
+	} {
+		if got := p.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
 

@@ -37,7 +37,7 @@ func (d *decoder) table(path string, t map[string]any, v reflect.Value) {
 		key := joinKey(path, name)
 		field, found := fieldOf(v, name)
 		if !found {
-			d.add(key, "unknown key")
+			d.add(key, "unknown key%s", didYouMean(name, fieldNames(v)))
 			continue
 		}
 		d.value(key, t[name], field)
@@ -147,6 +147,17 @@ func fieldOf(v reflect.Value, name string) (reflect.Value, bool) {
 		}
 	}
 	return reflect.Value{}, false
+}
+
+// fieldNames returns the toml tags of the fields of the struct v.
+func fieldNames(v reflect.Value) []string {
+	var names []string
+	for i := range v.NumField() {
+		if tag, tagged := v.Type().Field(i).Tag.Lookup("toml"); tagged {
+			names = append(names, tag)
+		}
+	}
+	return names
 }
 
 // kindName names the TOML type of a scalar field.

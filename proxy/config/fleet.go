@@ -11,7 +11,7 @@ type Discovery struct {
 	Allow []string `toml:"allow"`
 	// MoRIIO is the registration of vLLM MoRI-IO engines.
 	MoRIIO DiscoveryMoRIIO `toml:"moriio"`
-	// TRTLLM is the two layouts in which TensorRT-LLM workers register.
+	// TRTLLM configures the two layouts in which TensorRT-LLM workers register.
 	TRTLLM DiscoveryTRTLLM `toml:"trtllm"`
 	// Etcd is pdproxy's own records.
 	Etcd DiscoveryEtcd `toml:"etcd"`
@@ -94,7 +94,8 @@ func (d DiscoveryEtcd) Access() EtcdAccess {
 	return EtcdAccess{Endpoints: d.Endpoints, Username: d.Username, PasswordFile: d.PasswordFile, CA: d.CA, Cert: d.Cert, Key: d.Key, PlainHTTP: d.PlainHTTP}
 }
 
-// EtcdAccess holds the keys for access to an etcd that several tables have.
+// EtcdAccess has the keys for access to an etcd. Several tables of the configuration have
+// these keys.
 type EtcdAccess struct {
 	Endpoints              []string // http(s)://host:port
 	Username, PasswordFile string
@@ -159,7 +160,7 @@ type DiscoveryKubernetes struct {
 	Engines []Engine `toml:"engine"`
 }
 
-// Fleet is one coordinator with many workers.
+// Fleet configures one coordinator with many workers.
 type Fleet struct {
 	// Workers is how many worker processes, at most 64, share the public port.
 	// Default 0: one process does everything.

@@ -10,13 +10,19 @@ import (
 // occurrence.
 type lineIndex map[string]int
 
-// line returns the line of key, or that of the nearest table or array around
-// it, or 0.
+// line returns the line of key. If key is missing, it returns the line of the name of its
+// entry, which tells more than the line [[engine]], or that of the nearest table or array
+// around key, or 0.
 func (x lineIndex) line(key string) int {
+	missing := false
 	for key != "" {
 		if n, found := x[key]; found {
+			if name, named := x[joinKey(key, "name")]; named && missing && strings.HasSuffix(key, "]") {
+				return name
+			}
 			return n
 		}
+		missing = true
 		key = key[:max(strings.LastIndexAny(key, ".["), 0)]
 	}
 	return 0

@@ -44,7 +44,7 @@ func TestScanLines(t *testing.T) {
 func TestLineOfAbsentKey(t *testing.T) {
 	index := scanLines("[server.tls]\ncert = 'c'\n[[engine]]\n[[engine]]\nname = 'a'\n")
 	for key, want := range map[string]int{
-		"server.tls.cert": 2, "server.tls.key": 1, "server.listen": 1, "engine[1].role": 4, "engine[1].name": 5, "engine[7].role": 3, "admin.listen": 0, "": 0,
+		"server.tls.cert": 2, "server.tls.key": 1, "server.listen": 1, "engine[1].role": 5, "engine[0].role": 3, "engine[1].name": 5, "engine[7].role": 3, "admin.listen": 0, "": 0,
 	} {
 		if got := index.line(key); got != want {
 			t.Errorf("%q: got line %d, want %d", key, got, want)

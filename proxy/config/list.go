@@ -56,8 +56,8 @@ func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
 		}
 	}
 	if len(d.problems) > 0 {
-		sortProblems(d.problems)
-		return nil, d.problems
+		d.problems.Sort()
+		return nil, cfg.complete(d.problems)
 	}
 	return cfg.Engines, nil
 }

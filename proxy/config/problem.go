@@ -5,31 +5,46 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 // Problem is an error or an oddity in a configuration.
 type Problem struct {
+	// File is the file with the configuration; empty for a text that is not from a file.
+	File string `json:"file,omitempty"`
 	// Key is the key's full name, such as engine[1].role; entries of an array count
 	// from 0. Empty if the text could not be parsed.
-	Key string
-	// Line is the line of the key, from 1; that of the nearest enclosing table if the
-	// key itself is missing; 0 if that is missing too.
-	Line int
+	Key string `json:"key"`
+	// Name is the name of the [[engine]], [[plugin]] or [[upstream]] that Key is a key
+	// of; empty for other keys and for an entry without a name.
+	Name string `json:"name,omitempty"`
+	// Line is the line of the key, from 1. If the key itself is missing, Line is that of
+	// the name of its entry, or of the nearest enclosing table; 0 if that is missing too.
+	Line int `json:"line"`
 	// Message describes the problem. It never contains a secret: no URL, no plugin
 	// configuration.
-	Message string
+	Message string `json:"message"`
 }
 
-// String formats p as "config: line 12: engine[1].role: message", without the
-// parts that are not known.
+// String formats p as "config.toml:12: engine[1].role (d0): message", without the parts
+// that are not known. For a text that is not from a file it begins "config: line 12: ".
 func (p Problem) String() string {
 	var b strings.Builder
-	b.WriteString("config: ")
-	if p.Line > 0 {
-		fmt.Fprintf(&b, "line %d: ", p.Line)
+	switch {
+	case p.File != "" && p.Line > 0: // the form that terminals and editors make a link of
+		fmt.Fprintf(&b, "%s:%d: ", p.File, p.Line)
+	case p.File != "":
+		b.WriteString(p.File + ": ")
+	case p.Line > 0:
+		fmt.Fprintf(&b, "config: line %d: ", p.Line)
+	default:
+		b.WriteString("config: ")
 	}
-	if p.Key != "" {
+	switch {
+	case p.Name != "":
+		fmt.Fprintf(&b, "%s (%s): ", p.Key, p.Name)
+	case p.Key != "":
 		b.WriteString(p.Key + ": ")
 	}
 	b.WriteString(p.Message)
@@ -59,12 +74,43 @@ func AsProblems(err error) Problems {
 	return Problems{{Message: err.Error()}}
 }
 
-// Problem returns a problem of a key, with its line, that shows only when the
-// configuration is used.
+// Problem returns a problem of a key, with the line of the key. It is for problems that
+// appear only when the configuration is used.
 func (c *Config) Problem(key, message string) Problem {
 	k := &checker{config: c}
 	k.add(key, "%s", message)
-	return k.problems[0]
+	return c.complete(k.problems)[0]
+}
+
+// complete adds the file, and the names of the entries, to problems and returns them.
+func (c *Config) complete(problems Problems) Problems {
+	for i := range problems {
+		p := &problems[i]
+		p.File = c.file
+		if name := c.entryName(p.Key); safeName(name) {
+			p.Name = name
+		}
+	}
+	return problems
+}
+
+// entryName returns the name of the entry of an array that key is in, or "".
+func (c *Config) entryName(key string) string {
+	array, rest, _ := strings.Cut(key, "[")
+	digits, _, _ := strings.Cut(rest, "]")
+	i, err := strconv.Atoi(digits)
+	if err != nil || i < 0 {
+		return ""
+	}
+	switch {
+	case array == "engine" && i < len(c.Engines):
+		return c.Engines[i].Name
+	case array == "plugin" && i < len(c.Plugins):
+		return c.Plugins[i].Name
+	case array == "upstream" && i < len(c.Upstreams):
+		return c.Upstreams[i].Name
+	}
+	return ""
 }
 
 // keys returns the set of the keys that have a problem.
@@ -76,10 +122,10 @@ func (ps Problems) keys() map[string]bool {
 	return set
 }
 
-// sortProblems orders by line, then by key, so that a report reads along the
-// file and does not depend on map order.
-func sortProblems(ps []Problem) {
+// Sort orders by file, line and key, so that a report reads along the file and does not
+// depend on map order.
+func (ps Problems) Sort() {
 	slices.SortStableFunc(ps, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Key, b.Key))
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Key, b.Key))
 	})
 }

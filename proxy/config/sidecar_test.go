@@ -27,7 +27,7 @@ func TestSidecarOrder(t *testing.T) {
 		t.Errorf("the configured order is %v", s.Order())
 	}
 	if s.CheckOrder(nil) == nil {
-		t.Error("no policy at all is taken")
+		t.Error("an empty order is accepted")
 	}
 }
 
@@ -63,6 +63,6 @@ func TestSidecarNetworks(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	if (Sidecar{}).Networks() != nil {
-		t.Error("there is a network by default")
+		t.Error("Networks of the zero Sidecar is not nil")
 	}
 }

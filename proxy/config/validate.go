@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -25,7 +26,7 @@ func (c *Config) Validate() []Problem {
 	k.sidecar()
 	k.listeners()
 	k.durations()
-	return k.problems
+	return c.complete(k.problems)
 }
 
 // leastBuffers is the minimum memory for buffers with which requests can be served.
@@ -154,6 +155,6 @@ func (k *checker) policyName(key, name string, builtins []string) {
 		return
 	}
 	if !slices.Contains(builtins, name) {
-		k.add(key, "no built-in policy or [[plugin]] is named %q; the built-in ones are %s", plugin, quoteAll(builtins))
+		k.add(key, "no built-in policy or [[plugin]] is named %q%s the built-in ones are %s", plugin, cmp.Or(didYouMean(plugin, builtins), ";"), quoteAll(builtins))
 	}
 }

@@ -102,13 +102,24 @@ func (k *checker) host(key, value string) {
 // pairs requires a partner for every prefill and every decode engine: an engine of the
 // other role with the same model and connector. If there is no engine of the other role
 // at all, there is only a warning, because discovery may find one.
+// Two engines that cannot pair are one problem, at the first of them. An engine whose own
+// connector has a problem makes no further problem of its partners.
 func (k *checker) pairs() {
+	wrong := func(e Engine) bool {
+		return !slices.Contains(connectors(), e.Connector) || e.Connector == ConnectorNone
+	}
+	named := map[int]bool{} // the engines that a problem names
 	for i, e := range k.config.Engines {
-		if !slices.Contains(connectors(), e.Connector) || e.Connector == ConnectorNone {
+		if wrong(e) || named[i] {
 			continue
 		}
-		if others, paired := k.config.partners(e); len(others) > 0 && !paired {
-			k.add(engineKey(i, "connector"), "%q cannot pair with %s", e.Connector, k.engineNames(others))
+		others, paired := k.config.partners(e)
+		if len(others) == 0 || paired || slices.ContainsFunc(others, func(o int) bool { return wrong(k.config.AllEngines()[o]) }) {
+			continue
+		}
+		k.add(engineKey(i, "connector"), "%q cannot pair with %s", e.Connector, k.engineNames(others))
+		for _, o := range others {
+			named[o] = true
 		}
 	}
 }

@@ -27,8 +27,8 @@ func (c *Config) Warnings() []Problem {
 			k.add(engineKey(i, "insecure_skip_verify"), "any certificate is taken: whoever is between sees prompts and keys")
 		}
 	}
-	sortProblems(k.problems)
-	return k.problems
+	k.problems.Sort()
+	return c.complete(k.problems)
 }
 
 // warnClear warns about secrets that other hosts may read.

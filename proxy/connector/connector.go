@@ -239,8 +239,7 @@ const ForeignHost = "foreign_host"
 
 func badReply(problem string) error { return fmt.Errorf("%w: %s", ErrBadReply, problem) }
 
-// errNoTwoLegs is the error of a connector without a transfer that was asked for a leg
-// of a pair.
+// errNoTwoLegs is the error of a connector without a transfer for a leg of a pair.
 var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two legs")
 
 // All lists the connectors in the order of the documentation.

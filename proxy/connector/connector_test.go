@@ -171,7 +171,7 @@ func TestDstIsReused(t *testing.T) {
 		}
 		prefix := append(dst, "kept"...)
 		if leg, _ = c.Prefill(a, prefix); !strings.HasPrefix(string(leg.Body), "kept{") {
-			t.Errorf("%s: the body does not follow what the buffer held", c.Name())
+			t.Errorf("%s: the body is not appended to the buffer", c.Name())
 		}
 	}
 }
@@ -212,7 +212,7 @@ func TestNothingIsHeldOnceDecodeTook(t *testing.T) {
 			}
 			for _, call := range c.Cleanup(a, o) {
 				if call.How == "engine_timeout" {
-					t.Errorf("%s leaves something to a time-out of %s: %+v", c.Name(), call.Phase, o)
+					t.Errorf("%s: a call of phase %s relies on the engine's time-out: %+v", c.Name(), call.Phase, o)
 				}
 			}
 		}

@@ -119,7 +119,7 @@ func TestReadFacts(t *testing.T) {
 	}
 }
 
-// TestFactPaths shows that every path asked for is one that ReadFacts knows.
+// TestFactPaths: ReadFacts knows every path of FactPaths.
 func TestFactPaths(t *testing.T) {
 	answers := map[string]string{
 		"/v1/models": `{"data":[]}`, "/version": `{"version":"1"}`, "/server_info": `{"version":"1"}`, topologyPath: `{"dp_size":1}`,
@@ -132,7 +132,7 @@ func TestFactPaths(t *testing.T) {
 				paths = append(paths, r.RegistryPath(role))
 			}
 			if len(paths) == 0 {
-				t.Errorf("%s asks for nothing", c.Name())
+				t.Errorf("FactPaths of %s is empty", c.Name())
 			}
 			for _, path := range paths {
 				if err := c.ReadFacts(&engine.Facts{}, path, 200, []byte(answers[path])); err != nil {

@@ -13,7 +13,7 @@ import (
 
 var (
 	errTPSizes   = errors.New("neither tensor-parallel size is a multiple of the other")
-	errNoHandoff = errors.New("decode needs what prefill answered")
+	errNoHandoff = errors.New("decode needs the parameters of prefill's answer")
 )
 
 // moriio is vLLM's MoRIIOConnector. In WRITE mode, the default, both legs run at once:
@@ -85,8 +85,8 @@ func (moriio) header(a *Attempt, t engine.Target) []Field {
 	return vllmHeader(moriioRequestID(a), t)
 }
 
-// moriioRequestID tells each engine the address of the other one. Its form follows the
-// patterns of get_peer_zmq_from_request_id.
+// moriioRequestID returns the request id of both legs, which contains the addresses of
+// both engines. The form follows the patterns of get_peer_zmq_from_request_id.
 func moriioRequestID(a *Attempt) string {
 	var room [256]byte
 	id := a.Prefill.Facts().KVAddress.Append(append(room[:0], "___prefill_addr_"...))

@@ -14,9 +14,8 @@ import (
 //
 // Sources, in vLLM: tests/v1/kv_connector/nixl_integration/toy_proxy_server.py (the
 // fields of the prefill leg),
-// distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py (what the engines do
-// with kv_transfer_params, and when blocks are freed), v1/core/sched/utils.py
-// check_stop.
+// distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py (how the engines use
+// kv_transfer_params, and when they free blocks), v1/core/sched/utils.py check_stop.
 type nixl struct{}
 
 // nixlPrefill makes prefill keep its blocks. Engines read do_remote_decode; the nulls

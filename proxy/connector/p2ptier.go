@@ -10,7 +10,7 @@ import (
 )
 
 // p2pTier is vLLM's OffloadingConnector with a secondary tier of type p2p. Prefill keeps
-// the prompt's KV in its host memory for a decode engine that asks for it under the
+// the prompt's KV in its host memory until a decode engine requests it under the
 // transfer's id. Decode gets prefill's address from the configuration and fetches all
 // full blocks from there. Decode computes the blocks that do not arrive.
 //

@@ -54,7 +54,7 @@ func members(t *testing.T, raw []byte) map[string]any {
 }
 
 // TestRealPairs replays pairs that a real prefill and decode engine answered. The
-// connector sends prefill what was sent there, except for its own edits, and builds the
+// connector sends prefill the recorded request, except for its own edits, and builds the
 // same decode request from the real answer.
 func TestRealPairs(t *testing.T) {
 	for _, name := range []string{

@@ -65,8 +65,8 @@ func uncounted(r *openai.Request) string {
 	return ""
 }
 
-// ridOf returns the id of sequence i of n on either engine. All ids have the same
-// length, so none is a prefix of another.
+// ridOf returns the id of sequence i of n on either engine. All ids have the same length,
+// so no id is a prefix of another id.
 func ridOf(legID string, i, n int) string {
 	if n <= 1 {
 		return legID

@@ -31,8 +31,8 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	return leg
 }
 
-// plain returns the leg that an engine answers by itself: the client's body without its
-// PD fields.
+// plain returns the leg that one engine answers alone: the client's body without its PD
+// fields.
 func plain(a *Attempt, dst []byte) Leg {
 	var room [editRoom]openai.Edit
 	return spliced(a, dst, cutPD(room[:0], a))

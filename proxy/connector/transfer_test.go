@@ -116,7 +116,7 @@ func TestParamHosts(t *testing.T) {
 			t.Errorf("%s: %q, %s", tt.more, h.Fallback, h.Params)
 		}
 		if Sound(a.Prefill.Instance, a.Decode.Instance, []byte(own(tt.more))) == tt.foreign {
-			t.Errorf("%s is judged otherwise where it is kept for a turn", tt.more)
+			t.Errorf("%s: Sound and ReadPrefill disagree", tt.more)
 		}
 	}
 }

@@ -78,7 +78,7 @@ func ReadTiming(get func(name string) string) (t Timing) {
 	return t
 }
 
-// CutTiming removes the event with the timing from the end of whole events.
+// CutTiming removes the event with the timing from the end of a text of complete events.
 func CutTiming(events []byte) (rest []byte, t Timing) {
 	const begin = "event: " + eventTiming + "\n"
 	at := bytes.LastIndex(events, literal(begin))
@@ -172,7 +172,7 @@ func (t *Timing) Moment(name string) (s float64, ok bool) {
 	return number(t.StartEnd, "server-"+name+";ts=")
 }
 
-// number returns the number in the list's item that begins with begin.
+// number returns the number in the item of the list that begins with begin.
 func number(list, begin string) (float64, bool) {
 	for item := range strings.SplitSeq(list, ",") {
 		if text, ok := strings.CutPrefix(strings.TrimSpace(item), begin); ok {

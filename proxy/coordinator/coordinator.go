@@ -26,7 +26,7 @@ type Decider interface {
 	Needs() abi.Needs
 }
 
-// The reasons why a native rule decided instead of a policy.
+// Reasons why a native rule decided instead of a policy.
 const (
 	ReasonAbsent    = "absent"      // no policy has the hook; not counted
 	ReasonLate      = "late"        // the time budget was used up
@@ -64,8 +64,8 @@ type Ask struct {
 	// Excluded targets failed in an earlier attempt of this exchange. Their instances are
 	// the last choice, after those with an open circuit.
 	Excluded []engine.Target
-	// Same, if Decode is set, is used again as long as the targets are among the
-	// candidates. Prefill is zero for one leg.
+	// Same, if its Decode is set, has the targets of an earlier placement. Place uses
+	// them again while they are among the candidates. Same.Prefill is zero for one leg.
 	Same Pair
 
 	// Only, if its Decode is set, has the only allowed targets of two legs. Then Place

@@ -209,8 +209,8 @@ func (p *Placement) computer() engine.Target {
 	return p.Prefill
 }
 
-// reported returns the blocks that an engine can mean by so many cached tokens: those of
-// the chain in the engine's block size.
+// reported returns the blocks that a number of cached tokens can stand for: those of the
+// chain in the engine's block size.
 func (k *Key) reported(block int, cached int64) []kvindex.Hash {
 	for _, c := range k.Chains {
 		if cached > 0 && c.Form == (kvindex.Form{Block: block}) {

@@ -14,7 +14,7 @@ import (
 // effect.
 type Lease struct {
 	local  *Local
-	remote remote // nil: there is no other process
+	remote remote // nil: the lease exists only in this process
 	id     uint64
 	charge Charge // constant after the placement
 

@@ -72,10 +72,10 @@ type committed struct {
 // Place decides and commits a placement. In steady state it allocates only the placement,
 // if placements are recycled.
 //
-// Targets with an open circuit, and excluded targets, are not candidates as long as the
-// phase has others. If it has none, they are: a request to an engine that failed before
-// may succeed. The exception is decode with an open circuit: prefill would compute and
-// hold KV that no decode reads.
+// Targets with an open circuit, and excluded targets, are candidates only if the phase
+// has no other targets: a request to an engine that failed before may succeed. The
+// exception is decode with an open circuit: prefill would compute and hold KV that no
+// decode reads.
 func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

@@ -25,8 +25,8 @@ type shapes struct {
 }
 
 // next returns the number of earlier placements of this shape. First turns of
-// conversations have counts of their own: a policy that sends later turns to the same
-// targets as the turn before would otherwise skip targets among the first turns.
+// conversations have separate counts: a policy that sends later turns to the same targets
+// as the turn before would otherwise skip targets among the first turns.
 func (c *sequence) next(a *Ask, two bool) uint64 {
 	s := &c.later
 	if a.Lookup.Turn.Number == 1 {
@@ -72,7 +72,8 @@ func (t *sequenceTable) of(p *engine.Pool, s *engine.Snapshot) *sequence {
 	return t.add(p, s)
 }
 
-// add makes a sequence for the model and drops those of models that s lacks.
+// add makes a sequence for the model, and drops the sequences of models that the snapshot
+// s lacks.
 func (t *sequenceTable) add(p *engine.Pool, s *engine.Snapshot) *sequence {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -16,7 +16,7 @@ type grouping struct {
 
 type group struct {
 	connector string
-	members   []*Instance // one for all instances with the same facts and role
+	members   []*Instance // one representative for all instances with the same facts and role
 }
 
 // factKey holds the facts that decide whether two instances can be paired.

@@ -151,7 +151,7 @@ func TestAddresses(t *testing.T) {
 			}
 		}
 		if f.said() != "p ready" {
-			t.Error("another address is no restart")
+			t.Error("a change of the address was reported as a restart")
 		}
 	})
 }

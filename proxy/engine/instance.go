@@ -184,9 +184,9 @@ func (i *Instance) bootstrap(f *Facts) (host string, port int) {
 	return host, port
 }
 
-// BlockTokens returns the number of tokens in a KV block of the instance: as
-// configured, else from its events, else from its facts, else from its metrics; 0 if
-// unknown. It takes no lock.
+// BlockTokens returns the number of tokens in a KV block of the instance: the configured
+// number, otherwise the number from its events, its facts or its metrics, in this order;
+// 0 if unknown. It takes no lock.
 func (i *Instance) BlockTokens() int {
 	if n := i.Spec.BlockTokens; n > 0 {
 		return n

@@ -25,8 +25,8 @@ const (
 )
 
 // Mirror is a Registry without probes: its instances are those that another process's
-// registry exports. While nothing is imported it stays unchanged, so that requests can
-// go on with the last known state. An instance that is no longer exported drains, by
+// registry exports. Without an import the mirror stays unchanged, so that requests can
+// continue with the last known state. An instance that is no longer exported drains, by
 // its loads here, and leaves.
 //
 // The loads held here are this process's own. They are subtracted from the imported
@@ -287,7 +287,7 @@ func (m *Mirror) importLoads(value []byte) error {
 		}
 	}
 	if !w.Done() {
-		return errors.New("loads are not whole")
+		return errors.New("loads are incomplete")
 	}
 	for _, x := range rows {
 		x.i.eventBlockTokens.Store(min(x.told, maxBlockTokens))
@@ -321,7 +321,7 @@ func (m *Mirror) importPairs(value []byte) error {
 		}
 	}
 	if !w.Done() {
-		return errors.New("pairs are not whole")
+		return errors.New("pairs are incomplete")
 	}
 	for _, x := range rows {
 		if p, d, ok := number.targets(x.key); ok {

@@ -59,7 +59,7 @@ func (r *reports) measure(x report) {
 	r.add(x)
 }
 
-// add queues x; r.mu is held.
+// add queues x. The caller holds r.mu.
 func (r *reports) add(x report) {
 	if len(r.waiting) < maxReports {
 		r.waiting = append(r.waiting, x)
@@ -193,7 +193,7 @@ func (r *Registry) Learn(mirror int, b []byte) error {
 		r.learnOne(w, mirror, home)
 	}
 	if w.Failed() {
-		return errors.New("read report: it is not whole")
+		return errors.New("read report: it is incomplete")
 	}
 	return nil
 }

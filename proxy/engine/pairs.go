@@ -346,8 +346,8 @@ func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Durati
 	}
 }
 
-// MeasureOutput notes how long decode target d took for so many tokens of one stream
-// after the first.
+// MeasureOutput notes the time that decode target d took for a number of tokens of one
+// stream after the first token.
 func (r *Registry) MeasureOutput(d Target, tokens int64, took time.Duration) {
 	d.Load[d.Rank].Output.Measure(tokens, took)
 	if r.reports != nil {

@@ -42,7 +42,7 @@ func TestPairStates(t *testing.T) {
 		check(abi.PairUnknown, false, true)
 		for range 2 {
 			if !pair.Begin() {
-				t.Error("nothing has come over it yet")
+				t.Error("Begin = false for a pair without a transfer")
 			}
 		}
 		check(abi.PairWarming, false, true)
@@ -77,7 +77,7 @@ func TestPairStates(t *testing.T) {
 			t.Error("half open: one trial may pass")
 		}
 		if !pair.Begin() {
-			t.Error("a pair whose circuit opened has to show anew that it works")
+			t.Error("Begin = false for a pair whose circuit has opened")
 		}
 		opened := time.Now()
 		time.Sleep(time.Second)
@@ -123,20 +123,20 @@ func TestPairDrop(t *testing.T) {
 	f.Pair(d, p)
 	f.pairs.drop(p.ID)
 	if len(f.Pairs()) != 0 || f.PairsInTrouble() {
-		t.Error("pairs are left of a dropped instance")
+		t.Error("pairs of a dropped instance remain")
 	}
 	old.Success()
 	old.Failure("late") // the leg began before the success
 	old.Failure("late")
 	old.Failure("late")
 	if f.PairsInTrouble() || f.Pair(p, d) == old {
-		t.Error("a dropped pair came back")
+		t.Error("a dropped pair is used again")
 	}
 	p.gone.Store(true)
 	f.pairs.drop(p.ID)
 	f.Pair(p, d).Success()
 	if len(f.Pairs()) != 0 {
-		t.Error("a pair of an instance that has left is kept")
+		t.Error("a pair of an instance that has left remains")
 	}
 }
 

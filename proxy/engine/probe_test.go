@@ -55,7 +55,7 @@ func TestProbeStates(t *testing.T) {
 				t.Fatalf("step %d: state %v, want %v", n, got, s.want)
 			}
 			if got := f.said(); got != s.said {
-				t.Fatalf("step %d: hooks heard %q, want %q", n, got, s.said)
+				t.Fatalf("step %d: hook calls %q, want %q", n, got, s.said)
 			}
 		}
 		if time.Since(a.Since()) > 3*time.Second {
@@ -131,7 +131,7 @@ func TestProbeRestart(t *testing.T) {
 				time.Sleep(6 * time.Second)
 				synctest.Wait()
 				if got := f.said(); got != tt.want {
-					t.Errorf("hooks heard %q, want %q", got, tt.want)
+					t.Errorf("hook calls %q, want %q", got, tt.want)
 				}
 				restarted := strings.Contains(tt.want, "restarted")
 				if got := len(f.Pairs()) == 0; got != restarted {
@@ -158,7 +158,7 @@ func TestProbeEpochInHealth(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if got := f.said(); got != "a restarted" {
-			t.Errorf("hooks heard %q", got)
+			t.Errorf("hook calls %q, want a restart", got)
 		}
 		if got := f.get(t, "a").Facts().Epoch; got != "2" {
 			t.Errorf("epoch %q", got)
@@ -167,7 +167,7 @@ func TestProbeEpochInHealth(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		synctest.Wait()
 		if got := f.said(); got != "a unhealthy" {
-			t.Errorf("hooks heard %q", got)
+			t.Errorf("hook calls %q, want unhealthy", got)
 		}
 	})
 }
@@ -181,7 +181,7 @@ func TestProbeLearnsAnew(t *testing.T) {
 		f.start(t)
 		time.Sleep(20 * time.Second)
 		if n := f.engines.count("a:80/facts"); n != 1 {
-			t.Errorf("facts asked for %d times in 10 probes", n)
+			t.Errorf("%d requests for facts in 10 probes, want 1", n)
 		}
 		f.engines.set(func() { f.engines.facts["a:80"] = "model m\nmodel lora" })
 		time.Sleep(relearnEvery * 2 * time.Second)
@@ -295,10 +295,10 @@ func TestProbeRegistry(t *testing.T) {
 					t.Errorf("prefill is %v, want %v", got, tt.want)
 				}
 				if f.Snapshot().Ready() != (tt.want == Ready) {
-					t.Error("a pair needs the page size that the registry tells")
+					t.Error("the pair is ready without the page size of the registry, or not ready with it")
 				}
 				if n := f.engines.count("d:9000/registry/facts"); n != 0 {
-					t.Errorf("decode's registry was asked %d times", n)
+					t.Errorf("decode's registry got %d requests, want 0", n)
 				}
 			})
 		})
@@ -327,7 +327,7 @@ func TestRegistryProbed(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if got := f.said(); !strings.Contains(got, "p restarted") || f.get(t, "p").Facts().Epoch != "2" {
-			t.Errorf("heard %q", got)
+			t.Errorf("hook calls %q", got)
 		}
 		f.engines.set(func() { f.engines.down["p:8998"] = true })
 		time.Sleep(9 * time.Second)
@@ -336,7 +336,7 @@ func TestRegistryProbed(t *testing.T) {
 			t.Errorf("state %v without the bootstrap server", got)
 		}
 		if n := f.engines.count("d:8998/facts"); n != 0 {
-			t.Errorf("decode was asked %d times", n)
+			t.Errorf("decode's bootstrap port got %d requests, want 0", n)
 		}
 	})
 }

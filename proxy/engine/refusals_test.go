@@ -89,7 +89,7 @@ func TestRefusedPairs(t *testing.T) {
 		time.Sleep(5 * time.Minute) // the facts are requested many times
 		synctest.Wait()
 		if n := strings.Count(f.logged(), "pairs refused"); n != 1 {
-			t.Errorf("said %d times: %s", n, f.logged())
+			t.Errorf("the exclusion was logged %d times: %s", n, f.logged())
 		}
 
 		f.Configure(*f.health.Load(), *f.circuit.Load(), config.Pairs{AllowIncompatible: true})
@@ -105,7 +105,7 @@ func TestRefusedPairs(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		if p, _ := f.Snapshot().Pool("m"); len(p.Paired) != 4 || refused() != "" {
-			t.Errorf("after its restart: paired %q, refused %q", show(p.Paired), refused())
+			t.Errorf("after the restart: paired %q, refused %q", show(p.Paired), refused())
 		}
 	})
 }

@@ -39,7 +39,7 @@ func TestRefusedProbe(t *testing.T) {
 			t.Errorf("%v after an answered probe", a.State())
 		}
 		if got := f.said(); got != "a unhealthy, a restarted, a ready" {
-			t.Errorf("said %q", got)
+			t.Errorf("hook calls %q", got)
 		}
 		f.engines.set(func() { f.engines.dialing["a:80"] = errors.New("connection reset") })
 		time.Sleep(4 * time.Second)
@@ -71,7 +71,7 @@ func TestRefusedLeg(t *testing.T) {
 			t.Errorf("%v, circuit %v, though the engine answers", a.State(), a.Breaker.Circuit(time.Now()))
 		}
 		if p.Breaker.Circuit(time.Now()) != CircuitOpen {
-			t.Error("the answer of a bootstrap server closed the circuit of the engine beside it")
+			t.Error("the answer of a bootstrap server closed the circuit of its engine")
 		}
 		time.Sleep(time.Second)
 		f.engines.set(func() { f.engines.dialing["a:80"] = errRefused })

@@ -48,7 +48,7 @@ func TestApplyReload(t *testing.T) {
 			t.Errorf("instances %q, want %q", got, want)
 		}
 		if oldC.Client.(*fakeClient).closes() != 1 || !oldC.gone.Load() {
-			t.Error("an idle instance that was taken out leaves at once and its client closes")
+			t.Error("an idle removed instance has not left at once, or its client is open")
 		}
 		if oldB.Client.(*fakeClient).closes() != 0 {
 			t.Error("a client was closed under a request")
@@ -96,7 +96,7 @@ func TestSourceMoves(t *testing.T) {
 		t.Errorf("the instance that was found is %v, trusted %v", first.State(), first.Owns("10.9.9.9", nil))
 	}
 	if err := f.Apply("etcd", list, 0); err == nil {
-		t.Error("a name of the configuration was taken over")
+		t.Error("Apply of etcd replaced an engine of the configuration")
 	}
 	f.must(t, f.Apply("etcd", nil, 0)) // the finder's list is empty now
 	owns(SourceStatic, true)
@@ -117,7 +117,7 @@ func TestApplyKeepsOthersSources(t *testing.T) {
 	f.must(t, f.Apply("etcd", []config.Engine{f.spec("b", "both", "fake")}, 0))
 	f.must(t, f.Add(f.spec("c", "both", "fake")))
 	if err := f.Apply("etcd", []config.Engine{f.spec("a", "both", "fake")}, 0); err == nil {
-		t.Error("a name of another source was taken over")
+		t.Error("Apply of etcd replaced an engine of another source")
 	}
 	f.must(t, f.Apply(SourceStatic, nil, 0))
 	if got, want := f.names(), "a:draining b:down c:down"; got != want {
@@ -162,23 +162,23 @@ func TestApplyRefuses(t *testing.T) {
 			tt.edit(&bad)
 			err := f.Apply(SourceStatic, []config.Engine{f.spec("new", "both", "fake"), bad}, 0)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("error %v, want %q in it", err, tt.want)
+				t.Errorf("error %v, want the text %q", err, tt.want)
 			}
 			if f.Snapshot() != before {
-				t.Error("something was changed")
+				t.Error("a refused list changed the registry")
 			}
 			if tt.name == "twice" {
 				return
 			}
 			if err := f.Add(bad); err == nil {
-				t.Error("Add took it")
+				t.Error("Add accepted an invalid engine")
 			}
 		})
 	}
 	f := newFleet(t)
 	f.must(t, f.Add(f.spec("a", "both", "fake")))
 	if err := f.Add(f.spec("a", "both", "fake")); err == nil {
-		t.Error("Add took a name twice")
+		t.Error("Add accepted a name twice")
 	}
 }
 
@@ -217,7 +217,7 @@ func TestPublishedFacts(t *testing.T) {
 		spec.KVAddress = "host:10.0.0.5,handshake:6302,notify:61005"
 		f.must(t, f.Apply(SourceZMQ, []config.Engine{spec}, 0))
 		if check(6302) == first {
-			t.Error("another address is the same instance")
+			t.Error("an engine with another address is the same instance")
 		}
 	})
 }
@@ -255,16 +255,16 @@ func TestRemove(t *testing.T) {
 					time.Sleep(tt.gone - time.Millisecond)
 					synctest.Wait()
 					if a.gone.Load() {
-						t.Error("left too early")
+						t.Error("the instance left too early")
 					}
 					time.Sleep(time.Millisecond)
 				}
 				synctest.Wait()
 				if !a.gone.Load() || len(f.Snapshot().Instances) != 0 {
-					t.Error("has not left")
+					t.Error("the instance has not left")
 				}
 				if got := f.said(); got != "a ready, a draining, a gone" {
-					t.Errorf("hooks heard %q", got)
+					t.Errorf("hook calls %q", got)
 				}
 				time.Sleep(15 * time.Second)
 			})
@@ -310,12 +310,12 @@ func TestDrainingIsFetchedFrom(t *testing.T) {
 		f.must(t, f.Remove("a", time.Minute))
 		time.Sleep(20 * time.Second)
 		if a.Gone() {
-			t.Error("it is gone before decode has its KV")
+			t.Error("the instance left before decode has its KV")
 		}
 		a.Unpin()
 		time.Sleep(time.Second)
 		if !a.Gone() {
-			t.Error("it stays for nothing")
+			t.Error("the instance stays although no decode needs its KV")
 		}
 	})
 }
@@ -382,10 +382,10 @@ func TestRegistryHammer(t *testing.T) {
 		time.Sleep(drainPoll)
 		synctest.Wait()
 		if got := f.names(); got != "" {
-			t.Errorf("instances are left: %s", got)
+			t.Errorf("instances remain: %s", got)
 		}
 		if n := len(f.Pairs()); n != 0 {
-			t.Errorf("%d pairs of instances that have left", n)
+			t.Errorf("%d pairs of instances that have left remain", n)
 		}
 	})
 }

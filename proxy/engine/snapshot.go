@@ -122,8 +122,8 @@ type Pool struct {
 	unready []Row // not ready, but they may hold blocks that a transfer will read
 }
 
-// Counts is a number for each use: prefill of a pair, decode of a pair, both phases of
-// an aggregated request.
+// Counts has one number for each use of a target: prefill of a pair, decode of a pair,
+// both phases of an aggregated request.
 type Counts struct{ Prefill, Decode, Both int32 }
 
 // Group returns the group of a target that is ready, or that was ready and may still

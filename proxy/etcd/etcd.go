@@ -28,8 +28,8 @@ func Client(endpoints []string) clientv3.Config {
 }
 
 // Open reads the files that a names and returns a client configuration with their
-// content. at is the configuration table of a: the error is config.Problems with its
-// keys.
+// content. at is the configuration table of a. The error is a config.Problems with keys
+// of this table.
 func Open(a config.EtcdAccess, at string) (clientv3.Config, error) {
 	c := Client(a.Endpoints)
 	var err error

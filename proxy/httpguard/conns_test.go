@@ -67,7 +67,7 @@ func TestConns(t *testing.T) {
 	<-done
 	for deadline := time.Now().Add(10 * time.Second); len(k.held()) > 0; {
 		if time.Now().After(deadline) {
-			t.Fatalf("left are %v", k.held())
+			t.Fatalf("remaining connections: %v", k.held())
 		}
 	}
 }

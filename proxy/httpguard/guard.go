@@ -50,7 +50,8 @@ type Guard struct {
 	Log *slog.Logger
 }
 
-// refusalEvery is how long further refusals of a client's address are not logged.
+// refusalEvery is the time for which further refusals of the same client address are not
+// logged.
 const refusalEvery = time.Minute
 
 // The texts of refusals. They repeat nothing of the request.
@@ -85,7 +86,7 @@ func (g Guard) Wrap(h http.Handler) http.Handler {
 	})
 }
 
-// check returns why a request is refused; status 0: it is not.
+// check returns why a request is refused. Status 0: the request is allowed.
 func (g *Guard) check(r *http.Request) (status int, text string) {
 	known := g.Token != "" && g.bears(r)
 	switch {
@@ -112,9 +113,9 @@ func (g *Guard) bears(r *http.Request) bool {
 	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare([]byte(token), []byte(g.Token)) == 1
 }
 
-// sameOrigin reports whether no page of another origin can have made the request. A
-// page has an origin of this address only if its scheme is HTTP and its host and port
-// are those of Host, which ownHost checks.
+// sameOrigin reports whether no page of another origin can have sent the request. A page
+// has the same origin only if its scheme is HTTP and its host and port equal those of
+// Host. ownHost checks Host.
 func sameOrigin(r *http.Request) bool {
 	for _, site := range r.Header["Sec-Fetch-Site"] {
 		if site != "same-origin" && site != "none" {

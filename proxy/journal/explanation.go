@@ -24,7 +24,7 @@ type Explanation struct {
 	Legs         []ExplainedLeg       `json:"legs"`
 	Fallbacks    []ExplainedFallback  `json:"fallbacks"`
 	Notes        []string             `json:"notes,omitempty"` // notes of policies and filters
-	// Key and turn of the conversation, where a policy needs conversations.
+	// Key and turn of the conversation. They are set if a policy needs conversations.
 	Conversation string `json:"conversation,omitempty"`
 	Turn         int32  `json:"turn,omitempty"`
 }

@@ -266,10 +266,10 @@ func TestExplainRing(t *testing.T) {
 	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
 		t.Errorf("twice: %d, %v", e.DisaggID, ok)
 	}
-	for i := range ringSize - 2 { // overwrites the first two slots and not the third
+	for i := range RingSize - 2 { // overwrites the first two slots and not the third
 		put(fmt.Sprint("n", i), 9)
-		if e, ok := s.Get("twice"); i < ringSize-3 && (!ok || e.DisaggID != 3) {
-			t.Fatalf("after %d more the later one is lost", i+1)
+		if e, ok := s.Get("twice"); i < RingSize-3 && (!ok || e.DisaggID != 3) {
+			t.Fatalf("after %d more records the later record is lost", i+1)
 		}
 	}
 	if _, ok := s.Get("once"); !ok {
@@ -280,14 +280,14 @@ func TestExplainRing(t *testing.T) {
 		t.Error("the overwritten one is still there")
 	}
 	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
-		t.Error("the later one went with the slot of the earlier")
+		t.Error("the later record was dropped together with the slot of the earlier record")
 	}
 	put("more2", 9)
 	if _, ok := s.Get("twice"); ok {
 		t.Error("the later one outlives its slot")
 	}
 	rows := s.PerfRows()
-	if len(rows) != ringSize || rows[0].RequestID != "n0" || rows[ringSize-1].RequestID != "more2" {
+	if len(rows) != RingSize || rows[0].RequestID != "n0" || rows[RingSize-1].RequestID != "more2" {
 		t.Errorf("%d rows from %s to %s", len(rows), rows[0].RequestID, rows[len(rows)-1].RequestID)
 	}
 }
@@ -302,7 +302,7 @@ func TestExplainCopies(t *testing.T) {
 	want, _ := json.Marshal(before)
 	r.reset()
 	if r.legs != 0 || len(r.candidates) != 0 || len(r.fallbacks) != 0 || r.RequestID != "" {
-		t.Errorf("reset left %d legs, %d candidates, %d fallbacks", r.legs, len(r.candidates), len(r.fallbacks))
+		t.Errorf("after reset: %d legs, %d candidates, %d fallbacks", r.legs, len(r.candidates), len(r.fallbacks))
 	}
 	r.open("r2", at(1000))
 	for range 3 {

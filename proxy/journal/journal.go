@@ -85,7 +85,8 @@ func (j *Journal) Client(key string) { j.client = key }
 // tell nothing of the speed of engines.
 func (j *Journal) WarmUp() { j.warmUp = true }
 
-// Described notes the described parts of the request.
+// Described notes the model of the parsed request and whether the client requested a
+// stream. It publishes the request to the filters that need it.
 func (j *Journal) Described(r *openai.Request) {
 	j.rec.Model, j.rec.Stream = r.Model, r.Stream
 	if j.filters != nil {
@@ -170,7 +171,7 @@ func (j *Journal) LegSucceeded(l *Leg, connector string) {
 // Retry counts that a leg is tried again because it failed on an engine.
 func (j *Journal) Retry(phase abi.Phase, engine, reason string) {
 	j.books.metrics.Retry(phase, reason)
-	j.Warn("leg failed, trying again", "phase", phase.String(), "engine", engine, "reason", reason)
+	j.Warn("leg failed, retrying", "phase", phase.String(), "engine", engine, "reason", reason)
 }
 
 // PrefillDone notes that prefill has answered.
@@ -233,8 +234,8 @@ func (j *Journal) Ends(o telemetry.Outcome) { j.rec.Outcome = o }
 // Ending returns the outcome that was noted last.
 func (j *Journal) Ending() telemetry.Outcome { return j.rec.Outcome }
 
-// End settles the account: the outcome and the time of the request are final. Close
-// must still be called.
+// End stores the final outcome and the end time of the request. Close must still be
+// called.
 func (j *Journal) End() {
 	j.rec.End = time.Now()
 	if j.warmUp {

@@ -38,7 +38,7 @@ type record struct {
 	prefill, decode string            // engine names of the last placement
 	candidates      []candidate
 	scored          bool       // the policy gave the candidates scores
-	notes           []string   // of policies, then of filters
+	notes           []string   // notes of policies, then notes of filters
 	mu              sync.Mutex // guards rows, legs, fallbacks while two legs run
 	rows            []*Leg     // reused memory
 	legs            int        // how many of rows are those of this request

@@ -2,14 +2,14 @@ package journal
 
 import "sync"
 
-// ringSize is how many ended requests can be explained and appear in /perf_metrics.
-const ringSize = 4096
+// RingSize is how many ended requests can be explained and appear in /perf_metrics.
+const RingSize = 4096
 
 // Ring keeps the records of the requests that ended last. It reuses its memory. The zero
 // value is empty. It is safe for concurrent use.
 type Ring struct {
 	mu   sync.Mutex
-	ring [ringSize]record // guarded by mu
+	ring [RingSize]record // guarded by mu
 	next int              // guarded by mu
 }
 
@@ -18,7 +18,7 @@ func (s *Ring) put(r *record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ring[s.next].copyFrom(r)
-	s.next = (s.next + 1) % ringSize
+	s.next = (s.next + 1) % RingSize
 }
 
 // copyFrom copies o into the memory of r.
@@ -46,7 +46,7 @@ func (s *Ring) Get(id string) (Explanation, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range s.ring {
-		if r := &s.ring[(s.next+ringSize-1-i)%ringSize]; r.RequestID == id && id != "" {
+		if r := &s.ring[(s.next+RingSize-1-i)%RingSize]; r.RequestID == id && id != "" {
 			return r.explain(), true
 		}
 	}
@@ -59,7 +59,7 @@ func (s *Ring) PerfRows() []PerfRow {
 	defer s.mu.Unlock()
 	rows := []PerfRow{}
 	for i := range s.ring {
-		if r := &s.ring[(s.next+i)%ringSize]; r.RequestID != "" {
+		if r := &s.ring[(s.next+i)%RingSize]; r.RequestID != "" {
 			rows = append(rows, r.perfRow())
 		}
 	}

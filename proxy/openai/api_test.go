@@ -25,7 +25,7 @@ func TestAPI(t *testing.T) {
 	}
 	for _, path := range []string{"", "/", "/v1/completions/", "/V1/completions", "/v1/models", "/v1/completions?x"} {
 		if api, ok := APIFor(path); ok || api != 0 {
-			t.Errorf("%q is taken for %v", path, api)
+			t.Errorf("path %q is accepted as API %v", path, api)
 		}
 	}
 	for _, api := range []API{0, 100} {

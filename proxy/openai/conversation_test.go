@@ -98,7 +98,7 @@ func TestConversationAllocatesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			if sources.ConversationID(&r, h.Get) == "" || len(r.PromptText()) == 0 {
-				t.Fatal("nothing found")
+				t.Fatal("no conversation id or no prompt text was found")
 			}
 			r.HoldsAnswer()
 			for raw := range r.Preamble {

@@ -177,7 +177,7 @@ func TestObjectMembers(t *testing.T) {
 	}
 	o.Reset()
 	if _, ok := o.Get("model"); ok || o.Len() != 0 || o.Raw() != nil {
-		t.Error("Reset left something")
+		t.Error("the Object is not empty after Reset")
 	}
 }
 
@@ -202,7 +202,7 @@ func TestResetDropsLargeScratch(t *testing.T) {
 	}
 	o.Reset()
 	if cap(o.members) > keepScratch || cap(o.keys) > keepScratch || cap(o.text) > 8*keepScratch {
-		t.Errorf("scratch kept: %d members, %d keys, %d bytes", cap(o.members), cap(o.keys), cap(o.text))
+		t.Errorf("memory after Reset: %d members, %d keys, %d bytes", cap(o.members), cap(o.keys), cap(o.text))
 	}
 }
 
@@ -231,7 +231,7 @@ func TestParseDropsScratch(t *testing.T) {
 			t.Fatal(tt.name, err)
 		}
 		if n := o.Size(); n > tt.most {
-			t.Errorf("%s: %d bytes are kept, want at most %d", tt.name, n, tt.most)
+			t.Errorf("%s: the Object keeps %d bytes, want at most %d", tt.name, n, tt.most)
 		}
 		for _, key := range []string{"a", "b"} {
 			if v, ok := o.Get(key); !ok || len(v) == 0 {

@@ -200,7 +200,7 @@ func TestCutAllocates(t *testing.T) {
 	var room [PDCuts]Edit
 	if n := testing.AllocsPerRun(100, func() {
 		if len(CutPD(room[:0], &r)) > 0 {
-			t.Error("something was cut")
+			t.Error("CutPD removed a member")
 		}
 	}); n > 0 {
 		t.Errorf("%v allocations", n)

@@ -116,7 +116,7 @@ func TestParseRequest(t *testing.T) {
 			}
 			r.Reset()
 			if r.Raw() != nil || r.Len() != 0 || r.Prompt != PromptNone || r.PromptRaw() != nil {
-				t.Error("Reset left something")
+				t.Error("the Request is not empty after Reset")
 			}
 		})
 	}

@@ -56,7 +56,7 @@ type keyRef struct {
 // returns -1 and sets problem and offset.
 type scanner struct {
 	b    []byte
-	keys []keyRef // of all open objects, the innermost object's last
+	keys []keyRef // keys of all open objects; the keys of the innermost object are the last
 	text []byte   // escaped keys, unescaped
 	last shape    // shape of the array that was closed last
 

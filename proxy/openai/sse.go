@@ -322,6 +322,6 @@ func indexKey(data, key []byte) int {
 		if i += from; i > 0 && data[i-1] == '"' {
 			return i - 1
 		}
-		from = i + len(key) - 2 // the key's closing quote may open the next string
+		from = i + len(key) - 2 // the closing quote of the key may also be the opening quote of a string
 	}
 }

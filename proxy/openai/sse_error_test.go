@@ -45,7 +45,7 @@ func TestReadFirstEvent(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f := ReadFirstEvent([]byte(tt.text))
 			if f.Verdict != tt.verdict || string(f.Data) != tt.data || f.Status != tt.status || len(tt.text)-f.End != tt.open {
-				t.Errorf("verdict %d, data %q, status %d, %d bytes behind", f.Verdict, f.Data, f.Status, len(tt.text)-f.End)
+				t.Errorf("verdict %d, data %q, status %d, %d bytes after the verdict", f.Verdict, f.Data, f.Status, len(tt.text)-f.End)
 			}
 			// No shorter prefix of the text may have a different verdict.
 			for n := range f.End {

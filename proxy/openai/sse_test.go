@@ -138,7 +138,7 @@ func run(t *testing.T, s *EventScanner, text []byte, pieces func(rest int) int) 
 		rest = rest[n:]
 		out = append(out, got...)
 		if !bytes.HasPrefix(text, out) {
-			t.Fatalf("%q came out of %q", out, text)
+			t.Fatalf("output %q is no prefix of the input %q", out, text)
 		}
 		tail := bytes.ReplaceAll(out, []byte{'\r'}, nil)
 		if len(got) > 0 && !s.MidEvent() && !bytes.HasSuffix(tail, []byte("\n\n")) {
@@ -156,7 +156,7 @@ func TestEventScanner(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			text := []byte(tt.text)
 			if got := run(t, new(EventScanner), text, func(n int) int { return n }); got != tt.want {
-				t.Fatalf("whole: %+v, want %+v", got, tt.want)
+				t.Fatalf("facts of the whole stream %+v, want %+v", got, tt.want)
 			}
 			for size := 1; size < 40; size++ {
 				if got := run(t, new(EventScanner), text, func(n int) int { return min(n, size) }); got != tt.want {
@@ -197,7 +197,7 @@ func TestFeedCopiesNothing(t *testing.T) {
 		t.Errorf("%v allocations per cut event", n)
 	}
 	if s.Feed(nil) != nil {
-		t.Error("something came of nothing")
+		t.Error("Feed(nil) returned bytes")
 	}
 }
 
@@ -232,10 +232,10 @@ func TestLongEvents(t *testing.T) {
 
 	s = EventScanner{}
 	if got := s.Feed(bytes.Repeat([]byte("x"), maxEvent)); len(got) != 0 {
-		t.Error("given up too early")
+		t.Error("the scanner gave up a long event too early")
 	}
 	if got := s.Feed([]byte("xx")); len(got) != maxEvent+2 || !s.MidEvent() || s.Finish() != nil {
-		t.Error("held back for ever")
+		t.Error("the scanner holds back more than maxEvent bytes")
 	}
 }
 

@@ -89,7 +89,7 @@ func TestElements(t *testing.T) {
 	}
 	for _, raw := range []string{``, `{}`, `"a"`, `[1,]`, `[1]x`, `[1 2]`} {
 		if _, err := Elements([]byte(raw)); err == nil {
-			t.Errorf("%s is taken for an array", raw)
+			t.Errorf("%s is accepted as an array", raw)
 		}
 	}
 }

@@ -37,8 +37,8 @@ type Dir struct {
 // user could change the folder. The caller closes the folder.
 func Open(path string) (*Dir, error) { return open(path, 3) }
 
-// OpenExisting is Open without making anything. A folder that is missing is an
-// fs.ErrNotExist.
+// OpenExisting is Open, but creates no folder. The error is fs.ErrNotExist if the folder
+// is missing.
 func OpenExisting(path string) (*Dir, error) { return open(path, 0) }
 
 func open(path string, missing int) (*Dir, error) {
@@ -70,7 +70,7 @@ func (d *Dir) Close() error {
 	return d.folder.Close()
 }
 
-// do calls f with the descriptor, which stays open until f returns.
+// do calls f with the folder's descriptor. The descriptor stays open until f returns.
 func (d *Dir) do(op, name string, f func(fd int) error) error {
 	if name != filepath.Base(name) || name == "." || name == ".." || name == "/" {
 		return fmt.Errorf("%s %q in %s: not the name of a file", op, name, d.path)

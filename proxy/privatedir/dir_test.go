@@ -89,7 +89,7 @@ func TestOpenRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.root && os.Geteuid() != 0 {
-				t.Skip("needs root; make test-all has it")
+				t.Skip("this case needs root; make test-all runs it as root")
 			}
 			if err := c.setup(); err != nil {
 				t.Fatal(err)
@@ -139,7 +139,7 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	if _, err := d.ReadFile("a", 4); err == nil {
-		t.Error("a file that is too long is read")
+		t.Error("ReadFile returns a file above the limit")
 	}
 	if err := d.CreateFile("a", nil); !errors.Is(err, fs.ErrExist) {
 		t.Error(err)
@@ -206,7 +206,7 @@ func TestFilesRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.root && os.Geteuid() != 0 {
-				t.Skip("needs root; make test-all has it")
+				t.Skip("this case needs root; make test-all runs it as root")
 			}
 			d := openDir(t)
 			if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), c.make(filepath.Join(d.Name(), "f"))); err != nil {

@@ -11,7 +11,7 @@ import (
 func TestLock(t *testing.T) {
 	d := openDir(t)
 	if _, held, err := d.LockHolder("a.lock"); held || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("before there is one: %v, %v", held, err)
+		t.Errorf("LockHolder before the lock exists: %v, %v", held, err)
 	}
 	lock, err := d.TryLock("a.lock")
 	if err != nil {
@@ -34,7 +34,7 @@ func TestLock(t *testing.T) {
 	}
 	lock.Unlock()
 	if _, held, err := d.LockHolder("a.lock"); held || err != nil {
-		t.Errorf("after its end: %v, %v", held, err)
+		t.Errorf("LockHolder after the end of the holder: %v, %v", held, err)
 	}
 	again, err := d.TryLock("a.lock")
 	if err != nil {

@@ -39,7 +39,7 @@ type walker struct {
 	at    *os.File // the folder that the walker has reached
 	rest  []string // the components that follow
 	links int      // the symbolic links that the walker has followed
-	make  int      // the walker makes this many of the last components if they are missing
+	make  int      // number of last components that the walker creates if they are missing
 }
 
 // openFolder opens a folder after a check of the folder, by check, and of every folder

@@ -26,7 +26,7 @@ var _ tokens.Asker = Asker{}
 func (a Asker) Ask(ctx context.Context, instance, path string, body []byte) (status int, answer []byte, err error) {
 	i := a.Registry.Snapshot().Instance(instance)
 	if i == nil {
-		return 0, nil, errors.New("ask for token ids: the engine is gone")
+		return 0, nil, errors.New("request token ids: the engine has left")
 	}
 	r := upstream.Request{
 		Method: "POST", Path: i.Prefix + path, Body: [][]byte{body},

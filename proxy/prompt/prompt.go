@@ -43,7 +43,8 @@ func New(o Options) *Matcher { return &Matcher{o: o} }
 // conversation.
 func (m *Matcher) SetIDSources(s *openai.IDSources) { m.idSources.Store(s) }
 
-// Memory counts the memory that is made of a request's body, until the body is freed.
+// Memory counts the memory that is allocated for data from a request's body, until the
+// body is freed.
 type Memory interface {
 	// Derive counts n bytes. The error is the answer for the client.
 	Derive(n int) error
@@ -67,7 +68,7 @@ type Prompt struct {
 	exact  bool     // the engine computes exactly the tokens of found
 	chains []coordinator.Chain
 	blocks [][]kvindex.Hash // memory of the chains
-	seed   kvindex.Hash     // of the first block of the text
+	seed   kvindex.Hash     // seed of the first block of the text
 	at     []int32          // positions of the ends
 	ends   []conversation.End
 }

@@ -42,7 +42,7 @@ func TestTokenIDsAreCounted(t *testing.T) {
 		}
 		p.DropTokenIDs()
 		if cap(p.ids) > maxKept {
-			t.Errorf("limit %d: room for %d ids stays", limit, cap(p.ids))
+			t.Errorf("limit %d: the Prompt keeps room for %d ids", limit, cap(p.ids))
 		}
 	}
 }

@@ -125,7 +125,8 @@ func (r *Recorder) Note(start time.Time, req *openai.Request, ids []uint32, conv
 }
 
 // Write adds the lengths to a line and writes it. The lengths are those that the engine
-// reported, else the estimate promptTokens, and the number of reads of the stream.
+// reported. Without a report, the prompt has the estimated length promptTokens, and the
+// answer's length is the number of reads of the stream.
 func (r *Recorder) Write(l *Line, u openai.Usage, promptTokens, reads int64) {
 	if l.HashIDs == nil {
 		return
@@ -145,7 +146,7 @@ func (r *Recorder) add(l *Line) {
 	switch {
 	case err != nil:
 	case r.send == nil:
-		_, err = r.file.Write(append(text, '\n')) // unbuffered: a killed process has lost no line
+		_, err = r.file.Write(append(text, '\n')) // without a buffer, so that no line is lost if the process is killed
 	case !r.send(text):
 		err = errUnsent
 	}

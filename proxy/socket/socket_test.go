@@ -71,7 +71,7 @@ func TestReadsAndWrites(t *testing.T) {
 		})
 		got := make([]byte, len(want))
 		if _, err := io.ReadFull(ours, got); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("what comes back is not what was sent, %v", err)
+			t.Errorf("the read bytes differ from the written bytes, error %v", err)
 		}
 		if n, err := ours.Read(nil); n != 0 || err != nil {
 			t.Errorf("reading nothing: %d, %v", n, err)
@@ -149,7 +149,7 @@ func TestFails(t *testing.T) {
 					t.Errorf("%#v", err)
 				}
 				if late := tt.is == os.ErrDeadlineExceeded; of != nil && of.Timeout() != late {
-					t.Errorf("%v: is it a timeout? %v", err, !late)
+					t.Errorf("%v: Timeout() = %v", err, !late)
 				}
 				if tt.is == nil && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 					t.Errorf("%v", err)

@@ -31,8 +31,8 @@ const Control = "control.sock"
 // Listen opens a control socket. It replaces the socket of a process that has ended or
 // was taken over. The caller must hold a lock that proves this. Listen starts nothing.
 func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error) {
-	// The socket is created under another name first, so that a process which dials
-	// always finds a served socket.
+	// The socket is first created under another name and then renamed. So a process that
+	// dials never finds a socket without a server.
 	aside := fmt.Sprintf("%s.%d", name, os.Getpid())
 	if err := dir.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -165,7 +165,7 @@ func (s *Server) await(ctx context.Context, c *net.UnixConn, release func()) err
 	}
 	release()
 	if err := send(c, message{Say: sayReleased}, nil); err != nil {
-		s.log.Warn("the successor was not told that the sockets are its own", "error", err)
+		s.log.Warn("the successor could not be told that it owns the sockets", "error", err)
 	}
 	return nil
 }

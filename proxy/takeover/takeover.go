@@ -73,8 +73,8 @@ const (
 	sayHello     = "hello"     // successor
 	sayCopy      = "copy"      // a process that only copies the sockets
 	sayOffer     = "offer"     // predecessor, with the descriptors
-	sayBusy      = "busy"      // predecessor, instead of an offer
-	sayRefused   = "refused"   // predecessor, instead of an offer
+	sayBusy      = "busy"      // from the predecessor, instead of an offer
+	sayRefused   = "refused"   // from the predecessor, instead of an offer
 	sayReady     = "ready"     // successor
 	sayReleased  = "released"  // predecessor: it no longer accepts
 	sayWithdrawn = "withdrawn" // predecessor, instead of released

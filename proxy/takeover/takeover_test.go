@@ -208,7 +208,7 @@ func TestCopy(t *testing.T) {
 		t.Errorf("take: %v", err)
 	}
 	if _, err := Copy(t.Context(), o.dir, "nobody.sock"); !errors.Is(err, ErrNoPredecessor) {
-		t.Errorf("nobody: %v", err)
+		t.Errorf("Copy without a predecessor: %v", err)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestGarbage(t *testing.T) {
 	answersOn(t, o.listener, o.listener.Addr().String())
 	taken, err := Take(t.Context(), o.dir)
 	if err != nil {
-		t.Fatalf("nobody can take over any more: %v", err)
+		t.Fatalf("a later process cannot take over: %v", err)
 	}
 	CloseAll(taken.Sockets)
 	taken.Close()
@@ -272,7 +272,7 @@ func TestUnwantedDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := receive(b); err == nil {
-		t.Error("they are taken")
+		t.Error("unexpected descriptors were accepted")
 	}
 	CloseAll(many)
 	l.Close()

@@ -108,8 +108,9 @@ func (f *Fleet) Gather() ([]*dto.MetricFamily, error) {
 	return t.families(), failed
 }
 
-// recall adds the remembered metrics of processes that did not answer now. If there are
-// too many, it merges those that have been away longest into the sum. f.mu is held.
+// recall adds the stored metrics of processes that did not answer now. If there are too
+// many such processes, recall merges those that have been silent longest into the sum.
+// The caller holds f.mu.
 func (f *Fleet) recall(t total, now time.Time) {
 	away := slices.Collect(maps.Keys(f.known))
 	away = slices.DeleteFunc(away, func(key string) bool { return f.known[key].seen.Equal(now) })

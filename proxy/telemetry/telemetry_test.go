@@ -67,7 +67,7 @@ pdproxy_tokens_total{kind="prompt"} 5
 		t.Errorf("%v allocations to observe a call", n)
 	}
 	if n := testutil.CollectAndCount(m.cleanupTime); n != 1 {
-		t.Errorf("%d series of clean-up times: a clean-up that took no call has no time", n)
+		t.Errorf("%d series of clean-up times, want 1: a clean-up without a call has no time", n)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestSpans(t *testing.T) {
 		}
 	})
 	if !strings.HasPrefix(parent, "00-0af7651916cd43dd8448eb211c80319c-") || strings.Contains(parent, "b7ad6b7169203331") {
-		t.Errorf("engines are told %q: want the client's trace and our span", parent)
+		t.Errorf("traceparent for engines %q, want the client's trace and the proxy's span", parent)
 	}
 	s.Child("prefill", start, start.Add(time.Second), attribute.String("k", "v"))
 	s.Child("decode", time.Time{}, start) // the leg never began

@@ -89,7 +89,7 @@ func FuzzAppendIDs(f *testing.F) {
 		if jerr := json.Unmarshal(raw, &want); (jerr == nil && len(want) > 0) != (err == nil) {
 			// encoding/json accepts null as an element; AppendIDs does not.
 			if !strings.Contains(string(raw), "null") {
-				t.Fatalf("%q: %v, json says %v", raw, err, jerr)
+				t.Fatalf("%q: AppendIDs error %v, encoding/json error %v", raw, err, jerr)
 			}
 			return
 		}

@@ -59,8 +59,8 @@ func (w way) path() string     { return forms[w].path }
 // holds for renderings, and for prompts alone, whose ids no other member shapes.
 func (w way) exact() bool { return w == renderChat || w == renderPrompt || w == tokenizePrompt }
 
-// unspeakable are members of a vLLM chat request that change the ids and that /tokenize
-// does not accept.
+// unspeakable lists members of a vLLM chat request that influence the ids and that
+// /tokenize does not accept.
 var unspeakable = [...]string{"reasoning_effort", "documents", "truncate_prompt_tokens"}
 
 // suits reports whether this form can carry all members of a request that shape the ids

@@ -54,7 +54,7 @@ type call struct {
 	ended      error     // guarded by mu; why ctx ended
 	evicted    bool      // guarded by mu; the call was evicted and must end
 	cancelWait func()    // guarded by mu; ends the wait for a connection
-	lingerBy   time.Time // guarded by mu; set when the context has ended and the call lingers
+	lingerBy   time.Time // set when the context has ended and the call lingers; guarded by mu
 }
 
 // run sends m on cn and returns the answer. A reused connection that turns out to be

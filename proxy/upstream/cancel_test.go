@@ -70,7 +70,7 @@ func TestCancel(t *testing.T) {
 					t.Errorf("error %v lacks Canceled or its cause", err)
 				}
 				if took := time.Since(start); took != time.Second {
-					t.Errorf("took %v", took)
+					t.Errorf("the call took %v", took)
 				}
 				synctest.Wait()
 				if s := cl.Stats(); s.Open != 0 {

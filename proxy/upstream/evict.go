@@ -22,7 +22,7 @@ type CallControl interface {
 	// Wanted reports whether the request should still be sent. It is called once, when
 	// the call has got a connection.
 	Wanted() bool
-	// Lingers reports whether the call, whose context has ended, should go on for
+	// Lingers reports whether the call, whose context has ended, should continue for
 	// Request.Linger. It is called at most once, and only if Linger is not 0.
 	Lingers() bool
 	// Evict reports whether the call should end now because engine, the argument of

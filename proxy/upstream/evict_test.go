@@ -106,7 +106,7 @@ func TestEvictIdle(t *testing.T) {
 						t.Fatalf("the call ended: %v", <-done)
 					}
 					if err := <-done; err != nil {
-						t.Errorf("the answer did not come: %v", err)
+						t.Errorf("the call has no answer: %v", err)
 					}
 					return
 				}
@@ -118,11 +118,11 @@ func TestEvictIdle(t *testing.T) {
 					t.Errorf("fault(<-done, tt.op) = %+v, want %+v", f, ErrEvicted)
 				}
 				if len(waiter.engines) != 1 || waiter.engines[0] != "it" {
-					t.Errorf("asked of %v", waiter.engines)
+					t.Errorf("Evict was called with %v", waiter.engines)
 				}
 				cl.EvictIdle("it", quietFor)
 				if len(waiter.engines) != 1 {
-					t.Error("asked when it had ended")
+					t.Error("Evict was called after the end of the call")
 				}
 			})
 		})
@@ -157,12 +157,12 @@ func TestEvictIdleQuiet(t *testing.T) {
 		time.Sleep(quietFor - time.Millisecond)
 		cl.EvictIdle("it", quietFor)
 		if over(done) || len(w.engines) > 0 {
-			t.Fatal("left though the engine lives")
+			t.Fatal("the call was evicted although bytes arrived")
 		}
 		time.Sleep(time.Millisecond)
 		cl.EvictIdle("it", quietFor)
 		if !over(done) {
-			t.Fatal("not left though nothing came")
+			t.Fatal("the call was not evicted although no byte arrived")
 		}
 		<-done
 	})
@@ -189,12 +189,12 @@ func TestCommit(t *testing.T) {
 				t.Fatal(err)
 			}
 			if commits && !resp.Commit() {
-				t.Error("left already")
+				t.Error("Commit = false: the call was already evicted")
 			}
 			time.Sleep(time.Second)
 			cl.EvictIdle("it", quietFor)
 			if !commits && resp.Commit() {
-				t.Error("not left")
+				t.Error("Commit = true for an evicted call")
 			}
 			if rest, err := io.ReadAll(resp); commits != (string(rest) == "k" && err == nil) {
 				t.Errorf("the rest is %q: %v", rest, err)
@@ -249,11 +249,11 @@ func TestDetached(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := left(time.Second).Await(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%v, though nobody waits", err)
+			t.Errorf("error %v of a detached call whose caller has stopped waiting", err)
 		}
 		<-hungUp
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("connections are left: %+v", s)
+			t.Errorf("connections remain: %+v", s)
 		}
 	})
 }

@@ -115,7 +115,7 @@ func FuzzChunks(f *testing.F) {
 		whole, wholeUsed, wholeErr := decodeChunks(wire, len(wire)+1)
 		cut, used, err := decodeChunks(wire, 1+int(step))
 		if !bytes.Equal(whole, cut) || wholeUsed != used || wholeErr != err {
-			t.Errorf("whole: %q %d %v, cut: %q %d %v", whole, wholeUsed, wholeErr, cut, used, err)
+			t.Errorf("whole body: %q %d %v, in pieces: %q %d %v", whole, wholeUsed, wholeErr, cut, used, err)
 		}
 		want, wantErr := io.ReadAll(httputil.NewChunkedReader(bytes.NewReader(wire)))
 		if err == io.EOF && (wantErr != nil || !bytes.Equal(want, whole)) {

@@ -22,7 +22,7 @@ type netHTTPClient struct {
 	transport *http.Transport
 	calls     callList
 
-	open, busy             atomic.Int64 // open connections; calls that hold one
+	open, busy             atomic.Int64 // number of open connections; number of calls that hold a connection
 	dials, reuses, retries atomic.Uint64
 }
 

@@ -60,7 +60,7 @@ func (p *pool) take(call *call, limit time.Duration) (*conn, error) {
 }
 
 // leave gives up a place in the queue, and returns a connection or slot that the place
-// has received meanwhile.
+// has received in the meantime.
 func (p *pool) leave(place *list.Element) {
 	p.mu.Lock()
 	ready := p.waiters.Remove(place).(chan *conn)

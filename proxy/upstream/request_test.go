@@ -173,7 +173,7 @@ func TestEarlyAnswer(t *testing.T) {
 			t.Errorf("answer %d %q", resp.Status, body)
 		}
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("%+v: the connection was kept", s)
+			t.Errorf("%+v: the connection stays open", s)
 		}
 	})
 }

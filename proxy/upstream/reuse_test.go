@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// stale lists what an engine does with the second request of a connection, and whether
-// the call may be repeated on another connection.
+// stale lists the ways in which an engine handles the second request of a connection, and
+// whether the call may be repeated on another connection.
 var stale = []struct {
 	name    string
 	serve   func(c *duplex)
@@ -181,7 +181,7 @@ func TestSentOutlivesTheRetry(t *testing.T) {
 		_, err := cl.Do(t.Context(), post("2"))
 		var f *Error
 		if !errors.As(err, &f) || !f.Sent || !errors.Is(err, refused) {
-			t.Errorf("%v, want a failed dial that says Sent", err)
+			t.Errorf("error %v, want a failed dial with Sent set", err)
 		}
 		if s := cl.Stats(); s.Open != 0 {
 			t.Errorf("cl.Stats() = %+v", s)

@@ -96,7 +96,7 @@ func TestSendBy(t *testing.T) {
 				req.SendBy, req.HeadTimeout = start.Add(by), 10*time.Second
 				resp, err := cl.Do(t.Context(), req)
 				if took := time.Since(start); took != tt.after {
-					t.Errorf("after %v, want %v", took, tt.after)
+					t.Errorf("the call ended after %v, want %v", took, tt.after)
 				}
 				if tt.op == "" {
 					if err != nil {

@@ -48,7 +48,7 @@ func TestReadsWhatIsAppended(t *testing.T) {
 		t.Errorf("%d %d %d %d, want 1 2 3 4", a, b, c, d)
 	}
 	if n, left := r.List(3), r.Len(); n != 2 || left != 6 {
-		t.Errorf("a list of %d with %d bytes left, want 2 with 6", n, left)
+		t.Errorf("list of %d with %d bytes left, want 2 with 6", n, left)
 	}
 	if r.Done() {
 		t.Error("done before the end")
@@ -122,7 +122,7 @@ func FuzzReader(f *testing.F) {
 				read = len(r.Bytes(uint64(call)))
 			}
 			if read+r.Len() > before || r.Failed() && r.Len() > 0 {
-				t.Fatalf("call %d: %d of %d bytes are left after %d were read", call%9, r.Len(), before, read)
+				t.Fatalf("call %d: %d of %d bytes remain after %d were read", call%9, r.Len(), before, read)
 			}
 		}
 	})

@@ -46,7 +46,7 @@ type Finding struct {
 	// Key is the key's full name in the YAML, or the flag with its dashes; empty for
 	// the file as a whole.
 	Key string `json:"key"`
-	// Message describes it. It never contains a secret.
+	// Message describes the finding. It never contains a secret.
 	Message string `json:"message"`
 }
 

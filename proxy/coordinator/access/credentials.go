@@ -95,7 +95,7 @@ func (c *Credentials) current() *material {
 	m, err := read(c.files)
 	switch {
 	case err != nil && !c.failing:
-		c.log.Warn("the certificates of fleet.tls cannot be read; the former ones stay in use", "error", err)
+		c.log.Warn("the certificates of fleet.tls cannot be read; the former certificates stay in use", "error", err)
 	case err == nil && m.sum != c.now.sum:
 		c.log.Info("the certificates of fleet.tls have changed")
 		c.now = m

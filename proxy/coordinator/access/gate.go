@@ -22,7 +22,7 @@ const (
 	ReasonTLS      = "tls"      // the handshake failed because of the version or a certificate
 	ReasonVersion  = "version"  // a worker of another version of the protocol
 	ReasonToken    = "token"    // the peer does not know the token
-	ReasonEpoch    = "epoch"    // the peer has known a later coordinator
+	ReasonEpoch    = "epoch"    // the peer has seen a later coordinator
 	ReasonProtocol = "protocol" // the peer uses another protocol
 )
 
@@ -30,9 +30,9 @@ const (
 	// After a logged refusal of an address, further refusals of this address are only
 	// counted for refusalEvery.
 	refusalEvery = 10 * time.Minute
-	// mostUnproven bounds the TCP connections that are not authenticated yet, of all
-	// addresses; mostUnprovenOfOne bounds those of one address. A host has at most 64
-	// workers.
+	// mostUnproven bounds the number of TCP connections from all addresses that are not
+	// authenticated yet. mostUnprovenOfOne bounds the number of such connections from one
+	// address. A host has at most 64 workers.
 	mostUnproven           = 512
 	mostUnprovenOfOne      = 128
 	longestError           = 200

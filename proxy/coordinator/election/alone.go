@@ -76,7 +76,7 @@ func (a *Alone) before(log *slog.Logger) uint64 {
 		epoch, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	}
 	if err == nil && epoch == math.MaxUint64 {
-		err = errors.New("there is none above it")
+		err = errors.New("no higher epoch is possible")
 	}
 	if err != nil {
 		log.Warn("the last epoch is not known", "error", err)

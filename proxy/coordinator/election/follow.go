@@ -33,7 +33,7 @@ func (e *Election) follow(ctx context.Context) {
 
 // withClient runs do with a new client.
 func (e *Election) withClient(ctx context.Context, t *trouble, do func(context.Context, *clientv3.Client, *trouble) error) {
-	// The end of this context ends requests that do started and left open.
+	// do may leave requests open. The end of this context ends them.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	o := e.o.Etcd

@@ -31,10 +31,10 @@ type ClientOptions struct {
 	// It also holds the load of this worker's requests on them.
 	Fallback Substitute
 	Mirror   Numbers
-	// OnTopic receives what the coordinator publishes. OnTopic must be quick: the client
-	// handles an answer that names a new instance only after OnTopic has returned. value
-	// is valid until then. An error ends the connection, because later messages refer to
-	// the published value.
+	// OnTopic receives the values that the coordinator publishes. OnTopic must be quick:
+	// the client handles an answer that names a new instance only after OnTopic has
+	// returned. value is valid until then. An error ends the connection, because later
+	// messages refer to the published value.
 	OnTopic func(topic Topic, value []byte) error
 	// Admin answers the coordinator's requests to this worker's admin routes.
 	Admin http.Handler

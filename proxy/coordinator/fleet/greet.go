@@ -54,8 +54,8 @@ const (
 )
 
 var (
-	errMagic   = errors.New("the peer does not speak the protocol of pdproxy's fleet")
-	errVersion = errors.New("the peer speaks another version of the fleet's protocol")
+	errMagic   = errors.New("the peer does not use the protocol of pdproxy's fleet")
+	errVersion = errors.New("the peer uses another version of the fleet's protocol")
 	errToken   = errors.New("the peer does not know the token")
 	errClear   = errors.New("the peer does not encrypt the connection")
 )

@@ -29,7 +29,7 @@ type ServerOptions struct {
 	// Token is the secret that workers must know; empty if only this user's processes can
 	// reach the listener.
 	Token []byte
-	// Epoch is the epoch of the term. A worker that has seen a higher one refuses this
+	// Epoch is the epoch of the term. A worker that has seen a higher epoch refuses this
 	// coordinator.
 	Epoch uint64
 	// Standby: the Server accepts no workers before Lead.

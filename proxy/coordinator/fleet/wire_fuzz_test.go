@@ -122,7 +122,7 @@ func TestWhatIsNotKnown(t *testing.T) {
 	beyond := wire.AppendUint(wire.AppendUint(nil, p.ID), 1)
 	r := newReader(beyond)
 	if _, known := r.target(placetest.Same{Reg: w.Reg}); known || r.Failed() {
-		t.Error("a rank that the instance does not have is known")
+		t.Error("a rank that the instance does not have is accepted")
 	}
 }
 
@@ -210,7 +210,7 @@ func FuzzWorker(f *testing.F) {
 		one.beside.Wait()
 		one.end()
 		if w.Open() != 0 || w.LiveIDs() != 0 {
-			t.Fatalf("%d leases, %d ids are left", w.Open(), w.LiveIDs())
+			t.Fatalf("%d leases and %d ids remain", w.Open(), w.LiveIDs())
 		}
 	})
 }
@@ -245,19 +245,19 @@ func TestNames(t *testing.T) {
 	known := make(names)
 	one := known.of([]byte("m"))
 	if unsafe.StringData(one) != unsafe.StringData(known.of([]byte("m"))) {
-		t.Error("a name that comes again is another text")
+		t.Error("a repeated name is not the stored text")
 	}
 	long := bytes.Repeat([]byte{'x'}, longestName+1)
 	if known.of(long) != string(long) || known.of(long[1:]) != string(long[1:]) {
 		t.Error("a long name is another one")
 	}
 	if _, kept := known[string(long)]; kept || len(known) != 2 {
-		t.Errorf("%d names are kept, a long one: %v", len(known), kept)
+		t.Errorf("%d names are stored; the long name: %v", len(known), kept)
 	}
 	for i := range 3 * mostNames {
 		name := fmt.Append(long[:100:100], i)
 		if known.of(name) != string(name) || len(known) > mostNames {
-			t.Fatalf("%d names are kept", len(known))
+			t.Fatalf("%d names are stored", len(known))
 		}
 	}
 }

@@ -39,7 +39,7 @@ const ahead = 24 * time.Hour
 type Etcd struct {
 	etcd   clientv3.Config
 	prefix string
-	token  string // the value that marks a node as this process's
+	token  string // value of the node's key that identifies this process
 
 	mu      sync.Mutex
 	client  *clientv3.Client     // guarded by mu; nil before the first use
@@ -114,8 +114,8 @@ func (e *Etcd) hold(ctx context.Context) error {
 	return nil
 }
 
-// claim takes a node number: the one that was held before, or the next that is
-// free.
+// claim takes a node number: the number that this process had before, otherwise the next
+// free number.
 func (e *Etcd) claim(ctx context.Context, lease clientv3.LeaseID) error {
 	list, err := e.client.Get(ctx, e.prefix+"nodes/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
@@ -152,7 +152,7 @@ func (e *Etcd) claim(ctx context.Context, lease clientv3.LeaseID) error {
 	return fmt.Errorf("every node number below %snodes/ is taken", e.prefix)
 }
 
-// raise raises the mark of the node that is held; e.mu is held.
+// raise raises the mark of this process's node. The caller holds e.mu.
 func (e *Etcd) raise(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error) {
 	key := e.prefix + "marks/" + strconv.Itoa(e.node)
 	ours := clientv3.Compare(clientv3.Value(e.nodeKey()), "=", e.token)

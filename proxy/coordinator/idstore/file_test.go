@@ -136,7 +136,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := k.Source().Next(); ok {
-		t.Error("an id of nowhere")
+		t.Error("the source issued an id without a reserved range")
 	}
 	if err := os.Mkdir(dir.Name(), 0o700); err != nil {
 		t.Fatal(err)
@@ -152,11 +152,11 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	}
 	for holder := range disaggid.Holder(2) {
 		if _, ok := k.Grant(disaggid.Ask{Holder: holder}); !ok {
-			t.Error("what is reserved is not granted")
+			t.Error("Grant refused a range although ids are reserved")
 		}
 	}
 	if err := k.Tend(t.Context(), noon); err == nil {
-		t.Error("more was reserved nowhere")
+		t.Error("Tend reserved ids although the store does not work")
 	}
 	if _, ok := k.Grant(disaggid.Ask{Holder: 2}); ok {
 		t.Error("more was granted than reserved")
@@ -177,7 +177,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	}
 }
 
-// TestKeeperRuns: after a grant a keeper reserves new blocks by itself.
+// TestKeeperRuns: after a grant a keeper reserves new blocks without a call of Tend.
 func TestKeeperRuns(t *testing.T) {
 	k := NewKeeper(NewFile(privatedirtest.Open(t), lines), time.Millisecond, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())

@@ -28,7 +28,7 @@ type Store interface {
 // again.
 const tendEvery = time.Second
 
-// patience is the timeout of one reservation.
+// patience bounds the time of one reservation.
 const patience = 3 * time.Second
 
 // Keeper grants ranges of ids to the Source of its own process and to workers.
@@ -46,8 +46,8 @@ type Keeper struct {
 	log    *slog.Logger
 	low    chan struct{} // holds 1; something has been granted
 
-	mu   sync.Mutex // one reservation at a time
-	away bool       // guarded by mu; the last one failed
+	mu   sync.Mutex // allows one reservation at a time
+	away bool       // the last reservation failed; guarded by mu
 }
 
 // NewKeeper returns a keeper of ranges of the given width, which is disaggid.Width except

@@ -107,7 +107,7 @@ func TestCallsAndMessages(t *testing.T) {
 				})
 				callers.Go(func() {
 					if got, err := b.conn.Call(t.Context(), 1, []byte{byte(g)}, nil, 0); err != nil || got[3] != byte(g) {
-						t.Errorf("the other way: %q, %v", got, err)
+						t.Errorf("call in the reverse direction: %q, %v", got, err)
 					}
 				})
 			}
@@ -118,15 +118,15 @@ func TestCallsAndMessages(t *testing.T) {
 				fmt.Sscanf(line, "%d %d.%d", &kind, &g, &n)
 				key := fmt.Sprint(kind, g)
 				if next[key] != n {
-					t.Fatalf("%q came after %d", line, next[key]-1)
+					t.Fatalf("message %q follows message %d", line, next[key]-1)
 				}
 				next[key]++
 				if kind == 8 && next[fmt.Sprint(7, g)] != n+1 {
-					t.Fatalf("call %q came before the message sent ahead of it", line)
+					t.Fatalf("call %q arrived before an earlier message", line)
 				}
 			}
 			if len(next) != 16 {
-				t.Errorf("heard of %d senders", len(next))
+				t.Errorf("messages of %d senders", len(next))
 			}
 		})
 	}
@@ -147,7 +147,7 @@ func testLargeFrames(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 		payload := bytes.Repeat([]byte{'x', 'y', 'z'}, n/3+1)[:n]
 		got, err := a.conn.Call(t.Context(), 1, payload, nil, 0)
 		if err != nil || len(got) != n+3 || !bytes.Equal(got[3:], payload) {
-			t.Fatalf("%d bytes: %d came back, %v", n, len(got), err)
+			t.Fatalf("%d bytes: answer of %d bytes, %v", n, len(got), err)
 		}
 	}
 	if _, err := a.conn.Call(t.Context(), 1, make([]byte, MostFrame+1), nil, 0); !errors.Is(err, ErrSize) {
@@ -203,7 +203,7 @@ func TestMessagesWait(t *testing.T) {
 		a.conn.Send(1, []byte("two"), false)
 		synctest.Wait()
 		if got := b.heard(); len(got) != 0 {
-			t.Errorf("%q came at once", got)
+			t.Errorf("messages %q arrived without a delay", got)
 		}
 		time.Sleep(Linger)
 		synctest.Wait()
@@ -300,7 +300,7 @@ func testNobodyWaitsForAReader(t *testing.T, sockets func(testing.TB) (a, b net.
 	var err error
 	for n := 0; err == nil; n++ {
 		if n > 2*mostWaiting>>20 {
-			t.Fatal("what waits is not bounded")
+			t.Fatal("the waiting frames are not bounded")
 		}
 		err = a.conn.Send(1, payload, true)
 	}
@@ -368,10 +368,10 @@ func testEnd(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 			}
 			tt.end(a, b)
 			if err := <-a.end; !errors.Is(err, tt.mine) {
-				t.Errorf("here it ended with %v, want %v", err, tt.mine)
+				t.Errorf("this side ended with %v, want %v", err, tt.mine)
 			}
 			if err := <-b.end; tt.yours != nil && !errors.Is(err, tt.yours) {
-				t.Errorf("there it ended with %v, want %v", err, tt.yours)
+				t.Errorf("the peer ended with %v, want %v", err, tt.yours)
 			}
 			if err := <-waits; !errors.Is(err, tt.mine) {
 				t.Errorf("the call ended with %v", err)
@@ -426,7 +426,7 @@ func TestGivingUp(t *testing.T) {
 		{"nothing can be written", nothing, func(a, b *side) { // but the peer's frames are read
 			a.conn.lose(errors.New("broken pipe"))
 			if err := a.conn.Send(1, nil, true); err == nil {
-				t.Error("a message is on its way nowhere")
+				t.Error("Send succeeds on a connection that cannot write")
 			}
 			b.conn.Close(refused)
 		}, ErrLeft, refused},
@@ -468,7 +468,7 @@ func TestGivingUp(t *testing.T) {
 					want error
 				}{{"here", a, tt.mine}, {"there", b, tt.yours}} {
 					if err := <-s.side.end; s.want != nil && !errors.Is(err, s.want) || s.want == nil && s.side == a && errors.Is(err, ErrGone) {
-						t.Errorf("%s it ended with %v, want %v", s.what, err, s.want)
+						t.Errorf("side %s ended with %v, want %v", s.what, err, s.want)
 					}
 				}
 			})
@@ -662,7 +662,7 @@ func FuzzConn(f *testing.F) {
 			b = b[size:]
 		}
 		if heard := a.heard(); !slices.Equal(heard, want) {
-			t.Errorf("heard %q, want %q", heard, want)
+			t.Errorf("handled frames %q, want %q", heard, want)
 		}
 	})
 }

@@ -152,7 +152,7 @@ func (c *Conn) gone(err error) error {
 	ends := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 	switch {
 	case ends && len(c.in) > 0, errors.Is(err, io.ErrUnexpectedEOF): // io.ErrUnexpectedEOF: the stream ended within a TLS record
-		return fmt.Errorf("link: the peer has gone within a frame: %w", err)
+		return fmt.Errorf("link: the connection ended within a frame: %w", err)
 	case ends && !c.stopped():
 		return fmt.Errorf("%w: %w", ErrGone, err)
 	}

@@ -28,8 +28,8 @@ import (
 
 var _ coordinator.Decider = (*policies.Native)(nil)
 
-// protocol is a connector for tests. Every engine serves model m, and two of
-// them pair if their names end in the same digit, or both in none.
+// protocol is a connector for tests. Every engine serves model m. Two engines can be
+// paired if their names end in the same digit, or if neither name ends in a digit.
 type protocol struct{ flow abi.Flow }
 
 func (p protocol) Flow() abi.Flow                    { return p.flow }
@@ -141,10 +141,10 @@ func Builtin(t testing.TB, plan, place string) *policies.Native {
 	return n
 }
 
-// NewWorld returns a world of the instances of specs, each "name role
-// connector ranks" with the last two optional (two, 1). name=model sets the
-// model. All but those whose name begins with "down" are ready. Connector two
-// has two legs, one has one.
+// NewWorld returns a world of the instances of specs, each "name role connector ranks".
+// The connector and the ranks are optional (defaults: two, 1). name=model sets the model.
+// All instances are ready, except those whose name begins with "down". The connector
+// "two" has two legs, the connector "one" has one.
 func NewWorld(t testing.TB, specs ...string) *World {
 	t.Helper()
 	ready := make(chan struct{}, 2*len(specs))
@@ -231,7 +231,7 @@ func (w *World) Must(t testing.TB, a *coordinator.Ask) *coordinator.Placement {
 	return p
 }
 
-// idle fails the test if anything is still held.
+// idle fails the test if a lease, an id or load remains.
 func (w *World) Idle(t testing.TB) {
 	t.Helper()
 	w.Arrived()
@@ -243,7 +243,7 @@ func (w *World) Idle(t testing.TB) {
 		}
 	}
 	if w.Open() != 0 || w.LiveIDs() != 0 {
-		t.Errorf("%d leases, %d ids are left", w.Open(), w.LiveIDs())
+		t.Errorf("%d leases and %d ids remain", w.Open(), w.LiveIDs())
 	}
 }
 
@@ -290,7 +290,7 @@ func Pause(t testing.TB) {
 // has the very instances of its Server, which counts their load already.
 type Uncounted struct{ *coordinator.Local }
 
-// Adopt takes a lease without its targets.
+// Adopt takes over a lease without its targets.
 func (u Uncounted) Adopt(lease *coordinator.Lease, a coordinator.Adoption) {
 	u.Local.Adopt(lease, coordinator.Adoption{Charge: a.Charge})
 }
@@ -303,7 +303,7 @@ func (w *World) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Pla
 	return w.Local.Place(ctx, a)
 }
 
-// Arrived returns when the coordinator has received all that was sent before.
+// Arrived returns when the coordinator has received all earlier messages.
 func (w *World) Arrived() {
 	if w.Remote != nil {
 		_, _ = w.Remote.Place(context.Background(), &coordinator.Ask{Model: "not served"}) // the answer comes after all that

@@ -38,7 +38,7 @@ const (
 
 // Source answers standbys from a table. Safe for concurrent use.
 type Source struct {
-	id    uint64 // of this leader's table; the changes of another table have other numbers
+	id    uint64 // number of this leader's table; the changes of another table have other numbers
 	table *conversation.Table
 	name  func(instance uint32) string
 	pool  sync.Pool // of *[]conversation.Entry
@@ -84,7 +84,7 @@ type Copy struct {
 	inStep bool // guarded by mu
 }
 
-// NewCopy returns a copy into table.
+// NewCopy returns a Copy that writes to table.
 func NewCopy(table *conversation.Table) *Copy {
 	return &Copy{table: table, numbers: map[string]uint32{}}
 }

@@ -11,9 +11,9 @@ import (
 // different versions loses the homes.
 const version = 2
 
-// A question is the version, then two numbers of 8 bytes, little-endian as all
-// are: the table that the last answer was of, 0 before the first, and the change
-// that it ended with.
+// A question has the version and two numbers of 8 bytes. The first number is that of the
+// table in the last answer, 0 before the first answer. The second number is that of the
+// last change in this answer. All numbers are little-endian.
 const questionBytes = 1 + 8 + 8
 
 // An answer has the version; the number of the table and of the change from which the
@@ -74,7 +74,7 @@ func (n *naming) of(instance uint32) uint16 {
 
 func appendAnswer(dst []byte, of, until uint64, entries []conversation.Entry, name func(uint32) string) []byte {
 	names := naming{name: name, numbers: map[uint32]uint16{}}
-	for i := range entries { // an answer names 2 of each at most, which 16 bits hold
+	for i := range entries { // an entry names at most 2 instances, so 16 bits are enough for the number of names
 		names.of(entries[i].Prefill.Instance)
 		names.of(entries[i].Decode.Instance)
 	}

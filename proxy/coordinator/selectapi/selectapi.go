@@ -167,7 +167,7 @@ func (h *Handler) Run(ctx context.Context) {
 			for range leases {
 				h.fallback("expired")
 			}
-			h.log.Warn("reservations expired: no /finish came for them", "count", len(leases), "after", Expiry.String())
+			h.log.Warn("reservations expired without a /finish", "count", len(leases), "after", Expiry.String())
 		}
 	}
 }

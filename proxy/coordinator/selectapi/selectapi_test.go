@@ -139,7 +139,7 @@ func TestReservations(t *testing.T) {
 	}
 	w.post(t, "/select", `{"role":"ctx",`+both+`,"exclude_server":"10.0.0.1:7001"}`, 503)
 	if w.local.Open() != 1 || load(0) != 0 {
-		t.Errorf("a duplicate that found no server left the earlier one: %d leases, %d tokens", w.local.Open(), load(0))
+		t.Errorf("the earlier reservation remains after a duplicate without a server: %d leases, %d tokens", w.local.Open(), load(0))
 	}
 	for range 2 {
 		w.post(t, "/finish", `{"role":"generation","req_id":18446744073709551615}`, 200)

@@ -180,6 +180,6 @@ func (w *world) idle(t testing.TB) {
 		}
 	}
 	if w.local.Open() != 0 || w.local.LiveIDs() != 0 || w.Open() != 0 {
-		t.Errorf("%d leases, %d ids, %d reservations are left", w.local.Open(), w.local.LiveIDs(), w.Open())
+		t.Errorf("%d leases, %d ids and %d reservations remain", w.local.Open(), w.local.LiveIDs(), w.Open())
 	}
 }

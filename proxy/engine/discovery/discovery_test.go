@@ -55,14 +55,14 @@ func TestBadEntryHarmsNoOther(t *testing.T) {
 		r.refuse["b"] = "the name is taken"
 		send(spec("a", "http://a"), spec("b", "http://b"), spec("c", "http://c"))
 		if got := r.names("script"); !slices.Equal(got, []string{"a", "c"}) {
-			t.Errorf("taken: %v", got)
+			t.Errorf("engines %v, want a, c", got)
 		}
 		if text := l.take(); !strings.Contains(text, "engine=b") || !strings.Contains(text, "the name is taken") || strings.Contains(text, "engine=a") {
 			t.Errorf("logged: %s", text)
 		}
 		time.Sleep(10 * time.Second)
 		if text := l.take(); text != "" {
-			t.Errorf("said again: %s", text)
+			t.Errorf("the refusal was logged again: %s", text)
 		}
 		r.mu.Lock()
 		delete(r.refuse, "b")
@@ -75,7 +75,7 @@ func TestBadEntryHarmsNoOther(t *testing.T) {
 		applied := r.applied
 		time.Sleep(10 * time.Second)
 		if r.applied != applied {
-			t.Error("a list that was taken is offered again")
+			t.Error("a list without changes was applied again")
 		}
 	})
 }
@@ -92,12 +92,12 @@ func TestRefusedChangeKeepsWhatWasTaken(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 		if got := r.names("script"); !slices.Equal(got, []string{"a", "b"}) {
-			t.Errorf("taken: %v", got)
+			t.Errorf("engines %v, want a, b", got)
 		}
 		r.refuse["a"] = "neither"
 		send(next)
 		if got := r.names("script"); len(got) != 0 {
-			t.Errorf("taken: %v", got)
+			t.Errorf("engines %v, want none", got)
 		}
 	})
 }
@@ -115,7 +115,7 @@ func TestRegistryFault(t *testing.T) {
 	}
 	k := &taker{m: m, source: "x", taken: map[string]config.Engine{}, logged: map[string]string{}}
 	if !k.take([]config.Engine{spec("a", "http://a")}) || !strings.Contains(l.take(), "nothing changes") {
-		t.Error("it is not said")
+		t.Error("the refusal was not logged")
 	}
 }
 
@@ -176,7 +176,7 @@ func TestNotAllowedIsLeftOut(t *testing.T) {
 		r, l, send := running(t, "10.0.0.0/8")
 		send(spec("a", "http://10.0.0.1:1"), spec("b", "http://127.0.0.1:9090"))
 		if got := r.names("script"); !slices.Equal(got, []string{"a"}) {
-			t.Errorf("taken: %v", got)
+			t.Errorf("engines %v, want a", got)
 		}
 		if text := l.take(); !strings.Contains(text, "engine=b") || !strings.Contains(text, "discovery.allow") {
 			t.Errorf("logged: %s", text)

@@ -231,12 +231,12 @@ func TestDNSTroubleChangesNothing(t *testing.T) {
 	if !r.has("e@10.0.0.1", "e@10.0.0.2", "o@10.0.1.2")() {
 		t.Errorf("engines are %v", r.names("dns"))
 	}
-	if text := l.take(); strings.Count(text, "cannot be looked for") != 1 || !strings.Contains(text, "e.test") {
+	if text := l.take(); strings.Count(text, "discovery of engines failed") != 1 || !strings.Contains(text, "e.test") {
 		t.Errorf("logged: %s", text)
 	}
 	s.set(func() { s.failing["e.test"], s.ips["e.test"] = false, []string{"10.0.0.2"} })
 	eventually(t, "what is gone goes", r.has("e@10.0.0.2", "o@10.0.1.2"))
-	eventually(t, "the end of the trouble is said", func() bool { return strings.Contains(l.take(), "looked for again") })
+	eventually(t, "the end of the trouble is said", func() bool { return strings.Contains(l.take(), "works again") })
 }
 
 func TestDNSMisses(t *testing.T) {
@@ -244,11 +244,11 @@ func TestDNSMisses(t *testing.T) {
 	name := d.names[0]
 	for round, hosts := range [][]string{{"10.0.0.1:1", "10.0.0.2:1"}, {}, {"10.0.0.2:1"}, {}} {
 		if d.update(name, hosts); round < 3 && len(name.found) != 2 {
-			t.Fatalf("round %d: %d are left", round, len(name.found))
+			t.Fatalf("round %d: %d engines remain", round, len(name.found))
 		}
 	}
 	if len(name.found) != 1 || name.found["10.0.0.2:1"] == nil {
-		t.Errorf("%v are left", name.found)
+		t.Errorf("remaining engines: %v", name.found)
 	}
 }
 

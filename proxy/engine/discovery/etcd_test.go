@@ -87,7 +87,7 @@ func TestBadRecordIsLeftOut(t *testing.T) {
 	s.list(1, 11, kv("a", "nonsense", 3), kv("x", "{", 4))
 	s.want(t, "a")
 	if text := s.logs.take(); text != "" {
-		t.Errorf("said again: %s", text)
+		t.Errorf("the problem was logged again: %s", text)
 	}
 	s.list(1, 12)
 	s.want(t)
@@ -205,7 +205,7 @@ func FuzzRecords(f *testing.F) {
 			e, err := read(key, value)
 			if err != nil {
 				if e != (config.Engine{}) {
-					t.Errorf("engine %+v beside error %v", e, err)
+					t.Errorf("engine %+v together with error %v", e, err)
 				}
 				continue
 			}

@@ -94,7 +94,7 @@ func TestFileIsFollowed(t *testing.T) {
 		applied := f.r.applied
 		time.Sleep(time.Minute)
 		if f.r.applied != applied {
-			t.Error("an unchanged file is taken again")
+			t.Error("an unchanged file was applied again")
 		}
 	})
 }
@@ -120,7 +120,7 @@ func TestBadFileChangesNothing(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				if text := f.l.take(); text != "" {
-					t.Errorf("said again: %s", text)
+					t.Errorf("the problem was logged again: %s", text)
 				}
 				f.write(fileB)
 				f.want("b")
@@ -137,7 +137,7 @@ func TestMissingFile(t *testing.T) {
 		}
 		f.write(jsonAB)
 		f.want("a", "b")
-		if text := f.l.take(); !strings.Contains(text, "looked for again") {
+		if text := f.l.take(); !strings.Contains(text, "works again") {
 			t.Errorf("logged: %s", text)
 		}
 		if err := os.Remove(f.path); err != nil {
@@ -168,7 +168,7 @@ func TestFileBeingWritten(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		if f.want("a", "b"); f.r.applied != 1 {
-			t.Errorf("%d lists were taken", f.r.applied)
+			t.Errorf("%d lists were applied", f.r.applied)
 		}
 	})
 }

@@ -188,7 +188,7 @@ func TestPodsSayMore(t *testing.T) {
 			}
 			s.engines()
 			if text := l.take(); text != "" {
-				t.Errorf("said again: %s", text)
+				t.Errorf("the problem was logged again: %s", text)
 			}
 		})
 	}

@@ -142,23 +142,23 @@ func TestRecordedWatch(t *testing.T) {
 		w.mu.Lock()
 		if q := w.last.Query(); w.last.Path != "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices" || q.Get("labelSelector") != "kubernetes.io/service-name=prefill" ||
 			q.Get("allowWatchBookmarks") != "true" || q.Get("timeoutSeconds") != "300" {
-			t.Errorf("asked %s", w.last)
+			t.Errorf("request %s", w.last)
 		}
 		w.mu.Unlock()
 		time.Sleep(kubeWatchFor + kubeGrace + listAgain) // the watch was silent for too long, so a listing follows
 		if got := names(); len(got) != 0 {
-			t.Errorf("after the termination: %v", got)
+			t.Errorf("engines after the termination: %v", got)
 		}
 		if got := w.requests(); !slices.Equal(got, []string{"list", "watch 206", "list", "watch 206"}) {
-			t.Errorf("asked %v", got)
+			t.Errorf("requests %v", got)
 		}
 		time.Sleep(kubeWatchFor + kubeGrace + listAgain)
 		if got := names(); !slices.Equal(got, []string{}) {
-			t.Errorf("after the end: %v", got)
+			t.Errorf("engines after the end: %v", got)
 		}
 		time.Sleep(3 * listAgain)
 		if got := w.requests(); !slices.Equal(got, []string{"list", "watch 222", "watch 209", "list", "watch 222"}) {
-			t.Errorf("asked %v", got)
+			t.Errorf("requests %v", got)
 		}
 	})
 }
@@ -192,7 +192,7 @@ func TestKubernetesTrouble(t *testing.T) {
 				names := follow(t, w, l)
 				time.Sleep(10 * time.Second)
 				if got := names(); !slices.Equal(got, []string{"p@10.0.0.6", "p@prefill-0"}) {
-					t.Errorf("left: %v", got)
+					t.Errorf("remaining engines: %v", got)
 				}
 				text := l.take()
 				if !strings.Contains(text, tt.logged) || strings.Contains(text, "Bearer") {
@@ -206,9 +206,9 @@ func TestKubernetesTrouble(t *testing.T) {
 				w.mu.Unlock()
 				time.Sleep(2 * listAgain)
 				if got := names(); len(got) != 0 {
-					t.Errorf("once it is well: %v", got)
+					t.Errorf("engines after the recovery of the server: %v", got)
 				}
-				if text := l.take(); !strings.Contains(text, "can be looked for again") {
+				if text := l.take(); !strings.Contains(text, "works again") {
 					t.Errorf("logged: %s", text)
 				}
 			})
@@ -251,7 +251,7 @@ func TestWatchIsResumed(t *testing.T) {
 		time.Sleep(14 * time.Minute)
 		names()
 		if got := w.requests(); !slices.Equal(got, []string{"list", "watch 206", "watch 300", "watch 300", "list", "watch 206"}) {
-			t.Errorf("asked %v", got)
+			t.Errorf("requests %v", got)
 		}
 	})
 }
@@ -319,7 +319,7 @@ func TestKubernetesInCluster(t *testing.T) {
 	}
 	put("token", "")
 	if _, err := api.list(t.Context(), "/x", ""); err == nil {
-		t.Error("it asked without a token")
+		t.Error("a request was sent without a token")
 	}
 	if want := []string{"HTTP/2.0 Bearer first", "HTTP/2.0 Bearer second", "HTTP/2.0 Bearer second"}; !slices.Equal(got, want) {
 		t.Errorf("got %q", got)

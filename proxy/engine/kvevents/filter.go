@@ -21,8 +21,9 @@ type group struct {
 	merit uint32
 }
 
-// eventFilter selects the block events that count: those of one group, and with the
-// block length by which prompts are cut. The zero value learns both.
+// eventFilter selects the block events that count. These are the events of one group,
+// with the block length by which prompts are cut. The zero value learns the group and the
+// length from the events.
 type eventFilter struct {
 	best    group
 	elected bool

@@ -140,8 +140,8 @@ func (r *rank) connect(err error) {
 	switch {
 	case r.link.Swap(now) == now:
 	case err == nil:
-		r.log.Info("KV events come in", "engine", r.engine, "rank", r.n)
+		r.log.Info("KV events arrive", "engine", r.engine, "rank", r.n)
 	default:
-		r.log.Warn("KV events do not come in", "engine", r.engine, "rank", r.n, "error", err)
+		r.log.Warn("KV events do not arrive", "engine", r.engine, "rank", r.n, "error", err)
 	}
 }

@@ -114,9 +114,9 @@ func (s *subscriber) fill(ctx context.Context, from uint64) {
 	})
 }
 
-// late applies one batch of a replay. If batches are missing even there, the buffer
-// does not reach back far enough: the feed is cleared, and the remaining batches start
-// a new state.
+// late applies one batch of a replay. If the replay also lacks batches, the engine's
+// buffer is too short. Then late clears the feed, and the remaining batches start a new
+// state.
 func (s *subscriber) late(seq uint64, batch []byte) {
 	switch s.seq.classify(seq, batch) {
 	case seenBefore:

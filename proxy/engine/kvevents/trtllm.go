@@ -146,7 +146,8 @@ func (d *drained) data(r *drainedRank, e *envelope) bool {
 	if c.bad {
 		return false
 	}
-	// Of several windows the largest counts: its layers need most of a prefix.
+	// If there are several windows, the largest one counts, because its layers need the
+	// largest part of a prefix.
 	g := group{id: e.window<<16 | e.layers&0xffff, merit: uint32(min(e.window, 1<<32-1))}
 	switch m.kind {
 	case "created":

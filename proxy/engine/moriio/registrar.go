@@ -51,8 +51,8 @@ type Options struct {
 	OwnHost bool
 	// Listener is the open socket, or nil.
 	Listener net.Listener
-	// Registrations keeps the engines for other processes; a store without a directory
-	// keeps none.
+	// Registrations stores the engines for other processes. A store without a directory
+	// stores none.
 	Registrations *registrations.Store
 	// Log may be nil.
 	Log *slog.Logger

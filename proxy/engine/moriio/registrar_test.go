@@ -108,7 +108,7 @@ func next(t *testing.T, lists <-chan []config.Engine) []config.Engine {
 	case list := <-lists:
 		return list
 	case <-time.After(10 * time.Second):
-		t.Fatal("no list came")
+		t.Fatal("no list arrived")
 		return nil
 	}
 }
@@ -168,7 +168,7 @@ func TestForeignBytes(t *testing.T) {
 		c.Write(sent)
 		c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		if _, err := io.Copy(io.Discard, c); err != nil && err.(net.Error).Timeout() {
-			t.Errorf("%s: the connection stays", name)
+			t.Errorf("%s: the connection stays open", name)
 		}
 		c.Close()
 	}
@@ -205,7 +205,7 @@ func TestSuccessor(t *testing.T) {
 	}
 	first.Release()
 	if _, err := p.Receive(0); err == nil {
-		t.Error("the predecessor keeps its connections")
+		t.Error("the predecessor keeps its connections open")
 	}
 	if list := next(t, seen); len(list) != 2 {
 		t.Fatalf("next(seen) = %+v", list)

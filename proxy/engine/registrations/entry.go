@@ -32,7 +32,8 @@ type Entry struct {
 	Until int64 `json:"until,omitempty"`
 }
 
-// End sets an entry's times: ttl is its whole time, left the rest from now on.
+// End sets an entry's times. ttl is the total time of the entry, left is the remaining
+// time from now on.
 func (e *Entry) End(now time.Time, ttl, left time.Duration) {
 	e.TTL, e.Until = max(1, ttl.Milliseconds()), max(1, now.Add(left).UnixMilli())
 }

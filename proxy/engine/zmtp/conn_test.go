@@ -192,7 +192,7 @@ func TestMemory(t *testing.T) {
 		}
 	}
 	if n := cap(c.message.bytes); n > keptMemory {
-		t.Errorf("%d bytes are kept", n)
+		t.Errorf("%d bytes of memory are kept", n)
 	}
 	if _, err := c.Receive(0); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Error(err)

@@ -95,8 +95,8 @@ func (c *Conn) header() (flags byte, size uint64, err error) {
 	return flags, size, err
 }
 
-// truncated is the error of a connection that ended after a part of a header: an
-// io.EOF only if it ended before.
+// truncated returns the error of a connection that ended inside a header. The error is
+// io.EOF only if the connection ended before the header.
 func truncated(head []byte, err error) error {
 	if err == io.EOF && len(head) > 0 {
 		return io.ErrUnexpectedEOF

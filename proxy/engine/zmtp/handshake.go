@@ -14,7 +14,7 @@ import (
 var (
 	// ErrMechanism means that the peer does not use ZMTP 3, or uses another security
 	// mechanism than this side.
-	ErrMechanism = errors.New("greet peer: not ZMTP 3 with the security mechanism that is asked for")
+	ErrMechanism = errors.New("greet peer: not ZMTP 3 with the required security mechanism")
 	// ErrPassword means that the peer presented another password.
 	ErrPassword = errors.New("greet peer: a wrong password")
 
@@ -29,9 +29,9 @@ const (
 	mechanismPlain = "PLAIN"
 )
 
-// greetingLen is the length of a greeting in bytes: a signature of 10, the version
-// in 2, the mechanism in 20, whether this side is its server in 1, and 31 of
-// filler. Source: RFC 23, section The Greeting.
+// greetingLen is the length of a greeting in bytes: a signature of 10, the version in 2,
+// the mechanism in 20, 1 byte that is set if this side is the mechanism's server, and 31
+// of filler. Source: RFC 23, section The Greeting.
 const greetingLen = 64
 
 // peers lists, for each socket type, the socket types that the peer may have. Source: RFC
@@ -42,8 +42,8 @@ var peers = map[Socket][]string{
 	Router: {"DEALER", "ROUTER", "REQ"},
 }
 
-// handshake makes the handshake, with PLAIN as its server if there is a password.
-// The caller has set a deadline.
+// handshake makes the handshake. With a password, this side is the server of the
+// mechanism PLAIN. The caller has set a deadline.
 func (c *Conn) handshake(password string) error {
 	c.armed = true
 	mechanism := mechanismNull

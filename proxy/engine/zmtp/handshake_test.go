@@ -96,7 +96,7 @@ func TestPassword(t *testing.T) {
 				t.Errorf("sent %q", sent)
 			}
 			if peer.out.Bytes()[32] != 1 {
-				t.Error("the greeting does not say that this side is the server")
+				t.Error("the greeting does not set as-server")
 			}
 		})
 	}

@@ -70,7 +70,7 @@ func TestTakeOverOwn(t *testing.T) {
 	all[0].Branches = 200
 	to.Take(all)
 	if turn := to.Look(second); turn.Number != 2 || turn.Prefill != at(3) {
-		t.Errorf("what the other does not know is gone: %+v", turn)
+		t.Errorf("an entry that the other table does not know was lost: %+v", turn)
 	}
 	if n := to.find(uint64(first.Chain[len(first.Chain)-1]), false); to.entries[n].list != live || to.entries[n].prefill != at(1) || to.entries[n].branches != MostBranches {
 		t.Errorf("not the other's: %+v", to.entries[n])
@@ -85,7 +85,7 @@ func TestRenumber(t *testing.T) {
 	}
 	table.Renumber(func(n uint32) uint32 {
 		if n == 0 {
-			t.Error("no home is asked for its number")
+			t.Error("the name of an empty home was requested")
 		}
 		return map[uint32]uint32{1: 70, 3: 90}[n]
 	})

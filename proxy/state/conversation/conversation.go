@@ -1,7 +1,7 @@
-// Package conversation finds the requests that belong to one conversation. It
-// knows the number of turns of a conversation and the engines that served the
-// last turn. So the next turn can go to the engines that hold the KV blocks of
-// the earlier turns, even if an index has forgotten those blocks.
+// Package conversation finds the requests that belong to one conversation. It stores the
+// number of turns of a conversation and the engines that served the last turn. So the
+// next turn can go to the engines that hold the KV blocks of the earlier turns, even if
+// an index has forgotten those blocks.
 //
 // # How a conversation is identified
 //
@@ -251,8 +251,8 @@ func (q *Query) turn() Turn {
 	}
 }
 
-// blockBefore is the hash of the last of so many blocks: of all of the prompt up
-// to there. No blocks have the hash of the scope.
+// blockBefore returns the hash of block n: of all of the prompt up to there. No blocks
+// have the hash of the scope.
 func (q *Query) blockBefore(blocks int) uint64 {
 	if blocks == 0 {
 		return uint64(q.Scope)
@@ -348,5 +348,6 @@ func (t *Table) only(block uint64) uint32 {
 	return 0
 }
 
-// blockMark is the name under which the prompts that end after a block are counted.
+// blockMark returns the key under which the table counts the prompts that end after a
+// block.
 func blockMark(block uint64) uint64 { return block ^ 0xA0761D6478BD642F }

@@ -131,7 +131,7 @@ func TestTurnsByID(t *testing.T) {
 	}
 	c := table.Look(q)
 	if c.Number != 3 || c.Prefill != at(1) || c.Decode != at(4) {
-		t.Errorf("third turn %+v: a phase without a target keeps its home", c)
+		t.Errorf("third turn %+v: a phase without a target must keep its home", c)
 	}
 	for name, other := range map[string]Query{
 		"another id":              {Scope: 1, ID: "c-12"},
@@ -168,7 +168,7 @@ func TestRecordTwice(t *testing.T) {
 		turn = table.Look(prompt("Hi! "))
 		table.Record(turn, at(1), at(2), epoch)
 		if table.Len() != 0 {
-			t.Error("something was recorded")
+			t.Error("a turn without id and blocks was recorded")
 		}
 	})
 }
@@ -199,18 +199,18 @@ func TestBranches(t *testing.T) {
 		}
 		// Each branch continues from its own home.
 		if got := table.Look(prompt(answer + " Oh. And one more?")); got.Number != 3 || got.Prefill != at(uint32(10+i)) {
-			t.Errorf("branch %d goes on: %+v", i, got)
+			t.Errorf("continuation of branch %d: %+v", i, got)
 		}
 	}
 	for i := range 3 {
 		got := serve(table, prompt(fmt.Sprintf("%s A joke too many: %d.", first, i)), at(9), at(2))
 		if got.Key == root.Key || got.Number != 1 || got.Prefill != (Target{}) {
-			t.Errorf("branch %d of too many: %+v", i, got)
+			t.Errorf("branch %d above the limit: %+v", i, got)
 		}
 	}
 	// A prompt that was continued before can be continued again.
 	if got := table.Look(prompt(first + " Joke number 2. Another? Yes.")); got.Number != 3 {
-		t.Errorf("a known branch: %+v", got)
+		t.Errorf("continuation of a known branch: %+v", got)
 	}
 }
 
@@ -259,11 +259,11 @@ func TestLongConversationTakesOnePlace(t *testing.T) {
 	for turn := range 50 {
 		text += fmt.Sprintf("This is what turn %d says. ", turn)
 		if got := serve(table, prompt(text), at(1), at(1)); got.Number != int32(turn)+1 {
-			t.Fatalf("turn %d is taken for %d", turn+1, got.Number)
+			t.Fatalf("turn %d has number %d", turn+1, got.Number)
 		}
 	}
 	if a, b := table.Look(Query{ID: "a"}), table.Look(Query{ID: "b"}); a.Number != 2 || b.Number != 2 || table.Len() != 3 {
-		t.Errorf("%+v, %+v, %d known", a, b, table.Len())
+		t.Errorf("turns %+v, %+v; %d conversations", a, b, table.Len())
 	}
 }
 

@@ -47,7 +47,7 @@ func TestTurnsThatAddLittle(t *testing.T) {
 			}
 		}
 		if len(keys) != conversations || table.Len() != conversations {
-			t.Errorf("%d keys, %d conversations known, want %d", len(keys), table.Len(), conversations)
+			t.Errorf("%d keys, %d conversations in the table, want %d", len(keys), table.Len(), conversations)
 		}
 		checkIndexes(t, table)
 	}

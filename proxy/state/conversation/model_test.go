@@ -142,7 +142,7 @@ func TestAgainstModel(t *testing.T) {
 			table.Record(got, prefill, decode, epoch)
 			table.Record(got, prefill, decode, epoch)
 			if table.Len() != len(m.live) || table.count[spent] != len(m.spent) {
-				t.Fatalf("seed %d, step %d: %d and %d known, want %d and %d", seed, step, table.Len(), table.count[spent], len(m.live), len(m.spent))
+				t.Fatalf("seed %d, step %d: %d and %d entries, want %d and %d", seed, step, table.Len(), table.count[spent], len(m.live), len(m.spent))
 			}
 		}
 		if capacity > 2 && later < 300 {
@@ -198,9 +198,9 @@ func checkIndexes(t *testing.T, table *Table) {
 		}
 	}
 	if blocks != 0 {
-		t.Errorf("%d blocks too many", blocks)
+		t.Errorf("the count of blocks is %d too high", blocks)
 	}
 	if marks != 0 || entries != table.count[live]+table.count[spent] {
-		t.Errorf("%d marks too many; %d entries in the index, %d and %d in the lists", marks, entries, table.count[live], table.count[spent])
+		t.Errorf("the count of marks is %d too high; %d entries in the index, %d and %d in the lists", marks, entries, table.count[live], table.count[spent])
 	}
 }

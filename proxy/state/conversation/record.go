@@ -18,7 +18,7 @@ type entry struct {
 	branches        uint8 // number of prompts that continued it, up to MostBranches
 	list            uint8
 	byID            bool
-	first           bool // it is in the table's index of blocks
+	first           bool // the entry is in the table's index of blocks
 }
 
 // The lists of entries, each in the order of use.

@@ -68,7 +68,7 @@ func TestNewRefuses(t *testing.T) {
 func next(t testing.TB, s *Source) uint64 {
 	f, ok := s.Next()
 	if !ok {
-		t.Error("no id is left")
+		t.Error("the source has no id left")
 	}
 	return Pack(f)
 }
@@ -95,14 +95,14 @@ func TestNextCounts(t *testing.T) {
 			}
 		}
 		if time.Now().UnixMilli() != start {
-			t.Error("it has waited")
+			t.Error("Next waited")
 		}
 		time.Sleep(time.Hour)
 		if got, _ := s.Next(); got.UnixMilli != start+4 {
 			t.Errorf("got %+v", got)
 		}
 		if _, few := s.Ask(); few {
-			t.Error("a whole line is few")
+			t.Error("Ask requests a range although a whole line is left")
 		}
 	})
 }
@@ -149,11 +149,11 @@ func TestLive(t *testing.T) {
 	l.Hold(7)
 	l.Drop(7)
 	if l.Add(7) {
-		t.Error("id 7 has a holder left")
+		t.Error("id 7 still has a holder")
 	}
 	l.Drop(7)
 	if l.Len() != 0 {
-		t.Errorf("%d ids left", l.Len())
+		t.Errorf("%d ids remain", l.Len())
 	}
 	if !l.Add(7) {
 		t.Error("id 7 is free again")
@@ -192,7 +192,7 @@ func TestLiveHammer(t *testing.T) {
 	}
 	wg.Wait()
 	if l.Len() != 0 {
-		t.Errorf("%d ids left", l.Len())
+		t.Errorf("%d ids remain", l.Len())
 	}
 }
 

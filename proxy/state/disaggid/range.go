@@ -9,8 +9,9 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Bounds of id-time, in Unix ms. It begins with the epoch of the layout. It ends before
-// the first id that would be moved into range onto an id of the beginning.
+// Bounds of id-time, in Unix ms. Id-time begins with the epoch of the layout. Later ids
+// would exceed the legal range and would be moved into the range, onto ids of the
+// beginning. Id-time ends before the first such id.
 const (
 	Epoch = abi.DisaggEpochMilli
 	End   = Epoch + int64((abi.MaxDisaggID-abi.MinDisaggID)>>milliShift)

@@ -8,7 +8,7 @@ import (
 )
 
 // Width is the id-time of a reserved block and of a granted range: 614 million ids of
-// each line. A worker asks for the next range when half is left; this half lasts for 8
+// each line. A worker requests the next range when half is left; this half lasts for 8
 // hours at 10,000 ids a second. A process that dies loses the unused rest of its range.
 // So a larger width would be worse: already with this width, a process that starts every
 // five seconds would use up all id-time until 2042 in 47 days.
@@ -54,8 +54,8 @@ type row struct {
 // NewRanges returns an issuer of ranges of the given width, without a block.
 func NewRanges(width time.Duration) *Ranges { return &Ranges{width: width} }
 
-// Add adds a reserved block. Of the block before it, only id-time that the new block
-// follows without a gap is still granted.
+// Add adds a reserved block. The ungranted id-time of the previous block is still granted
+// only if the new block follows the previous one without a gap.
 func (g *Ranges) Add(b Block) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -27,7 +27,7 @@ func grant(t *testing.T, g *Ranges, s *Source) {
 	t.Helper()
 	ask, few := s.Ask()
 	if !few {
-		t.Fatal("it has enough")
+		t.Fatal("Ask requests no range from an empty source")
 	}
 	read, err := ReadAsk(ask.Append(nil))
 	if err != nil || read != ask {
@@ -49,23 +49,23 @@ func TestSourceUsesItsRangesUp(t *testing.T) {
 		s.Extend(a)
 	}
 	if _, few := s.Ask(); few {
-		t.Error("a whole range is few")
+		t.Error("Ask requests a range although a whole range is left")
 	}
 	for range 1024 {
 		next(t, s)
 	}
 	if ask, few := s.Ask(); !few || ask.Taken != 1 {
-		t.Errorf("half of it is left: %v, %v", ask, few)
+		t.Errorf("Ask with half of the range left: %v, %v", ask, few)
 	}
 	s.Extend(b)
 	s.Extend(a)
 	if got := len(drain(s)); got != 2048 {
-		t.Errorf("%d ids were left of both", got)
+		t.Errorf("%d ids of both ranges, want 2048", got)
 	}
 	s.Extend(a)
 	s.Extend(b)
 	if n := len(drain(s)); n != 0 {
-		t.Errorf("%d ids came twice", n)
+		t.Errorf("%d ids were issued twice", n)
 	}
 	s.Extend(Range{Node: 3, Worker: 1, From: Epoch + 11, Until: Epoch + 13}) // only a part of the range is new
 	if f, ok := s.Next(); !ok || f.UnixMilli != Epoch+12 || f.Counter != 0 {
@@ -76,7 +76,7 @@ func TestSourceUsesItsRangesUp(t *testing.T) {
 func TestGrants(t *testing.T) {
 	g := NewRanges(2 * time.Millisecond)
 	if g.Lacks(start) != 2*time.Millisecond {
-		t.Error("nothing is enough")
+		t.Error("Lacks of empty ranges is not the maximum")
 	}
 	if _, ok := g.Grant(Ask{Holder: 1}); ok {
 		t.Error("a grant of nothing")
@@ -89,7 +89,7 @@ func TestGrants(t *testing.T) {
 		}
 	}
 	if g.Lacks(start) == 0 {
-		t.Error("one of two lines is enough")
+		t.Error("Lacks = 0 although one of two lines has no ids")
 	}
 	g.Add(Block{Node: 7, First: 5, Lines: 2, From: Epoch + 2, Until: Epoch + 4})
 	if g.Lacks(start) != 0 {
@@ -135,7 +135,7 @@ func TestFreshRanges(t *testing.T) {
 		next(t, s)
 		time.Sleep(Fresh - time.Second)
 		if _, few := s.Ask(); few || g.Lacks(time.Now()) != 0 {
-			t.Error("it is not fresh")
+			t.Error("a new range is not fresh")
 		}
 		time.Sleep(time.Second)
 		if g.Lacks(time.Now()) != Width {
@@ -239,7 +239,7 @@ func TestExtendHammer(t *testing.T) {
 	n := len(ids)
 	slices.Sort(ids)
 	if u := len(slices.Compact(ids)); u != n || n < 20000 {
-		t.Errorf("%d ids, %d of them different", n, u)
+		t.Errorf("%d ids, %d of them distinct", n, u)
 	}
 }
 
@@ -254,7 +254,7 @@ func TestEndOfIDTime(t *testing.T) {
 	}
 	for _, at := range []time.Time{{}, time.UnixMilli(0), time.UnixMilli(End), time.UnixMilli(1<<63 - 1)} {
 		if c := Clock(at); c != Epoch {
-			t.Errorf("the clock at %v tells %d", at, c)
+			t.Errorf("Clock(%v) = %d", at, c)
 		}
 	}
 	if now := time.UnixMilli(Epoch + 5); Clock(now) != Epoch+5 {

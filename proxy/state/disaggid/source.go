@@ -21,9 +21,9 @@ type Source struct {
 	current atomic.Pointer[span]
 
 	mu    sync.Mutex
-	next  []Range       // guarded by mu; taken when the current one is used up
+	next  []Range       // ranges for use when the current range is used up; guarded by mu
 	count uint32        // guarded by mu; ranges taken so far
-	size  int64         // guarded by mu; ids of the one taken last
+	size  int64         // number of ids in the last range; guarded by mu
 	since time.Time     // guarded by mu; when that was
 	taken map[int]int64 // guarded by mu; until where each line's id-time has been taken
 }
@@ -128,7 +128,8 @@ func (s *Source) Extend(r Range) {
 	s.next = append(s.next, r)
 }
 
-// stale reports whether no range has come for a long time; s.mu is held.
+// stale reports whether the source has not received a range for a long time. The caller
+// holds s.mu.
 func (s *Source) stale() bool { return !s.since.IsZero() && time.Since(s.since) >= Fresh }
 
 // Ask returns the request for the next range. The caller may repeat it. False: no request

@@ -1,7 +1,7 @@
-// Package indexcheck compares the KV index with the engines' reports: how many prompt
-// tokens a target was believed to hold, and how many its usage reports as cached. If the
-// two disagree repeatedly, it names the engine and the likely reason. It does no I/O, has
-// no clock and is safe for concurrent use.
+// Package indexcheck compares the KV index with the engines' reports: the number of
+// prompt tokens that a target held according to the index, and the number that the
+// engine's usage reports as cached. If the two disagree repeatedly, it names the engine
+// and the likely reason. It does no I/O, has no clock and is safe for concurrent use.
 package indexcheck
 
 import (
@@ -20,7 +20,7 @@ const (
 	// events, but none of its prompts is ever found in them; or, without events, nothing
 	// that was sent there is ever cached.
 	TokenizerMismatch
-	// MissingEvents: the engine has cached blocks that the index does not know.
+	// MissingEvents: the engine has cached blocks that the index lacks.
 	MissingEvents
 	// StaleIndex: the index has blocks that the engine no longer has.
 	StaleIndex
@@ -69,11 +69,11 @@ func (o *Observation) slack() int {
 // if Exact, is Held needed.
 func (o *Observation) Surplus() bool { return o.Reported > o.slack() }
 
-// Verdict is the result of an engine's recent requests. It counts informative requests
-// only; prompts with little cached are not.
+// Verdict is the result of an engine's recent requests. It counts only informative
+// requests; a prompt with few cached tokens is not informative.
 type Verdict struct {
 	Engine string
-	Rank   int // the rank it is about; All: the whole engine
+	Rank   int // rank to which the verdict applies; All: the whole engine
 	Reason Reason
 
 	Requests, Against   int // of them, those that disagree

@@ -97,20 +97,20 @@ func TestEachTroubleIsNamedWithin100Requests(t *testing.T) {
 					return o
 				})
 				if len(told) != 1 {
-					t.Fatalf("after %d healthy requests: told %d times: %+v", history, len(told), told)
+					t.Fatalf("after %d healthy requests: %d verdicts: %+v", history, len(told), told)
 				}
 				v := told[0]
 				if v.Engine != "p0" || v.Reason != tt.want || v.Rank != tt.rank {
-					t.Errorf("after %d healthy requests: got %+v", history, v)
+					t.Errorf("after %d healthy requests: verdict %+v", history, v)
 				}
 				// With one rank in trouble, only an eighth of the requests are on that
 				// rank.
 				if after > 100 && tt.rank == All || after > 200 {
-					t.Errorf("after %d healthy requests: it took %d", history, after)
+					t.Errorf("after %d healthy requests: first verdict after %d observations", history, after)
 				}
 				run(c, &told, 300, func() Observation { return f.healthy(0.1, 0.2) })
 				if len(told) != 2 || told[1].Reason != Agrees {
-					t.Errorf("after %d healthy requests: recovery told %+v", history, told[1:])
+					t.Errorf("after %d healthy requests: verdicts of the recovery %+v", history, told[1:])
 				}
 				if all := c.Verdicts(); len(all) != 1 || all[0].Reason != Agrees {
 					t.Errorf("got %+v", all)
@@ -146,7 +146,7 @@ func TestNormalLifeRaisesNothing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFleet(4)
-			c := New(func(v Verdict) { t.Errorf("told %+v", v) })
+			c := New(func(v Verdict) { t.Errorf("unexpected verdict %+v", v) })
 			for range 20000 {
 				c.Observe(tt.next(f))
 			}
@@ -214,7 +214,7 @@ func TestHammer(t *testing.T) {
 			want = StaleIndex
 		}
 		if v.Reason != want || last[v.Engine] != want {
-			t.Errorf("got %+v, told %v", v, last[v.Engine])
+			t.Errorf("verdict %+v, last notified %v", v, last[v.Engine])
 		}
 	}
 }

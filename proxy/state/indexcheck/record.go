@@ -5,7 +5,7 @@ type class uint8
 
 const (
 	cold  class = iota // nothing: too little was cached
-	agree              // both found about the same
+	agree              // index and engine agree about the cached tokens
 	over               // more was predicted
 	under              // more was reported than events tell of
 )

@@ -164,7 +164,7 @@ func TestFeedAfterGap(t *testing.T) {
 		// another first block matches nothing.
 		other := append([]uint32{7777}, p[1:]...)
 		if x.Match(AppendTokens(nil, Seed("m", "", ""), other, 4), out); out[0] != (Match{}) {
-			t.Errorf("a prompt that nobody sent is held: %+v", out[0])
+			t.Errorf("a prompt that no request had is held: %+v", out[0])
 		}
 	}
 	e.feed.Cleared()
@@ -310,7 +310,7 @@ func TestFeedOfDroppedTarget(t *testing.T) {
 	f.Stored(e)
 	x.Drop(0)
 	if n := x.Targets(); n != 0 {
-		t.Errorf("%d slots after the only target left", n)
+		t.Errorf("%d slots remain after the only target has left", n)
 	}
 	x.Add()
 	f.Stored(e)

@@ -259,7 +259,7 @@ func TestBound(t *testing.T) {
 			t.Errorf("evicted: %d of the target with most guesses, %d of the other", got, x.Counts(b).Evicted)
 		}
 		if got, want := held(x, prompts[0]), 40-int(x.Counts(a).Evicted); got != want {
-			t.Errorf("%d blocks left from the beginning of the prompt, want %d", got, want)
+			t.Errorf("%d blocks of the beginning of the prompt remain, want %d", got, want)
 		}
 	})
 	t.Run("blocks of targets that left make way", func(t *testing.T) {
@@ -284,7 +284,7 @@ func TestBound(t *testing.T) {
 			t.Errorf("x.Counts(0) = %+v", c)
 		}
 		if n := x.at(0).engine.n; n != 5 {
-			t.Errorf("the feed knows %d blocks, want 5", n)
+			t.Errorf("the feed has %d blocks, want 5", n)
 		}
 	})
 }
@@ -312,7 +312,7 @@ func TestMemoryComesBack(t *testing.T) {
 	}
 	x.Tend(at(0))
 	if s = x.Stats(); s.Blocks != 0 || s.Bytes-empty > int64(len(blocks)) {
-		t.Errorf("after the sweep: %d blocks, %d bytes more than when empty", s.Blocks, s.Bytes-empty)
+		t.Errorf("after the sweep: %d blocks, %d bytes more than the empty index", s.Blocks, s.Bytes-empty)
 	}
 }
 
@@ -348,6 +348,6 @@ func TestHashMapIsAMap(t *testing.T) {
 		m.remove(key)
 	}
 	if m.n != 0 || m.get(keys[0]) != 0 {
-		t.Errorf("%d keys left", m.n)
+		t.Errorf("%d keys remain", m.n)
 	}
 }

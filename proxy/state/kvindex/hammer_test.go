@@ -152,7 +152,7 @@ func TestClearWhileStoring(t *testing.T) {
 	}
 	x.Tend(time.Unix(0, 0))
 	if s := x.Stats(); s.Blocks != 0 || s.Entries != 0 || x.entries.Load() != 0 {
-		t.Errorf("%d blocks and %d pairs are left", s.Blocks, x.entries.Load())
+		t.Errorf("%d blocks and %d pairs remain", s.Blocks, x.entries.Load())
 	}
 }
 

@@ -29,7 +29,7 @@ func TestChain(t *testing.T) {
 	}
 	// Recordings contain hashes, so the hash function must not change.
 	if seed != 0xe9b66ad2e151b5e0 || want[0] != 0x5e5f98877fdb79e8 {
-		t.Errorf("seed %#x, first block %#x: not as they were", seed, want[0])
+		t.Errorf("seed %#x, first block %#x: the hash function has changed", seed, want[0])
 	}
 	// A chain can be continued from any block.
 	if got := AppendTokens(want[:2:2], want[1], tokens[32:], 16); !slices.Equal(got, want) {

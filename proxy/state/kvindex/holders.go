@@ -46,9 +46,9 @@ func (t *table) record(w uint64) []uint64 {
 	return t.records[from:to:to]
 }
 
-// take returns a cleared record of a form, and the rest of a word that refers to it;
-// nil if the segment is full. It may replace the table by one with the same slots. The
-// caller holds mu.
+// take returns a cleared record of a form, and the rest of a word that refers to the
+// record. The record is nil if the segment is full. take may replace the table by a table
+// with the same slots. The caller holds mu.
 func (s *segment) take(form uint64) (rec []uint64, rest uint64) {
 	if s.places == nil {
 		s.places = new(places)

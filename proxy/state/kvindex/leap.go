@@ -24,7 +24,8 @@ const (
 	waryFor = 4096
 )
 
-// wary reports whether a hole was found recently, and counts the match.
+// wary reports whether a hole was found recently, so that this match must make no leaps.
+// It also counts the match.
 func (x *Index) wary() bool { return x.cautious.Load() > 0 && x.cautious.Add(-1) >= 0 }
 
 // matchLeaping is Match with a look at one block of each group.

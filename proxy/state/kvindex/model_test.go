@@ -156,10 +156,10 @@ func TestIndexIsItsModel(t *testing.T) {
 			}
 			x.Tend(time.Unix(0, 0))
 			if s := x.Stats(); s.Entries != 0 || s.Blocks != 0 || x.entries.Load() != 0 || x.dead.Load() != 0 {
-				t.Errorf("after all was cleared: %+v, %d pairs, %d of them dead", s, x.entries.Load(), x.dead.Load())
+				t.Errorf("after Clear of all targets: %+v, %d pairs, %d of them dead", s, x.entries.Load(), x.dead.Load())
 			}
 			if n := len(x.roster.Load().holders); n > 2*tt.targets+64 {
-				t.Errorf("%d holder numbers for %d targets: they are not used again", n, tt.targets)
+				t.Errorf("%d holder numbers for %d targets: numbers are not reused", n, tt.targets)
 			}
 		})
 	}

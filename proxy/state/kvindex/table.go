@@ -82,7 +82,7 @@ type table struct {
 	records []uint64 // of blocks with several holders (holders.go)
 }
 
-// newTable returns a table with room for at least so many words.
+// newTable returns a table with room for at least the given number of words.
 func newTable(words int) *table {
 	n := (words*8/7/perBucket + 1) * bucket
 	slots := append([]uint64(nil), make([]uint64, n)...)
@@ -182,8 +182,8 @@ func (s *segment) insert(w, mark uint64) {
 	s.used++
 }
 
-// resize moves all words to a table with room for at least so many words. Readers of
-// the old table see the old state. The caller holds mu.
+// resize moves all words to a table with room for at least the given number of words.
+// Readers of the old table see the old state. The caller holds mu.
 func (s *segment) resize(words int) *table {
 	t := newTable(words)
 	if old := s.table.Load(); old != nil {

@@ -47,7 +47,7 @@ func (c *Counter) Decode() int64 { return c.decode.Load() }
 // View is the load of a target at a moment, its own counters corrected by the
 // engine's last report, and its measured speeds.
 type View struct {
-	Requests int32 // in flight, waiting ones included
+	Requests int32 // requests in flight, including waiting requests
 	Tokens   int64 // in flight
 	Queued   int64 // uncached prompt tokens whose prefill is not done
 	Decode   int64 // of Tokens, those of streams

@@ -25,7 +25,7 @@ func TestRecent(t *testing.T) {
 		t.Errorf("%v requests, want %v", requests, want)
 	}
 	if tokens, _, _ := c.Recent(now.Add(-time.Hour)); tokens > 600 {
-		t.Errorf("a clock that went back makes %v tokens", tokens)
+		t.Errorf("Recent with a clock that was set back: %v tokens", tokens)
 	}
 }
 
@@ -36,7 +36,7 @@ func TestBusy(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	c.Placed(1000, now)
 	if _, _, busy := c.Recent(now); busy != 0 {
-		t.Errorf("busy %v of a target whose speed is not known", busy)
+		t.Errorf("busy = %v for a target of unknown speed, want 0", busy)
 	}
 	c.Prefill.Measure(1000, 100*time.Millisecond) // 100 µs a token
 	for range 600 {

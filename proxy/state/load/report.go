@@ -23,8 +23,8 @@ import "time"
 type Report struct {
 	At               time.Time     // when the answer came
 	Every            time.Duration // when the next is due after it
-	Running, Waiting int32         // requests, or sequences where the engine counts those
-	Tokens           int64         // of KV in use, and of prompts that wait where the engine counts those; 0 unknown
+	Running, Waiting int32         // requests, or sequences if the engine counts sequences
+	Tokens           int64         // tokens of KV in use, and of waiting prompts if the engine counts these; 0: unknown
 	Capacity         int64         // tokens that KV memory holds; 0 unknown
 	Queued           int64         // uncached prompt tokens that wait for prefill; negative: unknown
 	Usage            float32       // share of KV memory in use, 0 to 1; 0 unknown
@@ -80,7 +80,7 @@ func (c *Counter) Report(r Report, m Mark) {
 	c.last.Store(n)
 }
 
-// Reported returns the engine's last report; ok is false before the first.
+// Reported returns the engine's last report. ok is false before the first report.
 func (c *Counter) Reported() (r Report, ok bool) {
 	if last := c.last.Load(); last != nil {
 		return last.Report, true

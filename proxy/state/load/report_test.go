@@ -127,14 +127,14 @@ func TestReportFades(t *testing.T) {
 		{time.Hour, View{Requests: 1, Tokens: 10, Decode: 10}},
 	} {
 		if got := c.View(epoch.Add(tt.after)); got != tt.want {
-			t.Errorf("after %s: got  %+v\nwant %+v", tt.after, got, tt.want)
+			t.Errorf("view after %s: got  %+v\nwant %+v", tt.after, got, tt.want)
 		}
 	}
 	c.Forget()
 	if got := c.View(epoch); got != (View{Requests: 1, Tokens: 10, Decode: 10}) {
-		t.Errorf("forgotten: %+v", got)
+		t.Errorf("view after Forget: %+v", got)
 	}
 	if _, ok := c.Reported(); ok {
-		t.Error("a report is left")
+		t.Error("Reported after Forget = true")
 	}
 }

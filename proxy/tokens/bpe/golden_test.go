@@ -159,7 +159,7 @@ func TestFilesThatAreNotUnderstoodAreRefused(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			changed := strings.Replace(string(raw), tt.old, tt.new, 1)
 			if changed == string(raw) {
-				t.Fatalf("nothing to replace")
+				t.Fatalf("the replaced text does not occur in the file")
 			}
 			if _, err := Parse([]byte(changed)); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v", err)
@@ -199,7 +199,7 @@ func FuzzAppend(f *testing.F) {
 			b.WriteString(text[id])
 		}
 		if b.String() != s {
-			t.Fatalf("%q comes back as %q", s, b.String())
+			t.Fatalf("%q is decoded as %q", s, b.String())
 		}
 	})
 }

@@ -1,11 +1,11 @@
 // Command filter is a proxy-wasm guest whose configuration is a script, so that all tests
 // can use one module. It uses no SDK, so its behaviour shows the host's.
 //
-// The configuration is a script. "[name]" begins a section, "callback: command"
-// sets what a callback does; the commands of one callback run in order. A
-// stream uses the section named by its request header x-script, else "main".
-// Root callbacks use "main"; an answer to a call uses the section of the stream
-// that made the call. Every command logs a line "section|callback|ctx|result".
+// The configuration is a script. "[name]" begins a section, "callback: command" sets the
+// command of a callback; the commands of one callback run in order. A stream uses the
+// section named by its request header x-script, else "main". Root callbacks use "main";
+// an answer to a call uses the section of the stream that made the call. Every command
+// logs a line "section|callback|ctx|result".
 package main
 
 import (

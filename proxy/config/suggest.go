@@ -1,0 +1,78 @@
+package config
+
+import (
+	"strings"
+)
+
+// didYouMean returns ", did you mean X?" with the one of allowed that value is probably a
+// misspelling of, or "".
+func didYouMean(value string, allowed []string) string {
+	if best := nearest(value, allowed); best != "" {
+		return ", did you mean " + best + "?"
+	}
+	return ""
+}
+
+// nearest returns the entry of allowed that value is probably a misspelling of: the same
+// letters in other case or with other separators, the last words of exactly one entry
+// (nixl of vllm-nixl), or few letters changed. It returns "" if there is none.
+func nearest(value string, allowed []string) string {
+	plain := letters(value)
+	if plain == "" || len(plain) > mostLetters {
+		return ""
+	}
+	best, distance := "", len(plain)/4+2 // the least distance that is too far
+	var ending []string
+	for _, name := range allowed {
+		d := editDistance(plain, letters(name))
+		if d < distance {
+			best, distance = name, d
+		}
+		if rest, found := strings.CutSuffix(name, value); found && strings.HasSuffix(rest, "-") {
+			ending = append(ending, name)
+		}
+	}
+	if best == "" && len(ending) == 1 {
+		return ending[0]
+	}
+	return best
+}
+
+// mostLetters bounds the time of editDistance. No key or named value of the configuration
+// is longer.
+const mostLetters = 64
+
+// letters returns the letters and digits of a name, in lower case.
+func letters(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'A' && r <= 'Z' {
+			return r + 'a' - 'A'
+		}
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return -1
+	}, name)
+}
+
+// editDistance returns the number of letters to insert, remove or replace that make b of
+// a.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		corner := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := corner
+			if a[i] != b[j] {
+				replaced++
+			}
+			corner = row[j+1]
+			row[j+1] = min(row[j]+1, row[j+1]+1, replaced)
+		}
+	}
+	return row[len(b)]
+}
