@@ -19,7 +19,7 @@ var mayImport = map[string][]string{
 	"plugins/source":              {},
 	"plugins/budget":              {},
 	"plugins/shared":              {"abi/host"},
-	"plugins/build":               {},
+	"plugins/build":               {"abi"},
 	"plugins/policy":              {"abi", "abi/host", "plugins/budget", "plugins/shared"},
 	"plugins/policy/policytest":   {"abi"},
 	"plugins/filter":              {"abi", "abi/host", "plugins/budget", "plugins/shared"},

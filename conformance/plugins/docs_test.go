@@ -19,7 +19,13 @@ var fences = regexp.MustCompile("(?ms)^```([a-z]+)\n(.*?)^```$")
 
 func blocks(t *testing.T, document string) []block {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../..", document))
+	return blocksOf(t, filepath.Join("../..", document))
+}
+
+// blocksOf returns the code in the file of a document.
+func blocksOf(t *testing.T, path string) []block {
+	t.Helper()
+	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
