@@ -85,6 +85,7 @@ type Server struct {
 	retained   retained.Store
 	memory     *buffer.Budget // of bodies and answers
 	bodies     *downstream.Bodies
+	started    time.Time
 }
 
 // New returns a server with that configuration. keys is nil if clients need no API key. New
@@ -97,6 +98,7 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 		books:      journal.NewBooks(deps.Metrics, deps.Tracer, deps.Log, deps.Balance),
 		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
 		memory:     deps.Memory,
+		started:    time.Now(),
 	}
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
