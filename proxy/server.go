@@ -86,6 +86,7 @@ type Server struct {
 	memory     *buffer.Budget // of bodies and answers
 	bodies     *downstream.Bodies
 	started    time.Time
+	proxies    atomic.Pointer[admission.Proxies]
 }
 
 // New returns a server with that configuration. keys is nil if clients need no API key. New
@@ -103,7 +104,7 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
-	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, admission.Client)
+	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, s.clientOf)
 	deps.Metrics.WatchBuffers(s.memory.Used)
 	s.cleanups = cleanup.New(cleanup.Options{Registry: deps.Registry, Memory: s.memory, Metrics: deps.Metrics, Log: deps.Log})
 	free := retained.Freer{Registry: deps.Registry, Cleanups: s.cleanups}
@@ -115,7 +116,7 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 		s.connectors[c.Name()] = c
 	}
 	s.exchanges = exchange.New(exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: deps.Registry,
+		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: deps.Registry,
 		Coordinator: deps.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
 		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
 		Recorder: deps.Recorder, Metrics: deps.Metrics, Log: deps.Log,
@@ -131,6 +132,8 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
 	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
+	proxies := admission.Proxies(cfg.Server.ProxyNetworks())
+	s.proxies.Store(&proxies)
 	s.cfg.Store(cfg)
 	limit := int64(cfg.Limits.BufferMemory)
 	if limit == 0 {
@@ -143,6 +146,9 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 		old.Close()
 	}
 }
+
+// clientOf returns the name of the client of r for limits.
+func (s *Server) clientOf(r *http.Request) string { return s.proxies.Load().Client(r) }
 
 // SetHooks makes exchanges that open from now on ask h; nil: none.
 func (s *Server) SetHooks(h attempt.Hooks) { s.exchanges.SetHooks(h) }
