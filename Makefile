@@ -24,7 +24,7 @@ SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
 # The first tier runs conformance and all packages below it without the race detector. They
 # are tools and simulated engines, and the detector takes five times the processor time. The
 # second tier runs conformance and the simulated engines with the race detector.
-TOOLS        := bench coverage enginesim load mutation replay suite surface testbed
+TOOLS        := bench coverage docs enginesim load mutation replay suite surface testbed
 UNRACED      := $(foreach p,$(TOOLS),./conformance/$p)
 FIRST         = $(filter-out %/conformance $(foreach p,$(SECOND) $(TOOLS),%/conformance/$p),$(shell $(GO) list ./...))
 # Some tests of these packages repeat less often with -short, which the first tier passes to
@@ -120,9 +120,52 @@ bench: build ## CPU per request and per event against peers, as ratios
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
 	conformance/real/run.sh
 
+.PHONY: test-flags
+test-flags: ## the commands of pdproxy quickstart against vLLM's own argument parser (Python index needed, not in CI)
+	conformance/real/flags.sh
+
+.PHONY: test-quickstart
+test-quickstart: ## the quickstarts vllm-nixl and vllm-nixl-push as printed, with real vLLM engines on the CPU (not in CI)
+	conformance/real/quickstart.sh
+
+.PHONY: quickstart
+quickstart: ## docs/quickstart from the table in the package quickstart
+	$(GO) test ./quickstart -run=TestPages -update
+
+# The tools of a release come from nested modules, which pin their versions.
+TOOL := build/release
+$(TOOL)/%: deploy/release/%/go.mod deploy/release/%/go.sum
+	@mkdir -p $(TOOL)
+	cd deploy/release/$* && $(GO) build -ldflags "-s -w" -o $(CURDIR)/$@ $$($(GO) list tool)
+
 .PHONY: test-kubernetes
-test-kubernetes: ## discovery against a real kube-apiserver (root needed, not in CI)
+test-kubernetes: $(TOOL)/helm ## discovery and the Helm chart against a real kube-apiserver (root needed, not in CI)
 	conformance/kubernetes/run.sh
+
+# Without SNAPSHOT, goreleaser publishes the release of the git tag at HEAD.
+SNAPSHOT ?= --snapshot
+
+.PHONY: release
+release: export VERSION := $(VERSION)
+release: $(TOOL)/goreleaser $(TOOL)/syft ## dist/: archives, .deb, .rpm, checksums, SBOMs, image and chart, as a snapshot; signed with COSIGN_KEY
+	PATH="$(CURDIR)/$(TOOL):$$PATH" goreleaser release --clean $(SNAPSHOT) $(if $(COSIGN_KEY),,--skip=sign)
+	@$(MAKE) --no-print-directory image chart
+
+.PHONY: image
+image: # the OCI image, from the binaries of dist/
+	cd deploy/release/image && $(GO) run . -dist $(CURDIR)/dist -date $$(git log -1 --format=%ct)
+
+.PHONY: chart
+chart: $(TOOL)/helm ## the Helm chart, checked with every set of values, in dist/
+	@mkdir -p dist
+	@for values in values.yaml ci/full.yaml ci/hpa.yaml; do \
+	  $(TOOL)/helm lint --quiet --strict -f deploy/helm/pdproxy/$$values deploy/helm/pdproxy && \
+	  $(TOOL)/helm template pdproxy -f deploy/helm/pdproxy/$$values deploy/helm/pdproxy >/dev/null || exit 1; done
+	$(TOOL)/helm package --version $(VERSION) --app-version $(VERSION) -d dist deploy/helm/pdproxy
+
+.PHONY: test-release
+test-release: release ## image started by runc, .deb installed and its unit started, .rpm and archives read (root and Debian's packages, not in CI)
+	conformance/release/run.sh
 
 .PHONY: policies
 policies: ## the built-in policies: policies/builtin.wasm.gz from its sources, then tests
@@ -141,6 +184,23 @@ bench-kv: ## KV index: events a second, matches beside them, bytes a block; a wh
 .PHONY: routing
 routing: ## hits and evenness of kv_aware and pair_aware on variants of a real trace
 	PDPROXY_ROUTING=long $(GO) test -count=1 -run '^TestVariantsAreEven$$' -v ./conformance/replay
+
+.PHONY: reference
+reference: ## the generated pages of docs/reference
+	$(GO) test -count=1 ./conformance/docs -update
+
+.PHONY: docs
+docs: reference build/docs-tools/.installed ## the site of docs in build/site; fails if a link is dead
+	build/docs-tools/bin/mkdocs build --strict --quiet
+
+build/docs-tools/.installed: docs/requirements.txt
+	python3 -m venv build/docs-tools
+	build/docs-tools/bin/pip install --quiet --no-deps --requirement docs/requirements.txt
+	touch $@
+
+.PHONY: test-docs
+test-docs: build ## every shell block of the documents that needs no GPU (root, or user namespaces)
+	PDPROXY_DOCS=$(CURDIR)/bin/pdproxy $(GO) test -count=1 -run '^TestShellBlocks$$' -v -timeout 8m ./conformance/docs
 
 .PHONY: notices
 notices: ## cmd/THIRD_PARTY_NOTICES.md from the modules that are linked in
@@ -168,6 +228,7 @@ check: vet lint ## all that must hold before a commit lands
 	$(GO) mod tidy -diff
 	cd conformance/clients && $(GO) mod tidy -diff
 	cd conformance/kubernetes && $(GO) mod tidy -diff
+	cd deploy/release/image && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)
 	@test -z "$$(git status --porcelain)" || { git status --short; echo "the tree is not clean"; exit 1; }

@@ -74,11 +74,11 @@ func TestFramesKeepTheFacts(t *testing.T) {
 		t.Run(tt.hook.String(), func(t *testing.T) {
 			frame := tt.append(nil)
 			if len(frame) != tt.facts.FrameSize() {
-				t.Errorf("%d bytes, FrameSize says %d", len(frame), tt.facts.FrameSize())
+				t.Errorf("frame of %d bytes, FrameSize = %d", len(frame), tt.facts.FrameSize())
 			}
 			dirty := bytes.Repeat([]byte{0xff}, 4096)
 			if behind := tt.append(dirty[:8]); !bytes.Equal(behind[8:], frame) || &behind[0] != &dirty[0] {
-				t.Error("a frame depends on where it is written")
+				t.Error("the content of a frame depends on its position in the buffer")
 			}
 			var h Header
 			hook, ok := DecodeHeader(frame, &h)
@@ -140,7 +140,7 @@ func TestScores(t *testing.T) {
 	}
 	got.Candidates[2].Score = -8
 	if ReadScores(frame, f); f.Scored || f.Candidates[2].Score != 1 {
-		t.Error("scores were read though the guest did not say that it wrote them")
+		t.Error("ReadScores read scores without OutScored")
 	}
 	StoreScores(frame, &got)
 	if ReadScores(frame, f); !f.Scored || f.Candidates[2].Score != -8 || f.Candidates[1].Score != 0.5 {
@@ -241,7 +241,7 @@ func TestEdits(t *testing.T) {
 func TestHookNames(t *testing.T) {
 	for h := HookPlan; h <= HookFinish; h++ {
 		if got, ok := ParseHook(h.String()); got != h || !ok || h.Export() != "pdproxy_v1_on_"+h.String() {
-			t.Errorf("%d: %v %v %s", h, got, ok, h.Export())
+			t.Errorf("%d: ParseHook(h.String()) = %v, %v, %s", h, got, ok, h.Export())
 		}
 	}
 	for _, s := range []string{"", "none", "Plan"} {

@@ -13,7 +13,7 @@ func TestParsePolicyNeeds(t *testing.T) {
 	}
 	for _, text := range []string{"place", "place x", "place x 1 2", "nowhere x 1", "place x -1", "place x 0x1", "none x 1"} {
 		if list, err := ParsePolicyNeeds(text); err == nil {
-			t.Errorf("%q: %v", text, list)
+			t.Errorf("%q: ParsePolicyNeeds(text) = %v", text, list)
 		}
 	}
 }

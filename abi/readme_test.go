@@ -64,7 +64,12 @@ var sizes = map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64
 func TestREADMELayouts(t *testing.T) {
 	found := readTables(t)
 	for name, want := range layouts {
-		got := found[name]
+		got := map[string]int{"end": found[name].size}
+		for _, f := range found[name].fields {
+			if f.name != "reserved" && f.name != "" {
+				got[f.name] = f.at
+			}
+		}
 		for field, at := range want {
 			if got[field] != at {
 				t.Errorf("%s: %s is at %d in README.md, at %d in the code", name, field, got[field], at)
@@ -78,9 +83,19 @@ func TestREADMELayouts(t *testing.T) {
 	}
 }
 
-// readTables returns the fields of each table with their offsets, and the
-// table's end.
-func readTables(t *testing.T) map[string]map[string]int {
+// layoutTable is one table of README.md: its fields in their order, and its size.
+type layoutTable struct {
+	fields []layoutField
+	size   int
+}
+
+type layoutField struct {
+	at, size         int
+	kind, name, text string
+}
+
+// readTables returns the tables by their heading and their number below it.
+func readTables(t *testing.T) map[string]*layoutTable {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -88,9 +103,9 @@ func readTables(t *testing.T) map[string]map[string]int {
 	heading := regexp.MustCompile(`^#+ (.*)$`)
 	row := regexp.MustCompile(`^\| (\d+) \| ?(\w*) \| ?(\w*) \|(.*)$`)
 	extent := regexp.MustCompile(` (\d+) bytes`)
-	found := map[string]map[string]int{}
-	section, number, end := "", 0, 0
-	var fields map[string]int
+	found := map[string]*layoutTable{}
+	section, number := "", 0
+	var table *layoutTable
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSuffix(line, "\n")
 		if m := heading.FindStringSubmatch(line); m != nil {
@@ -98,16 +113,16 @@ func readTables(t *testing.T) map[string]map[string]int {
 		}
 		if strings.HasPrefix(line, "| offset |") {
 			number++
-			fields, end = map[string]int{}, 0
-			found[fmt.Sprintf("%s %d", section, number)] = fields
+			table = new(layoutTable)
+			found[fmt.Sprintf("%s %d", section, number)] = table
 		}
 		m := row.FindStringSubmatch(line)
 		if m == nil {
 			continue
 		}
 		at, _ := strconv.Atoi(m[1])
-		if at != end {
-			t.Errorf("%s: %s is at %d, the field before it ends at %d", section, m[3], at, end)
+		if at != table.size {
+			t.Errorf("%s: %s is at %d, the previous field ends at %d", section, m[3], at, table.size)
 		}
 		size := sizes[m[2]]
 		switch n := extent.FindStringSubmatch(m[4]); {
@@ -116,11 +131,8 @@ func readTables(t *testing.T) map[string]map[string]int {
 		case m[2] == "" && n != nil:
 			size, _ = strconv.Atoi(n[1])
 		}
-		end = at + size
-		if m[3] != "reserved" && m[3] != "" {
-			fields[m[3]] = at
-		}
-		fields["end"] = end
+		table.size = at + size
+		table.fields = append(table.fields, layoutField{at, size, m[2], m[3], strings.TrimSpace(strings.Trim(m[4], " |"))})
 	}
 	return found
 }

@@ -41,10 +41,10 @@ type adminTarget struct {
 	missing error
 }
 
-// target finds the token: in the named file, or, for an address on loopback, in
-// the file that the proxy has made. It sends such a token only to the address
-// in that file, because another address of the same name may belong to another
-// user.
+// target reads the token from the named file. Without a name, and for a loopback address,
+// it reads the token from the file that the proxy has created. It sends such a token only
+// to the address in that file, because another address of the same host name may belong
+// to another user.
 func (f *adminFlags) target() (*adminTarget, error) {
 	address := f.address
 	if !strings.Contains(address, "://") {

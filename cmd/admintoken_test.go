@@ -39,7 +39,7 @@ func servingNode(t *testing.T, change func(*config.Config)) *node.Node {
 			t.Error(err)
 		}
 		if left, _ := filepath.Glob(filepath.Join(dir, "pdproxy", "*.token")); len(left) > 0 {
-			t.Errorf("left are %q", left)
+			t.Errorf("remaining files %q", left)
 		}
 	})
 	return n
@@ -65,14 +65,14 @@ func TestCommandsFindTheToken(t *testing.T) {
 	flags := adminFlags{address: "localhost:" + port}
 	target, err := flags.target()
 	if err != nil || target.base.Host != address || target.token != n.AdminToken() {
-		t.Errorf("the token goes to %+v, %v", target, err)
+		t.Errorf("the token is for %+v, error %v", target, err)
 	}
 	given := write(t, "given\n")
 	t.Setenv(adminTokenVariable, given)
 	if code, stdout, _ := run("admin-token", "--admin", "proxy.example:9090"); code != exit.OK || stdout != "given\n" {
 		t.Errorf("by the environment: exit %d, %q", code, stdout)
 	}
-	if code, _, stderr := run("explain", "x", "--admin", address); code != exit.Failure || !strings.Contains(stderr, "404") {
+	if code, _, stderr := run("explain", "x", "--admin", address); code != exit.Failure || !strings.Contains(stderr, "no request of this id") {
 		t.Errorf("a token that is not needed: exit %d %s", code, stderr) // reads are open
 	}
 }
@@ -89,7 +89,7 @@ func TestConfiguredToken(t *testing.T) {
 	if code, _, stderr := run("explain", "x", "--admin", address); code != exit.Failure || !strings.Contains(stderr, adminTokenVariable) {
 		t.Errorf("exit %d %s", code, stderr)
 	}
-	if code, _, stderr := run("explain", "x", "--admin", address, "--token-file", file); code != exit.Failure || !strings.Contains(stderr, "404") {
+	if code, _, stderr := run("explain", "x", "--admin", address, "--token-file", file); code != exit.Failure || !strings.Contains(stderr, "no request of this id") {
 		t.Errorf("exit %d %s", code, stderr)
 	}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.AdminURL()+"/v1/drain", nil)

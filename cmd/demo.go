@@ -136,9 +136,8 @@ func demoEngine(connector, role string) enginesim.Config {
 
 const demoBody = `{"model":"sim","stream":true,"max_tokens":24,"messages":[{"role":"user","content":"Tell me of the sea."}]}`
 
-// printDemo prints commands to try. The second one asks one engine alone. The
-// text of its answer is the same, which proves that the right KV blocks
-// arrived.
+// printDemo prints commands to try. The second command sends the request to one engine
+// alone. Both answers have the same text, which proves that the right KV blocks arrived.
 func (a *app) printDemo(n *node.Node, d demoFlags, alone string) {
 	if a.json {
 		_ = a.printJSON(map[string]string{"url": n.URL(), "admin": n.AdminURL(), "engine_alone": alone})

@@ -18,15 +18,16 @@ func (a *app) importCommand() *cobra.Command {
 		Short: "Convert the configuration of another router",
 		Long: "Print a config.toml that does the same as the configuration of another router. A comment names each\n" +
 			"setting without an equivalent. Warnings go to standard error. The output contains no secrets.",
-		Example: "  pdproxy import vllm-router router.flags > config.toml",
+		Example: "  pdproxy import vllm-router start-router.sh > config.toml\n  pdproxy import llm-d epp-config.yaml > config.toml",
 		Args:    cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return errors.New("import: want trtllm, vllm-router or sglang-router, and a file")
-		},
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(a.importTRTLLM(),
 		a.importFlags("vllm-router", "of vllm-router", importer.VLLMRouter),
-		a.importFlags("sglang-router", "of SGLang's model gateway (sglang-router, smg)", importer.SGLangRouter))
+		a.importFlags("sglang-router", "of SGLang's model gateway (sglang-router, smg)", importer.SGLangRouter),
+		a.importFlags("production-stack", "of the router of vLLM's production stack", importer.ProductionStack),
+		a.importYAML("llm-d", "Convert the flags or the configuration of llm-d's pd-sidecar, or an EndpointPickerConfig", importer.LLMD),
+		a.importYAML("litellm", "Convert the config.yaml of LiteLLM's proxy", importer.LiteLLM))
 	return c
 }
 
@@ -80,6 +81,22 @@ func (a *app) importFlags(name, of string, read func(importer.File) (importer.Re
 			"at line ends if it has several lines, or one flag per line.",
 		Example: "  pdproxy import " + name + " router.flags > config.toml",
 		Args:    arguments("FLAGFILE"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			file, err := importFile(args[0])
+			if err != nil {
+				return err
+			}
+			return a.printImport(read(file))
+		},
+	})
+}
+
+func (a *app) importYAML(name, short string, read func(importer.File) (importer.Result, error)) *cobra.Command {
+	return a.addJSON(&cobra.Command{
+		Use:     name + " FILE",
+		Short:   short,
+		Example: "  pdproxy import " + name + " config.yaml > config.toml",
+		Args:    arguments("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, err := importFile(args[0])
 			if err != nil {

@@ -23,7 +23,7 @@ func TestImport(t *testing.T) {
 	}{
 		"help":             {[]string{"import", "--help"}, exit.OK, "sglang-router", ""},
 		"help of trtllm":   {[]string{"import", "trtllm", "--help"}, exit.OK, "disagg_config.yaml", ""},
-		"alone":            {[]string{"import"}, exit.Usage, "", "want trtllm, vllm-router or sglang-router"},
+		"alone":            {[]string{"import"}, exit.OK, "production-stack", ""},
 		"unknown router":   {[]string{"import", "nginx", badYAML}, exit.Usage, "", "nginx"},
 		"no file":          {[]string{"import", "vllm-router"}, exit.Usage, "", "import vllm-router: which FLAGFILE?"},
 		"missing file":     {[]string{"import", "trtllm", "/nonexistent.yaml"}, exit.Usage, "", "nonexistent"},
@@ -37,6 +37,10 @@ func TestImport(t *testing.T) {
 		"metadata twice":   {[]string{"import", "trtllm", "-m", badYAML, badYAML, badYAML}, exit.Usage, "", "twice"},
 		"missing metadata": {[]string{"import", "trtllm", badYAML, "/nonexistent.yaml"}, exit.Usage, "", "nonexistent"},
 		"vllm-router":      {[]string{"import", "vllm-router", imports + "vllm-regular.flags"}, exit.OK, "ranks = 8", "warning: " + imports + "vllm-regular.flags: line 11: --api-key: "},
+		"llm-d sidecar":    {[]string{"import", "llm-d", imports + "llmd-sidecar.flags"}, exit.OK, `local = "https://localhost:8200"`, "no remote engine"},
+		"llm-d picker":     {[]string{"import", "llm-d", imports + "llmd-picker-pd.yaml"}, exit.OK, `plan = "pd_auto"`, "no engine"},
+		"litellm":          {[]string{"import", "litellm", imports + "litellm-config.yaml"}, exit.OK, `url = "http://10.0.0.6:8000"`, "azure"},
+		"production-stack": {[]string{"import", "production-stack", imports + "stack-disaggregated.flags"}, exit.OK, `role = "prefill"`, "vllm-store"},
 		"sglang-router":    {[]string{"import", "sglang-router", imports + "sglang-pd.flags"}, exit.OK, "bootstrap_port = 9001", "warning: "},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,6 +99,7 @@ func TestImportedConfigurationsCheck(t *testing.T) {
 	for name, router := range map[string]string{
 		"trtllm-kv.yaml": "trtllm", "trtllm-multiturn.yaml": "trtllm",
 		"vllm-regular.flags": "vllm-router", "vllm-mooncake.flags": "vllm-router", "sglang-pd.flags": "sglang-router",
+		"llmd-picker-pd.yaml": "llm-d", "stack-disaggregated.flags": "production-stack",
 	} {
 		code, stdout, stderr := run("import", router, filepath.Join(imports, name))
 		if code != exit.OK {

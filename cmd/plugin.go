@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -68,14 +69,14 @@ func (a *app) pluginBuild(o build.Options) error {
 	if a.json {
 		return exit.Failed(a.printJSON(r))
 	}
-	sdk := "no SDK that is known"
+	sdk := "no SDK"
 	if r.SDK != "" {
 		sdk = r.SDK
 		if r.Version != "" {
 			sdk += " " + r.Version
 		}
 	}
-	fmt.Fprintf(a.out, "%s: %.1f MB, %s, %s\n", r.Output, float64(r.SizeBytes)/1e6, r.Toolchain, sdk)
+	fmt.Fprintf(a.out, "%s: %.1f kB, %s, %s\n", r.Output, float64(r.SizeBytes)/1e3, r.Toolchain, sdk)
 	return nil
 }
 
@@ -92,26 +93,34 @@ func isFolder(dir string) error {
 }
 
 func (a *app) pluginNewCommand() *cobra.Command {
-	var kind, sdk string
+	var o build.NewOptions
 	c := &cobra.Command{
 		Use:   "new NAME",
 		Short: "Create a plugin: a folder with source, test frames and a README",
 		Long: `Create the folder NAME with a plugin that builds and runs without changes.
 
-The build needs only Go. With --sdk-dir the policy uses the package abi/guest of
-pdproxy's sources: it is shorter, and "go test" can test it.`,
+The folder contains all files that the build needs: for a policy in Go the
+packages abi and abi/guest, for Rust and C a file with the structures of the
+contract. So the build needs a compiler and no network. Only the SDKs of --sdk come
+from a registry.`,
 		Example: `  pdproxy plugin new my-router
-  pdproxy plugin new --kind filter my-filter`,
+  pdproxy plugin new --kind plan --lang rust short
+  pdproxy plugin new --kind filter --sdk stamp`,
 		Args: arguments("NAME"),
-		RunE: func(_ *cobra.Command, args []string) error { return a.pluginNew(args[0], build.Kind(kind), sdk) },
+		RunE: func(_ *cobra.Command, args []string) error {
+			o.Dir = args[0]
+			return a.pluginNew(o)
+		},
 	}
-	c.Flags().StringVar(&kind, "kind", string(build.Policy), "policy or filter")
-	c.Flags().StringVar(&sdk, "sdk-dir", "", "folder with pdproxy's sources, for a policy that uses abi/guest")
+	c.Flags().StringVar((*string)(&o.Kind), "kind", string(build.Place), "place, plan, mint, leg (policies) or filter; policy means place")
+	c.Flags().StringVar((*string)(&o.Language), "lang", string(build.Go), "go, tinygo, rust or c")
+	c.Flags().BoolVar(&o.Registry, "sdk", false, "for a filter in Go or Rust: use the SDK of the proxy-wasm project, which the first build downloads")
+	c.Flags().StringVar(&o.SDKDir, "sdk-dir", "", "folder with pdproxy's sources, for a policy in Go that uses them instead of a copy")
 	return a.addJSON(c)
 }
 
-func (a *app) pluginNew(dir string, kind build.Kind, sdk string) error {
-	files, err := build.New(dir, kind, sdk)
+func (a *app) pluginNew(o build.NewOptions) error {
+	files, err := build.New(o)
 	if err != nil {
 		return fmt.Errorf("new plugin: %w", err)
 	}
@@ -119,10 +128,17 @@ func (a *app) pluginNew(dir string, kind build.Kind, sdk string) error {
 		return exit.Failed(a.printJSON(struct {
 			Dir   string   `json:"dir"`
 			Files []string `json:"files"`
-		}{dir, files}))
+		}{o.Dir, files}))
 	}
-	name := filepath.Base(dir)
-	fmt.Fprintf(a.out, "%s: %s\n\npdproxy plugin build %s\npdproxy plugin test %s %s\n", dir, strings.Join(files, ", "), dir,
-		filepath.Join(dir, name+".wasm"), filepath.Join(dir, "frames.json"))
+	flag := ""
+	if o.Language == build.TinyGo {
+		flag = "--tinygo "
+	}
+	module := filepath.Join(o.Dir, filepath.Base(o.Dir)+".wasm")
+	// The copied packages are one entry, so that the plugin's own files are visible.
+	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasPrefix(name, "pdproxy/") && name != "pdproxy/go.mod" })
+	list := strings.Replace(strings.Join(files, ", "), "pdproxy/go.mod", "pdproxy/", 1)
+	fmt.Fprintf(a.out, "%s: %s\n\npdproxy plugin build %s%s\npdproxy plugin test %s %s\n", o.Dir, list, flag, o.Dir,
+		module, filepath.Join(o.Dir, "frames.json"))
 	return nil
 }

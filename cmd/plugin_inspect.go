@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -17,7 +18,7 @@ import (
 func (a *app) pluginInspectCommand() *cobra.Command {
 	return a.addJSON(&cobra.Command{
 		Use:   "inspect FILE",
-		Short: "Show ABI, hooks, callbacks, imports, needs, size and start time of a module",
+		Short: "Show contract, hooks, policies, callbacks, imports, needs, size and start time of a module",
 		Example: `  pdproxy plugin inspect my-router/my-router.wasm
   pdproxy plugin inspect --json my-router/my-router.wasm`,
 		Args: arguments("FILE"),
@@ -44,9 +45,20 @@ func (a *app) pluginInspect(path string) error {
 		}
 		fmt.Fprintf(w, "%s\t%s\n", name, strings.Join(values, "\n\t"))
 	}
-	list("abi", strings.Fields(i.ABI))
+	contract, abi := "none: not a policy", "none: not a filter"
+	if i.Contract > 0 {
+		contract = strconv.Itoa(i.Contract)
+	}
+	if i.ABI != "" {
+		abi = i.ABI
+	}
+	fmt.Fprintf(w, "contract\t%s\nproxy-wasm\t%s\n", contract, abi)
 	list("hooks", i.Hooks)
-	list("policies", i.Policies)
+	if len(i.Hooks) > 0 && len(i.Policies) == 0 {
+		fmt.Fprintln(w, "policies\tone for each hook, with the name of the plugin")
+	} else {
+		list("policies", i.Policies)
+	}
 	list("needs", i.Needs)
 	list("callbacks", i.Callbacks)
 	list("imports", i.Imports)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"go/format"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -61,51 +60,36 @@ func checkSource(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 		if formatted, err := format.Source(source); err != nil || !bytes.Equal(formatted, source) {
-			t.Errorf("%s is not as gofmt writes it: %v", name, err)
+			t.Errorf("%s is not formatted by gofmt: %v", name, err)
 		}
 	}
 }
 
-// goRun runs the go command in a plugin's folder, without the flags of this test.
-func goRun(t *testing.T, dir string, args ...string) {
-	t.Helper()
-	c := exec.Command("go", args...)
-	c.Dir = dir
-	c.Env = append(c.Environ(), "GOFLAGS=")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Errorf("go %v: %v\n%s", args, err, out)
-	}
-}
-
+// TestNewPolicy makes, builds and tests a policy in an empty folder, without a network
+// and without pdproxy's sources. conformance/plugins does so with every kind and language.
 func TestNewPolicy(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		args []string
-	}{
-		{"without an SDK", nil},
-		{"over abi/guest", []string{"--sdk-dir", repository(t)}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "my-policy")
-			must(t, exit.OK, append([]string{"plugin", "new", dir}, tt.args...)...)
-			must(t, exit.Usage, append([]string{"plugin", "new", dir}, tt.args...)...) // the folder exists already
-			checkSource(t, dir)
-			goRun(t, dir, "test", ".")
-			must(t, exit.OK, "plugin", "build", dir)
-			module := filepath.Join(dir, "my-policy.wasm")
+	dir := filepath.Join(t.TempDir(), "my-policy")
+	t.Setenv("GOFLAGS", "-mod=mod")
+	t.Setenv("GOPROXY", "off")
+	stdout, _ := must(t, exit.OK, "plugin", "new", dir)
+	if want := "README.md, frames.json, go.mod, main.go, main_test.go, pdproxy/\n"; !strings.Contains(stdout, want) {
+		t.Errorf("no %q in %s", want, stdout)
+	}
+	must(t, exit.Usage, "plugin", "new", dir) // the folder exists already
+	checkSource(t, dir)
+	must(t, exit.OK, "plugin", "build", dir)
+	module := filepath.Join(dir, "my-policy.wasm")
 
-			var results []trial.Result
-			stdout, _ := must(t, exit.OK, "plugin", "test", "--json", module, filepath.Join(dir, "frames.json"))
-			unmarshal(t, stdout, &results)
-			if len(results) != 3 {
-				t.Fatalf("%d results", len(results))
-			}
-			for _, r := range results {
-				if r.Error != "" || r.US <= 0 || r.Decision == nil || r.Hook != "place" {
-					t.Errorf("result %+v", r)
-				}
-			}
-		})
+	var results []trial.Result
+	stdout, _ = must(t, exit.OK, "plugin", "test", "--json", module, filepath.Join(dir, "frames.json"))
+	unmarshal(t, stdout, &results)
+	if len(results) != 3 {
+		t.Fatalf("%d results", len(results))
+	}
+	for _, r := range results {
+		if r.Error != "" || r.US <= 0 || r.Decision == nil || r.Hook != "place" {
+			t.Errorf("result %+v", r)
+		}
 	}
 }
 
@@ -126,7 +110,7 @@ func TestInspect(t *testing.T) {
 			var i trial.Inspection
 			stdout, _ := must(t, exit.OK, "plugin", "inspect", "--json", module)
 			unmarshal(t, stdout, &i)
-			if i.ABI != tt.abi || !slices.Equal(i.Hooks, tt.hooks) || !slices.Equal(i.Policies, tt.policies) {
+			if i.ABI != tt.abi || i.Contract != 1 || !slices.Equal(i.Hooks, tt.hooks) || !slices.Equal(i.Policies, tt.policies) {
 				t.Errorf("inspected as %+v", i)
 			}
 			if i.SizeBytes == 0 || i.CompileMS <= 0 || i.InstantiateUS <= 0 || i.MemoryBytes == 0 {
@@ -140,7 +124,9 @@ func TestInspect(t *testing.T) {
 		})
 	}
 	stdout, _ := must(t, exit.OK, "plugin", "inspect", filepath.Join(repository(t), "examples/policy-c/policy.wasm"))
-	for _, want := range []string{"hooks        pdproxy_v1_on_place\n", "imports      none\n", "size         0.9 kB"} {
+	for _, want := range []string{
+		"contract     1\n", "proxy-wasm   none: not a filter\n", "policies     one for each hook, with the name of the plugin\n", "hooks        pdproxy_v1_on_place\n", "imports      none\n", "size         0.9 kB",
+	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
 		}
@@ -186,13 +172,17 @@ func TestPluginUsage(t *testing.T) {
 		"build nothing":      {exit.Usage, "usage: ", []string{"build"}},
 		"build no folder":    {exit.Usage, "absent", []string{"build", filepath.Join(dir, "absent")}},
 		"build a file":       {exit.Usage, "is not a folder", []string{"build", text}},
-		"build empty folder": {exit.Failure, "go.mod", []string{"build", dir}},
+		"build empty folder": {exit.Failure, "the folder has no plugin", []string{"build", dir}},
 		"new bad name":       {exit.Usage, "not a name for a plugin", []string{"new", filepath.Join(dir, "a b")}},
 		"new bad kind":       {exit.Usage, "not a kind of plugin", []string{"new", filepath.Join(dir, "a"), "--kind", "cake"}},
+		"new bad language":   {exit.Usage, "not a language", []string{"new", filepath.Join(dir, "a"), "--lang", "cobol"}},
+		"new sdk in C":       {exit.Usage, "filters in Go and Rust", []string{"new", filepath.Join(dir, "a"), "--kind", "filter", "--lang", "c", "--sdk"}},
+		"new sdk for leg":    {exit.Usage, "filters in Go and Rust", []string{"new", filepath.Join(dir, "a"), "--kind", "leg", "--sdk"}},
+		"new sources in C":   {exit.Usage, "policies in Go", []string{"new", filepath.Join(dir, "a"), "--lang", "c", "--sdk-dir", "."}},
 		"new filter of sdk":  {exit.Usage, "stock SDKs", []string{"new", filepath.Join(dir, "a"), "--kind", "filter", "--sdk-dir", "."}},
 		"new no sources":     {exit.Usage, "find pdproxy's sources", []string{"new", filepath.Join(dir, "a"), "--sdk-dir", dir}},
 		"inspect no file":    {exit.Usage, "absent", []string{"inspect", filepath.Join(dir, "absent")}},
-		"inspect text":       {exit.Failure, "inspect ", []string{"inspect", text}},
+		"inspect text":       {exit.Failure, "the file is not WebAssembly", []string{"inspect", text}},
 		"inspect empty":      {exit.Failure, "neither a proxy-wasm marker", []string{"inspect", empty}},
 		"test one argument":  {exit.Usage, "usage: ", []string{"test", empty}},
 		"test no frames":     {exit.Usage, "frame 0", []string{"test", empty, text}},
@@ -204,7 +194,7 @@ func TestPluginUsage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, stderr := must(t, tt.code, append([]string{"plugin"}, tt.args...)...)
 			if !strings.Contains(stderr, tt.stderr) {
-				t.Errorf("stderr %q, want %q in it", stderr, tt.stderr)
+				t.Errorf("stderr %q, want the text %q", stderr, tt.stderr)
 			}
 		})
 	}

@@ -110,8 +110,8 @@ func (a *app) replay(r *replayFlags) error {
 	results := make([][]*replay.Result, len(labs))
 	for _, name := range r.policies {
 		for i, lab := range labs {
-			// Each run has a set of its own, because a guest may have state of
-			// an earlier run.
+			// Each run has a separate set, because a guest may keep state of an earlier
+			// run.
 			p, err := newPlacer(name, params, r.runtime == "native", log)
 			if err != nil {
 				return fmt.Errorf("--policy %s: %w", name, err)

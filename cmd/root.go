@@ -31,7 +31,7 @@ type app struct {
 // Main runs one command line and returns its exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
 	// Go's smallest heap of 4 MiB would make garbage collections too frequent for requests
-	// that take microseconds (docs/performance.md).
+	// that take microseconds (docs/reference/performance.md).
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400)
 	}
@@ -84,7 +84,7 @@ It runs simulated engines and the proxy in one process, and prints requests to t
 	for _, name := range []string{"json", "log-level", "log-format"} {
 		flags.Lookup(name).Hidden = true
 	}
-	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.adminTokenCommand(), a.keysCommand(), a.importCommand(), a.pluginCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.adminTokenCommand(), a.keysCommand(), a.importCommand(), a.quickstartCommand(), a.pluginCommand(), a.versionCommand())
 	return root
 }
 

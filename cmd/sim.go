@@ -56,6 +56,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio, vllm-p2p-nccl: tcp://HOST:PORT of the proxy's registry")
 	f.IntVar(&cfg.P2PNCCL.Port, "kv-port", 0, "vllm-p2p-nccl: port for the KV that prefill sends; 0: any")
 	f.StringVar(&cfg.ECDir, "ec-dir", "", "vllm: directory with the output of encoders")
+	f.BoolVar(&cfg.FutureParams, "future-params", false, "vllm-nixl, vllm-moriio-read: kv_transfer_params have members of no release, which a proxy must pass on unchanged")
 	f.DurationVar(&cfg.ConnectDelay, "connect-delay", 0, "time to connect to a peer")
 	f.StringVar(&cfg.TRTLLM.ClusterURI, "cluster-uri", "", "trtllm: http://HOST:PORT or etcd://HOST:PORT of the cluster storage where the worker registers")
 	f.StringVar(&cfg.TRTLLM.ClusterName, "cluster-name", "", "trtllm: name of the cluster in the storage")
@@ -73,7 +74,7 @@ func (a *app) simCommand() *cobra.Command {
 	return a.addJSON(a.addLog(c))
 }
 
-// sim runs the engine until a signal, or until a fault of its own ends it.
+// sim runs the engine until a signal arrives, or until an injected fault ends the engine.
 func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 	cfg.Log = log
 	e, err := enginesim.New(cfg)

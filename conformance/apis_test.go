@@ -89,7 +89,7 @@ func eachAPI(t *testing.T, o fleetOptions, run func(f *fleet, a api)) {
 				if err := openai.ParseRequest(route, []byte(a.body("x", 3, false)), request); err != nil {
 					t.Fatal(err)
 				}
-				if conn.Pairable(request) == nil { // the other case has a test of its own
+				if conn.Pairable(request) == nil { // the other case has a separate test
 					run(&g, a)
 				}
 			})

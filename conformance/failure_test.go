@@ -175,7 +175,7 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 		f.leaveBetweenLegs(chatPath, chat(long, 20, true))
 		f.cleanupCounted()
 		if n := f.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`); n > 1 {
-			t.Errorf("%v clean-ups are left to engines", n)
+			t.Errorf("the proxy left %v clean-ups to the engines' time-outs", n)
 		}
 	})
 }
@@ -515,7 +515,7 @@ func TestRetryBudgetIsGlobal(t *testing.T) {
 		c.Retry.Budget, c.Retry.MinBudget = 0, 2
 		c.Circuit.Failures = 1000
 	}})
-	f.oneEntry() // each worker has a budget of its own
+	f.oneEntry() // each worker has a separate budget
 	for _, p := range f.prefill {
 		p.SetFault("1:500", 0, "")
 	}

@@ -167,6 +167,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 
 func startEngine(t *testing.T, c enginesim.Config) *enginesim.Engine {
 	t.Helper()
+	c.FutureParams = true // the proxy passes on members that it does not know
 	e, err := enginesim.New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -296,7 +297,7 @@ func (f *fleet) eventually(what string, ok func() bool) {
 	}
 }
 
-// usage is what the process holds.
+// usage is the use of resources by the process.
 type usage struct{ goroutines, descriptors int }
 
 func measure() usage {

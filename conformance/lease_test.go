@@ -39,7 +39,7 @@ func TestLeaseEndsBeforeDecodeHasRoom(t *testing.T) {
 			}
 		}
 	})
-	f.oneEntry() // each worker has a cap of its own
+	f.oneEntry() // each worker has a separate cap
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	stream := f.open(ctx, chat("has the room", 4000, true))
@@ -60,7 +60,7 @@ func TestLeaseEndsBeforeDecodeHasRoom(t *testing.T) {
 	}
 	f.settled()
 	if n := f.decode[0].State().StaleReads + f.prefill[0].State().StaleReads; n != 0 {
-		t.Errorf("%d reads of what was no longer there", n)
+		t.Errorf("%d reads of blocks that no longer existed", n)
 	}
 }
 

@@ -63,7 +63,7 @@ func logprobsOf(t *testing.T, a answer) string {
 			Meta map[string]json.RawMessage `json:"meta_info"`
 		}
 		if err := json.Unmarshal(raw, &o); err != nil {
-			t.Fatalf("%v: %s", err, raw)
+			t.Fatalf("json.Unmarshal(raw, &o) = %v, %s", err, raw)
 		}
 		for key := range o.Meta {
 			if !strings.Contains(key, "logprobs") {

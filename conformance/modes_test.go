@@ -185,7 +185,7 @@ func TestWorkerKilled(t *testing.T) {
 		f.heard()
 		f.right(f.through(f.workers[1], body), chatPath, body)
 		for _, e := range f.engines() {
-			if n := e.State().LeasesExpired; n != 0 && connector != enginesim.ConnectorTRTLLM { // its engines cannot be told
+			if n := e.State().LeasesExpired; n != 0 && connector != enginesim.ConnectorTRTLLM { // the proxy cannot send these engines a release
 				t.Errorf("%s freed %d by itself", e.Addr(), n)
 			}
 		}

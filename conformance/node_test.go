@@ -62,7 +62,7 @@ func mode(t *testing.T) string {
 	return m
 }
 
-// process is a node that runs in the test's process, as in a process of its own.
+// process is a node that runs in the test's process, as in a separate process.
 type process struct {
 	*node.Node
 	t     *testing.T
@@ -184,7 +184,7 @@ func (f *fleet) startCoordinator() {
 	}
 }
 
-// startWorker starts a worker. It has an admin address of its own for the test.
+// startWorker starts a worker. It has a separate admin address for the test.
 func (f *fleet) startWorker(slot int) *process {
 	f.t.Helper()
 	admin, err := net.Listen("tcp", "127.0.0.1:0")

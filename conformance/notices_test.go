@@ -70,7 +70,7 @@ func linkedModules(t *testing.T) []*linked {
 		c.Stderr = &stderr
 		out, err := c.Output()
 		if err != nil {
-			t.Fatalf("%v: %s", err, stderr.String())
+			t.Fatalf("c.Output() = %v, %s", err, stderr.String())
 		}
 		for line := range strings.Lines(string(out)) {
 			part := strings.Split(strings.TrimSpace(line), "|")
@@ -155,7 +155,7 @@ func notices(t *testing.T, modules []*linked) []byte {
 			refs = append(refs, fmt.Sprint(number[text]))
 		}
 		if len(names) == 0 {
-			t.Errorf("%s has no licence that is known", m.path)
+			t.Errorf("%s has no known licence", m.path)
 		}
 		slices.Sort(names)
 		fmt.Fprintf(&list, "| %s | %s | %s | %s |\n", m.path, m.version, strings.Join(names, ", "), strings.Join(refs, ", "))

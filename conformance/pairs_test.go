@@ -73,7 +73,7 @@ func TestRefusedPair(t *testing.T) {
 				t.Errorf("pdproxy_pair_refused is %v", n)
 			}
 			if !strings.Contains(log.String(), "pairs refused") {
-				t.Error("the log does not say so")
+				t.Error("the log lacks the refused pairs")
 			}
 		})
 	}
@@ -164,8 +164,8 @@ func TestWarmPairs(t *testing.T) {
 	})
 }
 
-// TestColdPairs is the opposite: without warm-up the first user's request
-// waits, and the pair is warming meanwhile.
+// TestColdPairs is the opposite: without warm-up the first user's request waits, and the
+// pair is warming in the meantime.
 func TestColdPairs(t *testing.T) {
 	f := warmFleet(t, enginesim.ConnectorVLLMNixl, 1, 1, 300*time.Millisecond, func(c *config.Config) { c.Pairs.WarmUp = false })
 	body := chat("a prompt of some words", 2, false)

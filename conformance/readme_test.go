@@ -16,7 +16,7 @@ var tomlBlock = regexp.MustCompile("(?s)```toml\n(.*?)```")
 // Every configuration shown in a document can be run.
 func TestConfigurationsInDocuments(t *testing.T) {
 	var files []string
-	for _, pattern := range []string{"../README.md", "../docs/*.md", "../policies/*/README.md", "../config.toml"} {
+	for _, pattern := range []string{"../README.md", "../docs/*.md", "../docs/*/*.md", "../policies/*/README.md", "../config.toml"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -39,7 +39,7 @@ func TestConfigurationsInDocuments(t *testing.T) {
 		for _, s := range shown {
 			blocks++
 			if _, err := config.Parse([]byte(s)); err != nil {
-				t.Errorf("%s: %v", file, err)
+				t.Errorf("%s: config.Parse([]byte(s)) = %v, want nil", file, err)
 			}
 		}
 	}

@@ -319,7 +319,7 @@ func TestEmptyAnswersAreTriedAgain(t *testing.T) {
 					}
 				}
 				if len(bad.seen(nil)) == 0 || f.metric("pdproxy_retries_total") == 0 {
-					t.Error("the bad engine was never asked")
+					t.Error("the bad engine got no request")
 				}
 			})
 		}
@@ -372,7 +372,7 @@ func TestStreamEndsWithoutABlankLine(t *testing.T) {
 	}
 }
 
-// speak opens a connection to the proxy and writes one request by hand.
+// speak opens a connection to the proxy and writes one raw request.
 func (f *fleet) speak(body string) *net.TCPConn {
 	f.t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
@@ -403,7 +403,7 @@ func TestHalfClosedClientGetsNoWholeStream(t *testing.T) {
 	}
 	c.CloseWrite()
 	if rest, err := io.ReadAll(resp.Body); err == nil {
-		t.Fatalf("the stream ended as if whole: %q", rest)
+		t.Fatalf("the stream ended like a complete one: %q", rest)
 	}
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) == 1 })
 }
@@ -597,7 +597,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 				})
 			}
 			if err := f.drain(); err == nil {
-				t.Error("the drain says that it was clean")
+				t.Error("drain reports no error")
 			}
 			for range running {
 				if a := <-got; a.status != 503 || !strings.Contains(a.body, "draining") {
@@ -618,7 +618,7 @@ func TestClientCapCountsTheQueue(t *testing.T) {
 		c.Limits.MaxReading = 100 // the bodies may arrive at the same time
 		c.Limits.MaxExchanges, c.Limits.PerClient, c.Limits.QueueTimeout = 1, 2, config.Duration(500*time.Millisecond)
 	}, e)
-	f.oneEntry() // each worker has a cap of its own
+	f.oneEntry() // each worker has a separate cap
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	got := make(chan answer, 5)
@@ -847,7 +847,7 @@ func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
 		}
 	}
 	if len(p0.seen(nil)) == 0 {
-		t.Error("the broken engine was never asked")
+		t.Error("the broken engine got no request")
 	}
 }
 

@@ -116,7 +116,7 @@ func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
 				t.Errorf("%s is believed to hold %d tokens, want 320 at least: %v", home, tokens[home], tokens)
 			}
 			if got := prefilledBy(next); got != home {
-				t.Errorf("a prompt that %s holds went to %s: %v", home, got, tokens)
+				t.Errorf("a prompt that %s holds was placed on %s: %v", home, got, tokens)
 			}
 			f.eventually("the blocks' events are in", func() bool { return f.byEvents() >= 24 })
 		}
@@ -213,7 +213,7 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 		}
 		f.eventually("the events of the new process are in", func() bool { return f.byEvents() >= known })
 		if next := f.explained("next", prompt(0, 20*16)); held(next)[prefilledBy(next)] == 0 {
-			t.Errorf("nothing is learned anew: %v", held(next))
+			t.Errorf("no blocks were learned after the restart: %v", held(next))
 		}
 	})
 }

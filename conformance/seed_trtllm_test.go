@@ -45,7 +45,7 @@ func TestNoIDOfAFleetCollides(t *testing.T) {
 			for i := range each {
 				facts, ok := source.Next()
 				if !ok {
-					t.Error("a line has no ids left")
+					t.Error("a line has no ids")
 				}
 				id := disaggid.Pack(facts) // the proxy's own rule, and the policy's
 				if i%100 == 0 {

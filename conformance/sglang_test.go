@@ -42,7 +42,7 @@ func choices(t *testing.T, a answer) map[int]string {
 			}
 		}
 		if err := json.Unmarshal([]byte(data), &o); err != nil {
-			t.Fatalf("%v: %s", err, data)
+			t.Fatalf("json.Unmarshal([]byte(data), &o) = %v, %s", err, data)
 		}
 		for _, c := range o.Choices {
 			texts[c.Index] += c.Text
@@ -98,7 +98,7 @@ func nativeTexts(t *testing.T, a answer) string {
 	t.Helper()
 	var list []struct{ Text string }
 	if err := json.Unmarshal([]byte(a.body), &list); err != nil {
-		t.Fatalf("%v: %s", err, a.body)
+		t.Fatalf("json.Unmarshal([]byte(a.body), &list) = %v, %s", err, a.body)
 	}
 	return fmt.Sprint(list)
 }
@@ -116,7 +116,7 @@ func TestSamplesAreRefused(t *testing.T) {
 		}
 	}
 	if n := f.prefill[0].State().Requests + f.decode[0].State().Requests; n != 0 {
-		t.Errorf("engines were asked %d times", n)
+		t.Errorf("engines got %d requests", n)
 	}
 }
 
@@ -270,7 +270,7 @@ func TestUnlikeEnginesAreKeptApart(t *testing.T) {
 				t.Errorf("the unlike prefill got %d requests", n)
 			}
 			if !strings.Contains(log.String(), unlike.why) {
-				t.Errorf("the log does not say %q", unlike.why)
+				t.Errorf("the log lacks %q", unlike.why)
 			}
 			var rows []pairRow
 			f.admin("/v1/pairs", &rows)

@@ -16,8 +16,8 @@ import (
 // The failure table of a sidecar: in both directions, for each order of the
 // legs, with the remote engine named in the header.
 
-// TestSidecarClientLeaves: in every phase, both engines are told and hold
-// nothing afterwards.
+// TestSidecarClientLeaves: if the client leaves in any phase, both engines are informed
+// and hold nothing afterwards.
 func TestSidecarClientLeaves(t *testing.T) {
 	eachSidecarFlow(t, func(t *testing.T, connector, role string) {
 		t.Run("before prefill answered", func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestSidecarPickedDecodeFails(t *testing.T) {
 					t.Errorf("decoded by %s", got)
 				}
 				if _, fallbacks := f.coordination(a); len(fallbacks) == 0 {
-					t.Error("no fallback is known")
+					t.Error("no fallback was recorded")
 				}
 				f.decode[1].SetFault("", 0, "")
 				f.settled()

@@ -138,7 +138,7 @@ func TestSidecarCallsTheEngineThatIsNamed(t *testing.T) {
 		body := chat("one of two", 12, true)
 		f.right(f.tell(body, prefillerHeader, both), chatPath, body)
 		if idle := f.decode[1]; role == enginesim.RoleDecode && idle.State().Requests > 0 {
-			t.Error("another decode engine than the local one was called")
+			t.Error("a decode engine other than the local one was called")
 		}
 	})
 }
@@ -192,7 +192,7 @@ func TestSidecarCallsNobodyElse(t *testing.T) {
 			}
 		}
 		if dialled.Load() > 0 {
-			t.Error("a host that is not known was dialled")
+			t.Error("the proxy dialled an unknown host")
 		}
 		for _, e := range f.engines()[:4] {
 			if n := e.State().Requests; n > 0 {
@@ -228,7 +228,8 @@ func TestSidecarWithoutHeader(t *testing.T) {
 	})
 }
 
-// TestSidecarAlone: without another engine the local one serves what it can.
+// TestSidecarAlone: without another engine the local engine serves all requests that need
+// no other engine.
 func TestSidecarAlone(t *testing.T) {
 	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
 		c.Engines = nil // includes the local engine, which is known by its url
@@ -247,7 +248,7 @@ func TestSidecarAlone(t *testing.T) {
 		}
 	}
 	if a := f.tell(chat("x", 5, false), prefillerHeader, f.prefill[0].Addr()); a.status != 403 {
-		t.Errorf("an engine that is not known: status %d", a.status)
+		t.Errorf("status for an unknown engine: %d", a.status)
 	}
 	ids := f.post(context.Background(), f.url, "/tokenize", `{"model":"sim","prompt":"how many"}`)
 	if ids.status != 200 {
@@ -334,7 +335,7 @@ func TestSidecarPoliciesAreSwitched(t *testing.T) {
 	ask("prefill_placed")
 	ask("prefill_placed", prefillerHeader, "1.2.3.4:5") // no active policy reads the header
 	if a := f.tell(chat("x", 3, false), header, "local"); a.status != 400 {
-		t.Errorf("a policy that the operator took out: status %d", a.status)
+		t.Errorf("status for a disabled policy: %d", a.status)
 	}
 	for _, bad := range []string{`{"policies":[]}`, `{"policies":["decode_placed"]}`, `{"policies":["x"]}`, `{"order":["local"]}`, `no`} {
 		if status, body := f.put("/v1/sidecar/policies", bad); status != 400 {
@@ -410,7 +411,7 @@ func TestSidecarLinesReachNoEngine(t *testing.T) {
 				}
 			}
 			if leg.Header.Get("X-Mine") != "stays" {
-				t.Error("another line did not reach an engine")
+				t.Error("an unrelated header line did not reach an engine")
 			}
 		}
 		if n := len(remote.seen(nil)); (callers == nil) != (n == 1) {
@@ -479,7 +480,7 @@ func TestSidecarAsksThePicker(t *testing.T) {
 		q := *asked.Load()
 		candidates, _ := q["candidates"].([]any)
 		if q["phase"] != "decode" || q["prefill"] != f.prefill[0].Addr() || q["model"] != "sim" || len(candidates) != 2 || q["max_tokens"] != 12.0 {
-			t.Errorf("the picker was asked %v", q)
+			t.Errorf("query of the picker %v", q)
 		}
 		if n := f.decode[0].State().Requests; n > 0 {
 			t.Errorf("the engine that was not picked saw %d requests", n)

@@ -116,10 +116,15 @@ func TestTRTLLMWorkersRegister(t *testing.T) {
 			c.prefill[0].Kill() // it returns before its lease ends
 			c.prefill[0].Close()
 			c.prefill[0] = c.worker(enginesim.RolePrefill, addr)
-			c.eventually("it is one engine", func() bool {
-				return c.known() == 2 && c.ready("CONTEXT-"+addr) == 1 && c.try(chatPath, chat("back", 3, false)).status == 200
+			// A probe of the dead process may fail late, and the engine is then away until
+			// the next probe.
+			body := chat(long, 8, true)
+			var got answer
+			c.eventually("it is one engine, and serves", func() bool {
+				got = c.try(chatPath, body)
+				return got.status == http.StatusOK && c.known() == 2 && c.ready("CONTEXT-"+addr) == 1
 			})
-			c.served()
+			c.right(got, chatPath, body)
 			c.settled()
 		})
 	}

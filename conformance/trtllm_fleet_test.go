@@ -77,7 +77,7 @@ func (w *foreignWorker) leg(server string, body map[string]any) (answer map[stri
 	return answer, nil
 }
 
-// complete serves one prompt on two engines, with an id of its own.
+// complete serves one prompt on two engines, with a separate id.
 func (w *foreignWorker) complete(prompt string, id int64) (text string, err error) {
 	place := func(role, exclude string) (string, error) {
 		body := map[string]any{"role": role, "routing_key": "conv-" + fmt.Sprint(id%3), "req_id": id}

@@ -11,9 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
-// TestTRTLLMPerfMetrics: operators see the engines' metrics of a request. A
-// client that asks for them gets them as those of one engine; other clients get
-// none.
+// TestTRTLLMPerfMetrics: operators see the engines' metrics of a request. A client that
+// requests the metrics gets them as from one engine; other clients get none.
 func TestTRTLLMPerfMetrics(t *testing.T) {
 	for _, style := range trtllmStyles {
 		t.Run(style, func(t *testing.T) {
@@ -27,7 +26,7 @@ func TestTRTLLMPerfMetrics(t *testing.T) {
 				quiet := f.post(context.Background(), f.url, chatPath, body, "X-Request-Id", "quiet")
 				f.right(quiet, chatPath, body)
 				if strings.Contains(quiet.body, "perf_metrics") || quiet.header.Get("Server-Timing") != "" || quiet.header.Get("X-Trtllm-Start-End-Time") != "" {
-					t.Errorf("told without being asked: %v %s", quiet.header, quiet.body)
+					t.Errorf("timing was sent without a request: %v %s", quiet.header, quiet.body)
 				}
 				asked := f.post(context.Background(), f.url, chatPath, body, "X-Trtllm-Return-Metrics", "1", "X-Request-Id", "asked")
 				f.right(asked, chatPath, body)
@@ -36,7 +35,7 @@ func TestTRTLLMPerfMetrics(t *testing.T) {
 					_, after, _ := strings.Cut(asked.body, "data: [DONE]\n\nevent: trtllm.perf_metrics\ndata: ")
 					var lines map[string]string
 					if err := json.Unmarshal([]byte(after), &lines); err != nil {
-						t.Fatalf("behind the stream: %q, %v", after, err)
+						t.Fatalf("text after the stream: %q, %v", after, err)
 					}
 					timing = lines["Server-Timing"]
 				}
@@ -46,7 +45,7 @@ func TestTRTLLMPerfMetrics(t *testing.T) {
 					}
 				}
 				if strings.Contains(timing, "server_") {
-					t.Errorf("a name of nobody: %q", timing)
+					t.Errorf("the timing has an unknown name: %q", timing)
 				}
 			}
 			f.timed("asked")

@@ -72,7 +72,7 @@ func TestTRTLLMConditional(t *testing.T) {
 		{"short and cold", 777, 20, "prefill_first"},
 	} {
 		if e := f.explained(fmt.Sprint("r", n), prompt(tt.first, tt.tokens)); e.Flow != tt.flow {
-			t.Errorf("%s: %s, want %s", tt.name, e.Flow, tt.flow)
+			t.Errorf("%s: f.explained = %s, want %s", tt.name, e.Flow, tt.flow)
 		}
 		f.eventually("decode's engine is known to hold the prompt", func() bool {
 			return f.byEvents() >= float64(tt.tokens/16)

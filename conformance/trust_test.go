@@ -182,7 +182,7 @@ func TestNoPDFieldReachesAnEngine(t *testing.T) {
 					}
 				}
 				if asked != (change != nil) {
-					t.Errorf("engines were asked for token ids: %v", asked)
+					t.Errorf("token ids were requested from engines: %v", asked)
 				}
 			})
 		}

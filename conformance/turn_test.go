@@ -88,7 +88,7 @@ func idsOf(t *testing.T, a answer) []int {
 		}
 	}
 	if err := json.Unmarshal([]byte(a.body), &v); err != nil || len(v.Choices) == 0 {
-		t.Fatalf("%v: %s", err, a.body)
+		t.Fatalf("json.Unmarshal([]byte(a.body), &v) = %v, %s", err, a.body)
 	}
 	return v.Choices[0].IDs
 }
@@ -117,7 +117,7 @@ func TestTurnIsPulled(t *testing.T) {
 				a := f.try(path, body(ids, ""))
 				f.right(a, path, body(ids, ""))
 				if strings.Contains(a.body, "remote_block_ids") || strings.Contains(a.body, `"prompt_token_ids":[`) {
-					t.Fatalf("the client is told of the transfer: %s", a.body)
+					t.Fatalf("the client's answer contains transfer parameters: %s", a.body)
 				}
 				if path == "/v1/completions" && !strings.Contains(a.body, `"token_ids":null`) {
 					t.Fatalf("the client did not ask for token ids: %s", a.body)
@@ -131,17 +131,17 @@ func TestTurnIsPulled(t *testing.T) {
 				ids = append(append(ids, answer...), words(30+turn)...)
 			}
 			if f.turns("kept") != 4 || f.turns("pulled") != 3 {
-				t.Errorf("%v kept, %v pulled", f.turns("kept"), f.turns("pulled"))
+				t.Errorf("%v turns kept, %v pulled", f.turns("kept"), f.turns("pulled"))
 			}
 			if s := f.decode[0].State(); s.StaleReads+f.decode[1].State().StaleReads+f.prefill[0].State().StaleReads > 0 {
-				t.Error("memory was read that nobody held")
+				t.Error("an engine read memory that no request held")
 			}
 			f.allForgotten()
 		})
 	}
 }
 
-// A client that asks for token ids gets the same as from one engine.
+// A client that requests token ids gets the same ids as from one engine.
 func TestTurnLeavesAskedIDs(t *testing.T) {
 	f := turnFleet(t, nil, nil)
 	for path, body := range map[string]string{
@@ -245,7 +245,7 @@ func TestTurnOfAStream(t *testing.T) {
 		a := f.try(tt.path, tt.body)
 		f.right(a, tt.path, tt.body)
 		if strings.Contains(a.body, "remote_block_ids") {
-			t.Errorf("%s: the client is told: %s", tt.path, a.body)
+			t.Errorf("%s: the client's answer contains transfer parameters: %s", tt.path, a.body)
 		}
 		f.eventually("it is freed", func() bool { return f.kept() == 0 })
 		f.eventually("that is counted", func() bool {
@@ -407,7 +407,7 @@ func TestTurnComesTooLate(t *testing.T) {
 		next := completionOf(append(append(ids, answer...), words(20)...), "")
 		f.right(f.try("/v1/completions", next), "/v1/completions", next)
 		if f.unusedTurns("engine_gone") != 1 || f.turns("pulled") != 0 {
-			t.Errorf("%v gone, %v pulled", f.unusedTurns("engine_gone"), f.turns("pulled"))
+			t.Errorf("%v turns whose engine had left, %v pulled", f.unusedTurns("engine_gone"), f.turns("pulled"))
 		}
 		f.allForgotten()
 	})
@@ -453,7 +453,7 @@ func TestTurnWithoutCoordinator(t *testing.T) {
 		refused += n
 	}
 	if refused != 1 {
-		t.Errorf("%v turns were not kept", refused)
+		t.Errorf("%v turns were refused, want 1", refused)
 	}
 
 	f.startCoordinator()
@@ -511,11 +511,11 @@ func TestTurnsWhileACleanUpHangs(t *testing.T) {
 	hangs := keep(f.try("/v1/completions", turn(21, 20, session)), 21, 20, session)
 	f.prefill[hangs[1]-'0'].SetFault("", 0, "head")
 	if len(long) > 0 {
-		t.Fatal("the long one has been too quick")
+		t.Fatal("the long request ended too early")
 	}
 	keep(<-long, 20, 1000, session)
 	if all := blocks["p0"] + blocks["p1"]; len(blocks) != 2 || f.kept() != all {
-		t.Fatalf("%d blocks are kept, want %v", f.kept(), blocks)
+		t.Fatalf("decode engines retain %d blocks, want %v", f.kept(), blocks)
 	}
 	if err := f.front.end(); err != nil {
 		t.Error(err)
@@ -570,12 +570,12 @@ func TestTurnsOfManyConversations(t *testing.T) {
 	}
 	all.Wait()
 	if kept, pulled := f.turns("kept"), f.turns("pulled"); kept != conversations*turns || pulled != conversations*(turns-1) {
-		t.Errorf("%v kept, %v pulled", kept, pulled)
+		t.Errorf("%v turns kept, %v pulled", kept, pulled)
 	}
 	f.eventually("only the last turns' blocks are kept", func() bool { return f.kept() == int(want.Load()) })
 	for _, e := range f.engines() {
 		if s := e.State(); s.StaleReads > 0 {
-			t.Errorf("%s was asked for memory that nobody held", e.Addr())
+			t.Errorf("%s got a request for memory that no request held", e.Addr())
 		}
 	}
 	f.allForgotten()

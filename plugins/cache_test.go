@@ -36,7 +36,7 @@ func TestPrune(t *testing.T) {
 	}
 	prune(dir, 999)
 	if left() != "0123" {
-		t.Errorf("above it: %s", left())
+		t.Errorf("remaining entries: %s", left())
 	}
 	prune(filepath.Join(dir, "none"), 0)
 }

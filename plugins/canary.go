@@ -42,8 +42,8 @@ func (p *plugin) wantsProof() bool {
 	return p.version != nil && p.spec.Canary > 0 && !p.failures.Parked()
 }
 
-// release lets fresh take its share of p's decisions. fresh must have
-// everything that the configuration names. The caller holds s.mu.
+// release gives fresh its share of p's decisions. fresh must have every name in the
+// configuration. The caller holds s.mu.
 func (s *Set) release(t *table, p, fresh *plugin) error {
 	if err := fresh.version.Trial(); err != nil {
 		return err
@@ -113,7 +113,7 @@ func (t *table) all() []*plugin {
 	return list
 }
 
-// replace lets fresh serve in place of p at once. The caller holds s.mu.
+// replace puts fresh in place of p at once. The caller holds s.mu.
 func (s *Set) replace(t *table, p, fresh *plugin) error {
 	next := t.with(p, fresh)
 	if err := s.resolve(next); err != nil {

@@ -7,10 +7,10 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/policy"
 )
 
-// Plan asks the plan policies in their order; the first that does not pass
-// decides. A limit set by a policy that passes applies unless the deciding
-// policy sets another. by is the name of the policy that decided. When ok is
-// false, by is the reason why there is no decision, one of package policy's.
+// Plan calls the plan policies in their order. The first policy that does not pass
+// decides. A limit set by a policy that passes applies unless the deciding policy sets
+// another. by is the name of the policy that decided. When ok is false, by is the reason
+// why there is no decision, a constant of package policy.
 func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by string, ok bool) {
 	var limit uint32
 	for {
@@ -39,19 +39,20 @@ func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by st
 	}
 }
 
-// Place asks the place policy, as Plan. It may write scores into the candidates.
+// Place calls the place policy, as Plan does. The policy may write scores into the
+// candidates.
 func (s *Set) Place(_ context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, by string, ok bool) {
 	return ask(s, func(t *table) *placer { return &t.place }, (*policy.Policy).Place, f)
 }
 
-// Mint asks the mint policy, as Plan.
+// Mint calls the mint policy, as Plan does.
 func (s *Set) Mint(_ context.Context, f *abi.MintFacts) (id uint64, by string, ok bool) {
 	return ask(s, func(t *table) *minter { return &t.mint }, (*policy.Policy).Mint, f)
 }
 
-// ask gets a decision of one policy of the table. It asks again when the
-// policy's version was replaced in the meantime. in selects the decider of a
-// table, call calls its hook in WebAssembly.
+// ask gets a decision of one policy of the table. It repeats the call if the policy's
+// version was replaced in the meantime. in selects the decider of a table. call calls the
+// decider's hook in WebAssembly.
 func ask[F, A any](s *Set, in func(*table) *decider[F, A], call func(*policy.Policy, F) (A, string), f F) (a A, by string, ok bool) {
 	for {
 		t := s.table.Load()
@@ -79,9 +80,9 @@ func (s *Set) HasLegs() bool {
 	return len(t.legs)+len(t.finish) > 0
 }
 
-// Leg asks the policies that have the leg hook; the first answer other than
-// abi.LegPass decides. Edits are appended to edits. When no policy decided, the
-// reason is that of the first one that failed.
+// Leg calls the policies that have the leg hook. The first answer other than abi.LegPass
+// decides. Leg appends the policy's edits to edits. When no policy decided, the reason is
+// that of the first policy that failed.
 func (s *Set) Leg(_ context.Context, f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string) {
 	t := s.table.Load()
 	for i := 0; i < len(t.legs); i++ {

@@ -32,9 +32,8 @@ type plugin struct {
 	calls   *filterCalls    // of a filter
 }
 
-// slowCompile is the time after which the log says that a module is being
-// compiled, slowStart the time after which it says that the proxy waits for a
-// plugin.
+// slowCompile is the time after which a log line reports the compilation of a module.
+// slowStart is the time after which a log line reports that the proxy waits for a plugin.
 const slowCompile, slowStart = 200 * time.Millisecond, time.Second
 
 // build compiles, starts and configures a version. The version does not serve yet.
@@ -78,8 +77,8 @@ func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Co
 	return p, nil
 }
 
-// sayAfter logs a message after a while, unless stop is called before. After
-// stop has returned, it logs nothing any more.
+// sayAfter logs a message after wait, unless stop is called before. After stop has
+// returned, sayAfter logs nothing.
 func (s *Set) sayAfter(wait time.Duration, message string, attrs ...any) (stop func()) {
 	said := make(chan struct{})
 	timer := time.AfterFunc(wait, func() {

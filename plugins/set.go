@@ -1,9 +1,8 @@
-// Package plugins manages the plugins of a configuration and passes the proxy's
-// questions to them. Set loads, starts, configures and tests each module while
-// the old version serves, and replaces the old version between two decisions. A
-// replaced version finishes its work and is freed. Set has the methods of the
-// coordinator's Decider, of the attempt's Hooks and of the proxy's filters, and
-// imports neither package.
+// Package plugins manages the plugins of a configuration and passes the proxy's calls to
+// them. Set loads, starts, configures and tests each module while the old version serves,
+// and replaces the old version between two decisions. A replaced version finishes its
+// work and is freed. Set has the methods of the coordinator's Decider, of the attempt's
+// Hooks and of the proxy's filters, and imports neither package.
 //
 // The packages below it: source (where modules come from), budget (limits of
 // failures and resources), shared (data that guests share), policy (one version
@@ -83,10 +82,10 @@ func New(deps Deps) (*Set, error) {
 	return s, nil
 }
 
-// Apply makes the Set serve c. Versions with the same module and settings
-// continue, unless they are parked; the others are built first. When a version
-// cannot be used, or c names a policy that does not exist, nothing changes and
-// Apply returns Errors: that of every plugin that cannot be used, or that of the policy.
+// Apply makes the Set serve c. Versions with the same module and settings continue,
+// unless they are parked. Apply builds the other versions first. When a version cannot be
+// used, or c names a policy that does not exist, nothing changes and Apply returns
+// Errors: that of every plugin that cannot be used, or that of the policy.
 func (s *Set) Apply(ctx context.Context, c Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

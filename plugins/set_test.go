@@ -37,7 +37,7 @@ func TestBuiltins(t *testing.T) {
 			}
 			d, by, ok := w.place("")
 			if !ok || by != name || d.Prefill < 0 || d.Prefill > 1 || d.Decode < 2 || d.Decode > 3 {
-				t.Errorf("%s %s: %+v, %q, %v", runtime, name, d, by, ok)
+				t.Errorf(`%s, %s: w.place("") = %+v, %q, %v`, runtime, name, d, by, ok)
 			}
 			r := w.row(name, "place")
 			if r.Calls != 1 || r.Runtime != runtime || r.State != "active" || (r.SHA256 == "") != native {
@@ -62,7 +62,7 @@ func TestBuiltins(t *testing.T) {
 		t.Error(err)
 	}
 	if r := w.row("auto", "plan"); r.SHA256 != sha || r.Calls != 0 {
-		t.Errorf("after a reload %+v", r)
+		t.Errorf("row after a reload: %+v", r)
 	}
 	if _, _, ok := w.place(""); !ok {
 		t.Error("no decision after a reload")
@@ -124,12 +124,12 @@ func TestPlanOrder(t *testing.T) {
 	w.config.Plan = []string{"first", "second"}
 	w.apply()
 	if a, by, ok := ask(abi.PlanFacts{}); a != (abi.PlanAnswer{Decision: abi.PlanReject, Status: 429}) || by != "second" || !ok {
-		t.Errorf("%+v, %q, %v", a, by, ok)
+		t.Errorf("ask = %+v, %q, %v", a, by, ok)
 	}
 	w.config.Plan = []string{"first", "auto"}
 	w.apply()
 	if a, by, ok := ask(abi.PlanFacts{BothTargets: 1}); a.Decision != abi.PlanAggregate || by != "auto" || !ok {
-		t.Errorf("%+v, %q, %v", a, by, ok)
+		t.Errorf("ask = %+v, %q, %v", a, by, ok)
 	}
 	if _, by, ok := ask(abi.PlanFacts{Request: abi.RequestFacts{Model: "do:trap"}}); by != policy.Trap || ok {
 		t.Errorf("a trap: %q, %v", by, ok)
@@ -208,16 +208,16 @@ func TestApplyKeeps(t *testing.T) {
 	w.config.Plan = []string{"always"}
 	w.apply()
 	if r := w.row("p", "place"); r.Calls != 1 {
-		t.Errorf("it was loaded again: %+v", r)
+		t.Errorf("the policy was loaded again: %+v", r)
 	}
 	w.config.Plugins = append([]Spec(nil), w.config.Plugins...)
 	w.config.Plugins[0].Config = "mint=absent"
 	w.apply()
 	if r := w.row("p", "place"); r.Calls != 0 {
-		t.Errorf("it was not loaded again: %+v", r)
+		t.Errorf("the policy was not loaded again: %+v", r)
 	}
 	if w.changed != 3 {
-		t.Errorf("%d changes were told", w.changed)
+		t.Errorf("%d changes were reported", w.changed)
 	}
 }
 
@@ -285,23 +285,23 @@ func TestCanary(t *testing.T) {
 	t.Run("no canary", func(t *testing.T) {
 		w, err := next(t, 0, "place=nonsense")
 		if _, by, ok := w.place(""); err != nil || ok || by != policy.Nonsense {
-			t.Errorf("%v, %q, %v", err, by, ok)
+			t.Errorf(`%v: w.place("") = %q, %v, want %q, false`, err, by, ok, policy.Nonsense)
 		}
 	})
 	t.Run("made-up requests", func(t *testing.T) {
 		w, err := next(t, 0.5, "place=nonsense")
 		if _, _, ok := w.place(""); err == nil || !ok || states(w) != "failed" {
-			t.Errorf("%v, %v, %s", err, ok, states(w))
+			t.Errorf(`%v: w.place("") = %v, %s`, err, ok, states(w))
 		}
 	})
 	t.Run("proves itself", func(t *testing.T) {
 		w, err := next(t, 0.5, "mint=absent")
 		if err != nil || states(w) != "active canary" {
-			t.Fatalf("%v, %s", err, states(w))
+			t.Fatalf(`next(0.5, "mint=absent") = %v, %s`, err, states(w))
 		}
 		for range 200 {
 			if d, by, ok := w.place(""); d.Decode != 3 || by != "p" || !ok {
-				t.Fatalf("%+v, %q, %v", d, by, ok)
+				t.Fatalf(`w.place("") = %+v, %q, %v`, d, by, ok)
 			}
 		}
 		for _, r := range w.Rows() {
@@ -311,11 +311,11 @@ func TestCanary(t *testing.T) {
 		}
 		w.endTrials(time.Now())
 		if states(w) != "active canary" {
-			t.Errorf("before its time: %s", states(w))
+			t.Errorf("states before the end of the canary: %s", states(w))
 		}
 		w.endTrials(time.Now().Add(2 * time.Hour))
 		if _, by, ok := w.Mint(t.Context(), &abi.MintFacts{}); states(w) != "active" || by != "snowflake" || !ok {
-			t.Errorf("after its time: %s", states(w))
+			t.Errorf("states after the end of the canary: %s", states(w))
 		}
 		if c := w.table.Load().plugins[0].spec.Config; c != "mint=absent" {
 			t.Errorf("the version with %q serves", c)
@@ -327,21 +327,21 @@ func TestCanary(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, by, ok := w.place("nonsense"); ok || by != policy.Nonsense {
-			t.Errorf("%q, %v", by, ok)
+			t.Errorf(`w.place("nonsense") = %q, %v, want %q, false`, by, ok, policy.Nonsense)
 		}
 		w.endTrials(time.Now())
 		if _, _, ok := w.place(""); states(w) != "failed" || !ok || w.failed("p load failed") != 1 {
-			t.Errorf("%s, %v", states(w), ok)
+			t.Errorf(`%s: w.place("") = %v, want true`, states(w), ok)
 		}
 	})
 	t.Run("reloads meanwhile", func(t *testing.T) {
 		w, _ := next(t, 1, "")
 		if err := w.Reload(t.Context(), "p"); err != nil || states(w) != "active canary" {
-			t.Errorf("%v, %s", err, states(w))
+			t.Errorf(`w.Reload("p") = %v, %s`, err, states(w))
 		}
 		w.apply()
 		if _, by, ok := w.place(""); by != "p" || !ok || states(w) != "active" {
-			t.Errorf("%q, %v, %s", by, ok, states(w))
+			t.Errorf(`w.place("") = %q, %v, %s`, by, ok, states(w))
 		}
 	})
 }
@@ -368,14 +368,14 @@ func TestParkedAndBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, by, ok := w.place(""); by != "p" || !ok || w.row("p", "place").State != "active" {
-		t.Errorf("after the reload: %q, %v", by, ok)
+		t.Errorf("decision after the reload: %q, %v", by, ok)
 	}
 	for range 3 {
 		w.place("nonsense")
 	}
 	w.apply()
 	if _, _, ok := w.place(""); !ok {
-		t.Error("the same configuration again does not bring it back")
+		t.Error("Apply of the same configuration does not enable the parked policy")
 	}
 }
 
@@ -422,7 +422,7 @@ func TestModuleOverHTTP(t *testing.T) {
 	w.config.Place = "p"
 	w.apply()
 	if _, by, ok := w.place(""); by != "p" || !ok {
-		t.Errorf("%q, %v", by, ok)
+		t.Errorf(`w.place("") = %q, %v, want "p", true`, by, ok)
 	}
 	if err := w.Reload(t.Context(), "p"); err != nil {
 		t.Error(err)
@@ -444,7 +444,7 @@ func hammerReload(t *testing.T) {
 		wg.Go(func() {
 			for !stop.Load() {
 				if d, by, ok := w.Place(context.Background(), policytest.Pair("")); !ok || by != "p" || d.Decode != 3 {
-					t.Errorf("%+v, %q, %v", d, by, ok)
+					t.Errorf(`w.Place(policytest.Pair("")) = %+v, %q, %v`, d, by, ok)
 					return
 				}
 				decided.Add(1)
@@ -465,11 +465,10 @@ func hammerReload(t *testing.T) {
 	wg.Wait()
 	w.draining.Wait()
 	if decided.Load() == 0 {
-		t.Error("nothing was decided")
+		t.Error("no decision was made")
 	}
-	// Goroutines that were told to stop end in synctest.Wait. The runtime's
-	// goroutine of finalizers counts while it runs one, and this test cannot
-	// wait for it.
+	// Goroutines with a stop signal end in synctest.Wait. The runtime's goroutine of
+	// finalizers counts while it runs one, and this test cannot wait for it.
 	var after int
 	for range 100_000 {
 		synctest.Wait()
@@ -519,7 +518,7 @@ func TestStartThatLoops(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if said := h.said.Load(); said == nil || *said != "plugin=p limit=10s " {
-		t.Errorf("it waits for %v", said)
+		t.Errorf("log line of the wait: %v", said)
 	}
 }
 
@@ -543,10 +542,10 @@ func TestClosed(t *testing.T) {
 		t.Errorf("leg: %q", reason)
 	}
 	if err := w.Apply(t.Context(), w.config); err == nil {
-		t.Error("it can be applied")
+		t.Error("Apply succeeds after Close")
 	}
 	if err := w.Reload(t.Context(), "p"); err == nil {
-		t.Error("it can be reloaded")
+		t.Error("Reload succeeds after Close")
 	}
 }
 

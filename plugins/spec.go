@@ -30,7 +30,7 @@ type Config struct {
 	Native  bool          // run built-in policies compiled in, not as WebAssembly
 	Natives Natives       // the compiled-in policies, with their parameters
 	Params  string        // the parameters as configuration text of the module of built-in policies
-	Budget  time.Duration // of one decision, for plugins without a timeout of their own
+	Budget  time.Duration // time limit of one decision, for plugins without a timeout setting
 	Limits  filter.Limits // of streams with filters
 }
 

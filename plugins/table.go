@@ -42,7 +42,7 @@ type (
 	minter  = decider[*abi.MintFacts, uint64]
 )
 
-// decide asks the compiled-in policy.
+// decide calls the compiled-in policy.
 func (d *decider[F, A]) decide(f F) A {
 	began := time.Now()
 	a := d.native(f)

@@ -157,7 +157,7 @@ func (w *world) row(name, phase string) Row {
 	return Row{}
 }
 
-// place asks for a decision. by and reason are those of the guest.
+// place requests a decision. by and reason are those of the guest.
 func (w *world) place(do string) (d abi.PlaceDecision, by string, ok bool) {
 	return w.Place(w.t.Context(), policytest.Pair(do))
 }

@@ -21,7 +21,7 @@ func TestNew(t *testing.T) {
 		{Params{"round_robin": {}}, `no policy "round_robin" has parameters`},
 	} {
 		if _, err := New(tt.params); (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%v: %v, want %q", tt.params, err, tt.want)
+			t.Errorf("%v: New(tt.params) = %v, want %q", tt.params, err, tt.want)
 		}
 	}
 }
@@ -55,7 +55,7 @@ func TestText(t *testing.T) {
 	p := Params{"kv_aware": {"patience": 8, "balance_weight": 0.1}, "conversation": {"overload_factor": 1e3}}
 	want := "conversation.overload_factor=1000\nkv_aware.balance_weight=0.1\nkv_aware.patience=8\n"
 	if got := p.Text(); got != want {
-		t.Fatalf("%q, want %q", got, want)
+		t.Fatalf("p.Text() = %q, want %q", got, want)
 	}
 	a := builtin.New()
 	if err := a.Configure(p.Text()); err != nil {

@@ -129,7 +129,7 @@ func checkPair(t *testing.T, f *abi.PlaceFacts, d abi.PlaceDecision) {
 		for _, o := range f.Candidates {
 			calm := o.Roles&c.role != 0 && (!o.Trial || o.Requests == 0)
 			if c.role == abi.RolePrefill && calm || calm && o.Group == p.Group && o.Instance != p.Instance {
-				t.Fatalf("%s went to %+v, whose trial is under way, though %+v was there", c.role, c.row, o)
+				t.Fatalf("%s was placed on %+v, whose trial is running, although %+v was available", c.role, c.row, o)
 			}
 		}
 	}

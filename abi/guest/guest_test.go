@@ -101,7 +101,7 @@ func TestLeg(t *testing.T) {
 	at, size := abi.EditsOf(frame)
 	e, rest, ok := abi.NextEdit(scratch[at : at+size])
 	if want := (abi.Edit{Op: abi.EditSetHeader, Name: "x-attempt", Value: "1"}); e != want || !ok || len(rest) != 0 {
-		t.Errorf("edit %+v, %v, %d bytes left", e, ok, len(rest))
+		t.Errorf("edit %+v, %v, %d bytes after it", e, ok, len(rest))
 	}
 	if d := onLeg(frame, nil); d != uint64(abi.LegPass) {
 		t.Errorf("decision %d without room for the edit", d)

@@ -90,7 +90,7 @@ func checkCallback(name string, def api.FunctionDefinition) error {
 	switch c, ok := callbackNamed(name); {
 	case ok && (c == OnRequestHeaders || c == OnResponseHeaders):
 		allowed = []string{"3i", "2i"} // 0.1.0 has no end_of_stream
-	case ok && c < OnNewConnection: // the host never calls the others
+	case ok && c < OnNewConnection: // the host calls no other callbacks
 		allowed = []string{callbackTypes[c]}
 	case name == "proxy_on_memory_allocate" || name == "malloc":
 		allowed = []string{"1i"}

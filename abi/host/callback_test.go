@@ -90,7 +90,7 @@ func TestCallbacks(t *testing.T) {
 			for _, s := range steps(ctx) {
 				got, err := s.call(vm)
 				if err != nil {
-					t.Fatalf("%s: %v", s.name, err)
+					t.Fatalf("%s: s.call(vm) = %v, want nil", s.name, err)
 				}
 				switch got := got.(type) {
 				case Action:

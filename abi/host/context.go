@@ -2,7 +2,7 @@ package host
 
 import "time"
 
-// RootEnv is an optional interface of an Env. It is told when root contexts end
+// RootEnv is an optional interface of an Env. It gets a call when a root context ends
 // whose Done returned false.
 type RootEnv interface {
 	// RootDone reports that the guest called proxy_done for a root context. It

@@ -2,15 +2,14 @@ package host
 
 import "time"
 
-// Env is the environment of one VM: all that its guest can reach outside its
-// own memory. The embedder implements it. The host functions call it during a
-// guest call, so its methods must not call into the VM and must not block.
-// Bytes passed to a method belong to the guest's memory: the method must copy
-// what it keeps. The host copies returned bytes into the guest before the next
-// call. The embedder may keep an *HTTPCall and a *LocalResponse, but not their
-// bodies, which belong to the guest's memory. Effects on streams (continue,
-// close, local responses) happen after the guest call has returned. An Env
-// whose root contexts may end late also implements RootEnv.
+// Env is the environment of one VM: everything outside its own memory that the guest can
+// reach. The embedder implements it. The host functions call it during a guest call, so
+// its methods must not call into the VM and must not block. Bytes passed to a method
+// belong to the guest's memory: the method must copy what it keeps. The host copies
+// returned bytes into the guest before the next call. The embedder may keep an *HTTPCall
+// and a *LocalResponse, but not their bodies, which belong to the guest's memory. Effects
+// on streams (continue, close, local responses) happen after the guest call has returned.
+// An Env whose root contexts may end late also implements RootEnv.
 type Env interface {
 	// Log takes one line of the guest's log.
 	Log(level LogLevel, message string)
@@ -22,8 +21,7 @@ type Env interface {
 	VMConfig() []byte
 	PluginConfig() []byte
 
-	// SetTickPeriod asks for calls of proxy_on_tick for a root context; 0 stops
-	// them.
+	// SetTickPeriod requests calls of proxy_on_tick for a root context; 0 stops them.
 	SetTickPeriod(root uint32, period time.Duration)
 
 	// Stream returns the HTTP stream of a context id. It returns nil for a root

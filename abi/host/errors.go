@@ -19,7 +19,7 @@ var ErrBusy = errors.New("vm is in a call")
 // ContextCreate has not made or that Delete has ended. The guest is not called.
 var ErrUnknownContext = errors.New("unknown context id")
 
-// Failure says why a call into a guest ended early.
+// Failure is the reason why a call into a guest ended early.
 type Failure uint8
 
 // The failures. Each of them poisons the VM.

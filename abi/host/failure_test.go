@@ -23,7 +23,7 @@ func TestFailuresPoison(t *testing.T) {
 	body := func(code ...[]byte) func(*assembler) [][]byte {
 		return func(*assembler) [][]byte { return code }
 	}
-	// grow asks for 16 pages and traps when they are refused.
+	// grow requests 16 pages and traps if they are refused.
 	grow := join([]byte{0x03, 0x40}, i32(1), growMemory, i32(-1), notEqual, branchIf, endBlock, unreachable)
 	tests := []struct {
 		name    string
@@ -60,7 +60,7 @@ func TestFailuresPoison(t *testing.T) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 			if (tt.failure == Timeout) != errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%v: is it a deadline?", err)
+				t.Errorf("errors.Is(%v, context.DeadlineExceeded) is wrong", err)
 			}
 			if !errors.Is(vm.Err(), err) {
 				t.Errorf("Err is %v", vm.Err())

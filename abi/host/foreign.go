@@ -23,7 +23,7 @@ func callForeignFunction(vm *VM, args []uint64) Status {
 	case sizePtr != 0:
 		return vm.writeU32(args[5], uint32(len(result)))
 	}
-	// The guest gave no place for the address or for the size, and cannot use
-	// one without the other.
+	// The guest gave no place for the address or for the size. Each is useless without
+	// the other.
 	return OK
 }

@@ -42,7 +42,7 @@ func (d *desk) call(id uint32, name string, args ...any) Status {
 			flat = append(flat, uint64(arg))
 		case string:
 			if !d.vm.memory.WriteString(at, arg) {
-				d.t.Fatal("text is too long")
+				d.t.Fatal("the text is too long for the guest's memory")
 			}
 			flat = append(flat, uint64(at), uint64(len(arg)))
 			at += uint32(len(arg))
@@ -78,7 +78,7 @@ func (d *desk) number(at uint32) uint32 {
 func (d *desk) text() string {
 	view, ok := d.vm.View(d.number(1024), d.number(1028))
 	if !ok {
-		d.t.Error("the value lies outside")
+		d.t.Error("the value is outside of guest memory")
 	}
 	return string(view)
 }
@@ -146,7 +146,7 @@ func TestEffectiveContext(t *testing.T) {
 		t.Errorf("statuses %v", got)
 	}
 	if want := []string{"continue 0"}; !slices.Equal(s.told, want) {
-		t.Errorf("told %v", s.told)
+		t.Errorf("calls of the stream %v", s.told)
 	}
 }
 
@@ -341,7 +341,7 @@ func TestStreamFunctions(t *testing.T) {
 	}
 	d.want(d.call(1, "continue_stream", 0), NotFound)
 	if want := []string{"continue 0", "close 0", "continue 1", "close 1"}; !slices.Equal(d.s.told, want) {
-		t.Errorf("told %v", d.s.told)
+		t.Errorf("calls of the stream %v", d.s.told)
 	}
 	d.want(d.call(2, "send_local_response", 403, "why", "body", Pairs{{"a", "1"}}, 1<<32-1), OK)
 	r := d.s.local
@@ -382,7 +382,7 @@ func TestHTTPCallFunction(t *testing.T) {
 	}
 	d.want(d.call(1, "get_status", 1024, 1028, 1032), OK)
 	if d.number(1024) != 0 || d.number(1028) != 0 || d.number(1032) != 0 {
-		t.Error("there is a status without a call")
+		t.Error("a status is stored without a call")
 	}
 }
 
@@ -483,7 +483,7 @@ func TestABI010(t *testing.T) {
 	d.want(d.call(2, "continue_response"), OK)
 	d.want(d.call(2, "clear_route_cache"), OK)
 	if want := []string{"continue 0", "continue 1"}; !slices.Equal(d.s.told, want) {
-		t.Errorf("told %v", d.s.told)
+		t.Errorf("calls of the stream %v", d.s.told)
 	}
 
 	// The header functions have two parameters, and some functions have no result.

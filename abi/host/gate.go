@@ -19,17 +19,17 @@ import (
 // exports a function of the same type that calls it. The host enters a guarded
 // guest through the gate only.
 //
-// The engine starts a goroutine and a channel for each call into a guarded
-// module, to watch the context of the call. The gate is not guarded, so calls
-// through it have no such goroutine. The guest's loops check whether the called
-// instance, here the gate, has been closed. Closing the gate, from any
-// goroutine, interrupts the guest at its next loop.
+// The engine starts a goroutine and a channel for each call into a guarded module, to
+// watch the context of the call. The gate's module is not guarded, so calls through the
+// gate have no such goroutine. The guest's loops check whether the called instance has
+// been closed. The called instance is the gate. So any goroutine can interrupt the guest
+// at its next loop by closing the gate.
 //
-// The two modules have different runtimes, because a runtime guards all of its
-// modules or none. Each runtime numbers the types of functions in the order in
-// which it meets them, and the engine links functions by these numbers. So both
-// runtimes compile the same list of types first. If the numbers differed
-// anyway, linking and with it the start of every VM would fail.
+// The two modules have different runtimes, because a runtime guards all of its modules or
+// none. Each runtime numbers the types of functions in the order in which it meets them,
+// and the engine links functions by these numbers. So both runtimes first compile the
+// same list of types. If the numbers still differed, the engine could not link the
+// modules, and no VM would start.
 type gates struct {
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule

@@ -27,7 +27,7 @@ func TestInterrupt(t *testing.T) {
 		t.Errorf("between calls: %v", err)
 	}
 	if err := idle.Delete(t.Context(), 1); !errors.Is(err, ErrPoisoned) {
-		t.Errorf("a call after it: %v", err)
+		t.Errorf("call after the failure: %v, want ErrPoisoned", err)
 	}
 
 	trusted := start(t, load(t, failing("0_2_1", func(*assembler) [][]byte { return nil }), LoadOptions{}), newWorld())

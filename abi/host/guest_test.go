@@ -169,7 +169,7 @@ func TestGoGuestFails(t *testing.T) {
 	}
 }
 
-// Each VM has its own memory, and real clocks and randomness of its own.
+// Each VM has its own memory, and its own real clocks and randomness.
 func TestManyVMs(t *testing.T) {
 	m := goModule(t)
 	var group sync.WaitGroup

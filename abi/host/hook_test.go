@@ -65,7 +65,7 @@ func TestHook(t *testing.T) {
 		}
 	}
 	if asked, _ := vm.memory.ReadUint32Le(64); asked != 2 {
-		t.Errorf("the guest was asked %d times", asked)
+		t.Errorf("the guest got %d requests for a buffer", asked)
 	}
 	if _, _, err := vm.Scratch(ctx, PageSize); err == nil || !strings.Contains(err.Error(), "outside") {
 		t.Errorf("scratch beyond memory: %v", err)

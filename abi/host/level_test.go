@@ -13,11 +13,11 @@ func TestLogLevels(t *testing.T) {
 			t.Errorf("%s is level %d (%v)", name, got, err)
 		}
 		if l > LogTrace && l.Slog() <= (l-1).Slog() {
-			t.Errorf("%s is not above the level before it", name)
+			t.Errorf("level %s is not above the previous level", name)
 		}
 		log := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: l.Slog()}))
 		if got := LowestLevel(log); got != l {
-			t.Errorf("a log from %s on keeps from level %d on", name, got)
+			t.Errorf("a log with the level %s has the lowest level %d", name, got)
 		}
 	}
 	if LogInfo.Slog() != slog.LevelInfo || LogLevel(99).Slog() != LogCritical.Slog() {
@@ -27,6 +27,6 @@ func TestLogLevels(t *testing.T) {
 		t.Error("loud is a level")
 	}
 	if got := LowestLevel(slog.New(slog.DiscardHandler)); got != LogCritical {
-		t.Errorf("a log that keeps nothing keeps from level %d on", got)
+		t.Errorf("a log that discards everything has the lowest level %d", got)
 	}
 }

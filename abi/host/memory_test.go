@@ -9,8 +9,7 @@ import (
 // TestMemoryOfAllInstances: the instances of a module share a limit, and the
 // memory of a closed instance is available to the others at once.
 func TestMemoryOfAllInstances(t *testing.T) {
-	// The tick asks for 10 pages and traps when they are refused; delete asks
-	// for none.
+	// The tick requests 10 pages and traps if they are refused; delete requests none.
 	grow := join(i32(10), growMemory, i32(-1), notEqual, []byte{0x04, 0x40, 0x05}, unreachable, endBlock)
 	m := load(t, failing("0_2_1", func(*assembler) [][]byte { return [][]byte{grow} }), LoadOptions{Guarded: true, MemoryPages: 64, TotalMemory: 24 * PageSize})
 	first, second := start(t, m, newWorld()), start(t, m, newWorld())
@@ -50,7 +49,7 @@ func TestNothingAfterClose(t *testing.T) {
 	m := load(t, failing("0_2_1", func(*assembler) [][]byte { return nil }), LoadOptions{Guarded: true, MemoryPages: 16})
 	vm := start(t, m, newWorld())
 	if _, ok := vm.View(0, 8); !ok {
-		t.Fatal("no view of a VM that lives")
+		t.Fatal("View of a running VM fails")
 	}
 	for range 2 {
 		if err := vm.Close(t.Context()); err != nil {
@@ -90,7 +89,7 @@ func TestMemoryStartsEmpty(t *testing.T) {
 			b[i] = byte(i)
 		}
 		if again := l.Reallocate(4 * PageSize); &again[0] != &b[0] || len(again) != 4*PageSize || again[77] != 77 {
-			t.Fatal("the memory moved as it grew")
+			t.Fatal("the memory moved when it grew")
 		}
 		if l.Reallocate(5*PageSize) != nil || !l.refused {
 			t.Fatal("the memory grew beyond its limit")

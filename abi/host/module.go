@@ -120,24 +120,9 @@ func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
 	return m, nil
 }
 
-// checkHeader requires the first bytes of a WebAssembly module: the magic number and
-// version 1.
-func checkHeader(wasm []byte) error {
-	rest, isWasm := bytes.CutPrefix(wasm, []byte("\x00asm"))
-	switch {
-	case !isWasm:
-		return errors.New("the file is not WebAssembly")
-	case bytes.HasPrefix(rest, []byte{0x0d, 0, 1, 0}):
-		return errors.New("the file is a WebAssembly component: want a core module")
-	case !bytes.HasPrefix(rest, []byte{1, 0, 0, 0}):
-		return errors.New("the file is WebAssembly of an unknown version: want version 1")
-	}
-	return nil
-}
-
 // load compiles the guest into a module whose runtime exists.
 func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error {
-	if err := checkHeader(wasm); err != nil {
+	if err := checkPreamble(wasm); err != nil {
 		return err
 	}
 	ctx = experimental.WithCompilationWorkers(ctx, max(opts.CompileWorkers, 1))
@@ -171,15 +156,34 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	return m.link(ctx, opts.HostFunctions)
 }
 
+// ErrNotWasm reports that a file is not WebAssembly at all.
+var ErrNotWasm = errors.New("the file is not WebAssembly")
+
+// ErrComponent reports that a file is a component of the component model, which
+// wraps modules.
+var ErrComponent = errors.New("the file is a WebAssembly component, and plugins are core modules (with Rust: build for wasm32-unknown-unknown)")
+
+// checkPreamble checks the first eight bytes: the magic number, and a version of
+// two halves, of which the second distinguishes modules and components.
+func checkPreamble(wasm []byte) error {
+	rest, ok := bytes.CutPrefix(wasm, []byte("\x00asm"))
+	switch {
+	case !ok:
+		return ErrNotWasm
+	case len(rest) >= 4 && rest[2] == 1 && rest[3] == 0:
+		return ErrComponent
+	}
+	return nil
+}
+
 // marker is the prefix of the export that names the version of proxy-wasm.
 const marker = "proxy_abi_version_"
 
 // higressVersion is the marker of higress-group/proxy-wasm-go-sdk. It means
 // 0.2.0 plus host functions of Higress' own, which are unknown imports here.
-// hookPrefix begins every hook's name.
 const higressVersion = "0.2.100"
 
-// hookPrefix is what every hook's name begins with.
+// hookPrefix is the prefix of the name of every hook.
 const hookPrefix = "pdproxy_v1_on_"
 
 // readExports finds the marker, the callbacks and the hooks and checks their

@@ -38,7 +38,7 @@ func TestPairsGolden(t *testing.T) {
 		})
 	}
 	if p, err := DecodePairs([]byte{0}); p != nil || err != nil {
-		t.Errorf("one NUL: %v, %v", p, err)
+		t.Errorf("DecodePairs of one NUL byte: %v, %v", p, err)
 	}
 }
 

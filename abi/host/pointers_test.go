@@ -38,9 +38,9 @@ func result(f hostFunction) string {
 	return "i"
 }
 
-// parameters says what each parameter is: p and s an address and a size that is
-// read, o and O an address where 4 or 8 bytes are written, b and n an address
-// and a size where n bytes are written. A number N is a valid value.
+// parameters lists the meaning of each parameter: p and s an address and a size that is
+// read, o and O an address where 4 or 8 bytes are written, b and n an address and a size
+// where n bytes are written. A number N is a valid value.
 var parameters = map[string]string{
 	"proxy_log":                          "2ps",
 	"proxy_get_log_level":                "o",
@@ -145,7 +145,7 @@ func TestBadPointers(t *testing.T) {
 			t.Run(m.module+"."+name, func(t *testing.T) {
 				kinds, ok := parameters[name]
 				if !ok && m.module == "env" {
-					t.Fatal("no row for it")
+					t.Fatal("the table parameters has no row for this function")
 				}
 				w := newWorld()
 				w.config = "configuration"

@@ -34,7 +34,7 @@ type VM struct {
 	callbacks [callbackCount]api.Function
 	allocator api.Function
 	scope     callScope  // of calls, reused
-	running   *callScope // of the call that is running
+	running   *callScope // scope of the running call
 	stack     [8]uint64  // parameters and result of a call from the host
 	allocArg  [1]uint64
 

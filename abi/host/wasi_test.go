@@ -39,7 +39,7 @@ func TestWASI(t *testing.T) {
 				d.vm.memory.WriteUint64Le(1024, 1<<63)
 				d.wasi(name+"_sizes_get", 0, 1024, 1028)
 				if d.number(1024) != 0 || d.number(1028) != 0 {
-					t.Errorf("there are %s", name)
+					t.Errorf("environment: %s is not empty", name)
 				}
 				d.wasi(name+"_get", 0, 1024, 1028)
 			}
@@ -199,7 +199,7 @@ func TestPoll(t *testing.T) {
 					began := time.Now()
 					d.wasi("poll_oneoff", tt.errno, 1024, 4096, uint64(len(tt.subs)), 512)
 					if took := time.Since(began); took != tt.took {
-						t.Errorf("took %v, want %v", took, tt.took)
+						t.Errorf("the call took %v, want %v", took, tt.took)
 					}
 					if tt.errno != 0 {
 						return

@@ -8,7 +8,7 @@ import (
 
 func TestFailed(t *testing.T) {
 	if err := Failed(nil); err != nil {
-		t.Errorf("%v", err)
+		t.Errorf("Failed(nil) = %v, want nil", err)
 	}
 	cause := errors.New("away")
 	var e *Error

@@ -59,7 +59,7 @@ func TestCompileCache(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.root && os.Geteuid() != 0 {
-				t.Skip("needs root; make test-all has it")
+				t.Skip("this case needs root; make test-all runs it as root")
 			}
 			base := filepath.Join(t.TempDir(), "cache")
 			t.Setenv("XDG_CACHE_HOME", base)

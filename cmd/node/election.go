@@ -38,7 +38,7 @@ func (l *leaderSide) joinElection(cfg *config.Config) error {
 }
 
 // newElection returns this process's access to the election by fleet.etcd. With an empty
-// address the process is no candidate and only learns who leads.
+// address the process is no candidate and only follows the leader's record.
 func newElection(cfg *config.Config, address string, n *Node) (*election.Election, error) {
 	access, err := etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd")
 	if err != nil {
@@ -69,7 +69,7 @@ func (l *leaderSide) claimSocket() {
 
 // reclaim makes workers of this host find this coordinator again, after another
 // coordinator took the lead and ended. Some workers may have seen the higher epoch of the
-// other coordinator. They would refuse the present epoch, so it is raised.
+// other coordinator and would refuse the present epoch. So reclaim raises the epoch.
 func (l *leaderSide) reclaim() {
 	l.n.log.Warn("another coordinator that led here has ended; this one takes its place")
 	l.claimSocket()

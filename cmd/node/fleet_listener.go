@@ -19,9 +19,9 @@ import (
 type fleetListener struct {
 	handler  *selectapi.Handler // of the HTTP requests
 	listener net.Listener
-	http     net.Listener    // the connections of listener that speak HTTP
+	http     net.Listener    // the HTTP connections of listener
 	queue    *access.Queue   // feeds http; nil in a coordinator, whose server of workers does it
-	gate     *access.Gate    // authenticates what goes to queue
+	gate     *access.Gate    // authenticates connections before they enter queue
 	serving  context.Context // ends when a successor serves fleet.listen
 	stop     context.CancelFunc
 }

@@ -16,13 +16,13 @@ import (
 
 // openIDs returns the source of the disagg ids that this process uses.
 //
-// If possible, a mark in fleet.etcd or in the fleet's directory says which ids may have
-// been used. Then no later start issues them again, even if the clock was set back.
-// Without a directory, or if it cannot be written to, ids begin at the clock. A process
-// that starts while etcd does not answer has no ids until etcd answers.
+// If possible, a mark in fleet.etcd or in the fleet's directory shows which ids may have
+// been used. Then no later start issues these ids again, even if the clock was set back.
+// Without a writable directory, ids begin at the time of the clock. A process that starts
+// while etcd does not answer has no ids until etcd answers.
 //
-// A coordinator needs the mark, or openIDs fails: the coordinator grants ids to workers,
-// which have none of their own. A worker's source is empty at first.
+// In a coordinator, openIDs fails without the mark: the coordinator grants ids to
+// workers, which have no marks. A worker's source is empty at first.
 func (n *Node) openIDs(cfg *config.Config) (*disaggid.Source, error) {
 	if n.options.Role == RoleWorker {
 		return disaggid.NewSource(), nil

@@ -36,7 +36,7 @@ func TestIDsOfOneProcess(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	first, n := mint(7, dir)
 	if n.ids == nil || first.Node != 7 || first.UnixMilli > time.Now().UnixMilli() {
-		t.Errorf("%+v", first)
+		t.Errorf("mint(7, dir) = %+v", first)
 	}
 	if next, _ := mint(7, dir); next.UnixMilli < first.UnixMilli+disaggid.Width.Milliseconds() {
 		t.Errorf("%+v after %+v", next, first)
@@ -68,7 +68,7 @@ func TestIDsWithoutTheirEtcd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f, ok := s.Next(); ok {
-		t.Errorf("%+v", f)
+		t.Errorf("s.Next() = %+v", f)
 	}
 	cfg.Fleet.Etcd.CA = filepath.Join(t.TempDir(), "away")
 	if _, err := n.openIDs(&cfg); err == nil {
@@ -80,7 +80,7 @@ func TestIDRange(t *testing.T) {
 	cfg := config.Default()
 	cfg.Fleet.NodeID = 7
 	if node, worker := idRange(&cfg); node != 7 || worker != 0 {
-		t.Errorf("%d, %d", node, worker)
+		t.Errorf("idRange(&cfg) = %d, %d, want 7, 0", node, worker)
 	}
 	cfg.Fleet.NodeID = -1
 	seen := map[[2]int]bool{}

@@ -20,11 +20,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// knowledge is what a node knows of the engines' KV, and the KV events that keep it up to
-// date. The registry calls engineChanged, engineRestarted and engineGone.
+// knowledge has a node's data about the engines' KV, and the receivers of the KV events
+// that update the data. The registry calls engineChanged, engineRestarted and engineGone.
 type knowledge struct {
 	state   coordinator.State
-	limits  kvindex.Limits // of what is expected of engines without events
+	limits  kvindex.Limits // limits of expected blocks, for engines without events
 	events  *kvevents.Manager
 	tokens  *tokens.Tokenizer
 	metrics *telemetry.Metrics
@@ -32,7 +32,7 @@ type knowledge struct {
 
 	mu       sync.Mutex
 	followed map[string]followed // by the instance's name; guarded by mu
-	byName   sync.Map            // the same instances, for setBlockTokens: mu is held while the end of event hooks is awaited
+	byName   sync.Map            // the same instances, for setBlockTokens: setBlockTokens must not take mu, because mu is held during the wait for the end of event hooks
 }
 
 // followed is an instance whose KV events are read, and the addresses of the events.
@@ -130,7 +130,7 @@ func (k *knowledge) engineChanged(i *engine.Instance, s engine.State) {
 	}
 }
 
-// engineRestarted forgets what the former process of an instance held.
+// engineRestarted drops the blocks of the former process of an instance.
 func (k *knowledge) engineRestarted(i *engine.Instance) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -140,14 +140,14 @@ func (k *knowledge) engineRestarted(i *engine.Instance) {
 	k.forget(i)
 }
 
-// forget drops what was learned from requests to an instance and from its answers.
+// forget drops the data from requests to an instance and from its answers.
 func (k *knowledge) forget(i *engine.Instance) {
 	k.tokens.Forget(i.Spec.Name)
 	k.state.Trust.Forget(i.Spec.Name)
 	k.metrics.Distrust(i.Spec.Name, "")
 }
 
-// engineGone forgets an instance that was removed. Nothing uses its index slots
+// engineGone drops the data of a removed instance. Nothing uses its index slots
 // afterwards.
 func (k *knowledge) engineGone(i *engine.Instance) {
 	k.mu.Lock()
@@ -160,7 +160,8 @@ func (k *knowledge) engineGone(i *engine.Instance) {
 	k.forget(i)
 }
 
-// setBlockTokens stores how many tokens a block of an engine has, as its events say.
+// setBlockTokens stores the number of tokens in an engine's block, as the engine's events
+// report it.
 func (k *knowledge) setBlockTokens(name string, blockTokens int) {
 	if i, ok := k.byName.Load(name); ok {
 		i.(*engine.Instance).SetBlockTokens(blockTokens)

@@ -17,16 +17,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// The first byte of a worker's report says what the report is about.
+// The first byte of a worker's report is the kind of the report.
 const (
-	reportEngines byte = iota // what the worker learned of engines, for engine.Registry.Learn
+	reportEngines byte = iota // the worker's observations of engines, for engine.Registry.Learn
 	reportIDs                 // a disaggid.Ask
 	reportRequest             // a line of a recording
 )
 
 const (
-	// settleEvery is how often a coordinator that starts checks whether it knows the
-	// state of all engines.
+	// settleEvery is the interval at which a starting coordinator checks whether it knows
+	// the state of all engines.
 	settleEvery = 5 * time.Millisecond
 	// settleLimit is how long a coordinator waits for that before it serves workers.
 	// The workers place requests themselves in the meantime.
@@ -36,7 +36,7 @@ const (
 // linkName is the name of the socket for workers of this host in the fleet's directory.
 const linkName = "fleet.sock"
 
-// leaderSide is what a coordinator needs for its workers.
+// leaderSide has the parts of a coordinator that serve its workers.
 type leaderSide struct {
 	n          *Node
 	access     fleetAccess
@@ -113,7 +113,7 @@ func (l *leaderSide) open(cfg *config.Config, listener net.Listener) error {
 	return nil
 }
 
-// run serves the workers, or stands by for the leader, until ctx ends.
+// run serves the workers, or follows the leader as a standby, until ctx ends.
 func (l *leaderSide) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -141,10 +141,10 @@ var topics = [...]fleet.Topic{
 	engine.Members: fleet.TopicMembership, engine.Loads: fleet.TopicLoads, engine.Pairs: fleet.TopicPairs,
 }
 
-// settle waits until the state of all engines is known. Otherwise workers would take an
-// engine that is not found yet for removed, and one that is not probed yet for down. If
-// no file says which engines were registered before, settle waits for settleLimit,
-// because engines register at times of their own.
+// settle waits until the state of all engines is known. Otherwise workers would remove an
+// engine that is not found yet, and would regard an engine that is not probed yet as
+// down. If no file lists the engines that were registered before, settle waits for
+// settleLimit, because the proxy does not know when engines register.
 func (l *leaderSide) settle(ctx context.Context) {
 	limit := time.NewTimer(settleLimit)
 	defer limit.Stop()
@@ -181,8 +181,8 @@ func (l *leaderSide) receive(worker int, report []byte) {
 	}
 }
 
-// grantIDs answers a worker that asks for disagg ids. If there are none now, the worker
-// asks again later.
+// grantIDs answers a worker's request for disagg ids. If no ids are available now, the
+// worker repeats the request later.
 func (l *leaderSide) grantIDs(report []byte) error {
 	ask, err := disaggid.ReadAsk(report)
 	if err != nil {

@@ -56,7 +56,7 @@ func servingNode(t *testing.T, change func(*config.Config)) *Node {
 			t.Error(err)
 		}
 		if left, _ := filepath.Glob(filepath.Join(dir, "pdproxy", "*.token")); len(left) > 0 {
-			t.Errorf("left are %q", left)
+			t.Errorf("remaining files %q", left)
 		}
 	})
 	return n
@@ -100,8 +100,8 @@ func call(t *testing.T, method, url, body string, lines ...string) (int, string,
 	return resp.StatusCode, string(text), resp.Header
 }
 
-// TestInternalListeners checks what each internal address answers to a read and to a change,
-// if a web page, another user or the operator sends the request.
+// TestInternalListeners checks the answers of each internal address to a read and to a
+// change, if a web page, another user or the operator sends the request.
 func TestInternalListeners(t *testing.T) {
 	const secret = "the-token-of-workers"
 	tokenFile := write(t, secret+"\n")
@@ -170,7 +170,7 @@ func TestInternalListeners(t *testing.T) {
 					}
 					status, text, head := call(t, r.method, l.base+r.path, r.body, tt.lines...)
 					if status != r.want || !json.Valid([]byte(text)) {
-						t.Errorf("%s: %s %d %s, want %d", name, r.method, status, text, r.want)
+						t.Errorf("%s: %s: call(r.method, l.base+r.path, r.body, tt.lines...) = %d %s, want %d", name, r.method, status, text, r.want)
 					}
 					if head.Get("Access-Control-Allow-Origin") != "" || head.Get("Cross-Origin-Resource-Policy") != "same-origin" {
 						t.Errorf("%s: %s has %v", name, r.method, head)
@@ -191,12 +191,12 @@ func TestAdminRoutes(t *testing.T) {
 	for _, path := range []string{"/v1/engines", "/v1/engines/x", "/v1/drain", "/v1/policies/auto/reload", "/v1/sidecar/policies", "/v1/nothing", "/", "/healthz", "//v1/drain"} {
 		for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "NEW"} {
 			if status, text, _ := call(t, method, n.AdminURL()+path, "", "Content-Type: application/json"); status != 401 {
-				t.Errorf("%s %s: %d %s", method, path, status, text)
+				t.Errorf("%s, %s: call = %d, %s", method, path, status, text)
 			}
 		}
 		for _, method := range []string{"GET", "HEAD"} {
 			if status, text, _ := call(t, method, n.AdminURL()+path, ""); status == 401 {
-				t.Errorf("%s %s: %s", method, path, text)
+				t.Errorf(`%s, %s: call(method, n.AdminURL()+path, "") = %s`, method, path, text)
 			}
 		}
 	}
@@ -241,7 +241,7 @@ func TestAddedEngines(t *testing.T) {
 		key := strings.ReplaceAll(tt.key, "\\u005f", "_")
 		status, text := add(strict, tt.key, tt.value)
 		if status != 400 || !strings.Contains(text, `"param":"`+key+`"`) || strings.Contains(text, there) || strings.Contains(text, "SECRET") {
-			t.Errorf("%s = %s: %d %s", tt.key, tt.value, status, text)
+			t.Errorf("%s, %s: add(strict, tt.key, tt.value) = %d, %s", tt.key, tt.value, status, text)
 		}
 	}
 	if status, text := add(strict, "kv_hosts", `"10.0.0.0/8, fd00::/8, rdma0.lab"`); status != 201 {
@@ -251,7 +251,7 @@ func TestAddedEngines(t *testing.T) {
 	free := servingNode(t, func(cfg *config.Config) { cfg.Admin.TrustAddedEngines = true })
 	for _, file := range []string{"/missing", write(t, "two\nlines\n")} {
 		if status, text := add(free, "api_key_file", quoted(file)); status != 400 || strings.Contains(text, "no such file") || strings.Contains(text, "one line") {
-			t.Errorf("%s: %d %s", file, status, text)
+			t.Errorf(`%s: add(free, "api_key_file", quoted(file)) = %d, %s`, file, status, text)
 		}
 	}
 	if status, text := add(free, "api_key_file", quoted(there)); status != 201 {
@@ -291,7 +291,7 @@ func stranger(target string) {
 // changes anything.
 func TestLocalUser(t *testing.T) {
 	if os.Geteuid() != 0 || runtime.GOOS != "linux" {
-		t.Skip("needs Linux and root, to run a process of another user; make test-all has it")
+		t.Skip("this test needs Linux and root, to run a process of another user; make test-all runs it as root")
 	}
 	n := servingNode(t, func(cfg *config.Config) {
 		e := config.DefaultEngine()
@@ -305,7 +305,7 @@ func TestLocalUser(t *testing.T) {
 	c.Stderr, c.Dir = &stderr, "/"
 	out, err := c.Output()
 	if err != nil {
-		t.Fatalf("%v: %s", err, stderr.String())
+		t.Fatalf("c.Output() = %v, %s", err, stderr.String())
 	}
 	var got []attack
 	if err := json.Unmarshal(out, &got); err != nil {

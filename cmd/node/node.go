@@ -1,6 +1,6 @@
-// Package node wires one process of the proxy together: the registry of the engines,
-// what finds them, the plugins, the policies, the sockets and the server. A node does
-// everything alone, or has the role of a coordinator or a worker in a fleet.
+// Package node connects the parts of one process of the proxy: the registry of the
+// engines, discovery, the plugins, the policies, the sockets and the server. A node is a
+// complete proxy, or it has the role of a coordinator or a worker in a fleet.
 package node
 
 import (
@@ -43,7 +43,7 @@ import (
 // Node is one process of the proxy.
 type Node struct {
 	cfg      atomic.Pointer[config.Config] // in force now
-	started  *config.Config                // with which the sockets were opened
+	started  *config.Config                // configuration with which the sockets were opened
 	log      *slog.Logger
 	options  Options
 	metrics  *telemetry.Metrics
@@ -69,7 +69,7 @@ type Node struct {
 	discovery *discovery.Manager
 	registrar *moriio.Registrar  // nil: no engine registers
 	storage   *discovery.Storage // nil: no TensorRT-LLM worker registers
-	reloaded  []chan struct{}    // one for each source of registrations; told of a new configuration
+	reloaded  []chan struct{}    // one channel for each source of registrations; signals a new configuration
 	fleet     *fleetListener     // nil: no fleet.listen
 }
 
@@ -146,7 +146,7 @@ func (n *Node) probeEngines(cfg *config.Config) error {
 	return n.registry.Apply(engine.SourceStatic, cfg.AllEngines(), 0)
 }
 
-// state returns what the process knows of the engines' KV. A worker knows nothing.
+// state returns this process's knowledge of the engines' KV. A worker's state is empty.
 func (n *Node) state() coordinator.State {
 	if n.knowledge == nil {
 		return coordinator.State{}
@@ -222,9 +222,9 @@ func (n *Node) joinWorkers() *balance.Worker {
 	return w
 }
 
-// openRecording opens the recording that the configuration asks for. It returns the
-// recorder of the exchanges of this process, nil for none. Workers send theirs to their
-// coordinator, which writes the file.
+// openRecording opens the configured recording. It returns the recorder for the exchanges
+// of this process, nil without a recording. Workers send their lines to the coordinator,
+// which writes the file.
 func (n *Node) openRecording(cfg *config.Config) (*recording.Recorder, error) {
 	if cfg.Recording.Path == "" {
 		return nil, nil

@@ -13,9 +13,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
-// Options says which part of the work one process does, and holds the open sockets
-// that the process received from its supervisor or from its predecessor. The zero
-// value is a process that does everything and opens its own sockets.
+// Options defines the role of one process, and holds the open sockets that the process
+// received from its supervisor or from its predecessor. The zero value is a process that
+// does everything and opens its own sockets.
 type Options struct {
 	Role    Role
 	Slot    int    // number of the process among those of its role
@@ -45,9 +45,9 @@ type Takeover interface {
 	// requests when it handed over its sockets.
 	PredecessorReady() bool
 	// Run tells the predecessor to stop accepting connections. Then it waits for a
-	// successor until ctx ends. It calls offer for what the successor receives, and
-	// stopAccepting when the successor accepts connections. The error says that the
-	// node must stop, because the predecessor goes on.
+	// successor until ctx ends. It sends the result of offer to the successor, and calls
+	// stopAccepting when the successor accepts connections. An error means that the node
+	// must stop, because the predecessor continues to serve.
 	Run(ctx context.Context, offer func() (takeover.Offer, error), stopAccepting func()) error
 }
 

@@ -59,7 +59,7 @@ func TestFleetSockets(t *testing.T) {
 		cfg.Server.Listen, cfg.Admin.Listen = ":1", ":2"
 		tt.change(&cfg)
 		if got := FleetSockets(&cfg); !slices.Equal(got, tt.want) {
-			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
+			t.Errorf("%s: FleetSockets(&cfg) = %+v, want %+v", name, got, tt.want)
 		}
 	}
 }

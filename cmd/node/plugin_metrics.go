@@ -15,9 +15,9 @@ import (
 )
 
 // pluginMetrics holds the metrics that plugins define. They are shown as
-// pdproxy_plugin_<name>{plugin="..."}. A new version of a plugin goes on with the values
-// of the former one, because counters must not fall. pluginMetrics is safe for concurrent
-// use.
+// pdproxy_plugin_<name>{plugin="..."}. A new version of a plugin continues with the
+// values of the former version, because counters must not fall. pluginMetrics is safe for
+// concurrent use.
 type pluginMetrics struct {
 	mu       sync.Mutex
 	families map[string]*metricFamily // by metricName; guarded by mu
@@ -117,7 +117,8 @@ func (g *pluginMetrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 // histogramBuckets are Envoy's bucket borders (source/common/stats/histogram_impl.cc).
-// Plugins do not say what they measure, so the borders are the same for all.
+// The proxy does not know the units of plugins' measurements, so the borders are the same
+// for all metrics.
 var histogramBuckets = []float64{.5, 1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 600000, 1800000, 3600000}
 
 // pluginMetric is one metric of one plugin.

@@ -34,7 +34,7 @@ func TestPluginMetrics(t *testing.T) {
 	requests.Add(2)
 	requests.Record(3)
 	if again := define("a", host.Counter, "http.requests-total"); again != requests {
-		t.Error("another metric for the same name")
+		t.Error("a second Define of the same name returns another metric")
 	}
 	define("b", host.Counter, "http.requests-total").Add(7)
 	level := define("a", host.Gauge, "level")
@@ -45,10 +45,10 @@ func TestPluginMetrics(t *testing.T) {
 	}
 	define("a", host.Histogram, "wait").Record(30)
 	if _, err := g.of("b").Define(host.Gauge, "http_requests_total"); err == nil {
-		t.Error("one name has two kinds")
+		t.Error("one name is accepted with two types")
 	}
 	if _, err := g.of("b").Define(host.Gauge, ""); err == nil {
-		t.Error("an empty name is taken")
+		t.Error("an empty name is accepted")
 	}
 	if _, err := g.of("b").Define(host.Counter, "http_requests_total"); err == nil {
 		t.Error("two names are shown as one")

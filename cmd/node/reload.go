@@ -47,7 +47,7 @@ func (n *Node) reload(next *config.Config) error {
 		{"conversation.capacity", old.Conversation.Capacity != next.Conversation.Capacity},
 	} {
 		if key.changed {
-			n.log.Warn("this key is read at start only; it stays until a restart", "key", key.name)
+			n.log.Warn("this key is read only at the start; the old value stays until a restart", "key", key.name)
 		}
 	}
 	next = n.options.share(next, n.started.Fleet.Workers)

@@ -46,7 +46,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	wg.Go(func() { n.keepToken(background) })
 	err := n.serveFront(ctx)
 	stopWarming()
-	stopLeading() // also frees what the workers left on engines
+	stopLeading() // stopLeading also frees the resources that the workers left on engines
 	n.server.Wait()
 	stop()
 	wg.Wait()
@@ -119,7 +119,8 @@ func (n *Node) serveFront(ctx context.Context) error {
 	return err
 }
 
-// leaveSockets leaves all sockets of the node to its successor. Requests that run go on.
+// leaveSockets leaves all sockets of the node to its successor. Running requests
+// continue.
 func (n *Node) leaveSockets() {
 	n.front.StopAccepting()
 	n.fleet.retire()

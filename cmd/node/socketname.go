@@ -22,7 +22,7 @@ const checkNameEvery = time.Second
 
 // socketName is the name by which workers of this host find the coordinator that leads.
 // The name is a symbolic link to the socket of that coordinator. Each coordinator has a
-// socket of its own name in the same folder, so a coordinator that lost the name can
+// socket with its own name in the same folder, so a coordinator that lost the name can
 // claim it again.
 type socketName struct {
 	dir  *privatedir.Dir
@@ -87,8 +87,8 @@ func (n *socketName) claim() error {
 // removeSocket removes the socket of this coordinator, which has been closed.
 func (n *socketName) removeSocket() { _ = n.dir.Remove(n.own) } // if this fails, the next coordinator removes it
 
-// lost reports whether the name leads to another coordinator, and that one has ended. The
-// other coordinator was a successor that failed.
+// lost reports whether the name points to another coordinator that has ended. That
+// coordinator was a successor that failed.
 func (n *socketName) lost() bool {
 	to, err := n.dir.Readlink(n.name)
 	return (err != nil || to != n.own) && n.refusesConnections(n.name)

@@ -31,7 +31,7 @@ func TestSocketName(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	first, own := beside(t, dir)
 	if !own.lost() {
-		t.Error("a name that leads nowhere is not lost")
+		t.Error("lost = false for a name without a target")
 	}
 	claim(t, own)
 	claim(t, own) // again, as after the name was lost
@@ -42,11 +42,11 @@ func TestSocketName(t *testing.T) {
 	}
 	second.Close()
 	if !own.lost() {
-		t.Error("not lost, though the other is gone")
+		t.Error("lost = false although the other coordinator has ended")
 	}
 	claim(t, own)
 	if own.lost() {
-		t.Error("lost after it was taken back")
+		t.Error("lost = true after the name was claimed again")
 	}
 	c, err := dir.Dial(t.Context(), "unix", "s")
 	if err != nil {
@@ -71,7 +71,7 @@ func TestSocketsOfTheDead(t *testing.T) {
 	beside(t, dir)
 	for file, want := range map[string]bool{left.own: false, alive.own: true, foreign: true} {
 		if _, err := os.Lstat(dir.Path(file)); (err == nil) != want {
-			t.Errorf("%s: %v", file, err)
+			t.Errorf("%s: os.Lstat(dir.Path(file)) = %v", file, err)
 		}
 	}
 }

@@ -18,10 +18,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// askEvery is how often a worker that has few disagg ids left asks for more.
+// askEvery is the interval at which a worker with few disagg ids requests more.
 const askEvery = 50 * time.Millisecond
 
-// workerSide is what a worker needs for its coordinator.
+// workerSide has the parts of a worker that communicate with its coordinator.
 type workerSide struct {
 	log    *slog.Logger
 	mirror *engine.Mirror
@@ -42,8 +42,8 @@ func (n *Node) mirrorEngines(cfg *config.Config) {
 	n.registry = n.worker.mirror.Registry()
 }
 
-// connectWorker returns a client that asks the coordinator for placements. Without a
-// coordinator the client asks the node's own Local.
+// connectWorker returns a client that requests placements from the coordinator. While the
+// coordinator does not answer, the client uses the node's own Local.
 func (n *Node) connectWorker(cfg *config.Config, a fleetAccess, ids *disaggid.Source) (coordinator.Coordinator, error) {
 	w := n.worker
 	w.ids = ids
@@ -96,8 +96,9 @@ func (s selfReliant) Ready() bool {
 	return granted.Taken > 0 && s.Client.Ready()
 }
 
-// receive processes what the coordinator publishes. An error means that the worker cannot
-// read placements, because it does not know the coordinator's numbers of the engines.
+// receive processes the data that the coordinator publishes. An error means that the
+// worker cannot read placements, because it does not know the coordinator's numbers of
+// the engines.
 func (w *workerSide) receive(topic fleet.Topic, value []byte) error {
 	var err error
 	switch topic {

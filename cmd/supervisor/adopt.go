@@ -34,7 +34,7 @@ func (s *supervisor) adopt() error {
 				s.retire(p)
 				continue
 			}
-			s.log.Info("a process of the last supervisor goes on", "process", role, "slot", slot, "pid", p.pid)
+			s.log.Info("a process of the last supervisor continues", "process", role, "slot", slot, "pid", p.pid)
 			s.positions[i].process = p
 		}
 	}
@@ -112,8 +112,8 @@ func (s *supervisor) retireAll() {
 	s.closeSockets()
 }
 
-// retire makes a process leave the sockets to other processes. A worker goes on with its
-// remaining requests and connects to the new coordinator. A coordinator ends.
+// retire makes a process leave the sockets to other processes. A worker continues with
+// its remaining requests and connects to the new coordinator. A coordinator ends.
 func (s *supervisor) retire(p *process) {
 	switch {
 	case p.state == stateRetired:

@@ -44,7 +44,7 @@ const (
 	readyEvery = 20 * time.Millisecond
 )
 
-// ChildOptions says which process of a fleet RunChild is.
+// ChildOptions identifies the process of a fleet that RunChild runs.
 type ChildOptions struct {
 	Role    node.Role
 	Slot    int                            // number among the processes of the role
@@ -116,8 +116,8 @@ func (c *child) run() error {
 	return c.serve(ctx, cancel, signals)
 }
 
-// awaitDetach waits until the supervisor lets the process go on without it. It returns an
-// error if the supervisor ends before.
+// awaitDetach waits until the supervisor permits the process to continue without a
+// supervisor. It returns an error if the supervisor ends before.
 func awaitDetach(parentPipe *os.File) error {
 	defer parentPipe.Close()
 	if _, err := io.ReadFull(parentPipe, make([]byte, 1)); err != nil {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -31,6 +32,9 @@ func TestMain(m *testing.M) {
 		exchangeForEver(base)
 		return
 	}
+	// Under nohup this process ignores SIGHUP, and its children would inherit that. A signal
+	// with a handler has its default action in children.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	os.Exit(m.Run())
 }
 
@@ -75,7 +79,7 @@ func exchange(a, b string) {
 // stranger can exchange nothing, and fleet.dir is used.
 func TestStrangerExchanges(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to run a process of another user; make test-all has it")
+		t.Skip("this test needs root, to run a process of another user; make test-all runs it as root")
 	}
 	for name, c := range map[string]struct {
 		mode  os.FileMode
@@ -160,14 +164,14 @@ func runStranger(t *testing.T, base string) (stop func()) {
 	}
 	stop = func() {
 		if c.ProcessState == nil {
-			_ = c.Process.Kill() // the process never ends by itself
+			_ = c.Process.Kill() // the process ends only by a signal
 			_ = c.Wait()
 		}
 	}
 	t.Cleanup(stop)
 	b := make([]byte, 64)
 	if n, err := out.Read(b); err != nil || !strings.HasPrefix(string(b[:n]), "begins") {
-		t.Fatalf("the stranger says %q: %v", b[:n], err)
+		t.Fatalf("output of the stranger's process = %q: %v", b[:n], err)
 	}
 	return stop
 }
@@ -205,8 +209,8 @@ func useFleetDir(t *testing.T, cfg *config.Config) bool {
 	return true
 }
 
-// TestRefusedFleetDir: a folder that others can change is refused with an error that says
-// which folder and what to do. A process that does not need the folder works without it.
+// TestRefusedFleetDir: a folder that others can change is refused. The error names the
+// folder and the remedy. A process that does not need the folder works without it.
 func TestRefusedFleetDir(t *testing.T) {
 	base := t.TempDir()
 	if err := os.Chmod(base, 0o777); err != nil {
@@ -221,7 +225,7 @@ func TestRefusedFleetDir(t *testing.T) {
 	}
 	for _, word := range []string{"fleet.dir", base, "mode 0777", fmt.Sprint("user ", os.Geteuid()), "chmod go-w"} {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("%v does not say %q", err, word)
+			t.Errorf("error %v, want the word %q", err, word)
 		}
 	}
 	o := Options{Path: "config.toml", Log: slog.New(slog.DiscardHandler)}

@@ -55,7 +55,7 @@ func (s *supervisor) checkProcesses() {
 				s.tolerate(p, err, now)
 				return
 			}
-			s.log.Error("a process has sent no heartbeat; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
+			s.log.Error("a process has sent no heartbeat; the supervisor kills it", "process", p.role, "slot", p.slot, "pid", p.pid)
 			p.kill(s.log)
 		}
 	})
@@ -78,15 +78,16 @@ func (s *supervisor) checkProcesses() {
 	}
 }
 
-// lockReadable reports whether the lock file, whose reading returned err, says how the
-// process is. A child that has just started may not have created the file yet.
+// lockReadable reports whether the lock file shows the state of the process. err is the
+// error from reading the file. A child that has just started may not have created the
+// file yet.
 func (p *process) lockReadable(err error) bool {
 	return err == nil || p.cmd != nil && p.heartbeat == 0 && errors.Is(err, fs.ErrNotExist)
 }
 
-// tolerate lets a process live whose lock file cannot be read or written, because the
-// fault may not be the process's. A child has ended when the system says so, and an adopted
-// process when there is no process with its number.
+// tolerate keeps a process whose lock file cannot be read or written, because the process
+// may be healthy. A child has ended when the system reports its end. An adopted process
+// has ended when there is no process with its number.
 func (s *supervisor) tolerate(p *process, err error, now time.Time) {
 	if p.cmd == nil && errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) {
 		p.ended = true
@@ -95,7 +96,7 @@ func (s *supervisor) tolerate(p *process, err error, now time.Time) {
 	p.heartbeatAt = now
 	if !p.tolerated {
 		p.tolerated = true
-		s.log.Error("the state of a process cannot be read; the process goes on", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
+		s.log.Error("the state of a process cannot be read; the process continues", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
 	}
 }
 
@@ -112,7 +113,7 @@ func (s *supervisor) scheduleRestart(o *position, how string) {
 	wait := backOff(o.failures)
 	o.failures++
 	o.next = time.Now().Add(wait)
-	s.log.Error("a process has ended; another takes its place", "process", p.role, "slot", p.slot, "pid", p.pid, "how", how, "after", wait.String())
+	s.log.Error("a process has ended; the supervisor starts another", "process", p.role, "slot", p.slot, "pid", p.pid, "how", how, "after", wait.String())
 }
 
 // backOff returns how long the next start waits after that many failures in a row.

@@ -141,7 +141,7 @@ func TestNotYetLocked(t *testing.T) {
 		p.since, p.heartbeatAt = time.Now(), time.Now()
 		checkFor(s, heartbeatLimit-time.Second)
 		if p.killed {
-			t.Fatal("the child is killed too soon")
+			t.Fatal("the child was killed too soon")
 		}
 		checkFor(s, 2*time.Second)
 		if !p.killed {
@@ -189,7 +189,7 @@ func TestBackOff(t *testing.T) {
 		before := time.Now()
 		s.childExited(exited{o.process})
 		if o.process != nil || o.failures != n+1 || o.next.Before(before.Add(backOff(n))) {
-			t.Errorf("after %d: %+v", n+1, o)
+			t.Errorf("after %d failures: %+v", n+1, o)
 		}
 	}
 	s.dir.Close() // nothing can be read there any more

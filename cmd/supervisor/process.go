@@ -23,9 +23,9 @@ type process struct {
 	slot       int
 	pid        int
 	cmd        *exec.Cmd // nil: the process was adopted, it is another supervisor's child
-	parentPipe *os.File  // nil: the process goes on without this supervisor
+	parentPipe *os.File  // nil: the process continues without this supervisor
 	since      time.Time // of the start, or of the adoption
-	deadline   time.Time // by which the process must have ended; zero: it may run on
+	deadline   time.Time // time by which the process must have ended; zero: no limit
 	ended      bool      // an adopted process has ended
 	killed     bool
 
@@ -36,15 +36,15 @@ type process struct {
 	tolerated   bool // the lock file cannot be read or written, which has been logged
 }
 
-// exited says that a child has ended.
+// exited reports the end of a child.
 type exited struct{ process *process }
 
 // processorsVariable sets how many processors Go uses at once. Unless it is set already,
 // each worker gets its share of them: with more threads the workers would only compete.
 const processorsVariable = "GOMAXPROCS"
 
-// startProcess starts the running program as a child with the same output. The child has a
-// process group of its own, so that the signals of a terminal reach it only through the
+// startProcess starts the running program as a child with the same output. The child has
+// a separate process group, so that the signals of a terminal reach it only through the
 // supervisor.
 func startProcess(s *supervisor, role node.Role, slot int) (*process, error) {
 	self, err := os.Executable()
@@ -92,14 +92,14 @@ func startProcess(s *supervisor, role node.Role, slot int) (*process, error) {
 	return p, nil
 }
 
-// detach lets the process go on when the supervisor ends. The process may have ended
-// already.
+// detach permits the process to continue after the end of the supervisor. The process may
+// have ended already.
 func (p *process) detach(log *slog.Logger) {
 	if p.parentPipe == nil {
 		return
 	}
 	if _, err := p.parentPipe.Write([]byte{1}); err != nil && !errors.Is(err, syscall.EPIPE) {
-		log.Warn("a process could not be told to go on without the supervisor", "process", p.role, "slot", p.slot, "error", err)
+		log.Warn("a process could not be told to continue without the supervisor", "process", p.role, "slot", p.slot, "error", err)
 	}
 	p.parentPipe.Close()
 	p.parentPipe = nil

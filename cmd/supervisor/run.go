@@ -22,14 +22,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
-// Options says what Run serves and how. All fields but Takeover and Version are needed.
+// Options configures Run. All fields except Takeover and Version are required.
 type Options struct {
 	Path string // of the configuration file
 	// Load reads and checks the configuration file. It is called at the start and at each
 	// reload.
 	Load func() (*config.Config, error)
-	// Takeover: take the sockets of the process that runs the same file. Without such a
-	// process Run starts as usual.
+	// Takeover: Run takes over the sockets of the process that uses the same
+	// configuration file. Without such a process Run starts as usual.
 	Takeover bool
 	// TakeoverFlag is the command-line flag that sets Takeover. SIGUSR2 starts the program
 	// again with its present arguments and this flag.
@@ -105,7 +105,7 @@ func joinTakeover(cfg *config.Config, o Options) (t *takeoverControl, holder int
 	if locked := (*privatedir.LockedError)(nil); errors.As(err, &locked) && locked.Holder.PID > 0 {
 		return nil, locked.Holder.PID, nil
 	}
-	o.Log.Warn("this process works without fleet.dir: it cannot be taken over from, and keeps no files", "error", err)
+	o.Log.Warn("this process works without fleet.dir: no process can take over from it, and it stores no files", "error", err)
 	return nil, 0, nil
 }
 
@@ -191,7 +191,7 @@ func logReload(log *slog.Logger, err error) {
 	log.Info("configuration reloaded")
 }
 
-// logRefused logs what is wrong with a configuration that cannot be used.
+// logRefused logs the problems of an unusable configuration.
 func logRefused(log *slog.Logger, err error) {
 	for _, p := range config.AsProblems(err) {
 		log.Error("reload refused; the old configuration stays", "problem", p.String())

@@ -28,8 +28,8 @@ const (
 )
 
 // supervisor starts the processes of a fleet and keeps them running. It serves no
-// requests. When it dies the processes go on, and the next supervisor adopts them. All
-// methods but runInLoop are called from run's goroutine alone.
+// requests. When the supervisor dies, the processes continue, and the next supervisor
+// adopts them. All methods but runInLoop are called from run's goroutine alone.
 type supervisor struct {
 	options   Options
 	log       *slog.Logger
@@ -183,7 +183,7 @@ func (s *supervisor) reload() {
 		return
 	}
 	if next.Fleet.Workers != s.cfg.Fleet.Workers {
-		s.log.Warn("this key is read at start only; it stays until a takeover", "key", "fleet.workers")
+		s.log.Warn("this key is read only at the start; the old value stays until a takeover", "key", "fleet.workers")
 	}
 	s.cfg = next
 	s.eachProcess(func(p *process) { p.reload(s.log) })
@@ -200,7 +200,7 @@ func (s *supervisor) stop(why error) {
 	}
 	s.stopping = true
 	if s.takingOver {
-		s.takeover.abandon() // the predecessor goes on
+		s.takeover.abandon() // the predecessor continues to serve
 	}
 	s.eachProcess(func(p *process) {
 		if p.role == node.RoleWorker {
@@ -246,7 +246,7 @@ func (s *supervisor) finished() bool {
 		s.eachProcess(func(p *process) {
 			switch {
 			case !p.deadline.IsZero() && now.After(p.deadline) && !p.killed:
-				s.log.Error("a process does not end; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
+				s.log.Error("a process does not end; the supervisor kills it", "process", p.role, "slot", p.slot, "pid", p.pid)
 				p.kill(s.log)
 			case workers == 0 && p.role == node.RoleCoordinator && p.deadline.IsZero():
 				p.end(s.log, syscall.SIGTERM, s.drainLimit())
@@ -283,7 +283,7 @@ func (s *supervisor) matchesPredecessor() bool {
 	return true
 }
 
-// detachAll lets all processes go on without the supervisor.
+// detachAll permits all processes to continue without the supervisor.
 func (s *supervisor) detachAll() {
 	s.eachProcess(func(p *process) { p.detach(s.log) })
 }

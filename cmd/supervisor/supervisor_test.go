@@ -47,7 +47,7 @@ func ended(t *testing.T, p *process) syscall.Signal {
 }
 
 // TestLateWorker: when a fleet stops, only the worker that does not end is killed. The
-// coordinator is told to end when no worker is left, and has a time limit of its own.
+// coordinator gets the signal when no worker is left, and has a separate time limit.
 func TestLateWorker(t *testing.T) {
 	s := newFleet(t, node.RoleWorker, node.RoleCoordinator)
 	worker, coordinator := s.positions[0].process, s.positions[1].process
@@ -61,7 +61,7 @@ func TestLateWorker(t *testing.T) {
 	}
 	worker.deadline = time.Now().Add(-time.Second)
 	if s.finished() || !worker.killed || coordinator.killed || !coordinator.deadline.IsZero() {
-		t.Fatalf("the worker killed: %v, the coordinator killed: %v, told: %v", worker.killed, coordinator.killed, !coordinator.deadline.IsZero())
+		t.Fatalf("the worker was killed: %v, the coordinator was killed: %v, the coordinator was signalled: %v", worker.killed, coordinator.killed, !coordinator.deadline.IsZero())
 	}
 	ended(t, worker)
 	s.childExited(exited{worker})
@@ -71,10 +71,10 @@ func TestLateWorker(t *testing.T) {
 	}
 	due := coordinator.deadline
 	if s.finished() || coordinator.killed || coordinator.deadline != due {
-		t.Fatal("the coordinator was told twice, or killed before its deadline")
+		t.Fatal("the coordinator was signalled twice, or killed before its deadline")
 	}
 	if by := ended(t, coordinator); by != syscall.SIGTERM {
-		t.Errorf("the coordinator was told by %v", by)
+		t.Errorf("the coordinator ended by signal %v", by)
 	}
 	s.childExited(exited{coordinator})
 	if !s.finished() {
@@ -82,7 +82,7 @@ func TestLateWorker(t *testing.T) {
 	}
 }
 
-// TestLateCoordinator: a coordinator that was told to end and does not is killed.
+// TestLateCoordinator: a coordinator that does not end after the signal is killed.
 func TestLateCoordinator(t *testing.T) {
 	s := newFleet(t, node.RoleCoordinator)
 	p := s.positions[0].process
@@ -107,7 +107,7 @@ func TestSecondSignal(t *testing.T) {
 		}
 	}
 	if by := ended(t, s.positions[1].process); by != syscall.SIGINT {
-		t.Errorf("the coordinator was told by %v", by)
+		t.Errorf("the coordinator ended by signal %v", by)
 	}
 	if s.err == nil {
 		t.Error("the supervisor ends without error")
@@ -124,7 +124,7 @@ func TestReloadOfAStartingProcess(t *testing.T) {
 	s.reload()
 	s.checkProcesses()
 	if !worker.reloadLater {
-		t.Fatal("the process was signalled before it reported a state")
+		t.Fatal("the process got the signal before it reported a state")
 	}
 	beat(1)
 	s.checkProcesses()

@@ -75,7 +75,8 @@ func (t *takeoverControl) sockets() []takeover.Socket {
 // PredecessorReady implements node.Takeover.
 func (t *takeoverControl) PredecessorReady() bool { return t.taken != nil && t.taken.Offer.Ready }
 
-// abandon lets the predecessor go on, unless it has been told to stop accepting.
+// abandon lets the predecessor continue, unless the predecessor was already told to stop
+// accepting.
 func (t *takeoverControl) abandon() {
 	if t.taken != nil {
 		_ = t.taken.Close() // may be closed already
@@ -89,7 +90,7 @@ func (t *takeoverControl) close() {
 }
 
 // Run implements node.Takeover. It also returns nil when the process serves but no
-// successor can take over from it; the log says why.
+// successor can take over from it; the log has the reason.
 func (t *takeoverControl) Run(ctx context.Context, offer func() (takeover.Offer, error), stopAccepting func()) error {
 	if t.taken != nil {
 		err := t.taken.Ready()
@@ -160,14 +161,14 @@ func (t *takeoverControl) setServing(serving bool) {
 
 // release leaves the sockets and servingLock to the successor, which waits for the answer.
 func (t *takeoverControl) release(successor int, stopAccepting func()) {
-	t.log.Info("a successor has taken over; going on with what runs", "successor", successor)
+	t.log.Info("a successor has taken over; the remaining requests continue", "successor", successor)
 	stopAccepting()
 	retired, err := t.dir.TryLock(retiredLock(os.Getpid()))
 	if err != nil {
 		t.log.Warn("a signal that ends the successor will not end this process", "error", err)
 	}
 	if err := notifySystemd("MAINPID=" + strconv.Itoa(successor)); err != nil {
-		t.log.Warn("the service manager was not told of the successor", "error", err)
+		t.log.Warn("the service manager could not be told of the successor", "error", err)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -183,7 +184,7 @@ func (t *takeoverControl) forward(sig os.Signal) {
 	}
 	names, err := t.dir.Names("retired-", ".lock")
 	if err != nil {
-		t.log.Warn("no signal could be sent to processes that were taken over from", "error", err)
+		t.log.Warn("no signal could be sent to the former processes", "error", err)
 	}
 	for _, name := range names {
 		lock, err := t.dir.TryLock(name)
@@ -235,7 +236,7 @@ func (t *takeoverControl) startSuccessor() {
 	successor.Stdin, successor.Stdout, successor.Stderr = os.Stdin, os.Stdout, os.Stderr
 	successor.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals of the terminal reach the successor only through this process
 	if err := successor.Start(); err != nil {
-		t.log.Error("the successor cannot be started; this process goes on", "error", err)
+		t.log.Error("the successor cannot be started; this process continues", "error", err)
 		return
 	}
 	t.successor = successor
@@ -246,7 +247,7 @@ func (t *takeoverControl) startSuccessor() {
 		defer t.mu.Unlock()
 		if t.successor == successor {
 			t.successor = nil
-			t.log.Error("the successor has ended before it was ready; this process goes on", "error", err)
+			t.log.Error("the successor has ended before it was ready; this process continues", "error", err)
 		}
 	}()
 }

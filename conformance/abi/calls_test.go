@@ -342,7 +342,7 @@ response_headers: call proxy_get_shared_data "k" ret out
 	said = n.deleted("also")
 	has(t, said, "request_headers "+strings.Replace(got[8], "get", "proxy_get", 1))
 	if r := with(said, "response_headers proxy_get_shared_data="); !slices.Equal(r, []string{`1 "" 0`}) {
-		t.Errorf("another vm_id sees %v", r)
+		t.Errorf("values of another vm_id: %v", r)
 	}
 
 	n.fine(n.post("count")) // makes the entry

@@ -88,7 +88,7 @@ response_headers: call proxy_add_header_map_value 2 "x-c" "1"
 			t.Errorf("got %d %q %v", r.status, r.body, r.header)
 		}
 		if got := with(n.book.said("reply"), "request_headers c saw"); len(got) > 0 {
-			t.Error("a filter behind the reply saw the request")
+			t.Error("a filter after the reply got the request")
 		}
 	})
 }
@@ -186,7 +186,7 @@ func TestReloadUnderLoad(t *testing.T) {
 				version := strings.Join(r.header["X-Version"], ",")
 				if asked := r.header.Get("X-Asked"); r.err != nil || r.status != 200 || len(version) != 2 || asked != "" && asked != version || !strings.HasSuffix(r.body, "[DONE]\n\n") {
 					if bad.Add(1) == 1 {
-						t.Errorf("got %d %v, asked %s, answered %s: %q", r.status, r.err, asked, version, r.body)
+						t.Errorf("got %d %v; version at the request %s, version of the answer %s: %q", r.status, r.err, asked, version, r.body)
 					}
 				}
 			}
@@ -208,7 +208,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	stop.Store(true)
 	wg.Wait()
 	if bad.Load() > 0 {
-		t.Errorf("%d of %d requests went wrong", bad.Load(), requests.Load())
+		t.Errorf("%d of %d requests failed", bad.Load(), requests.Load())
 	}
 	n.eventually("what the process holds is flat", func() bool {
 		runtime.GC()
@@ -268,12 +268,12 @@ func TestReloadOfTheChain(t *testing.T) {
 	if err := n.reload(func(c *config.Config) {
 		c.Plugins = []config.Plugin{scripted(t, "a", text("a3")), filter("x", "/nonexistent", "")}
 	}); err == nil {
-		t.Error("a configuration with a missing module was taken")
+		t.Error("a configuration with a missing module was accepted")
 	}
 	want("a2", "b")
 	change()
 	want()
 	if row := n.row("a"); row != nil {
-		t.Errorf("the plugin that left is still listed: %v", row)
+		t.Errorf("the removed plugin is still listed: %v", row)
 	}
 }

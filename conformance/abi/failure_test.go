@@ -66,7 +66,7 @@ func TestTraps(t *testing.T) {
 					t.Errorf("got %d %v %q", r.status, r.err, r.body)
 				}
 				if mode == "closed" && r.err == nil && r.status == 200 && !strings.Contains(r.body, "error") {
-					t.Errorf("the stream ended as if whole: %q", r.body)
+					t.Errorf("the stream ended like a complete one: %q", r.body)
 				}
 				n.fine(n.post("main"))
 			})
@@ -122,7 +122,7 @@ func TestCrashBudget(t *testing.T) {
 				}
 			}
 			if now := n.metric("pdproxy_policy_failures_total", `policy="crashy"`); mode == "open" && now != failures {
-				t.Errorf("failures went from %v to %v while it was parked", failures, now)
+				t.Errorf("failures changed from %v to %v while the policy was parked", failures, now)
 			}
 			if status, body := n.reloadPlugin("crashy"); status != 200 {
 				t.Fatalf("reload: %d %s", status, body)
@@ -198,11 +198,11 @@ func TestRunaways(t *testing.T) {
 					} else if e.err != nil || strings.Contains(e.body, "error") {
 						cut++
 					} else {
-						t.Errorf("a stream ended as if whole: %q", e.body)
+						t.Errorf("a stream ended like a complete one: %q", e.body)
 					}
 				}
 				if mode == "open" && cut > 0 || mode == "closed" && whole+cut != open {
-					t.Errorf("%d streams whole, %d cut", whole, cut)
+					t.Errorf("%d complete streams, %d aborted", whole, cut)
 				}
 				n.fine(n.post("main"))
 			})
@@ -281,7 +281,7 @@ delete: say gone
 	near(got[0], "clock=0 ")
 	near(got[3], "proxy_get_current_time_nanoseconds=0 ")
 	if !strings.HasPrefix(got[1], "clock=0 ") || got[1] == got[2] && got[1] == "clock=0 0" {
-		t.Errorf("the monotonic clock stands still: %v", got)
+		t.Errorf("the monotonic clock does not advance: %v", got)
 	}
 	if got[5] == got[6] || !strings.HasPrefix(got[5], "random=0 ") || !strings.HasPrefix(got[4], "random=0") || !strings.HasPrefix(got[7], "random=0 ") {
 		t.Errorf("random: %v", got[4:8])
@@ -294,7 +294,7 @@ delete: say gone
 	}
 	configured := with(n.book.said("main"), "configure random=0 ")
 	if len(configured) == 0 {
-		t.Error("nothing was drawn at configure")
+		t.Error("no random value was drawn at configure")
 	}
 	if slices.Sort(configured); len(slices.Compact(slices.Clone(configured))) != len(configured) {
 		t.Errorf("two instances drew the same: %v", configured)

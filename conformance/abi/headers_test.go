@@ -20,7 +20,7 @@ func has(t *testing.T, said []string, want ...string) {
 		}
 	}
 	if i < len(want) {
-		t.Errorf("never said %q (after %d others) in\n%s", want[i], i, strings.Join(said, "\n"))
+		t.Errorf("the log lacks %q (after %d expected lines):\n%s", want[i], i, strings.Join(said, "\n"))
 	}
 }
 
@@ -204,7 +204,7 @@ delete: say gone
 			t.Errorf("got %d %s", r.status, r.body)
 		}
 		if e, _ := n.engine.last(); !strings.HasPrefix(e.path, "/v1/chat/completions") {
-			t.Errorf("the engine was asked for %s", e.path)
+			t.Errorf("path of the engine's request = %s", e.path)
 		}
 	})
 }
@@ -313,7 +313,7 @@ func TestBadPointers(t *testing.T) {
 		}
 	}
 	if side.count() != 0 {
-		t.Errorf("%d calls went out", side.count())
+		t.Errorf("%d calls reached the upstream", side.count())
 	}
 	n.fine(n.post("main")) // the host and the guest still work
 }

@@ -65,7 +65,7 @@ func TestMetricsSurviveAHostilePlugin(t *testing.T) {
 	}
 }
 
-// counted counts what is read.
+// counted counts the bytes that are read.
 type counted struct {
 	io.Reader
 	n int64

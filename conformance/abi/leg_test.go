@@ -134,8 +134,8 @@ func TestLegPolicy(t *testing.T) {
 	}
 }
 
-// The finish policy is told of every exchange once, after any end, and affects
-// none.
+// The finish policy is called once for every exchange, after any end, and affects no
+// exchange.
 func TestFinishPolicy(t *testing.T) {
 	file := writeModule(t, policyModule())
 	finishing := func(body string) []byte {

@@ -80,7 +80,7 @@ func module(change func(*wasmModule)) []byte {
 	return m.bytes()
 }
 
-// answersGlobal is a callback that answers 200 + global 0 by itself.
+// answersGlobal is a callback that answers 200 + global 0 with a local response.
 const answersGlobal = `gget 0 i32 200 i32.add i32 0 i32 0 i32 0 i32 0 i32 0 i32 0 i32 -1 call proxy_send_local_response drop i32 1`
 
 // Start functions are called in order, once each (row 3).

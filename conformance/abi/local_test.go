@@ -99,7 +99,7 @@ delete: say gone
 	}
 	has(t, n.book.said("headers"), "request_headers proxy_send_local_response=0")
 	if got := with(n.book.said("log"), "log proxy_send_local_response="); len(got) == 0 || got[0] == "0" {
-		t.Errorf("a reply from on_log was taken: %v", got)
+		t.Errorf("a local response from on_log was accepted: %v", got)
 	}
 	t.Run("late", func(t *testing.T) {
 		// The head may have been sent. Then the reply is rejected, or the

@@ -55,7 +55,7 @@ func builtGuest(folder, tags string) (string, error) {
 	build, _ := guests.LoadOrStore(folder+" "+tags, sync.OnceValues(func() (string, error) {
 		file := filepath.Join(scratch, folder+tags+".wasm")
 		c := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-tags", tags, "-ldflags=-s -w", "-o", file, ".")
-		c.Dir = filepath.Join("testdata", folder) // which may be a module of its own
+		c.Dir = filepath.Join("testdata", folder) // which may be a separate module
 		c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOFLAGS=", "CGO_ENABLED=0")
 		if out, err := c.CombinedOutput(); err != nil {
 			return "", &buildError{string(out), err}
@@ -72,7 +72,7 @@ type buildError struct {
 
 func (e *buildError) Error() string { return e.err.Error() + "\n" + e.output }
 
-// writeModule writes an assembled module to a file of its own.
+// writeModule writes an assembled module to a separate file.
 func writeModule(t *testing.T, m *wasmModule) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "guest.wasm")

@@ -189,7 +189,7 @@ delete: say gone
 	}
 }
 
-// h2Client speaks HTTP/2 without TLS.
+// h2Client uses HTTP/2 without TLS.
 func h2Client() *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
@@ -314,7 +314,7 @@ delete: say gone
 		said := n.book.said("through")[before:]
 		has(t, said, "request_headers eos 1")
 		if got := with(said, "request_body"); len(got) > 0 {
-			t.Errorf("there was a body callback: %v", got)
+			t.Errorf("body callbacks of a request without a body: %v", got)
 		}
 	})
 }
@@ -483,7 +483,7 @@ func TestEventsAreNotHeldBack(t *testing.T) {
 			}
 			rest, err := io.ReadAll(resp.Body)
 			if err != nil || !slices.Equal(strings.Fields(string(rest)), []string{"data:", "[DONE]"}) {
-				t.Errorf("then %q %v", rest, err)
+				t.Errorf("rest of the stream %q %v", rest, err)
 			}
 		})
 	}

@@ -102,7 +102,7 @@ const rightPlace = `
 	get 2 i32 64 i32.add i32.load8_u i32 1 i32.eq if i32 -1 set 8 end
 	get 9 i64.extend_i32_u get 8 i64.extend_i32_u i64 32 i64.shl i64.or`
 
-// placing is a place policy with a body of its own.
+// placing is a place policy with a separate body.
 func placing(body string) []byte {
 	return policyModule().function("pdproxy_v1_on_place", "ii:I", "iiiiiiiii", body).bytes()
 }
@@ -174,8 +174,8 @@ func (n *node) storm(requests int) {
 	}
 }
 
-// A place policy that decides in time is asked for every request, and no other
-// rule decides, even if it overwrites its whole frame.
+// A place policy that decides in time is called for every request, and no other rule
+// decides, even if it overwrites its whole frame.
 func TestPoliciesThatDecide(t *testing.T) {
 	requests := 150
 	if testing.Short() {
@@ -194,7 +194,7 @@ func TestPoliciesThatDecide(t *testing.T) {
 				t.Errorf("%v fallbacks, %v failures", fell, failed)
 			}
 			if asked := n.metric("pdproxy_policy_duration_seconds_count", `policy="p"`, `hook="place"`); asked < float64(requests) {
-				t.Errorf("the policy was asked %v times for %d requests", asked, requests)
+				t.Errorf("the policy was called %v times for %d requests", asked, requests)
 			}
 			n.settled()
 		})
@@ -274,7 +274,7 @@ func TestBadPolicies(t *testing.T) {
 			t.Errorf("%v fallbacks for %d requests", got, requests)
 		}
 		if row := text(n.row("p")); !strings.Contains(row, "parked") {
-			t.Errorf("it is not parked: %s", row)
+			t.Errorf("the policy is not parked: %s", row)
 		}
 		load(t, right)
 		before = fallbacks()

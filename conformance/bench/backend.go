@@ -26,7 +26,7 @@ const (
 // the requests of the load, because a proxy that skips a leg would look cheap.
 type counts struct {
 	Whole   int64 `json:"whole"`   // unary answers without a transfer
-	Prefill int64 `json:"prefill"` // asked to keep the KV for a decode
+	Prefill int64 `json:"prefill"` // requests whose KV is kept for a decode
 	Decode  int64 `json:"decode"`  // streams that named a prefill's blocks
 	Stream  int64 `json:"stream"`  // streams without such blocks
 }
@@ -82,7 +82,7 @@ func backendCommand(args []string) error {
 	}
 }
 
-// serve answers the requests of one connection, one after the other.
+// serve answers the requests of one connection in order.
 func (b *backend) serve(c net.Conn) {
 	defer c.Close()
 	br := bufio.NewReaderSize(c, 4096)
@@ -174,10 +174,10 @@ func number(body []byte, key string) int {
 	return n
 }
 
-// writeStream writes a chunked SSE answer, one write per event. The first event
-// follows the head at once, so the time to it is the proxy's. The others come
-// at the period from a random phase, so that streams opened together do not
-// write in step. Period 0: as fast as the connection accepts them.
+// writeStream writes a chunked SSE answer, one write per event. The first event follows
+// the head at once, so the time to the first event is that of the proxy. The other events
+// come at the period from a random phase, so that streams opened together do not write in
+// step. Period 0: as fast as the connection accepts them.
 func writeStream(w io.Writer, events int, period time.Duration) error {
 	if _, err := io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"+
 		"Transfer-Encoding: chunked\r\n\r\n"); err != nil {

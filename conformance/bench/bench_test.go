@@ -26,7 +26,7 @@ func TestParseStat(t *testing.T) {
 	}
 	for _, bad := range []string{"", "1 (x) S 1", "1 (x) S y 0 0 0 0 0 0 0 0 0 0 0 0"} {
 		if _, err := parseStat([]byte(bad)); err == nil {
-			t.Errorf("%q was taken", bad)
+			t.Errorf("the invalid text %q was accepted", bad)
 		}
 	}
 }
@@ -183,7 +183,7 @@ func checkStream(t *testing.T, body []byte, events int) {
 	}
 	w.load.Events++
 	if err := w.stream(bytes.NewReader(body), time.Now()); err == nil {
-		t.Error("a stream that lacks an event was taken")
+		t.Error("a stream without one of its events was accepted")
 	}
 }
 
@@ -218,12 +218,12 @@ func TestReadMessageRefuses(t *testing.T) {
 	} {
 		var m message
 		if err := readMessage(bufio.NewReader(strings.NewReader(head)), &m); err == nil {
-			t.Errorf("%q was taken", head)
+			t.Errorf("the invalid head %q was accepted", head)
 		}
 	}
 	m := message{length: -1}
 	if _, err := m.body(bufio.NewReader(strings.NewReader(""))); err == nil {
-		t.Error("a body without length was taken")
+		t.Error("a body without a length was accepted")
 	}
 }
 
@@ -243,7 +243,7 @@ func TestChunkedBodyNeedsItsEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := io.ReadAll(r); string(got) != "ab" || (err == nil) != tt.ok {
-			t.Errorf("%q: %q, %v", tt.wire, got, err)
+			t.Errorf("%q: io.ReadAll(r) = %q, %v", tt.wire, got, err)
 		}
 	}
 }
@@ -256,7 +256,7 @@ func TestRequestBody(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(body) != size || got["stream"] != true || got["max_tokens"] != 5. || got[periodField] != 20000. {
-			t.Errorf("%d bytes, asked for %d: stream %v, max_tokens %v, period %v", len(body), size, got["stream"], got["max_tokens"], got[periodField])
+			t.Errorf("body of %d bytes, want %d: stream %v, max_tokens %v, period %v", len(body), size, got["stream"], got["max_tokens"], got[periodField])
 		}
 		if number(body, `"max_tokens"`) != 5 || !hasTrue(body, `"stream"`) {
 			t.Error("the backend reads another request")
@@ -291,7 +291,7 @@ func TestCasesAndGoalsFit(t *testing.T) {
 			t.Errorf("%s: %v or %v is not measured", g.what, g.mine, g.peer)
 		}
 		if g.aim > g.must {
-			t.Errorf("%s: aims at more than it must", g.what)
+			t.Errorf("%s: the aim is above the required limit", g.what)
 		}
 	}
 }
@@ -395,7 +395,7 @@ func TestConfigurations(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := config.Parse(text); err != nil {
-			t.Errorf("%s: %v", kind, err)
+			t.Errorf("%s: config.Parse(text) = %v, want nil", kind, err)
 		}
 	}
 	path, err := p.nginxConfig("127.0.0.1:18080", "127.0.0.1:18100")
@@ -404,6 +404,6 @@ func TestConfigurations(t *testing.T) {
 	}
 	text, err := os.ReadFile(path)
 	if err != nil || bytes.Contains(text, []byte("{{")) || !bytes.Contains(text, []byte("listen 127.0.0.1:18080 ")) {
-		t.Errorf("%v: %s", err, text)
+		t.Errorf("os.ReadFile(path) = %v, %s", err, text)
 	}
 }

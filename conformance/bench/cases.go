@@ -30,7 +30,7 @@ const (
 
 const (
 	tokenPeriod = 20 * time.Millisecond // of a fast engine: 50 tokens a second
-	slowPeriod  = 5 * time.Second       // of a stream that is held
+	slowPeriod  = 5 * time.Second       // period of a stream that stays open
 	slowEvents  = 100_000               // more than any run waits for
 	sessionLen  = 100                   // number of events
 	// spareDescriptors are reserved for listeners, logs and idle connections.

@@ -22,8 +22,8 @@ const (
 	dialTimeout = 10 * time.Second
 )
 
-// A client repeats one request on a connection of its own (HTTP/1.1) or on a
-// shared one (HTTP/3). Only one goroutine uses it.
+// A client repeats one request on its own connection (HTTP/1.1) or on a shared connection
+// (HTTP/3). Only one goroutine uses it.
 type client interface {
 	// call sends the request and returns the answer's body. The caller must
 	// read it to its end before the next call. An answer other than 200 is an
@@ -32,8 +32,8 @@ type client interface {
 	close()
 }
 
-// requestBody returns a completion request of size bytes. Events and period are
-// for the backend; 0 events asks for a unary answer.
+// requestBody returns a completion request of size bytes. The backend reads events and
+// period. With 0 events the answer is unary.
 func requestBody(size, events int, period time.Duration) []byte {
 	limit := events
 	if events == 0 {
@@ -47,7 +47,7 @@ func requestBody(size, events int, period time.Duration) []byte {
 	return []byte(head + prompt + tail)
 }
 
-// rawClient speaks plain HTTP/1.1 with little CPU of its own.
+// rawClient uses plain HTTP/1.1 and needs little CPU time.
 type rawClient struct {
 	conn    net.Conn
 	br      *bufio.Reader
@@ -96,7 +96,7 @@ func statusError(code int, body io.Reader) error {
 	return fmt.Errorf("answer %d: %s", code, bytes.TrimSpace(text))
 }
 
-// stdClient speaks through a RoundTripper: TLS and HTTP/3.
+// stdClient uses a RoundTripper for TLS and HTTP/3.
 type stdClient struct {
 	transport http.RoundTripper
 	base      string // scheme and address

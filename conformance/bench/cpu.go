@@ -24,7 +24,7 @@ func (u usage) minus(o usage) usage {
 	return usage{u.User - o.User, u.System - o.System, u.RSS - o.RSS}
 }
 
-// usageOf adds up the usage of processes. A process that is gone is an error,
+// usageOf adds up the usage of processes. A process that has ended causes an error,
 // because its CPU time would be missing.
 func usageOf(pids []int) (usage, error) {
 	var sum usage

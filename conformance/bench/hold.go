@@ -93,7 +93,7 @@ func (h *holding) stream(opened func()) error {
 	for {
 		line, err := lines.ReadSlice('\n')
 		if err == io.EOF {
-			err = io.ErrUnexpectedEOF // no stream ends by itself
+			err = io.ErrUnexpectedEOF // no stream ends before it is closed
 		}
 		if err != nil {
 			return err

@@ -340,8 +340,8 @@ func (s *suite) counts(ctx context.Context) (counts, error) {
 	return c, json.NewDecoder(answer.Body).Decode(&c)
 }
 
-// runLoad runs a load in a process of its own on the backend's core, and
-// returns the CPU time that it used.
+// runLoad runs a load in a separate process on the backend's core, and returns the CPU
+// time that it used.
 func (s *suite) runLoad(ctx context.Context, l *load) (*result, time.Duration, error) {
 	limit := 2*time.Minute + l.For
 	if l.Mode == modeSSE {

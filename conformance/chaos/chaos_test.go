@@ -188,11 +188,11 @@ func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Dura
 		}
 	}
 	if left != "" {
-		t.Errorf("left %v after the last request: %s", settled, left)
+		t.Errorf("%v after the last request, these remain: %s", settled, left)
 	}
 	nothing := time.Since(stopped)
 	await(t, "the fleet is whole", w.whole)
-	t.Logf("%v: %d requests: %d broke, again within %v; %d held, %v longer than usual at most; the others %v; nothing left after %v; whole after %v",
+	t.Logf("%v: %d requests: %d failed, successful again within %v; %d delayed, by %v at most; delay of the other requests %v; nothing remains after %v; complete after %v",
 		lasts, len(outcomes), broken, longestAgain.Round(time.Millisecond), held, longestHeld.Round(time.Millisecond), longest.Round(time.Millisecond), nothing.Round(time.Millisecond), time.Since(stopped).Round(time.Millisecond))
 }
 

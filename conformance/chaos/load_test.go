@@ -44,7 +44,7 @@ type client struct {
 	p      *proxy
 	h2     bool
 	stream bool
-	fresh  bool // each request has a connection of its own
+	fresh  bool // each request has a separate connection
 	http   *http.Client
 	asks   atomic.Bool // it has an open request
 }
@@ -106,7 +106,7 @@ func newLoad(w *world) *load {
 	for p := range prompts {
 		text, err := l.alone.ask(p, false, &outcome{})
 		if err != nil || text == "" {
-			w.t.Fatalf("the engine that is asked alone says %q: %v", text, err)
+			w.t.Fatalf("answer of the lone engine %q: %v", text, err)
 		}
 		l.want = append(l.want, text)
 	}

@@ -84,7 +84,7 @@ func (w *world) process(h *host, name, url string, args ...string) *process {
 		p.kill()
 		if w.t.Failed() {
 			b, _ := os.ReadFile(log.Name())
-			w.t.Logf("%s says at last:\n%s", name, b[max(0, len(b)-mostLog):])
+			w.t.Logf("end of the log of %s:\n%s", name, b[max(0, len(b)-mostLog):])
 		}
 		log.Close()
 	})
@@ -294,7 +294,7 @@ func await(t *testing.T, what string, ok func() bool) {
 
 // holder returns the process of a host that holds a lock, 0 for none.
 func (p *proxy) holder(lock string) int {
-	h, held, _ := p.dir.LockHolder(lock) // not there: nobody has it
+	h, held, _ := p.dir.LockHolder(lock) // no process has the lock
 	if !held || h.State == "retired" {
 		return 0
 	}

@@ -58,7 +58,7 @@ func startChromium(t *testing.T, addr string, spki [32]byte) *browser {
 	}
 	cmd.ExtraFiles = []*os.File{theirIn, theirOut} // descriptors 3 and 4
 	if err := cmd.Start(); err != nil {
-		t.Fatalf("run.sh installs it: %v", err)
+		t.Fatalf("Chromium does not start (run.sh installs it): %v", err)
 	}
 	theirIn.Close()
 	theirOut.Close()
@@ -71,7 +71,7 @@ func startChromium(t *testing.T, addr string, spki [32]byte) *browser {
 		hung.Stop()
 		os.RemoveAll(profile) // a child may still write; the next run removes it
 		if t.Failed() {
-			t.Logf("Chromium said:\n%s", lastLines(stderr.String(), 20))
+			t.Logf("output of Chromium:\n%s", lastLines(stderr.String(), 20))
 		}
 	})
 	var target struct{ TargetID, SessionID string }
@@ -98,7 +98,7 @@ func (b *browser) call(t *testing.T, method string, params, result any) {
 		t.Fatal(err)
 	}
 	if _, err := b.in.Write(append(text, 0)); err != nil {
-		t.Fatalf("%s: %v", method, err)
+		t.Fatalf("%s: b.in.Write(append(text, 0)) = %v, want nil", method, err)
 	}
 	for {
 		m := b.read(t, method)
@@ -110,7 +110,7 @@ func (b *browser) call(t *testing.T, method string, params, result any) {
 		}
 		if result != nil {
 			if err := json.Unmarshal(m.Result, result); err != nil {
-				t.Fatalf("%s: %v", method, err)
+				t.Fatalf("%s: json.Unmarshal(m.Result, result) = %v, want nil", method, err)
 			}
 		}
 		return

@@ -96,7 +96,7 @@ func runCurl(t *testing.T, stdin string, args ...string) curlAnswer {
 		return a
 	}
 	if _, err := fmt.Sscan(stderr.String(), &a.version, &a.status); err != nil {
-		t.Fatalf("curl said %q: %v", stderr.String(), err)
+		t.Fatalf("output of curl %q: %v", stderr.String(), err)
 	}
 	a.header = strings.ToLower(readFile(t, head))
 	return a
@@ -185,7 +185,7 @@ func (f *front) aloneText(t *testing.T, maxTokens int) string {
 	}
 	text, err := chatText(a.body)
 	if err != nil || text == "" {
-		t.Fatalf("one engine alone: %q, %v", text, err)
+		t.Fatalf("answer of the lone engine: %q, %v", text, err)
 	}
 	return text
 }
@@ -240,7 +240,7 @@ func (c curlCase) leftStream(t *testing.T) {
 		}
 	})
 	if err == nil {
-		t.Error("the stream ended whole")
+		t.Error("the stream ended like a complete one")
 	}
 	cmd.Wait()
 	c.waitIdle(t)

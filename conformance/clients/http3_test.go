@@ -205,7 +205,7 @@ func (c *h3Client) cancelStream(t *testing.T) {
 		}
 	})
 	if err == nil {
-		t.Error("the stream ended whole")
+		t.Error("the stream ended like a complete one")
 	}
 	c.waitIdle(t)
 	if n := c.metric(t, "pdproxy_exchanges_total", `outcome="cancelled"`) - before; n != 1 {
@@ -238,7 +238,7 @@ func closeConnection(t *testing.T, f *front, roots *x509.CertPool) {
 	for range 3 {
 		wg.Go(func() {
 			if _, err := c.chat(t.Context(), 2000, true, ignore); err == nil {
-				t.Error("the stream ended whole")
+				t.Error("the stream ended like a complete one")
 			}
 		})
 	}
@@ -314,8 +314,8 @@ func http3ClientCertificates(t *testing.T, f *front, ours *authority, member, st
 	}
 }
 
-// drain stops the proxy in the middle of a stream: the stream completes, and
-// the process ends by itself.
+// drain stops the proxy in the middle of a stream: the stream completes, and the process
+// ends without a further signal.
 func drain(t *testing.T, f *front, c *h3Client) {
 	want := c.aloneText(t, 100)
 	text, err := c.chat(t.Context(), 100, true, func(n int) {

@@ -179,13 +179,13 @@ func (c *goCase) chatStream(t *testing.T) {
 		case withUsage && (acc.Usage.PromptTokens != want.Usage.PromptTokens || acc.Usage.CompletionTokens != 24 || acc.Usage.TotalTokens != want.Usage.TotalTokens):
 			t.Errorf("usage %+v, one engine alone %+v", acc.Usage, want.Usage)
 		case !withUsage && acc.Usage.TotalTokens != 0:
-			t.Errorf("usage %+v in a stream that did not ask for it", acc.Usage)
+			t.Errorf("usage %+v in a stream without include_usage", acc.Usage)
 		}
 	}
 }
 
-// choices asks for two choices. Engines that answer such a request alone do so;
-// sglang's cannot, and the error says that.
+// choices requests two choices. Engines that answer such a request alone do so; sglang's
+// cannot, and the error says that.
 func (c *goCase) choices(t *testing.T) {
 	params := completionParams(8)
 	params.N = openai.Int(2)

@@ -32,7 +32,7 @@ func tool(t *testing.T, path string) string {
 		_, err = os.Stat(abs)
 	}
 	if err != nil {
-		t.Fatalf("run.sh installs it: %v", err)
+		t.Fatalf("the program is missing (run.sh installs it): %v", err)
 	}
 	return abs
 }
@@ -46,8 +46,8 @@ type process struct {
 	once sync.Once // of terminate
 }
 
-// start runs the built binary until the test ends. Then the process must end by
-// itself, with exit code 0 and without a panic.
+// start runs the built binary until the test ends. Then the process must end without a
+// further signal, with exit code 0 and without a panic.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
 	binary, err := filepath.Abs("../../bin/pdproxy")
@@ -62,7 +62,7 @@ func start(t *testing.T, args ...string) *process {
 	}
 	p.out = bufio.NewReader(stdout)
 	if err := p.cmd.Start(); err != nil {
-		t.Fatalf("make build makes it: %v", err)
+		t.Fatalf("pdproxy does not start (make build builds it): %v", err)
 	}
 	t.Cleanup(func() { p.stop(t) })
 	return p

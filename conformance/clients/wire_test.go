@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// TestWire sends malformed or unusual requests over a socket of its own.
+// TestWire sends malformed or unusual requests over a separate socket.
 func TestWire(t *testing.T) {
 	fleet := startFleet(t, "vllm-nixl")
 	limits := setup{server: "read_header_timeout = \"1s\"\nread_timeout = \"1s\"\nmax_body = \"10000B\"\nidle_timeout = \"2s\""}

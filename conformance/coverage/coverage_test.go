@@ -28,7 +28,7 @@ func TestProfile(t *testing.T) {
 	}
 	for pkg, want := range map[string]tally{"example.com/m/a": {4, 4}, "example.com/m/a/b": {4, 4}, "example.com/m/c": {5, 0}, "example.com/m": {}} {
 		if got := p.tally(pkg); got != want {
-			t.Errorf("%s: %+v", pkg, got)
+			t.Errorf("%s: p.tally(pkg) = %+v, want %+v", pkg, got, want)
 		}
 	}
 	if got := (tally{3, 2}).String(); got != "66.7 %" {
@@ -36,7 +36,7 @@ func TestProfile(t *testing.T) {
 	}
 	for _, text := range []string{"x", "x.go:1.1,2.2 a 1", "x.go 1.1,2.2 1 1\n"} {
 		if err := make(profile).add(text); err == nil {
-			t.Errorf("%q is taken for a profile", text)
+			t.Errorf("%q is accepted as a profile", text)
 		}
 	}
 }

@@ -203,10 +203,10 @@ func checkDeployment(t *testing.T, all []object, o object) {
 			ends += int(time.Duration(cfg.Server.DrainTimeout+cfg.Timeouts.Cleanup) / time.Second)
 			find(t, all, "ServiceAccount", spec.ServiceAccountName)
 			if c.port("http") != portOf(t, cfg.Server.Listen) || c.port("admin") != portOf(t, cfg.Admin.Listen) {
-				t.Errorf("ports %v, but it listens on %s and %s", c.Ports, cfg.Server.Listen, cfg.Admin.Listen)
+				t.Errorf("ports %v, but the proxy listens on %s and %s", c.Ports, cfg.Server.Listen, cfg.Admin.Listen)
 			}
 		} else if ends < longest {
-			t.Errorf("the engine ends after %d s, the proxy beside it drains for %d", ends, longest)
+			t.Errorf("the engine is killed after %d s, but the proxy in its pod drains for %d s", ends, longest)
 		}
 		longest = max(longest, ends)
 	}
@@ -342,7 +342,7 @@ func testPod(t *testing.T, file, name string) {
 	})
 	p.signal(syscall.SIGTERM)
 	if status := p.ended(); status != 0 {
-		t.Errorf("it ended with %d", status)
+		t.Errorf("exit status %d, want 0", status)
 	}
 }
 

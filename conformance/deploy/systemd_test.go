@@ -155,17 +155,17 @@ func testUnit(t *testing.T, name string) {
 		t.Error("the request was cut")
 	}
 	if status := p.ended(); status != 0 {
-		t.Errorf("it ended with %d", status)
+		t.Errorf("exit status %d, want 0", status)
 	}
 
 	// Its next start would fail.
 	cmd, args = command(u["ExecStart"][0], file, "")
 	if status := start(t, nil, cmd, args...).ended(); !slices.Contains(u["RestartPreventExitStatus"], strconv.Itoa(status)) {
-		t.Errorf("a bad configuration ends it with %d, which would be tried again", status)
+		t.Errorf("exit status %d for a bad configuration: systemd would restart the proxy", status)
 	}
 	d := config.Default()
 	if limit := time.Duration(d.Server.DrainTimeout + d.Timeouts.Cleanup); u.seconds(t, "TimeoutStopSec") <= limit {
-		t.Errorf("it is killed before it has drained: %s", limit)
+		t.Errorf("systemd kills the proxy before it has drained: %s", limit)
 	}
 }
 

@@ -64,7 +64,7 @@ func write(t *testing.T, path, text string, mode os.FileMode) string {
 	return path
 }
 
-// process is a command of a recipe, in a process group of its own.
+// process is a command of a recipe, in a separate process group.
 type process struct {
 	t    *testing.T
 	cmd  *exec.Cmd
@@ -105,7 +105,7 @@ func start(t *testing.T, env []string, name string, args ...string) *process {
 	t.Cleanup(func() {
 		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // the rest of the group
 		if t.Failed() {
-			t.Logf("%s says:\n%s", filepath.Base(name), p.out.String())
+			t.Logf("output of %s:\n%s", filepath.Base(name), p.out.String())
 		}
 	})
 	return p
@@ -152,7 +152,7 @@ func status(url string) int {
 	return resp.StatusCode
 }
 
-// chat asks for a short text. The answer names the engines that served it.
+// chat requests a short text. The answer names the engines that served it.
 func chat(t *testing.T, url string, header ...string) (text, prefill, decode string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -309,8 +309,8 @@ func TestHistoryIsGone(t *testing.T) {
 	n.is(podName("d1"), "ready")
 	d0.leaves()
 	n.is(podName("d0"), "")
-	if n.log.contains("engines cannot be looked for") {
-		t.Error("it is no trouble")
+	if n.log.contains("discovery of engines failed") {
+		t.Error("the log reports a problem for a watch whose history no longer exists")
 	}
 	n.ask()
 }

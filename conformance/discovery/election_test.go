@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
 
-// voter is one process's member in an election, with a wire of its own.
+// voter is one process's member in an election, with a separate wire.
 type voter struct {
 	*election.Election
 	wire *testbed.Wire

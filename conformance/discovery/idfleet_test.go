@@ -141,16 +141,16 @@ func (f *idFleet) run(t *testing.T) {
 		}
 	}
 	c := f.counts
-	t.Logf("%d ids, %d of them distinct; %d fail-overs, %d clock steps, %d worker restarts, %d grants by coordinators that no longer lead, %d times a worker had used up its range",
+	t.Logf("%d ids, %d of them distinct; %d failovers, %d clock steps, %d worker restarts, %d grants by coordinators that no longer lead, %d times a worker without ids",
 		f.seen.count, f.seen.distinct(), c.failovers, c.steps, c.restarts, c.deposedGrants, c.dry)
 	if d := f.seen.distinct(); d != f.seen.count {
 		t.Errorf("%d ids were issued twice", f.seen.count-d)
 	}
 	if c.failovers < idFailovers || c.steps < idSteps || c.restarts < idRestarts || c.deposedGrants == 0 {
-		t.Error("too little has happened")
+		t.Error("too few failovers, clock steps or restarts for this test")
 	}
 	if c.dry*1000 > idRounds*idWorkers {
-		t.Error("ranges are used up before the next ones come")
+		t.Error("workers use up their ranges before the next ranges arrive")
 	}
 	for _, d := range append(f.deposed, f.leader) {
 		if d != nil {

@@ -18,7 +18,7 @@ import (
 // noon is a time within id-time.
 var noon = time.Date(2026, 3, 4, 12, 0, 0, 0, time.UTC)
 
-// ids is the store of a coordinator, with a connection of its own.
+// ids is the store of a coordinator, with a separate connection.
 func (s *store) ids(name string) *idstore.Etcd {
 	e := idstore.NewEtcd(etcd.Client([]string{s.URL()}), idstore.Prefix, name)
 	s.t.Cleanup(func() { _ = e.Close(context.WithoutCancel(s.t.Context())) }) // some tests close it earlier
@@ -57,7 +57,7 @@ func (s *store) onlyNodes(t *testing.T, free ...int) {
 func (s *store) expire(t *testing.T, node uint8) {
 	t.Helper()
 	if d, err := s.Client().Delete(t.Context(), fmt.Sprintf("%snodes/%d", idstore.Prefix, node)); err != nil || d.Deleted != 1 {
-		t.Fatalf("node %d was not taken: %v", node, err)
+		t.Fatalf("node %d was not reserved: %v", node, err)
 	}
 }
 
@@ -91,7 +91,7 @@ func TestCoordinatorsHaveNodesOfTheirOwn(t *testing.T) {
 	}
 	left, err := s.Client().Get(t.Context(), idstore.Prefix+"nodes/200")
 	if err != nil || left.Count != 0 {
-		t.Errorf("%d keys are left: %v", left.Count, err)
+		t.Errorf("%d keys remain: %v", left.Count, err)
 	}
 }
 
@@ -141,14 +141,14 @@ func TestIDsWhileEtcdIsAway(t *testing.T) {
 			for holder := range disaggid.Holder(63) { // one line is its own
 				r, ok := k.Grant(disaggid.Ask{Holder: holder})
 				if !ok {
-					t.Fatal("what is reserved is not granted")
+					t.Fatal("Grant refused a range although ids are reserved")
 				}
 				last = r
 			}
 			short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
 			if err := k.Tend(short, noon); err == nil {
-				t.Error("more was reserved nowhere")
+				t.Error("Tend reserved ids although the store does not answer")
 			}
 			if lose {
 				s.Empty()

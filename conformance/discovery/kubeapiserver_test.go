@@ -59,7 +59,7 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 }
 
 // prepare makes the namespace, and gives the proxy the permissions that
-// docs/discovery.md lists.
+// docs/howto/discovery.md lists.
 func (s *realServer) prepare() {
 	s.t.Helper()
 	do := func(path string, object fields) {

@@ -95,7 +95,7 @@ func TestAPIServerAway(t *testing.T) {
 		}
 	}
 	c.server.start()
-	testbed.Eventually(t, "it is found again", func() bool { return n.log.contains("engines can be looked for again") })
+	testbed.Eventually(t, "it is found again", func() bool { return n.log.contains("discovery of engines works again") })
 	c.run("d1", "decode", 0)
 	n.is(podName("d1"), "ready")
 	c.wire.Cut(true)

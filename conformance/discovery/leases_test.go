@@ -145,7 +145,7 @@ func TestTrafficOverLeases(t *testing.T) {
 			w.stop()
 			w.wg.Wait()
 			if lost.asked() != asked {
-				t.Errorf("a worker without a lease was asked %d times", lost.asked()-asked)
+				t.Errorf("a worker without a lease got %d requests", lost.asked()-asked)
 			}
 			for _, live := range []string{p0, p1, d0, d4} {
 				if n.log.contains(`msg="engine is draining" engine=` + live) {

@@ -115,7 +115,7 @@ func TestBadRecords(t *testing.T) {
 	}
 	for _, text := range []string{"key=/pdproxy/engines/junk ", "local files", "discovery.allow", "max_conns"} {
 		if !w.log.contains(text) {
-			t.Errorf("the log does not say %q", text)
+			t.Errorf("the log lacks %q", text)
 		}
 	}
 }

@@ -84,9 +84,9 @@ func TestCertificates(t *testing.T) {
 	stranger := startNode(t, func(d *config.Discovery) {
 		d.Etcd.Endpoints, d.Etcd.CA = []string{s.URL()}, s.certs.ca
 	})
-	testbed.Eventually(t, "without a certificate the trouble is said", func() bool { return stranger.log.contains("engines cannot be looked for") })
+	testbed.Eventually(t, "without a certificate the trouble is said", func() bool { return stranger.log.contains("discovery of engines failed") })
 	if got := stranger.states(); len(got) != 0 {
-		t.Errorf("without a certificate it found %v", got)
+		t.Errorf("engines found without a certificate: %v", got)
 	}
 }
 
@@ -127,6 +127,6 @@ func TestPassword(t *testing.T) {
 	wrong := with("hunter3")
 	testbed.Eventually(t, "a wrong password is said", func() bool { return wrong.log.contains("authentication failed") })
 	if got := wrong.states(); len(got) != 0 || wrong.log.contains("hunter") {
-		t.Errorf("with a wrong password it found %v, and logged %s", got, strings.ReplaceAll(wrong.log.text.String(), "\n", " "))
+		t.Errorf("engines found with a wrong password: %v; log: %s", got, strings.ReplaceAll(wrong.log.text.String(), "\n", " "))
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Connectors that an engine can speak.
+// Connectors that an engine can use.
 const (
 	// ConnectorVLLMNixl is the NixlConnector in its pull mode,
 	// ConnectorVLLMNixlPush in push mode.
@@ -63,9 +63,16 @@ type Config struct {
 	// BootstrapPort is the port of the bootstrap server of a prefill engine of
 	// sglang or vllm-mooncake; 0 picks an ephemeral port.
 	BootstrapPort int
-	// Lease is how long finished prefill's blocks wait for a transfer that has
-	// not begun; default 30 s, for trtllm 60 s, for vllm-mooncake
-	// 480 s.
+	// FutureParams adds members to kv_transfer_params that no release of vLLM has: an
+	// integer that no float64 can represent, a text with many escapes, and a list.
+	// Decode then fails if a proxy did not pass them on unchanged. Default false, as
+	// in the real engine.
+	FutureParams bool
+	// OnPrompt is called with the text of each prompt that the engine begins to
+	// serve, by several goroutines at once; default none.
+	OnPrompt func(prompt string)
+	// Lease is the time for which the blocks of a finished prefill wait for a transfer to
+	// begin; default 30 s, for trtllm 60 s, for vllm-mooncake 480 s.
 	Lease time.Duration
 	// HandshakeTimeout is how long vLLM's decode waits for a prefill engine's side
 	// channel that does not answer or does not exist; default 5 s, as there.
@@ -97,14 +104,14 @@ type Config struct {
 	// Seed drives every random choice of the engine except its engine id;
 	// default 1.
 	Seed uint64
-	// KVEvents says how the changes of the prefix cache are published.
+	// KVEvents configures the publication of changes of the prefix cache.
 	KVEvents KVEventsConfig
 	// Etcd is the etcd in which the engine registers, "http://HOST:PORT". A
 	// trtllm worker registers as trtllm-serve does, any other engine as a
 	// record for pdproxy. Empty: no registration.
 	Etcd string
-	// ECDir is the directory in which vLLM's encoders store their results for
-	// other engines. Empty: every engine encodes by itself.
+	// ECDir is the directory in which vLLM's encoders store their results for other
+	// engines. Empty: every engine encodes its own parts.
 	ECDir string
 	// WrongTokens makes the tokenize endpoints return ids that differ from
 	// those that the engine computes for the same request.
@@ -124,7 +131,7 @@ type Config struct {
 	P2PNCCL  P2PNCCLConfig
 	P2PTier  P2PTierConfig
 	TRTLLM   TRTLLMConfig
-	// Log receives what the real engine would log; default discards.
+	// Log receives the log lines that the real engine would write; default discards.
 	Log *slog.Logger
 }
 

@@ -50,8 +50,8 @@ func closeConn(conn net.Conn, abrupt bool) {
 	conn.Close()
 }
 
-// faultyListener accepts connections. When the engine's fault says so, a
-// connection hangs before it is read.
+// faultyListener accepts connections. If the engine's fault requires it, a connection
+// hangs before it is read.
 type faultyListener struct {
 	net.Listener
 	e *Engine

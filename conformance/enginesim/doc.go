@@ -1,10 +1,10 @@
-// Package enginesim is the simulated LLM engines: each speaks the real protocol
-// of its connector on its HTTP port, keeps a block-accounted KV cache, and
-// produces text that depends on the KV bytes that it holds.
+// Package enginesim is the simulated LLM engines: each engine uses the real protocol of
+// its connector on its HTTP port, keeps a block-accounted KV cache, and produces text
+// that depends on the KV bytes that it holds.
 //
-// It imports nothing of the proxy, so that one misreading of a protocol cannot
-// hide on both sides. An [Engine] runs inside a test process together with many
-// others, or alone as `pdproxy sim`.
+// It imports no package of the proxy. Otherwise the proxy and the simulator could share
+// one wrong reading of a protocol. An [Engine] runs inside a test process together with
+// many others, or alone as `pdproxy sim`.
 //
 // All protocols share the core: [Config] and [Engine] (config.go, engine.go,
 // conns.go), the KV cache and its pinned sets (kvcache.go, pins.go), tokens, KV

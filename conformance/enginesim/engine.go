@@ -173,8 +173,8 @@ func (e *Engine) Died() <-chan struct{} { return e.died }
 // closeGrace is the time that Close gives running requests to finish.
 const closeGrace = 5 * time.Second
 
-// Close stops accepting, lets running requests finish for a few seconds, ends
-// the rest and waits for every goroutine. It may be called again, and after
+// Close stops accepting, gives running requests a few seconds to finish, ends the
+// remaining requests and waits for every goroutine. It may be called again, and after
 // Kill.
 func (e *Engine) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)

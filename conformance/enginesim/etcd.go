@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// etcdStore is etcd as a store, through the JSON routes of etcd's own gateway
-// (etcd 3.4 or newer). Each registration has a lease of its own.
+// etcdStore is etcd as a store, through the JSON routes of etcd's own gateway (etcd 3.4
+// or newer). Each registration has a separate lease.
 type etcdStore struct {
 	url   string
 	ttl   time.Duration

@@ -113,8 +113,8 @@ func (f *faults) set(fail string, dieAfter int, hang string) error {
 	return nil
 }
 
-// draw counts a request. It returns the fault of the request ("" for none) and
-// whether the engine dies of it.
+// draw counts a request. It returns the fault of the request ("" for none) and whether
+// the fault ends the engine.
 func (f *faults) draw() (kind string, die bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -28,7 +28,7 @@ func TestFaultsRefused(t *testing.T) {
 		t.Error("unknown fault accepted")
 	}
 	if kind, _ := e.faults.draw(); kind != fail500 {
-		t.Errorf("a refused change took the fault %q away", kind)
+		t.Errorf("a refused change removed the fault %q", kind)
 	}
 }
 
@@ -75,7 +75,7 @@ func TestFaultAnswers(t *testing.T) {
 			for _, body := range []string{unary, streaming} {
 				a := post(t, url, body)
 				if a.status != status || a.field(t, "error", "code").(json.Number).String() != kind {
-					t.Errorf("%d %s", a.status, a.body)
+					t.Errorf("post(url, body) = %d, %s", a.status, a.body)
 				}
 			}
 		})
@@ -105,14 +105,14 @@ func TestFaultAnswers(t *testing.T) {
 		for _, body := range []string{unary, streaming, short} {
 			a, err := try(t.Context(), url, body)
 			if a.status != 200 || err == nil || len(a.body) == 0 || strings.Contains(string(a.body), "[DONE]") || json.Valid(a.body) {
-				t.Errorf("%d %q %v", a.status, a.body, err)
+				t.Errorf("try(url, body) = %d, %q, %v", a.status, a.body, err)
 			}
 		}
 	})
 	t.Run(failGarbage, func(t *testing.T) {
 		set(t, "1:garbage")
 		if a := post(t, url, unary); a.status != 200 || json.Valid(a.body) {
-			t.Errorf("%d %q", a.status, a.body)
+			t.Errorf("post(url, unary) = %d, %q", a.status, a.body)
 		}
 	})
 	t.Run(failSSEError, func(t *testing.T) {
@@ -216,14 +216,14 @@ func TestHangs(t *testing.T) {
 		ctx, leave := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer leave()
 		if a, err := try(ctx, e.URL()+routeCompletions, completion("hello", "")); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%d %v", a.status, err)
+			t.Errorf("try = %d, %v", a.status, err)
 		}
 		if s := e.State(); s.Requests != 0 || s.ConnectionsOpen == 0 {
 			t.Errorf("state %+v", s)
 		}
 		e.SetFault("", 0, "")
 		if a := post(t, e.URL()+routeCompletions, completion("hello", "")); a.status != 200 {
-			t.Errorf("after the fault: %d", a.status)
+			t.Errorf("status after the fault: %d", a.status)
 		}
 	})
 }
@@ -249,7 +249,7 @@ func TestDieAfter(t *testing.T) {
 	}
 	<-e.Died()
 	if list, err := events(); err == nil || len(list) > 900 {
-		t.Errorf("the stream went on: %d events, %v", len(list), err)
+		t.Errorf("the stream continued: %d events, %v", len(list), err)
 	}
 	if _, err := net.Dial("tcp", e.Addr()); err == nil {
 		t.Error("still listening")

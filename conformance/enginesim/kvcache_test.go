@@ -47,7 +47,7 @@ func TestKVCachePrefix(t *testing.T) {
 	}
 	c.drop(ids)
 	if hit := c.match("", tokens); len(hit) != 2 {
-		t.Errorf("after drop: hit %v", hit)
+		t.Errorf("blocks after drop: %v", hit)
 	}
 	checkAccounting(t, testRank(c))
 }
@@ -62,16 +62,16 @@ func TestKVCacheEviction(t *testing.T) {
 	c.drop(old)
 	c.drop(young)
 	if got := c.take(nil, 1); slices.Contains(old, got[0]) || slices.Contains(young, got[0]) {
-		t.Errorf("took %v although a block without content is free", got)
+		t.Errorf("take returned %v although a block without content is free", got)
 	}
 	if got := c.take(nil, 1); got[0] != old[1] {
-		t.Errorf("took %v, want the oldest chain's tail %d", got, old[1])
+		t.Errorf("take returned %v, want the end of the oldest chain %d", got, old[1])
 	}
 	if hit := c.match("", numbers(0, 5)); len(hit) != 1 {
 		t.Errorf("hit %v", hit)
 	}
 	if got := c.take(nil, 1); got[0] != old[0] {
-		t.Errorf("took %v, want %d", got, old[0])
+		t.Errorf("take returned %v, want %d", got, old[0])
 	}
 	if hit := c.match("", numbers(10, 3)); len(hit) != 1 || c.fits(nil, 2) || !c.fits(hit, 1) || c.fits(hit, 2) {
 		t.Errorf("hit %v, free %d", hit, c.free)
@@ -106,7 +106,7 @@ func TestKVCacheContent(t *testing.T) {
 	}
 	c.write([]blockID{3, 2}, right)
 	if !bytes.Equal(c.read([]blockID{3, 2}, true), right) {
-		t.Error("write is not what read gives")
+		t.Error("the written bytes differ from the read bytes")
 	}
 	c.write([]blockID{3, 2}, right[:9]) // short payloads stop at the last whole entry
 }

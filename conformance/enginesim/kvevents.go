@@ -16,8 +16,8 @@ type blockName [32]byte
 type naming interface {
 	// root is the name before the first block of a salt's prefix chains.
 	root(salt string) blockName
-	// next returns the name of a block of tokens after the block named parent.
-	// first says that there is no block before it. hash is the cache's own.
+	// next returns the name of a block of tokens after the block named parent. first:
+	// there is no block before it. hash is the cache's own.
 	next(parent blockName, first bool, salt string, tokens []token, hash blockHash) blockName
 }
 
@@ -49,7 +49,7 @@ type kvEvent struct {
 // It belongs to the cache and is guarded as that is.
 type kvLog struct {
 	naming
-	// hits says that the prefix hits of a sequence are logged again as stored.
+	// hits: the engine logs the prefix hits of a sequence again as stored.
 	hits   bool
 	events []kvEvent
 }

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// KVEventsConfig says how an engine publishes the events of its prefix cache,
-// as --kv-events-config does for vLLM and SGLang. TensorRT-LLM always answers
-// POST /kv_cache_events.
+// KVEventsConfig configures how an engine publishes the events of its prefix cache, as
+// --kv-events-config does for vLLM and SGLang. TensorRT-LLM always answers POST
+// /kv_cache_events.
 type KVEventsConfig struct {
 	// Endpoint is the address of rank 0's PUB socket: "tcp://host:port" or
 	// "tcp://*:port"; rank r listens on port+r. Port 0 takes consecutive

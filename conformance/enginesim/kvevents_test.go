@@ -140,7 +140,7 @@ func TestKVEventWires(t *testing.T) {
 				t.Errorf("got  %x\nwant %x", got, want)
 			}
 			if _, rest, err := unpack(want); err != nil || len(rest) > 0 {
-				t.Errorf("golden: %d bytes too many, %v", len(rest), err)
+				t.Errorf("golden: %d bytes after the message, %v", len(rest), err)
 			}
 		})
 	}
@@ -274,7 +274,7 @@ func TestKVEventsMirrorTheCache(t *testing.T) {
 			m.apply(t, c.log.events)
 			c.log.events = nil
 			if want := cached(c); !maps.Equal(m, want) {
-				t.Fatalf("seed %d: %d blocks known, %d there", seed, len(m), len(want))
+				t.Fatalf("seed %d: %d blocks from events, %d in the cache", seed, len(m), len(want))
 			}
 		}
 		checkAccounting(t, testRank(c))
@@ -340,6 +340,6 @@ func TestKVEventsConfig(t *testing.T) {
 		}
 	}
 	if err := e.SetKVEventFault("eat", 1); err == nil {
-		t.Error("an unknown fault is taken")
+		t.Error("an unknown fault is accepted")
 	}
 }

@@ -169,9 +169,9 @@ func (a attention) sample(seed uint64, choice int) token {
 	return tokenWord + token(h%uint64(len(wordTokens)))
 }
 
-// eosMark returns N when the prompt has a mark "<eosN>" (the last one counts),
-// else 0: output token N is then the end of sequence, so that a test can ask
-// for a first token that ends the answer.
+// eosMark returns N when the prompt has a mark "<eosN>" (the last one counts), else 0:
+// output token N is then the end of the sequence. So a test can request a first token
+// that ends the answer.
 func eosMark(prompt string) int {
 	i := strings.LastIndex(prompt, "<eos")
 	if i < 0 {

@@ -14,7 +14,7 @@ func TestVocabulary(t *testing.T) {
 	for i := range 1024 {
 		text := wordText(i)
 		if !utf8.ValidString(text) || text[0] != ' ' || strings.ContainsAny(text[1:], " \n\t") {
-			t.Errorf("word %q", text)
+			t.Errorf("invalid text of word %q", text)
 		}
 		if len(text) > utf8.RuneCountInString(text) {
 			multibyte++
@@ -42,7 +42,7 @@ func TestTokenize(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got := tokenize(tt.text)
 			if len(got) != len(tt.tokens) {
-				t.Fatalf("%v, want %v", got, tt.tokens)
+				t.Fatalf("tokenize(tt.text) = %v, want %v", got, tt.tokens)
 			}
 			for i := range got {
 				if got[i] != tt.tokens[i] || !got[i].valid() {
@@ -62,7 +62,7 @@ func FuzzTokenize(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string) {
 		history := tokenize(a)
 		if got := detokenize(history); got != a {
-			t.Fatalf("%q came back as %q", a, got)
+			t.Fatalf("%q is decoded as %q", a, got)
 		}
 		for _, id := range history {
 			if !id.valid() {
@@ -83,7 +83,7 @@ func TestEOSMark(t *testing.T) {
 		"": 0, "hello": 0, "<eos1>": 1, "a <eos12> b": 12, "<eos3> <eos4>": 4, "<eos>": 0, "<eos0>": 0, "<eos-1>": 0, "<eos7": 0, "<eosx>": 0,
 	} {
 		if got := eosMark(prompt); got != want {
-			t.Errorf("%q: %d, want %d", prompt, got, want)
+			t.Errorf("%q: eosMark(prompt) = %d, want %d", prompt, got, want)
 		}
 	}
 }
@@ -144,7 +144,7 @@ func TestWholeRunes(t *testing.T) {
 		"": 0, "a": 1, "é": 2, "é"[:1]: 0, "a世": 4, "a世"[:3]: 1, "🙂"[:3]: 0, "x🙂"[:2]: 1, "\xff": 1, "a\x80\x80\x80\x80": 5,
 	} {
 		if got := wholeRunes([]byte(text)); got != want {
-			t.Errorf("%q: %d, want %d", text, got, want)
+			t.Errorf("%q: wholeRunes([]byte(text)) = %d, want %d", text, got, want)
 		}
 	}
 }

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// mooncake is vLLM's MooncakeConnector. Decode asks prefill's bootstrap server
-// for the addresses of its workers, and tells one of them which blocks it has
-// reserved. Prefill writes into them when it has computed the whole prompt. A
-// prefill engine is a producer, a decode engine a consumer, an engine of role
-// both either (kv_both). The bootstrap server and the workers' sockets are
-// real. Only the RDMA write is a message of the side channel.
+// mooncake is vLLM's MooncakeConnector. Decode gets the addresses of prefill's workers
+// from prefill's bootstrap server, and sends one worker the list of its reserved blocks.
+// When prefill has computed the whole prompt, it writes into these blocks. A prefill
+// engine is a producer, a decode engine a consumer, an engine of role both either
+// (kv_both). The bootstrap server and the workers' sockets are real. Only the RDMA write
+// is a message of the side channel.
 //
 // Source: vLLM, distributed/kv_transfer/kv_connector/v1/mooncake/, of a release
 // that reports a failed load. Releases of summer 2026 and before did not report
@@ -158,8 +158,8 @@ func (m *mooncake) sendingOf(key moriioKey) *mooncakeSending {
 	return t
 }
 
-// begin records that prefill of a transfer has its blocks. The consumer may
-// have asked for it before.
+// begin records that prefill of a transfer has its blocks. The consumer may have
+// requested it before.
 func (m *mooncake) begin(key moriioKey, request string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -171,8 +171,8 @@ func (m *mooncake) begin(key moriioKey, request string) {
 	t.request = request
 }
 
-// finish keeps the blocks of a prefill that ended at its limit of tokens. After
-// any other end it keeps none, and a consumer that has asked waits until its
+// finish keeps the blocks of a prefill that ended at its limit of tokens. After any other
+// end prefill keeps no blocks, and a consumer that has requested them waits until its
 // timeout.
 func (m *mooncake) finish(key moriioKey, s *sequence, err error) {
 	kept := err == nil && s.finish == "length"
@@ -226,7 +226,7 @@ func (m *mooncake) message(r *rank, op sideMessage) (sideMessage, error) {
 	m.mu.Unlock()
 	if !waits {
 		m.e.stats.staleReads.Add(1)
-		m.e.cfg.Log.Warn("KV written that nobody waits for", "request", op.Key)
+		m.e.cfg.Log.Warn("no request waits for the written KV", "request", op.Key)
 	}
 	r.store(op.Blocks, op.Payload)
 	return sideMessage{Op: op.Op}, nil
@@ -235,9 +235,8 @@ func (m *mooncake) message(r *rank, op sideMessage) (sideMessage, error) {
 // MooncakeConfig holds the settings of a simulated vLLM engine with the
 // MooncakeConnector.
 type MooncakeConfig struct {
-	// AbortTimeout is the time that prefill holds blocks without a reader, and
-	// waits for a prefill that decode has asked for. Decode waits an eighth
-	// longer. Default: the lease, else 480 s, as
-	// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT.
+	// AbortTimeout is the time that prefill holds blocks without a reader, and waits for
+	// a prefill that decode has requested. Decode waits an eighth longer. Default: the
+	// lease, else 480 s, as VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT.
 	AbortTimeout time.Duration
 }

@@ -11,10 +11,9 @@ import (
 	"time"
 )
 
-// mooncakeBootstrap is the bootstrap server of a producer. Workers register,
-// and decode engines and proxies ask for the list of workers. It is plain HTTP
-// without authentication. Source: vLLM mooncake_utils.py
-// MooncakeBootstrapServer.
+// mooncakeBootstrap is the bootstrap server of a producer. Workers register, and decode
+// engines and proxies request the list of workers. It is plain HTTP without
+// authentication. Source: vLLM mooncake_utils.py MooncakeBootstrapServer.
 type mooncakeBootstrap struct {
 	e        *Engine
 	server   *http.Server

@@ -120,7 +120,7 @@ func TestMooncakePlain(t *testing.T) {
 	want := post(t, pd.both.URL()+routeCompletions, body).text(t)
 	for _, e := range []*Engine{pd.p, pd.d} {
 		if got := post(t, e.URL()+routeCompletions, body).text(t); got != want {
-			t.Errorf("%q, want %q", got, want)
+			t.Errorf("post(e.URL()+routeCompletions, body).text(t) = %q, want %q", got, want)
 		}
 	}
 	pd.settled(t)
@@ -136,7 +136,7 @@ func TestMooncakeOnlyTheLimitKeepsBlocks(t *testing.T) {
 	}
 	pd.settled(t)
 	if s := pd.p.State(); s.LeasesExpired != 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("pd.p.State() = %+v", s)
 	}
 }
 
@@ -171,7 +171,7 @@ func TestMooncakeRefusedLegReleases(t *testing.T) {
 	}
 	pd.settled(t)
 	if s := pd.p.State(); s.LeasesExpired > 0 || s.StaleReads > 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("pd.p.State() = %+v", s)
 	}
 }
 
@@ -205,7 +205,7 @@ func TestMooncakeEnds(t *testing.T) {
 			select {
 			case <-e.Died():
 			case <-time.After(20 * time.Second):
-				t.Error("it lives")
+				t.Error("the engine still runs")
 			}
 		})
 	}
@@ -259,7 +259,7 @@ func TestMooncakeAsk(t *testing.T) {
 	}
 	back, err := decodeAsk(raw)
 	if err != nil || fmt.Sprint(back) != fmt.Sprint(ask) {
-		t.Errorf("%+v, %v", back, err)
+		t.Errorf("decodeAsk(raw) = %+v, %v", back, err)
 	}
 	if _, err := decodeAsk(packMap("remote_hostname", "x")); err == nil {
 		t.Error("half a message is read")

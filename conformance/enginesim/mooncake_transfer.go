@@ -227,7 +227,7 @@ func (m *mooncake) await(ctx context.Context, s *sequence, leg *mooncakeLeg) err
 		limit, cancel := context.WithTimeout(m.e.ctx, m.e.cfg.Mooncake.AbortTimeout*9/8)
 		defer cancel()
 		if !leg.whole || s.req.fault == failNotify {
-			m.e.cfg.Log.Warn("nobody is asked for the KV", "request", s.id)
+			m.e.cfg.Log.Warn("no engine was asked for the KV", "request", s.id)
 			<-limit.Done()
 			return errNeverWritten
 		}
@@ -258,9 +258,8 @@ func (m *mooncake) expect(request string, waits bool) {
 	}
 }
 
-// pull asks a producer to write into blocks and waits until it has. A ZMQ
-// socket keeps trying to reach the producer, and does not learn of the
-// producer's end.
+// pull requests a producer to write into blocks and waits until the producer has written.
+// A ZMQ socket continues to dial the producer and does not report the producer's end.
 func (m *mooncake) pull(ctx context.Context, r *rank, leg *mooncakeLeg, request string, blocks []blockID) error {
 	addr, err := m.worker(ctx, leg)
 	if err != nil {

@@ -180,15 +180,14 @@ func (m *moriio) hold(s *sequence, leg *moriioLeg) any {
 	t.leg, t.blocks, t.lost = leg, ids, s.req.fault == failNotify
 	m.advance(key, t)
 	m.mu.Unlock()
-	return obj(
+	return m.e.withFuture(obj(
 		"do_remote_prefill", true, "do_remote_decode", false,
 		"remote_block_ids", [][]blockID{ids}, "remote_engine_id", fmt.Sprintf("%s:%d", m.host, m.handshake),
 		"remote_host", m.host, "remote_handshake_port", m.handshake, "remote_notify_port", m.notify,
 		"remote_dp_rank", s.rank.index, "remote_dp_rank_override", true,
 		"remote_dp_size", len(m.e.ranks), "remote_dp_size_local", len(m.e.ranks), "tp_size", m.e.cfg.MoRIIO.TPSize,
 		"transfer_id", leg.transfer,
-		"remote_agent_epoch", m.e.epochOf(leg.transfer), "remote_agent_tag", tagOf(leg.transfer),
-	)
+	), leg.transfer)
 }
 
 // sendingOf returns the transfer of key, and makes it if needed; mu is held.

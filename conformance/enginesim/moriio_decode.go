@@ -90,7 +90,7 @@ func (m *moriio) pull(ctx context.Context, s *sequence, leg *moriioLeg) error {
 	}
 	local := s.blocks[s.computed/s.rank.cache.size : s.rank.cache.blocksFor(len(s.prompt))]
 	if !remote {
-		m.e.cfg.Log.Error("decoding on KV that nobody wrote", "request", s.id)
+		m.e.cfg.Log.Error("decoding on KV that no engine wrote", "request", s.id)
 		s.rank.store(local, s.rank.noise(local))
 		m.arrived(s)
 		return nil

@@ -107,10 +107,10 @@ func TestPlainRequest(t *testing.T) {
 		body := completion(words(3, 60), `"max_tokens":12`)
 		want := post(t, pd.both.URL()+routeCompletions, body).text(t)
 		if got := post(t, pd.p.URL()+routeCompletions, body).text(t); got != want {
-			t.Errorf("%s: prefill says %q, want %q", connector, got, want)
+			t.Errorf("%s: answer of prefill %q, want %q", connector, got, want)
 		}
 		if got := post(t, pd.d.URL()+routeCompletions, body).text(t); (got != want) != wrong {
-			t.Errorf("%s: decode says %q, right is %q", connector, got, want)
+			t.Errorf("%s: answer of decode %q, correct %q", connector, got, want)
 		}
 	}
 }
@@ -158,7 +158,7 @@ func TestLegAlone(t *testing.T) {
 	leave()
 	<-gone
 	if s := pd.d.State(); s.BlocksPinned == 0 {
-		t.Errorf("decode let its blocks go while they may be written to: %+v", s)
+		t.Errorf("decode released its blocks while prefill may write into them: %+v", s)
 	}
 	eventually(t, "decode gives them up", func() bool { return pd.d.State().BlocksUsed == 0 })
 }
@@ -182,7 +182,7 @@ func TestRefusedLegReleases(t *testing.T) {
 			}
 			eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
 			if s := pd.p.State(); s.LeasesExpired > 0 {
-				t.Errorf("%+v", s)
+				t.Errorf("pd.p.State() = %+v", s)
 			}
 		})
 	}
@@ -225,7 +225,7 @@ func TestMoRIIOEnds(t *testing.T) {
 			select {
 			case <-act(t, pd).Died():
 			case <-time.After(20 * time.Second):
-				t.Error("it lives")
+				t.Error("the engine still runs")
 			}
 		})
 	}

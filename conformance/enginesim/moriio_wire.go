@@ -248,9 +248,8 @@ func (m *moriio) session(ctx context.Context, peer moriioPeer, rank int) (moriio
 	return s, nil
 }
 
-// transfer does an RDMA operation on a rank of a peer. If the engine has
-// restarted, it makes a new session, but not for blocks of an engine that is
-// gone.
+// transfer does an RDMA operation on a rank of a peer. If the engine has restarted, it
+// makes a new session, but not for blocks of an engine process that has ended.
 func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank int, gone <-chan struct{}, op sideMessage) (sideMessage, error) {
 	for first := true; ; first = false {
 		s, err := m.session(ctx, peer, rank)
@@ -288,8 +287,8 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 	answer := sideMessage{Op: op.Op}
 	switch op.Op {
 	case moriioRead:
-		if op.Fields["epoch"] != m.e.epochOf(op.Key).String() || op.Fields["tag"] != tagOf(op.Key) {
-			return answer, errors.New("agent metadata mismatch")
+		if err := m.e.checkFuture(op.Key, op.Fields); err != nil {
+			return answer, err
 		}
 		answer.Payload = r.readPinned(op.Key, op.Blocks)
 	case moriioWrite:
@@ -298,7 +297,7 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 		m.mu.Unlock()
 		if wait == nil {
 			m.e.stats.staleReads.Add(1)
-			m.e.cfg.Log.Warn("KV written that nobody waits for", "transfer", op.Key)
+			m.e.cfg.Log.Warn("no request waits for the written KV", "transfer", op.Key)
 		}
 		r.store(op.Blocks, op.Payload)
 	default:

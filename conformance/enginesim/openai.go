@@ -17,7 +17,7 @@ import (
 type request struct {
 	// Route is the path of the request.
 	Route string
-	// Chat says that the answer has the form of a chat answer.
+	// Chat: the answer has the form of a chat answer.
 	Chat bool
 	// ID is the request id that the client knows; protocols set it.
 	ID    string
@@ -34,8 +34,8 @@ type request struct {
 	// IncludeUsage and ContinuousUsage come from stream_options.
 	IncludeUsage, ContinuousUsage bool
 
-	// Limited says that there is a token limit, MaxTokens; without one the
-	// answer has the prompt's natural length.
+	// Limited: there is a token limit, MaxTokens. Without a limit the answer has the
+	// prompt's natural length.
 	Limited      bool
 	MaxTokens    int
 	MinTokens    int

@@ -160,7 +160,7 @@ func parsePrompt(f fields) ([][]token, *fieldError) {
 	return lists, nil
 }
 
-// chatMessage is what a chat template reads of one message.
+// chatMessage has the parts of one message that a chat template reads.
 type chatMessage struct {
 	Role    string          `json:"role"`
 	Content json.RawMessage `json:"content"`

@@ -62,7 +62,7 @@ func FuzzAppendString(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		var back string
 		if err := json.Unmarshal(appendString(nil, s), &back); err != nil || back != validRunes(s) {
-			t.Fatalf("%q came back as %q, %v", s, back, err)
+			t.Fatalf("%q is read back as %q, %v", s, back, err)
 		}
 	})
 }

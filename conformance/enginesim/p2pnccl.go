@@ -182,8 +182,11 @@ func (m *p2pNCCL) put(s *sequence, id, peer string) error {
 	limit, cancel := context.WithTimeout(m.e.ctx, m.limit())
 	defer cancel()
 	host, port := s.rank.side.hostPort()
-	m.peers.send(limit, peer, packMap("cmd", "NEW", "unique_id", []byte(net.JoinHostPort(host, fmt.Sprint(port)))))
-	m.peers.send(limit, peer, packMap("cmd", "PUT", "tensor_id", id+"#layer", "shape", []int{len(ids), m.e.cfg.BlockSize}, "dtype", "bfloat16"))
+	// Both messages use one connection. The real engine dies when its consumer
+	// restarts between them, and no proxy can prevent that.
+	m.peers.send(limit, peer,
+		packMap("cmd", "NEW", "unique_id", []byte(net.JoinHostPort(host, fmt.Sprint(port)))),
+		packMap("cmd", "PUT", "tensor_id", id+"#layer", "shape", []int{len(ids), m.e.cfg.BlockSize}, "dtype", "bfloat16"))
 	select {
 	case <-t.fetched:
 		return nil
@@ -300,7 +303,7 @@ func (m *p2pNCCL) take(ctx context.Context, s *sequence, id string) error {
 		case <-b.here:
 			return nil
 		case <-limit.C:
-			m.e.cfg.Log.Error("the engine waits for KV that nobody sends", "request", id)
+			m.e.cfg.Log.Error("the engine waits for KV that no engine sends", "request", id)
 			return errLoad
 		case <-m.e.ctx.Done():
 			return context.Cause(m.e.ctx)

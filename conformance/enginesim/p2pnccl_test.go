@@ -94,7 +94,7 @@ func TestP2PEnds(t *testing.T) {
 			select {
 			case <-e.Died():
 			case <-time.After(20 * time.Second):
-				t.Error("it lives")
+				t.Error("the engine still runs")
 			}
 		})
 	}

@@ -42,8 +42,8 @@ func (r *rank) expire(p *pin) {
 	r.pump()
 }
 
-// renew extends a pinned set's lease to at least d from now, as a heartbeat
-// does, and reports whether there was such a set.
+// renew extends a pinned set's lease to at least d from now, as a heartbeat does, and
+// reports whether such a set exists.
 func (r *rank) renew(key string, d time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

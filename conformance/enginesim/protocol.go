@@ -41,7 +41,7 @@ type protocol interface {
 	dialect
 }
 
-// headerProtocol is a protocol with headers of its own on every answer.
+// headerProtocol is a protocol that adds its own headers to every answer.
 type headerProtocol interface {
 	// answerHeader sets headers of an answer to a request with header in.
 	answerHeader(in, out http.Header)
@@ -67,8 +67,8 @@ type measuringProtocol interface {
 type dialect interface {
 	// errorBody is the body of an unary error answer.
 	errorBody(err *apiError) any
-	// errorEvents are the stream events after a failure under status 200, before
-	// "[DONE]" (which is sent when ErrorDone says so); nil cuts the connection.
+	// errorEvents are the stream events after a failure under status 200, before "[DONE]"
+	// (which is sent if ErrorDone is set); nil cuts the connection.
 	errorEvents(req *request, err *apiError) []any
 	// unary is the whole body of a non-streaming answer; the sequences are
 	// finished and in choice order.
@@ -81,7 +81,7 @@ type dialect interface {
 	// closing returns the events after the last sequence ended (usage); nil for
 	// none.
 	closing(req *request, seqs []*sequence) []any
-	// streamOptions says how the engine frames its streams.
+	// streamOptions returns the engine's framing of streams.
 	streamOptions(req *request) streamOptions
 }
 

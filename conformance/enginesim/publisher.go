@@ -212,7 +212,7 @@ func (p *publisher) sendFrom(ctx context.Context, c *zmtpConn, topics *topicSet,
 	}
 }
 
-// topicSet is what a subscriber has subscribed to.
+// topicSet holds the subscriptions of one subscriber.
 type topicSet struct {
 	mu   sync.Mutex
 	list []string

@@ -183,7 +183,7 @@ func TestVLLMPublishes(t *testing.T) {
 				t.Fatalf("reset %+v", p)
 			}
 			if a := post(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":1`)); a.field(t, "usage", "prompt_tokens_details", "cached_tokens") != json.Number("0") {
-				t.Errorf("after a reset: %s", a.body)
+				t.Errorf("answer after a reset: %s", a.body)
 			}
 		})
 	}
@@ -267,7 +267,7 @@ func TestFlushCacheWhileBusy(t *testing.T) {
 	<-answered
 }
 
-// replays asks for the batches from a number on, as a DEALER socket does.
+// replays requests the batches from a number on, as a DEALER socket does.
 func replays(t *testing.T, endpoint string, from uint64) [][][]byte {
 	t.Helper()
 	dealer := dial(t, endpoint, zmtp.Dealer)
@@ -388,7 +388,7 @@ func TestKVEventFaults(t *testing.T) {
 				kept = append(kept, binary.BigEndian.Uint64(frames[2]))
 			}
 			if !slices.Equal(kept, tt.kept) {
-				t.Errorf("kept %d, want %d", kept, tt.kept)
+				t.Errorf("kept batches %d, want %d", kept, tt.kept)
 			}
 		})
 	}
@@ -422,7 +422,7 @@ func TestKVEventsAfterKill(t *testing.T) {
 	p := next(t, messages)
 	hash := func(p published) any { return eventMember(p.events[0], "block_hashes").([]any)[0] }
 	if p.seq != 0 || hash(p) == hash(first) {
-		t.Errorf("after a restart: %d %v, before %v", p.seq, hash(p), hash(first))
+		t.Errorf("number after a restart: %d %v, before %v", p.seq, hash(p), hash(first))
 	}
 }
 
@@ -446,7 +446,7 @@ func TestSubscriptions(t *testing.T) {
 	post(t, e.URL()+routeCompletions, completion(words(1, 20), `"max_tokens":1`)).text(t)
 	next(t, fitting)
 	if len(other) > 0 {
-		t.Error("a message of another topic came")
+		t.Error("a message of another topic arrived")
 	}
 	topics := &topicSet{}
 	for _, m := range []string{"\x01a", "\x01a", "\x00a"} {
@@ -459,7 +459,7 @@ func TestSubscriptions(t *testing.T) {
 	}
 	topics.message([]byte("\x00a"))
 	if topics.want([]byte("ab")) {
-		t.Error("an ended subscription is kept")
+		t.Error("an ended subscription still selects messages")
 	}
 }
 
@@ -474,7 +474,7 @@ func TestSlowSubscriber(t *testing.T) {
 	}
 	list, _ := p.after(t.Context(), at)
 	if len(list) != eventBuffer || list[0].seq != 5 || len(p.kept) != eventBuffer {
-		t.Errorf("%d messages from %d, %d kept", len(list), list[0].seq, len(p.kept))
+		t.Errorf("%d messages from number %d, %d kept", len(list), list[0].seq, len(p.kept))
 	}
 	p.unsubscribe()
 }

@@ -254,7 +254,7 @@ func TestContinuation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := begun.answerText() + rest.answerText(); got != whole.answerText() {
-		t.Errorf("continued %q, whole %q", got, whole.answerText())
+		t.Errorf("continued text %q, whole text %q", got, whole.answerText())
 	}
 	if rest.cached != 32 {
 		t.Errorf("cached %d of the history", rest.cached)

@@ -345,6 +345,9 @@ func (e *Engine) newSequences(req *request) []*sequence {
 // cancel.
 func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc, s *sequence, st *eventStream) {
 	e.stats.requests.Add(1)
+	if e.cfg.OnPrompt != nil {
+		e.cfg.OnPrompt(detokenize(s.prompt))
+	}
 	opened := false
 	emit := func(token) {
 		if st == nil {

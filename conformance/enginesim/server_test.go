@@ -69,7 +69,7 @@ func TestStreamEqualsUnary(t *testing.T) {
 				}
 				c := v.Choices[0]
 				if finishes[c.Index] != "" {
-					t.Errorf("choice %d goes on after its end", c.Index)
+					t.Errorf("choice %d continues after its end", c.Index)
 				}
 				texts[c.Index] += c.Text
 				if c.Finish != nil {
@@ -137,7 +137,7 @@ func TestRefusals(t *testing.T) {
 			a := post(t, e.URL()+tt.route, tt.body)
 			if a.status != tt.status || a.field(t, "error", "type") != tt.kind || a.field(t, "error", "param") != tt.param ||
 				fmt.Sprint(a.field(t, "error", "code")) != fmt.Sprint(tt.status) || a.field(t, "error", "message") == "" {
-				t.Errorf("%d %s", a.status, a.body)
+				t.Errorf("post(e.URL()+tt.route, tt.body) = %d, %s", a.status, a.body)
 			}
 		})
 	}
@@ -152,7 +152,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		a := post(t, e.URL()+routeCompletions, body)
 		if a.status != 200 || fmt.Sprint(a.field(t, "usage", "completion_tokens")) != "2" {
-			t.Errorf("%s: %d %s", body, a.status, a.body)
+			t.Errorf("%s: post(e.URL()+routeCompletions, body) = %d, %s", body, a.status, a.body)
 		}
 	}
 }
@@ -166,7 +166,7 @@ func TestPromptForms(t *testing.T) {
 		"token ids": string(ids), "list of token ids": "[" + string(ids) + "]", "list of strings": `["` + text + `"]`,
 	} {
 		if got := post(t, e.URL()+routeCompletions, `{"prompt":`+prompt+`}`).text(t); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
+			t.Errorf("%s: text = %q, want %q", name, got, want)
 		}
 	}
 	a := post(t, e.URL()+"/tokenize", `{"prompt":"`+text+`"}`)
@@ -203,7 +203,7 @@ func TestPrefixCache(t *testing.T) {
 	}
 	salted := turn("pepper", question, first.text(t), "and then?")
 	if got := fmt.Sprint(salted.field(t, "usage", "prompt_tokens_details", "cached_tokens")); got != "0" {
-		t.Errorf("another salt: %s tokens cached", got)
+		t.Errorf("%s cached tokens with another salt", got)
 	}
 	if salted.text(t) != second.text(t) {
 		t.Error("the cache changed the answer")
@@ -372,7 +372,7 @@ func TestHalfClose(t *testing.T) {
 	eventually(t, "a running request", func() bool { return e.State().RequestsRunning == 1 })
 	conn.(*net.TCPConn).CloseWrite()
 	if raw, err := io.ReadAll(conn); err != nil || len(raw) > 0 {
-		t.Errorf("%q, %v", raw, err)
+		t.Errorf("io.ReadAll(conn) = %q, %v", raw, err)
 	}
 	if s := e.State(); s.Aborted != 1 {
 		t.Errorf("state %+v", s)
@@ -395,7 +395,7 @@ func TestKillResetsStreams(t *testing.T) {
 	eventually(t, "a running request", func() bool { return e.State().RequestsRunning == 1 })
 	e.Kill()
 	if list, err := events(); err == nil {
-		t.Errorf("a whole stream of %d events", len(list))
+		t.Errorf("the stream of %d events has no error", len(list))
 	}
 	start := time.Now()
 	e.Close()

@@ -17,7 +17,7 @@ const (
 	modeDecode  = "decode"
 )
 
-// fakeBootstrapHost asks for a transfer that moves nothing (health requests).
+// fakeBootstrapHost marks a transfer that moves no KV (health requests).
 const fakeBootstrapHost = "2.2.2.2"
 
 // routeGenerate is SGLang's native route.

@@ -27,11 +27,11 @@ type SGLangConfig struct {
 	// BootstrapTimeout is the time that prefill waits for decode's indices, and
 	// WaitingTimeout the time that decode waits for the KV; default 300 s each.
 	BootstrapTimeout, WaitingTimeout time.Duration
-	// HandshakeInterval and HandshakeAttempts say how decode asks a bootstrap
-	// registry for the topology; default 15 times, 1 s apart.
+	// HandshakeInterval and HandshakeAttempts configure how decode requests the topology
+	// from a bootstrap registry; default 15 times, 1 s apart.
 	HandshakeInterval time.Duration
 	HandshakeAttempts int
-	// HeartbeatInterval and HeartbeatFailures say how decode watches a bootstrap
+	// HeartbeatInterval and HeartbeatFailures configure how decode watches a bootstrap
 	// registry; default every 5 s, lost after 2 misses in a row.
 	HeartbeatInterval time.Duration
 	HeartbeatFailures int

@@ -179,9 +179,8 @@ func (g *sglang) receive(room int64, m sideMessage) error {
 	return nil
 }
 
-// handshake finds the side channel address of the prefill rank of the room. It
-// asks each registry once for the topology, then for the rank, then for its
-// address.
+// handshake finds the side channel address of the prefill rank of the room. It requests
+// the topology from each registry once, then the rank, then the rank's address.
 func (g *sglang) handshake(ctx context.Context, leg *sglangLeg) (addr, peer string, err error) {
 	port := leg.port
 	if port == 0 {
@@ -259,7 +258,7 @@ func (g *sglang) fits(t prefillTopology) bool {
 		(g.cfg.PPSize == t.PPSize || g.cfg.PPSize == 1)
 }
 
-// queryRank asks the registry for a room's rank until it is known.
+// queryRank requests the rank of a room from the registry until the registry knows it.
 func (g *sglang) queryRank(ctx context.Context, addr string, room int64) (int, error) {
 	body, _ := json.Marshal(map[string][]int64{"bootstrap_rooms": {room}})
 	for {
@@ -324,9 +323,9 @@ func (g *sglang) ask(ctx context.Context, method, url string, body []byte, v any
 	return json.NewDecoder(resp.Body).Decode(v)
 }
 
-// heartbeat watches every registry that decode knows. A registry that misses
-// too many heartbeats is forgotten, so that decode contacts a restarted prefill
-// anew, and the legs that wait for it fail.
+// heartbeat watches every registry that decode knows. After too many missed heartbeats
+// decode drops the registry. Then decode contacts a restarted prefill again, and the legs
+// that wait for the old registry fail.
 func (g *sglang) heartbeat(ctx context.Context) {
 	for sleep(ctx, g.cfg.HeartbeatInterval) == nil {
 		g.mu.Lock()

@@ -87,7 +87,7 @@ func TestSGLangRegistry(t *testing.T) {
 	}
 	resp.Body.Close()
 	if a := get(t, url+fmt.Sprintf(route, 1, 0, 0, 0)); string(a.body) != `{"rank_ip":"10.0.0.9","rank_port":7}` {
-		t.Errorf("after the PUT: %s", a.body)
+		t.Errorf("rank after the PUT: %s", a.body)
 	}
 }
 

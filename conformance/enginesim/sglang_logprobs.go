@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// sglangLogprobs are the log probabilities that one sequence of a /generate
-// request asks for (return_logprob and related members). The zero value asks
-// for none.
+// sglangLogprobs are the log probabilities that one sequence of a /generate request
+// requires (return_logprob and related members). The zero value requires none.
 type sglangLogprobs struct {
 	wanted bool
 	// start is the first token of the prompt with a log probability, -1 for none.
@@ -18,8 +17,8 @@ type sglangLogprobs struct {
 	text bool
 }
 
-// parseLogprobs reads the members of /generate that ask for log probabilities.
-// Each is one value, or a list with one value for each prompt.
+// parseLogprobs reads the members of /generate that request log probabilities. Each is
+// one value, or a list with one value for each prompt.
 func parseLogprobs(f fields, prompts, n int) ([]sglangLogprobs, *fieldError) {
 	list := make([]sglangLogprobs, prompts*n)
 	for i := range list {

@@ -17,7 +17,7 @@ type sglangRoom struct {
 	// info is decode's message; ready is closed when it has arrived.
 	info  *decodeInfo
 	ready chan struct{}
-	// sent says that one leg's KV has arrived.
+	// sent: the KV of one leg has arrived.
 	sent bool
 }
 
@@ -147,8 +147,8 @@ func (g *sglang) leaveRoom(rm *sglangRoom, leg *sglangLeg) {
 	}
 }
 
-// clearRoom removes a leg from its room. It returns the decode that must be
-// told of the failure, nil for none.
+// clearRoom removes a leg from its room. It returns the decode that must be informed of
+// the failure, nil for none.
 func (g *sglang) clearRoom(rm *sglangRoom, leg *sglangLeg) *decodeInfo {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,17 +12,17 @@ import (
 
 // sglangRequest is SGLang's state of a request.
 type sglangRequest struct {
-	// batch says that a native answer is a list.
+	// batch: a native answer is a list.
 	batch bool
 	// items are the sequences' own fields, in choice order.
 	items []sglangItem
-	// logprobs are the log probabilities that the sequences of /generate ask
-	// for, in choice order.
+	// logprobs are the requested log probabilities of the sequences of /generate, in
+	// choice order.
 	logprobs []sglangLogprobs
 }
 
-// sglangItem holds the fields of a request that each of its sequences has of
-// its own (GenerateReqInput in managers/io_struct.py).
+// sglangItem holds the fields of a request that differ between its sequences
+// (GenerateReqInput in managers/io_struct.py).
 type sglangItem struct {
 	rid string
 	// host and port are the address of the prefill's bootstrap registry for
@@ -36,7 +36,7 @@ type sglangItem struct {
 	prefillRank int
 }
 
-// nativeError marks errors of /generate, which have a form of their own.
+// nativeError marks errors of /generate, which have a special form.
 const nativeError = "native"
 
 // sglangFieldError is SGLang's answer to a body that its request models reject.
@@ -261,8 +261,8 @@ func parseItems(f fields, prompts, n int, batch bool) ([]sglangItem, *fieldError
 	return items, nil
 }
 
-// set reads one field of an item. counted says that a single value stands for
-// the batch; at is the item's position in the batch.
+// set reads one field of an item. counted: a single value stands for the batch; at is the
+// item's position in the batch.
 func (item *sglangItem) set(name string, raw json.RawMessage, at int, counted, samples bool) *fieldError {
 	null := raw == nil || string(raw) == "null"
 	f := fields{name: raw}

@@ -228,7 +228,7 @@ func TestSGLangPrefillWaits(t *testing.T) {
 		t.Errorf("aborted prefill answered %d\n%s\nwant\n%s", a.status, a.body, want)
 	}
 	if s := p.State(); s.Aborted != 1 || s.RequestsWaiting != 0 {
-		t.Errorf("after the abort: %+v", s)
+		t.Errorf("state of prefill after the abort: %+v", s)
 	}
 }
 
@@ -249,7 +249,7 @@ func TestSGLangDecodeWaits(t *testing.T) {
 			t.Errorf("answered %d %s", a.status, a.body)
 		}
 		if s := d.State(); s.BlocksUsed != 0 || s.BlocksPinned != 0 {
-			t.Errorf("after the abort: %+v", s)
+			t.Errorf("state of decode after the abort: %+v", s)
 		}
 	})
 	t.Run("client leaves", func(t *testing.T) {
@@ -317,7 +317,7 @@ func TestSGLangPeerFails(t *testing.T) {
 					t.Errorf("%s answered %d %s, want %q", e.cfg.Role, a.status, a.body, want)
 				}
 				if want == "" && a.status != 0 {
-					t.Errorf("%s answered %d %s to nobody", e.cfg.Role, a.status, a.body)
+					t.Errorf("%s answered %d %s although its client has left", e.cfg.Role, a.status, a.body)
 				}
 				eventually(t, "free blocks", func() bool { return e.State().BlocksUsed == 0 })
 			}
@@ -365,7 +365,7 @@ func TestSGLangRestart(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{SGLang: quickSGLang()})
 	pa, da := both(t, routeCompletions, p, d, completion("before", bootstrap(p, 1, "r-1")))
 	if pa.status != http.StatusOK || da.status != http.StatusOK {
-		t.Fatalf("%d %s, %d %s", pa.status, pa.body, da.status, da.body)
+		t.Fatalf("both = %d, %s, %d, %s", pa.status, pa.body, da.status, da.body)
 	}
 	port := p.BootstrapPort()
 	p.Kill()
@@ -379,7 +379,7 @@ func TestSGLangRestart(t *testing.T) {
 	p = startEngine(t, Config{Connector: ConnectorSGLang, Role: RolePrefill, BootstrapPort: port})
 	pa, da = both(t, routeCompletions, p, d, completion("after", bootstrap(p, 2, "r-2")))
 	if pa.status != http.StatusOK || da.status != http.StatusOK {
-		t.Errorf("%d %s, %d %s", pa.status, pa.body, da.status, da.body)
+		t.Errorf("both = %d, %s, %d, %s", pa.status, pa.body, da.status, da.body)
 	}
 }
 
@@ -500,14 +500,14 @@ func TestSGLangAbort(t *testing.T) {
 		t.Errorf("req-10 answered %d %s", a.status, a.body)
 	}
 	if !sglangOf(e).inFlight("other") {
-		t.Error("another rid was aborted too")
+		t.Error("a request with another rid was aborted too")
 	}
 	post(t, e.URL()+"/abort_request", `{"abort_all":true}`)
 	if a := <-other; a.field(t, "choices", 0, "finish_reason") != "abort" {
 		t.Errorf("other answered %s", a.body)
 	}
 	if s := e.State(); s.Aborted != 3 || s.BlocksUsed != 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("e.State() = %+v", s)
 	}
 }
 
@@ -615,7 +615,7 @@ func TestSGLangDuplicateRoom(t *testing.T) {
 	}
 	want := post(t, one.URL()+routeCompletions, right).text(t)
 	if first := a.field(t, "id"); (da.text(t) == want) != (first == "dup-0") {
-		t.Errorf("%s came first, decode answered %q, the right text is %q", first, da.text(t), want)
+		t.Errorf("%s came first, decode answered %q, the correct text is %q", first, da.text(t), want)
 	}
 	// A leg of another length sends as many blocks as fit.
 	go func() {
@@ -662,7 +662,7 @@ func TestSGLangMetadataRoom(t *testing.T) {
 		m := forged
 		spoil(&m)
 		if _, err := p.ranks[0].side.call(t.Context(), info.addr, m); err == nil {
-			t.Errorf("%s: taken", name)
+			t.Errorf("%s: the message was accepted", name)
 		}
 	}
 	if _, err := p.ranks[0].side.call(t.Context(), info.addr, forged); err != nil {

@@ -12,9 +12,17 @@ import (
 	"time"
 )
 
-// startEngine starts an engine that ends with the test. The test fails if
-// blocks are still referenced after the last request and lease.
+// startEngine starts an engine with FutureParams that ends with the test. The test
+// fails if blocks are still referenced after the last request and lease.
 func startEngine(t *testing.T, cfg Config) *Engine {
+	t.Helper()
+	cfg.FutureParams = true
+	return startAsConfigured(t, cfg)
+}
+
+// startAsConfigured starts an engine as startEngine does, without FutureParams of its
+// own.
+func startAsConfigured(t *testing.T, cfg Config) *Engine {
 	t.Helper()
 	e, err := New(cfg)
 	if err != nil {
@@ -66,7 +74,7 @@ func checkAccounting(t *testing.T, r *rank) {
 	}
 	for h, id := range c.byHash {
 		if c.blocks[id].hash != h {
-			t.Errorf("index has block %d under a hash that it does not bear", id)
+			t.Errorf("the index has block %d under a wrong hash", id)
 		}
 	}
 }
@@ -186,7 +194,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	deadline := time.Now().Add(20 * time.Second)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("never came: %s", what)
+			t.Fatalf("condition not met: %s", what)
 		}
 		time.Sleep(200 * time.Microsecond)
 	}

@@ -21,8 +21,8 @@ func (e *Engine) answered(ids []token) []token {
 	return ids
 }
 
-// smallBody reads a body that is an object. For an invalid body the error is
-// pydantic's.
+// smallBody reads a body that is an object. For an invalid body it returns pydantic's
+// error.
 func smallBody(w http.ResponseWriter, r *http.Request) (fields, *fieldError) {
 	body, err := readBody(w, r)
 	if err != nil {

@@ -33,7 +33,7 @@ func TestTokenizeIsWhatIsComputed(t *testing.T) {
 			e := startEngine(t, Config{Connector: tt.connector, BlockSize: 4})
 			a := post(t, e.URL()+tt.ask, tt.body)
 			if a.status != http.StatusOK {
-				t.Fatalf("%d %s", a.status, a.body)
+				t.Fatalf("post(e.URL()+tt.ask, tt.body) = %d, %s", a.status, a.body)
 			}
 			got := ids(t, a.field(t, tt.path...))
 			if tt.path[0] == "tokens" && a.field(t, "count") != json.Number(fmt.Sprint(len(got))) {
@@ -57,7 +57,7 @@ func TestTokenizeIsWhatIsComputed(t *testing.T) {
 				t.Errorf("wrong ids %d", wrong)
 			}
 			if same := post(t, e.URL()+tt.route, body); same.text(t) != answer.text(t) {
-				t.Error("what is computed changed too")
+				t.Error("the fault also changed the computed tokens")
 			}
 		})
 	}
@@ -108,7 +108,7 @@ func TestTokenizeIsStrict(t *testing.T) {
 		}
 		a := post(t, e.URL()+tt.path, tt.body)
 		if a.status != tt.status || tt.want != "" && string(a.body) != tt.want {
-			t.Errorf("%s %s %s: %d %s", tt.connector, tt.path, tt.body, a.status, a.body)
+			t.Errorf("%s, %s, %s: post(e.URL()+tt.path, tt.body) = %d, %s", tt.connector, tt.path, tt.body, a.status, a.body)
 		}
 	}
 }

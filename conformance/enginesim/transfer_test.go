@@ -31,7 +31,7 @@ func FuzzReadSide(f *testing.F) {
 		}
 		back, err := readSide(bufio.NewReader(&again))
 		if err != nil || !reflect.DeepEqual(back, m) {
-			t.Fatalf("%+v came back as %+v, %v", m, back, err)
+			t.Fatalf("%+v is read back as %+v, %v", m, back, err)
 		}
 	})
 }
@@ -57,7 +57,7 @@ func TestSideChannelCalls(t *testing.T) {
 		{Op: nixlHandshake, Engine: "another engine"}, {Op: "what", Engine: pd.p.ID()}, {Op: nixlRead, Key: "k", Fields: map[string]string{"epoch": "1"}},
 	} {
 		if _, err := from.call(t.Context(), addr, m); !errors.Is(err, errPeer) {
-			t.Errorf("%s: %v", m.Op, err)
+			t.Errorf("%s: from.call(addr, m) = %v, want %v", m.Op, err, errPeer)
 		}
 	}
 	if n := open(); n != 1 {
@@ -78,14 +78,14 @@ func TestSideChannelCalls(t *testing.T) {
 		}
 	}()
 	if _, err := from.call(ctx, silent.Addr().String(), handshake); !errors.Is(err, context.Canceled) {
-		t.Errorf("left call: %v", err)
+		t.Errorf("error of the cancelled call: %v", err)
 	}
 	pd.p.Kill()
 	if _, err := from.call(t.Context(), addr, handshake); err == nil || errors.Is(err, errPeer) {
 		t.Errorf("dead peer: %v", err)
 	}
 	if n := open(); n != 0 {
-		t.Errorf("%d connections are left", n)
+		t.Errorf("%d connections remain", n)
 	}
 	pd.d.Close()
 	if _, err := from.call(t.Context(), addr, handshake); err == nil {

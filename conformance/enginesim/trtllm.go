@@ -11,11 +11,10 @@ import (
 	"time"
 )
 
-// trtllm is a trtllm-serve worker. Any role serves any request type. A context
-// leg computes the prompt and one token, and its answer says where its KV can
-// be fetched. Only the fetch or a timeout frees the KV. A generation leg
-// fetches it, under the id in the context's answer, and replays the first
-// tokens itself.
+// trtllm is a trtllm-serve worker. Any role serves any request type. A context leg
+// computes the prompt and one token, and its answer has the address of its KV. Only the
+// fetch or a timeout frees the KV. A generation leg fetches the KV under the id in the
+// context's answer, and replays the first tokens itself.
 type trtllm struct {
 	trtDialect
 	e      *Engine
@@ -35,8 +34,8 @@ type trtllm struct {
 // trtContext is one transfer on the context side. Its fields are guarded by
 // trtllm.mu.
 type trtContext struct {
-	// wanted is closed when a generation has asked for the transfer (its
-	// receive session), ready when the KV can be read.
+	// wanted is closed when a generation has requested the transfer (its receive
+	// session). ready is closed when the KV can be read.
 	wanted, ready chan struct{}
 	asked, filled bool
 	rank          *rank
@@ -168,8 +167,8 @@ func (t *trtllm) transfer(id int64) *trtContext {
 	return c
 }
 
-// awaitSession blocks a context leg of a generation_first pair until the
-// generation has asked for it.
+// awaitSession blocks a context leg of a generation_first pair until the generation has
+// requested the transfer.
 func (t *trtllm) awaitSession(ctx context.Context, r *rank, id int64) error {
 	t.mu.Lock()
 	c := t.transfer(id)
@@ -282,9 +281,9 @@ func (t *trtllm) generation(ctx context.Context, s *sequence, p *trtParams, emit
 // fetchPause is the wait between two tries to reach a context worker.
 const fetchPause = 50 * time.Millisecond
 
-// fetch asks the context worker for the KV until it answers or the transfer
-// times out. A restarted worker, a wrong id and an expired context all look the
-// same: no answer.
+// fetch requests the KV from the context worker until the worker answers or the transfer
+// times out. A restarted worker, a wrong id and an expired context have the same result:
+// no answer.
 func (t *trtllm) fetch(ctx context.Context, r *rank, p *trtParams) (sideMessage, error) {
 	limit, cancel := context.WithTimeout(ctx, t.cfg.KVTransferTimeout)
 	defer cancel()

@@ -5,7 +5,7 @@ package enginesim
 // (serve/postprocess_handlers.py).
 type trtDialect struct{}
 
-// errorBody: an error of the request models has a form of its own.
+// errorBody: an error of the request models has a special form.
 func (trtDialect) errorBody(err *apiError) any {
 	if err.Type == validationError {
 		return obj("error", err.Message)
@@ -18,8 +18,8 @@ func (trtDialect) errorEvents(*request, *apiError) []any { return nil }
 
 func (trtDialect) streamOptions(*request) streamOptions { return streamOptions{} }
 
-// answerParams returns the disaggregated_params of an answer's choice. done
-// says that the first token ended the answer: then nothing is left to fetch.
+// answerParams returns the disaggregated_params of an answer's choice. done: the first
+// token ended the answer, so there is no KV to fetch.
 func (t *trtllm) answerParams(s *sequence, p *trtParams, id int64, done bool) any {
 	o := obj("request_type", p.kind)
 	first := s.output

@@ -27,11 +27,10 @@ type TRTLLMConfig struct {
 	// AuthKey is internal_request_auth_key: requests with an opaque state or a
 	// context endpoint must be signed with it. Default: no key.
 	AuthKey string
-	// PerfMetrics is return_perf_metrics: requests that ask for their metrics
-	// get them.
+	// PerfMetrics is return_perf_metrics: requests get their metrics on request.
 	PerfMetrics bool
-	// Msgpack is TRTLLM_SERVE_ENABLE_MSGSPEC: a body may be MessagePack if a
-	// header says so.
+	// Msgpack is TRTLLM_SERVE_ENABLE_MSGSPEC: a body may be MessagePack if a header
+	// announces it.
 	Msgpack bool
 	// ClusterURI is the cluster storage where the worker registers,
 	// "http://HOST:PORT" or "etcd://HOST:PORT"; empty: no registration.

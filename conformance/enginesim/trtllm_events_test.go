@@ -87,7 +87,7 @@ func TestTRTLLMEvents(t *testing.T) {
 		t.Fatalf("%d blocks of %d tokens: %d, want %d…", len(hashes), len(tokens), tokens, want)
 	}
 	if again := drainEvents(t, e); len(again) != 0 {
-		t.Errorf("taken twice: %+v", again)
+		t.Errorf("events were returned twice: %+v", again)
 	}
 	if a := ask(prompt, ""); a.field(t, "usage", "prompt_tokens_details", "cached_tokens") != json.Number("8") {
 		t.Errorf("usage %s", a.body)

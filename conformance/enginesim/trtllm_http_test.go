@@ -96,7 +96,7 @@ func TestTRTLLMErrors(t *testing.T) {
 		})
 	}
 	if s := e.State(); s.Rejected != int64(len(tests)) || s.Requests != 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("e.State() = %+v", s)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestTRTLLMInfo(t *testing.T) {
 	}
 	for _, path := range []string{"/perf_metrics", "/steady_clock_offset", "/v1/models"} {
 		if a := get(t, e.URL()+path); a.status != http.StatusOK {
-			t.Errorf("%s: %d", path, a.status)
+			t.Errorf("%s: get(e.URL()+path) = %d", path, a.status)
 		}
 	}
 }
@@ -181,7 +181,7 @@ func TestTRTLLMAuth(t *testing.T) {
 		t.Errorf("the vector is refused: %v", err)
 	}
 	if err := worker.checkAuth(signed("sha256=5bb964e820fe330f8c1966e5d34147af5cfe779851c5575643c8fa08651b86f8"), vector); err == nil {
-		t.Error("a wrong signature is taken")
+		t.Error("a wrong signature is accepted")
 	}
 	body := completion(words(1, 20), `"max_tokens":3`)
 	ca := contextLeg(t, ctx, routeCompletions, body, trtID)
@@ -196,7 +196,7 @@ func TestTRTLLMAuth(t *testing.T) {
 	for name, header := range map[string]string{"missing": "", "tampered": good[:len(good)-1], "other endpoint": sign(`{"ctx_info_endpoint":"e","encoded_opaque_state":"` + state + `"}`)} {
 		a := post(t, gen.URL()+routeCompletions, g, headerDisaggAuth, header)
 		if a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "Invalid internal disaggregated request authentication") {
-			t.Errorf("%s: %d %s", name, a.status, a.body)
+			t.Errorf("%s: post = %d, %s", name, a.status, a.body)
 		}
 	}
 	if a := post(t, gen.URL()+routeCompletions, g, "x-trtllm-disagg-auth", good); a.status != http.StatusOK {
@@ -251,7 +251,7 @@ func FuzzTRTLLMParse(f *testing.F) {
 		}
 		q := req.Ext.(*trtRequest)
 		if q.is(typeGeneration) && (q.params.key() == nil || q.params.state == nil) {
-			t.Fatal("a generation that cannot find its context was taken")
+			t.Fatal("a generation without the address of its context was accepted")
 		}
 	})
 }
@@ -277,7 +277,7 @@ func FuzzTRTLLMState(f *testing.F) {
 func TestProtocolConfigDefaults(t *testing.T) {
 	s := SGLangConfig{LoadBalance: "auto"}.withDefaults(RolePrefill)
 	if s.LoadBalance != balanceFollowRoom || s.BootstrapTimeout != 300*time.Second || s.WaitingTimeout != 300*time.Second || s.HealthPoll != time.Second || s.HandshakeAttempts != 15 || s.HeartbeatFailures != 2 {
-		t.Errorf("%+v", s)
+		t.Errorf("withDefaults = %+v", s)
 	}
 	if s := (SGLangConfig{}).withDefaults(RoleDecode); s.LoadBalance != balanceRoundRobin {
 		t.Errorf("decode balances by %q", s.LoadBalance)
@@ -286,16 +286,15 @@ func TestProtocolConfigDefaults(t *testing.T) {
 		t.Errorf("with a lease: %+v", c)
 	}
 	if _, err := New(Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{Wire: 4}}); err == nil {
-		t.Error("wire generation 4 was taken")
+		t.Error("the unknown wire generation 4 was accepted")
 	}
 	if c := (TRTLLMConfig{}).withDefaults(0); c.Wire != TRTLLMWireG2 || c.KVTransferTimeout != time.Minute || c.DisconnectPoll != time.Second {
-		t.Errorf("%+v", c)
+		t.Errorf("(TRTLLMConfig{}).withDefaults = %+v", c)
 	}
 }
 
-// TestTRTLLMMetrics: a client that asks for them gets the metrics of the
-// request, in headers or in an event after the stream's end, on the clock that
-// an orchestrator has set.
+// TestTRTLLMMetrics: a client gets the metrics of its request on demand, in headers or in
+// an event after the stream's end, on the clock that an orchestrator has set.
 func TestTRTLLMMetrics(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{PerfMetrics: true}})
 	silent := startEngine(t, Config{Connector: ConnectorTRTLLM})

@@ -19,7 +19,7 @@ import (
 type trtRequest struct {
 	params *trtParams // nil: a plain request
 	wire   int        // the worker's wire generation
-	// tokenIDs says that the prompt came as token ids.
+	// tokenIDs: the prompt came as token ids.
 	tokenIDs bool
 	times    trtTimes
 }
@@ -27,8 +27,7 @@ type trtRequest struct {
 // is reports whether the request is a leg of the named type.
 func (q *trtRequest) is(kind string) bool { return q.params != nil && q.params.kind == kind }
 
-// validationError marks errors of the request models, which have a form of
-// their own.
+// validationError marks errors of the request models, which have a special form.
 const validationError = "validation"
 
 func trtFieldError(err *fieldError) *apiError {
@@ -121,8 +120,8 @@ func (t *trtllm) parse(route string, h http.Header, body []byte) (*request, *api
 	return req, nil
 }
 
-// headerMsgpack says that a body is MessagePack, whatever its Content-Type,
-// which must be JSON's (serve/openai_server.py, _MsgspecRequest).
+// headerMsgpack marks a body as MessagePack. The Content-Type must nevertheless be that
+// of JSON (serve/openai_server.py, _MsgspecRequest).
 const headerMsgpack = "X-Trtllm-Msgpack"
 
 // unpacked returns the JSON of a body. A body that is not valid in its declared

@@ -141,7 +141,7 @@ func TestTRTLLMTextEqualsBoth(t *testing.T) {
 					t.Errorf("generation answered %q, one worker %q", got, want)
 				}
 				if s := ctx.State(); s.BlocksPinned != 0 || s.BlocksUsed != 0 {
-					t.Errorf("after the fetch the context holds %+v", s)
+					t.Errorf("state of the context after the fetch: %+v", s)
 				}
 			})
 		}
@@ -357,11 +357,11 @@ func TestTRTLLMPinned(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections() // closing the connection does nothing
 	eventually(t, "connections closed", func() bool { return ctx.State().ConnectionsOpen == 0 })
 	if s := ctx.State(); s.BlocksPinned != 3 || s.BlocksUsed != 3 || s.RequestsRunning != 0 || s.Aborted != 0 {
-		t.Errorf("after the connection: %+v", s)
+		t.Errorf("state after the end of the connection: %+v", s)
 	}
 	eventually(t, "the time-out", func() bool { return ctx.State().BlocksPinned == 0 })
 	if s := ctx.State(); s.LeasesExpired != 1 || s.BlocksUsed != 0 {
-		t.Errorf("after the time-out: %+v", s)
+		t.Errorf("state after the time-out: %+v", s)
 	}
 	if a := post(t, gen.URL()+routeCompletions, generationBody(t, body, ca, nil)); a.status != http.StatusInternalServerError {
 		t.Errorf("a late generation answered %d %s", a.status, a.body)
@@ -386,7 +386,7 @@ func TestTRTLLMClientLeaves(t *testing.T) {
 			<-answered
 			eventually(t, "the abort", func() bool { return e.State().RequestsRunning == 0 })
 			if s := e.State(); s.Aborted != 1 || s.BlocksUsed != 0 || s.BlocksPinned != 0 {
-				t.Errorf("after the abort: %+v", s)
+				t.Errorf("state after the abort: %+v", s)
 			}
 		})
 	}
@@ -443,7 +443,7 @@ func TestTRTLLMDuplicateID(t *testing.T) {
 	ca := contextLeg(t, ctx, routeCompletions, right, trtID)
 	contextLeg(t, ctx, routeCompletions, wrong, trtID)
 	if s := ctx.State(); s.DuplicateIDs != 1 || s.BlocksPinned != 3 {
-		t.Errorf("%+v", s)
+		t.Errorf("ctx.State() = %+v", s)
 	}
 	// The generation worker has answered the right prompt itself. It fetches
 	// only the missing blocks, and these are wrong.
@@ -547,7 +547,7 @@ func TestTRTLLMConcurrent(t *testing.T) {
 		eventually(t, "nothing held", func() bool { s := e.State(); return s.BlocksUsed == 0 && s.BlocksPinned == 0 })
 	}
 	if s := ctx.State(); s.LeasesExpired != 0 || s.Transfers != 16 {
-		t.Errorf("%+v", s)
+		t.Errorf("ctx.State() = %+v", s)
 	}
 }
 

@@ -87,7 +87,7 @@ func modelName(req *request, seqs []*sequence) string {
 	return seqs[0].rank.e.cfg.Model
 }
 
-// echoed returns the prompt's text when the request asks for it.
+// echoed returns the prompt's text if the request has echo.
 func echoed(s *sequence) string {
 	if s.req.Chat || !s.req.Echo {
 		return ""

@@ -37,7 +37,7 @@ type nixlLeg struct {
 	// tpSize and ppSize are prefill's sizes according to the request; 0 and 1
 	// when it has none.
 	tpSize, ppSize int
-	// missing says that one of the remote_* keys is absent or null.
+	// missing: one of the remote_* keys is absent or null.
 	missing bool
 	tokens  int         // remote_num_tokens
 	until   float64     // remote_blocks_expiry_time; 0: absent
@@ -138,8 +138,7 @@ func (leg *nixlLeg) fields() map[string]string {
 	return map[string]string{"epoch": leg.epoch.String(), "tag": leg.tag}
 }
 
-// epochOf and tagOf return the values of the two keys for future fields in
-// every prefill answer: a 64-bit integer that no float64 can represent, and a
+// epochOf and tagOf return the values of two members of Config.FutureParams: a 64-bit integer that no float64 can represent, and a
 // string with many characters that JSON encoders often rewrite.
 func (e *Engine) epochOf(request string) json.Number {
 	h := fnv.New64a()
@@ -148,6 +147,22 @@ func (e *Engine) epochOf(request string) json.Number {
 }
 
 func tagOf(request string) string { return request + ` é/<&>"\ 🙂` }
+
+// withFuture adds the members of Config.FutureParams for a request.
+func (e *Engine) withFuture(params object, request string) object {
+	if !e.cfg.FutureParams {
+		return params
+	}
+	return params.with("remote_agent_epoch", e.epochOf(request)).with("remote_agent_tag", tagOf(request))
+}
+
+// checkFuture checks the members of Config.FutureParams that decode passed on.
+func (e *Engine) checkFuture(request string, fields map[string]string) error {
+	if e.cfg.FutureParams && (fields["epoch"] != e.epochOf(request).String() || fields["tag"] != tagOf(request)) {
+		return errors.New("agent metadata mismatch")
+	}
+	return nil
+}
 
 // hold pins a finished prefill's blocks and returns the kv_transfer_params of
 // its answer.
@@ -169,14 +184,13 @@ var errEngineCore = &apiError{
 	Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.",
 }
 
-// loadRemote gets the prompt's KV from the prefill engine. It excludes the last
-// token's KV, which decode computes again to sample from it. It returns with
-// the sequence's blocks reserved and no slot held. If the client leaves before
-// the blocks are reserved, the prefill engine is told that they will not be
-// read. A read that has begun always completes. Parameters that no prefill
-// engine sends end the engine, as in vLLM 0.32: parameters without blocks at
-// once; parameters without one of the remote_* keys when the request, which
-// hangs, is aborted.
+// loadRemote gets the prompt's KV from the prefill engine. It excludes the last token's
+// KV, which decode computes again to sample from it. It returns with the sequence's
+// blocks reserved and no slot held. If the client leaves before the blocks are reserved,
+// decode informs the prefill engine that it will not read them. A read that has begun
+// always completes. Parameters that no prefill engine sends end the engine, as in vLLM
+// 0.32. Parameters without blocks end it at once. With parameters that lack a remote_*
+// key the request hangs, and its abort ends the engine.
 func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	if len(leg.blocks) == 0 {
 		v.e.crash("assertion num_external_tokens == 0")
@@ -416,8 +430,8 @@ func (v *vllm) message(_ context.Context, r *rank, m sideMessage) (sideMessage, 
 		}
 		answer.Fields = map[string]string{"compatibility_hash": v.compatibility()}
 	case nixlRead:
-		if m.Fields["epoch"] != v.e.epochOf(m.Key).String() || m.Fields["tag"] != tagOf(m.Key) {
-			return answer, errors.New("agent metadata mismatch")
+		if err := v.e.checkFuture(m.Key, m.Fields); err != nil {
+			return answer, err
 		}
 		for _, id := range m.Blocks {
 			if id < 0 || int(id) >= v.e.cfg.KVBlocks {

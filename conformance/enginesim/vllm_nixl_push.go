@@ -57,7 +57,7 @@ func newNixlPush(v *vllm) *nixlPush {
 	}
 }
 
-// randomSuffix is what an engine adds to the id of a request.
+// randomSuffix is the suffix that an engine adds to the id of a request.
 var randomSuffix = regexp.MustCompile(`-[0-9a-f]{8}$`)
 
 // same reports whether two requests are the legs of one exchange.
@@ -65,7 +65,7 @@ func (k pushKey) same(o pushKey) bool {
 	return k.rank == o.rank && randomSuffix.ReplaceAllString(k.request, "") == randomSuffix.ReplaceAllString(o.request, "")
 }
 
-// engineID returns the id of a rank: each rank is an engine of its own.
+// engineID returns the id of a rank: each rank is a separate engine.
 func (p *nixlPush) engineID(r *rank) string {
 	if len(p.v.e.ranks) == 1 {
 		return p.v.e.id
@@ -138,7 +138,7 @@ func (p *nixlPush) waitWritten(ctx context.Context, written <-chan struct{}) err
 	case <-p.v.e.ctx.Done():
 		return context.Cause(p.v.e.ctx)
 	case <-reclaim:
-		p.v.e.cfg.Log.Warn("reclaiming KV blocks that nobody has written into")
+		p.v.e.cfg.Log.Warn("reclaiming KV blocks that no engine has written")
 		return errNeverWritten
 	}
 }
@@ -169,7 +169,7 @@ func (p *nixlPush) register(s *sequence, leg *nixlLeg) error {
 	}})
 }
 
-// handshake asks a peer for its metadata. The sizes are the expected ones.
+// handshake requests a peer's metadata and returns it. tp and pp are the expected sizes.
 func (p *nixlPush) handshake(engine string, tp, pp int) sideMessage {
 	return sideMessage{Op: nixlHandshake, Fields: map[string]string{
 		"engine": engine, "hash": p.v.compatibility(), "tp": strconv.Itoa(tp), "pp": strconv.Itoa(pp),
@@ -265,8 +265,8 @@ func (p *nixlPush) checkPeer(r *rank, f map[string]string) error {
 	return nil
 }
 
-// registration records a decode's registration, and writes when the prompt is
-// computed. A prompt whose lease has ended is gone.
+// registration records a decode's registration, and writes when the prompt is computed. A
+// prompt whose lease has ended no longer exists.
 func (p *nixlPush) registration(r *rank, m sideMessage) error {
 	if m.Fields["remote_engine_id"] != p.engineID(r) {
 		return errors.New("engine id mismatch")

@@ -74,8 +74,7 @@ func TestPushEqualsDirect(t *testing.T) {
 	}
 }
 
-// Each data-parallel rank of prefill is an engine of its own, with its own id
-// and port.
+// Each data-parallel rank of prefill is a separate engine, with its own id and port.
 func TestPushToARank(t *testing.T) {
 	pd := startPush(t, func(c *Config) { c.Ranks = 3; c.Nixl.EngineID = "e-" + c.Role })
 	for rank := range 3 {
@@ -163,7 +162,7 @@ func TestPrefillAgainFreesDecode(t *testing.T) {
 	leave()
 	<-gone
 	if s := pd.d.State(); s.BlocksPinned == 0 {
-		t.Errorf("decode let its blocks go while they may be written to: %+v", s)
+		t.Errorf("decode released its blocks while prefill may write into them: %+v", s)
 	}
 	post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
 	eventually(t, "both are empty", func() bool { return pd.d.State().BlocksUsed == 0 && pd.p.State().BlocksUsed == 0 })
@@ -182,7 +181,7 @@ func TestPushEnds(t *testing.T) {
 			select {
 			case <-pd.d.Died():
 			case <-time.After(20 * time.Second):
-				t.Error("it lives")
+				t.Error("the engine still runs")
 			}
 		})
 	}
@@ -195,7 +194,7 @@ func TestPushPlain(t *testing.T) {
 	want := post(t, pd.both.URL()+routeCompletions, body).text(t)
 	for _, e := range []*Engine{pd.p, pd.d} {
 		if got := post(t, e.URL()+routeCompletions, body).text(t); got != want {
-			t.Errorf("%s says %q, want %q", e.cfg.Name, got, want)
+			t.Errorf("answer of %s %q, want %q", e.cfg.Name, got, want)
 		}
 	}
 }

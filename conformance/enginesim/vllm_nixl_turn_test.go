@@ -28,7 +28,7 @@ func (pd pair) firstTurn(t *testing.T, n int) turn {
 		}
 	}
 	if err := json.Unmarshal(a.body, &v); err != nil || a.status != http.StatusOK {
-		t.Fatalf("%v: %s", err, a.body)
+		t.Fatalf("json.Unmarshal(a.body, &v) = %v, %s", err, a.body)
 	}
 	return turn{a.params(t), append(v.Choices[0].Prompt, v.Choices[0].Answer...)}
 }
@@ -55,7 +55,7 @@ func TestTurnEqualsDirect(t *testing.T) {
 			pd := startPair(t, bothWays)
 			first := pd.firstTurn(t, n)
 			if s := pd.d.State(); s.BlocksPinned != (n+11+15)/16 {
-				t.Errorf("decode keeps %d blocks", s.BlocksPinned)
+				t.Errorf("decode retains %d blocks", s.BlocksPinned)
 			}
 			emptyCache(t, pd.p)
 			next := append(first.ids, 'a', 'b', 'c')
@@ -94,7 +94,7 @@ func TestTurnOfShiftedBlocksIsWrong(t *testing.T) {
 	pd := startPair(t, bothWays, func(c *Config) { c.Nixl.Lookahead = true })
 	first := pd.firstTurn(t, 101) // with 11 of the answer's tokens 7 blocks, and one ahead
 	if s := pd.d.State(); s.BlocksPinned != 8 {
-		t.Fatalf("decode keeps %d blocks", s.BlocksPinned)
+		t.Fatalf("decode retains %d blocks", s.BlocksPinned)
 	}
 	emptyCache(t, pd.p)
 	next := append(first.ids, 'a', 'b', 'c')
@@ -126,6 +126,6 @@ func TestTurnThatDoesNotCome(t *testing.T) {
 	emptyCache(t, short.p)
 	a = post(t, short.p.URL()+routeCompletions, idsBody(append(first.ids, 'a'), `"max_tokens":1,"kv_transfer_params":`+first.params))
 	if a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "InternalServerError") {
-		t.Errorf("prefill reads what has expired: %d %s", a.status, a.body)
+		t.Errorf("answer of prefill for expired KV: %d %s", a.status, a.body)
 	}
 }

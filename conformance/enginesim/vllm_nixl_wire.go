@@ -2,8 +2,8 @@ package enginesim
 
 import "fmt"
 
-// Generations of the NixlConnector's kv_transfer_params in its pull mode, by
-// what is new in each.
+// Generations of the NixlConnector's kv_transfer_params in pull mode. Each has the name
+// of its new part.
 const (
 	// NixlWireFlat, since 2025-06 (vLLM pull request 19413): one flat list of
 	// blocks, tp_size. Requests have the id that the proxy gave them, and
@@ -27,7 +27,7 @@ const (
 	NixlWireSizes
 )
 
-// wire is the generation that the engine speaks.
+// wire returns the generation that the engine uses.
 func (v *vllm) wire() int { return v.e.cfg.Nixl.Wire }
 
 // heldParams returns the kv_transfer_params of an answer whose engine holds
@@ -57,9 +57,11 @@ func (v *vllm) heldParams(s *sequence, ids []blockID, decode bool, until any) ob
 	if w >= NixlWireMode {
 		o = o.with("transfer_mode", "pull")
 	}
-	return o.with("remote_prefill_cached_tokens", s.cachedLocal).
-		with("remote_agent_epoch", v.e.epochOf(s.id)).with("remote_agent_tag", tagOf(s.id)).
-		with("remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil})
+	o = v.e.withFuture(o.with("remote_prefill_cached_tokens", s.cachedLocal), s.id)
+	if v.e.cfg.FutureParams {
+		o = o.with("remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil})
+	}
+	return o
 }
 
 // checkWire rejects an unknown generation.

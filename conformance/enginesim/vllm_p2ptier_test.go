@@ -63,12 +63,12 @@ func TestTierWithoutItsPeer(t *testing.T) {
 	want := pd.direct(t, prompt).text(t)
 	_, never := tierLegs(pd.p, "tx-never")
 	if got := post(t, pd.d.URL()+routeCompletions, completion(prompt, never)).text(t); got != want {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("text = %q, want %q", got, want)
 	}
 	first, _ := tierLegs(pd.p, "tx-left")
 	post(t, pd.p.URL()+routeCompletions, completion(prompt, first))
 	if pd.p.State().BlocksPinned == 0 {
-		t.Error("nothing is kept")
+		t.Error("prefill keeps no blocks")
 	}
 	eventually(t, "it is given up", func() bool { return pd.p.State().BlocksPinned == 0 })
 	pd.p.Kill()
@@ -76,6 +76,6 @@ func TestTierWithoutItsPeer(t *testing.T) {
 	other := words(2, 100)
 	want = pd.direct(t, other).text(t)
 	if got := post(t, pd.d.URL()+routeCompletions, completion(other, gone)).text(t); got != want {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("text = %q, want %q", got, want)
 	}
 }

@@ -131,7 +131,7 @@ func parseTokens(h http.Header, f fields) (*request, *fieldError) {
 	return req, nil
 }
 
-// The routes beyond the two common ones have answers of their own.
+// The routes beyond the two common ones have special answers.
 
 func (v *vllm) unary(req *request, seqs []*sequence) any {
 	switch req.Route {

@@ -69,7 +69,7 @@ func anyText(t *testing.T, route, body string) string {
 			Error any
 		}
 		if err := json.Unmarshal([]byte(raw), &v); err != nil || v.Error != nil {
-			t.Fatalf("%q: %v", raw, err)
+			t.Fatalf("%q: json.Unmarshal([]byte(raw), &v) = %v, want nil", raw, err)
 		}
 		for _, c := range v.Choices {
 			text.WriteString(c.Text + c.Message.Content + c.Delta.Content + detokenize(c.TokenIDs))
@@ -129,7 +129,7 @@ func TestRouteRefusals(t *testing.T) {
 		{routeTokens, `{"token_ids":[1],"max_tokens":1,"sampling_params":{"max_tokens":0}}`, `{"error":{"message":"max_tokens must be at least 1`, 400},
 	} {
 		if a := post(t, pd.p.URL()+tt.route, tt.body); a.status != tt.status || !strings.HasPrefix(string(a.body), tt.want) {
-			t.Errorf("%s %s: %d %s", tt.route, tt.body, a.status, a.body)
+			t.Errorf("%s, %s: post(pd.p.URL()+tt.route, tt.body) = %d, %s", tt.route, tt.body, a.status, a.body)
 		}
 	}
 	// A load failure has the route's own form.
@@ -160,7 +160,7 @@ func TestRejectedTokensLeg(t *testing.T) {
 	params := pd.prefill(t, words(32, 20))
 	a := post(t, pd.d.URL()+routeTokens, `{"token_ids":[65],"sampling_params":{"max_tokens":0,"extra_args":{"kv_transfer_params":`+params+`}}}`)
 	if a.status != 400 {
-		t.Errorf("%d %s", a.status, a.body)
+		t.Errorf("post = %d, %s", a.status, a.body)
 	}
 	pd.d.Close() // no request is running
 	if s := pd.p.State(); s.BlocksPinned != 2 {

@@ -45,10 +45,10 @@ func (e *Engine) checkNothing(t *testing.T, dir, body string) {
 	t.Helper()
 	post(t, e.URL()+routeCompletions, body)
 	if s := e.State(); s.CachedTokens != 0 {
-		t.Errorf("another model's KV was used: %+v", s)
+		t.Errorf("KV of another model was used: %+v", s)
 	}
 	if parts, _ := filepath.Glob(filepath.Join(dir, "*.part")); len(parts) > 0 {
-		t.Errorf("half files are left: %v", parts)
+		t.Errorf("incomplete files remain: %v", parts)
 	}
 	if files, _ := os.ReadDir(dir); len(files) == 0 {
 		t.Error("the store is empty")

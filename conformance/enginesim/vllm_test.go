@@ -66,7 +66,7 @@ func TestPullEqualsDirect(t *testing.T) {
 				t.Errorf("cached_tokens %v", cached)
 			}
 			if s := pd.p.State(); s.BlocksUsed != 0 {
-				t.Errorf("after the read: %+v", s)
+				t.Errorf("state after the read: %+v", s)
 			}
 		})
 	}
@@ -190,7 +190,7 @@ func TestParamsMustComeBack(t *testing.T) {
 			params := pd.prefill(t, prompt)
 			changed := regexp.MustCompile(tt.old).ReplaceAllString(params, tt.new)
 			if changed == params {
-				t.Fatal("nothing changed in ", params)
+				t.Fatal("the replacement changed nothing in ", params)
 			}
 			unary := pd.decode(t, prompt, changed)
 			if unary.status != 500 || string(unary.body) != `{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}` {
@@ -254,7 +254,7 @@ func TestForgedParamsKill(t *testing.T) {
 			}
 			a, err := try(ctx, e.URL()+routeCompletions, completion("x", tt.body))
 			if a.status != tt.status || (err != nil) != (tt.status == 0) {
-				t.Errorf("%d %s %v", a.status, a.body, err)
+				t.Errorf("try = %d, %s, %v", a.status, a.body, err)
 			}
 			<-e.Died()
 		})
@@ -375,7 +375,7 @@ func TestSamplesOfOnePrefill(t *testing.T) {
 	a := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,"n":3,`+prefillParams))
 	pd.decode(t, prompt, a.params(t))
 	if got := len(pd.p.ranks[0].cache.pins); got != 2 {
-		t.Errorf("%d sets are left", got)
+		t.Errorf("%d pinned sets remain", got)
 	}
 	params := pd.prefill(t, words(15, 40))
 	post(t, pd.d.URL()+routeCompletions, completion(words(15, 40), `"max_tokens":4,"n":2,"kv_transfer_params":`+params))
@@ -399,7 +399,7 @@ func TestPrefillRestarted(t *testing.T) {
 	}
 	pd.p = reborn
 	if got, want := pd.decode(t, prompt, pd.prefill(t, prompt)).text(t), pd.direct(t, prompt).text(t); got != want {
-		t.Errorf("after the restart: text %q, direct %q", got, want)
+		t.Errorf("after the restart: text %q, text of one engine %q", got, want)
 	}
 }
 
@@ -421,5 +421,32 @@ func TestRanks(t *testing.T) {
 	}
 	if s := pd.p.State(); s.BlocksTotal != 512 {
 		t.Errorf("state %+v", s)
+	}
+}
+
+// TestParamsOfARealEngine: by default kv_transfer_params have only members of vLLM, and a
+// relay that decodes and encodes them again as float64 does no harm.
+func TestParamsOfARealEngine(t *testing.T) {
+	start := func(role string) *Engine {
+		return startAsConfigured(t, Config{Connector: ConnectorVLLMNixl, Role: role, KVBlocks: 256, Lease: time.Hour})
+	}
+	pd := pair{p: start(RolePrefill), d: start(RoleDecode), both: start(RoleBoth)}
+	prompt := words(3, 50)
+	params := pd.prefill(t, prompt)
+	var decoded map[string]any
+	if err := json.Unmarshal([]byte(params), &decoded); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"remote_agent_epoch", "remote_agent_tag", "remote_regions"} {
+		if _, found := decoded[name]; found {
+			t.Errorf("kv_transfer_params contain %s: %s", name, params)
+		}
+	}
+	encoded, err := json.Marshal(decoded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := pd.decode(t, prompt, string(encoded)).text(t), pd.direct(t, prompt).text(t); got != want {
+		t.Errorf("text %q, from one engine %q", got, want)
 	}
 }

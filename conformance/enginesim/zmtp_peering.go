@@ -21,15 +21,19 @@ func newZMTPPeering(e *Engine) *zmtpPeering {
 	return &zmtpPeering{e: e, conns: make(map[string]*zmtpConn)}
 }
 
-// send sends a message to an address. A lost message is logged.
-func (p *zmtpPeering) send(ctx context.Context, addr string, message []byte) {
+// send sends messages to an address, all of them on one connection. A lost
+// message is logged.
+func (p *zmtpPeering) send(ctx context.Context, addr string, messages ...[]byte) {
 	p.sends.Lock()
 	defer p.sends.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, p.e.cfg.HandshakeTimeout)
 	defer cancel()
 	for range 2 {
 		c, err := p.conn(ctx, addr)
-		if err == nil && c.send(message) == nil {
+		for i := 0; i < len(messages) && err == nil; i++ {
+			err = c.send(messages[i])
+		}
+		if err == nil {
 			return
 		}
 	}

@@ -99,7 +99,7 @@ func (f *fleet) engine(connector, role string, tokenMicros int) *enginesim.Engin
 	return e
 }
 
-// node starts a node. A worker has an admin address of its own here, for the test.
+// node starts a node. A worker has a separate admin address here, for the test.
 func (f *fleet) node(role pdnode.Role, slot int) *node {
 	f.t.Helper()
 	admin, err := net.Listen("tcp", "127.0.0.1:0")
@@ -232,9 +232,9 @@ func (f *fleet) whole(s *stream, prompt string, tokens int) {
 	}
 }
 
-// held makes the engines decode so slowly that no stream ends by itself. With
-// false they decode so fast that open streams end at once. So the streams
-// outlast the test's steps on any machine.
+// held makes the engines decode so slowly that no stream ends during the test. With false
+// they decode so fast that open streams end at once. So the streams outlast the test's
+// steps on any machine.
 func (f *fleet) held(hold bool) {
 	micros := 0
 	if hold {
@@ -313,7 +313,7 @@ func TestCoordinatorAway(t *testing.T) {
 					return id != "" && f.status(f.coordinator.admin.URL+"/v1/explain/"+id) == 200
 				})
 				if n := alone(w); n != 1 {
-					t.Errorf("%v requests were placed without the coordinator after it was back, want 1 from before", n)
+					t.Errorf("%v requests were placed without the coordinator, want 1 from before its return", n)
 				}
 			}
 			for n := range f.workers {

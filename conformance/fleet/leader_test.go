@@ -143,7 +143,7 @@ func leader(t *testing.T, s *testbed.Etcd) (l election.Leader) {
 	t.Helper()
 	answer, err := s.Client().Get(t.Context(), "/pdproxy/fleets/pdproxy/leader")
 	if err != nil || len(answer.Kvs) != 1 {
-		t.Fatalf("%v, %v", answer, err)
+		t.Fatalf("s.Client().Get = %v, %v", answer, err)
 	}
 	if err := json.Unmarshal(answer.Kvs[0].Value, &l); err != nil {
 		t.Fatal(err)
@@ -225,9 +225,9 @@ func TestLeaderKilled(t *testing.T) {
 			f.turn(hosts[served%2].worker, fmt.Sprint("meanwhile ", served))
 			longest = max(longest, time.Since(asked))
 		}
-		t.Logf("round %d: the next one leads, with the leases, %v after the kill; %d requests meanwhile took %v at most", round, time.Since(began), served, longest)
+		t.Logf("round %d: the next coordinator leads, with the leases, %v after the kill; %d requests meanwhile took at most %v", round, time.Since(began), served, longest)
 		if hosts[0].alone()+hosts[1].alone() == 0 {
-			t.Errorf("%d requests were served while nobody led, and none is counted", served)
+			t.Errorf("%d requests were served without a leader, and none is counted", served)
 		}
 		if l := leader(t, s); l.Epoch <= before.Epoch || l.Address != next.cfg.Fleet.Listen {
 			t.Errorf("%+v leads after %+v", l, before)

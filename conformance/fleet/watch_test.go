@@ -58,7 +58,7 @@ func TestWatched(t *testing.T) {
 			id := fmt.Sprintf("request-%d-%d", n, i)
 			body := fmt.Sprintf(`{"model":"sim","prompt":"prompt %s","max_tokens":4}`, id)
 			if status, text := f.call("POST", w.URL()+"/v1/completions", body, "X-Request-Id", id); status != 200 {
-				t.Fatalf("%d %s", status, text)
+				t.Fatalf("f.call = %d, %s", status, text)
 			}
 			testbed.Eventually(t, "the coordinator explains it, with what it chose from", func() bool {
 				var e struct {
@@ -81,36 +81,36 @@ func TestWatched(t *testing.T) {
 		Slot      int
 	}
 	if err := admin.Get("/perf_metrics", &rows); err != nil || len(rows) != 6 {
-		t.Errorf("%v: %+v", err, rows)
+		t.Errorf(`admin.Get("/perf_metrics", &rows) = %v, %+v`, err, rows)
 	}
 	if err := admin.Get("/v1/workers", &rows); err != nil || len(rows) != 2 || rows[0].Slot+rows[1].Slot != 1 {
-		t.Errorf("%v: %+v", err, rows)
+		t.Errorf(`admin.Get("/v1/workers", &rows) = %v, %+v`, err, rows)
 	}
 
 	s := f.open(f.workers[1].URL(), "a long one", 500)
 	if err := admin.Get("/v1/exchanges", &rows); err != nil || len(rows) != 1 {
-		t.Errorf("%v: %+v", err, rows)
+		t.Errorf(`admin.Get("/v1/exchanges", &rows) = %v, %+v`, err, rows)
 	}
 	routes := "http://" + f.coordinator.FleetAddr().String()
 	if status, text := f.call("POST", routes+"/select", `{"role":"gen","routing_key":"c","req_id":9007199254740993}`); status != 200 || !strings.Contains(text, `"req_id":9007199254740993`) {
-		t.Errorf("%d %s", status, text)
+		t.Errorf("f.call = %d, %s", status, text)
 	}
 	if n := f.metric(f.coordinator, "pdproxy_leases_open"); n != 2 {
 		t.Errorf("%v leases for a stream and a reservation", n)
 	}
 	if status, text := f.call("POST", routes+"/finish", `{"role":"gen","req_id":9007199254740993}`); status != 200 {
-		t.Errorf("%d %s", status, text)
+		t.Errorf("f.call = %d, %s", status, text)
 	}
 	f.whole(s, "a long one", 500)
 
 	if status, text := f.call("POST", admin.URL+"/v1/policies/least_load/reload", ""); status != 200 || !strings.Contains(text, `"workers":2`) {
-		t.Errorf("%d %s", status, text)
+		t.Errorf("f.call = %d, %s", status, text)
 	}
 	if status, _ := f.call("POST", admin.URL+"/v1/policies/nobody/reload", ""); status != 404 {
-		t.Errorf("%d", status)
+		t.Errorf("f.call = %d, want 404", status)
 	}
 	f.settled()
 	if status, text := f.call("POST", admin.URL+"/v1/drain", ""); status != 200 || f.status(f.workers[0].URL()+"/health") != 503 || f.status(f.workers[1].URL()+"/health") != 503 {
-		t.Errorf("%d %s", status, text)
+		t.Errorf(`f.call("POST", admin.URL+"/v1/drain", "") = %d, %s`, status, text)
 	}
 }

@@ -82,7 +82,7 @@ func (s *script) kill() {
 		s.t.Log(err)
 	}
 	if err := s.cmd.Wait(); err == nil {
-		s.t.Error("it ended by itself")
+		s.t.Error("the engine ended without a signal")
 	}
 }
 

@@ -141,7 +141,7 @@ func (f *follower) holdsNoMore(s *script) {
 	if wrong != "" {
 		f.t.Errorf("%s; %s", wrong, f.told())
 	}
-	f.t.Logf("%d blocks are not known; %s", missing, f.told())
+	f.t.Logf("%d blocks are not in the index; %s", missing, f.told())
 }
 
 // holdsAll checks that the index has exactly the blocks that the engine holds.
@@ -149,7 +149,7 @@ func (f *follower) holdsAll(s *script) {
 	f.t.Helper()
 	missing, wrong := f.compare(f.caughtUp(s))
 	if missing != 0 || wrong != "" {
-		f.t.Errorf("%d blocks are not known; %s; %s", missing, wrong, f.told())
+		f.t.Errorf("%d blocks are not in the index; %s; %s", missing, wrong, f.told())
 	}
 }
 

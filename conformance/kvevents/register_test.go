@@ -57,7 +57,7 @@ func startRegistry(t *testing.T, password string) *registry {
 	return &registry{t, n}
 }
 
-// run starts a simulated engine that does not register by itself.
+// run starts a simulated engine that does not register automatically.
 func (r *registry) run(c enginesim.Config) *enginesim.Engine {
 	r.t.Helper()
 	e, err := enginesim.New(c)
@@ -253,6 +253,6 @@ func TestPasswords(t *testing.T) {
 	r.register("new", "D", at[3], "6301", "61005", "WRITE", "hunter2")
 	r.eventually("the second engine is known", func() bool { return r.state("decode@"+at[3]) != "" })
 	if rows := r.engines(); len(rows) != 2 {
-		t.Errorf("%+v", rows)
+		t.Errorf("r.engines() = %+v", rows)
 	}
 }

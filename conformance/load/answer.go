@@ -62,7 +62,7 @@ type statusError int
 
 func (e statusError) Error() string { return fmt.Sprintf("status %d", int(e)) }
 
-// ask sends request n and reads its answer.
+// ask sends request n and reads the answer.
 func (r *run) ask(ctx context.Context, n int) sample {
 	s := sample{began: time.Now()}
 	err := r.exchange(ctx, n, &s)

@@ -1,6 +1,6 @@
-// Package load sends requests to an OpenAI endpoint and measures a client's
-// view: time to first token, the time between events, throughput. It asks for
-// streams, because only streams show these times.
+// Package load sends requests to an OpenAI endpoint and measures a client's view: time to
+// first token, the time between events, throughput. It requests streams, because only
+// streams show these times.
 package load
 
 import (

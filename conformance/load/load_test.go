@@ -197,7 +197,7 @@ func TestRequests(t *testing.T) {
 				t.Fatal(err)
 			}
 			if route != "/v1/chat/completions" || b.Model != "sim" || b.MaxTokens != 10 || !b.IgnoreEOS || !b.Stream || !b.StreamOptions.Usage || len(b.Messages) != 1 {
-				t.Errorf("asked %s", text)
+				t.Errorf("request %s", text)
 			}
 			prompts = append(prompts, b.Messages[0].Content)
 		}
@@ -209,12 +209,12 @@ func TestRequests(t *testing.T) {
 		s.asked = nil
 		measure(t, s, c)
 		if fmt.Sprint(before) != fmt.Sprint(s.asked) {
-			t.Error("the same run asked otherwise")
+			t.Error("the same run sent other requests")
 		}
 		c.API, c.Requests = APICompletions, 1
 		s.asked = nil
 		if measure(t, s, c); !strings.HasPrefix(s.asked[0], `/v1/completions {`) || !strings.Contains(s.asked[0], `"prompt":"`) {
-			t.Errorf("asked %s", s.asked)
+			t.Errorf("request %s", s.asked)
 		}
 	})
 }

@@ -21,7 +21,7 @@ type Result struct {
 	OutputThroughput float64 `json:"output_tokens_per_s"`
 
 	TTFT  Spread `json:"ttft_ms"` // until the first text
-	ITL   Spread `json:"itl_ms"`  // between events with text, whatever number of tokens each has
+	ITL   Spread `json:"itl_ms"`  // between events with text; an event may have several tokens
 	Total Spread `json:"e2e_ms"`  // until the end of the answer
 }
 

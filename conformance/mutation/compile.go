@@ -20,8 +20,8 @@ type checker struct {
 	other types.Importer // of the unmodified packages
 }
 
-// newChecker reads what the packages of the module at dir export; the go command
-// compiles them if it has not yet.
+// newChecker reads the exported data of the packages of the module at dir. The go command
+// compiles missing packages.
 func newChecker(dir string) (*checker, error) {
 	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{with .Export}}{{$.ImportPath}} {{.}}{{end}}", "./...")
 	list.Dir, list.Stderr = dir, os.Stderr

@@ -15,7 +15,7 @@ type mutant struct {
 	tests *regexp.Regexp // names of the tests that have to fail; nil: all tests of the mutated package
 	old   string         // occurs once in the sources
 	new   string
-	where string // file and line of the entry, for messages
+	where string // file and line of the entry, for error messages
 }
 
 // readLists reads every list of mutants in a directory, in the order of their names.

@@ -1,7 +1,6 @@
-// Command mutation checks that the tests detect faults. It puts deliberate
-// faults, mutants, into the program, one at a time, and runs the tests that
-// have to fail. No source file changes, so several runs can go on at the same
-// time.
+// Command mutation checks that the tests detect faults. It puts deliberate faults,
+// mutants, into the program, one at a time, and runs the tests that have to fail. No
+// source file changes, so several runs are possible at the same time.
 //
 // A list of mutants is a text file below conformance/mutation/mutants:
 //

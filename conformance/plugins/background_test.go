@@ -38,9 +38,9 @@ func (*plugin) OnTick() { proxywasm.LogInfo("a tick") }
 CONTEXT
 `
 
-// TestBackground: a plugin of the SDKs without an HTTP context panics when it
-// is asked for one. Although it does not fail open, no request fails because of
-// it, and it continues in the background.
+// TestBackground: a plugin of the SDKs without an HTTP context panics when the host
+// requests one. Although it does not fail open, no request fails because of it, and it
+// continues in the background.
 func TestBackground(t *testing.T) {
 	contexts := map[string]string{
 		"ticks only": "",
@@ -67,7 +67,7 @@ func TestBackground(t *testing.T) {
 				}
 				w.logged("works in the background only")
 				if strings.Contains(w.log.text(), "plugin failed") {
-					t.Errorf("it failed:\n%s", w.log.text())
+					t.Errorf("the plugin failed:\n%s", w.log.text())
 				}
 				w.logged("a tick")
 			})

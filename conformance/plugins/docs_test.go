@@ -19,7 +19,13 @@ var fences = regexp.MustCompile("(?ms)^```([a-z]+)\n(.*?)^```$")
 
 func blocks(t *testing.T, document string) []block {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../..", document))
+	return blocksOf(t, filepath.Join("../..", document))
+}
+
+// blocksOf returns the code in the file of a document.
+func blocksOf(t *testing.T, path string) []block {
+	t.Helper()
+	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,8 +82,8 @@ func TestFirstPlugin(t *testing.T) {
 	if lines := strings.Count(source, "\n"); lines == 0 || lines > 22 {
 		t.Errorf("the first plugin has %d lines", lines)
 	}
-	if got := blocks(t, "docs/plugins.md")[0].text; got != source {
-		t.Error("README.md and docs/plugins.md differ")
+	if got := blocks(t, "docs/howto/plugins.md")[0].text; got != source {
+		t.Error("README.md and docs/howto/plugins.md differ")
 	}
 	dir := module(t, source)
 	write(t, filepath.Join(dir, "frames.json"), frames)
@@ -93,7 +99,7 @@ func TestFirstPlugin(t *testing.T) {
 // TestDocument: sources build, configurations are accepted, frames are read.
 func TestDocument(t *testing.T) {
 	var modules []string
-	for _, b := range blocks(t, "docs/plugins.md") {
+	for _, b := range blocks(t, "docs/howto/plugins.md") {
 		switch b.language {
 		case "go":
 			dir := module(t, b.text)

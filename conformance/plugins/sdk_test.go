@@ -130,7 +130,7 @@ func checkRequests(t *testing.T, module []byte, cache *host.Cache) {
 			}
 			for name, want := range tt.headers {
 				if got := strings.Join(headers.Values(name), "|"); got != want {
-					t.Errorf("%s: %q, want %q", name, got, want)
+					t.Errorf(`%s: strings.Join(headers.Values(name), "|") = %q, want %q`, name, got, want)
 				}
 			}
 		})
@@ -185,7 +185,7 @@ func checkLoad(t *testing.T, module []byte, cache *host.Cache) {
 				text := fmt.Sprintf("client %d request %d ", c, i)
 				want := "<" + strings.ToUpper(strings.Repeat(text, 100)) + ">"
 				if _, _, body := w.do("POST", url, strings.Repeat(text, 100), "x-do: shout"); body != want {
-					t.Errorf("%s: %.60q", text, body)
+					t.Errorf("%s: w.do = %.60q, want %.60q", text, body, want)
 				}
 				w.do("POST", url, "", "x-do: count")
 			}

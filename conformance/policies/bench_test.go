@@ -116,7 +116,7 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations in the host", n)
 	}
 	if grown := g.vm.MemorySize(); grown != size {
-		t.Errorf("guest memory went from %d to %d bytes", size, grown)
+		t.Errorf("guest memory changed from %d to %d bytes", size, grown)
 	}
 	if err := g.vm.Close(context.Background()); err != nil {
 		t.Error(err)

@@ -85,7 +85,7 @@ func TestParametersHold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{log: func(m string) { t.Errorf("the guest says: %s", m) }, config: params.Text()}
+	w := &world{log: func(m string) { t.Errorf("log line of the guest: %s", m) }, config: params.Text()}
 	differential(t, start(t, policies.Wasm(), w), set, frames)
 }
 

@@ -53,7 +53,7 @@ type guest struct {
 // run starts a module without a configuration. The module must not log anything.
 func run(t testing.TB, wasm []byte) *guest {
 	t.Helper()
-	return start(t, wasm, &world{log: func(m string) { t.Errorf("the guest says: %s", m) }})
+	return start(t, wasm, &world{log: func(m string) { t.Errorf("log line of the guest: %s", m) }})
 }
 
 // start starts a module in a world and configures it.

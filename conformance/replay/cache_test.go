@@ -41,10 +41,10 @@ func TestCacheEvictsTheEndOfWhatWasUsedLongestAgo(t *testing.T) {
 		t.Error("two blocks fit where one is idle")
 	}
 	if _, ok := c.take([]uint64{7, 8}, 1); ok {
-		t.Error("the idle block was given away though the request holds it")
+		t.Error("take returned the block that the request itself holds")
 	}
 	if _, ok := c.take([]uint64{20}, 0); !ok {
-		t.Error("one block does not fit where one is idle")
+		t.Error("take fails although one block is idle")
 	}
 }
 

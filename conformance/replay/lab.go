@@ -106,8 +106,8 @@ type sample struct {
 	most            int // the most at one prefill rank
 }
 
-// The interval at which the proxy asks the engines for their use of memory, and
-// the number of samples of the queue while requests arrive.
+// The interval at which the proxy polls the engines for their use of memory, and the
+// number of samples of the queue while requests arrive.
 const (
 	pollEvery = time.Second
 	samples   = 240
@@ -174,8 +174,8 @@ func (r *run) finished(j *job) {
 	r.left--
 }
 
-// poll does the proxy's periodic work: it asks for the use of memory and
-// maintains its index.
+// poll does the proxy's periodic work: it reads the use of memory and maintains the
+// index.
 func (r *run) poll() {
 	if r.left == 0 {
 		return

@@ -21,7 +21,7 @@ func TestPresets(t *testing.T) {
 			t.Errorf("%s: 12,000 tokens take %v s", name, d)
 		}
 		if d := m.step(64, 64*12000).Seconds(); d < .005 || d > m.ITLMillis/1000 {
-			t.Errorf("%s: a step of 64 takes %v s", name, d)
+			t.Errorf("%s: a step of 64 requests takes %v s", name, d)
 		}
 	}
 	if entries, err := os.ReadDir("models"); err != nil || len(entries) != len(Presets()) {
@@ -46,7 +46,7 @@ func TestReadModelRefuses(t *testing.T) {
 	} {
 		text := strings.Replace(string(good), tt.from, tt.to, 1)
 		if _, err := ReadModel(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: ReadModel(strings.NewReader(text)) = %v", name, err)
 		}
 	}
 }

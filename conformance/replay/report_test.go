@@ -97,7 +97,7 @@ func TestSpread(t *testing.T) {
 		{[]int{0, 0}, 0, 0},
 	} {
 		if cv, maxMin := spread(tt.counts); math.Abs(cv-tt.cv) > 1e-12 || maxMin != tt.maxMin {
-			t.Errorf("%v: %v %v", tt.counts, cv, maxMin)
+			t.Errorf("%v: spread(tt.counts) = %v, %v", tt.counts, cv, maxMin)
 		}
 	}
 }
@@ -106,10 +106,10 @@ func TestSpread(t *testing.T) {
 func TestBetween(t *testing.T) {
 	steps := []weighted{{30 * time.Millisecond, 1}, {10 * time.Millisecond, 50}, {20 * time.Millisecond, 49}, {time.Second, 0}}
 	if p50, p99 := between(steps); p50 != 10 || p99 != 20 {
-		t.Errorf("%v %v", p50, p99)
+		t.Errorf("between(steps) = %v, %v, want 10, 20", p50, p99)
 	}
 	if p50, p99 := between([]weighted{{time.Second, 0}}); p50 != 0 || p99 != 0 {
-		t.Errorf("%v %v", p50, p99)
+		t.Errorf("between = %v, %v, want 0, 0", p50, p99)
 	}
 }
 
@@ -179,7 +179,7 @@ func TestTicks(t *testing.T) {
 	} {
 		got := tt.scale.ticks(tt.n)
 		if !slices.EqualFunc(got, tt.want, func(a, b float64) bool { return math.Abs(a-b) < 1e-9*max(1, b) }) {
-			t.Errorf("%+v: %v, want %v", tt.scale, got, tt.want)
+			t.Errorf("%+v: tt.scale.ticks(tt.n) = %v, want %v", tt.scale, got, tt.want)
 		}
 	}
 }

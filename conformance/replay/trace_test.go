@@ -91,7 +91,7 @@ func FuzzReadTrace(f *testing.F) {
 		for i := range tr.Requests {
 			q := &tr.Requests[i]
 			if q.Ideal > len(q.HashIDs) || q.Arrival < 0 || q.whole(block) > len(q.HashIDs) {
-				t.Errorf("%+v", q)
+				t.Errorf("&tr.Requests[i] = %+v", q)
 			}
 		}
 	})

@@ -81,7 +81,7 @@ type lease struct {
 	placed          time.Duration
 }
 
-// place asks p for the targets of a request and commits the decision.
+// place lets p choose the targets of a request and commits the decision.
 func (v *view) place(p Placer, q *Request, now time.Duration) lease {
 	began := time.Now()
 	l := lease{chain: chain(q.HashIDs[:q.whole(v.cfg.BlockTokens)]), placed: now}

@@ -33,8 +33,8 @@ const hostile = "127.0.0.66"
 
 func (p *proxyProcess) attacker() attacker { return attacker{hostile, p.addr, p.secure} }
 
-// dial opens a connection over TCP, with TLS where the proxy speaks it. proto is
-// the application protocol of TLS.
+// dial opens a connection over TCP, with TLS if the proxy uses it. proto is the
+// application protocol of TLS.
 func (a attacker) dial(proto string) (net.Conn, error) {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(a.from)}, Timeout: 10 * time.Second}
 	c, err := d.Dial("tcp", a.to)
@@ -44,8 +44,8 @@ func (a attacker) dial(proto string) (net.Conn, error) {
 	return tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{proto}}), nil
 }
 
-// exchange sends bytes over HTTP/1 and returns what comes back until the proxy
-// closes the connection or is silent for the time quiet. ended tells which.
+// exchange sends bytes over HTTP/1 and returns the received bytes until the proxy closes
+// the connection or is silent for the time quiet. ended tells which.
 func (a attacker) exchange(sent string, quiet time.Duration, closeWrite bool) (answer string, ended bool, err error) {
 	c, err := a.dial("http/1.1")
 	if err != nil {

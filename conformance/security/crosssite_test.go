@@ -149,7 +149,7 @@ func TestForeignPages(t *testing.T) {
 		}
 	}
 	if status, text, err := rawRequest(i.cluster, "GET /get?key=/blue/kept", "Host: HOST\r\n", ""); err != nil || status != 200 || !strings.Contains(text, "kept") {
-		t.Errorf("what a worker has registered: %d %s %v", status, text, err)
+		t.Errorf("registration of the worker: %d %s %v", status, text, err)
 	}
 	i.unchanged()
 }
@@ -180,7 +180,7 @@ func TestAddedEngineKeys(t *testing.T) {
 		}
 	}
 	if n := added.connections(); n > 0 {
-		t.Errorf("the proxy connected to an engine that it refused, %d times", n)
+		t.Errorf("the proxy connected %d times to an engine that it had refused", n)
 	}
 	plainEngine := fmt.Sprintf(`{"name":"added","url":"http://%s","role":"both","connector":"none"}`, added.listener.Addr())
 	if status, text := send("POST", "/v1/engines", plainEngine); status != 201 {

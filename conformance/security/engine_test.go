@@ -136,8 +136,8 @@ func bytesInChunks(text string) string {
 
 var modeName = regexp.MustCompile(`MODE=([^"\\]+)\.`)
 
-// hostileEngine answers each request as its prompt says, "MODE=name.", and
-// other requests correctly.
+// hostileEngine answers a request according to the mode in its prompt, "MODE=name.", and
+// answers other requests correctly.
 func hostileEngine(t *testing.T) *fakeEngine {
 	e, modes := newFakeEngine(t), engineModes()
 	e.act = func(c net.Conn, r received) bool {
@@ -241,7 +241,7 @@ func TestHeldAnswers(t *testing.T) {
 	p.wantGrowth("endless answers", 320, func() {
 		parallel(times(20, 200), 10, func(n int) {
 			if err := hostileAnswer(p.addr, modes[n%len(modes)], n%2 == 1); err != nil {
-				t.Errorf("%s: %v", modes[n%len(modes)], err)
+				t.Errorf("%s: hostileAnswer(p.addr, modes[n%%len(modes)], n%%2 == 1) = %v, want nil", modes[n%len(modes)], err)
 			}
 		})
 	})
@@ -261,8 +261,8 @@ func TestPrefillParameters(t *testing.T) {
 		io.WriteString(c, jsonHead(len(text))+text)
 		return false
 	}
-	// An engine of a discovery file counts as registered by itself, because it
-	// is not in the configuration.
+	// An engine of a discovery file counts as an engine that has registered itself,
+	// because it is not in the configuration.
 	list := t.TempDir() + "/engines.toml"
 	write(t, list, prefill.section("prefill", "vllm-nixl")+decode.section("decode", "vllm-nixl"))
 	p := startProxy(t, setup{sections: fmt.Sprintf("[discovery.file]\npath = %q\n[retry]\nattempts = 1\n[circuit]\nfailures = 100000\n", list)})

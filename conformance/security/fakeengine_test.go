@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// fakeEngine is an engine that records its requests, byte for byte, and answers
-// as the test says. It uses no HTTP library, which would hide the bytes.
+// fakeEngine is an engine that records its requests, byte for byte, and answers according
+// to the test. It uses no HTTP library, which would hide the bytes.
 type fakeEngine struct {
 	listener net.Listener
 	wg       sync.WaitGroup

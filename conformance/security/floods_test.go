@@ -303,12 +303,12 @@ func continuationFlood(t *testing.T, p *proxyProcess) {
 	for n := range 20000 { // 120 MB
 		if err := c.framer.WriteContinuation(1, false, fragment); err != nil {
 			if n > 5000 {
-				t.Errorf("the proxy took %d CONTINUATION frames", n)
+				t.Errorf("the proxy accepted %d CONTINUATION frames", n)
 			}
 			return
 		}
 	}
-	t.Error("the proxy took every CONTINUATION frame")
+	t.Error("the proxy accepted every CONTINUATION frame")
 }
 
 // TestUnknownHTTP3Frames sends frames of unknown types on a request stream.

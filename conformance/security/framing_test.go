@@ -135,7 +135,7 @@ func TestFraming(t *testing.T) {
 		c := cases[n]
 		answer, _, err := a.exchange(c.expand(n), 800*time.Millisecond, c.half)
 		if err != nil {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("%s: a.exchange(c.expand(n), 800*time.Millisecond, c.half) = %v, want nil", c.name, err)
 			return
 		}
 		ok := 0
@@ -271,7 +271,7 @@ func TestRandomFraming(t *testing.T) {
 		}
 	}
 	if len(seen) < len(streams)/4 {
-		t.Errorf("only %d requests of %d streams reached the engine: the test compares too little", len(seen), len(streams))
+		t.Errorf("only %d requests of %d streams reached the engine: too few for this test", len(seen), len(streams))
 	}
 	p.serves("after random streams")
 	p.nothingLeft()

@@ -60,7 +60,7 @@ func (p *proxyProcess) client(major int, from string) *honestClient {
 	return c
 }
 
-// dialQUIC opens a connection from a socket of its own, which ends with it.
+// dialQUIC opens a connection from a separate socket, which ends with it.
 func dialQUIC(ctx context.Context, from, to string, tc *tls.Config, qc *quic.Config) (*quic.Conn, error) {
 	remote, err := net.ResolveUDPAddr("udp", to)
 	if err != nil {
@@ -134,7 +134,7 @@ func (c *honestClient) ask(prompt string, stream bool) error {
 	return nil
 }
 
-// majors are the versions of HTTP that the proxy speaks.
+// majors returns the major versions of HTTP that the proxy supports.
 func (p *proxyProcess) majors() []int {
 	if p.secure {
 		return []int{1, 2, 3}
@@ -168,7 +168,7 @@ func askAgain(c *honestClient, stream bool) (err error) {
 	return err
 }
 
-// within runs f in a goroutine of its own and returns false if f takes longer than d.
+// within runs f in a separate goroutine and returns false if f takes longer than d.
 func within(d time.Duration, f func()) bool {
 	done := make(chan struct{})
 	go func() {

@@ -101,7 +101,7 @@ func TestPDHeaderLines(t *testing.T) {
 	defer c.close()
 	for _, name := range names {
 		if _, err := c.post(chatPath, chat("pd-line", false), name, "7", "X-Harmless", "1"); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: c.post = %v, want nil", name, err)
 		}
 		for _, r := range e.take("pd-line") {
 			if v := r.values(name); len(v) > 0 {
@@ -339,7 +339,7 @@ func TestEngineIsNotDirected(t *testing.T) {
 		_, err = c.post("/inference/v1/generate", string(body))
 		select {
 		case said := <-reached:
-			t.Errorf("%d members: an engine connected to the client's host and said %q (the client got: %v)", pad, said, err)
+			t.Errorf("%d members: an engine connected to the client's host and sent %q (the client got: %v)", pad, said, err)
 		case <-time.After(300 * time.Millisecond): // an engine connects before it answers
 		}
 	}

@@ -27,7 +27,7 @@ const helperVariable = "PDPROXY_SECURITY_HELPER"
 // needRoot skips a test that starts processes of another user.
 func needRoot(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("only root can start a process of another user, who attacks this one")
+		t.Skip("this test needs root, to start a process of another user")
 	}
 }
 
@@ -120,7 +120,7 @@ func request(t *testing.T, method, url, body string) (status, text string) {
 	t.Helper()
 	out, err := helperCommand(t, "http", method, url, body).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s %s: %v %s", method, url, err, out)
+		t.Fatalf("%s, %s: CombinedOutput = %v, %s", method, url, err, out)
 	}
 	status, text, _ = strings.Cut(string(out), "\n")
 	return status, text
@@ -165,7 +165,7 @@ func TestLocalUserAdmin(t *testing.T) {
 	} {
 		status, text := request(t, change[0], p.admin.URL+change[1], change[2])
 		if status < "400" {
-			t.Errorf("%s %s: %s %s", change[0], change[1], status, text)
+			t.Errorf("%s, %s: request(change[0], p.admin.URL+change[1], change[2]) = %s, %s", change[0], change[1], status, text)
 		}
 	}
 	p.serves("after the changes that a stranger wanted")
@@ -204,12 +204,12 @@ var plantedNames = []string{"ids.json", "ids.json.new", "ids.lock", "office.lock
 func plant(t *testing.T, dir, victim string) {
 	t.Helper()
 	if out, err := shell(`mkdir -p -m 700 "$1" && cd "$1" && v=$2 && shift 2 && for n; do ln -sf "$v" "$n" || exit 1; done`, append([]string{dir, victim}, plantedNames...)...); err != nil {
-		t.Fatalf("%v %s", err, out)
+		t.Fatalf("shell = %v, %s", err, out)
 	}
 }
 
-// wantUnharmed runs a proxy, which may refuse the folder, and asserts that the
-// victim's file is unchanged. It calls meanwhile when the proxy serves.
+// wantUnharmed runs a proxy, which may refuse the folder, and asserts that the victim's
+// file is unchanged. It calls the function meanwhile when the proxy serves.
 func wantUnharmed(t *testing.T, p *proxyProcess, s setup, victim string, meanwhile func()) {
 	t.Helper()
 	p.run(s)
@@ -233,7 +233,7 @@ func wantUnharmed(t *testing.T, p *proxyProcess, s setup, victim string, meanwhi
 		t.Errorf("the mode of the file is %v, %v", info.Mode(), err)
 	}
 	if text := p.logged(); strings.Contains(text, "precious") {
-		t.Error("the proxy logged what it read through the link")
+		t.Error("the proxy logged text that it read through the link")
 	}
 }
 
@@ -258,12 +258,12 @@ func TestFleetDirLinks(t *testing.T) {
 	t.Run("folder is a link", func(t *testing.T) {
 		dir := filepath.Join(publicDir(t, nobody, 0o777), "run")
 		if out, err := shell(`ln -s "$1" "$2"`, filepath.Dir(victim), dir); err != nil {
-			t.Fatalf("%v %s", err, out)
+			t.Fatalf("shell = %v, %s", err, out)
 		}
 		s := configured(dir)
 		wantUnharmed(t, prepare(t, s), s, victim, nothing)
 		if files, err := os.ReadDir(filepath.Dir(victim)); err != nil || len(files) != 1 {
-			t.Errorf("the proxy made files behind the link: %v, %v", files, err)
+			t.Errorf("the proxy created files at the target of the link: %v, %v", files, err)
 		}
 	})
 	t.Run("default folder", func(t *testing.T) { defaultFolder(t, e, victim) })
@@ -279,7 +279,7 @@ func defaultFolder(t *testing.T, e *fakeEngine, victim string) {
 	tmp := publicDir(t, 0, os.ModeSticky|0o777)
 	above := filepath.Join(tmp, "pdproxy-0")
 	if out, err := shell(`mkdir -m 777 "$1"`, above); err != nil {
-		t.Fatalf("%v %s", err, out)
+		t.Fatalf("shell = %v, %s", err, out)
 	}
 	s := setup{dir: "default", sections: e.section("both", "none"), env: []string{"TMPDIR=" + tmp, "XDG_RUNTIME_DIR="}}
 	p := prepare(t, s)

@@ -175,7 +175,7 @@ func TestRelayedLink(t *testing.T) {
 	}
 	for _, secret := range []string{engineKey, fleetToken, h.engine.listener.Addr().String()} {
 		if h.relay.saw(secret) {
-			t.Errorf("%q went over the link in the clear", secret)
+			t.Errorf("secret %q crossed the link unencrypted", secret)
 		}
 	}
 	from, to := []byte(h.engine.listener.Addr().String()), []byte(thief.listener.Addr().String())
@@ -266,7 +266,7 @@ func guessable(t *testing.T, a attacker, name, greeting string) {
 	t.Helper()
 	answer, _, err := a.exchange(greeting, 300*time.Millisecond, false)
 	if err != nil {
-		t.Errorf("%s: %v", name, err)
+		t.Errorf("%s: a.exchange(greeting, 300*time.Millisecond, false) = %v, want nil", name, err)
 		return
 	}
 	if len(answer) < 72 || len(greeting) < 24 {
@@ -275,7 +275,7 @@ func guessable(t *testing.T, a attacker, name, greeting string) {
 	mac := hmac.New(sha256.New, []byte(fleetToken))
 	mac.Write([]byte("coordinator" + greeting[8:24] + answer[8:24] + answer[24:40]))
 	if string(mac.Sum(nil)) == answer[40:72] {
-		t.Errorf("%s: a stranger received a proof of the token, which it can guess offline", name)
+		t.Errorf("%s: an unauthenticated peer received a proof of the token, against which it can test guesses offline", name)
 	}
 }
 

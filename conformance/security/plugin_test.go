@@ -25,8 +25,8 @@ var buildBomb = sync.OnceValues(func() (string, error) {
 	return module, nil
 })
 
-// TestHostilePlugin runs a filter that tries to make its host hold more than its
-// limits, in each way against a proxy of its own.
+// TestHostilePlugin runs a filter that tries to make its host hold more than its limits,
+// in each way against a separate proxy.
 func TestHostilePlugin(t *testing.T) {
 	t.Parallel()
 	module, err := buildBomb()

@@ -266,7 +266,8 @@ func (p *proxyProcess) growth(attack func()) int64 {
 	return most - before
 }
 
-// wantGrowth asserts that an attack costs the process no more than so many MiB.
+// wantGrowth asserts that an attack costs the process no more than the given number of
+// MiB.
 func (p *proxyProcess) wantGrowth(what string, mebibytes int64, attack func()) {
 	p.t.Helper()
 	if got := p.growth(attack); got > mebibytes<<20 {
@@ -291,6 +292,6 @@ func (p *proxyProcess) nothingLeft() {
 			return
 		}
 	}
-	p.t.Errorf("left behind: %d goroutines (%d at the start), %d descriptors (%d at the start), %v leases",
+	p.t.Errorf("these remain: %d goroutines (%d at the start), %d descriptors (%d at the start), %v leases",
 		now.goroutines, p.before.goroutines, now.descriptors, p.before.descriptors, leases)
 }

@@ -18,8 +18,8 @@ import (
 // connections stays long: a client that is in the middle of a head is not idle.
 const shortTimes = "read_header_timeout = \"1s\"\nread_timeout = \"2s\"\n"
 
-// tolerated is how long a slow client may last where the limits are short. Without
-// any limit of their own the attacks of this file last for minutes.
+// tolerated is how long a slow client may last where the limits are short. Without their
+// own limits the attacks of this file last for minutes.
 const tolerated = 25 * time.Second
 
 // slowAttack is one client that is slow. run returns when the proxy has ended the
@@ -130,7 +130,7 @@ func slow3(begin []byte, piece []byte) func(attacker, time.Duration) (bool, erro
 	}
 }
 
-// slowAttacks are clients that never finish what they have begun.
+// slowAttacks are clients that never complete a request.
 func slowAttacks() []slowAttack {
 	never := quicvarint.Append(quicvarint.Append(nil, headersFrame), 60000) // the head of a frame
 	var attacks []slowAttack
@@ -198,8 +198,8 @@ func TestSlowRequests(t *testing.T) {
 	}
 }
 
-// TestHTTP3Heads opens many streams whose heads do not come: the proxy must end them
-// and free what they hold, although the connection is kept alive.
+// TestHTTP3Heads opens many streams whose heads do not come: the proxy must end them and
+// free their resources, although the connection is kept alive.
 func TestHTTP3Heads(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t)
@@ -285,7 +285,7 @@ func TestSlowReaders(t *testing.T) {
 	}
 }
 
-// pipeline asks for the models again and again without reading.
+// pipeline requests the list of models repeatedly and reads no answer.
 func pipeline(held *holder, a attacker) {
 	c, err := a.dial("http/1.1")
 	if err != nil {
@@ -305,7 +305,7 @@ func pipeline(held *holder, a attacker) {
 	}()
 }
 
-// closedWindow asks for the models over HTTP/2 and opens no window.
+// closedWindow requests the list of models over HTTP/2 and opens no window.
 func closedWindow(held *holder, a attacker) {
 	c, err := a.http2(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 	if err != nil {
@@ -317,7 +317,7 @@ func closedWindow(held *holder, a attacker) {
 	}
 }
 
-// unread asks for an answer that fits into no buffer, and does not read it.
+// unread requests an answer that fits into no buffer, and does not read it.
 func unread(held *holder, a attacker) {
 	c, err := a.dial("http/1.1")
 	if err != nil {

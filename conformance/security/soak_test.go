@@ -53,11 +53,11 @@ func TestHostileSoak(t *testing.T) {
 	s.nothingLeft()
 	s.report(alone, beside, before)
 	if alone.failed+beside.failed > 0 {
-		t.Errorf("%d honest requests failed alone, %d beside attackers: %v", alone.failed, beside.failed, beside.first)
+		t.Errorf("%d honest requests failed without attackers, %d with attackers: %v", alone.failed, beside.failed, beside.first)
 	}
 	if d >= soakAsserted {
 		if beside.percentile(99) > 2*alone.percentile(99) {
-			t.Errorf("p99 is %s beside attackers, %s alone", beside.percentile(99), alone.percentile(99))
+			t.Errorf("p99 is %s with attackers, %s without", beside.percentile(99), alone.percentile(99))
 		}
 		s.judgeMemory(before)
 	}

@@ -26,8 +26,8 @@ func TestReport(t *testing.T) {
 	for name, tt := range map[string]struct {
 		events      string
 		strict      bool
-		ran, failed bool // what the events say
-		good        bool // what the run is
+		ran, failed bool // expected results of the run
+		good        bool // expected verdict on the run
 		want        []string
 	}{
 		"good":       {events: events(pass, ok), ran: true, good: true, want: []string{"2.0 s  a\n", "1.5 s  a TestGood", "1 tests, 0 skipped"}},

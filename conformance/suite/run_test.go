@@ -15,7 +15,7 @@ func TestGroups(t *testing.T) {
 		"./a -- -race ./b -- -p=1": {{packages: []string{"./a"}}, {flags: []string{"-race"}, packages: []string{"./b"}}, {flags: []string{"-p=1"}}},
 	} {
 		if got := groups(strings.Fields(args)); !reflect.DeepEqual(got, want) {
-			t.Errorf("%q: %+v, want %+v", args, got, want)
+			t.Errorf("%q: groups(strings.Fields(args)) = %+v, want %+v", args, got, want)
 		}
 	}
 }

@@ -38,12 +38,12 @@ func TestMetric(t *testing.T) {
 		{"hit", nil, 0},
 	} {
 		if got, err := a.Metric(tt.name, tt.labels...); got != tt.want || err != nil {
-			t.Errorf("%s %v: %v, %v", tt.name, tt.labels, got, err)
+			t.Errorf("%s, %v: a.Metric(tt.name, tt.labels...) = %v, %v, want %v, nil", tt.name, tt.labels, got, err, tt.want)
 		}
 	}
 	var rows []int
 	if err := a.Get("/rows", &rows); err != nil || len(rows) != 2 {
-		t.Errorf("%v, %v", rows, err)
+		t.Errorf(`%v: a.Get("/rows", &rows) = %v, want nil`, rows, err)
 	}
 	if err := a.Get("/metrics", &rows); err == nil {
 		t.Error("the exposition is JSON")

@@ -78,7 +78,7 @@ func (w *world) perWorker(name string) []int {
 	return list
 }
 
-// visitor is a client with a connection of its own.
+// visitor is a client with a separate connection.
 type visitor struct {
 	http.Client
 	base string
@@ -220,7 +220,7 @@ func TestSpread(t *testing.T) {
 							return
 						}
 					}
-					t.Errorf("one worker has %.2f times its part, %d times in a row", share, rounds)
+					t.Errorf("one worker has %.2f times its share, %d times in a row", share, rounds)
 				})
 			}
 		})

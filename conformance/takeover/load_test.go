@@ -63,7 +63,7 @@ func startLoad(t *testing.T, w *world, secure bool) *load {
 		resp.Body.Close()
 		text, err := unaryText(b)
 		if err != nil || text == "" {
-			t.Fatalf("%v: %s", err, b)
+			t.Fatalf("unaryText(b) = %v, %s", err, b)
 		}
 		l.want = append(l.want, text)
 	}

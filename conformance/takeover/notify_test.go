@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// The service manager is told when the proxy serves, and which process it has
-// to watch.
+// The proxy notifies the service manager when it serves, and names the process to watch.
 func TestServiceManagerIsTold(t *testing.T) {
 	for _, workers := range []int{0, 1} {
 		t.Run(fmt.Sprintf("workers %d", workers), func(t *testing.T) {

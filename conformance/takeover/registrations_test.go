@@ -276,7 +276,7 @@ func TestSuccessorFailsAmongRegistrations(t *testing.T) {
 			c := exec.Command(pdproxy, "run", picky, "--takeover")
 			out, _ := c.CombinedOutput()
 			if code := c.ProcessState.ExitCode(); code != 1 || !strings.Contains(string(out), "no request could be served here") {
-				t.Errorf("%d, %s", code, out)
+				t.Errorf("c.ProcessState.ExitCode() = %d, %s", code, out)
 			}
 			time.Sleep(r.expiry / 2)
 			load.end()

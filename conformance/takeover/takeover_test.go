@@ -148,7 +148,7 @@ func (w *world) successor(old int, again func()) int {
 		}
 		again()
 	}
-	w.t.Fatalf("nobody has taken over from %d", old)
+	w.t.Fatalf("no successor of %d exists", old)
 	return 0
 }
 

@@ -58,7 +58,7 @@ func TestAdminToken(t *testing.T) {
 			var w *world
 			t.Cleanup(func() { // when all processes have ended
 				if _, err := os.Lstat(admintoken.Path(w.admin)); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("the file is left: %v", err)
+					t.Errorf("the file remains: %v", err)
 				}
 			})
 			w = newWorld(t, false, workers)

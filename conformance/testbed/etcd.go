@@ -117,7 +117,7 @@ func (e *Etcd) Kill() {
 	if err := e.cmd.Process.Kill(); err != nil {
 		e.t.Error(err)
 	}
-	_ = e.cmd.Wait() // killed, it says
+	_ = e.cmd.Wait() // the error only reports that the process was killed
 }
 
 // Empty deletes etcd's data. etcd must not run.

@@ -28,7 +28,7 @@ func TestPortsAreReserved(t *testing.T) {
 		}
 	})
 	if got := Reservations(); got != before {
-		t.Errorf("%d descriptors are left after the test, %d before", got, before)
+		t.Errorf("%d descriptors remain after the test, %d before", got, before)
 	}
 }
 

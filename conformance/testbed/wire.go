@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Wire connects two processes. A test can cut it, so that both live and one
-// cannot reach the other. It ends with its test.
+// Wire connects two processes. A test can cut the wire: both processes still run, and
+// cannot reach each other. The wire ends with its test.
 type Wire struct {
 	listener net.Listener
 	to       string

@@ -33,11 +33,11 @@ type Budget struct {
 	timeouts int           // number since burned was 0; guarded by mu
 }
 
-// New returns a budget that allows most failures within any window of that
-// length; the next failure parks. share is the part of one processor's time
-// that calls may use which time out. The third timeout or a later one parks if
-// these calls have used more than share of a window beyond that part. With
-// share 0 their time does not count.
+// New returns a budget that allows most failures within any window of that length; the
+// next failure parks. share is the fraction of one processor's time that timed-out calls
+// may use. The third timeout or a later one parks if the timed-out calls have exceeded
+// this fraction by more than share times the window. With share 0 the time of these calls
+// does not count.
 func New(most int, window time.Duration, share float64) *Budget {
 	return &Budget{most: most, window: window, share: share}
 }
@@ -71,8 +71,8 @@ func (b *Budget) Fail(now time.Time) (parked bool) {
 	return false
 }
 
-// Timeout counts a call that its time limit ended at time now, after took. Use
-// it instead of Fail for such calls.
+// Timeout counts a call that ended by its time limit at time now, after took. Use it
+// instead of Fail for such calls.
 func (b *Budget) Timeout(now time.Time, took time.Duration) (parked bool) {
 	return b.Fail(now) || b.burn(now, took)
 }

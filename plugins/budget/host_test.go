@@ -22,11 +22,11 @@ func TestHostMemory(t *testing.T) {
 	h.Give(60)
 	h.SetLimit(30) // less than the held bytes
 	if h.Take(1) {
-		t.Error("taken beyond a limit that was lowered")
+		t.Error("Take succeeds above a lowered limit")
 	}
 	h.Give(40)
 	if !h.Take(30) || h.Held() != 30 {
-		t.Error("what was given back is not there")
+		t.Error("returned bytes are not available")
 	}
 	if want := []string{RefusedMemory, RefusedMemory, RefusedMemory, RefusedMemory}; !slices.Equal(refused, want) {
 		t.Errorf("refused %q, want %q", refused, want)
@@ -53,7 +53,7 @@ func TestHostUnderManyHands(t *testing.T) {
 	}
 	wg.Wait()
 	if h.Held() != 0 {
-		t.Errorf("%d bytes are left", h.Held())
+		t.Errorf("%d bytes are still held", h.Held())
 	}
 }
 
@@ -62,11 +62,11 @@ func TestHostCalls(t *testing.T) {
 	h := NewHost(0, func(string) { refused++ })
 	for range MaxCalls {
 		if !h.BeginCall() {
-			t.Fatal("refused too early")
+			t.Fatal("a call was refused below the limit")
 		}
 	}
 	if h.BeginCall() || refused != 1 {
-		t.Error("one call too many")
+		t.Error("a call was accepted above the limit")
 	}
 	h.EndCall()
 	if !h.BeginCall() {

@@ -1,6 +1,6 @@
-// Package build compiles plugins written in Go to WebAssembly modules, and
-// writes the first files of new ones. It does not change a plugin's folder: an
-// overlay gives the compiler the files that have to differ (the host calls of
+// Package build compiles plugins written in Go, Rust or C to WebAssembly modules,
+// and writes the first files of new ones. It does not change a plugin's sources. For
+// Go an overlay gives the compiler the files that have to differ (the host calls of
 // an SDK written for TinyGo).
 package build
 
@@ -18,7 +18,7 @@ import (
 
 // Options are the options of Build.
 type Options struct {
-	Dir    string    // folder of the plugin's package main
+	Dir    string    // folder of the plugin's source: a package main, a crate, or files in C
 	Output string    // path of the module; "" = Dir/<folder name>.wasm
 	TinyGo bool      // compile with TinyGo instead of Go
 	Log    io.Writer // receives the output of the compilers
@@ -29,19 +29,26 @@ type Result struct {
 	Output    string `json:"output"`
 	SDK       string `json:"sdk"`       // import path of the SDK's module, "" for an unknown SDK
 	Version   string `json:"version"`   // the SDK's version, "" for a folder
-	Toolchain string `json:"toolchain"` // "go1.26.8", "tinygo"
+	Toolchain string `json:"toolchain"` // "go1.26.8", "tinygo", "rustc 1.90.0", "clang 14.0.6"
 	SizeBytes int64  `json:"size_bytes"`
 }
 
-// ErrNoGo reports that no Go toolchain was found.
-var ErrNoGo = errors.New("no Go toolchain: put go 1.24 or later into PATH (https://go.dev/dl)")
+// ErrNoPlugin reports that the folder has no source of a plugin.
+var ErrNoPlugin = errors.New("the folder has no plugin: *.go with a go.mod, Cargo.toml, or *.c (pdproxy plugin new makes one)")
 
-// ErrNoTinyGo reports that TinyGo was requested but not found.
-var ErrNoTinyGo = errors.New("no TinyGo: put tinygo into PATH (https://tinygo.org/getting-started/install), or build without --tinygo")
+// The errors of missing compilers say how to install them.
+var (
+	ErrNoGo     = errors.New("no Go toolchain: put go 1.24 or later into PATH (https://go.dev/dl)")
+	ErrNoTinyGo = errors.New("no TinyGo: put tinygo into PATH (https://tinygo.org/getting-started/install), or build without --tinygo")
+	ErrNoRust   = errors.New("no Rust toolchain: put cargo and rustc into PATH (https://rustup.rs)")
+	ErrNoTarget = errors.New("Rust has no target wasm32-unknown-unknown: run rustup target add wasm32-unknown-unknown (Debian: apt install libstd-rust-dev-wasm32)")
+	ErrNoClang  = errors.New("no clang: install clang and lld (Debian: apt install clang lld; macOS: brew install llvm lld)")
+	ErrNoLinker = errors.New("clang finds no wasm-ld: install lld (Debian: apt install lld; macOS: brew install lld)")
+)
 
 // ErrLoad reports that the folder is not a Go package whose imports can all be
-// found. Options.Log has the reasons.
-var ErrLoad = errors.New("the plugin cannot be loaded: a plugin is a folder with a go.mod (here or above) and a package main")
+// found. The error says why.
+var ErrLoad = errors.New("the plugin cannot be loaded")
 
 // ErrCompile reports that the compiler rejected the plugin. Options.Log has the
 // reasons.
@@ -61,11 +68,7 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	if output, err = filepath.Abs(output); err != nil {
 		return Result{}, err
 	}
-	tool, err := findToolchain(ctx, dir, o.Log)
-	if err != nil {
-		return Result{}, err
-	}
-	plugin, err := tool.load(ctx)
+	j, err := prepare(ctx, dir, o)
 	if err != nil {
 		return Result{}, err
 	}
@@ -84,16 +87,11 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	half.Close()
 	defer func() { _ = os.Remove(half.Name()) }() // the file has been renamed if all steps succeeded
 
-	r := Result{Output: output, SDK: plugin.sdk.Path, Version: plugin.sdk.version(), Toolchain: tool.version}
-	if o.TinyGo {
-		r.Toolchain = "tinygo"
-		err = tool.compileTinyGo(ctx, plugin, half.Name())
-	} else {
-		err = tool.compile(ctx, plugin, work, half.Name())
-	}
-	if err != nil {
+	if err := j.compile(ctx, work, half.Name()); err != nil {
 		return Result{}, err
 	}
+	r := j.result
+	r.Output = output
 	if r.SizeBytes, err = checkModule(half.Name()); err != nil {
 		return Result{}, err
 	}
@@ -101,6 +99,55 @@ func Build(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	return r, os.Rename(half.Name(), output)
+}
+
+// job is a build whose sources and compilers were found. compile may use the folder
+// work, and writes the module to output.
+type job struct {
+	result  Result // without the output and its size
+	compile func(ctx context.Context, work, output string) error
+}
+
+// prepare finds out the language of the plugin in dir, and its compiler.
+func prepare(ctx context.Context, dir string, o Options) (*job, error) {
+	if info, err := os.Stat(dir); err != nil {
+		return nil, err
+	} else if !info.IsDir() {
+		return nil, fmt.Errorf("%s is not a folder", dir)
+	}
+	if sources, err := filepath.Glob(filepath.Join(dir, "*.go")); err != nil || len(sources) > 0 {
+		return prepareGo(ctx, dir, o)
+	}
+	var prepared *job
+	_, err := os.Stat(filepath.Join(dir, "Cargo.toml"))
+	if err == nil {
+		prepared, err = prepareRust(ctx, dir, o.Log)
+	} else if sources, _ := filepath.Glob(filepath.Join(dir, "*.c")); len(sources) > 0 {
+		prepared, err = prepareC(ctx, dir, sources, o.Log)
+	} else {
+		return nil, ErrNoPlugin
+	}
+	if o.TinyGo {
+		return nil, errors.New("--tinygo is for plugins in Go")
+	}
+	return prepared, err
+}
+
+func prepareGo(ctx context.Context, dir string, o Options) (*job, error) {
+	tool, err := findToolchain(ctx, dir, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	plugin, err := tool.load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := Result{SDK: plugin.sdk.Path, Version: plugin.sdk.version(), Toolchain: tool.version}
+	if o.TinyGo {
+		r.Toolchain = "tinygo"
+		return &job{r, func(ctx context.Context, _, output string) error { return tool.compileTinyGo(ctx, plugin, output) }}, nil
+	}
+	return &job{r, func(ctx context.Context, work, output string) error { return tool.compile(ctx, plugin, work, output) }}, nil
 }
 
 // checkModule rejects a module that no host would load, and returns the file's
@@ -142,7 +189,7 @@ func (t *toolchain) compile(ctx context.Context, p *plugin, work, output string)
 		args = append(args, "-overlay", file)
 		args = append(args, o.flags...)
 	}
-	return t.run(t.command(ctx, nil, append(args, ".")...))
+	return run(t.command(ctx, nil, append(args, ".")...))
 }
 
 // compileTinyGo runs tinygo build. Plugins written before reactors register
@@ -165,10 +212,11 @@ func (t *toolchain) compileTinyGo(ctx context.Context, p *plugin, output string)
 	}
 	cmd := exec.CommandContext(ctx, path, append(args, ".")...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = t.dir, t.log, t.log
-	return t.run(cmd)
+	return run(cmd)
 }
 
-func (t *toolchain) run(cmd *exec.Cmd) error {
+// run runs a compiler.
+func run(cmd *exec.Cmd) error {
 	err := cmd.Run()
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
 		return fmt.Errorf("%w (%s %s: %w)", ErrCompile, filepath.Base(cmd.Path), cmd.Args[1], err)

@@ -202,7 +202,9 @@ func TestRefusals(t *testing.T) {
 		{"syntax error", "plugin", change{"plugin/main.go", "package main\n\nfunc main( {}\n"}, ErrCompile, "main.go:3"},
 		{"no marker", "plugin", change{"plugin/main.go", "package main\n\nfunc main() {}\n"}, nil, "proxy_abi_version_"},
 		{"no main", "sdk/proxywasm", nil, nil, "package proxywasm: a plugin is a package main"},
-		{"no Go file", "sdk", nil, ErrLoad, "no Go files"},
+		{"no source", "sdk", nil, ErrNoPlugin, "pdproxy plugin new"},
+		{"no abi", "plugin", change{"plugin/main.go", "package main\n\nimport _ \"github.com/pdproxy/pdproxy/abi/guest\"\n\nfunc main() {}\n"}, ErrLoad, "main.go:3:8: no required module provides package github.com/pdproxy/pdproxy/abi/guest"},
+		{"bad go.mod", "plugin", change{"plugin/go.mod", "module\n"}, ErrLoad, "usage: module module/path"},
 		{"no folder", "absent", nil, fs.ErrNotExist, ""},
 		{"a file", "plugin/main.go", nil, nil, "is not a folder"},
 		{"unknown import", "plugin", change{"plugin/main.go", "package main\n\nimport _ \"example.com/other\"\n\nfunc main() {}\n"}, ErrLoad, "example.com/other"},
@@ -215,17 +217,17 @@ func TestRefusals(t *testing.T) {
 			var log bytes.Buffer
 			_, err := Build(t.Context(), Options{Dir: filepath.Join(dir, tt.dir), Output: filepath.Join(dir, "out.wasm"), Log: &log})
 			if err == nil {
-				t.Fatal("it was built")
+				t.Fatal("the plugin was built")
 			}
 			if tt.is != nil && !errors.Is(err, tt.is) {
 				t.Errorf("error %v, want %v", err, tt.is)
 			}
 			if !strings.Contains(err.Error()+log.String(), tt.says) {
-				t.Errorf("neither the error (%v) nor the log says %q:\n%s", err, tt.says, log.String())
+				t.Errorf("the error (%v) and the log lack %q:\n%s", err, tt.says, log.String())
 			}
 			left, err := filepath.Glob(filepath.Join(dir, "*.wasm*"))
 			if hidden, _ := filepath.Glob(filepath.Join(dir, ".*.wasm*")); err != nil || len(left)+len(hidden) > 0 {
-				t.Errorf("left behind: %v %v %v", left, hidden, err)
+				t.Errorf("remaining files: %v %v %v", left, hidden, err)
 			}
 		})
 	}
@@ -260,6 +262,51 @@ func TestNoToolchain(t *testing.T) {
 	})
 }
 
+// TestNoCompiler: the error names the compiler that is missing, and says how to
+// install it.
+func TestNoCompiler(t *testing.T) {
+	const cargo, prints = "#!/bin/sh\n", "#!/bin/sh\necho /absent/wasm-ld\n"
+	for name, tt := range map[string]struct {
+		source   string
+		programs map[string]string
+		want     error
+	}{
+		"no cargo":   {"Cargo.toml", nil, ErrNoRust},
+		"no rustc":   {"Cargo.toml", map[string]string{"cargo": cargo}, ErrNoRust},
+		"no target":  {"Cargo.toml", map[string]string{"cargo": cargo, "rustc": prints}, ErrNoTarget},
+		"old rustc":  {"Cargo.toml", map[string]string{"cargo": cargo, "rustc": "#!/bin/sh\nexit 1\n"}, ErrNoTarget},
+		"no clang":   {"plugin.c", nil, ErrNoClang},
+		"no wasm-ld": {"plugin.c", map[string]string{"clang": prints}, ErrNoLinker},
+		"no source":  {"plugin.zig", nil, ErrNoPlugin},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, bin := writeFiles(t, map[string]string{tt.source: ""}), t.TempDir()
+			for program, text := range tt.programs {
+				if err := os.WriteFile(filepath.Join(bin, program), []byte(text), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Setenv("PATH", bin)
+			var log bytes.Buffer
+			if _, err := Build(t.Context(), Options{Dir: dir, Log: &log}); !errors.Is(err, tt.want) || log.Len() > 0 {
+				t.Errorf("error %v, log %s", err, log.String())
+			}
+		})
+	}
+}
+
+// TestNoModule: a folder without go.mod gets an error of its own, and no output of the
+// go command.
+func TestNoModule(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"first/main.go": "package main\n\nfunc main() {}\n"})
+	t.Setenv("GO111MODULE", "on")
+	var log bytes.Buffer
+	_, err := Build(t.Context(), Options{Dir: filepath.Join(dir, "first"), Log: &log})
+	if !errors.Is(err, ErrLoad) || !strings.Contains(err.Error(), "it has no go.mod") || strings.Contains(log.String()+err.Error(), "go:") {
+		t.Errorf("error %v, log %s", err, log.String())
+	}
+}
+
 // tinyless returns a PATH with go and without tinygo.
 func tinyless(t *testing.T) string {
 	t.Helper()
@@ -292,7 +339,7 @@ func TestTinyGoCommand(t *testing.T) {
 			}
 			_, err := Build(t.Context(), Options{Dir: filepath.Join(dir, "plugin"), TinyGo: true, Log: &bytes.Buffer{}})
 			if !errors.Is(err, errNotWasm) {
-				t.Errorf("an empty file was taken: %v", err)
+				t.Errorf("an empty file was accepted: %v", err)
 			}
 			got, err := os.ReadFile(args)
 			if err != nil {

@@ -32,21 +32,16 @@ type toolchain struct {
 const oldestMinor = 24
 
 func findToolchain(ctx context.Context, dir string, log io.Writer) (*toolchain, error) {
-	if info, err := os.Stat(dir); err != nil {
-		return nil, err
-	} else if !info.IsDir() {
-		return nil, fmt.Errorf("%s is not a folder", dir)
-	}
 	path, err := exec.LookPath("go")
 	if err != nil {
 		return nil, ErrNoGo
 	}
 	t := &toolchain{dir: dir, path: path, log: log}
-	out, err := t.output(t.command(ctx, nil, "env", "-json", "GOVERSION", "GOMODCACHE", "GOWORK"))
+	out, err := t.output(t.command(ctx, nil, "env", "-json", "GOVERSION", "GOMODCACHE", "GOWORK", "GOMOD"))
 	if err != nil {
 		return nil, fmt.Errorf("go env: %w", err)
 	}
-	var env struct{ GOVERSION, GOMODCACHE, GOWORK string }
+	var env struct{ GOVERSION, GOMODCACHE, GOWORK, GOMOD string }
 	if err := json.Unmarshal(out, &env); err != nil {
 		return nil, fmt.Errorf("go env: %w", err)
 	}
@@ -60,6 +55,9 @@ func findToolchain(ctx context.Context, dir string, log io.Writer) (*toolchain, 
 			return nil, fmt.Errorf("%s is too old: plugins need Go 1.%d or later", t.version, oldestMinor)
 		}
 	}
+	if env.GOMOD == "" || env.GOMOD == os.DevNull {
+		return nil, fmt.Errorf("%w: it has no go.mod, in its folder or above (pdproxy plugin new makes a plugin with one)", ErrLoad)
+	}
 	return t, nil
 }
 
@@ -72,10 +70,15 @@ func (t *toolchain) command(ctx context.Context, env []string, args ...string) *
 	return cmd
 }
 
+// output returns the standard output of a go command. The error contains its
+// standard error without the name of the command.
 func (t *toolchain) output(cmd *exec.Cmd) ([]byte, error) {
-	var out bytes.Buffer
-	cmd.Stdout = &out
+	var out, problem bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &problem
 	err := cmd.Run()
+	if failed := new(exec.ExitError); errors.As(err, &failed) {
+		err = errors.New(strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(problem.String()), "go: "), "\ngo: ", "\n"))
+	}
 	return out.Bytes(), err
 }
 
@@ -119,7 +122,10 @@ func (t *toolchain) load(ctx context.Context) (*plugin, error) {
 	out, err := t.output(t.command(ctx, nil, "list", "-deps",
 		"-json=ImportPath,Name,Dir,Standard,DepOnly,GoFiles,IgnoredGoFiles,Module", "."))
 	if err != nil {
-		return nil, fmt.Errorf("%w (go list: %w)", ErrLoad, err)
+		if strings.Contains(err.Error(), "github.com/pdproxy/pdproxy/abi") {
+			return nil, fmt.Errorf("%w: %w\nThe packages abi and abi/guest are in the folder pdproxy of a plugin that pdproxy plugin new has made; the replace directive in its go.mod names this folder", ErrLoad, err)
+		}
+		return nil, fmt.Errorf("%w: %w", ErrLoad, err)
 	}
 	p := new(plugin)
 	for dec := json.NewDecoder(bytes.NewReader(out)); ; {

@@ -76,9 +76,9 @@ func (p *Plugin) inBackground(ctx context.Context) bool {
 	return p.background.Load()
 }
 
-// probe asks a new VM, which has received no byte of a client, for the context
-// of a stream. It reports whether the guest fails with the same complaint. The
-// VM serves no traffic.
+// probe requests the context of a stream from a new VM, which has received no byte of a
+// client. It reports whether the guest fails with the same complaint. The VM serves no
+// traffic.
 func (p *Plugin) probe(about complaint) bool {
 	ctx, cancel := context.WithTimeout(p.ctx, host.StartBudget)
 	v, err := p.newVM(ctx, true)
@@ -106,7 +106,7 @@ func (p *Plugin) probe(about complaint) bool {
 func (p *Plugin) report(err error) (reason string) {
 	var failure *host.Error
 	if !errors.As(err, &failure) {
-		p.deps.Log.Error("plugin does not come back", "fail_open", p.spec.FailOpen)
+		p.deps.Log.Error("plugin does not recover", "fail_open", p.spec.FailOpen)
 		return ""
 	}
 	p.deps.Log.Error("plugin failed", "error", failure, "fail_open", p.spec.FailOpen)

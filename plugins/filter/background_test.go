@@ -85,6 +85,6 @@ func TestComplaintAfterAStream(t *testing.T) {
 	asked := p.answered != nil
 	p.mu.Unlock()
 	if asked || len(w.meter.all()) != 1 {
-		t.Errorf("asked %v, failures %q", asked, w.meter.all())
+		t.Errorf("probe = %v, failures %q", asked, w.meter.all())
 	}
 }

@@ -128,9 +128,9 @@ func newCallRequest(base *url.URL, call *host.HTTPCall) (*http.Request, error) {
 	return req, nil
 }
 
-// exchange does one HTTP call and passes its answer to the guest, even when the
-// stream that asked is over. Each token gets exactly one callback, unless the
-// VM is gone. size is the number of bytes that the budget holds for the call.
+// exchange makes one HTTP call and passes the answer to the guest, even if the calling
+// stream has ended. Each token gets exactly one callback, unless the VM was lost. size is
+// the number of bytes that the budget holds for the call.
 func (v *vm) exchange(root, token uint32, req *http.Request, size int64, timeout time.Duration) {
 	budget := v.p.deps.Host
 	defer budget.EndCall()

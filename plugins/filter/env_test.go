@@ -363,7 +363,7 @@ tick: 5 call proxy_set_tick_period_milliseconds 0`))
 				}
 			}
 			if ticks != tt.ticks {
-				t.Errorf("after %d ms %d ticks, want %d", tt.at, ticks, tt.ticks)
+				t.Errorf("after %d ms: %d ticks, want %d", tt.at, ticks, tt.ticks)
 			}
 		}
 		if err := p.Close(t.Context()); err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
-// TestTrapInEveryCallback runs each callback as one section of a shared script. A
-// trap in create needs a guest of its own, because no section is chosen by then.
+// TestTrapInEveryCallback runs each callback as one section of a shared script. A trap in
+// create needs a separate guest, because no section is chosen by then.
 func TestTrapInEveryCallback(t *testing.T) {
 	callbacks := []string{
 		"request_headers", "request_body", "request_trailers",
@@ -82,7 +82,7 @@ func (w *world) trapTwice(t *testing.T, srv *httptest.Server, callback string, o
 			}
 		case callback == "response_trailers": // the client has the head, so the connection is cut
 			if err == nil {
-				t.Errorf("got a whole answer: %d %q", resp.StatusCode, b)
+				t.Errorf("a complete answer arrived: %d %q", resp.StatusCode, b)
 			}
 		default:
 			if resp.StatusCode != 503 || !strings.Contains(string(b), `"code":"plugin_failed"`) || resp.Header.Get("Retry-After") != "1" {
@@ -198,7 +198,7 @@ func TestLoopsPark(t *testing.T) {
 	}
 	do(t, srv, "s", "x")
 	if n := loops(); n != 3 {
-		t.Errorf("%d loops: a parked plugin is asked", n)
+		t.Errorf("%d loops: a parked plugin was called", n)
 	}
 }
 
@@ -344,7 +344,7 @@ response_body: say $size`))
 	}
 	w.log.wait(t, 1, "f: s|response_body|2|8") // still on the old version
 	if got := w.log.find("root"); len(got) > 0 {
-		t.Errorf("left a running stream: %q", got)
+		t.Errorf("Close returned before a stream ended: %q", got)
 	}
 	close(lines)
 	if err := <-closed; err != nil {
@@ -412,7 +412,7 @@ response_headers: trap`)
 			req.Header.Set("X-Script", section)
 			resp, err := srv.Client().Do(req)
 			if err != nil {
-				t.Errorf("%s: %v", section, err)
+				t.Errorf("%s: srv.Client().Do(req) = %v, want nil", section, err)
 				return
 			}
 			defer resp.Body.Close()
@@ -443,7 +443,7 @@ response_headers: trap`)
 	for _, v := range live {
 		v.mu.Lock()
 		if len(v.streams) > 0 {
-			t.Errorf("%d contexts are left", len(v.streams))
+			t.Errorf("%d contexts remain", len(v.streams))
 		}
 		v.mu.Unlock()
 	}

@@ -36,7 +36,7 @@ type filter struct {
 	// v.lock guards the following fields.
 	sides    [2]side
 	maps     [host.HTTPResponseTrailers + 1]guestMap // the maps as passed to the guest
-	called   bool                                    // the guest changed something that the stream has to act on
+	called   bool                                    // the guest changed state that requires an action of the stream
 	over     bool                                    // done and log run: all maps are readable
 	doneSaid bool                                    // proxy_on_done was called
 	waiting  bool                                    // proxy_on_done returned false, and proxy_done has not been called

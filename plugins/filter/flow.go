@@ -78,7 +78,7 @@ func (w *flow) release() {
 	}
 }
 
-// begin sends the headers into the flow. end says that no data follows.
+// begin sends the headers into the flow. end: no data follows.
 func (w *flow) begin(end bool) {
 	w.begun = true
 	w.headersFrom(0, end)
@@ -119,8 +119,8 @@ func (w *flow) callHeaders(f *filter, end bool) (host.Action, error) {
 	return f.headers(response, w.headers, end)
 }
 
-// dataFrom passes a chunk on, starting at hop i. It may use b only during the
-// call. end says that b is the last chunk and that no trailers follow.
+// dataFrom passes a chunk on, starting at hop i. It may use b only during the call. end:
+// b is the last chunk and no trailers follow.
 func (w *flow) dataFrom(i int, b []byte, end bool) {
 	chunk := &body{b: b}
 	for ; i < len(w.hops); i++ {

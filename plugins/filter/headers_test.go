@@ -68,7 +68,7 @@ func TestHeaderMap(t *testing.T) {
 	}
 	kept := m.size
 	if m.known = false; m.sizeNow() != kept {
-		t.Errorf("the size is %v, but was kept as %v", m.size, kept)
+		t.Errorf("the size is %v, the stored size was %v", m.size, kept)
 	}
 	if f.free(); f.p.deps.Host.Held() != 0 {
 		t.Errorf("%d bytes are held", f.p.deps.Host.Held())

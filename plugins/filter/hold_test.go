@@ -127,7 +127,7 @@ func TestLongStreamsGiveBack(t *testing.T) {
 		}
 	})
 	if _, body := do(t, srv, "s", ""); len(body) != 20*200005 {
-		t.Errorf("%d bytes came", len(body))
+		t.Errorf("the body has %d bytes", len(body))
 	}
 	if got := w.statuses("proxy_set_buffer_bytes"); got["0"] != 20 || len(got) != 1 {
 		t.Errorf("statuses %v", got)

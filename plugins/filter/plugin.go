@@ -293,8 +293,8 @@ func (p *Plugin) failed(c host.Callback, reason string, timeout time.Duration) {
 	}
 }
 
-// timeoutOf returns the duration of a call that started at began, if err says
-// that the call used up its time; else 0.
+// timeoutOf returns the duration of a call that started at began, if err means that the
+// call used up its time; else 0.
 func timeoutOf(err error, began time.Time) time.Duration {
 	var failure *host.Error
 	if errors.As(err, &failure) && failure.Failure == host.Timeout {

@@ -21,8 +21,8 @@ type reply struct {
 	details string
 }
 
-// newReply returns a guest's local response. It ignores the gRPC status,
-// because no client here speaks gRPC.
+// newReply returns a guest's local response. It ignores the gRPC status, because no
+// client of the proxy uses gRPC.
 func newReply(f *filter, r *host.LocalResponse) *reply {
 	p := &reply{status: int(r.Status), headers: r.Headers, body: slices.Clone(r.Body), details: r.Details}
 	if p.details == "" {
@@ -85,7 +85,7 @@ const replyTimeout = time.Minute
 func (r *reply) write(w http.ResponseWriter) {
 	maps.Copy(w.Header(), r.headerMap("").take())
 	w.WriteHeader(r.status)
-	_, _ = w.Write(r.body) // the client may be gone
+	_, _ = w.Write(r.body) // an error means that the client has hung up
 }
 
 // reply sends an answer instead of the next handler's. Like any other answer it

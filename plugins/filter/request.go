@@ -34,14 +34,14 @@ type source struct {
 
 	dst  []byte // buffer of the next handler
 	n    int    // number of bytes in dst
-	rest []byte // bytes that passed before the handler asked
+	rest []byte // bytes that passed before the handler's first read
 
 	next *http.Request // as the next handler sees it; nil before it runs
 }
 
-// readAhead is one read of the client's body in a goroutine of its own, while a
-// filter holds the request. The filter may continue before the read returns,
-// and only a read shows that the client has left.
+// readAhead is one read of the client's body in a separate goroutine, while a filter
+// holds the request. The read is needed because only a read shows that the client has
+// left. The goroutine is needed because the filter may continue before the read returns.
 type readAhead struct {
 	buf  []byte
 	n    int
@@ -83,9 +83,9 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// passHeaders passes the request's headers through the filters. It returns
-// false when the request goes no further. Meanwhile it reads as much of the
-// body as filters may hold.
+// passHeaders passes the request's headers through the filters. It returns false when the
+// request goes no further. In the meantime it reads as much of the body as filters may
+// hold.
 func (s *stream) passHeaders() bool {
 	s.in.Lock()
 	defer s.in.Unlock()
@@ -135,9 +135,9 @@ func bodyFailure(err error) *reply {
 	return newFailure(http.StatusBadRequest, "invalid_request_error", "body_incomplete", "the request body could not be read")
 }
 
-// advance does one step. It sends on held data, or reads a chunk (into p if p
-// is not empty), or waits for either. It returns false when the stream is over
-// or the client is gone. The caller holds s.in.
+// advance does one step. It sends on held data, or reads a chunk (into p if p is not
+// empty), or waits for either. It returns false when the stream or the client's
+// connection has ended. The caller holds s.in.
 func (s *stream) advance(p []byte) bool {
 	src := &s.src
 	switch {

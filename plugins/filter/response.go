@@ -140,8 +140,8 @@ func (s *stream) writeError() error {
 	return errAnswered
 }
 
-// beginAnswer sends the head through the filters, if that has not been done.
-// end says that no body follows. The caller holds s.out.
+// beginAnswer sends the head through the filters, if that has not been done. end: no body
+// follows. The caller holds s.out.
 func (s *stream) beginAnswer(end bool) error {
 	if s.settle(); s.isOver() {
 		return s.writeError()
@@ -197,9 +197,9 @@ func (s *stream) flush() error {
 	return nil
 }
 
-// finish completes the answer after the next handler has returned, or was not
-// called. It waits as long as a filter holds data back. An answer that cannot
-// be completed because the client is gone is cut, so that it does not look
+// finish completes the answer after the next handler has returned, or was not called. It
+// waits as long as a filter holds data back. If the answer cannot be completed because
+// the client has hung up, finish aborts the connection, so that the answer does not look
 // complete.
 func (s *stream) finish(header http.Header, called bool) {
 	s.mu.Lock()

@@ -87,6 +87,6 @@ type State string
 // The states of a plugin.
 const (
 	Serving State = "serving"
-	Parked  State = "parked" // its crash budget is used up: streams get what Spec.FailOpen says
+	Parked  State = "parked" // the crash budget is used up: Spec.FailOpen decides how streams continue
 	Closed  State = "closed" // it takes no new streams
 )

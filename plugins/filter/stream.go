@@ -208,7 +208,7 @@ func (s *stream) poke() {
 		s.out.Lock()
 		defer s.out.Unlock()
 		s.settle()
-		_ = s.flush() // the next write meets the same error
+		_ = s.flush() // the next write returns the same error
 	})
 }
 
@@ -227,7 +227,7 @@ func (s *stream) settle() {
 		case r != nil:
 			s.reply(r)
 			s.stop(errAnswered)
-			_ = s.flush() // the client may be gone
+			_ = s.flush() // an error means that the client has hung up
 		case !s.resp.resumeAll():
 			s.passed(response)
 			return
@@ -284,8 +284,8 @@ func (s *stream) stop(cause error) {
 	}
 }
 
-// wait waits until a flow may continue. It returns false when over is closed or
-// the client is gone. It releases the flow's lock while it waits.
+// wait waits until a flow may continue. It returns false when over is closed or the
+// client has hung up. It releases the flow's lock while it waits.
 func (s *stream) wait(w *flow, lock *sync.Mutex, over <-chan struct{}) bool {
 	lock.Unlock()
 	defer lock.Lock()

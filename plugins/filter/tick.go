@@ -16,8 +16,8 @@ func (v *vm) wakeBackground() {
 	}
 }
 
-// maxReady is the largest number of items of one queue of which the guest has
-// not been told yet. Further items are not announced.
+// maxReady is the largest number of unannounced items of one queue. The guest gets no
+// callback for further items.
 const maxReady = 1 << 16
 
 // queueReady records a new item. The queue calls it from inside a guest's call.
@@ -28,10 +28,10 @@ func (v *vm) queueReady(queue uint32) {
 	v.wakeBackground()
 }
 
-// background runs the callbacks that do not belong to a stream's own calls:
-// ticks, items of queues, and the ends of contexts, which no client waits for.
-// A tick is set again after its callback has returned, so ticks never overlap.
-// background returns when the VM is gone.
+// background runs the callbacks that do not belong to a stream's own calls: ticks, items
+// of queues, and the ends of contexts. No client waits for these callbacks. The timer of
+// a tick starts again after the callback has returned, so ticks never overlap. background
+// returns when the VM was lost or closed.
 func (v *vm) background() {
 	ticks := time.NewTimer(time.Hour)
 	defer ticks.Stop()

@@ -61,8 +61,8 @@ func (p *Plugin) startVM(ctx context.Context) (*vm, error) {
 	return v, err
 }
 
-// newVM makes a VM, starts it and configures it. In a guarded module ctx bounds
-// this. probing says that the VM will serve no traffic.
+// newVM makes a VM, starts it and configures it. In a guarded module ctx bounds this.
+// probing: the VM will serve no traffic.
 func (p *Plugin) newVM(ctx context.Context, probing bool) (*vm, error) {
 	v := &vm{
 		p:       p,
@@ -134,8 +134,8 @@ func (v *vm) enterLater(bounded bool) error {
 	}
 }
 
-// exit lets the next goroutine enter. If the VM was lost during the call, exit
-// frees it.
+// exit permits the next goroutine to enter. If the VM was lost during the call, exit
+// frees the VM.
 func (v *vm) exit() {
 	if v.dead.Load() && !v.closed {
 		v.close()
@@ -220,9 +220,8 @@ func (v *vm) lose(c host.Callback, reason string, timeout time.Duration) {
 	p.spawn(v.abandon)
 }
 
-// abandon tells the streams on a lost VM. It runs in a goroutine of its own,
-// because there may be many streams, and the caller of lose may drive one of
-// them.
+// abandon ends the streams on a lost VM. It runs in a separate goroutine, because there
+// may be many streams, and the caller of lose may drive one of them.
 func (v *vm) abandon() {
 	v.mu.Lock()
 	streams := v.streams
@@ -278,7 +277,7 @@ func (v *vm) add(f *filter) (id uint32, ok bool) {
 	}
 }
 
-// remove forgets a stream's context.
+// remove drops a stream's context.
 func (v *vm) remove(id uint32) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -22,10 +22,10 @@ const (
 	Closed   = "closed"   // the version was replaced: call its replacement
 )
 
-// Policy is one policy of a version: one hook, one name. Its methods return
-// decisions. They are safe for concurrent use, take at most the version's
-// budget and, in an unguarded module, do not allocate. A reason other than ""
-// says why there is no decision.
+// Policy is one policy of a version: one hook, one name. Its methods return decisions.
+// They are safe for concurrent use, take at most the version's budget and, in an
+// unguarded module, do not allocate. A reason other than "" means that there is no
+// decision.
 type Policy struct {
 	Hook  abi.Hook
 	Name  string    // within the module; "" when the module gives no names
@@ -147,8 +147,8 @@ type call struct {
 	reason  string
 }
 
-// begin takes a VM with room for a frame. It returns false when there will be
-// no decision; c.reason says why.
+// begin takes a VM with room for a frame. It returns false when there will be no
+// decision; c.reason is the reason.
 func (c *call) begin(p *Policy, frame int) bool {
 	v := p.version
 	c.p, c.began = p, time.Now()
@@ -225,7 +225,7 @@ func (c *call) run(frame []byte) (answer int64, ok bool) {
 func (c *call) end() string {
 	p, v := c.p, c.p.version
 	if c.reason == Closed {
-		return Closed // the caller asks the replacement, which counts the call
+		return Closed // the caller calls the replacement, which counts the call
 	}
 	took := time.Since(c.began)
 	if c.reason != Parked {

@@ -102,8 +102,8 @@ func (w *World) SetSharedData(key string, value []byte, cas uint32) host.Status 
 	return w.space.Set(key, value, cas)
 }
 
-// RegisterQueue implements host.Env. Policies are not told of items, so a
-// policy must not take a queue from a filter that is told.
+// RegisterQueue implements host.Env. Policies get no callbacks for new items. So a policy
+// must not replace a filter as the listener of a queue.
 func (w *World) RegisterQueue(_ uint32, name string) uint32 {
 	return w.space.Queue(name)
 }

@@ -31,7 +31,7 @@ func TestNotebook(t *testing.T) {
 		}
 	}
 	if _, status := n.Foreign(0, abi.ForeignNote, nil); status != host.InternalFailure {
-		t.Errorf("one note too many: status %d", status)
+		t.Errorf("status of a note above the limit: %d", status)
 	}
 	notes := n.Take()
 	if len(notes) != abi.MaxNotes || len(notes[0]) != abi.MaxNoteSize || len(n.Take()) != 0 {

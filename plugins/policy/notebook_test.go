@@ -22,7 +22,7 @@ func TestPrefixMatch(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got, status := n.Foreign(0, abi.ForeignPrefixMatch, []byte(tt.args))
 			if string(got) != tt.want || status != tt.status {
-				t.Errorf("%q, %v, want %q, %v", got, status, tt.want, tt.status)
+				t.Errorf("n.Foreign(0, abi.ForeignPrefixMatch, []byte(tt.args)) = %q, %v, want %q, %v", got, status, tt.want, tt.status)
 			}
 		})
 	}

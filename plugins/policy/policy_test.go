@@ -97,7 +97,7 @@ func TestNames(t *testing.T) {
 		t.Errorf("needs %d", v.Needs())
 	}
 	if _, ok := v.Find(abi.HookMint, ""); ok {
-		t.Error("an unnamed mint policy beside named ones")
+		t.Error("Find returns an unnamed mint policy although the policies have names")
 	}
 	p, _ := v.Find(abi.HookPlace, "first")
 	if d, reason := p.Place(policytest.Pair("")); d != (abi.PlaceDecision{Prefill: 0, Decode: 2}) || reason != "" {
@@ -117,10 +117,10 @@ func TestFailures(t *testing.T) {
 	place := hook(t, v, abi.HookPlace)
 	for i, tt := range []struct{ do, want string }{{"trap", Trap}, {"grow", Trap}, {"nonsense", Nonsense}} {
 		if _, reason := place.Place(policytest.Pair(tt.do)); reason != tt.want {
-			t.Errorf("%s: %q, want %q", tt.do, reason, tt.want)
+			t.Errorf("%s: place.Place(policytest.Pair(tt.do)) = %q, want %q", tt.do, reason, tt.want)
 		}
 		if d, reason := place.Place(policytest.Pair("")); reason != "" || d.Decode != 3 {
-			t.Errorf("after %s: %+v, %q", tt.do, d, reason)
+			t.Errorf("decision after %s: %+v, %q", tt.do, d, reason)
 		}
 		if n := place.Summary().Failures; n != uint64(i+1) {
 			t.Errorf("%d failures after %d", n, i+1)
@@ -164,7 +164,7 @@ func TestLate(t *testing.T) {
 			break
 		}
 		if reason != Late {
-			t.Fatalf("after a loop: %q", reason)
+			t.Fatalf("reason after a loop: %q", reason)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func TestAbsent(t *testing.T) {
 	l.config = "mint=absent"
 	p := hook(t, l.load(t), abi.HookMint)
 	if _, reason := p.Mint(&abi.MintFacts{}); reason != Absent || p.Summary().Failures != 0 {
-		t.Errorf("%q, %+v", reason, p.Summary())
+		t.Errorf("p.Mint = %q, %+v", reason, p.Summary())
 	}
 }
 
@@ -198,7 +198,7 @@ func TestParked(t *testing.T) {
 		t.Errorf("plan of the same module: %q", reason)
 	}
 	if s := place.Summary(); s.Calls != 4 || s.Failures != 5 {
-		t.Errorf("%+v", s)
+		t.Errorf("place.Summary() = %+v", s)
 	}
 }
 
@@ -210,7 +210,7 @@ func TestLargeFrames(t *testing.T) {
 		f.Candidates = append(f.Candidates, abi.Candidate{Instance: 9, Roles: abi.RoleDecode, Group: 1})
 	}
 	if d, reason := hook(t, v, abi.HookPlace).Place(f); reason != "" || d.Decode != 4003 {
-		t.Errorf("%+v, %q", d, reason)
+		t.Errorf("hook(v, abi.HookPlace).Place(f) = %+v, %q", d, reason)
 	}
 	l = newLoading()
 	l.config = "scratch=refuse"
@@ -219,7 +219,7 @@ func TestLargeFrames(t *testing.T) {
 		t.Errorf("refused scratch: %q", reason)
 	}
 	if _, reason := p.Place(policytest.Pair("")); reason != "" {
-		t.Errorf("a small frame after it: %q", reason)
+		t.Errorf("reason for a small frame after a large one: %q", reason)
 	}
 }
 
@@ -232,13 +232,13 @@ func TestLoadFails(t *testing.T) {
 		l := newLoading()
 		l.config = config
 		if _, err := l.try(t); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", config, err)
+			t.Errorf("%s: l.try(t) = %v", config, err)
 		}
 	}
 	l := newLoading()
 	l.Load.MemoryPages = 10
 	if _, err := l.try(t); err == nil || !strings.Contains(err.Error(), "memory") {
-		t.Errorf("too little memory: %v", err)
+		t.Errorf("error with too little memory: %v", err)
 	}
 	l = newLoading()
 	opts := l.Options
@@ -367,7 +367,7 @@ func TestNotes(t *testing.T) {
 		leg.Leg(c, nil)
 		for hook, notes := range map[string][]string{"place": a.Notes, "plan": b.Notes, "leg": c.Notes} {
 			if do == "" && len(notes) > 0 || do != "" && !slices.Equal(notes, want) {
-				t.Errorf("%s, told %q: %q", hook, do, notes)
+				t.Errorf("hook %s, action %q: notes %q", hook, do, notes)
 			}
 		}
 	}

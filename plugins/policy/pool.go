@@ -27,7 +27,7 @@ func (m *vm) close(ctx context.Context) error {
 	return m.Close(ctx)
 }
 
-// slot is one place of the pool, with a cache line of its own.
+// slot is one place of the pool, with a separate cache line.
 type slot struct {
 	vm atomic.Pointer[vm]
 	_  [56]byte

@@ -32,7 +32,7 @@ const root = 1
 
 // Options are the options of Load.
 type Options struct {
-	Name     string // of the plugin; also the name of policies without a name of their own
+	Name     string // of the plugin; also the name of unnamed policies
 	Wasm     []byte
 	Load     host.LoadOptions
 	Budget   time.Duration // of one call, including the wait for a VM
@@ -305,8 +305,8 @@ func (v *Version) lose() {
 	v.pool.nudge()
 }
 
-// timeoutOf returns the duration of a call that started at began, if err says
-// that the call used up its time; else 0.
+// timeoutOf returns the duration of a call that started at began, if err means that the
+// call used up its time; else 0.
 func timeoutOf(err error, began time.Time) time.Duration {
 	var failure *host.Error
 	if errors.As(err, &failure) && failure.Failure == host.Timeout {
@@ -331,9 +331,8 @@ func (v *Version) failed(timeout time.Duration) bool {
 	return v.Parked()
 }
 
-// Close lets the running calls end and frees everything. Later calls get the
-// reason Closed. ctx bounds the wait; the garbage collector frees what remains
-// then.
+// Close waits for the running calls and frees everything. Later calls get the reason
+// Closed. ctx bounds the wait. Then the garbage collector frees the remaining memory.
 func (v *Version) Close(ctx context.Context) error {
 	v.mu.Lock()
 	if v.closed {

@@ -66,8 +66,8 @@ func (w *worker) run(m *vm) (answer int64, err error) {
 // errLeft reports that the request left the call and its VM.
 var errLeft = errors.New("the call took longer than the request waits")
 
-// do passes the task to the worker and waits for the result until the given
-// time. With errLeft there is no result, and the caller no longer owns the VM.
+// do passes the task to the worker and waits for the result until the given time. The
+// error errLeft means that there is no result and that the caller no longer owns the VM.
 func (w *worker) do(v *Version, m *vm, until time.Time) (answer int64, err error) {
 	w.exits.Store(0)
 	w.began = time.Now()

@@ -85,13 +85,13 @@ func TestRequestLeaves(t *testing.T) {
 		t.Error("the VM of a call that runs is in the pool")
 	}
 	if s := place.Summary(); s.Calls != 1 || s.Failures != 1 {
-		t.Errorf("%+v", s)
+		t.Errorf("place.Summary() = %+v", s)
 	}
 	close(g.release)
 	var fresh *vm
 	eventually(t, "another VM", func() bool { fresh = v.pool.grab(); return fresh != nil })
 	if fresh == m || m.MemorySize() != 0 || m.Err() == nil {
-		t.Errorf("the VM that was left serves again, with %d bytes of memory", m.MemorySize())
+		t.Errorf("the abandoned VM serves again, with %d bytes of memory", m.MemorySize())
 	}
 	v.pool.put(fresh)
 	v.opts.Budget = time.Minute // the machine may be busy
@@ -100,9 +100,9 @@ func TestRequestLeaves(t *testing.T) {
 	}
 }
 
-// TestLateStart: a request that had to wait for its VM leaves a guest that has
-// used little of its own time. The guest's call continues, does not count as a
-// failure, and the VM serves again.
+// TestLateStart: a request that had to wait for its VM abandons a guest that has used
+// little of its time. The guest's call continues, does not count as a failure, and the VM
+// serves again.
 func TestLateStart(t *testing.T) {
 	g := newGated()
 	v := loadGated(t, g, time.Hour)
@@ -123,7 +123,7 @@ func TestLateStart(t *testing.T) {
 	<-g.entered
 	m.worker.timer.Reset(0) // the request's time is up
 	if err := <-left; err != errLeft {
-		t.Fatalf("the call was not left: %v", err)
+		t.Fatalf("error of the abandoned call: %v, want errLeft", err)
 	}
 	close(g.release)
 	var again *vm

@@ -24,7 +24,7 @@ func FuzzArguments(f *testing.F) {
 				t.Errorf("%q is %q, %v", args, got, status)
 			}
 		} else if len(k) != 0 {
-			t.Errorf("%q is refused and kept", args)
+			t.Errorf("%q is refused, but stored", args)
 		}
 		m := NewMetricTable(new(LocalMetrics))
 		before := uint64(0)
@@ -34,7 +34,7 @@ func FuzzArguments(f *testing.F) {
 				break
 			}
 			if n := binary.LittleEndian.Uint64(value); n < before {
-				t.Errorf("a counter went from %d to %d", before, n)
+				t.Errorf("a counter changed from %d to %d", before, n)
 			} else {
 				before = n
 			}

@@ -80,10 +80,10 @@ func TestMetricTableIsBounded(t *testing.T) {
 		}
 	}
 	if _, status := m.Define(host.Counter, "one more"); status != host.InternalFailure {
-		t.Errorf("one too many: status %d", status)
+		t.Errorf("status of a metric above the limit: %d", status)
 	}
 	if _, status := m.Define(host.Counter, "0"); status != host.OK {
-		t.Errorf("one that is there: status %d", status)
+		t.Errorf("status of an existing metric: %d", status)
 	}
 }
 

@@ -15,7 +15,7 @@ type queue struct {
 	mu        sync.Mutex
 	items     [][]byte
 	size      int
-	listeners []listener // the last one is told of new items
+	listeners []listener // the last listener gets the callbacks for new items
 }
 
 // listener is one registration of a queue.
@@ -24,12 +24,11 @@ type listener struct {
 	ready func(queue uint32)
 }
 
-// Register opens or makes the queue of that name, and returns its id, which is
-// unique in the store and never 0. From now on the store calls ready once for
-// each new item, until owner is forgotten or another listener registers. ready
-// must not block and must not call the store. An existing queue keeps its
-// items. The id is 0 when the space has too many queues, or too many bytes in
-// them.
+// Register opens or makes the queue of that name, and returns its id, which is unique in
+// the store and never 0. From now on the store calls ready once for each new item, until
+// Forget is called with owner or another listener registers. ready must not block and
+// must not call the store. An existing queue keeps its items. The id is 0 when the space
+// has too many queues, or too many bytes in them.
 func (sp *Space) Register(name string, owner any, ready func(queue uint32)) uint32 {
 	s := sp.store
 	s.mu.Lock()
@@ -45,9 +44,8 @@ func (sp *Space) Register(name string, owner any, ready func(queue uint32)) uint
 	return q.id
 }
 
-// Queue returns the id of the queue of that name and makes the queue if needed.
-// The caller is not told of new items. The id is 0 when the space has too many
-// queues.
+// Queue returns the id of the queue of that name and makes the queue if needed. The
+// caller gets no callbacks for new items. The id is 0 when the space has too many queues.
 func (sp *Space) Queue(name string) uint32 {
 	s := sp.store
 	s.mu.Lock()
@@ -92,8 +90,8 @@ func (s *Store) nextQueue() uint32 {
 	}
 }
 
-// Forget removes owner's registrations. The listener that registered before
-// owner is told of the items to come.
+// Forget removes owner's registrations. The listener that registered before owner gets
+// the callbacks for later items.
 func (sp *Space) Forget(owner any) {
 	s := sp.store
 	s.mu.Lock()
@@ -126,9 +124,9 @@ func (s *Store) queue(id uint32) *queue {
 	return s.queues[id]
 }
 
-// Enqueue appends a copy of value to a queue and tells its last listener.
-// NotFound: there is no such queue. InternalFailure: the queue, or all queues
-// of its space together, are full.
+// Enqueue appends a copy of value to a queue and calls its last listener. NotFound: there
+// is no such queue. InternalFailure: the queue, or all queues of its space together, are
+// full.
 func (s *Store) Enqueue(id uint32, value []byte) host.Status {
 	q := s.queue(id)
 	if q == nil {

@@ -195,7 +195,7 @@ func TestQueueKeepsOrderAndTellsTheLastRegistrar(t *testing.T) {
 	s.Enqueue(q, []byte("four"))
 	want := []string{fmt.Sprint("a", q), fmt.Sprint("b", q), fmt.Sprint("a", q)}
 	if !slices.Equal(told, want) {
-		t.Fatalf("told %v, want %v", told, want)
+		t.Fatalf("notifications %v, want %v", told, want)
 	}
 	for _, want := range []string{"one", "two", "three", "four"} {
 		if value, status := s.Dequeue(q); string(value) != want || status != host.OK {
@@ -228,7 +228,7 @@ func TestQueueUnderManyHands(t *testing.T) {
 	}
 	wg.Wait()
 	if ready != hands*items {
-		t.Fatalf("told %d times", ready)
+		t.Fatalf("%d notifications", ready)
 	}
 	var last [hands][]byte
 	for range hands * items {

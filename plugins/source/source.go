@@ -82,8 +82,8 @@ func (s Source) bytes(ctx context.Context) ([]byte, error) {
 	return bounded(f, info.Size())
 }
 
-// download reads the module over http(s). It uses a client of its own without
-// keep-alive, so that no connection remains.
+// download reads the module over http(s). It uses a separate client without keep-alive,
+// so that no connection remains.
 func (s Source) download(ctx context.Context) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
 	defer cancel()

@@ -80,7 +80,7 @@ func TestRead(t *testing.T) {
 		})
 	}
 	if _, err := (Source{Location: abc, SHA256: strings.Repeat("0", 64)}).Read(t.Context()); !errors.Is(err, ErrDigest) {
-		t.Errorf("another digest: %v", err)
+		t.Errorf("error for another digest: %v", err)
 	}
 }
 

@@ -98,7 +98,7 @@ func TestBadFrames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := ReadFrames(strings.NewReader(tt.text)); err == nil || !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("error %v, want %q in it", err, tt.says)
+				t.Errorf("error %v, want the text %q", err, tt.says)
 			}
 		})
 	}

@@ -15,6 +15,7 @@ import (
 // Inspection describes a module that was loaded and started once.
 type Inspection struct {
 	ABI       string   `json:"abi"`      // version of proxy-wasm, "" for a module that only has hooks
+	Contract  int      `json:"contract"` // version of the policy contract, 0 for a module without hooks
 	Hooks     []string `json:"hooks"`    // exports that are called
 	Policies  []string `json:"policies"` // "hook name" each; empty when hooks are not named
 	Callbacks []string `json:"callbacks"`
@@ -62,6 +63,9 @@ func Inspect(ctx context.Context, wasm []byte, log *slog.Logger) (_ *Inspection,
 
 // ask reads the guest's list of its policies.
 func (i *Inspection) ask(ctx context.Context, vm *host.VM) error {
+	if len(i.Hooks) > 0 {
+		i.Contract = abi.Version
+	}
 	needs, _, err := vm.Value(ctx, abi.ExportNeeds)
 	if err != nil {
 		return err

@@ -80,8 +80,8 @@ func markdown(t param.Table) string {
 	return b.String()
 }
 
-// TestTables: names are unique, defaults are within their bounds and equal the
-// policy's initial values, and each parameter has a field of its own.
+// TestTables: names are unique, defaults are within their bounds and equal the policy's
+// initial values, and each parameter has a separate field.
 func TestTables(t *testing.T) {
 	for _, policy := range Configured() {
 		all, seen := New(), map[string]bool{}
@@ -128,7 +128,7 @@ func TestConfigure(t *testing.T) {
 		"pair_aware.patience=1e99": "pair_aware: patience is 0 to",
 	} {
 		if err := New().Configure(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", text, err, want)
+			t.Errorf("%q: New().Configure(text) = %v, want %q", text, err, want)
 		}
 	}
 }

@@ -60,7 +60,7 @@ func TestGrade(t *testing.T) {
 	}
 	rows := []abi.Candidate{prefill}
 	if grade(Decode(rows, 0), rows, 0) != 0 {
-		t.Error("prefill's own row takes decode")
+		t.Error("prefill's own row is graded for decode")
 	}
 	for roles := abi.RolePrefill; roles <= abi.RoleBoth; roles++ {
 		if grade(Aggregated(), []abi.Candidate{{Roles: roles, Group: 7, Instance: 8}}, 0) != 4 {

@@ -31,7 +31,7 @@ func TestCheapest(t *testing.T) {
 func TestLegs(t *testing.T) {
 	first := func(leg Leg, _ abi.Role) int32 { return -1 }
 	if d := Legs(&abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1}, first); d != (abi.PlaceDecision{Prefill: -1, Decode: -1}) {
-		t.Errorf("%+v", d)
+		t.Errorf("Legs = %+v", d)
 	}
 	var phases []abi.Role
 	count := func(_ Leg, phase abi.Role) int32 { phases = append(phases, phase); return int32(len(phases)) }

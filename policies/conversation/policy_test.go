@@ -41,7 +41,7 @@ func TestFirstTurns(t *testing.T) {
 	}
 	rows[0].Tokens, rows[2].Tokens, rows[3].Tokens = 150_000, 200_000, 200_000
 	if d := p.Place(facts(1, 2, rows)); d.Prefill != 2 {
-		t.Errorf("a row that carries what most do was passed over: %+v", d)
+		t.Errorf("a row with the most common load was passed over: %+v", d)
 	}
 	rows[4].Tokens, rows[5].Tokens, rows[7].Tokens = 1, 1, 1
 	if d := p.Place(facts(1, 2, rows)); d.Decode != 6 {
@@ -76,7 +76,7 @@ func TestLaterTurns(t *testing.T) {
 			rows[5].Tokens = 3
 			d := p.Place(facts(tt.turn, 0, rows))
 			if (d.Prefill != 2) != tt.away {
-				t.Errorf("%+v", d)
+				t.Errorf("p.Place(facts(tt.turn, 0, rows)) = %+v", d)
 			}
 			if (d.Decode != 5) != (tt.turn == 1) {
 				t.Errorf("decode of %+v", d)
@@ -94,7 +94,7 @@ func TestHomeOfTheOtherPhase(t *testing.T) {
 	rows[3].Home = abi.RoleDecode
 	p := Defaults()
 	if d := p.Place(facts(2, 0, rows)); d != (abi.PlaceDecision{Prefill: 0, Decode: 3}) {
-		t.Errorf("%+v", d)
+		t.Errorf("p.Place(facts(2, 0, rows)) = %+v", d)
 	}
 	f := facts(2, 0, rows)
 	f.Flow = abi.FlowAggregated
@@ -110,7 +110,7 @@ func TestBrokenHome(t *testing.T) {
 	rows[2].Home, rows[2].Trial, rows[2].Requests = abi.RolePrefill, true, 1
 	for sequence := range uint64(8) {
 		if d := p.Place(facts(4, sequence, rows)); d.Prefill == 2 || d.Prefill < 0 {
-			t.Errorf("%+v", d)
+			t.Errorf("p.Place(facts(4, sequence, rows)) = %+v", d)
 		}
 	}
 }

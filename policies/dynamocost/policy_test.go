@@ -45,7 +45,7 @@ func TestPlace(t *testing.T) {
 	f := &abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Request: abi.RequestFacts{PromptTokens: 1600}, Candidates: rows}
 	p := Defaults()
 	if d := p.Place(f); d != (abi.PlaceDecision{Prefill: 0, Decode: 3}) {
-		t.Errorf("%+v", d)
+		t.Errorf("p.Place(f) = %+v", d)
 	}
 	rows[0].Queued = 1030
 	if d := p.Place(f); d.Prefill != 1 {

@@ -166,7 +166,7 @@ func TestSizes(t *testing.T) {
 		last = pick
 	}
 	if last < 6 {
-		t.Errorf("the longest prompt goes to row %d of 8", last)
+		t.Errorf("the longest prompt was placed on row %d of 8", last)
 	}
 	for i := range 8 {
 		f.Candidates[i].Queued = 100_000
@@ -209,7 +209,7 @@ func TestAggregated(t *testing.T) {
 	}
 	f := &abi.PlaceFacts{Flow: abi.FlowAggregated, Request: abi.RequestFacts{PromptTokens: 1000}, Candidates: rows}
 	if d := place(t, Defaults(), f); d != (abi.PlaceDecision{Prefill: -1, Decode: 2}) {
-		t.Errorf("%+v", d)
+		t.Errorf("place(Defaults(), f) = %+v", d)
 	}
 	rows[2].BlocksGPU = 0
 	if d := place(t, Defaults(), f); d.Decode != 1 {

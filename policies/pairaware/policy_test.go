@@ -73,7 +73,7 @@ func TestPairs(t *testing.T) {
 			for random := range uint64(5) {
 				f.Random = random
 				if d := p.Place(f); d != tt.want {
-					t.Fatalf("%+v, want %+v", d, tt.want)
+					t.Fatalf("p.Place(f) = %+v, want %+v", d, tt.want)
 				}
 			}
 		})

@@ -29,7 +29,7 @@ func TestTable(t *testing.T) {
 		{"c", 1, `no parameter "c"; there are a, b`},
 	} {
 		if err := table.Set(tt.name, tt.value); err == nil || err.Error() != tt.want {
-			t.Errorf("%s = %v: %v, want %s", tt.name, tt.value, err, tt.want)
+			t.Errorf("%s = %v: table.Set(tt.name, tt.value) = %v, want %s", tt.name, tt.value, err, tt.want)
 		}
 	}
 	if a != 10 || b != -1 {

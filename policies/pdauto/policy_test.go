@@ -48,7 +48,7 @@ func TestPlan(t *testing.T) {
 				tt.change(f, &p)
 			}
 			if got := p.Plan(f); got != tt.want {
-				t.Errorf("%v, want %v", got, tt.want)
+				t.Errorf("p.Plan(f) = %v, want %v", got, tt.want)
 			}
 		})
 	}

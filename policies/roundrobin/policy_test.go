@@ -41,8 +41,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestTurnsOfGroups: the decode slots of each group take turns of their own,
-// for any number of groups.
+// TestTurnsOfGroups: the decode slots of each group take separate turns, for any number
+// of groups.
 func TestTurnsOfGroups(t *testing.T) {
 	var rows []abi.Candidate
 	for g := range uint32(20) {

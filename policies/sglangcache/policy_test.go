@@ -31,7 +31,7 @@ func TestPlace(t *testing.T) {
 			for random := range uint64(5) {
 				f.Random = random
 				if d := p.Place(f); d != (abi.PlaceDecision{Prefill: -1, Decode: tt.want}) {
-					t.Fatalf("%+v, want %d", d, tt.want)
+					t.Fatalf("p.Place(f) = %+v, want %d", d, tt.want)
 				}
 			}
 		})

@@ -24,7 +24,7 @@ func TestScore(t *testing.T) {
 	f := &abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Request: abi.RequestFacts{PromptTokens: 100}, Candidates: rows}
 	p := Defaults()
 	if d := p.Place(f); d != (abi.PlaceDecision{Prefill: 1, Decode: 4}) {
-		t.Errorf("%+v", d)
+		t.Errorf("p.Place(f) = %+v", d)
 	}
 	for i, want := range []float32{0, -0.015625, 0.015625, 0.046875, -0.125} {
 		if rows[i].Score != want {
@@ -47,7 +47,7 @@ func TestScore(t *testing.T) {
 func TestShare(t *testing.T) {
 	for prompt, want := range map[int64]float64{0: 32, 1: 32, 2: 1, 33: 1, 34: 0.5} {
 		if got := share(&abi.Candidate{BlocksGPU: 1, BlockTokens: 32}, prompt); got != want {
-			t.Errorf("one block of a prompt of %d tokens is %v of it, want %v", prompt, got, want)
+			t.Errorf("share of one block in a prompt of %d tokens = %v, want %v", prompt, got, want)
 		}
 	}
 	if got := share(&abi.Candidate{}, 100); got != 0 {

@@ -15,7 +15,7 @@ import (
 )
 
 // Handler returns the routes of operators. Routes that change something have another
-// method than GET. It does not check the caller: see Guard.
+// method than GET. The handler does not check the caller; Guard does.
 func Handler(o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+healthzPath, func(w http.ResponseWriter, _ *http.Request) {
@@ -57,8 +57,8 @@ const (
 type Token struct {
 	// Text is never empty at an admin address.
 	Text string
-	// Generated says that the proxy has made the token itself. Then requests on loopback
-	// that only read need no token.
+	// Generated: the proxy has generated the token. Then read-only requests on a loopback
+	// address need no token.
 	Generated bool
 }
 

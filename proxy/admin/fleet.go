@@ -72,7 +72,7 @@ func (f fleetView) metrics() http.Handler {
 		})
 	}
 	show := promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{
-		ErrorHandling: promhttp.ContinueOnError, // one bad metric must not hide the others
+		ErrorHandling: promhttp.ContinueOnError, // an error in one metric must not remove the other metrics from the answer
 		ErrorLog:      slog.NewLogLogger(f.o.Log.Handler(), slog.LevelError),
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -98,8 +98,8 @@ func (f fleetView) running(w http.ResponseWriter, r *http.Request) {
 	downstream.JSON(w, 200, rows)
 }
 
-// perf answers GET /perf_metrics: the rows of one process after the other, each the oldest
-// first.
+// perf answers GET /perf_metrics. It lists the rows process by process, and the oldest
+// row of each process first.
 func (f fleetView) perf(w http.ResponseWriter, r *http.Request) {
 	if f.o.Workers == nil {
 		downstream.JSON(w, 200, f.o.Ended.PerfRows())
@@ -163,9 +163,10 @@ func (f fleetView) policies(w http.ResponseWriter, r *http.Request) {
 	downstream.JSON(w, 200, sums)
 }
 
-// reload answers POST /v1/policies/{name}/reload. A process without that policy does not
-// make the reload fail, because only workers have filters. If one process keeps its old
-// version the answer names it; the others have the new version.
+// reload answers POST /v1/policies/{name}/reload. The reload also succeeds if a process
+// does not have the policy, because only workers have filters. If one process keeps its
+// old version, the answer names that process. The other processes then have the new
+// version.
 func (f fleetView) reload(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	refuse := func(status int, text string) {
@@ -201,8 +202,8 @@ func (f fleetView) drain(w http.ResponseWriter, r *http.Request) {
 	f.done(w, map[string]any{"status": "draining"}, len(answers), silent)
 }
 
-// done answers with the number of workers that have followed the order. If some gave no
-// answer the status is 504.
+// done answers with the number of workers that have executed the command. If a worker
+// gave no answer, the status is 504.
 func (f fleetView) done(w http.ResponseWriter, body map[string]any, workers, silent int) {
 	status := 200
 	if f.o.Workers != nil {

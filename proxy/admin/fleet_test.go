@@ -53,8 +53,8 @@ func ask(w workers, method, path string) *httptest.ResponseRecorder {
 	return r
 }
 
-// The running requests of all processes, the oldest first. Useless answers of workers do
-// not count.
+// The coordinator lists the running requests of all processes, the oldest first. It
+// ignores invalid answers of workers.
 func TestRunningOfAllWorkers(t *testing.T) {
 	r := ask(workers{
 		{Name: "a", Status: 200, Body: []byte(`[{"request_id":"young","age_ms":1},{"request_id":"old","age_ms":30}]`)},
@@ -91,17 +91,17 @@ func TestReloadOnWorkers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := ask(tt.answers, http.MethodPost, "/v1/policies/"+tt.policy+"/reload")
 			if r.Code != tt.status || !strings.Contains(r.Body.String(), tt.want) {
-				t.Errorf("%d %s", r.Code, r.Body)
+				t.Errorf("ask = %d, %s", r.Code, r.Body)
 			}
 		})
 	}
 }
 
-// Without a sidecar its routes answer 404.
+// Without a sidecar, the sidecar's routes answer 404.
 func TestNoSidecar(t *testing.T) {
 	for _, tt := range [][2]string{{"GET", "/v1/sidecar"}, {"PUT", "/v1/sidecar/policies"}, {"DELETE", "/v1/sidecar/policies"}} {
 		if r := ask(nil, tt[0], tt[1]); r.Code != 404 || !strings.Contains(r.Body.String(), "no_sidecar") {
-			t.Errorf("%v: %d %s", tt, r.Code, r.Body)
+			t.Errorf("%v: ask(nil, tt[0], tt[1]) = %d, %s", tt, r.Code, r.Body)
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 )
 
-// Options are the parts of the process that operators see and change. Fields that may be
-// nil say so. All functions are called concurrently.
+// Options are the parts of the process that operators see and change. The comment of a
+// field says if the field may be nil. All functions must be safe for concurrent use.
 type Options struct {
 	Config   func() *config.Config // returns the configuration that is in force
 	Registry *engine.Registry

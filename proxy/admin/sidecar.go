@@ -24,7 +24,8 @@ const maxOrderBody = 4 << 10
 // sidecarRoutes has the handlers of /v1/sidecar.
 type sidecarRoutes struct{ o Options }
 
-// with calls h with the sidecar. It answers 404 if the process is no sidecar.
+// with returns a handler that passes the sidecar to h. The handler answers 404 if the
+// process is no sidecar.
 func (s sidecarRoutes) with(h func(http.ResponseWriter, *http.Request, *sidecar.Sidecar)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		sc := s.o.Sidecar()

@@ -27,8 +27,8 @@ type WorkerAnswer struct {
 	Err    error // not nil: the worker gave no answer
 }
 
-// Time limits for the answer of a worker: to a question, and to an order such as to
-// compile a policy.
+// Time limits for the answer of a worker: to a query, and to a command such as the reload
+// of a policy.
 const (
 	readTimeout  = time.Second
 	writeTimeout = 30 * time.Second

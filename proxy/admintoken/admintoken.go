@@ -40,8 +40,7 @@ const (
 // errDisturbed says that another process has changed the file in the meantime.
 var errDisturbed = errors.New("other processes change the file again and again")
 
-// Token is a token that this process serves with. Its methods are safe for concurrent
-// use.
+// Token is the admin token of this process. Its methods are safe for concurrent use.
 type Token struct {
 	text, name string
 
@@ -49,9 +48,10 @@ type Token struct {
 	file *os.File // locked; nil: there is no file; guarded by mu
 }
 
-// Make returns the token of an admin address, host:port: that of the process which
-// serves the address, or else a new one in a new file. With an error the token is
-// usable but no file contains it. The caller closes the token.
+// Make returns the token of an admin address, host:port. If another process serves the
+// address, Make returns the token of that process. Otherwise Make generates a token and
+// stores it in a new file. If Make returns an error, the token is usable but no file
+// contains it. The caller closes the token.
 func Make(address string) (*Token, error) {
 	random := make([]byte, tokenBytes)
 	rand.Read(random) // never fails
@@ -163,16 +163,16 @@ func (t *Token) Close() error {
 
 func (t *Token) line() []byte { return []byte(t.text + "\n") }
 
-// Find returns the token of the process of this user that serves an admin address,
-// host:port. It looks in every folder that such a process may use (privatedir.Runtimes).
-// The error is fs.ErrNotExist if there is none.
+// Find returns the token for an admin address, host:port. The process that serves the
+// address must belong to this user. Find searches every folder that such a process may
+// use (privatedir.Runtimes). The error is fs.ErrNotExist if there is no such process.
 func Find(address string) (text string, err error) {
 	missing := fs.ErrNotExist
 	for _, folder := range privatedir.Runtimes() {
 		if text, err = findIn(folder, address); err == nil {
 			return text, nil
 		}
-		if errors.Is(missing, fs.ErrNotExist) { // the error of a file that must not be used is more informative
+		if errors.Is(missing, fs.ErrNotExist) { // prefer the error of an unsafe file, because it is more informative
 			missing = err
 		}
 	}
@@ -245,8 +245,8 @@ func read(f *os.File) (string, error) {
 	return text, nil
 }
 
-// free reports whether no other process holds the file. The caller then holds it alone
-// until it closes f.
+// free reports whether no other process has locked the file. If so, the caller has the
+// lock until the caller closes f.
 func free(f *os.File) bool { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil }
 
 // current reports whether f is still the file of that name.
@@ -263,7 +263,7 @@ func current(d *privatedir.Dir, name string, f *os.File) bool {
 
 // sweep removes the files of processes that have crashed.
 func sweep(d *privatedir.Dir) {
-	names, _ := d.Names(prefix, suffix) // on an error the files are swept another time
+	names, _ := d.Names(prefix, suffix) // after an error a later call removes the old files
 	for _, name := range names {
 		f, _, err := open(d, name)
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 
 const address = "127.0.0.1:9090"
 
-// private makes the runtime folder one of the test's own, and returns its path.
+// private sets a folder of the test as the runtime folder, and returns its path.
 func private(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,7 +35,7 @@ func mustMake(t *testing.T, address string) *Token {
 	return token
 }
 
-// finds asserts what commands find; "" is nothing.
+// finds checks the token that commands find. An empty want means that they find none.
 func finds(t *testing.T, address, want string) {
 	t.Helper()
 	text, err := Find(address)
@@ -44,7 +44,7 @@ func finds(t *testing.T, address, want string) {
 	}
 }
 
-// left asserts which files are left.
+// left checks the names of the remaining files in a folder.
 func left(t *testing.T, folder string, want ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(folder)
@@ -56,7 +56,7 @@ func left(t *testing.T, folder string, want ...string) {
 		names = append(names, e.Name())
 	}
 	if strings.Join(names, " ") != strings.Join(want, " ") {
-		t.Errorf("left are %q, want %q", names, want)
+		t.Errorf("remaining files %q, want %q", names, want)
 	}
 }
 
@@ -86,8 +86,8 @@ func TestToken(t *testing.T) {
 	left(t, folder)
 }
 
-// A process that takes over serves with the token of the one before it. Whoever of them
-// ends last removes the file.
+// A process that takes over uses the token of its predecessor. The last of the two
+// processes to end removes the file.
 func TestSuccessor(t *testing.T) {
 	for name, first := range map[string]bool{"predecessor ends first": true, "successor ends first": false} {
 		t.Run(name, func(t *testing.T) {
@@ -111,12 +111,12 @@ func TestSuccessor(t *testing.T) {
 	}
 }
 
-// The file of a process that has crashed is not used, and goes with the next start of
-// any proxy.
+// Commands do not use the file of a crashed process. The next start of any proxy removes
+// the file.
 func TestCrash(t *testing.T) {
 	folder := private(t)
 	old := mustMake(t, address)
-	old.file.Close() // what the kernel does
+	old.file.Close() // as the kernel does when the process ends
 	finds(t, address, "")
 	other := mustMake(t, "127.0.0.1:1")
 	defer other.Close()
@@ -133,8 +133,8 @@ func TestCrash(t *testing.T) {
 	finds(t, address, last.Text())
 }
 
-// A file that other users may have read or written is not used by commands, and is
-// replaced by the proxy.
+// Commands do not use a file that other users may have read or written. The proxy
+// replaces such a file.
 func TestUnsafeFile(t *testing.T) {
 	text := strings.Repeat("a", 42) + "A\n"
 	for _, tt := range []struct {
@@ -162,7 +162,7 @@ func TestUnsafeFile(t *testing.T) {
 				t.Errorf("found %q, %v; want an error with %q", text, err, tt.want)
 			}
 			token, err := Make(address)
-			if tt.name == "folder" { // which is not the proxy's to remove
+			if tt.name == "folder" { // the proxy must not remove a folder
 				if err == nil || token.Text() == "" {
 					t.Errorf("token %q, %v", token.Text(), err)
 				}
@@ -178,7 +178,7 @@ func TestUnsafeFile(t *testing.T) {
 	}
 }
 
-// A folder that other users can change is not used.
+// The proxy does not use a folder that other users can change.
 func TestUnsafeFolder(t *testing.T) {
 	folder := private(t)
 	mustMake(t, address).Close()
@@ -198,7 +198,7 @@ func TestUnsafeFolder(t *testing.T) {
 	left(t, folder)
 }
 
-// A file, or its folder, that something has removed is made again.
+// The proxy creates the file, or its folder, again if another program has removed it.
 func TestRestore(t *testing.T) {
 	folder := private(t)
 	one, two := mustMake(t, address), mustMake(t, address)
@@ -219,7 +219,8 @@ func TestRestore(t *testing.T) {
 	left(t, folder)
 }
 
-// However many start at once, all who hold a file hold one with their token.
+// Many processes start at the same time. Each process that has a file has a file with its
+// own token.
 func TestRace(t *testing.T) {
 	folder := private(t)
 	var wg sync.WaitGroup
@@ -249,7 +250,7 @@ func TestRace(t *testing.T) {
 	left(t, folder)
 }
 
-// Names of files stay in their folder, whatever the address.
+// The name of a file contains no path, for any address.
 func TestFileName(t *testing.T) {
 	for address, want := range map[string]string{
 		"127.0.0.1:9090":        "admin-127.0.0.1:9090.token",
@@ -257,13 +258,13 @@ func TestFileName(t *testing.T) {
 		"../../etc/passwd\x00a": "admin-.._.._etc_passwd_a.token",
 	} {
 		if got := fileName(address); got != want {
-			t.Errorf("%q: %q, want %q", address, got, want)
+			t.Errorf("%q: fileName(address) = %q, want %q", address, got, want)
 		}
 	}
 }
 
-// TestFindInAnotherEnvironment: a command finds the token although its process was
-// started with another $XDG_RUNTIME_DIR, as a service is.
+// TestFindInAnotherEnvironment: a command finds the token although the proxy was started
+// with another $XDG_RUNTIME_DIR, as services are.
 func TestFindInAnotherEnvironment(t *testing.T) {
 	tmp := t.TempDir()
 	if err := os.Chmod(tmp, 0o700); err != nil {

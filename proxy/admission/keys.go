@@ -1,5 +1,5 @@
-// Package admission decides who may send a request, and when: it checks API keys, queues
-// requests, and limits the open requests of each client.
+// Package admission checks API keys, queues requests, and limits the number of open
+// requests of each client.
 package admission
 
 import (
@@ -145,8 +145,8 @@ func networkOf(host string) string {
 	return netip.PrefixFrom(ip, 64).Masked().String()
 }
 
-// KeyName returns the name of the client's API key, "" if the proxy asks for none. Metrics
-// have it as a label; addresses must not be labels.
+// KeyName returns the name of the client's API key, "" if the proxy requires no key. The
+// name is a label of metrics. A client address must not be a label.
 func KeyName(r *http.Request) string {
 	name, _ := r.Context().Value(clientKey{}).(string)
 	return name

@@ -55,7 +55,7 @@ func TestParseKeys(t *testing.T) {
 	}
 }
 
-// All keys are found, wherever they stand, and nothing that is near to one.
+// A key is found at any position in the file. A similar text is not accepted as a key.
 func TestKeysName(t *testing.T) {
 	var text string
 	for i := range 50 {
@@ -72,7 +72,7 @@ func TestKeysName(t *testing.T) {
 	}
 	for _, wrong := range []string{"", "key-", "key-50", "key-1 ", "KEY-1"} {
 		if name, ok := k.name(wrong); ok || name != "" {
-			t.Errorf("%q is taken for the key of %q", wrong, name)
+			t.Errorf("key %q is accepted as the key of %q", wrong, name)
 		}
 	}
 }
@@ -81,7 +81,7 @@ func TestAuthenticate(t *testing.T) {
 	tests := []struct {
 		name   string
 		header []string
-		client string // "": refused
+		client string // "": the key is refused
 	}{
 		{"bearer", []string{"Authorization", "Bearer good"}, "team"},
 		{"scheme in lower case", []string{"Authorization", "bearer good"}, "team"},
@@ -126,8 +126,8 @@ func TestClientWithoutKeys(t *testing.T) {
 	}
 }
 
-// FuzzParseKeys: a file of keys is refused, by an error that depends only on the number of
-// the line, or it has names with hashes.
+// FuzzParseKeys: a keys file is either accepted, with names and hashes, or refused. The
+// error contains only the number of a line, and no part of the file.
 func FuzzParseKeys(f *testing.F) {
 	sum := strings.Repeat("0f", sha256.Size)
 	for _, text := range []string{"alice " + sum, "# who\n\nalice " + sum + "\r\nbob\t" + sum + "\n", "alice", "alice " + sum[1:], "", "\x00 " + sum} {

@@ -60,7 +60,7 @@ func (q *Queue) Enter(ctx context.Context, client string, l config.Limits) (leav
 		has.all++ // waiting requests count, too
 		q.clients[client] = has
 	}
-	if q.running < l.MaxExchanges { // nobody waits then
+	if q.running < l.MaxExchanges { // then no request waits
 		q.running++
 		q.mu.Unlock()
 	} else if err := q.wait(ctx, client, capped, l); err != nil { // unlocks
@@ -150,7 +150,7 @@ func (q *Queue) leave(client string, capped bool) {
 	q.admit()
 }
 
-// admit gives free places to waiting requests; mu is held.
+// admit gives free places to waiting requests. The caller holds mu.
 func (q *Queue) admit() {
 	for q.running < q.limit && len(q.waiting) > 0 {
 		t := q.waiting[0]

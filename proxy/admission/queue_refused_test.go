@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// TestAdmissionForgetsTheRefused: a request that was refused does not count as one that
-// its client has open.
+// TestAdmissionForgetsTheRefused: a refused request does not count as an open request of
+// its client.
 func TestAdmissionForgetsTheRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a Queue
@@ -30,14 +30,15 @@ func TestAdmissionForgetsTheRefused(t *testing.T) {
 			}
 		}
 		if err := <-late; !errors.Is(err, ErrQueueTimeout) {
-			t.Errorf("after the time in the queue: %v", err)
+			t.Errorf("error after the time limit of the queue: %v, want ErrQueueTimeout", err)
 		}
 		leave()
 		a.empty(t)
 	})
 }
 
-// leavingContext is the context of a client that leaves: before that is noted, the function runs.
+// leavingContext is the context of a client that leaves. It calls the function before it
+// reports the end.
 type leavingContext struct {
 	context.Context
 	gone <-chan struct{}
@@ -51,8 +52,8 @@ func (c leavingContext) Err() error {
 	return context.Canceled
 }
 
-// TestAdmissionAtTheMomentOfLeaving: a place that comes after the client has left, and
-// before its ticket is out of the queue, is not lost.
+// TestAdmissionAtTheMomentOfLeaving: a place becomes free after the client has left and
+// before its ticket has left the queue. This place is not lost.
 func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
 	var a Queue
 	gone := make(chan struct{})
@@ -60,14 +61,14 @@ func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
 	first := mustEnter(t, &a, "a", limits(1))
 	leave, err := a.Enter(leavingContext{context.Background(), gone, sync.OnceFunc(first)}, "b", limits(1))
 	if err != nil {
-		t.Fatalf("the place is given back, but nobody did so: %v", err)
+		t.Fatalf("error %v, want the place that the first request returned", err)
 	}
 	leave()
 	a.empty(t)
 }
 
-// TestAdmissionCountsWaiting: a request that is admitted waits no longer, so that its
-// client may have others wait, one after another.
+// TestAdmissionCountsWaiting: an admitted request no longer counts as waiting. So its
+// client may queue further requests, one after another.
 func TestAdmissionCountsWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a Queue

@@ -15,13 +15,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
-// limits are the limits of these tests: a run of places, a queue of ten, a wait
-// of ten seconds.
+// limits returns the limits of these tests: the given number of running requests, a queue
+// of ten, and a wait of ten seconds.
 func limits(places int) config.Limits {
 	return config.Limits{MaxExchanges: places, Queue: 10, QueueTimeout: config.Duration(10 * time.Second)}
 }
 
-// empty asserts that no request runs or waits.
+// empty checks that no request runs or waits.
 func (a *Queue) empty(t *testing.T) {
 	t.Helper()
 	a.mu.Lock()
@@ -118,14 +118,14 @@ func TestAdmissionRefuses(t *testing.T) {
 				}
 				leave()
 				a.empty(t)
-				mustEnter(t, &a, "a", tt.limits)() // and again
+				mustEnter(t, &a, "a", tt.limits)() // a second time
 			})
 		})
 	}
 }
 
-// A client that leaves in the moment in which its turn comes has either given
-// the place back or got it; nobody keeps it from the next.
+// A client leaves at the moment of its admission. Either the client gets the place, or
+// the place goes to the next request.
 func TestAdmissionLeftAtTheMomentOfAdmission(t *testing.T) {
 	for range 200 {
 		var a Queue
@@ -155,7 +155,7 @@ func TestAdmissionLeftAtTheMomentOfAdmission(t *testing.T) {
 	}
 }
 
-// The admission that has happened counts: a ticket cannot be given back then.
+// A request that was admitted cannot return its ticket any more.
 func TestAdmissionKeepsAnAdmittedTicket(t *testing.T) {
 	var a Queue
 	leave := mustEnter(t, &a, "a", limits(1))
@@ -163,7 +163,7 @@ func TestAdmissionKeepsAnAdmittedTicket(t *testing.T) {
 	a.waiting = append(a.waiting, mine)
 	leave()
 	if a.abandon(mine) {
-		t.Error("an admitted ticket was taken out of the queue")
+		t.Error("abandon removed an admitted ticket")
 	}
 	<-mine.admitted
 	a.leave("b", false)
@@ -198,8 +198,8 @@ func TestAdmissionCapCountsTheQueue(t *testing.T) {
 	})
 }
 
-// Limits change while exchanges run: a lower one lets those that run end, a
-// higher one lets those that wait begin at the next request.
+// Limits change while exchanges run. A lower limit does not stop running exchanges. A
+// higher limit admits waiting requests when the next request arrives.
 func TestAdmissionReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a Queue
@@ -267,7 +267,8 @@ func TestAdmissionHammer(t *testing.T) {
 	a.empty(t)
 }
 
-// The client's share holds by default, and so does the queue's. Small limits have none.
+// By default a client may use only its share of the places and of the queue. Small limits
+// have no shares.
 func TestHalfOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a Queue
@@ -279,20 +280,20 @@ func TestHalfOfTheQueue(t *testing.T) {
 		for _, client := range append(slices.Repeat([]string{"a"}, 100), "b") {
 			waiting.Go(func() {
 				if _, err := a.Enter(ctx, client, l); !errors.Is(err, context.Canceled) {
-					t.Errorf("%s: %v", client, err)
+					t.Errorf("%s: a.Enter(ctx, client, l) = %v, want %v", client, err, context.Canceled)
 				}
 			})
 		}
 		synctest.Wait()
 		if _, err := a.Enter(ctx, "a", l); err != ErrClientLimit {
-			t.Errorf("one more than half of the places: %v", err)
+			t.Errorf("request beyond half of the places: error %v, want ErrClientLimit", err)
 		}
 		cancel()
 		waiting.Wait()
 		leave()
 		a.empty(t)
 		if l.Queue = 4; l.QueueShare() < l.Queue {
-			t.Errorf("one client may use %d of %d places", l.QueueShare(), l.Queue)
+			t.Errorf("one client may use %d of %d places of the queue", l.QueueShare(), l.Queue)
 		}
 	})
 }

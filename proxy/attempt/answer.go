@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"os"
+	"strings"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
@@ -22,4 +23,9 @@ func readAnswer(memory *buffer.Budget, resp *upstream.Response, limit int, by ti
 		err = &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: err}
 	}
 	return b, err
+}
+
+// isStream reports whether an answer is a stream of events.
+func isStream(resp *upstream.Response) bool {
+	return strings.HasPrefix(strings.ToLower(resp.Get("Content-Type")), "text/event-stream")
 }

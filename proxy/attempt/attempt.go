@@ -1,8 +1,7 @@
 package attempt
 
 import (
-	"context"
-	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -34,7 +33,7 @@ type attempt struct {
 	deadline time.Time                  // for the client's first byte, by the plan policy; zero: none
 	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
 	turn     *retained.KV               // that prefill pulls; nil: none
-	both     concurrent                 // of both legs, if they run at the same time
+	both     concurrentLegs             // of both legs, if they run at the same time
 	hook     HookAnswer                 // for the leg that failed last
 }
 
@@ -58,35 +57,6 @@ type prefillResult struct {
 	rejected bool        // the engine answered with an error status
 	late     *time.Timer // of a concurrent leg: ends decode if the KV does not come over; nil: none
 	err      error
-}
-
-// chooseFlow chooses the order of the legs if the connector has several.
-func (a *attempt) chooseFlow() {
-	if o, ok := a.conn.(connector.Ordered); ok && !a.p.Prefill.IsZero() {
-		var fallback string
-		if a.p.Flow, fallback = o.Order(&a.c, a.env.Config.Retry.ScheduleStyle); fallback != "" {
-			a.p.Fallbacks = append(a.p.Fallbacks, coordinator.Fallback{What: "schedule_style", Reason: fallback})
-		}
-	}
-	a.c.Flow = a.p.Flow
-}
-
-// end frees what a failed attempt left on the engines, releases the lease and gives the
-// buffers back. When it returns, a clean-up that must come before a retry has been made:
-// the engines would otherwise meet the old attempt again.
-func (a *attempt) end(err error) {
-	if err != nil {
-		a.cleanUp(err)
-		a.giveUpTurn(err)
-	}
-	if a.prefill.left != nil { // decode has what prefill's answer would say
-		a.prefill.left.Close()
-	}
-	a.p.Lease.Release()
-	a.leavePair()
-	a.prefill.answer.Free()
-	a.legBody.Free()
-	a.prefill = prefillResult{}
 }
 
 // joinPair notes that the attempt begins on its pair of targets.
@@ -122,35 +92,6 @@ func (a *attempt) releaseRequest() {
 	}
 }
 
-// aggregated sends one leg to an engine that serves both phases.
-func (a *attempt) aggregated() error {
-	body, err := a.bodyBuffer()
-	if err != nil {
-		return err
-	}
-	shaped, err := a.conn.Aggregated(&a.c, body)
-	if err != nil {
-		return err
-	}
-	return a.answerLeg(a.env.Context, shaped)
-}
-
-// runPrefill sends the prefill leg and reads its answer into r. Only the caller may read r
-// until runPrefill has returned.
-func (a *attempt) runPrefill(ctx context.Context, shaped connector.Leg, r *prefillResult) {
-	r.sent = true
-	if r.err = a.prefillLeg(ctx, shaped, r); r.err != nil {
-		r.sent, r.rejected = maybeSent(r.err), answeredWithError(r.err)
-		return
-	}
-	r.read = true
-	a.reportCached(r.answer.B)
-	a.countFallback(&r.handoff)
-	if ctx.Err() != nil { // the answer came while the client was leaving
-		r.err = context.Cause(ctx)
-	}
-}
-
 // prefillEnded takes over what prefill has left.
 func (a *attempt) prefillEnded(r prefillResult) {
 	a.prefill = r
@@ -163,37 +104,6 @@ func (a *attempt) prefillEnded(r prefillResult) {
 	}
 }
 
-// shapePrefill returns the prefill leg and the buffer that holds its body.
-func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
-	body, err := a.env.Client.Buffer(len(a.env.Client.Body()) + legSlack)
-	if err != nil {
-		return connector.Leg{}, nil, err
-	}
-	done := false
-	defer func() { // also after a panic
-		if !done {
-			body.Free()
-		}
-	}()
-	shaped, err := a.conn.Prefill(&a.c, body.B)
-	if err != nil {
-		return shaped, nil, err
-	}
-	if shaped.Alias { // an open stream gives the client's body back while the leg may still be sent
-		body.Free()
-		body = a.env.Client.HoldBody()
-	} else {
-		body.Set(shaped.Body)
-	}
-	if a.env.Hooks != nil {
-		if shaped, err = a.edited(abi.Prefill, shaped, &body); err != nil {
-			return shaped, nil, err
-		}
-	}
-	done = true
-	return shaped, body, nil
-}
-
 // reportCached tells the coordinator how many tokens of the prompt the engine had cached, by
 // its answer, so that the coordinator can compare that with what it believed.
 func (a *attempt) reportCached(answer []byte) {
@@ -202,18 +112,6 @@ func (a *attempt) reportCached(answer []byte) {
 	}
 	if u, ok := openai.ParseUsage(answer); ok && u.Cached >= 0 && u.Prompt > 0 {
 		a.env.Coordinator.Computed(a.p, &a.env.Ask.Key, u.Prompt, u.Cached)
-	}
-}
-
-// countFallback counts that decode works without the transferred KV, if it does.
-func (a *attempt) countFallback(h *connector.Handoff) {
-	reason := h.Fallback
-	if reason == "" {
-		return
-	}
-	a.env.Journal.Fallback("kv_transfer", reason)
-	if reason == connector.ForeignHost {
-		a.env.warnForeign(a.p.Prefill)
 	}
 }
 
@@ -231,19 +129,30 @@ func (a *attempt) bodyBuffer() (b []byte, err error) {
 // legSlack is the room, in bytes, that a connector's own fields usually need.
 const legSlack = 2 << 10
 
-// replyHandoff answers with prefill's answer, which was the whole text.
-func (a *attempt) replyHandoff() error {
-	env := a.env
-	env.Journal.FirstByte(nil)
-	if u, ok := openai.ParseUsage(a.prefill.answer.B); ok {
-		env.Journal.Used(u)
-	}
-	h := env.Client.AnswerHeader()
-	h.Set("Content-Type", "application/json")
-	if env.Request.Stream {
-		h.Set("Content-Type", "text/event-stream")
-	} else {
-		a.tellTiming()
-	}
-	return env.Answer(http.StatusOK, a.prefill.handoff.Answer)
+// concurrentLegs is the state of two legs that run at the same time. The zero value is that of an
+// attempt whose legs do not.
+type concurrentLegs struct {
+	winner  atomic.Uint32      // what settled the attempt first: one of the constants below
+	sent    chan struct{}      // closed when all of the decode leg has been sent, if prefill waits for that; else nil
+	prefill chan prefillResult // gets one result, when the prefill leg has ended
+	over    bool               // the result has been taken; the goroutine of the exchange owns it
+	merger  connector.Merger   // completes decode's answer from prefill's; nil: nothing does
+	merged  []byte             // memory of merged events
+}
+
+// What settles concurrent legs. Once decode has taken over it has the KV, and a failure of
+// prefill's late answer does not end decode any more.
+const (
+	decodeTook    = 1
+	prefillFailed = 2
+	kvLate        = 3 // prefill has answered, but decode has not got the KV in time
+)
+
+// runs reports whether the legs run at the same time.
+func (c *concurrentLegs) runs() bool { return c.prefill != nil }
+
+// takePrefill takes over the result of the prefill leg.
+func (a *attempt) takePrefill(r prefillResult) {
+	a.both.over = true
+	a.prefillEnded(r)
 }

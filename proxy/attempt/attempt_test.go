@@ -23,7 +23,7 @@ func TestTakeTellsPrefillsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := &Error{Reason: "reset"}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		a := &attempt{both: concurrent{prefill: make(chan prefillResult, 1)}}
+		a := &attempt{both: concurrentLegs{prefill: make(chan prefillResult, 1)}}
 		a.both.winner.Store(prefillFailed)
 		time.AfterFunc(time.Second, func() { cancel(failure) })
 		if err := a.claimAnswer(ctx, true); !errors.Is(err, failure) {

@@ -2,34 +2,11 @@ package attempt
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
-)
-
-// concurrent is the state of two legs that run at the same time. The zero value is that of an
-// attempt whose legs do not.
-type concurrent struct {
-	winner  atomic.Uint32      // what settled the attempt first: one of the constants below
-	sent    chan struct{}      // closed when all of the decode leg has been sent, if prefill waits for that; else nil
-	prefill chan prefillResult // gets one result, when the prefill leg has ended
-	over    bool               // the result has been taken; the goroutine of the exchange owns it
-	merger  connector.Merger   // completes decode's answer from prefill's; nil: nothing does
-	merged  []byte             // memory of merged events
-}
-
-// runs reports whether the legs run at the same time.
-func (c *concurrent) runs() bool { return c.prefill != nil }
-
-// What settles concurrent legs. Once decode has taken over it has the KV, and a failure of
-// prefill's late answer does not end decode any more.
-const (
-	decodeTook    = 1
-	prefillFailed = 2
-	kvLate        = 3 // prefill has answered, but decode has not got the KV in time
 )
 
 // concurrent sends both legs at the same time, or prefill's when all of decode's has been
@@ -124,30 +101,11 @@ func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body 
 	return r
 }
 
-// takePrefill takes over the result of the prefill leg.
-func (a *attempt) takePrefill(r prefillResult) {
-	a.both.over = true
-	a.prefillEnded(r)
-}
-
 // awaitPrefillEnd returns when the prefill leg has ended.
 func (a *attempt) awaitPrefillEnd() {
 	if !a.both.over {
 		a.takePrefill(<-a.both.prefill)
 	}
-}
-
-// claimAnswer settles that decode has the KV; stream says that its answer has only begun. The
-// error is prefill's: prefill had failed first.
-func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
-	if a.both.runs() && !a.both.winner.CompareAndSwap(0, decodeTook) {
-		<-ctx.Done() // the winner cancels this leg next
-		return context.Cause(ctx)
-	}
-	a.orphan.KVRead = true
-	a.notePair(stream)
-	a.p.Lease.Answered(stream)
-	return nil
 }
 
 // settlePrefill ends the prefill leg of an exchange whose decode is done: prefill has answered

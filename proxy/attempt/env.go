@@ -7,6 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
@@ -106,4 +107,35 @@ func (env *Env) Reset() {
 	clear(env.Fields)
 	env.legs.reset()
 	*env = Env{Fields: env.Fields[:0], legs: legs{list: env.legs.list}}
+}
+
+// Hooks is the seam of the leg and finish hooks. Implementations must not
+// block longer than their own budget, must not keep the facts, and are called by
+// many goroutines.
+type Hooks interface {
+	// Leg is asked before a leg is sent and after one has failed before the
+	// client's first byte. The edits of abi.LegEdited are appended to edits, in
+	// the encoding that abi.NextEdit reads. A reason that is not empty says that
+	// there is no usable answer, as one of coordinator's Reason constants; all
+	// but ReasonAbsent are counted.
+	Leg(ctx context.Context, f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string)
+	// Finish is told of every exchange that has ended. The client's answer ends
+	// after it has returned.
+	Finish(f *abi.FinishFacts)
+}
+
+// HookAnswer is what the leg hook wants to follow a failed leg. The zero value is the built-in
+// rule.
+type HookAnswer struct {
+	failed   *Error // about which the hook was asked; nil: about none
+	Decision abi.LegDecision
+	Same     coordinator.Pair // of a retry on the same targets
+}
+
+// beginLeg begins a leg on t, the given try of its phase.
+func (env *Env) beginLeg(phase abi.Phase, t engine.Target, try int, id string) *leg {
+	l := env.legs.take()
+	l.target, l.try = t, try
+	l.Leg = env.Journal.BeginLeg(phase, t, try, id)
+	return l
 }

@@ -1,18 +1,14 @@
 package attempt
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
-	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 // Causes with which the context of a leg ends, beside downstream.ErrDraining.
@@ -110,167 +106,6 @@ func asLegError(err error) *Error {
 
 func (e *Error) ofLeg() *Error   { return e }
 func (f *failure) ofLeg() *Error { return (*Error)(f) }
-
-// failed is the failure of a leg by an error of the upstream client or of the proxy's own
-// means.
-func (l *leg) failed(err error) *failure {
-	f := &failure{Phase: l.Phase, Target: l.target, Reason: "reset", Code: 502, sent: true, err: err}
-	var ue *upstream.Error
-	if downstream.OwnFault(err) {
-		var oe *openai.Error
-		errors.As(err, &oe)
-		f.Reason, f.Code, f.exempt = oe.Code, 503, true
-		return f
-	}
-	if errors.As(err, &ue) {
-		f.sent = ue.Sent
-		if ue.Local {
-			f.Reason, f.Code, f.exempt = downstream.ErrOverloaded.Code, downstream.ErrOverloaded.Status, true
-			f.err = fmt.Errorf("%w: %w", downstream.ErrOverloaded, err)
-			return f
-		}
-		f.Reason = ue.Op
-		if ue.Timeout {
-			f.Reason, f.Code = "timeout", 504
-		}
-	}
-	if errors.Is(err, upstream.ErrEvicted) {
-		f.Reason, f.Code, f.Unresponsive, f.exempt = "silent", 504, l.target, true
-	}
-	return f
-}
-
-// failedBy is the failure of a leg for a reason that its answer shows.
-func (l *leg) failedBy(reason string, code int, err error) *failure {
-	return &failure{Phase: l.Phase, Target: l.target, Reason: reason, Code: code, sent: true, err: err}
-}
-
-// rejected is the failure of a leg by an answer that is no success. A 4xx is the request's
-// fault and goes to the client as the engine wrote it. All other statuses may go better on
-// another engine, and so may a 401 if the client's own key was not sent. exempt says that
-// the engine is not to blame for a 5xx.
-func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exempt bool) *failure {
-	f := &failure{Phase: l.Phase, Target: l.target, Reason: fmt.Sprintf("status_%d", resp.Status), Status: resp.Status, Code: 502, sent: true}
-	ownKey := l.target.APIKey != "" || a.env.Key != ""
-	switch {
-	case resp.Status/100 == 4 && !(resp.Status == 401 && ownKey):
-		reply, err := a.copyReply(answer, resp.Get("Content-Type"), resp.Get("Retry-After"))
-		if err != nil {
-			return l.failed(err)
-		}
-		f.Permanent, f.Reply = upstream.RequestAtFault(resp.Status), reply
-	case resp.Status/100 == 5:
-		f.exempt = exempt
-	}
-	return f
-}
-
-// failedInside is the failure of a leg inside a 200: vLLM and SGLang report what happens
-// before the first token of a stream as an event that has the status, and SGLang reports
-// some aborts as a finish reason. err may be nil.
-func (a *attempt) failedInside(l *leg, reason string, status int, data []byte, err error) *failure {
-	f := &failure{Phase: l.Phase, Target: l.target, Reason: reason, Status: status, Code: 502, sent: true, err: err}
-	if status/100 == 4 {
-		reply, noMemory := a.copyReply(data, "application/json", "")
-		if noMemory != nil {
-			return l.failed(noMemory)
-		}
-		f.Permanent, f.Reply = upstream.RequestAtFault(status), reply
-	}
-	return f
-}
-
-// copyReply copies an engine's answer for the client. The error says that there is no memory
-// for the copy.
-func (a *attempt) copyReply(answer []byte, contentType, retryAfter string) (*Reply, error) {
-	if err := a.env.Client.Reserve(len(answer)); err != nil {
-		return nil, err
-	}
-	return &Reply{body: bytes.Clone(answer), contentType: contentType, retryAfter: retryAfter}, nil
-}
-
-// classify makes the error of a leg that failed with f: it says which engine or pair is to
-// blame.
-func (a *attempt) classify(l *leg, f *failure) *Error {
-	e := Error(*f)
-	e.elapsed = time.Since(l.Start)
-	if errors.Is(f.err, errKVLate) {
-		e.Pair = a.pair
-		return &e
-	}
-	if l.Phase == abi.Decode && a.pair != nil && !a.orphan.KVRead && f.Unresponsive.IsZero() {
-		switch {
-		case !f.sent:
-			if f.Code == 504 && a.leaseOver() { // no engine is at fault: the leg waited for its turn at max_conns
-				e.Reason, e.exempt = reasonKVLease, true
-			}
-		case f.Status/100 == 5: // decode answers, but not with the KV of this prefill
-			e.Pair = a.pair
-		case l.kvBound && f.Code == 504:
-			e.Pair, e.Reason = a.pair, reasonKVLate
-		}
-	}
-	e.exempt = e.exempt || l.short && e.Code == 504
-	e.Reserved = l.reserved
-	if l.starved && !e.Unresponsive.IsZero() {
-		e.Reason, e.Unresponsive = reasonKVUnresponsive, a.p.Prefill
-	}
-	return &e
-}
-
-// legEnded notes a leg that did not succeed, and returns its error. A leg that ended with
-// its own context is no failure of an engine: the cause of the context comes back instead.
-// A leg that failed by itself has failed, even if its context has ended since: the failure
-// of one concurrent leg reaches the other through the engines as well.
-func (a *attempt) legEnded(ctx context.Context, l *leg, err error) error {
-	var f *failure
-	failed := errors.As(err, &f)
-	cause := context.Cause(ctx)
-	switch {
-	case ctx.Err() != nil && errors.Is(cause, errKVLate):
-		f = l.failedBy(reasonKVLate, 504, errKVLate)
-	case ctx.Err() != nil && (!failed || errors.Is(err, ctx.Err()) || errors.Is(err, cause)):
-		a.env.Journal.LegCancelled(l.Leg)
-		return cause
-	case !failed: // the client's side failed, not the engine
-		a.env.Journal.LegEnded(l.Leg, "client")
-		return err
-	}
-	e := a.classify(l, f)
-	a.legFailed(l, e)
-	return e
-}
-
-// legFailed counts a failed leg, and charges its engine's breaker or its pair unless the
-// request, the proxy or the limit of the plan policy is to blame.
-func (a *attempt) legFailed(l *leg, e *Error) {
-	if downstream.OwnFault(e) {
-		a.env.Journal.LegEnded(l.Leg, e.Reason)
-		return
-	}
-	a.env.Journal.LegFailed(l.Leg, e.Reason)
-	if e.Status == 0 && e.Unresponsive.IsZero() {
-		e.Target.ProbeSoon()
-	}
-	switch {
-	case e.exempt:
-	case engine.IsRefused(e.err):
-		e.Target.Refused()
-	case e.Permanent:
-		e.Target.Breaker.Success()
-	case e.Pair != nil:
-		if e.Pair.Failure(e.Reason); e.Reason == reasonKVLate { // decode may also hang by itself
-			e.Target.Breaker.Failure()
-		}
-	default:
-		e.Target.Breaker.Failure()
-	}
-}
-
-func (a *attempt) legSucceeded(l *leg) {
-	l.target.Breaker.Success()
-	a.env.Journal.LegSucceeded(l.Leg, l.target.Spec.Connector)
-}
 
 // Sent reports whether a failed leg may have reached its engine.
 func Sent(err error) bool { return maybeSent(err) }

@@ -2,7 +2,6 @@ package attempt
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -17,21 +16,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
-
-// Hooks is the seam of the leg and finish hooks. Implementations must not
-// block longer than their own budget, must not keep the facts, and are called by
-// many goroutines.
-type Hooks interface {
-	// Leg is asked before a leg is sent and after one has failed before the
-	// client's first byte. The edits of abi.LegEdited are appended to edits, in
-	// the encoding that abi.NextEdit reads. A reason that is not empty says that
-	// there is no usable answer, as one of coordinator's Reason constants; all
-	// but ReasonAbsent are counted.
-	Leg(ctx context.Context, f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string)
-	// Finish is told of every exchange that has ended. The client's answer ends
-	// after it has returned.
-	Finish(f *abi.FinishFacts)
-}
 
 // legFacts is what the leg hook learns of a leg on t, the given try of its phase.
 func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target, try int) abi.LegFacts {
@@ -171,14 +155,6 @@ func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 		}
 	}
 	return fields
-}
-
-// HookAnswer is what the leg hook wants to follow a failed leg. The zero value is the built-in
-// rule.
-type HookAnswer struct {
-	failed   *Error // about which the hook was asked; nil: about none
-	Decision abi.LegDecision
-	Same     coordinator.Pair // of a retry on the same targets
 }
 
 // askHook asks the leg hook, once, what is to follow a leg that failed before the client's

@@ -2,11 +2,13 @@ package attempt
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -15,12 +17,12 @@ import (
 type leg struct {
 	*journal.Leg
 	target  engine.Target
-	try     int           // of its phase, counted from 1
-	limit   time.Duration // until the first byte of a decode leg
-	kvBound bool          // limit is that of the transfer
-	short   bool          // the plan policy's limit bounds its first byte
-	watched watched       // what Evict and Lingers read from other goroutines
-	a       *attempt      // whose leg it is; for Wanted, which the leg's own goroutine calls
+	try     int                             // of its phase, counted from 1
+	limit   time.Duration                   // until the first byte of a decode leg
+	kvBound bool                            // limit is that of the transfer
+	short   bool                            // the plan policy's limit bounds its first byte
+	watched watched                         // what Evict and Lingers read from other goroutines
+	needed  interface{ decodeWaits() bool } // the attempt, for Wanted, which the leg's own goroutine calls; nil for an encode leg
 
 	reserved bool      // the retry budget has reserved a retry for the moment when the leg is given up
 	silence  time.Time // start of the silence while no other engine could take the leg; guarded by upstream's call list
@@ -39,7 +41,7 @@ func (l *leg) free() {
 }
 
 // legs are the legs of an exchange, whose memory is reused. Several goroutines of the
-// exchange may call begin at the same time.
+// exchange may call take at the same time.
 type legs struct {
 	mu   sync.Mutex
 	list []*leg // guarded by mu
@@ -65,10 +67,17 @@ func (l *legs) reset() {
 	l.used = 0
 }
 
-// beginLeg begins a leg on t, the given try of its phase.
-func (env *Env) beginLeg(phase abi.Phase, t engine.Target, try int, id string) *leg {
-	l := env.legs.take()
-	l.target, l.try = t, try
-	l.Leg = env.Journal.BeginLeg(phase, t, try, id)
-	return l
+// watched holds the facts of a running leg for other goroutines: those that probe engines and
+// evict calls. The fields do not change while the leg runs.
+type watched struct {
+	services *Services
+	config   *config.Config
+	route    *sidecar.Route
+	winner   *atomic.Uint32 // of concurrentLegs; nil unless both legs run at the same time
+	prefill  engine.Target  // of the attempt
+	fetches  bool           // the leg may be waiting for prefill's KV
+	handed   time.Time      // when decode could begin; zero: not known
+	readBy   time.Time      // decode must have read prefill's blocks by then; zero: any time
+	lease    time.Duration  // of prefill's blocks
+	compute  int64          // tokens that prefill computes
 }

@@ -42,7 +42,7 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 
 // Wanted implements upstream.CallControl: a prefill leg that has waited for a connection is
 // not sent when no decode may take the KV over any more.
-func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.a.decodeWaits() }
+func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.needed.decodeWaits() }
 
 // decodeWaits reports whether there is a decode engine that may take over what prefill
 // computes. With concurrent legs the failure of decode's own leg tells that.

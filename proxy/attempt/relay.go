@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -36,11 +35,6 @@ func (a *attempt) relay(ctx context.Context, l *leg, resp *upstream.Response) er
 		return a.relayStream(ctx, l, resp)
 	}
 	return a.relayWhole(ctx, l, resp)
-}
-
-// isStream reports whether an answer is a stream of events.
-func isStream(resp *upstream.Response) bool {
-	return strings.HasPrefix(strings.ToLower(resp.Get("Content-Type")), "text/event-stream")
 }
 
 // relayWhole reads the answer to its end, then writes it.
@@ -140,7 +134,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	env.begin(resp.Status)
 	resp.SetIdleTimeout(time.Duration(env.Config.Timeouts.StreamIdle))
 
-	s := stream{a: a, l: l, timed: a.timed()}
+	s := streamRelay{a: a, l: l, timed: a.timed()}
 	events := &s.events
 	if a.merges() {
 		events.Limit = buffer.MaxAnswer // they can be completed only whole
@@ -154,7 +148,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 }
 
 // streamEnded ends an answer whose stream has ended with err.
-func (a *attempt) streamEnded(ctx context.Context, l *leg, s *stream, err error) error {
+func (a *attempt) streamEnded(ctx context.Context, l *leg, s *streamRelay, err error) error {
 	events := &s.events
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
 		err = s.end() // all was said before the connection broke
@@ -220,8 +214,8 @@ func (a *attempt) readFirstEvent(l *leg, resp *upstream.Response, buf *buffer.Bu
 	}
 }
 
-// stream is the relay of one stream, once its first event is there.
-type stream struct {
+// streamRelay is the relay of one stream, once its first event is there.
+type streamRelay struct {
 	a      *attempt
 	l      *leg
 	events openai.EventScanner
@@ -232,7 +226,7 @@ type stream struct {
 // pump moves the stream: what is there is read, whole events are written, one
 // flush per read. first holds what has been read already, and is the buffer
 // for all that follows.
-func (s *stream) pump(resp *upstream.Response, first *buffer.Buffer) error {
+func (s *streamRelay) pump(resp *upstream.Response, first *buffer.Buffer) error {
 	a, env, events := s.a, s.a.env, &s.events
 	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
 	// written; so it outlives the idle time-out, which tells the client.
@@ -297,7 +291,7 @@ func (s *stream) pump(resp *upstream.Response, first *buffer.Buffer) error {
 }
 
 // hold counts the memory of a part of an event, or of merged events.
-func (s *stream) hold() error {
+func (s *streamRelay) hold() error {
 	n := s.events.Held() + cap(s.a.both.merged)
 	if n <= s.held {
 		return nil
@@ -309,7 +303,7 @@ func (s *stream) hold() error {
 
 // end closes a stream whose framing ended in order. A stream that lacks its closing event was
 // cut off all the same. A part of an event behind the whole ones is of no use to the client.
-func (s *stream) end() error {
+func (s *streamRelay) end() error {
 	a, env, events := s.a, s.a.env, &s.events
 	rest := events.Finish()
 	switch {
@@ -354,4 +348,17 @@ func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, 
 		e = downstream.Draining
 	}
 	env.Client.Break(env.Request.API, e)
+}
+
+// claimAnswer settles that decode has the KV; stream says that its answer has only begun. The
+// error is prefill's: prefill had failed first.
+func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
+	if a.both.runs() && !a.both.winner.CompareAndSwap(0, decodeTook) {
+		<-ctx.Done() // the winner cancels this leg next
+		return context.Cause(ctx)
+	}
+	a.orphan.KVRead = true
+	a.notePair(stream)
+	a.p.Lease.Answered(stream)
+	return nil
 }

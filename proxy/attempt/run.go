@@ -17,7 +17,7 @@ import (
 // panic. A nil error means that the client has the whole answer. The HookAnswer is that of the
 // leg hook about the error.
 func Run(env *Env, p *coordinator.Placement) (answer HookAnswer, err error) {
-	a := begin(env, p)
+	a := newAttempt(env, p)
 	err = ErrPanicked
 	defer func() { a.end(err) }()
 	if err = a.run(); err != nil {
@@ -26,8 +26,8 @@ func Run(env *Env, p *coordinator.Placement) (answer HookAnswer, err error) {
 	return answer, err
 }
 
-// begin readies an attempt at the placement p.
-func begin(env *Env, p *coordinator.Placement) *attempt {
+// newAttempt readies an attempt at the placement p.
+func newAttempt(env *Env, p *coordinator.Placement) *attempt {
 	a := &attempt{
 		env: env, p: p,
 		conn: env.Connector(p.Decode.Spec.Connector),
@@ -60,4 +60,46 @@ func (a *attempt) run() error {
 	default:
 		return a.aggregated()
 	}
+}
+
+// chooseFlow chooses the order of the legs if the connector has several.
+func (a *attempt) chooseFlow() {
+	if o, ok := a.conn.(connector.Ordered); ok && !a.p.Prefill.IsZero() {
+		var fallback string
+		if a.p.Flow, fallback = o.Order(&a.c, a.env.Config.Retry.ScheduleStyle); fallback != "" {
+			a.p.Fallbacks = append(a.p.Fallbacks, coordinator.Fallback{What: "schedule_style", Reason: fallback})
+		}
+	}
+	a.c.Flow = a.p.Flow
+}
+
+// aggregated sends one leg to an engine that serves both phases.
+func (a *attempt) aggregated() error {
+	body, err := a.bodyBuffer()
+	if err != nil {
+		return err
+	}
+	shaped, err := a.conn.Aggregated(&a.c, body)
+	if err != nil {
+		return err
+	}
+	return a.answerLeg(a.env.Context, shaped)
+}
+
+// end frees what a failed attempt left on the engines, releases the lease and gives the
+// buffers back. When it returns, a clean-up that must come before a retry has been made:
+// the engines would otherwise meet the old attempt again.
+func (a *attempt) end(err error) {
+	if err != nil {
+		a.cleanUp(err)
+		a.giveUpTurn(err)
+	}
+	if a.prefill.left != nil { // decode has what prefill's answer would say
+		a.prefill.left.Close()
+	}
+	a.p.Lease.Release()
+	a.leavePair()
+	a.prefill.answer.Free()
+	a.legBody.Free()
+	a.prefill = prefillResult{}
 }

@@ -5,34 +5,20 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
-
-// watched is what other goroutines need to know of a leg that runs: those that probe engines
-// and give up calls. It does not change while the leg runs.
-type watched struct {
-	env     *Env
-	both    *concurrent   // nil unless both legs run at the same time
-	prefill engine.Target // of the attempt
-	fetches bool          // the leg may be waiting for prefill's KV
-	handed  time.Time     // when decode could begin; zero: not known
-	readBy  time.Time     // decode must have read prefill's blocks by then; zero: any time
-	lease   time.Duration // of prefill's blocks
-	compute int64         // tokens that prefill computes
-}
 
 // watch readies a leg for the goroutines that may give it up.
 func (a *attempt) watch(l *leg) {
 	h := &a.prefill.handoff
 	first := a.p.Flow == abi.FlowPrefillFirst && l.Phase == abi.Decode
-	l.a = a
+	l.needed = a
 	l.watched = watched{
-		env: a.env, prefill: a.p.Prefill,
+		services: a.env.Services, config: a.env.Config, route: a.env.Route, prefill: a.p.Prefill,
 		compute: a.env.Ask.Request.PromptTokens - max(0, a.p.Matched),
 	}
 	if a.both.runs() {
-		l.watched.both = &a.both
+		l.watched.winner = &a.both.winner
 	}
 	if first {
 		// A whole answer tells nothing of the KV before all of it is there.
@@ -47,7 +33,7 @@ func (a *attempt) watch(l *leg) {
 // again, unless that is too late for prefill's blocks (expired). The retry is taken from the
 // budget here.
 func (l *leg) Evict(unresponsive any) bool {
-	w, env := &l.watched, l.watched.env
+	w, retry := &l.watched, &l.watched.config.Retry
 	from, phase := l.target, l.Phase
 	switch {
 	case unresponsive == from.Instance:
@@ -56,16 +42,16 @@ func (l *leg) Evict(unresponsive any) bool {
 	default:
 		return false
 	}
-	if w.both != nil && w.both.winner.Load() == decodeTook { // nobody waits for prefill's answer
+	if w.winner != nil && w.winner.Load() == decodeTook { // nobody waits for prefill's answer
 		return true
 	}
-	if env.Route.Fixes(from.Instance) {
+	if w.route.Fixes(from.Instance) {
 		return l.expired(unresponsive) // the caller says where it runs
 	}
-	if l.try >= env.Config.Retry.Attempts || env.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
+	if l.try >= retry.Attempts || w.services.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
 		return l.expired(unresponsive)
 	}
-	l.reserved = env.Budget.Allow(time.Now(), env.Config.Retry.Budget, env.Config.Retry.MinBudget)
+	l.reserved = w.services.Budget.Allow(time.Now(), retry.Budget, retry.MinBudget)
 	l.starved = l.reserved && from != l.target
 	return l.reserved || l.expired(unresponsive)
 }

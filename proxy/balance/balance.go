@@ -1,11 +1,11 @@
 // Package balance spreads the connections of a host over the workers that share one
 // listening socket.
 //
-// Each worker publishes its numbers of connections and exchanges in a file of the
-// fleet's folder that all workers map into their memory. A worker with more than its
-// share waits for a moment before it accepts the next connection, so that the others
-// can accept it. The wait is bounded, because the others may be dead, stopped or busy:
-// every connection is accepted by a running worker.
+// Each worker publishes its numbers of connections and exchanges in a file of the fleet's
+// folder that all workers map into their memory. A worker with more than its share waits
+// for a short time before it accepts the next connection, so that another worker can
+// accept it. The wait is bounded, because the other workers may be dead, suspended or
+// busy. Therefore a running worker accepts every connection.
 package balance
 
 import (
@@ -30,9 +30,9 @@ const (
 	fileName = "balance-1"
 	// slots is the maximum number of workers of a host.
 	slots = 256
-	// tolerance is the part of its share by which a worker may have more connections
-	// than another one before it waits for that one. It also bounds the weight of
-	// exchanges.
+	// tolerance is a fraction of a worker's share. A worker waits for another worker if
+	// it has more connections than the other worker by more than this fraction. It also
+	// bounds the weight of exchanges.
 	tolerance = 1.0 / 16
 )
 
@@ -49,15 +49,15 @@ type entry struct {
 
 // table is the shared file.
 type table struct {
-	// late is the last time at which a worker accepted a connection because the others
-	// had not used their head start, in nanoseconds since 1970.
+	// late is the last time at which a worker accepted a connection because no other
+	// worker had accepted it during the head start. In nanoseconds since 1970.
 	late    atomic.Int64
 	used    atomic.Int64 // number of entries that were ever used: the first ones
 	_       [48]byte
 	entries [slots]entry
 }
 
-// Worker is the entry of this process, and its view of the others. A nil *Worker
+// Worker is the entry of this process, and its view of the other workers. A nil *Worker
 // counts nothing. The methods Connection and Exchange are safe for concurrent use.
 type Worker struct {
 	all    *table
@@ -66,10 +66,10 @@ type Worker struct {
 	others [slots]rival // used only by the accepting goroutine
 }
 
-// rival is a worker's observation of another one.
+// rival is a worker's observation of another worker.
 type rival struct {
 	looks  uint64 // its looks at the start of the last head start
-	missed int    // consecutive head starts that it did not use
+	missed int    // consecutive head starts that the rival did not use
 }
 
 // Join returns the entry of a worker in dir, and l as a listener that waits for workers
@@ -208,7 +208,7 @@ func (w *Worker) ahead(waiting int) (part, bool) {
 	return p, false
 }
 
-// begin notes the state of the others at the start of a head start.
+// begin notes the state of the other workers at the start of a head start.
 func (w *Worker) begin() {
 	for i := range w.entries() {
 		r, looks := &w.others[i], w.all.entries[i].looks.Load()
@@ -232,9 +232,10 @@ func (w *Worker) end(p part) {
 	}
 }
 
-// turn reports whether this worker may accept a connection for which the others have
-// not used their head start. All workers together accept one in each headStart, because
-// the others may only be late. A worker with far more than its share waits for longer.
+// turn reports whether this worker may accept a connection that no other worker accepted
+// during the head start. All workers together accept at most one such connection in each
+// headStart, because the other workers may only be delayed. A worker with far more than
+// its share waits longer.
 func (w *Worker) turn(p part) bool {
 	wait := headStart
 	if float64(w.own.connections.Load()) > p.connections*(1+2*tolerance) {

@@ -167,26 +167,26 @@ func TestOthersThatDoNotCount(t *testing.T) {
 	w.Connection(10)
 	ahead := func() bool { _, yes := w.ahead(1); return yes }
 	if join(t, dir, 1, listen(t)); ahead() {
-		t.Error("it waits for a worker of another socket")
+		t.Error("a worker waits for a worker of another socket")
 	}
 	other, l := join(t, dir, 2, socket)
 	if !ahead() {
-		t.Fatal("it does not wait for a worker that has nothing")
+		t.Fatal("a worker does not wait for a worker without connections")
 	}
 	for range mostMissed {
 		if !ahead() {
-			t.Fatal("it stops waiting too early")
+			t.Fatal("a worker stops waiting too early")
 		}
 		w.begin()
 		p, _ := w.ahead(1)
 		w.end(p)
 	}
 	if ahead() {
-		t.Error("it waits for a worker that is stopped")
+		t.Error("a worker waits for a suspended worker")
 	}
 	other.own.looks.Add(1)
 	if !ahead() {
-		t.Error("it does not wait for a worker that goes on")
+		t.Error("a worker does not wait for a resumed worker")
 	}
 	dead := exec.Command("true")
 	if err := dead.Run(); err != nil {
@@ -196,11 +196,11 @@ func TestOthersThatDoNotCount(t *testing.T) {
 	w.begin()
 	p, _ := w.ahead(1)
 	if w.end(p); ahead() {
-		t.Error("it waits for a worker that is dead")
+		t.Error("a worker waits for a dead worker")
 	}
 	other.own.looks.Add(1)
 	if l.Close(); ahead() {
-		t.Error("it waits for a worker that has left")
+		t.Error("a worker waits for a worker that has left")
 	}
 	if next, _ := join(t, dir, 2, socket); next.own.connections.Load() != 0 || !ahead() {
 		t.Error("the next worker of the slot does not begin with nothing")
@@ -238,7 +238,7 @@ func TestNobody(t *testing.T) {
 	w.Connection(1)
 	w.Exchange(-1)
 	if _, _, err := Join(privatedirtest.Open(t), slots, listen(t)); err == nil {
-		t.Error("there is an entry too many")
+		t.Error("Join accepted more workers than there are slots")
 	}
 }
 

@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// headStart is how long a worker leaves a connection to the others.
+	// headStart is the time for which a worker leaves a connection to the other workers.
 	headStart = time.Millisecond
-	// mostMissed is the number of consecutive unused head starts after which the others
-	// no longer wait for a worker. On a busy machine a healthy worker may get no
-	// processor time for a while.
+	// mostMissed is the number of consecutive unused head starts of a worker after which
+	// the other workers no longer wait for it. On a busy machine a healthy worker may get
+	// no processor time for a while.
 	mostMissed = 250
 	// farAhead is the number of head starts that a worker with far more than its share
 	// waits.

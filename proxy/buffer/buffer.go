@@ -34,11 +34,11 @@ var pools [maxBits - minBits + 1]sync.Pool
 type Buffer struct {
 	B       []byte
 	owner   owner        // counts the buffer; nil: not counted
-	counted int64        // bytes that the owner counts for it
+	counted int64        // bytes that the owner counts for the buffer
 	holders atomic.Int32 // in addition to the owner
 }
 
-// Get returns an empty buffer with room for n bytes that no budget counts.
+// Get returns an empty buffer with room for n bytes. No budget counts the buffer.
 func Get(n int) *Buffer {
 	class := sizeClass(n)
 	if class < 0 {
@@ -110,7 +110,7 @@ func (b *Buffer) Free() {
 // The collector alone would let the heap double, regardless of the budget.
 const mostGarbage = 64 << 20
 
-var garbage atomic.Int64 // bytes of such buffers since the last collection that they started
+var garbage atomic.Int64 // bytes of unpooled buffers since Buffer last started a garbage collection
 
 // leave leaves n bytes to the garbage collector.
 func leave(n int64) {
@@ -119,12 +119,12 @@ func leave(n int64) {
 	}
 }
 
-// Grow gives a full buffer more room. If want, the number of bytes that a peer
-// announced, is at most eight times the present room, the new room is for want bytes.
-// If want is more than that, the room grows to four times. If want is 0, the room
-// doubles. most is the largest room and must be greater than the present one. The
-// budget counts the old and the new memory during the copy. On ErrFull or ErrShare the
-// buffer is unchanged.
+// Grow gives a full buffer more room. want is the number of bytes that a peer announced,
+// 0 if unknown. If want is at most eight times the present room, the new room is for want
+// bytes. If want is larger, the room grows to four times its size. If want is 0, the room
+// doubles. most is the largest room and must be greater than the present one. The budget
+// counts the old and the new memory during the copy. On ErrFull or ErrShare the buffer is
+// unchanged.
 func (b *Buffer) Grow(want, most int) error {
 	n := 2 * cap(b.B)
 	switch {

@@ -14,7 +14,7 @@ func TestBufferClasses(t *testing.T) {
 			t.Errorf("Get(%d): length %d, room %d", n, len(b.B), cap(b.B))
 		}
 		if n > 1<<maxBits && cap(b.B) != n {
-			t.Errorf("Get(%d): room %d for one that is not kept", n, cap(b.B))
+			t.Errorf("Get(%d): a buffer that is not pooled has room %d", n, cap(b.B))
 		}
 		if n <= 1<<maxBits && n > 4096 && cap(b.B) >= 4*n {
 			t.Errorf("Get(%d): room %d", n, cap(b.B))
@@ -23,23 +23,23 @@ func TestBufferClasses(t *testing.T) {
 	}
 }
 
-// What comes out of the pools always has the room that was asked for, however
-// odd the buffers are that were put in.
+// A buffer from the pools always has the requested room, even if buffers of odd sizes
+// were returned to the pools.
 func TestBufferRoomAfterFree(t *testing.T) {
 	for c := 1; c < 3<<22; c = c*3/2 + 1 {
 		b := &Buffer{B: make([]byte, c/2, c)}
 		b.Free()
 		for _, n := range []int{c, c / 2, c/2 + 1, c * 2} {
 			if got := Get(n); len(got.B) != 0 || cap(got.B) < n {
-				t.Fatalf("after a free of %d: Get(%d) has length %d, room %d", c, n, len(got.B), cap(got.B))
+				t.Fatalf("after Free of a buffer of %d: Get(%d) has length %d, room %d", c, n, len(got.B), cap(got.B))
 			}
 		}
 	}
 }
 
-// A buffer that several hold comes back to its pool with the last of them, once.
+// A buffer with several holders returns to its pool once, when the last holder frees it.
 func TestBufferHeld(t *testing.T) {
-	const n = 3 << 20 // a class that nothing else here uses
+	const n = 3 << 20 // no other test uses a buffer of this class
 	for range 1000 {
 		b := Get(n)
 		b.B = append(b.B, "whole"...)
@@ -69,12 +69,12 @@ func TestGrow(t *testing.T) {
 		room, want, most, after int
 	}{
 		{4096, 0, 1 << 20, 8192},
-		{4096, 9000, 1 << 20, 16384}, // what was announced is near: at once
+		{4096, 9000, 1 << 20, 16384}, // the announced size is near: the buffer grows to it at once
 		{65536, 263_000, 1 << 26, 1 << 19},
-		{65536, 16<<20 + 1, 1 << 26, 262144}, // and far: as the bytes come
+		{65536, 16<<20 + 1, 1 << 26, 262144}, // the announced size is far: the buffer grows as bytes arrive
 		{4 << 20, 16<<20 + 1, 1 << 26, 16<<20 + 1},
-		{40 << 20, 0, 64<<20 + 1, 64<<20 + 1}, // not twice the limit
-		{32 << 20, 0, 64<<20 + 1, 64<<20 + 1}, // nor once more for its last byte
+		{40 << 20, 0, 64<<20 + 1, 64<<20 + 1}, // the buffer does not grow to twice the limit
+		{32 << 20, 0, 64<<20 + 1, 64<<20 + 1}, // the buffer does not grow again for the last byte
 	}
 	for _, tt := range tests {
 		var g Budget
@@ -98,7 +98,8 @@ func TestGrow(t *testing.T) {
 	(*Buffer)(nil).Free() // allowed
 }
 
-// What the budget has no room for stays as it was; the copy counts while it is made.
+// If the budget has no room, the buffer stays unchanged. The budget counts the copy
+// during the growth.
 func TestBudgetFull(t *testing.T) {
 	var g Budget
 	g.SetLimit(20 << 10)
@@ -107,7 +108,7 @@ func TestBudgetFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.B = append(b.B, "kept"...)
-	if err := b.Grow(0, 1<<20); err != ErrFull { // 8 and 16 KiB at a time
+	if err := b.Grow(0, 1<<20); err != ErrFull { // the buffer grows in steps of 8 and 16 KiB
 		t.Fatalf("grown beyond the limit: %v", err)
 	}
 	if string(b.B) != "kept" || g.Used() != 8<<10 {
@@ -120,7 +121,7 @@ func TestBudgetFull(t *testing.T) {
 		t.Error("the limit is not exact")
 	}
 	g.Release(12 << 10)
-	b.Set(append(b.B, make([]byte, 100<<10)...)) // what is there is counted
+	b.Set(append(b.B, make([]byte, 100<<10)...)) // the budget counts present bytes
 	if g.Used() != int64(cap(b.B)) {
 		t.Errorf("%d bytes counted of %d", g.Used(), cap(b.B))
 	}
@@ -146,7 +147,7 @@ func TestBudgetTogether(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				if g.Used() > 1<<20+8*(128<<10) { // those that are refused count for a moment
+				if g.Used() > 1<<20+8*(128<<10) { // refused bytes count for a short time
 					t.Error("beyond the limit")
 				}
 				b.Free()
@@ -159,14 +160,14 @@ func TestBudgetTogether(t *testing.T) {
 	}
 }
 
-// Large buffers that are free do not wait until the heap has doubled.
+// The collector frees large unused buffers before the heap has doubled.
 func TestLargeBuffersAreCollected(t *testing.T) {
 	forced := func() uint32 {
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		return m.NumForcedGC
 	}
-	for range 100 { // each in turn becomes the garbage that is collected
+	for range 100 { // each buffer becomes garbage that the collector frees
 		before := forced()
 		for range mostGarbage / (8 << 20) {
 			Get(8 << 20).Free()

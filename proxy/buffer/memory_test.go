@@ -31,7 +31,7 @@ func TestMemory(t *testing.T) {
 	}
 	for _, tt := range tests {
 		if got := memory(tt.fs); got != tt.want {
-			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+			t.Errorf("%s: memory(tt.fs) = %d, want %d", tt.name, got, tt.want)
 		}
 	}
 }
@@ -41,7 +41,7 @@ func TestDefaultLimit(t *testing.T) {
 	defer debug.SetMemoryLimit(old)
 	debug.SetMemoryLimit(1 << 40)
 	if got := DefaultLimit(); got != 1<<38 {
-		t.Errorf("%d with a limit of the runtime, want a quarter of it", got)
+		t.Errorf("DefaultLimit with a memory limit of the runtime = %d, want a quarter of that limit", got)
 	}
 	debug.SetMemoryLimit(math.MaxInt64)
 	if got, want := DefaultLimit(), memory(os.DirFS("/"))/share; got != want {

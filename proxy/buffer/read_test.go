@@ -24,7 +24,7 @@ func TestReadAll(t *testing.T) {
 		limit     int
 		budget    int64
 		by        time.Time
-		end       error // of the reader; nil: io.EOF
+		end       error // the error that ends the reader; nil: io.EOF
 		want      error
 	}{
 		{"announced", 100_000, 100_000, 1 << 20, 1 << 20, time.Time{}, nil, nil},
@@ -49,7 +49,7 @@ func TestReadAll(t *testing.T) {
 			}
 			b, err := g.ReadAll(timed{r}, tt.announced, tt.limit, tt.by)
 			if err != tt.want {
-				t.Errorf("%v, want %v", err, tt.want)
+				t.Errorf("g.ReadAll = %v, want %v", err, tt.want)
 			}
 			if err == nil && string(b.B) != text {
 				t.Errorf("%d bytes were read of %d", len(b.B), tt.size)

@@ -56,7 +56,7 @@ type Share struct {
 
 	mu      sync.Mutex
 	held    int64 // guarded by mu; bytes
-	counted int64 // guarded by mu; bytes of held that count for the client
+	counted int64 // bytes of held that count for the client; guarded by mu
 }
 
 // Open begins the share of another request. nil clients set no limit. The share must

@@ -26,7 +26,7 @@ func TestSecretsInTheClear(t *testing.T) {
 	} {
 		cfg, err := Parse([]byte(tt.text))
 		if err != nil {
-			t.Errorf("%s: %v", tt.text, err)
+			t.Errorf("%s: Parse([]byte(tt.text)) = %v, want nil", tt.text, err)
 			continue
 		}
 		var got []string

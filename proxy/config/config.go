@@ -94,9 +94,9 @@ func Default() Config {
 	}
 }
 
-// Parse decodes and validates data, the text of a config.toml. An error is of type
-// Problems and contains all problems. For a text that is not TOML it contains the one
-// problem at which parsing stopped.
+// Parse decodes and validates data, the text of a config.toml. The error is of type
+// Problems and contains all problems. If the text is not TOML, the error contains only
+// the problem at which the parser stopped.
 func Parse(data []byte) (Config, error) { return ParseFile("", data) }
 
 // ParseFile is Parse for the content of a file. Problems and warnings name the file.

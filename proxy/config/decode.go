@@ -44,7 +44,7 @@ func (d *decoder) table(path string, t map[string]any, v reflect.Value) {
 	}
 }
 
-// value fills v, of whatever kind, from datum.
+// value fills v, which may be of any kind, from datum.
 func (d *decoder) value(key string, datum any, v reflect.Value) {
 	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		if s, ok := datum.(string); !ok {

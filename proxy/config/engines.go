@@ -91,9 +91,9 @@ type Engine struct {
 	// BootstrapPort is the bootstrap server's port; sglang and vllm-mooncake prefill
 	// only. Default 0: from sglang's GET /server_info, else 8998.
 	BootstrapPort int `toml:"bootstrap_port"`
-	// HeaderOverrides says that it runs with SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1.
-	// Transfer fields are then sent in header lines, and the body stays unchanged;
-	// sglang only. Default false.
+	// HeaderOverrides: the engine runs with SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1.
+	// Transfer fields are then sent in header lines, and the body stays unchanged; sglang
+	// only. Default false.
 	HeaderOverrides bool `toml:"header_overrides"`
 	// KVAddress is the address of its KV transfer for its peers, in the form of
 	// ParseKVAddress; vllm-moriio and vllm-p2p-nccl. Required there, except for engines
@@ -114,9 +114,9 @@ type Engine struct {
 	// them (port + rank where there are more); vllm-nixl-push and vllm-p2p-tier
 	// prefill only, required there. Default "".
 	SideChannel string `toml:"side_channel"`
-	// Bidirectional says that its kv_connector_extra_config has bidirectional_kv_xfer:
-	// decode retains the KV of its answers, and prefill pulls it at the conversation's
-	// next turn; vllm-nixl only. Default false.
+	// Bidirectional: the engine's kv_connector_extra_config has bidirectional_kv_xfer.
+	// Then decode retains the KV of its answers, and prefill pulls it at the
+	// conversation's next turn; vllm-nixl only. Default false.
 	Bidirectional bool `toml:"bidirectional"`
 	// DecoderKVBlocksTTL is its decoder_kv_blocks_ttl: how long a bidirectional decode
 	// retains that KV. Default 0: vLLM's, 480s.
@@ -213,7 +213,7 @@ func (e *Engine) CheckKVAddress() error {
 	return nil
 }
 
-// MoRIIO reports whether the instance speaks MoRI-IO, in either mode.
+// MoRIIO reports whether the instance uses MoRI-IO, in either mode.
 func (e *Engine) MoRIIO() bool {
 	return e.Connector == ConnectorVLLMMoRIIO || e.Connector == ConnectorVLLMMoRIIORead
 }

@@ -3,7 +3,7 @@ package config
 import "time"
 
 // Discovery configures the search for instances beyond the [[engine]] entries.
-// docs/discovery.md describes each source.
+// docs/howto/discovery.md describes each source.
 type Discovery struct {
 	// Allow lists the permitted addresses of found engines: addresses (10.1.2.3),
 	// networks (10.0.0.0/8), host names, or all names below one (.llm.svc). A host name
@@ -11,7 +11,7 @@ type Discovery struct {
 	Allow []string `toml:"allow"`
 	// MoRIIO is the registration of vLLM MoRI-IO engines.
 	MoRIIO DiscoveryMoRIIO `toml:"moriio"`
-	// TRTLLM is the two layouts in which TensorRT-LLM workers register.
+	// TRTLLM configures the two layouts in which TensorRT-LLM workers register.
 	TRTLLM DiscoveryTRTLLM `toml:"trtllm"`
 	// Etcd is pdproxy's own records.
 	Etcd DiscoveryEtcd `toml:"etcd"`
@@ -94,7 +94,8 @@ func (d DiscoveryEtcd) Access() EtcdAccess {
 	return EtcdAccess{Endpoints: d.Endpoints, Username: d.Username, PasswordFile: d.PasswordFile, CA: d.CA, Cert: d.Cert, Key: d.Key, PlainHTTP: d.PlainHTTP}
 }
 
-// EtcdAccess holds the keys for access to an etcd that several tables have.
+// EtcdAccess has the keys for access to an etcd. Several tables of the configuration have
+// these keys.
 type EtcdAccess struct {
 	Endpoints              []string // http(s)://host:port
 	Username, PasswordFile string
@@ -159,13 +160,13 @@ type DiscoveryKubernetes struct {
 	Engines []Engine `toml:"engine"`
 }
 
-// Fleet is one coordinator with many workers.
+// Fleet configures one coordinator with many workers.
 type Fleet struct {
 	// Workers is how many worker processes, at most 64, share the public port.
 	// Default 0: one process does everything.
 	Workers int `toml:"workers"`
 	// Listen is the coordinator's address for workers: host:port or unix:path. If it is
-	// set, it also serves TensorRT-LLM's fleet workers (docs/fleet.md). Default "": a
+	// set, it also serves TensorRT-LLM's fleet workers (docs/concepts/fleet.md). Default "": a
 	// private Unix socket.
 	Listen string `toml:"listen"`
 	// TokenFile is a file with the token, of at least 16 characters, by which workers
@@ -186,10 +187,10 @@ type Fleet struct {
 	// "leader" for the one that is elected through Etcd. If it is set, this process
 	// runs workers of that coordinator. Default "": none.
 	Coordinator string `toml:"coordinator"`
-	// NodeID is this host's part, 0 to 255, of the disagg ids; hosts with the same
-	// engines need different ones. -1 derives one of 16384 from the host's name and
-	// server.listen, for one process. With Etcd it is not used: each coordinator gets
-	// one from there. Default 0.
+	// NodeID is this host's part of the disagg ids, 0 to 255. Hosts with the same engines
+	// need different numbers. -1 derives one of 16384 numbers from the host's name and
+	// server.listen, for one process. With Etcd, NodeID is not used: each coordinator
+	// gets its number from etcd. Default 0.
 	NodeID int `toml:"node_id"`
 	// Patience is how long a worker waits for the coordinator to place a request before
 	// it places the request itself. Default 50ms; never 0.

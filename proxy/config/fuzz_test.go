@@ -64,12 +64,12 @@ func checkFailure(t *testing.T, cfg Config, err error) {
 		}
 	}
 	if !reflect.DeepEqual(cfg, Config{}) {
-		t.Errorf("a Config beside an error: %+v", cfg)
+		t.Errorf("Parse returned an error and a Config: %+v", cfg)
 	}
 }
 
-// checkLines compares the scanner with the parser: every key of tree has a
-// line of its own, and that line is inside the text.
+// checkLines compares the scanner with the parser: every key of tree has a separate line,
+// and that line is inside the text.
 func checkLines(t *testing.T, text string, tree map[string]any) {
 	t.Helper()
 	index := scanLines(text)

@@ -62,7 +62,8 @@ func (r *jsonReader) read(root string) any {
 	return r.value(root)
 }
 
-// engines decodes what was read as the array "engine", or as the table around it.
+// engines decodes datum, which is the array "engine" or the table that contains the
+// array.
 func (r *jsonReader) engines(datum any) ([]Engine, error) {
 	if len(r.problems) > 0 {
 		return nil, r.problems

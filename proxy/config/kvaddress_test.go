@@ -32,7 +32,7 @@ func TestParseKVAddress(t *testing.T) {
 	} {
 		got, err := ParseKVAddress(tt.text)
 		if got != tt.want || (err != nil) != tt.bad {
-			t.Errorf("%q: %+v, %v", tt.text, got, err)
+			t.Errorf("%q: ParseKVAddress(tt.text) = %+v, %v", tt.text, got, err)
 		}
 		if again, err := ParseKVAddress(got.String()); err != nil || again != got {
 			t.Errorf("%q is written as %q", tt.text, got.String())

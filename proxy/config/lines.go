@@ -35,7 +35,7 @@ type lineScanner struct {
 	text  string
 	pos   int
 	line  int            // the line of pos, from 1
-	index lineIndex      // what has been found
+	index lineIndex      // lines of the keys found so far
 	count map[string]int // entries so far of each [[array]]
 }
 

@@ -78,7 +78,7 @@ func FuzzParseEngines(f *testing.F) {
 		if err != nil {
 			problems, _ := err.(Problems)
 			if len(problems) == 0 || engines != nil {
-				t.Fatalf("engines %v beside error %v", engines, err)
+				t.Fatalf("engines %v together with error %v", engines, err)
 			}
 			for _, p := range problems {
 				if p.Message == "" || strings.Contains(p.String(), "\n") {
@@ -103,7 +103,7 @@ func FuzzEngineFromJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		e, err := EngineFromJSON(data)
 		if err == nil && (e.Name == "" || e.Ranks < 1) || err != nil && e != (Engine{}) {
-			t.Errorf("engine %+v beside error %v", e, err)
+			t.Errorf("engine %+v together with error %v", e, err)
 		}
 	})
 }

@@ -74,8 +74,8 @@ func AsProblems(err error) Problems {
 	return Problems{{Message: err.Error()}}
 }
 
-// Problem returns a problem of a key, with its line, that shows only when the
-// configuration is used.
+// Problem returns a problem of a key, with the line of the key. It is for problems that
+// appear only when the configuration is used.
 func (c *Config) Problem(key, message string) Problem {
 	k := &checker{config: c}
 	k.add(key, "%s", message)

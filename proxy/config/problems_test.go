@@ -397,7 +397,7 @@ func checkProblems(t *testing.T, text string, want []want) {
 	}
 }
 
-// TestAccepted lists configurations at the edge of what is valid.
+// TestAccepted lists configurations that are just valid.
 func TestAccepted(t *testing.T) {
 	for name, text := range map[string]string{
 		"trial TLS and HTTP/3 on one port": "[server]\nlisten=':443'\nhttp3=':443'\ntls.self_signed=true\n",

@@ -36,7 +36,7 @@ func TestReferenceRunsAsItIs(t *testing.T) {
 	cfg.Policy.Order, cfg.Discovery.Etcd.Endpoints, cfg.Discovery.Allow, cfg.Fleet.Etcd.Endpoints = nil, nil, nil, nil
 	cfg.Sidecar.Policies, cfg.Sidecar.Callers = nil, nil // empty arrays in the file
 	if want := Default(); !reflect.DeepEqual(cfg, want) {
-		t.Errorf("beside its engines the file is not the default: got %+v\nwant %+v", cfg, want)
+		t.Errorf("the file differs from the default configuration (engines apart): got %+v\nwant %+v", cfg, want)
 	}
 	p0, d0 := DefaultEngine(), DefaultEngine()
 	p0.Name, p0.URL, p0.Role, p0.Connector = "p0", "http://127.0.0.1:8100", RolePrefill, ConnectorVLLMNixl
@@ -76,7 +76,7 @@ func TestReferenceHasEveryKey(t *testing.T) {
 		}
 		table := key[:strings.LastIndexByte(key, '.')]
 		if line <= previous[table] {
-			t.Errorf("%s stands on line %d, out of order", key, line)
+			t.Errorf("key %s on line %d is out of order", key, line)
 		}
 		previous[table] = line
 		source := lines[line-1]
@@ -107,7 +107,7 @@ func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
 	}
 	var got Config
 	if problems := decodeTree(mustTree(t, header+source), &got); len(problems) > 0 {
-		t.Errorf("%s: %v", key, problems)
+		t.Errorf("%s: decodeTree(mustTree(header+source), &got) = %v", key, problems)
 	}
 	found := false
 	walk("", "", reflect.ValueOf(&got).Elem(), func(k, _ string, field reflect.Value) {
@@ -119,7 +119,7 @@ func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
 			return
 		}
 		if !reflect.DeepEqual(field.Interface(), v.Interface()) {
-			t.Errorf("%s: the file says %v, the default is %v", key, field, v)
+			t.Errorf("%s: value in the file %v, default %v", key, field, v)
 		}
 	})
 	if !found {

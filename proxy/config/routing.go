@@ -64,8 +64,9 @@ type Plugin struct {
 	// VMConfig is the text that the plugin gets when its VM starts. Default "". It may
 	// contain secrets.
 	VMConfig string `toml:"vm_config"`
-	// HeaderStop is what a stop in the header phase holds back: "all" (Envoy's default)
-	// or "headers" (the body is delivered). Default "all".
+	// HeaderStop selects the data that the filter chain holds back after a stop in the
+	// header phase: "all" (headers and body, Envoy's default) or "headers" (the chain
+	// delivers the body). Default "all".
 	HeaderStop string `toml:"header_stop"`
 	// Upstreams are the [[upstream]] names that the plugin may call, "*" for
 	// all. Default ["*"]; empty: none.
@@ -98,9 +99,9 @@ type Plugin struct {
 	// CrashWindow is the time over which failures are counted. Default 10s;
 	// never 0.
 	CrashWindow Duration `toml:"crash_window"`
-	// CrashCPUShare is the share of one processor's time, 0 to 1, that calls which end
-	// by Timeout may use over CrashWindow. The third or a later such call beyond it
-	// disables the plugin. Default 0.1; 0: their time does not count.
+	// CrashCPUShare limits the time of calls that end by Timeout: the share of one
+	// processor, 0 to 1, over CrashWindow. The third or a later such call above the limit
+	// disables the plugin. Default 0.1; 0: no limit.
 	CrashCPUShare float64 `toml:"crash_cpu_share"`
 }
 

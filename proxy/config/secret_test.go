@@ -20,7 +20,7 @@ func TestReadSecret(t *testing.T) {
 		}
 		got, err := ReadSecret(path)
 		if got != want || (err == nil) != (want != "") {
-			t.Errorf("%q: %q, %v", content, got, err)
+			t.Errorf("%q: ReadSecret(path) = %q, %v", content, got, err)
 		}
 		if err != nil && !strings.Contains(err.Error(), "one line") {
 			t.Errorf("%q: %v", content, err)
@@ -37,9 +37,9 @@ func TestReadSecret(t *testing.T) {
 func TestAsProblems(t *testing.T) {
 	own := Problems{{Key: "a", Message: "x"}, {Key: "b", Message: "y"}}
 	if got := AsProblems(fmt.Errorf("load: %w", own)); len(got) != 2 || got[1] != own[1] {
-		t.Errorf("%+v", got)
+		t.Errorf(`AsProblems(fmt.Errorf("load: %%w", own)) = %+v`, got)
 	}
 	if got := AsProblems(errors.New("away")); len(got) != 1 || got[0] != (Problem{Message: "away"}) {
-		t.Errorf("%+v", got)
+		t.Errorf(`AsProblems(errors.New("away")) = %+v`, got)
 	}
 }

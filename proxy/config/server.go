@@ -108,8 +108,8 @@ type Admin struct {
 	Listen string `toml:"listen"`
 	// TokenFile is a file with the bearer token that every request must have, except
 	// those for /healthz and /readyz; required if Listen is not loopback. Default "":
-	// read-only requests need none; the others need the token that the proxy generates
-	// at its start and keeps in a file for its owner.
+	// read-only requests need no token. Other requests need the token that the proxy
+	// generates at its start and stores in a file that only its owner can read.
 	TokenFile string `toml:"token_file"`
 	// AllowedHosts are host names, without a port, that requests without a token
 	// may have in their Host line at the internal addresses: Listen, fleet.listen
@@ -151,12 +151,12 @@ type Timeouts struct {
 	// Handshake is the additional time, beyond Transfer, for the first transfer of a
 	// pair, while its engines connect; it also bounds a whole warm-up. Default 30s.
 	Handshake Duration `toml:"handshake"`
-	// Transfer is how long decode may take, after prefill has answered, to get the KV
-	// of a prompt and begin its stream. It lies within FirstByte, which alone bounds an
-	// answer that is not a stream. Default 120s.
+	// Transfer bounds the time from prefill's answer to the begin of decode's stream, in
+	// which decode gets the KV of the prompt. FirstByte applies as well. An answer that
+	// is not a stream has only the limit FirstByte. Default 120s.
 	Transfer Duration `toml:"transfer"`
-	// DeferredWrite is additional time for Transfer if prefill may answer before decode
-	// has said where to write. Default 60s.
+	// DeferredWrite is added to Transfer if prefill may answer before decode has
+	// registered the blocks into which prefill writes. Default 60s.
 	DeferredWrite Duration `toml:"deferred_write"`
 	// Policy is the time budget of one policy callback. Default 5ms.
 	Policy Duration `toml:"policy"`

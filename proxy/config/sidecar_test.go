@@ -16,10 +16,10 @@ func TestSidecarOrder(t *testing.T) {
 	} {
 		s := Sidecar{Role: tt.role, Connector: tt.connector, Picker: tt.picker}
 		if got := strings.Join(s.Order(), " "); got != tt.want {
-			t.Errorf("%+v: %s", tt, got)
+			t.Errorf(`%+v: strings.Join(s.Order(), " ") = %s, want %s`, tt, got, tt.want)
 		}
 		if err := s.CheckOrder(s.Order()); err != nil {
-			t.Errorf("%+v: %v", tt, err)
+			t.Errorf("%+v: s.CheckOrder(s.Order()) = %v, want nil", tt, err)
 		}
 	}
 	s := defaultSidecar()
@@ -27,7 +27,7 @@ func TestSidecarOrder(t *testing.T) {
 		t.Errorf("the configured order is %v", s.Order())
 	}
 	if s.CheckOrder(nil) == nil {
-		t.Error("no policy at all is taken")
+		t.Error("an empty order is accepted")
 	}
 }
 
@@ -63,6 +63,6 @@ func TestSidecarNetworks(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	if (Sidecar{}).Networks() != nil {
-		t.Error("there is a network by default")
+		t.Error("Networks of the zero Sidecar is not nil")
 	}
 }

@@ -85,7 +85,7 @@ func TestLegAllocations(t *testing.T) {
 		"vllm-moriio-read": {1, 4, 34},
 		"vllm-p2p-nccl":    {1, 2, 2}, // the request id
 		"vllm-p2p-tier":    {1, 3, 3}, // the parameters and the transfer's id
-		"vllm-mooncake":    {1, 4, 5}, // the parameters and what they name
+		"vllm-mooncake":    {1, 4, 5}, // the parameters and the ids that they name
 		"sglang":           {0, 0, 0},
 		"trtllm":           {0, 0, 10},
 		"none":             {1, 0, 0},

@@ -1,11 +1,12 @@
 // Package connector holds the proxy's side of each engine's KV-transfer protocol, one
-// file per protocol. A connector is pure: it turns a client request, a placement, a
-// disagg id and the other leg's answer into the bytes of a leg, and does no I/O. The
-// package keeps no state. All values are safe for concurrent use.
+// file per protocol. A connector is pure: it builds the bytes of a leg from a client
+// request, a placement, a disagg id and the answer of the other leg. It does no I/O. The
+// package has no state. All values are safe for concurrent use.
 //
-// Bodies are spliced, never decoded: a leg's body is the client's bytes with a few
-// members cut out or put in. Values that one engine answers for the other (block ids,
-// 64-bit ids, opaque state) are copied byte for byte.
+// Connectors splice bodies and do not decode them: a leg's body consists of the client's
+// bytes with a few members removed or inserted. Values in the answer of one engine that
+// are meant for the other engine (block ids, 64-bit ids, opaque state) are copied byte
+// for byte.
 package connector
 
 import (
@@ -22,8 +23,8 @@ import (
 // Field is one header line of a leg.
 type Field = upstream.Field
 
-// Attempt is what a connector knows of one attempt at a request. A retry is another
-// Attempt with another ID and LegID.
+// Attempt has the facts of one attempt at a request that a connector needs. A retry is
+// another Attempt with another ID and LegID.
 type Attempt struct {
 	Request *openai.Request // the client's body, scanned; the connector cuts out its PD fields
 	ID      uint64          // the disagg id, in [abi.MinDisaggID, abi.MaxDisaggID)
@@ -51,26 +52,25 @@ type Leg struct {
 	Header []Field
 	Body   []byte // appended to the caller's buffer, unless Alias
 	Alias  bool   // Body is the client's own body: it must not be written to, kept or reused as a buffer
-	// Msgpack says that the body must be sent in the form of AppendMsgpack, with
-	// HeaderMsgpack.
+	// Msgpack: the body must be converted by AppendMsgpack and sent with HeaderMsgpack.
 	Msgpack bool
-	Unary   bool // the answer is one JSON object, even if the client asked for a stream
+	Unary   bool // the answer is one JSON object, even if the client requested a stream
 }
 
 // Handoff is the meaning of prefill's answer for decode. Its byte slices alias the
 // answer.
 type Handoff struct {
-	// Done: prefill's answer is the whole answer, because its first token ended the
-	// text. No decode leg is sent, and a concurrent one is ended. Answer is the
-	// client's answer: an SSE stream if the client asked for one.
+	// Done: prefill's answer is the whole answer, because its first token ended the text.
+	// The proxy sends no decode leg and ends a concurrent decode leg. Answer is the
+	// client's answer, an SSE stream if the client requested a stream.
 	Done   bool
 	Answer []byte
-	// Fallback is the reason, for a counter, why decode works without the transferred
-	// KV; normally "". no_kv_params: prefill's answer has no transfer parameters.
-	// no_kv_blocks: its list of blocks is empty. incomplete_kv_params: it does not say
-	// where the blocks are. Also ForeignHost.
+	// Fallback is the reason why decode works without transferred KV, as the label of a
+	// counter; normally "". no_kv_params: prefill's answer has no transfer parameters.
+	// no_kv_blocks: its list of blocks is empty. incomplete_kv_params: the address of the
+	// blocks is missing. Also ForeignHost.
 	Fallback string
-	// Pinned says that prefill holds KV blocks for a decode leg that has not begun.
+	// Pinned: prefill holds KV blocks for a decode leg that has not begun.
 	Pinned bool
 	// Lease is how long prefill holds the blocks from now on. Decode renews the lease
 	// once it has the request. A decode engine that reads the blocks later reads other
@@ -89,8 +89,8 @@ type Handoff struct {
 	Extra []byte
 }
 
-// Orphan says how far a failed attempt had come. The connector derives from it what the
-// engines may still hold.
+// Orphan is the progress of a failed attempt. From it the connector derives which
+// resources the engines may still hold.
 type Orphan struct {
 	PrefillSent  bool     // the prefill leg may have reached its engine
 	PrefillDone  bool     // prefill's whole answer has arrived
@@ -102,7 +102,7 @@ type Orphan struct {
 	Handoff      *Handoff // prefill's answer as read by ReadPrefill; nil if there is none
 }
 
-// Until says when a clean-up call is complete.
+// Until is the condition under which a clean-up call is complete.
 type Until uint8
 
 // The ends of a clean-up call.
@@ -111,11 +111,11 @@ const (
 	UntilHead                 // the head of the answer is there; closing the connection then makes the engine abort
 	UntilEvent                // the first event of the stream is there; closing the connection then makes the engine abort
 	UntilRefused              // the answer has a 4xx status: the engine frees by rejecting the call
-	UntilServed               // the whole answer is read, however long prefill takes; the call is repeated only if the engine's answer asks for it
+	UntilServed               // the proxy has read the whole answer, without a time limit for prefill; the proxy repeats the call only if the engine's answer requests this
 )
 
-// Cleanup is one call that makes an engine free what a failed attempt left. If Leg.Path
-// is empty, nothing can be sent and How is only counted.
+// Cleanup is one call that makes an engine free the resources of a failed attempt. If
+// Leg.Path is empty, no call is possible and the proxy only counts How.
 type Cleanup struct {
 	Phase     abi.Phase // phase of the engine that is called
 	AnyTarget bool      // any ready engine of that phase and group may be called
@@ -125,16 +125,16 @@ type Cleanup struct {
 	Hosts []string
 	Leg   Leg
 	Until Until
-	// Restarted says that the call is made only if the attempt's decode engine is a new
-	// process since the attempt began. While the old process lives, the engines settle
-	// the transfer themselves, and the call would do harm.
+	// Restarted: the proxy makes the call only if the attempt's decode engine has
+	// restarted since the attempt began. While the old process runs, the engines finish
+	// or cancel the transfer without a call, and the call would do harm.
 	Restarted bool
 	// Hold is how long the engine keeps the memory if no call frees it; 0: at most 30
 	// s.
 	Hold time.Duration
-	// SameID says that the call has the request id of the failed leg. An engine must not
-	// get two requests with one id at a time, and may need a moment to end a request whose
-	// connection was closed. So the call is repeated after longer pauses.
+	// SameID: the call has the request id of the failed leg. An engine must not get two
+	// requests with one id at a time, and needs some time to end a request after its
+	// connection was closed. So the proxy repeats the call after longer pauses.
 	SameID bool
 	How    string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode, same_id
 }
@@ -171,11 +171,12 @@ type Connector interface {
 	// Public returns decode's whole answer, which had a 2xx status, without its
 	// transfer data. If there is no such data it returns answer itself.
 	Public(a *Attempt, answer []byte) []byte
-	// Reclaims reports whether Cleanup needs prefill's answer to free what prefill
-	// holds. The proxy then waits for the answer even if the client has left.
+	// Reclaims reports whether Cleanup needs prefill's answer to free prefill's KV. In
+	// that case the proxy waits for the answer even if the client has left.
 	Reclaims() bool
-	// Cleanup lists the calls that free what o left on the engines. After decode has
-	// taken over, the client's body is gone: Cleanup then reads only ids and targets.
+	// Cleanup lists the calls that free the resources that o left on the engines. After
+	// decode has begun to answer, the client's body is no longer available: Cleanup then
+	// reads only ids and targets.
 	Cleanup(a *Attempt, o Orphan) []Cleanup
 }
 
@@ -196,12 +197,13 @@ type Dated interface {
 	Unfit(r *openai.Request, prefill *engine.Facts) (sure bool, err error)
 }
 
-// Deferrer is a connector whose prefill may answer before decode has said where to
-// write the KV, so that the transfer may begin after prefill's answer.
+// Deferrer is a connector whose prefill may answer before decode has registered the
+// blocks for the KV. The transfer may then begin after prefill's answer.
 type Deferrer interface{ Defers() bool }
 
-// Merger is a connector of concurrent legs that, for some requests, puts data of
-// prefill's answer into decode's. Its methods are pure and safe for concurrent use.
+// Merger is a connector of concurrent legs that, for some requests, copies data of
+// prefill's answer into decode's answer. Its methods are pure and safe for concurrent
+// use.
 type Merger interface {
 	// Merges reports whether r is such a request. Its client gets no byte before
 	// prefill has answered.
@@ -237,8 +239,7 @@ const ForeignHost = "foreign_host"
 
 func badReply(problem string) error { return fmt.Errorf("%w: %s", ErrBadReply, problem) }
 
-// errNoTwoLegs is the error of a connector without a transfer that was asked for a leg
-// of a pair.
+// errNoTwoLegs is the error of a connector without a transfer for a leg of a pair.
 var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two legs")
 
 // All lists the connectors in the order of the documentation.

@@ -99,7 +99,7 @@ func TestHealthPath(t *testing.T) {
 	for _, tt := range tests {
 		c, _ := ByName(tt.connector)
 		if path, bootstrap := c.HealthPath(tt.role); path != tt.path || bootstrap != tt.bootstrap {
-			t.Errorf("%s %v: %s %v, want %s %v", tt.connector, tt.role, path, bootstrap, tt.path, tt.bootstrap)
+			t.Errorf("%s %v: c.HealthPath(tt.role) = %s %v, want %s %v", tt.connector, tt.role, path, bootstrap, tt.path, tt.bootstrap)
 		}
 	}
 }
@@ -171,7 +171,7 @@ func TestDstIsReused(t *testing.T) {
 		}
 		prefix := append(dst, "kept"...)
 		if leg, _ = c.Prefill(a, prefix); !strings.HasPrefix(string(leg.Body), "kept{") {
-			t.Errorf("%s: the body does not follow what the buffer held", c.Name())
+			t.Errorf("%s: the body is not appended to the buffer", c.Name())
 		}
 	}
 }
@@ -212,7 +212,7 @@ func TestNothingIsHeldOnceDecodeTook(t *testing.T) {
 			}
 			for _, call := range c.Cleanup(a, o) {
 				if call.How == "engine_timeout" {
-					t.Errorf("%s leaves something to a time-out of %s: %+v", c.Name(), call.Phase, o)
+					t.Errorf("%s: a call of phase %s relies on the engine's time-out: %+v", c.Name(), call.Phase, o)
 				}
 			}
 		}

@@ -17,8 +17,8 @@ const (
 	healthPath     = "/health"
 )
 
-// served reports whether a path has facts. An engine that does not know the path has
-// none; that is no error.
+// served reports whether the engine serves a path of facts. An engine without the path
+// has no such facts, which is no error.
 func served(path string, status int) (bool, error) {
 	switch {
 	case status/100 == 2:

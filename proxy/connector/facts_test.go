@@ -119,7 +119,7 @@ func TestReadFacts(t *testing.T) {
 	}
 }
 
-// TestFactPaths shows that every path asked for is one that ReadFacts knows.
+// TestFactPaths: ReadFacts knows every path of FactPaths.
 func TestFactPaths(t *testing.T) {
 	answers := map[string]string{
 		"/v1/models": `{"data":[]}`, "/version": `{"version":"1"}`, "/server_info": `{"version":"1"}`, topologyPath: `{"dp_size":1}`,
@@ -132,11 +132,11 @@ func TestFactPaths(t *testing.T) {
 				paths = append(paths, r.RegistryPath(role))
 			}
 			if len(paths) == 0 {
-				t.Errorf("%s asks for nothing", c.Name())
+				t.Errorf("FactPaths of %s is empty", c.Name())
 			}
 			for _, path := range paths {
 				if err := c.ReadFacts(&engine.Facts{}, path, 200, []byte(answers[path])); err != nil {
-					t.Errorf("%s %s: %v", c.Name(), path, err)
+					t.Errorf("%s, %s: c.ReadFacts = %v, want nil", c.Name(), path, err)
 				}
 			}
 		}
@@ -228,7 +228,7 @@ func TestProcessStart(t *testing.T) {
 		{"too long", "x 1\nprocess_start_time_seconds 1" + strings.Repeat("0", 40) + "\n", ""},
 	} {
 		if got := processStart([]byte(tt.body)); got != tt.want {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+			t.Errorf("%s: processStart([]byte(tt.body)) = %q, want %q", tt.name, got, tt.want)
 		}
 	}
 }

@@ -72,7 +72,7 @@ func fuzzReadPrefill(f *testing.F, connector string) {
 			t.Errorf("decode leg lost the params %q: %q", h.Params, leg.Body)
 		}
 		if h.Pinned == (len(c.Cleanup(a, Orphan{PrefillSent: true, PrefillDone: true, Handoff: &h})) == 0) {
-			t.Errorf("pinned is %v, the clean-up says otherwise", h.Pinned)
+			t.Errorf("Pinned = %v, but Cleanup disagrees", h.Pinned)
 		}
 	})
 }

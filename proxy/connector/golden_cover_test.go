@@ -74,7 +74,8 @@ func TestGoldenCoversEveryMessage(t *testing.T) {
 	}
 }
 
-// waysOf lists the kinds of clean-up that c uses for what an attempt of g may leave.
+// waysOf lists the kinds of clean-up that c uses for the resources that an attempt of g
+// may leave.
 func waysOf(t *testing.T, c Connector, g *golden) (hows []string) {
 	a := g.attempt(t, c)
 	var h *Handoff

@@ -19,7 +19,7 @@ import (
 // not set are not tested. Bodies are strings, so that white space and escapes in them
 // are exact.
 type golden struct {
-	About        string       // what the case shows
+	About        string       // the rule that the case shows
 	API          string       // the client's path
 	Request      string       // the client's body
 	Trust        bool         // server.trust_pd_fields
@@ -37,7 +37,7 @@ type golden struct {
 	Aggregated    *goldenLeg    // the one leg of an aggregated request
 	PrefillLeg    *goldenLeg    `json:"prefill_leg"`
 	PrefillAnswer *string       `json:"prefill_answer"` // fixed
-	Handoff       *goldenHand   // what the answer means
+	Handoff       *goldenHand   // the meaning of the answer
 	DecodeLeg     *goldenLeg    `json:"decode_leg"`
 	Cleanups      []goldenClean // the clean-up calls, by how far the attempt had come
 
@@ -157,7 +157,7 @@ func readGolden(t *testing.T, file string) *golden {
 		t.Fatal(err)
 	}
 	if g.About == "" {
-		t.Error("the case does not say what it is about")
+		t.Error("the case has no About text")
 	}
 	return g
 }
@@ -235,11 +235,11 @@ func (g *golden) checkKept(t *testing.T, c Connector, a *Attempt) {
 		}
 		k, ok := c.(Retainer).Retained(a, []byte(g.DecodeAnswer))
 		if ok != (g.Kept != nil) {
-			t.Fatalf("kept %v", ok)
+			t.Fatalf("Retained = %v", ok)
 		}
 		got := goldenKept{Params: string(k.Params), Host: k.Host, Prompt: string(k.Prompt), Answer: string(k.Answer), Unfit: k.Unfit, Tokens: k.Tokens}
 		if ok && got != *g.Kept {
-			t.Errorf("kept\n got %+v\nwant %+v", got, *g.Kept)
+			t.Errorf("retained KV\n got %+v\nwant %+v", got, *g.Kept)
 		}
 		if g.Forget != nil {
 			g.checkCalls(t, "kept", []Cleanup{c.(Retainer).FreeRetained(a, k.Params)}, []goldenCall{*g.Forget})
@@ -277,7 +277,7 @@ func (g *golden) checkLeg(t *testing.T, what string, leg Leg, err error, want *g
 		return
 	}
 	if leg.Path != want.Path {
-		t.Errorf("%s goes to %s, want %s", what, leg.Path, want.Path)
+		t.Errorf("path of %s = %s, want %s", what, leg.Path, want.Path)
 	}
 	if string(leg.Body) != want.Body {
 		t.Errorf("%s body\n got %s\nwant %s", what, leg.Body, want.Body)
@@ -300,7 +300,7 @@ func (g *golden) checkLeg(t *testing.T, what string, leg Leg, err error, want *g
 	}
 }
 
-// checkHandoff reports whether the attempt goes on.
+// checkHandoff reports whether the attempt continues.
 func (g *golden) checkHandoff(t *testing.T, got Handoff, err error) bool {
 	t.Helper()
 	want := g.Handoff
@@ -313,7 +313,7 @@ func (g *golden) checkHandoff(t *testing.T, got Handoff, err error) bool {
 		}
 		var refusal *openai.Error
 		if errors.As(err, &refusal) {
-			t.Error("the engine's fault comes as a refusal of the client's request")
+			t.Error("a fault of the engine is reported as an invalid request of the client")
 		}
 		return false
 	}

@@ -11,11 +11,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// mooncake is vLLM's MooncakeConnector. Both legs run at once. Decode asks prefill's
-// bootstrap server for prefill's workers, by the id of prefill's engine core, and tells
-// the workers which blocks it has allocated. When the prompt is computed, prefill
-// writes into these blocks. A transfer id identifies the two legs. Prefill's answer
-// says nothing about the transfer.
+// mooncake is vLLM's MooncakeConnector. Both legs run at once. Decode gets the addresses
+// of prefill's workers from prefill's bootstrap server, by the id of prefill's engine
+// core. Decode sends these workers the list of blocks that it has allocated. When prefill
+// has computed the prompt, it writes into these blocks. A transfer id identifies the two
+// legs. Prefill's answer says nothing about the transfer.
 //
 // Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/mooncake/
 // (mooncake_connector.py update_state_after_alloc and request_finished for the fields
@@ -39,8 +39,8 @@ func (mooncake) RegistryPath(role abi.Role) string {
 	return queryPath
 }
 
-// RegistryProbed: a leg with the id of an engine core that no longer exists keeps
-// decode's blocks until a time-out, and for ever in releases before autumn 2026.
+// RegistryProbed: a decode leg with the id of an engine core that no longer exists keeps
+// its blocks until a time-out. In releases before autumn 2026 it keeps them permanently.
 func (mooncake) RegistryProbed() bool { return true }
 
 // ReadFacts reads the bootstrap server's list, {"<dp rank>": {"engine_id": …,
@@ -94,8 +94,8 @@ func countMembers(raw []byte) (n int) {
 	return n
 }
 
-// Compatible requires equal block sizes and types, and one tensor-parallel size that is
-// a multiple of the other. Otherwise decode would wait for ever. Sources:
+// Compatible requires equal block sizes and types, and one tensor-parallel size that is a
+// multiple of the other. Otherwise decode would wait without end. Sources:
 // mooncake_connector.py _validate_asymmetric_region_lengths and _get_tp_ratio.
 func (mooncake) Compatible(p, d *engine.Facts) error {
 	switch {
@@ -111,9 +111,9 @@ func (mooncake) Compatible(p, d *engine.Facts) error {
 // VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (mooncake_connector.py).
 func (mooncake) Defers() bool { return true }
 
-// Prefill asks for one token, as NIXL's leg does, and must end by the limit of tokens:
-// otherwise prefill keeps no block (request_finished). The rank is sent whenever the
-// engine has several, because decode gets the id of one rank's core.
+// Prefill requests one token, as NIXL's leg does. The leg must end by the limit of
+// tokens: otherwise prefill keeps no block (request_finished). The leg names the rank if
+// the engine has several, because decode gets the id of one rank's core.
 func (m mooncake) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	b := append(make([]byte, 0, 160), `{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`...)
 	leg, err := vllmPrefill(a, dst, append(openai.AppendQuoted(b, m.transferID(a)), '}'))
@@ -181,25 +181,26 @@ func (m mooncake) decodeParams(a *Attempt) ([]byte, error) {
 
 var errNoEngineID = errors.New("prefill's engine id is not known")
 
-// Reclaims: a prefill leg that is not aborted writes what decode waits for, or keeps
-// blocks that Cleanup frees. An aborted one leaves decode waiting.
+// Reclaims: a prefill leg that is not aborted either writes the KV for which decode
+// waits, or keeps blocks that Cleanup frees. After an aborted prefill leg, decode would
+// wait.
 func (mooncake) Reclaims() bool { return true }
 
 // Cleanup sends a decode engine a request that names the transfer and that the engine
-// rejects. The engine then tells prefill that the blocks are not wanted
+// rejects. The engine then tells prefill that decode does not need the blocks
 // (request_finished, _with_kv_transfer_rejection_cleanup).
 //
-// The call is correct only for blocks that prefill is known to hold. For a transfer
-// that prefill does not know, or no longer knows, it blocks one of prefill's few
-// senders for minutes. So a decode engine that has the leg must have failed. Otherwise
-// the engines settle the transfer: when its connection closes, decode cancels the
-// transfer if it was not scheduled, and otherwise reads it. If decode's process ends
-// before that, prefill's blocks stay until their time-out. Then the same rejected
-// request frees them as soon as decode is seen to be a new process, which cannot be
-// waiting.
+// The call is correct only for blocks that prefill certainly holds. For a transfer that
+// prefill does not know, or no longer knows, the call blocks one of prefill's few senders
+// for minutes. So a decode engine that has the leg must have failed. Otherwise the
+// engines finish the transfer without a call: when its connection closes, decode cancels
+// a transfer that was not scheduled, and reads any other. If decode's process ends before
+// that, prefill's blocks stay until their time-out. In that case the proxy sends the same
+// rejected request as soon as it finds that decode has restarted: the new process cannot
+// be waiting for the transfer.
 //
-// If prefill failed, no engine writes the KV: decode's blocks stay until their
-// time-out, which is counted as such.
+// If prefill failed, no engine writes the KV: decode's blocks stay until their time-out,
+// and the proxy counts this case.
 func (m mooncake) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	held := o.PrefillDone && o.Handoff != nil && o.Handoff.Pinned
 	waits := o.DecodeSent && !o.DecodeFailed

@@ -13,7 +13,7 @@ import (
 
 var (
 	errTPSizes   = errors.New("neither tensor-parallel size is a multiple of the other")
-	errNoHandoff = errors.New("decode needs what prefill answered")
+	errNoHandoff = errors.New("decode needs the parameters of prefill's answer")
 )
 
 // moriio is vLLM's MoRIIOConnector. In WRITE mode, the default, both legs run at once:
@@ -47,10 +47,10 @@ func (m moriio) Flow() abi.Flow {
 	return abi.FlowConcurrent
 }
 
-// AggregatesOn includes prefill engines in READ mode. In WRITE mode, releases before
-// 0.32 crash on a request without transfer parameters (KeyError in
-// build_connector_meta). A decode engine of either mode answers such a request from
-// uninitialized memory, or waits for ever (get_num_new_matched_tokens).
+// AggregatesOn includes prefill engines in READ mode. In WRITE mode, releases before 0.32
+// crash on a request without transfer parameters (KeyError in build_connector_meta). A
+// decode engine of either mode answers such a request from uninitialized memory, or waits
+// without end (get_num_new_matched_tokens).
 func (m moriio) AggregatesOn() abi.Role {
 	if m.read {
 		return abi.RolePrefill
@@ -71,8 +71,8 @@ func (moriio) Compatible(p, d *engine.Facts) error {
 	return errTPSizes
 }
 
-// Prefill asks for one token, as NIXL's leg does, and must end by the limit of tokens:
-// otherwise prefill keeps no block (request_finished).
+// Prefill requests one token, as NIXL's leg does. The leg must end by the limit of
+// tokens: otherwise prefill keeps no block (request_finished).
 func (m moriio) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	leg, err := vllmPrefill(a, dst, m.transfer(a, a.Decode, true))
 	leg.Header = m.header(a, a.Prefill)
@@ -85,8 +85,8 @@ func (moriio) header(a *Attempt, t engine.Target) []Field {
 	return vllmHeader(moriioRequestID(a), t)
 }
 
-// moriioRequestID tells each engine the address of the other one. Its form follows the
-// patterns of get_peer_zmq_from_request_id.
+// moriioRequestID returns the request id of both legs, which contains the addresses of
+// both engines. The form follows the patterns of get_peer_zmq_from_request_id.
 func moriioRequestID(a *Attempt) string {
 	var room [256]byte
 	id := a.Prefill.Facts().KVAddress.Append(append(room[:0], "___prefill_addr_"...))
@@ -97,11 +97,11 @@ func moriioRequestID(a *Attempt) string {
 // transferID is the id of the transfer in both legs of an attempt.
 func transferID(a *Attempt) string { return "tx-" + a.LegID }
 
-// transfer returns the parameters of a leg whose peer is other, as far as they are
-// known before prefill answers. Engines read the peer's address from the request id.
-// Engines before vLLM pull request 39565 read it from here. All engines read it from
-// here to free what a leg left that was never scheduled. Only older engines read
-// remote_port, and they require it.
+// transfer returns the parameters of a leg whose peer is other, as far as they are known
+// before prefill answers. Current engines read the peer's address from the request id.
+// Engines before vLLM pull request 39565 read the address from these parameters. All
+// engines read the address from these parameters when they free the blocks of a leg that
+// was never scheduled. Only older engines read remote_port, and they require it.
 func (moriio) transfer(a *Attempt, other engine.Target, prefill bool) []byte {
 	f := other.Facts()
 	b := make([]byte, 0, 512)
@@ -125,9 +125,9 @@ func (moriio) transfer(a *Attempt, other engine.Target, prefill bool) []byte {
 	return append(b, '}')
 }
 
-// ReadPrefill finds out whether prefill has kept its blocks. Without transfer
-// parameters it has not, and decode cannot do without: the leg failed. In READ mode the
-// parameters go to decode.
+// ReadPrefill checks whether prefill has kept its blocks. An answer without transfer
+// parameters means that prefill has kept none. Decode needs the blocks, so the leg has
+// failed. In READ mode the parameters go to decode.
 func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	params, err := transferParams(body)
 	switch {
@@ -173,10 +173,11 @@ func (m moriio) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	return leg, err
 }
 
-// decodeParams returns the parameters of the decode leg. In READ mode they are those of
-// transfer, overwritten by prefill's answer: engines before vLLM pull request 34907
-// answer only some of them. If the answer names a host at which prefill is not known to
-// be, prefill's address stays the one that it registered.
+// decodeParams returns the parameters of the decode leg. In READ mode, values of
+// prefill's answer replace values of transfer: the answer of engines before vLLM pull
+// request 34907 has only some of the values. If the answer names a host that the proxy
+// does not know as prefill's host, the parameters keep the address with which prefill
+// registered.
 func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 	known := m.transfer(a, a.Prefill, false)
 	if !m.read {
@@ -246,12 +247,12 @@ func (m moriio) Reclaims() bool { return m.read }
 // because of its limit of tokens, so no part of it is ever scheduled.
 //
 // In WRITE mode the call is correct only while no decode engine has the leg: a decode
-// engine with the leg may be waiting for prefill to write into its blocks, and would
-// wait for ever for a cancelled transfer. In that case the engines settle the transfer:
-// when its connection closes, decode cancels the transfer if it was not scheduled.
-// Otherwise prefill writes and both engines free their blocks. Only two cases are left
-// to the engines' time-outs, and counted as such: prefill failed, so that no engine
-// writes, or decode died, so that no engine asks.
+// engine with the leg may be waiting for prefill to write into its blocks, and would wait
+// without end for a cancelled transfer. In that case the engines finish the transfer
+// without a call: when its connection closes, decode cancels a transfer that was not
+// scheduled. Otherwise prefill writes, and both engines free their blocks. In two cases
+// the blocks stay until the engines' time-outs, and the proxy counts them: prefill
+// failed, so no engine writes; or decode died, so no engine requests the KV.
 func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	if a.Prefill.IsZero() || o.KVRead {
 		return nil
@@ -280,8 +281,8 @@ func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	return []Cleanup{refusedDecode(a, params)}
 }
 
-// refusedDecode is a decode leg that the engine rejects because of its limit of tokens,
-// and by that frees what its kv_transfer_params name.
+// refusedDecode returns a decode leg that the engine rejects because of its limit of
+// tokens. By the rejection the engine frees the blocks that kv_transfer_params name.
 func refusedDecode(a *Attempt, params []byte) Cleanup {
 	body := append([]byte(`{"prompt":[0],"max_tokens":0,"kv_transfer_params":`), params...)
 	return Cleanup{

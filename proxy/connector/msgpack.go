@@ -10,9 +10,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// HeaderMsgpack with the value 1 says that a body is MessagePack although its
-// Content-Type says JSON. The Content-Type makes the body reach the worker's own
-// decoder. Source: TensorRT-LLM serve/openai_server.py, _MsgspecRequest.
+// HeaderMsgpack with the value 1 marks a body as MessagePack although its Content-Type is
+// JSON. With this Content-Type the body reaches the worker's own decoder. Source:
+// TensorRT-LLM serve/openai_server.py, _MsgspecRequest.
 const HeaderMsgpack = "X-Trtllm-Msgpack"
 
 // Code points of MessagePack for objects and arrays with a 32-bit count. The count is

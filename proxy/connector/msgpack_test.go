@@ -74,7 +74,7 @@ func FuzzAppendMsgpack(f *testing.F) {
 		}
 		read := func(b []byte) (v any) {
 			if err := json.Unmarshal(b, &v); err != nil {
-				t.Fatalf("%q: %v", b, err)
+				t.Fatalf("%q: json.Unmarshal(b, &v) = %v, want nil", b, err)
 			}
 			return v
 		}

@@ -14,9 +14,8 @@ import (
 //
 // Sources, in vLLM: tests/v1/kv_connector/nixl_integration/toy_proxy_server.py (the
 // fields of the prefill leg),
-// distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py (what the engines do
-// with kv_transfer_params, and when blocks are freed), v1/core/sched/utils.py
-// check_stop.
+// distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py (how the engines use
+// kv_transfer_params, and when they free blocks), v1/core/sched/utils.py check_stop.
 type nixl struct{}
 
 // nixlPrefill makes prefill keep its blocks. Engines read do_remote_decode; the nulls
@@ -78,11 +77,11 @@ func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	return leg, nil
 }
 
-// Prefill asks for one token, which no client sees: decode samples the first token
-// again. The leg must end by the limit of tokens: before vLLM pull request 32553, a
-// first token that stopped the text gave no params. So the leg ignores the end of text
-// and has none of the client's stops. All that forms the prompt (template, truncation,
-// salt, adapter) stays as the client sent it.
+// Prefill requests one token, which no client sees: decode samples the first token again.
+// The leg must end by the limit of tokens: before vLLM pull request 32553, the answer had
+// no transfer parameters if the first token stopped the text. So the leg ignores the end
+// of text and has none of the client's stops. All members that determine the prompt
+// (template, truncation, salt, adapter) stay as the client sent them.
 func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	params := a.RetainedKV
 	if len(params) == 0 {
@@ -180,13 +179,13 @@ func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
 		return Handoff{Fallback: ForeignHost}, nil
 	}
-	return Handoff{Params: params}, nil // the parameters of another connector beside this one
+	return Handoff{Params: params}, nil // parameters of another connector of the same engine
 }
 
-// addressed reports whether params say where the blocks are. A vLLM 0.32 engine that
-// has no address to read from waits for ever, and crashes when the request is aborted
+// addressed reports whether params contain the address of the blocks. A vLLM 0.32 decode
+// engine without this address waits without end, and crashes when the request is aborted
 // (KeyError in its core). remote_request_id is not required: releases before NIXL
-// connector version 2 have none, on either side.
+// connector version 2 neither send nor read it.
 func addressed(params []byte) bool {
 	for _, key := range [...]string{"remote_engine_id", "remote_host", "remote_port"} {
 		if v, _ := openai.Find(params, key); openai.IsNull(v) {
@@ -236,13 +235,14 @@ func (nixl) Public(a *Attempt, answer []byte) []byte { return vllmPublic(a, answ
 // Reclaims: only the answer names the blocks that prefill holds.
 func (nixl) Reclaims() bool { return true }
 
-// Cleanup frees the blocks that prefill keeps for a decode leg that did not come. A
-// decode engine tells prefill to free them as soon as a request that names them ends.
-// If the request is aborted before it was scheduled, it reads nothing. Otherwise it
-// reads no more blocks than its own prompt has, which is one. So the request is one
-// token long, has no data of the client but the model, and is dropped when the head of
-// its answer arrives. The salt keeps the blocks that it may have read out of the
-// engine's prefix cache, where they would be found under a wrong prompt.
+// Cleanup frees the blocks that prefill keeps for a decode leg that was not sent. It
+// sends decode a request that names the blocks. When that request ends, decode tells
+// prefill to free them. If the request is aborted before decode schedules it, decode
+// reads no block. Otherwise decode reads at most as many blocks as the request's prompt
+// has, which is one. So the prompt has one token, the only data of the client is the
+// model, and the proxy hangs up when the head of the answer arrives. The salt keeps the
+// block that decode may have read out of the prefix cache. Otherwise the cache would
+// contain the block under a wrong prompt.
 func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	if o.Handoff == nil || !o.Handoff.Pinned || o.KVRead {
 		return nil
@@ -273,11 +273,11 @@ func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	}}
 }
 
-// cleanupByID frees the blocks if the params do not name prefill's request (before vLLM
-// pull request 29665). Decode then tells prefill the end of a request under decode's
-// own id, so the call must have the same id and route as the prefill leg. A prompt of
-// another length would crash such an engine (assert num_local_blocks <=
-// num_remote_blocks), so the prompt is the client's.
+// cleanupByID frees the blocks if params do not name prefill's request (before vLLM pull
+// request 29665). Such a decode engine reports the end of a request to prefill under
+// decode's own request id. So the call must have the same id and route as the prefill
+// leg. A prompt of another length would crash the engine (assert num_local_blocks <=
+// num_remote_blocks), so the call has the client's prompt.
 func (nixl) cleanupByID(a *Attempt, params []byte) []Cleanup {
 	var room [editRoom]openai.Edit
 	edits := append(room[:0],

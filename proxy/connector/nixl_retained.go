@@ -17,8 +17,8 @@ type Retainer interface {
 	// CutRetained appends whole events of decode's stream to dst, without the
 	// parameters of retained KV, and returns these parameters; nil for none.
 	CutRetained(dst, events []byte) (rest, params []byte)
-	// FreeRetained makes prefill, which must be bidirectional, tell decode to free what
-	// it retains.
+	// FreeRetained returns a call to prefill. Prefill, which must be bidirectional, then
+	// tells decode to free the retained KV.
 	FreeRetained(a *Attempt, params []byte) Cleanup
 }
 
@@ -44,8 +44,8 @@ type Retained struct {
 }
 
 // Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py
-// (get_num_new_matched_tokens: prefill pulls the KV of as many tokens as it is told,
-// whatever its prompt is; request_finished: what decode retains, and how long),
+// (get_num_new_matched_tokens: prefill pulls the KV of the given number of tokens,
+// whatever its prompt is; request_finished: which KV decode retains, and how long),
 // base_worker.py (_apply_prefix_caching: blocks are matched from the end),
 // tests/v1/kv_connector/unit/test_bidirectional_kv_transfer.py. Pull requests 32553 and
 // 47021.
@@ -56,9 +56,10 @@ func keeps(a *Attempt) bool {
 	return a.Decode.Spec.Bidirectional && !a.Prefill.IsZero() && !a.Trust
 }
 
-// asksIDs reports whether the proxy asks decode for the token ids although the client
-// did not. The ids prove which text the retained KV belongs to. In a stream decode
-// would send ids with each event, and no parameters of retained KV.
+// asksIDs reports whether the proxy requests token ids from decode although the client
+// did not. The ids determine the text to which the retained KV belongs. The proxy does
+// not request them for a stream: decode would send ids with each event, and no parameters
+// of retained KV.
 func asksIDs(a *Attempt) bool {
 	r := a.Request
 	if !keeps(a) || r.Stream || r.API != openai.Completions && r.API != openai.Chat {
@@ -136,9 +137,9 @@ func countBlocks(params []byte) (blocks, groups int) {
 	return blocks, groups
 }
 
-// vllmPublic returns an answer without its transfer parameters, and without the token
-// ids that the client did not ask for. Members that an engine sends as null when not
-// asked become null; in answers of messages they are removed.
+// vllmPublic returns an answer without its transfer parameters, and without the token ids
+// that the client did not ask for. A member that an engine sends as null without a
+// request becomes null. In answers of messages the member is removed.
 func vllmPublic(a *Attempt, answer []byte) []byte {
 	asked := asksIDs(a)
 	kv, _ := openai.Find(answer, "kv_transfer_params")

@@ -23,15 +23,15 @@ func TestKeptIsForOneUser(t *testing.T) {
 		`"remote_engine_id":"d","remote_request_id":"r","remote_host":"h","remote_port":1}}`)
 	a := bidirectional(t, "/v1/completions", `{"prompt":"x"}`)
 	if _, ok := (nixl{}).Retained(a, answer); !ok {
-		t.Error("not kept")
+		t.Error("Retained returns no KV")
 	}
 	a.Trust = true
 	if _, ok := (nixl{}).Retained(a, answer); ok || string(vllmPublic(a, answer)) != string(answer) || asksIDs(a) {
-		t.Error("a trusted client's blocks are taken from it")
+		t.Error("the blocks of a trusted client were retained or removed from its answer")
 	}
 	a.Trust, a.Prefill = false, engine.Target{}
 	if _, ok := (nixl{}).Retained(a, answer); ok || asksIDs(a) {
-		t.Error("kept without a prefill")
+		t.Error("KV is retained without a prefill")
 	}
 }
 
@@ -49,7 +49,7 @@ func FuzzKept(f *testing.F) {
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		k, ok := nixl{}.Retained(a, answer)
 		if ok && len(k.Params) == 0 {
-			t.Error("kept, but not how")
+			t.Error("retained KV has no parameters")
 		}
 		public := vllmPublic(a, answer)
 		if json.Valid(answer) && !json.Valid(public) {

@@ -8,9 +8,9 @@ import (
 )
 
 // nixlPush is vLLM's NixlPushConnector. Both legs run at once. Decode gets prefill's
-// identity from the configuration and registers its allocated blocks with prefill.
-// Prefill writes into them when it has computed the prompt, and then both engines free
-// what they hold.
+// identity from the configuration and registers its allocated blocks with prefill. When
+// prefill has computed the prompt, it writes into these blocks. Then both engines free
+// their blocks.
 //
 // Prefill matches the two legs by the ids that prefill and decode give them: the
 // route's prefix and the request id, without a random suffix. So both legs have the
@@ -41,7 +41,7 @@ func (p nixlPush) Pairable(r *openai.Request) error {
 	return p.nixl.Pairable(r)
 }
 
-// Prefill asks for one token, as NIXL's leg in pull mode does.
+// Prefill requests one token, as NIXL's leg in pull mode does.
 func (nixlPush) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	leg, err := vllmPrefill(a, dst, append(appendTransferID(make([]byte, 0, 256), a), nixlPrefill[1:]...))
 	leg.Header = vllmHeader(a.LegID, a.Prefill)
@@ -71,9 +71,9 @@ func (nixlPush) decodeParams(a *Attempt) []byte {
 	return append(b, '}')
 }
 
-// ReadPrefill finds out whether prefill will write. It will not if it holds no blocks,
-// runs in pull mode, or is not the engine that decode was told of. Decode would then
-// wait for ever, so the leg failed.
+// ReadPrefill checks whether prefill will write the KV. Prefill writes nothing if it
+// holds no blocks, runs in pull mode, or is not the engine that the decode leg names.
+// Decode would then wait without end, so the leg has failed.
 func (nixlPush) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	params, err := transferParams(body)
 	switch {
@@ -104,18 +104,18 @@ func (p nixlPush) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 // ends (push_scheduler.py).
 func (nixlPush) Defers() bool { return true }
 
-// Reclaims: prefill's answer has nothing by which prefill could be told to free blocks.
+// Reclaims: prefill's answer has no data for a call that frees blocks.
 func (nixlPush) Reclaims() bool { return false }
 
 // Cleanup sends the prefill leg again if decode may be waiting and prefill has not
 // computed the prompt. A decode engine that has registered its blocks holds them until
 // they are written to, even if its connection is closed, and has no time-out for that
-// (vLLM issue 46283). Prefill matches the repeated leg by its ids, and finds computed
-// KV in its prefix cache. If decode has not registered, prefill's lease frees its
-// blocks.
+// (vLLM issue 46283). Prefill matches the repeated leg by its ids, and finds computed KV
+// in its prefix cache. If decode has not registered, prefill frees its blocks when their
+// lease expires.
 //
-// Prefill's blocks cannot be freed by a call: any engine that registers for them gets
-// them, but a decode engine that registers for blocks that are gone waits for ever.
+// No call can free prefill's blocks. An engine that registers for them gets them, but a
+// decode engine that registers for blocks that no longer exist waits without end.
 func (p nixlPush) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	switch {
 	case a.Prefill.IsZero() || o.KVRead:

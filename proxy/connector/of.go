@@ -10,6 +10,6 @@ var byName = func() map[string]Connector {
 	return m
 }()
 
-// Of returns the connector of an instance; nil if the configuration, which checks the
-// name, has let one pass that does not exist.
+// Of returns the connector of an instance. It returns nil for a name that does not exist,
+// which the checks of the configuration exclude.
 func Of(i *engine.Instance) Connector { return byName[i.Spec.Connector] }

@@ -8,11 +8,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// p2pNCCL is vLLM's P2pNcclConnector, which releases up to June 2026 have. Prefill
-// sends its KV to the decode engine whose address is in the request id. There a buffer
-// holds the KV under that id until decode's request of the same id reads it. Requests
-// have no transfer parameters, and both engines crash on a request whose id contains no
-// address.
+// p2pNCCL is vLLM's P2pNcclConnector, which vLLM contains up to its releases of June
+// 2026. Prefill sends its KV to the decode engine whose address is in the request id. A
+// buffer of decode stores the KV under the request id until decode's request with the
+// same id reads it. Requests have no transfer parameters, and both engines crash on a
+// request whose id contains no address.
 //
 // Prefill comes first, whatever the engines' send_type. A decode leg that runs before
 // its KV has arrived blocks its whole engine until the KV comes (recv_tensor), or
@@ -62,15 +62,15 @@ func (p2pNCCL) Compatible(p, d *engine.Facts) error {
 	return nil
 }
 
-// Prefill asks for one token. When its answer arrives, decode has the KV.
+// Prefill requests one token. When prefill's answer arrives, decode has the KV.
 func (p2pNCCL) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	leg, err := vllmPrefill(a, dst, nil)
 	leg.Header = []Field{{Name: "X-Request-Id", Value: moriioRequestID(a)}}
 	return leg, err
 }
 
-// ReadPrefill: any valid answer says that the KV was sent to this attempt's decode
-// engine.
+// ReadPrefill: any valid answer means that prefill has sent the KV to this attempt's
+// decode engine.
 func (p2pNCCL) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if _, err := transferParams(body); err != nil { // checks the whole body
 		return Handoff{}, err
@@ -93,14 +93,14 @@ func (p2pNCCL) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	return leg, nil
 }
 
-// Reclaims: the KV lies in decode's buffer, and only prefill's answer says that it has
+// Reclaims: the KV is in decode's buffer, and only prefill's answer shows that it has
 // arrived.
 func (p2pNCCL) Reclaims() bool { return true }
 
 // Cleanup makes decode run a request with the same id and a prompt of one token, which
-// needs no transferred KV. When it ends, the engine drops what it holds under that id
-// (get_finished). No chat prompt is that short, and one that needs missing KV would
-// block the engine. So the KV of a chat stays until the engine ends.
+// needs no transferred KV. When this request ends, the engine drops the KV under the same
+// id (get_finished). A chat prompt is always longer, and a prompt that needs missing KV
+// would block the engine. So the KV of a chat stays until the engine's process ends.
 func (p2pNCCL) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	switch {
 	case a.Prefill.IsZero() || o.KVRead || !o.PrefillSent || o.Refused:

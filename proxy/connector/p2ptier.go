@@ -9,14 +9,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// p2pTier is vLLM's OffloadingConnector with a secondary tier of type p2p. Prefill
-// keeps the prompt's KV in its host memory for a decode engine that asks for it under
-// the transfer's id. Decode gets prefill's address from the configuration and fetches
-// all full blocks from there. It computes what does not arrive.
+// p2pTier is vLLM's OffloadingConnector with a secondary tier of type p2p. Prefill keeps
+// the prompt's KV in its host memory until a decode engine requests it under the
+// transfer's id. Decode gets prefill's address from the configuration and fetches all
+// full blocks from there. Decode computes the blocks that do not arrive.
 //
 // Sources, in vLLM: docs/features/kv_offloading_usage.md («Orchestration-Layer
-// Protocol»), v1/kv_offload/tiering/p2p/manager.py (what each key does, and when
-// prefill gives up KV that was not fetched),
+// Protocol»), v1/kv_offload/tiering/p2p/manager.py (the effect of each key, and the time
+// after which prefill drops KV that no engine fetched),
 // tests/v1/kv_offload/tiering/p2p/p2p_connector_proxy.py (the legs).
 type p2pTier struct {
 	nixl // same routes, facts and unpairable forms as every vLLM engine
@@ -40,7 +40,7 @@ func (p2pTier) Compatible(p, d *engine.Facts) error {
 	return nil
 }
 
-// Prefill asks for one token, and makes prefill keep the KV under the transfer's id.
+// Prefill requests one token, and makes prefill keep the KV under the transfer's id.
 func (p2pTier) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	b := append(make([]byte, 0, 96), `{"remote_decoder":{"kv_request_id":`...)
 	leg, err := vllmPrefill(a, dst, append(openai.AppendQuoted(b, transferID(a)), "}}"...))

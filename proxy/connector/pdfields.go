@@ -6,25 +6,24 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// PD fields tell engines about a transfer. A client that could set them could name
-// hosts that engines then connect to, read another request's KV blocks, or abort
-// another request. So they are cut out of every leg, for every engine, unless the
-// client is trusted. The lists here and in [openai.PDField] hold the fields of all
-// engines, because the engine is chosen after the client wrote the request.
+// PD fields tell engines about a transfer. A client that could set them could name hosts
+// that engines then connect to, read another request's KV blocks, or abort another
+// request. So connectors remove them from every leg, for every engine, unless the client
+// is trusted. The lists here and in [openai.PDField] contain the fields of all engines,
+// because the client does not know which engine will get the request.
 
 // PDHeader reports whether a request line of that name belongs to the protocol between
-// proxy and engines. Such a line is not forwarded from an untrusted client. Case does
-// not matter, and an underscore counts as a hyphen, because many servers treat the two
-// alike. A line with the name of a PD field of bodies, with or without "X-", is one
-// too.
+// proxy and engines. Such a line is not forwarded from an untrusted client. Case does not
+// matter, and an underscore counts as a hyphen, because many servers treat the two alike.
+// A header line with the name of a PD field of bodies, with or without "X-", also counts.
 //
 // Sources: vLLM entrypoints/serve/engine/serving.py (X-Request-Id) and
 // entrypoints/generate/base/serving.py (X-data-parallel-rank); SGLang
 // entrypoints/request_headers.py (x-override-*) and entrypoints/openai/serving_base.py
 // (X-Data-Parallel-Rank); TensorRT-LLM serve/openai_client.py and serve/disagg_auth.py
-// (X-TRTLLM-*); the lines that tell a sidecar beside an engine its peers
-// (x-prefiller-*, x-encoder-hosts-ports, x-kv-cache-source-*), its rank
-// (x-data-parallel-*) and that its caller coordinates the phases (EPP-Profile).
+// (X-TRTLLM-*); the lines by which a caller gives an engine's sidecar its peers
+// (x-prefiller-*, x-encoder-hosts-ports, x-kv-cache-source-*) and its rank
+// (x-data-parallel-*), and states that the caller coordinates the phases (EPP-Profile).
 func PDHeader(name string) bool {
 	for i := range headerFamilies {
 		if prefixFold(name, headerFamilies[i]) {

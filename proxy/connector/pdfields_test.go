@@ -142,7 +142,7 @@ func TestHostileClient(t *testing.T) {
 			for name, shape := range legs {
 				leg, err := shape()
 				if err != nil {
-					t.Errorf("%s %s %s: %v", c.Name(), b.path, name, err)
+					t.Errorf("%s, %s, %s: shape() = %v, want nil", c.Name(), b.path, name, err)
 					continue
 				}
 				if len(leg.Body) > 0 && !json.Valid(leg.Body) {
@@ -177,7 +177,7 @@ func TestNestedCuts(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			leg, err := nixl{}.Aggregated(pair(t, tt.path, tt.body), nil)
 			if err != nil || string(leg.Body) != tt.want {
-				t.Errorf("%s, %v; want %s", leg.Body, err, tt.want)
+				t.Errorf("nixl{}.Aggregated = %s, %v; want %s", leg.Body, err, tt.want)
 			}
 			if leg.Alias != (tt.body == tt.want) {
 				t.Errorf("alias = %v", leg.Alias)
@@ -217,7 +217,7 @@ func TestManyMembers(t *testing.T) {
 			for name, shape := range shapes {
 				leg, err := shape()
 				if err != nil {
-					t.Errorf("%s, %s %s: %v", tt.name, c.Name(), name, err)
+					t.Errorf("%s, %s, %s: shape() = %v, want nil", tt.name, c.Name(), name, err)
 					continue
 				}
 				if body := string(leg.Body); !json.Valid(leg.Body) || strings.Contains(body, "CLIENT") || !strings.Contains(body, `"p4999":4999`) {

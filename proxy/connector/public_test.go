@@ -54,7 +54,7 @@ func TestPDMember(t *testing.T) {
 		{"sampling_params", "", false}, {"temperature", "1", false},
 	} {
 		if got := PDMember(tt.key, []byte(tt.value)); got != tt.want {
-			t.Errorf("%s %s: %v", tt.key, tt.value, got)
+			t.Errorf("%s, %s: PDMember(tt.key, []byte(tt.value)) = %v, want %v", tt.key, tt.value, got, tt.want)
 		}
 	}
 }

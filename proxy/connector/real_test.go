@@ -48,13 +48,13 @@ func members(t *testing.T, raw []byte) map[string]any {
 	dec.UseNumber()
 	m := make(map[string]any)
 	if err := dec.Decode(&m); err != nil {
-		t.Fatalf("%v: %s", err, raw)
+		t.Fatalf("dec.Decode(&m) = %v, %s", err, raw)
 	}
 	return m
 }
 
 // TestRealPairs replays pairs that a real prefill and decode engine answered. The
-// connector sends prefill what was sent there, except for its own edits, and builds the
+// connector sends prefill the recorded request, except for its own edits, and builds the
 // same decode request from the real answer.
 func TestRealPairs(t *testing.T) {
 	for _, name := range []string{

@@ -27,7 +27,7 @@ func TestBootstrapRoom(t *testing.T) {
 					t.Errorf("dp %d id %d: room %d has rank %d, want %d", dp, id, room, room%uint64(dp), rank)
 				}
 				if seen[room] {
-					t.Errorf("dp %d id %d rank %d: room %d is taken", dp, id, rank, room)
+					t.Errorf("dp %d id %d rank %d: room %d is already used", dp, id, rank, room)
 				}
 				seen[room] = true
 			}

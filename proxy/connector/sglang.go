@@ -9,10 +9,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// sglang is SGLang's disaggregation with any transfer backend. Prefill and decode get
-// the same request at once, with the address of prefill's bootstrap registry and a room
-// in which they meet. Decode's leg does not depend on prefill's answer. The answer says
-// that the KV was transferred.
+// sglang is SGLang's disaggregation with any transfer backend. Prefill and decode get the
+// same request at the same time, with the address of prefill's bootstrap registry and the
+// number of a room, which identifies the transfer. Decode's leg does not depend on
+// prefill's answer. Prefill's answer shows that the KV was transferred.
 //
 // Sources, in SGLang: srt/managers/io_struct.py GenerateReqInput (the fields),
 // srt/disaggregation/common/conn.py (rooms, ranks, and settings that must be equal on
@@ -58,8 +58,8 @@ func (sglang) Pairable(r *openai.Request) error {
 	return nil
 }
 
-// promptLogprobs returns the member that asks for log probabilities of the prompt in
-// such a form, or "".
+// promptLogprobs returns the name of the member that requests log probabilities of the
+// prompt in a form that cannot be merged, or "".
 func promptLogprobs(r *openai.Request) string {
 	switch r.API {
 	case openai.Completions:
@@ -89,9 +89,9 @@ func (sglang) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	return spliced(a, dst, cutPD(room[:1], a)), nil
 }
 
-// Prefill is not streamed, so that a failure has an HTTP status and the answer comes
-// when the transfer has ended. If the body must stay unchanged, it is streamed as the
-// client asked.
+// Prefill's answer is not a stream. Therefore a failure has an HTTP status, and the
+// answer comes when the transfer has ended. If the body must stay unchanged, the answer
+// is a stream if the client requested one.
 func (sglang) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	m := a.meet(true)
 	if byHeader(a, a.Prefill) && !(a.Merging && a.Request.Stream) { // a stream cannot be merged from
@@ -132,7 +132,7 @@ func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	return Handoff{}, badReply("no finish reason")
 }
 
-// isAbort reports whether a finish reason says that the engine aborted the request.
+// isAbort reports whether a finish reason means that the engine aborted the request.
 func isAbort(reason []byte) bool {
 	text, _ := openai.String(reason)
 	return text == "abort"
@@ -183,7 +183,8 @@ func abortRID(rid string, phase abi.Phase) Cleanup {
 	}
 }
 
-// meeting holds where the legs of an attempt meet, as told to one of them.
+// meeting has the address of the bootstrap server and the ranks that one leg of an
+// attempt gets for the transfer.
 type meeting struct {
 	host     string
 	port     int

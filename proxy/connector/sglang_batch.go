@@ -7,16 +7,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// A request with a list of prompts is one leg on each engine. Its sequences meet one by
-// one: rooms and ids are lists in the order of the prompts, while one host and port
-// serve all of them. Source, in SGLang: srt/managers/io_struct.py
+// A request with a list of prompts is one leg on each engine. Each sequence has its own
+// transfer: rooms and ids are lists in the order of the prompts, and all sequences share
+// one host and port. Source, in SGLang: srt/managers/io_struct.py
 // GenerateReqInput.normalize_batch_and_arguments. Scalars would be wrong: the engine
 // would count a single room up into the rooms of other requests, and add suffixes of
 // different lengths to a single id, which /abort_request matches as prefixes.
 //
-// Several samples of one prompt (n) have no such form. The engine copies the first room
-// into each of them, and into a warm-up request that it sends first, so they wait for
-// each other's KV until a time-out (srt/managers/tokenizer_manager.py
+// Several samples of one prompt (n) cannot be expressed in this way. The engine copies
+// the first room into each sample, and into a warm-up request that it runs first, so the
+// samples wait for each other's KV until a time-out (srt/managers/tokenizer_manager.py
 // _handle_batch_request; sglang pull requests 9224, 24223, 26486, 30723, 40297, none of
 // them merged).
 
@@ -65,8 +65,8 @@ func uncounted(r *openai.Request) string {
 	return ""
 }
 
-// ridOf returns the id of sequence i of n on either engine. All ids have the same
-// length, so none is a prefix of another.
+// ridOf returns the id of sequence i of n on either engine. All ids have the same length,
+// so no id is a prefix of another id.
 func ridOf(legID string, i, n int) string {
 	if n <= 1 {
 		return legID

@@ -9,9 +9,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// topologyPath is the query by which decode asks prefill's bootstrap registry for the
-// whole engine, before it asks for a rank. Source, in SGLang:
-// srt/disaggregation/common/conn.py try_ensure_parallel_info.
+// topologyPath is the path and query with which decode requests the data of the whole
+// engine from prefill's bootstrap registry. Decode does this before it requests the data
+// of a rank. Source, in SGLang: srt/disaggregation/common/conn.py
+// try_ensure_parallel_info.
 const topologyPath = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 
 // HealthPath is never the API's /health, which generates a token and takes a second.

@@ -40,7 +40,7 @@ func (m *meeting) override(a *Attempt) Leg {
 	return leg
 }
 
-// readStream checks prefill's answer to a body that asked for a stream.
+// readStream checks prefill's answer if the body requested a stream.
 func readStream(body []byte) error {
 	var events openai.EventScanner
 	events.Feed(body)

@@ -9,10 +9,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Only prefill has the log probabilities of the prompt. Decode answers empty lists in
-// their place (srt/managers/scheduler_components/output_streamer.py, "Decode server
-// does not send input logprobs"). Only answers of /generate have a place for them. The
-// proxy puts them there, in every event of a stream, as one engine does.
+// Only prefill has the log probabilities of the prompt. Decode's answer has empty lists
+// instead (srt/managers/scheduler_components/output_streamer.py, "Decode server does not
+// send input logprobs"). Only answers of /generate have members for these lists. The
+// proxy copies the lists into every event of a stream, as a single engine does.
 
 // inputLogprobs are the members of meta_info that only prefill can fill
 // (srt/managers/tokenizer_manager.py add_logprob_to_meta_info).
@@ -61,8 +61,8 @@ func (sglang) Merge(dst []byte, h *Handoff, answer []byte, events bool) ([]byte,
 	return dst, nil
 }
 
-// answerAt returns prefill's answer to the prompt that an event belongs to. In a batch
-// the event has an index.
+// answerAt returns prefill's answer to the prompt to which a decode event belongs. In a
+// batch the event has the index of the prompt.
 func answerAt(prefill, event []byte) []byte {
 	if isObject(prefill) {
 		return prefill
@@ -96,8 +96,8 @@ func mergeAnswers(dst, prefill, answer []byte) ([]byte, error) {
 	return append(dst, ']'), nil
 }
 
-// mergeOne appends one answer of decode, with prefill's lists before decode's own.
-// Anything else, such as an error event, is copied unchanged.
+// mergeOne appends one answer of decode, with prefill's lists before decode's own. It
+// copies any other text, such as an error event, unchanged.
 func mergeOne(dst, prefill, answer []byte) ([]byte, error) {
 	var whole, meta openai.Object
 	if err := whole.Parse(answer); err != nil {

@@ -55,7 +55,7 @@ func TestMerges(t *testing.T) {
 		`{"text":"return_logprob true"}`:                   false,
 	} {
 		if got := (sglang{}).Merges(request(t, "/generate", body)); got != want {
-			t.Errorf("%s: %v", body, got)
+			t.Errorf("%s: (sglang{}).Merges = %v, want %v", body, got, want)
 		}
 	}
 	if (sglang{}).Merges(request(t, "/v1/completions", `{"prompt":"x","return_logprob":true}`)) {

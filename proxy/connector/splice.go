@@ -31,8 +31,8 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	return leg
 }
 
-// plain returns the leg that an engine answers by itself: the client's body without its
-// PD fields.
+// plain returns the leg that one engine answers alone: the client's body without its PD
+// fields.
 func plain(a *Attempt, dst []byte) Leg {
 	var room [editRoom]openai.Edit
 	return spliced(a, dst, cutPD(room[:0], a))
@@ -60,9 +60,9 @@ func lone(r *openai.Request) (prompt []byte, ok bool) {
 	return prompt, ok && err == nil
 }
 
-// oneSequence rejects requests of more than one sequence: prefill answers one handoff
-// for a request, so the blocks of the other sequences would not be read. The error is
-// nil or an *openai.Error.
+// oneSequence rejects requests of more than one sequence: prefill's answer has the
+// parameters of one transfer, so decode would not read the blocks of the other sequences.
+// The error is nil or an *openai.Error.
 func oneSequence(r *openai.Request) error {
 	switch {
 	case r.API == openai.Embeddings || r.API == openai.Tokenize || r.API == openai.Detokenize:

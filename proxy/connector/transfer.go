@@ -37,7 +37,7 @@ const (
 
 // typeOf returns the type of a member of vLLM's kv_transfer_params or TensorRT-LLM's
 // disaggregated_params, at any depth. An engine tests some members by Python's truth
-// rules, so a value of another type may mean anything.
+// rules, so a value of another type could be taken for true or false.
 //
 // Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py,
 // push_scheduler.py (request_finished) and metadata.py, moriio/moriio_connector.py
@@ -196,11 +196,11 @@ func checkParams(raw []byte) (err error) {
 	return err
 }
 
-// Hosts calls visit for each value, at any depth, that may be the host of a connection:
-// a string under a key about hosts, or a string that can only be an address. port is 0
-// if the string has none. A number under such a key may also be an address: its host is
-// "". Hosts reports whether every visit returned true, and stops at the first one that
-// did not. raw must have been scanned.
+// Hosts calls visit for each value, at any depth, that may be the host of a connection.
+// Such a value is a string under a key about hosts, or a string that can only be an
+// address. port is 0 if the string has no port. A number under a key about hosts may also
+// be an address; visit then gets the host "". Hosts returns true if every visit returned
+// true, and stops at the first visit that returned false. raw must be valid JSON.
 func Hosts(key string, raw []byte, visit func(host string, port int) bool) bool {
 	all := true
 	openai.Walk(raw, key, func(key string, _ int, value []byte) bool {

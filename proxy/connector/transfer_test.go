@@ -66,7 +66,7 @@ func TestParamTypes(t *testing.T) {
 			a.Prefill.Spec.EngineID = "e"
 			h, err := c.ReadPrefill(a, withParams(own(more)))
 			if i < len(bad) && (!errors.Is(err, ErrBadReply) || len(h.Params) > 0) {
-				t.Errorf("%s, %s: %v", c.Name(), more, err)
+				t.Errorf("%s, %s: c.ReadPrefill(a, withParams(own(more))) = %v", c.Name(), more, err)
 			}
 			if i >= len(bad) && errors.Is(err, ErrBadReply) && strings.Contains(err.Error(), "type") {
 				t.Errorf("%s, %s: %v", c.Name(), more, err)
@@ -110,13 +110,13 @@ func TestParamHosts(t *testing.T) {
 		a.Prefill = place(config.Engine{SideChannel: "10.0.0.5:5600"}, "10.0.0.5", 0, engine.Facts{})
 		h, err := nixl{}.ReadPrefill(a, withParams(own(tt.more)))
 		if err != nil {
-			t.Errorf("%s: %v", tt.more, err)
+			t.Errorf("%s: nixl{}.ReadPrefill = %v, want nil", tt.more, err)
 		}
 		if (len(h.Params) == 0) != tt.foreign || tt.foreign && h.Fallback != ForeignHost && h.Fallback != "no_kv_blocks" {
 			t.Errorf("%s: %q, %s", tt.more, h.Fallback, h.Params)
 		}
 		if Sound(a.Prefill.Instance, a.Decode.Instance, []byte(own(tt.more))) == tt.foreign {
-			t.Errorf("%s is judged otherwise where it is kept for a turn", tt.more)
+			t.Errorf("%s: Sound and ReadPrefill disagree", tt.more)
 		}
 	}
 }
@@ -133,7 +133,7 @@ func TestTrustedHosts(t *testing.T) {
 		a.Prefill.Source = engine.SourceStatic
 		h, err := nixl{}.ReadPrefill(a, withParams(own(more)))
 		if err != nil || (len(h.Params) > 0) != trusted {
-			t.Errorf("%s: %v, %q, %s", more, err, h.Fallback, h.Params)
+			t.Errorf("%s: nixl{}.ReadPrefill = %v, %q, %s", more, err, h.Fallback, h.Params)
 		}
 	}
 }
@@ -159,14 +159,14 @@ func TestMoRIIOHosts(t *testing.T) {
 		c := moriio{read: true}
 		h, err := c.ReadPrefill(a, withParams(own(tt.more)))
 		if errors.Is(err, ErrBadReply) != tt.bad {
-			t.Errorf("%s: %v", tt.more, err)
+			t.Errorf("%s: c.ReadPrefill(a, withParams(own(tt.more))) = %v", tt.more, err)
 		}
 		if err != nil {
 			continue
 		}
 		leg, err := c.Decode(a, &h, nil)
 		if err != nil {
-			t.Errorf("%s: %v", tt.more, err)
+			t.Errorf("%s: c.Decode(a, &h, nil) = %v, want nil", tt.more, err)
 		}
 		for _, word := range []string{"10.6.6.6", "evil", ":22", `"22"`} {
 			if strings.Contains(string(leg.Body), word) {
@@ -230,7 +230,7 @@ func TestSGLangReason(t *testing.T) {
 	} {
 		a := pair(t, "/v1/completions", `{"prompt":"x"}`)
 		if _, err := (sglang{}).ReadPrefill(a, fmt.Appendf(nil, `{"choices":[{"finish_reason":%s}]}`, reason)); (err == nil) != good {
-			t.Errorf("%s: %v", reason, err)
+			t.Errorf("%s: (sglang{}).ReadPrefill = %v", reason, err)
 		}
 	}
 }

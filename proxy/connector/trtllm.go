@@ -11,21 +11,21 @@ import (
 )
 
 // trtllm is TensorRT-LLM's disaggregated serving. In the order context first, prefill
-// (the context worker) answers the first token and the disaggregated_params by which
-// decode (the generation worker) finds the KV, unless that token ended the text. The
-// order generation first is in trtllm_first.go.
+// (the context worker) answers the first token and the disaggregated_params. Decode (the
+// generation worker) finds the KV by these parameters. There is no decode leg if the
+// first token ended the text. The order generation first is in trtllm_first.go.
 //
-// Sources, in TensorRT-LLM: tensorrt_llm/serve/openai_disagg_service.py (what the
-// orchestrator sends and when a generation is needed),
-// tensorrt_llm/serve/openai_protocol.py (the fields; they differ between releases, and
-// a worker rejects unknown ones).
+// Sources, in TensorRT-LLM: tensorrt_llm/serve/openai_disagg_service.py (the requests of
+// the orchestrator, and when a generation is needed),
+// tensorrt_llm/serve/openai_protocol.py (the fields; they differ between releases, and a
+// worker rejects unknown ones).
 type trtllm struct{}
 
 func (trtllm) Name() string   { return "trtllm" }
 func (trtllm) Flow() abi.Flow { return abi.FlowPrefillFirst }
 
-// AggregatesOn includes decode engines: upstream's own orchestrator sends them requests
-// without disaggregated_params when a prefill leg is not worth its cost.
+// AggregatesOn includes decode engines: TensorRT-LLM's own orchestrator sends them
+// requests without disaggregated_params when a prefill leg would cost more than it saves.
 func (trtllm) AggregatesOn() abi.Role { return abi.RoleDecode }
 
 // Serves includes responses, which a worker answers whole: their requests have no
@@ -68,7 +68,7 @@ func (trtllm) ReadFacts(f *engine.Facts, path string, status int, body []byte) e
 	return nil
 }
 
-// BothPairs: a worker does what the request_type of each request says.
+// BothPairs: the request_type of each request determines the phase that a worker runs.
 func (trtllm) BothPairs() bool { return true }
 
 // Compatible rejects a pair whose decode would reject prefill's params: the first wire
@@ -102,7 +102,7 @@ func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 // Workers route by it to their ranks. Generation g1 has the field only in the params,
 // and rejects unknown members (openai_protocol.py, ConversationParams).
 func conversationNamed(a *Attempt, target engine.Target) openai.Edit {
-	if a.Conversation == "" || wire(target) == wireG1 || a.Request.API == openai.Responses { // has no such field
+	if a.Conversation == "" || wire(target) == wireG1 || a.Request.API == openai.Responses { // responses have no such field
 		return openai.Edit{}
 	}
 	if v, ok := a.Request.Get("conversation_params"); ok && !openai.IsNull(v) {
@@ -150,10 +150,10 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	return finished(a, leg), nil
 }
 
-// ReadPrefill reads the first choice's finish reason: if the text goes on, decode is
-// needed; otherwise prefill's answer is the whole answer. Decode finds the KV by the
-// ids of the answer, never by those that were sent: a component in between may have
-// replaced them.
+// ReadPrefill reads the finish reason of the first choice. If the text continues, a
+// decode leg is needed; otherwise prefill's answer is the whole answer. The decode leg
+// gets the ids of prefill's answer, not the ids of the prefill leg: a component between
+// the proxy and the engine may have replaced them.
 func (t trtllm) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	var answer openai.Object
 	if answer.Parse(body) != nil {
@@ -176,7 +176,7 @@ func (t trtllm) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	return t.done(a, &answer)
 }
 
-// handoff handles the answer after which decode goes on.
+// handoff handles an answer that decode must continue.
 func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handoff, error) {
 	params, _ := openai.Find(choices, "0", "disaggregated_params")
 	if !isObject(params) {
@@ -281,13 +281,13 @@ func historyStripped(a *Attempt, h *Handoff) openai.Edit {
 	return openai.Edit{Key: "messages", Value: append(append(value, last...), ']')}
 }
 
-// Reclaims: only a time-out frees the KV that prefill has computed. So a prefill leg
-// that is no longer wanted is stopped at once.
+// Reclaims: only a time-out frees the KV that prefill has computed. So the proxy stops an
+// unneeded prefill leg at once.
 func (trtllm) Reclaims() bool { return false }
 
-// Cleanup sends nothing: no route of a worker frees a context whose generation did not
-// come. Its kv_transfer_timeout_ms does. A prefill leg without answer may hold such a
-// context; one whose generation has begun holds nothing.
+// Cleanup sends no call: workers have no route that frees a context without a generation.
+// The worker frees the context after its kv_transfer_timeout_ms. A prefill leg without an
+// answer may hold such a context. A prefill leg whose generation has begun holds none.
 func (trtllm) Cleanup(_ *Attempt, o Orphan) []Cleanup {
 	pinned := o.PrefillSent && !o.Refused
 	if o.Handoff != nil {

@@ -6,9 +6,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// done handles an answer whose first token ended the text: the client gets the answer
-// without the params. A client that asked for a stream gets a stream composed from it.
-// Upstream's orchestrator sends such a client an empty stream, and the token is lost.
+// done handles an answer whose first token ended the text. The client gets the answer
+// without the params. If the client requested a stream, done composes a stream from the
+// answer. TensorRT-LLM's own orchestrator sends such a client an empty stream without the
+// token.
 func (trtllm) done(a *Attempt, answer *openai.Object) (Handoff, error) {
 	choices, _ := answer.Get("choices")
 	list, err := openai.Elements(choices)

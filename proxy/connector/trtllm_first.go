@@ -34,9 +34,10 @@ func style(a *Attempt) string {
 	return contextFirstStyle
 }
 
-// Order returns generation first if the style asks for it, or with style "" if the
-// engines support it. They do not with the fields of the first wire generation, or if
-// prefill publishes no address: the C++ transceiver has none.
+// Order returns generation first if the style requires it, or with style "" if the
+// engines support it. Engines with the fields of the first wire generation do not support
+// it. Neither does a prefill engine that publishes no address, as with the C++
+// transceiver.
 func (t trtllm) Order(a *Attempt, style string) (flow abi.Flow, fallback string) {
 	where := a.Prefill.Facts().Rendezvous
 	can := where != "" && wire(a.Prefill) != wireG1 && wire(a.Decode) != wireG1
@@ -132,7 +133,7 @@ func generationFirst(a *Attempt, dst []byte) Leg {
 }
 
 // readSecond checks prefill's answer when decode is already running: it must belong to
-// this transfer. The transfer is in progress whatever the finish reason says.
+// this transfer. The transfer is in progress for every finish reason.
 func readSecond(a *Attempt, choices []byte) (Handoff, error) {
 	params, ok, err := openai.Lookup(choices, "0", "disaggregated_params")
 	if err != nil || !ok || !isObject(params) {

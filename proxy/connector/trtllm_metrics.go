@@ -21,7 +21,8 @@ type Timing struct {
 	Chunks       string // timing of the prompt's chunks
 }
 
-// The names of the lines, the line that asks for them, and the name of the event.
+// Names of the header lines with timing, of the header line that requests them, and of
+// the event with timing.
 const (
 	headerTiming        = "Server-Timing"
 	headerStartEnd      = "X-Trtllm-Start-End-Time"
@@ -39,8 +40,8 @@ const MaxTiming = 80 << 10
 // share a port, only one of them receives it.
 func (trtllm) ClockPath() string { return "/steady_clock_offset" }
 
-// finished adds to a leg the line that asks for timing, and marks its body for
-// MessagePack, if the operator wants these.
+// finished adds to a leg the header line that requests timing, and marks its body for
+// MessagePack, if these are configured.
 func finished(a *Attempt, leg Leg) Leg {
 	leg.Msgpack = a.TRTLLM.Msgpack
 	if a.TRTLLM.PerfMetrics {
@@ -77,7 +78,7 @@ func ReadTiming(get func(name string) string) (t Timing) {
 	return t
 }
 
-// CutTiming removes the event with the timing from the end of whole events.
+// CutTiming removes the event with the timing from the end of a text of complete events.
 func CutTiming(events []byte) (rest []byte, t Timing) {
 	const begin = "event: " + eventTiming + "\n"
 	at := bytes.LastIndex(events, literal(begin))
@@ -171,7 +172,7 @@ func (t *Timing) Moment(name string) (s float64, ok bool) {
 	return number(t.StartEnd, "server-"+name+";ts=")
 }
 
-// number returns the number in the list's item that begins with begin.
+// number returns the number in the item of the list that begins with begin.
 func number(list, begin string) (float64, bool) {
 	for item := range strings.SplitSeq(list, ",") {
 		if text, ok := strings.CutPrefix(strings.TrimSpace(item), begin); ok {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// workerEvent is what a worker sends after a stream (build_metrics_sse_event).
+// workerEvent is the event that a worker sends after a stream (build_metrics_sse_event).
 const workerEvent = "event: trtllm.perf_metrics\ndata: " +
 	`{"Server-Timing":"server_queue;dur=1.250000, server_ttft;dur=8.500000, server_e2e;dur=24.000000, server_kv_transfer;dur=0.5","X-TRTLLM-Start-End-Time":"server-start;ts=12345.123456789, server-end;ts=12345.147456789","X-TRTLLM-Step-Metrics":"server-step-0-forward;dur=2.1","X-TRTLLM-Ctx-Chunk-Metrics":"server-ctx-chunk-0-forward;dur=4.2"}` + "\n\n"
 
@@ -47,11 +47,11 @@ func TestTiming(t *testing.T) {
 	}
 	for name := range h {
 		if !TimingHeader(name) || !TimingHeader(strings.ToUpper(name)) {
-			t.Errorf("%s is no line of it", name)
+			t.Errorf("TimingHeader(%s) = false", name)
 		}
 	}
 	if string(byEvent.AppendEvent(nil)) != workerEvent {
-		t.Errorf("told again\n%s\nwant\n%s", byEvent.AppendEvent(nil), workerEvent)
+		t.Errorf("AppendEvent\n%s\nwant\n%s", byEvent.AppendEvent(nil), workerEvent)
 	}
 	for name, want := range map[string]float64{"queue": 1.25, "ttft": 8.5, "e2e": 24, "kv_transfer": 0.5} {
 		if ms, ok := byEvent.Millis(name); !ok || ms != want {
@@ -81,11 +81,11 @@ func TestTiming(t *testing.T) {
 		t.Errorf("header %v", fields)
 	}
 	if none := (&Timing{}).AppendEvent(nil); none != nil {
-		t.Errorf("nothing is %q", none)
+		t.Errorf("AppendEvent of no timing = %q, want nil", none)
 	}
 }
 
-// TestTimingIsAsked: every leg asks for timing if the operator wants it.
+// TestTimingIsAsked: every leg requests timing if it is configured.
 func TestTimingIsAsked(t *testing.T) {
 	for _, on := range []bool{false, true} {
 		a := pair(t, "/v1/completions", `{"model":"m","prompt":"x"}`)
@@ -116,7 +116,7 @@ func FuzzCutTiming(f *testing.F) {
 			t.Errorf("%q is not the beginning of %q", rest, events)
 		}
 		if _, again := CutTiming(timing.AppendEvent(nil)); again != timing {
-			t.Errorf("%+v was told as %+v", timing, again)
+			t.Errorf("timing %+v is read back as %+v", timing, again)
 		}
 	})
 }

@@ -11,14 +11,14 @@ import (
 
 // TRTLLM holds the operator's settings for the trtllm connector.
 type TRTLLM struct {
-	// AuthKey signs, for decode, the address from which the KV is fetched; "" signs
-	// nothing.
+	// AuthKey is the key that signs the address from which decode fetches the KV; "": no
+	// signature.
 	AuthKey string
 	// Base64IDs makes prefill answer a chat's token ids in base64.
 	Base64IDs bool
 	// StripHistory removes all messages but the last from decode's leg of a chat.
 	StripHistory bool
-	// PerfMetrics asks workers for the timing of each request.
+	// PerfMetrics: the proxy requests the timing of each request from the workers.
 	PerfMetrics bool
 	// Msgpack sends bodies as MessagePack.
 	Msgpack bool
@@ -27,8 +27,8 @@ type TRTLLM struct {
 // headerAuth carries the signature. Source: serve/disagg_auth.py.
 const headerAuth = "X-Trtllm-Disagg-Auth"
 
-// signed adds to a decode leg the signature of the address in its params from which the
-// KV is fetched, if there is a key and such an address.
+// signed adds a signature to a decode leg if there is a key. It signs the address in
+// params from which decode fetches the KV. Without such an address there is no signature.
 func signed(a *Attempt, leg Leg, params []byte) Leg {
 	if a.TRTLLM.AuthKey == "" {
 		return leg

@@ -28,7 +28,7 @@ func vllmLeg(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 // vllmUnsplit returns the member of a request that vLLM answers wrongly from two legs,
 // or "".
 //
-//   - prompt_logprobs (and echo with logprobs, which asks for them): decode has no
+//   - prompt_logprobs (and echo with logprobs, which requests them): decode has no
 //     hidden states of the tokens whose KV it received, and answers from uninitialized
 //     memory (v1/worker/gpu_model_runner.py _get_prompt_logprobs_dict).
 //   - truncate_prompt_tokens -1 and truncation: the prompt is cut to the space that

@@ -10,8 +10,8 @@ import (
 // role encode, have encoded before. Its method is pure and safe for concurrent use.
 type Encoder interface {
 	// Encode builds the calls that make encoders process the images and sounds of a's
-	// request, one call for each part. All of them must succeed before any other leg is
-	// sent. The content of their answers is not needed. A request without such parts
+	// request, one call for each part. All calls must succeed before the proxy sends any
+	// other leg. The content of their answers is not needed. A request without such parts
 	// has no calls.
 	Encode(a *Attempt) []Leg
 }
@@ -27,10 +27,10 @@ func encoded(part []byte) bool {
 	return false
 }
 
-// Encode sends each part in a separate call, and asks for one token in case the encoder
-// samples. Encoder and prefill must derive the same name for a part: each hashes its
-// content and the request's processing options. So these are copied unchanged, and the
-// proxy adds no name. Prefill then loads the encoded part under that name
+// Encode sends each part in a separate call, and requests one token in case the encoder
+// samples. Encoder and prefill must derive the same name for a part: each hashes the
+// part's content and the request's processing options. So the proxy copies both unchanged
+// and adds no name. Prefill then loads the encoded part under that name
 // (vllm/distributed/ec_transfer).
 func (nixl) Encode(a *Attempt) []Leg {
 	if a.Request.API != openai.Chat {

@@ -20,7 +20,8 @@ import (
 // _parse_tool_calls_from_content, parser/abstract_parser.py, anthropic/serving.py
 // _convert_tool_choice; read in 0.17.1, 0.18.0, 0.19.0, 0.20.2 and 0.21.0.
 
-// toolChoice says whether a request forces a tool call.
+// toolChoice is the kind of a request's tool choice: whether the request forces a tool
+// call.
 type toolChoice uint8
 
 const (

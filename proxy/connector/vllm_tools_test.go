@@ -43,12 +43,12 @@ func TestUnfit(t *testing.T) {
 		}
 		for _, version := range []string{tt.first, tt.first + "rc1.dev3+g0123abc", "0.32.0+sim", "0.100.0", "1.0.0"} {
 			if _, err := (nixl{}).Unfit(&r, &engine.Facts{Version: version}); err != nil {
-				t.Errorf("%s %s: %s: %v", tt.path, tt.body, version, err)
+				t.Errorf("%s, %s, %s: (nixl{}).Unfit = %v, want nil", tt.path, tt.body, version, err)
 			}
 		}
 		if tt.last == "" {
 			if _, err := (nixl{}).Unfit(&r, &engine.Facts{}); err != nil {
-				t.Errorf("%s %s: %v", tt.path, tt.body, err)
+				t.Errorf("%s, %s: (nixl{}).Unfit = %v, want nil", tt.path, tt.body, err)
 			}
 			continue
 		}

@@ -3,12 +3,12 @@ package connector
 import "github.com/pdproxy/pdproxy/proxy/engine"
 
 // vllmStore is vLLM with a KV cache that its engines share, by any connector:
-// LMCacheConnectorV1 and LMCacheMPConnector, MooncakeStore, ExampleConnector,
-// offloading to a shared tier. Prefill computes the prompt and thereby stores its KV in
-// the cache. Decode gets the client's request and finds the KV there by the tokens. The
-// legs have no transfer parameters, and engines hold nothing for each other: there is
-// nothing to pair and nothing to free. LMCache's own PD mode (enable_pd) is none of
-// these: docs/engines.md says why it has no connector.
+// LMCacheConnectorV1 and LMCacheMPConnector, MooncakeStore, ExampleConnector, offloading
+// to a shared tier. Prefill computes the prompt and thereby stores its KV in the cache.
+// Decode gets the client's request and finds the KV there by the tokens. The legs have no
+// transfer parameters, and no engine holds blocks for another engine. So the proxy
+// neither pairs engines nor frees blocks. LMCache's own PD mode (enable_pd) is none of
+// these: docs/reference/engines.md says why it has no connector.
 //
 // Sources, in vLLM:
 // examples/disaggregated/lmcache/disagg_prefill_lmcache_v1/disagg_proxy_server.py,
@@ -23,7 +23,7 @@ func (vllmStore) Name() string { return "vllm-store" }
 // Compatible accepts every pair: engines that do not match find no KV of each other.
 func (vllmStore) Compatible(_, _ *engine.Facts) error { return nil }
 
-// Prefill asks for one token, which no client sees.
+// Prefill requests one token, which no client sees.
 func (vllmStore) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	leg, err := vllmPrefill(a, dst, nil)
 	leg.Header = vllmHeader(a.LegID, a.Prefill)

@@ -45,9 +45,9 @@ func (t *table) leastLoad() abi.PlaceDecision {
 	return abi.PlaceDecision{Prefill: prefill, Decode: t.least(abi.RoleDecode, prefill, every)}
 }
 
-// least returns the row with the fewest tokens among those that can take the phase and are
-// ok. It prefers another instance than that of row other (-1: none). -1: there is no such
-// row.
+// least returns the row with the fewest tokens, among the rows that can run the phase and
+// for which ok returns true. It prefers an instance different from the instance of row
+// other (-1: no preference). It returns -1 if there is no such row.
 func (t *table) least(phase abi.Role, other int32, ok func(int32) bool) int32 {
 	rows, best := t.place.Candidates, int32(-1)
 	for i := range rows {

@@ -22,8 +22,8 @@ func offered(p *coordinator.Placement) string {
 	return s
 }
 
-// TestOffered: an unfit target is no candidate for a phase while the phase has a
-// fitter target. Each phase is judged by itself.
+// TestOffered: an unfit target is no candidate for a phase while the phase has a fitter
+// target. Each phase is judged separately.
 func TestOffered(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -124,21 +124,21 @@ func TestTrial(t *testing.T) {
 		}})
 		first := w.Must(t, placetest.NewAsk())
 		if first.Decode.Name() != "e" || !first.Facts.Candidates[2].Trial {
-			t.Fatalf("the trial went to %q", first.Decode.Name())
+			t.Fatalf("the trial request was placed on %q", first.Decode.Name())
 		}
 		second := w.Must(t, placetest.NewAsk())
 		if second.Decode.Name() != "d" || len(second.Facts.Candidates) != 2 {
-			t.Errorf("while the trial runs a request went to %q of %q", second.Decode.Name(), offered(second))
+			t.Errorf("during the trial a request was placed on %q of %q", second.Decode.Name(), offered(second))
 		}
 		first.Decode.Breaker.Success()
 		if third := w.Must(t, placetest.NewAsk()); third.Decode.Name() != "e" {
-			t.Errorf("after the trial a request went to %q", third.Decode.Name())
+			t.Errorf("after the trial a request was placed on %q", third.Decode.Name())
 		}
 	})
 }
 
-// TestTrialTaken: a policy decides on a table in which the trial is free. Meanwhile
-// another request takes the trial.
+// TestTrialTaken: a policy decides on a table in which the trial is free. In the meantime
+// another request becomes the trial.
 func TestTrialTaken(t *testing.T) {
 	for _, tt := range []struct {
 		name, taken, prefill, decode string
@@ -240,12 +240,12 @@ func TestPairTrial(t *testing.T) {
 		}})
 		for n, want := range []string{"d", "e", "e"} {
 			if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != want {
-				t.Errorf("request %d went to %q, want %q", n, p.Decode.Name(), want)
+				t.Errorf("request %d was placed on %q, want %q", n, p.Decode.Name(), want)
 			}
 		}
 		pair.Success()
 		if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "d" {
-			t.Errorf("after the trial a request went to %q", p.Decode.Name())
+			t.Errorf("after the trial a request was placed on %q", p.Decode.Name())
 		}
 	})
 }

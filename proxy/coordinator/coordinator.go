@@ -1,6 +1,7 @@
-// Package coordinator places requests. It shows the candidates to the policies, checks and
-// commits their decision, mints the disagg id and returns a lease. Local does this with
-// the state of its own process; package fleet lets other processes ask it.
+// Package coordinator places requests. It passes the candidates to the policies, checks
+// and commits their decision, mints the disagg id and returns a lease. Local does this
+// with the state of its own process. Through package fleet, other processes can request
+// placements from a Local.
 package coordinator
 
 import (
@@ -13,10 +14,10 @@ import (
 )
 
 // Decider asks the policies. policy names the policy that decided. If ok is false, there
-// is no usable answer: policy is then one of the Reason constants, and the native rule
-// decides. Each such fallback is counted, except ReasonAbsent. Implementations are safe
-// for concurrent use, keep to their time budget and do not keep f. Place may write scores,
-// and Scored, into f for explain.
+// is no usable answer. Then policy is one of the Reason constants, and the native rule
+// decides. The coordinator counts each such fallback except ReasonAbsent. Implementations
+// must be safe for concurrent use, must observe their time limit and must not retain f.
+// Place may write scores and Scored into f for explain.
 type Decider interface {
 	Plan(ctx context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, policy string, ok bool)
 	Place(ctx context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, policy string, ok bool)
@@ -25,12 +26,12 @@ type Decider interface {
 	Needs() abi.Needs
 }
 
-// The reasons why a native rule decided instead of a policy.
+// Reasons why a native rule decided instead of a policy.
 const (
 	ReasonAbsent    = "absent"      // no policy has the hook; not counted
 	ReasonLate      = "late"        // the time budget was used up
 	ReasonTrap      = "trap"        // the WebAssembly module trapped
-	ReasonParked    = "parked"      // the policy failed too often and is not asked
+	ReasonParked    = "parked"      // the policy failed too often and is disabled for some time
 	ReasonNonsense  = "nonsense"    // the answer breaks the contract
 	ReasonDuplicate = "duplicate"   // the minted id is in flight
 	ReasonPair      = "pair_broken" // the circuit of the chosen pair is open
@@ -63,13 +64,14 @@ type Ask struct {
 	// Excluded targets failed in an earlier attempt of this exchange. Their instances are
 	// the last choice, after those with an open circuit.
 	Excluded []engine.Target
-	// Same, if Decode is set, is used again as long as the targets are among the
-	// candidates. Prefill is zero for one leg.
+	// Same, if its Decode is set, has the targets of an earlier placement. Place uses
+	// them again while they are among the candidates. Same.Prefill is zero for one leg.
 	Same Pair
 
-	// Only, if Decode is set, are the only allowed targets for two legs. No policy is
-	// asked, and the conversation is not recorded. There is no target if one of them has a
-	// request in flight or is not a candidate.
+	// Only, if its Decode is set, has the only allowed targets of two legs. Then Place
+	// calls no policy and does not record the conversation. Place returns a
+	// *NoTargetError if one of the two targets has a request in flight or is not a
+	// candidate.
 	Only Pair
 
 	// Lookup is the request's turn of its conversation. The first Place of an exchange
@@ -86,7 +88,7 @@ type Lookup struct {
 	Process uint64
 }
 
-// Found sets Lookup.Turn, and what the policies see of the turn.
+// Found sets Lookup.Turn and the facts of the turn that the policies see.
 func (a *Ask) Found(turn conversation.Turn) {
 	a.Lookup.Turn, a.Lookup.Done = turn, true
 	a.Request.Turn, a.Request.Conversation = turn.Number, string(turn.Key.AppendText(nil))
@@ -137,15 +139,15 @@ func (p *Placement) Recycle() {
 	p.table, p.Facts.Candidates, p.Targets = nil, nil, nil
 }
 
-// Fallback is one counted deviation from what was configured.
+// Fallback is one counted deviation from the configuration.
 type Fallback struct{ What, Reason string }
 
 // Coordinator places requests. Each exchange calls it.
 type Coordinator interface {
-	// Place returns a committed placement, or a *NoTargetError, ErrUnknownModel,
-	// ErrModelNeeded, a *RejectedError or the cause of the context's end. The blocks of
-	// a.Key must not change until Computed; Place keeps nothing else of a. The first Place
-	// of an Ask sets its Lookup.
+	// Place returns a committed placement. The error is a *NoTargetError,
+	// ErrUnknownModel, ErrModelNeeded, a *RejectedError or the cause of the context's
+	// end. The blocks of a.Key must not change until Computed. Place retains nothing else
+	// of a. The first Place of an Ask sets its Lookup.
 	Place(ctx context.Context, a *Ask) (*Placement, error)
 	// Cut returns how the prompts for a model are cut into blocks.
 	Cut(c *Cut, model string)

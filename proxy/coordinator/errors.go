@@ -11,7 +11,7 @@ import (
 var (
 	// ErrUnknownModel says that no instance is known to serve the model.
 	ErrUnknownModel = errors.New("place request: unknown model")
-	// ErrModelNeeded says that the client named no model and there are several.
+	// ErrModelNeeded says that the client named no model and the engines serve several.
 	ErrModelNeeded = errors.New("place request: model needed: the engines serve several")
 	// ErrRejected matches every *RejectedError in errors.Is.
 	ErrRejected = errors.New("place request: rejected by the plan policy")

@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// State is what a Local knows in addition to the loads. What a nil field would tell the
-// policies stays empty.
+// State is the knowledge of a Local beside the loads. If a field is nil, the policies do
+// not get its facts.
 type State struct {
 	Index         *kvindex.Index // the same as the registry's
 	Conversations *conversation.Table
@@ -31,8 +31,8 @@ type Chain struct {
 	Blocks []kvindex.Hash
 }
 
-// TextForm is the form for instances whose events do not show their blocks. For these only
-// the text that was sent to them is known.
+// TextForm is the form for instances whose events do not show their blocks. The proxy
+// only knows which texts it has sent to these instances.
 var TextForm = kvindex.Form{Block: 512, Text: true}
 
 // bytesPerToken is the assumed size of a token in bytes of text.
@@ -50,7 +50,7 @@ type Cut struct {
 // needs blocks.
 func (l *Local) Cut(c *Cut, model string) { l.CutFor(c, model, l.Demand()) }
 
-// Demand is what a coordinator must be told of a prompt.
+// Demand lists the facts of a prompt that a coordinator needs.
 type Demand struct {
 	Needs abi.Needs // of its policies
 	Index bool      // it has an index of KV blocks
@@ -187,7 +187,7 @@ func (l *Local) Computed(p *Placement, key *Key, prompt, cached int64) {
 	l.Compare(p, p.CacheReport(key, prompt, cached))
 }
 
-// CacheReport is what an engine reports of its prefix cache for one prompt.
+// CacheReport is an engine's report about its prefix cache for one prompt.
 type CacheReport struct {
 	Block          int            // tokens of a block of the engine; 0: unknown
 	Blocks         []kvindex.Hash // of the prompt: those that may have been cached; empty: unknown
@@ -209,8 +209,8 @@ func (p *Placement) computer() engine.Target {
 	return p.Prefill
 }
 
-// reported returns the blocks that an engine can mean by so many cached tokens: those of
-// the chain in the engine's block size.
+// reported returns the blocks that a number of cached tokens can stand for: those of the
+// chain in the engine's block size.
 func (k *Key) reported(block int, cached int64) []kvindex.Hash {
 	for _, c := range k.Chains {
 		if cached > 0 && c.Form == (kvindex.Form{Block: block}) {
@@ -220,7 +220,8 @@ func (k *Key) reported(block int, cached int64) []kvindex.Hash {
 	return nil
 }
 
-// Compare compares an engine's report with what the index showed when p was made.
+// Compare compares an engine's report with the state of the index at the time of the
+// placement p.
 func (l *Local) Compare(p *Placement, r CacheReport) {
 	target := p.computer()
 	if l.state.Trust == nil || p.Matched < 0 || len(target.KV) <= target.Rank || r.Block != target.BlockTokens() {
@@ -238,7 +239,7 @@ func (l *Local) Compare(p *Placement, r CacheReport) {
 	l.state.Trust.Observe(o)
 }
 
-// fillCosts fills in what one leg and two legs would cost now, for the plan policy.
+// fillCosts computes the present costs of one leg and of two legs for the plan policy.
 func (t *table) fillCosts(pool *engine.Pool, now time.Time) {
 	f := &t.plan
 	var transfer, handover mean

@@ -67,10 +67,10 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 	w.Must(t, asking(blocks("a", 4))).Lease.Release()
 	w.knowing(abi.NeedBlocks)
 	if p, d := matched(blocks("a", 4)); p != 0 || d != 0 {
-		t.Fatalf("%d and %d tokens of what was placed when nobody needed blocks", p, d)
+		t.Fatalf("%d and %d matched tokens of a request that was placed without NeedBlocks, want 0", p, d)
 	}
 	if p, d := matched(blocks("a", 4)); p != 0 || d != 0 {
-		t.Errorf("%d and %d tokens of a request that came to nothing", p, d)
+		t.Errorf("%d and %d matched tokens of a failed request, want 0", p, d)
 	}
 
 	first := w.Must(t, asking(blocks("a", 4)))
@@ -83,7 +83,7 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 	first.Lease.PrefillDone()
 	first.Lease.Release() // decode failed
 	if p, d := matched(blocks("a", 4) + blocks("b", 1)); p != 4*128 || d != 0 {
-		t.Errorf("%d and %d tokens when decode did not come to it", p, d)
+		t.Errorf("%d and %d matched tokens although decode did not run", p, d)
 	}
 	w.settle()
 	again := w.Must(t, asking(blocks("a", 4)))
@@ -164,7 +164,7 @@ func TestConversationsComeHome(t *testing.T) {
 				home = coordinator.Pair{p.Prefill, p.Decode}
 				again := w.Must(t, a) // another attempt is not another turn
 				if again.Turn.Number != int32(i+1) {
-					t.Errorf("another attempt at turn %d is turn %d", i+1, again.Turn.Number)
+					t.Errorf("another attempt at turn %d has turn number %d", i+1, again.Turn.Number)
 				}
 				home = coordinator.Pair{again.Prefill, again.Decode}
 				p.Lease.Release()

@@ -8,12 +8,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// Lease is what a placement occupies: load on its targets, the disagg id, and expected
-// blocks in the index. A worker's lease occupies the same at the coordinator, and load in
-// the worker. Safe for concurrent use; each method has an effect once.
+// Lease holds the resources of a placement: load on its targets, the disagg id, and
+// expected blocks in the index. A worker's lease holds these at the coordinator, and load
+// in the worker. Safe for concurrent use. Only the first call of each method has an
+// effect.
 type Lease struct {
 	local  *Local
-	remote remote // nil: there is no other process
+	remote remote // nil: the lease exists only in this process
 	id     uint64
 	charge Charge // constant after the placement
 
@@ -100,7 +101,7 @@ func counter(t engine.Target) *load.Counter {
 	return &t.Load[t.Rank]
 }
 
-// Owes reports whether another process, the coordinator, would run a clean-up if this
+// Owes reports whether the coordinator, in another process, would run a clean-up if this
 // process died.
 func (l *Lease) Owes() bool { return l.remote != nil }
 
@@ -129,7 +130,8 @@ func (l *Lease) PrefillDoneAfter(took time.Duration) {
 }
 
 // Answered says that the leg that answers the client has the prompt's KV. first: the
-// answer has only begun, so the time since the placement was needed for the prompt.
+// first part of the answer has arrived, so the time since the placement measures the work
+// on the prompt.
 func (l *Lease) Answered(first bool) {
 	var took time.Duration
 	if first {
@@ -165,8 +167,8 @@ func (l *Lease) done(took time.Duration) bool {
 	return true
 }
 
-// Computed tells the coordinator in another process, if there is one, what an engine
-// reports of its cache.
+// Computed sends an engine's report about its cache to the coordinator, if the
+// coordinator is in another process.
 func (l *Lease) Computed(r CacheReport) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,7 +185,7 @@ func (l *Lease) Release() {
 	}
 }
 
-// release is Release without Forget; false if it was called before.
+// release is Release without Forget. False: it was called before.
 func (l *Lease) release() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

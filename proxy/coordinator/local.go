@@ -39,8 +39,8 @@ type Local struct {
 
 var _ Coordinator = (*Local)(nil)
 
-// NewLocal returns a coordinator that asks d. fallback, which always has an answer,
-// decides if d has none.
+// NewLocal returns a coordinator that uses the decisions of d. If d has no answer,
+// fallback decides; fallback must always have an answer.
 func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint *disaggid.Source, observer Observer) *Local {
 	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer, background: newBackground(state)}
 	l.tables.New = func() any { return &table{pool: &l.tables} }
@@ -72,10 +72,10 @@ type committed struct {
 // Place decides and commits a placement. In steady state it allocates only the placement,
 // if placements are recycled.
 //
-// Targets with an open circuit, and excluded targets, are not candidates as long as the
-// phase has others. If it has none, they are: a request to an engine that failed before
-// may succeed. The exception is decode with an open circuit: prefill would compute and
-// hold KV that no decode reads.
+// Targets with an open circuit, and excluded targets, are candidates only if the phase
+// has no other targets: a request to an engine that failed before may succeed. The
+// exception is decode with an open circuit: prefill would compute and hold KV that no
+// decode reads.
 func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -208,7 +208,7 @@ func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a 
 	return l.commit(ctx, d, a, t, g, chosen, now)
 }
 
-// plan asks the plan policy how many legs the request gets.
+// plan calls the plan policy, which decides the number of legs.
 func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *committed, now time.Time) (two bool, err error) {
 	t.plan = abi.PlanFacts{
 		Request:        t.place.Request,

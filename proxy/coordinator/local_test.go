@@ -607,12 +607,12 @@ func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 				}
 				time.Sleep(time.Minute) // the registry checks the drain many times
 				if p.Prefill.Gone() {
-					t.Error("prefill is gone before decode has its KV")
+					t.Error("prefill has left before decode has its KV")
 				}
 				over(p.Lease)
 				time.Sleep(time.Second)
 				if !p.Prefill.Gone() {
-					t.Error("prefill stays for nothing")
+					t.Error("prefill stays although no decode needs its KV")
 				}
 				p.Lease.Release()
 			})
@@ -620,8 +620,7 @@ func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 	}
 }
 
-// The pair table and the pair states of the rows are filled only if a policy asks for
-// them.
+// The pair table and the pair states of the rows are filled only if a policy needs them.
 func TestPairsOnRequest(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "e decode")
 	target := func(name string) engine.Target { return w.Target(t, name, 0) }

@@ -16,11 +16,11 @@ func TestPlaceOnly(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
 	var asked placetest.Stub
 	asked.OnPlan = func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
-		t.Error("the plan policy was asked")
+		t.Error("the plan policy was called")
 		return abi.PlanAnswer{}, "", false
 	}
 	asked.OnPlace = func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
-		t.Error("the place policy was asked")
+		t.Error("the place policy was called")
 		return abi.PlaceDecision{}, "", false
 	}
 	w.SetDecider(asked)

@@ -10,13 +10,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// Reserve decides and commits one phase of a request whose legs another program sends;
-// that program reserves the other phase in another call. Reserve reads from a: Model,
-// Request, Key, Within.Prefill or Decode, Excluded and ID. The ID counts as in flight
-// until the lease is released; Reserve mints none. The policies see an aggregated request
-// whose candidates are the targets of the phase. The placement has only the target of the
-// phase, and the lease its load. The end of the phase is PrefillDone for prefill and
-// Answered for decode. The errors are those of Place.
+// Reserve decides and commits one phase of a request whose legs another program sends.
+// That program reserves the other phase by a second call. Reserve reads these fields of
+// a: Model, Request, Key, Within.Prefill or Decode, Excluded and ID. The ID counts as in
+// flight until the lease is released; Reserve mints none. The policies see an aggregated
+// request whose candidates are the targets of the phase. The placement has only the
+// target of the phase, and the lease its load. The end of the phase is PrefillDone for
+// prefill and Answered for decode. The errors are those of Place.
 func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

@@ -45,7 +45,7 @@ func TestReserve(t *testing.T) {
 			p.Lease.PrefillDone()
 			p.Lease.Answered(false)
 			if prefill.Tokens() != 0 {
-				t.Errorf("prefill is done and %d tokens are left", prefill.Tokens())
+				t.Errorf("prefill has ended, and %d tokens of its load remain", prefill.Tokens())
 			}
 			p.Lease.Release()
 			p.Lease.Release()
@@ -69,7 +69,7 @@ func TestReserveWithin(t *testing.T) {
 		defer p.Lease.Release()
 	}
 	if seen["p"] != 2 || seen["q"] != 2 || seen["b"] != 2 {
-		t.Errorf("prefill went to %v", seen)
+		t.Errorf("placements of prefill: %v", seen)
 	}
 	w.BreakCircuit(t, "q")
 	a := placetest.NewAsk()
@@ -82,12 +82,12 @@ func TestReserveWithin(t *testing.T) {
 	a.Within.Prefill = w.instances(t, "d")
 	var none *coordinator.NoTargetError
 	if _, err := w.Reserve(context.Background(), a, abi.Prefill); !errors.As(err, &none) || none.Phase != abi.Prefill {
-		t.Errorf("%v", err)
+		t.Errorf("w.Reserve(a, abi.Prefill) = %v", err)
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := w.Reserve(ended, a, abi.Decode); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+		t.Errorf("w.Reserve(ended, a, abi.Decode) = %v, want %v", err, context.Canceled)
 	}
 }
 

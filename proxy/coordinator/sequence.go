@@ -9,11 +9,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// sequence counts the placements of one model. Each shape of legs has its own count:
-// a round-robin policy takes the count modulo the number of targets, so all placements
-// of one count must have the same targets. With a shared count, requests of two shapes
-// that alternate would never reach some targets. For the same reason each model has
-// its own sequence.
+// sequence counts the placements of one model. Each shape of legs has its own count. A
+// round-robin policy uses the count modulo the number of targets, so all placements with
+// one count must have the same targets. If two alternating shapes shared a count, their
+// requests would never reach some targets. For the same reason each model has its own
+// sequence.
 type sequence struct{ first, later shapes }
 
 // shapes counts the placements of each shape of legs.
@@ -25,8 +25,8 @@ type shapes struct {
 }
 
 // next returns the number of earlier placements of this shape. First turns of
-// conversations have counts of their own: a policy that sends later turns to the same
-// targets as the turn before would otherwise skip targets among the first turns.
+// conversations have separate counts: a policy that sends later turns to the same targets
+// as the turn before would otherwise skip targets among the first turns.
 func (c *sequence) next(a *Ask, two bool) uint64 {
 	s := &c.later
 	if a.Lookup.Turn.Number == 1 {
@@ -72,7 +72,8 @@ func (t *sequenceTable) of(p *engine.Pool, s *engine.Snapshot) *sequence {
 	return t.add(p, s)
 }
 
-// add makes a sequence for the model and drops those of models that s lacks.
+// add makes a sequence for the model, and drops the sequences of models that the snapshot
+// s lacks.
 func (t *sequenceTable) add(p *engine.Pool, s *engine.Snapshot) *sequence {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -37,7 +37,7 @@ type table struct {
 func (t *table) recycle() {
 	clear(t.targets) // so that the pool keeps no instance alive
 	for i := range t.matched {
-		t.matched[i].Chain = Chain{} // nor the memory of the request
+		t.matched[i].Chain = Chain{} // do not retain the memory of the request
 	}
 	t.matched = nil
 	t.pool.Put(t)
@@ -196,7 +196,7 @@ func (t *table) row(target engine.Target, phases abi.Role) int32 {
 }
 
 // fillFixed lists the kept prefill target as row 0, and the decode targets of its group.
-// False: the prefill target is gone, or there is no decode for it.
+// False: the prefill target has left, or there is no decode target for it.
 func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time.Time) bool {
 	group, ok := p.Group(a.Prefill)
 	if !ok {
@@ -300,7 +300,7 @@ func among(list []*engine.Instance, i *engine.Instance) bool {
 // phase that can form a pair. It returns the fitness of the less fit phase. If no pair is
 // possible, it removes all rows and returns worst+1.
 func (t *table) sift(from int) uint8 {
-	var prefill, decode [worst + 1]holders // of rows that are at least this fit
+	var prefill, decode [worst + 1]holders // indexed by fitness: the rows that are at least this fit
 	for i := from; i < len(t.fitness); i++ {
 		c := &t.place.Candidates[i]
 		for f := t.fitness[i]; f <= worst; f++ {

@@ -28,7 +28,7 @@ func TestWithin(t *testing.T) {
 		specs                  []string
 		prefill, decode, whole []string
 		broken, excluded       []string
-		one                    bool   // the request asks for one leg
+		one                    bool   // the request requires one leg
 		want                   string // "" for no target
 	}{
 		{"no limit", []string{"p prefill", "d decode"}, nil, nil, nil, nil, nil, false, "p:prefill d:decode "},

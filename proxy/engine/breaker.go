@@ -7,7 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Circuit says whether a Breaker lets requests through.
+// Circuit is the state of a Breaker: whether requests may pass.
 type Circuit uint8
 
 // The circuits.

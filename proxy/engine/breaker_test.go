@@ -20,7 +20,7 @@ func newBreaker(failures int, openFor time.Duration) *Breaker {
 
 func TestBreaker(t *testing.T) {
 	type step struct {
-		do    string // fail, ok, allow, deny, or a wait such as 10s
+		do    string // fail, ok, allow, deny, or a pause such as 10s
 		then  Circuit
 		fails int
 	}
@@ -99,7 +99,7 @@ func TestZeroBreakerNeverOpens(t *testing.T) {
 	b.Success()
 }
 
-// TestBreakerOneTrial: of many requests at once one becomes the trial.
+// TestBreakerOneTrial: of many simultaneous requests exactly one becomes the trial.
 func TestBreakerOneTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBreaker(1, time.Second)

@@ -19,15 +19,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// fakeProtocol is a connector for tests. Facts come from GET /facts as lines
-// "model a", "epoch 7", "page 16", "boot 9000", "dp 2", "events 5557".
+// fakeProtocol is a connector for tests. GET /facts returns the facts as lines "model a",
+// "epoch 7", "page 16", "boot 9000", "dp 2", "events 5557".
 type fakeProtocol struct {
 	flow      abi.Flow
 	health    string
 	bootstrap bool
-	oneMode   bool // an instance of role both takes no leg of a pair
+	oneMode   bool // an instance of role both accepts no leg of a pair
 	registry  string
-	probed    bool // the registry is asked with every probe
+	probed    bool // every probe also requests the registry
 }
 
 func (f fakeProtocol) Flow() abi.Flow { return f.flow }
@@ -90,13 +90,13 @@ func (fakeProtocol) Compatible(p, d *Facts) error {
 type fakeEngines struct {
 	mu      sync.Mutex
 	down    map[string]bool
-	dialing map[string]error // guarded by mu; how dialing fails on this side
+	dialing map[string]error // error of a dial on this host; guarded by mu
 	facts   map[string]string
 	code    map[string]int // status of /health and /live
-	calls   map[string]int // by host:port + path
-	auth    string         // the last Authorization
+	calls   map[string]int // number of calls by host:port + path
+	auth    string         // the last Authorization header
 	delay   map[string]time.Duration
-	stall   time.Duration // for which nothing runs: a time-out fires later
+	stall   time.Duration // the time for which no goroutine of the process runs, so that a time-out fires later
 }
 
 func newFakeEngines() *fakeEngines {
@@ -148,7 +148,7 @@ func (f *fakeEngines) count(key string) int {
 	return f.calls[key]
 }
 
-// fakeClient is an upstream.Client that only counts how often it was closed.
+// fakeClient is an upstream.Client that only counts its calls of Close.
 type fakeClient struct {
 	mu      sync.Mutex
 	closed  int
@@ -165,7 +165,8 @@ func (c *fakeClient) EvictIdle(any, time.Duration) {
 	c.evicted++
 }
 
-// evictions is how often the calls were looked at since it was last asked.
+// evictions returns how often the calls were checked for eviction since the last call of
+// evictions.
 func (c *fakeClient) evictions() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -188,16 +189,16 @@ func (c *fakeClient) closes() int {
 	return c.closed
 }
 
-// fleet is a registry over fake engines, with what its hooks have heard.
+// fleet is a registry over fake engines. It records the calls of the registry's hooks.
 type fleet struct {
 	*Registry
 	engines *fakeEngines
 	mu      sync.Mutex
 	heard   []string
-	lines   strings.Builder // of the log
+	lines   strings.Builder // the lines of the log
 }
 
-// Write takes a line of the log.
+// Write adds a line to the log.
 func (f *fleet) Write(line []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -227,7 +228,7 @@ func newFleet(t *testing.T) *fleet {
 			switch name {
 			case "fake", "vllm-moriio", "vllm-moriio-read":
 				return fakeProtocol{flow: abi.FlowPrefillFirst, health: "/live"}, true
-			case "epoch": // its health answer is its facts
+			case "epoch": // the health answer also has the facts
 				return fakeProtocol{flow: abi.FlowPrefillFirst, health: "/facts"}, true
 			case "registry":
 				return fakeProtocol{flow: abi.FlowConcurrent, health: "/health", bootstrap: true, registry: "/registry/facts"}, true
@@ -265,7 +266,7 @@ func newFleet(t *testing.T) *fleet {
 	return f
 }
 
-// said returns what the hooks have heard since the last call.
+// said returns the recorded calls of the hooks since the last call of said.
 func (f *fleet) said() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -274,7 +275,7 @@ func (f *fleet) said() string {
 	return s
 }
 
-// start runs the registry until the test ends. In a synctest bubble only.
+// start runs the registry until the test ends. The test must run in a synctest bubble.
 func (f *fleet) start(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -284,7 +285,7 @@ func (f *fleet) start(t *testing.T) {
 	synctest.Wait()
 }
 
-// spec returns an engine that answers at name:80 and serves model m.
+// spec returns an engine with the address name:80 that serves model m.
 func (f *fleet) spec(name, role, connector string) config.Engine {
 	f.engines.set(func() {
 		if f.engines.facts[name+":80"] == "" {

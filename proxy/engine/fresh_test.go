@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// TestClaimFresh: each new pair is claimed once, unless it stays new, and never
-// while one of its engines has anything to do.
+// TestClaimFresh: each new pair is claimed once, or again if it is still new later. A
+// pair is never claimed while one of its engines has a request.
 func TestClaimFresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -58,8 +58,8 @@ func TestClaimFresh(t *testing.T) {
 	})
 }
 
-// TestClaimFreshAfterTrouble: a pair whose circuit was open is warmed up when it
-// may be tried.
+// TestClaimFreshAfterTrouble: a pair with an open circuit is warmed up as soon as a trial
+// is allowed.
 func TestClaimFreshAfterTrouble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -84,7 +84,7 @@ func TestClaimFreshAfterTrouble(t *testing.T) {
 	})
 }
 
-// TestClaimFreshAtHome: beside one engine only its own pairs are warmed up.
+// TestClaimFreshAtHome: the sidecar of an engine warms up only the pairs of this engine.
 func TestClaimFreshAtHome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)

@@ -16,7 +16,7 @@ type grouping struct {
 
 type group struct {
 	connector string
-	members   []*Instance // one for all instances with the same facts and role
+	members   []*Instance // one representative for all instances with the same facts and role
 }
 
 // factKey holds the facts that decide whether two instances can be paired.
@@ -95,8 +95,8 @@ func (i *Instance) leads(d *Instance) bool {
 	return i.Role&abi.RolePrefill != 0 && d.Role&abi.RoleDecode != 0
 }
 
-// unpairable returns why a prefill leg on p cannot be followed by a decode leg on d, or
-// the other way round. It returns nil for directions that the roles exclude.
+// unpairable returns why two legs on p and d are impossible, with prefill on p and decode
+// on d or in the reverse direction. It does not check a direction that the roles exclude.
 func unpairable(p, d *Instance) error {
 	var err error
 	if p.leads(d) {

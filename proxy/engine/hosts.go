@@ -64,8 +64,8 @@ func (i *Instance) OwnsPort(port int) bool {
 	return !known
 }
 
-// beside reports whether two engines are on one host: their URLs name the same host, or
-// both name this machine.
+// beside reports whether two engines are on one host. This is true if their URLs name the
+// same host, or if both name this machine.
 func (i *Instance) beside(peer *Instance) bool {
 	return strings.EqualFold(i.Host, peer.Host) || i.local() && peer.on(i) || peer.local() && i.on(peer)
 }

@@ -27,7 +27,7 @@ func TestOwns(t *testing.T) {
 	far := at("10.0.0.9", "10.0.0.9")
 	for _, tt := range []struct {
 		name    string
-		host    string // of the URL
+		host    string // host of the URL
 		spec    config.Engine
 		facts   Facts
 		peer    *Instance
@@ -86,7 +86,8 @@ func TestOwns(t *testing.T) {
 	}
 }
 
-// TestOwnsPort: ports count from those that are known, one for each rank.
+// TestOwnsPort: an instance owns its known ports and the following ports, one for each
+// rank.
 func TestOwnsPort(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -115,8 +116,8 @@ func TestOwnsPort(t *testing.T) {
 	}
 }
 
-// TestAddresses: names are looked up with the facts; what was known stays while
-// the name server is away.
+// TestAddresses: names are resolved together with the facts. Known addresses stay while
+// the name server does not answer.
 func TestAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -150,7 +151,7 @@ func TestAddresses(t *testing.T) {
 			}
 		}
 		if f.said() != "p ready" {
-			t.Error("another address is no restart")
+			t.Error("a change of the address was reported as a restart")
 		}
 	})
 }

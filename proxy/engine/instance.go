@@ -1,6 +1,6 @@
-// Package engine knows the serving engines: which instances exist, what each serves,
-// whether it is healthy, and which of them may be paired. Its Registry publishes an
-// immutable Snapshot that the request path reads without a lock.
+// Package engine holds the state of the serving engines: which instances exist, which
+// models each serves, whether each is healthy, and which instances may be paired. Its
+// Registry publishes an immutable Snapshot that the request path reads without a lock.
 package engine
 
 import (
@@ -95,9 +95,10 @@ type Instance struct {
 	Load    []load.Counter  // one for each rank
 	Breaker Breaker         // passive health: consecutive failures of legs
 
-	// KV holds the slots of its ranks in the registry's index, from its admission until
-	// it has left; nil without an index. Freed slots are reused: no exact blocks may be
-	// noted there for an instance that is Gone. A late guess expires by itself.
+	// KV has the slots of the instance's ranks in the registry's index, from its
+	// admission until it has left; nil without an index. Other instances reuse freed
+	// slots. So no code may note exact blocks in the slots of an instance that is Gone. A
+	// late guess does no harm, because it expires.
 	KV []kvindex.Target
 	// Transfers is the speed of KV transfers from this instance as prefill, over all
 	// its pairs. Tokens are prompt tokens.
@@ -167,7 +168,8 @@ func (i *Instance) Models() []string {
 const defaultBootstrapPort = 8998
 
 // bootstrap returns the address of the bootstrap server of an sglang or vllm-mooncake
-// prefill instance: as configured, else as f says, else the default.
+// prefill instance: the configured address, otherwise the address in f, otherwise the
+// default.
 func (i *Instance) bootstrap(f *Facts) (host string, port int) {
 	host, port = i.Spec.BootstrapHost, i.Spec.BootstrapPort
 	if host == "" {
@@ -182,9 +184,9 @@ func (i *Instance) bootstrap(f *Facts) (host string, port int) {
 	return host, port
 }
 
-// BlockTokens returns the number of tokens in a KV block of the instance: as
-// configured, else from its events, else from its facts, else from its metrics; 0 if
-// unknown. It takes no lock.
+// BlockTokens returns the number of tokens in a KV block of the instance: the configured
+// number, otherwise the number from its events, its facts or its metrics, in this order;
+// 0 if unknown. It takes no lock.
 func (i *Instance) BlockTokens() int {
 	if n := i.Spec.BlockTokens; n > 0 {
 		return n

@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// TestKVSlots: each rank has a slot of its own while the instance is known, a
-// new process begins with an empty one, and one that left takes its blocks along.
+// TestKVSlots: each rank has a separate slot while the registry has the instance. After a
+// restart the slot is empty. When an instance leaves, its blocks are removed.
 func TestKVSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -50,21 +50,21 @@ func TestKVSlots(t *testing.T) {
 		f.engines.set(func() { f.engines.down["a:80"] = false })
 		time.Sleep(10 * time.Second)
 		if got := held(); a.State() != Ready || got != [3]uint32{0, 0, 2} {
-			t.Errorf("after a's restart: %v, held %v", a.State(), got)
+			t.Errorf("after a's restart: state %v, held %v", a.State(), got)
 		}
 		if v := a.Load[1].View(time.Now()); v.Requests != 0 {
-			t.Errorf("the load of a's former process is left: %+v", v)
+			t.Errorf("load of a's former process remains: %+v", v)
 		}
 		f.must(t, f.Remove("b", 0))
 		time.Sleep(drainPoll)
 		synctest.Wait()
 		if got := held(); !b.Gone() || a.Gone() || got != [3]uint32{} {
-			t.Errorf("after b has left: held %v", got)
+			t.Errorf("held blocks after b has left: %v", got)
 		}
 	})
 }
 
-// TestNoIndex: without an index there are no slots, and nothing else changes.
+// TestNoIndex: without an index there are no slots. Nothing else changes.
 func TestNoIndex(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -76,7 +76,7 @@ func TestNoIndex(t *testing.T) {
 		time.Sleep(drainPoll)
 		synctest.Wait()
 		if a.KV != nil || !a.Gone() {
-			t.Errorf("slots %v, gone %v", a.KV, a.Gone())
+			t.Errorf("slots %v, left %v", a.KV, a.Gone())
 		}
 	})
 }
@@ -99,7 +99,7 @@ func TestBlockTokens(t *testing.T) {
 	} {
 		tt.do()
 		if got := i.BlockTokens(); got != tt.want {
-			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+			t.Errorf("%s: i.BlockTokens() = %d, want %d", tt.name, got, tt.want)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func TestMeasurePair(t *testing.T) {
 	f, p, d := pairOf(t)
 	other := Target{Instance: &Instance{ID: 3}}
 	if state, per, fixed := f.PairFacts(p, d); state != abi.PairUnknown || per != 0 || fixed != 0 {
-		t.Errorf("before: %v, %v, %v", state, per, fixed)
+		t.Errorf("before any transfer: %v, %v, %v", state, per, fixed)
 	}
 	if len(f.Pairs()) != 0 {
 		t.Error("a question made a pair")
@@ -125,15 +125,15 @@ func TestMeasurePair(t *testing.T) {
 		t.Errorf("row %+v", rows[0])
 	}
 	if state, per, _ := f.PairFacts(p, other); state != abi.PairUnknown || per < 2.99 || per > 3.01 {
-		t.Errorf("a pair never used, of a known prefill: %v, %v", state, per)
+		t.Errorf("unused pair of a measured prefill: %v, %v", state, per)
 	}
 	if _, per, _ := f.PairFacts(other, d); per != 0 {
-		t.Errorf("another prefill: %v", per)
+		t.Errorf("unmeasured prefill: %v", per)
 	}
 }
 
-// TestAnnouncementChange: what an engine announces of its events is news also
-// while it stays ready.
+// TestAnnouncementChange: the hook is also called if a ready engine announces another
+// endpoint for its events.
 func TestAnnouncementChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -143,7 +143,7 @@ func TestAnnouncementChange(t *testing.T) {
 		f.engines.set(func() { f.engines.facts["a:80"] += "events 5557\n" })
 		time.Sleep(3 * relearnEvery * time.Second) // probes come every 2 s
 		if got := f.said(); got != "a ready" || f.get(t, "a").Facts().KVEvents.Port != 5557 {
-			t.Errorf("hooks heard %q, facts %+v", got, f.get(t, "a").Facts())
+			t.Errorf("hook calls %q, facts %+v", got, f.get(t, "a").Facts())
 		}
 	})
 }

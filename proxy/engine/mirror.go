@@ -25,8 +25,8 @@ const (
 )
 
 // Mirror is a Registry without probes: its instances are those that another process's
-// registry exports. While nothing is imported it stays unchanged, so that requests can
-// go on with the last known state. An instance that is no longer exported drains, by
+// registry exports. Without an import the mirror stays unchanged, so that requests can
+// continue with the last known state. An instance that is no longer exported drains, by
 // its loads here, and leaves.
 //
 // The loads held here are this process's own. They are subtracted from the imported
@@ -48,9 +48,10 @@ type numbering struct {
 	byInstance map[*Instance]uint32
 }
 
-// NewMirror returns an empty mirror and starts nothing. It ignores OnState and the
-// fields of o for probes and keys: an instance's key is imported. drainFor bounds how
-// long an instance that the other registry has removed may still have requests here.
+// NewMirror returns an empty mirror and starts nothing. It ignores OnState and the fields
+// of o for probes and keys: the keys of instances are imported. drainFor bounds the time
+// for which an instance may still have requests here after the other registry has removed
+// it.
 func NewMirror(o Options, drainFor func() time.Duration) *Mirror {
 	o.APIKey, o.OnState = nil, nil
 	r := New(o)
@@ -155,7 +156,7 @@ func (m *Mirror) importMembers(value []byte) error {
 	for _, i := range restarted {
 		r.restarted(i)
 	}
-	for _, i := range silent { // after publish: the snapshot then shows the other instances
+	for _, i := range silent { // runs after publish, because the snapshot must already contain the other instances
 		signal(i.evictNow)
 	}
 	signal(r.wake)
@@ -184,9 +185,9 @@ func (in *members) check() error {
 	return nil
 }
 
-// known returns the instance here that e describes, or nil. From the same registry it
-// is the one with e's number, otherwise the one with the same spec and key. m.mu and
-// the registry's mu are held.
+// known returns the instance of this registry that e describes, or nil. If the earlier
+// export came from the same registry, this is the instance with e's number, otherwise the
+// instance with the same spec and key. The caller holds m.mu and the registry's mu.
 func (m *Mirror) known(e *member, old, next *numbering) *Instance {
 	same := func(i *Instance) bool { return i != nil && i.Spec == e.Spec && i.APIKey == e.APIKey }
 	if next.mark == old.mark {
@@ -225,8 +226,8 @@ func (m *Mirror) admit(e *member) *Instance {
 	return i
 }
 
-// isRestarted reports whether e describes a new process of i. sameHome says that i and
-// e come from one registry, whose counts of restarts can be compared.
+// isRestarted reports whether e describes a new process of i. sameHome: i and e come from
+// the same registry, so their counts of restarts can be compared.
 func (i *Instance) isRestarted(e *member, sameHome bool) bool {
 	if sameHome {
 		return i.restarts.Load() != e.Restarts
@@ -286,7 +287,7 @@ func (m *Mirror) importLoads(value []byte) error {
 		}
 	}
 	if !w.Done() {
-		return errors.New("loads are not whole")
+		return errors.New("loads are incomplete")
 	}
 	for _, x := range rows {
 		x.i.eventBlockTokens.Store(min(x.told, maxBlockTokens))
@@ -320,7 +321,7 @@ func (m *Mirror) importPairs(value []byte) error {
 		}
 	}
 	if !w.Done() {
-		return errors.New("pairs are not whole")
+		return errors.New("pairs are incomplete")
 	}
 	for _, x := range rows {
 		if p, d, ok := number.targets(x.key); ok {
@@ -346,7 +347,7 @@ func (n *numbering) target(number uint32, rank int) (Target, bool) {
 // follow sets the pair to the state in another process.
 func (p *Pair) follow(state abi.PairState, failures, left uint32) {
 	p.mu.Lock()
-	if state != abi.PairReady { // only this process knows whether the pair is warming here
+	if state != abi.PairReady { // whether the pair is warming here is the knowledge of this process
 		state = abi.PairUnknown
 		if p.under > 0 {
 			state = abi.PairWarming
@@ -368,9 +369,9 @@ func (r *Registry) readyPairs() []*Pair {
 	return slices.DeleteFunc(pairs, func(p *Pair) bool { return p.State() != abi.PairReady })
 }
 
-// Run passes this process's observations of the instances to send, for Learn of the
-// mirrored registry, until ctx ends. It sends changes of circuits at once, and other
-// observations ten times a second. send may drop a report.
+// Run passes this process's observations of the instances to send, until ctx ends. send
+// must deliver them to Learn of the mirrored registry and may drop a report. Run sends
+// changes of circuits at once, and other observations ten times a second.
 func (m *Mirror) Run(ctx context.Context, send func(report []byte)) {
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()

@@ -18,8 +18,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// Part is one part of an exported registry. A mirror needs the latest value of each
-// part, Members first: the other parts refer to instances by the numbers in it.
+// Part is one part of an exported registry. A mirror needs the latest value of each part.
+// Members must be the first, because the other parts refer to instances by the numbers in
+// Members.
 type Part uint8
 
 // The parts.

@@ -59,7 +59,7 @@ func (r *reports) measure(x report) {
 	r.add(x)
 }
 
-// add queues x; r.mu is held.
+// add queues x. The caller holds r.mu.
 func (r *reports) add(x report) {
 	if len(r.waiting) < maxReports {
 		r.waiting = append(r.waiting, x)
@@ -177,9 +177,9 @@ type learned struct {
 	warming map[int]map[pairKey]*Pair // by mirror; guarded by mu
 }
 
-// Learn applies a report of a mirror. mirror is a number that its owner chose. An error
-// says that b is malformed; the reports before the malformed one are applied. Learn
-// ignores a report for another registry.
+// Learn applies a report of a mirror. mirror is a number that the caller has chosen for
+// the mirror. An error means that b is malformed. Learn applies the reports before the
+// malformed one. Learn ignores a report for another registry.
 func (r *Registry) Learn(mirror int, b []byte) error {
 	w := &partReader{wire.Read(b)}
 	if mark := w.Uint64(); !w.Failed() && mark != r.mark {
@@ -193,7 +193,7 @@ func (r *Registry) Learn(mirror int, b []byte) error {
 		r.learnOne(w, mirror, home)
 	}
 	if w.Failed() {
-		return errors.New("read report: it is not whole")
+		return errors.New("read report: it is incomplete")
 	}
 	return nil
 }
@@ -295,6 +295,6 @@ func (r *Registry) warms(mirror int, now map[pairKey]bool, home *numbering) {
 	}
 }
 
-// Unlearn forgets a mirror's reports about attempts in progress, because the mirror is
-// gone.
+// Unlearn drops a mirror's reports about attempts in progress. Call it when the mirror
+// has ended.
 func (r *Registry) Unlearn(mirror int) { r.warms(mirror, nil, nil) }

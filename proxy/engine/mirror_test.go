@@ -130,7 +130,7 @@ func TestMirrorFollows(t *testing.T) {
 			}
 			for i, j := range here {
 				if i.Gone() != j.Gone() || j.Gone() && j.Client.(*fakeClient).closes() == 0 {
-					t.Errorf("seed %d: %s has gone: %v, here %v", seed, i.Spec.Name, i.Gone(), j.Gone())
+					t.Errorf("seed %d: %s has left the registry: %v, the mirror: %v", seed, i.Spec.Name, i.Gone(), j.Gone())
 				}
 			}
 			for _, what := range heard.heard {
@@ -143,7 +143,7 @@ func TestMirrorFollows(t *testing.T) {
 		})
 	}
 	if restarted == 0 || gone == 0 {
-		t.Errorf("%d instances restarted, %d went: the changes are too few to tell", restarted, gone)
+		t.Errorf("%d instances restarted, %d left: too few changes for this test", restarted, gone)
 	}
 }
 
@@ -244,7 +244,7 @@ func fill(t *testing.T, v reflect.Value, n *int) {
 		}
 		for i := range v.NumField() {
 			if !v.Type().Field(i).IsExported() {
-				t.Fatalf("%s.%s does not travel: it is not exported", v.Type(), v.Type().Field(i).Name)
+				t.Fatalf("%s.%s is not exported, so the mirror does not receive it", v.Type(), v.Type().Field(i).Name)
 			}
 			fill(t, v.Field(i), n)
 		}
@@ -272,7 +272,7 @@ func TestMirrorLoads(t *testing.T) {
 		own := here.Hold(100)
 		imports(t, m, f.Registry)
 		if v := here.View(time.Now()); v.Requests != 3 || v.Tokens != 300 {
-			t.Errorf("%+v of three requests, one of them held here", v)
+			t.Errorf("load %+v of three requests, one of them held here", v)
 		}
 		own.Drop()
 		if v := here.View(time.Now()); v.Requests != 2 || v.Tokens != 200 {
@@ -280,11 +280,11 @@ func TestMirrorLoads(t *testing.T) {
 		}
 		time.Sleep(2 * mirroredEvery)
 		if v := here.View(time.Now()); v.Requests != 2 {
-			t.Errorf("%+v while the word is fresh", v)
+			t.Errorf("load %+v soon after the last update", v)
 		}
 		time.Sleep(4 * mirroredEvery)
 		if v := here.View(time.Now()); v.Requests != 0 {
-			t.Errorf("%+v long after nothing was heard", v)
+			t.Errorf("load %+v long after the last update", v)
 		}
 	})
 }
@@ -331,14 +331,14 @@ func TestMirrorOtherHome(t *testing.T) {
 			t.Error("an instance that both know is another one")
 		}
 		if _, known := m.Number(ix); ix.State() != Draining || ix.Gone() || known {
-			t.Errorf("x is %s, gone: %v", ix.State(), ix.Gone())
+			t.Errorf("x is %s, left: %v", ix.State(), ix.Gone())
 		}
 		if err := m.Import(Loads, stale); err != nil {
 			t.Errorf("loads of the first: %v", err)
 		}
 		second.must(t, second.Learn(1, <-reports))
 		if got := second.PairState(Target{second.get(t, "p"), 0}, Target{second.get(t, "d"), 0}); got != abi.PairReady {
-			t.Errorf("the second knows the pair as %s", got)
+			t.Errorf("state of the pair in the second registry = %s", got)
 		}
 		hold.Drop()
 		time.Sleep(2 * drainPoll)
@@ -379,12 +379,12 @@ func TestMirrorReports(t *testing.T) {
 		}
 		synctest.Wait() // no time passes
 		if c := p.Breaker.Circuit(time.Now()); c != CircuitOpen {
-			t.Errorf("after three failures elsewhere the circuit is %v", c)
+			t.Errorf("circuit after three failures on a mirror = %v", c)
 		}
 		hp.Breaker.Success()
 		synctest.Wait()
 		if c := p.Breaker.Circuit(time.Now()); c != CircuitClosed {
-			t.Errorf("after a success elsewhere the circuit is %v", c)
+			t.Errorf("circuit after a success on a mirror = %v", c)
 		}
 		hp.Breaker.Success() // this success changes nothing
 		synctest.Wait()
@@ -401,13 +401,13 @@ func TestMirrorReports(t *testing.T) {
 		}
 		f.Unlearn(3)
 		if s := f.PairState(p, d); s != abi.PairUnknown {
-			t.Errorf("the pair is %s after the worker has gone", s)
+			t.Errorf("state of the pair after the end of the mirror = %s", s)
 		}
 		pair.Success()
 		pair.End()
 		synctest.Wait()
 		if s := f.PairState(p, d); s != abi.PairReady {
-			t.Errorf("the pair is %s after KV came", s)
+			t.Errorf("state of the pair after a transfer = %s", s)
 		}
 		for range 3 {
 			pair.Failure("kv_timeout")
@@ -415,7 +415,7 @@ func TestMirrorReports(t *testing.T) {
 		synctest.Wait()
 		rows := f.Pairs()
 		if len(rows) != 1 || rows[0].State != "broken" || rows[0].Failures != 3 || rows[0].LastError != "kv_timeout" {
-			t.Errorf("%+v", rows)
+			t.Errorf("f.Pairs() = %+v", rows)
 		}
 		r.MeasurePair(hp, hd, 1000, 5*time.Millisecond)
 		r.MeasureOutput(hd, 100, time.Second)
@@ -456,7 +456,7 @@ func TestExport(t *testing.T) {
 			time.Sleep(2 * exportEvery)
 			synctest.Wait()
 			if !reflect.DeepEqual(got, want) {
-				t.Errorf("told %v, want %v", got, want)
+				t.Errorf("reports %v, want %v", got, want)
 			}
 			clear(got)
 		}
@@ -501,11 +501,11 @@ func TestImportRefuses(t *testing.T) {
 		"no part":        {Part(9), ""},
 	} {
 		if err := m.Import(tt.part, []byte(tt.b)); err == nil {
-			t.Errorf("%s: taken", name)
+			t.Errorf("%s: Import accepted the part", name)
 		}
 	}
 	if m.Registry().Snapshot() != before {
-		t.Error("something was changed")
+		t.Error("a malformed part changed the mirror")
 	}
 }
 
@@ -521,7 +521,7 @@ func TestMirrorUnusable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := m.Registry().Snapshot(); len(s.Instances) != 1 || s.Instance("old").State() != Ready {
-		t.Errorf("%v", s.Instances)
+		t.Errorf("m.Registry().Snapshot() = %v", s.Instances)
 	}
 }
 
@@ -603,7 +603,7 @@ func FuzzLearn(f *testing.F) {
 		_ = fleet.Learn(1, slices.Concat(mark, b))
 		fleet.Unlearn(1)
 		if len(fleet.Snapshot().Instances) != 2 || len(fleet.learned.warming) != 0 {
-			t.Error("a report has changed the instances, or stays")
+			t.Error("a report changed the instances, or remains stored")
 		}
 		for _, row := range fleet.Pairs() {
 			if row.State == "warming" || !(row.TransferMicros >= 0) {

@@ -16,10 +16,10 @@ import (
 // broken.
 const maxPairs = 1 << 16
 
-// Pair is the state of the connection between a prefill and a decode target: the
-// measured handshake, and whether transfers work. It has its own circuit, because a
-// failure of the pair alone (decode could not load the KV) says nothing about either
-// engine. Safe for concurrent use.
+// Pair is the state of the connection between a prefill and a decode target: the measured
+// handshake, and whether transfers work. It has its own circuit, because a failure of the
+// pair alone (decode could not load the KV) does not show which engine has failed. Safe
+// for concurrent use.
 type Pair struct {
 	Prefill, Decode Target
 
@@ -55,9 +55,9 @@ func (p *Pair) stateAt(now time.Time) abi.PairState {
 	return p.state
 }
 
-// Begin notes that an attempt begins on the pair. fresh says that no KV has come over
-// it yet, so the attempt has to wait for the engines' handshake. The pair is warming
-// until KV has come, or until the last such attempt has called End.
+// Begin notes that an attempt begins on the pair. fresh: the pair has transferred no KV
+// yet, so the attempt must wait for the engines' handshake. The pair is warming until it
+// has transferred KV, or until the last such attempt has called End.
 func (p *Pair) Begin() (fresh bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,8 +97,8 @@ func (p *Pair) become(state abi.PairState) {
 // Success notes that KV has come, and closes the pair's circuit.
 func (p *Pair) Success() { p.set("") }
 
-// Failure notes that a transfer failed and that neither engine alone is to blame. kind
-// is a label, never text of an answer.
+// Failure notes that a transfer failed and that the failure cannot be attributed to one
+// engine. kind is a label, never text of an answer.
 func (p *Pair) Failure(kind string) { p.set(kind) }
 
 // set applies the end of a transfer: success for kind "", or else a failure of that
@@ -336,8 +336,8 @@ func (r *Registry) PairState(p, d Target) abi.PairState {
 	return pair.State()
 }
 
-// MeasurePair notes the time from the end of prefill on p, when decode was told, to the
-// first token of d, for a prompt of so many tokens.
+// MeasurePair notes the time from the end of prefill on p, when the decode leg was sent,
+// to the first token of d. promptTokens is the length of the prompt.
 func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Duration) {
 	r.pairs.get(p, d).transfer.Measure(promptTokens, took)
 	p.Transfers.Measure(promptTokens, took)
@@ -346,8 +346,8 @@ func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Durati
 	}
 }
 
-// MeasureOutput notes how long decode target d took for so many tokens of one stream
-// after the first.
+// MeasureOutput notes the time that decode target d took for a number of tokens of one
+// stream after the first token.
 func (r *Registry) MeasureOutput(d Target, tokens int64, took time.Duration) {
 	d.Load[d.Rank].Output.Measure(tokens, took)
 	if r.reports != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// pairOf returns a registry and two targets that it need not know.
+// pairOf returns a registry and two targets. The registry need not contain the targets.
 func pairOf(t *testing.T) (f *fleet, p, d Target) {
 	t.Helper()
 	f = newFleet(t)
@@ -42,13 +42,13 @@ func TestPairStates(t *testing.T) {
 		check(abi.PairUnknown, false, true)
 		for range 2 {
 			if !pair.Begin() {
-				t.Error("nothing has come over it yet")
+				t.Error("Begin = false for a pair without a transfer")
 			}
 		}
 		check(abi.PairWarming, false, true)
 		pair.End()
 		check(abi.PairWarming, false, true)
-		pair.End() // neither brought anything
+		pair.End() // both attempts ended without KV
 		check(abi.PairUnknown, false, true)
 		pair.Begin()
 		pair.Success()
@@ -77,7 +77,7 @@ func TestPairStates(t *testing.T) {
 			t.Error("half open: one trial may pass")
 		}
 		if !pair.Begin() {
-			t.Error("a pair whose circuit opened has to show anew that it works")
+			t.Error("Begin = false for a pair whose circuit has opened")
 		}
 		opened := time.Now()
 		time.Sleep(time.Second)
@@ -97,8 +97,8 @@ func TestPairStates(t *testing.T) {
 	})
 }
 
-// TestPairIsNotTheEngine: a pair's circuit leaves the engines' and other pairs'
-// alone.
+// TestPairIsNotTheEngine: an open circuit of a pair affects neither the engines nor other
+// pairs.
 func TestPairIsNotTheEngine(t *testing.T) {
 	f, p, d := pairOf(t)
 	other := Target{Instance: d.Instance, Rank: 0}
@@ -123,20 +123,20 @@ func TestPairDrop(t *testing.T) {
 	f.Pair(d, p)
 	f.pairs.drop(p.ID)
 	if len(f.Pairs()) != 0 || f.PairsInTrouble() {
-		t.Error("pairs are left of a dropped instance")
+		t.Error("pairs of a dropped instance remain")
 	}
 	old.Success()
-	old.Failure("late") // of a leg begun before
+	old.Failure("late") // the leg began before the success
 	old.Failure("late")
 	old.Failure("late")
 	if f.PairsInTrouble() || f.Pair(p, d) == old {
-		t.Error("a dropped pair came back")
+		t.Error("a dropped pair is used again")
 	}
 	p.gone.Store(true)
 	f.pairs.drop(p.ID)
 	f.Pair(p, d).Success()
 	if len(f.Pairs()) != 0 {
-		t.Error("a pair of an instance that has left is kept")
+		t.Error("a pair of an instance that has left remains")
 	}
 }
 

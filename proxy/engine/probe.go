@@ -158,8 +158,8 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 	p.syncClock(ctx, h)
 }
 
-// ownFault reports whether a probe failed because this host could not open a
-// connection. Such a probe says nothing about the engine.
+// ownFault reports whether a probe failed because this host could not open a connection.
+// Such a probe does not show the state of the engine.
 func (p *prober) ownFault(err error) bool {
 	if !upstream.IsLocal(err) {
 		return false
@@ -171,8 +171,8 @@ func (p *prober) ownFault(err error) bool {
 	return true
 }
 
-// failed counts a failed probe. One refused connection is enough to know that the
-// engine's process is gone.
+// failed counts a failed probe. One refused connection shows that the engine's process
+// has ended.
 func (p *prober) failed(h *config.Health, err error) {
 	p.good = 0
 	p.bad++
@@ -277,7 +277,7 @@ func timedOut(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-// restarted drops what was known of the instance's former process.
+// restarted drops the knowledge about the instance's former process.
 func (r *Registry) restarted(i *Instance) {
 	r.log.Info("engine has restarted", "engine", i.Spec.Name)
 	r.pairs.drop(i.ID)
@@ -294,7 +294,7 @@ func (r *Registry) restarted(i *Instance) {
 	}
 }
 
-// ask reads the facts. Configured values take precedence.
+// ask requests the facts of the instance. Configured values take precedence.
 func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 	f := p.i.published()
 	for _, path := range p.i.protocol.FactPaths(p.i.Role) {

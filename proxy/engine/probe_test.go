@@ -17,8 +17,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// TestProbeStates walks an instance through its life. Probes come every 2 s;
-// each step changes what the engine does and then lets time pass.
+// TestProbeStates leads an instance through all states. There is a probe every 2 s. Each
+// step changes the engine and then waits.
 func TestProbeStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -27,7 +27,7 @@ func TestProbeStates(t *testing.T) {
 		f.must(t, f.Apply(SourceStatic, []config.Engine{spec}, 0))
 		f.start(t)
 		a := f.get(t, "a")
-		time.Sleep(time.Second) // changes come between two probes
+		time.Sleep(time.Second) // later changes happen between two probes
 		for n, s := range []struct {
 			do   func()
 			wait time.Duration
@@ -36,7 +36,7 @@ func TestProbeStates(t *testing.T) {
 		}{
 			{func() {}, 10 * time.Second, Down, ""},
 			{func() { f.engines.down["a:80"] = false }, 2 * time.Second, Ready, "a ready"},
-			// Two failures are not three.
+			// Two failures are fewer than the required three.
 			{func() { f.engines.down["a:80"] = true }, 4 * time.Second, Ready, ""},
 			{func() { f.engines.down["a:80"] = false }, 2 * time.Second, Ready, ""},
 			{func() { f.engines.code["a:80"] = 503 }, 4 * time.Second, Ready, ""},
@@ -45,7 +45,7 @@ func TestProbeStates(t *testing.T) {
 			{func() { f.engines.code["a:80"] = 500 }, 2 * time.Second, Unhealthy, ""},
 			{func() { f.engines.code["a:80"] = 204 }, 2 * time.Second, Unhealthy, ""},
 			{func() {}, 2 * time.Second, Ready, "a restarted, a ready"},
-			// A probe that hangs fails after its own second.
+			// A probe without an answer fails after its own limit of one second.
 			{func() { f.engines.delay["a:80"] = time.Minute }, 9 * time.Second, Unhealthy, "a unhealthy"},
 		} {
 			f.engines.set(s.do)
@@ -55,7 +55,7 @@ func TestProbeStates(t *testing.T) {
 				t.Fatalf("step %d: state %v, want %v", n, got, s.want)
 			}
 			if got := f.said(); got != s.said {
-				t.Fatalf("step %d: hooks heard %q, want %q", n, got, s.said)
+				t.Fatalf("step %d: hook calls %q, want %q", n, got, s.said)
 			}
 		}
 		if time.Since(a.Since()) > 3*time.Second {
@@ -64,7 +64,7 @@ func TestProbeStates(t *testing.T) {
 	})
 }
 
-// TestProbeReadyAtOnce: one good probe makes a new instance ready.
+// TestProbeReadyAtOnce: one successful probe makes a new instance ready.
 func TestProbeReadyAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -122,7 +122,7 @@ func TestProbeRestart(t *testing.T) {
 					a.Breaker.Failure()
 				}
 				f.said()
-				time.Sleep(time.Second) // changes come between two probes
+				time.Sleep(time.Second) // later changes happen between two probes
 				f.engines.set(func() { tt.fails(f.engines) })
 				time.Sleep(tt.away)
 				f.engines.set(func() {
@@ -131,7 +131,7 @@ func TestProbeRestart(t *testing.T) {
 				time.Sleep(6 * time.Second)
 				synctest.Wait()
 				if got := f.said(); got != tt.want {
-					t.Errorf("hooks heard %q, want %q", got, tt.want)
+					t.Errorf("hook calls %q, want %q", got, tt.want)
 				}
 				restarted := strings.Contains(tt.want, "restarted")
 				if got := len(f.Pairs()) == 0; got != restarted {
@@ -145,8 +145,8 @@ func TestProbeRestart(t *testing.T) {
 	}
 }
 
-// TestProbeEpochInHealth: an engine whose health answer holds its epoch is found
-// out even if no probe has failed.
+// TestProbeEpochInHealth: if the health answer contains the epoch, the registry detects a
+// restart even without a failed probe.
 func TestProbeEpochInHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -158,7 +158,7 @@ func TestProbeEpochInHealth(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if got := f.said(); got != "a restarted" {
-			t.Errorf("hooks heard %q", got)
+			t.Errorf("hook calls %q, want a restart", got)
 		}
 		if got := f.get(t, "a").Facts().Epoch; got != "2" {
 			t.Errorf("epoch %q", got)
@@ -167,13 +167,13 @@ func TestProbeEpochInHealth(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		synctest.Wait()
 		if got := f.said(); got != "a unhealthy" {
-			t.Errorf("hooks heard %q", got)
+			t.Errorf("hook calls %q, want unhealthy", got)
 		}
 	})
 }
 
-// TestProbeLearnsAnew: without any failed probe, facts are asked for now and
-// then.
+// TestProbeLearnsAnew: the registry requests the facts from time to time, even without a
+// failed probe.
 func TestProbeLearnsAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -181,7 +181,7 @@ func TestProbeLearnsAnew(t *testing.T) {
 		f.start(t)
 		time.Sleep(20 * time.Second)
 		if n := f.engines.count("a:80/facts"); n != 1 {
-			t.Errorf("facts asked for %d times in 10 probes", n)
+			t.Errorf("%d requests for facts in 10 probes, want 1", n)
 		}
 		f.engines.set(func() { f.engines.facts["a:80"] = "model m\nmodel lora" })
 		time.Sleep(relearnEvery * 2 * time.Second)
@@ -192,8 +192,8 @@ func TestProbeLearnsAnew(t *testing.T) {
 	})
 }
 
-// TestProbeNeedsFacts: an instance whose facts cannot be had, or that names no
-// model, is not ready.
+// TestProbeNeedsFacts: an instance is not ready if its facts cannot be read or name no
+// model.
 func TestProbeNeedsFacts(t *testing.T) {
 	for _, tt := range []struct {
 		name, facts, model string
@@ -222,8 +222,8 @@ func TestProbeNeedsFacts(t *testing.T) {
 	}
 }
 
-// TestProbeBootstrap: a prefill instance is probed at its bootstrap port, which
-// it is asked for, anew after it was away.
+// TestProbeBootstrap: a prefill instance is probed at its bootstrap port. The port comes
+// from the facts. After a failure the facts are requested again.
 func TestProbeBootstrap(t *testing.T) {
 	for _, tt := range []struct {
 		name, facts string
@@ -272,8 +272,8 @@ func TestProbeBootstrap(t *testing.T) {
 	}
 }
 
-// TestProbeRegistry: what the registry knows of a prefill instance is among its
-// facts, and without its answer the instance is not ready.
+// TestProbeRegistry: the facts of a prefill instance include the facts of its bootstrap
+// registry. Without the registry's answer the instance is not ready.
 func TestProbeRegistry(t *testing.T) {
 	for name, tt := range map[string]struct {
 		registry string
@@ -295,19 +295,18 @@ func TestProbeRegistry(t *testing.T) {
 					t.Errorf("prefill is %v, want %v", got, tt.want)
 				}
 				if f.Snapshot().Ready() != (tt.want == Ready) {
-					t.Error("a pair needs the page size that the registry tells")
+					t.Error("the pair is ready without the page size of the registry, or not ready with it")
 				}
 				if n := f.engines.count("d:9000/registry/facts"); n != 0 {
-					t.Errorf("decode's registry was asked %d times", n)
+					t.Errorf("decode's registry got %d requests, want 0", n)
 				}
 			})
 		})
 	}
 }
 
-// TestRegistryProbed: a registry that tells the epoch is asked with every
-// probe. Without it an instance is not well; when it changes, the engine has
-// restarted.
+// TestRegistryProbed: every probe also requests a registry that reports the epoch.
+// Without its answer the probe fails. A new epoch means that the engine has restarted.
 func TestRegistryProbed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -328,7 +327,7 @@ func TestRegistryProbed(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if got := f.said(); !strings.Contains(got, "p restarted") || f.get(t, "p").Facts().Epoch != "2" {
-			t.Errorf("heard %q", got)
+			t.Errorf("hook calls %q", got)
 		}
 		f.engines.set(func() { f.engines.down["p:8998"] = true })
 		time.Sleep(9 * time.Second)
@@ -337,12 +336,13 @@ func TestRegistryProbed(t *testing.T) {
 			t.Errorf("state %v without the bootstrap server", got)
 		}
 		if n := f.engines.count("d:8998/facts"); n != 0 {
-			t.Errorf("decode was asked %d times", n)
+			t.Errorf("decode's bootstrap port got %d requests, want 0", n)
 		}
 	})
 }
 
-// TestProbeRequest: path under the URL's, key, and no redirect followed.
+// TestProbeRequest: the probe's path is below the path of the URL, the probe has the key,
+// and it follows no redirect.
 func TestProbeRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -394,7 +394,7 @@ func TestProbeTakesConfiguredWire(t *testing.T) {
 	})
 }
 
-// TestProbeErrorsHideTheURL: what is logged names no address that may hold a
+// TestProbeErrorsHideTheURL: log lines contain no URL, because a URL may contain a
 // password.
 func TestProbeErrorsHideTheURL(t *testing.T) {
 	err := bare(&url.Error{Op: "Get", URL: "http://user:secret@a/", Err: context.DeadlineExceeded})
@@ -408,7 +408,7 @@ func TestProbeErrorsHideTheURL(t *testing.T) {
 	}
 }
 
-// A probe that this host cannot send says nothing of the engine, whatever its state.
+// A probe that this host could not send does not change the state of the engine.
 func TestProbeWithoutDescriptors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)

@@ -11,16 +11,16 @@ type Protocol interface {
 	// BothPairs reports whether an instance of role both can take one leg of a pair. If
 	// not, it serves whole requests only.
 	BothPairs() bool
-	// HealthPath is the path of a GET that costs the engine nothing and answers 2xx if
-	// the engine is healthy. bootstrap says that the GET goes to the instance's
-	// bootstrap port instead of its URL (sglang prefill).
+	// HealthPath is the path of a GET that starts no generation on the engine and answers
+	// 2xx if the engine is healthy. bootstrap: the GET goes to the instance's bootstrap
+	// port instead of its URL (sglang prefill).
 	HealthPath(role abi.Role) (path string, bootstrap bool)
 	// FactPaths are the paths that are read each time an instance becomes ready.
 	FactPaths(role abi.Role) []string
-	// ReadFacts adds the facts in the answer to one of FactPaths. An error means that
-	// the instance cannot be used with this connector. A path that an old engine does
-	// not serve (404) is not an error. Status 0 means no answer: a nil error then says
-	// that the instance can be used without it.
+	// ReadFacts adds the facts in the answer to one of FactPaths. An error means that the
+	// instance cannot be used with this connector. A path that an old engine does not
+	// serve (404) is not an error. Status 0 means no answer. Then a nil error means that
+	// the instance can be used without these facts.
 	ReadFacts(f *Facts, path string, status int, body []byte) error
 	// Compatible returns why prefill p and decode d cannot be paired, or nil.
 	Compatible(p, d *Facts) error

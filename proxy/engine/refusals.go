@@ -20,10 +20,10 @@ const (
 	maxNamed = 8
 )
 
-// refused calls yield for each pair of ready instances that serve a model together and
-// whose facts exclude a transfer, until yield returns false. If i is not nil, only
-// pairs with i are visited. No request uses such a pair, because the two are in
-// different groups.
+// refused calls yield for pairs of ready instances that serve a common model and whose
+// facts exclude a transfer, until yield returns false. If i is not nil, refused visits
+// only pairs with i. No request uses such a pair, because the two are in different
+// groups.
 func (s *Snapshot) refused(i *Instance, yield func(p, d *Instance, reason error) bool) {
 	for _, model := range slices.Sorted(maps.Keys(s.pools)) {
 		ready := s.pools[model].instances()
@@ -81,7 +81,7 @@ func (r *Registry) refusedRows() map[pairKey]PairRow {
 func (r *Registry) Pairs() []PairRow {
 	rows := r.refusedRows()
 	for key, row := range r.pairs.rows() {
-		if no, ok := rows[key]; ok { // used before the facts changed, or the other way round
+		if no, ok := rows[key]; ok { // a row from the time before the facts changed, or the reverse direction
 			row.State, row.LastError, row.Refused = no.State, no.LastError, no.Refused
 		}
 		rows[key] = row

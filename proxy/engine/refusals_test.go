@@ -10,7 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// dividing is a connector where prefill's pages must divide decode's.
+// dividing is a connector that requires prefill's page size to divide decode's page size.
 type dividing struct{ fakeProtocol }
 
 func (dividing) Compatible(p, d *Facts) error {
@@ -22,8 +22,8 @@ func (dividing) Compatible(p, d *Facts) error {
 
 var errNotDividing = &SpecError{Name: "page"}
 
-// TestGroupsOfOneDirection: the rule of a connector is about a prefill and a
-// decode; two prefills that differ may serve one decode.
+// TestGroupsOfOneDirection: the connector's rule concerns a prefill and a decode. Two
+// prefills that differ may share one decode.
 func TestGroupsOfOneDirection(t *testing.T) {
 	m := []string{"m"}
 	of := func(id int, name string, role abi.Role, page int) *Instance {
@@ -56,9 +56,9 @@ func TestGroupsOfOneDirection(t *testing.T) {
 	}
 }
 
-// TestRefusedPairs: what two engines say of themselves keeps them apart, before
-// any traffic, visibly, said once; until they say otherwise, or the operator
-// allows it.
+// TestRefusedPairs: the facts of two engines exclude a pair before the first request. The
+// exclusion is visible and logged once. It ends if the facts change or the operator
+// allows the pair.
 func TestRefusedPairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -86,10 +86,10 @@ func TestRefusedPairs(t *testing.T) {
 		if got := refused(); got != want || len(f.Pairs()) != 3 {
 			t.Errorf("%d pairs, refused %q, want %q", len(f.Pairs()), got, want)
 		}
-		time.Sleep(5 * time.Minute) // the facts are learned many times
+		time.Sleep(5 * time.Minute) // the facts are requested many times
 		synctest.Wait()
 		if n := strings.Count(f.logged(), "pairs refused"); n != 1 {
-			t.Errorf("said %d times: %s", n, f.logged())
+			t.Errorf("the exclusion was logged %d times: %s", n, f.logged())
 		}
 
 		f.Configure(*f.health.Load(), *f.circuit.Load(), config.Pairs{AllowIncompatible: true})
@@ -105,7 +105,7 @@ func TestRefusedPairs(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		if p, _ := f.Snapshot().Pool("m"); len(p.Paired) != 4 || refused() != "" {
-			t.Errorf("after its restart: paired %q, refused %q", show(p.Paired), refused())
+			t.Errorf("after the restart: paired %q, refused %q", show(p.Paired), refused())
 		}
 	})
 }

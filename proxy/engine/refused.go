@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// IsRefused reports whether err, from a dial, says that no process listens at the
-// address. A busy engine does not refuse: its kernel queues the connection.
+// IsRefused reports whether err, the error of a dial, means that no process listens at
+// the address. A busy engine does not refuse: its kernel queues the connection.
 func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 // Refused notes that a leg's connection was refused: no process listens there. The
@@ -26,8 +26,8 @@ func (i *Instance) Refused() {
 }
 
 // connAccepted closes the circuit that Refused has opened, because the instance has
-// answered a probe. A probe of a bootstrap server does not count: it says nothing about
-// the instance's own port.
+// answered a probe. A probe of a bootstrap server does not count, because the bootstrap
+// server has another port.
 func (p *prober) connAccepted() {
 	if _, bootstrap := p.i.protocol.HealthPath(p.i.Role); bootstrap && p.i.Spec.HealthPath == "" {
 		return

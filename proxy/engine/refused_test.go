@@ -19,8 +19,8 @@ import (
 
 var errRefused = fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
 
-// TestRefusedProbe: an engine is out after one probe that was refused a connection, and
-// back after one that is answered; other failures take as many as are configured.
+// TestRefusedProbe: an engine is unhealthy after one refused connection of a probe, and
+// ready after one answered probe. Other failures need the configured number.
 func TestRefusedProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -39,7 +39,7 @@ func TestRefusedProbe(t *testing.T) {
 			t.Errorf("%v after an answered probe", a.State())
 		}
 		if got := f.said(); got != "a unhealthy, a restarted, a ready" {
-			t.Errorf("said %q", got)
+			t.Errorf("hook calls %q", got)
 		}
 		f.engines.set(func() { f.engines.dialing["a:80"] = errors.New("connection reset") })
 		time.Sleep(4 * time.Second)
@@ -49,8 +49,8 @@ func TestRefusedProbe(t *testing.T) {
 	})
 }
 
-// TestRefusedLeg: a leg that was refused a connection opens the circuit at once and has
-// the engine probed; an answered probe closes the circuit.
+// TestRefusedLeg: a refused connection of a leg opens the circuit at once and causes a
+// probe. An answered probe closes the circuit.
 func TestRefusedLeg(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -71,7 +71,7 @@ func TestRefusedLeg(t *testing.T) {
 			t.Errorf("%v, circuit %v, though the engine answers", a.State(), a.Breaker.Circuit(time.Now()))
 		}
 		if p.Breaker.Circuit(time.Now()) != CircuitOpen {
-			t.Error("the answer of a bootstrap server closed the circuit of the engine beside it")
+			t.Error("the answer of a bootstrap server closed the circuit of its engine")
 		}
 		time.Sleep(time.Second)
 		f.engines.set(func() { f.engines.dialing["a:80"] = errRefused })
@@ -82,7 +82,7 @@ func TestRefusedLeg(t *testing.T) {
 	})
 }
 
-// TestTrip: one failure opens the circuit, for as long as many do.
+// TestTrip: one call of Trip opens the circuit for as long as several failures do.
 func TestTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -90,24 +90,24 @@ func TestTrip(t *testing.T) {
 		b := &f.get(t, "a").Breaker
 		b.Trip()
 		time.Sleep(5 * time.Second)
-		b.Trip() // changes nothing
+		b.Trip() // Trip changes nothing here
 		time.Sleep(5 * time.Second)
 		if c := b.Circuit(time.Now()); c != CircuitHalfOpen {
-			t.Errorf("%v", c)
+			t.Errorf("b.Circuit(time.Now()) = %v, want %v", c, CircuitHalfOpen)
 		}
 		if b.Trip(); b.Circuit(time.Now()) != CircuitOpen {
 			t.Error("half open after a refused trial")
 		}
 		b.Success()
 		if c := b.Circuit(time.Now()); c != CircuitClosed {
-			t.Errorf("%v", c)
+			t.Errorf("b.Circuit(time.Now()) = %v, want %v", c, CircuitClosed)
 		}
-		new(Breaker).Trip() // never opens
+		new(Breaker).Trip() // this circuit never opens
 	})
 }
 
-// TestProbeConnectionLost: when the connection of the probes ends, the engine is probed
-// before the next probe's time, and asked for its facts.
+// TestProbeConnectionLost: when the connection of the probes ends, the registry probes
+// the engine at once and requests its facts.
 func TestProbeConnectionLost(t *testing.T) {
 	var health, facts atomic.Int32
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -150,7 +150,7 @@ func TestProbeConnectionLost(t *testing.T) {
 	before, learned := health.Load(), facts.Load()
 	(<-conns).Close()
 	until("the facts are asked for again", func() bool { return facts.Load() > learned })
-	if n := health.Load() - before; n > 2 { // facts are asked for with every fifteenth probe
+	if n := health.Load() - before; n > 2 { // every fifteenth probe also requests facts
 		t.Errorf("%d probes before that", n)
 	}
 }

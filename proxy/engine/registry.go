@@ -64,10 +64,10 @@ type Options struct {
 	// times; nil: no.
 	SyncClocks func() bool
 	// OnState is called after each change of an instance's state, and when a ready one
-	// has new facts. OnRestart is called when an instance is found to be a new process,
-	// so that its known KV is invalid. OnGone is called when an instance has left the
-	// registry. Run calls them, for one instance in order, for several concurrently.
-	// They must not block.
+	// has new facts. OnRestart is called when the registry detects that the engine's
+	// process has restarted, so that the known KV is invalid. OnGone is called when an
+	// instance has left the registry. Run calls them, for one instance in order, for
+	// several concurrently. They must not block.
 	OnState   func(*Instance, State)
 	OnRestart func(*Instance)
 	OnGone    func(*Instance)
@@ -85,7 +85,7 @@ type Registry struct {
 	snap     atomic.Pointer[Snapshot]
 	pairs    pairTable
 	wake     chan struct{} // wakes Run when there are new instances
-	changed  chan struct{} // wakes Export when something exported has changed
+	changed  chan struct{} // wakes Export when exported data has changed
 	mark     uint64        // random: identifies the registry whose instance ids a mirror uses
 	reports  *reports      // nil: this is not a mirror
 	learned  learned       // from mirrors of this one

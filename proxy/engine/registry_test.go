@@ -22,8 +22,8 @@ func (f *fleet) names() string {
 	return strings.Join(s, " ")
 }
 
-// TestApplyReload: what did not change keeps identity, load and health; what
-// changed or went drains.
+// TestApplyReload: unchanged instances keep their identity, load and health. Changed and
+// removed instances drain.
 func TestApplyReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -48,7 +48,7 @@ func TestApplyReload(t *testing.T) {
 			t.Errorf("instances %q, want %q", got, want)
 		}
 		if oldC.Client.(*fakeClient).closes() != 1 || !oldC.gone.Load() {
-			t.Error("an idle instance that was taken out leaves at once and its client closes")
+			t.Error("an idle removed instance has not left at once, or its client is open")
 		}
 		if oldB.Client.(*fakeClient).closes() != 0 {
 			t.Error("a client was closed under a request")
@@ -74,9 +74,9 @@ func TestApplyReload(t *testing.T) {
 	})
 }
 
-// TestSourceMoves: an engine that the configuration names from now on is another
-// instance, trusted with the hosts that it answers, and one that it names no longer
-// can be found again, and is not.
+// TestSourceMoves: if the configuration begins to name a found engine, a new instance
+// replaces it, and the proxy trusts the hosts in its answers. If the configuration no
+// longer names the engine, discovery may find it again; the new instance is not trusted.
 func TestSourceMoves(t *testing.T) {
 	f := newFleet(t)
 	list := []config.Engine{f.spec("a", "both", "fake")}
@@ -96,9 +96,9 @@ func TestSourceMoves(t *testing.T) {
 		t.Errorf("the instance that was found is %v, trusted %v", first.State(), first.Owns("10.9.9.9", nil))
 	}
 	if err := f.Apply("etcd", list, 0); err == nil {
-		t.Error("a name of the configuration was taken over")
+		t.Error("Apply of etcd replaced an engine of the configuration")
 	}
-	f.must(t, f.Apply("etcd", nil, 0)) // what the finder is left with
+	f.must(t, f.Apply("etcd", nil, 0)) // the finder's list is empty now
 	owns(SourceStatic, true)
 	f.must(t, f.Apply(SourceStatic, nil, 0))
 	f.must(t, f.Apply("etcd", list, 0))
@@ -106,17 +106,18 @@ func TestSourceMoves(t *testing.T) {
 	f.must(t, f.Apply(SourceStatic, list, 0))
 	list[0].KVHosts = "10.0.0.0/16"
 	f.must(t, f.Apply(SourceStatic, list, 0))
-	owns(SourceStatic, false) // the operator says where
+	owns(SourceStatic, false) // with KVHosts the proxy trusts only the configured hosts
 }
 
-// TestApplyKeepsOthersSources: each source speaks for its own instances.
+// TestApplyKeepsOthersSources: the list of a source changes only the instances of this
+// source.
 func TestApplyKeepsOthersSources(t *testing.T) {
 	f := newFleet(t)
 	f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
 	f.must(t, f.Apply("etcd", []config.Engine{f.spec("b", "both", "fake")}, 0))
 	f.must(t, f.Add(f.spec("c", "both", "fake")))
 	if err := f.Apply("etcd", []config.Engine{f.spec("a", "both", "fake")}, 0); err == nil {
-		t.Error("a name of another source was taken over")
+		t.Error("Apply of etcd replaced an engine of another source")
 	}
 	f.must(t, f.Apply(SourceStatic, nil, 0))
 	if got, want := f.names(), "a:draining b:down c:down"; got != want {
@@ -132,7 +133,7 @@ func TestApplyKeepsOthersSources(t *testing.T) {
 	}
 }
 
-// TestApplyRefuses: whatever is wrong, nothing is changed.
+// TestApplyRefuses: a list with any error changes nothing.
 func TestApplyRefuses(t *testing.T) {
 	edit := func(change func(*config.Engine)) func(*config.Engine) { return change }
 	for _, tt := range []struct {
@@ -161,28 +162,28 @@ func TestApplyRefuses(t *testing.T) {
 			tt.edit(&bad)
 			err := f.Apply(SourceStatic, []config.Engine{f.spec("new", "both", "fake"), bad}, 0)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("error %v, want %q in it", err, tt.want)
+				t.Errorf("error %v, want the text %q", err, tt.want)
 			}
 			if f.Snapshot() != before {
-				t.Error("something was changed")
+				t.Error("a refused list changed the registry")
 			}
 			if tt.name == "twice" {
 				return
 			}
 			if err := f.Add(bad); err == nil {
-				t.Error("Add took it")
+				t.Error("Add accepted an invalid engine")
 			}
 		})
 	}
 	f := newFleet(t)
 	f.must(t, f.Add(f.spec("a", "both", "fake")))
 	if err := f.Add(f.spec("a", "both", "fake")); err == nil {
-		t.Error("Add took a name twice")
+		t.Error("Add accepted a name twice")
 	}
 }
 
-// What an instance registered is among its facts, before and after it is asked
-// for others, and another address makes another instance.
+// The registered facts of an instance are among its facts, before and after the registry
+// requests further facts. A change of the registered address creates a new instance.
 func TestPublishedFacts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -198,7 +199,7 @@ func TestPublishedFacts(t *testing.T) {
 			}
 			want := config.KVAddress{Host: "10.0.0.5", Handshake: handshake, Notify: 61005}
 			if got := i.Facts(); got.KVAddress != want || got.TPSize != 8 {
-				t.Errorf("%+v", got)
+				t.Errorf("i.Facts() = %+v", got)
 			}
 			return i
 		}
@@ -216,7 +217,7 @@ func TestPublishedFacts(t *testing.T) {
 		spec.KVAddress = "host:10.0.0.5,handshake:6302,notify:61005"
 		f.must(t, f.Apply(SourceZMQ, []config.Engine{spec}, 0))
 		if check(6302) == first {
-			t.Error("another address is the same instance")
+			t.Error("an engine with another address is the same instance")
 		}
 	})
 }
@@ -225,8 +226,8 @@ func TestRemove(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		drain time.Duration
-		hold  time.Duration // how long a request runs
-		gone  time.Duration // when the instance has left
+		hold  time.Duration // duration of a request
+		gone  time.Duration // time at which the instance has left
 	}{
 		{"idle", time.Minute, 0, 0},
 		{"waits for the last request", time.Minute, 10*time.Second + time.Millisecond, 10*time.Second + drainPoll},
@@ -254,16 +255,16 @@ func TestRemove(t *testing.T) {
 					time.Sleep(tt.gone - time.Millisecond)
 					synctest.Wait()
 					if a.gone.Load() {
-						t.Error("left too early")
+						t.Error("the instance left too early")
 					}
 					time.Sleep(time.Millisecond)
 				}
 				synctest.Wait()
 				if !a.gone.Load() || len(f.Snapshot().Instances) != 0 {
-					t.Error("has not left")
+					t.Error("the instance has not left")
 				}
 				if got := f.said(); got != "a ready, a draining, a gone" {
-					t.Errorf("hooks heard %q", got)
+					t.Errorf("hook calls %q", got)
 				}
 				time.Sleep(15 * time.Second)
 			})
@@ -274,7 +275,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestDrainingStays: no probe brings a draining instance back.
+// TestDrainingStays: a successful probe does not make a draining instance ready.
 func TestDrainingStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -283,7 +284,7 @@ func TestDrainingStays(t *testing.T) {
 		f.start(t)
 		a := f.get(t, "a")
 		h := a.Load[0].Hold(1)
-		time.Sleep(700 * time.Millisecond) // between health answer and facts
+		time.Sleep(700 * time.Millisecond) // after the health answer and before the facts
 		f.must(t, f.Remove("a", time.Minute))
 		time.Sleep(20 * time.Second)
 		if a.State() != Draining {
@@ -297,8 +298,8 @@ func TestDrainingStays(t *testing.T) {
 	})
 }
 
-// TestDrainingIsFetchedFrom: an instance stays as long as KV is to be fetched from
-// it, though nothing loads it.
+// TestDrainingIsFetchedFrom: an instance stays as long as an engine may fetch KV from it,
+// even without load.
 func TestDrainingIsFetchedFrom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -309,18 +310,18 @@ func TestDrainingIsFetchedFrom(t *testing.T) {
 		f.must(t, f.Remove("a", time.Minute))
 		time.Sleep(20 * time.Second)
 		if a.Gone() {
-			t.Error("it is gone before decode has its KV")
+			t.Error("the instance left before decode has its KV")
 		}
 		a.Unpin()
 		time.Sleep(time.Second)
 		if !a.Gone() {
-			t.Error("it stays for nothing")
+			t.Error("the instance stays although no decode needs its KV")
 		}
 	})
 }
 
-// TestRunWaits: Run returns when its probers have, also while an instance
-// drains, and may run again.
+// TestRunWaits: Run returns after all its probers have returned, also while an instance
+// drains. Run may be called again.
 func TestRunWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -347,7 +348,7 @@ func TestRunWaits(t *testing.T) {
 	})
 }
 
-// TestRegistryHammer: many reloads at once, with load coming and going.
+// TestRegistryHammer: many simultaneous reloads, while load changes.
 func TestRegistryHammer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -381,10 +382,10 @@ func TestRegistryHammer(t *testing.T) {
 		time.Sleep(drainPoll)
 		synctest.Wait()
 		if got := f.names(); got != "" {
-			t.Errorf("instances are left: %s", got)
+			t.Errorf("instances remain: %s", got)
 		}
 		if n := len(f.Pairs()); n != 0 {
-			t.Errorf("%d pairs of instances that have left", n)
+			t.Errorf("%d pairs of instances that have left remain", n)
 		}
 	})
 }

@@ -12,7 +12,7 @@ type Snapshot struct {
 	// Instances holds every instance by age, including draining ones. While one drains,
 	// another may already have its name.
 	Instances []*Instance
-	// Unlearned says that the models of some instance are not known yet.
+	// Unlearned: there is an instance whose models are not known yet.
 	Unlearned bool
 
 	pools  map[string]*Pool
@@ -25,7 +25,7 @@ func (s *Snapshot) Pool(model string) (p *Pool, ok bool) {
 	return p, ok
 }
 
-// Only returns the pool if there is exactly one, else nil, and the number of pools.
+// Only returns the number of pools, and the pool if there is exactly one, otherwise nil.
 func (s *Snapshot) Only() (p *Pool, count int) {
 	if len(s.pools) == 1 {
 		for _, p = range s.pools {
@@ -107,8 +107,8 @@ type Pool struct {
 	Paired []Row
 	// Groups holds the end index of each group in Paired.
 	Groups []int
-	// Encode holds the ready encoders. Encoders says that there are encoders, ready or
-	// not. They are not in the other lists.
+	// Encode lists the ready encoders. Encoders: there are encoders, ready or not. The
+	// other lists do not contain encoders.
 	Encode   []Row
 	Encoders bool
 	// Plan counts targets for the plan policy.
@@ -116,14 +116,14 @@ type Pool struct {
 	// Configured counts, by role, the instances that serve or have served the model,
 	// whatever their state.
 	Configured Counts
-	// Pairs says that the connector of some targets has two legs.
+	// Pairs: the connector of at least one target has two legs.
 	Pairs bool
 
 	unready []Row // not ready, but they may hold blocks that a transfer will read
 }
 
-// Counts is a number for each use: prefill of a pair, decode of a pair, both phases of
-// an aggregated request.
+// Counts has one number for each use of a target: prefill of a pair, decode of a pair,
+// both phases of an aggregated request.
 type Counts struct{ Prefill, Decode, Both int32 }
 
 // Group returns the group of a target that is ready, or that was ready and may still

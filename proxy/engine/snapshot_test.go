@@ -188,7 +188,7 @@ func TestSnapshotModels(t *testing.T) {
 		t.Errorf("models %q", got)
 	}
 	if !s.Unlearned {
-		t.Error("c has not told its models")
+		t.Error("Unlearned = false although the models of c are unknown")
 	}
 	for model, rows := range map[string]int{"base": 1, "lora": 1, "mine": 1, "away": 0} {
 		if p, ok := s.Pool(model); !ok || len(p.Ready) != rows {
@@ -196,7 +196,7 @@ func TestSnapshotModels(t *testing.T) {
 		}
 	}
 	if _, ok := s.Pool("ignored"); ok {
-		t.Error("the configured model replaces what the engine says")
+		t.Error("the engine's model is used although a model is configured")
 	}
 	if p, n := s.Only(); p != nil || n != 4 {
 		t.Errorf("only: %v, %d", p, n)
@@ -233,11 +233,11 @@ func TestSnapshotReady(t *testing.T) {
 func TestSnapshotInstance(t *testing.T) {
 	old := made(1, "a", abi.RoleBoth, "x", Draining, 1, Facts{})
 	if s := newSnapshot([]*Instance{old}, false); s.Instance("a") != old || s.Instance("b") != nil {
-		t.Error("a draining instance is found when it is the only one of its name")
+		t.Error("a draining instance is not found although no other instance has its name")
 	}
 	now := made(2, "a", abi.RoleBoth, "x", Ready, 1, Facts{})
 	if newSnapshot([]*Instance{old, now}, false).Instance("a") != now {
-		t.Error("the one that does not drain comes first")
+		t.Error("the draining instance was returned instead of the ready one")
 	}
 }
 

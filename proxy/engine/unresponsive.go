@@ -24,9 +24,9 @@ func (e noAnswerError) Unwrap() error { return e.err }
 // unresponsive.
 func (i *Instance) Unresponsive() bool { return i.unresponsive.Load() }
 
-// ProbeSoon requests an early probe of the instance, because a leg on it failed, so
-// that a dead engine is detected before the next regular probe. There is at most one
-// such probe per health.suspect_interval.
+// ProbeSoon requests an early probe of the instance after a leg on it failed. Thus a dead
+// engine is detected before the next regular probe. There is at most one such probe per
+// health.suspect_interval.
 func (i *Instance) ProbeSoon() { signal(i.probeNow) }
 
 // noteAnswer updates, from the result of a probe, whether the instance is unresponsive.

@@ -58,7 +58,7 @@ func TestSilence(t *testing.T) {
 					t.Fatalf("silent: %t and %t, want %t and false", a.Unresponsive(), b.Unresponsive(), tt.silent)
 				}
 				if (evictions(a) > 10) != tt.silent || (evictions(b) > 10) != tt.silent {
-					t.Error("calls are left though it is not silent, or not again and again")
+					t.Error("evictions do not follow the silence of the instance")
 				}
 				if !tt.silent {
 					return
@@ -79,7 +79,7 @@ func TestSilence(t *testing.T) {
 				}
 				f.must(t, f.Remove("a", time.Hour))
 				if synctest.Wait(); a.Unresponsive() {
-					t.Error("silent though nobody asks it any more")
+					t.Error("Unresponsive = true although no probe runs any more")
 				}
 			})
 		})
@@ -103,7 +103,7 @@ func TestSuspicion(t *testing.T) {
 		const known = 2*time.Second + 3*time.Second + 2*250*time.Millisecond
 		time.Sleep(known - 2*time.Millisecond)
 		if synctest.Wait(); a.State() != Ready {
-			t.Errorf("%v too early", a.State())
+			t.Errorf("state %v, want Ready: the change came too early", a.State())
 		}
 		time.Sleep(2 * time.Millisecond)
 		if synctest.Wait(); a.State() != Unhealthy || !a.Unresponsive() {
@@ -112,7 +112,7 @@ func TestSuspicion(t *testing.T) {
 		before := f.engines.count("a:80/live")
 		time.Sleep(10 * time.Second)
 		if n := f.engines.count("a:80/live") - before; n != 5 {
-			t.Errorf("%d probes in ten seconds of an instance that is known to be silent", n)
+			t.Errorf("%d probes in ten seconds of a silent instance", n)
 		}
 
 		b := f.get(t, "b")
@@ -133,7 +133,7 @@ func TestSuspicion(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		}
 		if n := f.engines.count("b:80/live") - before; n != 1 {
-			t.Errorf("%d probes in two seconds, though none are to come sooner", n)
+			t.Errorf("%d probes in two seconds, want no early probe", n)
 		}
 	})
 }
@@ -208,7 +208,7 @@ func TestDoubtIsReported(t *testing.T) {
 		m.Registry().Snapshot().Instance("a").Breaker.Failure()
 		f.must(t, f.Learn(1, m.registry.reports.encode(m.now.Load())))
 		if synctest.Wait(); f.engines.count("a:80/live") != before+1 {
-			t.Error("no probe came")
+			t.Error("no early probe was sent")
 		}
 	})
 }

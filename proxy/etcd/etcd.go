@@ -22,14 +22,14 @@ const Timeout = 3 * time.Second
 func Client(endpoints []string) clientv3.Config {
 	return clientv3.Config{
 		Endpoints: endpoints, DialTimeout: Timeout, Logger: zap.NewNop(),
-		// A server whose host is gone sends nothing, not even a reset.
+		// A server whose host has lost power or its link sends nothing, not even a reset.
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: Timeout,
 	}
 }
 
 // Open reads the files that a names and returns a client configuration with their
-// content. at is the configuration table of a: the error is config.Problems with its
-// keys.
+// content. at is the configuration table of a. The error is a config.Problems with keys
+// of this table.
 func Open(a config.EtcdAccess, at string) (clientv3.Config, error) {
 	c := Client(a.Endpoints)
 	var err error

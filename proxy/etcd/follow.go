@@ -9,9 +9,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Follow calls take with the changes of a key after a revision, in order. It returns
-// nil when the key must be read again: limit has passed, or the next changes were
-// compacted away. Other ends are errors. opts may select more keys.
+// Follow calls take with the changes of a key after a revision, in order. It returns nil
+// when the key must be read again: limit has passed, or etcd has compacted the next
+// changes. Any other end is an error. opts may select more keys.
 func Follow(ctx context.Context, client *clientv3.Client, key string, after int64, limit time.Duration, take func(clientv3.WatchResponse), opts ...clientv3.OpOption) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// mostConns bounds the open connections of an internal address. If it is less, they
-	// may use one part in connsShare of the process's descriptors.
+	// mostConns bounds the open connections of an internal address. If the process has
+	// few descriptors, the bound is their number divided by connsShare.
 	mostConns  = 4096
 	connsShare = 8
 	// mostConnsOfOne bounds the connections of one client address; IPv6 addresses are
@@ -26,7 +26,7 @@ type Conns struct {
 
 	mu   sync.Mutex
 	open map[net.Conn]netip.Addr // guarded by mu
-	of   map[netip.Addr]int      // guarded by mu; none is 0
+	of   map[netip.Addr]int      // no value is 0; guarded by mu
 }
 
 // NewConns returns a limit for one server.
@@ -44,7 +44,7 @@ func (k *Conns) Follow(c net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:
 		if !k.enter(c) {
-			c.Close() // the server notices at its first read
+			c.Close() // the server sees the close at its first read
 		}
 	case http.StateClosed, http.StateHijacked:
 		k.leave(c)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestConns: one address has its share of the connections, and others are served
-// beside it; what is closed makes room.
+// TestConns: each address may have a limited share of the connections, so other addresses
+// can still connect. A closed connection makes room for another.
 func TestConns(t *testing.T) {
 	k := NewConns()
 	k.most, k.mostOfOne = 6, 4
@@ -22,7 +22,7 @@ func TestConns(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = server.Serve(l) // ends by Close
+		_ = server.Serve(l) // returns after Close
 	}()
 	open := func(from string) (served bool, c net.Conn) {
 		t.Helper()
@@ -42,9 +42,9 @@ func TestConns(t *testing.T) {
 		want bool
 	}{
 		{"127.0.0.2", true}, {"127.0.0.2", true}, {"127.0.0.2", true}, {"127.0.0.2", true},
-		{"127.0.0.2", false}, // its share
+		{"127.0.0.2", false}, // the share of the address is used up
 		{"127.0.0.3", true}, {"127.0.0.3", true},
-		{"127.0.0.3", false}, // all of them
+		{"127.0.0.3", false}, // all connections are used up
 	} {
 		served, c := open(tt.from)
 		defer c.Close()
@@ -67,12 +67,12 @@ func TestConns(t *testing.T) {
 	<-done
 	for deadline := time.Now().Add(10 * time.Second); len(k.held()) > 0; {
 		if time.Now().After(deadline) {
-			t.Fatalf("left are %v", k.held())
+			t.Fatalf("remaining connections: %v", k.held())
 		}
 	}
 }
 
-// held is how many connections each address has.
+// held returns the number of connections of each address.
 func (k *Conns) held() map[string]int {
 	k.mu.Lock()
 	defer k.mu.Unlock()

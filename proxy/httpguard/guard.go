@@ -2,12 +2,12 @@
 // at which TensorRT-LLM's workers register and are placed. A guard refuses requests
 // that a web page made, and requests without the bearer token.
 //
-// A browser sends requests to internal addresses for any web page that asks it to. It
-// marks them: Origin names the page's origin (on every request that is not GET or
-// HEAD), Sec-Fetch-Site says whether the page is of another origin, and Host is the
-// name by which the page reached the address, also where the page's owner has made
-// that name point here (DNS rebinding). A page of another origin can send only three
-// media types without asking first; the guard takes none of them.
+// Any web page can make a browser send requests to internal addresses. The browser marks
+// such requests. Origin names the page's origin, except on GET and HEAD. Sec-Fetch-Site
+// shows whether the page has another origin. Host is the name in the page's URL, even if
+// the page's owner has made that name resolve to this address (DNS rebinding). A page of
+// another origin can send bodies of only three media types without a preflight request.
+// The guard accepts none of these types.
 package httpguard
 
 import (
@@ -26,8 +26,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
-// Guard says which requests an internal address serves. The zero value serves, without
-// a token, requests whose Host is an IP address or localhost and that have no body.
+// Guard determines which requests an internal address serves. The zero value serves
+// requests without a token if their Host is an IP address or localhost and if they have
+// no body.
 type Guard struct {
 	// Name names the address in the log, such as "admin.listen".
 	Name string
@@ -49,7 +50,8 @@ type Guard struct {
 	Log *slog.Logger
 }
 
-// refusalEvery is how long further refusals of a client's address are not logged.
+// refusalEvery is the time for which further refusals of the same client address are not
+// logged.
 const refusalEvery = time.Minute
 
 // The texts of refusals. They repeat nothing of the request.
@@ -84,7 +86,7 @@ func (g Guard) Wrap(h http.Handler) http.Handler {
 	})
 }
 
-// check returns why a request is refused; status 0: it is not.
+// check returns why a request is refused. Status 0: the request is allowed.
 func (g *Guard) check(r *http.Request) (status int, text string) {
 	known := g.Token != "" && g.bears(r)
 	switch {
@@ -111,9 +113,9 @@ func (g *Guard) bears(r *http.Request) bool {
 	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare([]byte(token), []byte(g.Token)) == 1
 }
 
-// sameOrigin reports whether no page of another origin can have made the request. A
-// page has an origin of this address only if its scheme is HTTP and its host and port
-// are those of Host, which ownHost checks.
+// sameOrigin reports whether no page of another origin can have sent the request. A page
+// has the same origin only if its scheme is HTTP and its host and port equal those of
+// Host. ownHost checks Host.
 func sameOrigin(r *http.Request) bool {
 	for _, site := range r.Header["Sec-Fetch-Site"] {
 		if site != "same-origin" && site != "none" {
@@ -139,8 +141,9 @@ func withPort(hostport, port string) string {
 	return strings.ToLower(host.Hostname()) + ":" + cmp.Or(host.Port(), port)
 }
 
-// ownHost reports whether Host names this address in a way that the owner of another
-// name cannot cause. An empty Host comes from HTTP/1.0, which no browser speaks.
+// ownHost reports whether Host is an IP address or one of the names of this address. The
+// owner of another DNS name cannot make a browser send these. An empty Host comes from
+// HTTP/1.0, which no browser uses.
 func (g *Guard) ownHost(hostport string) bool {
 	if _, local := g.Address.(*net.UnixAddr); local || hostport == "" {
 		return true // no browser reaches a Unix socket
@@ -169,8 +172,8 @@ func (g *Guard) allHosts() []string {
 // loopback reports whether only this host reaches the address.
 func (g *Guard) loopback() bool { return Loopback(g.Address) }
 
-// Loopback reports whether only this host reaches a listener at an address. A Unix
-// socket is such an address.
+// Loopback reports whether only this host can reach a listener at the address, as with a
+// Unix socket.
 func Loopback(a net.Addr) bool {
 	switch a := a.(type) {
 	case *net.TCPAddr:

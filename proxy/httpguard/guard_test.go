@@ -19,7 +19,8 @@ var (
 	unixSock = &net.UnixAddr{Name: "/run/x", Net: "unix"}
 )
 
-// served wraps a handler that answers 204 and asks whether it saw the request.
+// served wraps a handler that answers 204. The int counts the requests that reach the
+// handler.
 func served(g Guard) (http.Handler, *int) {
 	calls := 0
 	g.Refuse = func(w http.ResponseWriter, _ *http.Request, status int, text string) { http.Error(w, text, status) }
@@ -48,7 +49,7 @@ func TestGuard(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		guard   Guard
-		request string // method, host, "body" or nothing
+		request string // method, host, and "body" or nothing
 		lines   []string
 		want    int
 	}{
@@ -169,8 +170,8 @@ func TestChunkedBody(t *testing.T) {
 	}
 }
 
-// A client that is refused again and again is logged once a minute, without a word of
-// its own.
+// Repeated refusals of one client cause one log line per minute. The line contains no
+// text of the client.
 func TestLogIsQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -199,7 +200,7 @@ func TestLogIsQuiet(t *testing.T) {
 	})
 }
 
-// FuzzHost: no name of more than one label is one of a loopback address.
+// FuzzHost: a name of more than one label is never accepted as a loopback name.
 func FuzzHost(f *testing.F) {
 	for _, host := range []string{"localhost", "127.0.0.1:80", "[::1]:80", "evil.example", "127.0.0.1.evil.example", "[::1%25lo]", "a:b:c", "::1", "[", "127.1"} {
 		f.Add(host, "http://"+host)

@@ -1,4 +1,4 @@
-// Package inflight counts work that is under way and lets others wait until none is
+// Package inflight counts work in progress and lets goroutines wait until no work is
 // left.
 package inflight
 
@@ -10,7 +10,7 @@ import "sync"
 type Group struct {
 	mu    sync.Mutex
 	count int           // guarded by mu
-	idle  chan struct{} // closed when count falls to zero; nil: nobody waits; guarded by mu
+	idle  chan struct{} // closed when count falls to zero; nil: no goroutine waits; guarded by mu
 }
 
 // Add counts one more piece of work. The caller must call Done when that work ends.

@@ -63,7 +63,7 @@ func TestGroupIdle(t *testing.T) {
 	idle := g.Idle()
 	g.Done()
 	if !open(idle) {
-		t.Error("the group is idle while one piece of work is left")
+		t.Error("the group is idle while one piece of work runs")
 	}
 	g.Done()
 	g.Add()

@@ -23,8 +23,8 @@ type Explanation struct {
 	Candidates   []ExplainedCandidate `json:"candidates"`
 	Legs         []ExplainedLeg       `json:"legs"`
 	Fallbacks    []ExplainedFallback  `json:"fallbacks"`
-	Notes        []string             `json:"notes,omitempty"` // what policies and filters left
-	// Key and turn of the conversation, where a policy needs conversations.
+	Notes        []string             `json:"notes,omitempty"` // notes of policies and filters
+	// Key and turn of the conversation. They are set if a policy needs conversations.
 	Conversation string `json:"conversation,omitempty"`
 	Turn         int32  `json:"turn,omitempty"`
 }
@@ -55,7 +55,7 @@ type ExplainedLeg struct {
 	Timing *ExplainedTiming `json:"engine_timing,omitempty"`
 }
 
-// ExplainedFallback is one counted deviation from what was configured.
+// ExplainedFallback is one counted deviation from the configuration.
 type ExplainedFallback struct {
 	What   string `json:"what"`
 	Reason string `json:"reason"`

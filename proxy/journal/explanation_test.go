@@ -26,8 +26,8 @@ func targetNamed(name string) engine.Target {
 
 func at(ms int) time.Time { return origin.Add(time.Duration(ms) * time.Millisecond) }
 
-// fullRecord is a record with something in every field: a prefill that failed
-// and was placed again, and a decode.
+// fullRecord returns a record with a value in every field: a prefill that failed and was
+// placed again, and a decode.
 func fullRecord(id string) *record {
 	r := &record{}
 	r.open(id, origin)
@@ -45,7 +45,7 @@ func fullRecord(id string) *record {
 	})
 	r.fallback("mint", "late")
 	r.Placed = at(2)
-	decode := r.leg(abi.Decode, d0, 1, "leg-b") // begun by another goroutine before prefill's row
+	decode := r.leg(abi.Decode, d0, 1, "leg-b") // another goroutine begins this leg before prefill's row
 	failed := r.leg(abi.Prefill, p0, 1, "leg-a")
 	good := r.leg(abi.Prefill, p1, 2, "leg-b")
 	failed.Start, good.Start, decode.Start = at(3), at(5), at(10)
@@ -62,7 +62,7 @@ func fullRecord(id string) *record {
 	return r
 }
 
-// The shape is that of the documented interface, to the last name.
+// The JSON has exactly the names of the documented interface.
 func TestExplainJSON(t *testing.T) {
 	s := new(Ring)
 	s.put(fullRecord("r1"))
@@ -212,7 +212,7 @@ func TestExplainJSON(t *testing.T) {
 	}
 }
 
-// An exchange that got nowhere has empty lists, not null ones, and null times.
+// An exchange without any leg has empty lists instead of null, and null times.
 func TestExplainEmpty(t *testing.T) {
 	s := new(Ring)
 	r := &record{}
@@ -232,7 +232,7 @@ func TestExplainEmpty(t *testing.T) {
 func TestPerfRows(t *testing.T) {
 	s := new(Ring)
 	s.put(fullRecord("r1"))
-	only := fullRecord("r2") // whose decode never came
+	only := fullRecord("r2") // a record without a decode leg
 	only.rows[0].Phase, only.rows[0].Start = abi.Prefill, time.Time{}
 	only.FirstByte = time.Time{}
 	s.put(only)
@@ -251,7 +251,8 @@ func TestPerfRows(t *testing.T) {
 	}
 }
 
-// The ring forgets the oldest, and an id that was seen twice names the later.
+// The ring drops the oldest record. If two records have the same id, the id finds the
+// later one.
 func TestExplainRing(t *testing.T) {
 	s := new(Ring)
 	put := func(id string, disagg uint64) {
@@ -265,10 +266,10 @@ func TestExplainRing(t *testing.T) {
 	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
 		t.Errorf("twice: %d, %v", e.DisaggID, ok)
 	}
-	for i := range RingSize - 2 { // overwrites the first two slots, not the third
+	for i := range RingSize - 2 { // overwrites the first two slots and not the third
 		put(fmt.Sprint("n", i), 9)
 		if e, ok := s.Get("twice"); i < RingSize-3 && (!ok || e.DisaggID != 3) {
-			t.Fatalf("after %d more the later one is lost", i+1)
+			t.Fatalf("after %d more records the later record is lost", i+1)
 		}
 	}
 	if _, ok := s.Get("once"); !ok {
@@ -279,7 +280,7 @@ func TestExplainRing(t *testing.T) {
 		t.Error("the overwritten one is still there")
 	}
 	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
-		t.Error("the later one went with the slot of the earlier")
+		t.Error("the later record was dropped together with the slot of the earlier record")
 	}
 	put("more2", 9)
 	if _, ok := s.Get("twice"); ok {
@@ -291,8 +292,8 @@ func TestExplainRing(t *testing.T) {
 	}
 }
 
-// What is kept shares no memory with the exchange, which goes on to the next
-// request with it.
+// The stored record shares no memory with the exchange, which reuses its own memory for
+// the next request.
 func TestExplainCopies(t *testing.T) {
 	s := new(Ring)
 	r := fullRecord("r1")
@@ -301,7 +302,7 @@ func TestExplainCopies(t *testing.T) {
 	want, _ := json.Marshal(before)
 	r.reset()
 	if r.legs != 0 || len(r.candidates) != 0 || len(r.fallbacks) != 0 || r.RequestID != "" {
-		t.Errorf("reset left %d legs, %d candidates, %d fallbacks", r.legs, len(r.candidates), len(r.fallbacks))
+		t.Errorf("after reset: %d legs, %d candidates, %d fallbacks", r.legs, len(r.candidates), len(r.fallbacks))
 	}
 	r.open("r2", at(1000))
 	for range 3 {
@@ -325,7 +326,7 @@ func TestExplainHammer(t *testing.T) {
 				id := fmt.Sprint(i, "-", n%50)
 				s.put(fullRecord(id))
 				if e, ok := s.Get(id); !ok || e.RequestID != id || len(e.Legs) != 3 {
-					t.Errorf("%s: %+v", id, e)
+					t.Errorf("%s: s.Get(id) = %+v", id, e)
 				}
 				if n%100 == 0 {
 					s.PerfRows()

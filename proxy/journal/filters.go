@@ -13,7 +13,7 @@ import (
 )
 
 // These methods publish facts of the request for the filters of its stream. They are
-// called only if a filter asks.
+// called only if a filter needs the facts.
 
 func (j *Journal) publishID() {
 	id := j.rec.RequestID

@@ -7,7 +7,7 @@ func TestAddress(t *testing.T) {
 		"http://e:8000/base": "e:8000", "https://e": "e:443", "http://[::1]": "[::1]:80", "://": "",
 	} {
 		if got := address(url); got != want {
-			t.Errorf("%s: %q, want %q", url, got, want)
+			t.Errorf("%s: address(url) = %q, want %q", url, got, want)
 		}
 	}
 }

@@ -1,7 +1,6 @@
-// Package journal takes down what happens to a request. Each event is told once, and the
-// journal writes it to everything that keeps account of requests: the record behind
-// GET /v1/explain and GET /perf_metrics, the metrics, the spans, the log and the facts
-// for filters.
+// Package journal records the events of a request. The caller reports each event once.
+// The journal writes it to all records of requests: the record behind GET /v1/explain and
+// GET /perf_metrics, the metrics, the spans, the log and the facts for filters.
 package journal
 
 import (
@@ -20,8 +19,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// Books is what the journals of all requests of a process write to. It is safe for
-// concurrent use.
+// Books has the destinations to which the journals of all requests of a process write. It
+// is safe for concurrent use.
 type Books struct {
 	Ended   Ring    // the requests that ended last
 	Running Running // the requests that run
@@ -46,7 +45,7 @@ type Journal struct {
 	rec       record
 	view      view
 	span      *telemetry.Span
-	filters   *abi.StreamInfo  // nil: no filter asks
+	filters   *abi.StreamInfo  // nil: no filter needs facts
 	last      coordinator.Pair // of the last placement
 	client    string           // name of the client's API key; "" without keys
 	warmUp    bool
@@ -86,7 +85,8 @@ func (j *Journal) Client(key string) { j.client = key }
 // tell nothing of the speed of engines.
 func (j *Journal) WarmUp() { j.warmUp = true }
 
-// Described notes what the request asks for.
+// Described notes the model of the parsed request and whether the client requested a
+// stream. It publishes the request to the filters that need it.
 func (j *Journal) Described(r *openai.Request) {
 	j.rec.Model, j.rec.Stream = r.Model, r.Stream
 	if j.filters != nil {
@@ -94,7 +94,7 @@ func (j *Journal) Described(r *openai.Request) {
 	}
 }
 
-// Placing notes that a placement is asked for.
+// Placing notes the start of a placement.
 func (j *Journal) Placing() { j.rec.Placing = time.Now() }
 
 // Coordinated counts the coordination policy that placed the request.
@@ -103,8 +103,8 @@ func (j *Journal) Coordinated(policy string) {
 	j.books.metrics.Coordinated(policy)
 }
 
-// Placed notes a placement for a prompt of so many tokens, and what it was chosen from.
-// It recycles that memory of p.
+// Placed notes a placement, the length of the prompt in tokens, and the candidates. It
+// recycles the memory of p's candidates.
 func (j *Journal) Placed(p *coordinator.Placement, promptTokens int64) {
 	j.rec.place(p)
 	p.Recycle()
@@ -121,7 +121,7 @@ func (j *Journal) Placed(p *coordinator.Placement, promptTokens int64) {
 	}
 }
 
-// Fallback counts a deviation from what was configured, and shows it in the record.
+// Fallback counts a deviation from the configuration and adds it to the record.
 func (j *Journal) Fallback(what, reason string) {
 	j.books.metrics.Fallback(what, reason)
 	j.rec.fallback(what, reason)
@@ -132,7 +132,8 @@ func (j *Journal) Note(lines ...string) {
 	j.rec.notes = append(j.rec.notes, lines...)
 }
 
-// BeginLeg begins a leg: the given try of its phase, on t. id is what the engine is told.
+// BeginLeg begins a leg on t. attempt is the number of the try of this phase. id is the
+// leg's request id as the engine gets it.
 func (j *Journal) BeginLeg(phase abi.Phase, t engine.Target, attempt int, id string) *Leg {
 	return j.rec.leg(phase, t, attempt, id)
 }
@@ -140,13 +141,13 @@ func (j *Journal) BeginLeg(phase abi.Phase, t engine.Target, attempt int, id str
 // LegAnswered notes the status of a leg's answer.
 func (j *Journal) LegAnswered(l *Leg, status int) { l.answered(time.Now(), status) }
 
-// LegTimed notes what the engine of a leg says of its time.
+// LegTimed notes the timing that the engine of a leg reports.
 func (j *Journal) LegTimed(l *Leg, t connector.Timing) { j.rec.timed(l, t) }
 
 // LegEnded notes that a leg ended for a reason that is not the engine's.
 func (j *Journal) LegEnded(l *Leg, reason string) { l.end(time.Now(), reason) }
 
-// LegCancelled counts a leg that ended because nobody needs it any more.
+// LegCancelled counts a leg that the proxy ended because its result was no longer needed.
 func (j *Journal) LegCancelled(l *Leg) {
 	l.end(time.Now(), "cancelled")
 	j.books.metrics.Cancelled(l.Phase)
@@ -170,7 +171,7 @@ func (j *Journal) LegSucceeded(l *Leg, connector string) {
 // Retry counts that a leg is tried again because it failed on an engine.
 func (j *Journal) Retry(phase abi.Phase, engine, reason string) {
 	j.books.metrics.Retry(phase, reason)
-	j.Warn("leg failed, trying again", "phase", phase.String(), "engine", engine, "reason", reason)
+	j.Warn("leg failed, retrying", "phase", phase.String(), "engine", engine, "reason", reason)
 }
 
 // PrefillDone notes that prefill has answered.
@@ -180,7 +181,7 @@ func (j *Journal) PrefillDone() {
 	}
 }
 
-// RetainedKV counts what became of KV that decode engines retain between turns.
+// RetainedKV counts the outcomes of KV that decode engines retain between turns.
 func (j *Journal) RetainedKV(outcome string) { j.books.metrics.Turn(outcome) }
 
 // FirstByte notes that the client's answer begins now, before anything of it is written.
@@ -215,7 +216,8 @@ func (j *Journal) Answered(status int) { j.rec.Status = status }
 // Expose adds the placement to the header of the client's answer.
 func (j *Journal) Expose(h http.Header) { j.rec.expose(h) }
 
-// Shed counts a request that the proxy does not serve for want of its own means.
+// Shed counts a request that the proxy rejects because the proxy's own resources are
+// exhausted.
 func (j *Journal) Shed(code string) { j.books.metrics.Shed(code) }
 
 // Broken counts a stream that broke off. err is logged unless it is nil.
@@ -232,8 +234,8 @@ func (j *Journal) Ends(o telemetry.Outcome) { j.rec.Outcome = o }
 // Ending returns the outcome that was noted last.
 func (j *Journal) Ending() telemetry.Outcome { return j.rec.Outcome }
 
-// End settles the account: the outcome and the time of the request are final. Close
-// must still be called.
+// End stores the final outcome and the end time of the request. Close must still be
+// called.
 func (j *Journal) End() {
 	j.rec.End = time.Now()
 	if j.warmUp {
@@ -255,7 +257,7 @@ func (j *Journal) End() {
 	}
 }
 
-// Close keeps the record for operators and forgets the request.
+// Close stores the record for operators and drops the references to the request.
 func (j *Journal) Close() {
 	if !j.warmUp {
 		j.books.Ended.put(&j.rec)
@@ -267,15 +269,15 @@ func (j *Journal) Close() {
 	j.rec.reset()
 }
 
-// Finish returns what the finish hook is told of a request that has ended: what was
-// asked of the coordinator, and what the record holds.
+// Finish returns the facts of a completed request for the finish hook. It combines asked,
+// the facts that the coordinator got, with the record.
 func (j *Journal) Finish(asked abi.RequestFacts) abi.FinishFacts {
 	f := abi.FinishFacts{
 		Request: asked, Outcome: abi.Outcome(j.rec.Outcome), Flow: j.rec.Flow, Status: uint32(j.rec.Status),
 		ID: j.rec.DisaggID, FirstByte: -1, Total: j.rec.End.Sub(j.rec.Start).Microseconds(), Attempts: uint32(j.rec.legs),
 		PromptTokens: -1, CachedTokens: -1, OutputTokens: -1,
 	}
-	f.Request.Model, f.Request.Prompt = j.rec.Model, "" // the body may be gone
+	f.Request.Model, f.Request.Prompt = j.rec.Model, "" // the memory of the body may be freed
 	if d := j.last.Decode; !d.IsZero() {
 		f.Decode, f.DecodeRank = d.ID, int32(d.Rank)
 		f.Placed = j.rec.Placed.Sub(j.rec.Start).Microseconds()

@@ -6,9 +6,9 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// PerfRow is one exchange in GET /perf_metrics; times are seconds since the
-// Unix epoch, 0 where there was none. The names of TensorRT-LLM's own rows are
-// kept where they mean the same (tensorrt_llm/serve/perf_metrics.py).
+// PerfRow is one exchange in GET /perf_metrics; times are seconds since the Unix epoch;
+// 0: the event did not happen. Members with the same meaning have the names of
+// TensorRT-LLM's own rows (tensorrt_llm/serve/perf_metrics.py).
 type PerfRow struct {
 	RequestID    string  `json:"request_id"`
 	CtxRequestID string  `json:"ctx_request_id"`

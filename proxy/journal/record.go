@@ -14,9 +14,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// record is what one request did: the source of its explanation, its spans and its row
-// of /perf_metrics. Its memory is reused. Both legs of a request may call leg, fallback,
-// timed and timing at the same time.
+// record has the events of one request. It is the source of the request's explanation,
+// its spans and its row of /perf_metrics. Its memory is reused. Both legs of a request
+// may call leg, fallback, timed and timing at the same time.
 type record struct {
 	RequestID string
 	DisaggID  uint64
@@ -25,7 +25,7 @@ type record struct {
 	Flow      abi.Flow
 	Policy    string
 	Start     time.Time
-	Placing   time.Time // when the last placement was asked for
+	Placing   time.Time // start of the last placement
 	Placed    time.Time // when the first placement was there
 	FirstByte time.Time // when the client got the first event or the whole answer
 	End       time.Time
@@ -38,7 +38,7 @@ type record struct {
 	prefill, decode string            // engine names of the last placement
 	candidates      []candidate
 	scored          bool       // the policy gave the candidates scores
-	notes           []string   // of policies, then of filters
+	notes           []string   // notes of policies, then notes of filters
 	mu              sync.Mutex // guards rows, legs, fallbacks while two legs run
 	rows            []*Leg     // reused memory
 	legs            int        // how many of rows are those of this request
@@ -58,7 +58,7 @@ type Leg struct {
 	Phase abi.Phase // does not change
 	Start time.Time // does not change
 
-	id        string // as the engine was told it, where its protocol has one
+	id        string // the leg's request id as the engine got it; "" if the protocol has none
 	engine    string
 	rank      int
 	attempt   int
@@ -67,7 +67,7 @@ type Leg struct {
 	ended     time.Time
 	status    int
 	reason    string           // why it failed; "" for success
-	timing    connector.Timing // what the engine says of it
+	timing    connector.Timing // the engine's report of the leg's timing
 }
 
 func (r *record) open(id string, now time.Time) {

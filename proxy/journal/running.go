@@ -20,8 +20,8 @@ type Running struct {
 	worker  *balance.Worker // learns how many requests run; nil: no other process needs to know
 }
 
-// view is what other goroutines may see of a running request. While it is in the set, only
-// the placement changes, and as a whole.
+// view is the part of a running request that other goroutines may read. While the view is
+// in the set, only the placement changes, and always as a whole.
 type view struct {
 	requestID string
 	start     time.Time

@@ -14,7 +14,7 @@ import (
 func TestRunning(t *testing.T) {
 	var l Running
 	if got, _ := json.Marshal(l.List(origin)); string(got) != "[]" {
-		t.Errorf("nothing runs: %s", got)
+		t.Errorf("list without a running request = %s", got)
 	}
 	young, old := &view{requestID: "young", start: at(20)}, &view{requestID: "old", start: at(0)}
 	l.add(young)
@@ -30,14 +30,14 @@ func TestRunning(t *testing.T) {
 	l.remove(old)
 	l.remove(young)
 	if l.Len() != 0 {
-		t.Errorf("%d are left", l.Len())
+		t.Errorf("%d requests remain", l.Len())
 	}
 }
 
 func TestRunningWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Running
-		l.Wait(t.Context()) // nothing runs
+		l.Wait(t.Context()) // returns at once, because nothing runs
 		a, b := &view{}, &view{}
 		l.add(a)
 		l.add(b)

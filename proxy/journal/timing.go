@@ -11,7 +11,7 @@ import (
 // maxKeptTiming limits the timing that an explanation keeps of a leg, in bytes.
 const maxKeptTiming = 1 << 10
 
-// timed notes what the engine of a leg says of its time.
+// timed notes the timing that the engine of a leg reports.
 func (r *record) timed(row *Leg, t connector.Timing) {
 	if t.IsZero() {
 		return
@@ -21,8 +21,8 @@ func (r *record) timed(row *Leg, t connector.Timing) {
 	r.mu.Unlock()
 }
 
-// Timing returns what the proxy and the engines of the last legs say of their time, under
-// the names that TensorRT-LLM uses.
+// Timing returns the timing of the proxy and of the engines of the last legs, under the
+// names that TensorRT-LLM uses.
 func (j *Journal) Timing() connector.Timing { return j.rec.timing() }
 
 func (r *record) timing() (all connector.Timing) {
@@ -55,7 +55,7 @@ func (r *record) timing() (all connector.Timing) {
 	return all
 }
 
-// keepTiming keeps of the timing what an explanation shows.
+// keepTiming stores the part of the timing that an explanation shows.
 func (l *Leg) keepTiming() {
 	l.timing.Steps, l.timing.Chunks = "", ""
 	if len(l.timing.ServerTiming)+len(l.timing.StartEnd) > maxKeptTiming {
@@ -63,9 +63,10 @@ func (l *Leg) keepTiming() {
 	}
 }
 
-// ExplainedTiming is what an engine said of a leg: how long it waited there,
-// until its first token, in all, and for its KV; and when it began and ended
-// there, in ms since the request came, where the engine's clock has been set.
+// ExplainedTiming is an engine's report of the times of a leg: the time in the queue, the
+// time to the first token, the total time, and the time for the KV. If the proxy has set
+// the engine's clock, it also has the begin and the end of the leg at the engine, in ms
+// since the request arrived.
 type ExplainedTiming struct {
 	QueueMS      *float64 `json:"queue_ms,omitempty"`
 	FirstTokenMS *float64 `json:"ttft_ms,omitempty"`

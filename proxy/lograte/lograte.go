@@ -1,5 +1,5 @@
-// Package lograte keeps peers from filling the log: each key, such as a peer's address,
-// may log one line in a period.
+// Package lograte limits the log lines that peers can cause: each key, such as a peer's
+// address, may log one line in a period.
 package lograte
 
 import (
@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// most bounds the keys that a Limiter remembers.
+// most bounds the number of keys that a Limiter stores.
 const most = 1024
 
-// Limiter says which keys may be logged now: each key once in Every. It remembers at
-// most 1024 keys; while all of these are younger than Every, no other key is logged.
+// Limiter decides which keys may be logged now: each key once in Every. It stores at most
+// 1024 keys. While all of these are younger than Every, the Limiter allows no other key.
 // Limiter is safe for concurrent use. The zero value logs everything.
 type Limiter[K comparable] struct {
 	Every time.Duration // must not change after the first call of Allow
@@ -38,8 +38,8 @@ func (l *Limiter[K]) Allow(key K) bool {
 	return true
 }
 
-// forget drops the keys whose time is over, and reports whether there is room for
-// another one; mu is held.
+// forget drops the keys that are older than Every, and reports whether there is room for
+// another key. The caller holds mu.
 func (l *Limiter[K]) forget(now time.Time) bool {
 	for key, then := range l.last {
 		if now.Sub(then) >= l.Every {

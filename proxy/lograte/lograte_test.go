@@ -17,7 +17,7 @@ func TestEachKeyOnceInATime(t *testing.T) {
 			{"a", 0, true},
 			{"a", 59 * time.Second, false},
 			{"b", 0, true},
-			{"a", time.Second, true}, // a refused line does not begin the time anew
+			{"a", time.Second, true}, // a refused line does not restart the interval
 			{"b", 58 * time.Second, false},
 		} {
 			time.Sleep(step.after)

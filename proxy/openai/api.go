@@ -3,14 +3,14 @@
 // framing of event streams, and errors in the form that OpenAI clients expect.
 //
 // A body is read once, in place. The scan checks every rule of JSON and notes the
-// position of each top-level member. It decodes only the few fields that routing needs.
-// A leg's body is the client's bytes with some members cut out or put in
-// ([Object.Append]), so that numbers, escapes, key order and white space reach the
+// position of each top-level member. It decodes only the few fields that routing needs. A
+// leg's body consists of the client's bytes with some members removed or inserted
+// ([Object.Append]). Therefore numbers, escapes, key order and white space reach the
 // engine unchanged.
 //
-// The scan is strict on purpose. With a body that two parsers could read differently
-// (duplicate keys, broken UTF-8, lone surrogates), a client could show one request to
-// the proxy and another to the engine. Such a body is rejected with 400.
+// The scan is strict on purpose. Two parsers could read some bodies differently
+// (duplicate keys, broken UTF-8, lone surrogates). With such a body a client could make
+// the engine see another request than the proxy. The proxy rejects such a body with 400.
 package openai
 
 // API is one route of the public surface, and the dialect of its bodies. The zero value

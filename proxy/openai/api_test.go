@@ -20,12 +20,12 @@ func TestAPI(t *testing.T) {
 	} {
 		api, ok := APIFor(path)
 		if !ok || api != want.api || api.Path() != path || api.String() != want.name || api.Generates() != want.generates {
-			t.Errorf("%s: %v %v %s %v", path, api, ok, api.Path(), api.Generates())
+			t.Errorf("%s: APIFor(path) = %v, %v, %s, %v", path, api, ok, api.Path(), api.Generates())
 		}
 	}
 	for _, path := range []string{"", "/", "/v1/completions/", "/V1/completions", "/v1/models", "/v1/completions?x"} {
 		if api, ok := APIFor(path); ok || api != 0 {
-			t.Errorf("%q is taken for %v", path, api)
+			t.Errorf("path %q is accepted as API %v", path, api)
 		}
 	}
 	for _, api := range []API{0, 100} {

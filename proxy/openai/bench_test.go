@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// textBody composes a chat request of about n bytes: messages with some
-// escapes, and the usual fields behind them.
+// textBody returns a chat request of about n bytes: messages with some escapes, followed
+// by the usual fields.
 func textBody(n int, sentence string) []byte {
 	var b strings.Builder
 	b.WriteString(`{"model":"llama","messages":[{"role":"system","content":"Answer in one sentence."}`)
@@ -31,8 +31,8 @@ const (
 	chinese = `雨停了以后，孩子们又跑到河边去了，`
 )
 
-// tokenBody is a completion request of about n bytes with token ids for a
-// prompt, set apart as sep says.
+// tokenBody returns a completion request of about n bytes whose prompt is a list of token
+// ids with the separator sep.
 func tokenBody(n int, sep string) []byte {
 	var b strings.Builder
 	b.WriteString(`{"model":"llama","prompt":[1`)
@@ -63,8 +63,8 @@ var benchEdits = []Edit{
 	{Key: "kv_transfer_params", Value: []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)},
 }
 
-// BenchmarkSplice is the whole work on the body of one prefill leg: scan,
-// routing fields, edits. BenchmarkMap does the same edits with encoding/json.
+// BenchmarkSplice measures all work on the body of one prefill leg: scan, routing fields,
+// edits. BenchmarkMap makes the same edits with encoding/json.
 func BenchmarkSplice(b *testing.B) {
 	for _, bb := range benchBodies {
 		b.Run(bb.name, func(b *testing.B) {

@@ -76,10 +76,10 @@ func (r *Request) textAt(path ...string) string {
 	return unsafe.String(unsafe.SliceData(inner), len(inner))
 }
 
-// HoldsAnswer reports whether the request contains an earlier answer, as every turn of
-// a conversation except the first does: a message of the assistant or of a tool, or the
-// id of a stored answer. known is false for prompts that are not messages. It reads the
-// messages up to the first such one, and of the last message only the role.
+// HoldsAnswer reports whether the request contains an earlier answer, as every turn of a
+// conversation except the first does: a message of the assistant or of a tool, or the id
+// of a stored answer. known is false for prompts that are not messages. It reads the
+// messages up to the first such message, and only the role of the last message.
 func (r *Request) HoldsAnswer() (holds, known bool) {
 	if r.API == Responses {
 		if v, _ := r.Get("previous_response_id"); !IsNull(v) {

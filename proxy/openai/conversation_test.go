@@ -46,7 +46,7 @@ func TestConversationID(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := sources.ConversationID(&r, h.Get); got != tt.want {
-				t.Errorf("%q, want %q", got, tt.want)
+				t.Errorf("sources.ConversationID(&r, h.Get) = %q, want %q", got, tt.want)
 			}
 		})
 	}
@@ -80,7 +80,7 @@ func TestHoldsAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if holds, known := r.HoldsAnswer(); holds != tt.holds || known != tt.known {
-			t.Errorf("%s: %v, %v", tt.body, holds, known)
+			t.Errorf("%s: r.HoldsAnswer() = %v, %v, want %v, %v", tt.body, holds, known, tt.holds, tt.known)
 		}
 	}
 }
@@ -98,7 +98,7 @@ func TestConversationAllocatesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			if sources.ConversationID(&r, h.Get) == "" || len(r.PromptText()) == 0 {
-				t.Fatal("nothing found")
+				t.Fatal("no conversation id or no prompt text was found")
 			}
 			r.HoldsAnswer()
 			for raw := range r.Preamble {
@@ -114,8 +114,7 @@ func TestConversationAllocatesNothing(t *testing.T) {
 	}
 }
 
-// What a client may name a conversation by must not stand in the way of what it
-// has named it by before.
+// A new source of conversation ids must not hide an id that an earlier source has found.
 func TestConversationIDOutlivesNothing(t *testing.T) {
 	body := []byte(`{"messages":[{}],"conversation_id":"c-1"}`)
 	var r Request

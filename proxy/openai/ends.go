@@ -40,8 +40,9 @@ func appendNumberEnds(dst []int32, list []byte, from int) []int32 {
 	return append(dst, int32(len(list)))
 }
 
-// appendWordEnds appends the positions in a string's raw text, from position from on,
-// that are neither inside a word of ASCII letters and digits nor inside a character.
+// appendWordEnds appends positions of a string's raw text, beginning with position from.
+// It appends a position unless it is inside a word of ASCII letters and digits or inside
+// a character.
 func appendWordEnds(dst []int32, text []byte, from int) []int32 {
 	for i := max(from, 1); i < len(text); i++ {
 		within := inWord(text[i-1]) && inWord(text[i]) && (i < 2 || text[i-2] != '\\')

@@ -47,8 +47,8 @@ func TestPromptEnds(t *testing.T) {
 	}
 }
 
-// TestPromptEndsOfTurns: the end of a prompt is an end of each prompt that goes on
-// from it.
+// TestPromptEndsOfTurns: the end of a prompt is also an end in every prompt that
+// continues it.
 func TestPromptEndsOfTurns(t *testing.T) {
 	for _, tt := range []struct {
 		name, open, end string
@@ -76,8 +76,8 @@ func TestPromptEndsOfTurns(t *testing.T) {
 	}
 }
 
-// FuzzPromptEnds: the ends of a prompt ascend within its text and end with it, and a
-// part of a prompt has the ends that the whole one has there.
+// FuzzPromptEnds: the ends of a prompt ascend, lie within its text, and include its end.
+// A part of a prompt has the same ends as the whole prompt at the same positions.
 func FuzzPromptEnds(f *testing.F) {
 	for _, body := range []string{
 		`{"messages": [ {"role":"user","content":"a, b"} ,{"role":"x","content":[1,2]}]}`, `{"prompt":[1, 23,456 ]}`, `{"prompt":[[1,23]]}`,

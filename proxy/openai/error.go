@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// Error is an error in the form that an OpenAI client expects. Message is for the
-// client and must not be logged, because it may quote an engine; [Error.Error] leaves
-// it out.
+// Error is an error in the form that an OpenAI client expects. Message is for the client
+// and must not be logged, because it may quote an engine. [Error.Error] omits Message.
 type Error struct {
 	Status  int    // HTTP status
 	Type    string // error class; empty: the default for Status

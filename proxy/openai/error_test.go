@@ -38,12 +38,12 @@ func TestErrorOfAnAPI(t *testing.T) {
 		Messages: `{"type":"error",` + plain[1:],
 	} {
 		if got := string(api.AppendError([]byte("> "), e)); got != "> "+want {
-			t.Errorf("%v: %s", api, got)
+			t.Errorf(`%v: string(api.AppendError([]byte("> "), e)) = %s, want %s`, api, got, "> "+want)
 		}
 	}
 }
 
-// What goes to a log must not quote a client.
+// Log lines must not contain text of a client.
 func TestErrorHidesBodies(t *testing.T) {
 	e := &Error{Status: 502, Code: "bad_leg", Param: "secret key", Message: "secret prompt"}
 	if got := e.Error(); got != "status 502: bad_leg" {
@@ -74,7 +74,7 @@ func TestAppendErrorEvent(t *testing.T) {
 		if got != "> "+want {
 			t.Errorf("%v: got %s", api, got)
 		}
-		// Our own scanner must see it for what it is.
+		// The scanner of this package must recognize the text as an error.
 		var s EventScanner
 		s.Feed([]byte(got[2:]))
 		if !s.Failed || s.Done || s.Events != 1 {
@@ -92,7 +92,7 @@ func TestAppendErrorEvent(t *testing.T) {
 	}
 }
 
-// A body's buffer goes back to a pool before its error is answered and logged.
+// A body's buffer returns to the pool before its error is answered and logged.
 func TestErrorOutlivesBody(t *testing.T) {
 	for _, text := range []string{`{"messages":[{}],"n":0}`, `{"prompt":[]}`, `{"n":1,"n":1}`, `{"n":tru}`, `{"max_tokens":1.5}`} {
 		body := []byte(text)

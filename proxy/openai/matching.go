@@ -81,13 +81,13 @@ func (r *Request) Preamble(yield func(raw []byte) bool) {
 	}
 }
 
-// ErrTokenIDs says that a request has no readable token ids.
+// ErrTokenIDs says that a request has no usable token ids.
 var ErrTokenIDs = errors.New("the prompt is not one list of token ids")
 
 // AppendTokenIDs appends the token ids that the client sent: a prompt that is a list of
-// them (or a list of one such list), or prompt_token_ids beside the messages of a chat.
-// It returns ErrTokenIDs and an unchanged dst if there are none, if one is not an
-// integer from 0 to 2^32-1, or if there are several prompts.
+// ids (or a list of one such list), or prompt_token_ids beside the messages of a chat. It
+// returns ErrTokenIDs and an unchanged dst if the request has no ids, if an id is not an
+// integer from 0 to 2^32-1, or if the request has several prompts.
 func (r *Request) AppendTokenIDs(dst []uint32) ([]uint32, error) {
 	raw := r.rawTokenIDs()
 	if len(raw) == 0 || raw[0] != '[' {
@@ -140,7 +140,7 @@ func (r *Request) MostTokenIDs() int {
 // tokenID reads the token id at i; ok is false for any other value.
 func tokenID(raw []byte, i int) (id uint32, end int, ok bool) {
 	if len(raw)-i >= 8 {
-		// Fewer than eight digits, as nearly all ids have: move them to the upper end
+		// Nearly all ids have fewer than eight digits. Move the digits to the upper end
 		// of a word, then combine pairs.
 		w := binary.LittleEndian.Uint64(raw[i:])
 		d := w ^ ones*'0'

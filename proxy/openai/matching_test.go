@@ -12,7 +12,7 @@ func parsed(t testing.TB, api API, body string) *Request {
 	t.Helper()
 	var r Request
 	if err := ParseRequest(api, []byte(body), &r); err != nil {
-		t.Fatalf("%s: %v", body, err)
+		t.Fatalf("%s: ParseRequest(api, []byte(body), &r) = %v, want nil", body, err)
 	}
 	return &r
 }
@@ -46,8 +46,8 @@ func TestPromptText(t *testing.T) {
 	}
 }
 
-// The text of each turn is a prefix of the next one's, in whatever way the
-// client sets its lists.
+// The text of each turn is a prefix of the text of the next turn, for each form of lists
+// that clients use.
 func TestPromptTextGrows(t *testing.T) {
 	messages := []string{`{"role":"system","content":"s"}`, `{"role":"user","content":"a"}`, `{"role":"assistant","content":"b"}`, `{"role":"user","content":"c"}`}
 	for _, style := range [][3]string{{"[", ",", "]"}, {"[ ", ", ", " ]"}, {"[\n    ", ",\n    ", "\n  ]"}} {
@@ -93,7 +93,7 @@ func TestAppendTokenIDs(t *testing.T) {
 	for _, tt := range []struct {
 		api  API
 		body string
-		want []uint32 // nil: an error
+		want []uint32 // nil: an error is expected
 	}{
 		{Completions, `{"prompt":[1]}`, []uint32{1}},
 		{Completions, `{"prompt":[ 0 ,22,333, 4294967295 ]}`, []uint32{0, 22, 333, 4294967295}},
@@ -145,8 +145,8 @@ func BenchmarkAppendTokenIDs(b *testing.B) {
 	b.ReportMetric(float64(len(ids)), "ids")
 }
 
-// BenchmarkConversation is what finding a conversation costs beside the scan: a
-// first turn, whose messages must all be looked at, and a later one.
+// BenchmarkConversation measures the search for the conversation beside the scan. It uses
+// a first turn, in which every message must be read, and a later turn.
 func BenchmarkConversation(b *testing.B) {
 	header := func(string) string { return "" }
 	for _, bb := range []struct{ name, messages string }{

@@ -24,7 +24,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name, body string
-		code       string // empty: accepted
+		code       string // expected error code; empty: the body is accepted
 		param      string
 	}{
 		{"empty object", `{}`, "", ""},
@@ -177,11 +177,11 @@ func TestObjectMembers(t *testing.T) {
 	}
 	o.Reset()
 	if _, ok := o.Get("model"); ok || o.Len() != 0 || o.Raw() != nil {
-		t.Error("Reset left something")
+		t.Error("the Object is not empty after Reset")
 	}
 }
 
-// A huge body must not leave its scratch in a pool.
+// The scratch memory of a huge body must not stay in a pool.
 func TestResetDropsLargeScratch(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(`{"x":{`)
@@ -202,11 +202,11 @@ func TestResetDropsLargeScratch(t *testing.T) {
 	}
 	o.Reset()
 	if cap(o.members) > keepScratch || cap(o.keys) > keepScratch || cap(o.text) > 8*keepScratch {
-		t.Errorf("scratch kept: %d members, %d keys, %d bytes", cap(o.members), cap(o.keys), cap(o.text))
+		t.Errorf("memory after Reset: %d members, %d keys, %d bytes", cap(o.members), cap(o.keys), cap(o.text))
 	}
 }
 
-// TestParseDropsScratch: what only the scan needed is gone when Parse returns, and
+// TestParseDropsScratch: when Parse returns, the scratch memory of the scan is freed, and
 // every member is still found.
 func TestParseDropsScratch(t *testing.T) {
 	wide := func(key string, n int) string {
@@ -218,7 +218,7 @@ func TestParseDropsScratch(t *testing.T) {
 	}
 	tests := []struct {
 		name, body string
-		most       int // bytes
+		most       int // bound of the memory in bytes
 	}{
 		{"a wide object inside", `{"\u0061":{` + wide("k", 20000) + `"z":0},"b":1}`, 4 << 10},
 		{"the same with escapes", `{"\u0061":{` + wide(`\u006b`, 20000) + `"z":0},"b":1}`, 4 << 10},
@@ -231,7 +231,7 @@ func TestParseDropsScratch(t *testing.T) {
 			t.Fatal(tt.name, err)
 		}
 		if n := o.Size(); n > tt.most {
-			t.Errorf("%s: %d bytes are kept, want at most %d", tt.name, n, tt.most)
+			t.Errorf("%s: the Object keeps %d bytes, want at most %d", tt.name, n, tt.most)
 		}
 		for _, key := range []string{"a", "b"} {
 			if v, ok := o.Get(key); !ok || len(v) == 0 {
@@ -241,7 +241,7 @@ func TestParseDropsScratch(t *testing.T) {
 	}
 }
 
-// strict is an independent and slow statement of what Parse accepts.
+// strict is an independent, slow definition of the bodies that Parse accepts.
 func strict(body []byte) bool {
 	if !json.Valid(body) || !utf8.Valid(body) || loneSurrogate(body) {
 		return false
@@ -249,8 +249,8 @@ func strict(body []byte) bool {
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.UseNumber()
 	type level struct {
-		keys  map[string]bool // nil: an array
-		value bool            // a value is due, not a key
+		keys  map[string]bool // keys so far; nil: an array
+		value bool            // the next token is a value, not a key
 	}
 	var open []level
 	for first := true; ; first = false {
@@ -287,7 +287,7 @@ func strict(body []byte) bool {
 	}
 }
 
-// loneSurrogate looks for a half in the escapes of valid JSON.
+// loneSurrogate searches the escapes of valid JSON for a lone surrogate.
 func loneSurrogate(body []byte) bool {
 	var half bool
 	for i := 0; i < len(body); i++ {
@@ -326,8 +326,8 @@ func addSeeds(f *testing.F) {
 	f.Add(tokenBody(300, ","))
 }
 
-// FuzzParse holds the scan against encoding/json: it accepts exactly what the
-// slow statement above accepts, and finds the same members.
+// FuzzParse compares the scan with strict and encoding/json: it accepts exactly the
+// bodies that strict accepts, and finds the same members as encoding/json.
 func FuzzParse(f *testing.F) {
 	addSeeds(f)
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -97,8 +97,8 @@ func hasCase(key string) bool {
 	return false
 }
 
-// checkPDName rejects a member whose name differs from a PD field, or from a member
-// that may contain one, only in case: engines interpret such a name differently.
+// checkPDName rejects a member whose name differs only in case from a PD field, or from a
+// member that may contain a PD field: engines interpret such a name differently.
 func checkPDName(key string) error {
 	if !hasCase(key) {
 		return nil

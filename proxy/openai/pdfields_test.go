@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestRefusedPDNames: the members by which engines are told of a transfer, in a
-// spelling or a form that engines may read differently, are refused by name.
+// TestRefusedPDNames: the package rejects PD members whose spelling or form engines may
+// read differently. The error names the member.
 func TestRefusedPDNames(t *testing.T) {
 	for _, tt := range []struct{ member, param string }{
 		{`"KV_TRANSFER_PARAMS":{}`, "KV_TRANSFER_PARAMS"},
@@ -55,9 +55,8 @@ func TestRefusedPDNames(t *testing.T) {
 	}
 }
 
-// wanted is what encoding/json makes of a body after the cut, by its own rules: the
-// PD fields are gone, in the members that may hold transfer parameters at every
-// depth.
+// wanted returns the expected result of the cut, computed with encoding/json: a body
+// without PD fields, at any depth of the members that may contain transfer parameters.
 func wanted(t *testing.T, body []byte) map[string]any {
 	t.Helper()
 	whole := decode(t, body)
@@ -102,9 +101,9 @@ func checkCut(t *testing.T, api API, body []byte) {
 	}
 }
 
-// FuzzCut builds bodies with a key, as it is between its quotes, in each place where
-// an engine looks, beside any number of other members and at any depth, and holds
-// what is left against encoding/json.
+// FuzzCut builds bodies with a raw key at each place where engines look for it, beside
+// any number of other members and at any depth. It compares the result of the cut with
+// encoding/json.
 func FuzzCut(f *testing.F) {
 	for _, key := range []string{
 		`kv_transfer_params`, `ec_transfer_params`, `\u006bv_transfer_params`, `kv\u005ftransfer\u005fparams`, `KV_TRANSFER_PARAMS`, `\u212av_transfer_param\u017f`,
@@ -140,12 +139,12 @@ func FuzzCut(f *testing.F) {
 	})
 }
 
-// spellings is a body with n members whose names are kv_transfer_params but for the
-// case.
+// spellings returns a body with n members. Their names are spellings of
+// kv_transfer_params in different letter cases.
 func spellings(n int, value string) []byte {
 	b := []byte(`{"model":"m","prompt":"x","messages":[{"role":"user"}]`)
 	for i := 1; n > 0; i++ {
-		if i>>2&1 == 1 { // the underscore has no case: the same name again
+		if i>>2&1 == 1 { // the underscore has no case, so the name repeats
 			continue
 		}
 		key := []byte("kv_transfer_params")
@@ -160,8 +159,8 @@ func spellings(n int, value string) []byte {
 	return append(b, '}')
 }
 
-// TestManySpellings: no number of spellings of a name makes more edits than there is
-// room for, also in a request whose names nobody has checked.
+// TestManySpellings: many spellings of one name need no more edits than there is room
+// for, also in a request whose names were not checked.
 func TestManySpellings(t *testing.T) {
 	for _, value := range []string{"null", "{}"} {
 		body := spellings(4*PDCuts, value)
@@ -179,7 +178,7 @@ func TestManySpellings(t *testing.T) {
 	}
 }
 
-// FuzzCutBody does the same with any body.
+// FuzzCutBody is FuzzCut with any body.
 func FuzzCutBody(f *testing.F) {
 	for _, s := range seeds {
 		f.Add([]byte(s), uint8(Tokenize))
@@ -191,8 +190,7 @@ func FuzzCutBody(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte, api uint8) { checkCut(t, API(api%9)+1, body) })
 }
 
-// TestCutAllocates: a body without anything to cut costs no allocation, whatever its
-// members hold.
+// TestCutAllocates: a cut of a body without PD members allocates no memory.
 func TestCutAllocates(t *testing.T) {
 	body := []byte(`{"model":"m","prompt":"x","vllm_xargs":{"a":[1,{"b":"\u006bv"}]},"sampling_params":{"extra_args":{"c":{}}}}`)
 	var r Request
@@ -202,14 +200,15 @@ func TestCutAllocates(t *testing.T) {
 	var room [PDCuts]Edit
 	if n := testing.AllocsPerRun(100, func() {
 		if len(CutPD(room[:0], &r)) > 0 {
-			t.Error("something was cut")
+			t.Error("CutPD removed a member")
 		}
 	}); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
-// TestAppendEdited: an object without a list of its members is edited as one with it.
+// TestAppendEdited: the edits have the same result for an object with and without a list
+// of its members.
 func TestAppendEdited(t *testing.T) {
 	for _, body := range []string{`{}`, ` { } `, `{"a":1}`, `{ "a":1 , "b":2, "c":[{}] }`, `{"\u0061":1,"b":{"a":2}}`, `{"b":1,"c":2,"a":3}`} {
 		for how := range 64 {

@@ -35,8 +35,8 @@ type Request struct {
 
 	Prompt     PromptKind
 	PromptSpan Span // position of the prompt's raw value in the body
-	// PromptCount is the number of prompts: the length of a list of texts or of token
-	// lists, 0 without a prompt, else 1.
+	// PromptCount is the number of prompts. For a list of texts or of token lists it is
+	// the length of the list. Without a prompt it is 0, otherwise 1.
 	PromptCount int
 	// PromptTokens is the length of all prompts together, in tokens: exact for token
 	// ids, otherwise a quarter of the bytes.

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// facts is Request without the parts that tests check apart.
+// facts has the fields of Request except those that have separate tests.
 type facts struct {
 	model                       string
 	stream, usage, beam         bool
@@ -97,13 +97,13 @@ func TestParseRequest(t *testing.T) {
 		{"detokenize", Detokenize, `{"tokens":[1]}`, facts{max: -1, n: 1, bestOf: 1, prompt: PromptTokens, raw: `[1]`, count: 1, promptToks: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			// A request that held something else before, as from a pool.
+			// The request has held another body before, as a request from a pool has.
 			var r Request
 			if err := ParseRequest(Chat, []byte(`{"model":"old","messages":[{},{},{}],"stream":true,"stream_options":{"include_usage":true},"n":5,"best_of":9,"use_beam_search":true,"max_completion_tokens":77}`), &r); err != nil {
 				t.Fatal(err)
 			}
 			if err := ParseRequest(tt.api, []byte(tt.body), &r); err != nil {
-				t.Fatalf("%v: %#v", err, err)
+				t.Fatalf("ParseRequest(tt.api, []byte(tt.body), &r) = %v, %#v, want nil, nil", err, err)
 			}
 			if got := factsOf(&r); got != tt.want {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)
@@ -116,7 +116,7 @@ func TestParseRequest(t *testing.T) {
 			}
 			r.Reset()
 			if r.Raw() != nil || r.Len() != 0 || r.Prompt != PromptNone || r.PromptRaw() != nil {
-				t.Error("Reset left something")
+				t.Error("the Request is not empty after Reset")
 			}
 		})
 	}
@@ -215,8 +215,8 @@ func TestParseRequestRefuses(t *testing.T) {
 	}
 }
 
-// TestModelsNameIsBounded: what is more than any engine's model is called is refused,
-// however it is written.
+// TestModelsNameIsBounded: a model name that is longer than any real name is rejected, in
+// any spelling.
 func TestModelsNameIsBounded(t *testing.T) {
 	for _, letter := range []string{"m", `\u006d`} {
 		for n, code := range map[int]string{MaxModel: "", MaxModel + 1: "string_above_max_length"} {
@@ -233,7 +233,7 @@ func TestModelsNameIsBounded(t *testing.T) {
 	}
 }
 
-// A pooled Request, the same model and a reused buffer: nothing is allocated.
+// With a pooled Request, the same model and a reused buffer, Parse allocates no memory.
 func TestParseRequestAllocatesNothing(t *testing.T) {
 	for _, bb := range benchBodies[:5] {
 		var r Request
@@ -251,7 +251,8 @@ func TestParseRequestAllocatesNothing(t *testing.T) {
 	}
 }
 
-// What routing reads must be what any parser of the accepted body would read.
+// The values that routing reads must equal those of any JSON parser, for every accepted
+// body.
 func FuzzParseRequest(f *testing.F) {
 	for _, s := range seeds {
 		f.Add([]byte(s), uint8(Chat))
@@ -298,8 +299,8 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-// checkMatching compares what conversations and matching read of a request with
-// its decoded body.
+// checkMatching compares the results of conversations and matching with the decoded body
+// of a request.
 func checkMatching(t *testing.T, r *Request, m map[string]any) {
 	params, _ := m["conversation_params"].(map[string]any)
 	metadata, _ := m["client_metadata"].(map[string]any)

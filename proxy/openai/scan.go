@@ -52,13 +52,13 @@ type keyRef struct {
 }
 
 // scanner checks one JSON text in one pass. Every method gets the index at which to
-// continue and returns the index after what it has read. After an error it returns -1
-// and sets problem and offset.
+// continue and returns the index after the part that it has read. After an error it
+// returns -1 and sets problem and offset.
 type scanner struct {
 	b    []byte
-	keys []keyRef // of all open objects, the innermost object's last
+	keys []keyRef // keys of all open objects; the keys of the innermost object are the last
 	text []byte   // escaped keys, unescaped
-	last shape    // of the array that was closed last
+	last shape    // shape of the array that was closed last
 
 	problem string // the error; empty: none
 	offset  int    // position of the error

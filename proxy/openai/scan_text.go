@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// Eight bytes at a time: a word holds one byte of text in each of its bytes.
+// The scan reads eight bytes at a time: a word holds eight bytes of text.
 const (
 	ones = 0x0101010101010101
 	tops = 0x8080808080808080

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// The word-wise tests must agree with their plain statements for every byte in
-// every place, whatever stands behind it.
+// The word-wise tests must have the same result as a byte-wise test, for every byte at
+// every position and for any following bytes.
 func TestStops(t *testing.T) {
 	for c := range 256 {
 		want := c < 0x20 || c == '"' || c == '\\' || c >= 0x80

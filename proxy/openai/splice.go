@@ -1,7 +1,7 @@
 package openai
 
-// Edit is one change of a top-level member: a new value or the removal. An edit with
-// neither changes nothing.
+// Edit is one change of a top-level member: a new value or the removal. An edit without a
+// value and without a removal changes nothing.
 type Edit struct {
 	Key    string // unescaped
 	Value  []byte // raw JSON, copied unchanged

@@ -66,8 +66,8 @@ func TestAppendUnparsed(t *testing.T) {
 	}
 }
 
-// FuzzAppend holds the splice against encoding/json: the result is the edited
-// map, and each member that no edit names has the bytes it had.
+// FuzzAppend compares the splice with encoding/json: the result is the edited map, and a
+// member without an edit keeps its bytes.
 func FuzzAppend(f *testing.F) {
 	for _, s := range seeds {
 		f.Add([]byte(s), "max_tokens", "a", "b", uint8(0))
@@ -86,7 +86,7 @@ func FuzzAppend(f *testing.F) {
 		for _, e := range edits {
 			key := strings.ToValidUTF8(e.Key, "\ufffd")
 			if key != e.Key {
-				return // no key of a scanned body is like that
+				return // a scanned body has no such key
 			}
 			delete(want, key)
 			delete(raw, key)
@@ -118,7 +118,7 @@ func decodeValue(t *testing.T, b []byte) (v any) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.UseNumber()
 	if err := d.Decode(&v); err != nil {
-		t.Fatalf("%s: %v", b, err)
+		t.Fatalf("%s: d.Decode(&v) = %v, want nil", b, err)
 	}
 	return v
 }

@@ -112,10 +112,10 @@ func (s *EventScanner) remember(p []byte) {
 	copy(s.last[:], p[len(p)-2:])
 }
 
-// Finish notes the regular end of the stream and returns the bytes that were still held
-// back, to be written unchanged. For a complete stream that is at most a last line
-// without its blank line. Do not call it after a broken stream: the start of an event
-// is useless to the client.
+// Finish notes the regular end of the stream and returns the bytes that the scanner still
+// holds back. The caller writes them unchanged. If the stream is complete, these bytes
+// are at most a last line without its blank line. Do not call Finish after a broken
+// stream, because an incomplete event is useless to the client.
 func (s *EventScanner) Finish() []byte {
 	if s.mid {
 		return nil
@@ -250,7 +250,7 @@ func (s *EventScanner) setStatus(status int) {
 	}
 }
 
-// noteData notes a line of data; typed says that its event has a type. It reports
+// noteData notes a line of data; typed: the event of the line has a type. It reports
 // whether the line is more than [DONE].
 func (s *EventScanner) noteData(data []byte, typed bool) bool {
 	if string(bytes.TrimSpace(data)) == "[DONE]" {
@@ -322,6 +322,6 @@ func indexKey(data, key []byte) int {
 		if i += from; i > 0 && data[i-1] == '"' {
 			return i - 1
 		}
-		from = i + len(key) - 2 // the key's closing quote may open the next string
+		from = i + len(key) - 2 // the closing quote of the key may also be the opening quote of a string
 	}
 }

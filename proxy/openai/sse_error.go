@@ -51,7 +51,8 @@ func ReadFirstEvent(b []byte) FirstEvent {
 	}
 }
 
-// classify sets the verdict by one event. It returns false for an event without content.
+// classify derives the verdict from one event. It returns false for an event without
+// content.
 func (f *FirstEvent) classify(event []byte) bool {
 	typed := false
 	for len(event) > 0 {

@@ -9,7 +9,7 @@ func TestReadFirstEvent(t *testing.T) {
 		verdict    Verdict
 		data       string
 		status     int
-		open       int // bytes behind the end of the verdict
+		open       int // number of bytes after the end of the verdict
 	}{
 		{"nothing", "", NeedMore, "", 0, 0},
 		{"half an event", "data: {\"a\":1}\n", NeedMore, "", 0, 14},
@@ -45,9 +45,9 @@ func TestReadFirstEvent(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f := ReadFirstEvent([]byte(tt.text))
 			if f.Verdict != tt.verdict || string(f.Data) != tt.data || f.Status != tt.status || len(tt.text)-f.End != tt.open {
-				t.Errorf("verdict %d, data %q, status %d, %d bytes behind", f.Verdict, f.Data, f.Status, len(tt.text)-f.End)
+				t.Errorf("verdict %d, data %q, status %d, %d bytes after the verdict", f.Verdict, f.Data, f.Status, len(tt.text)-f.End)
 			}
-			// No shorter front of it may be judged otherwise.
+			// No shorter prefix of the text may have a different verdict.
 			for n := range f.End {
 				if g := ReadFirstEvent([]byte(tt.text[:n])); g.Verdict > CommentOnly || g.End > n {
 					t.Fatalf("the first %d bytes: %+v", n, g)
@@ -64,13 +64,13 @@ func TestErrorStatus(t *testing.T) {
 		"SERVICE_UNAVAILABLE": 503, "overloaded_error": 503, "InternalServerError": 500, "": 500, "new": 500,
 	} {
 		if got := errorStatus([]byte(`{"type":"` + kind + `"}`)); got != want {
-			t.Errorf("%s: %d, want %d", kind, got, want)
+			t.Errorf("%s: errorStatus = %d, want %d", kind, got, want)
 		}
 	}
 }
 
-// TestFirstStatusCounts: a type that says nothing of the status takes nothing from the
-// status that the error names, wherever the two stand.
+// TestFirstStatusCounts: a type without a status does not replace the status that the
+// error names, for any order of the two.
 func TestFirstStatusCounts(t *testing.T) {
 	for name, event := range map[string]string{
 		"data, then the type":    "data: {\"error\":{\"code\":429}}\nevent: error\n\n",
@@ -97,9 +97,9 @@ func FuzzFirstEvent(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		first := ReadFirstEvent(b)
 		if first.End < 0 || first.End > len(b) || (first.Status != 0) != (first.Verdict == ErrorEvent) {
-			t.Fatalf("%+v", first)
+			t.Fatalf("ReadFirstEvent(b) = %+v", first)
 		}
-		// The relay, given the same bytes, must come to the same opinion.
+		// The scanner of the relay must have the same verdict for the same bytes.
 		var s EventScanner
 		s.Feed(b[:first.End])
 		if bad := s.Failed || s.Aborted; bad && first.Verdict != ErrorEvent || first.Verdict == DataEvent && s.Events == 0 && !s.Done {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Streams as the engines write them (vllm.md 8.1, sglang.md 4), with the facts
-// that are in them.
+// Streams in the form of the engines (vllm.md 8.1, sglang.md 4), with the facts that they
+// contain.
 var streams = []struct {
 	name, text string
 	want       sseFacts
@@ -128,7 +128,7 @@ func (s *EventScanner) facts() sseFacts {
 	return f
 }
 
-// run feeds the text in the pieces given and checks what every relay relies on.
+// run feeds the text in pieces and checks the properties on which every relay relies.
 func run(t *testing.T, s *EventScanner, text []byte, pieces func(rest int) int) sseFacts {
 	t.Helper()
 	var out []byte
@@ -138,7 +138,7 @@ func run(t *testing.T, s *EventScanner, text []byte, pieces func(rest int) int) 
 		rest = rest[n:]
 		out = append(out, got...)
 		if !bytes.HasPrefix(text, out) {
-			t.Fatalf("%q came out of %q", out, text)
+			t.Fatalf("output %q is no prefix of the input %q", out, text)
 		}
 		tail := bytes.ReplaceAll(out, []byte{'\r'}, nil)
 		if len(got) > 0 && !s.MidEvent() && !bytes.HasSuffix(tail, []byte("\n\n")) {
@@ -156,7 +156,7 @@ func TestEventScanner(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			text := []byte(tt.text)
 			if got := run(t, new(EventScanner), text, func(n int) int { return n }); got != tt.want {
-				t.Fatalf("whole: %+v, want %+v", got, tt.want)
+				t.Fatalf("facts of the whole stream %+v, want %+v", got, tt.want)
 			}
 			for size := 1; size < 40; size++ {
 				if got := run(t, new(EventScanner), text, func(n int) int { return min(n, size) }); got != tt.want {
@@ -173,7 +173,7 @@ func TestEventScanner(t *testing.T) {
 	}
 }
 
-// The usual read holds whole events and goes out as it is.
+// A usual read contains whole events, and the scanner returns it without a copy.
 func TestFeedCopiesNothing(t *testing.T) {
 	read := []byte("data: {\"choices\":[{\"delta\":{\"content\":\"x\"},\"finish_reason\":null}]}\n\n")
 	var s EventScanner
@@ -191,13 +191,13 @@ func TestFeedCopiesNothing(t *testing.T) {
 	if got := s.Feed([]byte("age\":{\"prompt_tokens\":1}}\n\n")); string(got) != "data: {\"usage\":{\"prompt_tokens\":1}}\n\n" {
 		t.Errorf("got %q", got)
 	}
-	// Steady state with events cut by reads, and usage in each.
+	// The steady state: reads cut events, and each event has usage.
 	a, b := []byte("data: {\"usage\":{\"prompt_tokens\":1}}\n\ndata: {\"usage\":{\"prompt"), []byte("_tokens\":2}}\n\n")
 	if n := testing.AllocsPerRun(100, func() { s.Feed(a); s.Feed(b) }); n != 0 {
 		t.Errorf("%v allocations per cut event", n)
 	}
 	if s.Feed(nil) != nil {
-		t.Error("something came of nothing")
+		t.Error("Feed(nil) returned bytes")
 	}
 }
 
@@ -232,14 +232,14 @@ func TestLongEvents(t *testing.T) {
 
 	s = EventScanner{}
 	if got := s.Feed(bytes.Repeat([]byte("x"), maxEvent)); len(got) != 0 {
-		t.Error("given up too early")
+		t.Error("the scanner gave up a long event too early")
 	}
 	if got := s.Feed([]byte("xx")); len(got) != maxEvent+2 || !s.MidEvent() || s.Finish() != nil {
-		t.Error("held back for ever")
+		t.Error("the scanner holds back more than maxEvent bytes")
 	}
 }
 
-// FuzzIndexKey compares the search with the plain one.
+// FuzzIndexKey compares the search with a simple search.
 func FuzzIndexKey(f *testing.F) {
 	for _, data := range []string{`{"usage":1}`, `"usage`, `usage"`, `xusage"usage":1`, `"usage"usage"`, `\"usage\""usage"`, `usage"usage"usage"`, ``} {
 		f.Add([]byte(data))
@@ -251,8 +251,8 @@ func FuzzIndexKey(f *testing.F) {
 	})
 }
 
-// FuzzFeed: however a stream is cut into reads, the same bytes come out, and
-// the same facts as from the whole.
+// FuzzFeed: for any division of a stream into reads, the output bytes and the facts are
+// the same.
 func FuzzFeed(f *testing.F) {
 	for _, tt := range streams {
 		f.Add([]byte(tt.text), uint64(1), uint8(0))
@@ -263,7 +263,7 @@ func FuzzFeed(f *testing.F) {
 		pieces := func(n int) int { return 1 + r.IntN(min(n, 20)) }
 		want := run(t, new(EventScanner), text, func(n int) int { return n })
 		if got := run(t, new(EventScanner), text, pieces); got != want {
-			t.Fatalf("%+v, want %+v", got, want)
+			t.Fatalf("run(new(EventScanner), text, pieces) = %+v, want %+v", got, want)
 		}
 		run(t, &EventScanner{Limit: int(limit)}, text, pieces)
 	})

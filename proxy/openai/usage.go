@@ -70,7 +70,8 @@ func tokens(value []byte) int64 {
 	return -1
 }
 
-// plus adds the counts. A count that is missing in one is that of the other.
+// plus adds the counts. If one Usage lacks a count, the sum has the count of the other
+// Usage.
 func (u Usage) plus(v Usage) Usage {
 	return Usage{add(u.Prompt, v.Prompt), add(u.Completion, v.Completion), add(u.Cached, v.Cached)}
 }

@@ -26,7 +26,7 @@ func TestParseUsage(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got, ok := ParseUsage([]byte(tt.body)); got != tt.want || ok != tt.ok {
-				t.Errorf("%+v, %v; want %+v", got, ok, tt.want)
+				t.Errorf("ParseUsage([]byte(tt.body)) = %+v, %v; want %+v", got, ok, tt.want)
 			}
 		})
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A TensorRT-LLM context answer and a vLLM prefill answer, shortened.
+// Shortened answers: a context answer of TensorRT-LLM and a prefill answer of vLLM.
 const (
 	contextAnswer = `{"id":"cmpl-a1","choices":[{"index":0,"text":" {\"x\"]","finish_reason":"length","disaggregated_params":{"ctx_request_id":2072360727809029,"encoded_opaque_state":"AAECAw=="}}],"usage":{"prompt_tokens":4}}`
 	prefillAnswer = "{\n \"choices\" : [ ] , \"kv_transfer_params\" : { \"remote_block_ids\" : [[12,13],[]] , \"remote_blocks_expiry_time\":null}, \"x\\u005fy\" : -1.5e3\n}"
@@ -89,13 +89,13 @@ func TestElements(t *testing.T) {
 	}
 	for _, raw := range []string{``, `{}`, `"a"`, `[1,]`, `[1]x`, `[1 2]`} {
 		if _, err := Elements([]byte(raw)); err == nil {
-			t.Errorf("%s is taken for an array", raw)
+			t.Errorf("%s is accepted as an array", raw)
 		}
 	}
 }
 
-// FuzzWalk: the walk without checks must end on any bytes, and on a scanned
-// body find what the scan found.
+// FuzzWalk: the walk without checks must end for any bytes, and must find the same values
+// as the scan in a scanned body.
 func FuzzWalk(f *testing.F) {
 	addSeeds(f)
 	for _, s := range []string{contextAnswer, prefillAnswer, `{"a`, `{"a":"\`, `[[[`, `}`, `{"a":}`, `["\\\"`, `[,]`} {

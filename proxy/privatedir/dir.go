@@ -37,8 +37,8 @@ type Dir struct {
 // user could change the folder. The caller closes the folder.
 func Open(path string) (*Dir, error) { return open(path, 3) }
 
-// OpenExisting is Open without making anything. A folder that is missing is an
-// fs.ErrNotExist.
+// OpenExisting is Open, but creates no folder. The error is fs.ErrNotExist if the folder
+// is missing.
 func OpenExisting(path string) (*Dir, error) { return open(path, 0) }
 
 func open(path string, missing int) (*Dir, error) {
@@ -70,7 +70,7 @@ func (d *Dir) Close() error {
 	return d.folder.Close()
 }
 
-// do calls f with the descriptor, which stays open until f returns.
+// do calls f with the folder's descriptor. The descriptor stays open until f returns.
 func (d *Dir) do(op, name string, f func(fd int) error) error {
 	if name != filepath.Base(name) || name == "." || name == ".." || name == "/" {
 		return fmt.Errorf("%s %q in %s: not the name of a file", op, name, d.path)
@@ -196,7 +196,7 @@ func (d *Dir) replace(name string, data []byte, sync func(*os.File) error) error
 		return err
 	}
 	if err := d.Rename(next, name); err != nil {
-		_ = d.Remove(next) // err says why the content was not kept
+		_ = d.Remove(next) // err is the reason why the content was not stored
 		return err
 	}
 	return nil
@@ -226,7 +226,7 @@ func (d *Dir) stage(name string, data []byte, sync func(*os.File) error) (next s
 		err = sync(f)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		_ = d.Remove(next) // err says why the content was not kept
+		_ = d.Remove(next) // err is the reason why the content was not stored
 		return "", err
 	}
 	return next, nil
@@ -269,7 +269,7 @@ func (d *Dir) Readlink(name string) (string, error) {
 // Names returns the sorted names of all entries that begin with prefix and end with
 // suffix.
 func (d *Dir) Names(prefix, suffix string) ([]string, error) {
-	var list *os.File // has a position of its own
+	var list *os.File // a separate descriptor, with a separate position in the list
 	err := d.do("list", "folder", func(fd int) (err error) {
 		list, err = openAt(fd, ".", d.path, unix.O_RDONLY)
 		return err

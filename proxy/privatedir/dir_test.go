@@ -30,8 +30,8 @@ func openDir(t *testing.T) *Dir {
 // stranger is the id of a user who is neither root nor the user of the test.
 const stranger = 65534
 
-// TestOpenRefuses: every folder that another user could change is refused, with its
-// path, and a folder that nobody else can change is not.
+// TestOpenRefuses: Open refuses every folder that another user could change, and the
+// error names its path. Open accepts a folder that no other user can change.
 func TestOpenRefuses(t *testing.T) {
 	steps := func(steps ...func() error) func() error {
 		return func() error {
@@ -55,8 +55,8 @@ func TestOpenRefuses(t *testing.T) {
 		root  bool // needs root
 		setup func() error
 		path  string
-		want  string // of the error; "": none
-		owner string // of the folder or link that the error names
+		want  string // text of the error; "": no error
+		owner string // owner of the folder or link that the error names
 	}{
 		{name: "new", setup: steps(), path: "new"},
 		{name: "new, with the one above", setup: steps(), path: "new2/above/run"},
@@ -89,12 +89,12 @@ func TestOpenRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.root && os.Geteuid() != 0 {
-				t.Skip("needs root; make test-all has it")
+				t.Skip("this case needs root; make test-all runs it as root")
 			}
 			if err := c.setup(); err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // the second time the folder is there
+			for range 2 { // in the second round the folder exists
 				d, err := Open(at(c.path))
 				if err == nil {
 					d.Close()
@@ -134,12 +134,12 @@ func TestFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			if b, err := d.ReadFile("a", 5); string(b) != text || err != nil {
-				t.Errorf("%q, %v", b, err)
+				t.Errorf(`d.ReadFile("a", 5) = %q, %v, want %q, nil`, b, err, text)
 			}
 		}
 	}
 	if _, err := d.ReadFile("a", 4); err == nil {
-		t.Error("a file that is too long is read")
+		t.Error("ReadFile returns a file above the limit")
 	}
 	if err := d.CreateFile("a", nil); !errors.Is(err, fs.ErrExist) {
 		t.Error(err)
@@ -183,14 +183,14 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestFilesRefused: a file that is not this user's regular file is neither read, nor
-// written to, nor waited for.
+// TestFilesRefused: Dir neither reads, writes nor waits for a file that is not a regular
+// file of this user.
 func TestFilesRefused(t *testing.T) {
 	victim := filepath.Join(t.TempDir(), "victim")
 	for name, c := range map[string]struct {
 		root  bool
 		make  func(path string) error
-		write bool // only refused for writing
+		write bool // only writing is refused
 	}{
 		"link":      {make: func(path string) error { return os.Symlink(victim, path) }},
 		"dangling":  {make: func(path string) error { return os.Symlink(victim+"-new", path) }},
@@ -206,7 +206,7 @@ func TestFilesRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.root && os.Geteuid() != 0 {
-				t.Skip("needs root; make test-all has it")
+				t.Skip("this case needs root; make test-all runs it as root")
 			}
 			d := openDir(t)
 			if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), c.make(filepath.Join(d.Name(), "f"))); err != nil {
@@ -230,14 +230,14 @@ func TestFilesRefused(t *testing.T) {
 			if _, err := os.Lstat(victim + "-new"); err == nil {
 				t.Error("a file has been made through a link")
 			}
-			if name == "folder" { // is not replaced
+			if name == "folder" { // a folder is not replaced
 				return
 			}
-			if err := d.WriteFile("f", []byte("own")); err != nil { // which replaces the name only
+			if err := d.WriteFile("f", []byte("own")); err != nil { // replaces only the name
 				t.Error(err)
 			}
 			if b, err := d.ReadFile("f", 100); string(b) != "own" || err != nil {
-				t.Errorf("%q, %v", b, err)
+				t.Errorf(`d.ReadFile("f", 100) = %q, %v, want "own", nil`, b, err)
 			}
 			if b, err := os.ReadFile(victim); string(b) != "precious" || err != nil {
 				t.Errorf("victim: %q, %v", b, err)
@@ -246,8 +246,7 @@ func TestFilesRefused(t *testing.T) {
 	}
 }
 
-// TestDescriptor: when the folder has been exchanged, operations reach the folder that
-// was opened.
+// TestDescriptor: after the folder was exchanged, operations use the opened folder.
 func TestDescriptor(t *testing.T) {
 	d := openDir(t)
 	moved := d.Name() + "-moved"
@@ -255,7 +254,7 @@ func TestDescriptor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, err := d.ReadFile("f", 100); string(b) != "own" || err != nil {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf(`d.ReadFile("f", 100) = %q, %v, want "own", nil`, b, err)
 	}
 	lock, err := d.TryLock("l")
 	if err != nil {
@@ -266,7 +265,7 @@ func TestDescriptor(t *testing.T) {
 		t.Error(err)
 	}
 	if d.proc == "" {
-		return // sockets go by the path where there is no /proc
+		return // without /proc, sockets use the path
 	}
 	l, err := d.ListenUnix("s")
 	if err != nil {
@@ -278,7 +277,7 @@ func TestDescriptor(t *testing.T) {
 	}
 }
 
-// TestReopen: a folder that was removed and made again is used again, if it is safe.
+// TestReopen: a folder that was removed and created again is used again, if it is safe.
 func TestReopen(t *testing.T) {
 	d := openDir(t)
 	path := d.SocketPath("f")
@@ -348,11 +347,11 @@ func TestSockets(t *testing.T) {
 	}
 	b := make([]byte, 10)
 	if n, err := g.Read(b); string(b[:n]) != "hello" || err != nil {
-		t.Errorf("%q, %v", b[:n], err)
+		t.Errorf("%q: g.Read(b) = %v, want nil", b[:n], err)
 	}
 }
 
-// TestRefresh: all that is in the folder looks new, and nothing outside is touched.
+// TestRefresh: all files in the folder get a new time, and no file outside is changed.
 func TestRefresh(t *testing.T) {
 	d := openDir(t)
 	outside := filepath.Join(t.TempDir(), "outside")

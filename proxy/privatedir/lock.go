@@ -22,7 +22,7 @@ type Lock struct {
 // Holder is the state of the process that holds a lock.
 type Holder struct {
 	PID   int    // 0: not written yet
-	State string // one word that the holder chose; "" after TryLock
+	State string // one word, set by the holder; "" after TryLock
 	Beat  uint64 // increases with every SetState
 }
 
@@ -81,7 +81,7 @@ const (
 )
 
 // SetState writes a state, one word, with the process id. Repeated calls show other
-// processes that this one is alive. Calls must not be concurrent.
+// processes that this process is running. Calls must not be concurrent.
 func (l *Lock) SetState(state string) error {
 	if len(state) > maxState || strings.ContainsAny(state, " \n") {
 		return fmt.Errorf("state %q is not a short word", state)

@@ -11,14 +11,14 @@ import (
 func TestLock(t *testing.T) {
 	d := openDir(t)
 	if _, held, err := d.LockHolder("a.lock"); held || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("before there is one: %v, %v", held, err)
+		t.Errorf("LockHolder before the lock exists: %v, %v", held, err)
 	}
 	lock, err := d.TryLock("a.lock")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if h, held, err := d.LockHolder("a.lock"); !held || err != nil || h.PID != os.Getpid() || h.State != "" {
-		t.Errorf("%+v, %v, %v", h, held, err)
+		t.Errorf(`d.LockHolder("a.lock") = %+v, %v, %v`, h, held, err)
 	}
 	for _, state := range []string{"starting", "ready", "a-state-of-20-letters", "two words"} {
 		err := lock.SetState(state)
@@ -34,7 +34,7 @@ func TestLock(t *testing.T) {
 	}
 	lock.Unlock()
 	if _, held, err := d.LockHolder("a.lock"); held || err != nil {
-		t.Errorf("after its end: %v, %v", held, err)
+		t.Errorf("LockHolder after the end of the holder: %v, %v", held, err)
 	}
 	again, err := d.TryLock("a.lock")
 	if err != nil {
@@ -58,7 +58,7 @@ func FuzzParseHolder(f *testing.F) {
 	f.Add([]byte("-1 x 18446744073709551616"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h := parseHolder(b); h.PID < 0 || h.PID == 0 && h != (Holder{}) || len(h.State) > maxState {
-			t.Errorf("%+v", h)
+			t.Errorf("parseHolder(b) = %+v", h)
 		}
 	})
 }

@@ -34,7 +34,7 @@ func runtimesBelow(system string) (paths []string) {
 		}
 	}
 	service := filepath.Join(system, name)
-	rootCanMakeIt := os.Geteuid() == 0 && unix.Access(system, unix.W_OK) == nil // not where it is read-only
+	rootCanMakeIt := os.Geteuid() == 0 && unix.Access(system, unix.W_OK) == nil // false on a read-only file system
 	if rootCanMakeIt || ownFolder(service) {
 		paths = append(paths, service)
 	}

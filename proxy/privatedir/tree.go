@@ -34,7 +34,7 @@ func (d *Dir) CheckTree() error {
 	return nil
 }
 
-// checkBelow checks a folder in the folder, and what is below.
+// checkBelow checks a subfolder of the folder, and all files below it.
 func (d *Dir) checkBelow(name string) error {
 	below := &Dir{path: d.Path(name)}
 	err := d.do("open", name, func(fd int) (err error) {

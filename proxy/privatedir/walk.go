@@ -39,7 +39,7 @@ type walker struct {
 	at    *os.File // the folder that the walker has reached
 	rest  []string // the components that follow
 	links int      // the symbolic links that the walker has followed
-	make  int      // the walker makes this many of the last components if they are missing
+	make  int      // number of last components that the walker creates if they are missing
 }
 
 // openFolder opens a folder after a check of the folder, by check, and of every folder
@@ -99,8 +99,9 @@ func (w *walker) enter(f *os.File) error {
 	return nil
 }
 
-// step goes one component further, which may be a symbolic link of root or of this
-// user: no other user can exchange such a link, because its folder has been checked.
+// step opens the next component of the path. The component may be a symbolic link that
+// belongs to root or to this user: no other user can replace such a link, because its
+// folder has been checked.
 func (w *walker) step() error {
 	name := w.rest[0]
 	path := filepath.Join(w.at.Name(), name)

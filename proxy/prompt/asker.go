@@ -12,8 +12,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Asker asks the engines of a registry for token ids, over the connections of the data
-// path. It does not send the client's own key: an engine that requires one refuses.
+// Asker requests token ids from the engines of a registry, over the connections of the
+// data path. It does not send the client's own key, so an engine that requires that key
+// rejects the request.
 type Asker struct {
 	Registry *engine.Registry
 	Memory   *buffer.Budget // counts the answers while they are read; nil: they are not counted
@@ -25,7 +26,7 @@ var _ tokens.Asker = Asker{}
 func (a Asker) Ask(ctx context.Context, instance, path string, body []byte) (status int, answer []byte, err error) {
 	i := a.Registry.Snapshot().Instance(instance)
 	if i == nil {
-		return 0, nil, errors.New("ask for token ids: the engine is gone")
+		return 0, nil, errors.New("request token ids: the engine has left")
 	}
 	r := upstream.Request{
 		Method: "POST", Path: i.Prefix + path, Body: [][]byte{body},

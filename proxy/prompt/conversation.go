@@ -38,8 +38,8 @@ func Conversation(ask *coordinator.Ask) string {
 	return ""
 }
 
-// identify writes to q what identifies the conversation: the client's id, else the text
-// of the prompt.
+// identify writes the identity of the conversation to q: the client's id, otherwise the
+// text of the prompt.
 func (m *Matcher) identify(p *Prompt, s Source, q *conversation.Query) {
 	q.ID = m.ClientID(s)
 	for _, c := range p.chains {

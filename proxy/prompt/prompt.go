@@ -1,6 +1,6 @@
-// Package prompt finds what a prompt is matched by: its token ids, the hashes of its
-// blocks, and the conversation that it continues. Place policies compare these with
-// what engines hold.
+// Package prompt computes the facts by which a prompt is matched: its token ids, the
+// hashes of its blocks, and the conversation that it continues. Place policies compare
+// these facts with the KV that engines hold.
 package prompt
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// Options are what a Matcher needs. All fields but Tokens are required.
+// Options configures a Matcher. All fields but Tokens are required.
 type Options struct {
 	Coordinator coordinator.Coordinator
 	Registry    *engine.Registry
@@ -28,8 +28,8 @@ type Options struct {
 	Tokens      *tokens.Tokenizer // nil: only token ids that the client sends are used
 }
 
-// Matcher finds what prompts are matched by. Safe for concurrent use. The caller sets
-// the sources of conversation ids before the first request.
+// Matcher computes the facts by which prompts are matched. Safe for concurrent use. The
+// caller sets the sources of conversation ids before the first request.
 type Matcher struct {
 	o          Options
 	idSources  atomic.Pointer[openai.IDSources]
@@ -43,7 +43,8 @@ func New(o Options) *Matcher { return &Matcher{o: o} }
 // conversation.
 func (m *Matcher) SetIDSources(s *openai.IDSources) { m.idSources.Store(s) }
 
-// Memory counts the memory that is made of a request's body, until the body is freed.
+// Memory counts the memory that is allocated for data from a request's body, until the
+// body is freed.
 type Memory interface {
 	// Derive counts n bytes. The error is the answer for the client.
 	Derive(n int) error
@@ -57,8 +58,9 @@ type Source struct {
 	Memory    Memory
 }
 
-// Prompt is what one request's prompt is matched by. One request at a time uses it; the
-// next request uses its memory again after Reset. The zero value is ready.
+// Prompt has the facts by which the prompt of one request is matched. One request at a
+// time uses a Prompt. After Reset the next request reuses its memory. The zero value is
+// ready.
 type Prompt struct {
 	cut    coordinator.Cut
 	ids    []uint32 // token ids that the client sent
@@ -66,7 +68,7 @@ type Prompt struct {
 	exact  bool     // the engine computes exactly the tokens of found
 	chains []coordinator.Chain
 	blocks [][]kvindex.Hash // memory of the chains
-	seed   kvindex.Hash     // of the first block of the text
+	seed   kvindex.Hash     // seed of the first block of the text
 	at     []int32          // positions of the ends
 	ends   []conversation.End
 }
@@ -89,7 +91,7 @@ func (p *Prompt) Reset() {
 	}
 }
 
-// DropTokenIDs forgets the token ids, and frees their memory if it is too large to keep.
+// DropTokenIDs drops the token ids, and frees their memory if it is too large for reuse.
 func (p *Prompt) DropTokenIDs() {
 	if cap(p.ids) > maxKept {
 		p.ids = nil
@@ -101,10 +103,10 @@ func (p *Prompt) DropTokenIDs() {
 // caller must not change them, and they are valid until DropTokenIDs.
 func (p *Prompt) TokenIDs() []uint32 { return p.found }
 
-// Match writes to ask what the policies need of the prompt: its blocks, in each form in
-// which an engine reports them, and the identity of the conversation. A prompt whose
-// token ids are unknown is placed without its blocks. The error says that there is no
-// memory for the token ids. What Match writes is valid until the body is freed.
+// Match writes to ask the facts of the prompt that the policies need: its blocks, in each
+// form in which an engine reports blocks, and the identity of the conversation. A prompt
+// whose token ids are unknown is placed without its blocks. The error says that there is
+// no memory for the token ids. The facts are valid until the body is freed.
 func (m *Matcher) Match(ctx context.Context, p *Prompt, s Source, ask *coordinator.Ask) error {
 	needs := m.o.Coordinator.Needs()
 	if needs&(abi.NeedBlocks|abi.NeedConversation) == 0 || !s.Request.API.Generates() {

@@ -8,9 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// ExactIDs returns the token ids that prefill will compute, nil where they are not
-// certain. Engines are asked for them only where ask is set. The caller must not change
-// them.
+// ExactIDs returns the token ids that prefill will compute, nil if they are not certain.
+// It requests them from engines only if ask is set. The caller must not change them.
 func (m *Matcher) ExactIDs(ctx context.Context, p *Prompt, s Source, ask bool) []uint32 {
 	if v, _ := s.Request.Get("truncate_prompt_tokens"); !openai.IsNull(v) {
 		return nil
@@ -28,8 +27,8 @@ func (m *Matcher) ExactIDs(ctx context.Context, p *Prompt, s Source, ask bool) [
 	return p.found
 }
 
-// tokenIDs returns the token ids of the prompt, nil where no source has them in time.
-// The error says that there is no memory for them.
+// tokenIDs returns the token ids of the prompt, nil if no source has them in time. The
+// error says that there is no memory for them.
 func (m *Matcher) tokenIDs(ctx context.Context, p *Prompt, s Source) ([]uint32, error) {
 	if err := p.makeRoom(s); err != nil {
 		return nil, err
@@ -65,7 +64,7 @@ func (p *Prompt) makeRoom(s Source) error {
 	return nil
 }
 
-// tokenizers has the instances that can be asked for token ids, by model.
+// tokenizers has, by model, the instances from which token ids can be requested.
 type tokenizers struct {
 	of      *engine.Snapshot
 	byModel map[string][]tokens.Instance

@@ -21,8 +21,8 @@ func (b *budget) Derive(n int) error {
 	return nil
 }
 
-// Token ids of the client are counted before they are read, and a Prompt does not keep
-// the memory of many.
+// The budget counts the token ids of the client before they are read. A Prompt does not
+// retain the memory of a long list.
 func TestTokenIDsAreCounted(t *testing.T) {
 	const n = 200_000
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"prompt_token_ids":[` + strings.Repeat("1,", n-1) + `1]}`)
@@ -42,7 +42,7 @@ func TestTokenIDsAreCounted(t *testing.T) {
 		}
 		p.DropTokenIDs()
 		if cap(p.ids) > maxKept {
-			t.Errorf("limit %d: room for %d ids stays", limit, cap(p.ids))
+			t.Errorf("limit %d: the Prompt keeps room for %d ids", limit, cap(p.ids))
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 func Main(m *testing.M) {
 	goroutines, sockets := runtime.NumGoroutine(), openSockets()
 	code := m.Run()
-	fuzzing := flag.Lookup("test.fuzz").Value.String() != "" // fuzzing leaves goroutines of its own
+	fuzzing := flag.Lookup("test.fuzz").Value.String() != "" // the fuzzing engine leaves its own goroutines
 	if code == 0 && !fuzzing && !settles(goroutines, sockets) {
 		code = 1
 	}

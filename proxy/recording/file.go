@@ -12,8 +12,8 @@ import (
 // openFile opens an empty file at path for a recording. A file that has lines, or that
 // another process is recording to, is first renamed to the time of its last change, such
 // as trace.jsonl.20260102T150405.678Z: the times and hashes of two recordings cannot be
-// compared. The other process goes on writing to the file that it has open. A path that
-// is not a regular file, such as a pipe, is opened without renaming.
+// compared. The other process continues to write to its open file. A path that is not a
+// regular file, such as a pipe, is opened without renaming.
 func openFile(path string) (*os.File, error) {
 	for range 10 { // other processes may rename the file at the same time
 		// The operator names the file, which may be a link: O_NOFOLLOW is for names that

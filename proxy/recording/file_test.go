@@ -17,8 +17,8 @@ func addLine(t *testing.T, r *Recorder, tokens int) {
 	}
 }
 
-// TestRecordingGoesOn: a new recording keeps the lines of the earlier ones, and their
-// processes go on writing, also those that have not written yet.
+// TestRecordingGoesOn: a new recording does not remove the lines of earlier recordings.
+// Their processes continue to write, also a process that has not written before.
 func TestRecordingGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "trace.jsonl")
@@ -43,16 +43,16 @@ func TestRecordingGoesOn(t *testing.T) {
 	dated()
 	third := begin()
 	addLine(t, second, 3)
-	for _, r := range []*Recorder{first, second, third} { // the third has written nothing
+	for _, r := range []*Recorder{first, second, third} { // the third recorder has written nothing
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
 	}
 	fourth := begin()
 	addLine(t, fourth, 4)
-	text, err := os.ReadFile(path) // before it is closed
+	text, err := os.ReadFile(path) // before the recorder is closed
 	if err != nil || len(text) == 0 {
-		t.Errorf("%q, %v", text, err)
+		t.Errorf("os.ReadFile(path) = %q, %v", text, err)
 	}
 	if err := fourth.Close(); err != nil {
 		t.Error(err)

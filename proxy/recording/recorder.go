@@ -50,9 +50,9 @@ func New(path string, blockTokens int) (*Recorder, error) {
 	return &Recorder{block: blockTokens, seed: kvindex.Hash(rand.Uint64()), start: time.Now(), file: f}, nil
 }
 
-// NewForwarder returns a recorder that hands each line to send, for Add of the
-// Recorder of another process. Several processes make one recording in this way. Send
-// reports whether the line was taken.
+// NewForwarder returns a recorder that passes each line to send. send must deliver the
+// line to Recorder.Add in another process. In this way several processes make one
+// recording. send reports whether the line was accepted.
 func NewForwarder(blockTokens int, send func(line []byte) bool) *Recorder {
 	return &Recorder{block: blockTokens, start: time.UnixMilli(0), send: send}
 }
@@ -125,7 +125,8 @@ func (r *Recorder) Note(start time.Time, req *openai.Request, ids []uint32, conv
 }
 
 // Write adds the lengths to a line and writes it. The lengths are those that the engine
-// reported, else the estimate promptTokens, and the number of reads of the stream.
+// reported. Without a report, the prompt has the estimated length promptTokens, and the
+// answer's length is the number of reads of the stream.
 func (r *Recorder) Write(l *Line, u openai.Usage, promptTokens, reads int64) {
 	if l.HashIDs == nil {
 		return
@@ -145,7 +146,7 @@ func (r *Recorder) add(l *Line) {
 	switch {
 	case err != nil:
 	case r.send == nil:
-		_, err = r.file.Write(append(text, '\n')) // unbuffered: a killed process has lost no line
+		_, err = r.file.Write(append(text, '\n')) // without a buffer, so that no line is lost if the process is killed
 	case !r.send(text):
 		err = errUnsent
 	}

@@ -160,7 +160,7 @@ func (o *output) write(fd uintptr) bool {
 	return true
 }
 
-// left reports whether something is unwritten. The first of bufs is then not empty.
+// left reports whether bytes are unwritten. The first of bufs is then not empty.
 func (o *output) left() bool {
 	for len(o.bufs) > 0 && len(o.bufs[0]) == 0 {
 		o.bufs = o.bufs[1:]

@@ -11,7 +11,7 @@ package socket
 
 import "net"
 
-// Listener returns l with accepted connections in the form of Of.
+// Listener returns a listener that applies Of to the accepted connections of l.
 func Listener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// pairs calls test with the two ends of a TCP and of a Unix connection, the first
-// of which was accepted by a Listener.
+// pairs calls test with the two ends of a TCP connection and of a Unix connection. A
+// Listener has accepted the first end.
 func pairs(t *testing.T, test func(t *testing.T, ours, peer net.Conn)) {
 	for _, network := range []string{"tcp", "unix"} {
 		t.Run(network, func(t *testing.T) {
@@ -43,7 +43,7 @@ func pairs(t *testing.T, test func(t *testing.T, ours, peer net.Conn)) {
 	}
 }
 
-// pattern is n bytes that tell where they belong.
+// pattern returns n bytes whose values depend on their positions.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -52,8 +52,8 @@ func pattern(n int) []byte {
 	return b
 }
 
-// TestReadsAndWrites: what is written arrives, also when the socket takes only some
-// of it at once, from many goroutines, and until the end.
+// TestReadsAndWrites: written bytes arrive, also if the socket accepts only a part at
+// once, from many goroutines, and until the end of the connection.
 func TestReadsAndWrites(t *testing.T) {
 	pairs(t, func(t *testing.T, ours, peer net.Conn) {
 		want := pattern(8 << 20)
@@ -71,7 +71,7 @@ func TestReadsAndWrites(t *testing.T) {
 		})
 		got := make([]byte, len(want))
 		if _, err := io.ReadFull(ours, got); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("what comes back is not what was sent, %v", err)
+			t.Errorf("the read bytes differ from the written bytes, error %v", err)
 		}
 		if n, err := ours.Read(nil); n != 0 || err != nil {
 			t.Errorf("reading nothing: %d, %v", n, err)
@@ -84,8 +84,8 @@ func TestReadsAndWrites(t *testing.T) {
 	})
 }
 
-// TestWriteTo: many buffers leave in their order, empty ones and more than the
-// system takes at once among them, from a socket and from what is none.
+// TestWriteTo: many buffers are sent in order, to a socket and to another writer. Some
+// buffers are empty, and there are more than one system call accepts.
 func TestWriteTo(t *testing.T) {
 	pairs(t, func(t *testing.T, ours, peer net.Conn) {
 		for name, c := range map[string]net.Conn{"socket": ours, "other": struct{ net.Conn }{ours}} {
@@ -112,7 +112,7 @@ func TestWriteTo(t *testing.T) {
 	})
 }
 
-// TestFails: failures are those of package net.
+// TestFails: the errors are those of package net.
 func TestFails(t *testing.T) {
 	read := func(c net.Conn) error { _, err := c.Read(make([]byte, 1)); return err }
 	write := func(c net.Conn) error {
@@ -149,7 +149,7 @@ func TestFails(t *testing.T) {
 					t.Errorf("%#v", err)
 				}
 				if late := tt.is == os.ErrDeadlineExceeded; of != nil && of.Timeout() != late {
-					t.Errorf("%v: is it a timeout? %v", err, !late)
+					t.Errorf("%v: Timeout() = %v", err, !late)
 				}
 				if tt.is == nil && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 					t.Errorf("%v", err)
@@ -159,7 +159,7 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// TestOfOthers leaves what is on top of a socket, or none, as it is.
+// TestOfOthers: Of returns connections that are not directly sockets unchanged.
 func TestOfOthers(t *testing.T) {
 	pairs(t, func(t *testing.T, ours, peer net.Conn) {
 		a, b := net.Pipe()

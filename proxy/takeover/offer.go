@@ -31,8 +31,8 @@ const Control = "control.sock"
 // Listen opens a control socket. It replaces the socket of a process that has ended or
 // was taken over. The caller must hold a lock that proves this. Listen starts nothing.
 func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error) {
-	// The socket is created under another name first, so that a process which dials
-	// always finds a served socket.
+	// The socket is first created under another name and then renamed. So a process that
+	// dials never finds a socket without a server.
 	aside := fmt.Sprintf("%s.%d", name, os.Getpid())
 	if err := dir.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -49,12 +49,13 @@ func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error)
 	return s, nil
 }
 
-// Serve passes the result of offer to each successor that asks, one at a time, and
-// closes it, until a successor is ready. Then it calls release, in which the caller
-// stops accepting on the sockets and releases what only one process may have. Then
-// Serve tells the successor and returns its process id. It returns an error when ctx
-// ends: a successor that is starting is told that the offer is withdrawn. With a nil
-// release there is no takeover: the sockets are only copied.
+// Serve sends the result of offer to each successor that requests it, one at a time, and
+// closes the offer, until a successor is ready. Then Serve calls release, in which the
+// caller stops accepting on the sockets and releases the resources that only one process
+// may have. Then Serve confirms this to the successor and returns the successor's process
+// id. Serve returns an error when ctx ends. A successor that is starting at that time
+// gets the message that the offer is withdrawn. With a nil release there is no takeover:
+// processes only get copies of the sockets.
 func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release func(successor int)) (successor int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -164,7 +165,7 @@ func (s *Server) await(ctx context.Context, c *net.UnixConn, release func()) err
 	}
 	release()
 	if err := send(c, message{Say: sayReleased}, nil); err != nil {
-		s.log.Warn("the successor was not told that the sockets are its own", "error", err)
+		s.log.Warn("the successor could not be told that it owns the sockets", "error", err)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func peer(c *net.UnixConn) (pid int, err error) {
 		cred, got = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	})
 	if err = errors.Join(err, got); err != nil {
-		return 0, fmt.Errorf("ask who is at the other end: %w", err)
+		return 0, fmt.Errorf("read the credentials of the other process: %w", err)
 	}
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
 		return 0, fmt.Errorf("process %d at the other end is of user %d, not %d", cred.Pid, cred.Uid, os.Geteuid())

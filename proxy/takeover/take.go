@@ -20,15 +20,15 @@ type Taken struct {
 	conn        *net.UnixConn
 }
 
-// Take asks the process that serves the control socket for its sockets. The caller
-// closes them. The predecessor goes on until Ready.
+// Take gets the sockets from the process that serves the control socket. The caller
+// closes them. The predecessor continues to serve until Ready.
 func Take(ctx context.Context, dir *privatedir.Dir) (*Taken, error) {
 	return ask(ctx, dir, Control, sayHello)
 }
 
-// Copy asks the process that serves a socket of that name for copies of its sockets,
-// and changes nothing else. The caller closes them. The error is ErrNoPredecessor if
-// there is no such process.
+// Copy gets copies of the sockets from the process that serves a socket of that name, and
+// changes nothing else. The caller closes them. The error is ErrNoPredecessor if there is
+// no such process.
 func Copy(ctx context.Context, dir *privatedir.Dir, name string) (Offer, error) {
 	t, err := ask(ctx, dir, name, sayCopy)
 	if err != nil {
@@ -82,11 +82,11 @@ func (t *Taken) take(what string) (err error) {
 	return err
 }
 
-// Ready tells the predecessor that this process can serve requests, and returns when
-// the predecessor has stopped accepting. It must be called once, after this process has
-// begun to accept on the sockets. After ErrWithdrawn the caller must end. After any
-// other error the predecessor is stuck, and the caller goes on. It also goes on after
-// nil, which is returned too if the predecessor has died.
+// Ready informs the predecessor that this process can serve requests, and returns when
+// the predecessor has stopped accepting. Call it once, after this process has begun to
+// accept on the sockets. After ErrWithdrawn the caller must end. After nil the caller
+// continues; nil also means that the predecessor has died. After any other error the
+// predecessor is unresponsive, and the caller continues too.
 func (t *Taken) Ready() error {
 	defer t.conn.Close()
 	t.conn.SetDeadline(time.Now().Add(2 * patience))
@@ -113,5 +113,5 @@ func (t *Taken) Ready() error {
 	return nil
 }
 
-// Close cancels the takeover: the predecessor goes on. The sockets stay open.
+// Close cancels the takeover: the predecessor continues to serve. The sockets stay open.
 func (t *Taken) Close() error { return t.conn.Close() }

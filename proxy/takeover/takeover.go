@@ -2,7 +2,7 @@
 //
 // The predecessor serves the control socket. A successor connects, sends hello, and
 // receives the sockets by SCM_RIGHTS, each with a name. The successor starts, and sends
-// ready. Only then the predecessor stops accepting, and answers released. No connection
+// ready. After ready, the predecessor stops accepting and answers released. No connection
 // is lost, because both processes hold the socket with its queue of connections. A
 // successor that fails before that changes nothing. A predecessor that cancels the
 // takeover sends withdrawn. If a predecessor dies, the successor keeps the sockets.
@@ -53,8 +53,8 @@ type Offer struct {
 var (
 	// ErrNoPredecessor is the error of Take if no process serves the control socket.
 	ErrNoPredecessor = errors.New("no process to take over from")
-	// ErrWithdrawn is the error of Ready if the predecessor goes on, or ends together
-	// with its successor.
+	// ErrWithdrawn is the error of Ready if the predecessor continues to serve, or ends
+	// together with its successor.
 	ErrWithdrawn = errors.New("the predecessor has withdrawn its offer")
 	// ErrBusy is the error of Take if another successor is starting.
 	ErrBusy = errors.New("another takeover is under way")
@@ -73,8 +73,8 @@ const (
 	sayHello     = "hello"     // successor
 	sayCopy      = "copy"      // a process that only copies the sockets
 	sayOffer     = "offer"     // predecessor, with the descriptors
-	sayBusy      = "busy"      // predecessor, instead of an offer
-	sayRefused   = "refused"   // predecessor, instead of an offer
+	sayBusy      = "busy"      // from the predecessor, instead of an offer
+	sayRefused   = "refused"   // from the predecessor, instead of an offer
 	sayReady     = "ready"     // successor
 	sayReleased  = "released"  // predecessor: it no longer accepts
 	sayWithdrawn = "withdrawn" // predecessor, instead of released

@@ -94,7 +94,7 @@ func answersOn(t *testing.T, l net.Listener, addr string) {
 	}
 	defer c.Close()
 	if b, err := io.ReadAll(c); string(b) != "here" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("io.ReadAll(c) = %q, %v", b, err)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestTakeOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	// A connection that nobody has accepted when the predecessor closes its socket.
+	// No process has accepted this connection when the predecessor closes its socket.
 	early, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	c, err := l.Accept()
 	if err != nil || c.RemoteAddr().String() != early.LocalAddr().String() {
-		t.Fatalf("%v, %v", c, err)
+		t.Fatalf("l.Accept() = %v, %v", c, err)
 	}
 	c.Close()
 	answersOn(t, l, addr)
@@ -160,7 +160,7 @@ func TestOneAtATime(t *testing.T) {
 	first.Close()
 	for {
 		third, err := Take(t.Context(), o.dir)
-		if errors.Is(err, ErrBusy) { // it is not yet known that the first has gone
+		if errors.Is(err, ErrBusy) { // it is not yet known that the first successor has ended
 			continue
 		}
 		if err != nil {
@@ -201,14 +201,14 @@ func TestCopy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.Close() // the other's stays open
+		l.Close() // the other process's socket stays open
 	}
 	answersOn(t, o.listener, o.listener.Addr().String())
 	if _, err := Take(t.Context(), o.dir); err == nil || !strings.Contains(err.Error(), "refuses") {
 		t.Errorf("take: %v", err)
 	}
 	if _, err := Copy(t.Context(), o.dir, "nobody.sock"); !errors.Is(err, ErrNoPredecessor) {
-		t.Errorf("nobody: %v", err)
+		t.Errorf("Copy without a predecessor: %v", err)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestGarbage(t *testing.T) {
 	answersOn(t, o.listener, o.listener.Addr().String())
 	taken, err := Take(t.Context(), o.dir)
 	if err != nil {
-		t.Fatalf("nobody can take over any more: %v", err)
+		t.Fatalf("a later process cannot take over: %v", err)
 	}
 	CloseAll(taken.Sockets)
 	taken.Close()
@@ -272,7 +272,7 @@ func TestUnwantedDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := receive(b); err == nil {
-		t.Error("they are taken")
+		t.Error("unexpected descriptors were accepted")
 	}
 	CloseAll(many)
 	l.Close()
@@ -305,7 +305,7 @@ func TestReadyAnswers(t *testing.T) {
 			}()
 			err := (&Taken{conn: a}).Ready()
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
-				t.Errorf("%v, want %q", err, tt.want)
+				t.Errorf("(&Taken{conn: a}).Ready = %v, want %q", err, tt.want)
 			}
 		})
 	}

@@ -72,7 +72,7 @@ func receive(c *net.UnixConn) (message, []Socket, error) {
 		for _, f := range r.files {
 			f.Close()
 		}
-		return message{}, nil, fmt.Errorf("read the other process: %w", err)
+		return message{}, nil, fmt.Errorf("read from the other process: %w", err)
 	}
 	sockets := make([]Socket, len(r.files))
 	for i, f := range r.files {
@@ -101,7 +101,7 @@ func decode(r io.Reader) (message, error) {
 		return message{}, errors.New("not a message")
 	}
 	if m.Version != version {
-		return message{}, fmt.Errorf("it speaks version %d of the handover, this one %d", m.Version, version)
+		return message{}, fmt.Errorf("it uses version %d of the handover, this process uses version %d", m.Version, version)
 	}
 	if len(m.Sockets) > maxSockets {
 		return message{}, fmt.Errorf("%d sockets", len(m.Sockets))

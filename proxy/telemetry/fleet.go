@@ -30,9 +30,9 @@ type Process struct {
 // ownProcess is the Name of the gathering process.
 const ownProcess = "coordinator"
 
-// Fleet is a Gatherer that shows the metrics of all processes as those of one.
-// Counters, histograms and gauges are added up, except those that only the coordinator
-// knows. Metrics about a process itself get a label process.
+// Fleet is a Gatherer that shows the metrics of all processes as those of one. Fleet adds
+// up counters, histograms and gauges, except those that only the coordinator has. Metrics
+// about a process itself get a label process.
 //
 // A sum must not fall because a process has ended or does not answer: the last counters
 // and histograms of such a process are kept. Safe for concurrent use.
@@ -56,7 +56,8 @@ type families map[string]*dto.MetricFamily
 // mostKnown bounds the number of processes that are remembered separately.
 const mostKnown = 256
 
-// NewFleet returns a Gatherer of own and of the answers of ask.
+// NewFleet returns a Gatherer for the metrics of own and of the processes that ask
+// returns.
 func NewFleet(own prometheus.Gatherer, ask func() []Process) *Fleet {
 	return &Fleet{own: own, ask: ask, known: map[string]*remembered{}, past: families{}}
 }
@@ -108,8 +109,9 @@ func (f *Fleet) Gather() ([]*dto.MetricFamily, error) {
 	return t.families(), failed
 }
 
-// recall adds the remembered metrics of processes that did not answer now. If there are
-// too many, it merges those that have been away longest into the sum. f.mu is held.
+// recall adds the stored metrics of processes that did not answer now. If there are too
+// many such processes, recall merges those that have been silent longest into the sum.
+// The caller holds f.mu.
 func (f *Fleet) recall(t total, now time.Time) {
 	away := slices.Collect(maps.Keys(f.known))
 	away = slices.DeleteFunc(away, func(key string) bool { return f.known[key].seen.Equal(now) })
@@ -243,7 +245,7 @@ func addMetric(to, m *dto.Metric) {
 	case m.Gauge != nil:
 		v := to.GetGauge().GetValue() + m.Gauge.GetValue()
 		to.Gauge = &dto.Gauge{Value: &v}
-	case m.Summary != nil: // of one process: such metrics have their own label
+	case m.Summary != nil: // metrics of one process, which have the label process
 		to.Summary = m.Summary
 	case m.Histogram != nil:
 		to.Histogram = addHistograms(to.Histogram, m.Histogram)

@@ -130,7 +130,7 @@ func TestFleet(t *testing.T) {
 		`pdproxy_served_total{flow="aggregated"}`: "112", `pdproxy_guests`: "2", `pdproxy_fleet_workers`: "1", `pdproxy_fleet_silent_workers`: "1",
 	})
 	b.served.WithLabelValues("concurrent").Inc()
-	a = newProcess(300, 1, 10) // another in its place
+	a = newProcess(300, 1, 10) // a process that replaces the former one
 	a.served.WithLabelValues("aggregated").Add(5)
 	all()
 	expect(t, f, map[string]string{`pdproxy_served_total{flow="aggregated"}`: "117", `pdproxy_served_total{flow="concurrent"}`: "8", `pdproxy_time_seconds_count`: "3"})

@@ -168,8 +168,9 @@ func (m *Metrics) Fallback(what, reason string) { m.fallbacks.WithLabelValues(wh
 // Coordinated counts a placement that a sidecar's coordination policy made.
 func (m *Metrics) Coordinated(policy string) { m.coordinations.WithLabelValues(policy).Inc() }
 
-// Cleanup counts engine memory that was freed, or left to the engine's own time-out,
-// and observes the time since the end of the exchange; 0 is not observed.
+// Cleanup counts a clean-up: engine memory that was freed, or that stays until the
+// engine's own time-out. It also observes the time since the end of the exchange, unless
+// this time is 0.
 func (m *Metrics) Cleanup(connector, how string, d time.Duration) {
 	m.cleanups.WithLabelValues(connector, how).Inc()
 	if d > 0 {

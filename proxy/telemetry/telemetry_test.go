@@ -32,7 +32,7 @@ func TestMetrics(t *testing.T) {
 	m.Cancelled(abi.Prefill)
 	m.BrokenStream("leg")
 	m.Shed("queue_full")
-	m.Tokens(5, -1, 3) // the engine said nothing of the second
+	m.Tokens(5, -1, 3) // the engine reported no second count
 	m.Restart("p0")
 	m.Minted("snowflake")
 	meter := m.PolicyMeter("least_load", "place")
@@ -82,7 +82,7 @@ pdproxy_tokens_total{kind="prompt"} 5
 		t.Errorf("%v allocations to observe a call", n)
 	}
 	if n := testutil.CollectAndCount(m.cleanupTime); n != 1 {
-		t.Errorf("%d series of clean-up times: a clean-up that took no call has no time", n)
+		t.Errorf("%d series of clean-up times, want 1: a clean-up without a call has no time", n)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestIntervals(t *testing.T) {
 			t.Errorf("%d samples", h.GetSampleCount())
 		}
 		for _, b := range h.GetBucket() {
-			var want uint64 = 5 // all but the hour
+			var want uint64 = 5 // all buckets except the one of an hour
 			switch {
 			case b.GetUpperBound() < 0.002:
 				want = 3
@@ -153,10 +153,10 @@ func TestSpans(t *testing.T) {
 		}
 	})
 	if !strings.HasPrefix(parent, "00-0af7651916cd43dd8448eb211c80319c-") || strings.Contains(parent, "b7ad6b7169203331") {
-		t.Errorf("engines are told %q: want the client's trace and our span", parent)
+		t.Errorf("traceparent for engines %q, want the client's trace and the proxy's span", parent)
 	}
 	s.Child("prefill", start, start.Add(time.Second), attribute.String("k", "v"))
-	s.Child("decode", time.Time{}, start) // never began
+	s.Child("decode", time.Time{}, start) // the leg never began
 	s.End(start.Add(2*time.Second), OutcomeBroken)
 	ended := rec.Ended()
 	if len(ended) != 2 || ended[0].Name() != "prefill" || ended[1].Name() != "pdproxy.exchange" {
@@ -173,13 +173,13 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// Without a tracer nothing happens, and nothing is asked of the caller.
+// Without a tracer, all methods do nothing and the caller needs no checks.
 func TestNoTracer(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
 	tr, err := NewTracer(t.Context())
 	if tr != nil || err != nil {
-		t.Fatalf("%v, %v", tr, err)
+		t.Fatalf("NewTracer(t.Context()) = %v, %v, want nil, nil", tr, err)
 	}
 	s := tr.Start(http.Header{}, time.Now())
 	s.Inject(func(string, string) { t.Error("a line was set") })

@@ -22,10 +22,10 @@ type Tracer struct {
 	tracer   trace.Tracer
 }
 
-// NewTracer returns a tracer that exports by OTLP over HTTP as the standard environment
-// variables say. It returns nil if they name no endpoint or disable the SDK
-// (OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER=none). Sampling follows OTEL_TRACES_SAMPLER.
-// Close flushes it.
+// NewTracer returns a tracer that exports by OTLP over HTTP, as configured by the
+// standard environment variables. It returns nil if they name no endpoint or disable the
+// SDK (OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER=none). Sampling follows
+// OTEL_TRACES_SAMPLER. Close flushes it.
 func NewTracer(ctx context.Context) (*Tracer, error) {
 	named := os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
 	if !named || os.Getenv("OTEL_SDK_DISABLED") == "true" || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {

@@ -87,9 +87,9 @@ func FuzzAppendIDs(f *testing.F) {
 		got, err := AppendIDs(nil, raw)
 		var want []uint32
 		if jerr := json.Unmarshal(raw, &want); (jerr == nil && len(want) > 0) != (err == nil) {
-			// json takes null for an element; AppendIDs does not.
+			// encoding/json accepts null as an element; AppendIDs does not.
 			if !strings.Contains(string(raw), "null") {
-				t.Fatalf("%q: %v, json says %v", raw, err, jerr)
+				t.Fatalf("%q: AppendIDs error %v, encoding/json error %v", raw, err, jerr)
 			}
 			return
 		}
@@ -128,7 +128,7 @@ func TestMissingRoutesAreToldFromUnknownModels(t *testing.T) {
 		{500, ``, false},
 	} {
 		if got := absent(tt.status, []byte(tt.body)); got != tt.want {
-			t.Errorf("%d %s: %t", tt.status, tt.body, got)
+			t.Errorf("%d, %s: absent(tt.status, []byte(tt.body)) = %t, want %t", tt.status, tt.body, got, tt.want)
 		}
 	}
 }

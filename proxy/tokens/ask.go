@@ -24,7 +24,7 @@ const (
 	// tokens are added, or messages and some of the members that shape them.
 	tokenizePrompt
 	tokenizeMessages
-	// As renderChat, for completions that /tokenize cannot express.
+	// renderPrompt is renderChat for completions that /tokenize cannot express.
 	renderPrompt
 	// SGLang, srt/entrypoints/openai/serving_tokenize.py. The form with messages
 	// accepts every member of a chat request. Older versions, which accept only
@@ -59,8 +59,8 @@ func (w way) path() string     { return forms[w].path }
 // holds for renderings, and for prompts alone, whose ids no other member shapes.
 func (w way) exact() bool { return w == renderChat || w == renderPrompt || w == tokenizePrompt }
 
-// unspeakable are members of a vLLM chat request that change the ids and that /tokenize
-// does not accept.
+// unspeakable lists members of a vLLM chat request that influence the ids and that
+// /tokenize does not accept.
 var unspeakable = [...]string{"reasoning_effort", "documents", "truncate_prompt_tokens"}
 
 // suits reports whether this form can carry all members of a request that shape the ids

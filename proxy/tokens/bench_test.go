@@ -16,7 +16,7 @@ func (s still) Ask(context.Context, string, string, []byte) (int, []byte, error)
 	return 200, s.answer, nil
 }
 
-// BenchmarkTokens is what a chat request of 32 KB and 8,000 tokens costs beside
+// BenchmarkTokens measures the cost of a chat request of 32 KB and 8,000 tokens, without
 // the engine's own time.
 func BenchmarkTokens(b *testing.B) {
 	r := request(b, openai.Chat, `{"model":"m","messages":[{"role":"user","content":"`+strings.Repeat("lorem ipsum dolor ", 1800)+`"}],"stream":true}`)

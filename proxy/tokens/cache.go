@@ -24,8 +24,8 @@ type cached struct {
 	ids []uint32
 }
 
-// overhead is the cost of an entry besides its ids, in ids, so that tiny prompts cannot
-// fill the memory with entries.
+// overhead is the memory of an entry without its ids, expressed as a number of ids. It
+// counts against the limit, so that many tiny prompts cannot fill the memory.
 const overhead = 48
 
 // key returns the key of a tokenize request. Two engines of one model answer it alike;

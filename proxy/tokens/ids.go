@@ -32,7 +32,7 @@ func AppendIDs(dst []uint32, raw []byte) ([]uint32, error) {
 			}
 		}
 		if i == first || raw[first] == '0' && i > first+1 {
-			return dst, fmt.Errorf("%w: element %d is no whole number", errAnswer, len(dst)-start)
+			return dst, fmt.Errorf("%w: element %d is not an integer", errAnswer, len(dst)-start)
 		}
 		dst = append(dst, uint32(n))
 		i = skipSpace(raw, i)
@@ -44,11 +44,11 @@ func AppendIDs(dst []uint32, raw []byte) ([]uint32, error) {
 			continue
 		case ']':
 			if skipSpace(raw, i+1) != len(raw) {
-				return dst, fmt.Errorf("%w: more behind the array", errAnswer)
+				return dst, fmt.Errorf("%w: bytes after the array", errAnswer)
 			}
 			return dst, nil
 		}
-		return dst, fmt.Errorf("%w: element %d is no whole number", errAnswer, len(dst)-start-1)
+		return dst, fmt.Errorf("%w: element %d is not an integer", errAnswer, len(dst)-start-1)
 	}
 }
 

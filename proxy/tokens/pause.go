@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// How long an instance is not asked in one form, and after how many consecutive
-// failures of each kind. absentPause is long because only another version of the engine
-// has a missing endpoint. faultPause is short; it exists because an engine that answers
-// late costs each request the time-out.
+// These are the pauses in which an instance gets no requests in one form, and the numbers
+// of consecutive failures of each kind before a pause. absentPause is long, because only
+// another version of the engine can have a missing endpoint. faultPause is short. It
+// exists because an engine that answers late delays each request by the time-out.
 const (
 	absentPause  = 5 * time.Minute
 	faultPause   = 10 * time.Second

@@ -3,12 +3,12 @@
 // the client, from an engine's tokenize endpoint, or from a local tokenizer file, in
 // the configured order. If no source has them, the index works on text.
 //
-// Ids are a routing hint. They are not sent on with the request, and no failure here
-// fails a request: it costs at most the time-out and is named in the [Result].
+// Ids are a routing hint. The leg does not contain them, and no failure here fails a
+// request: a failure costs at most the time-out, and the [Result] names it.
 //
-// The body of a tokenize request is the client's bytes with some members cut out or put
-// in; the prompt is not decoded. Building the request (ask.go) and reading the answer
-// (answer.go) are pure; an [Asker] sends it.
+// The body of a tokenize request consists of the client's bytes with some members removed
+// or inserted; the prompt is not decoded. Building the request (ask.go) and reading the
+// answer (answer.go) are pure; an [Asker] sends it.
 package tokens
 
 import (
@@ -81,7 +81,8 @@ type Prompt struct {
 	// Model is the model that serves the request, even if the body does not name it. It
 	// selects the local tokenizer.
 	Model string
-	// Instances can be asked; the first answer counts. They must serve the Model.
+	// Instances lists the instances to which requests may go, and must serve the Model.
+	// The first answer counts.
 	Instances []Instance
 }
 
@@ -97,11 +98,11 @@ type Result struct {
 	IDs    []uint32
 	Source Source
 	Cached bool // the ids were in the cache
-	// Exact says that an engine computes exactly these ids: it was sent them, or the
-	// tokenize request contained every member that shapes them.
+	// Exact: an engine computes exactly these ids, because the client sent them, or
+	// because the tokenize request contained every member that influences them.
 	Exact  bool
 	Reason Reason // why there are no ids; OK if there are ids
-	// Instance is the engine that was asked last; "" if none was.
+	// Instance is the engine that got the last tokenize request; "": none.
 	Instance string
 	// Err is the error of an engine or a tokenizer. It contains nothing of a prompt.
 	Err error
@@ -121,15 +122,15 @@ const MaxAnswer = 16 << 20
 
 // Encoder is a local tokenizer. It is safe for concurrent use.
 type Encoder interface {
-	// Append appends the ids of text, which must be UTF-8. special says whether the
-	// model's first and last tokens are put around it.
+	// Append appends the ids of text, which must be UTF-8. special: also append the
+	// model's first and last tokens.
 	Append(dst []uint32, text string, special bool) ([]uint32, error)
 }
 
 // Options configures a Tokenizer. Zero values mean the defaults named here.
 type Options struct {
 	Order       []Source           // tried in this order; nil: Client, Engine, Local
-	Asker       Asker              // nil: no engine is asked
+	Asker       Asker              // nil: no tokenize requests
 	Local       map[string]Encoder // by model; "" serves every other
 	LocalBytes  int                // longest prompt, as JSON bytes, that is encoded locally; 256 KiB
 	Timeout     time.Duration      // for all tokenize requests of one request together; 250 ms
@@ -181,8 +182,8 @@ func New(o Options) *Tokenizer {
 	}
 }
 
-// Tokens returns the ids of a prompt from the first source in order that has them. It
-// blocks at most for the time-out, and not at all if no engine is asked.
+// Tokens returns the ids of a prompt from the first source, in the configured order, that
+// has them. It blocks at most for the time-out, and only for a request to an engine.
 func (t *Tokenizer) Tokens(ctx context.Context, p Prompt) Result {
 	miss := Result{Reason: Unsupported}
 	for _, source := range t.order {
@@ -208,7 +209,7 @@ func (t *Tokenizer) Tokens(ctx context.Context, p Prompt) Result {
 }
 
 // Forget drops the state of an instance that left or restarted. All cached ids are
-// dropped too: another tokenizer may come back under the same name.
+// dropped too, because an engine with another tokenizer may return under the same name.
 func (t *Tokenizer) Forget(instance string) {
 	t.pauses.forget(instance)
 	t.cache.clear()
@@ -254,7 +255,7 @@ func (t *Tokenizer) fromLocal(p Prompt) Result {
 }
 
 // fromEngine returns ids from the cache or from an engine. If no instance answers one
-// form of the request, it tries the next best form. After a broken answer it asks one
+// form of the request, it tries the next best form. After a broken answer it tries one
 // more instance.
 func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 	switch {

@@ -13,7 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// asked is one question that a fakeEngine got.
+// asked is one request to a fakeEngine.
 type asked struct{ instance, path, body string }
 
 // fakeEngine answers by path.
@@ -202,15 +202,15 @@ func TestAnOlderEngineIsAskedInItsOwnForm(t *testing.T) {
 	for _, a := range f.asked {
 		paths = append(paths, a.path)
 	}
-	// The missing route is asked for once.
+	// The client requests the missing route only once.
 	if want := []string{"/v1/chat/completions/render", "/tokenize", "/tokenize"}; !slices.Equal(paths, want) {
-		t.Errorf("asked %q, want %q", paths, want)
+		t.Errorf("requests %q, want %q", paths, want)
 	}
 	got := tk.Tokens(t.Context(), Prompt{
 		Request:   request(t, openai.Chat, `{"messages":[{"role":"user","content":"x"}],"reasoning_effort":"low"}`),
 		Instances: []Instance{{"a", VLLM}}})
 	if got.IDs != nil || len(f.asked) != 3 {
-		t.Errorf("/tokenize was asked what it cannot express: %+v", got)
+		t.Errorf("/tokenize got a request that it cannot express: %+v", got)
 	}
 }
 
@@ -291,7 +291,7 @@ func TestALateEngineIsPaused(t *testing.T) {
 		time.Sleep(faultPause)
 		f.answers["/v1/tokenize"] = fakeAnswer{200, `{"tokens":[7]}`, nil, 0}
 		if r := ask(); !slices.Equal(r.IDs, []uint32{7}) {
-			t.Errorf("not asked after the pause: %+v", r)
+			t.Errorf("no request after the pause: %+v", r)
 		}
 	})
 }

@@ -18,7 +18,7 @@ var answers = []struct {
 	body   string // as read, also before a failure
 	length int64  // Response.ContentLength
 	header string // value of X-A
-	op     string // of the failure
+	op     string // Op of the error
 	err    error  // cause of the failure, nil: any
 	reused bool   // the next call uses the connection
 	laxStd bool   // net/http accepts it or reads it differently

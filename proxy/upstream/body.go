@@ -43,7 +43,7 @@ func (f *framing) decode(b []byte) (n, used int, err error) {
 	return len(b), len(b), nil
 }
 
-// Read implements io.Reader as Response.Read says.
+// Read implements Response.Read.
 func (c *call) Read(p []byte) (int, error) {
 	if c.err != nil {
 		return 0, c.err
@@ -87,7 +87,7 @@ func (c *call) tooEarly(err error) bool {
 	return true
 }
 
-// Close implements io.Closer as Response.Close says.
+// Close implements Response.Close.
 func (c *call) Close() error {
 	if cn, _ := c.end(); cn != nil {
 		c.mu.Lock()
@@ -164,8 +164,8 @@ func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 	return n, nil
 }
 
-// connectionEnded interprets the end of the connection inside a body: it is the regular
-// end if neither a length nor chunks mark the end.
+// connectionEnded interprets the end of the connection inside a body: the end of the
+// connection is the regular end if the body has neither a length nor chunks.
 func (c *call) connectionEnded(err error) error {
 	switch {
 	case err == io.EOF && c.body.kind == byClose:

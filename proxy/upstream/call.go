@@ -14,7 +14,7 @@ type phase uint8
 
 const (
 	sending phase = iota // the connection is closed
-	waiting              // the connection is closed, or the call lingers if the request asks for it
+	waiting              // the connection is closed, or the call lingers if Request.Linger is set
 	reading              // as waiting
 )
 
@@ -54,7 +54,7 @@ type call struct {
 	ended      error     // guarded by mu; why ctx ended
 	evicted    bool      // guarded by mu; the call was evicted and must end
 	cancelWait func()    // guarded by mu; ends the wait for a connection
-	lingerBy   time.Time // guarded by mu; set when the context has ended and the call lingers
+	lingerBy   time.Time // set when the context has ended and the call lingers; guarded by mu
 }
 
 // run sends m on cn and returns the answer. A reused connection that turns out to be
@@ -83,8 +83,8 @@ func (c *call) run(cn *conn, m *message) (*Response, error) {
 	return &c.resp, nil
 }
 
-// exchange sends m on cn and reads the head of the final answer. stale says that the
-// engine had closed cn before it could read the request.
+// exchange sends m on cn and reads the head of the final answer. stale: the engine had
+// closed cn before it could read the request.
 func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	start := time.Now()
 	if !c.enter(cn, sending) {
@@ -138,8 +138,8 @@ func (c *call) early(cn *conn, err error) (head, bool) {
 	return h, err == nil
 }
 
-// awaitHead reads the head of the final answer. answered says whether any byte of an
-// answer came.
+// awaitHead reads the head of the final answer. answered: at least one byte of an answer
+// arrived.
 func (c *call) awaitHead(cn *conn) (h head, answered bool, err error) {
 	c.client.lendBuffer(cn)
 	for range maxInformational {
@@ -243,8 +243,8 @@ func (c *call) hangUp() {
 	case c.linger == 0:
 		c.abort(c.conn)
 	case c.phase == sending:
-		// A blocked write fails. A write that has finished succeeds, and the call goes
-		// on to linger.
+		// A blocked write fails. If the write has already finished, the call continues
+		// and lingers.
 		c.conn.SetWriteDeadline(time.Unix(1, 0))
 	default:
 		c.limitLinger()
@@ -255,7 +255,7 @@ func (c *call) hangUp() {
 // first shuts down the sending side, which the engine notices at once. mu is held.
 func (c *call) abort(cn *conn) {
 	if half, ok := cn.socket.(interface{ CloseWrite() error }); ok && c.follows {
-		_ = half.CloseWrite() // the close below is what counts
+		_ = half.CloseWrite() // an error does not matter: the close below ends the connection
 	}
 	cn.abort()
 }

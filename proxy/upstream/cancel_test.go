@@ -21,7 +21,7 @@ var stages = []struct {
 	sent  bool
 	dial  bool // hangs
 	serve func(c *duplex)
-	body  string // of the request
+	body  string // body of the request
 }{
 	{name: "dial", op: OpDial, dial: true},
 	{name: "write blocked", op: OpWrite, sent: true, serve: func(c *duplex) { io.ReadFull(c, make([]byte, 10)) }, body: strings.Repeat("x", 1<<20)},
@@ -70,11 +70,11 @@ func TestCancel(t *testing.T) {
 					t.Errorf("error %v lacks Canceled or its cause", err)
 				}
 				if took := time.Since(start); took != time.Second {
-					t.Errorf("took %v", took)
+					t.Errorf("the call took %v", took)
 				}
 				synctest.Wait()
 				if s := cl.Stats(); s.Open != 0 {
-					t.Errorf("%+v", s)
+					t.Errorf("cl.Stats() = %+v", s)
 				}
 				time.Sleep(2 * time.Second)
 				synctest.Wait()
@@ -173,7 +173,7 @@ func TestClose(t *testing.T) {
 			t.Error("the engine still has its connection")
 		}
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 		if resp.Status != 200 || resp.Get("Transfer-Encoding") == "" && t.Name() == "TestClose/own" {
 			t.Errorf("head after Close: %d %v", resp.Status, resp.Header)
@@ -194,7 +194,7 @@ func TestCloseUnread(t *testing.T) {
 		resp.Close()
 		synctest.Wait()
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 	})
 }
@@ -228,7 +228,7 @@ func TestErrorText(t *testing.T) {
 		OpHead: "read answer head: x", OpBody: "read answer body: x",
 	} {
 		if got := (&Error{Op: op, Err: errors.New("x")}).Error(); got != want {
-			t.Errorf("%s: %q, want %q", op, got, want)
+			t.Errorf("%s: Error = %q, want %q", op, got, want)
 		}
 	}
 }
@@ -239,6 +239,6 @@ func TestContextError(t *testing.T) {
 	cause := fmt.Errorf("drain: %w", context.Canceled)
 	cancel(cause)
 	if got := contextError(ctx); got != cause {
-		t.Errorf("%v, want %v", got, cause)
+		t.Errorf("contextError(ctx) = %v, want %v", got, cause)
 	}
 }

@@ -67,10 +67,10 @@ func TestCapTimeout(t *testing.T) {
 		time.AfterFunc(time.Second, func() { leave(errClientGone) })
 		_, err = cl.Do(gone, get())
 		if f := fault(t, err, OpCap); f.Sent || f.Timeout || !errors.Is(err, errClientGone) || !errors.Is(err, context.Canceled) {
-			t.Errorf("%+v", f)
+			t.Errorf("fault(err, OpCap) = %+v", f)
 		}
 		if s := cl.Stats(); s.Open != 1 || s.Waiting != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 	})
 }
@@ -131,8 +131,8 @@ func TestCapWithOldIdle(t *testing.T) {
 	})
 }
 
-// A connection that was given to a call at the moment when the call gave up goes to the
-// next call in the queue.
+// A connection was given to a call at the moment when the call gave up. The connection
+// goes to the next call in the queue.
 func TestCapHandOverToTheGone(t *testing.T) {
 	var p pool
 	p.maxConns, p.idleTimeout, p.maxIdle = 1, time.Hour, 1
@@ -162,7 +162,7 @@ func TestCapHandOverToTheGone(t *testing.T) {
 			t.Error("second got nothing")
 		}
 		if s := p.stats(); s.Open != 1 || s.Waiting != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("p.stats() = %+v", s)
 		}
 	}
 }

@@ -7,7 +7,7 @@ const (
 	maxTrailer   = 16 << 10 // bytes of all trailer lines
 )
 
-// chunkState is what the next byte of a chunked body belongs to.
+// chunkState is the part of a chunked body to which the next byte belongs.
 type chunkState uint8
 
 const (

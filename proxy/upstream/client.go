@@ -42,8 +42,8 @@ type client struct {
 	dials, reuses, retries atomic.Uint64
 }
 
-// New returns a Client that speaks HTTP/1.1 itself. It opens no connection before the
-// first call.
+// New returns a Client with its own implementation of HTTP/1.1. The Client opens no
+// connection before the first call.
 func New(o Options) Client {
 	o = o.withDefaults()
 	c := &client{opt: o, bad: o.checkURL(), calls: newCallList()}
@@ -138,8 +138,9 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 	return c.run(cn, m)
 }
 
-// living returns a usable connection: cn from the pool; an older one if cn is dead; a
-// new one if cn is nil or all idle ones are dead. On an error the slot is released.
+// living returns a usable connection. If cn, from the pool, is alive, living returns cn.
+// If cn is dead, living tries the older idle connections. If cn is nil or all idle
+// connections are dead, living opens a new one. On an error the slot is released.
 func (cl *client) living(c *call, cn *conn) (*conn, error) {
 	for cn != nil {
 		if cn.alive() {

@@ -79,9 +79,9 @@ func (c *conn) discard() {
 	c.abort()
 }
 
-// alive reports whether an idle connection can carry a request: the engine has not
-// closed it and has sent nothing unrequested. On a TLS connection a read deadline in
-// the past is set afterwards.
+// alive reports whether an idle connection can carry a request: the engine has not closed
+// the connection and has sent no unrequested bytes. On a TLS connection a read deadline
+// in the past is set afterwards.
 func (c *conn) alive() bool {
 	if c.raw != nil {
 		c.isQuiet = false
@@ -155,8 +155,8 @@ func (c *conn) take(p []byte) int {
 
 func (c *conn) buffered() int { return c.w - c.r }
 
-// readHead reads until the buffer holds a whole head, and returns the head. answered
-// says whether any byte came. Bytes after the head stay buffered.
+// readHead reads until the buffer holds a whole head, and returns the head. answered: at
+// least one byte arrived. Bytes after the head stay buffered.
 func (c *conn) readHead(limit int) (raw string, answered bool, err error) {
 	searched := c.r
 	for {

@@ -24,8 +24,8 @@ type Error struct {
 	Op      string // one of the Op constants
 	Sent    bool   // some of the request may have reached the engine, in any try
 	Timeout bool   // a deadline of an option, the request or the context has passed
-	// Local says that this host could not open a connection because it has no
-	// descriptor, port or memory left. The engine is not to blame.
+	// Local: this host could not open a connection because it has no descriptor, port or
+	// memory left. The engine has not failed.
 	Local bool
 	// Err is the cause. If the context ended, errors.Is finds both its Err and its
 	// Cause. A connection that was lost before the end of a body is
@@ -84,7 +84,8 @@ var (
 	errTrailerBytes = errors.New("trailer is too large")
 )
 
-// contextError returns why ctx ended: its Err, joined with its Cause if that says more.
+// contextError returns why ctx ended: its Err, joined with its Cause if the Cause
+// differs.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if errors.Is(cause, err) {

@@ -16,13 +16,13 @@ var ErrEvicted = errors.New("the engine is unresponsive")
 // false when the call got a connection.
 var ErrUnwanted = errors.New("the request is not wanted any more")
 
-// CallControl lets the caller of Do decide about a call in progress. Any goroutine may
-// call its methods. They must not block and must not call the Client.
+// CallControl has the decisions of Do's caller about a call in progress. Any goroutine
+// may call its methods. They must not block and must not call the Client.
 type CallControl interface {
 	// Wanted reports whether the request should still be sent. It is called once, when
 	// the call has got a connection.
 	Wanted() bool
-	// Lingers reports whether the call, whose context has ended, should go on for
+	// Lingers reports whether the call, whose context has ended, should continue for
 	// Request.Linger. It is called at most once, and only if Linger is not 0.
 	Lingers() bool
 	// Evict reports whether the call should end now because engine, the argument of
@@ -143,7 +143,7 @@ func (c *call) interrupt() {
 	case c.cancelWait != nil:
 		c.cancelWait()
 	case c.conn == nil:
-	case c.phase == sending: // if the write has finished, the call goes on and is evicted in its next phase
+	case c.phase == sending: // if the write has finished, the call continues and is evicted in its next phase
 		c.conn.SetWriteDeadline(time.Unix(1, 0))
 	default:
 		c.conn.readDeadline(time.Unix(1, 0))

@@ -106,7 +106,7 @@ func TestEvictIdle(t *testing.T) {
 						t.Fatalf("the call ended: %v", <-done)
 					}
 					if err := <-done; err != nil {
-						t.Errorf("the answer did not come: %v", err)
+						t.Errorf("the call has no answer: %v", err)
 					}
 					return
 				}
@@ -115,14 +115,14 @@ func TestEvictIdle(t *testing.T) {
 				}
 				f := fault(t, <-done, tt.op)
 				if !errors.Is(f, ErrEvicted) || f.Sent != tt.sent || f.Timeout || f.Detached != nil {
-					t.Errorf("%+v", f)
+					t.Errorf("fault(<-done, tt.op) = %+v, want %+v", f, ErrEvicted)
 				}
 				if len(waiter.engines) != 1 || waiter.engines[0] != "it" {
-					t.Errorf("asked of %v", waiter.engines)
+					t.Errorf("Evict was called with %v", waiter.engines)
 				}
 				cl.EvictIdle("it", quietFor)
 				if len(waiter.engines) != 1 {
-					t.Error("asked when it had ended")
+					t.Error("Evict was called after the end of the call")
 				}
 			})
 		})
@@ -157,18 +157,18 @@ func TestEvictIdleQuiet(t *testing.T) {
 		time.Sleep(quietFor - time.Millisecond)
 		cl.EvictIdle("it", quietFor)
 		if over(done) || len(w.engines) > 0 {
-			t.Fatal("left though the engine lives")
+			t.Fatal("the call was evicted although bytes arrived")
 		}
 		time.Sleep(time.Millisecond)
 		cl.EvictIdle("it", quietFor)
 		if !over(done) {
-			t.Fatal("not left though nothing came")
+			t.Fatal("the call was not evicted although no byte arrived")
 		}
 		<-done
 	})
 }
 
-// A committed call is not evicted. A call that was evicted cannot be committed.
+// A committed call cannot be evicted. An evicted call cannot be committed.
 func TestCommit(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		for _, commits := range []bool{true, false} {
@@ -189,12 +189,12 @@ func TestCommit(t *testing.T) {
 				t.Fatal(err)
 			}
 			if commits && !resp.Commit() {
-				t.Error("left already")
+				t.Error("Commit = false: the call was already evicted")
 			}
 			time.Sleep(time.Second)
 			cl.EvictIdle("it", quietFor)
 			if !commits && resp.Commit() {
-				t.Error("not left")
+				t.Error("Commit = true for an evicted call")
 			}
 			if rest, err := io.ReadAll(resp); commits != (string(rest) == "k" && err == nil) {
 				t.Errorf("the rest is %q: %v", rest, err)
@@ -227,7 +227,7 @@ func TestDetached(t *testing.T) {
 			_, err := cl.Do(ctx, req)
 			f := fault(t, err, OpHead)
 			if f.Detached == nil || !errors.Is(f, ErrEvicted) || !f.Sent {
-				t.Fatalf("%+v", f)
+				t.Fatalf("fault(err, OpHead) = %+v, want %+v", f, ErrEvicted)
 			}
 			return f.Detached
 		}
@@ -249,11 +249,11 @@ func TestDetached(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := left(time.Second).Await(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%v, though nobody waits", err)
+			t.Errorf("error %v of a detached call whose caller has stopped waiting", err)
 		}
 		<-hungUp
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("connections are left: %+v", s)
+			t.Errorf("connections remain: %+v", s)
 		}
 	})
 }

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// secondLook is how long Each waits in the poller for a next piece before it reads the
-// socket once more. If the peer's close comes together with data, the poller wakes the
-// reader only once. After the second look the poller reports everything that comes.
+// secondLook is the time for which Each waits in the poller for the next piece before it
+// reads the socket once more. If the peer's close arrives together with data, the poller
+// wakes the reader only once. After this second read the poller reports every event.
 const secondLook = time.Second
 
 // Each reads the rest of the body into p, as Read does. It calls use with each piece,

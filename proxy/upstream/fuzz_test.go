@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// FuzzAnswer uses arbitrary bytes as an engine's answer. If the client accepts an
-// answer as complete, net/http must accept it too and read the same. So no host between
-// proxy and engine can have framed it differently.
+// FuzzAnswer uses arbitrary bytes as an engine's answer. If the client accepts an answer
+// as complete, net/http must accept it too and read the same. Then no host between proxy
+// and engine can have read a different frame.
 func FuzzAnswer(f *testing.F) {
 	for i := range answers {
 		f.Add([]byte(answers[i].wire), byte(i), answers[i].method == "HEAD")
@@ -115,7 +115,7 @@ func FuzzChunks(f *testing.F) {
 		whole, wholeUsed, wholeErr := decodeChunks(wire, len(wire)+1)
 		cut, used, err := decodeChunks(wire, 1+int(step))
 		if !bytes.Equal(whole, cut) || wholeUsed != used || wholeErr != err {
-			t.Errorf("whole: %q %d %v, cut: %q %d %v", whole, wholeUsed, wholeErr, cut, used, err)
+			t.Errorf("whole body: %q %d %v, in pieces: %q %d %v", whole, wholeUsed, wholeErr, cut, used, err)
 		}
 		want, wantErr := io.ReadAll(httputil.NewChunkedReader(bytes.NewReader(wire)))
 		if err == io.EOF && (wantErr != nil || !bytes.Equal(want, whole)) {

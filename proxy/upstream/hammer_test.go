@@ -40,7 +40,7 @@ func TestHammer(t *testing.T) {
 		}
 		wg.Wait()
 		if s := cl.Stats(); s.Open > 5 || s.Waiting != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 		for range 10 { // all slots work
 			ask(t, cl, get())

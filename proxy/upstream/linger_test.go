@@ -13,8 +13,8 @@ import (
 
 const lingerFor = 2 * time.Second
 
-// lingers lists calls that are cancelled one second after they began, and what the
-// engine does then.
+// lingers lists calls that are cancelled one second after they began, and the engine's
+// reaction.
 var lingers = []struct {
 	name    string
 	serve   func(c *duplex)
@@ -109,7 +109,7 @@ func TestLinger(t *testing.T) {
 					op = OpBody
 				}
 				if took := time.Since(start); took != tt.took {
-					t.Errorf("took %v, want %v", took, tt.took)
+					t.Errorf("the call took %v, want %v", took, tt.took)
 				}
 				if err != nil {
 					fault(t, err, op)
@@ -168,8 +168,8 @@ func TestNoLingerBeforeTheRequest(t *testing.T) {
 	})
 }
 
-// A call whose control does not want to linger ends at once. A call that has its answer
-// is not asked.
+// A call whose control refuses to linger ends at once. A call that has its answer does
+// not call the control.
 func TestLingerIsAsked(t *testing.T) {
 	for _, hangsUp := range []bool{false, true} {
 		bubbles(t, func(t *testing.T, newClient func(Options) Client) {
@@ -193,8 +193,8 @@ func TestLingerIsAsked(t *testing.T) {
 	}
 }
 
-// A request that is no longer wanted when it gets a connection never reaches the
-// engine, and the connection is free for the next call.
+// A request that is no longer needed when it gets a connection never reaches the engine,
+// and the connection is free for the next call.
 func TestUnwanted(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		var seen atomic.Int32

@@ -22,7 +22,7 @@ type netHTTPClient struct {
 	transport *http.Transport
 	calls     callList
 
-	open, busy             atomic.Int64 // open connections; calls that hold one
+	open, busy             atomic.Int64 // number of open connections; number of calls that hold a connection
 	dials, reuses, retries atomic.Uint64
 }
 
@@ -85,7 +85,7 @@ func (cl *netHTTPClient) Stats() Stats {
 	}
 }
 
-// dialKey is the context key under which a dial finds the call that asked for it.
+// dialKey is the context key under which a dial finds its call.
 type dialKey struct{}
 
 func (cl *netHTTPClient) dial(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -200,7 +200,7 @@ func (c *netHTTPCall) live() bool {
 	return !c.over && !c.late && !c.evicted && (c.ended == nil || c.patient != nil)
 }
 
-// Read implements io.Reader as Response.Read says.
+// Read implements Response.Read.
 func (c *netHTTPCall) Read(p []byte) (int, error) {
 	if c.err != nil {
 		return 0, c.err
@@ -237,7 +237,7 @@ func (c *netHTTPCall) Read(p []byte) (int, error) {
 	return 0, c.err
 }
 
-// Close implements io.Closer as Response.Close says.
+// Close implements Response.Close.
 func (c *netHTTPCall) Close() error {
 	if c.end() {
 		c.body.Close()

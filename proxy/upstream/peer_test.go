@@ -78,7 +78,7 @@ func (e *engine) dials() int {
 	return len(e.conns)
 }
 
-// duplex is one end of a connection made of two pipes.
+// duplex is one end of a connection that consists of two pipes.
 type duplex struct {
 	in, out net.Conn
 	br      *bufio.Reader // for next

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// pool counts the connections to one engine and keeps the idle ones, newest last. A
-// call takes the newest one, so that the others can age and be closed. At the cap,
-// calls wait in the order of their arrival. A slot is a connection, or the right to
-// open one.
+// pool counts the connections to one engine and keeps the idle ones, newest last. A call
+// takes the newest idle connection, so that the other ones reach their maximum age and
+// are closed. At the cap, calls wait in the order of their arrival. A slot is a
+// connection, or the right to open one.
 type pool struct {
 	maxConns, maxIdle int
 	idleTimeout       time.Duration
@@ -60,7 +60,7 @@ func (p *pool) take(call *call, limit time.Duration) (*conn, error) {
 }
 
 // leave gives up a place in the queue, and returns a connection or slot that the place
-// has received meanwhile.
+// has received in the meantime.
 func (p *pool) leave(place *list.Element) {
 	p.mu.Lock()
 	ready := p.waiters.Remove(place).(chan *conn)

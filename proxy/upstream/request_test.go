@@ -153,7 +153,7 @@ func TestAddress(t *testing.T) {
 		"http://a": "a:80", "https://a": "a:443", "http://a:1": "a:1", "https://[::1]": "[::1]:443", "http://[fe80::1]:8000/v1": "[fe80::1]:8000",
 	} {
 		if got := (Options{URL: mustURL(in)}).address(); got != want {
-			t.Errorf("%s: %s, want %s", in, got, want)
+			t.Errorf("%s: address = %s, want %s", in, got, want)
 		}
 	}
 }
@@ -173,7 +173,7 @@ func TestEarlyAnswer(t *testing.T) {
 			t.Errorf("answer %d %q", resp.Status, body)
 		}
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("%+v: the connection was kept", s)
+			t.Errorf("%+v: the connection stays open", s)
 		}
 	})
 }

@@ -19,7 +19,7 @@ type Response struct {
 	body body
 }
 
-// body is the side of a call that its Response uses, for both clients.
+// body has the methods of a call that its Response uses. Both clients implement it.
 type body interface {
 	io.ReadCloser
 	setIdle(d time.Duration)
@@ -67,7 +67,7 @@ func (r *Response) Get(name string) string {
 func (r *Response) Read(p []byte) (int, error) { return r.body.Read(p) }
 
 // Close ends the call. Before the end of the body it closes the connection, which makes
-// the engine abort. After the end of the body it does nothing: the connection is back
-// in the pool. It always returns nil, also when repeated, and makes a Read in progress
-// fail with ErrClosed.
+// the engine abort. After the end of the body Close does nothing, because the connection
+// is already in the pool again. Close always returns nil and may be repeated. It makes a
+// Read in progress fail with ErrClosed.
 func (r *Response) Close() error { return r.body.Close() }

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// stale lists what an engine does with the second request of a connection, and whether
-// the call may be repeated on another connection.
+// stale lists the ways in which an engine handles the second request of a connection, and
+// whether the call may be repeated on another connection.
 var stale = []struct {
 	name    string
 	serve   func(c *duplex)
@@ -147,7 +147,8 @@ func TestRetrySendsAllAgain(t *testing.T) {
 	})
 }
 
-// A failure of a new connection is the engine's failure: nothing is repeated.
+// If a new connection fails, the engine has failed: the client does not repeat the
+// request.
 func TestFreshConnectionIsNotRetried(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next() })
@@ -180,10 +181,10 @@ func TestSentOutlivesTheRetry(t *testing.T) {
 		_, err := cl.Do(t.Context(), post("2"))
 		var f *Error
 		if !errors.As(err, &f) || !f.Sent || !errors.Is(err, refused) {
-			t.Errorf("%v, want a failed dial that says Sent", err)
+			t.Errorf("error %v, want a failed dial with Sent set", err)
 		}
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 	})
 }
@@ -199,7 +200,7 @@ func TestRetryCounts(t *testing.T) {
 		ask(t, cl, get())
 		ask(t, cl, get())
 		if s := cl.Stats(); s.Dials != 2 || s.Reuses != 1 || s.Retries != 1 || s.Open != 1 || s.Idle != 1 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 	})
 }
@@ -224,7 +225,7 @@ func TestCancelInRetry(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Sent is called when the whole request was written and before the answer. It is not
+// Sent is called after the whole request was written and before the answer. Sent is not
 // called for a request that was never sent.
 func TestSent(t *testing.T) {
 	both(t, func(t *testing.T, newClient func(Options) Client) {
@@ -57,10 +57,10 @@ func TestSendBy(t *testing.T) {
 		name  string
 		serve func(c *duplex, nth int)
 		edit  func(e *engine, o *Options)
-		busy  bool // another call has the only connection
+		busy  bool // another call uses the only connection
 		op    string
 		sent  bool
-		own   bool // NewNetHTTP differs there
+		own   bool // the case holds only for the own client
 		after time.Duration
 	}{
 		{name: "sent in time", serve: func(c *duplex, _ int) { c.next(); time.Sleep(by + time.Second); c.say(okAnswer) }, after: by + time.Second},
@@ -96,7 +96,7 @@ func TestSendBy(t *testing.T) {
 				req.SendBy, req.HeadTimeout = start.Add(by), 10*time.Second
 				resp, err := cl.Do(t.Context(), req)
 				if took := time.Since(start); took != tt.after {
-					t.Errorf("after %v, want %v", took, tt.after)
+					t.Errorf("the call ended after %v, want %v", took, tt.after)
 				}
 				if tt.op == "" {
 					if err != nil {
@@ -106,7 +106,7 @@ func TestSendBy(t *testing.T) {
 					return
 				}
 				if f := fault(t, err, tt.op); !f.Timeout || f.Sent != tt.sent {
-					t.Errorf("%+v", f)
+					t.Errorf("fault(err, tt.op) = %+v", f)
 				}
 			})
 		})

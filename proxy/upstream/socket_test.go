@@ -95,7 +95,7 @@ func TestLargeBodies(t *testing.T) {
 				for _, size := range []int{1, 100, 9000, 70000, len(body)} {
 					resp, err := cl.Do(t.Context(), &Request{Method: "POST", Path: path, Body: [][]byte{body[:size/3], body[size/3 : size]}})
 					if err != nil {
-						t.Fatalf("%s %s %d: %v", name, path, size, err)
+						t.Fatalf("%s, %s, %d: cl.Do = %v, want nil", name, path, size, err)
 					}
 					got, err := io.ReadAll(resp)
 					if err != nil || !bytes.Equal(got, body[:size]) {
@@ -140,7 +140,7 @@ func TestReset(t *testing.T) {
 			close(read)
 			_, err = resp.Read(p)
 			if f := fault(t, err, OpBody); !errors.Is(err, io.ErrUnexpectedEOF) || f.Timeout || !f.Sent {
-				t.Errorf("%+v", f)
+				t.Errorf("fault(err, OpBody) = %+v", f)
 			}
 			resp.Close()
 		}
@@ -203,7 +203,7 @@ func TestDeadIdleConnectionsAreNoticed(t *testing.T) {
 	closed.Wait()
 	ask(t, cl, get())
 	if s := cl.Stats(); s != (Stats{Open: 1, Idle: 1, Dials: calls + 1}) {
-		t.Errorf("%+v", s)
+		t.Errorf("cl.Stats() = %+v", s)
 	}
 }
 
@@ -243,7 +243,7 @@ func TestUnaskedData(t *testing.T) {
 				t.Errorf("second answer %q", body)
 			}
 			if s := cl.Stats(); s.Dials != 2 {
-				t.Errorf("%+v", s)
+				t.Errorf("cl.Stats() = %+v", s)
 			}
 		})
 	}
@@ -277,7 +277,7 @@ func TestUnaskedDataReadAhead(t *testing.T) {
 		}
 	}
 	if s := cl.Stats(); s.Dials != 2 || s.Retries != 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("cl.Stats() = %+v", s)
 	}
 }
 
@@ -329,7 +329,7 @@ func TestTLSCertificateRefused(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("cl.Stats() = %+v", s)
 		}
 	})
 }
@@ -339,7 +339,7 @@ func TestRefusedDial(t *testing.T) {
 	both(t, func(t *testing.T, newClient func(Options) Client) {
 		_, err := newClient(Options{URL: mustURL("http://" + addr)}).Do(t.Context(), post("secret"))
 		if f := fault(t, err, OpDial); f.Sent || f.Timeout || strings.Contains(err.Error(), "secret") {
-			t.Errorf("%+v", f)
+			t.Errorf("fault(err, OpDial) = %+v", f)
 		}
 	})
 }
@@ -404,6 +404,6 @@ func hangUp(t *testing.T, newClient func(Options) Client, secure, answer bool) {
 	}
 	defer resp.Close()
 	if body, err := io.ReadAll(resp); string(body) != "late" || err != nil {
-		t.Errorf("%q, %v", body, err)
+		t.Errorf(`io.ReadAll(resp) = %q, %v, want "late", nil`, body, err)
 	}
 }

@@ -36,25 +36,25 @@ type Request struct {
 	SendBy time.Time
 	// IdleTimeout bounds the wait of each Read of the body. 0: no limit.
 	IdleTimeout time.Duration
-	// Once says that the engine must not receive the request twice: a leg whose id has
-	// met its peer may have read KV blocks, which may be freed before a second try. The
-	// request is then repeated on another connection only if no byte of it can have
-	// been sent. Without Once, a reused connection that turns out to be dead is
-	// replaced.
+	// Once: the engine must not receive the request twice. A leg whose id has met its
+	// peer may have read KV blocks, and these may be freed before a second try. With
+	// Once, the client repeats the request on another connection only if no byte of the
+	// request can have been sent. Without Once, it also repeats the request if a reused
+	// connection is found dead.
 	Once bool
 	// Sent, if not nil, is called when all of the request has been passed to the
 	// connection, before the wait for the answer. The goroutine of Do or one of the
 	// transport's calls it, again for each repetition. It must not block.
 	Sent func()
-	// Linger changes what happens when the context ends after the request has been
-	// sent. 0: the connection is closed at once. Otherwise the connection stays open
-	// and the call goes on for at most Linger. An answer that comes within that time is
-	// returned and can be read, so the caller learns that the engine had finished.
-	// Closing only the sending side would not work: asyncio servers take that as a
-	// hang-up and drop the answer of an engine that can no longer stop.
+	// Linger changes what happens when the context ends after the request has been sent.
+	// 0: the client closes the connection at once. Otherwise the connection stays open
+	// and the call continues for at most Linger. If an answer arrives within that time,
+	// Do returns it, so the caller learns that the engine had finished. Closing only the
+	// sending side would not work: asyncio servers treat this as a hang-up and drop the
+	// answer, although the engine can no longer stop.
 	Linger time.Duration
 	// Control, if not nil, decides whether the call is sent, whether it lingers and
-	// whether EvictIdle may end it. EvictIdle asks it until the answer has ended or
+	// whether EvictIdle may end it. EvictIdle calls it until the answer has ended or
 	// Response.Commit was called.
 	Control CallControl
 	// Detach keeps the connection of a call that is evicted after all of the request
@@ -68,11 +68,11 @@ type Request struct {
 
 // Client calls one engine. All methods are safe for concurrent use.
 type Client interface {
-	// Do sends req and waits for the head of the answer, whatever its status. Every
-	// error is an *Error. The end of ctx closes the connection, also after Do has
-	// returned, unless the call lingers. The call in progress then fails with the
-	// context's error. After the end of the body the end of ctx has no effect. The
-	// caller must Close the Response.
+	// Do sends req and waits for the head of the answer, whatever its status. Every error
+	// is an *Error. The end of ctx closes the connection, also after Do has returned,
+	// unless the call lingers. A Read or Do in progress then fails with the context's
+	// error. After the end of the body the end of ctx has no effect. The caller must
+	// Close the Response.
 	Do(ctx context.Context, req *Request) (*Response, error)
 	// EvictIdle ends the calls whose Control agrees; they fail with ErrEvicted. The
 	// registry calls it when an engine becomes unresponsive, and repeatedly while the
@@ -118,8 +118,8 @@ type Options struct {
 }
 
 // dialer returns a network dialer whose connections detect that the other host has lost
-// its power or its link. Without that, a call that waits for an answer would learn of
-// it only by the time-out for a slow engine.
+// its power or its link. Without this detection, a call that waits for an answer would
+// fail only after the time-out for a slow engine.
 func (o *Options) dialer() *net.Dialer {
 	limit := o.WriteTimeout
 	return &net.Dialer{

@@ -44,13 +44,13 @@ func (r *Reader) Fail() { r.rest, r.failed = nil, true }
 // Failed reports whether a value was missing or malformed.
 func (r *Reader) Failed() bool { return r.failed }
 
-// Done reports whether all values were there and nothing follows them.
+// Done reports whether all values were present and no byte follows them.
 func (r *Reader) Done() bool { return !r.failed && len(r.rest) == 0 }
 
-// Len returns how many bytes have not been read.
+// Len returns the number of unread bytes.
 func (r *Reader) Len() int { return len(r.rest) }
 
-// Rest reads all that has not been read. It aliases the message.
+// Rest reads all remaining bytes. The result aliases the message.
 func (r *Reader) Rest() []byte {
 	b := r.rest
 	r.rest = nil
@@ -94,7 +94,7 @@ func (r *Reader) Int() int64 {
 	return v
 }
 
-// Bytes reads n bytes, which alias the message; nil when there are not so many.
+// Bytes reads n bytes, which alias the message. It returns nil if fewer bytes remain.
 func (r *Reader) Bytes(n uint64) []byte {
 	if n > uint64(len(r.rest)) {
 		r.Fail()
@@ -105,12 +105,12 @@ func (r *Reader) Bytes(n uint64) []byte {
 	return b
 }
 
-// Text reads a text, which aliases the message; nil when it is not whole.
+// Text reads a text, which aliases the message. It returns nil if the text is incomplete.
 func (r *Reader) Text() []byte { return r.Bytes(r.Uint()) }
 
-// List reads the length of a list. It fails if the rest of the message is too short
-// for so many members of at least size bytes each, so that a caller may allocate by
-// the length. size is at least 1.
+// List reads the length of a list. size is the smallest size of a member in bytes, at
+// least 1. List fails if the remaining message is too short for that many members. So a
+// caller may allocate memory for the returned length.
 func (r *Reader) List(size int) int {
 	n := r.Uint()
 	if n > uint64(len(r.rest)/size) {

@@ -31,12 +31,12 @@ func TestReadsWhatIsAppended(t *testing.T) {
 	r := Read(b)
 	for _, want := range unsigned {
 		if got := r.Uint(); got != want {
-			t.Errorf("%d, want %d", got, want)
+			t.Errorf("r.Uint() = %d, want %d", got, want)
 		}
 	}
 	for _, want := range signed {
 		if got := r.Int(); got != want {
-			t.Errorf("%d, want %d", got, want)
+			t.Errorf("r.Int() = %d, want %d", got, want)
 		}
 	}
 	for _, want := range texts {
@@ -48,7 +48,7 @@ func TestReadsWhatIsAppended(t *testing.T) {
 		t.Errorf("%d %d %d %d, want 1 2 3 4", a, b, c, d)
 	}
 	if n, left := r.List(3), r.Len(); n != 2 || left != 6 {
-		t.Errorf("a list of %d with %d bytes left, want 2 with 6", n, left)
+		t.Errorf("list of %d with %d bytes left, want 2 with 6", n, left)
 	}
 	if r.Done() {
 		t.Error("done before the end")
@@ -58,13 +58,13 @@ func TestReadsWhatIsAppended(t *testing.T) {
 	}
 }
 
-// TestMalformed: each method fails where its value is not, returns zero, and drops
-// the rest of the message.
+// TestMalformed: each method fails if its value is malformed, returns zero, and drops the
+// rest of the message.
 func TestMalformed(t *testing.T) {
 	endless := bytes.Repeat([]byte{0x80}, 11)
 	for name, test := range map[string]struct {
 		message []byte
-		read    func(*Reader) bool // reports whether the value is zero
+		read    func(*Reader) bool // reports whether the read value is zero
 	}{
 		"Uint empty":    {nil, func(r *Reader) bool { return r.Uint() == 0 }},
 		"Uint cut":      {[]byte{0x80}, func(r *Reader) bool { return r.Uint() == 0 }},
@@ -93,7 +93,8 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// FuzzReader: whatever is read in whatever order, nothing is read beyond the end.
+// FuzzReader: for any bytes and any order of calls, the reader reads no byte after the
+// end.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8}, []byte("\x01x\x02ab"))
 	f.Fuzz(func(t *testing.T, calls, message []byte) {
@@ -121,7 +122,7 @@ func FuzzReader(f *testing.F) {
 				read = len(r.Bytes(uint64(call)))
 			}
 			if read+r.Len() > before || r.Failed() && r.Len() > 0 {
-				t.Fatalf("call %d: %d of %d bytes are left after %d were read", call%9, r.Len(), before, read)
+				t.Fatalf("call %d: %d of %d bytes remain after %d were read", call%9, r.Len(), before, read)
 			}
 		}
 	})

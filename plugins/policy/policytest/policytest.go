@@ -31,8 +31,8 @@ func CacheDir(dir string) string {
 	return filepath.Join(dir, "cache")
 }
 
-// Pair returns facts with two prefill and two decode rows. do, if not "", tells
-// the guest what to do, through the request's model.
+// Pair returns facts with two prefill and two decode rows. do, if not "", selects the
+// guest's action, through the request's model.
 func Pair(do string) *abi.PlaceFacts {
 	f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1}
 	if do != "" {

@@ -32,8 +32,8 @@ type entry struct {
 	key     string
 	value   value
 	comment string
-	// sample says that the line is an example that the operator must complete. It is
-	// always written as a comment.
+	// sample: the line is an example that the operator must complete. The importer always
+	// writes it as a comment.
 	sample bool
 }
 
@@ -42,8 +42,8 @@ type value string
 
 // sectionOrder is the order of the reference config.toml.
 func sectionOrder() []string {
-	return []string{"server", "server.tls", "admin", "timeouts", "limits", "policy", "policy.params.pd_auto", "policy.params.sglang_cache_aware",
-		"policy.params.trtllm_kv_cache_aware", "conversation", "engine", "health", "retry", "circuit",
+	return []string{"server", "server.tls", "server.auth", "admin", "timeouts", "limits", "policy", "policy.params.pd_auto", "policy.params.sglang_cache_aware",
+		"policy.params.trtllm_kv_cache_aware", "conversation", "sidecar", "engine", "health", "retry", "circuit",
 		"trtllm", "discovery.moriio", "discovery.trtllm", "fleet"}
 }
 

@@ -19,7 +19,7 @@ type word struct {
 	line int
 	// quoted says that part of the word was in quotes: "-" or ">" is then literal.
 	quoted bool
-	// operator says that the shell ends the command here.
+	// operator: the word is a shell operator that ends the command.
 	operator bool
 	// open names an expansion that only a shell could make.
 	open string
@@ -122,12 +122,14 @@ const (
 	takesMany
 	// takesURL is --prefill: a URL and perhaps a port.
 	takesURL
+	// takesSwitch is true without a value, and takes true or false after "=".
+	takesSwitch
 )
 
 // flagSpec is one flag of a router.
 type flagSpec struct {
 	arity arity
-	// note says why there is no equivalent; empty for flags that are read.
+	// note is the reason why the flag has no equivalent; empty for flags that have one.
 	note string
 	// trap is an additional warning about an effect that an operator may overlook.
 	trap string
@@ -242,6 +244,10 @@ func (f *flags) take(words []word) []word {
 		most = 1
 	case takesURL:
 		most = 2
+	case takesSwitch:
+		if most = 0; hasInline {
+			most = 1
+		}
 	case takesMany: // any number
 	}
 	if len(values) == 0 && (spec.arity == takesOne || spec.arity == takesURL) {
@@ -282,7 +288,7 @@ func (f *flags) repeated() {
 	for _, name := range f.order {
 		n := len(f.uses[name])
 		switch arity := f.specs[name].arity; {
-		case n == 1 || arity == takesNothing || arity == takesURL || name == "decode":
+		case n == 1 || arity == takesNothing || arity == takesSwitch || arity == takesURL || name == "decode":
 		case arity == takesMany:
 			f.warn(f.file, f.line(name), "--"+name, "is there %d times: all are read, as by the Rust program; the Python launcher reads the last", n)
 		default:
@@ -293,6 +299,35 @@ func (f *flags) repeated() {
 
 // on reports whether a switch is set.
 func (f *flags) on(name string) bool { return len(f.uses[name]) > 0 }
+
+// enabled returns the value of a switch, or byDefault if the flag is not there.
+func (f *flags) enabled(name string, byDefault bool) bool {
+	if !f.on(name) {
+		return byDefault
+	}
+	s, ok := f.text(name)
+	if !ok {
+		return true
+	}
+	on, err := strconv.ParseBool(s)
+	if err != nil {
+		f.problem(f.file, f.line(name), "--"+name, "want true or false")
+	}
+	return on
+}
+
+// items returns the values of a flag, each of which may hold several, separated by commas.
+func (f *flags) items(name string) []word {
+	var items []word
+	for _, w := range f.all(name) {
+		for item := range strings.SplitSeq(w.text, ",") {
+			if item = strings.TrimSpace(item); item != "" {
+				items = append(items, word{text: item, line: w.line})
+			}
+		}
+	}
+	return items
+}
 
 // line returns the line of a flag's last occurrence; 0 if there is none.
 func (f *flags) line(name string) int {

@@ -50,3 +50,15 @@ func FuzzVLLMRouter(f *testing.F) {
 func FuzzSGLangRouter(f *testing.F) {
 	fuzz(f, "sglang", "--tls-cert-path '' --tls-key-path \"\\\"\"", "--worker-urls http://a/%zz http://a%41")
 }
+
+func FuzzLLMD(f *testing.F) {
+	fuzz(f, "llmd", "--port 1 --secure-serving=no", "port: 1\nenable-tls: [decoder, 1]\n", "kind: 1\nplugins: [a, {type: t}]\nschedulingProfiles: [{plugins: [{pluginRef: t}]}]")
+}
+
+func FuzzLiteLLM(f *testing.F) {
+	fuzz(f, "litellm", "model_list: [a, {model_name: 1, litellm_params: {model: openai/, api_base: 'http://h/v1/v1'}}]\nrouter_settings: 3")
+}
+
+func FuzzProductionStack(f *testing.F) {
+	fuzz(f, "stack", "--routing-logic session --session-key \x01 --static-backends http://a,http://a,grpc://b --static-models ,a,b,c")
+}

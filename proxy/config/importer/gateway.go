@@ -311,8 +311,8 @@ func (g *gateway) workers(ranks int) {
 	}
 }
 
-// pairs adds the prefill and decode engines. useBootstrap says that the connector has
-// bootstrap servers.
+// pairs adds the prefill and decode engines. useBootstrap: the connector has bootstrap
+// servers.
 func (g *gateway) pairs(connector string, useBootstrap bool, ranks int) {
 	for i, u := range g.uses["prefill"] {
 		e := gatewayEngine{flag: "prefill", at: u.values[0], name: "p" + strconv.Itoa(i),

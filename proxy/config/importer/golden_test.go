@@ -20,6 +20,12 @@ func importFile(name string, text []byte) (Result, error) {
 		return VLLMRouter(f)
 	case "sglang":
 		return SGLangRouter(f)
+	case "llmd":
+		return LLMD(f)
+	case "litellm":
+		return LiteLLM(f)
+	case "stack":
+		return ProductionStack(f)
 	default:
 		return TRTLLM{Disagg: f, RequestTimeout: DefaultRequestTimeout}.Import()
 	}
@@ -89,11 +95,11 @@ func TestResultsParse(t *testing.T) {
 	for _, name := range inputs(t) {
 		res, err := importFile(name, read(t, name))
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: importFile(name, read(name)) = %v, want nil", name, err)
 			continue
 		}
 		if _, err := config.Parse([]byte(res.TOML)); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: config.Parse([]byte(res.TOML)) = %v, want nil", name, err)
 		}
 	}
 }
@@ -119,19 +125,24 @@ func TestSecretsStayWhereTheyAre(t *testing.T) {
 		t.Errorf("only %v were tried", seen)
 	}
 	for name, text := range map[string]string{
-		"vllm-a":   "--worker-urls http://user:sk-secret@h:1",
-		"vllm-b":   "--api-key sk-secret sk-secret",
-		"vllm-c":   "--api-kye sk-secret",
-		"vllm-d":   "--port sk-secret --policy sk-secret --kv-connector sk-secret --vllm-pd-disaggregation --prefill sk-secret sk-secret",
-		"vllm-e":   "--cache-threshold sk-secret sk-secret 'sk-secret",
-		"sglang-a": "--pd-disaggregation --prefill grpc://user:sk-secret@h:1 --decode http://h?key=sk-secret",
-		"trtllm-a": "internal_request_auth_key: [sk-secret]\nport: sk-secret\nnum_workers: {sk-secret: 1}",
-		"trtllm-b": "context_servers: {urls: ['user:sk-secret@h:1']}",
-		"trtllm-c": "disagg_cluster: {cluster_uri: 'etcd://user:sk-secret@h:1'}",
+		"vllm-a":    "--worker-urls http://user:sk-secret@h:1",
+		"vllm-b":    "--api-key sk-secret sk-secret",
+		"vllm-c":    "--api-kye sk-secret",
+		"vllm-d":    "--port sk-secret --policy sk-secret --kv-connector sk-secret --vllm-pd-disaggregation --prefill sk-secret sk-secret",
+		"vllm-e":    "--cache-threshold sk-secret sk-secret 'sk-secret",
+		"sglang-a":  "--pd-disaggregation --prefill grpc://user:sk-secret@h:1 --decode http://h?key=sk-secret",
+		"stack-a":   "--routing-logic roundrobin --static-backends http://user:sk-secret@h:1 --port sk-secret",
+		"llmd-a":    "--port=sk-secret --kv-connector sk-secret --enable-tls sk-secret",
+		"llmd-b":    "port: [sk-secret]\nkv-connector: sk-secret",
+		"llmd-c":    "kind: sk-secret\nplugins: [{type: 7, name: sk-secret}]\nflowControl: {maxRequests: sk-secret}",
+		"litellm-a": "model_list: [{model_name: m, litellm_params: {model: openai/m, api_base: 'http://user:sk-secret@h:1', api_key: sk-secret}}]",
+		"trtllm-a":  "internal_request_auth_key: [sk-secret]\nport: sk-secret\nnum_workers: {sk-secret: 1}",
+		"trtllm-b":  "context_servers: {urls: ['user:sk-secret@h:1']}",
+		"trtllm-c":  "disagg_cluster: {cluster_uri: 'etcd://user:sk-secret@h:1'}",
 	} {
 		_, err := importFile(name, []byte(text))
 		if err == nil || strings.Contains(err.Error(), "sk-secret") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: importFile(name, []byte(text)) = %v", name, err)
 		}
 	}
 }

@@ -1,9 +1,11 @@
 // Package importer converts the configuration of another router to a config.toml:
-// TensorRT-LLM's disagg_config.yaml, and the flags of vllm-router and of SGLang's model
-// gateway. It opens nothing: it reads bytes and returns text and warnings.
+// TensorRT-LLM's disagg_config.yaml, the flags of vllm-router, of SGLang's model gateway
+// and of the production stack's router, llm-d's pd-sidecar and EndpointPickerConfig, and
+// LiteLLM's config.yaml. It opens nothing: it reads bytes and returns text and warnings.
 //
-// Each reader (trtllm.go, vllmrouter.go, sglangrouter.go) fills a document
-// (document.go); the common part of the two gateways is in gateway.go. The text names
+// Each reader (trtllm.go, vllmrouter.go, sglangrouter.go, productionstack.go, llmd.go,
+// litellm.go) fills a document (document.go); the common part of the two gateways is in
+// gateway.go. The text names
 // the origin of each value, has a comment for each setting without an equivalent, and
 // never contains a secret. It always passes config.Parse.
 package importer
@@ -30,8 +32,8 @@ type File struct {
 type Result struct {
 	// TOML is the text of a config.toml; config.Parse takes it.
 	TOML string `json:"toml"`
-	// Warnings are what the operator should check before using the text: pitfalls of
-	// the other router, and differences. In the order of the input's lines.
+	// Warnings list what the operator should check before using the text: pitfalls of the
+	// other router, and differences. They are in the order of the input's lines.
 	Warnings []Finding `json:"warnings"`
 }
 
@@ -44,7 +46,7 @@ type Finding struct {
 	// Key is the key's full name in the YAML, or the flag with its dashes; empty for
 	// the file as a whole.
 	Key string `json:"key"`
-	// Message describes it. It never contains a secret.
+	// Message describes the finding. It never contains a secret.
 	Message string `json:"message"`
 }
 

@@ -53,7 +53,7 @@ func (in TRTLLM) Import() (Result, error) {
 type trtllm struct {
 	yamlFile
 	doc *document
-	// clustered says that the workers register themselves. Then urls are ignored.
+	// clustered: the workers register themselves. Then urls are ignored.
 	clustered bool
 	// conditional says that the generation servers also compute the prefill of short
 	// prompts.

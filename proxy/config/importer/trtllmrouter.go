@@ -32,9 +32,9 @@ func shared(ctx, gen *table) bool {
 	return inContext && inGeneration && resolve(a.value) == resolve(b.value)
 }
 
-// router reads a section's router. sharedType says that the other section has read the
-// same object: the orchestrator removes the type from a shared object, and the second
-// reader finds none.
+// router reads a section's router. sharedType: the other section has read the same
+// object. The orchestrator removes the type from a shared object, so the second section
+// finds no type.
 func (r *trtllm) router(s *server, sharedType bool) router {
 	args, e, _ := r.sub(s.table, "router")
 	out := router{kind: routerRoundRobin, line: e.line}

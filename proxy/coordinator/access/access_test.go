@@ -101,7 +101,7 @@ func TestCertificatesChange(t *testing.T) {
 		aged()
 		for _, w := range []*Credentials{before, after} {
 			if err := try(t, w, d.address); (err == nil) != (w == want) {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("%s: try(w, d.address) = %v", what, err)
 			}
 		}
 	}
@@ -155,7 +155,7 @@ func TestOldTLS(t *testing.T) {
 		"version":           {Certificates: []tls.Certificate{m.cert}, MaxVersion: tls.VersionTLS12, NextProtos: []string{Protocol}},
 		"negotiate ALPN":    {Certificates: []tls.Certificate{m.cert}},
 		"no coordinator":    {Certificates: []tls.Certificate{m.cert}, NextProtos: []string{"http/1.1"}},
-		"does not speak":    nil,
+		"does not use TLS":  nil,
 		"of an earlier ver": nil,
 	} {
 		var serving sync.WaitGroup
@@ -176,7 +176,7 @@ func TestOldTLS(t *testing.T) {
 			io.Copy(io.Discard, s)
 		})
 		if _, err := c.Dial(t.Context(), l.Addr().String()); err == nil {
-			t.Errorf("%s: a worker takes it for a coordinator", name)
+			t.Errorf("%s: a worker accepts the server as a coordinator", name)
 		} else if conf == nil && !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)
 		}
@@ -215,7 +215,7 @@ func TestUnprovenAreBounded(t *testing.T) {
 		t.Errorf("%d are let in", entered)
 	}
 	if !g.enter(addressOf(from{nil, &net.UnixAddr{Name: "s"}})) {
-		t.Error("a worker of this host is kept out by strangers")
+		t.Error("connections of other hosts keep out a worker of this host")
 	}
 }
 
@@ -244,7 +244,7 @@ func TestSilentStrangers(t *testing.T) {
 			nc.Write(b)
 			began := time.Now()
 			if _, err := io.Copy(io.Discard, nc); err != nil {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: io.Copy(io.Discard, nc) = %v, want nil", name, err)
 			}
 			if took := time.Since(began); took < GreetingLimit/2 {
 				t.Errorf("%s: cut after %v", name, took)
@@ -277,7 +277,7 @@ func TestHTTPS(t *testing.T) {
 			q := NewQueue()
 			d := newDoor(t, credentials(t, tt.o), func(ctx context.Context, v *Visitor) {
 				if !v.HTTP {
-					t.Error("a worker has come")
+					t.Error("Visitor.HTTP = false")
 				}
 				q.Offer(ctx, v)
 			})

@@ -57,8 +57,8 @@ type material struct {
 // Options holds the settings of Credentials.
 type Options struct {
 	Files Files // zero: the process makes its own certificate, which peers do not verify
-	// Bearer says that callers of the HTTP routes send a token, or need no
-	// authentication. Otherwise HTTPS callers need a certificate of Files.CA.
+	// Bearer: callers of the HTTP routes send a token or need no authentication.
+	// Otherwise HTTPS callers need a certificate of Files.CA.
 	Bearer bool
 	Log    *slog.Logger // nil: nothing is logged
 }
@@ -95,7 +95,7 @@ func (c *Credentials) current() *material {
 	m, err := read(c.files)
 	switch {
 	case err != nil && !c.failing:
-		c.log.Warn("the certificates of fleet.tls cannot be read; the former ones stay in use", "error", err)
+		c.log.Warn("the certificates of fleet.tls cannot be read; the former certificates stay in use", "error", err)
 	case err == nil && m.sum != c.now.sum:
 		c.log.Info("the certificates of fleet.tls have changed")
 		c.now = m
@@ -146,8 +146,8 @@ func ephemeral() (*material, error) {
 
 var errNoCertificate = errors.New("HTTPS needs fleet.tls.cert")
 
-// Server returns the TLS configuration of a coordinator, for the link and, with the
-// certificates of Files, for HTTPS. TLS uses no resumption and no early data.
+// Server returns the TLS configuration of a coordinator, for the link and for HTTPS.
+// HTTPS needs the certificates of Files. TLS uses no resumption and no early data.
 func (c *Credentials) Server() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, MaxVersion: tls.VersionTLS13,

@@ -46,7 +46,7 @@ func (c *Credentials) Secure(ctx context.Context, nc net.Conn, host string) (net
 	if err := t.HandshakeContext(ctx); err != nil {
 		nc.Close()
 		if noTLS := (tls.RecordHeaderError{}); errors.As(err, &noTLS) {
-			return nil, errors.New("the peer does not speak TLS: it is no coordinator, or one of an earlier version of the fleet's protocol")
+			return nil, errors.New("the peer does not use TLS: it is no coordinator, or one of an earlier version of the fleet's protocol")
 		}
 		return nil, fmt.Errorf("secure the link: %w", err)
 	}

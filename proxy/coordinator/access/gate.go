@@ -22,7 +22,7 @@ const (
 	ReasonTLS      = "tls"      // the handshake failed because of the version or a certificate
 	ReasonVersion  = "version"  // a worker of another version of the protocol
 	ReasonToken    = "token"    // the peer does not know the token
-	ReasonEpoch    = "epoch"    // the peer has known a later coordinator
+	ReasonEpoch    = "epoch"    // the peer has seen a later coordinator
 	ReasonProtocol = "protocol" // the peer uses another protocol
 )
 
@@ -30,9 +30,9 @@ const (
 	// After a logged refusal of an address, further refusals of this address are only
 	// counted for refusalEvery.
 	refusalEvery = 10 * time.Minute
-	// mostUnproven bounds the TCP connections that are not authenticated yet, of all
-	// addresses; mostUnprovenOfOne bounds those of one address. A host has at most 64
-	// workers.
+	// mostUnproven bounds the number of TCP connections from all addresses that are not
+	// authenticated yet. mostUnprovenOfOne bounds the number of such connections from one
+	// address. A host has at most 64 workers.
 	mostUnproven           = 512
 	mostUnprovenOfOne      = 128
 	longestError           = 200
@@ -72,7 +72,7 @@ func NewGate(o GateOptions) *Gate {
 type Visitor struct {
 	Conn  net.Conn // over TLS if the peer began a TLS handshake
 	Begun []byte   // bytes that have been read from Conn already
-	HTTP  bool     // the peer speaks HTTP; otherwise the peer sends a worker's greeting
+	HTTP  bool     // the peer uses HTTP; otherwise the peer sends a worker's greeting
 
 	gate *Gate
 	nc   net.Conn
@@ -115,7 +115,7 @@ func (g *Gate) Receive(ctx context.Context, nc net.Conn) *Visitor {
 }
 
 // Admit ends the limits of a connection that is authenticated. It returns false if ctx
-// has ended meanwhile. Then the connection is closed.
+// has ended in the meantime. Then the connection is closed.
 func (v *Visitor) Admit() bool {
 	v.gate.leave(v.from)
 	if !v.stop() {

@@ -32,7 +32,7 @@ func (q *Queue) Offer(ctx context.Context, v *Visitor) {
 	c := &httpConn{Conn: v.Conn, begun: v.Begun, queue: q}
 	if q.open.Add(1) > mostHTTP {
 		c.release()
-		v.Refuse(ReasonBusy, errors.New("too many connections speak HTTP"))
+		v.Refuse(ReasonBusy, errors.New("too many connections use HTTP"))
 		return
 	}
 	if !v.Admit() {

@@ -17,18 +17,18 @@ import (
 // epochFile is the name of the file that keeps the epoch.
 const epochFile = "epoch"
 
-// Alone is the election of a fleet with one coordinator and without etcd. A new process
-// leads at once, or when the process that it takes over from has ended its term. Safe for
-// concurrent use.
+// Alone is the election of a fleet with one coordinator and without etcd. The process
+// leads from Succeed on. A process that takes over from another process calls Succeed
+// after that process has resigned. Safe for concurrent use.
 type Alone struct {
 	e   *Election
 	dir *privatedir.Dir
 }
 
-// NewAlone returns the election of a coordinator that leads from Succeed on. dir has the
-// file that keeps the epoch. Nil: no file; later epochs are higher only by the clock.
-// Before Succeed, the leader is the one of the stored epoch, at the same address. Address,
-// Node and Log of o are used.
+// NewAlone returns the election of a coordinator that leads from Succeed on. dir contains
+// the file that stores the epoch. Nil: no file, and then only the clock makes later
+// epochs higher. Before Succeed, Standing names a leader with the stored epoch and the
+// address of this process. NewAlone uses Address, Node and Log of o.
 func NewAlone(o Options, dir *privatedir.Dir) *Alone {
 	a := &Alone{e: New(o), dir: dir}
 	if before := a.before(o.Log); before != 0 {
@@ -37,10 +37,10 @@ func NewAlone(o Options, dir *privatedir.Dir) *Alone {
 	return a
 }
 
-// Standing is as in Election.
+// Standing works as Election.Standing does.
 func (a *Alone) Standing() (Standing, <-chan struct{}) { return a.e.Standing() }
 
-// Resign is as in Election.
+// Resign works as Election.Resign does.
 func (a *Alone) Resign() { a.e.Resign() }
 
 // Run waits until ctx ends and then resigns.
@@ -76,7 +76,7 @@ func (a *Alone) before(log *slog.Logger) uint64 {
 		epoch, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	}
 	if err == nil && epoch == math.MaxUint64 {
-		err = errors.New("there is none above it")
+		err = errors.New("no higher epoch is possible")
 	}
 	if err != nil {
 		log.Warn("the last epoch is not known", "error", err)

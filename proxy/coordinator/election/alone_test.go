@@ -24,12 +24,12 @@ func TestAlone(t *testing.T) {
 	first := alone(dir)
 	s, changed1 := first.Standing()
 	if s != (Standing{}) {
-		t.Errorf("before it leads %+v", s)
+		t.Errorf("Standing before Succeed = %+v", s)
 	}
 	first.Succeed()
 	s, _ = first.Standing()
 	if !s.Leads || s.Leader.Epoch < now || s.Leader.Address != "unix:/f" || !changed(changed1) {
-		t.Errorf("it leads as %+v", s)
+		t.Errorf("Standing as leader = %+v", s)
 	}
 	// The clock was set back after the last start.
 	ahead := now + 1_000_000_000
@@ -38,17 +38,17 @@ func TestAlone(t *testing.T) {
 	}
 	second := alone(dir)
 	if s, _ := second.Standing(); s != (Standing{Leader: Leader{Address: "unix:/f", Epoch: ahead}}) {
-		t.Errorf("it follows %+v", s)
+		t.Errorf("Standing of the successor before Succeed = %+v", s)
 	}
 	second.Succeed()
 	if s, _ := second.Standing(); !s.Leads || s.Leader.Epoch != ahead+1 {
-		t.Errorf("it leads as %+v", s)
+		t.Errorf("Standing of the successor = %+v", s)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	second.Run(ctx)
 	if s, _ := second.Standing(); s.Leads {
-		t.Error("it leads after its end")
+		t.Error("the process leads after Run has ended")
 	}
 	left, err := dir.Names("", "")
 	if err != nil || len(left) != 1 {
@@ -70,7 +70,7 @@ func TestAloneWithoutAFile(t *testing.T) {
 		a := alone(dir)
 		a.Succeed()
 		if s, _ := a.Standing(); !s.Leads || s.Leader.Epoch < now || s.Leader.Epoch > now+10_000_000 {
-			t.Errorf("%s: %+v", name, s)
+			t.Errorf("%s: a.Standing() = %+v", name, s)
 		}
 	}
 	if text, err := os.ReadFile(precious); string(text) != "18446744073709551614" || err != nil {

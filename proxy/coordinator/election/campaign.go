@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
 
-// Run follows the leader's record until ctx ends. In a coordinator it also takes part in
-// the election: the first in line leads.
+// Run follows the leader's record until ctx ends. In a coordinator, Run also takes part
+// in the election: the first candidate in the queue leads.
 func (e *Election) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -24,16 +24,16 @@ func (e *Election) Run(ctx context.Context) {
 	e.follow(ctx)
 }
 
-// campaign waits in line and leads, one term after the other.
+// campaign waits in the queue and leads, one term after another.
 func (e *Election) campaign(ctx context.Context) {
-	defer e.Resign() // a process that has left the line does not lead
+	defer e.Resign() // a process that has left the queue does not lead
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.stands, cancel)()
 	var t trouble
 	var lease clientv3.LeaseID
 	for ctx.Err() == nil {
-		// This context outlives ctx, because leaving the line also needs etcd.
+		// The client's context outlives ctx, because leaving the queue also needs etcd.
 		e.withClient(context.WithoutCancel(ctx), &t, func(_ context.Context, client *clientv3.Client, t *trouble) error {
 			return e.term(ctx, client, &lease, t)
 		})
@@ -41,9 +41,11 @@ func (e *Election) campaign(ctx context.Context) {
 	}
 }
 
-// term waits in line and leads, until etcd says that the lease has run out (then lease is
-// nil), another coordinator leads, or ctx ends. A lease of an earlier term keeps its place
-// in line if etcd still has it: an etcd that was down has let no lease run out.
+// term waits in the queue and leads, until the lease is not renewed, another coordinator
+// leads, or ctx ends. If the lease is not renewed, *lease stays, and the next term asks
+// etcd whether the lease still exists. If it exists, the candidate keeps its place in the
+// queue: leases do not expire while etcd is down. In the other cases term revokes the
+// lease and sets *lease to NoLease.
 func (e *Election) term(ctx context.Context, client *clientv3.Client, lease *clientv3.LeaseID, t *trouble) error {
 	if err := e.hold(ctx, client, lease); err != nil {
 		return err
@@ -56,7 +58,8 @@ func (e *Election) term(ctx context.Context, client *clientv3.Client, lease *cli
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(session.Ctx(), func() { cancel(errLease) })()
-	// A candidate that leaves tells etcd, however long that takes.
+	// When ctx ends, line.Campaign removes the candidate from the queue and sets itself
+	// no time limit for that. Closing the client ends the attempt.
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(2*etcd.Timeout, func() { _ = client.Close() }) })()
 
 	line := concurrency.NewElection(session, e.prefix+"candidates")
@@ -64,7 +67,7 @@ func (e *Election) term(ctx context.Context, client *clientv3.Client, lease *cli
 		err = e.reign(ctx, client, line)
 	}
 	if errors.Is(context.Cause(ctx), errLease) {
-		return errLease // the next term checks that
+		return errLease // hold checks in the next term whether the lease still exists
 	}
 	session.Orphan()
 	*lease = clientv3.NoLease
@@ -74,13 +77,14 @@ func (e *Election) term(ctx context.Context, client *clientv3.Client, lease *cli
 	return err
 }
 
-// holdTimeout bounds the request for a lease. It is short, so that after an outage of etcd
-// the former leaders come back before their leases run out.
+// holdTimeout bounds the request for a lease. It is short, so that after an outage of
+// etcd the former leader renews its lease before it expires.
 const holdTimeout = time.Second
 
 var errLease = errors.New("the lease is not renewed")
 
-// hold makes sure that there is a lease: the one from before, or a new one.
+// hold sets *lease to a valid lease: the earlier lease if etcd still has it, otherwise a
+// new one.
 func (e *Election) hold(ctx context.Context, client *clientv3.Client, lease *clientv3.LeaseID) error {
 	ctx, cancel := context.WithTimeout(ctx, holdTimeout)
 	defer cancel()
@@ -122,8 +126,9 @@ func (e *Election) reign(ctx context.Context, client *clientv3.Client, line *con
 	}
 }
 
-// claim writes this process's record in place of the former leader's. It fails if the
-// place in line is lost or another process has written in the meantime.
+// claim replaces the former leader's record with the record of this process. claim fails
+// if this process has lost its place in the queue or another process has written the
+// record in the meantime.
 func (e *Election) claim(ctx context.Context, client *clientv3.Client, line *concurrency.Election) (Leader, error) {
 	ctx, cancel := context.WithTimeout(ctx, etcd.Timeout)
 	defer cancel()
@@ -139,7 +144,7 @@ func (e *Election) claim(ctx context.Context, client *clientv3.Client, line *con
 	}
 	own := e.next(before, time.Now())
 	if own == before {
-		return own, nil // etcd was down, and nobody has led since
+		return own, nil // etcd was down, and no other coordinator has led since
 	}
 	value, err := json.Marshal(own)
 	if err != nil {
@@ -155,15 +160,15 @@ func (e *Election) claim(ctx context.Context, client *clientv3.Client, line *con
 	return own, err
 }
 
-// next returns this process's record after the stored one. A leader after which nobody
-// else has led keeps its epoch.
+// next returns this process's record after the stored record before. A leader keeps its
+// epoch if no other coordinator has led since.
 func (e *Election) next(before Leader, now time.Time) Leader {
 	s, _ := e.Standing()
 	if s.Leads && s.Leader.Epoch >= before.Epoch {
 		return s.Leader
 	}
 	own := Leader{Address: e.o.Address, Node: e.o.Node, ID: e.id}
-	if before.ID == own.ID && before.Epoch >= s.Leader.Epoch { // the record was written, and the answer was lost
+	if before.ID == own.ID && before.Epoch >= s.Leader.Epoch { // etcd stored the record of this process, and the answer was lost
 		own.Epoch = before.Epoch
 		return own
 	}
@@ -171,7 +176,8 @@ func (e *Election) next(before Leader, now time.Time) Leader {
 	return own
 }
 
-// Next returns the epoch of a leader that begins at now, after a leader of epoch before.
+// Next returns the epoch of a leader that begins to lead at now. before is the highest
+// earlier epoch.
 func Next(before uint64, now time.Time) uint64 {
 	return max(before+1, uint64(max(now.UnixMilli(), 1)))
 }

@@ -1,23 +1,25 @@
-// Package election decides which coordinator of a fleet leads, and tells the workers. The
-// coordinators wait in line in etcd, each with a lease. The first in line writes the
-// leader's record, which workers and the other coordinators watch. The record outlives the
-// leader: a process that cannot reach etcd uses the last record that it has seen.
+// Package election decides which coordinator of a fleet leads, and publishes the decision
+// to the workers. The coordinators wait in a queue in etcd, each with a lease. The first
+// in the queue writes the leader's record. Workers and the other coordinators watch this
+// record. The record outlives the leader: a process that cannot reach etcd uses the last
+// record that it has seen.
 //
 // # Epochs
 //
-// The epoch of a leader is above all earlier ones. It is the Unix time in ms at which it
-// began to lead, or one more than the highest known epoch, whichever is larger. One
-// transaction compares the record and the place in line, so two leaders of one store never
-// have the same epoch. Because the epoch contains the time, it also grows if a store loses
-// its data, and in fleets that begin to use etcd. A count kept by the store would begin
-// again, and workers would refuse the lower epochs for ever.
+// The epoch of a leader is higher than all earlier epochs. It is the larger of two
+// numbers: the Unix time in ms at which the leader began to lead, and the highest known
+// epoch plus one. One transaction compares the record and the place in the queue, so two
+// leaders of one store never have the same epoch. Because the epoch contains the time, it
+// also grows if a store loses its data, and in fleets that begin to use etcd. A counter
+// in the store would restart at 1, and workers would refuse the lower epochs permanently.
 //
 // # Without etcd
 //
-// A leader whose lease has run out goes on to lead in its epoch until it sees the record
-// of a higher one: an outage of etcd is no reason to stop serving. It may then lead at the
-// same time as a leader that it does not see. Workers connect to the higher epoch, and the
-// two mint from different ranges of ids.
+// A leader with an expired lease continues to lead in its epoch until it reads a record
+// with a higher epoch: an outage of etcd is no reason to stop service. The old leader may
+// then lead at the same time as a new leader whose record it cannot read. Workers connect
+// to the leader with the higher epoch, and the two leaders mint from different ranges of
+// ids.
 package election
 
 import (
@@ -37,7 +39,7 @@ import (
 type Leader struct {
 	// Address is the address for workers and standbys: host:port or unix:path.
 	Address string `json:"address"`
-	// Epoch is above that of every earlier leader; 0: nobody has led yet.
+	// Epoch is higher than the epoch of every earlier leader; 0: there was no leader yet.
 	Epoch uint64 `json:"epoch"`
 	// Node is the name of its host, for operators.
 	Node string `json:"node"`
@@ -67,21 +69,23 @@ func parse(value []byte) (Leader, error) {
 type Options struct {
 	Etcd clientv3.Config // Context is set by Run
 	Name string          // of the fleet
-	// Address and Node are for this process's record. With an empty Address the process
-	// only follows, as a worker.
+	// Address and Node go into this process's record. With an empty Address the process
+	// only follows the leader, as a worker does.
 	Address, Node string
-	// Lease is how long this process leads without contact to etcd, in whole seconds.
+	// Lease is the TTL of the lease, in whole seconds. When a leader has had no contact
+	// with etcd for this time, another coordinator can become the leader.
 	Lease time.Duration
 	Log   *slog.Logger
 }
 
-// Standing is the leader, as far as it is known here.
+// Standing is the leader as this process knows it.
 type Standing struct {
-	Leader Leader // the last known; its epoch is 0 if none is
+	Leader Leader // the last known leader; Epoch 0: none is known
 	Leads  bool   // this process leads
 }
 
-// Election is the part of one process in the election. Safe for concurrent use.
+// Election is one process's view of the election and its candidacy. Safe for concurrent
+// use.
 type Election struct {
 	o      Options
 	id     uint64
@@ -95,7 +99,7 @@ type Election struct {
 	changed  chan struct{} // closed when standing changes
 }
 
-// New returns an election. Run starts it; before that nothing is known.
+// New returns an election. Run starts it; before Run, no leader is known.
 func New(o Options) *Election {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -114,8 +118,8 @@ func (e *Election) Standing() (s Standing, changed <-chan struct{}) {
 	return e.standing, e.changed
 }
 
-// Resign gives up the lead or the place in line for good; the next in line leads at once.
-// Run continues to follow.
+// Resign gives up the leadership or the place in the queue permanently. The next
+// coordinator in the queue leads at once. Run continues to follow the leader's record.
 func (e *Election) Resign() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -125,7 +129,7 @@ func (e *Election) Resign() {
 	}
 }
 
-// set stores the standing; mu is held.
+// set stores the standing and closes changed. The caller holds mu.
 func (e *Election) set(s Standing) {
 	if s == e.standing {
 		return
@@ -135,8 +139,8 @@ func (e *Election) set(s Standing) {
 	e.changed = make(chan struct{})
 }
 
-// saw handles a record from the store. It ignores the record of this process and those of
-// past epochs.
+// saw handles a record from the store. It ignores this process's own record and the
+// records of earlier epochs.
 func (e *Election) saw(l Leader) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -151,8 +155,8 @@ func (e *Election) saw(l Leader) {
 	e.set(Standing{Leader: l})
 }
 
-// lead notes that this process leads by a record that it wrote. False: a higher epoch has
-// been seen since, or this process has resigned.
+// lead notes that this process leads with the record l. False: this process has seen a
+// higher epoch in the meantime or has resigned.
 func (e *Election) lead(l Leader) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -55,14 +55,14 @@ func TestNextRecord(t *testing.T) {
 				e.saw(tt.seen)
 			}
 			if tt.leads != 0 && !e.lead(at(own, tt.leads)) {
-				t.Fatal("it does not lead")
+				t.Fatal("the process does not lead with its earlier epoch")
 			}
 			got := e.next(tt.before, began)
 			if got != at(own, tt.want) {
 				t.Errorf("%+v, want epoch %d", got, tt.want)
 			}
 			if !e.lead(got) {
-				t.Error("it does not lead by its own record")
+				t.Error("the process does not lead with its own record")
 			}
 		})
 	}
@@ -76,38 +76,38 @@ func TestStanding(t *testing.T) {
 	}
 	own := Leader{Address: "10.0.0.1:7000", Epoch: 100, Node: "a", ID: e.id}
 	if !e.lead(own) || !changed(first) {
-		t.Error("it does not lead")
+		t.Error("the process does not lead, or changed is not closed")
 	}
 	s, now := e.Standing()
 	if s != (Standing{Leader: own, Leads: true}) {
-		t.Errorf("%+v", s)
+		t.Errorf("e.Standing() = %+v", s)
 	}
 	past := Leader{Address: "x:1", Epoch: 100, ID: 9}
 	e.saw(own)
 	e.saw(past)
 	if !e.lead(own) || changed(now) {
-		t.Error("what is no news changes the standing")
+		t.Error("a repeated lead changes the standing")
 	}
 	next := Leader{Address: "x:1", Epoch: 101, ID: 9}
 	e.saw(next)
 	if s, _ := e.Standing(); s != (Standing{Leader: next}) || !changed(now) {
-		t.Errorf("it has not stepped down: %+v", s)
+		t.Errorf("the process still leads after a higher epoch: %+v", s)
 	}
 	if e.lead(own) {
-		t.Error("it leads by an epoch that is past")
+		t.Error("the process leads with an earlier epoch")
 	}
 	own.Epoch = 102
 	if !e.lead(own) {
-		t.Error("it does not lead again")
+		t.Error("the process does not lead again")
 	}
 	e.Resign()
 	e.Resign()
 	if s, _ := e.Standing(); s != (Standing{Leader: own}) {
-		t.Errorf("it has not resigned: %+v", s)
+		t.Errorf("Standing after Resign = %+v", s)
 	}
 	own.Epoch = 103
 	if e.lead(own) {
-		t.Error("it leads after it has resigned")
+		t.Error("the process leads after Resign")
 	}
 }
 

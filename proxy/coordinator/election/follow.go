@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	// readEvery is the time between two reads of the record during a watch. If the data of
-	// the store is replaced, a watch could stay silent for ever.
+	// readEvery is the time between two reads of the record during a watch. If an
+	// operator replaces the data of the store, a watch may never report a change.
 	readEvery = 10 * time.Second
-	// again is the pause before etcd is tried again. Each try has a client of its own,
-	// because a client that fails waits longer and longer before it dials.
+	// again is the pause before the next try to reach etcd. Each try uses a new client,
+	// because a failing client increases its pause before each dial.
 	again = 300 * time.Millisecond
 )
 
@@ -33,22 +33,22 @@ func (e *Election) follow(ctx context.Context) {
 
 // withClient runs do with a new client.
 func (e *Election) withClient(ctx context.Context, t *trouble, do func(context.Context, *clientv3.Client, *trouble) error) {
-	// Requests that do has left running end with the client's context.
+	// do may leave requests open. The end of this context ends them.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	o := e.o.Etcd
 	o.Context = ctx
-	client, err := clientv3.New(o) // with a password it asks for a token
+	client, err := clientv3.New(o) // if a password is set, New requests a token from etcd
 	if err == nil {
 		err = do(ctx, client, t)
-		_ = client.Close() // its error only says that
+		_ = client.Close() // the error only repeats that the context was cancelled
 	}
 	if ctx.Err() == nil {
 		t.note(e, err)
 	}
 }
 
-// watch reads the record and its changes, until an error ends it.
+// watch reads the record and its changes until an error occurs.
 func (e *Election) watch(ctx context.Context, client *clientv3.Client, t *trouble) error {
 	for {
 		revision, err := e.read(ctx, client)
@@ -62,7 +62,7 @@ func (e *Election) watch(ctx context.Context, client *clientv3.Client, t *troubl
 	}
 }
 
-// read handles the present record.
+// read handles the current record and returns its revision.
 func (e *Election) read(ctx context.Context, client *clientv3.Client) (revision int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, etcd.Timeout)
 	defer cancel()
@@ -76,7 +76,8 @@ func (e *Election) read(ctx context.Context, client *clientv3.Client) (revision 
 	return answer.Header.Revision, nil
 }
 
-// take handles a record. It ignores an unreadable one, which the next leader replaces.
+// take handles a record. take ignores an unreadable record, which the next leader
+// replaces.
 func (e *Election) take(kv *mvccpb.KeyValue) {
 	l, err := parse(kv.Value)
 	if err != nil {
@@ -86,8 +87,8 @@ func (e *Election) take(kv *mvccpb.KeyValue) {
 	e.saw(l)
 }
 
-// changes handles the changes of the record after a revision, until the record must be
-// read again.
+// changes handles the changes of the record after revision. It returns nil when the
+// record must be read again.
 func (e *Election) changes(ctx context.Context, client *clientv3.Client, revision int64) error {
 	return etcd.Follow(ctx, client, e.key(), revision, readEvery, func(batch clientv3.WatchResponse) {
 		for _, event := range batch.Events {
@@ -98,7 +99,7 @@ func (e *Election) changes(ctx context.Context, client *clientv3.Client, revisio
 	})
 }
 
-// trouble logs once that etcd does not answer, and once that it answers again.
+// trouble logs once when etcd stops answering, and once when etcd answers again.
 type trouble struct{ there bool }
 
 func (t *trouble) note(e *Election, err error) {
@@ -112,7 +113,7 @@ func (t *trouble) note(e *Election, err error) {
 	}
 }
 
-// pause waits, unless ctx ends before.
+// pause waits for d or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

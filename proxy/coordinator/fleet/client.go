@@ -1,6 +1,6 @@
-// Package fleet is the protocol between worker processes and the coordinator that
-// places for all of them: the coordinator's Server, a worker's Client, and Follow for a
-// coordinator that stands by.
+// Package fleet is the protocol between worker processes and the coordinator, which
+// places the requests of all workers. It has the coordinator's Server, a worker's Client,
+// and Follow for a standby coordinator.
 package fleet
 
 import (
@@ -31,10 +31,10 @@ type ClientOptions struct {
 	// It also holds the load of this worker's requests on them.
 	Fallback Substitute
 	Mirror   Numbers
-	// OnTopic receives what the coordinator publishes. It must be quick: an answer that
-	// names a new instance is handled after OnTopic has returned. value is valid until
-	// then. An error ends the connection, because later messages refer to what was
-	// published.
+	// OnTopic receives the values that the coordinator publishes. OnTopic must be quick:
+	// the client handles an answer that names a new instance only after OnTopic has
+	// returned. value is valid until then. An error ends the connection, because later
+	// messages refer to the published value.
 	OnTopic func(topic Topic, value []byte) error
 	// Admin answers the coordinator's requests to this worker's admin routes.
 	Admin http.Handler
@@ -55,8 +55,8 @@ type Substitute interface {
 	Lend(p *coordinator.Placement)
 }
 
-// Client is the Coordinator of a worker. It asks a Server in another process, and Fallback
-// while that does not answer. Safe for concurrent use.
+// Client is the Coordinator of a worker. It sends each Ask to a Server in another
+// process, and uses Fallback while the Server does not answer. Safe for concurrent use.
 type Client struct {
 	o       ClientOptions
 	self    peer                               // used by Run; least is the highest epoch that this worker has seen
@@ -121,7 +121,7 @@ func (c *Client) Run(ctx context.Context) {
 // connect connects once and serves the connection until it ends.
 func (c *Client) connect(ctx context.Context) error {
 	select {
-	case <-c.redial: // this dial is what Redial asked for
+	case <-c.redial: // this dial fulfils the request of Redial
 	default:
 	}
 	dialled, cancel := context.WithCancel(ctx)
@@ -135,7 +135,7 @@ func (c *Client) connect(ctx context.Context) error {
 	return c.serve(ctx, nc, epoch, process)
 }
 
-// leaveBy sets what Redial calls.
+// leaveBy sets the function that Redial calls to end the connection.
 func (c *Client) leaveBy(leave func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +158,7 @@ func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) 
 	return err
 }
 
-// enter makes s the session after it has told s's coordinator of every open lease.
+// enter sends every open lease to s's coordinator and then makes s the current session.
 func (c *Client) enter(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,7 +253,8 @@ func (c *Client) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Pl
 	return &g.Placement, nil
 }
 
-// ask asks the coordinator for a placement. errAway: the Fallback must place the request.
+// ask requests a placement from the coordinator. errAway: the Fallback must place the
+// request.
 func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scratch) (*granted, error) {
 	if a.Lookup.Done && a.Lookup.Process != s.process {
 		a.Lookup.Turn, a.Lookup.Process = unlooked(a.Lookup.Turn), s.process

@@ -30,12 +30,12 @@ import (
 //	worker:      length and encoded peer, proof
 //	coordinator: epoch, process, proof
 //
-// A proof is an HMAC-SHA256 of both nonces, of all that was sent before it, and of the
-// channel. Over TLS the channel is keying material that only the two ends of this
-// connection have (as in RFC 9266), so nobody between them can pass a proof on. The key is
-// derived from the token and the role. Before a peer has proven itself, the coordinator
-// sends nothing that depends on the token. A greeting without TLS is allowed on Unix
-// sockets only.
+// A proof is an HMAC-SHA256 of both nonces, of all earlier bytes, and of the channel.
+// Over TLS the channel is keying material that only the two ends of this connection have
+// (as in RFC 9266), so a host between them cannot forward a proof. The key is derived
+// from the token and the role. Before a peer has proven that it knows the token, the
+// coordinator sends nothing that depends on the token. A greeting without TLS is allowed
+// on Unix sockets only.
 const (
 	magic   = "\x00pdlink"
 	version = 3
@@ -54,8 +54,8 @@ const (
 )
 
 var (
-	errMagic   = errors.New("the peer does not speak the protocol of pdproxy's fleet")
-	errVersion = errors.New("the peer speaks another version of the fleet's protocol")
+	errMagic   = errors.New("the peer does not use the protocol of pdproxy's fleet")
+	errVersion = errors.New("the peer uses another version of the fleet's protocol")
 	errToken   = errors.New("the peer does not know the token")
 	errClear   = errors.New("the peer does not encrypt the connection")
 )
@@ -168,7 +168,8 @@ func readHello(r io.Reader, begun []byte) ([]byte, error) {
 	return b, nil
 }
 
-// greetCoordinator does the worker's part and returns what the coordinator sent.
+// greetCoordinator does the worker's part of the greeting and returns the coordinator's
+// epoch and process.
 func greetCoordinator(nc net.Conn, token []byte, self *peer) (epoch, process uint64, err error) {
 	p, err := newProver(nc, token)
 	if err != nil {
@@ -210,7 +211,7 @@ func greetCoordinator(nc net.Conn, token []byte, self *peer) (epoch, process uin
 func greetWorker(nc net.Conn, begun, token []byte, epoch, process uint64) (who peer, err error) {
 	theirs, err := readHello(nc, begun)
 	if errors.Is(err, errVersion) {
-		_, _ = nc.Write(hello()) // lets the peer log the version; the peer is refused in any case
+		_, _ = nc.Write(hello()) // the peer can then log the version; the peer is refused in any case
 	}
 	if err != nil {
 		return who, err

@@ -43,7 +43,7 @@ func FuzzGreeting(f *testing.F) {
 			t.Error("a stranger is a worker")
 		}
 		if n := s.sent.Len(); n != 0 && n != helloSize {
-			t.Errorf("a stranger is told %d bytes", n)
+			t.Errorf("an unauthenticated peer received %d bytes", n)
 		}
 		if _, _, err := greetCoordinator(saying(b), []byte(testToken), &self); err == nil {
 			t.Error("a stranger is a coordinator")

@@ -20,15 +20,15 @@ const (
 )
 
 // KeptTurn is KV that a decode engine retains after a turn, so that prefill can pull it
-// for the next turn. It is used once: decode frees it after a pull, or when told to forget
-// it.
+// for the next turn. It is used once: decode frees the KV after a pull, or when a call
+// tells decode to free it.
 type KeptTurn struct {
 	Holder engine.Target // the decode engine
 	Since  time.Time     // start of the holder's state; the holder has not restarted while this is unchanged
 	Host   string        // the host where prefill looks for it
 	Params []byte        // parameters for the pull by prefill
-	// Forget is the encoded call that makes the holder free the KV, for
-	// ServerOptions.OnForget or for the process that takes the turn.
+	// Forget is the encoded call that makes decode free the KV. ServerOptions.OnForget or
+	// the process that takes the turn sends it.
 	Forget []byte
 }
 
@@ -44,10 +44,10 @@ const (
 	TurnAway                   // the coordinator did not answer
 )
 
-// A turn is passed on by two calls: the first one shows it, the second one takes it.
-// Between the two nobody else gets it. If a message is lost, at least one side knows that
-// the KV must be freed. Both sides may free it, which does no harm. One side never frees
-// or pulls the KV while the other may pull it.
+// A worker gets a stored turn by two calls: the first call shows the turn, the second
+// call takes it. Between the two calls no other worker gets the turn. If a message is
+// lost, at least one side knows that the KV must be freed. Both sides may free the KV,
+// which does no harm. No side frees or pulls the KV while another side may pull it.
 
 // KeepTurn stores a turn at the coordinator, for the worker that gets the next turn.
 // False: it was not stored, and the caller must free the turn.
@@ -68,8 +68,8 @@ func (c *Client) KeepTurn(o conversation.OnShelf[*KeptTurn], now time.Time) bool
 		return false
 	}
 	m.out = wire.AppendUint(m.out[:0], number)
-	// Whatever the answer: the coordinator has the turn, or frees it when the connection
-	// has ended.
+	// The answer does not matter: the coordinator has the turn, or frees it when the
+	// connection has ended.
 	_, _ = s.hand(context.Background(), kindKept, m)
 	return true
 }
@@ -242,7 +242,7 @@ func (w *worker) kept(number uint64) bool {
 	return ok
 }
 
-// take answers a worker that asks for a turn.
+// take answers a worker that requests a turn.
 func (w *worker) take(r *reader) (answer []byte) {
 	number, scope, name := r.Uint(), string(r.Text()), string(r.Text())
 	w.ids = r.ids(w.ids[:0])
@@ -309,7 +309,8 @@ func (w *worker) untake(r *reader) {
 	w.mu.Unlock()
 }
 
-// forget frees the turns that were not taken when the connection ended.
+// forget frees the turns that the worker was shown and had not taken when the connection
+// ended.
 func (p passingTurns) forget(s *Server) {
 	for _, o := range p.kept {
 		s.forgetTurn(o.Value)
@@ -319,8 +320,8 @@ func (p passingTurns) forget(s *Server) {
 	}
 }
 
-// forgetTurn frees a turn that nobody will take. If its holder is gone, there is nothing
-// to free.
+// forgetTurn frees a turn that no worker will take. If the turn's decode engine has left,
+// there is nothing to free.
 func (s *Server) forgetTurn(value []byte) {
 	if k, err := readKept(bytes.Clone(value), s.own()); err == nil && !k.Holder.IsZero() && s.o.OnForget != nil {
 		s.o.OnForget(k)

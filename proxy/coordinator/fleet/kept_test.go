@@ -102,7 +102,7 @@ func (w *wired) turnOf(t testing.TB, name, forget string, ids ...uint32) convers
 func (w *wired) keeps(t *testing.T, c *Client, name, forget string, ids ...uint32) {
 	t.Helper()
 	if !c.KeepTurn(w.turnOf(t, name, forget, ids...), time.Now()) {
-		t.Fatalf("%s is not kept", forget)
+		t.Fatalf("KeepTurn of turn %s = false", forget)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 		other := w.another(t, nil)
 		w.keeps(t, w.client, "c", "1", 1, 2, 3)
 		if !other.NamesTurn(t.Context(), "m", "c") || other.NamesTurn(t.Context(), "n", "c") || other.NamesTurn(t.Context(), "m", "") {
-			t.Error("it goes by another name")
+			t.Error("the turn is found under another name")
 		}
 		w.finds(t, other, "", []uint32{1, 2, 4}, NothingKept, "")
 		k, found := other.TakeTurn(t.Context(), "m", "c", []uint32{1, 2, 3, 4})
@@ -143,7 +143,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 		f.want(t, "1", "2")
 		w.finds(t, w.client, "c", []uint32{1, 2, 3}, NothingKept, "")
 		if w.client.KeepTurn(w.turnOf(t, "", "3", make([]uint32, link.MostFrame/4)...), time.Now()) {
-			t.Error("more is kept than a frame holds")
+			t.Error("a turn larger than a frame is kept")
 		}
 		f.want(t, "1", "2")
 	})
@@ -163,7 +163,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 	})
 	bubble(t, "not at all", nil, func(t *testing.T, w *wired) {
 		if w.client.KeepTurn(w.turnOf(t, "c", "1", 1), time.Now()) {
-			t.Error("a coordinator that frees nothing keeps something")
+			t.Error("a coordinator without OnForget keeps a turn")
 		}
 	})
 }
@@ -178,14 +178,14 @@ func TestTurnsOfTheGone(t *testing.T) {
 		later(link.Linger)
 		f.want(t, "1")
 		if blind.KeepTurn(w.turnOf(t, "c", "2", 1, 2), time.Now()) {
-			t.Error("a turn of nobody is kept")
+			t.Error("a turn with an unknown decode target is kept")
 		}
 	})
 	turnsBubble(t, "to the coordinator", func(t *testing.T, w *wired, f *freed) {
 		d := w.Target(t, "d", 0)
 		wrong := w.another(t, func(o *ClientOptions) { o.Mirror = numbersOf{d.Instance: 999} })
 		if wrong.KeepTurn(w.turnOf(t, "c", "1", 1, 2), time.Now()) {
-			t.Error("a turn of nobody is kept")
+			t.Error("a turn with a wrong decode target is kept")
 		}
 		w.server.StandBy()
 		f.want(t)
@@ -201,7 +201,7 @@ func TestTurnsWithoutCoordinator(t *testing.T) {
 		later(time.Second)
 		began := time.Now()
 		if w.client.KeepTurn(w.turnOf(t, "c", "2", 1, 2), began) || w.client.NamesTurn(t.Context(), "m", "c") {
-			t.Error("kept by nobody knows whom")
+			t.Error("a turn is kept without a known coordinator")
 		}
 		w.finds(t, w.client, "c", []uint32{1, 2}, TurnAway, "")
 		if time.Since(began) != 0 {
@@ -231,17 +231,17 @@ func TestLateTurns(t *testing.T) {
 			// The reader of the link may still deliver one answer.
 			for n := uint32(0); w.client.KeepTurn(w.turnOf(t, "", fmt.Sprint(n), n), time.Now()); n++ {
 				if n > 2 {
-					t.Fatal("answered by one who cannot be heard")
+					t.Fatal("the coordinator answered through a cut connection")
 				}
 			}
 			if w.client.KeepTurn(w.turnOf(t, "", "after", 7, 7), time.Now()) {
-				t.Error("it is asked again")
+				t.Error("the suspect coordinator got another call")
 			}
 		})
 		w.idleTurns(t)
 		w.finds(t, w.client, "", []uint32{7, 7}, NothingKept, "")
 		if f.of("after") != 0 {
-			t.Error("what was the worker's is freed by the coordinator")
+			t.Error("the coordinator freed a turn of the worker")
 		}
 	})
 	turnsBubble(t, "shown to the worker", func(t *testing.T, w *wired, f *freed) {
@@ -261,7 +261,7 @@ func TestLateTurns(t *testing.T) {
 			}
 		})
 		if took > 1 {
-			t.Errorf("%d taken from one who cannot be heard", took)
+			t.Errorf("%d turns were taken through a cut connection", took)
 		}
 		w.idleTurns(t)
 		w.server.StandBy()
@@ -327,7 +327,7 @@ func TestTurnsOnTheWay(t *testing.T) {
 			f.want(t, "shown", "kept")
 			m.out = wire.AppendUint(m.out[:0], uint64(101))
 			if mine, err := s.hand(t.Context(), kindTook, m); mine {
-				t.Error("what was freed is the worker's", err)
+				t.Error("the worker got a turn that was freed", err)
 			}
 		})
 	}
@@ -388,7 +388,7 @@ func TestTurnsHammer(t *testing.T) {
 				} else if k, found := c.TakeTurn(t.Context(), "m", fmt.Sprint(r.IntN(names)), []uint32{id, 1}); found == TurnTaken {
 					taken.Add(1)
 					if _, again := pulled.LoadOrStore(string(k.Forget), true); again {
-						t.Errorf("turn %s is taken twice", k.Forget)
+						t.Errorf("turn %s was taken twice", k.Forget)
 					}
 				} else if k != nil {
 					refused.Store(string(k.Forget), true)
@@ -426,7 +426,7 @@ func TestTurnsHammer(t *testing.T) {
 		t.Errorf("%d of %d turns were neither taken nor freed", left, made.Load())
 	}
 	if taken.Load() == 0 {
-		t.Error("none was taken")
+		t.Error("no turn was taken")
 	}
 }
 
@@ -475,7 +475,7 @@ func FuzzTurns(f *testing.F) {
 		one.end()
 		s.forgetTurns()
 		if p := one.passing; len(p.kept)+len(p.taken) != 0 || !s.turns.Empty() {
-			t.Fatalf("%+v is left", p)
+			t.Fatalf("turns remain at the server: %+v", p)
 		}
 		for _, answer := range [][]byte{a, b} {
 			k, found, err := readTaken(answer, numbers)

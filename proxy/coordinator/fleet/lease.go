@@ -39,7 +39,7 @@ func (c *Client) keep(w *remoteLease, as remoteLease) {
 	}
 }
 
-// Forget takes the lease off the list.
+// Forget removes the lease from the list of open leases.
 func (w *remoteLease) Forget() {
 	c := w.client
 	c.mu.Lock()
@@ -91,7 +91,7 @@ func (w *remoteLease) Release() {
 	}
 }
 
-// Computed tells the coordinator what an engine reports of its cache.
+// Computed sends the coordinator an engine's report about its cache.
 func (w *remoteLease) Computed(c coordinator.CacheReport) {
 	if w.session == nil {
 		return

@@ -108,7 +108,7 @@ func (r *host) worker(t *testing.T, address, token string) *apart {
 	w.o.OnTopic = func(topic Topic, value []byte) error {
 		if topic == TopicMembership {
 			if !bytes.Contains(value, []byte(testKey)) {
-				t.Errorf("the worker is told %q", value)
+				t.Errorf("value %q of TopicMembership lacks the test key", value)
 			}
 			w.once.Do(func() { close(w.told) })
 		}
@@ -221,7 +221,7 @@ func (w *apart) connected(t *testing.T, r *host) {
 	until(t, w.Connected)
 	p, err := w.Place(t.Context(), placetest.NewAsk())
 	if err != nil || here(p) {
-		t.Fatalf("%v, %v", p, err)
+		t.Fatalf("w.Place(placetest.NewAsk()) = %v, %v", p, err)
 	}
 	p.Lease.Release()
 	until(t, func() bool { return r.Open() == 0 })
@@ -246,8 +246,8 @@ func TestNothingIsReadOnTheWay(t *testing.T) {
 	}
 }
 
-// TestRelayCannotPass: a relay that speaks TLS with both sides and forwards their
-// messages cannot connect a worker. The coordinator sends it only a nonce.
+// TestRelayCannotPass: a relay that uses TLS with both sides and forwards their messages
+// cannot connect a worker. The coordinator sends it only a nonce.
 func TestRelayCannotPass(t *testing.T) {
 	r := newHost(t, testToken)
 	certs, err := access.NewCredentials(access.Options{})
@@ -299,7 +299,7 @@ func TestStrangersGetNothingToGuessBy(t *testing.T) {
 			nc.CloseWrite()
 			got, _ := io.ReadAll(nc)
 			if len(got) != tt.want || tt.want > 0 && !bytes.Equal(got[:len(magic)+1], hello()[:len(magic)+1]) {
-				t.Errorf("the coordinator says %d bytes: %q", len(got), got)
+				t.Errorf("the coordinator sent %d bytes: %q", len(got), got)
 			}
 		})
 	}
@@ -337,7 +337,7 @@ func TestEarlierProtocol(t *testing.T) {
 	nc.Write(append(append([]byte(magic), 2), make([]byte, nonceSize)...))
 	got, _ := io.ReadAll(nc) // a worker of version 2 reads this much, and finds another version
 	if len(got) != helloSize || string(got[:len(magic)]) != magic || got[len(magic)] != version {
-		t.Errorf("a worker of version 2 is told %q", got)
+		t.Errorf("the coordinator's answer to a worker of version 2 = %q", got)
 	}
 	until(t, func() bool { return r.count(access.ReasonVersion) == 1 })
 	until(t, func() bool { return r.log.count("another version of the fleet's protocol: 2, this is 3") == 1 })
@@ -370,7 +370,7 @@ func TestNoClearGreetings(t *testing.T) {
 	var d net.Dialer
 	w.o.Dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", r.address) }
 	if err := w.connect(t.Context()); !errors.Is(err, errClear) {
-		t.Errorf("a worker says %v", err)
+		t.Errorf("error of the worker = %v, want errClear", err)
 	}
 	nc, err := net.Dial("tcp", r.address)
 	if err != nil {
@@ -379,7 +379,7 @@ func TestNoClearGreetings(t *testing.T) {
 	defer nc.Close()
 	nc.Write(append(hello(), make([]byte, 500)...))
 	if got, _ := io.ReadAll(nc); len(got) > 0 {
-		t.Errorf("the coordinator says %q", got)
+		t.Errorf("the coordinator sent %q, want nothing", got)
 	}
 	until(t, func() bool { return r.count(access.ReasonProtocol) == 1 })
 }

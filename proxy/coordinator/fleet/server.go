@@ -29,23 +29,23 @@ type ServerOptions struct {
 	// Token is the secret that workers must know; empty if only this user's processes can
 	// reach the listener.
 	Token []byte
-	// Epoch is the epoch of the term. A worker that has seen a higher one refuses this
+	// Epoch is the epoch of the term. A worker that has seen a higher epoch refuses this
 	// coordinator.
 	Epoch uint64
-	// Standby makes a Server that serves nobody before Lead.
+	// Standby: the Server accepts no workers before Lead.
 	Standby bool
-	// Homes answers a standby that asks for the homes of conversations; more: there is
-	// more to ask for. Nil: there are no standbys.
+	// Homes answers a standby that requests the homes of conversations. more: the standby
+	// should request the next part. Nil: there are no standbys.
 	Homes func(dst, question []byte) (answer []byte, more bool, err error)
 	// OnWorker is called before a worker's first frame is read, and after its last one.
 	OnWorker func(w WorkerRow, here bool)
 	// OnReport receives the reports of a worker in order. report is valid until it
 	// returns.
 	OnReport func(worker int, report []byte)
-	// OnOrphan receives the clean-ups that a dead worker had set by Lease.Owe, for each
-	// placement whose answer had not begun.
+	// OnOrphan receives the clean-ups that a worker had set by Lease.Owe before it died,
+	// for each placement whose answer had not begun.
 	OnOrphan func(cleanup []byte)
-	// OnForget receives turns that nobody will take, so that their KV is freed. Nil: no
+	// OnForget receives turns that no worker will take, and must free their KV. Nil: no
 	// turns are stored.
 	OnForget func(*KeptTurn)
 }
@@ -64,7 +64,7 @@ type Server struct {
 	last         int // number of the last worker; guarded by mu
 	workers      map[int]*worker
 	disconnected map[*worker]bool // processes that may reconnect within reconnectGrace; guarded by mu
-	term         *term            // nil while it stands by; guarded by mu
+	term         *term            // nil while the server is a standby; guarded by mu
 	topics       [topics][]byte   // the latest of each; guarded by mu
 }
 
@@ -224,13 +224,13 @@ const reconnectGrace = 2 * time.Second
 // overNetwork reports whether a connection can break while both its ends live.
 func overNetwork(nc net.Conn) bool { return nc.RemoteAddr().Network() == "tcp" }
 
-// runOrphanCleanups calls OnOrphan for the clean-ups of a worker whose connection broke,
-// unless its process reconnects within reconnectGrace: then the process lives, or has
-// registered its clean-ups again before it died. The end of ctx, which is the end of the
-// term, ends the wait: the worker may by then be connected to another coordinator. A
-// connection between processes of one host only breaks when a process dies, so the
-// clean-ups run at once. A connection over a network may break while both processes
-// live, so the engines' own time-outs free the blocks.
+// runOrphanCleanups calls OnOrphan for the clean-ups of a worker whose connection broke.
+// It does not if the worker's process reconnects within reconnectGrace: such a process
+// still runs, or has registered its clean-ups again before it died. ctx ends with the
+// term. The end of ctx ends the wait without a call: the worker may be connected to
+// another coordinator. A connection between processes of one host only breaks when a
+// process dies, so the clean-ups run at once. A connection over a network may break while
+// both processes live, so the engines' own time-outs free the blocks.
 func (s *Server) runOrphanCleanups(ctx context.Context, w *worker, orphans [][]byte, network bool) {
 	grace := time.NewTimer(reconnectGrace)
 	defer grace.Stop()

@@ -24,8 +24,8 @@ type session struct {
 	asked   sync.WaitGroup
 }
 
-// doubt makes the session suspect: after one late call the next would be late too, until
-// something arrives.
+// doubt marks the session as suspect. After one late call, the next calls would probably
+// be late too, until bytes arrive from the peer.
 func (s *session) doubt() { s.doubted.Store(s.link.Reads() + 1) }
 
 func (s *session) suspect() bool {

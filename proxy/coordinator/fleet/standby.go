@@ -22,9 +22,9 @@ type FollowOptions struct {
 // homesLimit is the time in which the leader must answer a standby.
 const homesLimit = 5 * time.Second
 
-// Follow connects a standby to the leader and calls run. run may ask for homes of
-// conversations until its ctx ends, which the end of the connection also causes. The error
-// says why the connection ended or was not made.
+// Follow connects a standby to the leader and calls run. run may request homes of
+// conversations until its ctx ends. The end of the connection also ends this ctx. The
+// error is the reason why the connection ended or was not made.
 func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, ask func(ctx context.Context, question []byte) ([]byte, error))) error {
 	self := newPeer(0, o.Node)
 	self.standby, self.least = true, o.Epoch

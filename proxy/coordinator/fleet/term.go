@@ -19,7 +19,7 @@ type term struct {
 	shadowed context.Context // ends the connections of standbys
 	leave    context.CancelCauseFunc
 	standbys sync.WaitGroup
-	frozen   atomic.Bool // the last worker is gone, so the next answers to standbys are final
+	frozen   atomic.Bool // the last worker has left, so the next answers to standbys are final
 }
 
 var errStoodDown = errors.New("the coordinator no longer leads")

@@ -109,7 +109,7 @@ func TestTerms(t *testing.T) {
 
 	early := w.Must(t, turn("early"))
 	if len(early.Fallbacks) != 1 || early.Fallbacks[0] != (coordinator.Fallback{What: "place", Reason: coordinator.ReasonCoordinator}) {
-		t.Fatalf("nobody leads, and it was placed by %v", early.Fallbacks)
+		t.Fatalf("fallbacks of a placement without a leader = %v", early.Fallbacks)
 	}
 	first.Lead(5)
 	w.connected(t)
@@ -142,7 +142,7 @@ func TestTerms(t *testing.T) {
 	}
 	first.StandBy()
 	if err := <-ended; !errors.Is(err, link.ErrLeft) {
-		t.Errorf("the standby was left with %v", err)
+		t.Errorf("error of the standby's connection = %v, want ErrLeft", err)
 	}
 	if n := first.Open(); n != 0 {
 		t.Errorf("%d leases of one that does not lead", n)
@@ -169,7 +169,7 @@ func TestTerms(t *testing.T) {
 	}
 	w.Arrived()
 	if second.Open() != 0 || first.Open() != 0 || client.o.Fallback.(placetest.Uncounted).Open() != 0 {
-		t.Errorf("%d, %d and %d leases are left", first.Open(), second.Open(), client.o.Fallback.(placetest.Uncounted).Open())
+		t.Errorf("%d, %d and %d leases remain", first.Open(), second.Open(), client.o.Fallback.(placetest.Uncounted).Open())
 	}
 }
 
@@ -195,18 +195,18 @@ func TestSplit(t *testing.T) {
 	for client.Connected() {
 		placetest.Pause(t)
 	}
-	if _, err := w.Place(t.Context(), placetest.NewAsk()); err != nil { // the worker places by itself
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); err != nil { // the worker's fallback places the request
 		t.Error(err)
 	}
 	err := Follow(t.Context(), FollowOptions{Dial: client.o.Dial, Epoch: 6}, func(context.Context, func(context.Context, []byte) ([]byte, error)) {
-		t.Error("it follows")
+		t.Error("Follow accepted a leader of an earlier term")
 	})
 	if !errors.Is(err, errFenced) {
 		t.Errorf("a standby that is to follow an earlier one: %v", err)
 	}
 	for seen := w.dials.Load(); w.dials.Load() < seen+3; { // at least two dials went to old and have ended
 		if old.Open() != 0 || len(old.Workers()) != 0 {
-			t.Fatal("it has gone back")
+			t.Fatal("the worker returned to the old coordinator")
 		}
 		placetest.Pause(t)
 	}

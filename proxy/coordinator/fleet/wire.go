@@ -8,8 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// The kinds of frames between a worker and the coordinator. They are messages of the
-// worker unless something else is said.
+// The kinds of frames between a worker and the coordinator. A kind without a note is a
+// message of the worker.
 const (
 	kindPlace    = iota + 1 // call of the worker: place a request
 	kindDone                // the prompt of a lease is computed
@@ -51,8 +51,8 @@ type Numbers interface {
 	Instance(uint32) *engine.Instance
 }
 
-// Package wire says how numbers, texts and lists are encoded. A target is the number of
-// its instance and its rank; no target is the number 0.
+// Package wire defines the encoding of numbers, texts and lists. A target is the number
+// of its instance and its rank; no target is the number 0.
 
 func appendHashes(dst []byte, blocks []kvindex.Hash) []byte {
 	dst = wire.AppendUint(dst, len(blocks))

@@ -307,8 +307,8 @@ func (h *heard) room(i int) {
 	}
 }
 
-// mostKept bounds the memory that is kept for the next Ask: blocks of a chain, and eighths
-// of the bytes of an answer.
+// mostKept bounds the memory that is kept for the next Ask, in blocks of a chain. For the
+// memory of an answer the bound is eight times as many bytes.
 const mostKept = 8 << 10
 
 // drop releases large memory and all references to the request.
@@ -351,8 +351,8 @@ func readAdoption(r *reader, n Numbers) (lease uint64, a coordinator.Adoption, o
 	return lease, a, r.Rest()
 }
 
-// The functions below limit values to what the other side accepts. Otherwise that side
-// would end the connection, and each later one for the same reason.
+// The functions below limit values to the range that the peer accepts. Otherwise the peer
+// would end this connection, and each later connection for the same reason.
 
 // mostMicros is the longest accepted duration, in µs.
 const mostMicros = int64(24 * time.Hour / time.Microsecond)

@@ -24,7 +24,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
-// In these benchmarks the coordinator is a process of its own: this test binary, started
+// In these benchmarks the coordinator is a separate process: this test binary, started
 // again. Workers reach it by a Unix socket ("wire") or TCP ("tcp"). CPU figures are for
 // both processes.
 
@@ -97,7 +97,7 @@ func coordinatorProcess(b *testing.B, network, fleet string) (address string, cp
 	line, err := bufio.NewReader(out).ReadString('\n')
 	address, serving := strings.CutPrefix(strings.TrimSpace(line), "serving ")
 	if !serving {
-		b.Fatalf("the coordinator says %q, %v", line, err)
+		b.Fatalf("output of the coordinator process = %q, %v", line, err)
 	}
 	return address, func() time.Duration { return ownCPU() + processCPU(b, cmd.Process.Pid) }
 }

@@ -102,7 +102,7 @@ func TestExtremes(t *testing.T) {
 		read := func(what string, a *coordinator.Ask) {
 			g, charge := &granted{}, new(coordinator.Charge)
 			if err := readReply(appendReply(nil, a, p, nil), placetest.NewAsk(), g, charge, numbers, make(names)); err != nil {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("%s: readReply = %v, want nil", what, err)
 			}
 			long := p.FirstByte < 0 || p.FirstByte > 24*time.Hour
 			if g.ID != p.ID || g.Policy != p.Policy || g.Matched != p.Matched || *charge != p.Lease.Charge() || g.Turn != a.Lookup.Turn ||
@@ -161,7 +161,7 @@ func TestExtremes(t *testing.T) {
 			}
 			lasts := o.Expires.Sub(now)
 			if kept := got.Expires.Sub(now); kept < 0 || kept > 24*time.Hour || lasts >= 0 && lasts <= 24*time.Hour && kept != lasts.Truncate(time.Microsecond) {
-				t.Errorf("%s: kept for %v", what, kept)
+				t.Errorf("%s: KV is kept for %v", what, kept)
 			}
 			if got.Scope != o.Scope || got.Name != o.Name || !slices.Equal(got.IDs, o.IDs) || turn.Host != k.Host || !turn.Since.Equal(k.Since) ||
 				!bytes.Equal(turn.Params, k.Params) || !bytes.Equal(turn.Forget, k.Forget) {
@@ -218,7 +218,7 @@ func TestExtremeMessages(t *testing.T) {
 			w.holds(t, 0)
 		}
 		if rows := w.server.Workers(); len(rows) != 1 || rows[0].Number != 1 {
-			t.Errorf("the worker has left in between: %+v", rows)
+			t.Errorf("the worker reconnected in between: %+v", rows)
 		}
 	})
 }
@@ -238,7 +238,7 @@ func TestLimitOfAPlan(t *testing.T) {
 			later(2 * link.Linger)
 		}
 		if rows := w.server.Workers(); len(rows) != 1 || rows[0].Number != 1 {
-			t.Errorf("the worker has left in between: %+v", rows)
+			t.Errorf("the worker reconnected in between: %+v", rows)
 		}
 	})
 }

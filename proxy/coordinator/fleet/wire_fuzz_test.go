@@ -82,7 +82,7 @@ func TestAsksAndAdoptions(t *testing.T) {
 	a := coordinator.Adoption{Prefill: w.Target(t, "p", 1), Decode: w.Target(t, "d", 0), ID: 7, Charge: coordinator.Charge{Prompt: 100, Queued: -1, Tokens: 110}}
 	r := newReader(appendAdoption(nil, 3, &a, numbers, []byte("owed")))
 	if lease, got, owed := readAdoption(&r, numbers); r.Failed() || lease != 3 || got != a || string(owed) != "owed" {
-		t.Errorf("%d %+v %q", lease, got, owed)
+		t.Errorf(`readAdoption(&r, numbers) = %d, %+v, %q, want 3, %+v, "owed"`, lease, got, owed, a)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestWhatIsNotKnown(t *testing.T) {
 		}
 		h := new(heard)
 		if err := h.read(b, few, make(names)); ok && (err != nil || h.lost || !h.Same.Decode.IsZero() || len(h.Excluded) != 0 || len(h.Within.Decode) != 0) {
-			t.Errorf("%s: %v, %+v", name, err, h.Ask)
+			t.Errorf("%s: h.read(b, few, make(names)) = %v, %+v", name, err, h.Ask)
 		}
 		if h.Within.Decode == nil && tt.a.Within.Decode != nil {
 			t.Errorf("%s: any instance will do", name)
@@ -122,7 +122,7 @@ func TestWhatIsNotKnown(t *testing.T) {
 	beyond := wire.AppendUint(wire.AppendUint(nil, p.ID), 1)
 	r := newReader(beyond)
 	if _, known := r.target(placetest.Same{Reg: w.Reg}); known || r.Failed() {
-		t.Error("a rank that the instance does not have is known")
+		t.Error("a rank that the instance does not have is accepted")
 	}
 }
 
@@ -158,7 +158,7 @@ func TestRepliesAreWhole(t *testing.T) {
 	if err := readReply(b, placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
 		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) ||
 		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || *charge != p.Lease.Charge() {
-		t.Errorf("%v: %+v", err, g.Placement)
+		t.Errorf("readReply = %v, %+v", err, g.Placement)
 	}
 	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {
 		if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, new(coordinator.Charge), placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
@@ -210,7 +210,7 @@ func FuzzWorker(f *testing.F) {
 		one.beside.Wait()
 		one.end()
 		if w.Open() != 0 || w.LiveIDs() != 0 {
-			t.Fatalf("%d leases, %d ids are left", w.Open(), w.LiveIDs())
+			t.Fatalf("%d leases and %d ids remain", w.Open(), w.LiveIDs())
 		}
 	})
 }
@@ -245,19 +245,19 @@ func TestNames(t *testing.T) {
 	known := make(names)
 	one := known.of([]byte("m"))
 	if unsafe.StringData(one) != unsafe.StringData(known.of([]byte("m"))) {
-		t.Error("a name that comes again is another text")
+		t.Error("a repeated name is not the stored text")
 	}
 	long := bytes.Repeat([]byte{'x'}, longestName+1)
 	if known.of(long) != string(long) || known.of(long[1:]) != string(long[1:]) {
 		t.Error("a long name is another one")
 	}
 	if _, kept := known[string(long)]; kept || len(known) != 2 {
-		t.Errorf("%d names are kept, a long one: %v", len(known), kept)
+		t.Errorf("%d names are stored; the long name: %v", len(known), kept)
 	}
 	for i := range 3 * mostNames {
 		name := fmt.Append(long[:100:100], i)
 		if known.of(name) != string(name) || len(known) > mostNames {
-			t.Fatalf("%d names are kept", len(known))
+			t.Fatalf("%d names are stored", len(known))
 		}
 	}
 }

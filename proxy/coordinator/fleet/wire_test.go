@@ -59,15 +59,15 @@ func TestConnectionLost(t *testing.T) {
 			}
 			w.pipes.fall(true)
 			lose(w)
-			later(2 * link.Linger) // nobody reads all the time
+			later(2 * link.Linger) // the peer does not read continuously
 			w.holds(t, 0)
 			if p.Requests() != 0 || d.Requests() != 0 || w.LiveIDs() != 0 {
-				t.Errorf("%d and %d requests, %d ids are left", p.Requests(), d.Requests(), w.LiveIDs())
+				t.Errorf("%d and %d requests and %d ids remain", p.Requests(), d.Requests(), w.LiveIDs())
 			}
 			ended.Lease.Release()
 			alone := w.Must(t, placetest.NewAsk())
 			if !here(alone) {
-				t.Error("placed by nobody knows whom")
+				t.Error("the fallback of a lone worker did not place the request")
 			}
 			w.pipes.fall(false)
 			later(time.Second)
@@ -80,7 +80,7 @@ func TestConnectionLost(t *testing.T) {
 			}
 			next := w.Must(t, placetest.NewAsk())
 			if here(next) {
-				t.Error("the coordinator is back, and is not asked")
+				t.Error("the coordinator is connected again, and the worker does not use it")
 			}
 			for _, p := range []*coordinator.Placement{computing, streaming, ended, alone, next} {
 				p.Lease.PrefillDone()
@@ -167,7 +167,7 @@ func TestLateAnswers(t *testing.T) {
 		w.holds(t, 2)      // the two leases that the worker placed; the late one was returned
 		third := w.Must(t, placetest.NewAsk())
 		if here(third) || third.Policy != "slow" {
-			t.Errorf("after a sign of life: %v by %q", third.Fallbacks, third.Policy)
+			t.Errorf("placement after a frame from the coordinator: fallbacks %v, policy %q", third.Fallbacks, third.Policy)
 		}
 		for _, p := range []*coordinator.Placement{first, second, third} {
 			p.Lease.Release()
@@ -183,7 +183,7 @@ func TestLateAnswers(t *testing.T) {
 			p := w.Must(t, placetest.NewAsk())
 			defer p.Lease.Release()
 			if n > 0 && !here(p) { // the first answer came before the connection became silent
-				t.Fatal("answered by one who cannot be heard")
+				t.Fatal("the coordinator answered through a cut connection")
 			}
 		}
 		if took := time.Since(began); took > 3*DefaultPatience {
@@ -244,7 +244,7 @@ func TestSlowPlacementsHoldUpNobody(t *testing.T) {
 		}
 		placing.Wait()
 		if took := time.Since(began); took >= 50*10*time.Millisecond {
-			t.Errorf("fifty at once took %v", took)
+			t.Errorf("fifty simultaneous requests took %v", took)
 		}
 		later(time.Second)
 		w.Idle(t)
@@ -304,7 +304,7 @@ func TestStrangers(t *testing.T) {
 		defer c.Close()
 		b := make([]byte, 16)
 		if _, err := io.ReadFull(c, b); err != nil || string(b) != "GET / HTTP/1.1\r\n" {
-			t.Errorf("%q, %v", b, err)
+			t.Errorf("%q: io.ReadFull(c, b) = %v, want nil", b, err)
 		}
 		l.Close()
 		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
@@ -333,7 +333,7 @@ func TestStrangers(t *testing.T) {
 				t.Error(err)
 			}
 			if took := time.Since(began); took > access.GreetingLimit {
-				t.Errorf("it was listened to for %v", took)
+				t.Errorf("the unauthenticated connection lasted %v", took)
 			}
 			if n := len(w.server.Workers()); n != 1 {
 				t.Errorf("%d workers", n)
@@ -360,7 +360,7 @@ func TestGarbageFromAWorker(t *testing.T) {
 			p := w.Must(t, placetest.NewAsk())
 			w.pipes.fall(true)
 			send(w.client.session.Load())
-			later(2 * link.Linger) // nobody reads all the time
+			later(2 * link.Linger) // the peer does not read continuously
 			w.holds(t, 0)
 			if n := len(w.server.Workers()); n != 0 {
 				t.Errorf("%d workers", n)
@@ -400,7 +400,7 @@ func TestTopics(t *testing.T) {
 		w.server.Publish(TopicMembership, []byte("c"))
 		expect("published", &heard, "1 a", "2 b", "1 c")
 		if !w.client.Report([]byte("x")) || !w.client.Report([]byte("y")) {
-			t.Error("nobody to report to")
+			t.Error("Report = false with a connection")
 		}
 		later(link.Linger)
 		expect("reports", &reports, "1 x", "1 y")
@@ -408,7 +408,7 @@ func TestTopics(t *testing.T) {
 		w.client.Redial()
 		later(time.Second)
 		if w.client.Report([]byte("z")) {
-			t.Error("reported to nobody")
+			t.Error("Report = true without a connection")
 		}
 		w.server.Publish(TopicLoads, []byte("d"))
 		w.pipes.fall(false)
@@ -416,8 +416,8 @@ func TestTopics(t *testing.T) {
 		expect("to one who comes later", &heard, "1 c", "2 d")
 		expect("workers", &came, "1 3 here true", "1 3 here false", "2 3 here true")
 	})
-	// A worker that cannot read a value disconnects and places by itself. It connects
-	// again until it can read the value.
+	// A worker that cannot read a value disconnects and places requests with its
+	// fallback. It connects again until it can read the value.
 	var strange atomic.Bool
 	bubble(t, "not understood", func(_ *ServerOptions, co *ClientOptions) {
 		co.OnTopic = func(Topic, []byte) error {
@@ -442,7 +442,7 @@ func TestTopics(t *testing.T) {
 		later(2 * time.Second)
 		p := w.Must(t, placetest.NewAsk())
 		if here(p) {
-			t.Error("the worker does not come back")
+			t.Error("the worker does not reconnect")
 		}
 		p.Lease.Release()
 		later(2 * link.Linger)
@@ -482,10 +482,10 @@ func TestAsk(t *testing.T) {
 	bubble(t, "admin", func(_ *ServerOptions, co *ClientOptions) { co.Admin = admin }, func(t *testing.T, w *wired) {
 		status, kind, body, err := w.server.Ask(t.Context(), 1, "POST", "/v1/exchanges?x=1", []byte("hi"))
 		if err != nil || status != 202 || kind != "application/json" || string(body) != "POST x=1 hi" {
-			t.Errorf("%d %q %q %v", status, kind, body, err)
+			t.Errorf(`w.server.Ask = %d, %q, %q, %v, want 202, "application/json", "POST x=1 hi", nil`, status, kind, body, err)
 		}
 		if status, _, body, err := w.server.Ask(t.Context(), 1, "GET", "/else", nil); err != nil || status != 200 || len(body) != 0 {
-			t.Errorf("%d %q %v", status, body, err)
+			t.Errorf(`w.server.Ask(1, "GET", "/else", nil) = %d, %q, %v`, status, body, err)
 		}
 		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET ", ":", nil); err != nil || status != 400 {
 			t.Errorf("a request that is none: %d %v", status, err)
@@ -506,12 +506,12 @@ func TestAsk(t *testing.T) {
 		}
 		synctest.Wait()
 		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/else", nil); err != nil || status != 200 && status != 503 {
-			t.Errorf("%d %v", status, err)
+			t.Errorf(`w.server.Ask(1, "GET", "/else", nil) = %d, %v`, status, err)
 		}
 	})
 	bubble(t, "none", nil, func(t *testing.T, w *wired) {
 		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/", nil); err != nil || status != 503 {
-			t.Errorf("%d %v", status, err)
+			t.Errorf(`w.server.Ask(1, "GET", "/", nil) = %d, %v, want 503, nil`, status, err)
 		}
 	})
 }
@@ -589,7 +589,7 @@ func TestOrphans(t *testing.T) {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
 			p := w.Must(t, placetest.NewAsk())
 			if !p.Lease.Owes() {
-				t.Fatal("nobody would pay")
+				t.Fatal("Owes = false with a coordinator")
 			}
 			p.Lease.Owe([]byte("free it"))
 			p.Lease.PrefillDone()
@@ -614,7 +614,7 @@ func TestOrphans(t *testing.T) {
 		w := newWorld(t, "p prefill", "d decode")
 		p := w.Must(t, placetest.NewAsk())
 		if p.Lease.Owes() {
-			t.Error("who would pay?")
+			t.Error("Owes = true without a coordinator")
 		}
 		p.Lease.Owe([]byte("free it"))
 		p.Lease.Release()
@@ -657,7 +657,7 @@ func TestStopAfterADeath(t *testing.T) {
 func (w *wired) stepDown(t *testing.T) {
 	began := time.Now()
 	if w.server.StandBy(); time.Since(began) >= settling {
-		t.Errorf("it took %v", time.Since(began))
+		t.Errorf("StandBy took %v", time.Since(began))
 	}
 }
 
@@ -728,7 +728,7 @@ func TestLeasesUnderFire(t *testing.T) {
 	w.connected(t)
 	w.Idle(t)
 	if w.client.open != nil {
-		t.Error("the worker keeps leases that have ended")
+		t.Error("the worker stores leases that have ended")
 	}
 	if n := w.client.o.Fallback.(placetest.Uncounted).Open(); n != 0 {
 		t.Errorf("the worker's own books have %d leases", n)

@@ -21,7 +21,7 @@ type worker struct {
 	number int
 	peer
 	since  time.Time
-	beside sync.WaitGroup // placements in goroutines of their own
+	beside sync.WaitGroup // placements, each in a separate goroutine
 
 	// Used by the connection's reader only.
 	names names

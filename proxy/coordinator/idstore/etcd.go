@@ -31,14 +31,15 @@ const tries = 8
 // its data has also lost the marks of live coordinators.
 const ahead = 24 * time.Hour
 
-// Etcd is the Store of several coordinators. Each has its own node number under a lease,
-// at PREFIX/nodes/N. The mark of a node stays at PREFIX/marks/N. It is raised by
-// compare-and-swap, and only while the node is held. So a coordinator that has lost its
-// node cannot reserve ids of it, and the next holder begins above the reserved blocks.
+// Etcd is the Store of several coordinators. Each coordinator has its own node number
+// under a lease, at PREFIX/nodes/N. The mark of a node is at PREFIX/marks/N, without a
+// lease. A coordinator raises the mark by compare-and-swap, and only while it holds the
+// node. So a coordinator that has lost its node cannot reserve ids of the node, and the
+// next holder begins above the reserved blocks.
 type Etcd struct {
 	etcd   clientv3.Config
 	prefix string
-	token  string // the value that marks a node as this process's
+	token  string // value of the node's key that identifies this process
 
 	mu      sync.Mutex
 	client  *clientv3.Client     // guarded by mu; nil before the first use
@@ -64,7 +65,7 @@ func (e *Etcd) Reserve(ctx context.Context, now time.Time, width time.Duration) 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.client == nil {
-		client, err := clientv3.New(e.etcd) // with a password it asks for a token
+		client, err := clientv3.New(e.etcd) // if a password is set, New requests a token from etcd
 		if err != nil {
 			return disaggid.Block{}, err
 		}
@@ -113,8 +114,8 @@ func (e *Etcd) hold(ctx context.Context) error {
 	return nil
 }
 
-// claim takes a node number: the one that was held before, or the next that is
-// free.
+// claim takes a node number: the number that this process had before, otherwise the next
+// free number.
 func (e *Etcd) claim(ctx context.Context, lease clientv3.LeaseID) error {
 	list, err := e.client.Get(ctx, e.prefix+"nodes/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
@@ -151,7 +152,7 @@ func (e *Etcd) claim(ctx context.Context, lease clientv3.LeaseID) error {
 	return fmt.Errorf("every node number below %snodes/ is taken", e.prefix)
 }
 
-// raise raises the mark of the node that is held; e.mu is held.
+// raise raises the mark of this process's node. The caller holds e.mu.
 func (e *Etcd) raise(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error) {
 	key := e.prefix + "marks/" + strconv.Itoa(e.node)
 	ours := clientv3.Compare(clientv3.Value(e.nodeKey()), "=", e.token)

@@ -34,16 +34,16 @@ func TestFileRaisesItsMark(t *testing.T) {
 	}
 	want := disaggid.Block{Node: 7, First: 2, Lines: 3, From: noon.UnixMilli(), Until: noon.UnixMilli() + 60_000}
 	if b := reserve(noon, time.Minute); b != want {
-		t.Errorf("%+v", b)
+		t.Errorf("reserve(noon, time.Minute) = %+v, want %+v", b, want)
 	}
 	want.From, want.Until = want.Until, want.Until+1000
 	if b := reserve(noon.Add(-10*time.Second), time.Second); b != want {
-		t.Errorf("%+v", b)
+		t.Errorf("reserve(noon.Add(-10*time.Second), time.Second) = %+v, want %+v", b, want)
 	}
 	later := noon.Add(time.Hour)
 	want.From, want.Until = later.UnixMilli(), later.UnixMilli()+1000
 	if b := reserve(later, time.Second); b != want {
-		t.Errorf("%+v", b)
+		t.Errorf("reserve(later, time.Second) = %+v, want %+v", b, want)
 	}
 	text, err := os.ReadFile(dir.Path(markFile))
 	if want := `{"mark":1772629201000}` + "\n"; err != nil || string(text) != want {
@@ -96,7 +96,7 @@ func TestFileRefuses(t *testing.T) {
 			}
 			_, err := NewFile(dir, lines).Reserve(t.Context(), noon, time.Minute)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%v, want %q", err, tt.want)
+				t.Errorf("NewFile(dir, lines).Reserve = %v, want %q", err, tt.want)
 			}
 			if text, _ := os.ReadFile(path); string(text) != tt.text {
 				t.Errorf("the file is %q", text)
@@ -136,7 +136,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := k.Source().Next(); ok {
-		t.Error("an id of nowhere")
+		t.Error("the source issued an id without a reserved range")
 	}
 	if err := os.Mkdir(dir.Name(), 0o700); err != nil {
 		t.Fatal(err)
@@ -152,11 +152,11 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	}
 	for holder := range disaggid.Holder(2) {
 		if _, ok := k.Grant(disaggid.Ask{Holder: holder}); !ok {
-			t.Error("what is reserved is not granted")
+			t.Error("Grant refused a range although ids are reserved")
 		}
 	}
 	if err := k.Tend(t.Context(), noon); err == nil {
-		t.Error("more was reserved nowhere")
+		t.Error("Tend reserved ids although the store does not work")
 	}
 	if _, ok := k.Grant(disaggid.Ask{Holder: 2}); ok {
 		t.Error("more was granted than reserved")
@@ -169,7 +169,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	}
 	r, ok := k.Grant(disaggid.Ask{Holder: 2})
 	if !ok || r.From != noon.UnixMilli()+1000 {
-		t.Errorf("%+v, %v", r, ok)
+		t.Errorf("k.Grant = %+v, %v", r, ok)
 	}
 	s, found, err := disaggid.FindRange(k.Table(), 2)
 	if !found || err != nil || s != r {
@@ -177,7 +177,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	}
 }
 
-// TestKeeperRuns: after a grant a keeper reserves new blocks by itself.
+// TestKeeperRuns: after a grant a keeper reserves new blocks without a call of Tend.
 func TestKeeperRuns(t *testing.T) {
 	k := NewKeeper(NewFile(privatedirtest.Open(t), lines), time.Millisecond, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -207,7 +207,7 @@ func TestFileFollowsNoLink(t *testing.T) {
 			t.Errorf("%s: a link is followed", name)
 		}
 		if text, err := os.ReadFile(victim); string(text) != "precious" || err != nil {
-			t.Errorf("%s: %q, %v", name, text, err)
+			t.Errorf(`%s: os.ReadFile(victim) = %q, %v, want "precious", nil`, name, text, err)
 		}
 	}
 }

@@ -28,17 +28,17 @@ type Store interface {
 // again.
 const tendEvery = time.Second
 
-// patience is the timeout of one reservation.
+// patience bounds the time of one reservation.
 const patience = 3 * time.Second
 
 // Keeper grants ranges of ids to the Source of its own process and to workers.
 //
-// A coordinator has a Keeper from its start, also as a standby. Its reserved ids are its
-// own for good, so a coordinator that no longer leads, or cannot reach etcd, may still
-// grant them. For each worker's report that is an encoded disaggid.Ask it calls Grant, and
-// publishes Table under fleet.TopicIDs; workers pass it to Source.ExtendBy. A worker has a
-// Source by disaggid.NewSource. It reports Source.Ask when it connects and then every
-// second, as long as Ask returns true.
+// A coordinator has a Keeper from its start, also as a standby. Reserved ids belong to
+// their coordinator permanently, so a coordinator that no longer leads, or cannot reach
+// etcd, may still grant them. For each worker's report that is an encoded disaggid.Ask,
+// the coordinator calls Grant. It publishes Table under fleet.TopicIDs. Workers pass the
+// table to Source.ExtendBy. A worker has a Source by disaggid.NewSource. It reports
+// Source.Ask when it connects and then every second, as long as Ask returns true.
 type Keeper struct {
 	store  Store
 	ranges *disaggid.Ranges
@@ -46,8 +46,8 @@ type Keeper struct {
 	log    *slog.Logger
 	low    chan struct{} // holds 1; something has been granted
 
-	mu   sync.Mutex // one reservation at a time
-	away bool       // guarded by mu; the last one failed
+	mu   sync.Mutex // allows one reservation at a time
+	away bool       // the last reservation failed; guarded by mu
 }
 
 // NewKeeper returns a keeper of ranges of the given width, which is disaggid.Width except
@@ -62,8 +62,8 @@ func NewKeeper(store Store, width time.Duration, log *slog.Logger) *Keeper {
 // Source returns the source of this process, always the same.
 func (k *Keeper) Source() *disaggid.Source { return k.own }
 
-// Grant returns the range for a worker that asks. False: nothing is left until the Store
-// answers; the worker asks again.
+// Grant returns a range for a worker's request. False: no range is left until the Store
+// answers; the worker repeats its request.
 func (k *Keeper) Grant(a disaggid.Ask) (disaggid.Range, bool) {
 	r, ok := k.ranges.Grant(a)
 	select {
@@ -77,7 +77,7 @@ func (k *Keeper) Grant(a disaggid.Ask) (disaggid.Range, bool) {
 func (k *Keeper) Table() []byte { return k.ranges.AppendTable(nil) }
 
 // Tend reserves ids if few are left, and gives its own Source a range. After an error of
-// the Store everything that was granted stays valid.
+// the Store, all granted ranges stay valid.
 func (k *Keeper) Tend(ctx context.Context, now time.Time) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -6,15 +6,15 @@ import "encoding/binary"
 type class uint8
 
 const (
-	beat    class = iota // a sign of life
+	beat    class = iota // a heartbeat
 	message              // a frame without an answer
 	call                 // a frame with an answer of the same number
 	answer
 	bye // the last frame of a side that leaves
 )
 
-// frame is one frame: the length of the rest (4 bytes, little-endian), class,
-// kind, number (4 bytes), payload.
+// frame is one frame. On the wire: the number of bytes that follow (4 bytes,
+// little-endian), class (1), kind (1), number (4, little-endian), payload.
 type frame struct {
 	class   class
 	kind    uint8 // chosen by the handlers
@@ -22,8 +22,8 @@ type frame struct {
 	payload []byte
 }
 
-// headSize is the size of a frame before its payload. headRest is the part of it that the
-// length counts.
+// headSize is the number of bytes before the payload. headRest is the part of headSize
+// that the length field counts.
 const (
 	headSize = 4 + headRest
 	headRest = 1 + 1 + 4
@@ -36,8 +36,8 @@ func appendFrame(dst []byte, what class, kind uint8, number uint32, payload []by
 	return append(dst, payload...)
 }
 
-// parse reads the first frame of b, whose payload aliases b. Size 0: the frame is not
-// complete.
+// parse reads the first frame of b. The payload aliases b. Size 0: b does not contain a
+// complete frame.
 func parse(b []byte) (f frame, size int, err error) {
 	if len(b) < headSize {
 		return frame{}, 0, nil
@@ -60,8 +60,9 @@ func parse(b []byte) (f frame, size int, err error) {
 	return f, size, nil
 }
 
-// keepRest returns the unused end of in, with room for the next read. The memory for a
-// large frame grows as its bytes arrive, not when its length does.
+// keepRest returns the bytes of in after the first used bytes, with capacity for the next
+// read. The memory for a large frame grows as the bytes arrive, because a peer could
+// announce a length that it never sends.
 func keepRest(in []byte, used int) []byte {
 	rest := in[used:]
 	switch {

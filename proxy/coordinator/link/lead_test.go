@@ -55,7 +55,7 @@ func TestCallersRead(t *testing.T) {
 					for n := range 500 {
 						want := fmt.Sprint(g, n)
 						if got, err := a.conn.Call(t.Context(), 1, []byte(want), nil, time.Hour); err != nil || string(got) != want {
-							t.Errorf("%q, %v, want %q", got, err, want)
+							t.Errorf("a.conn.Call = %q, %v, want %q", got, err, want)
 						}
 					}
 				})
@@ -69,11 +69,11 @@ func TestCallersRead(t *testing.T) {
 		time.Sleep(2 * Linger)
 		synctest.Wait()
 		if got := a.heard(); !slices.Equal(got, []string{"5 news"}) {
-			t.Errorf("heard %q", got)
+			t.Errorf("messages %q, want one", got)
 		}
 		time.Sleep(time.Minute)
 		if got := reading(a); got != ofRun {
-			t.Errorf("%d reads when nobody has called for a minute", got)
+			t.Errorf("reader %d a minute after the last call, want Run's goroutine", got)
 		}
 		if a.conn.Err() != nil || b.conn.Err() != nil {
 			t.Error(a.conn.Err(), b.conn.Err())
@@ -112,14 +112,14 @@ func TestLeadersGiveUp(t *testing.T) {
 					t.Error(err)
 				}
 				if took := time.Since(began); took > 10*time.Millisecond+2*Linger {
-					t.Errorf("it took %v", took)
+					t.Errorf("the call took %v", took)
 				}
 				if got := reading(a); got != ofRun {
 					t.Errorf("%d reads", got)
 				}
 				for range 3 {
 					if got, err := a.conn.Call(t.Context(), 1, []byte("x"), nil, time.Hour); err != nil || string(got) != "x" {
-						t.Errorf("%q, %v", got, err)
+						t.Errorf(`a.conn.Call(1, []byte("x"), nil, time.Hour) = %q, %v, want "x", nil`, got, err)
 					}
 				}
 				second.Wait()
@@ -238,7 +238,7 @@ func TestCallsWhileThePeerDoesNotRead(t *testing.T) {
 							t.Errorf("begun after %v: %v, want %v", call.after, err, call.want)
 						}
 						if took := time.Since(began); took < call.takes || took > call.takes+2*Linger {
-							t.Errorf("begun after %v: it took %v", call.after, took)
+							t.Errorf("call begun after %v took %v", call.after, took)
 						}
 					})
 				}
@@ -291,7 +291,7 @@ func TestTheEndWaitsForLeaders(t *testing.T) {
 				}
 				select {
 				case err := <-a.end:
-					t.Errorf("Run has returned %v beside the handler", err)
+					t.Errorf("Run returned %v while the handler still runs", err)
 				default:
 				}
 				close(goOn)
@@ -300,7 +300,7 @@ func TestTheEndWaitsForLeaders(t *testing.T) {
 				}
 				calling.Wait()
 				if got := a.heard(); !slices.Equal(got, []string{"6 ", "7 "}) {
-					t.Errorf("heard %q", got)
+					t.Errorf("handled messages %q", got)
 				}
 			})
 		})

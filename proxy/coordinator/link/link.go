@@ -1,13 +1,15 @@
-// Package link is one connection between a worker and its coordinator. It carries frames:
-// calls of either side, which may wait for their answers at the same time, and messages
-// without an answer. Frames arrive in the order in which they were sent. The package does
-// not know their content.
+// Package link implements one connection between a worker and its coordinator. The
+// connection carries frames. A frame is a call, an answer, or a message without an
+// answer. Either side may make calls, and several calls may be open at the same time.
+// Frames arrive in the order in which a side sent them. The package does not interpret
+// the payloads.
 //
-// A sender of an urgent frame writes to the socket itself, unless another goroutine is
-// writing: then that goroutine writes the frame too. So a single call costs one write, and
-// under load many calls share one. No sender waits for the peer to read: a goroutine of
-// the connection writes what the socket does not accept at once. In the same way a single
-// caller reads its answer itself, so that no other goroutine must be woken.
+// The sender of an urgent frame writes the frame to the socket. If another goroutine is
+// writing at that moment, that goroutine writes the frame instead. Therefore a single
+// call needs one write, and under load many calls share one write. A sender never waits
+// for the peer to read: if the socket does not accept all bytes at once, a goroutine of
+// the connection writes the remaining bytes. Similarly, a single caller reads its own
+// answer from the socket, so that the scheduler need not wake another goroutine.
 package link
 
 import (
@@ -24,51 +26,56 @@ import (
 )
 
 const (
-	// Beat is the interval of the signs of life. A peer counts as dead after Silence beats
-	// without a frame. Beats are counted, not time, so that a process that was stopped
-	// does not take its peer for dead.
+	// Beat is the interval of heartbeats. The connection ends after Silence beats without
+	// a byte from the peer. The connection counts its own beats instead of time.
+	// Otherwise a process that was suspended would regard its peer as dead when the
+	// process resumes.
 	Beat    = time.Second
 	Silence = 3
-	// Linger is the longest time that a frame that is not urgent waits for others, and the
-	// precision of the limits of calls. A goroutine looks after them at this interval,
-	// because a timer for each would cost more.
+	// Linger is the longest time that a frame that is not urgent waits for other frames.
+	// Linger is also the precision of the time limits of calls. One goroutine (tend)
+	// checks frames and calls at this interval, because one timer per call would cost
+	// more.
 	Linger = 2 * time.Millisecond
-	// restful is the number of looks without work after which the goroutine rests.
+	// restful is the number of checks without work after which tend stops the checks.
 	restful = 50
 	// MostFrame is the largest payload of a frame.
 	MostFrame = 16 << 20
 	// mostWaiting bounds the bytes that wait to be written.
 	mostWaiting = 2 * MostFrame
-	// mostRounds bounds how often in a row a sender writes the frames of others.
+	// mostRounds bounds how often in a row one sender writes frames of other senders.
 	mostRounds = 4
 	// usualBuffer is the usual size of a read.
 	usualBuffer = 64 << 10
-	// keptBuffer is the largest buffer that is kept for the next frames.
+	// keptBuffer is the largest buffer, in bytes, that the connection reuses for later
+	// frames.
 	keptBuffer = 256 << 10
-	// farewell is how long a closed connection may take to write its rest.
+	// farewell bounds the time in which a closed connection writes its last frames.
 	farewell = 200 * time.Millisecond
 )
 
-// Why a connection ended or a call failed.
+// Reasons why a connection ended or a call failed.
 var (
 	ErrLeft   = errors.New("link: the peer has left")
-	ErrGone   = errors.New("link: the peer closed the connection without a farewell") // the peer has died: a live peer says that it leaves
+	ErrGone   = errors.New("link: the peer closed the connection without a farewell") // the peer's process has died: a running peer sends a bye frame before it closes
 	ErrSilent = errors.New("link: the peer sends no sign of life")
 	ErrBehind = errors.New("link: the peer does not read")
-	ErrLate   = errors.New("link: no answer in time") // of a call; the connection stays
-	ErrSize   = errors.New("link: frame too large")   // of what was to be sent; the connection stays
+	ErrLate   = errors.New("link: no answer in time") // of a call; the connection stays open
+	ErrSize   = errors.New("link: frame too large")   // of a frame to send; the connection stays open
 	// ErrGarbage matches every error of malformed bytes.
 	ErrGarbage = errors.New("link: malformed bytes")
 )
 
-// Handler handles the peer's frames, one at a time. Nothing else is read in the meantime.
-// The goroutine that reads calls it, which may be a caller that waits for its answer. A
-// payload is valid until the method returns. An error ends the connection.
+// Handler handles the peer's frames, one at a time. The connection reads no other frame
+// in the meantime. The goroutine that reads calls the Handler. This goroutine may be a
+// caller that waits for its answer. A payload is valid until the method returns. An error
+// ends the connection.
 type Handler interface {
 	// Message handles a message of the peer.
 	Message(kind uint8, payload []byte) error
-	// Call handles a call of the peer. Conn.Answer answers it: from the handler, so that
-	// the answers to all frames of one read are sent together, or later.
+	// Call handles a call of the peer. Conn.Answer answers the call, from the handler or
+	// later. The connection sends all answers together that the handler gives for the
+	// frames of one read.
 	Call(number uint32, kind uint8, payload []byte) error
 }
 
@@ -81,53 +88,53 @@ type Conn struct {
 	raw     syscall.RawConn // nil: only writeRests writes
 	single  bool            // Go runs on one processor
 	reads   atomic.Uint64
-	wake    chan struct{} // tells writeRests that it writes now
-	stir    chan struct{} // tells tend that there is something to look after
+	wake    chan struct{} // tells writeRests that writeRests is the writer now
+	stir    chan struct{} // tells tend to start the checks of lookAfter
 	ended   chan struct{} // closed with err
 	pool    sync.Pool     // of *pending
 	began   time.Time
-	ticked  atomic.Int64 // the last beat, since began
-	resumed atomic.Int64 // the last beat that was late because this process was stopped; 0: none
+	ticked  atomic.Int64 // time of the last beat, measured from began
+	resumed atomic.Int64 // time of the last beat that was late because this process was suspended, measured from began; 0: none
 
 	mu      sync.Mutex
 	out     []byte              // frames that wait; guarded by mu
 	spare   []byte              // memory for the next out; guarded by mu
 	writing bool                // a goroutine writes and owns rest, unsealed and try; guarded by mu
-	wrote   bool                // since the last beat; guarded by mu
-	active  bool                // tend runs its looks; guarded by mu
-	looks   uint64              // looks so far; guarded by mu
-	vain    int                 // looks without work in a row; guarded by mu
+	wrote   bool                // a frame was written since the last beat; guarded by mu
+	active  bool                // tend runs lookAfter every Linger; guarded by mu
+	looks   uint64              // number of runs of lookAfter; guarded by mu
+	vain    int                 // number of runs of lookAfter without work in a row; guarded by mu
 	calls   map[uint32]*pending // guarded by mu
 	last    uint32              // number of the last call; guarded by mu
-	err     error               // why it ended; guarded by mu
-	leaving error               // why it ends after everything is written; guarded by mu
+	err     error               // why the connection ended; guarded by mu
+	leaving error               // why the connection ends after all frames are written; guarded by mu
 	lost    error               // why nothing can be written any more; guarded by mu
 
-	rest     []byte // being written, encrypted if tls is set
+	rest     []byte // bytes being written, encrypted if tls is set
 	unsealed error  // why TLS did not encrypt the rest
 	try      attempt
 
 	in     []byte        // bytes that were read; owned by the reader
-	deaf   bool          // frames are no longer handled; owned by the reader
-	resume chan struct{} // tells Run's goroutine that it reads again
-	reader reader        // who reads; guarded by mu
+	deaf   bool          // the reader handles no more frames; owned by the reader
+	resume chan struct{} // tells Run's goroutine to read again
+	reader reader        // which goroutine reads; guarded by mu
 	leader *pending      // call of the caller that reads; guarded by mu
 	kicked bool          // the deadline of reads has passed; guarded by mu
-	timed  bool          // there were calls with a limit recently; guarded by mu
-	seen   uint64        // reads at the last look; guarded by mu
+	timed  bool          // there was a call with a time limit recently; guarded by mu
+	seen   uint64        // value of reads at the last run of lookAfter; guarded by mu
 }
 
 // pending is a call that waits for its answer.
 type pending struct {
 	done   chan struct{}
-	until  uint64 // the look at which it times out; 0: no limit
+	until  uint64 // value of Conn.looks at which the call times out; 0: no limit
 	ctx    context.Context
 	answer []byte
 	err    error
 }
 
-// New returns a connection over nc, which it owns. A *TLS must have completed its
-// handshake. Run starts the connection.
+// New returns a connection over nc and owns nc. If nc is a *TLS, its handshake must be
+// complete. Run starts the connection.
 func New(nc net.Conn, h Handler) *Conn {
 	c := &Conn{
 		handler: h, single: runtime.GOMAXPROCS(0) == 1, began: time.Now(),
@@ -146,8 +153,9 @@ func New(nc net.Conn, h Handler) *Conn {
 	return c
 }
 
-// Run serves the connection until it or ctx ends, and returns the reason. After that all
-// its goroutines have ended, no handler runs, and all calls have an answer or an error.
+// Run serves the connection until the connection or ctx ends, and returns the reason.
+// When Run returns, all goroutines of the connection have ended, no handler runs, and all
+// calls have an answer or an error.
 func (c *Conn) Run(ctx context.Context) error {
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -172,11 +180,11 @@ func (c *Conn) Err() error {
 	return c.err
 }
 
-// Reads returns how often bytes arrived from the peer.
+// Reads returns the number of reads that returned bytes from the peer.
 func (c *Conn) Reads() uint64 { return c.reads.Load() }
 
-// Close tells the peer that this side leaves, and ends the connection; a peer that does
-// not read gets a short time. Close does not wait for Run.
+// Close sends the peer a bye frame and ends the connection. If the peer does not read,
+// Close ends the connection after 200 ms. Close does not wait for Run.
 func (c *Conn) Close(reason error) {
 	c.mu.Lock()
 	if c.err != nil || c.leaving != nil {
@@ -194,8 +202,8 @@ func (c *Conn) Close(reason error) {
 	c.flush()
 }
 
-// fail ends the connection; the first reason counts. The peer is not told, because it has
-// gone or does not read. Close is for a peer that may be alive.
+// fail ends the connection. Only the first reason is stored. fail sends no bye frame,
+// because the peer has left or does not read. Close is for a peer that may still read.
 func (c *Conn) fail(reason error) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -217,13 +225,13 @@ func (c *Conn) fail(reason error) {
 	}
 }
 
-// Send sends a message. If it is not urgent, it may wait up to Linger for other frames.
-// The error is ErrSize or why the connection has ended.
+// Send sends a message. A message that is not urgent may wait up to Linger for other
+// frames. The error is ErrSize or the reason why the connection has ended.
 func (c *Conn) Send(kind uint8, payload []byte, urgent bool) error {
 	return c.put(message, kind, 0, payload, urgent)
 }
 
-// Answer answers a call of the peer. Outside of the handler, Flush must follow.
+// Answer answers a call of the peer. A caller outside the handler must then call Flush.
 func (c *Conn) Answer(number uint32, payload []byte) error {
 	return c.put(answer, 0, number, payload, false)
 }
@@ -234,9 +242,10 @@ func (c *Conn) Flush() {
 	c.flush()
 }
 
-// Call sends a call and appends its answer to dst. It returns early if ctx ends (with its
-// cause), the connection ends, or limit has passed (ErrLate; 0: no limit). A late answer
-// is dropped.
+// Call sends a call and appends the answer to dst. Call returns an error if ctx ends (the
+// cause of ctx), if the connection ends (the reason), or after limit (ErrLate; 0: no
+// limit). The connection drops an answer that arrives later. The end of ctx takes effect
+// within Linger.
 func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit time.Duration) ([]byte, error) {
 	if len(payload) > MostFrame {
 		return dst, ErrSize
@@ -261,7 +270,7 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 	behind := len(c.out) > mostWaiting
 	c.flushSoon()
 	if behind {
-		c.Close(ErrBehind) // p hears of it
+		c.Close(ErrBehind) // Close ends p with an error
 	}
 
 	var err error
@@ -280,7 +289,8 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 	return dst, err
 }
 
-// forget removes a call that nobody waits for; nil: its answer has arrived.
+// forget removes a call whose caller stops waiting and returns why. It returns nil if the
+// answer has already arrived.
 func (c *Conn) forget(number uint32, p *pending, why error) error {
 	c.mu.Lock()
 	waits := c.calls[number] == p
@@ -295,7 +305,8 @@ func (c *Conn) forget(number uint32, p *pending, why error) error {
 	return why
 }
 
-// over returns why nothing can be sent; c.mu is held.
+// over returns why the connection cannot send frames, nil if it can. The caller holds
+// c.mu.
 func (c *Conn) over() error {
 	switch {
 	case c.err != nil:

@@ -107,7 +107,7 @@ func TestCallsAndMessages(t *testing.T) {
 				})
 				callers.Go(func() {
 					if got, err := b.conn.Call(t.Context(), 1, []byte{byte(g)}, nil, 0); err != nil || got[3] != byte(g) {
-						t.Errorf("the other way: %q, %v", got, err)
+						t.Errorf("call in the reverse direction: %q, %v", got, err)
 					}
 				})
 			}
@@ -118,15 +118,15 @@ func TestCallsAndMessages(t *testing.T) {
 				fmt.Sscanf(line, "%d %d.%d", &kind, &g, &n)
 				key := fmt.Sprint(kind, g)
 				if next[key] != n {
-					t.Fatalf("%q came after %d", line, next[key]-1)
+					t.Fatalf("message %q follows message %d", line, next[key]-1)
 				}
 				next[key]++
 				if kind == 8 && next[fmt.Sprint(7, g)] != n+1 {
-					t.Fatalf("call %q came before the message sent ahead of it", line)
+					t.Fatalf("call %q arrived before an earlier message", line)
 				}
 			}
 			if len(next) != 16 {
-				t.Errorf("heard of %d senders", len(next))
+				t.Errorf("messages of %d senders", len(next))
 			}
 		})
 	}
@@ -147,7 +147,7 @@ func testLargeFrames(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 		payload := bytes.Repeat([]byte{'x', 'y', 'z'}, n/3+1)[:n]
 		got, err := a.conn.Call(t.Context(), 1, payload, nil, 0)
 		if err != nil || len(got) != n+3 || !bytes.Equal(got[3:], payload) {
-			t.Fatalf("%d bytes: %d came back, %v", n, len(got), err)
+			t.Fatalf("%d bytes: answer of %d bytes, %v", n, len(got), err)
 		}
 	}
 	if _, err := a.conn.Call(t.Context(), 1, make([]byte, MostFrame+1), nil, 0); !errors.Is(err, ErrSize) {
@@ -189,7 +189,7 @@ func TestLate(t *testing.T) {
 		}
 		b.conn.Flush()
 		if got, err := a.conn.Call(t.Context(), 2, nil, nil, time.Second); err != nil || string(got) != "at once" {
-			t.Errorf("%q, %v", got, err)
+			t.Errorf(`a.conn.Call(2, nil, nil, time.Second) = %q, %v, want "at once", nil`, got, err)
 		}
 	})
 }
@@ -203,12 +203,12 @@ func TestMessagesWait(t *testing.T) {
 		a.conn.Send(1, []byte("two"), false)
 		synctest.Wait()
 		if got := b.heard(); len(got) != 0 {
-			t.Errorf("%q came at once", got)
+			t.Errorf("messages %q arrived without a delay", got)
 		}
 		time.Sleep(Linger)
 		synctest.Wait()
 		if got := b.heard(); !slices.Equal(got, []string{"1 one", "1 two"}) {
-			t.Errorf("%q", got)
+			t.Errorf("b.heard() = %q", got)
 		}
 		a.conn.Send(1, []byte("three"), true)
 		synctest.Wait()
@@ -300,7 +300,7 @@ func testNobodyWaitsForAReader(t *testing.T, sockets func(testing.TB) (a, b net.
 	var err error
 	for n := 0; err == nil; n++ {
 		if n > 2*mostWaiting>>20 {
-			t.Fatal("what waits is not bounded")
+			t.Fatal("the waiting frames are not bounded")
 		}
 		err = a.conn.Send(1, payload, true)
 	}
@@ -333,7 +333,7 @@ func testAPausedReader(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 		time.Sleep(time.Millisecond)
 	}
 	if got, err := a.conn.Call(t.Context(), 1, []byte("still there"), nil, 0); err != nil || string(got) != "re still there" {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf(`a.conn.Call = %q, %v, want "re still there", nil`, got, err)
 	}
 }
 
@@ -368,10 +368,10 @@ func testEnd(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 			}
 			tt.end(a, b)
 			if err := <-a.end; !errors.Is(err, tt.mine) {
-				t.Errorf("here it ended with %v, want %v", err, tt.mine)
+				t.Errorf("this side ended with %v, want %v", err, tt.mine)
 			}
 			if err := <-b.end; tt.yours != nil && !errors.Is(err, tt.yours) {
-				t.Errorf("there it ended with %v, want %v", err, tt.yours)
+				t.Errorf("the peer ended with %v, want %v", err, tt.yours)
 			}
 			if err := <-waits; !errors.Is(err, tt.mine) {
 				t.Errorf("the call ended with %v", err)
@@ -426,7 +426,7 @@ func TestGivingUp(t *testing.T) {
 		{"nothing can be written", nothing, func(a, b *side) { // but the peer's frames are read
 			a.conn.lose(errors.New("broken pipe"))
 			if err := a.conn.Send(1, nil, true); err == nil {
-				t.Error("a message is on its way nowhere")
+				t.Error("Send succeeds on a connection that cannot write")
 			}
 			b.conn.Close(refused)
 		}, ErrLeft, refused},
@@ -468,7 +468,7 @@ func TestGivingUp(t *testing.T) {
 					want error
 				}{{"here", a, tt.mine}, {"there", b, tt.yours}} {
 					if err := <-s.side.end; s.want != nil && !errors.Is(err, s.want) || s.want == nil && s.side == a && errors.Is(err, ErrGone) {
-						t.Errorf("%s it ended with %v, want %v", s.what, err, s.want)
+						t.Errorf("side %s ended with %v, want %v", s.what, err, s.want)
 					}
 				}
 			})
@@ -504,14 +504,14 @@ func TestARefusalIsTheLast(t *testing.T) {
 		}()
 		for _, want := range []error{nil, refused} {
 			if _, err := a.conn.Call(t.Context(), 1, nil, nil, time.Hour); !errors.Is(err, want) {
-				t.Errorf("%v, want %v", err, want)
+				t.Errorf("a.conn.Call(1, nil, nil, time.Hour) = %v, want %v", err, want)
 			}
 		}
 		if err := <-a.end; !errors.Is(err, refused) {
 			t.Error(err)
 		}
 		if got := a.heard(); !slices.Equal(got, []string{"1 ", "9 "}) {
-			t.Errorf("%q", got)
+			t.Errorf("a.heard() = %q", got)
 		}
 	})
 }
@@ -538,10 +538,10 @@ func testGarbage(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 			y.Write(appendFrame(nil, message, 9, 0, []byte("well")))
 			y.Write(b)
 			if err := <-a.end; !errors.Is(err, ErrGarbage) {
-				t.Errorf("%v", err)
+				t.Errorf("a.end = %v, want %v", err, ErrGarbage)
 			}
 			if got := a.heard(); !slices.Equal(got, []string{"9 well"}) {
-				t.Errorf("%q", got)
+				t.Errorf("a.heard() = %q", got)
 			}
 		})
 	}
@@ -578,7 +578,7 @@ func testAnswersFromElsewhere(t *testing.T, sockets func(testing.TB) (a, b net.C
 		callers.Go(func() {
 			want := fmt.Sprint(n)
 			if got, err := a.conn.Call(t.Context(), 1, []byte(want), nil, 0); err != nil || string(got) != want {
-				t.Errorf("%q, %v, want %s", got, err, want)
+				t.Errorf("a.conn.Call(1, []byte(want), nil, 0) = %q, %v, want %s", got, err, want)
 			}
 		})
 	}
@@ -662,7 +662,7 @@ func FuzzConn(f *testing.F) {
 			b = b[size:]
 		}
 		if heard := a.heard(); !slices.Equal(heard, want) {
-			t.Errorf("heard %q, want %q", heard, want)
+			t.Errorf("handled frames %q, want %q", heard, want)
 		}
 	})
 }

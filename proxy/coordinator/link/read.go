@@ -15,7 +15,7 @@ type reader uint8
 const (
 	ofRun    reader = iota // Run's goroutine
 	aCaller                // a caller that waits for its answer
-	ofNobody               // no goroutine; the next caller reads, or tend wakes Run's
+	ofNobody               // no goroutine; the next caller reads, or tend wakes Run's goroutine
 )
 
 // answered passes a call its answer.
@@ -30,8 +30,8 @@ func (c *Conn) answered(number uint32, payload []byte) {
 	}
 }
 
-// read handles incoming frames until the connection ends. While callers follow each other,
-// they read instead.
+// read handles incoming frames until the connection ends. While calls with a time limit
+// follow each other, their callers read instead.
 func (c *Conn) read() error {
 	for {
 		if err := c.readOnce(); err != nil && err != errKicked {
@@ -60,8 +60,8 @@ func (c *Conn) read() error {
 	}
 }
 
-// lead reads until the caller has its answer. False: another goroutine reads, the caller
-// was told to stop, or its answer is there.
+// lead reads until the caller has its answer, and then returns true. False: another
+// goroutine reads or read the answer, or tend stopped this reader, or the read failed.
 func (c *Conn) lead(number uint32, p *pending) (answered bool) {
 	c.mu.Lock()
 	leads := c.reader == ofNobody && c.calls[number] == p
@@ -93,18 +93,19 @@ func (c *Conn) lead(number uint32, p *pending) (answered bool) {
 	return answered
 }
 
-// handBack makes Run's goroutine read again; no goroutine reads, and c.mu is held.
+// handBack makes Run's goroutine read again. No goroutine may be reading, and the caller
+// holds c.mu.
 func (c *Conn) handBack() {
 	c.reader = ofRun
-	c.resume <- struct{}{} // has room: it waits for this, and takes it before it lets nobody read again
+	c.resume <- struct{}{} // never blocks: resume is empty here, because Run's goroutine receives before it sets ofNobody again
 }
 
-// errKicked says that the reader must check whether it still should read: the deadline of
-// reads has passed, or frames are no longer handled.
+// errKicked tells the reader to check whether it should continue to read: tend set a read
+// deadline in the past, or the reader handles no more frames.
 var errKicked = errors.New("link: the reader must stop")
 
-// readOnce reads once and handles the complete frames. If one is refused, it tells the
-// peer that this side leaves, and handles no more frames.
+// readOnce reads once and handles the complete frames. If the handler returns an error,
+// readOnce closes the connection with a bye frame and handles no more frames.
 func (c *Conn) readOnce() error {
 	if c.deaf {
 		<-c.ended
@@ -142,22 +143,24 @@ func (c *Conn) readOnce() error {
 	return c.gone(err)
 }
 
-// gone returns what a read error means. A live peer leaves with a farewell frame. It
-// cannot if it had begun another frame, or if this process was stopped and did not read:
-// then it is unknown whether the peer lives.
+// gone adds the meaning to a read error. A running peer sends a bye frame before it
+// closes, so an end without a bye frame means that the peer's process has died (ErrGone).
+// There are two exceptions in which a running peer may be unable to send the bye frame:
+// the peer had written a part of another frame, or this process was suspended and did not
+// read.
 func (c *Conn) gone(err error) error {
 	ends := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 	switch {
-	case ends && len(c.in) > 0, errors.Is(err, io.ErrUnexpectedEOF): // the second error: within a TLS record
-		return fmt.Errorf("link: the peer has gone within a frame: %w", err)
+	case ends && len(c.in) > 0, errors.Is(err, io.ErrUnexpectedEOF): // io.ErrUnexpectedEOF: the stream ended within a TLS record
+		return fmt.Errorf("link: the connection ended within a frame: %w", err)
 	case ends && !c.stopped():
 		return fmt.Errorf("%w: %w", ErrGone, err)
 	}
 	return err
 }
 
-// handle handles the complete frames of b and returns their size. It stops when the
-// connection has ended.
+// handle handles the complete frames of b and returns their total size in bytes. It stops
+// when the connection has ended.
 func (c *Conn) handle(b []byte) (used int, err error) {
 	for {
 		select {
@@ -186,5 +189,5 @@ func (c *Conn) handle(b []byte) (used int, err error) {
 	}
 }
 
-// Garbage returns the error of malformed bytes, which should be what.
+// Garbage returns an error that wraps ErrGarbage. what names the malformed part.
 func Garbage(what string) error { return fmt.Errorf("%w: %s", ErrGarbage, what) }

@@ -4,8 +4,8 @@ import (
 	"time"
 )
 
-// tend ends late calls, writes waiting messages and watches the peer until the connection
-// ends. It never waits for the peer.
+// tend ends late calls, writes waiting messages and checks that the peer sends, until the
+// connection ends. tend never waits for the peer.
 func (c *Conn) tend() {
 	beats, looks := time.NewTicker(Beat), time.NewTicker(Linger)
 	defer beats.Stop()
@@ -35,7 +35,7 @@ func (c *Conn) tend() {
 	}
 }
 
-// look makes tend look after what waits; c.mu is held.
+// look makes tend run lookAfter every Linger. The caller holds c.mu.
 func (c *Conn) look() {
 	c.vain = 0
 	if !c.active {
@@ -44,8 +44,9 @@ func (c *Conn) look() {
 	}
 }
 
-// lookAfter ends late calls and writes what waits. False: there was no work for a while,
-// and it need not be called again.
+// lookAfter ends late calls and writes waiting frames. It also returns the reading to
+// Run's goroutine if no caller has read since the last run. False: there was no work for
+// some time, and tend can stop the calls of lookAfter.
 func (c *Conn) lookAfter() bool {
 	c.mu.Lock()
 	c.looks++
@@ -73,8 +74,9 @@ func (c *Conn) lookAfter() bool {
 	return goesOn
 }
 
-// beat sends a sign of life if no other frame was sent. False: nothing can be written, so
-// the rest of the peer's frames should be read now.
+// beat sends a heartbeat if no other frame was written since the last beat. False: the
+// connection cannot write any more, so even a peer that sends gets no more than Silence
+// beats.
 func (c *Conn) beat() bool {
 	c.mu.Lock()
 	if c.lost != nil {
@@ -89,7 +91,7 @@ func (c *Conn) beat() bool {
 	return true
 }
 
-// tick notes a beat and whether it is late.
+// tick stores the time of a beat, and stores separately if the beat is late.
 func (c *Conn) tick() {
 	now := time.Since(c.began)
 	if now-time.Duration(c.ticked.Load()) > Silence*Beat {
@@ -98,8 +100,8 @@ func (c *Conn) tick() {
 	c.ticked.Store(int64(now))
 }
 
-// stopped reports whether this process was just stopped for so long that a live peer has
-// given up the connection, perhaps without a farewell.
+// stopped reports whether this process was recently suspended for more than Silence
+// beats. In that time a running peer may have closed the connection without a bye frame.
 func (c *Conn) stopped() bool {
 	now := time.Since(c.began)
 	resumed := time.Duration(c.resumed.Load())

@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
-// TLS is a TLS connection of either side. A Conn over it never waits for the socket
-// when it writes: the encrypted bytes stay in memory until the socket takes them.
+// TLS is a TLS connection of either side. A Conn over a TLS never waits for the socket
+// while it encrypts: the encrypted bytes go to memory first.
 type TLS struct {
 	*tls.Conn
 	under *transport
@@ -22,8 +22,8 @@ func Client(nc net.Conn, config *tls.Config) *TLS {
 	return &TLS{Conn: tls.Client(t, config), under: t}
 }
 
-// Server returns the server side of TLS over nc, of which the bytes begun have been
-// read already. The caller runs the handshake.
+// Server returns the server side of TLS over nc. begun has the bytes that the caller has
+// already read from nc. The caller runs the handshake.
 func Server(nc net.Conn, begun []byte, config *tls.Config) *TLS {
 	t := &transport{Conn: socket.Of(nc), raw: rawOf(nc), begun: begun}
 	return &TLS{Conn: tls.Server(t, config), under: t}
@@ -42,19 +42,20 @@ func rawOf(nc net.Conn) syscall.RawConn {
 	return raw
 }
 
-// seal encrypts plain, whose memory it takes over, and returns the TLS records.
+// seal encrypts plain and returns the TLS records. seal reuses the memory of plain for
+// later records.
 func (t *TLS) seal(plain []byte) ([]byte, error) {
 	_, err := t.Write(plain)
 	sealed := t.under.take(plain)
 	return sealed, err
 }
 
-// transport is the connection under a tls.Conn: the socket, or memory once a Conn does the
-// writing.
+// transport is the connection under a tls.Conn. Reads come from the socket. Writes go to
+// the socket, or to memory after hold.
 type transport struct {
 	net.Conn
 	raw   syscall.RawConn // nil: Conn is no socket
-	begun []byte          // has been read already; of who reads
+	begun []byte          // bytes that the caller of Server has already read; owned by the reader
 
 	mu   sync.Mutex
 	held bool   // writes go to out; guarded by mu

@@ -86,7 +86,7 @@ func TestTampering(t *testing.T) {
 	a, b := start(t, near, nil), start(t, far, nil)
 	a.conn.Send(1, bytes.Repeat([]byte("x"), 100), true)
 	if err := <-b.end; err == nil || errors.Is(err, ErrLeft) {
-		t.Errorf("it ended by %v", err)
+		t.Errorf("the connection ended with %v", err)
 	}
 	<-a.end
 	if got := b.heard(); len(got) != 0 {
@@ -108,7 +108,7 @@ func TestCutTLS(t *testing.T) {
 			x.Write(tt.more)
 			x.Close()
 			if err := <-b.end; errors.Is(err, ErrGone) != tt.gone || !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-				t.Errorf("it ended by %v", err)
+				t.Errorf("the connection ended with %v", err)
 			}
 			near.Close()
 		})
@@ -135,6 +135,6 @@ func TestSealNeverWaits(t *testing.T) {
 	}
 	near.Close()
 	if sealed, err := near.seal([]byte("after the end")); err == nil {
-		t.Errorf("%d bytes of what must not leave", len(sealed))
+		t.Errorf("seal returned %d bytes after the end", len(sealed))
 	}
 }

@@ -4,7 +4,7 @@ package link
 
 import "syscall"
 
-// canTry says whether a socket can be written to without waiting.
+// canTry reports whether this system can write to a socket without waiting.
 const canTry = false
 
 // attempt never writes on this system; writeRests does.

@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
-// canTry says whether a socket can be written to without waiting.
+// canTry reports whether this system can write to a socket without waiting.
 const canTry = true
 
 // attempt writes to a socket without waiting, and without an allocation.
@@ -34,7 +34,7 @@ func (a *attempt) init() {
 	}
 }
 
-// write returns the unwritten rest of b, and whether all is done.
+// write returns the unwritten rest of b, and whether it wrote all of b.
 func (a *attempt) write(raw syscall.RawConn, b []byte) (done bool, rest []byte) {
 	a.b, a.done = b, false
 	err := raw.Write(a.once)

@@ -25,17 +25,18 @@ func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent
 	case urgent:
 		c.flushSoon()
 		return nil
-	case what == message && !c.writing: // answers are flushed by who gives them
+	case what == message && !c.writing: // the goroutine that gives an answer flushes it
 		c.look()
 	}
 	c.mu.Unlock()
 	return nil
 }
 
-// flushSoon is flush. Under load it first lets other goroutines run that are about to send
-// frames, so that one write carries them too: a write wakes the peer, and ends the
-// writer's time slice if both share a core. If processors are idle, the pause would cost
-// more than it saves. c.mu is held on entry and not on return.
+// flushSoon is flush. With other open calls, or on one processor, flushSoon first yields
+// to other goroutines. These may add frames, so that one write carries all of them. A
+// write is expensive: it wakes the peer, and it ends the writer's time slice if both
+// share a core. With a single call the pause would cost more than it saves. The caller
+// holds c.mu; flushSoon releases it.
 func (c *Conn) flushSoon() {
 	if c.single || len(c.calls) > 1 {
 		c.mu.Unlock()
@@ -45,8 +46,8 @@ func (c *Conn) flushSoon() {
 	c.flush()
 }
 
-// flush writes what waits, unless another goroutine writes. c.mu is held on entry and not
-// on return.
+// flush writes the waiting frames, unless another goroutine is writing. The caller holds
+// c.mu; flush releases it.
 func (c *Conn) flush() {
 	if c.writing || c.err != nil || len(c.out) == 0 {
 		c.mu.Unlock()
@@ -63,7 +64,7 @@ func (c *Conn) flush() {
 		}
 		if left {
 			c.mu.Unlock()
-			c.wake <- struct{}{} // has room: only who writes sends, and writeRests takes it before it lets go
+			c.wake <- struct{}{} // never blocks: only the writer sends on wake, and writeRests receives before it stops being the writer
 			return
 		}
 		c.keep()
@@ -71,11 +72,11 @@ func (c *Conn) flush() {
 	c.written()
 }
 
-// take makes the waiting frames the rest; c.mu is held.
+// take moves the waiting frames to rest. The caller holds c.mu.
 func (c *Conn) take() { c.rest, c.out, c.spare = c.out, c.spare[:0], nil }
 
-// seal encrypts the rest if the connection is over TLS. False: that failed, and there is
-// no rest.
+// seal encrypts rest if the connection uses TLS. False: the encryption failed, and rest
+// is nil.
 func (c *Conn) seal() bool {
 	if c.tls == nil {
 		return true
@@ -87,7 +88,7 @@ func (c *Conn) seal() bool {
 	return c.unsealed == nil
 }
 
-// keep keeps the memory of the written rest; c.mu is held.
+// keep reuses the memory of the written rest for later frames. The caller holds c.mu.
 func (c *Conn) keep() {
 	if cap(c.rest) <= keptBuffer {
 		c.spare = c.rest[:0]
@@ -95,8 +96,8 @@ func (c *Conn) keep() {
 	c.rest = nil
 }
 
-// written ends the writing after everything is written. c.mu is held on entry and not on
-// return.
+// written marks that no goroutine writes, after all frames are written. If Close was
+// called, written ends the connection. The caller holds c.mu; written releases it.
 func (c *Conn) written() {
 	c.writing = false
 	leaving := c.leaving
@@ -106,8 +107,8 @@ func (c *Conn) written() {
 	}
 }
 
-// tryWrite writes as much of the rest as the socket accepts now. False: there is a rest,
-// or the write failed, which the goroutine that waits for the socket will see too.
+// tryWrite writes as much of rest as the socket accepts now. False: bytes remain, or the
+// write failed. In both cases writeRests writes again and sees the error.
 func (c *Conn) tryWrite() bool {
 	done, rest := c.try.write(c.raw, c.rest)
 	if !done {
@@ -116,7 +117,8 @@ func (c *Conn) tryWrite() bool {
 	return done
 }
 
-// writeRests writes what senders leave to it, until the connection ends.
+// writeRests writes the bytes that senders could not write at once, until the connection
+// ends.
 func (c *Conn) writeRests() {
 	for {
 		select {
@@ -128,7 +130,8 @@ func (c *Conn) writeRests() {
 	}
 }
 
-// writeRest writes all that waits. The peer may take a limited time to read.
+// writeRest writes all waiting bytes. Each write waits at most Silence beats for the peer
+// to read.
 func (c *Conn) writeRest() {
 	for {
 		if c.unsealed != nil {
@@ -163,8 +166,8 @@ func (c *Conn) writeRest() {
 	}
 }
 
-// lose notes that nothing can be written. The peer's last frames must still be read: it
-// may have said that it leaves.
+// lose notes that the connection cannot write any more. The connection still reads the
+// peer's last frames, because one of them may be a bye frame.
 func (c *Conn) lose(why error) {
 	c.mu.Lock()
 	c.rest, c.out, c.lost = nil, nil, why

@@ -1,5 +1,5 @@
 // Package placetest has engines, policies and a coordinator for tests of package
-// coordinator and of what is built on it.
+// coordinator and of packages that use it.
 package placetest
 
 import (
@@ -28,8 +28,8 @@ import (
 
 var _ coordinator.Decider = (*policies.Native)(nil)
 
-// protocol is a connector for tests. Every engine serves model m, and two of
-// them pair if their names end in the same digit, or both in none.
+// protocol is a connector for tests. Every engine serves model m. Two engines can be
+// paired if their names end in the same digit, or if neither name ends in a digit.
 type protocol struct{ flow abi.Flow }
 
 func (p protocol) Flow() abi.Flow                    { return p.flow }
@@ -94,7 +94,7 @@ func (c *Counts) Minted(policy string) {
 // World is a registry of ready instances and a Local over it.
 type World struct {
 	*coordinator.Local
-	Remote   coordinator.Coordinator // asked instead of Local, which is behind it; nil: Local is asked
+	Remote   coordinator.Coordinator // used instead of Local and usually backed by it; nil: Local is used
 	Reg      *engine.Registry
 	Counts   *Counts
 	Known    coordinator.State
@@ -141,10 +141,10 @@ func Builtin(t testing.TB, plan, place string) *policies.Native {
 	return n
 }
 
-// NewWorld returns a world of the instances of specs, each "name role
-// connector ranks" with the last two optional (two, 1). name=model sets the
-// model. All but those whose name begins with "down" are ready. Connector two
-// has two legs, one has one.
+// NewWorld returns a world of the instances of specs, each "name role connector ranks".
+// The connector and the ranks are optional (defaults: two, 1). name=model sets the model.
+// All instances are ready, except those whose name begins with "down". The connector
+// "two" has two legs, the connector "one" has one.
 func NewWorld(t testing.TB, specs ...string) *World {
 	t.Helper()
 	ready := make(chan struct{}, 2*len(specs))
@@ -231,7 +231,7 @@ func (w *World) Must(t testing.TB, a *coordinator.Ask) *coordinator.Placement {
 	return p
 }
 
-// idle fails the test if anything is still held.
+// idle fails the test if a lease, an id or load remains.
 func (w *World) Idle(t testing.TB) {
 	t.Helper()
 	w.Arrived()
@@ -243,11 +243,11 @@ func (w *World) Idle(t testing.TB) {
 		}
 	}
 	if w.Open() != 0 || w.LiveIDs() != 0 {
-		t.Errorf("%d leases, %d ids are left", w.Open(), w.LiveIDs())
+		t.Errorf("%d leases and %d ids remain", w.Open(), w.LiveIDs())
 	}
 }
 
-// ask is a request of 100 prompt tokens and at most 10 more.
+// NewAsk returns a request with 100 prompt tokens and at most 10 answer tokens.
 func NewAsk() *coordinator.Ask {
 	return &coordinator.Ask{Model: "m", Request: abi.RequestFacts{PromptTokens: 100, MaxTokens: 10, N: 1}}
 }
@@ -260,7 +260,7 @@ func Show(fallbacks []coordinator.Fallback) string {
 	return strings.Join(s, " ")
 }
 
-// Quiet is a log that nobody reads.
+// Quiet returns a logger that discards all records.
 func Quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // Same is the Numbers of a worker that has the coordinator's own instances.
@@ -276,7 +276,7 @@ func (s Same) Instance(n uint32) *engine.Instance {
 	return nil
 }
 
-// Pause lets others work, while a test waits for what it does not hear of.
+// Pause gives other goroutines time, while a test polls for a condition.
 func Pause(t testing.TB) {
 	t.Helper()
 	select {
@@ -290,7 +290,7 @@ func Pause(t testing.TB) {
 // has the very instances of its Server, which counts their load already.
 type Uncounted struct{ *coordinator.Local }
 
-// Adopt takes a lease without its targets.
+// Adopt takes over a lease without its targets.
 func (u Uncounted) Adopt(lease *coordinator.Lease, a coordinator.Adoption) {
 	u.Local.Adopt(lease, coordinator.Adoption{Charge: a.Charge})
 }
@@ -303,7 +303,7 @@ func (w *World) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Pla
 	return w.Local.Place(ctx, a)
 }
 
-// Arrived returns when the coordinator has received all that was sent before.
+// Arrived returns when the coordinator has received all earlier messages.
 func (w *World) Arrived() {
 	if w.Remote != nil {
 		_, _ = w.Remote.Place(context.Background(), &coordinator.Ask{Model: "not served"}) // the answer comes after all that

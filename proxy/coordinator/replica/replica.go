@@ -1,14 +1,14 @@
 // Package replica copies the homes of conversations from the leading coordinator to the
-// standbys. A standby asks for the changes since its last question. The leader answers
-// from its table and keeps no state for each standby. So both hold at most one batch, and
-// a standby that is new, slow or back after a break uses the same question.
+// standbys. A standby requests the changes since its last request. The leader answers
+// from its table and keeps no state for each standby. So both hold at most one batch. A
+// new, slow or reconnected standby sends the same kind of request.
 //
 // # What is copied
 //
-// The keys, turns and homes of all conversations. Each coordinator has its own numbers for
-// instances, so homes travel with the names of instances. The values that policies keep
-// for conversations are not copied: they are lost at a failover, as they may be at any
-// time. So are the turns of the last tenth of a second if a leader dies.
+// The keys, turns and homes of all conversations. Each coordinator has its own numbers
+// for instances, so the messages contain the names of instances. The values that policies
+// keep for conversations are not copied: they are lost at a failover, as they may be at
+// any time. If a leader dies, the turns of the last tenth of a second are lost too.
 package replica
 
 import (
@@ -38,14 +38,14 @@ const (
 
 // Source answers standbys from a table. Safe for concurrent use.
 type Source struct {
-	id    uint64 // of this leader's table; the changes of another table have other numbers
+	id    uint64 // number of this leader's table; the changes of another table have other numbers
 	table *conversation.Table
 	name  func(instance uint32) string
 	pool  sync.Pool // of *[]conversation.Entry
 }
 
-// NewSource returns the source of a table. name returns the name of an instance, "" if it
-// is gone.
+// NewSource returns the source of a table. name returns the name of an instance, "" if
+// the instance has left.
 func NewSource(table *conversation.Table, name func(instance uint32) string) *Source {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -76,7 +76,7 @@ type Copy struct {
 	table   *conversation.Table
 	of      uint64 // id of the leader's table in the last answer
 	since   uint64
-	numbers map[string]uint32 // numbers of instance names while it stands by
+	numbers map[string]uint32 // numbers of instance names while the copy follows a leader
 	names   []string          // by number
 	batch   []conversation.Entry
 
@@ -84,13 +84,14 @@ type Copy struct {
 	inStep bool // guarded by mu
 }
 
-// NewCopy returns a copy into table.
+// NewCopy returns a Copy that writes to table.
 func NewCopy(table *conversation.Table) *Copy {
 	return &Copy{table: table, numbers: map[string]uint32{}}
 }
 
-// Follow begins to stand by. The table's own entries stay until the leader has newer ones;
-// name returns the names of their instances, "" if one is gone.
+// Follow begins to follow a leader. The table's own entries stay until the leader has
+// newer entries. name returns the name of an entry's instance, "" if the instance has
+// left.
 func (c *Copy) Follow(name func(instance uint32) string) {
 	c.of, c.since = 0, 0
 	c.step(false)
@@ -156,8 +157,8 @@ func (c *Copy) step(in bool) {
 	c.inStep = in
 }
 
-// Run asks the leader until ctx ends. ask sends a question and returns the answer. failed
-// is called once for each series of failures.
+// Run sends requests to the leader until ctx ends. ask sends one request and returns the
+// answer. failed is called once for each series of failures.
 func (c *Copy) Run(ctx context.Context, ask func(ctx context.Context, question []byte) (answer []byte, err error), failed func(error)) {
 	var question []byte
 	fails := false

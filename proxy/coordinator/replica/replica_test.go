@@ -70,11 +70,11 @@ func TestHomesFollowNames(t *testing.T) {
 	turn(leader, "gone", at(7, 0), at(10, 0))
 	turn(leader, "long", at(7, 0), at(11, 0))
 	if c.InStep() {
-		t.Error("it is in step with nobody")
+		t.Error("InStep = true without a leader")
 	}
 	pull(t, c, s)
 	if !c.InStep() {
-		t.Error("it is not in step")
+		t.Error("InStep = false")
 	}
 	turn(leader, "c0", at(7, 3), at(9, 0)) // c0 moves
 	pull(t, c, s)
@@ -88,11 +88,11 @@ func TestHomesFollowNames(t *testing.T) {
 	} {
 		got := standby.Look(conversation.Query{ID: id})
 		if got.Number != want.Number || got.Prefill != want.Prefill || got.Decode != want.Decode {
-			t.Errorf("%s: %+v, want %+v", id, got, want)
+			t.Errorf("%s: standby.Look = %+v, want %+v", id, got, want)
 		}
 	}
 
-	// The new leader is followed by the former leader, which knows its own table.
+	// The former leader, which has its own table, follows the new leader.
 	back := NewCopy(leader)
 	back.Follow(there.name)
 	pull(t, back, NewSource(standby, here.name))
@@ -102,7 +102,7 @@ func TestHomesFollowNames(t *testing.T) {
 		t.Errorf("back at the former leader %+v", got)
 	}
 	if got := leader.Look(conversation.Query{ID: "c1"}); got.Number != 2 || got.Decode != (conversation.Target{}) {
-		t.Errorf("a home on an instance that is gone: %+v", got)
+		t.Errorf("home on an instance that has left: %+v", got)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestStrayHomes(t *testing.T) {
 	c.Lead(here.number)
 	for id, want := range map[string]conversation.Turn{"own": {Prefill: at(1, 0), Decode: at(9, 0)}, "stray": {}} {
 		if got := table.Look(conversation.Query{ID: id}); got.Number != 2 || got.Prefill != want.Prefill || got.Decode != want.Decode {
-			t.Errorf("%s: %+v, want %+v", id, got, want)
+			t.Errorf("%s: table.Look = %+v, want %+v", id, got, want)
 		}
 	}
 }
@@ -181,7 +181,7 @@ func TestRun(t *testing.T) {
 		<-done
 		c.Lead(instances.number)
 		if got := table.Look(conversation.Query{ID: "y"}); got.Number != 2 || got.Decode != at(1, 2) {
-			t.Errorf("%+v", got)
+			t.Errorf("table.Look = %+v", got)
 		}
 	})
 }
@@ -196,12 +196,12 @@ func TestMalformed(t *testing.T) {
 	}
 	for n := range len(whole) {
 		if _, err := NewCopy(conversation.New(10)).Take(whole[:n]); err == nil {
-			t.Errorf("the first %d of %d bytes are taken for an answer", n, len(whole))
+			t.Errorf("the first %d of %d bytes are accepted as an answer", n, len(whole))
 		}
 	}
 	for n := range questionBytes {
 		if _, _, err := s.Answer(nil, make([]byte, n)); err == nil {
-			t.Errorf("%d bytes are taken for a question", n)
+			t.Errorf("%d bytes are accepted as a question", n)
 		}
 	}
 }

@@ -7,28 +7,28 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
-// version is that of questions and answers. Between coordinators of two versions
-// a fail-over forgets the homes.
+// version is the version of requests and answers. A failover between coordinators of
+// different versions loses the homes.
 const version = 2
 
-// A question is the version, then two numbers of 8 bytes, little-endian as all
-// are: the table that the last answer was of, 0 before the first, and the change
-// that it ended with.
+// A question has the version and two numbers of 8 bytes. The first number is that of the
+// table in the last answer, 0 before the first answer. The second number is that of the
+// last change in this answer. All numbers are little-endian.
 const questionBytes = 1 + 8 + 8
 
-// An answer is the version; the table and the change to go on from, of 8 bytes
-// each; the names of instances; and the conversations. A name is its length in
-// 2 bytes and its text, and there are as many as 2 bytes before them say; a count
-// of 4 bytes is before the conversations, each of entryBytes: hash, block, mark, key,
-// last use, turn (4), branches (1), flags (1), and twice the number of a name, from
-// 1 on (2), and a rank (4).
+// An answer has the version; the number of the table and of the change from which the
+// next request continues (8 bytes each); the names of instances; and the conversations.
+// The number of names (2 bytes) precedes the names. A name is its length (2 bytes) and
+// its text. The number of conversations (4 bytes) precedes the conversations. A
+// conversation has entryBytes bytes: hash, block, mark, key, last use, turn (4), branches
+// (1), flags (1), and twice the number of a name, counted from 1 (2), and a rank (4).
 const (
 	headBytes  = 1 + 8 + 8
 	entryBytes = 5*8 + 4 + 1 + 1 + 2*(2+4)
 
 	flagSpent, flagByID = 1, 2
 
-	mostName = 1 << 10 // bytes of a name; a longer one is nobody's
+	mostName = 1 << 10 // bytes of a name; no instance has a longer name
 )
 
 var errMalformed = errors.New("malformed")
@@ -74,7 +74,7 @@ func (n *naming) of(instance uint32) uint16 {
 
 func appendAnswer(dst []byte, of, until uint64, entries []conversation.Entry, name func(uint32) string) []byte {
 	names := naming{name: name, numbers: map[uint32]uint16{}}
-	for i := range entries { // an answer names 2 of each at most, which 16 bits hold
+	for i := range entries { // an entry names at most 2 instances, so 16 bits are enough for the number of names
 		names.of(entries[i].Prefill.Instance)
 		names.of(entries[i].Decode.Instance)
 	}

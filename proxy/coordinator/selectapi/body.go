@@ -28,8 +28,9 @@ const (
 	typeMsgpack = "application/msgpack"
 )
 
-// spoken returns the encoding of a request's body: by its Content-Type, otherwise by its
-// first byte. No JSON text begins with the byte of a MessagePack object.
+// spoken returns the encoding of a request's body. It uses HeaderMsgpack and the
+// Content-Type, otherwise the first byte of the body. No JSON text begins with a byte of
+// 0x80 or above; a MessagePack map does.
 func spoken(r *http.Request, body []byte) encoding {
 	media := r.Header.Get("Content-Type")
 	switch {
@@ -41,9 +42,9 @@ func spoken(r *http.Request, body []byte) encoding {
 	return inMsgpack
 }
 
-// wanted returns the encoding for the answer to a request without a body: by its Accept.
-// TensorRT-LLM's worker accepts anything and reads MessagePack; its client, aiohttp, is
-// known by its name.
+// wanted returns the encoding for the answer to a request without a body. It uses the
+// Accept header. TensorRT-LLM's worker accepts any type but reads only MessagePack.
+// wanted recognizes the worker by aiohttp in its User-Agent.
 func wanted(r *http.Request) encoding {
 	accept := r.Header.Get("Accept")
 	switch {
@@ -78,7 +79,7 @@ func answer(w http.ResponseWriter, e encoding, status int, v any) {
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // the caller may be gone
+	_, _ = w.Write(body) // an error means that the caller has hung up
 }
 
 // refuse answers with an error in the form of TensorRT-LLM's coordinator.
@@ -86,7 +87,8 @@ func refuse(w http.ResponseWriter, e encoding, status int, text string) {
 	answer(w, e, status, map[string]string{"error": text})
 }
 
-// fields has the members of a request's body as MessagePack; nil: missing.
+// fields has the members of a request's body as MessagePack values. Nil: the member is
+// missing.
 type fields struct {
 	role, key, reqID, handle, exclude, success []byte
 }
@@ -96,8 +98,8 @@ var (
 	errMsgpack = errors.New("invalid MessagePack body")
 )
 
-// parse reads a body. JSON is converted to MessagePack first, so that both are handled
-// alike.
+// parse reads a body. It converts JSON to MessagePack first, so that one reader handles
+// both.
 func parse(body []byte, e encoding) (f fields, err error) {
 	bad := errMsgpack
 	if e == inJSON {
@@ -110,7 +112,7 @@ func parse(body []byte, e encoding) (f fields, err error) {
 		if rest, err := msgp.Skip(body); err != nil || len(rest) > 0 {
 			return f, bad
 		}
-		return f, nil // the missing fields are an error later
+		return f, nil // the callers report the missing fields
 	}
 	n, rest, err := msgp.ReadMapHeaderBytes(body)
 	for ; err == nil && n > 0; n-- {
@@ -155,8 +157,8 @@ func (f *fields) member(b []byte) (rest []byte, err error) {
 // selection is the body of /select.
 type selection struct {
 	id      reservationID
-	live    uint64 // the id among those in flight; 0: it is no disagg id
-	echo    string // the id as it came
+	live    uint64 // the id as a disagg id; 0: it cannot be one
+	echo    string // the id as decimal text for the answer; "": the body had none
 	key     []byte // the routing key
 	exclude string
 }
@@ -168,8 +170,8 @@ var (
 	errSuccess = errors.New("success must be a boolean")
 )
 
-// selection reads the body of /select. A body without a req_id, which is possible in JSON
-// only, gets a handle.
+// selection reads the body of /select. A JSON body may omit req_id; then the answer has a
+// handle. A MessagePack body must have a req_id.
 func (f *fields) selection(e encoding) (q selection, err error) {
 	if f.role == nil || f.key == nil || f.reqID == nil && e == inMsgpack {
 		return q, errors.New("body must include 'role', 'routing_key', and 'req_id'")
@@ -192,8 +194,8 @@ func (f *fields) selection(e encoding) (q selection, err error) {
 	return q, nil
 }
 
-// finished reads the body of /finish. The older form has a handle; its role is generation
-// if it names none.
+// finished reads the body of /finish. The older form is JSON with a handle. Without a
+// role it means generation.
 func (f *fields) finished(e encoding) (id reservationID, success bool, err error) {
 	if f.role == nil && e == inJSON && f.handle != nil {
 		f.role = msgp.AppendString(nil, "gen")
@@ -244,8 +246,8 @@ func phaseOf(raw []byte) (abi.Phase, error) {
 	return 0, errors.New("invalid role: " + strconv.QuoteToASCII(string(role[:min(len(role), 40)])))
 }
 
-// integer reads an id as exact text; a float or a boolean is an error. live is 0 if the
-// number cannot be a disagg id.
+// integer reads an id as exact decimal text. A float or a boolean is an error. live is
+// the number if it can be a disagg id, otherwise 0.
 func integer(raw []byte) (text string, live uint64, err error) {
 	switch msgp.NextType(raw) {
 	case msgp.IntType:

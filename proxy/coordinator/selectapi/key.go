@@ -14,23 +14,23 @@ import (
 // maxPrompt is the largest accepted prompt length in tokens.
 const maxPrompt = 1 << 24
 
-// routingKey is the useful part of what a worker says of a request: the name of its
-// conversation, and its prompt as token ids or block hashes. Its form depends on the
-// worker's router: the conversation router sends a conversation id or null, and the router
-// that knows caches sends an object.
+// routingKey is the useful part of a worker's description of a request: the name of the
+// conversation, and the prompt as token ids or block hashes. The form depends on the
+// worker's router. The conversation router sends a conversation id or null. The
+// cache-aware router sends an object.
 type routingKey struct {
 	conversation string
 	tokens       []uint32
 	hashes       []uint64
-	numTokens    int64 // 0: not said
+	numTokens    int64 // prompt tokens; 0: not given
 }
 
-// readKey reads a routing key of any type and ignores what is not useful. hash is the
-// wanted way to name blocks.
+// readKey reads a routing key of any type and ignores other parts. hash is the block hash
+// algorithm of the engines; "": any.
 func readKey(raw []byte, hash string) (k routingKey) {
 	switch msgp.NextType(raw) {
 	case msgp.StrType:
-		k.conversation, _, _ = msgp.ReadStringBytes(raw) // msgp.Skip has checked it
+		k.conversation, _, _ = msgp.ReadStringBytes(raw) // no error is possible: msgp.Skip has checked the value
 	case msgp.IntType, msgp.UintType:
 		k.conversation, _, _ = integer(raw)
 	case msgp.ArrayType:
@@ -52,7 +52,7 @@ func (k *routingKey) object(raw []byte, hash string) {
 	members(raw, func(name string, value []byte) {
 		switch name {
 		case "conversation_id":
-			k.conversation, _, _ = msgp.ReadStringBytes(value) // a value of another type is no name
+			k.conversation, _, _ = msgp.ReadStringBytes(value) // a value of another type is ignored
 		case "conv_key": // a hash of the first messages
 			affinity, _, _ = integer(value)
 		case "token_ids", "prompt_token_ids":
@@ -78,7 +78,7 @@ func (k *routingKey) object(raw []byte, hash string) {
 	}
 }
 
-// members calls f with each member of a map that has a name.
+// members calls f with each member of a map whose key is a string.
 func members(raw []byte, f func(name string, value []byte)) {
 	n, rest, err := msgp.ReadMapHeaderBytes(raw)
 	for ; err == nil && n > 0; n-- {
@@ -94,9 +94,10 @@ func members(raw []byte, f func(name string, value []byte)) {
 	}
 }
 
-// sequence reads a list of numbers, or the first list of a list of lists, because each
-// placed request has one prompt. Digests are read as in kvevents. It returns nil if the
-// list contains anything else. small: all numbers can be token ids.
+// sequence reads a list of numbers. Of a list of lists it reads the first list, because
+// each placed request has one prompt. It reads the first 16 hexadecimal digits of a
+// digest, as kvevents does. It returns nil if the list contains a value of another type.
+// small: all numbers can be token ids.
 func sequence(raw []byte) (numbers []uint64, small bool) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(raw)
 	if err != nil || n == 0 {
@@ -108,7 +109,7 @@ func sequence(raw []byte) (numbers []uint64, small bool) {
 	return sequenceFlat(raw)
 }
 
-// sequenceFlat is sequence without lists in the list.
+// sequenceFlat is sequence for a list that contains no lists.
 func sequenceFlat(raw []byte) (numbers []uint64, small bool) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(raw)
 	small = true
@@ -143,7 +144,8 @@ func asTokens(numbers []uint64) []uint32 {
 	return tokens
 }
 
-// prompt returns the number of prompt tokens, as far as the key shows it.
+// prompt returns the number of prompt tokens. If the key has only block hashes, it
+// returns their number times the block size.
 func (k *routingKey) prompt(s *side) int64 {
 	switch {
 	case k.numTokens > 0:
@@ -154,8 +156,8 @@ func (k *routingKey) prompt(s *side) int64 {
 	return min(int64(len(k.hashes))*int64(s.blockTokens), maxPrompt)
 }
 
-// whole returns the hashes of complete blocks. TensorRT-LLM's routers leave out the last
-// token, and also hash the rest after the last complete block.
+// whole returns the hashes of complete blocks. TensorRT-LLM's routers omit the last token
+// of the prompt, and they also hash the incomplete last block.
 func (k *routingKey) whole(s *side) []uint64 {
 	if k.numTokens == 0 || s.blockTokens == 0 {
 		return k.hashes
@@ -163,7 +165,8 @@ func (k *routingKey) whole(s *side) []uint64 {
 	return k.hashes[:min(len(k.hashes), int(k.numTokens-1)/s.blockTokens)]
 }
 
-// matchBy sets in a what the place policies need to know of the request.
+// matchBy sets the conversation and the prompt's blocks in a, as far as the placement
+// policies need them.
 func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side) {
 	needs := h.o.Local.Needs()
 	if needs&abi.NeedConversation != 0 {
@@ -187,10 +190,10 @@ func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side
 	}
 }
 
-// blocks returns the prompt's blocks in a form. For instances without events only one
-// thing is known: whether a prompt was sent there before. Blocks of the same length from
-// tokens or from hashes show that as well as blocks of text. The hashes differ, so prompts
-// that came as text do not match them.
+// blocks returns the prompt's blocks in a form. For instances without KV events, the
+// proxy only knows which prompts it has sent there. Blocks of the same length from tokens
+// or from hashes show this as well as blocks of text do. Their hashes differ from those
+// of text, so a prompt that came as text does not match a prompt that came as tokens.
 func (k *routingKey) blocks(form kvindex.Form, seed kvindex.Hash, s *side, index *kvindex.Index) []kvindex.Hash {
 	length := coordinator.TokensOf(form)
 	switch {

@@ -52,7 +52,7 @@ func TestReadKey(t *testing.T) {
 		{`{"block_hashes":[1,2],"token_ids":[7]}`, routingKey{hashes: []uint64{1, 2}, tokens: []uint32{7}}},
 	} {
 		if got := readKey(packed(t, tt.key), "v1_block_key"); !reflect.DeepEqual(got, tt.want) {
-			t.Errorf("%s: %+v, want %+v", tt.key, got, tt.want)
+			t.Errorf(`%s: readKey(packed(tt.key), "v1_block_key") = %+v, want %+v`, tt.key, got, tt.want)
 		}
 	}
 }

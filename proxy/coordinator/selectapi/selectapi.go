@@ -1,13 +1,13 @@
-// Package selectapi serves the routes of TensorRT-LLM's disaggregated coordinator, so that
-// TensorRT-LLM's own fleet workers use this process's coordinator: POST /select, /finish
-// and /renew, GET /cluster_info, /health and /version, in JSON and MessagePack. Each
-// /select places one phase of one request, whose legs the worker sends itself. It reserves
-// the target until /finish, or until it expires.
+// Package selectapi serves the routes of TensorRT-LLM's disaggregated coordinator, so
+// that TensorRT-LLM's own fleet workers can use this process's coordinator: POST /select,
+// /finish and /renew, GET /cluster_info, /health and /version, in JSON and MessagePack.
+// Each /select places one phase of one request. The worker itself sends the legs. A
+// /select reserves the target until /finish or until the reservation expires.
 //
-// Sources: TensorRT-LLM serve/coordinator_server.py (the routes; its older form is JSON
-// with handles, its newer one MessagePack with req_id), serve/disagg_coordinator.py
-// (expiry, duplicates, cluster_info) and serve/router.py (routing keys, and what workers
-// read of the answers).
+// Sources: TensorRT-LLM serve/coordinator_server.py (the routes; the older form is JSON
+// with handles, the newer form is MessagePack with req_id), serve/disagg_coordinator.py
+// (expiry, duplicates, cluster_info) and serve/router.py (routing keys, and the members
+// of answers that workers read).
 package selectapi
 
 import (
@@ -36,27 +36,30 @@ type Options struct {
 	Local    *coordinator.Local
 	Registry *engine.Registry // of Local
 	Index    *kvindex.Index   // of Local's state; nil: block hashes are ignored
-	// Leading runs do while this coordinator leads. False: it does not lead, and do was
-	// not called; the answer is 503, as on /health. nil: it always leads.
+	// Leading calls do if this coordinator leads, and returns true. False: the
+	// coordinator does not lead, and Leading has not called do. Then /select and /health
+	// answer 503. nil: the coordinator always leads.
 	Leading func(do func()) bool
-	// Fallback is called for reservations that expired or found no room; may be nil.
+	// Fallback is called for each reservation that expired or exceeded the limit; may be
+	// nil.
 	Fallback func(what, reason string)
-	Token    string // bearer token of every request but /health; "" asks for none
+	Token    string // bearer token that every request except /health needs; "": none
 	// PlainHTTP allows callers of other hosts to use HTTP without TLS.
 	PlainHTTP bool
-	Address   net.Addr // where the routes are served; nil: beyond loopback
-	Hosts     []string // host names that workers without a token may use
+	Address   net.Addr // address of the listener; nil: treated as reachable from other hosts
+	Hosts     []string // host names that the Host header of a request without the token may have
 	Version   string   // of GET /version
 	Log       *slog.Logger
 }
 
-// Bounds of what is read and kept.
+// Limits of bodies, reservations and connections.
 const (
 	// Expiry is the life of a reservation without /finish or /renew, as in TensorRT-LLM.
 	Expiry = 180 * time.Second
 	// maxOpen bounds the reservations.
 	maxOpen = 1 << 17
-	// maxBody is room for the block hashes of a prompt of a million tokens.
+	// maxBody bounds a body, in bytes. The block hashes of a prompt of a million tokens
+	// fit.
 	maxBody = 16 << 20
 	// sweepEvery is the time between two searches for expired reservations.
 	sweepEvery = time.Second
@@ -65,9 +68,10 @@ const (
 	// writeTimeout bounds a whole request. The connection of a worker that does not read
 	// its answer is closed.
 	writeTimeout = time.Minute
-	// closeTimeout is the time for open requests when Serve ends.
+	// closeTimeout bounds the time of open requests when Serve ends.
 	closeTimeout = 2 * time.Second
-	// idleTimeout is longer than the workers' clients keep a connection.
+	// idleTimeout is longer than the time for which the workers' clients keep an idle
+	// connection.
 	idleTimeout = 2 * time.Minute
 )
 
@@ -80,10 +84,10 @@ type Handler struct {
 	guarded http.Handler // the routes
 }
 
-// healthPath is the route of probes, which have no token.
+// healthPath is the route for health probes, which send no token.
 const healthPath = "/health"
 
-// New returns a handler. Run lets its reservations expire.
+// New returns a handler. Reservations expire only while Run or Serve runs.
 func New(o Options) *Handler {
 	h := &Handler{o: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), open: newTable()}
 	mux := http.NewServeMux()
@@ -102,7 +106,7 @@ func New(o Options) *Handler {
 	h.guarded = h.private(httpguard.Guard{
 		Name: "fleet.listen", Address: o.Address, Hosts: o.Hosts, Token: o.Token, Log: h.log,
 		Open:  func(r *http.Request) bool { return r.URL.Path == healthPath },
-		Types: []string{typeJSON, typeMsgpack, "application/x-msgpack", "application/octet-stream"}, // the last is what aiohttp says of bytes
+		Types: []string{typeJSON, typeMsgpack, "application/x-msgpack", "application/octet-stream"}, // aiohttp uses the last type for a body of bytes
 		Refuse: func(w http.ResponseWriter, r *http.Request, status int, text string) {
 			refuse(w, wanted(r), status, text)
 		},
@@ -116,8 +120,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.guarded.
 // Open returns the number of reservations.
 func (h *Handler) Open() int { return h.open.len() }
 
-// Serve serves the routes on l and lets reservations expire, until ctx ends. Then it
-// closes l, answers the requests that it has read, and releases all reservations.
+// Serve serves the routes on l and lets reservations expire, until ctx ends. Then Serve
+// closes l, answers the open requests within 2 s, and releases all reservations.
 func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
 	server := &http.Server{Handler: h, ConnContext: noteExposed, ConnState: httpguard.NewConns().Follow, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
 	var wg sync.WaitGroup
@@ -144,7 +148,8 @@ func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// Run releases reservations when they expire, and all of them when ctx ends.
+// Run releases reservations when they expire. When ctx ends, Run releases all
+// reservations.
 func (h *Handler) Run(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -162,7 +167,7 @@ func (h *Handler) Run(ctx context.Context) {
 			for range leases {
 				h.fallback("expired")
 			}
-			h.log.Warn("reservations expired: no /finish came for them", "count", len(leases), "after", Expiry.String())
+			h.log.Warn("reservations expired without a /finish", "count", len(leases), "after", Expiry.String())
 		}
 	}
 }
@@ -179,13 +184,13 @@ func (h *Handler) fallback(reason string) {
 	}
 }
 
-// exposedKey is the context key of a request whose connection can be read between two
-// hosts.
+// exposedKey is the context key for a bool: the request came from another host over a
+// connection without TLS.
 type exposedKey struct{}
 
 // noteExposed is http.Server.ConnContext.
 func noteExposed(ctx context.Context, c net.Conn) context.Context {
-	e, ok := c.(interface{ Exposed() bool }) // those of access.Queue
+	e, ok := c.(interface{ Exposed() bool }) // connections of access.Queue have the method
 	return context.WithValue(ctx, exposedKey{}, ok && e.Exposed())
 }
 
@@ -200,7 +205,7 @@ func (h *Handler) private(next http.Handler) http.Handler {
 	})
 }
 
-// read reads the request's body. False: it has answered with an error.
+// read reads the request's body. False: read has already answered with an error.
 func read(w http.ResponseWriter, r *http.Request) (f fields, e encoding, ok bool) {
 	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	e = spoken(r, raw)
@@ -227,8 +232,8 @@ type selected struct {
 	Handle string          `json:"handle,omitempty"`
 }
 
-// info is the part of a selection that a worker's service reads: server_info for
-// generation first, and the match for conditional disaggregation.
+// info is the part of the answer that a worker's service reads: server_info for requests
+// whose generation is placed first, and the match for conditional disaggregation.
 type info struct {
 	ServerInfo  serverInfo `json:"server_info"`
 	Matches     []int64    `json:"matches"`
@@ -236,8 +241,9 @@ type info struct {
 	NumTokens   int64      `json:"num_tokens"`
 }
 
-// serverInfo has the known members of the instance's GET /server_info. Of a list
-// ctx_info_endpoint it has the first member, as workers use it.
+// serverInfo has the known members of the instance's GET /server_info. If
+// ctx_info_endpoint is a list, serverInfo has the first element, because workers use that
+// one.
 type serverInfo struct {
 	Params      json.RawMessage `json:"disaggregated_params,omitempty"`
 	BlockTokens int             `json:"tokens_per_block,omitempty"`
@@ -263,7 +269,8 @@ func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
 		refuse(w, e, http.StatusBadRequest, err.Error())
 		return
 	}
-	// The earlier reservation of a duplicate is released first, even if this one fails.
+	// If the request repeats an id, the earlier reservation is released first, even if
+	// the new one fails.
 	if lease := h.open.take(q.id); lease != nil {
 		lease.Release()
 	}
@@ -281,7 +288,7 @@ func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
 		q.id.text = rand.Text()
 		out.Handle = q.id.text
 	}
-	if r.Context().Err() != nil { // the worker is gone and would not finish it
+	if r.Context().Err() != nil { // the worker has hung up and would not send /finish
 		lease.Release()
 		return
 	}
@@ -360,7 +367,7 @@ func (h *Handler) finish(w http.ResponseWriter, r *http.Request) {
 		refuse(w, e, http.StatusBadRequest, err.Error())
 		return
 	}
-	// An unknown reservation has expired or was finished before.
+	// An unknown reservation has expired or is already finished. The answer is 200.
 	if lease := h.open.take(id); lease != nil {
 		switch {
 		case !success:
@@ -399,7 +406,7 @@ func (h *Handler) leading(do func()) bool {
 	return true
 }
 
-// ready reports whether a request could have both of its phases placed.
+// ready reports whether the coordinator could place both phases of a request.
 func (h *Handler) ready() bool {
 	v := h.servers()
 	return h.leading(func() {}) && !v.several && len(v.context.instances) > 0 && len(v.generation.instances) > 0

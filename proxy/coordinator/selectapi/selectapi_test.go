@@ -113,7 +113,7 @@ func TestRefused(t *testing.T) {
 	} {
 		status, answer, _ := w.call(t, "POST", tt.path, tt.body)
 		if status != tt.status || !strings.Contains(strings.ReplaceAll(answer, `\"`, `"`), tt.want) {
-			t.Errorf("%s %q: %d %q, want %d %s", tt.path, tt.body, status, answer, tt.status, tt.want)
+			t.Errorf(`%s %q: w.call("POST", tt.path, tt.body) = %d %q, want %d %s`, tt.path, tt.body, status, answer, tt.status, tt.want)
 		}
 	}
 	if status, _, _ := w.call(t, "POST", "/select", `{"x":"`+strings.Repeat("y", maxBody)+`"}`); status != 413 {
@@ -139,7 +139,7 @@ func TestReservations(t *testing.T) {
 	}
 	w.post(t, "/select", `{"role":"ctx",`+both+`,"exclude_server":"10.0.0.1:7001"}`, 503)
 	if w.local.Open() != 1 || load(0) != 0 {
-		t.Errorf("a duplicate that found no server left the earlier one: %d leases, %d tokens", w.local.Open(), load(0))
+		t.Errorf("the earlier reservation remains after a duplicate without a server: %d leases, %d tokens", w.local.Open(), load(0))
 	}
 	for range 2 {
 		w.post(t, "/finish", `{"role":"generation","req_id":18446744073709551615}`, 200)
@@ -244,7 +244,7 @@ func TestGuards(t *testing.T) {
 		}
 	}
 	if status, answer, _ := w.call(t, "POST", "/select", body, "Authorization", "Bearer secret"); status != 503 || !strings.Contains(answer, "does not lead") {
-		t.Errorf("%d %s", status, answer)
+		t.Errorf("w.call = %d, %s", status, answer)
 	}
 	leads = true
 	if status, _, _ := w.call(t, "POST", "/select", body, "Authorization", "Bearer secret"); status != 200 {

@@ -12,38 +12,38 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// How TensorRT-LLM names and cuts blocks by default. Source: serve/router.py,
-// KV_CACHE_HASH_ALGO_DEFAULT and BlockHashMixin.
+// TensorRT-LLM's default algorithm for block hashes and its default block size in tokens.
+// Source: serve/router.py, KV_CACHE_HASH_ALGO_DEFAULT and BlockHashMixin.
 const (
 	defaultHash        = "v1_block_key"
 	defaultBlockTokens = 32
 )
 
-// sourceCluster is the Source of the workers that register in a disagg_cluster.
+// sourceCluster is the Source of engines that register in a disagg_cluster.
 const sourceCluster = "trtllm"
 
-// servers has the TensorRT-LLM instances of a snapshot that are ready and that a worker
-// can reach by host:port.
+// servers has the ready TensorRT-LLM instances of a snapshot whose URL is only host and
+// port.
 type servers struct {
 	of                  *engine.Snapshot
 	model               string
-	several             bool // they serve more than one model
-	clustered           bool // some have registered in a disagg_cluster
+	several             bool // the instances serve more than one model
+	clustered           bool // at least one instance has registered in a disagg_cluster
 	context, generation side
 	address             map[*engine.Instance]string
 }
 
-// side is the instances of one role.
+// side has the instances of one role.
 type side struct {
 	instances   []*engine.Instance
 	slots       []kvindex.Target
-	hash        string // their way to name blocks; "" if they differ
+	hash        string // block hash algorithm of the instances; "" if the algorithms or block sizes differ
 	blockTokens int    // 0 if they differ
 }
 
 type serversCache struct{ atomic.Pointer[servers] }
 
-// servers returns those of the registry's snapshot.
+// servers returns the servers of the registry's current snapshot.
 func (h *Handler) servers() *servers {
 	now := h.o.Registry.Snapshot()
 	if v := h.known.Load(); v != nil && v.of == now {
@@ -97,7 +97,7 @@ func (s *side) add(i *engine.Instance) {
 	s.slots = append(s.slots, i.KV...)
 }
 
-// hostPort returns host:port of a URL that contains nothing else.
+// hostPort returns host:port of an http URL without a path. False: any other URL.
 func hostPort(raw string) (string, bool) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "http" || u.Path != "" && u.Path != "/" {
@@ -117,7 +117,7 @@ func (v *servers) side(phase abi.Phase) *side {
 	return &v.generation
 }
 
-// roleName is TensorRT-LLM's name of a phase.
+// roleName returns TensorRT-LLM's name of a phase.
 func roleName(phase abi.Phase) string {
 	if phase == abi.Prefill {
 		return "context"
@@ -178,14 +178,15 @@ func (v *servers) addresses(s *side) []string {
 func (v *servers) workers(s *side, role int) []worker {
 	list := make([]worker, 0, len(s.instances))
 	for _, i := range s.instances {
-		host, text, _ := net.SplitHostPort(v.address[i]) // hostPort has joined it
-		port, _ := net.LookupPort("tcp", text)           // it is a number for the same reason
+		host, text, _ := net.SplitHostPort(v.address[i]) // no error: hostPort joined host and port
+		port, _ := net.LookupPort("tcp", text)           // no error: the port of a parsed URL is a number
 		list = append(list, worker{i.Spec.Name, host, port, role})
 	}
 	return list
 }
 
-// keyConfigs returns nil if no role has instances that agree.
+// keyConfigs returns nil if in no role all instances use the same hash algorithm and
+// block size.
 func (v *servers) keyConfigs() *keyConfigs {
 	c := keyConfigs{v.context.keyConfig(), v.generation.keyConfig()}
 	if c.Context == nil && c.Generation == nil {

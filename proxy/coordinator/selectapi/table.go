@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 )
 
-// reservationID identifies a reservation: the worker's req_id in decimal, or a handle made
-// here.
+// reservationID identifies a reservation by the worker's req_id in decimal, or by a
+// handle that this handler made.
 type reservationID struct {
 	phase  abi.Phase
 	handle bool
@@ -24,13 +24,13 @@ type reservation struct {
 	until time.Time
 }
 
-// table has the open reservations. The caller that takes a lease out must release it. Safe
-// for concurrent use.
+// table has the open reservations. A caller that gets a lease from the table must release
+// the lease. Safe for concurrent use.
 type table struct {
 	mu     sync.Mutex
 	byID   map[reservationID]*list.Element // guarded by mu
-	order  *list.List                      // of *reservation, the first to expire first; guarded by mu
-	closed bool                            // no lease is added any more; guarded by mu
+	order  *list.List                      // of *reservation, in the order of expiry; guarded by mu
+	closed bool                            // add fails; guarded by mu
 }
 
 func newTable() *table {
@@ -43,8 +43,8 @@ func (t *table) len() int {
 	return len(t.byID)
 }
 
-// add adds a lease. earlier is the replaced lease of the same id. False: there are too
-// many, or the table is closed.
+// add adds a lease. earlier is the replaced lease of the same id, nil if there was none.
+// False: there are too many reservations, or the table is closed.
 func (t *table) add(id reservationID, lease *coordinator.Lease, now time.Time) (earlier *coordinator.Lease, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -63,7 +63,7 @@ func (t *table) take(id reservationID) *coordinator.Lease {
 	return t.remove(id)
 }
 
-// remove is take; t.mu is held.
+// remove is take for callers that hold t.mu.
 func (t *table) remove(id reservationID) *coordinator.Lease {
 	e := t.byID[id]
 	if e == nil {
@@ -73,7 +73,8 @@ func (t *table) remove(id reservationID) *coordinator.Lease {
 	return t.order.Remove(e).(*reservation).lease
 }
 
-// renew restarts the life of a reservation; false: there is none.
+// renew restarts the time until a reservation expires. False: the reservation does not
+// exist.
 func (t *table) renew(id reservationID, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

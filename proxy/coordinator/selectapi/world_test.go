@@ -166,7 +166,7 @@ func (w *world) post(t testing.TB, path, body string, want int) string {
 	t.Helper()
 	status, answer, _ := w.call(t, "POST", path, body)
 	if status != want {
-		t.Fatalf("%s %s: %d %s, want %d", path, body, status, answer, want)
+		t.Fatalf(`%s %s: w.call("POST", path, body) = %d %s, want %d`, path, body, status, answer, want)
 	}
 	return answer
 }
@@ -180,6 +180,6 @@ func (w *world) idle(t testing.TB) {
 		}
 	}
 	if w.local.Open() != 0 || w.local.LiveIDs() != 0 || w.Open() != 0 {
-		t.Errorf("%d leases, %d ids, %d reservations are left", w.local.Open(), w.local.LiveIDs(), w.Open())
+		t.Errorf("%d leases, %d ids and %d reservations remain", w.local.Open(), w.local.LiveIDs(), w.Open())
 	}
 }

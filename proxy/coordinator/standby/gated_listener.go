@@ -36,18 +36,18 @@ func (l *gatedListener) open() {
 	defer l.mu.Unlock()
 	if !l.isOpen {
 		l.isOpen = true
-		_ = l.SetDeadline(time.Time{}) // fails on a closed one alone
+		_ = l.SetDeadline(time.Time{}) // fails only on a closed listener
 		close(l.opened)
 	}
 }
 
-// shut makes Accept wait, also an Accept that is running.
+// shut makes Accept wait, including a call of Accept that is in progress.
 func (l *gatedListener) shut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isOpen {
 		l.isOpen, l.opened = false, make(chan struct{})
-		_ = l.SetDeadline(time.Unix(1, 0)) // fails on a closed one alone
+		_ = l.SetDeadline(time.Unix(1, 0)) // fails only on a closed listener
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package standby makes several coordinators act as one. The election decides which of
-// them leads. The others stand by with a copy of the leader's conversation homes. Workers
-// find the leader by a Finder.
+// them leads. The other coordinators are standbys with a copy of the leader's
+// conversation homes. Workers find the leader by a Finder.
 package standby
 
 import (
@@ -29,7 +29,7 @@ type Election interface {
 
 // Instances translates between the names of engines and this process's numbers for them.
 type Instances interface {
-	// Name returns the name of an instance; "": it is gone.
+	// Name returns the name of an instance; "": the instance has left.
 	Name(number uint32) string
 	// Number returns the number of the instance of that name; 0: there is none.
 	Number(name string) uint32
@@ -44,7 +44,7 @@ type Dialer func(ctx context.Context, address string) (net.Conn, error)
 type Options struct {
 	Election  Election
 	Server    *fleet.Server // created with ServerOptions.Standby
-	Listeners []Listener    // where workers and standbys come; closed by Run
+	Listeners []Listener    // listeners for workers and standbys; closed by Run
 	Address   string        // of this coordinator in the election
 	Copy      *replica.Copy // of the Server's table of conversations
 	Instances Instances
@@ -102,7 +102,7 @@ func (m *Member) Leading(do func()) bool {
 // the workers' connections, lets the standbys fetch the last changes, and resigns from the
 // election.
 func (m *Member) Run(ctx context.Context) error {
-	// The election and the server go on until this coordinator has stepped down.
+	// The election and the server continue until this coordinator has stepped down.
 	beyond, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	ctx, stop := context.WithCancel(ctx)
@@ -174,7 +174,7 @@ func (m *Member) shut() {
 	}
 }
 
-// lead begins a term with an epoch, or goes on with it.
+// lead begins a term with an epoch, or continues the term with that epoch.
 func (m *Member) lead(epoch uint64) {
 	if !m.leads.Load() {
 		m.o.Copy.Lead(m.o.Instances.Number)
@@ -261,8 +261,8 @@ func (f *Finder) address() string {
 	return s.Leader.Address
 }
 
-// Run follows the election until ctx ends. It calls redial when the leader's address is
-// not the one that was dialled last.
+// Run follows the election until ctx ends. It calls redial when the leader's address
+// differs from the last dialled address.
 func (f *Finder) Run(ctx context.Context, redial func()) {
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -75,16 +75,16 @@ func TestTakeOver(t *testing.T) {
 	if second.Leads() || !first.Leads() || !w.Connected() {
 		t.Fatal("the second leads before its time")
 	}
-	numbers.there.Store(second.host) // the worker gets these by the topic of membership
+	numbers.there.Store(second.host) // the worker gets these numbers by TopicMembership
 	first.stop()
 	eventually(t, "the second leads and has the lease", func() bool { return second.Leads() && w.Connected() && second.Open() == 1 })
 	if n := first.Open(); n != 0 {
-		t.Errorf("%d leases are left with the first", n)
+		t.Errorf("%d leases remain at the first coordinator", n)
 	}
 	for id, want := range home {
 		p, by := place(t, w, id)
 		if !by || names(p) != want || p.Turn.Number != 2 {
-			t.Errorf("%s: turn %d on %s, by the coordinator %v; it was on %s", id, p.Turn.Number, names(p), by, want)
+			t.Errorf("%s: turn %d on %s, placed by the coordinator: %v; home before: %s", id, p.Turn.Number, names(p), by, want)
 		}
 		p.Lease.Release()
 	}
@@ -135,7 +135,7 @@ func TestFailOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := c.Read(make([]byte, 1)); err == nil || n != 0 {
-		t.Errorf("a standby says %d bytes, %v", n, err)
+		t.Errorf("a standby sent %d bytes, %v", n, err)
 	}
 	c.Close()
 	if w.Connected() {
@@ -155,7 +155,7 @@ func TestFailOver(t *testing.T) {
 		eventually(t, "the other has the lease", func() bool { return both[now].Open() == 1 && both[before].Open() == 0 && w.Connected() })
 		p, by := place(t, w, "x")
 		if !by || names(p) != names(held) || p.Turn.Number != int32(round)+2 {
-			t.Errorf("round %d: turn %d on %s, by the coordinator %v; it was on %s", round, p.Turn.Number, names(p), by, names(held))
+			t.Errorf("round %d: turn %d on %s, placed by the coordinator: %v; home before: %s", round, p.Turn.Number, names(p), by, names(held))
 		}
 		p.Lease.Release()
 		eventually(t, "the former one is in step", both[before].Ready)
@@ -176,8 +176,8 @@ func TestLeading(t *testing.T) {
 	v := newVote()
 	h := newHost(t, "p0", "d0")
 	c := newCandidate(t, h, listen(t), v, nil)
-	if c.Leading(func() { t.Error("it leads before it is called") }) {
-		t.Error("it leads before it is called")
+	if c.Leading(func() { t.Error("Leading called its function before the process leads") }) {
+		t.Error("Leading = true before the process leads")
 	}
 	v.set(election.Standing{Leader: election.Leader{Address: c.address, Epoch: 10}, Leads: true})
 	eventually(t, "it leads", c.Leads)
@@ -197,14 +197,14 @@ func TestLeading(t *testing.T) {
 		}
 		p.Lease.Release()
 		if !c.Leads() {
-			t.Error("it has stepped down meanwhile")
+			t.Error("the process stepped down during the operation")
 		}
 	}) {
-		t.Error("it does not lead")
+		t.Error("Leading = false for the leader")
 	}
 	eventually(t, "it follows", func() bool { return !c.Leads() })
-	if c.Leading(func() { t.Error("it leads still") }) {
-		t.Error("it leads still")
+	if c.Leading(func() { t.Error("Leading called its function after the process stepped down") }) {
+		t.Error("Leading = true after the process stepped down")
 	}
 	v.set(election.Standing{Leader: election.Leader{Address: c.address, Epoch: 12}, Leads: true})
 	eventually(t, "it leads again", c.Leads)

@@ -27,8 +27,8 @@ import (
 type Source interface {
 	// Name is the source of its engines in the registry.
 	Name() string
-	// Run searches until ctx ends. It calls found, from its own goroutine, with the
-	// complete list whenever that may have changed. Before the first call nothing is
+	// Run searches until ctx ends. It calls found from its own goroutine with the
+	// complete list whenever the list may have changed. Before the first call no list is
 	// known.
 	Run(ctx context.Context, found func([]config.Engine))
 }
@@ -52,8 +52,8 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// retryRefused is the time until an engine that the registry rejected is offered again:
-// its name may be free by then.
+// retryRefused is the pause before a rejected engine is offered to the registry again.
+// Its name may be free by then.
 const retryRefused = 2 * time.Second
 
 // Manager runs the sources of a configuration.
@@ -244,10 +244,10 @@ func (t *trouble) note(err error) {
 	switch {
 	case err == nil && t.last != "":
 		t.last = ""
-		t.log.Info("engines can be looked for again", "source", t.source)
+		t.log.Info("discovery of engines works again", "source", t.source)
 	case err != nil && err.Error() != t.last:
 		t.last = err.Error()
-		t.log.Warn("engines cannot be looked for; those that are known stay", "source", t.source, "error", err)
+		t.log.Warn("discovery of engines failed; the known engines stay", "source", t.source, "error", err)
 	}
 }
 

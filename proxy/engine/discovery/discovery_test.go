@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// script is a source that hands over what the test sends.
+// script is a source that passes on the lists of the test.
 type script struct{ lists chan []config.Engine }
 
 func (script) Name() string { return "script" }
@@ -28,8 +28,8 @@ func (s script) Run(ctx context.Context, found func([]config.Engine)) {
 	}
 }
 
-// running starts a manager with one scripted source; send hands it a list and
-// waits until that is taken.
+// running starts a manager with one scripted source. send passes a list to the source and
+// waits until the manager has taken it.
 func running(t *testing.T, allow ...string) (r *fakeRegistry, l *logs, send func(...config.Engine)) {
 	t.Helper()
 	r, l = newFakeRegistry(), &logs{}
@@ -55,14 +55,14 @@ func TestBadEntryHarmsNoOther(t *testing.T) {
 		r.refuse["b"] = "the name is taken"
 		send(spec("a", "http://a"), spec("b", "http://b"), spec("c", "http://c"))
 		if got := r.names("script"); !slices.Equal(got, []string{"a", "c"}) {
-			t.Errorf("taken: %v", got)
+			t.Errorf("engines %v, want a, c", got)
 		}
 		if text := l.take(); !strings.Contains(text, "engine=b") || !strings.Contains(text, "the name is taken") || strings.Contains(text, "engine=a") {
 			t.Errorf("logged: %s", text)
 		}
 		time.Sleep(10 * time.Second)
 		if text := l.take(); text != "" {
-			t.Errorf("said again: %s", text)
+			t.Errorf("the refusal was logged again: %s", text)
 		}
 		r.mu.Lock()
 		delete(r.refuse, "b")
@@ -75,7 +75,7 @@ func TestBadEntryHarmsNoOther(t *testing.T) {
 		applied := r.applied
 		time.Sleep(10 * time.Second)
 		if r.applied != applied {
-			t.Error("a list that was taken is offered again")
+			t.Error("a list without changes was applied again")
 		}
 	})
 }
@@ -86,23 +86,23 @@ func TestRefusedChangeKeepsWhatWasTaken(t *testing.T) {
 		old, next := spec("a", "http://a"), spec("a", "http://a2")
 		old.Model, next.Model = "old", "new"
 		send(old)
-		r.refuse["a"] = "old" // takes that version alone
+		r.refuse["a"] = "old" // the registry refuses only that version
 		send(next, spec("b", "http://b"))
 		if got := r.spec(t, "script", "a"); got != old {
 			t.Errorf("got %+v", got)
 		}
 		if got := r.names("script"); !slices.Equal(got, []string{"a", "b"}) {
-			t.Errorf("taken: %v", got)
+			t.Errorf("engines %v, want a, b", got)
 		}
 		r.refuse["a"] = "neither"
 		send(next)
 		if got := r.names("script"); len(got) != 0 {
-			t.Errorf("taken: %v", got)
+			t.Errorf("engines %v, want none", got)
 		}
 	})
 }
 
-// errRegistry refuses everything, and no single engine is at fault.
+// errRegistry refuses every list without naming an engine.
 type errRegistry struct{}
 
 func (errRegistry) Apply(string, []config.Engine, time.Duration) error { return errors.New("no") }
@@ -115,7 +115,7 @@ func TestRegistryFault(t *testing.T) {
 	}
 	k := &taker{m: m, source: "x", taken: map[string]config.Engine{}, logged: map[string]string{}}
 	if !k.take([]config.Engine{spec("a", "http://a")}) || !strings.Contains(l.take(), "nothing changes") {
-		t.Error("it is not said")
+		t.Error("the refusal was not logged")
 	}
 }
 
@@ -129,7 +129,7 @@ func TestAllow(t *testing.T) {
 	allow := []string{"10.0.0.0/8", "192.168.0.7", "fd00::/8", "engine-1.Lab", ".llm.svc"}
 	for name, tt := range map[string]struct {
 		engine config.Engine
-		key    string // that is refused
+		key    string // configuration key in the error; "": no error
 	}{
 		"network":               {at("http://10.1.2.3:8000"), ""},
 		"other network":         {at("http://11.1.2.3:8000"), "url"},
@@ -176,7 +176,7 @@ func TestNotAllowedIsLeftOut(t *testing.T) {
 		r, l, send := running(t, "10.0.0.0/8")
 		send(spec("a", "http://10.0.0.1:1"), spec("b", "http://127.0.0.1:9090"))
 		if got := r.names("script"); !slices.Equal(got, []string{"a"}) {
-			t.Errorf("taken: %v", got)
+			t.Errorf("engines %v, want a", got)
 		}
 		if text := l.take(); !strings.Contains(text, "engine=b") || !strings.Contains(text, "discovery.allow") {
 			t.Errorf("logged: %s", text)

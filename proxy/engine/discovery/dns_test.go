@@ -21,11 +21,11 @@ type nameServer struct {
 	conn net.PacketConn
 
 	mu      sync.Mutex
-	ips     map[string][]string // by name without the last dot
-	srv     map[string][]srv    // the same
-	failing map[string]bool     // answered with SERVFAIL
-	silent  bool                // nothing is answered
-	asked   map[string]int      // questions by name, that were answered
+	ips     map[string][]string // addresses by name; names have no final dot
+	srv     map[string][]srv    // SRV records by name
+	failing map[string]bool     // names that are answered with SERVFAIL
+	silent  bool                // the server answers no request
+	asked   map[string]int      // answered requests by name
 }
 
 type srv struct {
@@ -108,15 +108,15 @@ func (s *nameServer) answer(m dnsmessage.Message) *dnsmessage.Message {
 	return a
 }
 
-// set changes what is answered.
+// set changes the server's answers.
 func (s *nameServer) set(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change()
 }
 
-// rounds waits until a name has been looked up so many times more; a lookup of
-// addresses of both families is two questions.
+// rounds waits for n more look-ups of a name. A look-up of both address families sends
+// two requests.
 func (s *nameServer) rounds(name string, n int) {
 	s.t.Helper()
 	s.mu.Lock()
@@ -129,7 +129,7 @@ func (s *nameServer) rounds(name string, n int) {
 	})
 }
 
-// eventually waits for a condition; its bound is no claim about speed.
+// eventually waits for a condition. Its limit is long and makes no claim about speed.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
@@ -217,8 +217,8 @@ func TestDNSServices(t *testing.T) {
 	eventually(t, "records go", r.has("e@node-b.test:8001"))
 }
 
-// A server that fails or answers nothing takes nothing out, and an answer that
-// lacks an engine must come thrice.
+// A server that fails or does not answer removes no engine. An engine is removed only
+// after three answers without it.
 func TestDNSTroubleChangesNothing(t *testing.T) {
 	s := startNameServer(t)
 	s.set(func() { s.ips["e.test"] = []string{"10.0.0.1", "10.0.0.2"} })
@@ -231,12 +231,12 @@ func TestDNSTroubleChangesNothing(t *testing.T) {
 	if !r.has("e@10.0.0.1", "e@10.0.0.2", "o@10.0.1.2")() {
 		t.Errorf("engines are %v", r.names("dns"))
 	}
-	if text := l.take(); strings.Count(text, "cannot be looked for") != 1 || !strings.Contains(text, "e.test") {
+	if text := l.take(); strings.Count(text, "discovery of engines failed") != 1 || !strings.Contains(text, "e.test") {
 		t.Errorf("logged: %s", text)
 	}
 	s.set(func() { s.failing["e.test"], s.ips["e.test"] = false, []string{"10.0.0.2"} })
 	eventually(t, "what is gone goes", r.has("e@10.0.0.2", "o@10.0.1.2"))
-	eventually(t, "the end of the trouble is said", func() bool { return strings.Contains(l.take(), "looked for again") })
+	eventually(t, "the end of the trouble is said", func() bool { return strings.Contains(l.take(), "works again") })
 }
 
 func TestDNSMisses(t *testing.T) {
@@ -244,16 +244,15 @@ func TestDNSMisses(t *testing.T) {
 	name := d.names[0]
 	for round, hosts := range [][]string{{"10.0.0.1:1", "10.0.0.2:1"}, {}, {"10.0.0.2:1"}, {}} {
 		if d.update(name, hosts); round < 3 && len(name.found) != 2 {
-			t.Fatalf("round %d: %d are left", round, len(name.found))
+			t.Fatalf("round %d: %d engines remain", round, len(name.found))
 		}
 	}
 	if len(name.found) != 1 || name.found["10.0.0.2:1"] == nil {
-		t.Errorf("%v are left", name.found)
+		t.Errorf("remaining engines: %v", name.found)
 	}
 }
 
-// What a name server says of a service ends in engines that are valid, or
-// nothing.
+// For any answers of a name server, discovery finds valid engines or none.
 func FuzzDNSHost(f *testing.F) {
 	f.Add("node-a.test", uint16(8000))
 	f.Add("fd00::1", uint16(1))

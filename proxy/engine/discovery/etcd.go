@@ -19,8 +19,8 @@ const (
 	listEvery = 10 * time.Second
 	// listAgain is the pause after a failed listing.
 	listAgain = time.Second
-	// keepLost is how long engines stay after a store has lost its data: the engines
-	// need time to notice that their leases are gone.
+	// keepLost is how long engines stay after a store has lost its data: the engines need
+	// time to notice that their leases no longer exist.
 	keepLost = 30 * time.Second
 )
 
@@ -111,8 +111,8 @@ func (s *etcdSource) takeAll(head *etcdserverpb.ResponseHeader, kvs []*mvccpb.Ke
 	}
 }
 
-// watch applies changes after the last listing until the next listing is due. An error
-// says why a listing is needed now. Compacted changes are not an error: the next
+// watch applies changes after the last listing until the next listing is due. An error is
+// the reason for an immediate new listing. Compacted changes are not an error: the next
 // listing has them.
 func (s *etcdSource) watch(ctx context.Context, client *clientv3.Client, found func([]config.Engine)) error {
 	return etcd.Follow(ctx, client, s.prefix, s.revision, s.every, func(batch clientv3.WatchResponse) {

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// store is a source without its client: the test plays etcd.
+// store is a source without a client. The test supplies the data of etcd.
 type store struct {
 	*etcdSource
 	logs *logs
@@ -29,7 +29,7 @@ func newStore(t *testing.T) *store {
 	return &store{etcdSource: s, logs: l, now: time.Unix(1e9, 0)}
 }
 
-// list plays one listing.
+// list passes one listing to the source.
 func (s *store) list(cluster uint64, revision int64, kvs ...*mvccpb.KeyValue) {
 	s.takeAll(&etcdserverpb.ResponseHeader{ClusterId: cluster, Revision: revision}, kvs, s.now)
 }
@@ -49,7 +49,7 @@ func kv(key, value string, created int64) *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{Key: []byte("/e/" + key), Value: []byte(value), CreateRevision: created}
 }
 
-// rec is a record of an engine.
+// rec returns the record of an engine.
 func rec(key, name string, created int64) *mvccpb.KeyValue {
 	return kv(key, `{"name":"`+name+`","url":"http://`+name+`:1","role":"both"}`, created)
 }
@@ -82,12 +82,12 @@ func TestBadRecordIsLeftOut(t *testing.T) {
 		t.Errorf("logged: %s", text)
 	}
 	s.put(kv("a", "nonsense", 3))
-	s.want(t, "a") // as it was
+	s.want(t, "a") // unchanged
 	s.logs.take()
 	s.list(1, 11, kv("a", "nonsense", 3), kv("x", "{", 4))
 	s.want(t, "a")
 	if text := s.logs.take(); text != "" {
-		t.Errorf("said again: %s", text)
+		t.Errorf("the problem was logged again: %s", text)
 	}
 	s.list(1, 12)
 	s.want(t)
@@ -107,8 +107,8 @@ func TestYoungestRecordOfAnEngineCounts(t *testing.T) {
 	}
 }
 
-// A store that came back without its data has not said that the engines are
-// gone: they have time to register again.
+// A store that restarts without its data does not remove the engines. They have time to
+// register again.
 func TestStoreThatLostItsData(t *testing.T) {
 	for name, back := range map[string]struct {
 		cluster  uint64
@@ -174,8 +174,8 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// A worker that was started anew registers beside its own record whose lease is
-// not over.
+// A restarted worker registers while its earlier record, whose lease has not expired,
+// still exists.
 func TestWorkerStartedAnew(t *testing.T) {
 	s := newCluster(config.DiscoveryTRTLLM{ClusterURI: "etcd://a:1, etcd://b:2", ClusterName: "blue"}, (&logs{}).logger())
 	if !slices.Equal(s.etcd.Endpoints, []string{"http://a:1", "http://b:2"}) || s.prefix != "/trtllm-disagg/blue/workers/" {
@@ -195,7 +195,7 @@ func TestWorkerStartedAnew(t *testing.T) {
 	}
 }
 
-// What anyone writes to etcd ends in engines that are valid, or nothing.
+// For any data in etcd, discovery finds valid engines or none.
 func FuzzRecords(f *testing.F) {
 	f.Add("/p/w", []byte(`{"host":"h","port":1,"role":0}`))
 	f.Add("/p/CONTEXT-[::1]:1", []byte(`{"host":"[::1]","port":65535,"role":1,"worker_id":1}`))
@@ -205,7 +205,7 @@ func FuzzRecords(f *testing.F) {
 			e, err := read(key, value)
 			if err != nil {
 				if e != (config.Engine{}) {
-					t.Errorf("engine %+v beside error %v", e, err)
+					t.Errorf("engine %+v together with error %v", e, err)
 				}
 				continue
 			}

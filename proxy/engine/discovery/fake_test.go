@@ -14,7 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// fakeRegistry notes the list of each source; it refuses the names in refuse.
+// fakeRegistry stores the list of each source. It refuses the names in refuse.
 type fakeRegistry struct {
 	mu      sync.Mutex
 	lists   map[string][]config.Engine
@@ -71,7 +71,7 @@ func (r *fakeRegistry) spec(t *testing.T, source, name string) config.Engine {
 	return config.Engine{}
 }
 
-// logs collects what is logged.
+// logs collects log lines.
 type logs struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -83,7 +83,7 @@ func (l *logs) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// take returns what was logged since the last call.
+// take returns the log lines since the last call.
 func (l *logs) take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +93,7 @@ func (l *logs) take() string {
 
 func (l *logs) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
-// options are those of a test.
+// options returns the options of a test.
 func options(r Registry, l *logs) Options {
 	return Options{Registry: r, Log: l.logger(), DrainFor: func() time.Duration { return time.Minute }}
 }

@@ -77,6 +77,6 @@ func (s *fileSource) refuse(err error) {
 		problems = config.Problems{{Message: err.Error()}}
 	}
 	for _, p := range problems {
-		s.log.Error("list of engines refused; those that are known stay", "path", s.path, "line", p.Line, "key", p.Key, "problem", p.Message)
+		s.log.Error("list of engines refused; the known engines stay", "path", s.path, "line", p.Line, "key", p.Key, "problem", p.Message)
 	}
 }

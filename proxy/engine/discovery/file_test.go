@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// fileCase is a watched file. Each write is followed by the two seconds within
-// which it must be noticed.
+// fileCase is a watched file. After each write the test waits for the two seconds in
+// which the source must notice the change.
 type fileCase struct {
 	t    *testing.T
 	path string
@@ -47,7 +47,7 @@ func (f *fileCase) put(text string) {
 	}
 }
 
-// write replaces the file and gives it the time to be noticed.
+// write replaces the file and waits until the source must have noticed the change.
 func (f *fileCase) write(text string) {
 	f.t.Helper()
 	f.put(text)
@@ -71,16 +71,16 @@ const (
 func TestFileIsFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := watchFile(t, "engines.toml", fileA)
-		f.want("a") // at once
+		f.want("a") // without a wait
 		f.write(fileA + fileB)
 		f.want("a", "b")
-		// The same size within the same instant: content counts.
+		// The size and the time are the same, but the content differs.
 		f.write(fileA + strings.ReplaceAll(fileB, "b", "c"))
 		f.write(jsonAB)
 		f.want("a", "b")
 		f.write("engine = []\n")
 		f.want()
-		// As orchestrators replace files: another one, renamed.
+		// Orchestrators replace a file by renaming another file.
 		next := f.path + ".new"
 		if err := os.WriteFile(next, []byte(fileB), 0o600); err != nil {
 			t.Fatal(err)
@@ -94,7 +94,7 @@ func TestFileIsFollowed(t *testing.T) {
 		applied := f.r.applied
 		time.Sleep(time.Minute)
 		if f.r.applied != applied {
-			t.Error("an unchanged file is taken again")
+			t.Error("an unchanged file was applied again")
 		}
 	})
 }
@@ -120,7 +120,7 @@ func TestBadFileChangesNothing(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				if text := f.l.take(); text != "" {
-					t.Errorf("said again: %s", text)
+					t.Errorf("the problem was logged again: %s", text)
 				}
 				f.write(fileB)
 				f.want("b")
@@ -137,7 +137,7 @@ func TestMissingFile(t *testing.T) {
 		}
 		f.write(jsonAB)
 		f.want("a", "b")
-		if text := f.l.take(); !strings.Contains(text, "looked for again") {
+		if text := f.l.take(); !strings.Contains(text, "works again") {
 			t.Errorf("logged: %s", text)
 		}
 		if err := os.Remove(f.path); err != nil {
@@ -157,18 +157,18 @@ func TestMissingFile(t *testing.T) {
 	})
 }
 
-// A file that is being written is not taken before it is whole.
+// The source does not use a partly written file.
 func TestFileBeingWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := watchFile(t, "engines.toml", fileA+fileB)
 		time.Sleep(readFileEvery - time.Millisecond)
-		f.put(fileA) // seen once
+		f.put(fileA) // the source has read the file once
 		time.Sleep(readFileEvery / 2)
 		f.put(fileA + fileB)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		if f.want("a", "b"); f.r.applied != 1 {
-			t.Errorf("%d lists were taken", f.r.applied)
+			t.Errorf("%d lists were applied", f.r.applied)
 		}
 	})
 }

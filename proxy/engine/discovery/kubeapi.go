@@ -22,8 +22,8 @@ import (
 const (
 	// kubeListTimeout bounds one listing.
 	kubeListTimeout = 30 * time.Second
-	// kubeWatchFor is the time-out that a watch asks of the API server. A watch that is
-	// open for kubeGrace longer is closed.
+	// kubeWatchFor is the time-out that a watch requests from the API server. The source
+	// closes a watch that is still open kubeGrace later.
 	kubeWatchFor = 5 * time.Minute
 	kubeGrace    = 15 * time.Second
 	// kubeListEvery is the time after which a watch begins with a new listing: if the
@@ -40,7 +40,7 @@ const (
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // errGone says that the requested history no longer exists: a new listing is needed.
-var errGone = errors.New("what happened since the last listing is not kept any more")
+var errGone = errors.New("the history since the last listing no longer exists")
 
 // kubeAPI is a client of an API server. Its methods are safe for concurrent use.
 type kubeAPI struct {
@@ -79,7 +79,8 @@ func newKubeAPI(cfg config.DiscoveryKubernetes, account string, getenv func(stri
 		ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout: 10 * time.Second, ResponseHeaderTimeout: kubeListTimeout, IdleConnTimeout: time.Minute,
 		DialContext: (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 10 * time.Second}).DialContext,
-		// Pings detect a server whose host is gone, which sends no reset.
+		// Pings detect that the server's host has lost power or its link: such a host
+		// sends no reset.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second},
 	}
 	if ca != "" {

@@ -74,7 +74,7 @@ const (
 	kubeModified = "MODIFIED"
 	kubeDeleted  = "DELETED"
 	kubeBookmark = "BOOKMARK" // its object has only a version
-	kubeError    = "ERROR"    // its object is a kubeStatus
+	kubeError    = "ERROR"    // the object of the event is a kubeStatus
 )
 
 // kubeEvent is one line of a watch.

@@ -32,7 +32,7 @@ func newKube(t *testing.T, cfg config.DiscoveryKubernetes, l *logs) *kubeSource 
 	return s
 }
 
-// has puts objects into a watch, as listed.
+// has sends objects to a watch, as a listing does.
 func (w *kubeWatch) has(t *testing.T, objects ...string) {
 	t.Helper()
 	w.objects = map[string]*kubeObject{}
@@ -45,7 +45,7 @@ func (w *kubeWatch) has(t *testing.T, objects ...string) {
 	}
 }
 
-// sliceOf is an EndpointSlice whose endpoints and ports are JSON.
+// sliceOf returns an EndpointSlice. endpoints and ports are JSON.
 func sliceOf(name, family, endpoints, ports string) string {
 	return fmt.Sprintf(`{"metadata":{"namespace":"llm","name":%q,"labels":{"kubernetes.io/service-name":"vllm"}},"addressType":%q,"endpoints":[%s],"ports":[%s]}`, name, family, endpoints, ports)
 }
@@ -57,11 +57,11 @@ const (
 
 func TestEndpointConditions(t *testing.T) {
 	for conditions, takes := range map[string]bool{
-		`{}`:             true, // as the API says: unknown is ready
+		`{}`:             true, // the API defines an unknown state as ready
 		`{"ready":null}`: true,
 		`{"ready":true,"serving":true,"terminating":false}`:   true,
 		`{"ready":false,"serving":false,"terminating":false}`: false,
-		`{"ready":false,"serving":true,"terminating":true}`:   false, // drains
+		`{"ready":false,"serving":true,"terminating":true}`:   false, // the endpoint drains
 		`{"ready":false,"serving":false,"terminating":true}`:  false,
 		`{"ready":true,"serving":true,"terminating":true}`:    false, // publishNotReadyAddresses
 		`{"ready":true,"terminating":true}`:                   false,
@@ -81,7 +81,7 @@ func TestEndpointAddresses(t *testing.T) {
 		url    string
 		slices []string
 		want   []string // name and URL of each engine
-		events string   // of the first
+		events string   // event endpoint of the first engine
 		logged string
 	}{
 		"address": {"http://vllm.llm", []string{sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"]}`, httpPort)},
@@ -126,7 +126,7 @@ func TestEndpointAddresses(t *testing.T) {
 	}
 }
 
-// podOf is a pod with labels and annotations in JSON.
+// podOf returns a pod. labels and annotations are JSON.
 func podOf(uid, labels, annotations, more string) string {
 	return fmt.Sprintf(`{"metadata":{"namespace":"llm","name":"vllm-0","uid":%q,"labels":{%s},"annotations":{%s}%s}}`, uid, labels, annotations, more)
 }
@@ -138,9 +138,9 @@ func TestPodsSayMore(t *testing.T) {
 	for name, tt := range map[string]struct {
 		pattern func(*config.Engine)
 		pod     string
-		role    string // "": no engine
+		role    string // "": the pod is no engine
 		port    int
-		logged  string // level and text
+		logged  string // level and text of the log line
 	}{
 		"nothing":              {pod: podOf("u1", ``, ``, ``), role: "prefill"},
 		"prefill":              {pod: podOf("u1", `"llm-d.ai/role":"prefill"`, ``, ``), role: "prefill"},
@@ -188,13 +188,13 @@ func TestPodsSayMore(t *testing.T) {
 			}
 			s.engines()
 			if text := l.take(); text != "" {
-				t.Errorf("said again: %s", text)
+				t.Errorf("the problem was logged again: %s", text)
 			}
 		})
 	}
 }
 
-// The labels of a Service are those of its EndpointSlices too.
+// EndpointSlices have the labels of their Service.
 func TestServiceSaysRole(t *testing.T) {
 	s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{kubePattern("http://vllm.llm")}}, nil)
 	slice := sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],`+podRef+`}`, httpPort)

@@ -21,7 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// recorded reads what kube-apiserver v1.34.4 said.
+// recorded returns a recorded answer of kube-apiserver v1.34.4.
 func recorded(t testing.TB, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "kubernetes", name))
@@ -31,13 +31,13 @@ func recorded(t testing.TB, name string) string {
 	return string(text)
 }
 
-// kubeWire answers requests from a script, the last entry again and again, and
-// notes them.
+// kubeWire answers requests from a script and records them. It repeats the last entry of
+// the script.
 type kubeWire struct {
 	mu     sync.Mutex
 	lists  []func() (int, io.Reader)
 	watchs []func() (int, io.Reader)
-	asked  []string // list or watch, with the version
+	asked  []string // "list" or "watch", with the version
 	last   *url.URL
 }
 
@@ -45,11 +45,11 @@ func says(status int, text string) func() (int, io.Reader) {
 	return func() (int, io.Reader) { return status, strings.NewReader(text) }
 }
 
-// stays says something and keeps the answer open until it is closed.
+// stays returns an answer with a text. The answer stays open until the client closes it.
 func stays(text string) func() (int, io.Reader) {
 	return func() (int, io.Reader) {
 		r, w := io.Pipe()
-		go func() { _, _ = io.WriteString(w, text) }() // until the reader is closed
+		go func() { _, _ = io.WriteString(w, text) }() // blocks until the reader is closed
 		return 200, r
 	}
 }
@@ -87,7 +87,7 @@ type closing struct {
 
 func (c closing) Close() error { c.stop(); return c.ReadCloser.Close() }
 
-// requests returns what was asked since the last call.
+// requests returns the requests since the last call.
 func (w *kubeWire) requests() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -95,7 +95,7 @@ func (w *kubeWire) requests() []string {
 	return w.asked
 }
 
-// follow runs a source over a wire; lists returns the names of the last list.
+// follow runs a source over a wire. lists returns the names in the last list.
 func follow(t *testing.T, w *kubeWire, l *logs) (names func() []string) {
 	t.Helper()
 	s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{kubePattern("http://prefill.llm")}}, l)
@@ -124,8 +124,9 @@ func follow(t *testing.T, w *kubeWire, l *logs) (names func() []string) {
 	}
 }
 
-// What a real API server says: an endpoint terminates, its slice leaves for
-// another Service, bookmarks tell the version, and later history is gone.
+// The test uses recorded answers of a real API server: an endpoint terminates, its slice
+// moves to another Service, bookmarks give the version, and the old history no longer
+// exists.
 func TestRecordedWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stream := strings.SplitAfter(recorded(t, "watch.jsonl"), "\n")
@@ -141,28 +142,29 @@ func TestRecordedWatch(t *testing.T) {
 		w.mu.Lock()
 		if q := w.last.Query(); w.last.Path != "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices" || q.Get("labelSelector") != "kubernetes.io/service-name=prefill" ||
 			q.Get("allowWatchBookmarks") != "true" || q.Get("timeoutSeconds") != "300" {
-			t.Errorf("asked %s", w.last)
+			t.Errorf("request %s", w.last)
 		}
 		w.mu.Unlock()
-		time.Sleep(kubeWatchFor + kubeGrace + listAgain) // silent for too long: a listing
+		time.Sleep(kubeWatchFor + kubeGrace + listAgain) // the watch was silent for too long, so a listing follows
 		if got := names(); len(got) != 0 {
-			t.Errorf("after the termination: %v", got)
+			t.Errorf("engines after the termination: %v", got)
 		}
 		if got := w.requests(); !slices.Equal(got, []string{"list", "watch 206", "list", "watch 206"}) {
-			t.Errorf("asked %v", got)
+			t.Errorf("requests %v", got)
 		}
 		time.Sleep(kubeWatchFor + kubeGrace + listAgain)
 		if got := names(); !slices.Equal(got, []string{}) {
-			t.Errorf("after the end: %v", got)
+			t.Errorf("engines after the end: %v", got)
 		}
 		time.Sleep(3 * listAgain)
 		if got := w.requests(); !slices.Equal(got, []string{"list", "watch 222", "watch 209", "list", "watch 222"}) {
-			t.Errorf("asked %v", got)
+			t.Errorf("requests %v", got)
 		}
 	})
 }
 
-// A server that is away, forbids, or talks nonsense changes nothing.
+// Discovery changes nothing if the server does not answer, forbids the request or sends
+// garbage.
 func TestKubernetesTrouble(t *testing.T) {
 	for name, tt := range map[string]struct {
 		list, watch func() (int, io.Reader)
@@ -190,7 +192,7 @@ func TestKubernetesTrouble(t *testing.T) {
 				names := follow(t, w, l)
 				time.Sleep(10 * time.Second)
 				if got := names(); !slices.Equal(got, []string{"p@10.0.0.6", "p@prefill-0"}) {
-					t.Errorf("left: %v", got)
+					t.Errorf("remaining engines: %v", got)
 				}
 				text := l.take()
 				if !strings.Contains(text, tt.logged) || strings.Contains(text, "Bearer") {
@@ -204,9 +206,9 @@ func TestKubernetesTrouble(t *testing.T) {
 				w.mu.Unlock()
 				time.Sleep(2 * listAgain)
 				if got := names(); len(got) != 0 {
-					t.Errorf("once it is well: %v", got)
+					t.Errorf("engines after the recovery of the server: %v", got)
 				}
-				if text := l.take(); !strings.Contains(text, "can be looked for again") {
+				if text := l.take(); !strings.Contains(text, "works again") {
 					t.Errorf("logged: %s", text)
 				}
 			})
@@ -224,8 +226,8 @@ func (endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A watch that ends well is resumed where it was, and begun anew from time to
-// time.
+// A watch that ends regularly is resumed at its last version. From time to time a new
+// listing is made.
 func TestWatchIsResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bookmark := `{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"300"}}}`
@@ -249,12 +251,13 @@ func TestWatchIsResumed(t *testing.T) {
 		time.Sleep(14 * time.Minute)
 		names()
 		if got := w.requests(); !slices.Equal(got, []string{"list", "watch 206", "watch 300", "watch 300", "list", "watch 206"}) {
-			t.Errorf("asked %v", got)
+			t.Errorf("requests %v", got)
 		}
 	})
 }
 
-// A server that ends every watch at once is not asked in a circle.
+// If a server ends every watch at once, the source does not send requests in a tight
+// loop.
 func TestWatchEndsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &kubeWire{lists: []func() (int, io.Reader){says(200, recorded(t, "list.json"))}, watchs: []func() (int, io.Reader){says(200, "")}}
@@ -267,10 +270,10 @@ func TestWatchEndsAtOnce(t *testing.T) {
 	})
 }
 
-// Inside a cluster all is told by the pod's environment and service account; a
-// token that was renewed is shown from the next request on.
+// Inside a cluster, the pod's environment and service account contain the configuration.
+// After a renewal of the token, the next request uses the new token.
 func TestKubernetesInCluster(t *testing.T) {
-	var got []string // of each request: protocol, token
+	var got []string // protocol and token of each request
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got = append(got, r.Proto+" "+r.Header.Get("Authorization"))
 		if len(got) == 3 {
@@ -316,7 +319,7 @@ func TestKubernetesInCluster(t *testing.T) {
 	}
 	put("token", "")
 	if _, err := api.list(t.Context(), "/x", ""); err == nil {
-		t.Error("it asked without a token")
+		t.Error("a request was sent without a token")
 	}
 	if want := []string{"HTTP/2.0 Bearer first", "HTTP/2.0 Bearer second", "HTTP/2.0 Bearer second"}; !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
@@ -384,7 +387,7 @@ func FuzzKubeWatch(f *testing.F) {
 	})
 }
 
-// FuzzKubeList: whatever a server lists, the engines that come of it are sound.
+// FuzzKubeList: for any listing of a server, the resulting engines are valid.
 func FuzzKubeList(f *testing.F) {
 	f.Add(recorded(f, "list.json"))
 	f.Add(`{"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"},"endpoints":[{"addresses":["10.0.0.1","::1"]}],"ports":[{"port":70000}]},{"metadata":{"name":"a"}}]}`)

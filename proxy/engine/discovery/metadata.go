@@ -12,11 +12,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// newMetadata returns the source for TensorRT-LLM workers that register in the older
-// way, at a metadata server: a key trtllm/ID in etcd, without a lease
-// (tensorrt_llm/serve/metadata_server.py). A worker that dies leaves its key.
-// Upstream's orchestrator then deletes the key. Here the worker's probes fail, and the
-// proxy does not delete keys of other processes.
+// newMetadata returns the source for TensorRT-LLM workers that register in the older way,
+// at a metadata server: a key trtllm/ID in etcd, without a lease
+// (tensorrt_llm/serve/metadata_server.py). The key of a worker stays after the worker's
+// death. TensorRT-LLM's own orchestrator deletes such a key. The proxy does not delete
+// keys of other processes; the probes of the dead worker fail.
 func newMetadata(cfg config.DiscoveryTRTLLM, log *slog.Logger) *etcdSource {
 	s := newEtcd("trtllm-metadata", etcdEndpoints(cfg.MetadataURI), "trtllm/", log)
 	s.read, s.every = readMetadata, time.Duration(cfg.RefreshInterval)

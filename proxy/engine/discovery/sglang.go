@@ -116,7 +116,7 @@ type sglangTopology struct {
 	HTTPPort int `json:"prefill_http_port"`
 }
 
-// ask returns the topology of the engine to which a registry belongs.
+// ask requests the topology of the engine to which a registry belongs.
 func (s *sglangSource) ask(ctx context.Context, r *sglangRegistry) (t sglangTopology, err error) {
 	at := "http://" + net.JoinHostPort(r.host, r.port) + "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
@@ -136,7 +136,7 @@ func (s *sglangSource) ask(ctx context.Context, r *sglangRegistry) (t sglangTopo
 	case resp.StatusCode == http.StatusServiceUnavailable:
 		return t, errors.New("ask registry: not all ranks have registered")
 	case resp.StatusCode == http.StatusBadRequest:
-		return t, errors.New("ask registry: it is of an older form: configure the engine by its own address")
+		return t, errors.New("ask registry: its version is too old: configure the engine by its own address")
 	case resp.StatusCode != http.StatusOK:
 		return t, fmt.Errorf("ask registry: it answered with status %d", resp.StatusCode)
 	}
@@ -144,7 +144,7 @@ func (s *sglangSource) ask(ctx context.Context, r *sglangRegistry) (t sglangTopo
 		return t, errors.New("ask registry: the answer is no topology")
 	}
 	if t.HTTPPort <= 0 || t.HTTPPort > 65535 {
-		return t, errors.New("ask registry: it does not say where its engine is: configure the engine by its own address")
+		return t, errors.New("ask registry: its answer lacks the engine's address: configure the engine by its own address")
 	}
 	return t, nil
 }

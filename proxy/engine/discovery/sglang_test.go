@@ -18,7 +18,7 @@ import (
 // fakeRegistries answers for bootstrap registries by host:port.
 type fakeRegistries struct {
 	mu    sync.Mutex
-	say   map[string]string // body of a 200; "503" and the like: that status; "" cannot be reached
+	say   map[string]string // the body of an answer with status 200; "503" or similar: an answer with that status; "": unreachable
 	asked []string
 }
 
@@ -50,8 +50,9 @@ func registryAt(name, url string) config.Engine {
 
 const wholeTopology = `{"attn_tp_size":2,"attn_cp_size":1,"dp_size":4,"pp_size":1,"page_size":64,"kv_cache_dtype":"auto","follow_bootstrap_room":true,"prefill_http_port":30000,"target_tp_rank":null}`
 
-// TestSGLangRegistries: an engine is where its registry says it is, from when
-// all of its ranks have registered, and stays while the registry is away.
+// TestSGLangRegistries: the address of an engine comes from its registry. The engine
+// appears when all of its ranks have registered. It stays while the registry is
+// unreachable.
 func TestSGLangRegistries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, l := newFakeRegistry(), &logs{}
@@ -92,14 +93,14 @@ func TestSGLangRegistries(t *testing.T) {
 		if got := r.spec(t, "sglang", "four"); got != want {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
-		for _, tt := range [...][2]string{ // what is the same twice is said once
-			{"", "connection refused"}, {`{"dp_size":1}`, "where its engine is"}, {"503", "ranks"}, {"400", "older form"},
-			{"302", "status 302"}, {`{"dp_size":1,"prefill_http_port":65536}`, "where its engine is"}, {"x", "no topology"},
+		for _, tt := range [...][2]string{ // repeated states cause only one log line
+			{"", "connection refused"}, {`{"dp_size":1}`, "engine's address"}, {"503", "ranks"}, {"400", "too old"},
+			{"302", "status 302"}, {`{"dp_size":1,"prefill_http_port":65536}`, "engine's address"}, {"x", "no topology"},
 		} {
 			say, why := tt[0], tt[1]
 			f.set("10.0.0.5:8998", say)
 			if log := next(); !strings.Contains(log, why) {
-				t.Errorf("%q: the log says %s", say, log)
+				t.Errorf("%q: the log is %s", say, log)
 			}
 			if got := r.names("sglang"); !slices.Equal(got, []string{"four", "six"}) {
 				t.Errorf("%q: engines %v", say, got)
@@ -108,11 +109,11 @@ func TestSGLangRegistries(t *testing.T) {
 		f.set("10.0.0.5:8998", strings.Replace(strings.Replace(wholeTopology, "30000", "30001", 1), `"dp_size":4`, `"dp_size":2`, 1))
 		next()
 		if got := r.spec(t, "sglang", "four"); got.URL != "http://10.0.0.5:30001" || got.Ranks != 2 {
-			t.Errorf("after a restart: %+v", got)
+			t.Errorf("engine after a restart: %+v", got)
 		}
 		for _, url := range f.asked {
 			if !strings.HasSuffix(url, "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1") {
-				t.Errorf("asked %s", url)
+				t.Errorf("request of %s", url)
 			}
 		}
 	})

@@ -150,8 +150,8 @@ func (s *Storage) Complete() bool { return s.registrations.Complete() }
 func (s *Storage) Close() error { return s.listener.Close() }
 
 // Release gives the store to a successor. When it returns, this process answers no more
-// requests, and the successor can read all stored keys. Run goes on with the
-// successor's workers.
+// requests, and the successor can read all stored keys. Run continues with the workers
+// that register at the successor.
 func (s *Storage) Release() {
 	s.release()
 	<-s.released

@@ -176,12 +176,12 @@ func TestStorageExpires(t *testing.T) {
 		}
 		run(10 * time.Second)
 		if got := c.names(); got == "" {
-			t.Error("it has left within its time")
+			t.Error("the worker was removed within its time")
 		}
 		time.Sleep(time.Minute) // the proxy stands still and reads no heartbeats
 		c.s.sweep(time.Now())
 		if got := c.names(); got == "" {
-			t.Error("it has left by the proxy's own fault")
+			t.Error("the worker was removed although the proxy itself stood still")
 		}
 		run(2 * time.Second)
 		if got := c.names(); got != "" {
@@ -292,7 +292,7 @@ func TestStorageSuccessor(t *testing.T) {
 	}
 	_, lists := start(l)
 	if list := <-lists; len(list) != 1 || list[0].Name != contextW {
-		t.Errorf("%+v", list)
+		t.Errorf("lists = %+v", list)
 	}
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
@@ -322,12 +322,12 @@ func TestStorageSuccessor(t *testing.T) {
 	post(again)
 	first.Release()
 	if list := <-lists; len(list) != 1 || list[0].Name != again {
-		t.Errorf("%+v", list)
+		t.Errorf("lists = %+v", list)
 	}
 	third := strings.Replace(contextW, "0123", "0001", 1)
 	post(third)
 	if list := <-lists; len(list) != 1 || list[0].Name != third {
-		t.Errorf("%+v", list)
+		t.Errorf("lists = %+v", list)
 	}
 	close(stop)
 	wg.Wait()
@@ -345,13 +345,13 @@ func TestStorageIsBounded(t *testing.T) {
 		t.Errorf("%d keys", n)
 	}
 	if !s.set("k0", "y", 0, true, "") || !s.set("more", value[:2000], 0, false, "") || s.set("k0", value, 0, true, "") {
-		t.Error("room that was given up is lost, or more is taken than there is")
+		t.Error("freed space is not available, or the limit is exceeded")
 	}
 	for key := range s.items {
 		s.remove(key)
 	}
 	if s.texts != 0 {
-		t.Errorf("%d bytes are left of nothing", s.texts)
+		t.Errorf("%d bytes are counted for an empty store", s.texts)
 	}
 }
 
@@ -386,7 +386,7 @@ func TestStorageHammer(t *testing.T) {
 	}
 	wg.Wait()
 	if left := s.workers(); len(left) != 0 {
-		t.Errorf("%d workers are left", len(left))
+		t.Errorf("%d workers remain", len(left))
 	}
 }
 

@@ -3,8 +3,8 @@
 // with replay), the poller for TensorRT-LLM, and the Manager that runs one of them for
 // each followed instance.
 //
-// An index may know fewer blocks than an engine holds, but must not know more for long.
-// So every doubt is handled in the same way: a gap that no replay fills, a sequence
-// that went back, a lost connection, an unreadable batch. The feed is cleared, the
-// clearing is counted as a resync, and the blocks come back with later events.
+// An index may contain fewer blocks than an engine holds, but it must not contain more
+// for long. So the package handles every uncertainty in the same way: a gap that no
+// replay fills, a sequence that went back, a lost connection, an unreadable batch. It
+// clears the feed and counts this as a resync. Later events restore the blocks.
 package kvevents

@@ -25,10 +25,10 @@ func Endpoint(base string, rank int) (string, error) {
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(int(port)+rank)), nil
 }
 
-// Announced returns the endpoint of rank 0 of an engine that announces its publisher,
-// as SGLang does. If host is a wildcard, engine, the host of the engine itself, takes
-// its place. It returns "" if there is no such endpoint. Source: SGLang GET
-// /server_info, kv_events.endpoint_host and endpoint_port_base.
+// Announced returns the endpoint of rank 0 of an engine that announces its publisher, as
+// SGLang does. If host is a wildcard, Announced uses engine, the host of the engine's
+// URL. It returns "" if there is no such endpoint. Source: SGLang GET /server_info,
+// kv_events.endpoint_host and endpoint_port_base.
 func Announced(host string, port int, engine string) string {
 	switch host {
 	case "", "*", "0.0.0.0", "::", "[::]":

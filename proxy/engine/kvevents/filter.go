@@ -21,8 +21,9 @@ type group struct {
 	merit uint32
 }
 
-// eventFilter selects the block events that count: those of one group, and with the
-// block length by which prompts are cut. The zero value learns both.
+// eventFilter selects the block events that count. These are the events of one group,
+// with the block length by which prompts are cut. The zero value learns the group and the
+// length from the events.
 type eventFilter struct {
 	best    group
 	elected bool
@@ -30,8 +31,8 @@ type eventFilter struct {
 	fixed   bool // block was configured, not learned
 }
 
-// choose reports whether blocks stored in the group count. turned says that they
-// replace those of another group that counted until now.
+// choose reports whether blocks stored in the group count. turned: these blocks replace
+// the blocks of another group that counted until now.
 func (s *eventFilter) choose(g group) (counts, turned bool) {
 	switch {
 	case g.id == noGroup:
@@ -54,8 +55,8 @@ func (s *eventFilter) counts(id uint64) bool {
 }
 
 // measure reports whether stored blocks of n tokens count. Blocks shorter than those on
-// the GPU are the partial last block of a prompt; others are chunks of a store below
-// it. turned says that n replaces a shorter length that counted until now.
+// the GPU are the partial last block of a prompt; others are chunks of a store below it.
+// turned: n replaces a shorter length that counted until now.
 func (s *eventFilter) measure(n int, tier kvindex.Tier) (counts, turned bool) {
 	if n == s.block {
 		return n > 0, false

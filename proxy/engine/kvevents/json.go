@@ -6,9 +6,9 @@ import (
 	"strconv"
 )
 
-// cursor reads JSON values one after the other, in place. A value that it cannot read
-// sets bad; from then on it reads zeroes and does not advance. It validates only what
-// it needs to find its position, because the text is read only once.
+// cursor reads JSON values one after the other, in place. A value that the cursor cannot
+// read sets bad. From then on the cursor returns zeroes and does not advance. To read the
+// text only once, the cursor validates only the parts that determine its position.
 type cursor struct {
 	text []byte
 	at   int

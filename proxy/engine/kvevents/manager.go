@@ -16,7 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// Kind says how the events of an instance are received.
+// Kind is the way in which the proxy receives the events of an instance.
 type Kind uint8
 
 // The kinds.
@@ -35,8 +35,8 @@ type Source struct {
 	// Model is the model name under which requests for the instance are hashed: it
 	// seeds the hashes.
 	Model string
-	// Targets are the index slots of the instance's ranks, in order. They belong to the
-	// source until Forget has returned.
+	// Targets are the index slots of the instance's ranks, in order. Only the manager
+	// changes these slots until Forget has returned.
 	Targets []kvindex.Target
 	// Events is "tcp://host:port" of rank 0's publisher, or the base URL of a polled
 	// instance.
@@ -97,8 +97,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// Follow applies the events of an instance from now on, or from the call of Run. It
-// first calls Forget for a source of the same name.
+// Follow begins to apply the events of an instance, at the earliest when Run is called.
+// It first calls Forget for a source of the same name.
 func (m *Manager) Follow(s Source) error {
 	f, err := m.follower(s)
 	if err != nil {
@@ -117,8 +117,8 @@ func (m *Manager) Follow(s Source) error {
 	return nil
 }
 
-// Forget stops following an instance. When it returns, its targets are no longer
-// changed; their blocks are still there. It does nothing if the instance is not
+// Forget stops following an instance. When Forget returns, the manager no longer changes
+// the targets. The index still has their blocks. It does nothing if the instance is not
 // followed.
 func (m *Manager) Forget(name string) {
 	m.mu.Lock()

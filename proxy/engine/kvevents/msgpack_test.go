@@ -22,7 +22,7 @@ func unhex(t testing.TB, s string) []byte {
 			}
 			b, err := hex.DecodeString(strings.Join(strings.Fields(part), ""))
 			if err != nil {
-				t.Fatalf("%q: %v", part, err)
+				t.Fatalf(`%q: hex.DecodeString(strings.Join(strings.Fields(part), "")) = %v, want nil`, part, err)
 			}
 			out = append(out, b...)
 		}

@@ -112,8 +112,8 @@ func meritOf(kind []byte) uint32 {
 }
 
 // tierOf returns the tier of a medium: GPU; CPU, cpu, CPU_PINNED; all others, such as
-// STORAGE, DISK, OBJ or EXTERNAL, are below the host's memory. No medium means GPU, as
-// in engines without other media.
+// STORAGE, DISK, OBJ or EXTERNAL, are below the host's memory. An event without a medium
+// means GPU: engines without other media send none.
 func tierOf(medium []byte) kvindex.Tier {
 	switch {
 	case len(medium) == 0 || bytes.EqualFold(medium, []byte("GPU")):

@@ -193,7 +193,7 @@ func TestPollPace(t *testing.T) {
 		e.set(func() { e.queue = []string{storedJSON(0, "", "null", blockJSON("1", 0, "", 7))} })
 		time.Sleep(600 * time.Millisecond)
 		if got := e.gaps(); !slices.Equal(got, []int{1000, 50}) {
-			t.Errorf("after an event: %v", got)
+			t.Errorf("pauses after an event: %v", got)
 		}
 		e.set(func() { e.err = errors.New("no") })
 		time.Sleep(30 * time.Second)

@@ -203,7 +203,7 @@ func (p *publisher) subscribed(t *testing.T) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatal("nobody subscribed")
+			t.Fatal("no subscription arrived")
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 // The reasons why a feed is cleared.
 const (
 	ResyncGap        = "gap"        // batches or events were lost, and no replay returned them
-	ResyncRestart    = "restart"    // the engine's numbers start again, or the engine is gone
+	ResyncRestart    = "restart"    // the engine's numbers start again, or the engine has left
 	ResyncReconnect  = "reconnect"  // the connection was lost, and perhaps batches with it
 	ResyncUnreadable = "unreadable" // an unreadable batch or event may have removed blocks
 	ResyncTold       = "told"       // Manager.Restarted
@@ -41,8 +41,8 @@ type Hooks struct {
 
 // State is the state of one rank's events.
 type State struct {
-	// Connected says that the engine's publisher is connected, or that the last poll
-	// was answered.
+	// Connected: the engine's publisher is connected, or the engine answered the last
+	// poll.
 	Connected bool
 	// Error is the reason if Connected is false, if known.
 	Error string
@@ -140,8 +140,8 @@ func (r *rank) connect(err error) {
 	switch {
 	case r.link.Swap(now) == now:
 	case err == nil:
-		r.log.Info("KV events come in", "engine", r.engine, "rank", r.n)
+		r.log.Info("KV events arrive", "engine", r.engine, "rank", r.n)
 	default:
-		r.log.Warn("KV events do not come in", "engine", r.engine, "rank", r.n, "error", err)
+		r.log.Warn("KV events do not arrive", "engine", r.engine, "rank", r.n, "error", err)
 	}
 }

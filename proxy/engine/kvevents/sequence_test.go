@@ -47,7 +47,7 @@ func TestSequence(t *testing.T) {
 				}
 				s.take(step.seq, payload)
 				if !s.last(step.seq, payload) || s.last(step.seq, fmt.Append(nil, "other")) {
-					t.Fatalf("step %d: the last batch is not known again", i)
+					t.Fatalf("step %d: the last batch is not recognized", i)
 				}
 			}
 		})

@@ -17,7 +17,7 @@ const (
 	// replayIdle is the maximum time without a message in a replay. The engine looks
 	// for replay requests between two batches, and every 100 ms.
 	replayIdle = 5 * time.Second
-	// replayPause is how long a replay endpoint that did not answer is not asked again.
+	// replayPause is the pause after a replay endpoint has not answered.
 	replayPause = 10 * time.Second
 	// replayPatience is how long a replay endpoint may refuse connections after the
 	// publisher has accepted one: a starting engine opens it a little later.
@@ -114,9 +114,9 @@ func (s *subscriber) fill(ctx context.Context, from uint64) {
 	})
 }
 
-// late applies one batch of a replay. If batches are missing even there, the buffer
-// does not reach back far enough: the feed is cleared, and the remaining batches start
-// a new state.
+// late applies one batch of a replay. If the replay also lacks batches, the engine's
+// buffer is too short. Then late clears the feed, and the remaining batches start a new
+// state.
 func (s *subscriber) late(seq uint64, batch []byte) {
 	switch s.seq.classify(seq, batch) {
 	case seenBefore:

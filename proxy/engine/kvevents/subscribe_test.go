@@ -333,6 +333,6 @@ func TestManagerSubscribes(t *testing.T) {
 	m.Forget("a")
 	p.add(t, stored(3, 9), true)
 	if got := matched(x, 9); got[0] != 0 {
-		t.Errorf("matched %v after it was forgotten", got)
+		t.Errorf("matched blocks %v after Forget", got)
 	}
 }

@@ -146,7 +146,8 @@ func (d *drained) data(r *drainedRank, e *envelope) bool {
 	if c.bad {
 		return false
 	}
-	// Of several windows the largest counts: its layers need most of a prefix.
+	// If there are several windows, the largest one counts, because its layers need the
+	// largest part of a prefix.
 	g := group{id: e.window<<16 | e.layers&0xffff, merit: uint32(min(e.window, 1<<32-1))}
 	switch m.kind {
 	case "created":
@@ -173,9 +174,9 @@ func typeOf(text []byte) string {
 	return ""
 }
 
-// stored decodes the blocks of a store event. They follow each other, but may lie in
-// several tiers, and the last may be partial: each run of blocks with the same tier and
-// length goes to the feed separately.
+// stored decodes the blocks of a store event. The blocks follow each other, but may be in
+// several tiers, and the last block may be partial. stored passes each run of blocks with
+// the same tier and length to the feed separately.
 func (d *drained) stored(r *drainedRank, g group, m *members) bool {
 	d.s = kvindex.Stored{Hashes: d.s.Hashes[:0], Tokens: d.s.Tokens[:0]}
 	if c := (cursor{text: m.parent}); m.parent != nil && !c.null() {

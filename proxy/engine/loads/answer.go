@@ -15,12 +15,12 @@ type Answer struct {
 	BlockTokens int    // tokens per KV block; 0 if not reported
 }
 
-// Rank is an engine's report about one data-parallel rank. The times of the report are
-// not set.
+// Rank is an engine's report about one data-parallel rank. The fields At and Every of the
+// report are not set here.
 type Rank struct {
 	Rank int // Whole, or from 0 to below maxRanks
 	load.Report
-	Moved   int64         // tokens of the KV that it sent last; 0 unknown
+	Moved   int64         // tokens of the KV in the rank's last transfer; 0: unknown
 	MovedIn time.Duration // duration of that transfer
 }
 
@@ -31,7 +31,7 @@ const Whole = -1
 const maxRanks = 4096
 
 // errNoLoad says that an answer contains no load.
-var errNoLoad = errors.New("the engine does not tell")
+var errNoLoad = errors.New("the engine reports no load")
 
 // statusError says that an engine answered with an error status.
 type statusError struct {
@@ -43,8 +43,8 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("%s answered with status %d", e.path, e.status)
 }
 
-// rank returns the entry of a rank and creates it if needed; nil for an impossible
-// rank.
+// rank returns the entry of rank n and creates the entry if necessary. It returns nil for
+// a number outside the limits.
 func (a *Answer) rank(n int) *Rank {
 	for i := range a.Ranks {
 		if a.Ranks[i].Rank == n {
@@ -58,7 +58,7 @@ func (a *Answer) rank(n int) *Rank {
 	return &a.Ranks[len(a.Ranks)-1]
 }
 
-// sum is the load of all ranks together.
+// sum returns the total load of all ranks. Usage is the mean.
 func sum(ranks []Rank) load.Report {
 	var all load.Report
 	for _, r := range ranks {
@@ -76,7 +76,8 @@ func sum(ranks []Rank) load.Report {
 	return all
 }
 
-// share returns rank n's part of a report about all of so many ranks.
+// share divides a report about all ranks into nearly equal parts, and returns part n.
+// ranks is the number of parts. Usage is not divided.
 func (r Rank) share(n, ranks int) load.Report {
 	part := r.Report
 	part.Running = int32(piece(int64(r.Running), n, ranks))
@@ -89,7 +90,7 @@ func (r Rank) share(n, ranks int) load.Report {
 	return part
 }
 
-// piece returns the n-th of so many nearly equal parts of total.
+// piece divides total into nearly equal parts and returns part n, counted from 0.
 func piece(total int64, n, parts int) int64 {
 	p := total / int64(parts)
 	if int64(n) < total%int64(parts) {
@@ -98,17 +99,17 @@ func piece(total int64, n, parts int) int64 {
 	return p
 }
 
-// requests converts an engine's number of requests, bounded so that the sum of all
-// ranks fits.
+// requests converts an engine's number of requests. The bound ensures that the sum of all
+// ranks fits into an int32.
 func requests(x float64) int32 { return int32(bounded(x, 1<<18)) }
 
 // tokens converts a number of tokens.
 func tokens(x float64) int64 { return int64(bounded(x, 1<<40)) }
 
-// portion converts a share from 0 to 1.
+// portion converts a fraction from 0 to 1.
 func portion(x float64) float32 { return float32(bounded(x, 1)) }
 
-// bounded limits a number to 0 to most, and converts NaN to 0.
+// bounded limits x to the range from 0 to most, and converts NaN to 0.
 func bounded(x, most float64) float64 {
 	if math.IsNaN(x) {
 		return 0

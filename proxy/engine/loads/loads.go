@@ -1,7 +1,7 @@
-// Package loads polls engines for their load, off the request path, and passes it to
-// the counters of their targets. Nothing requires an answer: an engine without an
-// answer, or with an unreadable one, stays as healthy as before, and its earlier
-// reports lose weight with time.
+// Package loads polls engines for their load and passes the reports to the load counters
+// of their targets. The polls run outside the request path. An engine that gives no
+// answer, or an unreadable one, keeps its health state. Its earlier reports lose weight
+// with time.
 package loads
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// restFor is how long an engine that reports no load on any path is not polled.
+// restFor is the pause after an engine has reported no load on any path.
 const restFor = time.Minute
 
 // Poller polls the ready instances of a registry. Each instance has at most one poll in
@@ -118,22 +118,22 @@ type pollState struct {
 	i           *engine.Instance
 	sources     []source
 	busy        atomic.Bool
-	next        int       // index of the source to poll
+	next        int       // index in sources of the next route to poll
 	rest        time.Time // no poll before this time
 	lastProblem string    // the problem that was logged last
 	answer      bytes.Buffer
 	marks       []load.Mark
-	moved       []Rank // the last measured transfers, by rank
+	moved       []Rank // last measured transfer of each rank
 }
 
-// source is one route for the load.
+// source is one HTTP route on which an engine may report its load.
 type source struct {
 	path string
 	read func(body []byte) (Answer, error)
 }
 
-// sourcesOf lists the routes for the load of a connector's engines, the best first. The
-// engines of a connector without a fixed kind are recognized by their answers.
+// sourcesOf lists the routes on which a connector's engines report load, the best first.
+// If the connector does not determine the kind of engine, the answers do.
 func sourcesOf(connector string) []source {
 	switch connector {
 	case config.ConnectorSGLang:
@@ -172,7 +172,7 @@ func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger
 	switch {
 	case err != nil:
 	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented,
-		status == http.StatusBadRequest, status == http.StatusUnprocessableEntity: // also the answer to an unknown section
+		status == http.StatusBadRequest, status == http.StatusUnprocessableEntity: // SGLang also gives this answer to an unknown section in the query
 		err = errNoLoad
 	case status/100 != 2:
 		err = &statusError{from.path, status}
@@ -210,8 +210,9 @@ func (a *pollState) failed(err error, log *slog.Logger) {
 	}
 }
 
-// measure uses the transfers since the last poll as measurements of the speed of the
-// instance's KV. With concurrent legs only the engines know when a transfer begins.
+// measure passes new transfers since the last poll to the instance's estimate of the
+// speed of KV transfers. With concurrent legs only the engines know when a transfer
+// begins.
 func (a *pollState) measure(ranks []Rank) {
 	for _, r := range ranks {
 		if r.Moved == 0 || r.Rank == Whole {
@@ -230,11 +231,11 @@ func (a *pollState) measure(ranks []Rank) {
 	}
 }
 
-// report passes the report about each rank to its counter. An instance with one target
-// gets the sum of its ranks. A report about the whole instance is divided among its
-// ranks. If there are as many ranks as counters, they correspond in order: vLLM behind
-// a hybrid load balancer numbers its engines over all nodes, but counts the ranks that
-// it accepts requests for from 0.
+// report passes the report about each rank to the rank's counter. An instance with one
+// counter gets the sum of all ranks. A report about the whole instance is divided among
+// the counters. If there are as many ranks as counters, they correspond in order: vLLM
+// behind a hybrid load balancer numbers its engines over all nodes, but counts the ranks
+// that it accepts requests for from 0.
 func (a *pollState) report(ranks []Rank, at time.Time, every time.Duration) {
 	counters := a.i.Load
 	if len(counters) == 1 && len(ranks) > 0 {

@@ -231,7 +231,7 @@ func TestPoll(t *testing.T) {
 				for n := 1; ; n++ {
 					known := l.view("e", 0) != load.View{}
 					if known != (n >= tt.polls) {
-						t.Fatalf("after %d polls: known %v", n, known)
+						t.Fatalf("after %d polls: load known = %v", n, known)
 					}
 					if known {
 						break
@@ -308,7 +308,7 @@ func TestTrouble(t *testing.T) {
 				}
 				time.Sleep(10 * time.Second)
 				if got := l.view("e", 0); got != (load.View{}) {
-					t.Errorf("%+v is left", got)
+					t.Errorf("load %+v remains", got)
 				}
 				if s := l.registry.Snapshot().Instance("e").State(); s != engine.Ready {
 					t.Errorf("state %v", s)
@@ -319,7 +319,7 @@ func TestTrouble(t *testing.T) {
 				l.set(func() { l.load["e"] = says("/metrics", vllmMetrics) })
 				time.Sleep(restFor + time.Second)
 				if got := l.view("e", 0).Requests; got != 10 {
-					t.Errorf("%d requests when it is well again", got)
+					t.Errorf("%d requests after the recovery", got)
 				}
 			})
 		})
@@ -364,7 +364,7 @@ func TestRest(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		for _, path := range []string{loadsPath, "/v1/loads?include=core", "/get_load", "/metrics"} {
 			if n := l.count("e" + path); n < 4 || n > 6 {
-				t.Errorf("%s was asked %d times in five minutes", path, n)
+				t.Errorf("%s got %d polls in five minutes", path, n)
 			}
 		}
 	})
@@ -385,10 +385,10 @@ func TestOneAtATime(t *testing.T) {
 		l.start(t)
 		time.Sleep(30 * time.Second)
 		if slow, fast := l.count("slow/metrics"), l.count("fast/metrics"); slow != 4 || fast != 31 || l.most != 1 {
-			t.Errorf("slow was asked %d times, fast %d, at most %d at once", slow, fast, l.most)
+			t.Errorf("slow got %d polls, fast %d, at most %d at the same time", slow, fast, l.most)
 		}
 		if got := l.view("slow", 0).Requests; got == 0 {
-			t.Error("nothing is known of the slow one")
+			t.Error("no load of the slow engine is known")
 		}
 	})
 }
@@ -402,7 +402,7 @@ func TestTimeout(t *testing.T) {
 		l.start(t)
 		time.Sleep(10 * time.Second)
 		if n := l.count("e/metrics"); n < 5 {
-			t.Errorf("asked %d times", n)
+			t.Errorf("%d polls", n)
 		}
 		if !strings.Contains(l.log.String(), "deadline") {
 			t.Errorf("log %q", l.log.String())
@@ -422,7 +422,7 @@ func TestInterval(t *testing.T) {
 			return l.count("e/metrics") - before
 		}
 		if n := asked(10 * time.Second); n != 10 {
-			t.Errorf("asked %d times in 10 s", n)
+			t.Errorf("%d polls in 10 s", n)
 		}
 		for _, tt := range []struct {
 			every time.Duration
@@ -432,7 +432,7 @@ func TestInterval(t *testing.T) {
 			l.poller.Configure(l.health)
 			synctest.Wait()
 			if n := asked(20*time.Second - time.Millisecond); n != max(0, tt.want-1) {
-				t.Errorf("every %s: asked %d times in 20 s after the first", tt.every, n)
+				t.Errorf("interval %s: %d polls in 20 s after the first", tt.every, n)
 			}
 		}
 	})
@@ -462,7 +462,7 @@ func TestComeAndGo(t *testing.T) {
 			before := l.count(name + "/metrics")
 			time.Sleep(5 * time.Second)
 			if after := l.count(name + "/metrics"); after != before {
-				t.Errorf("%s was asked %d times after it had left", name, after-before)
+				t.Errorf("%s got %d polls after it had left", name, after-before)
 			}
 		}
 	})

@@ -9,9 +9,10 @@ import (
 // ReadMetrics reads GET /metrics of vLLM, or of SGLang with --enable-metrics, in
 // Prometheus' text format. A body that is a JSON list comes from TensorRT-LLM.
 //
-// Only a few of the thousands of samples, most of which are histograms, are needed. A
-// scanner that skips the others without building values takes a small part of the time
-// of a full parser, and an unreadable line costs only that line.
+// An answer has thousands of samples, mostly of histograms, and the proxy needs only a
+// few. This scanner skips the other samples without building values, which takes a small
+// part of the time of a full parser. The scanner ignores an unreadable line and continues
+// with the next one.
 //
 // Sources: vLLM v1/metrics/loggers.py (label engine is the data-parallel rank;
 // gpu_cache_usage_perc is the old name of kv_cache_usage_perc, both from 0 to 1);
@@ -78,8 +79,9 @@ type sample struct {
 	capacity int64 // cache_config_info: tokens of KV
 }
 
-// wanted reads a line if it is a sample with a needed name that describes a whole
-// instance or a rank. Other workers of a rank report the same values again.
+// wanted reads a line if the line is a sample with a needed name about a whole instance
+// or a rank. It skips samples of tensor-parallel and similar workers above 0, which
+// repeat the values of their rank.
 func wanted(line []byte) (s sample, ok bool) {
 	if !bytes.HasPrefix(line, []byte("vllm:")) && !bytes.HasPrefix(line, []byte("sglang:")) {
 		return s, false
@@ -117,7 +119,7 @@ func gauge(name []byte) (string, bool) {
 	return "", false
 }
 
-// labels reads the labels of a sample and returns what follows them.
+// labels reads the labels of a sample and returns the bytes after the labels.
 func (s *sample) labels(b []byte) (rest []byte, ok bool) {
 	var blocks int64
 	for {
@@ -164,7 +166,8 @@ func natural(text []byte, most int64) int64 {
 	return n
 }
 
-// closing returns the end of the label value at the start of b; -1 if it has none.
+// closing returns the index of the quotation mark that ends the label value at the start
+// of b, -1 if there is none.
 func closing(b []byte) int {
 	for i := 0; i < len(b); i++ {
 		switch b[i] {

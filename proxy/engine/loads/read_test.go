@@ -101,7 +101,7 @@ sglang:num_used_tokens{dp_rank="1",engine_type="unified",model_name="m",pp_rank=
 	for _, silent := range []string{"", "\n\n", "# nothing\nprocess_cpu_seconds_total 1\n", "<html>404</html>",
 		`vllm:cache_config_info{block_size="16"} 1`} {
 		if _, err := ReadMetrics([]byte(silent)); !errors.Is(err, errNoLoad) {
-			t.Errorf("%q: %v", silent, err)
+			t.Errorf("%q: ReadMetrics([]byte(silent)) = %v, want %v", silent, err, errNoLoad)
 		}
 	}
 }
@@ -158,12 +158,12 @@ func TestReadSGLang(t *testing.T) {
 
 	for _, body := range []string{`{}`, `{"loads":[]}`} {
 		if _, err := ReadSGLang([]byte(body)); !errors.Is(err, errNoLoad) {
-			t.Errorf("%s: %v", body, err)
+			t.Errorf("%s: ReadSGLang([]byte(body)) = %v, want %v", body, err, errNoLoad)
 		}
 	}
 	for _, body := range []string{``, `SECRET`, `{"loads":{}}`, `[]`} {
 		if _, err := ReadSGLang([]byte(body)); err == nil || strings.Contains(err.Error(), "SECRET") {
-			t.Errorf("%s: %v", body, err)
+			t.Errorf("%s: ReadSGLang([]byte(body)) = %v", body, err)
 		}
 	}
 }
@@ -217,7 +217,7 @@ func TestReadTRTLLM(t *testing.T) {
 	}
 	for _, body := range []string{``, `{}`, `SECRET`, `# HELP trtllm_request_success_total`} {
 		if _, err := ReadTRTLLM([]byte(body)); err == nil || strings.Contains(err.Error(), "SECRET") {
-			t.Errorf("%s: %v", body, err)
+			t.Errorf("%s: ReadTRTLLM([]byte(body)) = %v", body, err)
 		}
 	}
 }

@@ -6,15 +6,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// ReadTRTLLM reads GET /metrics of TensorRT-LLM: a JSON list with the statistics of
-// each iteration since the last GET of any client. The list is empty if no iteration
-// has ended, and always without enable_iter_perf_stats. Then there is no report.
+// ReadTRTLLM reads GET /metrics of TensorRT-LLM: a JSON list with the statistics of each
+// iteration since the last GET of any client. The list is empty if no iteration has ended
+// since. Without enable_iter_perf_stats the list is always empty. From an empty list
+// ReadTRTLLM returns an Answer without ranks.
 //
-// With attention data parallelism there is a row for each rank. It has the rank's own
-// counts of scheduled and paused requests. The queue is shared by all ranks and is in
-// the row of rank 0. numActiveRequests and the blocks may be those of rank 0 in all
-// rows. Source: _torch/pyexecutor/adp_iter_stats.py, executor/base_worker.py
-// _stats_serializer.
+// With attention data parallelism there is a row for each rank. The row has the rank's
+// own counts of scheduled and paused requests. All ranks share one queue, which the row
+// of rank 0 reports. numActiveRequests and the blocks may be those of rank 0 in all rows.
+// Source: _torch/pyexecutor/adp_iter_stats.py, executor/base_worker.py _stats_serializer.
 func ReadTRTLLM(body []byte) (Answer, error) {
 	rows, err := openai.Elements(body)
 	if err != nil {

@@ -18,7 +18,7 @@ func newTestBook() (*book, *bytes.Buffer) {
 	return newBook(slog.New(slog.NewTextHandler(&out, nil)), false), &out
 }
 
-// A repeated registration is no second engine, whatever its counter is. A
+// A repeated registration creates no second engine, for any value of its counter. A
 // registration with other ports replaces the first one.
 func TestSameAddressIsOneEngine(t *testing.T) {
 	b, _ := newTestBook()
@@ -33,14 +33,14 @@ func TestSameAddressIsOneEngine(t *testing.T) {
 	}
 	moved := bytes.Replace(first, []byte("\xcd\x18\x9d"), []byte("\xcd\x18\x9e"), 1) // its handshake port
 	if bytes.Equal(first, moved) || !b.register(message{text: moved}, now) {
-		t.Error("another port changed nothing")
+		t.Error("a registration with another port changed nothing")
 	}
 	list := b.engines()
 	if len(list) != 1 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
-		t.Errorf("%+v", list)
+		t.Errorf("b.engines() = %+v", list)
 	}
 	if b.register(message{text: bytesOf(t, hello)}, now) || b.register(message{text: bytesOf(t, other)}, now) || b.register(message{text: []byte{0xc1}}, now) {
-		t.Error("what is no registration changed something")
+		t.Error("a message that is not a registration changed the book")
 	}
 }
 
@@ -52,7 +52,7 @@ func TestModesMix(t *testing.T) {
 	b.register(message{text: bytesOf(t, oldD)}, time.Now())
 	list := b.engines()
 	if len(list) != 2 || list[0].Connector != "vllm-moriio-read" || list[1].Connector != "vllm-moriio" {
-		t.Errorf("%+v", list)
+		t.Errorf("b.engines() = %+v", list)
 	}
 }
 
@@ -64,16 +64,16 @@ func TestSilentEngineLeaves(t *testing.T) {
 	b.register(message{text: bytesOf(t, oldD)}, start)
 	b.register(message{text: bytesOf(t, newP)}, start.Add(9*time.Second)) // three registrations of the decode engine are lost
 	if b.expire(start.Add(Expiry)) {
-		t.Error("an engine was taken out too early")
+		t.Error("an engine was removed too early")
 	}
 	if !b.expire(start.Add(Expiry+500*time.Millisecond)) || len(b.engines()) != 1 {
-		t.Errorf("left are %+v", b.engines())
+		t.Errorf("remaining engines: %+v", b.engines())
 	}
 	if text := out.String(); !strings.Contains(text, "decode@10.0.1.7:8200") || !strings.Contains(text, "silent_for=10.5s") {
 		t.Errorf("logged: %s", text)
 	}
 	if !b.register(message{text: bytesOf(t, oldD)}, start.Add(time.Minute)) || len(b.engines()) != 2 {
-		t.Error("it did not come back")
+		t.Error("the engine did not register again")
 	}
 }
 
@@ -135,7 +135,7 @@ func TestRefusedPeers(t *testing.T) {
 		}
 	}
 	if n := strings.Count(out.String(), "from 10.0.0.7\""); n != 1 || len(b.refused) > maxEngines {
-		t.Errorf("said %d times; %d are kept", n, len(b.refused))
+		t.Errorf("the refusal was logged %d times; %d peers are stored", n, len(b.refused))
 	}
 }
 
@@ -155,24 +155,24 @@ func TestRestoredBook(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	if b.register(message{text: bytesOf(t, oldD)}, now) || out.Len() > 0 {
-		t.Errorf("the engine that is known changed something: %s", out)
+		t.Errorf("a repeated registration changed the book: %s", out)
 	}
 	if b.expire(start.Add(Expiry)) {
-		t.Error("an engine was taken out too early")
+		t.Error("an engine was removed too early")
 	}
 	if !b.expire(start.Add(Expiry+500*time.Millisecond)) || len(b.engines()) != 1 {
-		t.Errorf("left are %+v", b.engines())
+		t.Errorf("remaining engines: %+v", b.engines())
 	}
 	// A restore removes the engines that the new entries do not contain.
 	b.restore(entries[:1], now)
 	if len(b.engines()) != 1 {
-		t.Errorf("left are %+v", b.engines())
+		t.Errorf("remaining engines: %+v", b.engines())
 	}
 	own, out := newTestBook()
 	own.ownHost = true
 	own.restore(append(entries, registrations.Entry{Value: []byte("garbage")}), now)
 	if list := own.engines(); len(list) != 1 || list[0].Role != "prefill" || !strings.Contains(out.String(), "own_host") {
-		t.Errorf("%+v: %s", list, out)
+		t.Errorf("own.engines() = %+v, %s", list, out)
 	}
 	// Entries of another version may name a longer time. They end after Expiry all the
 	// same.
@@ -181,6 +181,6 @@ func TestRestoredBook(t *testing.T) {
 	}
 	b.restore(entries, now)
 	if !b.expire(now.Add(Expiry+time.Millisecond)) || len(b.engines()) != 0 {
-		t.Errorf("left are %+v", b.engines())
+		t.Errorf("remaining engines: %+v", b.engines())
 	}
 }

@@ -47,7 +47,7 @@ func TestForms(t *testing.T) {
 	for text, want := range map[string]config.Engine{newP: p, oldD: d, nccl: n} {
 		reg, err := readRegistration(bytesOf(t, text))
 		if err != nil || reg.notARegister {
-			t.Fatalf("%v, %+v", err, reg)
+			t.Fatalf("readRegistration(bytesOf(text)) = %v, %+v", err, reg)
 		}
 		if got, err := reg.engine(); err != nil || got != want {
 			t.Errorf("got %+v (%v)\nwant %+v", got, err, want)

@@ -1,11 +1,11 @@
-// Package moriio accepts the registrations of vLLM engines with the MoRIIOConnector: a
-// ZMQ ROUTER socket receives the map that such an engine sends every three seconds, in
-// either of its two forms, and makes instances of it.
+// Package moriio accepts the registrations of vLLM engines with the MoRIIOConnector. Such
+// an engine sends a map every three seconds, in one of two forms. A ZMQ ROUTER socket
+// receives the maps, and the package converts them to instances.
 //
-// The engines do not authenticate. Options can nevertheless require a password, or
-// accept only registrations of the peer's own host. All input is bounded, and validated
-// like a configuration. No other engine receives any of it before the registering
-// engine's own probe has succeeded.
+// The engines do not authenticate. Options can nevertheless require a password, or accept
+// only registrations of the peer's own host. All input is bounded, and validated like a
+// configuration. No other engine receives data from a registration before the proxy's
+// probe of the registering engine has succeeded.
 package moriio
 
 import (
@@ -51,8 +51,8 @@ type Options struct {
 	OwnHost bool
 	// Listener is the open socket, or nil.
 	Listener net.Listener
-	// Registrations keeps the engines for other processes; a store without a directory
-	// keeps none.
+	// Registrations stores the engines for other processes. A store without a directory
+	// stores none.
 	Registrations *registrations.Store
 	// Log may be nil.
 	Log *slog.Logger
@@ -126,8 +126,8 @@ func (r *Registrar) Listener() net.Listener { return r.listener }
 func (r *Registrar) Complete() bool { return r.o.Registrations.Complete() }
 
 // Release gives the registrations to a successor. When it returns, this process accepts
-// no more registrations, and the successor can read all of them. Run goes on with the
-// successor's engines.
+// no more registrations, and the successor can read all of them. Run continues with the
+// engines that register at the successor.
 func (r *Registrar) Release() {
 	r.release()
 	<-r.released

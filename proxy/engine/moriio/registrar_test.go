@@ -108,7 +108,7 @@ func next(t *testing.T, lists <-chan []config.Engine) []config.Engine {
 	case list := <-lists:
 		return list
 	case <-time.After(10 * time.Second):
-		t.Fatal("no list came")
+		t.Fatal("no list arrived")
 		return nil
 	}
 }
@@ -122,13 +122,13 @@ func TestRegistration(t *testing.T) {
 		}
 	}
 	if list := next(t, lists); len(list) != 1 || list[0].Role != config.RolePrefill {
-		t.Fatalf("%+v", list)
+		t.Fatalf("next(lists) = %+v", list)
 	}
 	if err := d.Send(nil, bytesOf(t, oldD)); err != nil { // a REQ socket sends an empty frame first
 		t.Fatal(err)
 	}
 	if list := next(t, lists); len(list) != 2 {
-		t.Fatalf("%+v", list)
+		t.Fatalf("next(lists) = %+v", list)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestPassword(t *testing.T) {
 		t.Fatal("the password is refused")
 	}
 	if list := next(t, lists); len(list) != 1 {
-		t.Errorf("%+v", list)
+		t.Errorf("next(lists) = %+v", list)
 	}
 }
 
@@ -168,7 +168,7 @@ func TestForeignBytes(t *testing.T) {
 		c.Write(sent)
 		c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		if _, err := io.Copy(io.Discard, c); err != nil && err.(net.Error).Timeout() {
-			t.Errorf("%s: the connection stays", name)
+			t.Errorf("%s: the connection stays open", name)
 		}
 		c.Close()
 	}
@@ -176,7 +176,7 @@ func TestForeignBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if list := next(t, lists); len(list) != 1 {
-		t.Errorf("%+v", list)
+		t.Errorf("next(lists) = %+v", list)
 	}
 }
 
@@ -192,7 +192,7 @@ func TestSuccessor(t *testing.T) {
 	next(t, seenByFirst)
 	second, seen := start(t, Options{Registrations: registrations.New(dir, "zmq", log), Listener: copyOf(t, first)})
 	if list := next(t, seen); len(list) != 1 || list[0].Role != config.RolePrefill {
-		t.Fatalf("%+v", list)
+		t.Fatalf("next(seen) = %+v", list)
 	}
 	// While both have the socket, the first accepts all connections.
 	for range 20 {
@@ -201,14 +201,14 @@ func TestSuccessor(t *testing.T) {
 		}
 	}
 	if list := next(t, seenByFirst); len(list) != 2 {
-		t.Fatalf("%+v", list)
+		t.Fatalf("next(seenByFirst) = %+v", list)
 	}
 	first.Release()
 	if _, err := p.Receive(0); err == nil {
-		t.Error("the predecessor keeps its connections")
+		t.Error("the predecessor keeps its connections open")
 	}
 	if list := next(t, seen); len(list) != 2 {
-		t.Fatalf("%+v", list)
+		t.Fatalf("next(seen) = %+v", list)
 	}
 	moved := bytes.Replace(bytesOf(t, oldD), []byte("\xcd\x18\x9d"), []byte("\xcd\x18\x9e"), 1) // its handshake port
 	if err := dealer(t, second).Send(moved); err != nil {
@@ -216,7 +216,7 @@ func TestSuccessor(t *testing.T) {
 	}
 	for _, lists := range []<-chan []config.Engine{seen, seenByFirst} { // the process that has left follows the list too
 		if list := next(t, lists); len(list) != 2 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
-			t.Errorf("%+v", list)
+			t.Errorf("next(lists) = %+v", list)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func TestSuccessorGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if list := next(t, seen); len(list) != 2 {
-		t.Errorf("%+v", list)
+		t.Errorf("next(seen) = %+v", list)
 	}
 }
 

@@ -32,13 +32,14 @@ type Entry struct {
 	Until int64 `json:"until,omitempty"`
 }
 
-// End sets an entry's times: ttl is its whole time, left the rest from now on.
+// End sets an entry's times. ttl is the total time of the entry, left is the remaining
+// time from now on.
 func (e *Entry) End(now time.Time, ttl, left time.Duration) {
 	e.TTL, e.Until = max(1, ttl.Milliseconds()), max(1, now.Add(left).UnixMilli())
 }
 
-// Left returns the remaining time of an entry. It is at most TTL, whatever happened to
-// the clock. It is not positive after the end.
+// Left returns the remaining time of an entry. The result is at most TTL, even if the
+// clock was set back. After the end of the entry the result is 0 or negative.
 func (e Entry) Left(now time.Time) time.Duration {
 	if e.Until == 0 {
 		return math.MaxInt64

@@ -4,8 +4,8 @@
 //
 // In a directory one process at a time accepts registrations of a kind: the one that
 // holds the lock of the kind. It writes the file every second, and a last time when it
-// releases the lock. Other processes read the file meanwhile, and expire nothing: an
-// entry that has ended in the file may have been renewed since. The process that gets
+// releases the lock. In the meantime other processes read the file, and expire nothing:
+// an entry that has ended in the file may have been renewed since. The process that gets
 // the lock continues from the last file, and each entry ends when it would have ended
 // there.
 package registrations
@@ -27,10 +27,11 @@ import (
 const (
 	// WriteEvery is how often the process that accepts registrations calls Write.
 	WriteEvery = time.Second
-	// readEvery is how often other processes read the file and the lock.
+	// readEvery is the interval at which other processes read the file and the lock.
 	readEvery = 20 * time.Millisecond
-	// completeAfter is the time in which all present engines register: they do so every
-	// few seconds. A file that is older, or was begun later, may lack some.
+	// completeAfter is the time in which all running engines register: they register
+	// every few seconds. A file that is older than this time may lack engines. So may a
+	// file whose writer has had the lock for less than this time.
 	completeAfter = 5 * time.Second
 )
 
@@ -57,9 +58,9 @@ func New(dir *privatedir.Dir, kind string, log *slog.Logger) *Store {
 // had time to register. It is safe for concurrent use.
 func (r *Store) Complete() bool { return r.complete.Load() }
 
-// Acquire waits until this process accepts the registrations, and returns the ones that
-// have not ended; false if ctx ends before. Meanwhile it calls shown with another
-// process's registrations whenever they change.
+// Acquire waits until this process may accept registrations, and returns the
+// registrations that have not ended. False: ctx has ended before. While Acquire waits, it
+// calls shown whenever the registrations of the other process change.
 func (r *Store) Acquire(ctx context.Context, shown func([]Entry)) (entries []Entry, ok bool) {
 	if r.dir == nil {
 		return nil, ctx.Err() == nil
@@ -104,8 +105,8 @@ func (r *Store) Follow(ctx context.Context, shown func([]Entry)) {
 	}
 }
 
-// Write writes the entries to the file. Only the process that has the lock may write;
-// for others Write does nothing.
+// Write writes the entries to the file. Only the process that has the lock may write. In
+// other processes Write does nothing.
 func (r *Store) Write(entries []Entry) {
 	if r.lock == nil {
 		return

@@ -37,9 +37,9 @@ func (p *place) store() *Store {
 // take calls Acquire for a store that need not wait for another store.
 func (p *place) take(r *Store) []Entry {
 	p.Helper()
-	entries, ok := r.Acquire(p.Context(), func([]Entry) { p.Error("another takes registrations") })
+	entries, ok := r.Acquire(p.Context(), func([]Entry) { p.Error("another process accepts registrations") })
 	if !ok {
-		p.Fatal("it does not take registrations")
+		p.Fatal("the process does not accept registrations")
 	}
 	return entries
 }
@@ -67,7 +67,7 @@ func TestTakeTurns(t *testing.T) {
 		p := newPlace(t)
 		first, second := p.store(), p.store()
 		if entries := p.take(first); len(entries) != 0 || first.Complete() {
-			t.Errorf("%v are known of nobody", entries)
+			t.Errorf("a new store has entries: %v", entries)
 		}
 		first.Write([]Entry{entry("a", time.Minute)})
 		var seen []string
@@ -80,7 +80,7 @@ func TestTakeTurns(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		if second.Complete() {
-			t.Error("all are known a second after the first has begun")
+			t.Error("the store is complete one second after the start of the first process")
 		}
 		a, b := entry("a", 2*time.Second), entry("b", 0)
 		for range 10 { // only the first process decides that an entry has expired
@@ -88,7 +88,7 @@ func TestTakeTurns(t *testing.T) {
 			first.Write([]Entry{a, b})
 		}
 		if !first.Complete() || !second.Complete() {
-			t.Error("not all are known after ten seconds")
+			t.Error("the store is not complete after ten seconds")
 		}
 		select {
 		case <-done:
@@ -149,7 +149,7 @@ func TestCrash(t *testing.T) {
 				a, b := entry("a", 3*time.Second), entry("b", 0)
 				r.Write([]Entry{a, b})
 				if r.Complete() != tt.before {
-					t.Errorf("known: %v", r.Complete())
+					t.Errorf("Complete = %v before the registrations", r.Complete())
 				}
 				r.lock.Unlock() // the system unlocks the file of a dead process
 				if tt.gone < 0 {
@@ -168,7 +168,7 @@ func TestCrash(t *testing.T) {
 				}
 				for _, e := range entries {
 					if e.Key == "a" && e.Left(time.Now()) > 3*time.Second {
-						t.Errorf("it stays for %s", e.Left(time.Now()))
+						t.Errorf("the entry stays for %s", e.Left(time.Now()))
 					}
 				}
 				next.Release(entries)
@@ -201,7 +201,7 @@ func TestForeignFile(t *testing.T) {
 			}
 			r := p.store()
 			if entries := p.take(r); len(entries) > 0 || r.Complete() {
-				t.Errorf("%v", entries)
+				t.Errorf("p.take(r) = %v", entries)
 			}
 			if n := strings.Count(p.log.String(), "\n"); n != 1 {
 				t.Errorf("logged: %s", p.log.String())
@@ -209,12 +209,12 @@ func TestForeignFile(t *testing.T) {
 			r.Release([]Entry{entry("b", 0)})
 			next := p.store()
 			if entries := p.take(next); keys(entries) != "b" {
-				t.Errorf("%v", entries)
+				t.Errorf("p.take(next) = %v", entries)
 			}
 			next.Release(nil)
 			info, err := os.Stat(p.dir.Path("registered-x.json"))
 			if err != nil || info.Mode().Perm() != 0o600 {
-				t.Errorf("%v, %v", info, err)
+				t.Errorf(`os.Stat(p.dir.Path("registered-x.json")) = %v, %v`, info, err)
 			}
 		})
 	}
@@ -237,7 +237,7 @@ func TestLinks(t *testing.T) {
 	p.take(r)
 	r.Release([]Entry{entry("a", 0)})
 	if b, err := os.ReadFile(precious); string(b) != "x" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("os.ReadFile(precious) = %q, %v", b, err)
 	}
 }
 
@@ -295,7 +295,7 @@ func TestLeft(t *testing.T) {
 		{10_000, math.MaxInt64, 10 * time.Second}, // the clock of the writer was ahead
 	} {
 		if got := (Entry{TTL: tt.ttl, Until: tt.until}).Left(now); got != tt.want {
-			t.Errorf("%d, %d: %s, want %s", tt.ttl, tt.until, got, tt.want)
+			t.Errorf("%d, %d: Left = %s, want %s", tt.ttl, tt.until, got, tt.want)
 		}
 	}
 }
@@ -313,7 +313,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		for _, e := range read.Entries {
 			if left := e.Left(time.UnixMilli(read.Written)); e.Until > 0 && left > time.Duration(e.TTL)*time.Millisecond {
-				t.Errorf("%+v is left %s", e, left)
+				t.Errorf("entry %+v has %s left", e, left)
 			}
 		}
 		again, left := encode(read.Entries, read.Whole, time.UnixMilli(read.Written))

@@ -15,8 +15,8 @@ const (
 	handshakeTimeout = 5 * time.Second
 	// sendTimeout limits writing one message or command.
 	sendTimeout = 5 * time.Second
-	// messageTimeout limits the time from the first byte of a message to its last,
-	// where Receive has no limit of its own.
+	// messageTimeout limits the time from the first byte of a message to the last byte,
+	// if the caller of Receive sets no limit.
 	messageTimeout = 30 * time.Second
 )
 
@@ -55,7 +55,7 @@ type Conn struct {
 	armed   bool        // a read deadline is set
 	message message
 	command []byte // the body of the last command
-	out     []byte // for what is sent
+	out     []byte // bytes to send
 }
 
 // Dial connects to "tcp://host:port" and makes the handshake of the NULL
@@ -112,9 +112,8 @@ func (c *Conn) Close() error {
 	return c.conn.Close()
 }
 
-// Subscribe asks the publisher for all messages whose first frame starts with
-// topic; "" is every message. Source: RFC 23, section The Publish-Subscribe
-// Pattern.
+// Subscribe subscribes to all messages whose first frame starts with topic; "" selects
+// every message. Source: RFC 23, section The Publish-Subscribe Pattern.
 func (c *Conn) Subscribe(topic string) error {
 	return c.Send(append([]byte{1}, topic...))
 }
@@ -132,7 +131,7 @@ func (c *Conn) Send(frames ...[]byte) error {
 	return c.flush()
 }
 
-// flush writes what Send or a command has put together.
+// flush writes the bytes that Send or a command has collected in out.
 func (c *Conn) flush() error {
 	if err := c.conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 		return err
@@ -141,9 +140,11 @@ func (c *Conn) flush() error {
 	return err
 }
 
-// Receive returns the frames of the next message; they are valid until the next
-// call. It answers PINGs on the way. The message must be complete within limit;
-// a limit of 0 allows any pause between two messages, but not within one. After an error the connection is of no more use.
+// Receive returns the frames of the next message. The frames are valid until the next
+// call. Receive answers PINGs that arrive before the message. The message must be
+// complete within limit. A limit of 0 allows any pause between two messages, but bounds
+// the time of one message by messageTimeout. After an error the connection is no longer
+// usable.
 func (c *Conn) Receive(limit time.Duration) ([][]byte, error) {
 	c.message.reset()
 	if limit > 0 {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// unhex reads bytes written in hexadecimal with spaces; "text" stands for its
+// unhex decodes hexadecimal bytes. Spaces separate bytes, and "text" stands for its own
 // bytes.
 func unhex(t testing.TB, s string) []byte {
 	t.Helper()
@@ -27,14 +27,14 @@ func unhex(t testing.TB, s string) []byte {
 		}
 		b, err := hex.DecodeString(strings.Join(strings.Fields(part), ""))
 		if err != nil {
-			t.Fatalf("%q: %v", part, err)
+			t.Fatalf(`%q: hex.DecodeString(strings.Join(strings.Fields(part), "")) = %v, want nil`, part, err)
 		}
 		out = append(out, b...)
 	}
 	return out
 }
 
-// The wire as the specifications have it.
+// Bytes on the wire according to the specifications.
 var (
 	greetingNull  = `ff 0000000000000000 7f 03 00 "NULL" ` + strings.Repeat("00 ", 16+1+31)
 	greetingPlain = `ff 0000000000000000 7f 03 00 "PLAIN" ` + strings.Repeat("00 ", 15+1+31)
@@ -46,8 +46,8 @@ const (
 	aMessage    = `01 00 01 08 0000000000000007 00 02 "xy"`
 )
 
-// scripted is a connection whose peer sends fixed bytes and then closes; it keeps
-// what is sent to the peer.
+// scripted is a connection whose peer sends fixed bytes and then closes. It records the
+// bytes that are sent to the peer.
 type scripted struct {
 	net.Conn
 	in     io.Reader
@@ -66,7 +66,7 @@ func options(s Socket) Options {
 	return Options{Socket: s, MaxMessage: 1 << 20, MaxFrames: 4, ReadBuffer: 1 << 10}
 }
 
-// text shows frames, long ones by their length.
+// text returns frames as text. A long frame is shown by its length.
 func text(frames [][]byte) string {
 	var parts []string
 	for _, f := range frames {
@@ -79,13 +79,13 @@ func text(frames [][]byte) string {
 	return strings.Join(parts, " ")
 }
 
-// TestLibzmq reads what sockets of libzmq sent, and checks what is sent back.
+// TestLibzmq reads recorded bytes of libzmq sockets, and checks the bytes of the answer.
 func TestLibzmq(t *testing.T) {
 	for _, tt := range []struct {
 		file, password string
 		socket         Socket
 		want           []string
-		sent           string // after the greeting
+		sent           string // bytes sent after the greeting
 	}{
 		{"pub", "", Sub, []string{`"kv" "\x00\x00\x00\x00\x00\x00\x00\a" "xy"`, `"kv" "\x00\x00\x00\x00\x00\x00\x00\b" 300`},
 			`04 19 05 "READY" 0b "Socket-Type" 00000003 "SUB"`},
@@ -130,7 +130,7 @@ func TestLibzmq(t *testing.T) {
 	}
 }
 
-// TestSent: what is sent is what the specifications have.
+// TestSent: the sent bytes are those of the specifications.
 func TestSent(t *testing.T) {
 	peer := &scripted{in: bytes.NewReader(unhex(t, greetingNull+readyPub))}
 	c, err := open(t.Context(), peer, "", options(Sub))
@@ -152,7 +152,8 @@ func TestSent(t *testing.T) {
 	}
 }
 
-// TestLimits: what exceeds a limit is named, before it has been read.
+// TestLimits: the error names the exceeded limit, and the part above the limit is not
+// read.
 func TestLimits(t *testing.T) {
 	for _, tt := range []struct{ name, sends string }{
 		{"frame", `02 00000000f0000000`},
@@ -174,8 +175,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestMemory: a frame occupies memory as its bytes arrive, and a long message's
-// is given back.
+// TestMemory: a frame uses memory only as its bytes arrive. The memory of a long message
+// is freed.
 func TestMemory(t *testing.T) {
 	o := options(Sub)
 	o.MaxMessage = 32 << 20
@@ -191,7 +192,7 @@ func TestMemory(t *testing.T) {
 		}
 	}
 	if n := cap(c.message.bytes); n > keptMemory {
-		t.Errorf("%d bytes are kept", n)
+		t.Errorf("%d bytes of memory are kept", n)
 	}
 	if _, err := c.Receive(0); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Error(err)
@@ -201,14 +202,14 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestMessageTimeout: a peer may be silent between messages, also after a PING
-// that arrived in parts, but not within a message; with a limit it may not be
-// silent at all.
+// TestMessageTimeout: a peer may pause between messages, also after a PING that arrived
+// in parts, but not within a message. With a limit the peer may not pause beyond the
+// limit.
 func TestMessageTimeout(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		limit time.Duration
-		sends []string // an hour apart; "+" divides what comes in parts
+		sends []string // texts that the peer sends one hour apart; "+" separates parts of one text
 		want  string
 	}{
 		{"silent between messages", 0, []string{`00 01 "a"`, `00 01 "b"`}, "a b EOF"},
@@ -236,7 +237,7 @@ func TestMessageTimeout(t *testing.T) {
 						}
 						for part := range strings.SplitSeq(s, "+") {
 							if _, err := theirs.Write(unhex(t, part)); err != nil {
-								return // the connection was given up
+								return // the client closed the connection
 							}
 						}
 					}
@@ -258,7 +259,7 @@ func TestMessageTimeout(t *testing.T) {
 					err = os.ErrDeadlineExceeded
 				}
 				if s := strings.Join(append(got, err.Error()), " "); s != tt.want {
-					t.Errorf("%s, want %s", s, tt.want)
+					t.Errorf(`strings.Join(append(got, err.Error()), " ") = %s, want %s`, s, tt.want)
 				}
 			})
 		})
@@ -294,7 +295,7 @@ func TestContext(t *testing.T) {
 			t.Error("no error")
 		}
 		if _, err := io.Copy(io.Discard, peer); err != nil {
-			t.Log(err) // reset, since not all was read
+			t.Log(err) // a reset, because the peer has not read all bytes
 		}
 		peer.Close()
 		l.Close()

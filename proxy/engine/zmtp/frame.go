@@ -95,8 +95,8 @@ func (c *Conn) header() (flags byte, size uint64, err error) {
 	return flags, size, err
 }
 
-// truncated is the error of a connection that ended after a part of a header: an
-// io.EOF only if it ended before.
+// truncated returns the error of a connection that ended inside a header. The error is
+// io.EOF only if the connection ended before the header.
 func truncated(head []byte, err error) error {
 	if err == io.EOF && len(head) > 0 {
 		return io.ErrUnexpectedEOF
@@ -118,8 +118,8 @@ func (c *Conn) readCommand(size uint64) ([]byte, error) {
 	return c.command, err
 }
 
-// answer answers a PING with its context, and ignores every other command, as RFC
-// 37 asks of commands that a peer does not know.
+// answer answers a PING with the context of the PING. It ignores every other command, as
+// RFC 37 requires for unknown commands.
 func (c *Conn) answer(body []byte) error {
 	rest, isPing := bytes.CutPrefix(body, []byte("\x04PING"))
 	if !isPing || len(rest) < 2 || len(body) > maxPing {

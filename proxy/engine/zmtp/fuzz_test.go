@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// FuzzConn: whatever a peer of each kind sends, reading ends with the connection,
-// messages are within the limits and made of bytes that were sent, and memory
-// stays in proportion to what was sent.
+// FuzzConn: for any bytes of a peer, reading ends with the connection. Messages are
+// within the limits and consist of received bytes. The memory is proportional to the
+// received bytes.
 func FuzzConn(f *testing.F) {
 	files, err := filepath.Glob("testdata/libzmq/*")
 	if err != nil || len(files) == 0 {

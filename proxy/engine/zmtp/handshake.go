@@ -12,9 +12,9 @@ import (
 )
 
 var (
-	// ErrMechanism means that the peer does not speak ZMTP 3, or uses another
-	// security mechanism than this side.
-	ErrMechanism = errors.New("greet peer: not ZMTP 3 with the security mechanism that is asked for")
+	// ErrMechanism means that the peer does not use ZMTP 3, or uses another security
+	// mechanism than this side.
+	ErrMechanism = errors.New("greet peer: not ZMTP 3 with the required security mechanism")
 	// ErrPassword means that the peer presented another password.
 	ErrPassword = errors.New("greet peer: a wrong password")
 
@@ -29,21 +29,21 @@ const (
 	mechanismPlain = "PLAIN"
 )
 
-// greetingLen is the length of a greeting in bytes: a signature of 10, the version
-// in 2, the mechanism in 20, whether this side is its server in 1, and 31 of
-// filler. Source: RFC 23, section The Greeting.
+// greetingLen is the length of a greeting in bytes: a signature of 10, the version in 2,
+// the mechanism in 20, 1 byte that is set if this side is the mechanism's server, and 31
+// of filler. Source: RFC 23, section The Greeting.
 const greetingLen = 64
 
-// peers are the socket types that may be at the other end of each. Source: RFC 23,
-// section The Socket-Type Property.
+// peers lists, for each socket type, the socket types that the peer may have. Source: RFC
+// 23, section The Socket-Type Property.
 var peers = map[Socket][]string{
 	Sub:    {"PUB", "XPUB"},
 	Dealer: {"ROUTER", "DEALER", "REP"},
 	Router: {"DEALER", "ROUTER", "REQ"},
 }
 
-// handshake makes the handshake, with PLAIN as its server if there is a password.
-// The caller has set a deadline.
+// handshake makes the handshake. With a password, this side is the server of the
+// mechanism PLAIN. The caller has set a deadline.
 func (c *Conn) handshake(password string) error {
 	c.armed = true
 	mechanism := mechanismNull
@@ -125,7 +125,7 @@ func cutText(b []byte) (text, rest []byte, ok bool) {
 	return b[1:end], b[end:], true
 }
 
-// expect reads a command of the name and returns what follows the name.
+// expect reads a command with the given name and returns the bytes after the name.
 func (c *Conn) expect(name string) ([]byte, error) {
 	flags, size, err := c.header()
 	if err != nil {

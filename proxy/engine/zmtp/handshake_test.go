@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestForeignPeers: whatever the peer of a SUB sends, the handshake ends with an
-// error that says what is wrong, and the connection is closed.
+// TestForeignPeers: for invalid bytes from the peer of a SUB, the handshake ends with an
+// error that names the reason, and the connection is closed.
 func TestForeignPeers(t *testing.T) {
 	for _, tt := range []struct{ name, sends, want string }{
 		{"nothing", ``, "EOF"},
@@ -49,8 +49,8 @@ func TestForeignPeers(t *testing.T) {
 	}
 }
 
-// TestMetadata: properties that are not known, and a name in another letter case,
-// are no reason to refuse; neither is a socket type that is not told.
+// TestMetadata: the handshake accepts unknown properties, property names in another
+// letter case, and a missing socket type.
 func TestMetadata(t *testing.T) {
 	for _, ready := range []string{
 		`04 06 05 "READY"`,
@@ -58,19 +58,20 @@ func TestMetadata(t *testing.T) {
 		`04 21 05 "READY" 0b "Socket-Type" 00000003 "PUB" 03 "X-a" 00000000`,
 	} {
 		if _, err := open(t.Context(), &scripted{in: bytes.NewReader(unhex(t, greetingNull+ready))}, "", options(Sub)); err != nil {
-			t.Errorf("%s: %v", ready, err)
+			t.Errorf("%s: open = %v, want nil", ready, err)
 		}
 	}
 }
 
-// TestPassword: with a password only a peer that presents it is let in.
+// TestPassword: with a password, the handshake accepts only a peer that sends the
+// password.
 func TestPassword(t *testing.T) {
 	const initiate = `04 1f 08 "INITIATE" 0b "Socket-Type" 00000006 "DEALER"`
 	for _, tt := range []struct {
 		name, sends string
-		want        error  // nil: any, unless in
-		in          bool   // it is let in
-		sent        string // after the greeting
+		want        error  // expected error; nil: any error, or none if in is set
+		in          bool   // the peer is accepted
+		sent        string // bytes sent after the greeting
 	}{
 		{"right", greetingPlain + `04 13 05 "HELLO" 04 "vllm" 07 "hunter2"` + initiate, nil, true, ""},
 		{"right, no name", greetingPlain + `04 0f 05 "HELLO" 00 07 "hunter2"` + initiate, nil, true, ""},
@@ -95,14 +96,14 @@ func TestPassword(t *testing.T) {
 				t.Errorf("sent %q", sent)
 			}
 			if peer.out.Bytes()[32] != 1 {
-				t.Error("the greeting does not say that this side is the server")
+				t.Error("the greeting does not set as-server")
 			}
 		})
 	}
 }
 
-// TestPing: a PING is answered with its context, between and within messages;
-// other commands, and PINGs that are not in their form, are ignored.
+// TestPing: a PING gets an answer with its context, between and within messages. Other
+// commands and malformed PINGs are ignored.
 func TestPing(t *testing.T) {
 	for _, tt := range []struct{ name, sends, sent string }{
 		{"no context", `04 07 04 "PING" 000a`, `04 05 04 "PONG"`},
@@ -122,7 +123,7 @@ func TestPing(t *testing.T) {
 			}
 			peer.out.Reset()
 			if frames, err := c.Receive(0); err != nil || text(frames) != `"" "z"` {
-				t.Fatalf("%q, %v", frames, err)
+				t.Fatalf("c.Receive(0) = %q, %v", frames, err)
 			}
 			if !bytes.Equal(peer.out.Bytes(), unhex(t, tt.sent+tt.sent)) {
 				t.Errorf("sent %q", peer.out.Bytes())

@@ -8,8 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// fullTable has its capacity of prompts, all with a shared beginning of 128
-// blocks, and gives some of their chains with 100 blocks more.
+// fullTable returns a full table of prompts with a common beginning of 128 blocks. It
+// also returns some of their chains, extended by 100 blocks.
 func fullTable(blocks int) (table *Table, chains [][]kvindex.Hash) {
 	const shared = 128
 	table = New(DefaultCapacity)
@@ -73,7 +73,7 @@ func BenchmarkLook(b *testing.B) {
 	})
 }
 
-// BenchmarkRecord is a new conversation each time, in a full table.
+// BenchmarkRecord records a new conversation each time, in a full table.
 func BenchmarkRecord(b *testing.B) {
 	table, _ := fullTable(256)
 	chain := make([]kvindex.Hash, 256)

@@ -1,7 +1,7 @@
 package conversation
 
-// Entry is a table's knowledge of one conversation with an id, or of one prompt, for
-// another table. Instances have the numbers of the table that it comes from.
+// Entry transfers one conversation with an id, or one prompt, from one table to another.
+// Its instances have the numbers of the first table.
 type Entry struct {
 	Hash, Mark      uint64
 	Block           uint64
@@ -15,9 +15,10 @@ type Entry struct {
 }
 
 // Changes appends the entries that changed after the change with number since (0: all),
-// oldest first and at most most of them. It returns the number for the next call.
-// Forgotten entries are not reported: a table of the same capacity forgets the same ones.
-// Record waits while the entries are copied, however many the table has.
+// in the order of the changes, and at most most entries. It returns the number for the
+// next call. Changes does not report dropped entries: another table of the same capacity
+// drops the same entries. Record waits while Changes copies the entries; this time does
+// not depend on the size of the table.
 func (t *Table) Changes(dst []Entry, since uint64, most int) (entries []Entry, until uint64) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -42,8 +43,8 @@ func (t *Table) Changes(dst []Entry, since uint64, most int) (entries []Entry, u
 }
 
 // after finds the first entry of a list that changed after a change, or the list's head.
-// It searches from both ends, because callers usually ask for recent changes, and a new
-// table for the oldest ones.
+// It searches from both ends, because callers usually need recent changes, and a new
+// table needs the oldest changes.
 func (t *Table) after(list uint32, since uint64) uint32 {
 	old, young := t.lists.oldest(list), t.lists.links[list].older
 	for old >= lists {

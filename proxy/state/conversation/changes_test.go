@@ -8,9 +8,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// TestChangesMakeTheSameTable has a table change at random, and another take in
-// what has changed, in batches of any size, beginning at any time. In the end
-// both must be the same, in the order of use too.
+// TestChangesMakeTheSameTable changes one table at random. Another table gets the changes
+// in batches of any size, beginning at any time. In the end both tables must be equal,
+// including the order of use.
 func TestChangesMakeTheSameTable(t *testing.T) {
 	for seed := range uint64(16) {
 		r := rand.New(rand.NewPCG(seed, 5))
@@ -57,20 +57,20 @@ func TestChangesMakeTheSameTable(t *testing.T) {
 	}
 }
 
-// TestTakeOverOwn has a table with entries of its own take in those of another,
-// some of which are in the other list there.
+// TestTakeOverOwn: a table with its own entries gets the entries of another table. Some
+// of these are in the other list there.
 func TestTakeOverOwn(t *testing.T) {
 	from, to := New(3), New(3)
 	first := prompt(system + "What is the capital of France?")
 	second := prompt(system + "What is the capital of France? Paris. And of Spain?")
 	serve(from, first, at(1), at(2))
 	serve(to, first, at(3), at(4))
-	serve(to, second, at(3), at(4)) // first is spent here
+	serve(to, second, at(3), at(4)) // first is spent from here on
 	all, _ := from.Changes(nil, 0, 10)
 	all[0].Branches = 200
 	to.Take(all)
 	if turn := to.Look(second); turn.Number != 2 || turn.Prefill != at(3) {
-		t.Errorf("what the other does not know is gone: %+v", turn)
+		t.Errorf("an entry that the other table does not know was lost: %+v", turn)
 	}
 	if n := to.find(uint64(first.Chain[len(first.Chain)-1]), false); to.entries[n].list != live || to.entries[n].prefill != at(1) || to.entries[n].branches != MostBranches {
 		t.Errorf("not the other's: %+v", to.entries[n])
@@ -85,19 +85,19 @@ func TestRenumber(t *testing.T) {
 	}
 	table.Renumber(func(n uint32) uint32 {
 		if n == 0 {
-			t.Error("no home is asked for its number")
+			t.Error("the name of an empty home was requested")
 		}
 		return map[uint32]uint32{1: 70, 3: 90}[n]
 	})
 	for id, want := range map[string]Target{"a": {70, 0}, "b": {}, "c": {90, 2}} {
 		if turn := table.Look(Query{ID: id}); turn.Number != 2 || turn.Prefill != want || turn.Decode != (Target{}) {
-			t.Errorf("%s: %+v", id, turn)
+			t.Errorf("%s: table.Look = %+v", id, turn)
 		}
 	}
 }
 
-// BenchmarkChanges is a full table asked for a batch: somewhere in its middle,
-// and for what has changed of late.
+// BenchmarkChanges requests a batch from a full table: from its middle, and the recent
+// changes.
 func BenchmarkChanges(b *testing.B) {
 	table, _ := fullTable(256)
 	for name, back := range map[string]uint64{"late": 1000, "middle": DefaultCapacity / 2} {

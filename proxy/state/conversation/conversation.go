@@ -1,20 +1,19 @@
-// Package conversation finds the requests that belong to one conversation. It
-// knows the number of turns of a conversation and the engines that served the
-// last turn. So the next turn can go to the engines that hold the KV blocks of
-// the earlier turns, even if an index has forgotten those blocks.
+// Package conversation finds the requests that belong to one conversation. It stores the
+// number of turns of a conversation and the engines that served the last turn. So the
+// next turn can go to the engines that hold the KV blocks of the earlier turns, even if
+// an index has forgotten those blocks.
 //
 // # How a conversation is identified
 //
 // If the client sent an id, only the id identifies the conversation.
 //
-// Without an id, the prompt identifies the conversation. A client that continues
-// a conversation sends the earlier prompt, the answer and its new message. So a
-// request is a later turn if the whole prompt of an earlier request, without its
-// partial last block, is a prefix of the request's prompt. The longest such
-// prompt counts. A caller that has the prompt's text also gives the positions at
-// which an earlier prompt may have ended ([Query.Ends]). Then the table knows the
-// exact end of each prompt, and recognizes the next turn even if the turn adds
-// only a few characters.
+// Without an id, the prompt identifies the conversation. A client that continues a
+// conversation sends the earlier prompt, the answer and its new message. So a request is
+// a later turn if the whole prompt of an earlier request, without its partial last block,
+// is a prefix of the request's prompt. If there are several such prompts, the longest one
+// counts. A caller that has the prompt's text also gives the positions at which an
+// earlier prompt may have ended ([Query.Ends]). Then the table knows the exact end of
+// each prompt, and recognizes the next turn even if the turn adds only a few characters.
 //
 // Ids and prompts are separate. A request with an id does not continue a
 // conversation that was identified by its prompts. A request without the id does
@@ -104,30 +103,29 @@ type Query struct {
 	// Chain is the complete blocks of the prompt. All requests of a model must be cut in
 	// the same way. It is ignored if there is an ID.
 	Chain []kvindex.Hash
-	// Ends are the positions, in ascending order, at which an earlier prompt of the
-	// conversation may have ended: after each message of a chat, after each token
-	// id or word of a completion. The last one is the end of this prompt. Without
-	// Ends a prompt ends with its last whole block. See AppendEnds.
+	// Ends has the positions, in ascending order, at which an earlier prompt of the
+	// conversation may have ended: after each message of a chat, after each token id or
+	// word of a completion. The last position is the end of this prompt. Without Ends a
+	// prompt ends with its last whole block. See AppendEnds.
 	Ends []End
 	// EndsFrom is the number of whole blocks before the part of the prompt whose
 	// ends are complete. Earlier prompts that ended before that part are found by
 	// their last whole block, if only one of them is known.
 	EndsFrom int
-	// First says that the request shows itself to be a first turn, because its
-	// messages hold no answer.
+	// First: the request is a first turn, because its messages contain no answer.
 	First bool
 }
 
-// Turn is what is known of a request's conversation, and what Record needs of
-// the request. It is a value without pointers.
+// Turn has the known facts about a request's conversation, and the data of the request
+// that Record needs. It is a value without pointers.
 type Turn struct {
 	Key Key
-	// Number is that of the turn, 1 for the first; 0 if neither an id nor a whole
-	// block was there to tell it by.
+	// Number is the number of the turn, 1 for the first; 0: unknown, because the request
+	// has no id and no whole block.
 	Number int32
-	// Prefill and Decode are the conversation's home: where its last turn was
-	// served. A home may be gone, which the caller sees as it is no candidate.
-	// There is none before the second turn.
+	// Prefill and Decode are the conversation's home: the targets that served its last
+	// turn. A target may have left; then it is not among the caller's candidates. There
+	// is no home before the second turn.
 	Prefill, Decode Target
 	// LastUse is when a turn was recorded last, Unix time in ms; 0: never.
 	LastUse int64
@@ -150,7 +148,7 @@ type Table struct {
 	index    index      // entries by hash; guarded by mu
 	marks    index      // windows and blocks that prompts end in, counted; guarded by mu
 	blocks   index      // first entry of those that end after one block; guarded by mu
-	free     []uint32   // entries of neither list; guarded by mu
+	free     []uint32   // entries that are in no list; guarded by mu
 	count    [lists]int // entries of each list; guarded by mu
 	changes  uint64     // how many there have been; guarded by mu
 
@@ -181,10 +179,10 @@ func (t *Table) Len() int {
 	return t.count[live]
 }
 
-// Look tells which turn of which conversation the request is. It changes
-// nothing, allocates nothing, and keeps nothing of q. Call it once for an
-// exchange, whatever its retries: a second Look after a Record takes an id's turn
-// for the next one.
+// Look determines the conversation and the turn of a request. It changes nothing,
+// allocates nothing, and retains nothing of q. Call it once for an exchange, not again
+// for a retry: for a request with an id, a second Look after Record would return the next
+// turn.
 func (t *Table) Look(q Query) Turn {
 	if q.ID != "" {
 		return t.lookID(q)
@@ -253,8 +251,8 @@ func (q *Query) turn() Turn {
 	}
 }
 
-// blockBefore is the hash of the last of so many blocks: of all of the prompt up
-// to there. No blocks have the hash of the scope.
+// blockBefore returns the hash of block n: of all of the prompt up to there. No blocks
+// have the hash of the scope.
 func (q *Query) blockBefore(blocks int) uint64 {
 	if blocks == 0 {
 		return uint64(q.Scope)
@@ -270,15 +268,14 @@ func (turn *Turn) inherit(e *entry) {
 	turn.Prefill, turn.Decode, turn.LastUse = e.prefill, e.decode, e.last
 }
 
-// window is how many blocks a mark stands for. To find the prompts that end
-// somewhere on a chain, it is enough to look for the mark of each window, and at
-// every block only of windows that have one: about 2 * 64 steps for a chain of
-// 4,096 blocks.
+// window is the number of blocks for which one mark stands. To find the prompts that end
+// on a chain, Look searches the mark of each window. It searches block by block only in
+// windows that have a mark. This takes about 2 * 64 steps for a chain of 4,096 blocks.
 const window = 64
 
-// markOf names a window of the prompt's blocks by the block before it, which
-// stands for all of the prompt up to there. The first window has the name of the
-// first block; a prompt without a whole block has that of the scope.
+// markOf returns the mark of a window of the prompt's blocks: the hash of the block
+// before the window, which identifies the prompt up to that block. The first window has
+// the hash of the first block. A prompt without a whole block has the hash of the scope.
 func (q *Query) markOf(n int) uint64 {
 	if n == 0 {
 		return q.blockBefore(min(1, len(q.Chain)))
@@ -351,5 +348,6 @@ func (t *Table) only(block uint64) uint32 {
 	return 0
 }
 
-// blockMark is the name under which the prompts that end after a block are counted.
+// blockMark returns the key under which the table counts the prompts that end after a
+// block.
 func blockMark(block uint64) uint64 { return block ^ 0xA0761D6478BD642F }

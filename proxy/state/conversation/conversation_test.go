@@ -14,7 +14,7 @@ var epoch = time.UnixMilli(1_700_000_000_000)
 
 const blockBytes = 4
 
-// chain cuts a text as the proxy does: whole blocks only.
+// chain cuts a text into whole blocks, as the proxy does.
 func chain(text string) []kvindex.Hash {
 	return kvindex.AppendText(nil, kvindex.Seed("m", "", ""), []byte(text), blockBytes)
 }
@@ -23,7 +23,7 @@ func prompt(text string) Query { return Query{Chain: chain(text)} }
 
 func at(instance uint32) Target { return Target{Instance: instance, Rank: int32(instance) - 1} }
 
-// serve looks, records, and gives what was looked at.
+// serve calls Look and Record, and returns the result of Look.
 func serve(t *Table, q Query, prefill, decode Target) Turn {
 	turn := t.Look(q)
 	t.Record(turn, prefill, decode, epoch)
@@ -87,8 +87,8 @@ func TestWhatNamesNothing(t *testing.T) {
 	}
 }
 
-// The end of the earlier prompt must be found wherever it lies: at both sides
-// of the windows' borders, and far from the end of the later one.
+// Look must find the end of the earlier prompt at any position: at both sides of a
+// window's border, and far from the end of the later prompt.
 func TestPromptOfAnyLength(t *testing.T) {
 	text := strings.Repeat("abcdefghijklmnopqrstuvwxyz.,", 200) // 1,400 blocks
 	for _, n := range []int{1, 2, 3, 63, 64, 65, 66, 127, 128, 129, 191, 192, 193, 640, 1000} {
@@ -124,14 +124,14 @@ func TestTurnsByID(t *testing.T) {
 	if a.Key&1 == 0 || a.Number != 1 || a.Prefill != (Target{}) {
 		t.Errorf("first turn %+v", a)
 	}
-	// What the prompt is does not matter.
+	// With an id the prompt does not matter.
 	b := serve(table, Query{Scope: 1, ID: "c-1"}, Target{}, at(4))
 	if b.Key != a.Key || b.Number != 2 || b.Prefill != at(1) || b.Decode != at(2) {
 		t.Errorf("second turn %+v", b)
 	}
 	c := table.Look(q)
 	if c.Number != 3 || c.Prefill != at(1) || c.Decode != at(4) {
-		t.Errorf("third turn %+v: a phase without a target keeps its home", c)
+		t.Errorf("third turn %+v: a phase without a target must keep its home", c)
 	}
 	for name, other := range map[string]Query{
 		"another id":              {Scope: 1, ID: "c-12"},
@@ -140,7 +140,7 @@ func TestTurnsByID(t *testing.T) {
 		"going on without the id": prompt(system + "What is the capital? Paris. And Spain?"),
 	} {
 		if got := table.Look(other); got.Number != 1 || got.Key == a.Key || got.Prefill != (Target{}) {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: table.Look(other) = %+v", name, got)
 		}
 	}
 }
@@ -151,13 +151,13 @@ func TestRecordTwice(t *testing.T) {
 			table := New(10)
 			turn := table.Look(first)
 			table.Record(turn, at(1), at(2), epoch)
-			table.Record(turn, at(3), at(4), epoch.Add(time.Second)) // placed anew
+			table.Record(turn, at(3), at(4), epoch.Add(time.Second)) // the second placement of the same turn
 			next := first
 			if first.ID == "" {
 				next = prompt(system + "What is the capital? Paris. And Spain?")
 			}
 			if got := table.Look(next); got.Number != 2 || got.Prefill != at(3) || got.Decode != at(4) || got.LastUse != epoch.UnixMilli()+1000 {
-				t.Errorf("%+v", got)
+				t.Errorf("table.Look(next) = %+v", got)
 			}
 		})
 	}
@@ -168,12 +168,12 @@ func TestRecordTwice(t *testing.T) {
 		turn = table.Look(prompt("Hi! "))
 		table.Record(turn, at(1), at(2), epoch)
 		if table.Len() != 0 {
-			t.Error("something was recorded")
+			t.Error("a turn without id and blocks was recorded")
 		}
 	})
 }
 
-// A later turn sent once more is not one further, and knows its home.
+// A repeated later turn has the same number and has a home.
 func TestSameTurnAgain(t *testing.T) {
 	table := New(10)
 	first := system + "What is the capital of France?"
@@ -182,7 +182,7 @@ func TestSameTurnAgain(t *testing.T) {
 	serve(table, second, at(3), at(4))
 	for range 3 {
 		if got := serve(table, second, at(3), at(4)); got.Number != 2 || got.Prefill != at(3) || got.Decode != at(4) {
-			t.Errorf("%+v", got)
+			t.Errorf("serve(table, second, at(3), at(4)) = %+v", got)
 		}
 	}
 }
@@ -197,25 +197,25 @@ func TestBranches(t *testing.T) {
 		if got.Key != root.Key || got.Number != 2 || got.Prefill != at(1) {
 			t.Errorf("branch %d: %+v", i, got)
 		}
-		// Each branch goes on from its own home.
+		// Each branch continues from its own home.
 		if got := table.Look(prompt(answer + " Oh. And one more?")); got.Number != 3 || got.Prefill != at(uint32(10+i)) {
-			t.Errorf("branch %d goes on: %+v", i, got)
+			t.Errorf("continuation of branch %d: %+v", i, got)
 		}
 	}
 	for i := range 3 {
 		got := serve(table, prompt(fmt.Sprintf("%s A joke too many: %d.", first, i)), at(9), at(2))
 		if got.Key == root.Key || got.Number != 1 || got.Prefill != (Target{}) {
-			t.Errorf("branch %d of too many: %+v", i, got)
+			t.Errorf("branch %d above the limit: %+v", i, got)
 		}
 	}
-	// What has been continued before still is.
+	// A prompt that was continued before can be continued again.
 	if got := table.Look(prompt(first + " Joke number 2. Another? Yes.")); got.Number != 3 {
-		t.Errorf("a known branch: %+v", got)
+		t.Errorf("continuation of a known branch: %+v", got)
 	}
 }
 
-// A warm-up request of the shared system prompt must not gather the first turns
-// of all that follow at its home.
+// After a warm-up request with only the shared system prompt, the first turns of other
+// clients must not all get the home of that request.
 func TestSharedPromptAlone(t *testing.T) {
 	for _, first := range []bool{false, true} {
 		table := New(1000)
@@ -237,7 +237,7 @@ func TestSharedPromptAlone(t *testing.T) {
 func TestLeastRecentlyUsed(t *testing.T) {
 	table := New(3)
 	id := func(s string) Query { return Query{ID: s} }
-	for _, s := range []string{"a", "b", "c", "a", "d"} { // b goes
+	for _, s := range []string{"a", "b", "c", "a", "d"} { // b is dropped
 		serve(table, id(s), at(1), at(1))
 	}
 	for s, want := range map[string]int32{"a": 3, "b": 1, "c": 2, "d": 2} {
@@ -250,7 +250,7 @@ func TestLeastRecentlyUsed(t *testing.T) {
 	}
 }
 
-// Going on costs no other conversation its place, however long it goes on.
+// A long conversation uses one entry and displaces no other conversation.
 func TestLongConversationTakesOnePlace(t *testing.T) {
 	table := New(3)
 	serve(table, Query{ID: "a"}, at(1), at(1))
@@ -259,11 +259,11 @@ func TestLongConversationTakesOnePlace(t *testing.T) {
 	for turn := range 50 {
 		text += fmt.Sprintf("This is what turn %d says. ", turn)
 		if got := serve(table, prompt(text), at(1), at(1)); got.Number != int32(turn)+1 {
-			t.Fatalf("turn %d is taken for %d", turn+1, got.Number)
+			t.Fatalf("turn %d has number %d", turn+1, got.Number)
 		}
 	}
 	if a, b := table.Look(Query{ID: "a"}), table.Look(Query{ID: "b"}); a.Number != 2 || b.Number != 2 || table.Len() != 3 {
-		t.Errorf("%+v, %+v, %d known", a, b, table.Len())
+		t.Errorf("turns %+v, %+v; %d conversations", a, b, table.Len())
 	}
 }
 
@@ -271,7 +271,7 @@ func TestKeyText(t *testing.T) {
 	for k, want := range map[Key]string{0: "", 1: "0000000000000001", 0xFEDCBA9876543210: "fedcba9876543210"} {
 		got := string(k.AppendText(nil))
 		if got != want {
-			t.Errorf("%d: %q, want %q", uint64(k), got, want)
+			t.Errorf("%d: string(k.AppendText(nil)) = %q, want %q", uint64(k), got, want)
 		}
 	}
 }
@@ -297,12 +297,12 @@ func TestValues(t *testing.T) {
 		t.Errorf("%s %s %s", a, b, c)
 	}
 	get("a")
-	set("c", "3") // b was used longest ago
+	set("c", "3") // b is the least recently used
 	if a, b, c := get("a"), get("b"), get("c"); a != "+1" || b != "none" || c != "+3" {
 		t.Errorf("%s %s %s", a, b, c)
 	}
 	if err := table.SetValue("a", make([]byte, MostValue+1)); err != ErrValueSize || get("a") != "+1" {
-		t.Errorf("%v, %s", err, get("a"))
+		t.Errorf(`table.SetValue("a", make([]byte, MostValue+1)) = %v, %s`, err, get("a"))
 	}
 }
 

@@ -16,12 +16,12 @@ type End struct {
 const endSeed = 0x656E64206F662061
 
 // AppendEnds appends the ends of a prompt at the given positions of its text. The
-// positions ascend and lie above 0. chain holds the hashes of the text's whole
-// blocks of so many bytes, and seed is the hash before the first block.
+// positions must ascend and be above 0. chain has the hashes of the text's whole blocks.
+// block is the length of a block in bytes. seed is the hash before the first block.
 //
-// Two prompts with the same text up to a position have the same End there, if
-// both calls name the same positions between the last whole block and that
-// position. So name either all or none of a block's positions.
+// Two prompts with the same text up to a position have the same End there, if both calls
+// pass the same positions between the last whole block and that position. So pass either
+// all or none of a block's positions.
 func AppendEnds(dst []End, seed kvindex.Hash, chain []kvindex.Hash, block int, text []byte, positions []int32) []End {
 	blocks, from, hash := -1, 0, uint64(0)
 	for _, position := range positions {

@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// exact is a prompt with the end of each of its words, as the proxy names them
-// from a block on.
+// exact returns a query with the end of each word from block from on, as the proxy
+// computes the ends.
 func exact(text string, from int) Query {
 	var positions []int32
 	for i := max(1, from*blockBytes); i <= len(text); i++ {
@@ -23,8 +23,8 @@ func exact(text string, from int) Query {
 	return Query{Scope: seed, Chain: blocks, EndsFrom: from, Ends: AppendEnds(nil, seed, blocks, blockBytes, []byte(text), positions)}
 }
 
-// TestTurnsThatAddLittle: with ends a turn is recognized however little it adds,
-// and prompts that differ only behind their last whole block are two.
+// TestTurnsThatAddLittle: with ends, a turn is recognized even if it adds only a few
+// characters. Two prompts that differ only after their last whole block are different.
 func TestTurnsThatAddLittle(t *testing.T) {
 	for _, shared := range []string{"", "ab", system, strings.Repeat(system, 40)} {
 		table := New(1000)
@@ -47,13 +47,14 @@ func TestTurnsThatAddLittle(t *testing.T) {
 			}
 		}
 		if len(keys) != conversations || table.Len() != conversations {
-			t.Errorf("%d keys, %d conversations known, want %d", len(keys), table.Len(), conversations)
+			t.Errorf("%d keys, %d conversations in the table, want %d", len(keys), table.Len(), conversations)
 		}
 		checkIndexes(t, table)
 	}
 }
 
-// TestEndsThatNameNothing: what is no earlier prompt in whole is no conversation.
+// TestEndsThatNameNothing: a text that is not a whole earlier prompt identifies no
+// conversation.
 func TestEndsThatNameNothing(t *testing.T) {
 	first := system + "What is the capital of France?"
 	for name, text := range map[string]string{
@@ -66,13 +67,13 @@ func TestEndsThatNameNothing(t *testing.T) {
 		table := New(10)
 		serve(table, exact(first, 0), at(1), at(2))
 		if got := table.Look(exact(text, 0)); got.Number != 1 || got.Prefill != (Target{}) {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: table.Look(exact(text, 0)) = %+v", name, got)
 		}
 	}
 }
 
-// TestEndsOfAPart: an earlier prompt that ended before the part whose ends are
-// known is found by its last whole block, if it is the only one there.
+// TestEndsOfAPart: an earlier prompt may have ended before the part whose ends are known.
+// It is found by its last whole block, if no other prompt has the same last block.
 func TestEndsOfAPart(t *testing.T) {
 	first := system + "What is the capital of France?"
 	later := first + strings.Repeat(" And so on and on.", 20)

@@ -8,9 +8,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// TestHammer has many goroutines look, record, and keep values in one small
-// table. What they write about a conversation is the same from all of them, so
-// that whatever is read must be that.
+// TestHammer: many goroutines call Look and Record and set values in one small table. All
+// goroutines write the same data about a conversation, so every read must return this
+// data.
 func TestHammer(t *testing.T) {
 	table := New(50)
 	var wg sync.WaitGroup

@@ -2,13 +2,13 @@ package conversation
 
 import "math/bits"
 
-// index is a hash table of fixed size with open addressing. A cell has the upper half of a
-// spread hash, which also determines its place, and a number above 0: the number of an
-// entry, or a count. Entries tell two hashes with the same upper half apart; counts of
-// such hashes are added up, which costs an unnecessary look. There are at least twice as
-// many cells as numbers.
+// index is a hash table of fixed size with open addressing. A cell has the upper half of
+// a spread hash, which also determines its place, and a number above 0: the number of an
+// entry, or a count. If two hashes have the same upper half, their entries show the
+// difference. Counts of two such hashes are added, which costs an unnecessary search.
+// There are at least twice as many cells as numbers.
 type index struct {
-	cells []uint64 // one empty cell until something is added
+	cells []uint64 // one empty cell until the first number is added
 	shift uint     // of a spread hash down to the number of its cell
 	width int      // 1<<width cells are needed for all that may ever be added
 }

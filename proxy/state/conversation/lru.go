@@ -29,7 +29,7 @@ func (l *lru) drop(n uint32) {
 	l.links[k.newer].older = k.older
 }
 
-// oldest returns the least recently used number; the head of an empty list.
+// oldest returns the least recently used number. For an empty list it returns the head.
 func (l *lru) oldest(head uint32) uint32 { return l.links[head].newer }
 
 // grow adds an element to a slice of at most most elements: it doubles the room up to

@@ -8,11 +8,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// model is a slow statement of what a Table does: lists in the order of use,
-// searched from end to end.
+// model is a slow definition of a Table: lists in the order of use, which are searched
+// completely.
 type model struct {
 	capacity    int
-	live, spent []*known // the oldest first
+	live, spent []*known // oldest first
 }
 
 type known struct {
@@ -33,7 +33,7 @@ func (m *model) find(id string, blocks []kvindex.Hash) *known {
 	return nil
 }
 
-// longest is the known prompt of most blocks of which blocks is a continuation.
+// longest returns the known prompt with the most blocks that is a prefix of blocks.
 func (m *model) longest(blocks []kvindex.Hash) (best *known) {
 	for _, k := range append(slices.Clone(m.live), m.spent...) {
 		if n := len(k.blocks); k.id == "" && n < len(blocks) && slices.Equal(k.blocks, blocks[:n]) && (best == nil || n > len(best.blocks)) {
@@ -43,7 +43,7 @@ func (m *model) longest(blocks []kvindex.Hash) (best *known) {
 	return best
 }
 
-// serve is Look and Record; it returns what Look should.
+// serve is Look and Record. It returns the expected result of Look.
 func (m *model) serve(q Query, prefill, decode Target, turn Turn) (want Turn) {
 	blocks := q.Chain
 	if q.ID != "" {
@@ -94,8 +94,8 @@ func without(list []*known, k *known) []*known {
 	return slices.DeleteFunc(slices.Clone(list), func(o *known) bool { return o == k })
 }
 
-// TestAgainstModel sends random requests that begin anew, go on, branch, come
-// again or have ids, and compares every answer with the model's.
+// TestAgainstModel sends random requests that begin, continue, branch, repeat or have
+// ids, and compares every result with the model.
 func TestAgainstModel(t *testing.T) {
 	for seed := range uint64(12) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -108,11 +108,11 @@ func TestAgainstModel(t *testing.T) {
 			switch kind := r.IntN(10); {
 			case kind == 0:
 				q.ID = string(rune('a' + r.IntN(2*capacity)))
-			case kind < 3 || len(sent) == 0: // a shared beginning
+			case kind < 3 || len(sent) == 0: // a common beginning
 				q.Chain = extend(r, nil, r.IntN(3))
 			case kind < 4:
 				q.Chain = sent[r.IntN(len(sent))]
-			default: // of late, mostly
+			default: // mostly a recent request
 				from := sent[max(0, len(sent)-1-r.IntN(2*capacity))]
 				q.Chain = extend(r, from, 1+r.IntN(3))
 				if r.IntN(20) == 0 {
@@ -142,7 +142,7 @@ func TestAgainstModel(t *testing.T) {
 			table.Record(got, prefill, decode, epoch)
 			table.Record(got, prefill, decode, epoch)
 			if table.Len() != len(m.live) || table.count[spent] != len(m.spent) {
-				t.Fatalf("seed %d, step %d: %d and %d known, want %d and %d", seed, step, table.Len(), table.count[spent], len(m.live), len(m.spent))
+				t.Fatalf("seed %d, step %d: %d and %d entries, want %d and %d", seed, step, table.Len(), table.count[spent], len(m.live), len(m.spent))
 			}
 		}
 		if capacity > 2 && later < 300 {
@@ -152,7 +152,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// extend continues a chain with n blocks, each one of a few.
+// extend continues a chain by n blocks from a small set.
 func extend(r *rand.Rand, from []kvindex.Hash, n int) []kvindex.Hash {
 	chain := slices.Clone(from)
 	for range n {
@@ -165,8 +165,8 @@ func extend(r *rand.Rand, from []kvindex.Hash, n int) []kvindex.Hash {
 	return chain
 }
 
-// checkIndexes: every entry is in the index, every mark is counted, and nothing
-// else is.
+// checkIndexes checks that every entry is in the index, that every mark is counted, and
+// that the index contains nothing else.
 func checkIndexes(t *testing.T, table *Table) {
 	t.Helper()
 	marks, entries, blocks := 0, 0, 0
@@ -198,9 +198,9 @@ func checkIndexes(t *testing.T, table *Table) {
 		}
 	}
 	if blocks != 0 {
-		t.Errorf("%d blocks too many", blocks)
+		t.Errorf("the count of blocks is %d too high", blocks)
 	}
 	if marks != 0 || entries != table.count[live]+table.count[spent] {
-		t.Errorf("%d marks too many; %d entries in the index, %d and %d in the lists", marks, entries, table.count[live], table.count[spent])
+		t.Errorf("the count of marks is %d too high; %d entries in the index, %d and %d in the lists", marks, entries, table.count[live], table.count[spent])
 	}
 }

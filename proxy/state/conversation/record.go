@@ -15,10 +15,10 @@ type entry struct {
 	change          uint64 // number of the last change, as Changes counts them
 	prefill, decode Target
 	turn            int32
-	branches        uint8 // prompts that went on from it, up to MostBranches
+	branches        uint8 // number of prompts that continued it, up to MostBranches
 	list            uint8
 	byID            bool
-	first           bool // it is in the table's index of blocks
+	first           bool // the entry is in the table's index of blocks
 }
 
 // The lists of entries, each in the order of use.
@@ -63,7 +63,7 @@ func (t *Table) Record(turn Turn, prefill, decode Target, now time.Time) {
 func (t *Table) branch(parent uint64) {
 	n := t.find(parent, false)
 	if n == 0 {
-		return // it was forgotten in the meantime
+		return // the entry was dropped in the meantime
 	}
 	p := &t.entries[n]
 	p.branches = min(p.branches+1, MostBranches)
@@ -89,7 +89,7 @@ func (t *Table) insert(turn *Turn) uint32 {
 	return n
 }
 
-// room returns a free entry of a list, which forgets another entry if it is full.
+// room returns a free entry of a list. If the list is full, room drops another entry.
 func (t *Table) room(list uint8) uint32 {
 	if t.count[list] == t.capacity {
 		t.evict(list)

@@ -23,7 +23,7 @@ type Shelf[V any] struct {
 	ids     int
 }
 
-// OnShelf is a value and the ids that it stands for.
+// OnShelf is a value and its token ids.
 type OnShelf[V any] struct {
 	// Scope must be equal in both lists: model, adapter, salt.
 	Scope string

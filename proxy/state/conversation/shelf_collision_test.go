@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestShelfCollision: a value is not handed out to a list of another scope, or of other
-// ids, that has the hash of its own.
+// TestShelfCollision: a list with the same hash but another scope or other ids does not
+// get the value.
 func TestShelfCollision(t *testing.T) {
 	now := time.Now()
 	for name, asked := range map[string]struct {

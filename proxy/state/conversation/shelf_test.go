@@ -15,7 +15,7 @@ func put(s *Shelf[string], scope, name, value string, ids ...uint32) []string {
 	return s.Put(OnShelf[string]{Scope: scope, Name: name, IDs: ids, Expires: shelfNow.Add(time.Minute), Value: value}, shelfNow)
 }
 
-// A value comes back for a list that begins with all of its ids, and no other.
+// A list gets a value only if it begins with all ids of the value.
 func TestShelfWantsTheWholePrefix(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -66,10 +66,10 @@ func TestShelfMakesRoom(t *testing.T) {
 		t.Errorf("out: %v", out)
 	}
 	if out := put(s, "m", "a", "2", 1, 2, 3); !slices.Equal(out, []string{"1"}) {
-		t.Errorf("one of the same conversation: out %v", out)
+		t.Errorf("value of the same conversation: dropped %v", out)
 	}
 	if out := put(s, "n", "a", "3", 1, 2, 3); out != nil {
-		t.Errorf("one of another scope: out %v", out)
+		t.Errorf("value of another scope: dropped %v", out)
 	}
 	if out := put(s, "m", "", "4", 1, 2); !slices.Equal(out, []string{"2"}) {
 		t.Errorf("a third: out %v", out)
@@ -78,7 +78,7 @@ func TestShelfMakesRoom(t *testing.T) {
 		t.Errorf("many ids: out %v", out)
 	}
 	if out := put(s, "m", "", "6", 1, 2, 3, 4, 5, 6, 7); !slices.Equal(out, []string{"6"}) {
-		t.Errorf("too many ids: out %v", out)
+		t.Errorf("list above the limit of ids: dropped %v", out)
 	}
 	if all := s.TakeAll(shelfNow); !slices.Equal(all, []string{"5"}) || !s.Empty() || len(s.byHash)+len(s.byName)+len(s.lengths)+s.ids != 0 {
 		t.Errorf("all: %v", all)
@@ -90,10 +90,10 @@ func TestShelfForgetsWhatHasExpired(t *testing.T) {
 	put(s, "m", "a", "v", 1)
 	late := shelfNow.Add(time.Minute)
 	if _, ok := s.Take("m", []uint32{1}, late); ok || !s.Named("m", "a") {
-		t.Error("taken")
+		t.Error("Take returned an expired value")
 	}
 	if _, ok := s.TakeNamed("m", "a", late); ok || s.Named("m", "a") {
-		t.Error("taken by name")
+		t.Error("TakeNamed returned an expired value")
 	}
 	put(s, "m", "a", "v", 1)
 	if out := s.Put(OnShelf[string]{Scope: "m", IDs: []uint32{2}, Expires: late.Add(1), Value: "w"}, late); out != nil {
@@ -104,8 +104,8 @@ func TestShelfForgetsWhatHasExpired(t *testing.T) {
 	}
 }
 
-// Whatever is put and taken by many at once, nothing comes back twice, and
-// nothing that was not asked for.
+// Many goroutines store and take values. No value is returned twice, and none is returned
+// for another list.
 func TestShelfHammer(t *testing.T) {
 	s := NewShelf[[]uint32](64, 1<<20)
 	var taken sync.Map
@@ -118,7 +118,7 @@ func TestShelfHammer(t *testing.T) {
 				for i := range ids {
 					ids[i] = r.Uint32N(2)
 				}
-				ids = append(ids, uint32(g), uint32(n)) // no two are alike
+				ids = append(ids, uint32(g), uint32(n)) // every list is different
 				s.Put(OnShelf[[]uint32]{Scope: "m", Name: fmt.Sprint(r.IntN(20)), IDs: ids, Expires: shelfNow.Add(1), Value: ids}, shelfNow)
 				got, ok := s.Take("m", append(slices.Clone(ids), 7), shelfNow)
 				if !ok {

@@ -37,9 +37,9 @@ func newValues(capacity int) values {
 }
 
 // Value appends the value that SetValue stored under a key, such as the text of a
-// conversation's Key. False: there is none. Values are independent of turns: one may be
-// set before the first turn is recorded, and stays as long as it is used. A table has as
-// many values as conversations, and forgets the least recently used.
+// conversation's Key. False: there is no value. Values are independent of turns: a value
+// may be set before the first turn is recorded. A table stores as many values as
+// conversations, and drops the least recently used value.
 func (t *Table) Value(dst []byte, key string) (value []byte, ok bool) {
 	v := &t.values
 	hash := xxh3.HashString(key)

@@ -7,7 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// turnsThatTravel are requests with and without an id, that begin and continue conversations.
+// turnsThatTravel returns requests with and without an id that begin and continue
+// conversations.
 func turnsThatTravel() []Query {
 	first := system + "What is the capital of France?"
 	return []Query{
@@ -15,7 +16,8 @@ func turnsThatTravel() []Query {
 	}
 }
 
-// TestTurnsTravel: a turn that has been through bytes is recorded as the original.
+// TestTurnsTravel: a turn that was encoded and decoded is recorded like the original
+// turn.
 func TestTurnsTravel(t *testing.T) {
 	here, there := New(10), New(10)
 	for i, q := range turnsThatTravel() {
@@ -51,7 +53,7 @@ func FuzzReadTurn(f *testing.F) {
 	for _, q := range turnsThatTravel() {
 		turn := seen.Look(q)
 		f.Add(turn.Append([]byte(nil)))
-		f.Add(turn.Append(turn.Append(nil))) // of a message with more behind the turn
+		f.Add(turn.Append(turn.Append(nil))) // a message with further bytes after the turn
 		seen.Record(turn, at(1), at(2), epoch)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -10,7 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestPack holds the vectors published for TensorRT-LLM's layout.
+// TestPack checks the published vectors of TensorRT-LLM's layout.
 func TestPack(t *testing.T) {
 	for _, tt := range []struct {
 		milli        int64
@@ -64,11 +64,11 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// next is the next id of a source that has some left.
+// next returns the next id of a source, which must have one.
 func next(t testing.TB, s *Source) uint64 {
 	f, ok := s.Next()
 	if !ok {
-		t.Error("no id is left")
+		t.Error("the source has no id left")
 	}
 	return Pack(f)
 }
@@ -82,7 +82,7 @@ func source(t testing.TB, node, worker int) *Source {
 	return s
 }
 
-// TestNextCounts: from the start of the process on, whatever the clock does.
+// TestNextCounts: a source counts from the start of the process and ignores the clock.
 func TestNextCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)))
@@ -95,19 +95,19 @@ func TestNextCounts(t *testing.T) {
 			}
 		}
 		if time.Now().UnixMilli() != start {
-			t.Error("it has waited")
+			t.Error("Next waited")
 		}
 		time.Sleep(time.Hour)
 		if got, _ := s.Next(); got.UnixMilli != start+4 {
 			t.Errorf("got %+v", got)
 		}
 		if _, few := s.Ask(); few {
-			t.Error("a whole line is few")
+			t.Error("Ask requests a range although a whole line is left")
 		}
 	})
 }
 
-// TestNextHammer: many goroutines, two sources, no id twice.
+// TestNextHammer: many goroutines use two sources, and no id is issued twice.
 func TestNextHammer(t *testing.T) {
 	sources := []*Source{source(t, 1, 0), source(t, 1, 1)}
 	const each = 3000
@@ -149,11 +149,11 @@ func TestLive(t *testing.T) {
 	l.Hold(7)
 	l.Drop(7)
 	if l.Add(7) {
-		t.Error("id 7 has a holder left")
+		t.Error("id 7 still has a holder")
 	}
 	l.Drop(7)
 	if l.Len() != 0 {
-		t.Errorf("%d ids left", l.Len())
+		t.Errorf("%d ids remain", l.Len())
 	}
 	if !l.Add(7) {
 		t.Error("id 7 is free again")
@@ -192,7 +192,7 @@ func TestLiveHammer(t *testing.T) {
 	}
 	wg.Wait()
 	if l.Len() != 0 {
-		t.Errorf("%d ids left", l.Len())
+		t.Errorf("%d ids remain", l.Len())
 	}
 }
 

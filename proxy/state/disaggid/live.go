@@ -15,7 +15,7 @@ type Live struct {
 type liveShard struct {
 	mu      sync.Mutex
 	holders map[uint64]int32 // guarded by mu
-	_       [48]byte         // keeps the locks on cache lines of their own
+	_       [48]byte         // puts each lock on a separate cache line
 }
 
 // Add adds a newly minted id. False: the id is in flight, and nothing changes. Two

@@ -9,8 +9,9 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Bounds of id-time, in Unix ms. It begins with the epoch of the layout. It ends before
-// the first id that would be moved into range onto an id of the beginning.
+// Bounds of id-time, in Unix ms. Id-time begins with the epoch of the layout. Later ids
+// would exceed the legal range and would be moved into the range, onto ids of the
+// beginning. Id-time ends before the first such id.
 const (
 	Epoch = abi.DisaggEpochMilli
 	End   = Epoch + int64((abi.MaxDisaggID-abi.MinDisaggID)>>milliShift)
@@ -29,7 +30,7 @@ func Clock(t time.Time) int64 {
 }
 
 // Range is the ids of one line (a node and a worker number) with id-time from From until
-// before Until. The holder of a range is the only issuer of its ids, for ever.
+// before Until. The holder of a range is permanently the only issuer of its ids.
 type Range struct {
 	Node, Worker uint8
 	From, Until  int64 // Unix ms
@@ -42,7 +43,7 @@ const rangeSize = 2 + 8 + 8
 // Size is the number of ids in r.
 func (r Range) Size() int64 { return (r.Until - r.From) << counterBits }
 
-// check returns what is wrong with a range from a peer.
+// check returns an error if a range from a peer is invalid.
 func (r Range) check() error {
 	switch {
 	case r.Worker > maxWorker:

@@ -7,29 +7,30 @@ import (
 	"time"
 )
 
-// Width is the id-time of a reserved block and of a granted range: 614 million ids of each
-// line. A worker asks for the next range when half is left; this half lasts for 8 hours at
-// 10,000 ids a second. A process that dies loses its rest, so a larger width would be
-// worse: a process that starts every five seconds would use up all id-time until 2042 in
-// 47 days.
+// Width is the id-time of a reserved block and of a granted range: 614 million ids of
+// each line. A worker requests the next range when half is left; this half lasts for 8
+// hours at 10,000 ids a second. A process that dies loses the unused rest of its range.
+// So a larger width would be worse: already with this width, a process that starts every
+// five seconds would use up all id-time until 2042 in 47 days.
 const Width = 10 * time.Minute
 
-// Fresh is how long a range is used, and a block granted from, while others are available.
-// So all ids in flight lie within hours of each other. Engines that derive several numbers
-// from one id need this (SGLang's rooms).
+// Fresh is the time after which a range, or a block for grants, is replaced if another
+// one is available. So the id-times of all ids in flight differ by at most some hours.
+// Engines that derive several numbers from one id need this (SGLang's rooms).
 const Fresh = 6 * time.Hour
 
-// Block is id-time that an issuer may grant: from From until before Until, on Lines lines
-// of a node, which begin with worker number First. Before a block is used, the mark below
-// which id-time is reserved is raised to Until, so that no two blocks share an id.
+// Block is id-time that an issuer may grant: from From until before Until, on the lines
+// of a node with the worker numbers First to First+Lines-1. Before a block is used, the
+// mark below which id-time is reserved is raised to Until, so that no two blocks share an
+// id.
 type Block struct {
 	Node         uint8
 	First, Lines uint8 // at most 64 in all
 	From, Until  int64 // Unix ms
 }
 
-// maxRows bounds the remembered holders. There are more than a node has lines, so that
-// none is forgotten while it waits for its grant.
+// maxRows bounds the number of holders in the table. The table has more rows than a node
+// has lines, so that no holder is dropped while it waits for its grant.
 const maxRows = 4 << workerBits
 
 // Ranges splits reserved blocks into ranges for Sources. It needs no memory of the grants
@@ -40,7 +41,7 @@ type Ranges struct {
 	mu    sync.Mutex
 	block Block                // guarded by mu
 	began int64                // guarded by mu; where the block begins that was added last
-	next  [maxWorker + 1]int64 // guarded by mu; of each line, what is not granted yet
+	next  [maxWorker + 1]int64 // start of the ungranted id-time of each line; guarded by mu
 	rows  []row                // guarded by mu; those granted last are last
 }
 
@@ -53,8 +54,8 @@ type row struct {
 // NewRanges returns an issuer of ranges of the given width, without a block.
 func NewRanges(width time.Duration) *Ranges { return &Ranges{width: width} }
 
-// Add adds a reserved block. Of the block before it, only id-time that the new block
-// follows without a gap is still granted.
+// Add adds a reserved block. The ungranted id-time of the previous block is still granted
+// only if the new block follows the previous one without a gap.
 func (g *Ranges) Add(b Block) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

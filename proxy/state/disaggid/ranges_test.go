@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// start is the beginning of id-time, at which these tests reserve.
+// start is the beginning of id-time. The tests reserve from there on.
 var start = time.UnixMilli(Epoch)
 
 func drain(s *Source) (ids []uint64) {
@@ -22,12 +22,12 @@ func drain(s *Source) (ids []uint64) {
 	}
 }
 
-// grant hands the source what it asks for, as over the wire.
+// grant gives the source the requested range, encoded as on the wire.
 func grant(t *testing.T, g *Ranges, s *Source) {
 	t.Helper()
 	ask, few := s.Ask()
 	if !few {
-		t.Fatal("it has enough")
+		t.Fatal("Ask requests no range from an empty source")
 	}
 	read, err := ReadAsk(ask.Append(nil))
 	if err != nil || read != ask {
@@ -45,51 +45,51 @@ func TestSourceUsesItsRangesUp(t *testing.T) {
 		t.Error("an id of no range")
 	}
 	a, b := Range{Node: 3, Worker: 1, From: Epoch + 10, Until: Epoch + 12}, Range{Node: 4, Worker: 63, From: Epoch + 2, Until: Epoch + 3}
-	for range 3 { // a grant may arrive again
+	for range 3 { // a grant may arrive repeatedly
 		s.Extend(a)
 	}
 	if _, few := s.Ask(); few {
-		t.Error("a whole range is few")
+		t.Error("Ask requests a range although a whole range is left")
 	}
 	for range 1024 {
 		next(t, s)
 	}
 	if ask, few := s.Ask(); !few || ask.Taken != 1 {
-		t.Errorf("half of it is left: %v, %v", ask, few)
+		t.Errorf("Ask with half of the range left: %v, %v", ask, few)
 	}
 	s.Extend(b)
 	s.Extend(a)
 	if got := len(drain(s)); got != 2048 {
-		t.Errorf("%d ids were left of both", got)
+		t.Errorf("%d ids of both ranges, want 2048", got)
 	}
 	s.Extend(a)
 	s.Extend(b)
 	if n := len(drain(s)); n != 0 {
-		t.Errorf("%d ids came twice", n)
+		t.Errorf("%d ids were issued twice", n)
 	}
-	s.Extend(Range{Node: 3, Worker: 1, From: Epoch + 11, Until: Epoch + 13}) // what is new of it
+	s.Extend(Range{Node: 3, Worker: 1, From: Epoch + 11, Until: Epoch + 13}) // only a part of the range is new
 	if f, ok := s.Next(); !ok || f.UnixMilli != Epoch+12 || f.Counter != 0 {
-		t.Errorf("%+v", f)
+		t.Errorf("s.Next() = %+v", f)
 	}
 }
 
 func TestGrants(t *testing.T) {
 	g := NewRanges(2 * time.Millisecond)
 	if g.Lacks(start) != 2*time.Millisecond {
-		t.Error("nothing is enough")
+		t.Error("Lacks of empty ranges is not the maximum")
 	}
 	if _, ok := g.Grant(Ask{Holder: 1}); ok {
 		t.Error("a grant of nothing")
 	}
 	g.Add(Block{Node: 7, First: 5, Lines: 2, From: Epoch, Until: Epoch + 2})
 	want := Range{Node: 7, Worker: 5, From: Epoch, Until: Epoch + 2}
-	for range 2 { // until it has arrived
+	for range 2 { // the request repeats until the grant has arrived
 		if r, ok := g.Grant(Ask{Holder: 1}); r != want || !ok {
-			t.Errorf("%+v", r)
+			t.Errorf("g.Grant = %+v, want %+v", r, want)
 		}
 	}
 	if g.Lacks(start) == 0 {
-		t.Error("one of two lines is enough")
+		t.Error("Lacks = 0 although one of two lines has no ids")
 	}
 	g.Add(Block{Node: 7, First: 5, Lines: 2, From: Epoch + 2, Until: Epoch + 4})
 	if g.Lacks(start) != 0 {
@@ -97,17 +97,17 @@ func TestGrants(t *testing.T) {
 	}
 	want.Worker = 6
 	if r, _ := g.Grant(Ask{Holder: 1, Taken: 1}); r != want {
-		t.Errorf("%+v", r)
+		t.Errorf("g.Grant = %+v, want %+v", r, want)
 	}
 	want.Worker, want.From, want.Until = 5, Epoch+2, Epoch+4
 	if r, _ := g.Grant(Ask{Holder: 2}); r != want {
-		t.Errorf("%+v", r)
+		t.Errorf("g.Grant = %+v, want %+v", r, want)
 	}
-	// Another process was granted some in between: what is left is not used.
+	// Another process got some of the id-time in between. The rest before it is not used.
 	g.Add(Block{Node: 7, First: 5, Lines: 2, From: Epoch + 6, Until: Epoch + 7})
 	want = Range{Node: 7, Worker: 5, From: Epoch + 6, Until: Epoch + 7}
 	if r, _ := g.Grant(Ask{Holder: 3}); r != want {
-		t.Errorf("%+v", r)
+		t.Errorf("g.Grant = %+v, want %+v", r, want)
 	}
 	table := g.AppendTable(nil)
 	for holder, there := range map[Holder]bool{1: true, 2: true, 3: true, 4: false} {
@@ -120,8 +120,8 @@ func TestGrants(t *testing.T) {
 	}
 }
 
-// TestFreshRanges: of a block that is six hours old nothing more is granted once
-// there is another, and a source leaves its range for the next one.
+// TestFreshRanges: nothing is granted from a block that is six hours old if there is
+// another block. A source leaves an old range when it gets a new one.
 func TestFreshRanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(start))
@@ -135,30 +135,30 @@ func TestFreshRanges(t *testing.T) {
 		next(t, s)
 		time.Sleep(Fresh - time.Second)
 		if _, few := s.Ask(); few || g.Lacks(time.Now()) != 0 {
-			t.Error("it is not fresh")
+			t.Error("a new range is not fresh")
 		}
 		time.Sleep(time.Second)
 		if g.Lacks(time.Now()) != Width {
 			t.Error("the block is fresh")
 		}
-		if f, ok := s.Next(); !ok || f.UnixMilli != Epoch { // it goes on while there is no other
-			t.Errorf("%+v", f)
+		if f, ok := s.Next(); !ok || f.UnixMilli != Epoch { // the old range is used while there is no other
+			t.Errorf("s.Next() = %+v", f)
 		}
 		reserve()
 		grant(t, g, s)
 		if f, _ := s.Next(); f.UnixMilli != time.Now().UnixMilli() || f.Counter != 0 {
-			t.Errorf("%+v", f)
+			t.Errorf("s.Next() = %+v", f)
 		}
 		if _, few := s.Ask(); few || g.Lacks(time.Now()) != 0 {
 			t.Error("the new ones are not fresh")
 		}
-		if n := g.Lacks(start); n != 0 { // a clock that is set back makes nothing old
+		if n := g.Lacks(start); n != 0 { // a block does not become old if the clock is set back
 			t.Errorf("%v is lacking", n)
 		}
 	})
 }
 
-// TestGrantsForgetTheOldest: their table has an end.
+// TestGrantsForgetTheOldest: the table of grants is bounded.
 func TestGrantsForgetTheOldest(t *testing.T) {
 	g := NewRanges(time.Millisecond)
 	g.Add(Block{Lines: 64, From: Epoch, Until: Epoch + 100})
@@ -177,9 +177,9 @@ func TestGrantsForgetTheOldest(t *testing.T) {
 	}
 }
 
-// TestTwoIssuersInTurn: a source that asks one, then the other, then the first
-// again, as it does while two coordinators come and go, is granted something each
-// time, and nothing twice.
+// TestTwoIssuersInTurn: a source requests ranges from two issuers in turn, as it does
+// while two coordinators alternate. Each request gets a range, and no id is granted
+// twice.
 func TestTwoIssuersInTurn(t *testing.T) {
 	var issuers []*Ranges
 	for n := range uint8(2) {
@@ -191,7 +191,7 @@ func TestTwoIssuersInTurn(t *testing.T) {
 	var ids []uint64
 	for i := range 20 {
 		grant(t, issuers[i%2], s)
-		if err := s.ExtendBy(issuers[(i+1)%2].AppendTable(nil)); err != nil { // an old one
+		if err := s.ExtendBy(issuers[(i+1)%2].AppendTable(nil)); err != nil { // an old table
 			t.Fatal(err)
 		}
 		fresh := drain(s)
@@ -206,7 +206,7 @@ func TestTwoIssuersInTurn(t *testing.T) {
 	}
 }
 
-// TestExtendHammer: many take from a source that others extend.
+// TestExtendHammer: many goroutines take ids from a source while others extend it.
 func TestExtendHammer(t *testing.T) {
 	g, s := NewRanges(time.Millisecond), NewSource()
 	g.Add(Block{Lines: 64, From: Epoch, Until: Epoch + 2})
@@ -239,11 +239,12 @@ func TestExtendHammer(t *testing.T) {
 	n := len(ids)
 	slices.Sort(ids)
 	if u := len(slices.Compact(ids)); u != n || n < 20000 {
-		t.Errorf("%d ids, %d of them different", n, u)
+		t.Errorf("%d ids, %d of them distinct", n, u)
 	}
 }
 
-// TestEndOfIDTime: no id beyond it is one of another line, or of the beginning.
+// TestEndOfIDTime: after the end of id-time there is no id of another line and no id from
+// the beginning.
 func TestEndOfIDTime(t *testing.T) {
 	s := NewSource()
 	s.Extend(Range{Node: 255, Worker: 63, From: End - 1, Until: End})
@@ -253,7 +254,7 @@ func TestEndOfIDTime(t *testing.T) {
 	}
 	for _, at := range []time.Time{{}, time.UnixMilli(0), time.UnixMilli(End), time.UnixMilli(1<<63 - 1)} {
 		if c := Clock(at); c != Epoch {
-			t.Errorf("the clock at %v tells %d", at, c)
+			t.Errorf("Clock(%v) = %d", at, c)
 		}
 	}
 	if now := time.UnixMilli(Epoch + 5); Clock(now) != Epoch+5 {
@@ -261,8 +262,8 @@ func TestEndOfIDTime(t *testing.T) {
 	}
 }
 
-// TestGrantedRangesAreChecked: a range that a peer grants lies within id-time, on a line
-// that there is.
+// TestGrantedRangesAreChecked: a source accepts a range from a peer only if it is within
+// id-time and on a valid line.
 func TestGrantedRangesAreChecked(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -278,7 +279,7 @@ func TestGrantedRangesAreChecked(t *testing.T) {
 	} {
 		table := tt.r.append([]byte{7, 0, 0, 0, 0, 0, 0, 0})
 		if r, found, err := FindRange(table, 7); !found || r != tt.r || (err == nil) != tt.ok {
-			t.Errorf("%s: %+v, %v, %v", tt.name, r, found, err)
+			t.Errorf("%s: FindRange(table, 7) = %+v, %v, %v", tt.name, r, found, err)
 		}
 	}
 }

@@ -13,24 +13,24 @@ import (
 // maxWorker is the highest worker number that the layout has room for.
 const maxWorker = 1<<workerBits - 1
 
-// Source hands out unique facts, range after range. It counts and reads no clock, so it
-// never waits and never goes back, whatever the clock, the process or the rate of requests
-// does.
+// Source issues unique facts, range after range. It counts and reads no clock. So it
+// never waits and never repeats a fact, even if the clock is set back, the process is
+// suspended or requests are very frequent.
 type Source struct {
 	holder  Holder
 	current atomic.Pointer[span]
 
 	mu    sync.Mutex
-	next  []Range       // guarded by mu; taken when the current one is used up
+	next  []Range       // ranges for use when the current range is used up; guarded by mu
 	count uint32        // guarded by mu; ranges taken so far
-	size  int64         // guarded by mu; ids of the one taken last
+	size  int64         // number of ids in the last range; guarded by mu
 	since time.Time     // guarded by mu; when that was
 	taken map[int]int64 // guarded by mu; until where each line's id-time has been taken
 }
 
 // span is a range in use.
 type span struct {
-	_            [64]byte     // its counter is on a cache line of its own
+	_            [64]byte     // padding: the counter has a separate cache line
 	next         atomic.Int64 // Unix ms << counterBits | counter
 	end          int64        // next's limit
 	node, worker uint8
@@ -91,7 +91,7 @@ func (s *Source) advance(used *span) bool {
 		s.begin(s.next[0])
 		s.next = s.next[1:]
 	default:
-		used.next.Store(used.end) // so that it does not count up for ever
+		used.next.Store(used.end) // the counter must not increase without bound
 		return false
 	}
 	return true
@@ -128,11 +128,13 @@ func (s *Source) Extend(r Range) {
 	s.next = append(s.next, r)
 }
 
-// stale reports whether no range has come for a long time; s.mu is held.
+// stale reports whether the source has not received a range for a long time. The caller
+// holds s.mu.
 func (s *Source) stale() bool { return !s.since.IsZero() && time.Since(s.since) >= Fresh }
 
-// Ask returns the request for the next range; it may be repeated. False: the last range is
-// Fresh and more than half of its ids are left.
+// Ask returns the request for the next range. The caller may repeat it. False: no request
+// is needed, because the last range is younger than Fresh and has more than half of its
+// ids left.
 func (s *Source) Ask() (Ask, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

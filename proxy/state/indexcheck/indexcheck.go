@@ -1,7 +1,7 @@
-// Package indexcheck compares the KV index with the engines' reports: how many prompt
-// tokens a target was believed to hold, and how many its usage reports as cached. If the
-// two disagree repeatedly, it names the engine and the likely reason. It does no I/O, has
-// no clock and is safe for concurrent use.
+// Package indexcheck compares the KV index with the engines' reports: the number of
+// prompt tokens that a target held according to the index, and the number that the
+// engine's usage reports as cached. If the two disagree repeatedly, it names the engine
+// and the likely reason. It does no I/O, has no clock and is safe for concurrent use.
 package indexcheck
 
 import (
@@ -20,7 +20,7 @@ const (
 	// events, but none of its prompts is ever found in them; or, without events, nothing
 	// that was sent there is ever cached.
 	TokenizerMismatch
-	// MissingEvents: the engine has cached blocks that the index does not know.
+	// MissingEvents: the engine has cached blocks that the index lacks.
 	MissingEvents
 	// StaleIndex: the index has blocks that the engine no longer has.
 	StaleIndex
@@ -36,15 +36,15 @@ func (r Reason) String() string { return reasonNames[r] }
 type Observation struct {
 	Engine string // instance that served prefill
 	Rank   int
-	// Exact: the engine's events feed the index of this target. Only then does a surplus
-	// of the engine count against it.
+	// Exact: the engine's events feed the index of this target. A surplus of the engine
+	// counts against the engine only if Exact is set.
 	Exact bool
 	// Stored is the number of blocks in the target's events so far.
 	Stored uint64
 
 	Prompt    int // tokens
-	Predicted int // of them held by the target, as the index said when it was chosen
-	Reported  int // of them cached, as the engine says
+	Predicted int // number of these blocks that the target held according to the index when the target was chosen
+	Reported  int // number of these blocks that were cached according to the engine
 	// Held is how many tokens the target holds by its events alone, looked up after the
 	// answer. Blocks that the proxy expects there because it sent them do not count: they
 	// have the proxy's own ids, and prove nothing about the engine's. Because the lookup
@@ -69,11 +69,11 @@ func (o *Observation) slack() int {
 // if Exact, is Held needed.
 func (o *Observation) Surplus() bool { return o.Reported > o.slack() }
 
-// Verdict is the result of an engine's recent requests. It counts informative requests
-// only; prompts with little cached are not.
+// Verdict is the result of an engine's recent requests. It counts only informative
+// requests; a prompt with few cached tokens is not informative.
 type Verdict struct {
 	Engine string
-	Rank   int // the rank it is about; All: the whole engine
+	Rank   int // rank to which the verdict applies; All: the whole engine
 	Reason Reason
 
 	Requests, Against   int // of them, those that disagree
@@ -83,11 +83,11 @@ type Verdict struct {
 // All is the Rank of a verdict about a whole engine.
 const All = -1
 
-// A verdict rests on the last observations of an engine, those of all its ranks
-// together, or on those of one rank that behaves unlike the others. Blocks that
-// are evicted between choice and prefill make some requests disagree on a
-// healthy engine under pressure; hence the shares, and the distance between
-// those that raise a verdict and that which ends it.
+// A verdict uses the last observations of all ranks of an engine, or the last
+// observations of one rank that differs from the other ranks. A healthy engine under
+// memory pressure evicts blocks between placement and prefill, so some observations
+// disagree. Therefore a verdict needs a certain share of disagreeing observations, and
+// ends only at a much lower share.
 const (
 	window      = 100
 	engineLeast = 20 // informative requests, for a verdict about an engine
@@ -133,7 +133,7 @@ func (c *Check) Observe(o Observation) {
 	}
 }
 
-// Forget removes an engine that left or restarted, without notify.
+// Forget removes an engine that left or restarted. It does not call notify.
 func (c *Check) Forget(engine string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// fleet makes observations of one engine as conversations would.
+// fleet makes the observations of one engine that serves conversations.
 type fleet struct {
 	rng    *rand.Rand
 	ranks  int
@@ -17,8 +17,8 @@ func newFleet(ranks int) *fleet {
 	return &fleet{rng: rand.New(rand.NewPCG(3, uint64(ranks))), ranks: ranks, stored: make(map[int]uint64)}
 }
 
-// healthy is a request whose prefix is cached as predicted, on a share of them
-// less a part that was evicted, and cold on another share.
+// healthy returns a request whose prefix is cached as predicted. A part of the requests
+// lacks some evicted blocks, and a part is cold.
 func (f *fleet) healthy(evicted, cold float64) Observation {
 	prompt := 200 + f.rng.IntN(6000)
 	held := f.rng.IntN(prompt) / 16 * 16
@@ -34,8 +34,8 @@ func (f *fleet) healthy(evicted, cold float64) Observation {
 	return o
 }
 
-// run gives the verdicts that n observations raise, and how many it took until
-// the first.
+// run makes n observations. It returns the number of observations before the first
+// verdict.
 func run(c *Check, told *[]Verdict, n int, next func() Observation) (after int) {
 	for i := range n {
 		c.Observe(next())
@@ -50,7 +50,7 @@ func TestEachTroubleIsNamedWithin100Requests(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		ranks int
-		rank  int // in trouble; All
+		rank  int // the rank in trouble, or All
 		spoil func(f *fleet, o *Observation)
 		want  Reason
 	}{
@@ -97,19 +97,20 @@ func TestEachTroubleIsNamedWithin100Requests(t *testing.T) {
 					return o
 				})
 				if len(told) != 1 {
-					t.Fatalf("after %d healthy requests: told %d times: %+v", history, len(told), told)
+					t.Fatalf("after %d healthy requests: %d verdicts: %+v", history, len(told), told)
 				}
 				v := told[0]
 				if v.Engine != "p0" || v.Reason != tt.want || v.Rank != tt.rank {
-					t.Errorf("after %d healthy requests: got %+v", history, v)
+					t.Errorf("after %d healthy requests: verdict %+v", history, v)
 				}
-				// Of a rank, each eighth request is one of its own.
+				// With one rank in trouble, only an eighth of the requests are on that
+				// rank.
 				if after > 100 && tt.rank == All || after > 200 {
-					t.Errorf("after %d healthy requests: it took %d", history, after)
+					t.Errorf("after %d healthy requests: first verdict after %d observations", history, after)
 				}
 				run(c, &told, 300, func() Observation { return f.healthy(0.1, 0.2) })
 				if len(told) != 2 || told[1].Reason != Agrees {
-					t.Errorf("after %d healthy requests: recovery told %+v", history, told[1:])
+					t.Errorf("after %d healthy requests: verdicts of the recovery %+v", history, told[1:])
 				}
 				if all := c.Verdicts(); len(all) != 1 || all[0].Reason != Agrees {
 					t.Errorf("got %+v", all)
@@ -145,7 +146,7 @@ func TestNormalLifeRaisesNothing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFleet(4)
-			c := New(func(v Verdict) { t.Errorf("told %+v", v) })
+			c := New(func(v Verdict) { t.Errorf("unexpected verdict %+v", v) })
 			for range 20000 {
 				c.Observe(tt.next(f))
 			}
@@ -213,7 +214,7 @@ func TestHammer(t *testing.T) {
 			want = StaleIndex
 		}
 		if v.Reason != want || last[v.Engine] != want {
-			t.Errorf("got %+v, told %v", v, last[v.Engine])
+			t.Errorf("verdict %+v, last notified %v", v, last[v.Engine])
 		}
 	}
 }

@@ -5,7 +5,7 @@ type class uint8
 
 const (
 	cold  class = iota // nothing: too little was cached
-	agree              // both found about the same
+	agree              // index and engine agree about the cached tokens
 	over               // more was predicted
 	under              // more was reported than events tell of
 )
@@ -16,7 +16,7 @@ type entry struct {
 	predicted, reported int
 	class               class
 	exact               bool
-	blind               bool // no event told of any of the prompt
+	blind               bool // no event reported any block of the prompt
 	fresh               bool // events had come since the rank's observation before
 }
 
@@ -83,9 +83,10 @@ func (r *record) observe(o *Observation) (v Verdict, changed bool) {
 	}
 	before := r.verdict
 	if before.Reason != Agrees && next.Reason != Agrees && (next.Rank == before.Rank || r.since < window) {
-		// Told already. While trouble begins or ends its requests look like
-		// those of another one, so the name stays until it is over, or until a
-		// whole window says that it is of more or fewer ranks.
+		// The trouble was already reported. At the begin and the end of a trouble its
+		// observations look like those of another trouble. So the name stays until the
+		// trouble is over, or until a whole window shows that it affects more or fewer
+		// ranks.
 		next.Reason, next.Rank = before.Reason, before.Rank
 	}
 	r.verdict = next
@@ -142,7 +143,7 @@ type counts struct {
 
 type sums struct {
 	agree, over, under int
-	underBlind         int // of under, with nothing of the prompt told by events
+	underBlind         int // number of observations in under for which no event reported a block of the prompt
 	underFresh         int // of under, with events since the one before
 	overGuess          int // of over, without events, and nothing was cached
 }
@@ -197,15 +198,16 @@ func (c *counts) reason(least, share int) Reason {
 	case n < least:
 		return Agrees
 	case c.under*100 >= n*share:
-		// Ids of another tokenizer are found nowhere, though events come.
+		// With the token ids of another tokenizer no block is found, although events
+		// arrive.
 		if never && late.underBlind*10 >= late.under*9 && late.underFresh*2 >= late.under {
 			return TokenizerMismatch
 		}
 		return MissingEvents
 	case c.over*100 >= n*share:
-		// Blocks that events announced were found by the right ids, so an
-		// index that is wrong about them is old. A guess that never once came
-		// true was not about what the engine computes.
+		// If blocks from events were found, the token ids are right, so a wrong index is
+		// an old index. If no guess was ever right, the guesses were made for other token
+		// ids than the engine computes.
 		if never && late.overGuess*10 >= late.over*9 {
 			return TokenizerMismatch
 		}

@@ -4,5 +4,6 @@ package kvindex
 
 import "time"
 
-// threadTime is the time of the clock: this system tells no thread's CPU time.
+// threadTime is the wall-clock time, because this system does not report the CPU time of
+// a thread.
 func threadTime() time.Duration { return time.Duration(time.Now().UnixNano()) }

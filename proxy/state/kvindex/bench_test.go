@@ -17,25 +17,25 @@ const (
 	benchEvent   = 16   // blocks of an event
 )
 
-// fleet is an index with feeds and what was stored through them.
+// fleet is an index with its feeds and the data that was stored through them.
 type fleet struct {
 	x       *Index
 	feeds   []*Feed
 	rand    *rand.Rand
 	prompts []prompt
-	bytes   int64 // of heap, for the index and its feeds
+	bytes   int64 // heap bytes of the index and its feeds
 }
 
-// prompt is a prompt by its number, from which its tokens follow.
+// prompt is the number of a prompt. Its tokens depend only on the number.
 type prompt struct {
 	number uint64
 	blocks int
 }
 
-// systemBlocks is how many blocks all prompts share.
+// systemBlocks is the number of blocks that all prompts share.
 const systemBlocks = 64
 
-// tokens makes the tokens of block i of a prompt, and the engine's hash.
+// tokens returns the tokens of block i of a prompt, and the engine's hash of the block.
 func (p prompt) tokens(i int, dst []uint32) ([]uint32, uint64) {
 	key := p.number
 	if i < systemBlocks {
@@ -49,7 +49,7 @@ func (p prompt) tokens(i int, dst []uint32) ([]uint32, uint64) {
 	return dst, z | 1
 }
 
-// chain is the hashes of a prompt.
+// chain returns the hashes of a prompt.
 func (p prompt) chain() []Hash {
 	var tokens []uint32
 	for i := range p.blocks {
@@ -58,7 +58,7 @@ func (p prompt) chain() []Hash {
 	return AppendTokens(nil, Seed("m", "", ""), tokens, benchBlock)
 }
 
-// events are the store events of a prompt.
+// events returns the store events of a prompt.
 func (p prompt) events() []Stored {
 	var all []Stored
 	var parent uint64
@@ -73,9 +73,9 @@ func (p prompt) events() []Stored {
 	return all
 }
 
-// newFleet fills an index up to so many (block, target) pairs. All prompts
-// begin alike, half are as long as they get. Each is held by one target, one
-// in four by two more, and four by all.
+// newFleet fills an index up to a number of (block, target) pairs. All prompts have a
+// common beginning, and half of them have the maximum length. One target holds each
+// prompt; two more targets hold one in four prompts; all targets hold four prompts.
 func newFleet(entries int) *fleet {
 	before := heap()
 	f := &fleet{
@@ -108,7 +108,7 @@ func newFleet(entries int) *fleet {
 	return f
 }
 
-// heap is the live heap in bytes.
+// heap returns the live heap in bytes.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -125,8 +125,8 @@ type churn struct {
 	next    int
 }
 
-// churnPrompts is how many prompts a churn goes through; half of them are
-// stored at a time.
+// churnPrompts is the number of prompts that a churn uses. Half of them are stored at any
+// time.
 const churnPrompts = 512
 
 func (f *fleet) churn() *churn {
@@ -142,13 +142,12 @@ func (f *fleet) churn() *churn {
 		c.removed = append(c.removed, hashes)
 	}
 	for range churnPrompts {
-		c.step() // the first removals find nothing
+		c.step() // the first removals find no blocks
 	}
 	return c
 }
 
-// step stores one prompt and removes another, and returns how many block
-// events that were.
+// step stores one prompt and removes another. It returns the number of block events.
 func (c *churn) step() int {
 	n, i := 0, c.next
 	c.next++
@@ -167,8 +166,8 @@ func (c *churn) step() int {
 	return n
 }
 
-// queries are chains of 2,048 blocks: prompts that are held, in whole or in
-// part, by one target, three or all.
+// queries returns chains of 2,048 blocks. One target, three targets or all targets hold
+// the whole prompt or a part.
 func (f *fleet) queries() [][]Hash {
 	var all [][]Hash
 	for i := range 256 {
@@ -181,20 +180,19 @@ func (f *fleet) queries() [][]Hash {
 	return all
 }
 
-// quantile of sorted times, in microseconds.
+// quantile returns a quantile of sorted times, in microseconds.
 func quantile(times []time.Duration, q float64) float64 {
 	slices.Sort(times)
 	return float64(times[int(q*float64(len(times)-1))].Nanoseconds()) / 1e3
 }
 
-// BenchmarkIndex measures an index of 10 million (block, target) pairs over 64
-// targets, or of as many as KVINDEX_ENTRIES says: its bytes per pair, feeds
-// included; block events through the feeds (16 tokens a block, as many
-// removals as stores); matches of 2,048-block prompts; and both at once, with
-// 10,000 matches a second beside all the events that one thread can take in,
-// or beside 2.2 million a second. Times are CPU times of the thread where the system
-// tells them, so that other processes do not count; wall_ figures are as the
-// clock has them.
+// BenchmarkIndex measures an index of 10 million (block, target) pairs over 64 targets;
+// KVINDEX_ENTRIES sets another number of pairs. It measures the bytes per pair, including
+// the feeds; block events through the feeds (16 tokens per block, as many removals as
+// stores); matches of 2,048-block prompts; and both together: 10,000 matches per second
+// during as many events as one thread can process, or during 2.2 million events per
+// second. Times are CPU times of the thread if the system reports them, so that other
+// processes have no effect. Figures with wall_ are wall-clock times.
 func BenchmarkIndex(b *testing.B) {
 	entries := 10_000_000
 	if text := os.Getenv("KVINDEX_ENTRIES"); text != "" {
@@ -222,8 +220,7 @@ func BenchmarkIndex(b *testing.B) {
 	b.Run("both_at_2M", func(b *testing.B) { benchBoth(b, f, c, queries, 2_200_000) })
 }
 
-// benchIngest takes in events at a rate a second, or as fast as it can if that
-// is 0.
+// benchIngest processes events at a rate per second, or without a limit if rate is 0.
 func benchIngest(b *testing.B, c *churn, rate float64) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -273,8 +270,8 @@ func benchMatch(b *testing.B, f *fleet, queries [][]Hash) {
 	b.ReportMetric(float64(blocks)/float64(i), "blocks/match")
 }
 
-// matches makes 10,000 matches a second until stop is closed, and returns the
-// time of each.
+// matches makes 10,000 matches per second until stop is closed, and returns the time of
+// each match.
 func (f *fleet) matches(queries [][]Hash, stop chan struct{}) (cpu, wall []time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

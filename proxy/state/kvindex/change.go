@@ -64,7 +64,7 @@ func (s *segment) change(x *Index, key, holder uint64, c change) (before, after 
 
 // put replaces the word in a slot.
 func (s *segment) put(slot int, w uint64) {
-	// Tag and mark stay those of the old word.
+	// Tag and mark of the old word stay.
 	atomic.StoreUint64(&s.table.Load().slots[slot], w)
 }
 
@@ -73,7 +73,8 @@ func (s *segment) put(slot int, w uint64) {
 func (s *segment) changeOwner(x *Index, w uint64, slot int, holder, flags uint64) bool {
 	tag := w >> restBits << restBits
 	entry := holder<<flagBits | flags
-	// The roster is read after the word: a holder that is not in it was dropped.
+	// The roster is read after the word. So a holder that is not in the roster was
+	// dropped.
 	if r := x.roster.Load(); !r.live(holderOf(w)) {
 		r.holders[holderOf(w)].leave(x, 1)
 		s.put(slot, tag|entry)

@@ -21,8 +21,8 @@ type Stored struct {
 
 // Feed applies the exact events of one target. It maps the engine's block hashes to the
 // index's hashes by the events' tokens. It is not safe for concurrent use, and a target
-// may have only one feed at a time. What it has learned belongs to the target, and is
-// removed by Clear and Drop.
+// may have only one feed at a time. The learned data belongs to the target. Clear and
+// Drop remove it.
 type Feed struct {
 	x     *Index
 	tg    *target

@@ -9,21 +9,21 @@ import (
 	"testing"
 )
 
-// engine makes events as an engine does: it has hashes of its own, and knows
-// what it holds by our hashes.
+// engine makes events as an engine does. It has its own hashes and stores its blocks
+// under the index's hashes.
 type engine struct {
 	feed  *Feed
 	block int
-	held  map[Hash]uint64 // our hash -> tiers, as 1<<Tier
-	own   map[Hash]uint64 // our hash -> the engine's
+	held  map[Hash]uint64 // index's hash -> tiers, as 1<<Tier
+	own   map[Hash]uint64 // index's hash -> engine's hash
 }
 
 func newEngine(x *Index, t Target, block int) *engine {
 	return &engine{NewFeed(x, t, "m"), block, map[Hash]uint64{}, map[Hash]uint64{}}
 }
 
-// hash is the engine's own hash of a block: like SGLang's, the first bytes of a
-// SHA-256 over the one before it and the tokens.
+// hash returns the engine's hash of a block. Like SGLang's hash, it is the first bytes of
+// a SHA-256 over the previous hash and the tokens.
 func (e *engine) hash(parent uint64, tokens []uint32) uint64 {
 	b := binary.LittleEndian.AppendUint64([]byte{byte(e.block)}, parent)
 	for _, id := range tokens {
@@ -33,7 +33,7 @@ func (e *engine) hash(parent uint64, tokens []uint32) uint64 {
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// stored is the event for blocks from to to of a prompt.
+// stored returns the event for the blocks from to to of a prompt.
 func (e *engine) stored(tokens []uint32, from, to int, tier Tier) *Stored {
 	ev := &Stored{BlockTokens: e.block, Tier: tier, HasParent: from > 0, Tokens: tokens[from*e.block : to*e.block]}
 	ours := AppendTokens(nil, Seed("m", "", ""), tokens, e.block)
@@ -51,7 +51,7 @@ func (e *engine) stored(tokens []uint32, from, to int, tier Tier) *Stored {
 	return ev
 }
 
-// prompts are random ones of at most 40 blocks, some with a common beginning.
+// prompts returns random prompts of at most 40 blocks, some with a common beginning.
 func prompts(r *rand.Rand, n, block int) [][]uint32 {
 	all := make([][]uint32, n)
 	for i := range all {
@@ -66,9 +66,9 @@ func prompts(r *rand.Rand, n, block int) [][]uint32 {
 	return all
 }
 
-// TestFeedFollowsEngines has engines with different block lengths and hashes
-// store, repeat, move, remove, restart, and lose events that are followed by a
-// resync; the index then holds what they hold.
+// TestFeedFollowsEngines: engines with different block lengths and hashes store, repeat,
+// move and remove blocks, restart, and lose events before a resync. Afterwards the index
+// holds the same blocks as the engines.
 func TestFeedFollowsEngines(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 12))
 	x := New(Options{})
@@ -81,7 +81,7 @@ func TestFeedFollowsEngines(t *testing.T) {
 		ours := AppendTokens(nil, Seed("m", "", ""), p, e.block)
 		switch r.IntN(12) {
 		case 0, 1, 2, 3, 4:
-			// What comes after blocks that are held, or what is held already.
+			// The stored blocks follow held blocks, or are already held.
 			from := 0
 			for from < len(ours)-1 && e.held[ours[from]] != 0 && r.IntN(8) > 0 {
 				from++
@@ -109,7 +109,7 @@ func TestFeedFollowsEngines(t *testing.T) {
 				e.held[h] = e.held[h]&^(1<<from) | 1<<to
 			}
 		case 10:
-			// An offload: no tokens.
+			// An offload event has no tokens.
 			if h := ours[r.IntN(len(ours))]; e.held[h] != 0 {
 				e.feed.Stored(&Stored{Hashes: []uint64{e.own[h]}, BlockTokens: e.block, Tier: CPU})
 				e.held[h] |= 1 << CPU
@@ -141,8 +141,8 @@ func TestFeedFollowsEngines(t *testing.T) {
 	}
 }
 
-// TestFeedAfterGap loses and reorders events, then starts over: what is told
-// again is held, and nothing else.
+// TestFeedAfterGap loses and reorders events and then starts again. The index holds the
+// blocks of the new events, and no others.
 func TestFeedAfterGap(t *testing.T) {
 	r := rand.New(rand.NewPCG(13, 14))
 	x := New(Options{})
@@ -160,11 +160,11 @@ func TestFeedAfterGap(t *testing.T) {
 	}
 	out := make([]Match, 1)
 	for _, p := range all {
-		// Blocks may be missing, but none is at the wrong place: a prompt whose
-		// first block is another's matches nothing.
+		// Blocks may be missing, but no block is at a wrong position: a prompt with
+		// another first block matches nothing.
 		other := append([]uint32{7777}, p[1:]...)
 		if x.Match(AppendTokens(nil, Seed("m", "", ""), other, 4), out); out[0] != (Match{}) {
-			t.Errorf("a prompt that nobody sent is held: %+v", out[0])
+			t.Errorf("a prompt that no request had is held: %+v", out[0])
 		}
 	}
 	e.feed.Cleared()
@@ -180,8 +180,8 @@ func TestFeedAfterGap(t *testing.T) {
 	}
 }
 
-// TestFeedEvents feeds one target and looks at how many blocks of the prompt
-// 1, 2, 3… in blocks of four it then has, and what was counted.
+// TestFeedEvents feeds one target. It checks how many blocks, of four tokens each, of the
+// prompt 1, 2, 3… the target then has, and checks the counters.
 func TestFeedEvents(t *testing.T) {
 	tokens := make([]uint32, 40)
 	for i := range tokens {
@@ -301,8 +301,8 @@ func TestFeedEvents(t *testing.T) {
 	}
 }
 
-// TestFeedOfDroppedTarget goes on feeding after the target left and its slot
-// went to another.
+// TestFeedOfDroppedTarget continues to feed after the target has left and another target
+// has its slot.
 func TestFeedOfDroppedTarget(t *testing.T) {
 	x := New(Options{})
 	f := NewFeed(x, x.Add(), "m")
@@ -310,7 +310,7 @@ func TestFeedOfDroppedTarget(t *testing.T) {
 	f.Stored(e)
 	x.Drop(0)
 	if n := x.Targets(); n != 0 {
-		t.Errorf("%d slots after the only target left", n)
+		t.Errorf("%d slots remain after the only target has left", n)
 	}
 	x.Add()
 	f.Stored(e)
@@ -326,8 +326,8 @@ func TestFeedOfDroppedTarget(t *testing.T) {
 	}
 }
 
-// TestFeedSurvivesAnything feeds random events: nothing may panic or grow past
-// its bound.
+// TestFeedSurvivesAnything feeds random events: there is no panic, and the index does not
+// exceed its bound.
 func TestFeedSurvivesAnything(t *testing.T) {
 	r := rand.New(rand.NewPCG(15, 16))
 	const bound = 200

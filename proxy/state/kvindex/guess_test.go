@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// at is a time so many seconds after some start.
+// at returns a time a number of seconds after a fixed start.
 func at(seconds int) time.Time { return time.Unix(1_700_000_000+int64(seconds), 0) }
 
-// held is how many leading blocks of a chain target 0 has.
+// held returns the number of leading blocks of a chain that target 0 has.
 func held(x *Index, chain []Hash) int {
 	out := make([]Match, 1)
 	x.Match(chain, out)
 	return int(out[0].Blocks())
 }
 
-// TestExpect looks at how many of ten blocks are held after each tale; the TTL
+// TestExpect checks how many of ten blocks are held after each sequence of calls. The TTL
 // is 30 s.
 func TestExpect(t *testing.T) {
 	chain := chains(rand.New(rand.NewPCG(21, 22)), 1, 10)[0]
@@ -144,8 +144,8 @@ func TestExpect(t *testing.T) {
 	}
 }
 
-// TestGuessesAreTheirFlags changes guesses at random and compares them with a
-// map, and with the flags in the index.
+// TestGuessesAreTheirFlags changes guesses at random and compares them with a map and
+// with the flags in the index.
 func TestGuessesAreTheirFlags(t *testing.T) {
 	type want struct{ due, times int }
 	r := rand.New(rand.NewPCG(23, 24))
@@ -234,10 +234,10 @@ func TestBound(t *testing.T) {
 		if x.Match(prompts[1], out); out[b].GPU != 20 || x.Counts(b).Refused != 20 {
 			t.Errorf("the second has %d, %d refused, want 20 of each", out[b].GPU, x.Counts(b).Refused)
 		}
-		x.Store(b, CPU, prompts[1][:20]) // a second tier needs no room
+		x.Store(b, CPU, prompts[1][:20]) // a second tier of the same block needs no room
 		x.Expect(b, prompts[2], at(0))
 		if c := x.Counts(b); c.Refused != 60 || c.Stored != 40 {
-			t.Errorf("%+v", c)
+			t.Errorf("x.Counts(b) = %+v", c)
 		}
 		x.Remove(a, GPU, prompts[0][30:])
 		x.Store(b, GPU, prompts[1])
@@ -259,7 +259,7 @@ func TestBound(t *testing.T) {
 			t.Errorf("evicted: %d of the target with most guesses, %d of the other", got, x.Counts(b).Evicted)
 		}
 		if got, want := held(x, prompts[0]), 40-int(x.Counts(a).Evicted); got != want {
-			t.Errorf("%d blocks left from the beginning of the prompt, want %d", got, want)
+			t.Errorf("%d blocks of the beginning of the prompt remain, want %d", got, want)
 		}
 	})
 	t.Run("blocks of targets that left make way", func(t *testing.T) {
@@ -281,15 +281,15 @@ func TestBound(t *testing.T) {
 		e.feed.Stored(e.stored(p, 4, 8, GPU))
 		e.feed.Stored(e.stored(p, 8, 10, GPU))
 		if c := x.Counts(0); c.Stored != 5 || c.Refused != 3 || c.Orphans != 2 {
-			t.Errorf("%+v", c)
+			t.Errorf("x.Counts(0) = %+v", c)
 		}
 		if n := x.at(0).engine.n; n != 5 {
-			t.Errorf("the feed knows %d blocks, want 5", n)
+			t.Errorf("the feed has %d blocks, want 5", n)
 		}
 	})
 }
 
-// TestMemoryComesBack drops a large target and expects the tables to shrink.
+// TestMemoryComesBack drops a large target and checks that the tables shrink.
 func TestMemoryComesBack(t *testing.T) {
 	x := New(Options{})
 	empty := x.Stats().Bytes
@@ -312,11 +312,11 @@ func TestMemoryComesBack(t *testing.T) {
 	}
 	x.Tend(at(0))
 	if s = x.Stats(); s.Blocks != 0 || s.Bytes-empty > int64(len(blocks)) {
-		t.Errorf("after the sweep: %d blocks, %d bytes more than when empty", s.Blocks, s.Bytes-empty)
+		t.Errorf("after the sweep: %d blocks, %d bytes more than the empty index", s.Blocks, s.Bytes-empty)
 	}
 }
 
-// TestHashMapIsAMap compares with Go's.
+// TestHashMapIsAMap compares the hash map with a Go map.
 func TestHashMapIsAMap(t *testing.T) {
 	r := rand.New(rand.NewPCG(29, 30))
 	var m hashMap
@@ -348,6 +348,6 @@ func TestHashMapIsAMap(t *testing.T) {
 		m.remove(key)
 	}
 	if m.n != 0 || m.get(keys[0]) != 0 {
-		t.Errorf("%d keys left", m.n)
+		t.Errorf("%d keys remain", m.n)
 	}
 }

@@ -8,10 +8,9 @@ import (
 	"time"
 )
 
-// TestMatchWhileOthersWrite has writers move words and records about with all
-// they can, while readers ask for chains that some targets hold throughout:
-// those must never be seen to miss a block, and a target that was never told
-// of a chain must never be seen to hold it.
+// TestMatchWhileOthersWrite: writers move words and records as often as possible. Readers
+// match chains that some targets hold during the whole test. A reader must never miss a
+// block of such a target, and must never find a chain at a target that never got it.
 func TestMatchWhileOthersWrite(t *testing.T) {
 	for _, tt := range []struct {
 		name             string
@@ -32,7 +31,7 @@ func TestMatchWhileOthersWrite(t *testing.T) {
 			for range tt.targets {
 				x.Add()
 			}
-			// Target 0 holds everything, target 1 nothing, target 2 half.
+			// Target 0 holds all chains, target 1 none, and target 2 half of them.
 			for i, chain := range all {
 				x.Store(0, GPU, chain)
 				if i%2 == 0 {
@@ -100,9 +99,8 @@ func writeAny(x *Index, r *rand.Rand, t Target, chain []Hash, step int) {
 	}
 }
 
-// TestClearWhileStoring has a target restart while its own feed and others
-// store: right after Clear, and before anything is stored again, nothing of it
-// is seen.
+// TestClearWhileStoring: a target restarts while its feed and other feeds store blocks.
+// After Clear, and before the next store, no block of the target is found.
 func TestClearWhileStoring(t *testing.T) {
 	all := chains(rand.New(rand.NewPCG(7, 8)), 16, 40)
 	crowded(all, 1)
@@ -154,11 +152,11 @@ func TestClearWhileStoring(t *testing.T) {
 	}
 	x.Tend(time.Unix(0, 0))
 	if s := x.Stats(); s.Blocks != 0 || s.Entries != 0 || x.entries.Load() != 0 {
-		t.Errorf("%d blocks and %d pairs are left", s.Blocks, x.entries.Load())
+		t.Errorf("%d blocks and %d pairs remain", s.Blocks, x.entries.Load())
 	}
 }
 
-// TestMatchAllocatesNothing, and no more with wide bit sets.
+// TestMatchAllocatesNothing: Match allocates no memory, also with wide bit sets.
 func TestMatchAllocatesNothing(t *testing.T) {
 	for _, targets := range []int{3, 64, 1024} {
 		x := New(Options{})

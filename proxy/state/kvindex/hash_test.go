@@ -10,7 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// TestChain recomputes the hashes of a prompt by hand.
+// TestChain computes the hashes of a prompt independently.
 func TestChain(t *testing.T) {
 	tokens := make([]uint32, 70)
 	var wire []byte
@@ -27,11 +27,11 @@ func TestChain(t *testing.T) {
 	if got := AppendTokens(nil, seed, tokens, 16); !slices.Equal(got, want) || len(got) != 4 {
 		t.Errorf("tokens: %x, want %x", got, want)
 	}
-	// Recordings keep hashes: they are to stay what they are.
+	// Recordings contain hashes, so the hash function must not change.
 	if seed != 0xe9b66ad2e151b5e0 || want[0] != 0x5e5f98877fdb79e8 {
-		t.Errorf("seed %#x, first block %#x: not as they were", seed, want[0])
+		t.Errorf("seed %#x, first block %#x: the hash function has changed", seed, want[0])
 	}
-	// The chain goes on from any block.
+	// A chain can be continued from any block.
 	if got := AppendTokens(want[:2:2], want[1], tokens[32:], 16); !slices.Equal(got, want) {
 		t.Errorf("tokens in two parts: %x, want %x", got, want)
 	}
@@ -57,7 +57,7 @@ func TestChain(t *testing.T) {
 	}
 }
 
-// TestHashTellsApart changes one thing at a time.
+// TestHashTellsApart changes one input at a time and checks that the hash changes.
 func TestHashTellsApart(t *testing.T) {
 	seen := map[Hash]string{}
 	note := func(what string, h Hash) {

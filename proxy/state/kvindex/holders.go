@@ -31,7 +31,7 @@ func recordWords(form uint64) int {
 // places tracks which records of a segment are in use. Guarded by the segment's mu.
 type places struct {
 	used uint32        // words ever used
-	free [forms]uint32 // first free record of a form, plus 1; its first word contains the next one
+	free [forms]uint32 // first free record of each form, plus 1; the first word of a free record has the next free record
 }
 
 // record returns the words of the record that a word refers to. They may be changed
@@ -46,9 +46,9 @@ func (t *table) record(w uint64) []uint64 {
 	return t.records[from:to:to]
 }
 
-// take returns a cleared record of a form, and the rest of a word that refers to it;
-// nil if the segment is full. It may replace the table by one with the same slots. The
-// caller holds mu.
+// take returns a cleared record of a form, and the rest of a word that refers to the
+// record. The record is nil if the segment is full. take may replace the table by a table
+// with the same slots. The caller holds mu.
 func (s *segment) take(form uint64) (rec []uint64, rest uint64) {
 	if s.places == nil {
 		s.places = new(places)
@@ -83,8 +83,8 @@ func (s *segment) take(form uint64) (rec []uint64, rest uint64) {
 	return rec, form<<formShift | uint64(from)
 }
 
-// give frees the record that a word refers to. A reader may still be reading it, so the
-// caller encloses this and the change of the word in begin and end.
+// give frees the record that a word refers to. A reader may still be reading the record,
+// so the caller encloses give and the change of the word in begin and end.
 func (s *segment) give(w uint64) {
 	first := &s.table.Load().record(w)[0]
 	free := &s.places.free[formOf(w)]

@@ -1,10 +1,10 @@
-// Package kvindex knows which target holds which prefix blocks of the KV cache, in
-// which tier, and matches a prompt against all targets in one walk. It does no I/O and
+// Package kvindex stores which target holds which prefix blocks of the KV cache, and in
+// which tier. It matches a prompt against all targets in one walk. It does no I/O and
 // reads no clock.
 //
-// Blocks are identified by the package's own hash chains (hash.go). What a target holds
-// is learned in two ways: exactly, from the engine's events (feed.go), and by guess,
-// from the requests that were sent to it (guess.go).
+// Blocks are identified by the package's own hash chains (hash.go). The index learns the
+// blocks of a target in two ways: exactly, from the engine's events (feed.go), and by
+// guess, from the requests that were sent to the target (guess.go).
 //
 // # Memory
 //
@@ -15,10 +15,11 @@
 // target) pair from events costs 28 to 36 bytes, on average 31 at the 10 million pairs
 // of BenchmarkIndex. A guess costs about 45 bytes (it has no entry in a feed).
 //
-// Options.MaxEntries bounds the pairs. At the bound, dropped targets are swept out
-// first. Then the target with the most guesses loses guesses, the least recently
-// expected ones first. Then no more blocks are accepted (Counts.Refused). Blocks from
-// events are never removed, because a chain with holes is useless.
+// Options.MaxEntries bounds the pairs. At the bound, the index first removes the pairs of
+// dropped targets. Then the target with the most guesses loses guesses, the least
+// recently expected guesses first. If this is not enough, the index accepts no more
+// blocks (Counts.Refused). Blocks from events are never removed, because a chain with
+// holes is useless.
 package kvindex
 
 import (
@@ -32,7 +33,7 @@ import (
 type Form struct {
 	// Block is the length of a block: in tokens, or in bytes if Text is set.
 	Block int
-	// Text says that blocks are cut from the prompt's text.
+	// Text: blocks are cut from the prompt's text, not from token ids.
 	Text bool
 }
 
@@ -64,8 +65,8 @@ const (
 	defaultMaxEntries = 16 << 20
 	defaultGuessTTL   = 30 * time.Second
 
-	// noHolder is the holder number of a target for which no number was free: it holds
-	// nothing. The numbers are limited by the space in a word.
+	// noHolder is the holder number of a target for which no number was free. Such a
+	// target holds no blocks. The space in a word limits the numbers.
 	noHolder = 1 << 16
 )
 

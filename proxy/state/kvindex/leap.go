@@ -8,15 +8,15 @@ import "slices"
 // of the previous group, Match assumes that the blocks between are the same. It walks
 // block by block over groups in which something changes.
 //
-// If an engine evicts the middle of a prompt, or its events were lost, there is a hole
-// that a leap may skip, and the blocks after it would count. So a fraction of the
-// matches is repeated in full. If the results differ, the following matches are all
-// made in full.
+// If an engine has evicted the middle of a prompt, or its events were lost, there is a
+// hole that a leap may skip. Match would then count the blocks after the hole. So a
+// fraction of the matches is repeated without leaps. If the results differ, the following
+// matches are all made without leaps.
 const (
 	// stride is the number of blocks in a group.
 	stride = 8
-	// leapFrom is the minimum number of blocks of a prompt for which leaps are worth
-	// their cost.
+	// leapFrom is the minimum number of blocks of a prompt for which leaps save more time
+	// than they cost.
 	leapFrom = 128
 	// checkEvery: one match of so many is repeated in full.
 	checkEvery = 64
@@ -24,7 +24,8 @@ const (
 	waryFor = 4096
 )
 
-// wary reports whether a hole was found recently, and counts the match.
+// wary reports whether a hole was found recently, so that this match must make no leaps.
+// It also counts the match.
 func (x *Index) wary() bool { return x.cautious.Load() > 0 && x.cautious.Add(-1) >= 0 }
 
 // matchLeaping is Match with a look at one block of each group.

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestLeaps: as long as targets hold beginnings, in each tier, leaping finds what
-// the model finds.
+// TestLeaps: if targets hold only prefixes, in each tier, leaps give the same result as
+// the model.
 func TestLeaps(t *testing.T) {
 	steps := 150
 	if testing.Short() {
@@ -48,8 +48,8 @@ func TestLeaps(t *testing.T) {
 	}
 }
 
-// TestHoles: a hole that leaps cross is found, and then nothing is believed of what
-// is behind it, until so many matches have shown none.
+// TestHoles: a hole that a leap skips is detected. Then matches make no leaps until a
+// number of matches has shown no hole.
 func TestHoles(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	chain := chains(r, 1, 800)[0]
@@ -57,7 +57,7 @@ func TestHoles(t *testing.T) {
 	whole, holed := x.Add(), x.Add()
 	x.Store(whole, GPU, chain)
 	x.Store(holed, GPU, chain)
-	x.Remove(holed, GPU, chain[402:404]) // neither ends its group
+	x.Remove(holed, GPU, chain[402:404]) // neither of the two blocks is the end of a group
 	x.Remove(holed, GPU, chain[700:])
 	for range checkEvery {
 		x.Match(chain, out)

@@ -7,9 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// Match is what one target holds of a prompt: for the leading blocks that it holds in
-// any tier, the number of blocks by best tier. A block that is only expected counts as
-// GPU.
+// Match counts the leading blocks of a prompt that one target holds in any tier, by the
+// best tier of each block. A block that is only expected counts as GPU.
 type Match struct{ GPU, CPU, Disk uint32 }
 
 // Blocks returns the length of the matched prefix in blocks.
@@ -27,9 +26,9 @@ const (
 	patience = 64
 )
 
-// Match sets out[t], for every slot t < len(out), to what t holds of the prompt with
-// the given blocks. It takes no lock and, in the steady state, allocates nothing. For a
-// long prompt it does not look at every block (leap.go).
+// Match sets out[t], for every slot t < len(out), to the counts of the given blocks that
+// t holds. It takes no lock and, in the steady state, allocates nothing. For a long
+// prompt it does not look at every block (leap.go).
 func (x *Index) Match(blocks []Hash, out []Match) {
 	if len(blocks) < leapFrom || x.wary() {
 		x.matchAll(blocks, out)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// model is an index made of Go maps: flags by block, for each target.
+// model is an index of Go maps: for each target, the flags by block.
 type model struct {
 	held []map[Hash]uint64
 }
@@ -50,7 +50,7 @@ func (m *model) entries() int {
 	return n
 }
 
-// chains returns prompts of which some share their beginnings.
+// chains returns prompts. Some of them have a common beginning.
 func chains(r *rand.Rand, n, blocks int) [][]Hash {
 	all := make([][]Hash, n)
 	for i := range all {
@@ -69,8 +69,8 @@ func chains(r *rand.Rand, n, blocks int) [][]Hash {
 	return all
 }
 
-// crowded puts all blocks of an index's chains into few segments, so that
-// tables grow, wrap and move words much.
+// crowded moves all blocks of the chains into a few segments, so that tables often grow,
+// wrap around and move words.
 func crowded(all [][]Hash, segments uint64) {
 	for _, chain := range all {
 		for i, h := range chain {
@@ -79,13 +79,13 @@ func crowded(all [][]Hash, segments uint64) {
 	}
 }
 
-// TestIndexIsItsModel drives an index and a model of it with the same random
-// changes and asks both the same questions.
+// TestIndexIsItsModel makes the same random changes in an index and in a model, and
+// compares the results of the same queries.
 func TestIndexIsItsModel(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		targets  int
-		segments uint64 // 0: all
+		segments uint64 // 0: all segments
 		steps    int
 	}{
 		{"few targets", 4, 0, 400},
@@ -156,10 +156,10 @@ func TestIndexIsItsModel(t *testing.T) {
 			}
 			x.Tend(time.Unix(0, 0))
 			if s := x.Stats(); s.Entries != 0 || s.Blocks != 0 || x.entries.Load() != 0 || x.dead.Load() != 0 {
-				t.Errorf("after all was cleared: %+v, %d pairs, %d of them dead", s, x.entries.Load(), x.dead.Load())
+				t.Errorf("after Clear of all targets: %+v, %d pairs, %d of them dead", s, x.entries.Load(), x.dead.Load())
 			}
 			if n := len(x.roster.Load().holders); n > 2*tt.targets+64 {
-				t.Errorf("%d holder numbers for %d targets: they are not used again", n, tt.targets)
+				t.Errorf("%d holder numbers for %d targets: numbers are not reused", n, tt.targets)
 			}
 		})
 	}

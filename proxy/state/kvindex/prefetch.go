@@ -2,9 +2,9 @@ package kvindex
 
 import "unsafe"
 
-// Tables are far larger than a processor's caches, so a look-up mostly waits for
-// memory. Code that looks many blocks up therefore first prefetches all of their
-// memory, and does other work meanwhile. That is twice as fast as separate look-ups.
+// Tables are far larger than a processor's caches, so a look-up mostly waits for memory.
+// Code that looks many blocks up therefore first prefetches all of their memory, and does
+// other work in the meantime. That is twice as fast as separate look-ups.
 
 // lines holds addresses to prefetch.
 type lines [chunk]unsafe.Pointer

@@ -2,7 +2,8 @@
 
 package kvindex
 
-// prefetch asks for the memory at the first n addresses and does not wait.
+// prefetch starts to load the memory at the first n addresses into the cache and does not
+// wait.
 //
 //go:noescape
 func prefetch(at *lines, n int)

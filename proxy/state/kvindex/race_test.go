@@ -2,5 +2,6 @@
 
 package kvindex
 
-// raceEnabled: pools then forget at random, and so allocate.
+// raceEnabled: with the race detector, pools drop objects at random, which causes
+// allocations.
 const raceEnabled = true

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestMatchDuringRestart: a target that restarts while a prompt is matched matches
-// nothing, because what was found may have been another's.
+// TestMatchDuringRestart: a target that restarts during a match matches nothing, because
+// the found blocks may belong to its next user.
 func TestMatchDuringRestart(t *testing.T) {
 	x := New(Options{})
 	stays, restarts := x.Add(), x.Add()

@@ -27,7 +27,7 @@ type Counts struct {
 	Expired  uint64 // guesses whose time has passed
 }
 
-// The numbers of Counts' fields in counts.
+// Indexes in counts of the fields of Counts.
 const (
 	countStored = iota
 	countRemoved

@@ -82,7 +82,7 @@ type table struct {
 	records []uint64 // of blocks with several holders (holders.go)
 }
 
-// newTable returns a table with room for at least so many words.
+// newTable returns a table with room for at least the given number of words.
 func newTable(words int) *table {
 	n := (words*8/7/perBucket + 1) * bucket
 	slots := append([]uint64(nil), make([]uint64, n)...)
@@ -182,8 +182,8 @@ func (s *segment) insert(w, mark uint64) {
 	s.used++
 }
 
-// resize moves all words to a table with room for at least so many words. Readers of
-// the old table see the old state. The caller holds mu.
+// resize moves all words to a table with room for at least the given number of words.
+// Readers of the old table see the old state. The caller holds mu.
 func (s *segment) resize(words int) *table {
 	t := newTable(words)
 	if old := s.table.Load(); old != nil {
@@ -203,7 +203,7 @@ func (s *segment) resize(words int) *table {
 func (s *segment) erase(slot int) {
 	t := s.table.Load()
 	s.used--
-	hole := slot // keeps its word until the end, so it counts as used
+	hole := slot // the slot keeps its word until the end, so it counts as used
 	for t.full(hole / bucket) {
 		from := t.displaced(hole / bucket)
 		if from < 0 {
@@ -224,8 +224,8 @@ func (s *segment) erase(slot int) {
 // full reports whether a bucket has no free slot.
 func (t *table) full(b int) bool { return t.slots[b*bucket]&marksTaken == marksTaken }
 
-// displaced returns the slot of a word in a bucket after b that belongs into b or
-// before it; -1 if there is none.
+// displaced returns the slot of a word that is in a bucket after b and whose home is b or
+// an earlier bucket; -1 if there is no such word.
 func (t *table) displaced(b int) int {
 	n := int(t.buckets)
 	for far := 1; far < n; far++ {

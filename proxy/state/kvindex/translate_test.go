@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestTranslate: the engines' hashes become ours where some target has told of
-// them, up to the first that none has.
+// TestTranslate: engine hashes are translated to index hashes if events of any target
+// have shown them, up to the first hash that no event has shown.
 func TestTranslate(t *testing.T) {
 	x := New(Options{})
 	tokens := make([]uint32, 8*4)
@@ -39,7 +39,7 @@ func TestTranslate(t *testing.T) {
 		{"a target that left", []Target{99}, engine, nil},
 	} {
 		if got := x.Translate(nil, tt.engine, tt.targets); !slices.Equal(got, tt.want) {
-			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+			t.Errorf("%s: x.Translate(nil, tt.engine, tt.targets) = %v, want %v", tt.name, got, tt.want)
 		}
 	}
 	if got := x.Translate(ours[:1:1], engine, []Target{a}); !slices.Equal(got, append(ours[:1:1], ours[:3]...)) {

@@ -8,8 +8,8 @@ type Copy struct {
 	Requests       int32 // as in View
 	Tokens, Queued int64
 	Usage          float32
-	// RecentTokens and RecentRequests are as Recent says them, RecentWork is the
-	// uncached tokens behind its third value.
+	// RecentTokens and RecentRequests are the first two values of Recent. RecentWork is
+	// the number of uncached tokens from which Recent computes its third value.
 	RecentTokens, RecentRequests, RecentWork float32
 	Prefill, Output                          Fit
 }

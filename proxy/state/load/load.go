@@ -47,12 +47,11 @@ func (c *Counter) Decode() int64 { return c.decode.Load() }
 // View is the load of a target at a moment, its own counters corrected by the
 // engine's last report, and its measured speeds.
 type View struct {
-	Requests int32 // in flight, waiting ones included
+	Requests int32 // requests in flight, including waiting requests
 	Tokens   int64 // in flight
 	Queued   int64 // uncached prompt tokens whose prefill is not done
 	Decode   int64 // of Tokens, those of streams
-	// Usage is the share of KV memory in use as the engine says, 0 to 1; 0 while
-	// that is not known.
+	// Usage is the share of KV memory in use that the engine reports, 0 to 1; 0: unknown.
 	Usage float32
 	// PrefillMicros and OutputMicros are the measured times per uncached prompt
 	// token and per output token, in µs; 0 while there is no measurement.
@@ -101,9 +100,8 @@ func (c *Counter) HoldPrefill(tokens, uncached int64) Hold {
 	return h
 }
 
-// HoldQueued adds only the uncached prompt tokens that a target has yet to
-// compute, for the aggregated leg beside its Hold: it is dropped at the first
-// token.
+// HoldQueued adds only the uncached prompt tokens that a target has yet to compute. An
+// aggregated leg uses it beside its Hold, and drops it at the first token.
 func (c *Counter) HoldQueued(uncached int64) Hold {
 	ahead := c.queued.Add(uncached) - uncached
 	sum := c.sixteen.Load()
@@ -142,9 +140,9 @@ func (h *Hold) Drop() {
 	}
 }
 
-// Work is how many uncached tokens the target had to compute from this hold's
-// beginning until its prefill was done, those of this proxy's earlier requests
-// included: the tokens by which the leg's time is to be divided. It is also
-// right after Drop. Earlier requests count whole, though part of them may have
-// been computed before; what others sent is not in it.
+// Work is the number of uncached tokens that the target had to compute from the beginning
+// of this hold to the end of its prefill. The number includes the tokens of this proxy's
+// earlier requests. The duration of the leg divided by Work is the time per token. Work
+// may also be called after Drop. Earlier requests count in full, although the target may
+// have computed a part of them before. Requests of other senders do not count.
 func (h *Hold) Work() int64 { return h.ahead + h.queued }

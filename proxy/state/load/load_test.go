@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// own is what a counter holds of this proxy's.
+// own is the load of this proxy that a counter holds.
 type own struct {
 	requests               int32
 	tokens, queued, decode int64
@@ -27,10 +27,10 @@ func TestHold(t *testing.T) {
 	}
 	wholeQueued.Drop()
 	if got, want := c.own(), (own{3, 180, 20, 130}); got != want {
-		t.Errorf("the first token came: %+v, want %+v", got, want)
+		t.Errorf("load after the first token: %+v, want %+v", got, want)
 	}
 	prefill.Drop()
-	prefill.Drop() // an empty hold takes nothing away
+	prefill.Drop() // an empty hold changes nothing
 	if got, want := c.own(), (own{2, 130, 0, 130}); got != want {
 		t.Errorf("prefill is done: %+v, want %+v", got, want)
 	}
@@ -39,7 +39,7 @@ func TestHold(t *testing.T) {
 	var none Hold
 	none.Drop()
 	if got := c.own(); got != (own{}) {
-		t.Errorf("%+v is left", got)
+		t.Errorf("load %+v remains", got)
 	}
 }
 
@@ -80,7 +80,7 @@ func TestHoldHammer(t *testing.T) {
 				n := int64(g*i + 1)
 				h, p := c.Hold(n), c.HoldPrefill(2*n, n)
 				if v := c.View(base); v.Requests < 2 || v.Tokens < 3*n || v.Queued < n || v.Decode < n {
-					t.Error("a load below what is held")
+					t.Error("the view is below the held load")
 				}
 				c.Report(Report{At: base, Every: time.Second, Running: 5, Waiting: 1, Tokens: 10, Queued: 3, Usage: 0.5}, c.Mark())
 				c.Prefill.Measure(p.Work(), time.Millisecond)
@@ -91,10 +91,10 @@ func TestHoldHammer(t *testing.T) {
 	}
 	wg.Wait()
 	if got := c.own(); got != (own{}) {
-		t.Errorf("%+v is left", got)
+		t.Errorf("load %+v remains", got)
 	}
 	if v := c.View(base); v.Requests < 0 || v.Requests > 6 || v.Usage != 0.5 || v.PrefillMicros <= 0 {
-		t.Errorf("%+v", v)
+		t.Errorf("c.View(base) = %+v", v)
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// After recentTime a placement counts for 1/e. For the target's utilisation this is
-// busyTime.
+// After recentTime, the weight of a placement is 1/e. For the target's utilisation this
+// time is busyTime.
 const (
 	recentTime = 10 * time.Minute
 	busyTime   = time.Minute
@@ -20,7 +20,7 @@ type recent struct {
 	mu       sync.Mutex    // of writing
 	tokens   atomic.Uint64 // float64: uncached prompt tokens as of at
 	requests atomic.Uint64 // float64
-	work     atomic.Uint64 // float64: as tokens, fading with busyTime
+	work     atomic.Uint64 // a float64: recent work in tokens, which decays with busyTime
 	at       atomic.Int64  // Unix time in ns; 0: never
 }
 
@@ -55,8 +55,8 @@ func (r *recent) read(now time.Time) (tokens, requests, work float64) {
 		fresh * math.Float64frombits(r.work.Load())
 }
 
-// Placed notes that a request was placed on the target, with so many prompt tokens to
-// compute.
+// Placed notes that a request was placed on the target, and the number of prompt tokens
+// to compute.
 func (c *Counter) Placed(uncached int64, now time.Time) { c.recent.add(uncached, now) }
 
 // Recent is the uncached prompt tokens, and the requests, that were placed on the

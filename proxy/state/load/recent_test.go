@@ -25,18 +25,18 @@ func TestRecent(t *testing.T) {
 		t.Errorf("%v requests, want %v", requests, want)
 	}
 	if tokens, _, _ := c.Recent(now.Add(-time.Hour)); tokens > 600 {
-		t.Errorf("a clock that went back makes %v tokens", tokens)
+		t.Errorf("Recent with a clock that was set back: %v tokens", tokens)
 	}
 }
 
-// TestBusy: a target that is sent half of what it computes in a minute is half
-// busy, and soon idle when it is sent nothing.
+// TestBusy: a target that gets half of the work that it can do in a minute is half busy.
+// It soon becomes idle without work.
 func TestBusy(t *testing.T) {
 	var c Counter
 	now := time.Unix(1_700_000_000, 0)
 	c.Placed(1000, now)
 	if _, _, busy := c.Recent(now); busy != 0 {
-		t.Errorf("busy %v of a target whose speed is not known", busy)
+		t.Errorf("busy = %v for a target of unknown speed, want 0", busy)
 	}
 	c.Prefill.Measure(1000, 100*time.Millisecond) // 100 µs a token
 	for range 600 {

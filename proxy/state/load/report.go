@@ -23,8 +23,8 @@ import "time"
 type Report struct {
 	At               time.Time     // when the answer came
 	Every            time.Duration // when the next is due after it
-	Running, Waiting int32         // requests, or sequences where the engine counts those
-	Tokens           int64         // of KV in use, and of prompts that wait where the engine counts those; 0 unknown
+	Running, Waiting int32         // requests, or sequences if the engine counts sequences
+	Tokens           int64         // tokens of KV in use, and of waiting prompts if the engine counts these; 0: unknown
 	Capacity         int64         // tokens that KV memory holds; 0 unknown
 	Queued           int64         // uncached prompt tokens that wait for prefill; negative: unknown
 	Usage            float32       // share of KV memory in use, 0 to 1; 0 unknown
@@ -37,7 +37,7 @@ const (
 	staleReports = 6
 )
 
-// reported is a report and what of it is foreign.
+// reported is a report and the part of it that is foreign load.
 type reported struct {
 	Report
 	requests               int32
@@ -51,13 +51,13 @@ type Mark struct {
 	queued   int64
 }
 
-// Mark returns the present own load, to be taken when an engine is asked.
+// Mark returns the present own load. Call it when a poll of an engine begins.
 func (c *Counter) Mark() Mark {
 	return Mark{c.requests.Load(), c.tokens.Load(), c.queued.Load()}
 }
 
-// Report applies an engine's report. m is the own load when the engine was asked; the
-// larger of m and the present own load is subtracted.
+// Report applies an engine's report. m is the own load at the begin of the poll. Report
+// subtracts the larger of m and the present own load.
 func (c *Counter) Report(r Report, m Mark) {
 	now := c.Mark()
 	n := &reported{Report: r}
@@ -80,7 +80,7 @@ func (c *Counter) Report(r Report, m Mark) {
 	c.last.Store(n)
 }
 
-// Reported returns the engine's last report; ok is false before the first.
+// Reported returns the engine's last report. ok is false before the first report.
 func (c *Counter) Reported() (r Report, ok bool) {
 	if last := c.last.Load(); last != nil {
 		return last.Report, true

@@ -10,14 +10,14 @@ var epoch = time.Unix(1_800_000_000, 0)
 func TestReport(t *testing.T) {
 	type hold struct {
 		streams          int
-		tokens           int64 // of each stream
-		queued, uncached int64 // of one prefill: its prompt, and what of it is uncached
+		tokens           int64 // tokens of each stream
+		queued, uncached int64 // tokens of one prefill: the whole prompt, and its uncached part
 	}
 	tests := []struct {
 		name        string
-		then, since hold // held when the engine was asked, and besides when it answered
+		then, since hold // load at the begin of the poll, and additional load at the answer
 		report      Report
-		after       hold // held later
+		after       hold // load at a later time
 		want        View
 	}{
 		{
@@ -95,8 +95,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestReportOfOursThatEnded: those that ended while the engine was asked were
-// still among its requests, and are not foreign.
+// TestReportOfOursThatEnded: requests of this proxy that ended during the poll are in the
+// report, but are not foreign load.
 func TestReportOfOursThatEnded(t *testing.T) {
 	var c Counter
 	holds := []Hold{c.Hold(10), c.Hold(10), c.Hold(10)}
@@ -106,7 +106,7 @@ func TestReportOfOursThatEnded(t *testing.T) {
 	}
 	c.Report(Report{At: epoch, Every: time.Second, Running: 3, Tokens: 30}, m)
 	if v := c.View(epoch); v.Requests != 0 || v.Tokens != 0 {
-		t.Errorf("%+v", v)
+		t.Errorf("c.View(epoch) = %+v", v)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestReportFades(t *testing.T) {
 		after time.Duration
 		want  View
 	}{
-		{-time.Second, View{Requests: 101, Tokens: 1010, Queued: 400, Decode: 610, Usage: 0.5}}, // a clock that went back
+		{-time.Second, View{Requests: 101, Tokens: 1010, Queued: 400, Decode: 610, Usage: 0.5}}, // the clock was set back
 		{0, View{Requests: 101, Tokens: 1010, Queued: 400, Decode: 610, Usage: 0.5}},
 		{2 * time.Second, View{Requests: 101, Tokens: 1010, Queued: 400, Decode: 610, Usage: 0.5}},
 		{3 * time.Second, View{Requests: 76, Tokens: 760, Queued: 300, Decode: 460, Usage: 0.5}},
@@ -127,14 +127,14 @@ func TestReportFades(t *testing.T) {
 		{time.Hour, View{Requests: 1, Tokens: 10, Decode: 10}},
 	} {
 		if got := c.View(epoch.Add(tt.after)); got != tt.want {
-			t.Errorf("after %s: got  %+v\nwant %+v", tt.after, got, tt.want)
+			t.Errorf("view after %s: got  %+v\nwant %+v", tt.after, got, tt.want)
 		}
 	}
 	c.Forget()
 	if got := c.View(epoch); got != (View{Requests: 1, Tokens: 10, Decode: 10}) {
-		t.Errorf("forgotten: %+v", got)
+		t.Errorf("view after Forget: %+v", got)
 	}
 	if _, ok := c.Reported(); ok {
-		t.Error("a report is left")
+		t.Error("Reported after Forget = true")
 	}
 }

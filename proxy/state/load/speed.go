@@ -22,13 +22,14 @@ type Speed struct {
 }
 
 const (
-	// speedMemory is the number of measurements that shape a Speed.
+	// speedMemory is the number of recent measurements from which a Speed is computed.
 	speedMemory = 64
 	// knownAfter is the number of measurements after which a measurement can be an
 	// outlier.
 	knownAfter = 16
-	// outlier is the largest ratio of a measurement to the expected time. The rest is cut
-	// off, so that one stall changes little and a lasting change still counts.
+	// outlier bounds the ratio of a measurement to the expected time. Larger measurements
+	// are reduced to this ratio. So one stall changes little, and a lasting change still
+	// has an effect.
 	outlier = 4
 	// leastSpread is the smallest relative deviation of token counts that separates the
 	// fixed part from the part per token.

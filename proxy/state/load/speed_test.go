@@ -62,7 +62,7 @@ func TestSpeed(t *testing.T) {
 			t.Errorf("%v, %v", s.PerToken(), s.Fixed())
 		}
 	})
-	t.Run("less for more", func(t *testing.T) { // no fit below nothing
+	t.Run("less for more", func(t *testing.T) { // the fit has no negative slope
 		var s Speed
 		for i := range 50 {
 			s.Measure(int64(100+i*100), micros(10000-float64(i)*100))
@@ -71,7 +71,7 @@ func TestSpeed(t *testing.T) {
 			t.Errorf("%v, %v", s.PerToken(), s.Fixed())
 		}
 	})
-	t.Run("worse than by size", func(t *testing.T) { // no fixed part below nothing
+	t.Run("worse than by size", func(t *testing.T) { // the fit has no negative fixed part
 		var s Speed
 		for i := range 50 {
 			n := float64(100 + i*100)

@@ -1,10 +1,10 @@
-// Package bpe encodes text with the byte-level BPE of a Hugging Face tokenizer.json:
-// the family of GPT-2, Llama 3, Qwen and DeepSeek. It is exact or returns an error: it
-// rejects a file with a component, an option or a split pattern that it does not
-// implement, because ids that are nearly right match no block of any engine.
+// Package bpe encodes text with the byte-level BPE of a Hugging Face tokenizer.json: the
+// family of GPT-2, Llama 3, Qwen and DeepSeek. The result is exact, or there is an error:
+// the package rejects a file with a component, an option or a split pattern that it does
+// not implement, because nearly correct ids match no block of any engine.
 //
-// It does not implement chat templates, nor tokenizer_config.json, by which some model
-// classes add a first token that the file does not name.
+// It does not implement chat templates, nor tokenizer_config.json, with which some model
+// classes add a first token that tokenizer.json does not contain.
 package bpe
 
 import (
@@ -39,9 +39,9 @@ var (
 	errMarks   = errors.New("text has combining marks whose order is uncertain")
 )
 
-// Append appends the ids of text. special says whether to add the tokens that the file
-// puts around a text. It returns an error for text that is not UTF-8, or whose ids
-// could differ from those of an engine. The error contains nothing of the text.
+// Append appends the ids of text. special: also append the tokens that the file puts
+// before and after a text. Append returns an error for text that is not UTF-8, or whose
+// ids could differ from those of an engine. The error contains no part of the text.
 func (t *Tokenizer) Append(dst []uint32, text string, special bool) ([]uint32, error) {
 	if !utf8.ValidString(text) {
 		return dst, errUTF8
@@ -158,7 +158,8 @@ func (c *cache) put(w string, ids []uint32) {
 	if len(w) > cacheBytes {
 		return
 	}
-	// Copies, so that neither the prompt with w nor the list stays in memory.
+	// key and value are copies. Otherwise the whole prompt and the whole list would stay
+	// in memory.
 	key, value := string([]byte(w)), append([]uint32(nil), ids...)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -178,9 +178,9 @@ func (t *Tokenizer) readModel(f *file) error {
 	return nil
 }
 
-// byteAlphabet returns the character that byte-level vocabularies use for each byte,
-// and the reverse mapping: printable characters of Latin-1 represent themselves, and
-// 256 and up the other bytes, in order.
+// byteAlphabet returns the character that byte-level vocabularies use for each byte, and
+// the reverse mapping: printable characters of Latin-1 represent themselves, and the
+// characters from 256 on represent the other bytes, in order.
 func byteAlphabet() (alphabet [256]rune, values map[rune]byte) {
 	values = make(map[rune]byte, 256)
 	next := rune(256)

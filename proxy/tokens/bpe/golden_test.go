@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// golden is one line of what testdata/golden.py wrote: a text and its ids by the
-// tokenizers library, with and without the special tokens around it.
+// golden is one line of the output of testdata/golden.py: a text and its ids from the
+// tokenizers library, with and without the special tokens.
 type golden struct {
 	Text       string
 	IDs, Plain []uint32
@@ -65,7 +65,7 @@ func TestIDsAreThoseOfTheLibrary(t *testing.T) {
 			if more := os.Getenv("BPE_GOLDEN"); more != "" {
 				all = append(all, goldens(t, filepath.Join(more, name+".golden"))...)
 			}
-			for range 2 { // the second time from the cache of words
+			for range 2 { // the second round uses the cache of words
 				for _, g := range all {
 					ids, err := tk.Append(nil, g.Text, true)
 					if err == errMarks && name == "qwen" && strings.ContainsFunc(g.Text, isRecent) {
@@ -159,7 +159,7 @@ func TestFilesThatAreNotUnderstoodAreRefused(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			changed := strings.Replace(string(raw), tt.old, tt.new, 1)
 			if changed == string(raw) {
-				t.Fatalf("nothing to replace")
+				t.Fatalf("the replaced text does not occur in the file")
 			}
 			if _, err := Parse([]byte(changed)); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v", err)
@@ -199,13 +199,13 @@ func FuzzAppend(f *testing.F) {
 			b.WriteString(text[id])
 		}
 		if b.String() != s {
-			t.Fatalf("%q comes back as %q", s, b.String())
+			t.Fatalf("%q is decoded as %q", s, b.String())
 		}
 	})
 }
 
-// FuzzParse: a file is refused, or its tokenizer encodes any text, always in the same
-// way.
+// FuzzParse: a file is rejected, or its tokenizer encodes any text, and always with the
+// same result.
 func FuzzParse(f *testing.F) {
 	for _, name := range []string{"gpt2", "llama3", "qwen", "deepseek", "o200k", "starcoder"} {
 		raw, err := os.ReadFile("testdata/" + name + ".json")

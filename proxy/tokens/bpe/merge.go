@@ -13,8 +13,8 @@ type part struct {
 
 const none = math.MaxUint32
 
-// scanMost is the length of words up to which the best merge is found by a scan of all
-// parts. Longer words, mostly runs of one character, use a queue.
+// scanMost is the largest length of a word for which a scan of all parts finds the best
+// merge. Longer words, mostly runs of one character, use a queue.
 const scanMost = 48
 
 // merge appends the ids of a word. Starting with its bytes, it merges the pair of the

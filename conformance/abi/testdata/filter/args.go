@@ -19,7 +19,7 @@ import (
 // slots is the memory where the host writes; it never moves.
 var slots [16]uint64
 
-// argument is one word, resolved.
+// argument is one word with its resolved value.
 type argument struct {
 	numbers []uint64
 	kind    byte // 'n' number, 'v' value, 'o' out, 'O' out8, 'r' ret

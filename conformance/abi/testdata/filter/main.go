@@ -1,12 +1,11 @@
-// Command filter is a proxy-wasm guest that does what its configuration says,
-// so that one module serves every test. It uses no SDK, so its behaviour shows
-// the host's.
+// Command filter is a proxy-wasm guest whose configuration is a script, so that all tests
+// can use one module. It uses no SDK, so its behaviour shows the host's.
 //
-// The configuration is a script. "[name]" begins a section, "callback: command"
-// sets what a callback does; the commands of one callback run in order. A
-// stream uses the section named by its request header x-script, else "main".
-// Root callbacks use "main"; an answer to a call uses the section of the stream
-// that made the call. Every command logs a line "section|callback|ctx|result".
+// The configuration is a script. "[name]" begins a section, "callback: command" sets the
+// command of a callback; the commands of one callback run in order. A stream uses the
+// section named by its request header x-script, else "main". Root callbacks use "main";
+// an answer to a call uses the section of the stream that made the call. Every command
+// logs a line "section|callback|ctx|result".
 package main
 
 import (
@@ -54,7 +53,7 @@ type streamState struct {
 	calls   map[string]int
 }
 
-// waiting is a stream that asked to be resumed.
+// waiting is a stream for which the guest has requested a resume.
 type waiting struct {
 	ctx     uint32
 	section string

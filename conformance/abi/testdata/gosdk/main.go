@@ -24,7 +24,7 @@ type plugin struct {
 	waiting  []uint32
 }
 
-// OnPluginStart reads the configuration and asks for ticks.
+// OnPluginStart reads the configuration and requests ticks.
 func (p *plugin) OnPluginStart(int) types.OnPluginStartStatus {
 	text, err := proxywasm.GetPluginConfiguration()
 	if err != nil {
@@ -135,7 +135,7 @@ func (s *stream) OnHttpResponseHeaders(int, bool) types.Action {
 	return types.ActionContinue
 }
 
-// OnHttpResponseBody counts the bytes, and changes them if the header asks for it.
+// OnHttpResponseBody counts the bytes, and changes them if the header requests it.
 func (s *stream) OnHttpResponseBody(size int, end bool) types.Action {
 	s.total += size
 	if s.mode == "body" && end {

@@ -1,6 +1,6 @@
-// Command guest is a policy module for tests that does what it is told. Its
-// configuration says what each hook does, as "place=loop leg=edit". The model
-// "do:loop" makes any hook do that for one request.
+// Command guest is a policy module for tests. Its configuration sets the action of each
+// hook, as in "place=loop leg=edit". The model "do:loop" makes any hook do that for one
+// request.
 package main
 
 import (
@@ -82,8 +82,7 @@ func room(size uint32) *uint64 {
 	return &scratch[0]
 }
 
-// told returns what a hook shall do, from the request's model or the
-// configuration.
+// told returns the action of a hook, from the request's model or the configuration.
 func told(hook, model string) string {
 	if do, ok := strings.CutPrefix(model, "do:"); ok {
 		return do
@@ -101,7 +100,7 @@ var (
 	turns int
 )
 
-// misbehave does something that no policy should do.
+// misbehave does an action that no policy should do.
 func misbehave(do string) {
 	turns++
 	switch do {

@@ -1,0 +1,386 @@
+//! The contract of pdproxy's policies, version 1, for guests in Rust. README.md of the
+//! package abi is its specification.
+//!
+//! A policy defines its hook with one of the macros `on_plan`, `on_place`, `on_mint`,
+//! `on_leg` and `on_finish`. Facts are valid during the call of the hook.
+#![allow(dead_code, unused_macros, unused_imports, unused_unsafe)]
+
+/// The size in bytes of the memory for one frame and the edits of a leg. The proxy uses its
+/// built-in rule for a request whose frame is larger.
+pub const SCRATCH: usize = 256 * 1024;
+
+/// A text: offset from the first byte of the frame, and size.
+#[repr(C)]
+pub struct Text {
+    at: u32,
+    size: u32,
+}
+
+/// A table: offset from the first byte of the frame, number of rows, size of a row.
+#[repr(C)]
+pub struct Table {
+    at: u32,
+    pub rows: u32,
+    stride: u32,
+}
+
+/* generated from package abi: */
+pub const NEED_PROMPT: u64 = 1;
+pub const NEED_BLOCKS: u64 = 2;
+pub const NEED_CONVERSATION: u64 = 4;
+pub const NEED_RANKS: u64 = 8;
+pub const NEED_PAIRS: u64 = 16;
+pub const FLAG_STREAM: u32 = 1;
+pub const FLAG_PAIR_BROKEN: u32 = 2;
+pub const ROLE_PREFILL: u8 = 1;
+pub const ROLE_DECODE: u8 = 2;
+pub const FLOW_AGGREGATED: u32 = 1;
+pub const FLOW_PREFILL_FIRST: u32 = 2;
+pub const FLOW_CONCURRENT: u32 = 3;
+pub const FLOW_DECODE_FIRST: u32 = 4;
+pub const PLAN_PASS: u64 = 0;
+pub const PLAN_AGGREGATE: u64 = 1;
+pub const PLAN_DISAGGREGATE: u64 = 2;
+pub const PLAN_REJECT: u64 = 3;
+pub const PAIR_UNKNOWN: u8 = 0;
+pub const PAIR_WARMING: u8 = 1;
+pub const PAIR_READY: u8 = 2;
+pub const PAIR_BROKEN: u8 = 3;
+pub const MIN_DISAGG_ID: u64 = 1099511627776;
+pub const DISAGG_EPOCH_MS: i64 = 1735689600000;
+pub const LEG_SEND: u8 = 0;
+pub const LEG_FAILED: u8 = 1;
+pub const PHASE_PREFILL: u8 = 1;
+pub const PHASE_DECODE: u8 = 2;
+pub const LEG_PASS: u64 = 0;
+pub const LEG_EDITED: u64 = 1;
+pub const LEG_RETRY: u64 = 1;
+pub const LEG_PLACE_AGAIN: u64 = 2;
+pub const LEG_GIVE_UP: u64 = 3;
+pub const SET_HEADER: u32 = 1;
+pub const ADD_HEADER: u32 = 2;
+pub const REMOVE_HEADER: u32 = 3;
+pub const SET_FIELD: u32 = 4;
+pub const REMOVE_FIELD: u32 = 5;
+pub const MAX_EDITS: u32 = 256;
+pub const OUT_SCORED: u32 = 1;
+
+#[repr(C)]
+pub struct Header {
+    pub magic: u32, // PDF1, 0x31464450
+    pub version: u16, // 1
+    pub hook: u16, // 1 plan, 2 place, 3 mint, 4 leg, 5 finish
+    pub header_size: u32, // 64; the facts begin there
+    pub total_size: u32, // of the frame
+    pub policy: u32, // index of the policy among those of its hook
+    pub out_flags: u32, // written by the guest: bit 0, the rows carry scores
+    pub sequence: u64, // place: number of earlier placements among the same targets (one model, one shape of legs; if conversations are needed, first turns count separately). Other hooks: number of earlier calls of this policy, over all instances of the module
+    pub random: u64, // random number for this frame
+    pub unix_ms: i64, // the host's clock
+    pub seed: u32, // random number of the host process, constant during its life
+    pub facts_size: u32,
+    pub edits_offset: u32, // written by the guest: see leg
+    pub edits_size: u32, // written by the guest: see leg
+}
+const _: () = assert!(core::mem::size_of::<Header>() == 64);
+
+#[repr(C)]
+pub struct Request {
+    pub prompt_tokens: i64, // an estimate; exact for prompts of token ids
+    pub max_tokens: i64, // -1: the client set no limit
+    pub n: i64, // requested choices
+    pub flags: u32, // bit 0: streamed; bit 1: the form of the request does not allow two legs
+    pub reserved_28: u32,
+    pub model: Text,
+    pub conversation: Text, // needs conversation
+    pub prompt: Text, // needs prompt: the JSON value of messages or prompt
+    pub turn: i32, // of the conversation, from 1; 0: not known; needs conversation
+    pub reserved_60: u32,
+}
+const _: () = assert!(core::mem::size_of::<Request>() == 64);
+
+#[repr(C)]
+pub struct Plan {
+    pub request: Request,
+    pub prefill_targets: i32, // targets of role prefill or both that have a decode partner
+    pub decode_targets: i32, // targets of role decode or both that have a prefill partner
+    pub both_targets: i32, // targets that can serve an aggregated leg
+    pub reserved_76: u32,
+    pub prefill_cached: i64, // largest number of cached prompt tokens among the targets for prefill; needs blocks
+    pub both_cached: i64, // the same among the targets for an aggregated leg
+    pub prefill_queued: i64, // smallest number of tokens that wait for prefill at one target; needs blocks
+    pub both_queued: i64, // the same among the targets for an aggregated leg
+    pub prefill_us: f32, // measured: prefill of one uncached token; 0: unknown; needs blocks
+    pub both_us: f32, // the same on the targets for an aggregated leg
+    pub transfer_us: f32, // measured for two legs: transfer of one prompt token; 0: unknown
+    pub handover_us: f32, // measured: additional cost of two legs; 0: unknown
+}
+const _: () = assert!(core::mem::size_of::<Plan>() == 128);
+
+#[repr(C)]
+pub struct Place {
+    pub request: Request,
+    pub flow: u32, // 1 aggregated: one leg on any row; 2 prefill_first, 3 concurrent, 4 decode_first: two legs
+    pub fixed: i32, // row of a prefill target that must not change, or -1
+    pub rows: Table, // the candidates
+    pub pairs: Table, // needs pairs
+}
+const _: () = assert!(core::mem::size_of::<Place>() == 96);
+
+#[repr(C)]
+pub struct Candidate {
+    pub instance: u32, // number that never changes, never 0
+    pub rank: i32,
+    pub group: u32, // targets of two groups cannot be paired
+    pub roles: u8, // bit 0: takes prefill; bit 1: takes decode
+    pub trial: u8, // 1: its circuit is half open; one request may try it
+    pub pair: u8, // with the fixed prefill: 0 unknown, 1 warming, 2 ready, 3 broken
+    pub home: u8, // phases of the conversation's last turn that ran here, as in roles; needs conversation
+    pub requests: i32, // in flight through this proxy
+    pub score: f32, // written by the guest
+    pub tokens: i64, // in flight: prompts in prefill, and streams in decode with their expected output
+    pub queued: i64, // part of tokens: prompt tokens that wait for prefill; needs blocks
+    pub blocks_gpu: u32, // leading KV blocks of the request that are here in GPU memory; needs blocks
+    pub blocks_cpu: u32, // those in host memory and in no faster tier
+    pub blocks_disk: u32, // those on disk only; the match is the sum of the three
+    pub block_tokens: u32, // tokens of one block; 0: unknown; needs blocks
+    pub usage: f32, // share of the KV memory in use, reported by the engine; 0: unknown
+    pub token_us: f32, // measured: prefill of one uncached token here; 0: unknown
+    pub recent_tokens: f32, // recently placed uncached prompt tokens; the weight of a placement is 1/e after ten minutes; needs blocks
+    pub recent_requests: f32, // number of these placements, with the same weights; needs blocks
+    pub busy: f32, // approximate share of the last minute for the computation of placed prompts at the measured speed; above 1 if more was placed; 0: nothing placed, or unknown speed; needs blocks
+    pub reserved_76: u32,
+}
+const _: () = assert!(core::mem::size_of::<Candidate>() == 80);
+
+#[repr(C)]
+pub struct Pair {
+    pub prefill: i32, // row of the candidates
+    pub decode: i32, // row of the candidates
+    pub state: u32, // 0 unknown, 1 warming, 2 ready, 3 broken
+    pub transfer_us: f32, // measured: transfer of one prompt token; 0: unknown
+}
+const _: () = assert!(core::mem::size_of::<Pair>() == 16);
+
+#[repr(C)]
+pub struct Mint {
+    pub unix_ms: i64, // time of the id, not of the request. It begins at the clock when the proxy reserves ids, and increases by 1 ms every 1024 ids
+    pub counter: u32, // 0 to 1023
+    pub node: u8,
+    pub worker: u8, // 0 to 63
+    pub reserved_14: u16,
+}
+const _: () = assert!(core::mem::size_of::<Mint>() == 16);
+
+#[repr(C)]
+pub struct Leg {
+    pub request: Request,
+    pub event: u8, // 0: the leg is shaped and not yet sent; 1: the leg failed, before the client's first byte
+    pub phase: u8, // 0 aggregated, 1 prefill, 2 decode
+    pub flow: u8, // as in place
+    pub reserved_67: u8,
+    pub attempt: u32, // attempt of this phase, the first is 1
+    pub left: u32, // attempts that are allowed after this one
+    pub status: u32, // failed leg: HTTP status of the engine, 0 without a status
+    pub instance: u32, // target of the leg
+    pub rank: i32,
+    pub partner: u32, // instance of the other leg, 0 without one
+    pub partner_rank: i32,
+    pub disagg_id: u64, // 0 for an aggregated leg
+    pub elapsed_us: i64, // failed leg: time since it was sent
+    pub engine: Text, // name of the instance
+    pub reason: Text, // failed leg: as in pdproxy_leg_errors_total
+}
+const _: () = assert!(core::mem::size_of::<Leg>() == 128);
+
+#[repr(C)]
+pub struct Edit {
+    pub op: u32, // 1 set header, 2 add header, 3 remove header, 4 set field, 5 remove field
+    pub name_size: u32, // at least 1
+    pub value_size: u32,
+}
+const _: () = assert!(core::mem::size_of::<Edit>() == 12);
+
+#[repr(C)]
+pub struct Finish {
+    pub request: Request,
+    pub outcome: u8, // 1 ok, 2 client error, 3 engine error, 4 timeout, 5 cancelled, 6 broken stream, 7 shed, 8 no target, 9 internal
+    pub flow: u8, // as in place; 0: no placement
+    pub failed: u8, // phase of the failed leg: 0 none, 1 prefill, 2 decode
+    pub reserved_67: u8,
+    pub status: u32, // HTTP status for the client, 0 without a status
+    pub prefill: u32, // instance; 0 for an aggregated request
+    pub prefill_rank: i32,
+    pub decode: u32, // instance; 0 without a placement
+    pub decode_rank: i32,
+    pub disagg_id: u64, // id of the last attempt; 0 without an id
+    pub placed_us: i64, // from the request's arrival to its placement
+    pub first_byte_us: i64, // to the client's first byte; -1: no byte was sent
+    pub total_us: i64, // to the end
+    pub prompt_tokens: i64, // as the engine counted them; -1: not reported
+    pub cached_tokens: i64, // part of prompt_tokens that was in the KV cache; -1: not reported
+    pub output_tokens: i64, // -1: unknown
+    pub attempts: u32, // sent legs, over both phases
+    pub reserved_148: u32,
+    pub reason: Text, // of the error
+}
+const _: () = assert!(core::mem::size_of::<Finish>() == 160);
+/* end of the generated part */
+
+#[repr(align(8))]
+struct Memory([u8; SCRATCH]);
+
+static mut MEMORY: Memory = Memory([0; SCRATCH]);
+
+fn memory() -> *mut u8 {
+    unsafe { core::ptr::addr_of_mut!(MEMORY).cast() }
+}
+
+#[no_mangle]
+pub extern "C" fn pdproxy_v1_scratch(size: u32) -> *mut u8 {
+    if size as usize > SCRATCH {
+        return core::ptr::null_mut();
+    }
+    memory()
+}
+
+/// Returns a part of the current frame. The host writes only offsets in the frame.
+fn bytes(at: u32, size: u32) -> &'static [u8] {
+    assert!(at as usize + size as usize <= SCRATCH);
+    unsafe { core::slice::from_raw_parts(memory().add(at as usize), size as usize) }
+}
+
+/// Returns a structure of the current frame.
+fn at<T>(at: u32) -> *mut T {
+    assert!(at as usize + core::mem::size_of::<T>() <= SCRATCH && at % 8 == 0);
+    unsafe { memory().add(at as usize).cast() }
+}
+
+/// Returns the header of the current frame.
+pub fn frame() -> &'static mut Header {
+    unsafe { &mut *at::<Header>(0) }
+}
+
+/// Returns the facts of the current frame. Only the macros of the hooks call it.
+#[doc(hidden)]
+pub fn facts<T>() -> &'static mut T {
+    unsafe { &mut *at::<T>(frame().header_size) }
+}
+
+impl Text {
+    pub fn as_str(&self) -> &str {
+        core::str::from_utf8(bytes(self.at, self.size)).unwrap_or("")
+    }
+}
+
+impl Table {
+    fn row<T>(&self, i: i32) -> *mut T {
+        assert!((i as u32) < self.rows);
+        at(self.at + i as u32 * self.stride)
+    }
+}
+
+impl Place {
+    /// A row of the candidates.
+    pub fn candidate(&self, row: i32) -> &Candidate {
+        unsafe { &*self.rows.row::<Candidate>(row) }
+    }
+
+    /// All candidates with their rows.
+    pub fn candidates(&self) -> impl Iterator<Item = (i32, &Candidate)> {
+        (0..self.rows.rows as i32).map(move |i| (i, self.candidate(i)))
+    }
+
+    /// All rows of the table of pairs.
+    pub fn pairs(&self) -> impl Iterator<Item = &Pair> {
+        (0..self.pairs.rows as i32).map(move |i| unsafe { &*self.pairs.row::<Pair>(i) })
+    }
+
+    /// Sets the score of a row, which `pdproxy explain` shows.
+    pub fn set_score(&mut self, row: i32, score: f32) {
+        unsafe { (*self.rows.row::<Candidate>(row)).score = score }
+        frame().out_flags |= OUT_SCORED;
+    }
+}
+
+impl Candidate {
+    /// Reports whether two rows can be the legs of one request.
+    pub fn can_pair(&self, other: &Candidate) -> bool {
+        self.group == other.group && self.instance != other.instance
+    }
+}
+
+/// The answer of the place hook: two rows, or -1 for none.
+pub fn placed(prefill: i32, decode: i32) -> u64 {
+    (prefill as u32 as u64) << 32 | decode as u32 as u64
+}
+
+/// The answer of the plan hook: a decision, the HTTP status of a rejection (0: 503), and
+/// the limit of the time to first byte in ms (0: as configured).
+pub fn planned(decision: u64, status: u16, limit_ms: u32) -> u64 {
+    decision | (status as u64) << 16 | (limit_ms as u64) << 32
+}
+
+impl Leg {
+    /// Appends an edit to the leg. It returns false if there is no room; the answer of the
+    /// hook must not be LEG_EDITED then. The value of a field is JSON.
+    pub fn edit(&mut self, op: u32, name: &str, value: &str) -> bool {
+        let header = frame();
+        if header.edits_size == 0 {
+            header.edits_offset = header.total_size;
+        }
+        let begin = (header.edits_offset + header.edits_size) as usize;
+        let end = begin + core::mem::size_of::<Edit>() + name.len() + value.len();
+        if end > SCRATCH {
+            return false;
+        }
+        let to = unsafe { core::slice::from_raw_parts_mut(memory().add(begin), end - begin) };
+        to[0..4].copy_from_slice(&op.to_le_bytes());
+        to[4..8].copy_from_slice(&(name.len() as u32).to_le_bytes());
+        to[8..12].copy_from_slice(&(value.len() as u32).to_le_bytes());
+        to[12..12 + name.len()].copy_from_slice(name.as_bytes());
+        to[12 + name.len()..].copy_from_slice(value.as_bytes());
+        header.edits_size += (end - begin) as u32;
+        true
+    }
+}
+
+macro_rules! hook {
+    ($macro:ident, $export:ident, $facts:ident, $d:tt) => {
+        macro_rules! $macro {
+            ($d hook:path) => {
+                #[no_mangle]
+                pub extern "C" fn $export(_frame: *const u8, _size: u32) -> u64 {
+                    $d hook($crate::pdproxy::facts::<$crate::pdproxy::$facts>())
+                }
+            };
+        }
+        pub(crate) use $macro;
+    };
+}
+
+hook!(on_plan, pdproxy_v1_on_plan, Plan, $);
+hook!(on_place, pdproxy_v1_on_place, Place, $);
+hook!(on_mint, pdproxy_v1_on_mint, Mint, $);
+hook!(on_leg, pdproxy_v1_on_leg, Leg, $);
+
+macro_rules! on_finish {
+    ($hook:path) => {
+        #[no_mangle]
+        pub extern "C" fn pdproxy_v1_on_finish(_frame: *const u8, _size: u32) {
+            $hook($crate::pdproxy::facts::<$crate::pdproxy::Finish>())
+        }
+    };
+}
+pub(crate) use on_finish;
+
+/// needs!(NEED_BLOCKS) asks for additional facts.
+macro_rules! needs {
+    ($bits:expr) => {
+        #[no_mangle]
+        pub extern "C" fn pdproxy_v1_needs() -> u64 {
+            $bits
+        }
+    };
+}
+pub(crate) use needs;
