@@ -56,6 +56,10 @@ type Server struct {
 	// the address that their X-Forwarded-For names. Default empty: it is the address of the
 	// connection.
 	TrustedProxies []string `toml:"trusted_proxies"`
+	// AccessLog is the file to which each request that has ended adds one line of JSON,
+	// or "stderr". The lines contain no prompts. A reload opens the file again. Default
+	// "": no access log.
+	AccessLog string `toml:"access_log"`
 	// TLS is the certificate of Listen and HTTP3.
 	TLS TLS `toml:"tls"`
 	// Auth configures the API keys.
