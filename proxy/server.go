@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/accesslog"
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/attempt"
@@ -45,6 +46,7 @@ type Deps struct {
 	Gatherer    prometheus.Gatherer // of GET /metrics
 	Policies    admin.Policies
 	Tracer      *telemetry.Tracer // nil: no spans
+	AccessLog   *accesslog.Log    // nil: no access log
 	Tokens      *tokens.Tokenizer // nil: the proxy computes no token ids
 	// Wrap puts filters around the handler of the public endpoints, except /health. It is
 	// called once, and filters see all protocols. nil: no filters. A filter ends a client's
@@ -94,7 +96,7 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 		deps:       deps,
 		log:        deps.Log,
 		connectors: make(map[string]connector.Connector),
-		books:      journal.NewBooks(deps.Metrics, deps.Tracer, deps.Log, deps.Balance),
+		books:      journal.NewBooks(deps.Metrics, deps.Tracer, deps.AccessLog, deps.Log, deps.Balance),
 		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
 		memory:     deps.Memory,
 	}

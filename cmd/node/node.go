@@ -18,6 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/accesslog"
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 	"github.com/pdproxy/pdproxy/proxy/balance"
@@ -50,6 +51,7 @@ type Node struct {
 	local    *coordinator.Local // places requests; in a worker only while it has no coordinator
 	tokens   *tokens.Tokenizer
 	recorder *recording.Recorder // nil: nothing is recorded
+	access   *accesslog.Log
 	plugins  *plugins.Set
 	memory   *buffer.Budget // of the bodies of requests and answers
 	server   *proxy.Server
@@ -183,6 +185,9 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return err
 	}
+	if n.access, err = accesslog.Open(cfg.Server.AccessLog, n.log); err != nil {
+		return config.Problems{cfg.Problem("server.access_log", err.Error())}
+	}
 	spread := n.joinWorkers()
 	var workers admin.Workers
 	var turns *fleet.Client
@@ -194,7 +199,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers,
-		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
+		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, AccessLog: n.access, Tokens: n.tokens, Recorder: exchanges, QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()

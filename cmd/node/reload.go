@@ -55,6 +55,9 @@ func (n *Node) Reload(next *config.Config) error {
 		n.loads.Configure(next.Health)
 	}
 	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
+	if err := n.access.Reopen(next.Server.AccessLog); err != nil {
+		n.log.Warn("the access log stays in the old file", "error", err)
+	}
 	n.server.Reload(next, f.keys)
 	n.server.SetTRTLLM(f.trtllm)
 	if n.certs != nil {

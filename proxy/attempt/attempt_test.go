@@ -40,7 +40,7 @@ func TestTakeTellsPrefillsFailure(t *testing.T) {
 func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
 	logged := &lines{}
 	env := &Env{Journal: new(journal.Journal)} // no configuration: the leg panics
-	env.Journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
+	env.Journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
 	a := &attempt{env: env, p: &coordinator.Placement{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)

@@ -50,6 +50,10 @@ type Server struct {
 	// disaggregated_params, bootstrap_*, rank and rid) on to the engines.
 	// Default false: they are removed.
 	TrustPDFields bool `toml:"trust_pd_fields"`
+	// AccessLog is the file to which each request that has ended adds one line of JSON,
+	// or "stderr". The lines contain no prompts. A reload opens the file again. Default
+	// "": no access log.
+	AccessLog string `toml:"access_log"`
 	// TLS is the certificate of Listen and HTTP3.
 	TLS TLS `toml:"tls"`
 	// Auth configures the API keys.

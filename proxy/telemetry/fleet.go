@@ -41,7 +41,7 @@ type Fleet struct {
 	ask func() []Process
 
 	mu    sync.Mutex
-	known map[string]*remembered // by a process's name and start; guarded by mu
+	known map[string]*remembered // keyed by the process's name and start time; guarded by mu
 	past  families               // of processes that were dropped; guarded by mu
 }
 
@@ -288,8 +288,8 @@ func (t total) gauge(name, help string, v float64) {
 // HistogramSuffixes are the suffixes of a histogram's series.
 var HistogramSuffixes = [...]string{"_bucket", "_count", "_sum"}
 
-// isSeries reports whether a name is that of a histogram's series: plugins of two
-// processes may have defined both.
+// isSeries reports whether a name is the name of a histogram's series. Plugins of two
+// processes may have defined a histogram and another metric with this name.
 func (t total) isSeries(name string) bool {
 	for _, suffix := range HistogramSuffixes {
 		if base, ok := strings.CutSuffix(name, suffix); ok && t[base] != nil && t[base].family.GetType() == dto.MetricType_HISTOGRAM {
