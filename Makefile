@@ -60,6 +60,7 @@ test-all: vet processes alone clients ## the second tier: fleets, takeover, chao
 .PHONY: vet
 vet:
 	$(GO) vet $(PACKAGES)
+	$(GO) vet -tags kubernetes ./conformance/discovery
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
@@ -151,6 +152,9 @@ SNAPSHOT ?= --snapshot
 
 .PHONY: release
 release: export VERSION := $(VERSION)
+release: export COMMIT := $(COMMIT)
+release: export SECONDS_OF_COMMIT = $(shell git log -1 --format=%ct)
+release: export DATE_OF_COMMIT = $(shell TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ)
 release: $(TOOL)/goreleaser $(TOOL)/syft ## dist/: archives, .deb, .rpm, checksums, SBOMs, image and chart, as a snapshot; signed with COSIGN_KEY
 	PATH="$(CURDIR)/$(TOOL):$$PATH" goreleaser release --clean $(SNAPSHOT) $(if $(COSIGN_KEY),,--skip=sign)
 	@$(MAKE) --no-print-directory image chart

@@ -111,7 +111,7 @@ func TestShippedCommands(t *testing.T) {
 	for pattern, form := range map[string]string{
 		"../deploy/systemd/*.service":                `(?m)^Exec\w+=/usr/bin/pdproxy (.*)$`,
 		"../deploy/helm/pdproxy/templates/*.yaml":    `(?m)^ +args: \[(.*)\]$`,
-		"../deploy/kubernetes/[!e]*.yaml":            `(?m)^ +args: \[(.*)\]$`,
+		"../deploy/kubernetes/[^e]*.yaml":            `(?m)^ +args: \[(.*)\]$`,
 		"../deploy/release/image/main.go":            `(?m)^\s+Cmd: +\[\]string\{(.*)\},$`,
 		"../deploy/packages/*.sh":                    `(?m)^\s*(?:/usr/bin/)?pdproxy (.*)$`,
 		"../deploy/packages/config.toml":             `(?m)^# +pdproxy ([^&]*)`,

@@ -26,7 +26,7 @@ func knowing(t *testing.T, serve func(c *engineConn, nth int)) *world {
 		known:   coordinator.State{Index: kvindex.New(kvindex.Options{}), Conversations: conversation.New(10)},
 	}
 	var asker prompt.Asker
-	o.deps = func(d *Deps) {
+	o.options = func(d *Options) {
 		asker.Registry = d.Registry
 		d.Tokens = tokens.New(tokens.Options{Asker: asker})
 	}

@@ -19,8 +19,8 @@ import (
 func (s *Server) handler() http.Handler {
 	health := s.bodies.Limit(s)
 	filtered := health
-	if s.deps.Wrap != nil {
-		filtered = s.bodies.Limit(s.deps.Wrap(s))
+	if s.options.Wrap != nil {
+		filtered = s.bodies.Limit(s.options.Wrap(s))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.endPanic(r)
@@ -122,7 +122,7 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rows := []model{}
-	for _, id := range s.deps.Registry.Snapshot().Models() {
+	for _, id := range s.options.Registry.Snapshot().Models() {
 		rows = append(rows, model{ID: id, Object: "model", OwnedBy: "pdproxy"})
 	}
 	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
@@ -151,5 +151,5 @@ func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) serveVersion(w http.ResponseWriter, _ *http.Request) {
-	downstream.JSON(w, 200, map[string]string{"version": s.deps.Version})
+	downstream.JSON(w, 200, map[string]string{"version": s.options.Version})
 }

@@ -38,8 +38,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// Deps are the parts that a Server uses. Fields that may be nil say so.
-type Deps struct {
+// Options are the parts that a Server uses. Fields that may be nil say so.
+type Options struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
 	Metrics     *telemetry.Metrics
@@ -72,7 +72,7 @@ type Deps struct {
 
 // Server serves the public and the admin endpoints. Safe for concurrent use.
 type Server struct {
-	deps       Deps
+	options    Options
 	log        *slog.Logger
 	cfg        atomic.Pointer[config.Config]  // replaced as a whole by Reload
 	keys       atomic.Pointer[admission.Keys] // nil: clients need no key
@@ -91,36 +91,36 @@ type Server struct {
 
 // New returns a server with that configuration. keys is nil if clients need no API key. New
 // starts nothing.
-func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
+func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	s := &Server{
-		deps:       deps,
-		log:        deps.Log,
+		options:    options,
+		log:        options.Log,
 		connectors: make(map[string]connector.Connector),
-		books:      journal.NewBooks(deps.Metrics, deps.Tracer, deps.AccessLog, deps.Log, deps.Balance),
-		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
-		memory:     deps.Memory,
+		books:      journal.NewBooks(options.Metrics, options.Tracer, options.AccessLog, options.Log, options.Balance),
+		prompts:    prompt.New(prompt.Options{Coordinator: options.Coordinator, Registry: options.Registry, Metrics: options.Metrics, Log: options.Log, Tokens: options.Tokens}),
+		memory:     options.Memory,
 	}
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
 	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, admission.Client)
-	deps.Metrics.WatchBuffers(s.memory.Used)
-	s.cleanups = cleanup.New(cleanup.Options{Registry: deps.Registry, Memory: s.memory, Metrics: deps.Metrics, Log: deps.Log})
-	free := retained.Freer{Registry: deps.Registry, Cleanups: s.cleanups}
+	options.Metrics.WatchBuffers(s.memory.Used)
+	s.cleanups = cleanup.New(cleanup.Options{Registry: options.Registry, Memory: s.memory, Metrics: options.Metrics, Log: options.Log})
+	free := retained.Freer{Registry: options.Registry, Cleanups: s.cleanups}
 	s.retained = retained.NewLocal(free)
-	if deps.Turns != nil {
-		s.retained = retained.NewFleet(free, deps.Turns)
+	if options.Turns != nil {
+		s.retained = retained.NewFleet(free, options.Turns)
 	}
 	for _, c := range connector.All() {
 		s.connectors[c.Name()] = c
 	}
 	s.exchanges = exchange.New(exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: deps.Registry,
-		Coordinator: deps.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
+		Config: s.cfg.Load, Keys: s.keys.Load, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: options.Registry,
+		Coordinator: options.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
 		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
-		Recorder: deps.Recorder, Metrics: deps.Metrics, Log: deps.Log,
+		Recorder: options.Recorder, Metrics: options.Metrics, Log: options.Log,
 	})
-	s.SetHooks(deps.Hooks)
+	s.SetHooks(options.Hooks)
 	s.Reload(cfg, keys)
 	return s
 }
@@ -138,7 +138,7 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	}
 	s.memory.SetLimit(limit)
 	old := s.sidecar.Load()
-	next := sidecar.New(cfg, s.deps.Registry, old)
+	next := sidecar.New(cfg, s.options.Registry, old)
 	if s.sidecar.Store(next); next != old {
 		old.Close()
 	}
@@ -158,13 +158,13 @@ func (s *Server) Warm(ctx context.Context) { s.exchanges.Warm(ctx) }
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // CleanUp makes the calls that another process of the same deployment gave to
-// Lease.Owe before it died, in the background.
+// Lease.SetOrphanCleanup before it died, in the background.
 func (s *Server) CleanUp(job []byte) error { return s.cleanups.StartEncoded(job) }
 
 // ForgetTurn makes the holder of KV that another process of the fleet knew free it, in
 // the background: no request of the fleet will use it.
-func (s *Server) ForgetTurn(t *fleet.KeptTurn) error {
-	return retained.Freer{Registry: s.deps.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
+func (s *Server) ForgetTurn(t *fleet.RetainedKV) error {
+	return retained.Freer{Registry: s.options.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
 }
 
 // Wait waits until no exchange and no clean-up runs, each for timeouts.cleanup at most.
@@ -186,5 +186,5 @@ func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
 		return sc.Ready()
 	}
-	return s.deps.Coordinator.Ready()
+	return s.options.Coordinator.Ready()
 }

@@ -41,7 +41,7 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 		t.Fatal(err)
 	}
 	s.args = []string{
-		"--etcd-servers=" + startStore(t).url(), "--bind-address=" + host, "--secure-port=" + port,
+		"--etcd-servers=" + startStore(t).URL(), "--bind-address=" + host, "--secure-port=" + port,
 		"--tls-cert-file=" + c.certs.cert, "--tls-private-key-file=" + c.certs.key, "--cert-dir=" + dir,
 		"--service-account-issuer=https://pdproxy.test", "--service-account-key-file=" + c.certs.key, "--service-account-signing-key-file=" + c.certs.key,
 		"--token-auth-file=" + tokens, "--authorization-mode=RBAC", "--service-cluster-ip-range=10.88.0.0/24",

@@ -8,13 +8,13 @@ cd "$(dirname "$0")/../.."
 root=$PWD
 dist=$root/dist
 work=$root/build/test-release
+mkdir -p "$work"
 steps=(files image deb rpm)
 pids=()
 
 clean() {
   for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done
   for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null || true; done
-  if mountpoint -q "$work/debian/proc"; then umount "$work/debian/proc"; fi
 }
 trap clean EXIT
 
@@ -132,39 +132,84 @@ EOF
   wait "$container" || fail "the container ended with $?: $(cat "$work/image/log")"
 }
 
+# The Debian of this step runs systemd in a container with the host's network, so the unit
+# starts as on a host, with its user and its restrictions.
 deb() {
-  install debootstrap:debootstrap curl:curl systemd-analyze:systemd
+  install debootstrap:debootstrap curl:curl systemd-nspawn:systemd-container
   local debian=$work/debian package port admin engine
   package=$(ls "$dist"/pdproxy_*_"$arch".deb)
-  if [ ! -e "$debian/etc/installed" ]; then
+  if [ ! -e "$debian/etc/ready" ]; then
     rm -rf "$debian" && mkdir -p "$debian"
-    debootstrap --variant=minbase --include=systemd "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$debian" >"$work/debootstrap.log" 2>&1 || fail "debootstrap: $(tail -n 20 "$work/debootstrap.log")"
-    touch "$debian/etc/installed"
+    debootstrap --variant=minbase --include=systemd,dbus,procps "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$debian" >"$work/debootstrap.log" 2>&1 || fail "debootstrap: $(tail -n 20 "$work/debootstrap.log")"
+    touch "$debian/etc/ready"
   fi
-  mountpoint -q "$debian/proc" || mount -t proc proc "$debian/proc"
   chroot "$debian" dpkg --purge pdproxy >/dev/null 2>&1
-  rm -rf "$debian/etc/pdproxy"
   cp "$package" "$debian/pdproxy.deb"
   chroot "$debian" dpkg -i /pdproxy.deb >"$work/dpkg.log" 2>&1 || fail "dpkg -i: $(cat "$work/dpkg.log")"
   chroot "$debian" getent passwd pdproxy >/dev/null || fail "the package made no user"
-  chroot "$debian" pdproxy check /etc/pdproxy/config.toml || fail "the packaged configuration is invalid"
-  chroot "$debian" systemd-analyze verify --man=no /usr/lib/systemd/system/pdproxy.service || fail "systemd refuses the unit"
-  [ -e "$debian/usr/share/man/man1/pdproxy-run.1.gz" ] || [ -e "$debian/etc/dpkg/dpkg.cfg.d" ] || fail "no manual pages"
+  chroot "$debian" pdproxy check /etc/pdproxy/config.toml >/dev/null 2>"$work/check.log" || fail "the packaged configuration is invalid"
 
-  # The administrator's configuration survives an upgrade.
   port=$(free_port) admin=$(free_port) engine=$(free_port)
   configure "$debian/etc/pdproxy/config.toml" "$port" "$admin" "$engine"
-  chroot "$debian" dpkg -i /pdproxy.deb >"$work/dpkg.log" 2>&1 </dev/null || fail "the upgrade: $(cat "$work/dpkg.log")"
-  grep -q "127.0.0.1:$port" "$debian/etc/pdproxy/config.toml" || fail "the upgrade replaced the configuration"
+  # What runs in the container, once it is up. The upgrade must keep the configuration and
+  # hand the sockets over to a new process.
+  cat >"$debian/trial.sh" <<EOF
+set -ex
+systemd-analyze verify --man=no /usr/lib/systemd/system/pdproxy.service
+systemctl enable --now pdproxy.service
+systemctl is-active pdproxy.service
+touch /started
+until [ -e /upgrade ]; do sleep 0.1; done
+former=\$(systemctl show --value --property=MainPID pdproxy.service)
+[ "\$(stat -c %U "/proc/\$former")" = pdproxy ]
+dpkg -i --force-confdef /pdproxy.deb
+grep -q 127.0.0.1:$port /etc/pdproxy/config.toml
+until [ "\$(systemctl show --value --property=MainPID pdproxy.service)" != "\$former" ]; do sleep 0.1; done
+systemctl is-active pdproxy.service
+systemctl reload pdproxy.service
+touch /upgraded
+until [ -e /remove ]; do sleep 0.1; done
+dpkg --remove pdproxy
+! systemctl is-active --quiet pdproxy.service
+dpkg --purge pdproxy
+[ ! -e /etc/pdproxy/config.toml ]
+touch /removed
+EOF
+  cat >"$debian/etc/systemd/system/trial.service" <<'EOF'
+[Service]
+Type=exec
+ExecStart=/bin/sh /trial.sh
+ExecStopPost=/bin/sh -c 'journalctl --no-pager -b -u pdproxy -u trial >/journal'
+ExecStopPost=/bin/systemctl --no-block poweroff
+[Install]
+WantedBy=multi-user.target
+EOF
+  chroot "$debian" systemctl enable trial.service 2>/dev/null
+  rm -f "$debian"/{started,upgrade,upgraded,remove,removed,journal}
 
   "$debian/usr/bin/pdproxy" sim --connector none --role both --listen "127.0.0.1:$engine" >"$work/engine.log" 2>&1 &
   pids+=($!)
-  start_unit "$debian"
+  systemd-nspawn -q -D "$debian" --register=no --keep-unit --boot --console=pipe >"$work/nspawn.log" 2>&1 </dev/null &
+  local container=$!
+  pids+=("$container")
+  reaches "$debian/started" "$container"
   serves "http://127.0.0.1:$port/health"
   answers "$port"
-  stop_unit "$debian"
-  chroot "$debian" dpkg --purge pdproxy >"$work/dpkg.log" 2>&1 || fail "purge: $(cat "$work/dpkg.log")"
-  [ ! -e "$debian/etc/pdproxy/config.toml" ] || fail "purge left the configuration"
+  touch "$debian/upgrade"
+  reaches "$debian/upgraded" "$container"
+  serves "http://127.0.0.1:$port/health"
+  answers "$port"
+  touch "$debian/remove"
+  reaches "$debian/removed" "$container"
+  wait "$container" || fail "the container ended with $?"
+}
+
+# reaches FILE PID waits until the trial in the container has made a file.
+reaches() {
+  until [ -e "$1" ]; do
+    kill -0 "$2" 2>/dev/null || { cat "$(dirname "$1")/journal" "$work/nspawn.log"; fail "the trial ended before $1"; }
+    sleep 0.1
+  done
 }
 
 rpm_package() {

@@ -14,10 +14,11 @@ import (
 
 func errNotCarried(connector string, api openai.API) error {
 	return &openai.Error{Status: 501, Type: "invalid_request_error", Code: "not_implemented",
-		Message: fmt.Sprintf("%s is not carried by the %s protocol", api.Path(), connector)}
+		Message: fmt.Sprintf("the %s protocol does not support %s", connector, api.Path())}
 }
 
-// rejectedError is the plan policy's refusal with the status that it chose.
+// rejectedError returns the client's error for a request that the plan policy rejected with
+// that status; 0 means 503.
 func rejectedError(status int) *openai.Error {
 	e := &openai.Error{Status: status, Type: "overloaded_error", Code: "rejected_by_policy", Message: "the plan policy rejected the request"}
 	switch {
@@ -31,7 +32,7 @@ func rejectedError(status int) *openai.Error {
 	return e
 }
 
-// PublicError returns what the client is told of an error of a request.
+// PublicError returns the error that the client gets for an error of its request.
 func PublicError(err error) *openai.Error {
 	var (
 		oe *openai.Error
@@ -60,7 +61,7 @@ func PublicError(err error) *openai.Error {
 	return &openai.Error{Status: 500, Type: "internal_error", Code: "internal", Message: "internal error"}
 }
 
-// reply answers the client with err. Nothing has been sent before.
+// reply sends err to the client as the whole answer. No byte of the answer may have been sent.
 func (x *exchange) reply(err error) {
 	var le *attempt.Error
 	if errors.As(err, &le) && le.Reply != nil {
@@ -72,7 +73,7 @@ func (x *exchange) reply(err error) {
 	x.client.Error(x.req.API, e)
 }
 
-// outcomeOf returns the outcome of an exchange that was answered with err.
+// outcomeOf returns the outcome of an exchange whose answer is the error err.
 func outcomeOf(err error) telemetry.Outcome {
 	var le *attempt.Error
 	if downstream.OwnFault(err) {
