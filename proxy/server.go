@@ -87,6 +87,8 @@ type Server struct {
 	retained   retained.Store
 	memory     *buffer.Budget // of bodies and answers
 	bodies     *downstream.Bodies
+	started    time.Time
+	proxies    atomic.Pointer[admission.Proxies]
 }
 
 // New returns a server with that configuration. keys is nil if clients need no API key. New
@@ -99,11 +101,12 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 		books:      journal.NewBooks(options.Metrics, options.Tracer, options.AccessLog, options.Log, options.Balance),
 		prompts:    prompt.New(prompt.Options{Coordinator: options.Coordinator, Registry: options.Registry, Metrics: options.Metrics, Log: options.Log, Tokens: options.Tokens}),
 		memory:     options.Memory,
+		started:    time.Now(),
 	}
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
-	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, admission.Client)
+	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, s.clientOf)
 	options.Metrics.WatchBuffers(s.memory.Used)
 	s.cleanups = cleanup.New(cleanup.Options{Registry: options.Registry, Memory: s.memory, Metrics: options.Metrics, Log: options.Log})
 	free := retained.Freer{Registry: options.Registry, Cleanups: s.cleanups}
@@ -115,7 +118,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 		s.connectors[c.Name()] = c
 	}
 	s.exchanges = exchange.New(exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: options.Registry,
+		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: options.Registry,
 		Coordinator: options.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
 		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
 		Recorder: options.Recorder, Metrics: options.Metrics, Log: options.Log,
@@ -131,6 +134,8 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
 	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
+	proxies := admission.Proxies(cfg.Server.ProxyNetworks())
+	s.proxies.Store(&proxies)
 	s.cfg.Store(cfg)
 	limit := int64(cfg.Limits.BufferMemory)
 	if limit == 0 {
@@ -143,6 +148,9 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 		old.Close()
 	}
 }
+
+// clientOf returns the name of the client of r for limits.
+func (s *Server) clientOf(r *http.Request) string { return s.proxies.Load().Client(r) }
 
 // SetHooks makes exchanges that open from now on ask h; nil: none.
 func (s *Server) SetHooks(h attempt.Hooks) { s.exchanges.SetHooks(h) }

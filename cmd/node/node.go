@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -111,6 +112,7 @@ func New(cfg *config.Config, log *slog.Logger, o Options) (*Node, error) {
 	if err := n.serveWith(cfg, f, prom); err != nil {
 		return nil, errors.Join(err, n.closeRegistrar(), n.plugins.Close(context.Background()))
 	}
+	n.metrics.ConfigLoaded(true, time.Now())
 	return n, nil
 }
 

@@ -76,6 +76,8 @@ var problemCases = []struct {
 	{"http3 without TLS", "[server]\nhttp3 = ':8443'\n", []want{{"server.http3", 2, "needs TLS"}}},
 	{"host with a port", "[admin]\nallowed_hosts = ['proxy.svc', 'proxy:9090', '']\n",
 		[]want{{"admin.allowed_hosts[1]", 2, "without a port"}, {"admin.allowed_hosts[2]", 2, "without a port"}}},
+	{"trusted proxies", "[server]\ntrusted_proxies = ['10.0.0.0/8',\n 'lb', '::1', '0.0.0.0/0',\n '10.0.0.1:80']\n",
+		[]want{{"server.trusted_proxies[1]", 3, `found "lb"`}, {"server.trusted_proxies[3]", 3, "trusts every client"}, {"server.trusted_proxies[4]", 4, "IP address or a network"}}},
 	{"cert without key", "[server.tls]\ncert = 'c'\n", []want{{"server.tls.cert", 2, "needs server.tls.key"}}},
 	{"key without cert", "[server.tls]\nkey = 'k'\n", []want{{"server.tls.key", 2, "needs server.tls.cert"}}},
 	{"self_signed with cert", "[server.tls]\ncert = 'c'\nkey = 'k'\nself_signed = true\n", []want{{"server.tls.self_signed", 4, "cannot be together"}}},

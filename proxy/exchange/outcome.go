@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -50,7 +51,7 @@ func PublicError(err error) *openai.Error {
 	case errors.Is(err, coordinator.ErrNoID):
 		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_id", Message: "no disagg id is left for the request; the coordinator grants none"}
 	case errors.Is(err, coordinator.ErrUnknownModel):
-		return &openai.Error{Status: 404, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model does not exist or no engine serves it"}
+		return UnknownModel("", nil)
 	case errors.Is(err, coordinator.ErrModelNeeded):
 		return &openai.Error{Status: 400, Type: "invalid_request_error", Code: "missing_field", Param: "model", Message: "model is needed: the engines serve more than one"}
 	case errors.As(err, &re):
@@ -61,6 +62,23 @@ func PublicError(err error) *openai.Error {
 	return &openai.Error{Status: 500, Type: "internal_error", Code: "internal", Message: "internal error"}
 }
 
+// UnknownModel returns what the client is told if no engine serves the model of that name.
+// known are the models that it may ask for.
+func UnknownModel(name string, known []string) *openai.Error {
+	const mostName, mostKnown = 200, 10 // bytes, models
+	text := "the model does not exist"
+	if name != "" {
+		text = fmt.Sprintf("the model %.*q does not exist", mostName, name)
+	}
+	if len(known) > 0 {
+		text += "; the engines serve " + strings.Join(known[:min(len(known), mostKnown)], ", ")
+	}
+	if more := len(known) - mostKnown; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return &openai.Error{Status: 404, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: text}
+}
+
 // reply sends err to the client as the whole answer. No byte of the answer may have been sent.
 func (x *exchange) reply(err error) {
 	var le *attempt.Error
@@ -69,6 +87,9 @@ func (x *exchange) reply(err error) {
 		return
 	}
 	e := PublicError(err)
+	if errors.Is(err, coordinator.ErrUnknownModel) {
+		e = UnknownModel(x.req.Model, x.run.Registry.Snapshot().Models())
+	}
 	x.journal.Answered(e.Status)
 	x.client.Error(x.req.API, e)
 }

@@ -5,6 +5,7 @@ package exchange
 
 import (
 	"log/slog"
+	"net/http"
 	"sync"
 	"sync/atomic"
 
@@ -29,8 +30,9 @@ import (
 // once, when it comes.
 type Options struct {
 	Config      func() *config.Config
-	Keys        func() *admission.Keys  // returns nil if every client may send requests
-	Sidecar     func() *sidecar.Sidecar // returns nil on a proxy that is no sidecar
+	Keys        func() *admission.Keys     // returns nil if every client may send requests
+	ClientOf    func(*http.Request) string // returns the name of a client for limits
+	Sidecar     func() *sidecar.Sidecar    // returns nil on a proxy that is no sidecar
 	Queue       *admission.Queue
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator

@@ -94,7 +94,7 @@ func (x *exchange) authenticate(r *http.Request, api openai.API) (client string,
 	}
 	x.env.Key = admission.KeyName(r)
 	x.journal.Client(x.env.Key)
-	return admission.Client(r), nil
+	return x.run.ClientOf(r), nil
 }
 
 // read reads the sidecar's headers and the body, and scans the body. A request that read

@@ -194,7 +194,7 @@ func (j *Journal) FirstByte(l *Leg) {
 	if j.warmUp {
 		return
 	}
-	j.books.metrics.FirstToken(now.Sub(j.rec.Start))
+	j.books.metrics.FirstByte(j.rec.Stream, now.Sub(j.rec.Start))
 	if j.filters != nil {
 		j.publishFirstByte(now)
 	}

@@ -67,6 +67,7 @@ func NewFleet(own prometheus.Gatherer, ask func() []Process) *Fleet {
 var ofCoordinator = map[string]bool{
 	"pdproxy_leases_open": true, "pdproxy_engine_load": true, "pdproxy_engine_up": true, "pdproxy_pair_state": true, "pdproxy_pair_refused": true,
 	"pdproxy_kv_index_blocks": true, "pdproxy_kv_index_bytes": true, "pdproxy_kv_distrust": true,
+	"pdproxy_config_reload_success": true, "pdproxy_config_reload_timestamp_seconds": true,
 }
 
 // startTime is the start time of a process. It distinguishes two processes with the
