@@ -53,14 +53,17 @@ func TestShellBlocks(t *testing.T) {
 }
 
 func runBlocks(t *testing.T, program string, blocks []string) {
-	dir := t.TempDir()
+	dir, private := t.TempDir(), t.TempDir() // private: for the token of the admin address
+	if err := os.Chmod(private, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	script := "ip link set lo up\nset -e\n" + strings.Join(blocks, "\n")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	// The processes of a page end with the init of their namespace.
 	c := exec.CommandContext(ctx, "unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "bash", "-c", script)
 	c.Dir = dir
-	c.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"), "XDG_RUNTIME_DIR="+dir)
+	c.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"), "XDG_RUNTIME_DIR="+private)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.WaitDelay = 5 * time.Second
 	if out, err := c.CombinedOutput(); err != nil {
