@@ -121,6 +121,10 @@ bench: build ## CPU per request and per event against peers, as ratios
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
 	conformance/real/run.sh
 
+.PHONY: test-authors
+test-authors: ## plugins in each language, a real registry and minisign (root needed, not in CI)
+	$(GO) test -count=1 -tags authors ./conformance/plugins -run 'Scaffold|RealRegistry'
+
 .PHONY: test-flags
 test-flags: ## the commands of pdproxy quickstart against vLLM's own argument parser (Python index needed, not in CI)
 	conformance/real/flags.sh

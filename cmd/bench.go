@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/url"
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -33,7 +35,7 @@ All requests ask for streams. With --rate, requests start at random times, whate
 the number of open requests. Without --rate, --concurrency requests are always open.
 The same flags send the same prompts. The times cover only successful answers; the
 exit code is 1 if there are none. An interrupt ends the run and prints the results
-so far.`,
+so far. Standard error shows the progress.`,
 		Example: `  pdproxy bench --url http://127.0.0.1:8080
   pdproxy bench --url http://127.0.0.1:8080 --rate 20 --requests 1000 --prompt-words 2000 --json`,
 		Args: cobra.NoArgs,
@@ -49,14 +51,15 @@ so far.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.URL, "url", "", "endpoint without a route, http://host:port")
+	f.StringVar(&c.URL, "url", "", "endpoint: http://host:port, host:port, or OpenAI's base URL that ends in /v1")
 	f.StringVar(&c.API, "api", load.APIChat, load.APIChat+" or "+load.APICompletions)
 	f.StringVar(&c.Model, "model", "", "model to name; default the first of /v1/models")
 	f.StringVar(&keyFile, "key-file", "", "file with the API key")
-	f.IntVar(&c.Requests, "requests", 100, "requests to send")
+	f.IntVar(&c.Requests, "requests", 100, "requests to send and measure")
+	f.IntVar(&c.WarmUp, "warm-up", -1, "requests to send before, without measuring them; -1: as many as --concurrency")
 	f.IntVar(&c.Concurrency, "concurrency", 8, "concurrent requests")
 	f.Float64Var(&c.Rate, "rate", 0, "requests per second at random times, instead of --concurrency")
-	f.IntVar(&c.PromptWords, "prompt-words", 256, "words of a prompt, each about a token")
+	f.IntVar(&c.PromptWords, "prompt-words", 256, "words of a prompt; the tokenizer determines how many tokens a word has, and the results show the prompt tokens")
 	f.IntVar(&c.Shared, "shared-words", 0, "words at the beginning of all prompts")
 	f.IntVar(&c.MaxTokens, "max-tokens", 64, "most tokens of an answer")
 	f.BoolVar(&c.IgnoreEOS, "ignore-eos", false, "ask for answers of exactly --max-tokens (vLLM, SGLang)")
@@ -67,16 +70,22 @@ so far.`,
 
 // checkBench checks the flags.
 func checkBench(c *load.Config) error {
+	if c.URL == "" {
+		return errors.New("--url is needed")
+	}
+	if !strings.Contains(c.URL, "://") {
+		c.URL = "http://" + c.URL
+	}
 	u, err := url.Parse(c.URL)
 	switch {
-	case c.URL == "":
-		return errors.New("--url is needed")
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		return errors.New("--url: want http://host:port")
 	case c.API != load.APIChat && c.API != load.APICompletions:
 		return fmt.Errorf("--api: %q is not %s or %s", c.API, load.APIChat, load.APICompletions)
 	case c.Rate < 0:
 		return errors.New("--rate: must not be negative")
+	case c.WarmUp < -1:
+		return errors.New("--warm-up: must be at least -1")
 	case c.Shared < 0:
 		return errors.New("--shared-words: must not be negative")
 	}
@@ -88,12 +97,17 @@ func checkBench(c *load.Config) error {
 	if c.Timeout <= 0 {
 		return errors.New("--timeout: must be more than 0")
 	}
+	if c.WarmUp < 0 {
+		c.WarmUp = c.Concurrency
+	}
 	return nil
 }
 
 func (a *app) bench(c load.Config) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
+	p := progress{out: a.err, total: c.Requests, began: time.Now()}
+	c.Ended = p.ended
 	r, err := load.Run(ctx, c)
 	if err != nil {
 		return exit.Failed(err)
@@ -107,6 +121,34 @@ func (a *app) bench(c load.Config) error {
 		err = errors.New("no request had a good answer")
 	}
 	return exit.Failed(err)
+}
+
+// progress shows how far a run is, in one line every few seconds.
+type progress struct {
+	out          io.Writer
+	total        int
+	began, shown time.Time
+	done, failed int
+}
+
+// showEvery is the time between two lines.
+const showEvery = 5 * time.Second
+
+// ended counts a request. Its calls do not overlap.
+func (p *progress) ended(failed bool) {
+	p.done++
+	if failed {
+		p.failed++
+	}
+	now := time.Now()
+	if p.shown.IsZero() {
+		p.shown = p.began
+	}
+	if now.Sub(p.shown) < showEvery {
+		return
+	}
+	p.shown = now
+	fmt.Fprintf(p.out, "%.0f s: %d of %d requests, %d failed\n", now.Sub(p.began).Seconds(), p.done, p.total, p.failed)
 }
 
 func (a *app) printBench(r *load.Result) error {

@@ -20,27 +20,28 @@ import (
 func (a *app) pluginCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugin",
-		Short: "Create, build, inspect and test plugins",
+		Short: "Create, build, inspect, test and push plugins",
 		Example: `  pdproxy plugin new my-router
   pdproxy plugin build my-router
   pdproxy plugin test my-router/my-router.wasm my-router/frames.json`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return errors.Join(c.Usage(), errNoSubcommand) },
 	}
-	c.AddCommand(a.pluginNewCommand(), a.pluginBuildCommand(), a.pluginInspectCommand(), a.pluginTestCommand())
+	c.AddCommand(a.pluginNewCommand(), a.pluginBuildCommand(), a.pluginInspectCommand(), a.pluginTestCommand(), a.pluginPushCommand())
 	return c
 }
 
-var errNoSubcommand = errors.New("plugin: one of new, build, inspect and test")
+var errNoSubcommand = errors.New("plugin: one of new, build, inspect, test and push")
 
 func (a *app) pluginBuildCommand() *cobra.Command {
 	var o build.Options
 	c := &cobra.Command{
 		Use:   "build DIR",
-		Short: "Compile a plugin written in Go to WebAssembly",
-		Long: `Compile the package main in DIR to a WebAssembly module, with the go command.
+		Short: "Compile a plugin in Go, Rust or C to WebAssembly",
+		Long: `Compile the source in DIR to a WebAssembly module: a package main with the go
+command, a crate (Cargo.toml) with cargo, or *.c with clang.
 
-The plugin may use github.com/tetratelabs/proxy-wasm-go-sdk,
+A plugin in Go may use github.com/tetratelabs/proxy-wasm-go-sdk,
 github.com/proxy-wasm/proxy-wasm-go-sdk, pdproxy's abi/guest, or no SDK. The
 source needs no change, and the command does not change its folder.`,
 		Example: `  pdproxy plugin build my-router

@@ -59,7 +59,7 @@ func (a *app) quickstartCommand() *cobra.Command {
 		})
 	}
 	for _, printer := range append(c.Commands(), c) {
-		printer.Flags().BoolVar(&a.json, "json", false, "print the result as JSON")
+		a.addJSON(printer)
 	}
 	return c
 }

@@ -134,7 +134,7 @@ func TestReportedTimesAreElapsed(t *testing.T) {
 	body := chat(long, 5, false)
 	began := time.Now()
 	f.right(f.try(chatPath, body), chatPath, body)
-	for _, name := range []string{"pdproxy_time_to_first_token_seconds_sum", "pdproxy_leg_duration_seconds_sum", "pdproxy_exchange_duration_seconds_sum"} {
+	for _, name := range []string{"pdproxy_whole_answer_seconds_sum", "pdproxy_leg_duration_seconds_sum", "pdproxy_exchange_duration_seconds_sum"} {
 		if v := f.metric(name); v <= 0 || v > time.Since(began).Seconds()+patience.Seconds() {
 			t.Errorf("%s is %v s", name, v)
 		}

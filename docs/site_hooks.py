@@ -30,7 +30,9 @@ def on_config(config):
             if isinstance(value, str) and value.endswith("/"):
                 names = sorted(p.name for p in (ROOT / "docs" / value).glob("*.md"))
                 names.sort(key=lambda name: name != "README.md")
-                entry[title] = [value + name for name in names]
+                entry[title] = [
+                    value + name if name == "README.md" else {name.removesuffix(".md"): value + name} for name in names
+                ]
     return config
 
 

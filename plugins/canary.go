@@ -126,7 +126,7 @@ func (s *Set) replace(t *table, p, fresh *plugin) error {
 
 // reload loads p, of table t, again. The caller holds s.mu.
 func (s *Set) reload(ctx context.Context, t *table, p *plugin) error {
-	content, err := p.spec.Source.Read(ctx)
+	content, err := p.spec.Source.Read(ctx, s.deps.CacheDir)
 	if err != nil {
 		return s.refuse(p, err)
 	}

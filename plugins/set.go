@@ -101,10 +101,13 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 	err := func() error {
 		var wrong Errors
 		for i, spec := range c.Plugins {
-			content, err := spec.Source.Read(ctx)
+			content, err := spec.Source.Read(ctx, s.deps.CacheDir)
 			switch {
 			case errors.Is(err, source.ErrDigest):
 				wrong = append(wrong, pluginError(i, ".sha256", spec.Name, err))
+				continue
+			case errors.Is(err, source.ErrSignature):
+				wrong = append(wrong, pluginError(i, ".public_key", spec.Name, err))
 				continue
 			case err != nil:
 				wrong = append(wrong, pluginError(i, ".path", spec.Name, err))

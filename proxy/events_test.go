@@ -72,7 +72,7 @@ func TestEventsPastNetHTTP(t *testing.T) {
 						}
 						c.say("0\r\n\r\n")
 					}}
-					w := newWorld(t, setup{engines: []*fakeEngine{e}, deps: func(d *Deps) { d.Wrap = tt.wrap }})
+					w := newWorld(t, setup{engines: []*fakeEngine{e}, options: func(d *Options) { d.Wrap = tt.wrap }})
 					if got := streamBytes(t, w, tt.proto); got != tt.want {
 						t.Errorf("got  %q\nwant %q", got, tt.want)
 					}

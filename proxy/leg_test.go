@@ -288,11 +288,18 @@ func TestRequestsRefused(t *testing.T) {
 		{"no JSON", one, "POST", completionsPath, "what", 400, "invalid_request_error"},
 		{"no prompt", one, "POST", completionsPath, `{"model":"m"}`, 400, "prompt"},
 		{"unknown model", one, "POST", completionsPath, `{"model":"other","prompt":"x"}`, 404, "model_not_found"},
+		{"text for an unknown model", one, "POST", completionsPath, `{"model":"ot\"her","prompt":"x"}`, 404, `"the model \"ot\\\"her\" does not exist; the engines serve m"`},
+		{"unknown model's row", one, "GET", "/v1/models/other", "", 404, `the model \"other\" does not exist; the engines serve m`},
 		{"too large", one, "POST", completionsPath, `{"model":"m","prompt":"` + strings.Repeat("x", 2000) + `"}`, 413, "body_too_large"},
 		{"no engine", nil, "POST", completionsPath, completions(false), 503, "no_target"},
 		{"GET", one, "GET", completionsPath, "", 405, "method_not_allowed"},
 		{"POST of models", one, "POST", "/v1/models", "", 405, "method_not_allowed"},
-		{"no such endpoint", one, "GET", "/v1/nothing", "", 404, "not_found"},
+		{"no such endpoint", one, "GET", "/v1/nothing", "", 404, `"there is no endpoint GET \"/v1/nothing\""`},
+		{"slash at the end", one, "POST", "/v1/chat/completions/", `{}`, 404, "did you mean /v1/chat/completions?"},
+		{"without v1", one, "POST", "/chat/completions", `{}`, 404, "did you mean /v1/chat/completions?"},
+		{"v1 twice", one, "GET", "/v1/v1/models", "", 404, "did you mean /v1/models?"},
+		{"v1 before health", one, "GET", "/v1/health/", "", 404, "did you mean /health?"},
+		{"code of no such endpoint", one, "GET", "/" + strings.Repeat("x", 5000), "", 404, "not_found"},
 		{"not carried", []*fakeEngine{{name: "p", role: "prefill", connector: "vllm-nixl"}, {name: "d", role: "decode", connector: "vllm-nixl"}}, "POST", "/generate", `{"text":"x"}`, 501, "not_implemented"},
 	}
 	for _, tt := range tests {
@@ -316,16 +323,19 @@ func TestRequestsRefused(t *testing.T) {
 // The plain endpoints.
 func TestPlainEndpoints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		started := time.Now().Unix() // simulated time
 		w := newWorld(t, setup{engines: []*fakeEngine{{models: "a,b/c"}}, keys: keyLine("n", "k")})
 		get := func(path string) string {
 			a := ask(t.Context(), w.client, "GET", "http://proxy"+path, "", "Authorization", "Bearer k")
 			return fmt.Sprintf("%d %s", a.status, strings.TrimSpace(a.body))
 		}
-		row := func(id string) string { return `{"id":"` + id + `","object":"model","owned_by":"pdproxy"}` }
+		row := func(id string) string {
+			return fmt.Sprintf(`{"id":%q,"object":"model","created":%d,"owned_by":"pdproxy"}`, id, started)
+		}
 		for path, want := range map[string]string{
 			"/v1/models":     `200 {"object":"list","data":[` + row("a") + "," + row("b/c") + `]}`,
 			"/v1/models/b/c": "200 " + row("b/c"),
-			"/v1/models/x":   `404 {"error":{"message":"the model does not exist or no engine serves it","type":"invalid_request_error","param":"model","code":"model_not_found"}}`,
+			"/v1/models/x":   `404 {"error":{"message":"the model \"x\" does not exist; the engines serve a, b/c","type":"invalid_request_error","param":"model","code":"model_not_found"}}`,
 			"/health":        `200 {"status":"ok"}`,
 			"/version":       `200 {"version":"1.2.3"}`,
 		} {
@@ -338,6 +348,27 @@ func TestPlainEndpoints(t *testing.T) {
 		}
 		if a := ask(t.Context(), w.client, "HEAD", "http://proxy/health", ""); a.status != 200 || a.body != "" {
 			t.Errorf("HEAD: %+v", a)
+		}
+	})
+}
+
+// The time of a whole answer is not the time to a first token.
+func TestFirstByteTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, nth int) {
+			if nth == 0 {
+				c.stream(eventA, done)
+				return
+			}
+			c.json(200, unary)
+		}}}})
+		for _, stream := range []bool{true, false, false} {
+			if a := w.post(completionsPath, completions(stream)); a.status != 200 {
+				t.Fatalf("%+v", a)
+			}
+		}
+		if first, whole := w.metric("pdproxy_time_to_first_token_seconds"), w.metric("pdproxy_whole_answer_seconds"); first != 1 || whole != 2 {
+			t.Errorf("times of %v streams and %v whole answers, want 1 and 2", first, whole)
 		}
 	})
 }

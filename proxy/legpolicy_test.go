@@ -45,7 +45,7 @@ func (l *fakeLegs) Finish(f *abi.FinishFacts) {
 	l.finished = append(l.finished, *f)
 }
 
-func (l *fakeLegs) install(d *Deps) { d.Hooks = l }
+func (l *fakeLegs) install(d *Options) { d.Hooks = l }
 
 // failures are the failed legs that the policy was asked about.
 func (l *fakeLegs) failures() (failed []abi.LegFacts) {
@@ -109,7 +109,7 @@ func TestLegEdits(t *testing.T) {
 					}
 				}
 				legs := &fakeLegs{answer: onSend(change)}
-				w := newWorld(t, setup{engines: engines, deps: legs.install})
+				w := newWorld(t, setup{engines: engines, options: legs.install})
 				if a := w.post(completionsPath, body, "X-Custom", "a", "X-Custom", "b", "X-Gone", "1", "X-Kept", "1"); a.status != 200 || a.body != unary {
 					t.Fatalf("%+v", a)
 				}
@@ -200,7 +200,7 @@ func TestLegEditsRefused(t *testing.T) {
 					}
 					return abi.LegPass, nil, ""
 				}}
-				w := newWorld(t, setup{engines: []*fakeEngine{p, d}, deps: legs.install})
+				w := newWorld(t, setup{engines: []*fakeEngine{p, d}, options: legs.install})
 				for range 2 {
 					if a := w.post(completionsPath, completions(false)); a.status != 200 {
 						t.Fatalf("%+v", a)
@@ -231,7 +231,7 @@ func TestLegHookFails(t *testing.T) {
 				return abi.LegEdited, edits(func(e *abi.Edits) { e.SetField("seed", "1") }), reason
 			}}
 			e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-			w := newWorld(t, setup{engines: []*fakeEngine{e}, deps: legs.install})
+			w := newWorld(t, setup{engines: []*fakeEngine{e}, options: legs.install})
 			if a := w.post(completionsPath, completions(false)); a.status != 200 || e.seen()[0].body != completions(false) {
 				t.Errorf("%+v, sent %s", a, e.seen()[0].body)
 			}
@@ -242,7 +242,7 @@ func TestLegHookFails(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		legs := &fakeLegs{answer: func(*abi.LegFacts) (abi.LegDecision, []byte, string) { return 9, nil, "" }}
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, deps: legs.install})
+		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, options: legs.install})
 		if a := w.post(completionsPath, completions(false)); a.status != 200 || w.metric("pdproxy_fallbacks_total", "leg", "nonsense") != 1 {
 			t.Errorf("%+v", a)
 		}
@@ -276,7 +276,7 @@ func TestLegFailed(t *testing.T) {
 				e0 := &fakeEngine{name: "e0", serve: tt.serve}
 				e1 := &fakeEngine{name: "e1", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
 				legs := &fakeLegs{answer: onFailure(tt.decision)}
-				w := newWorld(t, setup{engines: []*fakeEngine{e0, e1}, deps: legs.install, config: func(c *config.Config) { c.Circuit.Failures = 100 }})
+				w := newWorld(t, setup{engines: []*fakeEngine{e0, e1}, options: legs.install, config: func(c *config.Config) { c.Circuit.Failures = 100 }})
 				if a := w.post(completionsPath, completions(false)); a.status != tt.want {
 					t.Errorf("%+v", a)
 				}
@@ -305,7 +305,7 @@ func TestLegRetryBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(500, "{}") }}
 		legs := &fakeLegs{answer: onFailure(abi.LegRetry)}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, deps: legs.install, config: func(c *config.Config) {
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, options: legs.install, config: func(c *config.Config) {
 			c.Retry.Attempts, c.Retry.Budget, c.Retry.MinBudget = 10, 0, 2
 		}})
 		w.post(completionsPath, completions(false))
@@ -340,7 +340,7 @@ func TestLegFailedPair(t *testing.T) {
 			d0 := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", refuse: true}
 			d1 := &fakeEngine{name: "d1", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
 			legs := &fakeLegs{answer: onFailure(tt.decision)}
-			w := newWorld(t, setup{engines: []*fakeEngine{p, d0, d1}, deps: legs.install, config: func(c *config.Config) { c.Circuit.Failures = 100 }})
+			w := newWorld(t, setup{engines: []*fakeEngine{p, d0, d1}, options: legs.install, config: func(c *config.Config) { c.Circuit.Failures = 100 }})
 			if a := w.post(completionsPath, completions(false)); a.status != tt.status {
 				t.Errorf("%d: %+v", tt.decision, a)
 			}
@@ -396,7 +396,7 @@ func TestLegPolicyConcurrent(t *testing.T) {
 					e.SetHeader("X-Phase", f.Phase.String())
 				}), ""
 			}}
-			w := newWorld(t, setup{engines: []*fakeEngine{p, d}, deps: legs.install})
+			w := newWorld(t, setup{engines: []*fakeEngine{p, d}, options: legs.install})
 			if a := w.post(completionsPath, completions(stream)); a.status != 200 {
 				t.Fatalf("%+v", a)
 			}
@@ -446,7 +446,7 @@ func TestFinish(t *testing.T) {
 			c.say("0\r\n\r\n")
 		}}
 		legs := &fakeLegs{}
-		w := newWorld(t, setup{engines: []*fakeEngine{p, d}, deps: legs.install})
+		w := newWorld(t, setup{engines: []*fakeEngine{p, d}, options: legs.install})
 		w.post(completionsPath, completions(true))
 		synctest.Wait()
 		if len(legs.finished) != 1 {
@@ -481,7 +481,7 @@ func TestFinishFailures(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				legs := &fakeLegs{}
-				w := newWorld(t, setup{engines: []*fakeEngine{tt.e}, deps: legs.install})
+				w := newWorld(t, setup{engines: []*fakeEngine{tt.e}, options: legs.install})
 				w.post(completionsPath, tt.body)
 				f := legs.finished[0]
 				f.Request, tt.want.FirstByte = abi.RequestFacts{}, -1
@@ -610,7 +610,7 @@ func TestStreamInfo(t *testing.T) {
 				c.json(200, `{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`)
 			}},
 		}}
-		o.deps = func(d *Deps) {
+		o.options = func(d *Options) {
 			d.Wrap = func(h http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					info.AddNote("seen")

@@ -23,7 +23,7 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 		Limits:  func() *config.Limits { return &s.cfg.Load().Limits },
 		Running: s.books.Running.Len, OnDrain: s.Drain,
 		CutGrace: cutGrace,
-		QUICDir:  s.deps.QUICDir, Balance: s.deps.Balance, Log: s.log,
+		QUICDir:  s.options.QUICDir, Balance: s.options.Balance, Log: s.log,
 	})
 	if err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 // adminRoutes returns the routes of operators.
 func (s *Server) adminRoutes() http.Handler {
 	return admin.Handler(admin.Options{
-		Config: s.cfg.Load, Registry: s.deps.Registry, Gatherer: s.deps.Gatherer, Policies: s.deps.Policies, Workers: s.deps.Workers,
+		Config: s.cfg.Load, Registry: s.options.Registry, Gatherer: s.options.Gatherer, Policies: s.options.Policies, Workers: s.options.Workers,
 		Ready: s.serveHealth, Drain: s.Drain, Running: &s.books.Running, Ended: &s.books.Ended, Sidecar: s.sidecar.Load,
 		Log: s.log,
 	})

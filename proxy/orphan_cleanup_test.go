@@ -41,7 +41,7 @@ type remote struct {
 	stop   func() // waits for both
 }
 
-func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
+func newRemote(t *testing.T, d *Options, orphan func([]byte)) *remote {
 	t.Helper()
 	ids, err := disaggid.New(1, 1)
 	if err != nil {
@@ -121,7 +121,7 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 						{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, nixlAnswer) }},
 						decode,
 					},
-					deps: func(d *Deps) {
+					options: func(d *Options) {
 						r = newRemote(t, d, func(owed []byte) {
 							if err := w.CleanUp(owed); err != nil {
 								t.Error(err)

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
@@ -26,7 +27,7 @@ func knowing(t *testing.T, serve func(c *engineConn, nth int)) *world {
 		known:   coordinator.State{Index: kvindex.New(kvindex.Options{}), Conversations: conversation.New(10)},
 	}
 	var asker prompt.Asker
-	o.deps = func(d *Deps) {
+	o.options = func(d *Options) {
 		asker.Registry = d.Registry
 		d.Tokens = tokens.New(tokens.Options{Asker: asker})
 	}
@@ -134,6 +135,35 @@ func TestWithoutTokensARequestIsPlacedAllTheSame(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSessionHeaders: the headers of agents name a conversation, and X-Correlation-ID, which
+// is often new for each request, does not.
+func TestSessionHeaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := knowing(t, func(c *engineConn, _ int) { c.json(200, unary) })
+		n := 0
+		// turn sends the next turn of a conversation that its prompts show, too.
+		turn := func(prompt string, header ...string) int32 {
+			t.Helper()
+			n++
+			id := fmt.Sprint("r", n)
+			if a := w.post(completionsPath, `{"model":"m","prompt":"`+prompt+`","max_tokens":1}`, append(header, "X-Request-Id", id)...); a.status != 200 {
+				t.Fatalf("status %d: %s", a.status, a.body)
+			}
+			synctest.Wait()
+			return w.of(id).Turn
+		}
+		for _, name := range config.Default().Conversation.Headers {
+			if first, second := turn(name+" one", name, "s-"+name), turn(name+" two", name, "s-"+name); first != 1 || second != 2 {
+				t.Errorf("%s: turns %d and %d", name, first, second)
+			}
+		}
+		start := strings.Repeat("tide ", 1000)
+		if first, second := turn(start, "X-Correlation-ID", "a"), turn(start+strings.Repeat("ebb ", 500), "X-Correlation-ID", "b"); first != 1 || second != 2 {
+			t.Errorf("with a new X-Correlation-ID: turns %d and %d", first, second)
+		}
+	})
 }
 
 // TestConversationsAreNamed: by what the client says, wherever it says it, and

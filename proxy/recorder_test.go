@@ -23,7 +23,7 @@ func testRecorder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, deps: func(d *Deps) { d.Recorder = rec }})
+	w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, options: func(d *Options) { d.Recorder = rec }})
 	for _, body := range []string{
 		`{"model":"m","prompt":"a secret of sixteen and more","max_tokens":3}`,
 		`{"model":"m","prompt":"a secret of sixteen and else","max_tokens":3,"session_id":"s-1"}`,
@@ -96,7 +96,7 @@ func testRecorderOfSeveral(t *testing.T) {
 	time.Sleep(time.Second)
 	for n, one := range append(forwarders, forwarders[0]) {
 		away = n == 2
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, deps: func(d *Deps) { d.Recorder = one }})
+		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, options: func(d *Options) { d.Recorder = one }})
 		if got := w.post("/v1/completions", body); got.status != 200 {
 			t.Fatalf("status %d", got.status)
 		}

@@ -66,7 +66,7 @@ func TestAdminUnread(t *testing.T) {
 // wait for a body that nobody reads, with filters and without.
 func TestLongAnswerUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{deps: func(d *Deps) {
+		w := newWorld(t, setup{options: func(d *Options) {
 			d.Wrap = func(http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Minute))

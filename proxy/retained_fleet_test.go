@@ -45,7 +45,7 @@ func TestTurnOfAnotherProcess(t *testing.T) {
 					Leg: connector.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":[0]}`)},
 				}
 				job := cleanup.Retained(cleanup.Job{RequestID: "r", Connector: "vllm-nixl", Limit: time.Second}, forget, prefill, targetNamed("of that name"))
-				told := &fleet.KeptTurn{
+				told := &fleet.RetainedKV{
 					Holder: holder, Since: holder.Since(), Host: holder.Host, Params: []byte(`{"remote_host":"d0"}`), Forget: job.Append(nil),
 				}
 				if err := w.ForgetTurn(told); err != nil {

@@ -1,13 +1,13 @@
 package proxy
 
 import (
+	"fmt"
 	"net/http"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/exchange"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -19,8 +19,8 @@ import (
 func (s *Server) handler() http.Handler {
 	health := s.bodies.Limit(s)
 	filtered := health
-	if s.deps.Wrap != nil {
-		filtered = s.bodies.Limit(s.deps.Wrap(s))
+	if s.options.Wrap != nil {
+		filtered = s.bodies.Limit(s.options.Wrap(s))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.endPanic(r)
@@ -64,8 +64,29 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.exchanges.Serve(w, r, api)
 	case !s.servePath(w, r, ok):
 		w.Header().Set("X-Request-Id", downstream.RequestID(r))
-		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
+		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: noEndpoint(r)})
 	}
+}
+
+// noEndpoint returns the text for a request to a path without an endpoint. It names the
+// endpoint that the client probably means: clients add /v1 or a slash, or leave /v1 out.
+func noEndpoint(r *http.Request) string {
+	const mostPath = 200 // bytes of a client's path that the answer repeats
+	path := r.URL.Path
+	text := fmt.Sprintf("there is no endpoint %s %.*q", r.Method, mostPath, path)
+	trimmed := strings.TrimRight(path, "/")
+	for _, other := range []string{trimmed, "/v1" + trimmed, strings.TrimPrefix(trimmed, "/v1")} {
+		if other != path && isEndpoint(other) {
+			return text + "; did you mean " + other + "?"
+		}
+	}
+	return text
+}
+
+// isEndpoint reports whether path is a public endpoint.
+func isEndpoint(path string) bool {
+	_, generates := openai.APIFor(path)
+	return generates || path == modelsPath || path == healthPath || path == versionPath
 }
 
 // servePath serves r if its path is one of the public endpoints. generates says that the path
@@ -82,7 +103,7 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates boo
 		serve = s.serveModels
 	case path == healthPath:
 		serve = s.serveHealth
-	case path == "/version":
+	case path == versionPath:
 		serve = s.serveVersion
 	default:
 		return false
@@ -103,27 +124,29 @@ func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
 }
 
 const (
-	modelsPath = "/v1/models"
-	healthPath = "/health"
+	modelsPath  = "/v1/models"
+	healthPath  = "/health"
+	versionPath = "/version"
 )
 
 // model is one row of the list of models, in the form of OpenAI.
 type model struct {
 	ID      string `json:"id"`
 	Object  string `json:"object"`
+	Created int64  `json:"created"` // when this proxy started, in seconds since the Unix epoch
 	OwnedBy string `json:"owned_by"`
 }
 
-// serveModels lists the models of all ready engines, or shows the model that the path
-// names.
+// serveModels lists the models of all engines, or shows the model that the path names. A
+// model stays in the list while its engines restart.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	if _, err := s.keys.Load().Authenticate(r); err != nil {
 		downstream.Error(w, exchange.PublicError(err))
 		return
 	}
 	rows := []model{}
-	for _, id := range s.deps.Registry.Snapshot().Models() {
-		rows = append(rows, model{ID: id, Object: "model", OwnedBy: "pdproxy"})
+	for _, id := range s.options.Registry.Snapshot().Models() {
+		rows = append(rows, model{ID: id, Object: "model", Created: s.started.Unix(), OwnedBy: "pdproxy"})
 	}
 	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
 	if !one {
@@ -135,7 +158,7 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	}
 	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
 	if i < 0 {
-		downstream.Error(w, exchange.PublicError(coordinator.ErrUnknownModel))
+		downstream.Error(w, exchange.UnknownModel(name, s.options.Registry.Snapshot().Models()))
 		return
 	}
 	downstream.JSON(w, 200, rows[i])
@@ -151,5 +174,5 @@ func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) serveVersion(w http.ResponseWriter, _ *http.Request) {
-	downstream.JSON(w, 200, map[string]string{"version": s.deps.Version})
+	downstream.JSON(w, 200, map[string]string{"version": s.options.Version})
 }

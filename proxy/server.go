@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/accesslog"
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/attempt"
@@ -37,14 +38,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// Deps are the parts that a Server uses. Fields that may be nil say so.
-type Deps struct {
+// Options are the parts that a Server uses. Fields that may be nil say so.
+type Options struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
 	Metrics     *telemetry.Metrics
 	Gatherer    prometheus.Gatherer // of GET /metrics
 	Policies    admin.Policies
 	Tracer      *telemetry.Tracer // nil: no spans
+	AccessLog   *accesslog.Log    // nil: no access log
 	Tokens      *tokens.Tokenizer // nil: the proxy computes no token ids
 	// Wrap puts filters around the handler of the public endpoints, except /health. It is
 	// called once, and filters see all protocols. nil: no filters. A filter ends a client's
@@ -70,7 +72,7 @@ type Deps struct {
 
 // Server serves the public and the admin endpoints. Safe for concurrent use.
 type Server struct {
-	deps       Deps
+	options    Options
 	log        *slog.Logger
 	cfg        atomic.Pointer[config.Config]  // replaced as a whole by Reload
 	keys       atomic.Pointer[admission.Keys] // nil: clients need no key
@@ -85,40 +87,43 @@ type Server struct {
 	retained   retained.Store
 	memory     *buffer.Budget // of bodies and answers
 	bodies     *downstream.Bodies
+	started    time.Time
+	proxies    atomic.Pointer[admission.Proxies]
 }
 
 // New returns a server with that configuration. keys is nil if clients need no API key. New
 // starts nothing.
-func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
+func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	s := &Server{
-		deps:       deps,
-		log:        deps.Log,
+		options:    options,
+		log:        options.Log,
 		connectors: make(map[string]connector.Connector),
-		books:      journal.NewBooks(deps.Metrics, deps.Tracer, deps.Log, deps.Balance),
-		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
-		memory:     deps.Memory,
+		books:      journal.NewBooks(options.Metrics, options.Tracer, options.AccessLog, options.Log, options.Balance),
+		prompts:    prompt.New(prompt.Options{Coordinator: options.Coordinator, Registry: options.Registry, Metrics: options.Metrics, Log: options.Log, Tokens: options.Tokens}),
+		memory:     options.Memory,
+		started:    time.Now(),
 	}
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
-	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, admission.Client)
-	deps.Metrics.WatchBuffers(s.memory.Used)
-	s.cleanups = cleanup.New(cleanup.Options{Registry: deps.Registry, Memory: s.memory, Metrics: deps.Metrics, Log: deps.Log})
-	free := retained.Freer{Registry: deps.Registry, Cleanups: s.cleanups}
+	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, s.clientOf)
+	options.Metrics.WatchBuffers(s.memory.Used)
+	s.cleanups = cleanup.New(cleanup.Options{Registry: options.Registry, Memory: s.memory, Metrics: options.Metrics, Log: options.Log})
+	free := retained.Freer{Registry: options.Registry, Cleanups: s.cleanups}
 	s.retained = retained.NewLocal(free)
-	if deps.Turns != nil {
-		s.retained = retained.NewFleet(free, deps.Turns)
+	if options.Turns != nil {
+		s.retained = retained.NewFleet(free, options.Turns)
 	}
 	for _, c := range connector.All() {
 		s.connectors[c.Name()] = c
 	}
 	s.exchanges = exchange.New(exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: deps.Registry,
-		Coordinator: deps.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
+		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: options.Registry,
+		Coordinator: options.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
 		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
-		Recorder: deps.Recorder, Metrics: deps.Metrics, Log: deps.Log,
+		Recorder: options.Recorder, Metrics: options.Metrics, Log: options.Log,
 	})
-	s.SetHooks(deps.Hooks)
+	s.SetHooks(options.Hooks)
 	s.Reload(cfg, keys)
 	return s
 }
@@ -129,6 +134,8 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
 	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
+	proxies := admission.Proxies(cfg.Server.ProxyNetworks())
+	s.proxies.Store(&proxies)
 	s.cfg.Store(cfg)
 	limit := int64(cfg.Limits.BufferMemory)
 	if limit == 0 {
@@ -136,11 +143,14 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	}
 	s.memory.SetLimit(limit)
 	old := s.sidecar.Load()
-	next := sidecar.New(cfg, s.deps.Registry, old)
+	next := sidecar.New(cfg, s.options.Registry, old)
 	if s.sidecar.Store(next); next != old {
 		old.Close()
 	}
 }
+
+// clientOf returns the name of the client of r for limits.
+func (s *Server) clientOf(r *http.Request) string { return s.proxies.Load().Client(r) }
 
 // SetHooks makes exchanges that open from now on ask h; nil: none.
 func (s *Server) SetHooks(h attempt.Hooks) { s.exchanges.SetHooks(h) }
@@ -156,13 +166,13 @@ func (s *Server) Warm(ctx context.Context) { s.exchanges.Warm(ctx) }
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // CleanUp makes the calls that another process of the same deployment gave to
-// Lease.Owe before it died, in the background.
+// Lease.SetOrphanCleanup before it died, in the background.
 func (s *Server) CleanUp(job []byte) error { return s.cleanups.StartEncoded(job) }
 
 // ForgetTurn makes the holder of KV that another process of the fleet knew free it, in
 // the background: no request of the fleet will use it.
-func (s *Server) ForgetTurn(t *fleet.KeptTurn) error {
-	return retained.Freer{Registry: s.deps.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
+func (s *Server) ForgetTurn(t *fleet.RetainedKV) error {
+	return retained.Freer{Registry: s.options.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
 }
 
 // Wait waits until no exchange and no clean-up runs, each for timeouts.cleanup at most.
@@ -184,5 +194,5 @@ func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
 		return sc.Ready()
 	}
-	return s.deps.Coordinator.Ready()
+	return s.options.Coordinator.Ready()
 }

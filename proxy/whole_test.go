@@ -45,7 +45,7 @@ func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Work
 		t.Fatal(err)
 	}
 	var server *fleet.Server
-	front = newWorld(t, setup{deps: func(d *Deps) {
+	front = newWorld(t, setup{options: func(d *Options) {
 		server = fleet.NewServer(fleet.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, Epoch: 1})
 		d.Workers = admin.NewWorkers(server)
 		if change != nil {

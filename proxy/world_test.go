@@ -42,7 +42,7 @@ type setup struct {
 	keys    string            // lines of a keys file; "": none are asked for
 	certs   *edge.Certs       // nil: no TLS
 	tracer  *telemetry.Tracer // nil: no spans
-	deps    func(*Deps)       // nil: as they are
+	options func(*Options)    // nil: as they are
 	needs   abi.Needs         // of the policies
 	known   coordinator.State // nothing, unless a test sets it
 	sockets bool              // real ones on the loopback instead of pipes
@@ -121,14 +121,14 @@ func newWorld(t *testing.T, o setup) *world {
 			t.Fatal(err)
 		}
 	}
-	deps := Deps{
+	options := Options{
 		Registry: w.registry, Coordinator: w.local, Metrics: metrics, Gatherer: w.prom,
 		Policies: w.policies, Tracer: o.tracer, Log: log, Version: "1.2.3",
 	}
-	if o.deps != nil {
-		o.deps(&deps)
+	if o.options != nil {
+		o.options(&options)
 	}
-	w.Server = New(&cfg, keys, deps)
+	w.Server = New(&cfg, keys, options)
 	w.open(&cfg, o)
 	w.start(&cfg, o.engines)
 	return w

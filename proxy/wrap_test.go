@@ -22,7 +22,7 @@ import (
 func wrapped(wrap func(http.Handler, http.ResponseWriter, *http.Request)) setup {
 	return setup{
 		engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.stream(eventA, done) }}},
-		deps: func(d *Deps) {
+		options: func(d *Options) {
 			d.Wrap = func(h http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { wrap(h, w, r) })
 			}

@@ -68,9 +68,6 @@ func bindAddress(host string) string {
 	return "0.0.0.0"
 }
 
-// local reports whether all engines run on one host that only itself can reach.
-func (p *Plan) local() bool { return netip.MustParseAddr(p.hosts[0]).IsLoopback() }
-
 // port returns the port of e in a range with one port for each engine.
 func (e *Engine) port(first int) int { return first + e.first }
 

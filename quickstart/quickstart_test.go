@@ -38,8 +38,8 @@ func filled(o Options) Options {
 func each(t *testing.T, f func(*testing.T, *Plan, Options)) {
 	for _, g := range guides {
 		for shape, o := range shapes {
-			if o.Encode > 0 && !g.encoders {
-				continue
+			if o.Encode > 0 && !g.encoders || shape == "largest" && g.encoders {
+				continue // "encoders far" is larger
 			}
 			t.Run(g.name+"/"+shape, func(t *testing.T) {
 				o := filled(o)
@@ -193,6 +193,9 @@ func TestShell(t *testing.T) {
 	}
 	var script strings.Builder
 	each(t, func(t *testing.T, p *Plan, _ Options) {
+		if len(p.Engines) > 10 {
+			return // the same commands with other numbers
+		}
 		script.WriteString(p.Text())
 		for _, f := range p.Output() {
 			if strings.HasSuffix(f.Name, ".sh") {

@@ -232,7 +232,7 @@ func mooncakeGuide() *guide {
 			}
 			e.env("VLLM_HOST_IP", e.Host)
 			transfer := []any{"kv_connector", "MooncakeConnector", "kv_role", e.kvRole()}
-			if p.local() { // hosts without RDMA
+			if len(p.hosts) == 1 { // needs no RDMA
 				transfer = append(transfer, "kv_connector_extra_config", object("mooncake_protocol", "tcp"))
 			}
 			if e.Role == config.RolePrefill {

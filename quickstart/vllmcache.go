@@ -67,6 +67,7 @@ remote_serde: "naive"
 			"Any other cache that all engines share works in the same way, for example Redis (`remote_url: \"redis://HOST:6379\"`), MooncakeStoreConnector, or vLLM's OffloadingConnector with a folder.",
 			"Do not use LMCache's own transfer between engines (`enable_pd`). See [engines.md](" + enginesPage + "#lmcache-from-engine-to-engine).",
 		},
+		ran: parsed + " LMCache's own loader reads `lmcache.yaml` (tried by hand).",
 		mistakes: []mistake{{
 			"`PYTHONHASHSEED` differs",
 			"The engines then name the same tokens differently. Decode finds nothing in the cache and computes each prompt again. There is no error message.",

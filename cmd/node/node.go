@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -18,6 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/accesslog"
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 	"github.com/pdproxy/pdproxy/proxy/balance"
@@ -50,6 +52,7 @@ type Node struct {
 	local    *coordinator.Local // places requests; in a worker only while it has no coordinator
 	tokens   *tokens.Tokenizer
 	recorder *recording.Recorder // nil: nothing is recorded
+	access   *accesslog.Log
 	plugins  *plugins.Set
 	memory   *buffer.Budget // of the bodies of requests and answers
 	server   *proxy.Server
@@ -109,6 +112,7 @@ func New(cfg *config.Config, log *slog.Logger, o Options) (*Node, error) {
 	if err := n.serveWith(cfg, f, prom); err != nil {
 		return nil, errors.Join(err, n.closeRegistrar(), n.plugins.Close(context.Background()))
 	}
+	n.metrics.ConfigLoaded(true, time.Now())
 	return n, nil
 }
 
@@ -183,6 +187,9 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return err
 	}
+	if n.access, err = accesslog.Open(cfg.Server.AccessLog, n.log); err != nil {
+		return config.Problems{cfg.Problem("server.access_log", err.Error())}
+	}
 	spread := n.joinWorkers()
 	var workers admin.Workers
 	var turns *fleet.Client
@@ -192,9 +199,9 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	case n.worker != nil:
 		turns = n.worker.client
 	}
-	n.server = proxy.New(cfg, f.keys, proxy.Deps{
+	n.server = proxy.New(cfg, f.keys, proxy.Options{
 		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers,
-		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
+		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, AccessLog: n.access, Tokens: n.tokens, Recorder: exchanges, QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()

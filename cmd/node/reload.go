@@ -15,6 +15,15 @@ import (
 // changes nothing. Keys that are read at the start only keep their values, and a log
 // line names each of them that differs.
 func (n *Node) Reload(next *config.Config) error {
+	err := n.reload(next)
+	n.metrics.ConfigLoaded(err == nil, time.Now())
+	return err
+}
+
+// ReloadRefused notes that a new configuration was refused before Reload.
+func (n *Node) ReloadRefused() { n.metrics.ConfigLoaded(false, time.Now()) }
+
+func (n *Node) reload(next *config.Config) error {
 	f, err := loadFiles(next, n.log)
 	if err != nil {
 		return err
@@ -55,6 +64,9 @@ func (n *Node) Reload(next *config.Config) error {
 		n.loads.Configure(next.Health)
 	}
 	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
+	if err := n.access.Reopen(next.Server.AccessLog); err != nil {
+		n.log.Warn("the access log stays in the old file", "error", err)
+	}
 	n.server.Reload(next, f.keys)
 	n.server.SetTRTLLM(f.trtllm)
 	if n.certs != nil {

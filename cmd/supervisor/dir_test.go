@@ -229,11 +229,11 @@ func TestRefusedFleetDir(t *testing.T) {
 		}
 	}
 	o := Options{Path: "config.toml", Log: slog.New(slog.DiscardHandler)}
-	if s, err := joinTakeover(&cfg, o); s != nil || err != nil {
+	if s, _, err := joinTakeover(&cfg, o); s != nil || err != nil {
 		t.Errorf("a process that does not need the folder: %v, %v", s, err)
 	}
 	o.Takeover = true
-	if _, err := joinTakeover(&cfg, o); err == nil {
+	if _, _, err := joinTakeover(&cfg, o); err == nil {
 		t.Error("a process that must take over works without the folder")
 	}
 }

@@ -11,11 +11,14 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
@@ -57,7 +60,7 @@ func Run(o Options) error {
 
 // runSingle serves everything in this process.
 func runSingle(cfg *config.Config, o Options) error {
-	t, err := joinTakeover(cfg, o)
+	t, holder, err := joinTakeover(cfg, o)
 	if err != nil {
 		return exit.Failed(err)
 	}
@@ -74,28 +77,56 @@ func runSingle(cfg *config.Config, o Options) error {
 	n, err := node.New(cfg, o.Log, no)
 	if err != nil {
 		no.CloseSockets()
-		return err
+		return runsAlready(holder, o.TakeoverFlag, err)
 	}
+	if holder > 0 {
+		o.Log.Warn("another process runs this file too; no process can take over from this one", "pid", holder)
+	}
+	logStart(o, cfg, n.URL(), n.AdminURL())
 	return serveUntilSignal(n, t, o.Log, func() error { return reload(n, o.Load) })
 }
 
 // joinTakeover returns the takeover of a process that does everything. It returns nil if
-// no successor will be able to take over: the process serves nevertheless.
-func joinTakeover(cfg *config.Config, o Options) (*takeoverControl, error) {
+// no successor will be able to take over: the process serves nevertheless. holder is the
+// process that runs the same file; 0 if there is none.
+func joinTakeover(cfg *config.Config, o Options) (t *takeoverControl, holder int, err error) {
 	dir, err := openFleetDir(cfg, o.Path)
-	t := &takeoverControl{dir: dir, log: o.Log, flag: o.TakeoverFlag}
+	t = &takeoverControl{dir: dir, log: o.Log, flag: o.TakeoverFlag}
 	if err == nil {
 		err = t.begin(o.Takeover)
 	}
 	if err == nil {
-		return t, nil
+		return t, 0, nil
 	}
 	t.close()
 	if o.Takeover {
-		return nil, err
+		return nil, 0, err
+	}
+	if locked := (*privatedir.LockedError)(nil); errors.As(err, &locked) && locked.Holder.PID > 0 {
+		return nil, locked.Holder.PID, nil
 	}
 	o.Log.Warn("this process works without fleet.dir: no process can take over from it, and it stores no files", "error", err)
-	return nil, nil
+	return nil, 0, nil
+}
+
+// runsAlready explains an address in use by the process that runs the same file; 0 for
+// none.
+func runsAlready(holder int, takeoverFlag string, err error) error {
+	if holder == 0 || !errors.Is(err, syscall.EADDRINUSE) {
+		return err
+	}
+	return exit.Failed(fmt.Errorf("process %d already runs this file; pdproxy run %s replaces it: %w", holder, takeoverFlag, err))
+}
+
+// logStart logs what starts, in one line.
+func logStart(o Options, cfg *config.Config, url, admin string) {
+	plan := slices.Clone(cfg.Policy.Order)
+	if !slices.Contains(plan, cfg.Policy.Plan) {
+		plan = append(plan, cfg.Policy.Plan)
+	}
+	o.Log.Info("pdproxy starts", "version", o.Version, "config", o.Path, "url", url, "admin", admin,
+		"plan", strings.Join(plan, ","), "place", cfg.Policy.Place, "mint", cfg.Policy.Mint,
+		"plugins", len(cfg.Plugins), "engines", len(cfg.AllEngines()), "workers", cfg.Fleet.Workers)
 }
 
 // ServeUntilSignal runs a node that has no configuration file and no successor. SIGHUP
@@ -146,6 +177,7 @@ func serveUntilSignal(n *node.Node, t *takeoverControl, log *slog.Logger, reload
 func reload(n *node.Node, load func() (*config.Config, error)) error {
 	next, err := load()
 	if err != nil {
+		n.ReloadRefused()
 		return err
 	}
 	return n.Reload(next)

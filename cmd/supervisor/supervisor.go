@@ -65,7 +65,7 @@ func runFleet(cfg *config.Config, o Options) error {
 	if err := s.takeover.begin(o.Takeover); err != nil {
 		var locked *privatedir.LockedError
 		if errors.As(err, &locked) {
-			err = fmt.Errorf("process %d runs this configuration; pdproxy run %s replaces it", locked.Holder.PID, o.TakeoverFlag)
+			err = fmt.Errorf("process %d already runs this file; pdproxy run %s replaces it", locked.Holder.PID, o.TakeoverFlag)
 		}
 		return exit.Failed(err)
 	}
@@ -87,6 +87,7 @@ func runFleet(cfg *config.Config, o Options) error {
 	if err := s.openSockets(); err != nil {
 		return exit.Failed(err)
 	}
+	logStart(o, cfg, cfg.Server.Listen, cfg.Admin.Listen)
 	return s.run()
 }
 
@@ -174,6 +175,11 @@ func (s *supervisor) reload() {
 	next, err := s.options.Load()
 	if err != nil {
 		logRefused(s.log, err)
+		s.eachProcess(func(p *process) {
+			if p.role == node.RoleCoordinator { // its metrics show that the reload was refused
+				p.reload(s.log)
+			}
+		})
 		return
 	}
 	if next.Fleet.Workers != s.cfg.Fleet.Workers {

@@ -15,7 +15,7 @@ func commandPage(testing.TB) string {
 	var b strings.Builder
 	b.WriteString(notice + "# Command line\n\nResults go to standard output, logs and errors to standard error. " +
 		"Exit status 0 means success, 1 a failure at run time, and 2 an invalid command line or configuration.\n")
-	describeCommand(&b, cmd.Commands())
+	describeCommand(&b, cmd.Tree())
 	return b.String()
 }
 

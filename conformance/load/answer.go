@@ -29,8 +29,13 @@ type event struct {
 	Choices []struct {
 		Text  string
 		Delta struct {
-			Content   string
-			Reasoning string `json:"reasoning_content"`
+			Content string
+			// Thoughts of reasoning models. vLLM names them reasoning since 0.12
+			// (entrypoints/openai/engine/protocol.py, DeltaMessage); SGLang and older
+			// releases of vLLM name them reasoning_content.
+			Reasoning        string
+			ReasoningContent string            `json:"reasoning_content"`
+			ToolCalls        []json.RawMessage `json:"tool_calls"`
 		}
 	}
 	Usage *struct {
@@ -145,10 +150,11 @@ func (s *sample) read(body io.Reader) error {
 	return errCut
 }
 
-// text reports whether an event has text.
+// text reports whether an event has something that the model wrote: text, thoughts, or a
+// part of a tool call.
 func (e *event) text() bool {
 	for _, c := range e.Choices {
-		if c.Text != "" || c.Delta.Content != "" || c.Delta.Reasoning != "" {
+		if d := &c.Delta; c.Text != "" || d.Content != "" || d.Reasoning != "" || d.ReasoningContent != "" || len(d.ToolCalls) > 0 {
 			return true
 		}
 	}

@@ -25,7 +25,8 @@ const (
 
 // Config describes the load. Equal configurations make equal requests.
 type Config struct {
-	// URL is the endpoint without the route: http://host:port.
+	// URL is the endpoint without the route: http://host:port, or OpenAI's base URL, which
+	// ends in /v1.
 	URL string
 	// API is APIChat or APICompletions.
 	API string
@@ -33,15 +34,22 @@ type Config struct {
 	Model string
 	// Key is sent as a bearer token, "" for none.
 	Key string
-	// Requests is the number of requests; at least 1.
+	// WarmUp is the number of requests that are sent and not measured before the others:
+	// the first requests of a server include the opening of connections, and what engines
+	// compile on demand.
+	WarmUp int
+	// Requests is the number of measured requests; at least 1.
 	Requests int
+	// Ended is called after each measured request, one call at a time; nil: not called.
+	Ended func(failed bool)
 	// Concurrency is the number of open requests if Rate is 0; at least 1.
 	Concurrency int
 	// Rate, if it is not 0, is the number of requests per second, at random
 	// times, independent of the number of open ones.
 	Rate float64
-	// PromptWords is the length of a prompt; a word is about a token. Shared is
-	// the number of words with which all prompts begin.
+	// PromptWords is the length of a prompt; the tokenizer of the model determines the
+	// number of tokens of a word. Shared is the number of words with which all prompts
+	// begin.
 	PromptWords, Shared int
 	// MaxTokens is the limit of an answer. With IgnoreEOS every answer has
 	// exactly that many tokens; engines support that option, OpenAI does not.
@@ -69,7 +77,7 @@ type run struct {
 // with the measurements so far. The error is the reason why no request could be
 // sent.
 func Run(ctx context.Context, c Config) (*Result, error) {
-	r := &run{c: c, client: &http.Client{Transport: c.Transport}, url: strings.TrimRight(c.URL, "/")}
+	r := &run{c: c, client: &http.Client{Transport: c.Transport}, url: strings.TrimSuffix(strings.TrimRight(c.URL, "/"), "/v1")}
 	if c.Transport == nil {
 		r.client.Transport = &http.Transport{MaxIdleConnsPerHost: 4096, MaxIdleConns: 4096, DisableCompression: true}
 		defer r.client.CloseIdleConnections()
@@ -80,11 +88,12 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 			return nil, err
 		}
 	}
+	r.closed(ctx, c.WarmUp, func(n int) { r.warm(ctx, n) })
 	began := time.Now()
 	if c.Rate > 0 {
 		r.open(ctx)
 	} else {
-		r.closed(ctx)
+		r.closed(ctx, c.Requests, func(n int) { r.one(ctx, n) })
 	}
 	return summarize(r.samples, time.Since(began)), nil
 }
@@ -128,18 +137,19 @@ func (r *run) request(ctx context.Context, method, route string, body io.Reader)
 	return req, nil
 }
 
-// closed keeps a constant number of requests open until all are sent.
-func (r *run) closed(ctx context.Context) {
+// closed calls send with the numbers below requests, and keeps a constant number of calls
+// open until all are made.
+func (r *run) closed(ctx context.Context, requests int, send func(n int)) {
 	var sent atomic.Int64
 	var wg sync.WaitGroup
-	for range min(r.c.Concurrency, r.c.Requests) {
+	for range min(max(r.c.Concurrency, 1), requests) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				n := int(sent.Add(1)) - 1
-				if n >= r.c.Requests {
+				if n >= requests {
 					return
 				}
-				r.one(ctx, n)
+				send(n)
 			}
 		})
 	}
@@ -176,6 +186,21 @@ func (r *run) one(ctx context.Context, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.samples = append(r.samples, s)
+	if r.c.Ended != nil {
+		r.c.Ended(s.failure != "")
+	}
+}
+
+// firstWarmUp is the number of the first request that is not measured. Its prompt differs
+// from those of all measured requests, so that it does not bring them into a cache.
+const firstWarmUp = 1 << 40
+
+// warm sends a request that is not measured. Its failure does not matter: the measured
+// requests show it.
+func (r *run) warm(ctx context.Context, n int) {
+	limit, cancel := context.WithTimeout(ctx, r.c.Timeout)
+	defer cancel()
+	r.ask(limit, firstWarmUp+n)
 }
 
 // words are short words; each is a token for most tokenizers.

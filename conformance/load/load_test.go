@@ -124,6 +124,56 @@ func TestTimes(t *testing.T) {
 	})
 }
 
+// Thoughts of reasoning models and parts of tool calls are text too: the first token is one
+// of them.
+func TestDeltas(t *testing.T) {
+	for name, delta := range map[string]string{
+		"reasoning": `"reasoning":"so"`, "reasoning_content": `"reasoning_content":"so","content":null`, "content": `"content":"so","reasoning":null`,
+		"tool call": `"content":null,"tool_calls":[{"index":0,"function":{"arguments":"{"}}]`,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			text := `data: {"choices":[{"delta":{` + delta + `}}]}`
+			s := &server{answers: func(int) (int, []string) {
+				return 200, []string{`data: {"choices":[{"delta":{"role":"assistant","content":"","reasoning":null,"tool_calls":[]}}]}`, text, text, chunk, chunk, done}
+			}}
+			c := config(s)
+			c.Requests = 1
+			r := measure(t, s, c)
+			// In the simulated stream only the chunks after the deltas take time.
+			if r.OutputTokens != 4 || r.TTFT.Max != 0 || r.ITL.Max != 100 || r.Total.Max != 200 {
+				t.Errorf("%s: %+v", name, r)
+			}
+		})
+	}
+}
+
+// Requests of the warm-up are sent before, with prompts of their own, and are not measured.
+func TestWarmUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{answers: func(n int) (int, []string) {
+			if n == 0 {
+				return 503, nil
+			}
+			return 200, good()
+		}}
+		c := config(s)
+		c.WarmUp, c.Requests, c.Shared, c.URL = 3, 4, 0, "http://h/v1/"
+		ended := 0
+		c.Ended = func(failed bool) { ended++ }
+		r := measure(t, s, c)
+		if r.Requests != 4 || r.Failed != 0 || r.Seconds != 2.8 || ended != 4 || len(s.asked) != 7 {
+			t.Errorf("%+v, %d requests, %d reported", r, len(s.asked), ended)
+		}
+		seen := map[string]bool{}
+		for _, text := range s.asked {
+			seen[text] = true
+		}
+		if len(seen) != 7 {
+			t.Errorf("%d different requests", len(seen))
+		}
+	})
+}
+
 func TestRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{answers: func(int) (int, []string) { return 200, good() }}

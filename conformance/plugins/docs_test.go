@@ -3,6 +3,7 @@ package plugins
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -68,31 +69,59 @@ func pdproxy(args ...string) (code int, out string) {
 	return code, b.String()
 }
 
-// TestFirstPlugin follows the steps of the README.
-func TestFirstPlugin(t *testing.T) {
-	var source, frames string
+// TestFirstPolicy follows the page "Your first policy, in an empty folder", without a
+// network.
+func TestFirstPolicy(t *testing.T) {
+	page := blocks(t, "docs/howto/plugins.md")
+	readme := ""
 	for _, b := range blocks(t, "README.md") {
-		switch {
-		case b.language == "go":
-			source = b.text
-		case b.language == "json" && strings.Contains(b.text, `"hook"`):
-			frames = b.text
+		if b.language == "go" {
+			readme = b.text
+			break
 		}
 	}
-	if lines := strings.Count(source, "\n"); lines == 0 || lines > 22 {
-		t.Errorf("the first plugin has %d lines", lines)
+	if lines := strings.Count(readme, "\n"); lines == 0 || lines > 22 {
+		t.Errorf("the first policy has %d lines", lines)
 	}
-	if got := blocks(t, "docs/howto/plugins.md")[0].text; got != source {
-		t.Error("README.md and docs/howto/plugins.md differ")
+	t.Chdir(t.TempDir())
+	t.Setenv("GOFLAGS", "-mod=mod")
+	t.Setenv("GOPROXY", "off")
+	written := func(name, want string) {
+		if got, err := os.ReadFile(name); err != nil || string(got) != want {
+			t.Errorf("%s is not that of the document: %v\n%s", name, err, got)
+		}
 	}
-	dir := module(t, source)
-	write(t, filepath.Join(dir, "frames.json"), frames)
-	if code, out := pdproxy("plugin", "build", dir); code != 0 {
-		t.Fatal(out)
+	for _, b := range page[:5] { // new, main.go, frames.json, build and test, the configuration
+		switch b.language {
+		case "sh":
+			shell(t, b.text)
+		case "go":
+			written("first/main.go", b.text)
+			if b.text != readme {
+				t.Error("README.md and docs/howto/plugins.md differ")
+			}
+		case "json":
+			written("first/frames.json", b.text)
+		case "toml":
+			write(t, "config.toml", b.text+"[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n")
+			shell(t, "pdproxy check config.toml\n")
+		}
 	}
-	code, out := pdproxy("plugin", "test", filepath.Join(dir, "first.wasm"), filepath.Join(dir, "frames.json"))
-	if code != 0 || !strings.Contains(out, `{"plan":"aggregate"`) || !strings.Contains(out, `{"plan":"pass"`) {
-		t.Errorf("exit %d: %s", code, out)
+}
+
+// shell runs lines of pdproxy and go.
+func shell(t *testing.T, lines string) {
+	t.Helper()
+	for line := range strings.Lines(lines) {
+		line, _, _ = strings.Cut(line, "#")
+		words := strings.Fields(line)
+		if words[0] == "go" {
+			if out, err := exec.Command("go", words[1:]...).CombinedOutput(); err != nil {
+				t.Errorf("%s: %v\n%s", line, err, out)
+			}
+		} else if code, out := pdproxy(words[1:]...); words[0] != "pdproxy" || code != 0 {
+			t.Errorf("%s: exit %d: %s", line, code, out)
+		}
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 
 // TestScaffolds makes, builds and tests a plugin of each kind in each language, in an
 // empty folder and without a network. Without a compiler the test checks that the error
-// names the compiler; with PDPROXY_ALL_COMPILERS set a missing compiler fails the test.
+// names the compiler. make test-authors installs the compilers.
 func TestScaffolds(t *testing.T) {
 	t.Setenv("GOFLAGS", "-mod=mod")
 	t.Setenv("GOPROXY", "off")
@@ -85,7 +85,7 @@ func checkScaffold(t *testing.T, language build.Language, flags ...string) {
 			if code != 1 || !strings.Contains(out, missing.Error()) {
 				t.Errorf("%s: exit %d: %s", line, code, out)
 			}
-			if os.Getenv("PDPROXY_ALL_COMPILERS") != "" {
+			if compilersInstalled && language != build.TinyGo { // Debian has no TinyGo
 				t.Error(out)
 			}
 			t.Logf("not built: %s", out)
@@ -96,6 +96,9 @@ func checkScaffold(t *testing.T, language build.Language, flags ...string) {
 		}
 	}
 }
+
+// compilersInstalled is set by make test-authors.
+var compilersInstalled bool
 
 // missingCompiler returns the error of a build on this machine, nil if the compiler of
 // the language and its WebAssembly target are there.

@@ -1,5 +1,5 @@
-// Package source reads a module from a file or over http(s), limits its size
-// and checks its digest. It also notices when the content of a file changes.
+// Package source reads a module from a file, over http(s) or from a registry of OCI
+// artifacts. It limits the size, and checks digest and signature. It also notices when the content of a file changes.
 package source
 
 import (
@@ -20,8 +20,8 @@ import (
 // has 2 to 4 MiB.
 const MaxSize = 64 << 20
 
-// downloadTimeout is the limit of a whole download over http(s).
-const downloadTimeout = 30 * time.Second
+// downloadTimeout is the limit of a whole download, pushTimeout of a whole upload.
+const downloadTimeout, pushTimeout = 30 * time.Second, 5 * time.Minute
 
 // ErrDigest reports that the module's digest differs from the pinned one.
 var ErrDigest = errors.New("the module does not have the pinned sha256")
@@ -29,11 +29,18 @@ var ErrDigest = errors.New("the module does not have the pinned sha256")
 // Source names the place of a module. Two equal values name the same place and
 // the same pin.
 type Source struct {
-	// Location is a path, or an http or https URL.
+	// Location is a path, an http or https URL, or oci://REGISTRY/REPOSITORY with
+	// :TAG or @sha256:DIGEST.
 	Location string
 	// SHA256 is the digest that the module must have, 64 hex digits; "" allows
 	// any.
 	SHA256 string
+	// PublicKey is the key of minisign that must have signed the module; "" allows
+	// any module.
+	PublicKey string
+	// Signature is the path or URL of the signature. "" means Location with the
+	// suffix .minisig, or the signature in the artifact of a registry.
+	Signature string
 }
 
 // Content is a module that was read.
@@ -45,13 +52,23 @@ type Content struct {
 // Remote reports whether the module comes over the network. Such a module is
 // read only on request and never watched.
 func (s Source) Remote() bool {
-	return strings.HasPrefix(s.Location, "http://") || strings.HasPrefix(s.Location, "https://")
+	return strings.HasPrefix(s.Location, "http://") || strings.HasPrefix(s.Location, "https://") || s.inRegistry()
 }
 
-// Read reads the module and checks its digest. The error never contains a URL,
-// because a URL may hold a secret.
-func (s Source) Read(ctx context.Context) (Content, error) {
-	wasm, err := s.bytes(ctx)
+// inRegistry reports whether the module is an artifact in a registry.
+func (s Source) inRegistry() bool { return strings.HasPrefix(s.Location, ociPrefix) }
+
+// Read reads the module and checks its digest and signature. cache is a private folder
+// in which Read keeps modules of registries by their digest, "" for none. The error
+// never contains an http(s) URL, because such a URL may hold a secret.
+func (s Source) Read(ctx context.Context, cache string) (Content, error) {
+	var wasm, signature []byte
+	var err error
+	if s.inRegistry() {
+		wasm, signature, err = s.pull(ctx, cache)
+	} else {
+		wasm, err = s.bytes(ctx, MaxSize)
+	}
 	if err != nil {
 		return Content{}, fmt.Errorf("read module: %w", err)
 	}
@@ -60,12 +77,16 @@ func (s Source) Read(ctx context.Context) (Content, error) {
 	if s.SHA256 != "" && !strings.EqualFold(s.SHA256, c.SHA256) {
 		return Content{}, fmt.Errorf("read module: %w: it has %s", ErrDigest, c.SHA256)
 	}
+	if err := s.verify(ctx, wasm, signature); err != nil {
+		return Content{}, fmt.Errorf("read module: %w", err)
+	}
 	return c, nil
 }
 
-func (s Source) bytes(ctx context.Context) ([]byte, error) {
+// bytes reads at most limit bytes of a file or over http(s).
+func (s Source) bytes(ctx context.Context, limit int64) ([]byte, error) {
 	if s.Remote() {
-		return s.download(ctx)
+		return s.download(ctx, limit)
 	}
 	f, err := os.Open(s.Location)
 	if err != nil {
@@ -79,12 +100,12 @@ func (s Source) bytes(ctx context.Context) ([]byte, error) {
 	if !info.Mode().IsRegular() { // opening a pipe could block forever
 		return nil, fmt.Errorf("%s is not a regular file", s.Location)
 	}
-	return bounded(f, info.Size())
+	return bounded(f, info.Size(), limit)
 }
 
 // download reads the module over http(s). It uses a separate client without keep-alive,
 // so that no connection remains.
-func (s Source) download(ctx context.Context) ([]byte, error) {
+func (s Source) download(ctx context.Context, limit int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.Location, nil)
@@ -104,21 +125,21 @@ func (s Source) download(ctx context.Context) ([]byte, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("download: status %d", resp.StatusCode)
 	}
-	return bounded(resp.Body, resp.ContentLength)
+	return bounded(resp.Body, resp.ContentLength, limit)
 }
 
-// bounded reads all of r, up to MaxSize. size is the size that r announces, -1
+// bounded reads all of r, up to limit. size is the size that r announces, -1
 // if it announces none.
-func bounded(r io.Reader, size int64) ([]byte, error) {
-	tooLarge := fmt.Errorf("larger than %d bytes", MaxSize)
-	if size > MaxSize {
+func bounded(r io.Reader, size, limit int64) ([]byte, error) {
+	tooLarge := fmt.Errorf("larger than %d bytes", limit)
+	if size > limit {
 		return nil, tooLarge
 	}
-	data, err := io.ReadAll(io.LimitReader(r, MaxSize+1))
+	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	switch {
 	case err != nil:
 		return nil, err
-	case len(data) > MaxSize:
+	case int64(len(data)) > limit:
 		return nil, tooLarge
 	case len(data) == 0:
 		return nil, errors.New("empty")

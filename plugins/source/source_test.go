@@ -67,7 +67,7 @@ func TestRead(t *testing.T) {
 		"URL nonsense":   {"http://[::1/secret?token=t0p", "", "invalid URL"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := Source{Location: tt.location, SHA256: tt.pin}.Read(t.Context())
+			c, err := Source{Location: tt.location, SHA256: tt.pin}.Read(t.Context(), "")
 			if tt.want == "" {
 				if err != nil || string(c.Wasm) != "abc" || c.SHA256 != digestOfABC {
 					t.Fatalf("got %+v, %v", c, err)
@@ -79,7 +79,7 @@ func TestRead(t *testing.T) {
 			}
 		})
 	}
-	if _, err := (Source{Location: abc, SHA256: strings.Repeat("0", 64)}).Read(t.Context()); !errors.Is(err, ErrDigest) {
+	if _, err := (Source{Location: abc, SHA256: strings.Repeat("0", 64)}).Read(t.Context(), ""); !errors.Is(err, ErrDigest) {
 		t.Errorf("error for another digest: %v", err)
 	}
 }
@@ -89,7 +89,7 @@ func TestReadCancelled(t *testing.T) {
 	defer server.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := (Source{Location: server.URL}).Read(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := (Source{Location: server.URL}).Read(ctx, ""); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -9,10 +9,12 @@ import (
 )
 
 // Watch notices that a file holds other bytes than those that were loaded. It
-// compares the bytes, because a new file may have the same size and time. Only
+// compares the bytes, because a new file may have the same size and time. A new
+// signature file counts as new content, because it can arrive after the module. Only
 // one goroutine may use it.
 type Watch struct {
 	path   string
+	signed string // path of the signature, "" for none
 	known  string // digest of the content that was loaded or tried
 	before string // digest at the last poll, "" for a file that could not be read
 	hash   hash.Hash
@@ -22,10 +24,11 @@ type Watch struct {
 // NewWatch returns a watch on the file of s. loaded is the digest of the
 // content that was loaded. A remote source never changes.
 func NewWatch(s Source, loaded string) *Watch {
-	w := &Watch{known: loaded, hash: sha256.New()}
+	w := &Watch{hash: sha256.New()}
 	if !s.Remote() {
-		w.path = s.Location
+		w.path, w.signed = s.Location, s.signatureFile()
 	}
+	w.known = loaded + w.signature()
 	return w
 }
 
@@ -37,7 +40,10 @@ func (w *Watch) Changed() bool {
 	if w.path == "" {
 		return false
 	}
-	digest := w.digest()
+	digest := w.digest(w.path)
+	if digest != "" {
+		digest += w.signature()
+	}
 	rests := digest == w.before
 	w.before = digest
 	if !rests || digest == "" || digest == w.known {
@@ -47,10 +53,18 @@ func (w *Watch) Changed() bool {
 	return true
 }
 
+// signature returns the digest of the signature file, "" for none.
+func (w *Watch) signature() string {
+	if w.signed == "" {
+		return ""
+	}
+	return w.digest(w.signed)
+}
+
 // digest returns the SHA-256 of the file, "" if the file cannot be read or Read
 // would reject it.
-func (w *Watch) digest() string {
-	f, err := os.Open(w.path)
+func (w *Watch) digest(path string) string {
+	f, err := os.Open(path)
 	if err != nil {
 		return ""
 	}

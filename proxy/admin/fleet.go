@@ -83,7 +83,7 @@ func (f fleetView) metrics() http.Handler {
 	})
 }
 
-// The request of a coordinator for the metrics of a worker.
+// Method and path of a coordinator's request for the metrics of a worker.
 const (
 	fleetQuery   = "for=coordinator"
 	fleetMetrics = "/metrics?" + fleetQuery

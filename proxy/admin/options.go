@@ -21,7 +21,7 @@ type Options struct {
 	Policies Policies
 	Workers  Workers          // of a coordinator; nil: the process has none
 	Ready    http.HandlerFunc // answers GET /readyz
-	Drain    func()           // makes balancers send no more requests
+	Drain    func()           // makes the readiness probe fail, so that load balancers send no more requests
 	Running  *journal.Running
 	Ended    *journal.Ring
 	Sidecar  func() *sidecar.Sidecar // returns nil if the process is no sidecar

@@ -84,7 +84,8 @@ func (q *Queue) forget(client string) {
 	q.clients[client] = has
 }
 
-// countWaiting adds n to the waiting requests of the ticket's client; mu is held.
+// countWaiting adds n to the waiting requests of the ticket's client. The caller holds
+// mu.
 func (q *Queue) countWaiting(t *ticket, n int) {
 	if t.capped {
 		has := q.clients[t.client]

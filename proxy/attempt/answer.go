@@ -10,10 +10,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// readAnswer reads an engine's answer whole into a buffer that memory counts. The whole
-// answer must have come at the time by; zero sets no limit but that of each read. The
-// error is downstream.ErrMemory, buffer.ErrTooLarge or an *upstream.Error; the buffer
-// may then be nil.
+// readAnswer reads the whole answer of an engine, limit bytes at most, into a buffer that
+// memory counts. The whole answer must arrive before the time by; a zero time sets no limit
+// beyond the limit of each read. The error is downstream.ErrMemory, buffer.ErrTooLarge or an
+// *upstream.Error. After an error the buffer may be nil.
 func readAnswer(memory *buffer.Budget, resp *upstream.Response, limit int, by time.Time) (*buffer.Buffer, error) {
 	b, err := memory.ReadAll(resp, resp.ContentLength, limit, by)
 	switch err {

@@ -17,9 +17,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Between the moment in which prefill's failure settles the attempt and the one
-// in which it cancels decode, decode's answer must not pass for a success.
-func TestTakeTellsPrefillsFailure(t *testing.T) {
+// TestClaimAnswerAfterPrefillFailed: prefill's failure decides the attempt a moment before it
+// cancels decode. If decode answers in between, the attempt must not succeed.
+func TestClaimAnswerAfterPrefillFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := &Error{Reason: "reset"}
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -27,35 +27,35 @@ func TestTakeTellsPrefillsFailure(t *testing.T) {
 		a.both.winner.Store(prefillFailed)
 		time.AfterFunc(time.Second, func() { cancel(failure) })
 		if err := a.claimAnswer(ctx, true); !errors.Is(err, failure) {
-			t.Errorf("take: %v", err)
+			t.Errorf("claimAnswer returned %v, want prefill's failure", err)
 		}
 		if a.orphan.KVRead {
-			t.Error("decode counts as having taken over")
+			t.Error("orphan.KVRead is set, want false: decode must not have the KV")
 		}
 	})
 }
 
-// A fault of the proxy's own in a leg beside decode ends the attempt, not the
-// process.
+// TestPanicBesideDecodeEndsTheAttempt: a panic in the concurrent prefill leg ends the attempt,
+// not the process.
 func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
 	logged := &lines{}
 	env := &Env{Journal: new(journal.Journal)} // no configuration: the leg panics
-	env.Journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
+	env.Journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
 	a := &attempt{env: env, p: &coordinator.Placement{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	if r := a.prefillBeside(t.Context(), connector.Leg{}, buffer.Get(1), cancel); !errors.Is(r.err, ErrPanicked) {
-		t.Errorf("prefillBeside: %v", r.err)
+		t.Errorf("prefillBeside returned the error %v, want ErrPanicked", r.err)
 	}
 	if !errors.Is(context.Cause(ctx), ErrPanicked) || a.both.winner.Load() != prefillFailed {
-		t.Errorf("decode goes on: cause %v, verdict %d", context.Cause(ctx), a.both.winner.Load())
+		t.Errorf("decode is not cancelled: cause %v, winner %d; want ErrPanicked and prefillFailed", context.Cause(ctx), a.both.winner.Load())
 	}
 	if len(logged.text) == 0 {
-		t.Error("the panic is not logged")
+		t.Error("the log is empty, want the panic")
 	}
 }
 
-// lines is what was logged.
+// lines collects the output of a logger.
 type lines struct{ text []byte }
 
 func (l *lines) Write(p []byte) (int, error) {

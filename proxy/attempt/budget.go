@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// retryWindow is the span over which retries are compared with exchanges.
+// retryWindow is the length of the window in which Budget counts requests and retries.
 const retryWindow = 10 * time.Second
 
-// Budget bounds the retries of the whole process to a share of recent
-// exchanges plus a floor, so that a failing fleet is not also hit by its own
-// retries. The window moves in whole steps: one step old counts count half.
-// Safe for concurrent use.
+// Budget limits the retries of the process to a share of the recent requests plus a minimum, so
+// that retries do not overload a fleet that is already failing. The counts of the previous
+// window count half, older counts not at all. The zero value is ready. Budget is safe for
+// concurrent use.
 type Budget struct {
 	step      atomic.Int64 // number of the current window since the epoch
 	exchanges atomic.Int64
 	retries   atomic.Int64
 }
 
-// Request counts one request towards the budget.
+// Request counts one request.
 func (b *Budget) Request(now time.Time) {
 	b.roll(now)
 	b.exchanges.Add(1)
 }
 
-// Allow takes one retry from the budget; false means that it is used up.
+// Allow takes one retry from the budget. It returns false if the budget is used up.
 func (b *Budget) Allow(now time.Time, share float64, floor int) bool {
 	b.roll(now)
 	limit := int64(share*float64(b.exchanges.Load())) + int64(floor)

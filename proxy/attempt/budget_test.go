@@ -7,7 +7,7 @@ import (
 )
 
 func TestRetryBudget(t *testing.T) {
-	start := time.Unix(1_000_000_000, 0) // begin of a window
+	start := time.Unix(1_000_000_000, 0) // the beginning of a window
 	step := func(n int) time.Time { return start.Add(time.Duration(n) * retryWindow) }
 	tests := []struct {
 		name      string
@@ -48,17 +48,17 @@ func TestRetryBudget(t *testing.T) {
 				got++
 			}
 			if got != tt.want {
-				t.Errorf("%d retries, want %d", got, tt.want)
+				t.Errorf("Allow returned true %d times, want %d", got, tt.want)
 			}
 			taken := b.retries.Load()
 			if b.Allow(step(tt.ask), tt.share, tt.floor); b.retries.Load() != taken {
-				t.Error("a refused retry is counted")
+				t.Error("Allow counted a retry that it did not allow")
 			}
 		})
 	}
 }
 
-// Two retries at a time never take more than is there.
+// TestRetryBudgetHammer: concurrent calls of Allow never take more retries than the budget has.
 func TestRetryBudgetHammer(t *testing.T) {
 	var b Budget
 	now := time.Unix(1_000_000_000, 0)
@@ -82,6 +82,6 @@ func TestRetryBudgetHammer(t *testing.T) {
 		sum += n
 	}
 	if sum > 57 || b.retries.Load() != int64(sum) {
-		t.Errorf("%d retries were allowed and %d are counted, of 57", sum, b.retries.Load())
+		t.Errorf("Allow returned true %d times and counted %d retries, want equal numbers, at most 57", sum, b.retries.Load())
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// cleanUp starts the clean-up of what a failed attempt left on the engines. For
-// concurrent legs it returns after the engines have answered their aborts, because the
-// legs of a retry must not meet those of this attempt.
+// cleanUp starts the calls that free the KV blocks of a failed attempt. For concurrent legs it
+// returns after the engines have answered their aborts, because the legs of a retry must not
+// overlap with the legs of this attempt.
 func (a *attempt) cleanUp(err error) {
 	if a.prefill.left != nil && !a.orphan.KVRead {
 		a.awaitLate()
@@ -74,20 +74,20 @@ func (a *attempt) newJob() cleanup.Job {
 // coordinator, it also gives the coordinator the calls that free prefill's blocks, in
 // case this process dies before decode has read them.
 func (a *attempt) setOrphanCleanup() {
-	if a.p.Lease.Owes() {
+	if a.p.Lease.WantsOrphanCleanup() {
 		if calls := a.conn.Cleanup(&a.c, a.orphan); slices.ContainsFunc(calls, func(c connector.Cleanup) bool { return c.Leg.Path != "" }) {
-			a.p.Lease.Owe(a.cleanupJob(calls).Encode())
+			a.p.Lease.SetOrphanCleanup(a.cleanupJob(calls).Encode())
 		}
 	}
 	a.p.Lease.PrefillDone()
 }
 
-// awaitLate gives the prefill leg, whose engine does not respond, to the clean-up. That
-// waits for the engine's answer and frees the blocks afterwards.
+// awaitLate passes the prefill leg, whose engine does not respond, to the clean-up. The clean-up
+// waits for the engine's answer and then frees the blocks.
 func (a *attempt) awaitLate() {
 	env, left := a.env, a.prefill.left
 	a.prefill.left = nil
-	req := new(openai.Request) // the request of the exchange ends with it
+	req := new(openai.Request) // the clean-up may outlive the request of the exchange
 	body := env.Client.HoldBody()
 	if err := openai.ParseRequest(env.Request.API, body.B, req); err != nil { // cannot happen: it was parsed before
 		body.Free()

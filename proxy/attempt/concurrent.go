@@ -9,14 +9,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// concurrent sends both legs at the same time, or prefill's when all of decode's has been
-// sent. The leg that fails first ends the other one; its error is what the client is told.
+// concurrent sends both legs at the same time. If the flow is decode-first, it sends the prefill
+// leg after the whole decode leg has been sent. The leg that fails first ends the other leg, and
+// the client gets the error of the first one.
 func (a *attempt) concurrent() error {
 	ctx, cancel := context.WithCancelCause(a.env.Context)
 	defer cancel(nil)
 	pctx, stop := context.WithCancelCause(a.env.Context)
 	defer stop(nil)
-	shaped, body, err := a.shapePrefill() // here, because an open stream gives the client's body back
+	shaped, body, err := a.shapePrefill() // before decode begins, because an open stream frees the client's body
 	if err != nil {
 		return err
 	}
@@ -26,7 +27,7 @@ func (a *attempt) concurrent() error {
 	}
 	a.prepareMerge()
 	go func() { a.both.prefill <- a.prefillBeside(pctx, shaped, body, cancel) }() // awaitPrefillEnd waits for it
-	defer func() {                                                                // also after a panic nothing of the leg outlives the attempt
+	defer func() {                                                                // even after a panic the leg must not outlive the attempt
 		stop(errPeerLeg)
 		a.awaitPrefillEnd()
 		if a.prefill.late != nil {
@@ -45,8 +46,8 @@ func (a *attempt) concurrent() error {
 		a.cleanUp(errAnswered)
 		return a.replyHandoff()
 	}
-	// Either engine may be at fault: each waits for the other and tells the other of its
-	// failure. Which failure the proxy sees first is chance.
+	// Either engine may be at fault: each engine waits for the other and reports its failure to
+	// the other. So the proxy may see either failure first.
 	if timedOut(err) && !a.prefill.done && unresponsiveLeg(err) == nil || answeredWithError(err) || answeredWithError(perr) {
 		a.env.Ask.Excluded = append(a.env.Ask.Excluded, a.p.Prefill, a.p.Decode)
 	}
@@ -66,9 +67,8 @@ func (a *attempt) decodeBeside(ctx context.Context) error {
 	return a.answerLeg(ctx, shaped)
 }
 
-// prefillBeside runs the prefill leg at the same time as the decode leg, in a goroutine of its
-// own, and returns what the leg has left. Its failure ends decode with that cause, unless
-// decode has taken over.
+// prefillBeside runs the prefill leg in its own goroutine, at the same time as the decode leg,
+// and returns the result. If prefill fails before decode has the KV, its error ends decode.
 func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body *buffer.Buffer, cancel context.CancelCauseFunc) (r prefillResult) {
 	defer body.Free()
 	defer func() {
@@ -108,9 +108,9 @@ func (a *attempt) awaitPrefillEnd() {
 	}
 }
 
-// settlePrefill ends the prefill leg of an exchange whose decode is done: prefill has answered
-// or is about to, because the KV has arrived. The client does not wait for it. After the limit
-// of clean-ups the leg is cancelled and aborted.
+// settlePrefill ends the prefill leg after decode has succeeded. Prefill has answered or answers
+// soon, because decode has the KV. The client does not wait: its answer is complete. After
+// timeouts.cleanup the proxy cancels the leg and makes the engine abort it.
 func (a *attempt) settlePrefill(stop context.CancelCauseFunc) {
 	if a.both.over {
 		return
@@ -123,11 +123,11 @@ func (a *attempt) settlePrefill(stop context.CancelCauseFunc) {
 	}
 	calls := a.conn.Cleanup(&a.c, connector.Orphan{PrefillSent: true})
 	job := a.cleanupJob(calls)
-	// The leg still uses the exchange's record and buffers. So wait here, after the answer has
-	// been sent, and close finds nothing running.
+	// The leg still uses the record and the buffers of the exchange, and close frees them. So
+	// wait for the leg here, after the answer has been sent.
 	limit := time.Duration(a.env.Config.Timeouts.Cleanup)
 	a.env.Client.Flush()
-	// Over HTTP/2 the deadline of that write would reset the stream meanwhile.
+	// Over HTTP/2 the deadline of that write would otherwise reset the stream during the wait.
 	a.env.Client.LimitWrites(limit + time.Duration(a.env.Config.Server.WriteTimeout))
 	t := time.NewTimer(limit)
 	defer t.Stop()

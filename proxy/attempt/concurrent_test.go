@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestLegFailedBeside: of two legs that failed, decode's is to blame only if its engine
-// was out of reach, or prefill's leg was merely cancelled.
+// TestLegFailedBeside: if both legs failed, decode is at fault only if the connection to its
+// engine broke, or if prefill's leg did not fail by itself.
 func TestLegFailedBeside(t *testing.T) {
 	answered, broken, late := &Error{Status: 500, Code: 502}, &Error{Code: 502}, &Error{Code: 504}
 	prefill := &Error{Status: 503, Code: 503}
@@ -27,7 +27,7 @@ func TestLegFailedBeside(t *testing.T) {
 				want = tt.prefill
 			}
 			if got := firstCause(tt.decode, tt.prefill); got != want {
-				t.Errorf("blamed is %v", got)
+				t.Errorf("firstCause returned %v, want %v", got, want)
 			}
 		})
 	}

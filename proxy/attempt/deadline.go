@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// within returns what is left of a limit in this attempt, and whether the limit of the plan
-// policy is the shorter one.
+// within returns the shorter of limit and the time that is left until the plan policy's
+// deadline, at least 1 ms, and whether that deadline is the shorter one.
 func (a *attempt) within(limit time.Duration) (time.Duration, bool) {
 	if a.deadline.IsZero() {
 		return limit, false
@@ -19,9 +19,10 @@ func (a *attempt) within(limit time.Duration) (time.Duration, bool) {
 	return limit, false
 }
 
-// kvLimit is how long decode may take, from the moment when prefill has answered, until it
-// has the KV of the prompt and begins its stream. A whole answer begins when all of it is
-// there, which tells nothing of the KV: only timeouts.first_byte limits it.
+// kvLimit limits the time from prefill's answer until decode has the KV of the prompt and begins
+// its stream. It does not apply to an answer that is no stream: such an answer begins when all
+// of it is ready, so its first byte does not show when the KV arrived. Only
+// timeouts.first_byte limits it.
 func (a *attempt) kvLimit() time.Duration {
 	t := &a.env.Config.Timeouts
 	limit := t.Transfer
@@ -34,8 +35,9 @@ func (a *attempt) kvLimit() time.Duration {
 	return time.Duration(limit)
 }
 
-// awaitKV ends a concurrent decode, by cancel, if it has not got the KV in time. Prefill has
-// answered, and its goroutine calls. The timer, which may be nil, must be stopped.
+// awaitKV starts a timer that cancels a concurrent decode leg if decode does not get the KV in
+// time. The goroutine of prefill calls awaitKV after prefill has answered. The caller must stop
+// the timer, which may be nil.
 func (a *attempt) awaitKV(cancel context.CancelCauseFunc) *time.Timer {
 	if !a.env.Request.Stream {
 		return nil
@@ -47,9 +49,9 @@ func (a *attempt) awaitKV(cancel context.CancelCauseFunc) *time.Timer {
 	})
 }
 
-// readBy returns the time by which decode must have its leg to find the blocks of prefill;
-// zero: any time. Half of prefill's lease is decode's, to connect to prefill and to renew the
-// lease.
+// readBy returns the time by which the proxy must send the decode leg, or decode may not find
+// the blocks of prefill. A zero time means that there is no such limit. The second half of
+// prefill's lease is left for decode, which must connect to prefill and renew the lease.
 func (a *attempt) readBy() time.Time {
 	if lease := a.prefill.handoff.Lease; lease > 0 && !a.prefill.handed.IsZero() {
 		return a.prefill.handed.Add(lease / 2)

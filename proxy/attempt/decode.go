@@ -14,7 +14,7 @@ func (a *attempt) answerLeg(ctx context.Context, shaped connector.Leg) error {
 	env := a.env
 	if !shaped.Alias {
 		a.legBody.Set(shaped.Body[:0]) // keep a grown body's memory
-	} else { // not held while the engine generates
+	} else { // free the memory while the engine generates
 		a.legBody.Free()
 		a.legBody = nil
 	}

@@ -13,15 +13,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// encodeWidth is how many parts of one request are encoded at once.
+// encodeWidth limits how many parts of one request are encoded at the same time.
 const encodeWidth = 16
 
-// errEncode ends the calls beside one that failed.
-var errEncode = errors.New("another part was not encoded")
+// errEncode is the cause with which the other encode calls end when one has failed.
+var errEncode = errors.New("another part could not be encoded")
 
-// encode has the model's encoders work up the request's images and sounds before
-// any other leg is sent, once for all attempts. Engines encode by themselves what
-// no encoder did, so that without a ready one nothing fails; that is counted.
+// encode sends the images and sounds of the request to the encoders of the model, before any
+// other leg is sent and once for all attempts. If no encoder is ready, encode counts a
+// fallback and returns nil: the other engines then encode the parts themselves.
 func (a *attempt) encode() error {
 	env := a.env
 	if env.encoded {
@@ -44,8 +44,8 @@ func (a *attempt) encode() error {
 	return nil
 }
 
-// encoderPool is the pool of the request's model if it has encoders and the
-// connector a use for them, else nil.
+// encoderPool returns the pool of the request's model, or nil if the pool has no encoders or
+// the connector does not use encoders.
 func (a *attempt) encoderPool() *engine.Pool {
 	model := a.env.Request.Model
 	if models := a.p.Decode.Models(); model == "" && len(models) > 0 {
@@ -61,8 +61,9 @@ func (a *attempt) encoderPool() *engine.Pool {
 	return pool
 }
 
-// encoders lists the ready encoders of a connector in the order in which they are
-// used: in turn, those last that have failed this request or others.
+// encoders returns the encoders of a connector that are ready, in round-robin order. It leaves
+// out encoders that have failed in this request or have an open circuit, unless no others are
+// left.
 func (env *Env) encoders(pool *engine.Pool, connector string) []engine.Target {
 	var good, bad []engine.Target
 	for _, r := range pool.Encode {
@@ -81,8 +82,8 @@ func (env *Env) encoders(pool *engine.Pool, connector string) []engine.Target {
 	return append(good[turn:], good[:turn]...)
 }
 
-// encodeAll makes the calls, spread over the targets. The first that fails ends
-// the others.
+// encodeAll makes the encode calls and distributes them over the targets. The first call that
+// fails ends the others.
 func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error {
 	env := a.env
 	ctx, cancel := context.WithCancelCause(env.Context)
@@ -105,8 +106,8 @@ func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error
 	return firstLegError(errs)
 }
 
-// encodeLeg makes one call and reads its whole answer, of which nothing but the
-// status counts.
+// encodeLeg makes one encode call and reads its whole answer. Only the status of the answer
+// matters.
 func (a *attempt) encodeLeg(ctx context.Context, l *leg, shaped connector.Leg) (err error) {
 	env := a.env
 	defer func() {

@@ -15,17 +15,17 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Env is the request that attempts are made for, and what they need. It stays the same for
-// all attempts of a request. The goroutine of the request uses it; a concurrent prefill leg
-// only reads it. The zero value is ready to be filled in; Reset keeps its memory for another
-// request.
+// Env holds one request and everything that its attempts need. All attempts of a request
+// share one Env. The goroutine of the request owns it; a concurrent prefill leg only reads it.
+// The caller fills in the exported fields of a zero Env. Reset clears the fields and keeps the
+// memory for another request.
 type Env struct {
 	*Services
 	Context  context.Context
-	Config   *config.Config // as it stood when the request came
+	Config   *config.Config // the configuration when the request came
 	Client   *downstream.Client
 	Request  *openai.Request
-	Fields   []upstream.Field // header lines of the client that every leg has
+	Fields   []upstream.Field // the client's header lines, which every leg carries
 	Ask      *coordinator.Ask
 	Prompt   *prompt.Prompt
 	Route    *sidecar.Route
@@ -33,29 +33,29 @@ type Env struct {
 	Hooks    Hooks    // nil: no leg or finish hook
 	Key      string   // name of the client's API key; "" without keys
 	WarmUp   bool     // no client sent the request
-	Replacer Replacer // the way to another decode engine
+	Replacer Replacer // chooses another decode engine
 
 	tries   [abi.Encode + 1]int // legs sent, by phase
-	encoded bool                // the encoders have done their part
-	pulled  bool                // the KV of the turn before has been looked for
+	encoded bool                // no encode leg is needed any more
+	pulled  bool                // an attempt has looked for the retained KV of the previous turn
 	legs    legs
 }
 
-// Replacer places the decode leg of an attempt again, with the prefill target and the disagg
-// id as they are.
+// Replacer places the decode leg of an attempt on another engine. The prefill target and the
+// disagg id stay the same.
 type Replacer interface {
 	// Replace places the decode leg of p, which failed with err, on another engine. answer is
-	// what the leg hook wants. False: the leg stays failed.
+	// the decision of the leg hook. Replace returns false if the leg must not be retried.
 	Replace(p *coordinator.Placement, err error, answer HookAnswer) (*coordinator.Placement, bool)
-	// Pick lets the picker of a sidecar choose the decode engine after prefill has answered.
-	// False: decode stays as it is in p.
+	// Pick lets the picker of a sidecar choose the decode engine after prefill has answered. It
+	// returns false if decode stays on the engine of p.
 	Pick(p *coordinator.Placement) (*coordinator.Placement, bool)
 }
 
 // Tries returns how many legs of a phase have been sent for the request.
 func (env *Env) Tries(phase abi.Phase) int { return env.tries[phase] }
 
-// SkipEncode says that the request needs no encoders any more.
+// SkipEncode marks that the request needs no encode leg.
 func (env *Env) SkipEncode() { env.encoded = true }
 
 // Source returns where the prompt of the request comes from.
@@ -63,15 +63,15 @@ func (env *Env) Source() prompt.Source {
 	return prompt.Source{Request: env.Request, Header: env.Client.Header(), RequestID: env.Journal.ID(), Memory: env.Client}
 }
 
-// ReleaseBody gives the bytes of the request back, and what was made of them. Nothing may be
-// retried afterwards.
+// ReleaseBody frees the body of the request and all data made of the body. The request cannot
+// be retried afterwards.
 func (env *Env) ReleaseBody() {
 	env.Request.Object.Reset() // it refers to the bytes
 	env.Prompt.DropTokenIDs()
 	env.Client.ReleaseBody()
 }
 
-// begin sends the head of the answer. Nothing is retried afterwards.
+// begin sends the head of the answer to the client. The request cannot be retried afterwards.
 func (env *Env) begin(status int) {
 	env.note(status)
 	env.Client.Begin(status)
@@ -84,13 +84,13 @@ func (env *Env) note(status int) {
 	}
 }
 
-// Answer answers with a whole body. The error is downstream.ErrWrite.
+// Answer sends an answer with its whole body. The error is downstream.ErrWrite.
 func (env *Env) Answer(status int, body []byte) error {
 	env.note(status)
 	return env.Client.Whole(status, body)
 }
 
-// AnswerReply answers with the engine's own answer of a failed leg: e.Reply is not nil.
+// AnswerReply sends the engine's own answer to a failed leg. e.Reply must not be nil.
 func (env *Env) AnswerReply(e *Error) {
 	h := env.Client.AnswerHeader()
 	if e.Reply.contentType != "" {
@@ -99,7 +99,7 @@ func (env *Env) AnswerReply(e *Error) {
 	if e.Reply.retryAfter != "" {
 		h.Set("Retry-After", e.Reply.retryAfter)
 	}
-	_ = env.Answer(e.Status, e.Reply.body) // the client may be gone
+	_ = env.Answer(e.Status, e.Reply.body) // the client may have left
 }
 
 // Reset forgets the request and keeps the memory.
@@ -109,27 +109,27 @@ func (env *Env) Reset() {
 	*env = Env{Fields: env.Fields[:0], legs: legs{list: env.legs.list}}
 }
 
-// Hooks is the seam of the leg and finish hooks. Implementations must not
-// block longer than their own budget, must not keep the facts, and are called by
-// many goroutines.
+// Hooks are the leg hook and the finish hook of the policies. An implementation must not block
+// longer than its own time limit, must not keep the facts after it returns, and must be safe
+// for concurrent use.
 type Hooks interface {
-	// Leg is asked before a leg is sent and after one has failed before the
-	// client's first byte. The edits of abi.LegEdited are appended to edits, in
-	// the encoding that abi.NextEdit reads. A reason that is not empty says that
-	// there is no usable answer, as one of coordinator's Reason constants; all
-	// but ReasonAbsent are counted.
+	// Leg decides about a leg before the leg is sent, and again if the leg fails before the
+	// client's first byte. For abi.LegEdited, Leg appends the edits to edits, in the encoding
+	// that abi.NextEdit reads, and returns them as list. If there is no usable decision, reason
+	// is one of coordinator's Reason constants; the caller counts each reason except
+	// ReasonAbsent. Otherwise reason is "".
 	Leg(ctx context.Context, f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string)
-	// Finish is told of every exchange that has ended. The client's answer ends
-	// after it has returned.
+	// Finish receives the facts of each exchange that has ended. The client's answer ends after
+	// Finish has returned.
 	Finish(f *abi.FinishFacts)
 }
 
-// HookAnswer is what the leg hook wants to follow a failed leg. The zero value is the built-in
-// rule.
+// HookAnswer is the decision of the leg hook about a failed leg. The zero value means that the
+// built-in rule applies.
 type HookAnswer struct {
-	failed   *Error // about which the hook was asked; nil: about none
+	failed   *Error // the failure that the hook has decided about; nil: none
 	Decision abi.LegDecision
-	Same     coordinator.Pair // of a retry on the same targets
+	Same     coordinator.Pair // the targets of a retry on the same targets; zero: no such retry
 }
 
 // beginLeg begins a leg on t, the given try of its phase.

@@ -16,39 +16,38 @@ var (
 	errPeerLeg = errors.New("the other leg failed")
 	// ErrPanicked is the error of an attempt that panicked.
 	ErrPanicked = errors.New("the proxy failed")
-	errKVLate   = errors.New("the KV did not come over in time")
+	errKVLate   = errors.New("the KV did not arrive in time")
 	// errAnswered ends a decode leg whose prefill had the whole answer.
 	errAnswered = errors.New("prefill had the whole answer")
 )
 
 // Reasons of failures of a transfer, labels of pdproxy_leg_errors_total.
 const (
-	reasonKVLate         = "kv_timeout" // the KV did not come in time
+	reasonKVLate         = "kv_timeout" // the KV did not arrive in time
 	reasonKVUnresponsive = "kv_silent"  // the engine that has the KV does not respond
-	reasonKVLease        = "kv_lease"   // the leg would have come after prefill had freed the blocks
+	reasonKVLease        = "kv_lease"   // prefill would have freed the blocks before the leg arrived
 )
 
-// Error is a failed leg. classify makes it, and nothing changes it. Its text names the
-// phase and the engine, and holds nothing of the bodies.
+// Error is a failed leg. classify makes an Error; after that it is immutable. The text names
+// the phase and the engine, and contains nothing of the bodies.
 type Error struct {
 	Phase        abi.Phase
 	Target       engine.Target
 	Reason       string        // label of pdproxy_leg_errors_total
 	Status       int           // the engine's HTTP status; 0: none
 	Code         int           // the status for the client if no other engine can answer
-	Reply        *Reply        // the engine's own answer, if that goes to the client; nil: code does
+	Reply        *Reply        // the engine's own answer, if the client gets it; nil: the client gets Code
 	sent         bool          // the request may have reached the engine
-	Permanent    bool          // the request is at fault, not the engine: it is not tried again
+	Permanent    bool          // the request is at fault, not the engine: it is not retried
 	Pair         *engine.Pair  // nil unless only the pair explains the failure: decode answers, but not with this KV
 	Unresponsive engine.Target // stopped responding: the leg's engine, or the one that has the leg's KV; zero: none
 	elapsed      time.Duration
-	exempt       bool // the engine is not to blame; its breaker is not charged
+	exempt       bool // the engine is not at fault; its breaker does not count the failure
 	Reserved     bool // the retry budget has reserved a retry for this failure
 	err          error
 }
 
-// Reply is the answer of an engine that goes to the client as the engine wrote it: a
-// 4xx.
+// Reply is a 4xx answer of an engine, which the client gets unchanged.
 type Reply struct {
 	body        []byte
 	contentType string
@@ -80,8 +79,8 @@ func (e *Error) Public() *openai.Error {
 	}
 }
 
-// failure is what was seen of a failure where it happened: an Error for which nobody has
-// been blamed for. Nothing changes it; classify makes the Error of it.
+// failure is a failed leg as the leg itself saw it, before classify decides which engine or pair
+// is at fault. A failure is immutable; classify makes an Error from it.
 type failure Error
 
 // Error implements error.
@@ -90,9 +89,9 @@ func (f *failure) Error() string { return (*Error)(f).Error() }
 // Unwrap returns the cause.
 func (f *failure) Unwrap() error { return f.err }
 
-// asLegError returns the failure of a leg that err tells of, classified or not; nil: none.
-// The outermost failure counts: the cause inside the failure of one leg may be the failure
-// of the other leg.
+// asLegError returns the failure of a leg that err contains, classified or not, or nil. It
+// returns the outermost failure, because the cause of one leg's failure may be the failure of
+// the other leg.
 func asLegError(err error) *Error {
 	var of interface {
 		error
@@ -138,8 +137,8 @@ func decodeIsOver(err error) bool {
 	return e != nil && e.Phase == abi.Decode && e.sent && e.Code == 502 && e.Status/100 != 4
 }
 
-// unresponsiveLeg returns the leg that was given up because an engine does not respond;
-// nil: err tells of none.
+// unresponsiveLeg returns the failure of a leg that the proxy gave up because an engine does not
+// respond, or nil if err contains no such failure.
 func unresponsiveLeg(err error) *Error {
 	if e := asLegError(err); e != nil && !e.Unresponsive.IsZero() {
 		return e
@@ -149,7 +148,7 @@ func unresponsiveLeg(err error) *Error {
 
 // firstCause returns which of two failed concurrent legs was the cause. A failure of
 // prefill reaches decode through the engines, often before the proxy cancels decode. So
-// decode is to blame only if its connection failed, or if prefill did not fail.
+// decode is at fault only if its connection failed, or if prefill did not fail.
 func firstCause(decode, prefill error) error {
 	d, p := asLegError(decode), asLegError(prefill)
 	if p == nil || d != nil && d.Status == 0 && !timedOut(decode) {

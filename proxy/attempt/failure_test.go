@@ -38,7 +38,7 @@ func TestFailureOfALeg(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			e := (&leg{Leg: &journal.Leg{Phase: abi.Prefill}, target: targetNamed("p0")}).failed(tt.err)
 			if e.Reason != tt.reason || e.Code != tt.code || e.sent != tt.sent || maybeSent(e) != tt.sent {
-				t.Errorf("reason %s, code %d, sent %v", e.Reason, e.Code, e.sent)
+				t.Errorf("got reason %s, code %d, sent %v; want %s, %d, %v", e.Reason, e.Code, e.sent, tt.reason, tt.code, tt.sent)
 			}
 			if !errors.Is(e, tt.err) || !strings.HasPrefix(e.Error(), "prefill leg on engine p0 failed: "+tt.reason+": ") {
 				t.Errorf("error text %q", e)
@@ -57,13 +57,13 @@ func TestOutermostFailureOfALeg(t *testing.T) {
 	ended := &failure{Phase: abi.Decode, Reason: "reset", Code: 502, sent: true, err: peer}
 	for _, err := range []error{ended, fmt.Errorf("relay: %w", ended), (*Error)(ended)} {
 		if e := asLegError(err); e == nil || e.Phase != abi.Decode || answeredWithError(err) {
-			t.Errorf("%v: taken for %v", err, e)
+			t.Errorf("asLegError(%v) = %v, want decode's failure", err, e)
 		}
 	}
 	if e := asLegError(fmt.Errorf("cause: %w", peer)); e != peer {
-		t.Errorf("taken for %v", e)
+		t.Errorf("asLegError returned %v, want %v", e, peer)
 	}
 	if e := asLegError(errPeerLeg); e != nil {
-		t.Errorf("taken for %v", e)
+		t.Errorf("asLegError(errPeerLeg) = %v, want nil", e)
 	}
 }

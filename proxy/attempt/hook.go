@@ -17,7 +17,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// legFacts is what the leg hook learns of a leg on t, the given try of its phase.
+// legFacts returns the facts for the leg hook about a leg on t. try counts the legs of this
+// phase from 1.
 func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target, try int) abi.LegFacts {
 	env := a.env
 	f := abi.LegFacts{
@@ -38,7 +39,8 @@ func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target,
 	return f
 }
 
-// askLeg asks the leg hook; without a usable answer it is the built-in rule.
+// askLeg asks the leg hook for its decision. Without a usable decision, askLeg returns
+// abi.LegPass: the built-in rule applies.
 func (env *Env) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
 	d, list, reason := env.Hooks.Leg(env.Context, f, nil)
 	env.Journal.Note(f.Notes...)
@@ -54,9 +56,9 @@ func (env *Env) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
 	return abi.LegPass, nil
 }
 
-// edited lets the leg hook edit a leg that has been shaped. slot is the buffer of
-// its body. An answer with an edit that is not allowed changes nothing. To be
-// called by the exchange's goroutine, which alone may read the request.
+// edited lets the leg hook edit a leg that the connector has shaped. slot points to the buffer
+// that holds the leg's body. If one edit is not allowed, edited applies no edit. Only the
+// goroutine of the exchange may call edited, because edited reads the request.
 func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer) (connector.Leg, error) {
 	t := a.p.Decode
 	if phase == abi.Prefill {
@@ -69,7 +71,7 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 		return l, nil
 	}
 	var body openai.Object
-	if body.Parse(l.Body) != nil { // only what is JSON has members
+	if body.Parse(l.Body) != nil { // only a JSON object has members
 		body.Reset()
 	}
 	headers, members, ok := readEdits(list, &a.env.Request.Object, &body)
@@ -91,10 +93,10 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 	return l, nil
 }
 
-// readEdits reads a list of edits and checks that each is allowed. client is the
-// client's body, leg the leg's.
+// readEdits reads a list of edits and checks that each edit is allowed. client is the body of
+// the client's request, and leg is the body of the leg.
 func readEdits(list []byte, client, leg *openai.Object) (headers []abi.Edit, members []openai.Edit, ok bool) {
-	lines := 0 // bytes of header lines
+	lines := 0 // size of the edited header lines in bytes
 	for len(list) > 0 {
 		var e abi.Edit
 		if e, list, ok = abi.NextEdit(list); !ok {
@@ -121,9 +123,9 @@ func readEdits(list []byte, client, leg *openai.Object) (headers []abi.Edit, mem
 	return headers, members, true
 }
 
-// memberEditable reports whether a member of a leg's body may be edited: not what
-// carries the transfer, nor what the connector has changed for it, nor the form of
-// the answer, which the client expects.
+// memberEditable reports whether the hook may edit a member of a leg's body. It may not edit
+// the members that control the KV transfer, the members that the connector has changed for
+// the transfer, or "stream", because the client expects the form of answer that it asked for.
 func memberEditable(e *openai.Edit, client, leg *openai.Object) bool {
 	if e.Key == "stream" || !utf8.ValidString(e.Key) || connector.PDMember(e.Key, e.Value) {
 		return false
@@ -136,15 +138,15 @@ func memberEditable(e *openai.Edit, client, leg *openai.Object) bool {
 	return had == has && bytes.Equal(theirs, ours)
 }
 
-// headerEditable reports whether a header line of a leg may be edited: not those
-// of the connection, nor those that the protocol with the engine uses.
+// headerEditable reports whether the hook may edit a header line of a leg. It may not edit the
+// lines that belong to the connection or to the protocol between proxy and engine.
 func headerEditable(e *abi.Edit) bool {
 	k := http.CanonicalHeaderKey(e.Name)
 	return !downstream.Proxied(k) && !connector.PDHeader(e.Name) &&
 		upstream.ValidField(upstream.Field{Name: e.Name, Value: e.Value})
 }
 
-// editFields applies the edits of header lines.
+// editFields applies the edits of header lines to fields.
 func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 	for _, e := range edits {
 		if e.Op != abi.EditAddHeader {
@@ -157,8 +159,8 @@ func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 	return fields
 }
 
-// askHook asks the leg hook, once, what is to follow a leg that failed before the client's
-// first byte.
+// askHook returns the decision of the leg hook about a leg that failed before the client's
+// first byte. It asks the hook once for each failure.
 func (a *attempt) askHook(err error) HookAnswer {
 	env := a.env
 	var e *Error

@@ -28,27 +28,27 @@ type leg struct {
 	silence  time.Time // start of the silence while no other engine could take the leg; guarded by upstream's call list
 	starved  bool      // it was given up because prefill, which has its KV, does not respond
 
-	// The request under way; its memory is reused.
+	// The running request. Later requests reuse its memory.
 	request upstream.Request
 	fields  []upstream.Field
 	body    [1][]byte
 }
 
-// free drops what the request that has been sent refers to.
+// free drops all references of the request after it has been sent.
 func (l *leg) free() {
 	clear(l.fields)
 	l.fields, l.body, l.request = l.fields[:0], [1][]byte{}, upstream.Request{}
 }
 
-// legs are the legs of an exchange, whose memory is reused. Several goroutines of the
-// exchange may call take at the same time.
+// legs holds the legs of an exchange, and reuses their memory for the next exchange. Several
+// goroutines of the exchange may call take at the same time.
 type legs struct {
 	mu   sync.Mutex
 	list []*leg // guarded by mu
 	used int    // how many of list are this exchange's; guarded by mu
 }
 
-// take returns a leg that is zero but for its memory.
+// take returns a leg without content. Its slices may have capacity.
 func (l *legs) take() *leg {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,7 +59,7 @@ func (l *legs) take() *leg {
 	return l.list[l.used-1]
 }
 
-// reset drops what the legs refer to. None runs any more.
+// reset drops all references of the legs. All legs must have ended.
 func (l *legs) reset() {
 	for _, one := range l.list[:l.used] {
 		*one = leg{fields: one.fields}

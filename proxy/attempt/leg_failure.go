@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// failed is the failure of a leg by an error of the upstream client or of the proxy's own
-// means.
+// failed returns the failure of a leg that ended with an error of the upstream client, or
+// because the proxy lacks memory or descriptors.
 func (l *leg) failed(err error) *failure {
 	f := &failure{Phase: l.Phase, Target: l.target, Reason: "reset", Code: 502, sent: true, err: err}
 	var ue *upstream.Error
@@ -43,15 +43,15 @@ func (l *leg) failed(err error) *failure {
 	return f
 }
 
-// failedBy is the failure of a leg for a reason that its answer shows.
+// failedBy returns the failure of a leg for a reason that its answer shows.
 func (l *leg) failedBy(reason string, code int, err error) *failure {
 	return &failure{Phase: l.Phase, Target: l.target, Reason: reason, Code: code, sent: true, err: err}
 }
 
-// rejected is the failure of a leg by an answer that is no success. A 4xx is the request's
-// fault and goes to the client as the engine wrote it. All other statuses may go better on
-// another engine, and so may a 401 if the client's own key was not sent. exempt says that
-// the engine is not to blame for a 5xx.
+// rejected returns the failure of a leg whose answer is not a 2xx. For a 4xx the request is at
+// fault, and the client gets the engine's answer unchanged. With any other status another
+// engine may succeed, and also after a 401 if the engine did not get the client's own key. If
+// exempt is set, the engine is not at fault for a 5xx.
 func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exempt bool) *failure {
 	f := &failure{Phase: l.Phase, Target: l.target, Reason: fmt.Sprintf("status_%d", resp.Status), Status: resp.Status, Code: 502, sent: true}
 	ownKey := l.target.APIKey != "" || a.env.Key != ""
@@ -68,9 +68,9 @@ func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exemp
 	return f
 }
 
-// failedInside is the failure of a leg inside a 200: vLLM and SGLang report what happens
-// before the first token of a stream as an event that has the status, and SGLang reports
-// some aborts as a finish reason. err may be nil.
+// failedInside returns the failure of a leg whose answer has status 200 and reports an error
+// inside: vLLM and SGLang report an error before the first token of a stream as an event that
+// contains the status, and SGLang reports some aborts as a finish reason. err may be nil.
 func (a *attempt) failedInside(l *leg, reason string, status int, data []byte, err error) *failure {
 	f := &failure{Phase: l.Phase, Target: l.target, Reason: reason, Status: status, Code: 502, sent: true, err: err}
 	if status/100 == 4 {
@@ -92,8 +92,8 @@ func (a *attempt) copyReply(answer []byte, contentType, retryAfter string) (*Rep
 	return &Reply{body: bytes.Clone(answer), contentType: contentType, retryAfter: retryAfter}, nil
 }
 
-// classify makes the error of a leg that failed with f: it says which engine or pair is to
-// blame.
+// classify makes the error of a leg that failed with f. It decides which engine or pair is at
+// fault.
 func (a *attempt) classify(l *leg, f *failure) *Error {
 	e := Error(*f)
 	e.elapsed = time.Since(l.Start)
@@ -104,7 +104,7 @@ func (a *attempt) classify(l *leg, f *failure) *Error {
 	if l.Phase == abi.Decode && a.pair != nil && !a.orphan.KVRead && f.Unresponsive.IsZero() {
 		switch {
 		case !f.sent:
-			if f.Code == 504 && a.leaseOver() { // no engine is at fault: the leg waited for its turn at max_conns
+			if f.Code == 504 && a.leaseOver() { // no engine is at fault: the leg waited for a free connection (max_conns)
 				e.Reason, e.exempt = reasonKVLease, true
 			}
 		case f.Status/100 == 5: // decode answers, but not with the KV of this prefill
@@ -121,10 +121,10 @@ func (a *attempt) classify(l *leg, f *failure) *Error {
 	return &e
 }
 
-// legEnded notes a leg that did not succeed, and returns its error. A leg that ended with
-// its own context is no failure of an engine: the cause of the context comes back instead.
-// A leg that failed by itself has failed, even if its context has ended since: the failure
-// of one concurrent leg reaches the other through the engines as well.
+// legEnded records a leg that did not succeed, and returns its error. If the leg ended because
+// its context ended, no engine has failed, and legEnded returns the cause of the context. A leg
+// that failed before its context ended has failed: the failure of one concurrent leg also
+// reaches the other leg through the engines.
 func (a *attempt) legEnded(ctx context.Context, l *leg, err error) error {
 	var f *failure
 	failed := errors.As(err, &f)
@@ -135,7 +135,7 @@ func (a *attempt) legEnded(ctx context.Context, l *leg, err error) error {
 	case ctx.Err() != nil && (!failed || errors.Is(err, ctx.Err()) || errors.Is(err, cause)):
 		a.env.Journal.LegCancelled(l.Leg)
 		return cause
-	case !failed: // the client's side failed, not the engine
+	case !failed: // the client's connection failed, not the engine
 		a.env.Journal.LegEnded(l.Leg, "client")
 		return err
 	}
@@ -144,8 +144,8 @@ func (a *attempt) legEnded(ctx context.Context, l *leg, err error) error {
 	return e
 }
 
-// legFailed counts a failed leg, and charges its engine's breaker or its pair unless the
-// request, the proxy or the limit of the plan policy is to blame.
+// legFailed counts a failed leg. The breaker of the engine, or the pair, counts the failure
+// unless the request, the proxy or the limit of the plan policy is at fault.
 func (a *attempt) legFailed(l *leg, e *Error) {
 	if downstream.OwnFault(e) {
 		a.env.Journal.LegEnded(l.Leg, e.Reason)

@@ -8,10 +8,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// errMerge is a decode answer that cannot be completed from prefill's.
-var errMerge = errors.New("complete the answer from prefill's")
+// errMerge wraps the error of a decode answer that cannot be completed with prefill's answer.
+var errMerge = errors.New("complete the answer with prefill's answer")
 
-// prepareMerge readies the attempt for a request whose answer needs that of both legs.
+// prepareMerge sets the merger if the client's answer needs the answers of both legs.
 func (a *attempt) prepareMerge() {
 	if m, ok := a.conn.(connector.Merger); ok && m.Merges(a.env.Request) {
 		a.both.merger = m
@@ -19,11 +19,11 @@ func (a *attempt) prepareMerge() {
 	}
 }
 
-// merges reports whether decode's answer is completed from prefill's.
+// merges reports whether the proxy completes decode's answer with prefill's answer.
 func (a *attempt) merges() bool { return a.both.merger != nil }
 
-// awaitPrefill returns when all that decode's answer needs of prefill is there. A prefill that
-// fails or hangs ends ctx with that cause.
+// awaitPrefill returns when prefill's answer is complete, if decode's answer needs it. If
+// prefill fails or exceeds a limit, ctx ends with that cause, and awaitPrefill returns it.
 func (a *attempt) awaitPrefill(ctx context.Context) error {
 	if !a.merges() {
 		return nil
@@ -43,8 +43,8 @@ func (a *attempt) awaitPrefill(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// public returns decode's whole answer as the client gets it. The error is downstream.ErrMemory or
-// an errMerge.
+// public returns the client's form of decode's whole answer. The error satisfies
+// downstream.OwnFault or wraps errMerge.
 func (a *attempt) public(answer []byte) ([]byte, error) {
 	public := a.conn.Public(&a.c, answer)
 	room := 0
@@ -60,7 +60,7 @@ func (a *attempt) public(answer []byte) ([]byte, error) {
 	return a.completed(public)
 }
 
-// completed returns decode's whole answer, completed from prefill's.
+// completed returns decode's whole answer, completed with prefill's answer if necessary.
 func (a *attempt) completed(answer []byte) ([]byte, error) {
 	if !a.merges() {
 		return answer, nil
@@ -72,8 +72,8 @@ func (a *attempt) completed(answer []byte) ([]byte, error) {
 	return whole, nil
 }
 
-// completedEvents returns whole events, completed from prefill's answer. They are valid until
-// the next call.
+// completedEvents returns whole events, completed with prefill's answer if necessary. The result
+// is valid until the next call.
 func (a *attempt) completedEvents(events []byte) ([]byte, error) {
 	if !a.merges() || len(events) == 0 {
 		return events, nil

@@ -10,13 +10,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// speedDoubt is how many times faster than measured a prefill may be.
+// speedDoubt is the factor by which a prefill may be faster than the measured speed.
 const speedDoubt = 2
 
 // Lingers implements upstream.CallControl. It reports whether the proxy waits for the answer
 // of a prefill leg after the client has left, or after the decode leg has failed. The
 // proxy waits only if prefill may be near its end; otherwise it closes the connection at
-// once. Lingers reads only those fields of the exchange that no leg changes.
+// once. Lingers reads only fields that do not change while the leg runs.
 func (l *leg) Lingers() bool {
 	return nearEnd(time.Since(l.Start), l.watched.compute, l.target.Load[l.target.Rank].Prefill.PerToken())
 }
@@ -40,12 +40,12 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 	return least <= float64(elapsed+cleanup.PrefillLinger)
 }
 
-// Wanted implements upstream.CallControl: a prefill leg that has waited for a connection is
-// not sent when no decode may take the KV over any more.
+// Wanted implements upstream.CallControl. It returns false for a prefill leg that has waited for
+// a connection, if no decode engine can use the KV any more. The leg is then not sent.
 func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.needed.decodeWaits() }
 
-// decodeWaits reports whether there is a decode engine that may take over what prefill
-// computes. With concurrent legs the failure of decode's own leg tells that.
+// decodeWaits reports whether a decode engine can use the KV that prefill computes. For
+// concurrent legs it returns true: if decode fails, its leg ends the prefill leg.
 func (a *attempt) decodeWaits() bool {
 	now, t := time.Now(), a.p.Decode
 	if a.isConcurrent() || takesKV(t, now) || a.began.forced && up(t) {
@@ -65,12 +65,12 @@ func (a *attempt) decodeWaits() bool {
 	}
 }
 
-// takesKV reports whether a decode target may be given KV at now.
+// takesKV reports whether a decode target can receive KV at the time now.
 func takesKV(t engine.Target, now time.Time) bool {
 	return up(t) && t.Breaker.Circuit(now) != engine.CircuitOpen
 }
 
-// up reports whether the engine has not been found to be away.
+// up reports whether the probes have not found the engine to be unreachable.
 func up(t engine.Target) bool {
 	s := t.State()
 	return s == engine.Ready || s == engine.Draining

@@ -20,9 +20,9 @@ func TestNearEnd(t *testing.T) {
 		{"long, not near its end even at twice the speed", 2 * time.Second, 100_000, 100, false},
 		{"long, would be near its end at twice the speed", 3 * time.Second, 100_000, 100, true},
 		{"late", time.Hour, 100_000, 100, true},
-		{"as long as somebody would listen", 0, 40_000, 100, true}, // 2 s at the least
+		{"just within the time that the proxy waits", 0, 40_000, 100, true}, // 2 s at the least
 		{"a little longer", 0, 40_100, 100, false},
-		{"more tokens than a clock has time for", 0, 1 << 62, 1e6, false},
+		{"more tokens than a duration can express", 0, 1 << 62, 1e6, false},
 	} {
 		if got := nearEnd(tt.elapsed, tt.tokens, tt.micros); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)

@@ -31,7 +31,7 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 	if err != nil {
 		return shaped, nil, err
 	}
-	if shaped.Alias { // an open stream gives the client's body back while the leg may still be sent
+	if shaped.Alias { // an open stream frees the client's body, perhaps while the leg is still being sent
 		body.Free()
 		body = a.env.Client.HoldBody()
 	} else {
@@ -57,7 +57,7 @@ func (a *attempt) runPrefill(ctx context.Context, shaped connector.Leg, r *prefi
 	r.read = true
 	a.reportCached(r.answer.B)
 	a.countFallback(&r.handoff)
-	if ctx.Err() != nil { // the answer came while the client was leaving
+	if ctx.Err() != nil { // the client left while the answer came
 		r.err = context.Cause(ctx)
 	}
 }
@@ -72,9 +72,9 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 	limit, l.short = a.within(time.Duration(env.Config.Timeouts.Prefill))
 	w, by := waits{head: limit, idle: limit}, l.Start.Add(limit)
 	if a.conn.Reclaims() {
-		// An answer that comes after the limit, or after the client has left, names blocks
-		// that the clean-up frees. After the limit the clean-up waits for the answer, while
-		// the next attempt runs.
+		// An answer that comes after the limit, or after the client has left, names the blocks
+		// that the clean-up frees. The clean-up waits for a late answer while the next attempt
+		// runs.
 		w.linger, w.keepLate = cleanup.PrefillLinger, true
 	}
 	resp, err := a.send(ctx, l, shaped, w)
@@ -95,7 +95,7 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 	case err != nil:
 		err = l.failed(err)
 	case resp.Status/100 != 2:
-		// After a pull it may be that decode did not hand out the KV of the turn before.
+		// If prefill pulled KV, perhaps decode did not deliver the KV of the previous turn.
 		if a.turn != nil && resp.Status/100 == 5 {
 			env.Journal.Fallback("turn_kv", "pull_failed")
 		}
@@ -115,8 +115,8 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 	return a.legEnded(ctx, l, err)
 }
 
-// failedAtOnce returns the failure that the first event of prefill's answer tells of, if
-// the answer is a stream; nil: none.
+// failedAtOnce returns a failure if prefill's answer is a stream that begins with an error
+// event, else nil.
 func (a *attempt) failedAtOnce(l *leg, resp *upstream.Response, answer []byte) error {
 	if !isStream(resp) {
 		return nil
@@ -127,7 +127,8 @@ func (a *attempt) failedAtOnce(l *leg, resp *upstream.Response, answer []byte) e
 	return nil
 }
 
-// countFallback counts that decode works without the transferred KV, if it does.
+// countFallback counts a fallback if decode computes the prompt itself instead of using the
+// transferred KV.
 func (a *attempt) countFallback(h *connector.Handoff) {
 	reason := h.Fallback
 	if reason == "" {
@@ -139,7 +140,7 @@ func (a *attempt) countFallback(h *connector.Handoff) {
 	}
 }
 
-// replyHandoff answers with prefill's answer, which was the whole text.
+// replyHandoff sends prefill's answer to the client, because it contains the whole text.
 func (a *attempt) replyHandoff() error {
 	env := a.env
 	env.Journal.FirstByte(nil)

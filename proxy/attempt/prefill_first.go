@@ -10,8 +10,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
-// prefillFirst waits for prefill's answer, which shapes the decode leg. As long as no decode
-// engine can have read the blocks, another decode engine may get them.
+// prefillFirst sends the prefill leg, waits for its answer, and sends the decode leg, which
+// contains parameters of that answer. If a decode leg fails before it can have reached its
+// engine, another decode engine gets the leg.
 func (a *attempt) prefillFirst() error {
 	a.pullTurn()
 	shaped, body, err := a.shapePrefill()
@@ -54,7 +55,7 @@ func (a *attempt) prefillFirst() error {
 	}
 }
 
-// prefillAlone runs the prefill leg, whose body is not needed afterwards.
+// prefillAlone runs the prefill leg and frees its body.
 func (a *attempt) prefillAlone(shaped connector.Leg, body *buffer.Buffer) error {
 	defer body.Free()
 	var r prefillResult
@@ -63,23 +64,23 @@ func (a *attempt) prefillAlone(shaped connector.Leg, body *buffer.Buffer) error 
 	return r.err
 }
 
-// wantsNewAttempt reports whether the leg hook wants another attempt, or none, instead of
-// another decode engine for the same blocks.
+// wantsNewAttempt reports whether the leg hook asks for another attempt, or for none, instead
+// of another decode engine for the same blocks.
 func (a *attempt) wantsNewAttempt(err error) bool {
 	d := a.askHook(err).Decision
 	return d == abi.LegRetry || d == abi.LegGiveUp
 }
 
-// move makes p, which differs in the decode target, the placement of the attempt. The host
-// that prefill's answer names may be right for one decode engine and foreign to the other, so
-// the answer is read again.
+// move replaces the placement of the attempt by p, which has another decode target. The host
+// in prefill's answer may be valid for one decode engine and foreign to the other, so move
+// reads the answer again.
 func (a *attempt) move(p *coordinator.Placement) {
 	a.p.Lease.Release()
 	a.leavePair()
 	a.p, a.c.Decode = p, p.Decode
 	a.began.restarts = p.Decode.Restarts()
 	before := a.prefill.handoff.Fallback
-	if h, err := a.conn.ReadPrefill(&a.c, a.prefill.answer.B); err == nil { // as the first time
+	if h, err := a.conn.ReadPrefill(&a.c, a.prefill.answer.B); err == nil { // no error is expected: the first read succeeded
 		if a.prefill.handoff = h; h.Fallback != before {
 			a.countFallback(&h)
 		}

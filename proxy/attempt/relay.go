@@ -16,9 +16,10 @@ import (
 )
 
 const (
-	// streamBuffer is a stream's read buffer: many events, few resident pages.
+	// streamBuffer is the size of the read buffer of a stream, in bytes. It holds many events
+	// and keeps few pages of memory resident.
 	streamBuffer = 4 << 10
-	// writeCheck is how often a stream renews the deadline of its writes.
+	// writeCheck is how often a stream renews its write deadline.
 	writeCheck = time.Second
 )
 
@@ -28,8 +29,9 @@ var (
 	errNoEvent = &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: errors.New("comments only")}
 )
 
-// relay gives the client a 2xx answer: streams as they come, all else when it
-// is whole, so that an engine that dies inside it can be replaced.
+// relay sends a 2xx answer to the client: a stream event by event, any other answer when the
+// proxy has read all of it. If an engine dies in the middle of an answer that is no stream,
+// another engine can still answer the request.
 func (a *attempt) relay(ctx context.Context, l *leg, resp *upstream.Response) error {
 	if a.env.Request.Stream && isStream(resp) {
 		return a.relayStream(ctx, l, resp)
@@ -37,7 +39,7 @@ func (a *attempt) relay(ctx context.Context, l *leg, resp *upstream.Response) er
 	return a.relayWhole(ctx, l, resp)
 }
 
-// relayWhole reads the answer to its end, then writes it.
+// relayWhole reads the answer to its end, then writes it to the client.
 func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Response) error {
 	env := a.env
 	answer, err := readAnswer(env.Memory, resp, buffer.MaxAnswer, l.Start.Add(a.wholeLimit(l)))
@@ -78,8 +80,9 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	return env.Answer(resp.Status, public)
 }
 
-// wholeLimit bounds the whole of an answer that is no stream, from the start of its
-// leg. The limit of a transfer is none for that.
+// wholeLimit returns how long an answer that is no stream may take, from the start of its leg
+// to its last byte. The limit of the KV transfer does not apply: the proxy cannot see when
+// the transfer of such an answer has ended.
 func (a *attempt) wholeLimit(l *leg) time.Duration {
 	if !l.kvBound {
 		return l.limit
@@ -88,9 +91,9 @@ func (a *attempt) wholeLimit(l *leg) time.Duration {
 	return limit
 }
 
-// notePair notes what decode's answer says of the pair, and how long the transfer
-// took where that can be told. Where decode was not told of any KV, it is only what
-// kept it from that.
+// notePair reports to the pair whether the KV transfer worked, and, for a stream, how long the
+// transfer took. If decode got no KV because prefill names an unknown host, that is a failure
+// of the pair. Decode without KV for any other reason says nothing about the pair.
 func (a *attempt) notePair(stream bool) {
 	switch {
 	case a.pair == nil:
@@ -99,15 +102,15 @@ func (a *attempt) notePair(stream bool) {
 	case a.p.Flow == abi.FlowPrefillFirst && a.prefill.handoff.Fallback != "":
 	default:
 		a.pair.Success()
-		if stream && !a.prefill.handed.IsZero() && !a.fresh { // else the handshake's time is in it
+		if stream && !a.prefill.handed.IsZero() && !a.fresh { // the first transfer of a pair includes the handshake
 			a.env.Registry.MeasurePair(a.p.Prefill, a.p.Decode, a.env.Ask.Request.PromptTokens, time.Since(a.prefill.handed))
 		}
 	}
 }
 
-// relayStream writes whole events as they come, one flush per read. Until the
-// first event that carries data the client has seen nothing: an error event
-// there is a failed leg, which may be retried.
+// relayStream writes whole events to the client as they come, with one flush per read. The
+// client receives nothing before the first event that carries data. If an error event comes
+// before that event, the leg has failed, and the exchange may retry it.
 func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Response) error {
 	env := a.env
 	buf, err := env.Memory.Get(streamBuffer)
@@ -137,7 +140,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	s := streamRelay{a: a, l: l, timed: a.timed()}
 	events := &s.events
 	if a.merges() {
-		events.Limit = buffer.MaxAnswer // they can be completed only whole
+		events.Limit = buffer.MaxAnswer // only a whole event can be completed
 	}
 	err = s.pump(resp, buf)
 	if u, ok := events.Usage(); ok {
@@ -147,14 +150,14 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	return a.streamEnded(ctx, l, &s, err)
 }
 
-// streamEnded ends an answer whose stream has ended with err.
+// streamEnded ends the client's answer after the engine's stream has ended with err.
 func (a *attempt) streamEnded(ctx context.Context, l *leg, s *streamRelay, err error) error {
 	events := &s.events
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
-		err = s.end() // all was said before the connection broke
+		err = s.end() // the connection broke after the last event
 	}
 	switch {
-	case err == nil && events.Failed: // the client has been told
+	case err == nil && events.Failed: // the client has received the error event
 		return a.failedInside(l, "error_event", events.Status, nil, nil)
 	case err == nil:
 		return a.timingEvent()
@@ -179,9 +182,9 @@ func (a *attempt) streamEnded(ctx context.Context, l *leg, s *streamRelay, err e
 	return f
 }
 
-// readFirstEvent reads until an event with data is there, which must come within
-// the limit of the leg even if comments come before. An error event is a
-// failed leg with the engine's own status.
+// readFirstEvent reads until buf holds an event with data. That event must come within the
+// limit of the leg, even if comments come before it. If an error event comes first, the leg
+// has failed with the status that the event names.
 func (a *attempt) readFirstEvent(l *leg, resp *upstream.Response, buf *buffer.Buffer) error {
 	for {
 		left := l.limit - time.Since(l.Start)
@@ -191,7 +194,7 @@ func (a *attempt) readFirstEvent(l *leg, resp *upstream.Response, buf *buffer.Bu
 		resp.SetIdleTimeout(left)
 		if len(buf.B) == cap(buf.B) {
 			if len(buf.B) >= buffer.MaxErrorAnswer {
-				return nil // an event as large as that is no error
+				return nil // an error event is never this large
 			}
 			if err := buf.Grow(0, 2*buffer.MaxErrorAnswer); err != nil {
 				return l.failed(downstream.ErrMemory)
@@ -214,22 +217,23 @@ func (a *attempt) readFirstEvent(l *leg, resp *upstream.Response, buf *buffer.Bu
 	}
 }
 
-// streamRelay is the relay of one stream, once its first event is there.
+// streamRelay relays one stream after its first event has come.
 type streamRelay struct {
 	a      *attempt
 	l      *leg
 	events openai.EventScanner
 	timed  bool // the stream ends with the engine's timing
-	held   int  // bytes of the budget for parts of events
+	held   int  // bytes that are reserved for incomplete or merged events
 }
 
-// pump moves the stream: what is there is read, whole events are written, one
-// flush per read. first holds what has been read already, and is the buffer
-// for all that follows.
+// pump copies the stream: it reads the available bytes and writes the whole events among them,
+// with one flush per read. first holds the bytes that have been read already; pump uses its
+// memory for all further reads.
 func (s *streamRelay) pump(resp *upstream.Response, first *buffer.Buffer) error {
 	a, env, events := s.a, s.a.env, &s.events
-	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
-	// written; so it outlives the idle time-out, which tells the client.
+	// Over HTTP/2 a write deadline that has passed resets the stream, even if no write is in
+	// progress. So the deadline is later than the idle time-out, which ends the stream with an
+	// error event.
 	idle := time.Duration(env.Config.Timeouts.StreamIdle)
 	limit := max(time.Duration(env.Config.Server.WriteTimeout), idle+2*writeCheck)
 	last := env.Journal.AnswerBegan()
@@ -290,7 +294,7 @@ func (s *streamRelay) pump(resp *upstream.Response, first *buffer.Buffer) error 
 	return failed
 }
 
-// hold counts the memory of a part of an event, or of merged events.
+// hold reserves memory for an incomplete event and for merged events.
 func (s *streamRelay) hold() error {
 	n := s.events.Held() + cap(s.a.both.merged)
 	if n <= s.held {
@@ -301,8 +305,9 @@ func (s *streamRelay) hold() error {
 	return s.a.env.Client.Reserve(more)
 }
 
-// end closes a stream whose framing ended in order. A stream that lacks its closing event was
-// cut off all the same. A part of an event behind the whole ones is of no use to the client.
+// end ends a stream whose HTTP framing is complete. A stream without its closing event is
+// incomplete nevertheless. If an incomplete event follows the last whole event, end drops it:
+// the client could not use it.
 func (s *streamRelay) end() error {
 	a, env, events := s.a, s.a.env, &s.events
 	rest := events.Finish()
@@ -326,8 +331,8 @@ func (s *streamRelay) end() error {
 	return nil
 }
 
-// breakStream tells the client that the stream is broken: an error event on an
-// event border, or, inside an event that is half out, a cut connection.
+// breakStream tells the client that the stream is broken. Between two events it sends an error
+// event. If a part of an event has been sent, it aborts the connection.
 func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, f *failure) {
 	env := a.env
 	env.Journal.Ends(telemetry.OutcomeBroken)
@@ -350,8 +355,8 @@ func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, 
 	env.Client.Break(env.Request.API, e)
 }
 
-// claimAnswer settles that decode has the KV; stream says that its answer has only begun. The
-// error is prefill's: prefill had failed first.
+// claimAnswer records that decode has read the KV, unless prefill has failed before. Then it
+// returns the error of prefill. If stream is set, decode's answer has only begun.
 func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
 	if a.both.runs() && !a.both.winner.CompareAndSwap(0, decodeTook) {
 		<-ctx.Done() // the winner cancels this leg next

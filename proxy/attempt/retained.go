@@ -13,9 +13,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/retained"
 )
 
-// pullTurn has prefill pull the KV of the turn before, where a bidirectional
-// decode engine keeps it and the prompt begins with just the tokens that it is
-// of: engines compare no token. The first attempt of an exchange alone does so.
+// pullTurn makes prefill pull the KV of the previous turn from the bidirectional decode engine
+// that retains it. The prompt must begin with exactly the tokens of that KV, because engines
+// do not compare tokens. Only the first attempt of an exchange pulls KV.
 func (a *attempt) pullTurn() {
 	env := a.env
 	if !a.p.Prefill.Spec.Bidirectional || a.c.Trust || env.WarmUp || env.pulled || env.Retained.Empty() {
@@ -37,12 +37,12 @@ func (a *attempt) pullTurn() {
 		return
 	}
 	a.turn, a.c.RetainedKV = k, k.Params()
-	env.Journal.Note("prefill pulls the KV of the turn before from " + k.Holder().Name())
+	env.Journal.Note("prefill pulls the KV of the previous turn from " + k.Holder().Name())
 	env.Journal.RetainedKV("pulled")
 }
 
-// takeTurn takes what is kept of the turn before; nil for nothing that the prompt
-// is proven to begin with.
+// takeTurn takes the retained KV of the previous turn out of the store. It returns nil if no
+// retained KV is known to belong to the beginning of this prompt.
 func (env *Env) takeTurn() *retained.KV {
 	now, scope := time.Now(), retained.Scope(env.Request)
 	name := env.Prompts.ClientID(env.Source())
@@ -64,23 +64,23 @@ func (env *Env) takeTurn() *retained.KV {
 	}
 	k, found := env.Retained.Take(env.Context, scope, name, ids, now)
 	switch {
-	case found == fleet.TurnTaken:
+	case found == fleet.KVTaken:
 		return k
-	case found == fleet.NothingKept && named:
+	case found == fleet.NothingRetained && named:
 		reason = "expired"
-	case found == fleet.TurnLost:
+	case found == fleet.HolderUnknown:
 		reason = "engine_gone"
-	case found == fleet.TurnAway:
+	case found == fleet.CoordinatorUnreachable:
 		reason = coordinator.ReasonCoordinator
-	case found == fleet.NothingKept:
+	case found == fleet.NothingRetained:
 		return nil
 	}
 	env.Journal.Fallback("turn_kv", reason)
 	return nil
 }
 
-// keepTurn remembers what decode says, in its whole answer, that it keeps; what no
-// turn can use, it is told to free.
+// keepTurn stores the KV that decode retains, according to its answer. If no later turn can
+// use the KV, keepTurn makes decode free it.
 func (a *attempt) keepTurn(answer []byte) {
 	env := a.env
 	keeper, ok := a.conn.(connector.Retainer)
@@ -91,7 +91,7 @@ func (a *attempt) keepTurn(answer []byte) {
 	if !ok {
 		return
 	}
-	if kept.Unfit == "incomplete_kv_params" { // there is no telling it apart
+	if kept.Unfit == "incomplete_kv_params" { // the proxy cannot name this KV, so it cannot free it
 		env.Journal.Fallback("turn_kv", kept.Unfit)
 		return
 	}
@@ -126,9 +126,10 @@ func (a *attempt) keepTurn(answer []byte) {
 	env.Journal.RetainedKV("kept")
 }
 
-// giveUpTurn is for an attempt that failed before prefill had answered. A prefill
-// that may have the leg is given the time to abort it: what it still reads then
-// goes nowhere. One that has fallen silent may do so when it is back.
+// giveUpTurn frees the KV of the previous turn after an attempt that failed before prefill
+// answered. If prefill may have received the leg, the call waits cleanup.Yield: prefill aborts
+// the leg meanwhile and reads no freed blocks. If prefill does not respond, the call waits
+// until prefill responds again.
 func (a *attempt) giveUpTurn(err error) {
 	if a.turn == nil || a.orphan.PrefillDone {
 		return
@@ -143,9 +144,9 @@ func (a *attempt) giveUpTurn(err error) {
 	a.env.Retained.Free(a.turn, yield)
 }
 
-// cutKept takes out of whole events of decode's stream what they say of the KV
-// that it keeps. A stream tells no token ids that would prove what that is of, so
-// that decode is told to free it.
+// cutKept removes the parameters of retained KV from whole events of decode's stream, and makes
+// decode free that KV. No later turn can use it, because a stream does not contain the token
+// ids of the KV.
 func (a *attempt) cutKept(whole []byte) []byte {
 	if !a.p.Decode.Spec.Bidirectional || a.p.Prefill.IsZero() || a.c.Trust || !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
 		return whole

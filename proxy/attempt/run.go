@@ -1,6 +1,9 @@
-// Package attempt runs one placement of a request: it sends the legs in the order of their
-// flow, relays the answer to the client, and has the engines free what a failed attempt left.
-// It does not know the exchange; the way back is Replacer.
+// Package attempt runs one placement of a request. It sends the legs in the order of their
+// flow, relays the answer to the client, and makes the engines free the KV blocks of a failed
+// attempt. The package does not import the exchange: an attempt calls it through Replacer.
+// Each file refers only to files below it, from the top: run; prefill_first, concurrent and
+// encode; prefill and decode; relay and send; the files for one task each; attempt; env; leg
+// and failure.
 package attempt
 
 import (
@@ -13,9 +16,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 )
 
-// Run runs one attempt at the placement p. It ends the attempt in any case, also after a
-// panic. A nil error means that the client has the whole answer. The HookAnswer is that of the
-// leg hook about the error.
+// Run runs one attempt at the placement p. The attempt has ended when Run returns, even after a
+// panic. A nil error means that the client has the whole answer. The HookAnswer is the decision
+// of the leg hook about the error.
 func Run(env *Env, p *coordinator.Placement) (answer HookAnswer, err error) {
 	a := newAttempt(env, p)
 	err = ErrPanicked
@@ -26,7 +29,7 @@ func Run(env *Env, p *coordinator.Placement) (answer HookAnswer, err error) {
 	return answer, err
 }
 
-// newAttempt readies an attempt at the placement p.
+// newAttempt returns an attempt at the placement p.
 func newAttempt(env *Env, p *coordinator.Placement) *attempt {
 	a := &attempt{
 		env: env, p: p,
@@ -86,15 +89,15 @@ func (a *attempt) aggregated() error {
 	return a.answerLeg(a.env.Context, shaped)
 }
 
-// end frees what a failed attempt left on the engines, releases the lease and gives the
-// buffers back. When it returns, a clean-up that must come before a retry has been made:
-// the engines would otherwise meet the old attempt again.
+// end starts the clean-up of a failed attempt, releases the lease and frees the buffers. If a
+// retry must not overlap with the old legs on the engines, end returns after the engines have
+// answered the clean-up.
 func (a *attempt) end(err error) {
 	if err != nil {
 		a.cleanUp(err)
 		a.giveUpTurn(err)
 	}
-	if a.prefill.left != nil { // decode has what prefill's answer would say
+	if a.prefill.left != nil { // nobody needs the late answer of prefill any more
 		a.prefill.left.Close()
 	}
 	a.p.Lease.Release()

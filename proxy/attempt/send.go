@@ -11,16 +11,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// waits bounds a leg: until it is sent, until its head, for each read of its body,
-// how long a cancelled one listens, and whether one that is late goes on
-// (upstream.Request).
+// waits holds the time limits of a leg. The fields have the meaning of SendBy, HeadTimeout,
+// IdleTimeout, Linger and KeepLate of upstream.Request.
 type waits struct {
 	sendBy             time.Time
 	head, idle, linger time.Duration
 	keepLate           bool
 }
 
-// send writes one leg and waits for the head of its answer.
+// send sends one leg and waits for the head of the answer.
 func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w waits) (*upstream.Response, error) {
 	env, t := a.env, l.target
 	fields := append(l.fields[:0], env.Fields...)
@@ -44,7 +43,7 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w wait
 			l.fields = append(l.fields, upstream.Field{Name: connector.HeaderMsgpack, Value: "1"})
 		}
 	}
-	if env.Config.Transport.Client == "nethttp" { // which copies the body
+	if env.Config.Transport.Client == "nethttp" { // the net/http client copies the body
 		n := int64(len(l.body[0]))
 		if err := env.Client.TakeMemory(n); err != nil {
 			return nil, l.failed(err)

@@ -15,7 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/retained"
 )
 
-// Options is what the attempts of a process share. All fields are needed.
+// Options are the services that all attempts of a process share. All fields are needed.
 type Options struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
@@ -27,7 +27,7 @@ type Options struct {
 	Log         *slog.Logger
 }
 
-// Services is what the attempts of a process share. It is safe for concurrent use.
+// Services holds the state that all attempts of a process share. It is safe for concurrent use.
 type Services struct {
 	Options
 	Budget Budget // of retries
@@ -39,14 +39,14 @@ type Services struct {
 	warned  sync.Map      // ids of the prefill engines that warnForeign has warned of
 }
 
-// NewServices returns services.
+// NewServices returns the Services of a process.
 func NewServices(o Options) *Services {
 	s := &Services{Options: o, process: downstream.RandomHex(8)}
 	s.SetTRTLLM(connector.TRTLLM{})
 	return s
 }
 
-// SetTRTLLM makes attempts from now on ask o of the trtllm connector.
+// SetTRTLLM sets the options of the trtllm connector for attempts that begin later.
 func (s *Services) SetTRTLLM(o connector.TRTLLM) { s.trtllm.Store(&o) }
 
 // LegID returns a new id for one attempt: 32 lower-case hex digits. The width is fixed
@@ -62,10 +62,10 @@ func (s *Services) LegID() string {
 	return string(b[:])
 }
 
-// warnForeign logs, once for each engine, that prefill would send decode to another host.
+// warnForeign logs, once for each prefill engine, that its answer names a foreign host.
 func (s *Services) warnForeign(prefill engine.Target) {
 	if _, warned := s.warned.LoadOrStore(prefill.ID, true); !warned {
-		s.Log.Warn("prefill names a host where it is not known to be; decode is not sent there and computes prompts itself (engine.kv_hosts says where else an engine is)",
+		s.Log.Warn("the answer of prefill names a host that is not known to be prefill's; decode does not connect to that host and computes the prompts itself (engine.kv_hosts lists further hosts of an engine)",
 			"engine", prefill.Name())
 	}
 }

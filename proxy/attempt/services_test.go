@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Leg ids have a fixed width, because SGLang aborts by prefix, and never repeat.
+// TestLegID: leg ids have a fixed width, because SGLang aborts by prefix, and are unique.
 func TestLegID(t *testing.T) {
 	s := NewServices(Options{})
 	seen := make(map[string]bool)

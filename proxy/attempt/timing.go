@@ -7,29 +7,30 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// timingPatience is how long an answer whose client asks for timings waits for
-// prefill's, when decode is through before prefill has said that it is.
+// timingPatience limits how long the proxy waits for the timings of prefill, if the client
+// asks for timings and decode ends before prefill has answered.
 const timingPatience = time.Second
 
-// timed reports whether the engines have been asked for the timing of their legs.
+// timed reports whether the proxy asks the engines for the timing of their legs.
 func (a *attempt) timed() bool {
 	return a.c.TRTLLM.PerfMetrics && a.p.Decode.Spec.Connector == config.ConnectorTRTLLM
 }
 
-// cutTiming cuts the timing of a leg off the end of the last events of its stream.
+// cutTiming removes the engine's timing from the end of whole, the last events of a leg's
+// stream, and records it.
 func (a *attempt) cutTiming(l *leg, whole []byte) []byte {
 	rest, t := connector.CutTiming(whole)
 	a.env.Journal.LegTimed(l.Leg, t)
 	return rest
 }
 
-// asksTiming reports whether the client wants to know how its request went, and
-// the engines have been asked.
+// asksTiming reports whether the client asks for the timings of its request and the proxy has
+// asked the engines for them.
 func (a *attempt) asksTiming() bool {
 	return a.timed() && a.env.Client.Header().Get(connector.HeaderReturnMetrics) == "1"
 }
 
-// awaitTiming waits for prefill to say how it went, where both legs are under way.
+// awaitTiming waits until a concurrent prefill leg has ended and its timing is known.
 func (a *attempt) awaitTiming() {
 	if !a.both.runs() || a.both.over {
 		return
@@ -44,8 +45,8 @@ func (a *attempt) awaitTiming() {
 	}
 }
 
-// tellTiming takes the engine's lines out of the answer's header, and puts those
-// of all legs in for a client that asks.
+// tellTiming removes the engine's timing lines from the header of the answer. If the client
+// asks for timings, tellTiming adds the timings of all legs.
 func (a *attempt) tellTiming() {
 	if !a.timed() {
 		return
@@ -66,12 +67,12 @@ func (a *attempt) tellTiming() {
 	}
 }
 
-// timingEvent writes the timings behind a stream's end for a client that asks.
+// timingEvent writes the timings after the end of a stream, if the client asks for them.
 func (a *attempt) timingEvent() error {
 	if !a.asksTiming() {
 		return nil
 	}
-	a.env.Client.Flush() // the answer itself waits for nothing
+	a.env.Client.Flush() // the answer itself must not wait for the timings
 	a.awaitTiming()
 	t := a.env.Journal.Timing()
 	return a.env.Client.Write(t.AppendEvent(nil))

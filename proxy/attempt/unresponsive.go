@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// watch readies a leg for the goroutines that may give it up.
+// watch sets the fields of a leg that Evict, Lingers and Wanted read.
 func (a *attempt) watch(l *leg) {
 	h := &a.prefill.handoff
 	first := a.p.Flow == abi.FlowPrefillFirst && l.Phase == abi.Decode
@@ -21,17 +21,17 @@ func (a *attempt) watch(l *leg) {
 		l.watched.winner = &a.both.winner
 	}
 	if first {
-		// A whole answer tells nothing of the KV before all of it is there.
+		// An answer that is no stream shows nothing of the KV before it is complete.
 		l.watched.fetches = a.env.Request.Stream && h.Pinned
 		l.watched.handed, l.watched.readBy, l.watched.lease = a.prefill.handed, a.readBy(), h.Lease
 	}
 }
 
-// Evict implements upstream.CallControl. An engine does not respond: the leg's own, or the one
-// whose KV the leg needs. The leg is given up only to be tried elsewhere. If no other engine
-// is there, or no try is left, or the budget has no retry, it waits until the engine responds
-// again, unless that is too late for prefill's blocks (expired). The retry is taken from the
-// budget here.
+// Evict implements upstream.CallControl. An engine does not respond: the engine of the leg, or
+// the engine whose KV the leg needs. Evict gives the leg up only if a retry on another engine
+// is possible, and takes that retry from the budget. If there is no other engine, or the tries
+// or the budget are used up, the leg waits until the engine responds again, unless that is too
+// late for prefill's blocks (expired).
 func (l *leg) Evict(unresponsive any) bool {
 	w, retry := &l.watched, &l.watched.config.Retry
 	from, phase := l.target, l.Phase
@@ -42,11 +42,11 @@ func (l *leg) Evict(unresponsive any) bool {
 	default:
 		return false
 	}
-	if w.winner != nil && w.winner.Load() == decodeTook { // nobody waits for prefill's answer
+	if w.winner != nil && w.winner.Load() == decodeTook { // nothing waits for prefill's answer any more
 		return true
 	}
 	if w.route.Fixes(from.Instance) {
-		return l.expired(unresponsive) // the caller says where it runs
+		return l.expired(unresponsive) // the caller has chosen the engine
 	}
 	if l.try >= retry.Attempts || w.services.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
 		return l.expired(unresponsive)
@@ -56,13 +56,14 @@ func (l *leg) Evict(unresponsive any) bool {
 	return l.reserved || l.expired(unresponsive)
 }
 
-// expired reports whether prefill's blocks may be gone when the unresponsive engine, the leg's
-// own, responds again and reads them: it has renewed their lease for the last time. No answer
-// is better than one from the memory of another request.
+// expired reports whether prefill may have freed its blocks before the engine of the leg, which
+// does not respond, reads them. An engine that does not respond does not renew the lease of the
+// blocks. If decode read freed blocks, its answer would contain data of another request; an
+// error is better.
 //
-// A vLLM decode renews the lease every sixth of it, each time by two thirds from then. At
-// least half of the lease is left when decode stops, and half of that is for the probes to
-// notice.
+// A vLLM decode renews the lease after each sixth of the lease, each time by two thirds from
+// then on. So at least half of the lease is left when decode stops. Half of that time is for
+// the probes to notice.
 // Source: nixl/base_worker.py _lease_extension, nixl/base_scheduler.py.
 func (l *leg) expired(unresponsive any) bool {
 	w, now := &l.watched, time.Now()
@@ -76,9 +77,9 @@ func (l *leg) expired(unresponsive any) bool {
 	return now.Sub(w.handed) >= 3*quarter && now.Sub(l.silence) >= quarter
 }
 
-// waitsForLateAnswer reports whether the proxy keeps the connection of a prefill that is given
-// up: its answer lets its blocks be freed, or prefill is going to write what a decode waits
-// for, which holds its own blocks until then.
+// waitsForLateAnswer reports whether the proxy keeps the connection of a prefill leg that it
+// gives up. The late answer is useful if the proxy needs it to free the blocks of prefill, or
+// if prefill still writes the KV: decode holds its own blocks until then.
 func waitsForLateAnswer(c connector.Connector) bool {
 	d, ok := c.(connector.Deferrer)
 	return c.Reclaims() || ok && d.Defers()

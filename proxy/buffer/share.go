@@ -39,13 +39,6 @@ func (c *Clients) add(name string, n, most int64) bool {
 	return true
 }
 
-// Len returns the number of clients with counted bytes.
-func (c *Clients) Len() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.held)
-}
-
 // Share is the part of a budget that one request holds. Above 256 KiB it counts for the
 // request's client, which may hold half of the budget. Safe for concurrent use, except
 // Open.

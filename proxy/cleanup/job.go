@@ -9,6 +9,22 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
+// Yield is how long a clean-up waits after the proxy has closed the connection to a
+// decode engine. The engine's own abort frees prefill's blocks. If a second engine freed
+// them while the first still reads, the first would read another request's memory.
+const Yield = time.Second
+
+const (
+	// minPatience is the shortest time for which a clean-up is repeated: vLLM's default
+	// lease (kv_lease_duration), after which the engine has freed the blocks itself. A
+	// call whose engine holds the blocks longer says so (connector.Cleanup.Hold). A
+	// prefill that is run again only to free decode's blocks has no lease. Its limit
+	// starts when it leaves the queue and covers at least one try.
+	minPatience = 30 * time.Second
+	// minQueued is the least that one of these clean-ups counts for, in bytes.
+	minQueued = 64 << 10
+)
+
 // Job is the clean-up of one attempt. It refers to no memory of the request. It is not
 // safe for concurrent use until Runner.Start has taken it.
 type Job struct {

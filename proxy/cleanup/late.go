@@ -6,7 +6,6 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -70,22 +69,4 @@ func (l *Late) read(memory *buffer.Budget, resp *upstream.Response) *buffer.Buff
 		}
 	}
 	return answer
-}
-
-// awaitRecovery returns when t responds again or is gone, or when ctx ends.
-func awaitRecovery(ctx context.Context, t engine.Target) {
-	for t.Unresponsive() && !t.Gone() && ctx.Err() == nil {
-		sleep(ctx, firstPause)
-	}
-}
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }

@@ -20,18 +20,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Yield is how long a clean-up waits after the proxy has closed the connection to a
-// decode engine. The engine's own abort frees prefill's blocks. If a second engine freed
-// them while the first still reads, the first would read another request's memory.
-const Yield = time.Second
-
 const (
-	// minPatience is the shortest time for which a clean-up is repeated: vLLM's default
-	// lease (kv_lease_duration), after which the engine has freed the blocks itself. A
-	// call whose engine holds the blocks longer says so (connector.Cleanup.Hold). A
-	// prefill that is run again only to free decode's blocks has no lease. Its limit
-	// starts when it leaves the queue and covers at least one try.
-	minPatience = 30 * time.Second
 	// firstPause is the first pause between two rounds of a call. The pause doubles up to
 	// longestPause, so that blocks are free soon after their only decode engine is back.
 	firstPause   = 50 * time.Millisecond
@@ -42,8 +31,6 @@ const (
 	// maxQueued limits the memory of the clean-ups that wait to compute a prompt, in
 	// bytes: all clients of a gateway may leave at once.
 	maxQueued = 256 << 20
-	// minQueued is the least that one of these clean-ups counts for, in bytes.
-	minQueued = 64 << 10
 )
 
 // Options is what a Runner needs. All fields are needed.
@@ -299,4 +286,22 @@ func hasBegun(resp *upstream.Response) bool {
 		}
 	}
 	return false
+}
+
+// awaitRecovery returns when t responds again or is gone, or when ctx ends.
+func awaitRecovery(ctx context.Context, t engine.Target) {
+	for t.Unresponsive() && !t.Gone() && ctx.Err() == nil {
+		sleep(ctx, firstPause)
+	}
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
 }

@@ -14,7 +14,7 @@ type Conversation struct {
 	// SGLang and vLLM.
 	Fields []string `toml:"fields"`
 	// Headers are the request headers that may contain it, read after Fields. Default:
-	// those of TensorRT-LLM and vLLM.
+	// sessionHeaders.
 	Headers []string `toml:"headers"`
 	// LateFields are body members that are read after Headers, because clients may use
 	// one value for many conversations. Default: prompt_cache_key and
@@ -25,10 +25,32 @@ type Conversation struct {
 	Capacity int `toml:"capacity"`
 }
 
+// sessionHeaders returns the headers in which clients name a session. X-Correlation-ID is
+// not among them: many clients and gateways send a new one with each request.
+func sessionHeaders() []string {
+	return []string{
+		// Dynamo's own header has priority over those of agents there, too
+		// (lib/llm/src/protocols/agents.rs, session_affinity_header_value).
+		"X-Dynamo-Session-ID",
+		"X-SMG-Routing-Key", // SGLang: sgl-model-gateway/src/policies/manual.rs
+		// Claude Code (code.claude.com/docs/en/llm-gateway-protocol, "Request headers"). A
+		// subagent has a prompt of its own, so its id comes first, as in Dynamo.
+		"X-Claude-Code-Agent-Id", "X-Claude-Code-Session-Id",
+		// Codex: codex-rs/codex-api/src/requests/headers.rs, build_session_headers; a thread is
+		// one conversation of a session. Releases before had session_id,
+		// build_conversation_headers.
+		"thread-id", "session-id", "session_id",
+		// OpenCode: packages/opencode/src/session/llm/request.ts. TensorRT-LLM reads the first
+		// two, too, and x-multi-turn-session-id (serve/conversation_id.py).
+		"X-Session-ID", "x-session-affinity", "x-opencode-session",
+		"x-multi-turn-session-id",
+	}
+}
+
 func defaultConversation() Conversation {
 	return Conversation{
 		Fields:     []string{"conversation_params.conversation_id", "conversation_id", "session_id"},
-		Headers:    []string{"X-Session-ID", "X-Correlation-ID", "x-session-affinity", "x-multi-turn-session-id"},
+		Headers:    sessionHeaders(),
 		LateFields: []string{"prompt_cache_key", "client_metadata.session_id"},
 		Capacity:   100_000,
 	}

@@ -239,8 +239,8 @@ type FleetEtcd struct {
 	// Endpoints are the etcd servers, http(s)://host:port. Default empty: there
 	// is one coordinator.
 	Endpoints []string `toml:"endpoints"`
-	// Lease is how long a coordinator stays leader after its last sign of life, in
-	// whole seconds from 2 on. Default 5s.
+	// Lease is the time for which a coordinator stays the leader after its last contact
+	// with etcd. It is a whole number of seconds, at least 2. Default 5s.
 	Lease Duration `toml:"lease"`
 	// Username is the user in etcd; it needs PasswordFile. Default "": etcd requires
 	// none.

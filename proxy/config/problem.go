@@ -55,7 +55,7 @@ func (p Problem) String() string {
 // error of Parse.
 type Problems []Problem
 
-// Error lists every problem, one a line.
+// Error lists every problem on a separate line.
 func (ps Problems) Error() string {
 	lines := make([]string, len(ps))
 	for i, p := range ps {

@@ -76,6 +76,8 @@ var problemCases = []struct {
 	{"http3 without TLS", "[server]\nhttp3 = ':8443'\n", []want{{"server.http3", 2, "needs TLS"}}},
 	{"host with a port", "[admin]\nallowed_hosts = ['proxy.svc', 'proxy:9090', '']\n",
 		[]want{{"admin.allowed_hosts[1]", 2, "without a port"}, {"admin.allowed_hosts[2]", 2, "without a port"}}},
+	{"trusted proxies", "[server]\ntrusted_proxies = ['10.0.0.0/8',\n 'lb', '::1', '0.0.0.0/0',\n '10.0.0.1:80']\n",
+		[]want{{"server.trusted_proxies[1]", 3, `found "lb"`}, {"server.trusted_proxies[3]", 3, "trusts every client"}, {"server.trusted_proxies[4]", 4, "IP address or a network"}}},
 	{"cert without key", "[server.tls]\ncert = 'c'\n", []want{{"server.tls.cert", 2, "needs server.tls.key"}}},
 	{"key without cert", "[server.tls]\nkey = 'k'\n", []want{{"server.tls.key", 2, "needs server.tls.cert"}}},
 	{"self_signed with cert", "[server.tls]\ncert = 'c'\nkey = 'k'\nself_signed = true\n", []want{{"server.tls.self_signed", 4, "cannot be together"}}},
@@ -194,6 +196,10 @@ host_functions = [""]
 		{"plugin[0].header_stop", 7, "one of"}, {"plugin[0].memory", 8, "64KiB to 4GiB, found 1KiB"}, {"plugin[0].crash_budget", 9, "at least 0"},
 		{"plugin[0].crash_window", 10, "more than 0"}, {"plugin[0].timeout", 11, "negative"}, {"plugin[0].upstreams[0]", 12, "no [[upstream]]"},
 		{"plugin[0].host_functions[0]", 13, "required"}}},
+	{"artifact and signature", "[[plugin]]\nname='p'\npath='oci://ghcr.io/a/p'\npublic_key='RW'\n[[plugin]]\nname='q'\npath='oci://:1'\nsignature='q.minisig'\n" +
+		"[[plugin]]\nname='r'\npath='r'\npublic_key='RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3'\nsignature='oci://ghcr.io/a/p:1'\n", []want{
+		{"plugin[0].path", 3, "oci://REGISTRY/REPOSITORY:TAG"}, {"plugin[0].public_key", 4, "is not a public key of minisign"},
+		{"plugin[1].path", 7, "@sha256:DIGEST"}, {"plugin[1].signature", 8, "needs public_key"}, {"plugin[2].signature", 13, "a part of the artifact"}}},
 	{"sha256 that is no hex", "[[plugin]]\nname='p'\npath='p'\nsha256='" + strings.Repeat("zz", 32) + "'\n",
 		[]want{{"plugin[0].sha256", 4, "64 hex"}}},
 	{"fail on a policy", "[[plugin]]\nname='p'\npath='p'\nfail='open'\n", []want{{"plugin[0].fail", 4, "filters only"}}},

@@ -39,12 +39,21 @@ type Plugin struct {
 	// Name is the plugin's name in [policy], metrics and logs: letters,
 	// digits and - _ . : @, unique. Required.
 	Name string `toml:"name"`
-	// Path is the file of the module, or its http or https URL. Required. A
-	// file that changes is loaded again.
+	// Path is the file of the module, its http or https URL, or
+	// oci://REGISTRY/REPOSITORY with :TAG or @sha256:DIGEST. Required. A file that
+	// changes is loaded again. A relative path begins at the working directory of
+	// the process, not at the folder of this file.
 	Path string `toml:"path"`
 	// SHA256 is the digest, 64 hex digits, that the file must have. Default
 	// "": any.
 	SHA256 string `toml:"sha256"`
+	// PublicKey is the public key of minisign, as the second line of its .pub file,
+	// that must have signed the module. Default "": no signature is needed.
+	PublicKey string `toml:"public_key"`
+	// Signature is the path or http or https URL of the signature. It needs
+	// PublicKey. Default "": Path with the suffix .minisig; for oci:// the signature
+	// in the artifact.
+	Signature string `toml:"signature"`
 	// Trusted runs the module in the fast runtime, which cannot interrupt a
 	// loop. Default false.
 	Trusted bool `toml:"trusted"`
@@ -105,10 +114,13 @@ type Plugin struct {
 	CrashCPUShare float64 `toml:"crash_cpu_share"`
 }
 
-// Remote reports whether the module comes over http(s).
+// Remote reports whether the module comes over http(s) or from a registry.
 func (p Plugin) Remote() bool {
-	return strings.HasPrefix(p.Path, "http://") || strings.HasPrefix(p.Path, "https://")
+	return strings.HasPrefix(p.Path, "http://") || strings.HasPrefix(p.Path, "https://") || p.InRegistry()
 }
+
+// InRegistry reports whether the module is an artifact in a registry.
+func (p Plugin) InRegistry() bool { return strings.HasPrefix(p.Path, "oci://") }
 
 // Upstream is an address that plugins may call by name.
 type Upstream struct {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"net"
+	"net/netip"
 	"slices"
 	"time"
 )
@@ -50,10 +51,31 @@ type Server struct {
 	// disaggregated_params, bootstrap_*, rank and rid) on to the engines.
 	// Default false: they are removed.
 	TrustPDFields bool `toml:"trust_pd_fields"`
+	// AccessLog is the file to which each request that has ended adds one line of JSON,
+	// or "stderr". The lines contain no prompts. A reload opens the file again. Default
+	// "": no access log.
+	AccessLog string `toml:"access_log"`
+	// TrustedProxies are the addresses and networks (10.0.0.0/8) of the proxies in front of
+	// this one. Behind them, the client of limits.per_client and of the limit of memory is
+	// the address that their X-Forwarded-For names. Default empty: it is the address of the
+	// connection.
+	TrustedProxies []string `toml:"trusted_proxies"`
 	// TLS is the certificate of Listen and HTTP3.
 	TLS TLS `toml:"tls"`
 	// Auth configures the API keys.
 	Auth Auth `toml:"auth"`
+}
+
+// ProxyNetworks returns TrustedProxies as networks. Entries that are neither an address nor
+// a network, which Validate rejects, are left out.
+func (s *Server) ProxyNetworks() []netip.Prefix {
+	var networks []netip.Prefix
+	for _, text := range s.TrustedProxies {
+		if n, err := parseNetwork(text); err == nil {
+			networks = append(networks, n)
+		}
+	}
+	return networks
 }
 
 // TLS is the certificate of the public side. TLS is on when Cert and Key are
@@ -259,6 +281,7 @@ func defaultServer() Server {
 		MinBodyRate:       1 << 10,
 		IdleTimeout:       seconds(120),
 		WriteTimeout:      seconds(60),
+		TrustedProxies:    []string{},
 	}
 }
 

@@ -56,6 +56,13 @@ func (k *checker) server() {
 		k.add("server.tls.client_ca", "needs TLS: set server.tls.cert and server.tls.key, or server.tls.self_signed")
 	}
 
+	for i, text := range s.TrustedProxies {
+		if n, err := parseNetwork(text); err != nil {
+			k.add(indexKey("server.trusted_proxies", i), "must be an IP address or a network such as 10.0.0.0/8, found %q", text)
+		} else if n.Bits() == 0 {
+			k.add(indexKey("server.trusted_proxies", i), "%q trusts every client to name its own address", text)
+		}
+	}
 	for i, name := range k.config.Admin.AllowedHosts {
 		if name == "" || !validHost(name) {
 			k.add(indexKey("admin.allowed_hosts", i), "must be a host name without a port, found %q", name)

@@ -4,6 +4,9 @@ import (
 	"encoding/hex"
 	"strings"
 	"unicode"
+
+	"aead.dev/minisign"
+	"oras.land/oras-go/v2/registry"
 )
 
 // plugins checks every [[plugin]].
@@ -13,9 +16,13 @@ func (k *checker) plugins() {
 		key := func(name string) string { return joinKey(indexKey("plugin", i), name) }
 		k.name(key("name"), p.Name)
 		k.unique(key("name"), p.Name, names)
-		if k.required(key("path"), p.Path); p.Remote() {
+		k.required(key("path"), p.Path)
+		if p.InRegistry() {
+			k.artifact(key("path"), p.Path)
+		} else if p.Remote() {
 			k.httpURL(key("path"), p.Path)
 		}
+		k.signature(key, p)
 		if digest, err := hex.DecodeString(p.SHA256); p.SHA256 != "" && (err != nil || len(digest) != 32) {
 			k.add(key("sha256"), "must be 64 hex digits, or empty")
 		}
@@ -40,6 +47,30 @@ func (k *checker) plugins() {
 		k.atLeast(key("crash_budget"), p.CrashBudget, 0)
 		k.positive(key("crash_window"), int64(p.CrashWindow))
 		k.share(key("crash_cpu_share"), p.CrashCPUShare)
+	}
+}
+
+// artifact requires oci://REGISTRY/REPOSITORY with a tag or a digest.
+func (k *checker) artifact(key, path string) {
+	ref, err := registry.ParseReference(strings.TrimPrefix(path, "oci://"))
+	if err != nil || ref.Reference == "" {
+		k.add(key, "must be oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST, found %q", path)
+	}
+}
+
+// signature checks the keys of a module's signature.
+func (k *checker) signature(key func(string) string, p Plugin) {
+	var parsed minisign.PublicKey
+	if p.PublicKey != "" && parsed.UnmarshalText([]byte(p.PublicKey)) != nil {
+		k.add(key("public_key"), "is not a public key of minisign: want the second line of its .pub file")
+	}
+	switch {
+	case p.Signature != "" && p.PublicKey == "":
+		k.add(key("signature"), "needs public_key")
+	case strings.HasPrefix(p.Signature, "oci://"):
+		k.add(key("signature"), "must be a path or an http or https URL; the signature of an artifact is a part of the artifact")
+	case strings.HasPrefix(p.Signature, "http://"), strings.HasPrefix(p.Signature, "https://"):
+		k.httpURL(key("signature"), p.Signature)
 	}
 }
 

@@ -15,7 +15,7 @@ func (c *Config) Warnings() []Problem {
 		k.add("admin.trust_added_engines", "whoever has the admin token can have files of this machine read and sent to an engine")
 	}
 	for i, p := range c.Plugins {
-		if p.Remote() && p.SHA256 == "" {
+		if p.Remote() && p.SHA256 == "" && p.PublicKey == "" && !strings.Contains(p.Path, "@sha256:") {
 			k.add(joinKey(indexKey("plugin", i), "sha256"), "is empty: whatever the server of path sends is run")
 		}
 	}

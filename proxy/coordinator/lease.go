@@ -101,14 +101,14 @@ func counter(t engine.Target) *load.Counter {
 	return &t.Load[t.Rank]
 }
 
-// Owes reports whether the coordinator, in another process, would run a clean-up if this
+// WantsOrphanCleanup reports whether the coordinator, in another process, would run a clean-up if this
 // process died.
-func (l *Lease) Owes() bool { return l.remote != nil }
+func (l *Lease) WantsOrphanCleanup() bool { return l.remote != nil }
 
-// Owe sets, before PrefillDone, the clean-up that frees prefill's blocks. The coordinator
+// SetOrphanCleanup sets, before PrefillDone, the clean-up that frees prefill's blocks. The coordinator
 // passes it to ServerOptions.OnOrphan if this process dies before the answer begins. The
 // lease keeps cleanup.
-func (l *Lease) Owe(cleanup []byte) {
+func (l *Lease) SetOrphanCleanup(cleanup []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.remote != nil {

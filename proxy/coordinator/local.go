@@ -256,7 +256,7 @@ func sound(a abi.PlanAnswer) bool {
 }
 
 // lacks returns the phase for which the pool has no ready target. Prefill: both phases
-// have targets, and no two of them pair. PhaseNone: no connector uses pairs.
+// have targets, but no two targets can be paired. PhaseNone: no connector uses pairs.
 func lacks(pool *engine.Pool) abi.Phase {
 	if !pool.Pairs {
 		return abi.PhaseNone

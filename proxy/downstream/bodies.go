@@ -2,11 +2,11 @@ package downstream
 
 import (
 	"net/http"
+	"runtime"
 	"sync"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
-
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -32,9 +32,6 @@ func NewBodies(memory *buffer.Budget, config func() *config.Config, clientOf fun
 
 // Reading returns how many bodies of clients are being read.
 func (b *Bodies) Reading() int { return b.readers.len() }
-
-// Clients returns how many clients have large requests.
-func (b *Bodies) Clients() int { return b.clients.Len() }
 
 // Limit returns a handler whose requests have bodies with the server's limits.
 func (b *Bodies) Limit(next http.Handler) http.Handler { return b.limit(&b.readers, next) }
@@ -70,7 +67,7 @@ func (b *Bodies) limit(readers *readers, next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		in := &incoming{Context: r.Context(), ReadCloser: r.Body, bodies: b, readers: readers, rc: *http.NewResponseController(w), from: r}
+		in := &incoming{Context: r.Context(), ReadCloser: r.Body, config: b.config, clientOf: b.clientOf, readers: readers, rc: *http.NewResponseController(w), from: r}
 		in.to = r.WithContext(in) // net/http looks at the body of its own request
 		in.to.Body = in
 		_ = in.rc.EnableFullDuplex() // HTTP/1.1 always has it; without it net/http reads the body before it answers
@@ -83,4 +80,19 @@ func (b *Bodies) limit(readers *readers, next http.Handler) http.Handler {
 		next.ServeHTTP(w, in.to)
 		answered = true // not after a panic, by which a handler cuts the connection
 	})
+}
+
+// maxWindow is the largest window of zstd that is decoded, in bytes: the one that
+// every decoder must support (RFC 8878, 3.1.1.1.2).
+const maxWindow = 8 << 20
+
+// newUnzstd makes a decoder of zstd. Its calls may run at the same time, and write only
+// into the buffers that they get.
+func newUnzstd() *zstd.Decoder {
+	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(runtime.GOMAXPROCS(0)), zstd.WithDecoderMaxWindow(maxWindow),
+		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true))
+	if err != nil { // only wrong options fail
+		panic(err)
+	}
+	return d
 }

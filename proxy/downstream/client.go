@@ -16,16 +16,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// ErrWrite says that the client does not take the answer.
-var ErrWrite = errors.New("write to client")
-
-// ErrDraining is the cause with which the contexts of requests end when the proxy shuts
-// down, and Draining is the answer.
-var (
-	ErrDraining = errors.New("the proxy is shutting down")
-	Draining    = &openai.Error{Status: 503, Type: "overloaded_error", Code: "draining", Message: "the proxy is shutting down"}
-)
-
 // Client is one request of a client, and its answer. The goroutine of the handler uses
 // it; Reserve, TakeMemory and ReleaseMemory are safe for concurrent use. Open comes
 // first and Close last; then the Client may be opened for another request. The zero
@@ -149,3 +139,32 @@ func (c *Client) Cut() { c.cut = true }
 
 // MustCut reports whether Cut was called.
 func (c *Client) MustCut() bool { return c.cut }
+
+// AppendFields appends the client's header lines that every leg carries. The two lines
+// that may hold an API key are included only if keepKey is set, and PD lines (rank,
+// x-override-*) only if trust is set.
+func (c *Client) AppendFields(dst []upstream.Field, keepKey, trust bool) []upstream.Field {
+	return appendFields(dst, c.r.Header, keepKey, trust)
+}
+
+// Body returns the request's body, nil before ReadBody and after ReleaseBody. It is valid
+// until the last holder frees it, and must not be changed.
+func (c *Client) Body() []byte {
+	if c.body == nil {
+		return nil
+	}
+	return c.body.B
+}
+
+// HoldBody returns the buffer of the body with another holder, who frees it.
+func (c *Client) HoldBody() *buffer.Buffer { return c.body.Hold() }
+
+// ReleaseBody frees the body, and what Derive counts.
+func (c *Client) ReleaseBody() {
+	c.body.Free()
+	c.body = nil
+	if c.derived > 0 {
+		c.share.Release(c.derived)
+		c.derived = 0
+	}
+}

@@ -5,22 +5,13 @@ import (
 	"compress/gzip"
 	"errors"
 	"net/http"
-	"runtime"
 	"strings"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
-
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
-
-// AcceptedCodings are the content codings that a request body may have.
-const AcceptedCodings = "gzip, zstd"
-
-// maxWindow is the largest window of zstd that is decoded, in bytes: the one that
-// every decoder must support (RFC 8878, 3.1.1.1.2).
-const maxWindow = 8 << 20
 
 var (
 	errCoding = &openai.Error{Status: 415, Code: "unsupported_content_encoding", Param: "Content-Encoding",
@@ -81,17 +72,6 @@ func (c *Client) gunzip(coded []byte, limit int) (err error) {
 		return err
 	}
 	return c.fill(z, 0, limit, func(error) error { return errCoded })
-}
-
-// newUnzstd makes a decoder of zstd. Its calls may run at the same time, and write only
-// into the buffers that they get.
-func newUnzstd() *zstd.Decoder {
-	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(runtime.GOMAXPROCS(0)), zstd.WithDecoderMaxWindow(maxWindow),
-		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true))
-	if err != nil { // only wrong options fail
-		panic(err)
-	}
-	return d
 }
 
 // maxBlock is the most that one block of zstd becomes, in bytes (RFC 8878, 3.1.1.2.4).

@@ -46,13 +46,6 @@ func lineName(name string) string {
 // engines with that name are dropped. The name is a result of lineName.
 func ownLine(name string) bool { return strings.HasPrefix(name, "X-Pdproxy-") }
 
-// AppendFields appends the client's header lines that every leg carries. The two lines
-// that may hold an API key are included only if keepKey is set, and PD lines (rank,
-// x-override-*) only if trust is set.
-func (c *Client) AppendFields(dst []upstream.Field, keepKey, trust bool) []upstream.Field {
-	return appendFields(dst, c.r.Header, keepKey, trust)
-}
-
 func appendFields(dst []upstream.Field, h http.Header, keepKey, trust bool) []upstream.Field {
 	// The body was parsed as JSON, and vLLM refuses any other type.
 	dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,28 +30,14 @@ const (
 	fairRate = 64 << 10
 )
 
-// Reasons to stop reading a body.
-var (
-	errBodySlow = &openai.Error{Status: 408, Type: "invalid_request_error", Code: "body_timeout", Message: "the request body came more slowly than server.min_body_rate"}
-	// ErrReading says that the body had to make room for another.
-	ErrReading = &openai.Error{Status: 408, Type: "rate_limit_error", Code: "reading_limit", Message: "too many request bodies are being read; this one was the slowest"}
-)
-
-// stoppedBody is the error of a body that the proxy has stopped reading.
-type stoppedBody struct{ why *openai.Error }
-
-func (e *stoppedBody) Error() string { return e.why.Message }
-
-// Unwrap returns the reason, and for filters the error of a passed deadline.
-func (e *stoppedBody) Unwrap() []error { return []error{e.why, os.ErrDeadlineExceeded} }
-
 // incoming is the body of a client's request, which the exchange or a filter reads. It
 // is also the context of the request, so that the exchange finds it. One goroutine at a
 // time reads it, which may be another than that of the handler.
 type incoming struct {
 	context.Context
 	io.ReadCloser // the body of net/http
-	bodies        *Bodies
+	config        func() *config.Config
+	clientOf      func(*http.Request) string
 	readers       *readers // nil: the deadline is the body's only limit
 	rc            http.ResponseController
 	from, to      *http.Request // the request of net/http; the request of the handlers
@@ -90,7 +75,7 @@ func incomingOf(ctx context.Context) *incoming {
 func (b *incoming) Read(p []byte) (int, error) {
 	now := time.Now()
 	if b.begin() && b.readers != nil {
-		b.readers.enter(b, now, b.bodies.config())
+		b.readers.enter(b, now, b.config())
 	}
 	b.since.Store(now.UnixNano())
 	if err := b.stopped(); err != nil {
@@ -128,7 +113,7 @@ func (b *incoming) begin() bool {
 	}
 	b.begun = true
 	if b.client == "" {
-		b.client = b.bodies.clientOf(b.from)
+		b.client = b.clientOf(b.from)
 	}
 	return true
 }

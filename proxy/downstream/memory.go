@@ -1,40 +1,14 @@
 package downstream
 
 import (
-	"errors"
+	"io"
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
-	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // MinDerived is the memory for data made of a body that is not counted, in bytes: each
 // exchange keeps that much for the next request.
 const MinDerived = 64 << 10
-
-// Failures because the proxy itself lacks memory or descriptors. They are not charged to
-// an engine, and no leg is retried because of them. Their codes are reasons of
-// pdproxy_shed_total.
-var (
-	ErrMemory       = &openai.Error{Status: 503, Type: "overloaded_error", Code: "memory_limit", Message: "the memory of the proxy for requests and answers is used up"}
-	ErrOverloaded   = &openai.Error{Status: 503, Type: "overloaded_error", Code: "proxy_overloaded", Message: "the proxy has no descriptor, port or memory for a connection to an engine"}
-	errClientMemory = &openai.Error{Status: 429, Type: "rate_limit_error", Code: "client_memory_limit", Message: "the requests of this client hold as much memory as one client may"}
-)
-
-var errBodyNeverFits = &openai.Error{Status: 413, Code: "body_too_large", Message: "the request does not fit in limits.buffer_memory, or in the half of it that one client may hold"}
-
-// OwnFault reports whether err is a failure because the proxy itself lacks memory or
-// descriptors.
-func OwnFault(err error) bool {
-	return errors.Is(err, ErrMemory) || errors.Is(err, errClientMemory) || errors.Is(err, ErrOverloaded)
-}
-
-// memoryError returns the answer for an error of package buffer.
-func memoryError(err error) error {
-	if errors.Is(err, buffer.ErrShare) {
-		return errClientMemory
-	}
-	return ErrMemory
-}
 
 // CountFor makes the memory of the request count for a client, where limits.per_client
 // is set. The request must hold no memory yet.
@@ -106,5 +80,37 @@ func (c *Client) Derive(n int) error {
 		return err
 	}
 	c.derived += int64(n)
+	return nil
+}
+
+// fill reads r to its end into c.body. Announced is the likely number of bytes, 0 if it
+// is not known. More than limit bytes are an error. Failed turns the error of a read into
+// the error that the client gets.
+func (c *Client) fill(r io.Reader, announced, limit int, failed func(error) error) error {
+	for {
+		if len(c.body.B) == cap(c.body.B) {
+			if err := c.grow(c.body, announced, limit); err != nil {
+				return err
+			}
+		}
+		n, err := r.Read(c.body.B[len(c.body.B):cap(c.body.B)])
+		c.body.B = c.body.B[:len(c.body.B)+n]
+		if len(c.body.B) > limit {
+			return errBodyTooLarge(int64(limit))
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return failed(err)
+		}
+	}
+}
+
+// grow gives b, which is full, more room for a body of at most limit bytes.
+func (c *Client) grow(b *buffer.Buffer, announced, limit int) error {
+	if err := b.Grow(announced, limit+1); err != nil {
+		return c.noMemory(max(announced, min(2*cap(b.B), limit)), err)
+	}
 	return nil
 }

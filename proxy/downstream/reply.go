@@ -78,3 +78,6 @@ func RandomHex(n int) string {
 	rand.Read(raw[:n]) // never fails (crypto/rand)
 	return string(text[:hex.Encode(text[:], raw[:n])])
 }
+
+// AcceptedCodings are the content codings that a request body may have.
+const AcceptedCodings = "gzip, zstd"

@@ -13,9 +13,8 @@ import (
 	"time"
 )
 
-// framingStreams are streams of one connection. Where «!» stands, nothing more
-// may pass and the head is made malformed; where «|» stands, nothing more may
-// pass.
+// framingStreams are the bytes of one connection each. No byte after a mark may pass. At the
+// mark "!" net/http also gets a malformed line; at the mark "|" it does not.
 var framingStreams = []struct{ name, bytes string }{
 	{"length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"no body", "GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"},
@@ -66,7 +65,8 @@ var framingStreams = []struct{ name, bytes string }{
 	{"chunk size past the line buffer", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("0", 65) + "5\r\n|hello"},
 }
 
-// parseFramingStream takes the marks out: what may pass, and all.
+// parseFramingStream removes the mark of s. pass is the part before the mark, all is the whole
+// text, and refusal is the line that net/http gets at the mark.
 func parseFramingStream(s string) (pass, all, refusal string) {
 	for _, mark := range []string{"!", "|"} {
 		if i := strings.Index(s, mark); i >= 0 {

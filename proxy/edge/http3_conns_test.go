@@ -30,7 +30,7 @@ func serveHTTP3(t *testing.T, h http.HandlerFunc, change func(*config.Config)) *
 	})
 }
 
-// dialQUIC opens a connection to w. It has no HTTP/3 of its own.
+// dialQUIC opens a QUIC connection to w. The test writes the HTTP/3 frames itself.
 func dialQUIC(t *testing.T, s *served, conf *quic.Config) (*quic.Conn, error) {
 	t.Helper()
 	c, err := quic.DialAddr(t.Context(), s.HTTP3Addr().String(),
@@ -63,8 +63,8 @@ func openStream(t *testing.T, c *quic.Conn, p []byte) *quic.Stream {
 	return s
 }
 
-// A request head that does not come whole ends its stream, not the connection, and a
-// body may take longer than a head.
+// An incomplete request head ends its stream, not the connection. The limit of a head does not
+// apply to the body.
 func TestHTTP3HeadLimit(t *testing.T) {
 	const limit = 200 * time.Millisecond
 	echo := func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) }
@@ -146,8 +146,8 @@ func TestHTTP3Streams(t *testing.T) {
 	}
 }
 
-// A connection that has no place is refused before its handshake; one that is idle
-// gives way. Places come back.
+// The server refuses a connection before its handshake if no place is free and no idle
+// connection can be closed. A connection that ends frees its place.
 func TestHTTP3MaxConnections(t *testing.T) {
 	release := make(chan struct{})
 	w := serveHTTP3(t, func(http.ResponseWriter, *http.Request) { <-release }, func(c *config.Config) { c.Limits.MaxConnections = 1 })
@@ -177,7 +177,7 @@ func TestHTTP3MaxConnections(t *testing.T) {
 	if err := <-answered; err != nil {
 		t.Errorf("the first connection: %v", err)
 	}
-	for { // the first one has to settle
+	for { // until the server counts the first connection as idle
 		second, err := dialQUIC(t, w, nil)
 		if err == nil {
 			<-c.Context().Done()

@@ -43,3 +43,10 @@ type Options struct {
 	Balance *balance.Worker
 	Log     *slog.Logger
 }
+
+// Limits bound how long Serve takes to return. They are functions because a reload may
+// change them.
+type Limits struct {
+	Drain     func() time.Duration // after the context of Serve has ended
+	Remaining func() time.Duration // after StopAccepting
+}

@@ -13,13 +13,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
-// Limits bound how long Serve takes to return. They are functions because a reload may
-// change them.
-type Limits struct {
-	Drain     func() time.Duration // after the context of Serve has ended
-	Remaining func() time.Duration // after StopAccepting
-}
-
 // Serve answers on all sockets until ctx ends. Then it drains: it accepts no new
 // connection, and running requests may end within the limit. Requests that do not end in
 // time are cancelled with downstream.ErrDraining. After StopAccepting, Serve goes on with the

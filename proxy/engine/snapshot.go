@@ -16,7 +16,7 @@ type Snapshot struct {
 	Unlearned bool
 
 	pools  map[string]*Pool
-	models []string // models of pools that have a ready target, sorted
+	models []string // models with an instance that computes prompts or answers, sorted
 }
 
 // Pool returns the pool of a model. ok is false if no known instance serves the model.
@@ -34,8 +34,8 @@ func (s *Snapshot) Only() (p *Pool, count int) {
 	return p, len(s.pools)
 }
 
-// Models lists the models of the ready instances, sorted. The caller must not change
-// the slice.
+// Models lists the models of all instances except encoders, sorted, whether the instances
+// are ready or not. The caller must not change the slice.
 func (s *Snapshot) Models() []string { return s.models }
 
 // Ready reports whether some model could be served now.
@@ -156,7 +156,7 @@ func newSnapshot(instances []*Instance, lax bool) *Snapshot {
 	for model, of := range members {
 		p := newPool(model, of, lax)
 		s.pools[model] = p
-		if len(p.Ready) > 0 {
+		if slices.ContainsFunc(of, func(i *Instance) bool { return i.Role != abi.RoleEncode }) {
 			s.models = append(s.models, model)
 		}
 	}

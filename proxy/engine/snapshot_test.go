@@ -184,7 +184,7 @@ func TestSnapshotModels(t *testing.T) {
 	d := made(4, "d", abi.RoleBoth, "x", Ready, 1, Facts{Models: []string{"ignored"}})
 	d.Spec.Model = "mine"
 	s := newSnapshot([]*Instance{a, b, c, d}, false)
-	if got := strings.Join(s.Models(), " "); got != "base lora mine" {
+	if got := strings.Join(s.Models(), " "); got != "away base lora mine" {
 		t.Errorf("models %q", got)
 	}
 	if !s.Unlearned {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -14,10 +15,11 @@ import (
 
 func errNotCarried(connector string, api openai.API) error {
 	return &openai.Error{Status: 501, Type: "invalid_request_error", Code: "not_implemented",
-		Message: fmt.Sprintf("%s is not carried by the %s protocol", api.Path(), connector)}
+		Message: fmt.Sprintf("the %s protocol does not support %s", connector, api.Path())}
 }
 
-// rejectedError is the plan policy's refusal with the status that it chose.
+// rejectedError returns the client's error for a request that the plan policy rejected with
+// that status; 0 means 503.
 func rejectedError(status int) *openai.Error {
 	e := &openai.Error{Status: status, Type: "overloaded_error", Code: "rejected_by_policy", Message: "the plan policy rejected the request"}
 	switch {
@@ -31,7 +33,7 @@ func rejectedError(status int) *openai.Error {
 	return e
 }
 
-// PublicError returns what the client is told of an error of a request.
+// PublicError returns the error that the client gets for an error of its request.
 func PublicError(err error) *openai.Error {
 	var (
 		oe *openai.Error
@@ -49,7 +51,7 @@ func PublicError(err error) *openai.Error {
 	case errors.Is(err, coordinator.ErrNoID):
 		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_id", Message: "no disagg id is left for the request; the coordinator grants none"}
 	case errors.Is(err, coordinator.ErrUnknownModel):
-		return &openai.Error{Status: 404, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model does not exist or no engine serves it"}
+		return UnknownModel("", nil)
 	case errors.Is(err, coordinator.ErrModelNeeded):
 		return &openai.Error{Status: 400, Type: "invalid_request_error", Code: "missing_field", Param: "model", Message: "model is needed: the engines serve more than one"}
 	case errors.As(err, &re):
@@ -60,7 +62,24 @@ func PublicError(err error) *openai.Error {
 	return &openai.Error{Status: 500, Type: "internal_error", Code: "internal", Message: "internal error"}
 }
 
-// reply answers the client with err. Nothing has been sent before.
+// UnknownModel returns what the client is told if no engine serves the model of that name.
+// known are the models that it may ask for.
+func UnknownModel(name string, known []string) *openai.Error {
+	const mostName, mostKnown = 200, 10 // bytes, models
+	text := "the model does not exist"
+	if name != "" {
+		text = fmt.Sprintf("the model %.*q does not exist", mostName, name)
+	}
+	if len(known) > 0 {
+		text += "; the engines serve " + strings.Join(known[:min(len(known), mostKnown)], ", ")
+	}
+	if more := len(known) - mostKnown; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return &openai.Error{Status: 404, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: text}
+}
+
+// reply sends err to the client as the whole answer. No byte of the answer may have been sent.
 func (x *exchange) reply(err error) {
 	var le *attempt.Error
 	if errors.As(err, &le) && le.Reply != nil {
@@ -68,11 +87,14 @@ func (x *exchange) reply(err error) {
 		return
 	}
 	e := PublicError(err)
+	if errors.Is(err, coordinator.ErrUnknownModel) {
+		e = UnknownModel(x.req.Model, x.run.Registry.Snapshot().Models())
+	}
 	x.journal.Answered(e.Status)
 	x.client.Error(x.req.API, e)
 }
 
-// outcomeOf returns the outcome of an exchange that was answered with err.
+// outcomeOf returns the outcome of an exchange whose answer is the error err.
 func outcomeOf(err error) telemetry.Outcome {
 	var le *attempt.Error
 	if downstream.OwnFault(err) {

@@ -24,7 +24,7 @@ func targetNamed(name string) engine.Target {
 	return engine.Target{Instance: &engine.Instance{Spec: config.Engine{Name: name}}}
 }
 
-// Every kind of error: what the client is told, and how the exchange is counted.
+// For each kind of error: the error that the client gets, and the outcome that is counted.
 func TestPublicError(t *testing.T) {
 	leg := func(e *attempt.Error) error {
 		e.Phase, e.Target = abi.Decode, targetNamed("d0")

@@ -9,7 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// place asks for a placement.
+// place asks for the next placement of the request.
 func (x *exchange) place() (*coordinator.Placement, error) {
 	x.journal.Placing()
 	if x.route.Sidecar() == nil {
@@ -27,9 +27,10 @@ func (x *exchange) Coordinated(policy string) { x.journal.Coordinated(policy) }
 // Fallback implements sidecar.Exchange.
 func (x *exchange) Fallback(policy, reason string) { x.journal.Fallback(policy, reason) }
 
-// PlaceOnce implements sidecar.Exchange. It asks for a placement that the request's form allows. What its
-// connector cannot pair, or not with this prefill, goes to one engine that answers
-// it alone, if there is one; that is counted.
+// PlaceOnce implements sidecar.Exchange. It asks for a placement on engines that serve the API
+// of the request. If the connector cannot run the request as two legs, or not with the chosen
+// prefill engine, PlaceOnce asks for one engine that answers the request alone, and counts a
+// fallback.
 func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	serves := func(_ *coordinator.Placement, c connector.Connector) error {
 		if !c.Serves(x.req.API) {
@@ -70,8 +71,9 @@ func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	return p, nil
 }
 
-// unpairable reports why the request cannot run as two legs, the first on prefill,
-// and the reason to count; sure is false where it perhaps can.
+// unpairable returns an error if the request cannot run as two legs with that prefill engine,
+// and the reason for the metric. If sure is false, the request may succeed as two legs
+// nevertheless.
 func (x *exchange) unpairable(conn connector.Connector, prefill engine.Target) (reason string, sure bool, err error) {
 	if err = conn.Pairable(&x.req); err != nil {
 		return "not_pairable", true, err
@@ -82,9 +84,9 @@ func (x *exchange) unpairable(conn connector.Connector, prefill engine.Target) (
 	return "forced_tool", sure, err
 }
 
-// placeWhere asks for a placement whose connector suits the request; check says
-// why one does not. A model may have engines of several connectors: those of one
-// that does not suit are then the last to be chosen.
+// placeWhere asks for a placement that passes check, which returns an error if the connector
+// does not suit the request. A model may have engines of several connectors. If check fails,
+// placeWhere excludes the engines of that connector and asks again.
 func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Connector) error) (*coordinator.Placement, error) {
 	for {
 		p, err := x.run.Coordinator.Place(x.env.Context, &x.ask)
@@ -103,8 +105,9 @@ func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Conne
 	}
 }
 
-// excludeConnector keeps the targets of a connector from the next placements, as
-// long as there are others; false: it had been done.
+// excludeConnector excludes all targets of a connector from the next placements. The
+// coordinator uses excluded targets only if no others are left. It returns false if all of
+// them were excluded before.
 func (x *exchange) excludeConnector(name string) bool {
 	before := len(x.ask.Excluded)
 	for _, i := range x.run.Registry.Snapshot().Instances {

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// mayRetry reports whether a failed leg may be tried again elsewhere, takes it
+// mayRetry reports whether the exchange may retry a failed leg. If so, mayRetry takes one retry
 // from the budget and counts it.
 func (x *exchange) mayRetry(err error, hook attempt.HookAnswer) bool {
 	var le *attempt.Error
@@ -22,7 +22,7 @@ func (x *exchange) mayRetry(err error, hook attempt.HookAnswer) bool {
 	if le.Permanent && hook.Decision == abi.LegPass || hook.Decision == abi.LegGiveUp {
 		return false
 	}
-	if x.route.CallerCoordinates() && attempt.Sent(err) { // the blocks it names may have been read, and be free
+	if x.route.CallerCoordinates() && attempt.Sent(err) { // the blocks that the caller named may have been read and freed
 		return false
 	}
 	if x.denied == le || x.env.Tries(le.Phase) >= x.env.Config.Retry.Attempts {
@@ -37,9 +37,10 @@ func (x *exchange) mayRetry(err error, hook attempt.HookAnswer) bool {
 	return true
 }
 
-// exclude keeps the target of a failed leg from the next placement of this
-// exchange, as long as there are others, unless the leg hook wants the same
-// again. Where the pair failed, either side may be at fault.
+// exclude excludes the target of a failed leg from the next placements of this exchange. The
+// coordinator uses an excluded target only if no others are left. If the leg hook asks for the
+// same targets again, exclude allows them. If the pair failed, either engine may be at fault,
+// so exclude excludes both.
 func (x *exchange) exclude(err error, hook attempt.HookAnswer) {
 	var le *attempt.Error
 	if !errors.As(err, &le) {
@@ -52,7 +53,7 @@ func (x *exchange) exclude(err error, hook attempt.HookAnswer) {
 		return
 	}
 	failed := le.Target
-	if !le.Unresponsive.IsZero() { // it may be the engine whose KV the target needed
+	if !le.Unresponsive.IsZero() { // perhaps the prefill engine, whose KV the target needed
 		failed = le.Unresponsive
 	}
 	x.ask.Excluded = append(x.ask.Excluded, failed)

@@ -5,6 +5,7 @@ package exchange
 
 import (
 	"log/slog"
+	"net/http"
 	"sync"
 	"sync/atomic"
 
@@ -29,8 +30,9 @@ import (
 // once, when it comes.
 type Options struct {
 	Config      func() *config.Config
-	Keys        func() *admission.Keys  // returns nil if every client may send requests
-	Sidecar     func() *sidecar.Sidecar // returns nil on a proxy that is no sidecar
+	Keys        func() *admission.Keys     // returns nil if every client may send requests
+	ClientOf    func(*http.Request) string // returns the name of a client for limits
+	Sidecar     func() *sidecar.Sidecar    // returns nil on a proxy that is no sidecar
 	Queue       *admission.Queue
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
@@ -51,20 +53,18 @@ type Runner struct {
 	Options
 	services  *attempt.Services
 	hooks     atomic.Pointer[attempt.Hooks] // nil: none
-	exchanges sync.Pool
+	exchanges sync.Pool                     // of *exchange, whose memory is reused
 }
 
 // New returns a Runner. It starts nothing.
 func New(o Options) *Runner {
-	run := &Runner{Options: o, services: attempt.NewServices(attempt.Options{
+	return &Runner{Options: o, services: attempt.NewServices(attempt.Options{
 		Registry: o.Registry, Coordinator: o.Coordinator, Connector: o.Connector, Memory: o.Memory,
 		Cleanups: o.Cleanups, Retained: o.Retained, Prompts: o.Prompts, Log: o.Log,
 	})}
-	run.exchanges.New = func() any { return new(exchange) }
-	return run
 }
 
-// SetHooks makes requests that come from now on ask h; nil: none.
+// SetHooks sets the hooks of requests that come later. nil means no hooks.
 func (run *Runner) SetHooks(h attempt.Hooks) {
 	if h == nil {
 		run.hooks.Store(nil)
@@ -73,7 +73,7 @@ func (run *Runner) SetHooks(h attempt.Hooks) {
 	run.hooks.Store(&h)
 }
 
-// hooksNow returns the hooks for a request that comes now; nil: none.
+// hooksNow returns the hooks for a new request, or nil.
 func (run *Runner) hooksNow() attempt.Hooks {
 	if h := run.hooks.Load(); h != nil {
 		return *h
@@ -81,5 +81,5 @@ func (run *Runner) hooksNow() attempt.Hooks {
 	return nil
 }
 
-// SetTRTLLM makes attempts from now on ask o of the trtllm connector.
+// SetTRTLLM sets the options of the trtllm connector for attempts that begin later.
 func (run *Runner) SetTRTLLM(o connector.TRTLLM) { run.services.SetTRTLLM(o) }

@@ -10,34 +10,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
-	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
-	"github.com/pdproxy/pdproxy/proxy/prompt"
-	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// exchange is one client request with all its attempts. The goroutine of the handler owns it,
-// from open to close. close is its only exit and runs once in any case. Every goroutine that
-// an attempt starts has ended before close, or belongs to the runner of clean-ups.
-type exchange struct {
-	run     *Runner
-	client  downstream.Client
-	req     openai.Request
-	prompt  prompt.Prompt
-	ask     coordinator.Ask
-	route   sidecar.Route
-	journal journal.Journal
-	env     attempt.Env
-	held    *coordinator.Lease // of the last placement; released in close too, in case a panic kept the attempt from it
-	line    recording.Line     // of the recording
-	denied  *attempt.Error     // the failure for which the retry budget had no retry
-}
-
-// Serve runs one generating request. Everything that happens to the request is called from
-// here.
+// Serve runs one request to an engine: it calls each step of the request, from the API key to
+// the clean-up.
 func (run *Runner) Serve(w http.ResponseWriter, r *http.Request, api openai.API) {
 	x := run.open(w, r)
 	defer x.close()
@@ -48,8 +28,9 @@ func (run *Runner) Serve(w http.ResponseWriter, r *http.Request, api openai.API)
 	}
 }
 
-// serve admits, reads and describes the request, then places and attempts it until one attempt
-// ends it. An error means that nothing has been answered, unless the client's answer has begun.
+// serve admits, reads and describes the request. Then it places the request and runs attempts
+// until one succeeds or no retry is allowed. If serve returns an error, the client has no
+// complete answer; the answer may have begun.
 func (x *exchange) serve(r *http.Request, api openai.API) error {
 	client, err := x.authenticate(r, api)
 	if err != nil {
@@ -77,7 +58,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 			return nil
 		}
 		if errors.Is(err, coordinator.ErrNoTarget) && x.env.Tries(abi.Prefill) < x.env.Config.Retry.Attempts {
-			continue // nothing was sent: the last decode engine of the group went away before
+			continue // no leg was sent: the last decode engine of the group went away before that
 		}
 		if !x.mayRetry(err, hook) {
 			return err
@@ -89,7 +70,10 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 
 // open begins the exchange.
 func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
-	x := run.exchanges.Get().(*exchange)
+	x, _ := run.exchanges.Get().(*exchange)
+	if x == nil {
+		x = new(exchange)
+	}
 	cfg := run.Config()
 	x.run = run
 	x.client.Open(run.Bodies, cfg, w, r)
@@ -104,17 +88,17 @@ func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
 
 // authenticate checks the API key, and returns the name under which the client is counted.
 func (x *exchange) authenticate(r *http.Request, api openai.API) (client string, err error) {
-	x.req.API = api // errors have its form from here on
+	x.req.API = api // from now on errors have the form of this API
 	if r, err = x.run.Keys().Authenticate(r); err != nil {
 		return "", err
 	}
 	x.env.Key = admission.KeyName(r)
 	x.journal.Client(x.env.Key)
-	return admission.Client(r), nil
+	return x.run.ClientOf(r), nil
 }
 
-// read reads the headers for a sidecar and the body, and scans the body. A request that is
-// rejected here takes no place of those that run.
+// read reads the sidecar's headers and the body, and scans the body. A request that read
+// rejects has taken no place among the running requests.
 func (x *exchange) read(client string) error {
 	err := x.route.Read(x.run.Sidecar(), sidecar.Request{
 		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.ask, Exchange: x, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
@@ -146,7 +130,7 @@ func (x *exchange) admit(client string) (leave func(), err error) {
 	return leave, err
 }
 
-// describe makes of the request what is asked of the coordinator.
+// describe fills in the question for the coordinator.
 func (x *exchange) describe() error {
 	e := &x.env
 	e.Fields = x.client.AppendFields(e.Fields[:0], e.Key == "", e.Config.Server.TrustPDFields)
@@ -177,14 +161,14 @@ func (x *exchange) describe() error {
 		x.line = r.Note(x.journal.Began(), &x.req, x.prompt.TokenIDs(), x.run.Prompts.ClientID(source))
 	}
 	if !x.req.API.Generates() {
-		x.ask.Aggregate = abi.RoleDecode // any engine answers it; prefill engines are left to prompts
+		x.ask.Aggregate = abi.RoleDecode // every engine can answer; keep the prefill engines free for prompts
 	}
 	x.journal.Described(&x.req)
 	return nil
 }
 
-// answer answers the client with err, if the answer has not begun yet, and notes the outcome. A
-// nil err is success.
+// answer records the outcome and, if the answer has not begun, sends err to the client. A nil
+// err is success.
 func (x *exchange) answer(err error) {
 	if err == nil {
 		if x.journal.Ending() == telemetry.OutcomeNone {
@@ -195,10 +179,10 @@ func (x *exchange) answer(err error) {
 	if x.client.Gone() && !downstream.BodyStopped(err) || errors.Is(err, downstream.ErrWrite) {
 		x.journal.Ends(telemetry.OutcomeCancelled)
 		x.journal.Answered(499)
-		x.client.Cut() // a plain return would make it an empty 200, or a stream that looks complete
+		x.client.Cut() // a normal return would send an empty 200, or a stream that looks complete
 		return
 	}
-	if x.client.Begun() { // a stream that broke off has told the client
+	if x.client.Begun() { // a broken stream has ended with an error event or a cut connection
 		return
 	}
 	outcome := outcomeOf(err)
@@ -207,13 +191,13 @@ func (x *exchange) answer(err error) {
 		x.journal.Shed(PublicError(err).Code)
 	}
 	if outcome == telemetry.OutcomeEngineError || outcome == telemetry.OutcomeTimeout {
-		x.journal.Warn("request failed", "error", err) // names phase and engine, holds nothing of bodies
+		x.journal.Warn("request failed", "error", err) // the text names phase and engine, and contains nothing of the bodies
 	}
 	x.reply(err)
 }
 
-// recovered logs a fault of the proxy's own and ends the client's connection. The exchange is
-// closed like any other.
+// recovered logs a panic of the proxy and aborts the client's connection. The deferred close
+// then closes the exchange as usual.
 func (x *exchange) recovered() {
 	v := recover()
 	if v == nil {
@@ -226,8 +210,8 @@ func (x *exchange) recovered() {
 	panic(http.ErrAbortHandler)
 }
 
-// close is the one exit of an exchange. Every attempt has ended its legs and released its lease
-// before; what is left is to settle the account.
+// close ends every exchange. Each attempt has ended its legs and released its lease before. close
+// completes the record, writes the trace line, calls the finish hook and frees the memory.
 func (x *exchange) close() {
 	if x.held != nil {
 		x.held.Release()
@@ -244,7 +228,7 @@ func (x *exchange) close() {
 	run.exchanges.Put(x)
 }
 
-// settle tells the recorder and the finish hook how the exchange ended.
+// settle reports the end of the exchange to the recorder and to the finish hook.
 func (x *exchange) settle() {
 	if r := x.run.Recorder; r != nil && x.journal.Ending() == telemetry.OutcomeOK {
 		r.Write(&x.line, x.journal.Reported(), x.ask.Request.PromptTokens, x.journal.Reads())
@@ -253,18 +237,6 @@ func (x *exchange) settle() {
 		f := x.journal.Finish(x.ask.Request)
 		x.env.Hooks.Finish(&f)
 	}
-}
-
-// reset drops every reference to the request and keeps the memory.
-func (x *exchange) reset() {
-	clear(x.ask.Excluded)
-	x.ask = coordinator.Ask{Excluded: x.ask.Excluded[:0]}
-	x.run, x.held, x.denied = nil, nil, nil
-	x.env.Reset()
-	x.prompt.Reset()
-	x.route.Reset()
-	x.line = recording.Line{}
-	x.req.Reset()
 }
 
 // firstError prefers the failure of a leg to the error that no other target is left.

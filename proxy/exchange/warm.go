@@ -15,26 +15,25 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// warmRest is how long a round without work is followed by none.
+// warmRest is the shortest pause after a round that found no pair to warm up.
 const warmRest = time.Second
 
-// The outcomes of a warm-up.
+// Outcomes of a warm-up, labels of the metric.
 const (
 	warmOK     = "ok"
 	warmFailed = "failed"
-	warmBusy   = "busy" // an engine had been given a request meanwhile
+	warmBusy   = "busy" // an engine got another request in the meantime
 )
 
-// Warm sends a request of one token through each pair that is new, where
-// the configuration asks for that, until ctx ends, and returns when none is
-// under way. The engines make their connection then, and not for the first user.
-// At most one begins each pairs.warm_up_interval, none for an engine that has
-// anything else to do.
+// Warm sends a request of one token through each new pair, if the configuration asks for
+// warm-ups. The two engines then connect before the first client's request needs the pair. At
+// most one warm-up begins in each pairs.warm_up_interval, and only if both engines are idle.
+// When ctx ends, Warm waits for the running warm-ups and returns.
 func (run *Runner) Warm(ctx context.Context) {
 	var (
 		running sync.WaitGroup
 		mu      sync.Mutex
-		taken   = make(map[*engine.Instance]bool) // by a warm-up; guarded by mu
+		taken   = make(map[*engine.Instance]bool) // engines of running warm-ups; guarded by mu
 	)
 	defer running.Wait()
 	timer := time.NewTimer(0)
@@ -79,8 +78,8 @@ func (run *Runner) Warm(ctx context.Context) {
 	}
 }
 
-// localEngine returns the engine beside the proxy, nil while it is being replaced. All is
-// set on a proxy that is no sidecar: it may pair any two engines.
+// localEngine returns the local engine of a sidecar, or nil while that engine is being
+// replaced. all is true on a proxy that is no sidecar: such a proxy may pair any two engines.
 func (run *Runner) localEngine() (i *engine.Instance, all bool) {
 	sc := run.Sidecar()
 	if sc == nil {
@@ -89,8 +88,9 @@ func (run *Runner) localEngine() (i *engine.Instance, all bool) {
 	return sc.Local(), false
 }
 
-// warmPair sends the request through the pair of p and d. Like a client's it has
-// a lease, an id, limits and a clean-up; it is not counted among the exchanges.
+// warmPair warms up the pair of p and d, and records the outcome. The request has a lease, a
+// disagg id, time limits and a clean-up, as a client's request has. The metrics of requests do
+// not count it.
 func (run *Runner) warmPair(ctx context.Context, model string, p, d engine.Target) {
 	outcome, err := warmOK, run.warmUp(ctx, model, p, d)
 	switch {
@@ -109,8 +109,8 @@ func (run *Runner) warmPair(ctx context.Context, model string, p, d engine.Targe
 }
 
 var (
-	errNothingCame = errors.New("warm pair: decode answered, but no KV came over")
-	errWarmBusy    = errors.New("warm pair: an engine is not free for it")
+	errNothingCame = errors.New("warm up pair: decode answered, but no KV was transferred")
+	errWarmBusy    = errors.New("warm up pair: an engine is busy")
 )
 
 func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target) (err error) {
@@ -118,7 +118,7 @@ func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target)
 	if err != nil {
 		return err
 	}
-	x := run.open(nowhere{make(http.Header)}, r)
+	x := run.open(discardWriter{make(http.Header)}, r)
 	x.env.WarmUp, x.env.Hooks = true, nil
 	x.journal.WarmUp()
 	defer x.close()
@@ -128,7 +128,7 @@ func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target)
 			err = attempt.ErrPanicked
 		}
 	}()
-	cfg := *x.env.Config // every wait of a warm-up is one for the handshake
+	cfg := *x.env.Config // in a warm-up every wait includes the handshake of the pair
 	limit := cfg.Timeouts.Handshake
 	cfg.Timeouts.Prefill, cfg.Timeouts.FirstByte = min(cfg.Timeouts.Prefill, limit), min(cfg.Timeouts.FirstByte, limit)
 	cfg.Retry.Attempts, cfg.Server.TrustPDFields = 1, false
@@ -158,17 +158,17 @@ func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target)
 	return nil
 }
 
-// appendWarmUp appends the body of a warm-up. Its prompt begins with an id of its
-// own, so that no engine finds it in its cache: nothing would be transferred.
+// appendWarmUp appends the body of a warm-up request. The prompt begins with a unique id, so
+// that no engine has it in its cache. For a cached prompt the engines transfer no KV.
 func appendWarmUp(b []byte, model, id string) []byte {
 	b = openai.AppendQuoted(append(b, `{"model":`...), model)
 	b = openai.AppendQuoted(append(b, `,"prompt":`...), id+" is to bring two engines together.")
 	return append(b, `,"max_tokens":1,"stream":false}`...)
 }
 
-// nowhere is the answer of a request that no client made.
-type nowhere struct{ header http.Header }
+// discardWriter is the http.ResponseWriter of a request that no client made. It drops the answer.
+type discardWriter struct{ header http.Header }
 
-func (n nowhere) Header() http.Header         { return n.header }
-func (n nowhere) WriteHeader(int)             {}
-func (n nowhere) Write(b []byte) (int, error) { return len(b), nil }
+func (w discardWriter) Header() http.Header         { return w.header }
+func (w discardWriter) WriteHeader(int)             {}
+func (w discardWriter) Write(b []byte) (int, error) { return len(b), nil }

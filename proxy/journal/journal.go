@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/accesslog"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -27,13 +28,14 @@ type Books struct {
 
 	metrics *telemetry.Metrics
 	tracer  *telemetry.Tracer // nil: no spans
+	access  *accesslog.Log    // nil: no access log
 	log     *slog.Logger
 }
 
 // NewBooks returns books. tracer may be nil: then there are no spans. worker may be nil:
 // then no other process has to know how many requests run here.
-func NewBooks(metrics *telemetry.Metrics, tracer *telemetry.Tracer, log *slog.Logger, worker *balance.Worker) *Books {
-	return &Books{Running: Running{worker: worker}, metrics: metrics, tracer: tracer, log: log}
+func NewBooks(metrics *telemetry.Metrics, tracer *telemetry.Tracer, access *accesslog.Log, log *slog.Logger, worker *balance.Worker) *Books {
+	return &Books{Running: Running{worker: worker}, metrics: metrics, tracer: tracer, access: access, log: log}
 }
 
 // Journal is the account of one request. The goroutine of the request owns it, but
@@ -144,7 +146,7 @@ func (j *Journal) LegAnswered(l *Leg, status int) { l.answered(time.Now(), statu
 // LegTimed notes the timing that the engine of a leg reports.
 func (j *Journal) LegTimed(l *Leg, t connector.Timing) { j.rec.timed(l, t) }
 
-// LegEnded notes that a leg ended for a reason that is not the engine's.
+// LegEnded notes that a leg ended for a reason that is not a failure of the engine.
 func (j *Journal) LegEnded(l *Leg, reason string) { l.end(time.Now(), reason) }
 
 // LegCancelled counts a leg that the proxy ended because its result was no longer needed.
@@ -192,7 +194,7 @@ func (j *Journal) FirstByte(l *Leg) {
 	if j.warmUp {
 		return
 	}
-	j.books.metrics.FirstToken(now.Sub(j.rec.Start))
+	j.books.metrics.FirstByte(j.rec.Stream, now.Sub(j.rec.Start))
 	if j.filters != nil {
 		j.publishFirstByte(now)
 	}
@@ -249,6 +251,7 @@ func (j *Journal) End() {
 		m.Client(j.client, j.rec.Outcome)
 	}
 	j.trace()
+	j.logAccess()
 	if j.books.log.Enabled(context.Background(), slog.LevelDebug) {
 		j.logLegs()
 	}

@@ -26,7 +26,7 @@ type record struct {
 	Policy    string
 	Start     time.Time
 	Placing   time.Time // start of the last placement
-	Placed    time.Time // when the first placement was there
+	Placed    time.Time // time of the first placement
 	FirstByte time.Time // when the client got the first event or the whole answer
 	End       time.Time
 	Status    int

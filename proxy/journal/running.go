@@ -15,7 +15,7 @@ import (
 // Running is the set of requests that run now. It is safe for concurrent use.
 type Running struct {
 	mu      sync.Mutex
-	views   []*view // guarded by mu; in no order
+	views   []*view // unordered; guarded by mu
 	running inflight.Group
 	worker  *balance.Worker // learns how many requests run; nil: no other process needs to know
 }

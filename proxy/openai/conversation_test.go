@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// sources is the default of the configuration.
+// sources are some places of an id.
 var sources = NewIDSources(
 	[]string{"conversation_params.conversation_id", "conversation_id", "session_id"},
 	[]string{"X-Session-ID", "X-Correlation-ID"},

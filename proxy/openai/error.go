@@ -86,8 +86,8 @@ func AppendErrorEvent(dst []byte, e *Error) []byte {
 }
 
 // AppendErrorEvent appends the error as an event that clients of this API understand.
-// Clients of the two APIs with typed events ignore events without a type, so theirs
-// have one.
+// Clients of the two APIs with typed events ignore events without a type, so the event
+// has a type for these APIs.
 func (a API) AppendErrorEvent(dst []byte, e *Error) []byte {
 	switch a {
 	case Messages:

@@ -64,8 +64,8 @@ func (r *Request) PromptText() []byte {
 func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\r' || c == '\t' }
 
 // Preamble visits the raw values that an engine puts before the prompt or uses to build
-// it, in the order of the body: the same messages with other tools are another prompt.
-// PromptText does not contain them.
+// it, in the order of the body. For example, the same messages with other tools make
+// another prompt. PromptText does not contain these values.
 func (r *Request) Preamble(yield func(raw []byte) bool) {
 	for i := range r.members {
 		m := &r.members[i]

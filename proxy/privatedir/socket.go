@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// findProc finds the folder below /proc. By that path the system reaches the folder
-// through the open descriptor.
+// findProc finds the folder below /proc. With this path the system uses the open
+// descriptor of the folder.
 func (d *Dir) findProc() {
 	path := fmt.Sprintf("/proc/self/fd/%d", d.folder.Fd())
 	own, err := d.folder.Stat()

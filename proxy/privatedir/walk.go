@@ -179,9 +179,9 @@ var errNoFolder = errors.New("is not a folder; symbolic links to folders are not
 // trusted reports whether root or this process's user owns the file.
 func trusted(st *unix.Stat_t) bool { return st.Uid == 0 || int(st.Uid) == os.Geteuid() }
 
-// checkAbove checks a folder on the way: only root and this user can exchange
-// the entries that belong to either of them. In a folder with the sticky bit, like
-// /tmp, others can add entries, but cannot exchange these.
+// checkAbove checks a folder on the way: only root and this user can replace entries that
+// belong to root or to this user. In a folder with the sticky bit, like /tmp, others can
+// add entries, but cannot exchange these.
 func checkAbove(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

@@ -79,8 +79,8 @@ func (r *Recorder) Add(line []byte) error {
 // bytesPerToken is the assumed length of a token of text.
 const bytesPerToken = 4
 
-// hashes returns the names of the blocks of a prompt. Ids are its token ids where they
-// are known.
+// hashes returns the hashes of the blocks of a prompt. ids are the prompt's token ids,
+// nil if unknown.
 func (r *Recorder) hashes(req *openai.Request, ids []uint32) []uint64 {
 	var chain []kvindex.Hash
 	seed := r.seed

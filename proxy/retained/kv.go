@@ -20,8 +20,8 @@ import (
 // the request may queue on prefill, which stops 5 s before.
 const margin = 30 * time.Second
 
-// KV is what one decode engine retains of one turn. It is used once: decode frees what
-// prefill has pulled.
+// KV is the KV that one decode engine retains after one turn. A turn can use it only once,
+// because decode frees the KV that prefill has pulled.
 type KV struct {
 	params []byte
 	host   string // where prefill would look for the KV; "" if the holder is not known to be there
@@ -52,8 +52,8 @@ func (k *KV) Params() []byte { return k.params }
 // Holder is the decode engine that retains the KV.
 func (k *KV) Holder() engine.Target { return k.holder }
 
-// Foreign reports whether decode named a host at which it is not known to be. No engine
-// is sent there.
+// Foreign reports whether decode named a host that is not known to be its own. The proxy gives
+// no engine the address of such a host.
 func (k *KV) Foreign() bool { return k.host == "" }
 
 // Unusable returns why prefill cannot pull the KV, as a reason of a fallback; "" if it
@@ -72,8 +72,8 @@ func (k *KV) Unusable(prefill engine.Target, conn connector.Connector) string {
 	return ""
 }
 
-// HolderGone is the reason of a fallback: the KV is lost with the engine that retained
-// it, so nobody has to free it.
+// HolderGone is the reason of a fallback: the engine that retained the KV has gone, and its
+// memory with it, so no call has to free the KV.
 const HolderGone = "engine_gone"
 
 // Hold delays the freeing of the KV until t, which is unresponsive and may still read
@@ -112,7 +112,7 @@ func (f Freer) via(k *KV) *engine.Instance {
 
 // FreeEncoded frees KV that another process of the fleet knew and that no request will
 // use, in the background.
-func (f Freer) FreeEncoded(t *fleet.KeptTurn) error {
+func (f Freer) FreeEncoded(t *fleet.RetainedKV) error {
 	k, err := f.read(t)
 	if err == nil {
 		f.Free(k, 0)
@@ -121,12 +121,12 @@ func (f Freer) FreeEncoded(t *fleet.KeptTurn) error {
 }
 
 // encode returns k for another process of the fleet.
-func (k *KV) encode() *fleet.KeptTurn {
-	return &fleet.KeptTurn{Holder: k.holder, Since: k.since, Host: k.host, Params: k.params, Forget: k.free.Append(nil)}
+func (k *KV) encode() *fleet.RetainedKV {
+	return &fleet.RetainedKV{Holder: k.holder, Since: k.since, Host: k.host, Params: k.params, Forget: k.free.Append(nil)}
 }
 
 // read reads KV that another process of the fleet encoded.
-func (f Freer) read(t *fleet.KeptTurn) (*KV, error) {
+func (f Freer) read(t *fleet.RetainedKV) (*KV, error) {
 	k := &KV{params: t.Params, host: t.Host, holder: t.Holder, since: t.Since}
 	var err error
 	k.free, err = cleanup.ReadRetained(t.Forget, f.Registry.Snapshot(), t.Holder, func() *engine.Instance { return f.via(k) })
@@ -155,14 +155,14 @@ func IDs(k *connector.Retained) (ids []uint32, reason string) {
 	switch {
 	case err != nil:
 		return nil, "no_token_ids"
-	case k.Tokens > len(ids): // decode had begun with more
+	case k.Tokens > len(ids): // decode retains the KV of more tokens than ids are known
 		return nil, "kv_ahead"
 	}
 	return ids[:k.Tokens], ""
 }
 
-// TextOnly reports whether the KV of a request's prompt depends on nothing but its token
-// ids. The ids of an image stand for any other image as well.
+// TextOnly reports whether the KV of a request's prompt depends only on the token ids. It does
+// not for a prompt with images, because all images have the same placeholder ids.
 func TextOnly(r *openai.Request) bool {
 	for _, key := range [...]string{"prompt_embeds", "features", "content_parts"} {
 		if v, _ := r.Get(key); !openai.IsNull(v) {

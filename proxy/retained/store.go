@@ -53,17 +53,17 @@ func (s *local) Named(_ context.Context, scope, name string) bool { return s.she
 // Take implements Store.
 func (s *local) Take(_ context.Context, scope, name string, ids []uint32, now time.Time) (*KV, fleet.Found) {
 	if k, ok := s.shelf.Take(scope, ids, now); ok {
-		return k, fleet.TurnTaken
+		return k, fleet.KVTaken
 	}
 	if name == "" {
-		return nil, fleet.NothingKept
+		return nil, fleet.NothingRetained
 	}
 	old, ok := s.shelf.TakeNamed(scope, name, now)
 	if !ok {
-		return nil, fleet.NothingKept
+		return nil, fleet.NothingRetained
 	}
 	s.Free(old, 0)
-	return nil, fleet.TurnForgotten
+	return nil, fleet.KVFreed
 }
 
 // Put implements Store.
@@ -91,20 +91,20 @@ func (s *fleetStore) Empty() bool { return !s.client.Connected() }
 
 // Named implements Store.
 func (s *fleetStore) Named(ctx context.Context, scope, name string) bool {
-	return s.client.NamesTurn(ctx, scope, name)
+	return s.client.NamesKV(ctx, scope, name)
 }
 
 // Take implements Store.
 func (s *fleetStore) Take(ctx context.Context, scope, name string, ids []uint32, _ time.Time) (*KV, fleet.Found) {
-	encoded, found := s.client.TakeTurn(ctx, scope, name, ids)
+	encoded, found := s.client.TakeKV(ctx, scope, name, ids)
 	if encoded == nil {
 		return nil, found
 	}
 	k, err := s.read(encoded)
 	if err != nil { // then it cannot be freed either
-		return nil, fleet.TurnLost
+		return nil, fleet.HolderUnknown
 	}
-	if found != fleet.TurnTaken {
+	if found != fleet.KVTaken {
 		s.Free(k, 0)
 		return nil, found
 	}
@@ -113,7 +113,7 @@ func (s *fleetStore) Take(ctx context.Context, scope, name string, ids []uint32,
 
 // Put implements Store.
 func (s *fleetStore) Put(e Entry, now time.Time) bool {
-	return s.client.KeepTurn(conversation.OnShelf[*fleet.KeptTurn]{
+	return s.client.PutKV(conversation.OnShelf[*fleet.RetainedKV]{
 		Scope: e.Scope, Name: e.Name, IDs: e.IDs, Expires: e.Expires, Value: e.Value.encode(),
 	}, now)
 }

@@ -8,12 +8,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// addresses has the instances of one snapshot by host:port.
-type addresses struct {
-	of *engine.Snapshot
-	by map[string]*engine.Instance
-}
-
 // find returns the instance at an address, host:port; nil if no instance has it.
 func (sc *Sidecar) find(s *engine.Snapshot, address string) *engine.Instance {
 	known := sc.addresses.Load()

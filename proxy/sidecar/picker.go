@@ -10,10 +10,6 @@ import (
 	"os"
 	"strings"
 	"time"
-
-	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // destinationHeader is the header in which an endpoint picker of the Gateway API's
@@ -31,8 +27,8 @@ type picker struct {
 	client  *http.Client
 }
 
-func newPicker(cfg config.Sidecar) *picker {
-	return &picker{url: cfg.Picker, timeout: time.Duration(cfg.PickerTimeout), client: &http.Client{
+func newPicker(url string, timeout time.Duration) *picker {
+	return &picker{url: url, timeout: timeout, client: &http.Client{
 		Transport:     &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second, DisableCompression: true},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
@@ -58,7 +54,7 @@ type pickAnswer struct {
 
 // ask returns the addresses that the picker names, best first, or the reason why there
 // are none. The reason is a label of pdproxy_fallbacks_total.
-func (p *picker) ask(ctx context.Context, q *pickRequest) (addresses []string, reason string) {
+func (p *picker) ask(ctx context.Context, q *pickRequest) (endpoints []string, reason string) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
 	body, _ := json.Marshal(q) // strings and numbers never fail
@@ -101,40 +97,4 @@ func pickFailure(err error) string {
 		return "timeout"
 	}
 	return "failed"
-}
-
-// pick returns the engine that the picker chooses for decode, or the reason why there is
-// none. The engine must be known, able to take the phase, ready, and must not have failed
-// in this exchange.
-func (r *Route) pick() (*engine.Instance, string) {
-	sc, local := r.sc, r.local[0]
-	if sc.picker == nil {
-		return nil, "failed" // the order of an operator may name decode_picked without a picker
-	}
-	q := &pickRequest{
-		RequestID: r.ID, Model: r.Body.Model, Phase: abi.Decode.String(),
-		PromptTokens: r.Ask.Request.PromptTokens, MaxTokens: r.Body.MaxTokens, Stream: r.Body.Stream,
-		Prefill: local.Spec.Address(), Candidates: []string{},
-	}
-	snapshot := sc.registry.Snapshot()
-	for _, i := range snapshot.Instances {
-		if i.State() == engine.Ready && isPeer(local, i, abi.RoleDecode) && !r.failedOn(i) {
-			q.Candidates = append(q.Candidates, i.Spec.Address())
-		}
-	}
-	addresses, reason := sc.picker.ask(r.Context, q)
-	for _, address := range addresses {
-		i := sc.find(snapshot, strings.TrimSpace(address))
-		switch {
-		case i == nil || !isPeer(local, i, abi.RoleDecode):
-			reason = "not_allowed"
-		case i.State() != engine.Ready:
-			reason = "not_ready"
-		case r.failedOn(i):
-			reason = "has_failed"
-		default:
-			return i, ""
-		}
-	}
-	return nil, reason
 }

@@ -3,6 +3,7 @@ package sidecar
 import (
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -123,11 +124,6 @@ func (r *Route) exhausted(name string) bool {
 	return false
 }
 
-// failedOn reports whether an earlier attempt failed on the instance.
-func (r *Route) failedOn(i *engine.Instance) bool {
-	return slices.ContainsFunc(r.Ask.Excluded, func(t engine.Target) bool { return t.Instance == i })
-}
-
 // usedPolicy records the policy that has placed the request.
 func (r *Route) usedPolicy(name string) {
 	r.policy = name
@@ -179,4 +175,40 @@ func (r *Route) askPicker() bool {
 	r.picked[0] = i
 	r.Ask.Within.Decode = r.picked[:]
 	return true
+}
+
+// pick returns the engine that the picker chooses for decode, or the reason why there is
+// none. The engine must be known, able to take the phase, ready, and must not have failed
+// in this exchange.
+func (r *Route) pick() (*engine.Instance, string) {
+	sc, local := r.sc, r.local[0]
+	if sc.picker == nil {
+		return nil, "failed" // the order of an operator may name decode_picked without a picker
+	}
+	q := &pickRequest{
+		RequestID: r.ID, Model: r.Body.Model, Phase: abi.Decode.String(),
+		PromptTokens: r.Ask.Request.PromptTokens, MaxTokens: r.Body.MaxTokens, Stream: r.Body.Stream,
+		Prefill: local.Spec.Address(), Candidates: []string{},
+	}
+	snapshot := sc.registry.Snapshot()
+	for _, i := range snapshot.Instances {
+		if i.State() == engine.Ready && isPeer(local, i, abi.RoleDecode) && !r.failedOn(i) {
+			q.Candidates = append(q.Candidates, i.Spec.Address())
+		}
+	}
+	endpoints, reason := sc.picker.ask(r.Context, q)
+	for _, address := range endpoints {
+		i := sc.find(snapshot, strings.TrimSpace(address))
+		switch {
+		case i == nil || !isPeer(local, i, abi.RoleDecode):
+			reason = "not_allowed"
+		case i.State() != engine.Ready:
+			reason = "not_ready"
+		case r.failedOn(i):
+			reason = "has_failed"
+		default:
+			return i, ""
+		}
+	}
+	return nil, reason
 }

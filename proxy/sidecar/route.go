@@ -172,3 +172,8 @@ func (sc *Sidecar) trusts(remote string) bool {
 	ip := from.Addr().Unmap().WithZone("")
 	return slices.ContainsFunc(sc.callers, func(n netip.Prefix) bool { return n.Contains(ip) })
 }
+
+// failedOn reports whether an earlier attempt failed on the instance.
+func (r *Route) failedOn(i *engine.Instance) bool {
+	return slices.ContainsFunc(r.Ask.Excluded, func(t engine.Target) bool { return t.Instance == i })
+}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -41,7 +42,7 @@ func New(cfg *config.Config, registry *engine.Registry, old *Sidecar) *Sidecar {
 	}
 	sc := &Sidecar{cfg: cfg.Sidecar, registry: registry, local: local, callers: cfg.Sidecar.Networks()}
 	if cfg.Sidecar.Picker != "" {
-		sc.picker = newPicker(cfg.Sidecar)
+		sc.picker = newPicker(cfg.Sidecar.Picker, time.Duration(cfg.Sidecar.PickerTimeout))
 	}
 	sc.ResetOrder()
 	return sc
@@ -147,4 +148,10 @@ func servesWhole(i *engine.Instance) bool {
 // isPeer reports whether i may take the phase of that role for the local engine.
 func isPeer(local, i *engine.Instance, role abi.Role) bool {
 	return i != local && i.Role&role != 0 && i.Spec.Connector == local.Spec.Connector
+}
+
+// addresses has the instances of one snapshot by host:port.
+type addresses struct {
+	of *engine.Snapshot
+	by map[string]*engine.Instance
 }

@@ -76,7 +76,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	return int(n), err
 }
 
-// write writes the buffers in order and consumes them; c.writing is held.
+// write writes the buffers in order and consumes them. The caller holds c.writing.
 func (c *conn) write(bufs net.Buffers) (int64, error) {
 	c.out.bufs, c.out.n, c.out.err = bufs, 0, nil
 	err := c.raw.Write(c.out.once)

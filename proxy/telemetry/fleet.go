@@ -41,7 +41,7 @@ type Fleet struct {
 	ask func() []Process
 
 	mu    sync.Mutex
-	known map[string]*remembered // by a process's name and start; guarded by mu
+	known map[string]*remembered // keyed by the process's name and start time; guarded by mu
 	past  families               // of processes that were dropped; guarded by mu
 }
 
@@ -67,6 +67,7 @@ func NewFleet(own prometheus.Gatherer, ask func() []Process) *Fleet {
 var ofCoordinator = map[string]bool{
 	"pdproxy_leases_open": true, "pdproxy_engine_load": true, "pdproxy_engine_up": true, "pdproxy_pair_state": true, "pdproxy_pair_refused": true,
 	"pdproxy_kv_index_blocks": true, "pdproxy_kv_index_bytes": true, "pdproxy_kv_distrust": true,
+	"pdproxy_config_reload_success": true, "pdproxy_config_reload_timestamp_seconds": true,
 }
 
 // startTime is the start time of a process. It distinguishes two processes with the
@@ -288,8 +289,8 @@ func (t total) gauge(name, help string, v float64) {
 // HistogramSuffixes are the suffixes of a histogram's series.
 var HistogramSuffixes = [...]string{"_bucket", "_count", "_sum"}
 
-// isSeries reports whether a name is that of a histogram's series: plugins of two
-// processes may have defined both.
+// isSeries reports whether a name is the name of a histogram's series. Plugins of two
+// processes may have defined a histogram and another metric with this name.
 func (t total) isSeries(name string) bool {
 	for _, suffix := range HistogramSuffixes {
 		if base, ok := strings.CutSuffix(name, suffix); ok && t[base] != nil && t[base].family.GetType() == dto.MetricType_HISTOGRAM {

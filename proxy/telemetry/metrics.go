@@ -16,6 +16,9 @@ type Metrics struct {
 	exchanges     *prometheus.CounterVec
 	exchangeTime  prometheus.Histogram
 	firstToken    prometheus.Histogram
+	wholeAnswer   prometheus.Histogram
+	reloadSuccess prometheus.Gauge
+	reloadTime    prometheus.Gauge
 	interEvent    *intervalHistogram
 	legTime       *prometheus.HistogramVec
 	legErrors     *prometheus.CounterVec
@@ -66,7 +69,8 @@ func New(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		exchanges:     counter("pdproxy_exchanges_total", "Exchanges that ended, by flow and outcome.", "flow", "outcome"),
 		exchangeTime:  plain("pdproxy_exchange_duration_seconds", "Time from a request's head to the end of its answer."),
-		firstToken:    plain("pdproxy_time_to_first_token_seconds", "Time from a request's head to the first byte of its answer."),
+		firstToken:    plain("pdproxy_time_to_first_token_seconds", "Time from a request's head to the first byte of its stream. Answers that are no streams are in pdproxy_whole_answer_seconds."),
+		wholeAnswer:   plain("pdproxy_whole_answer_seconds", "Time from a request's head to the first byte of its answer, if the answer is no stream: the engine has then computed all of it."),
 		interEvent:    newIntervalHistogram("pdproxy_inter_event_seconds", "Time between two reads of a stream's events."),
 		legTime:       histogram("pdproxy_leg_duration_seconds", "Time of legs that succeeded.", waits, "phase", "connector"),
 		legErrors:     counter("pdproxy_leg_errors_total", "Legs that failed, by reason.", "phase", "engine", "reason"),
@@ -97,8 +101,10 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
 	}, []string{"engine", "reason"})
+	m.reloadSuccess = prometheus.NewGauge(prometheus.GaugeOpts{Name: "pdproxy_config_reload_success", Help: "1 if the last read of the configuration, at the start or by a reload, succeeded; 0 while an older configuration stays in force."})
+	m.reloadTime = prometheus.NewGauge(prometheus.GaugeOpts{Name: "pdproxy_config_reload_timestamp_seconds", Help: "Time of the last read of the configuration that succeeded."})
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pdproxy_buffer_bytes", Help: "Memory that holds requests and answers, in bytes."}, m.bufferBytes)
-	reg.MustRegister(held, m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
+	reg.MustRegister(held, m.reloadSuccess, m.reloadTime, m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
 	return m
 }
 
@@ -113,8 +119,26 @@ func (m *Metrics) Client(name string, o Outcome) {
 	m.clients.WithLabelValues(name, o.String()).Inc()
 }
 
-// FirstToken observes the time until the client's first byte.
-func (m *Metrics) FirstToken(d time.Duration) { m.firstToken.Observe(d.Seconds()) }
+// FirstByte observes the time until the client's first byte, of a stream or of a whole
+// answer.
+func (m *Metrics) FirstByte(stream bool, d time.Duration) {
+	if stream {
+		m.firstToken.Observe(d.Seconds())
+		return
+	}
+	m.wholeAnswer.Observe(d.Seconds())
+}
+
+// ConfigLoaded notes that the configuration was read at that time, at the start or by a
+// reload, and whether it is in force now.
+func (m *Metrics) ConfigLoaded(ok bool, now time.Time) {
+	if !ok {
+		m.reloadSuccess.Set(0)
+		return
+	}
+	m.reloadSuccess.Set(1)
+	m.reloadTime.Set(float64(now.UnixMilli()) / 1e3)
+}
 
 // MergeIntervals adds the waits of one ended stream.
 func (m *Metrics) MergeIntervals(i *Intervals) { m.interEvent.merge(i) }

@@ -20,7 +20,9 @@ func TestMetrics(t *testing.T) {
 	m := New(reg)
 	m.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
 	m.Client("team", OutcomeOK)
-	m.FirstToken(time.Second)
+	m.FirstByte(true, time.Second)
+	m.FirstByte(false, 3*time.Second)
+	m.FirstByte(false, 4*time.Second)
 	m.Leg(abi.Prefill, "sglang", time.Second)
 	m.LegError(abi.Decode, "d0", "reset")
 	m.Retry(abi.Decode, "reset")
@@ -38,7 +40,20 @@ func TestMetrics(t *testing.T) {
 	meter.Observe(time.Microsecond)
 	meter.Fail("late")
 	m.PolicyMeter("p", "load").Fail("failed") // never called: no histogram
+	m.ConfigLoaded(true, time.UnixMilli(1500))
+	m.ConfigLoaded(false, time.UnixMilli(9000))
+	for name, want := range map[string]uint64{"pdproxy_time_to_first_token_seconds": 1, "pdproxy_whole_answer_seconds": 2} {
+		if got := samples(t, reg, name); got != want {
+			t.Errorf("%s has %d observations, want %d", name, got, want)
+		}
+	}
 	want := `
+# HELP pdproxy_config_reload_success 1 if the last read of the configuration, at the start or by a reload, succeeded; 0 while an older configuration stays in force.
+# TYPE pdproxy_config_reload_success gauge
+pdproxy_config_reload_success 0
+# HELP pdproxy_config_reload_timestamp_seconds Time of the last read of the configuration that succeeded.
+# TYPE pdproxy_config_reload_timestamp_seconds gauge
+pdproxy_config_reload_timestamp_seconds 1.5
 # HELP pdproxy_exchanges_total Exchanges that ended, by flow and outcome.
 # TYPE pdproxy_exchanges_total counter
 pdproxy_exchanges_total{flow="prefill_first",outcome="ok"} 1
@@ -57,7 +72,7 @@ pdproxy_tokens_total{kind="completion"} 0
 pdproxy_tokens_total{kind="prompt"} 5
 `
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(want),
-		"pdproxy_exchanges_total", "pdproxy_kv_cleanups_total", "pdproxy_policy_failures_total", "pdproxy_tokens_total"); err != nil {
+		"pdproxy_config_reload_success", "pdproxy_config_reload_timestamp_seconds", "pdproxy_exchanges_total", "pdproxy_kv_cleanups_total", "pdproxy_policy_failures_total", "pdproxy_tokens_total"); err != nil {
 		t.Error(err)
 	}
 	if n := testutil.CollectAndCount(m.policyTime); n != 1 {
@@ -69,6 +84,22 @@ pdproxy_tokens_total{kind="prompt"} 5
 	if n := testutil.CollectAndCount(m.cleanupTime); n != 1 {
 		t.Errorf("%d series of clean-up times, want 1: a clean-up without a call has no time", n)
 	}
+}
+
+// samples returns the number of observations of a histogram without labels.
+func samples(t *testing.T, reg prometheus.Gatherer, name string) uint64 {
+	t.Helper()
+	all, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetHistogram().GetSampleCount()
+		}
+	}
+	t.Fatalf("there is no metric %s", name)
+	return 0
 }
 
 func TestIntervals(t *testing.T) {

@@ -51,7 +51,7 @@ type call struct {
 	conn       *conn     // guarded by mu; nil between connections and after the end
 	phase      phase     // guarded by mu
 	follows    bool      // guarded by mu; the socket is locked while Each uses a piece
-	ended      error     // guarded by mu; why ctx ended
+	ended      error     // why ctx ended; guarded by mu
 	evicted    bool      // guarded by mu; the call was evicted and must end
 	cancelWait func()    // guarded by mu; ends the wait for a connection
 	lingerBy   time.Time // set when the context has ended and the call lingers; guarded by mu

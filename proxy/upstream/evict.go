@@ -36,7 +36,7 @@ type callList struct {
 	base     time.Time // origin of the times in entries
 	mu       sync.Mutex
 	first    *entry // guarded by mu
-	lastRead int64  // guarded by mu; the latest lastRead of calls that have ended
+	lastRead int64  // the latest lastRead of calls that have ended; guarded by mu
 }
 
 // entry is one call in the list.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// resetUnsent does nothing: this system has no such option.
+// withdraw does nothing: this system has no such option.
 func withdraw(syscall.RawConn) {}
 
 // giveUpAfter does nothing: on this system only probes detect a host that has gone.

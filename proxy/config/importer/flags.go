@@ -17,7 +17,7 @@ import (
 type word struct {
 	text string
 	line int
-	// quoted says that part of the word was in quotes: "-" or ">" is then literal.
+	// quoted: a part of the word was in quotes. Then "-" or ">" is literal.
 	quoted bool
 	// operator: the word is a shell operator that ends the command.
 	operator bool

@@ -446,6 +446,17 @@ func (g *gateway) conversation() {
 		g.doc.set("conversation", "fields", list(append(slices.Clone(g.defaults.fields), c.Fields...)), "body members that name a session there")
 	}
 	if len(g.defaults.headers) > 0 {
-		g.doc.set("conversation", "headers", list(append(slices.Clone(g.defaults.headers), c.Headers...)), "request headers that name a session there")
+		g.doc.set("conversation", "headers", list(firstOf(g.defaults.headers, c.Headers)), "request headers that name a session there")
 	}
+}
+
+// firstOf returns first, and then those of the names that are not in first.
+func firstOf(first, names []string) []string {
+	all := slices.Clone(first)
+	for _, name := range names {
+		if !slices.Contains(first, name) {
+			all = append(all, name)
+		}
+	}
+	return all
 }

@@ -19,10 +19,10 @@ const (
 	MostTurnIDs = 8 << 20
 )
 
-// KeptTurn is KV that a decode engine retains after a turn, so that prefill can pull it
+// RetainedKV is KV that a decode engine retains after a turn, so that prefill can pull it
 // for the next turn. It is used once: decode frees the KV after a pull, or when a call
 // tells decode to free it.
-type KeptTurn struct {
+type RetainedKV struct {
 	Holder engine.Target // the decode engine
 	Since  time.Time     // start of the holder's state; the holder has not restarted while this is unchanged
 	Host   string        // the host where prefill looks for it
@@ -32,16 +32,16 @@ type KeptTurn struct {
 	Forget []byte
 }
 
-// Found is the result of TakeTurn.
+// Found is the result of TakeKV.
 type Found uint8
 
 // The results.
 const (
-	NothingKept   Found = iota // nothing is retained
-	TurnTaken                  // the caller has it
-	TurnForgotten              // the conversation of that name begins in another way; its KV is freed
-	TurnLost                   // the engine that holds it is unknown here; the coordinator frees the KV if it can
-	TurnAway                   // the coordinator did not answer
+	NothingRetained        Found = iota // nothing is retained
+	KVTaken                             // the caller has it
+	KVFreed                             // the conversation of that name begins in another way; its KV is freed
+	HolderUnknown                       // the engine that holds it is unknown here; the coordinator frees the KV if it can
+	CoordinatorUnreachable              // the coordinator did not answer
 )
 
 // A worker gets a stored turn by two calls: the first call shows the turn, the second
@@ -49,9 +49,9 @@ const (
 // lost, at least one side knows that the KV must be freed. Both sides may free the KV,
 // which does no harm. No side frees or pulls the KV while another side may pull it.
 
-// KeepTurn stores a turn at the coordinator, for the worker that gets the next turn.
+// PutKV stores a turn at the coordinator, for the worker that gets the next turn.
 // False: it was not stored, and the caller must free the turn.
-func (c *Client) KeepTurn(o conversation.OnShelf[*KeptTurn], now time.Time) bool {
+func (c *Client) PutKV(o conversation.OnShelf[*RetainedKV], now time.Time) bool {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
 		return false
@@ -74,8 +74,8 @@ func (c *Client) KeepTurn(o conversation.OnShelf[*KeptTurn], now time.Time) bool
 	return true
 }
 
-// NamesTurn reports whether KV is retained for a conversation of that name.
-func (c *Client) NamesTurn(ctx context.Context, scope, name string) bool {
+// NamesKV reports whether KV is retained for a conversation of that name.
+func (c *Client) NamesKV(ctx context.Context, scope, name string) bool {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
 		return false
@@ -87,13 +87,13 @@ func (c *Client) NamesTurn(ctx context.Context, scope, name string) bool {
 	return err == nil && named
 }
 
-// TakeTurn takes the retained KV of the longest beginning of ids. If there is none, KV
-// that is retained for name is freed, unless name is "". With TurnAway, k may be a turn
+// TakeKV takes the retained KV of the longest beginning of ids. If there is none, KV
+// that is retained for name is freed, unless name is "". With CoordinatorUnreachable, k may be a turn
 // that the caller must not pull, but must free.
-func (c *Client) TakeTurn(ctx context.Context, scope, name string, ids []uint32) (k *KeptTurn, found Found) {
+func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (k *RetainedKV, found Found) {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
-		return nil, TurnAway
+		return nil, CoordinatorUnreachable
 	}
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
@@ -101,29 +101,29 @@ func (c *Client) TakeTurn(ctx context.Context, scope, name string, ids []uint32)
 	m.out = appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(m.out[:0], number), scope), name), ids)
 	if err := s.call(ctx, kindTake, m); err != nil {
 		s.unhand(number, m)
-		return nil, TurnAway
+		return nil, CoordinatorUnreachable
 	}
 	k, found, err := readTaken(m.in, c.o.Mirror)
 	switch {
 	case err != nil:
 		s.link.Close(err)
-		return nil, TurnAway
-	case found == TurnTaken && c.session.Load() != s: // another coordinator may use its numbers for other instances
-		return nil, TurnAway
-	case found == TurnLost:
+		return nil, CoordinatorUnreachable
+	case found == KVTaken && c.session.Load() != s: // another coordinator may use its numbers for other instances
+		return nil, CoordinatorUnreachable
+	case found == HolderUnknown:
 		s.unhand(number, m)
-		return nil, TurnLost
-	case found != TurnTaken:
+		return nil, HolderUnknown
+	case found != KVTaken:
 		return nil, found
 	}
 	m.out = wire.AppendUint(m.out[:0], number)
 	switch mine, err := s.hand(ctx, kindTook, m); {
 	case err != nil: // it is unknown whether the coordinator freed it: it is not used
-		return k, TurnAway
+		return k, CoordinatorUnreachable
 	case !mine:
-		return nil, TurnAway
+		return nil, CoordinatorUnreachable
 	}
-	return k, TurnTaken
+	return k, KVTaken
 }
 
 // keptScratch is the largest buffer that is kept for the next call.
@@ -258,20 +258,20 @@ func (w *worker) take(r *reader) (answer []byte) {
 		if value, ok := w.s.turns.Take(scope, ids, now); ok {
 			if !w.show(number, value) {
 				w.s.forgetTurn(value)
-				return []byte{byte(NothingKept)}
+				return []byte{byte(NothingRetained)}
 			}
-			return append([]byte{byte(TurnTaken)}, value...)
+			return append([]byte{byte(KVTaken)}, value...)
 		}
 	}
 	if name == "" {
-		return []byte{byte(NothingKept)}
+		return []byte{byte(NothingRetained)}
 	}
 	value, ok := w.s.turns.TakeNamed(scope, name, now)
 	if !ok {
-		return []byte{byte(NothingKept)}
+		return []byte{byte(NothingRetained)}
 	}
 	w.s.forgetTurn(value)
-	return []byte{byte(TurnForgotten)}
+	return []byte{byte(KVFreed)}
 }
 
 // show notes that a turn was shown to the worker; false: the worker has disconnected.

@@ -27,7 +27,7 @@ type freed struct {
 	count map[string]int // guarded by mu
 }
 
-func (f *freed) forget(k *KeptTurn) {
+func (f *freed) forget(k *RetainedKV) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.count == nil {
@@ -92,17 +92,17 @@ func (w *wired) another(t *testing.T, change func(*ClientOptions)) *Client {
 }
 
 // turnOf returns a turn with these tokens. The engine d keeps the turn for a minute.
-func (w *wired) turnOf(t testing.TB, name, forget string, ids ...uint32) conversation.OnShelf[*KeptTurn] {
-	return conversation.OnShelf[*KeptTurn]{
+func (w *wired) turnOf(t testing.TB, name, forget string, ids ...uint32) conversation.OnShelf[*RetainedKV] {
+	return conversation.OnShelf[*RetainedKV]{
 		Scope: "m", Name: name, IDs: ids, Expires: time.Now().Add(time.Minute),
-		Value: &KeptTurn{Holder: w.Target(t, "d", 0), Since: time.UnixMilli(77), Host: "h", Params: []byte(`{"p":1}`), Forget: []byte(forget)},
+		Value: &RetainedKV{Holder: w.Target(t, "d", 0), Since: time.UnixMilli(77), Host: "h", Params: []byte(`{"p":1}`), Forget: []byte(forget)},
 	}
 }
 
 func (w *wired) keeps(t *testing.T, c *Client, name, forget string, ids ...uint32) {
 	t.Helper()
-	if !c.KeepTurn(w.turnOf(t, name, forget, ids...), time.Now()) {
-		t.Fatalf("KeepTurn of turn %s = false", forget)
+	if !c.PutKV(w.turnOf(t, name, forget, ids...), time.Now()) {
+		t.Fatalf("PutKV of turn %s = false", forget)
 	}
 }
 
@@ -110,7 +110,7 @@ func (w *wired) keeps(t *testing.T, c *Client, name, forget string, ids ...uint3
 // text of the turn that the worker gets.
 func (w *wired) finds(t *testing.T, c *Client, name string, ids []uint32, want Found, forget string) {
 	t.Helper()
-	k, found := c.TakeTurn(t.Context(), "m", name, ids)
+	k, found := c.TakeKV(t.Context(), "m", name, ids)
 	if found != want || (k != nil) != (forget != "") || k != nil && string(k.Forget) != forget {
 		t.Fatalf("found %d, want %d: %+v", found, want, k)
 	}
@@ -122,15 +122,15 @@ func TestTurnsOfAFleet(t *testing.T) {
 	turnsBubble(t, "taken", func(t *testing.T, w *wired, f *freed) {
 		other := w.another(t, nil)
 		w.keeps(t, w.client, "c", "1", 1, 2, 3)
-		if !other.NamesTurn(t.Context(), "m", "c") || other.NamesTurn(t.Context(), "n", "c") || other.NamesTurn(t.Context(), "m", "") {
+		if !other.NamesKV(t.Context(), "m", "c") || other.NamesKV(t.Context(), "n", "c") || other.NamesKV(t.Context(), "m", "") {
 			t.Error("the turn is found under another name")
 		}
-		w.finds(t, other, "", []uint32{1, 2, 4}, NothingKept, "")
-		k, found := other.TakeTurn(t.Context(), "m", "c", []uint32{1, 2, 3, 4})
-		if found != TurnTaken || k.Holder != w.Target(t, "d", 0) || !k.Since.Equal(time.UnixMilli(77)) || k.Host != "h" || string(k.Params) != `{"p":1}` {
+		w.finds(t, other, "", []uint32{1, 2, 4}, NothingRetained, "")
+		k, found := other.TakeKV(t.Context(), "m", "c", []uint32{1, 2, 3, 4})
+		if found != KVTaken || k.Holder != w.Target(t, "d", 0) || !k.Since.Equal(time.UnixMilli(77)) || k.Host != "h" || string(k.Params) != `{"p":1}` {
 			t.Fatalf("found %d: %+v", found, k)
 		}
-		w.finds(t, w.client, "c", []uint32{1, 2, 3, 4}, NothingKept, "")
+		w.finds(t, w.client, "c", []uint32{1, 2, 3, 4}, NothingRetained, "")
 		w.server.StandBy()
 		f.want(t)
 	})
@@ -139,10 +139,10 @@ func TestTurnsOfAFleet(t *testing.T) {
 		w.keeps(t, w.client, "c", "1", 1, 2)
 		w.keeps(t, other, "c", "2", 1, 2, 3)
 		f.want(t, "1")
-		w.finds(t, w.client, "c", []uint32{9}, TurnForgotten, "")
+		w.finds(t, w.client, "c", []uint32{9}, KVFreed, "")
 		f.want(t, "1", "2")
-		w.finds(t, w.client, "c", []uint32{1, 2, 3}, NothingKept, "")
-		if w.client.KeepTurn(w.turnOf(t, "", "3", make([]uint32, link.MostFrame/4)...), time.Now()) {
+		w.finds(t, w.client, "c", []uint32{1, 2, 3}, NothingRetained, "")
+		if w.client.PutKV(w.turnOf(t, "", "3", make([]uint32, link.MostFrame/4)...), time.Now()) {
 			t.Error("a turn larger than a frame is kept")
 		}
 		f.want(t, "1", "2")
@@ -150,7 +150,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 	turnsBubble(t, "expired", func(t *testing.T, w *wired, f *freed) {
 		w.keeps(t, w.client, "c", "1", 1, 2)
 		later(time.Minute)
-		w.finds(t, w.client, "c", []uint32{1, 2}, NothingKept, "")
+		w.finds(t, w.client, "c", []uint32{1, 2}, NothingRetained, "")
 		f.want(t)
 	})
 	turnsBubble(t, "by nobody", func(t *testing.T, w *wired, f *freed) {
@@ -159,10 +159,10 @@ func TestTurnsOfAFleet(t *testing.T) {
 		f.want(t, "1")
 		w.server.Lead(6)
 		later(2 * time.Second)
-		w.finds(t, w.client, "c", []uint32{1, 2}, NothingKept, "")
+		w.finds(t, w.client, "c", []uint32{1, 2}, NothingRetained, "")
 	})
 	bubble(t, "not at all", nil, func(t *testing.T, w *wired) {
-		if w.client.KeepTurn(w.turnOf(t, "c", "1", 1), time.Now()) {
+		if w.client.PutKV(w.turnOf(t, "c", "1", 1), time.Now()) {
 			t.Error("a coordinator without OnForget keeps a turn")
 		}
 	})
@@ -174,17 +174,17 @@ func TestTurnsOfTheGone(t *testing.T) {
 	turnsBubble(t, "to the taker", func(t *testing.T, w *wired, f *freed) {
 		blind := w.another(t, func(o *ClientOptions) { o.Mirror = numbersOf{} })
 		w.keeps(t, w.client, "c", "1", 1, 2)
-		w.finds(t, blind, "c", []uint32{1, 2}, TurnLost, "")
+		w.finds(t, blind, "c", []uint32{1, 2}, HolderUnknown, "")
 		later(link.Linger)
 		f.want(t, "1")
-		if blind.KeepTurn(w.turnOf(t, "c", "2", 1, 2), time.Now()) {
+		if blind.PutKV(w.turnOf(t, "c", "2", 1, 2), time.Now()) {
 			t.Error("a turn with an unknown decode target is kept")
 		}
 	})
 	turnsBubble(t, "to the coordinator", func(t *testing.T, w *wired, f *freed) {
 		d := w.Target(t, "d", 0)
 		wrong := w.another(t, func(o *ClientOptions) { o.Mirror = numbersOf{d.Instance: 999} })
-		if wrong.KeepTurn(w.turnOf(t, "c", "1", 1, 2), time.Now()) {
+		if wrong.PutKV(w.turnOf(t, "c", "1", 1, 2), time.Now()) {
 			t.Error("a turn with a wrong decode target is kept")
 		}
 		w.server.StandBy()
@@ -200,10 +200,10 @@ func TestTurnsWithoutCoordinator(t *testing.T) {
 		w.server.StandBy()
 		later(time.Second)
 		began := time.Now()
-		if w.client.KeepTurn(w.turnOf(t, "c", "2", 1, 2), began) || w.client.NamesTurn(t.Context(), "m", "c") {
+		if w.client.PutKV(w.turnOf(t, "c", "2", 1, 2), began) || w.client.NamesKV(t.Context(), "m", "c") {
 			t.Error("a turn is kept without a known coordinator")
 		}
-		w.finds(t, w.client, "c", []uint32{1, 2}, TurnAway, "")
+		w.finds(t, w.client, "c", []uint32{1, 2}, CoordinatorUnreachable, "")
 		if time.Since(began) != 0 {
 			t.Errorf("waited %v", time.Since(began))
 		}
@@ -229,17 +229,17 @@ func TestLateTurns(t *testing.T) {
 	turnsBubble(t, "shown by the worker", func(t *testing.T, w *wired, f *freed) {
 		held(t, w, func() {
 			// The reader of the link may still deliver one answer.
-			for n := uint32(0); w.client.KeepTurn(w.turnOf(t, "", fmt.Sprint(n), n), time.Now()); n++ {
+			for n := uint32(0); w.client.PutKV(w.turnOf(t, "", fmt.Sprint(n), n), time.Now()); n++ {
 				if n > 2 {
 					t.Fatal("the coordinator answered through a cut connection")
 				}
 			}
-			if w.client.KeepTurn(w.turnOf(t, "", "after", 7, 7), time.Now()) {
+			if w.client.PutKV(w.turnOf(t, "", "after", 7, 7), time.Now()) {
 				t.Error("the suspect coordinator got another call")
 			}
 		})
 		w.idleTurns(t)
-		w.finds(t, w.client, "", []uint32{7, 7}, NothingKept, "")
+		w.finds(t, w.client, "", []uint32{7, 7}, NothingRetained, "")
 		if f.of("after") != 0 {
 			t.Error("the coordinator freed a turn of the worker")
 		}
@@ -251,9 +251,9 @@ func TestLateTurns(t *testing.T) {
 		took, late := 0, ""
 		held(t, w, func() {
 			for n := range uint32(4) {
-				k, found := w.client.TakeTurn(t.Context(), "m", "", []uint32{n + 1})
+				k, found := w.client.TakeKV(t.Context(), "m", "", []uint32{n + 1})
 				switch {
-				case found == TurnTaken:
+				case found == KVTaken:
 					took++
 				case k != nil: // the caller must free the turn
 					late = string(k.Forget)
@@ -276,7 +276,7 @@ func TestLateTurns(t *testing.T) {
 		w.keeps(t, w.client, "", "1", 1)
 		ctx, leave := context.WithCancel(t.Context())
 		leave()
-		if k, found := w.client.TakeTurn(ctx, "m", "", []uint32{1}); found != TurnTaken && k == nil {
+		if k, found := w.client.TakeKV(ctx, "m", "", []uint32{1}); found != KVTaken && k == nil {
 			later(time.Second)
 			w.idleTurns(t)
 			f.want(t, "1")
@@ -310,7 +310,7 @@ func TestTurnsOnTheWay(t *testing.T) {
 		turnsBubble(t, name, func(t *testing.T, w *wired, f *freed) {
 			w.keeps(t, w.client, "", "taken", 1)
 			w.keeps(t, w.client, "", "shown", 2)
-			w.finds(t, w.client, "", []uint32{1}, TurnTaken, "taken")
+			w.finds(t, w.client, "", []uint32{1}, KVTaken, "taken")
 			s, m := w.client.session.Load(), &scratch{}
 			o := w.turnOf(t, "", "kept", 3)
 			m.out, _ = appendKeep(nil, 100, &o, time.Now(), w.client.o.Mirror)
@@ -318,7 +318,7 @@ func TestTurnsOnTheWay(t *testing.T) {
 				t.Fatal(yes, err)
 			}
 			m.out = appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(nil, uint64(101)), "m"), ""), []uint32{2})
-			if err := s.call(t.Context(), kindTake, m); err != nil || len(m.in) < 2 || m.in[0] != byte(TurnTaken) {
+			if err := s.call(t.Context(), kindTake, m); err != nil || len(m.in) < 2 || m.in[0] != byte(KVTaken) {
 				t.Fatal(m.in, err)
 			}
 			f.want(t)
@@ -382,10 +382,10 @@ func TestTurnsHammer(t *testing.T) {
 				if r.IntN(2) == 0 {
 					forget := fmt.Sprint(g, " ", n)
 					made.Add(1)
-					if !c.KeepTurn(wired.turnOf(t, fmt.Sprint(r.IntN(names)), forget, id), time.Now()) {
+					if !c.PutKV(wired.turnOf(t, fmt.Sprint(r.IntN(names)), forget, id), time.Now()) {
 						refused.Store(forget, true)
 					}
-				} else if k, found := c.TakeTurn(t.Context(), "m", fmt.Sprint(r.IntN(names)), []uint32{id, 1}); found == TurnTaken {
+				} else if k, found := c.TakeKV(t.Context(), "m", fmt.Sprint(r.IntN(names)), []uint32{id, 1}); found == KVTaken {
 					taken.Add(1)
 					if _, again := pulled.LoadOrStore(string(k.Forget), true); again {
 						t.Errorf("turn %s was taken twice", k.Forget)
@@ -479,10 +479,10 @@ func FuzzTurns(f *testing.F) {
 		}
 		for _, answer := range [][]byte{a, b} {
 			k, found, err := readTaken(answer, numbers)
-			if err != nil || found != TurnTaken {
+			if err != nil || found != KVTaken {
 				continue
 			}
-			again := conversation.OnShelf[*KeptTurn]{Value: k, Expires: now}
+			again := conversation.OnShelf[*RetainedKV]{Value: k, Expires: now}
 			out, ok := appendKeep(nil, 1, &again, now, numbers)
 			r := newReader(out)
 			if _, o := readKeep(&r, now); !ok || r.Failed() {

@@ -42,12 +42,12 @@ type ServerOptions struct {
 	// OnReport receives the reports of a worker in order. report is valid until it
 	// returns.
 	OnReport func(worker int, report []byte)
-	// OnOrphan receives the clean-ups that a worker had set by Lease.Owe before it died,
+	// OnOrphan receives the clean-ups that a worker had set by Lease.SetOrphanCleanup before it died,
 	// for each placement whose answer had not begun.
 	OnOrphan func(cleanup []byte)
 	// OnForget receives turns that no worker will take, and must free their KV. Nil: no
 	// turns are stored.
-	OnForget func(*KeptTurn)
+	OnForget func(*RetainedKV)
 }
 
 // Server is a coordinator for workers. It answers their Clients by a Local, holds their

@@ -149,8 +149,8 @@ func TestExtremes(t *testing.T) {
 	})
 	t.Run("turn", func(t *testing.T) {
 		now := time.UnixMilli(1 << 40)
-		k := &KeptTurn{Holder: w.Target(t, "d", 0), Since: now, Host: "host"}
-		o := conversation.OnShelf[*KeptTurn]{Scope: "m", Name: "n", IDs: []uint32{1}, Value: k}
+		k := &RetainedKV{Holder: w.Target(t, "d", 0), Since: now, Host: "host"}
+		o := conversation.OnShelf[*RetainedKV]{Scope: "m", Name: "n", IDs: []uint32{1}, Value: k}
 		try := func(what string) {
 			b, ok := appendKeep(nil, math.MaxUint64, &o, now, numbers)
 			r := newReader(b)
@@ -208,7 +208,7 @@ func TestExtremeMessages(t *testing.T) {
 			}
 			p.Lease.Computed(coordinator.CacheReport{Block: int(n), Prompt: n, Cached: n})
 			p.Lease.Computed(coordinator.CacheReport{Block: 16, Blocks: blocks, Prompt: n, Cached: n})
-			p.Lease.Owe([]byte("owed"))
+			p.Lease.SetOrphanCleanup([]byte("owed"))
 			p.Lease.PrefillDoneAfter(time.Duration(n))
 			p.Lease.AnsweredAfter(time.Duration(n))
 			later(2 * link.Linger)

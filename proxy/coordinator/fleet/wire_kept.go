@@ -13,7 +13,7 @@ import (
 // appendKeep appends a turn to store, under its number. False: the coordinator does not
 // know the holder. The expiry is sent as a duration, because the clocks of two hosts
 // differ.
-func appendKeep(dst []byte, number uint64, o *conversation.OnShelf[*KeptTurn], now time.Time, n Numbers) (_ []byte, ok bool) {
+func appendKeep(dst []byte, number uint64, o *conversation.OnShelf[*RetainedKV], now time.Time, n Numbers) (_ []byte, ok bool) {
 	dst = wire.AppendText(wire.AppendText(wire.AppendUint(dst, number), o.Scope), o.Name)
 	dst = appendIDs(appendDuration(dst, o.Expires.Sub(now)), o.IDs)
 	k := o.Value
@@ -37,9 +37,9 @@ func readKeep(r *reader, now time.Time) (number uint64, o conversation.OnShelf[[
 
 // readKept reads a turn, which aliases b. Its holder is zero if the engine is unknown
 // here.
-func readKept(b []byte, n Numbers) (*KeptTurn, error) {
+func readKept(b []byte, n Numbers) (*RetainedKV, error) {
 	r := newReader(b)
-	k := new(KeptTurn)
+	k := new(RetainedKV)
 	var known bool
 	if k.Holder, known = r.target(n); known && k.Holder.IsZero() {
 		r.Fail()
@@ -54,20 +54,20 @@ func readKept(b []byte, n Numbers) (*KeptTurn, error) {
 }
 
 // readTaken reads the answer to kindTake. k does not alias b.
-func readTaken(b []byte, n Numbers) (k *KeptTurn, found Found, err error) {
-	if len(b) == 0 || b[0] > byte(TurnForgotten) || b[0] != byte(TurnTaken) && len(b) > 1 {
-		return nil, TurnAway, link.Garbage("what is kept of a turn")
+func readTaken(b []byte, n Numbers) (k *RetainedKV, found Found, err error) {
+	if len(b) == 0 || b[0] > byte(KVFreed) || b[0] != byte(KVTaken) && len(b) > 1 {
+		return nil, CoordinatorUnreachable, link.Garbage("what is kept of a turn")
 	}
-	if found = Found(b[0]); found != TurnTaken {
+	if found = Found(b[0]); found != KVTaken {
 		return nil, found, nil
 	}
 	if k, err = readKept(bytes.Clone(b[1:]), n); err != nil {
-		return nil, TurnAway, err
+		return nil, CoordinatorUnreachable, err
 	}
 	if k.Holder.IsZero() {
-		return nil, TurnLost, nil
+		return nil, HolderUnknown, nil
 	}
-	return k, TurnTaken, nil
+	return k, KVTaken, nil
 }
 
 func appendIDs(dst []byte, ids []uint32) []byte {

@@ -588,10 +588,10 @@ func TestOrphans(t *testing.T) {
 	} {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
 			p := w.Must(t, placetest.NewAsk())
-			if !p.Lease.Owes() {
-				t.Fatal("Owes = false with a coordinator")
+			if !p.Lease.WantsOrphanCleanup() {
+				t.Fatal("WantsOrphanCleanup = false with a coordinator")
 			}
-			p.Lease.Owe([]byte("free it"))
+			p.Lease.SetOrphanCleanup([]byte("free it"))
 			p.Lease.PrefillDone()
 			synctest.Wait() // the message is sent at once
 			if tt.life != nil {
@@ -613,10 +613,10 @@ func TestOrphans(t *testing.T) {
 	t.Run("of one process", func(t *testing.T) {
 		w := newWorld(t, "p prefill", "d decode")
 		p := w.Must(t, placetest.NewAsk())
-		if p.Lease.Owes() {
-			t.Error("Owes = true without a coordinator")
+		if p.Lease.WantsOrphanCleanup() {
+			t.Error("WantsOrphanCleanup = true without a coordinator")
 		}
-		p.Lease.Owe([]byte("free it"))
+		p.Lease.SetOrphanCleanup([]byte("free it"))
 		p.Lease.Release()
 	})
 }
@@ -639,7 +639,7 @@ func TestStopAfterADeath(t *testing.T) {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
 			tt.host(w)
 			p := w.Must(t, placetest.NewAsk())
-			p.Lease.Owe([]byte("free it"))
+			p.Lease.SetOrphanCleanup([]byte("free it"))
 			p.Lease.PrefillDone()
 			later(link.Linger)
 			w.die()

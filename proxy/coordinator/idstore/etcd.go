@@ -27,8 +27,8 @@ const nodeTTL = 15
 // tries bounds how often a reservation is retried when other coordinators were faster.
 const tries = 8
 
-// ahead is how far ahead of the clock a node without a mark begins. An etcd that has lost
-// its data has also lost the marks of live coordinators.
+// ahead is the distance from the clock to the first ids of a node without a mark. An etcd
+// that has lost its data has also lost the marks of live coordinators.
 const ahead = 24 * time.Hour
 
 // Etcd is the Store of several coordinators. Each coordinator has its own node number
@@ -215,5 +215,5 @@ func (e *Etcd) Close(ctx context.Context) error {
 	return err
 }
 
-// nodeKey is the key of the node number; e.mu is held.
+// nodeKey returns the key of the node number. The caller holds e.mu.
 func (e *Etcd) nodeKey() string { return e.prefix + "nodes/" + strconv.Itoa(e.node) }

@@ -59,7 +59,7 @@ func NewKeeper(store Store, width time.Duration, log *slog.Logger) *Keeper {
 	}
 }
 
-// Source returns the source of this process, always the same.
+// Source returns the source of this process. Each call returns the same source.
 func (k *Keeper) Source() *disaggid.Source { return k.own }
 
 // Grant returns a range for a worker's request. False: no range is left until the Store
@@ -97,7 +97,7 @@ func (k *Keeper) Tend(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// reserve reserves a block if it is needed; k.mu is held.
+// reserve reserves a block if one is needed. The caller holds k.mu.
 func (k *Keeper) reserve(ctx context.Context, now time.Time) error {
 	width := k.ranges.Lacks(now)
 	if width == 0 {

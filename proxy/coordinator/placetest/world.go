@@ -287,7 +287,8 @@ func Pause(t testing.TB) {
 }
 
 // Uncounted is a Local whose Adopt takes no load. It is the Fallback of a Client that
-// has the very instances of its Server, which counts their load already.
+// shares its instances with its Server. The Server already counts the load of these
+// instances.
 type Uncounted struct{ *coordinator.Local }
 
 // Adopt takes over a lease without its targets.
@@ -306,6 +307,6 @@ func (w *World) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Pla
 // Arrived returns when the coordinator has received all earlier messages.
 func (w *World) Arrived() {
 	if w.Remote != nil {
-		_, _ = w.Remote.Place(context.Background(), &coordinator.Ask{Model: "not served"}) // the answer comes after all that
+		_, _ = w.Remote.Place(context.Background(), &coordinator.Ask{Model: "not served"}) // the coordinator answers after it has handled all earlier messages
 	}
 }

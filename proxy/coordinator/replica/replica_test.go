@@ -39,7 +39,7 @@ func (f fleet) number(name string) uint32 {
 	return 0
 }
 
-// pull asks the leader until it has no more changes.
+// pull sends questions to the leader until it has no more changes.
 func pull(t *testing.T, c *Copy, s *Source) {
 	t.Helper()
 	for {

@@ -44,8 +44,8 @@ func (d *drainer) closeAfterReply(h http.Handler) http.Handler {
 }
 
 // drain waits until the received requests are answered, or until the limit. The server
-// accepts nothing more. The remaining connections are idle, and clients expect that an
-// idle connection may close at any time.
+// accepts no more connections. The remaining connections are idle, and clients expect
+// that an idle connection may close at any time.
 func (d *drainer) drain(limit time.Duration) {
 	d.closing.Store(true)
 	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {

@@ -234,8 +234,8 @@ func (f *follower) start(ctx context.Context) {
 	}
 }
 
-// end stops the workers. It does nothing for a follower that was never started; the
-// same holds for wait.
+// end stops the workers. It does nothing for a follower that was never started. Neither
+// does wait.
 func (f *follower) end() {
 	if f.cancel != nil {
 		f.cancel()

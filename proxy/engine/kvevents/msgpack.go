@@ -405,8 +405,8 @@ func (d *batches) plainBlock(b []byte, first bool) (plain bool, rest []byte, err
 	return plain, b, err
 }
 
-// The merits of a group, by how much of a prefix its layers need: only the end of it,
-// unknown, or all of it.
+// Values of a group's merit, by the part of a prefix that its layers need: only the end of the
+// prefix, unknown, or the whole prefix.
 const (
 	meritPart uint32 = iota
 	meritUnknown

@@ -83,7 +83,7 @@ func (p *poller) poll(ctx context.Context) (int, error) {
 	resp, err := p.transport.RoundTrip(req)
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			p.restarted(ResyncRestart) // no process listens: the next one will be new
+			p.restarted(ResyncRestart) // no process listens, so the next answer will come from a new process
 		}
 		return 0, err
 	}
@@ -99,7 +99,7 @@ func (p *poller) poll(ctx context.Context) (int, error) {
 		err = fmt.Errorf("more than %d bytes", maxAnswer)
 	}
 	if err != nil {
-		p.lost() // the drained events do not come again
+		p.lost() // the engine does not repeat the drained events
 		return 0, fmt.Errorf("poll %s: %w", p.url, err)
 	}
 	return p.apply()

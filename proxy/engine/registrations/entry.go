@@ -61,7 +61,7 @@ type file struct {
 	Entries []Entry `json:"entries"`
 }
 
-// encode encodes the file, and returns the number of entries for which it has no room.
+// encode encodes the file. It returns the number of entries that did not fit.
 func encode(entries []Entry, whole bool, now time.Time) (b []byte, left int) {
 	f := file{Version: version, Written: now.UnixMilli(), Whole: whole, Entries: []Entry{}}
 	room := maxFile - 200

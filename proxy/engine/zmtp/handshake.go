@@ -157,9 +157,9 @@ func (c *Conn) metadata() []byte {
 	return append(b, c.o.Socket...)
 }
 
-// checkMetadata checks the form of the peer's metadata, and that its socket type
-// suits this side's. Names of properties have no letter case. Source: RFC 23,
-// section Metadata.
+// checkMetadata checks the form of the peer's metadata, and that its socket type suits
+// this side's. The letter case of property names does not matter. Source: RFC 23, section
+// Metadata.
 func (c *Conn) checkMetadata(b []byte) error {
 	for len(b) > 0 {
 		name, rest, ok := cutText(b)

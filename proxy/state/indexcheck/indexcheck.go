@@ -76,7 +76,7 @@ type Verdict struct {
 	Rank   int // rank to which the verdict applies; All: the whole engine
 	Reason Reason
 
-	Requests, Against   int // of them, those that disagree
+	Requests, Against   int // number of informative requests, and number of those that disagree
 	Predicted, Reported int // tokens, over all of them
 }
 
@@ -97,7 +97,7 @@ const (
 	rankShare   = 85
 	calmLeast   = 5
 	calmShare   = 30 // below it the verdict ends
-	latest      = 24 // informative requests that tell the reason
+	latest      = 24 // number of latest informative requests that determine the reason
 )
 
 // Check keeps the verdicts. Its zero value is not usable; see New.

@@ -1,0 +1,76 @@
+package supervisor
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
+)
+
+// TestRunTwice: a second process of the same file names the first one and says what to do.
+func TestRunTwice(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	dir := privatedirtest.Open(t)
+	lock, err := dir.TryLock(servingLock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	cfg := config.Default()
+	cfg.Server.Listen, cfg.Admin.Listen, cfg.Fleet.Dir = taken.Addr().String(), "127.0.0.1:0", dir.Name()
+	cfg.Policy.Runtime = "native"
+	err = Run(Options{
+		Path: "config.toml", Load: func() (*config.Config, error) { return &cfg, nil },
+		TakeoverFlag: "--takeover", Log: slog.New(slog.DiscardHandler),
+	})
+	want := fmt.Sprintf("process %d already runs this file; pdproxy run --takeover replaces it: ", os.Getpid())
+	var failed *exit.Error
+	if !errors.As(err, &failed) || failed.Code != exit.Failure || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	if other := runsAlready(0, "--takeover", syscall.EADDRINUSE); other != syscall.EADDRINUSE {
+		t.Errorf("without another process: %v", other)
+	}
+}
+
+func TestLogStart(t *testing.T) {
+	var text bytes.Buffer
+	cfg := config.Default()
+	cfg.Policy.Order = []string{"first/short"}
+	cfg.Engines = make([]config.Engine, 3)
+	logStart(Options{Path: "my.toml", Version: "1.2.3", Log: slog.New(slog.NewTextHandler(&text, nil))}, &cfg, "http://a:1", "http://b:2")
+	want := "msg=\"pdproxy starts\" version=1.2.3 config=my.toml url=http://a:1 admin=http://b:2 plan=first/short,auto place=least_load mint=snowflake plugins=0 engines=3 workers=0\n"
+	if got := text.String(); !strings.HasSuffix(got, want) || strings.Count(got, "\n") != 1 {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestReloadRefused: the coordinator, whose metrics show that a reload was refused, learns
+// of a bad file. The workers do not.
+func TestReloadRefused(t *testing.T) {
+	s := newFleet(t, node.RoleWorker, node.RoleCoordinator)
+	s.options.Load = func() (*config.Config, error) { return nil, config.Problems{{Message: "bad"}} }
+	worker, coordinator := s.positions[0].process, s.positions[1].process
+	worker.state, coordinator.state = stateReady, stateReady
+	s.reload()
+	if by := ended(t, coordinator); by != syscall.SIGHUP {
+		t.Errorf("the coordinator ended by %v", by)
+	}
+	if err := syscall.Kill(worker.pid, 0); err != nil || worker.reloadLater {
+		t.Errorf("the worker was told: %v", err)
+	}
+}

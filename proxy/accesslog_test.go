@@ -1,0 +1,56 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+
+	"github.com/pdproxy/pdproxy/proxy/accesslog"
+)
+
+// TestAccessLog: each ended request has one line, with its outcome and without its text.
+func TestAccessLog(t *testing.T) { synctest.Test(t, testAccessLog) }
+
+func testAccessLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "access.jsonl")
+	access, err := accesslog.Open(path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, options: func(d *Options) { d.AccessLog = access }})
+	w.post("/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":3}`, "X-Request-Id", "good")
+	w.post("/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":"many"}`, "X-Request-Id", "bad")
+	synctest.Wait()
+	if err := access.Close(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(text, []byte("secret")) {
+		t.Errorf("text of a prompt is in the log: %s", text)
+	}
+	byID := map[string]accesslog.Entry{}
+	for line := range bytes.Lines(text) {
+		var e accesslog.Entry
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatalf("line %q: %v", line, err)
+		}
+		byID[e.RequestID] = e
+	}
+	good, bad := byID["good"], byID["bad"]
+	if good.Status != 200 || good.Outcome != "ok" || good.Model != "m" || good.Legs != 1 || good.Decode == "" || good.FirstByteMS == nil || good.PromptTokens == 0 {
+		t.Errorf("a good request: %+v", good)
+	}
+	if bad.Status != 400 || bad.Outcome == "ok" || bad.Legs != 0 || bad.FirstByteMS != nil {
+		t.Errorf("a bad request: %+v", bad)
+	}
+	if len(byID) != 2 {
+		t.Errorf("%d lines, want 2: %s", len(byID), text)
+	}
+}

@@ -1,0 +1,89 @@
+package downstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// ErrWrite says that the client does not take the answer.
+var ErrWrite = errors.New("write to client")
+
+// ErrDraining is the cause with which the contexts of requests end when the proxy shuts
+// down, and Draining is the answer.
+var (
+	ErrDraining = errors.New("the proxy is shutting down")
+	Draining    = &openai.Error{Status: 503, Type: "overloaded_error", Code: "draining", Message: "the proxy is shutting down"}
+)
+
+// Reasons to stop reading a body.
+var (
+	errBodySlow = &openai.Error{Status: 408, Type: "invalid_request_error", Code: "body_timeout", Message: "the request body came more slowly than server.min_body_rate"}
+	// ErrReading says that the body had to make room for another.
+	ErrReading = &openai.Error{Status: 408, Type: "rate_limit_error", Code: "reading_limit", Message: "too many request bodies are being read; this one was the slowest"}
+)
+
+// stoppedBody is the error of a body that the proxy has stopped reading.
+type stoppedBody struct{ why *openai.Error }
+
+func (e *stoppedBody) Error() string { return e.why.Message }
+
+// Unwrap returns the reason, and for filters the error of a passed deadline.
+func (e *stoppedBody) Unwrap() []error { return []error{e.why, os.ErrDeadlineExceeded} }
+
+func errBodyTooLarge(limit int64) error {
+	return &openai.Error{Status: 413, Code: "body_too_large", Message: fmt.Sprintf("the request body is larger than %d bytes", limit)}
+}
+
+var errBodyTimeout = &openai.Error{Status: 408, Type: "invalid_request_error", Code: "body_timeout", Message: "the request body did not come in time"}
+
+// bodyReadError returns the answer for a request body that did not come whole: the
+// client left, was too slow, or broke the framing.
+func bodyReadError(ctx context.Context, err error) error {
+	var stopped *stoppedBody
+	switch {
+	case errors.As(err, &stopped):
+		return stopped.why
+	case errors.Is(err, os.ErrDeadlineExceeded): // the deadline ends the context too
+		return errBodyTimeout
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return &openai.Error{Status: 400, Code: "body_incomplete", Message: "the request body could not be read"}
+}
+
+// BodyStopped reports whether err is a request body that did not come in time.
+func BodyStopped(err error) bool {
+	var oe *openai.Error
+	return errors.As(err, &oe) && oe.Status == http.StatusRequestTimeout
+}
+
+// Failures because the proxy itself lacks memory or descriptors. They are not charged to
+// an engine, and no leg is retried because of them. Their codes are reasons of
+// pdproxy_shed_total.
+var (
+	ErrMemory       = &openai.Error{Status: 503, Type: "overloaded_error", Code: "memory_limit", Message: "the memory of the proxy for requests and answers is used up"}
+	ErrOverloaded   = &openai.Error{Status: 503, Type: "overloaded_error", Code: "proxy_overloaded", Message: "the proxy has no descriptor, port or memory for a connection to an engine"}
+	errClientMemory = &openai.Error{Status: 429, Type: "rate_limit_error", Code: "client_memory_limit", Message: "the requests of this client hold as much memory as one client may"}
+)
+
+var errBodyNeverFits = &openai.Error{Status: 413, Code: "body_too_large", Message: "the request does not fit in limits.buffer_memory, or in the half of it that one client may hold"}
+
+// OwnFault reports whether err is a failure because the proxy itself lacks memory or
+// descriptors.
+func OwnFault(err error) bool {
+	return errors.Is(err, ErrMemory) || errors.Is(err, errClientMemory) || errors.Is(err, ErrOverloaded)
+}
+
+// memoryError returns the answer for an error of package buffer.
+func memoryError(err error) error {
+	if errors.Is(err, buffer.ErrShare) {
+		return errClientMemory
+	}
+	return ErrMemory
+}

@@ -1,0 +1,41 @@
+package exchange
+
+import (
+	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/prompt"
+	"github.com/pdproxy/pdproxy/proxy/recording"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
+)
+
+// exchange is one client request with all its attempts. The goroutine of the handler owns the
+// exchange from open to close. close runs exactly once, on every path. Each goroutine that an
+// attempt starts ends before close, or belongs to cleanup.Runner.
+type exchange struct {
+	run     *Runner
+	client  downstream.Client
+	req     openai.Request
+	prompt  prompt.Prompt
+	ask     coordinator.Ask
+	route   sidecar.Route
+	journal journal.Journal
+	env     attempt.Env
+	held    *coordinator.Lease // of the last placement; close releases it too, because a panic may have kept the attempt from it
+	line    recording.Line     // of the recording
+	denied  *attempt.Error     // the failure for which the retry budget had no retry
+}
+
+// reset drops every reference to the request and keeps the memory.
+func (x *exchange) reset() {
+	clear(x.ask.Excluded)
+	x.ask = coordinator.Ask{Excluded: x.ask.Excluded[:0]}
+	x.run, x.held, x.denied = nil, nil, nil
+	x.env.Reset()
+	x.prompt.Reset()
+	x.route.Reset()
+	x.line = recording.Line{}
+	x.req.Reset()
+}

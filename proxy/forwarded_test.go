@@ -1,0 +1,61 @@
+package proxy
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TestTrustedProxies: limits.per_client counts the clients that a trusted proxy names, and
+// a reload changes whom the proxy trusts.
+func TestTrustedProxies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		w := newWorld(t, setup{
+			engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
+				<-hold
+				c.json(200, unary)
+			}}},
+			config: func(c *config.Config) { c.Limits.PerClient = 1 },
+		})
+		trust := func(networks ...string) {
+			cfg := *w.cfg.Load()
+			cfg.Server.TrustedProxies = networks
+			w.Reload(&cfg, nil)
+		}
+		// ask sends a request from the balancer 10.0.0.1 for a client.
+		ask := func(client string) (status chan int) {
+			status = make(chan int, 1)
+			r := httptest.NewRequestWithContext(t.Context(), "POST", completionsPath, strings.NewReader(completions(false)))
+			r.RemoteAddr = "10.0.0.1:4711"
+			r.Header.Set("X-Forwarded-For", client)
+			go func() {
+				answer := httptest.NewRecorder()
+				w.handler().ServeHTTP(answer, r)
+				status <- answer.Code
+			}()
+			synctest.Wait()
+			return status
+		}
+		trust("10.0.0.0/8")
+		one, two := ask("192.0.2.1"), ask("192.0.2.2")
+		if got := <-ask("192.0.2.1"); got != http.StatusTooManyRequests {
+			t.Errorf("second request of one client: %d", got)
+		}
+		trust()
+		three := ask("192.0.2.3")
+		if got := <-ask("192.0.2.4"); got != http.StatusTooManyRequests {
+			t.Errorf("second request of the balancer, which is not trusted: %d", got)
+		}
+		close(hold)
+		for _, status := range []chan int{one, two, three} {
+			if got := <-status; got != http.StatusOK {
+				t.Errorf("status %d", got)
+			}
+		}
+	})
+}
