@@ -177,7 +177,7 @@ func TestKubernetesChart(t *testing.T) {
 	if checksum(before) == checksum(after) {
 		t.Error("a new configuration starts no new pods")
 	}
-	if grace(before) != 85 || grace(after) != 55 {
+	if grace(before) != 85.0 || grace(after) != 55.0 {
 		t.Errorf("the pods have %v and %v s to end", grace(before), grace(after))
 	}
 	if now := c.get("Secret", "chart-pdproxy-admin")["data"].(fields)["token"]; now != token || token == "" {
@@ -191,9 +191,9 @@ func TestKubernetesChart(t *testing.T) {
 		}
 	}
 	for values, want := range map[string]string{
-		`config=[server`:                         "config",
-		`config=[server]` + "\n" + `listen = ""`: "server.listen",
-		"replica=3":                              "replica",
+		`config=[server`:                        "config",
+		`config=[admin]` + "\n" + `listen = ""`: "admin.listen",
+		"replica=3":                             "replica",
 	} {
 		if out, err := c.helm("template", "chart", chart, "--set-string", values); err == nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v\n%s", values, err, out)

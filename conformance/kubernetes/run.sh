@@ -9,7 +9,9 @@ cd "$(dirname "$0")"
 bin=$(cd ../.. && pwd)/build/kubernetes
 mkdir -p "$bin"
 command -v etcd >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends etcd-server; }
-go build -ldflags "-s -w" -o "$bin/kube-apiserver" k8s.io/kubernetes/cmd/kube-apiserver
+# Helm asks the API server for its release, which the module alone does not tell.
+release=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
+go build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$release" -o "$bin/kube-apiserver" k8s.io/kubernetes/cmd/kube-apiserver
 # The custom resources that the chart can make. Only their schemas are used.
 crds=()
 for file in github.com/prometheus-operator/prometheus-operator@v0.85.0/example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml \
