@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// withdraw does nothing: this system has no such option.
-func withdraw(syscall.RawConn) {}
+// resetUnsent does nothing: this system does not report unacknowledged bytes.
+func resetUnsent(syscall.RawConn) {}
 
 // giveUpAfter does nothing: on this system only probes detect a host that has gone.
 func giveUpAfter(syscall.RawConn, time.Duration) error { return nil }
