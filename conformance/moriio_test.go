@@ -146,10 +146,10 @@ func TestReportedTimesAreElapsed(t *testing.T) {
 func TestLostNotifications(t *testing.T) {
 	for connector, held := range map[string]time.Duration{
 		// In WRITE mode decode waits that long for a lost notification, and
-		// then fails, twice for some requests. A later transfer would carry
-		// invalid data, so the time must be longer than any transfer waits on a
-		// busy machine.
-		enginesim.ConnectorVLLMMoRIIO: 10 * time.Second, enginesim.ConnectorVLLMMoRIIORead: 10 * time.Second,
+		// then fails, twice for some requests. In READ mode prefill frees the blocks
+		// after that time. A later transfer would carry invalid data, so the time must
+		// be longer than any transfer waits on a busy machine.
+		enginesim.ConnectorVLLMMoRIIO: 10 * time.Second, enginesim.ConnectorVLLMMoRIIORead: patience - 2*time.Second,
 	} {
 		t.Run(connector, func(t *testing.T) {
 			lossy := func(role string, _ int, c *enginesim.Config) {
