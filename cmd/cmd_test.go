@@ -71,6 +71,8 @@ func TestExitCodes(t *testing.T) {
 		"keys new as JSON":             {[]string{"keys", "new", "--json", "team-a"}, exit.OK, `"line": "team-a `, ""},
 		"keys new bad name":            {[]string{"keys", "new", "a b"}, exit.Usage, "", `invalid name "a b"`},
 		"check plain keys":             {[]string{"check", plainKeys}, exit.Usage, "", plainKeys + `:2: server.auth.keys_file: line 1 is not "NAME SHA256"`},
+		"demo bad policy":              {[]string{"demo", "--place", "kvaware"}, exit.Usage, "", "did you mean kv_aware?"},
+		"demo bad port":                {[]string{"demo", "--engine-port", "65534"}, exit.Usage, "", "--engine-port"},
 		"completion":                   {[]string{"completion", "bash"}, exit.OK, "bash completion", ""},
 		"no preset":                    {[]string{"replay", "--trace", good, "--preset", "h100"}, exit.Usage, "", `--preset: no preset is named "h100"; the presets are llama70b-h100, deepseek-v3-h200`},
 		"check good":                   {[]string{"check", good}, exit.OK, "ok\n", ""},

@@ -16,8 +16,8 @@ import (
 )
 
 type demoFlags struct {
-	listen, admin, connector string
-	prefill, decode          int
+	listen, admin, connector, place string
+	prefill, decode, enginePort     int
 }
 
 func (a *app) demoCommand() *cobra.Command {
@@ -26,7 +26,8 @@ func (a *app) demoCommand() *cobra.Command {
 		Use:   "demo",
 		Short: "Run simulated engines, the proxy and the built-in policies in one process",
 		Example: `  pdproxy demo
-  pdproxy demo --connector sglang --prefill 3 --decode 1`,
+  pdproxy demo --connector sglang --prefill 3 --decode 1
+  pdproxy demo --place kv_aware --engine-port 8100     # engines on 8100, 8101, ...`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			log, err := a.logger()
@@ -42,6 +43,8 @@ func (a *app) demoCommand() *cobra.Command {
 	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, vllm-p2p-tier, sglang or trtllm")
 	f.IntVar(&d.prefill, "prefill", 2, "prefill engines")
 	f.IntVar(&d.decode, "decode", 2, "decode engines")
+	f.StringVar(&d.place, "place", config.Default().Policy.Place, "built-in place policy")
+	f.IntVar(&d.enginePort, "engine-port", 0, "port of the first engine; the others use the next ports, and the engine to compare with the last one; 0: any free ports")
 	return a.addJSON(a.addLog(c))
 }
 
@@ -50,9 +53,13 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 	if d.prefill < 1 || d.decode < 1 {
 		return errors.New("--prefill and --decode: at least 1")
 	}
+	if last := d.enginePort + d.prefill + d.decode; d.enginePort < 0 || last > 65535 {
+		return errors.New("--engine-port: the ports of all engines must be from 1 to 65535")
+	}
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = d.listen, d.admin
 	cfg.Server.ExposePlacement = true
+	cfg.Policy.Place = d.place
 	engines, err := startDemoEngines(&cfg, d)
 	defer func() {
 		for _, e := range engines {
@@ -65,7 +72,7 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 	if problems := cfg.Validate(); len(problems) > 0 {
 		return config.Problems(problems)
 	}
-	alone, err := enginesim.New(demoEngine(d.connector, enginesim.RoleBoth))
+	alone, err := enginesim.New(d.engine(enginesim.RoleBoth, d.prefill+d.decode))
 	if err == nil {
 		err = alone.Start()
 	}
@@ -87,7 +94,7 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, error) {
 	var engines []*enginesim.Engine
 	start := func(role, name string) error {
-		e, err := enginesim.New(demoEngine(d.connector, role))
+		e, err := enginesim.New(d.engine(role, len(engines)))
 		if err != nil {
 			return err
 		}
@@ -124,11 +131,14 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 	return engines, nil
 }
 
-// demoEngine returns an engine that streams slowly enough to watch, and that
+// engine returns engine number n, from 0, which streams slowly enough to watch, and which
 // reports its KV blocks.
-func demoEngine(connector, role string) enginesim.Config {
-	c := enginesim.Config{Connector: connector, Role: role, PrefillUsPerToken: 200, DecodeUsPerToken: 20000}
-	if connector != enginesim.ConnectorTRTLLM { // whose events are always enabled
+func (d demoFlags) engine(role string, n int) enginesim.Config {
+	c := enginesim.Config{Connector: d.connector, Role: role, PrefillUsPerToken: 200, DecodeUsPerToken: 20000}
+	if d.enginePort > 0 {
+		c.Listen = fmt.Sprintf("127.0.0.1:%d", d.enginePort+n)
+	}
+	if d.connector != enginesim.ConnectorTRTLLM { // whose events are always enabled
 		c.KVEvents.Endpoint, c.KVEvents.Replay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
 	}
 	return c
@@ -152,6 +162,9 @@ A stream through two engines:
 The same request to one engine alone gives the same text:
   curl -sN %s/v1/chat/completions -H 'Content-Type: application/json' -d '%s'
 
+From Python (pip install openai):
+  python3 -c 'from openai import OpenAI; client = OpenAI(base_url="%s/v1", api_key="none"); print(client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "Tell me of the sea."}]).choices[0].message.content)'
+
 Why it went where it went (-i on the first line shows its x-request-id), and what runs:
   pdproxy explain REQUEST_ID --admin %s
   curl -s %s/v1/engines
@@ -159,5 +172,5 @@ What changes something needs the token of the admin address:
   curl -s -X POST -H "Authorization: Bearer $(pdproxy admin-token --admin %s)" %s/v1/policies/auto/reload
 
 Ctrl-C ends it.
-`, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, admin, n.AdminURL(), admin, n.AdminURL())
+`, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, n.URL(), admin, n.AdminURL(), admin, n.AdminURL())
 }

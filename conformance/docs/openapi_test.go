@@ -66,6 +66,7 @@ var adminRoutes = []route{
 	{method: "get", path: "/healthz", summary: "200 while the process runs; needs no token", ok: 200},
 	{method: "get", path: "/readyz", summary: "200 if the proxy can serve a request now; needs no token", ok: 200},
 	{method: "get", path: "/metrics", summary: "Metrics in the format of Prometheus", ok: 200, text: true},
+	{method: "get", path: "/", summary: "The list of the endpoints", ok: 200},
 	{method: "get", path: "/v1/engines", summary: "Engines with their state, load and facts", ok: 200},
 	{method: "post", path: "/v1/engines", summary: "Add an engine; the body has the keys of [[engine]]", ok: 201, body: anyObject},
 	{method: "delete", path: "/v1/engines/{name}", summary: "Drain and remove an engine; query drain: a duration", ok: 202},
@@ -211,7 +212,7 @@ func TestEveryAdminRouteIsListed(t *testing.T) {
 			if sum, ok := call.Args[0].(*ast.BinaryExpr); ok {
 				pattern = literal(sum.X) + paths[nameOf(sum.Y)]
 			}
-			found[pattern] = true
+			found[strings.TrimSuffix(pattern, "{$}")] = true
 			return true
 		})
 	}

@@ -18,6 +18,7 @@ import (
 // method than GET. The handler does not check the caller; Guard does.
 func Handler(o Options) http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", index)
 	mux.HandleFunc("GET "+healthzPath, func(w http.ResponseWriter, _ *http.Request) {
 		downstream.JSON(w, 200, map[string]string{"status": "ok"})
 	})
@@ -45,6 +46,35 @@ func Handler(o Options) http.Handler {
 		})
 	}
 	return mux
+}
+
+// endpoints are the routes of Handler, with what they do.
+var endpoints = []struct {
+	Endpoint string `json:"endpoint"`
+	Does     string `json:"does"`
+}{
+	{"GET /healthz", "200 while the process runs; needs no token"},
+	{"GET /readyz", "200 while a request could be served; needs no token"},
+	{"GET /metrics", "metrics for Prometheus"},
+	{"GET /perf_metrics", "times of the requests that ended last"},
+	{"GET /v1/engines", "engines with their states and loads"},
+	{"POST /v1/engines", "adds an engine: a JSON object with the keys of [[engine]]"},
+	{"DELETE /v1/engines/{name}", "drains an engine and removes it: ?drain=60s"},
+	{"GET /v1/pairs", "pairs of prefill and decode engines"},
+	{"GET /v1/policies", "policies and filters"},
+	{"POST /v1/policies/{name}/reload", "loads a policy or filter again"},
+	{"GET /v1/exchanges", "requests that run"},
+	{"GET /v1/explain/{id}", "why a request went to its engines"},
+	{"POST /v1/drain", "makes balancers send no more requests"},
+	{"GET /v1/sidecar", "the policies of a sidecar"},
+	{"PUT /v1/sidecar/policies", "changes the order of these policies"},
+	{"DELETE /v1/sidecar/policies", "returns to the configured order"},
+	{"GET /v1/workers", "workers of a coordinator"},
+}
+
+// index lists the endpoints.
+func index(w http.ResponseWriter, _ *http.Request) {
+	downstream.JSON(w, 200, map[string]any{"endpoints": endpoints})
 }
 
 // The routes of probes, which need no token.

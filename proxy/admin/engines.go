@@ -100,12 +100,7 @@ func (e engines) add(w http.ResponseWriter, r *http.Request) {
 		err = spec.CheckAdded()
 	}
 	if err != nil {
-		refusal := &openai.Error{Status: 400, Code: "bad_engine", Message: err.Error()}
-		var problems config.Problems
-		if errors.As(err, &problems) {
-			refusal.Param = problems[0].Key
-		}
-		downstream.Error(w, refusal)
+		downstream.Error(w, badEngine(err))
 		return
 	}
 	if err := e.o.Registry.Add(spec); err != nil {
@@ -118,6 +113,29 @@ func (e engines) add(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	downstream.JSON(w, 201, map[string]string{"name": spec.Name})
+}
+
+// badEngine returns what the caller is told of an engine that is refused. The keys are those
+// of the object that the caller sent, not those of a configuration.
+func badEngine(err error) *openai.Error {
+	refusal := &openai.Error{Status: 400, Code: "bad_engine", Message: err.Error()}
+	var problems config.Problems
+	if !errors.As(err, &problems) {
+		return refusal
+	}
+	var texts []string
+	for _, p := range problems {
+		key := strings.TrimPrefix(strings.TrimPrefix(p.Key, "engine[0]"), ".")
+		if refusal.Param == "" {
+			refusal.Param = key
+		}
+		if key != "" {
+			key += ": "
+		}
+		texts = append(texts, key+p.Message)
+	}
+	refusal.Message = strings.Join(texts, "; ")
+	return refusal
 }
 
 func (e engines) remove(w http.ResponseWriter, r *http.Request) {
