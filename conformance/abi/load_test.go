@@ -54,7 +54,7 @@ func TestLoadRefuses(t *testing.T) {
 			for word := range strings.SplitSeq(tt.want, "|") {
 				found = found || strings.Contains(why, word)
 			}
-			if !found || !strings.Contains(why, "plugin[0]") || !strings.Contains(why, `: "culprit": `) {
+			if !found || !strings.Contains(why, "plugin[0]") || !strings.Contains(why, ` (culprit): `) {
 				t.Errorf("the reason should name plugin[0], the culprit and one of %s: %s", tt.want, why)
 			}
 		})
