@@ -19,7 +19,7 @@ func TestLoadRefuses(t *testing.T) {
 		want string // words separated by |, one of which the reason must contain
 	}{
 		{"empty file", nil, "empty"},
-		{"not wasm", []byte("#!/bin/sh\necho no\n"), "magic"},
+		{"not wasm", []byte("#!/bin/sh\necho no\n"), "not WebAssembly"},
 		{"header only", whole[:8], "marker"},
 		{"cut off", whole[:len(whole)-3], "compile"},
 		{"bad version", append([]byte("\x00asm\x02\x00\x00\x00"), whole[8:]...), "version|compile"},
