@@ -197,7 +197,7 @@ func TestWorkerKilled(t *testing.T) {
 // its books, and in the end nothing remains.
 func TestCoordinatorKilled(t *testing.T) {
 	eachFleet(t, func(t *testing.T, connector string) {
-		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 3000), config: func(c *config.Config) {
+		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 50_000), config: func(c *config.Config) {
 			c.Timeouts.FirstByte = config.Duration(3 * time.Second)
 		}})
 		for _, w := range f.workers {
@@ -231,6 +231,9 @@ func TestCoordinatorKilled(t *testing.T) {
 		f.eventually("all that are open are in the books", func() bool { return f.books() >= 4*workers }) // a request that hangs is retried
 		f.waitReady()
 		f.right(f.try(chatPath, body), chatPath, body)
+		for _, d := range f.decode { // until now no stream may have ended
+			d.SetDecodeUsPerToken(100)
+		}
 		for body, resp := range bodies {
 			f.right(readRest(resp), chatPath, body)
 		}
