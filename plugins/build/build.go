@@ -41,7 +41,7 @@ var (
 	ErrNoGo     = errors.New("no Go toolchain: put go 1.24 or later into PATH (https://go.dev/dl)")
 	ErrNoTinyGo = errors.New("no TinyGo: put tinygo into PATH (https://tinygo.org/getting-started/install), or build without --tinygo")
 	ErrNoRust   = errors.New("no Rust toolchain: put cargo and rustc into PATH (https://rustup.rs)")
-	ErrNoTarget = errors.New("Rust has no target wasm32-unknown-unknown: run rustup target add wasm32-unknown-unknown (Debian: apt install libstd-rust-dev-wasm32)")
+	ErrNoTarget = errors.New("no target wasm32-unknown-unknown in Rust: run rustup target add wasm32-unknown-unknown (Debian: apt install libstd-rust-dev-wasm32)")
 	ErrNoClang  = errors.New("no clang: install clang and lld (Debian: apt install clang lld; macOS: brew install llvm lld)")
 	ErrNoLinker = errors.New("clang finds no wasm-ld: install lld (Debian: apt install lld; macOS: brew install lld)")
 )
