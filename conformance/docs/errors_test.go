@@ -41,6 +41,7 @@ var publicCodes = []errorCode{
 	{"missing_field", []int{400}, "The field `model` is needed, because the engines serve more than one model.", "Set `model`."},
 	{"missing_required_parameter", []int{400}, "A field is missing.", "Add the field that `param` names."},
 	{"model_not_found", []int{404}, "No engine serves the model.", "`GET /v1/models` lists the models."},
+	{"no_engine_timeout", []int{503}, "No engine became ready for the request in time.", "Wait as `Retry-After` says. See `limits.no_engine_timeout`."},
 	{"no_id", []int{503}, "The request needs a disagg id, and no id is left because the coordinator is away.", "See [disagg ids](../concepts/ids.md)."},
 	{"no_target", []int{503}, "No engine can serve the request now.", "See [503 though engines run](../troubleshooting.md#503-although-engines-run)."},
 	{"not_found", []int{404}, "There is no such endpoint.", "The [list of routes](http-api.md) has the endpoints."},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
@@ -111,7 +112,7 @@ func outcomeOf(err error) telemetry.Outcome {
 	}
 	oe := PublicError(err)
 	switch {
-	case oe.Code == "no_target" || oe.Code == "rejected_by_policy":
+	case oe.Code == "no_target" || oe.Code == admission.ErrNoEngineTimeout.Code || oe.Code == "rejected_by_policy":
 		return telemetry.OutcomeNoTarget
 	case oe.Status == 429 || oe.Code == "queue_timeout":
 		return telemetry.OutcomeShed
