@@ -37,7 +37,9 @@ func emptyWorld(t *testing.T, timeout time.Duration, limits func(*config.Limits)
 	return w, e, func() { apply(e.spec()) }
 }
 
-func asking(model string) string { return fmt.Sprintf(`{"model":%q,"prompt":"hi","max_tokens":5}`, model) }
+func asking(model string) string {
+	return fmt.Sprintf(`{"model":%q,"prompt":"hi","max_tokens":5}`, model)
+}
 
 // TestWaitsForAnEngine: requests for a known model wait until an engine is ready; they go in
 // the order of their arrival.
