@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -54,6 +55,7 @@ func start(t *testing.T, env []string, name string, args ...string) *process {
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.WaitDelay = patience // children may hold the output open
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -71,9 +73,20 @@ func start(t *testing.T, env []string, name string, args ...string) *process {
 	return p
 }
 
-// kill ends the process and its children.
+// patience is the time in which a process ends its children and itself.
+const patience = 20 * time.Second
+
+// kill ends a fleet's children with it, and any other process at once.
 func (p *process) kill() {
-	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // fails if it has ended
+	pid := p.cmd.Process.Pid
+	if slices.Contains(p.cmd.Args, "run") {
+		_ = syscall.Kill(pid, syscall.SIGTERM) // fails if it has ended
+		select {
+		case <-p.done:
+		case <-time.After(patience):
+		}
+	}
+	_ = syscall.Kill(-pid, syscall.SIGKILL) // fails if it has ended
 	<-p.done
 }
 
@@ -112,10 +125,13 @@ func freeAddr(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// eventually waits until ok, for two minutes.
+// wait is how long eventually waits: much longer than any condition takes.
+var wait = 2 * time.Minute
+
+// eventually waits until ok, for wait.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !ok(); {
+	for deadline := time.Now().Add(wait); !ok(); {
 		if time.Now().After(deadline) {
 			t.Fatalf("not in time: %s", what)
 		}
@@ -183,7 +199,11 @@ func (p *proxy) ready(t *testing.T) {
 
 // complete sends a request with a prompt of that many words, and returns the status.
 func (p *proxy) complete(words int, stream bool) int {
-	body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":8,"stream":%t}`, strings.Repeat("word ", words), stream)
+	options := ""
+	if stream {
+		options = `,"stream":true,"stream_options":{"include_usage":true}`
+	}
+	body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":8%s}`, strings.Repeat("word ", words), options)
 	resp, err := http.Post(p.url+"/v1/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		return 0
