@@ -1,7 +1,10 @@
 package operations
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -95,7 +98,8 @@ func testLoad(t *testing.T, tested, seen map[string]bool) {
 	note(t, s, seen)
 	stop()
 
-	p.write(t, strings.Replace(p.config, "[fleet]", "[timeouts]\npolicy = \"1us\"\n[fleet]", 1))
+	bad := strings.Replace(p.config, `plan = "always"`, `plan = "bad"`, 1)
+	p.write(t, bad+fmt.Sprintf("[[plugin]]\nname = \"bad\"\npath = %q\nphase = \"policy\"\nconfig = \"plan=trap\"\n", buildGuest(t)))
 	p.signal(t, syscall.SIGHUP)
 	stop = p.load(t, 2, 20)
 	s.fires(t, tested, "PdproxyPolicyFails")
@@ -115,6 +119,18 @@ func testLoad(t *testing.T, tested, seen map[string]bool) {
 	note(t, s, seen)
 	p.kill()
 	s.fires(t, tested, "PdproxyDown")
+}
+
+// buildGuest builds the policy that does what its configuration says.
+func buildGuest(t *testing.T) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "guest.wasm")
+	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", out, "./plugins/policy/testdata/guest")
+	build.Dir, build.Env = "../..", append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+	if text, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the policy: %v\n%s", err, text)
+	}
+	return out
 }
 
 // worker returns the process id of one of the proxy's workers.
@@ -142,8 +158,8 @@ func (p *proxy) worker(t *testing.T) int {
 
 // testEngines breaks engines.
 func testEngines(t *testing.T, tested, seen map[string]bool) {
-	running, lines := engines(t, "trtllm", map[string][]string{"p0": nil, "d0": nil, "d1": {"--fail", "1:500"}})
-	p := run(t, nil, "[limits]\nno_engine_timeout = \"3s\"\n[health]\ninterval = \"200ms\"\n[policy]\nplan = \"always\"\n[retry]\nattempts = 1\n"+lines, "")
+	running, lines := engines(t, "trtllm", map[string][]string{"p0": nil, "d0": nil, "d1": {"--fail", "0.5:500"}})
+	p := run(t, nil, "[limits]\nno_engine_timeout = \"3s\"\n[health]\ninterval = \"200ms\"\n[policy]\nplan = \"always\"\n[retry]\nattempts = 1\n[circuit]\nfailures = 1000000\n"+lines, "")
 	p.ready(t)
 	s := prometheus(t, p.metrics)
 	p.load(t, 4, 50)
