@@ -45,7 +45,7 @@ func (n *Node) listenMetrics(cfg *config.Config, given net.Listener) error {
 		given = l
 	}
 	refuse := func(w http.ResponseWriter, _ *http.Request, status int, text string) {
-		code := map[int]string{403: "forbidden", 415: "unsupported_media_type"}[status]
+		code := map[int]openai.Code{403: openai.CodeForbidden, 415: openai.CodeUnsupportedMediaType}[status]
 		downstream.Error(w, &openai.Error{Status: status, Code: code, Message: text})
 	}
 	guard := httpguard.Guard{
@@ -55,10 +55,10 @@ func (n *Node) listenMetrics(cfg *config.Config, given net.Listener) error {
 	routes.Handle("GET /metrics", n.server.MetricsHandler())
 	routes.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Allow", "GET")
-		downstream.Error(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes GET"})
+		downstream.Error(w, openai.NewError(openai.CodeMethodNotAllowed, "this endpoint takes GET"))
 	})
 	routes.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: "this address serves only GET /metrics"})
+		downstream.Error(w, openai.NewError(openai.CodeNotFound, "this address serves only GET /metrics"))
 	})
 	limit := httpguard.NewConns()
 	n.scrapes = &metricsListener{listener: given, log: n.log, server: &http.Server{

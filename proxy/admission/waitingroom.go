@@ -13,7 +13,7 @@ import (
 
 // ErrNoEngineTimeout says that no engine became ready within limits.no_engine_timeout. Its
 // code is the reason of pdproxy_shed_total.
-var ErrNoEngineTimeout = &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_engine_timeout", Message: "no engine became ready for the request in time"}
+var ErrNoEngineTimeout = openai.NewError(openai.CodeNoEngineTimeout, "no engine became ready for the request in time")
 
 // retryEvery is the interval at which the first request of a line tries again although the
 // engines have not changed: an engine's circuit may have closed, and in a fleet the
