@@ -93,7 +93,7 @@ func testLoad(t *testing.T, tested, seen map[string]bool) {
 	}
 	stop()
 
-	stop = p.load(t, 40, 3000)
+	stop = p.load(t, 40, 4000)
 	s.fires(t, tested, "PdproxyQueue", "PdproxySheds", "PdproxySaturated", "PdproxySlowFirstToken")
 	note(t, s, seen)
 	stop()

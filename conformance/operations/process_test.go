@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -197,13 +198,18 @@ func (p *proxy) ready(t *testing.T) {
 	eventually(t, "the proxy is ready", func() bool { status, _ := get(p.url + "/health"); return status == 200 })
 }
 
+// prompts counts the prompts. Each begins with its number, so that no engine has it in its
+// cache.
+var prompts atomic.Int64
+
 // complete sends a request with a prompt of that many words, and returns the status.
 func (p *proxy) complete(words int, stream bool) int {
 	options := ""
 	if stream {
 		options = `,"stream":true,"stream_options":{"include_usage":true}`
 	}
-	body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":8%s}`, strings.Repeat("word ", words), options)
+	prompt := fmt.Sprint(prompts.Add(1), strings.Repeat(" word", words))
+	body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":8%s}`, prompt, options)
 	resp, err := http.Post(p.url+"/v1/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		return 0

@@ -33,7 +33,7 @@ func prometheus(t *testing.T, target string) *server {
 		t.Fatal(err)
 	}
 	rules := regexp.MustCompile(`for: \d+m`).ReplaceAllString(string(text), "for: 1s")
-	rules = strings.ReplaceAll(rules, "[5m]", "[5s]")
+	rules = strings.ReplaceAll(rules, "[5m]", "[10s]")
 	config := fmt.Sprintf(`global: {scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms}
 rule_files: [rules.yaml]
 scrape_configs:
