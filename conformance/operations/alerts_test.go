@@ -129,26 +129,32 @@ func buildGuest(t *testing.T) string {
 	return out
 }
 
-// worker returns the process id of one of the proxy's workers.
+// worker returns the process id of one of the proxy's workers. Each thread has its own list
+// of the children that it has started.
 func (p *proxy) worker(t *testing.T) int {
 	t.Helper()
-	pid := strconv.Itoa(p.cmd.Process.Pid)
-	children, err := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", p.cmd.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, child := range strings.Fields(string(children)) {
-		line, err := os.ReadFile("/proc/" + child + "/cmdline")
-		if err != nil || !slices.Contains(strings.Split(string(line), "\x00"), "worker") {
-			continue
-		}
-		id, err := strconv.Atoi(child)
+	for _, list := range lists {
+		children, err := os.ReadFile(list)
 		if err != nil {
-			t.Fatal(err)
+			continue // the thread has ended
 		}
-		return id
+		for _, child := range strings.Fields(string(children)) {
+			line, err := os.ReadFile("/proc/" + child + "/cmdline")
+			if err != nil || !slices.Contains(strings.Split(string(line), "\x00"), "worker") {
+				continue
+			}
+			id, err := strconv.Atoi(child)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}
 	}
-	t.Fatalf("no worker among the children %s", children)
+	t.Fatal("the proxy has no worker")
 	return 0
 }
 
