@@ -125,6 +125,11 @@ test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI
 test-authors: ## plugins in each language, a real registry and minisign (root needed, not in CI)
 	$(GO) test -count=1 -tags authors ./conformance/plugins -run 'Scaffold|RealRegistry'
 
+.PHONY: test-operations
+test-operations: ## dashboard, alerts and ScaledObjects with a real Prometheus, and OTLP (root and Debian's packages, not in CI)
+	command -v promtool >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends prometheus; }
+	cd conformance/operations && $(GO) test -count=1 -v -timeout 15m .
+
 .PHONY: test-flags
 test-flags: ## the commands of pdproxy quickstart against vLLM's own argument parser (Python index needed, not in CI)
 	conformance/real/flags.sh
@@ -236,6 +241,7 @@ check: vet lint ## all that must hold before a commit lands
 	$(GO) mod tidy -diff
 	cd conformance/clients && $(GO) mod tidy -diff
 	cd conformance/kubernetes && $(GO) mod tidy -diff
+	cd conformance/operations && $(GO) mod tidy -diff
 	cd deploy/release/image && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -40,10 +42,18 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 // coordinator of this worker.
 func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 
+// Gatherer returns the metrics of this process and of its workers.
+func (s *Server) Gatherer() prometheus.Gatherer { return s.gatherer }
+
+// MetricsHandler answers GET /metrics alone, without a check of the caller.
+func (s *Server) MetricsHandler() http.Handler {
+	return s.guard(admin.Metrics(s.gatherer, s.log))
+}
+
 // adminRoutes returns the routes of operators.
 func (s *Server) adminRoutes() http.Handler {
 	return admin.Handler(admin.Options{
-		Config: s.cfg.Load, Registry: s.options.Registry, Gatherer: s.options.Gatherer, Policies: s.options.Policies, Workers: s.options.Workers,
+		Config: s.cfg.Load, Registry: s.options.Registry, Gatherer: s.gatherer, Policies: s.options.Policies, Workers: s.options.Workers,
 		Ready: s.serveHealth, Drain: s.Drain, Running: &s.books.Running, Ended: &s.books.Ended, Sidecar: s.sidecar.Load,
 		Log: s.log,
 	})

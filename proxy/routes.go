@@ -138,14 +138,15 @@ type model struct {
 }
 
 // serveModels lists the models of all engines, or shows the model that the path names. A
-// model stays in the list while its engines restart.
+// model stays in the list while its engines restart. If requests may wait for engines, it
+// also stays when its engines have left.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	if _, err := s.keys.Load().Authenticate(r); err != nil {
 		downstream.Error(w, exchange.PublicError(err))
 		return
 	}
 	rows := []model{}
-	for _, id := range s.options.Registry.Snapshot().Models() {
+	for _, id := range s.models() {
 		rows = append(rows, model{ID: id, Object: "model", Created: s.started.Unix(), OwnedBy: "pdproxy"})
 	}
 	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
@@ -158,15 +159,30 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	}
 	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
 	if i < 0 {
-		downstream.Error(w, exchange.UnknownModel(name, s.options.Registry.Snapshot().Models()))
+		downstream.Error(w, exchange.UnknownModel(name, s.models()))
 		return
 	}
 	downstream.JSON(w, 200, rows[i])
 }
 
-// serveHealth answers 200 if a request could be served now.
+// mayWait reports whether a request for some model would wait for an engine.
+func (s *Server) mayWait() bool {
+	return s.cfg.Load().Limits.NoEngineTimeout > 0 && len(s.options.Registry.Snapshot().Known()) > 0
+}
+
+// models returns the models for which a request is accepted.
+func (s *Server) models() []string {
+	snapshot := s.options.Registry.Snapshot()
+	if s.cfg.Load().Limits.NoEngineTimeout > 0 {
+		return snapshot.Known()
+	}
+	return snapshot.Models()
+}
+
+// serveHealth answers 200 if a request could be served now. A proxy whose requests may wait
+// for engines is also healthy without an engine: no request would come that could wake one.
 func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	if s.draining.Load() || !s.Ready() {
+	if s.draining.Load() || !s.Ready() && !s.mayWait() {
 		downstream.Error(w, openai.NewError(openai.CodeNoTarget, "no request could be served now"))
 		return
 	}

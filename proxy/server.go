@@ -43,7 +43,7 @@ type Options struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
 	Metrics     *telemetry.Metrics
-	Gatherer    prometheus.Gatherer // of GET /metrics
+	Gatherer    prometheus.Gatherer // of this process
 	Policies    admin.Policies
 	Tracer      *telemetry.Tracer // nil: no spans
 	AccessLog   *accesslog.Log    // nil: no access log
@@ -78,6 +78,7 @@ type Server struct {
 	keys       atomic.Pointer[admission.Keys] // nil: clients need no key
 	connectors map[string]connector.Connector
 	queue      admission.Queue
+	waiting    admission.WaitingRoom // for engines
 	cleanups   *cleanup.Runner
 	books      *journal.Books
 	exchanges  *exchange.Runner
@@ -88,6 +89,7 @@ type Server struct {
 	memory     *buffer.Budget // of bodies and answers
 	bodies     *downstream.Bodies
 	started    time.Time
+	gatherer   prometheus.Gatherer // of the whole fleet
 	proxies    atomic.Pointer[admission.Proxies]
 }
 
@@ -102,6 +104,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 		prompts:    prompt.New(prompt.Options{Coordinator: options.Coordinator, Registry: options.Registry, Metrics: options.Metrics, Log: options.Log, Tokens: options.Tokens}),
 		memory:     options.Memory,
 		started:    time.Now(),
+		gatherer:   admin.WholeFleet(options.Gatherer, options.Workers),
 	}
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
@@ -118,7 +121,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 		s.connectors[c.Name()] = c
 	}
 	s.exchanges = exchange.New(exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Queue: &s.queue, Registry: options.Registry,
+		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Queue: &s.queue, Waiting: &s.waiting, Registry: options.Registry,
 		Coordinator: options.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
 		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
 		Recorder: options.Recorder, Metrics: options.Metrics, Log: options.Log,
@@ -163,7 +166,11 @@ func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.exchanges.SetTRTLLM(o) }
 func (s *Server) Warm(ctx context.Context) { s.exchanges.Warm(ctx) }
 
 // Drain makes /readyz and /health answer 503, so that balancers send no more requests.
-func (s *Server) Drain() { s.draining.Store(true) }
+// Requests that wait for an engine get 503, because another proxy may have one.
+func (s *Server) Drain() {
+	s.draining.Store(true)
+	s.waiting.Close()
+}
 
 // CleanUp makes the calls that another process of the same deployment gave to
 // Lease.SetOrphanCleanup before it died, in the background.

@@ -124,7 +124,7 @@ func TestWhole(t *testing.T) {
 	if len(all) != 4 || all[3].RequestID != "request-0" || last.Arrival != all[3].Arrival {
 		t.Errorf("request-0 came last at %v; all: %+v", last.Arrival, all)
 	}
-	front.shows(`pdproxy_exchanges_total{flow="aggregated",outcome="ok"} 4`, "pdproxy_fleet_workers 3", "pdproxy_fleet_silent_workers 0")
+	front.shows(`pdproxy_exchanges_total{flow="aggregated",model="m",outcome="ok"} 4`, "pdproxy_fleet_workers 3", "pdproxy_fleet_silent_workers 0")
 	var rows []admin.PolicyRow
 	if front.into(&rows, "/v1/policies"); len(rows) != 1 || rows[0].Calls != 12 || rows[0].MeanUS != 0.5 || rows[0].P99US != 2 {
 		t.Errorf("%+v", rows)
@@ -155,7 +155,7 @@ func TestWholeSilent(t *testing.T) {
 	front, _ := wholeFleet(t, 1, func(w admin.Workers) admin.Workers { return mute{w} })
 	var e journal.Explanation
 	front.into(&e, "/v1/explain/request-0")
-	front.shows(`pdproxy_exchanges_total{flow="aggregated",outcome="ok"} 1`, "pdproxy_fleet_workers 2", "pdproxy_fleet_silent_workers 1")
+	front.shows(`pdproxy_exchanges_total{flow="aggregated",model="m",outcome="ok"} 1`, "pdproxy_fleet_workers 2", "pdproxy_fleet_silent_workers 1")
 	if a := front.operate("GET", "/v1/explain/none", ""); a.status != 404 || !strings.Contains(a.body, "1 workers did not answer") {
 		t.Errorf("%d %s", a.status, a.body)
 	}

@@ -18,13 +18,17 @@ func registerGauges(reg prometheus.Registerer, r *engine.Registry, c *coordinato
 }
 
 var (
-	leasesDesc  = prometheus.NewDesc("pdproxy_leases_open", "Placements whose lease is not released.", nil, nil)
-	loadDesc    = prometheus.NewDesc("pdproxy_engine_load", "Requests in flight on a rank, by this proxy's count.", []string{"engine", "rank"}, nil)
-	stateDesc   = prometheus.NewDesc("pdproxy_engine_up", "1 when the engine is ready.", []string{"engine", "role"}, nil)
-	blocksDesc  = prometheus.NewDesc("pdproxy_kv_index_blocks", "KV blocks known to be on targets, each counted once a target: by events, or expected.", []string{"by"}, nil)
-	indexDesc   = prometheus.NewDesc("pdproxy_kv_index_bytes", "Memory of the KV index.", nil, nil)
-	refusedDesc = prometheus.NewDesc("pdproxy_pair_refused", "1 for each pair that no request meets, because the two engines exclude a transfer.", []string{"prefill", "decode"}, nil)
-	pairDesc    = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken; the worst of its ranks.", []string{"prefill", "decode"}, nil)
+	leasesDesc   = prometheus.NewDesc("pdproxy_leases_open", "Placements whose lease is not released.", nil, nil)
+	loadDesc     = prometheus.NewDesc("pdproxy_engine_load", "Requests in flight on a rank, by this proxy's count.", []string{"engine", "rank"}, nil)
+	stateDesc    = prometheus.NewDesc("pdproxy_engine_up", "1 when the engine is ready.", []string{"engine", "role"}, nil)
+	blocksDesc   = prometheus.NewDesc("pdproxy_kv_index_blocks", "KV blocks known to be on targets, each counted once a target: by events, or expected.", []string{"by"}, nil)
+	indexDesc    = prometheus.NewDesc("pdproxy_kv_index_bytes", "Memory of the KV index.", nil, nil)
+	refusedDesc  = prometheus.NewDesc("pdproxy_pair_refused", "1 for each pair that no request meets, because the two engines exclude a transfer.", []string{"prefill", "decode"}, nil)
+	readyDesc    = prometheus.NewDesc("pdproxy_role_engines_ready", "Engines that are ready, by model and role. 0 for a known model without a ready engine of the role.", []string{"model", "role"}, nil)
+	roleRunDesc  = prometheus.NewDesc("pdproxy_role_requests_running", "Requests on the ready engines of a role, waiting ones included: those of this proxy, and those of others as the engines report them.", []string{"model", "role"}, nil)
+	roleWaitDesc = prometheus.NewDesc("pdproxy_role_requests_waiting", "Requests that wait inside the ready engines of a role, as the engines report.", []string{"model", "role"}, nil)
+	saturateDesc = prometheus.NewDesc("pdproxy_role_saturation_seconds", "Estimated seconds by which the present work delays a new request, mean of the ready engines of a role: prefill tokens in the queue by the measured time of a token, and streams by the cost that kv_aware uses.", []string{"model", "role"}, nil)
+	pairDesc     = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken; the worst of its ranks.", []string{"prefill", "decode"}, nil)
 )
 
 type fleetGauges struct {
@@ -42,6 +46,10 @@ func (g *fleetGauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- refusedDesc
 	ch <- blocksDesc
 	ch <- indexDesc
+	ch <- readyDesc
+	ch <- roleRunDesc
+	ch <- roleWaitDesc
+	ch <- saturateDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -69,6 +77,7 @@ func (g *fleetGauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(loadDesc, float64(i.Load[rank].Requests()), i.Spec.Name, strconv.Itoa(rank))
 		}
 	}
+	g.collectRoles(ch)
 	worst := make(map[[2]string]abi.PairState)
 	refused := make(map[[2]string]bool)
 	for _, p := range g.registry.Pairs() {

@@ -4,17 +4,20 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/policies"
@@ -60,6 +63,7 @@ type Node struct {
 	front    *edge.Server // the public and the admin address
 	certs    *edge.Certs  // nil without TLS
 	tracer   *telemetry.Tracer
+	pusher   *telemetry.Pusher // of metrics by OTLP; nil: none
 	token    *admintoken.Token // made by this process for the admin address; nil: a token is configured
 	leader   *leaderSide       // of a coordinator, else nil
 	worker   *workerSide       // of a worker, else nil
@@ -74,6 +78,7 @@ type Node struct {
 	storage   *discovery.Storage // nil: no TensorRT-LLM worker registers
 	reloaded  []chan struct{}    // one channel for each source of registrations; signals a new configuration
 	fleet     *fleetListener     // nil: no fleet.listen
+	scrapes   *metricsListener   // nil: no metrics.listen
 }
 
 // New builds a node and opens the sockets that o does not hold. It starts nothing.
@@ -94,7 +99,8 @@ func New(cfg *config.Config, log *slog.Logger, o Options) (*Node, error) {
 	prom := prometheus.NewRegistry()
 	prom.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	n.prom, n.metrics = prom, telemetry.New(prom)
-	if n.tracer, err = telemetry.NewTracer(context.Background()); err != nil {
+	n.metrics.Build(o.Version)
+	if n.tracer, err = telemetry.NewTracer(context.Background(), o.identity()); err != nil {
 		return nil, exit.Failed(fmt.Errorf("start tracing: %w", err))
 	}
 	if o.Role == RoleWorker {
@@ -150,6 +156,7 @@ func (n *Node) probeEngines(cfg *config.Config) error {
 	}
 	o.OnGone = n.knowledge.engineGone
 	n.registry = engine.New(o)
+	n.registry.Know(configuredModels(cfg))
 	return n.registry.Apply(engine.SourceStatic, cfg.AllEngines(), 0)
 }
 
@@ -210,6 +217,9 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
+	if err := n.pushMetrics(); err != nil {
+		return err
+	}
 	if err := n.open(cfg, f); err != nil {
 		return err
 	}
@@ -280,7 +290,7 @@ func (n *Node) open(cfg *config.Config, f *files) (err error) {
 		}
 	}
 	if err == nil && n.options.Role != RoleWorker {
-		err = n.listenFleet(cfg, f.fleet, n.options.Fleet)
+		err = errors.Join(n.listenFleet(cfg, f.fleet, n.options.Fleet), n.listenMetrics(cfg, n.options.Metrics))
 	}
 	if err == nil && n.options.Role == RoleCoordinator {
 		err = n.leader.open(cfg, n.fleet.opened())
@@ -289,6 +299,7 @@ func (n *Node) open(cfg *config.Config, f *files) (err error) {
 		n.front, err = n.server.Listen(cfg, n.certs, n.openAdminToken(f.token, given.Admin), given)
 	}
 	if err != nil {
+		n.scrapes.retire()
 		if given.Admin != nil {
 			given.Admin.Close()
 		}
@@ -327,4 +338,36 @@ func (n *Node) loggedURL() string {
 		return n.AdminURL()
 	}
 	return n.URL()
+}
+
+// configuredModels returns the models that the configuration names, with their roles.
+func configuredModels(cfg *config.Config) (list []engine.Known) {
+	for _, e := range cfg.Serving() {
+		if role, ok := abi.ParseRole(e.Role); ok && role != abi.RoleEncode && e.Model != "" {
+			list = append(list, engine.Known{Model: e.Model, Roles: 1 << role})
+		}
+	}
+	return list
+}
+
+// pushMetrics starts the export of metrics by OTLP, if the environment asks for it. A
+// worker exports only its own measurements for OpenTelemetry's conventions: its coordinator
+// exports the metrics of the whole fleet.
+func (n *Node) pushMetrics() (err error) {
+	gatherer := n.server.Gatherer()
+	if n.options.Role == RoleWorker {
+		gatherer = nil
+	}
+	if n.pusher, err = telemetry.NewPusher(context.Background(), n.options.identity(), gatherer); err != nil {
+		return exit.Failed(fmt.Errorf("start the export of metrics: %w", err))
+	}
+	n.metrics.PushTo(n.pusher)
+	return nil
+}
+
+// identity names the process in exports.
+func (o *Options) identity() telemetry.Identity {
+	host, _ := os.Hostname() // may be empty: the rest still differs
+	role := cmp.Or(string(o.Role), "single")
+	return telemetry.Identity{Version: o.Version, Instance: fmt.Sprintf("%s/%s/%d", host, role, o.Slot)}
 }

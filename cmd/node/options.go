@@ -29,6 +29,7 @@ type Options struct {
 	// Open sockets of other addresses. The node opens each one that is nil and whose
 	// address is configured.
 	Fleet   net.Listener // fleet.listen
+	Metrics net.Listener // metrics.listen
 	MoRIIO  net.Listener // discovery.moriio.listen
 	Storage net.Listener // discovery.trtllm.cluster_uri, if that is http
 
@@ -78,6 +79,9 @@ func FleetSockets(cfg *config.Config) []Socket {
 	sockets := []Socket{{Name: publicSocket(cfg)}}
 	if cfg.Fleet.Coordinator == "" {
 		sockets = append(sockets, Socket{Name: adminSocket(cfg)})
+		if cfg.Metrics.Listen != "" {
+			sockets = append(sockets, Socket{Name: metricsSocket(cfg)})
+		}
 		for _, name := range []string{moriioSocket(cfg), storageSocket(cfg)} {
 			if name != "" {
 				sockets = append(sockets, Socket{Name: name, Exclusive: true})
@@ -90,9 +94,10 @@ func FleetSockets(cfg *config.Config) []Socket {
 	return sockets
 }
 
-func publicSocket(cfg *config.Config) string { return "server.listen " + cfg.Server.Listen }
-func adminSocket(cfg *config.Config) string  { return "admin.listen " + cfg.Admin.Listen }
-func fleetSocket(cfg *config.Config) string  { return "fleet.listen " + cfg.Fleet.Listen }
+func publicSocket(cfg *config.Config) string  { return "server.listen " + cfg.Server.Listen }
+func adminSocket(cfg *config.Config) string   { return "admin.listen " + cfg.Admin.Listen }
+func metricsSocket(cfg *config.Config) string { return "metrics.listen " + cfg.Metrics.Listen }
+func fleetSocket(cfg *config.Config) string   { return "fleet.listen " + cfg.Fleet.Listen }
 
 // moriioSocket returns "" if no engine can register.
 func moriioSocket(cfg *config.Config) string {
@@ -123,6 +128,7 @@ func (o *Options) UseSockets(cfg *config.Config, given []takeover.Socket) error 
 	if o.Role != RoleWorker {
 		wanted[adminSocket(cfg)] = &o.Sockets.Admin
 		wanted[fleetSocket(cfg)] = &o.Fleet
+		wanted[metricsSocket(cfg)] = &o.Metrics
 		wanted[moriioSocket(cfg)] = &o.MoRIIO
 		wanted[storageSocket(cfg)] = &o.Storage
 	}
@@ -144,7 +150,7 @@ func (o *Options) UseSockets(cfg *config.Config, given []takeover.Socket) error 
 
 // CloseSockets closes the listeners of a node that never serves.
 func (o *Options) CloseSockets() {
-	for _, l := range []net.Listener{o.Sockets.Public, o.Sockets.Admin, o.Fleet, o.MoRIIO, o.Storage} {
+	for _, l := range []net.Listener{o.Sockets.Public, o.Sockets.Admin, o.Fleet, o.Metrics, o.MoRIIO, o.Storage} {
 		if l != nil {
 			l.Close()
 		}

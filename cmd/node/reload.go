@@ -40,6 +40,7 @@ func (n *Node) reload(next *config.Config) error {
 		{"admin.token_file", old.Admin.TokenFile != next.Admin.TokenFile},
 		{"admin.allowed_hosts", !slices.Equal(old.Admin.AllowedHosts, next.Admin.AllowedHosts)},
 		{"discovery", !reflect.DeepEqual(old.Discovery, next.Discovery)},
+		{"metrics.listen", old.Metrics.Listen != next.Metrics.Listen},
 		{"fleet", !reflect.DeepEqual(old.Fleet, next.Fleet)},
 		{"kv_index", old.KVIndex != next.KVIndex},
 		{"tokens", !reflect.DeepEqual(old.Tokens, next.Tokens)},
@@ -60,6 +61,7 @@ func (n *Node) reload(next *config.Config) error {
 			n.cfg.Store(old)
 			return errors.Join(err, applyPlugins(n.plugins, old, n.options.Role, n.memory))
 		}
+		n.registry.Know(configuredModels(next))
 		n.reapplyRegistrations()
 		n.loads.Configure(next.Health)
 	}

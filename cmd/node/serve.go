@@ -27,6 +27,7 @@ func (n *Node) Serve(ctx context.Context) error {
 		wg.Go(func() { n.knowledge.run(background) })
 		wg.Go(func() { n.loads.Run(background) })
 		wg.Go(func() { n.serveFleet(background) })
+		wg.Go(func() { n.scrapes.run(background) })
 		wg.Go(func() { n.server.Warm(warming) })
 	}
 	stopLeading := func() {}
@@ -63,6 +64,9 @@ func (n *Node) Serve(ctx context.Context) error {
 		if cerr := n.recorder.Close(); cerr != nil {
 			n.log.Warn("the recording is incomplete", "error", cerr)
 		}
+	}
+	if cerr := n.pusher.Close(flush); cerr != nil {
+		n.log.Warn("metrics were not exported", "error", cerr)
 	}
 	if cerr := n.tracer.Close(flush); cerr != nil {
 		n.log.Warn("spans were lost", "error", cerr)
@@ -124,6 +128,7 @@ func (n *Node) serveFront(ctx context.Context) error {
 func (n *Node) leaveSockets() {
 	n.front.StopAccepting()
 	n.fleet.retire()
+	n.scrapes.retire()
 	n.leaveRegistrations()
 }
 
@@ -165,7 +170,7 @@ func (n *Node) awaitReady(ctx context.Context) error {
 // offer returns copies of the open sockets for a successor.
 func (n *Node) offer() (takeover.Offer, error) {
 	opened, o := n.front.Opened(), takeover.Offer{Ready: n.server.Ready()}
-	sockets := map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin, fleetSocket(n.started): n.fleet.opened()}
+	sockets := map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin, fleetSocket(n.started): n.fleet.opened(), metricsSocket(n.started): n.scrapes.opened()}
 	if n.registrar != nil {
 		sockets[moriioSocket(n.started)] = n.registrar.Listener()
 	}

@@ -35,6 +35,7 @@ var actions = map[openai.Code]string{
 	openai.CodeMissingField:               "Set `model`.",
 	openai.CodeMissingRequiredParameter:   "Add the field that `param` names.",
 	openai.CodeModelNotFound:              "`GET /v1/models` lists the models.",
+	openai.CodeNoEngineTimeout:            "Wait as `Retry-After` says. See `limits.no_engine_timeout`.",
 	openai.CodeNoID:                       "See [disagg ids](../concepts/ids.md).",
 	openai.CodeNoTarget:                   "See [503 though engines run](../troubleshooting.md#503-although-engines-run).",
 	openai.CodeNotFound:                   "The [list of routes](http-api.md) has the endpoints.",

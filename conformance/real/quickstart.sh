@@ -116,7 +116,7 @@ run() {
 	grep -qi "^x-pdproxy-flow: $(plan flow)" <<<"$answer"
 	[ "$((after - before))" -ge 2000 ] || { echo "quickstart.sh: $name: no KV moved" >&2; return 1; }
 
-	proxy_saw "^pdproxy_exchanges_total{flow=\"$(plan flow)\",outcome=\"ok\"} 1"
+	proxy_saw "^pdproxy_exchanges_total{flow=\"$(plan flow)\",model=\"[^\"]*\",outcome=\"ok\"} 1"
 	proxy_saw '^pdproxy_kv_events_total{engine="prefill-0",kind="applied"'
 	"$bin" explain "$(grep -i '^x-request-id:' <<<"$answer" | tr -d '\r' | cut -d' ' -f2)"
 	stop

@@ -58,22 +58,28 @@ func collect[T any](ctx context.Context, f fleetView, path string, own []T) []T 
 	return own
 }
 
-// metrics answers GET /metrics. Workers answer their coordinator in the wire format.
-func (f fleetView) metrics() http.Handler {
-	gatherer := f.o.Gatherer
-	if f.o.Workers != nil {
-		gatherer = telemetry.NewFleet(gatherer, func() []telemetry.Process {
-			answers := f.o.Workers.Each(context.Background(), http.MethodGet, fleetMetrics, nil)
-			list := make([]telemetry.Process, len(answers))
-			for i, a := range answers {
-				list[i] = telemetry.Process{Name: a.Name, Text: a.Body, Failed: a.Err != nil || a.Status != http.StatusOK}
-			}
-			return list
-		})
+// WholeFleet returns a gatherer for the metrics of own, and of the workers as if they were
+// one process. workers may be nil.
+func WholeFleet(own prometheus.Gatherer, workers Workers) prometheus.Gatherer {
+	if workers == nil {
+		return own
 	}
-	show := promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{
+	return telemetry.NewFleet(own, func() []telemetry.Process {
+		answers := workers.Each(context.Background(), http.MethodGet, fleetMetrics, nil)
+		list := make([]telemetry.Process, len(answers))
+		for i, a := range answers {
+			list[i] = telemetry.Process{Name: a.Name, Text: a.Body, Failed: a.Err != nil || a.Status != http.StatusOK}
+		}
+		return list
+	})
+}
+
+// Metrics answers GET /metrics with the metrics of g. Workers answer their coordinator in
+// the wire format.
+func Metrics(g prometheus.Gatherer, log *slog.Logger) http.Handler {
+	show := promhttp.HandlerFor(g, promhttp.HandlerOpts{
 		ErrorHandling: promhttp.ContinueOnError, // an error in one metric must not remove the other metrics from the answer
-		ErrorLog:      slog.NewLogLogger(f.o.Log.Handler(), slog.LevelError),
+		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelError),
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.RawQuery == fleetQuery {

@@ -17,7 +17,7 @@ import (
 type Options struct {
 	Config   func() *config.Config // returns the configuration that is in force
 	Registry *engine.Registry
-	Gatherer prometheus.Gatherer // of GET /metrics
+	Gatherer prometheus.Gatherer // of GET /metrics: see WholeFleet
 	Policies Policies
 	Workers  Workers          // of a coordinator; nil: the process has none
 	Ready    http.HandlerFunc // answers GET /readyz

@@ -24,6 +24,8 @@ type Config struct {
 	Server Server `toml:"server"`
 	// Admin is the operators' side: metrics, explain, reload.
 	Admin Admin `toml:"admin"`
+	// Metrics is an address for Prometheus alone.
+	Metrics Metrics `toml:"metrics"`
 	// Timeouts bounds each wait of an exchange.
 	Timeouts Timeouts `toml:"timeouts"`
 	// Limits bounds how many exchanges run and wait.

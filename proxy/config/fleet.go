@@ -1,6 +1,9 @@
 package config
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Discovery configures the search for instances beyond the [[engine]] entries.
 // docs/howto/discovery.md describes each source.
@@ -275,6 +278,12 @@ func defaultDiscovery() Discovery {
 		DNS:    DiscoveryDNS{Interval: seconds(5)},
 		SGLang: DiscoverySGLang{Interval: seconds(5)},
 	}
+}
+
+// Serving lists the engines that the configuration names, with the patterns of discovery.
+func (c *Config) Serving() []Engine {
+	d := &c.Discovery
+	return slices.Concat(c.AllEngines(), d.DNS.Engines, d.SGLang.Engines, d.Kubernetes.Engines)
 }
 
 // Enabled reports whether any source of engines is configured.

@@ -116,8 +116,8 @@ type Admin struct {
 	// generates at its start and stores in a file that only its owner can read.
 	TokenFile string `toml:"token_file"`
 	// AllowedHosts are host names, without a port, that requests without a token
-	// may have in their Host line at the internal addresses: Listen, fleet.listen
-	// and discovery.trtllm.cluster_uri. localhost, IP addresses, the names in
+	// may have in their Host line at the internal addresses: Listen, metrics.listen,
+	// fleet.listen and discovery.trtllm.cluster_uri. localhost, IP addresses, the names in
 	// these keys and, beyond loopback, the machine's own name need no entry.
 	// Default empty.
 	AllowedHosts []string `toml:"allowed_hosts"`
@@ -125,6 +125,15 @@ type Admin struct {
 	// (api_key_file, ca) or widen trust (insecure_skip_verify, kv_hosts for most of the
 	// address space). Default false: they are rejected.
 	TrustAddedEngines bool `toml:"trust_added_engines"`
+}
+
+// Metrics is an address for Prometheus.
+type Metrics struct {
+	// Listen is a TCP address, host:port, that serves GET /metrics and nothing else,
+	// without a token. Use it to let Prometheus scrape a proxy without the token of the
+	// admin address. In a fleet the coordinator serves it for all workers. Default "":
+	// only the admin address serves /metrics.
+	Listen string `toml:"listen"`
 }
 
 // InternalHosts returns the host names with which requests without a token may call an
@@ -183,6 +192,12 @@ type Limits struct {
 	// QueueTimeout is how long one may wait. Default 10s; 0 only together with
 	// Queue = 0.
 	QueueTimeout Duration `toml:"queue_timeout"`
+	// NoEngineTimeout is how long a request waits while no engine can take it, for
+	// example because the engines are scaled to zero. Only requests for known models
+	// wait: models of the configuration, also of discovery, and models that an engine has
+	// served since the proxy started. A waiting request keeps its place in MaxExchanges
+	// and PerClient. Default 0: none waits, clients get 503 at once.
+	NoEngineTimeout Duration `toml:"no_engine_timeout"`
 	// MaxReading is the maximum number of requests that are sending their bodies; a
 	// further one replaces the slowest. Default 0: as MaxExchanges.
 	MaxReading int `toml:"max_reading"`

@@ -75,6 +75,7 @@ func (k *checker) server() {
 	if l.Queue > 0 {
 		k.positive("limits.queue_timeout", int64(l.QueueTimeout))
 	}
+	k.atLeast("limits.no_engine_timeout", int(l.NoEngineTimeout), 0)
 	k.atLeast("limits.per_client", l.PerClient, 0)
 	k.atLeast("limits.max_connections", l.MaxConnections, 0)
 	k.atLeast("limits.max_connections_per_address", l.MaxConnectionsPerAddress, -1)
@@ -115,6 +116,9 @@ func (k *checker) listeners() {
 		if !isLoopback(c.Admin.Listen) && c.Admin.TokenFile == "" {
 			k.add("admin.listen", "%q is not loopback: needs admin.token_file", c.Admin.Listen)
 		}
+	}
+	if c.Metrics.Listen != "" && k.listen("metrics.listen", c.Metrics.Listen) {
+		tcp = append(tcp, listener{"metrics.listen", c.Metrics.Listen})
 	}
 	tcp = append(tcp, listener{"discovery.moriio.listen", strings.TrimPrefix(c.Discovery.MoRIIO.Listen, "tcp://")},
 		listener{"fleet.listen", c.Fleet.Listen})

@@ -150,6 +150,7 @@ func (m *Mirror) importMembers(value []byte) error {
 		}
 	}
 	r.instances = list
+	r.known.add(bitsOf(in.Known))
 	m.now.Store(next)
 	r.publish()
 	r.mu.Unlock()

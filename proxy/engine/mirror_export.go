@@ -38,6 +38,7 @@ const exportEvery = 250 * time.Millisecond
 type members struct {
 	Mark      uint64 // identifies the registry with these numbers
 	Instances []member
+	Known     []Known // models that it has known
 }
 
 // member is one instance in it.
@@ -91,7 +92,11 @@ func (r *Registry) Export(ctx context.Context, publish func(part Part, value []b
 // exportMembers encodes the Members part.
 func (r *Registry) exportMembers() []byte {
 	out := members{Mark: r.mark}
-	for _, i := range r.Snapshot().Instances {
+	s := r.Snapshot()
+	for _, m := range s.Known() {
+		out.Known = append(out.Known, Known{m, uint8(s.known.roles[m])})
+	}
+	for _, i := range s.Instances {
 		out.Instances = append(out.Instances, member{
 			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Since: i.since.Load(),
 			Restarts: i.restarts.Load(), Facts: i.facts.Load(),

@@ -84,16 +84,18 @@ type Registry struct {
 	refusals refusals
 	snap     atomic.Pointer[Snapshot]
 	pairs    pairTable
-	wake     chan struct{} // wakes Run when there are new instances
-	changed  chan struct{} // wakes Export when exported data has changed
-	mark     uint64        // random: identifies the registry whose instance ids a mirror uses
-	reports  *reports      // nil: this is not a mirror
-	learned  learned       // from mirrors of this one
-	born     time.Time     // origin of answered
-	answered atomic.Int64  // send time of the latest probe that any instance answered
+	wake     chan struct{}                 // wakes Run when there are new instances
+	changed  chan struct{}                 // wakes Export when exported data has changed
+	newer    atomic.Pointer[chan struct{}] // closed and replaced by each publish
+	mark     uint64                        // random: identifies the registry whose instance ids a mirror uses
+	reports  *reports                      // nil: this is not a mirror
+	learned  learned                       // from mirrors of this one
+	born     time.Time                     // origin of answered
+	answered atomic.Int64                  // send time of the latest probe that any instance answered
 
 	mu        sync.Mutex
 	instances []*Instance // by age, draining ones included; guarded by mu
+	known     known       // guarded by mu
 	lastID    uint32      // guarded by mu
 }
 
@@ -292,7 +294,14 @@ func beginDrain(i *Instance, drainFor time.Duration) {
 
 // publish publishes a new snapshot; r.mu is held.
 func (r *Registry) publish() {
-	r.snap.Store(newSnapshot(slices.Clone(r.instances), r.lax.Load()))
+	s := newSnapshot(slices.Clone(r.instances), r.lax.Load())
+	r.known.add(served(s.Instances))
+	s.known = r.known
+	r.snap.Store(s)
+	newer := make(chan struct{})
+	if old := r.newer.Swap(&newer); old != nil {
+		close(*old)
+	}
 	signal(r.changed)
 }
 

@@ -15,6 +15,7 @@ type Snapshot struct {
 	// Unlearned: there is an instance whose models are not known yet.
 	Unlearned bool
 
+	known  known
 	pools  map[string]*Pool
 	models []string // models with an instance that computes prompts or answers, sorted
 }

@@ -112,7 +112,7 @@ func outcomeOf(err error) telemetry.Outcome {
 	}
 	oe := PublicError(err)
 	switch {
-	case oe.Code == openai.CodeNoTarget || oe.Code == openai.CodeRejectedByPolicy:
+	case oe.Code == openai.CodeNoTarget || oe.Code == openai.CodeNoEngineTimeout || oe.Code == openai.CodeRejectedByPolicy:
 		return telemetry.OutcomeNoTarget
 	case oe.Status == 429 || oe.Code == openai.CodeQueueTimeout:
 		return telemetry.OutcomeShed

@@ -34,6 +34,7 @@ type Options struct {
 	ClientOf    func(*http.Request) string // returns the name of a client for limits
 	Sidecar     func() *sidecar.Sidecar    // returns nil on a proxy that is no sidecar
 	Queue       *admission.Queue
+	Waiting     *admission.WaitingRoom
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
 	Connector   func(name string) connector.Connector // of a name that the configuration has

@@ -49,7 +49,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	}
 	var last error
 	for {
-		p, err := x.place()
+		p, err := x.placeOrWait()
 		if err != nil {
 			return firstError(x.env.Context, last, err)
 		}
@@ -113,6 +113,7 @@ func (x *exchange) read(client string) error {
 	if err := openai.ParseRequest(x.req.API, x.client.Body(), &x.req); err != nil {
 		return err
 	}
+	x.meter()
 	if n := x.req.Size(); n > downstream.MinDerived {
 		if err := x.client.Derive(n); err != nil {
 			return err
@@ -123,11 +124,14 @@ func (x *exchange) read(client string) error {
 
 // admit waits for the request's turn. The caller calls leave when the request has ended.
 func (x *exchange) admit(client string) (leave func(), err error) {
+	x.journal.Stage(telemetry.StageWaitsPlace)
 	leave, err = x.run.Queue.Enter(x.env.Context, client, x.env.Config.Limits)
 	if err != nil {
 		x.journal.Shed(admission.Reason(err))
+		return nil, err
 	}
-	return leave, err
+	x.journal.Stage(telemetry.StageRuns)
+	return leave, nil
 }
 
 // describe fills in the question for the coordinator.

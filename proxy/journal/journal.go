@@ -52,6 +52,11 @@ type Journal struct {
 	client    string           // name of the client's API key; "" without keys
 	warmUp    bool
 	intervals telemetry.Intervals
+	operation string           // in the terms of OpenTelemetry; "": none
+	model     *telemetry.Model // instruments of the request's model; other before Model is called
+	stage     telemetry.Stage
+	staged    time.Time     // when stage began
+	waited    time.Duration // in the stages before that wait
 }
 
 // Open begins the account of the request with that id. ctx and header are those of the
@@ -59,6 +64,7 @@ type Journal struct {
 func (j *Journal) Open(b *Books, ctx context.Context, header http.Header, id string) {
 	j.books = b
 	j.rec.open(id, time.Now())
+	j.model = b.metrics.OtherModel()
 	j.span = b.tracer.Start(header, j.rec.Start)
 	j.view.requestID, j.view.start = id, j.rec.Start
 	b.Running.add(&j.view)
@@ -87,10 +93,23 @@ func (j *Journal) Client(key string) { j.client = key }
 // tell nothing of the speed of engines.
 func (j *Journal) WarmUp() { j.warmUp = true }
 
+// Model sets the instruments of the request's model. Call it before Stage.
+func (j *Journal) Model(m *telemetry.Model) { j.model = m }
+
+// Stage notes that the request begins to wait, or to run.
+func (j *Journal) Stage(s telemetry.Stage) {
+	now := time.Now()
+	if j.stage.Waits() {
+		j.waited += now.Sub(j.staged)
+	}
+	j.model.Move(j.stage, s)
+	j.stage, j.staged = s, now
+}
+
 // Described notes the model of the parsed request and whether the client requested a
 // stream. It publishes the request to the filters that need it.
 func (j *Journal) Described(r *openai.Request) {
-	j.rec.Model, j.rec.Stream = r.Model, r.Stream
+	j.rec.Model, j.rec.Stream, j.operation = r.Model, r.Stream, operationOf(r.API)
 	if j.filters != nil {
 		j.publishRequest(r)
 	}
@@ -194,7 +213,7 @@ func (j *Journal) FirstByte(l *Leg) {
 	if j.warmUp {
 		return
 	}
-	j.books.metrics.FirstByte(j.rec.Stream, now.Sub(j.rec.Start))
+	j.model.FirstByte(j.rec.Stream, now.Sub(j.rec.Start))
 	if j.filters != nil {
 		j.publishFirstByte(now)
 	}
@@ -243,13 +262,7 @@ func (j *Journal) End() {
 	if j.warmUp {
 		return
 	}
-	m := j.books.metrics
-	m.Exchange(j.rec.Flow, j.rec.Outcome, j.rec.End.Sub(j.rec.Start))
-	m.MergeIntervals(&j.intervals)
-	m.Tokens(j.rec.Usage.Prompt, j.rec.Usage.Completion, j.rec.Usage.Cached)
-	if j.client != "" {
-		m.Client(j.client, j.rec.Outcome)
-	}
+	j.measure()
 	j.trace()
 	j.logAccess()
 	if j.books.log.Enabled(context.Background(), slog.LevelDebug) {
@@ -258,6 +271,23 @@ func (j *Journal) End() {
 	if j.filters != nil {
 		j.publishEnd()
 	}
+}
+
+// measure adds the request to the metrics.
+func (j *Journal) measure() {
+	admitted := j.stage != telemetry.StageNone
+	j.Stage(telemetry.StageNone)
+	if admitted {
+		j.model.QueueWait(j.waited)
+	}
+	j.model.Exchange(j.rec.Flow, j.rec.Outcome, j.rec.End.Sub(j.rec.Start))
+	j.model.MergeIntervals(&j.intervals)
+	j.model.Tokens(j.rec.Usage.Prompt, j.rec.Usage.Completion, j.rec.Usage.Cached)
+	if j.client != "" {
+		j.books.metrics.Client(j.client, j.rec.Outcome)
+	}
+	op := j.ended()
+	j.books.metrics.Operation(&op)
 }
 
 // Close stores the record for operators and drops the references to the request.
@@ -269,6 +299,7 @@ func (j *Journal) Close() {
 	j.view.placed.Store(nil)
 	j.books, j.span, j.filters, j.last = nil, nil, nil, coordinator.Pair{}
 	j.client, j.warmUp, j.intervals = "", false, telemetry.Intervals{}
+	j.operation, j.model, j.stage, j.waited = "", nil, telemetry.StageNone, 0
 	j.rec.reset()
 }
 

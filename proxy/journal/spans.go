@@ -6,11 +6,41 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
+
+// operationOf returns gen_ai.operation.name for a request to an API; "" if the API does not
+// run a model.
+func operationOf(api openai.API) string {
+	switch api {
+	case openai.Chat, openai.Responses, openai.Messages:
+		return "chat"
+	case openai.Completions, openai.Generate, openai.VLLMGenerate:
+		return "text_completion"
+	case openai.Embeddings:
+		return "embeddings"
+	}
+	return ""
+}
+
+// ended returns the ended request for OpenTelemetry.
+func (j *Journal) ended() telemetry.Operation {
+	r := &j.rec
+	o := telemetry.Operation{
+		Name: j.operation, Model: j.model.Name(), Outcome: r.Outcome, Stream: r.Stream,
+		Duration: r.End.Sub(r.Start), Input: r.Usage.Prompt, Output: r.Usage.Completion,
+	}
+	if !r.FirstByte.IsZero() {
+		o.FirstByte = r.FirstByte.Sub(r.Start)
+	}
+	return o
+}
 
 // trace ends the span of the request, with the children that the record holds: wait
 // (until the first placement), prefill, transfer (estimate: from prefill's
-// answer to decode's first event), decode_first_token and decode.
+// answer to decode's first event), decode_first_token, decode, and the operation in the
+// terms of OpenTelemetry's conventions for generative AI.
 func (j *Journal) trace() {
 	if j.span == nil {
 		return
@@ -34,6 +64,16 @@ func (j *Journal) trace() {
 		j.span.Child("decode_first_token", l.Start, l.firstByte, attrs...)
 		j.span.Child("decode", l.Start, l.ended, attrs...)
 	}
+	op := j.ended()
+	began := r.Placed
+	if began.IsZero() {
+		began = r.Start
+	}
+	var more []attribute.KeyValue
+	if r.Usage.Cached > 0 {
+		more = append(more, attribute.Int64("gen_ai.usage.cache_read.input_tokens", r.Usage.Cached))
+	}
+	j.span.Operation(&op, began, r.End, more...)
 	j.span.End(r.End, r.Outcome,
 		attribute.String("pdproxy.request_id", r.RequestID), attribute.String("pdproxy.flow", r.Flow.String()),
 		attribute.String("gen_ai.request.model", r.Model), attribute.Int("http.response.status_code", r.Status),

@@ -33,6 +33,7 @@ const (
 	CodeMissingField
 	CodeMissingRequiredParameter
 	CodeModelNotFound
+	CodeNoEngineTimeout
 	CodeNoID
 	CodeNoTarget
 	CodeNotFound
@@ -107,6 +108,7 @@ var codes = [codeCount]CodeInfo{
 	CodeMissingField:               {"missing_field", []int{400}, "", "The field `model` is needed, because the engines serve more than one model."},
 	CodeMissingRequiredParameter:   {"missing_required_parameter", []int{400}, "", "A field is missing."},
 	CodeModelNotFound:              {"model_not_found", []int{404}, "", "No engine serves the model."},
+	CodeNoEngineTimeout:            {"no_engine_timeout", []int{503}, overloaded, "No engine became ready for the request in time."},
 	CodeNoID:                       {"no_id", []int{503}, overloaded, "The request needs a disagg id, and no id is left because the coordinator is away."},
 	CodeNoTarget:                   {"no_target", []int{503}, overloaded, "No engine can serve the request now."},
 	CodeNotFound:                   {"not_found", []int{404}, "", "There is no such endpoint."},

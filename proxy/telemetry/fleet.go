@@ -67,6 +67,8 @@ func NewFleet(own prometheus.Gatherer, ask func() []Process) *Fleet {
 var ofCoordinator = map[string]bool{
 	"pdproxy_leases_open": true, "pdproxy_engine_load": true, "pdproxy_engine_up": true, "pdproxy_pair_state": true, "pdproxy_pair_refused": true,
 	"pdproxy_kv_index_blocks": true, "pdproxy_kv_index_bytes": true, "pdproxy_kv_distrust": true,
+	"pdproxy_role_engines_ready": true, "pdproxy_role_requests_running": true, "pdproxy_role_requests_waiting": true, "pdproxy_role_saturation_seconds": true,
+	"pdproxy_build_info":            true,
 	"pdproxy_config_reload_success": true, "pdproxy_config_reload_timestamp_seconds": true,
 }
 

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"math/bits"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,15 +36,10 @@ func (i *Intervals) Count() (n int64) {
 	return n
 }
 
-// intervalHistogram is the Prometheus histogram of all merged Intervals.
+// intervalHistogram is the sum of merged Intervals.
 type intervalHistogram struct {
-	desc   *prometheus.Desc
 	counts [intervalBuckets]atomic.Uint64
 	sum    atomic.Int64 // nanoseconds
-}
-
-func newIntervalHistogram(name, help string) *intervalHistogram {
-	return &intervalHistogram{desc: prometheus.NewDesc(name, help, nil, nil)}
 }
 
 func (h *intervalHistogram) merge(i *Intervals) {
@@ -55,11 +51,44 @@ func (h *intervalHistogram) merge(i *Intervals) {
 	h.sum.Add(int64(i.sum))
 }
 
+// intervalVec is the Prometheus histogram of merged Intervals with one label. It is safe
+// for concurrent use.
+type intervalVec struct {
+	desc *prometheus.Desc
+
+	mu      sync.Mutex
+	byLabel map[string]*intervalHistogram // guarded by mu
+}
+
+func newIntervalVec(name, help, label string) *intervalVec {
+	return &intervalVec{desc: prometheus.NewDesc(name, help, []string{label}, nil), byLabel: make(map[string]*intervalHistogram)}
+}
+
+// with returns the histogram with that value of the label.
+func (v *intervalVec) with(label string) *intervalHistogram {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	h := v.byLabel[label]
+	if h == nil {
+		h = new(intervalHistogram)
+		v.byLabel[label] = h
+	}
+	return h
+}
+
 // Describe implements prometheus.Collector.
-func (h *intervalHistogram) Describe(ch chan<- *prometheus.Desc) { ch <- h.desc }
+func (v *intervalVec) Describe(ch chan<- *prometheus.Desc) { ch <- v.desc }
 
 // Collect implements prometheus.Collector.
-func (h *intervalHistogram) Collect(ch chan<- prometheus.Metric) {
+func (v *intervalVec) Collect(ch chan<- prometheus.Metric) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for label, h := range v.byLabel {
+		ch <- h.metric(v.desc, label)
+	}
+}
+
+func (h *intervalHistogram) metric(desc *prometheus.Desc, label string) prometheus.Metric {
 	buckets := make(map[float64]uint64, intervalBuckets-1)
 	var total uint64
 	for b := range h.counts {
@@ -68,5 +97,5 @@ func (h *intervalHistogram) Collect(ch chan<- prometheus.Metric) {
 			buckets[float64(uint64(1)<<b)/1000] = total
 		}
 	}
-	ch <- prometheus.MustNewConstHistogram(h.desc, total, time.Duration(h.sum.Load()).Seconds(), buckets)
+	return prometheus.MustNewConstHistogram(desc, total, time.Duration(h.sum.Load()).Seconds(), buckets, label)
 }

@@ -3,6 +3,7 @@
 package telemetry
 
 import (
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -14,12 +15,20 @@ import (
 // Metrics holds the instruments. All methods are safe for concurrent use.
 type Metrics struct {
 	exchanges     *prometheus.CounterVec
-	exchangeTime  prometheus.Histogram
-	firstToken    prometheus.Histogram
-	wholeAnswer   prometheus.Histogram
+	exchangeTime  *prometheus.HistogramVec
+	firstToken    *prometheus.HistogramVec
+	wholeAnswer   *prometheus.HistogramVec
+	queueWait     *prometheus.HistogramVec
+	promptTokens  *prometheus.HistogramVec
+	outputTokens  *prometheus.HistogramVec
+	running       *prometheus.GaugeVec
+	waiting       *prometheus.GaugeVec
+	build         *prometheus.GaugeVec
+	models        models
+	pusher        atomic.Pointer[Pusher] // nil: no metrics by OTLP
 	reloadSuccess prometheus.Gauge
 	reloadTime    prometheus.Gauge
-	interEvent    *intervalHistogram
+	interEvent    *intervalVec
 	legTime       *prometheus.HistogramVec
 	legErrors     *prometheus.CounterVec
 	retries       *prometheus.CounterVec
@@ -49,6 +58,13 @@ type Metrics struct {
 // waits are histogram bounds, in seconds, for actions of engines.
 var waits = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300}
 
+// queueWaits are histogram bounds, in seconds. Most requests do not wait: the first bucket
+// counts them.
+var queueWaits = []float64{.001, .01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
+
+// tokenCounts are histogram bounds for the tokens of prompts and answers.
+var tokenCounts = prometheus.ExponentialBuckets(1, 4, 11) // 1 to 1 Mi
+
 // New registers the instruments with reg.
 func New(reg prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -61,17 +77,17 @@ func New(reg prometheus.Registerer) *Metrics {
 		reg.MustRegister(h)
 		return h
 	}
-	plain := func(name, help string) prometheus.Histogram {
-		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: waits})
-		reg.MustRegister(h)
-		return h
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+		reg.MustRegister(g)
+		return g
 	}
 	m := &Metrics{
-		exchanges:     counter("pdproxy_exchanges_total", "Exchanges that ended, by flow and outcome.", "flow", "outcome"),
-		exchangeTime:  plain("pdproxy_exchange_duration_seconds", "Time from a request's head to the end of its answer."),
-		firstToken:    plain("pdproxy_time_to_first_token_seconds", "Time from a request's head to the first byte of its stream. Answers that are no streams are in pdproxy_whole_answer_seconds."),
-		wholeAnswer:   plain("pdproxy_whole_answer_seconds", "Time from a request's head to the first byte of its answer, if the answer is no stream: the engine has then computed all of it."),
-		interEvent:    newIntervalHistogram("pdproxy_inter_event_seconds", "Time between two reads of a stream's events."),
+		exchanges:     counter("pdproxy_exchanges_total", "Exchanges that ended, by model, flow and outcome. The model is \"other\" if no engine serves it.", "model", "flow", "outcome"),
+		exchangeTime:  histogram("pdproxy_exchange_duration_seconds", "Time from a request's head to the end of its answer.", waits, "model"),
+		firstToken:    histogram("pdproxy_time_to_first_token_seconds", "Time from a request's head to the first byte of its stream. The label stream is always true: answers that are no streams are in pdproxy_whole_answer_seconds.", waits, "model", "stream"),
+		wholeAnswer:   histogram("pdproxy_whole_answer_seconds", "Time from a request's head to the first byte of its answer, if the answer is no stream: the engine has then computed all of it.", waits, "model"),
+		interEvent:    newIntervalVec("pdproxy_inter_event_seconds", "Time between two reads of a stream's events.", "model"),
 		legTime:       histogram("pdproxy_leg_duration_seconds", "Time of legs that succeeded.", waits, "phase", "connector"),
 		legErrors:     counter("pdproxy_leg_errors_total", "Legs that failed, by reason.", "phase", "engine", "reason"),
 		retries:       counter("pdproxy_retries_total", "Legs that were tried again, by the reason of the failure.", "phase", "reason"),
@@ -82,7 +98,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		brokenStreams: counter("pdproxy_broken_streams_total", "Streams that ended in an error event, by reason.", "reason"),
 		shed:          counter("pdproxy_shed_total", "Requests refused by a limit.", "reason"),
 		clients:       counter("pdproxy_client_exchanges_total", "Exchanges by the name of the client's API key; empty without keys.", "client", "outcome"),
-		tokens:        counter("pdproxy_tokens_total", "Tokens as the engines reported them.", "kind"),
+		tokens:        counter("pdproxy_tokens_total", "Tokens as the engines reported them.", "model", "kind"),
 		restarts:      counter("pdproxy_engine_restarts_total", "Engine restarts seen.", "engine"),
 		policyTime:    histogram("pdproxy_policy_duration_seconds", "Time of policy calls.", []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3}, "policy", "hook"),
 		policyFails:   counter("pdproxy_policy_failures_total", "Policy calls whose answer could not be used.", "policy", "hook", "reason"),
@@ -101,32 +117,35 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
 	}, []string{"engine", "reason"})
+	m.queueWait = histogram("pdproxy_queue_wait_seconds", "Time that a request waited in the proxy for a place among limits.max_exchanges and for an engine that is ready; 0 for requests that did not wait.", queueWaits, "model")
+	m.promptTokens = histogram("pdproxy_prompt_tokens", "Tokens of a request's prompt, as the engine reported them.", tokenCounts, "model")
+	m.outputTokens = histogram("pdproxy_output_tokens", "Tokens of a request's answer, as the engine reported them.", tokenCounts, "model")
+	m.running = gauge("pdproxy_requests_running", "Requests that have a place among limits.max_exchanges and do not wait for an engine.", "model")
+	m.waiting = gauge("pdproxy_requests_waiting", "Requests that wait in the proxy, by reason: max_exchanges for a place among limits.max_exchanges, no_engine for an engine that is ready (limits.no_engine_timeout).", "model", "reason")
+	m.build = gauge("pdproxy_build_info", "1, with the version of the program and of Go.", "version", "goversion")
 	m.reloadSuccess = prometheus.NewGauge(prometheus.GaugeOpts{Name: "pdproxy_config_reload_success", Help: "1 if the last read of the configuration, at the start or by a reload, succeeded; 0 while an older configuration stays in force."})
 	m.reloadTime = prometheus.NewGauge(prometheus.GaugeOpts{Name: "pdproxy_config_reload_timestamp_seconds", Help: "Time of the last read of the configuration that succeeded."})
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pdproxy_buffer_bytes", Help: "Memory that holds requests and answers, in bytes."}, m.bufferBytes)
+	m.models.byName.Store(&map[string]*Model{})
+	m.models.other = m.newModel(OtherModel)
 	reg.MustRegister(held, m.reloadSuccess, m.reloadTime, m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
 	return m
 }
 
-// Exchange counts one ended exchange.
-func (m *Metrics) Exchange(flow abi.Flow, o Outcome, d time.Duration) {
-	m.exchanges.WithLabelValues(flow.String(), o.String()).Inc()
-	m.exchangeTime.Observe(d.Seconds())
+// Build sets the version of the program.
+func (m *Metrics) Build(version string) {
+	m.build.WithLabelValues(version, runtime.Version()).Set(1)
 }
+
+// PushTo makes Operation record requests in p, too.
+func (m *Metrics) PushTo(p *Pusher) { m.pusher.Store(p) }
+
+// Operation records an ended request in the metrics that are exported by OTLP.
+func (m *Metrics) Operation(o *Operation) { m.pusher.Load().Record(o) }
 
 // Client counts one ended exchange for the holder of an API key.
 func (m *Metrics) Client(name string, o Outcome) {
 	m.clients.WithLabelValues(name, o.String()).Inc()
-}
-
-// FirstByte observes the time until the client's first byte, of a stream or of a whole
-// answer.
-func (m *Metrics) FirstByte(stream bool, d time.Duration) {
-	if stream {
-		m.firstToken.Observe(d.Seconds())
-		return
-	}
-	m.wholeAnswer.Observe(d.Seconds())
 }
 
 // ConfigLoaded notes that the configuration was read at that time, at the start or by a
@@ -139,9 +158,6 @@ func (m *Metrics) ConfigLoaded(ok bool, now time.Time) {
 	m.reloadSuccess.Set(1)
 	m.reloadTime.Set(float64(now.UnixMilli()) / 1e3)
 }
-
-// MergeIntervals adds the waits of one ended stream.
-func (m *Metrics) MergeIntervals(i *Intervals) { m.interEvent.merge(i) }
 
 // Leg observes a leg that succeeded.
 func (m *Metrics) Leg(phase abi.Phase, connector string, d time.Duration) {
@@ -196,14 +212,6 @@ func (m *Metrics) bufferBytes() float64 {
 		return float64((*used)())
 	}
 	return 0
-}
-
-// Tokens adds the token counts that an engine reported for one exchange. A negative
-// count was not reported.
-func (m *Metrics) Tokens(prompt, completion, cached int64) {
-	m.tokens.WithLabelValues("prompt").Add(float64(max(prompt, 0)))
-	m.tokens.WithLabelValues("completion").Add(float64(max(completion, 0)))
-	m.tokens.WithLabelValues("cached").Add(float64(max(cached, 0)))
 }
 
 // Restart counts an engine restart.

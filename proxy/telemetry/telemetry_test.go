@@ -18,11 +18,13 @@ import (
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	m := New(reg)
-	m.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
+	o := m.Model("llama")
+	o.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
+	m.OtherModel().Exchange(abi.FlowNone, OutcomeClientError, time.Second)
 	m.Client("team", OutcomeOK)
-	m.FirstByte(true, time.Second)
-	m.FirstByte(false, 3*time.Second)
-	m.FirstByte(false, 4*time.Second)
+	o.FirstByte(true, time.Second)
+	o.FirstByte(false, 3*time.Second)
+	o.FirstByte(false, 4*time.Second)
 	m.Leg(abi.Prefill, "sglang", time.Second)
 	m.LegError(abi.Decode, "d0", "reset")
 	m.Retry(abi.Decode, "reset")
@@ -32,7 +34,7 @@ func TestMetrics(t *testing.T) {
 	m.Cancelled(abi.Prefill)
 	m.BrokenStream("leg")
 	m.Shed("queue_full")
-	m.Tokens(5, -1, 3) // the engine reported no second count
+	o.Tokens(5, -1, 3) // the engine reported no second count
 	m.Restart("p0")
 	m.Minted("snowflake")
 	meter := m.PolicyMeter("least_load", "place")
@@ -54,9 +56,10 @@ pdproxy_config_reload_success 0
 # HELP pdproxy_config_reload_timestamp_seconds Time of the last read of the configuration that succeeded.
 # TYPE pdproxy_config_reload_timestamp_seconds gauge
 pdproxy_config_reload_timestamp_seconds 1.5
-# HELP pdproxy_exchanges_total Exchanges that ended, by flow and outcome.
+# HELP pdproxy_exchanges_total Exchanges that ended, by model, flow and outcome. The model is "other" if no engine serves it.
 # TYPE pdproxy_exchanges_total counter
-pdproxy_exchanges_total{flow="prefill_first",outcome="ok"} 1
+pdproxy_exchanges_total{flow="none",model="other",outcome="client_error"} 1
+pdproxy_exchanges_total{flow="prefill_first",model="llama",outcome="ok"} 1
 # HELP pdproxy_kv_cleanups_total Engine memory behind dead exchanges, by the way it was freed.
 # TYPE pdproxy_kv_cleanups_total counter
 pdproxy_kv_cleanups_total{connector="trtllm",how="engine_timeout"} 1
@@ -67,9 +70,12 @@ pdproxy_policy_failures_total{hook="load",policy="p",reason="failed"} 1
 pdproxy_policy_failures_total{hook="place",policy="least_load",reason="late"} 1
 # HELP pdproxy_tokens_total Tokens as the engines reported them.
 # TYPE pdproxy_tokens_total counter
-pdproxy_tokens_total{kind="cached"} 3
-pdproxy_tokens_total{kind="completion"} 0
-pdproxy_tokens_total{kind="prompt"} 5
+pdproxy_tokens_total{kind="cached",model="llama"} 3
+pdproxy_tokens_total{kind="cached",model="other"} 0
+pdproxy_tokens_total{kind="completion",model="llama"} 0
+pdproxy_tokens_total{kind="completion",model="other"} 0
+pdproxy_tokens_total{kind="prompt",model="llama"} 5
+pdproxy_tokens_total{kind="prompt",model="other"} 0
 `
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(want),
 		"pdproxy_config_reload_success", "pdproxy_config_reload_timestamp_seconds", "pdproxy_exchanges_total", "pdproxy_kv_cleanups_total", "pdproxy_policy_failures_total", "pdproxy_tokens_total"); err != nil {
@@ -86,7 +92,7 @@ pdproxy_tokens_total{kind="prompt"} 5
 	}
 }
 
-// samples returns the number of observations of a histogram without labels.
+// samples returns the number of observations of a histogram, with all labels.
 func samples(t *testing.T, reg prometheus.Gatherer, name string) uint64 {
 	t.Helper()
 	all, err := reg.Gather()
@@ -95,7 +101,11 @@ func samples(t *testing.T, reg prometheus.Gatherer, name string) uint64 {
 	}
 	for _, f := range all {
 		if f.GetName() == name {
-			return f.GetMetric()[0].GetHistogram().GetSampleCount()
+			var n uint64
+			for _, m := range f.GetMetric() {
+				n += m.GetHistogram().GetSampleCount()
+			}
+			return n
 		}
 	}
 	t.Fatalf("there is no metric %s", name)
@@ -109,8 +119,8 @@ func TestIntervals(t *testing.T) {
 	for _, d := range []time.Duration{-time.Second, 0, 500 * time.Microsecond, 1500 * time.Microsecond, 20 * time.Millisecond, time.Hour} {
 		i.Observe(d)
 	}
-	m.MergeIntervals(&i)
-	m.MergeIntervals(&Intervals{})
+	m.OtherModel().MergeIntervals(&i)
+	m.OtherModel().MergeIntervals(&Intervals{})
 	families, err := reg.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -177,9 +187,9 @@ func TestSpans(t *testing.T) {
 func TestNoTracer(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
-	tr, err := NewTracer(t.Context())
+	tr, err := NewTracer(t.Context(), Identity{})
 	if tr != nil || err != nil {
-		t.Fatalf("NewTracer(t.Context()) = %v, %v, want nil, nil", tr, err)
+		t.Fatalf("NewTracer(t.Context(), Identity{}) = %v, %v, want nil, nil", tr, err)
 	}
 	s := tr.Start(http.Header{}, time.Now())
 	s.Inject(func(string, string) { t.Error("a line was set") })

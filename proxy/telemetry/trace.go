@@ -3,12 +3,10 @@ package telemetry
 import (
 	"context"
 	"net/http"
-	"os"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/propagation"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -22,26 +20,29 @@ type Tracer struct {
 	tracer   trace.Tracer
 }
 
-// NewTracer returns a tracer that exports by OTLP over HTTP, as configured by the
+// NewTracer returns a tracer that exports by OTLP, over gRPC or HTTP, as configured by the
 // standard environment variables. It returns nil if they name no endpoint or disable the
 // SDK (OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER=none). Sampling follows
 // OTEL_TRACES_SAMPLER. Close flushes it.
-func NewTracer(ctx context.Context) (*Tracer, error) {
-	named := os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
-	if !named || os.Getenv("OTEL_SDK_DISABLED") == "true" || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
+func NewTracer(ctx context.Context, id Identity) (*Tracer, error) {
+	if !traces.wanted() {
 		return nil, nil
 	}
-	exp, err := otlptracehttp.New(ctx)
+	exp, err := newSpanExporter(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return NewTracerTo(sdk.WithBatcher(exp)), nil
+	about, err := id.resource()
+	if err != nil {
+		return nil, err
+	}
+	return NewTracerTo(sdk.WithBatcher(exp), sdk.WithResource(about)), nil
 }
 
 // NewTracerTo returns a tracer with that export, for tests and embedders.
-func NewTracerTo(export sdk.TracerProviderOption) *Tracer {
-	p := sdk.NewTracerProvider(export)
-	return &Tracer{provider: p, tracer: p.Tracer("github.com/pdproxy/pdproxy")}
+func NewTracerTo(options ...sdk.TracerProviderOption) *Tracer {
+	p := sdk.NewTracerProvider(options...)
+	return &Tracer{provider: p, tracer: p.Tracer(scope)}
 }
 
 // Close flushes and ends the export.
@@ -95,6 +96,31 @@ func (s *Span) Child(name string, start, end time.Time, attrs ...attribute.KeyVa
 		return
 	}
 	_, c := s.tracer.Start(s.ctx, name, trace.WithTimestamp(start), trace.WithAttributes(attrs...))
+	c.End(trace.WithTimestamp(end))
+}
+
+// Operation adds the child span of a request in the terms of OpenTelemetry's conventions for
+// generative AI: a call of the engines, from start to the end of the request.
+func (s *Span) Operation(o *Operation, start, end time.Time, attrs ...attribute.KeyValue) {
+	if s == nil || o.Name == "" || end.Before(start) {
+		return
+	}
+	_, c := s.tracer.Start(s.ctx, o.Name+" "+o.Model, trace.WithTimestamp(start), trace.WithSpanKind(trace.SpanKindClient),
+		trace.WithAttributes(genAI(o.Name, o.Model)...), trace.WithAttributes(attrs...))
+	c.SetAttributes(attribute.Bool("gen_ai.request.stream", o.Stream))
+	if o.Stream && o.FirstByte > 0 {
+		c.SetAttributes(attribute.Float64("gen_ai.response.time_to_first_chunk", o.FirstByte.Seconds()))
+	}
+	if o.Input > 0 {
+		c.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", o.Input))
+	}
+	if o.Output > 0 {
+		c.SetAttributes(attribute.Int64("gen_ai.usage.output_tokens", o.Output))
+	}
+	if o.Outcome != OutcomeOK {
+		c.SetAttributes(attribute.String("error.type", o.Outcome.String()))
+		c.SetStatus(codes.Error, o.Outcome.String())
+	}
 	c.End(trace.WithTimestamp(end))
 }
 

@@ -1,0 +1,85 @@
+package node
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TestMetricsListener: metrics.listen serves GET /metrics without a token and nothing else,
+// and refuses web pages.
+func TestMetricsListener(t *testing.T) {
+	n := servingNode(t, func(c *config.Config) { c.Metrics.Listen = "127.0.0.1:0" })
+	for _, tt := range []struct {
+		method, path, host, origin string
+		status                     int
+	}{
+		{"GET", "/metrics", "", "", 200},
+		{"GET", "/metrics", "localhost", "", 200},
+		{"GET", "/metrics", "evil.test", "", 403}, // DNS rebinding
+		{"GET", "/metrics", "", "http://evil.test", 403},
+		{"POST", "/metrics", "", "", 405},
+		{"GET", "/", "", "", 404},
+		{"GET", "/healthz", "", "", 404},
+		{"GET", "/v1/engines", "", "", 404},
+		{"POST", "/v1/drain", "", "", 404},
+		{"GET", "/metrics/", "", "", 404},
+	} {
+		req, err := http.NewRequest(tt.method, "http://"+n.MetricsAddr().String()+tt.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if req.Host = tt.host; tt.host == "" {
+			req.Host = n.MetricsAddr().String()
+		}
+		if tt.origin != "" {
+			req.Header.Set("Origin", tt.origin)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != tt.status {
+			t.Errorf("%+v: status %d, %v: %.200s", tt, resp.StatusCode, err, body)
+		}
+		if shown := strings.Contains(string(body), `pdproxy_build_info{goversion="`); shown != (tt.status == 200) {
+			t.Errorf("%+v: metrics shown: %v", tt, shown)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
+
+// TestRoleGauges: a configured model has gauges before its engines are ready.
+func TestRoleGauges(t *testing.T) {
+	n := servingNode(t, func(c *config.Config) {
+		c.Metrics.Listen = "127.0.0.1:0"
+		for _, role := range []string{"prefill", "decode"} {
+			e := config.DefaultEngine()
+			e.Name, e.URL, e.Role, e.Connector, e.Model = role, "http://127.0.0.1:1", role, "vllm-nixl", "llama"
+			c.Engines = append(c.Engines, e)
+		}
+	})
+	resp, err := http.Get("http://" + n.MetricsAddr().String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		`pdproxy_role_engines_ready{model="llama",role="prefill"} 0`, `pdproxy_role_engines_ready{model="llama",role="decode"} 0`,
+		`pdproxy_role_saturation_seconds{model="llama",role="prefill"} 0`, `pdproxy_role_requests_waiting{model="llama",role="decode"} 0`,
+	} {
+		if !strings.Contains(string(body), line+"\n") {
+			t.Errorf("no line %s", line)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+}

@@ -1,0 +1,91 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/admission"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// meter sets the instruments of the request's model.
+func (x *exchange) meter() {
+	if model := x.knownModel(); model != "" {
+		x.journal.Model(x.run.Metrics.Model(model))
+	}
+}
+
+// knownModel returns the model that the client named, or the only one if it named none. It
+// returns "" for a model that no engine has served: the name is then only a text of the
+// client.
+func (x *exchange) knownModel() string {
+	s := x.run.Registry.Snapshot()
+	if x.req.Model != "" {
+		if s.Knows(x.req.Model) {
+			return x.req.Model
+		}
+		return ""
+	}
+	if p, _ := s.Only(); p != nil {
+		return p.Model
+	}
+	return only(s)
+}
+
+// only returns the model if the registry has known exactly one, else "".
+func only(s *engine.Snapshot) string {
+	if known := s.Known(); len(known) == 1 {
+		return known[0]
+	}
+	return ""
+}
+
+// placeOrWait asks for the next placement. While no engine can take a request for a known
+// model, placeOrWait waits for at most limits.no_engine_timeout.
+func (x *exchange) placeOrWait() (*coordinator.Placement, error) {
+	limit, model := time.Duration(x.env.Config.Limits.NoEngineTimeout), ""
+	if limit > 0 {
+		model = x.knownModel()
+	}
+	if model == "" {
+		return x.place()
+	}
+	if !x.run.Waiting.Occupied(model) {
+		p, err := x.place()
+		if !lacksEngine(err) {
+			return p, err
+		}
+	}
+	return x.waitForEngine(model, limit)
+}
+
+// lacksEngine reports whether a later try may succeed because engines have come.
+func lacksEngine(err error) bool {
+	return errors.Is(err, coordinator.ErrNoTarget) || errors.Is(err, coordinator.ErrUnknownModel)
+}
+
+// waitForEngine waits in the model's line until a placement succeeds.
+func (x *exchange) waitForEngine(model string, limit time.Duration) (*coordinator.Placement, error) {
+	ctx, cancel := context.WithTimeoutCause(x.env.Context, limit, admission.ErrNoEngineTimeout)
+	defer cancel()
+	x.journal.Stage(telemetry.StageWaitsEngine)
+	defer x.journal.Stage(telemetry.StageRuns)
+	seat := x.run.Waiting.Enter(model)
+	defer seat.Leave()
+	err := seat.Turn(ctx)
+	for err == nil {
+		changed := x.run.Registry.Changed() // before the placement, so that no change is missed
+		var p *coordinator.Placement
+		if p, err = x.place(); !lacksEngine(err) {
+			return p, err
+		}
+		err = seat.Pause(ctx, changed)
+	}
+	if x.env.Context.Err() == nil {
+		x.journal.Shed(admission.Reason(err))
+	}
+	return nil, err
+}

@@ -1,0 +1,183 @@
+package telemetry
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// OtherModel is the label model of requests for models that no engine serves, and of
+// requests whose body could not be read.
+const OtherModel = "other"
+
+const (
+	// mostModels bounds the values of the label model. Engines choose the names of their
+	// models, and LoRA adapters are models, too.
+	mostModels = 256
+	// mostModelName bounds the length of the label, in bytes.
+	mostModelName = 256
+)
+
+// Stage is what a request does now. The gauges pdproxy_requests_running and
+// pdproxy_requests_waiting count the requests in each stage.
+type Stage uint8
+
+// The stages. StageNone: the request is not counted; its body is not read yet, or it has
+// ended.
+const (
+	StageNone        Stage = iota
+	StageWaitsPlace        // for a place among limits.max_exchanges
+	StageWaitsEngine       // for an engine that is ready
+	StageRuns              // on engines, or being placed
+
+	stageCount
+)
+
+// Waits reports whether the request waits.
+func (s Stage) Waits() bool { return s == StageWaitsPlace || s == StageWaitsEngine }
+
+// flows and outcomes bound the table of counters of a model.
+const (
+	flows    = int(abi.FlowReject) + 1
+	outcomes = int(OutcomeInternal) + 1
+)
+
+// Model holds the instruments of one model. A request looks its Model up once. No method
+// allocates after its first call with the same arguments. It is safe for concurrent use.
+type Model struct {
+	metrics      *Metrics
+	name         string
+	stages       [stageCount]prometheus.Gauge // nil: the stage has no gauge
+	exchanges    [flows][outcomes]atomic.Pointer[prometheus.Counter]
+	duration     prometheus.Observer
+	firstToken   prometheus.Observer
+	wholeAnswer  prometheus.Observer
+	queueWait    prometheus.Observer
+	interEvent   *intervalHistogram
+	tokens       [3]prometheus.Counter // prompt, completion, cached
+	promptTokens prometheus.Observer
+	outputTokens prometheus.Observer
+}
+
+// models holds the Models of all names. The names only grow.
+type models struct {
+	mu     sync.Mutex // serializes additions
+	byName atomic.Pointer[map[string]*Model]
+	other  *Model
+}
+
+// Model returns the instruments of a model that the engines serve. The caller must not
+// call it with other names, because a client may choose them: OtherModel is for these.
+// After mostModels names, Model returns OtherModel's for new names.
+func (m *Metrics) Model(name string) *Model {
+	if found := (*m.models.byName.Load())[name]; found != nil {
+		return found
+	}
+	if len(name) > mostModelName || !utf8.ValidString(name) || name == "" {
+		return m.models.other
+	}
+	m.models.mu.Lock()
+	defer m.models.mu.Unlock()
+	old := *m.models.byName.Load()
+	if found := old[name]; found != nil {
+		return found
+	}
+	if len(old) >= mostModels {
+		return m.models.other
+	}
+	next := make(map[string]*Model, len(old)+1)
+	for k, v := range old {
+		next[k] = v
+	}
+	made := m.newModel(name)
+	next[name] = made
+	m.models.byName.Store(&next)
+	return made
+}
+
+// OtherModel returns the instruments of requests without a known model.
+func (m *Metrics) OtherModel() *Model { return m.models.other }
+
+func (m *Metrics) newModel(name string) *Model {
+	return &Model{
+		metrics: m, name: name,
+		stages: [stageCount]prometheus.Gauge{
+			StageWaitsPlace:  m.waiting.WithLabelValues(name, "max_exchanges"),
+			StageWaitsEngine: m.waiting.WithLabelValues(name, "no_engine"),
+			StageRuns:        m.running.WithLabelValues(name),
+		},
+		duration:    m.exchangeTime.WithLabelValues(name),
+		firstToken:  m.firstToken.WithLabelValues(name, "true"),
+		wholeAnswer: m.wholeAnswer.WithLabelValues(name),
+		queueWait:   m.queueWait.WithLabelValues(name),
+		interEvent:  m.interEvent.with(name),
+		tokens: [3]prometheus.Counter{
+			m.tokens.WithLabelValues(name, "prompt"), m.tokens.WithLabelValues(name, "completion"), m.tokens.WithLabelValues(name, "cached"),
+		},
+		promptTokens: m.promptTokens.WithLabelValues(name),
+		outputTokens: m.outputTokens.WithLabelValues(name),
+	}
+}
+
+// Name returns the value of the label.
+func (o *Model) Name() string { return o.name }
+
+// Move counts a request that leaves one stage and enters another.
+func (o *Model) Move(from, to Stage) {
+	if g := o.stages[from]; g != nil {
+		g.Dec()
+	}
+	if g := o.stages[to]; g != nil {
+		g.Inc()
+	}
+}
+
+// QueueWait observes how long a request waited in the proxy, 0 if it did not.
+func (o *Model) QueueWait(d time.Duration) { o.queueWait.Observe(d.Seconds()) }
+
+// Exchange counts one ended exchange.
+func (o *Model) Exchange(flow abi.Flow, out Outcome, d time.Duration) {
+	at := &o.exchanges[min(int(flow), flows-1)][min(int(out), outcomes-1)]
+	c := at.Load()
+	if c == nil {
+		made := o.metrics.exchanges.WithLabelValues(o.name, flow.String(), out.String())
+		c = &made
+		at.Store(c)
+	}
+	(*c).Inc()
+	o.duration.Observe(d.Seconds())
+}
+
+// FirstByte observes the time until the client's first byte, of a stream or of a whole
+// answer.
+func (o *Model) FirstByte(stream bool, d time.Duration) {
+	if stream {
+		o.firstToken.Observe(d.Seconds())
+		return
+	}
+	o.wholeAnswer.Observe(d.Seconds())
+}
+
+// MergeIntervals adds the waits of one ended stream.
+func (o *Model) MergeIntervals(i *Intervals) { o.interEvent.merge(i) }
+
+// Tokens adds the token counts that an engine reported for one exchange. A negative
+// count was not reported.
+func (o *Model) Tokens(prompt, completion, cached int64) {
+	for n, count := range [...]int64{prompt, completion, cached} {
+		if count > 0 {
+			o.tokens[n].Add(float64(count))
+		}
+	}
+	if prompt > 0 {
+		o.promptTokens.Observe(float64(prompt))
+	}
+	if completion > 0 {
+		o.outputTokens.Observe(float64(completion))
+	}
+}

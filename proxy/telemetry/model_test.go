@@ -1,0 +1,97 @@
+package telemetry
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// TestModelsAreBounded: engines may report any number of models, with any names.
+func TestModelsAreBounded(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	m := New(reg)
+	first := m.Model("first")
+	for i := range 10_000 {
+		m.Model(fmt.Sprint("adapter-", i)).Exchange(abi.FlowAggregated, OutcomeOK, time.Second)
+	}
+	if m.Model("first") != first {
+		t.Error("a known model lost its instruments")
+	}
+	for _, name := range []string{"", "\xff", strings.Repeat("n", mostModelName+1), "one too many"} {
+		if got := m.Model(name); got != m.OtherModel() {
+			t.Errorf("model %.20q has the label %.20q", name, got.Name())
+		}
+	}
+	if n := testutil.CollectAndCount(m.exchanges); n != mostModels {
+		t.Errorf("%d series of exchanges, want %d: a model less first, and other", n, mostModels)
+	}
+	if _, err := reg.Gather(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStages: a request is in one gauge at a time.
+func TestStages(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	o := New(reg).Model("llama")
+	show := func() string {
+		return fmt.Sprint(testutil.ToFloat64(o.stages[StageWaitsPlace]), testutil.ToFloat64(o.stages[StageWaitsEngine]), testutil.ToFloat64(o.stages[StageRuns]))
+	}
+	at := StageNone
+	for _, tt := range []struct {
+		to   Stage
+		want string
+	}{
+		{StageWaitsPlace, "1 0 0"}, {StageRuns, "0 0 1"}, {StageWaitsEngine, "0 1 0"}, {StageRuns, "0 0 1"}, {StageNone, "0 0 0"}, {StageNone, "0 0 0"},
+	} {
+		o.Move(at, tt.to)
+		if at = tt.to; show() != tt.want {
+			t.Errorf("stage %d: gauges %s, want %s", tt.to, show(), tt.want)
+		}
+	}
+	o.QueueWait(0)
+	if n := samples(t, reg, "pdproxy_queue_wait_seconds"); n != 1 {
+		t.Errorf("%d waits", n)
+	}
+}
+
+// TestModelCostsNothing: the instruments of a request allocate nothing.
+func TestModelCostsNothing(t *testing.T) {
+	m := New(prometheus.NewRegistry())
+	m.Model("llama")
+	var i Intervals
+	if n := testing.AllocsPerRun(100, func() {
+		o := m.Model("llama")
+		o.Move(StageNone, StageRuns)
+		o.FirstByte(true, time.Second)
+		i.Observe(time.Millisecond)
+		o.MergeIntervals(&i)
+		o.Tokens(10, 20, 5)
+		o.Move(StageRuns, StageNone)
+		o.QueueWait(0)
+		o.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
+	}); n != 0 {
+		t.Errorf("%v allocations for a request", n)
+	}
+}
+
+func BenchmarkModel(b *testing.B) {
+	m := New(prometheus.NewRegistry())
+	b.ReportAllocs()
+	for b.Loop() {
+		o := m.Model("llama")
+		o.Move(StageNone, StageWaitsPlace)
+		o.Move(StageWaitsPlace, StageRuns)
+		o.FirstByte(true, time.Second)
+		o.Tokens(10, 20, 5)
+		o.Move(StageRuns, StageNone)
+		o.QueueWait(0)
+		o.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
+	}
+}
