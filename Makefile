@@ -212,8 +212,9 @@ build/docs-tools/.installed: docs/requirements.txt
 	touch $@
 
 .PHONY: test-docs
-test-docs: build ## every shell block of the documents that needs no GPU (root, or user namespaces)
+test-docs: build ## every shell block of the documents that needs no GPU, and the reference against the built program (root, or user namespaces)
 	PDPROXY_DOCS=$(CURDIR)/bin/pdproxy $(GO) test -count=1 -run '^TestShellBlocks$$' -v -timeout 8m ./conformance/docs
+	cd conformance/docs/openapi && PDPROXY_DOCS=$(CURDIR)/bin/pdproxy $(GO) test -count=1 .
 
 .PHONY: notices
 notices: ## cmd/THIRD_PARTY_NOTICES.md from the modules that are linked in
@@ -242,6 +243,7 @@ check: vet lint ## all that must hold before a commit lands
 	cd conformance/clients && $(GO) mod tidy -diff
 	cd conformance/kubernetes && $(GO) mod tidy -diff
 	cd conformance/operations && $(GO) mod tidy -diff
+	cd conformance/docs/openapi && $(GO) mod tidy -diff && $(GO) vet .
 	cd deploy/release/image && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)

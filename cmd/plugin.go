@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -84,10 +85,12 @@ func (a *app) pluginBuild(o build.Options) error {
 // isFolder returns an error of usage when DIR is not a folder.
 func isFolder(dir string) error {
 	info, err := os.Stat(dir)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("there is no folder %s: pdproxy plugin new %s makes one with a plugin", dir, dir)
+	case err != nil:
 		return err
-	}
-	if !info.IsDir() {
+	case !info.IsDir():
 		return fmt.Errorf("%s is not a folder", dir)
 	}
 	return nil

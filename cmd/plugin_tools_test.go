@@ -170,7 +170,7 @@ func TestPluginUsage(t *testing.T) {
 	}{
 		"no subcommand":      {exit.Usage, "one of new", nil},
 		"build nothing":      {exit.Usage, "usage: ", []string{"build"}},
-		"build no folder":    {exit.Usage, "absent", []string{"build", filepath.Join(dir, "absent")}},
+		"build no folder":    {exit.Usage, "pdproxy plugin new", []string{"build", filepath.Join(dir, "absent")}},
 		"build a file":       {exit.Usage, "is not a folder", []string{"build", text}},
 		"build empty folder": {exit.Failure, "the folder has no plugin", []string{"build", dir}},
 		"new bad name":       {exit.Usage, "not a name for a plugin", []string{"new", filepath.Join(dir, "a b")}},

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
@@ -89,6 +90,11 @@ func TestEnginesByAdmin(t *testing.T) {
 		`{"name":"extra","url":"`+e.URL()+`","role":"decode","connector":"vllm-nixl"}`, "Authorization", "Bearer "+f.front.AdminToken())
 	if a.status != 201 {
 		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	for _, want := range []string{`"name":"extra"`, `"url":"` + e.URL() + `"`, `"role":"decode"`, `"source":"admin"`, `"state":"`} {
+		if !strings.Contains(a.body, want) {
+			t.Errorf("the answer has no %s: %s", want, a.body)
+		}
 	}
 	f.eventually("the added engine is ready", func() bool { return f.engineState("extra") == "ready" })
 	resp := f.open(context.Background(), chat(long, 100, true))

@@ -67,18 +67,16 @@ func (k kinds) Register(c prometheus.Collector) error {
 
 func (k kinds) MustRegister(list ...prometheus.Collector) {
 	for _, c := range list {
-		kind := "gauge"
-		switch c.(type) {
-		case *prometheus.CounterVec, prometheus.Counter:
+		kind := ""
+		switch c.(type) { // a vector may have no sample
+		case *prometheus.CounterVec:
 			kind = "counter"
-		case *prometheus.HistogramVec, prometheus.Histogram:
+		case *prometheus.HistogramVec:
 			kind = "histogram"
-		case *prometheus.GaugeVec, prometheus.Gauge:
+		case *prometheus.GaugeVec:
+			kind = "gauge"
 		default:
 			kind = sampleKind(k.t, c)
-		}
-		if _, function := c.(prometheus.GaugeFunc); function {
-			kind = "gauge"
 		}
 		families := map[string]metric{}
 		describe(k.t, families, c)

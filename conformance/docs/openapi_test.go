@@ -95,7 +95,7 @@ var adminRoutes = []route{
 		schema: object{"type": "object", "required": []string{"endpoints"}, "properties": object{"endpoints": object{"type": "array", "items": object{
 			"type": "object", "required": []string{"endpoint", "does"}, "properties": object{"endpoint": text, "does": text}}}}}},
 	{method: "get", path: "/v1/engines", summary: "Engines with their state, load and facts", ok: 200, schema: schemaOf[[]admin.EngineRow]()},
-	{method: "post", path: "/v1/engines", summary: "Add an engine; the body has the keys of [[engine]]", ok: 201, body: anyObject, schema: nameSchema, codes: []openai.Code{openai.CodeBadEngine}},
+	{method: "post", path: "/v1/engines", summary: "Add an engine; the body has the keys of [[engine]]", ok: 201, body: anyObject, schema: schemaOf[admin.EngineRow](), codes: []openai.Code{openai.CodeBadEngine}},
 	{method: "delete", path: "/v1/engines/{name}", summary: "Drain and remove an engine", ok: 202, schema: nameSchema, codes: []openai.Code{openai.CodeBadValue, openai.CodeUnknownEngine}},
 	{method: "get", path: "/v1/pairs", summary: "Pairs of engines with their state", ok: 200, schema: schemaOf[[]engine.PairRow]()},
 	{method: "get", path: "/v1/policies", summary: "Policies and filters with calls, failures and times", ok: 200, schema: schemaOf[[]admin.PolicyRow]()},

@@ -71,20 +71,24 @@ type engines struct{ o Options }
 func (e engines) list(w http.ResponseWriter, _ *http.Request) {
 	rows := []EngineRow{}
 	for _, i := range e.o.Registry.Snapshot().Instances {
-		row := EngineRow{
-			Name: i.Spec.Name, URL: i.Spec.URL, Role: i.Role.String(), Connector: i.Spec.Connector,
-			State: i.State().String(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{}, Facts: factsRow(i),
-		}
-		if row.Model == "" {
-			row.Model = strings.Join(i.Facts().Models, ",")
-		}
-		for r := range i.Load {
-			row.Ranks = append(row.Ranks, RankRow{Rank: r, Requests: i.Load[r].Requests(), Tokens: i.Load[r].Tokens()})
-		}
-		rows = append(rows, row)
+		rows = append(rows, engineRow(i))
 	}
 	e.o.Registry.Settle()
 	downstream.JSON(w, 200, rows)
+}
+
+func engineRow(i *engine.Instance) EngineRow {
+	row := EngineRow{
+		Name: i.Spec.Name, URL: i.Spec.URL, Role: i.Role.String(), Connector: i.Spec.Connector,
+		State: i.State().String(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{}, Facts: factsRow(i),
+	}
+	if row.Model == "" {
+		row.Model = strings.Join(i.Facts().Models, ",")
+	}
+	for r := range i.Load {
+		row.Ranks = append(row.Ranks, RankRow{Rank: r, Requests: i.Load[r].Requests(), Tokens: i.Load[r].Tokens()})
+	}
+	return row
 }
 
 // maxEngineBody bounds the body of POST /v1/engines.
@@ -112,7 +116,13 @@ func (e engines) add(w http.ResponseWriter, r *http.Request) {
 		downstream.Error(w, openai.NewError(openai.CodeBadEngine, text))
 		return
 	}
-	downstream.JSON(w, 201, map[string]string{"name": spec.Name})
+	row := EngineRow{Name: spec.Name, URL: spec.URL, Role: spec.Role, Connector: spec.Connector, State: engine.Draining.String(), Source: engine.SourceAdmin, Ranks: []RankRow{}}
+	for _, i := range e.o.Registry.Snapshot().Instances { // none if another request has removed the engine
+		if i.Spec.Name == spec.Name {
+			row = engineRow(i) // the last one is the new one: earlier ones drain
+		}
+	}
+	downstream.JSON(w, 201, row)
 }
 
 // badEngine returns what the caller is told of an engine that is refused. The keys are those
