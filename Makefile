@@ -250,7 +250,8 @@ check: vet lint ## all that must hold before a commit lands
 	cd deploy/release/image && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)
-	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 $(GO) build ./cmd/... # releases have it
+	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 $(GO) vet ./cmd/... # releases have it
+	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 $(GO) build ./cmd/...
 	@test -z "$$(git status --porcelain)" || { git status --short; echo "the tree is not clean"; exit 1; }
 
 .PHONY: mutants
