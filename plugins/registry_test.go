@@ -2,6 +2,7 @@ package plugins
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -75,24 +76,31 @@ func onBlobs(f *fakeRegistry, fail http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// newRegistryWorld serves a plugin from a registry. The second module is another version.
-func newRegistryWorld(t *testing.T) (w *world, f *fakeRegistry, first, second []byte) {
+// newRegistryWorld serves a plugin from a registry.
+func newRegistryWorld(t *testing.T) (*world, *fakeRegistry) {
 	t.Helper()
 	spec := guest(t, "")
-	first, err := os.ReadFile(spec.Source.Location)
+	module, err := os.ReadFile(spec.Source.Location)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second = append(first[:len(first):len(first)], 0, 3, 1, 'x', 0) // a custom section
-	f = startRegistry(t, first)
+	f := startRegistry(t, module)
 	spec.Source.Location = f.location
-	w = newWorld(t, spec)
+	w := newWorld(t, spec)
 	w.config.Place = "p"
 	w.apply()
-	return w, f, first, second
+	return w, f
 }
 
-// serves checks that the first version decides.
+// version returns another version of a module, which no cache has: its last section is a
+// custom one with a random name.
+func version(module []byte) []byte {
+	name := rand.Text()
+	section := append([]byte{0, byte(2 + len(name)), byte(len(name))}, name...)
+	return append(append(module[:len(module):len(module)], section...), 0)
+}
+
+// servesVersion checks that the version with the digest sha decides.
 func (w *world) servesVersion(sha string) {
 	w.t.Helper()
 	if _, by, ok := w.place(""); by != "p" || !ok {
@@ -106,7 +114,8 @@ func (w *world) servesVersion(sha string) {
 // TestRegistryFailsAtReload: whatever a registry answers when a plugin is loaded again, the
 // running version stays, by POST .../reload and by SIGHUP.
 func TestRegistryFailsAtReload(t *testing.T) {
-	w, f, _, second := newRegistryWorld(t)
+	w, f := newRegistryWorld(t)
+	second := version(f.module)
 	sha := w.row("p", "place").SHA256
 	answer := func(status int, contentType, text string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -160,14 +169,14 @@ func TestRegistryFailsAtReload(t *testing.T) {
 // trial can end and the Set can close. Each plugin's registry is asked at the same time, so
 // that the limit of one download is the limit of all.
 func TestRegistryHangsAtReload(t *testing.T) {
-	w, f, first, _ := newRegistryWorld(t)
+	w, f := newRegistryWorld(t)
 	other := w.config.Plugins[0]
 	other.Name = "q"
 	w.config.Plugins = append(w.config.Plugins, other)
 	w.apply()
 	sha := w.row("p", "place").SHA256
 	arrived := make(chan struct{}, 4)
-	f.set(first, func(_ http.ResponseWriter, r *http.Request) {
+	f.set(f.module, func(_ http.ResponseWriter, r *http.Request) {
 		arrived <- struct{}{}
 		<-r.Context().Done()
 	})
