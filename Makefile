@@ -160,9 +160,15 @@ release: export VERSION := $(VERSION)
 release: export COMMIT := $(COMMIT)
 release: export SECONDS_OF_COMMIT = $(shell git log -1 --format=%ct)
 release: export DATE_OF_COMMIT = $(shell TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ)
-release: $(TOOL)/goreleaser $(TOOL)/syft ## dist/: archives, .deb, .rpm, checksums, SBOMs, image and chart, as a snapshot; signed with COSIGN_KEY
+release: $(TOOL)/goreleaser $(TOOL)/syft $(if $(COSIGN_KEY),$(TOOL)/cosign) ## dist/: archives, .deb, .rpm, checksums, SBOMs, image and chart, as a snapshot; signed with COSIGN_KEY
 	PATH="$(CURDIR)/$(TOOL):$$PATH" goreleaser release --clean $(SNAPSHOT) $(if $(COSIGN_KEY),,--skip=sign)
-	@$(MAKE) --no-print-directory image chart
+	@$(MAKE) --no-print-directory image chart $(if $(COSIGN_KEY),sign)
+
+# goreleaser signs the checksums, which cover the files that goreleaser makes.
+.PHONY: sign
+sign: $(TOOL)/cosign # the archive of the image and the chart, with COSIGN_KEY
+	@for file in dist/pdproxy_*_image.tar dist/pdproxy-*.tgz; do \
+	  $(TOOL)/cosign sign-blob --yes --key="$(COSIGN_KEY)" --signing-config=deploy/release/cosign/offline.json --bundle="$$file.sigstore.json" "$$file" || exit 1; done
 
 .PHONY: image
 image: # the OCI image, from the binaries of dist/
@@ -177,7 +183,11 @@ chart: $(TOOL)/helm ## the Helm chart, checked with every set of values, in dist
 	$(TOOL)/helm package --version $(VERSION) --app-version $(VERSION) -d dist deploy/helm/pdproxy
 
 .PHONY: test-release
-test-release: release ## image started by runc, .deb installed and its unit started, .rpm and archives read (root and Debian's packages, not in CI)
+test-release: export COSIGN_PASSWORD := test
+test-release: $(TOOL)/cosign ## a signed release; its image, packages and archives installed and started (root and Debian's packages, not in CI)
+	@mkdir -p build/test-release && rm -f build/test-release/cosign.*
+	$(TOOL)/cosign generate-key-pair --output-key-prefix build/test-release/cosign
+	@$(MAKE) --no-print-directory release COSIGN_KEY=$(CURDIR)/build/test-release/cosign.key
 	conformance/release/run.sh
 
 .PHONY: policies
@@ -244,10 +254,12 @@ check: vet lint ## all that must hold before a commit lands
 	cd conformance/kubernetes && $(GO) mod tidy -diff
 	cd conformance/operations && $(GO) mod tidy -diff
 	cd conformance/docs/openapi && $(GO) mod tidy -diff && $(GO) vet .
+	cd conformance/kubernetes/crds && $(GO) mod tidy -diff
 	cd deploy/release/image && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)
-	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 $(GO) build ./cmd/... # releases have it
+	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 $(GO) vet ./cmd/... # releases have it
+	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 $(GO) build ./cmd/...
 	@test -z "$$(git status --porcelain)" || { git status --short; echo "the tree is not clean"; exit 1; }
 
 .PHONY: mutants

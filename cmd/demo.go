@@ -165,12 +165,12 @@ The same request to one engine alone gives the same text:
 From Python (pip install openai):
   python3 -c 'from openai import OpenAI; client = OpenAI(base_url="%s/v1", api_key="none"); print(client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "Tell me of the sea."}]).choices[0].message.content)'
 
-Why it went where it went (-i on the first line shows its x-request-id), and what runs:
+The reasons for the placement of a request (curl -i prints its x-request-id), and the engines:
   pdproxy explain REQUEST_ID --admin %s
   curl -s %s/v1/engines
-What changes something needs the token of the admin address:
+A request that changes something needs the admin token:
   curl -s -X POST -H "Authorization: Bearer $(pdproxy admin-token --admin %s)" %s/v1/policies/auto/reload
 
-Ctrl-C ends it.
+Press Ctrl-C to stop the demo.
 `, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, n.URL(), admin, n.AdminURL(), admin, n.AdminURL())
 }

@@ -64,6 +64,9 @@ func (a *app) pluginBuild(o build.Options) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
+	if !a.json {
+		fmt.Fprintf(a.err, "compiling %s; the first build of a language takes longer\n", o.Dir)
+	}
 	r, err := build.Build(ctx, o)
 	if err != nil {
 		return exit.Failed(fmt.Errorf("build %s: %w", o.Dir, err))
@@ -71,14 +74,14 @@ func (a *app) pluginBuild(o build.Options) error {
 	if a.json {
 		return exit.Failed(a.printJSON(r))
 	}
-	sdk := "no SDK"
+	sdk := "none"
 	if r.SDK != "" {
 		sdk = r.SDK
 		if r.Version != "" {
 			sdk += " " + r.Version
 		}
 	}
-	fmt.Fprintf(a.out, "%s: %.1f kB, %s, %s\n", r.Output, float64(r.SizeBytes)/1e3, r.Toolchain, sdk)
+	fmt.Fprintf(a.out, "%s: %.1f kB, compiler %s, SDK %s\n", r.Output, float64(r.SizeBytes)/1e3, r.Toolchain, sdk)
 	return nil
 }
 
@@ -142,7 +145,7 @@ func (a *app) pluginNew(o build.NewOptions) error {
 	// The copied packages are one entry, so that the plugin's own files are visible.
 	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasPrefix(name, "pdproxy/") && name != "pdproxy/go.mod" })
 	list := strings.Replace(strings.Join(files, ", "), "pdproxy/go.mod", "pdproxy/", 1)
-	fmt.Fprintf(a.out, "%s: %s\n\npdproxy plugin build %s%s\npdproxy plugin test %s %s\n", o.Dir, list, flag, o.Dir,
+	fmt.Fprintf(a.out, "Created %s: %s\n\nNext, build the plugin and test it (%s has the details, and the configuration of the proxy):\n  pdproxy plugin build %s%s\n  pdproxy plugin test %s %s\n", o.Dir, list, filepath.Join(o.Dir, "README.md"), flag, o.Dir,
 		module, filepath.Join(o.Dir, "frames.json"))
 	return nil
 }

@@ -120,5 +120,7 @@ func (a *app) printQuickstart(plan *quickstart.Plan, out string) error {
 	if a.json {
 		return exit.Failed(a.printJSON(plan))
 	}
-	return nil
+	config := filepath.Join(out, "config.toml")
+	_, err := fmt.Fprintf(a.err, "\nNext: run each script on the host that its first lines name, then:\n  pdproxy check %s\n  pdproxy run %s\nThe same command without --out also prints the installation and a smoke test.\n", config, config)
+	return exit.Failed(err)
 }

@@ -124,9 +124,8 @@ func (s *Set) replace(t *table, p, fresh *plugin) error {
 	return nil
 }
 
-// reload loads p, of table t, again. The caller holds s.mu.
-func (s *Set) reload(ctx context.Context, t *table, p *plugin) error {
-	content, err := p.spec.Source.Read(ctx, s.deps.CacheDir)
+// reload loads p, of table t, again from what Source.Read returned. The caller holds s.mu.
+func (s *Set) reload(ctx context.Context, t *table, p *plugin, content source.Content, err error) error {
 	if err != nil {
 		return s.refuse(p, err)
 	}

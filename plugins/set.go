@@ -48,6 +48,7 @@ type Set struct {
 	seed   uint32
 	table  atomic.Pointer[table]
 
+	loading sync.Mutex // Apply and Reload hold it; locked before mu
 	mu      sync.Mutex // each change holds it
 	natives map[nativeKey]*compiledIn
 	watches map[string]*source.Watch // by the plugin's name
@@ -87,6 +88,9 @@ func New(deps Deps) (*Set, error) {
 // used, or c names a policy that does not exist, nothing changes and Apply returns
 // Errors: that of every plugin that cannot be used, or that of the policy.
 func (s *Set) Apply(ctx context.Context, c Config) error {
+	s.loading.Lock()
+	defer s.loading.Unlock()
+	contents, failures := s.readAll(ctx, c.Plugins)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -101,7 +105,7 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 	err := func() error {
 		var wrong Errors
 		for i, spec := range c.Plugins {
-			content, err := spec.Source.Read(ctx, s.deps.CacheDir)
+			content, err := contents[i], failures[i]
 			switch {
 			case errors.Is(err, source.ErrDigest):
 				wrong = append(wrong, pluginError(i, ".sha256", spec.Name, err))
@@ -230,6 +234,19 @@ func (s *Set) swap(next *table) {
 	}
 }
 
+// readAll reads the modules of plugins, all at the same time: a registry that does not answer
+// delays a reload once. The result has a content or an error for each plugin. The caller holds
+// s.loading, but not s.mu: a trial ends, and Close returns, while a registry is slow.
+func (s *Set) readAll(ctx context.Context, specs []Spec) ([]source.Content, []error) {
+	contents, failures := make([]source.Content, len(specs)), make([]error, len(specs))
+	var reads sync.WaitGroup
+	for i, spec := range specs {
+		reads.Go(func() { contents[i], failures[i] = spec.Source.Read(ctx, s.deps.CacheDir) })
+	}
+	reads.Wait()
+	return contents, failures
+}
+
 // drain ends a version in the background after its last work.
 func (s *Set) drain(p *plugin) {
 	limit := policyDrain
@@ -249,15 +266,24 @@ func (s *Set) drain(p *plugin) {
 // the built-in policies, by the name of a used one. It returns when the new
 // version serves. On an error the old version continues.
 func (s *Set) Reload(ctx context.Context, name string) error {
+	s.loading.Lock()
+	defer s.loading.Unlock()
+	plugin, _, _ := strings.Cut(name, "/")
+	var specs []Spec
+	if t := s.table.Load(); t != nil {
+		if p := t.plugin(plugin); p != nil {
+			specs = []Spec{p.spec}
+		}
+	}
+	contents, failures := s.readAll(ctx, specs)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.table.Load()
 	if s.closed || t == nil {
 		return ErrUnknown
 	}
-	plugin, _, _ := strings.Cut(name, "/")
-	if p := t.plugin(plugin); p != nil {
-		return s.reload(ctx, t, p)
+	if len(specs) > 0 {
+		return s.reload(ctx, t, t.plugin(plugin), contents[0], failures[0])
 	}
 	next := *t
 	switch isNative, used := t.builtinNamed(name); {

@@ -95,7 +95,7 @@ func (p *Plan) Output() []File {
 func (p *Plan) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s: %s. Checked against %s.\n", p.Name, p.Title, p.Release)
-	fmt.Fprint(&b, "# With --out DIR, the same command writes all of this to files.\n")
+	fmt.Fprint(&b, "# With --out DIR, the same command writes the configuration and a script for each process to files.\n")
 	fmt.Fprintf(&b, "\n# Install on each host of the engines:\n%s\n", strings.Join(p.Install, "\n"))
 	for _, f := range p.Files {
 		fmt.Fprintf(&b, "\n# The file %s, on each host of the engines:\n%s", f.Name, heredoc(f))

@@ -165,6 +165,25 @@ func TestKubernetesChart(t *testing.T) {
 		}
 	}
 
+	// The schemas of the custom resources refuse wrong fields, so the check above has a meaning.
+	for kind, wrong := range map[string]struct {
+		spec fields
+		want string
+	}{
+		"ServiceMonitor": {fields{"selector": fields{}, "endpoints": []any{}, "endpoint": []any{}}, `unknown field \"spec.endpoint\"`},
+		"ScaledObject":   {fields{"scaleTargetRef": fields{"name": "x"}, "triggers": []any{fields{"type": "prometheus"}}}, "spec.triggers[0].metadata"},
+	} {
+		group := strings.Split(chartPaths[kind], "/")
+		body, err := json.Marshal(fields{"apiVersion": group[2] + "/" + group[3], "kind": kind, "metadata": fields{"name": "wrong"}, "spec": wrong.spec})
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := strings.Replace(chartPaths[kind], "NAMESPACE", "llm", 1) + "?dryRun=All&fieldValidation=Strict"
+		if status, answer := c.call(http.MethodPost, path, "application/json", body); status < 400 || !strings.Contains(string(answer), wrong.want) {
+			t.Errorf("a wrong %s: status %d\n%s", kind, status, answer)
+		}
+	}
+
 	c.mustHelm("install", "chart", chart)
 	token := c.get("Secret", "chart-pdproxy-admin")["data"].(fields)["token"]
 	before := c.get("Deployment", "chart-pdproxy")

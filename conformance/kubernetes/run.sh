@@ -12,15 +12,11 @@ command -v etcd >/dev/null || { apt-get update -q && apt-get install -q -y --no-
 # Helm asks the API server for its release, which the module alone does not tell.
 release=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
 go build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$release" -o "$bin/kube-apiserver" k8s.io/kubernetes/cmd/kube-apiserver
-# The custom resources that the chart can make. Only their schemas are used.
-crds=()
-for file in github.com/prometheus-operator/prometheus-operator@v0.85.0/example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml \
-  github.com/kedacore/keda/v2@v2.18.0/config/crd/bases/keda.sh_scaledobjects.yaml; do
-  module=${file%%/example/*}
-  module=${module%%/config/*}
-  go mod download "$module"
-  crds+=("$(go env GOMODCACHE)/$file")
-done
+# The custom resources that the chart can make. crds/go.mod pins the operators' Go types, from
+# which this tool generates the schemas. The operators themselves do not run.
+rm -rf "$bin/crds"
+(cd crds && go tool controller-gen crd:generateEmbeddedObjectMeta=true,maxDescLen=0 $(go list -f '{{range .Imports}}paths={{.}} {{end}}' .) output:crd:dir="$bin/crds")
+crds=("$bin"/crds/{monitoring.coreos.com_servicemonitors,keda.sh_scaledobjects}.yaml)
 cd ../discovery
 go test -race -tags kubernetes -c -o "$bin/discovery.test" .
 PATH=$bin:$(cd ../.. && pwd)/build/release:$PATH PDPROXY_CRDS="${crds[*]}" exec unshare --net sh -c '

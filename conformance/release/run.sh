@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Tests what `make release` left in dist/: checksums, archives and SBOMs; the image, started
-# by runc; the .deb, installed in a Debian of its own, and its unit started; the .rpm. It needs
-# root, and installs the Debian packages that it uses and the machine lacks. Arguments name
-# the steps to run: files, image, deb, rpm; without arguments, all.
+# Tests what `make test-release` left in dist/: signatures, checksums, archives and SBOMs; the
+# binary of the other architecture, in an emulator; the image, started by runc; the .deb and
+# the .rpm, installed in a Debian of its own, and their unit started. It needs root, and
+# installs the Debian packages that it uses and the machine lacks. Arguments name the steps
+# to run: signatures, files, emulated, image, deb, rpm; without arguments, all.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD
 dist=$root/dist
 work=$root/build/test-release
+debian=$work/debian
 mkdir -p "$work"
-steps=(files image deb rpm)
+steps=(signatures files emulated image deb rpm)
 pids=()
 
 clean() {
@@ -72,6 +74,22 @@ answers() {
     -d '{"model":"sim","prompt":"one two three","max_tokens":3}' | grep -q '"text"' || fail "no completion at port $1"
 }
 
+# The bundle of a file fits neither a changed file nor another key.
+signatures() {
+  local cosign=$root/build/release/cosign file names=("pdproxy_${version}_checksums.txt" "pdproxy_${version}_image.tar" "pdproxy-$version.tgz")
+  verify() { "$cosign" verify-blob --key "$1" --insecure-ignore-tlog --bundle "$dist/$2.sigstore.json" "$3" >"$work/cosign.log" 2>&1; }
+  rm -f "$work"/other.*
+  COSIGN_PASSWORD=test "$cosign" generate-key-pair --output-key-prefix "$work/other" 2>/dev/null
+  for file in "${names[@]}"; do
+    verify "$work/cosign.pub" "$file" "$dist/$file" || fail "the signature of $file: $(cat "$work/cosign.log")"
+    (cat "$dist/$file" && echo) >"$work/changed"
+    ! verify "$work/cosign.pub" "$file" "$work/changed" || fail "the signature of $file fits a changed file"
+    ! verify "$work/other.pub" "$file" "$dist/$file" || fail "the signature of $file fits another key"
+    grep -q 'invalid signature' "$work/cosign.log" || fail "cosign: $(cat "$work/cosign.log")"
+  done
+  rm -f "$work/changed"
+}
+
 files() {
   (cd "$dist" && sha256sum --quiet --strict -c "pdproxy_${version}_checksums.txt") || fail "a checksum is wrong"
   local archive list
@@ -85,6 +103,21 @@ files() {
   rm -rf "$work/archive" && mkdir -p "$work/archive"
   tar -xzf "$dist/pdproxy_${version}_linux_$arch.tar.gz" -C "$work/archive" --strip-components=1
   "$work/archive/pdproxy" version | grep -q "^pdproxy $version " || fail "the binary names another version"
+}
+
+# The binary for the processor that this machine does not have compiles WebAssembly for that
+# processor: check compiles the plugin.
+emulated() {
+  local other=arm64 machine=aarch64
+  if [ "$arch" = arm64 ]; then other=amd64 machine=x86_64; fi
+  install "qemu-$machine-static:qemu-user-static"
+  rm -rf "$work/emulated" && mkdir -p "$work/emulated"
+  tar -xzf "$dist/pdproxy_${version}_linux_$other.tar.gz" -C "$work/emulated" --strip-components=1
+  configure "$work/emulated/config.toml" 8080 9090 8000
+  printf '[policy]\nplace = "p"\n[[plugin]]\nname = "p"\npath = "%s"\n' "$root/examples/policy-c/policy.wasm" >>"$work/emulated/config.toml"
+  emulate() { XDG_CACHE_HOME=$work/emulated/cache "qemu-$machine-static" "$work/emulated/pdproxy" "$@"; }
+  emulate version | grep -q "^pdproxy $version " || fail "the binary of $other: $(emulate version 2>&1)"
+  emulate check "$work/emulated/config.toml" >"$work/emulated/log" 2>&1 || fail "check on $other: $(cat "$work/emulated/log")"
 }
 
 # The digest is the same again, so nothing of the machine or of the time is in the image.
@@ -132,21 +165,32 @@ EOF
   wait "$container" || fail "the container ended with $?: $(cat "$work/image/log")"
 }
 
-# The Debian of this step runs systemd in a container with the host's network, so the unit
-# starts as on a host, with its user and its restrictions.
-deb() {
+# debian makes the Debian in which the packages are installed, once.
+debian() {
   install debootstrap:debootstrap curl:curl systemd-nspawn:systemd-container
-  local debian=$work/debian package port admin engine
-  package=$(ls "$dist"/pdproxy_*_"$arch".deb)
   if [ ! -e "$debian/etc/ready" ]; then
     rm -rf "$debian" && mkdir -p "$debian"
-    debootstrap --variant=minbase --include=systemd,dbus,procps "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$debian" >"$work/debootstrap.log" 2>&1 || fail "debootstrap: $(tail -n 20 "$work/debootstrap.log")"
+    debootstrap --variant=minbase --include=systemd,dbus,procps,rpm "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$debian" >"$work/debootstrap.log" 2>&1 || fail "debootstrap: $(tail -n 20 "$work/debootstrap.log")"
     touch "$debian/etc/ready"
   fi
+  # Packages and user of an earlier run.
   chroot "$debian" dpkg --purge pdproxy >/dev/null 2>&1
-  cp "$package" "$debian/pdproxy.deb"
-  chroot "$debian" dpkg -i /pdproxy.deb >"$work/dpkg.log" 2>&1 || fail "dpkg -i: $(cat "$work/dpkg.log")"
+  chroot "$debian" rpm -e --nodeps pdproxy >/dev/null 2>&1 || true
+  chroot "$debian" userdel pdproxy 2>/dev/null || true
+  rm -rf "$debian/etc/pdproxy"
+}
+
+# installed PACKAGE INSTALL UPGRADE REMOVE REMOVED installs a package in the Debian with the
+# command INSTALL, then starts the unit and runs UPGRADE, REMOVE and the check REMOVED under
+# systemd, in a container with the host's network: the unit starts as on a host, with its user
+# and its restrictions. The scripts of the package run at each step.
+installed() {
+  local file=/pdproxy.${1##*.} port admin engine
+  debian
+  cp "$1" "$debian$file"
+  chroot "$debian" $2 "$file" >"$work/install.log" 2>&1 || fail "$2: $(cat "$work/install.log")"
   chroot "$debian" getent passwd pdproxy >/dev/null || fail "the package made no user"
+  chroot "$debian" pdproxy version | grep -q "^pdproxy $version " || fail "the package has another binary"
   chroot "$debian" pdproxy check /etc/pdproxy/config.toml >/dev/null 2>"$work/check.log" || fail "the packaged configuration is invalid"
 
   port=$(free_port) admin=$(free_port) engine=$(free_port)
@@ -162,17 +206,19 @@ touch /started
 until [ -e /upgrade ]; do sleep 0.1; done
 former=\$(systemctl show --value --property=MainPID pdproxy.service)
 [ "\$(stat -c %U "/proc/\$former")" = pdproxy ]
-dpkg -i --force-confdef /pdproxy.deb
+$3 $file
 grep -q 127.0.0.1:$port /etc/pdproxy/config.toml
 until [ "\$(systemctl show --value --property=MainPID pdproxy.service)" != "\$former" ]; do sleep 0.1; done
 systemctl is-active pdproxy.service
 systemctl reload pdproxy.service
 touch /upgraded
 until [ -e /remove ]; do sleep 0.1; done
-dpkg --remove pdproxy
+$4
 ! systemctl is-active --quiet pdproxy.service
-dpkg --purge pdproxy
-[ ! -e /etc/pdproxy/config.toml ]
+! systemctl is-enabled --quiet pdproxy.service
+[ ! -e /usr/bin/pdproxy ]
+$5
+getent passwd pdproxy
 touch /removed
 EOF
   cat >"$debian/etc/systemd/system/trial.service" <<'EOF'
@@ -204,6 +250,11 @@ EOF
   wait "$container" || fail "the container ended with $?"
 }
 
+deb() {
+  installed "$(ls "$dist"/pdproxy_*_"$arch".deb)" "dpkg -i" "dpkg -i --force-confdef" "dpkg --remove pdproxy" \
+    'dpkg --purge pdproxy; [ ! -e /etc/pdproxy/config.toml ]'
+}
+
 # reaches FILE PID waits until the trial in the container has made a file.
 reaches() {
   until [ -e "$1" ]; do
@@ -223,9 +274,8 @@ rpm_package() {
   done
   [ "$(rpm -qcp "$package" 2>/dev/null)" = /etc/pdproxy/config.toml ] || fail "the configuration of the .rpm is no configuration file"
   rpm -qp --scripts "$package" 2>/dev/null | grep -q USR2 || fail "the .rpm has no script"
-  rm -rf "$work/rpm" && mkdir -p "$work/rpm"
-  rpm --root "$work/rpm" --nodeps --noscripts --ignorearch -i "$package" 2>"$work/rpm.log" || fail "rpm -i: $(cat "$work/rpm.log")"
-  "$work/rpm/usr/bin/pdproxy" version | grep -q "^pdproxy $version " || fail "the .rpm has another binary"
+  # Debian's rpm knows no package of Debian, so it cannot check dependencies.
+  installed "$package" "rpm -i --nodeps --ignorearch" "rpm -U --nodeps --ignorearch --replacepkgs" "rpm -e pdproxy" '[ -e /etc/pdproxy/config.toml.rpmsave ]'
 }
 
 for name in "${steps[@]}"; do

@@ -99,28 +99,39 @@ func (s Source) pull(ctx context.Context, cache string) (wasm, signature []byte,
 	if desc.MediaType == ocispec.MediaTypeImageIndex {
 		return nil, nil, fmt.Errorf("%s is an index of several artifacts; name one of them", s.Location)
 	}
+	module, signed, err := layers(manifest)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", s.Location, err)
+	}
+	if wasm, err = fetchBlob(ctx, repo, module, MaxSize, cache); err == nil && signed != nil {
+		signature, err = fetchBlob(ctx, repo, *signed, maxSignature, cache)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", s.Location, withoutQuery(err))
+	}
+	return wasm, signature, nil
+}
+
+// layers returns the descriptor of the module in a manifest, and that of its signature, nil
+// for none. The manifest may list layers of other types.
+func layers(manifest []byte) (module ocispec.Descriptor, signature *ocispec.Descriptor, err error) {
 	var m ocispec.Manifest
 	if err := json.Unmarshal(manifest, &m); err != nil {
-		return nil, nil, fmt.Errorf("%s: read manifest: %w", s.Location, err)
+		return module, nil, fmt.Errorf("read manifest: %w", err)
 	}
 	modules, signatures := 0, 0
-	for _, layer := range m.Layers {
+	for i, layer := range m.Layers {
 		switch {
 		case slices.Contains(moduleTypes, layer.MediaType):
-			modules++
-			wasm, err = fetchBlob(ctx, repo, layer, MaxSize, cache)
+			modules, module = modules+1, layer
 		case layer.MediaType == signatureType:
-			signatures++
-			signature, err = fetchBlob(ctx, repo, layer, maxSignature, cache)
-		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", s.Location, withoutQuery(err))
+			signatures, signature = signatures+1, &m.Layers[i]
 		}
 	}
 	if modules != 1 || signatures > 1 {
-		return nil, nil, fmt.Errorf("%s has %d layers of type %s and %d signatures, want one module and at most one signature (pdproxy plugin push makes such artifacts)", s.Location, modules, moduleType, signatures)
+		return module, nil, fmt.Errorf("the artifact has %d layers of type %s and %d signatures, want one module and at most one signature (pdproxy plugin push makes such artifacts)", modules, moduleType, signatures)
 	}
-	return wasm, signature, nil
+	return module, signature, nil
 }
 
 // withoutQuery removes the queries of URLs from the text of an error: a registry may

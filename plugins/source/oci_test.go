@@ -29,6 +29,12 @@ type fakeRegistry struct {
 	moved string // digest of a blob that is somewhere else
 }
 
+// put stores a manifest with these layers, in JSON, under a tag.
+func (f *fakeRegistry) put(tag, layers string) {
+	b := []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","layers":[` + layers + `]}`)
+	f.blobs[digestOf(b)], f.tags[tag] = b, digestOf(b)
+}
+
 func digestOf(b []byte) string {
 	sum := sha256.Sum256(b)
 	return "sha256:" + hex.EncodeToString(sum[:])
@@ -154,20 +160,16 @@ func TestRegistryRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put := func(tag, layers string) {
-		b := []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","layers":[` + layers + `]}`)
-		f.blobs[digestOf(b)], f.tags[tag] = b, digestOf(b)
-	}
 	layer := func(mediaType string, size int) string {
 		return fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":%d}`, mediaType, digestOf(module), size)
 	}
 	moved := []byte("elsewhere")
-	put("moved", fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":%d}`, moduleType, digestOf(moved), len(moved)))
+	f.put("moved", fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":%d}`, moduleType, digestOf(moved), len(moved)))
 	f.moved = digestOf(moved)
-	put("image", layer("application/vnd.oci.image.layer.v1.tar+gzip", len(module)))
-	put("two", layer(moduleType, len(module))+","+layer(moduleType, len(module)))
-	put("huge", layer(moduleType, MaxSize+1))
-	put("longer", layer(moduleType, len(module)-1))
+	f.put("image", layer("application/vnd.oci.image.layer.v1.tar+gzip", len(module)))
+	f.put("two", layer(moduleType, len(module))+","+layer(moduleType, len(module)))
+	f.put("huge", layer(moduleType, MaxSize+1))
+	f.put("longer", layer(moduleType, len(module)-1))
 	for name, tt := range map[string]struct {
 		source Source
 		want   string
@@ -184,8 +186,12 @@ func TestRegistryRefusals(t *testing.T) {
 		"wrong size":   {Source{Location: repository + ":longer"}, "mismatch"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			f.reads = 0
 			if _, err := tt.source.Read(t.Context(), ""); err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "secret") {
 				t.Errorf("error %v, want %q", err, tt.want)
+			}
+			if name == "two modules" && f.reads != 1 {
+				t.Errorf("%d reads, want the manifest only", f.reads)
 			}
 		})
 	}

@@ -1,0 +1,8 @@
+// Package crds pins the Go types from which conformance/kubernetes/run.sh generates the custom
+// resource definitions of the Prometheus operator and of KEDA.
+package crds
+
+import (
+	_ "github.com/kedacore/keda/v2/apis/keda/v1alpha1"
+	_ "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+)
