@@ -235,7 +235,7 @@ func (c *Conn) forwardFrom(ms []ipv4.Message, hops []uint8, first int) int {
 		to[i] = c.routeOf(&ms[i], hops, i)
 	}
 	for i := first; i < len(ms); i++ {
-		for !gone[i] && to[i].hops > 0 { // repeated if the chosen successor was not reachable
+		for !gone[i] && to[i].hops > 0 { // repeated if the process of the chosen successor has ended
 			c.send(ms, hops, to[:len(ms)], gone[:], i)
 		}
 	}
@@ -269,9 +269,11 @@ func (c *Conn) send(ms []ipv4.Message, hops []uint8, to []route, gone []bool, i 
 		return
 	}
 	err := c.forwarder.send(way.member)
-	if err == nil {
+	left := errors.Is(err, errNoMember)
+	switch {
+	case err == nil:
 		c.forwarded.Add(uint64(c.forwarder.packets()))
-	} else {
+	case left:
 		c.forwarder.dropSuccessor(way.member)
 	}
 	for j := i; j < len(ms); j++ {
@@ -282,11 +284,11 @@ func (c *Conn) send(ms []ipv4.Message, hops []uint8, to []route, gone []bool, i 
 		switch {
 		case err == nil:
 			gone[j] = true
-		case by == byClient:
+		case left && by == byClient:
 			to[j] = c.routeOf(&ms[j], hops, j)
-		case errors.Is(err, errNoMember):
+		case left:
 			to[j] = route{} // quic-go answers it with a stateless reset
-		default:
+		default: // the member is busy; the sender of the packet retransmits it
 			gone[j] = true
 			c.dropped.Add(1)
 		}

@@ -262,6 +262,39 @@ func TestStart(t *testing.T) {
 	}
 }
 
+// A member that does not serve drops the packets of new clients while the serving member
+// is too busy to receive them. The clients retransmit the packets. If the member kept
+// them, it would complete handshakes of connections that end with the member.
+func TestBusySuccessor(t *testing.T) {
+	dir := privatedirtest.Open(t)
+	busy, err := Listen(dir, "127.0.0.1:0") // does not read
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	if err := busy.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	starting, err := Listen(dir, busy.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer starting.Close()
+	const most = 10_000 // more than net.unix.max_dgram_qlen
+	sent, dropped := uint64(0), uint64(0)
+	for dropped < 3 && sent < most {
+		id := []byte{byte(sent), byte(sent >> 8), 3, 4, 5, 6, 7, 8}
+		if kept := starting.keepOwn([]ipv4.Message{message("127.0.0.1:1", long(id), nil)}, nil); kept > 0 {
+			t.Fatalf("the starting member kept packet %d", sent)
+		}
+		sent++
+		_, _, dropped = starting.Counts()
+	}
+	if forwarded, _, _ := starting.Counts(); forwarded == 0 || dropped == 0 || forwarded+dropped != sent {
+		t.Errorf("of %d packets %d were forwarded and %d dropped, want some of each", sent, forwarded, dropped)
+	}
+}
+
 // quic-go's deadline ends a reader even if the inbox is never empty.
 func TestReaderEnds(t *testing.T) {
 	for range 50 {

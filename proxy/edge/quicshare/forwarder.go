@@ -89,8 +89,8 @@ func (o *forwarder) successorOf(id []byte) (best byte, ok bool) {
 	return best, len(o.successors) > 0
 }
 
-// dropSuccessor removes an unreachable member from the list of successors, until the
-// list is read again.
+// dropSuccessor removes a member whose process has ended from the list of successors,
+// until the list is read again.
 func (o *forwarder) dropSuccessor(n byte) {
 	o.successors = slices.DeleteFunc(o.successors, func(h byte) bool { return h == n })
 }
