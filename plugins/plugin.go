@@ -51,7 +51,11 @@ func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Co
 		name = "built-in policies"
 	}
 	began := time.Now()
-	stop := s.sayAfter(slowCompile, "compiling, which takes a moment once; the result is kept", "plugin", name, "cache", s.deps.CacheDir)
+	message, cache := "compiling, which takes a moment once; the result is kept", []any{"plugin", name, "cache", s.deps.CacheDir}
+	if s.deps.CacheDir == "" {
+		message, cache = "compiling, which takes a moment at each start", cache[:2]
+	}
+	stop := s.sayAfter(slowCompile, message, cache...)
 	defer func() { stop() }()
 	compiled := func() {
 		stop()

@@ -176,20 +176,28 @@ func TestResets(t *testing.T) {
 		e := newFakeEngine(t)
 		p := startProxy(t, setup{secure: secure, sections: e.section("both", "none")})
 		p.serves("before the resets")
-		p.wantGrowth("resets over HTTP/2", 96, func() { reset2(t, p.attacker(), n) })
+		p.wantGrowth("resets over HTTP/2", 96, func() { mustReset(t, reset2, p.attacker(), n) })
 		if secure {
-			p.wantGrowth("resets over HTTP/3", 96, func() { reset3(t, p.attacker(), n) })
+			p.wantGrowth("resets over HTTP/3", 96, func() { mustReset(t, reset3, p.attacker(), n) })
 		}
 		p.serves("after the resets")
 		p.nothingLeft()
 	}
 }
 
-func reset2(t *testing.T, a attacker, n int) {
+func mustReset(t *testing.T, reset func(a attacker, n int) error, a attacker, n int) {
+	t.Helper()
+	if err := reset(a, n); err != nil {
+		t.Errorf("the attacker has no connection: %v", err)
+	}
+}
+
+// reset2 resets n requests of one connection. The error is that of opening the connection:
+// the proxy may refuse it, or close it before a slow attacker has sent its first bytes.
+func reset2(a attacker, n int) error {
 	c, err := a.http2()
 	if err != nil {
-		t.Error(err)
-		return
+		return err
 	}
 	defer c.Close()
 	go c.drain()
@@ -203,16 +211,17 @@ func reset2(t *testing.T, a attacker, n int) {
 		}
 		c.mu.Unlock()
 		if err != nil {
-			return // the proxy has closed the connection
+			break // the proxy has closed the connection
 		}
 	}
+	return nil
 }
 
-func reset3(t *testing.T, a attacker, n int) {
+// reset3 is reset2 over HTTP/3.
+func reset3(a attacker, n int) error {
 	c, err := a.http3()
 	if err != nil {
-		t.Error(err)
-		return
+		return err
 	}
 	defer c.CloseWithError(0, "")
 	request := append(head3(post2()...), frame3(dataFrame, []byte(chat("reset", false)))...)
@@ -220,7 +229,7 @@ func reset3(t *testing.T, a attacker, n int) {
 	for range n {
 		s, err := stream3(c, 2*time.Second)
 		if err != nil {
-			return
+			break
 		}
 		s.Write(request)
 		if open = append(open, s); len(open) == 50 {
@@ -231,6 +240,7 @@ func reset3(t *testing.T, a attacker, n int) {
 			open = open[:0]
 		}
 	}
+	return nil
 }
 
 // frameFloods write one frame of a flood each.

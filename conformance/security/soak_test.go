@@ -248,8 +248,8 @@ func (s *soak) kinds() []soakKind {
 			time.Sleep(200 * time.Millisecond)
 			return true
 		}},
-		{"resets over HTTP/2", func(a attacker, _ *rand.Rand) bool { reset2(s.t, a, 100); return true }},
-		{"resets over HTTP/3", func(a attacker, _ *rand.Rand) bool { reset3(s.t, a, 100); return true }},
+		{"resets over HTTP/2", func(a attacker, _ *rand.Rand) bool { return reset2(a, 100) == nil }},
+		{"resets over HTTP/3", func(a attacker, _ *rand.Rand) bool { return reset3(a, 100) == nil }},
 		{"frame floods", func(a attacker, rng *rand.Rand) bool { return flood2(a, rng.IntN(len(frameFloods)), 500) }},
 		{"idle connections", func(a attacker, _ *rand.Rand) bool {
 			var held holder

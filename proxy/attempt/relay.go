@@ -117,7 +117,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	if err != nil {
 		return l.failed(downstream.ErrMemory)
 	}
-	defer buf.Free()
+	defer func() { buf.Free() }()
 	if err := a.readFirstEvent(l, resp, buf); err != nil {
 		return err
 	}
@@ -142,7 +142,10 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	if a.merges() {
 		events.Limit = buffer.MaxAnswer // only a whole event can be completed
 	}
-	err = s.pump(resp, buf)
+	first := buf
+	buf = nil
+	defer env.Memory.Release(first.Uncount()) // later pieces of the stream use as much at most
+	err = s.pump(resp, first)
 	if u, ok := events.Usage(); ok {
 		env.Journal.Used(u)
 		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))
@@ -227,8 +230,7 @@ type streamRelay struct {
 }
 
 // pump copies the stream: it reads the available bytes and writes the whole events among them,
-// with one flush per read. first holds the bytes that have been read already; pump uses its
-// memory for all further reads.
+// with one flush per read. first holds the bytes that have been read already; pump frees it.
 func (s *streamRelay) pump(resp *upstream.Response, first *buffer.Buffer) error {
 	a, env, events := s.a, s.a.env, &s.events
 	// Over HTTP/2 a write deadline that has passed resets the stream, even if no write is in
@@ -239,7 +241,8 @@ func (s *streamRelay) pump(resp *upstream.Response, first *buffer.Buffer) error 
 	last := env.Journal.AnswerBegan()
 	renewed, lastEvent, seen := last, last, int64(0)
 	env.Client.LimitWrites(limit)
-	out := env.Client.Events(resp.Status, first.B[:cap(first.B)])
+	out := env.Client.Events(resp.Status, first)
+	defer out.Free()
 	var failed error
 	use := func(chunk []byte, err error) (more bool) {
 		whole := events.Feed(chunk)
@@ -279,7 +282,7 @@ func (s *streamRelay) pump(resp *upstream.Response, first *buffer.Buffer) error 
 	if !use(first.B, nil) {
 		return failed
 	}
-	resp.Each(out.Space(), func(n int, err error) bool {
+	resp.Each(&out, func(n int, err error) bool {
 		now := time.Now()
 		if n > 0 {
 			env.Journal.Read(now.Sub(last))
@@ -289,7 +292,7 @@ func (s *streamRelay) pump(resp *upstream.Response, first *buffer.Buffer) error 
 			env.Client.LimitWrites(limit)
 			renewed = now
 		}
-		return use(out.Space()[:n], err)
+		return use(out.Take()[:n], err)
 	})
 	return failed
 }

@@ -77,6 +77,14 @@ func (b *Buffer) Counted() int64 {
 	return b.counted
 }
 
+// Uncount makes b a buffer that no budget counts. It returns the bytes that the budget of b
+// goes on counting; the caller must release them.
+func (b *Buffer) Uncount() int64 {
+	n := b.counted
+	b.owner, b.counted = nil, 0
+	return n
+}
+
 // Hold adds another holder of the buffer, which must call Free too.
 func (b *Buffer) Hold() *Buffer {
 	b.holders.Add(1)

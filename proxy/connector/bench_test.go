@@ -73,22 +73,23 @@ func BenchmarkLegs(b *testing.B) {
 
 // TestLegAllocations bounds the allocations: a leg built into a reused buffer allocates
 // at most its header slice. For some connectors it also allocates the changed params,
-// which are a value inside another.
+// which are a value inside another. Reading prefill's answer allocates texts that are
+// compared, and the scan's memory.
 func TestLegAllocations(t *testing.T) {
-	limits := map[string][3]float64{ // aggregated, prefill, decode
-		"vllm-nixl":      {1, 1, 1},
-		"vllm-store":     {1, 1, 1},
-		"vllm-nixl-push": {1, 3, 3}, // the parameters, which contain the transfer's id
+	limits := map[string][4]float64{ // aggregated, prefill, decode, reading prefill's answer
+		"vllm-nixl":      {1, 1, 1, 4},
+		"vllm-store":     {1, 1, 1, 1},
+		"vllm-nixl-push": {1, 3, 3, 3}, // the parameters, which contain the transfer's id
 		// The parameters, and the request id with its two addresses. In READ mode also
 		// prefill's own parameters.
-		"vllm-moriio":      {1, 4, 4},
-		"vllm-moriio-read": {1, 4, 34},
-		"vllm-p2p-nccl":    {1, 2, 2}, // the request id
-		"vllm-p2p-tier":    {1, 3, 3}, // the parameters and the transfer's id
-		"vllm-mooncake":    {1, 4, 5}, // the parameters and the ids that they name
-		"sglang":           {0, 0, 0},
-		"trtllm":           {0, 0, 10},
-		"none":             {1, 0, 0},
+		"vllm-moriio":      {1, 4, 4, 3},
+		"vllm-moriio-read": {1, 4, 34, 6},
+		"vllm-p2p-nccl":    {1, 2, 2, 1}, // the request id
+		"vllm-p2p-tier":    {1, 3, 3, 1}, // the parameters and the transfer's id
+		"vllm-mooncake":    {1, 4, 5, 2}, // the parameters and the ids that they name
+		"sglang":           {0, 0, 0, 2},
+		"trtllm":           {0, 0, 10, 11},
+		"none":             {1, 0, 0, 0},
 	}
 	dst := make([]byte, 0, 8<<10)
 	for _, c := range All() {
@@ -96,17 +97,19 @@ func TestLegAllocations(t *testing.T) {
 		limit := limits[c.Name()]
 		check := func(name string, most float64, f func()) {
 			if got := testing.AllocsPerRun(50, f); got > most {
-				t.Errorf("%s %s leg: %v allocations, want %v at most", c.Name(), name, got, most)
+				t.Errorf("%s, %s leg: %v allocations, want %v at most", c.Name(), name, got, most)
 			}
 		}
 		check("aggregated", limit[0], func() { _, _ = c.Aggregated(a, dst) })
 		if c.Name() == "none" {
 			continue
 		}
-		h, err := c.ReadPrefill(a, []byte(answers[c.Name()]))
+		answer := []byte(answers[c.Name()])
+		h, err := c.ReadPrefill(a, answer)
 		if err != nil {
 			t.Fatal(err)
 		}
+		check("prefill's answer to the", limit[3], func() { _, _ = c.ReadPrefill(a, answer) })
 		check("prefill", limit[1], func() { _, _ = c.Prefill(a, dst) })
 		check("decode", limit[2], func() { _, _ = c.Decode(a, &h, dst) })
 	}

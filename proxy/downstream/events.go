@@ -4,6 +4,8 @@ import (
 	"context"
 	"net"
 	"net/http"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 )
 
 // Events writes the events of one open stream, and flushes after each write. Over
@@ -14,10 +16,14 @@ import (
 type Events struct {
 	w    http.ResponseWriter
 	rc   *http.ResponseController
-	conn net.Conn // nil: everything goes through w
-	buf  []byte   // Write frames in place what was read into Space
-	open bool     // the head has been sent
+	conn net.Conn       // nil: everything goes through w
+	buf  *buffer.Buffer // Write frames in place what was read into it; nil between Free and Take
+	open bool           // the head has been sent
 }
+
+// eventsBuffer is the size in bytes of the memory that Take returns, with the room for
+// framing. It holds many events and occupies few pages.
+const eventsBuffer = 4 << 10
 
 // Room for the framing of a chunk in Events.buf: a size of six hex digits and two line
 // ends.
@@ -27,8 +33,8 @@ const (
 )
 
 // Events returns the writer of the events of the answer, which has begun with that
-// status. Events that were read into Space of buf are written without copying them.
-func (c *Client) Events(status int, buf []byte) Events {
+// status. It takes over buf, which no budget counts; nil is allowed.
+func (c *Client) Events(status int, buf *buffer.Buffer) Events {
 	e := Events{w: c.w, rc: &c.rc, buf: buf}
 	_, wrapped := c.w.(interface{ Unwrap() http.ResponseWriter }) // a filter may process the answer
 	if !wrapped && status == http.StatusOK && c.r.ProtoMajor == 1 && c.r.ProtoMinor == 1 {
@@ -37,8 +43,21 @@ func (c *Client) Events(status int, buf []byte) Events {
 	return e
 }
 
-// Space returns the memory into which the caller reads events for Write.
-func (e *Events) Space() []byte { return e.buf[chunkHead : len(e.buf)-chunkTail] }
+// Take returns the memory into which the caller reads events for Write, which writes them
+// without copying them. It is the same memory until Free. Take and Free are the methods of
+// upstream.Space.
+func (e *Events) Take() []byte {
+	if e.buf == nil {
+		e.buf = buffer.Get(eventsBuffer)
+	}
+	return e.buf.B[chunkHead : cap(e.buf.B)-chunkTail]
+}
+
+// Free gives the memory back to the pools. A stream that waits for the engine needs none.
+func (e *Events) Free() {
+	e.buf.Free()
+	e.buf = nil
+}
 
 // Write writes whole events. The last events are not flushed: the end of the answer is
 // sent with them. The error is ErrWrite.
@@ -50,7 +69,7 @@ func (e *Events) Write(events []byte, last bool) error {
 }
 
 func (e *Events) write(events []byte, last bool) error {
-	if e.conn != nil && e.open && !last && &events[0] == &e.buf[chunkHead] {
+	if e.conn != nil && e.open && !last && e.inPlace(events) {
 		_, err := e.conn.Write(e.frame(len(events)))
 		return err
 	}
@@ -62,17 +81,23 @@ func (e *Events) write(events []byte, last bool) error {
 	return err
 }
 
-// frame makes a chunk (RFC 9112, 7.1) of the first n bytes of Space.
+// inPlace reports whether events begin where Take's memory begins.
+func (e *Events) inPlace(events []byte) bool {
+	return e.buf != nil && &events[0] == &e.buf.B[:chunkHead+1][chunkHead]
+}
+
+// frame makes a chunk (RFC 9112, 7.1) of the first n bytes of Take's memory.
 func (e *Events) frame(n int) []byte {
 	end := chunkHead + n
-	e.buf[end], e.buf[end+1] = '\r', '\n'
+	b := e.buf.B[:end+chunkTail]
+	b[end], b[end+1] = '\r', '\n'
 	at := chunkHead - 2
-	e.buf[at], e.buf[at+1] = '\r', '\n'
+	b[at], b[at+1] = '\r', '\n'
 	for ; n > 0; n >>= 4 {
 		at--
-		e.buf[at] = "0123456789abcdef"[n&15]
+		b[at] = "0123456789abcdef"[n&15]
 	}
-	return e.buf[at : end+chunkTail]
+	return b[at:]
 }
 
 // connKey is the key under which the context of an HTTP/1.1 request has its

@@ -11,8 +11,8 @@ import (
 
 func TestEventFrame(t *testing.T) {
 	for _, n := range []int{1, 15, 16, 255, 256, 4086} {
-		e := Events{buf: make([]byte, chunkHead+n+chunkTail)}
-		copy(e.Space(), strings.Repeat("x", n))
+		var e Events
+		copy(e.Take(), strings.Repeat("x", n))
 		if got, want := string(e.frame(n)), fmt.Sprintf("%x\r\n%s\r\n", n, strings.Repeat("x", n)); got != want {
 			t.Errorf("%d bytes: %.20q, want %.20q", n, got, want)
 		}
@@ -38,7 +38,7 @@ func TestEventsOnlyPastNetHTTP(t *testing.T) {
 		{"no body", httptest.NewRecorder(), 204, 1, false},
 	} {
 		r.ProtoMajor = tt.major
-		e := (&Client{w: tt.w, r: r}).Events(tt.status, make([]byte, 64))
+		e := (&Client{w: tt.w, r: r}).Events(tt.status, nil)
 		if got := e.conn != nil; got != tt.want {
 			t.Errorf("%s: writes past net/http: %v", tt.name, got)
 		}

@@ -214,8 +214,9 @@ func (f *framing) readLine(p []byte, i int) int {
 	}
 	whole := f.n <= len(f.line)
 	line := bytes.TrimSuffix(f.line[:min(f.n, len(f.line))], []byte("\r"))
+	crlf := f.n > 0 && f.tail[len(f.tail)-1] == '\r'
 	f.n = 0
-	f.endLine(line, whole)
+	f.endLine(line, whole, crlf)
 	return i + end + 1
 }
 
@@ -229,13 +230,18 @@ func (f *framing) keepTail(part []byte) {
 	copy(f.tail[:], part[len(part)-len(f.tail):])
 }
 
-// endLine handles one line. If whole is false, line is only the beginning of the line.
-func (f *framing) endLine(line []byte, whole bool) {
+// endLine handles one line. If whole is false, line is only the beginning of the line. If
+// crlf is false, a bare LF ends the line. After such a line of a trailer no byte passes: a
+// server in front of the proxy may take the next request for a part of the trailer.
+func (f *framing) endLine(line []byte, whole, crlf bool) {
 	switch f.state {
 	case framingChunk:
 		f.chunk(line, whole)
 	case framingTrailer:
-		if len(line) == 0 {
+		switch {
+		case !crlf:
+			f.state = framingEnd
+		case len(line) == 0:
 			f.begin()
 		}
 	case framingHead:

@@ -264,6 +264,30 @@ func (c *script) SetDeadline(time.Time) error      { return nil }
 func (c *script) SetReadDeadline(time.Time) error  { return nil }
 func (c *script) SetWriteDeadline(time.Time) error { return nil }
 
+// No byte passes after a line of a trailer that ends in a bare LF, so what looks like the
+// next request is never handled.
+func TestFramingTrailerWithoutCR(t *testing.T) {
+	const head, next = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", "GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
+	for _, tt := range []struct{ pass, rest string }{
+		{"0\r\n\n", next},
+		{"0\r\nX: y\n", "\n" + next},
+		{"0\r\nX: y\r\n\n", next},
+		{"3\r\nabc\r\n0\r\nX: " + strings.Repeat("y", 100) + "\n", "\r\n" + next},
+	} {
+		for cut := range len(head + tt.pass) {
+			if got := readFramed(t, head+tt.pass+tt.rest, 4096, cut); got != head+tt.pass {
+				t.Fatalf("%q, cut at %d: passed %q", tt.pass+tt.rest, cut, got)
+			}
+		}
+		synctest.Test(t, func(t *testing.T) {
+			got, _ := serveStream(head+tt.pass+tt.rest, true)
+			if len(got) > 1 || len(got) == 1 && got[0].method != "POST" {
+				t.Errorf("%q: the handler got %+v", tt.pass+tt.rest, got)
+			}
+		})
+	}
+}
+
 // Behind the guard net/http answers what it would have let pass with 400, and
 // never hands it to the handler; all else is as without the guard.
 func TestFramingBelowServer(t *testing.T) {

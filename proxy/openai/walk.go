@@ -219,44 +219,39 @@ func skipValue(b []byte, i int) int {
 // start to the end of raw. visit reports whether to visit the value's content. A key is
 // valid only while visit runs.
 func Walk(raw []byte, key string, visit func(key string, lists int, value []byte) (enter bool)) {
-	w := walker{raw, visit}
-	w.value(skipSpace(raw, 0), key, 0)
+	walkValue(raw, visit, skipSpace(raw, 0), key, 0)
 }
 
-type walker struct {
-	raw   []byte
-	visit func(key string, lists int, value []byte) bool
-}
-
-// value visits the value at i and returns the index after it.
-func (w *walker) value(i int, key string, lists int) int {
-	if i >= len(w.raw) {
+// walkValue visits the value at i and returns the index after it. The arguments are no
+// fields of a struct: visit would then escape to the heap together with raw.
+func walkValue(raw []byte, visit func(key string, lists int, value []byte) bool, i int, key string, lists int) int {
+	if i >= len(raw) {
 		return i
 	}
-	c := w.raw[i]
+	c := raw[i]
 	if c != '{' && c != '[' {
-		end := skipValue(w.raw, i)
-		w.visit(key, lists, w.raw[i:end:end])
+		end := skipValue(raw, i)
+		visit(key, lists, raw[i:end:end])
 		return end
 	}
-	if !w.visit(key, lists, w.raw[i:]) {
-		return skipValue(w.raw, i)
+	if !visit(key, lists, raw[i:]) {
+		return skipValue(raw, i)
 	}
-	for i = skipSpace(w.raw, i+1); i < len(w.raw) && w.raw[i] != c+2; { // the closing bracket is two code points after the opening one
+	for i = skipSpace(raw, i+1); i < len(raw) && raw[i] != c+2; { // the closing bracket is two code points after the opening one
 		if c == '[' {
-			i = w.value(i, key, lists+1)
+			i = walkValue(raw, visit, i, key, lists+1)
 		} else {
 			at := i
-			i = skipString(w.raw, i)
-			name := keyText(w.raw[at:i])
-			i = w.value(skipSpace(w.raw, skipSpace(w.raw, i)+1), name, 0)
+			i = skipString(raw, i)
+			name := keyText(raw[at:i])
+			i = walkValue(raw, visit, skipSpace(raw, skipSpace(raw, i)+1), name, 0)
 		}
-		if i = skipSpace(w.raw, i); i >= len(w.raw) || w.raw[i] != ',' {
+		if i = skipSpace(raw, i); i >= len(raw) || raw[i] != ',' {
 			break
 		}
-		i = skipSpace(w.raw, i+1)
+		i = skipSpace(raw, i+1)
 	}
-	return min(i+1, len(w.raw))
+	return min(i+1, len(raw))
 }
 
 // keyText returns the text of a key with its quotes. It points into the raw bytes

@@ -10,28 +10,39 @@ import (
 // wakes the reader only once. After this second read the poller reports every event.
 const secondLook = time.Second
 
-// Each reads the rest of the body into p, as Read does. It calls use with each piece,
-// then with the error that ends the body, until use returns false. On a plain TCP
-// socket Each waits for a piece without a read that finds the socket empty, which saves
-// a system call. Close and the end of the context tell the engine at once, but wait for
-// a use in progress; use must not call Close.
-func (r *Response) Each(p []byte, use func(n int, err error) bool) { r.body.each(p, use) }
+// Space lends the memory of the pieces that Each reads. Only the goroutine of Each calls
+// its methods.
+type Space interface {
+	// Take returns the memory for the next piece, not empty. Until Free it returns the
+	// same memory.
+	Take() []byte
+	// Free takes the memory back while Each waits for the engine. Each may call it several
+	// times in a row.
+	Free()
+}
 
-func (c *netHTTPCall) each(p []byte, use func(n int, err error) bool) {
+// Each reads the rest of the body into the memory of s, as Read does. It calls use with
+// each piece, then with the error that ends the body, until use returns false. On a plain
+// TCP socket Each waits for a piece without a read that finds the socket empty, which
+// saves a system call, and without memory. Close and the end of the context tell the
+// engine at once, but wait for a use in progress; use must not call Close. Each may return
+// without a last call of Free.
+func (r *Response) Each(s Space, use func(n int, err error) bool) { r.body.each(s, use) }
+
+func (c *netHTTPCall) each(s Space, use func(n int, err error) bool) {
 	for {
-		if n, err := c.Read(p); !use(n, err) || err != nil {
+		if n, err := c.Read(s.Take()); !use(n, err) || err != nil {
 			return
 		}
 	}
 }
 
-func (c *call) each(p []byte, use func(n int, err error) bool) {
+func (c *call) each(s Space, use func(n int, err error) bool) {
 	for {
-		n, err := c.Read(p)
-		if !use(n, err) || err != nil {
+		if n, ok := c.follow(s, use); !ok || n > 0 && !use(n, nil) {
 			return
 		}
-		if n, ok := c.follow(p, use); !ok || n > 0 && !use(n, nil) {
+		if n, err := c.Read(s.Take()); !use(n, err) || err != nil {
 			return
 		}
 	}
@@ -40,13 +51,15 @@ func (c *call) each(p []byte, use func(n int, err error) bool) {
 // follow calls use for the pieces of a chunked body as they arrive on a plain TCP
 // socket. The end of the body is left to Read, except the last n bytes. ok is false if
 // use returned false.
-func (c *call) follow(p []byte, use func(n int, err error) bool) (n int, ok bool) {
+func (c *call) follow(s Space, use func(n int, err error) bool) (n int, ok bool) {
 	var failed error // error of reading or decoding
 	stopped, looked := false, false
 	read := func(fd uintptr) bool {
 		for {
+			p := s.Take()
 			k, again, err := readNow(fd, p)
 			if again {
+				s.Free()
 				return false
 			}
 			if err != nil {
@@ -68,6 +81,7 @@ func (c *call) follow(p []byte, use func(n int, err error) bool) (n int, ok bool
 				return true
 			}
 			if n = 0; k < len(p) { // the socket is empty
+				s.Free()
 				return looked // true: the caller sets the deadline of the second look
 			}
 		}
@@ -107,7 +121,7 @@ func (c *call) followed(looked bool) *conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cn := c.conn
-	if !canFollow || cn == nil || c.err != nil || c.ended != nil || c.body.kind != byChunks ||
+	if !canFollow || cn == nil || c.err != nil || c.ended != nil || c.evicted || c.body.kind != byChunks ||
 		cn.raw == nil || cn.secure() || cn.buffered() > 0 {
 		return nil
 	}
@@ -118,6 +132,7 @@ func (c *call) followed(looked bool) *conn {
 	if look := time.Now().Add(secondLook); !looked && (by.IsZero() || look.Before(by)) {
 		by = look
 	}
+	c.client.freeBuffer(cn)
 	c.follows = true
 	c.idleBy = time.Time{} // the deadline is not the one that Read has set
 	cn.readDeadline(by)

@@ -13,12 +13,24 @@ import (
 
 const chunkedHead = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
+// lentSpace is a Space of 64 bytes. It has no memory while it is free.
+type lentSpace []byte
+
+func (s *lentSpace) Take() []byte {
+	if *s == nil {
+		*s = make([]byte, 64)
+	}
+	return *s
+}
+
+func (s *lentSpace) Free() { *s = nil }
+
 // each reads a body by Each. It returns the body and the error that ended it.
 func each(resp *Response) (string, error) {
 	var got strings.Builder
 	var end error
-	p := make([]byte, 64)
-	resp.Each(p, func(n int, err error) bool {
+	var p lentSpace
+	resp.Each(&p, func(n int, err error) bool {
 		got.Write(p[:n])
 		end = err
 		return true
@@ -79,8 +91,8 @@ func TestEachStops(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer resp.Close()
-		p, got := make([]byte, 64), ""
-		resp.Each(p, func(n int, err error) bool {
+		p, got := lentSpace(nil), ""
+		resp.Each(&p, func(n int, err error) bool {
 			got += string(p[:n])
 			return len(got) < 2
 		})
@@ -113,8 +125,8 @@ func TestEachBreaks(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer resp.Close()
-			p, got, last := make([]byte, 64), "", error(nil)
-			resp.Each(p, func(n int, err error) bool {
+			p, got, last := lentSpace(nil), "", error(nil)
+			resp.Each(&p, func(n int, err error) bool {
 				got, last = got+string(p[:n]), err
 				switch {
 				case n == 0:
@@ -181,8 +193,8 @@ func TestEachHangUp(t *testing.T) {
 		}
 		defer resp.Close()
 		cause := errors.New("the client left")
-		p, got, last := make([]byte, 64), "", error(nil)
-		resp.Each(p, func(n int, err error) bool {
+		p, got, last := lentSpace(nil), "", error(nil)
+		resp.Each(&p, func(n int, err error) bool {
 			got, last = got+string(p[:n]), err
 			switch got {
 			case "a":
@@ -198,4 +210,55 @@ func TestEachHangUp(t *testing.T) {
 			t.Errorf("read %q, %v", got, last)
 		}
 	})
+}
+
+// countedSpace tells the test when its memory is free.
+type countedSpace struct {
+	lentSpace
+	freed chan struct{} // room for one
+}
+
+func (s *countedSpace) Free() {
+	s.lentSpace.Free()
+	select {
+	case s.freed <- struct{}{}:
+	default:
+	}
+}
+
+// A stream that waits for its engine holds no memory for the next piece, and no read
+// buffer of its connection. The engine sends each piece only after the memory is free.
+func TestEachWaitsWithoutMemory(t *testing.T) {
+	if !canFollow {
+		return // each piece is read by Read, which needs memory while it waits
+	}
+	s := &countedSpace{freed: make(chan struct{}, 1)}
+	o := listen(t, func(c *net.TCPConn, br *bufio.Reader, _ int) {
+		readRequest(br)
+		io.WriteString(c, chunkedHead)
+		for range 3 {
+			<-s.freed
+			io.WriteString(c, "1\r\na\r\n")
+		}
+		<-s.freed
+		io.WriteString(c, "0\r\n\r\n")
+	})
+	cl := New(o)
+	defer cl.CloseIdle()
+	resp, err := cl.Do(t.Context(), get())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Close()
+	cn, got, last := resp.body.(*call).conn, "", error(nil)
+	resp.Each(s, func(n int, err error) bool {
+		if n > 0 && cn.buf != nil {
+			t.Error("the connection has a read buffer")
+		}
+		got, last = got+string(s.Take()[:n]), err
+		return true
+	})
+	if got != "aaa" || last != io.EOF {
+		t.Errorf("read %q, %v", got, last)
+	}
 }

@@ -25,7 +25,7 @@ type body interface {
 	setIdle(d time.Duration)
 	atEnd() bool
 	commit() bool
-	each(p []byte, use func(n int, err error) bool)
+	each(s Space, use func(n int, err error) bool)
 }
 
 // SetIdleTimeout bounds the wait of each further Read, in place of the request's
