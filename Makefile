@@ -176,7 +176,7 @@ test-release: release ## image started by runc, .deb installed and its unit star
 	conformance/release/run.sh
 
 .PHONY: policies
-policies: ## the built-in policies: policies/builtin.wasm.gz from its sources, then tests
+policies: ## the built-in policies: policies/builtin.wasm from its sources, then tests
 	$(GO) test -count=1 -run '^TestModuleIsItsSource$$' ./conformance/policies -update
 	$(GO) test ./policies/... ./conformance/policies
 
