@@ -191,7 +191,7 @@ test-release: $(TOOL)/cosign ## a signed release; its image, packages and archiv
 	conformance/release/run.sh
 
 .PHONY: policies
-policies: ## the built-in policies: policies/builtin.wasm.gz from its sources, then tests
+policies: ## the built-in policies: policies/builtin.wasm from its sources, then tests
 	$(GO) test -count=1 -run '^TestModuleIsItsSource$$' ./conformance/policies -update
 	$(GO) test ./policies/... ./conformance/policies
 

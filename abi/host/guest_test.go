@@ -21,7 +21,7 @@ var builtGuest = sync.OnceValues(func() ([]byte, error) {
 	}
 	defer os.RemoveAll(dir)
 	out := filepath.Join(dir, "guest.wasm")
-	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", out, "./testdata/guest")
+	build := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-o", out, "./testdata/guest")
 	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOFLAGS=")
 	if text, err := build.CombinedOutput(); err != nil {
 		return nil, errors.New(string(text))

@@ -2,7 +2,6 @@ package policies
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"flag"
 	"fmt"
@@ -40,18 +39,7 @@ func TestModuleIsItsSource(t *testing.T) {
 }
 
 func write(t *testing.T, wasm []byte) {
-	var packed bytes.Buffer
-	w, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Write(wasm); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for name, content := range map[string][]byte{"builtin.wasm.gz": packed.Bytes(), "builtin.toolchain": []byte(runtime.Version() + "\n")} {
+	for name, content := range map[string][]byte{"builtin.wasm": wasm, "builtin.toolchain": []byte(runtime.Version() + "\n")} {
 		if err := os.WriteFile("../../policies/"+name, content, 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -79,6 +79,7 @@ func goTest(r *report, g group) {
 // shards are the shares of one package's tests, and the test program.
 type shards struct {
 	program, dir, path string
+	converter          string     // the program test2json; "go tool" takes longer to find it than it runs
 	processes          int        // at the same time
 	tests              [][]string // names, each list for one process
 	flags              []string   // of the program
@@ -125,6 +126,10 @@ func buildShards(g group, dir string) (*shards, error) {
 	if _, err := output("go", append(compile, s.path)...); err != nil {
 		return nil, err
 	}
+	if out, err = output("go", "tool", "-n", "test2json"); err != nil { // builds it, if needed
+		return nil, err
+	}
+	s.converter = strings.TrimSpace(out)
 	names, err := output(s.program, "-test.list=^Test")
 	if err != nil {
 		return nil, err
@@ -178,11 +183,11 @@ func (s *shards) run(r *report) {
 	r.done(fmt.Sprintf("%s (in %d processes)", s.path, s.processes), time.Since(start))
 }
 
-// process runs some of the tests; the go command turns their output into events.
+// process runs some of the tests; the converter turns their output into events.
 func (s *shards) process(r *report, tests []string) error {
 	c := exec.Command(s.program, append([]string{"-test.v=test2json", "-test.run=^(" + strings.Join(tests, "|") + ")$"}, s.flags...)...)
 	c.Dir = s.dir
-	convert := exec.Command("go", "tool", "test2json", "-t", "-p", s.path)
+	convert := exec.Command(s.converter, "-t", "-p", s.path)
 	convert.Stderr = os.Stderr
 	text, err := convert.StdinPipe()
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi/host"
 	"github.com/pdproxy/pdproxy/plugins/budget"
+	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
@@ -41,7 +42,7 @@ func run(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	for _, src := range []string{scripted, headersOnly} {
 		out := filepath.Join(dir, filepath.Base(src)+".wasm")
-		build := exec.Command("go", "build", "-buildmode=c-shared", "-o", out, "./"+src)
+		build := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-o", out, "./"+src)
 		build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
 		if text, err := build.CombinedOutput(); err != nil {
 			panic(fmt.Sprintf("build %s: %v\n%s", src, err, text))
@@ -50,7 +51,7 @@ func run(m *testing.M) int {
 			panic(err)
 		}
 	}
-	if compiled, err = host.NewCache(filepath.Join(dir, "cache")); err != nil {
+	if compiled, err = host.NewCache(policytest.CacheDir(dir)); err != nil {
 		panic(err)
 	}
 	defer compiled.Close(context.Background())

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
 	"github.com/pdproxy/pdproxy/plugins/budget"
 	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 )
@@ -277,6 +278,30 @@ func TestTrial(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestTrialOnBusyMachine: a trial reports the failure of the guest, not the time for
+// which the process had no processor. Here, the process stands still for 100 ms while
+// the guest ends by a trap.
+func TestTrialOnBusyMachine(t *testing.T) {
+	l := newLoading()
+	l.Load.Guarded = true
+	l.Budget = 5 * time.Millisecond
+	l.config = "finish=trap"
+	calls := 0
+	w := &world{config: l.config, level: func() {
+		if calls++; calls == 2 { // the first call is for the log line of configure, the second for the text of the trap
+			time.Sleep(100 * time.Millisecond)
+		}
+	}}
+	l.NewEnv = func() host.Env { return w }
+	v := l.load(t)
+	if err := v.Trial(); err == nil || !strings.Contains(err.Error(), "hook finish: trap") {
+		t.Errorf("trial: %v", err)
+	}
+	if calls < 2 {
+		t.Errorf("the process did not stand still: %d calls", calls)
 	}
 }
 

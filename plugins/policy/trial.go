@@ -187,9 +187,10 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 	return reason
 }
 
-// trialBudget is the least time limit of a made-up request: the first calls of
-// a guest are its slowest.
-const trialBudget = 50 * time.Millisecond
+// trialBudget is the least time limit of a made-up request. No client waits for a trial.
+// The limit only ends a guest that loops. A shorter limit would refuse a good canary
+// when other processes use the processors, and the first calls of a guest are its slowest.
+const trialBudget = time.Second
 
 // trialTables are three placements: a pair, a pair with fixed prefill, and one
 // leg.

@@ -54,12 +54,19 @@ func guest(t testing.TB) []byte {
 type world struct {
 	host.Env
 	config string
+	level  func() // LogLevel calls it; nil: nothing
 }
 
 func (w *world) Log(host.LogLevel, string) {}
-func (w *world) LogLevel() host.LogLevel   { return host.LogInfo }
 func (w *world) VMConfig() []byte          { return nil }
 func (w *world) PluginConfig() []byte      { return []byte(w.config) }
+
+func (w *world) LogLevel() host.LogLevel {
+	if w.level != nil {
+		w.level()
+	}
+	return host.LogInfo
+}
 
 // meter records its calls.
 type meter struct {

@@ -1,5 +1,5 @@
 // Command wasm is the module of all built-in policies: `make policies` builds it
-// into ../builtin.wasm.gz. Its configuration is their parameters, one a line.
+// into ../builtin.wasm. Its configuration is their parameters, one a line.
 // Natively it is an empty program.
 package main
 

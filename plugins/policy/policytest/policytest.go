@@ -11,9 +11,10 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Build compiles the guest into a file with the go command.
+// Build compiles the guest into a file with the go command. The flag -trimpath makes all
+// tests that build guests, and plugins/build, share the compiled standard library.
 func Build(file string) error {
-	c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", file,
+	c := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-ldflags=-s -w", "-o", file,
 		"github.com/pdproxy/pdproxy/plugins/policy/testdata/guest")
 	c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
 	if text, err := c.CombinedOutput(); err != nil {
@@ -22,8 +23,9 @@ func Build(file string) error {
 	return nil
 }
 
-// CacheDir returns the directory for compiled guests: the product's own one,
-// because under the race detector compiling takes a minute, else one below dir.
+// CacheDir returns the directory for compiled guests. All test programs share a directory
+// in the user's cache, because compiling a guest takes seconds. Without a home folder the
+// directory is one below dir.
 func CacheDir(dir string) string {
 	if cache, err := os.UserCacheDir(); err == nil {
 		return filepath.Join(cache, "pdproxy")
