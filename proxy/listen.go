@@ -32,19 +32,21 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 		e.Close()
 		return nil, errors.New("admin.listen: there is no token")
 	}
-	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(admin.Guard(s.adminRoutes(), cfg, e.AdminAddr(), token, s.log))))
+	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(admin.Guard(s.adminRoutes(e.Unwatch()), cfg, e.AdminAddr(), token, s.log))))
 	return e, nil
 }
 
 // AdminHandler returns the routes of operators without a check of the caller, for the
 // coordinator of this worker.
-func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
+func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes(nil)) }
 
-// adminRoutes returns the routes of operators.
-func (s *Server) adminRoutes() http.Handler {
+// adminRoutes returns the routes of operators. unwatch is closed when viewers must leave; nil:
+// never.
+func (s *Server) adminRoutes(unwatch <-chan struct{}) http.Handler {
 	return admin.Handler(admin.Options{
 		Config: s.cfg.Load, Registry: s.options.Registry, Gatherer: s.options.Gatherer, Policies: s.options.Policies, Workers: s.options.Workers,
 		Ready: s.serveHealth, Drain: s.Drain, Running: &s.books.Running, Ended: &s.books.Ended, Sidecar: s.sidecar.Load,
+		Metrics: s.options.Metrics, Waiting: s.queue.Waiting, Knowledge: s.options.Knowledge, Version: s.options.Version, Unwatch: unwatch,
 		Log: s.log,
 	})
 }
