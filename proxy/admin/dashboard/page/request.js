@@ -60,15 +60,7 @@ function timeline(e) {
     const lane = el('div', {class: ['lane', l.phase, failed(l) ? 'failed' : ''].join(' ')})
     const last = l.end_ms ?? end, first = Math.min(l.first_byte_ms ?? last, last)
     lane.append(bar('wait', l.start_ms, first, at), bar('flow', first, last, at))
-    const text = el('em', {}, failed(l) ? words(l.error) : ms(last - l.start_ms))
-    const inside = last > .72 * end
-    text.style.left = at(inside ? Math.max(l.start_ms, .15 * end) : last)
-    if (inside && l.start_ms > .4 * end) {
-      text.className = 'before'
-      text.style.left = at(l.start_ms)
-    }
-    lane.append(text)
-    return [el('b', {}, `${l.phase} ${l.engine}${l.attempt > 1 ? `, try ${l.attempt}` : ''}`), lane]
+    return [el('b', {}, `${l.phase} ${l.engine}${l.attempt > 1 ? `, try ${l.attempt}` : ''}`), lane, el('span', {class: failed(l) ? 'n bad' : 'n'}, failed(l) ? words(l.error) : ms(last - l.start_ms))]
   })
   const axis = el('div', {class: 'axis'}, ...[0, .25, .5, .75, 1].map(f => el('span', {}, f ? ms(f * end) : '0')))
   return el('div', {}, el('h3', {}, 'Legs'), el('div', {class: 'timeline', 'aria-hidden': 'true'}, ...rows, axis))
