@@ -117,12 +117,15 @@ func (b *browser) goTo(url string) {
 	}
 }
 
-// until waits until a JavaScript expression is true.
+// until waits until a JavaScript expression is true, on this page or the next one.
 func (b *browser) until(what, expression string) {
 	b.t.Helper()
-	_, err := chromedp.Run(b.ctx, chromedp.Poll[chromedp.Void]("!!("+expression+")", chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(patience)))
-	if err == nil {
-		return
+	var err error
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		var ok bool
+		if ok, err = chromedp.Run(b.ctx, chromedp.Evaluate[bool]("!!("+expression+")")); ok {
+			return
+		}
 	}
 	b.shot("failure")
 	b.t.Fatalf("never: %s: %v\n%s", what, err, evaluate[string](b, `document.body.innerText`))

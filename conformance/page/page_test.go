@@ -116,7 +116,7 @@ func keyboard(t *testing.T, b *browser) {
 		}
 	}
 	want := []string{"skip", "pause", "scroll", "scroll", "scroll"}
-	if len(stops) < len(want)+2 || strings.Join(stops[:len(want)], " ") != strings.Join(want, " ") || stops[len(stops)-1] != "request-id" {
+	if len(stops) <= len(want) || strings.Join(stops[:len(want)], " ") != strings.Join(want, " ") || stops[len(stops)-1] != "request-id" {
 		t.Errorf("the Tab key stops at %q", stops)
 	}
 	evaluate[chromedp.Void](b, `document.querySelector('#pause').focus()`)
@@ -170,7 +170,7 @@ func request(t *testing.T, b *browser, p *proxy) {
 	b.until("the legs are shown again", `document.querySelectorAll('#legs tr').length === 2`)
 }
 
-// nightly is a place policy that works at first.
+// nightly is a place policy that always fails.
 const nightly = `package main
 
 import (
@@ -178,15 +178,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi/guest"
 )
 
-var calls int
-
 func init() {
-	guest.Place("nightly", func(f *abi.PlaceFacts) abi.PlaceDecision {
-		if calls++; calls > 4 {
-			panic("a fault of this night")
-		}
-		return abi.PlaceDecision{Prefill: -1, Decode: -1}
-	})
+	guest.Place("nightly", func(*abi.PlaceFacts) abi.PlaceDecision { panic("a fault of this night") })
 }
 
 func main() {}
@@ -240,7 +233,9 @@ func TestToken(t *testing.T) {
 	b.press("open-sesame-open-sesame" + kb.Enter)
 	b.until("the page is live", live)
 	b.expect("401")
-	evaluate[chromedp.Void](b, `location.reload()`)
+	if err := chromedp.Do(b.ctx, chromedp.Reload()); err != nil {
+		t.Fatal(err)
+	}
 	b.until("the tab keeps the token", live+` && !document.querySelector('#panels').hidden`)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -254,15 +249,16 @@ func TestToken(t *testing.T) {
 // TestForeignNames: names are text, whatever they contain.
 func TestForeignNames(t *testing.T) {
 	engines := startEngines(t, "p0", "d0")
-	const evil = `<img src=x onerror=alert(1)>`
-	d := engines["d0"]
-	p := startProxy(t, "", engines["p0"].section()+strings.Replace(d.section(), `"d0"`, fmt.Sprintf("%q", evil), 1))
+	const evil = `<img src=x onerror=alert(1)>` // the names of engines in a configuration cannot have these characters
+	model := fmt.Sprintf("model = %q\n[[engine]]", evil)
+	sections := strings.Replace(engines["p0"].section()+engines["d0"].section()+"[[engine]]", "\n\n[[engine]]", "\n"+model, -1)
+	p := startProxy(t, "", strings.TrimSuffix(sections, "[[engine]]"))
 	b := open(t, p.admin)
 	b.goTo(p.admin + "/")
 	if status := p.complete(t.Context(), "my-request", "Tell me of the sea.", 4); status != 200 {
 		t.Fatalf("status %d", status)
 	}
-	b.until("the name is shown", fmt.Sprintf(`[...document.querySelectorAll('.engine .name')].some(e => e.textContent === %q)`, evil))
+	b.until("the name is shown", fmt.Sprintf(`[...document.querySelectorAll('.engine .model')].some(e => e.textContent.startsWith(%q))`, evil))
 	b.until("the request is listed", `document.querySelector('[data-request="my-request"]')`)
 	evaluate[chromedp.Void](b, `document.querySelector('[data-request="my-request"]').click()`)
 	b.until("the legs are shown", `document.querySelectorAll('#legs tr').length === 2`)

@@ -132,7 +132,7 @@ func startProxy(t *testing.T, adminKeys, sections string) *proxy {
 
 // complete sends one streamed chat and returns its status.
 func (p *proxy) complete(ctx context.Context, id, prompt string, tokens int) int {
-	body, _ := json.Marshal(map[string]any{"model": "sim", "stream": true, "max_tokens": tokens, "stream_options": map[string]bool{"include_usage": true},
+	body, _ := json.Marshal(map[string]any{"stream": true, "max_tokens": tokens, "stream_options": map[string]bool{"include_usage": true},
 		"messages": []map[string]string{{"role": "user", "content": prompt}}})
 	r, err := http.NewRequestWithContext(ctx, "POST", p.url+"/v1/chat/completions", bytes.NewReader(body))
 	if err != nil {

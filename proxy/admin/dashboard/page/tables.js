@@ -20,12 +20,15 @@ export function drawPolicies(snapshot) {
 }
 
 const outcomeLevels = {ok: 'good', client_error: '', cancelled: '', none: ''}
-const outcome = r => pill(outcomeLevels[r.outcome] ?? 'bad', r.outcome === 'ok' ? `ok, ${r.status}` : words(r.outcome) + (r.status ? ', ' + r.status : ''))
+const outcome = (r, status = r.status) => pill(outcomeLevels[r.outcome] ?? 'bad', words(r.outcome) + (status ? ', ' + status : ''))
 const engines = r => [r.prefill, r.decode].filter(Boolean).join(' → ') || '–'
+
+// What the reasons of failed legs mean, where their names alone do not say it.
+const reasons = {dial: 'dial: no connection', head: 'head: no answer', body: 'body: the answer broke off'}
 
 /** What deviated, one text for each failed leg and fallback. */
 const happened = r => [
-  ...(r.failed_legs ?? []).map(l => `${l.phase} on ${l.engine} failed: ${words(l.reason)}`),
+  ...(r.failed_legs ?? []).map(l => `${l.phase} on ${l.engine} failed: ${reasons[l.reason] ?? words(l.reason)}`),
   ...(r.fallbacks ?? []).map(f => `fallback: ${words(f.what)}, ${words(f.reason)}`),
 ]
 
@@ -43,7 +46,7 @@ export function drawLatest(snapshot) {
   if (body.matches(':hover, :focus-within')) return
   byId('latest-none').hidden = snapshot.latest.length > 0
   list(body, snapshot.latest, r => r.request_id + r.end, r => el('tr', {},
-    el('td', {}, requestButton(r.request_id)), el('td', {}, engines(r), ...(r.outcome === 'ok' ? [] : [' ', outcome(r)])),
+    el('td', {}, requestButton(r.request_id)), el('td', {}, engines(r), ...(r.outcome === 'ok' ? [] : [' ', outcome(r, 0)])),
     el('td', {class: 'n'}, ms(r.first_byte_ms)), el('td', {class: 'n'}, ms(r.duration_ms)), el('td', {class: 'n'}, `${count(r.prompt_tokens)} + ${count(r.output_tokens)}`)))
 }
 
