@@ -31,7 +31,7 @@ var screenshots = flag.Bool("screenshots", false, "write the pictures of docs/ho
 const pictures = "../../docs/images"
 
 // patience bounds each wait for something that is certain. It is no measurement.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // browser is a tab of a headless Chromium. One goroutine uses it.
 type browser struct {
