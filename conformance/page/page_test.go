@@ -215,6 +215,8 @@ func TestParkedPolicy(t *testing.T) {
 	b.until("requests are served", requests+` > 0`)
 	b.until("fallbacks are listed", `document.querySelector('#troubled')?.textContent.includes('fallback')`)
 	b.until("the charts are filled", `document.querySelector('#charts path.curve').getAttribute('d').split('L').length > `+points())
+	evaluate[chromedp.Void](b, `document.querySelector('#troubled button').click()`)
+	b.until("the fallback is explained", `document.querySelector('#explained').textContent.includes('Fallbacks')`)
 	both(b, "parked-policy")
 }
 

@@ -50,8 +50,9 @@ func (p *process) end(t *testing.T, name string) {
 	if !hung.Stop() {
 		t.Errorf("pdproxy %s ignores SIGTERM", name)
 	}
-	if t.Failed() || strings.Contains(p.log.String(), "panic") {
-		t.Errorf("log of pdproxy %s:\n%s", name, tail(p.log.String(), 30))
+	log := p.log.String()
+	if t.Failed() || strings.Contains(log, "\npanic: ") || strings.Contains(log, "panic in a handler") {
+		t.Errorf("log of pdproxy %s:\n%s", name, tail(log, 30))
 	}
 }
 

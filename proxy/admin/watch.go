@@ -168,7 +168,7 @@ func (w *watch) snapshot(ctx context.Context) []byte {
 	w.forget(now)
 	s.Traffic = w.meter.Traffic(now)
 	s.Traffic.Running, s.Traffic.Waiting = running, waiting
-	w.latest, w.troubled = newest(w.latest, mostLatest), newest(w.troubled, mostTroubled)
+	w.latest, w.troubled = newest(w.latest, mostLatest, nil), newest(w.troubled, mostTroubled, make(journal.Troubles))
 	s.Latest, s.Troubled = w.latest, w.troubled
 	s.Engines = w.view.engines(now, w.hits(now, prompts))
 	s.Pairs, s.MorePair = w.view.pairs()
@@ -213,11 +213,15 @@ func addPrompts(sum, more map[string]journal.PromptTokens) {
 	}
 }
 
-// newest returns the n rows that ended last, the newest first.
-func newest(rows []journal.EndedRow, n int) []journal.EndedRow {
+// newest returns the n rows that ended last, the newest first, and only a few with the same
+// trouble unless kinds is nil.
+func newest(rows []journal.EndedRow, n int, kinds journal.Troubles) []journal.EndedRow {
 	slices.SortStableFunc(rows, func(a, b journal.EndedRow) int {
 		return cmp.Or(cmp.Compare(b.End, a.End), cmp.Compare(a.RequestID, b.RequestID))
 	})
 	rows = slices.CompactFunc(rows, func(a, b journal.EndedRow) bool { return a.End == b.End && a.RequestID == b.RequestID })
+	if kinds != nil {
+		rows = slices.DeleteFunc(rows, func(r journal.EndedRow) bool { return !kinds.Few(&r) })
+	}
 	return append([]journal.EndedRow{}, rows[:min(n, len(rows))]...) // never nil, so that JSON shows a list
 }

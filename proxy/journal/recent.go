@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -10,6 +11,7 @@ import (
 const (
 	mostLatest   = 12
 	mostTroubled = 40
+	mostAlike    = 5 // of Troubled that have the same trouble
 )
 
 // Recent is what ended since a position in a Ring.
@@ -17,7 +19,8 @@ type Recent struct {
 	// Next is the position after the last record.
 	Next uint64 `json:"next"`
 	// Latest are the last requests, and Troubled the last requests that failed, that had a
-	// failed leg or that deviated from the configuration. The newest comes first.
+	// failed leg or that deviated from the configuration. The newest comes first. Only the
+	// first few rows of Troubled have the same trouble, so that a flood hides nothing else.
 	Latest   []EndedRow `json:"latest"`
 	Troubled []EndedRow `json:"troubled"`
 	// Prompts are the prompts by the engine that computed them. Requests whose engine
@@ -59,6 +62,16 @@ type FailedLeg struct {
 	Reason string `json:"reason"`
 }
 
+// Troubles counts rows with the same trouble. Its zero value is not usable.
+type Troubles map[string]int
+
+// Few counts a row and reports whether it is one of the first few with its trouble.
+func (t Troubles) Few(e *EndedRow) bool {
+	kind := fmt.Sprint(e.Outcome, e.FailedLegs, e.Fallbacks)
+	t[kind]++
+	return t[kind] <= mostAlike
+}
+
 // Recent returns what ended after the position that an earlier call returned as Next; 0 for
 // all. A position that the ring has not reached counts as 0.
 func (s *Ring) Recent(after uint64) Recent {
@@ -71,13 +84,16 @@ func (s *Ring) Recent(after uint64) Recent {
 		after = max(after, s.puts-RingSize)
 	}
 	list := Recent{Next: s.puts, Prompts: make(map[string]PromptTokens)}
+	kinds := make(Troubles)
 	for n := s.puts; n > after; n-- {
 		r := s.at(n - 1)
 		if len(list.Latest) < mostLatest {
 			list.Latest = append(list.Latest, r.endedRow())
 		}
 		if len(list.Troubled) < mostTroubled && r.troubled() {
-			list.Troubled = append(list.Troubled, r.endedRow())
+			if row := r.endedRow(); kinds.Few(&row) {
+				list.Troubled = append(list.Troubled, row)
+			}
 		}
 		if engine := r.computer(); engine != "" && r.Usage.Prompt > 0 {
 			sum := list.Prompts[engine]

@@ -77,6 +77,18 @@ func TestRecentTrouble(t *testing.T) {
 	}
 }
 
+// TestRecentFlood: many requests with the same trouble do not hide one with another trouble.
+func TestRecentFlood(t *testing.T) {
+	s := new(Ring)
+	s.put(ended("broken", func(r *record) { r.Outcome = telemetry.OutcomeBroken }))
+	for i := range 1000 {
+		s.put(ended(fmt.Sprint(i), func(r *record) { r.fallback("place", "parked") }))
+	}
+	if got := ids(s.Recent(0).Troubled); len(got) != mostAlike+1 || got[0] != "999" || got[mostAlike] != "broken" {
+		t.Errorf("troubled are %q", got)
+	}
+}
+
 // TestRecentPositions: a reader that continues at Next sees each request once, also after the
 // ring has forgotten some, and a reader of another process sees all.
 func TestRecentPositions(t *testing.T) {

@@ -23,7 +23,7 @@ function problems(s) {
   const add = (severe, text) => found.push({severe, text})
   for (const e of s.engines) {
     if (e.state === 'unhealthy' || e.state === 'down') add(true, `Engine ${e.name} (${e.role}) is ${e.state}`)
-    else if (e.circuit !== 'closed') add(e.circuit === 'open', `The circuit of engine ${e.name} is ${words(e.circuit)} after ${e.failures} failures`)
+    else if (e.circuit !== 'closed') add(e.circuit === 'open', `The circuit of engine ${e.name} is ${words(e.circuit)}`)
     else if (e.state === 'draining') add(false, `Engine ${e.name} is draining`)
     if (e.distrust) add(false, `The KV index and engine ${e.name} disagree: ${words(e.distrust)}`)
   }
@@ -36,7 +36,7 @@ function problems(s) {
     else if (p.state === 'broken') add(true, `The pair ${p.prefill} → ${p.decode} is broken: ${words(p.last_error)}`)
   }
   for (const p of s.policies) {
-    if (p.state === 'parked') add(true, `${p.phase === 'filter' ? 'Filter' : 'Policy'} ${p.name} is parked after ${p.failures} failures. Reload it to use it again`)
+    if (p.state === 'parked') add(true, `${p.phase === 'filter' ? 'Filter' : 'Policy'} ${p.name} is parked because it failed too often. Reload it to use it again`)
     if (p.state === 'failed') add(true, `The new version of ${p.name} cannot be used. The old version serves`)
   }
   if (s.silent_workers) add(true, s.silent_workers === 1 ? 'A worker does not answer' : `${s.silent_workers} workers do not answer`)

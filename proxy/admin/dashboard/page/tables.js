@@ -32,18 +32,23 @@ const happened = r => [
   ...(r.fallbacks ?? []).map(f => `fallback: ${words(f.what)}, ${words(f.reason)}`),
 ]
 
+// A list stands still while the user points at it or has the focus in it.
+const inUse = body => body.matches(':hover, :focus-within')
+
 /** Draws the requests that failed or deviated. */
 export function drawTroubled(snapshot) {
+  const body = byId('troubled')
+  if (inUse(body)) return
   byId('troubled-none').hidden = snapshot.troubled.length > 0
-  list(byId('troubled'), snapshot.troubled, r => r.request_id + r.end, r => el('tr', {},
+  list(body, snapshot.troubled, r => r.request_id + r.end, r => el('tr', {},
     el('td', {}, clock(r.end)), el('td', {}, requestButton(r.request_id)), el('td', {}, outcome(r)),
     el('td', {class: 'wrap'}, ...happened(r).map(text => el('div', {}, text))), el('td', {}, engines(r)), el('td', {class: 'n'}, ms(r.duration_ms))))
 }
 
-/** Draws the latest requests, unless the user points at the list or has the focus in it. */
+/** Draws the latest requests. */
 export function drawLatest(snapshot) {
   const body = byId('latest')
-  if (body.matches(':hover, :focus-within')) return
+  if (inUse(body)) return
   byId('latest-none').hidden = snapshot.latest.length > 0
   list(body, snapshot.latest, r => r.request_id + r.end, r => el('tr', {},
     el('td', {}, requestButton(r.request_id)), el('td', {}, engines(r), ...(r.outcome === 'ok' ? [] : [' ', outcome(r, 0)])),
