@@ -63,7 +63,8 @@ func TestOperator(t *testing.T) {
 	b.until("the page says so first", `document.querySelector('#problems li.severe')?.textContent.includes('d1')`)
 	b.until("several requests are listed", `document.querySelectorAll('#troubled tr').length >= 3`)
 	b.until("a request that lost its leg is listed", `[...document.querySelectorAll('#troubled tr')].some(r => r.textContent.includes('decode on d1 failed'))`)
-	evaluate[chromedp.Void](b, `[...document.querySelectorAll('#troubled tr')].find(r => r.textContent.includes('decode on d1 failed')).querySelector('button').click()`)
+	b.prefers("prefers-reduced-motion", "reduce")
+	evaluate[chromedp.Void](b, `(rows => (rows.find(r => r.querySelector('.good')) ?? rows[0]).querySelector('button').click())([...document.querySelectorAll('#troubled tr')].filter(r => r.textContent.includes('decode on d1 failed')))`)
 	b.until("its legs are shown", `[...document.querySelectorAll('#legs tr')].some(r => r.textContent.includes('d1') && r.querySelector('.bad'))`)
 	both(b, "killed-decode")
 }
@@ -71,7 +72,7 @@ func TestOperator(t *testing.T) {
 // points is the number of seconds that the charts show before a picture is taken.
 func points() string {
 	if *screenshots {
-		return "100"
+		return "50"
 	}
 	return "5"
 }
@@ -79,9 +80,9 @@ func points() string {
 // both takes a picture in each color scheme.
 func both(b *browser, name string) (light, dark image.Image) {
 	b.t.Helper()
-	b.prefers("prefers-color-scheme", "light")
+	b.prefers("prefers-color-scheme", "light", "prefers-reduced-motion", "reduce")
 	light = b.shot(name + "-light")
-	b.prefers("prefers-color-scheme", "dark")
+	b.prefers("prefers-color-scheme", "dark", "prefers-reduced-motion", "reduce")
 	dark = b.shot(name + "-dark")
 	b.prefers("prefers-color-scheme", "light")
 	return light, dark
@@ -215,6 +216,7 @@ func TestParkedPolicy(t *testing.T) {
 	b.until("requests are served", requests+` > 0`)
 	b.until("fallbacks are listed", `document.querySelector('#troubled')?.textContent.includes('fallback')`)
 	b.until("the charts are filled", `document.querySelector('#charts path.curve').getAttribute('d').split('L').length > `+points())
+	b.prefers("prefers-reduced-motion", "reduce")
 	evaluate[chromedp.Void](b, `document.querySelector('#troubled button').click()`)
 	b.until("the fallback is explained", `document.querySelector('#explained').textContent.includes('Fallbacks')`)
 	both(b, "parked-policy")
