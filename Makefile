@@ -121,6 +121,10 @@ bench: build ## CPU per request and per event against peers, as ratios
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
 	conformance/real/run.sh
 
+.PHONY: test-page
+test-page: build ## the dashboard in Chromium (needs chromium, not in CI); SCREENSHOTS=1 writes the pictures of the docs
+	cd conformance/page && $(GO) test -count=1 -timeout 30m . $(if $(SCREENSHOTS),-screenshots -run 'Operator|Parked')
+
 .PHONY: test-authors
 test-authors: ## plugins in each language, a real registry and minisign (root needed, not in CI)
 	$(GO) test -count=1 -tags authors ./conformance/plugins -run 'Scaffold|RealRegistry'
@@ -255,6 +259,7 @@ check: vet lint ## all that must hold before a commit lands
 	cd conformance/operations && $(GO) mod tidy -diff
 	cd conformance/docs/openapi && $(GO) mod tidy -diff && $(GO) vet .
 	cd conformance/kubernetes/crds && $(GO) mod tidy -diff
+	cd conformance/page && $(GO) mod tidy -diff
 	cd deploy/release/image && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)

@@ -1,10 +1,12 @@
 package cmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -18,6 +20,7 @@ import (
 type demoFlags struct {
 	listen, admin, connector, place string
 	prefill, decode, enginePort     int
+	traffic                         bool
 }
 
 func (a *app) demoCommand() *cobra.Command {
@@ -26,6 +29,7 @@ func (a *app) demoCommand() *cobra.Command {
 		Use:   "demo",
 		Short: "Run simulated engines, the proxy and the built-in policies in one process",
 		Example: `  pdproxy demo
+  pdproxy demo --traffic                               # and watch it on the page that it prints
   pdproxy demo --connector sglang --prefill 3 --decode 1
   pdproxy demo --place kv_aware --engine-port 8100     # engines on 8100, 8101, ...`,
 		Args: cobra.NoArgs,
@@ -45,6 +49,7 @@ func (a *app) demoCommand() *cobra.Command {
 	f.IntVar(&d.decode, "decode", 2, "decode engines")
 	f.StringVar(&d.place, "place", config.Default().Policy.Place, "built-in place policy")
 	f.IntVar(&d.enginePort, "engine-port", 0, "port of the first engine; the others use the next ports, and the engine to compare with the last one; 0: any free ports")
+	f.BoolVar(&d.traffic, "traffic", false, "send the requests of a few simulated users, to have something to watch")
 	return a.addJSON(a.addLog(c))
 }
 
@@ -86,6 +91,13 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 	})
 	if err != nil {
 		return err
+	}
+	if d.traffic {
+		ctx, cancel := context.WithCancel(context.Background())
+		var traffic sync.WaitGroup
+		traffic.Go(func() { driveTraffic(ctx, n.URL()) })
+		defer traffic.Wait()
+		defer cancel()
 	}
 	return supervisor.ServeUntilSignal(n, log, func() error { return errors.New("the demo has no configuration file") })
 }
@@ -156,6 +168,9 @@ func (a *app) printDemo(n *node.Node, d demoFlags, alone string) {
 	admin := strings.TrimPrefix(n.AdminURL(), "http://")
 	fmt.Fprintf(a.out, `pdproxy serves %s with %d prefill and %d decode engines (%s, simulated).
 
+What happens, as a page for the browser:
+  %s/
+
 A stream through two engines:
   curl -sN %s/v1/chat/completions -H 'Content-Type: application/json' -d '%s'
 
@@ -172,5 +187,5 @@ A request that changes something needs the admin token:
   curl -s -X POST -H "Authorization: Bearer $(pdproxy admin-token --admin %s)" %s/v1/policies/auto/reload
 
 Press Ctrl-C to stop the demo.
-`, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, n.URL(), admin, n.AdminURL(), admin, n.AdminURL())
+`, n.URL(), d.prefill, d.decode, d.connector, n.AdminURL(), n.URL(), demoBody, alone, demoBody, n.URL(), admin, n.AdminURL(), admin, n.AdminURL())
 }

@@ -34,13 +34,13 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 		e.Close()
 		return nil, errors.New("admin.listen: there is no token")
 	}
-	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(admin.Guard(s.adminRoutes(), cfg, e.AdminAddr(), token, s.log))))
+	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(admin.Guard(s.adminRoutes(e.Unwatch()), cfg, e.AdminAddr(), token, s.log))))
 	return e, nil
 }
 
 // AdminHandler returns the routes of operators without a check of the caller, for the
 // coordinator of this worker.
-func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
+func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes(nil)) }
 
 // Gatherer returns the metrics of this process and of its workers.
 func (s *Server) Gatherer() prometheus.Gatherer { return s.gatherer }
@@ -50,11 +50,16 @@ func (s *Server) MetricsHandler() http.Handler {
 	return s.guard(admin.Metrics(s.gatherer, s.log))
 }
 
-// adminRoutes returns the routes of operators.
-func (s *Server) adminRoutes() http.Handler {
+// waitingRequests returns how many requests wait for a place or for an engine.
+func (s *Server) waitingRequests() int { return s.queue.Waiting() + s.waiting.Len() }
+
+// adminRoutes returns the routes of operators. unwatch is closed when viewers must leave; nil:
+// never.
+func (s *Server) adminRoutes(unwatch <-chan struct{}) http.Handler {
 	return admin.Handler(admin.Options{
 		Config: s.cfg.Load, Registry: s.options.Registry, Gatherer: s.gatherer, Policies: s.options.Policies, Workers: s.options.Workers,
 		Ready: s.serveHealth, Drain: s.Drain, Running: &s.books.Running, Ended: &s.books.Ended, Sidecar: s.sidecar.Load,
+		Metrics: s.options.Metrics, Waiting: s.waitingRequests, Knowledge: s.options.Knowledge, Version: s.options.Version, Unwatch: unwatch,
 		Log: s.log,
 	})
 }

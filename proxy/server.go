@@ -54,10 +54,13 @@ type Options struct {
 	Wrap func(http.Handler) http.Handler
 	// Turns connects to the coordinator, which stores the KV that decode engines retain for
 	// the next turns of the fleet. nil: this process stores it.
-	Turns    *fleet.Client
-	Workers  admin.Workers       // of a coordinator, which also answers operators for them; nil: none
-	Hooks    attempt.Hooks       // nil: no leg or finish hook; SetHooks replaces it
-	Recorder *recording.Recorder // nil: no recording
+	Turns   *fleet.Client
+	Workers admin.Workers // of a coordinator, which also answers operators for them; nil: none
+	// Knowledge is what this process knows of the engines' KV, for operators. Its fields are
+	// nil in a worker.
+	Knowledge coordinator.State
+	Hooks     attempt.Hooks       // nil: no leg or finish hook; SetHooks replaces it
+	Recorder  *recording.Recorder // nil: no recording
 	// QUICDir is the directory of the processes that share the UDP port of HTTP/3: the
 	// processes of a fleet, or a process and its successor. nil: this process has the
 	// port alone.

@@ -91,9 +91,18 @@ var adminRoutes = []route{
 	{method: "get", path: "/readyz", summary: "200 if the proxy can serve a request now; needs no token", ok: 200, open: true, schema: statusSchema, codes: []openai.Code{openai.CodeNoTarget}},
 	{method: "get", path: "/metrics", summary: "Metrics in the format of Prometheus", ok: 200,
 		answer: object{"description": "Success", "content": object{"text/plain": object{"schema": text}}}},
-	{method: "get", path: "/", summary: "The list of the endpoints", ok: 200,
-		schema: object{"type": "object", "required": []string{"endpoints"}, "properties": object{"endpoints": object{"type": "array", "items": object{
-			"type": "object", "required": []string{"endpoint", "does"}, "properties": object{"endpoint": text, "does": text}}}}}},
+	{method: "get", path: "/", summary: "The list of the endpoints; for clients that accept text/html, the dashboard, which needs no token", ok: 200,
+		answer: object{"description": "Success", "content": object{
+			"text/html": object{"schema": text},
+			"application/json": object{"schema": object{"type": "object", "required": []string{"endpoints"}, "properties": object{"endpoints": object{"type": "array", "items": object{
+				"type": "object", "required": []string{"endpoint", "does"}, "properties": object{"endpoint": text, "does": text}}}}}},
+		}}},
+	{method: "get", path: "/dashboard/{file}", summary: "A part of the dashboard; needs no token", ok: 200, open: true,
+		answer: object{"description": "Success", "content": object{"text/javascript": object{"schema": text}, "text/css": object{"schema": text}, "image/svg+xml": object{"schema": text}}},
+		others: object{"404": object{"description": "The dashboard has no such part.", "content": object{"text/plain": object{"schema": text}}}}},
+	{method: "get", path: "/v1/dashboard/events", summary: "A snapshot of what the dashboard shows, each second", ok: 200,
+		answer: object{"description": "Server-sent events of the type snapshot. The data of each is one JSON object.", "content": object{"text/event-stream": object{"schema": schemaOf[admin.Snapshot]()}}}},
+	{method: "get", path: "/v1/dashboard/part", summary: "What this process alone contributes to a snapshot", ok: 200, schema: schemaOf[admin.DashboardPart]()},
 	{method: "get", path: "/v1/engines", summary: "Engines with their state, load and facts", ok: 200, schema: schemaOf[[]admin.EngineRow]()},
 	{method: "post", path: "/v1/engines", summary: "Add an engine; the body has the keys of [[engine]]", ok: 201, body: anyObject, schema: schemaOf[admin.EngineRow](), codes: []openai.Code{openai.CodeBadEngine}},
 	{method: "delete", path: "/v1/engines/{name}", summary: "Drain and remove an engine", ok: 202, schema: nameSchema, codes: []openai.Code{openai.CodeBadValue, openai.CodeUnknownEngine}},
@@ -303,6 +312,9 @@ func parametersOf(r route) []any {
 	}
 	if r.method == "delete" && strings.HasPrefix(r.path, "/v1/engines") {
 		list = append(list, object{"name": "drain", "in": "query", "description": "Time for running requests, such as 60s.", "schema": object{"type": "string", "default": "60s"}})
+	}
+	if r.path == "/v1/dashboard/part" {
+		list = append(list, object{"name": "after", "in": "query", "description": "PROCESS.NEXT of an earlier answer of each process, to get only the requests that have ended since.", "schema": object{"type": "array", "items": text}})
 	}
 	return list
 }

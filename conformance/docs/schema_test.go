@@ -42,8 +42,7 @@ func schema(t reflect.Type) object {
 
 func structSchema(t reflect.Type) object {
 	properties, required := object{}, []string{}
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for _, f := range reflect.VisibleFields(t) { // of embedded structures, too
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if name == "" || name == "-" {
 			continue
@@ -57,14 +56,18 @@ func structSchema(t reflect.Type) object {
 }
 
 func TestSchema(t *testing.T) {
+	type inner struct {
+		Deep bool `json:"deep"`
+	}
 	type row struct {
+		inner
 		Name string  `json:"name"`
 		Time *int    `json:"time,omitempty"`
 		List []int32 `json:"list"`
 		none int
 	}
 	got, err := json.Marshal(schemaOf[row]())
-	want := `{"additionalProperties":false,"properties":{"list":{"items":{"type":"integer"},"type":"array"},"name":{"type":"string"},"time":{"anyOf":[{"type":"integer"},{"type":"null"}]}},"required":["name","list"],"type":"object"}`
+	want := `{"additionalProperties":false,"properties":{"deep":{"type":"boolean"},"list":{"items":{"type":"integer"},"type":"array"},"name":{"type":"string"},"time":{"anyOf":[{"type":"integer"},{"type":"null"}]}},"required":["deep","name","list"],"type":"object"}`
 	if err != nil || string(got) != want || (row{}).none != 0 {
 		t.Errorf("%v: %s", err, got)
 	}

@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 
+	"github.com/pdproxy/pdproxy/proxy/admin/dashboard"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/httpguard"
@@ -19,6 +21,10 @@ import (
 func Handler(o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", index)
+	mux.HandleFunc("GET /dashboard/{file}", dashboard.Part)
+	d := newDashboardView(o)
+	mux.Handle("GET /v1/dashboard/events", d.hub)
+	mux.HandleFunc("GET /v1/dashboard/part", d.part)
 	mux.HandleFunc("GET "+healthzPath, func(w http.ResponseWriter, _ *http.Request) {
 		downstream.JSON(w, 200, map[string]string{"status": "ok"})
 	})
@@ -53,6 +59,9 @@ var endpoints = []struct {
 	Endpoint string `json:"endpoint"`
 	Does     string `json:"does"`
 }{
+	{"GET /dashboard/{file}", "the parts of the page that a browser shows for GET /; need no token"},
+	{"GET /v1/dashboard/events", "a snapshot of everything on that page each second, as server-sent events"},
+	{"GET /v1/dashboard/part", "what this process alone contributes to a snapshot"},
 	{"GET /healthz", "200 while the process runs; needs no token"},
 	{"GET /readyz", "200 while a request could be served; needs no token"},
 	{"GET /metrics", "metrics for Prometheus"},
@@ -72,8 +81,13 @@ var endpoints = []struct {
 	{"GET /v1/workers", "workers of a coordinator"},
 }
 
-// index lists the endpoints.
-func index(w http.ResponseWriter, _ *http.Request) {
+// index shows the dashboard to browsers, and lists the endpoints to other clients.
+func index(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Vary", "Accept")
+	if dashboard.Accepted(r) {
+		dashboard.Page(w, r)
+		return
+	}
 	downstream.JSON(w, 200, map[string]any{"endpoints": endpoints})
 }
 
@@ -82,6 +96,12 @@ const (
 	healthzPath = "/healthz"
 	readyzPath  = "/readyz"
 )
+
+// page reports whether the request is for the page or a part of it. These are the same in
+// every process, and a browser that opens a page cannot send a token.
+func page(r *http.Request) bool {
+	return r.URL.Path == "/" && dashboard.Accepted(r) || strings.HasPrefix(r.URL.Path, dashboard.Folder)
+}
 
 // Token is the bearer token of the admin address.
 type Token struct {
@@ -93,7 +113,7 @@ type Token struct {
 }
 
 // Guard checks the callers of h at the admin address: their token, and that no web page
-// makes a browser call it. /healthz and /readyz need no token.
+// makes a browser call it. /healthz, /readyz and the page for browsers need no token.
 func Guard(h http.Handler, cfg *config.Config, address net.Addr, token Token, log *slog.Logger) http.Handler {
 	reading := token.Generated && httpguard.Loopback(address)
 	return httpguard.Guard{
@@ -101,8 +121,9 @@ func Guard(h http.Handler, cfg *config.Config, address net.Addr, token Token, lo
 		Types: []string{"application/json"}, Log: log,
 		Open: func(r *http.Request) bool {
 			get := r.Method == http.MethodGet || r.Method == http.MethodHead
-			return get && (reading || r.URL.Path == healthzPath || r.URL.Path == readyzPath)
+			return get && (reading || r.URL.Path == healthzPath || r.URL.Path == readyzPath || page(r))
 		},
+		Page: page,
 		Refuse: func(w http.ResponseWriter, _ *http.Request, status int, text string) {
 			code := map[int]openai.Code{401: openai.CodeInvalidToken, 403: openai.CodeForbidden, 415: openai.CodeUnsupportedMediaType}[status]
 			downstream.Error(w, &openai.Error{Status: status, Code: code, Message: text})

@@ -152,8 +152,13 @@ func (f fleetView) explain(w http.ResponseWriter, r *http.Request) {
 
 // policies answers GET /v1/policies with the sums of all processes.
 func (f fleetView) policies(w http.ResponseWriter, r *http.Request) {
-	var sums []PolicyRow
-	for _, row := range collect(r.Context(), f, "/v1/policies", slices.Clone(f.o.Policies.List())) {
+	rows := collect(r.Context(), f, "/v1/policies", slices.Clone(f.o.Policies.List()))
+	downstream.JSON(w, 200, sumPolicies([]PolicyRow{}, rows))
+}
+
+// sumPolicies adds the rows of a process to sums.
+func sumPolicies(sums, rows []PolicyRow) []PolicyRow {
+	for _, row := range rows {
 		i := slices.IndexFunc(sums, func(o PolicyRow) bool {
 			return o.Name == row.Name && o.Phase == row.Phase && o.VersionSHA256 == row.VersionSHA256 && o.State == row.State
 		})
@@ -163,10 +168,7 @@ func (f fleetView) policies(w http.ResponseWriter, r *http.Request) {
 		}
 		sums[i].add(row)
 	}
-	if sums == nil {
-		sums = []PolicyRow{}
-	}
-	downstream.JSON(w, 200, sums)
+	return sums
 }
 
 // reload answers POST /v1/policies/{name}/reload. The reload also succeeds if a process

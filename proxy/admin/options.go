@@ -7,9 +7,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
 // Options are the parts of the process that operators see and change. The comment of a
@@ -25,5 +27,13 @@ type Options struct {
 	Running  *journal.Running
 	Ended    *journal.Ring
 	Sidecar  func() *sidecar.Sidecar // returns nil if the process is no sidecar
-	Log      *slog.Logger
+
+	// The following fields are for the dashboard.
+	Metrics   *telemetry.Metrics
+	Waiting   func() int        // returns how many requests of Running wait for a place or for an engine
+	Knowledge coordinator.State // its fields are nil in a worker
+	Version   string
+	Unwatch   <-chan struct{} // closed when viewers must leave; nil: never
+
+	Log *slog.Logger
 }

@@ -151,6 +151,13 @@ func (q *Queue) leave(client string, capped bool) {
 	q.admit()
 }
 
+// Waiting returns how many requests wait.
+func (q *Queue) Waiting() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting)
+}
+
 // admit gives free places to waiting requests. The caller holds mu.
 func (q *Queue) admit() {
 	for q.running < q.limit && len(q.waiting) > 0 {

@@ -57,6 +57,9 @@ func TestAdmissionInOrderOfArrival(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
+		if n := a.Waiting(); n != 5 {
+			t.Errorf("%d wait", n)
+		}
 		leave()
 		for want := range 5 {
 			if got := <-order; got != want {

@@ -42,6 +42,9 @@ type Seat struct {
 	shut  chan struct{} // closed when the room closes
 }
 
+// Len returns how many requests wait.
+func (w *WaitingRoom) Len() int { return int(w.waiting.Load()) }
+
 // Occupied reports whether a request waits for the model. A new request then joins the
 // line, so that it does not overtake.
 func (w *WaitingRoom) Occupied(model string) bool {

@@ -37,6 +37,8 @@ type Server struct {
 	cancel    context.CancelCauseFunc
 	stopping  atomic.Bool
 	stopped   chan struct{}  // closed by StopAccepting
+	unwatch   chan struct{}  // see Unwatch
+	unwatched sync.Once      // closes unwatch
 	conns     inflight.Group // of clients, over TCP
 	clients   clientConns
 	notifying sync.WaitGroup // clients that get GOAWAY for a successor
@@ -75,8 +77,8 @@ func Listen(cfg *config.Config, o Options) (*Server, error) {
 func newServer(cfg *config.Config, o Options) *Server {
 	s := &Server{
 		options: o, log: o.Log, cfg: cfg, public: o.Sockets.Public, admin: o.Sockets.Admin, certs: o.Certs,
-		stopped: make(chan struct{}),
-		stall:   stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)},
+		stopped: make(chan struct{}), unwatch: make(chan struct{}),
+		stall: stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)},
 	}
 	s.base, s.cancel = context.WithCancelCause(context.Background())
 	d := descriptorShares()
@@ -140,8 +142,16 @@ func (s *Server) prepare(public, admin http.Handler) {
 		srv.BaseContext = func(net.Listener) context.Context { return s.base }
 		srv.ConnState = s.connState
 	}
-	s.addServer(admin, nil).ConnState = placeState
+	operators := s.addServer(admin, nil)
+	operators.ConnState = placeState
+	operators.RegisterOnShutdown(s.endWatches)
 }
+
+// Unwatch returns a channel that is closed when answers without an end at the admin address
+// must end: a successor has the address, or the server shuts down.
+func (s *Server) Unwatch() <-chan struct{} { return s.unwatch }
+
+func (s *Server) endWatches() { s.unwatched.Do(func() { close(s.unwatch) }) }
 
 func (s *Server) addServer(h http.Handler, p *http.Protocols) *http.Server {
 	srv := &http.Server{

@@ -24,6 +24,7 @@ func (s *Server) StopAccepting() {
 		return
 	}
 	s.closeListeners()
+	s.endWatches()
 	s.clients.sendGoAway(&s.notifying)
 	close(s.stopped)
 }

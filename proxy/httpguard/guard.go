@@ -41,6 +41,10 @@ type Guard struct {
 	Token string
 	// Open reports whether a request without the token is served; nil: none is.
 	Open func(*http.Request) bool
+	// Page reports whether the answer is a page for the users of browsers. A link on a page
+	// of another origin may lead there; nil: no answer is such a page. The page must forbid
+	// frames, because the other page may not show it.
+	Page func(*http.Request) bool
 	// Types are the media types that a request's body may have, in lower case.
 	Types []string
 	// Refuse answers a request with an error: 401, 403 or 415.
@@ -90,7 +94,7 @@ func (g Guard) Wrap(h http.Handler) http.Handler {
 func (g *Guard) check(r *http.Request) (status int, text string) {
 	known := g.Token != "" && g.bears(r)
 	switch {
-	case !sameOrigin(r):
+	case !sameOrigin(r) && !g.followed(r):
 		return http.StatusForbidden, textOrigin
 	case !known && !g.ownHost(r.Host):
 		return http.StatusForbidden, textHost
@@ -133,6 +137,17 @@ func sameOrigin(r *http.Request) bool {
 		}
 	}
 	return true
+}
+
+// followed reports whether the user of a browser has followed a link to a page. The page that
+// has the link cannot read the answer.
+func (g *Guard) followed(r *http.Request) bool {
+	only := func(name, value string) bool {
+		lines := r.Header[name]
+		return len(lines) == 1 && lines[0] == value
+	}
+	return g.Page != nil && g.Page(r) && r.Method == http.MethodGet && len(r.Header["Origin"]) == 0 &&
+		only("Sec-Fetch-Mode", "navigate") && only("Sec-Fetch-Dest", "document")
 }
 
 // withPort returns a host in lower case with its port.

@@ -44,6 +44,9 @@ func TestGuard(t *testing.T) {
 	wide.Address, wide.Hosts = anywhere, []string{"Proxy.Example."}
 	local := open
 	local.Address = unixSock
+	pages := open
+	pages.Page = func(*http.Request) bool { return true }
+	const navigate, document = "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document"
 	const right, wrong = "Authorization: Bearer secret", "Authorization: Bearer Secret"
 	const json = "Content-Type: application/json"
 	for _, tt := range []struct {
@@ -100,6 +103,17 @@ func TestGuard(t *testing.T) {
 		{"foreign Origin of a read", open, "GET 127.0.0.1:9090", []string{"Origin: http://evil.example"}, 403},
 		{"rebound page that is its own origin", open, "POST evil.example:9090 body", []string{"Origin: http://evil.example:9090", "Sec-Fetch-Site: same-origin", json}, 403},
 		{"preflight", open, "OPTIONS 127.0.0.1:9090", []string{"Origin: http://evil.example", "Access-Control-Request-Method: POST", "Access-Control-Request-Private-Network: true"}, 403},
+
+		{"link to a page", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site", navigate, document}, 204},
+		{"link to no page", open, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site", navigate, document}, 403},
+		{"frame with a page", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site", navigate, "Sec-Fetch-Dest: iframe"}, 403},
+		{"script that reads a page", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: empty"}, 403},
+		{"part of a page as a script", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: script"}, 403},
+		{"page and an unknown mark", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site"}, 403},
+		{"link with a foreign Origin", pages, "GET 127.0.0.1:9090", []string{"Origin: http://evil.example", "Sec-Fetch-Site: cross-site", navigate, document}, 403},
+		{"form to a page", pages, "POST 127.0.0.1:9090 body", []string{"Sec-Fetch-Site: cross-site", navigate, document, json}, 403},
+		{"link by a rebound name", pages, "GET evil.example:9090", []string{"Sec-Fetch-Site: cross-site", navigate, document}, 403},
+		{"two marks of a link", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site", navigate, document, "Sec-Fetch-Dest: empty"}, 403},
 
 		{"no token", shut, "GET 127.0.0.1:9090", nil, 401},
 		{"wrong token", shut, "GET 127.0.0.1:9090", []string{wrong}, 401},

@@ -177,6 +177,7 @@ func (j *Journal) LegCancelled(l *Leg) {
 // LegFailed counts a leg that failed.
 func (j *Journal) LegFailed(l *Leg, reason string) {
 	l.end(time.Now(), reason)
+	l.failed = true
 	j.books.metrics.LegError(l.Phase, l.engine, reason)
 }
 

@@ -67,6 +67,7 @@ type Leg struct {
 	ended     time.Time
 	status    int
 	reason    string           // why it failed; "" for success
+	failed    bool             // by the engine's or the network's fault
 	timing    connector.Timing // the engine's report of the leg's timing
 }
 

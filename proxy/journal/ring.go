@@ -10,15 +10,19 @@ const RingSize = 4096
 type Ring struct {
 	mu   sync.Mutex
 	ring [RingSize]record // guarded by mu
-	next int              // guarded by mu
+	puts uint64           // number of calls of put; guarded by mu
 }
+
+// at returns the record of the put with that number, counted from 0. Numbers that differ by
+// a multiple of RingSize have the same record. The caller holds mu.
+func (s *Ring) at(n uint64) *record { return &s.ring[n%RingSize] }
 
 // put copies the record of a request that has ended.
 func (s *Ring) put(r *record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ring[s.next].copyFrom(r)
-	s.next = (s.next + 1) % RingSize
+	s.at(s.puts).copyFrom(r)
+	s.puts++
 }
 
 // copyFrom copies o into the memory of r.
@@ -46,7 +50,7 @@ func (s *Ring) Get(id string) (Explanation, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range s.ring {
-		if r := &s.ring[(s.next+RingSize-1-i)%RingSize]; r.RequestID == id && id != "" {
+		if r := s.at(s.puts + RingSize - 1 - uint64(i)); r.RequestID == id && id != "" {
 			return r.explain(), true
 		}
 	}
@@ -59,7 +63,7 @@ func (s *Ring) PerfRows() []PerfRow {
 	defer s.mu.Unlock()
 	rows := []PerfRow{}
 	for i := range s.ring {
-		if r := &s.ring[(s.next+i)%RingSize]; r.RequestID != "" {
+		if r := s.at(s.puts + uint64(i)); r.RequestID != "" {
 			rows = append(rows, r.perfRow())
 		}
 	}

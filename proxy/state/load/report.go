@@ -80,6 +80,11 @@ func (c *Counter) Report(r Report, m Mark) {
 	c.last.Store(n)
 }
 
+// Counts reports whether the report still counts at now.
+func (r *Report) Counts(now time.Time) bool {
+	return r.Every > 0 && now.Sub(r.At) < staleReports*r.Every
+}
+
 // Reported returns the engine's last report. ok is false before the first report.
 func (c *Counter) Reported() (r Report, ok bool) {
 	if last := c.last.Load(); last != nil {

@@ -1,0 +1,142 @@
+package journal
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// Limits of the lists of Recent.
+const (
+	mostLatest   = 12
+	mostTroubled = 40
+	mostAlike    = 5 // of Troubled that have the same trouble
+)
+
+// Recent is what ended since a position in a Ring.
+type Recent struct {
+	// Next is the position after the last record.
+	Next uint64 `json:"next"`
+	// Latest are the last requests, and Troubled the last requests that failed, that had a
+	// failed leg or that deviated from the configuration. The newest comes first. Only the
+	// first few rows of Troubled have the same trouble, so that a flood hides nothing else.
+	Latest   []EndedRow `json:"latest"`
+	Troubled []EndedRow `json:"troubled"`
+	// Prompts are the prompts by the engine that computed them. Requests whose engine
+	// reported no tokens are left out.
+	Prompts map[string]PromptTokens `json:"prompts"`
+}
+
+// PromptTokens is a number of prompt tokens, and how many of them an engine had in its
+// prefix cache, as the engine reported.
+type PromptTokens struct {
+	Tokens int64 `json:"tokens"`
+	Cached int64 `json:"cached"`
+}
+
+// EndedRow is one request that has ended.
+type EndedRow struct {
+	RequestID    string  `json:"request_id"`
+	End          float64 `json:"end"` // seconds since the Unix epoch
+	Model        string  `json:"model"`
+	Flow         string  `json:"flow"`
+	Outcome      string  `json:"outcome"`
+	Status       int     `json:"status"`
+	DurationMS   float64 `json:"duration_ms"`
+	Prefill      string  `json:"prefill"` // engine of the last placement; "" for none
+	Decode       string  `json:"decode"`
+	PromptTokens int64   `json:"prompt_tokens"`
+	CachedTokens int64   `json:"cached_tokens"`
+	OutputTokens int64   `json:"output_tokens"`
+	// FirstByteMS is when the client got the first byte of its answer; nil: it got none.
+	FirstByteMS *float64            `json:"first_byte_ms"`
+	FailedLegs  []FailedLeg         `json:"failed_legs,omitempty"`
+	Fallbacks   []ExplainedFallback `json:"fallbacks,omitempty"`
+}
+
+// FailedLeg is a leg that an engine failed.
+type FailedLeg struct {
+	Phase  string `json:"phase"`
+	Engine string `json:"engine"`
+	Reason string `json:"reason"`
+}
+
+// Troubles counts rows with the same trouble. Its zero value is not usable.
+type Troubles map[string]int
+
+// Few counts a row and reports whether it is one of the first few with its trouble.
+func (t Troubles) Few(e *EndedRow) bool {
+	kind := fmt.Sprint(e.Outcome, e.FailedLegs, e.Fallbacks)
+	t[kind]++
+	return t[kind] <= mostAlike
+}
+
+// Recent returns what ended after the position that an earlier call returned as Next; 0 for
+// all. A position that the ring has not reached counts as 0.
+func (s *Ring) Recent(after uint64) Recent {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if after > s.puts {
+		after = 0
+	}
+	if s.puts > RingSize {
+		after = max(after, s.puts-RingSize)
+	}
+	list := Recent{Next: s.puts, Prompts: make(map[string]PromptTokens)}
+	kinds := make(Troubles)
+	for n := s.puts; n > after; n-- {
+		r := s.at(n - 1)
+		if len(list.Latest) < mostLatest {
+			list.Latest = append(list.Latest, r.endedRow())
+		}
+		if len(list.Troubled) < mostTroubled && r.troubled() {
+			if row := r.endedRow(); kinds.Few(&row) {
+				list.Troubled = append(list.Troubled, row)
+			}
+		}
+		if engine := r.computer(); engine != "" && r.Usage.Prompt > 0 {
+			sum := list.Prompts[engine]
+			sum.Tokens += r.Usage.Prompt
+			sum.Cached += max(r.Usage.Cached, 0)
+			list.Prompts[engine] = sum
+		}
+	}
+	return list
+}
+
+// computer returns the name of the engine that computed the prompt, "" for none.
+func (r *record) computer() string {
+	if r.prefill != "" {
+		return r.prefill
+	}
+	return r.decode
+}
+
+// troubled reports whether the request or one of its legs failed, or the proxy deviated from
+// the configuration. A client that leaves is no trouble.
+func (r *record) troubled() bool {
+	switch r.Outcome {
+	case telemetry.OutcomeNone, telemetry.OutcomeOK, telemetry.OutcomeClientError, telemetry.OutcomeCancelled:
+		return len(r.fallbacks) > 0 || slices.ContainsFunc(r.rows[:r.legs], func(l *Leg) bool { return l.failed })
+	}
+	return true
+}
+
+func (r *record) endedRow() EndedRow {
+	e := EndedRow{
+		RequestID: r.RequestID, End: unix(r.End), Model: r.Model, Flow: r.Flow.String(), Outcome: r.Outcome.String(), Status: r.Status,
+		DurationMS: millis(r.End.Sub(r.Start)), Prefill: r.prefill, Decode: r.decode,
+		PromptTokens: max(r.Usage.Prompt, 0), CachedTokens: max(r.Usage.Cached, 0), OutputTokens: max(r.Usage.Completion, 0),
+		FirstByteMS: since(r.Start, r.FirstByte),
+	}
+	for _, l := range r.rows[:r.legs] {
+		if l.failed {
+			e.FailedLegs = append(e.FailedLegs, FailedLeg{Phase: l.Phase.String(), Engine: l.engine, Reason: l.reason})
+		}
+	}
+	for _, f := range r.fallbacks {
+		e.Fallbacks = append(e.Fallbacks, ExplainedFallback{What: f.What, Reason: f.Reason})
+	}
+	return e
+}

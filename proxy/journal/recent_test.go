@@ -1,0 +1,124 @@
+package journal
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// ended returns the record of a request that one decode engine served.
+func ended(id string, change func(r *record)) *record {
+	r := &record{}
+	r.open(id, origin)
+	r.place(&coordinator.Placement{Flow: abi.FlowAggregated, Decode: targetNamed("d0")})
+	r.End, r.Status, r.Outcome = at(5), 200, telemetry.OutcomeOK
+	if change != nil {
+		change(r)
+	}
+	return r
+}
+
+func ids(rows []EndedRow) (list []string) {
+	for _, r := range rows {
+		list = append(list, r.RequestID)
+	}
+	return list
+}
+
+// TestRecentTrouble: a request is listed if it failed, lost a leg or deviated, and not if its
+// client was at fault or has left.
+func TestRecentTrouble(t *testing.T) {
+	s := new(Ring)
+	for id, change := range map[string]func(r *record){
+		"ok":           nil,
+		"client error": func(r *record) { r.Outcome = telemetry.OutcomeClientError },
+		"cancelled": func(r *record) {
+			r.Outcome = telemetry.OutcomeCancelled
+			r.leg(abi.Decode, targetNamed("d0"), 1, "").end(at(3), "cancelled")
+		},
+		"! broken":    func(r *record) { r.Outcome = telemetry.OutcomeBroken },
+		"! shed":      func(r *record) { r.Outcome = telemetry.OutcomeShed },
+		"! no target": func(r *record) { r.Outcome = telemetry.OutcomeNoTarget },
+		"! fallback":  func(r *record) { r.fallback("mint", "late") },
+		"! lost leg": func(r *record) {
+			l := r.leg(abi.Decode, targetNamed("d1"), 1, "")
+			l.end(at(3), "dial")
+			l.failed = true
+		},
+	} {
+		s.put(ended(id, change))
+	}
+	got := s.Recent(0)
+	if n := len(got.Latest); n != 8 || got.Next != 8 {
+		t.Errorf("%d requests, next position %d", n, got.Next)
+	}
+	troubled := ids(got.Troubled)
+	slices.Sort(troubled)
+	if want := []string{"! broken", "! fallback", "! lost leg", "! no target", "! shed"}; !slices.Equal(troubled, want) {
+		t.Errorf("troubled are %q", troubled)
+	}
+	for _, r := range got.Troubled {
+		switch r.RequestID {
+		case "! lost leg":
+			if !slices.Equal(r.FailedLegs, []FailedLeg{{"decode", "d1", "dial"}}) {
+				t.Errorf("failed legs %+v", r.FailedLegs)
+			}
+		case "! fallback":
+			if !slices.Equal(r.Fallbacks, []ExplainedFallback{{"mint", "late"}}) {
+				t.Errorf("fallbacks %+v", r.Fallbacks)
+			}
+		}
+	}
+}
+
+// TestRecentFlood: many requests with the same trouble do not hide one with another trouble.
+func TestRecentFlood(t *testing.T) {
+	s := new(Ring)
+	s.put(ended("broken", func(r *record) { r.Outcome = telemetry.OutcomeBroken }))
+	for i := range 1000 {
+		s.put(ended(fmt.Sprint(i), func(r *record) { r.fallback("place", "parked") }))
+	}
+	if got := ids(s.Recent(0).Troubled); len(got) != mostAlike+1 || got[0] != "999" || got[mostAlike] != "broken" {
+		t.Errorf("troubled are %q", got)
+	}
+}
+
+// TestRecentPositions: a reader that continues at Next sees each request once, also after the
+// ring has forgotten some, and a reader of another process sees all.
+func TestRecentPositions(t *testing.T) {
+	s := new(Ring)
+	put := func(from, to int) {
+		for i := from; i < to; i++ {
+			s.put(ended(fmt.Sprint(i), func(r *record) { r.Usage = openai.Usage{Prompt: 10, Cached: int64(i % 2)} }))
+		}
+	}
+	if got := s.Recent(0); got.Next != 0 || len(got.Latest) != 0 || len(got.Prompts) != 0 {
+		t.Errorf("an empty ring: %+v", got)
+	}
+	put(0, 3)
+	first := s.Recent(0)
+	if !slices.Equal(ids(first.Latest), []string{"2", "1", "0"}) || !maps.Equal(first.Prompts, map[string]PromptTokens{"d0": {30, 1}}) {
+		t.Errorf("at first: %+v", first)
+	}
+	put(3, 5)
+	if got := s.Recent(first.Next); !slices.Equal(ids(got.Latest), []string{"4", "3"}) || got.Prompts["d0"] != (PromptTokens{20, 1}) {
+		t.Errorf("then: %+v", got)
+	}
+	if got := s.Recent(5); got.Next != 5 || len(got.Latest) != 0 {
+		t.Errorf("nothing new: %+v", got)
+	}
+	put(5, 2*RingSize+5)
+	got := s.Recent(5)
+	if got.Prompts["d0"].Tokens != 10*RingSize || len(got.Latest) != mostLatest || got.Latest[0].RequestID != fmt.Sprint(2*RingSize+4) {
+		t.Errorf("after a long time: %d tokens, %q", got.Prompts["d0"].Tokens, ids(got.Latest))
+	}
+	if got := s.Recent(1 << 40); got.Prompts["d0"].Tokens != 10*RingSize {
+		t.Errorf("a position of another process: %d tokens", got.Prompts["d0"].Tokens)
+	}
+}
