@@ -103,7 +103,8 @@ var mayImport = map[string][]string{
 	"conformance/deploy":          {},
 	"conformance/docs":            {},
 	"conformance/discovery":       {},
-	"conformance/load":            {},
+	"conformance/load":            {"conformance/plot", "conformance/replay"},
+	"conformance/plot":            {},
 	"conformance/fleet":           {},
 	"conformance/chaos":           {},
 	"conformance/coverage":        {},
@@ -112,7 +113,7 @@ var mayImport = map[string][]string{
 	"conformance/suite":           {},
 	"conformance/takeover":        {},
 	"conformance/testbed":         {"proxy/admintoken"},
-	"conformance/replay":          {"abi", "policies/...", "proxy/state/..."},
+	"conformance/replay":          {"abi", "conformance/plot", "policies/...", "proxy/state/..."},
 	"proxy/coordinator/standby":   {"proxy/coordinator", "proxy/coordinator/..."},
 }
 
