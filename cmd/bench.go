@@ -27,6 +27,7 @@ type benchFlags struct {
 	slo, sweep          string
 	output, html        string
 	given               func(flag string) bool // on the command line
+	uneven              string                 // warning about the trace, "" for none
 }
 
 func (a *app) benchCommand() *cobra.Command {
@@ -158,6 +159,13 @@ func (b *benchFlags) readTrace() error {
 	if b.load.Trace, err = replay.ReadTrace(filepath.Base(b.trace), f, b.load.BlockTokens); err != nil {
 		return err
 	}
+	if t := b.load.Trace; t.Uneven > 0 {
+		b.uneven = fmt.Sprintf("--trace %s: in %d of %d requests the hash_ids do not fit input_length; is --block-tokens that of the trace?", b.trace, t.Uneven, len(t.Requests))
+		if t.Uneven > len(t.Requests)/2 {
+			b.load.BlockTokens = load.MeanBlock(t)
+			b.uneven += fmt.Sprintf(" Blocks get their mean length of %d tokens.", b.load.BlockTokens)
+		}
+	}
 	if !b.given("requests") {
 		b.load.Requests = 0
 	}
@@ -217,8 +225,8 @@ func (a *app) bench(b *benchFlags) error {
 	if err != nil {
 		return err
 	}
-	if t := b.load.Trace; t != nil && t.Uneven > 0 {
-		fmt.Fprintf(a.err, "--trace %s: in %d of %d requests the hash_ids do not fit input_length; is --block-tokens that of the trace? The prompts get as many tokens as input_length, in blocks of --block-tokens.\n", b.trace, t.Uneven, len(t.Requests))
+	if b.uneven != "" {
+		fmt.Fprintln(a.err, b.uneven)
 	}
 	var lines io.WriteCloser
 	if b.output != "" { // created before the load, so that a wrong path costs no run

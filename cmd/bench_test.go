@@ -170,3 +170,17 @@ func TestIsTerminal(t *testing.T) {
 		}
 	}
 }
+
+// A trace whose blocks have another size is sent with a warning.
+func TestBenchUneven(t *testing.T) {
+	e := startEngine(t, enginesim.Config{BlockSize: 16})
+	trace := write(t, `{"timestamp":0,"input_length":30,"output_length":2,"hash_ids":[1,2,3]}`+"\n"+`{"timestamp":1,"input_length":30,"output_length":2,"hash_ids":[1,4,5]}`+"\n")
+	code, out, errs := run("bench", "--url", e.URL(), "--trace", trace, "--json")
+	var r load.Result
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != exit.OK || r.PromptTokens != 60 || r.OutputTokens != 4 {
+		t.Errorf("exit %d: %s %v", code, out, err)
+	}
+	if !strings.Contains(errs, "2 of 2 requests") || !strings.Contains(errs, "mean length of 10 tokens") {
+		t.Errorf("warning %q", errs)
+	}
+}

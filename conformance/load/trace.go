@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/replay"
 )
 
 // IDRange holds the token ids from First to Last, both included. Ids of this range must
@@ -41,6 +43,18 @@ func newTraced(c *Config) *traced {
 		w.count = min(w.count, c.Requests)
 	}
 	return w
+}
+
+// MeanBlock returns the mean number of tokens of a block of a trace: at least 1. It is for
+// recordings whose blocks were counted in text and not in tokens.
+func MeanBlock(t *replay.Trace) int {
+	tokens, blocks := 0, 0
+	for i := range t.Requests {
+		if n := len(t.Requests[i].HashIDs); n > 0 {
+			tokens, blocks = tokens+t.Requests[i].InputLength, blocks+n
+		}
+	}
+	return max(1, tokens/max(1, blocks))
 }
 
 func (w *traced) conversations() int { return w.count }

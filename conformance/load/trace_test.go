@@ -142,3 +142,12 @@ func TestParseIDRange(t *testing.T) {
 		}
 	}
 }
+
+func TestMeanBlock(t *testing.T) {
+	if n := MeanBlock(readTrace(t)); n != 188/12 {
+		t.Errorf("a block has %d tokens", n)
+	}
+	if n := MeanBlock(&replay.Trace{}); n != 1 {
+		t.Errorf("a block of no request has %d tokens", n)
+	}
+}
