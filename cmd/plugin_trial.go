@@ -30,7 +30,7 @@ func (a *app) pluginTestCommand() *cobra.Command {
 		Long: `Run the hooks of a policy on recorded facts, or a filter on recorded requests.
 Print each decision and its cost.
 
-FRAMES.json holds frames (see docs/howto/plugins.md), or the output of "pdproxy explain
+FRAMES.json holds frames (see docs/reference/plugin-frames.md), or the output of "pdproxy explain
 --json". The exit code is 1 if a frame failed: the guest trapped or was late, its
 answer breaks the contract, or the frame expects another answer.`,
 		Example: `  pdproxy plugin test my-router/my-router.wasm my-router/frames.json

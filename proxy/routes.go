@@ -64,7 +64,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.exchanges.Serve(w, r, api)
 	case !s.servePath(w, r, ok):
 		w.Header().Set("X-Request-Id", downstream.RequestID(r))
-		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: noEndpoint(r)})
+		downstream.Error(w, openai.NewError(openai.CodeNotFound, noEndpoint(r)))
 	}
 }
 
@@ -120,7 +120,7 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates boo
 func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
 	w.Header().Set("Allow", allow)
 	w.Header().Set("X-Request-Id", downstream.RequestID(r))
-	downstream.Error(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
+	downstream.Error(w, openai.NewError(openai.CodeMethodNotAllowed, "this endpoint takes "+allow))
 }
 
 const (
@@ -167,7 +167,7 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 // serveHealth answers 200 if a request could be served now.
 func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	if s.draining.Load() || !s.Ready() {
-		downstream.Error(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
+		downstream.Error(w, openai.NewError(openai.CodeNoTarget, "no request could be served now"))
 		return
 	}
 	downstream.JSON(w, 200, map[string]string{"status": "ok"})

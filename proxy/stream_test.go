@@ -425,7 +425,7 @@ func TestBrokenStreamPerAPI(t *testing.T) {
 				if !strings.HasPrefix(a.body, tt.first+tt.want) || !strings.HasSuffix(a.body, "\n\n") || a.err != nil {
 					t.Errorf("status %d, %v: %q", a.status, a.err, a.body)
 				}
-				if api, ok := openai.APIFor(tt.path); !ok || !strings.HasSuffix(a.body, string(api.AppendErrorEvent(nil, &openai.Error{Status: 502, Type: "upstream_error", Code: "stream_broken", Message: "the engine's stream broke off; the answer is not complete"}))) {
+				if api, ok := openai.APIFor(tt.path); !ok || !strings.HasSuffix(a.body, string(api.AppendErrorEvent(nil, openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete")))) {
 					t.Errorf("the last event is not the API's: %q", a.body)
 				}
 			})

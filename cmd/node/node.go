@@ -47,6 +47,7 @@ type Node struct {
 	started  *config.Config                // configuration with which the sockets were opened
 	log      *slog.Logger
 	options  Options
+	prom     *prometheus.Registry
 	metrics  *telemetry.Metrics
 	registry *engine.Registry
 	local    *coordinator.Local // places requests; in a worker only while it has no coordinator
@@ -92,7 +93,7 @@ func New(cfg *config.Config, log *slog.Logger, o Options) (*Node, error) {
 	n.cfg.Store(cfg)
 	prom := prometheus.NewRegistry()
 	prom.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	n.metrics = telemetry.New(prom)
+	n.prom, n.metrics = prom, telemetry.New(prom)
 	if n.tracer, err = telemetry.NewTracer(context.Background()); err != nil {
 		return nil, exit.Failed(fmt.Errorf("start tracing: %w", err))
 	}
@@ -115,6 +116,10 @@ func New(cfg *config.Config, log *slog.Logger, o Options) (*Node, error) {
 	n.metrics.ConfigLoaded(true, time.Now())
 	return n, nil
 }
+
+// Describe sends the description of every metric of the process, also of those that have no
+// value yet. The reference of metrics is made from these descriptions.
+func (n *Node) Describe(ch chan<- *prometheus.Desc) { n.prom.Describe(ch) }
 
 // engineOptions returns the options that the registries of all roles have in common.
 func (n *Node) engineOptions(cfg *config.Config) engine.Options {

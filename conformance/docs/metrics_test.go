@@ -1,134 +1,156 @@
 package docs
 
 import (
+	"context"
 	"fmt"
 	"go/ast"
-	"go/token"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/pdproxy/pdproxy/cmd/node"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// metric is what the program says about a metric where it creates it.
+// metric is what the program says about a family of metrics.
 type metric struct {
 	kind, help string
 	labels     []string
 }
 
-// productFiles parses all packages of the product: cmd, plugins, proxy and abi/host.
-func productFiles(t testing.TB) []*ast.File {
-	var files []*ast.File
-	for _, top := range []string{"cmd", "plugins", "proxy", "abi/host"} {
-		err := filepath.WalkDir(filepath.Join(root, top), func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() && d.Name() != "testdata" {
-				files = append(files, parseDir(t, path)...)
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
+// description is the form of prometheus.Desc.String, which is the only access to a Desc.
+var description = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), (?:unit: "[^"]*", )?constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
+
+// describe adds the families that a collector describes.
+func describe(t testing.TB, found map[string]metric, c interface {
+	Describe(chan<- *prometheus.Desc)
+}) {
+	ch := make(chan *prometheus.Desc)
+	go func() {
+		defer close(ch)
+		c.Describe(ch)
+	}()
+	for desc := range ch {
+		m := description.FindStringSubmatch(desc.String())
+		if m == nil {
+			t.Fatalf("%s has another form", desc)
+		}
+		name, _ := strconv.Unquote(m[1]) // the expression matches only quoted texts
+		help, _ := strconv.Unquote(m[2])
+		if strings.HasPrefix(name, "pdproxy_") {
+			found[name] = metric{help: help, labels: strings.FieldsFunc(m[4], func(r rune) bool { return r == ',' })}
 		}
 	}
-	return files
 }
 
-// literal returns the value of a string literal, or "".
-func literal(e ast.Expr) string {
-	l, ok := e.(*ast.BasicLit)
-	if !ok || l.Kind != token.STRING {
-		return ""
-	}
-	s, err := strconv.Unquote(l.Value)
-	if err != nil {
-		return ""
-	}
-	return s
+// kinds is a Registerer that notes the kind of each family.
+type kinds struct {
+	prometheus.Registerer
+	t     testing.TB
+	named map[string]string
 }
 
-// literals returns the string literals of expressions and of the lists in them.
-func literals(list []ast.Expr) []string {
-	var found []string
-	for _, e := range list {
-		if c, ok := e.(*ast.CompositeLit); ok {
-			found = append(found, literals(c.Elts)...)
-		} else if s := literal(e); s != "" {
-			found = append(found, s)
+func (k kinds) Register(c prometheus.Collector) error {
+	k.MustRegister(c)
+	return nil
+}
+
+func (k kinds) MustRegister(list ...prometheus.Collector) {
+	for _, c := range list {
+		kind := "gauge"
+		switch c.(type) {
+		case *prometheus.CounterVec, prometheus.Counter:
+			kind = "counter"
+		case *prometheus.HistogramVec, prometheus.Histogram:
+			kind = "histogram"
+		case *prometheus.GaugeVec, prometheus.Gauge:
+		default:
+			kind = sampleKind(k.t, c)
+		}
+		if _, function := c.(prometheus.GaugeFunc); function {
+			kind = "gauge"
+		}
+		families := map[string]metric{}
+		describe(k.t, families, c)
+		for name := range families {
+			k.named[name] = kind
 		}
 	}
-	return found
 }
 
-// readMetrics finds the places where the program creates its metrics: calls whose first
-// two arguments are name and help, and structs of options with Name and Help.
+// sampleKind returns the kind of a sample of c.
+func sampleKind(t testing.TB, c prometheus.Collector) string {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(c)
+	families, err := reg.Gather()
+	if err != nil || len(families) == 0 {
+		t.Errorf("%T has no sample: %v", c, err)
+		return ""
+	}
+	return strings.ToLower(families[0].GetType().String())
+}
+
+// readMetrics returns the families of a process, of its package telemetry with their
+// kinds, and those that a coordinator adds.
 func readMetrics(t testing.TB) map[string]metric {
-	found := map[string]metric{}
-	for _, file := range productFiles(t) {
-		ast.Inspect(file, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.CallExpr:
-				if len(n.Args) < 2 || !strings.HasPrefix(literal(n.Args[0]), "pdproxy_") || literal(n.Args[1]) == "" {
-					return true
-				}
-				found[literal(n.Args[0])] = metric{kind: nameOf(n.Fun), help: literal(n.Args[1]), labels: literals(n.Args[2:])}
-			case *ast.CompositeLit:
-				var name, help string
-				for _, e := range n.Elts {
-					if kv, ok := e.(*ast.KeyValueExpr); ok {
-						switch nameOf(kv.Key) {
-						case "Name":
-							name = literal(kv.Value)
-						case "Help":
-							help = literal(kv.Value)
-						}
-					}
-				}
-				if strings.HasPrefix(name, "pdproxy_") {
-					found[name] = metric{kind: nameOf(n.Type), help: help, labels: optionLabels(file, n)}
-				}
-			}
-			return true
-		})
+	cfg := config.Default()
+	cfg.Server.Listen, cfg.Admin.Listen, cfg.Policy.Runtime = "127.0.0.1:0", "", "native"
+	n, err := node.New(&cfg, slog.New(slog.DiscardHandler), node.Options{})
+	if err != nil {
+		t.Fatal(err)
 	}
+	found := map[string]metric{}
+	describe(t, found, n)
+	ended, end := context.WithCancel(context.Background())
+	end()
+	if err := n.Serve(ended); err != nil { // closes the sockets
+		t.Error(err)
+	}
+	named := kinds{t: t, named: map[string]string{}}
+	telemetry.New(named)
+	for name, m := range found {
+		switch kind, ok := named.named[name]; {
+		case ok:
+			m.kind = kind
+		case strings.HasSuffix(name, "_total"):
+			m.kind = "counter"
+		default:
+			m.kind = "gauge" // TestLive compares it with a running proxy
+		}
+		found[name] = m
+	}
+	coordinator, err := telemetry.NewFleet(prometheus.NewRegistry(), func() []telemetry.Process { return nil }).Gather()
+	if err != nil {
+		t.Error(err)
+	}
+	maps.Copy(found, gathered(coordinator))
 	return found
 }
 
-// optionLabels returns the labels beside the options of a metric: the second argument of
-// the call that has the options as its first.
-func optionLabels(file *ast.File, options *ast.CompositeLit) []string {
-	var labels []string
-	ast.Inspect(file, func(n ast.Node) bool {
-		if c, ok := n.(*ast.CallExpr); ok && len(c.Args) > 1 && c.Args[0] == ast.Expr(options) {
-			labels = literals(c.Args[1:])
+// gathered describes gathered families.
+func gathered(families []*dto.MetricFamily) map[string]metric {
+	found := map[string]metric{}
+	for _, f := range families {
+		if !strings.HasPrefix(f.GetName(), "pdproxy_") {
+			continue
 		}
-		return true
-	})
-	return labels
-}
-
-func nameOf(e ast.Expr) string {
-	switch e := e.(type) {
-	case *ast.Ident:
-		return e.Name
-	case *ast.SelectorExpr:
-		return e.Sel.Name
+		m := metric{kind: strings.ToLower(f.GetType().String()), help: f.GetHelp()}
+		for _, label := range f.GetMetric()[0].GetLabel() {
+			m.labels = append(m.labels, label.GetName())
+		}
+		found[f.GetName()] = m
 	}
-	return ""
-}
-
-// kindOfMetric returns the kind that Prometheus shows.
-func kindOfMetric(name string, m metric) string {
-	kind := strings.ToLower(m.kind)
-	switch {
-	case strings.HasSuffix(name, "_total"):
-		return "counter"
-	case strings.Contains(kind, "histogram") || kind == "plain":
-		return "histogram"
-	}
-	return "gauge"
+	return found
 }
 
 // metricsPage lists the metrics by name.
@@ -136,7 +158,7 @@ func metricsPage(t testing.TB) string {
 	var b strings.Builder
 	b.WriteString(notice + `# Metrics
 
-` + "`GET /metrics`" + ` on the admin address answers in the format of Prometheus. Filters add metrics of their own with the prefix ` + "`pdproxy_plugin_`" + `. The metrics of Go's runtime and of the process have the usual names (` + "`go_*`, `process_*`" + `).
+` + "`GET /metrics`" + ` on the [admin address](../howto/admin.md) answers in the format of Prometheus. [Grafana](../howto/grafana.md) shows how to collect them. Filters add metrics of their own with the prefix ` + "`pdproxy_plugin_`" + `. The metrics of Go's runtime and of the process have the usual names (` + "`go_*`, `process_*`" + `). In a fleet, a gauge of one process has the label ` + "`process`" + ` in addition.
 `)
 	metrics := readMetrics(t)
 	for _, name := range slices.Sorted(maps.Keys(metrics)) {
@@ -145,26 +167,42 @@ func metricsPage(t testing.TB) string {
 		if len(m.labels) > 0 {
 			labels = "`" + strings.Join(m.labels, "`, `") + "`"
 		}
-		fmt.Fprintf(&b, "\n### %s\n\n%s\n\nKind: %s. Labels: %s.\n", name, m.help, kindOfMetric(name, m), labels)
+		fmt.Fprintf(&b, "\n### %s\n\n%s\n\nKind: %s. Labels: %s.\n", name, m.help, m.kind, labels)
 	}
 	return b.String()
 }
 
-// TestEveryMetricIsListed: each text of the program that is the name of a metric has a
-// heading.
+// TestEveryMetricIsListed: each text of the program that looks like the name of a metric has
+// a heading, so that no metric can hide in a registry that the page does not read.
 func TestEveryMetricIsListed(t *testing.T) {
 	page := metricsPage(t)
 	names := 0
-	for _, file := range productFiles(t) {
-		ast.Inspect(file, func(n ast.Node) bool {
-			if l, ok := n.(*ast.BasicLit); ok && strings.HasPrefix(literal(l), "pdproxy_") && !strings.HasPrefix(literal(l), "pdproxy_v1_") && !strings.HasSuffix(literal(l), "_") {
-				names++
-				if !strings.Contains(page, "### "+literal(l)+"\n") {
-					t.Errorf("%s is not listed", literal(l))
-				}
+	for _, top := range []string{"cmd", "plugins", "proxy", "abi/host"} {
+		err := filepath.WalkDir(filepath.Join(root, top), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.IsDir() || d.Name() == "testdata" {
+				return err
 			}
-			return true
+			for _, file := range parseDir(t, path) {
+				ast.Inspect(file, func(n ast.Node) bool {
+					l, ok := n.(*ast.BasicLit)
+					if !ok {
+						return true
+					}
+					name := literal(l)
+					if strings.HasPrefix(name, "pdproxy_") && !strings.HasPrefix(name, "pdproxy_v1_") && !strings.HasSuffix(name, "_") {
+						names++
+						if !strings.Contains(page, "### "+name+"\n") {
+							t.Errorf("%s is not listed", name)
+						}
+					}
+					return true
+				})
+			}
+			return nil
 		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	if names < 30 {
 		t.Errorf("found only %d metrics", names)

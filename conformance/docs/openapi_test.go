@@ -1,13 +1,21 @@
 package docs
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"go/ast"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/proxy/admin"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -16,9 +24,15 @@ type object = map[string]any
 // route is an operation of an OpenAPI document.
 type route struct {
 	method, path, summary string
-	ok                    int    // the status of success
-	body                  object // schema of the request body; nil: none
-	text                  bool   // the answer is text
+	ok                    int           // the status of success
+	body                  object        // schema of the request body; nil: none
+	schema                object        // of the answer
+	answer                object        // the whole answer, where schema does not describe it
+	others                object        // other answers without an error code, by status
+	codes                 []openai.Code // errors of this operation
+	errors                string        // schema of errors; empty: Error
+	open                  bool          // needs no token
+	upstream, reference   string        // product and page that describe the bodies of the API
 }
 
 var anyObject = object{"type": "object", "additionalProperties": true}
@@ -42,46 +56,109 @@ var (
 
 // publicRoutes are the routes of the public address, except those of package openai.
 var publicRoutes = []route{
-	{method: "get", path: "/v1/models", summary: "The models of all ready engines", ok: 200},
-	{method: "get", path: "/v1/models/{model}", summary: "One model", ok: 200},
-	{method: "get", path: "/health", summary: "200 if the proxy can serve a request now", ok: 200},
-	{method: "get", path: "/version", summary: "The version of the proxy", ok: 200},
+	{method: "get", path: "/v1/models", summary: "The models of all ready engines", ok: 200, codes: slices.Concat(filtered, keyed),
+		schema: object{"type": "object", "required": []string{"object", "data"}, "properties": object{"object": object{"const": "list"}, "data": object{"type": "array", "items": modelSchema}}}},
+	{method: "get", path: "/v1/models/{model}", summary: "One model", ok: 200, schema: modelSchema, codes: slices.Concat(filtered, keyed, []openai.Code{openai.CodeModelNotFound})},
+	{method: "get", path: "/health", summary: "200 if the proxy can serve a request now", ok: 200, schema: statusSchema, codes: []openai.Code{openai.CodeNoTarget}},
+	{method: "get", path: "/version", summary: "The version of the proxy", ok: 200, codes: filtered,
+		schema: object{"type": "object", "required": []string{"version"}, "properties": object{"version": text}}},
 }
+
+var (
+	modelSchema = object{"type": "object", "required": []string{"id", "object", "created", "owned_by"}, "properties": object{
+		"id": text, "object": object{"const": "model"}, "created": object{"type": "integer"}, "owned_by": text,
+	}}
+	statusSchema = object{"type": "object", "required": []string{"status"}, "properties": object{"status": text}}
+	nameSchema   = object{"type": "object", "required": []string{"name"}, "properties": object{"name": text, "state": text}}
+)
 
 // engineRoutes are the routes of package openai, which carry a body to an engine.
 var engineRoutes = map[openai.API]route{
-	openai.Completions:  {summary: "Complete a text", body: generation("prompt", object{"prompt": object{}, "max_tokens": maxTokens, "n": samples, "stream": stream})},
-	openai.Chat:         {summary: "Answer a chat", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "max_completion_tokens": maxTokens, "n": samples, "stream": stream})},
-	openai.Responses:    {summary: "Create a response", body: generation("input", object{"input": object{}, "max_output_tokens": maxTokens, "stream": stream})},
-	openai.Messages:     {summary: "Create a message, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "stream": stream})},
-	openai.Generate:     {summary: "Generate, as SGLang's own API", body: generation("", object{"text": object{}, "input_ids": object{}, "sampling_params": object{}, "stream": stream})},
-	openai.VLLMGenerate: {summary: "Generate from token ids, as vLLM's own API", body: generation("token_ids", object{"token_ids": object{"type": "array"}, "sampling_params": anyObject, "stream": stream})},
-	openai.Embeddings:   {summary: "Compute embeddings", body: generation("input", object{"input": object{}})},
-	openai.Tokenize:     {summary: "Convert text to token ids", body: generation("", object{"prompt": object{"type": "string"}})},
-	openai.Detokenize:   {summary: "Convert token ids to text", body: generation("", object{"tokens": object{"type": "array"}})},
+	openai.Completions:  {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/completions", summary: "Complete a text", body: generation("prompt", object{"prompt": object{}, "max_tokens": maxTokens, "n": samples, "stream": stream})},
+	openai.Chat:         {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/chat", summary: "Answer a chat", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "max_completion_tokens": maxTokens, "n": samples, "stream": stream})},
+	openai.Responses:    {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/responses", summary: "Create a response", body: generation("input", object{"input": object{}, "max_output_tokens": maxTokens, "stream": stream})},
+	openai.Messages:     {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages", summary: "Create a message, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "stream": stream})},
+	openai.Generate:     {upstream: "SGLang", reference: "https://docs.sglang.ai/basic_usage/native_api.html", summary: "Generate, as SGLang's own API", body: generation("", object{"text": object{}, "input_ids": object{}, "sampling_params": object{}, "stream": stream})},
+	openai.VLLMGenerate: {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Generate from token ids, as vLLM's own API", body: generation("token_ids", object{"token_ids": object{"type": "array"}, "sampling_params": anyObject, "stream": stream})},
+	openai.Embeddings:   {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/embeddings", summary: "Compute embeddings", body: generation("input", object{"input": object{}})},
+	openai.Tokenize:     {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert text to token ids", body: generation("", object{"prompt": object{"type": "string"}})},
+	openai.Detokenize:   {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert token ids to text", body: generation("", object{"tokens": object{"type": "array"}})},
 }
 
 // adminRoutes describes each route of proxy/admin.
 var adminRoutes = []route{
-	{method: "get", path: "/healthz", summary: "200 while the process runs; needs no token", ok: 200},
-	{method: "get", path: "/readyz", summary: "200 if the proxy can serve a request now; needs no token", ok: 200},
-	{method: "get", path: "/metrics", summary: "Metrics in the format of Prometheus", ok: 200, text: true},
-	{method: "get", path: "/", summary: "The list of the endpoints", ok: 200},
-	{method: "get", path: "/v1/engines", summary: "Engines with their state, load and facts", ok: 200},
-	{method: "post", path: "/v1/engines", summary: "Add an engine; the body has the keys of [[engine]]", ok: 201, body: anyObject},
-	{method: "delete", path: "/v1/engines/{name}", summary: "Drain and remove an engine; query drain: a duration", ok: 202},
-	{method: "get", path: "/v1/pairs", summary: "Pairs of engines with their state", ok: 200},
-	{method: "get", path: "/v1/policies", summary: "Policies and filters with calls, failures and times", ok: 200},
-	{method: "post", path: "/v1/policies/{name}/reload", summary: "Load a policy or filter again", ok: 200},
-	{method: "get", path: "/v1/exchanges", summary: "The requests that run now, the oldest first", ok: 200},
-	{method: "get", path: "/v1/explain/{id}", summary: "The record of one request that has ended", ok: 200},
-	{method: "get", path: "/perf_metrics", summary: "The times of the requests that have ended", ok: 200},
-	{method: "post", path: "/v1/drain", summary: "Drain the proxy", ok: 200},
-	{method: "get", path: "/v1/sidecar", summary: "The coordination policies of a sidecar", ok: 200},
-	{method: "put", path: "/v1/sidecar/policies", summary: "Change the order of the coordination policies", ok: 200,
-		body: object{"type": "object", "required": []string{"policies"}, "properties": object{"policies": object{"type": "array", "items": object{"type": "string"}}}}},
-	{method: "delete", path: "/v1/sidecar/policies", summary: "Use the configured order again", ok: 200},
-	{method: "get", path: "/v1/workers", summary: "The workers of a coordinator", ok: 200},
+	{method: "get", path: "/healthz", summary: "200 while the process runs; needs no token", ok: 200, open: true, schema: statusSchema},
+	{method: "get", path: "/readyz", summary: "200 if the proxy can serve a request now; needs no token", ok: 200, open: true, schema: statusSchema, codes: []openai.Code{openai.CodeNoTarget}},
+	{method: "get", path: "/metrics", summary: "Metrics in the format of Prometheus", ok: 200,
+		answer: object{"description": "Success", "content": object{"text/plain": object{"schema": text}}}},
+	{method: "get", path: "/", summary: "The list of the endpoints", ok: 200,
+		schema: object{"type": "object", "required": []string{"endpoints"}, "properties": object{"endpoints": object{"type": "array", "items": object{
+			"type": "object", "required": []string{"endpoint", "does"}, "properties": object{"endpoint": text, "does": text}}}}}},
+	{method: "get", path: "/v1/engines", summary: "Engines with their state, load and facts", ok: 200, schema: schemaOf[[]admin.EngineRow]()},
+	{method: "post", path: "/v1/engines", summary: "Add an engine; the body has the keys of [[engine]]", ok: 201, body: anyObject, schema: nameSchema, codes: []openai.Code{openai.CodeBadEngine}},
+	{method: "delete", path: "/v1/engines/{name}", summary: "Drain and remove an engine", ok: 202, schema: nameSchema, codes: []openai.Code{openai.CodeBadValue, openai.CodeUnknownEngine}},
+	{method: "get", path: "/v1/pairs", summary: "Pairs of engines with their state", ok: 200, schema: schemaOf[[]engine.PairRow]()},
+	{method: "get", path: "/v1/policies", summary: "Policies and filters with calls, failures and times", ok: 200, schema: schemaOf[[]admin.PolicyRow]()},
+	{method: "post", path: "/v1/policies/{name}/reload", summary: "Load a policy or filter again", ok: 200, schema: doneSchema, others: silentWorkers, codes: []openai.Code{openai.CodeNotReloaded}},
+	{method: "get", path: "/v1/exchanges", summary: "The requests that run now, the oldest first", ok: 200, schema: schemaOf[[]journal.RunningRow]()},
+	{method: "get", path: "/v1/explain/{id}", summary: "The record of one request that has ended", ok: 200, schema: schemaOf[journal.Explanation](), codes: []openai.Code{openai.CodeUnknownRequest}},
+	{method: "get", path: "/perf_metrics", summary: "The times of the requests that have ended", ok: 200, schema: schemaOf[[]journal.PerfRow]()},
+	{method: "post", path: "/v1/drain", summary: "Drain the proxy", ok: 200, schema: doneSchema, others: silentWorkers},
+	{method: "get", path: "/v1/sidecar", summary: "The coordination policies of a sidecar", ok: 200, schema: schemaOf[admin.SidecarRow](), codes: []openai.Code{openai.CodeNoSidecar}},
+	{method: "put", path: "/v1/sidecar/policies", summary: "Change the order of the coordination policies", ok: 200, schema: schemaOf[admin.SidecarRow](), codes: []openai.Code{openai.CodeNoSidecar, openai.CodeBadValue},
+		body: object{"type": "object", "required": []string{"policies"}, "properties": object{"policies": object{"type": "array", "items": text}}}},
+	{method: "delete", path: "/v1/sidecar/policies", summary: "Use the configured order again", ok: 200, schema: schemaOf[admin.SidecarRow](), codes: []openai.Code{openai.CodeNoSidecar}},
+	{method: "get", path: "/v1/workers", summary: "The workers of a coordinator", ok: 200, schema: schemaOf[[]fleet.WorkerRow](),
+		others: object{"404": object{"description": "The process is no coordinator.", "content": object{"text/plain": object{"schema": text}}}}},
+}
+
+// A command of a fleet answers 504 if a worker gave no answer.
+var (
+	doneSchema = object{"type": "object", "properties": object{
+		"name": text, "state": text, "status": text, "workers": object{"type": "integer"}, "silent_workers": object{"type": "integer"},
+	}, "additionalProperties": false}
+	silentWorkers = object{"504": object{"description": "Some workers of the fleet gave no answer.", "content": object{"application/json": object{"schema": doneSchema}}}}
+)
+
+// Codes that the parts of the proxy in front of an operation may answer with.
+var (
+	everywhere = []openai.Code{openai.CodeTooManyConnections}
+	filtered   = []openai.Code{openai.CodePluginBusy, openai.CodePluginFailed, openai.CodePluginParked, openai.CodeAnswerTooLarge, openai.CodeDraining, openai.CodeMemoryLimit}
+	keyed      = []openai.Code{openai.CodeInvalidAPIKey}
+	withBody   = []openai.Code{
+		openai.CodeBodyIncomplete, openai.CodeBodyTimeout, openai.CodeBodyTooLarge, openai.CodeReadingLimit, openai.CodeClientMemoryLimit,
+		openai.CodeBadContentEncoding, openai.CodeUnsupportedContentEncoding, openai.CodeBadHeader,
+		openai.CodeClientLimit, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeInternal,
+		openai.CodeMissingField, openai.CodeModelNotFound, openai.CodeNoTarget, openai.CodeProxyOverloaded, openai.CodeLegFailed, openai.CodeLegTimeout,
+	}
+	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
+	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed} // of paths and methods that are no operation
+)
+
+// bodyCodes returns the codes with which the proxy refuses bodies of an API. It parses
+// wrong bodies, so that a new rule of the parser is in the document.
+func bodyCodes(t testing.TB, api openai.API) []openai.Code {
+	bodies := []string{"", "[]", "{", `{"a":1,"a":2}`, `{"KV_transfer_params":1}`, "{}"}
+	for _, field := range []string{
+		"model", "stream", "stream_options", "prompt", "messages", "input", "text", "input_ids", "token_ids", "tokens",
+		"sampling_params", "vllm_xargs", "n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens",
+	} {
+		for _, value := range []string{"true", "-1", "0", "[]", "{}", "99999999999999999999", `"` + strings.Repeat("x", openai.MaxModel+1) + `"`} {
+			bodies = append(bodies, fmt.Sprintf(`{%q:%s}`, field, value))
+		}
+	}
+	var codes []openai.Code
+	for _, body := range bodies {
+		var r openai.Request
+		var refused *openai.Error
+		if err := openai.ParseRequest(api, []byte(body), &r); err != nil {
+			if !errors.As(err, &refused) {
+				t.Fatal(err)
+			}
+			codes = append(codes, refused.Code)
+		}
+	}
+	return codes
 }
 
 func publicAPI(t testing.TB) string {
@@ -92,81 +169,66 @@ func publicAPI(t testing.TB) string {
 			t.Errorf("no description of %s", api.Path())
 		}
 		r.method, r.path, r.ok = "post", api.Path(), 200
+		r.codes = slices.Concat(filtered, keyed, withBody, bodyCodes(t, api))
+		if api.Generates() {
+			r.codes = append(r.codes, twoLegs...)
+			r.answer = object{"description": "The answer of the engine, as " + r.upstream + " describes it.", "content": object{
+				"application/json":  object{"schema": anyObject},
+				"text/event-stream": object{"schema": object{"type": "string", "description": "With `stream`. An error after the first event is an event with the code stream_broken."}},
+			}}
+		} else {
+			r.answer = object{"description": "The answer of the engine, as " + r.upstream + " describes it.", "content": object{"application/json": object{"schema": anyObject}}}
+		}
+		if api != openai.Completions && api != openai.Chat {
+			r.codes = append(r.codes, openai.CodeNotImplemented)
+		}
+		r.errors = "Error"
+		if api == openai.Messages {
+			r.errors = "MessagesError"
+		}
 		routes = append(routes, r)
 	}
-	return document("pdproxy: public API", "An API key, if server.auth.keys_file is set.", routes, publicCodes)
+	for i := range routes {
+		routes[i].codes = append(routes[i].codes, everywhere...)
+	}
+	return document("pdproxy: public API", "An API key, if server.auth.keys_file is set.", routes)
 }
 
 func adminAPI(testing.TB) string {
-	return document("pdproxy: admin API", "The token of the admin address.", adminRoutes, adminCodes)
+	routes := slices.Clone(adminRoutes)
+	for i := range routes {
+		r := &routes[i]
+		r.codes = append(slices.Clone(r.codes), openai.CodeForbidden)
+		if !r.open {
+			r.codes = append(r.codes, openai.CodeInvalidToken)
+		}
+		if r.body != nil {
+			r.codes = append(r.codes, openai.CodeUnsupportedMediaType)
+		}
+	}
+	return document("pdproxy: admin API", "The token of the admin address.", routes)
 }
 
-// document returns an OpenAPI document. All operations may answer with the errors of codes.
-func document(title, auth string, routes []route, codes []errorCode) string {
-	errors := object{}
-	var names []string
-	byStatus := map[int][]string{}
-	for _, c := range codes {
-		names = append(names, c.code)
-		for _, s := range c.statuses {
-			byStatus[s] = append(byStatus[s], c.code)
-		}
-	}
-	for status, list := range byStatus {
-		errors["E"+strconv.Itoa(status)] = object{
-			"description": "Codes: " + strings.Join(list, ", "),
-			"content":     object{"application/json": object{"schema": object{"$ref": "#/components/schemas/Error"}}},
-		}
-	}
+// document returns an OpenAPI document.
+func document(title, auth string, routes []route) string {
 	paths := object{}
 	for _, r := range routes {
-		answer := object{"description": "Success"}
-		switch {
-		case r.text:
-			answer["content"] = object{"text/plain": object{"schema": object{"type": "string"}}}
-		case r.body != nil && r.body["properties"] != nil && r.body["properties"].(object)["stream"] != nil:
-			answer["content"] = object{"application/json": object{"schema": anyObject}, "text/event-stream": object{"schema": object{"type": "string"}}}
-		default:
-			answer["content"] = object{"application/json": object{"schema": object{}}}
-		}
-		responses := object{strconv.Itoa(r.ok): answer}
-		for status := range byStatus {
-			responses[strconv.Itoa(status)] = object{"$ref": "#/components/responses/E" + strconv.Itoa(status)}
-		}
-		operation := object{"summary": r.summary, "operationId": operationID(r), "responses": responses}
-		if r.body != nil {
-			operation["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": r.body}}}
-		}
-		if i := strings.IndexByte(r.path, '{'); i >= 0 {
-			name := r.path[i+1 : strings.IndexByte(r.path, '}')]
-			operation["parameters"] = []any{object{"name": name, "in": "path", "required": true, "schema": object{"type": "string"}}}
-		}
-		if r.method == "delete" && strings.HasPrefix(r.path, "/v1/engines") {
-			operation["parameters"] = append(operation["parameters"].([]any), object{"name": "drain", "in": "query", "schema": object{"type": "string", "default": "60s"}})
-		}
 		item, ok := paths[r.path].(object)
 		if !ok {
 			item = object{}
 			paths[r.path] = item
 		}
-		item[r.method] = operation
+		item[r.method] = operation(r)
 	}
-	text := object{"type": "string"}
-	orNull := object{"type": []string{"string", "null"}}
 	doc := object{
 		"openapi":  "3.1.0",
 		"info":     object{"title": title, "version": "1", "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"}},
+		"servers":  []any{object{"url": "/"}},
 		"paths":    paths,
 		"security": []any{object{}, object{"bearer": []string{}}},
 		"components": object{
-			"responses":       errors,
 			"securitySchemes": object{"bearer": object{"type": "http", "scheme": "bearer", "description": auth}},
-			"schemas": object{"Error": object{"type": "object", "required": []string{"error"}, "properties": object{
-				"error": object{"type": "object", "required": []string{"message", "type", "param", "code"}, "properties": object{
-					"message": text, "type": text, "param": orNull,
-					"code": object{"type": []string{"string", "null"}, "description": "An engine's own errors may have other codes.", "examples": names},
-				}},
-			}}},
+			"schemas":         errorSchemas,
 		},
 	}
 	out, err := json.MarshalIndent(doc, "", "  ")
@@ -174,6 +236,75 @@ func document(title, auth string, routes []route, codes []errorCode) string {
 		panic(err) // the document has only maps, lists and texts
 	}
 	return string(out) + "\n"
+}
+
+var (
+	text         = object{"type": "string"}
+	orNull       = object{"type": []string{"string", "null"}}
+	errorSchemas = object{
+		"Error":         errorSchema(object{}),
+		"MessagesError": errorSchema(object{"type": object{"type": "string", "const": "error"}}),
+	}
+)
+
+// errorSchema describes an error with further fields.
+func errorSchema(fields object) object {
+	fields["error"] = object{"type": "object", "required": []string{"message", "type", "param", "code"}, "properties": object{
+		"message": text, "type": text, "param": orNull, "code": orNull,
+	}}
+	return object{"type": "object", "required": slices.Sorted(maps.Keys(fields)), "properties": fields}
+}
+
+// operation describes a route with its own errors.
+func operation(r route) object {
+	answer := r.answer
+	if answer == nil {
+		answer = object{"description": "Success", "content": object{"application/json": object{"schema": r.schema}}}
+	}
+	responses := object{strconv.Itoa(r.ok): answer}
+	maps.Copy(responses, r.others)
+	byStatus := map[int][]string{}
+	for _, code := range r.codes {
+		for _, status := range code.Info().Statuses {
+			if !slices.Contains(byStatus[status], code.String()) {
+				byStatus[status] = append(byStatus[status], code.String())
+			}
+		}
+	}
+	kind := cmp.Or(r.errors, "Error")
+	for status, codes := range byStatus {
+		slices.Sort(codes)
+		own := object{"properties": object{"error": object{"properties": object{"code": object{"enum": codes}}}}}
+		schema := object{"allOf": []any{object{"$ref": "#/components/schemas/" + kind}, own}}
+		description := "Error of the proxy: " + strings.Join(codes, ", ")
+		if r.upstream != "" && status/100 == 4 {
+			description += ". Or an error of the engine, unchanged"
+			schema = object{"anyOf": []any{schema, anyObject}}
+		}
+		responses[strconv.Itoa(status)] = object{"description": description, "content": object{"application/json": object{"schema": schema}}}
+	}
+	o := object{"summary": r.summary, "operationId": operationID(r), "responses": responses}
+	if r.upstream != "" {
+		o["externalDocs"] = object{"url": r.reference, "description": r.upstream}
+	}
+	if r.body != nil {
+		o["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": r.body}}}
+	}
+	if parameters := parametersOf(r); parameters != nil {
+		o["parameters"] = parameters
+	}
+	return o
+}
+
+func parametersOf(r route) []any {
+	var list []any
+	if i := strings.IndexByte(r.path, '{'); i >= 0 {
+		list = append(list, object{"name": r.path[i+1 : strings.IndexByte(r.path, '}')], "in": "path", "required": true, "schema": text})
+	}
+	if r.method == "delete" && strings.HasPrefix(r.path, "/v1/engines") {
+		list = append(list, object{"name": "drain", "in": "query", "description": "Time for running requests, such as 60s.", "schema": object{"type": "string", "default": "60s"}})
+	}
+	return list
 }
 
 func operationID(r route) string {
@@ -228,5 +359,18 @@ func TestEveryAdminRouteIsListed(t *testing.T) {
 	}
 	for pattern := range found {
 		t.Errorf("%s is not listed", pattern)
+	}
+}
+
+// TestEveryCodeHasAnOperation: each code is listed by an operation, is an event of a stream,
+// or answers paths and methods that are no operation.
+func TestEveryCodeHasAnOperation(t *testing.T) {
+	documents := publicAPI(t) + adminAPI(t)
+	for _, code := range openai.Codes() {
+		listed := strings.Contains(documents, `"`+code.String()+`"`)
+		outside := len(code.Info().Statuses) == 0 || slices.Contains(noRoute, code)
+		if listed == outside {
+			t.Errorf("%s: listed by an operation: %v", code, listed)
+		}
 	}
 }

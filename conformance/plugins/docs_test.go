@@ -70,38 +70,34 @@ func pdproxy(args ...string) (code int, out string) {
 	return code, b.String()
 }
 
-// TestFirstPolicy follows the page "Your first policy, in an empty folder", and then "Your
-// first plugin" of README, without a network.
+// TestFirstPolicy follows the tutorial of the first policy, and then "Your first plugin" of
+// README, without a network.
 func TestFirstPolicy(t *testing.T) {
-	page := blocks(t, "docs/howto/plugins.md")
+	page := blocks(t, "docs/tutorials/first-policy.md")
 	readme := blocks(t, "README.md")
 	t.Chdir(t.TempDir())
 	t.Setenv("GOFLAGS", "-mod=mod")
 	t.Setenv("GOPROXY", "off")
-	written := func(name, want string) {
-		if got, err := os.ReadFile(name); err != nil || string(got) != want {
-			t.Errorf("%s is not that of the document: %v\n%s", name, err, got)
-		}
-	}
 	checked := func(text string) {
 		write(t, "config.toml", text+"[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n")
 		shell(t, "pdproxy check config.toml\n")
 	}
-	for _, b := range page[:5] { // new, main.go, frames.json, build and test, the configuration
-		switch b.language {
-		case "sh":
+	sources := 0
+	for _, b := range page {
+		switch {
+		case b.language == "sh" && (strings.HasPrefix(b.text, "pdproxy plugin") || strings.HasPrefix(b.text, "go ")):
 			shell(t, b.text)
-		case "go":
-			written("first/main.go", b.text)
-			if lines := strings.Count(b.text, "\n"); lines > 22 {
-				t.Errorf("the first policy has %d lines", lines)
+		case b.language == "go":
+			sources++
+			if got, err := os.ReadFile("nearest/main.go"); err != nil || string(got) != b.text {
+				t.Errorf("nearest/main.go is not that of the tutorial: %v\n%s", err, got)
 			}
-		case "json":
-			written("first/frames.json", b.text)
-		case "toml":
-			checked(b.text)
 		}
 	}
+	if _, err := os.Stat("nearest/nearest.wasm"); err != nil || sources != 1 {
+		t.Errorf("the tutorial shows %d sources and builds: %v", sources, err)
+	}
+	os.RemoveAll("nearest")
 	i := slices.IndexFunc(readme, func(b block) bool { return strings.HasPrefix(b.text, "pdproxy plugin new") })
 	if i < 0 {
 		t.Fatal("README has no first plugin")
@@ -143,15 +139,26 @@ func TestDocument(t *testing.T) {
 				t.Errorf("%v\n%s", err, b.text)
 			}
 		case "json":
-			frames := filepath.Join(t.TempDir(), "frames.json")
-			write(t, frames, b.text)
-			// 2 would be a frame that cannot be read.
-			if code, out := pdproxy("plugin", "test", modules[0], frames); code == 2 {
-				t.Errorf("%s\n%s", out, b.text)
-			}
+			testFrames(t, modules[0], b.text)
 		}
 	}
-	if len(modules) != 3 {
+	if len(modules) != 2 {
 		t.Errorf("%d plugins", len(modules))
+	}
+	for _, b := range blocks(t, "docs/reference/plugin-frames.md") {
+		if b.language == "json" {
+			testFrames(t, modules[0], b.text)
+		}
+	}
+}
+
+// testFrames runs frames of a document.
+func testFrames(t *testing.T, module, text string) {
+	t.Helper()
+	frames := filepath.Join(t.TempDir(), "frames.json")
+	write(t, frames, text)
+	// 2 would be a frame that cannot be read.
+	if code, out := pdproxy("plugin", "test", module, frames); code == 2 {
+		t.Errorf("%s\n%s", out, text)
 	}
 }

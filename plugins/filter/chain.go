@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // Limits are the limits of one stream.
@@ -77,7 +79,7 @@ func (c *Chain) Wrap(next http.Handler) http.Handler {
 		plugins, limits, ok := c.acquire()
 		switch {
 		case !ok:
-			newFailure(http.StatusServiceUnavailable, "overloaded_error", "draining", "the proxy is shutting down").write(w)
+			newFailure(openai.CodeDraining, "the proxy is shutting down").write(w)
 		case len(plugins) == 0:
 			next.ServeHTTP(w, r)
 		default:

@@ -1,9 +1,8 @@
 package filter
 
 import (
-	"net/http"
-
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // flow is one direction of a stream: headers, data and trailers on their way
@@ -64,7 +63,7 @@ func (w *flow) count(rest int) {
 	case more < 0:
 		memory.Release(-more)
 	case more > 0 && !memory.Take(more):
-		w.s.fail(newFailure(http.StatusServiceUnavailable, "overloaded_error", "memory_limit", "the memory of the proxy for requests and answers is used up"))
+		w.s.fail(newFailure(openai.CodeMemoryLimit, "the memory of the proxy for requests and answers is used up"))
 		return
 	}
 	w.counted = now

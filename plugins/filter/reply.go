@@ -1,7 +1,6 @@
 package filter
 
 import (
-	"encoding/json"
 	"errors"
 	"maps"
 	"net/http"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // reply is an answer that replaces the next handler's: a guest's local
@@ -32,12 +32,13 @@ func newReply(f *filter, r *host.LocalResponse) *reply {
 }
 
 // newFailure returns an error in OpenAI's form.
-func newFailure(status int, kind, code, message string) *reply {
-	body, _ := json.Marshal(map[string]any{"error": map[string]any{ // strings only, so it cannot fail
-		"message": message, "type": kind, "param": nil, "code": code,
-	}})
-	r := &reply{status: status, body: body, details: code, headers: host.Pairs{{Key: "content-type", Value: "application/json"}}}
-	if status == http.StatusServiceUnavailable {
+func newFailure(code openai.Code, message string) *reply {
+	return failureOf(openai.NewError(code, message))
+}
+
+func failureOf(e *openai.Error) *reply {
+	r := &reply{status: e.Status, body: e.AppendJSON(nil), details: e.Code.String(), headers: host.Pairs{{Key: "content-type", Value: "application/json"}}}
+	if e.Status == http.StatusServiceUnavailable {
 		r.headers = append(r.headers, host.Pair{Key: "retry-after", Value: "1"})
 	}
 	return r
@@ -45,14 +46,14 @@ func newFailure(status int, kind, code, message string) *reply {
 
 // pluginFailure returns the answer for a failed plugin without fail_open.
 func pluginFailure(name string, err error) *reply {
-	code, message := "plugin_failed", "the plugin "+strconv.Quote(name)+" failed"
+	code, message := openai.CodePluginFailed, "the plugin "+strconv.Quote(name)+" failed"
 	switch {
 	case errors.Is(err, errParked):
-		code, message = "plugin_parked", "the plugin "+strconv.Quote(name)+" is parked: it failed too often"
+		code, message = openai.CodePluginParked, "the plugin "+strconv.Quote(name)+" is parked: it failed too often"
 	case errors.Is(err, errBusy):
-		code, message = "plugin_busy", "the plugin "+strconv.Quote(name)+" is busy"
+		code, message = openai.CodePluginBusy, "the plugin "+strconv.Quote(name)+" is busy"
 	}
-	return newFailure(http.StatusServiceUnavailable, "server_error", code, message)
+	return newFailure(code, message)
 }
 
 // headerMap returns the reply's headers. The guest cannot set headers of framing.

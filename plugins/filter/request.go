@@ -15,6 +15,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // chunkSize is the size in bytes of one read of a client's body, when the next
@@ -130,9 +131,9 @@ func (s *stream) limitRead() {
 // a filter held the request.
 func bodyFailure(err error) *reply {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return newFailure(http.StatusRequestTimeout, "invalid_request_error", "body_timeout", "the request body did not come in time")
+		return newFailure(openai.CodeBodyTimeout, "the request body did not come in time")
 	}
-	return newFailure(http.StatusBadRequest, "invalid_request_error", "body_incomplete", "the request body could not be read")
+	return newFailure(openai.CodeBodyIncomplete, "the request body could not be read")
 }
 
 // advance does one step. It sends on held data, or reads a chunk (into p if p is not
@@ -334,7 +335,7 @@ func (s *stream) nextRequest(ctx context.Context) *http.Request {
 	if !validName(method) || path == "" {
 		// Envoy gives this answer to a filter that removed a required header of
 		// a request.
-		s.fail(newFailure(http.StatusServiceUnavailable, "server_error", "plugin_failed", "a plugin made an invalid request"))
+		s.fail(newFailure(openai.CodePluginFailed, "a plugin made an invalid request"))
 		return nil
 	}
 	next.Method, next.Host = method, authority

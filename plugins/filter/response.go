@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // destination is the answer of the next handler, and the part of it that has
@@ -323,7 +324,7 @@ func (s *stream) commit(known int64) bool {
 	if err != nil || status < 200 || status > 999 {
 		// Envoy gives this answer to a filter that removed a required header of
 		// an answer.
-		s.fail(newFailure(http.StatusBadGateway, "server_error", "plugin_failed", "a plugin made an invalid answer"))
+		s.fail(failureOf(&openai.Error{Status: http.StatusBadGateway, Code: openai.CodePluginFailed, Message: "a plugin made an invalid answer"}))
 		return false
 	}
 	s.mu.Lock()

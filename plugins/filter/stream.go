@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // These errors are the causes with which the next handler's context ends.
@@ -187,9 +188,9 @@ func (s *stream) lost(f *filter, err error) {
 // allows: with 413 for a request, 500 for an answer.
 func (s *stream) tooLarge(d direction) {
 	if d == request {
-		s.fail(newFailure(http.StatusRequestEntityTooLarge, "invalid_request_error", "body_too_large", "the request body is larger than a plugin may hold"))
+		s.fail(newFailure(openai.CodeBodyTooLarge, "the request body is larger than a plugin may hold"))
 	} else {
-		s.fail(newFailure(http.StatusInternalServerError, "server_error", "answer_too_large", "the answer is larger than a plugin may hold"))
+		s.fail(newFailure(openai.CodeAnswerTooLarge, "the answer is larger than a plugin may hold"))
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // ReadFrames reads recorded frames: a sequence of JSON values. Each is a frame,
-// a list of frames, or the output of `pdproxy explain --json`. docs/howto/plugins.md
+// a list of frames, or the output of `pdproxy explain --json`. docs/reference/plugin-frames.md
 // has the fields.
 func ReadFrames(r io.Reader) ([]Frame, error) {
 	var frames []Frame

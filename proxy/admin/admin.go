@@ -104,7 +104,7 @@ func Guard(h http.Handler, cfg *config.Config, address net.Addr, token Token, lo
 			return get && (reading || r.URL.Path == healthzPath || r.URL.Path == readyzPath)
 		},
 		Refuse: func(w http.ResponseWriter, _ *http.Request, status int, text string) {
-			code := map[int]string{401: "invalid_token", 403: "forbidden", 415: "unsupported_media_type"}[status]
+			code := map[int]openai.Code{401: openai.CodeInvalidToken, 403: openai.CodeForbidden, 415: openai.CodeUnsupportedMediaType}[status]
 			downstream.Error(w, &openai.Error{Status: status, Code: code, Message: text})
 		},
 	}.Wrap(h)

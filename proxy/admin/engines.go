@@ -109,7 +109,7 @@ func (e engines) add(w http.ResponseWriter, r *http.Request) {
 			e.o.Log.Error("an added engine cannot be used", "error", err)
 			text = "the engine cannot be used; the log of the proxy has the reason" // the error tells about local files
 		}
-		downstream.Error(w, &openai.Error{Status: 400, Code: "bad_engine", Message: text})
+		downstream.Error(w, openai.NewError(openai.CodeBadEngine, text))
 		return
 	}
 	downstream.JSON(w, 201, map[string]string{"name": spec.Name})
@@ -118,7 +118,7 @@ func (e engines) add(w http.ResponseWriter, r *http.Request) {
 // badEngine returns what the caller is told of an engine that is refused. The keys are those
 // of the object that the caller sent, not those of a configuration.
 func badEngine(err error) *openai.Error {
-	refusal := &openai.Error{Status: 400, Code: "bad_engine", Message: err.Error()}
+	refusal := openai.NewError(openai.CodeBadEngine, err.Error())
 	var problems config.Problems
 	if !errors.As(err, &problems) {
 		return refusal
@@ -143,7 +143,7 @@ func (e engines) remove(w http.ResponseWriter, r *http.Request) {
 	if v := r.URL.Query().Get("drain"); v != "" {
 		d, err := time.ParseDuration(v)
 		if err != nil || d < 0 {
-			downstream.Error(w, &openai.Error{Status: 400, Code: "bad_value", Param: "drain", Message: "drain is a duration such as 60s"})
+			downstream.Error(w, openai.NewFieldError(openai.CodeBadValue, "drain", "drain is a duration such as 60s"))
 			return
 		}
 		drain = d
@@ -153,7 +153,7 @@ func (e engines) remove(w http.ResponseWriter, r *http.Request) {
 		if errors.Is(err, engine.ErrUnknown) {
 			status = 404
 		}
-		downstream.Error(w, &openai.Error{Status: status, Code: "unknown_engine", Param: "name", Message: err.Error()})
+		downstream.Error(w, &openai.Error{Status: status, Code: openai.CodeUnknownEngine, Param: "name", Message: err.Error()})
 		return
 	}
 	downstream.JSON(w, 202, map[string]string{"name": r.PathValue("name"), "state": "draining"})

@@ -138,7 +138,7 @@ func (f fleetView) explain(w http.ResponseWriter, r *http.Request) {
 		if silent > 0 {
 			text += fmt.Sprintf("; %d workers did not answer", silent)
 		}
-		downstream.Error(w, &openai.Error{Status: 404, Code: "unknown_request", Param: "request_id", Message: text})
+		downstream.Error(w, openai.NewFieldError(openai.CodeUnknownRequest, "request_id", text))
 		return
 	}
 	downstream.JSON(w, 200, json.RawMessage(bytes.TrimSpace(last.body)))
@@ -170,7 +170,7 @@ func (f fleetView) policies(w http.ResponseWriter, r *http.Request) {
 func (f fleetView) reload(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	refuse := func(status int, text string) {
-		downstream.Error(w, &openai.Error{Status: status, Code: "not_reloaded", Param: "name", Message: text})
+		downstream.Error(w, &openai.Error{Status: status, Code: openai.CodeNotReloaded, Param: "name", Message: text})
 	}
 	err := f.o.Policies.Reload(name)
 	if err != nil && !errors.Is(err, ErrUnknownPolicy) {

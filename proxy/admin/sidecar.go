@@ -30,7 +30,7 @@ func (s sidecarRoutes) with(h func(http.ResponseWriter, *http.Request, *sidecar.
 	return func(w http.ResponseWriter, r *http.Request) {
 		sc := s.o.Sidecar()
 		if sc == nil {
-			downstream.Error(w, &openai.Error{Status: 404, Code: "no_sidecar", Message: "this proxy is no sidecar: sidecar.local is not set"})
+			downstream.Error(w, openai.NewError(openai.CodeNoSidecar, "this proxy is no sidecar: sidecar.local is not set"))
 			return
 		}
 		h(w, r, sc)
@@ -58,7 +58,7 @@ func (s sidecarRoutes) setOrder(w http.ResponseWriter, r *http.Request, sc *side
 		err = sc.SetOrder(body.Policies)
 	}
 	if err != nil {
-		downstream.Error(w, &openai.Error{Status: 400, Code: "bad_value", Param: "policies", Message: "policies: " + err.Error()})
+		downstream.Error(w, openai.NewFieldError(openai.CodeBadValue, "policies", "policies: "+err.Error()))
 		return
 	}
 	s.o.Log.Info("coordination policies changed", "policies", body.Policies)

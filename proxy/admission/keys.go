@@ -95,7 +95,7 @@ func (k *Keys) name(key string) (string, bool) {
 }
 
 // ErrNoKey is the error of Authenticate.
-var ErrNoKey = &openai.Error{Status: 401, Type: "authentication_error", Code: "invalid_api_key", Message: "a valid API key is needed: Authorization: Bearer KEY"}
+var ErrNoKey = openai.NewError(openai.CodeInvalidAPIKey, "a valid API key is needed: Authorization: Bearer KEY")
 
 type clientKey struct{}
 

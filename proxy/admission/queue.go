@@ -35,9 +35,9 @@ type ticket struct {
 
 // Refusals of Enter. Their codes are the reasons of pdproxy_shed_total.
 var (
-	ErrQueueFull    = &openai.Error{Status: 429, Type: "rate_limit_error", Code: "queue_full", Message: "too many requests are running and waiting"}
-	ErrQueueTimeout = &openai.Error{Status: 503, Type: "overloaded_error", Code: "queue_timeout", Message: "no place became free in time"}
-	ErrClientLimit  = &openai.Error{Status: 429, Type: "rate_limit_error", Code: "client_limit", Message: "this client has too many requests open"}
+	ErrQueueFull    = openai.NewError(openai.CodeQueueFull, "too many requests are running and waiting")
+	ErrQueueTimeout = openai.NewError(openai.CodeQueueTimeout, "no place became free in time")
+	ErrClientLimit  = openai.NewError(openai.CodeClientLimit, "this client has too many requests open")
 )
 
 // Enter waits until the client's request may run. On success the caller must call leave
@@ -168,9 +168,9 @@ func Reason(err error) string {
 	var oe *openai.Error
 	switch {
 	case errors.As(err, &oe):
-		return oe.Code
+		return oe.Code.String()
 	case errors.Is(err, downstream.ErrDraining):
-		return "draining"
+		return openai.CodeDraining.String()
 	}
 	return "left"
 }

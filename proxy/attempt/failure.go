@@ -67,16 +67,11 @@ func (e *Error) Unwrap() error { return e.err }
 
 // Public returns what the client is told.
 func (e *Error) Public() *openai.Error {
-	kind, code := "failed", "leg_failed"
+	kind, code := "failed", openai.CodeLegFailed
 	if e.Code == 504 {
-		kind, code = "timed out", "leg_timeout"
+		kind, code = "timed out", openai.CodeLegTimeout
 	}
-	return &openai.Error{
-		Status:  e.Code,
-		Type:    "upstream_error",
-		Code:    code,
-		Message: fmt.Sprintf("the %s leg on engine %q %s (%s)", e.Phase, e.Target.Name(), kind, e.Reason),
-	}
+	return openai.NewError(code, fmt.Sprintf("the %s leg on engine %q %s (%s)", e.Phase, e.Target.Name(), kind, e.Reason))
 }
 
 // failure is a failed leg as the leg itself saw it, before classify decides which engine or pair

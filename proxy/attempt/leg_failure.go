@@ -22,13 +22,13 @@ func (l *leg) failed(err error) *failure {
 	if downstream.OwnFault(err) {
 		var oe *openai.Error
 		errors.As(err, &oe)
-		f.Reason, f.Code, f.exempt = oe.Code, 503, true
+		f.Reason, f.Code, f.exempt = oe.Code.String(), 503, true
 		return f
 	}
 	if errors.As(err, &ue) {
 		f.sent = ue.Sent
 		if ue.Local {
-			f.Reason, f.Code, f.exempt = downstream.ErrOverloaded.Code, downstream.ErrOverloaded.Status, true
+			f.Reason, f.Code, f.exempt = downstream.ErrOverloaded.Code.String(), downstream.ErrOverloaded.Status, true
 			f.err = fmt.Errorf("%w: %w", downstream.ErrOverloaded, err)
 			return f
 		}

@@ -339,7 +339,7 @@ func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, 
 	if env.Client.Gone() {
 		return
 	}
-	e := &openai.Error{Status: 502, Type: "upstream_error", Code: "stream_broken", Message: "the engine's stream broke off; the answer is not complete"}
+	e := openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete")
 	kind := "leg"
 	if errors.Is(f, errAborted) {
 		kind, e.Message = "aborted", "the engine aborted the request; the answer is not complete"

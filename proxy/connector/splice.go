@@ -1,7 +1,6 @@
 package connector
 
 import (
-	"net/http"
 	"strconv"
 	"unsafe"
 
@@ -98,7 +97,7 @@ func severalSequences(field string) *openai.Error {
 
 // notPairable returns the client's error for a form that can only be aggregated.
 func notPairable(field, message string) *openai.Error {
-	return &openai.Error{Status: http.StatusBadRequest, Code: "not_pairable", Param: field, Message: message}
+	return openai.NewFieldError(openai.CodeNotPairable, field, message)
 }
 
 // rankHeader appends the line with the data-parallel rank, which vLLM and (on its

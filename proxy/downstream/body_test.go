@@ -30,7 +30,7 @@ func TestBodyErrors(t *testing.T) {
 	}
 	for _, tt := range tests {
 		var oe *openai.Error
-		if !errors.As(tt.err, &oe) || oe.Status != tt.status || oe.Code != tt.code || !strings.Contains(oe.Message, tt.text) {
+		if !errors.As(tt.err, &oe) || oe.Status != tt.status || oe.Code.String() != tt.code || !strings.Contains(oe.Message, tt.text) {
 			t.Errorf("%s: %v", tt.name, tt.err)
 		}
 		if BodyStopped(tt.err) != (tt.status == 408) {

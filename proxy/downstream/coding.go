@@ -14,10 +14,8 @@ import (
 )
 
 var (
-	errCoding = &openai.Error{Status: 415, Code: "unsupported_content_encoding", Param: "Content-Encoding",
-		Message: "the header Content-Encoding names a coding other than gzip or zstd, or more than one"}
-	errCoded = &openai.Error{Status: 400, Code: "bad_content_encoding", Param: "Content-Encoding",
-		Message: "the request body is not what the header Content-Encoding says"}
+	errCoding = openai.NewFieldError(openai.CodeUnsupportedContentEncoding, "Content-Encoding", "the header Content-Encoding names a coding other than gzip or zstd, or more than one")
+	errCoded  = openai.NewFieldError(openai.CodeBadContentEncoding, "Content-Encoding", "the request body is not what the header Content-Encoding says")
 )
 
 // decoder decodes coded, the whole body as it came, into c.body.

@@ -18,14 +18,14 @@ var ErrWrite = errors.New("write to client")
 // down, and Draining is the answer.
 var (
 	ErrDraining = errors.New("the proxy is shutting down")
-	Draining    = &openai.Error{Status: 503, Type: "overloaded_error", Code: "draining", Message: "the proxy is shutting down"}
+	Draining    = openai.NewError(openai.CodeDraining, "the proxy is shutting down")
 )
 
 // Reasons to stop reading a body.
 var (
-	errBodySlow = &openai.Error{Status: 408, Type: "invalid_request_error", Code: "body_timeout", Message: "the request body came more slowly than server.min_body_rate"}
+	errBodySlow = openai.NewError(openai.CodeBodyTimeout, "the request body came more slowly than server.min_body_rate")
 	// ErrReading says that the body had to make room for another.
-	ErrReading = &openai.Error{Status: 408, Type: "rate_limit_error", Code: "reading_limit", Message: "too many request bodies are being read; this one was the slowest"}
+	ErrReading = openai.NewError(openai.CodeReadingLimit, "too many request bodies are being read; this one was the slowest")
 )
 
 // stoppedBody is the error of a body that the proxy has stopped reading.
@@ -37,10 +37,10 @@ func (e *stoppedBody) Error() string { return e.why.Message }
 func (e *stoppedBody) Unwrap() []error { return []error{e.why, os.ErrDeadlineExceeded} }
 
 func errBodyTooLarge(limit int64) error {
-	return &openai.Error{Status: 413, Code: "body_too_large", Message: fmt.Sprintf("the request body is larger than %d bytes", limit)}
+	return openai.NewError(openai.CodeBodyTooLarge, fmt.Sprintf("the request body is larger than %d bytes", limit))
 }
 
-var errBodyTimeout = &openai.Error{Status: 408, Type: "invalid_request_error", Code: "body_timeout", Message: "the request body did not come in time"}
+var errBodyTimeout = openai.NewError(openai.CodeBodyTimeout, "the request body did not come in time")
 
 // bodyReadError returns the answer for a request body that did not come whole: the
 // client left, was too slow, or broke the framing.
@@ -54,7 +54,7 @@ func bodyReadError(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
-	return &openai.Error{Status: 400, Code: "body_incomplete", Message: "the request body could not be read"}
+	return openai.NewError(openai.CodeBodyIncomplete, "the request body could not be read")
 }
 
 // BodyStopped reports whether err is a request body that did not come in time.
@@ -67,12 +67,12 @@ func BodyStopped(err error) bool {
 // an engine, and no leg is retried because of them. Their codes are reasons of
 // pdproxy_shed_total.
 var (
-	ErrMemory       = &openai.Error{Status: 503, Type: "overloaded_error", Code: "memory_limit", Message: "the memory of the proxy for requests and answers is used up"}
-	ErrOverloaded   = &openai.Error{Status: 503, Type: "overloaded_error", Code: "proxy_overloaded", Message: "the proxy has no descriptor, port or memory for a connection to an engine"}
-	errClientMemory = &openai.Error{Status: 429, Type: "rate_limit_error", Code: "client_memory_limit", Message: "the requests of this client hold as much memory as one client may"}
+	ErrMemory       = openai.NewError(openai.CodeMemoryLimit, "the memory of the proxy for requests and answers is used up")
+	ErrOverloaded   = openai.NewError(openai.CodeProxyOverloaded, "the proxy has no descriptor, port or memory for a connection to an engine")
+	errClientMemory = openai.NewError(openai.CodeClientMemoryLimit, "the requests of this client hold as much memory as one client may")
 )
 
-var errBodyNeverFits = &openai.Error{Status: 413, Code: "body_too_large", Message: "the request does not fit in limits.buffer_memory, or in the half of it that one client may hold"}
+var errBodyNeverFits = openai.NewError(openai.CodeBodyTooLarge, "the request does not fit in limits.buffer_memory, or in the half of it that one client may hold")
 
 // OwnFault reports whether err is a failure because the proxy itself lacks memory or
 // descriptors.

@@ -34,7 +34,7 @@ func ErrorOf(w http.ResponseWriter, api openai.API, e *openai.Error) {
 func JSON(w http.ResponseWriter, status int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
-		Error(w, &openai.Error{Status: 500, Code: "internal", Message: "internal error"})
+		Error(w, openai.NewError(openai.CodeInternal, "internal error"))
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

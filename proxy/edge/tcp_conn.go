@@ -3,9 +3,13 @@ package edge
 import (
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
+	"net/http"
 	"syscall"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // tcpListener counts the connections that it accepts, and refuses a connection for which
@@ -42,15 +46,18 @@ func outOfDescriptors(err error) bool {
 }
 
 // busyAnswer is the answer to a client for whose connection there is no place.
-const busyAnswer = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n" +
-	"Connection: close\r\nContent-Length: 127\r\n\r\n" +
-	`{"error":{"message":"too many connections are open","type":"overloaded_error","param":null,"code":"too_many_connections"}}     `
+var busyAnswer = func() []byte {
+	e := openai.NewError(openai.CodeTooManyConnections, "too many connections are open")
+	body := e.AppendJSON(nil)
+	return fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
+		e.Status, http.StatusText(e.Status), len(body), body)
+}()
 
 // refuse answers and closes a connection. The write does not block, because the send
 // buffer of a new connection is empty.
 func (l tcpListener) refuse(c net.Conn) {
 	if l.plain && c.SetWriteDeadline(time.Now().Add(acceptPause)) == nil {
-		_, _ = c.Write([]byte(busyAnswer)) // the client may be gone
+		_, _ = c.Write(busyAnswer) // the client may be gone
 	}
 	c.Close()
 }

@@ -14,17 +14,18 @@ import (
 )
 
 func errNotCarried(connector string, api openai.API) error {
-	return &openai.Error{Status: 501, Type: "invalid_request_error", Code: "not_implemented",
-		Message: fmt.Sprintf("the %s protocol does not support %s", connector, api.Path())}
+	return openai.NewError(openai.CodeNotImplemented, fmt.Sprintf("the %s protocol does not support %s", connector, api.Path()))
 }
 
 // rejectedError returns the client's error for a request that the plan policy rejected with
 // that status; 0 means 503.
 func rejectedError(status int) *openai.Error {
-	e := &openai.Error{Status: status, Type: "overloaded_error", Code: "rejected_by_policy", Message: "the plan policy rejected the request"}
+	e := openai.NewError(openai.CodeRejectedByPolicy, "the plan policy rejected the request")
+	if status == 0 {
+		return e
+	}
+	e.Status = status
 	switch {
-	case status == 0:
-		e.Status = 503
 	case status == 429:
 		e.Type = "rate_limit_error"
 	case status < 500:
@@ -47,19 +48,19 @@ func PublicError(err error) *openai.Error {
 	case errors.As(err, &le):
 		return le.Public()
 	case errors.As(err, &nt):
-		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: nt.Error()}
+		return openai.NewError(openai.CodeNoTarget, nt.Error())
 	case errors.Is(err, coordinator.ErrNoID):
-		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_id", Message: "no disagg id is left for the request; the coordinator grants none"}
+		return openai.NewError(openai.CodeNoID, "no disagg id is left for the request; the coordinator grants none")
 	case errors.Is(err, coordinator.ErrUnknownModel):
 		return UnknownModel("", nil)
 	case errors.Is(err, coordinator.ErrModelNeeded):
-		return &openai.Error{Status: 400, Type: "invalid_request_error", Code: "missing_field", Param: "model", Message: "model is needed: the engines serve more than one"}
+		return openai.NewFieldError(openai.CodeMissingField, "model", "model is needed: the engines serve more than one")
 	case errors.As(err, &re):
 		return rejectedError(re.Status)
 	case errors.Is(err, downstream.ErrDraining), errors.Is(err, context.Canceled):
 		return downstream.Draining
 	}
-	return &openai.Error{Status: 500, Type: "internal_error", Code: "internal", Message: "internal error"}
+	return openai.NewError(openai.CodeInternal, "internal error")
 }
 
 // UnknownModel returns what the client is told if no engine serves the model of that name.
@@ -76,7 +77,7 @@ func UnknownModel(name string, known []string) *openai.Error {
 	if more := len(known) - mostKnown; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
-	return &openai.Error{Status: 404, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: text}
+	return openai.NewFieldError(openai.CodeModelNotFound, "model", text)
 }
 
 // reply sends err to the client as the whole answer. No byte of the answer may have been sent.
@@ -111,9 +112,9 @@ func outcomeOf(err error) telemetry.Outcome {
 	}
 	oe := PublicError(err)
 	switch {
-	case oe.Code == "no_target" || oe.Code == "rejected_by_policy":
+	case oe.Code == openai.CodeNoTarget || oe.Code == openai.CodeRejectedByPolicy:
 		return telemetry.OutcomeNoTarget
-	case oe.Status == 429 || oe.Code == "queue_timeout":
+	case oe.Status == 429 || oe.Code == openai.CodeQueueTimeout:
 		return telemetry.OutcomeShed
 	case oe.Status/100 == 4 || oe.Status == 501:
 		return telemetry.OutcomeClientError

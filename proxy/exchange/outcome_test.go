@@ -39,7 +39,7 @@ func TestPublicError(t *testing.T) {
 		outcome           telemetry.Outcome
 		retryAfter        bool
 	}{
-		{"request is at fault", &openai.Error{Status: 400, Code: "invalid_type", Param: "model", Message: "m"}, 400, "invalid_request_error", "invalid_type", "m", "model", telemetry.OutcomeClientError, false},
+		{"request is at fault", openai.NewFieldError(openai.CodeInvalidType, "model", "m"), 400, "invalid_request_error", "invalid_type", "m", "model", telemetry.OutcomeClientError, false},
 		{"no key", admission.ErrNoKey, 401, "authentication_error", "invalid_api_key", "Bearer", "", telemetry.OutcomeClientError, false},
 		{"not carried", errNotCarried("sglang", openai.VLLMGenerate), 501, "invalid_request_error", "not_implemented", "sglang", "", telemetry.OutcomeClientError, false},
 		{"queue full", admission.ErrQueueFull, 429, "rate_limit_error", "queue_full", "too many", "", telemetry.OutcomeShed, true},

@@ -188,7 +188,7 @@ func (x *exchange) answer(err error) {
 	outcome := outcomeOf(err)
 	x.journal.Ends(outcome)
 	if downstream.OwnFault(err) || errors.Is(err, downstream.ErrReading) {
-		x.journal.Shed(PublicError(err).Code)
+		x.journal.Shed(PublicError(err).Code.String())
 	}
 	if outcome == telemetry.OutcomeEngineError || outcome == telemetry.OutcomeTimeout {
 		x.journal.Warn("request failed", "error", err) // the text names phase and engine, and contains nothing of the bodies

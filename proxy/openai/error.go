@@ -10,8 +10,8 @@ import (
 // and must not be logged, because it may quote an engine. [Error.Error] omits Message.
 type Error struct {
 	Status  int    // HTTP status
-	Type    string // error class; empty: the default for Status
-	Code    string // machine-readable reason; empty: null
+	Type    string // error class; empty: that of Code, or else the default for Status
+	Code    Code   // machine-readable reason; CodeNone: null
 	Param   string // the invalid body field; empty: null
 	Message string // one sentence for the client
 }
@@ -19,18 +19,20 @@ type Error struct {
 // Error returns the status and the reason. It contains no text of a body: neither the
 // message nor the field's name, which a client may have chosen.
 func (e *Error) Error() string {
-	reason := e.Code
+	reason := e.Code.String()
 	if reason == "" {
 		reason = e.class()
 	}
 	return "status " + strconv.Itoa(e.Status) + ": " + reason
 }
 
-// class returns Type, or OpenAI's class for the status.
+// class returns Type, or the type of Code, or OpenAI's class for the status.
 func (e *Error) class() string {
 	switch {
 	case e.Type != "":
 		return e.Type
+	case codes[e.Code].Type != "":
+		return codes[e.Code].Type
 	case e.Status == http.StatusUnauthorized:
 		return "authentication_error"
 	case e.Status == http.StatusForbidden:
@@ -53,7 +55,7 @@ func (e *Error) AppendJSON(dst []byte) []byte {
 	dst = append(dst, `,"param":`...)
 	dst = appendQuotedOrNull(dst, e.Param)
 	dst = append(dst, `,"code":`...)
-	dst = appendQuotedOrNull(dst, e.Code)
+	dst = appendQuotedOrNull(dst, e.Code.String())
 	return append(dst, "}}"...)
 }
 
@@ -98,7 +100,7 @@ func (a API) AppendErrorEvent(dst []byte, e *Error) []byte {
 		return append(dst, "}}\n\n"...)
 	case Responses:
 		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":"...)
-		dst = appendQuotedOrNull(dst, e.Code)
+		dst = appendQuotedOrNull(dst, e.Code.String())
 		dst = append(dst, `,"message":`...)
 		dst = AppendQuoted(dst, e.Message)
 		dst = append(dst, `,"param":`...)
@@ -113,28 +115,30 @@ func AppendDone(dst []byte) []byte {
 	return append(dst, "data: [DONE]\n\n"...)
 }
 
-// fieldError copies the field's name, which may point into the body, because errors
-// outlive the body.
-func fieldError(field, code, message string) *Error {
-	return &Error{Status: http.StatusBadRequest, Code: code, Param: strings.Clone(field), Message: message}
+// NewFieldError returns an error of a field, a header or a parameter. It copies the name, which
+// may point into the body, because errors outlive the body.
+func NewFieldError(code Code, name, message string) *Error {
+	e := NewError(code, message)
+	e.Param = strings.Clone(name)
+	return e
 }
 
 func mistyped(field, want string) *Error {
-	return fieldError(field, "invalid_type", "'"+field+"' must be "+want+".")
+	return NewFieldError(CodeInvalidType, field, "'"+field+"' must be "+want+".")
 }
 
 func missing(field string) *Error {
-	return fieldError(field, "missing_required_parameter", "'"+field+"' is missing.")
+	return NewFieldError(CodeMissingRequiredParameter, field, "'"+field+"' is missing.")
 }
 
 func below(field string, least int64) *Error {
-	return fieldError(field, "integer_below_min_value", "'"+field+"' must be at least "+strconv.FormatInt(least, 10)+".")
+	return NewFieldError(CodeIntegerBelowMinValue, field, "'"+field+"' must be at least "+strconv.FormatInt(least, 10)+".")
 }
 
 func above(field string) *Error {
-	return fieldError(field, "integer_above_max_value", "'"+field+"' is too large.")
+	return NewFieldError(CodeIntegerAboveMaxValue, field, "'"+field+"' is too large.")
 }
 
 func tooLong(field string, most int) *Error {
-	return fieldError(field, "string_above_max_length", "'"+field+"' must be of at most "+strconv.Itoa(most)+" bytes.")
+	return NewFieldError(CodeStringAboveMaxLength, field, "'"+field+"' must be of at most "+strconv.Itoa(most)+" bytes.")
 }

@@ -11,11 +11,11 @@ func TestErrorJSON(t *testing.T) {
 		e    Error
 		want string
 	}{
-		{Error{Status: 400, Code: "invalid_type", Param: "n", Message: `'n' must be "an integer".`},
+		{Error{Status: 400, Code: CodeInvalidType, Param: "n", Message: `'n' must be "an integer".`},
 			`{"error":{"message":"'n' must be \"an integer\".","type":"invalid_request_error","param":"n","code":"invalid_type"}}`},
 		{Error{Status: 503, Message: "no engine\n\u00e9\x01\xff"},
 			`{"error":{"message":"no engine\né\u0001` + "\ufffd" + `","type":"server_error","param":null,"code":null}}`},
-		{Error{Status: 404, Type: "not_found", Code: "model_not_found"}, `{"error":{"message":"","type":"not_found","param":null,"code":"model_not_found"}}`},
+		{Error{Status: 404, Type: "not_found", Code: CodeModelNotFound}, `{"error":{"message":"","type":"not_found","param":null,"code":"model_not_found"}}`},
 		{Error{Status: 401}, `{"error":{"message":"","type":"authentication_error","param":null,"code":null}}`},
 		{Error{Status: 403}, `{"error":{"message":"","type":"permission_error","param":null,"code":null}}`},
 		{Error{Status: 429}, `{"error":{"message":"","type":"rate_limit_error","param":null,"code":null}}`},
@@ -45,8 +45,8 @@ func TestErrorOfAnAPI(t *testing.T) {
 
 // Log lines must not contain text of a client.
 func TestErrorHidesBodies(t *testing.T) {
-	e := &Error{Status: 502, Code: "bad_leg", Param: "secret key", Message: "secret prompt"}
-	if got := e.Error(); got != "status 502: bad_leg" {
+	e := &Error{Status: 502, Code: CodeLegFailed, Param: "secret key", Message: "secret prompt"}
+	if got := e.Error(); got != "status 502: leg_failed" {
 		t.Error(got)
 	}
 	if got := (&Error{Status: 429, Message: "secret"}).Error(); got != "status 429: rate_limit_error" {
@@ -60,7 +60,7 @@ func TestErrorHidesBodies(t *testing.T) {
 }
 
 func TestAppendErrorEvent(t *testing.T) {
-	e := &Error{Status: 502, Code: "leg_failed", Message: "decode d0 broke off"}
+	e := &Error{Status: 502, Type: "server_error", Code: CodeLegFailed, Message: "decode d0 broke off"}
 	plain := `data: {"error":{"message":"decode d0 broke off","type":"server_error","param":null,"code":"leg_failed"}}` + "\n\n"
 	for api, want := range map[API]string{
 		Chat:         plain,

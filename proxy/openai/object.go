@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"net/http"
 	"strconv"
 	"unicode/utf8"
 	"unsafe"
@@ -54,15 +53,15 @@ func (o *Object) Reset() {
 func (o *Object) Parse(raw []byte) error {
 	o.Reset()
 	if len(raw) > maxBody {
-		return &Error{Status: http.StatusRequestEntityTooLarge, Code: "body_too_large", Message: "The body is 2 GiB or more."}
+		return NewError(CodeBodyTooLarge, "The body is 2 GiB or more.")
 	}
 	s := scanner{b: raw, keys: o.keys, text: o.text}
 	i := s.space(0)
 	if i == len(raw) {
-		return &Error{Status: http.StatusBadRequest, Code: "invalid_json", Message: "The body is empty."}
+		return NewError(CodeInvalidJSON, "The body is empty.")
 	}
 	if raw[i] != '{' {
-		return &Error{Status: http.StatusBadRequest, Code: "invalid_json", Message: "The body is not a JSON object."}
+		return NewError(CodeInvalidJSON, "The body is not a JSON object.")
 	}
 	end := s.tail(s.object(i, 1, o))
 	o.raw, o.open, o.text, o.keys = raw, i, s.text, s.keys[:0]
@@ -98,13 +97,9 @@ func (o *Object) Size() int {
 
 // refusal converts the scanner's error to the client's error.
 func (s *scanner) refusal() *Error {
-	e := &Error{
-		Status:  http.StatusBadRequest,
-		Code:    "invalid_json",
-		Message: "The body is not valid JSON: " + s.problem + ", at byte " + strconv.Itoa(s.offset) + ".",
-	}
+	e := NewError(CodeInvalidJSON, "The body is not valid JSON: "+s.problem+", at byte "+strconv.Itoa(s.offset)+".")
 	if s.problem == duplicateKey {
-		e.Code = "duplicate_key"
+		e.Code = CodeDuplicateKey
 	}
 	if s.inField {
 		e.Param = clip(string(s.key(s.field)))

@@ -131,7 +131,7 @@ func TestParseRefuses(t *testing.T) {
 			if !errors.As(err, &e) {
 				t.Fatalf("error %v, want an *Error", err)
 			}
-			if e.Status != 400 || e.Code != tt.code || e.Param != tt.param {
+			if e.Status != 400 || e.Code.String() != tt.code || e.Param != tt.param {
 				t.Errorf("status %d, code %q, param %q; want 400, %q, %q", e.Status, e.Code, e.Param, tt.code, tt.param)
 			}
 			if o.Len() != 0 || o.Raw() != nil {

@@ -106,7 +106,7 @@ func checkPDName(key string) error {
 	field, exact := named(pdFields[:], key)
 	holder, exactly := named(pdContainers[:], key)
 	if field && !exact || holder && !exactly {
-		return fieldError(clip(key), "invalid_name", "'"+clip(key)+"' must be written in lower case.")
+		return NewFieldError(CodeInvalidName, clip(key), "'"+clip(key)+"' must be written in lower case.")
 	}
 	return nil
 }

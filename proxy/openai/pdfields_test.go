@@ -166,7 +166,7 @@ func TestManySpellings(t *testing.T) {
 		body := spellings(4*PDCuts, value)
 		var r Request
 		var refusal *Error
-		if err := ParseRequest(Completions, body, &r); !errors.As(err, &refusal) || refusal.Code != "invalid_name" {
+		if err := ParseRequest(Completions, body, &r); !errors.As(err, &refusal) || refusal.Code != CodeInvalidName {
 			t.Errorf("%s: %v, want a refusal of the name", value, err)
 		}
 		if err := r.Parse(body); err != nil {

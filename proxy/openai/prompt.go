@@ -102,7 +102,7 @@ func (r *Request) PromptRaw() []byte {
 // readPrompt reads a member as the prompt.
 func (r *Request) readPrompt(field string, m *member, allowed forms) error {
 	if m.kind == kindArray && m.shape.count == 0 {
-		return fieldError(field, "empty_array", "'"+field+"' must not be empty.")
+		return NewFieldError(CodeEmptyArray, field, "'"+field+"' must not be empty.")
 	}
 	kind := promptKind(m)
 	if allowed&(1<<kind) == 0 {

@@ -205,7 +205,7 @@ func TestParseRequestRefuses(t *testing.T) {
 			if err := ParseRequest(tt.api, []byte(tt.body), &r); !errors.As(err, &e) {
 				t.Fatalf("error %v, want an *Error", err)
 			}
-			if e.Status != 400 || e.Code != tt.code || e.Param != tt.param {
+			if e.Status != 400 || e.Code.String() != tt.code || e.Param != tt.param {
 				t.Errorf("status %d, code %q, param %q; want 400, %q, %q", e.Status, e.Code, e.Param, tt.code, tt.param)
 			}
 			if tt.code != "invalid_json" && tt.code != "duplicate_key" && !strings.Contains(e.Message, "'"+tt.param+"'") {
@@ -226,7 +226,7 @@ func TestModelsNameIsBounded(t *testing.T) {
 			switch {
 			case code == "" && (err != nil || len(r.Model) != n):
 				t.Errorf("%d times %s: %v, a name of %d bytes", n, letter, err, len(r.Model))
-			case code != "" && (!errors.As(err, &e) || e.Status != 400 || e.Code != code || e.Param != "model"):
+			case code != "" && (!errors.As(err, &e) || e.Status != 400 || e.Code.String() != code || e.Param != "model"):
 				t.Errorf("%d times %s: %#v", n, letter, err)
 			}
 		}

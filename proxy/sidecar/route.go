@@ -157,7 +157,7 @@ func (r *Route) readProfile(profile string) error {
 
 // badHeader returns the refusal of a header. It does not repeat the header's value.
 func badHeader(name string, status int, problem string) error {
-	return &openai.Error{Status: status, Code: "bad_header", Param: name, Message: "the header " + name + " " + problem}
+	return &openai.Error{Status: status, Code: openai.CodeBadHeader, Param: name, Message: "the header " + name + " " + problem}
 }
 
 // trusts reports whether the sidecar reads the headers of a client with that address.
