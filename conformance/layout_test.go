@@ -109,6 +109,7 @@ var mayImport = map[string][]string{
 	"conformance/chaos":           {},
 	"conformance/coverage":        {},
 	"conformance/mutation":        {},
+	"conformance/scaling":         {},
 	"conformance/security":        {},
 	"conformance/suite":           {},
 	"conformance/takeover":        {},

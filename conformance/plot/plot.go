@@ -152,6 +152,18 @@ func (p *Plot) Mark(v float64, label string) {
 	p.write(x+dx, p.Y.end+11, anchor, "note", label)
 }
 
+// Legend writes the names of the curves with the first colors below the field, on the
+// right. It is for pictures without a page around them.
+func (p *Plot) Legend(names []string) {
+	const column = 110
+	y := p.height - 6
+	for i, name := range names {
+		x := p.X.end - float64(column*(len(names)-i))
+		fmt.Fprintf(&p.text, `<rect fill="%s" x="%.1f" y="%.1f" width="11" height="11"/>`, Color(i), x, y-10)
+		p.write(x+16, y, "start", "name", name)
+	}
+}
+
 // Line draws a curve through points.
 func (p *Plot) Line(color, name string, points [][2]float64) {
 	fmt.Fprintf(&p.text, `<polyline class="curve" stroke="%s" points="`, color)
