@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -228,45 +229,51 @@ func (a *app) bench(b *benchFlags) error {
 	if b.uneven != "" {
 		fmt.Fprintln(a.err, b.uneven)
 	}
-	var lines io.WriteCloser
+	var file *os.File
+	var lines io.Writer
 	if b.output != "" { // created before the load, so that a wrong path costs no run
-		if lines, err = os.Create(b.output); err != nil {
+		if file, err = os.Create(b.output); err != nil {
 			return fmt.Errorf("--output: %w", err)
 		}
-		defer lines.Close()
+		defer file.Close()
+		lines = file
 	}
+	results, err := a.benchRuns(configs, lines)
+	if err == nil && file != nil {
+		if err = file.Close(); err != nil {
+			err = fmt.Errorf("--output: %w", err)
+		}
+	}
+	if err == nil {
+		err = a.writeBench(b, results)
+	}
+	if err == nil && !slices.ContainsFunc(results, func(r *load.Result) bool { return r.Failed < r.Requests }) {
+		err = errors.New("no request had a good answer")
+	}
+	return exit.Failed(err)
+}
+
+// benchRuns does the runs one after the other, until an interrupt. It writes a line for each
+// request to lines, unless that is nil.
+func (a *app) benchRuns(configs []load.Config, lines io.Writer) (results []*load.Result, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	var results []*load.Result
-	good := false
 	for i, c := range configs {
 		if i > 0 && ctx.Err() != nil {
 			break
 		}
 		r, err := a.benchOnce(ctx, c)
 		if err != nil {
-			return exit.Failed(err)
+			return nil, err
 		}
-		good = good || r.Failed < r.Requests
 		results = append(results, r)
 		if lines != nil {
 			if err := r.WriteSamples(lines); err != nil {
-				return exit.Failed(fmt.Errorf("--output: %w", err))
+				return nil, fmt.Errorf("--output: %w", err)
 			}
 		}
 	}
-	if lines != nil {
-		if err := lines.Close(); err != nil {
-			return exit.Failed(fmt.Errorf("--output: %w", err))
-		}
-	}
-	if err := a.writeBench(b, results); err != nil {
-		return exit.Failed(err)
-	}
-	if !good {
-		return exit.Failed(errors.New("no request had a good answer"))
-	}
-	return nil
+	return results, nil
 }
 
 // benchOnce does one run and shows its progress.
