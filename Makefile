@@ -19,12 +19,12 @@ RACE         := -race $(foreach p,engine/wazevo/backend/... engine/wazevo/fronte
 SUITE        := $(GO) run ./conformance/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.
-SECOND       := abi chaos deploy discovery fleet kvevents plugins policies security takeover
+SECOND       := abi chaos deploy discovery fleet kvevents plugins policies scaling security takeover
 SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
 # The first tier runs conformance and all packages below it without the race detector. They
 # are tools and simulated engines, and the detector takes five times the processor time. The
 # second tier runs conformance and the simulated engines with the race detector.
-TOOLS        := bench coverage docs enginesim load mutation replay suite surface testbed
+TOOLS        := bench coverage docs enginesim load mutation plot replay suite surface testbed
 UNRACED      := $(foreach p,$(TOOLS),./conformance/$p)
 FIRST         = $(filter-out %/conformance $(foreach p,$(SECOND) $(TOOLS),%/conformance/$p),$(shell $(GO) list ./...))
 # Some tests of these packages repeat less often with -short, which the first tier passes to
@@ -224,6 +224,10 @@ build/docs-tools/.installed: docs/requirements.txt
 	python3 -m venv build/docs-tools
 	build/docs-tools/bin/pip install --quiet --no-deps --requirement docs/requirements.txt
 	touch $@
+
+.PHONY: scaling
+scaling: ## the plots of docs/concepts/scaling.md: engines scaled by the proxy's metrics
+	$(GO) test -count=1 -run '^TestScaling$$' -v ./conformance/scaling -args -plots $(CURDIR)/docs/images
 
 .PHONY: test-docs
 test-docs: build ## every shell block of the documents that needs no GPU, and the reference against the built program (root, or user namespaces)

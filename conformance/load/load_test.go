@@ -28,14 +28,14 @@ type server struct {
 }
 
 const (
-	chunk = `data: {"choices":[{"delta":{"content":"tide"}}]}`
-	usage = `data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":10,"prompt_tokens_details":{"cached_tokens":3}}}`
-	done  = "data: [DONE]"
+	chunk     = `data: {"choices":[{"delta":{"content":"tide"}}]}`
+	usageLine = `data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":10,"prompt_tokens_details":{"cached_tokens":3}}}`
+	done      = "data: [DONE]"
 )
 
 // good are the events of a complete answer.
 func good() []string {
-	return []string{`data: {"choices":[{"delta":{"role":"assistant","content":""}}]}`, ": ping", chunk, chunk, chunk, chunk, chunk, usage, done}
+	return []string{`data: {"choices":[{"delta":{"role":"assistant","content":""}}]}`, ": ping", chunk, chunk, chunk, chunk, chunk, usageLine, done}
 }
 
 func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -129,7 +129,8 @@ func TestTimes(t *testing.T) {
 func TestDeltas(t *testing.T) {
 	for name, delta := range map[string]string{
 		"reasoning": `"reasoning":"so"`, "reasoning_content": `"reasoning_content":"so","content":null`, "content": `"content":"so","reasoning":null`,
-		"tool call": `"content":null,"tool_calls":[{"index":0,"function":{"arguments":"{"}}]`,
+		"tool call": `"content":null,"tool_calls":[{"index":0,"function":{"arguments":"{"}}]`, "function call": `"function_call":{"arguments":"{"}`,
+		"refusal": `"refusal":"no"`,
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			text := `data: {"choices":[{"delta":{` + delta + `}}]}`
@@ -269,9 +270,9 @@ func TestEnded(t *testing.T) {
 }
 
 func TestSpread(t *testing.T) {
-	var times []time.Duration
+	var times []float64
 	for n := range 200 {
-		times = append(times, time.Duration(200-n)*time.Millisecond)
+		times = append(times, float64(200-n))
 	}
 	if got, want := spread(times), (Spread{Mean: 100.5, P50: 100, P90: 180, P95: 190, P99: 198, Max: 200}); got.P50 != want.P50 || got.P90 != want.P90 || got.P95 != want.P95 || got.P99 != want.P99 || got.Max != want.Max || got.Mean < 100.49 || got.Mean > 100.51 {
 		t.Errorf("got %+v", got)

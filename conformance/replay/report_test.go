@@ -139,7 +139,7 @@ func TestHTML(t *testing.T) {
 				t.Fatal(err)
 			}
 			text := b.String()
-			for _, bad := range []string{"<script", "http:", "https:", "<b>", "NaN", "Inf", "%!", "ZgotmplZ"} {
+			for _, bad := range []string{"<script", "http:", "https:", "src=", "href=", "url(", "@import", "<b>", "NaN", "Inf", "%!", "ZgotmplZ"} {
 				if strings.Contains(text, bad) {
 					t.Errorf("the page has %q", bad)
 				}
@@ -163,23 +163,5 @@ func TestHTML(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestTicks(t *testing.T) {
-	for _, tt := range []struct {
-		scale scale
-		n     int
-		want  []float64
-	}{
-		{scale{from: 0, to: 1}, 7, []float64{0, .2, .4, .6, .8, 1}},
-		{scale{from: 15300, to: 18600}, 7, []float64{15500, 16000, 16500, 17000, 17500, 18000, 18500}},
-		{scale{from: 3, to: 60, logarithmic: true}, 12, []float64{5, 10, 20, 50}},
-		{scale{from: 1, to: 1e5, logarithmic: true}, 7, []float64{1, 10, 100, 1000, 1e4, 1e5}},
-	} {
-		got := tt.scale.ticks(tt.n)
-		if !slices.EqualFunc(got, tt.want, func(a, b float64) bool { return math.Abs(a-b) < 1e-9*max(1, b) }) {
-			t.Errorf("%+v: tt.scale.ticks(tt.n) = %v, want %v", tt.scale, got, tt.want)
-		}
 	}
 }

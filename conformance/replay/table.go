@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
-	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/plot"
 )
 
 // WriteTable writes the report as a table for readers.
@@ -17,7 +18,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintln(t, "policy\tTTFT p50\tp95\tp99\tITL p50\tp99\treq/s\tgood/s\tgood\thits\tof ideal\tload CV\tmax/min\tdecisions/s\t")
 	for _, row := range r.Rows {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.1f%%\t%.4f\t%.1f%%\t%.3f\t%.2f\t%.0f\t\n",
-			row.Policy, short(row.TTFTP50), short(row.TTFTP95), short(row.TTFTP99), short(row.ITLP50), short(row.ITLP99),
+			row.Policy, plot.Milliseconds(row.TTFTP50), plot.Milliseconds(row.TTFTP95), plot.Milliseconds(row.TTFTP99), plot.Milliseconds(row.ITLP50), plot.Milliseconds(row.ITLP99),
 			row.Throughput, row.Goodput, 100*row.GoodRatio, row.HitRatio, 100*r.ofIdeal(row), row.LoadCV, row.LoadMaxMin, row.DecisionsPerS)
 	}
 	if err := t.Flush(); err != nil {
@@ -28,7 +29,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 			fmt.Fprintf(w, "\n%s left %d of %d decisions to least_load\n", row.Policy, row.Fallbacks, row.Requests)
 		}
 	}
-	_, err := fmt.Fprintf(w, "\ngood: first token within %s, then %s a token on average\n", short(r.TTFTLimit), short(r.ITLLimit))
+	_, err := fmt.Fprintf(w, "\ngood: first token within %s, then %s a token on average\n", plot.Milliseconds(r.TTFTLimit), plot.Milliseconds(r.ITLLimit))
 	return err
 }
 
@@ -38,20 +39,4 @@ func (r *Report) ofIdeal(row *Row) float64 {
 		return 0
 	}
 	return row.HitRatio / r.IdealHitRatio
-}
-
-// short writes milliseconds with about three digits.
-func short(ms float64) string {
-	d := time.Duration(ms * float64(time.Millisecond))
-	switch {
-	case d >= 100*time.Second:
-		return fmt.Sprintf("%.0f s", d.Seconds())
-	case d >= 10*time.Second:
-		return fmt.Sprintf("%.1f s", d.Seconds())
-	case d >= time.Second:
-		return fmt.Sprintf("%.2f s", d.Seconds())
-	case ms >= 100:
-		return fmt.Sprintf("%.0f ms", ms)
-	}
-	return fmt.Sprintf("%.1f ms", ms)
 }
