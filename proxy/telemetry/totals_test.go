@@ -17,22 +17,24 @@ func TestTotals(t *testing.T) {
 	if got := m.Totals(); len(got.Outcomes) != 0 || got.Shed != 0 || len(got.InterEvent.Counts) != intervalBuckets {
 		t.Errorf("before the first exchange: %+v", got)
 	}
-	m.Exchange(abi.FlowAggregated, OutcomeOK, time.Second)
-	m.Exchange(abi.FlowConcurrent, OutcomeOK, time.Second)
-	m.Exchange(abi.FlowConcurrent, OutcomeBroken, time.Second)
-	m.Tokens(10, 5, 4)
+	known, other := m.Model("sim"), m.OtherModel()
+	known.Exchange(abi.FlowAggregated, OutcomeOK, time.Second)
+	other.Exchange(abi.FlowConcurrent, OutcomeOK, time.Second)
+	known.Exchange(abi.FlowConcurrent, OutcomeBroken, time.Second)
+	known.Tokens(7, 5, 0)
+	other.Tokens(3, 0, 4)
 	m.LegError(abi.Prefill, "p0", "refused")
 	m.LegError(abi.Decode, "d0", "refused")
 	m.LegError(abi.Decode, "d0", "timeout")
 	m.Retry(abi.Decode, "refused")
 	m.Retry(abi.Prefill, "timeout")
 	m.Shed("queue_full")
-	m.FirstByte(true, 3*time.Millisecond)
-	m.FirstByte(true, 3*time.Second)
-	m.FirstByte(true, time.Hour)
+	other.FirstByte(true, 3*time.Millisecond)
+	known.FirstByte(true, 3*time.Second)
+	known.FirstByte(true, time.Hour)
 	var i Intervals
 	i.Observe(3 * time.Millisecond)
-	m.MergeIntervals(&i)
+	known.MergeIntervals(&i)
 	got := m.Totals()
 	for name, pair := range map[string][2]map[string]float64{
 		"outcomes":   {got.Outcomes, {"ok": 2, "broken": 1}},
