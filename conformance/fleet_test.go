@@ -72,6 +72,7 @@ type fleet struct {
 	log       io.Writer
 	dir       *privatedir.Dir   // of the host of the coordinator
 	dirs      []*privatedir.Dir // of all hosts
+	token     string            // of fleet.listen, in the mode hosts
 	url       string            // the client sends its requests for url to all workers in turn
 	client    *http.Client
 	drained   bool // the test has stopped the proxy itself

@@ -145,8 +145,9 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 		f.cfg.Fleet.Workers = cmp.Or(f.size, workers)
 		f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // a live process has enough time on a busy machine
 		if f.mode == modeHosts {
+			f.token = "the-token-of-this-fleet"
 			f.cfg.Fleet.TokenFile = filepath.Join(f.t.TempDir(), "token")
-			if err := os.WriteFile(f.cfg.Fleet.TokenFile, []byte("the token of this fleet\n"), 0o600); err != nil {
+			if err := os.WriteFile(f.cfg.Fleet.TokenFile, []byte(f.token+"\n"), 0o600); err != nil {
 				f.t.Fatal(err)
 			}
 			if f.cfg.Fleet.Listen == "" {

@@ -138,7 +138,8 @@ func TestTRTLLMWorkersRegisterAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := *c
-	second.fleet = &fleet{t: t, connector: c.connector, prefill: c.prefill, decode: c.decode, alone: c.alone, base: c.base, drained: true}
+	second.fleet = &fleet{t: t, connector: c.connector, prefill: c.prefill, decode: c.decode, alone: c.alone, base: c.base, dirs: c.dirs, drained: true}
+	c.dirs = nil // the second fleet closes the folders before it counts descriptors
 	second.startNode(&second.cfg, nil)
 	second.eventually("both workers are ready again", func() bool { return second.ready("") == 2 })
 	second.heard()

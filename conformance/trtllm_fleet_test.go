@@ -22,7 +22,23 @@ import (
 type foreignWorker struct {
 	base   string // base URL of the coordinator's routes
 	client *http.Client
-	packed bool // it uses MessagePack
+	token  string // of fleet.listen; empty: none is needed
+	packed bool   // it uses MessagePack
+}
+
+// send sends one request to the coordinator.
+func (w *foreignWorker) send(method, path, media string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequest(method, w.base+path, body)
+	if err != nil {
+		return nil, err
+	}
+	if media != "" {
+		req.Header.Set("Content-Type", media)
+	}
+	if w.token != "" {
+		req.Header.Set("Authorization", "Bearer "+w.token)
+	}
+	return w.client.Do(req)
 }
 
 // ask calls a route of the coordinator.
@@ -37,7 +53,7 @@ func (w *foreignWorker) ask(path string, body map[string]any) (answer map[string
 	if err != nil {
 		return nil, err
 	}
-	resp, err := w.client.Post(w.base+path, media, bytes.NewReader(send))
+	resp, err := w.send(http.MethodPost, path, media, bytes.NewReader(send))
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +147,7 @@ func TestTRTLLMFleetWorkers(t *testing.T) {
 				c.Fleet.Listen = "127.0.0.1:0"
 				c.Policy.Place = "conversation"
 			}})
-			w := &foreignWorker{base: "http://" + f.front.FleetAddr().String(), client: f.client, packed: packed}
+			w := &foreignWorker{base: "http://" + f.front.FleetAddr().String(), client: f.client, token: f.token, packed: packed}
 			prompt := func(n int) string { return fmt.Sprintf("%d. %s", n, long) }
 			var wg sync.WaitGroup
 			for g := range 4 {
@@ -158,7 +174,7 @@ func TestTRTLLMFleetWorkers(t *testing.T) {
 			if _, err := w.ask("/finish", map[string]any{"role": "ctx", "req_id": int64(1) << 50, "success": false}); err != nil {
 				t.Fatal(err)
 			}
-			resp, err := f.client.Get(w.base + "/cluster_info")
+			resp, err := w.send(http.MethodGet, "/cluster_info", "", http.NoBody)
 			if err != nil {
 				t.Fatal(err)
 			}
