@@ -62,6 +62,10 @@ func (p *Poller) Run(ctx context.Context) {
 	defer tick.Stop()
 	var every time.Duration
 	for ctx.Err() == nil {
+		select {
+		case <-p.wake: // this round already uses the new configuration
+		default:
+		}
 		h := p.health.Load()
 		if d := time.Duration(h.LoadInterval); d != every {
 			if every = d; every > 0 {
