@@ -27,7 +27,7 @@ func TestImport(t *testing.T) {
 		"unknown router":   {[]string{"import", "nginx", badYAML}, exit.Usage, "", "nginx"},
 		"no file":          {[]string{"import", "vllm-router"}, exit.Usage, "", "import vllm-router: which FLAGFILE?"},
 		"missing file":     {[]string{"import", "trtllm", "/nonexistent.yaml"}, exit.Usage, "", "nonexistent"},
-		"bad YAML":         {[]string{"import", "trtllm", badYAML}, exit.Usage, "", badYAML + ": line 2: port: is there twice"},
+		"bad YAML":         {[]string{"import", "trtllm", badYAML}, exit.Usage, "", badYAML + ": line 2: port: is given twice"},
 		"bad flags":        {[]string{"import", "sglang-router", badFlags}, exit.Usage, "", badFlags + ": line 1: --port: want a whole number"},
 		"trtllm":           {[]string{"import", "trtllm", imports + "trtllm-static.yaml"}, exit.OK, `url = "http://p0.lab:7001"`, ""},
 		"request time-out": {[]string{"import", "trtllm", "-r", "42", imports + "trtllm-static.yaml"}, exit.OK, `prefill = "42s"`, ""},

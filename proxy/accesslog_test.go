@@ -33,7 +33,7 @@ func testAccessLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bytes.Contains(text, []byte("secret")) {
-		t.Errorf("text of a prompt is in the log: %s", text)
+		t.Errorf("the log contains the text of a prompt: %s", text)
 	}
 	byID := map[string]accesslog.Entry{}
 	for line := range bytes.Lines(text) {
@@ -45,12 +45,12 @@ func testAccessLog(t *testing.T) {
 	}
 	good, bad := byID["good"], byID["bad"]
 	if good.Status != 200 || good.Outcome != "ok" || good.Model != "m" || good.Legs != 1 || good.Decode == "" || good.FirstByteMS == nil || good.PromptTokens == 0 {
-		t.Errorf("a good request: %+v", good)
+		t.Errorf("line of a successful request: %+v", good)
 	}
 	if bad.Status != 400 || bad.Outcome == "ok" || bad.Legs != 0 || bad.FirstByteMS != nil {
-		t.Errorf("a bad request: %+v", bad)
+		t.Errorf("line of a rejected request: %+v", bad)
 	}
 	if len(byID) != 2 {
-		t.Errorf("%d lines, want 2: %s", len(byID), text)
+		t.Errorf("got %d lines, want 2: %s", len(byID), text)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// faulty is a connector that panics where it is told to.
+// faulty is a connector whose named methods panic.
 type faulty struct {
 	connector.Connector
 	in string
@@ -44,8 +44,8 @@ func (f faulty) Decode(a *connector.Attempt, h *connector.Handoff, dst []byte) (
 	return f.Connector.Decode(a, h, dst)
 }
 
-// Wherever an exchange panics, its client learns that it failed, and no lease,
-// leg or place is left; newWorld asserts that.
+// Wherever an exchange panics, its client gets an error, and the exchange leaves no
+// lease, no leg and no place in a queue. newWorld asserts the latter.
 func TestPanicLeavesNothingBehind(t *testing.T) {
 	answers := map[string]string{
 		"vllm-nixl": `{"choices":[]}`,
@@ -60,7 +60,7 @@ func TestPanicLeavesNothingBehind(t *testing.T) {
 						{name: "p0", role: "prefill", connector: name, serve: serve},
 						{name: "d0", role: "decode", connector: name, serve: func(c *engineConn, nth int) {
 							if in == "ReadPrefill" {
-								c.hold() // until prefill's failure cancels it
+								c.hold() // until the failure of prefill cancels the leg
 								return
 							}
 							serve(c, nth)
@@ -78,17 +78,17 @@ func TestPanicLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// Where both legs run at once each may time out for the other's sake, so that
-// the next attempt leaves the whole pair.
+// If both legs run at the same time, each leg may time out because of the other engine.
+// So the next attempt uses two other engines.
 func TestHungDecodeIsLeftWithItsPair(t *testing.T) {
 	const answer = `{"choices":[{"text":"x","finish_reason":"length"}]}`
-	for range 8 { // the place policy draws
+	for range 8 { // the place policy chooses at random
 		synctest.Test(t, func(t *testing.T) {
 			hung := &fakeEngine{name: "d0", role: "decode", connector: "sglang", serve: func(c *engineConn, _ int) { c.hold() }}
 			serve := func(c *engineConn, _ int) {
-				time.Sleep(time.Millisecond) // until decode has its leg
+				time.Sleep(time.Millisecond) // until decode has received its leg
 				if hung.holds(c.leg) {
-					c.hold() // decode never comes for the KV
+					c.hold() // decode never reads the KV
 					return
 				}
 				c.json(200, answer)
@@ -107,15 +107,15 @@ func TestHungDecodeIsLeftWithItsPair(t *testing.T) {
 			if a := w.post(completionsPath, completions(false)); a.status != 200 {
 				t.Errorf("status %d: %s", a.status, a.body)
 			}
-			time.Sleep(time.Second) // until prefill's late answer is in
+			time.Sleep(time.Second) // until the proxy has received prefill's late answer
 			if n := len(w.explained().Legs); n > 4 {
-				t.Errorf("%d legs: the hung engine was asked twice", n)
+				t.Errorf("got %d legs: the hung engine received two", n)
 			}
 		})
 	}
 }
 
-// holds reports whether the engine has the other leg of a pair.
+// holds reports whether the engine has received the other leg of a pair.
 func (e *fakeEngine) holds(leg seenLeg) bool {
 	_, room, _ := strings.Cut(leg.body, `"bootstrap_room":`)
 	room, _, _ = strings.Cut(room, ",")

@@ -29,7 +29,7 @@ func TestAnnouncedBodiesAreRefused(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		if took := time.Since(began); resp.StatusCode != 413 || took > time.Second {
-			t.Errorf("status %d after %v", resp.StatusCode, took)
+			t.Errorf("got status %d after %v", resp.StatusCode, took)
 		}
 	})
 }

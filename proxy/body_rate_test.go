@@ -8,8 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// TestBodyRateEndsWithTheBody: the least rate of a body says nothing of the time after
-// the body: an engine may take minutes for the answer.
+// TestBodyRateEndsWithTheBody: server.min_body_rate does not apply after the end of the
+// body, because an engine may need minutes for the answer.
 func TestBodyRateEndsWithTheBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
@@ -20,10 +20,10 @@ func TestBodyRateEndsWithTheBody(t *testing.T) {
 		go func() { answers <- w.post(completionsPath, completions(false)) }()
 		time.Sleep(time.Minute)
 		if n := w.bodies.Reading(); n != 0 {
-			t.Errorf("%d bodies are being read", n)
+			t.Errorf("the proxy still reads %d bodies", n)
 		}
 		if a := <-answers; a.status != 200 {
-			t.Errorf("status %d, %v: %s", a.status, a.err, a.body)
+			t.Errorf("got status %d, error %v: %s", a.status, a.err, a.body)
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// status is an answer of an engine without a meaning beyond its status.
+// status is an engine's answer that consists of a status only.
 func status(code int) string {
 	return fmt.Sprintf("HTTP/1.1 %d x\r\nContent-Length: 2\r\n\r\n{}", code)
 }
@@ -21,8 +21,8 @@ func status(code int) string {
 // chunk is an event of a stream.
 func chunk(event string) string { return fmt.Sprintf("%x\r\n%s\n\n\r\n", len(event)+2, event) }
 
-// TestCleanupsAreRepeated: the proxy repeats a clean-up until an engine gives the answer
-// that shows that the blocks are free, and not longer.
+// TestCleanupsAreRepeated: the proxy repeats a clean-up until an engine's answer shows
+// that the blocks are free. Then the proxy stops.
 func TestCleanupsAreRepeated(t *testing.T) {
 	for name, tt := range map[string]struct {
 		until   connector.Until
@@ -39,7 +39,7 @@ func TestCleanupsAreRepeated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
-					c.say(tt.answers[min(nth, len(tt.answers))-1])
+					c.send(tt.answers[min(nth, len(tt.answers))-1])
 					c.hold()
 				}}
 				w := newWorld(t, setup{engines: []*fakeEngine{d, {name: "p", role: "prefill", connector: "vllm-nixl"}}})
@@ -49,15 +49,15 @@ func TestCleanupsAreRepeated(t *testing.T) {
 				w.cleanups.Start(job)
 				time.Sleep(time.Minute)
 				if n, calls := w.cleaned("test"), len(d.seen()); n != 1 || calls != len(tt.answers) {
-					t.Errorf("%v clean-ups after %d calls, want one after %d", n, calls, len(tt.answers))
+					t.Errorf("got %v clean-ups after %d calls, want 1 after %d", n, calls, len(tt.answers))
 				}
 			})
 		})
 	}
 }
 
-// TestCleanupWithTheSameID: a clean-up with the id of the failed leg is not repeated before the
-// engine had time to end the request of the first call.
+// TestCleanupWithTheSameID: a clean-up has the id of the failed leg. The proxy repeats
+// the clean-up only after the engine had time to end the request of the first call.
 func TestCleanupWithTheSameID(t *testing.T) {
 	for _, sameID := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -65,12 +65,12 @@ func TestCleanupWithTheSameID(t *testing.T) {
 			d := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
 				if nth == 1 {
 					first = time.Now()
-					c.say(status(500))
+					c.send(status(500))
 					c.hold()
 					return
 				}
 				second = time.Now()
-				c.say(status(200))
+				c.send(status(200))
 				c.hold()
 			}}
 			w := newWorld(t, setup{engines: []*fakeEngine{d, {name: "p", role: "prefill", connector: "vllm-nixl"}}})
@@ -80,18 +80,18 @@ func TestCleanupWithTheSameID(t *testing.T) {
 			w.cleanups.Start(job)
 			time.Sleep(time.Minute)
 			if n := w.cleaned("test"); n != 1 || second.Sub(first) >= cleanup.Yield != sameID {
-				t.Errorf("the same id: %t: %v clean-ups, the second call %v after the first", sameID, n, second.Sub(first))
+				t.Errorf("same id %t: got %v clean-ups, and %v between the first and the second call", sameID, n, second.Sub(first))
 			}
 		})
 	}
 }
 
-// TestCleanupOfAnUnhealthyEngine: the proxy calls no engine to free blocks of an engine
-// that does not answer its probes either.
+// TestCleanupOfAnUnhealthyEngine: if an engine answers no probes, the proxy calls no
+// engine to free its blocks.
 func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &fakeEngine{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, namedAnswer) }}
-		d := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.say(status(500)) }}
+		d := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.send(status(500)) }}
 		w := newWorld(t, setup{engines: []*fakeEngine{p, d}, config: func(c *config.Config) {
 			c.Retry.Attempts = 1
 			c.Health.Interval, c.Health.Timeout, c.Health.UnhealthyAfter = config.Duration(time.Second), config.Duration(time.Second), 1
@@ -102,7 +102,7 @@ func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 		defer p.stop()()
 		time.Sleep(minPatience / 2)
 		if n := w.cleaned("engine_gone"); n != 1 {
-			t.Errorf("%v clean-ups end because the engine is gone, after %d calls", n, len(d.seen())-1)
+			t.Errorf("got %v clean-ups with the result engine_gone and %d calls", n, len(d.seen())-1)
 		}
 		calls := len(d.seen())
 		time.Sleep(time.Minute)

@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// TestPrefillThatDiesIsCounted: a prefill that had the leg may hold the prompt's KV,
-// although it never answered.
+// TestPrefillThatDiesIsCounted: a prefill engine that received the leg may hold the
+// prompt's KV, even if it never answered.
 func TestPrefillThatDiesIsCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{
@@ -28,13 +28,13 @@ func TestPrefillThatDiesIsCounted(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := w.metric("pdproxy_kv_cleanups_total", "trtllm", "engine_timeout"); n != 1 {
-			t.Errorf("%v clean-ups are counted", n)
+			t.Errorf("got %v counted clean-ups", n)
 		}
 	})
 }
 
-// TestRetryAwaitsTheAbort: engines do not get the legs of a retry before they have
-// answered the aborts of the attempt before.
+// TestRetryAwaitsTheAbort: the proxy sends the legs of a retry only after the engines
+// have answered the aborts of the previous attempt.
 func TestRetryAwaitsTheAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -48,8 +48,8 @@ func TestRetryAwaitsTheAbort(t *testing.T) {
 				mu.Unlock()
 				c.json(200, "{}")
 			case nth == 1 && c.e.role == "prefill":
-				time.Sleep(10 * time.Millisecond) // decode has its leg
-				c.say("HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno")
+				time.Sleep(10 * time.Millisecond) // decode has received its leg
+				c.send("HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno")
 			case nth == 1:
 				c.hold()
 			default:
@@ -69,13 +69,14 @@ func TestRetryAwaitsTheAbort(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if aborted.IsZero() || again.Before(aborted) {
-			t.Errorf("aborted at %v, sent again at %v", aborted, again)
+			t.Errorf("aborted at %v, next leg at %v", aborted, again)
 		}
 	})
 }
 
-// TestDecodeThatWasHungUpOnHasTime: another decode is not asked to free the blocks as
-// long as the one that was hung up on may read them.
+// TestDecodeThatWasHungUpOnHasTime: the proxy closed the connection of a decode leg. It
+// asks no other decode engine to free the blocks as long as the first decode engine may
+// read them.
 func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		freed := make(chan time.Time, 1)
@@ -84,7 +85,7 @@ func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 			{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
 				if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
 					freed <- time.Now()
-					c.say(streamHead)
+					c.send(streamHead)
 				}
 				c.hold()
 			}},
@@ -97,17 +98,17 @@ func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 		leave()
 		asked.Wait()
 		if waited := (<-freed).Sub(left); waited < cleanup.Yield || waited > 2*cleanup.Yield {
-			t.Errorf("the clean-up came %v after the client had left", waited)
+			t.Errorf("the clean-up arrived %v after the client had left", waited)
 		}
 		synctest.Wait()
 		if n := w.cleaned("abort_decode"); n != 1 {
-			t.Errorf("%v clean-ups are counted", n)
+			t.Errorf("got %v counted clean-ups", n)
 		}
 	})
 }
 
-// TestKeyOfACleanup: an engine gets the client's Authorization with a clean-up, as it
-// got it with the leg, but never a key of the proxy.
+// TestKeyOfACleanup: a clean-up has the client's Authorization, as the leg had it. A
+// clean-up never has an API key of the proxy.
 func TestKeyOfACleanup(t *testing.T) {
 	for name, tt := range map[string]struct{ keys, want string }{
 		"of the client": {"", "Bearer secret"},
@@ -121,7 +122,7 @@ func TestKeyOfACleanup(t *testing.T) {
 					{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
 						if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
 							sent <- c.leg.header.Get("Authorization")
-							c.say(streamHead)
+							c.send(streamHead)
 							c.hold()
 							return
 						}
@@ -132,15 +133,15 @@ func TestKeyOfACleanup(t *testing.T) {
 					t.Errorf("status %d: %s", a.status, a.body)
 				}
 				if got := <-sent; got != tt.want {
-					t.Errorf("the clean-up has the key %q, want %q", got, tt.want)
+					t.Errorf("Authorization of the clean-up: got %q, want %q", got, tt.want)
 				}
 			})
 		})
 	}
 }
 
-// TestDecodeThatFailedIsAskedLast: a decode that could not load the blocks is not asked
-// first to have prefill free them.
+// TestDecodeThatFailedIsAskedLast: a decode engine could not load the blocks. The proxy
+// first asks another decode engine to make prefill free them.
 func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -149,14 +150,14 @@ func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 		serve := func(c *engineConn, _ int) {
 			if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
 				asked <- c.e.name
-				c.say(streamHead)
+				c.send(streamHead)
 				c.hold()
 				return
 			}
 			mu.Lock()
 			failed = c.e.name
 			mu.Unlock()
-			c.say("HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno")
+			c.send("HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno")
 		}
 		w := newWorld(t, setup{engines: []*fakeEngine{
 			{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, namedAnswer) }},
@@ -167,19 +168,19 @@ func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 			t.Errorf("status %d: %s", a.status, a.body)
 		}
 		if first := <-asked; first == failed || failed == "" {
-			t.Errorf("%q failed, and %q was asked", failed, first)
+			t.Errorf("%q failed, and the proxy asked %q", failed, first)
 		}
 	})
 }
 
-// TestCleanupIsRepeated: a clean-up that an engine answers with a failure is sent again,
-// also to one that only drains.
+// TestCleanupIsRepeated: the proxy repeats a clean-up that an engine answers with a
+// failure, also if the engine is draining.
 func TestCleanupIsRepeated(t *testing.T) {
 	for _, draining := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			p := &fakeEngine{name: "p", role: "prefill", connector: "sglang", serve: func(c *engineConn, nth int) {
 				if nth < 3 {
-					c.say("HTTP/1.1 503 x\r\nContent-Length: 2\r\n\r\nno")
+					c.send("HTTP/1.1 503 x\r\nContent-Length: 2\r\n\r\nno")
 					return
 				}
 				c.json(200, "{}")
@@ -187,7 +188,7 @@ func TestCleanupIsRepeated(t *testing.T) {
 			w := newWorld(t, setup{engines: []*fakeEngine{p}})
 			target := engine.Target{Instance: w.registry.Snapshot().Instance("p")}
 			if draining {
-				target.Pin() // it drains until nobody has its blocks
+				target.Pin() // the engine drains as long as it holds the blocks
 				defer target.Unpin()
 				if err := w.registry.Remove("p", time.Minute); err != nil {
 					t.Fatal(err)
@@ -199,7 +200,7 @@ func TestCleanupIsRepeated(t *testing.T) {
 			time.Sleep(minPatience)
 			synctest.Wait()
 			if n := w.cleaned("abort_rid"); n != 1 || len(p.seen()) != 3 {
-				t.Errorf("draining %v: %v clean-ups after %d calls", draining, n, len(p.seen()))
+				t.Errorf("draining %v: got %v clean-ups after %d calls", draining, n, len(p.seen()))
 			}
 		})
 	}

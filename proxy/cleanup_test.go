@@ -14,20 +14,21 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// leaving is a world in push mode whose prefill takes longer than a clean-up is
-// tried for, and clients who leave while it computes.
+// leaving is a world in push mode whose clients leave while prefill computes. Prefill
+// needs more time than the time for which the proxy repeats a clean-up.
 type leaving struct {
 	*world
 	prefill *fakeEngine
 	mu      sync.Mutex
-	running int // prompts computed again; guarded by mu
-	most    int // of them at once; guarded by mu
+	running int // number of prompts that have been computed again; guarded by mu
+	most    int // number of prompts that are being computed again; guarded by mu
 }
 
 const (
-	minPatience = 30 * time.Second // for which a clean-up is repeated at least
-	maxPrompts  = 4                // clean-ups that compute a prompt at the same time
-	// The memory of the clean-ups that wait for that, and the least that one counts for.
+	minPatience = 30 * time.Second // the shortest time for which the proxy repeats a clean-up
+	maxPrompts  = 4                // maximum number of clean-ups that compute a prompt at the same time
+	// The memory for the waiting clean-ups, and the smallest cost of one of them, in
+	// bytes.
 	maxQueued = 256 << 20
 	minQueued = 64 << 10
 )
@@ -61,7 +62,8 @@ func newLeaving(t *testing.T, clients int) *leaving {
 	return l
 }
 
-// count changes how many prompts are computed again, and returns the most so far.
+// count adds to the number of prompts that are being computed again, and returns the
+// maximum so far.
 func (l *leaving) count(n int) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,27 +74,27 @@ func (l *leaving) count(n int) int {
 
 func (w *world) cleaned(how string) float64 { return w.metric("pdproxy_kv_cleanups_total", how) }
 
-// TestPromptsAgainHaveTheirTime: a prompt that is computed again may take longer than
-// other clean-ups are tried for, and so may its turn be in coming.
+// TestPromptsAgainHaveTheirTime: a clean-up that computes a prompt again may take longer
+// than the time limit of other clean-ups. It may also wait longer for its turn.
 func TestPromptsAgainHaveTheirTime(t *testing.T) {
-	for name, clients := range map[string]int{"one": 1, "more than may run": 3 * maxPrompts} {
+	for name, clients := range map[string]int{"one": 1, "more than the limit": 3 * maxPrompts} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := newLeaving(t, clients)
 				time.Sleep(time.Duration(clients+1) * leavingPrefill)
 				if n := l.cleaned("prefill_again"); n != float64(clients) || l.cleaned("engine_timeout") != 0 {
-					t.Errorf("%v of %d are freed; %v are left to the engine", n, clients, l.cleaned("engine_timeout"))
+					t.Errorf("got %v of %d freed, %v left to the time-out of the engine", n, clients, l.cleaned("engine_timeout"))
 				}
 				if most := l.count(0); most > maxPrompts {
-					t.Errorf("%d prompts at once", most)
+					t.Errorf("got %d prompts at the same time", most)
 				}
 			})
 		})
 	}
 }
 
-// TestPromptsAgainEndWithTheServer: those that run and those that wait for their
-// turn do not outlive it.
+// TestPromptsAgainEndWithTheServer: the end of the server ends the clean-ups that run and
+// those that wait for their turn.
 func TestPromptsAgainEndWithTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaving(t, 3*maxPrompts)
@@ -100,17 +102,17 @@ func TestPromptsAgainEndWithTheServer(t *testing.T) {
 		began, limit := time.Now(), time.Duration(l.cfg.Load().Timeouts.Cleanup)
 		l.Wait()
 		if took := time.Since(began); took > limit {
-			t.Errorf("it has taken %v, more than %v", took, limit)
+			t.Errorf("the end took %v, want at most %v", took, limit)
 		}
 		if n := l.cleaned("engine_timeout"); n != 3*maxPrompts {
-			t.Errorf("%v are left to the engine", n)
+			t.Errorf("got %v left to the time-out of the engine", n)
 		}
 	})
 }
 
 // TestPromptsAgainAreBounded: the clean-ups that wait to compute a prompt have a limited
-// memory. What exceeds it is left to the engine at once; other clean-ups have no part in
-// that, and the memory is free again afterwards.
+// memory. If the memory is full, the proxy leaves a clean-up to the engine's time-out at
+// once. Other clean-ups do not use this memory. The memory is free again at the end.
 func TestPromptsAgainAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{name: "p", role: "prefill", connector: "vllm-nixl-push", serve: func(c *engineConn, _ int) {
@@ -125,14 +127,14 @@ func TestPromptsAgainAreBounded(t *testing.T) {
 		call := func(how string, body int, until connector.Until) connector.Cleanup {
 			return connector.Cleanup{Phase: abi.Prefill, Leg: connector.Leg{Path: "/x", Body: make([]byte, body)}, How: how, Until: until}
 		}
-		// These calls hold memory until they are made, after a second.
+		// These calls hold memory until the proxy makes them, after one second.
 		start(maxQueued/minQueued-1, connector.Cleanup{Phase: abi.Prefill, Until: connector.UntilServed, How: "filler"})
 		start(1, call("too large", minQueued+1, connector.UntilServed))
 		start(1, call("fits", 1, connector.UntilServed))
 		start(1, call("too many", 1, connector.UntilServed))
 		start(1, call("plain", minQueued+1, 0))
 		if n := w.cleaned("engine_timeout"); n != 2 {
-			t.Errorf("%v are left to the engine at once", n)
+			t.Errorf("got %v left at once to the time-out of the engine", n)
 		}
 		time.Sleep(time.Minute)
 		start(maxQueued/minQueued, connector.Cleanup{Phase: abi.Prefill, Until: connector.UntilServed, How: "all of it"})

@@ -9,8 +9,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// One client holds at most half of the budget by bodies that grow when they are
-// decoded, unless clients are not counted. A body that goes on as it came is held once.
+// Bodies that grow when the proxy decodes them: one client holds at most half of the
+// budget, unless clients are not counted. A body that the proxy forwards unchanged counts
+// once.
 func TestClientMemory(t *testing.T) {
 	const limit, body, requests = 16 << 20, 1<<20 - 100, 12
 	for _, tt := range []struct {
@@ -40,10 +41,10 @@ func TestClientMemory(t *testing.T) {
 				}
 				used := w.memory.Used()
 				if most := int64(len(e.seen())) * (1<<20 + 64<<10); used > most {
-					t.Errorf("%d bytes are held for %d requests, want at most %d", used, len(e.seen()), most)
+					t.Errorf("got %d bytes for %d requests, want at most %d", used, len(e.seen()), most)
 				}
 				if tt.refused && used > limit/2 {
-					t.Errorf("one client holds %d bytes of %d", used, limit)
+					t.Errorf("one client holds %d of %d bytes", used, limit)
 				}
 				close(answer)
 				wg.Wait()
@@ -56,14 +57,14 @@ func TestClientMemory(t *testing.T) {
 					t.Errorf("answers by status: %v", count)
 				}
 				if n := w.metric("pdproxy_shed_total", "client_memory_limit"); n != float64(count[429]) {
-					t.Errorf("%v are counted as shed, want %d", n, count[429])
+					t.Errorf("got %v requests counted as shed, want %d", n, count[429])
 				}
 				if a := w.post(completionsPath, coded, "Content-Encoding", "gzip"); a.status != 200 {
 					t.Errorf("afterwards: %+v", a)
 				}
 				synctest.Wait()
 				if n := w.memory.Used(); n != 0 {
-					t.Errorf("%d bytes are held at the end, want 0", n)
+					t.Errorf("got %d bytes at the end, want 0", n)
 				}
 			})
 		})

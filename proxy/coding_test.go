@@ -34,7 +34,7 @@ func zstdOf(t testing.TB, text string, o ...zstd.EOption) string {
 	return b.String()
 }
 
-// zstdWhole names the size of the text in the head of its frame.
+// zstdWhole compresses a text. The frame's head contains the size of the text.
 func zstdWhole(t testing.TB, text string) string {
 	z, err := zstd.NewWriter(nil)
 	if err != nil {
@@ -44,7 +44,8 @@ func zstdWhole(t testing.TB, text string) string {
 	return string(z.EncodeAll([]byte(text), nil))
 }
 
-// A body that the client has coded reaches engines plain, or is refused by name.
+// A body with a Content-Encoding reaches engines decoded, or the proxy rejects it with an
+// error that names the header.
 func TestContentEncoding(t *testing.T) {
 	plain := bodyOf(20 << 10)
 	const limit = 1 << 20
@@ -63,19 +64,19 @@ func TestContentEncoding(t *testing.T) {
 		{"zstd, plain", "zstd", plain, 400},
 		{"gzip cut", "gzip", gzipped(plain)[:50], 400},
 		{"zstd cut", "zstd", zstdOf(t, plain)[:50], 400},
-		{"gzip with a rest", "gzip", gzipped(plain) + "more", 400},
-		{"zstd with a rest", "zstd", zstdOf(t, plain) + "more", 400},
+		{"gzip with bytes after its end", "gzip", gzipped(plain) + "more", 400},
+		{"zstd with bytes after its end", "zstd", zstdOf(t, plain) + "more", 400},
 		{"zstd with a window of 16 MiB", "zstd", zstdOf(t, strings.Repeat(plain, 1700), zstd.WithWindowSize(16<<20)), 400},
 		{"deflate", "deflate", plain, 415},
 		{"brotli", "br", plain, 415},
 		{"two codings", "gzip, zstd", plain, 415},
 		{"twice the same", "gzip, gzip", gzipped(gzipped(plain)), 415},
-		{"gzip, a byte more than the limit", "gzip", gzipped(plain + strings.Repeat(" ", limit+1-len(plain))), 413},
-		{"zstd, a byte more than the limit", "zstd", zstdOf(t, plain+strings.Repeat(" ", limit+1-len(plain))), 413},
+		{"gzip, one byte above the limit", "gzip", gzipped(plain + strings.Repeat(" ", limit+1-len(plain))), 413},
+		{"zstd, one byte above the limit", "zstd", zstdOf(t, plain+strings.Repeat(" ", limit+1-len(plain))), 413},
 		{"gzip bomb", "gzip", gzipped(strings.Repeat(" ", 20*limit)), 413},
 		{"zstd bomb", "zstd", zstdOf(t, strings.Repeat(" ", 20*limit)), 413},
-		{"zstd bomb that says so", "zstd", zstdWhole(t, strings.Repeat(" ", 20*limit)), 413},
-		{"zstd that says more than there is", "zstd", "\x28\xb5\x2f\xfd\xa0\xff\xff\xff\x7f" + strings.Repeat("a", 20), 413},
+		{"zstd bomb with its size", "zstd", zstdWhole(t, strings.Repeat(" ", 20*limit)), 413},
+		{"zstd with a size above the real one", "zstd", "\x28\xb5\x2f\xfd\xa0\xff\xff\xff\x7f" + strings.Repeat("a", 20), 413},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -84,7 +85,7 @@ func TestContentEncoding(t *testing.T) {
 				w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) { c.Server.MaxBody = limit }})
 				a := w.post(completionsPath, tt.body, "Content-Encoding", tt.coding)
 				if a.status != tt.status {
-					t.Fatalf("status %d, want %d: %s", a.status, tt.status, a.body)
+					t.Fatalf("got status %d, want %d: %s", a.status, tt.status, a.body)
 				}
 				switch tt.status {
 				case 200:

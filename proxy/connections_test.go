@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// At max_connections a new client is served at the cost of an idle one; where all are
-// busy it is told so. Operators always get in.
+// At max_connections the proxy closes an idle connection to serve a new client. If no
+// connection is idle, the new client gets an error. Operators can always connect.
 func TestMaxConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})
@@ -40,13 +40,13 @@ func TestMaxConnections(t *testing.T) {
 		}
 		idle, busy := dial(), dial()
 		idleEnd := read(idle)
-		sayRequest(t, busy, completions(false))
+		writeRequest(t, busy, completions(false))
 		synctest.Wait()
 
 		second := dial()
-		sayRequest(t, second, completions(false))
+		writeRequest(t, second, completions(false))
 		if got := <-idleEnd; got != "" {
-			t.Errorf("the idle connection got %q", got)
+			t.Errorf("the idle connection received %q", got)
 		}
 		synctest.Wait()
 		refused := read(dial())
@@ -56,7 +56,7 @@ func TestMaxConnections(t *testing.T) {
 		}
 		body, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode != 503 || !resp.Close || resp.Header.Get("Retry-After") == "" || !json.Valid(body) {
-			t.Errorf("refused with %+v, %s, %v", resp, body, err)
+			t.Errorf("refused client: got %+v, %s, %v", resp, body, err)
 		}
 		w.prom.MustRegister(w.front)
 		for _, tt := range []struct {
@@ -70,16 +70,16 @@ func TestMaxConnections(t *testing.T) {
 			{"pdproxy_connections_refused_total", "max_connections_per_address", 0},
 		} {
 			if got := w.metric(tt.name, strings.Fields(tt.label)...); got != tt.want {
-				t.Errorf("%s %s is %v, want %v", tt.name, tt.label, got, tt.want)
+				t.Errorf("%s %s: got %v, want %v", tt.name, tt.label, got, tt.want)
 			}
 		}
 		if a := w.operate("GET", "/readyz", ""); a.status != 200 {
-			t.Errorf("an operator got %+v", a)
+			t.Errorf("operator: got %+v", a)
 		}
 		close(answer)
 		for _, c := range []net.Conn{busy, second} {
 			if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || resp.StatusCode != 200 {
-				t.Errorf("a busy client got %+v, %v", resp, err)
+				t.Errorf("busy client: got %+v, %v", resp, err)
 			}
 			c.Close()
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// streamBytes has one client ask for a stream and then for another on the same
-// connection, and returns the bytes of both answers.
+// streamBytes sends two requests for streams, one after the other, on one connection. It
+// returns the bytes of both answers.
 func streamBytes(t *testing.T, w *world, proto string) string {
 	t.Helper()
 	c, err := w.dialPublic(t.Context(), "", "")
@@ -43,8 +43,9 @@ func streamBytes(t *testing.T, w *world, proto string) string {
 	return all.String()
 }
 
-// Chunks that go past net/http and those of net/http make one body, also where
-// events are cut anywhere, and the connection serves the next request.
+// An answer consists of chunks that net/http writes and of chunks that the proxy writes
+// directly. Together they are one valid body, wherever the pieces end, and the connection
+// serves the next request.
 func TestEventsPastNetHTTP(t *testing.T) {
 	const whole = eventA + eventB + eventA + done
 	wrap := func(next http.Handler) http.Handler {
@@ -63,14 +64,14 @@ func TestEventsPastNetHTTP(t *testing.T) {
 			t.Run(fmt.Sprint(tt.name, " ", cut), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					e := &fakeEngine{serve: func(c *engineConn, _ int) {
-						c.say(streamHead)
-						c.chunks(eventA) // the head goes out with it
+						c.send(streamHead)
+						c.chunks(eventA) // this write includes the head
 						rest := whole[len(eventA):]
 						for n := min(cut, len(rest)); n > 0; n = min(cut, len(rest)) {
 							c.chunks(rest[:n])
 							rest = rest[n:]
 						}
-						c.say("0\r\n\r\n")
+						c.send("0\r\n\r\n")
 					}}
 					w := newWorld(t, setup{engines: []*fakeEngine{e}, options: func(d *Options) { d.Wrap = tt.wrap }})
 					if got := streamBytes(t, w, tt.proto); got != tt.want {
@@ -82,13 +83,14 @@ func TestEventsPastNetHTTP(t *testing.T) {
 	}
 }
 
-// wrappedWriter is a filter's: what is written must pass through it.
+// wrappedWriter is the writer of a filter: every write of the answer must go through it.
 type wrappedWriter struct{ http.ResponseWriter }
 
 func (w wrappedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// An answer that is out stays whole while prefill's is waited for, however long
-// the client's stream may be idle: over HTTP/2 a passed deadline would reset it.
+// The client has received all events, and the proxy waits for prefill's answer. The
+// answer remains intact, however long the stream has no event. Over HTTP/2 a deadline in
+// the past would reset the stream.
 func TestAnswerOutlivesLatePrefill(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
 		const text = `{"choices":[{"text":"x","finish_reason":"length"}]}`

@@ -12,12 +12,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// localAnswer names a host that is prefill's own for who is on its host only.
+// localAnswer names a host that means prefill only for engines on the same host.
 var localAnswer = strings.Replace(nixlAnswer, "p.test", "localhost", 1)
 
-// TestMovedDecodeIsSentToPrefillOnly: what prefill's answer says is right for the
-// decode that was placed, beside prefill. That one takes no connection, and the leg
-// moves to another host, where it would look for prefill on itself.
+// TestMovedDecodeIsSentToPrefillOnly: the host in prefill's answer is right for the first
+// decode engine, which is on prefill's host. That engine accepts no connection, so the
+// proxy moves the leg to an engine on another host. There the name would mean that
+// engine's own host.
 func TestMovedDecodeIsSentToPrefillOnly(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -34,7 +35,7 @@ func TestMovedDecodeIsSentToPrefillOnly(t *testing.T) {
 				d2,
 			}})
 			moved := 0
-			for range 4 { // some are placed on d2 to begin with
+			for range 4 { // the first placement of some requests is d2
 				a := w.post(completionsPath, completions(stream))
 				if a.status != 200 || !strings.Contains(a.body, "right") {
 					t.Fatalf("status %d: %s", a.status, a.body)
@@ -50,22 +51,22 @@ func TestMovedDecodeIsSentToPrefillOnly(t *testing.T) {
 			}
 			for _, l := range d2.seen() {
 				if strings.Contains(l.body, "localhost") || strings.Contains(l.body, "kv_transfer_params") {
-					t.Errorf("d2 was sent %s", l.body)
+					t.Errorf("d2 received %s", l.body)
 				}
 			}
 			if n := w.metric("pdproxy_fallbacks_total", "kv_transfer", "foreign_host"); moved == 0 || n != 4 {
-				t.Errorf("%d legs have moved; %v fallbacks", moved, n)
+				t.Errorf("got %d moved legs and %v fallbacks", moved, n)
 			}
 			time.Sleep(time.Minute) // clean-ups
 			if n := len(d2.seen()); n != 4 {
-				t.Errorf("d2 was called %d times", n)
+				t.Errorf("d2 received %d calls", n)
 			}
 		})
 	}
 }
 
-// TestCleanupsAreSentToPrefillOnly: any decode engine may free prefill's blocks, but
-// one that would look for prefill elsewhere is not asked to.
+// TestCleanupsAreSentToPrefillOnly: any decode engine may free prefill's blocks. The
+// proxy does not ask an engine for which the name in prefill's answer means another host.
 func TestCleanupsAreSentToPrefillOnly(t *testing.T) {
 	for host, peers := range map[string]int{"localhost": 0, "10.0.0.5": 1, "169.254.169.254": 0} {
 		t.Run(host, func(t *testing.T) {
@@ -81,10 +82,10 @@ func TestCleanupsAreSentToPrefillOnly(t *testing.T) {
 				w.cleanups.Start(job)
 				time.Sleep(time.Minute)
 				if n := len(d2.seen()); n != peers || w.cleaned("test") != float64(peers) {
-					t.Errorf("d2 was called %d times, want %d", n, peers)
+					t.Errorf("calls of d2: got %d, want %d", n, peers)
 				}
 				if beside := len(d1.seen()) > 0; beside != (host != "169.254.169.254") {
-					t.Errorf("the engine beside prefill was called: %v", beside)
+					t.Errorf("the engine on prefill's host received calls: %v", beside)
 				}
 			})
 		})

@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// TestTrustedProxies: limits.per_client counts the clients that a trusted proxy names, and
-// a reload changes whom the proxy trusts.
+// TestTrustedProxies: limits.per_client counts the clients that a trusted proxy names. A
+// reload changes the list of trusted proxies.
 func TestTrustedProxies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
@@ -44,12 +44,12 @@ func TestTrustedProxies(t *testing.T) {
 		trust("10.0.0.0/8")
 		one, two := ask("192.0.2.1"), ask("192.0.2.2")
 		if got := <-ask("192.0.2.1"); got != http.StatusTooManyRequests {
-			t.Errorf("second request of one client: %d", got)
+			t.Errorf("second request of one client: got status %d", got)
 		}
 		trust()
 		three := ask("192.0.2.3")
 		if got := <-ask("192.0.2.4"); got != http.StatusTooManyRequests {
-			t.Errorf("second request of the balancer, which is not trusted: %d", got)
+			t.Errorf("second request of the balancer, which is not trusted: got status %d", got)
 		}
 		close(hold)
 		for _, status := range []chan int{one, two, three} {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A request with both framings reaches no handler, over a real socket too.
+// A request with both framings reaches no handler. This test uses a real socket.
 func TestFramingOverSocket(t *testing.T) {
 	w := newWorld(t, setup{sockets: true})
 	for _, cut := range []int{0, 30, 60, 80} {
@@ -22,10 +22,10 @@ func TestFramingOverSocket(t *testing.T) {
 		answer, err := io.ReadAll(conn)
 		conn.Close()
 		if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 400 Bad Request\r\n") {
-			t.Errorf("cut at %d: got %q, %v", cut, answer, err)
+			t.Errorf("split at %d: got %q, %v", cut, answer, err)
 		}
 	}
 	if n := len(w.books.Ended.PerfRows()); n != 0 {
-		t.Errorf("%d exchanges were opened", n)
+		t.Errorf("got %d exchanges, want none", n)
 	}
 }

@@ -19,7 +19,7 @@ import (
 
 const anyPort = "127.0.0.1:0"
 
-// A client over HTTP/3 that stops reading has its stream reset.
+// The proxy resets the stream of an HTTP/3 client that stops reading.
 func TestHTTP3Unread(t *testing.T) {
 	e := &fakeEngine{serve: func(c *engineConn, _ int) {
 		c.json(200, fmt.Sprintf(`{"id":"1","choices":[],"x":%q}`, strings.Repeat("x", 4<<20)))
@@ -48,6 +48,6 @@ func TestHTTP3Unread(t *testing.T) {
 	}
 	var reset *http3.Error
 	if _, err := io.ReadAll(resp.Body); !errors.As(err, &reset) {
-		t.Errorf("the client that reads at last: %v", err)
+		t.Errorf("the client that reads after the limit: got error %v", err)
 	}
 }

@@ -17,7 +17,7 @@ func keyLine(name, key string) string {
 	return name + " " + hex.EncodeToString(sum[:]) + "\n"
 }
 
-// Keys that a reload brings or takes count from the next request on.
+// A reload adds and removes keys. The change applies to the next request.
 func TestKeysReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}
@@ -26,7 +26,7 @@ func TestKeysReload(t *testing.T) {
 			return w.post(completionsPath, completions(false), "Authorization", "Bearer "+key).status
 		}
 		if a, b := try("old-key"), try("new-key"); a != 200 || b != 401 {
-			t.Fatalf("before: %d and %d", a, b)
+			t.Fatalf("status before the reload: got %d and %d", a, b)
 		}
 		keys, err := admission.ParseKeys([]byte(keyLine("new", "new-key")))
 		if err != nil {
@@ -34,7 +34,7 @@ func TestKeysReload(t *testing.T) {
 		}
 		w.Reload(w.cfg.Load(), keys)
 		if a, b := try("old-key"), try("new-key"); a != 401 || b != 200 {
-			t.Fatalf("after: %d and %d", a, b)
+			t.Fatalf("status after the reload: got %d and %d", a, b)
 		}
 		open := *w.cfg.Load()
 		open.Server.Auth = config.Auth{}
@@ -44,11 +44,11 @@ func TestKeysReload(t *testing.T) {
 		}
 		for _, client := range []string{"old", "new"} {
 			if n := w.metric("pdproxy_client_exchanges_total", client, "ok"); n != 1 {
-				t.Errorf("client %s has %v exchanges, want 1", client, n)
+				t.Errorf("exchanges of client %s: got %v, want 1", client, n)
 			}
 		}
 		if strings.Contains(w.logged.String(), "new-key") {
-			t.Error("a key is in the log")
+			t.Error("the log contains a key")
 		}
 	})
 }

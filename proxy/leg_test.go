@@ -17,15 +17,15 @@ import (
 
 const unary = `{"choices":[{"text":"ab","finish_reason":"length"}],"usage":{"prompt_tokens":2,"completion_tokens":2}}`
 
-// The answers of one engine beside another that works: what the client gets, and
-// whether the other one had to help.
+// One engine gives an unusual answer, and the other engine works. The table has the
+// client's answer, and whether the proxy sent a leg to the other engine.
 func TestUnaryAnswers(t *testing.T) {
 	say := func(head, body string) func(*engineConn, int) {
-		return func(c *engineConn, _ int) { c.say("HTTP/1.1 " + head + "\r\n\r\n" + body); c.hangUp() }
+		return func(c *engineConn, _ int) { c.send("HTTP/1.1 " + head + "\r\n\r\n" + body); c.hangUp() }
 	}
 	refuse := func(status int) func(*engineConn, int) {
 		return func(c *engineConn, _ int) {
-			c.say(fmt.Sprintf("HTTP/1.1 %d x\r\nContent-Type: text/plain\r\nRetry-After: 7\r\nServer: e\r\nContent-Length: 2\r\n\r\nno", status))
+			c.send(fmt.Sprintf("HTTP/1.1 %d x\r\nContent-Type: text/plain\r\nRetry-After: 7\r\nServer: e\r\nContent-Length: 2\r\n\r\nno", status))
 		}
 	}
 	tests := []struct {
@@ -40,8 +40,8 @@ func TestUnaryAnswers(t *testing.T) {
 		{"plain", false, func(c *engineConn, _ int) { c.json(200, unary) }, 200, unary, "application/json", ""},
 		{"until the end of the connection", false, say("200 OK\r\nContent-Type: application/json\r\nConnection: close", unary), 200, unary, "application/json", ""},
 		{"of another kind", false, say("200 OK\r\nContent-Type: text/html\r\nContent-Length: 3", "<p>"), 200, "<p>", "text/html", ""},
-		{"whole though a stream was asked for", true, func(c *engineConn, _ int) { c.json(200, unary) }, 200, unary, "application/json", ""},
-		{"a stream though none was asked for", false, func(c *engineConn, _ int) { c.stream(eventA, done) }, 200, eventA + done, "text/event-stream; charset=utf-8", ""},
+		{"whole answer to a stream request", true, func(c *engineConn, _ int) { c.json(200, unary) }, 200, unary, "application/json", ""},
+		{"stream as the answer to a whole request", false, func(c *engineConn, _ int) { c.stream(eventA, done) }, 200, eventA + done, "text/event-stream; charset=utf-8", ""},
 		{"201", false, func(c *engineConn, _ int) { c.json(201, "{}") }, 201, "{}", "application/json", ""},
 		{"204", false, say("204 No Content", ""), 200, unary, "application/json", "empty_answer"},
 		{"empty", false, say("200 OK\r\nContent-Length: 0", ""), 200, unary, "application/json", "empty_answer"},
@@ -49,7 +49,7 @@ func TestUnaryAnswers(t *testing.T) {
 		{"cut in the middle", false, say("200 OK\r\nContent-Length: 500", unary), 200, unary, "application/json", "body"},
 		{"larger than the limit", false, say(fmt.Sprintf("200 OK\r\nContent-Length: %d", buffer.MaxAnswer+1), ""), 200, unary, "application/json", "reset"},
 		{"grows past the limit", false, func(c *engineConn, _ int) {
-			c.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+			c.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
 			piece := strings.Repeat("x", 1<<20)
 			for range buffer.MaxAnswer>>20 + 1 {
 				c.chunks(piece)
@@ -59,11 +59,11 @@ func TestUnaryAnswers(t *testing.T) {
 		{"no HTTP", false, say("what", ""), 200, unary, "application/json", "head"},
 		{"hangs up", false, func(c *engineConn, _ int) { c.hangUp() }, 200, unary, "application/json", "head"},
 		{"hangs", false, func(c *engineConn, _ int) { c.hold() }, 200, unary, "application/json", "timeout"},
-		{"hangs in the middle", false, func(c *engineConn, _ int) { c.say("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"); c.hold() }, 200, unary, "application/json", "timeout"},
+		{"hangs in the middle", false, func(c *engineConn, _ int) { c.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"); c.hold() }, 200, unary, "application/json", "timeout"},
 		{"400", false, refuse(400), 400, "no", "text/plain", ""},
 		{"404", false, refuse(404), 404, "no", "text/plain", ""},
-		{"422 of a stream", true, refuse(422), 422, "no", "text/plain", ""},
-		{"401 of the client's key", false, refuse(401), 401, "no", "text/plain", ""},
+		{"422 to a stream request", true, refuse(422), 422, "no", "text/plain", ""},
+		{"401 for the client's key", false, refuse(401), 401, "no", "text/plain", ""},
 		{"408", false, refuse(408), 200, unary, "application/json", "status_408"},
 		{"429", false, refuse(429), 200, unary, "application/json", "status_429"},
 		{"500", false, refuse(500), 200, unary, "application/json", "status_500"},
@@ -87,7 +87,7 @@ func TestUnaryAnswers(t *testing.T) {
 					t.Errorf("Retry-After %q", got)
 				}
 				if n := w.metric("pdproxy_retries_total", tt.retried); n != btof(tt.retried != "") || len(good.seen()) != int(n) {
-					t.Errorf("%v retries for %s, %d requests on the other engine", n, tt.retried, len(good.seen()))
+					t.Errorf("got %v retries for %s, and %d requests on the other engine", n, tt.retried, len(good.seen()))
 				}
 				if strings.HasPrefix(a.body, `{"choices":[{"text"`) {
 					if row := w.books.Ended.PerfRows()[0]; row.PromptTokens != 2 || row.OutputTokens != 2 {
@@ -99,11 +99,11 @@ func TestUnaryAnswers(t *testing.T) {
 	}
 }
 
-// When no engine can help the client is told which leg of which engine failed.
+// If no engine can serve the request, the error names the failed leg and its engine.
 func TestEveryEngineFails(t *testing.T) {
 	status := func(n int) func(*engineConn, int) {
 		return func(c *engineConn, _ int) {
-			c.say(fmt.Sprintf("HTTP/1.1 %d x\r\nContent-Length: 2\r\n\r\nno", n))
+			c.send(fmt.Sprintf("HTTP/1.1 %d x\r\nContent-Length: 2\r\n\r\nno", n))
 		}
 	}
 	tests := []struct {
@@ -118,8 +118,8 @@ func TestEveryEngineFails(t *testing.T) {
 		{"500", &fakeEngine{serve: status(500)}, &fakeEngine{serve: status(503)}, 3, 502, `the decode leg on engine \"e0\" failed (status_500)`, telemetry.OutcomeEngineError, [2]int{2, 1}},
 		{"one attempt", &fakeEngine{serve: status(500)}, &fakeEngine{serve: status(500)}, 1, 502, `on engine \"e0\"`, telemetry.OutcomeEngineError, [2]int{1, 0}},
 		{"time-out", &fakeEngine{serve: func(c *engineConn, _ int) { c.hold() }}, &fakeEngine{serve: func(c *engineConn, _ int) { c.hold() }}, 2, 504, `the decode leg on engine \"e1\" timed out (timeout)`, telemetry.OutcomeTimeout, [2]int{1, 1}},
-		{"too many requests are the engines' own answer", &fakeEngine{serve: status(429)}, &fakeEngine{serve: status(429)}, 2, 429, "no", telemetry.OutcomeEngineError, [2]int{1, 1}},
-		{"a key of the proxy's own that is refused", &fakeEngine{serve: status(401), key: "k0"}, &fakeEngine{serve: status(401), key: "k1"}, 2, 502, "status_401", telemetry.OutcomeEngineError, [2]int{1, 1}},
+		{"429 of the engines", &fakeEngine{serve: status(429)}, &fakeEngine{serve: status(429)}, 2, 429, "no", telemetry.OutcomeEngineError, [2]int{1, 1}},
+		{"401 for the proxy's key", &fakeEngine{serve: status(401), key: "k0"}, &fakeEngine{serve: status(401), key: "k1"}, 2, 502, "status_401", telemetry.OutcomeEngineError, [2]int{1, 1}},
 		{"connections are refused", &fakeEngine{refuse: true}, &fakeEngine{refuse: true}, 2, 502, `(dial)`, telemetry.OutcomeEngineError, [2]int{0, 0}},
 	}
 	for _, tt := range tests {
@@ -133,7 +133,7 @@ func TestEveryEngineFails(t *testing.T) {
 					t.Errorf("status %d: %s", a.status, a.body)
 				}
 				if got := [2]int{len(e0.seen()), len(e1.seen())}; got != tt.tries {
-					t.Errorf("tries %v, want %v", got, tt.tries)
+					t.Errorf("got tries %v, want %v", got, tt.tries)
 				}
 				w.outcome(tt.outcome)
 				if log := w.logged.String(); strings.Contains(log, `"prompt"`) || strings.Contains(log, "k0") || !strings.Contains(log, "request failed") {
@@ -144,8 +144,8 @@ func TestEveryEngineFails(t *testing.T) {
 	}
 }
 
-// What an engine is sent: the client's lines and body less what is not its
-// business, the engine's own key, a leg id instead of the client's.
+// The bytes of a leg: the client's header lines and body without the proxy's own fields,
+// the engine's API key, and a leg id instead of the client's id.
 func TestLegLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{key: "engine-key", ranks: 2, serve: func(c *engineConn, _ int) { c.json(200, unary) }}
@@ -174,7 +174,7 @@ func TestLegLines(t *testing.T) {
 			t.Errorf("leg id %q", id)
 		}
 		if n := w.metric("pdproxy_leg_duration_seconds", "decode", "none"); n != 1 {
-			t.Errorf("%v legs were timed", n)
+			t.Errorf("got %v timed legs", n)
 		}
 	})
 }
@@ -185,7 +185,8 @@ func prefillAnswers(c *engineConn, _ int) {
 	c.json(200, `{"choices":[{"text":"a"}],"kv_transfer_params":`+kvParams+`}`)
 }
 
-// Two legs: prefill's params reach decode byte for byte, and both are explained.
+// A request with two legs: prefill's parameters reach decode byte for byte, and the
+// explanation contains both legs.
 func TestTwoLegs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: prefillAnswers}
@@ -201,7 +202,7 @@ func TestTwoLegs(t *testing.T) {
 			}
 		}
 		if leg := d.seen()[0]; !strings.Contains(leg.body, `"kv_transfer_params":`+kvParams) || leg.header.Get("X-Request-Id") != p.seen()[0].header.Get("X-Request-Id") {
-			t.Errorf("decode got %s %v", leg.body, leg.header)
+			t.Errorf("decode received %s %v", leg.body, leg.header)
 		}
 		e := w.explained()
 		if e.Flow != "prefill_first" || e.DisaggID == 0 || e.Policy != "native" || len(e.Candidates) != 2 || len(e.Legs) != 2 || e.Legs[0].Phase != "prefill" || e.Legs[1].Engine != "d0" || len(e.Fallbacks) != 0 {
@@ -210,8 +211,9 @@ func TestTwoLegs(t *testing.T) {
 	})
 }
 
-// A decode engine that was never reached is replaced with prefill's blocks as
-// they are; one that may have read them is not.
+// If the proxy never reached the decode engine, another decode engine uses the same
+// blocks of prefill. If the engine may have read the blocks, the proxy starts a new
+// attempt.
 func TestDecodeMoves(t *testing.T) {
 	for _, reached := range []bool{false, true} {
 		t.Run(fmt.Sprintf("reached %v", reached), func(t *testing.T) {
@@ -239,7 +241,7 @@ func TestDecodeMoves(t *testing.T) {
 	}
 }
 
-// Prefill's own answers that end or spoil an attempt.
+// Answers of prefill that end the attempt, or cause a fallback.
 func TestPrefillAnswers(t *testing.T) {
 	tests := []struct {
 		name     string
@@ -250,7 +252,7 @@ func TestPrefillAnswers(t *testing.T) {
 	}{
 		{"no params", `{"choices":[]}`, 200, "no_kv_params", ""},
 		{"no JSON", `what`, 502, "", "bad_answer"},
-		{"params of no kind", `{"kv_transfer_params":3}`, 502, "", "bad_answer"},
+		{"params of another type", `{"kv_transfer_params":3}`, 502, "", "bad_answer"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -267,14 +269,14 @@ func TestPrefillAnswers(t *testing.T) {
 					t.Errorf("fallbacks %+v", e.Fallbacks)
 				}
 				if e.Legs[0].Error != tt.reason {
-					t.Errorf("prefill ended with %q", e.Legs[0].Error)
+					t.Errorf("error of prefill: got %q", e.Legs[0].Error)
 				}
 			})
 		})
 	}
 }
 
-// Requests that never become a leg.
+// Requests that the proxy rejects before it sends a leg.
 func TestRequestsRefused(t *testing.T) {
 	one := []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}
 	tests := []struct {
@@ -299,7 +301,7 @@ func TestRequestsRefused(t *testing.T) {
 		{"without v1", one, "POST", "/chat/completions", `{}`, 404, "did you mean /v1/chat/completions?"},
 		{"v1 twice", one, "GET", "/v1/v1/models", "", 404, "did you mean /v1/models?"},
 		{"v1 before health", one, "GET", "/v1/health/", "", 404, "did you mean /health?"},
-		{"code of no such endpoint", one, "GET", "/" + strings.Repeat("x", 5000), "", 404, "not_found"},
+		{"code for an unknown endpoint", one, "GET", "/" + strings.Repeat("x", 5000), "", 404, "not_found"},
 		{"not carried", []*fakeEngine{{name: "p", role: "prefill", connector: "vllm-nixl"}, {name: "d", role: "decode", connector: "vllm-nixl"}}, "POST", "/generate", `{"text":"x"}`, 501, "not_implemented"},
 	}
 	for _, tt := range tests {
@@ -308,19 +310,19 @@ func TestRequestsRefused(t *testing.T) {
 				w := newWorld(t, setup{engines: tt.engines, config: func(c *config.Config) { c.Server.MaxBody = 1000 }})
 				a := ask(t.Context(), w.client, tt.method, "http://proxy"+tt.path, tt.body)
 				if a.status != tt.status || !strings.Contains(a.body, tt.text) || !strings.Contains(a.body, `{"error":{"message":`) || a.header.Get("X-Request-Id") == "" {
-					t.Errorf("status %d, %v: %s", a.status, a.header, a.body)
+					t.Errorf("got status %d, header %v: %s", a.status, a.header, a.body)
 				}
 			})
 			for _, e := range tt.engines {
 				if len(e.seen()) != 0 {
-					t.Error("an engine was asked")
+					t.Error("an engine received a leg")
 				}
 			}
 		})
 	}
 }
 
-// The plain endpoints.
+// The endpoints without generation.
 func TestPlainEndpoints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		started := time.Now().Unix() // simulated time
@@ -344,7 +346,7 @@ func TestPlainEndpoints(t *testing.T) {
 			}
 		}
 		if a := w.get("/v1/models"); a.status != 401 {
-			t.Errorf("without a key: %d", a.status)
+			t.Errorf("without a key: got status %d", a.status)
 		}
 		if a := ask(t.Context(), w.client, "HEAD", "http://proxy/health", ""); a.status != 200 || a.body != "" {
 			t.Errorf("HEAD: %+v", a)
@@ -352,7 +354,7 @@ func TestPlainEndpoints(t *testing.T) {
 	})
 }
 
-// The time of a whole answer is not the time to a first token.
+// The time of a whole answer does not count as the time to the first token.
 func TestFirstByteTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, nth int) {
@@ -368,12 +370,12 @@ func TestFirstByteTimes(t *testing.T) {
 			}
 		}
 		if first, whole := w.metric("pdproxy_time_to_first_token_seconds"), w.metric("pdproxy_whole_answer_seconds"); first != 1 || whole != 2 {
-			t.Errorf("times of %v streams and %v whole answers, want 1 and 2", first, whole)
+			t.Errorf("got the times of %v streams and %v whole answers, want 1 and 2", first, whole)
 		}
 	})
 }
 
-// A body that does not come in time, or not at all.
+// A body that arrives too late, or never.
 func TestSlowBody(t *testing.T) {
 	tests := []struct {
 		name string

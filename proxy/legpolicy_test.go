@@ -18,8 +18,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// fakeLegs is a leg policy that answers what a test says, and remembers what it
-// was asked.
+// fakeLegs is a leg policy with the answers of a test. It records the events that it
+// receives.
 type fakeLegs struct {
 	answer func(*abi.LegFacts) (abi.LegDecision, []byte, string)
 
@@ -47,7 +47,7 @@ func (l *fakeLegs) Finish(f *abi.FinishFacts) {
 
 func (l *fakeLegs) install(d *Options) { d.Hooks = l }
 
-// failures are the failed legs that the policy was asked about.
+// failures returns the events of failed legs.
 func (l *fakeLegs) failures() (failed []abi.LegFacts) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,14 +59,14 @@ func (l *fakeLegs) failures() (failed []abi.LegFacts) {
 	return failed
 }
 
-// edits encodes what change does.
+// edits encodes the edits that change makes.
 func edits(change func(*abi.Edits)) []byte {
 	e := abi.NewEdits(make([]byte, 256<<10))
 	change(&e)
 	return e.Bytes()
 }
 
-// onSend answers one leg event: edits before the leg is sent.
+// onSend answers the events of legs that the proxy is about to send: it returns edits.
 func onSend(change func(*abi.Edits)) func(*abi.LegFacts) (abi.LegDecision, []byte, string) {
 	return func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
 		if f.Event != abi.LegSend {
@@ -76,7 +76,7 @@ func onSend(change func(*abi.Edits)) func(*abi.LegFacts) (abi.LegDecision, []byt
 	}
 }
 
-// onFailure answers what to do about a failed leg.
+// onFailure answers the events of failed legs.
 func onFailure(d abi.LegDecision) func(*abi.LegFacts) (abi.LegDecision, []byte, string) {
 	return func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
 		if f.Event != abi.LegFailed {
@@ -86,7 +86,7 @@ func onFailure(d abi.LegDecision) func(*abi.LegFacts) (abi.LegDecision, []byte, 
 	}
 }
 
-// Edits reach the engine, on each leg, and the rest of the leg is as it was.
+// The engine of each leg receives the edits. The rest of the leg is unchanged.
 func TestLegEdits(t *testing.T) {
 	change := func(e *abi.Edits) {
 		e.SetHeader("x-custom", "mine")
@@ -125,7 +125,7 @@ func TestLegEdits(t *testing.T) {
 						t.Errorf("body %s", leg.body)
 					}
 					if pair && !strings.Contains(leg.body, `"kv_transfer_params"`) {
-						t.Errorf("the transfer is gone: %s", leg.body)
+						t.Errorf("the leg has no transfer parameters: %s", leg.body)
 					}
 				}
 				if len(legs.asked) != len(engines) {
@@ -143,7 +143,7 @@ func TestLegEdits(t *testing.T) {
 						want.Partner, want.ID = w.registry.Snapshot().Instance(engines[1-i].name).ID, w.explained().DisaggID
 					}
 					if !reflect.DeepEqual(f, want) {
-						t.Errorf("asked %+v, want %+v", f, want)
+						t.Errorf("events: got %+v, want %+v", f, want)
 					}
 				}
 			})
@@ -151,8 +151,8 @@ func TestLegEdits(t *testing.T) {
 	}
 }
 
-// What the connection, the transfer or the client needs is not a policy's to
-// edit: nothing of such an answer counts.
+// A policy may not edit the fields that the connection, the transfer or the client needs.
+// If an answer contains such an edit, the proxy ignores the whole answer.
 func TestLegEditsRefused(t *testing.T) {
 	tests := []struct {
 		name string
@@ -187,7 +187,7 @@ func TestLegEditsRefused(t *testing.T) {
 		{"empty", edits(func(e *abi.Edits) { e.SetField("user", "") })},
 		{"cut off", edits(func(e *abi.Edits) { e.SetField("user", "1") })[:10]},
 		{"unknown", binary.LittleEndian.AppendUint32(nil, 9)},
-		{"allowed ones beside it", edits(func(e *abi.Edits) { e.SetField("seed", "1"); e.SetHeader("X-A", "1"); e.SetField("rid", "1") })},
+		{"with allowed edits", edits(func(e *abi.Edits) { e.SetField("seed", "1"); e.SetHeader("X-A", "1"); e.SetField("rid", "1") })},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -212,7 +212,7 @@ func TestLegEditsRefused(t *testing.T) {
 					h.Del("X-Request-Id")
 				}
 				if edited.body != plain.body || fmt.Sprint(edited.header) != fmt.Sprint(plain.header) {
-					t.Errorf("sent %v %s\nwant %v %s", edited.header, edited.body, plain.header, plain.body)
+					t.Errorf("got  %v %s\nwant %v %s", edited.header, edited.body, plain.header, plain.body)
 				}
 				if n := w.metric("pdproxy_fallbacks_total", "leg", "nonsense"); n != 1 {
 					t.Errorf("%v fallbacks", n)
@@ -222,8 +222,8 @@ func TestLegEditsRefused(t *testing.T) {
 	}
 }
 
-// A hook without a usable answer leaves the leg alone and is counted, except for
-// one that is not there.
+// If the hook has no usable answer, the leg is unchanged and the proxy counts the
+// failure. A missing hook is not counted.
 func TestLegHookFails(t *testing.T) {
 	for reason, count := range map[string]float64{coordinator.ReasonLate: 1, coordinator.ReasonTrap: 1, coordinator.ReasonAbsent: 0} {
 		synctest.Test(t, func(t *testing.T) {
@@ -249,7 +249,7 @@ func TestLegHookFails(t *testing.T) {
 	})
 }
 
-// After a failed leg the policy may say what follows, within the attempts.
+// After a failed leg the policy may choose the next step, up to the limit of attempts.
 func TestLegFailed(t *testing.T) {
 	status := func(n int) func(*engineConn, int) {
 		return func(c *engineConn, _ int) { c.json(n, `{"error":{}}`) }
@@ -259,14 +259,14 @@ func TestLegFailed(t *testing.T) {
 		serve    func(*engineConn, int)
 		decision abi.LegDecision
 		want     int    // status
-		tries    [2]int // on the engine that fails, and on the other
+		tries    [2]int // on the failing engine, and on the other engine
 	}{
 		{"built-in rule", status(500), abi.LegPass, 200, [2]int{1, 1}},
-		{"built-in rule, at fault itself", status(400), abi.LegPass, 400, [2]int{1, 0}},
+		{"built-in rule, fault of the request", status(400), abi.LegPass, 400, [2]int{1, 0}},
 		{"again", status(500), abi.LegRetry, 502, [2]int{3, 0}},
-		{"again though it is at fault itself", status(422), abi.LegRetry, 422, [2]int{3, 0}},
+		{"again, fault of the request", status(422), abi.LegRetry, 422, [2]int{3, 0}},
 		{"elsewhere", status(500), abi.LegPlaceAgain, 200, [2]int{1, 1}},
-		{"elsewhere though it is at fault itself", status(400), abi.LegPlaceAgain, 200, [2]int{1, 1}},
+		{"elsewhere, fault of the request", status(400), abi.LegPlaceAgain, 200, [2]int{1, 1}},
 		{"give up", status(500), abi.LegGiveUp, 502, [2]int{1, 0}},
 		{"nonsense", status(500), 77, 200, [2]int{1, 1}},
 	}
@@ -281,14 +281,14 @@ func TestLegFailed(t *testing.T) {
 					t.Errorf("%+v", a)
 				}
 				if got := [2]int{len(e0.seen()), len(e1.seen())}; got != tt.tries {
-					t.Errorf("tries %v, want %v", got, tt.tries)
+					t.Errorf("got tries %v, want %v", got, tt.tries)
 				}
 				ids := make(map[string]bool)
 				for _, leg := range e0.seen() {
 					ids[leg.header.Get("X-Request-Id")] = true
 				}
 				if len(ids) != tt.tries[0] {
-					t.Errorf("%d ids for %d legs", len(ids), tt.tries[0])
+					t.Errorf("got %d ids for %d legs", len(ids), tt.tries[0])
 				}
 				f := legs.failures()[0]
 				if len(legs.failures()) != tt.tries[0] || f.Attempt != 1 || f.Left != 2 || f.Engine != "e0" ||
@@ -300,7 +300,7 @@ func TestLegFailed(t *testing.T) {
 	}
 }
 
-// Retries that the policy wants are taken from the budget like any other.
+// The retry budget also limits the retries that the policy requests.
 func TestLegRetryBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(500, "{}") }}
@@ -315,8 +315,8 @@ func TestLegRetryBudget(t *testing.T) {
 	})
 }
 
-// A decode leg that was not sent: the policy may have the whole attempt again,
-// with another id, instead of another decode for the same blocks.
+// The proxy could not send a decode leg. The policy may request a new attempt with
+// another id, instead of another decode engine for the same blocks.
 func TestLegFailedPair(t *testing.T) {
 	for _, tt := range []struct {
 		decision       abi.LegDecision
@@ -352,7 +352,7 @@ func TestLegFailedPair(t *testing.T) {
 				}
 			}
 			if prefills != tt.prefills {
-				t.Errorf("%d: %d prefill legs", tt.decision, prefills)
+				t.Errorf("case %d: got %d prefill legs", tt.decision, prefills)
 			}
 			failed := legs.failures()
 			last := failed[len(failed)-1]
@@ -364,14 +364,14 @@ func TestLegFailedPair(t *testing.T) {
 				ids[f.ID] = true
 			}
 			if len(ids) != len(failed) {
-				t.Errorf("%d: %d ids in %d attempts", tt.decision, len(ids), len(failed))
+				t.Errorf("case %d: got %d ids in %d attempts", tt.decision, len(ids), len(failed))
 			}
 		})
 	}
 }
 
-// Legs that run at once are edited each, and one that fails is judged once; the
-// same targets get another room.
+// The legs run at the same time. The policy can edit each leg, and gets one event if one
+// fails. The next attempt on the same targets has another bootstrap room.
 func TestLegPolicyConcurrent(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -379,7 +379,7 @@ func TestLegPolicyConcurrent(t *testing.T) {
 			d := &fakeEngine{name: "d0", role: "decode", connector: "sglang", serve: func(c *engineConn, nth int) {
 				switch {
 				case nth == 1:
-					time.Sleep(time.Millisecond) // until prefill has its leg
+					time.Sleep(time.Millisecond) // until prefill has received its leg
 					c.json(500, "{}")
 				case stream:
 					c.stream(eventA, done)
@@ -400,7 +400,7 @@ func TestLegPolicyConcurrent(t *testing.T) {
 			if a := w.post(completionsPath, completions(stream)); a.status != 200 {
 				t.Fatalf("%+v", a)
 			}
-			synctest.Wait() // the answer is out before prefill's is in
+			synctest.Wait() // the client has the answer before prefill has answered
 			rooms := make(map[string]bool)
 			for phase, e := range map[string]*fakeEngine{"prefill": p, "decode": d} {
 				n := 0
@@ -430,7 +430,7 @@ func TestLegPolicyConcurrent(t *testing.T) {
 	}
 }
 
-// The finish hook learns how an exchange ended.
+// The finish hook gets the outcome of an exchange.
 func TestFinish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
@@ -439,11 +439,11 @@ func TestFinish(t *testing.T) {
 		}}
 		d := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
 			time.Sleep(4 * time.Millisecond)
-			c.say(streamHead)
+			c.send(streamHead)
 			c.chunks(eventA)
 			time.Sleep(5 * time.Millisecond)
 			c.chunks(`data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`+"\n\n", done)
-			c.say("0\r\n\r\n")
+			c.send("0\r\n\r\n")
 		}}
 		legs := &fakeLegs{}
 		w := newWorld(t, setup{engines: []*fakeEngine{p, d}, options: legs.install})
@@ -461,7 +461,7 @@ func TestFinish(t *testing.T) {
 			FirstByte: 7000, Total: 12000, PromptTokens: 7, CachedTokens: 4, OutputTokens: 2,
 		}
 		if f != want {
-			t.Errorf("told %+v\nwant %+v", f, want)
+			t.Errorf("facts: got  %+v\nwant %+v", f, want)
 		}
 	})
 }
@@ -490,14 +490,14 @@ func TestFinishFailures(t *testing.T) {
 					tt.want.Decode = w.registry.Snapshot().Instance("e").ID
 				}
 				if f != tt.want {
-					t.Errorf("told %+v\nwant %+v", f, tt.want)
+					t.Errorf("facts: got  %+v\nwant %+v", f, tt.want)
 				}
 			})
 		})
 	}
 }
 
-// The numbers of the outcomes are the same on both sides of the contract.
+// The outcomes have the same numbers on both sides of the contract.
 func TestOutcomesAgree(t *testing.T) {
 	pairs := map[telemetry.Outcome]abi.Outcome{
 		telemetry.OutcomeNone: abi.OutcomeNone, telemetry.OutcomeOK: abi.OutcomeOK, telemetry.OutcomeClientError: abi.OutcomeClientError,
@@ -522,21 +522,21 @@ func (p *planner) Plan(context.Context, *abi.PlanFacts) (abi.PlanAnswer, string,
 	return p.answer, "planner", true
 }
 
-// The plan policy's limit bounds an attempt until the client's first byte, over
-// all its legs, and no engine is blamed for it.
+// The plan policy can limit the time of an attempt until the client's first byte, over
+// all legs. At the limit no engine is charged with a failure.
 func TestPlanLimit(t *testing.T) {
 	slow := func(d time.Duration, then func(*engineConn, int)) func(*engineConn, int) {
 		return func(c *engineConn, nth int) { time.Sleep(d); then(c, nth) }
 	}
 	answers := func(c *engineConn, _ int) { c.json(200, unary) }
 	streams := func(c *engineConn, _ int) {
-		c.say(streamHead)
+		c.send(streamHead)
 		c.chunks(": wait\n\n")
 		time.Sleep(2 * time.Second)
 		c.chunks(eventA)
-		time.Sleep(10 * time.Second) // the limit is for the first byte
+		time.Sleep(10 * time.Second) // the limit applies to the first byte
 		c.chunks(done)
-		c.say("0\r\n\r\n")
+		c.send("0\r\n\r\n")
 	}
 	tests := []struct {
 		name            string
@@ -575,7 +575,7 @@ func TestPlanLimit(t *testing.T) {
 				}
 				for _, i := range w.registry.Snapshot().Instances {
 					if n := i.Breaker.Failures(); n != 0 && tt.limit < 300000 {
-						t.Errorf("%s has %d failures", i.Spec.Name, n)
+						t.Errorf("failures of %s: got %d", i.Spec.Name, n)
 					}
 				}
 			})
@@ -595,7 +595,7 @@ func TestPlanRejects(t *testing.T) {
 	})
 }
 
-// The board in the request's context, and the notes that filters leave on it.
+// Filters read facts from the request's context, and write notes there.
 func TestStreamInfo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		info := new(abi.StreamInfo)
@@ -630,11 +630,11 @@ func TestStreamInfo(t *testing.T) {
 			PrefillDone: time.Millisecond, FirstByte: 3 * time.Millisecond, PromptTokens: f.PromptTokens,
 		}
 		if first != want {
-			t.Errorf("with the head: %+v, want %+v", first, want)
+			t.Errorf("facts with the head: got %+v, want %+v", first, want)
 		}
 		want.End, want.InputTokens, want.OutputTokens, want.CachedTokens = 3*time.Millisecond, 7, 2, 4
 		if f != want {
-			t.Errorf("at the end: %+v, want %+v", f, want)
+			t.Errorf("facts at the end: got %+v, want %+v", f, want)
 		}
 		if len(e.Notes) != 1 || e.Notes[0] != "seen" {
 			t.Errorf("notes %q", e.Notes)
@@ -659,7 +659,7 @@ func (s headSpy) WriteHeader(status int) { s.before(); s.ResponseWriter.WriteHea
 // Unwrap serves http.ResponseController.
 func (s headSpy) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-// The prompt is shown to policies that ask for it, as raw JSON, and to no others.
+// Policies that need the prompt get it as raw JSON. The others do not get it.
 func TestPromptOnRequest(t *testing.T) {
 	for _, tt := range []struct {
 		needs abi.Needs
@@ -671,7 +671,7 @@ func TestPromptOnRequest(t *testing.T) {
 				t.Fatalf("%+v", a)
 			}
 			if got := w.decider.prompt.Load(); got != tt.want {
-				t.Errorf("needs %d: prompt %q, want %q", tt.needs, got, tt.want)
+				t.Errorf("needs %d: got prompt %q, want %q", tt.needs, got, tt.want)
 			}
 		})
 	}

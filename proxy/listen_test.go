@@ -37,7 +37,7 @@ var overTCP = []struct {
 	{"tls h2", true, func(p *http.Protocols) { p.SetHTTP2(true) }, "HTTP/2.0"},
 }
 
-// eachProtocol runs f in a bubble for each protocol; open makes the world, and
+// eachProtocol runs f in a synctest bubble for each protocol. open makes the world and
 // the client of the protocol.
 func eachProtocol(t *testing.T, f func(t *testing.T, proto string, open func(setup) (*world, *http.Client))) {
 	for _, p := range overTCP {
@@ -57,7 +57,7 @@ func eachProtocol(t *testing.T, f func(t *testing.T, proto string, open func(set
 					p.choose(&protocols)
 					tr := w.transport(&protocols, &tls.Config{InsecureSkipVerify: true})
 					if p.tls {
-						tr.DialContext = w.dialHasty
+						tr.DialContext = w.dialBuffered
 					}
 					w.client = &http.Client{Transport: withScheme{scheme, tr}}
 					return w, w.client
@@ -79,27 +79,28 @@ func (s withScheme) RoundTrip(r *http.Request) (*http.Response, error) {
 	return s.Transport.RoundTrip(r)
 }
 
-// dialHasty is dialPublic for TLS, whose two ends say goodbye to each other: in a
-// pipe each would wait for the other to read.
-func (w *world) dialHasty(ctx context.Context, network, addr string) (net.Conn, error) {
+// dialBuffered is dialPublic for TLS. Both ends of TLS write a last record at the same
+// time. On a plain pipe each would wait until the other reads.
+func (w *world) dialBuffered(ctx context.Context, network, addr string) (net.Conn, error) {
 	c, err := w.dialPublic(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
-	h := &hastyConn{Conn: c, out: make(chan []byte, 64), gone: make(chan struct{})}
+	h := &bufferedConn{Conn: c, out: make(chan []byte, 64), gone: make(chan struct{})}
 	go h.run()
 	return h, nil
 }
 
-// hastyConn is the end of a pipe whose writes wait for no reader, as a socket's do.
-type hastyConn struct {
+// bufferedConn is the end of a pipe whose writes do not wait for a reader, like the
+// writes of a socket.
+type bufferedConn struct {
 	net.Conn
 	out  chan []byte
 	gone chan struct{}
 	once sync.Once
 }
 
-func (c *hastyConn) run() {
+func (c *bufferedConn) run() {
 	for {
 		select {
 		case b := <-c.out:
@@ -111,7 +112,7 @@ func (c *hastyConn) run() {
 }
 
 // Write implements net.Conn.
-func (c *hastyConn) Write(p []byte) (int, error) {
+func (c *bufferedConn) Write(p []byte) (int, error) {
 	select {
 	case c.out <- bytes.Clone(p):
 		return len(p), nil
@@ -121,7 +122,7 @@ func (c *hastyConn) Write(p []byte) (int, error) {
 }
 
 // Close implements net.Conn.
-func (c *hastyConn) Close() error {
+func (c *bufferedConn) Close() error {
 	c.once.Do(func() { close(c.gone) })
 	return c.Conn.Close()
 }
@@ -140,7 +141,7 @@ func open(t *testing.T, ctx context.Context, c *http.Client, body string) *http.
 	return resp
 }
 
-// Every protocol meets the same handler.
+// All protocols use the same handler.
 func TestFrontProtocols(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, proto string, start func(setup) (*world, *http.Client)) {
 		w, c := start(setup{engines: []*fakeEngine{{serve: func(c *engineConn, nth int) {
@@ -166,13 +167,13 @@ func TestFrontProtocols(t *testing.T) {
 	})
 }
 
-// A client's hang-up ends the legs at once, whatever the protocol.
+// If the client closes its connection, the legs end at once, over each protocol.
 func TestHangUp(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
 		for _, stream := range []bool{false, true} {
 			e := &fakeEngine{serve: func(c *engineConn, _ int) {
 				if stream {
-					c.say(streamHead)
+					c.send(streamHead)
 					c.chunks(eventA)
 				}
 				c.hold()
@@ -185,28 +186,29 @@ func TestHangUp(t *testing.T) {
 			begin := time.Now()
 			leave()
 			if <-got == nil {
-				t.Error("the client got a whole answer")
+				t.Error("the client received a complete answer")
 			}
 			e.wg.Wait()
 			synctest.Wait()
 			if d := time.Since(begin); d != 0 {
-				t.Errorf("the engine was held for %v more", d)
+				t.Errorf("the leg ended %v later, want at once", d)
 			}
 			w.outcome(telemetry.OutcomeCancelled)
 		}
 	})
 }
 
-// A drain lets what runs end in its time, and takes nothing new.
+// During a drain, running requests continue until the limit, and the proxy accepts no
+// connection.
 func TestDrain(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
 		end := make(chan struct{})
 		w, c := start(setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
-			c.say(streamHead)
+			c.send(streamHead)
 			c.chunks(eventA)
 			<-end
 			c.chunks(eventB, done)
-			c.say("0\r\n\r\n")
+			c.send("0\r\n\r\n")
 		}}}})
 		resp := open(t, t.Context(), c, completions(true))
 		stopped := make(chan error, 1)
@@ -215,7 +217,7 @@ func TestDrain(t *testing.T) {
 		w.stopped.Store(true)
 		synctest.Wait()
 		if _, err := w.public.Dial(); err == nil {
-			t.Error("a new connection is taken")
+			t.Error("the proxy accepts a new connection")
 		}
 		if a := w.operate("GET", "/readyz", ""); a.status != 503 {
 			t.Errorf("readyz: %d", a.status)
@@ -230,25 +232,26 @@ func TestDrain(t *testing.T) {
 		}
 		c.CloseIdleConnections()
 		if err := <-stopped; err != nil {
-			t.Errorf("the drain was not clean: %v", err)
+			t.Errorf("got %v, want a drain without cut exchanges", err)
 		}
 		w.outcome(telemetry.OutcomeOK)
 	})
 }
 
-// What outlives the drain is told and cut.
+// At the drain's limit the proxy sends an error to the remaining clients and aborts their
+// requests.
 func TestDrainCuts(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
 		w, c := start(setup{engines: []*fakeEngine{{serve: func(c *engineConn, nth int) {
 			if nth == 1 {
-				c.say(streamHead)
+				c.send(streamHead)
 				c.chunks(eventA)
 			}
 			c.hold()
 		}}}, config: func(c *config.Config) { c.Limits.MaxExchanges = 2 }})
 		resp := open(t, t.Context(), c, completions(true))
 		var wg sync.WaitGroup
-		var answers [2]answer // one waits for its leg, one for a place
+		var answers [2]answer // one request waits for its leg, one for a place in the queue
 		for i := range answers {
 			wg.Go(func() { answers[i] = w.post(completionsPath, completions(false)) })
 			synctest.Wait()
@@ -263,7 +266,7 @@ func TestDrainCuts(t *testing.T) {
 		}
 		wg.Wait()
 		if d := time.Since(begin); d != 30*time.Second {
-			t.Errorf("cut after %v, want the drain's limit", d)
+			t.Errorf("aborted after %v, want the drain's limit", d)
 		}
 		for i, code := range []string{"draining", "queue_timeout"} {
 			if a := answers[i]; a.status != 503 || !strings.Contains(a.body, code) {
@@ -278,11 +281,11 @@ func TestDrainCuts(t *testing.T) {
 	})
 }
 
-// http2Begin is what an HTTP/2 client sends first: the preface and its settings.
+// http2Begin is the first message of an HTTP/2 client: the preface and its settings.
 const http2Begin = http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
-// A client that is slow with its head, its handshake or its next request is hung
-// up on, and holds no drain up.
+// The proxy closes the connection of a client that sends its head, its handshake or its
+// next request too slowly. Such a client does not delay a drain.
 func TestSlowClients(t *testing.T) {
 	const limit = 10 * time.Second
 	tests := []struct {
@@ -296,9 +299,9 @@ func TestSlowClients(t *testing.T) {
 		{"half a preface", false, "PRI * HTTP/2.0\r\n", limit},
 		{"only a preface", false, http2.ClientPreface, 2 * time.Second},
 		{"half a frame", false, http2Begin + "\x00\x00\x08\x06\x00\x00\x00\x00\x00ping", limit},
-		{"half a frame's head", false, http2Begin + "\x00\x00\x08", limit},
-		{"half a head, h2c", false, http2Begin + "\x00\x00\x60\x01\x04\x00\x00\x00\x01\x82", limit},
-		{"a head that goes on, h2c", false, http2Begin + "\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82", limit},
+		{"part of a frame header", false, http2Begin + "\x00\x00\x08", limit},
+		{"part of a header block, h2c", false, http2Begin + "\x00\x00\x60\x01\x04\x00\x00\x00\x01\x82", limit},
+		{"endless header block, h2c", false, http2Begin + "\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82", limit},
 		{"no handshake", true, "", limit},
 		{"half a handshake", true, "\x16\x03\x01\x02\x00", limit},
 		{"no next request", false, "GET /version HTTP/1.1\r\nHost: a\r\n\r\n", 120 * time.Second},
@@ -330,18 +333,18 @@ func TestSlowClients(t *testing.T) {
 					synctest.Wait()
 					if drain {
 						if err := w.stop(); err != nil {
-							t.Errorf("the drain was not clean: %v", err)
+							t.Errorf("got %v, want a drain without cut exchanges", err)
 						}
 						if d := <-gone; d > limit {
-							t.Errorf("the drain took %v", d)
+							t.Errorf("the drain took too long: %v", d)
 						}
 						if d := time.Since(begin); tt.tls && d > time.Second {
-							t.Errorf("the drain took %v for a handshake that never ends", d)
+							t.Errorf("the drain took %v with an incomplete handshake", d)
 						}
 						return
 					}
 					if d := <-gone; d < tt.after || d > tt.after+2*time.Second {
-						t.Errorf("hung up after %v, want %v", d, tt.after)
+						t.Errorf("connection closed after %v, want %v", d, tt.after)
 					}
 				})
 			})
@@ -353,11 +356,11 @@ func TestHeadLimit(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
 		w, c := start(setup{config: func(c *config.Config) { c.Server.MaxHeader = 8 << 10 }})
 		if a := ask(t.Context(), c, "GET", "http://proxy/version", "", "X-A", strings.Repeat("a", 4<<10)); a.status != 200 {
-			t.Errorf("below the limit: %+v", a)
+			t.Errorf("head below the limit: got %+v", a)
 		}
 		a := ask(t.Context(), c, "GET", "http://proxy/version", "", "X-A", strings.Repeat("a", 20<<10))
-		if a.status != 431 && a.err == nil { // net/http hangs up on a client that goes on writing
-			t.Errorf("above the limit: %+v", a)
+		if a.status != 431 && a.err == nil { // net/http closes the connection of a client that continues to write
+			t.Errorf("head above the limit: got %+v", a)
 		}
 		if strings.Contains(w.logged.String(), "panic") {
 			t.Error(w.logged)
@@ -380,13 +383,13 @@ func TestBodyLimit(t *testing.T) {
 			text, _ := io.ReadAll(resp.Body)
 			resp.Body.Close()
 			if resp.StatusCode != 413 || !strings.Contains(string(text), "1000 bytes") {
-				t.Errorf("sized %v: status %d: %s", sized, resp.StatusCode, text)
+				t.Errorf("announced length %v: got status %d: %s", sized, resp.StatusCode, text)
 			}
 		}
 	})
 }
 
-// A body that stops coming is answered, whatever the protocol.
+// If the rest of a body does not arrive, the client gets an error, over each protocol.
 func TestBodyTimeout(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
 		w, c := start(setup{config: func(c *config.Config) { c.Server.MinBodyRate = 0 }})
@@ -401,15 +404,15 @@ func TestBodyTimeout(t *testing.T) {
 		text, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		if resp.StatusCode != 408 || !strings.Contains(string(text), "body_timeout") || time.Since(begin) < 60*time.Second {
-			t.Errorf("status %d after %v: %s", resp.StatusCode, time.Since(begin), text)
+			t.Errorf("got status %d after %v: %s", resp.StatusCode, time.Since(begin), text)
 		}
 		synctest.Wait()
 		w.outcome(telemetry.OutcomeClientError)
 	})
 }
 
-// A request that follows another on one connection, and an answer that the
-// client asks to be the last.
+// Two requests on one connection. In the second, the client asks the proxy to close the
+// connection after the answer.
 func TestKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
@@ -432,7 +435,7 @@ func TestKeepAlive(t *testing.T) {
 			}
 		}
 		if _, err := br.ReadByte(); err != io.EOF {
-			t.Errorf("the connection goes on: %v", err)
+			t.Errorf("the connection is open after the last answer: %v", err)
 		}
 	})
 }
@@ -465,13 +468,13 @@ func TestListenErrors(t *testing.T) {
 			cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 			tt.set(&cfg)
 			if _, err := w.Listen(&cfg, certs, admin.Token{Text: adminToken}, edge.Sockets{}); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
-				t.Errorf("error %v, want one that begins with %q", err, tt.want)
+				t.Errorf("got error %v, want an error that begins with %q", err, tt.want)
 			}
 		})
 	}
 }
 
-// A listener that breaks ends Serve with its error.
+// If a listener fails, Serve returns the error of the listener.
 func TestServeEndsWithItsListener(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})

@@ -30,7 +30,7 @@ func within(limit config.ByteSize) func(*config.Config) {
 	return func(c *config.Config) { c.Limits.BufferMemory = limit }
 }
 
-// A length that is announced costs nothing before its bytes come.
+// An announced length takes no memory before the bytes arrive.
 func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{}}})
@@ -45,13 +45,13 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := w.bodies.Reading(); n != len(conns) {
-			t.Errorf("%d bodies are being read, want %d", n, len(conns))
+			t.Errorf("got %d bodies in progress, want %d", n, len(conns))
 		}
 		if n := w.memory.Used(); n > int64(len(conns))*buffer.FirstRead {
-			t.Errorf("%d bytes are held for %d bytes that came", n, len(conns))
+			t.Errorf("got %d bytes of memory for %d received bytes", n, len(conns))
 		}
 		if n := w.metric("pdproxy_buffer_bytes"); n != float64(w.memory.Used()) {
-			t.Errorf("pdproxy_buffer_bytes is %v, %d are held", n, w.memory.Used())
+			t.Errorf("pdproxy_buffer_bytes: got %v, want %d", n, w.memory.Used())
 		}
 		for _, c := range conns {
 			c.Close()
@@ -59,8 +59,9 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 	})
 }
 
-// A request for which there is no memory now is refused, one for which there never
-// is has another answer, and both are served when they fit.
+// If the memory for a request is in use, the proxy rejects the request with a status for
+// retries. If the request exceeds the whole memory, the status differs. The proxy serves
+// both requests when the memory suffices.
 func TestBodyWithoutMemory(t *testing.T) {
 	const limit = 8 << 20
 	tests := []struct {
@@ -78,7 +79,7 @@ func TestBodyWithoutMemory(t *testing.T) {
 		{"not a byte", limit, 100, true, 503, "memory_limit"},
 		{"never", 0, limit + 1, true, 413, "body_too_large"},
 		{"never, of unknown size", 0, limit + 1, false, 413, "body_too_large"},
-		{"never, with what is sent on", 0, limit - 1<<16, true, 413, "body_too_large"},
+		{"never, together with the memory of the leg", 0, limit - 1<<16, true, 413, "body_too_large"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -106,7 +107,7 @@ func TestBodyWithoutMemory(t *testing.T) {
 					}
 				}
 				if n := w.metric("pdproxy_shed_total", tt.code); n != shed {
-					t.Errorf("%v refusals are counted, want %v", n, shed)
+					t.Errorf("got %v counted refusals, want %v", n, shed)
 				}
 				w.memory.Release(tt.taken)
 				synctest.Wait()
@@ -115,7 +116,8 @@ func TestBodyWithoutMemory(t *testing.T) {
 	}
 }
 
-// An answer for which there is no memory ends the exchange, and no engine is charged.
+// If the memory for an answer is missing, the exchange ends, and no engine is charged
+// with a failure.
 func TestAnswerWithoutMemory(t *testing.T) {
 	const size = 1 << 20
 	long := `{"choices":[{"text":"` + strings.Repeat("a", size) + `"}],"kv_transfer_params":{"do_remote_prefill":true}}`
@@ -142,10 +144,10 @@ func TestAnswerWithoutMemory(t *testing.T) {
 					c.Limits.BufferMemory = 1 << 20
 					c.Circuit.Failures = 1
 				}})
-				taken := w.memory.Limit() - 32<<10 // room for the request and the begin of an answer
+				taken := w.memory.Limit() - 32<<10 // room for the request and the first part of an answer
 				w.memory.Take(taken)
 				a := w.post(completionsPath, completions(tt.stream))
-				began := name == "inside event" // the client had seen the first event
+				began := name == "inside event" // the client has received the first event
 				switch {
 				case began:
 					if !strings.Contains(a.body, "stream_broken") {
@@ -155,14 +157,14 @@ func TestAnswerWithoutMemory(t *testing.T) {
 					t.Errorf("status %d: %.300s", a.status, a.body)
 				}
 				if n := w.metric("pdproxy_shed_total", "memory_limit"); n != 1 {
-					t.Errorf("%v refusals are counted", n)
+					t.Errorf("got %v counted refusals", n)
 				}
 				if n := w.metric("pdproxy_retries_total"); n != 0 {
 					t.Errorf("%v retries", n)
 				}
 				for _, i := range w.registry.Snapshot().Instances {
 					if i.Breaker.Failures() != 0 {
-						t.Errorf("%d failures are charged to %s", i.Breaker.Failures(), i.Spec.Name)
+						t.Errorf("got %d failures of %s, want 0", i.Breaker.Failures(), i.Spec.Name)
 					}
 				}
 				if !began {
@@ -175,16 +177,16 @@ func TestAnswerWithoutMemory(t *testing.T) {
 	}
 }
 
-// An answer that is larger than it may be has taken no more than that.
+// The proxy rejects an answer above the limit before it takes more memory than the limit.
 func TestAnswerTakesNoMoreThanItMay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		piece := strings.Repeat("a", 1<<20)
 		var w *world
 		var most atomic.Int64
 		e := &fakeEngine{serve: func(c *engineConn, _ int) {
-			c.say("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
+			c.send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
 			for range 70 {
-				c.say(piece)
+				c.send(piece)
 				most.Store(max(most.Load(), w.memory.Used()))
 			}
 			c.hangUp()
@@ -195,13 +197,13 @@ func TestAnswerTakesNoMoreThanItMay(t *testing.T) {
 		if a := w.post(completionsPath, completions(false)); a.status != 502 {
 			t.Errorf("status %d: %.300s", a.status, a.body)
 		}
-		if most := most.Load(); most > buffer.MaxAnswer+buffer.MaxAnswer/2+1<<20 { // with the copy of a half of it
-			t.Errorf("an answer of at most %d bytes took %d", buffer.MaxAnswer, most)
+		if most := most.Load(); most > buffer.MaxAnswer+buffer.MaxAnswer/2+1<<20 { // including the copy when a buffer of half the size grows
+			t.Errorf("limit of the answer %d bytes: the proxy took %d bytes", buffer.MaxAnswer, most)
 		}
 	})
 }
 
-// A whole answer is bounded in total, however often a piece of it comes.
+// The total time of a whole answer is limited, even if parts of it arrive regularly.
 func TestWholeAnswerThatDrips(t *testing.T) {
 	drip := func(head string) func(c *engineConn, nth int) {
 		return func(c *engineConn, _ int) {
@@ -225,7 +227,7 @@ func TestWholeAnswerThatDrips(t *testing.T) {
 	}{
 		{"whole", "", sized, false, abi.Decode, 10 * time.Second},
 		{"refusal", "", "HTTP/1.1 400 Bad Request\r\nContent-Length: 1000\r\n\r\n", false, abi.Decode, 10 * time.Second},
-		{"whole, to a stream's request", "", sized, true, abi.Decode, 10 * time.Second},
+		{"whole answer to a stream request", "", sized, true, abi.Decode, 10 * time.Second},
 		{"first event", "", "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: ", true, abi.Decode, 10 * time.Second},
 		{"head", "", "HTTP/1.1 200 OK\r\nX-A: ", true, abi.Decode, 10 * time.Second},
 		{"prefill, nixl", "vllm-nixl", sized, false, abi.Prefill, 7 * time.Second},
@@ -252,14 +254,15 @@ func TestWholeAnswerThatDrips(t *testing.T) {
 				a := w.post(completionsPath, completions(tt.stream))
 				took := time.Since(begin)
 				if a.status != 504 || took < tt.limit || took > tt.limit+cleanup.PrefillLinger+time.Second {
-					t.Errorf("status %d after %v, want 504 after %v: %s", a.status, took, tt.limit, a.body)
+					t.Errorf("got status %d after %v, want 504 after %v: %s", a.status, took, tt.limit, a.body)
 				}
 			})
 		})
 	}
 }
 
-// A connection to an engine that the proxy's host cannot open is the proxy's failure.
+// If the proxy's host cannot open a connection to an engine, the proxy is at fault, not
+// the engine.
 func TestDialWithoutDescriptors(t *testing.T) {
 	full := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", syscall.EMFILE)}
 	for _, c := range []string{"", "vllm-nixl", "sglang", "vllm-moriio"} {
@@ -277,14 +280,14 @@ func TestDialWithoutDescriptors(t *testing.T) {
 					}
 				}
 				if n := w.metric("pdproxy_shed_total", "proxy_overloaded"); n != 10 {
-					t.Errorf("%v are counted as shed, want 10", n)
+					t.Errorf("got %v requests counted as shed, want 10", n)
 				}
 				if n := w.metric("pdproxy_leg_errors_total") + w.metric("pdproxy_retries_total"); n != 0 {
-					t.Errorf("%v failures of engines and retries", n)
+					t.Errorf("got %v failures of engines and retries", n)
 				}
 				for _, i := range w.registry.Snapshot().Instances {
 					if i.Breaker.Failures() != 0 || i.State() != engine.Ready {
-						t.Errorf("%s: %d failures, %v", i.Spec.Name, i.Breaker.Failures(), i.State())
+						t.Errorf("%s: got %d failures, %v", i.Spec.Name, i.Breaker.Failures(), i.State())
 					}
 				}
 			})
@@ -292,12 +295,12 @@ func TestDialWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// An event that never ends does not keep a stream open, however often a piece of it
-// comes.
+// The proxy ends a stream whose event never ends, even if parts of the event arrive
+// regularly.
 func TestEventThatDrips(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{serve: func(c *engineConn, _ int) {
-			c.say(streamHead)
+			c.send(streamHead)
 			c.chunks(eventA, "data: ")
 			for {
 				if _, err := io.WriteString(c, "1\r\na\r\n"); err != nil {

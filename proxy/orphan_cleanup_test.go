@@ -32,13 +32,13 @@ func (s shared) Instance(n uint32) *engine.Instance {
 	return nil
 }
 
-// remote puts a wire between a world's exchanges and their coordinator. The
-// exchanges' process dies, as far as the coordinator can tell, by cut.
+// remote connects the exchanges of a world to their coordinator over a pipe. cut closes
+// the pipe: for the coordinator this is the death of the exchanges' process.
 type remote struct {
 	client *fleet.Client
 	server *fleet.Server
 	cut    func()
-	stop   func() // waits for both
+	stop   func() // waits for both goroutines
 }
 
 func newRemote(t *testing.T, d *Options, orphan func([]byte)) *remote {
@@ -90,9 +90,9 @@ func newRemote(t *testing.T, d *Options, orphan func([]byte)) *remote {
 	return r
 }
 
-// TestADeadProcessOwesNothing: a process that dies between prefill's answer and
-// decode's read leaves blocks that the coordinator frees in its stead; one that
-// dies at any other time leaves nothing to do.
+// TestADeadProcessOwesNothing: if a process dies between prefill's answer and decode's
+// read, the coordinator frees prefill's blocks. At any other time the coordinator has
+// nothing to free.
 func TestADeadProcessOwesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name         string
@@ -106,10 +106,10 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 				decode := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
 					switch {
 					case nth > 1:
-						c.say(streamHead) // of the call that is aborted at once
+						c.send(streamHead) // for the call that the coordinator aborts at once
 						c.hold()
 					case tt.decodeBegins:
-						c.say(streamHead)
+						c.send(streamHead)
 						c.chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
 						c.hold()
 					default:
@@ -138,19 +138,19 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 				})
 				time.Sleep(time.Second)
 				if n := len(decode.seen()); n != 1 || w.local.Open() != 1 {
-					t.Fatalf("%d decode legs, %d leases", n, w.local.Open())
+					t.Fatalf("got %d decode legs and %d leases", n, w.local.Open())
 				}
 				r.cut()
 				time.Sleep(5 * time.Second)
 				legs := decode.seen()
 				if len(legs)-1 != tt.frees || w.local.Open() != 0 {
-					t.Fatalf("the coordinator has made %d calls and holds %d leases, want %d and none", len(legs)-1, w.local.Open(), tt.frees)
+					t.Fatalf("the coordinator made %d calls and holds %d leases, want %d and 0", len(legs)-1, w.local.Open(), tt.frees)
 				}
 				if tt.frees == 1 && !strings.Contains(legs[1].body, `"remote_block_ids":[1]`) {
-					t.Errorf("what is to be freed: %s", legs[1].body)
+					t.Errorf("the encoded clean-up contains the text: %s", legs[1].body)
 				}
 				if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != float64(tt.frees) {
-					t.Errorf("%v clean-ups are counted", n)
+					t.Errorf("got %v counted clean-ups", n)
 				}
 				hangUp()
 				asked.Wait()
@@ -159,8 +159,8 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 	}
 }
 
-// TestCleanUp: what another process owed its engines is done here, on the engines
-// of those names.
+// TestCleanUp: a process makes the clean-up calls of another process, to the engines that
+// the calls name.
 func TestCleanUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: prefillAnswers}

@@ -20,9 +20,10 @@ const (
 		`"ctx_request_id":1,"disagg_request_id":1}}],"prompt_token_ids":[1]}`
 )
 
-// TestTransferTimesOut: from prefill's answer on, decode has timeouts.transfer to
-// begin its own, the first time timeouts.handshake more, and timeouts.deferred_write
-// more where prefill may answer early; whoever may be at fault is counted.
+// TestTransferTimesOut: after prefill's answer decode must begin its answer within
+// timeouts.transfer. A new pair has timeouts.handshake more. A protocol in which prefill
+// may answer early has timeouts.deferred_write more. The failure counts for both engines,
+// because either may have caused it.
 func TestTransferTimesOut(t *testing.T) {
 	for _, tt := range []struct {
 		connector, answer string
@@ -51,7 +52,7 @@ func TestTransferTimesOut(t *testing.T) {
 					engines: []*fakeEngine{
 						{name: "p", role: "prefill", connector: tt.connector, serve: func(c *engineConn, _ int) {
 							if c.leg.path != "/abort_request" {
-								time.Sleep(5 * time.Second) // prefill's own time does not count
+								time.Sleep(5 * time.Second) // the time of prefill does not count
 							}
 							c.json(200, tt.answer)
 						}},
@@ -85,7 +86,7 @@ func TestTransferTimesOut(t *testing.T) {
 				}
 				pair := func() engine.PairRow { return w.registry.Pairs()[0] }
 				if got := spent(504); got != tt.fresh {
-					t.Errorf("a fresh pair got %v, want %v", got, tt.fresh)
+					t.Errorf("limit of a fresh pair: got %v, want %v", got, tt.fresh)
 				}
 				if p := pair(); p.Failures != 1 || p.LastError != "kv_timeout" || p.State != "unknown" {
 					t.Errorf("pair %+v", p)
@@ -97,10 +98,10 @@ func TestTransferTimesOut(t *testing.T) {
 				}
 				hangs(true)
 				if got := spent(504); got != tt.known {
-					t.Errorf("a known pair got %v, want %v", got, tt.known)
+					t.Errorf("limit of a known pair: got %v, want %v", got, tt.known)
 				}
 				if n := w.metric("pdproxy_leg_errors_total", "decode", "kv_timeout"); n != 2 {
-					t.Errorf("%v legs are counted", n)
+					t.Errorf("got %v counted legs", n)
 				}
 				time.Sleep(time.Minute) // clean-ups
 			})
@@ -108,9 +109,9 @@ func TestTransferTimesOut(t *testing.T) {
 	}
 }
 
-// TestWarmUp: two engines need two seconds to connect. The first user's request
-// takes as long as the hundredth, when the pair was warmed up, and two seconds
-// longer else.
+// TestWarmUp: two engines need two seconds to connect. With warm-up the first user's
+// request takes as long as the hundredth. Without it, the first request takes two seconds
+// longer.
 func TestWarmUp(t *testing.T) {
 	for _, warm := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -154,10 +155,10 @@ func TestWarmUp(t *testing.T) {
 				t.Errorf("warm-up %t: the first request took %v, the hundredth %v", warm, times[0], times[99])
 			}
 			if n := w.metric("pdproxy_exchanges_total"); n != 100 {
-				t.Errorf("%v exchanges are counted", n)
+				t.Errorf("got %v counted exchanges", n)
 			}
 			if n := w.metric("pdproxy_pair_warmups_total"); warm != (n == 1) {
-				t.Errorf("warm-up %t: %v are counted", warm, n)
+				t.Errorf("warm-up %t: got %v counted", warm, n)
 			}
 			cancel()
 			running.Wait()
@@ -165,8 +166,8 @@ func TestWarmUp(t *testing.T) {
 	}
 }
 
-// TestWarmUpEnds: a warm-up that hangs ends with timeouts.handshake, and at once
-// when the proxy ends.
+// TestWarmUpEnds: a warm-up that hangs ends after timeouts.handshake, and at once if the
+// proxy ends.
 func TestWarmUpEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{
@@ -189,19 +190,19 @@ func TestWarmUpEnds(t *testing.T) {
 		}
 		time.Sleep(2 * time.Millisecond)
 		if failed() != 1 {
-			t.Errorf("%v warm-ups have failed", failed())
+			t.Errorf("got %v failed warm-ups", failed())
 		}
 		if p := w.registry.Pairs(); p[0].LastError != "timeout" && p[0].Failures != 0 {
 			t.Errorf("pairs %+v", p)
 		}
-		time.Sleep(3 * time.Second) // the next is under way
+		time.Sleep(3 * time.Second) // the next warm-up runs
 		cancel()
 		<-done
 		time.Sleep(time.Minute) // clean-ups
 	})
 }
 
-// TestWarmUpWithoutKV: a pair over which nothing came is not ready, though decode
+// TestWarmUpWithoutKV: if no KV was transferred, the pair is not ready, even if decode
 // has answered.
 func TestWarmUpWithoutKV(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -219,7 +220,7 @@ func TestWarmUpWithoutKV(t *testing.T) {
 						{name: "p", role: "prefill", connector: "vllm-nixl", kvHosts: "p.test", serve: func(c *engineConn, _ int) { c.json(200, tt.answer) }},
 						{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
 							if strings.Contains(c.leg.body, "kv_transfer_params") {
-								t.Errorf("decode was sent %s", c.leg.body)
+								t.Errorf("decode received %s", c.leg.body)
 							}
 							c.json(200, doneAnswer)
 						}},
@@ -230,7 +231,7 @@ func TestWarmUpWithoutKV(t *testing.T) {
 				go func() { defer close(done); w.Warm(ctx) }()
 				time.Sleep(time.Second)
 				if n := w.metric("pdproxy_pair_warmups_total", "failed"); n != 1 {
-					t.Errorf("%v warm-ups have failed", n)
+					t.Errorf("got %v failed warm-ups", n)
 				}
 				if p := w.registry.Pairs()[0]; p.State != "unknown" || p.Failures != tt.failures || p.LastError != tt.last {
 					t.Errorf("pair %+v", p)

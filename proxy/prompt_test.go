@@ -17,8 +17,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// knowing starts a world whose policies need blocks and conversations, over an
-// engine with KV events in blocks of 4 tokens.
+// knowing starts a world whose policies need block hashes and conversations. Its engine
+// has KV events and blocks of 4 tokens.
 func knowing(t *testing.T, serve func(c *engineConn, nth int)) *world {
 	t.Helper()
 	o := setup{
@@ -39,24 +39,24 @@ func knowing(t *testing.T, serve func(c *engineConn, nth int)) *world {
 	return w
 }
 
-// of is what is known of the request of that id.
+// of returns the explanation of the request with that id.
 func (w *world) of(id string) journal.Explanation {
 	w.t.Helper()
 	e, ok := w.books.Ended.Get(id)
 	if !ok {
-		w.t.Fatalf("nothing is known of %s", id)
+		w.t.Fatalf("no explanation of %s", id)
 	}
 	return e
 }
 
-// matched is what the only candidate of a request was shown to hold.
+// matched returns the blocks that, in the facts for the policy, the only candidate holds.
 func (w *world) matched(id string) (blocks, tokens any) {
 	facts := w.of(id).Candidates[0].Facts
 	return facts["blocks_gpu"], facts["block_tokens"]
 }
 
-// TestPromptsAreMatchedByTheirTokens: ids come from the client, or from the
-// engine; what was sent there once is expected to be there the next time.
+// TestPromptsAreMatchedByTheirTokens: the token ids are those of the client or of the
+// engine. The proxy expects the blocks of an earlier prompt on the engine that served it.
 func TestPromptsAreMatchedByTheirTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
@@ -67,7 +67,7 @@ func TestPromptsAreMatchedByTheirTokens(t *testing.T) {
 			}
 			asked++
 			if got := c.leg.header.Get("Authorization"); got != "Bearer k" {
-				t.Errorf("asked with the key %q", got)
+				t.Errorf("got the key %q", got)
 			}
 			c.json(200, `{"count":9,"max_model_len":100,"tokens":[1,2,3,4,5,6,7,8,9]}`)
 		})
@@ -87,23 +87,23 @@ func TestPromptsAreMatchedByTheirTokens(t *testing.T) {
 			}
 			synctest.Wait()
 			if blocks, size := w.matched(id); fmt.Sprint(blocks, size) != fmt.Sprint(tt.blocks, 4) {
-				t.Errorf("request %d: %v blocks of %v tokens, want %d of 4", i, blocks, size, tt.blocks)
+				t.Errorf("request %d: got %v blocks of %v tokens, want %d of 4", i, blocks, size, tt.blocks)
 			}
 		}
 		if asked != 1 {
-			t.Errorf("the engine was asked %d times for one prompt", asked)
+			t.Errorf("got %d tokenize requests for one prompt", asked)
 		}
 		if n := w.metric("pdproxy_prompt_token_ids_total", "client"); n != 3 {
-			t.Errorf("%v prompts had their ids from the client", n)
+			t.Errorf("got %v prompts with ids from the client", n)
 		}
 		if n := w.metric("pdproxy_prompt_token_ids_total", "engine"); n != 2 {
-			t.Errorf("%v prompts had their ids from the engine", n)
+			t.Errorf("got %v prompts with ids from the engine", n)
 		}
 	})
 }
 
-// TestWithoutTokensARequestIsPlacedAllTheSame: an engine that does not tokenize,
-// or breaks at it, costs a prompt its blocks and nothing else.
+// TestWithoutTokensARequestIsPlacedAllTheSame: if an engine does not tokenize, or fails
+// to, the proxy places the request without block hashes.
 func TestWithoutTokensARequestIsPlacedAllTheSame(t *testing.T) {
 	for name, serve := range map[string]func(*engineConn){
 		"no such endpoint": func(c *engineConn) { c.json(404, `{"detail":"Not Found"}`) },
@@ -127,23 +127,24 @@ func TestWithoutTokensARequestIsPlacedAllTheSame(t *testing.T) {
 				}
 				synctest.Wait()
 				if blocks, size := w.matched("r"); fmt.Sprint(blocks, size) != "0 0" {
-					t.Errorf("%v blocks of %v tokens without ids", blocks, size)
+					t.Errorf("got %v blocks of %v tokens without ids", blocks, size)
 				}
 				if n := w.metric("pdproxy_prompt_token_ids_total", "none"); n != 1 {
-					t.Errorf("%v prompts without ids are counted", n)
+					t.Errorf("got %v counted prompts without ids", n)
 				}
 			})
 		})
 	}
 }
 
-// TestSessionHeaders: the headers of agents name a conversation, and X-Correlation-ID, which
-// is often new for each request, does not.
+// TestSessionHeaders: the session headers of agents identify a conversation.
+// X-Correlation-ID does not, because many agents change it with each request.
 func TestSessionHeaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := knowing(t, func(c *engineConn, _ int) { c.json(200, unary) })
 		n := 0
-		// turn sends the next turn of a conversation that its prompts show, too.
+		// turn sends the next turn of a conversation that the proxy could also recognize
+		// by its prompts.
 		turn := func(prompt string, header ...string) int32 {
 			t.Helper()
 			n++
@@ -156,18 +157,18 @@ func TestSessionHeaders(t *testing.T) {
 		}
 		for _, name := range config.Default().Conversation.Headers {
 			if first, second := turn(name+" one", name, "s-"+name), turn(name+" two", name, "s-"+name); first != 1 || second != 2 {
-				t.Errorf("%s: turns %d and %d", name, first, second)
+				t.Errorf("%s: got turns %d and %d", name, first, second)
 			}
 		}
 		start := strings.Repeat("tide ", 1000)
 		if first, second := turn(start, "X-Correlation-ID", "a"), turn(start+strings.Repeat("ebb ", 500), "X-Correlation-ID", "b"); first != 1 || second != 2 {
-			t.Errorf("with a new X-Correlation-ID: turns %d and %d", first, second)
+			t.Errorf("with a new X-Correlation-ID: got turns %d and %d", first, second)
 		}
 	})
 }
 
-// TestConversationsAreNamed: by what the client says, wherever it says it, and
-// later turns are known.
+// TestConversationsAreNamed: each field and header for the name of a conversation works.
+// The proxy recognizes later turns.
 func TestConversationsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := knowing(t, func(c *engineConn, _ int) { c.json(200, unary) })
@@ -192,7 +193,7 @@ func TestConversationsAreNamed(t *testing.T) {
 			synctest.Wait()
 			e := w.of(id)
 			if e.Turn != tt.turn || len(e.Conversation) != 16 || strings.Contains(e.Conversation, "s-") {
-				t.Errorf("request %d: turn %d of %q, want turn %d", i, e.Turn, e.Conversation, tt.turn)
+				t.Errorf("request %d: got turn %d of %q, want turn %d", i, e.Turn, e.Conversation, tt.turn)
 			}
 			keys = append(keys, e.Conversation)
 		}

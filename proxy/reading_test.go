@@ -25,7 +25,7 @@ import (
 // Limits of package downstream.
 const (
 	rateGrace    = 5 * time.Second // without server.min_body_rate
-	unreadWait   = time.Second     // for more bytes of a body that has been answered
+	unreadWait   = time.Second     // for more bytes of a body after its answer
 	operatorBody = 5 * time.Second // for a body at the admin address
 )
 
@@ -71,7 +71,7 @@ func overSockets(t *testing.T, o setup, f func(t *testing.T, w *world, c *http.C
 	}
 }
 
-// slowBody is a body of which one byte comes, and then nothing until it is closed.
+// slowBody is a body of one byte that ends when it is closed.
 type slowBody struct {
 	sent bool
 	over chan struct{}
@@ -94,11 +94,12 @@ func (b *slowBody) Close() error {
 	return nil
 }
 
-// announce sends a head and one byte of a body, and tells the status of the answer.
+// announce sends a head and one byte of a body. Its channel gets the status of the
+// answer.
 func announce(ctx context.Context, c *http.Client, url string, status chan<- string) {
 	body := newSlowBody()
 	defer body.Close()
-	defer context.AfterFunc(ctx, func() { body.Close() })() // the transport waits for it
+	defer context.AfterFunc(ctx, func() { body.Close() })() // the transport waits for the end of the body
 	r, err := http.NewRequestWithContext(ctx, "POST", url, body)
 	if err != nil {
 		status <- err.Error()
@@ -115,8 +116,9 @@ func announce(ctx context.Context, c *http.Client, url string, status chan<- str
 	status <- fmt.Sprintf("%d %s", resp.StatusCode, text)
 }
 
-// Requests whose bodies are here are served while as many bodies are announced as
-// may be read, over every protocol and from the same address.
+// A client has announced as many bodies as the proxy may read at the same time. Requests
+// whose bodies have arrived are served nevertheless, over every protocol and from the
+// same address.
 func TestFloodOfAnnouncedBodies(t *testing.T) {
 	const places = 8
 	o := setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, config: func(c *config.Config) {
@@ -135,10 +137,10 @@ func TestFloodOfAnnouncedBodies(t *testing.T) {
 		}
 		for range 3 {
 			if a := ask(ctx, c, "POST", base+completionsPath, completions(false)); a.status != 200 {
-				t.Fatalf("an honest request: %+v", a)
+				t.Fatalf("request with a whole body: got %+v", a)
 			}
 			if s := <-status; !strings.HasPrefix(s, "408 ") || !strings.Contains(s, "reading_limit") {
-				t.Errorf("the slowest body: %s", s)
+				t.Errorf("slowest body: got %s", s)
 			}
 			flood.Go(func() { announce(ctx, c, base+completionsPath, status) })
 			for w.bodies.Reading() < places {
@@ -146,7 +148,7 @@ func TestFloodOfAnnouncedBodies(t *testing.T) {
 			}
 		}
 		if n := w.metric("pdproxy_shed_total", "reading_limit"); n != 3 {
-			t.Errorf("%v bodies are counted as shed, want 3", n)
+			t.Errorf("got %v bodies counted as shed, want 3", n)
 		}
 		cancel()
 		flood.Wait()
@@ -156,8 +158,8 @@ func TestFloodOfAnnouncedBodies(t *testing.T) {
 	})
 }
 
-// A body that stops coming is answered after the time that server.min_body_rate
-// gives it, over every protocol.
+// If a body stops, the client gets an error after the time that server.min_body_rate
+// allows, over every protocol.
 func TestBodyRateOverSockets(t *testing.T) {
 	o := setup{config: func(c *config.Config) { c.Server.MinBodyRate = 1 << 30 }} // at once after the grace
 	overSockets(t, o, func(t *testing.T, w *world, c *http.Client, base string) {
@@ -173,7 +175,7 @@ func TestBodyRateOverSockets(t *testing.T) {
 			t.Errorf("%s", s)
 		}
 		if took < rateGrace {
-			t.Errorf("answered after %v, in the time of grace", took)
+			t.Errorf("answered after %v, during the grace period", took)
 		}
 		for w.books.Running.Len() > 0 {
 			time.Sleep(time.Millisecond)
@@ -182,8 +184,8 @@ func TestBodyRateOverSockets(t *testing.T) {
 	})
 }
 
-// A request that is refused unread holds its connection for a moment only, also if
-// the rest of its body never comes.
+// The proxy rejects a request without reading its body. The request holds its connection
+// only for a short time, even if the rest of the body never arrives.
 func TestRefusedUnread(t *testing.T) {
 	tests := []struct {
 		name, method, path string
@@ -213,7 +215,7 @@ func TestRefusedUnread(t *testing.T) {
 				}
 				fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: proxy\r\n%sContent-Encoding: br\r\nContent-Length: %d\r\n\r\n{", tt.method, tt.path, key, tt.length)
 				begin := time.Now()
-				text, _ := io.ReadAll(conn) // until the proxy hangs up
+				text, _ := io.ReadAll(conn) // until the proxy closes the connection
 				if took := time.Since(begin); took > 2*time.Second || !strings.HasPrefix(string(text), fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
 					t.Errorf("after %v: %q", took, text)
 				}
@@ -223,8 +225,7 @@ func TestRefusedUnread(t *testing.T) {
 }
 
 // TestAnswerIsReadBehindTheBody: a client that sends a whole body before it reads gets
-// the answer, however large the body is, and the connection is good for another
-// request.
+// the answer, for any size of the body. The connection can serve another request.
 func TestAnswerIsReadBehindTheBody(t *testing.T) {
 	for _, chunked := range []bool{false, true} {
 		t.Run(fmt.Sprintf("chunked %v", chunked), func(t *testing.T) {
@@ -260,8 +261,8 @@ func TestAnswerIsReadBehindTheBody(t *testing.T) {
 	}
 }
 
-// TestRestOfABodyIsNoRequest: a client that stops sending a body after the answer is
-// cut.
+// TestRestOfABodyIsNoRequest: the proxy closes the connection of a client that stops
+// sending a body after the answer.
 func TestRestOfABodyIsNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})

@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/recording"
 )
 
-// TestRecorder: prompts that begin alike have the same first hashes, and nothing
-// of their text is in the file.
+// TestRecorder: two prompts with the same beginning have the same first hashes. The file
+// contains no text of the prompts.
 func TestRecorder(t *testing.T) { synctest.Test(t, testRecorder) }
 
 func testRecorder(t *testing.T) {
@@ -43,7 +43,7 @@ func testRecorder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bytes.Contains(text, []byte("secret")) || bytes.Contains(text, []byte("s-1")) {
-		t.Errorf("text is in the recording: %s", text)
+		t.Errorf("the recording contains text: %s", text)
 	}
 	var lines []recording.Line
 	for line := range bytes.Lines(text) {
@@ -57,21 +57,22 @@ func testRecorder(t *testing.T) {
 		t.Fatalf("%d lines", len(lines))
 	}
 	if a, b := lines[0].HashIDs, lines[1].HashIDs; len(a) != 2 || len(b) != 2 || a[0] != b[0] || a[1] == b[1] {
-		t.Errorf("text: %x and %x, want one block in common and a partial one", a, b)
+		t.Errorf("hashes of texts: got %x and %x, want one common block and a partial one", a, b)
 	}
 	if a, b := lines[2].HashIDs, lines[3].HashIDs; len(a) != 2 || len(b) != 2 || a[0] != b[0] || a[1] == b[1] {
-		t.Errorf("ids: %x and %x, want one block in common and a partial one", a, b)
+		t.Errorf("hashes of ids: got %x and %x, want one common block and a partial one", a, b)
 	}
 	if lines[0].Conversation != "" || len(lines[1].Conversation) != 16 {
-		t.Errorf("conversations %q and %q", lines[0].Conversation, lines[1].Conversation)
+		t.Errorf("got conversations %q and %q", lines[0].Conversation, lines[1].Conversation)
 	}
 	if l := lines[2]; l.InputLength <= 0 || l.OutputLength <= 0 {
-		t.Errorf("lengths %d and %d", l.InputLength, l.OutputLength)
+		t.Errorf("got lengths %d and %d", l.InputLength, l.OutputLength)
 	}
 }
 
-// TestRecorderOfSeveral: what several processes forward is one recording: the same
-// prompt has the same hashes whoever saw it, and none of those that were sent.
+// TestRecorderOfSeveral: several processes write one recording. The hashes of a prompt
+// are the same in all processes, and differ from the hashes that the processes send to
+// each other.
 func TestRecorderOfSeveral(t *testing.T) { synctest.Test(t, testRecorderOfSeveral) }
 
 func testRecorderOfSeveral(t *testing.T) {
@@ -86,7 +87,7 @@ func testRecorderOfSeveral(t *testing.T) {
 		return recording.NewForwarder(4, func(line []byte) bool {
 			sent = append(sent, line)
 			if !away && rec.Add(line) != nil {
-				t.Error("a line was refused")
+				t.Error("the recorder rejected a line")
 			}
 			return !away
 		})
@@ -103,7 +104,7 @@ func testRecorderOfSeveral(t *testing.T) {
 		synctest.Wait()
 	}
 	if forwarders[0].Close() == nil || forwarders[1].Close() != nil {
-		t.Error("only of the first a line was not taken")
+		t.Error("want one missing line, of the first process")
 	}
 	if err := rec.Close(); err != nil {
 		t.Fatal(err)
@@ -128,7 +129,7 @@ func testRecorderOfSeveral(t *testing.T) {
 		t.Fatalf("%s", text)
 	}
 	if slices.Contains(lines[0].HashIDs, raw.HashIDs[0]) || lines[0].Conversation == raw.Conversation {
-		t.Error("what was sent is in the recording")
+		t.Error("the recording contains a sent hash")
 	}
 	if rec.Add([]byte("{")) == nil {
 		t.Error("garbage was taken")

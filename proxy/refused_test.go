@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
-// exchangeUnended sends a head with an announced body that never comes, and returns
-// all that the proxy sends until it closes the connection, and how long that takes.
+// exchangeUnended sends a head that announces a body, and no body. It returns all bytes
+// that the proxy sends until the proxy closes the connection, and the time until then.
 func exchangeUnended(t *testing.T, l *proxytest.PipeListener, head string) (string, time.Duration) {
 	t.Helper()
 	conn, err := l.Dial()
@@ -30,7 +30,8 @@ func exchangeUnended(t *testing.T, l *proxytest.PipeListener, head string) (stri
 	return string(text), time.Since(begin)
 }
 
-// TestAdminUnread: a body that never comes does not hold the admin address.
+// TestAdminUnread: a body that never arrives does not keep a connection to the admin
+// address open.
 func TestAdminUnread(t *testing.T) {
 	const json = "\r\nContent-Type: application/json"
 	for _, tt := range []struct {
@@ -62,8 +63,8 @@ func TestAdminUnread(t *testing.T) {
 	}
 }
 
-// TestLongAnswerUnread: an answer that does not fit into net/http's buffer does not
-// wait for a body that nobody reads, with filters and without.
+// TestLongAnswerUnread: an answer that exceeds net/http's buffer does not wait for a body
+// that no handler reads, with filters and without.
 func TestLongAnswerUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{options: func(d *Options) {

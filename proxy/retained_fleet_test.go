@@ -12,9 +12,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// TestTurnOfAnotherProcess: what one process of a fleet knew of a turn another one
-// can have freed, by the prefill that it names or, where that has gone, by one that
-// can; and nothing else is taken for one.
+// TestTurnOfAnotherProcess: one process of a fleet knows of the KV of a turn, and another
+// process frees it. The call goes to the prefill engine that the clean-up names. If that
+// engine has gone, the call goes to another suitable one. No other bytes decode as such a
+// clean-up.
 func TestTurnOfAnotherProcess(t *testing.T) {
 	for _, tt := range []struct {
 		name, prefill string
@@ -29,7 +30,7 @@ func TestTurnOfAnotherProcess(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", bidirectional: tt.bidirectional, serve: func(c *engineConn, _ int) {
-					c.say(streamHead)
+					c.send(streamHead)
 					c.chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
 					c.hold()
 				}}
@@ -56,19 +57,19 @@ func TestTurnOfAnotherProcess(t *testing.T) {
 					t.Errorf("prefill got %+v", legs)
 				}
 				if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", tt.how); n != 1 {
-					t.Errorf("%v clean-ups are counted", n)
+					t.Errorf("got %v counted clean-ups", n)
 				}
 				for n := range told.Forget {
 					short := *told
 					short.Forget = told.Forget[:n]
 					if w.ForgetTurn(&short) == nil {
-						t.Fatalf("%d of %d bytes are taken for a clean-up", n, len(told.Forget))
+						t.Fatalf("the first %d of %d bytes decode as a clean-up", n, len(told.Forget))
 					}
 				}
 				job.Add([]connector.Cleanup{forget}, prefill, holder)
 				told.Forget = job.Append(nil)
 				if w.ForgetTurn(told) == nil {
-					t.Error("two clean-ups are taken for that of a turn")
+					t.Error("two joined clean-ups decode as that of a turn")
 				}
 			})
 		})

@@ -11,37 +11,37 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// noticed is within what an engine that falls silent is known by the configuration
-// of a halting.
-const noticed = 100*time.Millisecond + 3*200*time.Millisecond + 2*50*time.Millisecond
+// detectTime is the maximum time after which a proxy with the configuration of a
+// stopWorld knows that an engine does not respond.
+const detectTime = 100*time.Millisecond + 3*200*time.Millisecond + 2*50*time.Millisecond
 
-// namedAnswer is prefill's of an engine whose params name its request.
+// namedAnswer is an answer of prefill whose parameters contain the id of the request.
 var namedAnswer = strings.Replace(nixlAnswer, `"remote_port"`, `"remote_request_id":"r","remote_port"`, 1)
 
-// leaveSoon is what may pass between that and the next leg, and until its answer.
-const leaveSoon = 120 * time.Millisecond
+// retryTime is the maximum time between the detection and the answer to the next leg.
+const retryTime = 120 * time.Millisecond
 
-// halting is a world of two engines of each role, where the first that gets a leg of
-// a phase stops.
-type halting struct {
+// stopWorld is a world with two engines of each role. The first engine of the role phase
+// that gets a leg stops.
+type stopWorld struct {
 	*world
 	connector string
 	phase     string // the role
 	answer    string // of prefill
-	late      bool   // it stops when it has answered
-	begun     bool   // it stops when its stream has begun
+	late      bool   // the engine stops after its answer
+	begun     bool   // the engine stops after the begin of its stream
 	alone     bool   // there is one engine of each role
 
 	mu      sync.Mutex
 	halted  *fakeEngine   // guarded by mu
-	at      time.Time     // guarded by mu; when it stopped
+	at      time.Time     // guarded by mu; time of the stop
 	proceed func()        // guarded by mu
-	freed   []time.Time   // guarded by mu; when clean-up calls came
+	freed   []time.Time   // guarded by mu; times of the clean-up calls
 	engines []*fakeEngine // prefill, prefill, decode, decode
 }
 
 // halt stops e if it is the first of the phase.
-func (h *halting) halt(e *fakeEngine) {
+func (h *stopWorld) halt(e *fakeEngine) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.halted == nil && e.role == h.phase {
@@ -49,8 +49,8 @@ func (h *halting) halt(e *fakeEngine) {
 	}
 }
 
-// serve is what each engine does with a leg.
-func (h *halting) serve(c *engineConn, _ int) {
+// serve is the behaviour of each engine for a leg.
+func (h *stopWorld) serve(c *engineConn, _ int) {
 	e := c.e
 	if c.leg.path == "/abort_request" || strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
 		<-e.stopped()
@@ -64,11 +64,11 @@ func (h *halting) serve(c *engineConn, _ int) {
 		h.halt(e)
 	}
 	if h.begun {
-		c.say(streamHead)
+		c.send(streamHead)
 		c.chunks("data: " + doneAnswer + "\n\n")
 		<-e.stopped()
 		c.chunks("data: "+doneAnswer+"\n\n", "data: [DONE]\n\n")
-		c.say("0\r\n\r\n")
+		c.send("0\r\n\r\n")
 		return
 	}
 	<-e.stopped()
@@ -79,7 +79,7 @@ func (h *halting) serve(c *engineConn, _ int) {
 		}
 		return
 	}
-	time.Sleep(10 * time.Millisecond) // until prefill has its leg, and has answered
+	time.Sleep(10 * time.Millisecond) // until prefill has received its leg and has answered
 	h.fetch(c.leg)
 	if strings.Contains(c.leg.body, `"stream":true`) {
 		c.stream("data: "+doneAnswer+"\n\n", "data: [DONE]\n\n")
@@ -88,8 +88,8 @@ func (h *halting) serve(c *engineConn, _ int) {
 	c.json(200, doneAnswer)
 }
 
-// fetch waits for the KV of prefill's leg beside decode's.
-func (h *halting) fetch(decode seenLeg) {
+// fetch reads the KV of prefill's leg during decode's leg. It waits for that leg.
+func (h *stopWorld) fetch(decode seenLeg) {
 	id := decode.header.Get("X-Request-Id")
 	for _, p := range h.engines {
 		for _, leg := range p.seen() {
@@ -100,7 +100,7 @@ func (h *halting) fetch(decode seenLeg) {
 	}
 }
 
-func newHalting(t *testing.T, h *halting, edit func(*config.Config)) {
+func newStopWorld(t *testing.T, h *stopWorld, edit func(*config.Config)) {
 	roles := []string{"prefill", "decode"}
 	if h.phase == "both" {
 		roles = []string{"both"}
@@ -122,34 +122,34 @@ func newHalting(t *testing.T, h *halting, edit func(*config.Config)) {
 			edit(c)
 		}
 	}})
-	t.Cleanup(h.goesOn)
-	time.Sleep(time.Second) // all have been heard
+	t.Cleanup(h.resume)
+	time.Sleep(time.Second) // the proxy has probed all engines
 }
 
-// calls is when clean-up calls came.
-func (h *halting) calls() []time.Time {
+// calls returns the times of the clean-up calls.
+func (h *stopWorld) calls() []time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.freed
 }
 
-// asks sends a request and returns what the client got, and how long after the engine
-// had stopped.
-func (h *halting) asks(stream bool) (answer, time.Duration) {
+// request sends a request. It returns the client's answer, and the time between the
+// engine's stop and the answer.
+func (h *stopWorld) request(stream bool) (answer, time.Duration) {
 	a := h.post(completionsPath, completions(stream))
 	took := time.Since(h.stoppedAt())
-	synctest.Wait() // the exchange is in the books
+	synctest.Wait() // the journal contains the exchange
 	return a, took
 }
 
-func (h *halting) stoppedAt() time.Time {
+func (h *stopWorld) stoppedAt() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.at
 }
 
-// goesOn has the engine go on, if it has stopped.
-func (h *halting) goesOn() {
+// resume continues the engine, if it has stopped.
+func (h *stopWorld) resume() {
 	h.mu.Lock()
 	proceed := h.proceed
 	h.mu.Unlock()
@@ -158,20 +158,20 @@ func (h *halting) goesOn() {
 	}
 }
 
-// TestSilentEngineIsLeft: whatever the order of the legs, one that waits for an engine
-// which stops is answered by another as soon as probes can know; what the engine then
-// holds is freed when it is back, not before.
+// TestSilentEngineIsLeft: an engine stops while a leg waits for it. As soon as the probes
+// have detected the stop, another engine serves the leg, in each order of the legs. The
+// proxy frees the blocks of the stopped engine after that engine has resumed, not before.
 func TestSilentEngineIsLeft(t *testing.T) {
 	for _, tt := range []struct {
 		connector, phase, answer string
-		freed                    int  // clean-up calls in the end
-		back                     bool // they come when it is back
+		freed                    int  // clean-up calls at the end
+		back                     bool // the clean-up calls arrive after the engine has resumed
 	}{
 		{"vllm-nixl", "prefill", namedAnswer, 1, true},
 		{"vllm-nixl", "decode", namedAnswer, 1, true},
-		{"vllm-moriio", "prefill", `{"kv_transfer_params":{}}`, 0, false}, // it writes what decode waits for
+		{"vllm-moriio", "prefill", `{"kv_transfer_params":{}}`, 0, false}, // prefill writes the KV for which decode waits
 		{"vllm-moriio", "decode", `{"kv_transfer_params":{}}`, 0, false},
-		{"sglang", "prefill", doneAnswer, 2, false}, // decode's at once
+		{"sglang", "prefill", doneAnswer, 2, false}, // the call to decode arrives at once
 		{"sglang", "decode", doneAnswer, 1, true},
 		{"trtllm", "prefill", trtAnswer, 0, false},
 		{"trtllm", "decode", trtAnswer, 0, false},
@@ -180,14 +180,14 @@ func TestSilentEngineIsLeft(t *testing.T) {
 		for _, stream := range []string{"stream", "whole"} {
 			t.Run(tt.connector+" "+tt.phase+" "+stream, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					h := &halting{connector: tt.connector, phase: tt.phase, answer: tt.answer}
-					newHalting(t, h, nil)
-					a, took := h.asks(stream == "stream")
+					h := &stopWorld{connector: tt.connector, phase: tt.phase, answer: tt.answer}
+					newStopWorld(t, h, nil)
+					a, took := h.request(stream == "stream")
 					if a.status != 200 || a.err != nil || !strings.Contains(a.body, `"x"`) {
-						t.Fatalf("status %d, %v: %s", a.status, a.err, a.body)
+						t.Fatalf("got status %d, error %v: %s", a.status, a.err, a.body)
 					}
-					if took > noticed+leaveSoon {
-						t.Errorf("answered %v after the engine had stopped", took)
+					if took > detectTime+retryTime {
+						t.Errorf("answered %v after the engine had stopped, want less", took)
 					}
 					h.mu.Lock()
 					name := h.halted.name
@@ -199,23 +199,23 @@ func TestSilentEngineIsLeft(t *testing.T) {
 						}
 					}
 					if silent != 1 || h.metric("pdproxy_leg_errors_total", name, "silent") != 1 {
-						t.Errorf("%d silent legs: %+v", silent, h.explained().Legs)
+						t.Errorf("got %d unresponsive legs: %+v", silent, h.explained().Legs)
 					}
 					if f := h.registry.Snapshot().Instance(name).Breaker.Failures(); f != 0 {
-						t.Errorf("%d failures for the circuit of an engine that probes tell of", f)
+						t.Errorf("got %d failures of an engine whose stop the probes have detected", f)
 					}
 					time.Sleep(10 * time.Second)
 					if n := len(h.calls()); tt.back && n > 0 {
-						t.Errorf("%d clean-ups before it is back", n)
+						t.Errorf("got %d clean-ups before the engine resumed", n)
 					}
 					back := time.Now()
-					h.goesOn()
+					h.resume()
 					time.Sleep(5 * time.Second)
 					if n := len(h.calls()); n != tt.freed {
-						t.Fatalf("%d clean-ups, want %d", n, tt.freed)
+						t.Fatalf("got %d clean-ups, want %d", n, tt.freed)
 					}
 					if tt.phase == "decode" && tt.back && tt.connector == "vllm-nixl" && h.calls()[0].Sub(back) < cleanup.Yield {
-						t.Error("its own abort has not been waited for")
+						t.Error("the clean-up arrived before the engine could have handled the abort")
 					}
 				})
 			})
@@ -223,7 +223,7 @@ func TestSilentEngineIsLeft(t *testing.T) {
 	}
 }
 
-// TestSilentEngineIsWaitedFor: where a leg could not be tried elsewhere it waits.
+// TestSilentEngineIsWaitedFor: if no other engine can take the leg, the leg waits.
 func TestSilentEngineIsWaitedFor(t *testing.T) {
 	for name, tt := range map[string]struct {
 		alone bool
@@ -236,11 +236,11 @@ func TestSilentEngineIsWaitedFor(t *testing.T) {
 		for _, phase := range []string{"prefill", "decode"} {
 			t.Run(name+" "+phase, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					h := &halting{connector: "vllm-nixl", phase: phase, answer: namedAnswer, alone: tt.alone}
-					newHalting(t, h, func(c *config.Config) { c.Retry = tt.retry })
-					time.AfterFunc(20*time.Second, h.goesOn)
-					if a, took := h.asks(true); a.status != 200 || took.Round(time.Second) != 20*time.Second {
-						t.Errorf("status %d after %v: %s", a.status, took, a.body)
+					h := &stopWorld{connector: "vllm-nixl", phase: phase, answer: namedAnswer, alone: tt.alone}
+					newStopWorld(t, h, func(c *config.Config) { c.Retry = tt.retry })
+					time.AfterFunc(20*time.Second, h.resume)
+					if a, took := h.request(true); a.status != 200 || took.Round(time.Second) != 20*time.Second {
+						t.Errorf("got status %d after %v: %s", a.status, took, a.body)
 					}
 				})
 			})
@@ -248,44 +248,46 @@ func TestSilentEngineIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestSilentDecodeOutlivesItsKV: a decode that is silent until prefill's blocks may be
-// another's does not get to answer from them, though nobody can take its place.
+// TestSilentDecodeOutlivesItsKV: a decode engine stops for so long that prefill may have
+// given the blocks to another request. Then its answer is not used, even if no other
+// engine can serve the request.
 func TestSilentDecodeOutlivesItsKV(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			h := &halting{connector: "vllm-nixl", phase: "decode", answer: namedAnswer, alone: true}
-			newHalting(t, h, nil)
-			time.AfterFunc(40*time.Second, h.goesOn)
-			if a, took := h.asks(stream); a.status != 504 || took < 22*time.Second || took > 24*time.Second {
-				t.Errorf("status %d after %v: %s", a.status, took, a.body)
+			h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: namedAnswer, alone: true}
+			newStopWorld(t, h, nil)
+			time.AfterFunc(40*time.Second, h.resume)
+			if a, took := h.request(stream); a.status != 504 || took < 22*time.Second || took > 24*time.Second {
+				t.Errorf("got status %d after %v: %s", a.status, took, a.body)
 			}
-			time.Sleep(time.Minute) // it is back, and its leg was withdrawn
+			time.Sleep(time.Minute) // the engine has resumed, and its leg was cancelled
 		})
 	}
 }
 
-// TestSilentSourceIsLeft: a stream that waits for the KV of an engine which stops is
-// begun anew. A whole answer may be under way, and is waited for.
+// TestSilentSourceIsLeft: decode waits for KV of an engine that stops. The proxy retries
+// a stream that has not begun. It does not retry a whole answer, because decode may
+// already compute it.
 func TestSilentSourceIsLeft(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			h := &halting{connector: "vllm-nixl", phase: "prefill", answer: namedAnswer, late: true}
-			newHalting(t, h, nil)
-			time.AfterFunc(20*time.Second, h.goesOn)
-			a, took := h.asks(stream)
+			h := &stopWorld{connector: "vllm-nixl", phase: "prefill", answer: namedAnswer, late: true}
+			newStopWorld(t, h, nil)
+			time.AfterFunc(20*time.Second, h.resume)
+			a, took := h.request(stream)
 			if a.status != 200 {
 				t.Fatalf("status %d: %s", a.status, a.body)
 			}
 			switch {
 			case !stream && took.Round(time.Second) != 20*time.Second:
-				t.Errorf("a whole answer came after %v", took)
-			case stream && took > noticed+leaveSoon:
-				t.Errorf("a stream came after %v", took)
+				t.Errorf("whole answer after %v", took)
+			case stream && took > detectTime+retryTime:
+				t.Errorf("stream after %v", took)
 			case stream && (h.metric("pdproxy_leg_errors_total", "decode", "kv_silent") != 1 || h.metric("pdproxy_retries_total", "decode", "kv_silent") != 1):
 				t.Errorf("legs %+v", h.explained().Legs)
 			}
 			if len(h.calls()) > 0 {
-				t.Error("clean-ups before it is back")
+				t.Error("clean-ups before the engine resumed")
 			}
 			time.Sleep(25 * time.Second)
 			if n := len(h.calls()); stream != (n == 1) {
@@ -295,22 +297,23 @@ func TestSilentSourceIsLeft(t *testing.T) {
 	}
 }
 
-// TestBegunStreamIsNotLeft: what the client has seen cannot begin anew.
+// TestBegunStreamIsNotLeft: the proxy does not retry a stream of which the client has
+// received a part.
 func TestBegunStreamIsNotLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := &halting{connector: "none", phase: "both", begun: true}
-		newHalting(t, h, nil)
-		time.AfterFunc(20*time.Second, h.goesOn)
-		a, took := h.asks(true)
+		h := &stopWorld{connector: "none", phase: "both", begun: true}
+		newStopWorld(t, h, nil)
+		time.AfterFunc(20*time.Second, h.resume)
+		a, took := h.request(true)
 		if a.status != 200 || a.err != nil || strings.Count(a.body, `"x"`) != 2 || took.Round(time.Second) != 20*time.Second {
-			t.Errorf("status %d after %v: %s", a.status, took, a.body)
+			t.Errorf("got status %d after %v: %s", a.status, took, a.body)
 		}
 	})
 }
 
-// TestLateAnswerIsHeardBesideTheRetry: an attempt whose prefill hangs ends when
-// timeouts.prefill is over. The prefill's late answer is awaited beside the next
-// attempt, and the blocks that it names are freed.
+// TestLateAnswerIsHeardBesideTheRetry: an attempt whose prefill hangs ends after
+// timeouts.prefill. The proxy waits for prefill's late answer during the next attempt,
+// and frees the blocks that the late answer names.
 func TestLateAnswerIsHeardBesideTheRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := func(after time.Duration) func(*engineConn, int) {
@@ -329,12 +332,12 @@ func TestLateAnswerIsHeardBesideTheRetry(t *testing.T) {
 		begin := time.Now()
 		a := w.post(completionsPath, completions(false))
 		if took := time.Since(begin); a.status != 504 || took != 3*time.Second {
-			t.Errorf("status %d after %v, want 504 after three attempts of 1s: %s", a.status, took, a.body)
+			t.Errorf("got status %d after %v, want 504 after three attempts of 1s: %s", a.status, took, a.body)
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != 3 {
-			t.Errorf("%v of 3 late answers were freed", n)
+			t.Errorf("got the blocks of %v late answers freed, want 3", n)
 		}
 	})
 }

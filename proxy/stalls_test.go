@@ -18,8 +18,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/edge"
 )
 
-// A client over HTTP/1.1 that asks and never reads is cut after write_timeout,
-// whatever it asks for, on either address.
+// The proxy closes the connection of an HTTP/1.1 client that does not read its answer,
+// after write_timeout. This holds for every answer, on both addresses.
 func TestUnreadAnswers(t *testing.T) {
 	const limit = 10 * time.Second
 	for _, tt := range []struct {
@@ -62,12 +62,12 @@ func TestUnreadAnswers(t *testing.T) {
 				time.Sleep(limit)
 				synctest.Wait()
 				if hungUp(pipe) {
-					t.Error("the connection is closed before the limit")
+					t.Error("the proxy closed the connection before the limit")
 				}
 				time.Sleep(2 * time.Second)
 				synctest.Wait()
 				if !hungUp(pipe) {
-					t.Error("the connection is open after the limit")
+					t.Error("the proxy did not close the connection at the limit")
 				}
 			})
 		})
@@ -81,8 +81,8 @@ func hungUp(c net.Conn) bool {
 	return errors.Is(err, io.ErrClosedPipe)
 }
 
-// A client over HTTP/2 that never opens its window has its streams reset, and keeps
-// its connection.
+// The proxy resets the streams of an HTTP/2 client that never opens its window. The
+// connection stays open.
 func TestUnreadStreams(t *testing.T) {
 	for _, path := range []string{"/v1/models", "/health", "/nothing", "/v1/completions"} {
 		t.Run(path, func(t *testing.T) {
@@ -124,8 +124,7 @@ func TestUnreadStreams(t *testing.T) {
 	}
 }
 
-// An answer that was slow to be read leaves no deadline to the next one on its
-// connection.
+// A slowly read answer leaves no deadline behind for the next answer on its connection.
 func TestWriteLimitIsOfOneAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.stream(eventA, done) }}
@@ -137,7 +136,7 @@ func TestWriteLimitIsOfOneAnswer(t *testing.T) {
 		}
 		w.prom.MustRegister(w.front)
 		if n := w.metric("pdproxy_connections_open", "tcp"); n != 1 {
-			t.Errorf("%v connections are open: the second request was not on the first one's", n)
+			t.Errorf("got %v open connections, want both requests on one connection", n)
 		}
 	})
 }

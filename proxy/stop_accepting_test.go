@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// After StopAccepting the server accepts no connection, serves its open ones, and ends
-// when the last one does.
+// After StopAccepting the server accepts no connection and serves the open ones. The
+// server ends when the last connection ends.
 func TestStopAccepting(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, proto string, start func(setup) (*world, *http.Client)) {
 		end := make(chan struct{})
@@ -24,11 +24,11 @@ func TestStopAccepting(t *testing.T) {
 				c.json(200, unary)
 				return
 			}
-			c.say(streamHead)
+			c.send(streamHead)
 			c.chunks(eventA)
 			<-end
 			c.chunks(eventB, done)
-			c.say("0\r\n\r\n")
+			c.send("0\r\n\r\n")
 		}}}})
 		resp := open(t, t.Context(), c, completions(true))
 		w.stopped.Store(true)
@@ -36,27 +36,28 @@ func TestStopAccepting(t *testing.T) {
 		w.front.StopAccepting() // does nothing
 		synctest.Wait()
 		if _, err := w.public.Dial(); err == nil {
-			t.Error("a new connection is taken")
+			t.Error("the server accepts a new connection")
 		}
 		if _, err := w.admin.Dial(); err == nil {
-			t.Error("a new connection of operators is taken")
+			t.Error("the server accepts a new admin connection")
 		}
 		select {
 		case err := <-w.ended:
-			t.Fatalf("it ended with a stream: %v", err)
-		case <-time.After(50 * time.Second): // beyond the drain's limit
+			t.Fatalf("the server ended during a stream: %v", err)
+		case <-time.After(50 * time.Second): // longer than the drain's limit
 		}
 		close(end)
 		body, err := io.ReadAll(resp.Body)
 		if err != nil || string(body) != eventA+eventB+done {
 			t.Errorf("%v: %q", err, body)
 		}
-		// A client of HTTP/2 has closed the connection, as it was asked to. That of
-		// HTTP/1.1 is still there; a request on it is served, and is its last.
+		// The HTTP/2 client has closed its connection, because the server sent GOAWAY.
+		// The HTTP/1.1 connection is still open. The server serves one request on it, and
+		// then closes it.
 		if proto == "HTTP/1.1" {
 			a := ask(t.Context(), c, "POST", "http://proxy"+completionsPath, completions(false))
 			if a.status != 200 || a.body != unary {
-				t.Errorf("on the kept connection: %+v", a)
+				t.Errorf("request on the open connection: got %+v", a)
 			}
 		}
 		if err := <-w.ended; err != nil {
@@ -65,12 +66,12 @@ func TestStopAccepting(t *testing.T) {
 	})
 }
 
-// An answer of HTTP/1.1 says that it is the last one; an idle connection lives as
-// long as ever.
+// An HTTP/1.1 answer announces that it is the last one of its connection. The time limit
+// of idle connections does not change.
 func TestStopAcceptingKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
-		var last atomic.Bool // answers close their connections
+		var last atomic.Bool // from now on answers announce the end of their connection
 		post := func(used bool) (io.Reader, func()) {
 			conn, err := w.public.Dial()
 			if err != nil {
@@ -112,15 +113,15 @@ func TestStopAcceptingKeepAlive(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		askFresh()
 		if d := gone(fresh); d != 5*time.Second {
-			t.Errorf("the fresh connection is closed after %v", d)
+			t.Errorf("the new connection was closed after %v", d)
 		}
 		time.Sleep(55 * time.Second)
 		ask()
 		if d := gone(asked); d != time.Minute {
-			t.Errorf("the connection is closed after %v", d)
+			t.Errorf("the connection was closed after %v", d)
 		}
 		if d := gone(idle); d != 2*time.Minute {
-			t.Errorf("the idle connection is closed after %v", d)
+			t.Errorf("the idle connection was closed after %v", d)
 		}
 		if err := <-w.ended; err != nil {
 			t.Errorf("its end: %v", err)
@@ -128,14 +129,15 @@ func TestStopAcceptingKeepAlive(t *testing.T) {
 	})
 }
 
-// What outlives the limit is told and cut; a signal drains as ever.
+// At the limit the proxy sends an error to the remaining clients and aborts their
+// requests. A signal starts the same drain as before StopAccepting.
 func TestStopAcceptingEnds(t *testing.T) {
 	for _, signal := range []bool{false, true} {
 		t.Run(fmt.Sprintf("signal %t", signal), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, setup{
 					engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
-						c.say(streamHead)
+						c.send(streamHead)
 						c.chunks(eventA)
 						c.hold()
 					}}},
@@ -154,7 +156,7 @@ func TestStopAcceptingEnds(t *testing.T) {
 					t.Errorf("%v: %q", err, body)
 				}
 				if d := time.Since(begin); d != limit {
-					t.Errorf("cut after %v, want %v", d, limit)
+					t.Errorf("aborted after %v, want %v", d, limit)
 				}
 				w.client.CloseIdleConnections()
 				if err := <-w.ended; err == nil || !strings.Contains(err.Error(), "1 exchanges were cut after") {

@@ -20,27 +20,27 @@ const (
 	eventB  = "data: {\"choices\":[{\"text\":\"b\"}]}\n\n"
 	done    = "data: [DONE]\n\n"
 	comment = ": keep-alive\n\n"
-	// abortEvent is how SGLang ends a stream that it gives up, aborted what the
-	// client gets in its place.
+	// abortEvent is the last event of a stream that SGLang aborts. aborted is the event
+	// that the client gets instead.
 	abortEvent = "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n"
 	aborted    = "data: {\"error\":{\"message\":\"the engine aborted the request; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\"}}\n\n"
 	broken     = "data: {\"error\":{\"message\":\"the engine's stream broke off; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\"}}\n\n"
 )
 
-// usageEvent is how vLLM ends a stream that was asked for its usage.
+// usageEvent is vLLM's last event of a stream whose request asks for the usage.
 func usageEvent(prompt, completion int) string {
 	return fmt.Sprintf("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_tokens\":%d,\"prompt_tokens_details\":null}}\n\n", prompt, prompt+completion, completion)
 }
 
-// Streams of a single engine: the pieces it writes, each of which is one read,
-// and what the client gets of them.
+// Streams of one engine. Each piece is one write of the engine and one read of the proxy.
+// want is the client's answer.
 func TestStream(t *testing.T) {
 	whole := func(pieces ...string) func(*engineConn, int) {
 		return func(c *engineConn, _ int) { c.stream(pieces...) }
 	}
 	cut := func(pieces ...string) func(*engineConn, int) {
 		return func(c *engineConn, _ int) {
-			c.say(streamHead)
+			c.send(streamHead)
 			c.chunks(pieces...)
 			c.hangUp()
 		}
@@ -51,7 +51,7 @@ func TestStream(t *testing.T) {
 		name    string
 		serve   func(*engineConn, int)
 		body    string
-		cut     bool // the client sees its connection break
+		cut     bool // the client's connection breaks
 		outcome telemetry.Outcome
 		reason  string // of pdproxy_leg_errors_total
 	}{
@@ -59,12 +59,12 @@ func TestStream(t *testing.T) {
 		{"several events in one read", whole(eventA+eventB, eventA+done), eventA + eventB + eventA + done, false, telemetry.OutcomeOK, ""},
 		{"rune by rune", whole(bytewise...), strings.Join(bytewise, ""), false, telemetry.OutcomeOK, ""},
 		{"byte by byte", func(c *engineConn, _ int) {
-			c.say(streamHead)
+			c.send(streamHead)
 			for i := range eventB {
 				c.chunks(eventB[i : i+1])
 			}
 			c.chunks("data: \"\xe6", "\xbc", "\xa2\"\n", "\n", done)
-			c.say("0\r\n\r\n")
+			c.send("0\r\n\r\n")
 		}, eventB + "data: \"漢\"\n\n" + done, false, telemetry.OutcomeOK, ""},
 		{"comments before the first event", whole(comment, comment, eventA, done), comment + comment + eventA + done, false, telemetry.OutcomeOK, ""},
 		{"an error event later", whole(eventA, "data: {\"error\":{\"message\":\"no\",\"code\":500}}\n\n", done), eventA + "data: {\"error\":{\"message\":\"no\",\"code\":500}}\n\n" + done, false, telemetry.OutcomeBroken, "error_event"},
@@ -73,7 +73,7 @@ func TestStream(t *testing.T) {
 		{"aborted in the read of the first event", whole(eventA + abortEvent + done), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
 		{"aborted natively", whole(eventA, "data: {\"meta_info\":{\"finish_reason\":{\"type\":\"abort\",\"status_code\":503}}}\n\n", done), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
 		{"aborted, and cut", cut(eventA, abortEvent), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
-		{"aborted without a blank line", whole(eventA, strings.TrimSuffix(abortEvent, "\n")), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
+		{"aborted, no blank line", whole(eventA, strings.TrimSuffix(abortEvent, "\n")), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
 		{"ends without its closing event", whole(eventA, eventB), eventA + eventB + broken, false, telemetry.OutcomeBroken, "no_end"},
 		{"cut between events", cut(eventA, eventB), eventA + eventB + broken, false, telemetry.OutcomeBroken, "body"},
 		{"cut inside an event", cut(eventA, eventB[:9]), eventA + broken, false, telemetry.OutcomeBroken, "body"},
@@ -86,9 +86,9 @@ func TestStream(t *testing.T) {
 		{"huge first event", whole(huge, done), huge + done, false, telemetry.OutcomeOK, ""},
 		{"events end in CRLF", whole("data: {}\r\n\r\n", "data: [DONE]\r\n\r\n"), "data: {}\r\n\r\ndata: [DONE]\r\n\r\n", false, telemetry.OutcomeOK, ""},
 		{"malformed chunk", func(c *engineConn, _ int) {
-			c.say(streamHead)
+			c.send(streamHead)
 			c.chunks(eventA)
-			c.say("zz\r\n")
+			c.send("zz\r\n")
 			c.hangUp()
 		}, eventA + broken, false, telemetry.OutcomeBroken, "body"},
 	}
@@ -98,20 +98,20 @@ func TestStream(t *testing.T) {
 				w := newWorld(t, setup{engines: []*fakeEngine{{serve: tt.serve}}})
 				a := w.post(completionsPath, completions(true))
 				if (a.err != nil) != tt.cut || a.status != 200 || !strings.HasPrefix(a.header.Get("Content-Type"), "text/event-stream") {
-					t.Fatalf("status %d, header %v, error %v", a.status, a.header, a.err)
+					t.Fatalf("got status %d, header %v, error %v", a.status, a.header, a.err)
 				}
 				if a.body != tt.body && !(tt.cut && strings.HasPrefix(tt.body, a.body)) {
 					t.Errorf("got  %.300q\nwant %.300q", a.body, tt.body)
 				}
 				w.outcome(tt.outcome)
 				if got := w.explained().Legs[0].Error; got != tt.reason {
-					t.Errorf("the leg ended with %q, want %q", got, tt.reason)
+					t.Errorf("error of the leg: got %q, want %q", got, tt.reason)
 				}
 				if n := w.metric("pdproxy_broken_streams_total"); n != btof(tt.outcome == telemetry.OutcomeBroken) {
-					t.Errorf("%v broken streams are counted", n)
+					t.Errorf("got %v counted broken streams", n)
 				}
 				if n := w.metric("pdproxy_leg_errors_total", "decode", "e", tt.reason); tt.reason != "" && n != 1 {
-					t.Errorf("%v legs are counted as %s", n, tt.reason)
+					t.Errorf("got %v legs counted as %s", n, tt.reason)
 				}
 			})
 		})
@@ -125,8 +125,8 @@ func btof(b bool) float64 {
 	return 0
 }
 
-// What comes in a stream before its first token: nothing of it reaches the
-// client, and another engine answers where that can help.
+// Bytes of a stream before its first token. None of them reaches the client. If another
+// engine may succeed, the proxy retries there.
 func TestStreamBeforeFirstEvent(t *testing.T) {
 	fail := func(piece string) func(*engineConn, int) {
 		return func(c *engineConn, _ int) { c.stream(piece, done) }
@@ -151,10 +151,10 @@ func TestStreamBeforeFirstEvent(t *testing.T) {
 		{"ends with nothing", func(c *engineConn, _ int) { c.stream() }, 200, other, "reset"},
 		{"ends with comments", func(c *engineConn, _ int) { c.stream(comment) }, 200, other, "reset"},
 		{"ends in the first event", func(c *engineConn, _ int) { c.stream(eventA[:9]) }, 200, other, "reset"},
-		{"hangs up", func(c *engineConn, _ int) { c.say(streamHead); c.chunks(comment); c.hangUp() }, 200, other, "body"},
-		{"hangs", func(c *engineConn, _ int) { c.say(streamHead); c.hold() }, 200, other, "timeout"},
+		{"hangs up", func(c *engineConn, _ int) { c.send(streamHead); c.chunks(comment); c.hangUp() }, 200, other, "body"},
+		{"hangs", func(c *engineConn, _ int) { c.send(streamHead); c.hold() }, 200, other, "timeout"},
 		{"comments for ever", func(c *engineConn, _ int) {
-			c.say(streamHead)
+			c.send(streamHead)
 			for {
 				if _, err := io.WriteString(c, fmt.Sprintf("%x\r\n%s\r\n", len(comment), comment)); err != nil {
 					c.hangUp()
@@ -172,17 +172,17 @@ func TestStreamBeforeFirstEvent(t *testing.T) {
 				w := newWorld(t, setup{engines: []*fakeEngine{bad, good}})
 				a := w.post(completionsPath, completions(true))
 				if a.err != nil || a.status != tt.status || a.body != tt.body {
-					t.Errorf("status %d, error %v: %q", a.status, a.err, a.body)
+					t.Errorf("got status %d, error %v: %q", a.status, a.err, a.body)
 				}
 				if n := w.metric("pdproxy_retries_total", tt.retried); n != btof(tt.retried != "") || len(good.seen()) != int(n) {
-					t.Errorf("%v retries for %s, %d requests on the other engine", n, tt.retried, len(good.seen()))
+					t.Errorf("got %v retries for %s, and %d requests on the other engine", n, tt.retried, len(good.seen()))
 				}
 				if tt.retried != "" {
 					if ids := bad.seen()[0].header["X-Request-Id"][0] + good.seen()[0].header["X-Request-Id"][0]; ids[:32] == ids[32:] {
-						t.Errorf("both attempts have the id %s", ids[:32])
+						t.Errorf("both attempts have the same id %s", ids[:32])
 					}
 					if h := a.header.Get("X-Pdproxy-Decode"); h != "e1" {
-						t.Errorf("the client is told of engine %q", h)
+						t.Errorf("the client's error names engine %q", h)
 					}
 				}
 			})
@@ -190,7 +190,8 @@ func TestStreamBeforeFirstEvent(t *testing.T) {
 	}
 }
 
-// The usage that an engine reports, whole or in part, is kept.
+// The proxy records the usage that an engine reports, with all or with some of its
+// numbers.
 func TestStreamUsage(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -213,24 +214,24 @@ func TestStreamUsage(t *testing.T) {
 				}
 				row := w.books.Ended.PerfRows()[0]
 				if got := [3]int64{row.PromptTokens, row.OutputTokens, row.CachedTokens}; got != tt.want {
-					t.Errorf("prompt, output, cached: %v, want %v", got, tt.want)
+					t.Errorf("prompt, output, cached: got %v, want %v", got, tt.want)
 				}
 				if n := w.metric("pdproxy_tokens_total", "completion"); n != float64(tt.want[1]) {
-					t.Errorf("%v tokens are counted", n)
+					t.Errorf("got %v counted tokens", n)
 				}
 			})
 		})
 	}
 }
 
-// An engine that falls silent in mid-stream is hung up on, and the client told;
-// comments are no sign of life.
+// If an engine sends nothing for timeouts.stream_idle, the proxy closes the engine's
+// connection and sends an error to the client. SSE comments do not restart the time.
 func TestStreamIdle(t *testing.T) {
 	for _, comments := range []bool{false, true} {
 		t.Run(fmt.Sprintf("comments %v", comments), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e := &fakeEngine{serve: func(c *engineConn, _ int) {
-					c.say(streamHead)
+					c.send(streamHead)
 					c.chunks(eventA)
 					for comments {
 						time.Sleep(4 * time.Second)
@@ -248,23 +249,23 @@ func TestStreamIdle(t *testing.T) {
 					t.Errorf("got %q, %v", a.body, a.err)
 				}
 				if d := time.Since(begin); d < 10*time.Second || d > 13*time.Second {
-					t.Errorf("the stream lasted %v of fake time", d)
+					t.Errorf("the stream lasted %v of simulated time", d)
 				}
 				w.outcome(telemetry.OutcomeBroken)
 				if e := w.explained().Legs[0].Error; e != "timeout" {
-					t.Errorf("the leg ended with %q", e)
+					t.Errorf("error of the leg: got %q", e)
 				}
 			})
 		})
 	}
 }
 
-// A client that reads nothing any more holds its engine no longer than the limit.
+// A client that stops reading occupies its engine no longer than the limit.
 func TestClientStopsReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hungUp := make(chan time.Time, 1)
 		e := &fakeEngine{serve: func(c *engineConn, _ int) {
-			c.say(streamHead)
+			c.send(streamHead)
 			for {
 				if _, err := fmt.Fprintf(c, "%x\r\n%s\r\n", len(eventA), eventA); err != nil {
 					hungUp <- time.Now()
@@ -281,17 +282,17 @@ func TestClientStopsReading(t *testing.T) {
 		}
 		defer conn.Close()
 		begin := time.Now()
-		sayRequest(t, conn, completions(true))
+		writeRequest(t, conn, completions(true))
 		if d := (<-hungUp).Sub(begin); d > 15*time.Second {
-			t.Errorf("the engine was held for %v of fake time", d)
+			t.Errorf("the leg lasted %v of simulated time", d)
 		}
 		synctest.Wait()
 		w.outcome(telemetry.OutcomeCancelled)
 	})
 }
 
-// sayRequest writes one request.
-func sayRequest(t *testing.T, conn net.Conn, body string) {
+// writeRequest writes one request.
+func writeRequest(t *testing.T, conn net.Conn, body string) {
 	t.Helper()
 	_, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", completionsPath, len(body), body)
 	if err != nil {
@@ -299,18 +300,18 @@ func sayRequest(t *testing.T, conn net.Conn, body string) {
 	}
 }
 
-// Each event reaches the client before the next one is there.
+// Each event reaches the client before the engine sends the next one.
 func TestStreamIsFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		next := make(chan struct{})
 		e := &fakeEngine{serve: func(c *engineConn, _ int) {
-			c.say(streamHead)
+			c.send(streamHead)
 			for _, event := range []string{eventA, eventB, eventA} {
 				c.chunks(event)
 				<-next
 			}
 			c.chunks(done)
-			c.say("0\r\n\r\n")
+			c.send("0\r\n\r\n")
 		}}
 		w := newWorld(t, setup{engines: []*fakeEngine{e}})
 		resp, err := w.client.Post("http://proxy"+completionsPath, "application/json", strings.NewReader(completions(true)))
@@ -329,16 +330,16 @@ func TestStreamIsFlushed(t *testing.T) {
 			t.Fatalf("got %q, %v", rest, err)
 		}
 		if n := w.metric("pdproxy_inter_event_seconds"); n != 3 {
-			t.Errorf("%v waits between events are counted, want 3", n)
+			t.Errorf("got %v counted times between events, want 3", n)
 		}
 	})
 }
 
-// A client that leaves hangs up on the engine at once.
+// If the client leaves, the proxy closes the engine's connection at once.
 func TestClientLeavesStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{serve: func(c *engineConn, _ int) {
-			c.say(streamHead)
+			c.send(streamHead)
 			c.chunks(eventA)
 			c.hold()
 		}}
@@ -348,7 +349,7 @@ func TestClientLeavesStream(t *testing.T) {
 		begin := time.Now()
 		leave()
 		resp.Body.Close()
-		e.wg.Wait() // the engine has been hung up on
+		e.wg.Wait() // the proxy has closed the engine's connection
 		synctest.Wait()
 		if time.Since(begin) != 0 {
 			t.Errorf("it took %v", time.Since(begin))
@@ -363,8 +364,8 @@ func TestClientLeavesStream(t *testing.T) {
 	})
 }
 
-// A stream that is left, or breaks, after its first event leaves nothing to an
-// engine's time-out: decode has the KV by then.
+// A stream ends early after its first event, by the client or by a failure. No blocks
+// wait for an engine's time-out, because decode has already read the KV.
 func TestBegunStreamOwesNothing(t *testing.T) {
 	for _, tt := range []struct{ connector, answer string }{
 		{"vllm-nixl", nixlAnswer}, {"vllm-moriio", `{"kv_transfer_params":{}}`}, {"sglang", doneAnswer}, {"trtllm", trtAnswer},
@@ -380,7 +381,7 @@ func TestBegunStreamOwesNothing(t *testing.T) {
 								return
 							}
 							time.Sleep(time.Second) // until prefill has answered
-							c.say(streamHead)
+							c.send(streamHead)
 							c.chunks(eventA)
 							if breaks {
 								c.hangUp()
@@ -399,10 +400,10 @@ func TestBegunStreamOwesNothing(t *testing.T) {
 					resp.Body.Close()
 					time.Sleep(time.Minute) // clean-ups
 					if n := w.metric("pdproxy_exchanges_total"); n != 1 {
-						t.Errorf("%v exchanges have ended", n)
+						t.Errorf("got %v ended exchanges", n)
 					}
 					if n := w.metric("pdproxy_kv_cleanups_total", "engine_timeout"); n != 0 {
-						t.Errorf("%v clean-ups are left to engines", n)
+						t.Errorf("got %v clean-ups left to the time-outs of engines", n)
 					}
 				})
 			})
@@ -410,7 +411,7 @@ func TestBegunStreamOwesNothing(t *testing.T) {
 	}
 }
 
-// The error event has the form of the client's API.
+// The error event has the form that the client's API requires.
 func TestBrokenStreamPerAPI(t *testing.T) {
 	tests := []struct{ path, body, first, want string }{
 		{"/v1/messages", `{"model":"m","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"x"}]}`, "event: message_start\ndata: {\"type\":\"message_start\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"upstream_error\","},
@@ -420,13 +421,13 @@ func TestBrokenStreamPerAPI(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.path, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.say(streamHead); c.chunks(tt.first); c.hangUp() }}}})
+				w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.send(streamHead); c.chunks(tt.first); c.hangUp() }}}})
 				a := w.post(tt.path, tt.body)
 				if !strings.HasPrefix(a.body, tt.first+tt.want) || !strings.HasSuffix(a.body, "\n\n") || a.err != nil {
-					t.Errorf("status %d, %v: %q", a.status, a.err, a.body)
+					t.Errorf("got status %d, error %v: %q", a.status, a.err, a.body)
 				}
 				if api, ok := openai.APIFor(tt.path); !ok || !strings.HasSuffix(a.body, string(api.AppendErrorEvent(nil, openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete")))) {
-					t.Errorf("the last event is not the API's: %q", a.body)
+					t.Errorf("the last event is not of the API's form: %q", a.body)
 				}
 			})
 		})

@@ -12,13 +12,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// keeping is a world whose decode keeps the KV of each turn.
+// keeping is a world whose decode engine retains the KV of each turn.
 type keeping struct {
 	*world
 	mu        sync.Mutex
-	forgotten []time.Time // when prefill was asked to have decode free a turn; guarded by mu
-	together  int         // decode answers when it has this number of legs
-	pulls     bool        // prefill hangs up on a leg that pulls the turn before
+	forgotten []time.Time // times at which prefill was asked to make decode free a turn; guarded by mu
+	together  int         // decode answers after it has received this number of legs
+	pulls     bool        // prefill closes the connection of a leg that pulls the KV of an earlier turn
 }
 
 func newKeeping(t *testing.T, together int) *keeping {
@@ -31,7 +31,7 @@ func newKeeping(t *testing.T, together int) *keeping {
 			k.mu.Lock()
 			k.forgotten = append(k.forgotten, time.Now())
 			k.mu.Unlock()
-			c.say(streamHead)
+			c.send(streamHead)
 			c.chunks("data: {\"choices\":[{\"text\":\"x\"}]}\n\n")
 			c.hold()
 		case strings.Contains(c.leg.body, `"remote_engine_id":"d"`):
@@ -59,12 +59,12 @@ func newKeeping(t *testing.T, together int) *keeping {
 	return k
 }
 
-// says sends one turn of a conversation.
-func (k *keeping) says(prompt string) answer {
+// sendTurn sends one turn of a conversation.
+func (k *keeping) sendTurn(prompt string) answer {
 	return k.post(completionsPath, fmt.Sprintf(`{"model":"m","session_id":"c","prompt":%s,"max_tokens":5}`, prompt))
 }
 
-// freed returns when the blocks of turns were freed.
+// freed returns the times at which the KV of turns was freed.
 func (k *keeping) freed() []time.Time {
 	synctest.Wait()
 	k.mu.Lock()
@@ -72,7 +72,7 @@ func (k *keeping) freed() []time.Time {
 	return append([]time.Time(nil), k.forgotten...)
 }
 
-// TestTurnsAreFreed: decode frees a turn that no later turn can use.
+// TestTurnsAreFreed: decode frees the KV of a turn if no later turn can use it.
 func TestTurnsAreFreed(t *testing.T) {
 	t.Run("another turn takes its place", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -80,14 +80,14 @@ func TestTurnsAreFreed(t *testing.T) {
 			var asked sync.WaitGroup
 			for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
 				asked.Go(func() {
-					if a := k.says(prompt); a.status != 200 {
+					if a := k.sendTurn(prompt); a.status != 200 {
 						t.Errorf("status %d: %s", a.status, a.body)
 					}
 				})
 			}
 			asked.Wait()
 			if n := k.metric("pdproxy_turn_kv_total", "kept"); n != 2 || len(k.freed()) != 1 {
-				t.Errorf("%v turns were kept, %d are freed", n, len(k.freed()))
+				t.Errorf("got %v retained turns and %d freed turns", n, len(k.freed()))
 			}
 		})
 	})
@@ -95,28 +95,28 @@ func TestTurnsAreFreed(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			k := newKeeping(t, 0)
 			for freed, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
-				if a := k.says(prompt); a.status != 200 || len(k.freed()) != freed {
-					t.Errorf("status %d: %s; %d turns are freed, want %d", a.status, a.body, len(k.freed()), freed)
+				if a := k.sendTurn(prompt); a.status != 200 || len(k.freed()) != freed {
+					t.Errorf("got status %d: %s; %d freed turns, want %d", a.status, a.body, len(k.freed()), freed)
 				}
 			}
 		})
 	})
 }
 
-// TestTurnsThatPrefillReads: a turn is not freed while a prefill that has failed may read
-// it.
+// TestTurnsThatPrefillReads: a prefill leg that failed may still read the KV of a turn.
+// The KV is not freed during that time.
 func TestTurnsThatPrefillReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKeeping(t, 0)
-		if a := k.says("[1,2,3]"); a.status != 200 {
+		if a := k.sendTurn("[1,2,3]"); a.status != 200 {
 			t.Fatalf("status %d: %s", a.status, a.body)
 		}
-		a := k.says("[1,2,3,9,7]")
+		a := k.sendTurn("[1,2,3,9,7]")
 		failed := time.Now()
 		time.Sleep(10 * cleanup.Yield)
 		freed := k.freed()
 		if a.status != 502 || !k.pulls || len(freed) != 1 || freed[0].Sub(failed) < cleanup.Yield {
-			t.Errorf("status %d, pulled %v; the turn was freed at %v, prefill failed at %v", a.status, k.pulls, freed, failed)
+			t.Errorf("got status %d, pulled %v; KV freed at %v, prefill failed at %v", a.status, k.pulls, freed, failed)
 		}
 	})
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// emptyWorld is a world whose engine has served model m and has left. back brings it back.
+// emptyWorld is a world whose engine has served model m and has left. back adds the
+// engine again.
 func emptyWorld(t *testing.T, timeout time.Duration, limits func(*config.Limits)) (w *world, e *fakeEngine, back func()) {
 	t.Helper()
 	e = &fakeEngine{serve: func(c *engineConn, _ int) {
@@ -41,16 +42,16 @@ func asking(model string) string {
 	return fmt.Sprintf(`{"model":%q,"prompt":"hi","max_tokens":5}`, model)
 }
 
-// TestWaitsForAnEngine: requests for a known model wait until an engine is ready; they go in
-// the order of their arrival.
+// TestWaitsForAnEngine: requests for a known model wait until an engine is ready. The
+// proxy serves them in the order of their arrival.
 func TestWaitsForAnEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, e, back := emptyWorld(t, time.Hour, nil)
 		if a := w.get("/v1/models"); !strings.Contains(a.body, `"id":"m"`) {
-			t.Errorf("the model is no longer listed: %s", a.body)
+			t.Errorf("the list of models lacks the model: %s", a.body)
 		}
 		if a := w.get("/health"); a.status != 200 {
-			t.Errorf("health without an engine: %d %s", a.status, a.body)
+			t.Errorf("health without an engine: got %d %s", a.status, a.body)
 		}
 		const requests = 20
 		var wg sync.WaitGroup
@@ -61,20 +62,20 @@ func TestWaitsForAnEngine(t *testing.T) {
 					body = `{"prompt":"hi","max_tokens":5}` // the only known model
 				}
 				if a := w.post(completionsPath, body, "X-Request-Id", fmt.Sprintf("r%02d", i)); a.status != 200 {
-					t.Errorf("request %d: %d %s", i, a.status, a.body)
+					t.Errorf("request %d: got %d %s", i, a.status, a.body)
 				}
 			})
 			synctest.Wait()
 		}
 		if n := w.metric("pdproxy_requests_waiting", "m", "no_engine"); n != requests {
-			t.Errorf("%v requests wait, want %d", n, requests)
+			t.Errorf("got %v waiting requests, want %d", n, requests)
 		}
 		if n := w.metric("pdproxy_requests_running", "m"); n != 0 {
-			t.Errorf("%v requests run without an engine", n)
+			t.Errorf("got %v running requests without an engine", n)
 		}
 		time.Sleep(time.Minute)
 		if a := w.post(completionsPath, asking("invented")); a.status != 503 && a.status != 404 {
-			t.Errorf("a model that nobody has served: %d %s", a.status, a.body)
+			t.Errorf("a model that no engine has served: got %d %s", a.status, a.body)
 		}
 		back()
 		wg.Wait()
@@ -82,7 +83,7 @@ func TestWaitsForAnEngine(t *testing.T) {
 			t.Errorf("the engine got %d requests", n)
 		}
 		if n := w.metric("pdproxy_requests_waiting", "m") + w.metric("pdproxy_requests_running", "m"); n != 0 {
-			t.Errorf("%v requests are counted after their end", n)
+			t.Errorf("got %v counted requests after their end", n)
 		}
 		if n := w.metric("pdproxy_queue_wait_seconds", "m"); n != requests {
 			t.Errorf("%v waits observed", n)
@@ -90,7 +91,7 @@ func TestWaitsForAnEngine(t *testing.T) {
 	})
 }
 
-// TestWaitEnds: what ends a wait without an engine, and with which answer.
+// TestWaitEnds: each event that ends the wait for an engine, and the client's answer.
 func TestWaitEnds(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -119,22 +120,22 @@ func TestWaitEnds(t *testing.T) {
 					wg.Go(func() {
 						a := w.post(completionsPath, asking("m"))
 						if took := time.Since(began); a.status != 503 || !strings.Contains(a.body, `"code":"`+tt.code+`"`) || a.header.Get("Retry-After") == "" || took > tt.within+time.Second {
-							t.Errorf("after %v: %d %v %s %v", took, a.status, a.header, a.body, a.err)
+							t.Errorf("after %v: got %d %v %s %v", took, a.status, a.header, a.body, a.err)
 						}
 					})
 				}
 				tt.end(w)
 				wg.Wait()
 				if n := w.metric("pdproxy_shed_total", tt.code); n != 3 {
-					t.Errorf("%v requests counted as shed", n)
+					t.Errorf("got %v requests counted as shed", n)
 				}
 			})
 		})
 	}
 }
 
-// TestWaitIsBounded: a waiting request keeps its place among those of all and of its client,
-// and a client that leaves gives it back.
+// TestWaitIsBounded: a waiting request occupies a place of limits.max_exchanges and of
+// limits.per_client. A client that leaves frees both places.
 func TestWaitIsBounded(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -153,16 +154,16 @@ func TestWaitIsBounded(t *testing.T) {
 				wg.Go(func() { w.post(completionsPath, asking("m")) })
 				synctest.Wait()
 				if a := w.post(completionsPath, asking("m")); a.status != 429 || !strings.Contains(a.body, tt.code) {
-					t.Errorf("the third request: %d %s", a.status, a.body)
+					t.Errorf("the third request: got %d %s", a.status, a.body)
 				}
 				leave()
 				synctest.Wait()
 				if n := w.metric("pdproxy_requests_waiting", "m"); n != 1 {
-					t.Errorf("%v requests wait after one client has left", n)
+					t.Errorf("got %v waiting requests after one client has left", n)
 				}
 				wg.Go(func() {
 					if a := w.post(completionsPath, asking("m")); a.status != 200 {
-						t.Errorf("the request after it: %d %s", a.status, a.body)
+						t.Errorf("the next request: got %d %s", a.status, a.body)
 					}
 				})
 				synctest.Wait()
@@ -173,7 +174,8 @@ func TestWaitIsBounded(t *testing.T) {
 	}
 }
 
-// TestNoWaitByDefault: without limits.no_engine_timeout nothing changes.
+// TestNoWaitByDefault: without limits.no_engine_timeout a request without an engine gets
+// an error at once.
 func TestNoWaitByDefault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _, _ := emptyWorld(t, 0, nil)
@@ -181,7 +183,7 @@ func TestNoWaitByDefault(t *testing.T) {
 			t.Errorf("%d %s", a.status, a.body)
 		}
 		if a := w.get("/v1/models"); strings.Contains(a.body, `"id":"m"`) {
-			t.Errorf("a model without engines is listed: %s", a.body)
+			t.Errorf("the list of models contains a model without engines: %s", a.body)
 		}
 		if a := w.get("/health"); a.status != 503 {
 			t.Errorf("health: %d", a.status)
@@ -189,8 +191,8 @@ func TestNoWaitByDefault(t *testing.T) {
 	})
 }
 
-// TestWaitOverSockets: a request waits over a real connection, and a client that hangs up
-// leaves.
+// TestWaitOverSockets: a request waits over a real connection. If the client closes the
+// connection, the wait ends.
 func TestWaitOverSockets(t *testing.T) {
 	e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{"id":"x","choices":[]}`) }}
 	w := newWorld(t, setup{engines: []*fakeEngine{e}, sockets: true, config: func(c *config.Config) {
@@ -225,7 +227,7 @@ func TestWaitOverSockets(t *testing.T) {
 	waiting(0)
 }
 
-// TestInventedModels: the texts of clients add no series.
+// TestInventedModels: model names that clients invent add no series.
 func TestInventedModels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{"id":"x","choices":[]}`) }}
@@ -235,17 +237,17 @@ func TestInventedModels(t *testing.T) {
 		before := w.series()
 		for i := range 10_000 {
 			if a := w.post(completionsPath, asking(fmt.Sprint("invented-", i))); a.status != 404 {
-				t.Fatalf("request %d: %d %s", i, a.status, a.body)
+				t.Fatalf("request %d: got %d %s", i, a.status, a.body)
 			}
 		}
 		if after := w.series(); after != before {
-			t.Errorf("%d series before 10,000 invented models, %d after", before, after)
+			t.Errorf("got %d series before 10,000 invented models, and %d after", before, after)
 		}
 		if n := w.metric("pdproxy_exchanges_total", "other", "client_error"); n != 10_001 {
-			t.Errorf("%v exchanges of other models", n)
+			t.Errorf("got %v exchanges of other models", n)
 		}
 		if n := w.metric("pdproxy_exchanges_total", "m", "ok"); n != 1 {
-			t.Errorf("%v exchanges of the known model", n)
+			t.Errorf("got %v exchanges of the known model", n)
 		}
 	})
 }

@@ -22,21 +22,21 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
-// nobody is the Numbers of a worker that knows no instances of the coordinator.
+// nobody is the Numbers of a worker that knows none of the coordinator's instances.
 type nobody struct{}
 
 func (nobody) Number(*engine.Instance) (uint32, bool) { return 0, false }
 func (nobody) Instance(uint32) *engine.Instance       { return nil }
 
-// mute is workers that have one which never answers.
+// mute is a list of workers with one that never answers.
 type mute struct{ admin.Workers }
 
 func (m mute) Each(ctx context.Context, method, path string, body []byte) []admin.WorkerAnswer {
 	return append(m.Workers.Each(ctx, method, path, body), admin.WorkerAnswer{Name: "h/9", Err: errors.New("no answer")})
 }
 
-// wholeFleet is a coordinator and workers, each with an engine of its own, that
-// are connected to it. Each worker has served one request, named after its slot.
+// wholeFleet is a coordinator with connected workers. Each worker has its own engine and
+// has served one request, whose name contains the worker's slot.
 func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Workers) (front *world, behind []*world) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -79,7 +79,7 @@ func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Work
 	return front, behind
 }
 
-// into asks the coordinator and reads its answer.
+// into sends a request to the coordinator and decodes the answer.
 func (w *world) into(v any, path string) {
 	w.t.Helper()
 	a := w.operate("GET", path, "")
@@ -91,7 +91,7 @@ func (w *world) into(v any, path string) {
 	}
 }
 
-// shows asserts lines of GET /metrics.
+// shows asserts that GET /metrics contains lines.
 func (w *world) shows(lines ...string) {
 	w.t.Helper()
 	a := w.operate("GET", "/metrics", "")
@@ -102,7 +102,8 @@ func (w *world) shows(lines ...string) {
 	}
 }
 
-// TestWhole: the coordinator's operators see what its workers did, and reach them.
+// TestWhole: the coordinator's admin address shows the data of its workers, and passes
+// changes to them.
 func TestWhole(t *testing.T) {
 	front, behind := wholeFleet(t, 3, nil)
 	for slot := range behind {
@@ -122,7 +123,7 @@ func TestWhole(t *testing.T) {
 	front.into(&all, "/perf_metrics")
 	slices.SortFunc(all, func(a, b journal.PerfRow) int { return int((a.Arrival - b.Arrival) * 1e6) })
 	if len(all) != 4 || all[3].RequestID != "request-0" || last.Arrival != all[3].Arrival {
-		t.Errorf("request-0 came last at %v; all: %+v", last.Arrival, all)
+		t.Errorf("time of request-0: got %v; all: %+v", last.Arrival, all)
 	}
 	front.shows(`pdproxy_exchanges_total{flow="aggregated",model="m",outcome="ok"} 4`, "pdproxy_fleet_workers 3", "pdproxy_fleet_silent_workers 0")
 	var rows []admin.PolicyRow
@@ -144,13 +145,13 @@ func TestWhole(t *testing.T) {
 	}
 	for n, w := range behind {
 		if len(w.policies.reloaded) != 1 || w.get("/health").status != 503 {
-			t.Errorf("worker %d reloaded %v and drains: %d", n, w.policies.reloaded, w.get("/health").status)
+			t.Errorf("worker %d: reloaded %v, answer to drain %d", n, w.policies.reloaded, w.get("/health").status)
 		}
 	}
 }
 
-// TestWholeSilent: a worker that does not answer holds nothing up and is said to
-// be silent; what was to reach all of them is then no success.
+// TestWholeSilent: a worker that does not answer delays no answer, and the answer names
+// it. A change that did not reach all workers is an error.
 func TestWholeSilent(t *testing.T) {
 	front, _ := wholeFleet(t, 1, func(w admin.Workers) admin.Workers { return mute{w} })
 	var e journal.Explanation

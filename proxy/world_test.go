@@ -35,21 +35,21 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// setup shapes a world. The zero value has one engine that answers nothing.
+// setup configures a world. The zero value has one engine that sends no answer.
 type setup struct {
 	engines []*fakeEngine
 	config  func(*config.Config)
-	keys    string            // lines of a keys file; "": none are asked for
+	keys    string            // lines of a keys file; "": no key is required
 	certs   *edge.Certs       // nil: no TLS
 	tracer  *telemetry.Tracer // nil: no spans
-	options func(*Options)    // nil: as they are
+	options func(*Options)    // nil: the default decisions
 	needs   abi.Needs         // of the policies
 	known   coordinator.State // nothing, unless a test sets it
 	sockets bool              // real ones on the loopback instead of pipes
 }
 
-// world is a server with its front and fake engines, all in memory, so that a
-// bubble of synctest can hold it.
+// world is a server with its listeners and with fake engines. All connections are in
+// memory, so a world can run in a bubble of synctest.
 type world struct {
 	*Server
 	t        *testing.T
@@ -69,8 +69,8 @@ type world struct {
 	stopped  atomic.Bool
 }
 
-// newWorld starts a world; the test's end stops it and asserts that no lease, no
-// exchange and no place is left.
+// newWorld starts a world. The end of the test stops the world and asserts that no lease,
+// no exchange and no place in a queue is left.
 func newWorld(t *testing.T, o setup) *world {
 	t.Helper()
 	cfg := config.Default()
@@ -134,7 +134,7 @@ func newWorld(t *testing.T, o setup) *world {
 	return w
 }
 
-// open makes the front: over pipes, or over sockets as in production.
+// open opens the listeners: pipes, or sockets as in production.
 func (w *world) open(cfg *config.Config, o setup) {
 	w.t.Helper()
 	given := edge.Sockets{}
@@ -150,8 +150,8 @@ func (w *world) open(cfg *config.Config, o setup) {
 	w.ops = &http.Client{Transport: &http.Transport{DialContext: w.dialAdmin, DisableCompression: true}}
 }
 
-// transport returns a client's transport to the public side; with no protocol
-// set it speaks HTTP/1.1.
+// transport returns a client's transport to the public address. Without a protocol it
+// uses HTTP/1.1.
 func (w *world) transport(p *http.Protocols, conf *tls.Config) *http.Transport {
 	if *p == (http.Protocols{}) {
 		p.SetHTTP1(true)
@@ -189,7 +189,7 @@ func (w *world) start(cfg *config.Config, engines []*fakeEngine) {
 	}()
 	w.t.Cleanup(func() {
 		if err := w.stop(); err != nil {
-			w.t.Errorf("the drain was not clean: %v", err)
+			w.t.Errorf("got %v, want a drain without cut exchanges", err)
 		}
 		stopProbes()
 		wg.Wait()
@@ -206,7 +206,7 @@ func (w *world) start(cfg *config.Config, engines []*fakeEngine) {
 	}
 }
 
-// stop drains the front; the second time it does nothing.
+// stop drains the server. A second call does nothing.
 func (w *world) stop() error {
 	if w.stopped.Swap(true) {
 		return nil
@@ -217,54 +217,54 @@ func (w *world) stop() error {
 	return <-w.ended
 }
 
-// settled asserts that nothing of an exchange is left.
+// settled asserts that no exchange has left anything.
 func (w *world) settled() {
 	w.t.Helper()
 	if n := w.local.Open(); n != 0 {
-		w.t.Errorf("%d leases are open", n)
+		w.t.Errorf("got %d open leases", n)
 	}
 	if n := w.books.Running.Len(); n != 0 {
-		w.t.Errorf("%d exchanges are live", n)
+		w.t.Errorf("got %d live exchanges", n)
 	}
 	if n := w.bodies.Reading(); n != 0 {
-		w.t.Errorf("%d bodies are being read", n)
+		w.t.Errorf("got %d bodies in progress", n)
 	}
 	if n := w.memory.Used(); n != 0 {
-		w.t.Errorf("%d bytes of requests and answers are held", n)
+		w.t.Errorf("got %d bytes of requests and answers", n)
 	}
-	for _, client := range []string{"pipe", "127.0.0.1"} { // as the only request of all, and of a client
+	for _, client := range []string{"pipe", "127.0.0.1"} { // as the only request in total, and of its client
 		leave, err := w.queue.Enter(context.Background(), client, config.Limits{MaxExchanges: 1, PerClient: 1})
 		if err != nil {
-			w.t.Errorf("a place of a request was not given back: %v", err)
+			w.t.Errorf("a request did not free its place in the queue: %v", err)
 			continue
 		}
 		leave()
 	}
 }
 
-// completions is a request of the plainest kind.
+// completions is a minimal request.
 func completions(stream bool) string {
 	return fmt.Sprintf(`{"model":"m","prompt":"hi","max_tokens":5,"stream":%t}`, stream)
 }
 
 const completionsPath = "/v1/completions"
 
-// answer is what a client got.
+// answer is the answer that a client received.
 type answer struct {
 	status int
 	header http.Header
 	body   string
-	err    error // the body broke off, or there was no answer
+	err    error // the body is incomplete, or there is no answer
 }
 
-// post sends one request over HTTP/1.1 and reads the whole answer. The header is
-// pairs of name and value.
+// post sends one request over HTTP/1.1 and reads the whole answer. header has pairs of
+// name and value.
 func (w *world) post(path, body string, header ...string) answer {
 	return ask(context.Background(), w.client, "POST", "http://proxy"+path, body, header...)
 }
 
-// streams asks for a stream, as a client that leaves when ctx ends, and returns when it
-// begins.
+// streams requests a stream and returns after the first bytes. The client leaves when ctx
+// ends.
 func (w *world) streams(ctx context.Context) *http.Response {
 	w.t.Helper()
 	req, err := http.NewRequestWithContext(ctx, "POST", "http://proxy"+completionsPath, strings.NewReader(completions(true)))
@@ -282,10 +282,10 @@ func (w *world) get(path string) answer {
 	return ask(context.Background(), w.client, "GET", "http://proxy"+path, "")
 }
 
-// adminToken is the token of the admin side.
+// adminToken is the token of the admin address.
 const adminToken = "operators-only"
 
-// operate sends one request, with the token, to the admin side.
+// operate sends one request with the token to the admin address.
 func (w *world) operate(method, path, body string, header ...string) answer {
 	header = append([]string{"Authorization", "Bearer " + adminToken, "Content-Type", "application/json"}, header...)
 	return ask(context.Background(), w.ops, method, "http://127.0.0.1:9090"+path, body, header...)
@@ -338,33 +338,33 @@ func (w *world) metric(name string, labels ...string) float64 {
 	return sum
 }
 
-// explained returns what is known of the only ended exchange.
+// explained returns the explanation of the only ended exchange.
 func (w *world) explained() journal.Explanation {
 	w.t.Helper()
 	rows := w.books.Ended.PerfRows()
 	if len(rows) != 1 {
-		w.t.Fatalf("%d exchanges have ended, want one", len(rows))
+		w.t.Fatalf("got %d ended exchanges, want 1", len(rows))
 	}
 	e, _ := w.books.Ended.Get(rows[0].RequestID)
 	return e
 }
 
-// outcome asserts how the only ended exchange ended.
+// outcome asserts the outcome of the only ended exchange.
 func (w *world) outcome(want telemetry.Outcome) {
 	w.t.Helper()
 	if e := w.explained(); e.Outcome != want.String() {
-		w.t.Errorf("outcome %q, want %q", e.Outcome, want)
+		w.t.Errorf("got outcome %q, want %q", e.Outcome, want)
 	}
 	if n := w.metric("pdproxy_exchanges_total", want.String()); n != 1 {
-		w.t.Errorf("%v exchanges are counted as %s, want 1", n, want)
+		w.t.Errorf("got %v exchanges counted as %s, want 1", n, want)
 	}
 }
 
-// nativeDecider pairs whenever it can, and leaves the place to the native rule.
+// nativeDecider plans two legs if possible, and leaves the placement to the native rule.
 type nativeDecider struct {
 	ids    atomic.Uint64
 	needs  abi.Needs
-	prompt atomic.Value // of the last plan's request
+	prompt atomic.Value // the request of the last plan
 }
 
 func (d *nativeDecider) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
@@ -388,7 +388,7 @@ func (d *nativeDecider) Mint(context.Context, *abi.MintFacts) (uint64, string, b
 	return abi.MinDisaggID + d.ids.Add(1), "counter", true
 }
 
-// fakePolicies is the policies as operators see them.
+// fakePolicies is the list of policies for the admin address.
 type fakePolicies struct{ reloaded []string }
 
 func (p *fakePolicies) List() []admin.PolicyRow {
@@ -403,7 +403,7 @@ func (p *fakePolicies) Reload(name string) error {
 	return nil
 }
 
-// logBuffer is what the server logged.
+// logBuffer holds the log of the server.
 type logBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -421,20 +421,20 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// fakeEngine is an engine whose answers are bytes that a test wrote. Each write
-// is one read of the proxy, which it waits for.
+// fakeEngine is an engine whose answers are bytes of the test. Each write waits until the
+// proxy has read it, so each write is one read.
 type fakeEngine struct {
-	name      string // "" for e
-	at        string // its host and port; "" for NAME.test:80
-	role      string // "" for both
-	connector string // "" for none
-	key       string // what the proxy is to send as Authorization
-	models    string // of GET /v1/models; "" for m
-	ranks     int    // 0 for 1
-	refuse    bool   // no connection is taken
-	dialing   error  // how dialing it fails, for the legs; nil: not
-	blocks    int    // tokens of a KV block in its events; 0: it has none
-	kvHosts   string // where else it may be; "": it is trusted with what it answers
+	name      string // "": "e"
+	at        string // host and port; "": NAME.test:80
+	role      string // "": both
+	connector string // "": none
+	key       string // Authorization that the proxy should send
+	models    string // models of GET /v1/models; "": m
+	ranks     int    // 0: 1
+	refuse    bool   // the engine accepts no connection
+	dialing   error  // error of a dial for a leg; nil: the dial succeeds
+	blocks    int    // tokens of a KV block in its events; 0: it has no events
+	kvHosts   string // other hosts of the engine; "": the proxy trusts the host in its answers
 
 	bidirectional bool
 	serve         func(c *engineConn, nth int)
@@ -443,10 +443,10 @@ type fakeEngine struct {
 	mu    sync.Mutex
 	wg    sync.WaitGroup
 	legs  []seenLeg     // guarded by mu
-	still chan struct{} // guarded by mu; closed when the engine goes on; nil: it is not stopped
+	still chan struct{} // guarded by mu; closed when the engine resumes; nil: the engine is not stopped
 }
 
-// stop has the engine answer nothing, until the function that it returns is called.
+// stop makes the engine answer nothing, until the caller calls the returned function.
 func (e *fakeEngine) stop() (proceed func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -460,7 +460,7 @@ func (e *fakeEngine) stop() (proceed func()) {
 	}
 }
 
-// stopped is closed when the engine is not stopped.
+// stopped returns a channel that is closed while the engine is not stopped.
 func (e *fakeEngine) stopped() <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -472,7 +472,7 @@ func (e *fakeEngine) stopped() <-chan struct{} {
 	return runs
 }
 
-// seenLeg is one request as an engine got it.
+// seenLeg is one request that an engine received.
 type seenLeg struct {
 	path   string
 	header http.Header
@@ -528,23 +528,23 @@ func (e *fakeEngine) dial(context.Context, string, string) (net.Conn, error) {
 	return client, nil
 }
 
-// seen returns the requests so far.
+// seen returns the received requests.
 func (e *fakeEngine) seen() []seenLeg {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return append([]seenLeg(nil), e.legs...)
 }
 
-// engineConn is an engine's end of one connection.
+// engineConn is the engine's end of one connection.
 type engineConn struct {
 	net.Conn
 	br   *bufio.Reader
 	e    *fakeEngine
 	leg  seenLeg
-	over bool // the engine hangs up
+	over bool // the engine closes the connection
 }
 
-// next reads one request whole; false means that the proxy has hung up.
+// next reads one whole request. It returns false if the proxy has closed the connection.
 func (c *engineConn) next() bool {
 	r, err := http.ReadRequest(c.br)
 	if err != nil {
@@ -561,10 +561,10 @@ func (c *engineConn) next() bool {
 	return true
 }
 
-// say writes pieces, each of which is one read of the proxy.
-func (c *engineConn) say(pieces ...string) {
+// send writes pieces. Each piece is one read of the proxy.
+func (c *engineConn) send(pieces ...string) {
 	for _, p := range pieces {
-		if p != "" { // a pipe would wait for a reader of nothing
+		if p != "" { // a write of 0 bytes to a pipe would wait for a reader
 			io.WriteString(c, p)
 		}
 	}
@@ -575,26 +575,26 @@ const streamHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=
 // chunks writes each piece as one chunk and one read.
 func (c *engineConn) chunks(pieces ...string) {
 	for _, p := range pieces {
-		c.say(fmt.Sprintf("%x\r\n%s\r\n", len(p), p))
+		c.send(fmt.Sprintf("%x\r\n%s\r\n", len(p), p))
 	}
 }
 
-// stream answers with a whole stream.
+// stream sends a whole stream.
 func (c *engineConn) stream(pieces ...string) {
-	c.say(streamHead)
+	c.send(streamHead)
 	c.chunks(pieces...)
-	c.say("0\r\n\r\n")
+	c.send("0\r\n\r\n")
 }
 
-// json answers with a JSON body.
+// json sends a JSON answer.
 func (c *engineConn) json(status int, body string) {
-	c.say(fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", status, http.StatusText(status), len(body), body))
+	c.send(fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", status, http.StatusText(status), len(body), body))
 }
 
-// hangUp ends the connection.
+// hangUp closes the connection.
 func (c *engineConn) hangUp() { c.over = true }
 
-// hold says nothing until the proxy hangs up.
+// hold sends nothing until the proxy closes the connection.
 func (c *engineConn) hold() {
 	io.Copy(io.Discard, c)
 	c.over = true
@@ -604,7 +604,7 @@ func (c *engineConn) hold() {
 type probes map[string]*fakeEngine
 
 func (p probes) RoundTrip(r *http.Request) (*http.Response, error) {
-	e := p[r.URL.Hostname()+":80"] // whatever the port: a bootstrap server is the same engine
+	e := p[r.URL.Hostname()+":80"] // for any port: a bootstrap server belongs to the same engine
 	if e == nil {
 		return nil, errors.New("connection refused")
 	}

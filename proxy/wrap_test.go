@@ -18,7 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/edge"
 )
 
-// wrapped is a setup whose handler lies inside wrap.
+// wrapped returns a setup whose handler is inside wrap.
 func wrapped(wrap func(http.Handler, http.ResponseWriter, *http.Request)) setup {
 	return setup{
 		engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.stream(eventA, done) }}},
@@ -30,7 +30,7 @@ func wrapped(wrap func(http.Handler, http.ResponseWriter, *http.Request)) setup 
 	}
 }
 
-// A wrapper meets every public request before routing, but no health check and no
+// A wrapper gets every public request before routing. It gets no health check and no
 // admin request.
 func TestWrap(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
@@ -58,7 +58,8 @@ func TestWrap(t *testing.T) {
 	})
 }
 
-// A wrapper that aborts cuts the stream; one that fails does, and is logged.
+// If a wrapper aborts, the proxy aborts the stream. If a wrapper panics, the proxy also
+// logs the panic.
 func TestWrapPanics(t *testing.T) {
 	for _, v := range []any{http.ErrAbortHandler, "a filter's fault"} {
 		eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
@@ -85,8 +86,8 @@ func TestWrapPanics(t *testing.T) {
 	}
 }
 
-// Over HTTP/3 the same handler answers, and TCP answers tell of it, also those
-// that a wrapper gives.
+// The same handler answers over HTTP/3. Answers over TCP announce HTTP/3, also the
+// answers of a wrapper.
 func TestWrapHTTP3(t *testing.T) {
 	certs, err := edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -114,7 +115,7 @@ func TestWrapHTTP3(t *testing.T) {
 
 	h3 := &http3.Transport{TLSClientConfig: insecure, Dial: func(ctx context.Context, addr string, tc *tls.Config, qc *quic.Config) (*quic.Conn, error) {
 		c, err := quic.DialAddrEarly(ctx, addr, tc, qc)
-		if err == nil { // the transport forgets one of which a stream was reset
+		if err == nil { // the transport drops a connection after a reset stream
 			t.Cleanup(func() { c.CloseWithError(0, "") })
 		}
 		return c, err
@@ -134,7 +135,7 @@ func TestWrapHTTP3(t *testing.T) {
 		}
 	}
 	if n := strings.Count(w.logged.String(), `level=ERROR msg="panic in a handler"`); n != 1 {
-		t.Errorf("%d panics logged: %s", n, w.logged)
+		t.Errorf("got %d logged panics: %s", n, w.logged)
 	}
 
 	tcp := &http.Client{Transport: &http.Transport{TLSClientConfig: insecure}}

@@ -216,7 +216,7 @@ func checkHosts(hosts []string) error {
 		case a.IsUnspecified() || a.IsMulticast():
 			return fmt.Errorf("--host: %s is not the address of a host", h)
 		case seen[a]:
-			return fmt.Errorf("--host: %s is there twice", h)
+			return fmt.Errorf("--host: %s is given twice", h)
 		case a.IsLoopback() && len(hosts) > 1:
 			return fmt.Errorf("--host: other hosts cannot reach the loopback address %s", h)
 		}

@@ -132,7 +132,7 @@ func (k *checker) httpURL(key, value string) {
 	case u.Port() != "" && !validPort(u.Port(), 1), strings.HasSuffix(u.Host, ":"):
 		k.add(key, "invalid URL: the port must be from 1 to 65535")
 	case u.User != nil:
-		k.add(key, "invalid URL: no user or password may stand in it")
+		k.add(key, "invalid URL: must not contain a user or password")
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.HasSuffix(value, "#"):
 		k.add(key, "invalid URL: no query or fragment may follow the path")
 	}

@@ -111,7 +111,7 @@ func (r *jsonReader) object(path string) map[string]any {
 		key := joinKey(path, name)
 		line := r.lineAt(r.tokens.InputOffset())
 		if _, twice := table[name]; twice {
-			r.problems = append(r.problems, Problem{Key: key, Line: line, Message: "the key is there twice"})
+			r.problems = append(r.problems, Problem{Key: key, Line: line, Message: "the key occurs twice"})
 		}
 		r.lines[key] = line
 		table[name] = r.value(key)

@@ -18,7 +18,7 @@ func TestEngineFromJSON(t *testing.T) {
 		"not an object": {`[]`, "one object"},
 		"two":           {`{} {}`, "invalid JSON"},
 		"null":          {`{"name":null,"url":"http://h:1","role":"both"}`, "engine[0].name: wrong type: want string, found null"},
-		"twice":         {`{"name":"a","name":"b","url":"http://h:1","role":"both"}`, "engine[0].name: the key is there twice"},
+		"twice":         {`{"name":"a","name":"b","url":"http://h:1","role":"both"}`, "engine[0].name: the key occurs twice"},
 		"unknown key":   {`{"name":"a","url":"http://h:1","role":"both","colour":"red"}`, "colour"},
 		"wrong type":    {`{"name":"a","url":"http://h:1","role":"both","ranks":"four"}`, "ranks"},
 		"fraction":      {`{"name":"a","url":"http://h:1","role":"both","ranks":1.5}`, "ranks"},

@@ -39,11 +39,11 @@ func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
 	d := &decoder{lines: lines}
 	for name := range tree {
 		if name != "engine" {
-			d.add(joinKey("", name), "unknown key: a list of engines has [[engine]] alone")
+			d.add(joinKey("", name), "unknown key: a list of engines contains only [[engine]]")
 		}
 	}
 	if datum, found := tree["engine"]; !found {
-		d.add("engine", "there is no list: write engine = [] for none")
+		d.add("engine", "is missing: write engine = [] for a list without engines")
 	} else {
 		d.value("engine", datum, reflect.ValueOf(&cfg.Engines).Elem())
 	}

@@ -37,9 +37,9 @@ func TestParseEnginesProblems(t *testing.T) {
 		text string
 		want []want
 	}{
-		"nothing":            {"", []want{{"engine", 0, "there is no list"}}},
+		"nothing":            {"", []want{{"engine", 0, "is missing"}}},
 		"null":               {"null", []want{{"engine", 1, "want array of tables, found null"}}},
-		"no list, json":      {`{}`, []want{{"engine", 0, "there is no list"}}},
+		"no list, json":      {`{}`, []want{{"engine", 0, "is missing"}}},
 		"half written":       {"[[engine]]\nname = \"p", []want{{"engine.name", 2, "invalid TOML"}}},
 		"half written, json": {"[\n {\"name\": \"p", []want{{"", 2, "invalid JSON"}}},
 		"a whole config":     {"engine = []\n[server]\nlisten = ':1'\n", []want{{"server", 2, "unknown key"}}},

@@ -109,7 +109,7 @@ func (s Sidecar) Order() []string {
 // CheckOrder returns why the coordination policies cannot be used in that order.
 func (s Sidecar) CheckOrder(order []string) error {
 	if len(order) == 0 {
-		return errors.New("no policy is left")
+		return errors.New("the list has no policy")
 	}
 	for i, name := range order {
 		prefill := name == CoordinatePrefillNamed || name == CoordinatePrefillPlaced
@@ -117,12 +117,12 @@ func (s Sidecar) CheckOrder(order []string) error {
 		case !slices.Contains(coordinations(), name):
 			return fmt.Errorf("must be one of %s, found %q", quoteAll(coordinations()), name)
 		case slices.Contains(order[:i], name):
-			return fmt.Errorf("%q is in the list twice", name)
+			return fmt.Errorf("%q occurs twice in the list", name)
 		case name == CoordinateLocal:
 		case s.Connector == ConnectorNone:
 			return fmt.Errorf("connector %q has no second leg for %q", ConnectorNone, name)
 		case prefill && s.Role == RolePrefill, !prefill && s.Role == RoleDecode:
-			return fmt.Errorf("the local engine's role %q has no place in %q", s.Role, name)
+			return fmt.Errorf("the local engine's role %q does not suit %q", s.Role, name)
 		case name == CoordinateDecodePicked && s.Picker == "":
 			return fmt.Errorf("%q needs sidecar.picker", name)
 		case name == CoordinateDecodeNamed && slices.Contains(order, CoordinatePrefillNamed):
@@ -150,7 +150,7 @@ func parseNetwork(text string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(text)
 	if err == nil && p.Masked() != p {
-		err = errors.New("bits are set behind the network")
+		err = errors.New("the address has bits after the prefix")
 	}
 	return p, err
 }
@@ -202,7 +202,7 @@ func (k *checker) sidecar() {
 	if s.ProfileHeader != "" {
 		k.header("sidecar.profile_header", s.ProfileHeader)
 		if s.Connector != ConnectorVLLMNixl {
-			k.add("sidecar.profile_header", "is for connector %q: what others tell an engine cannot be checked for its hosts", ConnectorVLLMNixl)
+			k.add("sidecar.profile_header", "is only for connector %q: the proxy cannot check the hosts in the parameters of the other connectors", ConnectorVLLMNixl)
 		}
 	}
 	if len(s.Policies) > 0 {
@@ -225,7 +225,7 @@ func (k *checker) sidecar() {
 func (k *checker) sidecarEngine() {
 	s := k.config.Sidecar
 	if k.config.Fleet.Workers > 0 || k.config.Fleet.Coordinator != "" {
-		k.add("sidecar.local", "cannot be together with fleet.workers and fleet.coordinator: a sidecar is one process")
+		k.add("sidecar.local", "must not be set together with fleet.workers and fleet.coordinator: a sidecar is one process")
 	}
 	name, among := k.config.LocalEngine()
 	for i, e := range k.config.Engines {

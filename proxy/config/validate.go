@@ -50,7 +50,7 @@ func (k *checker) server() {
 		k.add("server.tls.key", "needs server.tls.cert")
 	}
 	if s.TLS.SelfSigned && (s.TLS.Cert != "" || s.TLS.Key != "") {
-		k.add("server.tls.self_signed", "cannot be together with server.tls.cert and server.tls.key")
+		k.add("server.tls.self_signed", "must not be set together with server.tls.cert and server.tls.key")
 	}
 	if s.TLS.ClientCA != "" && !s.TLS.Enabled() {
 		k.add("server.tls.client_ca", "needs TLS: set server.tls.cert and server.tls.key, or server.tls.self_signed")
@@ -125,7 +125,7 @@ func (k *checker) listeners() {
 	for i, l := range tcp {
 		for _, earlier := range tcp[:i] {
 			if overlap(earlier.address, l.address) {
-				k.add(l.key, "%q is taken by %s", l.address, earlier.key)
+				k.add(l.key, "%q is already used by %s", l.address, earlier.key)
 				break
 			}
 		}
@@ -142,7 +142,7 @@ func (k *checker) policy() {
 	for i, name := range p.Order {
 		k.policyName(indexKey("policy.order", i), name, builtinPlans())
 		if slices.Contains(p.Order[:i], name) {
-			k.add(indexKey("policy.order", i), "%q is in the list twice", name)
+			k.add(indexKey("policy.order", i), "%q occurs twice in the list", name)
 		}
 	}
 	k.oneOf("policy.runtime", p.Runtime, "wasm", "native")
@@ -161,7 +161,7 @@ func (k *checker) policyName(key, name string, builtins []string) {
 		case p.Phase == PhaseFilter:
 			k.add(key, "[[plugin]] %q is a filter, not a policy", plugin)
 		case within && policy == "":
-			k.add(key, "no policy is named after the slash of %q", name)
+			k.add(key, "%q has no policy name after the slash", name)
 		}
 		return
 	}

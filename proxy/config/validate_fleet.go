@@ -19,7 +19,7 @@ func (k *checker) discovery() {
 	if d.TRTLLM.ClusterURI != "" {
 		k.cluster("discovery.trtllm.cluster_uri", d.TRTLLM.ClusterURI, "etcd://", "http://")
 		if strings.LastIndex(d.TRTLLM.ClusterURI, "http://") > 0 {
-			k.add("discovery.trtllm.cluster_uri", "an http:// address stands alone: the store is there or in etcd")
+			k.add("discovery.trtllm.cluster_uri", "an http:// address must be the only address: pdproxy serves the store, or etcd does")
 		}
 		k.storage(d.TRTLLM)
 	}
@@ -60,11 +60,11 @@ func (k *checker) storage(t DiscoveryTRTLLM) {
 	switch {
 	case !served || !validHostPort(address):
 	case !isLoopback(address) && !t.Open && t.TokenFile == "":
-		k.add("discovery.trtllm.cluster_uri", "%q is not loopback, and whoever reaches it is sent prompts: needs discovery.trtllm.token_file or discovery.trtllm.open", t.ClusterURI)
+		k.add("discovery.trtllm.cluster_uri", "%q is not loopback, so any host that can reach it can receive prompts: needs discovery.trtllm.token_file or discovery.trtllm.open", t.ClusterURI)
 	case overlap(address, k.config.Server.Listen):
-		k.add("discovery.trtllm.cluster_uri", "is served on an address of its own, not on server.listen")
+		k.add("discovery.trtllm.cluster_uri", "must differ from server.listen")
 	case overlap(address, k.config.Admin.Listen):
-		k.add("discovery.trtllm.cluster_uri", "is served on an address of its own, not on admin.listen")
+		k.add("discovery.trtllm.cluster_uri", "must differ from admin.listen")
 	}
 }
 
@@ -79,7 +79,7 @@ func (k *checker) registry(d Discovery) {
 	k.zmq("discovery.moriio.listen", address)
 	guarded := m.Open || m.PasswordFile != "" || m.OwnHost && len(d.Allow) > 0
 	if hostPort, isTCP := strings.CutPrefix(address, "tcp://"); isTCP && validHostPort(hostPort) && !isLoopback(hostPort) && !guarded {
-		k.add("discovery.moriio.listen", "%q is not loopback, and whoever reaches it is sent prompts: needs discovery.moriio.password_file, or own_host with discovery.allow, or discovery.moriio.open", m.Listen)
+		k.add("discovery.moriio.listen", "%q is not loopback, so any host that can reach it can receive prompts: needs discovery.moriio.password_file, or own_host with discovery.allow, or discovery.moriio.open", m.Listen)
 	}
 }
 
@@ -145,7 +145,7 @@ func (k *checker) sglangRegistries() {
 		}
 		for key, set := range map[string]bool{"bootstrap_host": e.BootstrapHost != "", "bootstrap_port": e.BootstrapPort != 0} {
 			if set {
-				k.add(joinKey(at, key), "stands in the url here")
+				k.add(joinKey(at, key), "must not be set: discovery.sglang.engine.url contains it")
 			}
 		}
 	}
@@ -204,7 +204,7 @@ func (k *checker) fleet() {
 	k.within("fleet.node_id", f.NodeID, -1, 255)
 	k.positive("fleet.patience", int64(f.Patience))
 	if f.NodeID == -1 && f.Workers > 0 {
-		k.add("fleet.node_id", "must be chosen with fleet.workers: -1 leaves them no part of the ids")
+		k.add("fleet.node_id", "must not be -1 with fleet.workers: the ids would have no bits for the workers")
 	}
 	if f.Listen != "" {
 		k.dialOrListen("fleet.listen", f.Listen)
@@ -225,10 +225,10 @@ func (k *checker) fleet() {
 			k.add("fleet.coordinator", "%q needs fleet.etcd.endpoints", CoordinatorLeader)
 		}
 		if f.dialsHosts() && !f.proven() && !f.Open {
-			k.add("fleet.coordinator", "%q is not loopback, and any host between could stand in for the coordinator: needs fleet.token_file, fleet.tls or fleet.open", f.Coordinator)
+			k.add("fleet.coordinator", "%q is not loopback, so a host on the path could pose as the coordinator: needs fleet.token_file, fleet.tls or fleet.open", f.Coordinator)
 		}
 		if f.Listen != "" {
-			k.add("fleet.coordinator", "cannot be together with fleet.listen: a process is the coordinator or dials one")
+			k.add("fleet.coordinator", "must not be set together with fleet.listen: a process is a coordinator or connects to one")
 		}
 	}
 }
@@ -287,7 +287,7 @@ func (k *checker) election() {
 	}
 	if host, _, err := net.SplitHostPort(f.Listen); err == nil && f.Advertise == "" {
 		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-			k.add("fleet.listen", "%q is no address to be dialled at: needs fleet.advertise", f.Listen)
+			k.add("fleet.listen", "other hosts cannot connect to %q: needs fleet.advertise", f.Listen)
 		}
 	}
 }

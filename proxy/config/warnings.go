@@ -12,11 +12,11 @@ func (c *Config) Warnings() []Problem {
 	k.warnPartners()
 	k.warnURLs()
 	if c.Admin.TrustAddedEngines {
-		k.add("admin.trust_added_engines", "whoever has the admin token can have files of this machine read and sent to an engine")
+		k.add("admin.trust_added_engines", "any holder of the admin token can make the proxy send files of this machine to an engine")
 	}
 	for i, p := range c.Plugins {
 		if p.Remote() && p.SHA256 == "" && p.PublicKey == "" && !strings.Contains(p.Path, "@sha256:") {
-			k.add(joinKey(indexKey("plugin", i), "sha256"), "is empty: whatever the server of path sends is run")
+			k.add(joinKey(indexKey("plugin", i), "sha256"), "is empty: the proxy runs any module that the server of path sends")
 		}
 	}
 	k.warnClear()
@@ -24,7 +24,7 @@ func (c *Config) Warnings() []Problem {
 	for i, e := range c.Engines {
 		k.warnUnused(i, e)
 		if e.InsecureSkipVerify {
-			k.add(engineKey(i, "insecure_skip_verify"), "any certificate is taken: whoever is between sees prompts and keys")
+			k.add(engineKey(i, "insecure_skip_verify"), "the proxy accepts any certificate: a host on the path can read prompts and keys")
 		}
 	}
 	k.problems.Sort()
@@ -42,11 +42,11 @@ func (k *checker) warnClear() {
 			k.add(engineKey(i, "api_key_file"), "the key goes over the network in the clear: url is neither https nor loopback")
 		}
 		if c.Fleet.Open && !c.Fleet.proven() && betweenHosts(c.Fleet.Listen) {
-			k.add(engineKey(i, "api_key_file"), "any host that reaches fleet.listen gets the key: fleet.open lets it be a worker")
+			k.add(engineKey(i, "api_key_file"), "with fleet.open any host that can reach fleet.listen can connect as a worker and gets the key")
 		}
 	}
 	if c.Fleet.PlainHTTP && c.Fleet.TokenFile != "" && betweenHosts(c.Fleet.Listen) {
-		k.add("fleet.plain_http", "TensorRT-LLM's workers send fleet.token_file's token in the clear; it is also what workers of the fleet prove themselves by")
+		k.add("fleet.plain_http", "TensorRT-LLM's workers send the token of fleet.token_file in the clear; workers of the fleet authenticate with the same token")
 	}
 	if t := c.Discovery.TRTLLM; t.TokenFile != "" && exposed(t.ClusterURI) {
 		k.add("discovery.trtllm.token_file", "engines send the token over the network in the clear: discovery.trtllm.cluster_uri is http and not loopback")
@@ -76,7 +76,7 @@ func (k *checker) warnUnproven() {
 func (k *checker) warnPartners() {
 	if s := k.config.Sidecar; s.Local != "" { // its engine may serve alone
 		if (s.Connector == ConnectorSGLang || s.Connector == ConnectorTRTLLM) && k.config.Fleet.NodeID == 0 {
-			k.add("fleet.node_id", "is 0: sidecars that share engines need different ones, or -1; two of one number mint the same ids")
+			k.add("fleet.node_id", "is 0: sidecars that share engines need different values, or -1; two sidecars with the same value mint the same ids")
 		}
 		return
 	}
@@ -155,7 +155,7 @@ func (k *checker) warnUnused(i int, e Engine) {
 		k.add(engineKey(i, "side_channel"), "has no effect: only prefill engines of %q and %q use it", ConnectorVLLMNixlPush, ConnectorVLLMP2PTier)
 	}
 	if e.DecoderKVBlocksTTL != 0 && (!e.Bidirectional || e.Role == RolePrefill) {
-		k.add(engineKey(i, "decoder_kv_blocks_ttl"), "has no effect: only engines that decode and are bidirectional keep blocks so long")
+		k.add(engineKey(i, "decoder_kv_blocks_ttl"), "has no effect: only bidirectional decode engines retain blocks")
 	}
 	if e.KVLeaseDuration != 0 && (e.Connector != ConnectorVLLMNixl || e.Role == RoleDecode) {
 		k.add(engineKey(i, "kv_lease_duration"), "has no effect: only engines of %q that prefill have such a lease", ConnectorVLLMNixl)
@@ -167,7 +167,7 @@ func (k *checker) warnUnused(i int, e Engine) {
 		k.add(engineKey(i, "wire"), "has no effect: only connector %q has wire generations", ConnectorTRTLLM)
 	}
 	if e.Ranks > 1 && e.Connector == ConnectorTRTLLM {
-		k.add(engineKey(i, "ranks"), "the workers choose their ranks themselves: no request can name one, so that a policy's choice of rank informs and does not bind")
+		k.add(engineKey(i, "ranks"), "the workers choose their ranks themselves, because a request cannot name a rank: the rank that a policy chooses is only a hint")
 	}
 	if e.CA != "" && !strings.HasPrefix(e.URL, "https:") {
 		k.add(engineKey(i, "ca"), "has no effect: the url is not https")

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// A body that does not come whole has an answer that says why.
+// If a body does not arrive completely, the error says why.
 func TestBodyErrors(t *testing.T) {
 	gone, leave := context.WithCancelCause(t.Context())
 	leave(ErrDraining)
@@ -34,10 +34,10 @@ func TestBodyErrors(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, tt.err)
 		}
 		if BodyStopped(tt.err) != (tt.status == 408) {
-			t.Errorf("%s: BodyStopped is %v", tt.name, BodyStopped(tt.err))
+			t.Errorf("%s: got BodyStopped = %v", tt.name, BodyStopped(tt.err))
 		}
 	}
 	if err := bodyReadError(gone, io.ErrUnexpectedEOF); err != ErrDraining {
-		t.Errorf("a context that has ended: %v, want its cause", err)
+		t.Errorf("ended context: got %v, want the cause of its end", err)
 	}
 }

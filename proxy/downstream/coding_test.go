@@ -15,7 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// clientWith is a client whose memory counts in that budget.
+// clientWith returns a client whose memory counts in that budget.
 func clientWith(memory *buffer.Budget) *Client {
 	var c Client
 	cfg := config.Default()
@@ -24,7 +24,7 @@ func clientWith(memory *buffer.Budget) *Client {
 	return &c
 }
 
-// bodyOf is a request whose body has n bytes.
+// bodyOf returns a request whose body has n bytes.
 func bodyOf(n int) string {
 	const around = `{"model":"m","prompt":"","max_tokens":5}`
 	return `{"model":"m","prompt":"` + strings.Repeat("a", n-len(around)) + `","max_tokens":5}`
@@ -49,7 +49,7 @@ func zstdOf(t testing.TB, text string, o ...zstd.EOption) string {
 	return b.String()
 }
 
-// zstdWhole names the size of the text in the head of its frame.
+// zstdWhole compresses a text. The frame's head contains the size of the text.
 func zstdWhole(t testing.TB, text string) string {
 	z, err := zstd.NewWriter(nil)
 	if err != nil {
@@ -59,7 +59,8 @@ func zstdWhole(t testing.TB, text string) string {
 	return string(z.EncodeAll([]byte(text), nil))
 }
 
-// What decoding takes is bounded by what comes out, and that by the limits.
+// The size of the decoded text bounds the memory for decoding, and the limits bound that
+// size.
 func FuzzDecodeBody(f *testing.F) {
 	plain := bodyOf(300)
 	for _, zipped := range []bool{true, false} {
@@ -83,21 +84,21 @@ func FuzzDecodeBody(f *testing.F) {
 			t.Fatal(err)
 		}
 		most := buffer.Room(limit + 1)
-		if !zipped { // its decoder wants room for whole blocks
+		if !zipped { // the decoder needs room for whole blocks
 			most = buffer.Room(limit + 2*maxBlock)
 		}
 		err = c.decode(decode, limit)
 		if err == nil && (len(c.body.B) > limit || cap(c.body.B) > most) {
-			t.Errorf("%d bytes of %d, which may be %d", len(c.body.B), cap(c.body.B), most)
+			t.Errorf("got %d bytes of memory for a text of %d bytes, want at most %d", len(c.body.B), cap(c.body.B), most)
 		}
 		c.body.Free()
 		if memory.Used() != 0 {
-			t.Errorf("%d bytes are counted of nothing", memory.Used())
+			t.Errorf("got %d counted bytes after the end", memory.Used())
 		}
 	})
 }
 
-// The decoder of zstd keeps nothing of a large frame.
+// The zstd decoder keeps no memory of a large frame.
 func TestZstdKeepsNothing(t *testing.T) {
 	coded := []byte(zstdOf(t, strings.Repeat(bodyOf(4000), 1000), zstd.WithWindowSize(8<<20)))
 	c := clientWith(new(buffer.Budget))
@@ -112,25 +113,26 @@ func TestZstdKeepsNothing(t *testing.T) {
 		c.body = nil
 	}
 	runtime.GC()
-	runtime.GC() // the pools too
+	runtime.GC() // the collection empties the pools too
 	runtime.ReadMemStats(&after)
 	if kept := int64(after.HeapAlloc) - int64(before.HeapAlloc); kept > 4<<20 {
-		t.Errorf("%d bytes are kept", kept)
+		t.Errorf("the decoder keeps %d bytes", kept)
 	}
 }
 
-// The size that a frame of zstd names takes no memory before its bytes are there.
+// The size in the head of a zstd frame takes no memory before its bytes arrive.
 func TestZstdAnnouncedSize(t *testing.T) {
 	memory := new(buffer.Budget)
 	memory.SetLimit(1 << 20)
 	c := clientWith(memory)
-	// One segment, a size of 15 MiB in four bytes, and a block that is not there.
+	// A frame of one segment: a size of 15 MiB in four bytes, and a block without its
+	// bytes.
 	err := c.unzstd([]byte("\x28\xb5\x2f\xfd\xa0\x00\x00\xf0\x00\x01"), 16<<20)
 	if !errors.Is(err, errCoded) {
-		t.Errorf("%v, want that the body is broken: the memory that it names is not there", err)
+		t.Errorf("got %v, want the error for a broken body: the announced bytes are missing", err)
 	}
 	c.body.Free()
 	if n := memory.Used(); n != 0 {
-		t.Errorf("%d bytes are held", n)
+		t.Errorf("got %d bytes of memory", n)
 	}
 }

@@ -19,7 +19,8 @@ func TestEventFrame(t *testing.T) {
 	}
 }
 
-// The writer of an answer is net/http's own, or one that can be unwrapped.
+// The writer of an answer is net/http's own writer, or another writer that the test can
+// unwrap.
 func TestEventsOnlyPastNetHTTP(t *testing.T) {
 	conn, _ := net.Pipe()
 	defer conn.Close()
@@ -40,12 +41,12 @@ func TestEventsOnlyPastNetHTTP(t *testing.T) {
 		r.ProtoMajor = tt.major
 		e := (&Client{w: tt.w, r: r}).Events(tt.status, nil)
 		if got := e.conn != nil; got != tt.want {
-			t.Errorf("%s: writes past net/http: %v", tt.name, got)
+			t.Errorf("%s: got direct writes %v", tt.name, got)
 		}
 	}
 }
 
-// wrappedWriter is a filter's: what is written must pass through it.
+// wrappedWriter is the writer of a filter: every write of the answer must go through it.
 type wrappedWriter struct{ http.ResponseWriter }
 
 func (w wrappedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

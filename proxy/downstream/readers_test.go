@@ -12,8 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// A body is bounded by its rate, not by how long it takes, and only the time counts
-// in which the proxy waits for it.
+// The limit of a body is a rate, not a total time. Only the time counts during which the
+// proxy waits for bytes.
 func TestBodyRate(t *testing.T) {
 	cfg := config.Default()
 	cfg.Server.ReadTimeout = config.Duration(100 * time.Second)
@@ -21,15 +21,15 @@ func TestBodyRate(t *testing.T) {
 		name    string
 		got     int64
 		waited  time.Duration // in earlier reads
-		waiting time.Duration // in this one, 0: none
+		waiting time.Duration // in the current read; 0: there is no current read
 		want    *openai.Error
 	}{
 		{"within the grace", 0, 0, 5 * time.Second, nil},
 		{"behind the grace", 1, 0, 6 * time.Second, errBodySlow},
 		{"in two reads", 1, 3 * time.Second, 3 * time.Second, errBodySlow},
 		{"fast enough", 1 << 10, 0, 6 * time.Second, nil},
-		{"fast enough for long", 85 << 10, 85 * time.Second, 5 * time.Second, nil},
-		{"too slow in the end", 84 << 10, 85 * time.Second, 5 * time.Second, errBodySlow},
+		{"fast enough for a long time", 85 << 10, 85 * time.Second, 5 * time.Second, nil},
+		{"too slow at the end", 84 << 10, 85 * time.Second, 5 * time.Second, errBodySlow},
 		{"not waited for", 1, 5 * time.Second, 0, nil},
 		{"too long", 1 << 30, 50 * time.Second, 51 * time.Second, errBodyTimeout},
 	}
@@ -49,13 +49,13 @@ func TestBodyRate(t *testing.T) {
 	b := bodyFor("a")
 	b.waited.Store(int64(99 * time.Second))
 	if why := b.tooSlow(time.Now().UnixNano(), &cfg); why != nil {
-		t.Errorf("without a rate: %v", why)
+		t.Errorf("without a rate: got %v", why)
 	}
 }
 
 func bodyFor(client string) *incoming { return &incoming{client: client} }
 
-// enterAll lets bodies in, in that order, a second apart.
+// enterAll starts bodies in that order, one second apart.
 func enterAll(l *readers, cfg *config.Config, bodies ...*incoming) {
 	for _, b := range bodies {
 		now := time.Now()
@@ -65,21 +65,21 @@ func enterAll(l *readers, cfg *config.Config, bodies ...*incoming) {
 	}
 }
 
-// The body that gives up its place is the one that is most behind, of the client
-// that has its share, or of all.
+// If the places are used up, the body that is furthest behind the rate stops: among the
+// bodies of a client with more than its share, or among all bodies.
 func TestReadersTakeTheSlowest(t *testing.T) {
 	tests := []struct {
 		name   string
 		limits config.Limits
-		got    []int64 // of the bodies a, a, b and a
-		want   int     // which of them is stopped by one more of a
+		got    []int64 // clients of the bodies in progress
+		want   int     // index of the body that stops when client a starts another body
 	}{
-		{"the oldest of equals", config.Limits{MaxExchanges: 4}, []int64{1, 1, 1, 1}, 0},
-		{"not one that comes on", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1, 1, 1}, 1},
+		{"the oldest of equal bodies", config.Limits{MaxExchanges: 4}, []int64{1, 1, 1, 1}, 0},
+		{"not a body that makes progress", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1, 1, 1}, 1},
 		{"of all clients", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1 << 20, 1, 1}, 2},
-		{"not the newest without a byte", config.Limits{MaxExchanges: 4}, []int64{1, 1 << 20, 1 << 20, 0}, 0},
-		{"of its own client", config.Limits{MaxExchanges: 100, PerClient: 3}, []int64{1 << 20, 1 << 20, 0, 1}, 3},
-		{"by a bound of its own", config.Limits{MaxExchanges: 100, MaxReading: 4}, []int64{1, 1, 1, 1}, 0},
+		{"not the newest body without a byte", config.Limits{MaxExchanges: 4}, []int64{1, 1 << 20, 1 << 20, 0}, 0},
+		{"a body of the same client", config.Limits{MaxExchanges: 100, PerClient: 3}, []int64{1 << 20, 1 << 20, 0, 1}, 3},
+		{"by the limit of the client", config.Limits{MaxExchanges: 100, MaxReading: 4}, []int64{1, 1, 1, 1}, 0},
 		{"none", config.Limits{MaxExchanges: 5}, []int64{1, 1, 1, 1}, -1},
 	}
 	for _, tt := range tests {
@@ -99,7 +99,7 @@ func TestReadersTakeTheSlowest(t *testing.T) {
 				enterAll(&l, cfg, more)
 				for i, b := range bodies {
 					if stopped := errors.Is(b.stopped(), ErrReading); stopped != (i == tt.want) {
-						t.Errorf("body %d: stopped %v", i, stopped)
+						t.Errorf("body %d: got stopped %v", i, stopped)
 					}
 				}
 				for _, b := range append(bodies, more) {
@@ -107,7 +107,7 @@ func TestReadersTakeTheSlowest(t *testing.T) {
 					l.leave(b) // again: nothing
 				}
 				if l.len() != 0 || len(l.clients) != 0 {
-					t.Errorf("%d bodies of %d clients are left", l.len(), len(l.clients))
+					t.Errorf("got %d remaining bodies of %d clients", l.len(), len(l.clients))
 				}
 				time.Sleep(2 * sweepEvery)
 			})

@@ -71,7 +71,7 @@ func (i *identity) tls() tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{i.leaf.Raw}, PrivateKey: i.key}
 }
 
-// certFiles is a directory with the files that a configuration names.
+// certFiles is a directory with the files of a configuration.
 type certFiles struct {
 	t   *testing.T
 	dir string
@@ -90,13 +90,13 @@ func (f certFiles) config() config.TLS {
 	return config.TLS{Cert: f.path("cert"), Key: f.path("key")}
 }
 
-// handshake makes one handshake with c and returns what the client saw.
+// handshake makes one handshake with c. It returns the client's view of the connection.
 func handshake(c *Certs, conf *tls.Config) (tls.ConnectionState, error) {
 	return handshakeWith(c.config("h2", "http/1.1"), conf)
 }
 
-// handshakeWith uses sockets: over a pipe two sides that write at once wait for
-// each other.
+// handshakeWith uses sockets. Over a pipe two sides that write at the same time would
+// wait for each other.
 func handshakeWith(server, conf *tls.Config) (tls.ConnectionState, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -114,7 +114,7 @@ func handshakeWith(server, conf *tls.Config) (tls.ConnectionState, error) {
 		s := tls.Server(far, server)
 		if s.Handshake() == nil {
 			s.Write([]byte("x"))
-			s.Read(make([]byte, 1)) // until the client closes
+			s.Read(make([]byte, 1)) // until the client closes the connection
 		}
 	})
 	near, err := net.Dial("tcp", l.Addr().String())
@@ -123,7 +123,7 @@ func handshakeWith(server, conf *tls.Config) (tls.ConnectionState, error) {
 	}
 	defer near.Close()
 	client := tls.Client(near, conf)
-	_, err = client.Read(make([]byte, 1)) // past it the client has its ticket, and the server's judgement
+	_, err = client.Read(make([]byte, 1)) // a client that has read a byte has its ticket, and the server has accepted its certificate
 	return client.ConnectionState(), err
 }
 
@@ -142,7 +142,7 @@ func TestSelfSigned(t *testing.T) {
 		for _, name := range []string{"localhost", "127.0.0.1", "::1"} {
 			s, err := handshake(c, &tls.Config{ServerName: name, RootCAs: roots, NextProtos: []string{"h2"}})
 			if err != nil || s.NegotiatedProtocol != "h2" || s.Version != tls.VersionTLS13 {
-				t.Errorf("%s: %v, protocol %q", name, err, s.NegotiatedProtocol)
+				t.Errorf("%s: got %v, protocol %q", name, err, s.NegotiatedProtocol)
 			}
 		}
 		if _, err := handshake(c, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS11}); err == nil {
@@ -153,12 +153,13 @@ func TestSelfSigned(t *testing.T) {
 		defer cancel()
 		c.Run(ctx)
 		if err := c.Reload(); err != nil || c.current.Load() != before {
-			t.Errorf("the certificate changed by itself: %v", err)
+			t.Errorf("the certificate changed without a reload: %v", err)
 		}
 	})
 }
 
-// Files are read again when their content changes, as a whole or not at all.
+// The proxy reads the files again when their content changes. It uses either all new
+// files or none.
 func TestCertsReload(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -182,7 +183,7 @@ func TestCertsReload(t *testing.T) {
 			t.Helper()
 			s, err := handshake(c, &tls.Config{InsecureSkipVerify: true})
 			if err != nil || s.PeerCertificates[0].Subject.CommonName != name {
-				t.Fatalf("%s: not %s's certificate (%v)", when, name, err)
+				t.Fatalf("%s: want the certificate of %s (%v)", when, name, err)
 			}
 		}
 		expect("at first", "a")
@@ -191,7 +192,7 @@ func TestCertsReload(t *testing.T) {
 		files.write("cert", a.cert)
 		tick()
 		if c.current.Load() != same {
-			t.Error("the same content was loaded again")
+			t.Error("the proxy loaded the same content again")
 		}
 
 		files.write("cert", b.cert[:len(b.cert)/2])
@@ -199,13 +200,13 @@ func TestCertsReload(t *testing.T) {
 		expect("half a certificate", "a")
 		files.write("cert", b.cert)
 		tick()
-		expect("a certificate without its key", "a")
+		expect("the proxy uses a certificate without its key", "a")
 		tick()
 		if n := strings.Count(logged.String(), "cannot be used"); n != 1 {
 			t.Errorf("the unusable files were logged %d times:\n%s", n, logged)
 		}
 		if c.Reload() == nil {
-			t.Error("Reload takes a certificate without its key")
+			t.Error("Reload accepts a certificate without its key")
 		}
 		expect("after Reload", "a")
 		files.write("key", b.pem)
@@ -225,7 +226,7 @@ func TestCertsReload(t *testing.T) {
 			t.Fatal(err)
 		}
 		tick()
-		expect("no key any more", "a")
+		expect("key removed", "a")
 		cancel()
 		<-done
 	})
@@ -257,7 +258,7 @@ func TestCertsErrors(t *testing.T) {
 			}
 			_, err := LoadCerts(conf, slog.New(slog.DiscardHandler))
 			if err == nil || !strings.HasPrefix(err.Error(), tt.want) || strings.Contains(err.Error(), "PRIVATE") {
-				t.Errorf("error %v, want one that begins with %q", err, tt.want)
+				t.Errorf("got error %v, want an error that begins with %q", err, tt.want)
 			}
 		})
 	}
@@ -280,25 +281,25 @@ func TestClientCA(t *testing.T) {
 		return err
 	}
 	if err := try(); err == nil {
-		t.Error("a client without a certificate is let in")
+		t.Error("the proxy accepts a client without a certificate")
 	}
 	if err := try(newIdentity(t, "client", ca).tls()); err != nil {
-		t.Errorf("a client of the CA is refused: %v", err)
+		t.Errorf("the proxy rejects a client of the CA: %v", err)
 	}
 	if err := try(newIdentity(t, "client", other).tls()); err == nil {
-		t.Error("a client of another CA is let in")
+		t.Error("the proxy accepts a client of another CA")
 	}
 	files.write("ca", other.cert)
 	if err := c.Reload(); err != nil {
 		t.Fatal(err)
 	}
 	if err := try(newIdentity(t, "client", ca).tls()); err == nil {
-		t.Error("a client of the CA that was taken away is let in")
+		t.Error("the proxy accepts a client of the removed CA")
 	}
 }
 
-// A client comes back without a full handshake, also after a new certificate;
-// but not past a CA that was taken away.
+// A client can resume its session, also after the proxy has a new certificate. A client
+// of a removed CA cannot.
 func TestSessions(t *testing.T) {
 	files := certFiles{t, t.TempDir()}
 	ca, other, server := newIdentity(t, "ca", nil), newIdentity(t, "other", nil), newIdentity(t, "server", nil)
@@ -320,7 +321,7 @@ func TestSessions(t *testing.T) {
 	for i, want := range []bool{false, true, true} {
 		s, err := handshakeWith(listener, client)
 		if err != nil || s.DidResume != want {
-			t.Errorf("handshake %d: resumed %v, want %v (%v)", i, s.DidResume, want, err)
+			t.Errorf("handshake %d: got resumed %v, want %v (%v)", i, s.DidResume, want, err)
 		}
 	}
 	files.write("ca", other.cert)
@@ -328,7 +329,7 @@ func TestSessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s, err := handshakeWith(listener, client); err == nil {
-		t.Errorf("a client of the CA that was taken away is let in, resumed %v", s.DidResume)
+		t.Errorf("the proxy accepts a client of the removed CA, resumed %v", s.DidResume)
 	}
 }
 

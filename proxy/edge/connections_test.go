@@ -19,7 +19,8 @@ import (
 // host returns a client's TCP address.
 func host(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1} }
 
-// places opens connections by name, for the tests of which connection is closed.
+// places opens named connections. The tests use it to see which connection the proxy
+// closes.
 type places struct {
 	*connections
 	open  map[string]*connection
@@ -43,7 +44,7 @@ func (p *places) connect(name, ip string, over transport) bool {
 	return true
 }
 
-// gone returns whose connections were closed to make room, sorted.
+// gone returns the sorted names of the connections that the proxy closed to make room.
 func (p *places) gone() (names []string) {
 	synctest.Wait()
 	for len(p.ended) > 0 {
@@ -65,8 +66,8 @@ func TestConnectionsMakeRoom(t *testing.T) {
 		gone            []string
 	}{
 		{"room", 3, 0, func(p *places) { tcp(p, "1", a); tcp(p, "2", a) }, a, true, nil},
-		{"the longest idle goes", 2, 0, func(p *places) { tcp(p, "1", a); tcp(p, "2", b) }, b, true, []string{"1"}},
-		{"idle again is idle for a short time", 2, 0, func(p *places) {
+		{"the longest idle connection closes", 2, 0, func(p *places) { tcp(p, "1", a); tcp(p, "2", b) }, b, true, []string{"1"}},
+		{"idle again, so idle for a short time", 2, 0, func(p *places) {
 			tcp(p, "1", a)
 			tcp(p, "2", b)
 			p.open["1"].busy()
@@ -74,14 +75,14 @@ func TestConnectionsMakeRoom(t *testing.T) {
 		}, b, true, []string{"2"}},
 		{"the busy stay", 2, 0, func(p *places) { tcp(p, "1", a); tcp(p, "2", b); p.open["1"].busy() }, b, true, []string{"2"}},
 		{"all are busy", 1, 0, func(p *places) { tcp(p, "1", a); p.open["1"].busy() }, b, false, nil},
-		{"states may come twice", 1, 0, func(p *places) {
+		{"a state reported twice", 1, 0, func(p *places) {
 			tcp(p, "1", a)
 			p.open["1"].rest()
 			p.open["1"].busy()
 			p.open["1"].busy()
 		}, b, false, nil},
-		{"one that has left", 1, 0, func(p *places) { tcp(p, "1", a); p.open["1"].leave(); p.open["1"].leave() }, b, true, nil},
-		{"an address at its cap loses its own", 9, 2, func(p *places) { tcp(p, "1", b); tcp(p, "2", a); tcp(p, "3", a) }, a, true, []string{"2"}},
+		{"a closed connection", 1, 0, func(p *places) { tcp(p, "1", a); p.open["1"].leave(); p.open["1"].leave() }, b, true, nil},
+		{"an address at its limit loses a connection of its own", 9, 2, func(p *places) { tcp(p, "1", b); tcp(p, "2", a); tcp(p, "3", a) }, a, true, []string{"2"}},
 		{"an address with busy connections", 9, 1, func(p *places) { tcp(p, "1", b); tcp(p, "2", a); p.open["2"].busy() }, a, false, nil},
 		{"another address", 9, 1, func(p *places) { tcp(p, "1", a); p.open["1"].busy() }, b, true, nil},
 		{"IPv6: one /64", 9, 1, func(p *places) { tcp(p, "1", "2001:db8::1"); p.open["1"].busy() }, "2001:db8::2:0:0:1", false, nil},
@@ -96,7 +97,7 @@ func TestConnectionsMakeRoom(t *testing.T) {
 			p.open["1"].done()
 			time.Sleep(settleTime)
 		}, b, true, []string{"1"}},
-		{"QUIC with one request of two", 1, 0, func(p *places) {
+		{"QUIC with one open request of two", 1, 0, func(p *places) {
 			p.connect("1", a, carriedByQUIC)
 			p.open["1"].begin()
 			p.open["1"].begin()
@@ -113,13 +114,13 @@ func TestConnectionsMakeRoom(t *testing.T) {
 					t.Errorf("served %t", served)
 				}
 				if gone := p.gone(); !slices.Equal(gone, tt.gone) {
-					t.Errorf("closed %q, want %q", gone, tt.gone)
+					t.Errorf("got closed connections %q, want %q", gone, tt.gone)
 				}
 				for _, k := range p.open {
 					k.leave()
 				}
 				if p.count() != 0 || len(p.from) != 0 || p.idle.first != nil || p.idle.last != nil {
-					t.Errorf("left over: %d open, %d addresses, list %v", p.count(), len(p.from), p.idle)
+					t.Errorf("remaining: %d open, %d addresses, list %v", p.count(), len(p.from), p.idle)
 				}
 			})
 		})
@@ -153,7 +154,7 @@ func TestDescriptorShares(t *testing.T) {
 	}
 }
 
-// A limit that leaves engines no descriptors is said.
+// The proxy logs a limit that leaves no descriptors for engines.
 func TestTooManyConnections(t *testing.T) {
 	for _, tt := range []struct {
 		limit int
@@ -167,7 +168,7 @@ func TestTooManyConnections(t *testing.T) {
 	}
 }
 
-// acceptErrors is a listener that fails before each connection.
+// acceptErrors is a listener whose Accept fails before it returns each connection.
 type acceptErrors struct {
 	*proxytest.PipeListener
 	errs []error
@@ -182,8 +183,8 @@ func (l *acceptErrors) Accept() (net.Conn, error) {
 	return l.PipeListener.Accept()
 }
 
-// Where descriptors run out, an idle connection is closed for a new one, and without
-// one the server is told, which waits.
+// If the process has no free descriptors, the proxy closes an idle connection for the new
+// one. Without an idle connection the proxy waits and logs the problem.
 func TestAcceptWithoutDescriptors(t *testing.T) {
 	for _, code := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE} {
 		t.Run(code.Error(), func(t *testing.T) {
@@ -194,7 +195,7 @@ func TestAcceptWithoutDescriptors(t *testing.T) {
 				inner := &acceptErrors{proxytest.NewPipeListener(), []error{full, full}}
 				l := tcpListener{inner, p.connections, true}
 				if _, err := l.Accept(); !errors.Is(err, code) {
-					t.Errorf("no connection is idle: %v", err)
+					t.Errorf("no connection is idle: got %v", err)
 				}
 				if gone := p.gone(); !slices.Equal(gone, []string{"idle"}) {
 					t.Errorf("closed %q", gone)

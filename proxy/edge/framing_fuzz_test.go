@@ -11,10 +11,10 @@ import (
 	"testing/synctest"
 )
 
-// FuzzFraming drives net/http's server with a connection of any bytes, behind
-// the guard and without it. The handler gets the same requests until the first
-// one whose framing is in doubt, and nothing from there on; a connection without
-// such a request is answered byte for byte the same.
+// FuzzFraming sends any bytes over a connection to net/http's server, with the guard and
+// without it. The handler gets the same requests in both cases until the first request
+// with ambiguous framing, and no request from there on. The answers on a connection
+// without such a request are the same byte for byte.
 func FuzzFraming(f *testing.F) {
 	for _, s := range framingStreams {
 		_, all, _ := parseFramingStream(s.bytes)
@@ -38,23 +38,24 @@ func FuzzFraming(f *testing.F) {
 				return
 			}
 			if len(got) > clear {
-				t.Fatalf("the handler got %q, of which only the first %d may pass", got, clear)
+				t.Fatalf("the handler got %q, want at most the first %d requests", got, clear)
 			}
 			if fmt.Sprint(got) != fmt.Sprint(want[:min(len(got), len(want))]) {
-				t.Fatalf("the handler got %q, without the guard %q", got, want)
+				t.Fatalf("the handler got %q, want %q as without the guard", got, want)
 			}
 		})
 	})
 }
 
-// framings reads a connection as net/http does and looks at each raw head.
-// doubtful says that one of the requests must not pass, or is cut where net/http
-// might go on; clear is how many come before it.
+// framings reads a connection as net/http does, and checks each raw head. doubtful
+// reports that one of the requests must not pass, or that the guard closes the connection
+// at a place where net/http might continue. clear is the number of requests before that
+// one.
 func framings(in []byte) (clear int, doubtful bool) {
 	src := bytes.NewReader(in)
 	br := bufio.NewReaderSize(src, 4<<10)
 	for {
-		for { // as net/http's server, and more
+		for { // limits like those of net/http's server, or larger
 			b, err := br.Peek(1)
 			if err != nil {
 				return clear, false
@@ -71,19 +72,20 @@ func framings(in []byte) (clear int, doubtful bool) {
 			return clear, true
 		}
 		if err != nil {
-			// It is refused; the guard may cut before the reason is read.
+			// net/http rejects this head. The guard may close the connection before it
+			// has read the reason.
 			return clear, bytes.Contains(bytes.ToLower(in[begin:]), []byte("content-length")) || bytes.Contains(bytes.ToLower(in[begin:]), []byte("transfer-encoding"))
 		}
 		_, err = io.Copy(io.Discard, r.Body)
 		if err != nil {
-			return clear + 1, len(r.TransferEncoding) > 0 // perhaps a chunk of an impossible size
+			return clear + 1, len(r.TransferEncoding) > 0 // perhaps a chunk with an impossible size
 		}
 		clear++
 	}
 }
 
-// doubtfulHead finds, by rules of its own, a head with both framings or with one
-// that servers read differently.
+// doubtfulHead finds a head with both framings, or with framing that servers interpret
+// differently. Its rules are written independently of the guard.
 func doubtfulHead(head []byte) bool {
 	lines := strings.Split(string(head), "\n")
 	var lengths []string

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// framingStreams are the bytes of one connection each. No byte after a mark may pass. At the
-// mark "!" net/http also gets a malformed line; at the mark "|" it does not.
+// framingStreams has the bytes of one connection in each row. No byte after a mark may
+// pass. At the mark "!" net/http also gets a malformed line; at the mark "|" it does not.
 var framingStreams = []struct{ name, bytes string }{
 	{"length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"no body", "GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"},
@@ -79,7 +79,7 @@ func parseFramingStream(s string) (pass, all, refusal string) {
 	return s, s, ""
 }
 
-// pieces is a connection that gives its bytes in the pieces that a test wants.
+// pieces is a connection whose reads return the pieces of a test.
 type pieces struct {
 	net.Conn
 	left [][]byte
@@ -96,8 +96,8 @@ func (c *pieces) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// readFramed reads a whole connection behind the guard, whose reads end at the
-// cuts, into a buffer of room bytes.
+// readFramed reads a whole connection through the guard into a buffer of room bytes. Each
+// read of the guard ends at the next cut.
 func readFramed(t *testing.T, all string, room int, cuts ...int) string {
 	t.Helper()
 	c := &framingConn{Conn: &pieces{left: split(all, cuts...)}, conns: new(clientConns)}
@@ -110,7 +110,7 @@ func readFramed(t *testing.T, all string, room int, cuts ...int) string {
 			return got.String()
 		}
 		if n == 0 && err == nil {
-			t.Fatal("a Read gave nothing and no error")
+			t.Fatal("a Read returned no byte and no error")
 		}
 	}
 }
@@ -127,7 +127,7 @@ func split(s string, cuts ...int) [][]byte {
 	return list
 }
 
-// Whatever the reads are, the same bytes pass.
+// The same bytes pass for all sizes of reads.
 func TestFramingAtEverySplit(t *testing.T) {
 	for _, tt := range framingStreams {
 		t.Run(tt.name, func(t *testing.T) {
@@ -149,15 +149,15 @@ func TestFramingAtEverySplit(t *testing.T) {
 	}
 }
 
-// handled is what a handler behind net/http got of one request.
+// handled is a request as a handler behind net/http gets it.
 type handled struct {
 	method, uri, proto, body string
 	err                      string
 }
 
-// serveStream runs net/http's server on one connection that gives all in pieces
-// and then ends, behind the guard or not, and returns what the handler got and
-// what the client was sent.
+// serveStream runs net/http's server on one connection whose reads return all of the
+// pieces, with or without the guard. It returns the requests of the handler and the bytes
+// for the client.
 func serveStream(all string, guard bool, cuts ...int) (got []handled, sent string) {
 	var mu sync.Mutex
 	conn := newScript(split(all, cuts...))
@@ -200,7 +200,7 @@ func serveStream(all string, guard bool, cuts ...int) (got []handled, sent strin
 	return got, conn.sent()
 }
 
-// oneConn is a listener of one connection.
+// oneConn is a listener that returns one connection.
 type oneConn struct {
 	conn net.Conn
 	done chan struct{}
@@ -223,8 +223,8 @@ func (l *oneConn) Close() error {
 
 func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
 
-// script is a connection that gives its pieces, then the end, and keeps what is
-// written.
+// script is a connection whose reads return its pieces and then the end. It stores the
+// written bytes.
 type script struct {
 	mu   sync.Mutex
 	in   pieces
@@ -264,8 +264,8 @@ func (c *script) SetDeadline(time.Time) error      { return nil }
 func (c *script) SetReadDeadline(time.Time) error  { return nil }
 func (c *script) SetWriteDeadline(time.Time) error { return nil }
 
-// No byte passes after a line of a trailer that ends in a bare LF, so what looks like the
-// next request is never handled.
+// No byte passes after a trailer line that ends in a bare LF. So the handler does not get
+// the bytes behind it as another request.
 func TestFramingTrailerWithoutCR(t *testing.T) {
 	const head, next = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", "GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 	for _, tt := range []struct{ pass, rest string }{
@@ -276,7 +276,7 @@ func TestFramingTrailerWithoutCR(t *testing.T) {
 	} {
 		for cut := range len(head + tt.pass) {
 			if got := readFramed(t, head+tt.pass+tt.rest, 4096, cut); got != head+tt.pass {
-				t.Fatalf("%q, cut at %d: passed %q", tt.pass+tt.rest, cut, got)
+				t.Fatalf("%q, split at %d: got %q", tt.pass+tt.rest, cut, got)
 			}
 		}
 		synctest.Test(t, func(t *testing.T) {
@@ -288,8 +288,9 @@ func TestFramingTrailerWithoutCR(t *testing.T) {
 	}
 }
 
-// Behind the guard net/http answers what it would have let pass with 400, and
-// never hands it to the handler; all else is as without the guard.
+// With the guard net/http answers 400 where it would otherwise have accepted ambiguous
+// framing, and the handler does not get the request. In all other cases the guard changes
+// nothing.
 func TestFramingBelowServer(t *testing.T) {
 	for _, tt := range framingStreams {
 		if tt.name == "HTTP/2" {
@@ -301,10 +302,11 @@ func TestFramingBelowServer(t *testing.T) {
 				got, sent := serveStream(all, true)
 				switch {
 				case refusal != "":
-					// net/http closes after a preface that it does not take for one.
+					// net/http closes the connection after bytes that it does not
+					// recognize as an HTTP/2 preface.
 					preface := len(got) > 0 && got[len(got)-1].method == "PRI" && strings.HasSuffix(sent, "Connection: close\r\n\r\nhandled")
 					if !preface && !strings.HasSuffix(sent, "400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request") {
-						t.Errorf("the client was sent %q", sent)
+						t.Errorf("the client received %q", sent)
 					}
 					before, _ := serveStream(pass, false)
 					if fmt.Sprint(got) != fmt.Sprint(before) {

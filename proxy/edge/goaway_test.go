@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// GOAWAY stands between two frames, wherever the writes end, not before the first
-// one, and once.
+// The server writes GOAWAY once, between two frames and never before the first one, for
+// all sizes of writes.
 func TestGoAway(t *testing.T) {
 	frame := func(kind byte, payload string) string {
 		return string([]byte{0, 0, byte(len(payload)), kind, 0, 0, 0, 0, 1}) + payload
@@ -35,13 +35,13 @@ func TestGoAway(t *testing.T) {
 			got := conn.text.String()
 			before, after, found := strings.Cut(got, string(goAwayFrame))
 			if !found || before+after != all || !slices.Contains(ends(frames), len(before)) {
-				t.Fatalf("writes of %d bytes, wanted after %d: %q", size, wanted, got)
+				t.Fatalf("writes of %d bytes, GOAWAY requested after %d: got %q", size, wanted, got)
 			}
 		}
 	}
 }
 
-// sink keeps what is written.
+// sink stores the written bytes.
 type sink struct {
 	net.Conn
 	text strings.Builder
@@ -49,7 +49,7 @@ type sink struct {
 
 func (s *sink) Write(p []byte) (int, error) { return s.text.Write(p) }
 
-// ends are where frames end.
+// ends returns the positions at which frames end.
 func ends(frames []string) (at []int) {
 	n := 0
 	for _, f := range frames {

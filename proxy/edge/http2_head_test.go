@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// What is inside is known at each byte, in whatever pieces frames come.
+// The watch knows after each byte whether it is inside a head, for frames in any pieces.
 func TestHeadWatchAtEverySplit(t *testing.T) {
 	var stream bytes.Buffer
 	var inside []bool // after each byte
@@ -41,13 +41,13 @@ func TestHeadWatchAtEverySplit(t *testing.T) {
 	frames.WriteData(1, false, []byte("body"))
 	n = len(inside)
 	wrote(true, false)
-	for i := n; i < n+frameHead-1; i++ { // its type is not known yet
+	for i := n; i < n+frameHead-1; i++ { // the type of the frame is not known yet
 		inside[i] = true
 	}
 	var w headWatch
 	for i, b := range stream.Bytes() {
 		if w.follow([]byte{b}); w.inside() != inside[i] {
-			t.Errorf("after byte %d: inside %t", i, w.inside())
+			t.Errorf("after byte %d: got inside %t", i, w.inside())
 		}
 	}
 	for range 1000 {
@@ -57,7 +57,7 @@ func TestHeadWatchAtEverySplit(t *testing.T) {
 			pieces.follow(rest[:step])
 			rest = rest[step:]
 			if at += step; pieces.inside() != inside[at-1] {
-				t.Fatalf("after byte %d, in pieces: inside %t", at-1, pieces.inside())
+				t.Fatalf("after byte %d, in pieces: got inside %t", at-1, pieces.inside())
 			}
 		}
 		if pieces != w {

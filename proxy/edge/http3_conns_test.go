@@ -17,7 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// serveHTTP3 starts a server with HTTP/3 on a socket of its own.
+// serveHTTP3 starts a server with HTTP/3 on a new socket.
 func serveHTTP3(t *testing.T, h http.HandlerFunc, change func(*config.Config)) *served {
 	t.Helper()
 	certs, err := LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
@@ -97,12 +97,12 @@ func TestHTTP3HeadLimit(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	if got, err := io.ReadAll(resp.Body); err != nil || string(got) != "late" {
-		t.Errorf("a late body got %d, %q, %v", resp.StatusCode, got, err)
+		t.Errorf("answer to a late body: got %d, %q, %v", resp.StatusCode, got, err)
 	}
 }
 
-// A connection without a request ends after idle_timeout, although it is kept alive,
-// also when it had streams that were no requests.
+// The server closes a connection without a request after idle_timeout, although the
+// client keeps it alive. Streams without requests do not change this.
 func TestHTTP3Idle(t *testing.T) {
 	w := serveHTTP3(t, nil, func(c *config.Config) {
 		c.Server.ReadHeaderTimeout = config.Duration(200 * time.Millisecond)
@@ -124,7 +124,7 @@ func TestHTTP3Idle(t *testing.T) {
 	}
 }
 
-// Streams of one connection are limited.
+// The number of streams of one connection is limited.
 func TestHTTP3Streams(t *testing.T) {
 	w := serveHTTP3(t, nil, func(*config.Config) {})
 	c := mustDialQUIC(t, w)
@@ -142,7 +142,7 @@ func TestHTTP3Streams(t *testing.T) {
 		}
 	}
 	if _, err := c.OpenUniStream(); !errors.As(err, new(*quic.StreamLimitReachedError)) {
-		t.Errorf("one more without a request: %v", err)
+		t.Errorf("one more stream without a request: got %v", err)
 	}
 }
 
@@ -171,11 +171,11 @@ func TestHTTP3MaxConnections(t *testing.T) {
 	}
 	var refused *quic.TransportError
 	if _, err := dialQUIC(t, w, nil); !errors.As(err, &refused) || refused.ErrorCode != quic.ConnectionRefused {
-		t.Errorf("the second connection: %v", err)
+		t.Errorf("the second connection: got %v", err)
 	}
 	close(release)
 	if err := <-answered; err != nil {
-		t.Errorf("the first connection: %v", err)
+		t.Errorf("the first connection: got %v", err)
 	}
 	for { // until the server counts the first connection as idle
 		second, err := dialQUIC(t, w, nil)
@@ -218,8 +218,9 @@ func TestHTTP3Retry(t *testing.T) {
 	c.CloseWithError(0, "")
 }
 
-// GOAWAY is on the control stream and names the first request that is not served;
-// later ones are refused as never begun.
+// The server sends GOAWAY on the control stream. GOAWAY names the first request that the
+// server does not serve. The server rejects later requests with the code for requests
+// that it has not begun.
 func TestHTTP3GoAway(t *testing.T) {
 	w := serveHTTP3(t, nil, func(*config.Config) {})
 	c := mustDialQUIC(t, w)
@@ -253,7 +254,7 @@ func TestHTTP3GoAway(t *testing.T) {
 	s := openStream(t, c, []byte{1})
 	var reset *quic.StreamError
 	if _, err := io.ReadAll(s); !errors.As(err, &reset) || reset.ErrorCode != quic.StreamErrorCode(http3.ErrCodeRequestRejected) {
-		t.Errorf("a later request: %v", err)
+		t.Errorf("a later request: got %v", err)
 	}
 	c.CloseWithError(0, "")
 	if err := <-stopped; err != nil {
@@ -261,7 +262,7 @@ func TestHTTP3GoAway(t *testing.T) {
 	}
 }
 
-// requests returns how many QUIC connections have a request.
+// requests returns the number of QUIC connections with a request.
 func (c *connections) requests() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

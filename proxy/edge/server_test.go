@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { proxytest.Main(m) }
 
-// served is a Server that serves a handler on sockets of the loopback.
+// served is a Server with a handler on loopback sockets.
 type served struct {
 	*Server
 	running atomic.Int64 // requests
@@ -56,7 +56,7 @@ func serve(t *testing.T, h http.Handler, change func(*config.Config, *Options)) 
 	}()
 	t.Cleanup(func() {
 		if err := s.stop(); err != nil {
-			t.Errorf("the drain was not clean: %v", err)
+			t.Errorf("got %v, want a clean drain", err)
 		}
 	})
 	return s

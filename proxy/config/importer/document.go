@@ -95,7 +95,7 @@ func (d *document) note(key, format string, args ...any) {
 func (d *document) render() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Made by pdproxy import from %s. Keys that are left out have pdproxy's defaults.\n", d.from)
-	b.WriteString("# Lines that begin with \"#\" and no space are keys that cannot be used as they stand; what they need is said beside them.\n")
+	b.WriteString("# Lines that begin with \"#\" and no space are keys that need a change first; the comment of each line names it.\n")
 	order := sectionOrder()
 	sections := slices.Clone(d.sections)
 	slices.SortStableFunc(sections, func(x, y *section) int { return slices.Index(order, x.name) - slices.Index(order, y.name) })
@@ -103,7 +103,7 @@ func (d *document) render() string {
 		s.render(&b)
 	}
 	if len(d.notes) > 0 {
-		b.WriteString("\n# Without an equal here:\n")
+		b.WriteString("\n# Without an equivalent in pdproxy:\n")
 		for _, n := range d.notes {
 			b.WriteString("# - " + printable(n) + "\n")
 		}

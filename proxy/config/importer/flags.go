@@ -89,10 +89,10 @@ func (w *wordReader) word() {
 		case c == quote:
 			quote = 0
 		case quote != '\'' && c == '$':
-			out.open = "the shell would put the value of a variable here: write the value"
+			out.open = "the shell would replace this variable: write its value"
 			b.WriteByte(c)
 		case quote != '\'' && c == '`':
-			out.open = "the shell would run a command here: write what it prints"
+			out.open = "the shell would run this command: write the output of the command"
 		case quote != '\'' && c == '\\' && w.lineEnd(w.at+1) > 0:
 			w.at += w.lineEnd(w.at + 1)
 			w.line++
@@ -155,7 +155,7 @@ type flags struct {
 func readFlags(r *report, f File, programs []string, specs map[string]flagSpec) *flags {
 	out := &flags{report: r, file: f.Name, specs: specs, uses: map[string][]use{}}
 	if !utf8.Valid(f.Text) || strings.ContainsRune(string(f.Text), 0) {
-		r.problem(f.Name, 0, "", "it is no text")
+		r.problem(f.Name, 0, "", "the file is no text")
 		return out
 	}
 	w := wordReader{report: r, file: f.Name, text: string(f.Text), line: 1}
@@ -170,7 +170,7 @@ func readFlags(r *report, f File, programs []string, specs map[string]flagSpec) 
 	}
 	out.repeated()
 	if len(out.order) == 0 && len(r.problems) == 0 {
-		r.problem(f.Name, 0, "", "it has no flags of that router")
+		r.problem(f.Name, 0, "", "the text has no flags of that router")
 	}
 	return out
 }
@@ -211,7 +211,7 @@ func isFlag(w word) bool { return strings.HasPrefix(w.text, "--") && len(w.text)
 func (f *flags) take(words []word) []word {
 	first := words[0]
 	if !isFlag(first) {
-		f.problem(f.file, first.line, "", "an argument stands where a flag is expected")
+		f.problem(f.file, first.line, "", "found an argument, want a flag")
 		return words[1:]
 	}
 	name, inline, hasInline := strings.Cut(first.text[len("--"):], "=")
@@ -255,7 +255,7 @@ func (f *flags) take(words []word) []word {
 		return words[end:]
 	}
 	for _, extra := range values[min(most, len(values)):] {
-		f.problem(f.file, extra.line, "--"+name, "an argument too many stands after it")
+		f.problem(f.file, extra.line, "--"+name, "has one argument too many")
 	}
 	f.add(name, use{first.line, values[:min(most, len(values))]})
 	return words[end:]
@@ -280,7 +280,7 @@ func (f *flags) unknown(line int, name string) {
 		f.problem(f.file, line, "--"+name, "unknown flag; is --%s meant?", near)
 		return
 	}
-	f.warn(f.file, line, "--"+name, "unknown flag: it is left out")
+	f.warn(f.file, line, "--"+name, "unknown flag: pdproxy import ignores it")
 }
 
 // repeated warns about flags that occur several times but have only one value.
@@ -290,9 +290,9 @@ func (f *flags) repeated() {
 		switch arity := f.specs[name].arity; {
 		case n == 1 || arity == takesNothing || arity == takesSwitch || arity == takesURL || name == "decode":
 		case arity == takesMany:
-			f.warn(f.file, f.line(name), "--"+name, "is there %d times: all are read, as by the Rust program; the Python launcher reads the last", n)
+			f.warn(f.file, f.line(name), "--"+name, "is given %d times: pdproxy import reads all of them, like the Rust program; the Python launcher reads the last one", n)
 		default:
-			f.warn(f.file, f.line(name), "--"+name, "is there %d times: the last one counts, as with the Python launcher; the Rust program refuses that", n)
+			f.warn(f.file, f.line(name), "--"+name, "is given %d times: pdproxy import reads the last one, like the Python launcher; the Rust program rejects the flags", n)
 		}
 	}
 }

@@ -59,10 +59,10 @@ func sharedFlags() map[string]flagSpec {
 	specs["worker-urls"] = flagSpec{arity: takesMany}
 	specs["prefill"] = flagSpec{arity: takesURL}
 
-	const startup = "no engine is waited for: one that does not answer yet is down and gets no requests"
-	const tree = "the index bounds itself: [kv_index] text_ttl, text_tokens and max_entries"
+	const startup = "pdproxy does not wait for engines at its start: an engine that does not answer yet gets no requests"
+	const tree = "these keys limit the index: [kv_index] text_ttl, text_tokens and max_entries"
 	const backoff = "a retry goes to another engine at once"
-	const kubernetes = "pods are not looked for by label"
+	const kubernetes = "pdproxy does not search pods by label"
 	maps.Copy(specs, map[string]flagSpec{
 		"worker-startup-timeout-secs":   {arity: takesOne, note: startup},
 		"worker-startup-check-interval": {arity: takesOne, note: startup},
@@ -73,23 +73,23 @@ func sharedFlags() map[string]flagSpec {
 		"retry-max-backoff-ms":          {arity: takesOne, note: backoff},
 		"retry-backoff-multiplier":      {arity: takesOne, note: backoff},
 		"retry-jitter-factor":           {arity: takesOne, note: backoff},
-		"cb-success-threshold":          {arity: takesOne, note: "one good request closes a circuit"},
-		"cb-window-duration-secs":       {arity: takesOne, note: "has no effect there either: failures in a row are counted"},
+		"cb-success-threshold":          {arity: takesOne, note: "one successful request closes a circuit"},
+		"cb-window-duration-secs":       {arity: takesOne, note: "has no effect in the router either: it counts consecutive failures, as pdproxy does"},
 		"selector":                      {arity: takesMany, note: kubernetes},
 		"prefill-selector":              {arity: takesMany, note: kubernetes},
 		"decode-selector":               {arity: takesMany, note: kubernetes},
 		"log-dir":                       {arity: takesOne, note: "logs go to standard error"},
 		"log-level":                     {arity: takesOne, note: "is a flag of pdproxy run: --log-level debug, info, warn or error"},
-		"request-id-headers":            {arity: takesMany, note: "x-request-id is read, and is on every answer"},
-		"rate-limit-tokens-per-second":  {arity: takesOne, note: "there is no rate limit; limits.max_exchanges and limits.per_client bound what runs"},
-		"cors-allowed-origins": {arity: takesMany, note: "no CORS headers are sent",
-			trap: "no CORS headers are sent here: pages in a browser need a proxy in front or a filter plugin"},
-		"enable-igw":      {note: "models are told apart by name in one list of engines: nothing has to be turned on"},
-		"mini-lb":         {note: "there is one data path"},
-		"history-backend": {arity: takesOne, note: "no conversations or responses are stored"},
+		"request-id-headers":            {arity: takesMany, note: "pdproxy reads x-request-id and adds it to every answer"},
+		"rate-limit-tokens-per-second":  {arity: takesOne, note: "pdproxy has no rate limit; limits.max_exchanges and limits.per_client limit the running requests"},
+		"cors-allowed-origins": {arity: takesMany, note: "pdproxy sends no CORS headers",
+			trap: "pdproxy sends no CORS headers: pages in a browser need another proxy in front, or a filter plugin"},
+		"enable-igw":      {note: "always on: pdproxy serves several models with one list of engines"},
+		"mini-lb":         {note: "pdproxy has one data path"},
+		"history-backend": {arity: takesOne, note: "pdproxy stores no conversations and responses"},
 		"enable-trace":    {note: "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy"},
 		"otlp-traces-endpoint": {arity: takesOne, note: "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy",
-			trap: "spans are sent over HTTP here (port 4318 of most collectors), over gRPC (4317) there"},
+			trap: "pdproxy sends spans over HTTP (port 4318 of most collectors), the other proxy over gRPC (4317)"},
 	})
 	return specs
 }
@@ -110,7 +110,7 @@ func (g *gateway) common() {
 		}
 	}
 	if g.doc.engines() == 0 && !g.on("service-discovery") && !g.on("vllm-discovery-address") && len(g.problems) == 0 {
-		g.warn(g.file, 0, "", "it names no engine")
+		g.warn(g.file, 0, "", "the input names no engine")
 	}
 }
 
@@ -139,7 +139,7 @@ func (g *gateway) listeners() {
 	comment := "--prometheus-host, --prometheus-port"
 	if !loopback(host) {
 		g.warn(g.file, max(g.line("prometheus-host"), g.line("prometheus-port")), "--prometheus-host",
-			"metrics are open to %s there; here that address also takes commands: it stays on 127.0.0.1 until admin.token_file is set", text(host))
+			"the router serves metrics on %s; pdproxy's admin address also takes commands, so the result has 127.0.0.1; for another host set admin.token_file", text(host))
 		host, comment = "127.0.0.1", "--prometheus-port; any other host needs token_file"
 	}
 	g.doc.set("admin", "listen", text(net.JoinHostPort(host, port)), comment)
@@ -157,7 +157,7 @@ func (g *gateway) limits() {
 		timeout, comment = 1800, "the default of "+comment
 	}
 	g.doc.set("timeouts", "prefill", seconds(float64(timeout)), comment)
-	g.doc.set("timeouts", "first_byte", seconds(float64(timeout)), comment+"; it cuts longer streams there, not here")
+	g.doc.set("timeouts", "first_byte", seconds(float64(timeout)), comment+"; the other proxy cuts longer streams, pdproxy does not")
 
 	if secs, ok := g.integer("shutdown-grace-period-secs", 0, mostSeconds); ok {
 		g.doc.set("server", "drain_timeout", seconds(float64(secs)), "--shutdown-grace-period-secs")
@@ -166,14 +166,14 @@ func (g *gateway) limits() {
 	}
 
 	most, ok := g.integer("max-concurrent-requests", -1, 1<<30)
-	comment = "--max-concurrent-requests; a hard limit here, a bucket that refills there"
+	comment = "--max-concurrent-requests; a hard limit in pdproxy, a token bucket in the router"
 	if !ok {
 		most, comment = g.defaults.concurrent, "the default of --max-concurrent-requests"
 	}
 	queue, queued := g.integer("queue-size", 0, 1<<30)
 	wait, waits := g.integer("queue-timeout-secs", 1, mostSeconds)
 	if most <= 0 {
-		g.doc.note("--max-concurrent-requests", "there is no limit there; here limits.max_exchanges (10000) run and limits.queue wait")
+		g.doc.note("--max-concurrent-requests", "the router has no limit; in pdproxy at most limits.max_exchanges (10000) requests run and limits.queue wait")
 		return
 	}
 	g.doc.set("limits", "max_exchanges", number(most), comment)
@@ -199,13 +199,13 @@ func (g *gateway) care() {
 		attempts, comment = 1, "--disable-retries"
 	}
 	g.doc.set("retry", "attempts", number(attempts), comment)
-	g.doc.note("retries", "at most retry.budget (0.2) of recent exchanges here; no such bound there")
+	g.doc.note("retries", "pdproxy retries at most retry.budget (0.2) of recent exchanges; the router has no such limit")
 
 	if n, ok := g.integer("cb-failure-threshold", 1, 1<<30); ok && !g.on("disable-circuit-breaker") {
 		g.doc.set("circuit", "failures", number(n), "--cb-failure-threshold")
 	}
 	if g.on("disable-circuit-breaker") {
-		g.doc.set("circuit", "failures", number(1<<30), "--disable-circuit-breaker: as good as never")
+		g.doc.set("circuit", "failures", number(1<<30), "--disable-circuit-breaker: practically never")
 	}
 	if n, ok := g.integer("cb-timeout-duration-secs", 1, mostSeconds); ok {
 		g.doc.set("circuit", "open_for", seconds(float64(n)), "--cb-timeout-duration-secs")
@@ -229,8 +229,8 @@ func (g *gateway) kubernetes() {
 	g.integer("service-discovery-port", 1, 65535)
 	g.text("service-discovery-namespace")
 	if g.on("service-discovery") {
-		g.doc.note("--service-discovery", "pods are not looked for by label; name the engines, or add them by POST /v1/engines on the admin address")
-		g.warn(g.file, g.line("service-discovery"), "--service-discovery", "engines found by label are not in the result")
+		g.doc.note("--service-discovery", "pdproxy does not search pods by label; name the engines, or add them by POST /v1/engines on the admin address")
+		g.warn(g.file, g.line("service-discovery"), "--service-discovery", "the result lacks the engines that the router finds by label")
 	}
 }
 
@@ -253,7 +253,7 @@ func (g *gateway) addEngine(e gatewayEngine) {
 		return
 	}
 	if g.seen[address] {
-		g.warn(g.file, e.at.line, "--"+e.flag, "%s is there twice: it is one engine here", text(address))
+		g.warn(g.file, e.at.line, "--"+e.flag, "%s is given twice: the result has one engine", text(address))
 		return
 	}
 	g.seen[address] = true
@@ -276,7 +276,7 @@ func (g *gateway) addEngine(e gatewayEngine) {
 	}
 	if g.on("api-key") {
 		out.lines = append(out.lines, entry{key: "api_key_file", value: text("engine.key"), sample: true,
-			comment: "--api-key: put the key into a file of one line and name that"})
+			comment: "--api-key: put the key into a file of one line and write the path of the file"})
 	}
 }
 
@@ -288,15 +288,15 @@ func (g *gateway) engineURL(flag string, at word) (string, bool) {
 	case err != nil || u.Host == "" || u.Hostname() == "":
 		g.problem(g.file, at.line, "--"+flag, "want a URL as http://host:port")
 	case u.User != nil:
-		g.problem(g.file, at.line, "--"+flag, "no user or password may stand in an engine's URL")
+		g.problem(g.file, at.line, "--"+flag, "the URL of an engine must not contain a user or password")
 	case u.Scheme == "grpc" || u.Scheme == "grpcs":
-		g.doc.note("--"+flag+" grpc://"+u.Host, "engines are called over HTTP")
-		g.warn(g.file, at.line, "--"+flag, "an engine over gRPC has no equal: it is left out")
+		g.doc.note("--"+flag+" grpc://"+u.Host, "pdproxy calls engines over HTTP")
+		g.warn(g.file, at.line, "--"+flag, "pdproxy calls no engines over gRPC: the result lacks this engine")
 		return "", false
 	case u.Scheme != "http" && u.Scheme != "https":
 		g.problem(g.file, at.line, "--"+flag, "want a URL as http://host:port or https://host:port")
 	case u.RawQuery != "" || u.Fragment != "":
-		g.problem(g.file, at.line, "--"+flag, "no query or fragment may stand in an engine's URL")
+		g.problem(g.file, at.line, "--"+flag, "the URL of an engine must not contain a query or fragment")
 	default:
 		return u.Scheme + "://" + u.Host + strings.TrimRight(u.EscapedPath(), "/"), true
 	}
@@ -341,13 +341,13 @@ func (g *gateway) pairsWanted(flag string) bool {
 	switch {
 	case g.on(flag):
 		if len(g.all("worker-urls")) > 0 {
-			g.warn(g.file, g.line("worker-urls"), "--worker-urls", "is ignored there with --%s", flag)
+			g.warn(g.file, g.line("worker-urls"), "--worker-urls", "the router ignores it with --%s", flag)
 		}
 		return true
 	case named && len(g.all("worker-urls")) > 0:
-		g.warn(g.file, max(g.line("prefill"), g.line("decode")), "--prefill, --decode", "are ignored there without --%s: only --worker-urls count", flag)
+		g.warn(g.file, max(g.line("prefill"), g.line("decode")), "--prefill, --decode", "the router ignores them without --%s, and reads --worker-urls", flag)
 	case named:
-		g.warn(g.file, max(g.line("prefill"), g.line("decode")), "--prefill, --decode", "are ignored there without --%s; they are read as if it were there", flag)
+		g.warn(g.file, max(g.line("prefill"), g.line("decode")), "--prefill, --decode", "the router ignores them without --%s; pdproxy import uses them", flag)
 		return true
 	}
 	return false
@@ -356,10 +356,10 @@ func (g *gateway) pairsWanted(flag string) bool {
 // sharedWarnings adds warnings about keys and engines.
 func (g *gateway) sharedWarnings() {
 	if g.on("api-key") {
-		g.warn(g.file, g.line("api-key"), "--api-key", "keys are not written: put it into a file and name that in engine.api_key_file")
+		g.warn(g.file, g.line("api-key"), "--api-key", "pdproxy import writes no keys: put the key into a file and name the file in engine.api_key_file")
 	}
 	if path, ok := g.text("health-check-endpoint"); ok && strings.Contains(path, "generate") {
-		g.warn(g.file, g.line("health-check-endpoint"), "--health-check-endpoint", "each probe generates a token, and probes are every 2 s here unless health.interval says otherwise")
+		g.warn(g.file, g.line("health-check-endpoint"), "--health-check-endpoint", "each probe generates a token; pdproxy probes every 2 s, or every health.interval")
 	}
 }
 
@@ -379,7 +379,7 @@ func (g *gateway) place(known []string) {
 	place, why := placeOf(prefill)
 	g.doc.set("policy", "place", text(place), strings.TrimSuffix(prefill+" of "+g.name+"; "+why, "; "))
 	if other, _ := placeOf(decode); other != place {
-		g.doc.note("--decode-policy", "%s: one policy places both legs here, and that of prefill is taken (%s for decode alone)", decode, other)
+		g.doc.note("--decode-policy", "%s: pdproxy places both legs by one policy; the result has the policy of prefill (decode alone: %s)", decode, other)
 	}
 	if place == "conversation" {
 		g.conversation()
@@ -390,7 +390,7 @@ func (g *gateway) place(known []string) {
 	}
 	for _, flag := range []string{"cache-threshold", "balance-abs-threshold", "balance-rel-threshold"} {
 		if g.on(flag) {
-			g.doc.note("--"+flag, "is of no use without cache_aware for prefill")
+			g.doc.note("--"+flag, "has no effect without cache_aware for prefill")
 		}
 	}
 }
@@ -416,9 +416,9 @@ func placeOf(policy string) (place, why string) {
 	case "least_load":
 		return policy, "by requests and tokens in flight"
 	case "bucket":
-		return "kv_aware", "it too keeps short prompts apart from long ones"
+		return "kv_aware", "it also separates short prompts from long ones"
 	case "random", "passthrough":
-		return "round_robin", "it spreads as evenly"
+		return "round_robin", "requests spread just as evenly"
 	default: // consistent_hash, rendezvous_hash, consistent_hashing, manual, sticky_*
 		return "conversation", "sessions keep their engines by a table, not by a hash"
 	}
@@ -443,10 +443,10 @@ func (g *gateway) cacheParams() {
 func (g *gateway) conversation() {
 	c := config.Default().Conversation
 	if len(g.defaults.fields) > 0 {
-		g.doc.set("conversation", "fields", list(append(slices.Clone(g.defaults.fields), c.Fields...)), "body members that name a session there")
+		g.doc.set("conversation", "fields", list(append(slices.Clone(g.defaults.fields), c.Fields...)), "body members with the session's name in the router")
 	}
 	if len(g.defaults.headers) > 0 {
-		g.doc.set("conversation", "headers", list(firstOf(g.defaults.headers, c.Headers)), "request headers that name a session there")
+		g.doc.set("conversation", "headers", list(firstOf(g.defaults.headers, c.Headers)), "request headers with the session's name in the router")
 	}
 }
 

@@ -114,7 +114,7 @@ func (r *report) check(file string, d *document) {
 	var problems config.Problems
 	errors.As(err, &problems)
 	for _, p := range problems {
-		r.problem(file, 0, "", "it leads to a %s that cannot be: %s", p.Key, p.Message)
+		r.problem(file, 0, "", "the result would have an invalid %s: %s", p.Key, p.Message)
 	}
 }
 

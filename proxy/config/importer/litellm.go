@@ -55,7 +55,7 @@ func (l *liteLLM) read(root *table) {
 		l.doc.note(e.key, "is not used")
 	}
 	if l.doc.engines() == 0 && len(l.problems) == 0 {
-		l.warn(l.file, 0, "model_list", "it names no engine")
+		l.warn(l.file, 0, "model_list", "the input names no engine")
 	}
 }
 
@@ -90,7 +90,7 @@ func (l *liteLLM) deployment(t *table, line int) {
 		return
 	}
 	if other, found := l.seen[address]; found {
-		l.warn(l.file, at.line, "model_list.litellm_params.api_base", "the address is there twice: it is one engine, which serves %s", text(other))
+		l.warn(l.file, at.line, "model_list.litellm_params.api_base", "the address is given twice: the result has one engine, which serves %s", text(other))
 		return
 	}
 	l.seen[address] = served
@@ -110,11 +110,11 @@ func (l *liteLLM) engine(params *table, address, served, name string, line int) 
 	}
 	if key, found := params.take("api_key"); found && !slices.Contains([]string{"", "none", "empty", "fake", "dummy"}, strings.ToLower(resolve(key.value).Value)) {
 		e.lines = append(e.lines, entry{key: "api_key_file", value: text("engine.key"), sample: true,
-			comment: "api_key: put the key into a file of one line and name that"})
-		l.warn(l.file, key.line, "model_list.litellm_params.api_key", "keys are not written: put the key into a file and name the file in engine.api_key_file")
+			comment: "api_key: put the key into a file of one line and write the path of the file"})
+		l.warn(l.file, key.line, "model_list.litellm_params.api_key", "pdproxy import writes no keys: put the key into a file and name the file in engine.api_key_file")
 	}
 	if name != served && name != "" {
-		l.warn(l.file, line, "model_list.model_name", "clients ask for %s there; here they must ask for %s, the name that the engine serves", text(name), text(served))
+		l.warn(l.file, line, "model_list.model_name", "with LiteLLM clients request %s; with pdproxy they must request %s, the name that the engine serves", text(name), text(served))
 	}
 	var left []string
 	for _, p := range params.entries {
@@ -136,7 +136,7 @@ func (l *liteLLM) address(base string, at tableEntry) (string, bool) {
 	case err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https":
 		l.problem(l.file, at.line, key, "want a URL as http://host:port/v1")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		l.problem(l.file, at.line, key, "no user, password, query or fragment may stand in an engine's URL")
+		l.problem(l.file, at.line, key, "the URL of an engine must not contain a user, password, query or fragment")
 	default:
 		return u.Scheme + "://" + u.Host + strings.TrimSuffix(strings.TrimRight(u.EscapedPath(), "/"), "/v1"), true
 	}
@@ -152,7 +152,7 @@ func (l *liteLLM) place(router *table) {
 	place, why := "least_load", "by requests and tokens in flight"
 	switch strategy {
 	case "simple-shuffle":
-		place, why = "round_robin", "it spreads as evenly; rpm, tpm and weights have no equivalent"
+		place, why = "round_robin", "requests spread just as evenly; rpm, tpm and weights have no equivalent"
 	case "least-busy", "latency-based-routing", "usage-based-routing", "usage-based-routing-v2", "cost-based-routing":
 	default:
 		l.problem(l.file, e.line, "router_settings.routing_strategy", "unknown strategy")
@@ -177,7 +177,7 @@ func (l *liteLLM) retries(router, settings *table) {
 func (l *liteLLM) circuits(router, settings *table) {
 	for _, t := range []*table{router, settings} {
 		if n, _, ok := l.integer(t, "allowed_fails", 0, 1<<30-1); ok {
-			l.doc.set("circuit", "failures", number(n+1), "allowed_fails and one more; failures in a row here, failures in a minute there")
+			l.doc.set("circuit", "failures", number(n+1), "allowed_fails and one more; pdproxy counts consecutive failures, LiteLLM failures per minute")
 			break
 		}
 	}
@@ -199,7 +199,7 @@ func (l *liteLLM) timeouts(router, settings *table) {
 	case !ok:
 		x = other
 	}
-	l.doc.set("timeouts", "first_byte", seconds(x), "timeout; it cuts longer streams there, not here")
+	l.doc.set("timeouts", "first_byte", seconds(x), "timeout; the other proxy cuts longer streams, pdproxy does not")
 }
 
 // keys notes the keys of clients.
@@ -210,7 +210,7 @@ func (l *liteLLM) keys(general *table) {
 	}
 	s := l.doc.section("server.auth")
 	s.lines = append(s.lines, entry{key: "keys_file", value: text("keys"), sample: true, comment: "master_key and virtual keys: one line \"name sha256hex\" for each key"})
-	l.warn(l.file, e.line, "general_settings.master_key", "keys are not written: list the clients' keys in server.auth.keys_file; until then clients need no key")
+	l.warn(l.file, e.line, "general_settings.master_key", "pdproxy import writes no keys: list the clients' keys in server.auth.keys_file; until then clients need no key")
 }
 
 // unused notes the other keys of a section.

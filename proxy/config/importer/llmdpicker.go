@@ -62,7 +62,7 @@ func (p *picker) readPlugins(root *table) {
 		}
 		parameters, _, _ := p.sub(t, "parameters")
 		if _, found := p.plugins[name]; found {
-			p.problem(p.file, node.Line, "plugins.name", "a plugin of this name is there twice")
+			p.problem(p.file, node.Line, "plugins.name", "the file has two plugins of this name")
 			continue
 		}
 		p.plugins[name] = pickerPlugin{kind: kind, line: node.Line, parameters: parameters}
@@ -118,7 +118,7 @@ var placing = []struct {
 	{"conversation", "sessions keep their engines", []string{"session-affinity-scorer", "session-affinity-filter"}},
 	{"least_load", "by requests and tokens in flight", []string{"queue-scorer", "kv-cache-utilization-scorer", "load-aware-scorer",
 		"active-request-scorer", "running-requests-size-scorer", "token-load-scorer", "latency-scorer"}},
-	{"round_robin", "it spreads as evenly", []string{"random-picker"}},
+	{"round_robin", "requests spread just as evenly", []string{"random-picker"}},
 }
 
 // place chooses the place policy by the scorers of the profiles.
@@ -197,7 +197,7 @@ func (p *picker) decider(d pickerPlugin) {
 	case "prefix-based-pd-decider":
 		n, _, _ := p.integer(d.parameters, "nonCachedTokens", 0, 1<<30)
 		if n == 0 {
-			p.doc.set("policy", "plan", text("never"), "nonCachedTokens is 0, which disables the decider there")
+			p.doc.set("policy", "plan", text("never"), "nonCachedTokens is 0, which disables the decider in llm-d")
 			return
 		}
 		p.doc.set("policy", "plan", text("pd_auto"), d.kind+"; without local_tokens the policy compares measured times")

@@ -106,7 +106,7 @@ func (s *sidecar) listen() {
 		s.doc.set("server.tls", "cert", text(path.Join(dir, "tls.crt")), "--cert-path")
 		s.doc.set("server.tls", "key", text(path.Join(dir, "tls.key")), "--cert-path")
 	default:
-		s.doc.set("server.tls", "self_signed", value("true"), "as there without --cert-path: for trials only")
+		s.doc.set("server.tls", "self_signed", value("true"), "as in llm-d without --cert-path: for trials only")
 	}
 	if port, ok := s.integer("metrics-port", 0, 65535); ok && port > 0 {
 		s.doc.set("admin", "listen", text(net.JoinHostPort("127.0.0.1", strconv.Itoa(port))), "--metrics-port; any other host needs token_file, because this address also takes commands")
@@ -203,7 +203,7 @@ func (s *sidecar) prefill() {
 	if !ok {
 		n, comment = 0, "the default of "+comment
 	}
-	s.doc.set("retry", "attempts", number(n+1), comment+"; after them the local engine computes the prompt, as there")
+	s.doc.set("retry", "attempts", number(n+1), comment+"; then the local engine computes the prompt, as in llm-d")
 	if s.stage("enable-tls", "prefiller") || s.stage("enable-tls", "encoder") {
 		s.doc.note("--enable-tls", "the url of each remote engine begins with https://")
 	}

@@ -35,7 +35,7 @@ func ProductionStack(f File) (Result, error) {
 		}
 	}
 	if g.doc.engines() == 0 && !g.on("service-discovery") && len(g.problems) == 0 {
-		g.warn(g.file, 0, "", "it names no engine")
+		g.warn(g.file, 0, "", "the input names no engine")
 	}
 	return r.finish(f.Name, g.doc)
 }
@@ -85,7 +85,7 @@ func stackFlags() map[string]flagSpec {
 		"sentry-dsn":                           {arity: takesOne, note: sentry},
 		"sentry-traces-sample-rate":            {arity: takesOne, note: sentry},
 		"sentry-profile-session-sample-rate":   {arity: takesOne, note: sentry},
-		"otel-endpoint":                        {arity: takesOne, note: trace, trap: "spans are sent over HTTP here (port 4318 of most collectors), over gRPC (4317) there"},
+		"otel-endpoint":                        {arity: takesOne, note: trace, trap: "pdproxy sends spans over HTTP (port 4318 of most collectors), the other proxy over gRPC (4317)"},
 		"otel-service-name":                    {arity: takesOne, note: "set OTEL_SERVICE_NAME in the environment of pdproxy"},
 		"otel-secure":                          {note: trace},
 	})
@@ -186,5 +186,5 @@ func (g *gateway) stackPods(kind string) {
 	if selector, ok := g.text("k8s-label-selector"); ok && selector != "" {
 		g.doc.note("--k8s-label-selector", "%s: the selector of the Service", selector)
 	}
-	g.warn(g.file, g.line("service-discovery"), "--service-discovery", "engines found by label are not in the result")
+	g.warn(g.file, g.line("service-discovery"), "--service-discovery", "the result lacks the engines that the router finds by label")
 }

@@ -41,13 +41,13 @@ func sglangFlags() map[string]flagSpec {
 	for _, name := range []string{"shutdown-grace-period-secs", "tls-cert-path", "tls-key-path", "runtime"} {
 		specs[name] = flagSpec{arity: takesOne}
 	}
-	const manual = "a conversation keeps its engine as long as it is among conversation.capacity"
-	const prefix = "matches are of whole blocks of the prompt"
+	const manual = "a conversation keeps its engine as long as the table of conversation.capacity entries has it"
+	const prefix = "pdproxy matches whole blocks of the prompt"
 	const tokenizer = "[tokens] files names a tokenizer.json by model, for plain prompts; chats are tokenized by the engines"
-	const store = "no conversations or responses are stored"
+	const store = "pdproxy stores no conversations and responses"
 	const parsers = "engines parse reasoning and tool calls themselves"
 	const jwt = "clients show keys (server.auth.keys_file) or certificates (server.tls.client_ca); the admin address has one token"
-	const trap = "nobody is asked who they are by these means here: see server.auth.keys_file and admin.token_file"
+	const trap = "pdproxy does not authenticate callers this way: see server.auth.keys_file and admin.token_file"
 	const encode = "engines that only encode images are not placed"
 	const mesh = "proxies share their state through [fleet]"
 	one := func(note string) flagSpec { return flagSpec{arity: takesOne, note: note} }
@@ -56,21 +56,21 @@ func sglangFlags() map[string]flagSpec {
 		"max-idle-secs": one(manual), "assignment-mode": one(manual), "redis-key-prefix": one(manual),
 		"bucket-adjust-interval-secs": one("kv_aware keeps the work of all engines even"),
 		"prometheus-duration-buckets": {arity: takesMany, note: "the buckets are fixed"},
-		"disable-health-check":        {note: "engines are always probed, by calls that generate nothing"},
-		"client-cert-path":            one("engines are shown no certificate"),
-		"client-key-path":             one("engines are shown no certificate"),
+		"disable-health-check":        {note: "pdproxy always probes engines, by calls that generate nothing"},
+		"client-cert-path":            one("pdproxy shows engines no certificate"),
+		"client-key-path":             one("pdproxy shows engines no certificate"),
 		"model-path":                  one(tokenizer), "tokenizer-path": one(tokenizer), "chat-template": one(tokenizer),
 		"tokenizer-cache-enable-l0": {note: "tokens.cache_tokens"}, "tokenizer-cache-enable-l1": {note: "tokens.cache_tokens"},
 		"tokenizer-cache-l0-max-entries": one("tokens.cache_tokens"), "tokenizer-cache-l1-max-memory": one("tokens.cache_tokens"),
 		"reasoning-parser": one(parsers), "tool-call-parser": one(parsers),
-		"mcp-config-path": one("tools are not called"),
-		"enable-wasm":     {note: "its modules are components of another interface; filters here are proxy-wasm modules, [[plugin]]"},
+		"mcp-config-path": one("pdproxy calls no tools"),
+		"enable-wasm":     {note: "the router's modules are components of another interface; pdproxy's filters are proxy-wasm modules, [[plugin]]"},
 		"enable-mesh":     {note: mesh}, "mesh-server-name": one(mesh), "mesh-host": one(mesh), "mesh-port": one(mesh),
 		"mesh-advertise-host":   one(mesh),
 		"mesh-peer-urls":        {arity: takesMany, note: mesh},
 		"log-json":              {note: "is a flag of pdproxy run: --log-format json"},
 		"load-monitor-interval": one("health.load_interval"),
-		"served-model-name":     one("an engine's models have the names that it says; engine.model names one"),
+		"served-model-name":     one("pdproxy uses the model names that an engine reports; engine.model sets one"),
 		"epd-disaggregation":    {note: encode, trap: encode}, "encode": {arity: takesURL, note: encode},
 		"encode-policy": one(encode), "encode-selector": {arity: takesMany, note: encode},
 		"oracle-wallet-path": one(store), "oracle-tns-alias": one(store), "oracle-dsn": one(store), "oracle-connect-descriptor": one(store),
@@ -91,7 +91,7 @@ func (g *gateway) tls() {
 	cert, hasCert := g.text("tls-cert-path")
 	key, hasKey := g.text("tls-key-path")
 	if hasCert != hasKey {
-		g.problem(g.file, max(g.line("tls-cert-path"), g.line("tls-key-path")), "--tls-cert-path, --tls-key-path", "one needs the other")
+		g.problem(g.file, max(g.line("tls-cert-path"), g.line("tls-key-path")), "--tls-cert-path, --tls-key-path", "each needs the other")
 		return
 	}
 	if hasCert {
@@ -111,7 +111,7 @@ func (g *gateway) sglangBackend() {
 		case b == "openai" || b == "vllm" || b == "trtllm" || b == "anthropic":
 			g.doc.note("--"+flag, "%s: every engine of connector none is called as an OpenAI endpoint", b)
 			if g.disaggregated {
-				g.warn(g.file, g.line(flag), "--"+flag, "the engines are written as SGLang's: set connector for others")
+				g.warn(g.file, g.line(flag), "--"+flag, "the result has connector sglang: set another connector for other engines")
 			}
 		default:
 			g.problem(g.file, g.line(flag), "--"+flag, "want sglang, vllm, trtllm, openai or anthropic")
@@ -124,8 +124,8 @@ func (g *gateway) sglangTraps() {
 	if !g.on("dp-aware") {
 		return
 	}
-	g.doc.note("--dp-aware", "ranks are asked from each engine (engine.ranks) and always placed")
+	g.doc.note("--dp-aware", "pdproxy asks each engine for its ranks (engine.ranks) and always chooses one")
 	if g.disaggregated {
-		g.warn(g.file, g.line("dp-aware"), "--dp-aware", "with the engines' default load balance method most pairs fail there (follow_bootstrap_room conflict); ids here name the rank")
+		g.warn(g.file, g.line("dp-aware"), "--dp-aware", "with the engines' default load balance method most pairs fail in the router (follow_bootstrap_room conflict); pdproxy's ids contain the rank")
 	}
 }

@@ -102,7 +102,7 @@ func (r *trtllm) read(root *table, in TRTLLM) {
 	context.router = r.router(context, false)
 	generation.router = r.router(generation, sharedType)
 	if r.conditional && generation.router.kind != routerKV {
-		r.warn(r.file, 0, "conditional_disagg_config", "there it needs a kv_cache_aware router of generation_servers and fails on every request without one")
+		r.warn(r.file, 0, "conditional_disagg_config", "in TensorRT-LLM it needs a kv_cache_aware router of generation_servers, and every request fails without one")
 	}
 	r.place(context, generation)
 	for _, s := range []*server{context, generation} {
@@ -110,7 +110,7 @@ func (r *trtllm) read(root *table, in TRTLLM) {
 	}
 	r.engines(context, generation)
 	if r.doc.engines() == 0 && !r.clustered && len(in.Metadata.Text) == 0 {
-		r.warn(r.file, 0, "", "it names no urls and no cluster: the result has no engine")
+		r.warn(r.file, 0, "", "the file names no urls and no cluster: the result has no engine")
 	}
 }
 
@@ -128,17 +128,17 @@ func (r *trtllm) front(root *table) {
 	if n, _, ok := r.integer(root, "server_keep_alive_timeout", 1, 1_000_000); ok {
 		r.doc.set("server", "idle_timeout", seconds(float64(n)), "server_keep_alive_timeout")
 	}
-	r.doc.note("request bodies", "there is no limit there; here server.max_body, 16MiB unless set")
+	r.doc.note("request bodies", "TensorRT-LLM has no limit; pdproxy's limit is server.max_body, 16MiB by default")
 	if adminPort := 9090; port == adminPort {
-		r.doc.set("admin", "listen", text("127.0.0.1:9091"), "the public port is that of its default")
+		r.doc.set("admin", "listen", text("127.0.0.1:9091"), "the public port is the default port of admin.listen")
 	}
 }
 
 // timeouts derives the time-outs from total, the limit of a whole exchange.
 func (r *trtllm) timeouts(total time.Duration) {
 	limit := seconds(total.Seconds())
-	r.doc.set("timeouts", "prefill", limit, "--request_timeout, per attempt here")
-	r.doc.set("timeouts", "first_byte", limit, "--request_timeout; it cuts longer streams there, not here")
+	r.doc.set("timeouts", "prefill", limit, "--request_timeout; in pdproxy for each attempt")
+	r.doc.set("timeouts", "first_byte", limit, "--request_timeout; the other proxy cuts longer streams, pdproxy does not")
 }
 
 // fleet reads the processes that share the port, and their ids.
@@ -149,7 +149,7 @@ func (r *trtllm) fleet(root *table) {
 		r.doc.set("fleet", "workers", number(workers), "num_workers")
 	}
 	if workers > 1 && !coordinator {
-		r.doc.note("num_workers", "workers of other hosts reach the coordinator on port - 1 there; here on fleet.listen, which is a private socket unless set")
+		r.doc.note("num_workers", "in TensorRT-LLM workers of other hosts connect to port - 1 of the coordinator; in pdproxy to fleet.listen, by default a private socket")
 	}
 	if coordinator {
 		address, http := strings.CutPrefix(strings.TrimSuffix(url, "/"), "http://")
@@ -158,14 +158,14 @@ func (r *trtllm) fleet(root *table) {
 		} else {
 			r.doc.set("fleet", "coordinator", text(address), "disagg_coordinator_url")
 			if host, _, err := net.SplitHostPort(address); err == nil && http && !loopback(host) {
-				r.doc.set("fleet", "open", value("true"), "as there: the connection is encrypted here, but nobody proves who they are; better token_file, the same on both sides")
+				r.doc.set("fleet", "open", value("true"), "as in TensorRT-LLM: no authentication, although pdproxy encrypts the connection; better: token_file, the same on both sides")
 			}
 		}
 	}
 	if id, _, ok := r.integer(root, "node_id", 0, 255); ok {
 		r.doc.set("fleet", "node_id", number(id), "node_id")
 	} else {
-		r.doc.note("node_id", "not set: made from the MAC address there, 0 here; proxies of several hosts before the same engines need different ones in fleet.node_id")
+		r.doc.note("node_id", "not set: TensorRT-LLM derives it from the MAC address, pdproxy uses 0; proxies on several hosts with the same engines need different values of fleet.node_id")
 	}
 }
 
@@ -181,16 +181,16 @@ func (r *trtllm) cluster(root *table) {
 	case !ok:
 		r.problem(r.file, e.line, "disagg_cluster.cluster_uri", "is required")
 	case strings.Contains(uri, "@"):
-		r.problem(r.file, at.line, "disagg_cluster.cluster_uri", "no user or password may stand in it")
+		r.problem(r.file, at.line, "disagg_cluster.cluster_uri", "must not contain a user or password")
 	case strings.HasPrefix(uri, "https://"):
-		r.problem(r.file, at.line, "disagg_cluster.cluster_uri", "storage over https has no equal: want etcd:// or http://")
+		r.problem(r.file, at.line, "disagg_cluster.cluster_uri", "pdproxy has no storage over https: want etcd:// or http://")
 	default:
 		r.doc.set("discovery.trtllm", "cluster_uri", text(uri), "disagg_cluster.cluster_uri")
 	}
 	if strings.HasPrefix(uri, "http://") {
-		r.warn(r.file, at.line, "disagg_cluster.cluster_uri", "the storage is served by a listener of its own here: give it another port than server.listen, and the workers that address")
+		r.warn(r.file, at.line, "disagg_cluster.cluster_uri", "pdproxy serves the storage on a separate address: choose another port than that of server.listen, and give the workers the new address")
 		if host, _, err := net.SplitHostPort(strings.TrimPrefix(uri, "http://")); err == nil && !loopback(host) {
-			r.doc.set("discovery.trtllm", "open", value("true"), "as there: whoever reaches the address is sent prompts; better token_file, where the workers can")
+			r.doc.set("discovery.trtllm", "open", value("true"), "as in TensorRT-LLM: any host that can reach the address can receive prompts; better: token_file, if the workers support it")
 		}
 	}
 	name, _, _ := r.text(c, "cluster_name")
@@ -199,11 +199,11 @@ func (r *trtllm) cluster(root *table) {
 	r.integer(minimal, "context_servers", 0, 1<<20)
 	r.integer(minimal, "generation_servers", 0, 1<<20)
 	if found {
-		r.doc.note("disagg_cluster.minimal_instances", "requests are served as soon as one of each is ready")
+		r.doc.note("disagg_cluster.minimal_instances", "pdproxy serves requests as soon as one engine of each role is ready")
 	}
 	for _, key := range []string{"heartbeat_interval_sec", "inactive_timeout_sec"} {
 		if _, _, ok := r.integer(c, key, 0, 1<<20); ok {
-			r.doc.note("disagg_cluster."+key, "is the workers', who set their own leases")
+			r.doc.note("disagg_cluster."+key, "is for the workers: they set their own leases")
 		}
 	}
 	for _, t := range []*table{c, minimal} {
@@ -216,9 +216,9 @@ func (r *trtllm) cluster(root *table) {
 // behaviour reads the settings of retries, the order of the legs and short prompts.
 func (r *trtllm) behaviour(root *table) {
 	if n, _, ok := r.integer(root, "max_retries", 0, 1000); ok {
-		r.doc.set("retry", "attempts", number(n+1), "max_retries and the first try; another engine each time, not the same one")
+		r.doc.set("retry", "attempts", number(n+1), "max_retries and the first try; pdproxy uses another engine each time")
 	} else {
-		r.doc.set("retry", "attempts", number(2), "max_retries is 1 there; another engine each time, not the same one")
+		r.doc.set("retry", "attempts", number(2), "max_retries is 1 in TensorRT-LLM; pdproxy uses another engine each time")
 	}
 	style, e, ok := r.text(root, "schedule_style")
 	switch {
@@ -236,9 +236,9 @@ func (r *trtllm) behaviour(root *table) {
 		if !ok {
 			n = 0 // TensorRT-LLM's default
 		}
-		r.doc.set("policy.params.pd_auto", "local_tokens", float(float64(n)), "max_local_prefill_length; without it measured times decide, not a length")
+		r.doc.set("policy.params.pd_auto", "local_tokens", float(float64(n)), "max_local_prefill_length; without local_tokens pdproxy compares measured times")
 		if style == "generation_first" {
-			r.warn(r.file, e.line, "schedule_style", "conditional_disagg_config works with context_first only there")
+			r.warn(r.file, e.line, "schedule_style", "in TensorRT-LLM conditional_disagg_config works only with context_first")
 		}
 	}
 	for _, left := range c.entries {
@@ -248,10 +248,10 @@ func (r *trtllm) behaviour(root *table) {
 		r.doc.section("trtllm").lines = append(r.doc.section("trtllm").lines, entry{
 			key: "auth_key_file", value: text("trtllm.key"), comment: "a file that holds internal_request_auth_key", sample: true,
 		})
-		r.warn(r.file, e.line, "internal_request_auth_key", "it is not copied: write it into a file and name that in trtllm.auth_key_file; until then workers that have the key refuse every generation")
+		r.warn(r.file, e.line, "internal_request_auth_key", "pdproxy import does not copy the key: write it into a file and name the file in trtllm.auth_key_file; until then workers with the key reject every generation")
 	}
 	for _, b := range []struct{ key, note string }{
-		{"allow_request_chat_template", "a chat_template in a request goes to the workers as it is, which decide"},
+		{"allow_request_chat_template", "pdproxy passes a chat_template of a request to the workers unchanged, and the workers decide"},
 	} {
 		if on, _, ok := r.boolean(root, b.key); ok && on {
 			r.doc.note(b.key, "%s", b.note)
@@ -274,7 +274,7 @@ func (r *trtllm) observability(root *table) {
 	_, _, dir := r.text(root, "perf_metrics_output_dir")
 	if dir || ok && on {
 		r.doc.set("trtllm", "perf_metrics", value("true"), "return_perf_metrics; the workers themselves need it too")
-		r.doc.note("return_perf_metrics, perf_metrics_output_dir", "the times are in GET /perf_metrics and /v1/explain on the admin address, and in the answers to clients that ask; no file is written")
+		r.doc.note("return_perf_metrics, perf_metrics_output_dir", "GET /perf_metrics and /v1/explain on the admin address show the times, and clients can request them; pdproxy writes no file")
 	}
 	o, e, found := r.sub(root, "otlp_config")
 	r.text(o, "otlp_traces_endpoint")
@@ -283,7 +283,7 @@ func (r *trtllm) observability(root *table) {
 	}
 	if found {
 		r.doc.note("otlp_config.otlp_traces_endpoint", "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy")
-		r.warn(r.file, e.line, "otlp_config.otlp_traces_endpoint", "spans are sent over HTTP here (port 4318 of most collectors), over gRPC (4317) there")
+		r.warn(r.file, e.line, "otlp_config.otlp_traces_endpoint", "pdproxy sends spans over HTTP (port 4318 of most collectors), the other proxy over gRPC (4317)")
 	}
 }
 
@@ -305,14 +305,14 @@ func (r *trtllm) inherit(root, ctx, gen *table) {
 	var names []string
 	for _, e := range root.entries {
 		if near, ok := nearest(e.key, trtllmKeys()); ok {
-			r.warn(r.file, e.line, e.key, "has no effect there; is %s meant?", near)
+			r.warn(r.file, e.line, e.key, "has no effect in TensorRT-LLM; is %s meant?", near)
 		}
 		if !slices.Contains([]string{"num_instances", "urls", "router"}, e.key) {
 			names = append(names, e.key)
 		}
 	}
 	if len(names) > 0 {
-		r.doc.note("top level", "arguments that the workers are started with: %s", strings.Join(names, ", "))
+		r.doc.note("top level", "arguments of the workers: %s", strings.Join(names, ", "))
 	}
 }
 
@@ -334,7 +334,7 @@ func (r *trtllm) servers(s *server) {
 	urls, e, found := r.list(s.table, "urls")
 	switch {
 	case found && r.clustered:
-		r.warn(r.file, e.line, s.name("urls"), "are ignored there: disagg_cluster finds the workers")
+		r.warn(r.file, e.line, s.name("urls"), "TensorRT-LLM ignores them, because disagg_cluster finds the workers")
 	case found:
 		r.urls(s, urls)
 		if len(urls) != count && len(urls) > 0 {
@@ -347,7 +347,7 @@ func (r *trtllm) servers(s *server) {
 		}
 	}
 	if len(s.arguments) > 0 {
-		r.doc.note(s.path, "arguments that the workers are started with: %s", strings.Join(s.arguments, ", "))
+		r.doc.note(s.path, "arguments of the workers: %s", strings.Join(s.arguments, ", "))
 	}
 }
 
@@ -378,7 +378,7 @@ func (r *trtllm) urls(s *server, urls []*yaml.Node) {
 		case host == "" || err != nil || number < 1 || number > 65535:
 			r.problem(r.file, node.Line, s.name("urls"), "%q: want host:port (a name or an IPv4 address)", n.Value)
 		case slices.ContainsFunc(s.engines, func(e trtllmEngine) bool { return e.address == n.Value }):
-			r.warn(r.file, node.Line, s.name("urls"), "%q is there twice: it is one engine here", n.Value)
+			r.warn(r.file, node.Line, s.name("urls"), "%q is given twice: the result has one engine", n.Value)
 		default:
 			s.engines = append(s.engines, trtllmEngine{n.Value, node.Line})
 		}
@@ -405,7 +405,7 @@ func (r *trtllm) engines(ctx, gen *server) {
 			case both:
 				role, comment = config.RoleBoth, "in both sections"
 			case s == gen && r.conditional:
-				role, comment = config.RoleBoth, "conditional_disagg_config: it also serves prompts whole"
+				role, comment = config.RoleBoth, "conditional_disagg_config: the engine also serves whole requests"
 			}
 			out := r.doc.engine()
 			out.set("name", text(s.prefix+strconv.Itoa(n)), "")

@@ -36,7 +36,7 @@ func (r *trtllm) metadata(t *table) {
 	kind, e, ok := r.text(t, "server_type")
 	switch {
 	case !ok:
-		r.warn(r.file, 0, "server_type", "is missing, which the loader there refuses; etcd is taken")
+		r.warn(r.file, 0, "server_type", "is missing: TensorRT-LLM would reject the file; pdproxy import assumes etcd")
 	case kind != "etcd":
 		r.problem(r.file, e.line, "server_type", "want etcd")
 	}
@@ -56,7 +56,7 @@ func (r *trtllm) metadata(t *table) {
 	if x, _, ok := r.float(t, "health_check_timeout", 0.001, 1e6); ok {
 		r.doc.set("health", "timeout", seconds(x), "health_check_timeout")
 	}
-	r.doc.note("metadata server", "keys of dead workers are deleted there; other processes' keys are left alone here")
+	r.doc.note("metadata server", "TensorRT-LLM deletes the keys of dead workers; pdproxy deletes no keys of other processes")
 	for _, left := range t.entries {
 		r.problem(r.file, left.line, left.key, "unknown key")
 	}
@@ -68,9 +68,9 @@ func (r *trtllm) refresh(t *table) {
 	wrong, e, misspelt := r.float(t, misspelled, 0.001, 1e6)
 	switch {
 	case ok && misspelt:
-		r.problem(r.file, e.line, misspelled, "is refresh_interval misspelled, which is there too")
+		r.problem(r.file, e.line, misspelled, "is a misspelled refresh_interval, and the file also has refresh_interval")
 	case misspelt:
-		r.warn(r.file, e.line, misspelled, "is refresh_interval misspelled, which the loader there refuses; read as refresh_interval")
+		r.warn(r.file, e.line, misspelled, "is a misspelled refresh_interval: TensorRT-LLM would reject the file; pdproxy import reads it as refresh_interval")
 		x, ok = wrong, true
 	}
 	if ok {
@@ -90,6 +90,6 @@ func (r *trtllm) misplaced(root *table) {
 		if key == misspelled {
 			spelling = ", as refresh_interval"
 		}
-		r.warn(r.file, e.line, key, "does nothing in this file: it belongs into the metadata server's (-m)%s", spelling)
+		r.warn(r.file, e.line, key, "has no effect in this file: move it to the file of the metadata server (-m)%s", spelling)
 	}
 }

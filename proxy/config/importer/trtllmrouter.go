@@ -45,7 +45,7 @@ func (r *trtllm) router(s *server, sharedType bool) router {
 		}
 	}
 	if sharedType && out.kind != routerRoundRobin {
-		r.warn(r.file, out.line, s.name("router"), "is one object with that of context_servers: there generation_servers lose its type and are placed by round_robin")
+		r.warn(r.file, out.line, s.name("router"), "is the same object as the router of context_servers: in TensorRT-LLM generation_servers lose its type and use round_robin")
 		out.kind = routerRoundRobin
 	}
 	s.keepNames("max_batch_size", "max_num_tokens", "kv_cache_config")
@@ -71,7 +71,7 @@ func (r *trtllm) blockTokens(section, args *table) int {
 	workers, _, _ := r.integer(kv, "tokens_per_block", 1, 1<<20)
 	own, at, ok := r.integer(args, "tokens_per_block", 1, 1<<20)
 	if ok && workers > 0 && own != workers {
-		r.warn(r.file, at.line, args.name("tokens_per_block"), "is not that of kv_cache_config: there no block is ever found; the workers' is used here")
+		r.warn(r.file, at.line, args.name("tokens_per_block"), "differs from kv_cache_config: TensorRT-LLM would never find a block; the result has the value of kv_cache_config")
 	}
 	if workers > 0 {
 		return workers
@@ -83,10 +83,10 @@ func (r *trtllm) blockTokens(section, args *table) int {
 // of the generation side.
 func (r *trtllm) useTokens(s *server, args *table, line int) {
 	if s.prefix == "d" {
-		r.problem(r.file, line, args.name("use_tokens"), "true fails on every request of the generation side there: take it out")
+		r.problem(r.file, line, args.name("use_tokens"), "true makes every request of the generation side fail in TensorRT-LLM: remove it")
 		return
 	}
-	r.warn(r.file, line, args.name("use_tokens"), "fails on chats there; policies here always know the tokens in flight")
+	r.warn(r.file, line, args.name("use_tokens"), "fails for chats in TensorRT-LLM; pdproxy's policies always know the tokens in flight")
 }
 
 // arguments writes the remaining arguments of a router as comments. It omits the values
@@ -96,7 +96,7 @@ func (r *trtllm) arguments(args *table) {
 		n := resolve(e.value)
 		switch {
 		case n.Kind != yaml.ScalarNode || secretName(e.key):
-			r.doc.note(args.name(e.key), "its value is left out")
+			r.doc.note(args.name(e.key), "pdproxy import omits the value")
 		default:
 			r.doc.note(args.name(e.key), "%s", string(text(n.Value)))
 		}
@@ -122,18 +122,18 @@ func (r *trtllm) place(ctx, gen *server) {
 	has := func(kind string) bool { return a.kind == kind || b.kind == kind }
 	switch {
 	case has(routerConversation):
-		r.doc.set("policy", "place", text("conversation"), from+"; trtllm_conversation is their very rule, for comparison")
+		r.doc.set("policy", "place", text("conversation"), from+"; trtllm_conversation has the rule of TensorRT-LLM, for comparison")
 		if n := max(a.maxSessions, b.maxSessions); n > 0 {
 			r.doc.set("conversation", "capacity", number(min(n, mostConversations)), "max_sessions")
 		}
 		if has(routerKV) {
-			r.doc.note("router kv_cache_aware", "the conversation's home is what counts; place = \"kv_aware\" weighs both")
+			r.doc.note("router kv_cache_aware", "this policy uses the conversation's home only; place = \"kv_aware\" also uses the cached blocks")
 		}
 	case has(routerKV):
-		r.doc.set("policy", "place", text("trtllm_kv_cache_aware"), from+"; their score; kv_aware counts estimated seconds instead")
+		r.doc.set("policy", "place", text("trtllm_kv_cache_aware"), from+"; the score of TensorRT-LLM; kv_aware counts estimated seconds instead")
 		r.batch(a, b)
-		r.warn(r.file, max(a.line, b.line), "router", "workers hand out events only with kv_cache_config.event_buffer_max_size above 0; without, nothing is ever found, there neither")
-		r.warn(r.file, max(a.line, b.line), "router", "events that one poller of a worker's /kv_cache_events reads, no other gets: while both proxies run, each misses blocks")
+		r.warn(r.file, max(a.line, b.line), "router", "workers have events only with kv_cache_config.event_buffer_max_size above 0; otherwise neither proxy ever finds a block")
+		r.warn(r.file, max(a.line, b.line), "router", "a worker gives each event of /kv_cache_events to one poller only: if both proxies poll the worker, each of them misses blocks")
 	case has(routerLoad):
 		r.doc.set("policy", "place", text("least_load"), from)
 	default:

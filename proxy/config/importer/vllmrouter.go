@@ -39,12 +39,12 @@ func vllmFlags() map[string]flagSpec {
 	for _, name := range []string{"vllm-discovery-address", "kv-connector", "intra-node-data-parallel-size", "runtime"} {
 		specs[name] = flagSpec{arity: takesOne}
 	}
-	const wasm = "its modules are components of another interface; filters here are proxy-wasm modules, [[plugin]]"
+	const wasm = "the router's modules are components of another interface; pdproxy's filters are proxy-wasm modules, [[plugin]]"
 	const trace = "OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG in the environment of pdproxy"
 	maps.Copy(specs, map[string]flagSpec{
 		"api-key-validation-urls": {arity: takesMany, note: "keys of clients are in server.auth.keys_file",
-			trap: "no URL is asked about clients' keys: without server.auth.keys_file anyone may call"},
-		"profile":                        {note: "engines are not told to profile"},
+			trap: "pdproxy asks no URL about clients' keys: without server.auth.keys_file any client may call"},
+		"profile":                        {note: "pdproxy starts no profiling on engines"},
 		"otel-sampling-ratio":            {arity: takesOne, note: trace},
 		"otel-excluded-paths":            {arity: takesMany, note: "only exchanges have spans"},
 		"enable-program-scheduling":      {note: "place = \"conversation\" keeps the turns of a program together"},
@@ -77,7 +77,7 @@ func (g *gateway) vllmPairs(ranks int) {
 		g.problem(g.file, g.line("vllm-pd-disaggregation"), "--vllm-pd-disaggregation", "needs --prefill and --decode, --vllm-discovery-address, or --service-discovery")
 	}
 	if kind == "nixl" && len(g.uses["prefill"]) > 0 && len(g.all("prefill")) > len(g.uses["prefill"]) {
-		g.doc.note("--prefill", "the bootstrap port after the URL has no effect with NIXL, there neither")
+		g.doc.note("--prefill", "the bootstrap port after the URL has no effect with NIXL, in both proxies")
 	}
 	g.pairs(connector, kind == "mooncake", ranks)
 }
@@ -93,7 +93,7 @@ func (g *gateway) discovery(address string) {
 	g.doc.set("discovery.moriio", "listen", text("tcp://"+address), "--vllm-discovery-address")
 	if !loopback(host) {
 		g.doc.set("discovery.moriio", "open", value("true"), "engines on other machines register")
-		g.warn(g.file, g.line("vllm-discovery-address"), "--vllm-discovery-address", "registrations are not authenticated: whoever reaches the address can become an engine and see prompts")
+		g.warn(g.file, g.line("vllm-discovery-address"), "--vllm-discovery-address", "registrations are not authenticated: any host that can reach the address can register as an engine and receive prompts")
 	}
 }
 
@@ -105,7 +105,7 @@ func (g *gateway) vllmBackend() {
 		case b == "openai":
 			g.doc.note("--"+flag, "openai: every engine of connector none is called as an OpenAI endpoint")
 		case b == "trtllm" || b == "anthropic":
-			g.warn(g.file, g.line(flag), "--"+flag, "%s does nothing there: requests are routed as for vllm, and so they are here", b)
+			g.warn(g.file, g.line(flag), "--"+flag, "%s has no effect in the router: both proxies route requests as for vllm", b)
 		default:
 			g.problem(g.file, g.line(flag), "--"+flag, "want vllm, trtllm, openai or anthropic")
 		}

@@ -44,7 +44,7 @@ const mostMerges = 8
 // document reads the mapping of the file's only document.
 func (y *yamlFile) document(f File) (*table, bool) {
 	if !utf8.Valid(f.Text) {
-		y.problem(y.file, 0, "", "it is no UTF-8 text")
+		y.problem(y.file, 0, "", "the file is no UTF-8 text")
 		return nil, false
 	}
 	var root yaml.Node
@@ -99,7 +99,7 @@ func (y *yamlFile) fill(t *table, node *yaml.Node, depth int) {
 		case key.Kind != yaml.ScalarNode:
 			y.problem(y.file, key.Line, t.path, "a key must be a name, found a %s", kindOf(key))
 		case own[key.Value]:
-			y.problem(y.file, key.Line, t.name(key.Value), "is there twice")
+			y.problem(y.file, key.Line, t.name(key.Value), "is given twice")
 		default:
 			own[key.Value] = true
 			if _, found := t.find(key.Value); !found {
