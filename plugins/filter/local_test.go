@@ -2,9 +2,11 @@ package filter
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -222,4 +224,40 @@ response_headers: call proxy_close_stream 1`))
 		}
 	}
 	w.waitIdle(0)
+}
+
+// endOfBody is a body whose last read returns after the filter has broken the read.
+type endOfBody struct {
+	io.ReadCloser
+	ctx context.Context
+}
+
+func (b endOfBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF { // net/http waits for the next request now; the deadline ends that wait
+		<-b.ctx.Done()
+	}
+	return n, err
+}
+
+// TestLocalResponseAtTheEndOfTheBody: a filter answers while a read has reached the end of
+// the body and has not returned. The client can use its connection again, or the answer
+// says that the connection closes.
+func TestLocalResponseAtTheEndOfTheBody(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]+"\nrequest_headers: return 1"))
+	chain := w.chain.Wrap(http.HandlerFunc(echo))
+	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Script") == "s" {
+			r.Body = endOfBody{r.Body, r.Context()}
+		}
+		chain.ServeHTTP(rw, r)
+	}))
+	defer srv.Close()
+	if resp, body := do(t, srv, "s", "hello"); resp.StatusCode != 403 || body != "denied" {
+		t.Errorf("answer of the filter: got %d %q", resp.StatusCode, body)
+	}
+	if resp, body := do(t, srv, "", "again"); resp.StatusCode != 200 || body != "again" {
+		t.Errorf("next request: got %d %q", resp.StatusCode, body)
+	}
 }

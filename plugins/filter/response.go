@@ -342,8 +342,19 @@ func (s *stream) commit(known int64) bool {
 			header[name] = values
 		}
 	}
+	if s.mustClose() {
+		header["Connection"] = []string{"close"}
+	}
 	s.w.WriteHeader(status)
 	return true
+}
+
+// mustClose reports whether the client's connection cannot serve another request. When
+// a deadline ends a read of an HTTP/1.1 connection, net/http cancels the contexts of
+// this request and of all later requests of the connection. A read that is still
+// running also ends in this way, because the stream does not wait for the result.
+func (s *stream) mustClose() bool {
+	return s.r.ProtoMajor == 1 && (s.src.broken.Load() || s.src.reading.Load())
 }
 
 // fixLength corrects the Content-Length where a filter can change the body.
