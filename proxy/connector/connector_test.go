@@ -29,7 +29,7 @@ func TestAll(t *testing.T) {
 		{config.ConnectorNone, abi.FlowAggregated, 0},
 	}
 	if n := len(All()); n != len(tests) {
-		t.Fatalf("%d connectors, want %d", n, len(tests))
+		t.Fatalf("got %d connectors, want %d", n, len(tests))
 	}
 	for i, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -38,12 +38,12 @@ func TestAll(t *testing.T) {
 				t.Fatalf("ByName = %v, %v", c, ok)
 			}
 			if c.Flow() != tt.flow || c.AggregatesOn() != tt.aggregates {
-				t.Errorf("flow %v aggregates on %v, want %v %v", c.Flow(), c.AggregatesOn(), tt.flow, tt.aggregates)
+				t.Errorf("got flow %v aggregates on %v, want %v %v", c.Flow(), c.AggregatesOn(), tt.flow, tt.aggregates)
 			}
 		})
 	}
 	if _, ok := ByName("nixl"); ok {
-		t.Error("a name that is none was found")
+		t.Error("found a connector for an unknown name")
 	}
 }
 
@@ -127,14 +127,14 @@ func TestNoneHasNoPair(t *testing.T) {
 func TestDecodeNeedsHandoff(t *testing.T) {
 	a := pair(t, "/v1/completions", `{"prompt":"x"}`)
 	if _, err := (trtllm{}).Decode(a, nil, nil); err == nil {
-		t.Error("trtllm shaped a decode leg from nothing")
+		t.Error("trtllm built a decode leg without params")
 	}
 	if _, err := (trtllm{}).Decode(a, &Handoff{Params: []byte(`[]`)}, nil); err == nil {
-		t.Error("trtllm shaped a decode leg from params that are no object")
+		t.Error("trtllm built a decode leg from params that are no object")
 	}
 	for _, h := range []*Handoff{nil, {}, {Params: []byte(`[]`)}} {
 		if _, err := (moriio{read: true}).Decode(a, h, nil); err == nil {
-			t.Error("MoRI-IO in READ mode shaped a decode leg from nothing")
+			t.Error("MoRI-IO in READ mode built a decode leg without params")
 		}
 	}
 	leg, err := nixl{}.Decode(a, nil, nil)
@@ -156,8 +156,8 @@ func TestTPSizes(t *testing.T) {
 	}
 }
 
-// TestDstIsReused: a leg is appended to the given buffer, and the bodies of one attempt
-// can use a buffer one after the other.
+// TestDstIsReused: a leg is appended to the given buffer. The bodies of one attempt can
+// use one buffer after another.
 func TestDstIsReused(t *testing.T) {
 	dst := make([]byte, 0, 4096)
 	for _, c := range All()[:7] {
@@ -199,9 +199,10 @@ func legText(l Leg) string {
 	return b.String()
 }
 
-// TestNothingIsHeldOnceDecodeTook: a decode engine that has begun to answer has read
-// the KV, whatever else is known of the attempt. Then there is no clean-up, also if
-// prefill's answer is missing: the prefill leg is dropped when decode takes over.
+// TestNothingIsHeldOnceDecodeTook: a decode engine that has begun to answer has read the
+// KV. Then there is no clean-up, whatever the other facts of the attempt are. This also
+// holds if prefill's answer is missing, because the proxy drops the prefill leg when
+// decode takes over.
 func TestNothingIsHeldOnceDecodeTook(t *testing.T) {
 	for _, c := range All() {
 		a := pair(t, "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)

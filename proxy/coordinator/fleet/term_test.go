@@ -218,6 +218,6 @@ func TestSplit(t *testing.T) {
 	held.Lease.Release()
 	w.Arrived()
 	if late.Open() != 1 {
-		t.Errorf("%d leases", late.Open())
+		t.Errorf("got %d leases", late.Open())
 	}
 }

@@ -244,7 +244,7 @@ func TestPoll(t *testing.T) {
 					}
 				}
 				if got := l.registry.Snapshot().Instance("e").BlockTokens(); got != tt.block {
-					t.Errorf("%d tokens per block, want %d", got, tt.block)
+					t.Errorf("got %d tokens per block, want %d", got, tt.block)
 				}
 				l.mu.Lock()
 				defer l.mu.Unlock()
@@ -276,7 +276,7 @@ func TestOwnIsNotForeign(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		if got := l.view("e", 0); got.Requests != 4 {
-			t.Errorf("%+v: all four are foreign", got)
+			t.Errorf("%+v: got no foreign requests, want four", got)
 		}
 	})
 }
@@ -304,7 +304,7 @@ func TestTrouble(t *testing.T) {
 				l.set(func() { l.load["e"] = say })
 				time.Sleep(3 * time.Second)
 				if got := l.view("e", 0).Requests; got <= 0 || got >= 10 {
-					t.Errorf("%d requests after three seconds", got)
+					t.Errorf("got %d requests after three seconds", got)
 				}
 				time.Sleep(10 * time.Second)
 				if got := l.view("e", 0); got != (load.View{}) {
@@ -345,12 +345,12 @@ func TestTransfers(t *testing.T) {
 		l.set(func() { l.load["e"] = last(10, 100) })
 		time.Sleep(time.Minute) // every poll reports the same transfer
 		if got := speed.PerToken(); got < 97 || got > 98 {
-			t.Errorf("%v µs a token, want 97.7", got)
+			t.Errorf("got %v µs a token, want 97.7", got)
 		}
 		l.set(func() { l.load["e"] = last(5, 200) }) // a transfer of the same size that took twice as long
 		time.Sleep(2 * time.Second)
 		if got := speed.PerToken(); got < 146 || got > 147 {
-			t.Errorf("%v µs a token, want the mean of 97.7 and 195.3", got)
+			t.Errorf("got %v µs a token, want the mean of 97.7 and 195.3", got)
 		}
 	})
 }
@@ -402,7 +402,7 @@ func TestTimeout(t *testing.T) {
 		l.start(t)
 		time.Sleep(10 * time.Second)
 		if n := l.count("e/metrics"); n < 5 {
-			t.Errorf("%d polls", n)
+			t.Errorf("got %d polls", n)
 		}
 		if !strings.Contains(l.log.String(), "deadline") {
 			t.Errorf("log %q", l.log.String())

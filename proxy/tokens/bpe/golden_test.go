@@ -219,7 +219,7 @@ func FuzzParse(f *testing.F) {
 		tk, err := Parse(raw)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "read tokenizer: ") {
-				t.Errorf("error %q", err)
+				t.Errorf("got error %q", err)
 			}
 			return
 		}
