@@ -133,7 +133,7 @@ func TestImportsPointDownwards(t *testing.T) {
 		}
 		allowed, known := rule(pkg)
 		if !known {
-			t.Errorf("package %s has no place in the house", pkg)
+			t.Errorf("mayImport has no row for package %s", pkg)
 		}
 		if doc == "" {
 			t.Errorf("package %s has no package comment", pkg)

@@ -74,7 +74,7 @@ func TestUnitsAreSound(t *testing.T) {
 	}
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
-		t.Log("systemd-analyze is not installed: the units are only run")
+		t.Log("systemd-analyze is not installed: the test only runs the units")
 		return
 	}
 	if out, err := exec.Command(analyze, args...).CombinedOutput(); err != nil || len(out) > 0 {

@@ -67,7 +67,7 @@ func TestEnginesComeAndGo(t *testing.T) {
 	d1.die()
 	w.is("d1", "")
 	if resp := w.open(8, false); resp.StatusCode != 503 {
-		t.Errorf("status %d without a decode engine", resp.StatusCode)
+		t.Errorf("got status %d without a decode engine", resp.StatusCode)
 	}
 }
 

@@ -172,9 +172,8 @@ func (w *world) most(name string, n int) float64 {
 	return float64(values[len(values)-1]*spreadWorkers) / float64(max(1, n))
 }
 
-// rounds is the number of times that a test of the spread may begin anew. On a
-// busy machine a worker may get no processor while all connections arrive, so
-// that the others serve them.
+// rounds is the number of tries of a test of the spread. On a busy machine a worker may
+// get no processor time while all connections arrive. Then the others serve them.
 const rounds = 3
 
 // TestSpread: connections spread evenly over the workers, in whatever pattern
