@@ -158,7 +158,7 @@ func TestEtcdEmptied(t *testing.T) {
 	late := w.add("d1", "decode", 0)
 	w.is("d1", "ready")
 	w.store.Kill()
-	late.die() // it does not register again for now
+	late.die() // it does not register again until it restarts
 	w.store.Empty()
 	w.store.Start()
 	testbed.Eventually(t, "the loss is noticed", func() bool {

@@ -199,7 +199,7 @@ func TestSpread(t *testing.T) {
 				{"streams in a second", 400, 2500 * time.Microsecond, true},
 			} {
 				if protocol == "HTTP/3" && tt.gap == 0 {
-					continue // a worker without a processor refuses when 32 handshakes have ended
+					continue // a worker that gets no processor time rejects connections as soon as 32 handshakes have ended
 				}
 				t.Run(tt.name, func(t *testing.T) {
 					defer func(outer *testing.T) { w.t = outer }(w.t)

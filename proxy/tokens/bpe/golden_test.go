@@ -126,7 +126,7 @@ func TestTextsOfUncertainIDsAreRefused(t *testing.T) {
 		})
 	}
 	if ids, err := tk.Append(nil, "a\u034fb", true); err != nil || len(ids) == 0 {
-		t.Errorf("a grapheme joiner of the text's own: %v", err)
+		t.Errorf("a text with a grapheme joiner: got ids %v, error %v", ids, err)
 	}
 }
 
