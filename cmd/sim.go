@@ -88,7 +88,7 @@ func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 	if a.json {
 		err = a.printJSON(map[string]string{"url": e.URL(), "connector": cfg.Connector, "role": cfg.Role})
 	} else {
-		_, err = fmt.Fprintf(a.out, "simulated engine on %s (connector %s, role %s)\n", e.URL(), cfg.Connector, cfg.Role)
+		_, err = fmt.Fprintf(a.out, "%s %s engine on %s\n", cfg.Connector, cfg.Role, e.URL())
 	}
 	if err != nil {
 		return exit.Failed(err)

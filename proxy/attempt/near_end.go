@@ -48,7 +48,7 @@ func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.needed.decodeWa
 // concurrent legs it returns true: if decode fails, its leg ends the prefill leg.
 func (a *attempt) decodeWaits() bool {
 	now, t := time.Now(), a.p.Decode
-	if a.isConcurrent() || takesKV(t, now) || a.began.forced && up(t) {
+	if a.isConcurrent() || takesKV(t, now) || a.began.forced && up(t) || newHere(t) {
 		return true
 	}
 	if connector.PinsDecode(a.conn) {
@@ -64,6 +64,10 @@ func (a *attempt) decodeWaits() bool {
 		}
 	}
 }
+
+// newHere reports whether the coordinator of a fleet has placed a leg on an engine whose first
+// state has not reached this process yet. The coordinator places legs only on ready engines.
+func newHere(t engine.Target) bool { return t.State() == engine.Down }
 
 // takesKV reports whether a decode target can receive KV at the time now.
 func takesKV(t engine.Target, now time.Time) bool {

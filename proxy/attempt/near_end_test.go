@@ -3,6 +3,9 @@ package attempt
 import (
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 func TestNearEnd(t *testing.T) {
@@ -27,5 +30,14 @@ func TestNearEnd(t *testing.T) {
 		if got := nearEnd(tt.elapsed, tt.tokens, tt.micros); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
+	}
+}
+
+// A worker of a fleet sends the prefill leg although the first state of the decode engine has
+// not arrived: the coordinator has seen that the engine is ready.
+func TestPrefillForANewDecodeEngine(t *testing.T) {
+	a := &attempt{p: &coordinator.Placement{Decode: engine.Target{Instance: new(engine.Instance)}}}
+	if !a.decodeWaits() {
+		t.Error("the prefill leg is not wanted")
 	}
 }
