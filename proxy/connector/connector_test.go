@@ -1,6 +1,7 @@
 package connector
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
 func TestAll(t *testing.T) {
@@ -71,6 +73,36 @@ func TestServes(t *testing.T) {
 			if got := c.Serves(api); got == not[api] {
 				t.Errorf("%s serves %v: %v", c.Name(), api, got)
 			}
+		}
+	}
+}
+
+// TestTokenizesAndLoads lists how the engines of each connector tokenize and report load.
+func TestTokenizesAndLoads(t *testing.T) {
+	metrics := []engine.LoadRoute{{Path: "/metrics", Form: engine.LoadMetrics}}
+	want := map[string]struct {
+		dialect tokens.Dialect
+		loads   []engine.LoadRoute
+	}{
+		"none": {tokens.VLLM, append(slices.Clone(metrics), engine.LoadRoute{Path: "/v1/loads?include=core", Form: engine.LoadSGLang})},
+		"sglang": {tokens.SGLang, []engine.LoadRoute{
+			{Path: "/v1/loads?include=core,disagg,queues,memory", Form: engine.LoadSGLang},
+			{Path: "/v1/loads?include=core", Form: engine.LoadSGLang},
+			{Path: "/get_load", Form: engine.LoadSGLangLegacy},
+			metrics[0],
+		}},
+		"trtllm": {tokens.TRTLLM, []engine.LoadRoute{{Path: "/metrics", Form: engine.LoadTRTLLM}}},
+	}
+	for _, c := range All() {
+		w, found := want[c.Name()]
+		if !found {
+			w.dialect, w.loads = tokens.VLLM, metrics
+		}
+		if got := c.Tokenizes(); got != w.dialect {
+			t.Errorf("%s: got Tokenizes() = %v, want %v", c.Name(), got, w.dialect)
+		}
+		if got := c.Loads(); !slices.Equal(got, w.loads) {
+			t.Errorf("%s: got Loads() = %+v, want %+v", c.Name(), got, w.loads)
 		}
 	}
 }

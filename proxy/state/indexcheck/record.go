@@ -145,7 +145,7 @@ type sums struct {
 	agree, over, under int
 	underBlind         int // number of observations in under for which no event reported a block of the prompt
 	underFresh         int // number in under with events since the previous observation
-	overGuess          int // number in over without events for the prompt and without a cached token
+	overGuess          int // number in over without events for the rank, of which the engine reported no cached token
 }
 
 // count sums up a window.
