@@ -182,11 +182,11 @@ func TestWorkerKilled(t *testing.T) {
 		f.settled()
 
 		f.workers = append(f.workers, f.startWorker(1))
-		f.heard()
+		f.awaitWorkers()
 		f.right(f.through(f.workers[1], body), chatPath, body)
 		for _, e := range f.engines() {
 			if n := e.State().LeasesExpired; n != 0 && connector != enginesim.ConnectorTRTLLM { // the proxy cannot send these engines a release
-				t.Errorf("%s freed %d by itself", e.Addr(), n)
+				t.Errorf("%s freed %d blocks by its own time-out", e.Addr(), n)
 			}
 		}
 	})

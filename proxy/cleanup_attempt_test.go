@@ -24,7 +24,7 @@ func TestPrefillThatDiesIsCounted(t *testing.T) {
 			{name: "d", role: "decode", connector: "trtllm"},
 		}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
 		if a := w.post(completionsPath, completions(false)); a.status != 502 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		synctest.Wait()
 		if n := w.metric("pdproxy_kv_cleanups_total", "trtllm", "engine_timeout"); n != 1 {
@@ -64,7 +64,7 @@ func TestRetryAwaitsTheAbort(t *testing.T) {
 			{name: "d", role: "decode", connector: "sglang", serve: serve},
 		}})
 		if a := w.post(completionsPath, completions(false)); a.status != 200 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -130,7 +130,7 @@ func TestKeyOfACleanup(t *testing.T) {
 					}},
 				}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
 				if a := w.post(completionsPath, completions(false), "Authorization", "Bearer secret"); a.status != 502 {
-					t.Errorf("status %d: %s", a.status, a.body)
+					t.Errorf("got status %d: %s", a.status, a.body)
 				}
 				if got := <-sent; got != tt.want {
 					t.Errorf("Authorization of the clean-up: got %q, want %q", got, tt.want)
@@ -165,7 +165,7 @@ func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 			{name: "d1", role: "decode", connector: "vllm-nixl", serve: serve},
 		}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
 		if a := w.post(completionsPath, completions(false)); a.status != 502 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		if first := <-asked; first == failed || failed == "" {
 			t.Errorf("%q failed, and the proxy asked %q", failed, first)

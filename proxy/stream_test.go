@@ -359,7 +359,7 @@ func TestClientLeavesStream(t *testing.T) {
 			t.Errorf("explained as %+v", e)
 		}
 		if n := w.metric("pdproxy_legs_cancelled_total", "decode"); n != 1 {
-			t.Errorf("%v cancelled legs", n)
+			t.Errorf("got %v cancelled legs", n)
 		}
 	})
 }

@@ -45,7 +45,7 @@ func TestIDsOfOneProcess(t *testing.T) {
 	cfg.Fleet.NodeID = -1
 	node, worker := idRange(&cfg)
 	if f, _ := mint(-1, dir); int(f.Node) != node || int(f.Worker) != worker {
-		t.Errorf("%+v, want node %d and worker %d", f, node, worker)
+		t.Errorf("got %+v, want node %d and worker %d", f, node, worker)
 	}
 	away := privatedirtest.Open(t)
 	if err := os.RemoveAll(away.Name()); err != nil {

@@ -117,7 +117,7 @@ func (c *child) run() error {
 }
 
 // awaitDetach waits until the supervisor permits the process to continue without a
-// supervisor. It returns an error if the supervisor ends before.
+// supervisor. It returns an error if the supervisor ends earlier.
 func awaitDetach(parentPipe *os.File) error {
 	defer parentPipe.Close()
 	if _, err := io.ReadFull(parentPipe, make([]byte, 1)); err != nil {

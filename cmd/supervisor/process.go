@@ -99,7 +99,7 @@ func (p *process) detach(log *slog.Logger) {
 		return
 	}
 	if _, err := p.parentPipe.Write([]byte{1}); err != nil && !errors.Is(err, syscall.EPIPE) {
-		log.Warn("a process could not be told to continue without the supervisor", "process", p.role, "slot", p.slot, "error", err)
+		log.Warn("cannot tell a process to continue without the supervisor", "process", p.role, "slot", p.slot, "error", err)
 	}
 	p.parentPipe.Close()
 	p.parentPipe = nil

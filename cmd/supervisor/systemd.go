@@ -10,7 +10,7 @@ import (
 // notify tells the service manager, if there is one, a change of state.
 func notify(log *slog.Logger, state string) {
 	if err := notifySystemd(state); err != nil {
-		log.Warn("the service manager was not told", "state", state, "error", err)
+		log.Warn("cannot report to the service manager", "state", state, "error", err)
 	}
 }
 

@@ -219,7 +219,7 @@ func (w *world) faults(l *load) (all []fault) {
 	workerHang.unread = true
 	workerHang.broken, workerHang.most = workerKill.broken, func() int { return len(l.clients) / 2 }
 	leaderKill, leaderStop := child("the coordinator that leads", true, func() int { p, _ := w.leader(); return p.children("coordinator")[0] })
-	standbyKill, standbyStop := child("the coordinator that stands by", false, func() int { _, p := w.leader(); return p.children("coordinator")[0] })
+	standbyKill, standbyStop := child("the standby coordinator", false, func() int { _, p := w.leader(); return p.children("coordinator")[0] })
 	standbyStop.short = true
 	all = append(all, workerKill, workerStop, workerHang, leaderKill, leaderStop, standbyKill, standbyStop)
 	all = append(all,

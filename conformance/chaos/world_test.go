@@ -390,7 +390,7 @@ func (w *world) rest(blocks bool) string {
 	for _, p := range w.proxies {
 		n, err := p.admin.Metric("pdproxy_leases_open")
 		if err != nil {
-			left = append(left, fmt.Sprintf("%s does not say what its leases are: %v", p.name, err))
+			left = append(left, fmt.Sprintf("cannot read the leases of %s: %v", p.name, err))
 		} else if n != 0 {
 			left = append(left, fmt.Sprintf("%s has %v leases", p.name, n))
 		}

@@ -96,7 +96,7 @@ func TestElection(t *testing.T) {
 		second := b.leads(t, first.Epoch)
 		follows(t, second, worker)
 		if s := a.standing(); !s.Leads || s.Leader != first {
-			t.Errorf("the one that is cut off: %+v", s)
+			t.Errorf("the leader without a connection to etcd: got %+v, want it to lead", s)
 		}
 		follows(t, first, near)
 		a.wire.Cut(false)

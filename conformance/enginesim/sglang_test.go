@@ -115,7 +115,7 @@ func TestSGLangTextEqualsBoth(t *testing.T) {
 		t.Helper()
 		switch {
 		case a.status != http.StatusOK:
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		case strings.HasPrefix(string(a.body), "data: "):
 			return joined(t, a)
 		case strings.Contains(string(a.body), `"choices"`):
@@ -136,7 +136,7 @@ func TestSGLangTextEqualsBoth(t *testing.T) {
 				t.Errorf("prefill answered %d %s", pa.status, pa.body)
 			}
 			if got := d.State().Transfers - before; got != 1 {
-				t.Errorf("%d transfers", got)
+				t.Errorf("got %d transfers", got)
 			}
 		})
 	}

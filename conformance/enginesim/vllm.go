@@ -32,7 +32,7 @@ type vllm struct {
 	beats map[string]map[string]int
 	// known are the remote engine ids with which a handshake has completed.
 	known map[string]bool
-	// done counts, by request, the ranks of decode that have read its blocks.
+	// done holds, by request, the number of decode ranks that have read its blocks.
 	done map[string]int
 }
 

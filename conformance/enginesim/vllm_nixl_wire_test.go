@@ -54,7 +54,7 @@ func TestPullWires(t *testing.T) {
 			}
 			got := post(t, pd.d.URL()+routeCompletions, completion(prompt, body+params), "X-Request-Id", "both")
 			if want := pd.direct(t, prompt); got.text(t) != want.text(t) {
-				t.Errorf("text %q, direct %q", got.text(t), want.text(t))
+				t.Errorf("got text %q, want %q as without the proxy", got.text(t), want.text(t))
 			}
 			eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
 		})
@@ -97,7 +97,7 @@ func TestTPSizes(t *testing.T) {
 			}
 			got := pd.decode(t, prompt, params)
 			if want := pd.direct(t, prompt); got.text(t) != want.text(t) {
-				t.Errorf("text %q, direct %q", got.text(t), want.text(t))
+				t.Errorf("got text %q, want %q as without the proxy", got.text(t), want.text(t))
 			}
 			eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
 		})
@@ -121,7 +121,7 @@ func TestRecompute(t *testing.T) {
 			}
 			got := post(t, d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+params), "X-Request-Id", "x")
 			if want := post(t, p.URL()+routeCompletions, completion(prompt, `"max_tokens":12`)); got.text(t) != want.text(t) {
-				t.Errorf("text %q, direct %q", got.text(t), want.text(t))
+				t.Errorf("got text %q, want %q as without the proxy", got.text(t), want.text(t))
 			}
 			if s := d.State(); s.CachedTokens != 0 || s.Transfers != 0 {
 				t.Errorf("decode: %+v", s)

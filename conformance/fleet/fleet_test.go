@@ -189,7 +189,7 @@ func (f *fleet) open(base, prompt string, tokens int) *stream {
 	s := &stream{resp: resp, in: bufio.NewScanner(resp.Body)}
 	if resp.StatusCode != 200 {
 		text, _ := io.ReadAll(resp.Body)
-		f.t.Fatalf("status %d: %s", resp.StatusCode, text)
+		f.t.Fatalf("got status %d: %s", resp.StatusCode, text)
 	}
 	for s.text.Len() == 0 && s.next() {
 	}
@@ -299,7 +299,7 @@ func TestCoordinatorAway(t *testing.T) {
 			for n, w := range f.workers {
 				during = append(during, f.open(w.URL(), fmt.Sprint("during ", n), 2000))
 				if n := alone(w); n != 1 {
-					t.Errorf("%v requests were placed without the coordinator, want 1", n)
+					t.Errorf("got %v requests placed without the coordinator, want 1", n)
 				}
 			}
 
@@ -313,7 +313,7 @@ func TestCoordinatorAway(t *testing.T) {
 					return id != "" && f.status(f.coordinator.admin.URL+"/v1/explain/"+id) == 200
 				})
 				if n := alone(w); n != 1 {
-					t.Errorf("%v requests were placed without the coordinator, want 1 from before its return", n)
+					t.Errorf("got %v requests placed without the coordinator, want 1 from before its return", n)
 				}
 			}
 			for n := range f.workers {

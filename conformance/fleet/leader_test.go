@@ -163,7 +163,7 @@ func (f *fleet) turn(w *node, conversation string) string {
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
-		f.t.Fatalf("status %d, %v: %s", resp.StatusCode, err, text)
+		f.t.Fatalf("got status %d, %v: %s", resp.StatusCode, err, text)
 	}
 	return resp.Header.Get("X-Pdproxy-Prefill") + " " + resp.Header.Get("X-Pdproxy-Decode")
 }
@@ -242,7 +242,7 @@ func TestLeaderKilled(t *testing.T) {
 			t.Errorf("round %d: %v requests were placed without the coordinator that leads", round, n)
 		}
 		gone.start()
-		testbed.Eventually(t, "the one that was killed is in step", gone.ready)
+		testbed.Eventually(t, "the killed coordinator has the state of the leader again", gone.ready)
 	}
 	f.held(false)
 	for n, stream := range streams {

@@ -100,9 +100,9 @@ func TestRuns(t *testing.T) {
 		{"survives", "-return 7\n+return 8", "", ""},
 		{"hangs", "tests ^TestLoop$\n-\t\tn--\n+\t\ti--", "example.com/m/code", ""},
 		{"does not compile", "-return 7\n+return x", "", "does not compile"},
-		{"text that is gone", "-return 9\n+return 8", "", "0 times"},
-		{"text that is there twice", "-return 2\n+return 3", "", "2 times"},
-		{"tests that are gone", "tests ^TestGone$\n-return 7\n+return 8", "", "no test"},
+		{"text that does not occur", "-return 9\n+return 8", "", "0 times"},
+		{"text that occurs twice", "-return 2\n+return 3", "", "2 times"},
+		{"tests that do not exist", "tests ^TestGone$\n-return 7\n+return 8", "", "no test"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			list, err := parseList("x.txt", "mutant m: a fault\n"+tt.entry)

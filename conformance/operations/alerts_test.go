@@ -117,7 +117,7 @@ func testLoad(t *testing.T, tested, seen map[string]bool) {
 	s.fires(t, tested, "PdproxyDown")
 }
 
-// buildGuest builds the policy that does what its configuration says.
+// buildGuest builds the policy whose configuration selects its action.
 func buildGuest(t *testing.T) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "guest.wasm")

@@ -85,7 +85,7 @@ func (f *fleet) close() {
 	}
 }
 
-// present returns the engines of a role that have not been told to leave.
+// present returns the engines of a role that the test has not stopped.
 func (f *fleet) present(role string) (n int) {
 	for _, r := range f.replicas {
 		if r.role == role && !r.leaving {

@@ -154,7 +154,7 @@ func TestSpaceIsBounded(t *testing.T) {
 		s.Dequeue(q)
 	}
 	if status := s.Enqueue(q, big[:1<<20]); status != host.OK {
-		t.Fatalf("room was not given back: %d", status)
+		t.Fatalf("memory was not returned: %d", status)
 	}
 }
 
@@ -228,7 +228,7 @@ func TestQueueUnderManyHands(t *testing.T) {
 	}
 	wg.Wait()
 	if ready != hands*items {
-		t.Fatalf("%d notifications", ready)
+		t.Fatalf("got %d notifications", ready)
 	}
 	var last [hands][]byte
 	for range hands * items {

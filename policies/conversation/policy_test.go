@@ -33,15 +33,15 @@ func TestFirstTurns(t *testing.T) {
 	}
 	rows[1].Tokens = 15_000
 	if d := p.Place(facts(1, 1, rows)); d.Prefill != 1 {
-		t.Errorf("a row that carries a little was passed over: %+v", d)
+		t.Errorf("the policy skipped a row with little load: %+v", d)
 	}
 	rows[1].Tokens = 200_000 // the others are idle
 	if d := p.Place(facts(1, 1, rows)); d.Prefill != 2 {
-		t.Errorf("a loaded row was not passed over: %+v", d)
+		t.Errorf("the policy did not skip a row with much load: %+v", d)
 	}
 	rows[0].Tokens, rows[2].Tokens, rows[3].Tokens = 150_000, 200_000, 200_000
 	if d := p.Place(facts(1, 2, rows)); d.Prefill != 2 {
-		t.Errorf("a row with the most common load was passed over: %+v", d)
+		t.Errorf("the policy skipped a row with the most common load: %+v", d)
 	}
 	rows[4].Tokens, rows[5].Tokens, rows[7].Tokens = 1, 1, 1
 	if d := p.Place(facts(1, 2, rows)); d.Decode != 6 {
@@ -85,7 +85,7 @@ func TestLaterTurns(t *testing.T) {
 	}
 }
 
-// TestHomeOfTheOtherPhase: the home of decode does not attract prefill.
+// TestHomeOfTheOtherPhase: the home of decode has no effect on the choice of prefill.
 func TestHomeOfTheOtherPhase(t *testing.T) {
 	var rows []abi.Candidate
 	for i := range 4 {

@@ -47,7 +47,7 @@ func TestParseKeys(t *testing.T) {
 			case tt.err == "":
 				t.Fatal(err)
 			case err == nil || !strings.Contains(err.Error(), tt.err):
-				t.Errorf("error %v, want one with %q", err, tt.err)
+				t.Errorf("got error %v, want one with %q", err, tt.err)
 			case strings.Contains(err.Error(), "5e5e") || strings.Contains(err.Error(), "team"):
 				t.Errorf("the error holds content of the file: %v", err)
 			}

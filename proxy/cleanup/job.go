@@ -21,7 +21,7 @@ const (
 	// prefill that is run again only to free decode's blocks has no lease. Its limit
 	// starts when it leaves the queue and covers at least one try.
 	minPatience = 30 * time.Second
-	// minQueued is the least that one of these clean-ups counts for, in bytes.
+	// minQueued is the minimum of queueCost, in bytes.
 	minQueued = 64 << 10
 )
 

@@ -6,6 +6,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
 // nixl is vLLM's NixlConnector in pull mode (also called NixlPullConnector). Prefill
@@ -36,6 +37,10 @@ func (nixl) Serves(api openai.API) bool { return api.Path() != "" && api != open
 func (nixl) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
 
 func (nixl) FactPaths(abi.Role) []string { return []string{modelsPath, versionPath, metricsPath} }
+
+func (nixl) Tokenizes() tokens.Dialect { return tokens.VLLM }
+
+func (nixl) Loads() []engine.LoadRoute { return []engine.LoadRoute{metricsRoute} }
 
 func (nixl) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
 	ok, err := served(path, status)

@@ -118,7 +118,7 @@ func TestTwo(t *testing.T) {
 			tt.ask(a)
 			p := w.Must(t, a)
 			if p.Flow != tt.flow {
-				t.Errorf("flow %v", p.Flow)
+				t.Errorf("got flow %v", p.Flow)
 			}
 			p.Lease.Release()
 		})

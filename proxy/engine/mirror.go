@@ -173,7 +173,7 @@ func (in *members) check() error {
 	for n := range in.Instances {
 		switch e := &in.Instances[n]; {
 		case e.Number == 0 || seen[e.Number]:
-			return fmt.Errorf("number %d is none or there twice", e.Number)
+			return fmt.Errorf("number %d is invalid or occurs twice", e.Number)
 		case e.State > Draining:
 			return fmt.Errorf("unknown state %d", e.State)
 		case e.Spec.Ranks > maxRanks-ranks:

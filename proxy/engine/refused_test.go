@@ -44,7 +44,7 @@ func TestRefusedProbe(t *testing.T) {
 		f.engines.set(func() { f.engines.dialing["a:80"] = errors.New("connection reset") })
 		time.Sleep(4 * time.Second)
 		if synctest.Wait(); a.State() != Ready {
-			t.Errorf("%v after two other failures", a.State())
+			t.Errorf("got %v after two other failures", a.State())
 		}
 	})
 }

@@ -155,7 +155,7 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 		switch {
 		case err != nil:
 		case slices.ContainsFunc(specs[:n], func(o config.Engine) bool { return o.Name == spec.Name }):
-			err = errors.New("the name is there twice")
+			err = errors.New("the name occurs twice")
 		case old == nil:
 			come = append(come, i)
 		case old.Source != source && source == SourceStatic:

@@ -72,7 +72,7 @@ func TestPublicError(t *testing.T) {
 			}
 			e := got.Error
 			if w.Code != tt.status || text(e.Type) != tt.class || text(e.Code) != tt.code || text(e.Param) != tt.param || !strings.Contains(text(e.Message), tt.text) {
-				t.Errorf("status %d: %s", w.Code, w.Body)
+				t.Errorf("got status %d: %s", w.Code, w.Body)
 			}
 			if (e.Param == nil) != (tt.param == "") {
 				t.Errorf("param is %v", e.Param)
@@ -82,10 +82,10 @@ func TestPublicError(t *testing.T) {
 				t.Errorf("header %v", h)
 			}
 			if o := outcomeOf(tt.err); o != tt.outcome {
-				t.Errorf("outcome %v, want %v", o, tt.outcome)
+				t.Errorf("got outcome %v, want %v", o, tt.outcome)
 			}
 			if strings.Contains(w.Body.String(), "secret") {
-				t.Error("the client is told of the proxy's own trouble")
+				t.Error("the client's error shows an internal problem of the proxy")
 			}
 		})
 	}

@@ -38,7 +38,7 @@ type Options struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
 	Connector   func(name string) connector.Connector // of a name that the configuration has
-	Memory      *buffer.Budget                        // counts what is held of requests and answers
+	Memory      *buffer.Budget                        // counts the memory of requests and answers
 	Bodies      *downstream.Bodies
 	Books       *journal.Books
 	Prompts     *prompt.Matcher

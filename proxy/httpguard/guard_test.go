@@ -154,7 +154,7 @@ func TestGuard(t *testing.T) {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			if w.Code != tt.want || (*calls == 1) != (tt.want == 204) {
-				t.Errorf("%d %s, %d calls; want %d", w.Code, strings.TrimSpace(w.Body.String()), *calls, tt.want)
+				t.Errorf("got %d %s, %d calls; want %d", w.Code, strings.TrimSpace(w.Body.String()), *calls, tt.want)
 			}
 			head := w.Header()
 			for key := range head {

@@ -80,7 +80,7 @@ func (m *Matcher) tokenizersOf(model string) []tokens.Instance {
 	for _, i := range now.Instances {
 		if i.State() == engine.Ready {
 			for _, served := range i.Models() {
-				fresh.byModel[served] = append(fresh.byModel[served], tokens.Instance{Name: i.Spec.Name, Dialect: dialectOf(i)})
+				fresh.byModel[served] = append(fresh.byModel[served], tokens.Instance{Name: i.Spec.Name, Dialect: i.Tokenizes()})
 			}
 		}
 	}

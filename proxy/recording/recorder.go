@@ -155,8 +155,8 @@ func (r *Recorder) add(l *Line) {
 	}
 }
 
-// lengths returns the lengths that the engine reported, else the estimate prompt, and
-// one token for each read of the stream.
+// lengths returns the lengths that the engine reported. Without a report the prompt has
+// the length prompt, and the answer has one token for each read of the stream.
 func lengths(u openai.Usage, prompt, reads int64) (input, output int64) {
 	if input = u.Prompt; input <= 0 {
 		input = prompt

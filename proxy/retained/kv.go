@@ -72,15 +72,16 @@ func (k *KV) Unusable(prefill engine.Target, conn connector.Connector) string {
 	return ""
 }
 
-// HolderGone is the reason of a fallback: the engine that retained the KV has gone, and its
-// memory with it, so no call has to free the KV.
+// HolderGone is the reason of a fallback: the engine that retained the KV has ended. Its
+// memory has ended too, so no call has to free the KV.
 const HolderGone = "engine_gone"
 
 // Hold delays the freeing of the KV until t, which is unresponsive and may still read
 // the KV, answers again.
 func (k *KV) Hold(t engine.Target) { k.free.WaitFor(t) }
 
-// Expires returns when KV that d retains from now on is not used any more.
+// Expires returns the time after which the proxy no longer uses KV that d retains from
+// now on.
 func Expires(d engine.Target, now time.Time) time.Time { return now.Add(d.Spec.KeepsFor() - margin) }
 
 // Freer frees retained KV. It is safe for concurrent use.
@@ -136,8 +137,8 @@ func (f Freer) read(t *fleet.RetainedKV) (*KV, error) {
 	return k, nil
 }
 
-// Scope returns what KV depends on besides the token ids, and what separates the caches
-// of clients.
+// Scope returns the facts, besides the token ids, on which KV depends, and those that
+// separate the caches of clients.
 func Scope(r *openai.Request) string {
 	return r.Model + "\x00" + r.LoRA() + "\x00" + r.CacheSalt()
 }

@@ -25,8 +25,8 @@ type Store interface {
 	Put(e Entry, now time.Time) bool
 	// Clear frees all entries that only this process knows.
 	Clear(now time.Time)
-	// Free makes the holder of k, which the caller has taken or which was rejected, free it
-	// after delay.
+	// Free makes the holder of k free it after delay. It is for entries that Take
+	// returned or that Put rejected.
 	Free(k *KV, delay time.Duration)
 }
 

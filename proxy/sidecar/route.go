@@ -68,7 +68,7 @@ func (r *Route) AllowsEncoder(i *engine.Instance) bool {
 	return len(r.encode) == 0 || slices.Contains(r.encode, i)
 }
 
-// Fixes reports whether the request has no other engine for what runs on i. Safe for
+// Fixes reports whether no other engine may replace i for this request. Safe for
 // concurrent use while the route is not placed again.
 func (r *Route) Fixes(i *engine.Instance) bool {
 	return r.profile != "" || r.sc != nil && (len(r.named) > 0 || i == r.local[0])

@@ -190,7 +190,7 @@ func TestNothingAllocates(t *testing.T) {
 			WriteTo(ours, &bufs)
 			io.ReadFull(peer, q[:200])
 		}); n > 0 {
-			t.Errorf("%v allocations", n)
+			t.Errorf("got %v allocations", n)
 		}
 	})
 }

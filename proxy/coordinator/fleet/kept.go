@@ -118,7 +118,7 @@ func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (
 	}
 	m.out = wire.AppendUint(m.out[:0], number)
 	switch mine, err := s.hand(ctx, kindTook, m); {
-	case err != nil: // it is unknown whether the coordinator freed it: it is not used
+	case err != nil: // The coordinator may have freed the KV, so the caller must not use it.
 		return k, CoordinatorUnreachable
 	case !mine:
 		return nil, CoordinatorUnreachable

@@ -321,7 +321,7 @@ func TestRefusalsAreOneLine(t *testing.T) {
 	}
 	until(t, func() bool { return r.count(access.ReasonProtocol) == 500 })
 	if n := r.log.count("a worker was refused"); n != 1 {
-		t.Errorf("%d lines", n)
+		t.Errorf("got %d lines", n)
 	}
 }
 

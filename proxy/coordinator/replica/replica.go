@@ -98,7 +98,8 @@ func (c *Copy) Follow(name func(instance uint32) string) {
 	c.table.Renumber(func(n uint32) uint32 { return c.number(name(n)) })
 }
 
-// Lead ends standing by: homes get the numbers of the instances of their names.
+// Lead ends the standby state. It replaces the copy's numbers of the homes' instances by
+// the numbers that number returns for their names.
 func (c *Copy) Lead(number func(name string) uint32) {
 	known := make([]uint32, len(c.names))
 	for i, name := range c.names {

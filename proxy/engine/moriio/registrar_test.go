@@ -214,7 +214,7 @@ func TestSuccessor(t *testing.T) {
 	if err := dealer(t, second).Send(moved); err != nil {
 		t.Fatal(err)
 	}
-	for _, lists := range []<-chan []config.Engine{seen, seenByFirst} { // the process that has left follows the list too
+	for _, lists := range []<-chan []config.Engine{seen, seenByFirst} { // the process that has left also reports the engines of the other process
 		if list := next(t, lists); len(list) != 2 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
 			t.Errorf("next(lists) = %+v", list)
 		}

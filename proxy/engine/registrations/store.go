@@ -178,7 +178,7 @@ func (r *Store) note(err error) {
 		text = err.Error()
 	}
 	if text != r.lastProblem && err != nil {
-		r.log.Warn("registrations may not outlive this process, or are not known from the one before", "file", r.name, "error", err)
+		r.log.Warn("the registrations may be lost at the end of this process, or those of the last process are unknown", "file", r.name, "error", err)
 	}
 	r.lastProblem = text
 }

@@ -295,7 +295,7 @@ func TestLeft(t *testing.T) {
 		{10_000, math.MaxInt64, 10 * time.Second}, // the clock of the writer was ahead
 	} {
 		if got := (Entry{TTL: tt.ttl, Until: tt.until}).Left(now); got != tt.want {
-			t.Errorf("%d, %d: Left = %s, want %s", tt.ttl, tt.until, got, tt.want)
+			t.Errorf("got %d, %d: Left = %s, want %s", tt.ttl, tt.until, got, tt.want)
 		}
 	}
 }

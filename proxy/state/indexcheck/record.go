@@ -137,15 +137,15 @@ func (r *record) othersAgree(rank int) bool {
 // counts sums up the informative entries of a window.
 type counts struct {
 	sums
-	late                sums // of the latest of them
+	late                sums // of the latest entries
 	predicted, reported int
 }
 
 type sums struct {
 	agree, over, under int
 	underBlind         int // number of observations in under for which no event reported a block of the prompt
-	underFresh         int // of under, with events since the one before
-	overGuess          int // of over, without events, and nothing was cached
+	underFresh         int // number in under with events since the previous observation
+	overGuess          int // number in over without events for the rank, of which the engine reported no cached token
 }
 
 // count sums up a window.
