@@ -35,11 +35,12 @@ type world struct {
 // picker's configuration that come before its tables.
 func newWorld(t *testing.T, keys string) *world {
 	w := &world{engines: make(map[string]*process), listeners: map[string]*listener{
-		"closed":   {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED"},
-		"open":     {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED", Open: true},
-		"buffered": {Request: "BUFFERED", Response: "BUFFERED"},
-		"streamed": {Request: "BUFFERED", Response: "STREAMED"},
-		"blind":    {Request: "FULL_DUPLEX_STREAMED", Response: "NONE"},
+		"closed":        {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED"},
+		"open":          {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED", Open: true},
+		"open-buffered": {Request: "BUFFERED", Response: "NONE", Open: true},
+		"buffered":      {Request: "BUFFERED", Response: "BUFFERED"},
+		"streamed":      {Request: "BUFFERED", Response: "STREAMED"},
+		"blind":         {Request: "FULL_DUPLEX_STREAMED", Response: "NONE"},
 	}}
 	prefill, picked := "", ""
 	for _, name := range []string{"p0", "p1"} {

@@ -52,6 +52,8 @@ type GatewayHead struct {
 	Events bool // the body is a stream of events
 	// Other: another engine than Forwarding.Decode has answered.
 	Other bool
+	// Hidden: the gateway does not show the body.
+	Hidden bool
 }
 
 // mostObserved limits the part of an answer that is kept to read the usage, in bytes. Streams
@@ -87,6 +89,10 @@ func Observe(env *Env, p *coordinator.Placement, g Gateway) error {
 	}
 	env.begin(head.Status)
 	o := observation{a: a, l: l, g: g, head: head}
+	if head.Hidden && o.ok() {
+		p.Lease.Answered(o.stream())
+		env.Journal.FirstByte(l.Leg)
+	}
 	return o.run()
 }
 
@@ -237,6 +243,9 @@ func (o *observation) ended() {
 	switch {
 	case !o.ok():
 		o.refused()
+		return
+	case o.head.Hidden:
+		o.succeeded()
 		return
 	case o.stream():
 		o.streamEnded()

@@ -110,6 +110,7 @@ func (st *stream) Head() (head attempt.GatewayHead, err error) {
 			head.Events = strings.HasPrefix(strings.ToLower(valueOf(line)), "text/event-stream")
 		}
 	}
+	head.Hidden = st.responseMode == filter.ProcessingMode_NONE && !st.answerOver
 	head.Other = st.servedByOther(m.GetMetadataContext())
 	return head, nil
 }
@@ -127,7 +128,7 @@ func (st *stream) Next() ([]byte, error) {
 		return nil, io.EOF
 	}
 	m, err := st.next()
-	if err != nil && st.responseMode == filter.ProcessingMode_NONE {
+	if err != nil && st.responseMode == filter.ProcessingMode_NONE && st.server.running.Err() == nil {
 		return nil, io.EOF // the gateway shows no body: its stream ends with the answer
 	}
 	if err != nil {
