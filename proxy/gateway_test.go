@@ -83,7 +83,9 @@ type exchanged struct {
 }
 
 // modes are those of the body of request and answer.
-type modes struct{ request, response filter.ProcessingMode_BodySendMode }
+type modes struct {
+	request, response filter.ProcessingMode_BodySendMode
+}
 
 var duplex = modes{filter.ProcessingMode_FULL_DUPLEX_STREAMED, filter.ProcessingMode_FULL_DUPLEX_STREAMED}
 

@@ -47,6 +47,7 @@ func (p *pickerListener) run(ctx context.Context, drain, takeover func() time.Du
 	serving, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.serving, cancel)()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(drain(), p.server.Cut) })() // also after a successor has come
 	err := p.server.Serve(serving, p.listener, func() time.Duration {
 		if ctx.Err() == nil {
 			return takeover()

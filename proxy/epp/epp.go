@@ -26,6 +26,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
 // Options are the parts that a Server uses.
@@ -73,13 +74,14 @@ type Server struct {
 	grpc         *grpc.Server
 	health       *health.Server
 	destinations destinations
-	running      context.Context // ends when the streams must end
+	misused      lograte.Limiter[string] // decides which misuses are logged, by their text
+	running      context.Context         // ends when the streams must end
 	cut          context.CancelCauseFunc
 }
 
 // New returns a server. It starts nothing.
 func New(o Options) *Server {
-	s := &Server{options: o, health: health.NewServer(), destinations: destinations{registry: o.Registry, log: o.Log}}
+	s := &Server{options: o, health: health.NewServer(), destinations: destinations{registry: o.Registry, log: o.Log}, misused: lograte.Limiter[string]{Every: time.Minute}}
 	s.running, s.cut = context.WithCancelCause(context.Background())
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(headRoom),
@@ -121,14 +123,17 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 	}
 	stop()
 	<-checked
-	s.cut(downstream.ErrDraining)
+	s.Cut()
 	return err
 }
+
+// Cut ends all open streams. Gateways continue with these requests by themselves.
+func (s *Server) Cut() { s.cut(downstream.ErrDraining) }
 
 // drain ends the service. It returns when no stream is open.
 func (s *Server) drain(limit time.Duration) {
 	s.setReady(false)
-	over := time.AfterFunc(limit, func() { s.cut(downstream.ErrDraining) })
+	over := time.AfterFunc(limit, s.Cut)
 	defer over.Stop()
 	s.grpc.GracefulStop()
 }

@@ -58,7 +58,9 @@ func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
 		return nil // the gateway has opened the stream for nothing
 	}
 	if err := st.open(first); err != nil {
-		s.options.Log.Warn("a gateway uses ext_proc in a way that cannot be served", "error", err)
+		if s.misused.Allow(err.Error()) {
+			s.options.Log.Warn("a gateway uses ext_proc in a way that cannot be served", "error", err)
+		}
 		return err
 	}
 	r, refusal := st.request(first)
