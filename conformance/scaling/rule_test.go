@@ -58,11 +58,11 @@ func TestRule(t *testing.T) {
 		{2, 1, 4.5, 2, "above the tolerance"},
 		{3, 2, 100, 5, "the most"},
 		{5, 5, 4, 5, "5 were wanted 2 s ago"},
-		{13, 5, 4, 5, "5 were wanted 10 s ago"},
+		{13, 5, 4, 5, "10 s ago the rule required 5 replicas"},
 		{14, 5, 8, 2, "more than 10 s ago"},
 		{15, 2, 0, 2, "2 were wanted 1 s ago"},
 		{26, 2, 0, 1, "the least"},
-		{30, 0, 0, 1, "the least, from none"},
+		{30, 0, 0, 1, "the minimum, from 0 replicas"},
 	} {
 		if got := r.replicas(start.Add(tt.after*time.Second), tt.present, tt.sum); got != tt.want {
 			t.Errorf("step %d: %d replicas, want %d: %s", i, got, tt.want, tt.wantedBecause)
