@@ -99,7 +99,7 @@ var mayImport = map[string][]string{
 	"conformance/policies":        {},
 	"conformance/plugins":         {},
 	"conformance/surface":         {},
-	"conformance/enginesim":       {}, // so that one misreading of a protocol cannot hide in both sides
+	"conformance/enginesim":       {}, // so that both sides cannot share one wrong reading of a protocol
 	"conformance/kvevents":        {},
 	"conformance/bench":           {},
 	"conformance/deploy":          {},
@@ -147,8 +147,8 @@ func TestImportsPointDownwards(t *testing.T) {
 	}
 }
 
-// rule returns what pkg may import, according to its own row or that of the
-// folder above.
+// rule returns the packages that pkg may import, according to its own row or that of the folder
+// above.
 func rule(pkg string) ([]string, bool) {
 	if allowed, ok := mayImport[pkg]; ok {
 		return allowed, true
