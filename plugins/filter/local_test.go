@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 const deny = `call proxy_send_local_response 403 "details" "denied" {x-why=rule,content-length=99} -1`
@@ -203,6 +206,67 @@ func TestLocalResponseToABodyThatHangs(t *testing.T) {
 				t.Error("next read the body to its end")
 			}
 		})
+	}
+}
+
+// lateEnd is a body whose reader learns the end of the body late.
+type lateEnd struct {
+	io.ReadCloser
+	ended chan struct{} // closed at the end of the body
+	learn chan struct{} // the reader learns the end when this channel is closed
+}
+
+func (b *lateEnd) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		close(b.ended)
+		<-b.learn
+	}
+	return n, err
+}
+
+// TestConnectionAfterALocalResponse: the guest answers while net/http has read the end of
+// the body, and the reader of the body has not learned this yet. The connection must not
+// serve another request, and the answer announces its end.
+func TestConnectionAfterALocalResponse(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
+	ended, learn := make(chan struct{}), make(chan struct{})
+	chain := w.chain.Wrap(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = io.ReadAll(r.Body) // the chain has answered
+	}))
+	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if err := r.Context().Err(); err != nil {
+			t.Errorf("a request begins with %v", err)
+		}
+		r.Body = &lateEnd{r.Body, ended, learn}
+		chain.ServeHTTP(rw, r)
+	}))
+	defer srv.Close()
+	c, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: h\r\nX-Script: s\r\nContent-Length: 4\r\n\r\nbody"); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	close(learn)
+	if resp.StatusCode != 403 || string(body) != "denied" || err != nil {
+		t.Errorf("got %d %q, %v", resp.StatusCode, body, err)
+	}
+	if !resp.Close {
+		t.Error("the answer does not announce the end of the connection")
+	}
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute)) // never fails
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("the connection continues: %d, %v", n, err)
 	}
 }
 

@@ -19,6 +19,7 @@ type destination struct {
 	declared int64 // its Content-Length, -1: none
 	came     int64 // bytes of its body
 	closed   bool  // its body has ended
+	local    bool  // a filter or the chain answers instead of the next handler
 	noBody   bool  // the answer has no body
 	err      error // of the last write to the client
 }
@@ -341,6 +342,12 @@ func (s *stream) commit(known int64) bool {
 		if name != "Transfer-Encoding" { // net/http writes this one
 			header[name] = values
 		}
+	}
+	// stop then ends the read by a deadline that has passed. If the body has ended at the
+	// same time, net/http already waits for the next request on the connection: it ends the
+	// contexts of all later requests of the connection with that deadline.
+	if s.dst.local && s.r.ProtoMajor == 1 && s.src.begun.Load() {
+		header.Set("Connection", "close")
 	}
 	s.w.WriteHeader(status)
 	return true
