@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/epp"
 )
 
-// cutGrace is how long exchanges have to tell their clients that they are cut. A prefill
-// leg may first wait for the answer of its engine.
+// cutGrace is the time in which exchanges inform their clients that the stream ends early. A
+// prefill leg may first wait for the answer of its engine.
 const cutGrace = cleanup.PrefillLinger + time.Second
 
 // Listen opens the sockets that cfg names and given has not. certs is nil without TLS.

@@ -411,7 +411,7 @@ func TestBodyTimeout(t *testing.T) {
 	})
 }
 
-// Two requests on one connection. In the second, the client asks the proxy to close the
+// Two requests on one connection. In the second, the client requests that the proxy close the
 // connection after the answer.
 func TestKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -14,9 +14,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// handler returns the public endpoints as every protocol serves them. Filters do not see
-// health checks: a filter that asks for a key, is parked or pauses would make an
-// orchestrator stop a healthy proxy.
+// handler returns the public endpoints as every protocol serves them. Filters do not see health
+// checks: a filter that requires a key, is parked or pauses would make an orchestrator stop a
+// healthy proxy.
 func (s *Server) handler() http.Handler {
 	health := s.bodies.Limit(s)
 	filtered := health
@@ -96,8 +96,8 @@ func isEndpoint(path string) bool {
 	return generates || path == modelsPath || path == healthPath || path == versionPath
 }
 
-// servePath serves r if its path is one of the public endpoints. generates says that the path
-// is one of those that take only POST.
+// servePath serves r if its path is one of the public endpoints. generates reports that the path
+// accepts only POST.
 func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates bool) bool {
 	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
 	if generates {

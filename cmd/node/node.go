@@ -69,7 +69,7 @@ type Node struct {
 	leader   *leaderSide       // of a coordinator, else nil
 	worker   *workerSide       // of a worker, else nil
 
-	// The following fields are nil in a worker, which learns of the engines from its
+	// The following fields are nil in a worker, which receives the list of engines from its
 	// coordinator.
 	ids       *idstore.Keeper // nil: the range of the used ids is not kept
 	knowledge *knowledge
@@ -355,9 +355,9 @@ func configuredModels(cfg *config.Config) (list []engine.Known) {
 	return list
 }
 
-// pushMetrics starts the export of metrics by OTLP, if the environment asks for it. A
-// worker exports only its own measurements for OpenTelemetry's conventions: its coordinator
-// exports the metrics of the whole fleet.
+// pushMetrics starts the export of metrics by OTLP, if environment variables enable it. A worker
+// exports only its own measurements for OpenTelemetry's conventions: its coordinator exports the
+// metrics of the whole fleet.
 func (n *Node) pushMetrics() (err error) {
 	gatherer := n.server.Gatherer()
 	if n.options.Role == RoleWorker {

@@ -26,8 +26,8 @@ type Options struct {
 
 	// Open sockets of the public and the admin address.
 	Sockets edge.Sockets
-	// Open sockets of other addresses. The node opens each one that is nil and whose
-	// address is configured.
+	// Open sockets of other addresses. The node opens a socket for each configured address whose
+	// field is nil.
 	Fleet   net.Listener // fleet.listen
 	Metrics net.Listener // metrics.listen
 	EPP     net.Listener // epp.listen
@@ -46,10 +46,10 @@ type Takeover interface {
 	// PredecessorReady reports whether the node has a predecessor that could serve
 	// requests when it handed over its sockets.
 	PredecessorReady() bool
-	// Run tells the predecessor to stop accepting connections. Then it waits for a
-	// successor until ctx ends. It sends the result of offer to the successor, and calls
-	// stopAccepting when the successor accepts connections. An error means that the node
-	// must stop, because the predecessor continues to serve.
+	// Run makes the predecessor stop accepting connections. Then it waits for a successor until ctx
+	// ends. It sends the result of offer to the successor, and calls stopAccepting when the
+	// successor accepts connections. An error means that the node must stop, because the
+	// predecessor continues to serve.
 	Run(ctx context.Context, offer func() (takeover.Offer, error), stopAccepting func()) error
 }
 

@@ -112,9 +112,9 @@ func ParseFile(file string, data []byte) (Config, error) {
 	return *cfg, nil
 }
 
-// Draft is ParseFile for checks that find problems of other kinds too: it returns what it
-// could decode, together with the problems. Only a configuration without problems may be
-// served. The result is nil for a text that is not TOML.
+// Draft is ParseFile for checks that also find problems of other kinds: it returns the decoded part
+// of the file, together with the problems. Only a configuration without problems may be served. The
+// result is nil for a text that is not TOML.
 func Draft(file string, data []byte) (*Config, Problems) {
 	var tree map[string]any
 	if _, err := toml.Decode(string(data), &tree); err != nil {

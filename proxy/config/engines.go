@@ -73,7 +73,7 @@ type Engine struct {
 	// APIKeyFile is a file with the key that is sent to this instance instead
 	// of the client's Authorization. Default "": the client's is sent.
 	APIKeyFile string `toml:"api_key_file"`
-	// Model is the model it serves. Default "": read from the instance.
+	// Model is the model that the engine serves. Default "": read from the instance.
 	Model string `toml:"model"`
 	// KVEvents is the source of its KV events: "tcp://host:port" (port + rank for
 	// several ranks), or "poll" for trtllm. Default "": none; for sglang, the address

@@ -278,7 +278,7 @@ func TestSharedPortWaitsForHandshakes(t *testing.T) {
 	}
 }
 
-// A client whose process dies is told by one that is left, when it next sends.
+// If a process ends, another process of the fleet informs its clients when they next send.
 func TestSharedPortMemberDies(t *testing.T) {
 	p := newPort(t)
 	dies, err := quicshare.Listen(p.dir, p.addr)
