@@ -33,6 +33,13 @@ type gateway struct {
 // newGateway connects a gateway to the world's picker. The end of the test drains the picker.
 func newGateway(t *testing.T, o setup) *gateway {
 	t.Helper()
+	edit := o.config
+	o.config = func(c *config.Config) {
+		c.Health.Interval = config.Duration(5 * time.Millisecond) // the engines are ready after the second probe
+		if edit != nil {
+			edit(c)
+		}
+	}
 	w := newWorld(t, o)
 	l := proxytest.NewPipeListener()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -65,7 +72,7 @@ func prefillAt(name, at string) *fakeEngine {
 
 // wholes are three engines that serve whole requests.
 func wholes() []*fakeEngine {
-	return []*fakeEngine{{name: "a", at: "10.0.0.1:8000"}, {name: "b", at: "10.0.0.2:8000"}, {name: "c", at: "10.0.0.3:8000"}}
+	return []*fakeEngine{{name: "a", at: "10.0.0.1:80"}, {name: "b", at: "10.0.0.2:80"}, {name: "c", at: "10.0.0.3:80"}}
 }
 
 // exchanged is one request as the gateway sees it.
@@ -234,7 +241,7 @@ func TestGatewayDestination(t *testing.T) {
 			}
 			x := g.ask(m, nil, []string{"x-request-id", "id-1"}, parts...).decided()
 			to := x.set["x-gateway-destination-endpoint"]
-			if !strings.HasPrefix(to, "10.0.0.") || !strings.HasSuffix(to, ":8000") || x.metadata != to {
+			if !strings.HasPrefix(to, "10.0.0.") || !strings.HasSuffix(to, ":80") || x.metadata != to {
 				t.Errorf("the header has %q, the metadata %q", to, x.metadata)
 			}
 			if x.body != text || x.set["content-length"] != fmt.Sprint(len(text)) {
@@ -272,10 +279,10 @@ func TestGatewaySubset(t *testing.T) {
 		subset *core.Metadata
 		want   string // "": 503
 	}{
-		{"one of the list", subset(list("10.0.0.3:8000")), "10.0.0.3:8000"},
-		{"text with commas", subset(structpb.NewStringValue("10.9.9.9:1, 10.0.0.2:8000")), "10.0.0.2:8000"},
-		{"address without port", subset(list("10.0.0.2")), "10.0.0.2:8000"},
-		{"none is eligible", subset(list("10.0.0.3:8001")), ""},
+		{"one of the list", subset(list("10.0.0.3:80")), "10.0.0.3:80"},
+		{"text with commas", subset(structpb.NewStringValue("10.9.9.9:1, 10.0.0.2:80")), "10.0.0.2:80"},
+		{"address without port", subset(list("10.0.0.2")), "10.0.0.2:80"},
+		{"none is eligible", subset(list("10.0.0.3:81")), ""},
 		{"empty list", subset(list()), ""},
 		{"no text", subset(list("", 7)), ""},
 	} {
@@ -301,11 +308,11 @@ func TestGatewaySubset(t *testing.T) {
 // names prefill. Lines of the client with the picker's names do not pass.
 func TestGatewayPair(t *testing.T) {
 	for _, trust := range []bool{false, true} {
-		g := newGateway(t, setup{engines: []*fakeEngine{prefillAt("p", "10.0.0.1:8000"), decodeAt("d", "10.0.0.2:8000")}, config: func(c *config.Config) {
+		g := newGateway(t, setup{engines: []*fakeEngine{prefillAt("p", "10.0.0.1:80"), decodeAt("d", "10.0.0.2:80")}, config: func(c *config.Config) {
 			c.Server.TrustPDFields = trust
 		}})
 		x := g.ask(duplex, nil, []string{"x-prefiller-host-port", "evil:1", "x_encoder_hosts_ports", "evil:1", "x-gateway-destination-endpoint-subset", "evil", "x-client", "stays"}, completions(false)).decided()
-		if x.set["x-gateway-destination-endpoint"] != "10.0.0.2:8000" || x.set["x-prefiller-host-port"] != "10.0.0.1:8000" {
+		if x.set["x-gateway-destination-endpoint"] != "10.0.0.2:80" || x.set["x-prefiller-host-port"] != "10.0.0.1:80" {
 			t.Errorf("the picker sets %v", x.set)
 		}
 		if !x.removed["x-prefiller-host-port"] || !x.removed["x_encoder_hosts_ports"] || !x.removed["x-gateway-destination-endpoint-subset"] || x.removed["x-client"] {
