@@ -114,7 +114,7 @@ func TestRowsAreRows(t *testing.T) {
 	put32(wide[HeaderSize:], placeRows+4, 9)
 	put32(wide[HeaderSize:], placeRows+8, RowSize+24)
 	for i := range f.Candidates {
-		wide = append(appendFields(wide, f.Candidates[i:i+1]), strings.Repeat("\xee", 24)...) // fields that this version does not know
+		wide = append(appendFields(wide, f.Candidates[i:i+1]), strings.Repeat("\xee", 24)...) // fields that this version does not have
 	}
 	var got PlaceFacts
 	var spare []Candidate

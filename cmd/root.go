@@ -117,7 +117,7 @@ func (a *app) checkJSON(c *cobra.Command) error {
 	return nil
 }
 
-// arguments requires exactly the named arguments. Its error says which one is missing.
+// arguments requires exactly the named arguments. Its error names the missing argument.
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) == len(names) {

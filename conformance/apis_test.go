@@ -156,7 +156,7 @@ func TestAPIsFail(t *testing.T) {
 				}
 			}},
 			{"decode is cut", func() { fault(f.decode, "1:cut", ""); f.breaksAt(a) }},
-			{"decode says that it failed", func() { fault(f.decode, "1:sse-error", ""); f.breaksAt(a) }},
+			{"decode reports that it failed", func() { fault(f.decode, "1:sse-error", ""); f.breaksAt(a) }},
 			{"the client leaves prefill", func() {
 				fault(f.prefill, "", "prefill")
 				ctx, leave := context.WithCancel(context.Background())

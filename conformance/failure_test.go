@@ -191,7 +191,7 @@ func (f *fleet) leaveBetweenLegs(path, body string) {
 	gone := make(chan answer, 1)
 	go func() { gone <- f.post(ctx, f.url, path, body) }()
 	f.eventually("blocks are held for decode", func() bool {
-		for _, e := range append(f.prefill, f.decode...) { // with some protocols decode holds them by then
+		for _, e := range append(f.prefill, f.decode...) { // with some protocols decode already holds the blocks
 			s := e.State()
 			if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || f.connector == enginesim.ConnectorVLLMStore && s.OutputTokens > 0 {
 				return true

@@ -46,6 +46,7 @@ var mayImport = map[string][]string{
 	"proxy/journal":               {"abi", "proxy/accesslog", "proxy/balance", "proxy/connector", "proxy/coordinator", "proxy/engine", "proxy/inflight", "proxy/openai", "proxy/state/conversation", "proxy/telemetry"},
 	"proxy/attempt":               {"abi", "proxy/buffer", "proxy/cleanup", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/coordinator/fleet", "proxy/downstream", "proxy/engine", "proxy/journal", "proxy/openai", "proxy/prompt", "proxy/retained", "proxy/sidecar", "proxy/telemetry", "proxy/upstream"},
 	"proxy/exchange":              {"abi", "proxy/admission", "proxy/attempt", "proxy/buffer", "proxy/cleanup", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/journal", "proxy/openai", "proxy/prompt", "proxy/recording", "proxy/retained", "proxy/sidecar", "proxy/telemetry", "proxy/upstream"},
+	"proxy/epp":                   {"abi", "proxy/attempt", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/lograte", "proxy/openai"},
 	"proxy/recording":             {"proxy/openai", "proxy/state/kvindex"},
 	"proxy/sidecar":               {"abi", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/openai", "proxy/upstream"},
 	"proxy/socket":                {},
@@ -98,7 +99,7 @@ var mayImport = map[string][]string{
 	"conformance/policies":        {},
 	"conformance/plugins":         {},
 	"conformance/surface":         {},
-	"conformance/enginesim":       {}, // so that one misreading of a protocol cannot hide in both sides
+	"conformance/enginesim":       {}, // so that both sides cannot share one wrong reading of a protocol
 	"conformance/kvevents":        {},
 	"conformance/bench":           {},
 	"conformance/deploy":          {},
@@ -146,8 +147,8 @@ func TestImportsPointDownwards(t *testing.T) {
 	}
 }
 
-// rule returns what pkg may import, according to its own row or that of the
-// folder above.
+// rule returns the packages that pkg may import, according to its own row or that of the folder
+// above.
 func rule(pkg string) ([]string, bool) {
 	if allowed, ok := mayImport[pkg]; ok {
 		return allowed, true

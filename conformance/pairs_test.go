@@ -164,8 +164,7 @@ func TestWarmPairs(t *testing.T) {
 	})
 }
 
-// TestColdPairs is the opposite: without warm-up the first user's request waits, and the
-// pair is warming in the meantime.
+// TestColdPairs runs without warm-up: the first user's request waits while the pair connects.
 func TestColdPairs(t *testing.T) {
 	f := warmFleet(t, enginesim.ConnectorVLLMNixl, 1, 1, 300*time.Millisecond, func(c *config.Config) { c.Pairs.WarmUp = false })
 	body := chat("a prompt of some words", 2, false)

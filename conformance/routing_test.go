@@ -33,7 +33,7 @@ func knowing(connector, place string) fleetOptions {
 	}
 }
 
-// startKnowing starts such a fleet.
+// startKnowing starts a fleet whose proxy knows the cached blocks.
 func startKnowing(t *testing.T, connector, place string) *fleet {
 	t.Helper()
 	return startFleet(t, connector, knowing(connector, place))

@@ -222,7 +222,7 @@ func TestSidecarPickedDecodeFails(t *testing.T) {
 	}
 }
 
-// pickAlways is a picker that knows only one decode engine, d1.
+// pickAlways is a picker that has only one decode engine, d1.
 func pickAlways(f **fleet) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, `{"endpoint":"`+(*f).decode[1].Addr()+`"}`)

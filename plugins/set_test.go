@@ -480,8 +480,8 @@ func hammerReload(t *testing.T) {
 	t.Errorf("%d goroutines before, %d after", before, after)
 }
 
-// waiting is a log handler that ends a context when a line says that the proxy
-// waits for a plugin.
+// waiting is a log handler that ends a context when a line reports that the proxy waits for a
+// plugin.
 type waiting struct {
 	slog.Handler
 	end  context.CancelFunc

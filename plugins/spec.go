@@ -91,7 +91,8 @@ type Natives struct {
 type Error struct {
 	// Key is the key in the configuration, such as plugin[1] or policy.place.
 	Key string
-	// Name is the plugin's name, by which operators know the plugin; "" if the error is not about a plugin.
+	// Name is the plugin's name in the configuration and in the log; "" if the error is not about a
+	// plugin.
 	Name string
 	Err  error
 }

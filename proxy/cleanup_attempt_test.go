@@ -74,9 +74,9 @@ func TestRetryAwaitsTheAbort(t *testing.T) {
 	})
 }
 
-// TestDecodeThatWasHungUpOnHasTime: the proxy closed the connection of a decode leg. It
-// asks no other decode engine to free the blocks as long as the first decode engine may
-// read them.
+// TestDecodeThatWasHungUpOnHasTime: the proxy closed the connection of a decode leg. It sends the
+// clean-up of the blocks to no other decode engine as long as the first decode engine may read
+// them.
 func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		freed := make(chan time.Time, 1)
@@ -140,8 +140,8 @@ func TestKeyOfACleanup(t *testing.T) {
 	}
 }
 
-// TestDecodeThatFailedIsAskedLast: a decode engine could not load the blocks. The proxy
-// first asks another decode engine to make prefill free them.
+// TestDecodeThatFailedIsAskedLast: a decode engine could not load the blocks. The proxy first sends
+// the clean-up to another decode engine, which makes prefill free the blocks.
 func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -168,7 +168,7 @@ func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		if first := <-asked; first == failed || failed == "" {
-			t.Errorf("%q failed, and the proxy asked %q", failed, first)
+			t.Errorf("%q failed, and the proxy called %q", failed, first)
 		}
 	})
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// TestIDsOfOneProcess: with a folder, the ids of a start begin after those that the start
-// before may have used, whatever the clock says. They stay in the process's own range.
+// TestIDsOfOneProcess: with a folder, the ids of a start begin after those that the start before
+// may have used, whatever the clock shows. They stay in the process's own range.
 func TestIDsOfOneProcess(t *testing.T) {
 	mint := func(nodeID int, dir *privatedir.Dir) (abi.MintFacts, *Node) {
 		t.Helper()

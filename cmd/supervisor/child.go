@@ -190,7 +190,7 @@ func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signa
 			case syscall.SIGHUP:
 				logReload(c.log, reload(c.node, c.load))
 			case syscall.SIGUSR1:
-				c.log.Info("leaving the sockets to other processes; the remaining requests go on")
+				c.log.Info("leaving the sockets to other processes; the remaining requests continue")
 				c.report(stateRetired)
 				c.node.StopAccepting()
 				c.closeSockets()

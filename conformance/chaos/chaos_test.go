@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// late is how much longer than without faults a request may take.
+	// late is the additional time that a request may take, compared with a run without faults.
 	late = time.Second
 	// hops is the number of processes in a request's path, compared with two of
 	// a request to one engine alone. A delay of the machine that affects that
@@ -68,9 +68,8 @@ type fault struct {
 	// and their largest number.
 	broken func(o *outcome) bool
 	most   func() int
-	// unread says that prefill's answer may have been on its way to the process
-	// that dies. No other process knows its blocks, so they wait for the
-	// engine's own lease.
+	// unread reports that prefill's answer may have been on its way to the process that dies. No
+	// other process knows its blocks, so they wait for the engine's own lease.
 	unread bool
 }
 

@@ -103,7 +103,7 @@ func (p *process) start() {
 		return
 	}
 	done := make(chan struct{})
-	go func() { _ = c.Wait(); close(done) }() // the error reports the kill
+	go func() { _ = c.Wait(); close(done) }() // the error is the report of the kill
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cmd, p.done = c, done
@@ -383,8 +383,8 @@ func (w *world) leader() (leads, standsBy *proxy) {
 	return w.proxies[1], w.proxies[0]
 }
 
-// rest describes what remains of requests, "" for nothing. Without blocks, an
-// engine that has no request has nothing left.
+// rest describes the remaining state of requests; "" if nothing remains. Without blocks, an engine
+// that has no request has nothing left.
 func (w *world) rest(blocks bool) string {
 	var left []string
 	for _, p := range w.proxies {

@@ -163,9 +163,8 @@ func badValue(param string, value any, format string, args ...any) *apiError {
 	return err
 }
 
-// parse rejects in two stages, as vLLM does. A rejection by the request models
-// has no effect. A rejection by the serving layer tells the prefill engine that
-// its blocks will not be read.
+// parse rejects in two stages, as vLLM does. A rejection by the request models has no effect. A
+// rejection by the serving layer informs the prefill engine that its blocks will not be read.
 func (v *vllm) parse(route string, h http.Header, body []byte) (*request, *apiError) {
 	req, refusal := v.parseRoute(route, h, body)
 	if refusal != nil && route == routeMessages && refusal.Type != pydanticType {

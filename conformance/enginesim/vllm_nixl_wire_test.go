@@ -104,8 +104,8 @@ func TestTPSizes(t *testing.T) {
 	}
 }
 
-// TestRecompute: an engine that computes the KV that it could not load gives
-// the right answer. Prefill is not told, and its lease expires.
+// TestRecompute: an engine that computes the KV that it could not load gives the right answer.
+// Prefill is not informed, and its lease expires.
 func TestRecompute(t *testing.T) {
 	for _, connector := range []string{ConnectorVLLMNixl, ConnectorVLLMNixlPush} {
 		t.Run(connector, func(t *testing.T) {

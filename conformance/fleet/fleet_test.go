@@ -25,8 +25,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// fleet is engines, a coordinator and workers. Each of them is a separate node
-// in this process.
+// fleet consists of engines, a coordinator and workers. Each of them is a separate node in this
+// process.
 type fleet struct {
 	t           *testing.T
 	cfg         config.Config
@@ -40,7 +40,7 @@ type fleet struct {
 	goroutines  int
 }
 
-// node is one that runs.
+// node is a running node.
 type node struct {
 	*pdnode.Node
 	admin surface.Admin
@@ -267,9 +267,9 @@ func (f *fleet) idle() {
 	}
 }
 
-// TestCoordinatorAway: the coordinator places a stream through each worker.
-// Without the coordinator, requests continue and do not wait for it. The next
-// coordinator has the open streams in its books at once.
+// TestCoordinatorAway: the coordinator places a stream through each worker. Without the
+// coordinator, requests continue and do not wait for it. The next coordinator has the leases of the
+// open streams at once.
 func TestCoordinatorAway(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM} {
 		t.Run(connector, func(t *testing.T) {
@@ -281,7 +281,7 @@ func TestCoordinatorAway(t *testing.T) {
 			for n, w := range f.workers {
 				before = append(before, f.open(w.URL(), fmt.Sprint("before ", n), 2000))
 			}
-			testbed.Eventually(t, "both are in the coordinator's books", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 2 })
+			testbed.Eventually(t, "the coordinator has both leases", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 2 })
 			for _, w := range f.workers {
 				if n := alone(w); n != 0 {
 					t.Errorf("%v requests were placed without the coordinator", n)
@@ -304,7 +304,7 @@ func TestCoordinatorAway(t *testing.T) {
 			}
 
 			f.coordinator = f.node(pdnode.RoleCoordinator, 0)
-			testbed.Eventually(t, "all four are in the books of the next", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 4 })
+			testbed.Eventually(t, "the next coordinator has all four leases", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 4 })
 			for n, w := range f.workers {
 				after := f.open(w.URL(), fmt.Sprint("after ", n), 5)
 				f.whole(after, fmt.Sprint("after ", n), 5)

@@ -116,7 +116,7 @@ func TestRuns(t *testing.T) {
 				err = o.err
 			}
 			if o.killer != tt.killer || (err == nil) != (tt.wrong == "") || err != nil && !strings.Contains(err.Error(), tt.wrong) {
-				t.Errorf("killed by %q, %v", o.killer, err)
+				t.Errorf("detected by %q, %v", o.killer, err)
 			}
 		})
 	}
@@ -137,7 +137,7 @@ func TestSuite(t *testing.T) {
 		least            float64
 	}{
 		{"half is enough", "", "", 50},
-		{"half is not enough", "", "less than 95", 95},
+		{"half of the mutants is not enough", "", "less than 95", 95},
 		{"one that is killed", "^a$", "", 95},
 		{"none", "^c$", "no mutant", 95},
 	} {

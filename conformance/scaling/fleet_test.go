@@ -166,7 +166,7 @@ func (f *fleet) write() {
 	}
 }
 
-// reap stops the leaving engines that the proxy has forgotten: it forgets an engine when the
+// reap stops the leaving engines that the proxy has removed. The proxy removes an engine when the
 // last request of the engine has ended. Such an engine holds nothing.
 func (f *fleet) reap() {
 	f.t.Helper()

@@ -49,7 +49,7 @@ func TestSupervisorDies(t *testing.T) {
 	// The new supervisor can be replaced in the same way.
 	w.run("--takeover")
 	w.successor(supervisor, func() {})
-	w.eventually("a worker goes on", func() bool {
+	w.eventually("a worker continues to serve", func() bool {
 		for slot, pid := range w.children("worker") {
 			if workers[slot] == pid {
 				return false

@@ -262,8 +262,7 @@ func TestNoToolchain(t *testing.T) {
 	})
 }
 
-// TestNoCompiler: the error names the compiler that is missing, and says how to
-// install it.
+// TestNoCompiler: the error names the compiler that is missing, and the command that installs it.
 func TestNoCompiler(t *testing.T) {
 	const cargo, prints = "#!/bin/sh\n", "#!/bin/sh\necho /absent/wasm-ld\n"
 	for name, tt := range map[string]struct {

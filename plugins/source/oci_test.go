@@ -225,7 +225,7 @@ func TestSignature(t *testing.T) {
 		"other key":     {other.String(), minisign.Sign(private, module), "the signature is by key"},
 		"other signer":  {public.String(), minisign.Sign(otherPrivate, module), "the signature is by key"},
 		"other file":    {public.String(), minisign.Sign(private, []byte("other")), "is of another file"},
-		"not minisign":  {public.String(), []byte("-----BEGIN PGP SIGNATURE-----\n"), "not one of minisign"},
+		"not minisign":  {public.String(), []byte("-----BEGIN PGP SIGNATURE-----\n"), "not a minisign signature"},
 		"too large":     {public.String(), make([]byte, maxSignature+1), "larger than"},
 		"no public key": {"RW", minisign.Sign(private, module), "public_key"},
 	} {

@@ -49,7 +49,7 @@ func TestFirstTurns(t *testing.T) {
 	}
 }
 
-// TestLaterTurns: later turns go home, each phase to its own, unless home is
+// TestLaterTurns: each phase of a later turn goes to the phase's home, unless the home is
 // overloaded.
 func TestLaterTurns(t *testing.T) {
 	for _, tt := range []struct {
@@ -63,7 +63,7 @@ func TestLaterTurns(t *testing.T) {
 		{name: "turn not known", turn: 0},
 		{name: "busier than others", turn: 2, home: 90_000},
 		{name: "overloaded", turn: 2, home: 600_000, away: true},
-		{name: "many times as loaded, but others are too", turn: 2, home: 700_000, others: 250_000},
+		{name: "home has many times the least load, and so do other targets", turn: 2, home: 700_000, others: 250_000},
 		{name: "a first turn has no home", turn: 1, away: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

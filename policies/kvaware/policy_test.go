@@ -30,7 +30,7 @@ func place(t *testing.T, p Params, f *abi.PlaceFacts) abi.PlaceDecision {
 	for random := range uint64(5) {
 		f.Random = random
 		if again := p.Place(f); again != d {
-			t.Fatalf("%+v, and %+v by lot", d, again)
+			t.Fatalf("%+v, and %+v at random", d, again)
 		}
 	}
 	return d
@@ -109,7 +109,7 @@ func TestPrefill(t *testing.T) {
 			r[1].RecentRequests, r[1].Queued = 1, 5000
 			r[0].Queued, r[2].Queued, r[3].Queued = 10, 0, 10
 		}, nil, 2},
-		{"a short prompt does not", 10_240, 1, func(r []abi.Candidate) {
+		{"a short prompt does not pay the cost", 10_240, 1, func(r []abi.Candidate) {
 			for i := range 4 {
 				r[i].RecentTokens, r[i].RecentRequests, r[i].Queued = 90_000, 3, 10
 			}
@@ -121,7 +121,7 @@ func TestPrefill(t *testing.T) {
 			}
 			r[0].Usage = 0.95
 		}, nil, 0},
-		{"home, where no index knows", 10_240, 3, func(r []abi.Candidate) {
+		{"home, where no index has the conversation's blocks", 10_240, 3, func(r []abi.Candidate) {
 			for i := range 4 {
 				r[i].BlockTokens = 0
 			}

@@ -87,7 +87,7 @@ func TestAuthenticate(t *testing.T) {
 		{"scheme in lower case", []string{"Authorization", "bearer good"}, "team"},
 		{"Anthropic's line", []string{"X-Api-Key", "good"}, "team"},
 		{"both, bearer counts", []string{"Authorization", "Bearer good", "X-Api-Key", "bad"}, "team"},
-		{"both, bearer is bad", []string{"Authorization", "Bearer bad", "X-Api-Key", "good"}, ""},
+		{"both headers, the bearer key is invalid", []string{"Authorization", "Bearer bad", "X-Api-Key", "good"}, ""},
 		{"other scheme", []string{"Authorization", "Basic good"}, ""},
 		{"none", nil, ""},
 		{"empty", []string{"Authorization", "Bearer "}, ""},

@@ -82,7 +82,7 @@ func TestGrow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []byte("what was read so far")
+		want := []byte("the bytes that were read before")
 		b.B = append(b.B, want...)
 		if err := b.Grow(tt.want, tt.most); err != nil {
 			t.Fatal(err)

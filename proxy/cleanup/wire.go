@@ -94,7 +94,7 @@ func readJob(b []byte, known *engine.Snapshot) (j *Job, lost, err error) {
 			name, rank := r.Text(), r.Uint()
 			i := known.Instance(string(name))
 			if i == nil || rank >= uint64(len(i.Load)) {
-				lost = fmt.Errorf("engine %.64q is not known any more", name)
+				lost = fmt.Errorf("engine %.64q is no longer known", name)
 				continue
 			}
 			*to = engine.Target{Instance: i, Rank: int(rank)}

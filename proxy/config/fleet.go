@@ -112,7 +112,7 @@ type DiscoveryFile struct {
 	Path string `toml:"path"`
 }
 
-// DiscoveryDNS is names whose addresses are engines.
+// DiscoveryDNS lists DNS names whose addresses are engines.
 type DiscoveryDNS struct {
 	// Interval is the time between two lookups of a name. Default 5s; never 0.
 	Interval Duration `toml:"interval"`

@@ -119,7 +119,7 @@ func TestReadFacts(t *testing.T) {
 	}
 }
 
-// TestFactPaths: ReadFacts knows every path of FactPaths.
+// TestFactPaths: ReadFacts reads every path of FactPaths.
 func TestFactPaths(t *testing.T) {
 	answers := map[string]string{
 		"/v1/models": `{"data":[]}`, "/version": `{"version":"1"}`, "/server_info": `{"version":"1"}`, topologyPath: `{"dp_size":1}`,

@@ -19,7 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// knowing makes the policies ask for blocks and conversations. The native rule places.
+// knowing makes the policies request blocks and conversations. The native rule places.
 func (w *world) knowing(needs abi.Needs) { w.SetDecider(placetest.Stub{Wants: needs}) }
 
 // settle executes the jobs that wait for Run.

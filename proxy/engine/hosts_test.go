@@ -44,7 +44,7 @@ func TestOwns(t *testing.T) {
 			[]string{"localhost", "127.0.0.1", "::1"}, []string{"10.0.0.8"}},
 		{"two engines on this host, one by its name", "localhost", config.Engine{}, Facts{Addresses: addresses("127.0.0.1", "10.0.0.7", "fd00::7")},
 			at("me.svc", "10.0.0.7", "fd00::7"), []string{"localhost", "127.0.0.1"}, nil},
-		{"two engines on this host, the other by its name", "me.svc", config.Engine{}, Facts{Addresses: addresses("10.0.0.7")},
+		{"two engines on this host, one of them by its host name", "me.svc", config.Engine{}, Facts{Addresses: addresses("10.0.0.7")},
 			at("127.0.0.1", "127.0.0.1", "10.0.0.7", "fd00::7"), []string{"localhost", "127.0.0.1"}, nil},
 		{"a service, partly on this host", "localhost", config.Engine{}, Facts{Addresses: addresses("127.0.0.1", "10.0.0.7")},
 			at("all.svc", "10.0.0.7", "10.0.0.8"), nil, []string{"localhost", "127.0.0.1"}},
@@ -98,7 +98,7 @@ func TestOwnsPort(t *testing.T) {
 		{"nothing known", config.Engine{Ranks: 2}, Facts{}, []int{1, 5600, 65535}, nil},
 		{"side channel", config.Engine{SideChannel: "h:5600"}, Facts{}, []int{5600}, []int{0, 5599, 5601, 22}},
 		{"ranks", config.Engine{SideChannel: "h:5600", Ranks: 4}, Facts{}, []int{5600, 5603}, []int{5604, 5599}},
-		{"ranks that it tells", config.Engine{SideChannel: "h:5600"}, Facts{DPSize: 2}, []int{5601}, []int{5602}},
+		{"ranks that it reports", config.Engine{SideChannel: "h:5600"}, Facts{DPSize: 2}, []int{5601}, []int{5602}},
 		{"registered", config.Engine{}, Facts{KVAddress: config.KVAddress{Host: "h", Handshake: 6301, Notify: 61005}}, []int{6301, 61005}, []int{6302, 22}},
 	} {
 		i := &Instance{Spec: tt.spec}

@@ -8,8 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestKnownModels: a registry remembers models with their roles, up to a limit, and tells of
-// each new snapshot.
+// TestKnownModels: a registry stores models with their roles, up to a limit, and notifies of each
+// new snapshot.
 func TestKnownModels(t *testing.T) {
 	r := New(Options{})
 	changed := r.Changed()

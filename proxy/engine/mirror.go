@@ -302,8 +302,8 @@ func (m *Mirror) importLoads(value []byte) error {
 	return nil
 }
 
-// importPairs applies the Pairs part; m.mu is held. Pairs that are missing in it stay:
-// the exporting process may know less.
+// importPairs applies the Pairs part; m.mu is held. Pairs that are missing in it stay: the
+// exporting process may have fewer pairs.
 func (m *Mirror) importPairs(value []byte) error {
 	type row struct {
 		key            pairKey

@@ -52,8 +52,8 @@ const (
 	LoadTRTLLM                       // GET /metrics of TensorRT-LLM: a JSON list
 )
 
-// RegistryProtocol is a Protocol whose engines have a registry on their bootstrap port,
-// which has further facts.
+// RegistryProtocol is a Protocol whose engines have a registry on their bootstrap port. The
+// registry has further facts.
 type RegistryProtocol interface {
 	Protocol
 	// RegistryPath is the path of a GET to the bootstrap port after FactPaths; "" for

@@ -146,10 +146,10 @@ func TestProbeConnectionLost(t *testing.T) {
 			}
 		}
 	}
-	until("the connection has lived for an interval", func() bool { return health.Load() >= 3 })
+	until("the connection has existed for an interval", func() bool { return health.Load() >= 3 })
 	before, learned := health.Load(), facts.Load()
 	(<-conns).Close()
-	until("the facts are asked for again", func() bool { return facts.Load() > learned })
+	until("the facts are requested again", func() bool { return facts.Load() > learned })
 	if n := health.Load() - before; n > 2 { // every fifteenth probe also requests facts
 		t.Errorf("%d probes before that", n)
 	}

@@ -47,7 +47,7 @@ func TestPublicError(t *testing.T) {
 		{"client's share", admission.ErrClientLimit, 429, "rate_limit_error", "client_limit", "client", "", telemetry.OutcomeShed, true},
 		{"no target", &coordinator.NoTargetError{Phase: abi.Prefill, Model: "m"}, 503, "overloaded_error", "no_target", "prefill", "", telemetry.OutcomeNoTarget, true},
 		{"rejected", &coordinator.RejectedError{}, 503, "overloaded_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
-		{"rejected as too much", &coordinator.RejectedError{Status: 429}, 429, "rate_limit_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
+		{"rejected, too many requests", &coordinator.RejectedError{Status: 429}, 429, "rate_limit_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
 		{"rejected as wrong", &coordinator.RejectedError{Status: 403}, 403, "invalid_request_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, false},
 		{"rejected for now", &coordinator.RejectedError{Status: 529}, 529, "overloaded_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, false},
 		{"unknown model", coordinator.ErrUnknownModel, 404, "invalid_request_error", "model_not_found", "model", "model", telemetry.OutcomeClientError, false},

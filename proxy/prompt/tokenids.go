@@ -27,8 +27,8 @@ func (m *Matcher) ExactIDs(ctx context.Context, p *Prompt, s Source, ask bool) [
 	return p.found
 }
 
-// tokenIDs returns the token ids of the prompt, nil if no source has them in time. The
-// error says that there is no memory for them.
+// tokenIDs returns the token ids of the prompt, nil if no source has them in time. The error
+// reports that there is no memory for them.
 func (m *Matcher) tokenIDs(ctx context.Context, p *Prompt, s Source) ([]uint32, error) {
 	if err := p.makeRoom(s); err != nil {
 		return nil, err

@@ -135,7 +135,7 @@ func (r *Recorder) Write(l *Line, u openai.Usage, promptTokens, reads int64) {
 	r.add(l)
 }
 
-// errUnsent says that the recording lacks lines.
+// errUnsent reports that the recording lacks lines.
 var errUnsent = errors.New("record request: the recording process is not connected")
 
 // add writes a line.

@@ -24,9 +24,9 @@ const margin = 30 * time.Second
 // because decode frees the KV that prefill has pulled.
 type KV struct {
 	params []byte
-	host   string // where prefill would look for the KV; "" if the holder is not known to be there
+	host   string // host from which prefill would pull the KV; "" if the host may not be the holder's
 	holder engine.Target
-	since  time.Time // start of the holder's state; another one says that the holder may have restarted
+	since  time.Time // start of the holder's state; another one reports that the holder may have restarted
 	free   *cleanup.Job
 }
 
@@ -97,8 +97,7 @@ func (f Freer) Free(k *KV, delay time.Duration) {
 	f.Cleanups.Start(k.free)
 }
 
-// via finds a prefill engine that can tell the holder of k to free it; it may return
-// nil.
+// via finds a prefill engine that can make the holder of k free it; via may return nil.
 func (f Freer) via(k *KV) *engine.Instance {
 	d := k.holder
 	conn := connector.Of(d.Instance)
@@ -137,7 +136,7 @@ func (f Freer) read(t *fleet.RetainedKV) (*KV, error) {
 	return k, nil
 }
 
-// Scope returns the facts, besides the token ids, on which KV depends, and those that
+// Scope returns the facts on which KV depends in addition to the token ids, and the facts that
 // separate the caches of clients.
 func Scope(r *openai.Request) string {
 	return r.Model + "\x00" + r.LoRA() + "\x00" + r.CacheSalt()

@@ -212,7 +212,7 @@ func TestEachHangUp(t *testing.T) {
 	})
 }
 
-// countedSpace tells the test when its memory is free.
+// countedSpace informs the test when its memory is free.
 type countedSpace struct {
 	lentSpace
 	freed chan struct{} // room for one

@@ -159,8 +159,8 @@ func TestFreshConnectionIsNotRetried(t *testing.T) {
 	})
 }
 
-// If a first try may have reached the engine and the second dial fails, the error says
-// that the request was sent.
+// If a first try may have reached the engine and the second dial fails, the error reports that the
+// request was sent.
 func TestSentOutlivesTheRetry(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) {

@@ -126,7 +126,7 @@ func TestOldTLS(t *testing.T) {
 	old := &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12, NextProtos: []string{Protocol}}
 	if nc, err := tls.Dial("tcp", d.address, old); err == nil {
 		nc.Close()
-		t.Error("TLS 1.2 gets in")
+		t.Error("the gate accepts TLS 1.2")
 	}
 	eventually(t, "it is counted", func() bool { return d.count(ReasonTLS) == 1 })
 

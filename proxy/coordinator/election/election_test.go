@@ -38,7 +38,7 @@ func TestNextRecord(t *testing.T) {
 	}{
 		{name: "the first", want: ms},
 		{name: "after another", before: at(other, ms-50), want: ms},
-		{name: "after one whose clock is ahead", before: at(other, ms+50), want: ms + 51},
+		{name: "after a leader whose clock is ahead", before: at(other, ms+50), want: ms + 51},
 		{name: "after one that only the watch saw: the store lost its data", seen: at(other, ms+9), want: ms + 10},
 		{name: "an answer was lost", mine: ms - 3, want: ms - 3},
 		{name: "a store went back", seen: at(other, ms+9), mine: ms - 3, want: ms + 10},

@@ -270,8 +270,8 @@ func TestRelayCannotPass(t *testing.T) {
 	}
 }
 
-// TestStrangersGetNothingToGuessBy: to a peer that does not know the token the
-// coordinator sends its nonce at most, so the peer cannot test guesses offline.
+// TestStrangersGetNothingToGuessBy: to a peer that does not have the token the coordinator sends
+// its nonce at most, so the peer cannot test guesses offline.
 func TestStrangersGetNothingToGuessBy(t *testing.T) {
 	r := newHost(t, testToken)
 	own := newPeer(1, "stranger")

@@ -79,7 +79,7 @@ func TestExtremes(t *testing.T) {
 			extremes(reflect.ValueOf(a).Elem(), fmt.Sprint(i), func(what string) {
 				b, ok := appendAsk(nil, math.MaxUint64, a, a.Lookup.Done, numbers)
 				if !ok {
-					t.Fatal("an ask has no form")
+					t.Fatal("an Ask could not be encoded")
 				}
 				if err := h.read(b, numbers, make(names)); err != nil || h.lost || h.lease != math.MaxUint64 {
 					t.Errorf("%s: %v, lost %v, lease %d", what, err, h.lost, h.lease)

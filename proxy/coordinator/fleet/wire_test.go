@@ -413,7 +413,7 @@ func TestTopics(t *testing.T) {
 		w.server.Publish(TopicLoads, []byte("d"))
 		w.pipes.fall(false)
 		later(time.Second)
-		expect("to one who comes later", &heard, "1 c", "2 d")
+		expect("to a worker that connects later", &heard, "1 c", "2 d")
 		expect("workers", &came, "1 3 here true", "1 3 here false", "2 3 here true")
 	})
 	// A worker that cannot read a value disconnects and places requests with its
@@ -422,7 +422,7 @@ func TestTopics(t *testing.T) {
 	bubble(t, "not understood", func(_ *ServerOptions, co *ClientOptions) {
 		co.OnTopic = func(Topic, []byte) error {
 			if strange.Load() {
-				return errors.New("what does that mean?")
+				return errors.New("unknown text")
 			}
 			return nil
 		}
@@ -731,6 +731,6 @@ func TestLeasesUnderFire(t *testing.T) {
 		t.Error("the worker stores leases that have ended")
 	}
 	if n := w.client.o.Fallback.(placetest.Uncounted).Open(); n != 0 {
-		t.Errorf("the worker's own books have %d leases", n)
+		t.Errorf("the worker itself has %d leases", n)
 	}
 }

@@ -224,7 +224,7 @@ func (w *World) BreakCircuit(t testing.TB, names ...string) {
 	}
 }
 
-// must places a or fails the test.
+// Must places a or fails the test.
 func (w *World) Must(t testing.TB, a *coordinator.Ask) *coordinator.Placement {
 	t.Helper()
 	p, err := w.Place(context.Background(), a)

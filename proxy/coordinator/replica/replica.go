@@ -30,9 +30,9 @@ const (
 	MostAnswer = 1 << 20
 	// every is the time between two questions of a standby that is up to date.
 	every = 100 * time.Millisecond
-	// again is the pause after a failed question.
+	// again is the pause after a failed request to the leader.
 	again = 500 * time.Millisecond
-	// mostNames bounds the names of instances that a standby knows.
+	// mostNames bounds the names of instances that a standby stores.
 	mostNames = 1 << 16
 )
 

@@ -20,7 +20,7 @@ import (
 // again is the pause before a leader that could not be followed is dialled again.
 const again = 300 * time.Millisecond
 
-// Election tells which coordinator leads: election.Election or election.Alone.
+// Election reports which coordinator leads: election.Election or election.Alone.
 type Election interface {
 	Standing() (s election.Standing, changed <-chan struct{})
 	Resign()

@@ -25,8 +25,8 @@ func place(t *testing.T, c *fleet.Client, id string) (p *coordinator.Placement, 
 	return p, !slices.Contains(p.Fallbacks, alone)
 }
 
-// worker starts a worker that reaches its coordinators by dial. The worker knows the
-// instance numbers of the leading host.
+// worker starts a worker that reaches its coordinators by dial. The worker has the instance numbers
+// of the leading host.
 func worker(t *testing.T, numbers *own, dial func(context.Context) (net.Conn, error)) *fleet.Client {
 	t.Helper()
 	c := fleet.NewClient(fleet.ClientOptions{

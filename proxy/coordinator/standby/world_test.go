@@ -75,8 +75,8 @@ type host struct {
 	table    *conversation.Table
 }
 
-// newHost returns a host with the engines in the given order. Another order gives the
-// engines other numbers.
+// newHost returns a host with the engines in the given order. With another order the engines have
+// other numbers.
 func newHost(t *testing.T, names ...string) *host {
 	t.Helper()
 	ready := make(chan struct{}, 2*len(names))

@@ -236,7 +236,7 @@ func TestDNSTroubleChangesNothing(t *testing.T) {
 	}
 	s.set(func() { s.failing["e.test"], s.ips["e.test"] = false, []string{"10.0.0.2"} })
 	eventually(t, "the registry drops the missing engines", r.has("e@10.0.0.2", "o@10.0.1.2"))
-	eventually(t, "the end of the trouble is said", func() bool { return strings.Contains(l.take(), "works again") })
+	eventually(t, "the end of the trouble is logged", func() bool { return strings.Contains(l.take(), "works again") })
 }
 
 func TestDNSMisses(t *testing.T) {

@@ -364,7 +364,7 @@ func TestTransfers(t *testing.T) {
 	})
 }
 
-// TestRest: the poller rarely asks an engine that knows none of the paths.
+// TestRest: the poller rarely polls an engine that has none of the paths.
 func TestRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, config.Engine{Name: "e", Connector: config.ConnectorSGLang})
@@ -447,8 +447,7 @@ func TestInterval(t *testing.T) {
 	})
 }
 
-// TestComeAndGo: the poller asks engines from the time that they are ready until they
-// leave.
+// TestComeAndGo: the poller polls engines from the time that they are ready until they leave.
 func TestComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)

@@ -124,8 +124,8 @@ func TestOwnHost(t *testing.T) {
 	}
 }
 
-// The book logs a refused peer once, whatever the number of tries. The number of
-// peers that the book remembers is bounded.
+// The book logs a refused peer once, whatever the number of tries. The number of peers that the
+// book stores is bounded.
 func TestRefusedPeers(t *testing.T) {
 	b, out := newTestBook()
 	for n := range 3 * maxEngines {

@@ -180,8 +180,8 @@ func TestForeignBytes(t *testing.T) {
 	}
 }
 
-// A successor knows the engines while its predecessor takes registrations. When
-// the predecessor leaves, the successor takes registrations on the same socket.
+// A successor has the list of engines while its predecessor accepts registrations. When the
+// predecessor leaves, the successor takes registrations on the same socket.
 func TestSuccessor(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
 	first, seenByFirst := start(t, Options{Registrations: registrations.New(dir, "zmq", log)})

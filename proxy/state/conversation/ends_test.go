@@ -59,7 +59,7 @@ func TestEndsThatNameNothing(t *testing.T) {
 	first := system + "What is the capital of France?"
 	for name, text := range map[string]string{
 		"another last word":        system + "What is the capital of Spain?",
-		"its last word goes on":    first + "! And of Spain?",
+		"its last word is longer":  first + "! And of Spain?",
 		"less than it":             system + "What is the capital of",
 		"another beginning":        "x" + first + " Paris.",
 		"the same blocks, shorter": system + "What is the capital of Fran",

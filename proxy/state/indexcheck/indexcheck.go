@@ -54,9 +54,9 @@ type Observation struct {
 	Block int // tokens a block; 0: not known
 }
 
-// slack is the allowed difference between prediction and report. Engines always compute
-// the last token of a prompt, and with it its block; and blocks come and go between the
-// choice and prefill.
+// slack is the allowed difference between prediction and report. Engines always compute the last
+// token of a prompt, and with it the token's block. Also, blocks can be added and evicted between
+// the choice and prefill.
 func (o *Observation) slack() int {
 	block := o.Block
 	if block <= 0 {
