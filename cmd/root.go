@@ -31,7 +31,7 @@ type app struct {
 // Main runs one command line and returns its exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
 	// Go's smallest heap of 4 MiB would make garbage collections too frequent for requests
-	// that take microseconds (docs/reference/performance.md).
+	// that take microseconds (docs/performance.md).
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400)
 	}
