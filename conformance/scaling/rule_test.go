@@ -57,7 +57,7 @@ func TestRule(t *testing.T) {
 		{1, 1, 4.3, 1, "within the tolerance"},
 		{2, 1, 4.5, 2, "above the tolerance"},
 		{3, 2, 100, 5, "the most"},
-		{5, 5, 4, 5, "5 were wanted 2 s ago"},
+		{5, 5, 4, 5, "2 s ago the rule required 5 replicas"},
 		{13, 5, 4, 5, "10 s ago the rule required 5 replicas"},
 		{14, 5, 8, 2, "more than 10 s ago"},
 		{15, 2, 0, 2, "2 were wanted 1 s ago"},
