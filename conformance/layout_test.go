@@ -46,6 +46,7 @@ var mayImport = map[string][]string{
 	"proxy/journal":               {"abi", "proxy/accesslog", "proxy/balance", "proxy/connector", "proxy/coordinator", "proxy/engine", "proxy/inflight", "proxy/openai", "proxy/state/conversation", "proxy/telemetry"},
 	"proxy/attempt":               {"abi", "proxy/buffer", "proxy/cleanup", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/coordinator/fleet", "proxy/downstream", "proxy/engine", "proxy/journal", "proxy/openai", "proxy/prompt", "proxy/retained", "proxy/sidecar", "proxy/telemetry", "proxy/upstream"},
 	"proxy/exchange":              {"abi", "proxy/admission", "proxy/attempt", "proxy/buffer", "proxy/cleanup", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/journal", "proxy/openai", "proxy/prompt", "proxy/recording", "proxy/retained", "proxy/sidecar", "proxy/telemetry", "proxy/upstream"},
+	"proxy/epp":                   {"abi", "proxy/attempt", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/lograte", "proxy/openai"},
 	"proxy/recording":             {"proxy/openai", "proxy/state/kvindex"},
 	"proxy/sidecar":               {"abi", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/openai", "proxy/upstream"},
 	"proxy/socket":                {},

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/exchange"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -54,12 +55,18 @@ func (s *Server) endPanic(r *http.Request) {
 }
 
 // ServeHTTP serves the public endpoints, in the same way for HTTP/1.1, HTTP/2 and HTTP/3.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.serve(w, r, nil) }
+
+// serve is ServeHTTP for a request that the gateway g sends to its engine; nil: this process
+// does.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway) {
 	// The deadline also holds for handlers that read only a part of the body. ReadBody
 	// lifts it at the end of the body.
 	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
 	api, ok := openai.APIFor(r.URL.Path)
 	switch {
+	case ok && r.Method == http.MethodPost && g != nil:
+		s.exchanges.Pick(w, r, api, g)
 	case ok && r.Method == http.MethodPost: // here, so that an open stream needs little stack
 		s.exchanges.Serve(w, r, api)
 	case !s.servePath(w, r, ok):

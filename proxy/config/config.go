@@ -26,6 +26,8 @@ type Config struct {
 	Admin Admin `toml:"admin"`
 	// Metrics is an address for Prometheus alone.
 	Metrics Metrics `toml:"metrics"`
+	// EPP is the endpoint picker for gateways.
+	EPP EPP `toml:"epp"`
 	// Timeouts bounds each wait of an exchange.
 	Timeouts Timeouts `toml:"timeouts"`
 	// Limits bounds how many exchanges run and wait.

@@ -130,6 +130,10 @@ type Engine struct {
 	// for an engine of the configuration file, except the peer's own (the loopback); no
 	// other host for an engine that registered or was discovered.
 	KVHosts string `toml:"kv_hosts"`
+	// Endpoint is the address, ip:port, to which gateways send the requests for the
+	// instance: that of a sidecar in front of it. ":port" is a port of URL's host; epp
+	// only. Default "": host and port of URL.
+	Endpoint string `toml:"endpoint"`
 	// HealthPath is the path of the health probe. Default "": a cheap path of the
 	// connector. Probes never generate tokens.
 	HealthPath string `toml:"health_path"`

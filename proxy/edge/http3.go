@@ -61,7 +61,7 @@ func listenQUIC(cfg *config.Config, o Options, base context.Context, places *con
 	}, headLimit)
 	q.conns.limit(q.transport, places)
 	var err error
-	q.listener, err = q.transport.Listen(http3.ConfigureTLSConfig(o.Certs.config(http3.NextProtoH3)), &quic.Config{
+	q.listener, err = q.transport.Listen(http3.ConfigureTLSConfig(o.Certs.Config(http3.NextProtoH3)), &quic.Config{
 		HandshakeIdleTimeout:  headLimit / 2, // a whole handshake may take twice as long
 		MaxIncomingStreams:    streamsPerConn,
 		MaxIncomingUniStreams: controlStreams,

@@ -12,6 +12,9 @@ import (
 // place requests the next placement from the coordinator.
 func (x *exchange) place() (*coordinator.Placement, error) {
 	x.journal.Placing()
+	if x.gateway != nil {
+		x.ask.Within = x.gateway.Within()
+	}
 	if x.route.Sidecar() == nil {
 		return x.PlaceOnce()
 	}

@@ -83,7 +83,7 @@ func (s *Ring) Recent(after uint64) Recent {
 	if s.puts > RingSize {
 		after = max(after, s.puts-RingSize)
 	}
-	list := Recent{Next: s.puts, Prompts: make(map[string]PromptTokens)}
+	list := Recent{Next: s.puts, Prompts: make(map[string]PromptTokens), Latest: []EndedRow{}, Troubled: []EndedRow{}} // no null in JSON
 	kinds := make(Troubles)
 	for n := s.puts; n > after; n-- {
 		r := s.at(n - 1)
