@@ -83,7 +83,7 @@ func startProcess(t *testing.T, cfg *config.Config, log io.Writer, o node.Option
 	if o.Role != node.RoleSingle {
 		name = fmt.Sprint(o.Role, o.Slot)
 	}
-	own := *cfg // the node keeps it
+	own := *cfg // the node keeps the configuration
 	n, err := node.New(&own, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})).With("process", name), o)
 	if err != nil {
 		t.Fatal(err)

@@ -10,7 +10,7 @@ import "github.com/pdproxy/pdproxy/abi"
 type Leg struct {
 	roles    abi.Role
 	group    uint64 // low half: the prefill target's group; high half: a mask of its bits that count
-	instance uint64 // the prefill target's; else a number that no instance has
+	instance uint64 // instance of the prefill target; without a prefill target, a number that no instance has
 	prefill  int    // the row that a decode leg pairs with, or -1
 }
 

@@ -30,7 +30,7 @@ type Server struct {
 	certs   *Certs
 	quic    *quicListener // nil without HTTP/3
 	servers []*http.Server
-	tcp     net.Listener // public, and counted; nil with TLS
+	tcp     net.Listener // listener for the public address, whose connections are counted; nil with TLS
 	tls     *tlsListener // nil without TLS
 
 	base      context.Context // parent of every public request

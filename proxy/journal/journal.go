@@ -56,7 +56,7 @@ type Journal struct {
 	model     *telemetry.Model // instruments of the request's model; other before Model is called
 	stage     telemetry.Stage
 	staged    time.Time     // when stage began
-	waited    time.Duration // in the stages before that wait
+	waited    time.Duration // time in the earlier stages
 }
 
 // Open begins the account of the request with that id. ctx and header are those of the

@@ -90,8 +90,8 @@ type Freer struct {
 	Cleanups *cleanup.Runner
 }
 
-// Free makes the holder of k free it, in the background, after delay. The prefill engine
-// of that turn makes the call, or another one if that is not ready.
+// Free makes the holder of k free it, in the background, after delay. The prefill engine of that
+// turn makes the call. If that engine is not ready, another prefill engine makes the call.
 func (f Freer) Free(k *KV, delay time.Duration) {
 	k.free.Free(delay, func() *engine.Instance { return f.via(k) })
 	f.Cleanups.Start(k.free)
