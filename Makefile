@@ -121,6 +121,10 @@ bench: build ## CPU per request and per event against peers, as ratios
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
 	conformance/real/run.sh
 
+.PHONY: test-epp
+test-epp: build ## the endpoint picker behind a real Envoy (Python index needed, not in CI)
+	ENVOY=$$(conformance/epp/install.sh) && cd conformance/epp && ENVOY=$$ENVOY $(GO) test -count=1 -timeout 8m .
+
 .PHONY: test-page
 test-page: build ## the dashboard in Chromium (needs chromium, not in CI); SCREENSHOTS=1 writes the pictures of the docs
 	cd conformance/page && $(GO) test -count=1 -timeout 30m . $(if $(SCREENSHOTS),-screenshots -run 'Operator|Parked')

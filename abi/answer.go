@@ -67,7 +67,7 @@ func ReadScores(frame []byte, f *PlaceFacts) {
 		return
 	}
 	f.Scored = true
-	const at = HeaderSize + placeSize + rowScore // the rows follow the facts
+	const at = HeaderSize + placeSize + rowScore // the rows begin after the facts
 	for i := range f.Candidates {
 		score := math.Float32frombits(get32(frame, at+i*RowSize))
 		if score-score != 0 { // infinite, or not a number

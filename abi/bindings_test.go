@@ -15,8 +15,8 @@ var bindings = []struct{ name, layout string }{
 	{"pair", "Place 3"}, {"mint", "Mint 1"}, {"leg", "Leg 1"}, {"edit", "Leg 2"}, {"finish", "Finish 1"},
 }
 
-// constants are the numbers of the contract, for guests in C and Rust. Rust needs their
-// types: those of the fields in which they occur first, and u64 for an answer.
+// constants are the numbers of the contract, for guests in C and Rust. In Rust a constant
+// has the type of the first field that uses it; the constants of an answer are u64.
 var constants = []struct {
 	name  string
 	value uint64

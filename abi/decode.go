@@ -182,7 +182,7 @@ func decodeRequest(b, facts []byte, r *RequestFacts) (ok bool) {
 		return false
 	}
 	r.Conversation, r.Prompt = "", ""
-	if get32(facts, reqConversation+4)|get32(facts, reqPrompt+4) == 0 { // most policies ask for neither text
+	if get32(facts, reqConversation+4)|get32(facts, reqPrompt+4) == 0 { // most policies request neither text
 		return true
 	}
 	if r.Conversation, ok = textOf(b, facts, reqConversation); !ok {

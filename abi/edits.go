@@ -1,6 +1,6 @@
 package abi
 
-// EditOp is what an edit does to a leg.
+// EditOp is the operation of an edit on a leg.
 type EditOp uint32
 
 // The edits. Comparison of header names ignores case. A field is a member of

@@ -24,8 +24,8 @@ const (
 	// Magic is the first word of a frame, "PDF1".
 	Magic = 'P' | 'D'<<8 | 'F'<<16 | '1'<<24
 
-	// OutScored is the bit of the header's out flags by which a guest says that
-	// it wrote a score into the rows.
+	// OutScored is the bit of the header's out flags by which a guest reports that it wrote a score
+	// into the rows.
 	OutScored = 1 << 0
 )
 

@@ -96,7 +96,7 @@ func TestFramesKeepTheFacts(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", tt.got, tt.facts)
 			}
 			if n := testing.AllocsPerRun(10, func() { tt.append(dirty[:0]); tt.decode(frame) }); n > 1 { // Leg and Finish allocate their facts
-				t.Errorf("%v allocations", n)
+				t.Errorf("got %v allocations", n)
 			}
 		})
 	}
@@ -114,7 +114,7 @@ func TestRowsAreRows(t *testing.T) {
 	put32(wide[HeaderSize:], placeRows+4, 9)
 	put32(wide[HeaderSize:], placeRows+8, RowSize+24)
 	for i := range f.Candidates {
-		wide = append(appendFields(wide, f.Candidates[i:i+1]), strings.Repeat("\xee", 24)...) // fields that this version does not know
+		wide = append(appendFields(wide, f.Candidates[i:i+1]), strings.Repeat("\xee", 24)...) // fields that this version does not have
 	}
 	var got PlaceFacts
 	var spare []Candidate
@@ -127,7 +127,7 @@ func TestRowsAreRows(t *testing.T) {
 		t.Error("a score of a copied row does not reach the frame")
 	}
 	if n := testing.AllocsPerRun(10, func() { DecodePlace(wide, &got, &spare) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations", n)
 	}
 }
 
@@ -170,7 +170,7 @@ func TestPlanAnswer(t *testing.T) {
 			t.Errorf("UnpackPlan(%#x) = %+v, %v", tt.v, a, ok)
 		}
 		if ok && a.Pack() != tt.v {
-			t.Errorf("%+v packs to %#x, want %#x", a, a.Pack(), tt.v)
+			t.Errorf("%+v: got Pack() = %#x, want %#x", a, a.Pack(), tt.v)
 		}
 	}
 }

@@ -53,8 +53,8 @@ const (
 	ExportPolicyNeeds = prefix + "policy_needs" // () -> i64, optional
 )
 
-// Needs is a set of additional facts that a module asks for. The proxy computes
-// such a fact only when a module asks for it.
+// Needs is a set of additional facts that a module requests. The proxy computes such a fact only
+// when a module requests it.
 type Needs uint64
 
 // The needs.
@@ -68,8 +68,8 @@ const (
 
 var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs"}
 
-// Names returns the needs as `pdproxy plugin inspect` shows them. It leaves out
-// bits that this version does not know.
+// Names returns the needs as `pdproxy plugin inspect` shows them. It leaves out bits that this
+// version does not define.
 func (n Needs) Names() []string {
 	var names []string
 	for i, name := range needNames {

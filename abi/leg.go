@@ -43,7 +43,7 @@ const (
 	LegEdited LegDecision = 1 // LegSend: apply the edits first
 
 	LegRetry      LegDecision = 1 // LegFailed: send the leg again to the same targets
-	LegPlaceAgain LegDecision = 2 // LegFailed: ask the place policy for other targets
+	LegPlaceAgain LegDecision = 2 // LegFailed: call the place policy for other targets
 	LegGiveUp     LegDecision = 3 // LegFailed: report the error to the client
 )
 

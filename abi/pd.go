@@ -159,8 +159,8 @@ type PlanFacts struct {
 	Notes []string // out: the policy's notes for explain
 }
 
-// PlanDecision is the plan policy's answer. It says only the number of legs,
-// because the connector determines the order of two legs.
+// PlanDecision is the plan policy's answer. It contains only the number of legs, because the
+// connector determines the order of two legs.
 type PlanDecision uint8
 
 // The plan decisions. PlanPass leaves the decision to the next plan policy.

@@ -196,7 +196,7 @@ func TestREADMEExamples(t *testing.T) {
 		seen++
 	}
 	if seen != len(frames) {
-		t.Errorf("%d examples, want %d", seen, len(frames))
+		t.Errorf("got %d examples, want %d", seen, len(frames))
 	}
 }
 

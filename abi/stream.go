@@ -12,8 +12,8 @@ import (
 // not known (yet).
 type StreamFacts struct {
 	RequestID string // x-request-id of the exchange
-	Model     string // as the client asked for it
-	Stream    bool   // the client asked for events
+	Model     string // as the client requested it
+	Stream    bool   // the client requested events
 	Flow      Flow
 	Prefill   StreamTarget // FlowAggregated has none
 	Decode    StreamTarget

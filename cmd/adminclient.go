@@ -104,7 +104,7 @@ func (t *adminTarget) get(path string) (*http.Response, error) {
 	resp, err := client.Do(req)
 	if err == nil && resp.StatusCode == http.StatusUnauthorized {
 		resp.Body.Close()
-		return nil, errors.Join(fmt.Errorf("%s requires another token than the one found; name its file by --token-file or $%s", t.base.Host, adminTokenVariable), t.missing)
+		return nil, errors.Join(fmt.Errorf("%s requires another token than the token that was found; name its file by --token-file or $%s", t.base.Host, adminTokenVariable), t.missing)
 	}
 	return resp, err
 }

@@ -79,7 +79,7 @@ func (b *benchFlags) addTo(cmd *cobra.Command) {
 	f.IntVar(&c.PromptWords, "prompt-words", 256, "words of a prompt; the tokenizer determines how many tokens a word has, and the results show the prompt tokens")
 	f.IntVar(&c.Shared, "shared-words", 0, "words at the beginning of all prompts")
 	f.IntVar(&c.MaxTokens, "max-tokens", 64, "most tokens of an answer")
-	f.BoolVar(&c.IgnoreEOS, "ignore-eos", false, "ask for answers of exactly --max-tokens (vLLM, SGLang)")
+	f.BoolVar(&c.IgnoreEOS, "ignore-eos", false, "request answers of exactly --max-tokens (vLLM, SGLang)")
 	f.IntVar(&c.Turns, "turns", 1, "requests of one conversation; each repeats the earlier prompts and answers")
 	f.DurationVar(&c.Think, "think", 0, "mean time between an answer and the next turn; the times are exponentially distributed")
 	f.IntVar(&c.TurnWords, "turn-words", 32, "words of the second and later prompts of a conversation")
@@ -137,7 +137,7 @@ func (b *benchFlags) runs() ([]load.Config, error) {
 	return runs, nil
 }
 
-// bounded sets what depends on several flags.
+// bounded sets the values that depend on several flags.
 func (b *benchFlags) bounded(c load.Config) load.Config {
 	if b.given("concurrency") && (c.Rate > 0 || c.Trace != nil) {
 		c.MaxOpen = c.Concurrency
@@ -176,7 +176,7 @@ func (b *benchFlags) readTrace() error {
 	return nil
 }
 
-// check checks the values of single flags, and which flags stand together.
+// check checks the values of single flags, and the combinations of flags.
 func (b *benchFlags) check() error {
 	c := &b.load
 	if c.URL == "" {

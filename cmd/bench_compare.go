@@ -82,7 +82,7 @@ func (a *app) benchCompare(pathA, pathB string, limits load.Limits, html string)
 			return exit.Failed(err)
 		}
 	}
-	_, err = fmt.Fprintln(a.out, "\nThe interval contains the change with a confidence of 95 %, as far as the choice of requests causes it.")
+	_, err = fmt.Fprintln(a.out, "\nThe interval contains the change with a confidence of 95 %, if only the random choice of requests causes the variation.")
 	return exit.Failed(err)
 }
 

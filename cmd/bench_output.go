@@ -69,7 +69,7 @@ func prefixed(label string) string {
 	return label + " "
 }
 
-// writeBench writes the results in the forms that the flags ask for.
+// writeBench writes the results in the forms that the flags request.
 func (a *app) writeBench(b *benchFlags, results []*load.Result) error {
 	if b.html != "" {
 		if err := writeBenchHTML(b.html, &load.Report{Title: b.title(), Facts: b.facts(), Runs: named(results)}); err != nil {

@@ -71,9 +71,9 @@ func (c *demoUser) next() {
 	c.messages = append(c.messages, demoMessage{"user", question.String()})
 }
 
-// send sends the conversation and reads the whole answer. The next turn repeats a short
-// answer in its place: the text of a simulator says nothing. An error needs no report,
-// because the page shows what fails.
+// send sends the conversation and reads the whole answer. The next turn repeats a short answer in
+// its place: the text of a simulator has no meaning. An error needs no report, because the page
+// shows what fails.
 func (c *demoUser) send(ctx context.Context, client *http.Client, url string) {
 	body, err := json.Marshal(map[string]any{
 		"model": "sim", "stream": true, "stream_options": map[string]bool{"include_usage": true},

@@ -41,7 +41,7 @@ func (a *app) explain(id string, admin adminFlags) error {
 		return err
 	}
 	if target.missing != nil {
-		fmt.Fprintln(a.err, "pdproxy: asking without the admin token:", target.missing)
+		fmt.Fprintln(a.err, "pdproxy: request without the admin token:", target.missing)
 	}
 	resp, err := target.get("/v1/explain/" + url.PathEscape(id))
 	if err != nil {

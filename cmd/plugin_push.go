@@ -23,7 +23,7 @@ func (a *app) pluginPushCommand() *cobra.Command {
 Print the location with the digest of the artifact, which always names this content.
 
 The credentials come from Docker's configuration file (docker login). A registry on
-this host (localhost, 127.0.0.1) is reached over HTTP, every other one over HTTPS.`,
+this host (localhost, 127.0.0.1) is reached over HTTP, every other registry over HTTPS.`,
 		Example: `  pdproxy plugin push my-router/my-router.wasm oci://registry.example.com/plugins/my-router:1`,
 		Args:    arguments("FILE", "oci://REGISTRY/REPOSITORY:TAG"),
 		RunE:    func(_ *cobra.Command, args []string) error { return a.pluginPush(args[0], args[1], signature) },

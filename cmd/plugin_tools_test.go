@@ -84,7 +84,7 @@ func TestNewPolicy(t *testing.T) {
 	stdout, _ = must(t, exit.OK, "plugin", "test", "--json", module, filepath.Join(dir, "frames.json"))
 	unmarshal(t, stdout, &results)
 	if len(results) != 3 {
-		t.Fatalf("%d results", len(results))
+		t.Fatalf("got %d results", len(results))
 	}
 	for _, r := range results {
 		if r.Error != "" || r.US <= 0 || r.Decision == nil || r.Hook != "place" {

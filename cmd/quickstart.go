@@ -15,7 +15,7 @@ import (
 )
 
 // quickstartCommand has one subcommand for each quickstart, so that help, completion and
-// suggestions know their names.
+// suggestions contain their names.
 func (a *app) quickstartCommand() *cobra.Command {
 	o := quickstart.Defaults()
 	var out string

@@ -80,7 +80,7 @@ func TestReplayWrites(t *testing.T) {
 		t.Fatalf("exit %d: %s", code, errs)
 	}
 	if n := strings.Count(out, "300 requests"); n != 2 {
-		t.Errorf("%d tables", n)
+		t.Errorf("got %d tables", n)
 	}
 	for _, want := range append(policies.PlaceNames(), "first token within 7.00 s, then 33.0 ms") {
 		if !strings.Contains(out, want) {

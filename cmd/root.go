@@ -31,7 +31,7 @@ type app struct {
 // Main runs one command line and returns its exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
 	// Go's smallest heap of 4 MiB would make garbage collections too frequent for requests
-	// that take microseconds (docs/reference/performance.md).
+	// that take microseconds (docs/performance.md).
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400)
 	}
@@ -117,7 +117,7 @@ func (a *app) checkJSON(c *cobra.Command) error {
 	return nil
 }
 
-// arguments requires exactly the named arguments. Its error says which one is missing.
+// arguments requires exactly the named arguments. Its error names the missing argument.
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) == len(names) {

@@ -81,7 +81,7 @@ func eachAPI(t *testing.T, o fleetOptions, run func(f *fleet, a api)) {
 				}
 				if !conn.Serves(route) {
 					if got := g.try(a.path, a.body("x", 3, false)); got.status != 501 || !strings.Contains(got.body, conn.Name()) {
-						t.Errorf("status %d: %s", got.status, got.body)
+						t.Errorf("got status %d: %s", got.status, got.body)
 					}
 					return
 				}
@@ -143,7 +143,7 @@ func TestAPIsFail(t *testing.T) {
 				fault(f.prefill, "1:500", "")
 				got := f.try(a.path, a.body("all fail", 5, true))
 				if got.status != 502 || !strings.Contains(got.body, "prefill") || !strings.Contains(got.body, `"error":{`) {
-					f.t.Errorf("status %d: %s", got.status, got.body)
+					f.t.Errorf("got status %d: %s", got.status, got.body)
 				}
 				if typed := strings.Contains(got.body, `"type":"error"`); typed != (a.path == "/v1/messages") {
 					f.t.Errorf("not an error of this API: %s", got.body)
@@ -152,11 +152,11 @@ func TestAPIsFail(t *testing.T) {
 			{"prefill refuses", func() {
 				fault(f.prefill, "1:400", "")
 				if got := f.try(a.path, a.body("no", 5, true)); got.status != 400 || !strings.Contains(got.body, "simulated bad request") {
-					f.t.Errorf("status %d: %s", got.status, got.body)
+					f.t.Errorf("got status %d: %s", got.status, got.body)
 				}
 			}},
 			{"decode is cut", func() { fault(f.decode, "1:cut", ""); f.breaksAt(a) }},
-			{"decode says that it failed", func() { fault(f.decode, "1:sse-error", ""); f.breaksAt(a) }},
+			{"decode reports that it failed", func() { fault(f.decode, "1:sse-error", ""); f.breaksAt(a) }},
 			{"the client leaves prefill", func() {
 				fault(f.prefill, "", "prefill")
 				ctx, leave := context.WithCancel(context.Background())
@@ -216,7 +216,7 @@ func (f *fleet) breaksAt(a api) {
 		return got.status == 200
 	})
 	if got.status != 200 || got.err != nil || got.errors != 1 {
-		f.t.Errorf("status %d, %d error events, err %v: %s", got.status, got.errors, got.err, got.body)
+		f.t.Errorf("got status %d, %d error events, err %v: %s", got.status, got.errors, got.err, got.body)
 	}
 }
 
@@ -271,14 +271,14 @@ func TestMessagesEndAtOnce(t *testing.T) {
 			body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"<eos1> %d"}],"max_tokens":5,"stream":%t}`, n, stream)
 			got, want := f.try(path, body), f.post(context.Background(), f.alone.URL(), path, body)
 			if got.status != 200 || got.err != nil || got.errors > 0 || got.done != stream || got.text != want.text || !strings.Contains(got.body, `"stop_reason":"end_turn"`) {
-				t.Errorf("status %d, %d error events, done %v, err %v: %s", got.status, got.errors, got.done, got.err, got.body)
+				t.Errorf("got status %d, %d error events, done %v, err %v: %s", got.status, got.errors, got.done, got.err, got.body)
 			}
 			if strings.Contains(got.body, "remote_") {
-				t.Errorf("the transfer is shown: %s", got.body)
+				t.Errorf("the answer shows the transfer: %s", got.body)
 			}
 		}
 		if n := f.metric("pdproxy_retries_total"); n != 0 {
-			t.Errorf("%v retries", n)
+			t.Errorf("got %v retries", n)
 		}
 	})
 }

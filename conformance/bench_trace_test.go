@@ -61,7 +61,7 @@ func TestRecordAndBench(t *testing.T) {
 		leading += min(q.Ideal, (q.InputLength-1)/benchBlock)
 	}
 	if hits != leading*benchBlock || hitsAgain != hits {
-		t.Errorf("%d and %d cached tokens, want %d", hits, hitsAgain, leading*benchBlock)
+		t.Errorf("got %d and %d cached tokens, want %d", hits, hitsAgain, leading*benchBlock)
 	}
 }
 

@@ -61,7 +61,7 @@ func TestShortTurnsGoHome(t *testing.T) {
 				for c := range homes {
 					a := f.post(context.Background(), f.url, talk.path, talk.body(c, turn))
 					if a.status != 200 {
-						t.Fatalf("status %d: %s", a.status, a.body)
+						t.Fatalf("got status %d: %s", a.status, a.body)
 					}
 					home := a.header.Get("X-Pdproxy-Prefill")
 					if turn == 0 {

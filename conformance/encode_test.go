@@ -69,7 +69,7 @@ func TestEncodePrefillDecode(t *testing.T) {
 		body := chat("no picture", 8, false)
 		f.right(f.try(chatPath, body), chatPath, body)
 		if n := sum(f.encode, encodedOf); n != 12 {
-			t.Errorf("encoders worked up %d parts, want 12", n)
+			t.Errorf("got %d parts processed by encoders, want 12", n)
 		}
 		for _, e := range f.encode {
 			if s := e.State(); s.Encoded == 0 {
@@ -77,11 +77,11 @@ func TestEncodePrefillDecode(t *testing.T) {
 			}
 		}
 		if hits, own := sum(f.prefill, hitsOf), sum(f.prefill, encodedOf); hits != 12 || own != 0 {
-			t.Errorf("prefill found %d parts and worked up %d", hits, own)
+			t.Errorf("prefill found %d parts and processed %d", hits, own)
 		}
 		n := sum(f.decode, encodedOf) + sum(f.decode, hitsOf)
-		if n != 0 && connector != enginesim.ConnectorVLLMStore { // where decode asks the store afterwards
-			t.Errorf("decode looked at %d parts", n)
+		if n != 0 && connector != enginesim.ConnectorVLLMStore { // with this connector decode asks the store afterwards
+			t.Errorf("decode read or processed %d parts, want 0", n)
 		}
 		var rows []struct{ Name, Role, State string }
 		f.admin("/v1/engines", &rows)
@@ -121,11 +121,11 @@ func TestEncoderFails(t *testing.T) {
 		}
 		fault("1:500", "", f.encode...)
 		if a := f.try(chatPath, fresh(true)); a.status != 502 || !strings.Contains(a.body, "encode leg") {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		fault("1:400", "", f.encode...)
 		if a := f.try(chatPath, fresh(false)); a.status != 400 || !strings.Contains(a.body, "simulated bad request") {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		if got := sum(f.decode, func(s enginesim.State) int64 { return s.Errors }); got != 0 {
 			t.Errorf("%d errors on decode", got)
@@ -135,20 +135,20 @@ func TestEncoderFails(t *testing.T) {
 	})
 }
 
-// An encoder that hangs is given the time of a prefill.
+// A call to an encoder that hangs has the time limit of a prefill.
 func TestEncoderTimesOut(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, withEncoders(t, 1, func(c *config.Config) {
 		c.Timeouts.Prefill = config.Duration(300 * time.Millisecond)
 	}))
 	f.encode[0].SetFault("", 0, "head")
 	if a := f.try(chatPath, picture("hangs", 2, 5, true)); a.status != 504 || !strings.Contains(a.body, "encode leg") {
-		t.Errorf("status %d: %s", a.status, a.body)
+		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	f.encode[0].SetFault("", 0, "")
 }
 
-// When its client leaves while an encoder works, an exchange cancels its legs;
-// no leg was sent to prefill.
+// If the client leaves while an encoder works, the exchange cancels its calls and sends
+// no leg to prefill.
 func TestClientLeavesTheEncoder(t *testing.T) {
 	vllmConnectors(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, withEncoders(t, 1, nil))
@@ -178,7 +178,7 @@ func TestNoEncoderIsReady(t *testing.T) {
 	body := picture("alone", 2, 5, false)
 	f.right(f.try(chatPath, body), chatPath, body)
 	if n := sum(f.prefill, encodedOf); n != 3 {
-		t.Errorf("prefill worked up %d parts, want 3", n)
+		t.Errorf("got %d parts processed by prefill, want 3", n)
 	}
 	if f.metric("pdproxy_fallbacks_total", `what="encode"`, `reason="no_target"`) != 1 {
 		t.Error("the fallback is not counted")

@@ -75,11 +75,11 @@ func TestAnswersEqualOneEngine(t *testing.T) {
 				a := g.try(b[0], b[1])
 				if strings.Contains(b[1], "<eos1>") {
 					if a.status != 200 || a.errors > 0 || a.err != nil {
-						t.Fatalf("status %d: %s", a.status, a.body)
+						t.Fatalf("got status %d: %s", a.status, a.body)
 					}
 					want := g.post(context.Background(), g.alone.URL(), b[0], b[1])
 					if a.text != want.text {
-						t.Fatalf("text %q, alone %q", a.text, want.text)
+						t.Fatalf("got text %q, want %q as from one engine alone", a.text, want.text)
 					}
 					return
 				}
@@ -191,7 +191,7 @@ func (f *fleet) leaveBetweenLegs(path, body string) {
 	gone := make(chan answer, 1)
 	go func() { gone <- f.post(ctx, f.url, path, body) }()
 	f.eventually("blocks are held for decode", func() bool {
-		for _, e := range append(f.prefill, f.decode...) { // with some protocols decode holds them by then
+		for _, e := range append(f.prefill, f.decode...) { // with some protocols decode already holds the blocks
 			s := e.State()
 			if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || f.connector == enginesim.ConnectorVLLMStore && s.OutputTokens > 0 {
 				return true
@@ -216,7 +216,7 @@ func TestPrefillRefuses(t *testing.T) {
 		}
 		a := f.try(chatPath, chat("no", 5, true))
 		if a.status != 400 || !strings.Contains(a.body, "message") {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		f.settled()
 		if n := f.metric("pdproxy_retries_total"); n != 0 {
@@ -233,7 +233,7 @@ func TestDecodeRefuses(t *testing.T) {
 		}
 		a := f.try(chatPath, chat(long, 5, false))
 		if a.status != 400 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		for _, d := range f.decode {
 			d.SetFault("", 0, "")
@@ -293,7 +293,7 @@ func TestEveryEngineOfAPhaseFails(t *testing.T) {
 				}
 				a := f.try(chatPath, chat("all fail", 5, true))
 				if a.status != 502 || !strings.Contains(a.body, phase) {
-					t.Fatalf("status %d, want 502 naming %s: %s", a.status, phase, a.body)
+					t.Fatalf("got status %d, want 502 naming %s: %s", a.status, phase, a.body)
 				}
 				for _, e := range bad {
 					e.SetFault("", 0, "")
@@ -318,7 +318,7 @@ func TestPrefillTimesOut(t *testing.T) {
 		f.prefill[1].SetFault("", 0, "prefill")
 		a := f.try(chatPath, body+" ")
 		if a.status != 504 || !strings.Contains(a.body, "prefill") {
-			t.Fatalf("status %d, want 504 naming prefill: %s", a.status, a.body)
+			t.Fatalf("got status %d, want 504 naming prefill: %s", a.status, a.body)
 		}
 		f.prefill[0].SetFault("", 0, "")
 		f.prefill[1].SetFault("", 0, "")
@@ -338,7 +338,7 @@ func TestDecodeTimesOutBeforeFirstByte(t *testing.T) {
 		}
 		f.decode[1].SetFault("", 0, "head")
 		if a := f.try(chatPath, body); a.status != 504 || !strings.Contains(a.body, "decode") {
-			t.Fatalf("status %d, want 504 naming decode: %s", a.status, a.body)
+			t.Fatalf("got status %d, want 504 naming decode: %s", a.status, a.body)
 		}
 		f.decode[0].SetFault("", 0, "")
 		f.decode[1].SetFault("", 0, "")
@@ -403,7 +403,7 @@ func TestStreamIsIdleTooLong(t *testing.T) {
 		}
 		a := f.try(chatPath, chat(long, 50, true))
 		if a.status != 200 || a.errors != 1 || a.done {
-			t.Fatalf("status %d, %d error events, done %v: %s", a.status, a.errors, a.done, a.body)
+			t.Fatalf("got status %d, %d error events, done %v: %s", a.status, a.errors, a.done, a.body)
 		}
 		f.settled()
 		if f.metric("pdproxy_leg_errors_total", `phase="decode"`, `reason="timeout"`) != 1 {
@@ -423,7 +423,7 @@ func TestStreamOfComments(t *testing.T) {
 	}
 	a := f.try(chatPath, chat(long, 50, true))
 	if a.status != 200 || a.errors != 1 || a.done {
-		t.Fatalf("status %d, %d error events, done %v: %s", a.status, a.errors, a.done, a.body)
+		t.Fatalf("got status %d, %d error events, done %v: %s", a.status, a.errors, a.done, a.body)
 	}
 	f.settled()
 }
@@ -444,7 +444,7 @@ func TestNoTargetForAPhase(t *testing.T) {
 		})
 		a := f.try(chatPath, chat("nobody", 5, true))
 		if a.status != 503 || a.header.Get("Retry-After") == "" || !strings.Contains(a.body, "prefill") {
-			t.Fatalf("status %d, Retry-After %q: %s", a.status, a.header.Get("Retry-After"), a.body)
+			t.Fatalf("got status %d, Retry-After %q: %s", a.status, a.header.Get("Retry-After"), a.body)
 		}
 	})
 }
@@ -463,7 +463,7 @@ func TestEngineRestarts(t *testing.T) {
 				addr := (*set).Addr()
 				(*set).Kill()
 				(*set).Close()
-				f.eventually("the engine is seen to be gone", func() bool { return f.engineState(name) == "unhealthy" })
+				f.eventually("the probes have found that the engine has ended", func() bool { return f.engineState(name) == "unhealthy" })
 				c := enginesim.Config{Connector: f.connector, Role: role, Listen: addr}
 				c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
 				c.SGLang.HeaderOverrides = connector == sglangHeaders
@@ -498,11 +498,11 @@ func TestOverload(t *testing.T) {
 		a := <-answers
 		got[a.status]++
 		if a.header.Get("Retry-After") == "" {
-			t.Errorf("status %d has no Retry-After", a.status)
+			t.Errorf("got status %d without Retry-After", a.status)
 		}
 	}
 	if got[429] != 2 || got[503] != 1 {
-		t.Fatalf("got %v, want two refused at once (429) and one that waited in vain (503)", got)
+		t.Fatalf("got %v, want two rejected at once (429) and one rejected after its wait (503)", got)
 	}
 	first.Body.Close()
 	if f.metric("pdproxy_shed_total") < 2 {
@@ -521,11 +521,11 @@ func TestRetryBudgetIsGlobal(t *testing.T) {
 	}
 	for range 5 {
 		if a := f.try(chatPath, chat("x", 5, true)); a.status != 502 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 	}
 	if n := f.metric("pdproxy_retries_total"); n != 2 {
-		t.Errorf("%v retries, want the floor of 2", n)
+		t.Errorf("got %v retries, want the floor of 2", n)
 	}
 	if f.metric("pdproxy_fallbacks_total", `what="retry"`, `reason="budget"`) == 0 {
 		t.Error("the used-up budget is not counted")
@@ -573,7 +573,7 @@ func (f *fleet) openAt(ctx context.Context, path, body string) *http.Response {
 	if resp.StatusCode != 200 {
 		text, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		f.t.Fatalf("status %d: %s", resp.StatusCode, text)
+		f.t.Fatalf("got status %d: %s", resp.StatusCode, text)
 	}
 	return resp
 }

@@ -119,8 +119,8 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		}
 		c.P2PNCCL.BufferTimeout, c.P2PTier.UnboundTimeout, c.P2PTier.LoadTimeout = 2*time.Second, 2*time.Second, 2*time.Second
 		if connector == enginesim.ConnectorVLLMNixlPush {
-			// Longer than decode is absent on a busy machine: it would wait
-			// forever.
+			// longer than decode may stand still on a busy machine: otherwise the request
+			// would never end
 			c.Lease, c.Nixl.ReclaimAfter = 4*time.Second, 5*time.Second
 		}
 		if o.engine != nil {
@@ -227,7 +227,7 @@ func (f *fleet) waitReady() {
 		}
 		return len(rows) > 0
 	})
-	f.heard()
+	f.awaitWorkers()
 }
 
 // close ends the fleet and asserts that nothing is left.
@@ -456,7 +456,7 @@ func textOf(data []byte) string {
 func (f *fleet) right(a answer, path, body string) {
 	f.t.Helper()
 	if a.err != nil || a.status != 200 || a.errors > 0 {
-		f.t.Fatalf("status %d, %d error events, err %v: %s", a.status, a.errors, a.err, a.body)
+		f.t.Fatalf("got status %d, %d error events, err %v: %s", a.status, a.errors, a.err, a.body)
 	}
 	if !strings.Contains(body, `"model"`) { // some engines require it; the proxy adds it for them
 		body = strings.Replace(body, "{", `{"model":"sim",`, 1)

@@ -57,8 +57,8 @@ func TestNoPrefillForADeadDecode(t *testing.T) {
 		addr := f.decode[0].Addr()
 		f.decode[0].Kill()
 		f.decode[0].Close()
-		f.eventually("the engine is seen to be gone", func() bool { return f.engineState("d0") == "unhealthy" })
-		f.heard()
+		f.eventually("the probes have found that the engine has ended", func() bool { return f.engineState("d0") == "unhealthy" })
+		f.awaitWorkers()
 		before := f.prompts()
 		if got := f.burst(20, "dead "); got[http.StatusServiceUnavailable] != 20 {
 			t.Errorf("statuses %v, want 503 of all", got)
@@ -129,7 +129,7 @@ func TestWaitingPrefillsStop(t *testing.T) {
 	go func() { done <- f.burst(8, "waits ") }()
 	f.eventually("one is computed", func() bool { return f.busy(f.prefill) })
 	f.decode[0].Kill()
-	f.eventually("the engine is seen to be gone", func() bool { return f.engineState("d0") == "unhealthy" })
+	f.eventually("the probes have found that the engine has ended", func() bool { return f.engineState("d0") == "unhealthy" })
 	if got := <-done; got[http.StatusOK] != 0 || got[http.StatusServiceUnavailable] < 7 {
 		t.Errorf("statuses %v", got)
 	}
@@ -153,7 +153,7 @@ func TestMooncakeDecodeRestartsAtOnce(t *testing.T) {
 		},
 	})
 	for round := range 3 {
-		f.decode[0].SetFault("1:lost-notification", 0, "") // decode waits, and no prefill is asked
+		f.decode[0].SetFault("1:lost-notification", 0, "") // decode waits, and the notification to prefill is lost
 		ctx, leave := context.WithCancel(context.Background())
 		gone := make(chan answer, 1)
 		go func() { gone <- f.post(ctx, f.url, chatPath, chat(fmt.Sprint(round, long), 8, true)) }()
@@ -171,6 +171,6 @@ func TestMooncakeDecodeRestartsAtOnce(t *testing.T) {
 		f.eventually("the blocks are free", func() bool { return f.pinned() == 0 })
 	}
 	if n := f.prefill[0].State().LeasesExpired; n != 0 {
-		t.Errorf("prefill freed %d by itself", n)
+		t.Errorf("prefill freed %d blocks by its own time-out", n)
 	}
 }

@@ -60,7 +60,7 @@ func TestLeaseEndsBeforeDecodeHasRoom(t *testing.T) {
 	}
 	f.settled()
 	if n := f.decode[0].State().StaleReads + f.prefill[0].State().StaleReads; n != 0 {
-		t.Errorf("%d reads of blocks that no longer existed", n)
+		t.Errorf("got %d reads of freed blocks", n)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestLeaseEndsWhileDecodeIsStopped(t *testing.T) {
 	f.decode[0].Stop(true)
 	for _, streams := range []bool{true, false} {
 		if a := f.try(chatPath, chat(long, 8, streams)); a.status != 504 && a.status != 503 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 	}
 	f.decode[0].Stop(false)

@@ -31,7 +31,7 @@ func TestPromptLogprobs(t *testing.T) {
 			g.t = t
 			got, want := g.try("/generate", body), g.post(context.Background(), g.alone.URL(), "/generate", body)
 			if got.status != 200 || got.errors > 0 || got.header.Get("X-Pdproxy-Prefill") == "" {
-				t.Fatalf("status %d, header %v: %s", got.status, got.header, got.body)
+				t.Fatalf("got status %d, header %v: %s", got.status, got.header, got.body)
 			}
 			g1, w1 := logprobsOf(t, got), logprobsOf(t, want)
 			if g1 != w1 || !strings.Contains(w1, `"input_token_logprobs"`) {
@@ -45,7 +45,7 @@ func TestPromptLogprobs(t *testing.T) {
 	before := f.metric("pdproxy_retries_total")
 	f.eventually("a leg is tried again", func() bool {
 		if a := f.try("/generate", body); a.status != 200 || !a.done || !strings.Contains(a.body, `"input_token_logprobs":[[null`) {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		return f.metric("pdproxy_retries_total") > before
 	})

@@ -137,12 +137,11 @@ func (f *fleet) through(w *process, body string) answer {
 	return g.post(context.Background(), w.URL(), chatPath, body)
 }
 
-// TestWorkerKilled: a worker is killed with requests in every phase. Nothing of
-// them remains on engines or in the coordinator's books. The other worker's
-// requests continue, and a successor serves.
+// TestWorkerKilled: a worker is killed with requests in every phase. Nothing of them remains on
+// engines or in the coordinator. The other worker's requests continue, and a successor serves.
 func TestWorkerKilled(t *testing.T) {
 	eachFleet(t, func(t *testing.T, connector string) {
-		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 3000)})
+		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 50_000)})
 		victim, other := f.workers[1], f.workers[0]
 		kept := chat("kept", 700, true)
 		var wg sync.WaitGroup
@@ -170,8 +169,9 @@ func TestWorkerKilled(t *testing.T) {
 		})
 		victim.strike()
 		f.workers = f.workers[:1]
-		for _, d := range f.decode {
+		for _, d := range f.decode { // until now no stream may have ended
 			d.SetFault("", 0, "")
+			d.SetDecodeUsPerToken(3000)
 		}
 		_ = victim.end() // its error counts the cut requests
 		f.eventually("its leases are gone", func() bool { return f.books() <= 1 })
@@ -182,19 +182,19 @@ func TestWorkerKilled(t *testing.T) {
 		f.settled()
 
 		f.workers = append(f.workers, f.startWorker(1))
-		f.heard()
+		f.awaitWorkers()
 		f.right(f.through(f.workers[1], body), chatPath, body)
 		for _, e := range f.engines() {
 			if n := e.State().LeasesExpired; n != 0 && connector != enginesim.ConnectorTRTLLM { // the proxy cannot send these engines a release
-				t.Errorf("%s freed %d by itself", e.Addr(), n)
+				t.Errorf("%s freed %d blocks by its own time-out", e.Addr(), n)
 			}
 		}
 	})
 }
 
-// TestCoordinatorKilled: without the coordinator the workers' requests continue
-// in every phase, also new ones. The next coordinator has all open requests in
-// its books, and in the end nothing remains.
+// TestCoordinatorKilled: without the coordinator the workers' requests continue in every phase,
+// also new ones. The next coordinator has the leases of all open requests, and in the end nothing
+// remains.
 func TestCoordinatorKilled(t *testing.T) {
 	eachFleet(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 50_000), config: func(c *config.Config) {
@@ -217,7 +217,7 @@ func TestCoordinatorKilled(t *testing.T) {
 		between := chat("between the legs "+long, 8, true)
 		got := make(chan answer, 1)
 		go func() { got <- f.try(chatPath, between) }()
-		f.eventually("all are in the books", func() bool { return f.books() == 2*workers+1 })
+		f.eventually("the coordinator has all leases", func() bool { return f.books() == 2*workers+1 })
 		f.front.strike()
 		_ = f.front.end() // its error counts the cut requests
 		for _, d := range f.decode {
@@ -228,7 +228,7 @@ func TestCoordinatorKilled(t *testing.T) {
 		f.right(f.try(chatPath, body), chatPath, body)
 
 		f.startCoordinator()
-		f.eventually("all that are open are in the books", func() bool { return f.books() >= 4*workers }) // a request that hangs is retried
+		f.eventually("the coordinator has all open leases", func() bool { return f.books() >= 4*workers }) // a request that hangs is retried
 		f.waitReady()
 		f.right(f.try(chatPath, body), chatPath, body)
 		for _, d := range f.decode { // until now no stream may have ended

@@ -38,7 +38,7 @@ func TestMooncakeRanks(t *testing.T) {
 		expired += s.LeasesExpired + s.StaleReads
 	}
 	if transfers < 2*4*ranks || expired != 0 {
-		t.Errorf("%d ends of transfers, %d expired", transfers, expired)
+		t.Errorf("got %d ended transfers, %d of them expired", transfers, expired)
 	}
 }
 
@@ -52,7 +52,7 @@ func TestMooncakeDecodeDiesBeforeItReads(t *testing.T) {
 	})
 	f.decode[0].SetFault("1:reset", 0, "")
 	// The engine is chosen at random, and may have died before prefill began.
-	f.eventually("blocks were given back", func() bool {
+	f.eventually("decode has freed the blocks of prefill", func() bool {
 		body := chat(long, 8, true)
 		f.right(f.try(chatPath, body), chatPath, body)
 		return f.metric("pdproxy_kv_cleanups_total", `how="refused_decode"`) > 0
@@ -77,7 +77,7 @@ func TestPrefillFailureAbortsDecode(t *testing.T) {
 			for _, stream := range []bool{true, false} {
 				a := f.try(chatPath, chat(long, 8, stream))
 				if a.status != http.StatusBadGateway || !strings.Contains(a.body, "prefill") {
-					t.Errorf("status %d, err %v: %s", a.status, a.err, a.body)
+					t.Errorf("got status %d, err %v: %s", a.status, a.err, a.body)
 				}
 			}
 			f.eventually("the decode legs are counted", func() bool {

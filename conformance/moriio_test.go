@@ -31,7 +31,7 @@ func startRegistered(t *testing.T, connector string, ranks int) *fleet {
 	f.prefill = append(f.prefill, f.register(enginesim.RolePrefill, ranks, ""))
 	f.decode = append(f.decode, f.register(enginesim.RoleDecode, ranks, ""))
 	f.eventually("both engines are ready", func() bool { return f.ready() == 2 })
-	f.heard()
+	f.awaitWorkers()
 	return f
 }
 

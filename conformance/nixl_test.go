@@ -80,12 +80,12 @@ func TestKVLoadFailurePolicy(t *testing.T) {
 						continue
 					}
 					if a.status != 502 {
-						t.Errorf("status %d: %s", a.status, a.body)
+						t.Errorf("got status %d: %s", a.status, a.body)
 					}
 				}
 				retries := f.metric("pdproxy_retries_total", `phase="decode"`)
 				if want := map[bool]float64{false: 4, true: 0}[recompute]; retries != want {
-					t.Errorf("%v retries, want %v", retries, want)
+					t.Errorf("got %v retries, want %v", retries, want)
 				}
 				f.settled()
 				f.decode[0].SetFault("", 0, "")

@@ -42,7 +42,7 @@ func TestPushWaitsForPrefill(t *testing.T) {
 			})
 			f.prefill[0].SetFault("1:"+kind, 0, "")
 			if a := f.try(chatPath, chat(long, 20, true)); a.status < 400 {
-				t.Fatalf("status %d: %s", a.status, a.body)
+				t.Fatalf("got status %d: %s", a.status, a.body)
 			}
 			f.prefill[0].SetFault("", 0, "")
 			f.settled()
@@ -81,7 +81,7 @@ func TestPushIsConfiguredWrongly(t *testing.T) {
 				config: func(c *config.Config) { change(&c.Engines[0]) }})
 			a := f.try(chatPath, chat("wrong", 5, false))
 			if a.status != 502 {
-				t.Fatalf("status %d: %s", a.status, a.body)
+				t.Fatalf("got status %d: %s", a.status, a.body)
 			}
 			f.settled()
 		})
@@ -97,7 +97,7 @@ func TestPushLeaseIsCounted(t *testing.T) {
 	})
 	f.decode[0].SetFault("1:503", 0, "")
 	if a := f.try(chatPath, chat(long, 20, true)); a.status != 502 {
-		t.Fatalf("status %d: %s", a.status, a.body)
+		t.Fatalf("got status %d: %s", a.status, a.body)
 	}
 	f.settled()
 	f.eventually("it is counted", func() bool { return f.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`) == 1 })

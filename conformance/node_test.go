@@ -83,7 +83,7 @@ func startProcess(t *testing.T, cfg *config.Config, log io.Writer, o node.Option
 	if o.Role != node.RoleSingle {
 		name = fmt.Sprint(o.Role, o.Slot)
 	}
-	own := *cfg // the node keeps it
+	own := *cfg // the node keeps the configuration
 	n, err := node.New(&own, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})).With("process", name), o)
 	if err != nil {
 		t.Fatal(err)
@@ -231,11 +231,11 @@ func (f *fleet) end() error {
 	return errors.Join(append(errs, f.front.end())...)
 }
 
-// heard waits until every worker knows the same engines as the coordinator.
-func (f *fleet) heard() {
+// awaitWorkers waits until every worker knows the same engines as the coordinator.
+func (f *fleet) awaitWorkers() {
 	f.t.Helper()
 	for _, w := range f.workers {
-		f.eventually("the worker has heard of the engines", func() bool { return maps.Equal(w.engines(), f.front.engines()) })
+		f.eventually("the worker knows the engines", func() bool { return maps.Equal(w.engines(), f.front.engines()) })
 	}
 }
 

@@ -28,7 +28,7 @@ func TestP2PTierMovesThePrompt(t *testing.T) {
 		t.Errorf("decode computed %d of %d tokens of the prompts, want no more than a block of each", computed, prompt)
 	}
 	if n := f.metric("pdproxy_fallbacks_total") + f.metric("pdproxy_kv_cleanups_total"); n != 0 {
-		t.Errorf("%v fallbacks and clean-ups are counted", n)
+		t.Errorf("got %v counted fallbacks and clean-ups", n)
 	}
 }
 
@@ -43,6 +43,6 @@ func TestP2PTierFails(t *testing.T) {
 		f.right(f.try(chatPath, body), chatPath, body)
 	}
 	if n := f.metric("pdproxy_retries_total"); n != 0 {
-		t.Errorf("%v retries", n)
+		t.Errorf("got %v retries", n)
 	}
 }

@@ -45,7 +45,7 @@ func TestRefusedPair(t *testing.T) {
 			var log lockedBuffer
 			f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 2, log: &log, engine: func(role string, n int, c *enginesim.Config) {
 				if role == enginesim.RoleDecode && n == 1 {
-					c.BlockSize = 8 // the others' is 16
+					c.BlockSize = 8 // the other engines have blocks of 16 tokens
 				}
 			}})
 			for range 6 {
@@ -53,7 +53,7 @@ func TestRefusedPair(t *testing.T) {
 				f.right(f.try("/v1/chat/completions", body), "/v1/chat/completions", body)
 			}
 			if n := f.decode[1].State().Requests; n != 0 {
-				t.Errorf("the refused decode engine saw %d requests", n)
+				t.Errorf("the incompatible decode engine got %d requests", n)
 			}
 			var rows []pairRow
 			f.admin("/v1/pairs", &rows)
@@ -91,7 +91,7 @@ func TestRefusedPairOnly(t *testing.T) {
 		config: func(c *config.Config) { c.Policy.Plan = "always" },
 	})
 	if a := f.try("/v1/chat/completions", chat("hello", 4, false)); a.status != 503 {
-		t.Errorf("status %d: %s", a.status, a.body)
+		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	if p, d := f.prefill[0].State(), f.decode[0].State(); p.Requests+d.Requests != 0 {
 		t.Errorf("the engines saw %d and %d requests", p.Requests, d.Requests)
@@ -159,13 +159,12 @@ func TestWarmPairs(t *testing.T) {
 			}
 		}
 		if n := f.decode[0].State().Transfers + f.prefill[0].State().Transfers; n < 100 && connector != enginesim.ConnectorVLLMStore {
-			t.Errorf("%d transfers", n)
+			t.Errorf("got %d transfers", n)
 		}
 	})
 }
 
-// TestColdPairs is the opposite: without warm-up the first user's request waits, and the
-// pair is warming in the meantime.
+// TestColdPairs runs without warm-up: the first user's request waits while the pair connects.
 func TestColdPairs(t *testing.T) {
 	f := warmFleet(t, enginesim.ConnectorVLLMNixl, 1, 1, 300*time.Millisecond, func(c *config.Config) { c.Pairs.WarmUp = false })
 	body := chat("a prompt of some words", 2, false)

@@ -89,7 +89,7 @@ func TestEnginesByAdmin(t *testing.T) {
 	a := f.post(context.Background(), f.front.AdminURL(), "/v1/engines",
 		`{"name":"extra","url":"`+e.URL()+`","role":"decode","connector":"vllm-nixl"}`, "Authorization", "Bearer "+f.front.AdminToken())
 	if a.status != 201 {
-		t.Fatalf("status %d: %s", a.status, a.body)
+		t.Fatalf("got status %d: %s", a.status, a.body)
 	}
 	for _, want := range []string{`"name":"extra"`, `"url":"` + e.URL() + `"`, `"role":"decode"`, `"source":"admin"`, `"state":"`} {
 		if !strings.Contains(a.body, want) {

@@ -200,7 +200,7 @@ func TestProxyKeysReachNoEngine(t *testing.T) {
 	for _, leg := range e.seen(nil) {
 		for name, values := range leg.Header {
 			if strings.Contains(strings.Join(values, " "), "secret") {
-				t.Errorf("the engine was sent the key in %s", name)
+				t.Errorf("the engine received the key in %s", name)
 			}
 		}
 	}
@@ -227,10 +227,10 @@ func TestCleanupCarriesTheKeyOfWhoIsCalled(t *testing.T) {
 	}, p, d0, d1)
 	f.try(completionPath, plainCompletion(false))
 	for _, d := range []*scripted{d0, d1} {
-		f.eventually(d.name+" is asked to clean up", func() bool { return len(d.seen(scriptedLeg.cleanup)) > 0 })
+		f.eventually(d.name+" gets a clean-up", func() bool { return len(d.seen(scriptedLeg.cleanup)) > 0 })
 		for _, leg := range d.seen(nil) {
 			if got := leg.Header.Get("Authorization"); got != "Bearer key-of-"+d.name {
-				t.Errorf("%s got the key %q", d.name, got)
+				t.Errorf("key of the clean-up at %s: got %q", d.name, got)
 			}
 		}
 	}
@@ -245,9 +245,9 @@ func TestRefusedKeyIsNotTheClientsFault(t *testing.T) {
 	refuse.spec = func(c *config.Engine) { c.APIKeyFile = path }
 	good := both("e1", says(200, `{"choices":[{"text":"x"}]}`))
 	f := startScripted(t, "none", nil, refuse, good)
-	f.eventually("the refusing engine is asked", func() bool { // the first engine is chosen at random
+	f.eventually("the rejecting engine has got a leg", func() bool { // the first engine is chosen at random
 		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		return len(refuse.seen(nil)) > 0
 	})
@@ -259,7 +259,7 @@ func TestRefusedClientKeyIsRelayed(t *testing.T) {
 	f := startScripted(t, "none", nil, e)
 	a := f.post(context.Background(), f.url, completionPath, plainCompletion(false), "Authorization", "Bearer wrong")
 	if a.status != 401 || a.body != `{"error":"Unauthorized"}` || len(e.seen(nil)) != 1 {
-		t.Fatalf("status %d after %d legs: %s", a.status, len(e.seen(nil)), a.body)
+		t.Fatalf("got status %d after %d legs: %s", a.status, len(e.seen(nil)), a.body)
 	}
 }
 
@@ -284,10 +284,10 @@ func TestRefusalsAreRelayed(t *testing.T) {
 			f := startScripted(t, "none", nil, e)
 			a := f.try(completionPath, plainCompletion(false))
 			if a.status != tt.status || a.body != tt.body || a.header.Get("Retry-After") != tt.after {
-				t.Errorf("status %d, Retry-After %q, %d bytes of body", a.status, a.header.Get("Retry-After"), len(a.body))
+				t.Errorf("got status %d, Retry-After %q, %d bytes of body", a.status, a.header.Get("Retry-After"), len(a.body))
 			}
 			if n := len(e.seen(nil)); n != tt.legs {
-				t.Errorf("%d legs, want %d", n, tt.legs)
+				t.Errorf("got %d legs, want %d", n, tt.legs)
 			}
 		})
 	}
@@ -315,7 +315,7 @@ func TestEmptyAnswersAreTriedAgain(t *testing.T) {
 				f := startScripted(t, "none", nil, bad, good)
 				for n := 0; n < 3 || n < 60 && len(bad.seen(nil)) == 0; n++ { // an idle engine is chosen at random
 					if a := f.try(completionPath, plainCompletion(stream)); a.status != 200 || a.text != "x" {
-						t.Fatalf("status %d: %q", a.status, a.body)
+						t.Fatalf("got status %d: %q", a.status, a.body)
 					}
 				}
 				if len(bad.seen(nil)) == 0 || f.metric("pdproxy_retries_total") == 0 {
@@ -347,7 +347,7 @@ func TestCommentsAreNoFirstByte(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if a := f.post(ctx, f.url, completionPath, plainCompletion(true)); a.status != 504 {
-		t.Fatalf("status %d, err %v: %s", a.status, a.err, a.body)
+		t.Fatalf("got status %d, err %v: %s", a.status, a.err, a.body)
 	}
 }
 
@@ -503,7 +503,7 @@ func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 	ctx, leave := context.WithCancel(context.Background())
 	gone := make(chan answer, 1)
 	go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
-	f.eventually("decode has the leg", func() bool { return len(d.seen(nil)) == 1 })
+	f.eventually("decode has received the leg", func() bool { return len(d.seen(nil)) == 1 })
 	p.sick.Store(true)
 	f.eventually("prefill is unhealthy", func() bool { return f.engineState("p0") == "unhealthy" })
 	leave()
@@ -542,14 +542,14 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 				ctx, leave := context.WithCancel(context.Background())
 				gone := make(chan answer, 1)
 				go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
-				f.eventually("prefill has the leg", func() bool { return len(p.seen(nil)) == 1 })
-				time.Sleep(100 * time.Millisecond) // so that the proxy knows that the leg is sent
+				f.eventually("prefill has received the leg", func() bool { return len(p.seen(nil)) == 1 })
+				time.Sleep(100 * time.Millisecond) // so that the proxy knows that it has sent the leg
 				leave()
 				<-gone
 				time.Sleep(100 * time.Millisecond)
 				close(left)
 				if <-hungUp {
-					t.Error("the proxy hung up before the answer")
+					t.Error("the proxy closed the connection before the answer")
 				}
 				f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
 				if n := len(d.seen(nil)); n != 1 {
@@ -586,7 +586,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 			got := make(chan answer, 2)
 			post := func() { got <- f.try(completionPath, plainCompletion(true)) }
 			go post()
-			f.eventually("the leg is there", func() bool { return len(busy.seen(nil)) > 0 })
+			f.eventually("the engine has received the leg", func() bool { return len(busy.seen(nil)) > 0 })
 			if phase == "queue" {
 				go post()
 				running = 2
@@ -601,7 +601,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 			}
 			for range running {
 				if a := <-got; a.status != 503 || !strings.Contains(a.body, "draining") {
-					t.Errorf("status %d, err %v: %s", a.status, a.err, a.body)
+					t.Errorf("got status %d, err %v: %s", a.status, a.err, a.body)
 				}
 			}
 			if phase == "decode" && len(d.seen(scriptedLeg.cleanup)) == 0 {
@@ -630,7 +630,7 @@ func TestClientCapCountsTheQueue(t *testing.T) {
 		counts[(<-got).status]++
 	}
 	if counts[429] != 3 || counts[503] != 1 {
-		t.Errorf("got %v, want three refused at once and one that waited in vain", counts)
+		t.Errorf("got %v, want three rejected at once and one rejected after its wait", counts)
 	}
 	leave()
 	<-got
@@ -665,7 +665,7 @@ func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
 	close(release)
 	for range 2 {
 		if a := <-got; a.status != 200 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 	}
 }
@@ -682,11 +682,11 @@ func TestBadPrefillAnswersOpenTheCircuit(t *testing.T) {
 		&scripted{name: "d0", role: "decode", serve: says(200, `{}`)})
 	for range 8 {
 		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 	}
 	if n := len(bad.seen(nil)); n != 2 {
-		t.Errorf("%d legs reached the engine, want 2", n)
+		t.Errorf("got %d legs at the engine, want 2", n)
 	}
 }
 
@@ -698,7 +698,7 @@ func TestMetadataIsNoAbort(t *testing.T) {
 	f := startScripted(t, "none", nil, e)
 	a := f.try("/v1/responses", `{"model":"sim","input":"hi","stream":true,"metadata":{"finish_reason":"abort"}}`)
 	if a.status != 200 || a.body != created+done || len(e.seen(nil)) != 1 {
-		t.Fatalf("status %d after %d legs: %s", a.status, len(e.seen(nil)), a.body)
+		t.Fatalf("got status %d after %d legs: %s", a.status, len(e.seen(nil)), a.body)
 	}
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="ok"`) == 1 })
 }
@@ -712,14 +712,14 @@ func TestRouteOfOneConnectorOfTwo(t *testing.T) {
 	f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Policy.Place = "round_robin" }, e0, e1)
 	for range 4 {
 		if a := f.try("/v1/responses", `{"model":"sim","input":"hi"}`); a.status != 200 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 	}
 	if n := len(e0.seen(nil)); n != 0 {
 		t.Errorf("%d legs reached the engine that does not know the route", n)
 	}
 	if a := f.try("/inference/v1/generate", `{"model":"sim","token_ids":[1],"sampling_params":{}}`); a.status != 200 {
-		t.Errorf("status %d: %s", a.status, a.body)
+		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 }
 
@@ -744,7 +744,7 @@ func TestUnsplitRequestMeetsItsOwnConnector(t *testing.T) {
 			served++
 		case 400: // sglang was chosen for the pair, and none of its engines serves the request whole
 		default:
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 	}
 	if n := len(engines[1].seen(nil)) + len(engines[3].seen(nil)); n != 0 || served == 0 {
@@ -766,7 +766,7 @@ func TestErrorEventsOpenTheCircuit(t *testing.T) {
 		broken += f.try(completionPath, plainCompletion(true)).errors
 	}
 	if len(bad.seen(nil)) != 2 || broken != 2 {
-		t.Errorf("%d legs reached the engine and %d streams broke, want 2", len(bad.seen(nil)), broken)
+		t.Errorf("got %d legs at the engine and %d broken streams, want 2", len(bad.seen(nil)), broken)
 	}
 	if f.metric("pdproxy_leg_errors_total", `engine="e0"`) != 2 || f.metric("pdproxy_broken_streams_total") != 2 {
 		t.Error("the failures are not counted")
@@ -843,7 +843,7 @@ func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
 	f := startScripted(t, "vllm-nixl", inTurn, p0, p1, decode("d0"), decode("d1"))
 	for range 3 {
 		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 	}
 	if len(p0.seen(nil)) == 0 {
@@ -866,10 +866,10 @@ func TestEnginesBehindTLSAndAPath(t *testing.T) {
 			}
 			f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Transport.Client = client }, p, d)
 			if a := f.try(completionPath, plainCompletion(true)); a.text != "x" || !a.done {
-				t.Errorf("status %d: %s", a.status, a.body)
+				t.Errorf("got status %d: %s", a.status, a.body)
 			}
 			if a := f.try(completionPath, strings.Replace(plainCompletion(true), `"hi"`, `"refuse"`, 1)); a.status != 400 {
-				t.Errorf("status %d: %s", a.status, a.body)
+				t.Errorf("got status %d: %s", a.status, a.body)
 			}
 			f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
 		})

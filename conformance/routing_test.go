@@ -33,7 +33,7 @@ func knowing(connector, place string) fleetOptions {
 	}
 }
 
-// startKnowing starts such a fleet.
+// startKnowing starts a fleet whose proxy knows the cached blocks.
 func startKnowing(t *testing.T, connector, place string) *fleet {
 	t.Helper()
 	return startFleet(t, connector, knowing(connector, place))
@@ -56,7 +56,7 @@ func (f *fleet) explained(id, body string) journal.Explanation {
 	f.t.Helper()
 	a := f.post(context.Background(), f.url, completionsPath, body, "X-Request-Id", id)
 	if a.status != 200 {
-		f.t.Fatalf("status %d: %s", a.status, a.body)
+		f.t.Fatalf("got status %d: %s", a.status, a.body)
 	}
 	f.right(a, completionsPath, body)
 	var e journal.Explanation
@@ -104,7 +104,7 @@ func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
 		first := f.explained("first", prompt(0, 20*16))
 		for engine, tokens := range held(first) {
 			if tokens != 0 {
-				t.Errorf("%s is believed to hold %d tokens of a new prompt", engine, tokens)
+				t.Errorf("according to the index %s holds %d tokens of a new prompt", engine, tokens)
 			}
 		}
 		home := prefilledBy(first)
@@ -113,7 +113,7 @@ func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
 			next := f.explained(fmt.Sprintf("next-%d", i), prompt(0, 24*16+i))
 			tokens := held(next)
 			if tokens[home] < 20*16 || tokens[home] > 24*16 {
-				t.Errorf("%s is believed to hold %d tokens, want 320 at least: %v", home, tokens[home], tokens)
+				t.Errorf("according to the index %s holds %d tokens, want at least 320: %v", home, tokens[home], tokens)
 			}
 			if got := prefilledBy(next); got != home {
 				t.Errorf("a prompt that %s holds was placed on %s: %v", home, got, tokens)
@@ -123,7 +123,7 @@ func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
 		other := f.explained("other", prompt(100, 20*16))
 		for engine, tokens := range held(other) {
 			if tokens != 0 {
-				t.Errorf("%s is believed to hold %d tokens of another prompt", engine, tokens)
+				t.Errorf("according to the index %s holds %d tokens of another prompt", engine, tokens)
 			}
 		}
 		cached := int64(0)
@@ -131,10 +131,10 @@ func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
 			cached += p.State().CachedTokens
 		}
 		if cached < 4*20*16 {
-			t.Errorf("the engines found %d tokens in their caches, want %d at least", cached, 4*20*16)
+			t.Errorf("the engines found %d tokens in their caches, want at least %d", cached, 4*20*16)
 		}
 		if n := f.metric("pdproxy_kv_distrust"); n != 0 {
-			t.Error("an engine is distrusted")
+			t.Error("the check of the index reports an engine")
 		}
 	})
 }
@@ -167,7 +167,7 @@ func testTroubleIsNamed(t *testing.T, reason string, spoil func(*enginesim.Engin
 	for i := range 100 {
 		a := f.try(chatPath, chat(fmt.Sprintf("%s and question number %d is another one", long, i), 4, false))
 		if a.status != 200 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		if distrusted(reason) {
 			return
@@ -203,13 +203,13 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 		name := fmt.Sprint("p", home)
 		// Not every engine reports a new identity. The others take longer to
 		// start than the probes take to notice the end.
-		f.eventually(name+" is seen to be gone", func() bool { return f.engineState(name) == "unhealthy" })
+		f.eventually(name+" has ended, as its probes have found", func() bool { return f.engineState(name) == "unhealthy" })
 		f.prefill[home] = startEngine(t, c)
 		f.waitReady()
 		f.eventually("the blocks of "+name+" are forgotten", func() bool { return f.byEvents() <= known-20 })
 		again := f.explained("again", prompt(0, 20*16))
 		if tokens := held(again)[name]; tokens != 0 {
-			t.Errorf("%s is believed to hold %d tokens", name, tokens)
+			t.Errorf("according to the index %s holds %d tokens", name, tokens)
 		}
 		f.eventually("the events of the new process are in", func() bool { return f.byEvents() >= known })
 		if next := f.explained("next", prompt(0, 20*16)); held(next)[prefilledBy(next)] == 0 {

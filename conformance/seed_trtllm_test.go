@@ -103,7 +103,7 @@ func TestPlacementKeepsTheID(t *testing.T) {
 		}
 		mu.Lock()
 		if !registered[p.P.Disagg] || p.P.Ctx != p.P.Disagg {
-			t.Errorf("decode is to wait for %d and %d; registered are %v", p.P.Disagg, p.P.Ctx, registered)
+			t.Errorf("decode waits for the ids %d and %d, want equal ids among %v", p.P.Disagg, p.P.Ctx, registered)
 		}
 		mu.Unlock()
 		io.WriteString(w, `{"choices":[{"message":{"content":"whole"}}]}`)
@@ -125,7 +125,7 @@ func TestPlacementKeepsTheID(t *testing.T) {
 	const requests = 4
 	for range requests {
 		if a := f.try(chatPath, chat("hello", 5, false)); a.status != 200 || a.text != "whole" {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 	}
 	mu.Lock()

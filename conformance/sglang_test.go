@@ -27,7 +27,7 @@ func batchOf(n, maxTokens int, stream bool) string {
 func choices(t *testing.T, a answer) map[int]string {
 	t.Helper()
 	if a.err != nil || a.status != 200 || a.errors > 0 {
-		t.Fatalf("status %d, %d error events, err %v: %s", a.status, a.errors, a.err, a.body)
+		t.Fatalf("got status %d, %d error events, err %v: %s", a.status, a.errors, a.err, a.body)
 	}
 	texts := map[int]string{}
 	for event := range strings.SplitSeq(a.body, "\n\n") {
@@ -86,7 +86,7 @@ func TestBatchesMeetOneByOne(t *testing.T) {
 			body := `{"model":"sim","text":["in a","list of two"],"sampling_params":{"max_new_tokens":5}}`
 			got, want := f.try("/generate", body), f.post(context.Background(), f.alone.URL(), "/generate", body)
 			if got.status != 200 || nativeTexts(t, got) != nativeTexts(t, want) {
-				t.Errorf("status %d: %s\nwant %s", got.status, got.body, want.body)
+				t.Errorf("got status %d: %s\nwant %s", got.status, got.body, want.body)
 			}
 			f.settled()
 		})
@@ -143,10 +143,10 @@ func TestEmbeddingsStayWhole(t *testing.T) {
 		}
 		return <-batch
 	}
-	t.Run("nobody serves both phases", func(t *testing.T) {
+	t.Run("no engine serves both phases", func(t *testing.T) {
 		f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 1, decode: 1})
 		if a := beside(f); a.status != 400 || !strings.Contains(a.body, `"param":"input_embeds"`) {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 	})
 	t.Run("an engine does", func(t *testing.T) {
@@ -157,7 +157,7 @@ func TestEmbeddingsStayWhole(t *testing.T) {
 		f.decode = append(f.decode, both)
 		want := f.post(context.Background(), f.alone.URL(), "/generate", body)
 		if got := beside(f); got.status != 200 || nativeTexts(t, got) != nativeTexts(t, want) {
-			t.Errorf("status %d: %s\nwant %s", got.status, got.body, want.body)
+			t.Errorf("got status %d: %s\nwant %s", got.status, got.body, want.body)
 		}
 	})
 }
@@ -193,7 +193,7 @@ func TestFailingBatches(t *testing.T) {
 				p.SetFault("1:400", 0, "")
 			}
 			if a := f.try("/v1/completions", body); a.status != 400 {
-				f.t.Errorf("status %d: %s", a.status, a.body)
+				f.t.Errorf("got status %d: %s", a.status, a.body)
 			}
 		}},
 		"prefill fails, and the batch is tried again": {"", func(f *fleet) {
@@ -343,7 +343,7 @@ func TestEnginesFoundByTheirRegistry(t *testing.T) {
 	for n, ranks := range []int{2, 3} {
 		p := start(port+n, ranks)
 		f.eventually("prefill is found", func() bool { return found(fmt.Sprint("p", n), ranks) })
-		f.heard()
+		f.awaitWorkers()
 		f.prefill = []*enginesim.Engine{p}
 		for i := range 2 * ranks {
 			body := chat(fmt.Sprint(n, i, long), 5, i%2 == 0)
@@ -353,12 +353,12 @@ func TestEnginesFoundByTheirRegistry(t *testing.T) {
 		if n == 0 {
 			p.Kill()
 			p.Close()
-			f.eventually("it is seen to be gone", func() bool { return f.engineState("p0") == "unhealthy" })
+			f.eventually("its probes have found that the engine has ended", func() bool { return f.engineState("p0") == "unhealthy" })
 		}
 	}
 }
 
-// abortRunning makes the busy decode engine give up all of its requests.
+// abortRunning makes the busy decode engine abort all of its requests.
 func (f *fleet) abortRunning() {
 	f.t.Helper()
 	var busy *enginesim.Engine
@@ -377,9 +377,9 @@ func (f *fleet) abortRunning() {
 	resp.Body.Close()
 }
 
-// An engine gives up a request in an answer of status 200. If the client has
-// received a part of the answer, it gets an error event. Otherwise another pair
-// answers, and the client notices nothing.
+// An engine aborts a request in an answer of status 200. If the client has received a
+// part of the answer, it gets an error event. Otherwise another pair answers, and the
+// client notices nothing.
 func TestAbortsInsideAnswers(t *testing.T) {
 	t.Run("stream", func(t *testing.T) {
 		f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})

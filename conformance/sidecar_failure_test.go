@@ -60,7 +60,7 @@ func (f *fleet) leaves(role string, when func() bool) {
 	go func() {
 		gone <- f.post(ctx, f.url, chatPath, chat(long, 2000, true), prefillerHeader, f.remotes(role)[0].Addr())
 	}()
-	f.eventually("it is time to leave", when)
+	f.eventually("the client may leave", when)
 	leave()
 	<-gone
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) == 1 })
@@ -94,7 +94,7 @@ func TestSidecarRemoteFails(t *testing.T) {
 		}
 		f.settled()
 		bad.Kill()
-		f.eventually("it is seen to be down", func() bool { return f.engineState(name) == "unhealthy" })
+		f.eventually("its probes have found that the engine is down", func() bool { return f.engineState(name) == "unhealthy" })
 		body := chat("down"+long, 12, true)
 		a := f.tell(body, prefillerHeader, bad.Addr())
 		f.right(a, chatPath, body)
@@ -125,7 +125,7 @@ func TestSidecarLocalFails(t *testing.T) {
 		local.SetFault("1:500", 0, "")
 		a := f.tell(chat("local fails"+long, 12, true), prefillerHeader, f.remotes(role)[0].Addr())
 		if a.status != 502 || !strings.Contains(a.body, role) {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		local.SetFault("", 0, "")
 		f.settled()
@@ -139,7 +139,7 @@ func TestSidecarRemoteRefuses(t *testing.T) {
 		bad.SetFault("1:400", 0, "")
 		a := f.tell(chat(long, 5, true), prefillerHeader, bad.Addr())
 		if a.status != 400 || !strings.Contains(a.body, "message") {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		bad.SetFault("", 0, "")
 		f.settled()
@@ -222,7 +222,7 @@ func TestSidecarPickedDecodeFails(t *testing.T) {
 	}
 }
 
-// pickAlways is a picker that knows only one decode engine, d1.
+// pickAlways is a picker that has only one decode engine, d1.
 func pickAlways(f **fleet) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, `{"endpoint":"`+(*f).decode[1].Addr()+`"}`)

@@ -116,7 +116,7 @@ func TestSidecarCallsTheEngineThatIsNamed(t *testing.T) {
 				a := f.tell(body, prefillerHeader, e.Addr())
 				f.right(a, chatPath, body)
 				if got := remoteOf(a, role); got != name {
-					t.Errorf("%s was called, not %s", got, name)
+					t.Errorf("got a leg on %s, want one on %s", got, name)
 				}
 				if policy, fallbacks := f.coordination(a); policy != map[string]string{"p": "prefill_named", "d": "decode_named"}[other] || len(fallbacks) > 0 {
 					t.Errorf("placed by %s with %v", policy, fallbacks)
@@ -129,7 +129,7 @@ func TestSidecarCallsTheEngineThatIsNamed(t *testing.T) {
 			a := f.tell(body, prefillerHeader, fmt.Sprintf(form, f.remotes(role)[1].Addr()))
 			f.right(a, chatPath, body)
 			if got := remoteOf(a, role); got != other+"1" {
-				t.Errorf("%s: %s was called, not %s", form, got, other+"1")
+				t.Errorf("%s: got a leg on %s, want one on %s", form, got, other+"1")
 			}
 		}
 		// The place policy chooses among several addresses, in one line or in
@@ -170,21 +170,21 @@ func TestSidecarCallsNobodyElse(t *testing.T) {
 		good := f.remotes(role)[0].Addr()
 		_, port, _ := net.SplitHostPort(good)
 		for name, value := range map[string]string{
-			"a stranger":              stranger.Addr().String(),
-			"a stranger in a list":    good + "," + stranger.Addr().String(),
-			"a URL":                   "http://" + stranger.Addr().String() + "/x",
-			"a known one with a tail": good + "/../../" + stranger.Addr().String(),
-			"another host's port":     "169.254.169.254:" + port,
-			"a known one and a path":  "http://" + good + "/x",
-			"a known one, two URLs":   "http://http://" + good,
-			"a URL with user":         "http://a@" + good,
-			"another scheme":          "ftp://" + good,
-			"no port":                 "127.0.0.1",
-			"with user":               "a@" + good,
-			"the local engine":        local.Addr(),
-			"an engine of its role":   ownRole.Addr(),
-			"an engine's name":        "p0",
-			"nonsense":                "\\;%00",
+			"a stranger":                       stranger.Addr().String(),
+			"an unknown engine in a list":      good + "," + stranger.Addr().String(),
+			"a URL":                            "http://" + stranger.Addr().String() + "/x",
+			"a known engine with further text": good + "/../../" + stranger.Addr().String(),
+			"another host's port":              "169.254.169.254:" + port,
+			"a known engine and a path":        "http://" + good + "/x",
+			"a known engine, two URLs":         "http://http://" + good,
+			"a URL with user":                  "http://a@" + good,
+			"another scheme":                   "ftp://" + good,
+			"no port":                          "127.0.0.1",
+			"with user":                        "a@" + good,
+			"the local engine":                 local.Addr(),
+			"an engine of its role":            ownRole.Addr(),
+			"an engine's name":                 "p0",
+			"nonsense":                         "\\;%00",
 		} {
 			a := f.tell(chat("evil", 5, false), prefillerHeader, value)
 			if a.status != 403 || !strings.Contains(a.body, prefillerHeader) {
@@ -223,7 +223,7 @@ func TestSidecarWithoutHeader(t *testing.T) {
 			}
 		}
 		if n := f.metric("pdproxy_coordinations_total", `policy="`+policy+`"`); n != 3 {
-			t.Errorf("%v placements are counted", n)
+			t.Errorf("got %v counted placements", n)
 		}
 	})
 }
@@ -244,7 +244,7 @@ func TestSidecarAlone(t *testing.T) {
 	}
 	for _, body := range []string{chat(long, 12, true), `{"model":"sim","messages":[{"role":"user","content":"two"}],"n":2,"max_tokens":4}`} {
 		if a := f.tell(body); a.status != 200 || a.header.Get("X-Pdproxy-Decode") != "local" {
-			t.Errorf("status %d by %s: %s", a.status, a.header.Get("X-Pdproxy-Decode"), a.body)
+			t.Errorf("got status %d by %s: %s", a.status, a.header.Get("X-Pdproxy-Decode"), a.body)
 		}
 	}
 	if a := f.tell(chat("x", 5, false), prefillerHeader, f.prefill[0].Addr()); a.status != 403 {
@@ -275,7 +275,7 @@ func TestSidecarServesTokensInTokensOut(t *testing.T) {
 	want := tokens(f.post(context.Background(), f.alone.URL(), path, body))
 	a := f.post(context.Background(), f.url, path, body, prefillerHeader, f.prefill[1].Addr())
 	if got := tokens(a); a.status != 200 || want == "" || got != want {
-		t.Fatalf("status %d: %s, want %s: %s", a.status, got, want, a.body)
+		t.Fatalf("got status %d: %s, want %s: %s", a.status, got, want, a.body)
 	}
 	if a.header.Get("X-Pdproxy-Prefill") != "p1" {
 		t.Errorf("prefilled by %s", a.header.Get("X-Pdproxy-Prefill"))
@@ -326,11 +326,11 @@ func TestSidecarPoliciesAreSwitched(t *testing.T) {
 	// counted.
 	a := f.tell(chat("not named", 3, false), header, "prefill_named")
 	if policy, fallbacks := f.coordination(a); a.status != 200 || policy != "local" || strings.Join(fallbacks, " ") != "prefill_named/not_applicable" {
-		t.Errorf("status %d, placed by %s with %v", a.status, policy, fallbacks)
+		t.Errorf("got status %d, placed by %s with %v", a.status, policy, fallbacks)
 	}
 
 	if status, body := f.put("/v1/sidecar/policies", `{"policies":["prefill_placed"]}`); status != 200 || !strings.Contains(body, `"policies":["prefill_placed"]`) {
-		t.Fatalf("status %d: %s", status, body)
+		t.Fatalf("got status %d: %s", status, body)
 	}
 	ask("prefill_placed")
 	ask("prefill_placed", prefillerHeader, "1.2.3.4:5") // no active policy reads the header
@@ -361,7 +361,7 @@ func TestSidecarHeadersAreIgnored(t *testing.T) {
 		a := f.tell(body, lines...)
 		f.right(a, chatPath, body)
 		if a.header.Get("X-Pdproxy-Prefill") == "" {
-			t.Error("the request was not placed as ever")
+			t.Error("the header changed the placement")
 		}
 		if status, _ := f.put("/v1/sidecar/policies", `{"policies":["local"]}`); status != 404 {
 			t.Errorf("the admin API answers %d", status)
@@ -383,7 +383,7 @@ func TestSidecarHeadersAreIgnored(t *testing.T) {
 			c.Sidecar.Callers = []string{"127.0.0.0/8"}
 		}})
 		if a := f.tell(chat("plain", 8, true), lines...); a.status != 403 {
-			t.Errorf("status %d", a.status)
+			t.Errorf("got status %d", a.status)
 		}
 	})
 }
@@ -402,7 +402,7 @@ func TestSidecarLinesReachNoEngine(t *testing.T) {
 		a := f.post(context.Background(), f.url, completionPath, plainCompletion(false),
 			"x-remote", address, "x-coordination", "prefill_named", "EPP-Profile", "", "x-mine", "stays")
 		if a.status != 200 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		for _, leg := range append(local.seen(nil), remote.seen(nil)...) {
 			for _, name := range []string{"X-Remote", "X-Coordination", "Epp-Profile"} {
@@ -509,7 +509,7 @@ func TestSidecarWithoutAPick(t *testing.T) {
 		{"answers nothing", "nonsense", answers(`{}`)},
 		{"answers another type", "nonsense", answers(`{"endpoint":7}`)},
 		{"answers a stranger", "not_allowed", answers(`{"endpoint":"169.254.169.254:80"}`)},
-		{"answers a stranger in a header", "not_allowed", func(w http.ResponseWriter, _ *http.Request) {
+		{"answers an unknown engine in a header", "not_allowed", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X-Gateway-Destination-Endpoint", "169.254.169.254:80")
 		}},
 		{"answers a prefill engine", "not_allowed", func(w http.ResponseWriter, _ *http.Request) {
@@ -631,7 +631,7 @@ func TestSidecarProfilePrefill(t *testing.T) {
 		Params json.RawMessage `json:"kv_transfer_params"`
 	}
 	if json.Unmarshal([]byte(a.body), &said) != nil || len(said.Params) == 0 {
-		t.Fatalf("status %d: %s", a.status, a.body)
+		t.Fatalf("got status %d: %s", a.status, a.body)
 	}
 	b := f.post(context.Background(), f.decode[0].URL(), chatPath, `{`+prompt+`,"max_tokens":12,"kv_transfer_params":`+string(said.Params)+`}`)
 	f.right(b, chatPath, `{`+prompt+`,"max_tokens":12}`)
@@ -670,7 +670,7 @@ func TestSidecarProfileIsSentOnce(t *testing.T) {
 	for profile, tries := range map[string]int{"decode": 1, "": 3} {
 		before := len(local.seen(nil))
 		if a := f.post(context.Background(), f.url, completionPath, plainCompletion(false), "EPP-Profile", profile); a.status != 502 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		if n := len(local.seen(nil)) - before; n != tries {
 			t.Errorf("profile %q: %d tries, want %d", profile, n, tries)
@@ -737,7 +737,7 @@ func TestSidecarByReload(t *testing.T) {
 			t.Fatal(err)
 		}
 		if a := f.tell(chat("reloaded", 4, false), prefillerHeader, "1.2.3.4:5"); a.status != tt.status {
-			t.Errorf("status %d, want %d", a.status, tt.status)
+			t.Errorf("got status %d, want %d", a.status, tt.status)
 		}
 		body := chat("reloaded"+long, 4, true)
 		f.right(f.tell(body), chatPath, body)

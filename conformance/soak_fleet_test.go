@@ -45,7 +45,7 @@ type slot struct {
 	engine **enginesim.Engine
 	cfg    enginesim.Config
 	ends   time.Time // end of its trouble; zero when it is healthy
-	well   time.Time // time from which it certainly serves after its last trouble
+	well   time.Time // time from which the process certainly serves after its last failure
 	dies   bool      // the trouble may kill it
 	closed bool      // it was closed regularly
 	away   bool      // the configuration does not list it

@@ -96,7 +96,7 @@ func (s *soak) checkBooks() {
 		s.t.Errorf("%v exchanges ended by the proxy's own fault", n)
 	}
 	if right, wanted := s.tally.of("right"), s.tally.of("wanted"); right < wanted/2 {
-		s.t.Errorf("%d of %d answers that were waited for are right", right, wanted)
+		s.t.Errorf("got %d right answers, want at least half of the %d that no client has left", right, wanted)
 	}
 	engines := s.engineTotals()
 	if engines.duplicates > 0 {

@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
-// troubles are the faults of an engine. A single word is done to the process;
-// "hang PHASE" and "fail KIND" are faults of the simulator.
+// troubles are the faults of an engine. A single word is an action on the process. "hang
+// PHASE" and "fail KIND" are faults of the simulator.
 var troubles = []string{
 	"kill", "kill", "restart", "restart", "die", "shutdown", "leave", "leave",
 	"hang head", "hang prefill", "hang decode", "hang stream", "hang connect",

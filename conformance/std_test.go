@@ -118,6 +118,6 @@ func (f *fleet) fails(e *enginesim.Engine, fail, hang string) {
 func (f *fleet) breaks() {
 	f.t.Helper()
 	if a := f.try(chatPath, chat(long, 40, true)); a.status != 200 || a.err != nil || a.errors != 1 || a.done {
-		f.t.Errorf("status %d, %d error events, done %v, err %v: %s", a.status, a.errors, a.done, a.err, a.body)
+		f.t.Errorf("got status %d, %d error events, done %v, err %v: %s", a.status, a.errors, a.done, a.err, a.body)
 	}
 }

@@ -28,7 +28,7 @@ func TestStoreMovesThePrompt(t *testing.T) {
 		t.Errorf("decode computed %d of %d tokens of the prompts, want no more than a block of each", computed, prompt)
 	}
 	if n := f.metric("pdproxy_fallbacks_total") + f.metric("pdproxy_kv_cleanups_total"); n != 0 {
-		t.Errorf("%v fallbacks and clean-ups are counted", n)
+		t.Errorf("got %v counted fallbacks and clean-ups", n)
 	}
 }
 
@@ -47,7 +47,7 @@ func TestStoreFails(t *testing.T) {
 			if recompute {
 				f.right(a, chatPath, body)
 			} else if a.status != 502 {
-				t.Errorf("status %d: %s", a.status, a.body)
+				t.Errorf("got status %d: %s", a.status, a.body)
 			}
 		})
 	}

@@ -50,7 +50,7 @@ func TestForcedToolCalls(t *testing.T) {
 				body := chat(long, 9, true) // other requests run as two legs
 				f.right(f.try(chatPath, body), chatPath, body)
 				if n := f.metric("pdproxy_fallbacks_total", `what="aggregated"`, `reason="forced_tool"`); n != whole {
-					t.Errorf("%v aggregated requests, want %v", n, whole)
+					t.Errorf("got %v aggregated requests, want %v", n, whole)
 				}
 				for _, e := range append(f.prefill, f.decode...) {
 					if s := e.State(); s.Errors != 0 || s.LeasesExpired != 0 {
@@ -75,7 +75,7 @@ func TestForcedToolCallsOfPairs(t *testing.T) {
 				if !refused {
 					f.right(a, chatPath, body)
 				} else if a.status != 400 || !strings.Contains(a.body, `"tool_choice"`) {
-					t.Errorf("status %d: %s", a.status, a.body)
+					t.Errorf("got status %d: %s", a.status, a.body)
 				}
 				if s := f.prefill[0].State(); s.Errors != 0 || (s.Requests == 0) != refused {
 					t.Errorf("f.prefill[0].State() = %+v", s)

@@ -43,7 +43,7 @@ func startCluster(t *testing.T, token string) *cluster {
 	c.prefill = []*enginesim.Engine{c.worker(enginesim.RolePrefill, "")}
 	c.decode = []*enginesim.Engine{c.worker(enginesim.RoleDecode, "")}
 	c.eventually("both workers are ready", func() bool { return c.ready("") == 2 })
-	c.heard()
+	c.awaitWorkers()
 	return c
 }
 
@@ -142,7 +142,7 @@ func TestTRTLLMWorkersRegisterAgain(t *testing.T) {
 	c.dirs = nil // the second fleet closes the folders before it counts descriptors
 	second.startNode(&second.cfg, nil)
 	second.eventually("both workers are ready again", func() bool { return second.ready("") == 2 })
-	second.heard()
+	second.awaitWorkers()
 	second.served()
 }
 
@@ -162,10 +162,10 @@ func TestTRTLLMStorageWantsItsToken(t *testing.T) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusUnauthorized {
-			t.Errorf("status %d", resp.StatusCode)
+			t.Errorf("got status %d", resp.StatusCode)
 		}
 	}
 	if n := c.known(); n != 2 {
-		t.Errorf("%d engines", n)
+		t.Errorf("got %d engines", n)
 	}
 }

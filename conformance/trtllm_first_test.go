@@ -75,7 +75,7 @@ func TestGenerationIsSentFirst(t *testing.T) {
 				}, prefill, decode)
 				a := f.post(context.Background(), f.url, chatPath, chat(strings.Repeat("long ", 5000), 5, stream), "X-Request-Id", "first")
 				if a.status != 200 || a.text != "whole" || a.header.Get("X-Pdproxy-Flow") != "decode_first" {
-					t.Fatalf("status %d, flow %q: %s", a.status, a.header.Get("X-Pdproxy-Flow"), a.body)
+					t.Fatalf("got status %d, flow %q: %s", a.status, a.header.Get("X-Pdproxy-Flow"), a.body)
 				}
 				var e journal.Explanation
 				f.eventually("the request is explained", func() bool {
@@ -96,7 +96,7 @@ func TestPrefillIsSparedWhereDecodeIsAway(t *testing.T) {
 	f := startFleet(t, trtllmFirst, fleetOptions{prefill: 1, decode: 1})
 	f.decode[0].Kill() // the proxy has not noticed yet
 	if a := f.try(chatPath, chat(long, 5, false)); a.status/100 != 5 {
-		t.Fatalf("status %d: %s", a.status, a.body)
+		t.Fatalf("got status %d: %s", a.status, a.body)
 	}
 	f.settled()
 	if n := f.prefill[0].State().Requests; n != 0 {
@@ -114,10 +114,10 @@ func TestGenerationFirstFallsBack(t *testing.T) {
 	a := f.try(chatPath, body)
 	f.right(a, chatPath, body)
 	if flow := a.header.Get("X-Pdproxy-Flow"); flow != "prefill_first" {
-		t.Errorf("flow %q", flow)
+		t.Errorf("got flow %q", flow)
 	}
 	if n := f.metric("pdproxy_fallbacks_total", `what="schedule_style"`, `reason="no_rendezvous"`); n != 1 {
-		t.Errorf("%v fallbacks are counted", n)
+		t.Errorf("got %v counted fallbacks", n)
 	}
 }
 
@@ -157,10 +157,10 @@ func TestScheduleStyleAsTheEngineSays(t *testing.T) {
 			a := f.try(chatPath, body)
 			f.right(a, chatPath, body)
 			if got := a.header.Get("X-Pdproxy-Flow"); got != flow {
-				t.Errorf("flow %q, want %q", got, flow)
+				t.Errorf("got flow %q, want %q", got, flow)
 			}
 			if n := f.metric("pdproxy_fallbacks_total", `what="schedule_style"`); n != 0 {
-				t.Errorf("%v fallbacks are counted", n)
+				t.Errorf("got %v counted fallbacks", n)
 			}
 		})
 	}

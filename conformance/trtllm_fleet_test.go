@@ -102,7 +102,7 @@ func (w *foreignWorker) complete(prompt string, id int64) (text string, err erro
 		}
 		a, err := w.ask("/select", body)
 		if err == nil && fmt.Sprint(a["req_id"]) != fmt.Sprint(id) {
-			err = fmt.Errorf("id %d came back as %v", id, a["req_id"])
+			err = fmt.Errorf("the answer to id %d has id %v", id, a["req_id"])
 		}
 		server, _ := a["server"].(string)
 		return server, err

@@ -53,7 +53,7 @@ func TestTRTLLMPerfMetrics(t *testing.T) {
 			// With context first, prefill's answer may be the whole answer.
 			whole := f.post(context.Background(), f.url, chatPath, `{"model":"sim","messages":[{"role":"user","content":"<eos1> at once"}]}`, "X-Trtllm-Return-Metrics", "1")
 			if timing := whole.header.Get("Server-Timing"); whole.status != 200 || !strings.Contains(timing, "ctx_ttft;dur=") {
-				t.Errorf("status %d, timing %q", whole.status, timing)
+				t.Errorf("got status %d, timing %q", whole.status, timing)
 			}
 			f.settled()
 		})

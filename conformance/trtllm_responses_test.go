@@ -44,7 +44,7 @@ func TestResponsesOfTRTLLM(t *testing.T) {
 	f.breaksAt(a)
 	fault("", f.decode...)
 	if got := f.try(path, strings.Replace(a.body("x", 5, true), "{", `{"ignore_eos":true,`, 1)); got.status != 400 || !strings.Contains(got.body, "ignore_eos") {
-		t.Errorf("status %d: %s", got.status, got.body)
+		t.Errorf("got status %d: %s", got.status, got.body)
 	}
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()

@@ -41,7 +41,7 @@ func TestTRTLLMSigned(t *testing.T) {
 			f := startFleet(t, style, fleetOptions{prefill: 1, decode: 1, engine: locked})
 			a := f.try(chatPath, chat(long, 8, false))
 			if a.status != 400 || !strings.Contains(a.body, "authentication") {
-				t.Errorf("status %d: %s", a.status, a.body)
+				t.Errorf("got status %d: %s", a.status, a.body)
 			}
 			f.settled()
 		})
@@ -106,7 +106,7 @@ func TestTRTLLMMsgpack(t *testing.T) {
 	}
 	f := startFleet(t, enginesim.ConnectorTRTLLM, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) { c.TRTLLM.Msgpack = true }})
 	if a := f.try(chatPath, chat("hello", 5, false)); a.status != 400 {
-		t.Errorf("status %d: %s", a.status, a.body)
+		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	f.settled()
 }

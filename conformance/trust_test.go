@@ -210,7 +210,7 @@ func (f *fleet) hostile(taps []*tap, path, body string) (all []string) {
 		for i, p := range taps {
 			for _, sent := range p.sent() {
 				if strings.Contains(sent, markText) || strings.Contains(sent, markNumber) {
-					f.t.Errorf("%s, %s: engine %d was sent %s", path, name, i, sent)
+					f.t.Errorf("%s, %s: engine %d received %s", path, name, i, sent)
 				}
 				all = append(all, sent)
 			}
@@ -233,7 +233,7 @@ func TestDecodeIsSentToPrefillOnly(t *testing.T) {
 			return b
 		}
 		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1,
-			engine: func(_ string, _ int, c *enginesim.Config) { c.Lease = time.Second }, // the decode engine that would free the blocks is never told of them
+			engine: func(_ string, _ int, c *enginesim.Config) { c.Lease = time.Second }, // the decode engine that would free the blocks does not get their addresses
 			config: func(c *config.Config) {
 				before(taps, c)
 				c.Engines[0].KVHosts = "192.0.2.1" // limited to the known hosts
@@ -245,16 +245,16 @@ func TestDecodeIsSentToPrefillOnly(t *testing.T) {
 		}
 		sent := taps[1].sent()
 		if len(sent) < 2 {
-			t.Errorf("decode was sent %d requests", len(sent))
+			t.Errorf("decode received %d requests", len(sent))
 		}
 		for _, s := range sent {
 			if strings.Contains(s, foreign) {
-				t.Errorf("decode was sent %s", s)
+				t.Errorf("decode received %s", s)
 			}
 		}
 		if connector == enginesim.ConnectorVLLMNixl {
 			if n := f.metric("pdproxy_fallbacks_total", `what="kv_transfer"`, `reason="foreign_host"`); n != 2 {
-				t.Errorf("%v fallbacks are counted", n)
+				t.Errorf("got %v counted fallbacks", n)
 			}
 			var rows []pairRow
 			if f.admin("/v1/pairs", &rows); len(rows) != 1 || rows[0].LastError != "foreign_host" {

@@ -441,7 +441,7 @@ func TestTurnWithoutCoordinator(t *testing.T) {
 	if err := f.front.end(); err != nil {
 		t.Error(err)
 	}
-	f.eventually("what was kept is free", func() bool { return f.kept() == 0 })
+	f.eventually("the kept KV is free", func() bool { return f.kept() == 0 })
 	f.right(f.try("/v1/completions", next), "/v1/completions", next)
 	f.eventually("nothing is kept", func() bool { return f.kept() == 0 })
 	refused := 0.0
@@ -453,7 +453,7 @@ func TestTurnWithoutCoordinator(t *testing.T) {
 		refused += n
 	}
 	if refused != 1 {
-		t.Errorf("%v turns were refused, want 1", refused)
+		t.Errorf("got %v refused turns, want 1", refused)
 	}
 
 	f.startCoordinator()
@@ -507,7 +507,7 @@ func TestTurnsWhileACleanUpHangs(t *testing.T) {
 	const session = `,"session_id":"c"`
 	long := make(chan answer, 1)
 	go func() { long <- f.try("/v1/completions", turn(20, 1000, session)) }()
-	f.eventually("the long one is being answered", func() bool { return f.decode[0].State().RequestsRunning > 0 })
+	f.eventually("decode answers the long request", func() bool { return f.decode[0].State().RequestsRunning > 0 })
 	hangs := keep(f.try("/v1/completions", turn(21, 20, session)), 21, 20, session)
 	f.prefill[hangs[1]-'0'].SetFault("", 0, "head")
 	if len(long) > 0 {
@@ -521,10 +521,10 @@ func TestTurnsWhileACleanUpHangs(t *testing.T) {
 		t.Error(err)
 	}
 	f.drained = true
-	f.eventually("only what the engine that hangs was to have freed is kept", func() bool { return f.kept() == blocks[hangs] })
+	f.eventually("decode keeps only the KV that the hanging engine should free", func() bool { return f.kept() == blocks[hangs] })
 }
 
-// Kept KV outlives the worker that served the turn.
+// Kept KV remains after the worker that served the turn has ended.
 func TestTurnOfAKilledWorker(t *testing.T) {
 	t.Setenv(modeVar, modeFleet)
 	f := turnFleet(t, nil, nil)

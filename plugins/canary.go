@@ -124,7 +124,7 @@ func (s *Set) replace(t *table, p, fresh *plugin) error {
 	return nil
 }
 
-// reload loads p, of table t, again from what Source.Read returned. The caller holds s.mu.
+// reload loads p, of table t, again from the result of Source.Read. The caller holds s.mu.
 func (s *Set) reload(ctx context.Context, t *table, p *plugin, content source.Content, err error) error {
 	if err != nil {
 		return s.refuse(p, err)

@@ -24,7 +24,7 @@ type plugin struct {
 	digest   string
 	failures *budget.Budget
 	host     *budget.Host // of all versions of the plugin
-	failed   atomic.Bool  // the last new version that should replace this one could not be used
+	failed   atomic.Bool  // the latest new version could not replace this version
 
 	version *policy.Version // of a policy
 	world   *policy.World   // of a policy

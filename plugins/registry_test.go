@@ -196,7 +196,7 @@ func TestRegistryHangsAtReload(t *testing.T) {
 			select {
 			case <-arrived:
 			case err := <-done:
-				t.Fatalf("%s ended before every registry was asked: %v", name, err)
+				t.Fatalf("%s ended before every registry got a request: %v", name, err)
 			}
 		}
 		w.servesVersion(sha)

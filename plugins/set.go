@@ -83,10 +83,10 @@ func New(deps Deps) (*Set, error) {
 	return s, nil
 }
 
-// Apply makes the Set serve c. Versions with the same module and settings continue,
-// unless they are parked. Apply builds the other versions first. When a version cannot be
-// used, or c names a policy that does not exist, nothing changes and Apply returns
-// Errors: that of every plugin that cannot be used, or that of the policy.
+// Apply makes the Set serve c. Versions with the same module and settings continue, unless they are
+// parked. Apply builds the other versions first. When a version cannot be used, or c names a policy
+// that does not exist, nothing changes and Apply returns Errors: one for every plugin that cannot
+// be used, or one for the policy.
 func (s *Set) Apply(ctx context.Context, c Config) error {
 	s.loading.Lock()
 	defer s.loading.Unlock()

@@ -55,7 +55,7 @@ func TestBuiltins(t *testing.T) {
 		}
 	}
 	if n := len(w.Rows()); n != 3 {
-		t.Errorf("%d rows", n)
+		t.Errorf("got %d rows", n)
 	}
 	sha := w.row("auto", "plan").SHA256
 	if err := w.Reload(t.Context(), "auto"); err != nil {
@@ -184,10 +184,10 @@ func TestApplyRefuses(t *testing.T) {
 			err := w.Apply(t.Context(), tt.config)
 			var e *Error
 			if !errors.As(err, &e) || e.Key != tt.key || !strings.Contains(err.Error(), tt.want) {
-				t.Fatalf("error %v, want %s with %q", err, tt.key, tt.want)
+				t.Fatalf("got error %v, want %s with %q", err, tt.key, tt.want)
 			}
 			if strings.HasPrefix(tt.key, "plugin[1]") && !strings.HasPrefix(err.Error(), tt.key+" (q): ") {
-				t.Errorf("error %v does not name the plugin q", err)
+				t.Errorf("got error %v, want one that names the plugin q", err)
 			}
 			if _, by, ok := w.place(""); by != "p" || !ok {
 				t.Errorf("afterwards %q, %v", by, ok)
@@ -409,7 +409,7 @@ func TestFileChange(t *testing.T) {
 	w.lookAtFiles(t.Context())
 	w.lookAtFiles(t.Context())
 	if w.changed != 2 {
-		t.Errorf("%d changes", w.changed)
+		t.Errorf("got %d changes", w.changed)
 	}
 }
 
@@ -480,8 +480,8 @@ func hammerReload(t *testing.T) {
 	t.Errorf("%d goroutines before, %d after", before, after)
 }
 
-// waiting is a log handler that ends a context when a line says that the proxy
-// waits for a plugin.
+// waiting is a log handler that ends a context when a line reports that the proxy waits for a
+// plugin.
 type waiting struct {
 	slog.Handler
 	end  context.CancelFunc
@@ -515,7 +515,7 @@ func TestStartThatLoops(t *testing.T) {
 	w.deps.Log = slog.New(h)
 	err := w.Apply(ctx, w.config)
 	if err == nil || !strings.Contains(err.Error(), `plugin[0] (p): configure plugin: `) {
-		t.Errorf("error %v", err)
+		t.Errorf("got error %v", err)
 	}
 	if said := h.said.Load(); said == nil || *said != "plugin=p limit=10s " {
 		t.Errorf("log line of the wait: %v", said)
@@ -580,7 +580,7 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 	all := func() { w.Plan(ctx, plan); w.Place(ctx, place); w.Mint(ctx, mint) }
 	all()
 	if n := testing.AllocsPerRun(200, all); n != 0 {
-		t.Errorf("%v allocations in three decisions", n)
+		t.Errorf("got %v allocations in three decisions", n)
 	}
 }
 

@@ -21,8 +21,8 @@ type Config struct {
 	Plugins   []Spec              // filters in their order
 	Upstreams map[string]*url.URL // upstreams that guests may call, by name
 
-	// The names of the policies that decide: of a plugin, plugin/policy for a
-	// policy in a module that names several, or of a built-in policy.
+	// The names of the policies in use. Each is the name of a built-in policy, the name
+	// of a plugin, or plugin/policy for one policy of a plugin with several.
 	Plan  []string // in priority order: the first that does not pass decides
 	Place string
 	Mint  string
@@ -91,7 +91,8 @@ type Natives struct {
 type Error struct {
 	// Key is the key in the configuration, such as plugin[1] or policy.place.
 	Key string
-	// Name is the plugin's name, by which operators know the plugin; "" if the error is not about a plugin.
+	// Name is the plugin's name in the configuration and in the log; "" if the error is not about a
+	// plugin.
 	Name string
 	Err  error
 }

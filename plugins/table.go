@@ -32,7 +32,7 @@ type table struct {
 type decider[F, A any] struct {
 	wasm   *policy.Policy // nil: native
 	native func(F) A
-	needs  abi.Needs // of this policy, beyond its module's
+	needs  abi.Needs // of this policy, in addition to those of its module
 	*compiledIn
 }
 

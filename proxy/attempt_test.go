@@ -69,7 +69,7 @@ func TestPanicLeavesNothingBehind(t *testing.T) {
 					w.connectors[name] = faulty{w.connectors[name], in}
 					a := w.post(completionsPath, completions(false))
 					if a.err == nil && a.status != 500 {
-						t.Errorf("status %d: %s", a.status, a.body)
+						t.Errorf("got status %d: %s", a.status, a.body)
 					}
 					w.outcome(telemetry.OutcomeInternal)
 				})
@@ -105,7 +105,7 @@ func TestHungDecodeIsLeftWithItsPair(t *testing.T) {
 				},
 			})
 			if a := w.post(completionsPath, completions(false)); a.status != 200 {
-				t.Errorf("status %d: %s", a.status, a.body)
+				t.Errorf("got status %d: %s", a.status, a.body)
 			}
 			time.Sleep(time.Second) // until the proxy has received prefill's late answer
 			if n := len(w.explained().Legs); n > 4 {

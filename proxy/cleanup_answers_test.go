@@ -97,7 +97,7 @@ func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 			c.Health.Interval, c.Health.Timeout, c.Health.UnhealthyAfter = config.Duration(time.Second), config.Duration(time.Second), 1
 		}})
 		if a := w.post(completionsPath, completions(false)); a.status != 502 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		defer p.stop()()
 		time.Sleep(minPatience / 2)

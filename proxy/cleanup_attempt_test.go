@@ -24,7 +24,7 @@ func TestPrefillThatDiesIsCounted(t *testing.T) {
 			{name: "d", role: "decode", connector: "trtllm"},
 		}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
 		if a := w.post(completionsPath, completions(false)); a.status != 502 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		synctest.Wait()
 		if n := w.metric("pdproxy_kv_cleanups_total", "trtllm", "engine_timeout"); n != 1 {
@@ -64,7 +64,7 @@ func TestRetryAwaitsTheAbort(t *testing.T) {
 			{name: "d", role: "decode", connector: "sglang", serve: serve},
 		}})
 		if a := w.post(completionsPath, completions(false)); a.status != 200 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -74,9 +74,9 @@ func TestRetryAwaitsTheAbort(t *testing.T) {
 	})
 }
 
-// TestDecodeThatWasHungUpOnHasTime: the proxy closed the connection of a decode leg. It
-// asks no other decode engine to free the blocks as long as the first decode engine may
-// read them.
+// TestDecodeThatWasHungUpOnHasTime: the proxy closed the connection of a decode leg. It sends the
+// clean-up of the blocks to no other decode engine as long as the first decode engine may read
+// them.
 func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		freed := make(chan time.Time, 1)
@@ -130,7 +130,7 @@ func TestKeyOfACleanup(t *testing.T) {
 					}},
 				}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
 				if a := w.post(completionsPath, completions(false), "Authorization", "Bearer secret"); a.status != 502 {
-					t.Errorf("status %d: %s", a.status, a.body)
+					t.Errorf("got status %d: %s", a.status, a.body)
 				}
 				if got := <-sent; got != tt.want {
 					t.Errorf("Authorization of the clean-up: got %q, want %q", got, tt.want)
@@ -140,8 +140,8 @@ func TestKeyOfACleanup(t *testing.T) {
 	}
 }
 
-// TestDecodeThatFailedIsAskedLast: a decode engine could not load the blocks. The proxy
-// first asks another decode engine to make prefill free them.
+// TestDecodeThatFailedIsAskedLast: a decode engine could not load the blocks. The proxy first sends
+// the clean-up to another decode engine, which makes prefill free the blocks.
 func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -165,10 +165,10 @@ func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 			{name: "d1", role: "decode", connector: "vllm-nixl", serve: serve},
 		}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
 		if a := w.post(completionsPath, completions(false)); a.status != 502 {
-			t.Errorf("status %d: %s", a.status, a.body)
+			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 		if first := <-asked; first == failed || failed == "" {
-			t.Errorf("%q failed, and the proxy asked %q", failed, first)
+			t.Errorf("%q failed, and the proxy called %q", failed, first)
 		}
 	})
 }

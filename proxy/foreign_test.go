@@ -38,7 +38,7 @@ func TestMovedDecodeIsSentToPrefillOnly(t *testing.T) {
 			for range 4 { // the first placement of some requests is d2
 				a := w.post(completionsPath, completions(stream))
 				if a.status != 200 || !strings.Contains(a.body, "right") {
-					t.Fatalf("status %d: %s", a.status, a.body)
+					t.Fatalf("got status %d: %s", a.status, a.body)
 				}
 			}
 			for _, row := range w.books.Ended.PerfRows() {

@@ -54,7 +54,7 @@ func TestTrustedProxies(t *testing.T) {
 		close(hold)
 		for _, status := range []chan int{one, two, three} {
 			if got := <-status; got != http.StatusOK {
-				t.Errorf("status %d", got)
+				t.Errorf("got status %d", got)
 			}
 		}
 	})

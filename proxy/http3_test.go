@@ -24,7 +24,7 @@ func TestHTTP3Unread(t *testing.T) {
 	e := &fakeEngine{serve: func(c *engineConn, _ int) {
 		c.json(200, fmt.Sprintf(`{"id":"1","choices":[],"x":%q}`, strings.Repeat("x", 4<<20)))
 	}}
-	certs, err := edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	certs, err := edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

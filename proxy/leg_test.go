@@ -78,7 +78,7 @@ func TestUnaryAnswers(t *testing.T) {
 				w := newWorld(t, setup{engines: []*fakeEngine{{name: "e0", serve: tt.serve}, good}})
 				a := w.post(completionsPath, completions(tt.stream), "X-Request-Id", "mine")
 				if a.err != nil || a.status != tt.status || a.body != tt.body || a.header.Get("Content-Type") != tt.ctype {
-					t.Errorf("status %d, %v, error %v: %.200q", a.status, a.header, a.err, a.body)
+					t.Errorf("got status %d, %v, error %v: %.200q", a.status, a.header, a.err, a.body)
 				}
 				if a.header.Get("X-Request-Id") != "mine" {
 					t.Errorf("request id %q", a.header.Get("X-Request-Id"))
@@ -130,7 +130,7 @@ func TestEveryEngineFails(t *testing.T) {
 				w := newWorld(t, setup{engines: []*fakeEngine{e0, e1}, config: func(c *config.Config) { c.Retry.Attempts = tt.attempts }})
 				a := w.post(completionsPath, completions(false))
 				if a.status != tt.status || !strings.Contains(a.body, tt.text) {
-					t.Errorf("status %d: %s", a.status, a.body)
+					t.Errorf("got status %d: %s", a.status, a.body)
 				}
 				if got := [2]int{len(e0.seen()), len(e1.seen())}; got != tt.tries {
 					t.Errorf("got tries %v, want %v", got, tt.tries)
@@ -155,11 +155,11 @@ func TestLegLines(t *testing.T) {
 			"Authorization", "Bearer client-key", "X-Request-Id", "mine", "X-Custom", "a", "X-Custom", "b", "Content-Type", "text/plain",
 			"X-Data-Parallel-Rank", "7", "X-Override-Priority", "1", "Accept-Encoding", "gzip", "Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 		if a.status != 200 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		leg := e.seen()[0]
 		if leg.body != `{"model":"m","prompt":"hi","x":{"kept":1.50}}` {
-			t.Errorf("body %s", leg.body)
+			t.Errorf("got body %s", leg.body)
 		}
 		want := map[string]string{
 			"Authorization": "Bearer engine-key", "X-Custom": "a,b", "Content-Type": "application/json", "X-Data-Parallel-Rank": "0",
@@ -194,7 +194,7 @@ func TestTwoLegs(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{p, d}})
 		a := w.post(completionsPath, completions(true))
 		if a.status != 200 || a.body != eventA+done {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		for name, want := range map[string]string{"X-Pdproxy-Prefill": "p0", "X-Pdproxy-Decode": "d0", "X-Pdproxy-Flow": "prefill_first"} {
 			if got := a.header.Get(name); got != want {
@@ -223,18 +223,18 @@ func TestDecodeMoves(t *testing.T) {
 				d1 := &fakeEngine{name: "d1", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
 				w := newWorld(t, setup{engines: []*fakeEngine{p, d0, d1}})
 				if a := w.post(completionsPath, completions(false)); a.status != 200 || a.body != unary {
-					t.Fatalf("status %d: %s", a.status, a.body)
+					t.Fatalf("got status %d: %s", a.status, a.body)
 				}
 				if n := len(p.seen()); n != int(1+btof(reached)) {
-					t.Errorf("%d prefills", n)
+					t.Errorf("got %d prefills", n)
 				}
 				if n := w.metric("pdproxy_retries_total", "decode"); n != 1 {
-					t.Errorf("%v retries", n)
+					t.Errorf("got %v retries", n)
 				}
 				time.Sleep(time.Minute) // for the clean-up
 				synctest.Wait()
 				if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != btof(reached) {
-					t.Errorf("%v clean-ups", n)
+					t.Errorf("got %v clean-ups", n)
 				}
 			})
 		})
@@ -262,11 +262,11 @@ func TestPrefillAnswers(t *testing.T) {
 				w := newWorld(t, setup{engines: []*fakeEngine{p, d}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
 				a := w.post(completionsPath, completions(false))
 				if a.status != tt.status {
-					t.Fatalf("status %d: %s", a.status, a.body)
+					t.Fatalf("got status %d: %s", a.status, a.body)
 				}
 				e := w.explained()
 				if tt.fallback != "" && (len(e.Fallbacks) != 1 || e.Fallbacks[0] != journal.ExplainedFallback{What: "kv_transfer", Reason: tt.fallback} || w.metric("pdproxy_fallbacks_total", "kv_transfer", tt.fallback) != 1) {
-					t.Errorf("fallbacks %+v", e.Fallbacks)
+					t.Errorf("got fallbacks %+v", e.Fallbacks)
 				}
 				if e.Legs[0].Error != tt.reason {
 					t.Errorf("error of prefill: got %q", e.Legs[0].Error)

@@ -122,7 +122,7 @@ func TestLegEdits(t *testing.T) {
 					}
 					if !strings.Contains(leg.body, `"temperature":0.5`) || !strings.Contains(leg.body, `"user":"u"`) ||
 						strings.Contains(leg.body, "seed") || !strings.Contains(leg.body, `"x":{"kept":1.50}`) {
-						t.Errorf("body %s", leg.body)
+						t.Errorf("got body %s", leg.body)
 					}
 					if pair && !strings.Contains(leg.body, `"kv_transfer_params"`) {
 						t.Errorf("the leg has no transfer parameters: %s", leg.body)
@@ -215,7 +215,7 @@ func TestLegEditsRefused(t *testing.T) {
 					t.Errorf("got  %v %s\nwant %v %s", edited.header, edited.body, plain.header, plain.body)
 				}
 				if n := w.metric("pdproxy_fallbacks_total", "leg", "nonsense"); n != 1 {
-					t.Errorf("%v fallbacks", n)
+					t.Errorf("got %v fallbacks", n)
 				}
 			})
 		})
@@ -310,7 +310,7 @@ func TestLegRetryBudget(t *testing.T) {
 		}})
 		w.post(completionsPath, completions(false))
 		if n := len(e.seen()); n != 3 || w.metric("pdproxy_fallbacks_total", "retry", "budget") != 1 {
-			t.Errorf("%d legs", n)
+			t.Errorf("got %d legs", n)
 		}
 	})
 }

@@ -8,13 +8,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/proxy/admin"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/edge"
+	"github.com/pdproxy/pdproxy/proxy/epp"
 )
 
-// cutGrace is how long exchanges have to tell their clients that they are cut. A prefill
-// leg may first wait for the answer of its engine.
+// cutGrace is the time in which exchanges inform their clients that the stream ends early. A
+// prefill leg may first wait for the answer of its engine.
 const cutGrace = cleanup.PrefillLinger + time.Second
 
 // Listen opens the sockets that cfg names and given has not. certs is nil without TLS.
@@ -36,6 +38,22 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 	}
 	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(admin.Guard(s.adminRoutes(e.Unwatch()), cfg, e.AdminAddr(), token, s.log))))
 	return e, nil
+}
+
+// EPP returns the endpoint picker for gateways. certs is nil without TLS. Requests that gateways
+// send pass no filters: the gateway has its own.
+func (s *Server) EPP(certs *edge.Certs) *epp.Server {
+	o := epp.Options{
+		Registry: s.options.Registry, Log: s.log, MaxBody: int(s.cfg.Load().Server.MaxBody),
+		Ready: func() bool { return s.Ready() && !s.draining.Load() },
+		Handle: func(w http.ResponseWriter, r *http.Request, g attempt.Gateway) {
+			s.bodies.Limit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, g) })).ServeHTTP(w, r)
+		},
+	}
+	if certs != nil {
+		o.TLS = certs.Config("h2")
+	}
+	return epp.New(o)
 }
 
 // AdminHandler returns the routes of operators without a check of the caller, for the

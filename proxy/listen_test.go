@@ -48,7 +48,7 @@ func eachProtocol(t *testing.T, f func(t *testing.T, proto string, open func(set
 					if p.tls {
 						scheme = "https"
 						var err error
-						if o.certs, err = edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
+						if o.certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -313,7 +313,7 @@ func TestSlowClients(t *testing.T) {
 					o := setup{}
 					if tt.tls {
 						var err error
-						if o.certs, err = edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
+						if o.certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -411,7 +411,7 @@ func TestBodyTimeout(t *testing.T) {
 	})
 }
 
-// Two requests on one connection. In the second, the client asks the proxy to close the
+// Two requests on one connection. In the second, the client requests that the proxy close the
 // connection after the answer.
 func TestKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -449,7 +449,7 @@ func TestListenErrors(t *testing.T) {
 	}
 	defer pc.Close()
 	udp = pc.LocalAddr().String()
-	certs, err := edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	certs, err := edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

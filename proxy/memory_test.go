@@ -97,7 +97,7 @@ func TestBodyWithoutMemory(t *testing.T) {
 				text, _ := io.ReadAll(resp.Body)
 				resp.Body.Close()
 				if resp.StatusCode != tt.status || !strings.Contains(string(text), tt.code) {
-					t.Errorf("status %d, want %d: %.300s", resp.StatusCode, tt.status, text)
+					t.Errorf("got status %d, want %d: %.300s", resp.StatusCode, tt.status, text)
 				}
 				shed := 0.0
 				if tt.status == 503 {
@@ -154,13 +154,13 @@ func TestAnswerWithoutMemory(t *testing.T) {
 						t.Errorf("%+v", a)
 					}
 				case a.status != 503 || !strings.Contains(a.body, "memory_limit") || a.header.Get("Retry-After") == "":
-					t.Errorf("status %d: %.300s", a.status, a.body)
+					t.Errorf("got status %d: %.300s", a.status, a.body)
 				}
 				if n := w.metric("pdproxy_shed_total", "memory_limit"); n != 1 {
 					t.Errorf("got %v counted refusals", n)
 				}
 				if n := w.metric("pdproxy_retries_total"); n != 0 {
-					t.Errorf("%v retries", n)
+					t.Errorf("got %v retries", n)
 				}
 				for _, i := range w.registry.Snapshot().Instances {
 					if i.Breaker.Failures() != 0 {
@@ -195,7 +195,7 @@ func TestAnswerTakesNoMoreThanItMay(t *testing.T) {
 			c.Limits.BufferMemory, c.Retry.Attempts = 1<<30, 1
 		}})
 		if a := w.post(completionsPath, completions(false)); a.status != 502 {
-			t.Errorf("status %d: %.300s", a.status, a.body)
+			t.Errorf("got status %d: %.300s", a.status, a.body)
 		}
 		if most := most.Load(); most > buffer.MaxAnswer+buffer.MaxAnswer/2+1<<20 { // including the copy when a buffer of half the size grows
 			t.Errorf("limit of the answer %d bytes: the proxy took %d bytes", buffer.MaxAnswer, most)

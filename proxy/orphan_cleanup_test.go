@@ -183,7 +183,7 @@ func TestCleanUp(t *testing.T) {
 			t.Errorf("decode got %+v", legs)
 		}
 		if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != 1 {
-			t.Errorf("%v clean-ups", n)
+			t.Errorf("got %v clean-ups", n)
 		}
 	})
 }

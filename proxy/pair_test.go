@@ -80,7 +80,7 @@ func TestTransferTimesOut(t *testing.T) {
 					t.Helper()
 					began := time.Now()
 					if a := w.post(completionsPath, completions(true)); a.status != status || status == 504 && !strings.Contains(a.body, "decode") {
-						t.Errorf("status %d: %s", a.status, a.body)
+						t.Errorf("got status %d: %s", a.status, a.body)
 					}
 					return time.Since(began) - 5*time.Second
 				}
@@ -143,7 +143,7 @@ func TestWarmUp(t *testing.T) {
 			for range 100 {
 				began := time.Now()
 				if a := w.post(completionsPath, completions(false)); a.status != 200 {
-					t.Fatalf("status %d: %s", a.status, a.body)
+					t.Fatalf("got status %d: %s", a.status, a.body)
 				}
 				times = append(times, time.Since(began))
 			}

@@ -83,7 +83,7 @@ func TestPromptsAreMatchedByTheirTokens(t *testing.T) {
 		} {
 			id := fmt.Sprint("r", i)
 			if a := w.post(completionsPath, tt.body, "X-Request-Id", id); a.status != 200 {
-				t.Fatalf("status %d: %s", a.status, a.body)
+				t.Fatalf("got status %d: %s", a.status, a.body)
 			}
 			synctest.Wait()
 			if blocks, size := w.matched(id); fmt.Sprint(blocks, size) != fmt.Sprint(tt.blocks, 4) {
@@ -123,7 +123,7 @@ func TestWithoutTokensARequestIsPlacedAllTheSame(t *testing.T) {
 				})
 				a := w.post(completionsPath, `{"model":"m","prompt":"some words","max_tokens":1}`, "X-Request-Id", "r")
 				if a.status != 200 {
-					t.Fatalf("status %d: %s", a.status, a.body)
+					t.Fatalf("got status %d: %s", a.status, a.body)
 				}
 				synctest.Wait()
 				if blocks, size := w.matched("r"); fmt.Sprint(blocks, size) != "0 0" {
@@ -150,7 +150,7 @@ func TestSessionHeaders(t *testing.T) {
 			n++
 			id := fmt.Sprint("r", n)
 			if a := w.post(completionsPath, `{"model":"m","prompt":"`+prompt+`","max_tokens":1}`, append(header, "X-Request-Id", id)...); a.status != 200 {
-				t.Fatalf("status %d: %s", a.status, a.body)
+				t.Fatalf("got status %d: %s", a.status, a.body)
 			}
 			synctest.Wait()
 			return w.of(id).Turn
@@ -188,7 +188,7 @@ func TestConversationsAreNamed(t *testing.T) {
 				header = append(header, "X-Session-ID", tt.session)
 			}
 			if a := w.post(completionsPath, tt.body, header...); a.status != 200 {
-				t.Fatalf("status %d: %s", a.status, a.body)
+				t.Fatalf("got status %d: %s", a.status, a.body)
 			}
 			synctest.Wait()
 			e := w.of(id)

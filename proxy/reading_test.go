@@ -46,7 +46,7 @@ func overSockets(t *testing.T, o setup, f func(t *testing.T, w *world, c *http.C
 			}
 			if secure {
 				var err error
-				if o.certs, err = edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
+				if o.certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -31,7 +31,7 @@ func testRecorder(t *testing.T) {
 		`{"model":"m","prompt":[1,2,3,4,5],"max_tokens":3}`,
 	} {
 		if got := w.post("/v1/completions", body); got.status != 200 {
-			t.Fatalf("status %d", got.status)
+			t.Fatalf("got status %d", got.status)
 		}
 	}
 	synctest.Wait()
@@ -54,7 +54,7 @@ func testRecorder(t *testing.T) {
 		lines = append(lines, l)
 	}
 	if len(lines) != 4 {
-		t.Fatalf("%d lines", len(lines))
+		t.Fatalf("got %d lines", len(lines))
 	}
 	if a, b := lines[0].HashIDs, lines[1].HashIDs; len(a) != 2 || len(b) != 2 || a[0] != b[0] || a[1] == b[1] {
 		t.Errorf("hashes of texts: got %x and %x, want one common block and a partial one", a, b)
@@ -99,7 +99,7 @@ func testRecorderOfSeveral(t *testing.T) {
 		away = n == 2
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, options: func(d *Options) { d.Recorder = one }})
 		if got := w.post("/v1/completions", body); got.status != 200 {
-			t.Fatalf("status %d", got.status)
+			t.Fatalf("got status %d", got.status)
 		}
 		synctest.Wait()
 	}

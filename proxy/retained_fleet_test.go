@@ -12,10 +12,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// TestTurnOfAnotherProcess: one process of a fleet knows of the KV of a turn, and another
-// process frees it. The call goes to the prefill engine that the clean-up names. If that
-// engine has gone, the call goes to another suitable one. No other bytes decode as such a
-// clean-up.
+// TestTurnOfAnotherProcess: one process of a fleet has the record of a turn's KV, and another
+// process frees the KV. The call goes to the prefill engine that the clean-up names. If that engine
+// has gone, the call goes to another suitable one. No other bytes decode as such a clean-up.
 func TestTurnOfAnotherProcess(t *testing.T) {
 	for _, tt := range []struct {
 		name, prefill string

@@ -8,14 +8,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/exchange"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// handler returns the public endpoints as every protocol serves them. Filters do not see
-// health checks: a filter that asks for a key, is parked or pauses would make an
-// orchestrator stop a healthy proxy.
+// handler returns the public endpoints as every protocol serves them. Filters do not see health
+// checks: a filter that requires a key, is parked or pauses would make an orchestrator stop a
+// healthy proxy.
 func (s *Server) handler() http.Handler {
 	health := s.bodies.Limit(s)
 	filtered := health
@@ -54,12 +55,18 @@ func (s *Server) endPanic(r *http.Request) {
 }
 
 // ServeHTTP serves the public endpoints, in the same way for HTTP/1.1, HTTP/2 and HTTP/3.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.serve(w, r, nil) }
+
+// serve is ServeHTTP for a request that the gateway g sends to its engine; nil: this process
+// does.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway) {
 	// The deadline also holds for handlers that read only a part of the body. ReadBody
 	// lifts it at the end of the body.
 	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
 	api, ok := openai.APIFor(r.URL.Path)
 	switch {
+	case ok && r.Method == http.MethodPost && g != nil:
+		s.exchanges.Pick(w, r, api, g)
 	case ok && r.Method == http.MethodPost: // here, so that an open stream needs little stack
 		s.exchanges.Serve(w, r, api)
 	case !s.servePath(w, r, ok):
@@ -89,8 +96,8 @@ func isEndpoint(path string) bool {
 	return generates || path == modelsPath || path == healthPath || path == versionPath
 }
 
-// servePath serves r if its path is one of the public endpoints. generates says that the path
-// is one of those that take only POST.
+// servePath serves r if its path is one of the public endpoints. generates reports that the path
+// accepts only POST.
 func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates bool) bool {
 	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
 	if generates {

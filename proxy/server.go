@@ -38,7 +38,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// Options are the parts that a Server uses. Fields that may be nil say so.
+// Options are the parts that a Server uses. The comment of a field states if the field may be nil.
 type Options struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
@@ -56,7 +56,7 @@ type Options struct {
 	// the next turns of the fleet. nil: this process stores it.
 	Turns   *fleet.Client
 	Workers admin.Workers // of a coordinator, which also answers operators for them; nil: none
-	// Knowledge is what this process knows of the engines' KV, for operators. Its fields are
+	// Knowledge is the data of this process about the engines' KV, for operators. Its fields are
 	// nil in a worker.
 	Knowledge coordinator.State
 	Hooks     attempt.Hooks       // nil: no leg or finish hook; SetHooks replaces it
@@ -158,10 +158,10 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 // clientOf returns the name of the client of r for limits.
 func (s *Server) clientOf(r *http.Request) string { return s.proxies.Load().Client(r) }
 
-// SetHooks makes exchanges that open from now on ask h; nil: none.
+// SetHooks makes later exchanges call h; nil: none.
 func (s *Server) SetHooks(h attempt.Hooks) { s.exchanges.SetHooks(h) }
 
-// SetTRTLLM makes attempts from now on ask o of the trtllm connector.
+// SetTRTLLM sets the options o of the trtllm connector for later attempts.
 func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.exchanges.SetTRTLLM(o) }
 
 // Warm sends a request of one token through each new pair of engines: see

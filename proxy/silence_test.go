@@ -276,7 +276,7 @@ func TestSilentSourceIsLeft(t *testing.T) {
 			time.AfterFunc(20*time.Second, h.resume)
 			a, took := h.request(stream)
 			if a.status != 200 {
-				t.Fatalf("status %d: %s", a.status, a.body)
+				t.Fatalf("got status %d: %s", a.status, a.body)
 			}
 			switch {
 			case !stream && took.Round(time.Second) != 20*time.Second:
@@ -291,7 +291,7 @@ func TestSilentSourceIsLeft(t *testing.T) {
 			}
 			time.Sleep(25 * time.Second)
 			if n := len(h.calls()); stream != (n == 1) {
-				t.Errorf("%d clean-ups", n)
+				t.Errorf("got %d clean-ups", n)
 			}
 		})
 	}

@@ -40,7 +40,7 @@ func TestUnreadAnswers(t *testing.T) {
 				o := setup{config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(limit) }}
 				if tt.tls {
 					var err error
-					if o.certs, err = edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
+					if o.certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -27,7 +27,7 @@ const (
 	broken     = "data: {\"error\":{\"message\":\"the engine's stream broke off; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\"}}\n\n"
 )
 
-// usageEvent is vLLM's last event of a stream whose request asks for the usage.
+// usageEvent is vLLM's last event of a stream whose request sets the option for the usage.
 func usageEvent(prompt, completion int) string {
 	return fmt.Sprintf("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_tokens\":%d,\"prompt_tokens_details\":null}}\n\n", prompt, prompt+completion, completion)
 }
@@ -359,7 +359,7 @@ func TestClientLeavesStream(t *testing.T) {
 			t.Errorf("explained as %+v", e)
 		}
 		if n := w.metric("pdproxy_legs_cancelled_total", "decode"); n != 1 {
-			t.Errorf("%v cancelled legs", n)
+			t.Errorf("got %v cancelled legs", n)
 		}
 	})
 }

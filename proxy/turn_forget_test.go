@@ -81,7 +81,7 @@ func TestTurnsAreFreed(t *testing.T) {
 			for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
 				asked.Go(func() {
 					if a := k.sendTurn(prompt); a.status != 200 {
-						t.Errorf("status %d: %s", a.status, a.body)
+						t.Errorf("got status %d: %s", a.status, a.body)
 					}
 				})
 			}
@@ -109,7 +109,7 @@ func TestTurnsThatPrefillReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKeeping(t, 0)
 		if a := k.sendTurn("[1,2,3]"); a.status != 200 {
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 		a := k.sendTurn("[1,2,3,9,7]")
 		failed := time.Now()

@@ -116,9 +116,13 @@ func TestWaitEnds(t *testing.T) {
 				w, _, _ := emptyWorld(t, time.Minute, nil)
 				began := time.Now()
 				var wg sync.WaitGroup
-				for range 3 {
+				for i := range 3 {
 					wg.Go(func() {
-						a := w.post(completionsPath, asking("m"))
+						body := asking("m")
+						if i == 2 { // a stream keeps its status open while it waits
+							body = `{"model":"m","prompt":"hi","max_tokens":5,"stream":true}`
+						}
+						a := w.post(completionsPath, body)
 						if took := time.Since(began); a.status != 503 || !strings.Contains(a.body, `"code":"`+tt.code+`"`) || a.header.Get("Retry-After") == "" || took > tt.within+time.Second {
 							t.Errorf("after %v: got %d %v %s %v", took, a.status, a.header, a.body, a.err)
 						}

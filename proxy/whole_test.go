@@ -22,13 +22,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
-// nobody is the Numbers of a worker that knows none of the coordinator's instances.
+// nobody is the Numbers of a worker that has none of the coordinator's instances.
 type nobody struct{}
 
 func (nobody) Number(*engine.Instance) (uint32, bool) { return 0, false }
 func (nobody) Instance(uint32) *engine.Instance       { return nil }
 
-// mute is a list of workers with one that never answers.
+// mute is a list of workers; one worker never answers.
 type mute struct{ admin.Workers }
 
 func (m mute) Each(ctx context.Context, method, path string, body []byte) []admin.WorkerAnswer {

@@ -89,7 +89,7 @@ func TestWrapPanics(t *testing.T) {
 // The same handler answers over HTTP/3. Answers over TCP announce HTTP/3, also the
 // answers of a wrapper.
 func TestWrapHTTP3(t *testing.T) {
-	certs, err := edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	certs, err := edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

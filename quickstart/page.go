@@ -113,7 +113,7 @@ func (p *Plan) pageEncoders(b *strings.Builder) error {
 	return nil
 }
 
-// pageChecks writes the section about what was compared with the engine.
+// pageChecks writes the section about the commands that were compared with the engine.
 func (p *Plan) pageChecks(b *strings.Builder) {
 	fmt.Fprintf(b, "\n## How this page is checked\n\nFlags, environment variables and names in JSON and YAML were compared with %s:\n\n", p.Release)
 	for _, s := range p.guide.sources {

@@ -116,7 +116,7 @@ type guide struct {
 	ran       string // which real engines ran the commands
 }
 
-// evidence tells how an engine shows that KV has moved.
+// evidence is the way in which an engine shows that KV has moved.
 type evidence struct {
 	role   string // of the engine to ask
 	path   string

@@ -247,7 +247,7 @@ func TestProblems(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.want), func(t *testing.T) {
 			if p, err := Make(tt.name, filled(tt.o)); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%v, error %v, want %q", p, err, tt.want)
+				t.Errorf("got %v, error %v, want %q", p, err, tt.want)
 			}
 		})
 	}

@@ -14,7 +14,7 @@ func sglangGuide() *guide {
 	return &guide{
 		name: config.ConnectorSGLang, connector: config.ConnectorSGLang, flow: "concurrent",
 		title:   "SGLang",
-		summary: "Both engines get the request at the same time, with a room number of the proxy. They meet at the bootstrap server of prefill, and prefill sends the KV to decode.",
+		summary: "Both engines get the request at the same time, with a room number of the proxy. Decode finds prefill through prefill's bootstrap server, and prefill sends the KV to decode.",
 		release: "SGLang 0.5.23",
 		sources: []string{"python/sglang/srt/arg_groups/fields/", "python/sglang/srt/disaggregation/kv_events.py"},
 		install: []string{"pip install sglang nixl"},

@@ -78,6 +78,6 @@ func frameAt(ptr, size uint32) (frame, room []byte) {
 	return memory[:size:size], memory[size:]
 }
 
-// address returns a pointer as the host knows it: 32 bits, because WebAssembly
-// addresses have 32 bits, whatever the width of Go's pointers.
+// address returns a pointer in the host's form: 32 bits, because WebAssembly addresses have 32
+// bits, whatever the width of Go's pointers.
 func address(p unsafe.Pointer) uint32 { return uint32(uintptr(p)) }

@@ -93,7 +93,7 @@ func Finish(name string, policy func(*abi.FinishFacts), needs ...abi.Needs) {
 	finishes.add(name, policy, needs)
 }
 
-// Need asks for additional facts for all policies of the module.
+// Need requests additional facts for all policies of the module.
 func Need(n abi.Needs) { needs |= n }
 
 // OnConfigure registers a function that receives the plugin's configuration

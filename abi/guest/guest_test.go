@@ -134,6 +134,6 @@ func TestHooksDoNotAllocate(t *testing.T) {
 	scratch := make([]byte, 1024)
 	leg := abi.AppendLeg(scratch[:0], &abi.Header{}, &abi.LegFacts{Engine: "d0"})
 	if n := testing.AllocsPerRun(100, func() { onPlace(place); onLeg(leg, scratch[len(leg):]) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations", n)
 	}
 }

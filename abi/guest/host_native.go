@@ -2,7 +2,7 @@
 
 package guest
 
-// Log writes a line into the host's log. Compiled natively it does nothing.
+// Log writes a line into the host's log. In a native build, Log does nothing.
 func Log(Level, string) {}
 
 // Foreign calls a foreign function by its name, for example one of the

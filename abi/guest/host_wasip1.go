@@ -31,7 +31,7 @@ func allocate(size uint32) *byte {
 	return &received[0]
 }
 
-// Log writes a line into the host's log. Compiled natively it does nothing.
+// Log writes a line into the host's log. In a native build, Log does nothing.
 func Log(level Level, message string) {
 	proxyLog(uint32(level), unsafe.StringData(message), uint32(len(message)))
 }

@@ -29,10 +29,9 @@ func (vm *VM) buffer(kind BufferKind) ([]byte, Status) {
 	return nil, NotFound
 }
 
-// getBufferBytes implements proxy_get_buffer_bytes: it returns at most max
-// bytes from start. A start beyond the end gives an empty answer, as in Envoy;
-// the specification asks for BadArgument. BadArgument: the start is beyond the
-// end, and start plus max exceeds 32 bits.
+// getBufferBytes implements proxy_get_buffer_bytes: it returns at most max bytes from start. A
+// start beyond the end gives an empty answer, as in Envoy; the specification requires BadArgument.
+// BadArgument: the start is beyond the end, and start plus max exceeds 32 bits.
 func getBufferBytes(vm *VM, args []uint64) Status {
 	body, status := vm.buffer(BufferKind(uint32(args[0])))
 	if status != OK {

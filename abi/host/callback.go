@@ -12,8 +12,8 @@ import (
 // Callback names an export of proxy-wasm that the host calls.
 type Callback uint8
 
-// The callbacks. The host knows those of TCP streams and of gRPC calls so that
-// it can describe a module, but it never calls them.
+// The callbacks. The list contains the callbacks of TCP streams and of gRPC calls, so that the host
+// can describe a module. The host never calls them.
 const (
 	OnContextCreate Callback = iota
 	OnVMStart
@@ -218,14 +218,14 @@ func (vm *VM) Tick(ctx context.Context, root uint32) error {
 	return vm.notify(ctx, OnTick, root)
 }
 
-// RequestHeaders calls proxy_on_request_headers with the number of header
-// lines. end says that no body follows; a 0.1.0 guest does not receive it.
+// RequestHeaders calls proxy_on_request_headers with the number of header lines. end reports that
+// no body follows; a 0.1.0 guest does not receive it.
 func (vm *VM) RequestHeaders(ctx context.Context, id uint32, lines int, end bool) (Action, error) {
 	return vm.action(ctx, OnRequestHeaders, id, uint64(lines), flag(end))
 }
 
-// RequestBody calls proxy_on_request_body with the number of bytes in the
-// buffer HTTPRequestBody. end says that no more bytes follow.
+// RequestBody calls proxy_on_request_body with the number of bytes in the buffer HTTPRequestBody.
+// end reports that no more bytes follow.
 func (vm *VM) RequestBody(ctx context.Context, id uint32, size int, end bool) (Action, error) {
 	return vm.action(ctx, OnRequestBody, id, uint64(uint32(size)), flag(end))
 }

@@ -75,7 +75,7 @@ type LocalResponse struct {
 	GRPCStatus int32 // outside 0 to 16: none
 }
 
-// Stream is one HTTP request with its answer, as its filter sees it. Maps and
+// Stream is one HTTP request with its answer, in the state that its filter can read. Maps and
 // buffers are available only in the callbacks that the specification names.
 type Stream interface {
 	// Header returns a map of the stream, nil outside its callbacks. Its

@@ -64,7 +64,7 @@ func (d *desk) call(id uint32, name string, args ...any) Status {
 func (d *desk) want(got, want Status) {
 	d.t.Helper()
 	if got != want {
-		d.t.Errorf("status %d, want %d", got, want)
+		d.t.Errorf("got status %d, want %d", got, want)
 	}
 }
 
@@ -304,7 +304,7 @@ func TestBuffers(t *testing.T) {
 	}
 	d.want(d.call(2, "get_buffer_status", 0, 1024, 1028), OK)
 	if d.number(1024) != 10 || d.number(1028) != 0 {
-		t.Errorf("status %d, %d", d.number(1024), d.number(1028))
+		t.Errorf("got status %d, %d", d.number(1024), d.number(1028))
 	}
 	d.want(d.call(2, "get_buffer_status", 9, 1024, 1028), BadArgument)
 	d.want(d.call(1, "get_buffer_status", 0, 1024, 1028), NotFound)

@@ -11,8 +11,8 @@ import (
 // scratchExport gives the host the memory that frames are written to.
 const scratchExport = "pdproxy_v1_scratch"
 
-// Hook is one hook of one VM. It lives as long as the VM. As for the VM, only
-// one goroutine at a time may call it.
+// Hook is one hook of one VM. It is valid as long as the VM. As for the VM, only one goroutine at a
+// time may call it.
 type Hook struct {
 	vm     *VM
 	name   string
@@ -65,7 +65,7 @@ func (vm *VM) Scratch(ctx context.Context, size uint32) (view []byte, ptr uint32
 	return view, vm.scratchPtr, nil
 }
 
-// askScratch asks the guest for a scratch buffer of at least size bytes.
+// askScratch requests from the guest a scratch buffer of at least size bytes.
 func (vm *VM) askScratch(ctx context.Context, size uint32) error {
 	fn := vm.exported(scratchExport)
 	if fn == nil {

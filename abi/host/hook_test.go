@@ -57,7 +57,7 @@ func TestHook(t *testing.T) {
 		t.Error("a text outside memory was read")
 	}
 
-	// The host asks the guest once, and again only for a larger buffer.
+	// The host requests a buffer from the guest once, and again only if it needs a larger buffer.
 	for _, size := range []uint32{100, 50, 100, 8192, 100} {
 		view, ptr, err := vm.Scratch(ctx, size)
 		if err != nil || ptr != 4096 || uint32(len(view)) < size {

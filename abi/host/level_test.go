@@ -21,7 +21,7 @@ func TestLogLevels(t *testing.T) {
 		}
 	}
 	if LogInfo.Slog() != slog.LevelInfo || LogLevel(99).Slog() != LogCritical.Slog() {
-		t.Error("info is slog's, and nothing is above critical")
+		t.Error("want LogInfo equal to slog's level, and no level above critical")
 	}
 	if _, err := ParseLogLevel("loud"); err == nil {
 		t.Error("loud is a level")

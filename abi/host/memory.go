@@ -176,8 +176,8 @@ func (vm *VM) reserve(valuePtr, sizePtr, size uint64) ([]byte, Status) {
 	return view, OK
 }
 
-// allocate asks the guest for memory and returns its address, 0 when the guest
-// has none. A failure inside the guest ends the outer call too.
+// allocate requests memory from the guest and returns its address, 0 when the guest has none. A
+// failure inside the guest ends the outer call too.
 func (vm *VM) allocate(size uint64) uint32 {
 	if vm.allocator == nil || size >= 1<<32 {
 		return 0

@@ -66,7 +66,7 @@ func TestNothingAfterClose(t *testing.T) {
 		t.Errorf("scratch: %v", err)
 	}
 	if used := m.total.used.Load(); used != 0 {
-		t.Errorf("%d bytes are counted", used)
+		t.Errorf("got %d counted bytes", used)
 	}
 }
 
@@ -97,6 +97,6 @@ func TestMemoryStartsEmpty(t *testing.T) {
 		l.release()
 	}
 	if total.used.Load() != 0 {
-		t.Errorf("%d bytes are counted", total.used.Load())
+		t.Errorf("got %d counted bytes", total.used.Load())
 	}
 }

@@ -50,9 +50,9 @@ type LoadOptions struct {
 	Guarded bool
 	// MemoryPages is the limit of each VM's memory in pages of 64 KiB; 0: 65536.
 	MemoryPages uint32
-	// TotalMemory is the limit of the memory of all VMs together, in bytes; 0:
-	// no limit. A VM that reaches the total sees the same as at its own limit.
-	// NewVM fails when the total leaves no room for a VM's start.
+	// TotalMemory is the limit of the memory of all VMs together, in bytes; 0: no limit. A VM that
+	// reaches the total gets the same result as at its own limit. NewVM fails when the total leaves
+	// no room for a VM's start.
 	TotalMemory uint64
 	// Cache is where the host looks up and stores compiled code; nil: no cache.
 	Cache *Cache

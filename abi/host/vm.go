@@ -27,7 +27,7 @@ type VM struct {
 	module   *Module
 	env      Env
 	instance api.Module
-	gate     api.Module // of a guarded module: calls go through it, see gates; else nil
+	gate     api.Module // the module through which calls of a guarded module run (see gates); nil if the module is not guarded
 	memory   api.Memory
 	linear   *linearMemory
 

@@ -172,7 +172,7 @@ func clockResGet(vm *VM, args []uint64) Status {
 	return errnoSuccess
 }
 
-// randomGet implements random_get. Inval: the guest asks for more than 64 KiB.
+// randomGet implements random_get. Inval: the guest requests more than 64 KiB.
 func randomGet(vm *VM, args []uint64) Status {
 	if uint32(args[1]) > maxRandom {
 		return errnoInval

@@ -12,7 +12,7 @@ import (
 // restoreEvery is how often a node checks that the file of its admin token exists.
 const restoreEvery = time.Minute
 
-// openAdminToken returns the token of the admin address l: the configured one, or else one
+// openAdminToken returns the token of the admin address l: the configured token, or else a token
 // that this process makes. Without an admin address it returns the zero value.
 func (n *Node) openAdminToken(configured string, l net.Listener) admin.Token {
 	if configured != "" || l == nil {

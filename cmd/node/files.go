@@ -16,9 +16,10 @@ import (
 
 // files holds the content of the files that a configuration names.
 type files struct {
-	keys  *admission.Keys // nil: clients need no API key
-	certs *edge.Certs     // nil: no TLS
-	token string          // of the admin address; "" for none
+	keys     *admission.Keys // nil: clients need no API key
+	certs    *edge.Certs     // nil: no TLS
+	eppCerts *edge.Certs     // of epp.listen; nil: no TLS
+	token    string          // of the admin address; "" for none
 
 	trtllm      connector.TRTLLM
 	workerToken string // of the workers that register; "" for none
@@ -42,8 +43,12 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	f.token, err = config.ReadSecret(cfg.Admin.TokenFile)
 	note("admin.token_file", err)
 	if cfg.Server.TLS.Enabled() {
-		f.certs, err = edge.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
+		f.certs, err = edge.LoadCerts("server.tls", cfg.Server.TLS, slog.New(slog.DiscardHandler))
 		note("server.tls", err)
+	}
+	if cfg.EPP.TLS.Enabled() {
+		f.eppCerts, err = edge.LoadCerts("epp.tls", cfg.EPP.TLS, slog.New(slog.DiscardHandler))
+		note("epp.tls", err)
 	}
 	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory, PerfMetrics: cfg.TRTLLM.PerfMetrics, Msgpack: cfg.TRTLLM.Msgpack}
 	f.trtllm.AuthKey, err = config.ReadSecret(cfg.TRTLLM.AuthKeyFile)

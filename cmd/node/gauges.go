@@ -25,7 +25,7 @@ var (
 	indexDesc    = prometheus.NewDesc("pdproxy_kv_index_bytes", "Memory of the KV index.", nil, nil)
 	refusedDesc  = prometheus.NewDesc("pdproxy_pair_refused", "1 for each pair that no request meets, because the two engines exclude a transfer.", []string{"prefill", "decode"}, nil)
 	readyDesc    = prometheus.NewDesc("pdproxy_role_engines_ready", "Engines that are ready, by model and role. 0 for a known model without a ready engine of the role.", []string{"model", "role"}, nil)
-	roleRunDesc  = prometheus.NewDesc("pdproxy_role_requests_running", "Requests on the ready engines of a role, waiting ones included: those of this proxy, and those of others as the engines report them.", []string{"model", "role"}, nil)
+	roleRunDesc  = prometheus.NewDesc("pdproxy_role_requests_running", "Running and waiting requests on the ready engines of a role: the requests of this proxy, and the requests of other clients that the engines report.", []string{"model", "role"}, nil)
 	roleWaitDesc = prometheus.NewDesc("pdproxy_role_requests_waiting", "Requests that wait inside the ready engines of a role, as the engines report.", []string{"model", "role"}, nil)
 	saturateDesc = prometheus.NewDesc("pdproxy_role_saturation_seconds", "Estimated seconds by which the present work delays a new request, mean of the ready engines of a role: prefill tokens in the queue by the measured time of a token, and streams by the cost that kv_aware uses.", []string{"model", "role"}, nil)
 	pairDesc     = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken; the worst of its ranks.", []string{"prefill", "decode"}, nil)

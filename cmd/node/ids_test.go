@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// TestIDsOfOneProcess: with a folder, the ids of a start begin after those that the start
-// before may have used, whatever the clock says. They stay in the process's own range.
+// TestIDsOfOneProcess: with a folder, the ids of a start begin after those that the start before
+// may have used, whatever the clock shows. They stay in the process's own range.
 func TestIDsOfOneProcess(t *testing.T) {
 	mint := func(nodeID int, dir *privatedir.Dir) (abi.MintFacts, *Node) {
 		t.Helper()
@@ -45,7 +45,7 @@ func TestIDsOfOneProcess(t *testing.T) {
 	cfg.Fleet.NodeID = -1
 	node, worker := idRange(&cfg)
 	if f, _ := mint(-1, dir); int(f.Node) != node || int(f.Worker) != worker {
-		t.Errorf("%+v, want node %d and worker %d", f, node, worker)
+		t.Errorf("got %+v, want node %d and worker %d", f, node, worker)
 	}
 	away := privatedirtest.Open(t)
 	if err := os.RemoveAll(away.Name()); err != nil {

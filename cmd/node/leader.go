@@ -25,8 +25,8 @@ const (
 )
 
 const (
-	// settleEvery is the interval at which a starting coordinator checks whether it knows
-	// the state of all engines.
+	// settleEvery is the interval at which a starting coordinator checks whether it has the state
+	// of all engines.
 	settleEvery = 5 * time.Millisecond
 	// settleLimit is how long a coordinator waits for that before it serves workers.
 	// The workers place requests themselves in the meantime.
@@ -75,8 +75,8 @@ func (n *Node) newLeaderSide(a fleetAccess) coordinator.Coordinator {
 	return withWorkers{n.local, l}
 }
 
-// withWorkers is ready when the coordinator knows the engines and has workers. A
-// coordinator that does not lead is ready when it knows everything that the leader knows.
+// withWorkers is ready when the coordinator has the state of the engines and has workers. A
+// coordinator that does not lead is ready when it has all data of the leader.
 type withWorkers struct {
 	*coordinator.Local
 	leader *leaderSide

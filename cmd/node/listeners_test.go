@@ -143,7 +143,7 @@ func TestInternalListeners(t *testing.T) {
 				read, change int // 0: the same as for the operator
 			}{
 				{"operator", []string{right, jsonType}, 0, 0},
-				{"operator by the name of a service", []string{right, jsonType, "Host: pdproxy.default.svc:9090"}, l.named, l.named},
+				{"operator who uses the name of a service", []string{right, jsonType, "Host: pdproxy.default.svc:9090"}, l.named, l.named},
 				{"operator's own page", []string{right, jsonType, "Origin: " + l.base, "Sec-Fetch-Site: same-origin"}, 0, 0},
 				{"no token", []string{jsonType}, l.readAsks, l.asks},
 				{"wrong token", []string{jsonType, "Authorization: Bearer x" + l.token}, l.readAsks, l.asks},

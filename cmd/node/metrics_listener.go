@@ -2,11 +2,11 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
@@ -21,7 +21,8 @@ const (
 	scrapeReadTimeout  = 10 * time.Second
 	scrapeWriteTimeout = time.Minute
 	scrapeIdle         = 5 * time.Minute
-	scrapeHeader       = 16 << 10 // bytes
+	scrapeGrace        = 5 * time.Second // for an answer that is being sent when the process stops
+	scrapeHeader       = 16 << 10        // bytes
 )
 
 // metricsListener serves metrics.listen: GET /metrics and nothing else. nil: metrics.listen
@@ -30,6 +31,7 @@ type metricsListener struct {
 	listener net.Listener
 	server   *http.Server
 	log      *slog.Logger
+	retired  atomic.Bool
 }
 
 // listenMetrics opens metrics.listen if it is configured and given is nil.
@@ -69,23 +71,30 @@ func (n *Node) listenMetrics(cfg *config.Config, given net.Listener) error {
 	return nil
 }
 
-// run serves until retire or the end of ctx. It returns when no answer is being sent.
+// run serves until retire or the end of ctx. It returns when no answer is being sent, or
+// after scrapeGrace.
 func (m *metricsListener) run(ctx context.Context) {
 	if m == nil {
 		return
 	}
 	stop := context.AfterFunc(ctx, m.retire)
 	defer stop()
-	if err := m.server.Serve(m.listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := m.server.Serve(m.listener); !m.retired.Load() {
 		m.log.Error("metrics.listen is no longer served", "error", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeGrace)
+	defer cancel()
+	if m.server.Shutdown(ctx) != nil {
+		_ = m.server.Close() // its errors are those of closed sockets
 	}
 }
 
-// retire closes the socket and the connections. A successor may serve copies of the socket.
+// retire closes the socket. A successor may serve copies of the socket. Answers that are
+// being sent continue.
 func (m *metricsListener) retire() {
 	if m != nil {
-		_ = m.server.Close() // its errors are those of closed sockets
-		_ = m.listener.Close()
+		m.retired.Store(true)
+		_ = m.listener.Close() // an error means that it is closed
 	}
 }
 

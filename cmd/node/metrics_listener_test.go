@@ -2,6 +2,8 @@ package node
 
 import (
 	"io"
+	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -52,6 +54,46 @@ func TestMetricsListener(t *testing.T) {
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()
+}
+
+// TestScrapeOutlivesItsListener: when a successor takes over metrics.listen, a scrape that
+// runs gets its whole answer. run returns after that.
+func TestScrapeOutlivesItsListener(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	entered, proceed, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	m := &metricsListener{listener: l, log: slog.New(slog.DiscardHandler), server: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		close(entered)
+		<-proceed
+		_, _ = io.WriteString(w, "up 1\n") // the client reports an error
+	})}}
+	go func() {
+		defer close(ended)
+		m.run(t.Context())
+	}()
+	go func() {
+		<-entered
+		m.retire()
+		if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
+			c.Close()
+			t.Error("the address still accepts connections")
+		}
+		close(proceed)
+	}()
+	client := &http.Client{Transport: &http.Transport{}}
+	resp, err := client.Get("http://" + l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if string(body) != "up 1\n" || err != nil {
+		t.Errorf("got %q, %v", body, err)
+	}
+	client.CloseIdleConnections()
+	<-ended
 }
 
 // TestRoleGauges: a configured model has gauges before its engines are ready.

@@ -62,13 +62,14 @@ type Node struct {
 	server   *proxy.Server
 	front    *edge.Server // the public and the admin address
 	certs    *edge.Certs  // nil without TLS
+	eppCerts *edge.Certs  // of epp.listen; nil without TLS
 	tracer   *telemetry.Tracer
 	pusher   *telemetry.Pusher // of metrics by OTLP; nil: none
 	token    *admintoken.Token // made by this process for the admin address; nil: a token is configured
 	leader   *leaderSide       // of a coordinator, else nil
 	worker   *workerSide       // of a worker, else nil
 
-	// The following fields are nil in a worker, which learns of the engines from its
+	// The following fields are nil in a worker, which receives the list of engines from its
 	// coordinator.
 	ids       *idstore.Keeper // nil: the range of the used ids is not kept
 	knowledge *knowledge
@@ -79,6 +80,7 @@ type Node struct {
 	reloaded  []chan struct{}    // one channel for each source of registrations; signals a new configuration
 	fleet     *fleetListener     // nil: no fleet.listen
 	scrapes   *metricsListener   // nil: no metrics.listen
+	picker    *pickerListener    // nil: no epp.listen
 }
 
 // New builds a node and opens the sockets that o does not hold. It starts nothing.
@@ -92,7 +94,7 @@ func New(cfg *config.Config, log *slog.Logger, o Options) (*Node, error) {
 	}
 	n := &Node{log: log, options: o, started: cfg, memory: new(buffer.Budget)}
 	if o.Role != RoleCoordinator {
-		n.certs = f.certs
+		n.certs, n.eppCerts = f.certs, f.eppCerts
 	}
 	cfg = o.share(cfg, cfg.Fleet.Workers)
 	n.cfg.Store(cfg)
@@ -292,6 +294,9 @@ func (n *Node) open(cfg *config.Config, f *files) (err error) {
 	if err == nil && n.options.Role != RoleWorker {
 		err = errors.Join(n.listenFleet(cfg, f.fleet, n.options.Fleet), n.listenMetrics(cfg, n.options.Metrics))
 	}
+	if err == nil {
+		err = n.listenEPP(cfg, n.eppCerts, n.options.EPP)
+	}
 	if err == nil && n.options.Role == RoleCoordinator {
 		err = n.leader.open(cfg, n.fleet.opened())
 	}
@@ -350,9 +355,9 @@ func configuredModels(cfg *config.Config) (list []engine.Known) {
 	return list
 }
 
-// pushMetrics starts the export of metrics by OTLP, if the environment asks for it. A
-// worker exports only its own measurements for OpenTelemetry's conventions: its coordinator
-// exports the metrics of the whole fleet.
+// pushMetrics starts the export of metrics by OTLP, if environment variables enable it. A worker
+// exports only its own measurements for OpenTelemetry's conventions: its coordinator exports the
+// metrics of the whole fleet.
 func (n *Node) pushMetrics() (err error) {
 	gatherer := n.server.Gatherer()
 	if n.options.Role == RoleWorker {

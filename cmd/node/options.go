@@ -26,10 +26,11 @@ type Options struct {
 
 	// Open sockets of the public and the admin address.
 	Sockets edge.Sockets
-	// Open sockets of other addresses. The node opens each one that is nil and whose
-	// address is configured.
+	// Open sockets of other addresses. The node opens a socket for each configured address whose
+	// field is nil.
 	Fleet   net.Listener // fleet.listen
 	Metrics net.Listener // metrics.listen
+	EPP     net.Listener // epp.listen
 	MoRIIO  net.Listener // discovery.moriio.listen
 	Storage net.Listener // discovery.trtllm.cluster_uri, if that is http
 
@@ -45,10 +46,10 @@ type Takeover interface {
 	// PredecessorReady reports whether the node has a predecessor that could serve
 	// requests when it handed over its sockets.
 	PredecessorReady() bool
-	// Run tells the predecessor to stop accepting connections. Then it waits for a
-	// successor until ctx ends. It sends the result of offer to the successor, and calls
-	// stopAccepting when the successor accepts connections. An error means that the node
-	// must stop, because the predecessor continues to serve.
+	// Run makes the predecessor stop accepting connections. Then it waits for a successor until ctx
+	// ends. It sends the result of offer to the successor, and calls stopAccepting when the
+	// successor accepts connections. An error means that the node must stop, because the
+	// predecessor continues to serve.
 	Run(ctx context.Context, offer func() (takeover.Offer, error), stopAccepting func()) error
 }
 
@@ -77,6 +78,9 @@ type Socket struct {
 // processes. A unix socket of fleet.listen is not one of them: the coordinator opens it.
 func FleetSockets(cfg *config.Config) []Socket {
 	sockets := []Socket{{Name: publicSocket(cfg)}}
+	if cfg.EPP.Listen != "" {
+		sockets = append(sockets, Socket{Name: eppSocket(cfg)})
+	}
 	if cfg.Fleet.Coordinator == "" {
 		sockets = append(sockets, Socket{Name: adminSocket(cfg)})
 		if cfg.Metrics.Listen != "" {
@@ -97,6 +101,7 @@ func FleetSockets(cfg *config.Config) []Socket {
 func publicSocket(cfg *config.Config) string  { return "server.listen " + cfg.Server.Listen }
 func adminSocket(cfg *config.Config) string   { return "admin.listen " + cfg.Admin.Listen }
 func metricsSocket(cfg *config.Config) string { return "metrics.listen " + cfg.Metrics.Listen }
+func eppSocket(cfg *config.Config) string     { return "epp.listen " + cfg.EPP.Listen }
 func fleetSocket(cfg *config.Config) string   { return "fleet.listen " + cfg.Fleet.Listen }
 
 // moriioSocket returns "" if no engine can register.
@@ -124,6 +129,7 @@ func (o *Options) UseSockets(cfg *config.Config, given []takeover.Socket) error 
 	wanted := map[string]*net.Listener{}
 	if o.Role != RoleCoordinator {
 		wanted[publicSocket(cfg)] = &o.Sockets.Public
+		wanted[eppSocket(cfg)] = &o.EPP
 	}
 	if o.Role != RoleWorker {
 		wanted[adminSocket(cfg)] = &o.Sockets.Admin
@@ -150,7 +156,7 @@ func (o *Options) UseSockets(cfg *config.Config, given []takeover.Socket) error 
 
 // CloseSockets closes the listeners of a node that never serves.
 func (o *Options) CloseSockets() {
-	for _, l := range []net.Listener{o.Sockets.Public, o.Sockets.Admin, o.Fleet, o.Metrics, o.MoRIIO, o.Storage} {
+	for _, l := range []net.Listener{o.Sockets.Public, o.Sockets.Admin, o.Fleet, o.Metrics, o.EPP, o.MoRIIO, o.Storage} {
 		if l != nil {
 			l.Close()
 		}

@@ -50,7 +50,7 @@ func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetr
 		FilterMeter: func(name string) filter.Meter { return newFilterMeter(metrics, name) },
 		Metrics:     defined.of,
 		Node:        filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
-		// Without Proxy: upstreams are called directly, whatever HTTP_PROXY says.
+		// Without Proxy: upstreams are called directly, even if HTTP_PROXY is set.
 		Transport: &http.Transport{DisableCompression: true, MaxResponseHeaderBytes: 64 << 10, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second},
 		CacheDir:  CompileCache(log),
 		Changed:   changed,

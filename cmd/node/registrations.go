@@ -105,7 +105,7 @@ type registeredEngines struct {
 	reloaded chan struct{} // receives after each reload; holds one value
 }
 
-// newRegistrations returns a source that learns of each reload.
+// newRegistrations returns a source that is notified of each reload.
 func (n *Node) newRegistrations(s discovery.Source) registeredEngines {
 	r := registeredEngines{s, n, make(chan struct{}, 1)}
 	n.reloaded = append(n.reloaded, r.reloaded)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -41,6 +42,8 @@ func (n *Node) reload(next *config.Config) error {
 		{"admin.allowed_hosts", !slices.Equal(old.Admin.AllowedHosts, next.Admin.AllowedHosts)},
 		{"discovery", !reflect.DeepEqual(old.Discovery, next.Discovery)},
 		{"metrics.listen", old.Metrics.Listen != next.Metrics.Listen},
+		{"epp.listen", old.EPP.Listen != next.EPP.Listen},
+		{"epp.tls", old.EPP.TLS != next.EPP.TLS},
 		{"fleet", !reflect.DeepEqual(old.Fleet, next.Fleet)},
 		{"kv_index", old.KVIndex != next.KVIndex},
 		{"tokens", !reflect.DeepEqual(old.Tokens, next.Tokens)},
@@ -71,8 +74,10 @@ func (n *Node) reload(next *config.Config) error {
 	}
 	n.server.Reload(next, f.keys)
 	n.server.SetTRTLLM(f.trtllm)
-	if n.certs != nil {
-		return n.certs.Reload()
+	for _, certs := range []*edge.Certs{n.certs, n.eppCerts} {
+		if certs != nil {
+			err = errors.Join(err, certs.Reload())
+		}
 	}
-	return nil
+	return err
 }

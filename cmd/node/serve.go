@@ -40,8 +40,10 @@ func (n *Node) Serve(ctx context.Context) error {
 	if n.ids != nil {
 		wg.Go(func() { n.ids.Run(background) })
 	}
-	if n.certs != nil {
-		wg.Go(func() { n.certs.Run(background) })
+	for _, certs := range []*edge.Certs{n.certs, n.eppCerts} {
+		if certs != nil {
+			wg.Go(func() { certs.Run(background) })
+		}
 	}
 	wg.Go(func() { n.reportReadiness(background) })
 	wg.Go(func() { n.keepToken(background) })
@@ -108,13 +110,16 @@ func (n *Node) serveFront(ctx context.Context) error {
 			}
 		})
 	}
+	takeover := func() time.Duration { return time.Duration(n.cfg.Load().Server.TakeoverTimeout) }
+	wg.Go(func() {
+		if err := n.picker.run(ctx, n.DrainTimeout, takeover); err != nil {
+			cancel(err)
+		}
+	})
 	if n.options.OnServing != nil {
 		n.options.OnServing()
 	}
-	err := n.front.Serve(ctx, edge.Limits{
-		Drain:     n.DrainTimeout,
-		Remaining: func() time.Duration { return time.Duration(n.cfg.Load().Server.TakeoverTimeout) },
-	})
+	err := n.front.Serve(ctx, edge.Limits{Drain: n.DrainTimeout, Remaining: takeover})
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		err = errors.Join(cause, err)
 	}
@@ -129,6 +134,7 @@ func (n *Node) leaveSockets() {
 	n.front.StopAccepting()
 	n.fleet.retire()
 	n.scrapes.retire()
+	n.picker.retire()
 	n.leaveRegistrations()
 }
 
@@ -170,7 +176,7 @@ func (n *Node) awaitReady(ctx context.Context) error {
 // offer returns copies of the open sockets for a successor.
 func (n *Node) offer() (takeover.Offer, error) {
 	opened, o := n.front.Opened(), takeover.Offer{Ready: n.server.Ready()}
-	sockets := map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin, fleetSocket(n.started): n.fleet.opened(), metricsSocket(n.started): n.scrapes.opened()}
+	sockets := map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin, fleetSocket(n.started): n.fleet.opened(), eppSocket(n.started): n.picker.opened(), metricsSocket(n.started): n.scrapes.opened()}
 	if n.registrar != nil {
 		sockets[moriioSocket(n.started)] = n.registrar.Listener()
 	}

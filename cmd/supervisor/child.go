@@ -117,7 +117,7 @@ func (c *child) run() error {
 }
 
 // awaitDetach waits until the supervisor permits the process to continue without a
-// supervisor. It returns an error if the supervisor ends before.
+// supervisor. It returns an error if the supervisor ends earlier.
 func awaitDetach(parentPipe *os.File) error {
 	defer parentPipe.Close()
 	if _, err := io.ReadFull(parentPipe, make([]byte, 1)); err != nil {
@@ -190,7 +190,7 @@ func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signa
 			case syscall.SIGHUP:
 				logReload(c.log, reload(c.node, c.load))
 			case syscall.SIGUSR1:
-				c.log.Info("leaving the sockets to other processes; the remaining requests go on")
+				c.log.Info("leaving the sockets to other processes; the remaining requests continue")
 				c.report(stateRetired)
 				c.node.StopAccepting()
 				c.closeSockets()

@@ -225,7 +225,7 @@ func TestRefusedFleetDir(t *testing.T) {
 	}
 	for _, word := range []string{"fleet.dir", base, "mode 0777", fmt.Sprint("user ", os.Geteuid()), "chmod go-w"} {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %v, want the word %q", err, word)
+			t.Errorf("got error %v, want the word %q", err, word)
 		}
 	}
 	o := Options{Path: "config.toml", Log: slog.New(slog.DiscardHandler)}

@@ -44,9 +44,8 @@ func checkFor(s *supervisor, d time.Duration) {
 	}
 }
 
-// TestLostDirectory: a process that lives but whose lock file cannot be read is neither
-// killed nor counted as ended. When the file can be read again, the process has
-// heartbeatLimit again.
+// TestLostDirectory: a process that runs but whose lock file cannot be read is neither killed nor
+// counted as ended. When the file can be read again, the process has heartbeatLimit again.
 func TestLostDirectory(t *testing.T) {
 	s := newFleet(t, node.RoleCoordinator, node.RoleWorker)
 	own, adopted := s.positions[0].process, s.positions[1].process
@@ -95,7 +94,7 @@ func TestLostDirectory(t *testing.T) {
 		}
 		move(here, away)
 		_ = child.Process.Kill() // the child lives
-		_ = child.Wait()         // the error says that it was killed
+		_ = child.Wait()         // the error reports that it was killed
 		checkFor(s, time.Second)
 		if s.positions[0].process != own || own.killed || s.positions[1].process != nil {
 			t.Errorf("%+v; the adopted process has ended: %+v", own, s.positions[1].process)

@@ -17,7 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// process is a process of the fleet, as its supervisor sees it.
+// process is the supervisor's record of one process of the fleet.
 type process struct {
 	role       node.Role
 	slot       int
@@ -99,7 +99,7 @@ func (p *process) detach(log *slog.Logger) {
 		return
 	}
 	if _, err := p.parentPipe.Write([]byte{1}); err != nil && !errors.Is(err, syscall.EPIPE) {
-		log.Warn("a process could not be told to continue without the supervisor", "process", p.role, "slot", p.slot, "error", err)
+		log.Warn("cannot inform a process that it continues without the supervisor", "process", p.role, "slot", p.slot, "error", err)
 	}
 	p.parentPipe.Close()
 	p.parentPipe = nil

@@ -17,7 +17,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// TestRunTwice: a second process of the same file names the first one and says what to do.
+// TestRunTwice: a second process with the same file prints the process id of the first
+// one, and the flag for a takeover.
 func TestRunTwice(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -71,6 +72,6 @@ func TestReloadRefused(t *testing.T) {
 		t.Errorf("the coordinator ended by %v", by)
 	}
 	if err := syscall.Kill(worker.pid, 0); err != nil || worker.reloadLater {
-		t.Errorf("the worker was told: %v", err)
+		t.Errorf("the worker received: %v", err)
 	}
 }

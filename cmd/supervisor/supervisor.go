@@ -128,7 +128,7 @@ func (s *supervisor) run() error {
 			return s.err
 		case s.takingOver && !s.stopping && s.matchesPredecessor():
 			s.takingOver = false
-			s.detachAll() // before the predecessor stops: from now on the processes outlive this one
+			s.detachAll() // before the predecessor stops accepting: from now on the processes continue without this supervisor
 			awaitSuccessor()
 		case s.takingOver && !s.stopping && time.Since(began) > startLimit:
 			s.stop(exit.Failed(errors.New("take over: not all processes were ready in time")))

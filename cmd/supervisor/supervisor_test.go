@@ -34,7 +34,7 @@ func waiting(t *testing.T, role node.Role, slot int) *process {
 	}
 	t.Cleanup(func() {
 		_ = c.Process.Kill() // the child may have ended
-		_ = c.Wait()         // the error says how it ended
+		_ = c.Wait()         // the error contains the exit status
 	})
 	return &process{role: role, slot: slot, pid: c.Process.Pid, cmd: c, since: time.Now(), heartbeatAt: time.Now()}
 }

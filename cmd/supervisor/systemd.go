@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// notify tells the service manager, if there is one, a change of state.
+// notify reports a change of state to the service manager, if there is one.
 func notify(log *slog.Logger, state string) {
 	if err := notifySystemd(state); err != nil {
-		log.Warn("the service manager was not told", "state", state, "error", err)
+		log.Warn("cannot report to the service manager", "state", state, "error", err)
 	}
 }
 

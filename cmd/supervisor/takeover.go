@@ -75,7 +75,7 @@ func (t *takeoverControl) sockets() []takeover.Socket {
 // PredecessorReady implements node.Takeover.
 func (t *takeoverControl) PredecessorReady() bool { return t.taken != nil && t.taken.Offer.Ready }
 
-// abandon lets the predecessor continue, unless the predecessor was already told to stop
+// abandon lets the predecessor continue, unless the predecessor has already stopped
 // accepting.
 func (t *takeoverControl) abandon() {
 	if t.taken != nil {
@@ -168,7 +168,7 @@ func (t *takeoverControl) release(successor int, stopAccepting func()) {
 		t.log.Warn("a signal that ends the successor will not end this process", "error", err)
 	}
 	if err := notifySystemd("MAINPID=" + strconv.Itoa(successor)); err != nil {
-		t.log.Warn("the service manager could not be told of the successor", "error", err)
+		t.log.Warn("cannot report the successor to the service manager", "error", err)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -271,7 +271,7 @@ tick: 40 call proxy_define_metric 0 "forty" out
 tick: 40 call proxy_increment_metric $last 1
 tick: 40 quiet proxy_set_tick_period_milliseconds 0
 `)}})
-	n.eventually("the other plugin ticked forty times", func() bool { return n.metric("pdproxy_plugin_forty") > 0 })
+	n.eventually("the other plugin has ticked forty times", func() bool { return n.metric("pdproxy_plugin_forty") > 0 })
 	ticks := map[string]int{}
 	for _, s := range with(n.book.said("main"), "tick ticked ") {
 		ticks[s]++
@@ -332,7 +332,7 @@ response_headers: call proxy_get_shared_data "k" ret out
 	for _, s := range got {
 		if f := strings.Fields(s); strings.HasPrefix(s, "get_shared_data=0") {
 			if cas := f[len(f)-1]; cas == "0" || seenCAS[cas] {
-				t.Errorf("cas %s in %v", cas, got)
+				t.Errorf("got cas %s, want one above 0 that is new: %v", cas, got)
 			} else {
 				seenCAS[cas] = true
 			}

@@ -210,7 +210,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	if bad.Load() > 0 {
 		t.Errorf("%d of %d requests failed", bad.Load(), requests.Load())
 	}
-	n.eventually("what the process holds is flat", func() bool {
+	n.eventually("the resources of the process stay constant", func() bool {
 		runtime.GC()
 		now := measure()
 		return now.goroutines <= settled.goroutines+5 && now.mappings <= settled.mappings+20 && now.heap <= settled.heap+16<<20

@@ -50,7 +50,7 @@ func TestTraps(t *testing.T) {
 						n.fine(r)
 					case callback == "response_body" && r.err != nil: // the head may have been sent: a visible cut
 					case r.err != nil || r.status < 500:
-						t.Errorf("got %d %v %q", r.status, r.err, r.body)
+						t.Errorf("got status %d, error %v, body %q; want an error", r.status, r.err, r.body)
 					}
 					n.eventually("the failure is counted", func() bool {
 						return n.metric("pdproxy_policy_failures_total", `policy="trap"`) >= float64(i+1)

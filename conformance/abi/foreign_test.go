@@ -61,7 +61,7 @@ func TestEmscriptenPlugin(t *testing.T) {
 	has("print from wasm, x-mark -> seen by C++")
 	has("print from wasm, :path -> /v1/completions")
 	if f := n.metric("pdproxy_policy_failures_total"); f != 0 {
-		t.Errorf("%v failures", f)
+		t.Errorf("got %v failures", f)
 	}
 }
 

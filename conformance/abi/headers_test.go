@@ -112,7 +112,7 @@ delete: say gone
 		if got := with(said, "response_headers proxy_set_header_map_pairs="); len(got) != 8 || got[7] != "0" {
 			t.Errorf("statuses %v", got)
 		}
-		has(t, said, `response_headers proxy_get_header_map_value=1 ""`) // each counted as an empty map
+		has(t, said, `response_headers proxy_get_header_map_value=1 ""`) // each invalid map counts as an empty map
 	})
 }
 

@@ -45,7 +45,7 @@ func TestMetricsSurviveAHostilePlugin(t *testing.T) {
 	got := strings.Join(with(n.deleted("s"), "request_headers proxy_define_metric"), " ")
 	// bomb: h, c_count, a.b and the name of 200 bytes; other: nothing.
 	if ok := strings.Count(got, "=0 "); ok != 4 || strings.Count(got, "=2 0") != 10 {
-		t.Errorf("%d metrics were defined, want 4: %q", ok, got)
+		t.Errorf("got %d defined metrics, want 4: %q", ok, got)
 	}
 	n.scrape()
 
@@ -96,7 +96,7 @@ func TestHostMemory(t *testing.T) {
 		t.Errorf("calls: %q", got)
 	}
 	if v := n.metric("pdproxy_policy_failures_total", `policy="bomb"`, `hook="host"`, `reason="host_memory"`); v != 1 {
-		t.Errorf("%v refusals are counted", v)
+		t.Errorf("got %v counted refusals", v)
 	}
 	if err := n.reload(func(c *config.Config) { c.Plugins[0].RootID = "again" }); err != nil {
 		t.Fatal(err)

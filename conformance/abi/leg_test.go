@@ -98,7 +98,7 @@ func TestLegPolicy(t *testing.T) {
 				}
 			}
 			if got := fallbacks() - before; tt.falls && got < 3 || !tt.falls && got != 0 {
-				t.Errorf("%v fallbacks", got)
+				t.Errorf("got %v fallbacks", got)
 			}
 		})
 	}
@@ -205,7 +205,7 @@ func TestNamedPolicies(t *testing.T) {
 	}})
 	n.storm(20)
 	if f := n.metric("pdproxy_fallbacks_total"); f != 0 {
-		t.Errorf("%v fallbacks", f)
+		t.Errorf("got %v fallbacks", f)
 	}
 	if err := n.reload(func(c *config.Config) { c.Policy.Place = "p/first" }); err != nil {
 		t.Fatal(err)

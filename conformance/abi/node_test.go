@@ -185,7 +185,7 @@ func (n *node) close() {
 		n.t.Errorf("the drain was not clean: %v", err)
 	}
 	n.endEngines()
-	n.eventually("goroutines are back where they were", func() bool { return runtime.NumGoroutine() <= n.before })
+	n.eventually("the number of goroutines is as before", func() bool { return runtime.NumGoroutine() <= n.before })
 	if n.t.Failed() && runtime.NumGoroutine() > n.before {
 		stacks := make([]byte, 1<<20)
 		n.t.Logf("%s", stacks[:runtime.Stack(stacks, true)])

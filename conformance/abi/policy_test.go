@@ -231,7 +231,7 @@ func TestBadPolicies(t *testing.T) {
 			patient := n.usualPolicyTimeout()
 			replaceFile(t, file, wasm)
 			if status, why := n.reloadPlugin("p"); status != 200 {
-				// The trial at load may already detect it; then the good one
+				// The trial at load may already detect the fault. Then the loaded version
 				// stays.
 				if status != http.StatusConflict || !strings.HasPrefix(name, "scratch") {
 					t.Fatalf("reload: %d %s", status, why)
@@ -340,7 +340,7 @@ func TestPlanPolicy(t *testing.T) {
 				}
 			}
 			if got := fallbacks() - before; tt.falls && got < 5 || !tt.falls && got != 0 {
-				t.Errorf("%v fallbacks", got)
+				t.Errorf("got %v fallbacks", got)
 			}
 		})
 	}
@@ -448,14 +448,14 @@ func TestPolicyReloadUnderLoad(t *testing.T) {
 		t.Errorf("%d of %d requests failed", bad.Load(), requests.Load())
 	}
 	if f := n.metric("pdproxy_fallbacks_total", `what="place"`); f != 0 {
-		t.Errorf("%v fallbacks", f)
+		t.Errorf("got %v fallbacks", f)
 	}
-	n.eventually("what the process holds is flat", func() bool {
+	n.eventually("the resources of the process stay constant", func() bool {
 		now := measure()
 		return now.goroutines <= settled.goroutines+10 && now.mappings <= settled.mappings+20 && now.heap <= settled.heap+16<<20
 	})
 	if t.Failed() {
-		t.Logf("in the middle %+v, now %+v", settled, measure())
+		t.Logf("resources in the middle of the load %+v, now %+v", settled, measure())
 	}
 	n.settled()
 }

@@ -141,10 +141,10 @@ func verdict(ratio, must, aim float64) string {
 	return missedMust
 }
 
-// values returns a value by round, of the runs without a fault. If there are
-// quiet rounds, only they count. Whether a round was quiet does not depend on
-// the value. quiet is false when no round was. A value of 0 was too small to
-// measure.
+// values returns one value per round, from the runs without a fault. If any round was quiet (other
+// programs used little processor time), values leaves out the other rounds. The result does not
+// influence which rounds are quiet. quiet is false if no round was quiet. A value of 0 was too
+// small to measure.
 func (s *suite) values(at place, m metric) (byRound map[int]float64, quiet bool) {
 	byRound = map[int]float64{}
 	for _, r := range s.runs {

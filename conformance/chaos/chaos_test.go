@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// late is how much longer than without faults a request may take.
+	// late is the additional time that a request may take, compared with a run without faults.
 	late = time.Second
 	// hops is the number of processes in a request's path, compared with two of
 	// a request to one engine alone. A delay of the machine that affects that
@@ -68,9 +68,8 @@ type fault struct {
 	// and their largest number.
 	broken func(o *outcome) bool
 	most   func() int
-	// unread says that prefill's answer may have been on its way to the process
-	// that dies. No other process knows its blocks, so they wait for the
-	// engine's own lease.
+	// unread reports that prefill's answer may have been on its way to the process that dies. No
+	// other process knows its blocks, so they wait for the engine's own lease.
 	unread bool
 }
 
@@ -219,7 +218,7 @@ func (w *world) faults(l *load) (all []fault) {
 	workerHang.unread = true
 	workerHang.broken, workerHang.most = workerKill.broken, func() int { return len(l.clients) / 2 }
 	leaderKill, leaderStop := child("the coordinator that leads", true, func() int { p, _ := w.leader(); return p.children("coordinator")[0] })
-	standbyKill, standbyStop := child("the coordinator that stands by", false, func() int { _, p := w.leader(); return p.children("coordinator")[0] })
+	standbyKill, standbyStop := child("the standby coordinator", false, func() int { _, p := w.leader(); return p.children("coordinator")[0] })
 	standbyStop.short = true
 	all = append(all, workerKill, workerStop, workerHang, leaderKill, leaderStop, standbyKill, standbyStop)
 	all = append(all,

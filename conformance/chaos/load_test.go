@@ -36,7 +36,7 @@ func body(prompt int, stream bool) []byte {
 		tokens = 150
 	}
 	return fmt.Appendf(nil, `{"model":"sim","prompt":%q,"max_tokens":%d,"ignore_eos":true,"stream":%t}`,
-		fmt.Sprintf("prompt %d ", prompt)+strings.Repeat("what is said here goes on and on. ", 1+3*prompt), tokens, stream)
+		fmt.Sprintf("prompt %d ", prompt)+strings.Repeat("this text is repeated many times. ", 1+3*prompt), tokens, stream)
 }
 
 // client sends requests to one host, one after the other.

@@ -103,7 +103,7 @@ func (p *process) start() {
 		return
 	}
 	done := make(chan struct{})
-	go func() { _ = c.Wait(); close(done) }() // the error reports the kill
+	go func() { _ = c.Wait(); close(done) }() // the error is the report of the kill
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cmd, p.done = c, done
@@ -383,14 +383,14 @@ func (w *world) leader() (leads, standsBy *proxy) {
 	return w.proxies[1], w.proxies[0]
 }
 
-// rest describes what remains of requests, "" for nothing. Without blocks, an
-// engine that has no request has nothing left.
+// rest describes the remaining state of requests; "" if nothing remains. Without blocks, an engine
+// that has no request has nothing left.
 func (w *world) rest(blocks bool) string {
 	var left []string
 	for _, p := range w.proxies {
 		n, err := p.admin.Metric("pdproxy_leases_open")
 		if err != nil {
-			left = append(left, fmt.Sprintf("%s does not say what its leases are: %v", p.name, err))
+			left = append(left, fmt.Sprintf("cannot read the leases of %s: %v", p.name, err))
 		} else if n != 0 {
 			left = append(left, fmt.Sprintf("%s has %v leases", p.name, n))
 		}

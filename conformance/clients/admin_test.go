@@ -151,7 +151,7 @@ func (f *front) idle() error {
 	for _, row := range rows {
 		for _, r := range row.Ranks {
 			if r.Requests != 0 || r.Tokens != 0 {
-				return fmt.Errorf("engine %s: %d requests, %d tokens in the proxy's books", row.Name, r.Requests, r.Tokens)
+				return fmt.Errorf("engine %s: the proxy counts %d requests, %d tokens", row.Name, r.Requests, r.Tokens)
 			}
 		}
 	}

@@ -103,7 +103,7 @@ func clientCertificates(t *testing.T, fleet *fleet) {
 				if tt.ok {
 					a.want(t, 200, "")
 				} else if a.err == nil {
-					t.Errorf("status %d, want a refused handshake", a.status)
+					t.Errorf("got status %d, want a refused handshake", a.status)
 				}
 			})
 		}
@@ -159,7 +159,7 @@ func adminToken(t *testing.T, fleet *fleet) {
 			}
 			resp.Body.Close()
 			if resp.StatusCode != tt.status {
-				t.Errorf("status %d, want %d", resp.StatusCode, tt.status)
+				t.Errorf("got status %d, want %d", resp.StatusCode, tt.status)
 			}
 		})
 	}

@@ -247,7 +247,7 @@ func (p *page) unary(t *testing.T) {
 	p.b.eval(t, `return send('/v1/chat/completions?unary', `+js(chatBody(12, false))+`)`, &got)
 	text, err := chatText([]byte(got.Text))
 	if want := p.aloneText(t, 12); err != nil || text != want || got.Status != 200 || got.Protocol != "h3" {
-		t.Errorf("%+v, text %q, one engine alone %q, error %v", got, text, want, err)
+		t.Errorf("%+v, text %q, want %q as from one engine alone, error %v", got, text, want, err)
 	}
 }
 
@@ -264,7 +264,7 @@ func (p *page) wantStream(t *testing.T, got fetched, want string) {
 	t.Helper()
 	text, err := streamText(strings.NewReader(got.Text), ignore)
 	if err != nil || text != want || got.Status != 200 || got.Protocol != "h3" {
-		t.Errorf("status %d, protocol %q, text %q, one engine alone %q, error %v", got.Status, got.Protocol, text, want, err)
+		t.Errorf("got status %d, protocol %q, text %q, want %q as from one engine alone, error %v", got.Status, got.Protocol, text, want, err)
 	}
 }
 
@@ -273,7 +273,7 @@ func (p *page) parallel(t *testing.T) {
 	p.b.eval(t, `return Promise.all([...Array(12).keys()].map(i => send('/v1/chat/completions?parallel=' + i, `+js(chatBody(30, true))+`)))`, &got)
 	want := p.aloneText(t, 30)
 	if len(got) != 12 {
-		t.Fatalf("%d answers", len(got))
+		t.Fatalf("got %d answers", len(got))
 	}
 	for _, one := range got {
 		p.wantStream(t, one, want)
@@ -302,7 +302,7 @@ return send('/v1/chat/completions?abort', `+js(chatBody(5000, true))+`, n => n =
 	}
 	p.waitIdle(t)
 	if n := p.metric(t, "pdproxy_exchanges_total", `outcome="cancelled"`) - before; n != 1 {
-		t.Errorf("%v exchanges counted as cancelled, want 1", n)
+		t.Errorf("got %v exchanges counted as cancelled, want 1", n)
 	}
 }
 

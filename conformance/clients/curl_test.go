@@ -110,7 +110,7 @@ func (a curlAnswer) want(t *testing.T, status int, code string) {
 		t.Fatal(a.err)
 	}
 	if a.status != status {
-		t.Fatalf("status %d, want %d: %.300s", a.status, status, a.body)
+		t.Fatalf("got status %d, want %d: %.300s", a.status, status, a.body)
 	}
 	if !strings.Contains(a.header, "\nx-request-id: ") {
 		t.Errorf("no x-request-id:\n%s", a.header)
@@ -151,7 +151,7 @@ func TestCurl(t *testing.T) {
 	t.Run("plain text to the TLS port", func(t *testing.T) {
 		a := runCurl(t, "", "http://"+secure.addr()+"/health")
 		if a.err == nil && a.status/100 != 4 {
-			t.Errorf("status %d", a.status)
+			t.Errorf("got status %d", a.status)
 		}
 	})
 }
@@ -195,7 +195,7 @@ func (c curlCase) wantText(t *testing.T, a curlAnswer, maxTokens int) {
 	a.want(t, 200, "")
 	text, err := chatText(a.body)
 	if want := c.aloneText(t, maxTokens); err != nil || text != want {
-		t.Errorf("text %q, one engine alone %q, error %v", text, want, err)
+		t.Errorf("got text %q, want %q as from one engine alone, error %v", text, want, err)
 	}
 	if !strings.Contains(a.header, "\ncontent-type: application/json") {
 		t.Errorf("header:\n%s", a.header)
@@ -212,7 +212,7 @@ func (c curlCase) stream(t *testing.T) {
 	events := 0
 	text, err := streamText(bytes.NewReader(a.body), func(n int) { events = n })
 	if want := c.aloneText(t, 12); err != nil || text != want || events != 12 {
-		t.Errorf("%d events, text %q, one engine alone %q, error %v", events, text, want, err)
+		t.Errorf("%d events, text %q, want %q as from one engine alone, error %v", events, text, want, err)
 	}
 	if !strings.Contains(a.header, "\ncontent-type: text/event-stream") || strings.Contains(a.header, "\ncontent-length:") {
 		t.Errorf("header:\n%s", a.header)
@@ -279,7 +279,7 @@ func (c curlCase) bodyLimit(t *testing.T) {
 func (c curlCase) headerLimit(t *testing.T) {
 	a := c.run(t, "", "/health", "-H", "X-Large: "+strings.Repeat("x", 40<<10))
 	if a.err == nil && a.status != 431 || a.err != nil && c.version == "1.1" {
-		t.Errorf("status %d, error %v", a.status, a.err)
+		t.Errorf("got status %d, error %v", a.status, a.err)
 	}
 	c.run(t, "", "/health").want(t, 200, "")
 }
@@ -295,7 +295,7 @@ func (c curlCase) requestID(t *testing.T) {
 	}
 	eventually(t, "explain", func() error { return c.getJSON(c.Admin+"/v1/explain/curl-was-here", &explained) })
 	if explained.Flow != "prefill_first" {
-		t.Errorf("flow %q", explained.Flow)
+		t.Errorf("got flow %q", explained.Flow)
 	}
 }
 

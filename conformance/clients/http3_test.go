@@ -94,7 +94,7 @@ func TestHTTP3(t *testing.T) {
 func (c *h3Client) unary(t *testing.T) {
 	text, err := c.chat(t.Context(), 12, false, nil)
 	if want := c.aloneText(t, 12); err != nil || text != want {
-		t.Errorf("text %q, one engine alone %q, error %v", text, want, err)
+		t.Errorf("got text %q, want %q as from one engine alone; error %v", text, want, err)
 	}
 }
 
@@ -102,7 +102,7 @@ func (c *h3Client) stream(t *testing.T) {
 	events := 0
 	text, err := c.chat(t.Context(), 12, true, func(n int) { events = n })
 	if want := c.aloneText(t, 12); err != nil || text != want || events != 12 {
-		t.Errorf("%d events, text %q, one engine alone %q, error %v", events, text, want, err)
+		t.Errorf("%d events, text %q, want %q as from one engine alone, error %v", events, text, want, err)
 	}
 }
 
@@ -121,7 +121,7 @@ func (c *h3Client) parallel(t *testing.T) {
 				}
 			})
 			if err != nil || text != want {
-				t.Errorf("text %q, one engine alone %q, error %v", text, want, err)
+				t.Errorf("got text %q, want %q as from one engine alone, error %v", text, want, err)
 			}
 		})
 	}
@@ -144,7 +144,7 @@ func (c *h3Client) largeBody(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	if text, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 {
-		t.Errorf("status %d, error %v: %.300s", resp.StatusCode, err, text)
+		t.Errorf("got status %d, error %v: %.300s", resp.StatusCode, err, text)
 	}
 }
 
@@ -168,7 +168,7 @@ func (c *h3Client) errors(t *testing.T) {
 			defer resp.Body.Close()
 			body, err := io.ReadAll(resp.Body)
 			if err != nil || resp.StatusCode != tt.status || !strings.Contains(string(body), `"code":"`+tt.code+`"`) {
-				t.Errorf("status %d, want %d, error %v: %s", resp.StatusCode, tt.status, err, body)
+				t.Errorf("got status %d, want %d, error %v: %s", resp.StatusCode, tt.status, err, body)
 			}
 		})
 	}
@@ -185,7 +185,7 @@ func (c *h3Client) slowBody(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != 408 {
-		t.Errorf("status %d, want 408", resp.StatusCode)
+		t.Errorf("got status %d, want 408", resp.StatusCode)
 	}
 	c.waitIdle(t)
 }
@@ -199,7 +199,7 @@ func (c *h3Client) cancelStream(t *testing.T) {
 	_, err := c.chat(ctx, 2000, true, func(n int) {
 		if n == 5 {
 			if running := c.engines(t).Running; running != 1 {
-				t.Errorf("%d sequences run in the middle of one stream", running)
+				t.Errorf("got %d running sequences during one stream", running)
 			}
 			cancel()
 		}
@@ -209,7 +209,7 @@ func (c *h3Client) cancelStream(t *testing.T) {
 	}
 	c.waitIdle(t)
 	if n := c.metric(t, "pdproxy_exchanges_total", `outcome="cancelled"`) - before; n != 1 {
-		t.Errorf("%v exchanges counted as cancelled, want 1", n)
+		t.Errorf("got %v exchanges counted as cancelled, want 1", n)
 	}
 	c.unary(t)
 }
@@ -226,7 +226,7 @@ func (c *h3Client) cancelEarly(t *testing.T) {
 	c.waitBusy(t, 1)
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
+		t.Errorf("got error %v", err)
 	}
 	c.waitIdle(t)
 }
@@ -308,7 +308,7 @@ func http3ClientCertificates(t *testing.T, f *front, ours *authority, member, st
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := newH3(t, f, ours.pool(), tt.certs).chat(t.Context(), 2, false, nil)
 			if (err == nil) != tt.ok {
-				t.Errorf("error %v", err)
+				t.Errorf("got error %v", err)
 			}
 		})
 	}
@@ -324,6 +324,6 @@ func drain(t *testing.T, f *front, c *h3Client) {
 		}
 	})
 	if err != nil || text != want {
-		t.Errorf("text %q, one engine alone %q, error %v", text, want, err)
+		t.Errorf("got text %q, want %q as from one engine alone, error %v", text, want, err)
 	}
 }

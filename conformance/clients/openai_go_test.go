@@ -112,7 +112,7 @@ func (c *goCase) chat(t *testing.T) {
 	}
 	text := got.Choices[0].Message.Content
 	if text == "" || text != want.Choices[0].Message.Content {
-		t.Errorf("text %q, one engine alone %q", text, want.Choices[0].Message.Content)
+		t.Errorf("got text %q, want %q as from one engine alone", text, want.Choices[0].Message.Content)
 	}
 	checkUsage(t, got.Usage, want.Usage, 16)
 	if got.Choices[0].FinishReason != "length" || got.Choices[0].Message.Role != "assistant" || got.ID == "" {
@@ -148,7 +148,7 @@ func (c *goCase) completionStream(t *testing.T) {
 		t.Fatal(stream.Err())
 	}
 	if text.String() != want.Choices[0].Text || finish != "length" || events < 24 {
-		t.Errorf("%d events, finish %q, text %q, one engine alone %q", events, finish, text.String(), want.Choices[0].Text)
+		t.Errorf("%d events, finish %q, text %q, want %q as from one engine alone", events, finish, text.String(), want.Choices[0].Text)
 	}
 }
 
@@ -227,7 +227,7 @@ func checkTexts(t *testing.T, got, want *openai.Completion) {
 		return texts
 	}
 	if g, w := texts(got), texts(want); len(g) != 2 || !slices.Equal(g, w) {
-		t.Errorf("texts %q, one engine alone %q", g, w)
+		t.Errorf("texts %q, want %q as from one engine alone", g, w)
 	}
 }
 
@@ -252,7 +252,7 @@ func (c *goCase) responses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.OutputText() == "" || got.OutputText() != want.OutputText() {
-		t.Errorf("text %q, one engine alone %q", got.OutputText(), want.OutputText())
+		t.Errorf("got text %q, want %q as from one engine alone", got.OutputText(), want.OutputText())
 	}
 	stream := c.proxied.Responses.NewStreaming(t.Context(), params)
 	defer stream.Close()
@@ -265,7 +265,7 @@ func (c *goCase) responses(t *testing.T) {
 		}
 	}
 	if stream.Err() != nil || text.String() != want.OutputText() {
-		t.Errorf("stream: text %q, one engine alone %q, error %v", text.String(), want.OutputText(), stream.Err())
+		t.Errorf("stream: text %q, want %q as from one engine alone, error %v", text.String(), want.OutputText(), stream.Err())
 	}
 	if last != "response.completed" && last != "response.incomplete" {
 		t.Errorf("the stream ends with %q", last)
@@ -309,10 +309,10 @@ func checkError(t *testing.T, err error, status int, param, code string) {
 	t.Helper()
 	var e *openai.Error
 	if !errors.As(err, &e) {
-		t.Fatalf("error %v, want status %d", err, status)
+		t.Fatalf("got error %v, want status %d", err, status)
 	}
 	if e.StatusCode != status || e.Param != param || code != "" && e.Code != code || e.Message == "" || e.Type == "" {
-		t.Errorf("status %d, error %s; want status %d, param %q, code %q", e.StatusCode, e.RawJSON(), status, param, code)
+		t.Errorf("got status %d, error %s; want status %d, param %q, code %q", e.StatusCode, e.RawJSON(), status, param, code)
 	}
 	if e.Response.Header.Get("X-Request-Id") == "" {
 		t.Error("no x-request-id")
@@ -341,14 +341,14 @@ func (c *goCase) cancelStream(t *testing.T) {
 	for stream.Next() {
 	}
 	if !errors.Is(stream.Err(), context.Canceled) {
-		t.Errorf("error %v", stream.Err())
+		t.Errorf("got error %v", stream.Err())
 	}
 	c.waitIdle(t)
 	if n := c.engines(t).Aborted - aborted; n != 1 {
-		t.Errorf("%d sequences aborted on the engines, want 1", n)
+		t.Errorf("got %d sequences aborted on the engines, want 1", n)
 	}
 	if n := c.metric(t, "pdproxy_exchanges_total", `outcome="cancelled"`) - cancelled; n != 1 {
-		t.Errorf("%v exchanges counted as cancelled, want 1", n)
+		t.Errorf("got %v exchanges counted as cancelled, want 1", n)
 	}
 }
 
@@ -367,7 +367,7 @@ func (c *goCase) cancelUnary(t *testing.T) {
 	c.waitBusy(t, 1)
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
+		t.Errorf("got error %v", err)
 	}
 	c.waitIdle(t)
 }

@@ -80,7 +80,7 @@ func (p *process) stop(t *testing.T) {
 	p.terminate()
 	err := p.cmd.Wait()
 	if !killed.Stop() {
-		err = fmt.Errorf("still there %s after SIGTERM", patience)
+		err = fmt.Errorf("the process still runs %s after SIGTERM", patience)
 	}
 	if err != nil {
 		t.Errorf("pdproxy %s: %v", p.name, err)

@@ -33,7 +33,7 @@ func TestWire(t *testing.T) {
 			t.Run("pipelined", w.pipelined)
 			t.Run("slow head", w.slowHead)
 			t.Run("slow body", w.slowBody)
-			t.Run("body that nobody reads", w.unreadBody)
+			t.Run("body that no handler reads", w.unreadBody)
 			t.Run("idle connection", w.idleConnection)
 			t.Run("half-closed connection", w.halfClose)
 			t.Run("reset in a stream", w.reset)
@@ -167,7 +167,7 @@ func wantStatus(t *testing.T, r *bufio.Reader, status int) {
 	}
 	body, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != status {
-		t.Fatalf("status %d, want %d, error %v: %.300s", resp.StatusCode, status, err, body)
+		t.Fatalf("got status %d, want %d, error %v: %.300s", resp.StatusCode, status, err, body)
 	}
 }
 
@@ -205,7 +205,7 @@ func (w wire) pipelined(t *testing.T) {
 		}
 		io.Copy(io.Discard, resp.Body)
 		if resp.StatusCode != 200 || resp.Header.Get("X-Request-Id") != id {
-			t.Errorf("status %d, request id %q, want %q", resp.StatusCode, resp.Header.Get("X-Request-Id"), id)
+			t.Errorf("got status %d, request id %q, want %q", resp.StatusCode, resp.Header.Get("X-Request-Id"), id)
 		}
 	}
 }
@@ -236,7 +236,7 @@ func (w wire) slowBody(t *testing.T) {
 		t.Fatal(err)
 	}
 	if resp.StatusCode != 408 {
-		t.Errorf("status %d, want 408", resp.StatusCode)
+		t.Errorf("got status %d, want 408", resp.StatusCode)
 	}
 	wantClosed(t, c)
 	w.waitIdle(t)
@@ -262,7 +262,7 @@ func (w wire) unreadBody(t *testing.T) {
 				t.Fatal(err)
 			}
 			if resp.StatusCode != tt.status {
-				t.Errorf("status %d, want %d", resp.StatusCode, tt.status)
+				t.Errorf("got status %d, want %d", resp.StatusCode, tt.status)
 			}
 			wantClosed(t, c)
 		})

@@ -32,7 +32,7 @@ func TestProfile(t *testing.T) {
 		}
 	}
 	if got := (tally{3, 2}).String(); got != "66.7 %" {
-		t.Errorf("a share is %s", got)
+		t.Errorf("got the share %s", got)
 	}
 	for _, text := range []string{"x", "x.go:1.1,2.2 a 1", "x.go 1.1,2.2 1 1\n"} {
 		if err := make(profile).add(text); err == nil {

@@ -329,7 +329,7 @@ func testPod(t *testing.T, file, name string) {
 		eventually(t, "probe "+probe.HTTPGet.Path, func() bool { return status(admin+probe.HTTPGet.Path) == 200 })
 	}
 	if status(admin+"/metrics") != 401 {
-		t.Error("the admin endpoints ask for no token")
+		t.Error("the admin endpoints require no token")
 	}
 	ready(t, url)
 	named := net.JoinHostPort(hosts["prefill"], strconv.Itoa(port))

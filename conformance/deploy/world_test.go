@@ -175,7 +175,7 @@ func chat(t *testing.T, url string, header ...string) (text, prefill, decode str
 		Choices []struct{ Message struct{ Content string } }
 	}
 	if resp.StatusCode != 200 || json.Unmarshal(data, &a) != nil || len(a.Choices) != 1 {
-		t.Fatalf("status %d: %s", resp.StatusCode, data)
+		t.Fatalf("got status %d: %s", resp.StatusCode, data)
 	}
 	return a.Choices[0].Message.Content, resp.Header.Get("X-Pdproxy-Prefill"), resp.Header.Get("X-Pdproxy-Decode")
 }

@@ -206,7 +206,7 @@ func TestKubernetesChart(t *testing.T) {
 	for _, release := range []string{"chart", "full"} {
 		c.mustHelm("uninstall", release)
 		if status, _ := c.call(http.MethodGet, strings.Replace(chartPaths["Deployment"], "NAMESPACE", "llm", 1)+"/"+release+"-pdproxy", "application/json", nil); status != http.StatusNotFound {
-			t.Errorf("status %d of a removed Deployment", status)
+			t.Errorf("got status %d of a removed Deployment", status)
 		}
 	}
 	for values, want := range map[string]string{

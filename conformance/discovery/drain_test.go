@@ -13,9 +13,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Whichever source removes engines, they drain. They get no new requests, the
-// prefill engine serves the pending transfer, and the decode engine ends its
-// stream. Then they are gone.
+// Engines drain, whichever source removes them. They get no new requests, the prefill
+// engine serves the pending transfer, and the decode engine ends its stream. Then the
+// registry drops them.
 func TestRemovalDrains(t *testing.T) {
 	for name, from := range sources() {
 		t.Run(name, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestRemovalDrains(t *testing.T) {
 
 			d0.hold(inAnswer)
 			stream := n.open(40, true)
-			testbed.Eventually(t, "the stream is on its way", func() bool { return d0.holds() == 1 })
+			testbed.Eventually(t, "the stream has begun", func() bool { return d0.holds() == 1 })
 			if p0.hold(atAnswer); s.connector == config.ConnectorVLLMMoRIIO { // decode waits for prefill's write
 				p0.hold(atRequest)
 			}
@@ -44,7 +44,7 @@ func TestRemovalDrains(t *testing.T) {
 				text, prefill := say(t, n.url)
 				answers <- answer{text, prefill}
 			}()
-			testbed.Eventually(t, "the other request is at prefill", func() bool { return p0.holds() == 1 })
+			testbed.Eventually(t, "prefill has the other request", func() bool { return p0.holds() == 1 })
 
 			s.has(n, p0, d0, p1, d1)
 			n.is(s.name(p1), "ready")
@@ -100,7 +100,7 @@ func say(t *testing.T, url string) (text, prefill string) {
 		Choices []struct{ Message struct{ Content string } }
 	}
 	if err != nil || resp.StatusCode != 200 || json.Unmarshal(data, &answer) != nil || len(answer.Choices) != 1 {
-		t.Errorf("status %d: %s %v", resp.StatusCode, data, err)
+		t.Errorf("got status %d: %s %v", resp.StatusCode, data, err)
 		return "", ""
 	}
 	return answer.Choices[0].Message.Content, resp.Header.Get("X-Pdproxy-Prefill")

@@ -63,7 +63,7 @@ func follows(t *testing.T, leader election.Leader, all ...*voter) {
 }
 
 func TestElection(t *testing.T) {
-	t.Run("who leaves is followed by the next", func(t *testing.T) {
+	t.Run("the next coordinator leads when the leader leaves", func(t *testing.T) {
 		t.Parallel()
 		s := startStore(t)
 		a, worker := s.vote(t, "a:1"), s.vote(t, "")
@@ -84,7 +84,7 @@ func TestElection(t *testing.T) {
 		third := c.leads(t, second.Epoch)
 		follows(t, third, a, worker)
 	})
-	t.Run("who is cut off leads on until it sees another", func(t *testing.T) {
+	t.Run("a coordinator that is cut off leads until it reads another's record", func(t *testing.T) {
 		t.Parallel()
 		s := startStore(t)
 		a := s.vote(t, "a:1")
@@ -96,7 +96,7 @@ func TestElection(t *testing.T) {
 		second := b.leads(t, first.Epoch)
 		follows(t, second, worker)
 		if s := a.standing(); !s.Leads || s.Leader != first {
-			t.Errorf("the one that is cut off: %+v", s)
+			t.Errorf("the leader without a connection to etcd: got %+v, want it to lead", s)
 		}
 		follows(t, first, near)
 		a.wire.Cut(false)

@@ -82,7 +82,7 @@ func (n noted) Reserve(ctx context.Context, now time.Time, width time.Duration) 
 // idStore is the store of one coordinator, with its failures.
 type idStore struct {
 	idstore.Store
-	lose func() // its node, without its noticing
+	lose func() // its node, and it does not notice
 	end  func() // its process ends
 }
 
@@ -159,7 +159,7 @@ func (f *idFleet) run(t *testing.T) {
 	}
 }
 
-// lead makes a new coordinator lead.
+// lead starts a new coordinator and makes it the leader.
 func (f *idFleet) lead() {
 	s := f.open()
 	f.leader = &idCoordinator{keeper: idstore.NewKeeper(s, f.width, slog.New(slog.DiscardHandler)), store: s}

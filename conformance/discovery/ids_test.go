@@ -125,8 +125,9 @@ func TestLostNodeIsFenced(t *testing.T) {
 	}
 }
 
-// TestIDsWhileEtcdIsAway: a coordinator continues with its reservations, and
-// reserves more on its node when etcd is back, even if etcd has lost its data.
+// TestIDsWhileEtcdIsAway: without etcd a coordinator continues with its reservations.
+// When etcd is available again, the coordinator reserves more ids on its node, even if
+// etcd has lost its data.
 func TestIDsWhileEtcdIsAway(t *testing.T) {
 	for name, lose := range map[string]bool{"as it was": false, "empty": true} {
 		t.Run(name, func(t *testing.T) {

@@ -27,7 +27,7 @@ func TestKubernetes(t *testing.T) {
 	d1.becomes(false, false, false) // its readiness probe fails
 	n.is(podName("d1"), "")
 	if resp := n.open(8, false); resp.StatusCode != 503 {
-		t.Errorf("status %d without a decode engine", resp.StatusCode)
+		t.Errorf("got status %d without a decode engine", resp.StatusCode)
 	}
 	d1.becomes(true, true, false)
 	n.is(podName("d1"), "ready")

@@ -71,7 +71,7 @@ func (n *node) traffic() *traffic {
 				text, err := io.ReadAll(resp.Body)
 				resp.Body.Close()
 				if err != nil || resp.StatusCode != 200 {
-					n.t.Errorf("status %d: %s %v", resp.StatusCode, text, err)
+					n.t.Errorf("got status %d: %s %v", resp.StatusCode, text, err)
 					return
 				}
 				w.served.Add(1)

@@ -147,7 +147,7 @@ func (n *node) ask() (prefill, decode string) {
 	resp := n.open(8, false)
 	defer resp.Body.Close()
 	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 {
-		n.t.Fatalf("status %d: %s %v", resp.StatusCode, body, err)
+		n.t.Fatalf("got status %d: %s %v", resp.StatusCode, body, err)
 	}
 	return resp.Header.Get("X-Pdproxy-Prefill"), resp.Header.Get("X-Pdproxy-Decode")
 }

@@ -67,7 +67,7 @@ func TestEnginesComeAndGo(t *testing.T) {
 	d1.die()
 	w.is("d1", "")
 	if resp := w.open(8, false); resp.StatusCode != 503 {
-		t.Errorf("status %d without a decode engine", resp.StatusCode)
+		t.Errorf("got status %d without a decode engine", resp.StatusCode)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestEtcdEmptied(t *testing.T) {
 	late := w.add("d1", "decode", 0)
 	w.is("d1", "ready")
 	w.store.Kill()
-	late.die() // it does not register again for now
+	late.die() // it does not register again until it restarts
 	w.store.Empty()
 	w.store.Start()
 	testbed.Eventually(t, "the loss is noticed", func() bool {

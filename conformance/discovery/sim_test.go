@@ -30,10 +30,9 @@ func startRegistered(t *testing.T, s *store, connector, role string) *enginesim.
 	return e
 }
 
-// TestEnginesRegisterThemselves: TensorRT-LLM's engines register in its layout,
-// the others with records. An engine that is stopped disappears at once, one
-// that dies disappears with its lease. In an etcd that has lost all data they
-// register again.
+// TestEnginesRegisterThemselves: TensorRT-LLM's engines register in its layout, the
+// others with records. A stopped engine disappears at once. A killed engine disappears
+// with its lease. If etcd has lost all data, the engines register again.
 func TestEnginesRegisterThemselves(t *testing.T) {
 	for connector, names := range map[string][2]string{"trtllm": {"CONTEXT-", "GENERATION-"}, "vllm-nixl": {"prefill@", "decode@"}} {
 		t.Run(connector, func(t *testing.T) {

@@ -224,7 +224,7 @@ func fromStorage(t *testing.T) source {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != 200 {
-			n.t.Fatalf("status %d", resp.StatusCode)
+			n.t.Fatalf("got status %d", resp.StatusCode)
 		}
 	}
 	return source{

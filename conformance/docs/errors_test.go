@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// actions tells the reader of the page what helps against each error.
+// actions has, for each error code, the advice for the reader of the page.
 var actions = map[openai.Code]string{
 	openai.CodeAnswerTooLarge:             "Raise `plugin.memory` of the filter, or use a filter that does not keep the answer.",
 	openai.CodeBadContentEncoding:         "Send the body again, without a coding or with a valid one.",

@@ -22,7 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// metric is what the program says about a family of metrics.
+// metric is the description of a family of metrics in the program's output.
 type metric struct {
 	kind, help string
 	labels     []string

@@ -46,7 +46,7 @@ func TestTokenize(t *testing.T) {
 			}
 			for i := range got {
 				if got[i] != tt.tokens[i] || !got[i].valid() {
-					t.Fatalf("%v, want %v", got, tt.tokens)
+					t.Fatalf("got %v, want %v", got, tt.tokens)
 				}
 			}
 		})

@@ -167,7 +167,7 @@ func TestMooncakeRefusedLegReleases(t *testing.T) {
 	prefill, decode := pd.legs(t, 0)
 	post(t, pd.p.URL()+routeCompletions, completion(words(7, 50), `"max_tokens":1,`+prefill))
 	if a := post(t, pd.d.URL()+routeCompletions, completion("x", `"max_tokens":0,`+decode)); a.status != http.StatusBadRequest {
-		t.Errorf("status %d: %s", a.status, a.body)
+		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	pd.settled(t)
 	if s := pd.p.State(); s.LeasesExpired > 0 || s.StaleReads > 0 {
@@ -182,7 +182,7 @@ func TestMooncakeOtherEngine(t *testing.T) {
 	_, decode := pd.legs(t, 0)
 	decode = strings.Replace(decode, pd.p.ID(), newUUID(), 1)
 	if a := post(t, pd.d.URL()+routeCompletions, completion("x y z", decode)); a.status != http.StatusInternalServerError {
-		t.Errorf("status %d: %s", a.status, a.body)
+		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	pd.settled(t)
 }

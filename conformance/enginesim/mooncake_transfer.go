@@ -334,7 +334,7 @@ func (m *mooncake) worker(ctx context.Context, leg *mooncakeLeg) (string, error)
 	return addr, nil
 }
 
-// dismiss tells the producer that its KV will not be read.
+// dismiss informs the producer that its KV will not be read.
 func (m *mooncake) dismiss(leg *mooncakeLeg) {
 	switch {
 	case leg.transfer == "":

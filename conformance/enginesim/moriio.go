@@ -46,7 +46,7 @@ type moriioSession struct {
 	side   string // address of the side channel
 }
 
-// moriioSending is a transfer that a producer knows.
+// moriioSending is a transfer of a producer.
 type moriioSending struct {
 	leg      *moriioLeg // nil until prefill has computed the prompt
 	blocks   []blockID

@@ -137,7 +137,7 @@ func (r *rank) noise(ids []blockID) []byte {
 	return r.cache.read(ids, false)
 }
 
-// release tells the producer that a transfer is over.
+// release informs the producer that a transfer is over.
 func (m *moriio) release(leg *moriioLeg) {
 	m.tell(m.e.ctx, leg.peer, leg.rank, packMap("type", "release", "transfer_id", leg.transfer, "consumer_tp_size", m.e.cfg.MoRIIO.TPSize))
 }

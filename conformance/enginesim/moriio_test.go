@@ -95,7 +95,7 @@ func TestReadEqualsDirect(t *testing.T) {
 	p := post(t, pd.p.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":1,`+prefill), "X-Request-Id", id)
 	params := strings.Replace(p.params(t), `é/<&>`, `e`, 1)
 	if a := post(t, pd.d.URL()+routeCompletions, completion(words(1, 40), `"kv_transfer_params":`+params), "X-Request-Id", id); a.status != http.StatusInternalServerError {
-		t.Errorf("status %d", a.status)
+		t.Errorf("got status %d", a.status)
 	}
 }
 
@@ -178,7 +178,7 @@ func TestRefusedLegReleases(t *testing.T) {
 				decode = strings.TrimSuffix(decode, "}") + fmt.Sprintf(`,"remote_host":%q,"remote_notify_port":%d,"remote_handshake_port":1}`, host, notify)
 			}
 			if a := post(t, pd.d.URL()+routeCompletions, completion("x", `"max_tokens":0,`+decode)); a.status != http.StatusBadRequest {
-				t.Errorf("status %d: %s", a.status, a.body)
+				t.Errorf("got status %d: %s", a.status, a.body)
 			}
 			eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
 			if s := pd.p.State(); s.LeasesExpired > 0 {
@@ -244,7 +244,7 @@ func TestReleaseBeforePrefillEnds(t *testing.T) {
 	m := pd.p.proto.(*vllm).connector.(*moriio)
 	pd.d.proto.(*vllm).connector.(*moriio).release(&moriioLeg{transfer: fmt.Sprintf("tx-%d", pd.serial), peer: moriioPeer{m.host, m.handshake, m.notify}})
 	if a := <-done; a.status != http.StatusOK {
-		t.Errorf("status %d: %s", a.status, a.body)
+		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	eventually(t, "prefill holds nothing", func() bool { return pd.p.State().BlocksUsed == 0 })
 }

@@ -61,7 +61,7 @@ func TestP2PSameID(t *testing.T) {
 	post(t, pd.p.URL()+routeCompletions, completion(words(5, 100), `"max_tokens":1`), "X-Request-Id", id)
 	eventually(t, "decode has the KV", func() bool { return pd.d.State().BlocksPinned == 7 })
 	if a := post(t, pd.d.URL()+routeCompletions, `{"model":"sim","prompt":[0],"max_tokens":1}`, "X-Request-Id", id); a.status != http.StatusOK {
-		t.Errorf("status %d: %s", a.status, a.body)
+		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	eventually(t, "decode holds nothing", func() bool { return pd.d.State().BlocksUsed == 0 })
 }

@@ -533,7 +533,7 @@ func FuzzPeer(f *testing.F) {
 				return
 			}
 			if len(frames) == 0 || len(frames) > maxPeerFrames {
-				t.Fatalf("%d frames", len(frames))
+				t.Fatalf("got %d frames", len(frames))
 			}
 			for _, frame := range frames {
 				total += len(frame)

@@ -74,7 +74,7 @@ type rank struct {
 	mu      sync.Mutex
 	cache   *kvCache
 	queue   []*waiter // in order of arrival
-	resume  []*waiter // hold their blocks and want only a slot; served first
+	resume  []*waiter // already hold their blocks and need only a slot; served first
 	running int
 	loading int // sequences that wait for a transfer
 }

@@ -87,8 +87,8 @@ func (g *sglang) prefill(ctx context.Context, s *sequence, leg *sglangLeg, emit 
 	return nil
 }
 
-// prefillRank selects a request's rank: the named one, else by the room or in
-// turn.
+// prefillRank selects a request's rank: the rank that the request names; otherwise the room or a
+// round robin determines the rank.
 func (g *sglang) prefillRank(want int, room int64) *rank {
 	if want < 0 && g.cfg.LoadBalance == balanceFollowRoom {
 		want = int(uint64(room) % uint64(len(g.e.ranks)))

@@ -115,7 +115,7 @@ func TestSGLangTextEqualsBoth(t *testing.T) {
 		t.Helper()
 		switch {
 		case a.status != http.StatusOK:
-			t.Fatalf("status %d: %s", a.status, a.body)
+			t.Fatalf("got status %d: %s", a.status, a.body)
 		case strings.HasPrefix(string(a.body), "data: "):
 			return joined(t, a)
 		case strings.Contains(string(a.body), `"choices"`):
@@ -136,7 +136,7 @@ func TestSGLangTextEqualsBoth(t *testing.T) {
 				t.Errorf("prefill answered %d %s", pa.status, pa.body)
 			}
 			if got := d.State().Transfers - before; got != 1 {
-				t.Errorf("%d transfers", got)
+				t.Errorf("got %d transfers", got)
 			}
 		})
 	}
@@ -524,11 +524,11 @@ func TestSGLangRanks(t *testing.T) {
 		rank  int    // of the prefill, -1 for any
 		fails string // prefill's message
 	}{
-		{name: "the room says it", p: follow, room: 4*1000 + 3, rank: 3},
+		{name: "the room determines the rank", p: follow, room: 4*1000 + 3, rank: 3},
 		{name: "agrees with the room", p: follow, room: 4*1000 + 2, extra: `"routed_dp_rank":2`, rank: 2},
 		{name: "contradicts the room", p: follow, room: 4 * 1000, extra: `"routed_dp_rank":1`, fails: "follow_bootstrap_room conflict: dispatched to dp_rank 1 but bootstrap_room 4000 implies dp_rank 0."},
 		{name: "old name", p: follow, room: 4 * 1000, extra: `"data_parallel_rank":1`, fails: "conflict"},
-		{name: "told on both legs", p: follow, room: 4 * 1000, extra: `"routed_dp_rank":1`, both: `"disagg_prefill_dp_rank":1`, rank: 1},
+		{name: "sent on both legs", p: follow, room: 4 * 1000, extra: `"routed_dp_rank":1`, both: `"disagg_prefill_dp_rank":1`, rank: 1},
 		{name: "forced query", p: force, d: Config{SGLang: SGLangConfig{ForceQueryRank: true}}, room: 4 * 1000, extra: `"routed_dp_rank":1`, rank: 1},
 		{name: "in turn", p: inTurn, room: 4 * 1000, rank: -1},
 		{name: "in turn, named", p: inTurn, room: 4 * 1000, extra: `"routed_dp_rank":3`, rank: 3},

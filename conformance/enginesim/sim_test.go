@@ -118,7 +118,7 @@ func (a answer) field(t *testing.T, path ...any) any {
 func (a answer) text(t *testing.T) string {
 	t.Helper()
 	if a.status != http.StatusOK {
-		t.Fatalf("status %d: %s", a.status, a.body)
+		t.Fatalf("got status %d: %s", a.status, a.body)
 	}
 	choice := a.field(t, "choices", 0).(map[string]any)
 	if m, ok := choice["message"].(map[string]any); ok {
@@ -172,7 +172,7 @@ func stream(t *testing.T, url, body string) []string {
 	t.Helper()
 	a := post(t, url, body)
 	if a.status != http.StatusOK {
-		t.Fatalf("status %d: %s", a.status, a.body)
+		t.Fatalf("got status %d: %s", a.status, a.body)
 	}
 	var events []string
 	for _, event := range strings.SplitAfter(string(a.body), "\n\n") {

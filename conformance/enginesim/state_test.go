@@ -59,7 +59,7 @@ func TestLoads(t *testing.T) {
 				{[]any{"inflightBatchingStats", "numScheduledRequests"}, "1"}, {[]any{"inflightBatchingStats", "numQueuedCtxTokens"}, "16"},
 			} {
 				if got := rows.field(t, append([]any{0}, row.path...)...); got != json.Number(row.want) {
-					t.Errorf("%v is %v, want %s", row.path, got, row.want)
+					t.Errorf("%v: got %v, want %s", row.path, got, row.want)
 				}
 			}
 		}},

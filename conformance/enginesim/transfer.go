@@ -49,7 +49,7 @@ type sideChannel struct {
 
 	mu    sync.Mutex
 	idle  map[string][]*sideConn // connections to peers, by address
-	conns map[net.Conn]struct{}  // all open ones, both directions
+	conns map[net.Conn]struct{}  // all open connections, in both directions
 	begun map[string]time.Time   // when the set-up of the connection to a peer began, by address and engine
 	ended bool
 }

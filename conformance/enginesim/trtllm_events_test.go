@@ -84,7 +84,7 @@ func TestTRTLLMEvents(t *testing.T) {
 		}
 	}
 	if len(hashes) != 3 || len(tokens) != 10 || !slices.Equal(tokens[:9], want) {
-		t.Fatalf("%d blocks of %d tokens: %d, want %d…", len(hashes), len(tokens), tokens, want)
+		t.Fatalf("%d blocks of %d tokens: got %d, want %d…", len(hashes), len(tokens), tokens, want)
 	}
 	if again := drainEvents(t, e); len(again) != 0 {
 		t.Errorf("events were returned twice: %+v", again)

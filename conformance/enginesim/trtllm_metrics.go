@@ -69,7 +69,7 @@ func (t *trtllm) timed(s *sequence, emit func(token)) func(token) {
 	}
 }
 
-// metricsOf returns the metrics of a request that requested them; nil for other requests.
+// metricsOf returns the metrics of a request, or nil if the request did not ask for them.
 func (t *trtllm) metricsOf(req *request) object {
 	times := &req.Ext.(*trtRequest).times
 	if !t.cfg.PerfMetrics || req.Header.Get(headerReturnMetrics) != "1" || times.last.IsZero() {

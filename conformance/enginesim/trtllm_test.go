@@ -106,7 +106,7 @@ func TestTRTLLMTextEqualsBoth(t *testing.T) {
 				text := func(a answer) string {
 					t.Helper()
 					if a.status != http.StatusOK {
-						t.Fatalf("status %d: %s", a.status, a.body)
+						t.Fatalf("got status %d: %s", a.status, a.body)
 					}
 					if strings.Contains(tt.body, `"stream":true`) {
 						return joined(t, a)
@@ -301,7 +301,7 @@ func TestTRTLLMHandoffIsChecked(t *testing.T) {
 				t.Errorf("answered %d %s, want %d %s", ga.status, ga.body, tt.status, tt.message)
 			}
 			if ga.status == http.StatusOK && ga.text(t) != want {
-				t.Errorf("text %q, want %q", ga.text(t), want)
+				t.Errorf("got text %q, want %q", ga.text(t), want)
 			}
 			eventually(t, "the context freed", func() bool { return ctx.State().BlocksUsed == 0 && gen.State().BlocksUsed == 0 })
 		})
@@ -310,7 +310,7 @@ func TestTRTLLMHandoffIsChecked(t *testing.T) {
 		ca := contextLeg(t, ctx, routeCompletions, body, trtID)
 		ga := post(t, gen.URL()+routeCompletions, generationBody(t, body, ca, set("first_gen_tokens", `[1000]`)))
 		if text := ga.text(t); !strings.HasPrefix(text, wordText(0)) || text == want {
-			t.Errorf("text %q does not begin with the token that the leg brought", text)
+			t.Errorf("got text %q, want the token of the leg at its beginning", text)
 		}
 	})
 	t.Run("text prompt", func(t *testing.T) {
@@ -422,8 +422,8 @@ func TestTRTLLMGenerationWaits(t *testing.T) {
 	releaseContexts(t, ctx)
 }
 
-// TestTRTLLMContextDies: a generation whose context worker is gone waits until
-// its timeout.
+// TestTRTLLMContextDies: if a context worker ends, the generation that needs its KV waits
+// until its time-out.
 func TestTRTLLMContextDies(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{KVTransferTimeout: 200 * time.Millisecond})
 	body := completion(words(1, 40), `"max_tokens":5`)

@@ -32,7 +32,7 @@ type vllm struct {
 	beats map[string]map[string]int
 	// known are the remote engine ids with which a handshake has completed.
 	known map[string]bool
-	// done counts, by request, the ranks of decode that have read its blocks.
+	// done holds, by request, the number of decode ranks that have read its blocks.
 	done map[string]int
 }
 
@@ -163,9 +163,8 @@ func badValue(param string, value any, format string, args ...any) *apiError {
 	return err
 }
 
-// parse rejects in two stages, as vLLM does. A rejection by the request models
-// has no effect. A rejection by the serving layer tells the prefill engine that
-// its blocks will not be read.
+// parse rejects in two stages, as vLLM does. A rejection by the request models has no effect. A
+// rejection by the serving layer informs the prefill engine that its blocks will not be read.
 func (v *vllm) parse(route string, h http.Header, body []byte) (*request, *apiError) {
 	req, refusal := v.parseRoute(route, h, body)
 	if refusal != nil && route == routeMessages && refusal.Type != pydanticType {

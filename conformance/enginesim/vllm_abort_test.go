@@ -33,7 +33,7 @@ func TestRejectedDecodeLeg(t *testing.T) {
 			params := pd.prefill(t, prompt)
 			a := post(t, pd.d.URL()+routeCompletions, completion(prompt, tt.extra+`,"kv_transfer_params":`+params))
 			if a.status != tt.status {
-				t.Errorf("status %d %s", a.status, a.body)
+				t.Errorf("got status %d %s", a.status, a.body)
 			}
 			if tt.frees {
 				eventually(t, "free blocks", func() bool { return pd.p.State().BlocksPinned == 0 })
@@ -131,7 +131,7 @@ func TestHeartbeat(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := chatStreamText(t, rest), post(t, pd.both.URL()+routeCompletions, completion(kept, `"max_tokens":5`)).text(t); got != want {
-		t.Errorf("text %q, direct %q", got, want)
+		t.Errorf("got text %q, want %q as without the proxy", got, want)
 	}
 }
 

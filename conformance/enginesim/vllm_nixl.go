@@ -318,8 +318,8 @@ func (v *vllm) pull(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	return nil
 }
 
-// notifyDone tells the prefill engine that it may free the blocks: after a
-// read, or, as an empty read, when no read will happen.
+// notifyDone informs the prefill engine that it may free the blocks: after a read, or, as an empty
+// read, when no read will happen.
 func (v *vllm) notifyDone(leg *nixlLeg) {
 	ctx, cancel := context.WithTimeout(v.e.ctx, v.e.cfg.HandshakeTimeout)
 	defer cancel()

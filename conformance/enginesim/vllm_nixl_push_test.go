@@ -108,7 +108,7 @@ func TestPushMismatch(t *testing.T) {
 			id, _, decode := pd.legs()
 			a := post(t, pd.d.URL()+routeCompletions, completion("x", strings.Replace(decode, edit[0], edit[1], 1)), "X-Request-Id", id)
 			if a.status != http.StatusInternalServerError || pd.d.State().BlocksUsed != 0 {
-				t.Errorf("status %d, %+v", a.status, pd.d.State())
+				t.Errorf("got status %d, %+v", a.status, pd.d.State())
 			}
 		})
 	}

@@ -85,7 +85,7 @@ func TestTurnOfAnotherPromptIsWrong(t *testing.T) {
 	b := post(t, pd.d.URL()+routeCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
 	want := post(t, pd.both.URL()+routeCompletions, idsBody(next, `"max_tokens":12`))
 	if b.status != http.StatusOK || b.text(t) == want.text(t) {
-		t.Errorf("status %d, %q", b.status, b.text(t))
+		t.Errorf("got status %d, %q", b.status, b.text(t))
 	}
 }
 
@@ -102,7 +102,7 @@ func TestTurnOfShiftedBlocksIsWrong(t *testing.T) {
 	b := post(t, pd.d.URL()+routeCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
 	want := post(t, pd.both.URL()+routeCompletions, idsBody(next, `"max_tokens":12`))
 	if b.status != http.StatusOK || b.text(t) == want.text(t) {
-		t.Errorf("status %d, %q", b.status, b.text(t))
+		t.Errorf("got status %d, %q", b.status, b.text(t))
 	}
 }
 
@@ -117,7 +117,7 @@ func TestTurnThatDoesNotCome(t *testing.T) {
 	}
 	eventually(t, "decode has freed it", func() bool { return pd.d.State().BlocksPinned == 0 })
 	if s := pd.d.State(); s.Transfers != 1 {
-		t.Errorf("%d transfers, want that of the first turn", s.Transfers)
+		t.Errorf("got %d transfers, want that of the first turn", s.Transfers)
 	}
 
 	short := startPair(t, bothWays, func(c *Config) { c.Nixl.KeepFor = 30 * time.Millisecond })

@@ -54,7 +54,7 @@ func TestPullWires(t *testing.T) {
 			}
 			got := post(t, pd.d.URL()+routeCompletions, completion(prompt, body+params), "X-Request-Id", "both")
 			if want := pd.direct(t, prompt); got.text(t) != want.text(t) {
-				t.Errorf("text %q, direct %q", got.text(t), want.text(t))
+				t.Errorf("got text %q, want %q as without the proxy", got.text(t), want.text(t))
 			}
 			eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
 		})
@@ -97,15 +97,15 @@ func TestTPSizes(t *testing.T) {
 			}
 			got := pd.decode(t, prompt, params)
 			if want := pd.direct(t, prompt); got.text(t) != want.text(t) {
-				t.Errorf("text %q, direct %q", got.text(t), want.text(t))
+				t.Errorf("got text %q, want %q as without the proxy", got.text(t), want.text(t))
 			}
 			eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
 		})
 	}
 }
 
-// TestRecompute: an engine that computes the KV that it could not load gives
-// the right answer. Prefill is not told, and its lease expires.
+// TestRecompute: an engine that computes the KV that it could not load gives the right answer.
+// Prefill is not informed, and its lease expires.
 func TestRecompute(t *testing.T) {
 	for _, connector := range []string{ConnectorVLLMNixl, ConnectorVLLMNixlPush} {
 		t.Run(connector, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestRecompute(t *testing.T) {
 			}
 			got := post(t, d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+params), "X-Request-Id", "x")
 			if want := post(t, p.URL()+routeCompletions, completion(prompt, `"max_tokens":12`)); got.text(t) != want.text(t) {
-				t.Errorf("text %q, direct %q", got.text(t), want.text(t))
+				t.Errorf("got text %q, want %q as without the proxy", got.text(t), want.text(t))
 			}
 			if s := d.State(); s.CachedTokens != 0 || s.Transfers != 0 {
 				t.Errorf("decode: %+v", s)

@@ -43,7 +43,7 @@ func TestTierEqualsDirect(t *testing.T) {
 				post(t, pd.p.URL()+routeCompletions, completion(prompt, first))
 			}
 			if a, want := <-got, pd.direct(t, prompt).text(t); a.text(t) != want {
-				t.Errorf("%d tokens: %q, want %q", length, a.text(t), want)
+				t.Errorf("got %d tokens: %q, want %q", length, a.text(t), want)
 			}
 			eventually(t, "prefill holds nothing", func() bool { return pd.p.State().BlocksPinned == 0 })
 		}

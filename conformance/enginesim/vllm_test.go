@@ -59,7 +59,7 @@ func TestPullEqualsDirect(t *testing.T) {
 			}
 			got := pd.decode(t, prompt, params)
 			if want := pd.direct(t, prompt).text(t); got.text(t) != want {
-				t.Errorf("text %q, direct %q", got.text(t), want)
+				t.Errorf("got text %q, want %q as without the proxy", got.text(t), want)
 			}
 			// Usage reports the prefill's own prefix hit.
 			if cached := got.field(t, "usage", "prompt_tokens_details", "cached_tokens"); fmt.Sprint(cached) != "0" {
@@ -82,7 +82,7 @@ func TestPullEqualsDirectChatStream(t *testing.T) {
 	got := stream(t, pd.d.URL()+routeChat, fmt.Sprintf(body, `,"stream":true,"kv_transfer_params":`+a.params(t)))
 	want := post(t, pd.both.URL()+routeChat, fmt.Sprintf(body, ""))
 	if text := chatStreamText(t, got); text != want.text(t) {
-		t.Errorf("text %q, direct %q", text, want.text(t))
+		t.Errorf("got text %q, want %q as without the proxy", text, want.text(t))
 	}
 	if s := pd.d.State(); s.Transfers != 1 {
 		t.Errorf("decode %+v", s)
@@ -167,7 +167,7 @@ func TestWrongBlocks(t *testing.T) {
 			}
 			got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t)
 			if (got == want) != tt.right {
-				t.Errorf("text %q, direct %q", got, want)
+				t.Errorf("got text %q, want %q as without the proxy", got, want)
 			}
 		})
 	}
@@ -312,7 +312,7 @@ func TestLocalHit(t *testing.T) {
 	prompt := words(8, 64)
 	for range 2 {
 		if got, want := pd.decode(t, prompt, pd.prefill(t, prompt)).text(t), pd.direct(t, prompt).text(t); got != want {
-			t.Errorf("text %q, direct %q", got, want)
+			t.Errorf("got text %q, want %q as without the proxy", got, want)
 		}
 	}
 	longer := prompt + words(9, 30)
@@ -334,7 +334,7 @@ func TestPromptMismatch(t *testing.T) {
 	prompt := words(10, 40)
 	params := pd.prefill(t, words(11, 40))
 	if got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t); got == want {
-		t.Errorf("text %q is right by the wrong KV", got)
+		t.Errorf("the text %q is right, although its KV is wrong", got)
 	}
 }
 
@@ -347,7 +347,7 @@ func TestLeaseExpiry(t *testing.T) {
 		t.Errorf("prefill %+v", s)
 	}
 	if got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t); got == want {
-		t.Errorf("text %q is right by freed KV", got)
+		t.Errorf("the text %q is right, although its KV was freed", got)
 	}
 	if s := pd.p.State(); s.StaleReads != 1 {
 		t.Errorf("prefill %+v", s)
@@ -363,7 +363,7 @@ func TestSingleUse(t *testing.T) {
 	other := startEngine(t, Config{Connector: ConnectorVLLMNixl, Role: RoleDecode})
 	again := pair{d: other}.decode(t, prompt, params)
 	if got, want := again.text(t), pd.direct(t, prompt).text(t); got == want {
-		t.Errorf("text %q is right by freed KV", got)
+		t.Errorf("the text %q is right, although its KV was freed", got)
 	}
 }
 
@@ -412,7 +412,7 @@ func TestRanks(t *testing.T) {
 		t.Errorf("remote_port %s, rank 1 has %d", got, port)
 	}
 	if got, want := pd.decode(t, prompt, a.params(t)).text(t), pd.direct(t, prompt).text(t); got != want {
-		t.Errorf("text %q, direct %q", got, want)
+		t.Errorf("got text %q, want %q as without the proxy", got, want)
 	}
 	for header, status := range map[string]int{"2": 400, "-1": 400, "one": 200, "0": 200} {
 		if a := post(t, pd.p.URL()+routeCompletions, completion(prompt, ""), "X-Data-Parallel-Rank", header); a.status != status {
@@ -447,6 +447,6 @@ func TestParamsOfARealEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := pd.decode(t, prompt, string(encoded)).text(t), pd.direct(t, prompt).text(t); got != want {
-		t.Errorf("text %q, from one engine %q", got, want)
+		t.Errorf("got text %q, want %q as from one engine", got, want)
 	}
 }

@@ -33,7 +33,7 @@ func TestForcedToolCall(t *testing.T) {
 			e := startEngine(t, Config{Connector: ConnectorVLLMNixl, Role: RolePrefill, Version: tt.version, Lease: time.Hour})
 			a := post(t, e.URL()+tt.route, `{"model":"sim","messages":[{"role":"user","content":"a few words"}],`+tt.body+`}`)
 			if s := e.State(); a.status != tt.status || s.BlocksPinned > 0 != tt.pinned {
-				t.Errorf("status %d, %d blocks pinned: %s", a.status, s.BlocksPinned, a.body)
+				t.Errorf("got status %d, %d blocks pinned: %s", a.status, s.BlocksPinned, a.body)
 			}
 			e.ranks[0].unpinAll()
 		})

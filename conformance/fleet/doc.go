@@ -1,4 +1,4 @@
-// Package fleet tests that a coordinator and its workers act as one proxy: one
-// coordinator places the workers' requests, the requests continue while it is
-// unavailable, and they are in its books again when it is back.
+// Package fleet tests that a coordinator and its workers act as one proxy. One
+// coordinator places the workers' requests. The requests continue while no coordinator is
+// available, and the next coordinator knows their leases.
 package fleet

@@ -25,8 +25,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// fleet is engines, a coordinator and workers. Each of them is a separate node
-// in this process.
+// fleet consists of engines, a coordinator and workers. Each of them is a separate node in this
+// process.
 type fleet struct {
 	t           *testing.T
 	cfg         config.Config
@@ -40,7 +40,7 @@ type fleet struct {
 	goroutines  int
 }
 
-// node is one that runs.
+// node is a running node.
 type node struct {
 	*pdnode.Node
 	admin surface.Admin
@@ -189,7 +189,7 @@ func (f *fleet) open(base, prompt string, tokens int) *stream {
 	s := &stream{resp: resp, in: bufio.NewScanner(resp.Body)}
 	if resp.StatusCode != 200 {
 		text, _ := io.ReadAll(resp.Body)
-		f.t.Fatalf("status %d: %s", resp.StatusCode, text)
+		f.t.Fatalf("got status %d: %s", resp.StatusCode, text)
 	}
 	for s.text.Len() == 0 && s.next() {
 	}
@@ -267,9 +267,9 @@ func (f *fleet) idle() {
 	}
 }
 
-// TestCoordinatorAway: the coordinator places a stream through each worker.
-// Without the coordinator, requests continue and do not wait for it. The next
-// coordinator has the open streams in its books at once.
+// TestCoordinatorAway: the coordinator places a stream through each worker. Without the
+// coordinator, requests continue and do not wait for it. The next coordinator has the leases of the
+// open streams at once.
 func TestCoordinatorAway(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM} {
 		t.Run(connector, func(t *testing.T) {
@@ -281,7 +281,7 @@ func TestCoordinatorAway(t *testing.T) {
 			for n, w := range f.workers {
 				before = append(before, f.open(w.URL(), fmt.Sprint("before ", n), 2000))
 			}
-			testbed.Eventually(t, "both are in the coordinator's books", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 2 })
+			testbed.Eventually(t, "the coordinator has both leases", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 2 })
 			for _, w := range f.workers {
 				if n := alone(w); n != 0 {
 					t.Errorf("%v requests were placed without the coordinator", n)
@@ -299,12 +299,12 @@ func TestCoordinatorAway(t *testing.T) {
 			for n, w := range f.workers {
 				during = append(during, f.open(w.URL(), fmt.Sprint("during ", n), 2000))
 				if n := alone(w); n != 1 {
-					t.Errorf("%v requests were placed without the coordinator, want 1", n)
+					t.Errorf("got %v requests placed without the coordinator, want 1", n)
 				}
 			}
 
 			f.coordinator = f.node(pdnode.RoleCoordinator, 0)
-			testbed.Eventually(t, "all four are in the books of the next", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 4 })
+			testbed.Eventually(t, "the next coordinator has all four leases", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 4 })
 			for n, w := range f.workers {
 				after := f.open(w.URL(), fmt.Sprint("after ", n), 5)
 				f.whole(after, fmt.Sprint("after ", n), 5)
@@ -313,7 +313,7 @@ func TestCoordinatorAway(t *testing.T) {
 					return id != "" && f.status(f.coordinator.admin.URL+"/v1/explain/"+id) == 200
 				})
 				if n := alone(w); n != 1 {
-					t.Errorf("%v requests were placed without the coordinator, want 1 from before its return", n)
+					t.Errorf("got %v requests placed without the coordinator, want 1 from before its return", n)
 				}
 			}
 			for n := range f.workers {

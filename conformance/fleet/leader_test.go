@@ -163,7 +163,7 @@ func (f *fleet) turn(w *node, conversation string) string {
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
-		f.t.Fatalf("status %d, %v: %s", resp.StatusCode, err, text)
+		f.t.Fatalf("got status %d, %v: %s", resp.StatusCode, err, text)
 	}
 	return resp.Header.Get("X-Pdproxy-Prefill") + " " + resp.Header.Get("X-Pdproxy-Decode")
 }
@@ -196,9 +196,8 @@ func (f *fleet) nothingLeft(hosts ...*host) {
 	f.idle()
 }
 
-// TestLeaderKilled kills the leading coordinator while streams are open, and
-// then the next one. No request waits, the leases are in the next one's books,
-// and conversations stay on their engines.
+// TestLeaderKilled kills the leading coordinator while streams are open, and then the next one. No
+// request waits, the next coordinator has the leases, and conversations stay on their engines.
 func TestLeaderKilled(t *testing.T) {
 	f, s, hosts, _ := led(t)
 	homes := map[string]string{}
@@ -213,7 +212,7 @@ func TestLeaderKilled(t *testing.T) {
 			t.Errorf("%v requests were placed without a coordinator", n)
 		}
 	}
-	testbed.Eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
+	testbed.Eventually(t, "the coordinator has the leases of both streams", func() bool { return hosts[0].leases() == 2 })
 	time.Sleep(time.Second) // ten polls of the standby
 	for round := range 2 {
 		gone, next := hosts[round%2], hosts[(round+1)%2]
@@ -242,7 +241,7 @@ func TestLeaderKilled(t *testing.T) {
 			t.Errorf("round %d: %v requests were placed without the coordinator that leads", round, n)
 		}
 		gone.start()
-		testbed.Eventually(t, "the one that was killed is in step", gone.ready)
+		testbed.Eventually(t, "the killed coordinator has the state of the leader again", gone.ready)
 	}
 	f.held(false)
 	for n, stream := range streams {
@@ -259,7 +258,7 @@ func TestLeaderStopped(t *testing.T) {
 	for n, h := range hosts {
 		streams = append(streams, f.open(h.worker.URL(), fmt.Sprint("held ", n), 5000))
 	}
-	testbed.Eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
+	testbed.Eventually(t, "the coordinator has the leases of both streams", func() bool { return hosts[0].leases() == 2 })
 	before := leader(t, s)
 	if err := hosts[0].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -288,7 +287,7 @@ func TestSplit(t *testing.T) {
 	f, s, hosts, wires := led(t)
 	old := f.open(hosts[0].worker.URL(), "old", 4000)
 	both := f.open(hosts[1].worker.URL(), "both", 4000)
-	testbed.Eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
+	testbed.Eventually(t, "the coordinator has the leases of both streams", func() bool { return hosts[0].leases() == 2 })
 	first := leader(t, s)
 	wires[0].Cut(true)
 	testbed.Eventually(t, "each has its worker's lease", func() bool { return hosts[0].leases() == 1 && hosts[1].leases() == 1 })
@@ -317,10 +316,9 @@ func TestSplit(t *testing.T) {
 	f.nothingLeft(hosts[0], hosts[1])
 }
 
-// TestCoordinatorReplaced lets a second coordinator take over from the first,
-// as in an upgrade. It stands by until it knows the whole state, and leads when
-// the first one leaves. Both have the same directory and the same socket of
-// fleet.listen.
+// TestCoordinatorReplaced lets a second coordinator take over from the first, as in an upgrade. It
+// waits until it has the whole state, and leads when the first coordinator leaves. Both have the
+// same directory and the same socket of fleet.listen.
 func TestCoordinatorReplaced(t *testing.T) {
 	t.Run("alone", func(t *testing.T) { replace(t, bare(t, enginesim.ConnectorVLLMNixl, 2)) })
 	t.Run("with etcd", func(t *testing.T) {

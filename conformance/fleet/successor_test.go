@@ -25,7 +25,7 @@ func TestSuccessorFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.workers = append(f.workers, f.node(pdnode.RoleWorker, 1))
-	testbed.Eventually(t, "both workers are there", func() bool { return f.metric(f.coordinator, "pdproxy_fleet_workers") == 2 })
+	testbed.Eventually(t, "both workers are connected", func() bool { return f.metric(f.coordinator, "pdproxy_fleet_workers") == 2 })
 	for _, w := range f.workers {
 		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
 	}

@@ -56,7 +56,7 @@ func TestWaitInAFleet(t *testing.T) {
 			}
 			defer resp.Body.Close()
 			if text, err := io.ReadAll(resp.Body); resp.StatusCode != 200 || err != nil {
-				t.Errorf("status %d, %v: %s", resp.StatusCode, err, text)
+				t.Errorf("got status %d, %v: %s", resp.StatusCode, err, text)
 			}
 		})
 	}

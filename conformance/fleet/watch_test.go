@@ -60,7 +60,7 @@ func TestWatched(t *testing.T) {
 			if status, text := f.call("POST", w.URL()+"/v1/completions", body, "X-Request-Id", id); status != 200 {
 				t.Fatalf("f.call = %d, %s", status, text)
 			}
-			testbed.Eventually(t, "the coordinator explains it, with what it chose from", func() bool {
+			testbed.Eventually(t, "the coordinator's explanation has the candidates", func() bool {
 				var e struct {
 					Flow       string
 					Candidates []struct{ Engine string }
@@ -74,7 +74,7 @@ func TestWatched(t *testing.T) {
 		t.Errorf("%v exchanges in all, %v of one worker", all, one)
 	}
 	if n := f.metric(f.coordinator, "pdproxy_fleet_workers"); n != 2 {
-		t.Errorf("%v workers", n)
+		t.Errorf("got %v workers", n)
 	}
 	var rows []struct {
 		RequestID string `json:"request_id"`

@@ -73,7 +73,7 @@ func start(t *testing.T, encoding string, events, replay, seed int) *script {
 	return s
 }
 
-// kill ends the engine as a crash does. It may be called twice.
+// kill ends the engine as a crash does. A second call has no effect.
 func (s *script) kill() {
 	if s.cmd.ProcessState != nil {
 		return

@@ -78,7 +78,7 @@ func (f *follower) counted(what string) int {
 	return f.counts[what]
 }
 
-// told returns the counts so far, as a text.
+// told returns the numbers of events so far, as a text.
 func (f *follower) told() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -175,8 +175,9 @@ func portOf(addr string) int {
 	return n
 }
 
-// Engines that register through libzmq are used, in every form of their
-// connectors. An engine that returns with other ports replaces itself.
+// The proxy uses engines that register through libzmq, for every form of their
+// connectors. If an engine registers again with other ports, the new registration
+// replaces the old one.
 func TestMoRIIORegistrations(t *testing.T) {
 	for _, tt := range []struct{ connector, mode, prefill, decode string }{
 		{enginesim.ConnectorVLLMMoRIIO, "WRITE", "new", "old"},
@@ -200,7 +201,7 @@ func TestMoRIIORegistrations(t *testing.T) {
 			r.ready(tt.connector)
 			want := r.try(alone.URL())
 			if got := r.try(r.node.URL()); got != want || want == "" {
-				t.Errorf("text %q, want %q", got, want)
+				t.Errorf("got text %q, want %q", got, want)
 			}
 			if s := d.State(); s.Transfers != 1 {
 				t.Errorf("decode: %+v", s)
@@ -211,11 +212,11 @@ func TestMoRIIORegistrations(t *testing.T) {
 			r.eventually("prefill is seen to be gone", func() bool { return r.state("prefill@"+at[0]) == "unhealthy" })
 			quit()
 			say(map[string]string{"new": "old", "old": "new"}[tt.prefill], "P", []string{at[0], at[6], at[7]})
-			r.eventually("another has taken its place", func() bool { return r.state("prefill@"+at[0]) == "down" })
+			r.eventually("the new registration has replaced the old one", func() bool { return r.state("prefill@"+at[0]) == "down" })
 			p = start(enginesim.RolePrefill, at[0], at[6], at[7])
 			r.ready(tt.connector)
 			if got := r.try(r.node.URL()); got != want {
-				t.Errorf("text %q, want %q", got, want)
+				t.Errorf("got text %q, want %q", got, want)
 			}
 			if s := p.State(); s.Requests != 1 {
 				t.Errorf("prefill: %+v", s)
@@ -237,7 +238,7 @@ func TestP2PNCCLRegistrations(t *testing.T) {
 	alone := r.run(enginesim.Config{Connector: enginesim.ConnectorVLLMP2PNCCL})
 	r.ready(enginesim.ConnectorVLLMP2PNCCL)
 	if got, want := r.try(r.node.URL()), r.try(alone.URL()); got != want || want == "" {
-		t.Errorf("text %q, want %q", got, want)
+		t.Errorf("got text %q, want %q", got, want)
 	}
 }
 
@@ -249,7 +250,8 @@ func TestPasswords(t *testing.T) {
 		r.register(append([]string{"new", "P", at[i], "6301", "61005", "WRITE"}, args...)...)
 	}
 	r.eventually("the engine with the password is known", func() bool { return r.state("prefill@"+at[2]) != "" })
-	// It registers again after the others have tried more than once.
+	// The engine with the password registers again after the others have tried more than
+	// once.
 	r.register("new", "D", at[3], "6301", "61005", "WRITE", "hunter2")
 	r.eventually("the second engine is known", func() bool { return r.state("decode@"+at[3]) != "" })
 	if rows := r.engines(); len(rows) != 2 {

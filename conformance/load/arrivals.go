@@ -129,8 +129,8 @@ func (r *run) one(ctx context.Context, t *task, history []message, scheduled tim
 	return answer, s.Failure == ""
 }
 
-// warm sends a request that is not measured. Its failure does not matter: the measured
-// requests show it.
+// warm sends a request that is not measured. warm ignores a failure: if the server fails, the
+// measured requests fail too.
 func (r *run) warm(ctx context.Context, n int) {
 	limit, cancel := context.WithTimeout(ctx, r.c.Timeout)
 	defer cancel()

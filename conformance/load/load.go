@@ -2,10 +2,10 @@
 // first token, the time between events, throughput, and the share of requests within
 // limits. It requests streams, because only streams show these times.
 //
-// arrivals.go decides when requests are sent, workload.go and trace.go decide their
-// prompts, body.go writes them. client.go sends one request, stream.go reads its answer,
-// and sample.go holds its measurements, which are also the lines of a file. result.go
-// sums the measurements up, compare.go compares two runs, report.go draws them.
+// arrivals.go decides when requests are sent, workload.go and trace.go decide their prompts,
+// body.go writes them. client.go sends one request, stream.go reads its answer, and sample.go holds
+// its measurements, which are also the lines of a file. result.go summarizes the measurements,
+// compare.go compares two runs, report.go writes the report.
 package load
 
 import (
@@ -41,9 +41,9 @@ type Config struct {
 	Model string
 	// Key is sent as a bearer token, "" for none.
 	Key string
-	// WarmUp is the number of requests that are sent and not measured before the others:
-	// the first requests of a server include the opening of connections, and what engines
-	// compile on demand.
+	// WarmUp is the number of requests that are sent and not measured before the others: the first
+	// requests of a server include the opening of connections and the compilation that engines do
+	// on demand.
 	WarmUp int
 	// Requests is the number of measured requests; at least 1. With a trace, 0 means all
 	// requests of the trace.

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// Sample holds the measurements of one request. It is also one line of the file that
-// WriteSamples writes. All times are in milliseconds. Times of the answer count from the
-// time at which the request was due; Late of them passed before it was sent.
+// Sample holds the measurements of one request. It is also one line of the file that WriteSamples
+// writes. All times are in milliseconds. Times of the answer count from the time at which the
+// request was due. Late is the part of these times before the request was sent.
 type Sample struct {
 	Run          string `json:"run,omitempty"` // label of the run
 	Request      int    `json:"request"`       // number

@@ -21,7 +21,7 @@ type answer struct {
 	completion int // the number of such events, if the answer does not report it
 
 	keep bool
-	text strings.Builder // what the model said, if keep is true
+	text strings.Builder // the text of the model, if keep is true
 }
 
 // event holds the parts of one chunk of a stream that are read. A chunk of chat or
@@ -41,7 +41,7 @@ type event struct {
 	}
 }
 
-// delta is what a chunk adds to a chat answer.
+// delta is the text that a chunk adds to a chat answer.
 type delta struct {
 	Content string
 	Refusal string
@@ -122,7 +122,7 @@ func (a *answer) read(body io.Reader) error {
 // present reports whether a member is there and not null.
 func present(v json.RawMessage) bool { return len(v) > 0 && string(v) != "null" }
 
-// failed reports whether an event says that the answer failed.
+// failed reports whether an event reports that the answer failed.
 func (e *event) failed() bool {
 	return present(e.Error) || e.Type == "error" || e.Type == "response.failed"
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// workload says what a run sends. The numbers of conversations and of requests begin
-// at 0. Its methods are called by several goroutines at once.
+// workload determines the requests of a run. The numbers of conversations and of requests begin at
+// 0. Several goroutines call its methods at the same time.
 type workload interface {
 	conversations() int
 	// turns returns the number of requests of a conversation.

@@ -37,7 +37,7 @@ func newChecker(dir string) (*checker, error) {
 	c := &checker{fset: token.NewFileSet()}
 	c.other = importer.ForCompiler(c.fset, "gc", func(path string) (io.ReadCloser, error) {
 		if exports[path] == "" {
-			return nil, fmt.Errorf("nothing is known of package %s", path)
+			return nil, fmt.Errorf("go list has no export data of package %s", path)
 		}
 		return os.Open(exports[path])
 	})

@@ -96,7 +96,7 @@ func prepareAll(s *sources, c *checker, list []mutant, pattern *regexp.Regexp) (
 		jobs = append(jobs, j)
 	}
 	if len(wrong) > 0 {
-		return nil, fmt.Errorf("the list is not right:\n%s", strings.Join(wrong, "\n"))
+		return nil, fmt.Errorf("the list of mutants is invalid:\n%s", strings.Join(wrong, "\n"))
 	}
 	if len(jobs) == 0 {
 		return nil, fmt.Errorf("no mutant has a name like %s", pattern)
@@ -143,7 +143,7 @@ func (s suite) run(jobs []*job, least float64) error {
 		}
 	})
 	if len(broken) > 0 {
-		return fmt.Errorf("the list is not right:\n%s", strings.Join(broken, "\n"))
+		return fmt.Errorf("the list of mutants is invalid:\n%s", strings.Join(broken, "\n"))
 	}
 	share := 100 * float64(killed) / float64(len(jobs))
 	fmt.Printf("%d of %d mutants killed: %.1f %%\n", killed, len(jobs), share)

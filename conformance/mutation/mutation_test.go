@@ -100,9 +100,9 @@ func TestRuns(t *testing.T) {
 		{"survives", "-return 7\n+return 8", "", ""},
 		{"hangs", "tests ^TestLoop$\n-\t\tn--\n+\t\ti--", "example.com/m/code", ""},
 		{"does not compile", "-return 7\n+return x", "", "does not compile"},
-		{"text that is gone", "-return 9\n+return 8", "", "0 times"},
-		{"text that is there twice", "-return 2\n+return 3", "", "2 times"},
-		{"tests that are gone", "tests ^TestGone$\n-return 7\n+return 8", "", "no test"},
+		{"text that does not occur", "-return 9\n+return 8", "", "0 times"},
+		{"text that occurs twice", "-return 2\n+return 3", "", "2 times"},
+		{"tests that do not exist", "tests ^TestGone$\n-return 7\n+return 8", "", "no test"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			list, err := parseList("x.txt", "mutant m: a fault\n"+tt.entry)
@@ -116,7 +116,7 @@ func TestRuns(t *testing.T) {
 				err = o.err
 			}
 			if o.killer != tt.killer || (err == nil) != (tt.wrong == "") || err != nil && !strings.Contains(err.Error(), tt.wrong) {
-				t.Errorf("killed by %q, %v", o.killer, err)
+				t.Errorf("detected by %q, %v", o.killer, err)
 			}
 		})
 	}
@@ -137,7 +137,7 @@ func TestSuite(t *testing.T) {
 		least            float64
 	}{
 		{"half is enough", "", "", 50},
-		{"half is not enough", "", "less than 95", 95},
+		{"half of the mutants is not enough", "", "less than 95", 95},
 		{"one that is killed", "^a$", "", 95},
 		{"none", "^c$", "no mutant", 95},
 	} {

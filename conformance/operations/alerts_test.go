@@ -46,8 +46,8 @@ func TestRunbook(t *testing.T) {
 	}
 }
 
-// TestOperations runs proxies under load, breaks what each alert watches, and sees the alert
-// fire. Every series that the dashboard, the alerts and the ScaledObjects name must exist in
+// TestOperations runs proxies under load, causes the condition of each alert, and waits until the
+// alert fires. Every series that the dashboard, the alerts and the ScaledObjects name must exist in
 // one of the proxies, and Prometheus must evaluate every expression.
 func TestOperations(t *testing.T) {
 	tested, seen := map[string]bool{}, map[string]bool{}
@@ -117,7 +117,7 @@ func testLoad(t *testing.T, tested, seen map[string]bool) {
 	s.fires(t, tested, "PdproxyDown")
 }
 
-// buildGuest builds the policy that does what its configuration says.
+// buildGuest builds the policy whose configuration selects its action.
 func buildGuest(t *testing.T) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "guest.wasm")

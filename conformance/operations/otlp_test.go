@@ -172,7 +172,7 @@ func TestOTLP(t *testing.T) {
 			p.ready(t)
 			for range 5 {
 				if status := p.complete(30, true); status != 200 {
-					t.Fatalf("status %d", status)
+					t.Fatalf("got status %d", status)
 				}
 			}
 			if tt.spans {
@@ -184,7 +184,7 @@ func TestOTLP(t *testing.T) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			if (len(r.spans) > 0) != tt.spans || (len(r.metrics) > 0) != tt.metrics {
-				t.Errorf("%d spans and %d metrics came", len(r.spans), len(r.metrics))
+				t.Errorf("got %d spans and %d metrics", len(r.spans), len(r.metrics))
 			}
 			if !r.services["pdproxy"] || len(r.services) != 1 || !slices.Contains(r.header, "blue") {
 				t.Errorf("services %v, header lines %v", r.services, r.header)

@@ -134,7 +134,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(wait); !ok(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
+			t.Fatalf("the condition did not hold in time: %s", what)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

@@ -61,7 +61,7 @@ func TestOperator(t *testing.T) {
 
 	engines["d1"].cmd.Process.Kill()
 	b.until("the killed engine is unhealthy", card("d1")+`.startsWith('unhealthy')`)
-	b.until("the page says so first", `document.querySelector('#problems li.severe')?.textContent.includes('d1')`)
+	b.until("the first problem on the page is the killed engine", `document.querySelector('#problems li.severe')?.textContent.includes('d1')`)
 	b.until("several requests are listed", `document.querySelectorAll('#troubled tr').length >= 3`)
 	b.until("a request that lost its leg is listed", `[...document.querySelectorAll('#troubled tr')].some(r => r.textContent.includes('decode on d1 failed'))`)
 	b.prefers("prefers-reduced-motion", "reduce")
@@ -129,7 +129,7 @@ func keyboard(t *testing.T, b *browser) {
 	b.until("and continues it", live)
 }
 
-// accessible asserts what screen readers need.
+// accessible asserts the properties that screen readers need.
 func accessible(t *testing.T, b *browser) {
 	for what, expression := range map[string]string{
 		"an element without a name":      `[...document.querySelectorAll('button, input, [role=img], [role=region], section')].filter(e => e.offsetParent && !(e.ariaLabel || e.textContent.trim() || e.labels?.length || e.getAttribute('aria-labelledby'))).map(e => e.outerHTML)`,
@@ -151,7 +151,7 @@ func accessible(t *testing.T, b *browser) {
 // request looks a request up by its id.
 func request(t *testing.T, b *browser, p *proxy) {
 	if status := p.complete(t.Context(), "my-request", "Tell me of the sea.", 12); status != 200 {
-		t.Fatalf("status %d", status)
+		t.Fatalf("got status %d", status)
 	}
 	evaluate[chromedp.Void](b, `document.querySelector('#request-id').focus()`)
 	b.press("my-request")
@@ -262,7 +262,7 @@ func TestForeignNames(t *testing.T) {
 	b := open(t, p.admin)
 	b.goTo(p.admin + "/")
 	if status := p.complete(t.Context(), "my-request", "Tell me of the sea.", 4); status != 200 {
-		t.Fatalf("status %d", status)
+		t.Fatalf("got status %d", status)
 	}
 	b.until("the name is shown", fmt.Sprintf(`[...document.querySelectorAll('.engine .model')].some(e => e.textContent.startsWith(%q))`, evil))
 	b.until("the request is listed", `document.querySelector('[data-request="my-request"]')`)
@@ -327,7 +327,8 @@ func TestFleet(t *testing.T) {
 	b.until("a request is explained", `document.querySelectorAll('#legs tr').length === 2`)
 }
 
-// TestReconnect: the page says that the proxy is away, and connects to the next one.
+// TestReconnect: the page shows that the proxy does not answer, and connects to the next
+// process.
 func TestReconnect(t *testing.T) {
 	engines := startEngines(t, "p0", "d0")
 	p := startProxy(t, "", engines["p0"].section()+engines["d0"].section())

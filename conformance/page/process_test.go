@@ -46,7 +46,7 @@ func start(t *testing.T, args ...string) *process {
 func (p *process) end(t *testing.T, name string) {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM) // an error means that the process has ended
 	hung := time.AfterFunc(patience, func() { p.cmd.Process.Kill() })
-	_ = p.cmd.Wait() // the exit code of a killed engine says nothing
+	_ = p.cmd.Wait() // the exit code of a killed engine has no meaning
 	if !hung.Stop() {
 		t.Errorf("pdproxy %s ignores SIGTERM", name)
 	}

@@ -114,7 +114,7 @@ func Counts(label, xLabel, yLabel string, curves []Series) template.HTML {
 			p.X.To, most = max(p.X.To, v[0]), max(most, v[1])
 		}
 	}
-	// One more than the number, so that 0 has a place on the scale.
+	// The curve shows the number plus 1, because a logarithmic scale has no 0.
 	p.Y.Logarithmic, p.Y.From, p.Y.To = true, 1, most*1.2+1
 	p.X.To = max(p.X.To, 1e-3)
 	p.Axes(xLabel, yLabel, Count, nil)

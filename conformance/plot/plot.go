@@ -216,7 +216,8 @@ func (p *Plot) Steps(color, name string, points [][2]float64) {
 // HTML ends the plot and returns it as an element of a page.
 func (p *Plot) HTML() template.HTML { return template.HTML(p.text.String() + "</svg>") }
 
-// File ends the plot and returns it as a file of its own, with the stylesheet in it.
+// File ends the plot. It returns the plot as a complete SVG file that contains the
+// stylesheet.
 func (p *Plot) File() string {
 	head, rest, _ := strings.Cut(string(p.HTML()), ">")
 	return strings.Replace(head, "<svg", `<svg xmlns="`+namespace+`"`, 1) + "><style>" + style + "</style>" + rest + "\n"

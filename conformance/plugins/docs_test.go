@@ -143,7 +143,7 @@ func TestDocument(t *testing.T) {
 		}
 	}
 	if len(modules) != 2 {
-		t.Errorf("%d plugins", len(modules))
+		t.Errorf("got %d plugins", len(modules))
 	}
 	for _, b := range blocks(t, "docs/reference/plugin-frames.md") {
 		if b.language == "json" {

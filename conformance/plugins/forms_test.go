@@ -14,8 +14,8 @@ import (
 func TestForms(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		dir    string // of the plugin, below the parent of the copy
-		run    bool   // the others give the module that another test runs
+		dir    string // folder of the plugin, below the parent of the copy
+		run    bool   // run the module; otherwise the module must equal the one that another test runs
 		change func(t *testing.T, parent string)
 	}{
 		{"older SDK", "older", true, func(*testing.T, string) {}},
@@ -70,7 +70,7 @@ func TestForms(t *testing.T) {
 				w := newWorld(t, newCache(t), nil)
 				url := w.serve(echo, w.start(module, nil))
 				if status, headers, _ := w.do("POST", url+"/?q=1", ""); status != 200 || headers.Get("got-x-path") != "/?q=1" {
-					t.Errorf("status %d, headers %v", status, headers)
+					t.Errorf("got status %d, headers %v", status, headers)
 				}
 			}
 			if after := files(t, parent); after != before {

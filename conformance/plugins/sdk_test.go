@@ -126,7 +126,7 @@ func checkRequests(t *testing.T, module []byte, cache *host.Cache) {
 		t.Run(tt.do, func(t *testing.T) {
 			status, headers, body := w.do("POST", url+"/?q=1", tt.body, append(tt.lines, "x-do: "+tt.do)...)
 			if status != tt.status || tt.want != "*" && body != tt.want {
-				t.Errorf("status %d, body %.100q (%d bytes)", status, body, len(body))
+				t.Errorf("got status %d, body %.100q (%d bytes)", status, body, len(body))
 			}
 			for name, want := range tt.headers {
 				if got := strings.Join(headers.Values(name), "|"); got != want {

@@ -20,6 +20,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -31,6 +32,8 @@ func (plain) HealthPath(abi.Role) (string, bool)                 { return "/heal
 func (plain) FactPaths(abi.Role) []string                        { return nil }
 func (plain) ReadFacts(*engine.Facts, string, int, []byte) error { return nil }
 func (plain) BothPairs() bool                                    { return true }
+func (plain) Tokenizes() tokens.Dialect                          { return tokens.NoTokenizer }
+func (plain) Loads() []engine.LoadRoute                          { return nil }
 func (plain) Compatible(_, _ *engine.Facts) error                { return nil }
 
 // healthy answers every probe with success.

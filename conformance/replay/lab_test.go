@@ -61,7 +61,7 @@ func TestTimes(t *testing.T) {
 				{10 * ms, 21100 * time.Microsecond, 21100 * time.Microsecond},
 				// 200 tokens, and the last token of the same prompt again
 				{30100 * time.Microsecond, 41300 * time.Microsecond, 41300 * time.Microsecond},
-				// its KV arrives when the other's has just begun a step
+				// its KV arrives when the step of the other request has just begun
 				{30100 * time.Microsecond, 51300 * time.Microsecond, 51300 * time.Microsecond},
 			},
 			hits: 2,
@@ -111,7 +111,7 @@ func TestTimes(t *testing.T) {
 				}
 			}
 			if r.hits != tt.hits {
-				t.Errorf("%d hits, want %d", r.hits, tt.hits)
+				t.Errorf("got %d hits, want %d", r.hits, tt.hits)
 			}
 		})
 	}

@@ -145,7 +145,7 @@ func TestHTML(t *testing.T) {
 				}
 			}
 			if n := strings.Count(text, "<svg"); n != 4*len(reports) {
-				t.Errorf("%d plots", n)
+				t.Errorf("got %d plots", n)
 			}
 			for rest := text; ; {
 				_, svg, ok := strings.Cut(rest, "<svg")

@@ -43,7 +43,7 @@ type Row struct {
 	RoutedCV      float64 `json:"routed_cv"`      // over prefill ranks, of requests
 	RoutedMaxMin  float64 `json:"routed_max_min"`
 	DecisionsPerS float64 `json:"decisions_per_s"` // facts, matching and the policy; real time
-	Fallbacks     int     `json:"fallbacks"`       // decisions that the policy did not take or got wrong
+	Fallbacks     int     `json:"fallbacks"`       // decisions that the policy did not make, or made wrongly
 
 	UncachedBlocks []int `json:"uncached_blocks"` // computed, by prefill rank
 	Routed         []int `json:"routed"`          // requests, by prefill rank

@@ -49,7 +49,7 @@ func TestReadTraceForms(t *testing.T) {
 			tr, err := ReadTrace("t", strings.NewReader(tt.text), 512)
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Fatalf("error %v", err)
+					t.Fatalf("got error %v", err)
 				}
 				return
 			}

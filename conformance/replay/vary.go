@@ -35,9 +35,8 @@ var variants = map[string]func(*source) []Request{
 //   - thinned: half of the conversations.
 func Variants() []string { return slices.Sorted(maps.Keys(variants)) }
 
-// Vary makes another trace from the conversations of t. The same trace, kind,
-// seed and number of tokens of a block give the same result. The error says that
-// there is no such kind.
+// Vary makes another trace from the conversations of t. The same trace, kind, seed and number of
+// tokens of a block give the same result. The error reports that there is no such kind.
 func Vary(t *Trace, kind string, seed uint64, blockTokens int) (*Trace, error) {
 	vary, ok := variants[kind]
 	if !ok {

@@ -42,7 +42,7 @@ func wholeTrace(t testing.TB) *Trace {
 	}
 	tr := w.trace("mooncake", 512)
 	if len(tr.Requests) != 12031 {
-		t.Fatalf("%d requests", len(tr.Requests))
+		t.Fatalf("got %d requests", len(tr.Requests))
 	}
 	return tr
 }

@@ -1,7 +1,9 @@
-// Package scaling tests that the metrics of the proxy can scale a fleet: a rule in the form
-// of Kubernetes' horizontal pod autoscaler starts and stops simulated engines by these
-// metrics, for prefill and for decode apart, while the load changes in steps.
+// Package scaling tests that the ScaledObjects of deploy/keda can scale a fleet: a rule in the
+// form of KEDA and Kubernetes' horizontal pod autoscaler starts and stops simulated engines by
+// the queries of these objects, for prefill and for decode apart, while the load changes in
+// steps. The fleet begins and ends without engines.
 //
-// rule_test.go is the rule, fleet_test.go the engines and the proxy, and scaling_test.go the
-// load. `make scaling` writes the plots of docs/howto/keda.md.
+// object_test.go reads the ScaledObjects, query_test.go evaluates their queries, rule_test.go
+// is the rule, fleet_test.go the engines and the proxy, and scaling_test.go the load.
+// `make scaling` writes the plots of docs/concepts/scaling.md.
 package scaling

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
@@ -22,6 +21,11 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
+
+// modelName is the model of all engines.
+const modelName = "sim"
+
+var roles = []string{enginesim.RolePrefill, enginesim.RoleDecode}
 
 // engineConfig are the speeds of an engine. A prefill engine computes one prompt at a time,
 // 400 tokens a second. A decode engine computes 8 answers at a time, each 50 tokens a second.
@@ -51,6 +55,8 @@ type fleet struct {
 	served   chan error
 }
 
+// newFleet starts a proxy without engines. It knows the model and its roles from names
+// without addresses, as the headless Services of Deployments without pods are.
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	f := &fleet{t: t, file: filepath.Join(t.TempDir(), "engines.json"), served: make(chan error, 1)}
@@ -59,12 +65,17 @@ func newFleet(t *testing.T) *fleet {
 			r.Close()
 		}
 	})
-	f.scale(enginesim.RolePrefill, 1)
-	f.scale(enginesim.RoleDecode, 1)
+	f.write()
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Server.DrainTimeout = config.Duration(5 * time.Minute)
+	cfg.Limits.NoEngineTimeout = config.Duration(5 * time.Minute)
 	cfg.Discovery.File.Path = f.file
+	for _, role := range roles {
+		e := config.DefaultEngine()
+		e.Name, e.URL, e.Role, e.Connector, e.Model = role, "http://"+role+".invalid:8000", role, "vllm-nixl", modelName
+		cfg.Discovery.DNS.Engines = append(cfg.Discovery.DNS.Engines, e)
+	}
 	n, err := node.New(&cfg, slog.New(slog.DiscardHandler), node.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +84,14 @@ func newFleet(t *testing.T) *fleet {
 	f.proxy, f.stop = n, cancel
 	t.Cleanup(cancel)
 	go func() { f.served <- n.Serve(ctx) }()
-	testbed.Eventually(t, "both engines are ready", func() bool { return f.ready(enginesim.RolePrefill) == 1 && f.ready(enginesim.RoleDecode) == 1 })
+	testbed.Eventually(t, "the proxy waits for requests without an engine", func() bool {
+		resp, err := http.Get(n.URL() + "/health")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
 	return f
 }
 
@@ -85,7 +103,7 @@ func (f *fleet) close() {
 	}
 }
 
-// present returns the engines of a role that have not been told to leave.
+// present returns the engines of a role that the test has not stopped.
 func (f *fleet) present(role string) (n int) {
 	for _, r := range f.replicas {
 		if r.role == role && !r.leaving {
@@ -148,7 +166,7 @@ func (f *fleet) write() {
 	}
 }
 
-// reap stops the leaving engines that the proxy has forgotten: it forgets an engine when the
+// reap stops the leaving engines that the proxy has removed. The proxy removes an engine when the
 // last request of the engine has ended. Such an engine holds nothing.
 func (f *fleet) reap() {
 	f.t.Helper()
@@ -179,9 +197,6 @@ func (f *fleet) known() map[string]bool {
 	for _, e := range list {
 		names[e.Name] = true
 	}
-	if len(names) == 0 {
-		f.t.Fatal("the proxy knows no engine")
-	}
 	return names
 }
 
@@ -205,50 +220,15 @@ func (f *fleet) get(path string) []byte {
 	return body
 }
 
-// metrics are the series of GET /metrics.
-type metrics map[string]*dto.MetricFamily
+func (f *fleet) metrics() metrics { return parse(f.t, f.get("/metrics")) }
 
-func (f *fleet) metrics() metrics {
-	f.t.Helper()
+// parse reads the text format of Prometheus.
+func parse(t *testing.T, text []byte) metrics {
+	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	m, err := parser.TextToMetricFamilies(bytes.NewReader(f.get("/metrics")))
+	m, err := parser.TextToMetricFamilies(bytes.NewReader(text))
 	if err != nil {
-		f.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return m
-}
-
-// labels returns the labels of a series.
-func labels(m *dto.Metric) map[string]string {
-	l := map[string]string{}
-	for _, p := range m.GetLabel() {
-		l[p.GetName()] = p.GetValue()
-	}
-	return l
-}
-
-// ready returns the number of ready engines of a role.
-func (f *fleet) ready(role string) (n int) {
-	f.t.Helper()
-	for _, s := range f.metrics()["pdproxy_engine_up"].GetMetric() {
-		if labels(s)["role"] == role && s.GetGauge().GetValue() == 1 {
-			n++
-		}
-	}
-	return n
-}
-
-// signal returns the requests in flight on all engines of a role.
-func (m metrics) signal(role string) (sum float64) {
-	roles := map[string]string{}
-	for _, s := range m["pdproxy_engine_up"].GetMetric() {
-		l := labels(s)
-		roles[l["engine"]] = l["role"]
-	}
-	for _, s := range m["pdproxy_engine_load"].GetMetric() {
-		if roles[labels(s)["engine"]] == role {
-			sum += s.GetGauge().GetValue()
-		}
-	}
-	return sum
 }

@@ -27,9 +27,9 @@ type phase struct {
 }
 
 // A prompt has about 2 tokens for each word. So a prefill engine computes 2 long prompts or
-// 13 short ones a second, and a decode engine 6 long answers or 100 short ones.
+// 13 short ones a second, and a decode engine 4 long answers or 100 short ones.
 var phases = []phase{
-	{"low load", 6, 1, 100, 16, 1, 1},
+	{"from zero", 6, 1, 100, 16, 1, 1},
 	{"long prompts", 14, 6, 100, 4, 3, 1},
 	{"pause", 6, 0.5, 15, 4, 1, 1},
 	{"long answers", 14, 10, 15, 96, 1, 2},
@@ -38,28 +38,28 @@ var phases = []phase{
 // The rule looks at the metrics in this interval.
 const every = 250 * time.Millisecond
 
-// rules are those of both roles: one request waits beside the one that a prefill engine
-// computes, and a decode engine computes 6 of its 8 answers.
-func rules() map[string]*rule {
-	return map[string]*rule{
-		enginesim.RolePrefill: {target: 2, least: 1, most: 6, window: 3 * time.Second},
-		enginesim.RoleDecode:  {target: 6, least: 1, most: 6, window: 3 * time.Second},
-	}
-}
-
 // history holds the course of a test for the plots: values over seconds.
 type history struct {
-	engines, signals map[string][][2]float64
-	begins           []float64 // of phases
+	engines map[string][][2]float64
+	wanted  map[string][][2]float64 // value of the first trigger by its threshold
+	begins  []float64               // of phases
+	waited  float64                 // the most requests that waited for an engine
 }
 
-// TestScaling: the metrics of the proxy alone start and stop engines. Each kind of load gets
-// engines of the role that it needs, no request is lost when engines leave, and both
-// roles are at their least size again after the load.
+// TestScaling: the queries of the ScaledObjects alone start and stop engines. The first
+// requests find no engine, wait, and start one of each role. Each kind of load gets engines of
+// the role that it needs, no request is lost when engines leave, and no engine is left after
+// the load.
 func TestScaling(t *testing.T) {
 	f := newFleet(t)
-	h := &history{engines: map[string][][2]float64{}, signals: map[string][][2]float64{}}
-	r := rules()
+	h := &history{engines: map[string][][2]float64{}, wanted: map[string][][2]float64{}}
+	r := map[string]*rule{}
+	for _, role := range roles {
+		r[role] = ruleOf(t, role)
+		if n := f.running(role); n != 0 {
+			t.Fatalf("the test begins with %d %s engines", n, role)
+		}
+	}
 	start := time.Now()
 	var clients sync.WaitGroup
 	var mu sync.Mutex
@@ -94,7 +94,7 @@ func TestScaling(t *testing.T) {
 	f.follow(t.Context(), r, h, start, func() bool {
 		select {
 		case <-done:
-			return f.running(enginesim.RolePrefill) == 1 && f.running(enginesim.RoleDecode) == 1
+			return len(f.replicas) == 0
 		default:
 			return false
 		}
@@ -106,6 +106,9 @@ func TestScaling(t *testing.T) {
 	}
 	if sent != want || len(failures) > 0 {
 		t.Errorf("%d of %d requests ended, failures %v", sent, want, failures)
+	}
+	if h.waited == 0 {
+		t.Error("no request waited for the first engines")
 	}
 	if *plots != "" {
 		h.write(t, *plots)
@@ -122,7 +125,7 @@ func (p *phase) requests() int { return int(p.rate * p.seconds) }
 // load returns the load of phase i.
 func (p *phase) load(url string, i int) load.Config {
 	return load.Config{
-		URL: url, API: load.APIChat, Model: "sim", Requests: p.requests(), Rate: p.rate, PromptWords: p.words,
+		URL: url, API: load.APIChat, Model: modelName, Requests: p.requests(), Rate: p.rate, PromptWords: p.words,
 		MaxTokens: p.tokens, IgnoreEOS: true, Timeout: 5 * time.Minute, Seed: uint64(i + 1),
 	}
 }
@@ -138,18 +141,33 @@ func (f *fleet) follow(ctx context.Context, rules map[string]*rule, h *history, 
 		}
 		f.reap()
 		m, now := f.metrics(), time.Now()
+		h.waited = max(h.waited, f.value(m, `sum(pdproxy_requests_waiting{reason="no_engine"})`))
 		for role, r := range rules {
-			signal := m.signal(role)
-			if n, present := r.replicas(now, f.present(role), signal), f.present(role); n != present {
+			values := make([]float64, len(r.triggers))
+			for i, t := range r.triggers {
+				values[i] = f.value(m, t.query)
+			}
+			present := f.present(role)
+			if n := r.replicas(now, present, values); n != present {
 				f.scale(role, n)
 			}
 			highest[role] = max(highest[role], f.present(role))
 			at := now.Sub(start).Seconds()
 			h.engines[role] = append(h.engines[role], [2]float64{at, float64(f.running(role))})
-			h.signals[role] = append(h.signals[role], [2]float64{at, signal})
+			h.wanted[role] = append(h.wanted[role], [2]float64{at, values[0] / r.triggers[0].threshold})
 		}
 		time.Sleep(every)
 	}
+}
+
+// value evaluates a query on one scrape.
+func (f *fleet) value(m metrics, query string) float64 {
+	f.t.Helper()
+	v, err := m.value(query)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return v
 }
 
 // write draws the plots.
@@ -160,7 +178,7 @@ func (h *history) write(t *testing.T, folder string) {
 		series   map[string][][2]float64
 	}{
 		"scaling-engines.svg": {"Engines by role while the load changes", "engines", h.engines},
-		"scaling-signals.svg": {"Requests on the engines of each role while the load changes", "requests in flight", h.signals},
+		"scaling-signals.svg": {"Value of the first query of each role by its threshold, while the load changes", "engines wanted", h.wanted},
 	} {
 		p := plot.New(of.label, 260)
 		for _, points := range of.series {
@@ -172,10 +190,10 @@ func (h *history) write(t *testing.T, folder string) {
 		for i, begin := range h.begins {
 			p.Mark(begin, fmt.Sprintf("%s, %g/s", phases[i].name, phases[i].rate))
 		}
-		for i, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
+		for i, role := range roles {
 			p.Steps(plot.Color(i), role, of.series[role])
 		}
-		p.Legend([]string{enginesim.RolePrefill, enginesim.RoleDecode})
+		p.Legend(roles)
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(p.File()), 0o644); err != nil {
 			t.Fatal(err)
 		}

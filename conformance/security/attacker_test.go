@@ -44,8 +44,9 @@ func (a attacker) dial(proto string) (net.Conn, error) {
 	return tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{proto}}), nil
 }
 
-// exchange sends bytes over HTTP/1 and returns the received bytes until the proxy closes
-// the connection or is silent for the time quiet. ended tells which.
+// exchange sends bytes over HTTP/1. It returns the received bytes when the proxy has
+// closed the connection, or has sent nothing for the time quiet. ended reports that the
+// proxy closed the connection.
 func (a attacker) exchange(sent string, quiet time.Duration, closeWrite bool) (answer string, ended bool, err error) {
 	c, err := a.dial("http/1.1")
 	if err != nil {

@@ -42,7 +42,7 @@ func TestConnectionFlood(t *testing.T) {
 			}
 			for range 3 {
 				if err := askAgain(early, false); err != nil {
-					t.Errorf("a client that was there before: %v", err)
+					t.Errorf("a client that connected before: %v", err)
 				}
 			}
 			if tt.newcome {

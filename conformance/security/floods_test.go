@@ -145,7 +145,7 @@ func TestBodiesThatDoNotCome(t *testing.T) {
 		for _, major := range p.majors() {
 			var held holder
 			held.announce(p.attacker(), major, 250, 100)
-			p.serves(fmt.Sprintf("beside 250 bodies over HTTP/%d that do not come", major))
+			p.serves(fmt.Sprintf("during 250 incomplete bodies over HTTP/%d", major))
 			held.release()
 		}
 		p.nothingLeft()
@@ -162,7 +162,7 @@ func TestStreamsOfOneConnection(t *testing.T) {
 	p.wantGrowth("10,000 streams of one connection", 100, func() {
 		held.announce(p.attacker(), 3, 10000, 100)
 		time.Sleep(time.Second) // for the proxy to read the heads; no metric counts them
-		p.serves("beside 10,000 streams of one connection")
+		p.serves("during 10,000 streams of one connection")
 	})
 	held.release()
 	p.nothingLeft()

@@ -153,7 +153,7 @@ func TestLocalUserAdmin(t *testing.T) {
 	}
 	for _, text := range errors {
 		if text != errors[0] {
-			t.Errorf("the answers tell which files there are: %q", errors)
+			t.Errorf("the answers show which files exist: %q", errors)
 			break
 		}
 	}

@@ -46,7 +46,7 @@ func newTwoHosts(t *testing.T) *twoHosts {
 	})
 	h.relay = newRelay(t, h.listen)
 	workers := setup{fleet: fmt.Sprintf("workers = 1\ncoordinator = %q\ntoken_file = %q\n", h.relay.addr(), token)}
-	h.worker = prepare(t, workers) // has no admin address: the coordinator's is for all
+	h.worker = prepare(t, workers) // a worker has no admin address of its own: the coordinator serves all
 	h.worker.run(workers)
 	h.worker.await("the worker serves through the relay", func() bool {
 		c := h.worker.client(1, "127.0.0.1")
@@ -67,7 +67,7 @@ type relay struct {
 	passed bytes.Buffer          // of both directions
 	before int                   // bytes that had passed at the last change
 	change func(b []byte) []byte // nil: nothing is changed
-	conns  map[net.Conn]bool     // open ones, of both sides
+	conns  map[net.Conn]bool     // open connections, of both sides
 }
 
 func newRelay(t *testing.T, to string) *relay {

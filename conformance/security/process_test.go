@@ -33,8 +33,8 @@ type proxyProcess struct {
 	log    string // path of the file with the standard error
 	admin  surface.Admin
 	ended  chan struct{} // closed when the process has ended
-	// stopped says that the test ends the process, or allows it to end. Only
-	// the test's goroutine uses it.
+	// stopped reports that the test ends the process, or allows it to end. Only the test's
+	// goroutine uses it.
 	stopped bool
 
 	before resources // at the start, before the first request
@@ -169,7 +169,7 @@ func (p *proxyProcess) stop() {
 // terminate ends the process as an operator does.
 func (p *proxyProcess) terminate() {
 	p.stopped = true
-	p.cmd.Process.Signal(syscall.SIGTERM) // an error says that the process has ended
+	p.cmd.Process.Signal(syscall.SIGTERM) // an error reports that the process has ended
 	select {
 	case <-p.ended:
 	case <-time.After(patience):

@@ -279,7 +279,7 @@ func TestSlowReaders(t *testing.T) {
 			closedWindow(&held, p.attacker())
 			unread(&held, p.attacker())
 		}
-		p.serves("beside clients that do not read")
+		p.serves("during connections of clients that do not read")
 		p.nothingLeft() // while the clients are connected
 		held.release()
 	}

@@ -126,7 +126,7 @@ func buildShards(g group, dir string) (*shards, error) {
 	if _, err := output("go", append(compile, s.path)...); err != nil {
 		return nil, err
 	}
-	if out, err = output("go", "tool", "-n", "test2json"); err != nil { // builds it, if needed
+	if out, err = output("go", "tool", "-n", "test2json"); err != nil { // builds test2json, if needed
 		return nil, err
 	}
 	s.converter = strings.TrimSpace(out)

@@ -32,7 +32,7 @@ func TestShards(t *testing.T) {
 	}
 	for _, want := range []string{"suite TestReport\n", "suite TestSlowest\n", "suite TestGroups\n", "\n3 tests, 0 skipped"} {
 		if strings.Count(out.String(), want) != 1 {
-			t.Errorf("%q is not there once:\n%s", want, out.String())
+			t.Errorf("%q does not occur exactly once:\n%s", want, out.String())
 		}
 	}
 }

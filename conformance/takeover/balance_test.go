@@ -172,9 +172,8 @@ func (w *world) most(name string, n int) float64 {
 	return float64(values[len(values)-1]*spreadWorkers) / float64(max(1, n))
 }
 
-// rounds is the number of times that a test of the spread may begin anew. On a
-// busy machine a worker may get no processor while all connections arrive, so
-// that the others serve them.
+// rounds is the number of tries of a test of the spread. On a busy machine a worker may
+// get no processor time while all connections arrive. Then the others serve them.
 const rounds = 3
 
 // TestSpread: connections spread evenly over the workers, in whatever pattern
@@ -200,7 +199,7 @@ func TestSpread(t *testing.T) {
 				{"streams in a second", 400, 2500 * time.Microsecond, true},
 			} {
 				if protocol == "HTTP/3" && tt.gap == 0 {
-					continue // a worker without a processor refuses when 32 handshakes have ended
+					continue // a worker that gets no processor time rejects connections as soon as 32 handshakes have ended
 				}
 				t.Run(tt.name, func(t *testing.T) {
 					defer func(outer *testing.T) { w.t = outer }(w.t)

@@ -44,7 +44,7 @@ const prompts = 6
 
 func body(prompt int, stream bool) []byte {
 	return fmt.Appendf(nil, `{"model":"sim","prompt":%q,"max_tokens":%d,"stream":%t}`,
-		fmt.Sprintf("prompt %d ", prompt)+strings.Repeat("what is said here goes on and on. ", 1+3*prompt), 2+6*prompt, stream)
+		fmt.Sprintf("prompt %d ", prompt)+strings.Repeat("this text is repeated many times. ", 1+3*prompt), 2+6*prompt, stream)
 }
 
 // startLoad starts clients of every kind.

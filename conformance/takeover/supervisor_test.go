@@ -25,8 +25,8 @@ func startFleet(t *testing.T) (w *world, supervisor int) {
 	return w, supervisor
 }
 
-// The processes of a fleet outlive their supervisor, and the next supervisor
-// finds them: no client notices, and no process restarts.
+// The processes of a fleet continue after their supervisor has ended, and the next
+// supervisor finds them. No client notices, and no process restarts.
 func TestSupervisorDies(t *testing.T) {
 	w, supervisor := startFleet(t)
 	workers, coordinators := w.children("worker"), w.children("coordinator")
@@ -34,7 +34,7 @@ func TestSupervisorDies(t *testing.T) {
 	for range 3 {
 		before := load.answered.Load()
 		syscall.Kill(supervisor, syscall.SIGKILL)
-		w.eventually("the supervisor is there", func() bool { return w.holder() == 0 })
+		w.eventually("the supervisor is ready", func() bool { return w.holder() == 0 })
 		load.await(before + 50)
 		w.run()
 		supervisor = w.successor(supervisor, func() {})
@@ -43,13 +43,13 @@ func TestSupervisorDies(t *testing.T) {
 			t.Errorf("workers %v, before %v", now, workers)
 		}
 		if now := w.children("coordinator"); !maps.Equal(now, coordinators) {
-			t.Errorf("coordinators %v, before %v", now, coordinators)
+			t.Errorf("got coordinators %v, want %v as before", now, coordinators)
 		}
 	}
-	// The supervisor that adopted them can be replaced like any other.
+	// The new supervisor can be replaced in the same way.
 	w.run("--takeover")
 	w.successor(supervisor, func() {})
-	w.eventually("a worker goes on", func() bool {
+	w.eventually("a worker continues to serve", func() bool {
 		for slot, pid := range w.children("worker") {
 			if workers[slot] == pid {
 				return false
@@ -78,7 +78,7 @@ func TestChildDies(t *testing.T) {
 			w.expected = "a process " // has ended, shows no sign of life
 			if tt.adopted {
 				syscall.Kill(supervisor, syscall.SIGKILL)
-				w.eventually("the supervisor is there", func() bool { return w.holder() == 0 })
+				w.eventually("the supervisor is ready", func() bool { return w.holder() == 0 })
 				w.run()
 				w.successor(supervisor, func() {})
 			}
@@ -144,13 +144,13 @@ func (w *world) serves(n int) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != 200 {
-			w.t.Fatalf("status %d", resp.StatusCode)
+			w.t.Fatalf("got status %d", resp.StatusCode)
 		}
 	}
 }
 
-// When a successor dies before it is ready, in any way, it leaves nothing, and
-// its predecessor continues.
+// A successor ends before it is ready, at different points of its start. It leaves
+// nothing behind, and its predecessor continues.
 func TestSuccessorDies(t *testing.T) {
 	w, supervisor := startFleet(t)
 	workers := w.children("worker")
@@ -167,7 +167,7 @@ func TestSuccessorDies(t *testing.T) {
 		if strings.Contains(log.String(), "taken over") {
 			break // it was faster, and the processes that it took over are its own
 		}
-		w.eventually("what the successor had started goes on", func() bool { return maps.Equal(w.children("worker"), workers) })
+		w.eventually("the workers of the predecessor continue", func() bool { return maps.Equal(w.children("worker"), workers) })
 	}
 	if w.holder() == supervisor {
 		w.serves(20)
@@ -198,7 +198,7 @@ func TestRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, code := run(broken, "--takeover"); code != 2 || strings.Contains(out, "taken over") {
-		t.Errorf("a successor with a plugin that is none: %d, %s", code, out)
+		t.Errorf("successor with an invalid plugin: got code %d, %s", code, out)
 	}
 	w.serves(20)
 }

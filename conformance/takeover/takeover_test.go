@@ -57,6 +57,7 @@ type world struct {
 	config  string
 	addr    string // of clients
 	admin   string
+	metrics string // metrics.listen
 	log     *os.File
 	pids    []int // of all processes so far
 	wg      sync.WaitGroup
@@ -82,7 +83,7 @@ func newWorld(t *testing.T, tls bool, workers int) *world {
 func newWorldOf(t *testing.T, tls bool, workers int, engines []*enginesim.Engine, alone *enginesim.Engine, keys string) *world {
 	t.Helper()
 	w := &world{
-		t: t, dir: privatedirtest.Open(t), addr: testbed.FreeAddr(t), admin: testbed.FreeAddr(t),
+		t: t, dir: privatedirtest.Open(t), addr: testbed.FreeAddr(t), admin: testbed.FreeAddr(t), metrics: testbed.FreeAddr(t),
 		engines: engines, alone: alone,
 	}
 	var text bytes.Buffer
@@ -90,7 +91,7 @@ func newWorldOf(t *testing.T, tls bool, workers int, engines []*enginesim.Engine
 	if tls { // with HTTP/3 on the same port number
 		fmt.Fprintf(&text, "http3 = %q\n[server.tls]\nself_signed = true\n", w.addr)
 	}
-	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\nworkers = %d\ndir = %q\n%s", w.admin, workers, w.dir.Name(), keys)
+	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[metrics]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\nworkers = %d\ndir = %q\n%s", w.admin, w.metrics, workers, w.dir.Name(), keys)
 	w.config = filepath.Join(t.TempDir(), "config.toml")
 	if err := os.WriteFile(w.config, text.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
@@ -240,7 +241,7 @@ func alive(pid int) bool {
 }
 
 // A new process, or a new tree of processes, takes over twenty times,
-// alternately by a signal and by hand.
+// alternately by a signal and by hand. Each serves metrics.listen, and no scrape fails.
 func TestTakeover(t *testing.T) {
 	for _, workers := range []int{0, 2} {
 		for _, tls := range []bool{false, true} {
@@ -249,7 +250,7 @@ func TestTakeover(t *testing.T) {
 				w.run()
 				pid := w.successor(0, func() {})
 				w.awaitReady()
-				load := startLoad(t, w, tls)
+				load, stop, start := startLoad(t, w, tls), w.watchMetrics(), w.awaitMetrics("")
 				for n := range takeovers {
 					next := func() { syscall.Kill(pid, syscall.SIGUSR2) }
 					if n%2 == 1 {
@@ -261,7 +262,9 @@ func TestTakeover(t *testing.T) {
 					// Some requests reach the new process before the next
 					// takeover.
 					load.await(before + 50)
+					start = w.awaitMetrics(start)
 				}
+				stop()
 				load.end()
 			})
 		}

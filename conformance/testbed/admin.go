@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 )
 
-// Authorize adds the token that the proxy at an admin address has made to a
-// request, and gives the request's body the type of JSON.
+// Authorize adds two headers to a request to an admin address: the token that the proxy
+// has made, and the content type JSON if the request has a body.
 func Authorize(t testing.TB, r *http.Request) {
 	t.Helper()
 	token, err := admintoken.Find(r.URL.Host)

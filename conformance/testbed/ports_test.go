@@ -24,7 +24,7 @@ func TestPortsAreReserved(t *testing.T) {
 			l.Close()
 		}
 		if got := Reservations() - before; got != 3 {
-			t.Errorf("%d descriptors hold three ports", got)
+			t.Errorf("got %d descriptors for three ports", got)
 		}
 	})
 	if got := Reservations(); got != before {

@@ -16,7 +16,7 @@ type Wire struct {
 
 	mu    sync.Mutex
 	cut   bool
-	conns map[net.Conn]bool // open ones, of both sides
+	conns map[net.Conn]bool // open connections, of both sides
 }
 
 // NewWire returns a wire to an address, host:port.

@@ -27,7 +27,8 @@ type Budget struct {
 	failures []time.Duration // times since first, a ring of at most the last most failures; guarded by mu
 	next     int             // index of the oldest failure once the ring is full; guarded by mu
 
-	// The time of calls that timed out. It decreases by share of the elapsed time.
+	// The sum of the times of calls that timed out. It decreases by share for each unit of elapsed
+	// time.
 	burned   time.Duration // guarded by mu
 	burnedAt time.Time     // guarded by mu
 	timeouts int           // number since burned was 0; guarded by mu
@@ -45,8 +46,7 @@ func New(most int, window time.Duration, share float64) *Budget {
 // Parked reports whether the budget was ever exceeded.
 func (b *Budget) Parked() bool { return b.parked.Load() }
 
-// Fail counts a failure at that time and reports whether this one parked the
-// plugin.
+// Fail counts a failure at that time and reports whether this failure parked the plugin.
 func (b *Budget) Fail(now time.Time) (parked bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -77,8 +77,7 @@ func (b *Budget) Timeout(now time.Time, took time.Duration) (parked bool) {
 	return b.Fail(now) || b.burn(now, took)
 }
 
-// burn counts the time of a call that timed out and reports whether this one
-// parked the plugin.
+// burn counts the time of a call that timed out and reports whether this call parked the plugin.
 func (b *Budget) burn(now time.Time, took time.Duration) (parked bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -100,7 +100,7 @@ func TestHostLog(t *testing.T) {
 		t.Errorf("%d lines after an hour", got)
 	}
 	if refused != 4 {
-		t.Errorf("%d refusals", refused)
+		t.Errorf("got %d refusals", refused)
 	}
 	if !NewHost(0, nil).Log(time.Time{}, 1) {
 		t.Error("the first line is refused")

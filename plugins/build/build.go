@@ -36,7 +36,7 @@ type Result struct {
 // ErrNoPlugin reports that the folder has no source of a plugin.
 var ErrNoPlugin = errors.New("the folder has no plugin: *.go with a go.mod, Cargo.toml, or *.c (pdproxy plugin new makes one)")
 
-// The errors of missing compilers say how to install them.
+// The errors of missing compilers contain the command that installs the compiler.
 var (
 	ErrNoGo     = errors.New("no Go toolchain: put go 1.24 or later into PATH (https://go.dev/dl)")
 	ErrNoTinyGo = errors.New("no TinyGo: put tinygo into PATH (https://tinygo.org/getting-started/install), or build without --tinygo")
@@ -46,8 +46,8 @@ var (
 	ErrNoLinker = errors.New("clang finds no wasm-ld: install lld (Debian: apt install lld; macOS: brew install lld)")
 )
 
-// ErrLoad reports that the folder is not a Go package whose imports can all be
-// found. The error says why.
+// ErrLoad reports that the folder is not a Go package whose imports can all be found. The error
+// gives the reason.
 var ErrLoad = errors.New("the plugin cannot be loaded")
 
 // ErrCompile reports that the compiler rejected the plugin. Options.Log has the

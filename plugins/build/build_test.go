@@ -220,7 +220,7 @@ func TestRefusals(t *testing.T) {
 				t.Fatal("the plugin was built")
 			}
 			if tt.is != nil && !errors.Is(err, tt.is) {
-				t.Errorf("error %v, want %v", err, tt.is)
+				t.Errorf("got error %v, want %v", err, tt.is)
 			}
 			if !strings.Contains(err.Error()+log.String(), tt.says) {
 				t.Errorf("the error (%v) and the log lack %q:\n%s", err, tt.says, log.String())
@@ -239,7 +239,7 @@ func TestNoToolchain(t *testing.T) {
 	t.Run("go", func(t *testing.T) {
 		t.Setenv("PATH", t.TempDir())
 		if _, err := Build(t.Context(), o); !errors.Is(err, ErrNoGo) {
-			t.Errorf("error %v", err)
+			t.Errorf("got error %v", err)
 		}
 	})
 	t.Run("old go", func(t *testing.T) {
@@ -250,20 +250,19 @@ func TestNoToolchain(t *testing.T) {
 		}
 		t.Setenv("PATH", bin)
 		if _, err := Build(t.Context(), o); err == nil || !strings.Contains(err.Error(), "go1.23.4 is too old") {
-			t.Errorf("error %v", err)
+			t.Errorf("got error %v", err)
 		}
 	})
 	t.Run("tinygo", func(t *testing.T) {
 		tinyless(t)
 		o.TinyGo = true
 		if _, err := Build(t.Context(), o); !errors.Is(err, ErrNoTinyGo) {
-			t.Errorf("error %v", err)
+			t.Errorf("got error %v", err)
 		}
 	})
 }
 
-// TestNoCompiler: the error names the compiler that is missing, and says how to
-// install it.
+// TestNoCompiler: the error names the compiler that is missing, and the command that installs it.
 func TestNoCompiler(t *testing.T) {
 	const cargo, prints = "#!/bin/sh\n", "#!/bin/sh\necho /absent/wasm-ld\n"
 	for name, tt := range map[string]struct {
@@ -289,7 +288,7 @@ func TestNoCompiler(t *testing.T) {
 			t.Setenv("PATH", bin)
 			var log bytes.Buffer
 			if _, err := Build(t.Context(), Options{Dir: dir, Log: &log}); !errors.Is(err, tt.want) || log.Len() > 0 {
-				t.Errorf("error %v, log %s", err, log.String())
+				t.Errorf("got error %v, log %s", err, log.String())
 			}
 		})
 	}
@@ -303,7 +302,7 @@ func TestNoModule(t *testing.T) {
 	var log bytes.Buffer
 	_, err := Build(t.Context(), Options{Dir: filepath.Join(dir, "first"), Log: &log})
 	if !errors.Is(err, ErrLoad) || !strings.Contains(err.Error(), "it has no go.mod") || strings.Contains(log.String()+err.Error(), "go:") {
-		t.Errorf("error %v, log %s", err, log.String())
+		t.Errorf("got error %v, log %s", err, log.String())
 	}
 }
 
@@ -358,6 +357,6 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Build(ctx, Options{Dir: filepath.Join(dir, "plugin"), Log: &bytes.Buffer{}}); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
+		t.Errorf("got error %v", err)
 	}
 }

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// glueFile is the name of the file that the overlay adds to the SDK's package,
-// and initFile the one in package main. Its name sorts last, because Go runs
-// the init functions of a package in the order of its files' names.
+// glueFile is the name of the file that the overlay adds to the SDK's package, and initFile is the
+// name of the file in package main. Its name sorts last, because Go runs the init functions of a
+// package in the order of its files' names.
 const (
 	glueFile = "zz_pdproxy_glue.go"
 	initFile = "zzzzzzzz_pdproxy_init.go"

@@ -28,7 +28,7 @@ func TestExports(t *testing.T) {
 			continue
 		}
 		if got, err := exports(module[:cut]); err == nil {
-			t.Errorf("%d bytes: %v, want an error", cut, got)
+			t.Errorf("got %d bytes: %v, want an error", cut, got)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// overlay lists the files that the go command sees in place of those on disk.
+// overlay lists the files that the go command reads in place of those on disk.
 type overlay struct {
 	replace map[string]string // path in the build -> path that is read
 	flags   []string

@@ -38,7 +38,7 @@ type Language string
 // The languages.
 const (
 	Go     Language = "go"
-	TinyGo Language = "tinygo" // a plugin in Go whose README says how to build it with TinyGo
+	TinyGo Language = "tinygo" // a plugin in Go whose README has the command that builds the plugin with TinyGo
 	Rust   Language = "rust"
 	C      Language = "c"
 )
@@ -78,10 +78,10 @@ type scaffold struct {
 	files                      map[string]string
 }
 
-// New makes a folder with the first files of a plugin: its source, test frames, and a
-// README that says how to build and run it. The folder has all files that the build
-// needs, so that a plugin without an SDK from a registry builds without a network. New
-// returns the names of the files.
+// New makes a folder with the first files of a plugin: its source, test frames, and a README with
+// the commands that build and run it. The folder has all files that the build needs, so that a
+// plugin without an SDK from a registry builds without a network. New returns the names of the
+// files.
 func New(o NewOptions) ([]string, error) {
 	s, err := newScaffold(o)
 	if err != nil {

@@ -117,7 +117,7 @@ var sdkPackages = map[string]string{
 	"github.com/proxy-wasm/proxy-wasm-go-sdk/proxywasm": "github.com/proxy-wasm/proxy-wasm-go-sdk",
 }
 
-// load asks go list for the plugin's package and all its dependencies.
+// load gets from go list the plugin's package and all its dependencies.
 func (t *toolchain) load(ctx context.Context) (*plugin, error) {
 	out, err := t.output(t.command(ctx, nil, "list", "-deps",
 		"-json=ImportPath,Name,Dir,Standard,DepOnly,GoFiles,IgnoredGoFiles,Module", "."))

@@ -12,9 +12,9 @@ const (
 	saysNoHTTP    = `call proxy_log 2 "panic: invalid context on proxy_on_request_headers"`
 )
 
-// TestPluginWithoutStreams: the Go SDKs panic when the host asks a plugin that
-// has only ticks or TCP for a stream's context. No request fails because of
-// that, and it does not count as a failure.
+// TestPluginWithoutStreams: the Go SDKs panic when the host requests a stream's context from a
+// plugin that has only ticks or TCP. No request fails because of that, and it does not count as a
+// failure.
 func TestPluginWithoutStreams(t *testing.T) {
 	for name, script := range map[string]string{
 		"no context": "create: " + saysNoContext + "\ncreate: trap",

@@ -151,7 +151,7 @@ func TestEmptyChainIsNotThere(t *testing.T) {
 	}
 	c.Set(nil, Limits{})
 	if n := testing.AllocsPerRun(100, func() { h.ServeHTTP(rw, req) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations", n)
 	}
 }
 

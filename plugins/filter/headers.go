@@ -309,8 +309,8 @@ func (m *headerMap) take() http.Header {
 	return m.lines
 }
 
-// guestMap is a map as the guest of one filter sees it: data that the guest
-// adds counts in its plugin's budget.
+// guestMap is a map that the guest of one filter reads and edits: data that the guest adds counts
+// in its plugin's budget.
 type guestMap struct {
 	*headerMap
 	f *filter

@@ -74,7 +74,7 @@ func TestWhatAStreamHolds(t *testing.T) {
 				io.WriteString(rw, "answer")
 			})
 			if resp, _ := do(t, srv, "s", "body"); resp.StatusCode != 200 && resp.StatusCode != 403 {
-				t.Errorf("status %d", resp.StatusCode)
+				t.Errorf("got status %d", resp.StatusCode)
 			}
 			w.idle(held)
 			if got := w.statuses(tt.function); fmt.Sprint(got) != fmt.Sprint(tt.want) {

@@ -2,14 +2,15 @@ package filter
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 const deny = `call proxy_send_local_response 403 "details" "denied" {x-why=rule,content-length=99} -1`
@@ -208,6 +209,67 @@ func TestLocalResponseToABodyThatHangs(t *testing.T) {
 	}
 }
 
+// lateEnd is a body whose reader learns the end of the body late.
+type lateEnd struct {
+	io.ReadCloser
+	ended chan struct{} // closed at the end of the body
+	learn chan struct{} // the reader learns the end when this channel is closed
+}
+
+func (b *lateEnd) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		close(b.ended)
+		<-b.learn
+	}
+	return n, err
+}
+
+// TestConnectionAfterALocalResponse: the guest answers while net/http has read the end of
+// the body, and the reader of the body has not learned this yet. The connection must not
+// serve another request, and the answer announces its end.
+func TestConnectionAfterALocalResponse(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
+	ended, learn := make(chan struct{}), make(chan struct{})
+	chain := w.chain.Wrap(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = io.ReadAll(r.Body) // the chain has answered
+	}))
+	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if err := r.Context().Err(); err != nil {
+			t.Errorf("a request begins with %v", err)
+		}
+		r.Body = &lateEnd{r.Body, ended, learn}
+		chain.ServeHTTP(rw, r)
+	}))
+	defer srv.Close()
+	c, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: h\r\nX-Script: s\r\nContent-Length: 4\r\n\r\nbody"); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	close(learn)
+	if resp.StatusCode != 403 || string(body) != "denied" || err != nil {
+		t.Errorf("got %d %q, %v", resp.StatusCode, body, err)
+	}
+	if !resp.Close {
+		t.Error("the answer does not announce the end of the connection")
+	}
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute)) // never fails
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("the connection continues: %d, %v", n, err)
+	}
+}
+
 func TestCloseStream(t *testing.T) {
 	w := newWorld(t)
 	w.start(spec("f", `[s]
@@ -226,38 +288,34 @@ response_headers: call proxy_close_stream 1`))
 	w.waitIdle(0)
 }
 
-// endOfBody is a body whose last read returns after the filter has broken the read.
-type endOfBody struct {
-	io.ReadCloser
-	ctx context.Context
-}
-
-func (b endOfBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF { // net/http waits for the next request now; the deadline ends that wait
-		<-b.ctx.Done()
-	}
-	return n, err
-}
-
-// TestLocalResponseAtTheEndOfTheBody: a filter answers while a read has reached the end of
-// the body and has not returned. The client can use its connection again, or the answer
-// says that the connection closes.
-func TestLocalResponseAtTheEndOfTheBody(t *testing.T) {
+// TestConnectionAfterALateBody: the body of a paused request does not come in time. The
+// answer announces the end of the connection. With full duplex, as in the proxy,
+// net/http does not announce the end by itself.
+func TestConnectionAfterALateBody(t *testing.T) {
 	w := newWorld(t)
-	w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]+"\nrequest_headers: return 1"))
+	w.start(spec("f", "[s]\nrequest_headers: return 1"))
+	w.chain.Set(w.plugins, Limits{ReadTimeout: time.Millisecond})
 	chain := w.chain.Wrap(http.HandlerFunc(echo))
 	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("X-Script") == "s" {
-			r.Body = endOfBody{r.Body, r.Context()}
+		if err := http.NewResponseController(rw).EnableFullDuplex(); err != nil {
+			t.Error(err)
 		}
 		chain.ServeHTTP(rw, r)
 	}))
 	defer srv.Close()
-	if resp, body := do(t, srv, "s", "hello"); resp.StatusCode != 403 || body != "denied" {
-		t.Errorf("answer of the filter: got %d %q", resp.StatusCode, body)
+	c, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if resp, body := do(t, srv, "", "again"); resp.StatusCode != 200 || body != "again" {
-		t.Errorf("next request: got %d %q", resp.StatusCode, body)
+	defer c.Close()
+	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: h\r\nX-Script: s\r\nContent-Length: 4\r\n\r\nb"); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != 408 || !resp.Close {
+		t.Errorf("got %d, close %v", resp.StatusCode, resp.Close)
 	}
 }

@@ -85,8 +85,8 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// passHeaders passes the request's headers through the filters. It returns false when the
-// request goes no further. In the meantime it reads as much of the body as filters may
+// passHeaders passes the request's headers through the filters. It returns false when no further
+// handler gets the request. While the filters run, it reads as much of the body as filters may
 // hold.
 func (s *stream) passHeaders() bool {
 	s.in.Lock()

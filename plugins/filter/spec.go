@@ -64,7 +64,7 @@ type Node struct {
 
 // Budget counts the failures of a version. It is safe for concurrent use.
 type Budget interface {
-	// Fail counts a failure and reports whether this one parked the plugin.
+	// Fail counts a failure and reports whether this failure parked the plugin.
 	Fail(now time.Time) (parked bool)
 	// Timeout is Fail for a call that used up its time; took is the duration of
 	// the call.

@@ -68,7 +68,7 @@ func (w *World) PluginConfig() []byte { return []byte(w.setting.Config) }
 // SetTickPeriod implements host.Env.
 func (w *World) SetTickPeriod(_ uint32, period time.Duration) {
 	if period > 0 {
-		w.setting.Log.Warn("the plugin asks for ticks, but policies get none")
+		w.setting.Log.Warn("the plugin requests ticks, but policies get none")
 	}
 }
 

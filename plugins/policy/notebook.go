@@ -49,9 +49,8 @@ func (n *Notebook) Foreign(ctx uint32, name string, args []byte) ([]byte, host.S
 	return n.Env.Foreign(ctx, name, args)
 }
 
-// prefixMatch returns the KV blocks of the request that the target of a row
-// holds. BadArgument: there is no such row. NotFound: no index knows the
-// target.
+// prefixMatch returns the KV blocks of the request that the target of a row holds. BadArgument:
+// there is no such row. NotFound: no index has the target.
 func (n *Notebook) prefixMatch(args []byte) ([]byte, host.Status) {
 	if len(args) != 4 {
 		return nil, host.BadArgument

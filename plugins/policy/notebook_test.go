@@ -14,7 +14,7 @@ func TestPrefixMatch(t *testing.T) {
 		status           host.Status
 	}{
 		{"a row", "\x00\x00\x00\x00", "\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00", host.OK},
-		{"a target that no index knows", "\x01\x00\x00\x00", "", host.NotFound},
+		{"a target that no index has", "\x01\x00\x00\x00", "", host.NotFound},
 		{"no such row", "\x02\x00\x00\x00", "", host.BadArgument},
 		{"a row far away", "\xff\xff\xff\xff", "", host.BadArgument},
 		{"half a number", "\x00\x00", "", host.BadArgument},

@@ -190,7 +190,7 @@ func TestParked(t *testing.T) {
 		}
 	}
 	if !v.Parked() {
-		t.Fatal("not parked after 4 failures of 3 borne")
+		t.Fatal("not parked after 4 failures, with a budget of 3")
 	}
 	if _, reason := place.Place(policytest.Pair("")); reason != Parked {
 		t.Errorf("place: %q", reason)
@@ -281,9 +281,9 @@ func TestTrial(t *testing.T) {
 	}
 }
 
-// TestTrialOnBusyMachine: a trial reports the failure of the guest, not the time for
-// which the process had no processor. Here, the process stands still for 100 ms while
-// the guest ends by a trap.
+// TestTrialOnBusyMachine: a trial reports the failure of the guest, also if the process
+// had no processor time for a while. In this test the process pauses for 100 ms while the
+// guest ends by a trap.
 func TestTrialOnBusyMachine(t *testing.T) {
 	l := newLoading()
 	l.Load.Guarded = true
@@ -301,7 +301,7 @@ func TestTrialOnBusyMachine(t *testing.T) {
 		t.Errorf("trial: %v", err)
 	}
 	if calls < 2 {
-		t.Errorf("the process did not stand still: %d calls", calls)
+		t.Errorf("the process did not pause: %d calls", calls)
 	}
 }
 

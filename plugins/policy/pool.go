@@ -76,9 +76,8 @@ func (p *pool) put(v *vm) {
 
 // nudge makes one waiter look again.
 func (p *pool) nudge() {
-	// A waiter counts itself before it looks, and put fills the slot before
-	// this check. So either the waiter sees the VM or the check sees the
-	// waiter.
+	// A waiter counts itself before it looks, and put fills the slot before this check. So either
+	// the waiter finds the VM, or the check finds the waiter.
 	if p.waiting.Load() > 0 {
 		select {
 		case p.wake <- struct{}{}:

@@ -20,7 +20,7 @@ type worker struct {
 	tasks chan struct{} // a task is written; closed with the VM
 	done  chan struct{} // the worker left first
 	exits atomic.Int32  // number of parties that have left the call
-	timer *time.Timer   // of the request's wait; the holder of the VM uses it
+	timer *time.Timer   // for the wait of the request; the goroutine that holds the VM uses it
 
 	// The task, written by the holder of the VM.
 	p     *Policy

@@ -46,7 +46,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
+			t.Fatalf("no VM became free in time: %s", what)
 		}
 	}
 }
@@ -136,7 +136,7 @@ func TestLateStart(t *testing.T) {
 		t.Errorf("afterwards: %+v, %q", d, reason)
 	}
 	if n := place.Summary().Failures; n != 0 {
-		t.Errorf("%d failures", n)
+		t.Errorf("got %d failures", n)
 	}
 }
 

@@ -91,19 +91,19 @@ func TestDataDiesWithTheLastUser(t *testing.T) {
 	}
 	a.Release()
 	if _, _, status := b.Get("k"); status != host.OK {
-		t.Fatal("data died with the first user")
+		t.Fatal("the first user's end removed the data")
 	}
 	b.Release()
 	c := s.Open("vm")
 	defer c.Release()
 	if _, _, status := c.Get("k"); status != host.NotFound {
-		t.Fatal("data outlived the last user")
+		t.Fatal("the data exists after the last user's end")
 	}
 	if status := s.Enqueue(q, nil); status != host.NotFound {
 		t.Fatalf("queue outlived the last user: %d", status)
 	}
 	if _, status := s.Resolve("vm", "q"); status != host.NotFound {
-		t.Fatalf("queue's name outlived the last user: %d", status)
+		t.Fatalf("the queue's name exists after the last user's end: %d", status)
 	}
 }
 
@@ -154,7 +154,7 @@ func TestSpaceIsBounded(t *testing.T) {
 		s.Dequeue(q)
 	}
 	if status := s.Enqueue(q, big[:1<<20]); status != host.OK {
-		t.Fatalf("room was not given back: %d", status)
+		t.Fatalf("memory was not returned: %d", status)
 	}
 }
 
@@ -228,7 +228,7 @@ func TestQueueUnderManyHands(t *testing.T) {
 	}
 	wg.Wait()
 	if ready != hands*items {
-		t.Fatalf("%d notifications", ready)
+		t.Fatalf("got %d notifications", ready)
 	}
 	var last [hands][]byte
 	for range hands * items {

@@ -52,9 +52,9 @@ func parseOCI(location string) (registry.Reference, error) {
 	return ref, nil
 }
 
-// repository returns the repository of ref, with the credentials of Docker's
-// configuration file. A registry on this host is reached over plain HTTP, as Docker
-// does; every other one over HTTPS. The caller calls the returned function at the end.
+// repository returns the repository of ref, with the credentials of Docker's configuration file. A
+// registry on this host is reached over plain HTTP, as Docker does; every other registry over
+// HTTPS. The caller calls the returned function at the end.
 func repository(ref registry.Reference) (*remote.Repository, func(), error) {
 	repo, err := remote.NewRepository(ref.Registry + "/" + ref.Repository)
 	if err != nil {

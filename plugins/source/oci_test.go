@@ -113,7 +113,7 @@ func TestRegistry(t *testing.T) {
 		}
 	}
 	if f.reads != 4 { // twice the manifest of the tag, once each of the two layers
-		t.Errorf("%d reads", f.reads)
+		t.Errorf("got %d reads", f.reads)
 	}
 	// A digest names the same content always, so the registry is not needed again.
 	f.mu.Lock()
@@ -188,10 +188,10 @@ func TestRegistryRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f.reads = 0
 			if _, err := tt.source.Read(t.Context(), ""); err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "secret") {
-				t.Errorf("error %v, want %q", err, tt.want)
+				t.Errorf("got error %v, want %q", err, tt.want)
 			}
 			if name == "two modules" && f.reads != 1 {
-				t.Errorf("%d reads, want the manifest only", f.reads)
+				t.Errorf("got %d reads, want the manifest only", f.reads)
 			}
 		})
 	}
@@ -225,7 +225,7 @@ func TestSignature(t *testing.T) {
 		"other key":     {other.String(), minisign.Sign(private, module), "the signature is by key"},
 		"other signer":  {public.String(), minisign.Sign(otherPrivate, module), "the signature is by key"},
 		"other file":    {public.String(), minisign.Sign(private, []byte("other")), "is of another file"},
-		"not minisign":  {public.String(), []byte("-----BEGIN PGP SIGNATURE-----\n"), "not one of minisign"},
+		"not minisign":  {public.String(), []byte("-----BEGIN PGP SIGNATURE-----\n"), "not a minisign signature"},
 		"too large":     {public.String(), make([]byte, maxSignature+1), "larger than"},
 		"no public key": {"RW", minisign.Sign(private, module), "public_key"},
 	} {
@@ -253,7 +253,7 @@ func TestSignature(t *testing.T) {
 				case tt.want == "" && err != nil:
 					t.Error(err)
 				case tt.want != "" && (!errors.Is(err, ErrSignature) || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "secret")):
-					t.Errorf("error %v, want %q", err, tt.want)
+					t.Errorf("got error %v, want %q", err, tt.want)
 				}
 			}
 		})

@@ -49,8 +49,8 @@ func (s Source) signaturePlace() string {
 	return s.Location + signatureSuffix
 }
 
-// verify checks the module against the public key. signature is the one that came with
-// the module, nil if none did.
+// verify checks the module against the public key. signature is the signature of the module; nil if
+// the module has none.
 func (s Source) verify(ctx context.Context, wasm, signature []byte) error {
 	if s.PublicKey == "" {
 		return nil
@@ -69,7 +69,7 @@ func (s Source) verify(ctx context.Context, wasm, signature []byte) error {
 	}
 	var parsed minisign.Signature
 	if err := parsed.UnmarshalText(signature); err != nil {
-		return fmt.Errorf("%w: the signature is not one of minisign", ErrSignature)
+		return fmt.Errorf("%w: the signature is not a minisign signature", ErrSignature)
 	}
 	if parsed.KeyID != key.ID() {
 		return fmt.Errorf("%w: the signature is by key %X, the public key is %X", ErrSignature, parsed.KeyID, key.ID())

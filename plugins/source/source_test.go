@@ -75,7 +75,7 @@ func TestRead(t *testing.T) {
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "t0p") {
-				t.Errorf("error %v, want one with %q", err, tt.want)
+				t.Errorf("got error %v, want one with %q", err, tt.want)
 			}
 		})
 	}

@@ -39,7 +39,7 @@ func TestFrames(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(frames) != 6 {
-		t.Fatalf("%d frames", len(frames))
+		t.Fatalf("got %d frames", len(frames))
 	}
 	if got, want := frames[0].header(), (abi.Header{Random: 1<<64 - 1, UnixMilli: 5, Seed: 6}); got != want {
 		t.Errorf("header %+v, want %+v", got, want)
@@ -98,7 +98,7 @@ func TestBadFrames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := ReadFrames(strings.NewReader(tt.text)); err == nil || !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("error %v, want the text %q", err, tt.says)
+				t.Errorf("got error %v, want the text %q", err, tt.says)
 			}
 		})
 	}

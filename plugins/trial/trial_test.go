@@ -148,7 +148,7 @@ func TestRun(t *testing.T) {
 				t.Errorf("decision %s, want %s", decision, tt.decision)
 			}
 			if got := results[i].Error; got == "" && tt.error != "" || got != "" && tt.error == "" || !strings.Contains(got, tt.error) {
-				t.Errorf("error %q, want %q", got, tt.error)
+				t.Errorf("got error %q, want %q", got, tt.error)
 			}
 		})
 	}

@@ -89,7 +89,7 @@ func TestTables(t *testing.T) {
 		for _, p := range all.Table(policy) {
 			switch {
 			case seen[p.Name], fields[p.Value]:
-				t.Errorf("%s: %s is there twice", policy, p.Name)
+				t.Errorf("%s: %s occurs twice", policy, p.Name)
 			case *p.Value != p.Default, p.Default < p.Least, p.Default > p.Most:
 				t.Errorf("%s: %s is %v, default %v of %v to %v", policy, p.Name, *p.Value, p.Default, p.Least, p.Most)
 			case p.Meaning == "", strings.Trim(p.Name, "abcdefghijklmnopqrstuvwxyz_") != "":

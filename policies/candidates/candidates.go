@@ -10,7 +10,7 @@ import "github.com/pdproxy/pdproxy/abi"
 type Leg struct {
 	roles    abi.Role
 	group    uint64 // low half: the prefill target's group; high half: a mask of its bits that count
-	instance uint64 // the prefill target's; else a number that no instance has
+	instance uint64 // instance of the prefill target; without a prefill target, a number that no instance has
 	prefill  int    // the row that a decode leg pairs with, or -1
 }
 
@@ -38,10 +38,9 @@ func (l Leg) Suits(c *abi.Candidate, i int) bool {
 // BestGrade is the highest grade that Grade returns.
 const BestGrade = 4
 
-// Grade says how well a row suits a leg that it can take, from 1 to 4. An
-// instance other than prefill's is better, because a transfer inside one
-// instance is the last resort. Next, a row is worse if its circuit is half open
-// and its trial request is running.
+// Grade rates how well a row suits a leg that it can take, from 1 to 4. An instance other than
+// prefill's is better, because a transfer inside one instance is the last resort. Next, a row is
+// worse if its circuit is half open and its trial request is running.
 func (l Leg) Grade(c *abi.Candidate) int {
 	g := BestGrade
 	if uint64(c.Instance) == l.instance {

@@ -42,7 +42,7 @@ func TestGrade(t *testing.T) {
 		"other role":              {abi.Candidate{Roles: abi.RoleDecode}, abi.RolePrefill, -1, 0},
 		"prefill":                 {abi.Candidate{Roles: abi.RolePrefill}, abi.RolePrefill, -1, 4},
 		"trial under way":         {abi.Candidate{Roles: abi.RolePrefill, Trial: true, Requests: 1}, abi.RolePrefill, -1, 3},
-		"trial to be had":         {abi.Candidate{Roles: abi.RolePrefill, Trial: true}, abi.RolePrefill, -1, 4},
+		"trial possible":          {abi.Candidate{Roles: abi.RolePrefill, Trial: true}, abi.RolePrefill, -1, 4},
 		"decode of another group": {abi.Candidate{Roles: abi.RoleDecode, Group: 2, Instance: 2}, abi.RoleDecode, 0, 0},
 		"decode on another":       {abi.Candidate{Roles: abi.RoleDecode, Group: 1, Instance: 2}, abi.RoleDecode, 0, 4},
 		"decode on prefill's own": {abi.Candidate{Roles: abi.RoleBoth, Group: 1, Instance: 1, Rank: 1}, abi.RoleDecode, 0, 2},

@@ -33,15 +33,15 @@ func TestFirstTurns(t *testing.T) {
 	}
 	rows[1].Tokens = 15_000
 	if d := p.Place(facts(1, 1, rows)); d.Prefill != 1 {
-		t.Errorf("a row that carries a little was passed over: %+v", d)
+		t.Errorf("the policy skipped a row with little load: %+v", d)
 	}
 	rows[1].Tokens = 200_000 // the others are idle
 	if d := p.Place(facts(1, 1, rows)); d.Prefill != 2 {
-		t.Errorf("a loaded row was not passed over: %+v", d)
+		t.Errorf("the policy did not skip a row with much load: %+v", d)
 	}
 	rows[0].Tokens, rows[2].Tokens, rows[3].Tokens = 150_000, 200_000, 200_000
 	if d := p.Place(facts(1, 2, rows)); d.Prefill != 2 {
-		t.Errorf("a row with the most common load was passed over: %+v", d)
+		t.Errorf("the policy skipped a row with the most common load: %+v", d)
 	}
 	rows[4].Tokens, rows[5].Tokens, rows[7].Tokens = 1, 1, 1
 	if d := p.Place(facts(1, 2, rows)); d.Decode != 6 {
@@ -49,7 +49,7 @@ func TestFirstTurns(t *testing.T) {
 	}
 }
 
-// TestLaterTurns: later turns go home, each phase to its own, unless home is
+// TestLaterTurns: each phase of a later turn goes to the phase's home, unless the home is
 // overloaded.
 func TestLaterTurns(t *testing.T) {
 	for _, tt := range []struct {
@@ -63,7 +63,7 @@ func TestLaterTurns(t *testing.T) {
 		{name: "turn not known", turn: 0},
 		{name: "busier than others", turn: 2, home: 90_000},
 		{name: "overloaded", turn: 2, home: 600_000, away: true},
-		{name: "many times as loaded, but others are too", turn: 2, home: 700_000, others: 250_000},
+		{name: "home has many times the least load, and so do other targets", turn: 2, home: 700_000, others: 250_000},
 		{name: "a first turn has no home", turn: 1, away: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestLaterTurns(t *testing.T) {
 	}
 }
 
-// TestHomeOfTheOtherPhase: the home of decode does not attract prefill.
+// TestHomeOfTheOtherPhase: the home of decode has no effect on the choice of prefill.
 func TestHomeOfTheOtherPhase(t *testing.T) {
 	var rows []abi.Candidate
 	for i := range 4 {

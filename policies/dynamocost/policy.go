@@ -39,7 +39,7 @@ func Defaults() Params {
 	return p
 }
 
-// blockTokens is the size of a block that is used when no index knows it.
+// blockTokens is the size of a block, in tokens, that is used when no index has the size.
 const blockTokens = 16
 
 // Place is the policy, a pure function of the facts that does not allocate. It

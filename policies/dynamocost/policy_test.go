@@ -29,7 +29,7 @@ func TestCost(t *testing.T) {
 				tt.change(&p)
 			}
 			if got := p.cost(&c, tt.prompt, tt.phase); got != tt.want {
-				t.Errorf("%v blocks, want %v", got, tt.want)
+				t.Errorf("got %v blocks, want %v", got, tt.want)
 			}
 		})
 	}

@@ -30,7 +30,7 @@ func place(t *testing.T, p Params, f *abi.PlaceFacts) abi.PlaceDecision {
 	for random := range uint64(5) {
 		f.Random = random
 		if again := p.Place(f); again != d {
-			t.Fatalf("%+v, and %+v by lot", d, again)
+			t.Fatalf("%+v, and %+v at random", d, again)
 		}
 	}
 	return d
@@ -50,7 +50,7 @@ func TestPrefill(t *testing.T) {
 		{"a match is worth waiting for", 10_240, 2, func(r []abi.Candidate) {
 			r[1].BlocksGPU, r[1].Queued = 16, 12_000
 		}, nil, 1},
-		{"but not for ever", 10_240, 2, func(r []abi.Candidate) {
+		{"but not without end", 10_240, 2, func(r []abi.Candidate) {
 			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[2].Queued = 2, 900_000, 10, 0
 			r[3].Queued = 10
 		}, nil, 2},
@@ -72,7 +72,7 @@ func TestPrefill(t *testing.T) {
 		{"memory before disk", 10_240, 2, func(r []abi.Candidate) { r[1].BlocksDisk = 16; r[2].BlocksCPU = 16 }, nil, 2},
 		{"a slow disk is worse than nothing", 10_240, 2, func(r []abi.Candidate) { r[1].BlocksDisk = 16; r[2].BlocksGPU = 1 },
 			func(p *Params) { p.DiskMicros = 1000 }, 2},
-		{"what was placed of late", 10_240, 1, func(r []abi.Candidate) {
+		{"recent placements", 10_240, 1, func(r []abi.Candidate) {
 			for i := range 4 {
 				r[i].RecentTokens, r[i].RecentRequests = 90_000, 1
 			}
@@ -109,7 +109,7 @@ func TestPrefill(t *testing.T) {
 			r[1].RecentRequests, r[1].Queued = 1, 5000
 			r[0].Queued, r[2].Queued, r[3].Queued = 10, 0, 10
 		}, nil, 2},
-		{"a short prompt does not", 10_240, 1, func(r []abi.Candidate) {
+		{"a short prompt does not pay the cost", 10_240, 1, func(r []abi.Candidate) {
 			for i := range 4 {
 				r[i].RecentTokens, r[i].RecentRequests, r[i].Queued = 90_000, 3, 10
 			}
@@ -121,7 +121,7 @@ func TestPrefill(t *testing.T) {
 			}
 			r[0].Usage = 0.95
 		}, nil, 0},
-		{"home, where no index knows", 10_240, 3, func(r []abi.Candidate) {
+		{"home, where no index has the conversation's blocks", 10_240, 3, func(r []abi.Candidate) {
 			for i := range 4 {
 				r[i].BlockTokens = 0
 			}
@@ -142,7 +142,7 @@ func TestPrefill(t *testing.T) {
 				tt.params(&p)
 			}
 			if d := place(t, p, f); d.Prefill != tt.want || d.Decode != 4 || !f.Scored {
-				t.Errorf("%+v, want prefill %d", d, tt.want)
+				t.Errorf("got %+v, want prefill %d", d, tt.want)
 			}
 		})
 	}
@@ -194,7 +194,7 @@ func TestDecode(t *testing.T) {
 			f.Candidates[0].BlocksGPU = 20
 			tt.change(&f.Candidates[4], &f.Candidates[5])
 			if d := place(t, Defaults(), f); d != (abi.PlaceDecision{Prefill: 0, Decode: tt.want}) {
-				t.Errorf("%+v, want decode %d", d, tt.want)
+				t.Errorf("got %+v, want decode %d", d, tt.want)
 			}
 		})
 	}
@@ -223,6 +223,6 @@ func TestScores(t *testing.T) {
 	f.Candidates[0].Queued, f.Candidates[3].Tokens = 5000, 1
 	d := place(t, Defaults(), f)
 	if a, b := f.Candidates[0].Score, f.Candidates[1].Score; d.Prefill != 1 || a != 1.5 || b != 1 {
-		t.Errorf("%+v, scores %v and %v, want 1.5 and 1 (10,000 tokens of 100 µs, and 5,000 before)", d, a, b)
+		t.Errorf("got %+v, scores %v and %v, want 1.5 and 1 (10,000 tokens of 100 µs, and 5,000 before)", d, a, b)
 	}
 }

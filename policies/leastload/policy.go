@@ -30,11 +30,10 @@ func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 // lower is better.
 const gradeShift = 56
 
-// Least returns the row that takes the leg best, -1 without one: the highest
-// grade, then the fewest tokens, then the fewest requests. Each of several
-// equal rows draws a number from random, and the lowest wins. Taking the first
-// row would send all requests of an idle fleet to one target, and taking turns
-// would advance in step with the groups.
+// Least returns the row that takes the leg best, -1 without one: the highest grade, then the fewest
+// tokens, then the fewest requests. Each of several equal rows draws a number from random. The row
+// with the lowest number is chosen. Taking the first row would send all requests of an idle fleet
+// to one target, and taking turns would advance in step with the groups.
 func Least(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
 	best, first, second := int32(-1), int64(math.MaxInt64), uint64(0)
 	for i := range rows {

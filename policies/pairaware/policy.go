@@ -42,11 +42,10 @@ func Defaults() Params {
 // than a step of a row's grade.
 const broken = 1e14
 
-// Place is the policy, a pure function of the facts that does not allocate. It
-// reads p, which must not change during the call. An index of -1 for a leg
-// means that no candidate fits. It stores its estimates in seconds in the
-// scores; less is better. The score of a prefill row is that of the prefill
-// alone; the score of any other row is that of its cheapest pair.
+// Place is the policy, a pure function of the facts that does not allocate. It reads p, which must
+// not change during the call. An index of -1 for a leg means that no candidate fits. It stores its
+// estimates in seconds in the scores; less is better. The score of a prefill row is the estimate of
+// the prefill alone. The score of any other row is the estimate of its cheapest pair.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if f.Flow == abi.FlowAggregated {
 		return p.KV.Place(f)
@@ -78,7 +77,7 @@ type search struct {
 	p     *Params
 	f     *abi.PlaceFacts
 	best  abi.PlaceDecision
-	least float64 // its cost in µs
+	least float64 // the cost of best in µs
 
 	// The lowest costs of a token's transfer, of a pair's state, and of decode
 	// together with the pair.
@@ -106,9 +105,8 @@ func cost(c *abi.Candidate, leg candidates.Leg) float64 {
 // if that finds a pair that is not broken.
 const tries = 8
 
-// others tries the prefill rows after the first, the cheapest first. It stops
-// at the first row that cannot improve on the best pair, which usually comes
-// soon.
+// others tries the prefill rows after the first, the cheapest first. It stops at the first row that
+// cannot improve on the best pair, which is usually among the first rows.
 func (s *search) others(leg candidates.Leg, first int32) {
 	rows := s.f.Candidates
 	var tried [listed / 64]uint64
@@ -196,7 +194,7 @@ func (s *search) pair(prefill int32, cost float64) {
 	}
 }
 
-// keep stores a pair of the given cost if it is the best so far.
+// keep stores a pair of the given cost if no stored pair costs less.
 func (s *search) keep(leg candidates.Leg, prefill, decode int32, v float64) {
 	rows := s.f.Candidates
 	v += kvaware.Busy * float64(candidates.BestGrade-leg.Grade(&rows[decode]))

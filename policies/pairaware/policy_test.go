@@ -49,7 +49,7 @@ func TestPairs(t *testing.T) {
 			}
 			f.Pairs[2].TransferMicros = 1
 		}, abi.PlaceDecision{Prefill: 1, Decode: 2}},
-		{"what prefill saves against what the transfer costs", -1, func(f *abi.PlaceFacts) {
+		{"saved prefill against the cost of the transfer", -1, func(f *abi.PlaceFacts) {
 			f.Pairs = []abi.Pair{ready(0, 2), ready(0, 3), ready(1, 2), ready(1, 3)}
 			f.Candidates[0].BlocksGPU, f.Candidates[3].BlocksGPU = 16, 4
 		}, abi.PlaceDecision{Prefill: 0, Decode: 3}},
@@ -57,7 +57,7 @@ func TestPairs(t *testing.T) {
 			f.Pairs = []abi.Pair{ready(0, 2), ready(1, 3)}
 			f.Candidates[2].Usage = 1
 		}, abi.PlaceDecision{Prefill: 1, Decode: 3}},
-		{"the fixed one stays", 0, func(f *abi.PlaceFacts) {
+		{"the fixed row is kept", 0, func(f *abi.PlaceFacts) {
 			f.Pairs = []abi.Pair{ready(1, 2), ready(0, 3)}
 			f.Candidates[0].Queued = 1_000_000
 		}, abi.PlaceDecision{Prefill: 0, Decode: 3}},

@@ -15,7 +15,7 @@ type Param struct {
 	Default     float64
 	Least, Most float64 // the bounds, both included
 	Unit        string  // "" for a plain number
-	Meaning     string  // half a sentence for an operator
+	Meaning     string  // description for operators, without a verb and a full stop
 }
 
 // Table describes the parameters of one policy. It points to the fields of one

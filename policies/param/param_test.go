@@ -41,7 +41,7 @@ func TestFormat(t *testing.T) {
 	for _, v := range []float64{0, 1, -2.5, 0.1, 1e9, 1e-12, math.MaxFloat64, math.SmallestNonzeroFloat64} {
 		text := Format(v)
 		if back, err := strconv.ParseFloat(text, 64); err != nil || back != v || strings.ContainsAny(text, " \n=") {
-			t.Errorf("%v is %q, which reads %v, %v", v, text, back, err)
+			t.Errorf("Format(%v) = %q, and parsing gives %v, %v", v, text, back, err)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package pdauto is the built-in plan policy pd_auto: it chooses two legs only
-// where the estimate says that they give the first token sooner than one leg.
+// Package pdauto is the built-in plan policy pd_auto: it chooses two legs only if two legs are
+// estimated to give the first token sooner than one leg.
 package pdauto
 
 import (
@@ -83,9 +83,9 @@ func (p *Params) two(f *abi.PlanFacts) float64 {
 		float64(prompt*known(f.TransferMicros, p.TransferMicros)) + known(f.HandoverMicros, p.HandoverMicros)
 }
 
-// likened returns the parameter of one kind of targets, scaled by the ratio of
-// the other kind's measured value to its parameter: an installation's engines
-// are slow or fast together.
+// likened returns the parameter of one kind of targets, scaled by the ratio of the other kind's
+// measured value to its parameter. The assumption: all engines of an installation are slow or fast
+// by the same factor.
 func likened(measured float32, other, parameter float64) float64 {
 	if measured > 0 {
 		return float64(float64(measured)*parameter) / other

@@ -4,9 +4,9 @@ package plan
 
 import "github.com/pdproxy/pdproxy/abi"
 
-// Auto asks for two legs if a prefill and a decode target exist, else for one
-// leg if a target can serve it. Otherwise it rejects the request. A request
-// whose form does not work with two legs gets one.
+// Auto chooses two legs if a prefill and a decode target exist, or one leg if a target can serve
+// the request alone. Otherwise it rejects the request. A request whose form does not work with two
+// legs gets one.
 func Auto(f *abi.PlanFacts) abi.PlanDecision {
 	switch {
 	case f.PrefillTargets > 0 && f.DecodeTargets > 0 && !f.Request.PairBroken:
@@ -17,8 +17,8 @@ func Auto(f *abi.PlanFacts) abi.PlanDecision {
 	return abi.PlanReject
 }
 
-// Always asks for two legs, whether or not there are targets for them. It
-// rejects a request whose form does not work with two legs.
+// Always chooses two legs, whether or not there are targets for them. It rejects a request whose
+// form does not work with two legs.
 func Always(f *abi.PlanFacts) abi.PlanDecision {
 	if f.Request.PairBroken {
 		return abi.PlanReject
@@ -26,5 +26,5 @@ func Always(f *abi.PlanFacts) abi.PlanDecision {
 	return abi.PlanDisaggregate
 }
 
-// Never asks for one leg, whether or not there is a target for it.
+// Never chooses one leg, whether or not there is a target for it.
 func Never(*abi.PlanFacts) abi.PlanDecision { return abi.PlanAggregate }

@@ -1,6 +1,5 @@
-// Package poweroftwo is the built-in place policy power_of_two: for each leg
-// two candidates are drawn at random and the one with fewer tokens in flight
-// gets it.
+// Package poweroftwo is the built-in place policy power_of_two: for each leg the policy draws two
+// candidates at random; the candidate with fewer tokens in flight gets the leg.
 package poweroftwo
 
 import (

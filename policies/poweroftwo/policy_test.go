@@ -6,8 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestNeverTheHeaviest: the most loaded of all candidates never wins, and every
-// other one wins at times, because the two drawn rows differ.
+// TestNeverTheHeaviest: the most loaded of all candidates is never chosen, and every other
+// candidate is chosen in some draws, because the two drawn rows differ.
 func TestNeverTheHeaviest(t *testing.T) {
 	rows := make([]abi.Candidate, 6)
 	for i := range rows {

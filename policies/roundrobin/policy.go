@@ -7,9 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// Place chooses the targets of a request. It is a pure function of the facts
-// and does not allocate. f.Sequence determines whose turn it is. An index of -1
-// for a leg means that no candidate fits.
+// Place chooses the targets of a request. It is a pure function of the facts and does not allocate.
+// f.Sequence determines the row. An index of -1 for a leg means that no candidate fits.
 //
 // A turn counts slots, which are pairs of instance and rank. Two separate
 // counters for instances and ranks would advance in step and never reach some
@@ -35,10 +34,9 @@ func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	}
 	leg := candidates.Decode(rows, prefill)
 	grade, n, _ := best(rows, leg)
-	// If the numbers of slots of the two phases share a divisor, each slot
-	// would always meet the same slots of the other phase, and some slots
-	// perhaps none. So each time that both phases are at their first slot
-	// together, decode advances by one.
+	// If the numbers of slots of the two phases share a divisor, each slot would always be paired
+	// with the same slots of the other phase, and some slots perhaps with none. So each time that
+	// both phases are at their first slot together, decode advances by one.
 	if d := divisor(lap, n); d > 1 && n > 0 {
 		turn += turn / (lap / d * n)
 	}

@@ -15,9 +15,9 @@ func TestPlace(t *testing.T) {
 	}{
 		{"the longest match", [3]int32{1, 60, 0}, [3]uint32{4, 5, 0}, 1},
 		{"no match above the threshold", [3]int32{1, 60, 0}, [3]uint32{3, 3, 0}, 2},
-		{"64 more are not imbalance", [3]int32{0, 64, 1}, [3]uint32{0, 9, 0}, 1},
-		{"65 more are", [3]int32{0, 65, 1}, [3]uint32{0, 9, 0}, 0},
-		{"unless it is less than half as many again", [3]int32{200, 280, 201}, [3]uint32{0, 9, 0}, 1},
+		{"a difference of 64 is no imbalance", [3]int32{0, 64, 1}, [3]uint32{0, 9, 0}, 1},
+		{"a difference of 65 is an imbalance", [3]int32{0, 65, 1}, [3]uint32{0, 9, 0}, 0},
+		{"unless the factor is below 1.5", [3]int32{200, 280, 201}, [3]uint32{0, 9, 0}, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rows := make([]abi.Candidate, 3)

@@ -14,7 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
-// Stderr is the path that stands for standard error.
+// Stderr is the path that means standard error.
 const Stderr = "stderr"
 
 // mostText bounds each text of a line that a client chose, in bytes.
@@ -22,7 +22,7 @@ const mostText = 256
 
 // Entry describes one request that has ended. Fields without a value are empty.
 type Entry struct {
-	Time      time.Time `json:"time"` // when the request came
+	Time      time.Time `json:"time"` // when the request arrived
 	RequestID string    `json:"request_id"`
 	// Client is the name of the client's API key; empty without keys.
 	Client  string `json:"client,omitempty"`
@@ -36,7 +36,7 @@ type Entry struct {
 	// Status is the HTTP status of the answer; 0 if the client left before it.
 	Status int `json:"status"`
 	Legs   int `json:"legs"` // all tries included
-	// The tokens are those that the engine reports; 0 if it reports none.
+	// The numbers of tokens that the engine reports; 0 if the engine reports none.
 	PromptTokens int64 `json:"prompt_tokens"`
 	CachedTokens int64 `json:"cached_tokens"`
 	OutputTokens int64 `json:"output_tokens"`

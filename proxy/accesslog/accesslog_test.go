@@ -91,7 +91,7 @@ func TestOneFileOfSeveral(t *testing.T) {
 		seen[e.RequestID] = true
 	}
 	if len(seen) != logs*each {
-		t.Errorf("%d lines, want %d", len(seen), logs*each)
+		t.Errorf("got %d lines, want %d", len(seen), logs*each)
 	}
 }
 

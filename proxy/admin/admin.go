@@ -4,6 +4,7 @@
 package admin
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -21,7 +22,7 @@ import (
 func Handler(o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", index)
-	mux.HandleFunc("GET /dashboard/{file}", dashboard.Part)
+	mux.HandleFunc("GET /dashboard/{file}", dashboardFile)
 	d := newDashboardView(o)
 	mux.Handle("GET /v1/dashboard/events", d.hub)
 	mux.HandleFunc("GET /v1/dashboard/part", d.part)
@@ -51,7 +52,47 @@ func Handler(o Options) http.Handler {
 			downstream.JSON(w, 200, o.Workers.List())
 		})
 	}
-	return mux
+	return routes{mux}
+}
+
+// routes answers requests without a route in the form of all other errors.
+type routes struct{ *http.ServeMux }
+
+// ServeHTTP implements http.Handler.
+func (m routes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	refuse, pattern := m.Handler(r)
+	if pattern != "" {
+		m.ServeMux.ServeHTTP(w, r)
+		return
+	}
+	answer := discarded{http.Header{}} // the mux answers in plain text
+	refuse.ServeHTTP(answer, r)
+	if allow := answer.Header().Get("Allow"); allow != "" {
+		w.Header().Set("Allow", allow)
+		downstream.Error(w, openai.NewError(openai.CodeMethodNotAllowed, "this endpoint takes "+allow))
+		return
+	}
+	noEndpoint(w, r)
+}
+
+// discarded keeps the header of an answer, and nothing else.
+type discarded struct{ header http.Header }
+
+func (d discarded) Header() http.Header         { return d.header }
+func (d discarded) WriteHeader(int)             {}
+func (d discarded) Write(b []byte) (int, error) { return len(b), nil }
+
+func noEndpoint(w http.ResponseWriter, r *http.Request) {
+	const mostPath = 200 // bytes of a client's path that the answer repeats
+	text := fmt.Sprintf("there is no endpoint %s %.*q; GET / lists the endpoints", r.Method, mostPath, r.URL.Path)
+	downstream.Error(w, openai.NewError(openai.CodeNotFound, text))
+}
+
+// dashboardFile answers with a part of the page.
+func dashboardFile(w http.ResponseWriter, r *http.Request) {
+	if !dashboard.Part(w, r.PathValue("file")) {
+		noEndpoint(w, r)
+	}
 }
 
 // endpoints are the routes of Handler, with what they do.
@@ -85,7 +126,7 @@ var endpoints = []struct {
 func index(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Vary", "Accept")
 	if dashboard.Accepted(r) {
-		dashboard.Page(w, r)
+		dashboard.Page(w)
 		return
 	}
 	downstream.JSON(w, 200, map[string]any{"endpoints": endpoints})

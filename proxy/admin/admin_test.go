@@ -16,11 +16,54 @@ import (
 // noWorkers makes Handler add the routes of a coordinator.
 type noWorkers struct{ Workers }
 
+// testRoutes returns the routes of a process.
+func testRoutes(w Workers) routes {
+	return Handler(Options{
+		Workers: w, Gatherer: prometheus.NewRegistry(), Ready: func(http.ResponseWriter, *http.Request) {}, Log: slog.New(slog.DiscardHandler),
+	}).(routes)
+}
+
+// TestNoRoute: a request without a route gets an error in OpenAI's shape, and Allow if
+// the path has other methods.
+func TestNoRoute(t *testing.T) {
+	for _, tt := range []struct {
+		method, path string
+		status       int
+		code, allow  string
+	}{
+		{"GET", "/engines", 404, "not_found", ""},
+		{"POST", "/nothing", 404, "not_found", ""},
+		{"DELETE", "/", 405, "method_not_allowed", "GET, HEAD"},
+		{"GET", "/v1/engines/", 404, "not_found", ""},
+		{"GET", "//nothing", 404, "not_found", ""},
+		{"GET", "/nothing/../" + strings.Repeat("x", 1000), 404, "not_found", ""},
+		{"GET", "/v1/workers", 404, "not_found", ""}, // of a coordinator only
+		{"GET", "/dashboard/nothing.js", 404, "not_found", ""},
+		{"GET", "/dashboard/", 404, "not_found", ""},
+		{"PUT", "/v1/engines", 405, "method_not_allowed", "GET, HEAD, POST"},
+		{"GET", "/v1/drain", 405, "method_not_allowed", "POST"},
+		{"GET", "/v1/engines/x", 405, "method_not_allowed", "DELETE"},
+		{"OPTIONS", "/metrics", 405, "method_not_allowed", "GET, HEAD"},
+		{"POST", "/dashboard/app.js", 405, "method_not_allowed", "GET, HEAD"},
+	} {
+		answer := httptest.NewRecorder()
+		testRoutes(nil).ServeHTTP(answer, httptest.NewRequest(tt.method, tt.path, nil))
+		var body struct {
+			Error struct{ Message, Type, Code string }
+		}
+		err := json.Unmarshal(answer.Body.Bytes(), &body)
+		if answer.Code != tt.status || err != nil || body.Error.Code != tt.code || body.Error.Message == "" || body.Error.Type == "" || len(body.Error.Message) > 400 {
+			t.Errorf("%s %s: %d %s, %v", tt.method, tt.path, answer.Code, answer.Body, err)
+		}
+		if got := answer.Header(); got.Get("Allow") != tt.allow || got.Get("Content-Type") != "application/json" {
+			t.Errorf("%s %s: %v, want Allow %q", tt.method, tt.path, got, tt.allow)
+		}
+	}
+}
+
 // TestIndex: GET / lists the endpoints, and each of them exists.
 func TestIndex(t *testing.T) {
-	mux := Handler(Options{
-		Workers: noWorkers{}, Gatherer: prometheus.NewRegistry(), Ready: func(http.ResponseWriter, *http.Request) {}, Log: slog.New(slog.DiscardHandler),
-	}).(*http.ServeMux)
+	mux := testRoutes(noWorkers{})
 	answer := httptest.NewRecorder()
 	mux.ServeHTTP(answer, httptest.NewRequest("GET", "/", nil))
 	var list struct {

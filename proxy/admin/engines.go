@@ -111,7 +111,7 @@ func (e engines) add(w http.ResponseWriter, r *http.Request) {
 		text := err.Error()
 		if spec.APIKeyFile != "" || spec.CA != "" {
 			e.o.Log.Error("an added engine cannot be used", "error", err)
-			text = "the engine cannot be used; the log of the proxy has the reason" // the error tells about local files
+			text = "the engine cannot be used; the log of the proxy has the reason" // the error shows names of local files
 		}
 		downstream.Error(w, openai.NewError(openai.CodeBadEngine, text))
 		return
@@ -125,8 +125,8 @@ func (e engines) add(w http.ResponseWriter, r *http.Request) {
 	downstream.JSON(w, 201, row)
 }
 
-// badEngine returns what the caller is told of an engine that is refused. The keys are those
-// of the object that the caller sent, not those of a configuration.
+// badEngine returns the error that the caller receives for a refused engine. The keys are those of
+// the object that the caller sent, not those of a configuration.
 func badEngine(err error) *openai.Error {
 	refusal := openai.NewError(openai.CodeBadEngine, err.Error())
 	var problems config.Problems

@@ -80,8 +80,8 @@ func TestReloadOnWorkers(t *testing.T) {
 		status  int
 		want    string
 	}{
-		{"one keeps the old", workers{{Name: "a/0", Status: 200}, {Name: "a/1", Status: 409, Body: []byte(`{"error":{"message":"it does not start"}}`)}}, "auto", 409, "worker a/1: it does not start"},
-		{"one says nothing of use", workers{{Name: "a/0", Status: 500, Body: []byte(`x`)}}, "auto", 409, "worker a/0: it refused"},
+		{"one worker keeps the old value", workers{{Name: "a/0", Status: 200}, {Name: "a/1", Status: 409, Body: []byte(`{"error":{"message":"it does not start"}}`)}}, "auto", 409, "worker a/1: it does not start"},
+		{"the answer of one worker is useless", workers{{Name: "a/0", Status: 500, Body: []byte(`x`)}}, "auto", 409, "worker a/0: it refused"},
 		{"workers have none", workers{{Name: "a/0", Status: 404}}, "auto", 200, `"workers":1`},
 		{"only workers have it", workers{{Name: "a/0", Status: 200}}, "filter", 200, `"workers":1`},
 		{"no process has it", workers{{Name: "a/0", Status: 404}}, "filter", 404, "no policy"},

@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// Options are the parts of the process that operators see and change. The comment of a
-// field says if the field may be nil. All functions must be safe for concurrent use.
+// Options are the parts of the process that operators see and change. The comment of a field states
+// if the field may be nil. All functions must be safe for concurrent use.
 type Options struct {
 	Config   func() *config.Config // returns the configuration that is in force
 	Registry *engine.Registry

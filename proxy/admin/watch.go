@@ -35,8 +35,8 @@ func newDashboardView(o Options) *dashboardView {
 	return d
 }
 
-// DashboardPart is the answer of GET /v1/dashboard/part: what one process of a fleet knows
-// alone.
+// DashboardPart is the answer of GET /v1/dashboard/part: the data that only one process of a fleet
+// has.
 type DashboardPart struct {
 	Process  string           `json:"process"` // differs after a restart
 	Running  int              `json:"running"`

@@ -40,7 +40,7 @@ type SnapshotRank struct {
 	Waiting  *int32  `json:"waiting"`
 	// Usage is the share of KV memory in use, 0 to 1; 0: unknown.
 	Usage  float32 `json:"kv_usage"`
-	Blocks int     `json:"kv_blocks"` // that the KV index knows of
+	Blocks int     `json:"kv_blocks"` // in the KV index
 }
 
 // SnapshotPair is a prefill and a decode engine that have been used together, with the worst

@@ -81,7 +81,7 @@ func (w *watch) take(t *testing.T) (s Snapshot) {
 }
 
 // TestSnapshotOfAllWorkers: a snapshot has the sums of the coordinator and its workers, and
-// asks each process only for what is new.
+// requests from each process only the new data.
 func TestSnapshotOfAllWorkers(t *testing.T) {
 	p := &parts{list: []DashboardPart{part("a", 5, "ok"), part("b", 9, "broken")}}
 	w := watched(t, p)
@@ -107,7 +107,7 @@ func TestSnapshotOfAllWorkers(t *testing.T) {
 	positions := p.asked[2]["after"]
 	slices.Sort(positions)
 	if !slices.Contains(positions, "a.5") || !slices.Contains(positions, "b.9") {
-		t.Errorf("the third round asks after %q", positions)
+		t.Errorf("the third round requests data after %q", positions)
 	}
 }
 

@@ -37,7 +37,7 @@ const (
 	pause = 5 * time.Millisecond
 )
 
-// errDisturbed says that another process has changed the file in the meantime.
+// errDisturbed reports that another process has changed the file in the meantime.
 var errDisturbed = errors.New("other processes change the file again and again")
 
 // Token is the admin token of this process. Its methods are safe for concurrent use.

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Proxies are the networks of the proxies in front of this one whose X-Forwarded-For is
-// believed. The zero value is none. It is immutable and safe for concurrent use.
+// Proxies are the networks of the proxies in front of this one whose X-Forwarded-For is trusted.
+// The zero value is none. It is immutable and safe for concurrent use.
 type Proxies []netip.Prefix
 
 // Client returns the name of the client for limits: as the function Client, but behind a

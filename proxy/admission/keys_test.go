@@ -47,7 +47,7 @@ func TestParseKeys(t *testing.T) {
 			case tt.err == "":
 				t.Fatal(err)
 			case err == nil || !strings.Contains(err.Error(), tt.err):
-				t.Errorf("error %v, want one with %q", err, tt.err)
+				t.Errorf("got error %v, want one with %q", err, tt.err)
 			case strings.Contains(err.Error(), "5e5e") || strings.Contains(err.Error(), "team"):
 				t.Errorf("the error holds content of the file: %v", err)
 			}
@@ -87,7 +87,7 @@ func TestAuthenticate(t *testing.T) {
 		{"scheme in lower case", []string{"Authorization", "bearer good"}, "team"},
 		{"Anthropic's line", []string{"X-Api-Key", "good"}, "team"},
 		{"both, bearer counts", []string{"Authorization", "Bearer good", "X-Api-Key", "bad"}, "team"},
-		{"both, bearer is bad", []string{"Authorization", "Bearer bad", "X-Api-Key", "good"}, ""},
+		{"both headers, the bearer key is invalid", []string{"Authorization", "Bearer bad", "X-Api-Key", "good"}, ""},
 		{"other scheme", []string{"Authorization", "Basic good"}, ""},
 		{"none", nil, ""},
 		{"empty", []string{"Authorization", "Bearer "}, ""},

@@ -61,7 +61,7 @@ func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
 	first := mustEnter(t, &a, "a", limits(1))
 	leave, err := a.Enter(leavingContext{context.Background(), gone, sync.OnceFunc(first)}, "b", limits(1))
 	if err != nil {
-		t.Fatalf("error %v, want the place that the first request returned", err)
+		t.Fatalf("got error %v, want the place that the first request returned", err)
 	}
 	leave()
 	a.empty(t)

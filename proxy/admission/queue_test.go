@@ -114,7 +114,7 @@ func TestAdmissionRefuses(t *testing.T) {
 				begin := time.Now()
 				err := tt.run(t.Context(), &a, tt.limits)
 				if !errors.Is(err, tt.want) || time.Since(begin) != tt.after {
-					t.Errorf("%v after %v, want %v after %v", err, time.Since(begin), tt.want, tt.after)
+					t.Errorf("got %v after %v, want %v after %v", err, time.Since(begin), tt.want, tt.after)
 				}
 				if r := Reason(err); r != tt.reason {
 					t.Errorf("shed for %q, want %q", r, tt.reason)
@@ -231,7 +231,7 @@ func TestAdmissionReload(t *testing.T) {
 		}
 		wait(limits(5))
 		if len(admitted) != 2 {
-			t.Errorf("%d were admitted under the higher limit, want 2", len(admitted))
+			t.Errorf("got %d requests admitted under the higher limit, want 2", len(admitted))
 		}
 		leaves[2]()
 		(<-admitted)()

@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// ErrNoEngineTimeout says that no engine became ready within limits.no_engine_timeout. Its
-// code is the reason of pdproxy_shed_total.
+// ErrNoEngineTimeout reports that no engine became ready within limits.no_engine_timeout. Its code
+// is the reason of pdproxy_shed_total.
 var ErrNoEngineTimeout = openai.NewError(openai.CodeNoEngineTimeout, "no engine became ready for the request in time")
 
 // retryEvery is the interval at which the first request of a line tries again although the
@@ -134,7 +134,7 @@ func (s *Seat) ended(ctx context.Context) error {
 	}
 }
 
-// Leave gives the place up. The next request of the line is then the first.
+// Leave frees the place. The next request of the line is then the first.
 func (s *Seat) Leave() {
 	w := s.room
 	w.mu.Lock()

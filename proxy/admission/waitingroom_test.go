@@ -11,8 +11,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
-// TestWaitingRoomOrder: only the first of a line tries, in order of arrival, and the lines of
-// models do not wait for each other.
+// TestWaitingRoomOrder: in each line only the first request tries for a place. The
+// requests have the order of arrival, and the line of one model does not delay the lines
+// of other models.
 func TestWaitingRoomOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var room WaitingRoom
@@ -53,7 +54,7 @@ func TestWaitingRoomOrder(t *testing.T) {
 	})
 }
 
-// TestWaitingRoomEnds: what ends a wait.
+// TestWaitingRoomEnds lists the events that end a wait.
 func TestWaitingRoomEnds(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -73,7 +74,7 @@ func TestWaitingRoomEnds(t *testing.T) {
 				defer stop()
 				began := time.Now()
 				ended := make(chan error, 2)
-				for range 2 { // the first, which tries again and again, and one behind it
+				for range 2 { // the first request, which tries repeatedly, and one behind it
 					seat := room.Enter("llama")
 					go func() {
 						defer seat.Leave()
@@ -103,14 +104,15 @@ func TestWaitingRoomEnds(t *testing.T) {
 	}
 }
 
-// TestWaitingRoomMiddleLeaves: a request that leaves from the middle does not wake others.
+// TestWaitingRoomMiddleLeaves: if a request leaves from the middle of a line, no other
+// request wakes.
 func TestWaitingRoomMiddleLeaves(t *testing.T) {
 	var room WaitingRoom
 	a, b, c := room.Enter("m"), room.Enter("m"), room.Enter("m")
 	b.Leave()
 	select {
 	case <-c.first:
-		t.Fatal("the third is first although the first waits")
+		t.Fatal("the third request is first in the line although the first one waits")
 	default:
 	}
 	a.Leave()

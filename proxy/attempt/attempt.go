@@ -104,7 +104,7 @@ func (a *attempt) prefillEnded(r prefillResult) {
 	}
 }
 
-// reportCached tells the coordinator how many tokens of the prompt the engine had cached,
+// reportCached reports to the coordinator how many tokens of the prompt the engine had cached,
 // according to the engine's answer. The coordinator compares the number with its prediction.
 func (a *attempt) reportCached(answer []byte) {
 	if a.p.Matched < 0 {

@@ -70,9 +70,9 @@ func (a *attempt) newJob() cleanup.Job {
 	return j
 }
 
-// setOrphanCleanup tells the coordinator that prefill is done. If this process shares a
-// coordinator, it also gives the coordinator the calls that free prefill's blocks, in
-// case this process dies before decode has read them.
+// setOrphanCleanup informs the coordinator that prefill is done. If this process shares a
+// coordinator, it also gives the coordinator the calls that free prefill's blocks, in case this
+// process dies before decode has read them.
 func (a *attempt) setOrphanCleanup() {
 	if a.p.Lease.WantsOrphanCleanup() {
 		if calls := a.conn.Cleanup(&a.c, a.orphan); slices.ContainsFunc(calls, func(c connector.Cleanup) bool { return c.Leg.Path != "" }) {
@@ -87,7 +87,7 @@ func (a *attempt) setOrphanCleanup() {
 func (a *attempt) awaitLate() {
 	env, left := a.env, a.prefill.left
 	a.prefill.left = nil
-	req := new(openai.Request) // the clean-up may outlive the request of the exchange
+	req := new(openai.Request) // the clean-up may run longer than the request of the exchange
 	body := env.Client.HoldBody()
 	if err := openai.ParseRequest(env.Request.API, body.B, req); err != nil { // cannot happen: it was parsed before
 		body.Free()

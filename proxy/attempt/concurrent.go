@@ -27,7 +27,7 @@ func (a *attempt) concurrent() error {
 	}
 	a.prepareMerge()
 	go func() { a.both.prefill <- a.prefillBeside(pctx, shaped, body, cancel) }() // awaitPrefillEnd waits for it
-	defer func() {                                                                // even after a panic the leg must not outlive the attempt
+	defer func() {                                                                // the leg must end before the attempt ends, also after a panic
 		stop(errPeerLeg)
 		a.awaitPrefillEnd()
 		if a.prefill.late != nil {

@@ -22,7 +22,7 @@ import (
 type Env struct {
 	*Services
 	Context  context.Context
-	Config   *config.Config // the configuration when the request came
+	Config   *config.Config // the configuration when the request arrived
 	Client   *downstream.Client
 	Request  *openai.Request
 	Fields   []upstream.Field // the client's header lines, which every leg carries
@@ -102,7 +102,7 @@ func (env *Env) AnswerReply(e *Error) {
 	_ = env.Answer(e.Status, e.Reply.body) // the client may have left
 }
 
-// Reset forgets the request and keeps the memory.
+// Reset clears the request and keeps the allocated memory.
 func (env *Env) Reset() {
 	clear(env.Fields)
 	env.legs.reset()

@@ -65,7 +65,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.err }
 
-// Public returns what the client is told.
+// Public returns the error that the client receives.
 func (e *Error) Public() *openai.Error {
 	kind, code := "failed", openai.CodeLegFailed
 	if e.Code == 504 {
@@ -74,8 +74,8 @@ func (e *Error) Public() *openai.Error {
 	return openai.NewError(code, fmt.Sprintf("the %s leg on engine %q %s (%s)", e.Phase, e.Target.Name(), kind, e.Reason))
 }
 
-// failure is a failed leg as the leg itself saw it, before classify decides which engine or pair
-// is at fault. A failure is immutable; classify makes an Error from it.
+// failure describes a failed leg before classify decides which engine or pair is at fault. A
+// failure is immutable; classify makes an Error from it.
 type failure Error
 
 // Error implements error.

@@ -39,7 +39,7 @@ func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target,
 	return f
 }
 
-// askLeg asks the leg hook for its decision. Without a usable decision, askLeg returns
+// askLeg calls the leg hook and returns its decision. Without a usable decision, askLeg returns
 // abi.LegPass: the built-in rule applies.
 func (env *Env) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
 	d, list, reason := env.Hooks.Leg(env.Context, f, nil)
@@ -159,8 +159,8 @@ func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 	return fields
 }
 
-// askHook returns the decision of the leg hook about a leg that failed before the client's
-// first byte. It asks the hook once for each failure.
+// askHook returns the decision of the leg hook about a leg that failed before the client's first
+// byte. It calls the hook once for each failure.
 func (a *attempt) askHook(err error) HookAnswer {
 	env := a.env
 	var e *Error

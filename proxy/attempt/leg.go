@@ -21,7 +21,7 @@ type leg struct {
 	limit   time.Duration                   // until the first byte of a decode leg
 	kvBound bool                            // limit is that of the transfer
 	short   bool                            // the plan policy's limit bounds its first byte
-	watched watched                         // what Evict and Lingers read from other goroutines
+	watched watched                         // fields that Evict and Lingers read from other goroutines
 	needed  interface{ decodeWaits() bool } // the attempt, for Wanted, which the leg's own goroutine calls; nil for an encode leg
 
 	reserved bool      // the retry budget has reserved a retry for the moment when the leg is given up

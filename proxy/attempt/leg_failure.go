@@ -83,8 +83,8 @@ func (a *attempt) failedInside(l *leg, reason string, status int, data []byte, e
 	return f
 }
 
-// copyReply copies an engine's answer for the client. The error says that there is no memory
-// for the copy.
+// copyReply copies an engine's answer for the client. The error reports that there is no memory for
+// the copy.
 func (a *attempt) copyReply(answer []byte, contentType, retryAfter string) (*Reply, error) {
 	if err := a.env.Client.Reserve(len(answer)); err != nil {
 		return nil, err

@@ -64,8 +64,8 @@ func (a *attempt) prefillAlone(shaped connector.Leg, body *buffer.Buffer) error 
 	return r.err
 }
 
-// wantsNewAttempt reports whether the leg hook asks for another attempt, or for none, instead
-// of another decode engine for the same blocks.
+// wantsNewAttempt reports whether the leg hook requests another attempt, or none, instead of
+// another decode engine for the same blocks.
 func (a *attempt) wantsNewAttempt(err error) bool {
 	d := a.askHook(err).Decision
 	return d == abi.LegRetry || d == abi.LegGiveUp

@@ -334,7 +334,7 @@ func (s *streamRelay) end() error {
 	return nil
 }
 
-// breakStream tells the client that the stream is broken. Between two events it sends an error
+// breakStream informs the client that the stream is broken. Between two events it sends an error
 // event. If a part of an event has been sent, it aborts the connection.
 func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, f *failure) {
 	env := a.env

@@ -31,15 +31,8 @@ func Run(env *Env, p *coordinator.Placement) (answer HookAnswer, err error) {
 
 // newAttempt returns an attempt at the placement p.
 func newAttempt(env *Env, p *coordinator.Placement) *attempt {
-	a := &attempt{
-		env: env, p: p,
-		conn: env.Connector(p.Decode.Spec.Connector),
-		c: connector.Attempt{
-			Request: env.Request, ID: p.ID, LegID: env.LegID(),
-			Prefill: p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.CallerCoordinates(),
-			TRTLLM: *env.trtllm.Load(), Conversation: prompt.Conversation(env.Ask),
-		},
-	}
+	a := bare(env, p)
+	a.c.TRTLLM = *env.trtllm.Load()
 	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == engine.CircuitOpen}
 	a.chooseFlow()
 	env.Journal.Placed(p, env.Ask.Request.PromptTokens)
@@ -48,6 +41,19 @@ func newAttempt(env *Env, p *coordinator.Placement) *attempt {
 		a.deadline = time.Now().Add(p.FirstByte)
 	}
 	return a
+}
+
+// bare returns an attempt at the placement p of which nothing is recorded yet.
+func bare(env *Env, p *coordinator.Placement) *attempt {
+	return &attempt{
+		env: env, p: p,
+		conn: env.Connector(p.Decode.Spec.Connector),
+		c: connector.Attempt{
+			Request: env.Request, ID: p.ID, LegID: env.LegID(),
+			Prefill: p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.CallerCoordinates(),
+			Conversation: prompt.Conversation(env.Ask),
+		},
+	}
 }
 
 // run sends the legs in the order of the flow.

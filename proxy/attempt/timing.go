@@ -7,11 +7,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// timingPatience limits how long the proxy waits for the timings of prefill, if the client
-// asks for timings and decode ends before prefill has answered.
+// timingPatience limits how long the proxy waits for the timings of prefill, if the client requests
+// timings and decode ends before prefill has answered.
 const timingPatience = time.Second
 
-// timed reports whether the proxy asks the engines for the timing of their legs.
+// timed reports whether the proxy requests from the engines the timing of their legs.
 func (a *attempt) timed() bool {
 	return a.c.TRTLLM.PerfMetrics && a.p.Decode.Spec.Connector == config.ConnectorTRTLLM
 }
@@ -24,8 +24,8 @@ func (a *attempt) cutTiming(l *leg, whole []byte) []byte {
 	return rest
 }
 
-// asksTiming reports whether the client asks for the timings of its request and the proxy has
-// asked the engines for them.
+// asksTiming reports whether the client requests the timings and the proxy has requested them from
+// the engines.
 func (a *attempt) asksTiming() bool {
 	return a.timed() && a.env.Client.Header().Get(connector.HeaderReturnMetrics) == "1"
 }
@@ -46,7 +46,7 @@ func (a *attempt) awaitTiming() {
 }
 
 // tellTiming removes the engine's timing lines from the header of the answer. If the client
-// asks for timings, tellTiming adds the timings of all legs.
+// requests timings, tellTiming adds the timings of all legs.
 func (a *attempt) tellTiming() {
 	if !a.timed() {
 		return
@@ -67,7 +67,7 @@ func (a *attempt) tellTiming() {
 	}
 }
 
-// timingEvent writes the timings after the end of a stream, if the client asks for them.
+// timingEvent writes the timings after the end of a stream, if the client requests them.
 func (a *attempt) timingEvent() error {
 	if !a.asksTiming() {
 		return nil

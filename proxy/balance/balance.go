@@ -72,10 +72,10 @@ type rival struct {
 	missed int    // consecutive head starts that the rival did not use
 }
 
-// Join returns the entry of a worker in dir, and l as a listener that waits for workers
-// with fewer connections. All workers of dir must have the socket of l. Living workers
-// must have different slots. Close of the listener ends the worker's participation.
-// Only one goroutine at a time may call Accept.
+// Join returns the entry of a worker in dir, and l as a listener that waits for workers with fewer
+// connections. All workers of dir must have the socket of l. Running workers must have different
+// slots. The worker leaves the balancing when the listener is closed. Only one goroutine at a time
+// may call Accept.
 func Join(dir *privatedir.Dir, slot int, l net.Listener) (*Worker, net.Listener, error) {
 	if slot < 0 || slot >= slots {
 		return nil, nil, fmt.Errorf("worker %d: there are %d entries", slot, slots)
@@ -140,7 +140,7 @@ func (w *Worker) Exchange(change int64) {
 // leave notes that the worker no longer accepts.
 func (w *Worker) leave() { w.own.socket.Store(0) }
 
-// entries returns the entries of all workers so far.
+// entries returns the entries of all workers that have joined.
 func (w *Worker) entries() []entry {
 	return w.all.entries[:max(0, min(w.all.used.Load(), slots))]
 }

@@ -82,7 +82,7 @@ func dial(t *testing.T, l net.Listener, n int) {
 }
 
 // TestEven: a burst is divided among the running workers. A worker that has joined but
-// does not accept keeps no connection waiting, whatever its number of connections.
+// does not accept delays no connection, for any number of its connections.
 func TestEven(t *testing.T) {
 	for _, stopped := range []int{0, 1} {
 		t.Run(fmt.Sprint("stopped ", stopped), func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestOthersThatDoNotCount(t *testing.T) {
 		t.Error("a worker waits for a worker that has left")
 	}
 	if next, _ := join(t, dir, 2, socket); next.own.connections.Load() != 0 || !ahead() {
-		t.Error("the next worker of the slot does not begin with nothing")
+		t.Error("the next worker of the slot begins with the old number of connections, or is not ahead")
 	}
 }
 

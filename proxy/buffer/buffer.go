@@ -17,7 +17,7 @@ const (
 	maxBits = 22 // 4 MiB: the garbage collector frees larger buffers
 )
 
-// ErrFull says that the budget has no room for the requested bytes.
+// ErrFull reports that the budget has no room for the requested bytes.
 var ErrFull = errors.New("the memory for buffers is used up")
 
 // owner counts the memory of buffers: a Budget, or a request's Share of one.
@@ -77,8 +77,8 @@ func (b *Buffer) Counted() int64 {
 	return b.counted
 }
 
-// Uncount makes b a buffer that no budget counts. It returns the bytes that the budget of b
-// goes on counting; the caller must release them.
+// Uncount makes b a buffer that no budget counts. Uncount returns the bytes that the budget of b
+// still counts; the caller must release them.
 func (b *Buffer) Uncount() int64 {
 	n := b.counted
 	b.owner, b.counted = nil, 0

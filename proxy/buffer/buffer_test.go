@@ -48,7 +48,7 @@ func TestBufferHeld(t *testing.T) {
 			b.Hold()
 			wg.Go(func() {
 				if string(b.B) != "whole" {
-					t.Error("given back before its time")
+					t.Error("returned to the pool too early")
 				}
 				b.Free()
 			})
@@ -82,17 +82,17 @@ func TestGrow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []byte("what was read so far")
+		want := []byte("the bytes that were read before")
 		b.B = append(b.B, want...)
 		if err := b.Grow(tt.want, tt.most); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(b.B, want) || cap(b.B) != tt.after || g.Used() != int64(cap(b.B)) {
-			t.Errorf("%d grown to %d, %d are counted; want %d", tt.room, cap(b.B), g.Used(), tt.after)
+			t.Errorf("buffer of %d: got size %d and %d counted bytes, want %d", tt.room, cap(b.B), g.Used(), tt.after)
 		}
 		b.Free()
 		if g.Used() != 0 {
-			t.Errorf("%d bytes are counted of nothing", g.Used())
+			t.Errorf("got %d counted bytes after the end", g.Used())
 		}
 	}
 	(*Buffer)(nil).Free() // allowed
@@ -128,11 +128,11 @@ func TestBudgetFull(t *testing.T) {
 	b.Hold()
 	b.Free()
 	if g.Used() == 0 {
-		t.Error("given back before the last holder")
+		t.Error("returned to the pool before the last holder freed it")
 	}
 	b.Free()
 	if g.Used() != 0 {
-		t.Errorf("%d bytes are counted of nothing", g.Used())
+		t.Errorf("got %d counted bytes after the end", g.Used())
 	}
 }
 
@@ -156,7 +156,7 @@ func TestBudgetTogether(t *testing.T) {
 	}
 	wg.Wait()
 	if g.Used() != 0 {
-		t.Errorf("%d bytes are counted of nothing", g.Used())
+		t.Errorf("got %d counted bytes after the end", g.Used())
 	}
 }
 

@@ -45,6 +45,6 @@ func TestDefaultLimit(t *testing.T) {
 	}
 	debug.SetMemoryLimit(math.MaxInt64)
 	if got, want := DefaultLimit(), memory(os.DirFS("/"))/share; got != want {
-		t.Errorf("%d without one, want %d", got, want)
+		t.Errorf("got %d without one, want %d", got, want)
 	}
 }

@@ -30,7 +30,7 @@ func FirstRoom(announced int) int {
 	return FirstRead
 }
 
-// ErrTooLarge says that a body is larger than its limit.
+// ErrTooLarge reports that a body is larger than its limit.
 var ErrTooLarge = errors.New("the answer is too large")
 
 // TimedReader is a body whose reads have a limit of time.

@@ -5,8 +5,7 @@ import (
 	"sync"
 )
 
-// ErrShare says that the client already holds as much of the budget as one client may
-// hold.
+// ErrShare reports that the client already holds as much of the budget as one client may hold.
 var ErrShare = errors.New("the client's part of the memory for buffers is used up")
 
 // freeShare is the number of bytes that one request may hold before they count for its

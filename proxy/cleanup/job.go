@@ -21,7 +21,7 @@ const (
 	// prefill that is run again only to free decode's blocks has no lease. Its limit
 	// starts when it leaves the queue and covers at least one try.
 	minPatience = 30 * time.Second
-	// minQueued is the least that one of these clean-ups counts for, in bytes.
+	// minQueued is the minimum of queueCost, in bytes.
 	minQueued = 64 << 10
 )
 
@@ -67,7 +67,7 @@ func (j *Job) Add(calls []connector.Cleanup, p, d engine.Target) {
 		case c.Until == connector.UntilServed: // prefill writes into decode's blocks; decode frees them then
 			cc.holder = d
 			j.slow, j.delay, j.Limit = true, Yield, j.Prompt
-		case c.AnyTarget: // any decode engine tells prefill to free its blocks
+		case c.AnyTarget: // any decode engine makes prefill free its blocks
 			cc.holder = p
 		}
 		j.calls = append(j.calls, cc)
@@ -93,8 +93,8 @@ func (j *Job) Hold(t engine.Target) {
 	}
 }
 
-// Avoid makes t the last choice of calls that any target can serve. A decode engine that
-// could not load the blocks cannot tell prefill to free them either.
+// Avoid makes t the last choice of calls that any target can serve. A decode engine that could not
+// load the blocks cannot make prefill free them either.
 func (j *Job) Avoid(t engine.Target) {
 	for i := range j.calls {
 		if c := &j.calls[i]; c.AnyTarget && c.target == t {
@@ -137,9 +137,9 @@ func (c *call) reaches(t engine.Target) bool {
 	return true
 }
 
-// gone reports whether the engine that holds the blocks has restarted or died: its
-// memory is gone too. An engine that fails its probes may still be alive, so the Runner
-// asks this only after a try.
+// gone reports whether the engine that holds the blocks has restarted or died: its memory is gone
+// too. An engine that fails its probes may still be alive, so the Runner calls gone only after a
+// try.
 func (c *call) gone() bool {
 	s := c.holder.State()
 	return s != engine.Ready && s != engine.Draining

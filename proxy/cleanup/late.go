@@ -9,11 +9,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// PrefillLinger is how long the proxy waits for the answer of a prefill whose client has
-// left, if that answer is what lets its blocks be freed and prefill may be near its end.
-// A prefill of one step cannot be stopped. A vLLM that finishes it after the connection
-// was closed holds the blocks for its whole lease (8 to 23 % of short prompts,
-// conformance/real/README.md).
+// PrefillLinger is how long the proxy waits for the answer of a prefill whose client has left, if
+// the proxy needs the answer to free the blocks and prefill may be near its end. A prefill of one
+// step cannot be stopped. A vLLM that finishes it after the connection was closed holds the blocks
+// for its whole lease (8 to 23 % of short prompts, conformance/real/README.md).
 const PrefillLinger = 2 * time.Second
 
 // Late is a prefill leg that was given up because its engine does not respond, and what
@@ -38,7 +37,8 @@ func (r *Runner) AwaitLate(l *Late) {
 		if d, ok := l.Connector.(connector.Deferrer); !ok || !d.Defers() {
 			r.running.Go(func() { // waits as long as for a leg whose client has left: the engine aborts the request
 				awaitRecovery(ctx, l.Attempt.Prefill)
-				// TCP resends lost packets after up to as long as the link was cut.
+				// After a cut of a link, TCP may wait as long as the cut lasted before it sends
+				// lost packets again.
 				sleep(ctx, PrefillLinger+time.Since(failed))
 				cancel()
 			})

@@ -21,7 +21,7 @@ const (
 type restartCleanups struct {
 	mu      sync.Mutex
 	list    []restartCleanup // guarded by mu; by age
-	watched bool             // guarded by mu; a goroutine looks at the list
+	watched bool             // guarded by mu; a goroutine checks the list
 	closed  bool             // guarded by mu
 	leaving chan struct{}
 }

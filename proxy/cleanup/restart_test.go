@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// TestRestartCleanups: a call is due when the process is another one, and dropped when its time
-// is over.
+// TestRestartCleanups: a call is due if the engine's process has restarted. The list
+// drops the call after its time limit.
 func TestRestartCleanups(t *testing.T) {
 	now := time.Now()
 	i := new(engine.Instance)
@@ -27,7 +27,8 @@ func TestRestartCleanups(t *testing.T) {
 	}
 }
 
-// TestRestartCleanupsAreBounded: the oldest makes room, and none is kept after the end.
+// TestRestartCleanupsAreBounded: a full list drops its oldest call, and the list is empty
+// after the end.
 func TestRestartCleanupsAreBounded(t *testing.T) {
 	j := &Runner{}
 	j.afterRestarts.leaving = make(chan struct{})
@@ -37,14 +38,14 @@ func TestRestartCleanupsAreBounded(t *testing.T) {
 	}
 	j.afterRestarts.mu.Lock()
 	if n := len(j.afterRestarts.list); n != maxRestartCleanups || j.afterRestarts.list[0].job.Limit != 5 {
-		t.Errorf("%d clean-ups, the first is number %d", n, j.afterRestarts.list[0].job.Limit)
+		t.Errorf("got %d clean-ups, the first has number %d", n, j.afterRestarts.list[0].job.Limit)
 	}
 	j.afterRestarts.mu.Unlock()
 	j.afterRestarts.close()
 	j.afterRestarts.close()
-	j.running.Wait() // nobody watches any more
+	j.running.Wait() // no goroutine watches the list any more
 	j.afterRestart(&Job{Decode: i}, &call{})
 	if len(j.afterRestarts.list) != 0 {
-		t.Error("a clean-up is kept after the end")
+		t.Error("the list has a clean-up after the end")
 	}
 }

@@ -25,8 +25,8 @@ const (
 	// longestPause, so that blocks are free soon after their only decode engine is back.
 	firstPause   = 50 * time.Millisecond
 	longestPause = time.Second
-	// maxPrompts is how many clean-ups compute a prompt at the same time. They serve no
-	// client, and they come when engines are in trouble.
+	// maxPrompts is how many clean-ups compute a prompt at the same time. No client waits for them,
+	// and they run when engines have failed.
 	maxPrompts = 4
 	// maxQueued limits the memory of the clean-ups that wait to compute a prompt, in
 	// bytes: all clients of a gateway may leave at once.
@@ -93,9 +93,9 @@ func (r *Runner) Start(job *Job) (tried <-chan struct{}) {
 	return each
 }
 
-// StartEncoded starts, in the background, the job that another process of the same
-// deployment encoded (Job.Encode) before it died. The error says that b is no such job,
-// or that an engine of the job is not known here.
+// StartEncoded starts, in the background, the job that another process of the same deployment
+// encoded (Job.Encode) before it died. The error reports that b is no such job, or that an engine
+// of the job is not known here.
 func (r *Runner) StartEncoded(b []byte) error {
 	job, err := readComplete(b, r.Registry.Snapshot())
 	if err != nil {
@@ -239,7 +239,7 @@ func (r *Runner) try(ctx context.Context, t engine.Target, job *Job, c *call) bo
 		Method: "POST", Path: t.Prefix + c.Leg.Path, Header: job.header(t, c.Leg.Header), Body: [][]byte{c.Leg.Body},
 	})
 	if err != nil {
-		c.pointless = c.Until == connector.UntilServed // the engine has forgotten its decode, or is as slow again
+		c.pointless = c.Until == connector.UntilServed // the engine has no record of its decode, or is slow again
 		return c.pointless
 	}
 	defer resp.Close()

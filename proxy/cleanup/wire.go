@@ -61,8 +61,8 @@ func (j *Job) Append(b []byte) []byte {
 	return b
 }
 
-// readComplete reads a job that Append wrote, all of whose engines must be known.
-// Nothing of the job refers to b.
+// readComplete decodes a job that Append encoded. It fails if one of the job's engines is
+// not known. The job does not refer to the memory of b.
 func readComplete(b []byte, known *engine.Snapshot) (*Job, error) {
 	j, lost, err := readJob(b, known)
 	if err = cmp.Or(err, lost); err != nil {
@@ -94,7 +94,7 @@ func readJob(b []byte, known *engine.Snapshot) (j *Job, lost, err error) {
 			name, rank := r.Text(), r.Uint()
 			i := known.Instance(string(name))
 			if i == nil || rank >= uint64(len(i.Load)) {
-				lost = fmt.Errorf("engine %.64q is not known any more", name)
+				lost = fmt.Errorf("engine %.64q is no longer known", name)
 				continue
 			}
 			*to = engine.Target{Instance: i, Rank: int(rank)}

@@ -14,7 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// orphanCalls returns the calls that free so many blocks of a prefill.
+// orphanCalls returns the calls that free n blocks of a prefill.
 func orphanCalls(t testing.TB, blocks int) (connector.Connector, []connector.Cleanup) {
 	t.Helper()
 	conn, _ := connector.ByName("vllm-nixl")
@@ -36,7 +36,7 @@ func orphanCalls(t testing.TB, blocks int) (connector.Connector, []connector.Cle
 	return conn, calls
 }
 
-// orphanJob is a job that makes those calls.
+// orphanJob returns a job that makes those calls.
 func orphanJob(t testing.TB, blocks int) *Job {
 	t.Helper()
 	conn, calls := orphanCalls(t, blocks)
@@ -61,7 +61,7 @@ func targetNamed(name string) engine.Target {
 const nixlAnswer = `{"choices":[{"text":"x","finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,` +
 	`"remote_block_ids":[1],"remote_engine_id":"e","remote_host":"p.test","remote_port":5600}}`
 
-// TestJobIsReadBack: an encoded job is read back whole, or not at all.
+// TestJobIsReadBack: the reader decodes a whole encoded job, and no part of one.
 func TestJobIsReadBack(t *testing.T) {
 	known := known()
 	job := orphanJob(t, 3)
@@ -87,11 +87,11 @@ func TestJobIsReadBack(t *testing.T) {
 	}
 	for n := range b {
 		if _, err := readComplete(b[:n], known); err == nil {
-			t.Fatalf("%d of %d bytes are taken for a clean-up", n, len(b))
+			t.Fatalf("the first %d of %d bytes decode as a clean-up", n, len(b))
 		}
 	}
 	if _, err := readComplete(append(b, 0), known); err == nil {
-		t.Error("a clean-up with something behind it is taken")
+		t.Error("a clean-up with further bytes decodes")
 	}
 	for _, change := range []func(c *call){
 		func(c *call) { c.target = targetNamed("gone") },
@@ -100,11 +100,11 @@ func TestJobIsReadBack(t *testing.T) {
 		job := orphanJob(t, 3)
 		change(&job.calls[0])
 		if _, err := readComplete(job.Encode(), known); err == nil {
-			t.Error("a clean-up of an engine that there is not is taken")
+			t.Error("a clean-up of an unknown engine decodes")
 		}
 	}
 	if orphanJob(t, maxEncoded).Encode() != nil {
-		t.Error("a clean-up of any length is encoded")
+		t.Error("a clean-up above the maximum length is encoded")
 	}
 }
 
@@ -123,7 +123,8 @@ func FuzzReadJob(f *testing.F) {
 	})
 }
 
-// BenchmarkEncode is the cost of encoding a clean-up for the coordinator, once for each request.
+// BenchmarkEncode measures the encoding of a clean-up for the coordinator, which happens
+// once for each request.
 func BenchmarkEncode(b *testing.B) {
 	job := orphanJob(b, 64)
 	b.ReportAllocs()
@@ -134,7 +135,7 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-// TestJobIsRead: a job that is read back is for the ranks that it names, and does not change when
+// TestJobIsRead: a decoded job goes to the ranks that it names. It does not change when
 // the memory of the message is used again.
 func TestJobIsRead(t *testing.T) {
 	known := known()

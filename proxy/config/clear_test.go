@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestSecretsInTheClear: check says which secrets go over a network unencrypted.
+// TestSecretsInTheClear: check reports the secrets that go over a network unencrypted.
 func TestSecretsInTheClear(t *testing.T) {
 	engine := func(url string) string {
 		return "[[engine]]\nname='e'\nurl='" + url + "'\nrole='both'\nconnector='none'\napi_key_file='k'\n"

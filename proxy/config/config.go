@@ -26,6 +26,8 @@ type Config struct {
 	Admin Admin `toml:"admin"`
 	// Metrics is an address for Prometheus alone.
 	Metrics Metrics `toml:"metrics"`
+	// EPP is the endpoint picker for gateways.
+	EPP EPP `toml:"epp"`
 	// Timeouts bounds each wait of an exchange.
 	Timeouts Timeouts `toml:"timeouts"`
 	// Limits bounds how many exchanges run and wait.
@@ -110,9 +112,9 @@ func ParseFile(file string, data []byte) (Config, error) {
 	return *cfg, nil
 }
 
-// Draft is ParseFile for checks that find problems of other kinds too: it returns what it
-// could decode, together with the problems. Only a configuration without problems may be
-// served. The result is nil for a text that is not TOML.
+// Draft is ParseFile for checks that also find problems of other kinds: it returns the decoded part
+// of the file, together with the problems. Only a configuration without problems may be served. The
+// result is nil for a text that is not TOML.
 func Draft(file string, data []byte) (*Config, Problems) {
 	var tree map[string]any
 	if _, err := toml.Decode(string(data), &tree); err != nil {

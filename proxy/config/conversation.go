@@ -20,8 +20,8 @@ type Conversation struct {
 	// one value for many conversations. Default: prompt_cache_key and
 	// client_metadata.session_id.
 	LateFields []string `toml:"late_fields"`
-	// Capacity is the number of conversations that are remembered; the least recently
-	// used one is dropped. Default 100000; at least 1.
+	// Capacity is the number of stored conversations; the least recently used one is dropped.
+	// Default 100000; at least 1.
 	Capacity int `toml:"capacity"`
 }
 

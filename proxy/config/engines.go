@@ -73,7 +73,7 @@ type Engine struct {
 	// APIKeyFile is a file with the key that is sent to this instance instead
 	// of the client's Authorization. Default "": the client's is sent.
 	APIKeyFile string `toml:"api_key_file"`
-	// Model is the model it serves. Default "": read from the instance.
+	// Model is the model that the engine serves. Default "": read from the instance.
 	Model string `toml:"model"`
 	// KVEvents is the source of its KV events: "tcp://host:port" (port + rank for
 	// several ranks), or "poll" for trtllm. Default "": none; for sglang, the address
@@ -130,6 +130,10 @@ type Engine struct {
 	// for an engine of the configuration file, except the peer's own (the loopback); no
 	// other host for an engine that registered or was discovered.
 	KVHosts string `toml:"kv_hosts"`
+	// Endpoint is the address, ip:port, to which gateways send the requests for the
+	// instance: that of a sidecar in front of it. ":port" is a port of URL's host; epp
+	// only. Default "": host and port of URL.
+	Endpoint string `toml:"endpoint"`
 	// HealthPath is the path of the health probe. Default "": a cheap path of the
 	// connector. Probes never generate tokens.
 	HealthPath string `toml:"health_path"`

@@ -112,7 +112,7 @@ type DiscoveryFile struct {
 	Path string `toml:"path"`
 }
 
-// DiscoveryDNS is names whose addresses are engines.
+// DiscoveryDNS lists DNS names whose addresses are engines.
 type DiscoveryDNS struct {
 	// Interval is the time between two lookups of a name. Default 5s; never 0.
 	Interval Duration `toml:"interval"`
@@ -121,10 +121,10 @@ type DiscoveryDNS struct {
 	// Family selects the addresses of a name that are engines: "4", "6", or "" for
 	// both. Default "".
 	Family string `toml:"family"`
-	// Engines are the names: each is an [[engine]] that serves as a pattern for the
-	// found engines. The host of its url is looked up: A and AAAA records, or SRV if it
-	// begins with an underscore. A host "*" in kv_events and kv_replay is replaced by
-	// the found one.
+	// Engines lists the names to look up. Each entry is an [[engine]] that is a pattern for the
+	// found engines. The proxy looks up the host of the entry's url: A and AAAA records, or SRV
+	// records if the host begins with an underscore. The proxy replaces a host "*" in kv_events and
+	// kv_replay by the found host.
 	Engines []Engine `toml:"engine"`
 }
 

@@ -27,7 +27,7 @@ func TestEngineFromJSON(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := EngineFromJSON([]byte(tt.body)); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Fatalf("error %v does not name %q", err, tt.want)
+				t.Fatalf("got error %v, want one that names %q", err, tt.want)
 			}
 		})
 	}

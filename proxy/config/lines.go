@@ -228,7 +228,7 @@ func (s *lineScanner) blank(lines bool) {
 	}
 }
 
-// take skips mark when it stands at pos.
+// take skips mark if mark is at pos.
 func (s *lineScanner) take(mark string) bool {
 	if !strings.HasPrefix(s.text[s.pos:], mark) {
 		return false

@@ -292,7 +292,7 @@ connector = 'vllm-other'
 kv_events = 'tcp://*:5557'
 kv_replay = '*:5558'
 `, []want{
-		{"discovery.kubernetes.token_file", 3, "in the clear"}, {"discovery.kubernetes.engine[0].url", 6, "name of a Service"},
+		{"discovery.kubernetes.token_file", 3, "without encryption"}, {"discovery.kubernetes.engine[0].url", 6, "name of a Service"},
 		{"discovery.kubernetes.engine[1].name", 10, "already the name of discovery.kubernetes.engine[0]"},
 		{"discovery.kubernetes.engine[1].url", 11, "name of a Service"}, {"discovery.kubernetes.engine[1].connector", 13, "one of"},
 		{"discovery.kubernetes.engine[1].kv_replay", 15, "want tcp://host:port"}}},
@@ -337,7 +337,7 @@ kv_replay = '*:5558'
 	{"plain HTTP without a token", "[fleet]\nlisten='10.0.0.5:8331'\nplain_http=true\ntls.ca='a'\ntls.cert='c'\ntls.key='k'\n", []want{{"fleet.plain_http", 3, "plain HTTP shows no certificate"}}},
 	{"certificates without a CA", "[fleet.tls]\ncert='c'\nkey='k'\n", []want{{"fleet.tls.cert", 2, "needs fleet.tls.ca"}}},
 	{"a CA alone", "[fleet.tls]\nca='c'\n", []want{{"fleet.tls.ca", 2, "needs fleet.tls.cert"}}},
-	{"passwords of etcd in the clear", "[discovery.etcd]\nendpoints=['http://localhost:1','http://e:2379']\nusername='u'\npassword_file='p'\n[fleet]\nlisten='127.0.0.1:7000'\n[fleet.etcd]\nendpoints=['http://e:2379']\nusername='u'\npassword_file='p'\n",
+	{"passwords of etcd without encryption", "[discovery.etcd]\nendpoints=['http://localhost:1','http://e:2379']\nusername='u'\npassword_file='p'\n[fleet]\nlisten='127.0.0.1:7000'\n[fleet.etcd]\nendpoints=['http://e:2379']\nusername='u'\npassword_file='p'\n",
 		[]want{{"discovery.etcd.password_file", 4, "needs https or discovery.etcd.plain_http"}, {"fleet.etcd.password_file", 10, "endpoints[0] is neither https nor loopback"}}},
 	{"fleet without patience", "[fleet]\npatience='0s'\n", []want{{"fleet.patience", 2, "more than 0"}}},
 	{"keys for any local worker", "[fleet]\nlisten='127.0.0.1:7000'\n[[engine]]\nname='a'\nurl='https://a'\nrole='both'\napi_key_file='k'\n",

@@ -24,6 +24,7 @@ func (c *Config) Validate() []Problem {
 	k.fleet()
 	k.election()
 	k.sidecar()
+	k.epp()
 	k.listeners()
 	k.durations()
 	return c.complete(k.problems)
@@ -43,18 +44,7 @@ func (k *checker) server() {
 	if s.HTTP3 != "" && !s.TLS.Enabled() {
 		k.add("server.http3", "needs TLS: set server.tls.cert and server.tls.key, or server.tls.self_signed")
 	}
-	switch {
-	case s.TLS.Cert != "" && s.TLS.Key == "":
-		k.add("server.tls.cert", "needs server.tls.key")
-	case s.TLS.Cert == "" && s.TLS.Key != "":
-		k.add("server.tls.key", "needs server.tls.cert")
-	}
-	if s.TLS.SelfSigned && (s.TLS.Cert != "" || s.TLS.Key != "") {
-		k.add("server.tls.self_signed", "must not be set together with server.tls.cert and server.tls.key")
-	}
-	if s.TLS.ClientCA != "" && !s.TLS.Enabled() {
-		k.add("server.tls.client_ca", "needs TLS: set server.tls.cert and server.tls.key, or server.tls.self_signed")
-	}
+	k.tls("server.tls", s.TLS)
 
 	for i, text := range s.TrustedProxies {
 		if n, err := parseNetwork(text); err != nil {
@@ -82,6 +72,22 @@ func (k *checker) server() {
 	k.atLeast("limits.max_reading", l.MaxReading, 0)
 	if l.BufferMemory > 0 && l.BufferMemory < leastBuffers {
 		k.add("limits.buffer_memory", "must be at least %s, or 0B for a quarter of the memory, found %s", leastBuffers, l.BufferMemory)
+	}
+}
+
+// tls checks the certificate of a listener at the key at.
+func (k *checker) tls(at string, t TLS) {
+	switch {
+	case t.Cert != "" && t.Key == "":
+		k.add(at+".cert", "needs %s.key", at)
+	case t.Cert == "" && t.Key != "":
+		k.add(at+".key", "needs %s.cert", at)
+	}
+	if t.SelfSigned && (t.Cert != "" || t.Key != "") {
+		k.add(at+".self_signed", "must not be set together with %s.cert and %s.key", at, at)
+	}
+	if t.ClientCA != "" && !t.Enabled() {
+		k.add(at+".client_ca", "needs TLS: set %s.cert and %s.key, or %s.self_signed", at, at, at)
 	}
 }
 
@@ -119,6 +125,9 @@ func (k *checker) listeners() {
 	}
 	if c.Metrics.Listen != "" && k.listen("metrics.listen", c.Metrics.Listen) {
 		tcp = append(tcp, listener{"metrics.listen", c.Metrics.Listen})
+	}
+	if c.EPP.Listen != "" && k.listen("epp.listen", c.EPP.Listen) {
+		tcp = append(tcp, listener{"epp.listen", c.EPP.Listen})
 	}
 	tcp = append(tcp, listener{"discovery.moriio.listen", strings.TrimPrefix(c.Discovery.MoRIIO.Listen, "tcp://")},
 		listener{"fleet.listen", c.Fleet.Listen})

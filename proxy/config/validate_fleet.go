@@ -47,7 +47,7 @@ func (k *checker) etcd(at string, a EtcdAccess) {
 	if a.PasswordFile != "" && !a.PlainHTTP {
 		for i, endpoint := range a.Endpoints {
 			if exposed(endpoint) {
-				k.add(joinKey(at, "password_file"), "would be sent in the clear: endpoints[%d] is neither https nor loopback; needs https or %s.plain_http", i, at)
+				k.add(joinKey(at, "password_file"), "would be sent without encryption: endpoints[%d] is neither https nor loopback; needs https or %s.plain_http", i, at)
 				break
 			}
 		}
@@ -165,7 +165,7 @@ func (k *checker) kubernetes() {
 	if d.API != "" {
 		k.httpURL("discovery.kubernetes.api", d.API)
 		if exposed(d.API) && d.TokenFile != "" {
-			k.add("discovery.kubernetes.token_file", "would be sent in the clear: discovery.kubernetes.api is neither https nor loopback")
+			k.add("discovery.kubernetes.token_file", "would be sent without encryption: discovery.kubernetes.api is neither https nor loopback")
 		}
 	}
 	names := map[string]string{}

@@ -39,20 +39,20 @@ func (k *checker) warnClear() {
 			continue
 		}
 		if exposed(e.URL) {
-			k.add(engineKey(i, "api_key_file"), "the key goes over the network in the clear: url is neither https nor loopback")
+			k.add(engineKey(i, "api_key_file"), "the key is sent over the network without encryption: url is neither https nor loopback")
 		}
 		if c.Fleet.Open && !c.Fleet.proven() && betweenHosts(c.Fleet.Listen) {
 			k.add(engineKey(i, "api_key_file"), "with fleet.open any host that can reach fleet.listen can connect as a worker and gets the key")
 		}
 	}
 	if c.Fleet.PlainHTTP && c.Fleet.TokenFile != "" && betweenHosts(c.Fleet.Listen) {
-		k.add("fleet.plain_http", "TensorRT-LLM's workers send the token of fleet.token_file in the clear; workers of the fleet authenticate with the same token")
+		k.add("fleet.plain_http", "TensorRT-LLM's workers send the token of fleet.token_file without encryption; workers of the fleet authenticate with the same token")
 	}
 	if t := c.Discovery.TRTLLM; t.TokenFile != "" && exposed(t.ClusterURI) {
-		k.add("discovery.trtllm.token_file", "engines send the token over the network in the clear: discovery.trtllm.cluster_uri is http and not loopback")
+		k.add("discovery.trtllm.token_file", "engines send the token over the network without encryption: discovery.trtllm.cluster_uri is http and not loopback")
 	}
 	if address, isTCP := strings.CutPrefix(c.Discovery.MoRIIO.Listen, "tcp://"); isTCP && c.Discovery.MoRIIO.PasswordFile != "" && betweenHosts(address) {
-		k.add("discovery.moriio.password_file", "engines send the password over the network in the clear, as PLAIN of ZeroMQ does")
+		k.add("discovery.moriio.password_file", "engines send the password over the network without encryption, as PLAIN of ZeroMQ does")
 	}
 }
 

@@ -77,8 +77,7 @@ type Handoff struct {
 	// data, and no engine detects that. 0: prefill holds them until they are read or
 	// freed.
 	Lease time.Duration
-	// Params is the raw JSON object that decode needs. Only the connector knows its
-	// meaning.
+	// Params is the raw JSON object that decode needs. Only the connector interprets it.
 	Params []byte
 	// Prompt is the raw prompt in prefill's form (token ids, or base64 of them) if
 	// decode gets it instead of the text; else empty.

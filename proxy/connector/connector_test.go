@@ -1,6 +1,7 @@
 package connector
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
 func TestAll(t *testing.T) {
@@ -29,7 +31,7 @@ func TestAll(t *testing.T) {
 		{config.ConnectorNone, abi.FlowAggregated, 0},
 	}
 	if n := len(All()); n != len(tests) {
-		t.Fatalf("%d connectors, want %d", n, len(tests))
+		t.Fatalf("got %d connectors, want %d", n, len(tests))
 	}
 	for i, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -38,12 +40,12 @@ func TestAll(t *testing.T) {
 				t.Fatalf("ByName = %v, %v", c, ok)
 			}
 			if c.Flow() != tt.flow || c.AggregatesOn() != tt.aggregates {
-				t.Errorf("flow %v aggregates on %v, want %v %v", c.Flow(), c.AggregatesOn(), tt.flow, tt.aggregates)
+				t.Errorf("got flow %v aggregates on %v, want %v %v", c.Flow(), c.AggregatesOn(), tt.flow, tt.aggregates)
 			}
 		})
 	}
 	if _, ok := ByName("nixl"); ok {
-		t.Error("a name that is none was found")
+		t.Error("found a connector for an unknown name")
 	}
 }
 
@@ -71,6 +73,36 @@ func TestServes(t *testing.T) {
 			if got := c.Serves(api); got == not[api] {
 				t.Errorf("%s serves %v: %v", c.Name(), api, got)
 			}
+		}
+	}
+}
+
+// TestTokenizesAndLoads lists how the engines of each connector tokenize and report load.
+func TestTokenizesAndLoads(t *testing.T) {
+	metrics := []engine.LoadRoute{{Path: "/metrics", Form: engine.LoadMetrics}}
+	want := map[string]struct {
+		dialect tokens.Dialect
+		loads   []engine.LoadRoute
+	}{
+		"none": {tokens.VLLM, append(slices.Clone(metrics), engine.LoadRoute{Path: "/v1/loads?include=core", Form: engine.LoadSGLang})},
+		"sglang": {tokens.SGLang, []engine.LoadRoute{
+			{Path: "/v1/loads?include=core,disagg,queues,memory", Form: engine.LoadSGLang},
+			{Path: "/v1/loads?include=core", Form: engine.LoadSGLang},
+			{Path: "/get_load", Form: engine.LoadSGLangLegacy},
+			metrics[0],
+		}},
+		"trtllm": {tokens.TRTLLM, []engine.LoadRoute{{Path: "/metrics", Form: engine.LoadTRTLLM}}},
+	}
+	for _, c := range All() {
+		w, found := want[c.Name()]
+		if !found {
+			w.dialect, w.loads = tokens.VLLM, metrics
+		}
+		if got := c.Tokenizes(); got != w.dialect {
+			t.Errorf("%s: got Tokenizes() = %v, want %v", c.Name(), got, w.dialect)
+		}
+		if got := c.Loads(); !slices.Equal(got, w.loads) {
+			t.Errorf("%s: got Loads() = %+v, want %+v", c.Name(), got, w.loads)
 		}
 	}
 }
@@ -127,14 +159,14 @@ func TestNoneHasNoPair(t *testing.T) {
 func TestDecodeNeedsHandoff(t *testing.T) {
 	a := pair(t, "/v1/completions", `{"prompt":"x"}`)
 	if _, err := (trtllm{}).Decode(a, nil, nil); err == nil {
-		t.Error("trtllm shaped a decode leg from nothing")
+		t.Error("trtllm built a decode leg without params")
 	}
 	if _, err := (trtllm{}).Decode(a, &Handoff{Params: []byte(`[]`)}, nil); err == nil {
-		t.Error("trtllm shaped a decode leg from params that are no object")
+		t.Error("trtllm built a decode leg from params that are no object")
 	}
 	for _, h := range []*Handoff{nil, {}, {Params: []byte(`[]`)}} {
 		if _, err := (moriio{read: true}).Decode(a, h, nil); err == nil {
-			t.Error("MoRI-IO in READ mode shaped a decode leg from nothing")
+			t.Error("MoRI-IO in READ mode built a decode leg without params")
 		}
 	}
 	leg, err := nixl{}.Decode(a, nil, nil)
@@ -156,8 +188,8 @@ func TestTPSizes(t *testing.T) {
 	}
 }
 
-// TestDstIsReused: a leg is appended to the given buffer, and the bodies of one attempt
-// can use a buffer one after the other.
+// TestDstIsReused: a leg is appended to the given buffer. The bodies of one attempt can
+// use one buffer after another.
 func TestDstIsReused(t *testing.T) {
 	dst := make([]byte, 0, 4096)
 	for _, c := range All()[:7] {
@@ -199,9 +231,10 @@ func legText(l Leg) string {
 	return b.String()
 }
 
-// TestNothingIsHeldOnceDecodeTook: a decode engine that has begun to answer has read
-// the KV, whatever else is known of the attempt. Then there is no clean-up, also if
-// prefill's answer is missing: the prefill leg is dropped when decode takes over.
+// TestNothingIsHeldOnceDecodeTook: a decode engine that has begun to answer has read the
+// KV. Then there is no clean-up, whatever the other facts of the attempt are. This also
+// holds if prefill's answer is missing, because the proxy drops the prefill leg when
+// decode takes over.
 func TestNothingIsHeldOnceDecodeTook(t *testing.T) {
 	for _, c := range All() {
 		a := pair(t, "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)

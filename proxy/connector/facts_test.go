@@ -34,8 +34,8 @@ func TestReadFacts(t *testing.T) {
 		{name: "vllm KV cache, the model's type", connector: "vllm-moriio", path: "/metrics", status: 200,
 			body: "# x\nvllm:cache_config_info{block_size=\"None\",cache_dtype=\"auto\"} 1\n"},
 		{name: "vllm without metrics", connector: "vllm-nixl", path: "/metrics", status: 500, body: "SECRET"},
-		{name: "vllm metrics not heard", connector: "vllm-nixl", path: "/metrics"},
-		{name: "vllm models not heard", connector: "vllm-nixl", path: "/v1/models", wantErr: "status 0"},
+		{name: "vllm metrics without an answer", connector: "vllm-nixl", path: "/metrics"},
+		{name: "vllm models without an answer", connector: "vllm-nixl", path: "/v1/models", wantErr: "status 0"},
 		{name: "garbage metrics", connector: "vllm-nixl", path: "/metrics", status: 200, body: "\nvllm:cache_config_info{block_size=\"-1\",cache_dtype=\"" + strings.Repeat("x", 99)},
 		{name: "old engine", connector: "vllm-nixl", path: "/version", status: 404, body: `{"detail":"Not Found"}`},
 		{name: "wrong key", connector: "vllm-nixl", path: "/v1/models", status: 401, body: `SECRET`, wantErr: "status 401"},
@@ -119,7 +119,7 @@ func TestReadFacts(t *testing.T) {
 	}
 }
 
-// TestFactPaths: ReadFacts knows every path of FactPaths.
+// TestFactPaths: ReadFacts reads every path of FactPaths.
 func TestFactPaths(t *testing.T) {
 	answers := map[string]string{
 		"/v1/models": `{"data":[]}`, "/version": `{"version":"1"}`, "/server_info": `{"version":"1"}`, topologyPath: `{"dp_size":1}`,
@@ -175,7 +175,7 @@ func TestCompatible(t *testing.T) {
 		{"vllm cache types differ", "vllm-nixl", engine.Facts{KVCacheType: "fp8"}, engine.Facts{KVCacheType: "bfloat16"}, false},
 		{"vllm cache type of the model", "vllm-nixl", engine.Facts{KVCacheType: "fp8"}, engine.Facts{}, true},
 		{"vllm blocks divide", "vllm-nixl", engine.Facts{PageSize: 16}, engine.Facts{PageSize: 64}, true},
-		{"vllm blocks the other way", "vllm-nixl", engine.Facts{PageSize: 64}, engine.Facts{PageSize: 16}, false},
+		{"vllm blocks, sizes exchanged", "vllm-nixl", engine.Facts{PageSize: 64}, engine.Facts{PageSize: 16}, false},
 		{"vllm blocks that do not divide", "vllm-nixl", engine.Facts{PageSize: 16}, engine.Facts{PageSize: 24}, false},
 		{"moriio knows the sizes alone", "vllm-moriio", engine.Facts{Version: "0.19.0", PageSize: 16}, engine.Facts{Version: "0.20.0", PageSize: 1}, true},
 		{"p2p-nccl's sizes differ", "vllm-p2p-nccl", engine.Facts{TPSize: 2}, engine.Facts{TPSize: 4}, false},

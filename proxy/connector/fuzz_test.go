@@ -53,7 +53,7 @@ func fuzzReadPrefill(f *testing.F, connector string) {
 		h, err := c.ReadPrefill(a, answer)
 		if err != nil {
 			if !errors.Is(err, ErrBadReply) || len(err.Error()) > 200 {
-				t.Errorf("error %q", err)
+				t.Errorf("got error %q", err)
 			}
 			return
 		}

@@ -187,7 +187,7 @@ func (g *golden) run(t *testing.T, c Connector) {
 	if g.Encode != nil {
 		legs := c.(Encoder).Encode(a)
 		if len(legs) != len(g.Encode) {
-			t.Errorf("%d calls to encoders, want %d", len(legs), len(g.Encode))
+			t.Errorf("got %d calls to encoders, want %d", len(legs), len(g.Encode))
 		}
 		for i := range min(len(legs), len(g.Encode)) {
 			g.checkLeg(t, "encoder's leg", legs[i], nil, &g.Encode[i])

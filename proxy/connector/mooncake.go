@@ -186,9 +186,9 @@ var errNoEngineID = errors.New("prefill's engine id is not known")
 // wait.
 func (mooncake) Reclaims() bool { return true }
 
-// Cleanup sends a decode engine a request that names the transfer and that the engine
-// rejects. The engine then tells prefill that decode does not need the blocks
-// (request_finished, _with_kv_transfer_rejection_cleanup).
+// Cleanup sends a decode engine a request that names the transfer and that the engine rejects. The
+// engine then informs prefill that decode does not need the blocks (request_finished,
+// _with_kv_transfer_rejection_cleanup).
 //
 // The call is correct only for blocks that prefill certainly holds. For a transfer that
 // prefill does not know, or no longer knows, the call blocks one of prefill's few senders

@@ -16,11 +16,10 @@ var (
 	errNoHandoff = errors.New("decode needs the parameters of prefill's answer")
 )
 
-// moriio is vLLM's MoRIIOConnector. In WRITE mode, the default, both legs run at once:
-// decode tells prefill which blocks it has allocated, and prefill writes into them
-// layer by layer. In READ mode (read) prefill answers first, and decode reads the
-// blocks. The engines find each other by the addresses in the request id of both legs.
-// A transfer id identifies the two legs.
+// moriio is vLLM's MoRIIOConnector. In WRITE mode, the default, both legs run at once: decode sends
+// prefill the blocks that it has allocated, and prefill writes into them layer by layer. In READ
+// mode (read) prefill answers first, and decode reads the blocks. The engines find each other by
+// the addresses in the request id of both legs. A transfer id identifies the two legs.
 //
 // A decode engine treats every request as one with transferred KV, so decode cannot
 // fall back to computing the prompt.
@@ -116,9 +115,8 @@ func (moriio) transfer(a *Attempt, other engine.Target, prefill bool) []byte {
 	b = strconv.AppendInt(append(b, `,"remote_dp_size":`...), int64(other.Spec.Ranks), 10)
 	b = strconv.AppendInt(append(b, `,"remote_tp_size":`...), int64(f.TPSize), 10)
 	if !prefill && other.Spec.Ranks > 1 {
-		// Decode tells this rank of prefill where its blocks are. is_request_leader
-		// makes decode's own rank the one that tells it: by default only ranks of the
-		// first host do.
+		// Decode sends this rank of prefill the addresses of its blocks. is_request_leader makes
+		// decode's own rank send them: by default only ranks of the first host send them.
 		b = strconv.AppendInt(append(b, `,"remote_dp_rank":`...), int64(other.Rank), 10)
 		b = append(b, `,"is_request_leader":true`...)
 	}
@@ -241,10 +239,10 @@ func (m moriio) Defers() bool { return !m.read }
 // Reclaims: in READ mode only the answer names the blocks that prefill holds.
 func (m moriio) Reclaims() bool { return m.read }
 
-// Cleanup sends a decode engine a request that names the transfer and that the engine
-// rejects. The engine then tells prefill to free the blocks (vLLM pull request 41269;
-// _with_kv_transfer_rejection_cleanup, request_finished). The request is rejected
-// because of its limit of tokens, so no part of it is ever scheduled.
+// Cleanup sends a decode engine a request that names the transfer and that the engine rejects. The
+// engine then makes prefill free the blocks (vLLM pull request 41269;
+// _with_kv_transfer_rejection_cleanup, request_finished). The request is rejected because of its
+// limit of tokens, so no part of it is ever scheduled.
 //
 // In WRITE mode the call is correct only while no decode engine has the leg: a decode
 // engine with the leg may be waiting for prefill to write into its blocks, and would wait

@@ -6,6 +6,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
 // nixl is vLLM's NixlConnector in pull mode (also called NixlPullConnector). Prefill
@@ -36,6 +37,10 @@ func (nixl) Serves(api openai.API) bool { return api.Path() != "" && api != open
 func (nixl) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
 
 func (nixl) FactPaths(abi.Role) []string { return []string{modelsPath, versionPath, metricsPath} }
+
+func (nixl) Tokenizes() tokens.Dialect { return tokens.VLLM }
+
+func (nixl) Loads() []engine.LoadRoute { return []engine.LoadRoute{metricsRoute} }
 
 func (nixl) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
 	ok, err := served(path, status)
@@ -235,14 +240,13 @@ func (nixl) Public(a *Attempt, answer []byte) []byte { return vllmPublic(a, answ
 // Reclaims: only the answer names the blocks that prefill holds.
 func (nixl) Reclaims() bool { return true }
 
-// Cleanup frees the blocks that prefill keeps for a decode leg that was not sent. It
-// sends decode a request that names the blocks. When that request ends, decode tells
-// prefill to free them. If the request is aborted before decode schedules it, decode
-// reads no block. Otherwise decode reads at most as many blocks as the request's prompt
-// has, which is one. So the prompt has one token, the only data of the client is the
-// model, and the proxy hangs up when the head of the answer arrives. The salt keeps the
-// block that decode may have read out of the prefix cache. Otherwise the cache would
-// contain the block under a wrong prompt.
+// Cleanup frees the blocks that prefill keeps for a decode leg that was not sent. It sends decode a
+// request that names the blocks. When that request ends, decode makes prefill free them. If the
+// request is aborted before decode schedules it, decode reads no block. Otherwise decode reads at
+// most as many blocks as the request's prompt has, which is one. So the prompt has one token, the
+// only data of the client is the model, and the proxy hangs up when the head of the answer arrives.
+// The salt keeps the block that decode may have read out of the prefix cache. Otherwise the cache
+// would contain the block under a wrong prompt.
 func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	if o.Handoff == nil || !o.Handoff.Pinned || o.KVRead {
 		return nil

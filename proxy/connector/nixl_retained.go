@@ -17,8 +17,8 @@ type Retainer interface {
 	// CutRetained appends whole events of decode's stream to dst, without the
 	// parameters of retained KV, and returns these parameters; nil for none.
 	CutRetained(dst, events []byte) (rest, params []byte)
-	// FreeRetained returns a call to prefill. Prefill, which must be bidirectional, then
-	// tells decode to free the retained KV.
+	// FreeRetained returns a call to prefill. Prefill, which must be bidirectional, then makes
+	// decode free the retained KV.
 	FreeRetained(a *Attempt, params []byte) Cleanup
 }
 
@@ -137,9 +137,9 @@ func countBlocks(params []byte) (blocks, groups int) {
 	return blocks, groups
 }
 
-// vllmPublic returns an answer without its transfer parameters, and without the token ids
-// that the client did not ask for. A member that an engine sends as null without a
-// request becomes null. In answers of messages the member is removed.
+// vllmPublic returns an answer without its transfer parameters, and without the token ids that the
+// client did not request. A member that an engine sends as null without a request becomes null. In
+// answers of messages the member is removed.
 func vllmPublic(a *Attempt, answer []byte) []byte {
 	asked := asksIDs(a)
 	kv, _ := openai.Find(answer, "kv_transfer_params")
@@ -235,11 +235,10 @@ func (nixl) CutRetained(dst, events []byte) (rest, params []byte) {
 }
 
 // FreeRetained sends prefill a prompt of one token, which is too short to pull anything
-// (kv_recompute_threshold). Prefill then tells decode that it needs none of the named
-// blocks. That has happened when the first token arrives, and the call ends there: a
-// request that finished would leave its own block pinned for prefill's lease. The salt
-// is for engines without a threshold: the KV that they pull does not belong to this
-// prompt.
+// (kv_recompute_threshold). Prefill then informs decode that it needs none of the named blocks.
+// That has happened when the first token arrives, and the call ends there: a request that finished
+// would leave its own block pinned for prefill's lease. The salt is for engines without a
+// threshold: the KV that they pull does not belong to this prompt.
 func (nixl) FreeRetained(a *Attempt, params []byte) Cleanup {
 	body := append(make([]byte, 0, len(params)+256), '{')
 	if model, _ := a.Request.Get("model"); !openai.IsNull(model) {

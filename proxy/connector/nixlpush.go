@@ -54,9 +54,9 @@ func appendTransferID(dst []byte, a *Attempt) []byte {
 	return append(dst, ',')
 }
 
-// decodeParams tells decode the identity of prefill. All members are required: an
-// engine crashes at a registration without one of the remote_* members or tp_size
-// (KeyError in update_state_after_alloc, add_new_req_to_recv).
+// decodeParams sends decode the identity of prefill. All members are required: an engine crashes at
+// a registration without one of the remote_* members or tp_size (KeyError in
+// update_state_after_alloc, add_new_req_to_recv).
 func (nixlPush) decodeParams(a *Attempt) []byte {
 	p := a.Prefill
 	host, port := p.Spec.SideChannelOf(p.Rank)

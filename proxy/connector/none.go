@@ -6,6 +6,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
 // none is for engines that serve whole requests and transfer nothing. It adds the rank
@@ -25,6 +26,14 @@ func (none) Pairable(*openai.Request) error { return nil }
 func (none) HealthPath(abi.Role) (path string, bootstrap bool) { return modelsPath, false }
 
 func (none) FactPaths(abi.Role) []string { return []string{modelsPath} }
+
+// Tokenizes assumes vLLM, because an engine of connector none may be any program. The
+// proxy stops its requests to an engine that rejects them.
+func (none) Tokenizes() tokens.Dialect { return tokens.VLLM }
+
+func (none) Loads() []engine.LoadRoute {
+	return []engine.LoadRoute{metricsRoute, {Path: coreLoadsPath, Form: engine.LoadSGLang}}
+}
 
 func (none) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
 	if ok, err := served(path, status); !ok {

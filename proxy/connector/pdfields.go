@@ -6,11 +6,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// PD fields tell engines about a transfer. A client that could set them could name hosts
-// that engines then connect to, read another request's KV blocks, or abort another
-// request. So connectors remove them from every leg, for every engine, unless the client
-// is trusted. The lists here and in [openai.PDField] contain the fields of all engines,
-// because the client does not know which engine will get the request.
+// PD fields describe a transfer to engines. A client that could set them could name hosts that
+// engines then connect to, read another request's KV blocks, or abort another request. So
+// connectors remove them from every leg, for every engine, unless the client is trusted. The lists
+// here and in [openai.PDField] contain the fields of all engines, because the client does not know
+// which engine will get the request.
 
 // PDHeader reports whether a request line of that name belongs to the protocol between
 // proxy and engines. Such a line is not forwarded from an untrusted client. Case does not

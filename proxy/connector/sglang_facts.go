@@ -7,6 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
 // topologyPath is the path and query with which decode requests the data of the whole
@@ -25,6 +26,24 @@ func (sglang) HealthPath(role abi.Role) (path string, bootstrap bool) {
 }
 
 func (sglang) FactPaths(abi.Role) []string { return []string{serverInfoPath, modelsPath} }
+
+func (sglang) Tokenizes() tokens.Dialect { return tokens.SGLang }
+
+// The load routes. Source, in SGLang: srt/entrypoints/v1_loads.py and http_server.py.
+const (
+	loadsPath      = "/v1/loads?include=core,disagg,queues,memory"
+	coreLoadsPath  = "/v1/loads?include=core" // for an engine that lacks one of the sections
+	legacyLoadPath = "/get_load"
+)
+
+func (sglang) Loads() []engine.LoadRoute {
+	return []engine.LoadRoute{
+		{Path: loadsPath, Form: engine.LoadSGLang},
+		{Path: coreLoadsPath, Form: engine.LoadSGLang},
+		{Path: legacyLoadPath, Form: engine.LoadSGLangLegacy},
+		metricsRoute,
+	}
+}
 
 // RegistryPath is queried on prefill: an engine is not ready before all of its ranks
 // have registered.

@@ -15,12 +15,12 @@ import (
 // hosts and read the blocks that the parameters name, and some crash on a value of an
 // unexpected type. So the proxy checks the parameters first.
 
-// paramType is the type of a member of transfer parameters. Null stands for an absent
-// member, except for a paramBool.
+// paramType is the type of a member of transfer parameters. Null means an absent member, except for
+// a paramBool.
 type paramType uint8
 
 const (
-	paramAny paramType = iota // a member that this package does not know
+	paramAny paramType = iota // a member that this package does not support
 	paramBool
 	paramText
 	paramTexts  // a string, or a list of strings

@@ -8,6 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
 // trtllm is TensorRT-LLM's disaggregated serving. In the order context first, prefill
@@ -38,6 +39,12 @@ func (trtllm) HealthPath(abi.Role) (path string, bootstrap bool) { return health
 
 func (trtllm) FactPaths(abi.Role) []string {
 	return []string{versionPath, serverInfoPath, modelsPath}
+}
+
+func (trtllm) Tokenizes() tokens.Dialect { return tokens.TRTLLM }
+
+func (trtllm) Loads() []engine.LoadRoute {
+	return []engine.LoadRoute{{Path: metricsPath, Form: engine.LoadTRTLLM}}
 }
 
 func (trtllm) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {

@@ -59,7 +59,7 @@ func TestTiming(t *testing.T) {
 		}
 	}
 	if _, ok := byEvent.Millis("que"); ok {
-		t.Error("half a name is one")
+		t.Error("a part of a name counts as the name")
 	}
 	if s, ok := byEvent.Moment("end"); !ok || s != 12345.147456789 {
 		t.Errorf("end %v, %v", s, ok)

@@ -13,6 +13,10 @@ import (
 // engine may lack it; that is no error.
 const metricsPath = "/metrics"
 
+// metricsRoute reports load if the engine serves its metrics: vLLM does, SGLang with
+// --enable-metrics.
+var metricsRoute = engine.LoadRoute{Path: metricsPath, Form: engine.LoadMetrics}
+
 // readCacheConfig copies block size and type of the KV cache. They are labels of a
 // gauge (v1/metrics/loggers.py, vllm:cache_config_info). The type auto means the
 // model's type.

@@ -13,11 +13,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
-// Decider asks the policies. policy names the policy that decided. If ok is false, there
-// is no usable answer. Then policy is one of the Reason constants, and the native rule
-// decides. The coordinator counts each such fallback except ReasonAbsent. Implementations
-// must be safe for concurrent use, must observe their time limit and must not retain f.
-// Place may write scores and Scored into f for explain.
+// Decider calls the policies. policy names the policy that decided. If ok is false, there is no
+// usable answer. Then policy is one of the Reason constants, and the native rule decides. The
+// coordinator counts each such fallback except ReasonAbsent. Implementations must be safe for
+// concurrent use, must observe their time limit and must not retain f. Place may write scores and
+// Scored into f for explain.
 type Decider interface {
 	Plan(ctx context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, policy string, ok bool)
 	Place(ctx context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, policy string, ok bool)

@@ -9,20 +9,20 @@ import (
 
 // Errors of Place.
 var (
-	// ErrUnknownModel says that no instance is known to serve the model.
+	// ErrUnknownModel reports that no registered instance serves the model.
 	ErrUnknownModel = errors.New("place request: unknown model")
-	// ErrModelNeeded says that the client named no model and the engines serve several.
+	// ErrModelNeeded reports that the client named no model and the engines serve several.
 	ErrModelNeeded = errors.New("place request: model needed: the engines serve several")
 	// ErrRejected matches every *RejectedError in errors.Is.
 	ErrRejected = errors.New("place request: rejected by the plan policy")
 	// ErrNoTarget matches every *NoTargetError in errors.Is.
 	ErrNoTarget = errors.New("place request: no target")
-	// ErrNoID says that all ids of this process's ranges have been issued and no further
-	// range has arrived.
+	// ErrNoID reports that all ids of this process's ranges have been issued and no further range
+	// has arrived.
 	ErrNoID = errors.New("place request: no disagg id is left")
 )
 
-// RejectedError says that the plan policy refused a request that could be served.
+// RejectedError reports that the plan policy refused a request that could be served.
 type RejectedError struct {
 	Status int // HTTP status from the policy, 400 to 599; 0: the policy set none
 }
@@ -33,7 +33,7 @@ func (e *RejectedError) Error() string { return ErrRejected.Error() }
 // Is makes every RejectedError an ErrRejected.
 func (e *RejectedError) Is(target error) bool { return target == ErrRejected }
 
-// NoTargetError says that no engine can take a phase of the request now.
+// NoTargetError reports that no engine can take a phase of the request now.
 type NoTargetError struct {
 	Phase abi.Phase // PhaseNone: no engine can take the whole request
 	Model string

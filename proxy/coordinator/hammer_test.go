@@ -226,7 +226,7 @@ func TestPlaceAllocatesOnlyThePlacement(t *testing.T) {
 				want = 2 // one in each process
 			}
 			if n := testing.AllocsPerRun(200, place); n > want && !raceEnabled {
-				t.Errorf("%v allocations a placement, want %v", n, want)
+				t.Errorf("got %v allocations a placement, want %v", n, want)
 			}
 		})
 	}

@@ -18,8 +18,8 @@ type State struct {
 	Trust         *indexcheck.Check
 }
 
-// Key identifies a prompt among earlier ones: its blocks in each form that Cut asked for,
-// and its conversation. Place sets the scope of the conversation.
+// Key identifies a prompt among earlier ones: its blocks in each form that Cut requested, and its
+// conversation. Place sets the scope of the conversation.
 type Key struct {
 	Conversation conversation.Query
 	Chains       []Chain
@@ -31,8 +31,8 @@ type Chain struct {
 	Blocks []kvindex.Hash
 }
 
-// TextForm is the form for instances whose events do not show their blocks. The proxy
-// only knows which texts it has sent to these instances.
+// TextForm is the form for instances whose events do not show their blocks. The proxy only has a
+// record of the texts that it sent to these instances.
 var TextForm = kvindex.Form{Block: 512, Text: true}
 
 // bytesPerToken is the assumed size of a token in bytes of text.
@@ -149,7 +149,7 @@ func (t *table) held(target engine.Target) (kvindex.Match, *Chain) {
 	return kvindex.Match{}, nil
 }
 
-// know fills in the row with the KV that its target holds.
+// know writes into the row the KV that its target holds.
 func (t *table) know(c *abi.Candidate, target engine.Target) {
 	m, chain := t.held(target)
 	if chain == nil {

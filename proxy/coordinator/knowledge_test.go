@@ -19,7 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// knowing makes the policies ask for blocks and conversations. The native rule places.
+// knowing makes the policies request blocks and conversations. The native rule places.
 func (w *world) knowing(needs abi.Needs) { w.SetDecider(placetest.Stub{Wants: needs}) }
 
 // settle executes the jobs that wait for Run.
@@ -67,10 +67,10 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 	w.Must(t, asking(blocks("a", 4))).Lease.Release()
 	w.knowing(abi.NeedBlocks)
 	if p, d := matched(blocks("a", 4)); p != 0 || d != 0 {
-		t.Fatalf("%d and %d matched tokens of a request that was placed without NeedBlocks, want 0", p, d)
+		t.Fatalf("got %d and %d matched tokens of a request that was placed without NeedBlocks, want 0", p, d)
 	}
 	if p, d := matched(blocks("a", 4)); p != 0 || d != 0 {
-		t.Errorf("%d and %d matched tokens of a failed request, want 0", p, d)
+		t.Errorf("got %d and %d matched tokens of a failed request, want 0", p, d)
 	}
 
 	first := w.Must(t, asking(blocks("a", 4)))
@@ -201,7 +201,7 @@ func TestCut(t *testing.T) {
 			w.knowing(tt.needs)
 			c := coordinator.Cut{Model: "old", Forms: []kvindex.Form{token}}
 			if w.Cut(&c, tt.model); c.Model != tt.want.Model || c.LoRA != tt.want.LoRA || len(c.Forms)+len(tt.want.Forms) > 0 && !reflect.DeepEqual(c.Forms, tt.want.Forms) {
-				t.Errorf("%+v, want %+v", c, tt.want)
+				t.Errorf("got %+v, want %+v", c, tt.want)
 			}
 		})
 	}

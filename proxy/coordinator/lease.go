@@ -48,8 +48,8 @@ type remote interface {
 	Forget() // after Release, without the mutex
 }
 
-// Attach makes the lease tell r of each of its steps. It is called before anything
-// else uses the lease.
+// Attach makes the lease report each of its steps to r. It is called before anything else uses the
+// lease.
 func (l *Lease) Attach(r remote) { l.remote = r }
 
 // Charge returns the load that the placement put on its targets.
@@ -129,9 +129,8 @@ func (l *Lease) PrefillDoneAfter(took time.Duration) {
 	}
 }
 
-// Answered says that the leg that answers the client has the prompt's KV. first: the
-// first part of the answer has arrived, so the time since the placement measures the work
-// on the prompt.
+// Answered reports that the leg that answers the client has the prompt's KV. first: the first part
+// of the answer has arrived, so the time since the placement measures the work on the prompt.
 func (l *Lease) Answered(first bool) {
 	var took time.Duration
 	if first {

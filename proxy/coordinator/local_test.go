@@ -82,7 +82,7 @@ func TestPlaceAggregated(t *testing.T) {
 			if err != nil {
 				var nt *coordinator.NoTargetError
 				if err.Error() != tt.want || !errors.Is(err, coordinator.ErrNoTarget) || !errors.As(err, &nt) || nt.Phase != abi.PhaseNone {
-					t.Errorf("error %v", err)
+					t.Errorf("got error %v", err)
 				}
 				return
 			}
@@ -120,7 +120,7 @@ func TestPlaceErrors(t *testing.T) {
 		{"perhaps of an engine that is down", []string{"b both", "down both"}, "x", "auto", nil, coordinator.ErrNoTarget, abi.PhaseNone},
 		{"model needed", []string{"a=one both", "b=two both"}, "", "auto", nil, coordinator.ErrModelNeeded, 0},
 		{"known but down", []string{"down=m both"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.Prefill},
-		{"known but down, and nothing pairs", []string{"down=m both one"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.PhaseNone},
+		{"known but down, and no pair", []string{"down=m both one"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.PhaseNone},
 		{"no prefill", []string{"d decode"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.Prefill},
 		{"no decode", []string{"p prefill"}, "m", "auto", nil, coordinator.ErrNoTarget, abi.Decode},
 		{"no decode for always", []string{"p prefill"}, "m", "always", nil, coordinator.ErrNoTarget, abi.Decode},
@@ -206,7 +206,7 @@ func TestPlanAnswer(t *testing.T) {
 				return
 			}
 			if p.Flow != tt.flow || p.FirstByte != tt.limit || placetest.Show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("flow %v, limit %v, fallbacks %q", p.Flow, p.FirstByte, placetest.Show(p.Fallbacks))
+				t.Errorf("got flow %v, limit %v, fallbacks %q", p.Flow, p.FirstByte, placetest.Show(p.Fallbacks))
 			}
 			p.Lease.Release()
 		})
@@ -317,14 +317,14 @@ func TestPlan(t *testing.T) {
 			w.SetDecider(tt.d)
 			p, err := w.Place(t.Context(), placetest.NewAsk())
 			if !errors.Is(err, tt.err) {
-				t.Fatalf("error %v, want %v", err, tt.err)
+				t.Fatalf("got error %v, want %v", err, tt.err)
 			}
 			if err != nil {
 				w.Idle(t)
 				return
 			}
 			if p.Flow != tt.flow || placetest.Show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("flow %v, fallbacks %q", p.Flow, placetest.Show(p.Fallbacks))
+				t.Errorf("got flow %v, fallbacks %q", p.Flow, placetest.Show(p.Fallbacks))
 			}
 			p.Lease.Release()
 			w.Idle(t)
@@ -582,7 +582,7 @@ func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoTarget) {
-		t.Errorf("placed on a draining instance: %v", err)
+		t.Errorf("got a placement on a draining instance: %v", err)
 	}
 	p.Lease.Release()
 	w.Arrived()

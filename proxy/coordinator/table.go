@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
-// Fitness of a row. Each phase gets the fittest rows that it has: an engine that failed
-// before is better than none.
+// Fitness of a row. A phase uses its rows of the highest fitness: an engine that failed before is
+// better than no engine.
 const (
 	fit      uint8 = iota
 	broken         // its circuit, or that of its pair with the fixed prefill, is open

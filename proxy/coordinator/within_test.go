@@ -107,7 +107,7 @@ func TestTwo(t *testing.T) {
 		flow abi.Flow
 	}{
 		{"forced", func(*coordinator.Ask) {}, abi.FlowConcurrent},
-		{"one leg was asked for", func(a *coordinator.Ask) { a.Aggregate = abi.RoleDecode }, abi.FlowAggregated},
+		{"one leg was requested", func(a *coordinator.Ask) { a.Aggregate = abi.RoleDecode }, abi.FlowAggregated},
 		{"unpairable", func(a *coordinator.Ask) { a.Request.PairBroken = true }, abi.FlowAggregated},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestTwo(t *testing.T) {
 			tt.ask(a)
 			p := w.Must(t, a)
 			if p.Flow != tt.flow {
-				t.Errorf("flow %v", p.Flow)
+				t.Errorf("got flow %v", p.Flow)
 			}
 			p.Lease.Release()
 		})

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// If a body does not arrive completely, the error says why.
+// If a body does not arrive completely, the error gives the reason.
 func TestBodyErrors(t *testing.T) {
 	gone, leave := context.WithCancelCause(t.Context())
 	leave(ErrDraining)

@@ -30,7 +30,7 @@ type Client struct {
 	body     *buffer.Buffer // nil: not read, or released
 	share    *buffer.Share  // the memory that the request holds
 	reserved atomic.Int64   // bytes of the share that are not in buffers
-	derived  int64          // bytes of the share for data made of the body
+	derived  int64          // bytes of the share for data that is derived from the body
 
 	begun bool // the client has a status line
 	cut   bool // the connection must be cut
@@ -47,7 +47,7 @@ func (c *Client) Open(b *Bodies, cfg *config.Config, w http.ResponseWriter, r *h
 	c.share.Open(b.memory, nil, "")
 }
 
-// Close frees the memory that the request holds and forgets the request.
+// Close frees the memory of the request and clears the request.
 func (c *Client) Close() {
 	c.ReleaseBody()
 	if n := c.reserved.Swap(0); n > 0 {
@@ -104,10 +104,10 @@ func (c *Client) Error(api openai.API, e *openai.Error) {
 	ErrorOf(c.w, api, e)
 }
 
-// limitAnswer gives the client server.write_timeout from now to take what is written.
+// limitAnswer gives the client server.write_timeout from now to receive the written bytes.
 func (c *Client) limitAnswer() { c.LimitWrites(time.Duration(c.cfg.Server.WriteTimeout)) }
 
-// LimitWrites gives the client that long from now to take what is written to it: see
+// LimitWrites gives the client that long from now to receive the bytes that are written to it: see
 // the function LimitWrites.
 func (c *Client) LimitWrites(limit time.Duration) { limitWrites(&c.rc, c.r, limit) }
 
@@ -125,8 +125,8 @@ func (c *Client) Flush() { c.rc.Flush() }
 // breakLimit is how long the client has to take the event of a broken stream.
 const breakLimit = time.Second
 
-// Break ends a stream, between two events, with an event that says that the stream is
-// not complete.
+// Break ends a stream, between two events, with an event that reports that the stream is not
+// complete.
 func (c *Client) Break(api openai.API, e *openai.Error) {
 	c.LimitWrites(breakLimit)
 	c.w.Write(api.AppendErrorEvent(nil, e))
@@ -159,7 +159,7 @@ func (c *Client) Body() []byte {
 // HoldBody returns the buffer of the body with another holder, who frees it.
 func (c *Client) HoldBody() *buffer.Buffer { return c.body.Hold() }
 
-// ReleaseBody frees the body, and what Derive counts.
+// ReleaseBody frees the body, and the memory that Derive counts.
 func (c *Client) ReleaseBody() {
 	c.body.Free()
 	c.body = nil

@@ -15,10 +15,10 @@ import (
 
 var (
 	errCoding = openai.NewFieldError(openai.CodeUnsupportedContentEncoding, "Content-Encoding", "the header Content-Encoding names a coding other than gzip or zstd, or more than one")
-	errCoded  = openai.NewFieldError(openai.CodeBadContentEncoding, "Content-Encoding", "the request body is not what the header Content-Encoding says")
+	errCoded  = openai.NewFieldError(openai.CodeBadContentEncoding, "Content-Encoding", "the request body does not match the header Content-Encoding")
 )
 
-// decoder decodes coded, the whole body as it came, into c.body.
+// decoder decodes coded, the whole received body, into c.body.
 type decoder func(c *Client, coded []byte, limit int) error
 
 // decoderOf returns the decoder of a request with those header lines; nil: its body is
@@ -79,10 +79,10 @@ const maxBlock = 128 << 10
 // frame may name any size, and memory must follow the bytes that have come.
 const mostRatio = 64
 
-// unzstd decodes into a buffer of the size that the frame names, if that size is likely.
-// Otherwise it guesses a size, and makes the buffer larger until the text fits. The
-// decoder has several errors for a buffer that is too small; the room that is left in
-// the buffer tells them from other errors.
+// unzstd decodes into a buffer of the size that the frame names, if that size is likely. Otherwise
+// unzstd chooses a size, and makes the buffer larger until the text fits. The decoder has several
+// errors for a buffer that is too small. The remaining room in the buffer distinguishes these
+// errors from others.
 func (c *Client) unzstd(coded []byte, limit int) (err error) {
 	size, last := max(4*len(coded), 2*maxBlock), limit+2*maxBlock
 	var head zstd.Header

@@ -11,7 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// ErrWrite says that the client does not take the answer.
+// ErrWrite reports that the client does not take the answer.
 var ErrWrite = errors.New("write to client")
 
 // ErrDraining is the cause with which the contexts of requests end when the proxy shuts
@@ -23,8 +23,8 @@ var (
 
 // Reasons to stop reading a body.
 var (
-	errBodySlow = openai.NewError(openai.CodeBodyTimeout, "the request body came more slowly than server.min_body_rate")
-	// ErrReading says that the body had to make room for another.
+	errBodySlow = openai.NewError(openai.CodeBodyTimeout, "the request body arrived more slowly than server.min_body_rate")
+	// ErrReading reports that the body had to make room for another.
 	ErrReading = openai.NewError(openai.CodeReadingLimit, "too many request bodies are being read; this one was the slowest")
 )
 

@@ -14,7 +14,7 @@ func TestEventFrame(t *testing.T) {
 		var e Events
 		copy(e.Take(), strings.Repeat("x", n))
 		if got, want := string(e.frame(n)), fmt.Sprintf("%x\r\n%s\r\n", n, strings.Repeat("x", n)); got != want {
-			t.Errorf("%d bytes: %.20q, want %.20q", n, got, want)
+			t.Errorf("got %d bytes: %.20q, want %.20q", n, got, want)
 		}
 	}
 }

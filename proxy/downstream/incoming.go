@@ -201,7 +201,7 @@ func (b *incoming) discard() {
 	}
 }
 
-// readRest reads the body without keeping it, and reports whether its end came.
+// readRest reads and drops the rest of the body, and reports whether the body was complete.
 func (b *incoming) readRest() bool {
 	piece := buffer.Get(buffer.FirstRead)
 	defer piece.Free()

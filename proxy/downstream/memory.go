@@ -6,8 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 )
 
-// MinDerived is the memory for data made of a body that is not counted, in bytes: each
-// exchange keeps that much for the next request.
+// MinDerived is the memory in bytes for data derived from a body that is not counted: each exchange
+// keeps this memory for the next request.
 const MinDerived = 64 << 10
 
 // CountFor makes the memory of the request count for a client, where limits.per_client

@@ -12,8 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// The limit of a body is a rate, not a total time. Only the time counts during which the
-// proxy waits for bytes.
+// The limit of a body is a rate, not a total time. Only the time in which the proxy waits for bytes
+// counts.
 func TestBodyRate(t *testing.T) {
 	cfg := config.Default()
 	cfg.Server.ReadTimeout = config.Duration(100 * time.Second)

@@ -42,10 +42,10 @@ func JSON(w http.ResponseWriter, status int, v any) {
 	w.Write(append(body, '\n'))
 }
 
-// LimitWrites gives the client that long from now to take what is written to it. It acts
-// on streams of HTTP/2 and HTTP/3, whose flow control may block a write. The listener
-// limits each write of a connection, and so all of HTTP/1.1: a deadline there would also
-// hold for the next answers.
+// LimitWrites gives the client that long from now to receive the bytes that are written to it. It
+// acts on streams of HTTP/2 and HTTP/3, whose flow control may block a write. The listener limits
+// each write of a connection, and so all of HTTP/1.1: a deadline there would also hold for the next
+// answers.
 func LimitWrites(w http.ResponseWriter, r *http.Request, limit time.Duration) {
 	limitWrites(http.NewResponseController(w), r, limit)
 }

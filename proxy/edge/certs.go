@@ -9,7 +9,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -25,10 +24,11 @@ import (
 // certCheck is the time between two checks of the certificate files.
 const certCheck = 2 * time.Second
 
-// Certs holds the TLS configuration of the public address and replaces it when the files
+// Certs holds the TLS configuration of an address and replaces it when the files
 // change. A handshake uses the configuration that is in force when it begins. Safe for
 // concurrent use.
 type Certs struct {
+	key     string // of cfg in the configuration
 	cfg     config.TLS
 	own     []tls.Certificate // the self-signed certificate, made once; empty if files are used
 	log     *slog.Logger
@@ -37,10 +37,10 @@ type Certs struct {
 	sum     [sha256.Size]byte // of the loaded files; guarded by mu
 }
 
-// LoadCerts reads the files that cfg names, or makes a self-signed certificate. Errors
-// name the configuration key.
-func LoadCerts(cfg config.TLS, log *slog.Logger) (*Certs, error) {
-	c := &Certs{cfg: cfg, log: log}
+// LoadCerts reads the files that cfg names, or makes a self-signed certificate. key is the
+// configuration key of cfg, which errors name.
+func LoadCerts(key string, cfg config.TLS, log *slog.Logger) (*Certs, error) {
+	c := &Certs{key: key, cfg: cfg, log: log}
 	if cfg.SelfSigned {
 		cert, err := selfSigned()
 		if err != nil {
@@ -89,17 +89,17 @@ func (c *Certs) Run(ctx context.Context) {
 		if err == nil {
 			failures = 0
 		} else if failures++; failures == 2 { // at the first failure a file may be half written
-			c.log.Warn("certificate files cannot be used, the old ones stay", "error", err)
+			c.log.Warn("certificate files cannot be used, the old ones stay", "key", c.key, "error", err)
 		}
 		if changed {
-			c.log.Info("certificate files changed, loaded again")
+			c.log.Info("certificate files changed, loaded again", "key", c.key)
 		}
 	}
 }
 
-// config returns the configuration of one listener. It reads the current certificates for
+// Config returns the configuration of one listener. It reads the current certificates for
 // each handshake.
-func (c *Certs) config(protos ...string) *tls.Config {
+func (c *Certs) Config(protos ...string) *tls.Config {
 	type derived struct{ from, conf *tls.Config }
 	var last atomic.Pointer[derived] // reusing the configuration keeps session tickets valid
 	return &tls.Config{
@@ -124,15 +124,15 @@ func (c *Certs) load() (*tls.Config, [sha256.Size]byte, error) {
 	if !c.cfg.SelfSigned {
 		certPEM, err := os.ReadFile(c.cfg.Cert)
 		if err != nil {
-			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.cert: %w", err)
+			return nil, [sha256.Size]byte{}, fmt.Errorf("%s.cert: %w", c.key, err)
 		}
 		keyPEM, err := os.ReadFile(c.cfg.Key)
 		if err != nil {
-			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.key: %w", err)
+			return nil, [sha256.Size]byte{}, fmt.Errorf("%s.key: %w", c.key, err)
 		}
 		cert, err := tls.X509KeyPair(certPEM, keyPEM)
 		if err != nil {
-			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls: %w", err)
+			return nil, [sha256.Size]byte{}, fmt.Errorf("%s: %w", c.key, err)
 		}
 		conf.Certificates = []tls.Certificate{cert}
 		files = append(certPEM, keyPEM...)
@@ -140,11 +140,11 @@ func (c *Certs) load() (*tls.Config, [sha256.Size]byte, error) {
 	if c.cfg.ClientCA != "" {
 		pem, err := os.ReadFile(c.cfg.ClientCA)
 		if err != nil {
-			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.client_ca: %w", err)
+			return nil, [sha256.Size]byte{}, fmt.Errorf("%s.client_ca: %w", c.key, err)
 		}
 		conf.ClientCAs = x509.NewCertPool()
 		if !conf.ClientCAs.AppendCertsFromPEM(pem) {
-			return nil, [sha256.Size]byte{}, errors.New("server.tls.client_ca: no certificate in the file")
+			return nil, [sha256.Size]byte{}, fmt.Errorf("%s.client_ca: no certificate in the file", c.key)
 		}
 		conf.ClientAuth = tls.RequireAndVerifyClientCert
 		files = append(files, pem...)

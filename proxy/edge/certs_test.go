@@ -92,7 +92,7 @@ func (f certFiles) config() config.TLS {
 
 // handshake makes one handshake with c. It returns the client's view of the connection.
 func handshake(c *Certs, conf *tls.Config) (tls.ConnectionState, error) {
-	return handshakeWith(c.config("h2", "http/1.1"), conf)
+	return handshakeWith(c.Config("h2", "http/1.1"), conf)
 }
 
 // handshakeWith uses sockets. Over a pipe two sides that write at the same time would
@@ -129,7 +129,7 @@ func handshakeWith(server, conf *tls.Config) (tls.ConnectionState, error) {
 
 func TestSelfSigned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, err := LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+		c, err := LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func TestCertsReload(t *testing.T) {
 		files.write("cert", a.cert)
 		files.write("key", a.pem)
 		logged := new(bytes.Buffer)
-		c, err := LoadCerts(files.config(), slog.New(slog.NewTextHandler(logged, nil)))
+		c, err := LoadCerts("server.tls", files.config(), slog.New(slog.NewTextHandler(logged, nil)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -256,7 +256,7 @@ func TestCertsErrors(t *testing.T) {
 			if tt.ca {
 				conf.ClientCA = files.path("ca")
 			}
-			_, err := LoadCerts(conf, slog.New(slog.DiscardHandler))
+			_, err := LoadCerts("server.tls", conf, slog.New(slog.DiscardHandler))
 			if err == nil || !strings.HasPrefix(err.Error(), tt.want) || strings.Contains(err.Error(), "PRIVATE") {
 				t.Errorf("got error %v, want an error that begins with %q", err, tt.want)
 			}
@@ -272,7 +272,7 @@ func TestClientCA(t *testing.T) {
 	files.write("ca", ca.cert)
 	conf := files.config()
 	conf.ClientCA = files.path("ca")
-	c, err := LoadCerts(conf, slog.New(slog.DiscardHandler))
+	c, err := LoadCerts("server.tls", conf, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,11 +308,11 @@ func TestSessions(t *testing.T) {
 	files.write("ca", ca.cert)
 	conf := files.config()
 	conf.ClientCA = files.path("ca")
-	c, err := LoadCerts(conf, slog.New(slog.DiscardHandler))
+	c, err := LoadCerts("server.tls", conf, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener := c.config("http/1.1")
+	listener := c.Config("http/1.1")
 	client := &tls.Config{
 		ServerName: "localhost", RootCAs: x509.NewCertPool(), ClientSessionCache: tls.NewLRUClientSessionCache(4),
 		Certificates: []tls.Certificate{newIdentity(t, "client", ca).tls()},
@@ -343,7 +343,7 @@ func TestCertsHammer(t *testing.T) {
 			files.write("key", ids[i%2].pem)
 		}
 		write(0)
-		c, err := LoadCerts(files.config(), slog.New(slog.DiscardHandler))
+		c, err := LoadCerts("server.tls", files.config(), slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -358,7 +358,7 @@ func TestCertsHammer(t *testing.T) {
 				time.Sleep(certCheck)
 			}
 		})
-		listener := c.config("h2")
+		listener := c.Config("h2")
 		for range 4 {
 			wg.Go(func() {
 				for ctx.Err() == nil {

@@ -47,7 +47,7 @@ type connections struct {
 	evicted uint64                          // closed to make room; guarded by mu
 
 	watch   stallWatch
-	balance *balance.Worker // learns of each connection; may be nil
+	balance *balance.Worker // is notified of each connection; may be nil
 }
 
 // clientAddress counts the connections of one client address.

@@ -149,7 +149,7 @@ func TestDescriptorShares(t *testing.T) {
 	} {
 		all, per := connectionLimits(&config.Limits{MaxConnections: tt.all, MaxConnectionsPerAddress: tt.per}, shares{clients: 100})
 		if all != tt.wantAll || per != tt.wantPer {
-			t.Errorf("%d, %d: %d, %d, want %d, %d", tt.all, tt.per, all, per, tt.wantAll, tt.wantPer)
+			t.Errorf("got %d, %d: %d, %d, want %d, %d", tt.all, tt.per, all, per, tt.wantAll, tt.wantPer)
 		}
 	}
 }

@@ -7,17 +7,17 @@ import (
 	"sync/atomic"
 )
 
-// goAwayFrame asks an HTTP/2 client to open no more streams on this connection. It names
-// the highest possible stream, so that the streams that the client has just opened are
-// served (RFC 9113 6.8). The GOAWAY of net/http names the last stream that net/http has
-// seen, and net/http drops later streams.
+// goAwayFrame instructs an HTTP/2 client to open no more streams on this connection. It names the
+// highest possible stream, so that the streams that the client has just opened are served (RFC 9113
+// 6.8). The GOAWAY of net/http names the last stream that net/http has seen, and net/http drops
+// later streams.
 var goAwayFrame = []byte{0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0}
 
 // frameHead is the length of an HTTP/2 frame's head.
 const frameHead = 9
 
-// goAway writes a goAwayFrame between two frames of net/http. The zero value stands before
-// the first frame, which must come from net/http.
+// goAway writes a goAwayFrame between two frames of net/http. The zero value is in front of the
+// first frame, which must come from net/http.
 type goAway struct {
 	wanted atomic.Bool
 	mu     sync.Mutex // held during a write
@@ -40,8 +40,8 @@ func (g *goAway) write(c net.Conn, p []byte) (int, error) {
 	return n, err
 }
 
-// put writes the frame if the connection stands between two frames. If another goroutine
-// writes now, that goroutine calls put afterwards.
+// put writes the frame if the connection is between two frames. If another goroutine writes now,
+// that goroutine calls put afterwards.
 func (g *goAway) put(c net.Conn) {
 	if !g.mu.TryLock() {
 		return

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// The watch knows after each byte whether it is inside a head, for frames in any pieces.
+// The watch determines after each byte whether the byte is inside a head. The frames may arrive in
+// any pieces.
 func TestHeadWatchAtEverySplit(t *testing.T) {
 	var stream bytes.Buffer
 	var inside []bool // after each byte

@@ -17,8 +17,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
-// quicBuffer is the size of the socket buffers that quic-go asks for
-// (sys_conn_buffers.go), in bytes.
+// quicBuffer is the size of the socket buffers that quic-go requests (sys_conn_buffers.go), in
+// bytes.
 const quicBuffer = 7 << 20
 
 // quicListener is the HTTP/3 listener. A nil *quicListener does nothing.
@@ -61,7 +61,7 @@ func listenQUIC(cfg *config.Config, o Options, base context.Context, places *con
 	}, headLimit)
 	q.conns.limit(q.transport, places)
 	var err error
-	q.listener, err = q.transport.Listen(http3.ConfigureTLSConfig(o.Certs.config(http3.NextProtoH3)), &quic.Config{
+	q.listener, err = q.transport.Listen(http3.ConfigureTLSConfig(o.Certs.Config(http3.NextProtoH3)), &quic.Config{
 		HandshakeIdleTimeout:  headLimit / 2, // a whole handshake may take twice as long
 		MaxIncomingStreams:    streamsPerConn,
 		MaxIncomingUniStreams: controlStreams,
@@ -122,8 +122,8 @@ func withBase(conn, base context.Context) context.Context {
 	return ctx
 }
 
-// checkBuffers warns in the proxy's log if the kernel grants smaller buffers than quic-go
-// asks for. quic-go would print that to standard error.
+// checkBuffers warns in the proxy's log if the kernel grants smaller buffers than quic-go requests.
+// quic-go would print that to standard error.
 func checkBuffers(conn *net.UDPConn, log *slog.Logger) {
 	_ = os.Setenv("QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING", "true")
 	_ = conn.SetReadBuffer(quicBuffer) // the granted size is read below

@@ -128,9 +128,8 @@ func (h *http3Conns) refuseStreams(c *quic.Conn) {
 	}
 }
 
-// goAway3 returns the frame that asks an HTTP/3 client to send no more requests on this
-// connection. The requests of stream next and of later streams are not served (RFC 9114
-// 5.2).
+// goAway3 returns the frame that instructs an HTTP/3 client to send no more requests on this
+// connection. The requests of stream next and of later streams are not served (RFC 9114 5.2).
 func goAway3(next quic.StreamID) []byte {
 	const frameType = 0x7
 	b := quicvarint.Append(nil, frameType)

@@ -20,7 +20,7 @@ import (
 // serveHTTP3 starts a server with HTTP/3 on a new socket.
 func serveHTTP3(t *testing.T, h http.HandlerFunc, change func(*config.Config)) *served {
 	t.Helper()
-	certs, err := LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	certs, err := LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

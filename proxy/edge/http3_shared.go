@@ -71,13 +71,13 @@ func (p *sharedPort) count(h http.Handler) http.Handler {
 	})
 }
 
-// shutdown drains until ctx ends. Call it after serve. A second call only ends the first
-// one when its own ctx ends.
+// shutdown drains until ctx ends. Call it after serve. A second call only ends the first call when
+// the second call's ctx ends.
 func (p *sharedPort) shutdown(ctx context.Context, l *quic.Listener, conns *http3Conns) error {
 	if p.draining.Swap(true) {
 		return conns.shutdown(ctx)
 	}
-	err := p.conn.Drain() // after an error other members do not know, and new clients still come
+	err := p.conn.Drain() // after an error other members are not informed, and new clients still arrive
 	waitHandshakes(ctx, &conns.handshaking)
 	_ = l.Close() // never fails
 	<-p.accepted

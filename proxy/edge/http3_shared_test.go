@@ -33,7 +33,7 @@ type port struct {
 }
 
 func newPort(t *testing.T) *port {
-	certs, err := LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	certs, err := LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestSharedPortOthersGoOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := transport.ListenEarly(http3.ConfigureTLSConfig(p.certs.config(http3.NextProtoH3)), nil); err != nil {
+		if _, err := transport.ListenEarly(http3.ConfigureTLSConfig(p.certs.Config(http3.NextProtoH3)), nil); err != nil {
 			t.Fatal(err)
 		}
 		for target := members[0].requests.Load() + members[1].requests.Load() + 20; members[0].requests.Load()+members[1].requests.Load() < target; {
@@ -278,7 +278,7 @@ func TestSharedPortWaitsForHandshakes(t *testing.T) {
 	}
 }
 
-// A client whose process dies is told by one that is left, when it next sends.
+// If a process ends, another process of the fleet informs its clients when they next send.
 func TestSharedPortMemberDies(t *testing.T) {
 	p := newPort(t)
 	dies, err := quicshare.Listen(p.dir, p.addr)
@@ -289,7 +289,7 @@ func TestSharedPortMemberDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener, err := transport.ListenEarly(http3.ConfigureTLSConfig(p.certs.config(http3.NextProtoH3)), nil)
+	listener, err := transport.ListenEarly(http3.ConfigureTLSConfig(p.certs.Config(http3.NextProtoH3)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,8 +20,8 @@ type Sockets struct {
 	Only bool
 }
 
-// Options configure a Server. Sockets may be its zero value; fields that may be nil say
-// so.
+// Options configure a Server. Sockets may be the zero value. The comment of a field states if
+// another field may be nil.
 type Options struct {
 	Sockets Sockets
 	Certs   *Certs // nil: no TLS
@@ -32,13 +32,13 @@ type Options struct {
 	Running func() int
 	// OnDrain is called when the server begins to drain.
 	OnDrain func()
-	// CutGrace is how long handlers have to tell their clients when the drain's limit has
+	// CutGrace is the time that handlers have to inform their clients when the drain's limit has
 	// ended the contexts of the requests, with the cause downstream.ErrDraining.
 	CutGrace time.Duration
 	// QUICDir is the directory of the processes that share the UDP port of HTTP/3. nil:
 	// this process has the port alone.
 	QUICDir *privatedir.Dir
-	// Balance learns of each connection of a client. nil: no other worker has the public
+	// Balance is notified of each connection of a client. nil: no other worker has the public
 	// socket.
 	Balance *balance.Worker
 	Log     *slog.Logger

@@ -30,7 +30,7 @@ type Server struct {
 	certs   *Certs
 	quic    *quicListener // nil without HTTP/3
 	servers []*http.Server
-	tcp     net.Listener // public, and counted; nil with TLS
+	tcp     net.Listener // listener for the public address, whose connections are counted; nil with TLS
 	tls     *tlsListener // nil without TLS
 
 	base      context.Context // parent of every public request
@@ -130,7 +130,7 @@ func (s *Server) prepare(public, admin http.Handler) {
 		protocols.SetUnencryptedHTTP2(true)
 		s.addServer(public, &protocols)
 	default:
-		s.tls = newTLSListener(tcpListener{socket.Listener(s.public), s.places, false}, s.certs.config("h2", "http/1.1"), s.stall.head)
+		s.tls = newTLSListener(tcpListener{socket.Listener(s.public), s.places, false}, s.certs.Config("h2", "http/1.1"), s.stall.head)
 		var h1, h2 http.Protocols
 		h1.SetHTTP1(true)
 		h2.SetUnencryptedHTTP2(true) // the TLS listener has removed TLS

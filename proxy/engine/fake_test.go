@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -37,6 +38,10 @@ func (f fakeProtocol) HealthPath(role abi.Role) (string, bool) {
 }
 
 func (fakeProtocol) FactPaths(abi.Role) []string { return []string{"/facts"} }
+
+func (fakeProtocol) Tokenizes() tokens.Dialect { return tokens.NoTokenizer }
+
+func (fakeProtocol) Loads() []LoadRoute { return nil }
 
 func (f fakeProtocol) RegistryPath(role abi.Role) string {
 	if role == abi.RolePrefill {

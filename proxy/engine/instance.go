@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -161,6 +162,13 @@ func (i *Instance) Models() []string {
 	}
 	return i.Facts().Models
 }
+
+// Tokenizes is the form in which the instance answers requests for token ids.
+func (i *Instance) Tokenizes() tokens.Dialect { return i.protocol.Tokenizes() }
+
+// LoadRoutes lists the routes on which the instance may report its load, the best first;
+// empty: it reports none.
+func (i *Instance) LoadRoutes() []LoadRoute { return i.protocol.Loads() }
 
 // defaultBootstrapPort is the default port of SGLang's bootstrap server and of vLLM's
 // for Mooncake. Sources: sglang server_args.py, --disaggregation-bootstrap-port; vLLM

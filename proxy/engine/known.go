@@ -7,8 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// mostKnown bounds the models that a registry remembers: an engine chooses the names of
-// its models.
+// mostKnown bounds the models that a registry stores: an engine chooses the names of its models.
 const mostKnown = 1024
 
 // known holds the models that a registry has known in its life. The registry's mu guards
@@ -21,8 +20,8 @@ type known struct {
 // roleBits has the bit 1<<role of each role that an engine of the model had.
 type roleBits uint8
 
-// add adds models whose engines have those roles. Models beyond mostKnown are forgotten
-// when their engines leave.
+// add adds models whose engines have those roles. Models beyond mostKnown are removed when their
+// engines leave.
 func (k *known) add(models map[string]roleBits) {
 	var next map[string]roleBits
 	for m, roles := range models {

@@ -8,8 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestKnownModels: a registry remembers models with their roles, up to a limit, and tells of
-// each new snapshot.
+// TestKnownModels: a registry stores models with their roles, up to a limit, and notifies of each
+// new snapshot.
 func TestKnownModels(t *testing.T) {
 	r := New(Options{})
 	changed := r.Changed()
@@ -32,7 +32,7 @@ func TestKnownModels(t *testing.T) {
 		r.Know([]Known{{fmt.Sprint("adapter-", i), 1 << abi.RoleBoth}})
 	}
 	if got := r.Snapshot().Known(); len(got) != mostKnown || !slices.IsSorted(got) {
-		t.Errorf("%d models are known, want %d in order", len(got), mostKnown)
+		t.Errorf("got %d known models, want %d in order", len(got), mostKnown)
 	}
 	r.Know([]Known{{"llama", 1 << abi.RoleBoth}})
 	if roles := r.Snapshot().Roles("llama"); len(roles) != 3 {

@@ -119,7 +119,7 @@ func TestMeasurePair(t *testing.T) {
 	f.Pair(p, d).Success()
 	state, per, fixed := f.PairFacts(p, d)
 	if state != abi.PairReady || per < 2.99 || per > 3.01 || fixed < 1990 || fixed > 2010 {
-		t.Errorf("%v, %v µs a token and %v µs, want 3 and 2000", state, per, fixed)
+		t.Errorf("got %v, %v µs a token and %v µs, want 3 and 2000", state, per, fixed)
 	}
 	if rows := f.Pairs(); rows[0].TransferMicros != per || rows[0].HandoverMicros != fixed {
 		t.Errorf("row %+v", rows[0])

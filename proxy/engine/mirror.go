@@ -173,7 +173,7 @@ func (in *members) check() error {
 	for n := range in.Instances {
 		switch e := &in.Instances[n]; {
 		case e.Number == 0 || seen[e.Number]:
-			return fmt.Errorf("number %d is none or there twice", e.Number)
+			return fmt.Errorf("number %d is invalid or occurs twice", e.Number)
 		case e.State > Draining:
 			return fmt.Errorf("unknown state %d", e.State)
 		case e.Spec.Ranks > maxRanks-ranks:
@@ -302,8 +302,8 @@ func (m *Mirror) importLoads(value []byte) error {
 	return nil
 }
 
-// importPairs applies the Pairs part; m.mu is held. Pairs that are missing in it stay:
-// the exporting process may know less.
+// importPairs applies the Pairs part; m.mu is held. Pairs that are missing in it stay: the
+// exporting process may have fewer pairs.
 func (m *Mirror) importPairs(value []byte) error {
 	type row struct {
 		key            pairKey

@@ -245,7 +245,7 @@ func (r *partReader) pairKey() pairKey {
 	return pairKey{prefill: r.Uint32(), decode: r.Uint32(), prefillRank: int(r.Uint16()), decodeRank: int(r.Uint16())}
 }
 
-// pairState reads a state other than broken, which the circuit tells.
+// pairState reads a state other than broken, which is a state of the circuit.
 func (r *partReader) pairState() abi.PairState {
 	s := abi.PairState(r.Uint8())
 	if s > abi.PairReady {

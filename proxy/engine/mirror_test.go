@@ -289,10 +289,9 @@ func TestMirrorLoads(t *testing.T) {
 	})
 }
 
-// TestMirrorOtherHome: another registry takes over. An instance that the new registry
-// knows stays the same and gets a new number. The mirror reports the working pairs
-// to the new registry. An instance that the new registry does not know drains,
-// according to the loads of this process.
+// TestMirrorOtherHome: another registry takes over. An instance that is also in the new registry
+// stays the same and gets a new number. The mirror reports the working pairs to the new registry.
+// An instance that the new registry does not know drains, according to the loads of this process.
 func TestMirrorOtherHome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := newFleet(t), newFleet(t)
@@ -328,7 +327,7 @@ func TestMirrorOtherHome(t *testing.T) {
 		time.Sleep(time.Second)
 		s := r.Snapshot()
 		if number, _ := m.Number(ip); s.Instance("p") != ip || s.Instance("d") != id || number != second.get(t, "p").ID {
-			t.Error("an instance that both know is another one")
+			t.Error("an instance of both registries was replaced")
 		}
 		if _, known := m.Number(ix); ix.State() != Draining || ix.Gone() || known {
 			t.Errorf("x is %s, left: %v", ix.State(), ix.Gone())

@@ -27,7 +27,7 @@ type Pair struct {
 	transfer load.Speed // of the pair's transfers; tokens are prompt tokens
 	circuit  Breaker
 	mu       sync.Mutex
-	state    abi.PairState // unknown, warming or ready; the circuit tells broken; guarded by mu
+	state    abi.PairState // unknown, warming or ready; broken is a state of the circuit; guarded by mu
 	failures int           // since the pair was created; guarded by mu
 	last     string        // kind of the last failure; guarded by mu
 	since    time.Time     // time of the last change of state; guarded by mu

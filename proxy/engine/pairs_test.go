@@ -88,7 +88,7 @@ func TestPairStates(t *testing.T) {
 		}
 		rows := f.Pairs()
 		if len(rows) != 1 {
-			t.Fatalf("%d rows", len(rows))
+			t.Fatalf("got %d rows", len(rows))
 		}
 		want := PairRow{Prefill: "p", Decode: "d", DecodeRank: 1, State: "ready", Failures: 3, LastError: "timeout", Since: opened.Add(time.Second)}
 		if rows[0] != want {
@@ -149,7 +149,7 @@ func TestPairTableIsBounded(t *testing.T) {
 		f.Pair(Target{Instance: p.Instance, Rank: n + 1}, d)
 	}
 	if n := len(f.pairs.pairs); n != maxPairs {
-		t.Errorf("%d pairs, want %d", n, maxPairs)
+		t.Errorf("got %d pairs, want %d", n, maxPairs)
 	}
 	if !f.PairBlocked(p, d, time.Now()) {
 		t.Error("a broken pair was evicted before a good one")

@@ -226,8 +226,8 @@ func (p *prober) health(ctx context.Context, h *config.Health) (epoch string, er
 	return "", nil
 }
 
-// learn reads the facts, publishes them and makes the instance ready. A new process at
-// the same address invalidates all that was known of the old one.
+// learn reads the facts, publishes them and makes the instance ready. If a new process runs at the
+// same address, all data about the old process is dropped.
 func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	f, err := p.ask(ctx, h)
 	if err != nil {

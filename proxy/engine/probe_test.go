@@ -77,7 +77,7 @@ func TestProbeReadyAtOnce(t *testing.T) {
 			t.Error("not ready after the first probe")
 		}
 		if n := f.engines.count("a:80/live"); n != 1 {
-			t.Errorf("%d probes", n)
+			t.Errorf("got %d probes", n)
 		}
 	})
 }
@@ -181,7 +181,7 @@ func TestProbeLearnsAnew(t *testing.T) {
 		f.start(t)
 		time.Sleep(20 * time.Second)
 		if n := f.engines.count("a:80/facts"); n != 1 {
-			t.Errorf("%d requests for facts in 10 probes, want 1", n)
+			t.Errorf("got %d requests for facts in 10 probes, want 1", n)
 		}
 		f.engines.set(func() { f.engines.facts["a:80"] = "model m\nmodel lora" })
 		time.Sleep(relearnEvery * 2 * time.Second)
@@ -376,7 +376,7 @@ func TestProbeIntervalFollowsConfigure(t *testing.T) {
 		time.Sleep(2*time.Second + 30*time.Second)
 		synctest.Wait()
 		if n := f.engines.count("a:80/live"); n != 5 {
-			t.Errorf("%d probes, want one at 0 s, one at 2 s and three 10 s apart", n)
+			t.Errorf("got %d probes, want one at 0 s, one at 2 s and three 10 s apart", n)
 		}
 	})
 }

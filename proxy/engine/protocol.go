@@ -1,6 +1,9 @@
 package engine
 
-import "github.com/pdproxy/pdproxy/abi"
+import (
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
+)
 
 // Protocol is the part of a connector that the registry needs to probe engines. Package
 // connector implements it. The methods are pure: the registry does the I/O.
@@ -24,10 +27,33 @@ type Protocol interface {
 	ReadFacts(f *Facts, path string, status int, body []byte) error
 	// Compatible returns why prefill p and decode d cannot be paired, or nil.
 	Compatible(p, d *Facts) error
+	// Tokenizes is the form in which the engines answer requests for the token ids of a
+	// prompt.
+	Tokenizes() tokens.Dialect
+	// Loads lists the routes on which the engines may report their load, the best first;
+	// empty: they report none.
+	Loads() []LoadRoute
 }
 
-// RegistryProtocol is a Protocol whose engines have a registry on their bootstrap port,
-// which has further facts.
+// LoadRoute is an HTTP route of an engine. A GET of Path answers with a load report.
+type LoadRoute struct {
+	Path string // with its query
+	Form LoadForm
+}
+
+// LoadForm is the form of a load report. Package loads reads the forms.
+type LoadForm uint8
+
+// The forms of load reports.
+const (
+	LoadMetrics      LoadForm = iota // Prometheus' text format, with the names of vLLM or SGLang
+	LoadSGLang                       // GET /v1/loads of SGLang
+	LoadSGLangLegacy                 // GET /get_load of earlier SGLang
+	LoadTRTLLM                       // GET /metrics of TensorRT-LLM: a JSON list
+)
+
+// RegistryProtocol is a Protocol whose engines have a registry on their bootstrap port. The
+// registry has further facts.
 type RegistryProtocol interface {
 	Protocol
 	// RegistryPath is the path of a GET to the bootstrap port after FactPaths; "" for

@@ -44,7 +44,7 @@ func TestRefusedProbe(t *testing.T) {
 		f.engines.set(func() { f.engines.dialing["a:80"] = errors.New("connection reset") })
 		time.Sleep(4 * time.Second)
 		if synctest.Wait(); a.State() != Ready {
-			t.Errorf("%v after two other failures", a.State())
+			t.Errorf("got %v after two other failures", a.State())
 		}
 	})
 }
@@ -146,10 +146,10 @@ func TestProbeConnectionLost(t *testing.T) {
 			}
 		}
 	}
-	until("the connection has lived for an interval", func() bool { return health.Load() >= 3 })
+	until("the connection has existed for an interval", func() bool { return health.Load() >= 3 })
 	before, learned := health.Load(), facts.Load()
 	(<-conns).Close()
-	until("the facts are asked for again", func() bool { return facts.Load() > learned })
+	until("the facts are requested again", func() bool { return facts.Load() > learned })
 	if n := health.Load() - before; n > 2 { // every fifteenth probe also requests facts
 		t.Errorf("%d probes before that", n)
 	}

@@ -25,10 +25,10 @@ const (
 	SourceZMQ    = "zmq"    // vLLM MoRI-IO engines that register themselves
 )
 
-// ErrUnknown says that no instance has the name.
+// ErrUnknown reports that no instance has the name.
 var ErrUnknown = errors.New("no such engine")
 
-// SpecError says why one engine of a list cannot become an instance.
+// SpecError is the reason why one engine of a list cannot become an instance.
 type SpecError struct {
 	Name  string
 	Cause error
@@ -56,8 +56,8 @@ type Options struct {
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 	// APIKey returns the key that is sent to an instance, or "".
 	APIKey func(spec config.Engine) (string, error)
-	// Index knows which blocks the instances hold. Each rank has a slot in it, which is
-	// cleared when the instance restarts.
+	// Index records which blocks the instances hold. Each rank has a slot in it, which is cleared
+	// when the instance restarts.
 	Index *kvindex.Index
 	Log   *slog.Logger
 	// SyncClocks reports whether the registry sets the clocks of engines that report
@@ -73,8 +73,8 @@ type Options struct {
 	OnGone    func(*Instance)
 }
 
-// Registry knows the instances. Its methods are safe for concurrent use. Those that the
-// request path calls take no lock.
+// Registry holds the instances. Its methods are safe for concurrent use. Those that the request
+// path calls take no lock.
 type Registry struct {
 	o        Options
 	log      *slog.Logger
@@ -126,8 +126,8 @@ func (r *Registry) Configure(h config.Health, c config.Circuit, p config.Pairs) 
 // Snapshot returns the present state; never nil.
 func (r *Registry) Snapshot() *Snapshot { return r.snap.Load() }
 
-// Settle returns when the snapshot shows every state that an instance had before the
-// call. After it, a caller that knows of a ready instance finds it in the snapshot.
+// Settle returns when the snapshot shows every state that an instance had before the call. After
+// it, a caller that has seen a ready instance finds it in the snapshot.
 func (r *Registry) Settle() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -155,7 +155,7 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 		switch {
 		case err != nil:
 		case slices.ContainsFunc(specs[:n], func(o config.Engine) bool { return o.Name == spec.Name }):
-			err = errors.New("the name is there twice")
+			err = errors.New("the name occurs twice")
 		case old == nil:
 			come = append(come, i)
 		case old.Source != source && source == SourceStatic:

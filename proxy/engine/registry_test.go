@@ -66,7 +66,7 @@ func TestApplyReload(t *testing.T) {
 		for _, want := range []string{"b draining", "b gone", "c draining", "c gone", "d ready"} {
 			f.mu.Lock()
 			if !strings.Contains(strings.Join(f.heard, ", "), want) {
-				t.Errorf("hooks did not hear %q: %q", want, f.heard)
+				t.Errorf("the hooks did not get %q: %q", want, f.heard)
 			}
 			f.mu.Unlock()
 		}
@@ -162,7 +162,7 @@ func TestApplyRefuses(t *testing.T) {
 			tt.edit(&bad)
 			err := f.Apply(SourceStatic, []config.Engine{f.spec("new", "both", "fake"), bad}, 0)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("error %v, want the text %q", err, tt.want)
+				t.Errorf("got error %v, want the text %q", err, tt.want)
 			}
 			if f.Snapshot() != before {
 				t.Error("a refused list changed the registry")
@@ -402,6 +402,6 @@ func TestSmallTexts(t *testing.T) {
 	}
 	some := Target{Instance: &Instance{Spec: config.Engine{Name: "a"}, Role: abi.RoleBoth}}
 	if some.IsZero() || some.Name() != "a" || some.Facts() == nil {
-		t.Error("a target is none")
+		t.Error("got an empty target")
 	}
 }

@@ -125,7 +125,7 @@ func TestPool(t *testing.T) {
 			"p1/0 prefill 1, d1/0 decode 1, p3/0 prefill 1, p2/0 prefill 2, d2/0 decode 2", "[3 5]", Counts{3, 2, 0},
 		},
 		{
-			"one that tells nothing fits the first group",
+			"an engine without facts joins the first group",
 			[]*Instance{
 				made(1, "p", abi.RolePrefill, "x", Ready, 1, Facts{Models: m, PageSize: 16}),
 				made(2, "q", abi.RolePrefill, "x", Ready, 1, Facts{Models: m}),
@@ -261,7 +261,7 @@ func TestPeer(t *testing.T) {
 		{"its other rank", at(d1, 0), abi.Decode, []Target{at(d1, 0), at(d2, 0)}, at(d2, 1)},
 		{"none left", at(d1, 0), abi.Decode, []Target{at(d2, 1), at(d2, 0)}, Target{}},
 		{"a prefill", at(d2, 0), abi.Prefill, nil, at(p, 0)},
-		{"of one that has left: by connector", at(gone, 0), abi.Decode, nil, at(d2, 0)},
+		{"of an instance that has left: by connector", at(gone, 0), abi.Decode, nil, at(d2, 0)},
 		{"of an unknown model", at(made(8, "z", abi.RoleDecode, "x", Ready, 1, Facts{Models: []string{"z"}}), 0), abi.Decode, nil, Target{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

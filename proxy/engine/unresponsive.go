@@ -48,8 +48,8 @@ func (p *prober) noteAnswer(h *config.Health, began time.Time, err error) {
 	}
 }
 
-// errLate is the error of a probe whose time-out fired late: this process did not run
-// in time, which says nothing about the engine.
+// errLate is the error of a probe whose time-out fired late: this process did not get processor
+// time, so the engine may be healthy.
 var errLate = errors.New("probe engine: this process did not run in time")
 
 // late reports whether err comes from a time-out that fired late.

@@ -25,14 +25,14 @@ func TestSilence(t *testing.T) {
 		back   func(e *fakeEngines, host string) // nil: the instance answers
 		silent bool
 	}{
-		"it hangs":                   {fails: hangs, silent: true},
-		"it is not there":            {fails: refuses, silent: true},
-		"it is ill":                  {fails: func(e *fakeEngines, host string) { e.code[host] = 503 }},
-		"it is slow":                 {fails: func(e *fakeEngines, host string) { e.delay[host] = 900 * time.Millisecond }},
-		"nobody answers":             {fails: hangs, others: hangs},
-		"others are ill":             {fails: hangs, others: func(e *fakeEngines, host string) { e.code[host] = 503 }, silent: true},
-		"it is ill when it is back":  {fails: hangs, back: func(e *fakeEngines, host string) { e.code[host] = 503 }, silent: true},
-		"it is gone when it is back": {fails: refuses, back: hangs, silent: true},
+		"it hangs":                             {fails: hangs, silent: true},
+		"it is not there":                      {fails: refuses, silent: true},
+		"it is ill":                            {fails: func(e *fakeEngines, host string) { e.code[host] = 503 }},
+		"it is slow":                           {fails: func(e *fakeEngines, host string) { e.delay[host] = 900 * time.Millisecond }},
+		"nobody answers":                       {fails: hangs, others: hangs},
+		"others are ill":                       {fails: hangs, others: func(e *fakeEngines, host string) { e.code[host] = 503 }, silent: true},
+		"it is unhealthy after it has resumed": {fails: hangs, back: func(e *fakeEngines, host string) { e.code[host] = 503 }, silent: true},
+		"it is a new process after it has resumed": {fails: refuses, back: hangs, silent: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestSilence(t *testing.T) {
 				})
 				time.Sleep(3 * time.Second)
 				synctest.Wait()
-				still := name == "it is gone when it is back"
+				still := name == "it is a new process after it has resumed"
 				evictions(a)
 				time.Sleep(time.Second)
 				if synctest.Wait(); a.Unresponsive() != still || (evictions(a) > 0) != still {
@@ -122,7 +122,7 @@ func TestSuspicion(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if n := f.engines.count("b:80/live") - before; n < 3 || n > 5 {
-			t.Errorf("%d probes in a second of failing legs", n)
+			t.Errorf("got %d probes in a second of failing legs", n)
 		}
 		h.SuspectInterval = 0
 		f.Configure(h, *f.circuit.Load(), config.Pairs{})
@@ -133,7 +133,7 @@ func TestSuspicion(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		}
 		if n := f.engines.count("b:80/live") - before; n != 1 {
-			t.Errorf("%d probes in two seconds, want no early probe", n)
+			t.Errorf("got %d probes in two seconds, want no early probe", n)
 		}
 	})
 }

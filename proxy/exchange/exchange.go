@@ -23,6 +23,7 @@ type exchange struct {
 	route   sidecar.Route
 	journal journal.Journal
 	env     attempt.Env
+	gateway attempt.Gateway    // sends the request instead of this process; nil: this process sends the legs
 	held    *coordinator.Lease // of the last placement; close releases it too, because a panic may have kept the attempt from it
 	line    recording.Line     // of the recording
 	denied  *attempt.Error     // the failure for which the retry budget had no retry
@@ -32,7 +33,7 @@ type exchange struct {
 func (x *exchange) reset() {
 	clear(x.ask.Excluded)
 	x.ask = coordinator.Ask{Excluded: x.ask.Excluded[:0]}
-	x.run, x.held, x.denied = nil, nil, nil
+	x.run, x.gateway, x.held, x.denied = nil, nil, nil, nil
 	x.env.Reset()
 	x.prompt.Reset()
 	x.route.Reset()

@@ -63,8 +63,8 @@ func PublicError(err error) *openai.Error {
 	return openai.NewError(openai.CodeInternal, "internal error")
 }
 
-// UnknownModel returns what the client is told if no engine serves the model of that name.
-// known are the models that it may ask for.
+// UnknownModel returns the client's error if no engine serves the model of that name.
+// known are the models that the client may request.
 func UnknownModel(name string, known []string) *openai.Error {
 	const mostName, mostKnown = 200, 10 // bytes, models
 	text := "the model does not exist"

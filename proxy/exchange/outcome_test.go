@@ -47,7 +47,7 @@ func TestPublicError(t *testing.T) {
 		{"client's share", admission.ErrClientLimit, 429, "rate_limit_error", "client_limit", "client", "", telemetry.OutcomeShed, true},
 		{"no target", &coordinator.NoTargetError{Phase: abi.Prefill, Model: "m"}, 503, "overloaded_error", "no_target", "prefill", "", telemetry.OutcomeNoTarget, true},
 		{"rejected", &coordinator.RejectedError{}, 503, "overloaded_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
-		{"rejected as too much", &coordinator.RejectedError{Status: 429}, 429, "rate_limit_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
+		{"rejected, too many requests", &coordinator.RejectedError{Status: 429}, 429, "rate_limit_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
 		{"rejected as wrong", &coordinator.RejectedError{Status: 403}, 403, "invalid_request_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, false},
 		{"rejected for now", &coordinator.RejectedError{Status: 529}, 529, "overloaded_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, false},
 		{"unknown model", coordinator.ErrUnknownModel, 404, "invalid_request_error", "model_not_found", "model", "model", telemetry.OutcomeClientError, false},
@@ -72,7 +72,7 @@ func TestPublicError(t *testing.T) {
 			}
 			e := got.Error
 			if w.Code != tt.status || text(e.Type) != tt.class || text(e.Code) != tt.code || text(e.Param) != tt.param || !strings.Contains(text(e.Message), tt.text) {
-				t.Errorf("status %d: %s", w.Code, w.Body)
+				t.Errorf("got status %d: %s", w.Code, w.Body)
 			}
 			if (e.Param == nil) != (tt.param == "") {
 				t.Errorf("param is %v", e.Param)
@@ -82,10 +82,10 @@ func TestPublicError(t *testing.T) {
 				t.Errorf("header %v", h)
 			}
 			if o := outcomeOf(tt.err); o != tt.outcome {
-				t.Errorf("outcome %v, want %v", o, tt.outcome)
+				t.Errorf("got outcome %v, want %v", o, tt.outcome)
 			}
 			if strings.Contains(w.Body.String(), "secret") {
-				t.Error("the client is told of the proxy's own trouble")
+				t.Error("the client's error shows an internal problem of the proxy")
 			}
 		})
 	}

@@ -9,9 +9,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// place asks for the next placement of the request.
+// place requests the next placement from the coordinator.
 func (x *exchange) place() (*coordinator.Placement, error) {
 	x.journal.Placing()
+	if x.gateway != nil {
+		x.ask.Within = x.gateway.Within()
+	}
 	if x.route.Sidecar() == nil {
 		return x.PlaceOnce()
 	}
@@ -27,10 +30,9 @@ func (x *exchange) Coordinated(policy string) { x.journal.Coordinated(policy) }
 // Fallback implements sidecar.Exchange.
 func (x *exchange) Fallback(policy, reason string) { x.journal.Fallback(policy, reason) }
 
-// PlaceOnce implements sidecar.Exchange. It asks for a placement on engines that serve the API
-// of the request. If the connector cannot run the request as two legs, or not with the chosen
-// prefill engine, PlaceOnce asks for one engine that answers the request alone, and counts a
-// fallback.
+// PlaceOnce implements sidecar.Exchange. It requests a placement on engines that serve the API of
+// the request. If the connector cannot run the request as two legs, or not with the chosen prefill
+// engine, PlaceOnce asks for one engine that answers the request alone, and counts a fallback.
 func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	serves := func(_ *coordinator.Placement, c connector.Connector) error {
 		if !c.Serves(x.req.API) {
@@ -84,9 +86,9 @@ func (x *exchange) unpairable(conn connector.Connector, prefill engine.Target) (
 	return "forced_tool", sure, err
 }
 
-// placeWhere asks for a placement that passes check, which returns an error if the connector
-// does not suit the request. A model may have engines of several connectors. If check fails,
-// placeWhere excludes the engines of that connector and asks again.
+// placeWhere requests a placement that passes check, which returns an error if the connector does
+// not suit the request. A model may have engines of several connectors. If check fails, placeWhere
+// excludes the engines of that connector and asks again.
 func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Connector) error) (*coordinator.Placement, error) {
 	for {
 		p, err := x.run.Coordinator.Place(x.env.Context, &x.ask)

@@ -38,9 +38,9 @@ func (x *exchange) mayRetry(err error, hook attempt.HookAnswer) bool {
 }
 
 // exclude excludes the target of a failed leg from the next placements of this exchange. The
-// coordinator uses an excluded target only if no others are left. If the leg hook asks for the
-// same targets again, exclude allows them. If the pair failed, either engine may be at fault,
-// so exclude excludes both.
+// coordinator uses an excluded target only if no others are left. If the leg hook requests the same
+// targets again, exclude allows them. If the pair failed, either engine may be at fault, so exclude
+// excludes both.
 func (x *exchange) exclude(err error, hook attempt.HookAnswer) {
 	var le *attempt.Error
 	if !errors.As(err, &le) {
@@ -90,7 +90,7 @@ func (x *exchange) Pick(p *coordinator.Placement) (*coordinator.Placement, bool)
 	return next, true
 }
 
-// placeDecode asks for another decode target for the prefill target and the disagg id of p.
+// placeDecode requests another decode target for the prefill target and the disagg id of p.
 func (x *exchange) placeDecode(p *coordinator.Placement) (*coordinator.Placement, error) {
 	x.ask.Prefill, x.ask.ID = p.Prefill, p.ID
 	next, err := x.run.Coordinator.Place(x.env.Context, &x.ask)

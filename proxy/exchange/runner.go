@@ -26,8 +26,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// Options is what a Runner needs. Fields that may be nil say so. A request asks the functions
-// once, when it comes.
+// Options are the parts that a Runner uses. The comment of a field states if the field may be nil.
+// The Runner calls the functions once per request, when the request arrives.
 type Options struct {
 	Config      func() *config.Config
 	Keys        func() *admission.Keys     // returns nil if every client may send requests
@@ -38,7 +38,7 @@ type Options struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
 	Connector   func(name string) connector.Connector // of a name that the configuration has
-	Memory      *buffer.Budget                        // counts what is held of requests and answers
+	Memory      *buffer.Budget                        // counts the memory of requests and answers
 	Bodies      *downstream.Bodies
 	Books       *journal.Books
 	Prompts     *prompt.Matcher

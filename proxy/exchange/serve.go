@@ -19,7 +19,18 @@ import (
 // Serve runs one request to an engine: it calls each step of the request, from the API key to
 // the clean-up.
 func (run *Runner) Serve(w http.ResponseWriter, r *http.Request, api openai.API) {
+	run.serve(w, r, api, nil)
+}
+
+// Pick is Serve for a request that the gateway g sends. The answer w gets an error only if g
+// does not send the request; otherwise w gets only the head of the engine's answer.
+func (run *Runner) Pick(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
+	run.serve(w, r, api, g)
+}
+
+func (run *Runner) serve(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
 	x := run.open(w, r)
+	x.gateway = g
 	defer x.close()
 	defer x.recovered()
 	x.answer(x.serve(r, api))
@@ -53,12 +64,15 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 		if err != nil {
 			return firstError(x.env.Context, last, err)
 		}
+		if x.gateway != nil {
+			return attempt.Observe(&x.env, p, x.gateway)
+		}
 		hook, err := attempt.Run(&x.env, p)
 		if err == nil {
 			return nil
 		}
 		if errors.Is(err, coordinator.ErrNoTarget) && x.env.Tries(abi.Prefill) < x.env.Config.Retry.Attempts {
-			continue // no leg was sent: the last decode engine of the group went away before that
+			continue // no leg was sent: the last decode engine of the group left before
 		}
 		if !x.mayRetry(err, hook) {
 			return err

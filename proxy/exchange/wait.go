@@ -43,8 +43,8 @@ func only(s *engine.Snapshot) string {
 	return ""
 }
 
-// placeOrWait asks for the next placement. While no engine can take a request for a known
-// model, placeOrWait waits for at most limits.no_engine_timeout.
+// placeOrWait requests the next placement. While no engine can take a request for a known model,
+// placeOrWait waits for at most limits.no_engine_timeout.
 func (x *exchange) placeOrWait() (*coordinator.Placement, error) {
 	limit, model := time.Duration(x.env.Config.Limits.NoEngineTimeout), ""
 	if limit > 0 {

@@ -25,10 +25,10 @@ const (
 	warmBusy   = "busy" // an engine got another request in the meantime
 )
 
-// Warm sends a request of one token through each new pair, if the configuration asks for
-// warm-ups. The two engines then connect before the first client's request needs the pair. At
-// most one warm-up begins in each pairs.warm_up_interval, and only if both engines are idle.
-// When ctx ends, Warm waits for the running warm-ups and returns.
+// Warm sends a request of one token through each new pair, if warm-ups are configured. The two
+// engines then connect before the first client's request needs the pair. At most one warm-up begins
+// in each pairs.warm_up_interval, and only if both engines are idle. When ctx ends, Warm waits for
+// the running warm-ups and returns.
 func (run *Runner) Warm(ctx context.Context) {
 	var (
 		running sync.WaitGroup

@@ -109,7 +109,7 @@ func TestGuard(t *testing.T) {
 		{"frame with a page", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site", navigate, "Sec-Fetch-Dest: iframe"}, 403},
 		{"script that reads a page", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: empty"}, 403},
 		{"part of a page as a script", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: script"}, 403},
-		{"page and an unknown mark", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site"}, 403},
+		{"page with an unknown value of Sec-Fetch-Site", pages, "GET 127.0.0.1:9090", []string{"Sec-Fetch-Site: cross-site"}, 403},
 		{"link with a foreign Origin", pages, "GET 127.0.0.1:9090", []string{"Origin: http://evil.example", "Sec-Fetch-Site: cross-site", navigate, document}, 403},
 		{"form to a page", pages, "POST 127.0.0.1:9090 body", []string{"Sec-Fetch-Site: cross-site", navigate, document, json}, 403},
 		{"link by a rebound name", pages, "GET evil.example:9090", []string{"Sec-Fetch-Site: cross-site", navigate, document}, 403},
@@ -154,7 +154,7 @@ func TestGuard(t *testing.T) {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			if w.Code != tt.want || (*calls == 1) != (tt.want == 204) {
-				t.Errorf("%d %s, %d calls; want %d", w.Code, strings.TrimSpace(w.Body.String()), *calls, tt.want)
+				t.Errorf("got %d %s, %d calls; want %d", w.Code, strings.TrimSpace(w.Body.String()), *calls, tt.want)
 			}
 			head := w.Header()
 			for key := range head {

@@ -33,7 +33,7 @@ func (g *Group) Done() {
 // Go runs f in a new goroutine and counts it.
 func (g *Group) Go(f func()) {
 	g.Add()
-	go func() { // Wait waits for it
+	go func() { // Wait also waits for f
 		defer g.Done()
 		f()
 	}()

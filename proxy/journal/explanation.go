@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// Explanation is why a request went where it went: the answer of
-// GET /v1/explain/{request_id}. Times are milliseconds since the request came.
+// Explanation holds the reasons for the placement of a request: the answer of GET
+// /v1/explain/{request_id}. Times are milliseconds since the request arrived.
 type Explanation struct {
 	RequestID string `json:"request_id"`
 	DisaggID  uint64 `json:"disagg_id"`
-	// Arrival is when the request came, in seconds since the Unix epoch.
+	// Arrival is when the request arrived, in seconds since the Unix epoch.
 	Arrival float64 `json:"arrival"`
 	Model   string  `json:"model"`
 	Flow    string  `json:"flow"`
@@ -38,8 +38,8 @@ type ExplainedCandidate struct {
 	Facts  map[string]any `json:"facts"`
 }
 
-// ExplainedLeg is one leg, in the order of their starts. A time that never came
-// is null.
+// ExplainedLeg is one leg, in the order of their starts. A time of a step that did not happen is
+// null.
 type ExplainedLeg struct {
 	ID          string   `json:"id"`
 	Phase       string   `json:"phase"`

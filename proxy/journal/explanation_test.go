@@ -247,7 +247,7 @@ func TestPerfRows(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if !strings.Contains(string(got)[len(want):], `"gen_dispatch_time":0,"disagg_server_first_token_time":0`) {
-		t.Errorf("a leg that never was has a time: %s", got)
+		t.Errorf("a leg that never began has a time: %s", got)
 	}
 }
 
@@ -277,14 +277,14 @@ func TestExplainRing(t *testing.T) {
 	}
 	put("more", 9)
 	if _, ok := s.Get("once"); ok {
-		t.Error("the overwritten one is still there")
+		t.Error("the ring still has the overwritten record")
 	}
 	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
 		t.Error("the later record was dropped together with the slot of the earlier record")
 	}
 	put("more2", 9)
 	if _, ok := s.Get("twice"); ok {
-		t.Error("the later one outlives its slot")
+		t.Error("the ring has the later record after its slot was overwritten")
 	}
 	rows := s.PerfRows()
 	if len(rows) != RingSize || rows[0].RequestID != "n0" || rows[RingSize-1].RequestID != "more2" {

@@ -32,8 +32,8 @@ type Books struct {
 	log     *slog.Logger
 }
 
-// NewBooks returns books. tracer may be nil: then there are no spans. worker may be nil:
-// then no other process has to know how many requests run here.
+// NewBooks returns books. tracer may be nil: then there are no spans. worker may be nil: then no
+// other process needs the number of requests that run here.
 func NewBooks(metrics *telemetry.Metrics, tracer *telemetry.Tracer, access *accesslog.Log, log *slog.Logger, worker *balance.Worker) *Books {
 	return &Books{Running: Running{worker: worker}, metrics: metrics, tracer: tracer, access: access, log: log}
 }
@@ -56,7 +56,7 @@ type Journal struct {
 	model     *telemetry.Model // instruments of the request's model; other before Model is called
 	stage     telemetry.Stage
 	staged    time.Time     // when stage began
-	waited    time.Duration // in the stages before that wait
+	waited    time.Duration // time in the earlier stages
 }
 
 // Open begins the account of the request with that id. ctx and header are those of the
@@ -76,7 +76,7 @@ func (j *Journal) Open(b *Books, ctx context.Context, header http.Header, id str
 // ID returns the id of the request.
 func (j *Journal) ID() string { return j.rec.RequestID }
 
-// Began returns when the request came.
+// Began returns when the request arrived.
 func (j *Journal) Began() time.Time { return j.rec.Start }
 
 // AnswerBegan returns when the client got the first event or the whole answer; zero: it
@@ -89,8 +89,8 @@ func (j *Journal) Inject(set func(name, value string)) { j.span.Inject(set) }
 // Client notes the name of the client's API key.
 func (j *Journal) Client(key string) { j.client = key }
 
-// WarmUp notes that no client sent the request. It is not counted as one, and its legs
-// tell nothing of the speed of engines.
+// WarmUp records that no client sent the request. The request is not counted as a client's request,
+// and the times of its legs do not count as measurements of the engines' speed.
 func (j *Journal) WarmUp() { j.warmUp = true }
 
 // Model sets the instruments of the request's model. Call it before Stage.

@@ -14,7 +14,7 @@ const (
 	mostAlike    = 5 // of Troubled that have the same trouble
 )
 
-// Recent is what ended since a position in a Ring.
+// Recent holds the requests that ended since a position in a Ring.
 type Recent struct {
 	// Next is the position after the last record.
 	Next uint64 `json:"next"`
@@ -72,8 +72,8 @@ func (t Troubles) Few(e *EndedRow) bool {
 	return t[kind] <= mostAlike
 }
 
-// Recent returns what ended after the position that an earlier call returned as Next; 0 for
-// all. A position that the ring has not reached counts as 0.
+// Recent returns the requests that ended after the position that an earlier call returned as Next;
+// 0 for all. A position that the ring has not reached counts as 0.
 func (s *Ring) Recent(after uint64) Recent {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *Ring) Recent(after uint64) Recent {
 	if s.puts > RingSize {
 		after = max(after, s.puts-RingSize)
 	}
-	list := Recent{Next: s.puts, Prompts: make(map[string]PromptTokens)}
+	list := Recent{Next: s.puts, Prompts: make(map[string]PromptTokens), Latest: []EndedRow{}, Troubled: []EndedRow{}} // no null in JSON
 	kinds := make(Troubles)
 	for n := s.puts; n > after; n-- {
 		r := s.at(n - 1)

@@ -71,7 +71,7 @@ func TestRecentTrouble(t *testing.T) {
 			}
 		case "! fallback":
 			if !slices.Equal(r.Fallbacks, []ExplainedFallback{{"mint", "late"}}) {
-				t.Errorf("fallbacks %+v", r.Fallbacks)
+				t.Errorf("got fallbacks %+v", r.Fallbacks)
 			}
 		}
 	}

@@ -17,7 +17,7 @@ type Running struct {
 	mu      sync.Mutex
 	views   []*view // unordered; guarded by mu
 	running inflight.Group
-	worker  *balance.Worker // learns how many requests run; nil: no other process needs to know
+	worker  *balance.Worker // receives the number of running requests; nil: no other process needs the number
 }
 
 // view is the part of a running request that other goroutines may read. While the view is

@@ -84,10 +84,10 @@ const overloaded = "overloaded_error"
 
 var codes = [codeCount]CodeInfo{
 	CodeAnswerTooLarge:             {"answer_too_large", []int{500}, "", "A filter reads the whole answer, and the answer is larger than a filter may hold."},
-	CodeBadContentEncoding:         {"bad_content_encoding", []int{400}, "", "The body is not what its Content-Encoding says."},
+	CodeBadContentEncoding:         {"bad_content_encoding", []int{400}, "", "The body does not match its Content-Encoding."},
 	CodeBadHeader:                  {"bad_header", []int{400, 403}, "", "A header for a sidecar has a wrong value, or names an engine that the sidecar does not know."},
 	CodeBodyIncomplete:             {"body_incomplete", []int{400}, "", "The body ended early."},
-	CodeBodyTimeout:                {"body_timeout", []int{408}, "", "The body came too slowly."},
+	CodeBodyTimeout:                {"body_timeout", []int{408}, "", "The body arrived too slowly."},
 	CodeBodyTooLarge:               {"body_too_large", []int{413}, "", "The body is larger than the limit, or does not fit in the memory for requests."},
 	CodeClientLimit:                {"client_limit", []int{429}, "", "The client has too many requests open."},
 	CodeClientMemoryLimit:          {"client_memory_limit", []int{429}, "", "The requests of the client hold as much memory as one client may hold."},

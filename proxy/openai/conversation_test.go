@@ -24,7 +24,7 @@ func TestConversationID(t *testing.T) {
 		{"headers before late members", `"prompt_cache_key":"p"`, "", "k", "k"},
 		{"late member", `"prompt_cache_key":"p","client_metadata":{"session_id":"m"}`, "", "", "p"},
 		{"nested late member", `"client_metadata":{"a":{"session_id":"no"},"session_id":"m"}`, "", "", "m"},
-		{"blank ones are passed over", `"conversation_id":" \t","session_id":""`, " \t ", "k", "k"},
+		{"blank values are skipped", `"conversation_id":" \t","session_id":""`, " \t ", "k", "k"},
 		{"trimmed in the body", `"conversation_id":"  c 1\n"`, "", "", "c 1"},
 		{"trimmed in a header", ``, " h ", "", "h"},
 		{"escapes", `"conversation\u005fid":"c\/\u00e9\ud83d\ude00"`, "", "", "c/é😀"},

@@ -14,7 +14,7 @@ func TestPromptEnds(t *testing.T) {
 		from             int
 	}{
 		{"messages", `{"messages": [ {"role":"user","content":"a, b"} ,{"role":"x","content":[1,2]}]}`, `[ {"role":"user","content":"a, b"}| ,{"role":"x","content":[1,2]}|`, Chat, 0},
-		{"all messages, whatever the part", `{"messages":[{"a":1},{"b":2}]}`, `[{"a":1}|,{"b":2}|`, Chat, 9},
+		{"all messages, for each type of part", `{"messages":[{"a":1},{"b":2}]}`, `[{"a":1}|,{"b":2}|`, Chat, 9},
 		{"token ids", `{"prompt":[1, 23,456 ]}`, `[1|, 23|,456|`, Completions, 0},
 		{"one list of token ids", `{"prompt":[[1,23]]}`, `[1|,23|`, Completions, 0},
 		{"token ids of a part", `{"prompt":[1,23,456]}`, `[1,23|,456|`, Completions, 4},

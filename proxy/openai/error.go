@@ -115,8 +115,8 @@ func AppendDone(dst []byte) []byte {
 	return append(dst, "data: [DONE]\n\n"...)
 }
 
-// NewFieldError returns an error of a field, a header or a parameter. It copies the name, which
-// may point into the body, because errors outlive the body.
+// NewFieldError returns an error of a field, a header or a parameter. It copies the name, which may
+// point into the body, because an error is used after the body is freed.
 func NewFieldError(code Code, name, message string) *Error {
 	e := NewError(code, message)
 	e.Param = strings.Clone(name)

@@ -81,7 +81,7 @@ func (r *Request) Preamble(yield func(raw []byte) bool) {
 	}
 }
 
-// ErrTokenIDs says that a request has no usable token ids.
+// ErrTokenIDs reports that a request has no usable token ids.
 var ErrTokenIDs = errors.New("the prompt is not one list of token ids")
 
 // AppendTokenIDs appends the token ids that the client sent: a prompt that is a list of

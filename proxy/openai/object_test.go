@@ -129,10 +129,10 @@ func TestParseRefuses(t *testing.T) {
 			}
 			var e *Error
 			if !errors.As(err, &e) {
-				t.Fatalf("error %v, want an *Error", err)
+				t.Fatalf("got error %v, want an *Error", err)
 			}
 			if e.Status != 400 || e.Code.String() != tt.code || e.Param != tt.param {
-				t.Errorf("status %d, code %q, param %q; want 400, %q, %q", e.Status, e.Code, e.Param, tt.code, tt.param)
+				t.Errorf("got status %d, code %q, param %q; want 400, %q, %q", e.Status, e.Code, e.Param, tt.code, tt.param)
 			}
 			if o.Len() != 0 || o.Raw() != nil {
 				t.Error("a refused body is still there")

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// pdFields are the PD fields of request bodies: top-level members that tell engines
-// about a transfer, about the encoders and caches to call, and about the process that
-// receives their answer.
+// pdFields are the PD fields of request bodies: top-level members that describe to engines a
+// transfer, about the encoders and caches to call, and about the process that receives their
+// answer.
 //
 // Sources: vLLM entrypoints/openai/*/protocol.py (kv_transfer_params,
 // ec_transfer_params, request_id) and v1/kv_hints/protocol.py (kv_hints); SGLang

@@ -203,7 +203,7 @@ func TestCutAllocates(t *testing.T) {
 			t.Error("CutPD removed a member")
 		}
 	}); n > 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations", n)
 	}
 }
 

@@ -203,10 +203,10 @@ func TestParseRequestRefuses(t *testing.T) {
 			var r Request
 			var e *Error
 			if err := ParseRequest(tt.api, []byte(tt.body), &r); !errors.As(err, &e) {
-				t.Fatalf("error %v, want an *Error", err)
+				t.Fatalf("got error %v, want an *Error", err)
 			}
 			if e.Status != 400 || e.Code.String() != tt.code || e.Param != tt.param {
-				t.Errorf("status %d, code %q, param %q; want 400, %q, %q", e.Status, e.Code, e.Param, tt.code, tt.param)
+				t.Errorf("got status %d, code %q, param %q; want 400, %q, %q", e.Status, e.Code, e.Param, tt.code, tt.param)
 			}
 			if tt.code != "invalid_json" && tt.code != "duplicate_key" && !strings.Contains(e.Message, "'"+tt.param+"'") {
 				t.Errorf("the message does not name the field: %s", e.Message)
@@ -343,7 +343,7 @@ func checkMatching(t *testing.T, r *Request, m map[string]any) {
 		}
 	}
 	if text := r.PromptText(); (text == nil) != (r.Prompt == PromptNone || r.PromptCount != 1) {
-		t.Fatalf("text %q", text)
+		t.Fatalf("got text %q", text)
 	}
 }
 

@@ -32,7 +32,7 @@ func TestAppend(t *testing.T) {
 		{"cut every other", `{"a":1,"b":2,"c":3,"d":4,"e":5}`, []Edit{cut("a"), cut("c"), cut("e")}, `{"b":2,"d":4}`},
 		{"cut all", ` { "a":1 , "b":2 } `, []Edit{cut("a"), cut("b")}, ` {  } `},
 		{"cut all but put one in", `{"a":1}`, []Edit{cut("a"), set("x", "0")}, `{"x":0}`},
-		{"cut what is not there", `{"a":1}`, []Edit{cut("x")}, `{"a":1}`},
+		{"cut of a missing member", `{"a":1}`, []Edit{cut("x")}, `{"a":1}`},
 		{"replace before a cut", `{"a":1,"b":2}`, []Edit{set("a", "9"), cut("b")}, `{"a":9}`},
 		{"replace behind a cut", `{"a":1,"b":2}`, []Edit{cut("a"), set("b", "9")}, `{"b":9}`},
 		{"the last edit of a key counts", `{"a":1}`, []Edit{set("a", "2"), set("x", "3"), set("a", "4"), set("x", "5")}, `{"x":5,"a":4}`},

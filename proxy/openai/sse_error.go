@@ -141,7 +141,7 @@ func errorStatus(raw []byte) int {
 	return statusOfType(string(v))
 }
 
-// statusOfType knows OpenAI's class names and the names of the engines' exceptions.
+// statusOfType contains OpenAI's class names and the names of the engines' exceptions.
 func statusOfType(name string) int {
 	name = strings.ToLower(strings.ReplaceAll(strings.Trim(name, `"`), "_", ""))
 	switch strings.TrimSuffix(name, "error") {

@@ -227,7 +227,7 @@ func TestLongEvents(t *testing.T) {
 		}
 	}
 	if s.Events != 3 {
-		t.Errorf("%d events", s.Events)
+		t.Errorf("got %d events", s.Events)
 	}
 
 	s = EventScanner{}

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// SyntaxError says that bytes from an engine are not valid JSON for the scan.
+// SyntaxError reports that bytes from an engine are not valid JSON for the scan.
 type SyntaxError struct {
 	Problem string // the error, without text of the bytes
 	Offset  int    // its position

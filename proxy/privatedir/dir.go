@@ -29,12 +29,12 @@ type Dir struct {
 	proc   string // the folder's name below /proc/self/fd; "" where there is none
 }
 
-// Open opens a folder that belongs to this process's user and has mode 0700. Open
-// makes the folder, and up to two above it, if they are missing. Every folder above must
-// belong to root or to the user, and others may write to it only if it has the sticky
-// bit. The last component of the path must not be a symbolic link; the other ones may
-// be links that belong to root or to the user. The error is *UnsafeError if another
-// user could change the folder. The caller closes the folder.
+// Open opens a folder that belongs to this process's user and has mode 0700. Open makes the folder,
+// and up to two above it, if they are missing. Every folder above must belong to root or to the
+// user, and others may write to it only if it has the sticky bit. The last component of the path
+// must not be a symbolic link. The other components may be links that belong to root or to the
+// user. The error is *UnsafeError if another user could change the folder. The caller closes the
+// folder.
 func Open(path string) (*Dir, error) { return open(path, 3) }
 
 // OpenExisting is Open, but creates no folder. The error is fs.ErrNotExist if the folder

@@ -103,7 +103,7 @@ func TestOpenRefuses(t *testing.T) {
 				case c.want == "" && err != nil:
 					t.Error(err)
 				case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.owner)):
-					t.Errorf("%v, want %q", err, c.want)
+					t.Errorf("got %v, want %q", err, c.want)
 				}
 			}
 		})

@@ -20,9 +20,9 @@ const systemRuntime = "/run"
 // Open checks the folder.
 func Runtime() string { return Runtimes()[0] }
 
-// Runtimes returns the path that Runtime returns, and behind it those that Runtime
-// returns to processes of this user with another environment: a service has no
-// $XDG_RUNTIME_DIR, the shell of its user mostly has one.
+// Runtimes returns the path of Runtime first. The paths of Runtime in other processes of this user,
+// whose environment may differ, follow: a service has no $XDG_RUNTIME_DIR, but the user's shell
+// usually has one.
 func Runtimes() []string { return runtimesBelow(systemRuntime) }
 
 func runtimesBelow(system string) (paths []string) {

@@ -13,8 +13,8 @@ import (
 // maxLinks is how many symbolic links a path may contain, as in the Linux kernel.
 const maxLinks = 40
 
-// UnsafeError says that users other than root and the owner of this process could
-// change the content of a folder or a file.
+// UnsafeError reports that users other than root and the owner of this process could change the
+// content of a folder or a file.
 type UnsafeError struct {
 	Path   string
 	Owner  int    // user id

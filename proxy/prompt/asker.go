@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
-	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -46,16 +45,4 @@ func (a Asker) Ask(ctx context.Context, instance, path string, body []byte) (sta
 		return 0, nil, err
 	}
 	return resp.Status, append([]byte(nil), b.B...), nil
-}
-
-// dialectOf returns how an instance tokenizes. An instance without a transfer protocol
-// may be any engine: the proxy takes it for vLLM, and stops asking it if it refuses.
-func dialectOf(i *engine.Instance) tokens.Dialect {
-	switch i.Spec.Connector {
-	case config.ConnectorSGLang:
-		return tokens.SGLang
-	case config.ConnectorTRTLLM:
-		return tokens.TRTLLM
-	}
-	return tokens.VLLM
 }

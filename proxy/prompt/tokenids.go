@@ -27,8 +27,8 @@ func (m *Matcher) ExactIDs(ctx context.Context, p *Prompt, s Source, ask bool) [
 	return p.found
 }
 
-// tokenIDs returns the token ids of the prompt, nil if no source has them in time. The
-// error says that there is no memory for them.
+// tokenIDs returns the token ids of the prompt, nil if no source has them in time. The error
+// reports that there is no memory for them.
 func (m *Matcher) tokenIDs(ctx context.Context, p *Prompt, s Source) ([]uint32, error) {
 	if err := p.makeRoom(s); err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (m *Matcher) tokenizersOf(model string) []tokens.Instance {
 	for _, i := range now.Instances {
 		if i.State() == engine.Ready {
 			for _, served := range i.Models() {
-				fresh.byModel[served] = append(fresh.byModel[served], tokens.Instance{Name: i.Spec.Name, Dialect: dialectOf(i)})
+				fresh.byModel[served] = append(fresh.byModel[served], tokens.Instance{Name: i.Spec.Name, Dialect: i.Tokenizes()})
 			}
 		}
 	}

@@ -24,8 +24,8 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// settles waits for goroutines that are about to end and for connections that were closed
-// a moment ago.
+// settles waits until goroutines that are about to end have ended, and until closed connections are
+// released.
 func settles(goroutines, sockets int) bool {
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		g, s := runtime.NumGoroutine(), openSockets()

@@ -47,7 +47,7 @@ func openFile(path string) (*os.File, error) {
 			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("other processes rename %s again and again", path)
+	return nil, fmt.Errorf("other processes rename %s repeatedly", path)
 }
 
 // setAside renames a recording to the time of its last change, or to the next

@@ -135,7 +135,7 @@ func (r *Recorder) Write(l *Line, u openai.Usage, promptTokens, reads int64) {
 	r.add(l)
 }
 
-// errUnsent says that the recording lacks lines.
+// errUnsent reports that the recording lacks lines.
 var errUnsent = errors.New("record request: the recording process is not connected")
 
 // add writes a line.
@@ -155,8 +155,8 @@ func (r *Recorder) add(l *Line) {
 	}
 }
 
-// lengths returns the lengths that the engine reported, else the estimate prompt, and
-// one token for each read of the stream.
+// lengths returns the lengths that the engine reported. Without a report the prompt has
+// the length prompt, and the answer has one token for each read of the stream.
 func lengths(u openai.Usage, prompt, reads int64) (input, output int64) {
 	if input = u.Prompt; input <= 0 {
 		input = prompt

@@ -24,9 +24,9 @@ const margin = 30 * time.Second
 // because decode frees the KV that prefill has pulled.
 type KV struct {
 	params []byte
-	host   string // where prefill would look for the KV; "" if the holder is not known to be there
+	host   string // host from which prefill would pull the KV; "" if the host may not be the holder's
 	holder engine.Target
-	since  time.Time // start of the holder's state; another one says that the holder may have restarted
+	since  time.Time // start of the holder's state; another one reports that the holder may have restarted
 	free   *cleanup.Job
 }
 
@@ -72,15 +72,16 @@ func (k *KV) Unusable(prefill engine.Target, conn connector.Connector) string {
 	return ""
 }
 
-// HolderGone is the reason of a fallback: the engine that retained the KV has gone, and its
-// memory with it, so no call has to free the KV.
+// HolderGone is the reason of a fallback: the engine that retained the KV has ended. Its
+// memory has ended too, so no call has to free the KV.
 const HolderGone = "engine_gone"
 
 // Hold delays the freeing of the KV until t, which is unresponsive and may still read
 // the KV, answers again.
 func (k *KV) Hold(t engine.Target) { k.free.WaitFor(t) }
 
-// Expires returns when KV that d retains from now on is not used any more.
+// Expires returns the time after which the proxy no longer uses KV that d retains from
+// now on.
 func Expires(d engine.Target, now time.Time) time.Time { return now.Add(d.Spec.KeepsFor() - margin) }
 
 // Freer frees retained KV. It is safe for concurrent use.
@@ -89,15 +90,14 @@ type Freer struct {
 	Cleanups *cleanup.Runner
 }
 
-// Free makes the holder of k free it, in the background, after delay. The prefill engine
-// of that turn makes the call, or another one if that is not ready.
+// Free makes the holder of k free it, in the background, after delay. The prefill engine of that
+// turn makes the call. If that engine is not ready, another prefill engine makes the call.
 func (f Freer) Free(k *KV, delay time.Duration) {
 	k.free.Free(delay, func() *engine.Instance { return f.via(k) })
 	f.Cleanups.Start(k.free)
 }
 
-// via finds a prefill engine that can tell the holder of k to free it; it may return
-// nil.
+// via finds a prefill engine that can make the holder of k free it; via may return nil.
 func (f Freer) via(k *KV) *engine.Instance {
 	d := k.holder
 	conn := connector.Of(d.Instance)
@@ -136,8 +136,8 @@ func (f Freer) read(t *fleet.RetainedKV) (*KV, error) {
 	return k, nil
 }
 
-// Scope returns what KV depends on besides the token ids, and what separates the caches
-// of clients.
+// Scope returns the facts on which KV depends in addition to the token ids, and the facts that
+// separate the caches of clients.
 func Scope(r *openai.Request) string {
 	return r.Model + "\x00" + r.LoRA() + "\x00" + r.CacheSalt()
 }

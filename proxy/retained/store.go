@@ -23,10 +23,10 @@ type Store interface {
 	Take(ctx context.Context, scope, name string, ids []uint32, now time.Time) (*KV, fleet.Found)
 	// Put stores an entry. False means that the store rejects it; the caller frees it then.
 	Put(e Entry, now time.Time) bool
-	// Clear frees all entries that only this process knows.
+	// Clear frees all entries that only this process holds.
 	Clear(now time.Time)
-	// Free makes the holder of k, which the caller has taken or which was rejected, free it
-	// after delay.
+	// Free makes the holder of k free it after delay. It is for entries that Take
+	// returned or that Put rejected.
 	Free(k *KV, delay time.Duration)
 }
 

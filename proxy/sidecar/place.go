@@ -150,9 +150,9 @@ func (r *Route) Relax() {
 	r.Exchange.Fallback(r.policy, "failed")
 }
 
-// Pick asks the picker for the decode engine after prefill has answered. It returns true
-// if the request must be placed again, because the picker has chosen another engine than
-// decode. If that placement fails, call DropPick.
+// Pick requests the decode engine from the picker after prefill has answered. It returns true if
+// the request must be placed again, because the picker has chosen another engine than decode. If
+// that placement fails, call DropPick.
 func (r *Route) Pick(decode *engine.Instance) bool {
 	return r.policy == config.CoordinateDecodePicked && !r.decodeKnownFirst() && r.askPicker() && r.picked[0] != decode
 }
@@ -164,8 +164,8 @@ func (r *Route) DropPick() {
 	r.Exchange.Fallback(config.CoordinateDecodePicked, "no_target")
 }
 
-// askPicker asks the picker and limits decode to the engine that it chooses. It returns
-// false, and counts why, if there is none.
+// askPicker sends a request to the picker and limits decode to the engine that the picker chooses.
+// It returns false, and counts the reason, if there is none.
 func (r *Route) askPicker() bool {
 	i, reason := r.pick()
 	if reason != "" {

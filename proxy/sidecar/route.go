@@ -16,7 +16,7 @@ import (
 
 // Exchange is the exchange that a Route belongs to.
 type Exchange interface {
-	// PlaceOnce asks for one placement on the engines that the request allows.
+	// PlaceOnce requests one placement on the engines that the request allows.
 	PlaceOnce() (*coordinator.Placement, error)
 	// Fallback counts that a coordination policy was not used, and why.
 	Fallback(policy, reason string)
@@ -49,7 +49,7 @@ type Route struct {
 	picked  [1]*engine.Instance // by the picker
 }
 
-// Reset forgets the request and keeps the memory.
+// Reset clears the request and keeps the allocated memory.
 func (r *Route) Reset() {
 	clear(r.named)
 	clear(r.encode)
@@ -68,7 +68,7 @@ func (r *Route) AllowsEncoder(i *engine.Instance) bool {
 	return len(r.encode) == 0 || slices.Contains(r.encode, i)
 }
 
-// Fixes reports whether the request has no other engine for what runs on i. Safe for
+// Fixes reports whether no other engine may replace i for this request. Safe for
 // concurrent use while the route is not placed again.
 func (r *Route) Fixes(i *engine.Instance) bool {
 	return r.profile != "" || r.sc != nil && (len(r.named) > 0 || i == r.local[0])
@@ -150,7 +150,7 @@ func (r *Route) readProfile(profile string) error {
 		return badHeader(cfg.ProfileHeader, 400, "must be prefill, decode or encode")
 	}
 	if !fits {
-		return badHeader(cfg.ProfileHeader, 400, "asks for a phase that the engine here, of role "+cfg.Role+", does not serve")
+		return badHeader(cfg.ProfileHeader, 400, "requests a phase that the engine here, of role "+cfg.Role+", does not serve")
 	}
 	return nil
 }

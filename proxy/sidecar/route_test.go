@@ -124,7 +124,7 @@ func TestPlace(t *testing.T) {
 		{"an engine is named", "X-Prefill: p0:8000", nil, nil, "prefill_named"},
 		{"another policy first", "X-Policy: prefill_placed", nil, nil, "prefill_placed"},
 		{"first, but not for this request", "X-Policy: prefill_named", nil, nil, "prefill_named not_applicable, local"},
-		{"the named engine is away", "X-Prefill: p0:8000", nil, func(w coordinator.Within) bool { return w.Prefill == nil }, "prefill_named no_target, local"},
+		{"the named engine is not ready", "X-Prefill: p0:8000", nil, func(w coordinator.Within) bool { return w.Prefill == nil }, "prefill_named no_target, local"},
 		{"the named engine has failed", "X-Prefill: p0:8000", []string{"p0"}, nil, "prefill_named failed, local"},
 		{"one of the named engines has failed", "X-Prefill: p0:8000,p1:8000", []string{"p0"}, nil, "prefill_named"},
 		{"all have failed", "X-Prefill: p0:8000", []string{"p0", "d0"}, func(w coordinator.Within) bool { return w.Prefill != nil },
@@ -168,7 +168,8 @@ func TestPlaceNowhere(t *testing.T) {
 	}
 }
 
-// The order of operators outlives a reload that changes nothing of the sidecar.
+// The order that operators have set remains after a reload that does not change the
+// sidecar's configuration.
 func TestOrder(t *testing.T) {
 	sc := sidecarOf(t, nil)
 	configured := fmt.Sprint(sc.Order())

@@ -1,6 +1,6 @@
-// Package sidecar is what a proxy beside one engine adds to a request: the coordination
-// policies, which say which phases run on that engine and which engines may take the
-// others, and the headers by which a gateway names engines itself.
+// Package sidecar implements the additional steps of a proxy beside one engine: the coordination
+// policies, which say which phases run on that engine and which engines may take the others, and
+// the headers by which a gateway selects engines itself.
 package sidecar
 
 import (
@@ -82,8 +82,8 @@ func (sc *Sidecar) localIn(s *engine.Snapshot) *engine.Instance { return s.Insta
 // caller must not change it.
 func (sc *Sidecar) Order() []string { return *sc.order.Load() }
 
-// SetOrder makes later requests try these coordination policies in this order, and no
-// others. It keeps policies. The error says what is wrong with them.
+// SetOrder makes later requests try these coordination policies in this order, and no others. It
+// keeps policies. The error names the invalid policies and the reason.
 func (sc *Sidecar) SetOrder(policies []string) error {
 	if err := sc.cfg.CheckOrder(policies); err != nil {
 		return err

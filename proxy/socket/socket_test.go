@@ -134,8 +134,8 @@ func TestFails(t *testing.T) {
 		{"write too late", func(c, _ net.Conn) { c.SetWriteDeadline(past) }, write, "write", os.ErrDeadlineExceeded},
 		{"waited too long to read", func(c, _ net.Conn) { time.AfterFunc(20*time.Millisecond, func() { c.SetDeadline(past) }) }, read, "read", os.ErrDeadlineExceeded},
 		{"waited too long to write", func(c, _ net.Conn) { time.AfterFunc(20*time.Millisecond, func() { c.SetDeadline(past) }) }, write, "write", os.ErrDeadlineExceeded},
-		{"read of what is closed", func(c, _ net.Conn) { c.Close() }, read, "read", net.ErrClosed},
-		{"write to what is closed", func(c, _ net.Conn) { c.Close() }, write, "write", net.ErrClosed},
+		{"read of a closed socket", func(c, _ net.Conn) { c.Close() }, read, "read", net.ErrClosed},
+		{"write to a closed socket", func(c, _ net.Conn) { c.Close() }, write, "write", net.ErrClosed},
 		{"closed under a read", func(c, _ net.Conn) { time.AfterFunc(20*time.Millisecond, func() { c.Close() }) }, read, "read", net.ErrClosed},
 		{"closed under a write", func(c, _ net.Conn) { time.AfterFunc(20*time.Millisecond, func() { c.Close() }) }, write, "write", net.ErrClosed},
 		{"the peer has gone", func(_, peer net.Conn) { peer.Close() }, write, "write", nil},
@@ -190,7 +190,7 @@ func TestNothingAllocates(t *testing.T) {
 			WriteTo(ours, &bufs)
 			io.ReadFull(peer, q[:200])
 		}); n > 0 {
-			t.Errorf("%v allocations", n)
+			t.Errorf("got %v allocations", n)
 		}
 	})
 }

@@ -165,7 +165,7 @@ func (s *Server) await(ctx context.Context, c *net.UnixConn, release func()) err
 	}
 	release()
 	if err := send(c, message{Say: sayReleased}, nil); err != nil {
-		s.log.Warn("the successor could not be told that it owns the sockets", "error", err)
+		s.log.Warn("cannot tell the successor that it owns the sockets", "error", err)
 	}
 	return nil
 }

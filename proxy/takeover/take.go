@@ -76,7 +76,7 @@ func (t *Taken) take(what string) (err error) {
 	case sayRefused:
 		err = fmt.Errorf("the predecessor refuses: %.500q", m.Reason)
 	default:
-		err = fmt.Errorf("the predecessor said %.20q, not %s", m.Say, sayOffer)
+		err = fmt.Errorf("the predecessor sent %.20q, not %s", m.Say, sayOffer)
 	}
 	CloseAll(sockets)
 	return err
@@ -108,7 +108,7 @@ func (t *Taken) Ready() error {
 	case m.Say == sayWithdrawn:
 		return ErrWithdrawn
 	case m.Say != sayReleased:
-		return fmt.Errorf("the predecessor said %.20q, not %s", m.Say, sayReleased)
+		return fmt.Errorf("the predecessor sent %.20q, not %s", m.Say, sayReleased)
 	}
 	return nil
 }

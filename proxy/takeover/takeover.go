@@ -45,7 +45,7 @@ type Socket struct {
 // Offer is a predecessor's offer: copies of its sockets.
 type Offer struct {
 	Sockets []Socket
-	// Ready tells the successor that requests are served now: it must not be ready
+	// Ready informs the successor that this process serves requests now: it must not be ready
 	// before it can serve too.
 	Ready bool
 }

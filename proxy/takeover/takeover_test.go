@@ -292,7 +292,7 @@ func TestReadyAnswers(t *testing.T) {
 		{"released", func(c *net.UnixConn) { send(c, message{Say: sayReleased}, nil) }, ""},
 		{"dead", func(*net.UnixConn) {}, ""},
 		{"withdrawn", func(c *net.UnixConn) { send(c, message{Say: sayWithdrawn}, nil) }, ErrWithdrawn.Error()},
-		{"nonsense", func(c *net.UnixConn) { send(c, message{Say: "what"}, nil) }, `said "what"`},
+		{"nonsense", func(c *net.UnixConn) { send(c, message{Say: "what"}, nil) }, `sent "what"`},
 		{"garbage", func(c *net.UnixConn) { c.Write([]byte("\x00\x00\x00\x02xx")) }, "not a message"},
 	}
 	for _, tt := range tests {

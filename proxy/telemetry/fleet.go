@@ -24,7 +24,7 @@ const WireFormat = "application/vnd.google.protobuf;proto=io.prometheus.client.M
 type Process struct {
 	Name   string // value of the label process, for metrics that cannot be added up
 	Text   []byte // its metrics in WireFormat
-	Failed bool   // it did not answer
+	Failed bool   // the worker did not answer
 }
 
 // ownProcess is the Name of the gathering process.

@@ -149,7 +149,7 @@ func genAI(operation, model string) []attribute.KeyValue {
 	}
 }
 
-// Close exports what was not exported yet and ends the export.
+// Close exports the remaining data and ends the export.
 func (p *Pusher) Close(ctx context.Context) error {
 	if p == nil {
 		return nil

@@ -91,7 +91,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		legTime:       histogram("pdproxy_leg_duration_seconds", "Time of legs that succeeded.", waits, "phase", "connector"),
 		legErrors:     counter("pdproxy_leg_errors_total", "Legs that failed, by reason.", "phase", "engine", "reason"),
 		retries:       counter("pdproxy_retries_total", "Legs that were tried again, by the reason of the failure.", "phase", "reason"),
-		fallbacks:     counter("pdproxy_fallbacks_total", "Deviations from what was configured.", "what", "reason"),
+		fallbacks:     counter("pdproxy_fallbacks_total", "Deviations from the configuration.", "what", "reason"),
 		cleanups:      counter("pdproxy_kv_cleanups_total", "Engine memory behind dead exchanges, by the way it was freed.", "connector", "how"),
 		cleanupTime:   histogram("pdproxy_kv_cleanup_seconds", "Time from an exchange's death until its engine memory was known to be free; nothing is known where the engine's own time-out frees it.", waits, "connector", "how"),
 		cancelled:     counter("pdproxy_legs_cancelled_total", "Legs cancelled because the client left or the other leg failed.", "phase"),
@@ -105,7 +105,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		disaggIDs:     prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_disagg_ids_total", Help: "Disagg ids minted."}),
 	}
 	m.matchRatio = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "pdproxy_kv_match_ratio", Help: "Share of a prompt that the target which computes it is believed to hold, by its KV events.",
+		Name: "pdproxy_kv_match_ratio", Help: "Share of a prompt that its prefill target holds according to its KV events.",
 		Buckets: []float64{0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, 1},
 	})
 	m.prompts = counter("pdproxy_prompt_token_ids_total", "Prompts that were to be looked up in the KV index, by the source of their token ids, and why there are none.", "source", "reason")

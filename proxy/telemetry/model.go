@@ -23,7 +23,7 @@ const (
 	mostModelName = 256
 )
 
-// Stage is what a request does now. The gauges pdproxy_requests_running and
+// Stage is the present step of a request. The gauges pdproxy_requests_running and
 // pdproxy_requests_waiting count the requests in each stage.
 type Stage uint8
 

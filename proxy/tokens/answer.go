@@ -32,7 +32,7 @@ func (e *statusError) reason() Reason {
 
 // errVersion is an answer in the form of the render endpoints of some vLLM versions,
 // before there was one with ids alone: messages and prompts in a list.
-var errVersion = errors.New("the answer is that of another version")
+var errVersion = errors.New("the answer has the form of another version")
 
 // readAnswer returns the ids of an answer. The error contains nothing of it.
 func (w way) readAnswer(status int, answer []byte) ([]uint32, error) {
@@ -43,7 +43,7 @@ func (w way) readAnswer(status int, answer []byte) ([]uint32, error) {
 	if w == renderPrompt && list { // one entry for each prompt
 		first, ok, err := openai.Lookup(answer, "0")
 		if err != nil || !ok {
-			return nil, fmt.Errorf("%w: no list of one", errAnswer)
+			return nil, fmt.Errorf("%w: not a list with one element", errAnswer)
 		}
 		answer, list = first, false
 	}

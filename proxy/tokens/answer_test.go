@@ -42,7 +42,7 @@ func TestAnswersOfEachEndpoint(t *testing.T) {
 				t.Errorf("got %v, %v", got, err)
 			}
 			if err != nil && !errors.Is(err, errAnswer) {
-				t.Errorf("error %v is not marked", err)
+				t.Errorf("got error %v, want a marked one", err)
 			}
 		})
 	}
@@ -128,7 +128,7 @@ func TestMissingRoutesAreToldFromUnknownModels(t *testing.T) {
 		{500, ``, false},
 	} {
 		if got := absent(tt.status, []byte(tt.body)); got != tt.want {
-			t.Errorf("%d, %s: absent(tt.status, []byte(tt.body)) = %t, want %t", tt.status, tt.body, got, tt.want)
+			t.Errorf("got %d, %s: absent(tt.status, []byte(tt.body)) = %t, want %t", tt.status, tt.body, got, tt.want)
 		}
 	}
 }

@@ -55,8 +55,9 @@ var forms = [ways]struct {
 func (w way) dialect() Dialect { return forms[w].dialect }
 func (w way) path() string     { return forms[w].path }
 
-// exact reports whether the engine computes exactly the ids that it answers to w. That
-// holds for renderings, and for prompts alone, whose ids no other member shapes.
+// exact reports whether the engine computes exactly the ids that it answers to w. This is
+// so for renderings. It is also so for a prompt alone, because no other member of the
+// request affects its ids.
 func (w way) exact() bool { return w == renderChat || w == renderPrompt || w == tokenizePrompt }
 
 // unspeakable lists members of a vLLM chat request that influence the ids and that
@@ -86,8 +87,9 @@ func (w way) suits(r *openai.Request) bool {
 	return false
 }
 
-// plainText returns the raw JSON string of a request's prompt if the prompt is one
-// non-empty text, and no member other than special tokens shapes its ids.
+// plainText returns the raw JSON string of a request's prompt. ok is false unless the
+// prompt is one non-empty text whose ids depend on no other member than those for special
+// tokens.
 func plainText(r *openai.Request) (raw []byte, ok bool) {
 	raw = r.PromptRaw()
 	switch {

@@ -6,7 +6,7 @@ import (
 	"math"
 )
 
-// errAnswer says that an engine's answer is not a list of token ids.
+// errAnswer reports that an engine's answer is not a list of token ids.
 var errAnswer = errors.New("not a list of token ids")
 
 // AppendIDs appends the token ids of a raw JSON array of integers from 0 to 2^32-1.

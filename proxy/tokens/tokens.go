@@ -51,13 +51,13 @@ func ParseSource(name string) (s Source, ok bool) {
 	return None, false
 }
 
-// Reason says why a request has no ids, for a metric label.
+// Reason is the reason why a request has no ids, as a metric label.
 type Reason uint8
 
 // The reasons.
 const (
 	OK          Reason = iota
-	Unsupported        // no source knows prompts of this form
+	Unsupported        // no source can tokenize prompts of this form
 	NoEngine           // no engine can be asked, or all of them are paused
 	Busy               // too many tokenize requests are in progress
 	TimedOut           // no answer within the time-out

@@ -170,7 +170,7 @@ func TestEngineTroubleEndsInTextMode(t *testing.T) {
 					t.Errorf("blocked for %v", took)
 				}
 				if got.Err == nil || strings.Contains(got.Err.Error(), secret) {
-					t.Errorf("error %v", got.Err)
+					t.Errorf("got error %v", got.Err)
 				}
 			})
 		})
@@ -221,7 +221,7 @@ func TestEqualPromptsAreAskedOnce(t *testing.T) {
 		return tk.Tokens(t.Context(), Prompt{Request: request(t, openai.Completions, body), Model: model, Instances: []Instance{{instance, VLLM}}})
 	}
 	if r := ask(`{"prompt":"x","max_tokens":1}`, "m", "a"); r.Cached {
-		t.Error("the first was cached")
+		t.Error("the cache has the first prompt")
 	}
 	if r := ask(`{"prompt":"x","max_tokens":2}`, "m", "b"); !r.Cached || !slices.Equal(r.IDs, []uint32{7}) {
 		t.Errorf("not cached: %+v", r)
@@ -260,7 +260,7 @@ func TestQuestionsAtOnceAreLimited(t *testing.T) {
 			}
 		}
 		if busy != 5 {
-			t.Errorf("%d were turned away, want 5", busy)
+			t.Errorf("got %d rejected requests, want 5", busy)
 		}
 	})
 }

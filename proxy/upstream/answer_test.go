@@ -212,7 +212,7 @@ func checkFault(t *testing.T, op string, cause, err error) {
 		t.Errorf("Sent %v Timeout %v, want true false", e.Sent, e.Timeout)
 	}
 	if cause != nil && !errors.Is(err, cause) {
-		t.Fatalf("error %v is not %v", err, cause)
+		t.Fatalf("got error %v, want %v", err, cause)
 	}
 }
 

@@ -307,8 +307,8 @@ func (c *call) finish(cn *conn) {
 	c.client.pool.drop()
 }
 
-// fail ends the call with e, and fills in the fields that only the call knows. If the
-// context has ended, its error is the cause, whatever error the connection returned.
+// fail ends the call with e, and fills in the fields that only the call has. If the context has
+// ended, its error is the cause, whatever error the connection returned.
 func (c *call) fail(cn *conn, e *Error) *Error {
 	first, ended := c.end()
 	c.mu.Lock()

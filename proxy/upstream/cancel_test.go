@@ -67,7 +67,7 @@ func TestCancel(t *testing.T) {
 					t.Errorf("Sent %v Timeout %v", f.Sent, f.Timeout)
 				}
 				if !errors.Is(err, context.Canceled) || !errors.Is(err, errClientGone) {
-					t.Errorf("error %v lacks Canceled or its cause", err)
+					t.Errorf("got error %v, want Canceled with its cause", err)
 				}
 				if took := time.Since(start); took != time.Second {
 					t.Errorf("the call took %v", took)
@@ -126,7 +126,7 @@ func TestCancelAfterTheEnd(t *testing.T) {
 				resp.Close()
 			}
 			if e.dials() != 1 {
-				t.Errorf("%d connections", e.dials())
+				t.Errorf("got %d connections", e.dials())
 			}
 		}
 	})

@@ -45,7 +45,7 @@ func TestCapIsFair(t *testing.T) {
 			t.Errorf("order %v", order)
 		}
 		if e.dials() != 2 {
-			t.Errorf("%d connections", e.dials())
+			t.Errorf("got %d connections", e.dials())
 		}
 	})
 }
@@ -126,7 +126,7 @@ func TestCapWithOldIdle(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		ask(t, cl, &Request{Path: "/", HeadTimeout: time.Second})
 		if e.dials() != 2 {
-			t.Errorf("%d connections", e.dials())
+			t.Errorf("got %d connections", e.dials())
 		}
 	})
 }

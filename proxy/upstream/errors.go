@@ -31,8 +31,7 @@ type Error struct {
 	// Cause. A connection that was lost before the end of a body is
 	// io.ErrUnexpectedEOF.
 	Err error
-	// Detached is the rest of an evicted call whose answer may still come; nil if there
-	// is none.
+	// Detached is the rest of an evicted call whose answer may still arrive; nil if there is none.
 	Detached *Detached
 }
 

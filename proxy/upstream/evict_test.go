@@ -249,7 +249,7 @@ func TestDetached(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := left(time.Second).Await(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v of a detached call whose caller has stopped waiting", err)
+			t.Errorf("got error %v of a detached call whose caller has stopped waiting", err)
 		}
 		<-hungUp
 		if s := cl.Stats(); s.Open != 0 {

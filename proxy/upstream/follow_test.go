@@ -38,8 +38,8 @@ func each(resp *Response) (string, error) {
 	return got.String(), end
 }
 
-// The pieces come as they are sent, wherever writes cut the framing, and the connection
-// can be reused.
+// Each returns the pieces as they arrive, wherever the engine's writes divide the
+// framing. The connection can be used again.
 func TestEach(t *testing.T) {
 	wire := "1\r\na\r\n2;x=y\r\nbc\r\n100\r\n" + strings.Repeat("d", 256) + "\r\n1\r\ne\r\n0\r\nTrailer: x\r\n\r\n"
 	want := "abc" + strings.Repeat("d", 256) + "e"
@@ -212,7 +212,7 @@ func TestEachHangUp(t *testing.T) {
 	})
 }
 
-// countedSpace tells the test when its memory is free.
+// countedSpace informs the test when its memory is free.
 type countedSpace struct {
 	lentSpace
 	freed chan struct{} // room for one

@@ -43,7 +43,7 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatalf("net/http refuses the head of %q", wire)
 		}
 		if want.StatusCode != resp.Status {
-			t.Errorf("status %d, net/http %d", resp.Status, want.StatusCode)
+			t.Errorf("got status %d, want %d as from net/http", resp.Status, want.StatusCode)
 		}
 		if method != "HEAD" && want.ContentLength != resp.ContentLength {
 			t.Errorf("length %d, net/http %d", resp.ContentLength, want.ContentLength)
@@ -54,7 +54,7 @@ func FuzzAnswer(f *testing.F) {
 			}
 		}
 		if err == nil && !bytes.Equal(body, wantBody) {
-			t.Errorf("body %q, net/http %q", body, wantBody)
+			t.Errorf("got body %q, want %q as from net/http", body, wantBody)
 		}
 	})
 }

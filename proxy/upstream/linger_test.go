@@ -103,7 +103,7 @@ func TestLinger(t *testing.T) {
 				if err == nil {
 					var body []byte
 					if body, err = io.ReadAll(resp); string(body) != tt.body || (err != nil) != tt.bodyErr {
-						t.Errorf("body %q, %v", body, err)
+						t.Errorf("got body %q, %v", body, err)
 					}
 					resp.Close()
 					op = OpBody
@@ -114,7 +114,7 @@ func TestLinger(t *testing.T) {
 				if err != nil {
 					fault(t, err, op)
 					if !errors.Is(err, context.Canceled) || !errors.Is(err, errClientGone) {
-						t.Errorf("error %v lacks Canceled or its cause", err)
+						t.Errorf("got error %v, want Canceled with its cause", err)
 					}
 				}
 				synctest.Wait()

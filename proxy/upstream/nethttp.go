@@ -30,10 +30,10 @@ type netHTTPClient struct {
 // engine offers it. It differs from New in these points.
 //
 //   - Header names are sent in canonical form and sorted order.
-//   - Its parser is laxer: Transfer-Encoding wins over Content-Length, folded lines are
+//   - Its parser is laxer: Transfer-Encoding takes precedence over Content-Length, folded lines are
 //     joined, unknown transfer codings of HTTP/1.0 are ignored. Response.Header lacks
 //     the framing lines and is ordered by name.
-//   - A retry may meet another dead idle connection and is then repeated; each
+//   - A retry may use another dead idle connection and is then repeated; each
 //     repetition uses up one of them. A request without body is retried however late
 //     its connection was lost. A request of more than 16 KiB is not retried once its
 //     first part was written.
@@ -162,9 +162,9 @@ func (cl *netHTTPClient) Do(ctx context.Context, req *Request) (*Response, error
 	return c.response(answer), nil
 }
 
-// request translates req for the transport. The body is copied, because the transport
-// may read it after RoundTrip has returned. It has a type that the transport knows,
-// because the transport sends the head alone first for other types.
+// request translates req for the transport. The body is copied, because the transport may read it
+// after RoundTrip has returned. It has a type that the transport supports, because the transport
+// sends the head alone first for other types.
 func (c *netHTTPCall) request(req *Request, target *url.URL) *http.Request {
 	body := bytes.Join(req.Body, nil)
 	header := make(http.Header, len(req.Header)+2)

@@ -245,7 +245,7 @@ func (c *netHTTPCall) Close() error {
 	return nil
 }
 
-// end releases what the call holds. It reports whether it is the first call of end.
+// end releases the resources of the call. It reports whether it is the first call of end.
 func (c *netHTTPCall) end() bool {
 	c.client.calls.remove(&c.entry)
 	c.mu.Lock()
@@ -266,7 +266,7 @@ func (c *netHTTPCall) end() bool {
 	return true
 }
 
-// fail ends the call with e, and fills in the fields that only the call knows.
+// fail ends the call with e, and fills in the fields that only the call has.
 func (c *netHTTPCall) fail(e *Error) *Error {
 	first := c.end()
 	c.mu.Lock()

@@ -58,7 +58,7 @@ func TestStaleConnection(t *testing.T) {
 					}
 					body, err := io.ReadAll(resp)
 					if string(body) != "ok" || err != nil {
-						t.Errorf("body %q, %v", body, err)
+						t.Errorf("got body %q, %v", body, err)
 					}
 					resp.Close()
 					return
@@ -142,7 +142,7 @@ func TestRetrySendsAllAgain(t *testing.T) {
 		body := [][]byte{bytes.Repeat([]byte("a"), 50<<10), []byte("b"), bytes.Repeat([]byte("c"), 50<<10)}
 		ask(t, cl, &Request{Method: "POST", Path: "/", Body: body})
 		if want := bytes.Join(body, nil); !bytes.Equal(got, want) {
-			t.Errorf("%d bytes, want %d", len(got), len(want))
+			t.Errorf("got %d bytes, want %d", len(got), len(want))
 		}
 	})
 }
@@ -159,8 +159,8 @@ func TestFreshConnectionIsNotRetried(t *testing.T) {
 	})
 }
 
-// If a first try may have reached the engine and the second dial fails, the error says
-// that the request was sent.
+// If a first try may have reached the engine and the second dial fails, the error reports that the
+// request was sent.
 func TestSentOutlivesTheRetry(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) {
@@ -181,7 +181,7 @@ func TestSentOutlivesTheRetry(t *testing.T) {
 		_, err := cl.Do(t.Context(), post("2"))
 		var f *Error
 		if !errors.As(err, &f) || !f.Sent || !errors.Is(err, refused) {
-			t.Errorf("error %v, want a failed dial with Sent set", err)
+			t.Errorf("got error %v, want a failed dial with Sent set", err)
 		}
 		if s := cl.Stats(); s.Open != 0 {
 			t.Errorf("cl.Stats() = %+v", s)
@@ -280,7 +280,7 @@ func TestIdleConnectionsExpire(t *testing.T) {
 		}
 		ask(t, cl, get())
 		if e.dials() != 3 {
-			t.Errorf("%d connections, want 3", e.dials())
+			t.Errorf("got %d connections, want 3", e.dials())
 		}
 	})
 }
@@ -300,7 +300,7 @@ func TestMaxIdle(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		synctest.Wait()
 		if s := cl.Stats(); s.Open != 2 || s.Idle != 2 {
-			t.Errorf("%+v, want 2 idle", s)
+			t.Errorf("got %+v, want 2 idle", s)
 		}
 		cl.CloseIdle()
 		synctest.Wait()

@@ -163,7 +163,7 @@ func TestFINWithData(t *testing.T) {
 		defer cl.CloseIdle()
 		for range 20 {
 			if _, body := ask(t, cl, post("{}")); body != "ok" {
-				t.Fatalf("body %q", body)
+				t.Fatalf("got body %q", body)
 			}
 			<-closed
 		}

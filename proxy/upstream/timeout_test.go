@@ -161,11 +161,11 @@ func TestLimitsEndWithTheirCall(t *testing.T) {
 		cl := e.client(t, newClient, nil)
 		ask(t, cl, &Request{Path: "/", HeadTimeout: time.Second, IdleTimeout: time.Second})
 		if _, body := ask(t, cl, get()); body != "x" {
-			t.Errorf("body %q", body)
+			t.Errorf("got body %q", body)
 		}
 		ask(t, cl, &Request{Path: "/", HeadTimeout: 2 * time.Hour})
 		if e.dials() != 1 {
-			t.Errorf("%d connections", e.dials())
+			t.Errorf("got %d connections", e.dials())
 		}
 	})
 }

@@ -43,8 +43,9 @@ type Request struct {
 	// connection is found dead.
 	Once bool
 	// Sent, if not nil, is called when all of the request has been passed to the
-	// connection, before the wait for the answer. The goroutine of Do or one of the
-	// transport's calls it, again for each repetition. It must not block.
+	// connection, before the wait for the answer. The caller is the goroutine of Do, or a
+	// goroutine of the transport. Each repetition of the request calls Sent again. Sent
+	// must not block.
 	Sent func()
 	// Linger changes what happens when the context ends after the request has been sent.
 	// 0: the client closes the connection at once. Otherwise the connection stays open

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestReadsWhatIsAppended: each value comes back, and the message ends there.
+// TestReadsWhatIsAppended: a Reader returns each appended value, and then the message
+// ends.
 func TestReadsWhatIsAppended(t *testing.T) {
 	var b []byte
 	unsigned := []uint64{0, 1, 0x7f, 0x80, 1 << 32, math.MaxUint64}
@@ -45,7 +46,7 @@ func TestReadsWhatIsAppended(t *testing.T) {
 		}
 	}
 	if a, b, c, d := r.Uint8(), r.Uint16(), r.Uint32(), r.Uint64(); a != 1 || b != 2 || c != 3 || d != 4 {
-		t.Errorf("%d %d %d %d, want 1 2 3 4", a, b, c, d)
+		t.Errorf("got %d %d %d %d, want 1 2 3 4", a, b, c, d)
 	}
 	if n, left := r.List(3), r.Len(); n != 2 || left != 6 {
 		t.Errorf("list of %d with %d bytes left, want 2 with 6", n, left)

@@ -1,7 +1,9 @@
 package openapi
 
 import (
+	"bufio"
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -22,12 +24,32 @@ type document struct {
 	seen   map[string]bool // "GET /v1/engines 200"
 }
 
-// The library has no decoder for streams of events. Their schema is a text.
+// The library has no decoder for style sheets and for streams of events. A schema of an object describes the data
+// of an event; any other schema is a text.
 func init() {
-	openapi3filter.RegisterBodyDecoder("text/event-stream", func(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi3filter.EncodingFn) (any, error) {
+	openapi3filter.RegisterBodyDecoder("text/css", openapi3filter.FileBodyDecoder)
+	openapi3filter.RegisterBodyDecoder("text/event-stream", func(body io.Reader, _ http.Header, schema *openapi3.SchemaRef, _ openapi3filter.EncodingFn) (any, error) {
 		text, err := io.ReadAll(body)
-		return string(text), err
+		if err != nil || !schema.Value.Type.Is("object") {
+			return string(text), err
+		}
+		_, data, _ := strings.Cut(string(text), "\ndata: ")
+		var value any
+		err = json.Unmarshal([]byte(data), &value)
+		return value, err
 	})
+}
+
+// firstEvent reads the first event of a stream.
+func firstEvent(r io.Reader) ([]byte, error) {
+	var event []byte
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if event = append(event, line...); err != nil || len(line) == 1 && bytes.Contains(event, []byte("data: ")) {
+			return event, err
+		}
+	}
 }
 
 func load(t *testing.T, name string) *document {
@@ -51,6 +73,7 @@ type call struct {
 	method, path, body string
 	status             int
 	header             [2]string // replaces a header; an empty value removes it
+	endless            bool      // the answer is a stream of events without an end
 }
 
 // check sends a request and validates its answer against the document.
@@ -73,7 +96,11 @@ func (d *document) check(t *testing.T, base, token string, c call) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
+	read := io.ReadAll
+	if c.endless {
+		read = firstEvent
+	}
+	body, err := read(resp.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,6 +152,10 @@ func TestAdmin(t *testing.T) {
 	engine := `{"name": "x", "url": "http://127.0.0.1:1", "role": "both", "connector": "none"}`
 	for _, c := range []call{
 		{method: "GET", path: "/", status: 200},
+		{method: "GET", path: "/dashboard/style.css", status: 200},
+		{method: "GET", path: "/dashboard/nothing.js", status: 404},
+		{method: "GET", path: "/v1/dashboard/events", status: 200, endless: true},
+		{method: "GET", path: "/v1/dashboard/part", status: 200},
 		{method: "GET", path: "/healthz", status: 200},
 		{method: "GET", path: "/readyz", status: 200},
 		{method: "GET", path: "/metrics", status: 200},
@@ -193,7 +224,7 @@ func (d *document) guarded(t *testing.T, p proxy) {
 				if o.Responses.Value(strconv.Itoa(status)) == nil {
 					continue
 				}
-				c := call{method: method, path: strings.NewReplacer("{name}", "x", "{id}", "x").Replace(path), status: status, header: [2]string{"Authorization", "Bearer wrong"}}
+				c := call{method: method, path: strings.NewReplacer("{name}", "x", "{id}", "x", "{file}", "style.css").Replace(path), status: status, header: [2]string{"Authorization", "Bearer wrong"}}
 				if status == 403 {
 					c.header = [2]string{"Origin", "http://page.example.com"}
 				}

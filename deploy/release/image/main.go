@@ -119,7 +119,7 @@ func makeIndex(m metadata, date time.Time, dist string, binaries []artifact) (v1
 	return index, nil
 }
 
-// makeImage returns the image of one architecture: a layer of few files over nothing.
+// makeImage returns the image of one architecture: one layer with few files, and no base image.
 func makeImage(m metadata, date time.Time, arch string, binary []byte) (v1.Image, error) {
 	files, err := layer(binary, date)
 	if err != nil {

@@ -18,7 +18,7 @@ type Snapshots func(ctx context.Context) []byte
 // Hub sends snapshots to all viewers as server-sent events. While nobody views, the hub has
 // no goroutine and takes no snapshot. Safe for concurrent use.
 type Hub struct {
-	// Begin is called when the first viewer comes. Its result is dropped when the last one
+	// Begin is called when the first viewer connects. Its result is dropped when the last viewer
 	// has left.
 	Begin func() Snapshots
 	// End ends all streams when it is closed; nil: they end with their viewers.
@@ -30,8 +30,8 @@ type Hub struct {
 	stop    context.CancelFunc   // ends the goroutine of the present viewers; guarded by mu
 }
 
-// enter adds a viewer. The channel gets each snapshot; it keeps the latest one until the
-// viewer takes it.
+// enter adds a viewer. The channel gets each snapshot, and holds the latest snapshot until the
+// viewer receives it.
 func (h *Hub) enter() chan []byte {
 	viewer := make(chan []byte, 1)
 	h.mu.Lock()

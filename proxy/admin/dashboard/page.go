@@ -35,16 +35,14 @@ func Accepted(r *http.Request) bool {
 }
 
 // Page answers with the page.
-func Page(w http.ResponseWriter, r *http.Request) { serve(w, r, "index.html") }
+func Page(w http.ResponseWriter) { Part(w, "index.html") }
 
-// Part answers with the part of the page that the path value file names, or with 404.
-func Part(w http.ResponseWriter, r *http.Request) { serve(w, r, r.PathValue("file")) }
-
-func serve(w http.ResponseWriter, r *http.Request, name string) {
+// Part answers with the part of the page of that name. It returns false, and has answered
+// nothing, if there is no such part.
+func Part(w http.ResponseWriter, name string) bool {
 	text, err := files.ReadFile("page/" + name)
 	if err != nil {
-		http.NotFound(w, r)
-		return
+		return false
 	}
 	head := w.Header()
 	head.Set("Content-Type", types[path.Ext(name)])
@@ -53,4 +51,5 @@ func serve(w http.ResponseWriter, r *http.Request, name string) {
 	head.Set("X-Frame-Options", "DENY") // for browsers without frame-ancestors
 	head.Set("X-Content-Type-Options", "nosniff")
 	_, _ = w.Write(text) // an error means that the client has left
+	return true
 }

@@ -14,8 +14,12 @@ import (
 // exist, and no file names another host or makes HTML from text.
 func TestPage(t *testing.T) {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", Page)
-	mux.HandleFunc("GET "+Folder+"{file}", Part)
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { Page(w) })
+	mux.HandleFunc("GET "+Folder+"{file}", func(w http.ResponseWriter, r *http.Request) {
+		if !Part(w, r.PathValue("file")) {
+			w.WriteHeader(http.StatusNotFound)
+		}
+	})
 	get := func(path string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, httptest.NewRequest("GET", path, nil))

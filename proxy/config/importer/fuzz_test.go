@@ -29,7 +29,7 @@ func fuzz(f *testing.F, kind string, more ...string) {
 		if err != nil {
 			var problems Problems
 			if !errors.As(err, &problems) || len(problems) == 0 || res.TOML != "" {
-				t.Errorf("error %v with text %q", err, res.TOML)
+				t.Errorf("got error %v with text %q", err, res.TOML)
 			}
 			return
 		}

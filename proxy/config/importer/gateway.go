@@ -22,7 +22,7 @@ type gateway struct {
 	name string
 	// defaults holds the defaults that differ between the two routers.
 	defaults gatewayDefaults
-	// disaggregated says that prefill and decode run on separate engines.
+	// disaggregated reports that prefill and decode run on separate engines.
 	disaggregated bool
 	seen          map[string]bool // addresses of engines that were already added
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// LiteLLM converts the config.yaml of LiteLLM's proxy. Deployments of engines that speak
-// the OpenAI API become engines; deployments of cloud providers are left out. Keys and
-// defaults are those of docs.litellm.ai/docs/proxy/config_settings.
+// LiteLLM converts the config.yaml of LiteLLM's proxy. Deployments of engines with the OpenAI API
+// become engines; deployments of cloud providers are left out. Keys and defaults are those of
+// docs.litellm.ai/docs/proxy/config_settings.
 func LiteLLM(f File) (Result, error) {
 	l := &liteLLM{yamlFile: yamlFile{&report{}, f.Name}, doc: &document{from: "a config.yaml of LiteLLM"}}
 	if root, ok := l.document(f); ok {

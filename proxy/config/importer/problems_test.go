@@ -97,7 +97,7 @@ func TestProblems(t *testing.T) {
 			}
 			expect(t, "problem", problems, tt.want)
 			if err.Error() != strings.TrimSuffix(warnings(problems), "\n") {
-				t.Errorf("error %q", err)
+				t.Errorf("got error %q", err)
 			}
 		})
 	}
@@ -182,7 +182,7 @@ func TestMetadataBeside(t *testing.T) {
 	in.Metadata.Text = []byte("port: x\n")
 	_, err = in.Import()
 	if err == nil || !strings.Contains(err.Error(), "metadata.yaml: line 1: port: want a whole number") {
-		t.Errorf("error %v", err)
+		t.Errorf("got error %v", err)
 	}
 }
 

@@ -55,8 +55,7 @@ type trtllm struct {
 	doc *document
 	// clustered: the workers register themselves. Then urls are ignored.
 	clustered bool
-	// conditional says that the generation servers also compute the prefill of short
-	// prompts.
+	// conditional reports that the generation servers also compute the prefill of short prompts.
 	conditional bool
 }
 

@@ -34,7 +34,7 @@ type tableEntry struct {
 	key   string
 	line  int
 	value *yaml.Node
-	// inherited says that the key stands at the top level and applies to a section.
+	// inherited reports that the key is at the top level of the file and applies to a section.
 	inherited bool
 }
 

@@ -126,7 +126,7 @@ func TestOldTLS(t *testing.T) {
 	old := &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12, NextProtos: []string{Protocol}}
 	if nc, err := tls.Dial("tcp", d.address, old); err == nil {
 		nc.Close()
-		t.Error("TLS 1.2 gets in")
+		t.Error("the gate accepts TLS 1.2")
 	}
 	eventually(t, "it is counted", func() bool { return d.count(ReasonTLS) == 1 })
 
@@ -196,7 +196,7 @@ func TestUnprovenAreBounded(t *testing.T) {
 		}
 	}
 	if entered != mostUnprovenOfOne {
-		t.Errorf("%d of one address are let in", entered)
+		t.Errorf("the gate admits %d connections of one address", entered)
 	}
 	for n := range 1000 { // one host with many addresses of its own
 		if g.enter(addressOf(from{nil, address(net.IP{0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, byte(n >> 8), byte(n)})})) {
@@ -204,7 +204,7 @@ func TestUnprovenAreBounded(t *testing.T) {
 		}
 	}
 	if entered != 2*mostUnprovenOfOne {
-		t.Errorf("%d of two hosts are let in", entered)
+		t.Errorf("the gate admits %d connections of two hosts", entered)
 	}
 	for n := range 1000 {
 		if g.enter(addressOf(from{nil, address(net.IPv4(10, 1, byte(n>>8), byte(n)))})) {
@@ -212,7 +212,7 @@ func TestUnprovenAreBounded(t *testing.T) {
 		}
 	}
 	if entered != mostUnproven {
-		t.Errorf("%d are let in", entered)
+		t.Errorf("the gate admits %d connections", entered)
 	}
 	if !g.enter(addressOf(from{nil, &net.UnixAddr{Name: "s"}})) {
 		t.Error("connections of other hosts keep out a worker of this host")

@@ -21,7 +21,7 @@ const (
 	ReasonBusy     = "busy"     // too many connections are not authenticated yet
 	ReasonTLS      = "tls"      // the handshake failed because of the version or a certificate
 	ReasonVersion  = "version"  // a worker of another version of the protocol
-	ReasonToken    = "token"    // the peer does not know the token
+	ReasonToken    = "token"    // the peer does not have the token
 	ReasonEpoch    = "epoch"    // the peer has seen a later coordinator
 	ReasonProtocol = "protocol" // the peer uses another protocol
 )

@@ -41,11 +41,10 @@ func (e *Election) campaign(ctx context.Context) {
 	}
 }
 
-// term waits in the queue and leads, until the lease is not renewed, another coordinator
-// leads, or ctx ends. If the lease is not renewed, *lease stays, and the next term asks
-// etcd whether the lease still exists. If it exists, the candidate keeps its place in the
-// queue: leases do not expire while etcd is down. In the other cases term revokes the
-// lease and sets *lease to NoLease.
+// term waits in the queue and leads, until the lease is not renewed, another coordinator leads, or
+// ctx ends. If the lease is not renewed, *lease stays, and the next term queries etcd whether the
+// lease still exists. If it exists, the candidate keeps its place in the queue: leases do not
+// expire while etcd is down. In the other cases term revokes the lease and sets *lease to NoLease.
 func (e *Election) term(ctx context.Context, client *clientv3.Client, lease *clientv3.LeaseID, t *trouble) error {
 	if err := e.hold(ctx, client, lease); err != nil {
 		return err

@@ -78,7 +78,7 @@ type Options struct {
 	Log   *slog.Logger
 }
 
-// Standing is the leader as this process knows it.
+// Standing is the leader according to the data of this process.
 type Standing struct {
 	Leader Leader // the last known leader; Epoch 0: none is known
 	Leads  bool   // this process leads

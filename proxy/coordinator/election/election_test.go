@@ -38,11 +38,11 @@ func TestNextRecord(t *testing.T) {
 	}{
 		{name: "the first", want: ms},
 		{name: "after another", before: at(other, ms-50), want: ms},
-		{name: "after one whose clock is ahead", before: at(other, ms+50), want: ms + 51},
+		{name: "after a leader whose clock is ahead", before: at(other, ms+50), want: ms + 51},
 		{name: "after one that only the watch saw: the store lost its data", seen: at(other, ms+9), want: ms + 10},
 		{name: "an answer was lost", mine: ms - 3, want: ms - 3},
 		{name: "a store went back", seen: at(other, ms+9), mine: ms - 3, want: ms + 10},
-		{name: "nobody has led since", leads: ms - 1000, mine: ms - 1000, want: ms - 1000},
+		{name: "no coordinator has led since", leads: ms - 1000, mine: ms - 1000, want: ms - 1000},
 		{name: "it leads and the store lost its data", leads: ms - 1000, want: ms - 1000},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestNextRecord(t *testing.T) {
 			}
 			got := e.next(tt.before, began)
 			if got != at(own, tt.want) {
-				t.Errorf("%+v, want epoch %d", got, tt.want)
+				t.Errorf("got %+v, want epoch %d", got, tt.want)
 			}
 			if !e.lead(got) {
 				t.Error("the process does not lead with its own record")

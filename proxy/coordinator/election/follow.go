@@ -81,7 +81,7 @@ func (e *Election) read(ctx context.Context, client *clientv3.Client) (revision 
 func (e *Election) take(kv *mvccpb.KeyValue) {
 	l, err := parse(kv.Value)
 	if err != nil {
-		e.o.Log.Warn("the leader's record is not understood", "key", e.key(), "error", err)
+		e.o.Log.Warn("the leader's record cannot be decoded", "key", e.key(), "error", err)
 		return
 	}
 	e.saw(l)
@@ -99,7 +99,7 @@ func (e *Election) changes(ctx context.Context, client *clientv3.Client, revisio
 	})
 }
 
-// trouble logs once when etcd stops answering, and once when etcd answers again.
+// trouble logs one line when etcd stops answering, and once when etcd answers again.
 type trouble struct{ there bool }
 
 func (t *trouble) note(e *Election, err error) {

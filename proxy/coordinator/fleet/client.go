@@ -309,7 +309,7 @@ func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scr
 	return g, nil
 }
 
-// placeHere places a request by the Fallback and tells the coordinator of the lease.
+// placeHere places a request by the Fallback and reports the lease to the coordinator.
 func (c *Client) placeHere(ctx context.Context, a *coordinator.Ask, s *session) (*coordinator.Placement, error) {
 	p, err := c.o.Fallback.Place(ctx, a)
 	if err != nil {

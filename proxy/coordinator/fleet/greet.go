@@ -22,8 +22,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// A connection begins with a greeting in which each side proves that it knows the token,
-// the worker first:
+// A connection begins with a greeting in which each side proves that it has the token, the worker
+// first:
 //
 //	worker:      magic, version, nonce
 //	coordinator: magic, version, nonce
@@ -56,7 +56,7 @@ const (
 var (
 	errMagic   = errors.New("the peer does not use the protocol of pdproxy's fleet")
 	errVersion = errors.New("the peer uses another version of the fleet's protocol")
-	errToken   = errors.New("the peer does not know the token")
+	errToken   = errors.New("the peer does not have the token")
 	errClear   = errors.New("the peer does not encrypt the connection")
 )
 
@@ -271,7 +271,7 @@ func refusal(err error) string {
 	return access.ReasonProtocol
 }
 
-// dialError says that no connection to a coordinator was made.
+// dialError reports that no connection to a coordinator was made.
 type dialError struct{ err error }
 
 // Error returns the text with the cause.

@@ -19,9 +19,9 @@ const (
 	MostTurnIDs = 8 << 20
 )
 
-// RetainedKV is KV that a decode engine retains after a turn, so that prefill can pull it
-// for the next turn. It is used once: decode frees the KV after a pull, or when a call
-// tells decode to free it.
+// RetainedKV is KV that a decode engine retains after a turn, so that prefill can pull it for the
+// next turn. It is used once: decode frees the KV after a pull, or when a call makes decode free
+// it.
 type RetainedKV struct {
 	Holder engine.Target // the decode engine
 	Since  time.Time     // start of the holder's state; the holder has not restarted while this is unchanged
@@ -118,7 +118,7 @@ func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (
 	}
 	m.out = wire.AppendUint(m.out[:0], number)
 	switch mine, err := s.hand(ctx, kindTook, m); {
-	case err != nil: // it is unknown whether the coordinator freed it: it is not used
+	case err != nil: // The coordinator may have freed the KV, so the caller must not use it.
 		return k, CoordinatorUnreachable
 	case !mine:
 		return nil, CoordinatorUnreachable
@@ -155,15 +155,15 @@ func (s *session) hand(ctx context.Context, kind uint8, m *scratch) (yes bool, e
 		return false, err
 	}
 	if len(m.in) != 1 || m.in[0] > 1 {
-		err := link.Garbage("what became of a turn")
+		err := link.Garbage("result of a turn")
 		s.link.Close(err)
 		return false, err
 	}
 	return m.in[0] == 1, nil
 }
 
-// unhand tells the coordinator that a turn that it showed is not taken. If the message is
-// lost, the end of the connection has the same effect.
+// unhand informs the coordinator that this worker does not take a turn that the coordinator showed.
+// If the message is lost, the end of the connection has the same effect.
 func (s *session) unhand(number uint64, m *scratch) {
 	m.out = wire.AppendUint(m.out[:0], number)
 	s.link.Send(kindUntake, m.out, false)

@@ -168,8 +168,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 	})
 }
 
-// TestTurnsOfTheGone: one of the two processes does not know the engine that holds the
-// turn.
+// TestTurnsOfTheGone: one of the two processes does not have the engine that holds the turn.
 func TestTurnsOfTheGone(t *testing.T) {
 	turnsBubble(t, "to the taker", func(t *testing.T, w *wired, f *freed) {
 		blind := w.another(t, func(o *ClientOptions) { o.Mirror = numbersOf{} })

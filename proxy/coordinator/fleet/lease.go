@@ -24,8 +24,8 @@ type remoteLease struct {
 	next, prev *remoteLease // guarded by Client.mu
 }
 
-// keep puts a lease into the list. It tells the coordinator of the lease unless that
-// coordinator made it.
+// keep puts a lease into the list. It reports the lease to the coordinator, unless that coordinator
+// made the lease.
 func (c *Client) keep(w *remoteLease, as remoteLease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,8 +55,8 @@ func (w *remoteLease) Forget() {
 	w.next, w.prev = nil, nil
 }
 
-// move gives the lease to s's coordinator and tells that of it; nil: no coordinator
-// has the lease.
+// move gives the lease to s's coordinator and informs that coordinator; nil: no coordinator has the
+// lease.
 func (w *remoteLease) move(s *session) {
 	w.lease.Locked(func(open bool, left coordinator.Charge) {
 		w.session = s
@@ -72,16 +72,16 @@ func (w *remoteLease) move(s *session) {
 // SetOrphanCleanup sets the clean-up that PrefillDone sends.
 func (w *remoteLease) SetOrphanCleanup(cleanup []byte) { w.cleanup = cleanup }
 
-// PrefillDone tells the coordinator that the prompt is computed.
+// PrefillDone informs the coordinator that the prompt is computed.
 func (w *remoteLease) PrefillDone(took time.Duration) { w.send(kindDone, took, w.cleanup) }
 
-// Answered tells the coordinator that the leg that answers has the prompt's KV.
+// Answered informs the coordinator that the leg that answers has the prompt's KV.
 func (w *remoteLease) Answered(took time.Duration) {
 	w.cleanup = nil
 	w.send(kindAnswered, took, nil)
 }
 
-// Release tells the coordinator that the lease has ended.
+// Release informs the coordinator that the lease has ended.
 func (w *remoteLease) Release() {
 	w.cleanup = nil
 	if w.session != nil {

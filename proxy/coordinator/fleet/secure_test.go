@@ -270,8 +270,8 @@ func TestRelayCannotPass(t *testing.T) {
 	}
 }
 
-// TestStrangersGetNothingToGuessBy: to a peer that does not know the token the
-// coordinator sends its nonce at most, so the peer cannot test guesses offline.
+// TestStrangersGetNothingToGuessBy: to a peer that does not have the token the coordinator sends
+// its nonce at most, so the peer cannot test guesses offline.
 func TestStrangersGetNothingToGuessBy(t *testing.T) {
 	r := newHost(t, testToken)
 	own := newPeer(1, "stranger")
@@ -321,7 +321,7 @@ func TestRefusalsAreOneLine(t *testing.T) {
 	}
 	until(t, func() bool { return r.count(access.ReasonProtocol) == 500 })
 	if n := r.log.count("a worker was refused"); n != 1 {
-		t.Errorf("%d lines", n)
+		t.Errorf("got %d lines", n)
 	}
 }
 

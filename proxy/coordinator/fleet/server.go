@@ -26,8 +26,8 @@ type ServerOptions struct {
 	Log   *slog.Logger
 	// Gate admits connections. Nil: it admits those of Unix sockets.
 	Gate *access.Gate
-	// Token is the secret that workers must know; empty if only this user's processes can
-	// reach the listener.
+	// Token is the secret that workers must have; empty if only this user's processes can reach the
+	// listener.
 	Token []byte
 	// Epoch is the epoch of the term. A worker that has seen a higher epoch refuses this
 	// coordinator.
@@ -221,7 +221,7 @@ var errReplaced = errors.New("the worker has connected again")
 // dials.
 const reconnectGrace = 2 * time.Second
 
-// overNetwork reports whether a connection can break while both its ends live.
+// overNetwork reports whether a connection can break while the processes at both ends run.
 func overNetwork(nc net.Conn) bool { return nc.RemoteAddr().Network() == "tcp" }
 
 // runOrphanCleanups calls OnOrphan for the clean-ups of a worker whose connection broke.
@@ -282,17 +282,17 @@ func (s *Server) Ask(ctx context.Context, worker int, method, path string, body 
 	w := s.workers[worker]
 	s.mu.Unlock()
 	if w == nil {
-		return 0, "", nil, fmt.Errorf("ask worker %d: it is not connected", worker)
+		return 0, "", nil, fmt.Errorf("call worker %d: it is not connected", worker)
 	}
 	b, err := w.conn.Call(ctx, kindAsk, append(wire.AppendText(wire.AppendText(nil, method), path), body...), nil, 0)
 	if err != nil {
-		return 0, "", nil, fmt.Errorf("ask worker %d: %w", worker, err)
+		return 0, "", nil, fmt.Errorf("call worker %d: %w", worker, err)
 	}
 	r := newReader(b)
 	status, contentType = int(r.UintUpTo(999)), string(r.Text())
 	if r.Failed() {
 		w.conn.Close(link.Garbage("an answer of the admin surface"))
-		return 0, "", nil, fmt.Errorf("ask worker %d: %w", worker, link.ErrGarbage)
+		return 0, "", nil, fmt.Errorf("call worker %d: %w", worker, link.ErrGarbage)
 	}
 	return status, contentType, r.Rest(), nil
 }

@@ -33,7 +33,7 @@ func (s *session) suspect() bool {
 	return at != 0 && at == s.link.Reads()+1
 }
 
-// drop tells the coordinator that a lease has ended or is not wanted.
+// drop informs the coordinator that a lease has ended or is not needed.
 func (s *session) drop(lease uint64, m *scratch) {
 	m.out = wire.AppendUint(m.out[:0], lease)
 	s.link.Send(kindRelease, m.out, false)

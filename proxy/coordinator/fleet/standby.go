@@ -88,7 +88,7 @@ func (f *follower) Call(number uint32, kind uint8, payload []byte) error {
 	if err := f.conn.Answer(number, answer); err != nil {
 		return err
 	}
-	if last && !more { // the standby knows everything
+	if last && !more { // the standby has all data
 		f.conn.Close(errStoodDown)
 	}
 	return nil

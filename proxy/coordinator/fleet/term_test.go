@@ -202,7 +202,7 @@ func TestSplit(t *testing.T) {
 		t.Error("Follow accepted a leader of an earlier term")
 	})
 	if !errors.Is(err, errFenced) {
-		t.Errorf("a standby that is to follow an earlier one: %v", err)
+		t.Errorf("Follow of a leader with an earlier epoch: got %v, want %v", err, errFenced)
 	}
 	for seen := w.dials.Load(); w.dials.Load() < seen+3; { // at least two dials went to old and have ended
 		if old.Open() != 0 || len(old.Workers()) != 0 {
@@ -218,6 +218,6 @@ func TestSplit(t *testing.T) {
 	held.Lease.Release()
 	w.Arrived()
 	if late.Open() != 1 {
-		t.Errorf("%d leases", late.Open())
+		t.Errorf("got %d leases", late.Open())
 	}
 }

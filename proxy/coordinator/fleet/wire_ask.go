@@ -31,8 +31,8 @@ const (
 	askFlags
 )
 
-// appendAsk appends an Ask with the number of its lease. False: the coordinator does not
-// know an instance that the Ask requires.
+// appendAsk appends an Ask with the number of its lease. False: the coordinator does not have an
+// instance that the Ask requires.
 func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numbers) (_ []byte, ok bool) {
 	chain := chainOf(a)
 	flags := uint64(0)
@@ -159,7 +159,7 @@ func chainOf(a *coordinator.Ask) uint32 {
 	return foreignChain
 }
 
-// heard is an Ask from the wire and its memory.
+// heard is an Ask that was read from the wire, and its memory.
 type heard struct {
 	coordinator.Ask
 	lease  uint64
@@ -173,7 +173,7 @@ type heard struct {
 // mostChains bounds the forms of a prompt.
 const mostChains = 64
 
-// read reads what appendAsk wrote.
+// read reads the output of appendAsk.
 func (h *heard) read(payload []byte, n Numbers, known names) error {
 	excluded, chains := h.Excluded[:0], h.Key.Chains[:0]
 	h.Ask, h.lost = coordinator.Ask{}, false

@@ -163,7 +163,7 @@ func placeOnce(b *testing.B, c coordinator.Coordinator, a *coordinator.Ask) {
 		return
 	}
 	if len(p.Fallbacks) > 0 {
-		b.Errorf("fallbacks %v", p.Fallbacks)
+		b.Errorf("got fallbacks %v", p.Fallbacks)
 	}
 	p.Recycle()
 	if !p.Prefill.IsZero() {

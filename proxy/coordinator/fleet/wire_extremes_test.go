@@ -60,8 +60,8 @@ func extremes(v reflect.Value, path string, try func(what string)) {
 	}
 }
 
-// TestExtremes: the other side can read everything that one side writes. If it could
-// not, the connection would end, come back and end again for the same reason.
+// TestExtremes: each side can read everything that the other side writes. Otherwise the
+// connection would end, reconnect and end again for the same reason.
 func TestExtremes(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode")
 	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
@@ -79,7 +79,7 @@ func TestExtremes(t *testing.T) {
 			extremes(reflect.ValueOf(a).Elem(), fmt.Sprint(i), func(what string) {
 				b, ok := appendAsk(nil, math.MaxUint64, a, a.Lookup.Done, numbers)
 				if !ok {
-					t.Fatal("an ask has no form")
+					t.Fatal("an Ask could not be encoded")
 				}
 				if err := h.read(b, numbers, make(names)); err != nil || h.lost || h.lease != math.MaxUint64 {
 					t.Errorf("%s: %v, lost %v, lease %d", what, err, h.lost, h.lease)
@@ -204,7 +204,7 @@ func TestExtremeMessages(t *testing.T) {
 		for _, n := range []int64{math.MinInt64, -1, 0, 1, 1 << 31, math.MaxInt64} {
 			p := w.Must(t, placetest.NewAsk())
 			if here(p) {
-				t.Fatalf("%d: placed without the coordinator", n)
+				t.Fatalf("request %d was placed without the coordinator", n)
 			}
 			p.Lease.Computed(coordinator.CacheReport{Block: int(n), Prompt: n, Cached: n})
 			p.Lease.Computed(coordinator.CacheReport{Block: 16, Blocks: blocks, Prompt: n, Cached: n})
@@ -232,7 +232,7 @@ func TestLimitOfAPlan(t *testing.T) {
 		for range 3 {
 			p := w.Must(t, placetest.NewAsk())
 			if here(p) || p.FirstByte != 24*time.Hour || !w.client.Connected() {
-				t.Errorf("fallbacks %v, limit %v, connected %v", p.Fallbacks, p.FirstByte, w.client.Connected())
+				t.Errorf("got fallbacks %v, limit %v, connected %v", p.Fallbacks, p.FirstByte, w.client.Connected())
 			}
 			p.Lease.Release()
 			later(2 * link.Linger)
@@ -260,7 +260,7 @@ func TestShortSessions(t *testing.T) {
 			later(time.Millisecond)
 		}
 		if n := w.pipes.dials() - before; n < 10 || n > 20 {
-			t.Errorf("%d dials in ten seconds", n)
+			t.Errorf("got %d dials in ten seconds", n)
 		}
 		later(3 * time.Second)
 		before = w.pipes.dials()

@@ -86,7 +86,7 @@ func TestAsksAndAdoptions(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotKnown: one side does not know an instance of a message.
+// TestWhatIsNotKnown: one side does not have an instance of a message.
 func TestWhatIsNotKnown(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	p, d := w.Target(t, "p", 0), w.Target(t, "d", 0)
@@ -126,7 +126,7 @@ func TestWhatIsNotKnown(t *testing.T) {
 	}
 }
 
-// numbersOf is a Numbers that knows only the instances of the map.
+// numbersOf is a Numbers with only the instances of the map.
 type numbersOf map[*engine.Instance]uint32
 
 func (n numbersOf) Number(i *engine.Instance) (uint32, bool) { number, ok := n[i]; return number, ok }

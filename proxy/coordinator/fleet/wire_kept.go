@@ -10,9 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// appendKeep appends a turn to store, under its number. False: the coordinator does not
-// know the holder. The expiry is sent as a duration, because the clocks of two hosts
-// differ.
+// appendKeep appends a turn to store, under its number. False: the coordinator does not have the
+// holder. The expiry is sent as a duration, because the clocks of two hosts differ.
 func appendKeep(dst []byte, number uint64, o *conversation.OnShelf[*RetainedKV], now time.Time, n Numbers) (_ []byte, ok bool) {
 	dst = wire.AppendText(wire.AppendText(wire.AppendUint(dst, number), o.Scope), o.Name)
 	dst = appendIDs(appendDuration(dst, o.Expires.Sub(now)), o.IDs)
@@ -24,8 +23,8 @@ func appendKeep(dst []byte, number uint64, o *conversation.OnShelf[*RetainedKV],
 	return wire.AppendText(wire.AppendText(dst, k.Params), k.Forget), true
 }
 
-// readKeep reads what appendKeep wrote, up to the end of the message. The result does not
-// alias the message.
+// readKeep reads the output of appendKeep, up to the end of the message. The result does not alias
+// the message.
 func readKeep(r *reader, now time.Time) (number uint64, o conversation.OnShelf[[]byte]) {
 	number = r.Uint()
 	o.Scope, o.Name = string(r.Text()), string(r.Text())
@@ -56,7 +55,7 @@ func readKept(b []byte, n Numbers) (*RetainedKV, error) {
 // readTaken reads the answer to kindTake. k does not alias b.
 func readTaken(b []byte, n Numbers) (k *RetainedKV, found Found, err error) {
 	if len(b) == 0 || b[0] > byte(KVFreed) || b[0] != byte(KVTaken) && len(b) > 1 {
-		return nil, CoordinatorUnreachable, link.Garbage("what is kept of a turn")
+		return nil, CoordinatorUnreachable, link.Garbage("stored KV of a turn")
 	}
 	if found = Found(b[0]); found != KVTaken {
 		return nil, found, nil

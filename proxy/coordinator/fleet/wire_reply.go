@@ -90,7 +90,7 @@ func appendError(dst []byte, err error, flags int) []byte {
 	return append(dst, replyAway, byte(flags))
 }
 
-// errAway says that the coordinator cannot place the request.
+// errAway reports that the coordinator cannot place the request.
 var errAway = errors.New("place request: the coordinator cannot place it")
 
 // readReply reads a reply into g, charge and a. It returns an error of Place, errAway if the

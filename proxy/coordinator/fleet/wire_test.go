@@ -73,7 +73,7 @@ func TestConnectionLost(t *testing.T) {
 			later(time.Second)
 			w.holds(t, 3)
 			if d.Requests() != 3+1 { // the fourth is alone: the worker counts it in the same counters
-				t.Errorf("%d streams", d.Requests())
+				t.Errorf("got %d streams", d.Requests())
 			}
 			if w.LiveIDs() != 3 {
 				t.Errorf("%d ids in flight", w.LiveIDs())
@@ -336,7 +336,7 @@ func TestStrangers(t *testing.T) {
 				t.Errorf("the unauthenticated connection lasted %v", took)
 			}
 			if n := len(w.server.Workers()); n != 1 {
-				t.Errorf("%d workers", n)
+				t.Errorf("got %d workers", n)
 			}
 		})
 	}
@@ -363,7 +363,7 @@ func TestGarbageFromAWorker(t *testing.T) {
 			later(2 * link.Linger) // the peer does not read continuously
 			w.holds(t, 0)
 			if n := len(w.server.Workers()); n != 0 {
-				t.Errorf("%d workers", n)
+				t.Errorf("got %d workers", n)
 			}
 			p.Lease.Release()
 		})
@@ -413,7 +413,7 @@ func TestTopics(t *testing.T) {
 		w.server.Publish(TopicLoads, []byte("d"))
 		w.pipes.fall(false)
 		later(time.Second)
-		expect("to one who comes later", &heard, "1 c", "2 d")
+		expect("to a worker that connects later", &heard, "1 c", "2 d")
 		expect("workers", &came, "1 3 here true", "1 3 here false", "2 3 here true")
 	})
 	// A worker that cannot read a value disconnects and places requests with its
@@ -422,7 +422,7 @@ func TestTopics(t *testing.T) {
 	bubble(t, "not understood", func(_ *ServerOptions, co *ClientOptions) {
 		co.OnTopic = func(Topic, []byte) error {
 			if strange.Load() {
-				return errors.New("what does that mean?")
+				return errors.New("unknown text")
 			}
 			return nil
 		}
@@ -431,12 +431,12 @@ func TestTopics(t *testing.T) {
 		w.server.Publish(TopicMembership, []byte("?"))
 		later(10 * time.Second)
 		if p := w.Must(t, placetest.NewAsk()); !here(p) || w.client.Connected() {
-			t.Errorf("fallbacks %v, connected %v", p.Fallbacks, w.client.Connected())
+			t.Errorf("got fallbacks %v, connected %v", p.Fallbacks, w.client.Connected())
 		} else {
 			p.Lease.Release()
 		}
 		if n := w.pipes.dials(); n < 5 || n > 25 {
-			t.Errorf("%d connections in ten seconds", n)
+			t.Errorf("got %d connections in ten seconds", n)
 		}
 		strange.Store(false)
 		later(2 * time.Second)
@@ -530,11 +530,11 @@ func TestOrphans(t *testing.T) {
 		{"had ended", func(_ *wired, p *coordinator.Placement) { p.Lease.Release() }, (*wired).die, ""},
 		{"left", nil, func(w *wired) { w.stop(); w.gone.Wait() }, ""},
 		{"was cut off", nil, func(w *wired) { w.pipes.last().cut() }, ""},
-		{"was cut off, came back and died", func(w *wired, _ *coordinator.Placement) {
+		{"lost its connection, reconnected and died", func(w *wired, _ *coordinator.Placement) {
 			w.pipes.last().cut()
 			later(2 * time.Second)
 		}, (*wired).die, "free it"},
-		{"was cut off after its answer had begun, came back and died", func(w *wired, p *coordinator.Placement) {
+		{"lost its connection after its answer had begun, reconnected and died", func(w *wired, p *coordinator.Placement) {
 			p.Lease.Answered(true)
 			w.pipes.last().cut()
 			later(2 * time.Second)
@@ -544,13 +544,13 @@ func TestOrphans(t *testing.T) {
 			w.pipes.last().Write(make([]byte, 5))
 			w.pipes.last().cut()
 		}, ""},
-		{"was cut off, came back and left", nil, func(w *wired) {
+		{"lost its connection, reconnected and left", nil, func(w *wired) {
 			w.pipes.last().cut()
 			later(100 * time.Millisecond)
 			w.stop()
 			w.gone.Wait()
 		}, ""},
-		{"hears nothing any more", nil, func(w *wired) {
+		{"receives nothing any more", nil, func(w *wired) {
 			w.pipes.fall(true)
 			w.pipes.last().hold()
 			later((link.Silence + 1) * link.Beat)
@@ -647,7 +647,7 @@ func TestStopAfterADeath(t *testing.T) {
 			began := time.Now()
 			w.stopServing()
 			if took := time.Since(began); took > 0 || len(w.orphans) != tt.want {
-				t.Errorf("%v and %d clean-ups, want 0s and %d", took, len(w.orphans), tt.want)
+				t.Errorf("got %v and %d clean-ups, want 0s and %d", took, len(w.orphans), tt.want)
 			}
 		})
 	}
@@ -661,7 +661,7 @@ func (w *wired) stepDown(t *testing.T) {
 	}
 }
 
-// die makes the worker die: its end is cut, and it does not come back.
+// die makes the worker die: its connection ends, and the worker does not reconnect.
 func (w *wired) die() {
 	w.pipes.fall(true)
 	w.pipes.last().cut()
@@ -731,6 +731,6 @@ func TestLeasesUnderFire(t *testing.T) {
 		t.Error("the worker stores leases that have ended")
 	}
 	if n := w.client.o.Fallback.(placetest.Uncounted).Open(); n != 0 {
-		t.Errorf("the worker's own books have %d leases", n)
+		t.Errorf("the worker itself has %d leases", n)
 	}
 }

@@ -57,7 +57,7 @@ func readDemand(b []byte) (d coordinator.Demand, err error) {
 	r := newReader(b)
 	d.Needs, d.Index = abi.Needs(r.Uint()), r.UintUpTo(1) != 0
 	if !r.Done() {
-		return d, link.Garbage("the demand of a coordinator")
+		return d, link.Garbage("the needs of the coordinator's policies")
 	}
 	return d, nil
 }

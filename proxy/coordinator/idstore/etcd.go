@@ -57,7 +57,7 @@ func NewEtcd(etcd clientv3.Config, prefix, name string) *Etcd {
 	}
 }
 
-// errLost says that another coordinator has this node or has raised its mark.
+// errLost reports that another coordinator has this node or has raised its mark.
 var errLost = errors.New("another coordinator was faster")
 
 // Reserve implements Store.
@@ -135,7 +135,7 @@ func (e *Etcd) claim(ctx context.Context, lease clientv3.LeaseID) error {
 	}
 	first := e.node
 	if first < 0 {
-		first = rand.IntN(256) // rarely a number that was in use a moment ago
+		first = rand.IntN(256) // a random start rarely gives a number that was in use shortly before
 	}
 	for i := range 256 {
 		e.node = (first + i) & 255

@@ -19,7 +19,7 @@ type File struct {
 	lines disaggid.Block
 }
 
-// marks is what ids.json holds.
+// marks is the content of ids.json.
 type marks struct {
 	// Mark is the Unix time in ms below which id-time may be used already.
 	Mark int64 `json:"mark"`

@@ -204,7 +204,7 @@ func TestFileFollowsNoLink(t *testing.T) {
 		}
 		_, err := NewFile(dir, lines).Reserve(t.Context(), noon, time.Second)
 		if name != markFile+".new" && err == nil { // current processes do not use this name
-			t.Errorf("%s: a link is followed", name)
+			t.Errorf("%s: the store follows a link", name)
 		}
 		if text, err := os.ReadFile(victim); string(text) != "precious" || err != nil {
 			t.Errorf(`%s: os.ReadFile(victim) = %q, %v, want "precious", nil`, name, text, err)

@@ -115,7 +115,7 @@ func TestLeadersGiveUp(t *testing.T) {
 					t.Errorf("the call took %v", took)
 				}
 				if got := reading(a); got != ofRun {
-					t.Errorf("%d reads", got)
+					t.Errorf("got %d reads", got)
 				}
 				for range 3 {
 					if got, err := a.conn.Call(t.Context(), 1, []byte("x"), nil, time.Hour); err != nil || string(got) != "x" {
@@ -174,7 +174,7 @@ func TestSilentLeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := reading(a); got != ofNobody {
-			t.Errorf("%d reads", got)
+			t.Errorf("got %d reads", got)
 		}
 		if _, err := a.conn.Call(t.Context(), 1, nil, nil, time.Hour); !errors.Is(err, ErrSilent) {
 			t.Error(err)
@@ -215,7 +215,7 @@ func TestCallsWhileThePeerDoesNotRead(t *testing.T) {
 					time.Sleep(10 * Linger) // Run's goroutine reads again
 				}
 				if got := reading(a); leads != (got == ofNobody) {
-					t.Fatalf("%d reads", got)
+					t.Fatalf("got %d reads", got)
 				}
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(30*time.Millisecond, func() { cancel(left) })
@@ -274,7 +274,7 @@ func TestTheEndWaitsForLeaders(t *testing.T) {
 					}
 				})
 				if got := reading(a); got != aCaller {
-					t.Fatalf("%d reads", got)
+					t.Fatalf("got %d reads", got)
 				}
 				out := appendFrame(nil, message, 6, 0, nil)
 				if outcome == answer {

@@ -88,8 +88,8 @@ type Conn struct {
 	raw     syscall.RawConn // nil: only writeRests writes
 	single  bool            // Go runs on one processor
 	reads   atomic.Uint64
-	wake    chan struct{} // tells writeRests that writeRests is the writer now
-	stir    chan struct{} // tells tend to start the checks of lookAfter
+	wake    chan struct{} // informs writeRests that it is the writer now
+	stir    chan struct{} // makes tend start the checks of lookAfter
 	ended   chan struct{} // closed with err
 	pool    sync.Pool     // of *pending
 	began   time.Time
@@ -116,7 +116,7 @@ type Conn struct {
 
 	in     []byte        // bytes that were read; owned by the reader
 	deaf   bool          // the reader handles no more frames; owned by the reader
-	resume chan struct{} // tells Run's goroutine to read again
+	resume chan struct{} // makes Run's goroutine read again
 	reader reader        // which goroutine reads; guarded by mu
 	leader *pending      // call of the caller that reads; guarded by mu
 	kicked bool          // the deadline of reads has passed; guarded by mu

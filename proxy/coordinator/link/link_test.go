@@ -386,8 +386,8 @@ func testEnd(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	}
 }
 
-// TestGivingUp: a side that ends the connection for any reason tells its peer. A peer
-// that gets no such frame assumes a death, unless the cause is uncertain.
+// TestGivingUp: a side that ends the connection for any reason informs its peer. A peer that gets
+// no such frame assumes a death, unless the cause is uncertain.
 func TestGivingUp(t *testing.T) {
 	refused := errors.New("refused")
 	nothing := func(*side) {}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// reader tells which goroutine reads from the peer.
+// reader is the goroutine that reads from the peer.
 type reader uint8
 
 const (
@@ -100,8 +100,8 @@ func (c *Conn) handBack() {
 	c.resume <- struct{}{} // never blocks: resume is empty here, because Run's goroutine receives before it sets ofNobody again
 }
 
-// errKicked tells the reader to check whether it should continue to read: tend set a read
-// deadline in the past, or the reader handles no more frames.
+// errKicked makes the reader check whether it should continue to read: tend set a read deadline in
+// the past, or the reader handles no more frames.
 var errKicked = errors.New("link: the reader must stop")
 
 // readOnce reads once and handles the complete frames. If the handler returns an error,

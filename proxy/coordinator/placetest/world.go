@@ -23,6 +23,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -36,6 +37,8 @@ func (p protocol) Flow() abi.Flow                    { return p.flow }
 func (protocol) HealthPath(abi.Role) (string, bool)  { return "/health", false }
 func (protocol) FactPaths(abi.Role) []string         { return []string{"/facts"} }
 func (protocol) BothPairs() bool                     { return true }
+func (protocol) Tokenizes() tokens.Dialect           { return tokens.NoTokenizer }
+func (protocol) Loads() []engine.LoadRoute           { return nil }
 func (protocol) Compatible(p, d *engine.Facts) error { return differ(p.Version, d.Version) }
 func (protocol) ReadFacts(f *engine.Facts, _ string, _ int, body []byte) error {
 	f.Version = string(body)
@@ -221,7 +224,7 @@ func (w *World) BreakCircuit(t testing.TB, names ...string) {
 	}
 }
 
-// must places a or fails the test.
+// Must places a or fails the test.
 func (w *World) Must(t testing.TB, a *coordinator.Ask) *coordinator.Placement {
 	t.Helper()
 	p, err := w.Place(context.Background(), a)

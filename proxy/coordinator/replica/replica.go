@@ -30,9 +30,9 @@ const (
 	MostAnswer = 1 << 20
 	// every is the time between two questions of a standby that is up to date.
 	every = 100 * time.Millisecond
-	// again is the pause after a failed question.
+	// again is the pause after a failed request to the leader.
 	again = 500 * time.Millisecond
-	// mostNames bounds the names of instances that a standby knows.
+	// mostNames bounds the names of instances that a standby stores.
 	mostNames = 1 << 16
 )
 
@@ -98,7 +98,8 @@ func (c *Copy) Follow(name func(instance uint32) string) {
 	c.table.Renumber(func(n uint32) uint32 { return c.number(name(n)) })
 }
 
-// Lead ends standing by: homes get the numbers of the instances of their names.
+// Lead ends the standby state. It replaces the copy's numbers of the homes' instances by
+// the numbers that number returns for their names.
 func (c *Copy) Lead(number func(name string) uint32) {
 	known := make([]uint32, len(c.names))
 	for i, name := range c.names {

@@ -233,7 +233,7 @@ func FuzzAnswer(f *testing.F) {
 			return
 		}
 		if n := table.Len(); n > 3 {
-			t.Fatalf("%d conversations", n)
+			t.Fatalf("got %d conversations", n)
 		}
 		names := slices.Collect(maps.Keys(c.numbers))
 		c.Lead(func(name string) uint32 { return uint32(slices.Index(names, name) + 1) })

@@ -46,7 +46,7 @@ func readQuestion(b []byte) (of, since uint64, err error) {
 	return binary.LittleEndian.Uint64(b[1:]), binary.LittleEndian.Uint64(b[9:]), nil
 }
 
-// naming numbers the instances of one answer.
+// naming assigns numbers to the instances of one answer.
 type naming struct {
 	name    func(uint32) string
 	numbers map[uint32]uint16

@@ -190,10 +190,10 @@ func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side
 	}
 }
 
-// blocks returns the prompt's blocks in a form. For instances without KV events, the
-// proxy only knows which prompts it has sent there. Blocks of the same length from tokens
-// or from hashes show this as well as blocks of text do. Their hashes differ from those
-// of text, so a prompt that came as text does not match a prompt that came as tokens.
+// blocks returns the prompt's blocks in a form. For instances without KV events, the proxy only has
+// a record of the prompts that it sent there. Blocks of the same length from tokens or from hashes
+// show this as well as blocks of text do. Their hashes differ from those of text, so a prompt that
+// came as text does not match a prompt that came as tokens.
 func (k *routingKey) blocks(form kvindex.Form, seed kvindex.Hash, s *side, index *kvindex.Index) []kvindex.Hash {
 	length := coordinator.TokensOf(form)
 	switch {

@@ -273,7 +273,7 @@ func TestFull(t *testing.T) {
 	}
 	w.post(t, "/select", `{"role":"ctx","routing_key":null,"req_id":1}`, 503)
 	if w.local.Open() != 0 || w.seen.count("reservation/full") != 1 {
-		t.Errorf("%d leases", w.local.Open())
+		t.Errorf("got %d leases", w.local.Open())
 	}
 }
 

@@ -139,7 +139,7 @@ type serverLists struct {
 	Generation []string `json:"generation"`
 }
 
-// keyConfigs tells workers how to cut prompts for their routing keys.
+// keyConfigs sends workers the settings with which they cut prompts for their routing keys.
 type keyConfigs struct {
 	Context    *keyConfig `json:"context,omitempty"`
 	Generation *keyConfig `json:"generation,omitempty"`

@@ -17,10 +17,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 )
 
-// again is the pause before a leader that could not be followed is dialled again.
+// again is the pause before the next dial to a leader whose connection has failed.
 const again = 300 * time.Millisecond
 
-// Election tells which coordinator leads: election.Election or election.Alone.
+// Election reports which coordinator leads: election.Election or election.Alone.
 type Election interface {
 	Standing() (s election.Standing, changed <-chan struct{})
 	Resign()

@@ -25,8 +25,8 @@ func place(t *testing.T, c *fleet.Client, id string) (p *coordinator.Placement, 
 	return p, !slices.Contains(p.Fallbacks, alone)
 }
 
-// worker starts a worker that reaches its coordinators by dial. The worker knows the
-// instance numbers of the leading host.
+// worker starts a worker that reaches its coordinators by dial. The worker has the instance numbers
+// of the leading host.
 func worker(t *testing.T, numbers *own, dial func(context.Context) (net.Conn, error)) *fleet.Client {
 	t.Helper()
 	c := fleet.NewClient(fleet.ClientOptions{
@@ -105,8 +105,8 @@ func TestNobodyToTakeOverFrom(t *testing.T) {
 	}
 }
 
-// TestFailOver has two coordinators at two addresses. When the leader is gone, the
-// standby leads. Then the former leader follows it. A standby tells workers that it does
+// TestFailOver has two coordinators at two addresses. When the leader ends, the standby
+// leads. Then the former leader follows the new one. A standby tells workers that it does
 // not lead.
 func TestFailOver(t *testing.T) {
 	votes := [2]*vote{newVote(), newVote()}
@@ -152,7 +152,7 @@ func TestFailOver(t *testing.T) {
 		at <- now
 		numbers.there.Store(both[now].host)
 		leader(now, 11+uint64(round))
-		eventually(t, "the other has the lease", func() bool { return both[now].Open() == 1 && both[before].Open() == 0 && w.Connected() })
+		eventually(t, "the other coordinator has the lease", func() bool { return both[now].Open() == 1 && both[before].Open() == 0 && w.Connected() })
 		p, by := place(t, w, "x")
 		if !by || names(p) != names(held) || p.Turn.Number != int32(round)+2 {
 			t.Errorf("round %d: turn %d on %s, placed by the coordinator: %v; home before: %s", round, p.Turn.Number, names(p), by, names(held))

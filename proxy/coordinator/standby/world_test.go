@@ -26,6 +26,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -36,6 +37,8 @@ func (protocol) Flow() abi.Flow                      { return abi.FlowConcurrent
 func (protocol) HealthPath(abi.Role) (string, bool)  { return "/health", false }
 func (protocol) FactPaths(abi.Role) []string         { return []string{"/facts"} }
 func (protocol) BothPairs() bool                     { return true }
+func (protocol) Tokenizes() tokens.Dialect           { return tokens.NoTokenizer }
+func (protocol) Loads() []engine.LoadRoute           { return nil }
 func (protocol) Compatible(_, _ *engine.Facts) error { return nil }
 func (protocol) ReadFacts(f *engine.Facts, _ string, _ int, _ []byte) error {
 	f.Models = []string{"m"}
@@ -72,8 +75,8 @@ type host struct {
 	table    *conversation.Table
 }
 
-// newHost returns a host with the engines in the given order. Another order gives the
-// engines other numbers.
+// newHost returns a host with the engines in the given order. With another order the engines have
+// other numbers.
 func newHost(t *testing.T, names ...string) *host {
 	t.Helper()
 	ready := make(chan struct{}, 2*len(names))

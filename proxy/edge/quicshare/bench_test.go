@@ -82,7 +82,7 @@ func BenchmarkForward(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if from.keepOwn(ms, nil) != 0 {
-			b.Fatal("kept what is another member's")
+			b.Fatal("kept a packet of another member")
 		}
 		for n := 0; n < len(ms); {
 			k, err := to.ReadBatch(got, 0)

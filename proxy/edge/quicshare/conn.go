@@ -40,7 +40,7 @@ type Conn struct {
 	forwarded, received, dropped atomic.Uint64
 }
 
-// batchMost bounds the messages of one ReadBatch; quic-go asks for 8.
+// batchMost bounds the messages of one ReadBatch; quic-go requests 8.
 const batchMost = 16
 
 var (
@@ -187,7 +187,7 @@ func (c *Conn) keepOwn(ms []ipv4.Message, hops []uint8) int {
 	return len(ms)
 }
 
-// isOwn reports whether message i is for this process. It remembers new clients.
+// isOwn reports whether message i is for this process. It records new clients.
 func (c *Conn) isOwn(m *ipv4.Message, hops []uint8, i int) bool {
 	id, by := destination(m.Buffers[0][:m.N])
 	switch {
@@ -324,8 +324,8 @@ func (c *Conn) Drain() error {
 	return err
 }
 
-// Counts returns how many packets were forwarded to other members, how many came from
-// other members, and how many were dropped in either direction.
+// Counts returns the numbers of packets that were forwarded to other members, that arrived from
+// other members, and that were dropped in either direction.
 func (c *Conn) Counts() (forwarded, received, dropped uint64) {
 	return c.forwarded.Load(), c.received.Load(), c.dropped.Load()
 }

@@ -172,9 +172,9 @@ func (m *peer) kill(t *testing.T) {
 	}
 }
 
-// A draining member forwards clients that it has not met. All packets of such a client
-// go to one successor. Clients that it knows stay. A successor that begins to drain
-// forwards the packets that it receives.
+// A draining member forwards clients that are new to it. All packets of such a client go to one
+// successor. The clients that it already serves stay. A successor that begins to drain forwards the
+// packets that it receives.
 func TestDrain(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	a := joinPeer(t, dir, "127.0.0.1:0")
@@ -441,7 +441,7 @@ func TestListenFails(t *testing.T) {
 	b.leave()
 }
 
-// A member that was told to drain before it served does not serve.
+// A member that gets the call to drain before it serves does not serve.
 func TestServeAfterDrain(t *testing.T) {
 	a := start(t, privatedirtest.Open(t), "127.0.0.1:0")
 	if err := errors.Join(a.Drain(), a.Serve()); err != nil {

@@ -36,7 +36,7 @@ const (
 	maxHops = 3
 )
 
-// errForwarded says that a received datagram does not have this package's format.
+// errForwarded reports that a received datagram does not have this package's format.
 var errForwarded = errors.New("not a forwarded datagram")
 
 // appendMeta appends the fields that precede the bytes of packet m. ok is false if m

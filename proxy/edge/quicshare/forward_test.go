@@ -182,7 +182,7 @@ func FuzzDecode(f *testing.F) {
 			p.message(&m)
 			o.begin(p.hops)
 			if !o.add(&m) {
-				t.Fatal("what was forwarded cannot be forwarded again")
+				t.Fatal("a forwarded packet cannot be forwarded again")
 			}
 			again = append(again, bytes.Join(o.parts[1:], nil)...)
 			box.put(p)

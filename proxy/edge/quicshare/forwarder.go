@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoMember says that no process has the member number.
+// errNoMember reports that no process has the member number.
 var errNoMember = errors.New("no process has the member number")
 
 // forwarder sends packets to other members. Only the reader of the packets uses it.

@@ -37,9 +37,9 @@ import (
 const (
 	// maxMembers is the number of member numbers: a number is one byte.
 	maxMembers = 256
-	// idLen is the length of a connection id in bytes: the member number, then random
-	// bytes. The first id of a client has 8 or more bytes (RFC 9000, 7.2), so the
-	// length tells the two apart.
+	// idLen is the length of a connection id in bytes: the member number, then random bytes. The
+	// first id of a client has 8 or more bytes (RFC 9000, 7.2), so the length distinguishes the two
+	// apart.
 	idLen = 7
 
 	// The states of a member. Only a serving member accepts new clients.

@@ -1,6 +1,6 @@
 package quicshare
 
-// idOrigin tells which side created the destination connection id of a packet.
+// idOrigin is the side that created the destination connection id of a packet.
 type idOrigin uint8
 
 const (
@@ -48,8 +48,8 @@ func destination(b []byte) (id []byte, by idOrigin) {
 	return nil, unknown
 }
 
-// recent remembers the first ids of clients whose handshakes may still be in progress:
-// the last 4096 to 8192 ids. Only the reader of the packets uses it.
+// recent holds the first ids of clients whose handshakes may still be in progress: the last 4096 to
+// 8192 ids. Only the reader of the packets uses it.
 type recent struct {
 	current, previous map[clientID]struct{}
 }

@@ -79,7 +79,7 @@ func TestRecent(t *testing.T) {
 		}
 	}
 	if r.has(id(0)) || r.has(id(n)) || r.has(id(n - 1)[:7]) {
-		t.Error("knows whom it never met or should have forgotten")
+		t.Error("the member has a client that it never served or should have removed")
 	}
 	if len(r.current)+len(r.previous) > 2*recentIDs {
 		t.Errorf("%d ids", len(r.current)+len(r.previous))

@@ -15,7 +15,7 @@ import (
 // allowList holds the permitted addresses of found engines. The empty list allows all.
 type allowList struct {
 	networks []netip.Prefix
-	names    []string // in lower case; a name that begins with a dot stands for all names that end with it
+	names    []string // in lower case; a name that begins with a dot matches all names that end with it
 }
 
 // newAllowList parses discovery.allow, which has been validated.

@@ -15,7 +15,7 @@ import (
 // maxRecord bounds one record, and its key, in bytes.
 const maxRecord = 64 << 10
 
-// errSkip says that a record does not describe an engine that the proxy can use.
+// errSkip reports that a record does not describe an engine that the proxy can use.
 var errSkip = errors.New("not an engine that is served here")
 
 // book holds the records of engines that register by key in a store. One goroutine owns

@@ -161,7 +161,7 @@ func services(records []*net.SRV) (hosts []string) {
 	return hosts
 }
 
-// notFound reports whether an error says that there is no such record.
+// notFound reports whether an error reports that there is no such record.
 func notFound(err error) bool {
 	var e *net.DNSError
 	return errors.As(err, &e) && e.IsNotFound

@@ -184,7 +184,7 @@ func TestDNSAddresses(t *testing.T) {
 	s.set(func() { s.ips["prefill.test"] = []string{"10.0.0.2", "10.0.0.3"} })
 	eventually(t, "addresses come and go", r.has("p@10.0.0.2", "p@10.0.0.3", "d@10.0.1.1"))
 	s.set(func() { delete(s.ips, "prefill.test") })
-	eventually(t, "a name that is gone for good has no engines", r.has("d@10.0.1.1"))
+	eventually(t, "a name that no longer exists has no engines", r.has("d@10.0.1.1"))
 }
 
 func TestDNSFamily(t *testing.T) {
@@ -226,7 +226,7 @@ func TestDNSTroubleChangesNothing(t *testing.T) {
 	r, l := lookUp(t, s, "4", spec("e", "http://e.test"), spec("o", "http://other.test"))
 	eventually(t, "all are found", r.has("e@10.0.0.1", "e@10.0.0.2", "o@10.0.1.1"))
 	s.set(func() { s.failing["e.test"], s.ips["other.test"] = true, []string{"10.0.1.2"} })
-	eventually(t, "the other name is followed", r.has("e@10.0.0.1", "e@10.0.0.2", "o@10.0.1.2"))
+	eventually(t, "the other name has engines", r.has("e@10.0.0.1", "e@10.0.0.2", "o@10.0.1.2"))
 	s.rounds("e.test", 10)
 	if !r.has("e@10.0.0.1", "e@10.0.0.2", "o@10.0.1.2")() {
 		t.Errorf("engines are %v", r.names("dns"))
@@ -235,8 +235,8 @@ func TestDNSTroubleChangesNothing(t *testing.T) {
 		t.Errorf("logged: %s", text)
 	}
 	s.set(func() { s.failing["e.test"], s.ips["e.test"] = false, []string{"10.0.0.2"} })
-	eventually(t, "what is gone goes", r.has("e@10.0.0.2", "o@10.0.1.2"))
-	eventually(t, "the end of the trouble is said", func() bool { return strings.Contains(l.take(), "works again") })
+	eventually(t, "the registry drops the missing engines", r.has("e@10.0.0.2", "o@10.0.1.2"))
+	eventually(t, "the end of the trouble is logged", func() bool { return strings.Contains(l.take(), "works again") })
 }
 
 func TestDNSMisses(t *testing.T) {

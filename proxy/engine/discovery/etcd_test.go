@@ -123,7 +123,7 @@ func TestStoreThatLostItsData(t *testing.T) {
 			s.list(back.cluster, back.revision+1, rec("a", "a", 2), rec("other", "b", 3))
 			s.want(t, "a", "b")
 			if e := s.engines()[1]; s.records["/e/b"].created != 0 || e.Name != "b" {
-				t.Errorf("the record that is there does not count: %+v", s.records)
+				t.Errorf("the existing record does not count: %+v", s.records)
 			}
 			s.now = s.now.Add(time.Second)
 			s.list(back.cluster, back.revision+1, rec("a", "a", 2))

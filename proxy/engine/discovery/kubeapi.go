@@ -39,7 +39,7 @@ const (
 // service account.
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// errGone says that the requested history no longer exists: a new listing is needed.
+// errGone reports that the requested history no longer exists: a new listing is needed.
 var errGone = errors.New("the history since the last listing no longer exists")
 
 // kubeAPI is a client of an API server. Its methods are safe for concurrent use.

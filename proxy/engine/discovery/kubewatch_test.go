@@ -199,7 +199,7 @@ func TestKubernetesTrouble(t *testing.T) {
 					t.Errorf("logged: %s", text)
 				}
 				if n := len(w.requests()); n > 25 {
-					t.Errorf("%d requests in ten seconds", n)
+					t.Errorf("got %d requests in ten seconds", n)
 				}
 				w.mu.Lock()
 				w.lists, w.watchs = []func() (int, io.Reader){says(200, recorded(t, "empty.json"))}, []func() (int, io.Reader){stays("")}
@@ -381,7 +381,7 @@ func FuzzKubeWatch(f *testing.F) {
 		_ = api.watch(t.Context(), "/x", "", "1", w.take)
 		k.engines(func(e config.Engine, err error) {
 			if err == nil && e.Check() != nil {
-				t.Errorf("an engine that is none: %+v", e)
+				t.Errorf("got an unexpected engine: %+v", e)
 			}
 		})
 	})
@@ -403,7 +403,7 @@ func FuzzKubeList(f *testing.F) {
 		}
 		k.engines(func(e config.Engine, err error) {
 			if err == nil && e.Check() != nil {
-				t.Errorf("an engine that is none: %+v", e)
+				t.Errorf("got an unexpected engine: %+v", e)
 			}
 		})
 	})

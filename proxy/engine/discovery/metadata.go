@@ -63,7 +63,7 @@ func readMetadata(key string, value []byte) (config.Engine, error) {
 		return config.Engine{}, fmt.Errorf("role %q: %w", w.Role, errSkip)
 	}
 	if u, err := url.Parse(e.URL); err == nil && unspecified(u.Hostname()) {
-		return config.Engine{}, errors.New("decode worker: its host is no address that others can call")
+		return config.Engine{}, errors.New("decode worker: other hosts cannot connect to the host of its URL")
 	}
 	if err := e.Check(); err != nil {
 		return config.Engine{}, err

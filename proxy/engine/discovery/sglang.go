@@ -134,17 +134,17 @@ func (s *sglangSource) ask(ctx context.Context, r *sglangRegistry) (t sglangTopo
 	defer resp.Body.Close()
 	switch {
 	case resp.StatusCode == http.StatusServiceUnavailable:
-		return t, errors.New("ask registry: not all ranks have registered")
+		return t, errors.New("request topology from registry: not all ranks have registered")
 	case resp.StatusCode == http.StatusBadRequest:
-		return t, errors.New("ask registry: its version is too old: configure the engine by its own address")
+		return t, errors.New("request topology from registry: its version is too old: configure the engine by its own address")
 	case resp.StatusCode != http.StatusOK:
-		return t, fmt.Errorf("ask registry: it answered with status %d", resp.StatusCode)
+		return t, fmt.Errorf("request topology from registry: it answered with status %d", resp.StatusCode)
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxTopology)).Decode(&t); err != nil {
-		return t, errors.New("ask registry: the answer is no topology")
+		return t, errors.New("request topology from registry: the answer is no topology")
 	}
 	if t.HTTPPort <= 0 || t.HTTPPort > 65535 {
-		return t, errors.New("ask registry: its answer lacks the engine's address: configure the engine by its own address")
+		return t, errors.New("request topology from registry: its answer lacks the engine's address: configure the engine by its own address")
 	}
 	return t, nil
 }

@@ -113,7 +113,7 @@ func (s *Storage) serveDelete(w http.ResponseWriter, r *http.Request) {
 	result(w, there)
 }
 
-// lasting converts seconds to a duration, within a bound.
+// lasting converts seconds to a duration, and limits the result.
 func lasting(seconds int64) time.Duration {
 	const most = 1 << 31
 	return time.Duration(max(-1, min(seconds, most))) * time.Second

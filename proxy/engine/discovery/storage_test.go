@@ -277,7 +277,7 @@ func TestStorageSuccessor(t *testing.T) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != 200 {
-			t.Fatalf("status %d", resp.StatusCode)
+			t.Fatalf("got status %d", resp.StatusCode)
 		}
 	}
 	post(contextW)
@@ -342,7 +342,7 @@ func TestStorageIsBounded(t *testing.T) {
 		n++
 	}
 	if n < maxTexts/maxRecord || n > maxTexts/maxRecord+1 {
-		t.Errorf("%d keys", n)
+		t.Errorf("got %d keys", n)
 	}
 	if !s.set("k0", "y", 0, true, "") || !s.set("more", value[:2000], 0, false, "") || s.set("k0", value, 0, true, "") {
 		t.Error("freed space is not available, or the limit is exceeded")
@@ -399,7 +399,7 @@ func FuzzStorageSet(f *testing.F) {
 		w := httptest.NewRecorder()
 		s.routes().ServeHTTP(w, storageRequest("POST", "/set", body))
 		if w.Code != http.StatusOK && w.Code != http.StatusBadRequest && w.Code != http.StatusUnprocessableEntity {
-			t.Errorf("status %d", w.Code)
+			t.Errorf("got status %d", w.Code)
 		}
 		for _, e := range s.workers() {
 			if err := e.Check(); err != nil {

@@ -15,7 +15,8 @@ const noGroup = ^uint64(0)
 
 // group is one of the caches that an engine keeps for a model with several kinds of
 // attention. A prefix counts as held if the layers that need all of it have it. So the
-// group with the highest merit counts; of equal ones that with the lowest id.
+// group with the highest merit counts. If several groups have that merit, the group with
+// the lowest id counts.
 type group struct {
 	id    uint64
 	merit uint32

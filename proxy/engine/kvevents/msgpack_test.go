@@ -173,11 +173,11 @@ func TestBatches(t *testing.T) {
 			d := batches{to: &n}
 			err := d.decode(unhex(t, tt.hex))
 			if (err != nil) != tt.fails {
-				t.Errorf("error %v", err)
+				t.Errorf("got error %v", err)
 			}
 			n.expect(t, tt.want...)
 			if d.malformed != tt.malformed {
-				t.Errorf("%d malformed, want %d", d.malformed, tt.malformed)
+				t.Errorf("got %d malformed, want %d", d.malformed, tt.malformed)
 			}
 		})
 	}
@@ -209,7 +209,7 @@ func TestBatchesReuse(t *testing.T) {
 			t.Error("not read")
 		}
 	}); got != 0 {
-		t.Errorf("%v allocations", got)
+		t.Errorf("got %v allocations", got)
 	}
 }
 

@@ -105,8 +105,8 @@ type publisher struct {
 	first       int        // number of the oldest batch in the buffer; guarded by mu
 }
 
-// publish starts a publisher. The batches before count as already published. An
-// empty endpoint means a new one.
+// publish starts a publisher. The batches in before count as already published. An empty endpoint
+// means a new one.
 func publish(t *testing.T, events, replay string, topics bool, before ...[]byte) *publisher {
 	t.Helper()
 	p := &publisher{topics: topics, batches: before}

@@ -99,7 +99,7 @@ func TestDrained(t *testing.T) {
 			want: []string{"store gpu after root: [1] tokens [1 2] by 2", "clear", "store gpu after root: [3] tokens [1 2 3 4] by 4"}},
 		{name: "salt", json: `[` + storedJSON(0, "", "null", blockJSON("1", 0, `,"cache_salt":"ten\u0061nt","mm_keys":[]`, 7)) + `]`,
 			want: []string{"store gpu after root: [1] tokens [7] by 1 salt tenant"}},
-		{name: "what tokens do not tell", json: `[` +
+		{name: "facts that tokens do not show", json: `[` +
 			storedJSON(0, "", "null", blockJSON("1", 0, "", 7), blockJSON("2", 0, `,"mm_keys":[{"type":"mm_key","hash":"ab","start_offset":0}]`, 8), blockJSON("3", 0, "", 9)) + `,` +
 			storedJSON(1, "", "null", strings.Replace(blockJSON("4", 0, "", 7), `"token_extra_id":0`, `"token_extra_id":12`, 1)) + `,` +
 			storedJSON(2, "", "null", strings.Replace(blockJSON("5", 0, "", 7), `"token_id":7`, `"token_id":"00ff"`, 1)) + `,` +
@@ -126,7 +126,7 @@ func TestDrained(t *testing.T) {
 				resyncs = append(resyncs, fmt.Sprint(rank, " ", reason))
 			}}
 			if _, err := d.decode([]byte(tt.json)); (err != nil) != tt.fails {
-				t.Errorf("error %v", err)
+				t.Errorf("got error %v", err)
 			}
 			zero.expect(t, tt.want...)
 			one.expect(t, tt.other...)
@@ -147,7 +147,7 @@ func TestDrainedReuse(t *testing.T) {
 			t.Error(n, err)
 		}
 	}); got != 0 {
-		t.Errorf("%v allocations", got)
+		t.Errorf("got %v allocations", got)
 	}
 	if d.malformed != 0 || d.blocks == 0 {
 		t.Errorf("%d malformed, %d blocks", d.malformed, d.blocks)

@@ -30,10 +30,10 @@ const Whole = -1
 // maxRanks bounds the rank numbers that are accepted.
 const maxRanks = 4096
 
-// errNoLoad says that an answer contains no load.
+// errNoLoad reports that an answer contains no load.
 var errNoLoad = errors.New("the engine reports no load")
 
-// statusError says that an engine answered with an error status.
+// statusError reports that an engine answered with an error status.
 type statusError struct {
 	path   string
 	status int

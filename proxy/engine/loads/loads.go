@@ -94,10 +94,10 @@ func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.
 		}
 		a := asked[i]
 		if a == nil {
-			a = &pollState{i: i, sources: sourcesOf(i.Spec.Connector)}
+			a = &pollState{i: i, routes: i.LoadRoutes()}
 			asked[i] = a
 		}
-		if !a.busy.CompareAndSwap(false, true) {
+		if len(a.routes) == 0 || !a.busy.CompareAndSwap(false, true) {
 			continue
 		}
 		if now.Before(a.rest) {
@@ -120,9 +120,9 @@ func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.
 // access it.
 type pollState struct {
 	i           *engine.Instance
-	sources     []source
+	routes      []engine.LoadRoute
 	busy        atomic.Bool
-	next        int       // index in sources of the next route to poll
+	next        int       // index in routes of the next route to poll
 	rest        time.Time // no poll before this time
 	lastProblem string    // the problem that was logged last
 	answer      bytes.Buffer
@@ -130,33 +130,13 @@ type pollState struct {
 	moved       []Rank // last measured transfer of each rank
 }
 
-// source is one HTTP route on which an engine may report its load.
-type source struct {
-	path string
-	read func(body []byte) (Answer, error)
+// readers read the forms of load reports.
+var readers = [...]func(body []byte) (Answer, error){
+	engine.LoadMetrics:      ReadMetrics,
+	engine.LoadSGLang:       ReadSGLang,
+	engine.LoadSGLangLegacy: ReadSGLangLegacy,
+	engine.LoadTRTLLM:       ReadTRTLLM,
 }
-
-// sourcesOf lists the routes on which a connector's engines report load, the best first.
-// If the connector does not determine the kind of engine, the answers do.
-func sourcesOf(connector string) []source {
-	switch connector {
-	case config.ConnectorSGLang:
-		return []source{{loadsPath, ReadSGLang}, {coreLoadsPath, ReadSGLang}, {legacyPath, ReadSGLangLegacy}, {metricsPath, ReadMetrics}}
-	case config.ConnectorTRTLLM:
-		return []source{{metricsPath, ReadTRTLLM}}
-	case config.ConnectorNone:
-		return []source{{metricsPath, ReadMetrics}, {coreLoadsPath, ReadSGLang}}
-	}
-	return []source{{metricsPath, ReadMetrics}}
-}
-
-// The polled paths. SGLang: srt/entrypoints/v1_loads.py and http_server.py.
-const (
-	metricsPath   = "/metrics"
-	loadsPath     = "/v1/loads?include=core,disagg,queues,memory"
-	coreLoadsPath = "/v1/loads?include=core" // for an engine that lacks one of the sections
-	legacyPath    = "/get_load"
-)
 
 // keepAnswer is the largest answer buffer that is kept for the next answer, in bytes.
 const keepAnswer = 1 << 20
@@ -169,9 +149,9 @@ func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger
 	for rank := range a.i.Load {
 		a.marks = append(a.marks, a.i.Load[rank].Mark())
 	}
-	from := a.sources[a.next]
+	from := a.routes[a.next]
 	a.answer.Reset()
-	status, err := a.i.Get(limited, from.path, &a.answer)
+	status, err := a.i.Get(limited, from.Path, &a.answer)
 	var answer Answer
 	switch {
 	case err != nil:
@@ -179,9 +159,9 @@ func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger
 		status == http.StatusBadRequest, status == http.StatusUnprocessableEntity: // SGLang also gives this answer to an unknown section in the query
 		err = errNoLoad
 	case status/100 != 2:
-		err = &statusError{from.path, status}
+		err = &statusError{from.Path, status}
 	default:
-		answer, err = from.read(a.answer.Bytes())
+		answer, err = readers[from.Form](a.answer.Bytes())
 	}
 	if a.answer.Cap() > keepAnswer {
 		a.answer = bytes.Buffer{}
@@ -200,10 +180,10 @@ func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger
 }
 
 // failed notes why an answer could not be used. If it contained no load it selects the
-// next source.
+// next route.
 func (a *pollState) failed(err error, log *slog.Logger) {
 	if err == errNoLoad {
-		if a.next++; a.next < len(a.sources) {
+		if a.next++; a.next < len(a.routes) {
 			return
 		}
 		a.next, a.rest = 0, time.Now().Add(restFor)

@@ -104,8 +104,13 @@ func (b *logBook) String() string {
 type quiet struct{ engine.Protocol }
 
 func (q quiet) FactPaths(role abi.Role) []string {
-	return slices.DeleteFunc(q.Protocol.FactPaths(role), func(path string) bool { return path == metricsPath })
+	return slices.DeleteFunc(q.Protocol.FactPaths(role), func(path string) bool { return path == "/metrics" })
 }
+
+// noLoads is a connector whose engines report no load.
+type noLoads struct{ quiet }
+
+func (noLoads) Loads() []engine.LoadRoute { return nil }
 
 // nopClient is a client that no test calls.
 type nopClient struct{ upstream.Client }
@@ -121,6 +126,10 @@ func newLab(t *testing.T, specs ...config.Engine) *lab {
 	l.registry = engine.New(engine.Options{
 		Health: l.health, Circuit: config.Default().Circuit,
 		Protocols: func(name string) (engine.Protocol, bool) {
+			if name == "noloads" {
+				c, _ := connector.ByName(config.ConnectorNone)
+				return noLoads{quiet{c}}, true
+			}
 			c, ok := connector.ByName(name)
 			return quiet{c}, ok
 		},
@@ -201,10 +210,10 @@ func TestPoll(t *testing.T) {
 			[]load.View{{Requests: 10, Tokens: 6876, Decode: 6876, Usage: 0.375}}, 16},
 		{"vllm with more ranks than configured and fewer", config.Engine{Connector: config.ConnectorVLLMNixl, Ranks: 3}, says("/metrics", vllmMetrics), 1,
 			[]load.View{{Requests: 5, Tokens: 2292, Decode: 2292, Usage: 0.25}, {Requests: 5, Tokens: 4584, Decode: 4584, Usage: 0.5}, {}}, 16},
-		{"sglang", config.Engine{Connector: config.ConnectorSGLang, Ranks: 2}, says(loadsPath, sglangLoads), 1,
+		{"sglang", config.Engine{Connector: config.ConnectorSGLang, Ranks: 2}, says("/v1/loads?include=core,disagg,queues,memory", sglangLoads), 1,
 			[]load.View{{Requests: 2, Tokens: 100, Queued: 30, Decode: 70, Usage: 0.5}, {Requests: 4, Tokens: 300, Decode: 300, Usage: 1}}, 0},
 		{"sglang without one of the sections", config.Engine{Connector: config.ConnectorSGLang}, func(path string) (int, string) {
-			if path == loadsPath {
+			if path == "/v1/loads?include=core,disagg,queues,memory" {
 				return 400, `{"detail":"Invalid include"}`
 			}
 			return says("/v1/loads?include=core", sglangLoads)(path)
@@ -244,7 +253,7 @@ func TestPoll(t *testing.T) {
 					}
 				}
 				if got := l.registry.Snapshot().Instance("e").BlockTokens(); got != tt.block {
-					t.Errorf("%d tokens per block, want %d", got, tt.block)
+					t.Errorf("got %d tokens per block, want %d", got, tt.block)
 				}
 				l.mu.Lock()
 				defer l.mu.Unlock()
@@ -276,7 +285,7 @@ func TestOwnIsNotForeign(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		if got := l.view("e", 0); got.Requests != 4 {
-			t.Errorf("%+v: all four are foreign", got)
+			t.Errorf("%+v: got no foreign requests, want four", got)
 		}
 	})
 }
@@ -304,7 +313,7 @@ func TestTrouble(t *testing.T) {
 				l.set(func() { l.load["e"] = say })
 				time.Sleep(3 * time.Second)
 				if got := l.view("e", 0).Requests; got <= 0 || got >= 10 {
-					t.Errorf("%d requests after three seconds", got)
+					t.Errorf("got %d requests after three seconds", got)
 				}
 				time.Sleep(10 * time.Second)
 				if got := l.view("e", 0); got != (load.View{}) {
@@ -331,7 +340,7 @@ func TestTrouble(t *testing.T) {
 func TestTransfers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		last := func(speed, millis float64) func(string) (int, string) {
-			return says(loadsPath, fmt.Sprintf(`{"loads":[{"dp_rank":0,"num_running_reqs":1,"memory":{"kv_cache_gb":4,"token_capacity":4096},
+			return says("/v1/loads?include=core,disagg,queues,memory", fmt.Sprintf(`{"loads":[{"dp_rank":0,"num_running_reqs":1,"memory":{"kv_cache_gb":4,"token_capacity":4096},
 				"disaggregation":{"mode":"prefill","kv_transfer_speed_gb_s":%g,"kv_transfer_latency_ms":%g}}]}`, speed, millis))
 		}
 		l := newLab(t, config.Engine{Name: "e", Connector: config.ConnectorSGLang})
@@ -345,24 +354,24 @@ func TestTransfers(t *testing.T) {
 		l.set(func() { l.load["e"] = last(10, 100) })
 		time.Sleep(time.Minute) // every poll reports the same transfer
 		if got := speed.PerToken(); got < 97 || got > 98 {
-			t.Errorf("%v µs a token, want 97.7", got)
+			t.Errorf("got %v µs a token, want 97.7", got)
 		}
 		l.set(func() { l.load["e"] = last(5, 200) }) // a transfer of the same size that took twice as long
 		time.Sleep(2 * time.Second)
 		if got := speed.PerToken(); got < 146 || got > 147 {
-			t.Errorf("%v µs a token, want the mean of 97.7 and 195.3", got)
+			t.Errorf("got %v µs a token, want the mean of 97.7 and 195.3", got)
 		}
 	})
 }
 
-// TestRest: the poller rarely asks an engine that knows none of the paths.
+// TestRest: the poller rarely polls an engine that has none of the paths.
 func TestRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, config.Engine{Name: "e", Connector: config.ConnectorSGLang})
 		l.load["e"] = says("", "")
 		l.start(t)
 		time.Sleep(5 * time.Minute)
-		for _, path := range []string{loadsPath, "/v1/loads?include=core", "/get_load", "/metrics"} {
+		for _, path := range []string{"/v1/loads?include=core,disagg,queues,memory", "/v1/loads?include=core", "/get_load", "/metrics"} {
 			if n := l.count("e" + path); n < 4 || n > 6 {
 				t.Errorf("%s got %d polls in five minutes", path, n)
 			}
@@ -402,7 +411,7 @@ func TestTimeout(t *testing.T) {
 		l.start(t)
 		time.Sleep(10 * time.Second)
 		if n := l.count("e/metrics"); n < 5 {
-			t.Errorf("%d polls", n)
+			t.Errorf("got %d polls", n)
 		}
 		if !strings.Contains(l.log.String(), "deadline") {
 			t.Errorf("log %q", l.log.String())
@@ -438,8 +447,7 @@ func TestInterval(t *testing.T) {
 	})
 }
 
-// TestComeAndGo: the poller asks engines from the time that they are ready until they
-// leave.
+// TestComeAndGo: the poller polls engines from the time that they are ready until they leave.
 func TestComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
@@ -464,6 +472,19 @@ func TestComeAndGo(t *testing.T) {
 			if after := l.count(name + "/metrics"); after != before {
 				t.Errorf("%s got %d polls after it had left", name, after-before)
 			}
+		}
+	})
+}
+
+// TestNoLoadRoutes: the poller does not call an engine whose connector has no load route.
+func TestNoLoadRoutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, config.Engine{Name: "e", Connector: "noloads"}, config.Engine{Name: "f", Connector: config.ConnectorNone})
+		l.set(func() { l.load["f"] = says("/metrics", vllmMetrics) })
+		l.start(t)
+		time.Sleep(5 * time.Second)
+		if n, other := l.count("e/metrics"), l.view("f", 0).Requests; n != 0 || other != 10 || l.log.String() != "" {
+			t.Errorf("got %d polls and %d requests on the other engine, want 0 and 10; log %q", n, other, l.log.String())
 		}
 	})
 }

@@ -66,7 +66,7 @@ vllm:cache_config_info{block_size="4",engine="0",kv_cache_size_tokens="1000",num
 		{"quotes, times, spaces, ends of line of another system",
 			"vllm:num_requests_running{model_name=\"a \\\"b\\\\\\\" } 9,engine=\\\"7\\\"\",engine=\"2\"} 4 1712345678\r\nvllm:num_requests_waiting{ engine=\"2\" , }\t1\r\n",
 			Answer{Ranks: []Rank{rank(2, load.Report{Running: 4, Waiting: 1, Queued: -1})}}},
-		{"what is no number", `vllm:num_requests_running{engine="0"} NaN
+		{"a text that is no number", `vllm:num_requests_running{engine="0"} NaN
 vllm:num_requests_running{engine="0"} +Inf
 vllm:num_requests_running{engine="0"} many
 vllm:num_requests_running{engine="0"
@@ -232,7 +232,7 @@ func TestSumAndShare(t *testing.T) {
 	}
 	ranks[0].Queued = -1
 	if got := sum(ranks).Queued; got != -1 {
-		t.Errorf("queued %d of two ranks of which one does not tell", got)
+		t.Errorf("got %d queued, with two ranks of which one does not report", got)
 	}
 	var total load.Report
 	for n := range 3 {

@@ -124,8 +124,8 @@ func TestOwnHost(t *testing.T) {
 	}
 }
 
-// The book logs a refused peer once, whatever the number of tries. The number of
-// peers that the book remembers is bounded.
+// The book logs a refused peer once, whatever the number of tries. The number of peers that the
+// book stores is bounded.
 func TestRefusedPeers(t *testing.T) {
 	b, out := newTestBook()
 	for n := range 3 * maxEngines {
@@ -152,7 +152,7 @@ func TestRestoredBook(t *testing.T) {
 	b, out := newTestBook()
 	b.restore(entries, now)
 	if got, want := b.engines(), first.engines(); !slices.Equal(got, want) || len(got) != 2 {
-		t.Errorf("%+v, want %+v", got, want)
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if b.register(message{text: bytesOf(t, oldD)}, now) || out.Len() > 0 {
 		t.Errorf("a repeated registration changed the book: %s", out)

@@ -138,8 +138,8 @@ func (r *Registrar) Close() error { return r.listener.Close() }
 
 // Run accepts registrations until ctx ends, and then closes the socket and every
 // connection. It calls found, from its own goroutine, with all engines whenever they
-// change. While another process accepts registrations, before this one's turn and after
-// Release, they are that process's engines.
+// change. Another process may accept the registrations: before this process has the lock,
+// and after Release. During these times found gets the engines of the other process.
 func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 	b := newBook(r.log, r.o.OwnHost)
 	var last []config.Engine

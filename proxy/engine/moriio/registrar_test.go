@@ -180,8 +180,8 @@ func TestForeignBytes(t *testing.T) {
 	}
 }
 
-// A successor knows the engines while its predecessor takes registrations. When
-// the predecessor leaves, the successor takes registrations on the same socket.
+// A successor has the list of engines while its predecessor accepts registrations. When the
+// predecessor leaves, the successor takes registrations on the same socket.
 func TestSuccessor(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
 	first, seenByFirst := start(t, Options{Registrations: registrations.New(dir, "zmq", log)})
@@ -214,7 +214,7 @@ func TestSuccessor(t *testing.T) {
 	if err := dealer(t, second).Send(moved); err != nil {
 		t.Fatal(err)
 	}
-	for _, lists := range []<-chan []config.Engine{seen, seenByFirst} { // the process that has left follows the list too
+	for _, lists := range []<-chan []config.Engine{seen, seenByFirst} { // the process that has left also reports the engines of the other process
 		if list := next(t, lists); len(list) != 2 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
 			t.Errorf("next(lists) = %+v", list)
 		}

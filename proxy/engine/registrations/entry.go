@@ -98,7 +98,7 @@ func decode(b []byte) (file, error) {
 		// Registrations may ask for at most 2^31 s.
 		const longest = int64(1<<31) * 1000
 		if e.size() > maxEntry || e.Born < 0 || e.Until < 0 || e.TTL < 0 || e.TTL > longest || (e.TTL == 0) != (e.Until == 0) {
-			return file{}, fmt.Errorf("read registrations: entry %d is none", n)
+			return file{}, fmt.Errorf("read registrations: entry %d is invalid", n)
 		}
 	}
 	return f, nil

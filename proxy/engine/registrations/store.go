@@ -1,6 +1,5 @@
-// Package registrations keeps the registrations that a process has received in a file,
-// so that the next process knows them at once: a successor, or a new process after a
-// crash.
+// Package registrations keeps the registrations that a process has received in a file, so that the
+// next process has them at its start: a successor, or a new process after a crash.
 //
 // In a directory one process at a time accepts registrations of a kind: the one that
 // holds the lock of the kind. It writes the file every second, and a last time when it
@@ -178,7 +177,7 @@ func (r *Store) note(err error) {
 		text = err.Error()
 	}
 	if text != r.lastProblem && err != nil {
-		r.log.Warn("registrations may not outlive this process, or are not known from the one before", "file", r.name, "error", err)
+		r.log.Warn("the registrations may be lost at the end of this process, or those of the last process are unknown", "file", r.name, "error", err)
 	}
 	r.lastProblem = text
 }

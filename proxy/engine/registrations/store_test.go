@@ -116,7 +116,7 @@ func TestTakeTurns(t *testing.T) {
 		cancel()
 		<-followed
 		if last != "c" {
-			t.Errorf("the first saw %q", last)
+			t.Errorf("the first process has the entries %q", last)
 		}
 		second.Release(nil)
 		if p.log.Len() > 0 {
@@ -253,7 +253,7 @@ func TestNoDirectory(t *testing.T) {
 	cancel()
 	r.Follow(ctx, nil)
 	if _, ok := r.Acquire(ctx, nil); ok {
-		t.Error("its time is over")
+		t.Error("the registration has expired")
 	}
 }
 
@@ -295,7 +295,7 @@ func TestLeft(t *testing.T) {
 		{10_000, math.MaxInt64, 10 * time.Second}, // the clock of the writer was ahead
 	} {
 		if got := (Entry{TTL: tt.ttl, Until: tt.until}).Left(now); got != tt.want {
-			t.Errorf("%d, %d: Left = %s, want %s", tt.ttl, tt.until, got, tt.want)
+			t.Errorf("got %d, %d: Left = %s, want %s", tt.ttl, tt.until, got, tt.want)
 		}
 	}
 }

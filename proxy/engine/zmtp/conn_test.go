@@ -169,7 +169,7 @@ func TestLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := c.Receive(0); !errors.Is(err, ErrLimit) {
-				t.Errorf("error %v", err)
+				t.Errorf("got error %v", err)
 			}
 		})
 	}

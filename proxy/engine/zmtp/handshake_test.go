@@ -40,7 +40,7 @@ func TestForeignPeers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			peer := &scripted{in: bytes.NewReader(unhex(t, tt.sends))}
 			if _, err := open(t.Context(), peer, "", options(Sub)); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("error %v, want %s", err, tt.want)
+				t.Errorf("got error %v, want %s", err, tt.want)
 			}
 			if !peer.closed {
 				t.Error("the connection is open")
@@ -90,7 +90,7 @@ func TestPassword(t *testing.T) {
 			peer := &scripted{in: bytes.NewReader(unhex(t, tt.sends))}
 			_, err := Accept(t.Context(), peer, "hunter2", options(Router))
 			if (err == nil) != tt.in || tt.want != nil && !errors.Is(err, tt.want) || peer.closed == tt.in {
-				t.Errorf("error %v, closed %v", err, peer.closed)
+				t.Errorf("got error %v, closed %v", err, peer.closed)
 			}
 			if sent := peer.out.Bytes()[greetingLen:]; tt.sent != "" && !bytes.Equal(sent, unhex(t, tt.sent)) {
 				t.Errorf("sent %q", sent)

@@ -73,7 +73,7 @@ func TestTakeOverOwn(t *testing.T) {
 		t.Errorf("an entry that the other table does not know was lost: %+v", turn)
 	}
 	if n := to.find(uint64(first.Chain[len(first.Chain)-1]), false); to.entries[n].list != live || to.entries[n].prefill != at(1) || to.entries[n].branches != MostBranches {
-		t.Errorf("not the other's: %+v", to.entries[n])
+		t.Errorf("got %+v, want the entry of the other table", to.entries[n])
 	}
 	checkIndexes(t, to)
 }

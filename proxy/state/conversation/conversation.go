@@ -309,8 +309,8 @@ func (t *Table) longest(q Query) uint32 {
 	return n
 }
 
-// endAfter finds the longest remembered prompt that ends behind so many of the
-// prompt's blocks and before the next one. It returns the ends before that block.
+// endAfter finds the longest remembered prompt that ends after the given number of the
+// prompt's blocks and before the next block ends. It returns the ends before that block.
 func (t *Table) endAfter(q *Query, blocks int, ends []End) (n uint32, rest []End) {
 	for len(ends) > 0 && int(ends[len(ends)-1].Blocks) > blocks {
 		ends = ends[:len(ends)-1]

@@ -51,7 +51,7 @@ func TestTurnsByPrompt(t *testing.T) {
 		t.Errorf("third turn %+v", c)
 	}
 	if table.Len() != 1 {
-		t.Errorf("%d conversations", table.Len())
+		t.Errorf("got %d conversations", table.Len())
 	}
 }
 
@@ -81,7 +81,7 @@ func TestWhatNamesNothing(t *testing.T) {
 			serve(table, prompt(tt.earlier), at(1), at(2))
 			got := table.Look(tt.query)
 			if got.Number != tt.number || got.Prefill != (Target{}) || got.Decode != (Target{}) || got.LastUse != 0 {
-				t.Errorf("%+v, want turn %d without a home", got, tt.number)
+				t.Errorf("got %+v, want turn %d without a home", got, tt.number)
 			}
 		})
 	}
@@ -100,7 +100,7 @@ func TestPromptOfAnyLength(t *testing.T) {
 				want = 1
 			}
 			if got := table.Look(prompt(text[:(n+more)*blockBytes])); got.Number != want {
-				t.Errorf("%d blocks and %d more: turn %d, want %d", n, more, got.Number, want)
+				t.Errorf("%d blocks and %d more: got turn %d, want %d", n, more, got.Number, want)
 			}
 		}
 	}
@@ -113,7 +113,7 @@ func TestTheLongestPromptCounts(t *testing.T) {
 	branch := table.Look(Query{Chain: chain(deep), First: true})
 	table.Record(branch, at(3), at(3), epoch)
 	if got := table.Look(prompt(deep + " Paris. And of Spain?")); got.Key != branch.Key || got.Number != 2 || got.Prefill != at(3) {
-		t.Errorf("%+v, want turn 2 of %x", got, branch.Key)
+		t.Errorf("got %+v, want turn 2 of %x", got, branch.Key)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestLeastRecentlyUsed(t *testing.T) {
 		}
 	}
 	if table.Len() != 3 {
-		t.Errorf("%d conversations", table.Len())
+		t.Errorf("got %d conversations", table.Len())
 	}
 }
 
@@ -340,6 +340,6 @@ func TestNothingIsAllocated(t *testing.T) {
 	}
 	round()
 	if n := testing.AllocsPerRun(5, round); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations", n)
 	}
 }

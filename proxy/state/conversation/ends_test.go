@@ -47,7 +47,7 @@ func TestTurnsThatAddLittle(t *testing.T) {
 			}
 		}
 		if len(keys) != conversations || table.Len() != conversations {
-			t.Errorf("%d keys, %d conversations in the table, want %d", len(keys), table.Len(), conversations)
+			t.Errorf("%d keys: got %d conversations in the table, want %d", len(keys), table.Len(), conversations)
 		}
 		checkIndexes(t, table)
 	}
@@ -59,7 +59,7 @@ func TestEndsThatNameNothing(t *testing.T) {
 	first := system + "What is the capital of France?"
 	for name, text := range map[string]string{
 		"another last word":        system + "What is the capital of Spain?",
-		"its last word goes on":    first + "! And of Spain?",
+		"its last word is longer":  first + "! And of Spain?",
 		"less than it":             system + "What is the capital of",
 		"another beginning":        "x" + first + " Paris.",
 		"the same blocks, shorter": system + "What is the capital of Fran",
@@ -84,7 +84,7 @@ func TestEndsOfAPart(t *testing.T) {
 			serve(table, exact(first[:len(first)-1]+string(rune('a'+i)), 0), at(3), at(4))
 		}
 		if got := table.Look(exact(later, len(chain(later))-4)); got.Number != want {
-			t.Errorf("%d others: %+v, want turn %d", others, got, want)
+			t.Errorf("got %d others: %+v, want turn %d", others, got, want)
 		}
 		if got := table.Look(exact(later, 0)); got.Number != 2 || got.Prefill != at(1) {
 			t.Errorf("%d others, all ends: %+v", others, got)

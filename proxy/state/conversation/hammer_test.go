@@ -41,7 +41,7 @@ func TestHammer(t *testing.T) {
 					t.Error(err)
 				}
 				if n := table.Len(); n > 50 {
-					t.Errorf("%d conversations", n)
+					t.Errorf("got %d conversations", n)
 				}
 			}
 		})

@@ -84,7 +84,8 @@ func (x *index) sub(hash uint64) {
 	}
 }
 
-// clear empties a cell and moves up the numbers that could not be found behind the gap.
+// clear empties a cell. find stops at an empty cell, so clear moves later numbers into
+// the gap if find could not reach them any more.
 func (x *index) clear(gap uint64) {
 	mask := uint64(len(x.cells) - 1)
 	for i := x.step(gap); x.cells[i] != 0; i = x.step(i) {

@@ -14,7 +14,7 @@ const (
 	BytesPerValue = 128
 )
 
-// ErrValueSize says that a value is longer than MostValue.
+// ErrValueSize reports that a value is longer than MostValue.
 var ErrValueSize = errors.New("conversation: value of more than 64 bytes")
 
 // values has the values that policies store, by any key.

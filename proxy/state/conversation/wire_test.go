@@ -35,7 +35,7 @@ func TestTurnsTravel(t *testing.T) {
 		}
 		for n := len("before"); n < len(b); n++ {
 			if r := wire.Read(b[len("before"):n]); ReadTurn(&r) != (Turn{}) || !r.Failed() {
-				t.Errorf("a part of a turn reads as one")
+				t.Errorf("a part of a turn decodes as a turn")
 			}
 		}
 	}

@@ -1,6 +1,6 @@
-// Package disaggid issues the numbers that disagg ids are made of, and knows which ids are
-// in flight. An issuer (Ranges) splits reserved blocks into ranges, each for one Source,
-// which counts through it. The package does no I/O and is safe for concurrent use.
+// Package disaggid issues the numbers that disagg ids are made of, and records which ids are in
+// flight. An issuer (Ranges) splits reserved blocks into ranges, each for one Source, which counts
+// through it. The package does no I/O and is safe for concurrent use.
 package disaggid
 
 import "github.com/pdproxy/pdproxy/abi"

@@ -137,7 +137,7 @@ func TestNextHammer(t *testing.T) {
 	}
 	wg.Wait()
 	if len(seen) != 8*each {
-		t.Errorf("%d different ids, want %d", len(seen), 8*each)
+		t.Errorf("got %d different ids, want %d", len(seen), 8*each)
 	}
 }
 
@@ -160,7 +160,7 @@ func TestLive(t *testing.T) {
 	}
 	l.Drop(8)
 	if l.Len() != 1 {
-		t.Errorf("%d ids, want 1", l.Len())
+		t.Errorf("got %d ids, want 1", l.Len())
 	}
 }
 

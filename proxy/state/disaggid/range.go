@@ -60,7 +60,7 @@ func (r Range) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(b, uint64(r.Until))
 }
 
-// readRange reads what append wrote.
+// readRange reads the output of append.
 func readRange(b []byte) Range {
 	return Range{
 		Node: b[0], Worker: b[1],
@@ -76,7 +76,7 @@ type Holder uint64
 // Ask is a Source's request for its next range.
 type Ask struct {
 	Holder Holder
-	Taken  uint32 // number of ranges that it has been given
+	Taken  uint32 // number of ranges that the coordinator has granted to it
 }
 
 // Sizes of the encodings, which are little-endian. An Ask is holder and taken; a row of a

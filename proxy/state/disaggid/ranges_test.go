@@ -60,7 +60,7 @@ func TestSourceUsesItsRangesUp(t *testing.T) {
 	s.Extend(b)
 	s.Extend(a)
 	if got := len(drain(s)); got != 2048 {
-		t.Errorf("%d ids of both ranges, want 2048", got)
+		t.Errorf("got %d ids of both ranges, want 2048", got)
 	}
 	s.Extend(a)
 	s.Extend(b)
@@ -167,7 +167,7 @@ func TestGrantsForgetTheOldest(t *testing.T) {
 	}
 	table := g.AppendTable(nil)
 	if len(table) != maxRows*rowSize {
-		t.Errorf("%d bytes", len(table))
+		t.Errorf("got %d bytes", len(table))
 	}
 	if _, there, _ := FindRange(table, 0); there {
 		t.Error("the first is there")
@@ -202,7 +202,7 @@ func TestTwoIssuersInTurn(t *testing.T) {
 	}
 	slices.Sort(ids)
 	if n := len(slices.Compact(ids)); n != 20*1024 {
-		t.Errorf("%d different ids", n)
+		t.Errorf("got %d different ids", n)
 	}
 }
 

@@ -45,18 +45,18 @@ type Observation struct {
 	Prompt    int // tokens
 	Predicted int // number of these blocks that the target held according to the index when the target was chosen
 	Reported  int // number of these blocks that were cached according to the engine
-	// Held is how many tokens the target holds by its events alone, looked up after the
-	// answer. Blocks that the proxy expects there because it sent them do not count: they
-	// have the proxy's own ids, and prove nothing about the engine's. Because the lookup
-	// is late, events that are only delayed by a burst of equal prompts do not count as
-	// missing. It has no meaning unless Exact.
+	// Held is the number of tokens that the target holds according to its events alone. The proxy
+	// looks it up after the answer. Blocks that the proxy only expects, because it sent their
+	// prompt, do not count: they have the proxy's own ids, and prove nothing about the engine's
+	// ids. Because the lookup is late, events that a burst of equal prompts delays do not count as
+	// missing. Held has no meaning unless Exact is set.
 	Held  int
 	Block int // tokens a block; 0: not known
 }
 
-// slack is the allowed difference between prediction and report. Engines always compute
-// the last token of a prompt, and with it its block; and blocks come and go between the
-// choice and prefill.
+// slack is the allowed difference between prediction and report. Engines always compute the last
+// token of a prompt, and with it the token's block. Also, blocks can be added and evicted between
+// the choice and prefill.
 func (o *Observation) slack() int {
 	block := o.Block
 	if block <= 0 {

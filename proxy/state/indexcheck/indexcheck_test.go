@@ -160,7 +160,7 @@ func TestHeldIsLookedUpWhereItMatters(t *testing.T) {
 		t.Error("512 cached tokens are explained by nothing")
 	}
 	if o.Reported = 64; o.Surplus() {
-		t.Error("four blocks are worth a look")
+		t.Error("four blocks are enough for a verdict")
 	}
 }
 

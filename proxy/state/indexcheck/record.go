@@ -7,7 +7,7 @@ const (
 	cold  class = iota // nothing: too little was cached
 	agree              // index and engine agree about the cached tokens
 	over               // more was predicted
-	under              // more was reported than events tell of
+	under              // the engine reported more than its events account for
 )
 
 // entry is one observation in the window.
@@ -83,10 +83,9 @@ func (r *record) observe(o *Observation) (v Verdict, changed bool) {
 	}
 	before := r.verdict
 	if before.Reason != Agrees && next.Reason != Agrees && (next.Rank == before.Rank || r.since < window) {
-		// The trouble was already reported. At the begin and the end of a trouble its
-		// observations look like those of another trouble. So the name stays until the
-		// trouble is over, or until a whole window shows that it affects more or fewer
-		// ranks.
+		// The trouble was already reported. At its start and its end, the observations of one
+		// trouble look like those of another trouble. So the name stays until the trouble is over,
+		// or until a whole window shows that it affects more or fewer ranks.
 		next.Reason, next.Rank = before.Reason, before.Rank
 	}
 	r.verdict = next
@@ -137,15 +136,15 @@ func (r *record) othersAgree(rank int) bool {
 // counts sums up the informative entries of a window.
 type counts struct {
 	sums
-	late                sums // of the latest of them
+	late                sums // of the latest entries
 	predicted, reported int
 }
 
 type sums struct {
 	agree, over, under int
 	underBlind         int // number of observations in under for which no event reported a block of the prompt
-	underFresh         int // of under, with events since the one before
-	overGuess          int // of over, without events, and nothing was cached
+	underFresh         int // number in under with events since the previous observation
+	overGuess          int // number in over without events for the rank, of which the engine reported no cached token
 }
 
 // count sums up a window.

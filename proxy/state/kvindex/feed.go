@@ -180,7 +180,7 @@ func (f *Feed) drop(b *batch, engine, value, flags uint64) {
 	}
 }
 
-// known adds blocks that the feed already knows to another tier.
+// known adds blocks of the feed to another tier.
 func (f *Feed) known(e *Stored) {
 	if e.BlockTokens > 0 && e.BlockTokens != f.BlockTokens() {
 		f.tg.count(countIgnored, len(e.Hashes))

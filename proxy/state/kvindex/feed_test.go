@@ -198,7 +198,7 @@ func TestFeedEvents(t *testing.T) {
 		{"a chain", func(f *Feed) { f.Stored(first); f.Stored(next) }, Match{GPU: 4}, Counts{Stored: 4}},
 		{"told twice", func(f *Feed) { f.Stored(first); f.Stored(first) }, Match{GPU: 2}, Counts{Stored: 2}},
 		{"late join", func(f *Feed) { f.Stored(next) }, Match{}, Counts{Orphans: 2}},
-		{"late join, parent told later", func(f *Feed) { f.Stored(next); f.Stored(first); f.Stored(next) },
+		{"late join, parent stored later", func(f *Feed) { f.Stored(next); f.Stored(first); f.Stored(next) },
 			Match{GPU: 4}, Counts{Orphans: 2, Stored: 4}},
 		{"two tiers", func(f *Feed) {
 			f.Stored(first)
@@ -249,7 +249,7 @@ func TestFeedEvents(t *testing.T) {
 			f.Stored(first)
 			f.Stored(&Stored{Hashes: []uint64{11}, BlockTokens: 8, Tier: Disk})
 		}, Match{GPU: 2}, Counts{Stored: 2, Ignored: 1}},
-		{"removed, then told again", func(f *Feed) {
+		{"removed, then stored again", func(f *Feed) {
 			f.Stored(first)
 			f.Removed(GPU, []uint64{11, 12})
 			f.Stored(first)
@@ -322,7 +322,7 @@ func TestFeedOfDroppedTarget(t *testing.T) {
 		t.Errorf("the new target holds %d blocks of the old one's feed", n)
 	}
 	if c := x.Stats().Counts; c.Stored != 1 {
-		t.Errorf("%d blocks counted, want the old target's", c.Stored)
+		t.Errorf("got %d blocks counted, want the old target's", c.Stored)
 	}
 }
 

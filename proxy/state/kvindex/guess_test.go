@@ -135,7 +135,7 @@ func TestExpect(t *testing.T) {
 			x.Add()
 			tt.tale(x)
 			if got := held(x, chain); got != tt.want {
-				t.Errorf("%d blocks held, want %d", got, tt.want)
+				t.Errorf("got %d blocks held, want %d", got, tt.want)
 			}
 			if got := x.Counts(0); got != tt.count {
 				t.Errorf("counts %+v, want %+v", got, tt.count)
@@ -252,14 +252,14 @@ func TestBound(t *testing.T) {
 		x.Expect(b, prompts[1][:20], at(0))
 		x.Store(b, GPU, prompts[2])
 		if n := x.Held(a) + x.Held(b); n != 100 {
-			t.Errorf("%d blocks held, want 100", n)
+			t.Errorf("got %d blocks held, want 100", n)
 		}
 		x.Store(b, GPU, prompts[3][:1])
 		if got := x.Counts(a).Evicted; got == 0 || x.Counts(b).Evicted != 0 {
 			t.Errorf("evicted: %d of the target with most guesses, %d of the other", got, x.Counts(b).Evicted)
 		}
 		if got, want := held(x, prompts[0]), 40-int(x.Counts(a).Evicted); got != want {
-			t.Errorf("%d blocks of the beginning of the prompt remain, want %d", got, want)
+			t.Errorf("got %d remaining blocks of the beginning of the prompt, want %d", got, want)
 		}
 	})
 	t.Run("blocks of targets that left make way", func(t *testing.T) {
@@ -270,7 +270,7 @@ func TestBound(t *testing.T) {
 		x.Drop(a)
 		x.Store(b, GPU, prompts[2])
 		if n := x.Held(b); n != 80 || x.Counts(b).Refused != 0 {
-			t.Errorf("%d blocks held, %d refused, want 80 and 0", n, x.Counts(b).Refused)
+			t.Errorf("got %d blocks held, %d refused, want 80 and 0", n, x.Counts(b).Refused)
 		}
 	})
 	t.Run("a feed's chain ends where room does", func(t *testing.T) {
@@ -301,7 +301,7 @@ func TestMemoryComesBack(t *testing.T) {
 	x.Store(x.Add(), GPU, blocks)
 	s := x.Stats()
 	if s.Blocks != len(blocks) || s.Entries != len(blocks) {
-		t.Errorf("%d blocks and %d pairs, want %d", s.Blocks, s.Entries, len(blocks))
+		t.Errorf("got %d blocks and %d pairs, want %d of each", s.Blocks, s.Entries, len(blocks))
 	}
 	if perPair := float64(s.Bytes-empty) / float64(len(blocks)); perPair < 9 || perPair > 14 {
 		t.Errorf("%.1f bytes a pair", perPair)
@@ -342,7 +342,7 @@ func TestHashMapIsAMap(t *testing.T) {
 		}
 	}
 	if m.n != len(want) {
-		t.Errorf("%d keys, want %d", m.n, len(want))
+		t.Errorf("got %d keys, want %d", m.n, len(want))
 	}
 	for _, key := range slices.Backward(keys) {
 		m.remove(key)

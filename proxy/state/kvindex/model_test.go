@@ -146,7 +146,7 @@ func TestIndexIsItsModel(t *testing.T) {
 				}
 			}
 			if got := x.Stats().Entries; got != m.entries() {
-				t.Errorf("%d entries, want %d", got, m.entries())
+				t.Errorf("got %d entries, want %d", got, m.entries())
 			}
 			for id := range m.held {
 				if got := x.Held(Target(id)); got != len(m.held[id]) {

@@ -19,6 +19,6 @@ func TestMatchDuringRestart(t *testing.T) {
 	x.Clear(restarts)
 	x.endWalk(w, len(blocks))
 	if want := []Match{{GPU: 3}, {}}; !slices.Equal(out, want) {
-		t.Errorf("%+v, want %+v", out, want)
+		t.Errorf("got %+v, want %+v", out, want)
 	}
 }

@@ -31,7 +31,7 @@ func TestTranslate(t *testing.T) {
 		want    []Hash
 	}{
 		{"one", []Target{a}, engine, ours[:3]},
-		{"one goes on where the other ends", []Target{empty, b, a}, engine, ours[:6]},
+		{"one continues where the other ends", []Target{empty, b, a}, engine, ours[:6]},
 		{"the beginning is not known", []Target{b}, engine, nil},
 		{"a gap", []Target{a}, []uint64{11, 99, 12}, ours[:1]},
 		{"no hashes", []Target{a}, nil, nil},

@@ -16,13 +16,13 @@ func TestVouched(t *testing.T) {
 	x.Expect(a, chain, time.Unix(1, 0))
 	x.Expect(b, chain, time.Unix(1, 0))
 	if got := x.Vouched(a, chain); got != 3 {
-		t.Errorf("%d blocks, want 3: the fourth is only expected", got)
+		t.Errorf("got %d blocks, want 3: the fourth is only expected", got)
 	}
 	if got := x.Vouched(b, chain); got != 0 {
-		t.Errorf("%d blocks of a target without events", got)
+		t.Errorf("got %d blocks of a target without events", got)
 	}
 	if got := x.Vouched(a, chain[4:]); got != 2 {
-		t.Errorf("%d blocks, want all 2", got)
+		t.Errorf("got %d blocks, want all 2", got)
 	}
 	before := x.Stats().Entries
 	x.Clear(a)

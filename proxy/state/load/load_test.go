@@ -112,7 +112,7 @@ func TestNothingAllocates(t *testing.T) {
 		p.Drop()
 		q.Drop()
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations", n)
 	}
 }
 

@@ -19,10 +19,10 @@ func TestRecent(t *testing.T) {
 	tokens, requests, _ := c.Recent(later)
 	e := math.Exp(-1)
 	if want := 1500 * e * e; math.Abs(float64(tokens)-want) > 1e-3 {
-		t.Errorf("%v tokens, want %v", tokens, want)
+		t.Errorf("got %v tokens, want %v", tokens, want)
 	}
 	if want := 2*e*e + e; math.Abs(float64(requests)-want) > 1e-5 {
-		t.Errorf("%v requests, want %v", requests, want)
+		t.Errorf("got %v requests, want %v", requests, want)
 	}
 	if tokens, _, _ := c.Recent(now.Add(-time.Hour)); tokens > 600 {
 		t.Errorf("Recent with a clock that was set back: %v tokens", tokens)

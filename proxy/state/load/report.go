@@ -67,7 +67,7 @@ func (c *Counter) Report(r Report, m Mark) {
 	case n.requests == 0:
 	case r.Tokens > 0:
 		n.tokens = int64(float64(r.Tokens) * float64(n.requests) / float64(total))
-	case now.requests > 0: // as large as ours
+	case now.requests > 0: // as large as this proxy's load
 		n.tokens = now.tokens / int64(now.requests) * int64(n.requests)
 	}
 	if r.Queued >= 0 {

@@ -15,7 +15,7 @@ func TestReport(t *testing.T) {
 	}
 	tests := []struct {
 		name        string
-		then, since hold // load at the begin of the poll, and additional load at the answer
+		then, since hold // load at the start of the poll, and additional load at the answer
 		report      Report
 		after       hold // load at a later time
 		want        View
@@ -46,7 +46,7 @@ func TestReport(t *testing.T) {
 			want: View{Requests: 8, Tokens: 350, Decode: 350},
 		},
 		{
-			name: "tokens unknown: as large as ours", then: hold{streams: 2, tokens: 100}, report: Report{Running: 3, Queued: -1},
+			name: "tokens unknown: as large as this proxy's load", then: hold{streams: 2, tokens: 100}, report: Report{Running: 3, Queued: -1},
 			want: View{Requests: 3, Tokens: 300, Decode: 300},
 		},
 		{

@@ -100,7 +100,7 @@ func TestSpeed(t *testing.T) {
 			s.Measure(1000, 200*time.Millisecond)
 		}
 		if !near(s.PerToken(), 200, 0.01) {
-			t.Errorf("%v, want 200", s.PerToken())
+			t.Errorf("got %v, want 200", s.PerToken())
 		}
 	})
 	t.Run("faster for good", func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestSpeed(t *testing.T) {
 			s.Measure(1000, 20*time.Millisecond)
 		}
 		if !near(s.PerToken(), 20, 0.01) {
-			t.Errorf("%v, want 20", s.PerToken())
+			t.Errorf("got %v, want 20", s.PerToken())
 		}
 	})
 }

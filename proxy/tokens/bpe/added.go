@@ -1,7 +1,8 @@
 package bpe
 
-// added is a set of tokens that are matched in a text before anything else: the
-// leftmost match, and of several the longest. The zero value matches nothing.
+// added is a set of tokens that are matched in a text before anything else. The leftmost
+// match counts; if several begin there, the longest one counts. The zero value matches
+// nothing.
 type added struct {
 	nodes []node // a trie of bytes; nodes[0] is its root
 }

@@ -250,7 +250,7 @@ func (t *Tokenizer) readAdded(f *file) error {
 func (t *Tokenizer) readPreTokenizer(f *file) error {
 	p := f.PreTokenizer
 	if p == nil {
-		return errors.New("there is none: not byte-level")
+		return errors.New("is missing: not byte-level")
 	}
 	steps := []component{*p}
 	if p.Type == "Sequence" {
@@ -270,7 +270,7 @@ func (t *Tokenizer) readPreTokenizer(f *file) error {
 		}
 	}
 	if len(steps) == 0 {
-		return errors.New("there is none: not byte-level")
+		return errors.New("is missing: not byte-level")
 	}
 	return nil
 }

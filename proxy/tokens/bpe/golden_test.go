@@ -126,7 +126,7 @@ func TestTextsOfUncertainIDsAreRefused(t *testing.T) {
 		})
 	}
 	if ids, err := tk.Append(nil, "a\u034fb", true); err != nil || len(ids) == 0 {
-		t.Errorf("a grapheme joiner of the text's own: %v", err)
+		t.Errorf("a text with a grapheme joiner: got ids %v, error %v", ids, err)
 	}
 }
 
@@ -219,7 +219,7 @@ func FuzzParse(f *testing.F) {
 		tk, err := Parse(raw)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "read tokenizer: ") {
-				t.Errorf("error %q", err)
+				t.Errorf("got error %q", err)
 			}
 			return
 		}

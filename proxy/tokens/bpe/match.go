@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// pattern is a compiled pattern. It matches by backtracking, like the engine for which
-// these patterns are written: the order of alternatives decides which one wins.
+// pattern is a compiled pattern. It matches by backtracking, like the engine for which these
+// patterns are written: the first alternative that matches is taken.
 type pattern struct{ code []instruction }
 
 type op uint8
@@ -65,8 +65,8 @@ func (p *pattern) run(text string, at, i int) int {
 	}
 }
 
-// loop takes as many characters as possible, and gives back one at a time while the
-// rest does not match.
+// loop takes as many characters as possible, and gives back one character at a time while the rest
+// does not match.
 func (p *pattern) loop(text string, at, i int) int {
 	in := &p.code[at]
 	count := 0

@@ -1,5 +1,5 @@
-// Command guest is a proxy-wasm 0.2.1 guest and a policy in one, in plain Go
-// without an SDK. It uses the host as an ordinary Go module does.
+// Command guest is a proxy-wasm 0.2.1 guest and a policy in one, in plain Go without an SDK. It
+// calls the host in the same way as an ordinary Go module.
 package main
 
 import (
@@ -105,7 +105,7 @@ func requestBody(id, size, end uint32) uint32 {
 
 var keep [][]byte
 
-// onTick acts as the configuration says.
+// onTick does the action that the configuration names.
 //
 //go:wasmexport proxy_on_tick
 func onTick(root uint32) {

@@ -4,7 +4,7 @@ package main
 
 import "unsafe"
 
-// The parts that only 0.1.0 has.
+// These exports exist only in version 0.1.0.
 
 //go:wasmimport env proxy_get_configuration
 func proxyGetConfiguration(a0, a1 uint32) uint32

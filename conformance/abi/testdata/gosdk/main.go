@@ -1,5 +1,5 @@
-// Command gosdk is a plugin that uses the official Go SDK, as authors of Envoy
-// plugins write one. A request header selects its actions.
+// Command gosdk is a plugin that uses the official Go SDK, in the form in which authors of Envoy
+// plugins write theirs. A request header selects its actions.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command tetratelabs is a plugin for the SDK that was written for TinyGo, in
-// the form of its time: main registers it.
+// Command tetratelabs is a plugin for the SDK that was written for TinyGo, in the form of that SDK:
+// main registers it.
 package main
 
 import (

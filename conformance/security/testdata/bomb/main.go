@@ -1,5 +1,5 @@
-// Command bomb is a hostile filter: the request header x-bomb names the object
-// that it tries to make its host hold.
+// Command bomb is a hostile filter: the request header x-bomb names the object with which it tries
+// to fill the memory of its host.
 package main
 
 import "unsafe"

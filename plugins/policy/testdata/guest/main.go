@@ -82,7 +82,8 @@ func room(size uint32) *uint64 {
 	return &scratch[0]
 }
 
-// told returns the action of a hook, from the request's model or the configuration.
+// told returns the action that the request's model or the configuration selects for a
+// hook.
 func told(hook, model string) string {
 	if do, ok := strings.CutPrefix(model, "do:"); ok {
 		return do

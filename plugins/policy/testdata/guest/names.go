@@ -4,7 +4,7 @@ import "unsafe"
 
 var names = []byte("plan gate\nplace last\nplace first\n")
 
-// policies returns the list of names if the configuration asks for it.
+// policies returns the list of names if the configuration requests the list.
 //
 //go:wasmexport pdproxy_v1_policies
 func policies() uint64 {

@@ -1,0 +1,160 @@
+package epp
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"text/template"
+)
+
+// listener is one way to configure the filter of Envoy.
+type listener struct {
+	Name, Request, Response string
+	Port                    int
+	Open                    bool // failure_mode_allow
+}
+
+// world is Envoy in front of two decode engines with sidecars, and two prefill engines. A
+// picker chooses the engines.
+type world struct {
+	listeners map[string]*listener
+	config    string // of the picker
+	admin     string // URL of the picker's admin address
+	sidecars  []string
+	picker    *process
+	engines   map[string]*process
+}
+
+// newWorld starts all processes and waits until each of them serves. keys are lines of the
+// picker's configuration that come before its tables.
+func newWorld(t *testing.T, keys string) *world {
+	w := &world{engines: make(map[string]*process), listeners: map[string]*listener{
+		"closed":        {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED"},
+		"open":          {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED", Open: true},
+		"open-buffered": {Request: "BUFFERED", Response: "NONE", Open: true},
+		"buffered":      {Request: "BUFFERED", Response: "BUFFERED"},
+		"streamed":      {Request: "BUFFERED", Response: "STREAMED"},
+		"blind":         {Request: "FULL_DUPLEX_STREAMED", Response: "NONE"},
+	}}
+	prefill, picked := "", ""
+	for _, name := range []string{"p0", "p1"} {
+		addr := w.engine(t, name, "prefill")
+		prefill += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nrole = \"prefill\"\nconnector = \"vllm-nixl\"\n", name, addr)
+	}
+	var ports []int
+	for i, name := range []string{"d0", "d1"} {
+		addr, side, admin := w.engine(t, name, "decode"), free(t), free(t)
+		run(t, "sidecar-"+name, fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nfleet.node_id = %d\n[sidecar]\nlocal = \"http://%s\"\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n%s",
+			side, admin, i+1, addr, prefill))
+		until(t, "sidecar of "+name, func() bool { status, _ := get("http://" + side + "/health"); return status == 200 })
+		w.sidecars = append(w.sidecars, "http://"+admin)
+		ports = append(ports, portOf(side))
+		picked += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nendpoint = %q\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n", name, addr, side)
+	}
+	epp, admin := free(t), free(t)
+	w.admin = "http://" + admin
+	w.config = fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nserver.expose_placement = true\n%s\n[epp]\nlisten = %q\n%s%s", free(t), admin, keys, epp, prefill, picked)
+	w.startPicker(t)
+	w.startEnvoy(t, portOf(epp), ports)
+	return w
+}
+
+// engine starts a simulated engine.
+func (w *world) engine(t *testing.T, name, role string) (addr string) {
+	addr = free(t)
+	w.engines[name] = start(t, name, pdproxy(t), "sim", "--connector", "vllm-nixl", "--role", role, "--listen", addr, "--name", name, "--kv-blocks", "200000")
+	until(t, name, func() bool { status, _ := get("http://" + addr + "/health"); return status == 200 })
+	return addr
+}
+
+// startPicker starts the picker, again after killPicker.
+func (w *world) startPicker(t *testing.T) {
+	t.Helper()
+	w.picker = run(t, "picker", w.config)
+	until(t, "picker", func() bool { status, _ := get(w.admin + "/readyz"); return status == 200 })
+}
+
+func (w *world) killPicker(t *testing.T) { w.picker.stop(t, syscall.SIGKILL) }
+
+func (w *world) startEnvoy(t *testing.T, picker int, engines []int) {
+	t.Helper()
+	text, err := template.ParseFiles("envoy.yaml.in")
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, list := free(t), []*listener{}
+	for name, l := range w.listeners {
+		l.Name, l.Port = name, portOf(free(t))
+		list = append(list, l)
+	}
+	path := filepath.Join(t.TempDir(), "envoy.yaml")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := text.Execute(f, map[string]any{"Admin": portOf(admin), "Listeners": list, "Picker": picker, "Engines": engines}); err != nil {
+		t.Fatal(err)
+	}
+	level := "warning"
+	if l := os.Getenv("ENVOY_LOG"); l != "" {
+		level = l
+	}
+	start(t, "envoy", envoyPath(t), "-c", path, "--disable-hot-restart", "--concurrency", "2", "-l", level)
+	until(t, "envoy", func() bool { status, _ := get("http://" + admin + "/ready"); return status == 200 })
+}
+
+func portOf(addr string) int {
+	_, port, _ := net.SplitHostPort(addr)
+	n, _ := strconv.Atoi(port)
+	return n
+}
+
+// url returns the URL of a listener of Envoy.
+func (w *world) url(listener string) string {
+	return "http://127.0.0.1:" + strconv.Itoa(w.listeners[listener].Port)
+}
+
+// metric returns the sum of a metric of the picker over the lines that contain all labels.
+func (w *world) metric(t *testing.T, name string, labels ...string) (sum float64) {
+	t.Helper()
+	status, text := get(w.admin + "/metrics")
+	if status != 200 {
+		t.Fatalf("metrics: %d %s", status, text)
+	}
+lines:
+	for _, m := range regexp.MustCompile(`(?m)^`+name+`(\{[^}]*\})? (\S+)$`).FindAllStringSubmatch(text, -1) {
+		for _, label := range labels {
+			if !strings.Contains(m[1], label) {
+				continue lines
+			}
+		}
+		n, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += n
+	}
+	return sum
+}
+
+// idle waits until no request runs and no lease is left, in the picker and in the sidecars.
+func (w *world) idle(t *testing.T) {
+	t.Helper()
+	until(t, "the picker is idle", func() bool {
+		_, running := get(w.admin + "/v1/exchanges")
+		return w.metric(t, "pdproxy_leases_open") == 0 && w.metric(t, "pdproxy_engine_load") == 0 && !strings.Contains(running, "request_id")
+	})
+	for _, admin := range w.sidecars {
+		until(t, "the sidecar is idle", func() bool {
+			_, text := get(admin + "/metrics")
+			return strings.Contains(text, "\npdproxy_leases_open 0\n")
+		})
+	}
+}

@@ -1,0 +1,325 @@
+package attempt
+
+import (
+	"cmp"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// Gateway is another program that sends the request to the engines itself, and shows this
+// process the answer. The goroutine of the exchange calls the methods, in this order.
+type Gateway interface {
+	// Within returns the instances that a placement may use.
+	Within() coordinator.Within
+	// Forward tells the gateway where the request goes. f is valid until Forward returns.
+	// After an error the gateway may have sent the request.
+	Forward(f *Forwarding) error
+	// Head waits for the head of the answer. The caller then begins the client's answer,
+	// and the gateway passes its header lines on.
+	Head() (GatewayHead, error)
+	// Next returns the next bytes of the answer's body, which are valid until the next
+	// call, and io.EOF after the last ones. The client gets them before Next returns.
+	Next() ([]byte, error)
+}
+
+// Forwarding is what the gateway sends.
+type Forwarding struct {
+	Decode   engine.Target   // gets the request
+	Prefill  engine.Target   // computes the prompt for Decode; zero: no other engine does
+	Encoders []engine.Target // encode the request's images and sounds
+	Spare    []engine.Target // engines that could take the place of Decode, best first
+	Path     string          // on Decode
+	Header   []upstream.Field
+	Body     []byte
+}
+
+// GatewayHead is the head of an answer that the gateway shows.
+type GatewayHead struct {
+	Status int
+	Events bool // the body is a stream of events
+	// Other: another engine than Forwarding.Decode has answered.
+	Other bool
+	// Hidden: the gateway does not show the body.
+	Hidden bool
+}
+
+// mostObserved limits the part of an answer that is kept to read the usage, in bytes. Streams
+// of events are not kept.
+const mostObserved = 1 << 20
+
+// Observe carries out the placement p by a gateway: the gateway sends the request, and Observe
+// reads the answer only for the records, the load and the health of the engine. The attempt has
+// ended when Observe returns, even after a panic. An error means that the gateway has not shown
+// the end of an answer; nothing may be retried then.
+func Observe(env *Env, p *coordinator.Placement, g Gateway) error {
+	a := bare(env, p)
+	defer a.endObserved()
+	spare := a.spare()
+	env.Journal.Placed(p, env.Ask.Request.PromptTokens)
+	f, err := a.forwarding(spare)
+	if err != nil {
+		return err
+	}
+	l := env.beginLeg(abi.Decode, p.Decode, 1, a.c.LegID)
+	if err := g.Forward(f); err != nil {
+		return a.legEnded(env.Context, l, err)
+	}
+	a.releaseRequest()
+	head, err := g.Head()
+	if err != nil {
+		return a.legEnded(env.Context, l, err)
+	}
+	env.Journal.LegAnswered(l.Leg, head.Status)
+	if head.Other {
+		env.Journal.Fallback("gateway", "other_endpoint")
+		p.Decode.ProbeSoon()
+	}
+	env.begin(head.Status)
+	o := observation{a: a, l: l, g: g, head: head}
+	if head.Hidden && o.ok() {
+		p.Lease.Answered(o.stream())
+		env.Journal.FirstByte(l.Leg)
+	}
+	return o.run()
+}
+
+func (a *attempt) endObserved() {
+	a.p.Lease.Release()
+	a.legBody.Free()
+	a.legBody = nil
+}
+
+// spare returns the other candidates for the phase of Decode, those with the fewest tokens
+// first.
+func (a *attempt) spare() []engine.Target {
+	n := a.env.Config.EPP.Fallbacks
+	if n == 0 {
+		return nil
+	}
+	type row struct {
+		engine.Target
+		tokens int64
+	}
+	role := abi.RoleDecode
+	if a.p.Flow == abi.FlowAggregated {
+		role = abi.RoleBoth
+	}
+	var rows []row
+	for i, c := range a.p.Facts.Candidates {
+		if t := a.p.Targets[i]; c.Roles&role == role && t.Instance != a.p.Decode.Instance && t.Instance != a.p.Prefill.Instance {
+			rows = append(rows, row{t, c.Tokens})
+		}
+	}
+	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(a.tokens, b.tokens) })
+	var list []engine.Target
+	for _, r := range rows {
+		if len(list) < n && !slices.ContainsFunc(list, func(t engine.Target) bool { return t.Instance == r.Instance }) {
+			list = append(list, r.Target)
+		}
+	}
+	return list
+}
+
+// forwarding returns the request as its engine gets it. With a prefill engine that is a
+// sidecar, which makes the two legs.
+func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
+	env := a.env
+	f := &Forwarding{Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.API.Path(), Header: env.Fields}
+	if a.encoderPool() != nil && len(a.conn.(connector.Encoder).Encode(&a.c)) > 0 {
+		f.Encoders = env.encoders(a.encoderPool(), a.p.Decode.Spec.Connector)
+	}
+	body, err := a.bodyBuffer()
+	if err != nil {
+		return nil, err
+	}
+	shaped, err := a.conn.Aggregated(&a.c, body)
+	if err != nil {
+		return nil, err
+	}
+	if f.Body = shaped.Body; !shaped.Alias {
+		a.legBody.Set(shaped.Body)
+	}
+	if a.p.Prefill.IsZero() && a.p.Decode.Spec.Endpoint == "" {
+		f.Path = a.p.Decode.Prefix + shaped.Path
+	}
+	defer func() { env.Fields = f.Header }() // Reset clears them
+	for _, h := range shaped.Header {
+		if !strings.EqualFold(h.Name, "X-Request-Id") { // the gateway's own stays
+			f.Header = append(f.Header, h)
+		}
+	}
+	if key := a.p.Decode.APIKey; key != "" {
+		f.Header = append(downstream.Without(f.Header, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + key})
+	}
+	return f, nil
+}
+
+// observation is an answer that passes through the gateway.
+type observation struct {
+	a    *attempt
+	l    *leg
+	g    Gateway
+	head GatewayHead
+
+	events openai.EventScanner
+	last   time.Time // of the last read after the first event; zero: no event has come
+	body   []byte    // of an answer that is no stream
+	lost   bool      // body was too large to keep
+}
+
+// run reads the answer to its end.
+func (o *observation) run() error {
+	for {
+		chunk, err := o.g.Next()
+		if len(chunk) > 0 {
+			o.read(chunk)
+		}
+		switch {
+		case err == nil:
+		case err == io.EOF, o.events.Done && !o.events.MidEvent():
+			o.ended()
+			return nil
+		default: // the client has left, or the engine; the gateway does not say who
+			o.l.target.ProbeSoon()
+			return o.a.legEnded(o.a.env.Context, o.l, err)
+		}
+	}
+}
+
+// ok reports whether the engine has answered the request.
+func (o *observation) ok() bool { return o.head.Status/100 == 2 }
+
+// stream reports whether the answer is a stream of events.
+func (o *observation) stream() bool { return o.ok() && o.head.Events && o.a.env.Request.Stream }
+
+// read notes the facts in the next bytes of the answer.
+func (o *observation) read(chunk []byte) {
+	env := o.a.env
+	if !o.ok() {
+		return
+	}
+	if !o.stream() {
+		if !o.lost && (len(o.body)+len(chunk) > mostObserved || env.Client.Reserve(len(chunk)) != nil) {
+			o.body, o.lost = nil, true
+		}
+		if !o.lost {
+			o.body = append(o.body, chunk...)
+		}
+		return
+	}
+	held, seen := o.events.Held(), o.events.Events
+	o.events.Feed(chunk)
+	if n := o.events.Held(); n > held {
+		_ = env.Client.Reserve(n - held) // the bytes are in memory already; without room the next request waits
+	}
+	now := time.Now()
+	switch {
+	case !o.last.IsZero():
+		env.Journal.Read(now.Sub(o.last))
+		o.last = now
+	case seen == 0 && o.events.Events > 0 && !o.events.Failed:
+		o.a.p.Lease.Answered(true)
+		env.Journal.FirstByte(o.l.Leg)
+		o.last = now
+	}
+}
+
+// ended records an answer that has come to its end.
+func (o *observation) ended() {
+	a, env := o.a, o.a.env
+	switch {
+	case !o.ok():
+		o.refused()
+		return
+	case o.head.Hidden:
+		o.succeeded()
+		return
+	case o.stream():
+		o.streamEnded()
+		return
+	}
+	if _, aborted := openai.AbortStatus(env.Request.API, o.body); aborted {
+		o.failed(o.l.failedBy("aborted", 502, nil), telemetry.OutcomeEngineError)
+		return
+	}
+	a.p.Lease.Answered(false)
+	env.Journal.FirstByte(o.l.Leg)
+	if u, ok := openai.ParseUsage(o.body); ok {
+		env.Journal.Used(u)
+		if a.p.Flow == abi.FlowAggregated {
+			a.reportCached(o.body)
+		}
+	}
+	o.succeeded()
+}
+
+// streamEnded records a stream of events that has come to its end.
+func (o *observation) streamEnded() {
+	env, events := o.a.env, &o.events
+	events.Finish()
+	if u, ok := events.Usage(); ok {
+		env.Journal.Used(u)
+		env.Registry.MeasureOutput(o.a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))
+	}
+	reason := ""
+	switch {
+	case events.Failed:
+		reason = "error_event"
+	case events.Aborted:
+		reason = "aborted"
+	case !events.Done:
+		reason = "no_end"
+	default:
+		o.succeeded()
+		return
+	}
+	env.Journal.Broken(reason, nil)
+	f := o.l.failedBy(reason, 502, nil)
+	f.Status, f.Permanent = events.Status, upstream.RequestAtFault(events.Status)
+	o.failed(f, telemetry.OutcomeBroken)
+}
+
+// refused records an answer whose status is no success.
+func (o *observation) refused() {
+	status, outcome := o.head.Status, telemetry.OutcomeEngineError
+	f := o.l.failedBy("status_"+strconv.Itoa(status), 502, nil)
+	f.Status, f.Permanent = status, upstream.RequestAtFault(status)
+	switch {
+	case f.Permanent:
+		outcome = telemetry.OutcomeClientError
+	case status == http.StatusGatewayTimeout:
+		outcome = telemetry.OutcomeTimeout
+	}
+	o.failed(f, outcome)
+}
+
+// failed records the failure f of the leg. If another engine has answered, the chosen one is
+// not at fault.
+func (o *observation) failed(f *failure, outcome telemetry.Outcome) {
+	o.a.env.Journal.Ends(outcome)
+	if f.exempt = o.head.Other; f.Status/100 == 5 {
+		o.l.target.ProbeSoon() // the gateway itself answers 503 and 504 for an engine that is gone
+	}
+	o.a.legFailed(o.l, o.a.classify(o.l, f))
+}
+
+func (o *observation) succeeded() {
+	if o.head.Other {
+		o.a.env.Journal.LegEnded(o.l.Leg, "other_endpoint")
+		return
+	}
+	o.a.legSucceeded(o.l)
+}

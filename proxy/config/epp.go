@@ -1,0 +1,84 @@
+package config
+
+import (
+	"net"
+	"net/netip"
+)
+
+// EPP is the endpoint picker for gateways: Envoy and others ask it by ext_proc on which
+// engine a request runs, and send the legs themselves.
+type EPP struct {
+	// Listen is the TCP address, host:port, of the gRPC services
+	// envoy.service.ext_proc.v3.ExternalProcessor and grpc.health.v1.Health. In a fleet
+	// each worker serves them. Default "": off.
+	Listen string `toml:"listen"`
+	// Fallbacks is the number of further endpoints that an answer lists after the chosen
+	// one, for gateways that retry on the next endpoint of the list. Default 0.
+	Fallbacks int `toml:"fallbacks"`
+	// TLS is the certificate of Listen.
+	TLS TLS `toml:"tls"`
+}
+
+// mostFallbacks bounds the length of the header line with the endpoints.
+const mostFallbacks = 16
+
+// GatewayEndpoint returns the address to which gateways send the requests for an engine:
+// Endpoint, or the host and port of URL. ok is false if its host is not an IP address;
+// gateways look up no names.
+func (e *Engine) GatewayEndpoint() (address netip.AddrPort, ok bool) {
+	host, port, err := net.SplitHostPort(e.Address())
+	if err != nil {
+		return netip.AddrPort{}, false
+	}
+	if e.Endpoint != "" {
+		own := host
+		if host, port, err = net.SplitHostPort(e.Endpoint); err != nil {
+			return netip.AddrPort{}, false
+		}
+		if host == "" {
+			host = own
+		}
+	}
+	address, err = netip.ParseAddrPort(net.JoinHostPort(host, port))
+	return netip.AddrPortFrom(address.Addr().Unmap(), address.Port()), err == nil
+}
+
+// epp checks [epp] and the endpoints of the engines.
+func (k *checker) epp() {
+	c := k.config
+	k.within("epp.fallbacks", c.EPP.Fallbacks, 0, mostFallbacks)
+	k.tls("epp.tls", c.EPP.TLS)
+	if c.EPP.Listen == "" {
+		return
+	}
+	if c.Sidecar.Local != "" {
+		k.add("epp.listen", "must not be set together with sidecar.local: a sidecar carries out the choice of an endpoint picker")
+	}
+	for i, e := range c.Engines {
+		if e.Role != RoleDecode && e.Role != RoleBoth || e.Address() == "" {
+			continue
+		}
+		if _, ok := e.GatewayEndpoint(); !ok && k.validEndpoint(e.Endpoint) {
+			k.add(engineKey(i, "endpoint"), "is needed for epp.listen: gateways look up no names, and the host of url is not an IP address; want ip:port")
+		}
+	}
+}
+
+// endpoint checks the endpoint of an engine: ip:port, :port, or "".
+func (k *checker) endpoint(key, value string) {
+	if !k.validEndpoint(value) {
+		k.add(key, "invalid endpoint %q: want ip:port, or :port on the host of url", value)
+	}
+}
+
+func (k *checker) validEndpoint(value string) bool {
+	if value == "" {
+		return true
+	}
+	host, port, err := net.SplitHostPort(value)
+	if err != nil || !validPort(port, 1) {
+		return false
+	}
+	_, err = netip.ParseAddr(host)
+	return host == "" || err == nil
+}

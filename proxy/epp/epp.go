@@ -1,0 +1,163 @@
+// Package epp is the endpoint picker for gateways: it serves Envoy's external processing
+// protocol (ext_proc) and the endpoint picker protocol of the Gateway API Inference Extension.
+// Each gRPC stream is one request of a client. The package gives the request to the handler of
+// the proxy as if the client had sent it here, tells the gateway the chosen engine, and reports
+// the answer, which the gateway shows.
+//
+// Sources: envoy api/envoy/service/ext_proc/v3/external_processor.proto;
+// gateway-api-inference-extension docs/proposals/004-endpoint-picker-protocol.
+package epp
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
+)
+
+// Options are the parts that a Server uses.
+type Options struct {
+	// Handle serves one request. If it calls Forward of g, the gateway sends the request;
+	// otherwise the gateway sends the answer that Handle has written to w. If Handle writes
+	// nothing, the stream fails.
+	Handle   func(w http.ResponseWriter, r *http.Request, g attempt.Gateway)
+	Registry *engine.Registry
+	Ready    func() bool // reports whether a request could be served now
+	MaxBody  int         // largest request body, in bytes; one message may have the whole body
+	TLS      *tls.Config // nil: no TLS
+	Log      *slog.Logger
+}
+
+// Limits of connections and messages.
+const (
+	handshakeTimeout = 10 * time.Second
+	// pingAfter is the time without traffic after which a gateway must answer a ping within
+	// pingTimeout. The leases of its requests end with its connection.
+	pingAfter   = 20 * time.Second
+	pingTimeout = 10 * time.Second
+	// leastPing is the shortest time between the pings of a gateway.
+	leastPing = time.Second
+	// headRoom is the room in a message for header lines and metadata, in bytes.
+	headRoom = 1 << 20
+	// window is the flow control window of one stream, and connWindow that of one
+	// connection, in bytes.
+	window     = 1 << 20
+	connWindow = 16 << 20
+	// healthCheck is the time between two updates of the health service.
+	healthCheck = 100 * time.Millisecond
+)
+
+// The services of the health protocol, as the endpoint picker protocol names them.
+const (
+	serviceLive  = "liveness"
+	serviceReady = "readiness"
+)
+
+// Server is the endpoint picker. Safe for concurrent use.
+type Server struct {
+	extproc.UnimplementedExternalProcessorServer
+	options      Options
+	grpc         *grpc.Server
+	health       *health.Server
+	destinations destinations
+	misused      lograte.Limiter[string] // decides which misuses are logged, by their text
+	running      context.Context         // ends when the streams must end
+	cut          context.CancelCauseFunc
+}
+
+// New returns a server. It starts nothing.
+func New(o Options) *Server {
+	s := &Server{options: o, health: health.NewServer(), destinations: destinations{registry: o.Registry, log: o.Log}, misused: lograte.Limiter[string]{Every: time.Minute}}
+	s.running, s.cut = context.WithCancelCause(context.Background())
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(headRoom),
+		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(connWindow),
+		grpc.ConnectionTimeout(handshakeTimeout), grpc.SharedWriteBuffer(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPing, PermitWithoutStream: true}),
+	}
+	if o.TLS != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(o.TLS)))
+	}
+	s.grpc = grpc.NewServer(options...)
+	extproc.RegisterExternalProcessorServer(s.grpc, s)
+	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
+	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
+	s.health.SetServingStatus(serviceLive, grpc_health_v1.HealthCheckResponse_SERVING)
+	s.setReady(o.Ready())
+	return s
+}
+
+// Serve serves l until ctx ends. Then it accepts no streams and waits for the open ones, at most
+// limit() long. It then ends the rest: gateways continue with these requests by themselves.
+// Serve closes l and returns when no stream is open. Call it once.
+func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Duration) error {
+	checked := make(chan struct{})
+	checking, stop := context.WithCancel(ctx)
+	go func() { // ends with ctx or with Serve
+		defer close(checked)
+		s.checkHealth(checking)
+	}()
+	drained := make(chan struct{})
+	draining := context.AfterFunc(ctx, func() {
+		defer close(drained)
+		s.drain(limit())
+	})
+	err := s.grpc.Serve(l)
+	if !draining() {
+		<-drained
+	}
+	stop()
+	<-checked
+	s.Cut()
+	return err
+}
+
+// Cut ends all open streams. Gateways continue with these requests by themselves.
+func (s *Server) Cut() { s.cut(downstream.ErrDraining) }
+
+// drain ends the service. It returns when no stream is open.
+func (s *Server) drain(limit time.Duration) {
+	s.setReady(false)
+	over := time.AfterFunc(limit, s.Cut)
+	defer over.Stop()
+	s.grpc.GracefulStop()
+}
+
+// checkHealth keeps the health service up to date until ctx ends.
+func (s *Server) checkHealth(ctx context.Context) {
+	tick := time.NewTicker(healthCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.setReady(false)
+			return
+		case <-tick.C:
+			s.setReady(s.options.Ready())
+		}
+	}
+}
+
+func (s *Server) setReady(ready bool) {
+	status := grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	if ready {
+		status = grpc_health_v1.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus(serviceReady, status)
+	s.health.SetServingStatus(extproc.ExternalProcessor_ServiceDesc.ServiceName, status)
+}

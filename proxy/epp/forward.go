@@ -1,0 +1,131 @@
+package epp
+
+import (
+	"net/textproto"
+	"slices"
+	"strconv"
+	"strings"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// chunk is the largest part of a body in one message, in bytes. Some gateways accept 64 KiB
+// with the message's own overhead.
+const chunk = 62000
+
+// Within implements attempt.Gateway.
+func (st *stream) Within() coordinator.Within {
+	return st.server.destinations.within(st.client.subset, st.client.limited)
+}
+
+// Forward implements attempt.Gateway.
+func (st *stream) Forward(f *attempt.Forwarding) error {
+	st.forwarded = true
+	endpoints := endpointsOf(f)
+	st.chosen, _, _ = strings.Cut(endpoints, ",")
+	common := &extproc.CommonResponse{HeaderMutation: st.mutation(f, endpoints), ClearRouteCache: true}
+	decision := &extproc.ProcessingResponse{DynamicMetadata: destinationMetadata(endpoints)}
+	if st.requestMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED {
+		common.BodyMutation = &extproc.BodyMutation{Mutation: &extproc.BodyMutation_Body{Body: f.Body}}
+		decision.Response = &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: common}}
+		return st.send(decision)
+	}
+	decision.Response = &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: common}}
+	if err := st.send(decision); err != nil {
+		return err
+	}
+	for rest, over := f.Body, false; !over; {
+		part := rest[:min(chunk, len(rest))]
+		rest = rest[len(part):]
+		over = len(rest) == 0
+		if err := st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{
+			RequestBody: streamed(part, over && !st.trailers),
+		}}); err != nil {
+			return err
+		}
+	}
+	if st.trailers {
+		return st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestTrailers{RequestTrailers: &extproc.TrailersResponse{}}})
+	}
+	return nil
+}
+
+// streamed is a part of a body in FULL_DUPLEX_STREAMED mode.
+func streamed(part []byte, over bool) *extproc.BodyResponse {
+	return &extproc.BodyResponse{Response: &extproc.CommonResponse{BodyMutation: &extproc.BodyMutation{
+		Mutation: &extproc.BodyMutation_StreamedResponse{StreamedResponse: &extproc.StreamedBodyResponse{Body: part, EndOfStream: over}},
+	}}}
+}
+
+// endpointsOf returns the endpoints for the gateway, best first, with commas.
+func endpointsOf(f *attempt.Forwarding) string {
+	var list []string
+	for _, t := range append([]engine.Target{f.Decode}, f.Spare...) {
+		if address, ok := t.Spec.GatewayEndpoint(); ok { // Within has no others
+			list = append(list, address.String())
+		}
+	}
+	return strings.Join(list, ",")
+}
+
+// destinationMetadata is the endpoint as dynamic metadata.
+func destinationMetadata(endpoints string) *structpb.Struct {
+	return &structpb.Struct{Fields: map[string]*structpb.Value{lbSpace: structpb.NewStructValue(&structpb.Struct{
+		Fields: map[string]*structpb.Value{headerDestination: structpb.NewStringValue(endpoints)},
+	})}}
+}
+
+// mutation turns the header lines of the client into those of f.
+func (st *stream) mutation(f *attempt.Forwarding, endpoints string) *extproc.HeaderMutation {
+	m := &extproc.HeaderMutation{RemoveHeaders: st.client.own}
+	set := func(name, value string) {
+		m.SetHeaders = append(m.SetHeaders, &core.HeaderValueOption{
+			Header:       &core.HeaderValue{Key: strings.ToLower(name), RawValue: []byte(value)},
+			AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+		})
+	}
+	set(headerDestination, endpoints)
+	if !f.Prefill.IsZero() {
+		set(headerPrefill, f.Prefill.Spec.Address())
+	}
+	if len(f.Encoders) > 0 {
+		set(headerEncoders, addressesOf(f.Encoders))
+	}
+	set("content-length", strconv.Itoa(len(f.Body)))
+	if f.Path != st.client.path {
+		set(":path", f.Path)
+	}
+	lines := make(map[string][]string, len(f.Header))
+	for _, line := range f.Header {
+		name := textproto.CanonicalMIMEHeaderKey(line.Name)
+		lines[name] = append(lines[name], line.Value)
+	}
+	for name, values := range lines {
+		if !slices.Equal(values, st.client.header[name]) {
+			set(name, values[len(values)-1])
+		}
+	}
+	for name := range st.client.header {
+		if lines[name] == nil && (!downstream.Proxied(name) || name == "Content-Encoding") {
+			m.RemoveHeaders = append(m.RemoveHeaders, strings.ToLower(name))
+		}
+	}
+	return m
+}
+
+// addressesOf returns the addresses of engines, with commas.
+func addressesOf(list []engine.Target) string {
+	var b []string
+	for _, t := range list {
+		b = append(b, t.Spec.Address())
+	}
+	return strings.Join(b, ",")
+}

@@ -1,0 +1,206 @@
+package epp
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// The header lines by which the picker names engines, to the gateway and to the sidecars. Lines
+// of clients with these names are removed.
+const (
+	headerDestination = "x-gateway-destination-endpoint"
+	headerPrefill     = "x-prefiller-host-port"
+	headerEncoders    = "x-encoder-hosts-ports"
+)
+
+// The metadata of the endpoint picker protocol: namespaces and keys.
+const (
+	subsetSpace = "envoy.lb.subset_hint"
+	subsetKey   = "x-gateway-destination-endpoint-subset"
+	lbSpace     = "envoy.lb"
+	servedKey   = "x-gateway-destination-endpoint-served"
+)
+
+// clientRequest has the facts of the client's request that the answer to the gateway needs.
+type clientRequest struct {
+	header  http.Header // without the lines of own
+	path    string      // with the query
+	own     []string    // header lines of the client with names of the picker
+	subset  []string    // allowed endpoints
+	limited bool        // only those of subset are allowed
+}
+
+// valueOf returns the value of a header line.
+func valueOf(h *core.HeaderValue) string {
+	if raw := h.GetRawValue(); len(raw) > 0 {
+		return string(raw)
+	}
+	return h.GetValue()
+}
+
+// ownLine reports whether the picker itself sets a header line of that name in lower case.
+// Some servers read an underscore as a hyphen.
+func ownLine(name string) bool {
+	name = strings.ReplaceAll(name, "_", "-")
+	return strings.HasPrefix(name, headerDestination) || name == headerPrefill || name == headerEncoders
+}
+
+// request returns the client's request. The error is the answer for the client.
+func (st *stream) request(first *extproc.ProcessingRequest) (*http.Request, *openai.Error) {
+	h := first.GetRequestHeaders()
+	r := &http.Request{Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header), ContentLength: -1}
+	for _, line := range h.GetHeaders().GetHeaders() {
+		name, value := line.GetKey(), valueOf(line)
+		switch name {
+		case ":method":
+			r.Method = value
+		case ":path":
+			st.client.path = value
+		case ":authority":
+			r.Host = value
+		default:
+			if strings.HasPrefix(name, ":") {
+				continue
+			}
+			if ownLine(name) {
+				st.client.own = append(st.client.own, name)
+				continue
+			}
+			key := http.CanonicalHeaderKey(name)
+			r.Header[key] = append(r.Header[key], value)
+		}
+	}
+	st.client.header = r.Header
+	st.client.subset, st.client.limited = subsetOf(first.GetMetadataContext())
+	var err error
+	if r.URL, err = url.ParseRequestURI(st.client.path); err != nil {
+		return nil, openai.NewError(openai.CodeNotFound, "the path of the request is malformed")
+	}
+	r.RequestURI = st.client.path
+	if n, err := strconv.ParseInt(r.Header.Get("Content-Length"), 10, 64); err == nil && n >= 0 {
+		r.ContentLength = n
+	}
+	if p, ok := peer.FromContext(st.grpc.Context()); ok {
+		r.RemoteAddr = p.Addr.String()
+	}
+	if r.Body = (&body{st: st}); h.GetEndOfStream() {
+		r.Body, r.ContentLength, st.bodyOver = http.NoBody, 0, true
+	}
+	return r.WithContext(st.ctx), nil
+}
+
+// subsetOf reads the endpoints to which the gateway limits the choice: a list of texts, or one
+// text with commas.
+func subsetOf(m *core.Metadata) (list []string, limited bool) {
+	v, limited := m.GetFilterMetadata()[subsetSpace].GetFields()[subsetKey]
+	if !limited {
+		return nil, false
+	}
+	texts := v.GetListValue().GetValues()
+	if texts == nil {
+		texts = []*structpb.Value{v}
+	}
+	for _, text := range texts {
+		for one := range strings.SplitSeq(text.GetStringValue(), ",") {
+			if one = strings.TrimSpace(one); one != "" {
+				list = append(list, one)
+			}
+		}
+	}
+	return list, true
+}
+
+// body is the request's body as the gateway sends it.
+type body struct {
+	st     *stream
+	rest   []byte
+	begun  bool
+	failed error
+}
+
+// Read implements io.Reader.
+func (b *body) Read(p []byte) (int, error) {
+	for len(b.rest) == 0 {
+		if b.st.bodyOver {
+			return 0, io.EOF
+		}
+		if b.failed == nil {
+			b.failed = b.receive()
+		}
+		if b.failed != nil {
+			return 0, b.failed
+		}
+	}
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
+
+// receive waits for the next part of the body.
+func (b *body) receive() error {
+	st := b.st
+	if !b.begun {
+		b.begun = true
+		if err := st.askForBody(); err != nil {
+			return err
+		}
+	}
+	m, err := st.nextOfBody()
+	if err != nil {
+		return err
+	}
+	switch {
+	case m.GetRequestTrailers() != nil:
+		st.bodyOver, st.trailers = true, true
+	case m.GetRequestBody() == nil:
+		return io.ErrUnexpectedEOF
+	default:
+		b.rest, st.bodyOver = m.GetRequestBody().GetBody(), m.GetRequestBody().GetEndOfStream()
+		if st.requestMode == filter.ProcessingMode_BUFFERED_PARTIAL && !st.bodyOver {
+			return errPartial
+		}
+		st.bodyOver = st.bodyOver || st.requestMode == filter.ProcessingMode_BUFFERED // trailers follow
+	}
+	return nil
+}
+
+// errPartial is the answer to a request whose body exceeds the gateway's buffer.
+var errPartial = openai.NewError(openai.CodeBodyTooLarge, "the request body is larger than the buffer of the gateway")
+
+// askForBody makes a gateway that buffers send the body: it waits for the answer to the header
+// first.
+func (st *stream) askForBody() error {
+	if st.requestMode == filter.ProcessingMode_FULL_DUPLEX_STREAMED {
+		return nil
+	}
+	if err := st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{
+		RequestHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{}},
+	}}); err != nil {
+		return err
+	}
+	return nil
+}
+
+// send sends a message to the gateway. The error is the cause of the context's end.
+func (st *stream) send(m *extproc.ProcessingResponse) error {
+	if err := st.grpc.Send(m); err != nil {
+		st.cancel(context.Canceled)
+		return context.Cause(st.ctx)
+	}
+	return nil
+}
+
+// Close implements io.Closer.
+func (b *body) Close() error { return nil }

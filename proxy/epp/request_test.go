@@ -1,0 +1,107 @@
+package epp
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// silent is a gRPC stream without messages.
+type silent struct {
+	extproc.ExternalProcessor_ProcessServer
+	ctx context.Context
+}
+
+func (s silent) Context() context.Context { return s.ctx }
+
+// FuzzFirstMessage: the first message of a gateway, whatever it has, gives a request or a
+// refusal. The request has no header line of the picker's own, and its choice is limited if the
+// gateway has sent a subset.
+func FuzzFirstMessage(f *testing.F) {
+	for _, text := range []string{
+		`{}`,
+		`{"requestHeaders":{"headers":{"headers":[{"key":":method","rawValue":"UE9TVA=="},{"key":":path","value":"/v1/completions?x=1"},{"key":"content-length","value":"12"}]}}}`,
+		`{"requestHeaders":{"headers":{"headers":[{"key":":path","value":"\u007f"},{"key":"X_Prefiller_Host_Port","value":"evil"}]},"endOfStream":true}}`,
+		`{"requestHeaders":{},"metadataContext":{"filterMetadata":{"envoy.lb.subset_hint":{"x-gateway-destination-endpoint-subset":["10.0.0.1:1",null,{"a":1}]}}}}`,
+		`{"requestHeaders":{},"protocolConfig":{"requestBodyMode":"BUFFERED"},"observabilityMode":true}`,
+	} {
+		m := new(extproc.ProcessingRequest)
+		if err := protojson.Unmarshal([]byte(text), m); err != nil {
+			f.Fatal(err)
+		}
+		raw, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	server := New(Options{Registry: engine.New(engine.Options{}), Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler)})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		m := new(extproc.ProcessingRequest)
+		if proto.Unmarshal(raw, m) != nil {
+			return
+		}
+		st := &stream{server: server, ctx: t.Context(), late: make(chan struct{})}
+		st.grpc = silent{ctx: t.Context()}
+		if st.open(m) != nil {
+			return
+		}
+		r, refusal := st.request(m)
+		if refusal != nil {
+			if refusal.Status/100 != 4 {
+				t.Errorf("refused with %d", refusal.Status)
+			}
+			return
+		}
+		for name := range r.Header {
+			if ownLine(strings.ToLower(name)) || strings.HasPrefix(name, ":") {
+				t.Errorf("the request has a line %q", name)
+			}
+		}
+		if (r.Body == http.NoBody) != m.GetRequestHeaders().GetEndOfStream() {
+			t.Errorf("the request has a body: %t", r.Body != http.NoBody)
+		}
+		if w := st.Within(); st.client.limited && (w.Prefill == nil || w.Decode == nil || w.Whole == nil) {
+			t.Error("the choice is not limited to the subset")
+		}
+	})
+}
+
+// TestReadDeadline: a deadline ends a running read and later ones, until another one is set.
+func TestReadDeadline(t *testing.T) {
+	st := &stream{ctx: t.Context(), messages: make(chan *extproc.ProcessingRequest), late: make(chan struct{})}
+	ended := make(chan error)
+	read := func() { _, err := st.nextOfBody(); ended <- err }
+	set := func(by time.Time) {
+		if err := st.SetReadDeadline(by); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		set(time.Now().Add(time.Hour))
+		go read()
+		set(time.Unix(1, 0))
+		if err := <-ended; err == nil {
+			t.Error("the running read has not ended")
+		}
+		go read()
+		if err := <-ended; err == nil {
+			t.Error("a later read has not ended")
+		}
+	}
+	set(time.Time{})
+	go read()
+	st.messages <- new(extproc.ProcessingRequest)
+	if err := <-ended; err != nil {
+		t.Errorf("without a deadline: %v", err)
+	}
+}

@@ -1,0 +1,203 @@
+package epp
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+)
+
+// stream is one ext_proc stream: one request of a client of the gateway, and its answer. The
+// goroutine of the gRPC handler owns it. Another goroutine receives the messages, so that the
+// end of the stream ends the request at any time.
+type stream struct {
+	server   *Server
+	grpc     extproc.ExternalProcessor_ProcessServer
+	ctx      context.Context // of the request; ends with the gateway's side of the stream
+	cancel   context.CancelCauseFunc
+	messages chan *extproc.ProcessingRequest
+
+	requestMode, responseMode filter.ProcessingMode_BodySendMode
+	client                    clientRequest
+	bodyOver, trailers        bool   // the end of the request has come; it has trailers
+	forwarded                 bool   // the gateway has the decision
+	headPending               bool   // the gateway waits for the answer to the response's head
+	answerOver                bool   // the end of the response has come
+	chosen                    string // the first endpoint of the decision
+	reply                     reply
+
+	mu        sync.Mutex
+	deadline  *time.Timer   // ends reads of the request's body; guarded by mu
+	deadlines int           // number of deadlines that were set; guarded by mu
+	late      chan struct{} // closed when the last deadline has passed; guarded by mu
+}
+
+// Process implements extproc.ExternalProcessorServer.
+func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
+	st := &stream{server: s, grpc: g, messages: make(chan *extproc.ProcessingRequest), late: make(chan struct{})}
+	st.reply.header = make(http.Header)
+	st.ctx, st.cancel = context.WithCancelCause(g.Context())
+	defer st.cancel(nil)
+	stop := context.AfterFunc(s.running, func() { st.cancel(context.Cause(s.running)) })
+	defer stop()
+	go st.receive() // ends with the handler, because Recv then returns an error
+	defer st.SetReadDeadline(time.Time{})
+
+	first, err := st.next()
+	if err != nil {
+		return nil // the gateway has opened the stream for nothing
+	}
+	if err := st.open(first); err != nil {
+		if s.misused.Allow(err.Error()) {
+			s.options.Log.Warn("a gateway uses ext_proc in a way that cannot be served", "error", err)
+		}
+		return err
+	}
+	r, refusal := st.request(first)
+	if refusal != nil {
+		downstream.Error(st, refusal)
+		return st.sendReply()
+	}
+	if !st.handle(r) {
+		return status.Error(codes.Internal, "the endpoint picker failed")
+	}
+	return st.finish()
+}
+
+// receive receives the messages until the stream ends.
+func (st *stream) receive() {
+	for {
+		m, err := st.grpc.Recv()
+		if err != nil {
+			st.cancel(context.Canceled)
+			return
+		}
+		select {
+		case st.messages <- m:
+		case <-st.ctx.Done():
+			return
+		}
+	}
+}
+
+// next waits for the next message. The error is the cause of the context's end.
+func (st *stream) next() (*extproc.ProcessingRequest, error) {
+	select {
+	case m := <-st.messages:
+		return m, nil
+	case <-st.ctx.Done():
+		return nil, context.Cause(st.ctx)
+	}
+}
+
+// nextOfBody is next with the deadline of the request's body.
+func (st *stream) nextOfBody() (*extproc.ProcessingRequest, error) {
+	st.mu.Lock()
+	late := st.late
+	st.mu.Unlock()
+	select {
+	case <-late: // first: it may have passed before
+		return nil, os.ErrDeadlineExceeded
+	default:
+	}
+	select {
+	case m := <-st.messages:
+		return m, nil
+	case <-late:
+		return nil, os.ErrDeadlineExceeded
+	case <-st.ctx.Done():
+		return nil, context.Cause(st.ctx)
+	}
+}
+
+// SetReadDeadline ends reads of the request's body at that time, also the running one; zero:
+// never. It is for http.ResponseController and safe for concurrent use.
+func (st *stream) SetReadDeadline(by time.Time) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.deadline != nil {
+		st.deadline.Stop()
+		st.deadline = nil
+	}
+	select {
+	case <-st.late:
+		st.late = make(chan struct{})
+	default:
+	}
+	st.deadlines++
+	if by.IsZero() {
+		return nil
+	}
+	set := st.deadlines
+	st.deadline = time.AfterFunc(time.Until(by), func() {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		if st.deadlines == set {
+			close(st.late)
+		}
+	})
+	return nil
+}
+
+// EnableFullDuplex is for http.ResponseController: the body may be read after the answer has
+// begun.
+func (st *stream) EnableFullDuplex() error { return nil }
+
+// open checks the way in which the gateway uses the protocol.
+func (st *stream) open(first *extproc.ProcessingRequest) error {
+	if first.GetRequestHeaders() == nil {
+		return status.Error(codes.InvalidArgument, "the first message must have the headers of a request: set request_header_mode SEND")
+	}
+	if first.GetObservabilityMode() {
+		return status.Error(codes.InvalidArgument, "observability_mode cannot be served: the gateway would ignore the endpoint")
+	}
+	st.requestMode, st.responseMode = filter.ProcessingMode_FULL_DUPLEX_STREAMED, filter.ProcessingMode_FULL_DUPLEX_STREAMED
+	if p := first.GetProtocolConfig(); p != nil { // gateways before Envoy 1.34 do not send it
+		st.requestMode, st.responseMode = p.GetRequestBodyMode(), p.GetResponseBodyMode()
+	}
+	switch st.requestMode {
+	case filter.ProcessingMode_FULL_DUPLEX_STREAMED, filter.ProcessingMode_BUFFERED, filter.ProcessingMode_BUFFERED_PARTIAL:
+		return nil
+	}
+	if first.GetRequestHeaders().GetEndOfStream() {
+		return nil
+	}
+	return status.Errorf(codes.InvalidArgument, "request_body_mode %s cannot be served: the endpoint depends on the body; set FULL_DUPLEX_STREAMED or BUFFERED", st.requestMode)
+}
+
+// handle serves the request. ok is false after a panic.
+func (st *stream) handle(r *http.Request) (ok bool) {
+	defer func() {
+		if v := recover(); v != nil && v != http.ErrAbortHandler {
+			st.server.options.Log.Error("panic in an ext_proc stream", "panic", v, "stack", string(debug.Stack()))
+		} else if v != nil {
+			ok = st.forwarded || st.ctx.Err() != nil // a request that is cut: the gateway gets no answer
+		}
+	}()
+	st.server.options.Handle(st, r, st)
+	return true
+}
+
+// finish ends the stream after the request has been served.
+func (st *stream) finish() error {
+	if st.forwarded || st.ctx.Err() != nil {
+		return nil
+	}
+	return st.sendReply()
+}
+
+// Errors of streams.
+var (
+	errOrder = errors.New("the gateway sent a message that does not belong there")
+	errCut   = status.Error(codes.Aborted, "the request was cut")
+)

@@ -1,0 +1,541 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// gateway is a client of the endpoint picker of a world.
+type gateway struct {
+	*world
+	conn *grpc.ClientConn
+}
+
+// newGateway connects a gateway to the world's picker. The end of the test drains the picker.
+func newGateway(t *testing.T, o setup) *gateway {
+	t.Helper()
+	edit := o.config
+	o.config = func(c *config.Config) {
+		c.Health.Interval = config.Duration(5 * time.Millisecond) // the engines are ready after the second probe
+		if edit != nil {
+			edit(c)
+		}
+	}
+	w := newWorld(t, o)
+	l := proxytest.NewPipeListener()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	picker := w.EPP(nil)
+	go func() { ended <- picker.Serve(ctx, l, func() time.Duration { return time.Minute }) }()
+	conn, err := grpc.NewClient("passthrough:///picker", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return l.Dial() }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the picker ended with %v", err)
+		}
+		conn.Close()
+	})
+	return &gateway{world: w, conn: conn}
+}
+
+// decode is a decode engine at an address of the gateway's network; prefill has the other role.
+func decodeAt(name, at string) *fakeEngine {
+	return &fakeEngine{name: name, at: at, role: "decode", connector: "vllm-nixl"}
+}
+
+func prefillAt(name, at string) *fakeEngine {
+	return &fakeEngine{name: name, at: at, role: "prefill", connector: "vllm-nixl"}
+}
+
+// wholes are three engines that serve whole requests.
+func wholes() []*fakeEngine {
+	return []*fakeEngine{{name: "a", at: "10.0.0.1:80"}, {name: "b", at: "10.0.0.2:80"}, {name: "c", at: "10.0.0.3:80"}}
+}
+
+// exchanged is one request as the gateway sees it.
+type exchanged struct {
+	t         *testing.T
+	stream    extproc.ExternalProcessor_ProcessClient
+	mode      filter.ProcessingMode_BodySendMode
+	cancel    context.CancelFunc
+	set       map[string]string // header lines that the picker sets
+	removed   map[string]bool
+	metadata  string // the destination in the metadata
+	body      string // that the engine gets
+	immediate *extproc.ImmediateResponse
+	endless   bool // answers does not end the answer
+}
+
+// modes are those of the body of request and answer.
+type modes struct {
+	request, response filter.ProcessingMode_BodySendMode
+}
+
+var duplex = modes{filter.ProcessingMode_FULL_DUPLEX_STREAMED, filter.ProcessingMode_FULL_DUPLEX_STREAMED}
+
+// ask sends the request to the picker. parts are those of the body.
+func (g *gateway) ask(m modes, meta *core.Metadata, header []string, parts ...string) *exchanged {
+	g.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	x := &exchanged{t: g.t, mode: m.request, cancel: cancel, set: map[string]string{}, removed: map[string]bool{}}
+	var err error
+	if x.stream, err = extproc.NewExternalProcessorClient(g.conn).Process(ctx); err != nil {
+		g.t.Fatal(err)
+	}
+	lines := []*core.HeaderValue{}
+	for i, all := 0, append([]string{":method", "POST", ":path", completionsPath, ":authority", "proxy", "content-type", "application/json"}, header...); i < len(all); i += 2 {
+		lines = append(lines, &core.HeaderValue{Key: all[i], RawValue: []byte(all[i+1])})
+	}
+	x.send(&extproc.ProcessingRequest{
+		Request:         &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{Headers: &core.HeaderMap{Headers: lines}, EndOfStream: len(parts) == 0}},
+		MetadataContext: meta, ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: m.request, ResponseBodyMode: m.response},
+	})
+	if m.request == filter.ProcessingMode_BUFFERED && len(parts) > 0 {
+		if r := x.receive(); r.GetRequestHeaders() == nil {
+			x.note(r)
+			return x
+		}
+	}
+	for i, part := range parts {
+		x.send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(part), EndOfStream: i == len(parts)-1}}})
+	}
+	return x
+}
+
+func (x *exchanged) send(m *extproc.ProcessingRequest) {
+	x.t.Helper()
+	if err := x.stream.Send(m); err != nil && err != io.EOF { // EOF: the answer tells why
+		x.t.Fatal(err)
+	}
+}
+
+func (x *exchanged) receive() *extproc.ProcessingResponse {
+	x.t.Helper()
+	r, err := x.stream.Recv()
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return r
+}
+
+// decided receives the decision.
+func (x *exchanged) decided() *exchanged {
+	x.t.Helper()
+	for x.immediate == nil && !x.note(x.receive()) {
+	}
+	return x
+}
+
+// note notes a part of the decision. It reports whether the part is the last one.
+func (x *exchanged) note(r *extproc.ProcessingResponse) bool {
+	if x.immediate = r.GetImmediateResponse(); x.immediate != nil {
+		return true
+	}
+	common := r.GetRequestHeaders().GetResponse()
+	if common == nil {
+		common = r.GetRequestBody().GetResponse()
+	}
+	for _, h := range common.GetHeaderMutation().GetSetHeaders() {
+		x.set[h.GetHeader().GetKey()] = string(h.GetHeader().GetRawValue())
+	}
+	for _, name := range common.GetHeaderMutation().GetRemoveHeaders() {
+		x.removed[name] = true
+	}
+	if m := r.GetDynamicMetadata(); m != nil {
+		x.metadata = m.GetFields()["envoy.lb"].GetStructValue().GetFields()["x-gateway-destination-endpoint"].GetStringValue()
+	}
+	if s := common.GetBodyMutation().GetStreamedResponse(); s != nil {
+		x.body += string(s.GetBody())
+		return s.GetEndOfStream()
+	}
+	x.body += string(common.GetBodyMutation().GetBody())
+	return r.GetRequestBody() != nil
+}
+
+// answers shows the picker an answer in parts, and receives what the client gets.
+func (x *exchanged) answers(code int, contentType, served string, parts ...string) (client string) {
+	x.t.Helper()
+	var meta *core.Metadata
+	if served != "" {
+		meta = metadata("envoy.lb", "x-gateway-destination-endpoint-served", structpb.NewStringValue(served))
+	}
+	x.send(&extproc.ProcessingRequest{MetadataContext: meta, Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extproc.HttpHeaders{
+		Headers: &core.HeaderMap{Headers: []*core.HeaderValue{{Key: ":status", RawValue: fmt.Append(nil, code)}, {Key: "content-type", RawValue: []byte(contentType)}}},
+	}}})
+	if r := x.receive(); r.GetResponseHeaders() == nil {
+		x.t.Fatalf("got %v, want the answer to the response's head", r)
+	}
+	for i, part := range parts {
+		x.send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseBody{ResponseBody: &extproc.HttpBody{Body: []byte(part), EndOfStream: !x.endless && i == len(parts)-1}}})
+		client += string(x.receive().GetResponseBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody())
+	}
+	return client
+}
+
+// ended waits until the picker has ended the stream, and returns the error.
+func (x *exchanged) ended() error {
+	x.t.Helper()
+	defer x.cancel()
+	_, err := x.stream.Recv()
+	if err == io.EOF {
+		return nil
+	}
+	return err
+}
+
+func metadata(space, key string, v *structpb.Value) *core.Metadata {
+	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{space: {Fields: map[string]*structpb.Value{key: v}}}}
+}
+
+func subset(v *structpb.Value) *core.Metadata {
+	return metadata("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset", v)
+}
+
+// finish answers a request and expects no error.
+func (x *exchanged) finish() {
+	x.t.Helper()
+	x.answers(200, "application/json", "", wholeAnswer)
+	if err := x.ended(); err != nil {
+		x.t.Error(err)
+	}
+}
+
+const wholeAnswer = `{"choices":[{"text":"x","finish_reason":"length"}],"usage":{"prompt_tokens":7,"completion_tokens":5}}`
+
+// TestGatewayDestination: the endpoint is in the header and in the metadata, and the two are
+// equal. The engine gets the body. (Endpoint picker protocol, Destination Endpoint; conformance
+// GatewayFollowingEPPRouting.)
+func TestGatewayDestination(t *testing.T) {
+	text := completions(false)
+	for name, m := range map[string]modes{
+		"full duplex": duplex, "buffered": {filter.ProcessingMode_BUFFERED, filter.ProcessingMode_FULL_DUPLEX_STREAMED},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGateway(t, setup{engines: wholes()})
+			parts := []string{text[:10], text[10:]}
+			if m.request == filter.ProcessingMode_BUFFERED {
+				parts = []string{text}
+			}
+			x := g.ask(m, nil, []string{"x-request-id", "id-1"}, parts...).decided()
+			to := x.set["x-gateway-destination-endpoint"]
+			if !strings.HasPrefix(to, "10.0.0.") || !strings.HasSuffix(to, ":80") || x.metadata != to {
+				t.Errorf("the header has %q, the metadata %q", to, x.metadata)
+			}
+			if x.body != text || x.set["content-length"] != fmt.Sprint(len(text)) {
+				t.Errorf("the engine gets %q of length %s", x.body, x.set["content-length"])
+			}
+			if g.local.Open() != 1 {
+				t.Errorf("%d leases are open before the answer", g.local.Open())
+			}
+			if got := x.answers(200, "application/json", to, wholeAnswer[:20], wholeAnswer[20:]); got != wholeAnswer {
+				t.Errorf("the client gets %q", got)
+			}
+			if err := x.ended(); err != nil {
+				t.Error(err)
+			}
+			g.outcome(telemetry.OutcomeOK)
+			if n := g.metric("pdproxy_tokens_total", "prompt"); n != 7 {
+				t.Errorf("%v prompt tokens are counted, want 7", n)
+			}
+			if e := g.explained(); e.RequestID != "id-1" || len(e.Legs) != 1 || e.Legs[0].Status != 200 || len(e.Candidates) != 3 {
+				t.Errorf("explained: %+v", e)
+			}
+		})
+	}
+}
+
+// TestGatewaySubset: the picker chooses only endpoints of the subset. (Endpoint picker protocol,
+// Endpoint Subset.)
+func TestGatewaySubset(t *testing.T) {
+	list := func(texts ...any) *structpb.Value {
+		l, _ := structpb.NewList(texts) // strings never fail
+		return structpb.NewListValue(l)
+	}
+	for _, tt := range []struct {
+		name   string
+		subset *core.Metadata
+		want   string // "": 503
+	}{
+		{"one of the list", subset(list("10.0.0.3:80")), "10.0.0.3:80"},
+		{"text with commas", subset(structpb.NewStringValue("10.9.9.9:1, 10.0.0.2:80")), "10.0.0.2:80"},
+		{"address without port", subset(list("10.0.0.2")), "10.0.0.2:80"},
+		{"none is eligible", subset(list("10.0.0.3:81")), ""},
+		{"empty list", subset(list()), ""},
+		{"no text", subset(list("", 7)), ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			g := newGateway(t, setup{engines: wholes()})
+			for range 4 {
+				x := g.ask(duplex, tt.subset, nil, completions(false)).decided()
+				if got := x.set["x-gateway-destination-endpoint"]; got != tt.want {
+					t.Errorf("got %q, want %q", got, tt.want)
+				}
+				if tt.want != "" {
+					x.finish()
+				} else if s := x.immediate.GetStatus().GetCode(); s != 503 {
+					t.Errorf("got status %d, want 503", s)
+				}
+				x.cancel()
+			}
+		})
+	}
+}
+
+// TestGatewayPair: with two legs the destination is the sidecar of decode, and a header line
+// names prefill. Lines of the client with the picker's names do not pass.
+func TestGatewayPair(t *testing.T) {
+	for _, trust := range []bool{false, true} {
+		g := newGateway(t, setup{engines: []*fakeEngine{prefillAt("p", "10.0.0.1:80"), decodeAt("d", "10.0.0.2:80")}, config: func(c *config.Config) {
+			c.Server.TrustPDFields = trust
+		}})
+		x := g.ask(duplex, nil, []string{"x-prefiller-host-port", "evil:1", "x_encoder_hosts_ports", "evil:1", "x-gateway-destination-endpoint-subset", "evil", "x-client", "stays"}, completions(false)).decided()
+		if x.set["x-gateway-destination-endpoint"] != "10.0.0.2:80" || x.set["x-prefiller-host-port"] != "10.0.0.1:80" {
+			t.Errorf("the picker sets %v", x.set)
+		}
+		if !x.removed["x-prefiller-host-port"] || !x.removed["x_encoder_hosts_ports"] || !x.removed["x-gateway-destination-endpoint-subset"] || x.removed["x-client"] {
+			t.Errorf("the picker removes %v", x.removed)
+		}
+		x.finish()
+	}
+}
+
+// TestGatewayStream: the first event and the usage of a stream are observed.
+func TestGatewayStream(t *testing.T) {
+	g := newGateway(t, setup{engines: wholes()})
+	x := g.ask(duplex, nil, nil, completions(true)).decided()
+	events := []string{"data: {\"choices\":[{\"text\":\"a\"}]}\n\n", "data: {\"choices\":[{\"te", "xt\":\"b\"}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\n", "data: [DONE]\n\n"}
+	if got := x.answers(200, "text/event-stream", "", events...); got != strings.Join(events, "") {
+		t.Errorf("the client gets %q", got)
+	}
+	if err := x.ended(); err != nil {
+		t.Error(err)
+	}
+	g.outcome(telemetry.OutcomeOK)
+	if n := g.metric("pdproxy_tokens_total", "completion"); n != 2 {
+		t.Errorf("%v generated tokens are counted, want 2", n)
+	}
+	if e := g.explained(); len(e.Legs) != 1 || e.Legs[0].FirstByteMS == nil {
+		t.Errorf("explained: %+v", e)
+	}
+}
+
+// TestGatewayOutcomes: answers of engines that are no success, and streams that break.
+func TestGatewayOutcomes(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		status  int
+		events  bool
+		answer  string
+		outcome telemetry.Outcome
+		failed  float64 // legs
+	}{
+		{"the request is at fault", 400, false, `{"error":{}}`, telemetry.OutcomeClientError, 1},
+		{"the engine is at fault", 500, false, `{"error":{}}`, telemetry.OutcomeEngineError, 1},
+		{"the gateway waited in vain", 504, false, "upstream request timeout", telemetry.OutcomeTimeout, 1},
+		{"a stream without an end", 200, true, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n", telemetry.OutcomeBroken, 1},
+		{"an error in a stream", 200, true, "data: {\"error\":{\"message\":\"x\",\"code\":500}}\n\ndata: [DONE]\n\n", telemetry.OutcomeBroken, 1},
+		{"an aborted answer", 200, false, `{"choices":[{"finish_reason":"abort"}]}`, telemetry.OutcomeEngineError, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			g := newGateway(t, setup{engines: wholes()})
+			x := g.ask(duplex, nil, nil, completions(tt.events)).decided()
+			kind := map[bool]string{true: "text/event-stream", false: "application/json"}[tt.events]
+			if got := x.answers(tt.status, kind, "", tt.answer); got != tt.answer {
+				t.Errorf("the client gets %q", got)
+			}
+			if err := x.ended(); err != nil {
+				t.Error(err)
+			}
+			g.outcome(tt.outcome)
+			if n := g.metric("pdproxy_leg_errors_total"); n != tt.failed {
+				t.Errorf("%v legs have failed, want %v", n, tt.failed)
+			}
+		})
+	}
+}
+
+// TestGatewayServedByOther: the gateway has used another endpoint of the list. (Endpoint picker
+// protocol, Destination Endpoint Served; conformance GatewayDestinationEndpointServed.)
+func TestGatewayServedByOther(t *testing.T) {
+	g := newGateway(t, setup{engines: wholes(), config: func(c *config.Config) { c.EPP.Fallbacks = 2 }})
+	x := g.ask(duplex, nil, nil, completions(false)).decided()
+	list := strings.Split(x.set["x-gateway-destination-endpoint"], ",")
+	if len(list) != 3 || x.metadata != x.set["x-gateway-destination-endpoint"] {
+		t.Fatalf("the picker names %v and %q", list, x.metadata)
+	}
+	x.answers(200, "application/json", list[1], wholeAnswer)
+	if err := x.ended(); err != nil {
+		t.Error(err)
+	}
+	if n := g.metric("pdproxy_fallbacks_total", "gateway", "other_endpoint"); n != 1 {
+		t.Errorf("%v fallbacks are counted", n)
+	}
+}
+
+// TestGatewayRefusals: the gateway answers with the picker's errors in OpenAI's form.
+func TestGatewayRefusals(t *testing.T) {
+	tests := []struct {
+		name, body, code string
+		status           int
+		config           func(*config.Config)
+	}{
+		{"malformed body", `{"model":`, "invalid_json", 400, nil},
+		{"unknown model", `{"model":"other","prompt":"x"}`, "model_not_found", 404, nil},
+		{"body too large", completions(false), "body_too_large", 413, func(c *config.Config) { c.Server.MaxBody = 10 }},
+	}
+	for _, tt := range tests {
+		for _, m := range []modes{duplex, {filter.ProcessingMode_BUFFERED, filter.ProcessingMode_NONE}} {
+			g := newGateway(t, setup{engines: wholes(), config: tt.config})
+			x := g.ask(m, nil, nil, tt.body).decided()
+			if s := int(x.immediate.GetStatus().GetCode()); s != tt.status || !strings.Contains(string(x.immediate.GetBody()), `"`+tt.code+`"`) {
+				t.Errorf("%s: %d %s", tt.name, s, x.immediate.GetBody())
+			}
+			x.cancel()
+		}
+	}
+	t.Run("too many requests", func(t *testing.T) {
+		g := newGateway(t, setup{engines: wholes(), config: func(c *config.Config) { c.Limits.MaxExchanges, c.Limits.Queue = 1, 0 }})
+		first := g.ask(duplex, nil, nil, completions(false)).decided()
+		x := g.ask(duplex, nil, nil, completions(false)).decided()
+		if s := x.immediate.GetStatus().GetCode(); s != 429 {
+			t.Errorf("got status %d, want 429", s)
+		}
+		x.cancel()
+		first.finish()
+	})
+	t.Run("no key", func(t *testing.T) {
+		g := newGateway(t, setup{engines: wholes(), keys: "me 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\n"})
+		x := g.ask(duplex, nil, nil, completions(false)).decided()
+		if s := x.immediate.GetStatus().GetCode(); s != 401 {
+			t.Errorf("got status %d, want 401", s)
+		}
+		x.cancel()
+		x = g.ask(duplex, nil, []string{"authorization", "Bearer secret"}, completions(false)).decided()
+		if !x.removed["authorization"] {
+			t.Errorf("the engine would get the key of the client: %v", x.removed)
+		}
+		x.finish()
+	})
+}
+
+// TestGatewayWithoutBody: the picker answers GET /v1/models itself.
+func TestGatewayWithoutBody(t *testing.T) {
+	g := newGateway(t, setup{engines: wholes()})
+	x := g.ask(duplex, nil, []string{":method", "GET", ":path", "/v1/models"}).decided()
+	if s := x.immediate.GetStatus().GetCode(); s != 200 || !strings.Contains(string(x.immediate.GetBody()), `"id":"m"`) {
+		t.Errorf("%d %s", s, x.immediate.GetBody())
+	}
+	x.cancel()
+}
+
+// TestGatewayLeaves: the lease ends with the gateway's stream, before and inside an answer.
+func TestGatewayLeaves(t *testing.T) {
+	for _, answered := range []bool{false, true} {
+		for _, regular := range []bool{false, true} {
+			g := newGateway(t, setup{engines: wholes()})
+			x := g.ask(duplex, nil, nil, completions(true)).decided()
+			if answered {
+				x.endless = true
+				x.answers(200, "text/event-stream", "", "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
+			}
+			if g.local.Open() != 1 {
+				t.Errorf("%d leases are open", g.local.Open())
+			}
+			if regular {
+				if err := x.stream.CloseSend(); err != nil {
+					t.Fatal(err)
+				}
+				if err := x.ended(); err != nil {
+					t.Error(err)
+				}
+			}
+			x.cancel()
+			for g.local.Open() != 0 || g.books.Running.Len() != 0 {
+				time.Sleep(time.Millisecond)
+			}
+			g.outcome(telemetry.OutcomeCancelled)
+		}
+	}
+}
+
+// TestGatewayMisuse: ways to configure a gateway that cannot be served.
+func TestGatewayMisuse(t *testing.T) {
+	g := newGateway(t, setup{engines: wholes()})
+	for _, m := range []filter.ProcessingMode_BodySendMode{filter.ProcessingMode_NONE, filter.ProcessingMode_STREAMED, filter.ProcessingMode_GRPC} {
+		x := g.ask(modes{m, m}, nil, nil, completions(false))
+		if err := x.ended(); grpcstatus.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), m.String()) {
+			t.Errorf("mode %s: %v", m, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for name, first := range map[string]*extproc.ProcessingRequest{
+		"no header":     {Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{}}},
+		"no message":    {},
+		"observability": {ObservabilityMode: true, Request: &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{}}},
+	} {
+		s, err := extproc.NewExternalProcessorClient(g.conn).Process(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Send(first); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Recv(); grpcstatus.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestGatewayHealth: the services of the health protocol. (Endpoint picker protocol, Health
+// Checking.)
+func TestGatewayHealth(t *testing.T) {
+	g := newGateway(t, setup{engines: wholes()})
+	health := grpc_health_v1.NewHealthClient(g.conn)
+	check := func(service string) grpc_health_v1.HealthCheckResponse_ServingStatus {
+		r, err := health.Check(context.Background(), &grpc_health_v1.HealthCheckRequest{Service: service})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.GetStatus()
+	}
+	const ready = "envoy.service.ext_proc.v3.ExternalProcessor"
+	for _, service := range []string{"", "liveness", "readiness", ready} {
+		if s := check(service); s != grpc_health_v1.HealthCheckResponse_SERVING {
+			t.Errorf("%q: %s", service, s)
+		}
+	}
+	if _, err := health.Check(context.Background(), &grpc_health_v1.HealthCheckRequest{Service: "other"}); grpcstatus.Code(err) != codes.NotFound {
+		t.Errorf("an unknown service: %v", err)
+	}
+	g.Drain()
+	for check(ready) != grpc_health_v1.HealthCheckResponse_NOT_SERVING || check("readiness") != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
+		time.Sleep(time.Millisecond)
+	}
+	if s := check("liveness"); s != grpc_health_v1.HealthCheckResponse_SERVING {
+		t.Errorf("liveness during the drain: %s", s)
+	}
+}
