@@ -28,6 +28,8 @@ type scenario struct {
 var inFleet = []scenario{
 	{"answers", TestAnswersEqualOneEngine},
 	{"apis", TestAPIsEqualOneEngine},
+	{"models", TestModels},
+	{"web pages", TestWebPages},
 	{"client leaves prefill", TestClientLeavesBeforePrefillAnswered},
 	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},
 	{"client leaves decode", TestClientLeavesWhileDecodeStreams},
