@@ -5,8 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"github.com/pdproxy/pdproxy/abi"
 )
 
 // Labels are the labels of an engine: names and values of the user's choice, for
@@ -14,8 +12,13 @@ import (
 // that equal labels are equal texts and an Engine is comparable. "": no labels.
 type Labels string
 
-// LabelsOf returns the labels with these names and values. CheckLabels reports
-// whether a policy can get them.
+// Bounds of an engine's labels, those of the contract of policies.
+const (
+	MaxLabelSize = 63 // bytes of a name or a value
+	OtherLabels  = 5  // besides zone, revision and hardware
+)
+
+// LabelsOf returns the labels with these names and values.
 func LabelsOf(labels map[string]string) Labels {
 	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
@@ -40,27 +43,24 @@ func (l Labels) Map() map[string]string {
 	return labels
 }
 
-// Detail returns the labels and the weight of e as policies get them, without
-// counts. It leaves out labels that Check does not accept.
-func (e *Engine) Detail() abi.Detail {
-	d := abi.Detail{Weight: 1, Running: -1, Waiting: -1}
-	if e.Weight > 0 {
-		d.Weight = float32(e.Weight)
-	}
-	_ = d.SetLabels(e.Labels.Map())
-	return d
-}
-
 // check returns why policies cannot get the labels.
 func (l Labels) check() error {
-	labels := l.Map()
+	labels, others := l.Map(), 0
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
-		if !isLabelText(name) || !isLabelText(labels[name]) {
-			return fmt.Errorf("names and values have letters, digits and - _ . / : only, found %q = %q", name, labels[name])
+		value := labels[name]
+		switch {
+		case !isLabelText(name) || !isLabelText(value):
+			return fmt.Errorf("names and values have letters, digits and - _ . / : only, found %q = %q", name, value)
+		case name == "" || value == "" || len(name) > MaxLabelSize || len(value) > MaxLabelSize:
+			return fmt.Errorf("names and values have 1 to %d bytes, found %q = %q", MaxLabelSize, name, value)
+		case name != "zone" && name != "revision" && name != "hardware":
+			others++
 		}
 	}
-	var d abi.Detail
-	return d.SetLabels(labels)
+	if others > OtherLabels {
+		return fmt.Errorf("at most %d labels besides zone, revision and hardware, found %d", OtherLabels, others)
+	}
+	return nil
 }
 
 func isLabelText(s string) bool {

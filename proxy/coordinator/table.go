@@ -214,7 +214,7 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 		return false
 	}
 	t.place.Flow, t.place.Fixed = a.Prefill.Flow, 0
-	fixed := engine.Row{Target: a.Prefill, Detail: a.Prefill.Spec.Detail(), Facts: abi.Candidate{Group: group, Instance: a.Prefill.ID, Rank: int32(a.Prefill.Rank)}}
+	fixed := engine.Row{Target: a.Prefill, Detail: a.Prefill.Instance.Detail(), Facts: abi.Candidate{Group: group, Instance: a.Prefill.ID, Rank: int32(a.Prefill.Rank)}}
 	t.add(&fixed, abi.RolePrefill, a, now)
 	trouble := reg.PairsInTrouble()
 	best := worst

@@ -274,7 +274,7 @@ func (c *Counts) count(role abi.Role, n int32) {
 
 // appendRanks appends a row for each rank of i.
 func appendRanks(rows []Row, i *Instance, group uint32) []Row {
-	detail := i.Spec.Detail()
+	detail := i.Detail()
 	for rank := range i.ranks() {
 		rows = append(rows, Row{
 			Target: Target{Instance: i, Rank: rank}, Detail: detail,
