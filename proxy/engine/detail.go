@@ -7,7 +7,7 @@ import (
 
 // Detail returns the labels and the weight of the instance as policies get them,
 // without counts.
-func (i *Instance) Detail() abi.Detail { return detailOf(&i.Spec) }
+func (i *Instance) Detail() abi.Detail { return i.detail }
 
 func detailOf(e *config.Engine) abi.Detail {
 	d := abi.Detail{Weight: 1, Running: -1, Waiting: -1}
