@@ -29,6 +29,7 @@ var inFleet = []scenario{
 	{"answers", TestAnswersEqualOneEngine},
 	{"apis", TestAPIsEqualOneEngine},
 	{"models", TestModels},
+	{"whole routes", TestWholeRoutes},
 	{"web pages", TestWebPages},
 	{"client leaves prefill", TestClientLeavesBeforePrefillAnswered},
 	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},

@@ -159,6 +159,11 @@ func TestNoPDFieldReachesAnEngine(t *testing.T) {
 		{"/inference/v1/generate", `{"model":"sim","token_ids":[1,2,3,4,5],"sampling_params":{"max_tokens":6,"extra_args":{"kv_transfer_params":{"remote_host":"MARK"},"ec_transfer_params":{"peer":"MARK"}}}%s}`},
 		{"/generate", `{"text":"a prompt of some words for two engines","sampling_params":{"max_new_tokens":6}%s}`},
 		{"/v1/embeddings", `{"model":"sim","input":"words"%s}`},
+		{"/v1/rerank", `{"model":"sim","query":"words","documents":["a","b"]%s}`},
+		{"/score", `{"model":"sim","text_1":"words","text_2":["a","b"]%s}`},
+		{"/classify", `{"model":"sim","input":"words"%s}`},
+		{"/pooling", `{"model":"sim","input":"words"%s}`},
+		{"/v1/messages/count_tokens", `{"model":"sim","messages":[{"role":"user","content":"words"}]%s}`},
 		{"/tokenize", `{"model":"sim","prompt":"words"%s}`},
 		{"/detokenize", `{"model":"sim","tokens":[1,2]%s}`},
 	}

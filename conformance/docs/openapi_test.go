@@ -83,8 +83,21 @@ var engineRoutes = map[openai.API]route{
 	openai.VLLMGenerate: {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Generate from token ids, as vLLM's own API", body: generation("token_ids", object{"token_ids": object{"type": "array"}, "sampling_params": anyObject, "stream": stream})},
 	openai.Embeddings:   {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/embeddings", summary: "Compute embeddings", body: generation("input", object{"input": object{}})},
 	openai.Tokenize:     {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert text to token ids", body: generation("", object{"prompt": object{"type": "string"}})},
+	openai.Rerank:       rerank,
+	openai.RerankV1:     rerank,
+	openai.RerankV2:     rerank,
+	openai.Score:        {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts", body: generation("", object{"text_1": object{}, "text_2": object{}})},
+	openai.ScoreV1:      {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts; SGLang's score has the fields query, items and label_token_ids", body: generation("", object{"text_1": object{}, "text_2": object{}, "query": object{}, "items": object{}})},
+	openai.Classify:     {upstream: "vLLM", reference: vllmPooling, summary: "Classify texts", body: generation("", object{"input": object{}, "text": object{}})},
+	openai.ClassifyV1:   {upstream: "SGLang", reference: "https://docs.sglang.ai/supported_models/classify_models.html", summary: "Classify texts", body: generation("", object{"input": object{}})},
+	openai.Pooling:      {upstream: "vLLM", reference: vllmPooling, summary: "Compute pooled outputs of a model", body: generation("", object{"input": object{}})},
+	openai.CountTokens:  {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages-count-tokens", summary: "Count the tokens of messages, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}})},
 	openai.Detokenize:   {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert token ids to text", body: generation("", object{"tokens": object{"type": "array"}})},
 }
+
+const vllmPooling = "https://docs.vllm.ai/en/latest/models/pooling_models.html"
+
+var rerank = route{upstream: "Jina", reference: "https://jina.ai/reranker/", summary: "Order documents by their relevance for a query", body: generation("", object{"query": object{}, "documents": object{}, "top_n": object{"type": "integer"}})}
 
 // adminRoutes describes each route of proxy/admin.
 var adminRoutes = []route{
@@ -192,7 +205,7 @@ func publicAPI(t testing.TB) string {
 			r.codes = append(r.codes, openai.CodeNotImplemented)
 		}
 		r.errors = "Error"
-		if api == openai.Messages {
+		if api.Anthropic() {
 			r.errors = "MessagesError"
 		}
 		routes = append(routes, r)

@@ -32,6 +32,7 @@ func (g *sglang) routes(mux *http.ServeMux) {
 			"root", g.e.cfg.Model, "parent", nil, "max_model_len", g.e.maxModelLen(),
 		)}))
 	})
+	g.poolingRoutes(mux)
 	for _, path := range []string{"/v1/tokenize", "/tokenize"} {
 		mux.HandleFunc("POST "+path, g.tokenize)
 	}

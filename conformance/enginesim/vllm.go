@@ -102,6 +102,7 @@ func (v *vllm) routes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, obj("version", v.e.cfg.Version))
 	})
+	v.poolingRoutes(mux)
 	mux.HandleFunc("POST /tokenize", v.tokenize)
 	for _, route := range []string{routeChat, routeCompletions} {
 		mux.HandleFunc("POST "+route+"/render", v.render(route))

@@ -50,18 +50,17 @@ func TestAll(t *testing.T) {
 }
 
 func TestServes(t *testing.T) {
-	all := []openai.API{
-		openai.Completions, openai.Chat, openai.Responses, openai.Messages, openai.Generate,
-		openai.VLLMGenerate, openai.Embeddings, openai.Tokenize, openai.Detokenize,
+	var all []openai.API
+	for api := openai.Completions; api.Path() != ""; api++ {
+		all = append(all, api)
 	}
+	vllm := []openai.API{openai.Generate, openai.ClassifyV1}
 	refused := map[string][]openai.API{
-		"vllm-nixl": {openai.Generate}, "vllm-nixl-push": {openai.Generate}, "vllm-store": {openai.Generate}, "vllm-moriio": {openai.Generate}, "vllm-moriio-read": {openai.Generate},
-		"vllm-mooncake": {openai.Generate},
-		"vllm-p2p-nccl": {openai.Generate, openai.Responses, openai.VLLMGenerate},
-		"vllm-p2p-tier": {openai.Generate},
-		"sglang":        {openai.Responses, openai.Messages, openai.VLLMGenerate},
-		"trtllm": {openai.Messages, openai.Generate, openai.VLLMGenerate,
-			openai.Tokenize, openai.Detokenize},
+		"vllm-nixl": vllm, "vllm-nixl-push": vllm, "vllm-store": vllm, "vllm-moriio": vllm, "vllm-moriio-read": vllm, "vllm-mooncake": vllm, "vllm-p2p-tier": vllm,
+		"vllm-p2p-nccl": append(slices.Clone(vllm), openai.Responses, openai.VLLMGenerate),
+		"sglang":        {openai.Responses, openai.Messages, openai.VLLMGenerate, openai.Rerank, openai.RerankV2, openai.Score, openai.Pooling},
+		"trtllm": {openai.Messages, openai.Generate, openai.VLLMGenerate, openai.Tokenize, openai.Detokenize, openai.Rerank, openai.RerankV1, openai.RerankV2,
+			openai.Score, openai.ScoreV1, openai.Classify, openai.ClassifyV1, openai.Pooling, openai.CountTokens},
 		"none": nil,
 	}
 	for _, c := range All() {

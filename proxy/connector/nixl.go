@@ -32,7 +32,10 @@ func (nixl) Flow() abi.Flow { return abi.FlowPrefillFirst }
 // computes the prompt itself.
 func (nixl) AggregatesOn() abi.Role { return abi.RoleDecode }
 
-func (nixl) Serves(api openai.API) bool { return api.Path() != "" && api != openai.Generate }
+// Serves excludes the routes that only SGLang has.
+func (nixl) Serves(api openai.API) bool {
+	return api.Path() != "" && api != openai.Generate && api != openai.ClassifyV1
+}
 
 func (nixl) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
 

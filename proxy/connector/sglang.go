@@ -28,12 +28,13 @@ func (sglang) Flow() abi.Flow { return abi.FlowConcurrent }
 // AggregatesOn is empty: prefill and decode engines reject a request without a room.
 func (sglang) AggregatesOn() abi.Role { return 0 }
 
-// Serves accepts the three routes whose schemas have the transfer's fields, and the
-// routes that one engine answers.
+// Serves accepts the three routes whose schemas have the transfer's fields, and those whole
+// routes that SGLang has. Source: srt/entrypoints/http_server.py.
 func (sglang) Serves(api openai.API) bool {
 	switch api {
 	case openai.Completions, openai.Chat, openai.Generate,
-		openai.Embeddings, openai.Tokenize, openai.Detokenize:
+		openai.Embeddings, openai.Tokenize, openai.Detokenize, openai.RerankV1, openai.ScoreV1,
+		openai.Classify, openai.ClassifyV1, openai.CountTokens:
 		return true
 	default:
 		return false

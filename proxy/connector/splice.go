@@ -64,7 +64,7 @@ func lone(r *openai.Request) (prompt []byte, ok bool) {
 // The error is nil or an *openai.Error.
 func oneSequence(r *openai.Request) error {
 	switch {
-	case r.API == openai.Embeddings || r.API == openai.Tokenize || r.API == openai.Detokenize:
+	case !r.API.Generates():
 		return notPairable("", "This route is served by one engine.")
 	case r.N > 1 && (r.API == openai.Generate || r.API == openai.VLLMGenerate):
 		return severalSequences("sampling_params.n")

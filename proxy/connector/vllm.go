@@ -16,10 +16,10 @@ func vllmHeader(legID string, t engine.Target) []Field {
 }
 
 // vllmLeg returns the leg of a's body with the edits applied and the client's PD fields
-// cut out. Messages is the only route that rejects a body without a model
+// cut out. Anthropic's routes are the only ones that reject a body without a model
 // (anthropic/protocol.py).
 func vllmLeg(a *Attempt, dst []byte, edits []openai.Edit) Leg {
-	if a.Request.API == openai.Messages && !a.Request.HasModel {
+	if a.Request.API.Anthropic() && !a.Request.HasModel {
 		edits = append(edits, modelNamed(a))
 	}
 	return spliced(a, dst, cutPD(edits, a))

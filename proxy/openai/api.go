@@ -17,7 +17,8 @@ package openai
 // is no API.
 type API uint8
 
-// The routes that carry a body to an engine.
+// The routes that carry a body to an engine. The routes from Embeddings on are whole routes:
+// one engine answers the request alone.
 const (
 	Completions  API = iota + 1 // OpenAI completions
 	Chat                        // OpenAI chat completions
@@ -28,6 +29,15 @@ const (
 	Embeddings                  // OpenAI embeddings
 	Tokenize                    // text to token ids
 	Detokenize                  // token ids to text
+	Rerank                      // order of documents for a query, the form of Jina and Cohere
+	RerankV1                    // the same
+	RerankV2                    // the same
+	Score                       // similarity of pairs of texts
+	ScoreV1                     // the same; SGLang's score has other fields
+	Classify                    // classes of texts
+	ClassifyV1                  // the same, only in SGLang
+	Pooling                     // pooled outputs of a model
+	CountTokens                 // Anthropic's count of the tokens of messages
 )
 
 // routes is indexed by API.
@@ -42,6 +52,15 @@ var routes = [...]struct{ name, path string }{
 	Embeddings:   {"embeddings", "/v1/embeddings"},
 	Tokenize:     {"tokenize", "/tokenize"},
 	Detokenize:   {"detokenize", "/detokenize"},
+	Rerank:       {"rerank", "/rerank"},
+	RerankV1:     {"rerank", "/v1/rerank"},
+	RerankV2:     {"rerank", "/v2/rerank"},
+	Score:        {"score", "/score"},
+	ScoreV1:      {"score", "/v1/score"},
+	Classify:     {"classify", "/classify"},
+	ClassifyV1:   {"classify", "/v1/classify"},
+	Pooling:      {"pooling", "/pooling"},
+	CountTokens:  {"count_tokens", "/v1/messages/count_tokens"},
 }
 
 // APIFor returns the API of a request path; ok is false for any other path. The match
@@ -55,7 +74,8 @@ func APIFor(path string) (api API, ok bool) {
 	return 0, false
 }
 
-// String returns the short lower-case name for logs and metric labels.
+// String returns the short lower-case name for logs and metric labels. Routes that differ
+// only in their version have one name.
 func (a API) String() string {
 	if int(a) >= len(routes) {
 		a = 0
@@ -72,7 +92,11 @@ func (a API) Path() string {
 }
 
 // Generates reports whether answers of this API are text that an engine
-// produces token by token.
+// produces token by token. All other routes are whole routes.
 func (a API) Generates() bool {
 	return a != 0 && a < Embeddings
 }
+
+// Anthropic reports whether this API is one of Anthropic's, whose clients expect errors in
+// another form.
+func (a API) Anthropic() bool { return a == Messages || a == CountTokens }

@@ -8,15 +8,24 @@ func TestAPI(t *testing.T) {
 		name      string
 		generates bool
 	}{
-		"/v1/completions":        {Completions, "completions", true},
-		"/v1/chat/completions":   {Chat, "chat", true},
-		"/v1/responses":          {Responses, "responses", true},
-		"/v1/messages":           {Messages, "messages", true},
-		"/generate":              {Generate, "generate", true},
-		"/inference/v1/generate": {VLLMGenerate, "vllm_generate", true},
-		"/v1/embeddings":         {Embeddings, "embeddings", false},
-		"/tokenize":              {Tokenize, "tokenize", false},
-		"/detokenize":            {Detokenize, "detokenize", false},
+		"/v1/completions":           {Completions, "completions", true},
+		"/v1/chat/completions":      {Chat, "chat", true},
+		"/v1/responses":             {Responses, "responses", true},
+		"/v1/messages":              {Messages, "messages", true},
+		"/generate":                 {Generate, "generate", true},
+		"/inference/v1/generate":    {VLLMGenerate, "vllm_generate", true},
+		"/v1/embeddings":            {Embeddings, "embeddings", false},
+		"/tokenize":                 {Tokenize, "tokenize", false},
+		"/detokenize":               {Detokenize, "detokenize", false},
+		"/rerank":                   {Rerank, "rerank", false},
+		"/v1/rerank":                {RerankV1, "rerank", false},
+		"/v2/rerank":                {RerankV2, "rerank", false},
+		"/score":                    {Score, "score", false},
+		"/v1/score":                 {ScoreV1, "score", false},
+		"/classify":                 {Classify, "classify", false},
+		"/v1/classify":              {ClassifyV1, "classify", false},
+		"/pooling":                  {Pooling, "pooling", false},
+		"/v1/messages/count_tokens": {CountTokens, "count_tokens", false},
 	} {
 		api, ok := APIFor(path)
 		if !ok || api != want.api || api.Path() != path || api.String() != want.name || api.Generates() != want.generates {

@@ -60,9 +60,9 @@ func (e *Error) AppendJSON(dst []byte) []byte {
 }
 
 // AppendError appends the error in the form for unary clients of this API: that of
-// AppendJSON, and for messages the same with the type that Anthropic's clients expect.
+// AppendJSON, and for Anthropic's the same with the type that its clients expect.
 func (a API) AppendError(dst []byte, e *Error) []byte {
-	if a != Messages {
+	if !a.Anthropic() {
 		return e.AppendJSON(dst)
 	}
 	dst = append(dst, `{"type":"error",`...)

@@ -35,7 +35,7 @@ func TestErrorOfAnAPI(t *testing.T) {
 	plain := string(e.AppendJSON(nil))
 	for api, want := range map[API]string{
 		0: plain, Chat: plain, Responses: plain, VLLMGenerate: plain,
-		Messages: `{"type":"error",` + plain[1:],
+		Messages: `{"type":"error",` + plain[1:], CountTokens: `{"type":"error",` + plain[1:],
 	} {
 		if got := string(api.AppendError([]byte("> "), e)); got != "> "+want {
 			t.Errorf(`%v: string(api.AppendError([]byte("> "), e)) = %s, want %s`, api, got, "> "+want)

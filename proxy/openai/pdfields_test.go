@@ -34,7 +34,7 @@ func TestRefusedPDNames(t *testing.T) {
 		{`"kv_transfer_params":null`, ""},
 		{`"Kv":1,"rids":2,"\u00e9":3`, ""},
 	} {
-		for _, path := range []string{"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate", "/inference/v1/generate", "/v1/embeddings", "/tokenize", "/detokenize"} {
+		for _, path := range []string{"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate", "/inference/v1/generate", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/rerank", "/score", "/classify", "/pooling", "/v1/messages/count_tokens"} {
 			api, _ := APIFor(path)
 			err := ParseRequest(api, []byte(`{"model":"m","prompt":"x","messages":[{"role":"user"}],"input":"x","text":"x","token_ids":[1],"tokens":[1],`+tt.member+`}`), new(Request))
 			var refusal *Error

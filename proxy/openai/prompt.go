@@ -61,7 +61,7 @@ func promptForms(api API, field string) forms {
 		}
 	case "messages":
 		switch api {
-		case Chat, Messages, Tokenize, Embeddings: // the last two only in vLLM
+		case Chat, Messages, CountTokens, Tokenize, Embeddings: // the last two only in vLLM
 			return messages
 		}
 	case "input":

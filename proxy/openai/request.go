@@ -39,7 +39,8 @@ type Request struct {
 	// the length of the list. Without a prompt it is 0, otherwise 1.
 	PromptCount int
 	// PromptTokens is the length of all prompts together, in tokens: exact for token
-	// ids, otherwise a quarter of the bytes.
+	// ids, otherwise a quarter of the bytes. On a whole route whose prompt the proxy does
+	// not know, it is a quarter of the bytes of the body.
 	PromptTokens int64
 	// MessageCount is the number of messages or input items.
 	MessageCount int
@@ -100,8 +101,11 @@ func (r *Request) checkPrompt() error {
 		if v, _ := r.Get("prompt_embeds"); IsNull(v) { // vLLM's alternative form
 			return missing("prompt")
 		}
-	case Chat, Messages:
+	case Chat, Messages, CountTokens:
 		return missing("messages")
+	}
+	if !r.API.Generates() {
+		r.PromptTokens = int64(len(r.raw)+3) / 4
 	}
 	return nil
 }

@@ -94,6 +94,9 @@ func TestParseRequest(t *testing.T) {
 		{"embeddings of messages", Embeddings, `{"messages":[{}]}`,
 			facts{max: -1, n: 1, bestOf: 1, prompt: PromptMessages, raw: `[{}]`, count: 1, messages: 1, promptToks: 1}},
 		{"tokenize", Tokenize, `{"prompt":"a"}`, facts{max: -1, n: 1, bestOf: 1, prompt: PromptText, raw: `"a"`, count: 1, promptToks: 1}},
+		{"rerank", RerankV2, `{"model":"m","query":"a","documents":["b"]}`, facts{model: "m", max: -1, n: 1, bestOf: 1, promptToks: 11}},
+		{"score with another API's prompt", Score, `{"prompt":7,"messages":"x","input":{}}`, facts{max: -1, n: 1, bestOf: 1, promptToks: 10}},
+		{"count of tokens", CountTokens, `{"messages":[{}]}`, facts{max: -1, n: 1, bestOf: 1, prompt: PromptMessages, raw: `[{}]`, count: 1, messages: 1, promptToks: 1}},
 		{"detokenize", Detokenize, `{"tokens":[1]}`, facts{max: -1, n: 1, bestOf: 1, prompt: PromptTokens, raw: `[1]`, count: 1, promptToks: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -197,6 +200,10 @@ func TestParseRequestRefuses(t *testing.T) {
 		{VLLMGenerate, `{"token_ids":[]}`, "empty_array", "token_ids"},
 		{Embeddings, `{"input":{}}`, "invalid_type", "input"},
 		{Tokenize, `{"prompt":["a"]}`, "invalid_type", "prompt"},
+		{RerankV1, `{"model":["m"]}`, "invalid_type", "model"},
+		{Pooling, `{"input":"x","stream":1}`, "invalid_type", "stream"},
+		{CountTokens, `{"model":"m"}`, "missing_required_parameter", "messages"},
+		{CountTokens, `{"messages":"a"}`, "invalid_type", "messages"},
 		{Detokenize, `{"tokens":[1.5]}`, "invalid_type", "tokens"},
 	} {
 		t.Run(tt.api.String()+" "+tt.body, func(t *testing.T) {
