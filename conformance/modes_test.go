@@ -28,6 +28,8 @@ type scenario struct {
 var inFleet = []scenario{
 	{"answers", TestAnswersEqualOneEngine},
 	{"apis", TestAPIsEqualOneEngine},
+	{"models", TestModels},
+	{"web pages", TestWebPages},
 	{"client leaves prefill", TestClientLeavesBeforePrefillAnswered},
 	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},
 	{"client leaves decode", TestClientLeavesWhileDecodeStreams},
@@ -141,7 +143,7 @@ func (f *fleet) through(w *process, body string) answer {
 // engines or in the coordinator. The other worker's requests continue, and a successor serves.
 func TestWorkerKilled(t *testing.T) {
 	eachFleet(t, func(t *testing.T, connector string) {
-		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 3000)})
+		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 50_000)})
 		victim, other := f.workers[1], f.workers[0]
 		kept := chat("kept", 700, true)
 		var wg sync.WaitGroup
@@ -169,8 +171,9 @@ func TestWorkerKilled(t *testing.T) {
 		})
 		victim.strike()
 		f.workers = f.workers[:1]
-		for _, d := range f.decode {
+		for _, d := range f.decode { // until now no stream may have ended
 			d.SetFault("", 0, "")
+			d.SetDecodeUsPerToken(3000)
 		}
 		_ = victim.end() // its error counts the cut requests
 		f.eventually("its leases are gone", func() bool { return f.books() <= 1 })

@@ -297,7 +297,10 @@ func TestRequestsRefused(t *testing.T) {
 		{"GET", one, "GET", completionsPath, "", 405, "method_not_allowed"},
 		{"POST of models", one, "POST", "/v1/models", "", 405, "method_not_allowed"},
 		{"no such endpoint", one, "GET", "/v1/nothing", "", 404, `"there is no endpoint GET \"/v1/nothing\""`},
-		{"slash at the end", one, "POST", "/v1/chat/completions/", `{}`, 404, "did you mean /v1/chat/completions?"},
+		{"slash at the end", one, "POST", "/v1/chat/completions/", `{}`, 400, "'messages' is missing."},
+		{"two slashes at the end", one, "POST", "/v1/chat/completions//", `{}`, 404, "did you mean /v1/chat/completions?"},
+		{"GET with a slash at the end", one, "GET", "/v1/chat/completions/", "", 405, "method_not_allowed"},
+		{"slash alone", one, "GET", "/", "", 404, `"there is no endpoint GET \"/\""`},
 		{"without v1", one, "POST", "/chat/completions", `{}`, 404, "did you mean /v1/chat/completions?"},
 		{"v1 twice", one, "GET", "/v1/v1/models", "", 404, "did you mean /v1/models?"},
 		{"v1 before health", one, "GET", "/v1/health/", "", 404, "did you mean /health?"},
@@ -326,7 +329,10 @@ func TestRequestsRefused(t *testing.T) {
 func TestPlainEndpoints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		started := time.Now().Unix() // simulated time
-		w := newWorld(t, setup{engines: []*fakeEngine{{models: "a,b/c"}}, keys: keyLine("n", "k")})
+		w := newWorld(t, setup{keys: keyLine("n", "k"), engines: []*fakeEngine{
+			{models: "a,b/c,d/", cards: `"root":"/weights/a","parent":"base","max_model_len":4096`},
+			{name: "f", models: "a", cards: `"root":"/weights/other","max_model_len":1024`},
+		}})
 		get := func(path string) string {
 			a := ask(t.Context(), w.client, "GET", "http://proxy"+path, "", "Authorization", "Bearer k")
 			return fmt.Sprintf("%d %s", a.status, strings.TrimSpace(a.body))
@@ -334,12 +340,21 @@ func TestPlainEndpoints(t *testing.T) {
 		row := func(id string) string {
 			return fmt.Sprintf(`{"id":%q,"object":"model","created":%d,"owned_by":"pdproxy"}`, id, started)
 		}
+		cards := strings.Replace(row("a"), "}", `,"root":"/weights/a","parent":"base","max_model_len":1024}`, 1)
+		list := `200 {"object":"list","data":[` + cards + "," + row("b/c") + "," + row("d/") + `]}`
 		for path, want := range map[string]string{
-			"/v1/models":     `200 {"object":"list","data":[` + row("a") + "," + row("b/c") + `]}`,
-			"/v1/models/b/c": "200 " + row("b/c"),
-			"/v1/models/x":   `404 {"error":{"message":"the model \"x\" does not exist; the engines serve a, b/c","type":"invalid_request_error","param":"model","code":"model_not_found"}}`,
-			"/health":        `200 {"status":"ok"}`,
-			"/version":       `200 {"version":"1.2.3"}`,
+			"/v1/models":       list,
+			"/v1/models/":      list,
+			"/v1/models/a":     "200 " + cards,
+			"/v1/models/b/c":   "200 " + row("b/c"),
+			"/v1/models/b/c/":  "200 " + row("b/c"),
+			"/v1/models/b%2Fc": "200 " + row("b/c"),
+			"/v1/models/d/":    "200 " + row("d/"),
+			"/v1/models/x":     `404 {"error":{"message":"the model \"x\" does not exist; the engines serve a, b/c, d/","type":"invalid_request_error","param":"model","code":"model_not_found"}}`,
+			"/health":          `200 {"status":"ok"}`,
+			"/health/":         `200 {"status":"ok"}`,
+			"/version":         `200 {"version":"1.2.3"}`,
+			"/version/":        `200 {"version":"1.2.3"}`,
 		} {
 			if got := get(path); got != want {
 				t.Errorf("%s: %s, want %s", path, got, want)

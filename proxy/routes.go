@@ -25,11 +25,15 @@ func (s *Server) handler() http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.endPanic(r)
+		next := filtered
 		if r.URL.Path == healthPath {
-			health.ServeHTTP(w, r)
+			next = health
+		}
+		if origins := s.origins.Load(); origins != nil && r.Header["Origin"] != nil {
+			origins.serve(w, r, next)
 			return
 		}
-		filtered.ServeHTTP(w, r)
+		next.ServeHTTP(w, r)
 	})
 }
 
@@ -63,7 +67,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway
 	// The deadline also holds for handlers that read only a part of the body. ReadBody
 	// lifts it at the end of the body.
 	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
-	api, ok := openai.APIFor(r.URL.Path)
+	api, ok := openai.APIFor(endpoint(r))
 	switch {
 	case ok && r.Method == http.MethodPost && g != nil:
 		s.exchanges.Pick(w, r, api, g)
@@ -75,8 +79,16 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway
 	}
 }
 
+// endpoint returns the path of r without a slash at its end, which some clients append.
+func endpoint(r *http.Request) string {
+	if path := r.URL.Path; len(path) > 1 {
+		return strings.TrimSuffix(path, "/")
+	}
+	return r.URL.Path
+}
+
 // noEndpoint returns the text for a request to a path without an endpoint. It names the
-// endpoint that the client probably means: clients add /v1 or a slash, or leave /v1 out.
+// endpoint that the client probably means: clients add /v1 or slashes, or leave /v1 out.
 func noEndpoint(r *http.Request) string {
 	const mostPath = 200 // bytes of a client's path that the answer repeats
 	path := r.URL.Path
@@ -105,7 +117,7 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates boo
 		return true
 	}
 	var serve func(http.ResponseWriter, *http.Request)
-	switch path := r.URL.Path; {
+	switch path := endpoint(r); {
 	case path == modelsPath || strings.HasPrefix(path, modelsPath+"/"):
 		serve = s.serveModels
 	case path == healthPath:
@@ -142,6 +154,10 @@ type model struct {
 	Object  string `json:"object"`
 	Created int64  `json:"created"` // when this proxy started, in seconds since the Unix epoch
 	OwnedBy string `json:"owned_by"`
+	// The statements of the engines; absent if the engines state nothing.
+	Root        string `json:"root,omitempty"`
+	Parent      string `json:"parent,omitempty"`
+	MaxModelLen int64  `json:"max_model_len,omitempty"` // of the engine with the smallest limit, in tokens
 }
 
 // serveModels lists the models of all engines, or shows the model that the path names. A
@@ -152,12 +168,17 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 		downstream.Error(w, exchange.PublicError(err))
 		return
 	}
+	snapshot := s.options.Registry.Snapshot()
 	rows := []model{}
 	for _, id := range s.models() {
-		rows = append(rows, model{ID: id, Object: "model", Created: s.started.Unix(), OwnedBy: "pdproxy"})
+		card := snapshot.Card(id)
+		rows = append(rows, model{
+			ID: id, Object: "model", Created: s.started.Unix(), OwnedBy: "pdproxy",
+			Root: card.Root, Parent: card.Parent, MaxModelLen: card.MaxModelLen,
+		})
 	}
 	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
-	if !one {
+	if !one || name == "" {
 		downstream.JSON(w, 200, struct {
 			Object string  `json:"object"`
 			Data   []model `json:"data"`
@@ -165,6 +186,9 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
+	if i < 0 { // a model may have the name of a folder, with a slash at the end
+		i = slices.IndexFunc(rows, func(m model) bool { return m.ID == strings.TrimSuffix(name, "/") })
+	}
 	if i < 0 {
 		downstream.Error(w, exchange.UnknownModel(name, s.models()))
 		return

@@ -94,6 +94,7 @@ type Server struct {
 	started    time.Time
 	gatherer   prometheus.Gatherer // of the whole fleet
 	proxies    atomic.Pointer[admission.Proxies]
+	origins    atomic.Pointer[allowedOrigins] // nil: no web page of another origin may use the API
 }
 
 // New returns a server with that configuration. keys is nil if clients need no API key. New
@@ -142,6 +143,11 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
 	proxies := admission.Proxies(cfg.Server.ProxyNetworks())
 	s.proxies.Store(&proxies)
+	var origins *allowedOrigins
+	if list := cfg.Server.CORSOrigins; len(list) > 0 {
+		origins = (*allowedOrigins)(&list)
+	}
+	s.origins.Store(origins)
 	s.cfg.Store(cfg)
 	limit := int64(cfg.Limits.BufferMemory)
 	if limit == 0 {

@@ -430,6 +430,7 @@ type fakeEngine struct {
 	connector string // "": none
 	key       string // Authorization that the proxy should send
 	models    string // models of GET /v1/models; "": m
+	cards     string // further members of the first model of GET /v1/models
 	ranks     int    // 0: 1
 	refuse    bool   // the engine accepts no connection
 	dialing   error  // error of a dial for a leg; nil: the dial succeeds
@@ -622,6 +623,9 @@ func (p probes) RoundTrip(r *http.Request) (*http.Response, error) {
 		var list []string
 		for m := range strings.SplitSeq(or(e.models, "m"), ",") {
 			list = append(list, fmt.Sprintf(`{"id":%q}`, m))
+		}
+		if e.cards != "" {
+			list[0] = strings.Replace(list[0], "}", ","+e.cards+"}", 1)
 		}
 		resp.Body = io.NopCloser(strings.NewReader(`{"data":[` + strings.Join(list, ",") + `]}`))
 	}

@@ -41,6 +41,7 @@ var actions = map[openai.Code]string{
 	openai.CodeNotFound:                   "The [list of routes](http-api.md) has the endpoints.",
 	openai.CodeNotImplemented:             "Use another API, or another engine.",
 	openai.CodeNotPairable:                "Change the field that `param` names, or add an engine of role `both`.",
+	openai.CodeOriginNotAllowed:           "Add the origin to `server.cors_origins`.",
 	openai.CodePluginBusy:                 "Send the request again. See [the limits of plugins](plugin-limits.md).",
 	openai.CodePluginFailed:               "The log of the proxy has the reason.",
 	openai.CodePluginParked:               "Correct the filter and load it again.",

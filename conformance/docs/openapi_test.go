@@ -66,7 +66,8 @@ var publicRoutes = []route{
 
 var (
 	modelSchema = object{"type": "object", "required": []string{"id", "object", "created", "owned_by"}, "properties": object{
-		"id": text, "object": object{"const": "model"}, "created": object{"type": "integer"}, "owned_by": text,
+		"id": text, "object": object{"const": "model"}, "created": object{"type": "integer"}, "owned_by": text, "root": text, "parent": text,
+		"max_model_len": object{"type": "integer", "description": "Limit of prompt and answer together, in tokens: the smallest of the engines that serve the model."},
 	}}
 	statusSchema = object{"type": "object", "required": []string{"status"}, "properties": object{"status": text}}
 	nameSchema   = object{"type": "object", "required": []string{"name"}, "properties": object{"name": text, "state": text}}
@@ -140,7 +141,7 @@ var (
 		openai.CodeMissingField, openai.CodeModelNotFound, openai.CodeNoTarget, openai.CodeProxyOverloaded, openai.CodeLegFailed, openai.CodeLegTimeout,
 	}
 	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
-	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed} // of paths and methods that are no operation
+	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed} // of paths and methods that are no operation
 )
 
 // bodyCodes returns the codes with which the proxy refuses bodies of an API. It parses
@@ -199,7 +200,7 @@ func publicAPI(t testing.TB) string {
 	for i := range routes {
 		routes[i].codes = append(routes[i].codes, everywhere...)
 	}
-	return document("pdproxy: public API", "An API key, if server.auth.keys_file is set.", routes)
+	return document("pdproxy: public API", noOperation+preflight, "An API key, if server.auth.keys_file is set.", routes)
 }
 
 func adminAPI(testing.TB) string {
@@ -214,14 +215,17 @@ func adminAPI(testing.TB) string {
 			r.codes = append(r.codes, openai.CodeUnsupportedMediaType)
 		}
 	}
-	return document("pdproxy: admin API", "The token of the admin address.", routes)
+	return document("pdproxy: admin API", noOperation, "The token of the admin address.", routes)
 }
 
 // noOperation describes the answers with the codes noRoute.
 const noOperation = "A request to another path gets 404 `not_found`. A request to one of the paths with another method gets 405 `method_not_allowed`, and the header `Allow` lists the methods of the path. Both answers have the schema Error."
 
+// preflight describes the answers to preflight requests.
+const preflight = " If `server.cors_origins` is set, each path also takes the preflight requests of browsers (`OPTIONS` with `Origin` and `Access-Control-Request-Method`): the answer is 204, or 403 `origin_not_allowed`."
+
 // document returns an OpenAPI document.
-func document(title, auth string, routes []route) string {
+func document(title, about, auth string, routes []route) string {
 	paths := object{}
 	for _, r := range routes {
 		item, ok := paths[r.path].(object)
@@ -233,7 +237,7 @@ func document(title, auth string, routes []route) string {
 	}
 	doc := object{
 		"openapi":  "3.1.0",
-		"info":     object{"title": title, "version": "1", "description": noOperation, "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"}},
+		"info":     object{"title": title, "version": "1", "description": about, "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"}},
 		"servers":  []any{object{"url": "/"}},
 		"paths":    paths,
 		"security": []any{object{}, object{"bearer": []string{}}},

@@ -60,6 +60,11 @@ type Server struct {
 	// the address that their X-Forwarded-For names. Default empty: it is the address of the
 	// connection.
 	TrustedProxies []string `toml:"trusted_proxies"`
+	// CORSOrigins are the origins (https://chat.example.org) whose web pages may use the
+	// public API from a browser; "*" allows each page of any origin. The proxy then answers
+	// preflight requests, before keys and filters, and drops the Access-Control lines of
+	// engines. Default empty: no page of another origin.
+	CORSOrigins []string `toml:"cors_origins"`
 	// TLS is the certificate of Listen and HTTP3.
 	TLS TLS `toml:"tls"`
 	// Auth configures the API keys.
@@ -297,6 +302,7 @@ func defaultServer() Server {
 		IdleTimeout:       seconds(120),
 		WriteTimeout:      seconds(60),
 		TrustedProxies:    []string{},
+		CORSOrigins:       []string{},
 	}
 }
 

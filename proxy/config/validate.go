@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -53,6 +54,11 @@ func (k *checker) server() {
 			k.add(indexKey("server.trusted_proxies", i), "%q trusts every client to name its own address", text)
 		}
 	}
+	for i, origin := range s.CORSOrigins {
+		if !validOrigin(origin) {
+			k.add(indexKey("server.cors_origins", i), "must be * or an origin as browsers send it, such as https://chat.example.org or http://localhost:3000, found %q", origin)
+		}
+	}
 	for i, name := range k.config.Admin.AllowedHosts {
 		if name == "" || !validHost(name) {
 			k.add(indexKey("admin.allowed_hosts", i), "must be a host name without a port, found %q", name)
@@ -73,6 +79,19 @@ func (k *checker) server() {
 	if l.BufferMemory > 0 && l.BufferMemory < leastBuffers {
 		k.add("limits.buffer_memory", "must be at least %s, or 0B for a quarter of the memory, found %s", leastBuffers, l.BufferMemory)
 	}
+}
+
+// validOrigin reports whether browsers send the origin in this form (RFC 6454, 6.2): in
+// lower case, without a default port, and without a path or a slash.
+func validOrigin(origin string) bool {
+	if origin == "*" {
+		return true
+	}
+	u, err := url.Parse(origin)
+	if err != nil || u.Scheme == "" || u.Hostname() == "" || u.Scheme+"://"+u.Host != origin || origin != strings.ToLower(origin) {
+		return false
+	}
+	return !(u.Scheme == "http" && u.Port() == "80" || u.Scheme == "https" && u.Port() == "443")
 }
 
 // tls checks the certificate of a listener at the key at.

@@ -29,7 +29,8 @@ func served(path string, status int) (bool, error) {
 	return false, fmt.Errorf("read facts: %s answered with status %d", path, status)
 }
 
-// readModels copies the ids of an OpenAI list of models into f.
+// readModels copies the ids of an OpenAI list of models into f, and the statements about
+// each model.
 func readModels(f *engine.Facts, body []byte) error {
 	data, ok, err := openai.Lookup(body, "data")
 	if err != nil {
@@ -39,13 +40,35 @@ func readModels(f *engine.Facts, body []byte) error {
 	if !ok || err != nil {
 		return errors.New("read facts: " + modelsPath + ": data is no list")
 	}
-	f.Models = nil
+	f.Models, f.Cards = nil, nil
 	for model := range list {
-		if id := text(model, "id"); id != "" {
-			f.Models = append(f.Models, id)
+		id := text(model, "id")
+		if id == "" {
+			continue
+		}
+		f.Models = append(f.Models, id)
+		if card, ok := readCard(id, model); ok {
+			f.Cards = append(f.Cards, card)
 		}
 	}
 	return nil
+}
+
+// readCard reads the statements about one model. ok is false if there are none. It ignores
+// statements of a wrong type, and names that are longer than those of requests.
+func readCard(id string, model []byte) (card engine.ModelCard, ok bool) {
+	name := func(key string) string {
+		if s := text(model, key); len(s) <= openai.MaxModel {
+			return s
+		}
+		return ""
+	}
+	card = engine.ModelCard{ID: id, Root: name("root"), Parent: name("parent")}
+	if v, _, err := openai.Lookup(model, "max_model_len"); err == nil {
+		n, _ := openai.Int64(v)
+		card.MaxModelLen = max(0, n)
+	}
+	return card, card != engine.ModelCard{ID: id}
 }
 
 // readVersion copies the answer to GET /version into f.

@@ -39,16 +39,17 @@ func (s State) String() string {
 // when the instance becomes ready, and again after a restart. They are immutable once
 // published.
 type Facts struct {
-	Models        []string // ids of GET /v1/models
-	Version       string   // of GET /version or /server_info
-	Wire          string   // trtllm: wire generation g1, g2 or g3
-	DPSize        int      // data-parallel ranks the engine reports; 0 unknown
-	BootstrapPort int      // sglang prefill: port of the bootstrap registry; 0 unknown
-	FollowsRoom   bool     // sglang prefill: the rank is room mod dp size
-	PageSize      int      // tokens per KV block; 0 unknown
-	KVHash        string   // trtllm: the hash of blocks in its events, kv_cache_hash_algo; "" unknown
-	KVCacheType   string   // dtype of the KV cache; "" unknown
-	Epoch         string   // differs after a restart of the engine; "" unknown
+	Models        []string    // ids of GET /v1/models
+	Cards         []ModelCard // further statements of GET /v1/models, for each model that has some
+	Version       string      // of GET /version or /server_info
+	Wire          string      // trtllm: wire generation g1, g2 or g3
+	DPSize        int         // data-parallel ranks the engine reports; 0 unknown
+	BootstrapPort int         // sglang prefill: port of the bootstrap registry; 0 unknown
+	FollowsRoom   bool        // sglang prefill: the rank is room mod dp size
+	PageSize      int         // tokens per KV block; 0 unknown
+	KVHash        string      // trtllm: the hash of blocks in its events, kv_cache_hash_algo; "" unknown
+	KVCacheType   string      // dtype of the KV cache; "" unknown
+	Epoch         string      // differs after a restart of the engine; "" unknown
 	// EngineIDs are the ids of a vllm-mooncake prefill's engine cores, by data-parallel
 	// rank.
 	EngineIDs []string

@@ -39,6 +39,7 @@ const (
 	CodeNotFound
 	CodeNotImplemented
 	CodeNotPairable
+	CodeOriginNotAllowed
 	CodePluginBusy
 	CodePluginFailed
 	CodePluginParked
@@ -114,6 +115,7 @@ var codes = [codeCount]CodeInfo{
 	CodeNotFound:                   {"not_found", []int{404}, "", "There is no such endpoint."},
 	CodeNotImplemented:             {"not_implemented", []int{501}, "invalid_request_error", "The engines of this model cannot serve this API."},
 	CodeNotPairable:                {"not_pairable", []int{400}, "", "The form of the request excludes two legs, and no engine can serve it whole."},
+	CodeOriginNotAllowed:           {"origin_not_allowed", []int{403}, "", "A browser asked if a web page may use the API, and the configuration does not list the origin of the page."},
 	CodePluginBusy:                 {"plugin_busy", []int{503}, "", "All instances of a filter were busy."},
 	CodePluginFailed:               {"plugin_failed", []int{503, 502}, "", "A filter failed, or made an invalid request or answer."},
 	CodePluginParked:               {"plugin_parked", []int{503}, "", "A filter failed too often, and the proxy does not call it."},

@@ -1,0 +1,34 @@
+package engine
+
+import (
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// The smallest limit of the engines that serve a model holds. Encoders, draining engines and
+// engines that serve another model under the same name do not count.
+func TestCard(t *testing.T) {
+	facts := func(cards ...ModelCard) Facts {
+		f := Facts{Cards: cards}
+		for _, c := range cards {
+			f.Models = append(f.Models, c.ID)
+		}
+		return f
+	}
+	other := made(6, "other", abi.RoleBoth, "x", Ready, 1, facts(ModelCard{ID: "m", MaxModelLen: 5}))
+	other.Spec.Model = "mine"
+	s := newSnapshot([]*Instance{
+		made(1, "old", abi.RoleDecode, "x", Down, 1, facts(ModelCard{ID: "m"})),
+		made(2, "p", abi.RolePrefill, "x", Ready, 1, facts(ModelCard{ID: "lora", Parent: "m"}, ModelCard{ID: "m", MaxModelLen: 4096, Root: "/a"})),
+		made(3, "d", abi.RoleDecode, "x", Unhealthy, 1, facts(ModelCard{ID: "m", MaxModelLen: 1024, Root: "/b"})),
+		made(4, "e", abi.RoleEncode, "x", Ready, 1, facts(ModelCard{ID: "m", MaxModelLen: 7})),
+		made(5, "leaves", abi.RoleDecode, "x", Draining, 1, facts(ModelCard{ID: "m", MaxModelLen: 6})),
+		other,
+	}, false)
+	for _, want := range []ModelCard{{ID: "m", MaxModelLen: 1024, Root: "/a"}, {ID: "lora", Parent: "m"}, {ID: "mine"}, {ID: "unknown"}} {
+		if got := s.Card(want.ID); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	}
+}
