@@ -166,3 +166,18 @@ func TestNeedsVersion(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkPlaceFrame writes the place frame of 64 candidates in both versions.
+func BenchmarkPlaceFrame(b *testing.B) {
+	buffer, f := make([]byte, 1<<16), detailed(64)
+	for name, extended := range map[string]bool{"version 1": false, "version 2": true} {
+		b.Run(name, func(b *testing.B) {
+			h := header
+			h.Extended = extended
+			b.ReportAllocs()
+			for b.Loop() {
+				AppendPlace(buffer[:0], &h, f)
+			}
+		})
+	}
+}
