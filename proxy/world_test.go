@@ -67,6 +67,8 @@ type world struct {
 	end      context.CancelFunc
 	ended    chan error
 	stopped  atomic.Bool
+
+	placeable sync.Map // *engine.Instance: the registry has published it as ready
 }
 
 // newWorld starts a world. The end of the test stops the world and asserts that no lease,
@@ -99,7 +101,12 @@ func newWorld(t *testing.T, o setup) *world {
 			return upstream.New(upstream.Options{URL: u}), err
 		},
 		NewProbe: func(config.Engine) (http.RoundTripper, error) { return probes(byHost), nil },
-		APIKey:   func(spec config.Engine) (string, error) { return spec.APIKeyFile, nil },
+		OnState: func(i *engine.Instance, s engine.State) {
+			if s == engine.Ready {
+				w.placeable.Store(i, true)
+			}
+		},
+		APIKey: func(spec config.Engine) (string, error) { return spec.APIKeyFile, nil },
 	})
 	for _, e := range o.engines {
 		cfg.Engines = append(cfg.Engines, e.spec())
@@ -199,8 +206,9 @@ func (w *world) start(cfg *config.Config, engines []*fakeEngine) {
 		}
 		w.settled()
 	})
+	// An engine's state changes before the snapshot that contains this state is published.
 	for _, i := range w.registry.Snapshot().Instances {
-		for i.State() != engine.Ready {
+		for _, ok := w.placeable.Load(i); !ok; _, ok = w.placeable.Load(i) {
 			time.Sleep(time.Millisecond)
 		}
 	}
