@@ -432,18 +432,19 @@ func (l *logBuffer) String() string {
 // fakeEngine is an engine whose answers are bytes of the test. Each write waits until the
 // proxy has read it, so each write is one read.
 type fakeEngine struct {
-	name      string // "": "e"
-	at        string // host and port; "": NAME.test:80
-	role      string // "": both
-	connector string // "": none
-	key       string // Authorization that the proxy should send
-	models    string // models of GET /v1/models; "": m
-	cards     string // further members of the first model of GET /v1/models
-	ranks     int    // 0: 1
-	refuse    bool   // the engine accepts no connection
-	dialing   error  // error of a dial for a leg; nil: the dial succeeds
-	blocks    int    // tokens of a KV block in its events; 0: it has no events
-	kvHosts   string // other hosts of the engine; "": the proxy trusts the host in its answers
+	name      string        // "": "e"
+	at        string        // host and port; "": NAME.test:80
+	role      string        // "": both
+	connector string        // "": none
+	key       string        // Authorization that the proxy should send
+	models    string        // models of GET /v1/models; "": m
+	cards     string        // further members of the first model of GET /v1/models
+	ranks     int           // 0: 1
+	refuse    bool          // the engine accepts no connection
+	dialing   error         // error of a dial for a leg; nil: the dial succeeds
+	blocks    int           // tokens of a KV block in its events; 0: it has no events
+	kvHosts   string        // other hosts of the engine; "": the proxy trusts the host in its answers
+	kvLease   time.Duration // kv_lease_duration
 
 	bidirectional bool
 	serve         func(c *engineConn, nth int)
@@ -494,7 +495,7 @@ func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
 	s.URL, s.Ranks, s.Bidirectional = "http://"+e.host(), max(e.ranks, 1), e.bidirectional
-	s.KVHosts = e.kvHosts
+	s.KVHosts, s.KVLeaseDuration = e.kvHosts, config.Duration(e.kvLease)
 	if s.MoRIIO() {
 		s.KVAddress = "host:10.0.0.5,handshake:6301,notify:61005"
 	}
