@@ -30,6 +30,7 @@ var inFleet = []scenario{
 	{"apis", TestAPIsEqualOneEngine},
 	{"models", TestModels},
 	{"whole routes", TestWholeRoutes},
+	{"media", TestMedia},
 	{"web pages", TestWebPages},
 	{"client leaves prefill", TestClientLeavesBeforePrefillAnswered},
 	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},

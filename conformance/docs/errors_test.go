@@ -25,6 +25,7 @@ var actions = map[openai.Code]string{
 	openai.CodeIntegerBelowMinValue:       "Correct the field that `param` names.",
 	openai.CodeInternal:                   "Report it with the lines of the log for this request id.",
 	openai.CodeInvalidAPIKey:              "Send `Authorization: Bearer KEY`. See [keys](../howto/keys.md).",
+	openai.CodeInvalidForm:                "Send the form with a common client library, and names without escapes.",
 	openai.CodeInvalidJSON:                "Correct the body. Broken UTF-8 and trailing bytes are not allowed.",
 	openai.CodeInvalidName:                "Write the name in lower case.",
 	openai.CodeInvalidType:                "Correct the field that `param` names.",

@@ -32,6 +32,7 @@ type route struct {
 	codes                 []openai.Code // errors of this operation
 	errors                string        // schema of errors; empty: Error
 	open                  bool          // needs no token
+	form                  bool          // the body may be a form
 	upstream, reference   string        // product and page that describe the bodies of the API
 }
 
@@ -75,25 +76,32 @@ var (
 
 // engineRoutes are the routes of package openai, which carry a body to an engine.
 var engineRoutes = map[openai.API]route{
-	openai.Completions:  {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/completions", summary: "Complete a text", body: generation("prompt", object{"prompt": object{}, "max_tokens": maxTokens, "n": samples, "stream": stream})},
-	openai.Chat:         {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/chat", summary: "Answer a chat", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "max_completion_tokens": maxTokens, "n": samples, "stream": stream})},
-	openai.Responses:    {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/responses", summary: "Create a response", body: generation("input", object{"input": object{}, "max_output_tokens": maxTokens, "stream": stream})},
-	openai.Messages:     {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages", summary: "Create a message, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "stream": stream})},
-	openai.Generate:     {upstream: "SGLang", reference: "https://docs.sglang.ai/basic_usage/native_api.html", summary: "Generate, as SGLang's own API", body: generation("", object{"text": object{}, "input_ids": object{}, "sampling_params": object{}, "stream": stream})},
-	openai.VLLMGenerate: {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Generate from token ids, as vLLM's own API", body: generation("token_ids", object{"token_ids": object{"type": "array"}, "sampling_params": anyObject, "stream": stream})},
-	openai.Embeddings:   {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/embeddings", summary: "Compute embeddings", body: generation("input", object{"input": object{}})},
-	openai.Tokenize:     {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert text to token ids", body: generation("", object{"prompt": object{"type": "string"}})},
-	openai.Rerank:       rerank,
-	openai.RerankV1:     rerank,
-	openai.RerankV2:     rerank,
-	openai.Score:        {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts", body: generation("", object{"text_1": object{}, "text_2": object{}})},
-	openai.ScoreV1:      {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts; SGLang's score has the fields query, items and label_token_ids", body: generation("", object{"text_1": object{}, "text_2": object{}, "query": object{}, "items": object{}})},
-	openai.Classify:     {upstream: "vLLM", reference: vllmPooling, summary: "Classify texts", body: generation("", object{"input": object{}, "text": object{}})},
-	openai.ClassifyV1:   {upstream: "SGLang", reference: "https://docs.sglang.ai/supported_models/classify_models.html", summary: "Classify texts", body: generation("", object{"input": object{}})},
-	openai.Pooling:      {upstream: "vLLM", reference: vllmPooling, summary: "Compute pooled outputs of a model", body: generation("", object{"input": object{}})},
-	openai.CountTokens:  {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages-count-tokens", summary: "Count the tokens of messages, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}})},
-	openai.Detokenize:   {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert token ids to text", body: generation("", object{"tokens": object{"type": "array"}})},
+	openai.Completions:      {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/completions", summary: "Complete a text", body: generation("prompt", object{"prompt": object{}, "max_tokens": maxTokens, "n": samples, "stream": stream})},
+	openai.Chat:             {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/chat", summary: "Answer a chat", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "max_completion_tokens": maxTokens, "n": samples, "stream": stream})},
+	openai.Responses:        {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/responses", summary: "Create a response", body: generation("input", object{"input": object{}, "max_output_tokens": maxTokens, "stream": stream})},
+	openai.Messages:         {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages", summary: "Create a message, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "stream": stream})},
+	openai.Generate:         {upstream: "SGLang", reference: "https://docs.sglang.ai/basic_usage/native_api.html", summary: "Generate, as SGLang's own API", body: generation("", object{"text": object{}, "input_ids": object{}, "sampling_params": object{}, "stream": stream})},
+	openai.VLLMGenerate:     {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Generate from token ids, as vLLM's own API", body: generation("token_ids", object{"token_ids": object{"type": "array"}, "sampling_params": anyObject, "stream": stream})},
+	openai.Embeddings:       {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/embeddings", summary: "Compute embeddings", body: generation("input", object{"input": object{}})},
+	openai.Tokenize:         {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert text to token ids", body: generation("", object{"prompt": object{"type": "string"}})},
+	openai.Rerank:           rerank,
+	openai.RerankV1:         rerank,
+	openai.RerankV2:         rerank,
+	openai.Score:            {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts", body: generation("", object{"text_1": object{}, "text_2": object{}})},
+	openai.ScoreV1:          {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts; SGLang's score has the fields query, items and label_token_ids", body: generation("", object{"text_1": object{}, "text_2": object{}, "query": object{}, "items": object{}})},
+	openai.Classify:         {upstream: "vLLM", reference: vllmPooling, summary: "Classify texts", body: generation("", object{"input": object{}, "text": object{}})},
+	openai.ClassifyV1:       {upstream: "SGLang", reference: "https://docs.sglang.ai/supported_models/classify_models.html", summary: "Classify texts", body: generation("", object{"input": object{}})},
+	openai.Pooling:          {upstream: "vLLM", reference: vllmPooling, summary: "Compute pooled outputs of a model", body: generation("", object{"input": object{}})},
+	openai.CountTokens:      {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages-count-tokens", summary: "Count the tokens of messages, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}})},
+	openai.Transcriptions:   {upstream: "OpenAI", reference: openAIAudio + "createTranscription", summary: "Convert speech to text; the body is a form (multipart/form-data)", body: generation("", object{"file": object{}, "stream": stream})},
+	openai.Translations:     {upstream: "OpenAI", reference: openAIAudio + "createTranslation", summary: "Convert speech to English text; the body is a form (multipart/form-data)", body: generation("", object{"file": object{}})},
+	openai.Speech:           {upstream: "OpenAI", reference: openAIAudio + "createSpeech", summary: "Convert text to speech", body: generation("", object{"input": object{}})},
+	openai.ImageGenerations: {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/images/create", summary: "Make images", body: generation("", object{"prompt": object{}})},
+	openai.ImageEdits:       {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/images/createEdit", summary: "Change images; the body is a form (multipart/form-data) or a JSON object", body: generation("", object{"image": object{}, "prompt": object{}})},
+	openai.Detokenize:       {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert token ids to text", body: generation("", object{"tokens": object{"type": "array"}})},
 }
+
+const openAIAudio = "https://platform.openai.com/docs/api-reference/audio/"
 
 const vllmPooling = "https://docs.vllm.ai/en/latest/models/pooling_models.html"
 
@@ -180,6 +188,9 @@ func bodyCodes(t testing.TB, api openai.API) []openai.Code {
 			codes = append(codes, refused.Code)
 		}
 	}
+	if api.TakesForm() {
+		codes = append(codes, openai.CodeInvalidForm)
+	}
 	return codes
 }
 
@@ -190,7 +201,7 @@ func publicAPI(t testing.TB) string {
 		if !ok {
 			t.Errorf("no description of %s", api.Path())
 		}
-		r.method, r.path, r.ok = "post", api.Path(), 200
+		r.method, r.path, r.ok, r.form = "post", api.Path(), 200, api.TakesForm()
 		r.codes = slices.Concat(filtered, keyed, withBody, bodyCodes(t, api))
 		if api.Generates() {
 			r.codes = append(r.codes, twoLegs...)
@@ -316,7 +327,11 @@ func operation(r route) object {
 		o["externalDocs"] = object{"url": r.reference, "description": r.upstream}
 	}
 	if r.body != nil {
-		o["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": r.body}}}
+		content := object{"application/json": object{"schema": r.body}}
+		if r.form {
+			content["multipart/form-data"] = object{"schema": r.body}
+		}
+		o["requestBody"] = object{"required": true, "content": content}
 	}
 	if parameters := parametersOf(r); parameters != nil {
 		o["parameters"] = parameters

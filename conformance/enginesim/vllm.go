@@ -103,6 +103,7 @@ func (v *vllm) routes(mux *http.ServeMux) {
 		writeJSON(w, http.StatusOK, obj("version", v.e.cfg.Version))
 	})
 	v.poolingRoutes(mux)
+	v.mediaRoutes(mux)
 	mux.HandleFunc("POST /tokenize", v.tokenize)
 	for _, route := range []string{routeChat, routeCompletions} {
 		mux.HandleFunc("POST "+route+"/render", v.render(route))

@@ -280,7 +280,7 @@ func (o *observation) streamEnded() {
 		reason = "error_event"
 	case events.Aborted:
 		reason = "aborted"
-	case !events.Done:
+	case !events.Done && env.Request.API.Generates():
 		reason = "no_end"
 	default:
 		o.succeeded()

@@ -317,7 +317,7 @@ func (s *streamRelay) end() error {
 	switch {
 	case events.Aborted:
 		return errAborted
-	case !events.Done && !events.Failed:
+	case !events.Done && !events.Failed && env.Request.API.Generates(): // other APIs may have no closing event
 		return errNoEnd
 	}
 	if rest, err := a.completedEvents(rest); err != nil {

@@ -34,7 +34,8 @@ func (sglang) Serves(api openai.API) bool {
 	switch api {
 	case openai.Completions, openai.Chat, openai.Generate,
 		openai.Embeddings, openai.Tokenize, openai.Detokenize, openai.RerankV1, openai.ScoreV1,
-		openai.Classify, openai.ClassifyV1, openai.CountTokens:
+		openai.Classify, openai.ClassifyV1, openai.CountTokens,
+		openai.Transcriptions, openai.ImageGenerations, openai.ImageEdits: // images: multimodal_gen/runtime/entrypoints
 		return true
 	default:
 		return false

@@ -140,11 +140,11 @@ func (c *Client) Cut() { c.cut = true }
 // MustCut reports whether Cut was called.
 func (c *Client) MustCut() bool { return c.cut }
 
-// AppendFields appends the client's header lines that every leg carries. The two lines
-// that may hold an API key are included only if keepKey is set, and PD lines (rank,
-// x-override-*) only if trust is set.
-func (c *Client) AppendFields(dst []upstream.Field, keepKey, trust bool) []upstream.Field {
-	return appendFields(dst, c.r.Header, keepKey, trust)
+// AppendFields appends the client's header lines that every leg carries, with that
+// Content-Type. The two lines that may hold an API key are included only if keepKey is set,
+// and PD lines (rank, x-override-*) only if trust is set.
+func (c *Client) AppendFields(dst []upstream.Field, contentType string, keepKey, trust bool) []upstream.Field {
+	return appendFields(dst, c.r.Header, contentType, keepKey, trust)
 }
 
 // Body returns the request's body, nil before ReadBody and after ReleaseBody. It is valid

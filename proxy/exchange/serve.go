@@ -124,7 +124,7 @@ func (x *exchange) read(client string) error {
 	if err := x.client.ReadBody(client); err != nil {
 		return err
 	}
-	if err := openai.ParseRequest(x.req.API, x.client.Body(), &x.req); err != nil {
+	if err := openai.ReadRequest(x.req.API, x.client.Header().Get("Content-Type"), x.client.Body(), &x.req); err != nil {
 		return err
 	}
 	x.meter()
@@ -151,7 +151,7 @@ func (x *exchange) admit(client string) (leave func(), err error) {
 // describe fills in the question for the coordinator.
 func (x *exchange) describe() error {
 	e := &x.env
-	e.Fields = x.client.AppendFields(e.Fields[:0], e.Key == "", e.Config.Server.TrustPDFields)
+	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
 	if sc := x.route.Sidecar(); sc != nil {
 		e.Fields = sc.Strip(e.Fields)
 	}

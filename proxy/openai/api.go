@@ -20,24 +20,29 @@ type API uint8
 // The routes that carry a body to an engine. The routes from Embeddings on are whole routes:
 // one engine answers the request alone.
 const (
-	Completions  API = iota + 1 // OpenAI completions
-	Chat                        // OpenAI chat completions
-	Responses                   // OpenAI responses
-	Messages                    // Anthropic messages
-	Generate                    // SGLang's native route
-	VLLMGenerate                // vLLM's tokens-in, tokens-out route
-	Embeddings                  // OpenAI embeddings
-	Tokenize                    // text to token ids
-	Detokenize                  // token ids to text
-	Rerank                      // order of documents for a query, the form of Jina and Cohere
-	RerankV1                    // the same
-	RerankV2                    // the same
-	Score                       // similarity of pairs of texts
-	ScoreV1                     // the same; SGLang's score has other fields
-	Classify                    // classes of texts
-	ClassifyV1                  // the same, only in SGLang
-	Pooling                     // pooled outputs of a model
-	CountTokens                 // Anthropic's count of the tokens of messages
+	Completions      API = iota + 1 // OpenAI completions
+	Chat                            // OpenAI chat completions
+	Responses                       // OpenAI responses
+	Messages                        // Anthropic messages
+	Generate                        // SGLang's native route
+	VLLMGenerate                    // vLLM's tokens-in, tokens-out route
+	Embeddings                      // OpenAI embeddings
+	Tokenize                        // text to token ids
+	Detokenize                      // token ids to text
+	Rerank                          // order of documents for a query, the form of Jina and Cohere
+	RerankV1                        // the same
+	RerankV2                        // the same
+	Score                           // similarity of pairs of texts
+	ScoreV1                         // the same; SGLang's score has other fields
+	Classify                        // classes of texts
+	ClassifyV1                      // the same, only in SGLang
+	Pooling                         // pooled outputs of a model
+	CountTokens                     // Anthropic's count of the tokens of messages
+	Transcriptions                  // OpenAI speech to text
+	Translations                    // OpenAI speech to English text
+	Speech                          // OpenAI text to speech
+	ImageGenerations                // OpenAI images
+	ImageEdits                      // OpenAI changes of images
 )
 
 // routes is indexed by API.
@@ -61,6 +66,12 @@ var routes = [...]struct{ name, path string }{
 	ClassifyV1:   {"classify", "/v1/classify"},
 	Pooling:      {"pooling", "/pooling"},
 	CountTokens:  {"count_tokens", "/v1/messages/count_tokens"},
+
+	Transcriptions:   {"transcriptions", "/v1/audio/transcriptions"},
+	Translations:     {"translations", "/v1/audio/translations"},
+	Speech:           {"speech", "/v1/audio/speech"},
+	ImageGenerations: {"image_generations", "/v1/images/generations"},
+	ImageEdits:       {"image_edits", "/v1/images/edits"},
 }
 
 // APIFor returns the API of a request path; ok is false for any other path. The match
@@ -100,3 +111,8 @@ func (a API) Generates() bool {
 // Anthropic reports whether this API is one of Anthropic's, whose clients expect errors in
 // another form.
 func (a API) Anthropic() bool { return a == Messages || a == CountTokens }
+
+// TakesForm reports whether a body of this API may be a form instead of a JSON object.
+func (a API) TakesForm() bool {
+	return a == Transcriptions || a == Translations || a == ImageEdits
+}

@@ -23,6 +23,7 @@ const (
 	CodeIntegerBelowMinValue
 	CodeInternal
 	CodeInvalidAPIKey
+	CodeInvalidForm
 	CodeInvalidJSON
 	CodeInvalidName
 	CodeInvalidType
@@ -99,6 +100,7 @@ var codes = [codeCount]CodeInfo{
 	CodeIntegerBelowMinValue:       {"integer_below_min_value", []int{400}, "", "A number of the request is too small."},
 	CodeInternal:                   {"internal", []int{500}, "internal_error", "The proxy has a fault."},
 	CodeInvalidAPIKey:              {"invalid_api_key", []int{401}, "", "The request has no valid API key."},
+	CodeInvalidForm:                {"invalid_form", []int{400}, "", "The body is not a valid form (multipart/form-data), or parsers could read it in different ways."},
 	CodeInvalidJSON:                {"invalid_json", []int{400}, "", "The body is not one valid JSON object."},
 	CodeInvalidName:                {"invalid_name", []int{400}, "", "A field has a name with capital letters that the engines reserve in lower case."},
 	CodeInvalidType:                {"invalid_type", []int{400}, "", "A field has the wrong type."},

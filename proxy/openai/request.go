@@ -45,7 +45,17 @@ type Request struct {
 	// MessageCount is the number of messages or input items.
 	MessageCount int
 
-	fixedLimit bool // MaxTokens comes from max_completion_tokens
+	fixedLimit  bool       // MaxTokens comes from max_completion_tokens
+	contentType string     // of a form; "": the body is a JSON object
+	formEdits   []formEdit // edits that cut the PD fields of a form, in its order
+}
+
+// ReadRequest is ParseForm for a form that the API takes, otherwise ParseRequest.
+func ReadRequest(api API, contentType string, body []byte, r *Request) error {
+	if api.TakesForm() && IsForm(contentType) {
+		return ParseForm(api, contentType, body, r)
+	}
+	return ParseRequest(api, body, r)
 }
 
 // ParseRequest scans a body, as strictly as [Object.Parse], and fills r. It reads the
