@@ -1,9 +1,9 @@
 package abi
 
 // DecodeHeader reads the header of a frame into h and returns the frame's hook.
-// ok is false when b does not begin with a whole frame of this version.
+// ok is false when b does not begin with a whole frame of version 1 or 2.
 func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
-	if len(b) < HeaderSize || get32(b, offMagic) != Magic || get16(b, offVersion) != Version {
+	if len(b) < HeaderSize || get32(b, offMagic) != Magic || get16(b, offVersion)-1 >= Version {
 		return HookNone, false
 	}
 	if size := get32(b, offHeader); size < HeaderSize || uint64(size)+uint64(get32(b, offFacts)) > uint64(len(b)) ||
@@ -15,6 +15,7 @@ func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
 	h.Random = get64(b, offRandom)
 	h.UnixMilli = int64(get64(b, offUnixMilli))
 	h.Seed = get32(b, offSeed)
+	h.Extended = get16(b, offVersion) > 1
 	return Hook(get16(b, offHook)), true
 }
 
@@ -26,7 +27,7 @@ func PolicyOf(b []byte) uint32 { return get32(b, offPolicy) }
 // functions do not allocate, and the texts in f share the memory of b.
 func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 	facts, ok := factsOf(b, HookPlan, planSize)
-	if !ok || !decodeRequest(b, facts, &f.Request) {
+	if !ok || !decodeRequest(b, facts, &f.Request, planSize) {
 		return false
 	}
 	f.PrefillTargets = int32(get32(facts, planPrefill))
@@ -46,10 +47,11 @@ func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 // DecodePlace reads a place frame into f. The candidates are the frame's own
 // rows where the layout is that of version 1. Otherwise DecodePlace copies them
 // to spare, which grows when needed and can be reused in the next call. The
-// same holds for f.Pairs.
+// details are the frame's own rows too; rows of a later version are copied to
+// new memory.
 func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 	facts, ok := factsOf(b, HookPlace, placeSize)
-	if !ok || !decodeRequest(b, facts, &f.Request) {
+	if !ok || !decodeRequest(b, facts, &f.Request, placeSize) {
 		return false
 	}
 	f.Flow = Flow(facts[placeFlow])
@@ -68,6 +70,12 @@ func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 	default:
 		*spare = decodeRows(b[from:], n, stride, (*spare)[:0])
 		f.Candidates = *spare
+	}
+	f.Details = nil
+	if get16(b, offVersion) > 1 {
+		if f.Details, ok = decodeDetails(b, facts, n); !ok {
+			return false
+		}
 	}
 	if f.Pairs = f.Pairs[:0]; get32(facts, placePairs+4) != 0 && !decodePairs(b, facts, f) {
 		return false
@@ -109,7 +117,7 @@ func DecodeMint(b []byte, f *MintFacts) (ok bool) {
 // DecodeLeg reads a leg frame into f.
 func DecodeLeg(b []byte, f *LegFacts) (ok bool) {
 	facts, ok := factsOf(b, HookLeg, legSize)
-	if !ok || !decodeRequest(b, facts, &f.Request) {
+	if !ok || !decodeRequest(b, facts, &f.Request, legSize) {
 		return false
 	}
 	f.Event = LegEvent(facts[legEvent])
@@ -134,7 +142,7 @@ func DecodeLeg(b []byte, f *LegFacts) (ok bool) {
 // DecodeFinish reads a finish frame into f.
 func DecodeFinish(b []byte, f *FinishFacts) (ok bool) {
 	facts, ok := factsOf(b, HookFinish, finSize)
-	if !ok || !decodeRequest(b, facts, &f.Request) {
+	if !ok || !decodeRequest(b, facts, &f.Request, finSize) {
 		return false
 	}
 	f.Outcome = Outcome(facts[finOutcome])
@@ -157,11 +165,22 @@ func DecodeFinish(b []byte, f *FinishFacts) (ok bool) {
 	return ok
 }
 
-// factsOf returns the facts of a frame of this hook and version. ok is false
-// when they are shorter than atLeast bytes.
+// factsOf returns the facts of a frame of this hook. ok is false when they are
+// shorter than atLeast bytes, the size in version 1, or than those of their version.
 func factsOf(b []byte, hook Hook, atLeast int) (facts []byte, ok bool) {
-	if len(b) < HeaderSize || get64(b, offMagic) != Magic|Version<<32|uint64(hook)<<48 {
+	if len(b) < HeaderSize {
 		return nil, false
+	}
+	if word := get64(b, offMagic); word != Magic|1<<32|uint64(hook)<<48 {
+		if word != Magic|2<<32|uint64(hook)<<48 {
+			return nil, false
+		}
+		if hook != HookMint {
+			atLeast += identitySize
+		}
+		if hook == HookPlace {
+			atLeast += moreSize
+		}
 	}
 	header, size := int(get32(b, offHeader)), int(get32(b, offFacts))
 	if header < HeaderSize || size < atLeast || header+size > len(b) {
@@ -170,7 +189,13 @@ func factsOf(b []byte, hook Hook, atLeast int) (facts []byte, ok bool) {
 	return b[header : header+size], true
 }
 
-func decodeRequest(b, facts []byte, r *RequestFacts) (ok bool) {
+// decodeRequest reads the request's facts. The identity of version 2 is at the
+// offset identity of the facts.
+func decodeRequest(b, facts []byte, r *RequestFacts, identity int) (ok bool) {
+	r.Identity = Identity{}
+	if get16(b, offVersion) > 1 {
+		r.Identity = Identity{get64(facts, identity+identityClient), get32(facts, identity+identityTenant), get32(facts, identity+identityClass)}
+	}
 	r.PromptTokens = int64(get64(facts, reqPromptTokens))
 	r.MaxTokens = int64(get64(facts, reqMaxTokens))
 	r.N = int64(get64(facts, reqN))

@@ -5,7 +5,7 @@ package abi
 // small; dst may be the guest's memory itself. The frame must begin at an
 // address that is a multiple of 8.
 func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
-	w := begin(dst, HookPlan, h, planSize, f.FrameSize())
+	w := begin(dst, HookPlan, h, planSize+identityIn(h.Extended), f.FrameSize(h.Extended))
 	w.request(&f.Request)
 	put32(w.facts, planPrefill, uint32(f.PrefillTargets))
 	put32(w.facts, planDecode, uint32(f.DecodeTargets))
@@ -18,13 +18,20 @@ func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 	putFloat(w.facts, planBothMicros, f.BothMicros)
 	putFloat(w.facts, planTransferMicros, f.TransferMicros)
 	putFloat(w.facts, planHandoverMicros, f.HandoverMicros)
+	if h.Extended {
+		w.identity(planSize, &f.Request.Identity)
+	}
 	return w.dst
 }
 
 // AppendPlace appends a frame of the place hook. The sequence and the random
 // number come from the facts, not from the header.
 func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
-	w := begin(dst, HookPlace, h, placeSize, f.FrameSize())
+	size := placeSize
+	if h.Extended {
+		size += identitySize + moreSize
+	}
+	w := begin(dst, HookPlace, h, size, f.FrameSize(h.Extended))
 	put64(w.frame, offSequence, f.Sequence)
 	put64(w.frame, offRandom, f.Random)
 	put32(w.facts, placeFlow, uint32(f.Flow))
@@ -35,13 +42,18 @@ func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 	for i := range f.Pairs {
 		w.pair(&f.Pairs[i])
 	}
+	if h.Extended {
+		w.section(placeSize+identitySize+moreDetails, len(f.Details), DetailSize)
+		w.dst = appendDetails(w.dst, f.Details)
+		w.identity(placeSize, &f.Request.Identity)
+	}
 	w.request(&f.Request)
 	return w.dst
 }
 
 // AppendMint appends a frame of the mint hook.
 func AppendMint(dst []byte, h *Header, f *MintFacts) []byte {
-	w := begin(dst, HookMint, h, mintSize, f.FrameSize())
+	w := begin(dst, HookMint, h, mintSize, f.FrameSize(false))
 	put64(w.facts, mintUnixMilli, uint64(f.UnixMilli))
 	put32(w.facts, mintCounter, uint32(f.Counter))
 	w.facts[mintNode] = f.Node
@@ -51,7 +63,7 @@ func AppendMint(dst []byte, h *Header, f *MintFacts) []byte {
 
 // AppendLeg appends a frame of the leg hook.
 func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
-	w := begin(dst, HookLeg, h, legSize, f.FrameSize())
+	w := begin(dst, HookLeg, h, legSize+identityIn(h.Extended), f.FrameSize(h.Extended))
 	w.facts[legEvent] = byte(f.Event)
 	w.facts[legPhase] = byte(f.Phase)
 	w.facts[legFlow] = byte(f.Flow)
@@ -64,6 +76,9 @@ func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
 	put32(w.facts, legPartRank, uint32(f.PartRank))
 	put64(w.facts, legID, f.ID)
 	put64(w.facts, legElapsed, uint64(f.Elapsed))
+	if h.Extended {
+		w.identity(legSize, &f.Request.Identity)
+	}
 	w.text(legEngine, f.Engine)
 	w.text(legReason, f.Reason)
 	w.request(&f.Request)
@@ -72,7 +87,7 @@ func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
 
 // AppendFinish appends a frame of the finish hook.
 func AppendFinish(dst []byte, h *Header, f *FinishFacts) []byte {
-	w := begin(dst, HookFinish, h, finSize, f.FrameSize())
+	w := begin(dst, HookFinish, h, finSize+identityIn(h.Extended), f.FrameSize(h.Extended))
 	w.facts[finOutcome] = byte(f.Outcome)
 	w.facts[finFlow] = byte(f.Flow)
 	w.facts[finFailed] = byte(f.Failed)
@@ -89,6 +104,9 @@ func AppendFinish(dst []byte, h *Header, f *FinishFacts) []byte {
 	put64(w.facts, finCachedTokens, uint64(f.CachedTokens))
 	put64(w.facts, finOutputTokens, uint64(f.OutputTokens))
 	put32(w.facts, finAttempts, f.Attempts)
+	if h.Extended {
+		w.identity(finSize, &f.Request.Identity)
+	}
 	w.text(finReason, f.Reason)
 	w.request(&f.Request)
 	return w.dst
@@ -113,7 +131,10 @@ func begin(dst []byte, hook Hook, h *Header, facts, total int) writer {
 	frame := dst[base:]
 	clear(frame)
 	put32(frame, offMagic, Magic)
-	put16(frame, offVersion, Version)
+	put16(frame, offVersion, 1)
+	if h.Extended {
+		put16(frame, offVersion, 2)
+	}
 	put16(frame, offHook, uint16(hook))
 	put32(frame, offHeader, HeaderSize)
 	put32(frame, offTotal, uint32(total))
@@ -143,6 +164,13 @@ func (w *writer) request(r *RequestFacts) {
 	w.text(reqModel, r.Model)
 	w.text(reqConversation, r.Conversation)
 	w.text(reqPrompt, r.Prompt)
+}
+
+// identity writes the identity at the given offset of the facts.
+func (w *writer) identity(at int, i *Identity) {
+	put64(w.facts, at+identityClient, i.Client)
+	put32(w.facts, at+identityTenant, i.Tenant)
+	put32(w.facts, at+identityClass, i.Class)
 }
 
 // text appends s and stores its position at the given offset of the facts.

@@ -126,6 +126,24 @@ const (
 	finAttempts     = reqSize + 80
 	finReason       = reqSize + 88
 	finSize         = reqSize + 96
+
+	// A frame of version 2 has these facts after those of version 1: the identity,
+	// and after it those of place.
+	identityClient = 0
+	identityTenant = 8
+	identityClass  = 12
+	identitySize   = 16
+	moreDetails    = 0 // offset, count, stride
+	moreSize       = 16
+
+	detailZone     = 0
+	detailRevision = 4
+	detailHardware = 8
+	detailWeight   = 12
+	detailRunning  = 16
+	detailWaiting  = 20
+	detailLabels   = 24
+	labelSize      = 8
 )
 
 // Header holds the values of a frame that are not facts.
@@ -135,28 +153,44 @@ type Header struct {
 	Random    uint64 // drawn for this frame; of a place frame PlaceFacts.Random
 	UnixMilli int64  // the host's clock
 	Seed      uint32 // the same in all frames of one process, drawn at its start
+	Extended  bool   // the frame is one of version 2
 }
 
 // FrameSize returns the size of the facts' frame in bytes, so that a caller can
-// fit it into a guest's scratch buffer.
-func (f *PlanFacts) FrameSize() int { return HeaderSize + planSize + f.Request.textSize() }
-
-// FrameSize returns the size of the facts' frame.
-func (f *PlaceFacts) FrameSize() int {
-	return HeaderSize + placeSize + len(f.Candidates)*RowSize + len(f.Pairs)*pairSize + f.Request.textSize()
+// fit it into a guest's scratch buffer. extended is Header.Extended of the frame.
+func (f *PlanFacts) FrameSize(extended bool) int {
+	return HeaderSize + planSize + identityIn(extended) + f.Request.textSize()
 }
 
 // FrameSize returns the size of the facts' frame.
-func (f *MintFacts) FrameSize() int { return HeaderSize + mintSize }
+func (f *PlaceFacts) FrameSize(extended bool) int {
+	size := HeaderSize + placeSize + len(f.Candidates)*RowSize + len(f.Pairs)*pairSize + f.Request.textSize()
+	if extended {
+		size += identitySize + moreSize + len(f.Details)*DetailSize
+	}
+	return size
+}
+
+// FrameSize returns the size of the facts' frame. Those of mint are the same in
+// both versions.
+func (f *MintFacts) FrameSize(bool) int { return HeaderSize + mintSize }
 
 // FrameSize returns the size of the facts' frame.
-func (f *LegFacts) FrameSize() int {
-	return HeaderSize + legSize + len(f.Engine) + len(f.Reason) + f.Request.textSize()
+func (f *LegFacts) FrameSize(extended bool) int {
+	return HeaderSize + legSize + identityIn(extended) + len(f.Engine) + len(f.Reason) + f.Request.textSize()
 }
 
 // FrameSize returns the size of the facts' frame.
-func (f *FinishFacts) FrameSize() int {
-	return HeaderSize + finSize + len(f.Reason) + f.Request.textSize()
+func (f *FinishFacts) FrameSize(extended bool) int {
+	return HeaderSize + finSize + identityIn(extended) + len(f.Reason) + f.Request.textSize()
+}
+
+// identityIn returns the size of the identity in a frame.
+func identityIn(extended bool) int {
+	if extended {
+		return identitySize
+	}
+	return 0
 }
 
 func (f *RequestFacts) textSize() int { return len(f.Model) + len(f.Conversation) + len(f.Prompt) }

@@ -35,9 +35,11 @@ func ParseHook(s string) (h Hook, ok bool) {
 	return HookNone, false
 }
 
-// Version is the version of the contract that this package describes. Frames
-// carry it, and the names of exports and foreign functions contain it.
-const Version = 1
+// Version is the version of the contract that this package describes. Version 2
+// adds facts to version 1: the frames of a policy that declares none of them
+// are those of version 1, byte for byte. Names of exports and foreign functions
+// contain the version that introduced them.
+const Version = 2
 
 const prefix = "pdproxy_v1_"
 
@@ -64,9 +66,23 @@ const (
 	NeedConversation                   // RequestFacts.Conversation, Candidate.Home
 	NeedRanks                          // a row for each rank; this proxy always gives them
 	NeedPairs                          // PlaceFacts.Pairs
+	NeedDetails                        // PlaceFacts.Details
+	NeedIdentity                       // RequestFacts.Identity
 )
 
-var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs"}
+// version2 are the needs that version 2 added.
+const version2 = NeedDetails | NeedIdentity
+
+var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs", "details", "identity"}
+
+// Version returns the version of the frames for a policy with these needs: 2 if
+// it needs a fact that version 2 added, otherwise 1.
+func (n Needs) Version() uint16 {
+	if n&version2 != 0 {
+		return 2
+	}
+	return 1
+}
 
 // Names returns the needs as `pdproxy plugin inspect` shows them. It leaves out bits that this
 // version does not define.

@@ -132,6 +132,16 @@ type RequestFacts struct {
 	Conversation string // key of the conversation; "" without NeedConversation or when there is none
 	Prompt       string // the JSON of prompt or messages; "" without NeedPrompt
 	Turn         int32  // of the conversation, from 1; 0: not known; needs NeedConversation
+	Identity            // of the client; needs NeedIdentity
+}
+
+// Identity is what the proxy knows about the sender of a request. The zero value
+// is an unknown sender. A number is the same in all processes of a deployment
+// with the same configuration.
+type Identity struct {
+	Client uint64 // hash of the client's name; never of its key
+	Tenant uint32 // number of the tenant
+	Class  uint32 // number of the priority class
 }
 
 // PlanFacts are the facts for the plan policy: the request, the number of
@@ -242,6 +252,10 @@ type PlaceFacts struct {
 	Fixed      int32 // index of a prefill candidate that the policy must keep, or -1
 	Candidates []Candidate
 	Pairs      []Pair // needs NeedPairs; a pair that is not listed is PairUnknown
+
+	// Details has one entry for each candidate, in the same order. It is empty
+	// without NeedDetails, and in frames of version 1.
+	Details []Detail
 
 	// Sequence counts the earlier placements with candidates from the same
 	// targets: the same model and the same shape of legs. Where conversations

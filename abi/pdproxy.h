@@ -32,6 +32,8 @@ typedef struct {
 #define PDPROXY_NEED_CONVERSATION 4ULL
 #define PDPROXY_NEED_RANKS 8ULL
 #define PDPROXY_NEED_PAIRS 16ULL
+#define PDPROXY_NEED_DETAILS 32ULL
+#define PDPROXY_NEED_IDENTITY 64ULL
 #define PDPROXY_FLAG_STREAM 1ULL
 #define PDPROXY_FLAG_PAIR_BROKEN 2ULL
 #define PDPROXY_ROLE_PREFILL 1ULL
@@ -69,7 +71,7 @@ typedef struct {
 
 typedef struct {
 	uint32_t magic; /* PDF1, 0x31464450 */
-	uint16_t version; /* 1 */
+	uint16_t version; /* 1, or 2 if the policy needs a fact of version 2 */
 	uint16_t hook; /* 1 plan, 2 place, 3 mint, 4 leg, 5 finish */
 	uint32_t header_size; /* 64; the facts begin there */
 	uint32_t total_size; /* of the frame */
@@ -217,6 +219,39 @@ typedef struct {
 	pdproxy_text reason; /* of the error */
 } pdproxy_finish;
 _Static_assert(sizeof(pdproxy_finish) == 160, "pdproxy_finish");
+
+typedef struct {
+	uint64_t client; /* hash of the client's name, never of its key; 0: unknown */
+	uint32_t tenant; /* number of the tenant; 0: unknown */
+	uint32_t class; /* number of the priority class; 0: unknown */
+} pdproxy_identity;
+_Static_assert(sizeof(pdproxy_identity) == 16, "pdproxy_identity");
+
+typedef struct {
+	pdproxy_table details; /* one row for each candidate, in the same order; no row if the policy does not need details */
+	uint32_t reserved_12;
+} pdproxy_more;
+_Static_assert(sizeof(pdproxy_more) == 16, "pdproxy_more");
+
+typedef struct {
+	uint32_t zone; /* value of the label zone */
+	uint32_t revision; /* value of the label revision */
+	uint32_t hardware; /* value of the label hardware */
+	float weight; /* as configured; 1 without a configuration */
+	int32_t running; /* requests that run, in the engine's last report; -1: not known, or the report is too old */
+	int32_t waiting; /* requests that wait there; -1: not known */
+	uint32_t name_0; /* first other label, in the order of the names' texts */
+	uint32_t value_0;
+	uint32_t name_1;
+	uint32_t value_1;
+	uint32_t name_2;
+	uint32_t value_2;
+	uint32_t name_3;
+	uint32_t value_3;
+	uint32_t name_4;
+	uint32_t value_4;
+} pdproxy_detail;
+_Static_assert(sizeof(pdproxy_detail) == 64, "pdproxy_detail");
 /* end of the generated part */
 
 static uint64_t pdproxy_memory[PDPROXY_SCRATCH / 8];

@@ -30,6 +30,8 @@ pub const NEED_BLOCKS: u64 = 2;
 pub const NEED_CONVERSATION: u64 = 4;
 pub const NEED_RANKS: u64 = 8;
 pub const NEED_PAIRS: u64 = 16;
+pub const NEED_DETAILS: u64 = 32;
+pub const NEED_IDENTITY: u64 = 64;
 pub const FLAG_STREAM: u32 = 1;
 pub const FLAG_PAIR_BROKEN: u32 = 2;
 pub const ROLE_PREFILL: u8 = 1;
@@ -68,7 +70,7 @@ pub const OUT_SCORED: u32 = 1;
 #[repr(C)]
 pub struct Header {
     pub magic: u32, // PDF1, 0x31464450
-    pub version: u16, // 1
+    pub version: u16, // 1, or 2 if the policy needs a fact of version 2
     pub hook: u16, // 1 plan, 2 place, 3 mint, 4 leg, 5 finish
     pub header_size: u32, // 64; the facts begin there
     pub total_size: u32, // of the frame
@@ -225,6 +227,42 @@ pub struct Finish {
     pub reason: Text, // of the error
 }
 const _: () = assert!(core::mem::size_of::<Finish>() == 160);
+
+#[repr(C)]
+pub struct Identity {
+    pub client: u64, // hash of the client's name, never of its key; 0: unknown
+    pub tenant: u32, // number of the tenant; 0: unknown
+    pub class: u32, // number of the priority class; 0: unknown
+}
+const _: () = assert!(core::mem::size_of::<Identity>() == 16);
+
+#[repr(C)]
+pub struct More {
+    pub details: Table, // one row for each candidate, in the same order; no row if the policy does not need details
+    pub reserved_12: u32,
+}
+const _: () = assert!(core::mem::size_of::<More>() == 16);
+
+#[repr(C)]
+pub struct Detail {
+    pub zone: u32, // value of the label zone
+    pub revision: u32, // value of the label revision
+    pub hardware: u32, // value of the label hardware
+    pub weight: f32, // as configured; 1 without a configuration
+    pub running: i32, // requests that run, in the engine's last report; -1: not known, or the report is too old
+    pub waiting: i32, // requests that wait there; -1: not known
+    pub name_0: u32, // first other label, in the order of the names' texts
+    pub value_0: u32,
+    pub name_1: u32,
+    pub value_1: u32,
+    pub name_2: u32,
+    pub value_2: u32,
+    pub name_3: u32,
+    pub value_3: u32,
+    pub name_4: u32,
+    pub value_4: u32,
+}
+const _: () = assert!(core::mem::size_of::<Detail>() == 64);
 /* end of the generated part */
 
 #[repr(align(8))]

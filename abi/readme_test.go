@@ -53,6 +53,14 @@ var layouts = map[string]map[string]int{
 		"first_byte_us": finFirstByte, "total_us": finTotal, "prompt_tokens": finPromptTokens, "cached_tokens": finCachedTokens,
 		"output_tokens": finOutputTokens, "attempts": finAttempts, "reason": finReason, "end": finSize,
 	},
+	"Identity 1": {"client": identityClient, "tenant": identityTenant, "class": identityClass, "end": identitySize},
+	"Details 1":  {"details": moreDetails, "end": moreSize},
+	"Details 2": {
+		"zone": detailZone, "revision": detailRevision, "hardware": detailHardware, "weight": detailWeight, "running": detailRunning, "waiting": detailWaiting,
+		"name_0": detailLabels, "value_0": detailLabels + 4, "name_1": detailLabels + labelSize, "value_1": detailLabels + labelSize + 4,
+		"name_2": detailLabels + 2*labelSize, "value_2": detailLabels + 2*labelSize + 4, "name_3": detailLabels + 3*labelSize,
+		"value_3": detailLabels + 3*labelSize + 4, "name_4": detailLabels + 4*labelSize, "value_4": detailLabels + 4*labelSize + 4, "end": DetailSize,
+	},
 }
 
 // sizes are the sizes in bytes of the types in README.md. A field without a
@@ -141,15 +149,27 @@ func readTables(t *testing.T) map[string]*layoutTable {
 func exampleFrames() map[string][]byte {
 	h := &Header{Sequence: 5, Random: 0x1122334455667788, UnixMilli: 1735689600123, Seed: 7}
 	r := RequestFacts{PromptTokens: 100, MaxTokens: 16, N: 1, Stream: true, Model: "m"}
+	extended := *h
+	extended.Extended = true
+	known := r
+	known.Identity = Identity{Client: 0x0102030405060708, Tenant: 2, Class: 1}
+	candidates := []Candidate{
+		{Instance: 1, Group: 1, Roles: RolePrefill, Requests: 1, Tokens: 40},
+		{Instance: 2, Group: 1, Roles: RoleDecode},
+		{Instance: 3, Rank: 1, Group: 1, Roles: RoleDecode},
+	}
 	return map[string][]byte{
+		"details": AppendPlace(nil, &extended, &PlaceFacts{
+			Request: known, Flow: FlowConcurrent, Fixed: -1, Sequence: h.Sequence, Random: h.Random, Candidates: candidates,
+			Details: []Detail{
+				{Zone: LabelID("a"), Weight: 1, Running: 2, Waiting: 1},
+				{Zone: LabelID("a"), Weight: 1, Running: -1, Waiting: -1},
+				{Zone: LabelID("b"), Weight: 0.5, Running: 0, Waiting: 0, Labels: [OtherLabels]Label{{LabelID("rack"), LabelID("7")}}},
+			},
+		}),
 		"plan": AppendPlan(nil, h, &PlanFacts{Request: r, PrefillTargets: 2, DecodeTargets: 3, BothTargets: 1}),
 		"place": AppendPlace(nil, h, &PlaceFacts{
-			Request: r, Flow: FlowConcurrent, Fixed: -1, Sequence: h.Sequence, Random: h.Random,
-			Candidates: []Candidate{
-				{Instance: 1, Group: 1, Roles: RolePrefill, Requests: 1, Tokens: 40},
-				{Instance: 2, Group: 1, Roles: RoleDecode},
-				{Instance: 3, Rank: 1, Group: 1, Roles: RoleDecode},
-			},
+			Request: r, Flow: FlowConcurrent, Fixed: -1, Sequence: h.Sequence, Random: h.Random, Candidates: candidates,
 		}),
 		"mint": AppendMint(nil, h, &MintFacts{UnixMilli: h.UnixMilli, Node: 1, Worker: 2, Counter: 3}),
 		"leg": AppendLeg(nil, h, &LegFacts{

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net/http"
@@ -104,4 +105,47 @@ func TestAdminContextOutlivesBody(t *testing.T) {
 			t.Errorf("%q", text)
 		}
 	})
+}
+
+// TestConnectionAfterStoppedBody: an answer to a body that came too late says that the
+// connection closes. net/http has ended the contexts of all requests of the connection, so
+// the proxy serves no other request there, even if the rest of the body comes.
+func TestConnectionAfterStoppedBody(t *testing.T) {
+	for _, tt := range []struct {
+		name, head string
+		admin      bool
+		status     int
+	}{
+		{"public", "POST /v1/completions HTTP/1.1", false, 408},
+		{"admin", "POST /v1/engines HTTP/1.1\r\nAuthorization: Bearer " + adminToken, true, 400},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, setup{})
+				l := w.public
+				if tt.admin {
+					l = w.admin
+				}
+				conn, err := l.Dial()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				head := tt.head + "\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
+				fmt.Fprint(conn, head+"10\r\n\r\n{")
+				in := bufio.NewReader(conn)
+				resp, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != tt.status || !resp.Close {
+					t.Errorf("answer: got %d, close %v, %v", resp.StatusCode, resp.Close, err)
+				}
+				go fmt.Fprint(conn, "        }"+head+"2\r\n\r\n{}") // fails when the proxy closes the connection
+				if text, _ := io.ReadAll(in); len(text) > 0 {
+					t.Errorf("another answer: %q", text)
+				}
+			})
+		})
+	}
 }

@@ -18,7 +18,7 @@ var none = abi.PlaceDecision{Prefill: -1, Decode: -1}.Pack()
 
 // refuse logs that a frame cannot be decoded or has no policy.
 func refuse(hook abi.Hook) {
-	Log(LogError, "a frame of the "+hook.String()+" hook is not of version 1, or for a policy that is not there")
+	Log(LogError, "a frame of the "+hook.String()+" hook is not of version 1 or 2, or for a policy that is not there")
 }
 
 func onPlan(frame []byte) uint64 {

@@ -287,3 +287,35 @@ response_headers: call proxy_close_stream 1`))
 	}
 	w.waitIdle(0)
 }
+
+// TestConnectionAfterALateBody: the body of a paused request does not come in time. The
+// answer announces the end of the connection. With full duplex, as in the proxy,
+// net/http does not announce the end by itself.
+func TestConnectionAfterALateBody(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", "[s]\nrequest_headers: return 1"))
+	w.chain.Set(w.plugins, Limits{ReadTimeout: time.Millisecond})
+	chain := w.chain.Wrap(http.HandlerFunc(echo))
+	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(rw).EnableFullDuplex(); err != nil {
+			t.Error(err)
+		}
+		chain.ServeHTTP(rw, r)
+	}))
+	defer srv.Close()
+	c, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: h\r\nX-Script: s\r\nContent-Length: 4\r\n\r\nb"); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != 408 || !resp.Close {
+		t.Errorf("got %d, close %v", resp.StatusCode, resp.Close)
+	}
+}

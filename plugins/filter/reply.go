@@ -109,7 +109,7 @@ func (s *stream) reply(r *reply) {
 	s.details.Store(&r.details)
 	w.headers, w.trailers, w.headed, w.ended = r.headerMap(s.requestHeaders.get("X-Request-Id")), nil, false, false
 	s.responseHeaders.Store(w.headers)
-	s.dst.wrote, s.dst.closed, s.dst.local = true, true, true
+	s.dst.wrote, s.dst.closed = true, true
 	if s.r.ProtoMajor >= 2 { // a client may keep the flow-control window of its stream at 0
 		s.rc().SetWriteDeadline(time.Now().Add(replyTimeout))
 	}

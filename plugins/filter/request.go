@@ -30,6 +30,7 @@ type source struct {
 	err     error       // of the last read, except io.EOF
 	reading atomic.Bool // a read is running
 	begun   atomic.Bool // the first read has started, and the last has not ended
+	broken  atomic.Bool // a deadline has ended a read, or may have ended net/http's own read
 	ahead   *readAhead  // a read that is running, or whose result waits
 	buf     []byte
 
@@ -209,6 +210,9 @@ func (src *source) read(p []byte) (int, error) {
 	n, err := src.body.Read(p)
 	if err != nil {
 		src.begun.Store(false)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			src.broken.Store(true)
+		}
 	}
 	src.reading.Store(false)
 	return n, err
@@ -217,7 +221,13 @@ func (src *source) read(p []byte) (int, error) {
 // breakRead ends reads of the client's body whose result is not needed. Without
 // it, net/http would read the rest of a started body before it sends the head
 // of an answer.
+//
+// A running read may reach the end of the body at the same time. net/http then already
+// waits for the next request, and the deadline ends that wait.
 func (s *stream) breakRead() {
+	if s.src.reading.Load() {
+		s.src.broken.Store(true)
+	}
 	if s.rc().SetReadDeadline(time.Unix(1, 0)) != nil {
 		s.src.body.Close()
 	}

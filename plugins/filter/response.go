@@ -19,7 +19,6 @@ type destination struct {
 	declared int64 // its Content-Length, -1: none
 	came     int64 // bytes of its body
 	closed   bool  // its body has ended
-	local    bool  // a filter or the chain answers instead of the next handler
 	noBody   bool  // the answer has no body
 	err      error // of the last write to the client
 }
@@ -343,14 +342,19 @@ func (s *stream) commit(known int64) bool {
 			header[name] = values
 		}
 	}
-	// stop then ends the read by a deadline that has passed. If the body has ended at the
-	// same time, net/http already waits for the next request on the connection: it ends the
-	// contexts of all later requests of the connection with that deadline.
-	if s.dst.local && s.r.ProtoMajor == 1 && s.src.begun.Load() {
-		header.Set("Connection", "close")
+	if s.mustClose() {
+		header["Connection"] = []string{"close"}
 	}
 	s.w.WriteHeader(status)
 	return true
+}
+
+// mustClose reports whether the client's connection cannot serve another request. When
+// a deadline ends a read of an HTTP/1.1 connection, net/http cancels the contexts of
+// this request and of all later requests of the connection. A read that is still
+// running also ends in this way, because the stream does not wait for the result.
+func (s *stream) mustClose() bool {
+	return s.r.ProtoMajor == 1 && (s.src.broken.Load() || s.src.reading.Load())
 }
 
 // fixLength corrects the Content-Length where a filter can change the body.

@@ -226,8 +226,8 @@ func (s *stream) settle() {
 			s.stop(errCut)
 			return
 		case r != nil:
+			s.stop(errAnswered) // first: the head of the reply says whether the connection closes
 			s.reply(r)
-			s.stop(errAnswered)
 			_ = s.flush() // an error means that the client has hung up
 		case !s.resp.resumeAll():
 			s.passed(response)

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"context"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -103,6 +104,64 @@ func TestNames(t *testing.T) {
 	p, _ := v.Find(abi.HookPlace, "first")
 	if d, reason := p.Place(policytest.Pair("")); d != (abi.PlaceDecision{Prefill: 0, Decode: 2}) || reason != "" {
 		t.Errorf("the second place policy: %+v, %q", d, reason)
+	}
+}
+
+// TestVersion2: a module that declares needs of version 2 gets those facts. The same
+// module without them gets frames of version 1, so that it finds no zone.
+func TestVersion2(t *testing.T) {
+	l := newLoading()
+	f := policytest.Pair("zone")
+	f.Request.Tenant = 7
+	for i := range f.Candidates {
+		zone := "b"
+		if i%2 == 0 {
+			zone = "a"
+		}
+		f.Details = append(f.Details, abi.Detail{Zone: abi.LabelID(zone), Weight: float32(i) + 0.5})
+	}
+	if d, reason := hook(t, l.load(t), abi.HookPlace).Place(f); reason != Nonsense {
+		t.Errorf("without needs: %+v, %q", d, reason)
+	}
+	l.config = "needs=version2"
+	v := l.load(t)
+	if d, reason := hook(t, v, abi.HookPlace).Place(f); d != (abi.PlaceDecision{Prefill: 0, Decode: 2}) || reason != "" {
+		t.Errorf("with needs: %+v, %q", d, reason)
+	}
+	if !f.Scored || f.Candidates[3].Score != 3.5 {
+		t.Errorf("scores %v %+v", f.Scored, f.Candidates)
+	}
+}
+
+// TestVersion1: modules that were built for version 1 of the contract run as they
+// did. testdata/v1 has them as they were built then; nothing rebuilds them.
+func TestVersion1(t *testing.T) {
+	for _, name := range []string{"c.wasm", "rust.wasm"} {
+		t.Run(name, func(t *testing.T) {
+			wasm, err := os.ReadFile("testdata/v1/" + name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := newLoading()
+			l.Wasm = wasm
+			l.Load.CompileWorkers = 2
+			v, err := Load(t.Context(), l.Options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := v.Close(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}()
+			f := policytest.Pair("")
+			f.Candidates[0].Requests, f.Candidates[3].Requests = 5, 5
+			f.Details = make([]abi.Detail, len(f.Candidates))
+			p := v.Policies()[0]
+			if d, reason := p.Place(f); p.Hook != abi.HookPlace || d != (abi.PlaceDecision{Prefill: 1, Decode: 2}) || reason != "" {
+				t.Errorf("%s %+v, %q", p.Hook, d, reason)
+			}
+		})
 	}
 }
 

@@ -175,6 +175,7 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 				v.add(h, "", 0)
 			}
 		}
+		v.extend()
 		return nil
 	}
 	var count [abi.HookFinish + 1]uint32
@@ -215,7 +216,15 @@ func (v *Version) describeNeeds(ctx context.Context, m *vm) error {
 			p.Needs |= n.Needs
 		}
 	}
+	v.extend()
 	return err
+}
+
+// extend selects the version of the frames of each policy, by its needs.
+func (v *Version) extend() {
+	for _, p := range v.policies {
+		p.extended = (p.Needs | v.needs).Version() > 1
+	}
 }
 
 // add registers a policy; name is "" for the policy of an unnamed hook.

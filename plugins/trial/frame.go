@@ -46,6 +46,7 @@ type requestJSON struct {
 	Conversation string `json:"conversation"`
 	Prompt       string `json:"prompt"`
 	Turn         int32  `json:"turn"`
+	abi.Identity        // client, tenant and class
 }
 
 // plainRequest returns a request without optional fields.
@@ -109,6 +110,29 @@ type candidateFact struct {
 	RecentTokens   float32 `json:"recent_tokens"`
 	RecentRequests float32 `json:"recent_requests"`
 	Busy           float32 `json:"busy"`
+	detailJSON
+}
+
+// detailJSON holds the facts of abi.Detail.
+type detailJSON struct {
+	Labels  map[string]string `json:"labels"`
+	Weight  *float32          `json:"weight"`  // nil: 1
+	Running *int32            `json:"running"` // nil: not known
+	Waiting *int32            `json:"waiting"`
+}
+
+func (j *detailJSON) detail() (abi.Detail, error) {
+	d := abi.Detail{Weight: 1, Running: -1, Waiting: -1}
+	if j.Weight != nil {
+		d.Weight = *j.Weight
+	}
+	if j.Running != nil {
+		d.Running = *j.Running
+	}
+	if j.Waiting != nil {
+		d.Waiting = *j.Waiting
+	}
+	return d, d.SetLabels(j.Labels)
 }
 
 type pairJSON struct {

@@ -12,8 +12,9 @@ import (
 // TestFrames reads a frame of each hook with every field in it.
 func TestFrames(t *testing.T) {
 	const request = `"request": {"prompt_tokens": 7, "max_tokens": 8, "n": 2, "stream": true, "pair_broken": true,
-		"model": "m", "conversation": "c", "prompt": "[1]", "turn": 4}`
-	facts := abi.RequestFacts{PromptTokens: 7, MaxTokens: 8, N: 2, Stream: true, PairBroken: true, Model: "m", Conversation: "c", Prompt: "[1]", Turn: 4}
+		"model": "m", "conversation": "c", "prompt": "[1]", "turn": 4, "client": 9, "tenant": 8, "class": 7}`
+	facts := abi.RequestFacts{PromptTokens: 7, MaxTokens: 8, N: 2, Stream: true, PairBroken: true, Model: "m", Conversation: "c", Prompt: "[1]", Turn: 4,
+		Identity: abi.Identity{Client: 9, Tenant: 8, Class: 7}}
 	text := `[
 	{"hook": "plan", "name": "a", "policy": "p", "random": 18446744073709551615, "unix_ms": 5, "seed": 6, ` + request + `,
 	 "prefill_targets": 1, "decode_targets": 2, "both_targets": 3, "prefill_cached": 4, "both_cached": 5, "prefill_queued": 6, "both_queued": 7,
@@ -22,7 +23,8 @@ func TestFrames(t *testing.T) {
 	 "candidates": [
 	  {"engine": "x", "rank": 1, "score": 2.5, "facts": {"role": "prefill", "group": 3, "requests": 4, "tokens": 5, "queued": 6,
 	   "trial": true, "home": "decode", "pair": "ready", "blocks_gpu": 7, "blocks_cpu": 8, "blocks_disk": 9,
-	   "block_tokens": 16, "usage": 0.5, "token_us": 12.5, "recent_tokens": 3, "recent_requests": 0.5, "busy": 0.25}},
+	   "block_tokens": 16, "usage": 0.5, "token_us": 12.5, "recent_tokens": 3, "recent_requests": 0.5, "busy": 0.25,
+	   "labels": {"zone": "a", "rack": "7"}, "weight": 0.5, "running": 3, "waiting": 0}},
 	  {"engine": "y", "facts": {"role": "both"}}, {"engine": "x", "rank": 2, "facts": {"role": "decode"}},
 	  {"instance": 77, "facts": {"role": "decode"}}],
 	 "pairs": [{"prefill": 0, "decode": 2, "state": "broken", "transfer_us": 0.25}]},
@@ -34,6 +36,7 @@ func TestFrames(t *testing.T) {
 	 "prompt_tokens": 10, "cached_tokens": 11, "output_tokens": 12, "reason": "late"}
 	{"request_id": "r", "flow": "prefill_first", "model": "m2", "outcome": "ok", "candidates": [
 	 {"engine": "p", "rank": 0, "score": null, "facts": {"role": "prefill", "requests": 1, "tokens": 2, "trial": false, "colour": "red"}}]}`
+	plain := abi.Detail{Weight: 1, Running: -1, Waiting: -1}
 	frames, err := ReadFrames(strings.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
@@ -52,6 +55,8 @@ func TestFrames(t *testing.T) {
 				{Instance: 1, Rank: 1, Group: 3, Roles: abi.RolePrefill, Trial: true, Pair: abi.PairReady, Home: abi.RoleDecode, Requests: 4,
 					Tokens: 5, Queued: 6, BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9, BlockTokens: 16, Usage: 0.5, TokenMicros: 12.5, RecentTokens: 3, RecentRequests: 0.5, Busy: 0.25},
 				{Instance: 2, Roles: abi.RoleBoth}, {Instance: 1, Rank: 2, Roles: abi.RoleDecode}, {Instance: 77, Roles: abi.RoleDecode}},
+			Details: []abi.Detail{
+				{Zone: abi.LabelID("a"), Weight: 0.5, Running: 3, Labels: [abi.OtherLabels]abi.Label{{Name: abi.LabelID("rack"), Value: abi.LabelID("7")}}}, plain, plain, plain},
 			Pairs: []abi.Pair{{Prefill: 0, Decode: 2, State: abi.PairBroken, TransferMicros: 0.25}}},
 		&abi.MintFacts{UnixMilli: 9, Node: 1, Worker: 2, Counter: 3},
 		&abi.LegFacts{Request: facts, Event: abi.LegFailed, Phase: abi.Prefill, Flow: abi.FlowDecodeFirst, Attempt: 2, Left: 1,
@@ -60,7 +65,7 @@ func TestFrames(t *testing.T) {
 			Prefill: 1, PrefillRank: 2, Decode: 3, DecodeRank: 4, ID: 5, Attempts: 6, Placed: 7, FirstByte: 8, Total: 9,
 			PromptTokens: 10, CachedTokens: 11, OutputTokens: 12, Reason: "late"},
 		&abi.PlaceFacts{Request: abi.RequestFacts{MaxTokens: -1, N: 1, Model: "m2"}, Flow: abi.FlowPrefillFirst, Fixed: -1,
-			Candidates: []abi.Candidate{{Instance: 1, Roles: abi.RolePrefill, Requests: 1, Tokens: 2}}},
+			Candidates: []abi.Candidate{{Instance: 1, Roles: abi.RolePrefill, Requests: 1, Tokens: 2}}, Details: []abi.Detail{plain}},
 	} {
 		f := frames[i]
 		got := [...]any{nil, f.plan, f.place, f.mint, f.leg, f.finish}[f.hook]

@@ -39,6 +39,8 @@ type hookTrial struct {
 	notes   *policy.Notebook
 	vm      *host.VM // nil: the next frame starts one
 	lines   []string // of the list of policies, nil: hooks are not named
+	needs   abi.Needs
+	each    []abi.PolicyNeeds // in addition to needs
 }
 
 func newHookTrial(ctx context.Context, wasm []byte, o *Options) (*hookTrial, error) {
@@ -85,17 +87,47 @@ func (t *hookTrial) start(ctx context.Context) error {
 	if names = strings.TrimSpace(names); named && names != "" { // as in the proxy
 		t.lines = strings.Split(names, "\n")
 	}
+	if err == nil {
+		t.needs, t.each, err = readNeeds(ctx, vm)
+	}
 	t.vm = vm
 	return err
 }
 
-// index finds a policy among those of its hook.
-func (t *hookTrial) index(f *Frame) (uint32, error) {
+// readNeeds returns the needs of a module for all its policies, and those of
+// single policies in addition.
+func readNeeds(ctx context.Context, vm *host.VM) (abi.Needs, []abi.PolicyNeeds, error) {
+	all, _, err := vm.Value(ctx, abi.ExportNeeds)
+	if err != nil {
+		return 0, nil, err
+	}
+	list, _, err := vm.Text(ctx, abi.ExportPolicyNeeds)
+	if err != nil {
+		return 0, nil, err
+	}
+	each, err := abi.ParsePolicyNeeds(list)
+	return abi.Needs(all), each, err
+}
+
+// extended reports whether the policy gets frames of version 2.
+func (t *hookTrial) extended(hook abi.Hook, policy string) bool {
+	needs := t.needs
+	for _, n := range t.each {
+		if n.Hook == hook && n.Name == policy {
+			needs |= n.Needs
+		}
+	}
+	return needs.Version() > 1
+}
+
+// index finds a policy among those of its hook. It returns the policy's index and
+// name.
+func (t *hookTrial) index(f *Frame) (uint32, string, error) {
 	if t.lines == nil {
 		if f.Policy != "" {
-			return 0, fmt.Errorf("policy: the module does not name its policies, so %q cannot be found", f.Policy)
+			return 0, "", fmt.Errorf("policy: the module does not name its policies, so %q cannot be found", f.Policy)
 		}
-		return 0, nil
+		return 0, "", nil
 	}
 	var names []string
 	for _, line := range t.lines {
@@ -104,14 +136,14 @@ func (t *hookTrial) index(f *Frame) (uint32, error) {
 		}
 	}
 	if f.Policy == "" && len(names) == 1 {
-		return 0, nil
+		return 0, names[0], nil
 	}
 	for i, name := range names {
 		if name == f.Policy {
-			return uint32(i), nil
+			return uint32(i), name, nil
 		}
 	}
-	return 0, fmt.Errorf("policy: %q is not one of the module's for %s: %s", f.Policy, f.hook, strings.Join(names, ", "))
+	return 0, "", fmt.Errorf("policy: %q is not one of the module's for %s: %s", f.Policy, f.hook, strings.Join(names, ", "))
 }
 
 // frame calls the hook, and reads the answer of its last call. The next frame
@@ -133,9 +165,11 @@ func (t *hookTrial) frame(ctx context.Context, f *Frame, r *Result) (err error) 
 		return fmt.Errorf("the module has no export %s", f.hook.Export())
 	}
 	header := f.header()
-	if header.Policy, err = t.index(f); err != nil {
+	var policy string
+	if header.Policy, policy, err = t.index(f); err != nil {
 		return err
 	}
+	header.Extended = t.extended(f.hook, policy)
 	frame := f.encode(&header)
 	var spent time.Duration
 	var answer int64
@@ -149,7 +183,7 @@ func (t *hookTrial) frame(ctx context.Context, f *Frame, r *Result) (err error) 
 	if err != nil {
 		return err
 	}
-	r.Decision, err = f.decision(uint64(answer), view, len(frame))
+	r.Decision, err = f.decision(uint64(answer), view, len(frame), header.Extended)
 	return err
 }
 

@@ -63,26 +63,17 @@ func Inspect(ctx context.Context, wasm []byte, log *slog.Logger) (_ *Inspection,
 
 // ask reads the guest's list of its policies.
 func (i *Inspection) ask(ctx context.Context, vm *host.VM) error {
-	if len(i.Hooks) > 0 {
-		i.Contract = abi.Version
-	}
-	needs, _, err := vm.Value(ctx, abi.ExportNeeds)
+	all, each, err := readNeeds(ctx, vm)
 	if err != nil {
 		return err
 	}
-	list, _, err := vm.Text(ctx, abi.ExportPolicyNeeds)
-	if err != nil {
-		return err
-	}
-	each, err := abi.ParsePolicyNeeds(list)
-	if err != nil {
-		return err
-	}
-	all := abi.Needs(needs)
 	for _, n := range each {
 		all |= n.Needs
 	}
 	i.Needs = append([]string{}, all.Names()...)
+	if len(i.Hooks) > 0 {
+		i.Contract = int(all.Version())
+	}
 	names, named, err := vm.Text(ctx, abi.ExportPolicies)
 	if err != nil || !named || strings.TrimSpace(names) == "" { // hooks without names are called directly
 		return err

@@ -153,6 +153,11 @@ func (j *placeJSON) frame() (Frame, error) {
 			BlockTokens: fact.BlockTokens, Usage: fact.Usage, TokenMicros: fact.TokenMicros,
 			RecentTokens: fact.RecentTokens, RecentRequests: fact.RecentRequests, Busy: fact.Busy,
 		})
+		detail, err := fact.detail()
+		if err != nil {
+			return f, fmt.Errorf("candidates[%d].facts.labels: %w", row, err)
+		}
+		f.place.Details = append(f.place.Details, detail)
 		name := c.Engine
 		if name == "" {
 			name = fmt.Sprint(number)

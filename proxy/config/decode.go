@@ -54,6 +54,10 @@ func (d *decoder) value(key string, datum any, v reflect.Value) {
 		}
 		return
 	}
+	if labels, ok := v.Addr().Interface().(*Labels); ok {
+		d.labels(key, datum, labels)
+		return
+	}
 	switch v.Kind() {
 	case reflect.Struct:
 		if t, ok := datum.(map[string]any); ok {

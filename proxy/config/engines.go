@@ -134,6 +134,13 @@ type Engine struct {
 	// instance: that of a sidecar in front of it. ":port" is a port of URL's host; epp
 	// only. Default "": host and port of URL.
 	Endpoint string `toml:"endpoint"`
+	// Labels are the engine's labels for policies, such as its zone: at most zone,
+	// revision, hardware and 5 others, with 1 to 63 bytes for each name and value.
+	// Default {}.
+	Labels Labels `toml:"labels"`
+	// Weight is a number for policies, such as the engine's relative capacity; the
+	// built-in policies do not use it. Default 0: 1; at most 1000.
+	Weight float64 `toml:"weight"`
 	// HealthPath is the path of the health probe. Default "": a cheap path of the
 	// connector. Probes never generate tokens.
 	HealthPath string `toml:"health_path"`

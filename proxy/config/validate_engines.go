@@ -45,6 +45,12 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	if e.Bidirectional && e.Connector != ConnectorVLLMNixl {
 		k.add(key("bidirectional"), "is for connector %q, found %q", ConnectorVLLMNixl, e.Connector)
 	}
+	if err := e.Labels.check(); err != nil {
+		k.add(key("labels"), "%v", err)
+	}
+	if !(e.Weight >= 0 && e.Weight <= 1000) { // false for NaN, too
+		k.add(key("weight"), "must be 0 to 1000, found %v", e.Weight)
+	}
 	if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
 		k.add(key("health_path"), "must begin with /")
 	}

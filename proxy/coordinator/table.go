@@ -46,7 +46,7 @@ func (t *table) recycle() {
 // reset empties the table for a placement of a in p with these needs.
 func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs) {
 	t.needs, t.turn = needs, conversation.Turn{}
-	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0]}
+	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0], Details: t.place.Details[:0]}
 	t.place.Request.Model = p.Model
 	t.targets, t.fitness = t.targets[:0], t.fitness[:0]
 }
@@ -55,6 +55,13 @@ func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs) {
 func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 	c, f := r.Facts, fit
 	c.Roles = roles
+	if t.needs&abi.NeedDetails != 0 {
+		d := r.Detail
+		if said, ok := r.Load[r.Rank].Reported(); ok && said.Counts(now) {
+			d.Running, d.Waiting = said.Running, said.Waiting
+		}
+		t.place.Details = append(t.place.Details, d)
+	}
 	load := r.Load[r.Rank].View(now)
 	c.Requests, c.Tokens, c.Usage, c.TokenMicros = load.Requests, load.Tokens, load.Usage, load.PrefillMicros
 	if t.needs&abi.NeedBlocks != 0 {
@@ -93,12 +100,16 @@ func (a *Ask) excludes(i *engine.Instance) bool {
 // move copies row from to row to; to is not above from.
 func (t *table) move(to, from int) {
 	t.place.Candidates[to] = t.place.Candidates[from]
+	if len(t.place.Details) != 0 {
+		t.place.Details[to] = t.place.Details[from]
+	}
 	t.targets[to] = t.targets[from]
 	t.fitness[to] = t.fitness[from]
 }
 
 func (t *table) truncate(n int) {
 	t.place.Candidates, t.targets, t.fitness = t.place.Candidates[:n], t.targets[:n], t.fitness[:n]
+	t.place.Details = t.place.Details[:min(n, len(t.place.Details))]
 }
 
 // fillAggregated lists the targets for one leg: those of role both, and those of a phase
@@ -203,7 +214,7 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 		return false
 	}
 	t.place.Flow, t.place.Fixed = a.Prefill.Flow, 0
-	fixed := engine.Row{Target: a.Prefill, Facts: abi.Candidate{Group: group, Instance: a.Prefill.ID, Rank: int32(a.Prefill.Rank)}}
+	fixed := engine.Row{Target: a.Prefill, Detail: a.Prefill.Instance.Detail(), Facts: abi.Candidate{Group: group, Instance: a.Prefill.ID, Rank: int32(a.Prefill.Rank)}}
 	t.add(&fixed, abi.RolePrefill, a, now)
 	trouble := reg.PairsInTrouble()
 	best := worst

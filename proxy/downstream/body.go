@@ -44,5 +44,10 @@ func (c *Client) receive(limit int) (err error) {
 	if c.body, err = c.Buffer(first); err != nil {
 		return err
 	}
-	return c.fill(c.r.Body, announced, limit, func(err error) error { return bodyReadError(c.r.Context(), err) })
+	return c.fill(c.r.Body, announced, limit, func(err error) error {
+		if b := incomingOf(c.r.Context()); b != nil && b.mustClose() {
+			c.w.Header().Set("Connection", "close")
+		}
+		return bodyReadError(c.r.Context(), err)
+	})
 }

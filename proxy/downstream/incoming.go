@@ -2,8 +2,10 @@ package downstream
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,7 +43,9 @@ type incoming struct {
 	readers       *readers // nil: the deadline is the body's only limit
 	rc            http.ResponseController
 	from, to      *http.Request // the request of net/http; the request of the handlers
+	answer        http.Header   // of the answer, if only the handler's goroutine reads the body; else nil
 	ended         atomic.Bool   // the end of the body has been read
+	broken        atomic.Bool   // a deadline has ended a read; see mustClose
 	got           atomic.Int64  // bytes
 	since         atomic.Int64  // start of the running read in Unix nanoseconds; 0: no read runs
 	waited        atomic.Int64  // nanoseconds in earlier reads
@@ -90,6 +94,13 @@ func (b *incoming) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	b.leave()
+	why := b.stopped()
+	if why != nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		b.broken.Store(true)
+		if b.answer != nil && b.mustClose() {
+			b.answer.Set("Connection", "close")
+		}
+	}
 	if err == io.EOF {
 		b.ended.Store(true)
 		if t := b.from.Trailer; t != nil && b.to.Trailer == nil { // else the two requests share the map
@@ -98,11 +109,17 @@ func (b *incoming) Read(p []byte) (int, error) {
 		if b.readers == nil {
 			b.rc.SetReadDeadline(time.Time{}) // else the request's context ends with the deadline
 		}
-	} else if why := b.stopped(); why != nil {
+	}
+	if why != nil { // also at the end of the body, because the deadline may end the request's context
 		err = why
 	}
 	return n, err
 }
+
+// mustClose reports whether the connection cannot serve another request. When a deadline
+// ends a read of an HTTP/1.1 connection, net/http cancels the contexts of this request
+// and of all later requests of the connection.
+func (b *incoming) mustClose() bool { return b.from.ProtoMajor == 1 && b.broken.Load() }
 
 // begin reports whether the read is the first one.
 func (b *incoming) begin() bool {
@@ -169,6 +186,7 @@ func (b *incoming) leave() {
 
 // discard reads the rest of a body whose request has been answered. If the rest does not
 // come, discard closes the connection: the rest must not be read as another request.
+// discard also closes a connection that cannot serve another request.
 // Over HTTP/2 and HTTP/3 the protocol tells the client to stop.
 func (b *incoming) discard() {
 	if b.from.ProtoMajor != 1 || b.ended.Load() {
@@ -178,7 +196,7 @@ func (b *incoming) discard() {
 		b.rc.SetReadDeadline(time.Now()) // net/http then closes the connection
 		return
 	}
-	if b.rc.Flush() != nil || !b.readRest() {
+	if b.rc.Flush() != nil || !b.readRest() || b.mustClose() {
 		panic(http.ErrAbortHandler) // the answer has been sent
 	}
 }

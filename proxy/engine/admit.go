@@ -16,7 +16,7 @@ import (
 
 // newInstance builds an instance from its spec; r.mu is held.
 func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, error) {
-	i := &Instance{Spec: spec, Source: source, evictNow: make(chan struct{}, 1), probeNow: make(chan struct{}, 1)}
+	i := &Instance{Spec: spec, Source: source, detail: detailOf(&spec), evictNow: make(chan struct{}, 1), probeNow: make(chan struct{}, 1)}
 	i.staying, i.cancel = context.WithCancel(context.Background())
 	u, err := url.Parse(spec.URL)
 	if err != nil || u.Hostname() == "" {

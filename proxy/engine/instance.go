@@ -106,6 +106,7 @@ type Instance struct {
 	// its pairs. Tokens are prompt tokens.
 	Transfers load.Speed
 
+	detail            abi.Detail // of Spec
 	protocol          Protocol
 	kvHosts           config.KVHosts
 	state             atomic.Uint32

@@ -223,6 +223,8 @@ func fill(t *testing.T, v reflect.Value, n *int) {
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(fmt.Sprint("text ", *n))
+	case reflect.Float64:
+		v.SetFloat(float64(*n))
 	case reflect.Int, reflect.Int64:
 		v.SetInt(int64(*n))
 	case reflect.Uint32, reflect.Uint64:

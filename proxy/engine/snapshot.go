@@ -93,6 +93,9 @@ func (s *Snapshot) Peer(t Target, phase abi.Phase, tried []Target) Target {
 type Row struct {
 	Target
 	Facts abi.Candidate // loads are zero
+
+	// Detail has the labels and the weight. Counts are not known.
+	Detail abi.Detail
 }
 
 // Pool is the set of targets for one model. Group numbers are local to the pool: two
@@ -271,10 +274,11 @@ func (c *Counts) count(role abi.Role, n int32) {
 
 // appendRanks appends a row for each rank of i.
 func appendRanks(rows []Row, i *Instance, group uint32) []Row {
+	detail := i.Detail()
 	for rank := range i.ranks() {
 		rows = append(rows, Row{
-			Target: Target{Instance: i, Rank: rank},
-			Facts:  abi.Candidate{Roles: i.Role, Group: group, Instance: i.ID, Rank: int32(rank)},
+			Target: Target{Instance: i, Rank: rank}, Detail: detail,
+			Facts: abi.Candidate{Roles: i.Role, Group: group, Instance: i.ID, Rank: int32(rank)},
 		})
 	}
 	return rows

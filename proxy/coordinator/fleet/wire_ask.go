@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"encoding/binary"
+	"math"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -28,6 +29,7 @@ const (
 	askWithinPrefill
 	askWithinDecode
 	askWithinWhole
+	askIdentity
 	askFlags
 )
 
@@ -40,6 +42,7 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 		a.Request.Stream, a.Request.PairBroken, a.Two, !a.Prefill.IsZero(), !a.Same.Decode.IsZero(), !a.Only.Decode.IsZero(),
 		looked, a.Key.Conversation.First, a.Request.Prompt != "", chain == foreignChain,
 		a.Within.Prefill != nil, a.Within.Decode != nil, a.Within.Whole != nil,
+		a.Request.Identity != (abi.Identity{}),
 	} {
 		if set {
 			flags |= 1 << i
@@ -52,6 +55,9 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 	dst = wire.AppendUint(dst, a.Aggregate)
 	if flags&askPrompt != 0 {
 		dst = wire.AppendText(dst, r.Prompt)
+	}
+	if flags&askIdentity != 0 {
+		dst = wire.AppendUint(wire.AppendUint(wire.AppendUint(dst, r.Client), r.Tenant), r.Class)
 	}
 	if dst, ok = appendTargets(dst, a, flags, n); !ok {
 		return dst, false
@@ -187,6 +193,9 @@ func (h *heard) read(payload []byte, n Numbers, known names) error {
 	h.Aggregate = abi.Role(r.UintUpTo(uint64(abi.RoleBoth)))
 	if flags&askPrompt != 0 {
 		q.Prompt = string(r.Text())
+	}
+	if flags&askIdentity != 0 {
+		q.Client, q.Tenant, q.Class = r.Uint(), uint32(r.UintUpTo(math.MaxUint32)), uint32(r.UintUpTo(math.MaxUint32))
 	}
 	h.readTargets(&r, flags, n, excluded)
 	h.readKey(&r, flags, chains)

@@ -33,6 +33,7 @@ func (o *kubeObject) key() string { return o.Metadata.Namespace + "/" + o.Metada
 // kubeEndpoint is one backend of a Service. All its addresses lead to the same backend.
 type kubeEndpoint struct {
 	Addresses  []string `json:"addresses"`
+	Zone       string   `json:"zone"` // of the node; "" if the node has none
 	Conditions struct {
 		Ready       *bool `json:"ready"` // absent means true
 		Terminating *bool `json:"terminating"`

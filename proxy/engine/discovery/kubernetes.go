@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/url"
 	"os"
@@ -201,10 +202,28 @@ func (k *kubeService) engine(slice *kubeObject, at *kubeEndpoint, pod *kubeObjec
 			return refused, fmt.Errorf("annotation %s is %q, no port", annotationBootstrap, clip(is))
 		}
 	}
+	e.Labels = labelsOf(k.pattern.Labels, at, pod)
 	if err := e.Check(); err != nil {
 		return refused, err
 	}
 	return e, nil
+}
+
+// labelsOf returns the labels of an endpoint's engine for policies: the zone of its
+// node, its pod's revision if pods are read, and the pattern's labels, which come first.
+func labelsOf(pattern config.Labels, at *kubeEndpoint, pod *kubeObject) config.Labels {
+	labels := map[string]string{}
+	if at.Zone != "" {
+		labels["zone"] = at.Zone
+	}
+	if pod != nil {
+		of := pod.Metadata.Labels
+		if revision := cmp.Or(of["pod-template-hash"], of["controller-revision-hash"]); revision != "" {
+			labels["revision"] = revision
+		}
+	}
+	maps.Copy(labels, pattern.Map())
+	return config.LabelsOf(labels)
 }
 
 // port is the pattern's port, or else that of the slice: the only one, or the one named

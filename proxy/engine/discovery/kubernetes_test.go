@@ -203,3 +203,31 @@ func TestServiceSaysRole(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 }
+
+// TestKubernetesLabels: an engine has the zone of its node and the revision of its pod,
+// unless the pattern sets them.
+func TestKubernetesLabels(t *testing.T) {
+	for name, tt := range map[string]struct {
+		pods    string
+		pattern map[string]string
+		want    map[string]string
+	}{
+		"zone only":         {"", nil, map[string]string{"zone": "eu-1a"}},
+		"zone and revision": {"*", nil, map[string]string{"zone": "eu-1a", "revision": "7d9f"}},
+		"pattern":           {"*", map[string]string{"zone": "x", "hardware": "h100"}, map[string]string{"zone": "x", "revision": "7d9f", "hardware": "h100"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pattern := kubePattern("http://vllm.llm")
+			pattern.Labels = config.LabelsOf(tt.pattern)
+			s := newKube(t, config.DiscoveryKubernetes{Pods: tt.pods, Engines: []config.Engine{pattern}}, &logs{})
+			s.services[0].slices.has(t, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],"zone":"eu-1a",`+podRef+`}`, httpPort))
+			if tt.pods != "" {
+				s.services[0].pods.has(t, podOf("u1", `"pod-template-hash":"7d9f"`, ``, ``))
+			}
+			got := s.engines()
+			if len(got) != 1 || got[0].Labels != config.LabelsOf(tt.want) {
+				t.Errorf("got %+v, want labels %v", got, tt.want)
+			}
+		})
+	}
+}

@@ -176,6 +176,21 @@ func onPlace(ptr *byte, size uint32) uint64 {
 		}
 		abi.StoreScores(b, f)
 	}
+	if do == "zone" { // both legs in zone a, only for tenant 7
+		d := abi.PlaceDecision{Prefill: -1, Decode: -1}
+		for i := range f.Details {
+			switch {
+			case f.Details[i].Zone != abi.LabelID("a") || f.Request.Tenant != 7:
+			case f.Candidates[i].Roles == abi.RolePrefill:
+				d.Prefill = int32(i)
+			default:
+				d.Decode = int32(i)
+			}
+			f.Candidates[i].Score = f.Details[i].Weight
+		}
+		abi.StoreScores(b, f)
+		return d.Pack()
+	}
 	// The last row of each phase, or the first for the policy at index 1.
 	d := abi.PlaceDecision{Prefill: -1, Decode: -1}
 	for i, c := range f.Candidates {

@@ -16,6 +16,9 @@ func policies() uint64 {
 
 //go:wasmexport pdproxy_v1_needs
 func needs() uint64 {
+	if told("needs", "") == "version2" {
+		return 96
+	}
 	if told("names", "") == "" {
 		return 0
 	}

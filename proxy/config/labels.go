@@ -1,0 +1,92 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Labels are the labels of an engine: names and values of the user's choice, for
+// policies. The text has one label in each line, as "zone=a", ordered by name, so
+// that equal labels are equal texts and an Engine is comparable. "": no labels.
+type Labels string
+
+// Bounds of an engine's labels, those of the contract of policies.
+const (
+	MaxLabelSize = 63 // bytes of a name or a value
+	OtherLabels  = 5  // besides zone, revision and hardware
+)
+
+// LabelsOf returns the labels with these names and values.
+func LabelsOf(labels map[string]string) Labels {
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		if text.Len() > 0 {
+			text.WriteByte('\n')
+		}
+		text.WriteString(name + "=" + labels[name])
+	}
+	return Labels(text.String())
+}
+
+// Map returns the labels by their names; nil without labels.
+func (l Labels) Map() map[string]string {
+	if l == "" {
+		return nil
+	}
+	labels := map[string]string{}
+	for line := range strings.SplitSeq(string(l), "\n") {
+		name, value, _ := strings.Cut(line, "=")
+		labels[name] = value
+	}
+	return labels
+}
+
+// check returns why policies cannot get the labels.
+func (l Labels) check() error {
+	labels, others := l.Map(), 0
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		value := labels[name]
+		switch {
+		case !isLabelText(name) || !isLabelText(value):
+			return fmt.Errorf("names and values have letters, digits and - _ . / : only, found %q = %q", name, value)
+		case name == "" || value == "" || len(name) > MaxLabelSize || len(value) > MaxLabelSize:
+			return fmt.Errorf("names and values have 1 to %d bytes, found %q = %q", MaxLabelSize, name, value)
+		case name != "zone" && name != "revision" && name != "hardware":
+			others++
+		}
+	}
+	if others > OtherLabels {
+		return fmt.Errorf("at most %d labels besides zone, revision and hardware, found %d", OtherLabels, others)
+	}
+	return nil
+}
+
+func isLabelText(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:", r))
+	})
+}
+
+// labels fills v from a table of texts.
+func (d *decoder) labels(key string, datum any, v *Labels) {
+	t, ok := datum.(map[string]any)
+	if !ok {
+		d.wrongType(key, "table", datum)
+		return
+	}
+	labels := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(t)) {
+		text, ok := t[name].(string)
+		switch {
+		case !ok:
+			d.wrongType(joinKey(key, name), "string", t[name])
+		case strings.ContainsAny(name+text, "=\n"):
+			d.add(key, "names and values have letters, digits and - _ . / : only, found %q = %q", name, text)
+		default:
+			labels[name] = text
+		}
+	}
+	*v = LabelsOf(labels)
+}

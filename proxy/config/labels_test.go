@@ -1,0 +1,28 @@
+package config
+
+import (
+	"reflect"
+	"testing"
+)
+
+// TestLabels: the order in the file does not matter, and JSON and TOML give the same
+// engine.
+func TestLabels(t *testing.T) {
+	e, err := EngineFromJSON([]byte(`{"name": "p0", "url": "http://p0:1", "role": "both", "labels": {"zone": "a", "rack": "7"}, "weight": 2.5}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := Parse([]byte("[[engine]]\nname = 'p0'\nurl = 'http://p0:1'\nrole = 'both'\nlabels = { rack = '7', zone = 'a' }\nweight = 2.5\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Engines[0] != e {
+		t.Errorf("TOML %+v\nJSON %+v", cfg.Engines[0], e)
+	}
+	if got, want := e.Labels.Map(), map[string]string{"zone": "a", "rack": "7"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("labels %v", got)
+	}
+	if plain := DefaultEngine(); plain.Labels.Map() != nil {
+		t.Errorf("labels of an engine without labels: %v", plain.Labels.Map())
+	}
+}
