@@ -31,6 +31,7 @@ var inFleet = []scenario{
 	{"models", TestModels},
 	{"whole routes", TestWholeRoutes},
 	{"media", TestMedia},
+	{"engine routes", TestEngineRoutes},
 	{"web pages", TestWebPages},
 	{"client leaves prefill", TestClientLeavesBeforePrefillAnswered},
 	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},

@@ -67,7 +67,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway
 	// The deadline also holds for handlers that read only a part of the body. ReadBody
 	// lifts it at the end of the body.
 	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
-	api, ok := openai.APIFor(endpoint(r))
+	api, ok := s.apiOf(endpoint(r))
 	switch {
 	case ok && r.Method == http.MethodPost && g != nil:
 		s.exchanges.Pick(w, r, api, g)
@@ -77,6 +77,15 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway
 		w.Header().Set("X-Request-Id", downstream.RequestID(r))
 		downstream.Error(w, openai.NewError(openai.CodeNotFound, noEndpoint(r)))
 	}
+}
+
+// apiOf returns the API of a path: one that the proxy knows, or a route of an engine that the
+// configuration lists.
+func (s *Server) apiOf(path string) (api openai.API, ok bool) {
+	if api, ok = openai.APIFor(path); !ok && slices.Contains(s.cfg.Load().Server.EngineRoutes, path) {
+		return openai.EngineRoute, true
+	}
+	return api, ok
 }
 
 // endpoint returns the path of r without a slash at its end, which some clients append.

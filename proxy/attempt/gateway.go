@@ -137,7 +137,7 @@ func (a *attempt) spare() []engine.Target {
 // sidecar, which makes the two legs.
 func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 	env := a.env
-	f := &Forwarding{Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.API.Path(), Header: env.Fields}
+	f := &Forwarding{Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.Path(), Header: env.Fields}
 	if a.encoderPool() != nil && len(a.conn.(connector.Encoder).Encode(&a.c)) > 0 {
 		f.Encoders = env.encoders(a.encoderPool(), a.p.Decode.Spec.Connector)
 	}

@@ -81,7 +81,7 @@ func promptLogprobs(r *openai.Request) string {
 
 // Aggregated is for engines of role both, which run without disaggregation.
 func (sglang) Aggregated(a *Attempt, dst []byte) (Leg, error) {
-	if a.Decode.Spec.Ranks <= 1 {
+	if a.Decode.Spec.Ranks <= 1 || a.Request.API == openai.EngineRoute { // nothing is known about its members
 		return plain(a, dst), nil
 	}
 	var rank [20]byte

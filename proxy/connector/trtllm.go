@@ -103,6 +103,9 @@ func (trtllm) Pairable(r *openai.Request) error {
 // Aggregated is the client's request. It also has the model, which a client may omit
 // but a worker requires.
 func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
+	if a.Request.API == openai.EngineRoute { // nothing is known about its members
+		return plain(a, dst), nil
+	}
 	named := conversationNamed(a, a.Decode)
 	if a.Request.HasModel && named.Key == "" {
 		return finished(a, plain(a, dst)), nil

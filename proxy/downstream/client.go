@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -63,6 +64,9 @@ func (c *Client) Close() {
 
 // Header returns the header lines of the request. The caller must not change them.
 func (c *Client) Header() http.Header { return c.r.Header }
+
+// URL returns the target of the request. The caller must not change it.
+func (c *Client) URL() *url.URL { return c.r.URL }
 
 // RemoteAddr returns the address of the client, as net/http has it.
 func (c *Client) RemoteAddr() string { return c.r.RemoteAddr }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/admission"
@@ -126,6 +127,11 @@ func (x *exchange) read(client string) error {
 	}
 	if err := openai.ReadRequest(x.req.API, x.client.Header().Get("Content-Type"), x.client.Body(), &x.req); err != nil {
 		return err
+	}
+	if x.req.API == openai.EngineRoute {
+		if err := x.req.ReadTarget(strings.TrimSuffix(x.client.URL().Path, "/"), x.client.URL().RawQuery); err != nil {
+			return err
+		}
 	}
 	x.meter()
 	if n := x.req.Size(); n > downstream.MinDerived {

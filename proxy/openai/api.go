@@ -43,6 +43,9 @@ const (
 	Speech                          // OpenAI text to speech
 	ImageGenerations                // OpenAI images
 	ImageEdits                      // OpenAI changes of images
+	// EngineRoute is any other route of an engine, which the configuration lists.
+	// Request.Target is its path.
+	EngineRoute
 )
 
 // routes is indexed by API.
@@ -72,12 +75,13 @@ var routes = [...]struct{ name, path string }{
 	Speech:           {"speech", "/v1/audio/speech"},
 	ImageGenerations: {"image_generations", "/v1/images/generations"},
 	ImageEdits:       {"image_edits", "/v1/images/edits"},
+	EngineRoute:      {"engine_route", ""},
 }
 
 // APIFor returns the API of a request path; ok is false for any other path. The match
 // is exact: a trailing slash makes another path.
 func APIFor(path string) (api API, ok bool) {
-	for i, r := range routes[1:] {
+	for i, r := range routes[1:EngineRoute] {
 		if r.path == path {
 			return API(i + 1), true
 		}
@@ -94,7 +98,8 @@ func (a API) String() string {
 	return routes[a].name
 }
 
-// Path returns the request path, which is the same on the proxy and on the engines.
+// Path returns the request path, which is the same on the proxy and on the engines; "" for
+// EngineRoute.
 func (a API) Path() string {
 	if int(a) >= len(routes) {
 		a = 0
@@ -114,5 +119,5 @@ func (a API) Anthropic() bool { return a == Messages || a == CountTokens }
 
 // TakesForm reports whether a body of this API may be a form instead of a JSON object.
 func (a API) TakesForm() bool {
-	return a == Transcriptions || a == Translations || a == ImageEdits
+	return a == Transcriptions || a == Translations || a == ImageEdits || a == EngineRoute
 }
