@@ -125,6 +125,14 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates boo
 		methodNotAllowed(w, r, "POST")
 		return true
 	}
+	if target, ok := openai.StoredResponseAt(endpoint(r)); ok {
+		if !target.Takes(r.Method) {
+			methodNotAllowed(w, r, target.Methods())
+			return true
+		}
+		s.exchanges.ServeStored(w, r, target)
+		return true
+	}
 	var serve func(http.ResponseWriter, *http.Request)
 	switch path := endpoint(r); {
 	case path == modelsPath || strings.HasPrefix(path, modelsPath+"/"):

@@ -51,6 +51,7 @@ var actions = map[openai.Code]string{
 	openai.CodeQueueTimeout:               "Wait as `Retry-After` says. See `limits.queue_timeout`.",
 	openai.CodeReadingLimit:               "Send the request again. See `limits.max_reading`.",
 	openai.CodeRejectedByPolicy:           "Ask the author of the policy.",
+	openai.CodeResponseNotFound:           "Check the id. An engine loses its responses when it restarts, and stores a response only with `store`.",
 	openai.CodeStreamBroken:               "Send the request again.",
 	openai.CodeStringAboveMaxLength:       "Correct the field that `param` names.",
 	openai.CodeTooManyConnections:         "Use connections again, or wait. See `server.max_connections` and `server.max_connections_per_address`.",

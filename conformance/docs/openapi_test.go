@@ -60,6 +60,9 @@ var publicRoutes = []route{
 	{method: "get", path: "/v1/models", summary: "The models of all ready engines", ok: 200, codes: slices.Concat(filtered, keyed),
 		schema: object{"type": "object", "required": []string{"object", "data"}, "properties": object{"object": object{"const": "list"}, "data": object{"type": "array", "items": modelSchema}}}},
 	{method: "get", path: "/v1/models/{model}", summary: "One model", ok: 200, schema: modelSchema, codes: slices.Concat(filtered, keyed, []openai.Code{openai.CodeModelNotFound})},
+	{method: "get", path: "/v1/responses/{response_id}", summary: "A response that an engine stores", ok: 200, schema: anyObject, codes: stored, upstream: "OpenAI", reference: openAIResponses + "get"},
+	{method: "delete", path: "/v1/responses/{response_id}", summary: "Delete a response that an engine stores", ok: 200, schema: anyObject, codes: append(slices.Clone(stored), openai.CodeNotImplemented), upstream: "OpenAI", reference: openAIResponses + "delete"},
+	{method: "post", path: "/v1/responses/{response_id}/cancel", summary: "Cancel a response that an engine computes in the background", ok: 200, schema: anyObject, codes: append(slices.Clone(stored), openai.CodeNotImplemented), upstream: "OpenAI", reference: openAIResponses + "cancel"},
 	{method: "get", path: "/health", summary: "200 if the proxy can serve a request now", ok: 200, schema: statusSchema, codes: []openai.Code{openai.CodeNoTarget}},
 	{method: "get", path: "/version", summary: "The version of the proxy", ok: 200, codes: filtered,
 		schema: object{"type": "object", "required": []string{"version"}, "properties": object{"version": text}}},
@@ -100,6 +103,8 @@ var engineRoutes = map[openai.API]route{
 	openai.ImageEdits:       {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/images/createEdit", summary: "Change images; the body is a form (multipart/form-data) or a JSON object", body: generation("", object{"image": object{}, "prompt": object{}})},
 	openai.Detokenize:       {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert token ids to text", body: generation("", object{"tokens": object{"type": "array"}})},
 }
+
+const openAIResponses = "https://platform.openai.com/docs/api-reference/responses/"
 
 const openAIAudio = "https://platform.openai.com/docs/api-reference/audio/"
 
@@ -161,6 +166,9 @@ var (
 		openai.CodeClientLimit, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeNoEngineTimeout, openai.CodeInternal,
 		openai.CodeMissingField, openai.CodeModelNotFound, openai.CodeNoTarget, openai.CodeProxyOverloaded, openai.CodeLegFailed, openai.CodeLegTimeout,
 	}
+	stored = slices.Concat(filtered, keyed, []openai.Code{
+		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeInternal,
+	})
 	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
 	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed} // of paths and methods that are no operation
 )

@@ -12,7 +12,6 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -161,9 +160,7 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 			f.Header = append(f.Header, h)
 		}
 	}
-	if key := a.p.Decode.APIKey; key != "" {
-		f.Header = append(downstream.Without(f.Header, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + key})
-	}
+	f.Header = withKey(f.Header, a.p.Decode.Instance)
 	return f, nil
 }
 

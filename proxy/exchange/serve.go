@@ -188,6 +188,9 @@ func (x *exchange) describe() error {
 		x.ask.Aggregate = abi.RoleDecode // every engine can answer; keep the prefill engines free for prompts
 	}
 	x.journal.Described(&x.req)
+	if x.req.API == openai.Responses {
+		return x.follow()
+	}
 	return nil
 }
 

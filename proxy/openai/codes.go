@@ -49,6 +49,7 @@ const (
 	CodeQueueTimeout
 	CodeReadingLimit
 	CodeRejectedByPolicy
+	CodeResponseNotFound
 	CodeStreamBroken
 	CodeStringAboveMaxLength
 	CodeTooManyConnections
@@ -126,6 +127,7 @@ var codes = [codeCount]CodeInfo{
 	CodeQueueTimeout:               {"queue_timeout", []int{503}, overloaded, "No place became free in time."},
 	CodeReadingLimit:               {"reading_limit", []int{408}, "rate_limit_error", "Too many bodies arrive at the same time, and this body was the slowest."},
 	CodeRejectedByPolicy:           {"rejected_by_policy", []int{503, 429}, overloaded, "The plan policy rejected the request. The policy may choose another status of 400 to 599."},
+	CodeResponseNotFound:           {"response_not_found", []int{404}, "", "No engine holds a response of this id."},
 	CodeStreamBroken:               {"stream_broken", nil, "upstream_error", "The stream of the engine broke off after its beginning, so the answer is not complete."},
 	CodeStringAboveMaxLength:       {"string_above_max_length", []int{400}, "", "A text of the request is too long."},
 	CodeTooManyConnections:         {"too_many_connections", []int{503}, overloaded, "The client or all clients together have too many connections open. The proxy closes this connection."},
