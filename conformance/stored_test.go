@@ -138,3 +138,26 @@ func TestUnknownResponses(t *testing.T) {
 		t.Errorf("unknown previous response: got status %d: %s", got.status, got.body)
 	}
 }
+
+// TestWebSocketRefused: over real sockets the answer to a WebSocket try is 426, and the client
+// can send its request afterwards.
+func TestWebSocketRefused(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{})
+	r, err := http.NewRequest(http.MethodGet, f.url+responsesPath, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="} {
+		r.Header.Set(name, value)
+	}
+	resp, err := f.client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusUpgradeRequired || resp.Header.Get("Upgrade") == "" || !strings.Contains(string(body), `"code":"upgrade_required"`) {
+		t.Errorf("got status %d, header %v, %v: %s", resp.StatusCode, resp.Header, err, body)
+	}
+	f.respond("")
+}

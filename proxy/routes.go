@@ -122,7 +122,11 @@ func isEndpoint(path string) bool {
 func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates bool) bool {
 	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
 	if generates {
-		methodNotAllowed(w, r, "POST")
+		if r.Method == http.MethodGet && opensWebSocket(r) {
+			upgradeRequired(w, r)
+		} else {
+			methodNotAllowed(w, r, "POST")
+		}
 		return true
 	}
 	if target, ok := openai.StoredResponseAt(endpoint(r)); ok {
@@ -151,6 +155,25 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates boo
 	w.Header().Set("X-Request-Id", downstream.RequestID(r))
 	serve(w, r)
 	return true
+}
+
+// opensWebSocket reports whether a client asks to turn its connection into a WebSocket (RFC
+// 6455, 4.1).
+func opensWebSocket(r *http.Request) bool {
+	return slices.ContainsFunc(r.Header["Upgrade"], func(v string) bool { return strings.Contains(strings.ToLower(v), "websocket") })
+}
+
+// upgradeRequired answers a client that opens a WebSocket. Codex opens one for its responses
+// first. After 426 it sends its requests with POST at once; after any other status it tries the
+// WebSocket five times. RFC 9110, 15.5.22, wants a protocol in Upgrade.
+func upgradeRequired(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	if r.ProtoMajor == 1 { // later versions have no such lines
+		h.Set("Upgrade", "HTTP/1.1")
+		h.Set("Connection", "Upgrade")
+	}
+	h.Set("X-Request-Id", downstream.RequestID(r))
+	downstream.Error(w, openai.NewError(openai.CodeUpgradeRequired, "this endpoint takes no WebSocket; send the request with POST"))
 }
 
 func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {

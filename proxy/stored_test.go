@@ -121,3 +121,34 @@ func TestStoredResponseOfASilentEngine(t *testing.T) {
 		}
 	})
 }
+
+// TestWebSocketRefused: Codex falls back to POST at once only after 426.
+func TestWebSocketRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
+		for _, tt := range []struct {
+			method, path, upgrade string
+			status                int
+			code                  string
+		}{
+			{"GET", "/v1/responses", "websocket", 426, "upgrade_required"},
+			{"GET", "/v1/responses/", "WebSocket", 426, "upgrade_required"},
+			{"GET", "/v1/responses", "h2c", 405, "method_not_allowed"},
+			{"GET", "/v1/responses", "", 405, "method_not_allowed"},
+			{"PUT", "/v1/responses", "websocket", 405, "method_not_allowed"},
+			{"GET", "/v1/nothing", "websocket", 404, "not_found"},
+		} {
+			header := []string{}
+			if tt.upgrade != "" {
+				header = append(header, "Connection", "Upgrade", "Upgrade", tt.upgrade, "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version", "13")
+			}
+			a := ask(t.Context(), w.client, tt.method, "http://proxy"+tt.path, "", header...)
+			if a.status != tt.status || !strings.Contains(a.body, tt.code) || a.header.Get("X-Request-Id") == "" {
+				t.Errorf("%s %s, upgrade %q: got status %d, %v: %s", tt.method, tt.path, tt.upgrade, a.status, a.err, a.body)
+			}
+		}
+		if a := w.post(completionsPath, completions(false)); a.status != 200 {
+			t.Errorf("the next request: %+v", a)
+		}
+	})
+}

@@ -56,6 +56,7 @@ var actions = map[openai.Code]string{
 	openai.CodeStringAboveMaxLength:       "Correct the field that `param` names.",
 	openai.CodeTooManyConnections:         "Use connections again, or wait. See `server.max_connections` and `server.max_connections_per_address`.",
 	openai.CodeUnsupportedContentEncoding: "Use `gzip`, `zstd`, or no coding.",
+	openai.CodeUpgradeRequired:            "Send the request with POST. Clients such as Codex do so after this answer.",
 	openai.CodeBadEngine:                  "Correct the key that `param` names.",
 	openai.CodeBadValue:                   "Correct the value that `param` names.",
 	openai.CodeForbidden:                  "See [web pages](../howto/admin.md#web-pages).",

@@ -54,11 +54,12 @@ const (
 	CodeStringAboveMaxLength
 	CodeTooManyConnections
 	CodeUnsupportedContentEncoding
+	CodeUpgradeRequired
 )
 
 // The codes of the admin address.
 const (
-	CodeBadEngine Code = CodeUnsupportedContentEncoding + 1 + iota
+	CodeBadEngine Code = CodeUpgradeRequired + 1 + iota
 	CodeBadValue
 	CodeForbidden
 	CodeInvalidToken
@@ -132,6 +133,7 @@ var codes = [codeCount]CodeInfo{
 	CodeStringAboveMaxLength:       {"string_above_max_length", []int{400}, "", "A text of the request is too long."},
 	CodeTooManyConnections:         {"too_many_connections", []int{503}, overloaded, "The client or all clients together have too many connections open. The proxy closes this connection."},
 	CodeUnsupportedContentEncoding: {"unsupported_content_encoding", []int{415}, "", "The proxy cannot decode this Content-Encoding."},
+	CodeUpgradeRequired:            {"upgrade_required", []int{426}, "invalid_request_error", "The request opens a WebSocket, and the endpoint takes only POST."},
 
 	CodeBadEngine:            {"bad_engine", []int{400}, "", "The engine of the request has a wrong or forbidden key, or cannot be added."},
 	CodeBadValue:             {"bad_value", []int{400}, "", "A parameter or a list of policies is wrong."},
