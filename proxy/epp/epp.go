@@ -86,7 +86,7 @@ func New(o Options) *Server {
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(headRoom),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(connWindow),
-		grpc.ConnectionTimeout(handshakeTimeout), grpc.SharedWriteBuffer(true),
+		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPing, PermitWithoutStream: true}),
 	}
