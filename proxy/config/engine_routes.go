@@ -45,6 +45,8 @@ func (k *checker) engineRoutes() {
 		switch part := managementPart(route); {
 		case len(route) < 2 || route[0] != '/' || path.Clean(route) != route || strings.ContainsFunc(route, notOfPath):
 			k.add(key, "must be the exact path of a route, such as /generative_scoring, found %q", route)
+		case strings.HasPrefix(route+"/", "/v1/models/") || strings.HasPrefix(route, "/v1/responses/"):
+			k.add(key, "%q is a route of the proxy", route)
 		case part != "":
 			k.add(key, "%q manages engines (%q): clients must not reach such a route", route, part)
 		case slices.Contains(routes[:i], route):

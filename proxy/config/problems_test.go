@@ -88,6 +88,8 @@ var problemCases = []struct {
 		[]want{{"server.engine_routes[3]", 3, "exact path"}, {"server.engine_routes[4]", 3, "exact path"}, {"server.engine_routes[5]", 3, "exact path"}, {"server.engine_routes[6]", 3, "exact path"},
 			{"server.engine_routes[7]", 3, "exact path"}, {"server.engine_routes[8]", 3, "exact path"}, {"server.engine_routes[9]", 3, "exact path"}, {"server.engine_routes[10]", 4, "listed twice"}}},
 	{"management routes", "[server]\nengine_routes = ['/sleep',\n '/v1/load_lora_adapter']\n", []want{{"server.engine_routes[0]", 2, "must not reach"}, {"server.engine_routes[1]", 3, "must not reach"}}},
+	{"routes of the proxy as engine routes", "[server]\nengine_routes = ['/v1/models', '/v1/models/a',\n '/v1/responses/a']\n",
+		[]want{{"server.engine_routes[0]", 2, "of the proxy"}, {"server.engine_routes[1]", 2, "of the proxy"}, {"server.engine_routes[2]", 3, "of the proxy"}}},
 	{"CORS origins", "[server]\ncors_origins = ['*', 'tauri://localhost', 'http://[::1]:8000',\n 'a.example',\n 'https://a.example/', 'null', 'https://A.example', 'https://a.example:443', 'https://u@a.example', '']\n",
 		[]want{{"server.cors_origins[3]", 3, `found "a.example"`}, {"server.cors_origins[4]", 4, `found "https://a.example/"`}, {"server.cors_origins[5]", 4, `found "null"`},
 			{"server.cors_origins[6]", 4, "as browsers send it"}, {"server.cors_origins[7]", 4, "as browsers send it"}, {"server.cors_origins[8]", 4, "as browsers send it"}, {"server.cors_origins[9]", 4, "as browsers send it"}}},
