@@ -177,20 +177,26 @@ func TestLocalResponseWhileNextIsSilent(t *testing.T) {
 // TestLocalResponseToABodyThatHangs: when the guest answers, next waits for a
 // body that does not arrive, or does something else.
 func TestLocalResponseToABodyThatHangs(t *testing.T) {
-	for name, pause := range map[string]func(*http.Request){
-		"next reads":    func(*http.Request) {},
-		"next does not": func(r *http.Request) { <-r.Context().Done() },
+	goOn, answered := func(*http.Request) {}, func(r *http.Request) { <-r.Context().Done() }
+	for _, tt := range []struct {
+		name          string
+		before, after func(*http.Request) // the first read
+	}{
+		{"next reads", goOn, goOn},
+		{"next does not", goOn, answered},
+		{"next has not begun", answered, goOn},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
 			w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
 			failed := make(chan error, 1)
-			srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+			srv := w.serveAs(duplex(w.chain.Wrap(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				tt.before(r)
 				io.ReadFull(r.Body, make([]byte, 5))
-				pause(r)
+				tt.after(r)
 				_, err := io.ReadAll(r.Body)
 				failed <- err
-			})
+			}))))
 			body, answers := slowBody(t, srv, "s")
 			defer body.Close()
 			go io.WriteString(body, "begin") // the answer may come before the body is read
@@ -295,14 +301,7 @@ func TestConnectionAfterALateBody(t *testing.T) {
 	w := newWorld(t)
 	w.start(spec("f", "[s]\nrequest_headers: return 1"))
 	w.chain.Set(w.plugins, Limits{ReadTimeout: time.Millisecond})
-	chain := w.chain.Wrap(http.HandlerFunc(echo))
-	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if err := http.NewResponseController(rw).EnableFullDuplex(); err != nil {
-			t.Error(err)
-		}
-		chain.ServeHTTP(rw, r)
-	}))
-	defer srv.Close()
+	srv := w.serveAs(duplex(w.chain.Wrap(http.HandlerFunc(echo))))
 	c, err := net.Dial("tcp", srv.Listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -222,12 +222,26 @@ func (w *world) startWith(s Spec, d Deps) *Plugin {
 // serve starts a server of the chain before next.
 func (w *world) serve(next http.HandlerFunc) *httptest.Server {
 	w.t.Helper()
-	srv := httptest.NewUnstartedServer(w.chain.Wrap(next))
+	return w.serveAs(w.chain.Wrap(next))
+}
+
+// serveAs is serve for a handler that calls the chain itself.
+func (w *world) serveAs(h http.Handler) *httptest.Server {
+	srv := httptest.NewUnstartedServer(h)
 	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	srv.EnableHTTP2 = true
 	srv.Start()
 	w.t.Cleanup(srv.Close)
 	return srv
+}
+
+// duplex makes a chain's handler the one of a connection with full duplex, as the proxy
+// does. Without it, net/http waits for the rest of a body before it sends an answer.
+func duplex(h http.Handler) http.HandlerFunc {
+	return func(rw http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(rw).EnableFullDuplex()
+		h.ServeHTTP(rw, r)
+	}
 }
 
 // echo answers with the request's body.
