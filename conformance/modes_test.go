@@ -58,6 +58,7 @@ var inFleet = []scenario{
 	{"keys", TestProxyKeysReachNoEngine},
 	{"key of the clean-up", TestCleanupCarriesTheKeyOfWhoIsCalled},
 	{"limit of a client", TestClientCapCountsTheQueue},
+	{"names of models", TestModelNames},
 	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
 	{"routing after a restart", TestARestartedEngineHoldsNothing},
 	{"short turns", TestShortTurnsGoHome},

@@ -18,6 +18,7 @@ func (c *Config) Validate() []Problem {
 	k.conversation()
 	k.plugins()
 	k.upstreams()
+	k.models()
 	k.engines()
 	k.pairs()
 	k.engineCare()

@@ -127,6 +127,9 @@ func (x *exchange) read(client string) error {
 	if err := openai.ParseRequest(x.req.API, x.client.Body(), &x.req); err != nil {
 		return err
 	}
+	if err := x.resolve(); err != nil {
+		return err
+	}
 	x.meter()
 	if n := x.req.Size(); n > downstream.MinDerived {
 		if err := x.client.Derive(n); err != nil {
