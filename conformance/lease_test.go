@@ -9,12 +9,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
+// leasing are the connectors whose prefill keeps KV for a time that the proxy knows.
+var leasing = []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMMoRIIORead}
+
 // leased is a fleet whose prefill keeps computed KV for that time; the proxy
 // knows the time.
-func leased(t *testing.T, lease time.Duration, edit func(c *config.Config)) *fleet {
-	return startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 1, decode: 1,
+func leased(t *testing.T, connector string, lease time.Duration, edit func(c *config.Config)) *fleet {
+	return startFleet(t, connector, fleetOptions{prefill: 1, decode: 1,
 		engine: func(role string, n int, c *enginesim.Config) {
-			c.Lease = lease
+			c.Lease, c.MoRIIO.DeferTimeout = lease, lease
 			slow(enginesim.RoleDecode, 20000)(role, n, c)
 		},
 		config: func(c *config.Config) {
@@ -32,7 +35,13 @@ func leased(t *testing.T, lease time.Duration, edit func(c *config.Config)) *fle
 // A decode leg that waits in the queue until prefill may have reused its blocks
 // is not sent. The request begins anew.
 func TestLeaseEndsBeforeDecodeHasRoom(t *testing.T) {
-	f := leased(t, 2*time.Second, func(c *config.Config) {
+	for _, connector := range leasing {
+		t.Run(connector, func(t *testing.T) { leaseEndsBeforeDecodeHasRoom(t, connector) })
+	}
+}
+
+func leaseEndsBeforeDecodeHasRoom(t *testing.T, connector string) {
+	f := leased(t, connector, 2*time.Second, func(c *config.Config) {
 		for i := range c.Engines {
 			if c.Engines[i].Role == config.RoleDecode {
 				c.Engines[i].MaxConns = 1
@@ -67,7 +76,13 @@ func TestLeaseEndsBeforeDecodeHasRoom(t *testing.T) {
 // A decode is stopped for longer than prefill's blocks are kept, and no other
 // decode can replace it. It must not answer from these blocks.
 func TestLeaseEndsWhileDecodeIsStopped(t *testing.T) {
-	f := leased(t, 2*time.Second, func(c *config.Config) {
+	for _, connector := range leasing {
+		t.Run(connector, func(t *testing.T) { leaseEndsWhileDecodeIsStopped(t, connector) })
+	}
+}
+
+func leaseEndsWhileDecodeIsStopped(t *testing.T, connector string) {
+	f := leased(t, connector, 2*time.Second, func(c *config.Config) {
 		c.Health.Timeout, c.Health.SuspectInterval = config.Duration(300*time.Millisecond), config.Duration(50*time.Millisecond)
 	})
 	f.decode[0].Stop(true)

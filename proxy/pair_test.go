@@ -109,6 +109,41 @@ func TestTransferTimesOut(t *testing.T) {
 	}
 }
 
+// A decode engine of vllm-moriio-read does not renew the lease of prefill's blocks. If a
+// stream has not begun at the end of the lease, decode may read other data, so the proxy
+// retries the request. A nixl decode renews the lease, so its stream may begin later.
+func TestStreamBeginsAfterTheLease(t *testing.T) {
+	const moriioAnswer = `{"choices":[{"text":"x","finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,` +
+		`"remote_block_ids":[1],"remote_engine_id":"10.0.0.5:6301","remote_host":"10.0.0.5","remote_handshake_port":6301,"remote_notify_port":61005}}`
+	for _, tt := range []struct {
+		connector, answer string
+		retries           float64
+	}{
+		{"vllm-nixl", nixlAnswer, 0},
+		{"vllm-moriio-read", moriioAnswer, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			begin := func(c *engineConn, nth int) {
+				if nth == 1 { // waits in the queue of the engine
+					time.Sleep(5 * time.Second)
+				}
+				c.stream("data: "+doneAnswer+"\n\n", "data: [DONE]\n\n")
+			}
+			w := newWorld(t, setup{engines: []*fakeEngine{
+				{name: "p", role: "prefill", connector: tt.connector, kvLease: 4 * time.Second, serve: func(c *engineConn, _ int) { c.json(200, tt.answer) }},
+				{name: "d", role: "decode", connector: tt.connector, serve: begin},
+			}})
+			if a := w.post(completionsPath, completions(true)); a.status != 200 {
+				t.Errorf("%s: got status %d: %s", tt.connector, a.status, a.body)
+			}
+			if n := w.metric("pdproxy_retries_total", "decode"); n != tt.retries {
+				t.Errorf("%s: got %v retries, want %v", tt.connector, n, tt.retries)
+			}
+			time.Sleep(time.Minute) // clean-ups
+		})
+	}
+}
+
 // TestWarmUp: two engines need two seconds to connect. With warm-up the first user's
 // request takes as long as the hundredth. Without it, the first request takes two seconds
 // longer.

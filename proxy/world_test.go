@@ -67,6 +67,8 @@ type world struct {
 	end      context.CancelFunc
 	ended    chan error
 	stopped  atomic.Bool
+
+	placeable sync.Map // *engine.Instance: the registry has published it as ready
 }
 
 // newWorld starts a world. The end of the test stops the world and asserts that no lease,
@@ -99,7 +101,12 @@ func newWorld(t *testing.T, o setup) *world {
 			return upstream.New(upstream.Options{URL: u}), err
 		},
 		NewProbe: func(config.Engine) (http.RoundTripper, error) { return probes(byHost), nil },
-		APIKey:   func(spec config.Engine) (string, error) { return spec.APIKeyFile, nil },
+		OnState: func(i *engine.Instance, s engine.State) {
+			if s == engine.Ready {
+				w.placeable.Store(i, true)
+			}
+		},
+		APIKey: func(spec config.Engine) (string, error) { return spec.APIKeyFile, nil },
 	})
 	for _, e := range o.engines {
 		cfg.Engines = append(cfg.Engines, e.spec())
@@ -199,8 +206,9 @@ func (w *world) start(cfg *config.Config, engines []*fakeEngine) {
 		}
 		w.settled()
 	})
+	// An engine's state changes before the snapshot that contains this state is published.
 	for _, i := range w.registry.Snapshot().Instances {
-		for i.State() != engine.Ready {
+		for _, ok := w.placeable.Load(i); !ok; _, ok = w.placeable.Load(i) {
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -424,18 +432,19 @@ func (l *logBuffer) String() string {
 // fakeEngine is an engine whose answers are bytes of the test. Each write waits until the
 // proxy has read it, so each write is one read.
 type fakeEngine struct {
-	name      string // "": "e"
-	at        string // host and port; "": NAME.test:80
-	role      string // "": both
-	connector string // "": none
-	key       string // Authorization that the proxy should send
-	models    string // models of GET /v1/models; "": m
-	cards     string // further members of the first model of GET /v1/models
-	ranks     int    // 0: 1
-	refuse    bool   // the engine accepts no connection
-	dialing   error  // error of a dial for a leg; nil: the dial succeeds
-	blocks    int    // tokens of a KV block in its events; 0: it has no events
-	kvHosts   string // other hosts of the engine; "": the proxy trusts the host in its answers
+	name      string        // "": "e"
+	at        string        // host and port; "": NAME.test:80
+	role      string        // "": both
+	connector string        // "": none
+	key       string        // Authorization that the proxy should send
+	models    string        // models of GET /v1/models; "": m
+	cards     string        // further members of the first model of GET /v1/models
+	ranks     int           // 0: 1
+	refuse    bool          // the engine accepts no connection
+	dialing   error         // error of a dial for a leg; nil: the dial succeeds
+	blocks    int           // tokens of a KV block in its events; 0: it has no events
+	kvHosts   string        // other hosts of the engine; "": the proxy trusts the host in its answers
+	kvLease   time.Duration // kv_lease_duration
 
 	bidirectional bool
 	serve         func(c *engineConn, nth int)
@@ -486,7 +495,7 @@ func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
 	s.URL, s.Ranks, s.Bidirectional = "http://"+e.host(), max(e.ranks, 1), e.bidirectional
-	s.KVHosts = e.kvHosts
+	s.KVHosts, s.KVLeaseDuration = e.kvHosts, config.Duration(e.kvLease)
 	if s.MoRIIO() {
 		s.KVAddress = "host:10.0.0.5,handshake:6301,notify:61005"
 	}

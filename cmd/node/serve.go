@@ -222,6 +222,13 @@ func (n *Node) reportReadiness(ctx context.Context) {
 // Ready reports whether the node can serve a request.
 func (n *Node) Ready() bool { return n.server.Ready() }
 
+// FollowsPredecessor reports whether the node is a coordinator that does not lead yet,
+// because the coordinator of the process that it replaces leads. A standby of an election by
+// etcd follows no predecessor.
+func (n *Node) FollowsPredecessor() bool {
+	return n.leader != nil && n.leader.raiseEpoch != nil && !n.leader.member.Leads()
+}
+
 // DrainTimeout returns the present value of server.drain_timeout.
 func (n *Node) DrainTimeout() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) }
 

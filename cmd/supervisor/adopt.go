@@ -98,6 +98,38 @@ func openSocket(w node.Socket, address string) (takeover.Socket, error) {
 	return socket, errors.Join(err, l.Close())
 }
 
+// offerWhenLeading waits until the fleet's own coordinator leads, and returns copies of the
+// sockets for a successor. If the successor's coordinator followed a coordinator that does
+// not lead yet, both would begin to lead.
+func (s *supervisor) offerWhenLeading(ctx context.Context) (o takeover.Offer, err error) {
+	for end := time.Now().Add(leadLimit); ; {
+		standby := false
+		if !s.runInLoop(ctx, func() {
+			if standby = s.standsBy(); !standby {
+				o, err = s.offer()
+			}
+		}) {
+			return o, context.Cause(ctx)
+		}
+		if !standby {
+			return o, err
+		}
+		if time.Now().After(end) {
+			return o, errors.New("the last takeover has not ended yet: its predecessor's coordinator still leads")
+		}
+		if !sleep(ctx, readyEvery) {
+			return o, context.Cause(ctx)
+		}
+	}
+}
+
+// standsBy reports whether the predecessor's coordinator still leads the fleet.
+func (s *supervisor) standsBy() bool {
+	return slices.ContainsFunc(s.positions, func(o *position) bool {
+		return o.process != nil && o.process.state == stateStandby
+	})
+}
+
 // offer returns copies of the sockets for a successor.
 func (s *supervisor) offer() (takeover.Offer, error) {
 	o, err := copySockets(s.sockets)

@@ -35,6 +35,7 @@ const (
 
 	stateStarting = "starting"
 	stateServing  = "serving" // the child accepts connections
+	stateStandby  = "standby" // and can serve requests, but the predecessor's coordinator still leads
 	stateReady    = "ready"   // and can serve requests
 	stateRetired  = "retired" // other processes have the sockets
 
@@ -211,10 +212,15 @@ func (c *child) reportServing(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	for sleep(ctx, readyEvery) {
-		if c.node.Ready() {
+	for standby := false; sleep(ctx, readyEvery); {
+		switch {
+		case !c.node.Ready():
+		case !c.node.FollowsPredecessor():
 			c.report(stateReady)
 			return
+		case !standby:
+			standby = true
+			c.report(stateStandby)
 		}
 	}
 }

@@ -61,8 +61,8 @@ func (s *supervisor) checkProcesses() {
 	})
 	serving, ready := true, true
 	for _, o := range s.positions {
-		ready = ready && o.process != nil && o.process.state == stateReady
-		serving = serving && o.process != nil && (o.process.state == stateReady || o.process.state == stateServing)
+		ready = ready && o.process != nil && o.process.isReady()
+		serving = serving && o.process != nil && (o.process.isReady() || o.process.state == stateServing)
 		if o.process != nil && o.process.ended {
 			s.scheduleRestart(o, "unknown: the process was the child of another supervisor")
 		}
@@ -140,7 +140,7 @@ func (s *supervisor) childExited(e exited) {
 	switch {
 	case code == exit.SlotTaken:
 		s.positions[i].process = nil // the next process takes another slot
-	case code == exit.Usage && !s.wasReady && e.process.state != stateReady:
+	case code == exit.Usage && !s.wasReady && !e.process.isReady():
 		s.positions[i].process = nil
 		s.stop(&exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s %d does not start", e.process.role, e.process.slot)})
 	default:
@@ -174,7 +174,7 @@ func (s *supervisor) startMissing() {
 func (s *supervisor) coordinatorServes() bool {
 	for _, o := range s.positions {
 		if o.role == node.RoleCoordinator {
-			return o.process != nil && (o.process.state == stateServing || o.process.state == stateReady)
+			return o.process != nil && (o.process.state == stateServing || o.process.isReady())
 		}
 	}
 	return true

@@ -36,6 +36,9 @@ type process struct {
 	tolerated   bool // the lock file cannot be read or written, which has been logged
 }
 
+// isReady reports whether the process can serve requests.
+func (p *process) isReady() bool { return p.state == stateReady || p.state == stateStandby }
+
 // exited reports the end of a child.
 type exited struct{ process *process }
 

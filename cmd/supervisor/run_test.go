@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/cmd/node"
@@ -73,5 +76,43 @@ func TestReloadRefused(t *testing.T) {
 	}
 	if err := syscall.Kill(worker.pid, 0); err != nil || worker.reloadLater {
 		t.Errorf("the worker received: %v", err)
+	}
+}
+
+// TestOfferWaitsForTheLead: a successor receives the sockets when the coordinator leads. If
+// the predecessor's coordinator leads on, the successor gets an error.
+func TestOfferWaitsForTheLead(t *testing.T) {
+	for _, leads := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			coordinator := &process{role: node.RoleCoordinator, state: stateStandby}
+			s := &supervisor{positions: []*position{{process: coordinator}}, calls: make(chan func()), wasReady: true}
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				for {
+					select {
+					case call := <-s.calls:
+						call()
+					case <-ctx.Done():
+						return
+					}
+				}
+			}()
+			if leads {
+				time.AfterFunc(time.Second, func() { s.runInLoop(ctx, func() { coordinator.state = stateReady }) })
+			}
+			began := time.Now()
+			o, err := s.offerWhenLeading(ctx)
+			if leads && (err != nil || !o.Ready || time.Since(began) < time.Second) {
+				t.Errorf("after %v: got %+v, %v", time.Since(began), o, err)
+			}
+			if !leads && (err == nil || !strings.Contains(err.Error(), "still leads")) {
+				t.Errorf("after %v: got %v", time.Since(began), err)
+			}
+			cancel()
+			synctest.Wait()
+			if _, err := s.offerWhenLeading(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("after the end: got %v", err)
+			}
+		})
 	}
 }

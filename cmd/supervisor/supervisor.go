@@ -23,6 +23,9 @@ const (
 	checkEvery = 50 * time.Millisecond
 	// startLimit is how long the processes of a successor may take to be ready.
 	startLimit = time.Minute
+	// leadLimit is how long a successor waits for the offer until the coordinator leads. It
+	// is below the time that a successor waits for an answer (takeover.patience).
+	leadLimit = 3 * time.Second
 	// stopMargin is how long a process may take to end beyond its own limits.
 	stopMargin = 15 * time.Second
 )
@@ -103,12 +106,8 @@ func (s *supervisor) run() error {
 	takeoverEnded := make(chan error, 1)
 	awaitSuccessor := func() {
 		wg.Go(func() {
-			takeoverEnded <- s.takeover.Run(ctx, func() (o takeover.Offer, err error) {
-				if !s.runInLoop(ctx, func() { o, err = s.offer() }) {
-					err = context.Cause(ctx)
-				}
-				return o, err
-			}, func() { s.runInLoop(ctx, s.retireAll) })
+			takeoverEnded <- s.takeover.Run(ctx, func() (takeover.Offer, error) { return s.offerWhenLeading(ctx) },
+				func() { s.runInLoop(ctx, s.retireAll) })
 		})
 	}
 	if !s.takingOver {
@@ -276,7 +275,7 @@ func (s *supervisor) matchesPredecessor() bool {
 		switch {
 		case o.process == nil || o.process.state == "" || o.process.state == stateStarting:
 			return false
-		case s.takeover.taken.Offer.Ready && o.process.state != stateReady:
+		case s.takeover.taken.Offer.Ready && !o.process.isReady():
 			return false
 		}
 	}

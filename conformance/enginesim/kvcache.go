@@ -48,21 +48,22 @@ type pin struct {
 // kvCache is the block accounting of one rank. All methods are called with the
 // rank's mutex held.
 type kvCache struct {
-	size   int // tokens in a block
-	blocks []block
-	free   int     // idle blocks, cached or not
-	head   blockID // idle list: the next block to use
-	tail   blockID
-	byHash map[blockHash]blockID
-	pins   map[string]*pin
-	noise  uint64 // source of the content of unused blocks
-	log    *kvLog // changes of byHash; nil: no log
+	size    int // tokens in a block
+	blocks  []block
+	free    int     // idle blocks, cached or not
+	head    blockID // idle list: the next block to use
+	tail    blockID
+	byHash  map[blockHash]blockID
+	pins    map[string]*pin
+	expired map[string]bool // keys of pinned sets whose lease has ended
+	noise   uint64          // source of the content of unused blocks
+	log     *kvLog          // changes of byHash; nil: no log
 }
 
 func newKVCache(blocks, size int, noise uint64) *kvCache {
 	c := &kvCache{
 		size: size, blocks: make([]block, blocks), head: -1, tail: -1, noise: mix(noise),
-		byHash: make(map[blockHash]blockID), pins: make(map[string]*pin),
+		byHash: make(map[blockHash]blockID), pins: make(map[string]*pin), expired: make(map[string]bool),
 	}
 	words := make([]kv, blocks*size)
 	for i := range c.blocks {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 )
 
 // moriio is vLLM's MoRIIOConnector in one of its modes. A prefill engine is a
@@ -23,6 +24,7 @@ type moriio struct {
 	host      string // announced
 	handshake int    // rank 0's ports
 	notify    int
+	started   time.Time
 
 	peers *zmtpPeering // connections for notifications to peers
 
@@ -96,6 +98,7 @@ func (m *moriio) start() error {
 		m.e.servePeers(handshakes[i], "ROUTER", m.serveHandshake(r))
 		m.e.servePeers(notifies[i], "ROUTER", m.serveNotify(r))
 	}
+	m.started = time.Now()
 	if m.e.cfg.MoRIIO.Register != "" {
 		m.e.spawn(m.register)
 	}

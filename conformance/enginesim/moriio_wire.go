@@ -275,9 +275,16 @@ func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank in
 	}
 }
 
-// message handles a peer's RDMA operation. It rejects nothing, as RDMA rejects
-// nothing: a write without a waiting request goes into memory that may belong
-// to another request.
+// shortestRestart is the shortest time in which a real engine starts again. A leg
+// for the ended process has failed by then: its decode has a session with the ended
+// process, whose memory key the network adapter refuses, and makes no second
+// handshake (MoRIIOConnectorWorker._eager_handshaked_engines). Simulated engines
+// start again at once and handshake again, so they refuse such reads by this time.
+const shortestRestart = 5 * time.Second
+
+// message handles a peer's RDMA operation. Except for the reads of shortestRestart
+// it rejects nothing, as RDMA rejects nothing: a write without a waiting request
+// goes into memory that may belong to another request.
 func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 	for _, id := range op.Blocks {
 		if id < 0 || int(id) >= m.e.cfg.KVBlocks {
@@ -289,6 +296,9 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 	case moriioRead:
 		if err := m.e.checkFuture(op.Key, op.Fields); err != nil {
 			return answer, err
+		}
+		if time.Since(m.started) < shortestRestart && !r.everPinned(op.Key) {
+			return answer, errors.New("memory key of an engine process that has ended")
 		}
 		answer.Payload = r.readPinned(op.Key, op.Blocks)
 	case moriioWrite:

@@ -37,6 +37,7 @@ func (r *rank) expire(p *pin) {
 		return
 	}
 	r.dropPin(p.key)
+	r.cache.expired[p.key] = true
 	r.e.stats.leasesExpired.Add(1)
 	r.e.cfg.Log.Warn("releasing expired KV blocks", "request", p.key)
 	r.pump()
@@ -74,6 +75,13 @@ func (r *rank) pinned(key string) []blockID {
 		return p.blocks
 	}
 	return nil
+}
+
+// everPinned reports whether there is a pinned set, or one whose lease has ended.
+func (r *rank) everPinned(key string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.cache.pins[key] != nil || r.cache.expired[key]
 }
 
 // dropPin removes a pinned set; mu is held.

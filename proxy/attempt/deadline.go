@@ -22,7 +22,8 @@ func (a *attempt) within(limit time.Duration) (time.Duration, bool) {
 // kvLimit limits the time from prefill's answer until decode has the KV of the prompt and begins
 // its stream. It does not apply to an answer that is no stream: such an answer begins when all
 // of it is ready, so its first byte does not show when the KV arrived. Only
-// timeouts.first_byte limits it.
+// timeouts.first_byte limits it. The KV must come before the end of a lease that decode does
+// not renew, because decode would read other data afterwards.
 func (a *attempt) kvLimit() time.Duration {
 	t := &a.env.Config.Timeouts
 	limit := t.Transfer
@@ -31,6 +32,9 @@ func (a *attempt) kvLimit() time.Duration {
 	}
 	if d, ok := a.conn.(connector.Deferrer); ok && d.Defers() {
 		limit += t.DeferredWrite
+	}
+	if h := &a.prefill.handoff; h.Lease > 0 && !h.Renews {
+		return min(time.Duration(limit), max(h.Lease-time.Since(a.prefill.handed), time.Millisecond))
 	}
 	return time.Duration(limit)
 }

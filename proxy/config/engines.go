@@ -121,8 +121,9 @@ type Engine struct {
 	// DecoderKVBlocksTTL is its decoder_kv_blocks_ttl: how long a bidirectional decode
 	// retains that KV. Default 0: vLLM's, 480s.
 	DecoderKVBlocksTTL Duration `toml:"decoder_kv_blocks_ttl"`
-	// KVLeaseDuration is its kv_lease_duration: how long a prefill keeps KV that no
-	// decode has requested; vllm-nixl only. Default 0: vLLM's, 30s.
+	// KVLeaseDuration is how long a prefill keeps KV that no decode has requested:
+	// its kv_lease_duration (vllm-nixl) or defer_timeout (vllm-moriio-read). Default 0:
+	// vLLM's, 30s and 60s.
 	KVLeaseDuration Duration `toml:"kv_lease_duration"`
 	// KVHosts lists hosts that its answers may name to its peers, in addition to the
 	// hosts that are known to be its own, in the form of ParseKVHosts: for engines of
@@ -168,14 +169,20 @@ func (e *Engine) SideChannelled() bool {
 	return e.Pushes() || e.Connector == ConnectorVLLMP2PTier && e.Role == RolePrefill
 }
 
-// vLLM's defaults of decoder_kv_blocks_ttl and kv_lease_duration.
+// vLLM's defaults of decoder_kv_blocks_ttl, kv_lease_duration and defer_timeout.
 const (
 	vllmBlocksTTL = 480 * time.Second
 	vllmLease     = 30 * time.Second
+	vllmDefer     = 60 * time.Second
 )
 
 // KVLease returns how long a prefill keeps its KV for a decode that does not come.
-func (e *Engine) KVLease() time.Duration { return cmp.Or(time.Duration(e.KVLeaseDuration), vllmLease) }
+func (e *Engine) KVLease() time.Duration {
+	if e.Connector == ConnectorVLLMMoRIIORead {
+		return cmp.Or(time.Duration(e.KVLeaseDuration), vllmDefer)
+	}
+	return cmp.Or(time.Duration(e.KVLeaseDuration), vllmLease)
+}
 
 // KeepsFor returns how long a bidirectional decode retains its KV.
 func (e *Engine) KeepsFor() time.Duration {

@@ -157,8 +157,8 @@ func (k *checker) warnUnused(i int, e Engine) {
 	if e.DecoderKVBlocksTTL != 0 && (!e.Bidirectional || e.Role == RolePrefill) {
 		k.add(engineKey(i, "decoder_kv_blocks_ttl"), "has no effect: only bidirectional decode engines retain blocks")
 	}
-	if e.KVLeaseDuration != 0 && (e.Connector != ConnectorVLLMNixl || e.Role == RoleDecode) {
-		k.add(engineKey(i, "kv_lease_duration"), "has no effect: only engines of %q that prefill have such a lease", ConnectorVLLMNixl)
+	if e.KVLeaseDuration != 0 && (e.Connector != ConnectorVLLMNixl && e.Connector != ConnectorVLLMMoRIIORead || e.Role == RoleDecode) {
+		k.add(engineKey(i, "kv_lease_duration"), "has no effect: only engines of %q and %q that prefill have such a lease", ConnectorVLLMNixl, ConnectorVLLMMoRIIORead)
 	}
 	if e.HeaderOverrides && e.Connector != ConnectorSGLang {
 		k.add(engineKey(i, "header_overrides"), "has no effect: only engines of connector %q read such header lines", ConnectorSGLang)

@@ -72,11 +72,12 @@ type Handoff struct {
 	Fallback string
 	// Pinned: prefill holds KV blocks for a decode leg that has not begun.
 	Pinned bool
-	// Lease is how long prefill holds the blocks from now on. Decode renews the lease
-	// once it has the request. A decode engine that reads the blocks later reads other
-	// data, and no engine detects that. 0: prefill holds them until they are read or
-	// freed.
+	// Lease is how long prefill holds the blocks from now on. A decode engine that reads
+	// the blocks later reads other data, and no engine detects that. 0: prefill holds
+	// them until they are read or freed.
 	Lease time.Duration
+	// Renews: decode renews the lease once it has the request.
+	Renews bool
 	// Params is the raw JSON object that decode needs. Only the connector interprets it.
 	Params []byte
 	// Prompt is the raw prompt in prefill's form (token ids, or base64 of them) if

@@ -9,14 +9,28 @@ import (
 )
 
 // TestHandoffLease: prefill's blocks are held for the configured time, or for vLLM's
-// default.
+// default. Only a nixl decode renews this time.
 func TestHandoffLease(t *testing.T) {
-	const answer = `{"choices":[{}],"kv_transfer_params":{"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_host":"10.0.0.5","remote_port":5600}}`
-	for configured, want := range map[time.Duration]time.Duration{0: 30 * time.Second, 7 * time.Second: 7 * time.Second} {
+	const nixlAnswer = `{"choices":[{}],"kv_transfer_params":{"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_host":"10.0.0.5","remote_port":5600}}`
+	const moriioAnswer = `{"choices":[{}],"kv_transfer_params":{"remote_block_ids":[[1,2]],"remote_engine_id":"10.0.0.5:6301","remote_host":"10.0.0.5"}}`
+	for _, tt := range []struct {
+		connector        string
+		reads            Connector
+		answer           string
+		configured, want time.Duration
+		renews           bool
+	}{
+		{config.ConnectorVLLMNixl, nixl{}, nixlAnswer, 0, 30 * time.Second, true},
+		{config.ConnectorVLLMNixl, nixl{}, nixlAnswer, 7 * time.Second, 7 * time.Second, true},
+		{config.ConnectorVLLMMoRIIORead, moriio{read: true}, moriioAnswer, 0, time.Minute, false},
+		{config.ConnectorVLLMMoRIIORead, moriio{read: true}, moriioAnswer, 7 * time.Second, 7 * time.Second, false},
+	} {
 		a := pair(t, "/v1/completions", `{"prompt":"x"}`)
-		a.Prefill = place(config.Engine{Ranks: 1, KVLeaseDuration: config.Duration(configured)}, "10.0.0.5", 0, engine.Facts{})
-		if h, err := (nixl{}).ReadPrefill(a, []byte(answer)); err != nil || !h.Pinned || h.Lease != want {
-			t.Errorf("configured %v: pinned %v, lease %v, %v; want %v", configured, h.Pinned, h.Lease, err, want)
+		spec := config.Engine{Connector: tt.connector, Ranks: 1, KVLeaseDuration: config.Duration(tt.configured)}
+		a.Prefill = place(spec, "10.0.0.5", 0, engine.Facts{})
+		h, err := tt.reads.ReadPrefill(a, []byte(tt.answer))
+		if err != nil || !h.Pinned || h.Lease != tt.want || h.Renews != tt.renews {
+			t.Errorf("%s, configured %v: got %+v, %v; want the lease %v", tt.connector, tt.configured, h, err, tt.want)
 		}
 	}
 }

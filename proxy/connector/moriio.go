@@ -125,7 +125,9 @@ func (moriio) transfer(a *Attempt, other engine.Target, prefill bool) []byte {
 
 // ReadPrefill checks whether prefill has kept its blocks. An answer without transfer
 // parameters means that prefill has kept none. Decode needs the blocks, so the leg has
-// failed. In READ mode the parameters go to decode.
+// failed. In READ mode the parameters go to decode, which must read the blocks within
+// defer_timeout of prefill: no message renews it (moriio_connector.py,
+// _deferred_send_deadlines).
 func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	params, err := transferParams(body)
 	switch {
@@ -156,7 +158,7 @@ func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if !ownHosts(a.Prefill.Instance, a.Decode.Instance, rest) {
 		return Handoff{}, badReply("kv_transfer_params name a host at which prefill is not known to be")
 	}
-	return Handoff{Params: params, Pinned: true}, nil
+	return Handoff{Params: params, Pinned: true, Lease: a.Prefill.Spec.KVLease()}, nil
 }
 
 // Decode is the client's request with its own limit of tokens: decode generates the
