@@ -72,3 +72,26 @@ func TestModelNames(t *testing.T) {
 		}
 	})
 }
+
+// TestFallbackModel: when the engines of a model die, requests get whole answers of
+// the fallback, from the first one on, and nothing of them stays on any engine.
+func TestFallbackModel(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := twoModels(t, connector, config.Model{Name: "sim", Fallback: []string{"sim2"}})
+		for i := range 4 {
+			body := chat(fmt.Sprint("before ", i), 5, i%2 == 0)
+			f.right(f.try(chatPath, body), chatPath, body)
+		}
+		f.prefill[0].Kill()
+		f.decode[0].Kill()
+		for i := range 8 {
+			a := f.try(chatPath, chat(fmt.Sprint("after ", i), 5, i%2 == 0))
+			if a.status != 200 || a.errors > 0 || a.text == "" || modelOf(a) != "sim2" {
+				t.Fatalf("request %d: got %d with %d error events from %q: %s", i, a.status, a.errors, modelOf(a), a.body)
+			}
+		}
+		if n := f.metric("pdproxy_fallbacks_total", `what="model"`); n != 8 {
+			t.Errorf("got %v fallbacks, want 8", n)
+		}
+	})
+}

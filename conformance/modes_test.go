@@ -59,6 +59,7 @@ var inFleet = []scenario{
 	{"key of the clean-up", TestCleanupCarriesTheKeyOfWhoIsCalled},
 	{"limit of a client", TestClientCapCountsTheQueue},
 	{"names of models", TestModelNames},
+	{"fallback of a model", TestFallbackModel},
 	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
 	{"routing after a restart", TestARestartedEngineHoldsNothing},
 	{"short turns", TestShortTurnsGoHome},

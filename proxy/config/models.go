@@ -16,19 +16,25 @@ type Model struct {
 	// serve. Required.
 	Name string `toml:"name"`
 	// AliasOf is the model that serves the requests: one that engines serve, or another
-	// [[model]]. Default "": the engines' model Name, or Split.
+	// [[model]], whose fallbacks come before those of this one. Default "": Split, or the
+	// engines' model Name.
 	AliasOf string `toml:"alias_of"`
 	// Split has several models with the weights of their shares of the conversations.
 	// Weight 0 is no share. A model in it may be Name itself, as the engines serve it. All
 	// requests of a conversation go to one model. It excludes AliasOf. Default {}: one
 	// model.
 	Split map[string]float64 `toml:"split"`
+	// Fallback lists models for requests that no engine of the chosen model can take, in
+	// the order of use: names of engines' models or of [[model]] without a split. The
+	// fallbacks of a fallback are not used. Default []: none.
+	Fallback []string `toml:"fallback"`
 }
 
 // Bounds of [[model]].
 const (
 	maxModelName = 256 // bytes
 	maxSplit     = 16  // models
+	maxFallback  = 8   // models
 )
 
 // models checks every [[model]].
@@ -41,17 +47,38 @@ func (k *checker) models() {
 		switch {
 		case m.AliasOf != "" && len(m.Split) > 0:
 			k.add(key("split"), "must not be set together with alias_of")
-		case m.AliasOf == "" && len(m.Split) == 0:
-			k.add(key("alias_of"), "is required, or split")
+		case m.AliasOf == "" && len(m.Split) == 0 && len(m.Fallback) == 0:
+			k.add(key("alias_of"), "is required, or split, or fallback")
 		case m.AliasOf == m.Name && m.Name != "":
 			k.add(key("alias_of"), "must be another model than name")
 		case m.AliasOf != "":
 			k.modelName(key("alias_of"), m.AliasOf)
-		default:
+		case len(m.Split) > 0:
 			k.split(key("split"), m)
 		}
+		k.fallback(key("fallback"), m)
 	}
 	k.modelCycles()
+}
+
+// fallback checks the fallbacks of m at the key at.
+func (k *checker) fallback(at string, m Model) {
+	if len(m.Fallback) > maxFallback {
+		k.add(at, "must have at most %d models, found %d", maxFallback, len(m.Fallback))
+	}
+	for i, name := range m.Fallback {
+		key := indexKey(at, i)
+		switch {
+		case name == m.Name && name != "":
+			k.add(key, "must be another model than name")
+		case slices.Contains(m.Fallback[:i], name):
+			k.add(key, "%q occurs twice in the list", name)
+		case k.config.splits(name):
+			k.add(key, "%q has a split: name one of its models", name)
+		default:
+			k.modelName(key, name)
+		}
+	}
 }
 
 // modelName requires a name that is fit for metrics and log lines.

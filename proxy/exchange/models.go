@@ -1,6 +1,15 @@
 package exchange
 
-import "github.com/pdproxy/pdproxy/proxy/openai"
+import (
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
 
 // resolve replaces a name of [[model]] that the client requested by the model that serves
 // the request. Everything after resolve, except the answers for unknown models and the
@@ -14,10 +23,10 @@ func (x *exchange) resolve() error {
 	if route.Split() {
 		key = x.run.Prompts.ConversationKey(x.env.Source())
 	}
-	model := route.Choose(key)
+	x.env.Models = route.Choose(key)
 	x.journal.Requested(route.Name())
-	x.run.Metrics.ModelChosen(route.Name(), model)
-	return x.rename(model)
+	x.run.Metrics.ModelChosen(route.Name(), x.env.Models[0])
+	return x.rename(x.env.Models[0])
 }
 
 // rename writes the name of a model into the body and scans the new body: the connectors,
@@ -42,4 +51,78 @@ func (x *exchange) requested() string {
 		return name
 	}
 	return x.req.Model
+}
+
+// fallback returns the model after that of the request, "" if there is none.
+func (x *exchange) fallback() string {
+	if next := slices.Index(x.env.Models, x.req.Model) + 1; next > 0 && next < len(x.env.Models) {
+		return x.env.Models[next]
+	}
+	return ""
+}
+
+// placeAny requests the next placement on engines of the request's model. While no engine
+// of that model can take the request, placeAny changes to the next fallback. If none of the
+// models has an engine, the request waits for the first model as a request without
+// fallbacks does.
+func (x *exchange) placeAny() (*coordinator.Placement, error) {
+	if len(x.env.Models) < 2 {
+		return x.placeOrWait()
+	}
+	for next := x.fallback(); next != ""; next = x.fallback() {
+		reason := "no_engine"
+		p, err := x.place()
+		switch {
+		case err == nil && !x.mayFail(p):
+			return p, nil
+		case err == nil:
+			p.Lease.Release()
+			reason = "failed"
+		case !lacksEngine(err):
+			return nil, err
+		}
+		x.journal.Fallback("model", reason)
+		if err := x.serveWith(next); err != nil {
+			return nil, err
+		}
+	}
+	p, err := x.place()
+	if !lacksEngine(err) || x.env.Config.Limits.NoEngineTimeout == 0 {
+		return p, err
+	}
+	if err := x.serveWith(x.env.Models[0]); err != nil {
+		return nil, err
+	}
+	return x.placeOrWait()
+}
+
+// mayFail reports whether the coordinator had only targets for p that have failed in this
+// request, or whose circuit is open. The trial of a half-open circuit is no such target.
+func (x *exchange) mayFail(p *coordinator.Placement) bool {
+	now := time.Now()
+	for _, t := range [...]engine.Target{p.Prefill, p.Decode} {
+		if !t.IsZero() && (slices.Contains(x.ask.Excluded, t) || t.Breaker.Circuit(now) == engine.CircuitOpen && !isTrial(p, t)) {
+			return true
+		}
+	}
+	return false
+}
+
+func isTrial(p *coordinator.Placement, t engine.Target) bool {
+	row := slices.Index(p.Targets, t)
+	return row >= 0 && p.Facts.Candidates[row].Trial
+}
+
+// serveWith makes the request one for another of its models. No leg of it may run.
+func (x *exchange) serveWith(model string) error {
+	if err := x.rename(model); err != nil {
+		return err
+	}
+	x.journal.Stage(telemetry.StageNone) // in the gauges of the old model
+	x.meter()
+	x.journal.Stage(telemetry.StageRuns)
+	x.env.OtherModel()
+	x.ask.Aggregate, x.ask.Same, x.ask.Lookup = 0, coordinator.Pair{}, coordinator.Lookup{}
+	x.ask.Request = abi.RequestFacts{}
+	return x.describe()
 }

@@ -60,7 +60,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	}
 	var last error
 	for {
-		p, err := x.placeOrWait()
+		p, err := x.placeAny()
 		if err != nil {
 			return firstError(x.env.Context, last, err)
 		}

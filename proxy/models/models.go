@@ -1,5 +1,5 @@
 // Package models finds the models that serve a request from the name that the client
-// requested: aliases and weighted splits of the configuration.
+// requested: aliases, weighted splits and fallbacks of the configuration.
 package models
 
 import (
@@ -27,9 +27,9 @@ type Route struct {
 
 // choice is one model of a split, or the only model.
 type choice struct {
-	model  string
-	weight float64 // above 0
-	salt   uint64  // of the model, the same in all processes
+	models []string // the model, then its fallbacks
+	weight float64  // above 0
+	salt   uint64   // of the model, the same in all processes
 }
 
 // NewTable returns the table of a valid configuration, nil if it names no model.
@@ -45,35 +45,58 @@ func NewTable(cfg *config.Config) *Table {
 	return t
 }
 
-// choicesOf returns the models that a name leads to.
+// choicesOf returns the models that a name leads to, with their fallbacks.
 func choicesOf(cfg *config.Config, name string) []choice {
 	m := cfg.Model(name)
-	switch {
-	case m == nil:
-		return []choice{{model: name, weight: 1, salt: xxh3.HashString(name)}}
-	case m.AliasOf != "":
-		return choicesOf(cfg, m.AliasOf)
+	if m == nil {
+		return []choice{only(name)}
 	}
 	var list []choice
+	switch {
+	case m.AliasOf != "":
+		list = choicesOf(cfg, m.AliasOf)
+	case len(m.Split) == 0:
+		list = []choice{only(name)}
+	}
 	for _, part := range slices.Sorted(maps.Keys(m.Split)) {
 		if m.Split[part] == 0 {
 			continue
 		}
-		one := choice{model: part, salt: xxh3.HashString(part)}
+		one := only(part)
 		if part != name {
 			one = choicesOf(cfg, part)[0] // a split has no split in it
 		}
 		one.weight = m.Split[part]
 		list = add(list, one)
 	}
+	for i := range list {
+		for _, f := range m.Fallback {
+			if served := follow(cfg, f); !slices.Contains(list[i].models, served) {
+				list[i].models = append(list[i].models, served)
+			}
+		}
+	}
 	return list
 }
 
+// only returns the choice of one model without fallbacks.
+func only(model string) choice {
+	return choice{models: []string{model}, weight: 1, salt: xxh3.HashString(model)}
+}
+
+// follow returns the engines' name of a model that has no split.
+func follow(cfg *config.Config, name string) string {
+	for m := cfg.Model(name); m != nil && m.AliasOf != ""; m = cfg.Model(name) {
+		name = m.AliasOf
+	}
+	return name
+}
+
 // add adds a choice. Two names of one model share the weight of both: two choices of one
-// model would not get it.
+// model would not get it. The fallbacks of the first name count.
 func add(list []choice, one choice) []choice {
 	for i := range list {
-		if list[i].model == one.model {
+		if list[i].models[0] == one.models[0] {
 			list[i].weight += one.weight
 			return list
 		}
@@ -98,7 +121,7 @@ func (t *Table) Merge(served []string) []string {
 	}
 	all := slices.Clone(served)
 	for _, name := range t.names {
-		if slices.ContainsFunc(t.routes[name].Models(), func(m string) bool { return slices.Contains(served, m) }) {
+		if t.routes[name].leadsTo(served) {
 			all = append(all, name)
 		}
 	}
@@ -112,19 +135,27 @@ func (r *Route) Name() string { return r.name }
 // Split reports whether the route has several models.
 func (r *Route) Split() bool { return len(r.choices) > 1 }
 
-// Models returns the models of the route: one, or those of the split.
+// Models returns the models of the route without fallbacks: one, or those of the split.
 func (r *Route) Models() []string {
 	var list []string
 	for _, c := range r.choices {
-		list = append(list, c.model)
+		list = append(list, c.models[0])
 	}
 	return list
 }
 
-// Choose returns the model for a key, which is uniform over the conversations. The same
-// key always gets the same model, in every process. When weights change, only those keys
+// leadsTo reports whether the route has one of the models, also as a fallback.
+func (r *Route) leadsTo(served []string) bool {
+	return slices.ContainsFunc(r.choices, func(c choice) bool {
+		return slices.ContainsFunc(c.models, func(m string) bool { return slices.Contains(served, m) })
+	})
+}
+
+// Choose returns the model for a key, which is uniform over the conversations, and then the
+// fallbacks of that model. The caller must not change the slice. The same key always gets
+// the same model, in every process. When weights change, only those keys
 // change their model that the new weights make necessary: weighted rendezvous hashing.
-func (r *Route) Choose(key uint64) string {
+func (r *Route) Choose(key uint64) []string {
 	best, least := 0, math.Inf(1)
 	if r.Split() {
 		for i, c := range r.choices {
@@ -133,7 +164,7 @@ func (r *Route) Choose(key uint64) string {
 			}
 		}
 	}
-	return r.choices[best].model
+	return r.choices[best].models
 }
 
 // unit maps x to a uniform number between 0 and 1, both excluded. It mixes the bits as

@@ -95,7 +95,7 @@ func TestShares(t *testing.T) {
 	}{{"s", "s2", .1}, {"as", "s2", .1}, {"twice", "served", .5}, {"a", "served", 1}} {
 		random, route, n := rand.New(rand.NewPCG(1, 2)), table.Route(tt.name), 0
 		for range keys {
-			if route.Choose(random.Uint64()) == tt.model {
+			if route.Choose(random.Uint64())[0] == tt.model {
 				n++
 			}
 		}
@@ -114,13 +114,13 @@ func TestStays(t *testing.T) {
 	random, moved := rand.New(rand.NewPCG(3, 4)), 0
 	for range 10_000 {
 		key := random.Uint64()
-		old, now := before.Choose(key), after.Choose(key)
+		old, now := before.Choose(key)[0], after.Choose(key)[0]
 		if old != now {
 			if moved++; now != "c" {
 				t.Fatalf("key %x moved from %s to %s", key, old, now)
 			}
 		}
-		if left := removed.Choose(key); old != "b" && left != old {
+		if left := removed.Choose(key)[0]; old != "b" && left != old {
 			t.Fatalf("key %x moved from %s to %s, but b was removed", key, old, left)
 		}
 	}
@@ -135,6 +135,41 @@ func TestUnit(t *testing.T) {
 		if u := unit(x); u <= 0 || u >= 1 {
 			t.Errorf("unit(%x) = %v", x, u)
 		}
+	}
+}
+
+// TestFallbacks: a choice has the model, the fallbacks of the name behind an alias or in a
+// split, and those of the requested name, each model once and by its name on the engines.
+func TestFallbacks(t *testing.T) {
+	table := table(t, `
+[[model]]
+name = "a"
+fallback = ["b", "short"]
+[[model]]
+name = "short"
+alias_of = "c"
+fallback = ["unused"]
+[[model]]
+name = "alias"
+alias_of = "a"
+fallback = ["c", "d", "a"]
+[[model]]
+name = "split"
+split = { a = 1 }
+fallback = ["e"]
+[[model]]
+name = "b"
+fallback = ["a"]
+`)
+	for name, want := range map[string][]string{
+		"a": {"a", "b", "c"}, "b": {"b", "a"}, "short": {"c", "unused"}, "alias": {"a", "b", "c", "d"}, "split": {"a", "b", "c", "e"},
+	} {
+		if got := table.Route(name).Choose(7); !slices.Equal(got, want) {
+			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
+	}
+	if got := table.Merge([]string{"e"}); !slices.Equal(got, []string{"e", "split"}) {
+		t.Errorf("served as a fallback: got %q", got)
 	}
 }
 
