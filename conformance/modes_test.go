@@ -60,6 +60,7 @@ var inFleet = []scenario{
 	{"limit of a client", TestClientCapCountsTheQueue},
 	{"names of models", TestModelNames},
 	{"fallback of a model", TestFallbackModel},
+	{"fallback to a remote", TestRemote},
 	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
 	{"routing after a restart", TestARestartedEngineHoldsNothing},
 	{"short turns", TestShortTurnsGoHome},

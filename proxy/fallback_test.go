@@ -17,17 +17,18 @@ func fallbackTo(c *config.Config) {
 	c.Models = []config.Model{{Name: "a", Fallback: []string{"alias", "c"}}, {Name: "alias", AliasOf: "b"}}
 }
 
-// leave removes all engines but those given from the registry.
+// leave removes all engines but those given, and the remotes, from the registry.
 func (w *world) leave(stay ...*fakeEngine) {
 	w.t.Helper()
-	var specs []config.Engine
+	next := *w.cfg.Load()
+	next.Engines = nil
 	for _, e := range stay {
-		specs = append(specs, e.spec())
+		next.Engines = append(next.Engines, e.spec())
 	}
-	if err := w.registry.Apply("static", specs, 0); err != nil {
+	if err := w.registry.Apply("static", next.Instances(), 0); err != nil {
 		w.t.Fatal(err)
 	}
-	for len(w.registry.Snapshot().Instances) > len(stay) {
+	for len(w.registry.Snapshot().Instances) > len(next.Instances()) {
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -123,7 +123,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	if options.Turns != nil {
 		s.retained = retained.NewFleet(free, options.Turns)
 	}
-	for _, c := range connector.All() {
+	for _, c := range append(connector.All(), connector.Remote()) {
 		s.connectors[c.Name()] = c
 	}
 	s.exchanges = exchange.New(exchange.Options{

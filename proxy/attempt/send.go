@@ -22,7 +22,7 @@ type waits struct {
 // send sends one leg and waits for the head of the answer.
 func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w waits) (*upstream.Response, error) {
 	env, t := a.env, l.target
-	fields := append(l.fields[:0], env.Fields...)
+	fields := appendClientFields(l.fields[:0], env.Fields, t)
 	if t.APIKey != "" {
 		fields = append(downstream.Without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
 	}

@@ -25,8 +25,9 @@ type Model struct {
 	// model.
 	Split map[string]float64 `toml:"split"`
 	// Fallback lists models for requests that no engine of the chosen model can take, in
-	// the order of use: names of engines' models or of [[model]] without a split. The
-	// fallbacks of a fallback are not used. Default []: none.
+	// the order of use: names of engines' models, of [[model]] without a split, and of
+	// [[remote]] with "remote:" before the name. The fallbacks of a fallback are not used.
+	// Default []: none.
 	Fallback []string `toml:"fallback"`
 }
 
@@ -75,6 +76,8 @@ func (k *checker) fallback(at string, m Model) {
 			k.add(key, "%q occurs twice in the list", name)
 		case k.config.splits(name):
 			k.add(key, "%q has a split: name one of its models", name)
+		case strings.HasPrefix(name, RemotePrefix):
+			k.remote(key, name)
 		default:
 			k.modelName(key, name)
 		}
@@ -86,6 +89,8 @@ func (k *checker) modelName(key, value string) {
 	switch {
 	case value == "":
 		k.required(key, value)
+	case strings.HasPrefix(value, RemotePrefix):
+		k.add(key, "must not begin with %q: a [[remote]] is only for fallback", RemotePrefix)
 	case len(value) > maxModelName:
 		k.add(key, "must have at most %d bytes, found %d", maxModelName, len(value))
 	case !utf8.ValidString(value) || strings.ContainsFunc(value, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):

@@ -246,6 +246,12 @@ host_functions = [""]
 		{"model[0].fallback[0]", 3, "another model than name"}, {"model[0].fallback[2]", 3, "twice"}, {"model[0].fallback[3]", 3, "has a split"},
 		{"model[0].fallback[4]", 3, "has a split"}, {"model[0].fallback[5]", 3, "required"}, {"model[0].fallback[6]", 3, "invalid name"},
 		{"model[3].fallback", 12, "at most 8"}, {"model[4].alias_of", 14, "required"}}},
+	{"remotes", "[[remote]]\nname='a'\nurl='http://api.example.com'\nmodel='m'\n[[remote]]\nname='a'\nurl='https://api.example.com/v1/'\n[[remote]]\nname='b c'\nurl='ftp://x'\nmodel='m'\n[[remote]]\n" +
+		"[[model]]\nname='m'\nfallback=['remote:a', 'remote:none']\n[[model]]\nname='remote:a'\nalias_of='remote:a'\n[[model]]\nname='n'\nalias_of='remote:a'\n[[engine]]\nname='remote:a'\nurl='http://e'\nrole='both'\nconnector='remote'\n", []want{
+		{"remote[0].url", 3, "must be https"}, {"remote[1].model", 6, "required"}, {"remote[1].name", 6, "already"}, {"remote[1].url", 7, "must not end with /v1"},
+		{"remote[2].name", 9, "invalid name"}, {"remote[2].url", 10, "http or https"}, {"remote[3].model", 12, "required"}, {"remote[3].name", 12, "required"}, {"remote[3].url", 12, "required"},
+		{"model[0].fallback[1]", 15, `no [[remote]] is named "none"`}, {"model[1].name", 17, "must not begin"}, {"model[1].alias_of", 18, "another model than name"}, {"model[2].alias_of", 21, "only for fallback"},
+		{"engine[0].name", 23, "must not begin"}, {"engine[0].connector", 26, "must be one of"}}},
 	{"cycles of models", "[[model]]\nname='a'\nalias_of='b'\n[[model]]\nname='b'\nalias_of='c'\n[[model]]\nname='c'\nalias_of='a'\n" +
 		"[[model]]\nname='d'\nsplit={e=1}\n[[model]]\nname='e'\nalias_of='f'\n[[model]]\nname='f'\nalias_of='e'\n", []want{
 		{"model[0].alias_of", 3, `leads back to "a"`}, {"model[3].split", 12, "leads back"}}},

@@ -19,6 +19,7 @@ func (c *Config) Validate() []Problem {
 	k.plugins()
 	k.upstreams()
 	k.models()
+	k.remotes()
 	k.engines()
 	k.pairs()
 	k.engineCare()

@@ -1,10 +1,14 @@
 package exchange
 
 import (
+	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -15,7 +19,14 @@ import (
 // the request. Everything after resolve, except the answers for unknown models and the
 // records of the requested name, uses the name of that model.
 func (x *exchange) resolve() error {
-	route := x.run.Models().Route(x.req.Model)
+	table := x.run.Models()
+	if table == nil {
+		return nil
+	}
+	if isRemote(x.req.Model) {
+		return coordinator.ErrUnknownModel // only fallbacks use a remote
+	}
+	route := table.Route(x.req.Model)
 	if route == nil {
 		return nil
 	}
@@ -53,18 +64,27 @@ func (x *exchange) requested() string {
 	return x.req.Model
 }
 
-// fallback returns the model after that of the request, "" if there is none.
+// fallback returns the model after that of the request, "" if there is none. It leaves out
+// remotes for requests that they cannot serve, and for those that a gateway sends.
 func (x *exchange) fallback() string {
-	if next := slices.Index(x.env.Models, x.req.Model) + 1; next > 0 && next < len(x.env.Models) {
-		return x.env.Models[next]
+	at := slices.Index(x.env.Models, x.req.Model)
+	if at < 0 {
+		return ""
+	}
+	for _, model := range x.env.Models[at+1:] {
+		if !isRemote(model) || x.gateway == nil && connector.Remote().Serves(x.req.API) {
+			return model
+		}
 	}
 	return ""
 }
 
+func isRemote(model string) bool { return strings.HasPrefix(model, config.RemotePrefix) }
+
 // placeAny requests the next placement on engines of the request's model. While no engine
-// of that model can take the request, placeAny changes to the next fallback. If none of the
-// models has an engine, the request waits for the first model as a request without
-// fallbacks does.
+// of that model can take the request, placeAny changes to the next fallback. It does not try
+// a remote whose circuit is open, or again for this request. If none of the models has an
+// engine, the request waits for the first model as a request without fallbacks does.
 func (x *exchange) placeAny() (*coordinator.Placement, error) {
 	if len(x.env.Models) < 2 {
 		return x.placeOrWait()
@@ -87,6 +107,13 @@ func (x *exchange) placeAny() (*coordinator.Placement, error) {
 		}
 	}
 	p, err := x.place()
+	if err == nil && isRemote(x.req.Model) && x.mayFail(p) {
+		p.Lease.Release()
+		p, err = nil, coordinator.ErrUnknownModel
+	}
+	if errors.Is(err, coordinator.ErrUnknownModel) { // the configuration knows the name
+		err = &coordinator.NoTargetError{Model: x.requested()}
+	}
 	if !lacksEngine(err) || x.env.Config.Limits.NoEngineTimeout == 0 {
 		return p, err
 	}

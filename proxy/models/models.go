@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/zeebo/xxh3"
 
@@ -113,7 +114,8 @@ func (t *Table) Route(name string) *Route {
 }
 
 // Merge returns the names that clients may request while these models are served: the
-// names of served, which are sorted, and those names of [[model]] that lead to one of them.
+// names of served, which are sorted, and those names of [[model]] that lead to one of them
+// or to a remote.
 // The result is sorted, and may be served itself.
 func (t *Table) Merge(served []string) []string {
 	if t == nil {
@@ -147,7 +149,7 @@ func (r *Route) Models() []string {
 // leadsTo reports whether the route has one of the models, also as a fallback.
 func (r *Route) leadsTo(served []string) bool {
 	return slices.ContainsFunc(r.choices, func(c choice) bool {
-		return slices.ContainsFunc(c.models, func(m string) bool { return slices.Contains(served, m) })
+		return slices.ContainsFunc(c.models, func(m string) bool { return strings.HasPrefix(m, config.RemotePrefix) || slices.Contains(served, m) })
 	})
 }
 
