@@ -68,6 +68,23 @@ func TestWholeRoutes(t *testing.T) {
 	}
 }
 
+// TestEngineRoutes: a listed route of an engine behaves as the other whole routes; one that is
+// not listed reaches no engine.
+func TestEngineRoutes(t *testing.T) {
+	route := wholeRoute{path: "/generative_scoring", body: `{"model":"sim","query":"q","items":["one","two"],"label_token_ids":[1,2]}`, missing: "items"}
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{config: func(c *config.Config) {
+		apiFaults(c)
+		c.Retry.Attempts = 4
+		c.Server.EngineRoutes = []string{route.path}
+	}})
+	f.wholeRoute(t, route)
+	for _, path := range []string{"/reset_prefix_cache", "/sim/fault", "/v1/chat/completions/render", route.path + "/x"} {
+		if got := f.try(path, `{"model":"sim"}`); got.status != 404 || !strings.Contains(got.body, "not_found") {
+			t.Errorf("%s: got status %d: %s", path, got.status, got.body)
+		}
+	}
+}
+
 // wholeRoute compares the answers of a route with those of one engine alone.
 func (f *fleet) wholeRoute(t *testing.T, route wholeRoute) {
 	want := f.post(context.Background(), f.alone.URL(), route.path, route.body)

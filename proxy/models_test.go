@@ -151,3 +151,63 @@ func TestModelNames(t *testing.T) {
 		}
 	})
 }
+
+// TestAliasOutsideOfJSON: the name is replaced in a form and in the query of an engine's own
+// route, and all other bytes are kept.
+func TestAliasOutsideOfJSON(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := answering("e", "served")
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+			c.Server.EngineRoutes = []string{"/own"}
+			c.Models = []config.Model{{Name: "chat", AliasOf: "served"}}
+		}})
+		form := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n%s\r\n--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x\"\r\n\r\nchat\x00\r\n--b--\r\n"
+		for _, tt := range []struct{ contentType, path, body, query, want string }{
+			{"multipart/form-data; boundary=b", "/own", fmt.Sprintf(form, "chat"), "", fmt.Sprintf(form, "served")},
+			{"application/json", "/own?a=1&model=chat", `{"x":"chat"}`, "a=1&model=served", `{"x":"chat"}`},
+			{"application/json", "/own?model=chat", `{"model":"chat"}`, "model=served", `{"model":"served"}`},
+			{"application/json", "/own?model=chat", `{"model":"served"}`, "model=chat", `{"model":"served"}`}, // the body counts
+		} {
+			before := len(e.seen())
+			if a := w.post(tt.path, tt.body, "Content-Type", tt.contentType); a.status != 200 {
+				t.Errorf("%s: got %d %s", tt.path, a.status, a.body)
+				continue
+			}
+			if leg := e.seen()[before]; leg.body != tt.want || leg.query != tt.query {
+				t.Errorf("%s: the engine got %q with %q, want %q with %q", tt.path, leg.query, leg.body, tt.query, tt.want)
+			}
+		}
+	})
+}
+
+// TestSplitFollowsStoredResponses: a response that continues a stored one goes to the model
+// of the engine that holds it, whatever the split chooses.
+func TestSplitFollowsStoredResponses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := &fakeEngine{name: "a", connector: "vllm-nixl", models: "a", serve: holding("resp_a")}, &fakeEngine{name: "b", connector: "vllm-nixl", models: "b", serve: holding("resp_b")}
+		w := newWorld(t, setup{engines: []*fakeEngine{a, b}, config: func(c *config.Config) {
+			c.Models = []config.Model{{Name: "a", Split: map[string]float64{"a": 1, "b": 1}}}
+		}})
+		posted := func(e *fakeEngine) (bodies []string) {
+			for _, leg := range e.seen() {
+				if leg.method == "POST" {
+					bodies = append(bodies, leg.body)
+				}
+			}
+			return bodies
+		}
+		for i := range 8 {
+			if got := w.post("/v1/responses", fmt.Sprintf(`{"model":"a","input":"turn %d","previous_response_id":"resp_b"}`, i)); got.status != 200 {
+				t.Fatalf("got %d %s", got.status, got.body)
+			}
+		}
+		if got := posted(b); len(got) != 8 || len(posted(a)) != 0 || !strings.Contains(got[0], `"model":"b"`) {
+			t.Errorf("a got %q, b got %q", posted(a), got)
+		}
+		for _, model := range []string{"a", "b"} {
+			if n := w.metric("pdproxy_requests_running", model); n != 0 {
+				t.Errorf("%v requests of %s run", n, model)
+			}
+		}
+	})
+}

@@ -205,3 +205,18 @@ func TestRemoteIsNoModel(t *testing.T) {
 		}
 	})
 }
+
+// TestRemoteGetsNoSearch: the search for a stored response, which carries header lines of the
+// client, does not reach a remote.
+func TestRemoteGetsNoSearch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cloud := answering("cloud", "")
+		w := withRemote(t, &fakeEngine{name: "a", connector: "vllm-nixl", models: "a", serve: holding("resp_a")}, cloud, nil)
+		if got := w.get("/v1/responses/resp_x"); got.status != 404 {
+			t.Errorf("got %d %s", got.status, got.body)
+		}
+		if legs := cloud.seen(); len(legs) != 0 {
+			t.Errorf("the remote got %+v", legs)
+		}
+	})
+}

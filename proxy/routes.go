@@ -67,7 +67,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway
 	// The deadline also holds for handlers that read only a part of the body. ReadBody
 	// lifts it at the end of the body.
 	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
-	api, ok := openai.APIFor(endpoint(r))
+	api, ok := s.apiOf(endpoint(r))
 	switch {
 	case ok && r.Method == http.MethodPost && g != nil:
 		s.exchanges.Pick(w, r, api, g)
@@ -77,6 +77,15 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway
 		w.Header().Set("X-Request-Id", downstream.RequestID(r))
 		downstream.Error(w, openai.NewError(openai.CodeNotFound, noEndpoint(r)))
 	}
+}
+
+// apiOf returns the API of a path: one that the proxy knows, or a route of an engine that the
+// configuration lists.
+func (s *Server) apiOf(path string) (api openai.API, ok bool) {
+	if api, ok = openai.APIFor(path); !ok && slices.Contains(s.cfg.Load().Server.EngineRoutes, path) {
+		return openai.EngineRoute, true
+	}
+	return api, ok
 }
 
 // endpoint returns the path of r without a slash at its end, which some clients append.
@@ -113,7 +122,19 @@ func isEndpoint(path string) bool {
 func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates bool) bool {
 	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
 	if generates {
-		methodNotAllowed(w, r, "POST")
+		if r.Method == http.MethodGet && opensWebSocket(r) {
+			upgradeRequired(w, r)
+		} else {
+			methodNotAllowed(w, r, "POST")
+		}
+		return true
+	}
+	if target, ok := openai.StoredResponseAt(endpoint(r)); ok {
+		if !target.Takes(r.Method) {
+			methodNotAllowed(w, r, target.Methods())
+			return true
+		}
+		s.exchanges.ServeStored(w, r, target)
 		return true
 	}
 	var serve func(http.ResponseWriter, *http.Request)
@@ -134,6 +155,25 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request, generates boo
 	w.Header().Set("X-Request-Id", downstream.RequestID(r))
 	serve(w, r)
 	return true
+}
+
+// opensWebSocket reports whether a client asks to turn its connection into a WebSocket (RFC
+// 6455, 4.1).
+func opensWebSocket(r *http.Request) bool {
+	return slices.ContainsFunc(r.Header["Upgrade"], func(v string) bool { return strings.Contains(strings.ToLower(v), "websocket") })
+}
+
+// upgradeRequired answers a client that opens a WebSocket. Codex opens one for its responses
+// first. After 426 it sends its requests with POST at once; after any other status it tries the
+// WebSocket five times. RFC 9110, 15.5.22, wants a protocol in Upgrade.
+func upgradeRequired(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	if r.ProtoMajor == 1 { // later versions have no such lines
+		h.Set("Upgrade", "HTTP/1.1")
+		h.Set("Connection", "Upgrade")
+	}
+	h.Set("X-Request-Id", downstream.RequestID(r))
+	downstream.Error(w, openai.NewError(openai.CodeUpgradeRequired, "this endpoint takes no WebSocket; send the request with POST"))
 }
 
 func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {

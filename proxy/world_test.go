@@ -487,7 +487,9 @@ func (e *fakeEngine) stopped() <-chan struct{} {
 
 // seenLeg is one request that an engine received.
 type seenLeg struct {
+	method string
 	path   string
+	query  string
 	header http.Header
 	body   string
 }
@@ -567,7 +569,7 @@ func (c *engineConn) next() bool {
 	if err != nil {
 		return false
 	}
-	c.leg = seenLeg{r.URL.Path, r.Header, string(body)}
+	c.leg = seenLeg{r.Method, r.URL.Path, r.URL.RawQuery, r.Header, string(body)}
 	c.e.mu.Lock()
 	c.e.legs = append(c.e.legs, c.leg)
 	c.e.mu.Unlock()

@@ -3,6 +3,7 @@ package clients
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -37,6 +38,7 @@ func TestOpenAIGo(t *testing.T) {
 			f := startDemo(t, connector)
 			c := &goCase{front: f, connector: connector, proxied: newGoClient(f.URL), alone: newGoClient(f.Alone)}
 			t.Run("models", c.models)
+			t.Run("translation", c.translation)
 			t.Run("completion", c.completion)
 			t.Run("chat", c.chat)
 			t.Run("completion stream", c.completionStream)
@@ -80,6 +82,31 @@ func (c *goCase) models(t *testing.T) {
 	}
 	if len(page.Data) != 1 || page.Data[0].ID != "sim" {
 		t.Errorf("models: %s", page.RawJSON())
+	}
+}
+
+func (c *goCase) translation(t *testing.T) {
+	sound := strings.Repeat("RIFF\r\n--\x00\r\n\r\n", 9000)
+	create := func(client openai.Client) (string, error) {
+		got, err := client.Audio.Translations.New(t.Context(), openai.AudioTranslationNewParams{
+			Model: "sim", File: openai.File(strings.NewReader(sound), `a "b".wav`, "audio/wav"),
+		})
+		if err != nil {
+			return "", err
+		}
+		return got.Text, nil
+	}
+	got, err := create(c.proxied)
+	if c.connector != "vllm-nixl" { // the other engines have no such route
+		var refused *openai.Error
+		if !errors.As(err, &refused) || refused.StatusCode != 501 || refused.Code != "not_implemented" {
+			t.Errorf("got %q, %v", got, err)
+		}
+		return
+	}
+	want, aloneErr := create(c.alone)
+	if err != nil || aloneErr != nil || got != want || !strings.Contains(got, fmt.Sprintf("a sound of %d bytes", len(sound))) {
+		t.Errorf("got %q, %v, want %q, %v", got, err, want, aloneErr)
 	}
 }
 

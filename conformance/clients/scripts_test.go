@@ -36,7 +36,7 @@ func perConnector(t *testing.T, result *regexp.Regexp, command func() *exec.Cmd)
 			t.Parallel()
 			f := startDemo(t, connector)
 			cmd := command()
-			cmd.Env = append(os.Environ(), "PDPROXY_URL="+f.URL, "PDPROXY_ADMIN="+f.Admin, "PDPROXY_ALONE="+f.Alone, "NO_PROXY=127.0.0.1", "no_proxy=127.0.0.1")
+			cmd.Env = append(os.Environ(), "PDPROXY_URL="+f.URL, "PDPROXY_ADMIN="+f.Admin, "PDPROXY_ALONE="+f.Alone, "PDPROXY_CONNECTOR="+connector, "NO_PROXY=127.0.0.1", "no_proxy=127.0.0.1")
 			out, err := cmd.CombinedOutput()
 			ran := 0
 			for sc := bufio.NewScanner(strings.NewReader(string(out))); sc.Scan(); {

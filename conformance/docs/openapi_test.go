@@ -32,6 +32,7 @@ type route struct {
 	codes                 []openai.Code // errors of this operation
 	errors                string        // schema of errors; empty: Error
 	open                  bool          // needs no token
+	form                  bool          // the body may be a form
 	upstream, reference   string        // product and page that describe the bodies of the API
 }
 
@@ -59,6 +60,9 @@ var publicRoutes = []route{
 	{method: "get", path: "/v1/models", summary: "The models of all ready engines", ok: 200, codes: slices.Concat(filtered, keyed),
 		schema: object{"type": "object", "required": []string{"object", "data"}, "properties": object{"object": object{"const": "list"}, "data": object{"type": "array", "items": modelSchema}}}},
 	{method: "get", path: "/v1/models/{model}", summary: "One model", ok: 200, schema: modelSchema, codes: slices.Concat(filtered, keyed, []openai.Code{openai.CodeModelNotFound})},
+	{method: "get", path: "/v1/responses/{response_id}", summary: "A response that an engine stores", ok: 200, schema: anyObject, codes: stored, upstream: "OpenAI", reference: openAIResponses + "get"},
+	{method: "delete", path: "/v1/responses/{response_id}", summary: "Delete a response that an engine stores", ok: 200, schema: anyObject, codes: append(slices.Clone(stored), openai.CodeNotImplemented), upstream: "OpenAI", reference: openAIResponses + "delete"},
+	{method: "post", path: "/v1/responses/{response_id}/cancel", summary: "Cancel a response that an engine computes in the background", ok: 200, schema: anyObject, codes: append(slices.Clone(stored), openai.CodeNotImplemented), upstream: "OpenAI", reference: openAIResponses + "cancel"},
 	{method: "get", path: "/health", summary: "200 if the proxy can serve a request now", ok: 200, schema: statusSchema, codes: []openai.Code{openai.CodeNoTarget}},
 	{method: "get", path: "/version", summary: "The version of the proxy", ok: 200, codes: filtered,
 		schema: object{"type": "object", "required": []string{"version"}, "properties": object{"version": text}}},
@@ -75,25 +79,34 @@ var (
 
 // engineRoutes are the routes of package openai, which carry a body to an engine.
 var engineRoutes = map[openai.API]route{
-	openai.Completions:  {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/completions", summary: "Complete a text", body: generation("prompt", object{"prompt": object{}, "max_tokens": maxTokens, "n": samples, "stream": stream})},
-	openai.Chat:         {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/chat", summary: "Answer a chat", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "max_completion_tokens": maxTokens, "n": samples, "stream": stream})},
-	openai.Responses:    {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/responses", summary: "Create a response", body: generation("input", object{"input": object{}, "max_output_tokens": maxTokens, "stream": stream})},
-	openai.Messages:     {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages", summary: "Create a message, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "stream": stream})},
-	openai.Generate:     {upstream: "SGLang", reference: "https://docs.sglang.ai/basic_usage/native_api.html", summary: "Generate, as SGLang's own API", body: generation("", object{"text": object{}, "input_ids": object{}, "sampling_params": object{}, "stream": stream})},
-	openai.VLLMGenerate: {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Generate from token ids, as vLLM's own API", body: generation("token_ids", object{"token_ids": object{"type": "array"}, "sampling_params": anyObject, "stream": stream})},
-	openai.Embeddings:   {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/embeddings", summary: "Compute embeddings", body: generation("input", object{"input": object{}})},
-	openai.Tokenize:     {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert text to token ids", body: generation("", object{"prompt": object{"type": "string"}})},
-	openai.Rerank:       rerank,
-	openai.RerankV1:     rerank,
-	openai.RerankV2:     rerank,
-	openai.Score:        {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts", body: generation("", object{"text_1": object{}, "text_2": object{}})},
-	openai.ScoreV1:      {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts; SGLang's score has the fields query, items and label_token_ids", body: generation("", object{"text_1": object{}, "text_2": object{}, "query": object{}, "items": object{}})},
-	openai.Classify:     {upstream: "vLLM", reference: vllmPooling, summary: "Classify texts", body: generation("", object{"input": object{}, "text": object{}})},
-	openai.ClassifyV1:   {upstream: "SGLang", reference: "https://docs.sglang.ai/supported_models/classify_models.html", summary: "Classify texts", body: generation("", object{"input": object{}})},
-	openai.Pooling:      {upstream: "vLLM", reference: vllmPooling, summary: "Compute pooled outputs of a model", body: generation("", object{"input": object{}})},
-	openai.CountTokens:  {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages-count-tokens", summary: "Count the tokens of messages, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}})},
-	openai.Detokenize:   {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert token ids to text", body: generation("", object{"tokens": object{"type": "array"}})},
+	openai.Completions:      {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/completions", summary: "Complete a text", body: generation("prompt", object{"prompt": object{}, "max_tokens": maxTokens, "n": samples, "stream": stream})},
+	openai.Chat:             {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/chat", summary: "Answer a chat", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "max_completion_tokens": maxTokens, "n": samples, "stream": stream})},
+	openai.Responses:        {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/responses", summary: "Create a response", body: generation("input", object{"input": object{}, "max_output_tokens": maxTokens, "stream": stream})},
+	openai.Messages:         {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages", summary: "Create a message, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}, "max_tokens": maxTokens, "stream": stream})},
+	openai.Generate:         {upstream: "SGLang", reference: "https://docs.sglang.ai/basic_usage/native_api.html", summary: "Generate, as SGLang's own API", body: generation("", object{"text": object{}, "input_ids": object{}, "sampling_params": object{}, "stream": stream})},
+	openai.VLLMGenerate:     {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Generate from token ids, as vLLM's own API", body: generation("token_ids", object{"token_ids": object{"type": "array"}, "sampling_params": anyObject, "stream": stream})},
+	openai.Embeddings:       {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/embeddings", summary: "Compute embeddings", body: generation("input", object{"input": object{}})},
+	openai.Tokenize:         {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert text to token ids", body: generation("", object{"prompt": object{"type": "string"}})},
+	openai.Rerank:           rerank,
+	openai.RerankV1:         rerank,
+	openai.RerankV2:         rerank,
+	openai.Score:            {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts", body: generation("", object{"text_1": object{}, "text_2": object{}})},
+	openai.ScoreV1:          {upstream: "vLLM", reference: vllmPooling, summary: "Compute the similarity of texts; SGLang's score has the fields query, items and label_token_ids", body: generation("", object{"text_1": object{}, "text_2": object{}, "query": object{}, "items": object{}})},
+	openai.Classify:         {upstream: "vLLM", reference: vllmPooling, summary: "Classify texts", body: generation("", object{"input": object{}, "text": object{}})},
+	openai.ClassifyV1:       {upstream: "SGLang", reference: "https://docs.sglang.ai/supported_models/classify_models.html", summary: "Classify texts", body: generation("", object{"input": object{}})},
+	openai.Pooling:          {upstream: "vLLM", reference: vllmPooling, summary: "Compute pooled outputs of a model", body: generation("", object{"input": object{}})},
+	openai.CountTokens:      {upstream: "Anthropic", reference: "https://docs.anthropic.com/en/api/messages-count-tokens", summary: "Count the tokens of messages, as Anthropic's API", body: generation("messages", object{"messages": object{"type": "array"}})},
+	openai.Transcriptions:   {upstream: "OpenAI", reference: openAIAudio + "createTranscription", summary: "Convert speech to text; the body is a form (multipart/form-data)", body: generation("", object{"file": object{}, "stream": stream})},
+	openai.Translations:     {upstream: "OpenAI", reference: openAIAudio + "createTranslation", summary: "Convert speech to English text; the body is a form (multipart/form-data)", body: generation("", object{"file": object{}})},
+	openai.Speech:           {upstream: "OpenAI", reference: openAIAudio + "createSpeech", summary: "Convert text to speech", body: generation("", object{"input": object{}})},
+	openai.ImageGenerations: {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/images/create", summary: "Make images", body: generation("", object{"prompt": object{}})},
+	openai.ImageEdits:       {upstream: "OpenAI", reference: "https://platform.openai.com/docs/api-reference/images/createEdit", summary: "Change images; the body is a form (multipart/form-data) or a JSON object", body: generation("", object{"image": object{}, "prompt": object{}})},
+	openai.Detokenize:       {upstream: "vLLM", reference: "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html", summary: "Convert token ids to text", body: generation("", object{"tokens": object{"type": "array"}})},
 }
+
+const openAIResponses = "https://platform.openai.com/docs/api-reference/responses/"
+
+const openAIAudio = "https://platform.openai.com/docs/api-reference/audio/"
 
 const vllmPooling = "https://docs.vllm.ai/en/latest/models/pooling_models.html"
 
@@ -153,8 +166,11 @@ var (
 		openai.CodeClientLimit, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeNoEngineTimeout, openai.CodeInternal,
 		openai.CodeMissingField, openai.CodeModelNotFound, openai.CodeNoTarget, openai.CodeProxyOverloaded, openai.CodeLegFailed, openai.CodeLegTimeout,
 	}
+	stored = slices.Concat(filtered, keyed, []openai.Code{
+		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeInternal,
+	})
 	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
-	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed} // of paths and methods that are no operation
+	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed, openai.CodeUpgradeRequired} // of paths and methods that are no operation
 )
 
 // bodyCodes returns the codes with which the proxy refuses bodies of an API. It parses
@@ -180,6 +196,9 @@ func bodyCodes(t testing.TB, api openai.API) []openai.Code {
 			codes = append(codes, refused.Code)
 		}
 	}
+	if api.TakesForm() {
+		codes = append(codes, openai.CodeInvalidForm)
+	}
 	return codes
 }
 
@@ -190,7 +209,7 @@ func publicAPI(t testing.TB) string {
 		if !ok {
 			t.Errorf("no description of %s", api.Path())
 		}
-		r.method, r.path, r.ok = "post", api.Path(), 200
+		r.method, r.path, r.ok, r.form = "post", api.Path(), 200, api.TakesForm()
 		r.codes = slices.Concat(filtered, keyed, withBody, bodyCodes(t, api))
 		if api.Generates() {
 			r.codes = append(r.codes, twoLegs...)
@@ -235,7 +254,7 @@ func adminAPI(testing.TB) string {
 const noOperation = "A request to another path gets 404 `not_found`. A request to one of the paths with another method gets 405 `method_not_allowed`, and the header `Allow` lists the methods of the path. Both answers have the schema Error."
 
 // preflight describes the answers to preflight requests.
-const preflight = " If `server.cors_origins` is set, each path also takes the preflight requests of browsers (`OPTIONS` with `Origin` and `Access-Control-Request-Method`): the answer is 204, or 403 `origin_not_allowed`."
+const preflight = " If `server.cors_origins` is set, each path also takes the preflight requests of browsers (`OPTIONS` with `Origin` and `Access-Control-Request-Method`): the answer is 204, or 403 `origin_not_allowed`. A `GET` of `/v1/responses` that opens a WebSocket gets 426 `upgrade_required`."
 
 // document returns an OpenAPI document.
 func document(title, about, auth string, routes []route) string {
@@ -316,7 +335,11 @@ func operation(r route) object {
 		o["externalDocs"] = object{"url": r.reference, "description": r.upstream}
 	}
 	if r.body != nil {
-		o["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": r.body}}}
+		content := object{"application/json": object{"schema": r.body}}
+		if r.form {
+			content["multipart/form-data"] = object{"schema": r.body}
+		}
+		o["requestBody"] = object{"required": true, "content": content}
 	}
 	if parameters := parametersOf(r); parameters != nil {
 		o["parameters"] = parameters

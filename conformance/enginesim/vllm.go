@@ -25,6 +25,7 @@ type vllm struct {
 	// connector is nil for engines without a connector and for those with a
 	// NIXL connector.
 	connector vllmConnector
+	stored    responseStore
 
 	mu sync.Mutex
 	// beats are the remote requests whose leases this engine renews, by the
@@ -91,9 +92,11 @@ func (v *vllm) start() error {
 }
 
 func (v *vllm) routes(mux *http.ServeMux) {
-	for _, route := range []string{routeResponses, routeMessages, routeTokens} {
+	for _, route := range []string{routeMessages, routeTokens} {
 		mux.HandleFunc("POST "+route, v.e.generating(route))
 	}
+	mux.HandleFunc("POST "+routeResponses, v.storing(v.e.generating(routeResponses)))
+	v.storedRoutes(mux)
 	mux.HandleFunc("/ping", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("GET /load", func(w http.ResponseWriter, _ *http.Request) {
 		// The answer is constant without --enable-server-load-tracking.
@@ -103,6 +106,7 @@ func (v *vllm) routes(mux *http.ServeMux) {
 		writeJSON(w, http.StatusOK, obj("version", v.e.cfg.Version))
 	})
 	v.poolingRoutes(mux)
+	v.mediaRoutes(mux)
 	mux.HandleFunc("POST /tokenize", v.tokenize)
 	for _, route := range []string{routeChat, routeCompletions} {
 		mux.HandleFunc("POST "+route+"/render", v.render(route))

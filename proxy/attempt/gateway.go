@@ -12,7 +12,6 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -137,7 +136,7 @@ func (a *attempt) spare() []engine.Target {
 // sidecar, which makes the two legs.
 func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 	env := a.env
-	f := &Forwarding{Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.API.Path(), Header: env.Fields}
+	f := &Forwarding{Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.Path(), Header: env.Fields}
 	if a.encoderPool() != nil && len(a.conn.(connector.Encoder).Encode(&a.c)) > 0 {
 		f.Encoders = env.encoders(a.encoderPool(), a.p.Decode.Spec.Connector)
 	}
@@ -161,9 +160,7 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 			f.Header = append(f.Header, h)
 		}
 	}
-	if key := a.p.Decode.APIKey; key != "" {
-		f.Header = append(downstream.Without(f.Header, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + key})
-	}
+	f.Header = withKey(f.Header, a.p.Decode.Instance)
 	return f, nil
 }
 
@@ -280,7 +277,7 @@ func (o *observation) streamEnded() {
 		reason = "error_event"
 	case events.Aborted:
 		reason = "aborted"
-	case !events.Done:
+	case !events.Done && env.Request.API.Generates():
 		reason = "no_end"
 	default:
 		o.succeeded()

@@ -47,7 +47,7 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	if err != nil {
 		return l.failed(err)
 	}
-	if len(answer.B) == 0 {
+	if len(answer.B) == 0 && env.Request.API != openai.EngineRoute {
 		return l.failedBy("empty_answer", 502, nil)
 	}
 	if status, ok := openai.AbortStatus(env.Request.API, answer.B); ok {
@@ -320,7 +320,7 @@ func (s *streamRelay) end() error {
 	switch {
 	case events.Aborted:
 		return errAborted
-	case !events.Done && !events.Failed:
+	case !events.Done && !events.Failed && env.Request.API.Generates(): // other APIs may have no closing event
 		return errNoEnd
 	}
 	if rest, err := a.completedEvents(rest); err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -19,14 +20,24 @@ type waits struct {
 	keepLate           bool
 }
 
+// WithKey returns a copy of fields with the API key of an engine, if it has one.
+func WithKey(fields []upstream.Field, i *engine.Instance) []upstream.Field {
+	return withKey(append([]upstream.Field(nil), fields...), i)
+}
+
+// withKey is WithKey and overwrites fields.
+func withKey(fields []upstream.Field, i *engine.Instance) []upstream.Field {
+	if i.APIKey == "" {
+		return fields
+	}
+	return append(downstream.Without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + i.APIKey})
+}
+
 // send sends one leg and waits for the head of the answer.
 func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w waits) (*upstream.Response, error) {
 	env, t := a.env, l.target
 	fields := appendClientFields(l.fields[:0], env.Fields, t)
-	if t.APIKey != "" {
-		fields = append(downstream.Without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
-	}
-	l.fields = append(fields, shaped.Header...)
+	l.fields = append(withKey(fields, t.Instance), shaped.Header...)
 	if e := a.edits[l.Phase]; len(e) > 0 {
 		l.fields = editFields(l.fields, e)
 	}

@@ -65,6 +65,10 @@ type Server struct {
 	// preflight requests, before keys and filters, and drops the Access-Control lines of
 	// engines. Default empty: no page of another origin.
 	CORSOrigins []string `toml:"cors_origins"`
+	// EngineRoutes are further paths of engines (/generative_scoring) that clients may use.
+	// One engine of the model answers such a POST alone. Its body is a JSON object or a form,
+	// without PD fields. Routes by which engines are managed are errors. Default empty: none.
+	EngineRoutes []string `toml:"engine_routes"`
 	// TLS is the certificate of Listen and HTTP3.
 	TLS TLS `toml:"tls"`
 	// Auth configures the API keys.
@@ -303,6 +307,7 @@ func defaultServer() Server {
 		WriteTimeout:      seconds(60),
 		TrustedProxies:    []string{},
 		CORSOrigins:       []string{},
+		EngineRoutes:      []string{},
 	}
 }
 

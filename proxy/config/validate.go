@@ -61,6 +61,7 @@ func (k *checker) server() {
 			k.add(indexKey("server.cors_origins", i), "must be * or an origin as browsers send it, such as https://chat.example.org or http://localhost:3000, found %q", origin)
 		}
 	}
+	k.engineRoutes()
 	for i, name := range k.config.Admin.AllowedHosts {
 		if name == "" || !validHost(name) {
 			k.add(indexKey("admin.allowed_hosts", i), "must be a host name without a port, found %q", name)

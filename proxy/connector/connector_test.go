@@ -58,9 +58,9 @@ func TestServes(t *testing.T) {
 	refused := map[string][]openai.API{
 		"vllm-nixl": vllm, "vllm-nixl-push": vllm, "vllm-store": vllm, "vllm-moriio": vllm, "vllm-moriio-read": vllm, "vllm-mooncake": vllm, "vllm-p2p-tier": vllm,
 		"vllm-p2p-nccl": append(slices.Clone(vllm), openai.Responses, openai.VLLMGenerate),
-		"sglang":        {openai.Responses, openai.Messages, openai.VLLMGenerate, openai.Rerank, openai.RerankV2, openai.Score, openai.Pooling},
+		"sglang":        {openai.Responses, openai.Messages, openai.VLLMGenerate, openai.Rerank, openai.RerankV2, openai.Score, openai.Pooling, openai.Translations, openai.Speech},
 		"trtllm": {openai.Messages, openai.Generate, openai.VLLMGenerate, openai.Tokenize, openai.Detokenize, openai.Rerank, openai.RerankV1, openai.RerankV2,
-			openai.Score, openai.ScoreV1, openai.Classify, openai.ClassifyV1, openai.Pooling, openai.CountTokens},
+			openai.Score, openai.ScoreV1, openai.Classify, openai.ClassifyV1, openai.Pooling, openai.CountTokens, openai.Transcriptions, openai.Translations, openai.Speech},
 		"none": nil,
 	}
 	for _, c := range All() {

@@ -34,7 +34,8 @@ func (sglang) Serves(api openai.API) bool {
 	switch api {
 	case openai.Completions, openai.Chat, openai.Generate,
 		openai.Embeddings, openai.Tokenize, openai.Detokenize, openai.RerankV1, openai.ScoreV1,
-		openai.Classify, openai.ClassifyV1, openai.CountTokens:
+		openai.Classify, openai.ClassifyV1, openai.CountTokens,
+		openai.Transcriptions, openai.ImageGenerations, openai.ImageEdits: // images: multimodal_gen/runtime/entrypoints
 		return true
 	default:
 		return false
@@ -80,7 +81,7 @@ func promptLogprobs(r *openai.Request) string {
 
 // Aggregated is for engines of role both, which run without disaggregation.
 func (sglang) Aggregated(a *Attempt, dst []byte) (Leg, error) {
-	if a.Decode.Spec.Ranks <= 1 {
+	if a.Decode.Spec.Ranks <= 1 || a.Request.API == openai.EngineRoute { // nothing is known about its members
 		return plain(a, dst), nil
 	}
 	var rank [20]byte

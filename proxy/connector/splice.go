@@ -21,7 +21,13 @@ func cut(key string) openai.Edit { return openai.Edit{Key: key, Remove: true} }
 // spliced returns the leg with a's body after the edits. Without edits it is the
 // client's body itself.
 func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
-	leg := Leg{Path: a.Request.API.Path()}
+	leg := Leg{Path: a.Request.Path()}
+	if a.Request.IsForm() { // a form has no members that a connector edits
+		if leg.Body, leg.Alias = a.Request.Raw(), true; a.Request.HasFormPD() && !a.Trust {
+			leg.Body, leg.Alias = a.Request.AppendForm(dst), false
+		}
+		return leg
+	}
 	if len(edits) == 0 {
 		leg.Body, leg.Alias = a.Request.Raw(), true
 		return leg

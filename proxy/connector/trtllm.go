@@ -30,9 +30,15 @@ func (trtllm) Flow() abi.Flow { return abi.FlowPrefillFirst }
 func (trtllm) AggregatesOn() abi.Role { return abi.RoleDecode }
 
 // Serves includes responses, which a worker answers whole: their requests have no
-// disaggregated_params.
+// disaggregated_params. Workers of visual models serve images. Source:
+// serve/openai_server.py.
 func (trtllm) Serves(api openai.API) bool {
-	return api == openai.Completions || api == openai.Chat || api == openai.Responses || api == openai.Embeddings
+	switch api {
+	case openai.Completions, openai.Chat, openai.Responses, openai.Embeddings, openai.ImageGenerations, openai.ImageEdits:
+		return true
+	default:
+		return false
+	}
 }
 
 func (trtllm) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
@@ -97,6 +103,9 @@ func (trtllm) Pairable(r *openai.Request) error {
 // Aggregated is the client's request. It also has the model, which a client may omit
 // but a worker requires.
 func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
+	if a.Request.API == openai.EngineRoute { // nothing is known about its members
+		return plain(a, dst), nil
+	}
 	named := conversationNamed(a, a.Decode)
 	if a.Request.HasModel && named.Key == "" {
 		return finished(a, plain(a, dst)), nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -63,6 +64,9 @@ func (c *Client) Close() {
 
 // Header returns the header lines of the request. The caller must not change them.
 func (c *Client) Header() http.Header { return c.r.Header }
+
+// URL returns the target of the request. The caller must not change it.
+func (c *Client) URL() *url.URL { return c.r.URL }
 
 // RemoteAddr returns the address of the client, as net/http has it.
 func (c *Client) RemoteAddr() string { return c.r.RemoteAddr }
@@ -140,11 +144,11 @@ func (c *Client) Cut() { c.cut = true }
 // MustCut reports whether Cut was called.
 func (c *Client) MustCut() bool { return c.cut }
 
-// AppendFields appends the client's header lines that every leg carries. The two lines
-// that may hold an API key are included only if keepKey is set, and PD lines (rank,
-// x-override-*) only if trust is set.
-func (c *Client) AppendFields(dst []upstream.Field, keepKey, trust bool) []upstream.Field {
-	return appendFields(dst, c.r.Header, keepKey, trust)
+// AppendFields appends the client's header lines that every leg carries, with that
+// Content-Type. The two lines that may hold an API key are included only if keepKey is set,
+// and PD lines (rank, x-override-*) only if trust is set.
+func (c *Client) AppendFields(dst []upstream.Field, contentType string, keepKey, trust bool) []upstream.Field {
+	return appendFields(dst, c.r.Header, contentType, keepKey, trust)
 }
 
 // Body returns the request's body, nil before ReadBody and after ReleaseBody. It is valid

@@ -46,9 +46,9 @@ func lineName(name string) string {
 // engines with that name are dropped. The name is a result of lineName.
 func ownLine(name string) bool { return strings.HasPrefix(name, "X-Pdproxy-") }
 
-func appendFields(dst []upstream.Field, h http.Header, keepKey, trust bool) []upstream.Field {
-	// The body was parsed as JSON, and vLLM refuses any other type.
-	dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
+func appendFields(dst []upstream.Field, h http.Header, contentType string, keepKey, trust bool) []upstream.Field {
+	// The type is that of the parser that has accepted the body: vLLM refuses any other.
+	dst = append(dst, upstream.Field{Name: "Content-Type", Value: contentType})
 	var named map[string]bool
 	for _, v := range h["Connection"] {
 		named = addNamed(named, v)

@@ -55,7 +55,7 @@ func TestAppendFields(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := fieldText(appendFields(nil, tt.header, tt.keepKey, tt.trust)); got != tt.want {
+			if got := fieldText(appendFields(nil, tt.header, "application/json", tt.keepKey, tt.trust)); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 		})

@@ -40,20 +40,26 @@ func (x *exchange) resolve() error {
 	return x.rename(x.env.Models[0])
 }
 
-// rename writes the name of a model into the body and scans the new body: the connectors,
-// the hooks and the clean-up calls then need no rule for names.
+// rename writes the name of a model into the request and scans the new body: the
+// connectors, the hooks and the clean-up calls then need no rule for names.
 func (x *exchange) rename(model string) error {
 	if model == x.req.Model {
 		return nil
 	}
-	edit := openai.Edit{Key: "model", Value: openai.AppendQuoted(nil, model)}
-	err := x.client.RewriteBody(len(x.client.Body())+len(edit.Value), func(dst []byte) []byte {
-		return x.req.Append(dst, edit)
-	})
-	if err != nil {
-		return err
+	target := x.req.RenamedTarget(model)
+	if x.req.NamesModel() {
+		err := x.client.RewriteBody(len(x.client.Body())+2*len(model)+openai.QuotedRoom, func(dst []byte) []byte {
+			return x.req.AppendRenamed(dst, model)
+		})
+		if err != nil {
+			return err
+		}
+		if err := openai.ReadRequest(x.req.API, x.client.Header().Get("Content-Type"), x.client.Body(), &x.req); err != nil {
+			return err
+		}
 	}
-	return openai.ParseRequest(x.req.API, x.client.Body(), &x.req)
+	x.req.Target, x.req.Model, x.req.HasModel = target, model, true
+	return nil
 }
 
 // requested returns the name of the model that the client requested.
@@ -138,6 +144,22 @@ func (x *exchange) mayFail(p *coordinator.Placement) bool {
 func isTrial(p *coordinator.Placement, t engine.Target) bool {
 	row := slices.Index(p.Targets, t)
 	return row >= 0 && p.Facts.Candidates[row].Trial
+}
+
+// stayWith makes a request that continues a stored response one for the model of its holder
+// if a split has chosen another one.
+func (x *exchange) stayWith(holder *engine.Instance) error {
+	route := x.run.Models().Route(x.journal.RequestedModel())
+	if route == nil || slices.Contains(holder.Models(), x.req.Model) {
+		return nil
+	}
+	for _, model := range route.Models() {
+		if slices.Contains(holder.Models(), model) {
+			x.env.Models = route.ChoiceOf(model)
+			return x.serveWith(model)
+		}
+	}
+	return nil
 }
 
 // serveWith makes the request one for another of its models. No leg of it may run.

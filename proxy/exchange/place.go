@@ -7,6 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // place requests the next placement from the coordinator.
@@ -35,7 +36,7 @@ func (x *exchange) Fallback(policy, reason string) { x.journal.Fallback(policy, 
 // engine, PlaceOnce asks for one engine that answers the request alone, and counts a fallback.
 func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	serves := func(_ *coordinator.Placement, c connector.Connector) error {
-		if !c.Serves(x.req.API) {
+		if !x.servedBy(c) {
 			return errNotCarried(c.Name(), x.req.API)
 		}
 		return nil
@@ -53,7 +54,7 @@ func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	limit, aggregate, excluded := p.FirstByte, x.ask.Aggregate, len(x.ask.Excluded) // the plan policy is not asked again
 	x.ask.Aggregate, x.ask.Request.PairBroken = conn.AggregatesOn(), true
 	p, err = x.placeWhere(func(p *coordinator.Placement, c connector.Connector) error {
-		if !c.Serves(x.req.API) || p.Decode.Role != abi.RoleBoth && p.Decode.Role&c.AggregatesOn() == 0 {
+		if !x.servedBy(c) || p.Decode.Role != abi.RoleBoth && p.Decode.Role&c.AggregatesOn() == 0 {
 			return unpairable
 		}
 		return nil
@@ -71,6 +72,12 @@ func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	}
 	p.FirstByte = limit
 	return p, nil
+}
+
+// servedBy reports whether engines of a connector may serve the API of the request. Only the
+// operator knows which engines have an EngineRoute.
+func (x *exchange) servedBy(c connector.Connector) bool {
+	return x.req.API == openai.EngineRoute || c.Serves(x.req.API)
 }
 
 // unpairable returns an error if the request cannot run as two legs with that prefill engine,

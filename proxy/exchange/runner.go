@@ -57,6 +57,7 @@ type Runner struct {
 	services  *attempt.Services
 	hooks     atomic.Pointer[attempt.Hooks] // nil: none
 	exchanges sync.Pool                     // of *exchange, whose memory is reused
+	holders   holders                       // of stored responses
 }
 
 // New returns a Runner. It starts nothing.

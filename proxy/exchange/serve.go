@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/admission"
@@ -124,8 +125,13 @@ func (x *exchange) read(client string) error {
 	if err := x.client.ReadBody(client); err != nil {
 		return err
 	}
-	if err := openai.ParseRequest(x.req.API, x.client.Body(), &x.req); err != nil {
+	if err := openai.ReadRequest(x.req.API, x.client.Header().Get("Content-Type"), x.client.Body(), &x.req); err != nil {
 		return err
+	}
+	if x.req.API == openai.EngineRoute {
+		if err := x.req.ReadTarget(strings.TrimSuffix(x.client.URL().Path, "/"), x.client.URL().RawQuery); err != nil {
+			return err
+		}
 	}
 	if err := x.resolve(); err != nil {
 		return err
@@ -154,7 +160,7 @@ func (x *exchange) admit(client string) (leave func(), err error) {
 // describe fills in the question for the coordinator.
 func (x *exchange) describe() error {
 	e := &x.env
-	e.Fields = x.client.AppendFields(e.Fields[:0], e.Key == "", e.Config.Server.TrustPDFields)
+	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
 	if sc := x.route.Sidecar(); sc != nil {
 		e.Fields = sc.Strip(e.Fields)
 	}
@@ -185,6 +191,9 @@ func (x *exchange) describe() error {
 		x.ask.Aggregate = abi.RoleDecode // every engine can answer; keep the prefill engines free for prompts
 	}
 	x.journal.Described(&x.req)
+	if x.req.API == openai.Responses {
+		return x.follow()
+	}
 	return nil
 }
 

@@ -146,6 +146,17 @@ func (r *Route) Models() []string {
 	return list
 }
 
+// ChoiceOf returns the models that Choose returns for the keys of a model; nil if it is none
+// of Models.
+func (r *Route) ChoiceOf(model string) []string {
+	for _, c := range r.choices {
+		if c.models[0] == model {
+			return c.models
+		}
+	}
+	return nil
+}
+
 // leadsTo reports whether the route has one of the models, also as a fallback.
 func (r *Route) leadsTo(served []string) bool {
 	return slices.ContainsFunc(r.choices, func(c choice) bool {

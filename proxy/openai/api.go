@@ -20,24 +20,32 @@ type API uint8
 // The routes that carry a body to an engine. The routes from Embeddings on are whole routes:
 // one engine answers the request alone.
 const (
-	Completions  API = iota + 1 // OpenAI completions
-	Chat                        // OpenAI chat completions
-	Responses                   // OpenAI responses
-	Messages                    // Anthropic messages
-	Generate                    // SGLang's native route
-	VLLMGenerate                // vLLM's tokens-in, tokens-out route
-	Embeddings                  // OpenAI embeddings
-	Tokenize                    // text to token ids
-	Detokenize                  // token ids to text
-	Rerank                      // order of documents for a query, the form of Jina and Cohere
-	RerankV1                    // the same
-	RerankV2                    // the same
-	Score                       // similarity of pairs of texts
-	ScoreV1                     // the same; SGLang's score has other fields
-	Classify                    // classes of texts
-	ClassifyV1                  // the same, only in SGLang
-	Pooling                     // pooled outputs of a model
-	CountTokens                 // Anthropic's count of the tokens of messages
+	Completions      API = iota + 1 // OpenAI completions
+	Chat                            // OpenAI chat completions
+	Responses                       // OpenAI responses
+	Messages                        // Anthropic messages
+	Generate                        // SGLang's native route
+	VLLMGenerate                    // vLLM's tokens-in, tokens-out route
+	Embeddings                      // OpenAI embeddings
+	Tokenize                        // text to token ids
+	Detokenize                      // token ids to text
+	Rerank                          // order of documents for a query, the form of Jina and Cohere
+	RerankV1                        // the same
+	RerankV2                        // the same
+	Score                           // similarity of pairs of texts
+	ScoreV1                         // the same; SGLang's score has other fields
+	Classify                        // classes of texts
+	ClassifyV1                      // the same, only in SGLang
+	Pooling                         // pooled outputs of a model
+	CountTokens                     // Anthropic's count of the tokens of messages
+	Transcriptions                  // OpenAI speech to text
+	Translations                    // OpenAI speech to English text
+	Speech                          // OpenAI text to speech
+	ImageGenerations                // OpenAI images
+	ImageEdits                      // OpenAI changes of images
+	// EngineRoute is any other route of an engine, which the configuration lists.
+	// Request.Target is its path.
+	EngineRoute
 )
 
 // routes is indexed by API.
@@ -61,12 +69,19 @@ var routes = [...]struct{ name, path string }{
 	ClassifyV1:   {"classify", "/v1/classify"},
 	Pooling:      {"pooling", "/pooling"},
 	CountTokens:  {"count_tokens", "/v1/messages/count_tokens"},
+
+	Transcriptions:   {"transcriptions", "/v1/audio/transcriptions"},
+	Translations:     {"translations", "/v1/audio/translations"},
+	Speech:           {"speech", "/v1/audio/speech"},
+	ImageGenerations: {"image_generations", "/v1/images/generations"},
+	ImageEdits:       {"image_edits", "/v1/images/edits"},
+	EngineRoute:      {"engine_route", ""},
 }
 
 // APIFor returns the API of a request path; ok is false for any other path. The match
 // is exact: a trailing slash makes another path.
 func APIFor(path string) (api API, ok bool) {
-	for i, r := range routes[1:] {
+	for i, r := range routes[1:EngineRoute] {
 		if r.path == path {
 			return API(i + 1), true
 		}
@@ -83,7 +98,8 @@ func (a API) String() string {
 	return routes[a].name
 }
 
-// Path returns the request path, which is the same on the proxy and on the engines.
+// Path returns the request path, which is the same on the proxy and on the engines; "" for
+// EngineRoute.
 func (a API) Path() string {
 	if int(a) >= len(routes) {
 		a = 0
@@ -100,3 +116,8 @@ func (a API) Generates() bool {
 // Anthropic reports whether this API is one of Anthropic's, whose clients expect errors in
 // another form.
 func (a API) Anthropic() bool { return a == Messages || a == CountTokens }
+
+// TakesForm reports whether a body of this API may be a form instead of a JSON object.
+func (a API) TakesForm() bool {
+	return a == Transcriptions || a == Translations || a == ImageEdits || a == EngineRoute
+}

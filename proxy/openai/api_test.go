@@ -26,6 +26,11 @@ func TestAPI(t *testing.T) {
 		"/v1/classify":              {ClassifyV1, "classify", false},
 		"/pooling":                  {Pooling, "pooling", false},
 		"/v1/messages/count_tokens": {CountTokens, "count_tokens", false},
+		"/v1/audio/transcriptions":  {Transcriptions, "transcriptions", false},
+		"/v1/audio/translations":    {Translations, "translations", false},
+		"/v1/audio/speech":          {Speech, "speech", false},
+		"/v1/images/generations":    {ImageGenerations, "image_generations", false},
+		"/v1/images/edits":          {ImageEdits, "image_edits", false},
 	} {
 		api, ok := APIFor(path)
 		if !ok || api != want.api || api.Path() != path || api.String() != want.name || api.Generates() != want.generates {

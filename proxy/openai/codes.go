@@ -23,6 +23,7 @@ const (
 	CodeIntegerBelowMinValue
 	CodeInternal
 	CodeInvalidAPIKey
+	CodeInvalidForm
 	CodeInvalidJSON
 	CodeInvalidName
 	CodeInvalidType
@@ -48,15 +49,17 @@ const (
 	CodeQueueTimeout
 	CodeReadingLimit
 	CodeRejectedByPolicy
+	CodeResponseNotFound
 	CodeStreamBroken
 	CodeStringAboveMaxLength
 	CodeTooManyConnections
 	CodeUnsupportedContentEncoding
+	CodeUpgradeRequired
 )
 
 // The codes of the admin address.
 const (
-	CodeBadEngine Code = CodeUnsupportedContentEncoding + 1 + iota
+	CodeBadEngine Code = CodeUpgradeRequired + 1 + iota
 	CodeBadValue
 	CodeForbidden
 	CodeInvalidToken
@@ -99,6 +102,7 @@ var codes = [codeCount]CodeInfo{
 	CodeIntegerBelowMinValue:       {"integer_below_min_value", []int{400}, "", "A number of the request is too small."},
 	CodeInternal:                   {"internal", []int{500}, "internal_error", "The proxy has a fault."},
 	CodeInvalidAPIKey:              {"invalid_api_key", []int{401}, "", "The request has no valid API key."},
+	CodeInvalidForm:                {"invalid_form", []int{400}, "", "The body is not a valid form (multipart/form-data), or parsers could read it in different ways."},
 	CodeInvalidJSON:                {"invalid_json", []int{400}, "", "The body is not one valid JSON object."},
 	CodeInvalidName:                {"invalid_name", []int{400}, "", "A field has a name with capital letters that the engines reserve in lower case."},
 	CodeInvalidType:                {"invalid_type", []int{400}, "", "A field has the wrong type."},
@@ -124,10 +128,12 @@ var codes = [codeCount]CodeInfo{
 	CodeQueueTimeout:               {"queue_timeout", []int{503}, overloaded, "No place became free in time."},
 	CodeReadingLimit:               {"reading_limit", []int{408}, "rate_limit_error", "Too many bodies arrive at the same time, and this body was the slowest."},
 	CodeRejectedByPolicy:           {"rejected_by_policy", []int{503, 429}, overloaded, "The plan policy rejected the request. The policy may choose another status of 400 to 599."},
+	CodeResponseNotFound:           {"response_not_found", []int{404}, "", "No engine holds a response of this id."},
 	CodeStreamBroken:               {"stream_broken", nil, "upstream_error", "The stream of the engine broke off after its beginning, so the answer is not complete."},
 	CodeStringAboveMaxLength:       {"string_above_max_length", []int{400}, "", "A text of the request is too long."},
 	CodeTooManyConnections:         {"too_many_connections", []int{503}, overloaded, "The client or all clients together have too many connections open. The proxy closes this connection."},
 	CodeUnsupportedContentEncoding: {"unsupported_content_encoding", []int{415}, "", "The proxy cannot decode this Content-Encoding."},
+	CodeUpgradeRequired:            {"upgrade_required", []int{426}, "invalid_request_error", "The request opens a WebSocket, and the endpoint takes only POST."},
 
 	CodeBadEngine:            {"bad_engine", []int{400}, "", "The engine of the request has a wrong or forbidden key, or cannot be added."},
 	CodeBadValue:             {"bad_value", []int{400}, "", "A parameter or a list of policies is wrong."},

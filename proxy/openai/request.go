@@ -3,6 +3,8 @@ package openai
 import (
 	"bytes"
 	"math"
+	"net/url"
+	"strings"
 )
 
 // MaxModel is the maximum length of a model's name in bytes. By default engines use the
@@ -16,6 +18,9 @@ type Request struct {
 	API      API
 	Model    string // decoded
 	HasModel bool   // false: absent, null or empty
+
+	// Target is the path and the query of an EngineRoute; else empty. ReadTarget sets it.
+	Target string
 
 	Stream       bool
 	IncludeUsage bool // stream_options.include_usage
@@ -45,7 +50,55 @@ type Request struct {
 	// MessageCount is the number of messages or input items.
 	MessageCount int
 
-	fixedLimit bool // MaxTokens comes from max_completion_tokens
+	fixedLimit  bool       // MaxTokens comes from max_completion_tokens
+	contentType string     // of a form; "": the body is a JSON object
+	modelAt     Span       // value of the part of a form that names the model; zero: none
+	formEdits   []formEdit // edits that cut the PD fields of a form, in its order
+}
+
+// Path returns the path of the request on an engine, with the query of an EngineRoute.
+func (r *Request) Path() string {
+	if r.Target != "" {
+		return r.Target
+	}
+	return r.API.Path()
+}
+
+// ReadTarget sets Target for a request to an EngineRoute of that path. The query loses its PD
+// fields, and names the model if the body does not. The error is an *Error with status 400.
+func (r *Request) ReadTarget(path, query string) error {
+	r.Target = path
+	if query == "" {
+		return nil
+	}
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return NewFieldError(CodeInvalidType, "query", "The query of the request is malformed.")
+	}
+	for name := range values {
+		base, _, _ := strings.Cut(name, "[")
+		if held, _ := named(pdContainers[:], base); held || PDField(base) {
+			delete(values, name)
+		}
+	}
+	if model := values.Get("model"); model != "" && !r.HasModel {
+		if len(model) > MaxModel {
+			return tooLong("model", MaxModel)
+		}
+		r.Model, r.HasModel = model, true
+	}
+	if len(values) > 0 {
+		r.Target += "?" + values.Encode()
+	}
+	return nil
+}
+
+// ReadRequest is ParseForm for a form that the API takes, otherwise ParseRequest.
+func ReadRequest(api API, contentType string, body []byte, r *Request) error {
+	if api.TakesForm() && IsForm(contentType) {
+		return ParseForm(api, contentType, body, r)
+	}
+	return ParseRequest(api, body, r)
 }
 
 // ParseRequest scans a body, as strictly as [Object.Parse], and fills r. It reads the

@@ -360,3 +360,35 @@ func decodeOr(t *testing.T, raw []byte) any {
 	}
 	return decodeValue(t, raw)
 }
+
+// TestReadTarget: the query of a route of an engine reaches the engine without PD fields, and
+// names the model if the body does not.
+func TestReadTarget(t *testing.T) {
+	for _, tt := range []struct{ body, query, target, model, param string }{
+		{`{}`, "", "/x", "", ""},
+		{`{"model":"m"}`, "model=n&b=2&a=1", "/x?a=1&b=2&model=n", "m", ""},
+		{`{"model":null}`, "model=org%2Fn", "/x?model=org%2Fn", "org/n", ""},
+		{`{}`, "rid=1&KV_Transfer_Params=2&bootstrap_room[0]=3&vllm_xargs[kv_transfer_params]=4&%72id=5", "/x", "", ""},
+		{`{}`, "a=1;rid=2", "", "", "query"},
+		{`{}`, "a=%zz", "", "", "query"},
+		{`{}`, "model=" + strings.Repeat("m", MaxModel+1), "", "", "model"},
+	} {
+		var r Request
+		if err := ReadRequest(EngineRoute, "", []byte(tt.body), &r); err != nil {
+			t.Fatal(err)
+		}
+		err := r.ReadTarget("/x", tt.query)
+		var e *Error
+		switch {
+		case tt.param != "":
+			if !errors.As(err, &e) || e.Status != 400 || e.Param != tt.param {
+				t.Errorf("%s: %v", tt.query, err)
+			}
+		case err != nil || r.Path() != tt.target || r.Model != tt.model || r.HasModel != (tt.model != ""):
+			t.Errorf("%s: got %q, model %q, %v", tt.query, r.Path(), r.Model, err)
+		}
+		if r.Reset(); r.Path() != "" {
+			t.Errorf("after Reset: %q", r.Path())
+		}
+	}
+}

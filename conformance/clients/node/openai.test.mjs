@@ -2,13 +2,14 @@
 // (PDPROXY_ADMIN) and one engine alone (PDPROXY_ALONE).
 import assert from 'node:assert/strict'
 import test from 'node:test'
-import OpenAI from 'openai'
+import OpenAI, { toFile } from 'openai'
 
 const { PDPROXY_URL: url, PDPROXY_ADMIN: admin, PDPROXY_ALONE: aloneURL } = process.env
 const client = (base) => new OpenAI({ baseURL: base + '/v1', apiKey: 'none', maxRetries: 0 })
 const proxied = client(url)
 const alone = client(aloneURL)
 
+const connector = process.env.PDPROXY_CONNECTOR
 const prompt = 'Tell me of the sea, the "☕ 🙂" and\n\tgüne水 \\ at the shore.'
 const completion = (more) => ({ model: 'sim', prompt, max_tokens: 16, ...more })
 const chat = (more) => ({
@@ -55,6 +56,18 @@ test('models', async () => {
   const ids = []
   for await (const model of proxied.models.list()) ids.push(model.id)
   assert.deepEqual(ids, ['sim'])
+})
+
+test('translation', async () => {
+  const sound = Buffer.from('RIFF\r\n--\0\r\n\r\n'.repeat(9000))
+  const create = async (c) => c.audio.translations.create({ model: 'sim', file: await toFile(sound, 'a "b".wav') })
+  if (connector !== 'vllm-nixl') {
+    await assert.rejects(create(proxied), (e) => e.status === 501 && e.code === 'not_implemented')
+    return
+  }
+  const [got, want] = await Promise.all([proxied, alone].map(create))
+  assert.equal(got.text, want.text)
+  assert.ok(got.text.includes(`a sound of ${sound.length} bytes`))
 })
 
 test('completion', async () => {

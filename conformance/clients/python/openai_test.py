@@ -8,10 +8,13 @@ import re
 import time
 import unittest
 import urllib.request
+import warnings
 
 import openai
 
 URL, ADMIN, ALONE = (os.environ[k] for k in ("PDPROXY_URL", "PDPROXY_ADMIN", "PDPROXY_ALONE"))
+CONNECTOR = os.environ["PDPROXY_CONNECTOR"]
+SOUND = b"RIFF\r\n--\x00\xff\r\n\r\n" * 9000
 PROMPT = 'Tell me of the sea, the "☕ 🙂" and\n\tgüne水 \\ at the shore.'
 COMPLETION = {"model": "sim", "prompt": PROMPT, "max_tokens": 16}
 CHAT = {
@@ -66,6 +69,41 @@ class OpenAITest(unittest.TestCase):
 
     def test_models(self):
         self.assertEqual([m.id for m in self.proxied.models.list()], ["sim"])
+
+    def test_model_card(self):
+        model = self.proxied.models.retrieve("sim").to_dict()
+        self.assertEqual(model["id"], "sim")
+        self.assertTrue(model["created"])
+        if CONNECTOR != "trtllm": # its engines state no length
+            self.assertGreater(model["max_model_len"], 1000)
+
+    def test_embeddings(self):
+        if CONNECTOR == "trtllm": # the simulated engine has no embeddings
+            self.assertRaises(openai.NotFoundError, self.proxied.embeddings.create, model="sim", input="one")
+            return
+        got, want = (c.embeddings.create(model="sim", input=["one", "two words"]) for c in (self.proxied, self.alone))
+        self.assertEqual([d.embedding for d in got.data], [d.embedding for d in want.data])
+        self.assertEqual(len(got.data), 2)
+
+    def test_sound(self):
+        warnings.simplefilter("ignore", DeprecationWarning) # OpenAI has deprecated translations
+        if CONNECTOR != "vllm-nixl":
+            with self.assertRaises(openai.APIStatusError) as raised:
+                self.proxied.audio.translations.create(model="sim", file=("a.wav", SOUND))
+            self.assertEqual((raised.exception.status_code, raised.exception.code), (501, "not_implemented"))
+            return
+        for create in ("transcriptions", "translations"):
+            got, want = (getattr(c.audio, create).create(model="sim", file=("a \"b\".wav", SOUND)) for c in (self.proxied, self.alone))
+            self.assertEqual(got.text, want.text)
+            self.assertIn(f"a sound of {len(SOUND)} bytes", got.text)
+        stream = self.proxied.audio.transcriptions.create(model="sim", file=SOUND, stream=True, timestamp_granularities=["word", "segment"])
+        self.assertGreater(len(list(stream)), 3)
+        got, want = (c.audio.speech.create(model="sim", voice="alloy", input="words").content for c in (self.proxied, self.alone))
+        self.assertEqual(got, want)
+        got, want = (c.images.edit(model="sim", image=[("a.png", SOUND), ("b.png", SOUND)], prompt="words").data[0].b64_json for c in (self.proxied, self.alone))
+        self.assertEqual(got, want)
+        got, want = (c.images.generate(model="sim", prompt="words").data[0].b64_json for c in (self.proxied, self.alone))
+        self.assertEqual(got, want)
 
     def test_completion(self):
         got, want = (c.completions.create(**COMPLETION) for c in (self.proxied, self.alone))

@@ -33,13 +33,13 @@ func sidecarFlags() map[string]flagSpec {
 		specs[name] = flagSpec{arity: takesMany}
 	}
 	const log = "--log-level and --log-format of pdproxy run replace it"
-	const hosts = "the proxy learns the data-parallel ranks from the engines"
+	const hosts = "the proxy reads the data-parallel ranks from the engines"
 	maps.Copy(specs, map[string]flagSpec{
 		"configuration":      {arity: takesOne, note: "is not read", trap: "the inline configuration is not read: give its keys as flags, or give the file itself to pdproxy import"},
 		"configuration-file": {arity: takesOne, note: "is not read", trap: "the file is not read: run pdproxy import llm-d with that file"},
 		"pool-group":         {arity: takesOne, note: "engines come from [[engine]] or [[discovery.kubernetes.engine]]"},
 		"enable-ssrf-protection": {arity: takesSwitch,
-			note: "is always on: the proxy calls only engines that it knows"},
+			note: "is always on: the proxy calls only the engines of its configuration and its discovery"},
 		"enable-prefiller-sampling":  {arity: takesSwitch, note: "the place policy chooses if the header names several engines"},
 		"enable-speculative-prefill": {arity: takesSwitch, note: "the proxy sends no requests of its own to warm the cache for a next turn"},
 		"enable-p2p-pull":            {arity: takesSwitch, note: "an engine has one connector; vllm-p2p-tier is the connector of the OffloadingConnector's P2P tier"},

@@ -124,7 +124,7 @@ func (g *gateway) sglangTraps() {
 	if !g.on("dp-aware") {
 		return
 	}
-	g.doc.note("--dp-aware", "pdproxy asks each engine for its ranks (engine.ranks) and always chooses one")
+	g.doc.note("--dp-aware", "pdproxy reads each engine's number of ranks (engine.ranks) and always chooses one")
 	if g.disaggregated {
 		g.warn(g.file, g.line("dp-aware"), "--dp-aware", "with the engines' default load balance method most pairs fail in the router (follow_bootstrap_room conflict); pdproxy's ids contain the rank")
 	}

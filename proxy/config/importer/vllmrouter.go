@@ -43,7 +43,7 @@ func vllmFlags() map[string]flagSpec {
 	const trace = "OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG in the environment of pdproxy"
 	maps.Copy(specs, map[string]flagSpec{
 		"api-key-validation-urls": {arity: takesMany, note: "keys of clients are in server.auth.keys_file",
-			trap: "pdproxy asks no URL about clients' keys: without server.auth.keys_file any client may call"},
+			trap: "pdproxy calls no URL to check clients' keys: without server.auth.keys_file any client may call"},
 		"profile":                        {note: "pdproxy starts no profiling on engines"},
 		"otel-sampling-ratio":            {arity: takesOne, note: trace},
 		"otel-excluded-paths":            {arity: takesMany, note: "only exchanges have spans"},

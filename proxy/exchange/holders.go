@@ -1,0 +1,150 @@
+package exchange
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// The limits of the search for a stored response.
+const (
+	mostHolders   = 4096 // responses whose engine a process remembers
+	mostQuestions = 16   // engines that one search asks at the same time
+	// answerWithin is the time for the answer of one engine. An engine has its responses in
+	// memory.
+	answerWithin = 5 * time.Second
+)
+
+// holders remembers which engines hold stored responses. Only an engine knows the responses
+// that it stores. So a process that does not know the holder, after a restart or in a fleet,
+// asks the engines. Safe for concurrent use. The zero value knows none.
+type holders struct {
+	mu   sync.Mutex
+	of   map[string]*engine.Instance // by response id; guarded by mu
+	ring [mostHolders]string         // the ids of the map, the oldest at next; guarded by mu
+	next int                         // guarded by mu
+}
+
+// get returns the instance that held a response; nil if none is known.
+func (h *holders) get(id string) *engine.Instance {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if i := h.of[id]; i != nil && !i.Gone() {
+		return i
+	}
+	return nil
+}
+
+// put remembers the holder of a response, and forgets the oldest.
+func (h *holders) put(id string, i *engine.Instance) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.of == nil {
+		h.of = make(map[string]*engine.Instance)
+	}
+	if _, known := h.of[id]; !known {
+		delete(h.of, h.ring[h.next])
+		h.ring[h.next] = id
+		h.next = (h.next + 1) % mostHolders
+	}
+	h.of[id] = i
+}
+
+// stored is a response that an engine holds.
+type stored struct {
+	holder *engine.Instance
+	answer *buffer.Buffer     // the answer to GET; the owner frees it
+	head   *upstream.Response // the head of the answer
+}
+
+// find returns the engine that holds the response of that id. It asks the engine that held the
+// response before, then all engines that could hold it. The error is the answer for the client.
+func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
+	if i := x.run.holders.get(id); i != nil {
+		if s, err := x.question(x.env.Context, i, id, fields); err == nil && s.holder != nil {
+			return s, nil
+		}
+	}
+	ctx, stop := context.WithCancel(x.env.Context)
+	defer stop()
+	var (
+		places = make(chan struct{}, mostQuestions)
+		asked  sync.WaitGroup
+		mu     sync.Mutex
+		found  stored // guarded by mu
+		silent error  // of an engine that did not answer; guarded by mu
+	)
+	for _, i := range x.run.Registry.Snapshot().Instances {
+		if !x.mayHold(i) {
+			continue
+		}
+		places <- struct{}{}
+		asked.Go(func() {
+			defer func() { <-places }()
+			s, err := x.question(ctx, i, id, fields)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case s.holder == nil:
+				if err != nil && ctx.Err() == nil {
+					silent = err
+				}
+			case found.holder != nil:
+				s.answer.Free()
+			default:
+				found = s
+				stop()
+			}
+		})
+	}
+	asked.Wait()
+	switch {
+	case found.holder != nil:
+		x.run.holders.put(id, found.holder)
+		return found, nil
+	case x.env.Context.Err() != nil:
+		return stored{}, context.Cause(x.env.Context)
+	case silent != nil:
+		return stored{}, openai.NewError(openai.CodeLegFailed, "an engine that may hold the response does not answer")
+	}
+	return stored{}, openai.NewFieldError(openai.CodeResponseNotFound, "response_id", "no engine holds a response of this id")
+}
+
+// mayHold reports whether an instance may hold responses: those of prefill legs are not stored.
+// An instance that has never answered holds none. A remote gets no requests about responses.
+func (x *exchange) mayHold(i *engine.Instance) bool {
+	return (i.Role == abi.RoleDecode || i.Role == abi.RoleBoth) && i.State() != engine.Down && !i.IsRemote() && x.run.Connector(i.Spec.Connector).Serves(openai.Responses)
+}
+
+// question asks one engine for a response. Without a holder the engine does not hold it; err
+// then reports that the engine did not answer.
+func (x *exchange) question(ctx context.Context, i *engine.Instance, id string, fields []upstream.Field) (stored, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	resp, err := i.Client.Do(ctx, &upstream.Request{
+		Path: i.Prefix + openai.Responses.Path() + "/" + id, Header: attempt.WithKey(fields, i), HeadTimeout: answerWithin, IdleTimeout: answerWithin,
+	})
+	if err != nil {
+		return stored{}, err
+	}
+	defer resp.Close()
+	if resp.Status/100 == 5 && resp.Status != 501 {
+		return stored{}, &upstream.Error{Op: upstream.OpHead}
+	}
+	if resp.Status != 200 {
+		return stored{}, nil
+	}
+	b, err := x.run.Memory.ReadAll(resp, resp.ContentLength, buffer.MaxAnswer, time.Now().Add(answerWithin))
+	if err != nil {
+		b.Free()
+		return stored{}, err
+	}
+	return stored{i, b, resp}, nil
+}

@@ -1,0 +1,159 @@
+package exchange
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// ServeStored serves a request about a response that an engine stores: GET or DELETE of the
+// response, or POST to cancel it. The request counts as the other requests do, but no policy
+// places it: only the engine that holds the response can answer.
+func (run *Runner) ServeStored(w http.ResponseWriter, r *http.Request, target openai.StoredResponse) {
+	x := run.open(w, r)
+	defer x.close()
+	defer x.recovered()
+	x.answer(x.serveStored(r, target))
+	if x.client.MustCut() {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (x *exchange) serveStored(r *http.Request, target openai.StoredResponse) error {
+	client, err := x.authenticate(r, openai.Responses)
+	if err != nil {
+		return err
+	}
+	leave, err := x.admit(client)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	fields := downstream.Without(x.client.AppendFields(x.env.Fields[:0], "", x.env.Key == "", false), "Content-Type")
+	x.env.Fields = fields
+	s, err := x.find(target.ID, fields)
+	if err != nil {
+		return err
+	}
+	defer s.answer.Free()
+	if query, plain := storedQuery(r); target.Cancel || r.Method == http.MethodDelete || !plain {
+		return x.askHolder(r.Method, target, query, s.holder, fields)
+	}
+	x.client.CopyHeader(s.head)
+	return x.env.Answer(s.head.Status, x.publicStored(s.holder, s.answer.B))
+}
+
+// storedQuery returns the parameters of a GET that engines know: those that resume the stream
+// of a response in the background. plain: there are none.
+func storedQuery(r *http.Request) (query string, plain bool) {
+	values := r.URL.Query()
+	for name := range values {
+		if name != "stream" && name != "starting_after" {
+			delete(values, name)
+		}
+	}
+	return values.Encode(), len(values) == 0
+}
+
+// publicStored returns a stored response without the parameters of its KV transfer.
+func (x *exchange) publicStored(i *engine.Instance, answer []byte) []byte {
+	x.req.API = openai.Responses
+	return x.run.Connector(i.Spec.Connector).Public(&connector.Attempt{Request: &x.req, Decode: engine.Target{Instance: i}}, answer)
+}
+
+// askHolder passes the request to the engine that holds the response, and its answer to the
+// client: a stream as its events come.
+func (x *exchange) askHolder(method string, target openai.StoredResponse, query string, i *engine.Instance, fields []upstream.Field) error {
+	path := i.Prefix + target.Path()
+	if query != "" && method == http.MethodGet {
+		path += "?" + query
+	}
+	limit := time.Duration(x.env.Config.Timeouts.FirstByte)
+	resp, err := i.Client.Do(x.env.Context, &upstream.Request{
+		Method: method, Path: path, Header: attempt.WithKey(fields, i), HeadTimeout: limit, IdleTimeout: limit, Once: true,
+	})
+	if err != nil {
+		return errHolder(i)
+	}
+	defer resp.Close()
+	if strings.HasPrefix(resp.Get("Content-Type"), "text/event-stream") {
+		return x.relayStored(resp, i)
+	}
+	b, err := x.run.Memory.ReadAll(resp, resp.ContentLength, buffer.MaxAnswer, time.Now().Add(limit))
+	defer b.Free()
+	if err != nil {
+		return errHolder(i)
+	}
+	if resp.Status == http.StatusMethodNotAllowed || resp.Status == http.StatusNotFound && bytes.HasPrefix(b.B, []byte(`{"detail"`)) { // FastAPI's own: there is no such route
+		return openai.NewError(openai.CodeNotImplemented, "the engine that holds the response cannot "+target.Action(method)+" it")
+	}
+	x.client.CopyHeader(resp)
+	return x.env.Answer(resp.Status, x.publicStored(i, b.B))
+}
+
+func errHolder(i *engine.Instance) error {
+	return openai.NewError(openai.CodeLegFailed, "the engine "+i.Spec.Name+", which holds the response, did not answer")
+}
+
+// relayStored writes the stream of a response to the client.
+func (x *exchange) relayStored(resp *upstream.Response, i *engine.Instance) error {
+	resp.SetIdleTimeout(time.Duration(x.env.Config.Timeouts.StreamIdle))
+	b, err := x.run.Memory.Get(buffer.FirstRead)
+	if err != nil {
+		return downstream.ErrMemory
+	}
+	defer b.Free()
+	x.client.CopyHeader(resp)
+	x.journal.Answered(resp.Status)
+	x.client.Begin(resp.Status)
+	for {
+		n, err := resp.Read(b.B[:cap(b.B)])
+		if n > 0 {
+			x.client.LimitWrites(time.Duration(x.env.Config.Server.WriteTimeout))
+			if werr := x.client.Write(b.B[:n]); werr != nil {
+				return werr
+			}
+			x.client.Flush()
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			x.journal.Ends(telemetry.OutcomeBroken)
+			x.client.Cut()
+			return errHolder(i)
+		}
+	}
+}
+
+// follow restricts the placement of a response that continues a stored one to the engine that
+// holds the earlier response. If no engine holds it, any engine reports that.
+func (x *exchange) follow() error {
+	v, _ := x.req.Get("previous_response_id")
+	text, _ := openai.String(v)
+	target, ok := openai.StoredResponseFor(text)
+	if !ok || x.gateway != nil || x.route.Sidecar() != nil {
+		return nil
+	}
+	s, err := x.find(target.ID, downstream.Without(append([]upstream.Field(nil), x.env.Fields...), "Content-Type"))
+	if PublicError(err).Code == openai.CodeResponseNotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.answer.Free()
+	x.ask.Within.Whole = []*engine.Instance{s.holder}
+	return x.stayWith(s.holder)
+}

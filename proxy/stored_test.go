@@ -1,0 +1,154 @@
+package proxy
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// holding answers for an engine that stores the response of one id.
+func holding(id string) func(c *engineConn, nth int) {
+	return func(c *engineConn, _ int) {
+		switch path := c.leg.path; {
+		case path == "/v1/responses":
+			c.json(200, `{"id":"new","object":"response","output":[]}`)
+		case !strings.HasPrefix(path, "/v1/responses/"+id):
+			c.json(404, `{"error":{"message":"not found"}}`)
+		case strings.HasSuffix(path, "/cancel"):
+			c.json(404, `{"detail":"Not Found"}`) // as TensorRT-LLM, which has no such route
+		case c.leg.method == "DELETE":
+			c.json(200, `{"id":"`+id+`","object":"response","deleted":true}`)
+		case c.leg.query != "":
+			c.stream("event: response.created\ndata: {}\n\n", "event: response.completed\ndata: {\"q\":\""+c.leg.query+"\"}\n\n")
+		default:
+			c.json(200, `{"id":"`+id+`","output":[],"kv_transfer_params":{"remote_host":"p"}}`)
+		}
+	}
+}
+
+// TestStoredResponses: the engine that holds a response answers; a response that no engine
+// holds is unknown; the key of each engine, and not that of the client, is sent.
+func TestStoredResponses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engines := []*fakeEngine{
+			{name: "p", role: "prefill", connector: "vllm-nixl", serve: holding("resp_p")},
+			{name: "a", role: "decode", connector: "vllm-nixl", serve: holding("resp_a"), key: "ka"},
+			{name: "b", role: "decode", connector: "vllm-nixl", serve: holding("resp_b")},
+			{name: "s", connector: "sglang", models: "other", serve: holding("resp_s")},
+		}
+		w := newWorld(t, setup{engines: engines, keys: keyLine("n", "k")})
+		call := func(method, path string) string {
+			t.Helper()
+			a := ask(t.Context(), w.client, method, "http://proxy/v1/responses/"+path, "", "Authorization", "Bearer k")
+			if a.header.Get("X-Request-Id") == "" {
+				t.Errorf("%s: no request id", path)
+			}
+			return fmt.Sprint(a.status, " ", a.body)
+		}
+		for range 2 {
+			for _, tt := range []struct{ method, path, want string }{
+				{"GET", "resp_a", `200 {"id":"resp_a","output":[],"kv_transfer_params":null}`},
+				{"GET", "resp_b/", `200 {"id":"resp_b","output":[],"kv_transfer_params":null}`},
+				{"GET", "resp_b?stream=true&starting_after=3&rid=7", "200 event: response.created\ndata: {}\n\nevent: response.completed\ndata: {\"q\":\"starting_after=3&stream=true\"}\n\n"},
+				{"DELETE", "resp_b", `200 {"id":"resp_b","object":"response","deleted":true}`},
+				{"POST", "resp_b/cancel", `501 {"error":{"message":"the engine that holds the response cannot cancel it"`},
+				{"GET", "resp_p", `404 {"error":{"message":"no engine holds a response of this id","type":"invalid_request_error","param":"response_id","code":"response_not_found"}}`},
+				{"GET", "resp_s", `404 {"error":{"message":"no engine`}, // its connector serves no responses
+			} {
+				if got := call(tt.method, tt.path); !strings.HasPrefix(got, tt.want) {
+					t.Errorf("%s %s: got %s, want %s", tt.method, tt.path, got, tt.want)
+				}
+			}
+		}
+		if n := len(engines[0].seen()) + len(engines[3].seen()); n != 0 {
+			t.Errorf("engines that hold no responses received %d requests", n)
+		}
+		for _, e := range engines[1:3] {
+			for _, leg := range e.seen() {
+				if got, want := leg.header.Get("Authorization"), map[string]string{"a": "Bearer ka"}[e.name]; got != want || leg.header.Get("Content-Type") != "" {
+					t.Errorf("engine %s received the header %v", e.name, leg.header)
+				}
+			}
+		}
+		if a := w.get("/v1/responses/resp_a"); a.status != 401 {
+			t.Errorf("without a key: got status %d", a.status)
+		}
+		if got := ask(t.Context(), w.client, "POST", "http://proxy/v1/responses", `{"model":"m","input":"x","previous_response_id":"resp_b"}`, "Authorization", "Bearer k"); got.status != 200 {
+			t.Errorf("a later turn: got status %d: %s", got.status, got.body)
+		}
+		legs := engines[2].seen()
+		if last := legs[len(legs)-1]; last.path != "/v1/responses" {
+			t.Errorf("the engine that holds the response received %s last", last.path)
+		}
+	})
+}
+
+// TestStoredResponseOfASilentEngine: while an engine that may hold the response does not
+// answer, the response is not reported as unknown.
+func TestStoredResponseOfASilentEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fails := true
+		broken := &fakeEngine{name: "a", serve: func(c *engineConn, nth int) {
+			switch {
+			case !fails:
+				holding("resp_a")(c, nth)
+			case nth%2 == 0:
+				c.json(500, `{}`)
+			default:
+				c.hold()
+			}
+		}}
+		w := newWorld(t, setup{engines: []*fakeEngine{broken, {name: "b", serve: holding("resp_b")}}, config: func(c *config.Config) { c.Limits.MaxExchanges = 1 }})
+		get := func(id string) int { return w.get("/v1/responses/" + id).status }
+		for range 2 {
+			if got := get("resp_a"); got != 502 {
+				t.Errorf("got status %d", got)
+			}
+		}
+		if got := get("resp_b"); got != 200 {
+			t.Errorf("a response of the other engine: got status %d", got)
+		}
+		fails = false
+		time.Sleep(time.Minute)
+		for id, want := range map[string]int{"resp_a": 200, "resp_b": 200, "resp_c": 404} {
+			if got := get(id); got != want {
+				t.Errorf("%s: got status %d", id, got)
+			}
+		}
+	})
+}
+
+// TestWebSocketRefused: Codex falls back to POST at once only after 426.
+func TestWebSocketRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
+		for _, tt := range []struct {
+			method, path, upgrade string
+			status                int
+			code                  string
+		}{
+			{"GET", "/v1/responses", "websocket", 426, "upgrade_required"},
+			{"GET", "/v1/responses/", "WebSocket", 426, "upgrade_required"},
+			{"GET", "/v1/responses", "h2c", 405, "method_not_allowed"},
+			{"GET", "/v1/responses", "", 405, "method_not_allowed"},
+			{"PUT", "/v1/responses", "websocket", 405, "method_not_allowed"},
+			{"GET", "/v1/nothing", "websocket", 404, "not_found"},
+		} {
+			header := []string{}
+			if tt.upgrade != "" {
+				header = append(header, "Connection", "Upgrade", "Upgrade", tt.upgrade, "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version", "13")
+			}
+			a := ask(t.Context(), w.client, tt.method, "http://proxy"+tt.path, "", header...)
+			if a.status != tt.status || !strings.Contains(a.body, tt.code) || a.header.Get("X-Request-Id") == "" {
+				t.Errorf("%s %s, upgrade %q: got status %d, %v: %s", tt.method, tt.path, tt.upgrade, a.status, a.err, a.body)
+			}
+		}
+		if a := w.post(completionsPath, completions(false)); a.status != 200 {
+			t.Errorf("the next request: %+v", a)
+		}
+	})
+}
