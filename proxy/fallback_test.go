@@ -2,14 +2,17 @@ package proxy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // fallbackTo makes b the fallback of model a.
@@ -17,7 +20,8 @@ func fallbackTo(c *config.Config) {
 	c.Models = []config.Model{{Name: "a", Fallback: []string{"alias", "c"}}, {Name: "alias", AliasOf: "b"}}
 }
 
-// leave removes all engines but those given, and the remotes, from the registry.
+// leave removes all engines but those given, and the remotes, from the registry. It returns
+// when the others are ready.
 func (w *world) leave(stay ...*fakeEngine) {
 	w.t.Helper()
 	next := *w.cfg.Load()
@@ -28,16 +32,18 @@ func (w *world) leave(stay ...*fakeEngine) {
 	if err := w.registry.Apply("static", next.Instances(), 0); err != nil {
 		w.t.Fatal(err)
 	}
-	for len(w.registry.Snapshot().Instances) > len(next.Instances()) {
+	unsettled := func(i *engine.Instance) bool { return i.State() != engine.Ready }
+	for len(w.registry.Snapshot().Instances) > len(next.Instances()) || slices.ContainsFunc(w.registry.Snapshot().Instances, unsettled) {
 		time.Sleep(time.Millisecond)
 	}
+	w.registry.Settle()
 }
 
 // fellBack asserts the answer of an engine, and the number of fallbacks for a reason.
-func (w *world) fellBack(a answer, engine, reason string, times float64) {
+func (w *world) fellBack(a answer, by, reason string, times float64) {
 	w.t.Helper()
-	if a.status != 200 || !strings.Contains(a.body, fmt.Sprintf(`"model":%q`, engine)) {
-		w.t.Errorf("got %d %s, want an answer of %s", a.status, a.body, engine)
+	if a.status != 200 || !strings.Contains(a.body, fmt.Sprintf(`"model":%q`, by)) {
+		w.t.Errorf("got %d %s, want an answer of %s", a.status, a.body, by)
 	}
 	if n := w.metric("pdproxy_fallbacks_total", "model", reason); n != times {
 		w.t.Errorf("got %v fallbacks because of %s, want %v", n, reason, times)
@@ -126,8 +132,15 @@ func TestFallbackWhenDecodeFails(t *testing.T) {
 func TestFallbackWhenTheEngineFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := answering("a", "a"), answering("b", "b")
-		works := a.serve
-		a.serve = func(c *engineConn, _ int) { c.hangUp() }
+		var works atomic.Bool
+		answers := a.serve
+		a.serve = func(c *engineConn, nth int) {
+			if works.Load() {
+				answers(c, nth)
+				return
+			}
+			c.hangUp()
+		}
 		w := newWorld(t, setup{engines: []*fakeEngine{a, b}, config: func(c *config.Config) {
 			fallbackTo(c)
 			c.Circuit.Failures, c.Circuit.OpenFor = 1, config.Duration(time.Minute)
@@ -138,7 +151,7 @@ func TestFallbackWhenTheEngineFails(t *testing.T) {
 		if n := len(a.seen()); n != tried {
 			t.Errorf("the engine with an open circuit got %d more requests", n-tried)
 		}
-		a.serve = works
+		works.Store(true)
 		time.Sleep(time.Minute)
 		w.fellBack(w.post(completionsPath, asking("a")), "a", "failed", 2)
 		w.fellBack(w.post(completionsPath, asking("a")), "a", "failed", 2)

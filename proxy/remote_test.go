@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -122,7 +123,14 @@ func TestRemoteFails(t *testing.T) {
 					if !stream && strings.Contains(name, "event") || !stream && name == "empty stream" {
 						return // only for streams
 					}
-					cloud := &fakeEngine{name: "cloud", serve: tt.serve}
+					var works atomic.Bool
+					cloud := &fakeEngine{name: "cloud", serve: func(c *engineConn, nth int) {
+						if works.Load() {
+							answering("cloud", "").serve(c, nth)
+							return
+						}
+						tt.serve(c, nth)
+					}}
 					w := withRemote(t, answering("a", "a"), cloud, func(c *config.Config) {
 						c.Circuit.Failures, c.Circuit.OpenFor = 1, config.Duration(time.Minute)
 						c.Timeouts.FirstByte = config.Duration(10 * time.Second)
@@ -143,7 +151,7 @@ func TestRemoteFails(t *testing.T) {
 					if text := got.body + w.logged.String(); strings.Contains(text, remoteKey) {
 						t.Errorf("the key is in an answer or the log: %s", text)
 					}
-					cloud.serve = answering("cloud", "").serve
+					works.Store(true)
 					time.Sleep(time.Minute)
 					if later := w.post(completionsPath, body); later.status != 200 {
 						t.Errorf("after open_for: got %d %s", later.status, later.body)
@@ -187,7 +195,6 @@ func TestRemoteIsNoModel(t *testing.T) {
 			t.Errorf("without a model: got %d %s", got.status, got.body)
 		}
 		served := len(a.seen())
-		a.models = "b"
 		w.leave()
 		if got := w.get("/v1/models"); !strings.Contains(got.body, `"id":"a"`) {
 			t.Errorf("models without engines: %s", got.body)
