@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,10 +92,10 @@ func TestStoredResponses(t *testing.T) {
 // answer, the response is not reported as unknown.
 func TestStoredResponseOfASilentEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fails := true
+		var works atomic.Bool
 		broken := &fakeEngine{name: "a", serve: func(c *engineConn, nth int) {
 			switch {
-			case !fails:
+			case works.Load():
 				holding("resp_a")(c, nth)
 			case nth%2 == 0:
 				c.json(500, `{}`)
@@ -112,7 +113,7 @@ func TestStoredResponseOfASilentEngine(t *testing.T) {
 		if got := get("resp_b"); got != 200 {
 			t.Errorf("a response of the other engine: got status %d", got)
 		}
-		fails = false
+		works.Store(true)
 		time.Sleep(time.Minute)
 		for id, want := range map[string]int{"resp_a": 200, "resp_b": 200, "resp_c": 404} {
 			if got := get(id); got != want {

@@ -18,6 +18,7 @@ var actions = map[openai.Code]string{
 	openai.CodeBodyTooLarge:               "See `server.max_body` and `limits.buffer_memory`.",
 	openai.CodeClientLimit:                "Wait for an answer. See `limits.per_client`.",
 	openai.CodeClientMemoryLimit:          "Wait for an answer. See `limits.buffer_memory`.",
+	openai.CodeConnectionBroken:           "Send the request again on a new connection.",
 	openai.CodeDraining:                   "Send the request again; a load balancer sends it to another proxy.",
 	openai.CodeDuplicateKey:               "Remove one of the keys. `param` names the field.",
 	openai.CodeEmptyArray:                 "Correct the field that `param` names.",

@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // tlsStateKey is the key of a connection's TLS state in the context of its requests.
@@ -31,6 +32,20 @@ func withTLSState(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if state, ok := r.Context().Value(tlsStateKey{}).(*tls.ConnectionState); ok {
 			r.TLS = state
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// refuseBroken answers the requests of broken HTTP/1.1 connections. If a deadline ends the read
+// of a body after the head of the answer was sent, net/http cancels the contexts of all later
+// requests of the connection. Without this answer, such a request would end without one.
+func refuseBroken(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor == 1 && r.Context().Err() != nil {
+			w.Header().Set("Connection", "close")
+			downstream.Error(w, openai.NewError(openai.CodeConnectionBroken, "an earlier request has broken this connection; send the request on a new connection"))
+			return
 		}
 		h.ServeHTTP(w, r)
 	})

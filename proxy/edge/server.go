@@ -121,6 +121,7 @@ func (s *Server) closeAfterReply(h http.Handler) http.Handler {
 // prepare makes the HTTP servers of the TCP listeners: those of clients, then
 // that of operators.
 func (s *Server) prepare(public, admin http.Handler) {
+	public = refuseBroken(public)
 	switch {
 	case s.public == nil:
 	case s.certs == nil:

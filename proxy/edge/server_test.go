@@ -1,8 +1,12 @@
 package edge
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync/atomic"
 	"testing"
@@ -76,4 +80,42 @@ func openPlaces(c *connections) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.count()
+}
+
+// TestBrokenConnection: a deadline ends the reading of a connection after the head of an
+// answer. The next request of the connection gets a clear answer, and the connection closes.
+func TestBrokenConnection(t *testing.T) {
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(200)
+		rc := http.NewResponseController(w)
+		rc.Flush()
+		io.Copy(io.Discard, r.Body)
+		rc.SetReadDeadline(time.Unix(1, 0)) // ends the read by which net/http notices that a client leaves
+		<-r.Context().Done()
+	}), func(*config.Config, *Options) {})
+	c, err := net.Dial("tcp", s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	in := bufio.NewReader(c)
+	for _, want := range []string{"200 OK ", "503 Service Unavailable connection_broken"} {
+		io.WriteString(c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc")
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var body struct{ Error struct{ Code string } }
+		text, _ := io.ReadAll(resp.Body)
+		json.Unmarshal(text, &body)
+		if got := resp.Status + " " + body.Error.Code; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		if last := resp.StatusCode == 503; resp.Close != last || last && resp.Header.Get("Retry-After") == "" {
+			t.Errorf("%s: close %v, header %v", resp.Status, resp.Close, resp.Header)
+		}
+	}
+	if _, err := in.ReadByte(); err != io.EOF {
+		t.Errorf("after the last answer: got %v, want EOF", err)
+	}
 }

@@ -16,6 +16,7 @@ const (
 	CodeBodyTooLarge
 	CodeClientLimit
 	CodeClientMemoryLimit
+	CodeConnectionBroken
 	CodeDraining
 	CodeDuplicateKey
 	CodeEmptyArray
@@ -95,6 +96,7 @@ var codes = [codeCount]CodeInfo{
 	CodeBodyTooLarge:               {"body_too_large", []int{413}, "", "The body is larger than the limit, or does not fit in the memory for requests."},
 	CodeClientLimit:                {"client_limit", []int{429}, "", "The client has too many requests open."},
 	CodeClientMemoryLimit:          {"client_memory_limit", []int{429}, "", "The requests of the client hold as much memory as one client may hold."},
+	CodeConnectionBroken:           {"connection_broken", []int{503}, overloaded, "The proxy stopped reading the body of an earlier request of this connection, so the connection cannot serve further requests. The proxy closes this connection."},
 	CodeDraining:                   {"draining", []int{503}, overloaded, "The proxy is shutting down."},
 	CodeDuplicateKey:               {"duplicate_key", []int{400}, "", "An object of the body has the same key twice, so two parsers could read the body differently."},
 	CodeEmptyArray:                 {"empty_array", []int{400}, "", "A list of the request is empty."},
