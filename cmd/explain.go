@@ -69,6 +69,9 @@ func (a *app) explain(id string, admin adminFlags) error {
 func (a *app) printExplanation(e *journal.Explanation) error {
 	fmt.Fprintf(a.out, "request %s: %s (status %d) in %.1f ms, flow %s, policy %s, disagg id %d\n",
 		e.RequestID, e.Outcome, e.Status, e.DurationMS, e.Flow, e.Policy, e.DisaggID)
+	if e.RequestedModel != "" {
+		fmt.Fprintf(a.out, "model %s, requested as %s\n", e.Model, e.RequestedModel)
+	}
 	if e.Coordination != "" {
 		fmt.Fprintf(a.out, "coordination policy: %s\n", e.Coordination)
 	}

@@ -208,14 +208,9 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 		downstream.Error(w, exchange.PublicError(err))
 		return
 	}
-	snapshot := s.options.Registry.Snapshot()
 	rows := []model{}
 	for _, id := range s.models() {
-		card := snapshot.Card(id)
-		rows = append(rows, model{
-			ID: id, Object: "model", Created: s.started.Unix(), OwnedBy: "pdproxy",
-			Root: card.Root, Parent: card.Parent, MaxModelLen: card.MaxModelLen,
-		})
+		rows = append(rows, s.modelRow(id))
 	}
 	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
 	if !one || name == "" {
@@ -236,18 +231,43 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	downstream.JSON(w, 200, rows[i])
 }
 
+// modelRow returns the row of a model. For a name of [[model]], Root is the model that serves
+// it, unless several do, and MaxModelLen is the smallest limit of its models.
+func (s *Server) modelRow(id string) model {
+	snapshot := s.options.Registry.Snapshot()
+	row := model{ID: id, Object: "model", Created: s.started.Unix(), OwnedBy: "pdproxy"}
+	route := s.names.Load().Route(id)
+	if route == nil {
+		card := snapshot.Card(id)
+		row.Root, row.Parent, row.MaxModelLen = card.Root, card.Parent, card.MaxModelLen
+		return row
+	}
+	served := route.Models()
+	if len(served) == 1 {
+		row.Root = served[0]
+	}
+	for _, name := range served {
+		if n := snapshot.Card(name).MaxModelLen; n > 0 && (row.MaxModelLen == 0 || n < row.MaxModelLen) {
+			row.MaxModelLen = n
+		}
+	}
+	return row
+}
+
 // mayWait reports whether a request for some model would wait for an engine.
 func (s *Server) mayWait() bool {
 	return s.cfg.Load().Limits.NoEngineTimeout > 0 && len(s.options.Registry.Snapshot().Known()) > 0
 }
 
-// models returns the models for which a request is accepted.
+// models returns the models for which a request is accepted, sorted: those that engines serve
+// and the names of [[model]] for them.
 func (s *Server) models() []string {
 	snapshot := s.options.Registry.Snapshot()
+	served := snapshot.Models()
 	if s.cfg.Load().Limits.NoEngineTimeout > 0 {
-		return snapshot.Known()
+		served = snapshot.Known()
 	}
-	return snapshot.Models()
+	return s.names.Load().Merge(served)
 }
 
 // serveHealth answers 200 if a request could be served now. A proxy whose requests may wait

@@ -28,6 +28,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/exchange"
 	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/models"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
@@ -94,6 +95,7 @@ type Server struct {
 	started    time.Time
 	gatherer   prometheus.Gatherer // of the whole fleet
 	proxies    atomic.Pointer[admission.Proxies]
+	names      atomic.Pointer[models.Table]   // nil without [[model]]
 	origins    atomic.Pointer[allowedOrigins] // nil: no web page of another origin may use the API
 }
 
@@ -121,11 +123,11 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	if options.Turns != nil {
 		s.retained = retained.NewFleet(free, options.Turns)
 	}
-	for _, c := range connector.All() {
+	for _, c := range append(connector.All(), connector.Remote()) {
 		s.connectors[c.Name()] = c
 	}
 	s.exchanges = exchange.New(exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Queue: &s.queue, Waiting: &s.waiting, Registry: options.Registry,
+		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Models: s.names.Load, Queue: &s.queue, Waiting: &s.waiting, Registry: options.Registry,
 		Coordinator: options.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
 		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
 		Recorder: options.Recorder, Metrics: options.Metrics, Log: options.Log,
@@ -148,6 +150,7 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 		origins = (*allowedOrigins)(&list)
 	}
 	s.origins.Store(origins)
+	s.names.Store(models.NewTable(cfg))
 	s.cfg.Store(cfg)
 	limit := int64(cfg.Limits.BufferMemory)
 	if limit == 0 {

@@ -109,9 +109,11 @@ func newWorld(t *testing.T, o setup) *world {
 		APIKey: func(spec config.Engine) (string, error) { return spec.APIKeyFile, nil },
 	})
 	for _, e := range o.engines {
-		cfg.Engines = append(cfg.Engines, e.spec())
+		if !e.remote {
+			cfg.Engines = append(cfg.Engines, e.spec())
+		}
 	}
-	if err := w.registry.Apply(engine.SourceStatic, cfg.Engines, 0); err != nil {
+	if err := w.registry.Apply(engine.SourceStatic, cfg.Instances(), 0); err != nil {
 		t.Fatal(err)
 	}
 	ids, err := disaggid.New(1, 0)
@@ -441,6 +443,7 @@ type fakeEngine struct {
 	cards     string        // further members of the first model of GET /v1/models
 	ranks     int           // 0: 1
 	refuse    bool          // the engine accepts no connection
+	remote    bool          // a [[remote]] of the configuration has the address of the engine
 	dialing   error         // error of a dial for a leg; nil: the dial succeeds
 	blocks    int           // tokens of a KV block in its events; 0: it has no events
 	kvHosts   string        // other hosts of the engine; "": the proxy trusts the host in its answers

@@ -159,7 +159,7 @@ func (n *Node) probeEngines(cfg *config.Config) error {
 	o.OnGone = n.knowledge.engineGone
 	n.registry = engine.New(o)
 	n.registry.Know(configuredModels(cfg))
-	return n.registry.Apply(engine.SourceStatic, cfg.AllEngines(), 0)
+	return n.registry.Apply(engine.SourceStatic, cfg.Instances(), 0)
 }
 
 // state returns this process's knowledge of the engines' KV. A worker's state is empty.

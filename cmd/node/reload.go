@@ -60,7 +60,7 @@ func (n *Node) reload(next *config.Config) error {
 	}
 	n.cfg.Store(next) // before Apply, which builds the clients of new engines from it
 	if n.options.Role != RoleWorker {
-		if err := n.registry.Apply(engine.SourceStatic, next.AllEngines(), time.Duration(next.Server.DrainTimeout)); err != nil {
+		if err := n.registry.Apply(engine.SourceStatic, next.Instances(), time.Duration(next.Server.DrainTimeout)); err != nil {
 			n.cfg.Store(old)
 			return errors.Join(err, applyPlugins(n.plugins, old, n.options.Role, n.memory))
 		}

@@ -25,14 +25,16 @@ type Entry struct {
 	Time      time.Time `json:"time"` // when the request arrived
 	RequestID string    `json:"request_id"`
 	// Client is the name of the client's API key; empty without keys.
-	Client  string `json:"client,omitempty"`
-	Model   string `json:"model,omitempty"`
-	Stream  bool   `json:"stream"`
-	Flow    string `json:"flow"`
-	Policy  string `json:"policy,omitempty"`
-	Prefill string `json:"prefill,omitempty"` // name of the engine
-	Decode  string `json:"decode,omitempty"`
-	Outcome string `json:"outcome"`
+	Client string `json:"client,omitempty"`
+	Model  string `json:"model,omitempty"`
+	// RequestedModel is the name in the request, if it is a name of [[model]].
+	RequestedModel string `json:"requested_model,omitempty"`
+	Stream         bool   `json:"stream"`
+	Flow           string `json:"flow"`
+	Policy         string `json:"policy,omitempty"`
+	Prefill        string `json:"prefill,omitempty"` // name of the engine
+	Decode         string `json:"decode,omitempty"`
+	Outcome        string `json:"outcome"`
 	// Status is the HTTP status of the answer; 0 if the client left before it.
 	Status int `json:"status"`
 	Legs   int `json:"legs"` // all tries included

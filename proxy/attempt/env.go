@@ -26,6 +26,7 @@ type Env struct {
 	Client   *downstream.Client
 	Request  *openai.Request
 	Fields   []upstream.Field // the client's header lines, which every leg carries
+	Models   []string         // that may serve the request, the best first; nil: only that of Request
 	Ask      *coordinator.Ask
 	Prompt   *prompt.Prompt
 	Route    *sidecar.Route
@@ -57,6 +58,10 @@ func (env *Env) Tries(phase abi.Phase) int { return env.tries[phase] }
 
 // SkipEncode marks that the request needs no encode leg.
 func (env *Env) SkipEncode() { env.encoded = true }
+
+// OtherModel marks that the request is for another model now, whose engines have received
+// nothing of the request.
+func (env *Env) OtherModel() { env.encoded, env.pulled = false, false }
 
 // Source returns where the prompt of the request comes from.
 func (env *Env) Source() prompt.Source {

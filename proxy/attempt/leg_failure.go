@@ -50,12 +50,14 @@ func (l *leg) failedBy(reason string, code int, err error) *failure {
 
 // rejected returns the failure of a leg whose answer is not a 2xx. For a 4xx the request is at
 // fault, and the client gets the engine's answer unchanged. With any other status another
-// engine may succeed, and also after a 401 if the engine did not get the client's own key. If
-// exempt is set, the engine is not at fault for a 5xx.
+// engine may succeed, and also after a 401 if the engine did not get the client's own key. A
+// remote may blame the operator's key or account: see blamesOperator. If exempt is set, the
+// engine is not at fault for a 5xx.
 func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exempt bool) *failure {
 	f := &failure{Phase: l.Phase, Target: l.target, Reason: fmt.Sprintf("status_%d", resp.Status), Status: resp.Status, Code: 502, sent: true}
 	ownKey := l.target.APIKey != "" || a.env.Key != ""
 	switch {
+	case l.target.IsRemote() && blamesOperator(resp.Status):
 	case resp.Status/100 == 4 && !(resp.Status == 401 && ownKey):
 		reply, err := a.copyReply(answer, resp.Get("Content-Type"), resp.Get("Retry-After"))
 		if err != nil {
@@ -73,7 +75,7 @@ func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exemp
 // contains the status, and SGLang reports some aborts as a finish reason. err may be nil.
 func (a *attempt) failedInside(l *leg, reason string, status int, data []byte, err error) *failure {
 	f := &failure{Phase: l.Phase, Target: l.target, Reason: reason, Status: status, Code: 502, sent: true, err: err}
-	if status/100 == 4 {
+	if status/100 == 4 && !(l.target.IsRemote() && blamesOperator(status)) {
 		reply, noMemory := a.copyReply(data, "application/json", "")
 		if noMemory != nil {
 			return l.failed(noMemory)

@@ -56,6 +56,9 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	if err := a.awaitPrefill(ctx); err != nil {
 		return err
 	}
+	if a.p.Decode.IsRemote() && !isJSONObject(answer.B) {
+		return l.failedBy("bad_answer", 502, nil)
+	}
 	public, err := a.public(answer.B)
 	if downstream.OwnFault(err) {
 		return l.failed(err)
@@ -74,7 +77,7 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 			a.reportCached(answer.B)
 		}
 	}
-	env.Client.CopyHeader(resp)
+	a.copyHeader(resp)
 	a.tellTiming()
 	a.keepTurn(answer.B)
 	return env.Answer(resp.Status, public)
@@ -133,7 +136,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	a.releaseRequest()
 	l.short = false
 	env.Journal.FirstByte(l.Leg)
-	env.Client.CopyHeader(resp)
+	a.copyHeader(resp)
 	env.begin(resp.Status)
 	resp.SetIdleTimeout(time.Duration(env.Config.Timeouts.StreamIdle))
 

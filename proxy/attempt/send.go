@@ -36,7 +36,7 @@ func withKey(fields []upstream.Field, i *engine.Instance) []upstream.Field {
 // send sends one leg and waits for the head of the answer.
 func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w waits) (*upstream.Response, error) {
 	env, t := a.env, l.target
-	fields := append(l.fields[:0], env.Fields...)
+	fields := appendClientFields(l.fields[:0], env.Fields, t)
 	l.fields = append(withKey(fields, t.Instance), shaped.Header...)
 	if e := a.edits[l.Phase]; len(e) > 0 {
 		l.fields = editFields(l.fields, e)

@@ -46,6 +46,10 @@ type Config struct {
 	Plugins []Plugin `toml:"plugin"`
 	// Upstreams are the addresses that plugins may call.
 	Upstreams []Upstream `toml:"upstream"`
+	// Models are names of models in requests, beside the names that engines report.
+	Models []Model `toml:"model"`
+	// Remotes are endpoints of other operators, for fallbacks of Models.
+	Remotes []Remote `toml:"remote"`
 	// Engines are the configured instances.
 	Engines []Engine `toml:"engine"`
 	// Health configures the probes of instances.

@@ -75,6 +75,9 @@ type Engine struct {
 	APIKeyFile string `toml:"api_key_file"`
 	// Model is the model that the engine serves. Default "": read from the instance.
 	Model string `toml:"model"`
+	// RemoteModel is the endpoint's name of the model, for an instance that is a
+	// [[remote]]. No key sets it.
+	RemoteModel string
 	// KVEvents is the source of its KV events: "tcp://host:port" (port + rank for
 	// several ranks), or "poll" for trtllm. Default "": none; for sglang, the address
 	// that the instance reports.

@@ -109,6 +109,10 @@ func (c *Config) entryName(key string) string {
 		return c.Plugins[i].Name
 	case array == "upstream" && i < len(c.Upstreams):
 		return c.Upstreams[i].Name
+	case array == "remote" && i < len(c.Remotes):
+		return c.Remotes[i].Name
+	case array == "model" && i < len(c.Models):
+		return c.Models[i].Name
 	}
 	return ""
 }

@@ -237,6 +237,30 @@ host_functions = [""]
 	{"upstreams", "[[upstream]]\nname='a'\nurl='http://a'\n[[upstream]]\nname='a'\nurl='a'\n[[upstream]]\nname='b c'\nurl='http://a'\n[[upstream]]\n",
 		[]want{{"upstream[1].name", 5, "already"}, {"upstream[1].url", 6, "scheme"}, {"upstream[2].name", 8, "invalid name"},
 			{"upstream[3].name", 10, "required"}, {"upstream[3].url", 10, "required"}}},
+	{"models", "[[model]]\nname='a'\nalias_of='b'\n[[model]]\nname='a'\nalias_of='a'\n[[model]]\nname='b c'\nalias_of='d e'\n[[model]]\n" +
+		"[[model]]\nname='e'\nalias_of='f'\nsplit={g=1}\n[[model]]\nname='" + strings.Repeat("n", 257) + "'\nalias_of='b'\n", []want{
+		{"model[1].name", 5, "already"}, {"model[1].alias_of", 6, "another model than name"}, {"model[2].name", 8, "invalid name"},
+		{"model[2].alias_of", 9, "invalid name"}, {"model[3].alias_of", 10, "is required, or split, or fallback"}, {"model[3].name", 10, "required"},
+		{"model[4].split", 14, "together with alias_of"}, {"model[5].name", 16, "at most 256 bytes"}}},
+	{"splits", "[[model]]\nname='a'\nsplit={b=-1}\n[[model]]\nname='c'\nsplit={d=0, c=0}\n[[model]]\nname='e'\nsplit={f=nan}\n[[model]]\nname='g'\nsplit={h=inf}\n" +
+		"[[model]]\nname='i'\nsplit={j=1}\n[[model]]\nname='j'\nalias_of='k'\n[[model]]\nname='k'\nsplit={k=1,l=1}\n[[model]]\nname='m'\nsplit={''=1}\n" +
+		"[[model]]\nname='o'\nsplit={a1=1,a2=1,a3=1,a4=1,a5=1,a6=1,a7=1,a8=1,a9=1,a10=1,a11=1,a12=1,a13=1,a14=1,a15=1,a16=1,a17=1}\n", []want{
+		{"model[0].split.b", 3, "weight of 0 or more"}, {"model[1].split", 6, "above 0"}, {"model[2].split.f", 9, "found NaN"},
+		{"model[3].split.h", 12, "found +Inf"}, {"model[4].split.j", 15, "has a split itself"}, {`model[7].split.""`, 24, "required"}, {"model[8].split", 27, "at most 16"}}},
+	{"fallbacks", "[[model]]\nname='a'\nfallback=['a','b','b','s','t','','x y']\n[[model]]\nname='s'\nsplit={u=1}\n[[model]]\nname='t'\nalias_of='s'\n" +
+		"[[model]]\nname='m'\nfallback=['1','2','3','4','5','6','7','8','9']\n[[model]]\nname='e'\nfallback=[]\n", []want{
+		{"model[0].fallback[0]", 3, "another model than name"}, {"model[0].fallback[2]", 3, "twice"}, {"model[0].fallback[3]", 3, "has a split"},
+		{"model[0].fallback[4]", 3, "has a split"}, {"model[0].fallback[5]", 3, "required"}, {"model[0].fallback[6]", 3, "invalid name"},
+		{"model[3].fallback", 12, "at most 8"}, {"model[4].alias_of", 14, "required"}}},
+	{"remotes", "[[remote]]\nname='a'\nurl='http://api.example.com'\nmodel='m'\n[[remote]]\nname='a'\nurl='https://api.example.com/v1/'\n[[remote]]\nname='b c'\nurl='ftp://x'\nmodel='m'\n[[remote]]\n" +
+		"[[model]]\nname='m'\nfallback=['remote:a', 'remote:none']\n[[model]]\nname='remote:a'\nalias_of='remote:a'\n[[model]]\nname='n'\nalias_of='remote:a'\n[[engine]]\nname='remote:a'\nurl='http://e'\nrole='both'\nconnector='remote'\n", []want{
+		{"remote[0].url", 3, "must be https"}, {"remote[1].model", 6, "required"}, {"remote[1].name", 6, "already"}, {"remote[1].url", 7, "must not end with /v1"},
+		{"remote[2].name", 9, "invalid name"}, {"remote[2].url", 10, "http or https"}, {"remote[3].model", 12, "required"}, {"remote[3].name", 12, "required"}, {"remote[3].url", 12, "required"},
+		{"model[0].fallback[1]", 15, `no [[remote]] is named "none"`}, {"model[1].name", 17, "must not begin"}, {"model[1].alias_of", 18, "another model than name"}, {"model[2].alias_of", 21, "only for fallback"},
+		{"engine[0].name", 23, "must not begin"}, {"engine[0].connector", 26, "must be one of"}}},
+	{"cycles of models", "[[model]]\nname='a'\nalias_of='b'\n[[model]]\nname='b'\nalias_of='c'\n[[model]]\nname='c'\nalias_of='a'\n" +
+		"[[model]]\nname='d'\nsplit={e=1}\n[[model]]\nname='e'\nalias_of='f'\n[[model]]\nname='f'\nalias_of='e'\n", []want{
+		{"model[0].alias_of", 3, `leads back to "a"`}, {"model[3].split", 12, "leads back"}}},
 
 	// [discovery], [fleet], [sidecar].
 	{"discovery", `[discovery.moriio]

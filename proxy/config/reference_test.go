@@ -59,9 +59,11 @@ func TestReferenceHasEveryKey(t *testing.T) {
 	index := scanLines(text)
 	cfg := Default()
 	cfg.Engines, cfg.Plugins, cfg.Upstreams = []Engine{DefaultEngine()}, []Plugin{DefaultPlugin()}, make([]Upstream, 1)
+	cfg.Models, cfg.Remotes = make([]Model, 1), make([]Remote, 1)
 	example := map[string]bool{ // for these keys the file shows an example, not the default
 		"engine.name": true, "engine.url": true, "engine.role": true, "engine.connector": true,
 		"plugin.name": true, "plugin.path": true, "upstream.name": true, "upstream.url": true,
+		"model.name": true, "model.alias_of": true, "remote.name": true, "remote.url": true, "remote.model": true,
 	}
 	lines := strings.Split(text, "\n")
 	previous := map[string]int{}
@@ -102,7 +104,7 @@ func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
 	t.Helper()
 	table := plain[:strings.LastIndexByte(plain, '.')]
 	header := "[" + table + "]\n"
-	if table == "engine" || table == "plugin" || table == "upstream" {
+	if table == "engine" || table == "plugin" || table == "upstream" || table == "model" || table == "remote" {
 		header = "[[" + table + "]]\n"
 	}
 	var got Config
@@ -115,7 +117,7 @@ func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
 			return
 		}
 		found = true
-		if v.Kind() == reflect.Slice && v.Len() == 0 && field.Len() == 0 {
+		if (v.Kind() == reflect.Slice || v.Kind() == reflect.Map) && v.Len() == 0 && field.Len() == 0 {
 			return
 		}
 		if !reflect.DeepEqual(field.Interface(), v.Interface()) {

@@ -18,6 +18,8 @@ func (c *Config) Validate() []Problem {
 	k.conversation()
 	k.plugins()
 	k.upstreams()
+	k.models()
+	k.remotes()
 	k.engines()
 	k.pairs()
 	k.engineCare()

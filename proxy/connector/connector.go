@@ -242,13 +242,19 @@ func badReply(problem string) error { return fmt.Errorf("%w: %s", ErrBadReply, p
 // errNoTwoLegs is the error of a connector without a transfer for a leg of a pair.
 var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two legs")
 
-// All lists the connectors in the order of the documentation.
+// Remote returns the connector of [[remote]].
+func Remote() Connector { return remote{} }
+
+// All lists the connectors of engines in the order of the documentation.
 func All() []Connector {
 	return []Connector{nixl{}, nixlPush{}, vllmStore{}, moriio{}, moriio{read: true}, mooncake{}, p2pNCCL{}, p2pTier{}, sglang{}, trtllm{}, none{}}
 }
 
 // ByName returns the connector of that name in the configuration.
 func ByName(name string) (Connector, bool) {
+	if name == (remote{}).Name() {
+		return remote{}, true
+	}
 	for _, c := range All() {
 		if c.Name() == name {
 			return c, true

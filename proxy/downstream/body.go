@@ -51,3 +51,17 @@ func (c *Client) receive(limit int) (err error) {
 		return bodyReadError(c.r.Context(), err)
 	})
 }
+
+// RewriteBody replaces the body by the bytes that write appends, n at most. The memory of
+// the old body is free when its other holders have freed it. The error is the answer for
+// the client; the body is then unchanged.
+func (c *Client) RewriteBody(n int, write func(dst []byte) []byte) error {
+	next, err := c.Buffer(n)
+	if err != nil {
+		return err
+	}
+	next.Set(write(next.B[:0]))
+	c.body.Free()
+	c.body = next
+	return nil
+}

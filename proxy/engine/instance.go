@@ -130,6 +130,10 @@ type Instance struct {
 	watched           bool          // Run has a prober for it; guarded by Registry.mu
 }
 
+// IsRemote reports whether the instance is a [[remote]]: an endpoint of another operator,
+// which is not probed.
+func (i *Instance) IsRemote() bool { return i.Spec.RemoteModel != "" }
+
 // Gone reports whether the instance has left the registry.
 func (i *Instance) Gone() bool { return i.gone.Load() }
 

@@ -96,11 +96,12 @@ func (s *Snapshot) Roles(model string) (roles []abi.Role) {
 	return roles
 }
 
-// served returns the models of the instances, except encoders, with their roles.
+// served returns the models of the instances, except encoders and remotes, with their
+// roles.
 func served(instances []*Instance) map[string]roleBits {
 	models := make(map[string]roleBits)
 	for _, i := range instances {
-		if i.Role == abi.RoleEncode {
+		if i.Role == abi.RoleEncode || i.IsRemote() {
 			continue
 		}
 		for _, m := range i.Models() {

@@ -55,9 +55,12 @@ func (r *Registry) watch(ctx context.Context, i *Instance) {
 	leaving.Go(func() { r.evictCalls(evicting, i) })
 	defer leaving.Wait()
 	defer stop()
-	if r.reports == nil {
+	if r.reports == nil && !i.IsRemote() {
 		p.probeWhile(ctx)
 	} else { // a mirror gets the states by Import
+		if r.reports == nil {
+			p.assumeReady()
+		}
 		select {
 		case <-ctx.Done():
 		case <-i.staying.Done():
@@ -94,6 +97,14 @@ func (p *prober) probeWhile(ctx context.Context) {
 		}
 		next.Stop()
 	}
+}
+
+// assumeReady makes a remote ready. Probes would use up the requests that its operator
+// allows, so only its circuit shows its health.
+func (p *prober) assumeReady() {
+	p.i.facts.Store(p.i.published())
+	p.i.asked.Store(true)
+	p.r.become(p.i, Ready)
 }
 
 // drain waits until nothing is in flight or the instance's time is up, and removes the

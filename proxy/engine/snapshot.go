@@ -2,8 +2,10 @@ package engine
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 // Snapshot is the registry's state at one moment. It is immutable except for the
@@ -17,6 +19,7 @@ type Snapshot struct {
 
 	known  known
 	pools  map[string]*Pool
+	local  int      // pools that no [[remote]] serves
 	models []string // models with an instance that computes prompts or answers, sorted
 }
 
@@ -26,23 +29,28 @@ func (s *Snapshot) Pool(model string) (p *Pool, ok bool) {
 	return p, ok
 }
 
-// Only returns the number of pools, and the pool if there is exactly one, otherwise nil.
+// Only returns the number of pools of engines, and the pool if there is exactly one,
+// otherwise nil.
 func (s *Snapshot) Only() (p *Pool, count int) {
-	if len(s.pools) == 1 {
-		for _, p = range s.pools {
+	if s.local != 1 {
+		return nil, s.local
+	}
+	for _, one := range s.pools {
+		if !one.Remote {
+			p = one
 		}
 	}
-	return p, len(s.pools)
+	return p, 1
 }
 
-// Models lists the models of all instances except encoders, sorted, whether the instances
+// Models lists the models of all instances except encoders and remotes, sorted, whether the instances
 // are ready or not. The caller must not change the slice.
 func (s *Snapshot) Models() []string { return s.models }
 
 // Ready reports whether some model could be served now.
 func (s *Snapshot) Ready() bool {
-	for _, model := range s.models {
-		if p := s.pools[model]; p.Plan.Both > 0 || p.Plan.Prefill > 0 {
+	for _, p := range s.pools {
+		if p.Plan.Both > 0 || p.Plan.Prefill > 0 {
 			return true
 		}
 	}
@@ -122,6 +130,8 @@ type Pool struct {
 	Configured Counts
 	// Pairs: the connector of at least one target has two legs.
 	Pairs bool
+	// Remote: the instance is a [[remote]]. Only fallbacks name its model.
+	Remote bool
 
 	unready []Row // not ready, but they may hold blocks that a transfer will read
 }
@@ -152,6 +162,9 @@ func newSnapshot(instances []*Instance, lax bool) *Snapshot {
 		models := i.Models()
 		s.Unlearned = s.Unlearned || models == nil
 		for _, m := range models {
+			if strings.HasPrefix(m, config.RemotePrefix) && !i.IsRemote() {
+				continue // no engine takes the requests of a remote
+			}
 			if of := members[m]; len(of) == 0 || of[len(of)-1] != i { // only once, even if it lists m twice
 				members[m] = append(of, i)
 			}
@@ -160,6 +173,10 @@ func newSnapshot(instances []*Instance, lax bool) *Snapshot {
 	for model, of := range members {
 		p := newPool(model, of, lax)
 		s.pools[model] = p
+		if p.Remote = of[0].IsRemote(); p.Remote {
+			continue
+		}
+		s.local++
 		if slices.ContainsFunc(of, func(i *Instance) bool { return i.Role != abi.RoleEncode }) {
 			s.models = append(s.models, model)
 		}

@@ -118,9 +118,9 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 }
 
 // mayHold reports whether an instance may hold responses: those of prefill legs are not stored.
-// An instance that has never answered holds none.
+// An instance that has never answered holds none. A remote gets no requests about responses.
 func (x *exchange) mayHold(i *engine.Instance) bool {
-	return (i.Role == abi.RoleDecode || i.Role == abi.RoleBoth) && i.State() != engine.Down && x.run.Connector(i.Spec.Connector).Serves(openai.Responses)
+	return (i.Role == abi.RoleDecode || i.Role == abi.RoleBoth) && i.State() != engine.Down && !i.IsRemote() && x.run.Connector(i.Spec.Connector).Serves(openai.Responses)
 }
 
 // question asks one engine for a response. Without a holder the engine does not hold it; err

@@ -70,7 +70,7 @@ func (x *exchange) Replace(p *coordinator.Placement, err error, hook attempt.Hoo
 	if placeErr != nil {
 		return nil, false
 	}
-	if !x.mayRetry(err, hook) {
+	if x.fallback() != "" && x.mayFail(next) || !x.mayRetry(err, hook) {
 		next.Lease.Release()
 		return nil, false
 	}

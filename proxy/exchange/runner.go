@@ -19,6 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/models"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/retained"
@@ -33,6 +34,7 @@ type Options struct {
 	Keys        func() *admission.Keys     // returns nil if every client may send requests
 	ClientOf    func(*http.Request) string // returns the name of a client for limits
 	Sidecar     func() *sidecar.Sidecar    // returns nil on a proxy that is no sidecar
+	Models      func() *models.Table       // returns nil without [[model]]
 	Queue       *admission.Queue
 	Waiting     *admission.WaitingRoom
 	Registry    *engine.Registry

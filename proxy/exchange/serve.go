@@ -61,7 +61,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	}
 	var last error
 	for {
-		p, err := x.placeOrWait()
+		p, err := x.placeAny()
 		if err != nil {
 			return firstError(x.env.Context, last, err)
 		}
@@ -132,6 +132,9 @@ func (x *exchange) read(client string) error {
 		if err := x.req.ReadTarget(strings.TrimSuffix(x.client.URL().Path, "/"), x.client.URL().RawQuery); err != nil {
 			return err
 		}
+	}
+	if err := x.resolve(); err != nil {
+		return err
 	}
 	x.meter()
 	if n := x.req.Size(); n > downstream.MinDerived {

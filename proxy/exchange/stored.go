@@ -155,5 +155,5 @@ func (x *exchange) follow() error {
 	}
 	s.answer.Free()
 	x.ask.Within.Whole = []*engine.Instance{s.holder}
-	return nil
+	return x.stayWith(s.holder)
 }

@@ -13,7 +13,7 @@ func (j *Journal) logAccess() {
 	}
 	r := &j.rec
 	e := accesslog.Entry{
-		Time: r.Start.UTC().Round(time.Microsecond), RequestID: r.RequestID, Client: j.client, Model: r.Model, Stream: r.Stream,
+		Time: r.Start.UTC().Round(time.Microsecond), RequestID: r.RequestID, Client: j.client, Model: r.Model, RequestedModel: r.Requested, Stream: r.Stream,
 		Flow: r.Flow.String(), Policy: r.Policy, Prefill: r.prefill, Decode: r.decode,
 		Outcome: r.Outcome.String(), Status: r.Status, Legs: r.legs,
 		PromptTokens: max(0, r.Usage.Prompt), CachedTokens: max(0, r.Usage.Cached), OutputTokens: max(0, r.Usage.Completion),

@@ -13,8 +13,10 @@ type Explanation struct {
 	// Arrival is when the request arrived, in seconds since the Unix epoch.
 	Arrival float64 `json:"arrival"`
 	Model   string  `json:"model"`
-	Flow    string  `json:"flow"`
-	Policy  string  `json:"policy"`
+	// RequestedModel is the name in the request, if it is a name of [[model]].
+	RequestedModel string `json:"requested_model,omitempty"`
+	Flow           string `json:"flow"`
+	Policy         string `json:"policy"`
 	// Coordination is the sidecar's policy that placed the request.
 	Coordination string               `json:"coordination,omitempty"`
 	Outcome      string               `json:"outcome"`
@@ -63,7 +65,7 @@ type ExplainedFallback struct {
 
 func (r *record) explain() Explanation {
 	e := Explanation{
-		RequestID: r.RequestID, DisaggID: r.DisaggID, Arrival: unix(r.Start), Model: r.Model, Flow: r.Flow.String(),
+		RequestID: r.RequestID, DisaggID: r.DisaggID, Arrival: unix(r.Start), Model: r.Model, RequestedModel: r.Requested, Flow: r.Flow.String(),
 		Policy: r.Policy, Coordination: r.coordination, Outcome: r.Outcome.String(), Status: r.Status, DurationMS: millis(r.End.Sub(r.Start)),
 		Candidates: make([]ExplainedCandidate, 0, len(r.candidates)),
 		Legs:       make([]ExplainedLeg, 0, r.legs),

@@ -115,6 +115,12 @@ func (j *Journal) Described(r *openai.Request) {
 	}
 }
 
+// Requested notes the name of the model in the request, a name of [[model]].
+func (j *Journal) Requested(name string) { j.rec.Requested = name }
+
+// RequestedModel returns the name that Requested has noted, or "".
+func (j *Journal) RequestedModel() string { return j.rec.Requested }
+
 // Placing notes the start of a placement.
 func (j *Journal) Placing() { j.rec.Placing = time.Now() }
 

@@ -20,7 +20,8 @@ import (
 type record struct {
 	RequestID string
 	DisaggID  uint64
-	Model     string
+	Model     string // that serves the request
+	Requested string // the client's name for it, if that is a name of [[model]]; else ""
 	Stream    bool
 	Flow      abi.Flow
 	Policy    string

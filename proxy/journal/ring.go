@@ -29,7 +29,7 @@ func (s *Ring) put(r *record) {
 func (r *record) copyFrom(o *record) {
 	rows, candidates, fallbacks := r.rows, r.candidates[:0], r.fallbacks[:0]
 	*r = record{
-		RequestID: o.RequestID, DisaggID: o.DisaggID, Model: o.Model, Stream: o.Stream, Flow: o.Flow,
+		RequestID: o.RequestID, DisaggID: o.DisaggID, Model: o.Model, Requested: o.Requested, Stream: o.Stream, Flow: o.Flow,
 		Policy: o.Policy, Start: o.Start, Placing: o.Placing, Placed: o.Placed, FirstByte: o.FirstByte,
 		End: o.End, Status: o.Status, Outcome: o.Outcome, Usage: o.Usage, coordination: o.coordination, turn: o.turn, prefill: o.prefill, decode: o.decode,
 		candidates: append(candidates, o.candidates...), rows: rows, legs: o.legs,

@@ -123,3 +123,33 @@ func isAnswer(raw []byte) (answer bool) {
 	})
 	return answer
 }
+
+// Opening returns raw bytes of the prompt that each turn of a conversation repeats: the
+// content of the first message that has the role user, otherwise the whole prompt. The
+// input of the responses API may be that content itself. Opening is nil for a request
+// without a prompt.
+func (r *Request) Opening() []byte {
+	raw := r.PromptRaw()
+	if r.Prompt != PromptMessages {
+		return raw
+	}
+	opening := raw
+	eachElement(raw, func(message []byte) bool {
+		var role, content []byte
+		eachMember(message, func(key, v []byte) bool {
+			switch {
+			case keyEqual(key, "role"):
+				role = v
+			case keyEqual(key, "content"):
+				content = v
+			}
+			return true
+		})
+		if len(role) < 2 || !keyEqual(role[1:len(role)-1], "user") || content == nil {
+			return true
+		}
+		opening = content
+		return false
+	})
+	return opening
+}

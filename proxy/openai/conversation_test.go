@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"net/http"
 	"strings"
 	"testing"
@@ -127,4 +128,53 @@ func TestConversationIDOutlivesNothing(t *testing.T) {
 	if id == "c-1" || kept != "c-1" {
 		t.Errorf("the id %q was copied, its clone is %q", id, kept)
 	}
+}
+
+func TestOpening(t *testing.T) {
+	const system, user, answer = `{"role":"system","content":"be short"}`, `{"content":"hi \u00e9","role":"user"}`, `{"role":"assistant","content":"yes"}`
+	for _, tt := range []struct {
+		api        API
+		body, want string
+	}{
+		{Chat, `{"messages":[` + system + `,` + user + `]}`, `"hi \u00e9"`},
+		{Chat, `{"messages":[` + user + `,` + answer + `,{"role":"user","content":"next"}]}`, `"hi \u00e9"`},
+		{Chat, `{"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}]}`, `[{"type":"text","text":"a"}]`},
+		{Chat, `{"messages":[` + answer + `]}`, `[` + answer + `]`},
+		{Chat, `{"messages":[{"role":"user"},{"role":1,"content":"b"},{"role":"","content":"c"},{"role":null},` + user + `]}`, `"hi \u00e9"`},
+		{Messages, `{"system":"s","messages":[` + user + `]}`, `"hi \u00e9"`},
+		{Responses, `{"input":"hi"}`, `"hi"`},
+		{Responses, `{"input":[{"type":"reasoning"},{"role":"user","content":"hi"}]}`, `"hi"`},
+		{Completions, `{"prompt":"text"}`, `"text"`},
+		{Completions, `{"prompt":[1,2]}`, `[1,2]`},
+		{Completions, `{"prompt_embeds":"AA"}`, ``},
+	} {
+		var r Request
+		if err := ParseRequest(tt.api, []byte(tt.body), &r); err != nil {
+			t.Fatalf("%s: %v", tt.body, err)
+		}
+		if got := string(r.Opening()); got != tt.want {
+			t.Errorf("%s: got %s, want %s", tt.body, got, tt.want)
+		}
+	}
+}
+
+// FuzzOpening: the opening lies within the prompt, and a further turn has the same one.
+func FuzzOpening(f *testing.F) {
+	f.Add(`{"role":"user","content":"hi"}`)
+	f.Add(`{"content":[],"role":"user"},{"role":"system"}`)
+	f.Add(`{"role":"us\u0065r","content":{}}`)
+	f.Fuzz(func(t *testing.T, messages string) {
+		var first, later Request
+		if ParseRequest(Chat, []byte(`{"messages":[`+messages+`]}`), &first) != nil ||
+			ParseRequest(Chat, []byte(`{"messages":[`+messages+`,{"role":"assistant","content":"x"}]}`), &later) != nil {
+			return
+		}
+		opening := first.Opening()
+		if !bytes.Contains(first.PromptRaw(), opening) {
+			t.Fatalf("%s is not in the prompt", opening)
+		}
+		if !bytes.Equal(opening, first.PromptRaw()) && !bytes.Equal(opening, later.Opening()) {
+			t.Fatalf("got %s, later %s", opening, later.Opening())
+		}
+	})
 }

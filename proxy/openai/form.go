@@ -109,7 +109,7 @@ func (r *Request) readPart(name string, file bool, part, value Span) error {
 		if string(v) != r.Model {
 			r.Model = string(v)
 		}
-		r.HasModel = len(v) > 0
+		r.HasModel, r.modelAt = len(v) > 0, value
 	case name == "stream":
 		switch strings.ToLower(string(v[:min(len(v), 8)])) { // the forms of true of pydantic
 		case "true", "1", "on", "yes", "t", "y":

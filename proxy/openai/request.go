@@ -52,6 +52,7 @@ type Request struct {
 
 	fixedLimit  bool       // MaxTokens comes from max_completion_tokens
 	contentType string     // of a form; "": the body is a JSON object
+	modelAt     Span       // value of the part of a form that names the model; zero: none
 	formEdits   []formEdit // edits that cut the PD fields of a form, in its order
 }
 

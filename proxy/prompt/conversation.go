@@ -1,6 +1,8 @@
 package prompt
 
 import (
+	"github.com/zeebo/xxh3"
+
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
@@ -23,6 +25,16 @@ const (
 // the request's body.
 func (m *Matcher) ClientID(s Source) string {
 	return m.idSources.Load().ConversationID(s.Request, s.Header.Get)
+}
+
+// ConversationKey returns a number that all turns of a conversation have in common: the
+// hash of the client's own id of the conversation, otherwise of the prompt's opening. It
+// is the same in every process.
+func (m *Matcher) ConversationKey(s Source) uint64 {
+	if id := m.ClientID(s); id != "" {
+		return xxh3.HashString(id)
+	}
+	return xxh3.Hash(s.Request.Opening())
 }
 
 // Conversation returns the name of the conversation for engines: the client's own id,

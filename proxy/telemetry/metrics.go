@@ -33,6 +33,7 @@ type Metrics struct {
 	legErrors     *prometheus.CounterVec
 	retries       *prometheus.CounterVec
 	fallbacks     *prometheus.CounterVec
+	modelChoices  *prometheus.CounterVec
 	cleanups      *prometheus.CounterVec
 	cleanupTime   *prometheus.HistogramVec
 	cancelled     *prometheus.CounterVec
@@ -92,6 +93,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		legErrors:     counter("pdproxy_leg_errors_total", "Legs that failed, by reason.", "phase", "engine", "reason"),
 		retries:       counter("pdproxy_retries_total", "Legs that were tried again, by the reason of the failure.", "phase", "reason"),
 		fallbacks:     counter("pdproxy_fallbacks_total", "Deviations from the configuration.", "what", "reason"),
+		modelChoices:  counter("pdproxy_model_choices_total", "Requests for a name of [[model]], by that name and by the model that was chosen.", "requested", "model"),
 		cleanups:      counter("pdproxy_kv_cleanups_total", "Engine memory behind dead exchanges, by the way it was freed.", "connector", "how"),
 		cleanupTime:   histogram("pdproxy_kv_cleanup_seconds", "Time from an exchange's death until its engine memory was known to be free; nothing is known where the engine's own time-out frees it.", waits, "connector", "how"),
 		cancelled:     counter("pdproxy_legs_cancelled_total", "Legs cancelled because the client left or the other leg failed.", "phase"),
@@ -180,6 +182,11 @@ func (m *Metrics) FleetRefused(reason string) { m.fleetRefused.WithLabelValues(r
 
 // Fallback counts one deviation from the configuration.
 func (m *Metrics) Fallback(what, reason string) { m.fallbacks.WithLabelValues(what, reason).Inc() }
+
+// ModelChosen counts a request for a name of [[model]], and the model that serves it.
+func (m *Metrics) ModelChosen(requested, model string) {
+	m.modelChoices.WithLabelValues(requested, model).Inc()
+}
 
 // Coordinated counts a placement that a sidecar's coordination policy made.
 func (m *Metrics) Coordinated(policy string) { m.coordinations.WithLabelValues(policy).Inc() }

@@ -216,9 +216,9 @@ func (l *liteLLM) keys(general *table) {
 // unused notes the other keys of a section.
 func (l *liteLLM) unused(t *table) {
 	traps := map[string]string{
-		"fallbacks": "no request falls back to another model", "context_window_fallbacks": "no request falls back to another model",
-		"default_fallbacks": "no request falls back to another model", "content_policy_fallbacks": "no request falls back to another model",
-		"model_group_alias": "clients must ask for the name that the engine serves",
+		"fallbacks": "not imported: write it as [[model]] fallback", "context_window_fallbacks": "not imported: write it as [[model]] fallback",
+		"default_fallbacks": "not imported: write it as [[model]] fallback", "content_policy_fallbacks": "not imported: write it as [[model]] fallback",
+		"model_group_alias": "not imported: write it as [[model]] alias_of; until then clients must ask for the name that the engine serves",
 	}
 	var names []string
 	for _, e := range t.entries {

@@ -54,7 +54,7 @@ func stackFlags() map[string]flagSpec {
 	const trace = "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy"
 	const file = "its content replaces flags: import the flags that it holds"
 	maps.Copy(specs, map[string]flagSpec{
-		"static-aliases":                       {arity: takesOne, note: "a model has the name that its engine serves", trap: "clients must ask for the engine's own model name"},
+		"static-aliases":                       {arity: takesOne, note: "[[model]] alias_of gives a model another name", trap: "not imported: write it as [[model]] alias_of; until then clients must ask for the engine's own model name"},
 		"static-model-types":                   {arity: takesOne, note: probes},
 		"static-backend-health-checks":         {note: probes},
 		"backend-health-check-timeout-seconds": {arity: takesOne, note: probes},

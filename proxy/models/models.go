@@ -1,0 +1,192 @@
+// Package models finds the models that serve a request from the name that the client
+// requested: aliases, weighted splits and fallbacks of the configuration.
+package models
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// Table has the names of [[model]]. A nil Table has none. It is immutable and safe for
+// concurrent use.
+type Table struct {
+	routes map[string]*Route
+	names  []string // sorted
+}
+
+// Route is the models that serve the requests for one name.
+type Route struct {
+	name    string
+	choices []choice // one at least; those of a split are ordered by name
+}
+
+// choice is one model of a split, or the only model.
+type choice struct {
+	models []string // the model, then its fallbacks
+	weight float64  // above 0
+	salt   uint64   // of the model, the same in all processes
+}
+
+// NewTable returns the table of a valid configuration, nil if it names no model.
+func NewTable(cfg *config.Config) *Table {
+	if len(cfg.Models) == 0 {
+		return nil
+	}
+	t := &Table{routes: make(map[string]*Route, len(cfg.Models))}
+	for _, m := range cfg.Models {
+		t.routes[m.Name] = &Route{name: m.Name, choices: choicesOf(cfg, m.Name)}
+	}
+	t.names = slices.Sorted(maps.Keys(t.routes))
+	return t
+}
+
+// choicesOf returns the models that a name leads to, with their fallbacks.
+func choicesOf(cfg *config.Config, name string) []choice {
+	m := cfg.Model(name)
+	if m == nil {
+		return []choice{only(name)}
+	}
+	var list []choice
+	switch {
+	case m.AliasOf != "":
+		list = choicesOf(cfg, m.AliasOf)
+	case len(m.Split) == 0:
+		list = []choice{only(name)}
+	}
+	for _, part := range slices.Sorted(maps.Keys(m.Split)) {
+		if m.Split[part] == 0 {
+			continue
+		}
+		one := only(part)
+		if part != name {
+			one = choicesOf(cfg, part)[0] // a split has no split in it
+		}
+		one.weight = m.Split[part]
+		list = add(list, one)
+	}
+	for i := range list {
+		for _, f := range m.Fallback {
+			if served := follow(cfg, f); !slices.Contains(list[i].models, served) {
+				list[i].models = append(list[i].models, served)
+			}
+		}
+	}
+	return list
+}
+
+// only returns the choice of one model without fallbacks.
+func only(model string) choice {
+	return choice{models: []string{model}, weight: 1, salt: xxh3.HashString(model)}
+}
+
+// follow returns the engines' name of a model that has no split.
+func follow(cfg *config.Config, name string) string {
+	for m := cfg.Model(name); m != nil && m.AliasOf != ""; m = cfg.Model(name) {
+		name = m.AliasOf
+	}
+	return name
+}
+
+// add adds a choice. Two names of one model share the weight of both: two choices of one
+// model would not get it. The fallbacks of the first name count.
+func add(list []choice, one choice) []choice {
+	for i := range list {
+		if list[i].models[0] == one.models[0] {
+			list[i].weight += one.weight
+			return list
+		}
+	}
+	return append(list, one)
+}
+
+// Route returns the route of a name in a request, nil if the name is none of [[model]].
+func (t *Table) Route(name string) *Route {
+	if t == nil {
+		return nil
+	}
+	return t.routes[name]
+}
+
+// Merge returns the names that clients may request while these models are served: the
+// names of served, which are sorted, and those names of [[model]] that lead to one of them
+// or to a remote.
+// The result is sorted, and may be served itself.
+func (t *Table) Merge(served []string) []string {
+	if t == nil {
+		return served
+	}
+	all := slices.Clone(served)
+	for _, name := range t.names {
+		if t.routes[name].leadsTo(served) {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Name returns the name in requests.
+func (r *Route) Name() string { return r.name }
+
+// Split reports whether the route has several models.
+func (r *Route) Split() bool { return len(r.choices) > 1 }
+
+// Models returns the models of the route without fallbacks: one, or those of the split.
+func (r *Route) Models() []string {
+	var list []string
+	for _, c := range r.choices {
+		list = append(list, c.models[0])
+	}
+	return list
+}
+
+// ChoiceOf returns the models that Choose returns for the keys of a model; nil if it is none
+// of Models.
+func (r *Route) ChoiceOf(model string) []string {
+	for _, c := range r.choices {
+		if c.models[0] == model {
+			return c.models
+		}
+	}
+	return nil
+}
+
+// leadsTo reports whether the route has one of the models, also as a fallback.
+func (r *Route) leadsTo(served []string) bool {
+	return slices.ContainsFunc(r.choices, func(c choice) bool {
+		return slices.ContainsFunc(c.models, func(m string) bool { return strings.HasPrefix(m, config.RemotePrefix) || slices.Contains(served, m) })
+	})
+}
+
+// Choose returns the model for a key, which is uniform over the conversations, and then the
+// fallbacks of that model. The caller must not change the slice. The same key always gets
+// the same model, in every process. When weights change, only those keys
+// change their model that the new weights make necessary: weighted rendezvous hashing.
+func (r *Route) Choose(key uint64) []string {
+	best, least := 0, math.Inf(1)
+	if r.Split() {
+		for i, c := range r.choices {
+			if score := -math.Log(unit(key^c.salt)) / c.weight; score < least {
+				best, least = i, score
+			}
+		}
+	}
+	return r.choices[best].models
+}
+
+// unit maps x to a uniform number between 0 and 1, both excluded. It mixes the bits as
+// the finalizer of SplitMix64 does.
+func unit(x uint64) float64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	x ^= x >> 31
+	return (float64(x>>12) + 0.5) / (1 << 52)
+}
