@@ -213,6 +213,24 @@ func TestRemoteIsNoModel(t *testing.T) {
 	})
 }
 
+// TestRemoteWithoutFallback: no client reaches a remote that no fallback names.
+func TestRemoteWithoutFallback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cloud := answering("cloud", "")
+		w := withRemote(t, answering("a", "a"), cloud, func(c *config.Config) { c.Models = nil })
+		for _, body := range []string{asking("remote:cloud"), `{"prompt":"hi"}`} {
+			w.post(completionsPath, body)
+		}
+		w.leave()
+		if got := w.post(completionsPath, `{"prompt":"hi"}`); got.status == 200 {
+			t.Errorf("without a model and without engines: got %d", got.status)
+		}
+		if n := len(cloud.seen()); n != 0 {
+			t.Errorf("the remote got %d requests", n)
+		}
+	})
+}
+
 // TestRemoteGetsNoSearch: the search for a stored response, which carries header lines of the
 // client, does not reach a remote.
 func TestRemoteGetsNoSearch(t *testing.T) {

@@ -19,12 +19,12 @@ import (
 // the request. Everything after resolve, except the answers for unknown models and the
 // records of the requested name, uses the name of that model.
 func (x *exchange) resolve() error {
+	if isRemote(x.req.Model) && len(x.env.Config.Remotes) > 0 {
+		return coordinator.ErrUnknownModel // only fallbacks use a remote
+	}
 	table := x.run.Models()
 	if table == nil {
 		return nil
-	}
-	if isRemote(x.req.Model) {
-		return coordinator.ErrUnknownModel // only fallbacks use a remote
 	}
 	route := table.Route(x.req.Model)
 	if route == nil {
