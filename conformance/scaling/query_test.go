@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,24 +15,24 @@ import (
 type metrics map[string]*dto.MetricFamily
 
 var (
-	sums     = regexp.MustCompile(`^sum\(([^()]+)\)$`)
-	selector = regexp.MustCompile(`^(\w+)\{([^{}]*)\}$`)
-	matcher  = regexp.MustCompile(`^(\w+)="([^"]*)"$`)
+	aggregate = regexp.MustCompile(`^(sum|max)\(([^()]+)\)$`)
+	selector  = regexp.MustCompile(`^(\w+)\{([^{}]*)\}$`)
+	matcher   = regexp.MustCompile(`^(\w+)="([^"]*)"$`)
 )
 
-// value evaluates a query of a ScaledObject, as Prometheus does: a sum of sums, where each
-// sum is over one metric or over the product of metrics with the same labels. A sum over no
-// series has no value, and KEDA then takes 0 (ignoreNullValues). The forms that the queries do
+// value evaluates a query of a ScaledObject, as Prometheus does: a sum of terms, where each
+// term is the sum or the maximum of one metric or of the product of metrics with the same
+// labels. A term over no series has no value, and KEDA then takes 0 (ignoreNullValues). The forms that the queries do
 // not use are errors: make test-operations evaluates the queries with a real Prometheus.
 func (m metrics) value(query string) (total float64, err error) {
 	found := true
 	for term := range strings.SplitSeq(strings.Join(strings.Fields(query), " "), " + ") {
-		inner := sums.FindStringSubmatch(term)
+		inner := aggregate.FindStringSubmatch(term)
 		if inner == nil {
-			return 0, fmt.Errorf("%q is not a sum", term)
+			return 0, fmt.Errorf("%q is neither a sum nor a maximum", term)
 		}
 		var product map[string]float64
-		for n, factor := range strings.Split(inner[1], " * ") {
+		for n, factor := range strings.Split(inner[2], " * ") {
 			series, err := m.series(factor)
 			if err != nil {
 				return 0, err
@@ -46,8 +47,15 @@ func (m metrics) value(query string) (total float64, err error) {
 			}
 		}
 		found = found && len(product) > 0
-		for _, v := range product {
-			total += v
+		values := slices.Collect(maps.Values(product))
+		switch {
+		case len(values) == 0:
+		case inner[1] == "max":
+			total += slices.Max(values)
+		default:
+			for _, v := range values {
+				total += v
+			}
 		}
 	}
 	if !found {
@@ -108,7 +116,10 @@ b{model="m",role="both"} 100
 		{`sum(a{model="m"}) + sum(b{model="n"})`, 0, false},
 		{`sum(c{model="m"})`, 0, false},
 		{`a{model="m"}`, 0, true},
-		{`max(a{model="m"})`, 0, true},
+		{`max(a{model="m"})`, 5, false},
+		{`max(a{model="m"} * b{model="m"})`, 30, false},
+		{`max(c{model="m"})`, 0, false},
+		{`min(a{model="m"})`, 0, true},
 		{`sum(a)`, 0, true},
 		{`sum(a{model=~"m"})`, 0, true},
 		{`sum(a{model="m"}) - sum(b{model="m"})`, 0, true},
