@@ -14,7 +14,7 @@ var (
 	ownExchangesDesc = prometheus.NewDesc("pdproxy_worker_exchanges_open",
 		"Requests that this process serves now. In a fleet each worker has a series.", nil, nil)
 	forwardedDesc = prometheus.NewDesc("pdproxy_http3_forwarded_packets_total",
-		"QUIC packets that the kernel gave to another process than that of their connection, or of new clients that a process does not take any more: way out, in, or dropped.", []string{"way"}, nil)
+		"QUIC packets that the kernel gave to a process that does not own the connection, or that accepts no new clients, by way: passed out to another process, taken in from another process, or dropped.", []string{"way"}, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -107,7 +107,7 @@ func (f *Fleet) Gather() ([]*dto.MetricFamily, error) {
 	}
 	f.recall(t, now)
 	t.gauge("pdproxy_fleet_workers", "Workers that are connected to the coordinator.", float64(len(answers)))
-	t.gauge("pdproxy_fleet_silent_workers", "Workers that did not say their metrics in time: their counters are as they were last seen.", float64(silent))
+	t.gauge("pdproxy_fleet_silent_workers", "Workers that did not send their metrics in time; their counters keep the last known values.", float64(silent))
 	return t.families(), failed
 }
 

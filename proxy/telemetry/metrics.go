@@ -92,16 +92,16 @@ func New(reg prometheus.Registerer) *Metrics {
 		legTime:       histogram("pdproxy_leg_duration_seconds", "Time of legs that succeeded.", waits, "phase", "connector"),
 		legErrors:     counter("pdproxy_leg_errors_total", "Legs that failed, by reason.", "phase", "engine", "reason"),
 		retries:       counter("pdproxy_retries_total", "Legs that were tried again, by the reason of the failure.", "phase", "reason"),
-		fallbacks:     counter("pdproxy_fallbacks_total", "Deviations from the configuration.", "what", "reason"),
+		fallbacks:     counter("pdproxy_fallbacks_total", "Deviations from the configuration, by kind and reason.", "what", "reason"),
 		modelChoices:  counter("pdproxy_model_choices_total", "Requests for a name of [[model]], by that name and by the model that was chosen.", "requested", "model"),
-		cleanups:      counter("pdproxy_kv_cleanups_total", "Engine memory behind dead exchanges, by the way it was freed.", "connector", "how"),
-		cleanupTime:   histogram("pdproxy_kv_cleanup_seconds", "Time from an exchange's death until its engine memory was known to be free; nothing is known where the engine's own time-out frees it.", waits, "connector", "how"),
+		cleanups:      counter("pdproxy_kv_cleanups_total", "Clean-ups of KV that failed exchanges left on engines, by the way that frees the KV.", "connector", "how"),
+		cleanupTime:   histogram("pdproxy_kv_cleanup_seconds", "Time from the end of a failed exchange until the KV on its engines was known to be free. KV that only the engine's own time-out frees is not counted.", waits, "connector", "how"),
 		cancelled:     counter("pdproxy_legs_cancelled_total", "Legs cancelled because the client left or the other leg failed.", "phase"),
 		brokenStreams: counter("pdproxy_broken_streams_total", "Streams that ended in an error event, by reason.", "reason"),
 		shed:          counter("pdproxy_shed_total", "Requests refused by a limit.", "reason"),
 		clients:       counter("pdproxy_client_exchanges_total", "Exchanges by the name of the client's API key; empty without keys.", "client", "outcome"),
-		tokens:        counter("pdproxy_tokens_total", "Tokens as the engines reported them.", "model", "kind"),
-		restarts:      counter("pdproxy_engine_restarts_total", "Engine restarts seen.", "engine"),
+		tokens:        counter("pdproxy_tokens_total", "Tokens that the engines reported, by model and kind.", "model", "kind"),
+		restarts:      counter("pdproxy_engine_restarts_total", "Restarts of engines that the proxy has noticed.", "engine"),
 		policyTime:    histogram("pdproxy_policy_duration_seconds", "Time of policy calls.", []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3}, "policy", "hook"),
 		policyFails:   counter("pdproxy_policy_failures_total", "Policy calls whose answer could not be used.", "policy", "hook", "reason"),
 		disaggIDs:     prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_disagg_ids_total", Help: "Disagg ids minted."}),
@@ -110,18 +110,18 @@ func New(reg prometheus.Registerer) *Metrics {
 		Name: "pdproxy_kv_match_ratio", Help: "Share of a prompt that its prefill target holds according to its KV events.",
 		Buckets: []float64{0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, 1},
 	})
-	m.prompts = counter("pdproxy_prompt_token_ids_total", "Prompts that were to be looked up in the KV index, by the source of their token ids, and why there are none.", "source", "reason")
-	m.warmUps = counter("pdproxy_pair_warmups_total", "Requests that were sent through new pairs before users' requests: ok, failed, or busy: not sent.", "outcome")
+	m.prompts = counter("pdproxy_prompt_token_ids_total", "Prompts to look up in the KV index, by the source of their token ids, or by the reason for missing ids.", "source", "reason")
+	m.warmUps = counter("pdproxy_pair_warmups_total", "Warm-up requests of new pairs, by outcome: ok, failed, or busy (not sent).", "outcome")
 	m.kvEvents = counter("pdproxy_kv_events_total", "KV events of engines: applied blocks, gaps, replays, resyncs by reason, malformed.", "engine", "kind", "reason")
 	m.coordinations = counter("pdproxy_coordinations_total", "Placements of a sidecar, by its coordination policy.", "policy")
-	m.fleetRefused = counter("pdproxy_fleet_refused_total", "Connections to a coordinator that it refused, of workers, standbys and HTTP callers, by reason.", "reason")
-	m.turns = counter("pdproxy_turn_kv_total", "KV of a conversation's turn that a decode engine keeps for the next one: kept, or pulled by prefill.", "outcome")
+	m.fleetRefused = counter("pdproxy_fleet_refused_total", "Connections of workers, standbys and HTTP callers that the coordinator refused, by reason.", "reason")
+	m.turns = counter("pdproxy_turn_kv_total", "KV of a turn that a decode engine keeps for the next turn, by outcome: kept, or pulled by prefill.", "outcome")
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
 	}, []string{"engine", "reason"})
 	m.queueWait = histogram("pdproxy_queue_wait_seconds", "Time that a request waited in the proxy for a place among limits.max_exchanges and for an engine that is ready; 0 for requests that did not wait.", queueWaits, "model")
-	m.promptTokens = histogram("pdproxy_prompt_tokens", "Tokens of a request's prompt, as the engine reported them.", tokenCounts, "model")
-	m.outputTokens = histogram("pdproxy_output_tokens", "Tokens of a request's answer, as the engine reported them.", tokenCounts, "model")
+	m.promptTokens = histogram("pdproxy_prompt_tokens", "Tokens of the prompt of a request, as the engine reported them.", tokenCounts, "model")
+	m.outputTokens = histogram("pdproxy_output_tokens", "Tokens of the answer of a request, as the engine reported them.", tokenCounts, "model")
 	m.running = gauge("pdproxy_requests_running", "Requests that have a place among limits.max_exchanges and do not wait for an engine.", "model")
 	m.waiting = gauge("pdproxy_requests_waiting", "Requests that wait in the proxy, by reason: max_exchanges for a place among limits.max_exchanges, no_engine for an engine that is ready (limits.no_engine_timeout).", "model", "reason")
 	m.build = gauge("pdproxy_build_info", "1, with the version of the program and of Go.", "version", "goversion")

@@ -60,7 +60,7 @@ pdproxy_config_reload_timestamp_seconds 1.5
 # TYPE pdproxy_exchanges_total counter
 pdproxy_exchanges_total{flow="none",model="other",outcome="client_error"} 1
 pdproxy_exchanges_total{flow="prefill_first",model="llama",outcome="ok"} 1
-# HELP pdproxy_kv_cleanups_total Engine memory behind dead exchanges, by the way it was freed.
+# HELP pdproxy_kv_cleanups_total Clean-ups of KV that failed exchanges left on engines, by the way that frees the KV.
 # TYPE pdproxy_kv_cleanups_total counter
 pdproxy_kv_cleanups_total{connector="trtllm",how="engine_timeout"} 1
 pdproxy_kv_cleanups_total{connector="vllm-nixl",how="abort_decode"} 1
@@ -68,7 +68,7 @@ pdproxy_kv_cleanups_total{connector="vllm-nixl",how="abort_decode"} 1
 # TYPE pdproxy_policy_failures_total counter
 pdproxy_policy_failures_total{hook="load",policy="p",reason="failed"} 1
 pdproxy_policy_failures_total{hook="place",policy="least_load",reason="late"} 1
-# HELP pdproxy_tokens_total Tokens as the engines reported them.
+# HELP pdproxy_tokens_total Tokens that the engines reported, by model and kind.
 # TYPE pdproxy_tokens_total counter
 pdproxy_tokens_total{kind="cached",model="llama"} 3
 pdproxy_tokens_total{kind="cached",model="other"} 0
