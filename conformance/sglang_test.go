@@ -327,6 +327,7 @@ func TestEnginesFoundByTheirRegistry(t *testing.T) {
 		cfg.Discovery.SGLang.Engines = append(cfg.Discovery.SGLang.Engines, registry)
 	}
 	f.startNode(&cfg, nil)
+	f.eventually("decode is ready", func() bool { return f.engineState("d0") == "ready" })
 	found := func(name string, ranks int) bool {
 		var rows []struct {
 			Name, State, Source string

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -187,32 +188,56 @@ func TestLocalResponseToABodyThatHangs(t *testing.T) {
 		{"next has not begun", answered, goOn},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t)
-			w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
-			failed := make(chan error, 1)
-			srv := w.serveAs(duplex(w.chain.Wrap(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-				tt.before(r)
-				io.ReadFull(r.Body, make([]byte, 5))
-				tt.after(r)
-				_, err := io.ReadAll(r.Body)
-				failed <- err
-			}))))
-			body, answers := slowBody(t, srv, "s")
-			defer body.Close()
-			go io.WriteString(body, "begin") // the answer may come before the body is read
-			resp := <-answers
-			if resp == nil {
-				t.Fatal("no answer")
-			}
-			defer resp.Body.Close()
-			if line, _ := bufio.NewReader(resp.Body).ReadString('\n'); resp.StatusCode != 403 || line != "denied" {
-				t.Errorf("got %d %q", resp.StatusCode, line)
-			}
-			if err := <-failed; err == nil {
-				t.Error("next read the body to its end")
-			}
+			untilNextBegins(t, func() bool {
+				w := newWorld(t)
+				w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
+				var begun atomic.Bool
+				failed, returned := make(chan error, 1), make(chan struct{})
+				chain := w.chain.Wrap(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+					begun.Store(true)
+					tt.before(r)
+					io.ReadFull(r.Body, make([]byte, 5))
+					tt.after(r)
+					_, err := io.ReadAll(r.Body)
+					failed <- err
+				}))
+				srv := w.serveAs(duplex(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+					defer close(returned)
+					chain.ServeHTTP(rw, r)
+				})))
+				body, answers := slowBody(t, srv, "s")
+				defer body.Close()
+				go io.WriteString(body, "begin") // the answer may come before the body is read
+				resp := <-answers
+				if resp == nil {
+					t.Fatal("no answer")
+				}
+				defer resp.Body.Close()
+				if line, _ := bufio.NewReader(resp.Body).ReadString('\n'); resp.StatusCode != 403 || line != "denied" {
+					t.Errorf("got %d %q", resp.StatusCode, line)
+				}
+				if <-returned; !begun.Load() {
+					return false
+				}
+				if err := <-failed; err == nil {
+					t.Error("next read the body to its end")
+				}
+				return true
+			})
 		})
 	}
+}
+
+// untilNextBegins repeats a scenario in which a tick of the guest answers while next runs.
+// On a busy machine the tick may come before next begins. The scenario then returns false.
+func untilNextBegins(t *testing.T, scenario func() (begun bool)) {
+	t.Helper()
+	for range 100 {
+		if scenario() {
+			return
+		}
+	}
+	t.Fatal("the tick always came before next began")
 }
 
 // lateEnd is a body whose reader learns the end of the body late.
@@ -235,45 +260,54 @@ func (b *lateEnd) Read(p []byte) (int, error) {
 // the body, and the reader of the body has not learned this yet. The connection must not
 // serve another request, and the answer announces its end.
 func TestConnectionAfterALocalResponse(t *testing.T) {
-	w := newWorld(t)
-	w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
-	ended, learn := make(chan struct{}), make(chan struct{})
-	chain := w.chain.Wrap(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		_, _ = io.ReadAll(r.Body) // the chain has answered
-	}))
-	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if err := r.Context().Err(); err != nil {
-			t.Errorf("a request begins with %v", err)
+	untilNextBegins(t, func() bool {
+		w := newWorld(t)
+		w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
+		ended, learn, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		chain := w.chain.Wrap(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			_, _ = io.ReadAll(r.Body) // the chain has answered
+		}))
+		srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			defer close(returned)
+			if err := r.Context().Err(); err != nil {
+				t.Errorf("a request begins with %v", err)
+			}
+			r.Body = &lateEnd{r.Body, ended, learn}
+			chain.ServeHTTP(rw, r)
+		}))
+		defer srv.Close()
+		c, err := net.Dial("tcp", srv.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
 		}
-		r.Body = &lateEnd{r.Body, ended, learn}
-		chain.ServeHTTP(rw, r)
-	}))
-	defer srv.Close()
-	c, err := net.Dial("tcp", srv.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: h\r\nX-Script: s\r\nContent-Length: 4\r\n\r\nbody"); err != nil {
-		t.Fatal(err)
-	}
-	<-ended
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, err := io.ReadAll(resp.Body)
-	close(learn)
-	if resp.StatusCode != 403 || string(body) != "denied" || err != nil {
-		t.Errorf("got %d %q, %v", resp.StatusCode, body, err)
-	}
-	if !resp.Close {
-		t.Error("the answer does not announce the end of the connection")
-	}
-	_ = c.SetReadDeadline(time.Now().Add(time.Minute)) // never fails
-	if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
-		t.Errorf("the connection continues: %d, %v", n, err)
-	}
+		defer c.Close()
+		if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: h\r\nX-Script: s\r\nContent-Length: 4\r\n\r\nbody"); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ended:
+		case <-returned: // without next, which alone reads the body
+			close(learn)
+			return false
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		close(learn)
+		if resp.StatusCode != 403 || string(body) != "denied" || err != nil {
+			t.Errorf("got %d %q, %v", resp.StatusCode, body, err)
+		}
+		if !resp.Close {
+			t.Error("the answer does not announce the end of the connection")
+		}
+		_ = c.SetReadDeadline(time.Now().Add(time.Minute)) // never fails
+		if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+			t.Errorf("the connection continues: %d, %v", n, err)
+		}
+		return true
+	})
 }
 
 func TestCloseStream(t *testing.T) {
