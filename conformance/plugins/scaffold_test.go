@@ -33,7 +33,7 @@ func TestScaffolds(t *testing.T) {
 // TestScaffoldsOverSDKs is TestScaffolds for filters over the stock SDKs, which come
 // from the registries of Go and Rust.
 func TestScaffoldsOverSDKs(t *testing.T) {
-	for _, language := range []build.Language{build.Go, build.Rust} {
+	for _, language := range []build.Language{build.Go, build.TinyGo, build.Rust} {
 		t.Run(string(language), func(t *testing.T) {
 			t.Chdir(t.TempDir())
 			checkScaffold(t, language, "--kind", "filter", "--sdk")
@@ -82,6 +82,9 @@ func checkScaffold(t *testing.T, language build.Language, flags ...string) {
 			continue
 		}
 		code, out := pdproxy(words[1:]...)
+		if language == build.TinyGo && words[2] == "build" && code == 0 {
+			checkTinyGo(t, out)
+		}
 		if missing := missingCompiler(language); missing != nil && words[2] == "build" {
 			if code != 1 || !strings.Contains(out, missing.Error()) {
 				t.Errorf("%s: exit %d: %s", line, code, out)
@@ -93,7 +96,7 @@ func checkScaffold(t *testing.T, language build.Language, flags ...string) {
 			if language != build.TinyGo || !compilersInstalled {
 				return
 			}
-			// Go's compiler builds the same source.
+			t.Log("no tinygo in PATH: Go's compiler builds the same source")
 			words = slices.DeleteFunc(words, func(w string) bool { return w == "--tinygo" })
 			code, out = pdproxy(words[1:]...)
 		}
@@ -101,6 +104,20 @@ func checkScaffold(t *testing.T, language build.Language, flags ...string) {
 			t.Fatalf("%s: exit %d: %s", line, code, out)
 		}
 	}
+}
+
+// checkTinyGo checks that the output of a build names the TinyGo in PATH, and logs its version.
+func checkTinyGo(t *testing.T, out string) {
+	t.Helper()
+	version, err := exec.Command("tinygo", "version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := strings.Fields(string(version)) // tinygo version 0.36.0 linux/amd64 ...
+	if len(words) < 3 || !strings.Contains(out, "compiler tinygo "+words[2]+",") {
+		t.Errorf("tinygo printed %q, the build %q", version, out)
+	}
+	t.Logf("built with %s%s", version, out)
 }
 
 // compilersInstalled is set by make test-authors.

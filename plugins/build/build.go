@@ -29,7 +29,7 @@ type Result struct {
 	Output    string `json:"output"`
 	SDK       string `json:"sdk"`       // import path of the SDK's module, "" for an unknown SDK
 	Version   string `json:"version"`   // the SDK's version, "" for a folder
-	Toolchain string `json:"toolchain"` // "go1.26.8", "tinygo", "rustc 1.90.0", "clang 14.0.6"
+	Toolchain string `json:"toolchain"` // "go1.26.8", "tinygo 0.36.0", "rustc 1.90.0", "clang 14.0.6"
 	SizeBytes int64  `json:"size_bytes"`
 }
 
@@ -144,8 +144,16 @@ func prepareGo(ctx context.Context, dir string, o Options) (*job, error) {
 	}
 	r := Result{SDK: plugin.sdk.Path, Version: plugin.sdk.version(), Toolchain: tool.version}
 	if o.TinyGo {
-		r.Toolchain = "tinygo"
-		return &job{r, func(ctx context.Context, _, output string) error { return tool.compileTinyGo(ctx, plugin, output) }}, nil
+		path, err := exec.LookPath("tinygo")
+		if err != nil {
+			return nil, ErrNoTinyGo
+		}
+		if r.Toolchain, err = tinyGoVersion(ctx, dir, path); err != nil {
+			return nil, err
+		}
+		return &job{r, func(ctx context.Context, _, output string) error {
+			return tool.compileTinyGo(ctx, path, plugin, output)
+		}}, nil
 	}
 	return &job{r, func(ctx context.Context, work, output string) error { return tool.compile(ctx, plugin, work, output) }}, nil
 }
@@ -192,22 +200,33 @@ func (t *toolchain) compile(ctx context.Context, p *plugin, work, output string)
 	return run(t.command(ctx, nil, append(args, ".")...))
 }
 
+// tinyGoVersion returns "tinygo" and the version of the compiler, which prints
+// "tinygo version 0.36.0 linux/amd64 (using go version go1.24.1 and LLVM version 19.1.2)".
+func tinyGoVersion(ctx context.Context, dir, path string) (string, error) {
+	line, err := firstLine(ctx, dir, path, "version")
+	if err != nil {
+		return "", fmt.Errorf("tinygo version: %w", err)
+	}
+	rest, ok := strings.CutPrefix(line, "tinygo version ")
+	if !ok {
+		return "", fmt.Errorf("tinygo version: unknown answer %q", line)
+	}
+	version, _, _ := strings.Cut(rest, " ")
+	return "tinygo " + version, nil
+}
+
 // compileTinyGo runs tinygo build. Plugins written before reactors register
 // themselves in main. If main does something, the plugin is built as a command,
-// whose _start runs main.
-func (t *toolchain) compileTinyGo(ctx context.Context, p *plugin, output string) error {
-	path, err := exec.LookPath("tinygo")
-	if err != nil {
-		return ErrNoTinyGo
-	}
-	args := []string{"build", "-target=wasip1", "-o", output}
+// whose _start runs main. With TinyGo's default scheduler each call of an export
+// starts a goroutine with a stack of 64 KiB: a call then takes 100 times as long,
+// and milliseconds when the collector runs.
+func (t *toolchain) compileTinyGo(ctx context.Context, path string, p *plugin, output string) error {
+	args := []string{"build", "-target=wasip1", "-scheduler=none", "-o", output}
 	works, err := p.mainDoesWork()
 	if err != nil {
 		return err
 	}
-	if works {
-		args = append(args, "-scheduler=none")
-	} else {
+	if !works {
 		args = append(args, "-buildmode=c-shared")
 	}
 	cmd := exec.CommandContext(ctx, path, append(args, ".")...)

@@ -321,18 +321,21 @@ func tinyless(t *testing.T) string {
 	return bin
 }
 
+// tinyGoPrints is the answer of tinygo version.
+const tinyGoPrints = "tinygo version 0.36.0 linux/amd64 (using go version go1.24.1 and LLVM version 19.1.2)"
+
 // TestTinyGoCommand runs a stand-in that records its arguments: a main that
-// does something needs _start, an empty one a reactor.
+// does something needs _start, an empty one a reactor. Neither has a scheduler.
 func TestTinyGoCommand(t *testing.T) {
 	for _, tt := range []struct{ name, main, want string }{
-		{"main registers", tinyFiles["plugin/main.go"], "-scheduler=none ."},
-		{"main is empty", "package main\n\nimport \"example.com/sdk/proxywasm\"\n\nfunc init() { proxywasm.SetHandler(nil) }\n\nfunc main() {}\n", "-buildmode=c-shared ."},
+		{"main registers", tinyFiles["plugin/main.go"], ""},
+		{"main is empty", "package main\n\nimport \"example.com/sdk/proxywasm\"\n\nfunc init() { proxywasm.SetHandler(nil) }\n\nfunc main() {}\n", "-buildmode=c-shared"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := writeFiles(t, tinyFiles, "plugin/main.go", tt.main)
 			bin := tinyless(t)
 			args := filepath.Join(dir, "args")
-			script := "#!/bin/sh\necho \"$@\" > " + args + "\n"
+			script := "#!/bin/sh\nif [ $1 = version ]; then echo '" + tinyGoPrints + "'; else echo \"$@\" > " + args + "; fi\n"
 			if err := os.WriteFile(filepath.Join(bin, "tinygo"), []byte(script), 0o755); err != nil {
 				t.Fatal(err)
 			}
@@ -344,8 +347,36 @@ func TestTinyGoCommand(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !strings.HasPrefix(string(got), "build -target=wasip1 -o ") || !strings.HasSuffix(strings.TrimSpace(string(got)), tt.want) {
+			words := strings.Fields(string(got))
+			if len(words) < 6 || !slices.Equal(words[:4], []string{"build", "-target=wasip1", "-scheduler=none", "-o"}) || strings.Join(words[5:len(words)-1], " ") != tt.want {
 				t.Errorf("tinygo %s", got)
+			}
+		})
+	}
+}
+
+// TestTinyGoVersion: the result names the version of TinyGo.
+func TestTinyGoVersion(t *testing.T) {
+	for name, tt := range map[string]struct{ script, want, wantErr string }{
+		"release": {"echo '" + tinyGoPrints + "'", "tinygo 0.36.0", ""},
+		"other":   {"echo hello", "", `unknown answer "hello"`},
+		"fails":   {"exit 3", "", "exit status 3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin := tinyless(t)
+			if err := os.WriteFile(filepath.Join(bin, "tinygo"), []byte("#!/bin/sh\n"+tt.script+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			dir := filepath.Join(writeFiles(t, tinyFiles), "plugin")
+			j, err := prepare(t.Context(), dir, Options{TinyGo: true, Log: &bytes.Buffer{}})
+			if tt.wantErr != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.wantErr) {
+					t.Errorf("got error %v", err)
+				}
+				return
+			}
+			if err != nil || j.result.Toolchain != tt.want {
+				t.Errorf("toolchain %+v, error %v", j, err)
 			}
 		})
 	}
