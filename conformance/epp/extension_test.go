@@ -134,7 +134,7 @@ func (x *extension) startEnvoy(t *testing.T, pools []*pool) {
 		t.Fatal(err)
 	}
 	start(t, "envoy", envoyPath(t), "-c", path, "--disable-hot-restart", "--concurrency", "2", "-l", "warning")
-	until(t, "envoy", func() bool { status, _ := get("http://" + admin + "/ready"); return status == 200 })
+	untilEnvoy(t, admin)
 	x.gateway = "http://" + gateway
 }
 

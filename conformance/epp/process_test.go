@@ -125,6 +125,26 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
+// untilEnvoy waits until the Envoy with that admin address serves, and its health checks have
+// found each picker.
+func untilEnvoy(t *testing.T, admin string) {
+	t.Helper()
+	until(t, "envoy", func() bool { status, _ := get("http://" + admin + "/ready"); return status == 200 })
+	until(t, "envoy has checked the pickers", func() bool {
+		_, text := get("http://" + admin + "/clusters")
+		pickers, healthy := 0, 0
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "picker") && strings.Contains(line, "::health_flags::") {
+				pickers++
+				if strings.HasSuffix(strings.TrimSpace(line), "::healthy") {
+					healthy++
+				}
+			}
+		}
+		return pickers > 0 && healthy == pickers
+	})
+}
+
 // get returns the status and the body of a GET; 0 after an error.
 func get(url string) (int, string) {
 	resp, err := http.Get(url)

@@ -29,12 +29,22 @@ type world struct {
 	sidecars  []string
 	picker    *process
 	engines   map[string]*process
+	addrs     map[string]string // of the engines
 }
 
 // newWorld starts all processes and waits until each of them serves. keys are lines of the
 // picker's configuration that come before its tables.
 func newWorld(t *testing.T, keys string) *world {
-	w := &world{engines: make(map[string]*process), listeners: map[string]*listener{
+	return newWorldWith(t, keys, (*world).ownSidecar)
+}
+
+// sidecar starts the sidecar number n in front of the decode engine at addr. It listens on
+// side. prefill has the tables of the prefill engines.
+type sidecar func(w *world, t *testing.T, n int, addr, side, prefill string)
+
+// newWorldWith is newWorld with sidecars of another kind.
+func newWorldWith(t *testing.T, keys string, beside sidecar) *world {
+	w := &world{engines: map[string]*process{}, addrs: map[string]string{}, listeners: map[string]*listener{
 		"closed":        {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED"},
 		"open":          {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED", Open: true},
 		"open-buffered": {Request: "BUFFERED", Response: "NONE", Open: true},
@@ -49,11 +59,9 @@ func newWorld(t *testing.T, keys string) *world {
 	}
 	var ports []int
 	for i, name := range []string{"d0", "d1"} {
-		addr, side, admin := w.engine(t, name, "decode"), free(t), free(t)
-		run(t, "sidecar-"+name, fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nfleet.node_id = %d\n[sidecar]\nlocal = \"http://%s\"\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n%s",
-			side, admin, i+1, addr, prefill))
+		addr, side := w.engine(t, name, "decode"), free(t)
+		beside(w, t, i+1, addr, side, prefill)
 		until(t, "sidecar of "+name, func() bool { status, _ := get("http://" + side + "/health"); return status == 200 })
-		w.sidecars = append(w.sidecars, "http://"+admin)
 		ports = append(ports, portOf(side))
 		picked += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nendpoint = %q\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n", name, addr, side)
 	}
@@ -65,9 +73,18 @@ func newWorld(t *testing.T, keys string) *world {
 	return w
 }
 
+// ownSidecar starts pdproxy as a sidecar.
+func (w *world) ownSidecar(t *testing.T, n int, addr, side, prefill string) {
+	admin := free(t)
+	run(t, fmt.Sprint("sidecar-", n), fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nfleet.node_id = %d\n[sidecar]\nlocal = \"http://%s\"\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n%s",
+		side, admin, n, addr, prefill))
+	w.sidecars = append(w.sidecars, "http://"+admin)
+}
+
 // engine starts a simulated engine.
 func (w *world) engine(t *testing.T, name, role string) (addr string) {
 	addr = free(t)
+	w.addrs[name] = addr
 	w.engines[name] = start(t, name, pdproxy(t), "sim", "--connector", "vllm-nixl", "--role", role, "--listen", addr, "--name", name, "--kv-blocks", "200000")
 	until(t, name, func() bool { status, _ := get("http://" + addr + "/health"); return status == 200 })
 	return addr
@@ -107,7 +124,7 @@ func (w *world) startEnvoy(t *testing.T, picker int, engines []int) {
 		level = l
 	}
 	start(t, "envoy", envoyPath(t), "-c", path, "--disable-hot-restart", "--concurrency", "2", "-l", level)
-	until(t, "envoy", func() bool { status, _ := get("http://" + admin + "/ready"); return status == 200 })
+	untilEnvoy(t, admin)
 }
 
 func portOf(addr string) int {
