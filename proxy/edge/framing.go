@@ -3,10 +3,14 @@ package edge
 import (
 	"bytes"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
+
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
 // framingListener refuses requests with ambiguous framing, above all Content-Length
@@ -36,10 +40,11 @@ type framingConn struct {
 	net.Conn
 	tcp   *tcpConn // below Conn; may be nil
 	conns *clientConns
-	f     framing     // only Read uses it, and net/http has one reader at a time
-	http2 atomic.Bool // the preface of HTTP/2 has been read
-	heads headWatch   // of HTTP/2; only Read uses it
-	away  goAway      // of HTTP/2
+	f     framing                        // only Read uses it, and net/http has one reader at a time
+	http2 atomic.Bool                    // the preface of HTTP/2 has been read
+	taken atomic.Pointer[inflight.Group] // counts the connection, because a handler has taken it over; else nil
+	heads headWatch                      // of HTTP/2; only Read uses it
+	away  goAway                         // of HTTP/2
 }
 
 // Write implements net.Conn.
@@ -53,7 +58,20 @@ func (c *framingConn) Write(p []byte) (int, error) {
 // Close implements net.Conn.
 func (c *framingConn) Close() error {
 	c.conns.remove(c)
-	return c.Conn.Close()
+	err := c.Conn.Close()
+	if g := c.taken.Swap(nil); g != nil {
+		g.Done()
+	}
+	return err
+}
+
+// takenOver records that a handler has taken over the connection for another protocol, so
+// that every byte passes. The connection stays counted in g until Close. No Read runs.
+func (c *framingConn) takenOver(g *inflight.Group) {
+	if c.f.state != framingEnd { // after a refusal no byte passes
+		c.f.state = framingRaw
+	}
+	c.taken.Store(g)
 }
 
 // Read implements net.Conn.
@@ -62,6 +80,9 @@ func (c *framingConn) Read(p []byte) (int, error) {
 		return c.f.refuse(p)
 	}
 	n, err := c.Conn.Read(p)
+	if c.f.state == framingRaw {
+		return n, err
+	}
 	if c.f.state == framingOff {
 		c.watchHead(p[:n])
 		return n, err
@@ -128,6 +149,7 @@ const (
 	framingData                        // skip bytes of a chunk, then a size line
 	framingTrailer                     // lines until an empty one
 	framingOff                         // HTTP/2: every byte passes
+	framingRaw                         // another protocol after HTTP/1.1: every byte passes
 	framingEnd                         // no byte passes any more
 )
 
@@ -151,7 +173,7 @@ func (f *framing) follow(p []byte) int {
 	f.matchPreface(p)
 	for i := 0; i < len(p); {
 		switch f.state {
-		case framingOff:
+		case framingOff, framingRaw:
 			return len(p)
 		case framingEnd:
 			return i
@@ -373,5 +395,15 @@ func (s *clientConns) sendGoAway(wg *sync.WaitGroup) {
 		if c.http2.Load() {
 			wg.Go(func() { c.away.put(c.Conn) }) // the client may not read
 		}
+	}
+}
+
+// closeAll closes all connections.
+func (s *clientConns) closeAll() {
+	s.mu.Lock()
+	open := slices.Collect(maps.Keys(s.conns))
+	s.mu.Unlock()
+	for _, c := range open { // Close takes the lock
+		c.Close()
 	}
 }
