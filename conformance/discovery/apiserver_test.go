@@ -23,6 +23,9 @@ import (
 // here can notice, the simulated one is as strict.
 const engineHost = "127.0.0.1"
 
+// secondHost is the address of further pods.
+const secondHost = "127.0.0.2"
+
 // simServer is a simulated API server: objects under two paths, with versions
 // from one history, as in etcd. Its answers have the form of kube-apiserver
 // v1.34.4.
@@ -51,7 +54,7 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 	t.Helper()
 	s := &simServer{
 		t: t, listen: testbed.FreeAddr(t), certs: c.certs, version: 100, news: make(chan struct{}),
-		objects: map[string]map[string]fields{slicesPath: {}, podsPath: {}},
+		objects: map[string]map[string]fields{slicesPath: {}, podsPath: {}, poolsPath: {}},
 	}
 	s.start()
 	t.Cleanup(s.kill)
@@ -59,6 +62,8 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 }
 
 func (s *simServer) addr() string { return s.listen }
+
+func (*simServer) definePools() {} // they are served from the start
 
 func (s *simServer) start() {
 	s.t.Helper()
@@ -75,7 +80,7 @@ func (s *simServer) kill() { s.http.Close() }
 
 func (s *simServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-	path, name := r.URL.Path, ""
+	path, name := strings.TrimSuffix(r.URL.Path, "/status"), ""
 	if s.objects[path] == nil {
 		at := strings.LastIndexByte(path, '/')
 		path, name = path[:at], path[at+1:]

@@ -20,7 +20,7 @@ import (
 )
 
 // The tokens that the API server knows: one of an administrator, and one of the
-// proxy, which may list and watch EndpointSlices and pods in the namespace llm.
+// proxy, which may list and watch EndpointSlices, pods and InferencePools in the namespace llm.
 const (
 	adminToken  = "sesame"
 	readerToken = "reader"
@@ -28,6 +28,7 @@ const (
 
 const (
 	slicesPath = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
+	poolsPath  = "/apis/inference.networking.k8s.io/v1/namespaces/llm/inferencepools"
 	podsPath   = "/api/v1/namespaces/llm/pods"
 )
 
@@ -37,6 +38,7 @@ type apiServer interface {
 	addr() string // host:port, the same after a restart
 	start()
 	kill()
+	definePools() // serves InferencePools
 }
 
 // cluster is an API server, with the content of a Service of engines.
@@ -147,6 +149,29 @@ func (c *cluster) pod(name, role, address string) *pod {
 		"endpoints":   p.endpoints(true, true, false),
 	})
 	return p
+}
+
+// poolPod makes a ready pod of the application vllm, with an engine at an address.
+func (c *cluster) poolPod(name, role, host string, port int) *pod {
+	c.t.Helper()
+	startEngineOn(c.t, net.JoinHostPort(host, strconv.Itoa(port)), "vllm-nixl", role, 0)
+	p := &pod{c: c, name: name, host: host}
+	p.uid = c.do("POST", podsPath, fields{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": fields{"name": name, "namespace": "llm", "labels": fields{"app": "vllm", "llm-d.ai/role": role}},
+		"spec":     fields{"containers": []fields{{"name": "vllm", "image": "vllm"}}},
+	})
+	p.ready("True")
+	return p
+}
+
+// ready sets the pod's address and its condition Ready, as the kubelet does.
+func (p *pod) ready(status string) {
+	p.c.t.Helper()
+	p.c.do("PATCH", podsPath+"/"+p.name+"/status", fields{"status": fields{
+		"podIP": p.host, "podIPs": []fields{{"ip": p.host}}, "phase": "Running",
+		"conditions": []fields{{"type": "Ready", "status": status}},
+	}})
 }
 
 func (p *pod) endpoints(ready, serving, terminating bool) []fields {

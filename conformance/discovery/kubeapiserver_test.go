@@ -18,6 +18,9 @@ import (
 // no loopback address in an EndpointSlice.
 const engineHost = "10.77.0.1"
 
+// secondHost is the address of further pods.
+const secondHost = "10.77.0.2"
+
 // realServer is kube-apiserver, from PATH, over a real etcd.
 type realServer struct {
 	t      *testing.T
@@ -73,12 +76,30 @@ func (s *realServer) prepare() {
 		"rules": []fields{
 			{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{"endpointslices"}, "verbs": []string{"list", "watch"}},
 			{"apiGroups": []string{""}, "resources": []string{"pods"}, "verbs": []string{"list", "watch"}},
+			{"apiGroups": []string{"inference.networking.k8s.io"}, "resources": []string{"inferencepools"}, "verbs": []string{"list", "watch"}},
 		},
 	})
 	do("/apis/rbac.authorization.k8s.io/v1/namespaces/llm/rolebindings", fields{
 		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": fields{"name": "pdproxy"},
 		"roleRef":  fields{"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "pdproxy"},
 		"subjects": []fields{{"kind": "User", "name": "pdproxy", "apiGroup": "rbac.authorization.k8s.io"}},
+	})
+}
+
+// definePools makes the server serve InferencePools, with the definition of the Gateway API
+// Inference Extension.
+func (s *realServer) definePools() {
+	s.t.Helper()
+	text, err := os.ReadFile(os.Getenv("PDPROXY_POOL_CRD"))
+	if err != nil {
+		s.t.Fatal(err, ": run conformance/kubernetes/run.sh")
+	}
+	if status, answer := s.c.call(http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "application/yaml", text); status != http.StatusCreated {
+		s.t.Fatalf("status %d\n%s", status, answer)
+	}
+	testbed.Eventually(s.t, "InferencePools are served", func() bool {
+		status, _ := s.c.call(http.MethodGet, poolsPath, "application/json", nil)
+		return status == http.StatusOK
 	})
 }
 

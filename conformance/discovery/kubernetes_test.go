@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 func TestKubernetes(t *testing.T) {
@@ -76,6 +77,46 @@ func TestRoleIsChanged(t *testing.T) {
 	flips.plays("prefill")
 	testbed.Eventually(t, "the role is the new one", func() bool { return n.role(podName("x")) == "prefill" && n.states()[podName("x")] == "ready" })
 	n.ask()
+}
+
+// The ready pods of an InferencePool are engines with the roles of their labels. All of them
+// have the port of the pool.
+func TestInferencePool(t *testing.T) {
+	c := newCluster(t)
+	c.server.definePools()
+	port := testbed.Ports(t, 1, engineHost, secondHost)
+	prefill := c.poolPod("p0", "prefill", engineHost, port)
+	c.poolPod("d0", "decode", secondHost, port)
+	c.do("POST", poolsPath, fields{
+		"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": fields{"name": "vllm", "namespace": "llm"},
+		"spec": fields{
+			"selector": fields{"matchLabels": fields{"app": "vllm"}}, "targetPorts": []fields{{"number": port}},
+			"endpointPickerRef": fields{"name": "picker", "port": fields{"number": 9002}, "failureMode": "FailOpen"},
+		},
+	})
+	n := startNode(t, func(d *config.Discovery) {
+		c.configure(d)
+		d.Kubernetes.Pools, d.Kubernetes.Engines, d.Kubernetes.Pods = d.Kubernetes.Engines, nil, ""
+		d.Allow = []string{engineHost, secondHost}
+	})
+	n.is(podName("p0"), "ready")
+	n.is(podName("d0"), "ready")
+	if p, d := n.ask(); p != podName("p0") || d != podName("d0") {
+		t.Errorf("served by %q and %q", p, d)
+	}
+	prefill.ready("False")
+	n.is(podName("p0"), "")
+	prefill.ready("True")
+	n.is(podName("p0"), "ready")
+	c.do("PATCH", poolsPath+"/vllm", fields{"spec": fields{"selector": fields{"matchLabels": fields{"app": "other"}}}})
+	n.is(podName("p0"), "")
+	n.is(podName("d0"), "")
+	c.do("PATCH", poolsPath+"/vllm", fields{"spec": fields{"selector": fields{"matchLabels": fields{"app": "vllm"}}}})
+	n.is(podName("p0"), "ready")
+	n.is(podName("d0"), "ready")
+	n.ask()
+	c.do("DELETE", poolsPath+"/vllm", fields{})
+	n.is(podName("d0"), "")
 }
 
 // While the API server is unavailable or unreachable, nothing changes.

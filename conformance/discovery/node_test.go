@@ -180,8 +180,14 @@ func startEngine(t *testing.T, connector, role string, token time.Duration) *eng
 
 func startEngineAt(t *testing.T, host, connector, role string, token time.Duration) *enginesim.Engine {
 	t.Helper()
+	return startEngineOn(t, net.JoinHostPort(host, "0"), connector, role, token)
+}
+
+// startEngineOn starts a simulated engine on an address.
+func startEngineOn(t *testing.T, listen, connector, role string, token time.Duration) *enginesim.Engine {
+	t.Helper()
 	e, err := enginesim.New(enginesim.Config{
-		Connector: connector, Role: role, Listen: net.JoinHostPort(host, "0"), DecodeUsPerToken: int(token.Microseconds()),
+		Connector: connector, Role: role, Listen: listen, DecodeUsPerToken: int(token.Microseconds()),
 		Lease: 5 * time.Minute, // longer than a test holds blocks on a busy machine
 	})
 	if err != nil {

@@ -17,8 +17,9 @@ go build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$release" -
 rm -rf "$bin/crds"
 (cd crds && go tool controller-gen crd:generateEmbeddedObjectMeta=true,maxDescLen=0 $(go list -f '{{range .Imports}}paths={{.}} {{end}}' .) output:crd:dir="$bin/crds")
 crds=("$bin"/crds/{monitoring.coreos.com_servicemonitors,keda.sh_scaledobjects}.yaml)
+pool=$(cd crds && go list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api-inference-extension)/config/crd/bases/inference.networking.k8s.io_inferencepools.yaml
 cd ../discovery
 go test -race -tags kubernetes -c -o "$bin/discovery.test" .
-PATH=$bin:$(cd ../.. && pwd)/build/release:$PATH PDPROXY_CRDS="${crds[*]}" exec unshare --net sh -c '
-  ip link set lo up && ip address add 10.77.0.1/32 dev lo && exec "$0" "$@"' \
-  "$bin/discovery.test" -test.v -test.run '^Test(Kubernetes|KubernetesChart|TerminatingPodDrains|RoleIsChanged|APIServerAway|TokenIsReadAgain)$' "$@"
+PATH=$bin:$(cd ../.. && pwd)/build/release:$PATH PDPROXY_CRDS="${crds[*]}" PDPROXY_POOL_CRD="$pool" exec unshare --net sh -c '
+  ip link set lo up && ip address add 10.77.0.1/32 dev lo && ip address add 10.77.0.2/32 dev lo && exec "$0" "$@"' \
+  "$bin/discovery.test" -test.v -test.run '^Test(Kubernetes|KubernetesChart|InferencePool|TerminatingPodDrains|RoleIsChanged|APIServerAway|TokenIsReadAgain)$' "$@"

@@ -154,13 +154,19 @@ type DiscoveryKubernetes struct {
 	// own.
 	Namespace string `toml:"namespace"`
 	// Pods is a label selector of the pods whose labels and annotations describe the
-	// engines further; "*" selects all. Default "": pods are not read.
+	// engines further; "*" selects all. It also bounds the pods of Pools. Default "": pods
+	// are read for Pools only.
 	Pods string `toml:"pods"`
 	// Engines are the Services: each is an [[engine]] that serves as a pattern for the
 	// found engines. The host of its url is SERVICE or SERVICE.NAMESPACE; without a
 	// port the port is that of the EndpointSlices. A host "*" in kv_events and
 	// kv_replay is replaced by the found one.
 	Engines []Engine `toml:"engine"`
+	// Pools are InferencePools of the Gateway API Inference Extension (v1), whose ready
+	// pods are engines: each is an [[engine]] that serves as a pattern, as in Engines. The
+	// host of its url is POOL or POOL.NAMESPACE; without a port, each target port of the
+	// pool is an engine of each pod.
+	Pools []Engine `toml:"pool"`
 }
 
 // Fleet configures one coordinator with many workers.
@@ -283,11 +289,11 @@ func defaultDiscovery() Discovery {
 // Serving lists the engines that the configuration names, with the patterns of discovery.
 func (c *Config) Serving() []Engine {
 	d := &c.Discovery
-	return slices.Concat(c.AllEngines(), d.DNS.Engines, d.SGLang.Engines, d.Kubernetes.Engines)
+	return slices.Concat(c.AllEngines(), d.DNS.Engines, d.SGLang.Engines, d.Kubernetes.Engines, d.Kubernetes.Pools)
 }
 
 // Enabled reports whether any source of engines is configured.
 func (d Discovery) Enabled() bool {
 	return d.MoRIIO.Listen != "" || d.TRTLLM.ClusterURI != "" || d.TRTLLM.MetadataURI != "" ||
-		len(d.Etcd.Endpoints) > 0 || d.File.Path != "" || len(d.DNS.Engines) > 0 || len(d.SGLang.Engines) > 0 || len(d.Kubernetes.Engines) > 0
+		len(d.Etcd.Endpoints) > 0 || d.File.Path != "" || len(d.DNS.Engines) > 0 || len(d.SGLang.Engines) > 0 || len(d.Kubernetes.Engines)+len(d.Kubernetes.Pools) > 0
 }

@@ -337,6 +337,9 @@ kv_replay = '*:5558'
 		{"discovery.kubernetes.engine[1].name", 10, "already the name of discovery.kubernetes.engine[0]"},
 		{"discovery.kubernetes.engine[1].url", 11, "name of a Service"}, {"discovery.kubernetes.engine[1].connector", 13, "one of"},
 		{"discovery.kubernetes.engine[1].kv_replay", 15, "want tcp://host:port"}}},
+	{"discovery.kubernetes.pool", "[[discovery.kubernetes.engine]]\nname='p'\nurl='http://p.llm'\nrole='both'\n[[discovery.kubernetes.pool]]\nname='p'\nurl='http://10.0.0.1'\nrole='boss'\n", []want{
+		{"discovery.kubernetes.pool[0].name", 6, "already the name of discovery.kubernetes.engine[0]"}, {"discovery.kubernetes.pool[0].url", 7, "name of an InferencePool"},
+		{"discovery.kubernetes.pool[0].role", 8, "one of"}}},
 	{"discovery.kubernetes over loopback", "[discovery.kubernetes]\napi='http://127.0.0.1:8001'\ntoken_file='/t'\n[[discovery.kubernetes.engine]]\nname='p'\nurl='http://p.llm.svc.cluster.local'\nrole='both'\n", nil},
 	{"registry for all", "[discovery.moriio]\nlisten='tcp://*:36367'\n", []want{{"discovery.moriio.listen", 2, "or discovery.moriio.open"}}},
 	{"registry with a password", "[discovery.moriio]\nlisten='tcp://*:36367'\npassword_file='p'\n", nil},

@@ -169,10 +169,16 @@ func (k *checker) kubernetes() {
 		}
 	}
 	names := map[string]string{}
-	for i, e := range d.Engines {
-		at := indexKey("discovery.kubernetes.engine", i)
+	k.kubePatterns("discovery.kubernetes.engine", d.Engines, names, "the name of a Service as its host: SERVICE or SERVICE.NAMESPACE")
+	k.kubePatterns("discovery.kubernetes.pool", d.Pools, names, "the name of an InferencePool as its host: POOL or POOL.NAMESPACE")
+}
+
+// kubePatterns checks patterns whose host names an object of Kubernetes.
+func (k *checker) kubePatterns(key string, patterns []Engine, names map[string]string, host string) {
+	for i, e := range patterns {
+		at := indexKey(key, i)
 		if u, err := url.Parse(e.URL); err == nil && u.Hostname() != "" && (net.ParseIP(u.Hostname()) != nil || !validHost(u.Hostname()) || strings.HasPrefix(u.Hostname(), "_")) {
-			k.add(joinKey(at, "url"), "must have the name of a Service as its host: SERVICE or SERVICE.NAMESPACE")
+			k.add(joinKey(at, "url"), "must have %s", host)
 		}
 		k.pattern(at, e, names)
 	}

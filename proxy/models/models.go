@@ -93,8 +93,8 @@ func follow(cfg *config.Config, name string) string {
 	return name
 }
 
-// add adds a choice. Two names of one model share the weight of both: two choices of one
-// model would not get it. The fallbacks of the first name count.
+// add adds a choice. If two names lead to one model, the model has one choice with the
+// weight of both names, and the fallbacks of the first name.
 func add(list []choice, one choice) []choice {
 	for i := range list {
 		if list[i].models[0] == one.models[0] {

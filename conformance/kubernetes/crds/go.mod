@@ -5,6 +5,7 @@ go 1.26.8
 require (
 	github.com/kedacore/keda/v2 v2.18.0
 	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.95.1
+	sigs.k8s.io/gateway-api-inference-extension v1.3.0
 )
 
 require (

@@ -38,7 +38,7 @@ func (p *picker) read(root *table) {
 	p.plan()
 	p.flowControl(root)
 	p.remaining(root, used)
-	p.warn(p.file, 0, "", "the result has no engine: add the pods of the InferencePool by [[discovery.kubernetes.engine]], or as [[engine]], with their role and connector")
+	p.warn(p.file, 0, "", "the result has no engine: add the pods of the InferencePool by [[discovery.kubernetes.pool]], or as [[engine]], with their role and connector")
 }
 
 // readPlugins reads the list of plugins.

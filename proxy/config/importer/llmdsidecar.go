@@ -37,7 +37,7 @@ func sidecarFlags() map[string]flagSpec {
 	maps.Copy(specs, map[string]flagSpec{
 		"configuration":      {arity: takesOne, note: "is not read", trap: "the inline configuration is not read: give its keys as flags, or give the file itself to pdproxy import"},
 		"configuration-file": {arity: takesOne, note: "is not read", trap: "the file is not read: run pdproxy import llm-d with that file"},
-		"pool-group":         {arity: takesOne, note: "engines come from [[engine]] or [[discovery.kubernetes.engine]]"},
+		"pool-group":         {arity: takesOne, note: "engines come from [[engine]] or [[discovery.kubernetes.pool]]"},
 		"enable-ssrf-protection": {arity: takesSwitch,
 			note: "is always on: the proxy calls only the engines of its configuration and its discovery"},
 		"enable-prefiller-sampling":  {arity: takesSwitch, note: "the place policy chooses if the header names several engines"},
@@ -89,7 +89,7 @@ func (s *sidecar) read() {
 			}
 		}
 	}
-	s.warn(s.file, s.line("inference-pool"), "", "the result has no remote engine: add each prefill engine as [[engine]], or the Service of the pool as [[discovery.kubernetes.engine]]; the proxy refuses a header that names another host")
+	s.warn(s.file, s.line("inference-pool"), "", "the result has no remote engine: add each prefill engine as [[engine]], or the pool as [[discovery.kubernetes.pool]]; the proxy refuses a header that names another host")
 }
 
 // listen reads the addresses and certificates of the sidecar.
@@ -217,7 +217,7 @@ func (s *sidecar) prefill() {
 		s.doc.note("--p2p-connector-port", "side_channel = \"HOST:%d\" in each prefill engine", port)
 	}
 	if pool, ok := s.text("inference-pool"); ok {
-		s.doc.note("--inference-pool", "%s: its pods are engines through a Service in [[discovery.kubernetes.engine]]", pool)
+		s.doc.note("--inference-pool", "%s: its pods are engines through [[discovery.kubernetes.pool]]", pool)
 	}
 }
 

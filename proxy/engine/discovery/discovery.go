@@ -87,7 +87,7 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 		}
 		m.sources = append(m.sources, s)
 	}
-	if len(cfg.Kubernetes.Engines) > 0 {
+	if len(cfg.Kubernetes.Engines)+len(cfg.Kubernetes.Pools) > 0 {
 		s, err := newKubernetes(cfg.Kubernetes, o.Log)
 		if err != nil {
 			return nil, err

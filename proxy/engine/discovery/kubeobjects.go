@@ -7,8 +7,8 @@ import (
 	"net/http"
 )
 
-// kubeObject holds the needed members of an EndpointSlice (discovery.k8s.io/v1), or the
-// metadata of a Pod.
+// kubeObject holds the needed members of an EndpointSlice (discovery.k8s.io/v1), a Pod (v1)
+// or an InferencePool (inference.networking.k8s.io/v1).
 type kubeObject struct {
 	Metadata struct {
 		Name              string            `json:"name"`
@@ -25,6 +25,21 @@ type kubeObject struct {
 		Name string `json:"name"`
 		Port int    `json:"port"`
 	} `json:"ports"`
+	Spec struct { // of an InferencePool
+		Selector struct {
+			MatchLabels map[string]string `json:"matchLabels"`
+		} `json:"selector"`
+		TargetPorts []struct {
+			Number int `json:"number"`
+		} `json:"targetPorts"`
+	} `json:"spec"`
+	Status struct { // of a Pod
+		PodIP      string `json:"podIP"`
+		Conditions []struct {
+			Type   string `json:"type"`
+			Status string `json:"status"`
+		} `json:"conditions"`
+	} `json:"status"`
 }
 
 // key identifies an object among those of its kind.

@@ -30,22 +30,28 @@ const (
 	annotationBootstrap = "sglang.ai/bootstrap-port"
 )
 
-// kubeSource follows the EndpointSlices of Services: each endpoint that takes requests
-// is an engine.
+// kubeSource follows the EndpointSlices of Services, and the pods of InferencePools: each
+// endpoint, and each pod, that takes requests is an engine.
 type kubeSource struct {
 	services []*kubeService
+	pools    []*kubePool
 	watches  []*kubeWatch
 	changes  chan struct{} // has room for one: objects have changed since the last list
 	log      *slog.Logger
 	logged   map[string]string // the logged problems of endpoints; used by Run only
 }
 
-// kubeService is one pattern.
+// kubePattern is one pattern for found engines.
+type kubePattern struct {
+	engine config.Engine
+	url    *url.URL // that of engine
+}
+
+// kubeService is the pattern for the endpoints of one Service.
 type kubeService struct {
-	pattern config.Engine
-	url     *url.URL
-	slices  *kubeWatch
-	pods    *kubeWatch // nil: pods are not read
+	kubePattern
+	slices *kubeWatch
+	pods   *kubeWatch // nil: pods are not read
 }
 
 // newKubernetes reads the files that cfg names, and opens nothing else.
@@ -55,29 +61,53 @@ func newKubernetes(cfg config.DiscoveryKubernetes, log *slog.Logger) (*kubeSourc
 		return nil, err
 	}
 	s := &kubeSource{log: log, changes: make(chan struct{}, 1)}
-	pods := map[string]*kubeWatch{} // by namespace
+	watches := map[string]*kubeWatch{} // by path: patterns of one namespace share them
+	shared := func(path, selector string) *kubeWatch {
+		if watches[path] == nil {
+			watches[path] = s.watch(api, path, selector)
+		}
+		return watches[path]
+	}
+	pods := func(namespace string) *kubeWatch {
+		return shared("/api/v1/namespaces/"+url.PathEscape(namespace)+"/pods", strings.TrimPrefix(cfg.Pods, "*"))
+	}
 	for i, e := range cfg.Engines {
-		u, err := url.Parse(e.URL)
-		if err != nil { // cannot happen: cfg was validated
-			continue
+		p, name, namespace, err := newKubePattern(e, api, fmt.Sprintf("discovery.kubernetes.engine[%d].url", i), "SERVICE")
+		if err != nil {
+			return nil, err
 		}
-		service, rest, _ := strings.Cut(u.Hostname(), ".")
-		namespace, _, _ := strings.Cut(rest, ".") // svc.cluster.local may follow
-		namespace = cmp.Or(namespace, api.namespace)
-		if namespace == "" {
-			return nil, config.Problems{{Key: fmt.Sprintf("discovery.kubernetes.engine[%d].url", i), Message: "needs SERVICE.NAMESPACE as its host, or discovery.kubernetes.namespace"}}
-		}
-		k := &kubeService{pattern: e, url: u, slices: s.watch(api,
-			"/apis/discovery.k8s.io/v1/namespaces/"+url.PathEscape(namespace)+"/endpointslices", "kubernetes.io/service-name="+service)}
+		k := &kubeService{kubePattern: p, slices: s.watch(api,
+			"/apis/discovery.k8s.io/v1/namespaces/"+url.PathEscape(namespace)+"/endpointslices", "kubernetes.io/service-name="+name)}
 		if cfg.Pods != "" {
-			if pods[namespace] == nil {
-				pods[namespace] = s.watch(api, "/api/v1/namespaces/"+url.PathEscape(namespace)+"/pods", strings.TrimPrefix(cfg.Pods, "*"))
-			}
-			k.pods = pods[namespace]
+			k.pods = pods(namespace)
 		}
 		s.services = append(s.services, k)
 	}
+	for i, e := range cfg.Pools {
+		p, name, namespace, err := newKubePattern(e, api, fmt.Sprintf("discovery.kubernetes.pool[%d].url", i), "POOL")
+		if err != nil {
+			return nil, err
+		}
+		s.pools = append(s.pools, &kubePool{kubePattern: p, name: name, namespace: namespace,
+			pools: shared("/apis/inference.networking.k8s.io/v1/namespaces/"+url.PathEscape(namespace)+"/inferencepools", ""), pods: pods(namespace)})
+	}
 	return s, nil
+}
+
+// newKubePattern returns the pattern e, and the name and namespace of the object that the
+// host of its URL names. what is a word for the name in errors.
+func newKubePattern(e config.Engine, api *kubeAPI, key, what string) (p kubePattern, name, namespace string, err error) {
+	u, err := url.Parse(e.URL)
+	if err != nil { // cannot happen: the configuration was validated
+		return p, "", "", config.Problems{{Key: key, Message: err.Error()}}
+	}
+	name, rest, _ := strings.Cut(u.Hostname(), ".")
+	namespace, _, _ = strings.Cut(rest, ".") // svc.cluster.local may follow
+	namespace = cmp.Or(namespace, api.namespace)
+	if namespace == "" {
+		return p, "", "", config.Problems{{Key: key, Message: "needs " + what + ".NAMESPACE as its host, or discovery.kubernetes.namespace"}}
+	}
+	return kubePattern{engine: e, url: u}, name, namespace, nil
 }
 
 // watch adds a watch of the objects at path that match selector.
@@ -118,25 +148,29 @@ func (s *kubeSource) Run(ctx context.Context, found func([]config.Engine)) {
 // engines lists the endpoints that take requests, sorted by name, each engine once.
 func (s *kubeSource) engines() (list []config.Engine) {
 	problems := map[string]string{}
-	for _, k := range s.services {
-		k.engines(func(e config.Engine, err error) {
-			switch {
-			case err == nil && slices.ContainsFunc(list, func(o config.Engine) bool { return o.Name == e.Name }):
-				// An endpoint is in two slices while it moves, or if it has addresses
-				// of two families.
-			case err == nil:
-				list = append(list, e)
-			default:
-				problems[e.Name] = err.Error()
-				if s.logged[e.Name] != err.Error() {
-					level := slog.LevelError
-					if errors.Is(err, errSkip) {
-						level = slog.LevelInfo
-					}
-					s.log.Log(context.Background(), level, "endpoint refused", "source", s.Name(), "endpoint", e.Name, "error", err)
+	each := func(e config.Engine, err error) {
+		switch {
+		case err == nil && slices.ContainsFunc(list, func(o config.Engine) bool { return o.Name == e.Name }):
+			// An endpoint is in two slices while it moves, or if it has addresses
+			// of two families.
+		case err == nil:
+			list = append(list, e)
+		default:
+			problems[e.Name] = err.Error()
+			if s.logged[e.Name] != err.Error() {
+				level := slog.LevelError
+				if errors.Is(err, errSkip) {
+					level = slog.LevelInfo
 				}
+				s.log.Log(context.Background(), level, "endpoint refused", "source", s.Name(), "endpoint", e.Name, "error", err)
 			}
-		})
+		}
+	}
+	for _, k := range s.services {
+		k.engines(each)
+	}
+	for _, k := range s.pools {
+		k.engines(each)
 	}
 	s.logged = problems
 	slices.SortFunc(list, func(a, b config.Engine) int { return cmp.Compare(a.Name, b.Name) })
@@ -163,37 +197,48 @@ func (k *kubeService) engines(each func(config.Engine, error)) {
 					continue
 				}
 			}
-			each(k.engine(slice, e, pod))
+			each(k.engineAt(slice, e, pod))
 		}
 	}
 }
 
-// engine converts an endpoint to an engine; pod is nil if pods are not read. On an
+// engineAt converts an endpoint to an engine; pod is nil if pods are not read. On an
 // error the engine has only its name.
-func (k *kubeService) engine(slice *kubeObject, at *kubeEndpoint, pod *kubeObject) (config.Engine, error) {
-	says := func(of func(*kubeObject) map[string]string, key string) string {
-		if pod != nil && of(pod)[key] != "" {
-			return of(pod)[key]
-		}
-		return of(slice)[key]
-	}
-	labels := func(o *kubeObject) map[string]string { return o.Metadata.Labels }
-	annotations := func(o *kubeObject) map[string]string { return o.Metadata.Annotations }
-
+func (k *kubeService) engineAt(slice *kubeObject, at *kubeEndpoint, pod *kubeObject) (config.Engine, error) {
 	name := at.Addresses[0]
 	if at.TargetRef != nil && at.TargetRef.Name != "" {
 		name = at.TargetRef.Name
 	}
-	refused := config.Engine{Name: k.pattern.Name + "@" + name}
 	port, err := k.port(slice)
 	if err != nil {
-		return refused, err
+		return config.Engine{Name: k.engine.Name + "@" + name}, err
 	}
-	e, _ := atHost(k.pattern, k.url, net.JoinHostPort(at.Addresses[0], port))
+	return k.found(name, net.JoinHostPort(at.Addresses[0], port), at.Zone, pod, slice)
+}
+
+// found returns the engine of a pod or endpoint. The objects describe the engine by their
+// labels and annotations, the first one with priority; nil objects are left out. On an error
+// the engine has only its name.
+func (p *kubePattern) found(name, address, zone string, objects ...*kubeObject) (config.Engine, error) {
+	refused := config.Engine{Name: p.engine.Name + "@" + name}
+	objects = slices.DeleteFunc(objects, func(o *kubeObject) bool { return o == nil })
+	says := func(of func(*kubeObject) map[string]string, key string) string {
+		for _, o := range objects {
+			if text := of(o)[key]; text != "" {
+				return text
+			}
+		}
+		return ""
+	}
+	labels := func(o *kubeObject) map[string]string { return o.Metadata.Labels }
+	annotations := func(o *kubeObject) map[string]string { return o.Metadata.Annotations }
+
+	e, _ := atHost(p.engine, p.url, address)
 	e.Name = refused.Name
 	if is := says(labels, labelEngine); is != "" && !fits(is, e.Connector) {
 		return refused, fmt.Errorf("label %s is %q, not an engine of connector %q: %w", labelEngine, clip(is), e.Connector, errSkip)
 	}
+	var err error
 	if e.Role, err = roleOf(says(labels, labelRole), &e); err != nil {
 		return refused, err
 	}
@@ -202,25 +247,22 @@ func (k *kubeService) engine(slice *kubeObject, at *kubeEndpoint, pod *kubeObjec
 			return refused, fmt.Errorf("annotation %s is %q, no port", annotationBootstrap, clip(is))
 		}
 	}
-	e.Labels = labelsOf(k.pattern.Labels, at, pod)
+	e.Labels = labelsOf(p.engine.Labels, zone, says(labels, "pod-template-hash"), says(labels, "controller-revision-hash"))
 	if err := e.Check(); err != nil {
 		return refused, err
 	}
 	return e, nil
 }
 
-// labelsOf returns the labels of an endpoint's engine for policies: the zone of its
-// node, its pod's revision if pods are read, and the pattern's labels, which come first.
-func labelsOf(pattern config.Labels, at *kubeEndpoint, pod *kubeObject) config.Labels {
+// labelsOf returns the labels of a found engine for policies: the zone of its node, its
+// pod's revision if pods are read, and the pattern's labels, which come first.
+func labelsOf(pattern config.Labels, zone string, revisions ...string) config.Labels {
 	labels := map[string]string{}
-	if at.Zone != "" {
-		labels["zone"] = at.Zone
+	if zone != "" {
+		labels["zone"] = zone
 	}
-	if pod != nil {
-		of := pod.Metadata.Labels
-		if revision := cmp.Or(of["pod-template-hash"], of["controller-revision-hash"]); revision != "" {
-			labels["revision"] = revision
-		}
+	if revision := cmp.Or(revisions...); revision != "" {
+		labels["revision"] = revision
 	}
 	maps.Copy(labels, pattern.Map())
 	return config.LabelsOf(labels)

@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// kubePattern is an entry of discovery.kubernetes.engine.
-func kubePattern(url string) config.Engine {
+// patternAt is an entry of discovery.kubernetes.engine.
+func patternAt(url string) config.Engine {
 	e := config.DefaultEngine()
 	e.Name, e.URL, e.Role, e.Connector, e.KVEvents = "p", url, config.RolePrefill, config.ConnectorVLLMNixl, "tcp://*:5557"
 	return e
@@ -67,7 +67,7 @@ func TestEndpointConditions(t *testing.T) {
 		`{"ready":true,"terminating":true}`:                   false,
 	} {
 		t.Run(conditions, func(t *testing.T) {
-			s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{kubePattern("http://vllm.llm")}}, nil)
+			s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{patternAt("http://vllm.llm")}}, nil)
 			s.services[0].slices.has(t, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],"conditions":`+conditions+`}`, httpPort))
 			if got := s.engines(); (len(got) == 1) != takes {
 				t.Errorf("got %v", got)
@@ -107,7 +107,7 @@ func TestEndpointAddresses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &logs{}
-			s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{kubePattern(tt.url)}}, l)
+			s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{patternAt(tt.url)}}, l)
 			s.services[0].slices.has(t, tt.slices...)
 			var got []string
 			for _, e := range s.engines() {
@@ -170,7 +170,7 @@ func TestPodsSayMore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &logs{}
-			pattern := kubePattern("http://vllm.llm")
+			pattern := patternAt("http://vllm.llm")
 			if tt.pattern != nil {
 				tt.pattern(&pattern)
 			}
@@ -196,7 +196,7 @@ func TestPodsSayMore(t *testing.T) {
 
 // EndpointSlices have the labels of their Service.
 func TestServiceSaysRole(t *testing.T) {
-	s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{kubePattern("http://vllm.llm")}}, nil)
+	s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{patternAt("http://vllm.llm")}}, nil)
 	slice := sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],`+podRef+`}`, httpPort)
 	s.services[0].slices.has(t, strings.Replace(slice, `"labels":{`, `"labels":{"llm-d.ai/role":"decode",`, 1))
 	if got := s.engines(); len(got) != 1 || got[0].Role != config.RoleDecode {
@@ -217,7 +217,7 @@ func TestKubernetesLabels(t *testing.T) {
 		"pattern":           {"*", map[string]string{"zone": "x", "hardware": "h100"}, map[string]string{"zone": "x", "revision": "7d9f", "hardware": "h100"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pattern := kubePattern("http://vllm.llm")
+			pattern := patternAt("http://vllm.llm")
 			pattern.Labels = config.LabelsOf(tt.pattern)
 			s := newKube(t, config.DiscoveryKubernetes{Pods: tt.pods, Engines: []config.Engine{pattern}}, &logs{})
 			s.services[0].slices.has(t, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],"zone":"eu-1a",`+podRef+`}`, httpPort))

@@ -98,7 +98,7 @@ func (w *kubeWire) requests() []string {
 // follow runs a source over a wire. lists returns the names in the last list.
 func follow(t *testing.T, w *kubeWire, l *logs) (names func() []string) {
 	t.Helper()
-	s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{kubePattern("http://prefill.llm")}}, l)
+	s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{patternAt("http://prefill.llm")}}, l)
 	s.watches[0].api.client.Transport = w
 	var mu sync.Mutex
 	var last []string
@@ -332,7 +332,7 @@ func TestKubernetesFiles(t *testing.T) {
 	if err := os.WriteFile(broken, []byte("a\nb\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	engine := []config.Engine{kubePattern("http://prefill")}
+	engine := []config.Engine{patternAt("http://prefill")}
 	for key, cfg := range map[string]config.DiscoveryKubernetes{
 		"discovery.kubernetes.api":           {Engines: engine},
 		"discovery.kubernetes.token_file":    {API: "https://h:1", TokenFile: broken, Namespace: "llm", Engines: engine},
@@ -353,7 +353,7 @@ func TestKubernetesFiles(t *testing.T) {
 
 func TestKubernetesNamespaces(t *testing.T) {
 	s := newKube(t, config.DiscoveryKubernetes{Namespace: "llm", Pods: "app in (a,b)", Engines: []config.Engine{
-		kubePattern("http://a:1"), kubePattern("http://b.other.svc:1"), kubePattern("http://c.llm.svc.cluster.local:1"),
+		patternAt("http://a:1"), patternAt("http://b.other.svc:1"), patternAt("http://c.llm.svc.cluster.local:1"),
 	}}, nil)
 	var got []string
 	for _, w := range s.watches {
@@ -377,13 +377,16 @@ func FuzzKubeWatch(f *testing.F) {
 		api := &kubeAPI{base: "http://127.0.0.1:1", client: &http.Client{Transport: &kubeWire{watchs: []func() (int, io.Reader){says(200, text)}}}}
 		u := &url.URL{Scheme: "http", Host: "p.llm"}
 		w := &kubeWatch{api: api, objects: map[string]*kubeObject{}, changed: func() {}}
-		k := &kubeService{pattern: kubePattern(u.String()), url: u, slices: w}
+		p := kubePattern{engine: patternAt(u.String()), url: u}
+		k, pool := &kubeService{kubePattern: p, slices: w}, &kubePool{kubePattern: p, name: "p", namespace: "llm", pools: w, pods: w}
 		_ = api.watch(t.Context(), "/x", "", "1", w.take)
-		k.engines(func(e config.Engine, err error) {
+		check := func(e config.Engine, err error) {
 			if err == nil && e.Check() != nil {
 				t.Errorf("got an unexpected engine: %+v", e)
 			}
-		})
+		}
+		k.engines(check)
+		pool.engines(check)
 	})
 }
 
@@ -392,19 +395,23 @@ func FuzzKubeList(f *testing.F) {
 	f.Add(recorded(f, "list.json"))
 	f.Add(`{"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"},"endpoints":[{"addresses":["10.0.0.1","::1"]}],"ports":[{"port":70000}]},{"metadata":{"name":"a"}}]}`)
 	f.Add(`{"metadata":{},"items":null}`)
+	f.Add(`{"metadata":{"resourceVersion":"1"},"items":[` + strings.Replace(poolOf(poolLabels, poolPort), `"vllm"`, `"p"`, 1) + `,` + runningPod("a", "10.0.0.5", poolLabels, "True", "") + `]}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		api := &kubeAPI{base: "http://127.0.0.1:1", client: &http.Client{Transport: &kubeWire{lists: []func() (int, io.Reader){says(200, text)}}}}
 		u := &url.URL{Scheme: "http", Host: "p.llm"}
 		w := &kubeWatch{api: api, changed: func() {}}
-		k := &kubeService{pattern: kubePattern(u.String()), url: u, slices: w}
+		p := kubePattern{engine: patternAt(u.String()), url: u}
+		k, pool := &kubeService{kubePattern: p, slices: w}, &kubePool{kubePattern: p, name: "p", namespace: "llm", pools: w, pods: w}
 		err := w.list(t.Context())
 		if _, listed := w.now(); listed == (err != nil) {
 			t.Errorf("listed: %v, though the error is %v", listed, err)
 		}
-		k.engines(func(e config.Engine, err error) {
+		check := func(e config.Engine, err error) {
 			if err == nil && e.Check() != nil {
 				t.Errorf("got an unexpected engine: %+v", e)
 			}
-		})
+		}
+		k.engines(check)
+		pool.engines(check)
 	})
 }
