@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"proxy/openai":                {},
 	"proxy/downstream":            {"proxy/buffer", "proxy/config", "proxy/connector", "proxy/openai", "proxy/upstream"},
 	"proxy/inflight":              {},
+	"proxy/websocket":             {"proxy/config", "proxy/downstream", "proxy/openai"},
 	"proxy/prompt":                {"abi", "proxy/buffer", "proxy/config", "proxy/coordinator", "proxy/engine", "proxy/openai", "proxy/state/...", "proxy/telemetry", "proxy/tokens", "proxy/upstream"},
 	"proxy/cleanup":               {"abi", "proxy/buffer", "proxy/connector", "proxy/engine", "proxy/inflight", "proxy/openai", "proxy/telemetry", "proxy/upstream", "proxy/wire"},
 	"proxy/retained":              {"abi", "proxy/cleanup", "proxy/connector", "proxy/coordinator/fleet", "proxy/engine", "proxy/openai", "proxy/state/conversation", "proxy/tokens"},

@@ -29,6 +29,7 @@ var licences = []struct{ name, sentence string }{
 	{"MIT", "permission is hereby granted, free of charge, to any person obtaining a copy of this software"},
 	{"BSD", "redistribution and use in source and binary forms, with or without modification, are permitted"},
 	{"ISC", "permission to use, copy, modify, and/or distribute this software for any purpose with or without fee"},
+	{"ISC", "permission to use, copy, modify, and distribute this software for any purpose with or without fee"},
 }
 
 // copyleft are phrases of licences that require the source of linked code.

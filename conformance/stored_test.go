@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/coder/websocket"
+
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -139,25 +141,43 @@ func TestUnknownResponses(t *testing.T) {
 	}
 }
 
-// TestWebSocketRefused: over real sockets the answer to a WebSocket try is 426, and the client
-// can send its request afterwards.
-func TestWebSocketRefused(t *testing.T) {
+// TestWebSocket: each message is one request through both engines. Codex, which needs more than
+// engines have, is refused with 426 and can send its request afterwards.
+func TestWebSocket(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{})
-	r, err := http.NewRequest(http.MethodGet, f.url+responsesPath, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, value := range map[string]string{"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="} {
-		r.Header.Set(name, value)
-	}
-	resp, err := f.client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusUpgradeRequired || resp.Header.Get("Upgrade") == "" || !strings.Contains(string(body), `"code":"upgrade_required"`) {
-		t.Errorf("got status %d, header %v, %v: %s", resp.StatusCode, resp.Header, err, body)
+	beta := http.Header{"OpenAI-Beta": {"responses_websockets=2026-02-06"}}
+	if _, resp, err := websocket.Dial(t.Context(), f.url+responsesPath, &websocket.DialOptions{HTTPHeader: beta}); err == nil || resp == nil || resp.StatusCode != http.StatusUpgradeRequired {
+		t.Errorf("got %v, %v, want 426", resp, err)
 	}
 	f.respond("")
+	c, _, err := websocket.Dial(t.Context(), f.url+responsesPath, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseNow()
+	var texts []string
+	for range 2 {
+		if err := c.Write(t.Context(), websocket.MessageText, []byte(`{"type":"response.create","model":"sim","input":"over a socket","max_output_tokens":4}`)); err != nil {
+			t.Fatal(err)
+		}
+		text := ""
+		for kind := ""; kind != "response.completed"; {
+			var event struct{ Type, Delta string }
+			_, message, err := c.Read(t.Context())
+			if err == nil {
+				err = json.Unmarshal(message, &event)
+			}
+			if err != nil || event.Type == "error" {
+				t.Fatalf("got %s, %v", message, err)
+			}
+			kind, text = event.Type, text+event.Delta
+		}
+		texts = append(texts, text)
+	}
+	if texts[0] == "" || texts[0] != texts[1] {
+		t.Errorf("got texts %q", texts)
+	}
+	if err := c.Close(websocket.StatusNormalClosure, ""); err != nil {
+		t.Error(err)
+	}
 }

@@ -36,6 +36,8 @@ func (o allowedOrigins) serve(w http.ResponseWriter, r *http.Request, next http.
 	page.begin()
 }
 
+var errOrigin = openai.NewFieldError(openai.CodeOriginNotAllowed, "Origin", "server.cors_origins does not list the origin of the web page")
+
 // servePreflight answers a preflight request. No filter sees the request and it needs no key:
 // a browser sends preflight requests without the header lines of the page.
 func (o allowedOrigins) servePreflight(w http.ResponseWriter, r *http.Request) {
@@ -44,7 +46,7 @@ func (o allowedOrigins) servePreflight(w http.ResponseWriter, r *http.Request) {
 	h.Set("Vary", "Origin, Access-Control-Request-Headers")
 	allow := o.allow(r.Header.Get("Origin"))
 	if allow == "" {
-		downstream.Error(w, openai.NewFieldError(openai.CodeOriginNotAllowed, "Origin", "server.cors_origins does not list the origin of the web page"))
+		downstream.Error(w, errOrigin)
 		return
 	}
 	h.Set("Access-Control-Allow-Origin", allow)

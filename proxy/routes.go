@@ -12,6 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/exchange"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/websocket"
 )
 
 // handler returns the public endpoints as every protocol serves them. Filters do not see health
@@ -23,11 +24,16 @@ func (s *Server) handler() http.Handler {
 	if s.options.Wrap != nil {
 		filtered = s.bodies.Limit(s.options.Wrap(s))
 	}
+	sockets := websocket.New(s.cfg.Load, s.bodies, filtered)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.endPanic(r)
 		next := filtered
 		if r.URL.Path == healthPath {
 			next = health
+		}
+		if r.Method == http.MethodGet && opensWebSocket(r) && websocket.Takes(r) && isResponses(r) {
+			s.openWebSocket(w, r, sockets)
+			return
 		}
 		if origins := s.origins.Load(); origins != nil && r.Header["Origin"] != nil {
 			origins.serve(w, r, next)
@@ -163,9 +169,38 @@ func opensWebSocket(r *http.Request) bool {
 	return slices.ContainsFunc(r.Header["Upgrade"], func(v string) bool { return strings.Contains(strings.ToLower(v), "websocket") })
 }
 
-// upgradeRequired answers a client that opens a WebSocket. Codex opens one for its responses
-// first. After 426 it sends its requests with POST at once; after any other status it tries the
-// WebSocket five times. RFC 9110, 15.5.22, wants a protocol in Upgrade.
+// isResponses reports whether r is for the Responses API, the only one with WebSockets.
+func isResponses(r *http.Request) bool {
+	api, ok := openai.APIFor(endpoint(r))
+	return ok && api == openai.Responses
+}
+
+// openWebSocket serves a WebSocket of the Responses API. Filters see each of its requests, but not
+// the handshake. A browser sends a WebSocket's handshake for any page, so that the page's origin
+// must be allowed.
+func (s *Server) openWebSocket(w http.ResponseWriter, r *http.Request, sockets *websocket.Bridge) {
+	w.Header().Set("X-Request-Id", downstream.RequestID(r))
+	if lines := r.Header["Origin"]; len(lines) > 0 {
+		var origins allowedOrigins
+		if list := s.origins.Load(); list != nil {
+			origins = *list
+		}
+		if len(lines) > 1 || origins.allow(lines[0]) == "" {
+			downstream.Error(w, errOrigin)
+			return
+		}
+	}
+	known, err := s.keys.Load().Authenticate(r)
+	if err != nil {
+		downstream.Error(w, exchange.PublicError(err))
+		return
+	}
+	sockets.Serve(w, r, s.clientOf(known))
+}
+
+// upgradeRequired answers a client that opens a WebSocket where websocket.Bridge takes none. Codex opens one for its responses first. After 426 it sends its requests with
+// POST at once; after any other status it tries the WebSocket five times. RFC 9110, 15.5.22, wants a
+// protocol in Upgrade.
 func upgradeRequired(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	if r.ProtoMajor == 1 { // later versions have no such lines
@@ -173,7 +208,7 @@ func upgradeRequired(w http.ResponseWriter, r *http.Request) {
 		h.Set("Connection", "Upgrade")
 	}
 	h.Set("X-Request-Id", downstream.RequestID(r))
-	downstream.Error(w, openai.NewError(openai.CodeUpgradeRequired, "this endpoint takes no WebSocket; send the request with POST"))
+	downstream.Error(w, openai.NewError(openai.CodeUpgradeRequired, "the proxy takes this request only with POST"))
 }
 
 func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {

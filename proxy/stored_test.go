@@ -139,7 +139,7 @@ func TestWebSocketRefused(t *testing.T) {
 			{"PUT", "/v1/responses", "websocket", 405, "method_not_allowed"},
 			{"GET", "/v1/nothing", "websocket", 404, "not_found"},
 		} {
-			header := []string{}
+			header := []string{"OpenAI-Beta", "responses_websockets=2026-02-06"}
 			if tt.upgrade != "" {
 				header = append(header, "Connection", "Upgrade", "Upgrade", tt.upgrade, "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version", "13")
 			}

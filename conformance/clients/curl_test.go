@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -309,8 +310,39 @@ func (c curlCase) endpoints(t *testing.T) {
 	c.run(t, "", "/health", "-I").want(t, 200, "")
 	c.run(t, "", "/version").want(t, 200, "")
 	c.run(t, "", "/nothing").want(t, 404, "not_found")
+	for path, body := range map[string]string{
+		"/v1/rerank": `{"model":"sim","query":"the sea","documents":["a ship","the sea"]}`,
+		"/score/":    `{"model":"sim","text_1":"the sea","text_2":["a ship","the sea"]}`,
+	} {
+		got, want := c.run(t, "", path, "-d", body), runCurl(t, "", c.Alone+strings.TrimSuffix(path, "/"), "-d", body)
+		got.want(t, 200, "")
+		if g, w := scores(t, got.body), scores(t, want.body); len(g) != 2 || !slices.Equal(g, w) {
+			t.Errorf("%s: got scores %v, want %v as from one engine alone: %s", path, g, w, got.body)
+		}
+	}
 	c.run(t, "", chatPath).want(t, 405, "method_not_allowed")
 	c.run(t, "", chatPath, "-d", `{"model":"sim","messages":`).want(t, 400, "invalid_json")
+}
+
+// scores returns the scores in an answer of /rerank or /score.
+func scores(t *testing.T, body []byte) (list []float64) {
+	t.Helper()
+	var answer struct {
+		Results []struct {
+			Score float64 `json:"relevance_score"`
+		}
+		Data []struct{ Score float64 }
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		t.Errorf("%v: %.300s", err, body)
+	}
+	for _, r := range answer.Results {
+		list = append(list, r.Score)
+	}
+	for _, d := range answer.Data {
+		list = append(list, d.Score)
+	}
+	return list
 }
 
 func (c curlCase) altSvc(t *testing.T) {

@@ -2,6 +2,7 @@ package clients
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -46,6 +47,7 @@ func TestOpenAIGo(t *testing.T) {
 			t.Run("several choices", c.choices)
 			t.Run("prompt list", c.promptList)
 			t.Run("responses", c.responses)
+			t.Run("responses over a WebSocket", c.socket)
 			t.Run("errors", c.errors)
 			t.Run("cancel stream", c.cancelStream)
 			t.Run("cancel unary", c.cancelUnary)
@@ -296,6 +298,64 @@ func (c *goCase) responses(t *testing.T) {
 	}
 	if last != "response.completed" && last != "response.incomplete" {
 		t.Errorf("the stream ends with %q", last)
+	}
+}
+
+// socket asks for two responses over one WebSocket, and for one that gets an error.
+func (c *goCase) socket(t *testing.T) {
+	conn, err := c.proxied.Beta.Responses.Connect(t.Context(), openai.BetaResponseConnectionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := func(model string) json.RawMessage {
+		input, _ := json.Marshal(prompt)
+		return json.RawMessage(fmt.Sprintf(`{"type":"response.create","model":%q,"input":%s,"max_output_tokens":16}`, model, input))
+	}
+	// ask returns the text and the type of the last event.
+	ask := func(model string) (text, last string) {
+		t.Helper()
+		if err := conn.SendRaw(t.Context(), message(model)); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			raw, err := conn.RecvRaw(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var event struct{ Type, Delta string }
+			if err := json.Unmarshal(raw, &event); err != nil {
+				t.Fatal(err)
+			}
+			switch event.Type {
+			case "response.output_text.delta":
+				text += event.Delta
+			case "response.completed", "response.incomplete", "error":
+				return text, event.Type
+			}
+		}
+	}
+	if _, last := ask("nobody"); last != "error" {
+		t.Errorf("unknown model: got %s", last)
+	}
+	if c.connector == "sglang" {
+		if _, last := ask("sim"); last != "error" {
+			t.Errorf("engines without this API: got %s", last)
+		}
+	} else {
+		want, err := c.alone.Responses.New(t.Context(), responses.ResponseNewParams{
+			Model: "sim", Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(prompt)}, MaxOutputTokens: openai.Int(16),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if text, last := ask("sim"); text != want.OutputText() || last == "error" {
+				t.Errorf("got %q, %s, want %q as from one engine alone", text, last, want.OutputText())
+			}
+		}
+	}
+	if err := conn.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

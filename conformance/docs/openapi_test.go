@@ -170,7 +170,8 @@ var (
 		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeInternal,
 	})
 	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
-	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed, openai.CodeUpgradeRequired} // of paths and methods that are no operation
+	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed, openai.CodeUpgradeRequired, // of paths and methods that are no operation
+		openai.CodeResponseInProgress, openai.CodeUnsupportedMessage} // of WebSockets
 )
 
 // bodyCodes returns the codes with which the proxy refuses bodies of an API. It parses
@@ -254,7 +255,7 @@ func adminAPI(testing.TB) string {
 const noOperation = "A request to another path gets 404 `not_found`. A request to one of the paths with another method gets 405 `method_not_allowed`, and the header `Allow` lists the methods of the path. Both answers have the schema Error."
 
 // preflight describes the answers to preflight requests.
-const preflight = " If `server.cors_origins` is set, each path also takes the preflight requests of browsers (`OPTIONS` with `Origin` and `Access-Control-Request-Method`): the answer is 204, or 403 `origin_not_allowed`. A `GET` of `/v1/responses` that opens a WebSocket gets 426 `upgrade_required`."
+const preflight = " If `server.cors_origins` is set, each path also takes the preflight requests of browsers (`OPTIONS` with `Origin` and `Access-Control-Request-Method`): the answer is 204, or 403 `origin_not_allowed`. A `GET` of `/v1/responses` opens a WebSocket, whose messages may get `unsupported_message` and `response_in_progress`; where the proxy opens none, the answer is 426 `upgrade_required`."
 
 // document returns an OpenAPI document.
 func document(title, about, auth string, routes []route) string {

@@ -105,7 +105,22 @@ func (e *Events) frame(n int) []byte {
 type connKey struct{}
 
 // WithConn adds to the context of HTTP/1.1 requests their connection, to which Events
-// writes past net/http.
+// writes past net/http. nil: Events writes everything through the http.ResponseWriter.
 func WithConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
+}
+
+// leavingKey is the key under which the context of a request has the channel of Leaving.
+type leavingKey struct{}
+
+// WithLeaving adds to the context of requests the channel that Leaving returns.
+func WithLeaving(ctx context.Context, leaving <-chan struct{}) context.Context {
+	return context.WithValue(ctx, leavingKey{}, leaving)
+}
+
+// Leaving returns a channel that is closed when the clients of this process must open new
+// connections: the process drains, or a successor has its sockets. nil: never.
+func Leaving(ctx context.Context) <-chan struct{} {
+	leaving, _ := ctx.Value(leavingKey{}).(<-chan struct{})
+	return leaving
 }

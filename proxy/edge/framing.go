@@ -5,8 +5,9 @@ import (
 	"io"
 	"net"
 	"strconv"
-	"sync"
 	"sync/atomic"
+
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
 // framingListener refuses requests with ambiguous framing, above all Content-Length
@@ -36,10 +37,11 @@ type framingConn struct {
 	net.Conn
 	tcp   *tcpConn // below Conn; may be nil
 	conns *clientConns
-	f     framing     // only Read uses it, and net/http has one reader at a time
-	http2 atomic.Bool // the preface of HTTP/2 has been read
-	heads headWatch   // of HTTP/2; only Read uses it
-	away  goAway      // of HTTP/2
+	f     framing                        // only Read uses it, and net/http has one reader at a time
+	http2 atomic.Bool                    // the preface of HTTP/2 has been read
+	taken atomic.Pointer[inflight.Group] // counts the connection, because a handler has taken it over; else nil
+	heads headWatch                      // of HTTP/2; only Read uses it
+	away  goAway                         // of HTTP/2
 }
 
 // Write implements net.Conn.
@@ -53,7 +55,20 @@ func (c *framingConn) Write(p []byte) (int, error) {
 // Close implements net.Conn.
 func (c *framingConn) Close() error {
 	c.conns.remove(c)
-	return c.Conn.Close()
+	err := c.Conn.Close()
+	if g := c.taken.Swap(nil); g != nil {
+		g.Done()
+	}
+	return err
+}
+
+// takenOver records that a handler has taken over the connection for another protocol, so
+// that every byte passes. The connection stays counted in g until Close. No Read runs.
+func (c *framingConn) takenOver(g *inflight.Group) {
+	if c.f.state != framingEnd { // after a refusal no byte passes
+		c.f.state = framingRaw
+	}
+	c.taken.Store(g)
 }
 
 // Read implements net.Conn.
@@ -62,6 +77,9 @@ func (c *framingConn) Read(p []byte) (int, error) {
 		return c.f.refuse(p)
 	}
 	n, err := c.Conn.Read(p)
+	if c.f.state == framingRaw {
+		return n, err
+	}
 	if c.f.state == framingOff {
 		c.watchHead(p[:n])
 		return n, err
@@ -128,6 +146,7 @@ const (
 	framingData                        // skip bytes of a chunk, then a size line
 	framingTrailer                     // lines until an empty one
 	framingOff                         // HTTP/2: every byte passes
+	framingRaw                         // another protocol after HTTP/1.1: every byte passes
 	framingEnd                         // no byte passes any more
 )
 
@@ -151,7 +170,7 @@ func (f *framing) follow(p []byte) int {
 	f.matchPreface(p)
 	for i := 0; i < len(p); {
 		switch f.state {
-		case framingOff:
+		case framingOff, framingRaw:
 			return len(p)
 		case framingEnd:
 			return i
@@ -335,43 +354,4 @@ func parseLength(v []byte) (int64, bool) {
 
 func hasPrefixFold(b, prefix []byte) bool {
 	return len(b) >= len(prefix) && bytes.EqualFold(b[:len(prefix)], prefix)
-}
-
-// clientConns is the set of the open TCP connections of clients. Safe for concurrent use.
-type clientConns struct {
-	mu     sync.Mutex
-	conns  map[*framingConn]bool // guarded by mu
-	goAway bool                  // new connections get GOAWAY, too; guarded by mu
-}
-
-func (s *clientConns) add(c *framingConn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.conns == nil {
-		s.conns = make(map[*framingConn]bool)
-	}
-	s.conns[c] = true
-	if s.goAway {
-		c.away.wanted.Store(true)
-	}
-}
-
-func (s *clientConns) remove(c *framingConn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.conns, c)
-}
-
-// sendGoAway sends GOAWAY on all connections of HTTP/2, also on later ones. It starts
-// goroutines in wg, which end with their connections at the latest.
-func (s *clientConns) sendGoAway(wg *sync.WaitGroup) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.goAway = true
-	for c := range s.conns {
-		c.away.wanted.Store(true)
-		if c.http2.Load() {
-			wg.Go(func() { c.away.put(c.Conn) }) // the client may not read
-		}
-	}
 }

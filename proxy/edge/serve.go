@@ -101,6 +101,7 @@ func (s *Server) adminListener() net.Listener {
 // all before they were cancelled.
 func (s *Server) shutdown(limit, waited time.Duration) error {
 	s.options.OnDrain()
+	s.leave()
 	ctx, cancel := context.WithTimeout(context.Background(), limit+s.options.CutGrace)
 	defer cancel()
 	var cut atomic.Int64
@@ -113,6 +114,7 @@ func (s *Server) shutdown(limit, waited time.Duration) error {
 		for _, srv := range s.servers {
 			srv.Close()
 		}
+		s.clients.closeAll() // net/http has forgotten those that a handler has taken over
 	}
 	s.quic.close()
 	if timer.Stop() || cut.Load() == 0 { // a connection without a request may have delayed it
@@ -137,6 +139,11 @@ func (s *Server) shutdownAll(ctx context.Context) error {
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return err
+	}
+	select {
+	case <-s.conns.Idle(): // connections that handlers have taken over are left
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	return s.servers[last].Shutdown(ctx)
 }

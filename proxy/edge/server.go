@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/inflight"
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
@@ -37,6 +38,8 @@ type Server struct {
 	cancel    context.CancelCauseFunc
 	stopping  atomic.Bool
 	stopped   chan struct{}  // closed by StopAccepting
+	leaving   chan struct{}  // closed when clients must open new connections
+	left      sync.Once      // closes leaving
 	unwatch   chan struct{}  // see Unwatch
 	unwatched sync.Once      // closes unwatch
 	conns     inflight.Group // of clients, over TCP
@@ -77,10 +80,10 @@ func Listen(cfg *config.Config, o Options) (*Server, error) {
 func newServer(cfg *config.Config, o Options) *Server {
 	s := &Server{
 		options: o, log: o.Log, cfg: cfg, public: o.Sockets.Public, admin: o.Sockets.Admin, certs: o.Certs,
-		stopped: make(chan struct{}), unwatch: make(chan struct{}),
+		stopped: make(chan struct{}), leaving: make(chan struct{}), unwatch: make(chan struct{}),
 		stall: stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)},
 	}
-	s.base, s.cancel = context.WithCancelCause(context.Background())
+	s.base, s.cancel = context.WithCancelCause(downstream.WithLeaving(context.Background(), s.leaving))
 	d := descriptorShares()
 	d.warnTooMany(o.Limits(), s.log)
 	s.places = newConnections(func() (all, perAddress int) { return connectionLimits(o.Limits(), d) })
@@ -152,6 +155,9 @@ func (s *Server) prepare(public, admin http.Handler) {
 // must end: a successor has the address, or the server shuts down.
 func (s *Server) Unwatch() <-chan struct{} { return s.unwatch }
 
+// leave tells the handlers of connections that they have taken over to end them.
+func (s *Server) leave() { s.left.Do(func() { close(s.leaving) }) }
+
 func (s *Server) endWatches() { s.unwatched.Do(func() { close(s.unwatch) }) }
 
 func (s *Server) addServer(h http.Handler, p *http.Protocols) *http.Server {
@@ -179,8 +185,10 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:
 		s.conns.Add()
-	case http.StateClosed, http.StateHijacked:
+	case http.StateClosed:
 		s.conns.Done()
+	case http.StateHijacked:
+		c.(*framingConn).takenOver(&s.conns) // all connections of clients are of this type
 	}
 	if fc, ok := c.(*framingConn); ok && fc.tcp != nil {
 		placeState(fc.tcp, state)

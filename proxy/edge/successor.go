@@ -14,7 +14,7 @@ var errSuccessor = errors.New("a successor serves")
 // this server accepts no new connection. It serves its open connections until their
 // clients close them or Limits.Remaining has passed. The server asks clients to open a new
 // connection: over HTTP/2 and HTTP/3 by GOAWAY at once, over HTTP/1.1 by Connection: close
-// with the next answer.
+// with the next answer, over a WebSocket by a close frame when no response runs.
 //
 // The server does not close an idle connection at once, because its client may just be
 // writing a request that it could not safely send again. An idle connection ends after
@@ -26,6 +26,7 @@ func (s *Server) StopAccepting() {
 	s.closeListeners()
 	s.endWatches()
 	s.clients.sendGoAway(&s.notifying)
+	s.leave()
 	close(s.stopped)
 }
 

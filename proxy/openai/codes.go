@@ -50,11 +50,13 @@ const (
 	CodeQueueTimeout
 	CodeReadingLimit
 	CodeRejectedByPolicy
+	CodeResponseInProgress
 	CodeResponseNotFound
 	CodeStreamBroken
 	CodeStringAboveMaxLength
 	CodeTooManyConnections
 	CodeUnsupportedContentEncoding
+	CodeUnsupportedMessage
 	CodeUpgradeRequired
 )
 
@@ -121,7 +123,7 @@ var codes = [codeCount]CodeInfo{
 	CodeNotFound:                   {"not_found", []int{404}, "", "There is no such endpoint."},
 	CodeNotImplemented:             {"not_implemented", []int{501}, "invalid_request_error", "The engines of this model cannot serve this API."},
 	CodeNotPairable:                {"not_pairable", []int{400}, "", "The form of the request excludes two legs, and no engine can serve it whole."},
-	CodeOriginNotAllowed:           {"origin_not_allowed", []int{403}, "", "A browser asked if a web page may use the API, and the configuration does not list the origin of the page."},
+	CodeOriginNotAllowed:           {"origin_not_allowed", []int{403}, "", "A browser asked if a web page may use the API, or a web page opened a WebSocket, and the configuration does not list the origin of the page."},
 	CodePluginBusy:                 {"plugin_busy", []int{503}, "", "All instances of a filter were busy."},
 	CodePluginFailed:               {"plugin_failed", []int{503, 502}, "", "A filter failed, or made an invalid request or answer."},
 	CodePluginParked:               {"plugin_parked", []int{503}, "", "A filter failed too often, and the proxy does not call it."},
@@ -130,12 +132,14 @@ var codes = [codeCount]CodeInfo{
 	CodeQueueTimeout:               {"queue_timeout", []int{503}, overloaded, "No place became free in time."},
 	CodeReadingLimit:               {"reading_limit", []int{408}, "rate_limit_error", "Too many bodies arrive at the same time, and this body was the slowest."},
 	CodeRejectedByPolicy:           {"rejected_by_policy", []int{503, 429}, overloaded, "The plan policy rejected the request. The policy may choose another status of 400 to 599."},
+	CodeResponseInProgress:         {"response_in_progress", []int{409}, "", "A message of a WebSocket asks for a response while another response of this WebSocket runs."},
 	CodeResponseNotFound:           {"response_not_found", []int{404}, "", "No engine holds a response of this id."},
 	CodeStreamBroken:               {"stream_broken", nil, "upstream_error", "The stream of the engine broke off after its beginning, so the answer is not complete."},
 	CodeStringAboveMaxLength:       {"string_above_max_length", []int{400}, "", "A text of the request is too long."},
 	CodeTooManyConnections:         {"too_many_connections", []int{503}, overloaded, "The client or all clients together have too many connections open. The proxy closes this connection."},
 	CodeUnsupportedContentEncoding: {"unsupported_content_encoding", []int{415}, "", "The proxy cannot decode this Content-Encoding."},
-	CodeUpgradeRequired:            {"upgrade_required", []int{426}, "invalid_request_error", "The request opens a WebSocket, and the endpoint takes only POST."},
+	CodeUnsupportedMessage:         {"unsupported_message", []int{400}, "", "The proxy cannot open this WebSocket, or does not know this kind of message."},
+	CodeUpgradeRequired:            {"upgrade_required", []int{426}, "invalid_request_error", "The request opens a WebSocket, and the endpoint takes only POST from this client or over this version of HTTP."},
 
 	CodeBadEngine:            {"bad_engine", []int{400}, "", "The engine of the request has a wrong or forbidden key, or cannot be added."},
 	CodeBadValue:             {"bad_value", []int{400}, "", "A parameter or a list of policies is wrong."},

@@ -105,6 +105,25 @@ class OpenAITest(unittest.TestCase):
         got, want = (c.images.generate(model="sim", prompt="words").data[0].b64_json for c in (self.proxied, self.alone))
         self.assertEqual(got, want)
 
+    def test_stored_responses(self):
+        if CONNECTOR != "vllm-nixl": # the simulated engines of the others store nothing, or have no responses
+            return
+        first = self.proxied.responses.create(model="sim", input=PROMPT, max_output_tokens=16)
+        got = self.proxied.responses.retrieve(first.id)
+        self.assertEqual((got.id, got.output_text), (first.id, first.output_text))
+        second = self.proxied.responses.create(model="sim", input=PROMPT, max_output_tokens=16, previous_response_id=first.id)
+        self.assertNotIn(second.id, ("", first.id))
+        self.assertTrue(second.output_text)
+        late = self.proxied.responses.create(model="sim", input=PROMPT, max_output_tokens=2000, background=True)
+        self.assertEqual(self.proxied.responses.cancel(late.id).status, "cancelled")
+        for ask in (self.proxied.responses.retrieve, self.proxied.responses.cancel):
+            with self.assertRaises(openai.NotFoundError) as caught:
+                ask("resp_unknown")
+            self.assertEqual(caught.exception.code, "response_not_found")
+        with self.assertRaises(openai.APIStatusError) as caught: # vLLM has no such route
+            self.proxied.responses.delete(first.id)
+        self.assertEqual((caught.exception.status_code, caught.exception.code), (501, "not_implemented"))
+
     def test_completion(self):
         got, want = (c.completions.create(**COMPLETION) for c in (self.proxied, self.alone))
         self.assertTrue(got.choices[0].text)

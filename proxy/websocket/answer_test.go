@@ -1,0 +1,59 @@
+package websocket
+
+import (
+	"encoding/json"
+	"net/http"
+	"testing"
+)
+
+// TestAppendError: each form of an error becomes OpenAI's message, whose code is a text.
+func TestAppendError(t *testing.T) {
+	for _, tt := range []struct {
+		name, body string
+		header     http.Header
+		want       string
+	}{
+		{"proxy", `{"error":{"message":"m","type":"t","param":"p","code":"c"}}`, nil, `{"type":"error","status":400,"error":{"code":"c","message":"m","param":"p","type":"t"}}`},
+		{"vLLM", `{"error":{"message":"m","type":"BadRequestError","param":null,"code":400}}`, nil, `{"type":"error","status":400,"error":{"code":"400","message":"m","param":null,"type":"BadRequestError"}}`},
+		{"SGLang", `{"object":"error","message":"m","type":"BadRequest","param":null,"code":400}`, nil, `{"type":"error","status":400,"error":{"code":"400","message":"m","param":null,"type":"BadRequest"}}`},
+		{"event", `{"type":"error","code":"stream_broken","message":"m","param":null}`, nil, `{"type":"error","status":400,"error":{"code":"stream_broken","message":"m","param":null,"type":"server_error"}}`},
+		{"text", `no`, nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"server_error"}}`},
+		{"nothing", ``, nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"server_error"}}`},
+		{"a text for the object", `{"error":"no","message":"m"}`, nil, `{"type":"error","status":400,"error":{"code":null,"message":"m","param":null,"type":"server_error"}}`},
+		{"null", `{"error":null}`, nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"server_error"}}`},
+		{"lines", ``, http.Header{"Retry-After": {"1"}, "X-Request-Id": {"\"r\""}, "X-Other": {"o"}}, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"server_error"},"headers":{"retry-after":"1","x-request-id":"\"r\""}}`},
+	} {
+		if got := string(appendError(nil, 400, tt.header, []byte(tt.body))); got != tt.want || !json.Valid([]byte(got)) {
+			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestStatusOf(t *testing.T) {
+	for data, want := range map[string]int{
+		`{"error":{"code":429}}`: 429, `{"type":"error","code":503}`: 503, `{"status":400,"code":503}`: 400,
+		`{"code":"stream_broken"}`: 502, `{"code":200}`: 502, `{}`: 502, `no`: 502,
+	} {
+		if got := statusOf([]byte(data)); got != want {
+			t.Errorf("%s: got %d, want %d", data, got, want)
+		}
+	}
+}
+
+// FuzzAppendError: the message is valid JSON for each answer of an engine.
+func FuzzAppendError(f *testing.F) {
+	f.Add([]byte(`{"error":{"message":"m","type":"error","param":[1],"code":{"a":1}}}`))
+	f.Add([]byte(`{"code":1e400}`))
+	f.Add([]byte(`[]`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got := appendError(nil, statusOf(body), nil, body)
+		var m struct {
+			Type   string
+			Status int
+			Error  struct{ Code *string }
+		}
+		if err := json.Unmarshal(got, &m); err != nil || m.Type != "error" || m.Status < 400 {
+			t.Errorf("got %s: %v", got, err)
+		}
+	})
+}
