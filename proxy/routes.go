@@ -198,9 +198,10 @@ func (s *Server) openWebSocket(w http.ResponseWriter, r *http.Request, sockets *
 	sockets.Serve(w, r, s.clientOf(known))
 }
 
-// upgradeRequired answers a client that opens a WebSocket where websocket.Bridge takes none. Codex opens one for its responses first. After 426 it sends its requests with
-// POST at once; after any other status it tries the WebSocket five times. RFC 9110, 15.5.22, wants a
-// protocol in Upgrade.
+// upgradeRequired answers a client that opens a WebSocket where websocket.Bridge takes none.
+// Codex opens one for its responses first. After 426 it sends its requests with POST at once;
+// after any other status it tries the WebSocket five times. RFC 9110, 15.5.22, wants a protocol
+// in Upgrade.
 func upgradeRequired(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	if r.ProtoMajor == 1 { // later versions have no such lines

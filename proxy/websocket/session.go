@@ -169,8 +169,8 @@ func (s *session) send(message []byte) error {
 	return s.ws.Write(context.Background(), ws.MessageText, message)
 }
 
-// serve runs the request of a turn, which is over then. It returns false if the response was cut: its client must
-// not take the messages so far for a whole response.
+// serve runs the request of a turn, which is over then. It returns false if the response was
+// cut: the client must not take the messages so far for a whole response.
 func (s *session) serve(t *turn) (whole bool) {
 	defer func() {
 		t.over.Store(true)
