@@ -63,6 +63,7 @@ func (p *pickerListener) run(ctx context.Context, drain, takeover func() time.Du
 // retire leaves the listener to a successor. Open streams continue.
 func (p *pickerListener) retire() {
 	if p != nil {
+		p.server.Retire()
 		p.stop()
 	}
 }

@@ -67,9 +67,9 @@ func newWorldWith(t *testing.T, keys string, beside sidecar) *world {
 	}
 	epp, admin := free(t), free(t)
 	w.admin = "http://" + admin
-	w.config = fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nserver.expose_placement = true\n%s\n[epp]\nlisten = %q\n%s%s", free(t), admin, keys, epp, prefill, picked)
+	w.config = fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nserver.expose_placement = true\nepp.listen = %q\n%s\n%s%s", free(t), admin, epp, keys, prefill, picked)
 	w.startPicker(t)
-	w.startEnvoy(t, portOf(epp), ports)
+	w.startEnvoy(t, portOf(epp), strings.Contains(keys, "epp.tls"), ports)
 	return w
 }
 
@@ -97,9 +97,43 @@ func (w *world) startPicker(t *testing.T) {
 	until(t, "picker", func() bool { status, _ := get(w.admin + "/readyz"); return status == 200 })
 }
 
+// takeOver starts a successor of the picker and waits until the picker has ended or serves
+// nothing but its open streams.
+func (w *world) takeOver(t *testing.T) *process {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "successor.toml")
+	if err := os.WriteFile(path, []byte(w.config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := w.started(t)
+	p := start(t, "successor", pdproxy(t), "run", "--takeover", path)
+	until(t, "the successor answers", func() bool { return w.started(t) > before })
+	return p
+}
+
+// started returns the start time of the process that serves the picker's metrics, in seconds
+// since 1970; 0 while none does.
+func (w *world) started(t *testing.T) float64 {
+	if status, _ := get(w.admin + "/readyz"); status != 200 {
+		return 0
+	}
+	return w.metric(t, "process_start_time_seconds", "")
+}
+
+// privateDir returns a directory of mode 0700.
+func privateDir(t *testing.T) string {
+	dir := filepath.Join(t.TempDir(), "fleet")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func quoted(text string) string { return strconv.Quote(text) }
+
 func (w *world) killPicker(t *testing.T) { w.picker.stop(t, syscall.SIGKILL) }
 
-func (w *world) startEnvoy(t *testing.T, picker int, engines []int) {
+func (w *world) startEnvoy(t *testing.T, picker int, tls bool, engines []int) {
 	t.Helper()
 	text, err := template.ParseFiles("envoy.yaml.in")
 	if err != nil {
@@ -116,7 +150,7 @@ func (w *world) startEnvoy(t *testing.T, picker int, engines []int) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := text.Execute(f, map[string]any{"Admin": portOf(admin), "Listeners": list, "Picker": picker, "Engines": engines}); err != nil {
+	if err := text.Execute(f, map[string]any{"Admin": portOf(admin), "Listeners": list, "Picker": picker, "TLS": tls, "Engines": engines}); err != nil {
 		t.Fatal(err)
 	}
 	level := "warning"

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -77,6 +78,7 @@ type Server struct {
 	misused      lograte.Limiter[string] // decides which misuses are logged, by their text
 	running      context.Context         // ends when the streams must end
 	cut          context.CancelCauseFunc
+	retired      atomic.Bool // a successor serves the address
 }
 
 // New returns a server. It starts nothing.
@@ -106,6 +108,7 @@ func New(o Options) *Server {
 // limit() long. It then ends the rest: gateways continue with these requests by themselves.
 // Serve closes l and returns when no stream is open. Call it once.
 func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Duration) error {
+	s.setReady(s.options.Ready()) // before the first gateway checks the health
 	checked := make(chan struct{})
 	checking, stop := context.WithCancel(ctx)
 	go func() { // ends with ctx or with Serve
@@ -127,12 +130,17 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 	return err
 }
 
+// Retire prepares the end of Serve for a server whose address a successor serves: the health
+// service goes on reporting that the picker is ready. Otherwise gateways would take the whole
+// address for unhealthy until they check the successor.
+func (s *Server) Retire() { s.retired.Store(true) }
+
 // Cut ends all open streams. Gateways continue with these requests by themselves.
 func (s *Server) Cut() { s.cut(downstream.ErrDraining) }
 
 // drain ends the service. It returns when no stream is open.
 func (s *Server) drain(limit time.Duration) {
-	s.setReady(false)
+	s.unready()
 	over := time.AfterFunc(limit, s.Cut)
 	defer over.Stop()
 	s.grpc.GracefulStop()
@@ -145,11 +153,18 @@ func (s *Server) checkHealth(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			s.setReady(false)
+			s.unready()
 			return
 		case <-tick.C:
 			s.setReady(s.options.Ready())
 		}
+	}
+}
+
+// unready reports to gateways that the address takes no more requests.
+func (s *Server) unready() {
+	if !s.retired.Load() {
+		s.setReady(false)
 	}
 }
 
