@@ -109,9 +109,9 @@ func kindOf(e ast.Expr) string {
 	case *ast.Ident:
 		switch e.Name {
 		case "Duration":
-			return "duration, such as `\"30s\"`"
+			return "duration"
 		case "ByteSize":
-			return "size, such as `\"16MiB\"`"
+			return "size"
 		case "bool":
 			return "boolean"
 		case "int", "int32", "int64", "uint64", "uint32":
@@ -127,7 +127,8 @@ var (
 	goName  = regexp.MustCompile(`\b[A-Z]+[a-z0-9]+[A-Z]\w*\b`)
 	goLink  = regexp.MustCompile(`\[([A-Z]\w*)\]`)
 	ending  = regexp.MustCompile(`(\S)\n(\S)`)
-	midWord = regexp.MustCompile(`([a-z] )([A-Z][a-z]+)\b`)
+	midWord = regexp.MustCompile(`([^.\s]\s)([A-Z]\w*)\b`) // a word that begins no sentence
+	acronym = regexp.MustCompile(`^[A-Z]+$`)
 )
 
 // prose turns the comment of a struct field into text about the key.
@@ -147,9 +148,9 @@ func (s *source) prose(comment, name, key string, table []field) string {
 		siblings[f.name] = f.key
 	}
 	return midWord.ReplaceAllStringFunc(text, func(match string) string {
-		word := match[2:]
-		if key, ok := siblings[word]; ok {
-			return match[:2] + "`" + key + "`"
+		parts := midWord.FindStringSubmatch(match)
+		if key, ok := siblings[parts[2]]; ok && (!acronym.MatchString(parts[2]) || parts[2] == "URL") {
+			return parts[1] + "`" + key + "`"
 		}
 		return match
 	})
@@ -190,9 +191,18 @@ func (s *source) describe(b *strings.Builder, typ, path, comment string) {
 	}
 	for _, f := range tables {
 		full := strings.TrimPrefix(path+"."+f.key, ".")
-		s.describe(b, f.table, full, s.prose(f.comment, f.name, full, nil))
+		comment := s.prose(f.comment, f.name, full, s.fields[typ])
+		if isPattern(full, f.table) {
+			fmt.Fprintf(b, "\n## %s\n\n%s\n\nEach table has the keys of [`engine`](#engine).\n", full, comment)
+			continue
+		}
+		s.describe(b, f.table, full, comment)
 	}
 }
+
+// isPattern reports whether a table has engines that are patterns for found engines. The page
+// does not repeat the keys of engines there.
+func isPattern(path, table string) bool { return table == "Engine" && path != "engine" }
 
 // TestEveryKeyIsListed walks the struct itself: the page has a heading for each key.
 func TestEveryKeyIsListed(t *testing.T) {
@@ -216,11 +226,40 @@ func TestEveryKeyIsListed(t *testing.T) {
 			if !strings.Contains(page, "# "+full+"\n") {
 				t.Errorf("%s is not listed", full)
 			}
-			walk(full, typ.Field(f).Type)
+			if of := typ.Field(f).Type; of != reflect.TypeFor[[]config.Engine]() || full == "engine" {
+				walk(full, of)
+			}
 		}
 	}
 	walk("", reflect.TypeFor[config.Config]())
 	if keys < 100 {
 		t.Errorf("found only %d keys", keys)
+	}
+}
+
+// TestNoGoNames: the page has no names of Go's source, which readers of the page do not know.
+func TestNoGoNames(t *testing.T) {
+	names := map[string]bool{}
+	for _, file := range parseDir(t, root+"/proxy/config") {
+		for _, d := range file.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				names[d.Name.Name] = true
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					switch spec := spec.(type) {
+					case *ast.TypeSpec:
+						names[spec.Name.Name] = true
+					case *ast.ValueSpec:
+						names[spec.Names[0].Name] = true
+					}
+				}
+			}
+		}
+	}
+	for _, word := range regexp.MustCompile(`\b[A-Za-z]+[a-z][A-Z]\w*\b`).FindAllString(configurationPage(t), -1) {
+		if names[word] {
+			t.Errorf("%s is a name of the package config", word)
+		}
 	}
 }

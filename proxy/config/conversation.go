@@ -13,8 +13,9 @@ type Conversation struct {
 	// read in this order; dots lead into objects. Default: those of TensorRT-LLM,
 	// SGLang and vLLM.
 	Fields []string `toml:"fields"`
-	// Headers are the request headers that may contain it, read after Fields. Default:
-	// sessionHeaders.
+	// Headers are the request headers that may contain it, read after Fields. Default: the
+	// session headers of Dynamo, SGLang's gateway, Claude Code, Codex, OpenCode and
+	// TensorRT-LLM, which config.toml lists.
 	Headers []string `toml:"headers"`
 	// LateFields are body members that are read after Headers, because clients may use
 	// one value for many conversations. Default: prompt_cache_key and

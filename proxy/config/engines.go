@@ -65,7 +65,9 @@ type Engine struct {
 	// for a vLLM encoder, with the connector of the engines that it works for.
 	// Required.
 	Role string `toml:"role"`
-	// Connector is its KV-transfer protocol, one of the Connector constants.
+	// Connector is its KV-transfer protocol: vllm-nixl, vllm-nixl-push, vllm-store,
+	// vllm-p2p-tier, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, sglang,
+	// trtllm, or none for an engine that transfers no KV.
 	// Default "none", which needs role "both".
 	Connector string `toml:"connector"`
 	// Ranks is the number of its data-parallel ranks. Default 1; at least 1.
@@ -98,9 +100,9 @@ type Engine struct {
 	// Transfer fields are then sent in header lines, and the body stays unchanged; sglang
 	// only. Default false.
 	HeaderOverrides bool `toml:"header_overrides"`
-	// KVAddress is the address of its KV transfer for its peers, in the form of
-	// ParseKVAddress; vllm-moriio and vllm-p2p-nccl. Required there, except for engines
-	// that register it. Default "".
+	// KVAddress is the address of its KV transfer for its peers:
+	// host:HOST,handshake:PORT,notify:PORT for vllm-moriio and vllm-moriio-read, HOST:PORT
+	// for vllm-p2p-nccl. Required there, except for engines that register it. Default "".
 	KVAddress string `toml:"kv_address"`
 	// TPSize is its tensor-parallel size; vllm-moriio, vllm-mooncake, and
 	// vllm-nixl-push prefill. Default 0: that of its peers, with vllm-nixl-push 1.
@@ -129,8 +131,9 @@ type Engine struct {
 	// vLLM's, 30s and 60s.
 	KVLeaseDuration Duration `toml:"kv_lease_duration"`
 	// KVHosts lists hosts that its answers may name to its peers, in addition to the
-	// hosts that are known to be its own, in the form of ParseKVHosts: for engines of
-	// several hosts, or with a side channel on another network. Default "": any host
+	// hosts that are known to be its own: for engines of several hosts, or with a side
+	// channel on another network. The list has addresses, networks (10.0.0.0/8) and names,
+	// separated by commas; "*" is any host. Default "": any host
 	// for an engine of the configuration file, except the peer's own (the loopback); no
 	// other host for an engine that registered or was discovered.
 	KVHosts string `toml:"kv_hosts"`

@@ -12,19 +12,19 @@ type Discovery struct {
 	// networks (10.0.0.0/8), host names, or all names below one (.llm.svc). A host name
 	// is compared as written, never resolved. Default empty: any address.
 	Allow []string `toml:"allow"`
-	// MoRIIO is the registration of vLLM MoRI-IO engines.
+	// MoRIIO accepts registrations of vLLM engines with MoRI-IO.
 	MoRIIO DiscoveryMoRIIO `toml:"moriio"`
 	// TRTLLM configures the two layouts in which TensorRT-LLM workers register.
 	TRTLLM DiscoveryTRTLLM `toml:"trtllm"`
-	// Etcd is pdproxy's own records.
+	// Etcd finds engines in records below a prefix of etcd.
 	Etcd DiscoveryEtcd `toml:"etcd"`
-	// File is a watched list of engines.
+	// File finds engines in a watched file.
 	File DiscoveryFile `toml:"file"`
-	// DNS is names whose addresses are engines.
+	// DNS finds engines at the addresses of names.
 	DNS DiscoveryDNS `toml:"dns"`
-	// SGLang is bootstrap registries of prefill engines.
+	// SGLang finds prefill engines by their bootstrap registries.
 	SGLang DiscoverySGLang `toml:"sglang"`
-	// Kubernetes is EndpointSlices.
+	// Kubernetes finds engines by EndpointSlices and InferencePools.
 	Kubernetes DiscoveryKubernetes `toml:"kubernetes"`
 }
 
@@ -83,10 +83,11 @@ type DiscoveryEtcd struct {
 	// CA is a file of CA certificates (PEM) that may sign etcd's. Default "":
 	// the system's.
 	CA string `toml:"ca"`
-	// Cert and Key are files (PEM) of the client certificate for etcd; both or none.
+	// Cert is a file (PEM) with the client certificate for etcd; set together with Key.
 	// Default "": none.
 	Cert string `toml:"cert"`
-	Key  string `toml:"key"`
+	// Key is a file (PEM) with the private key of Cert. Default "": none.
+	Key string `toml:"key"`
 	// PlainHTTP allows the password on http:// endpoints of other hosts, where any host
 	// on the path can read it. Default false.
 	PlainHTTP bool `toml:"plain_http"`
@@ -214,7 +215,7 @@ type Fleet struct {
 	// root and that user may be able to write to the folders above, unless they have
 	// the sticky bit. Default "": one derived from the path of the configuration file,
 	// below pdproxy in $XDG_RUNTIME_DIR, below /run/pdproxy, or below pdproxy-UID in
-	// the temporary directory; see privatedir.Runtime.
+	// the temporary directory.
 	Dir string `toml:"dir"`
 	// TLS is certificates for Listen and Coordinator.
 	TLS FleetTLS `toml:"tls"`
@@ -259,10 +260,11 @@ type FleetEtcd struct {
 	// CA is a file of CA certificates (PEM) that may sign etcd's. Default "":
 	// the system's.
 	CA string `toml:"ca"`
-	// Cert and Key are files (PEM) of the client certificate for etcd; both or none.
+	// Cert is a file (PEM) with the client certificate for etcd; set together with Key.
 	// Default "": none.
 	Cert string `toml:"cert"`
-	Key  string `toml:"key"`
+	// Key is a file (PEM) with the private key of Cert. Default "": none.
+	Key string `toml:"key"`
 	// PlainHTTP allows the password on http:// endpoints of other hosts, where any host
 	// on the path can read it. Default false.
 	PlainHTTP bool `toml:"plain_http"`

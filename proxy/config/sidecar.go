@@ -26,8 +26,9 @@ type Sidecar struct {
 	// EncoderHeader is the request header that names, in the same form, the engines
 	// that encode images and sounds. Default "x-encoder-hosts-ports"; "": none.
 	EncoderHeader string `toml:"encoder_header"`
-	// Policies are the coordination policies in the order in which they are
-	// tried: the Coordinate constants. Default empty: DefaultPolicies.
+	// Policies are the coordination policies in the order in which they are tried:
+	// prefill_named, prefill_placed, decode_named, decode_picked, decode_placed, local.
+	// Default empty: an order for the role of the local engine (docs/howto/sidecar.md).
 	Policies []string `toml:"policies"`
 	// PolicyHeader is the request header that names one of Policies to be tried first.
 	// Default "": none.
