@@ -470,6 +470,7 @@ func TestEngineRestarts(t *testing.T) {
 				keepKVPorts(&c, *set)
 				*set = startEngine(t, c)
 				f.eventually("the engine is ready again", func() bool { return f.engineState(name) == "ready" })
+				f.awaitWorkers()
 				f.right(f.try(chatPath, body), chatPath, body)
 				if f.metric("pdproxy_engine_restarts_total", `engine="`+name+`"`) == 0 {
 					t.Error("the restart is not counted")

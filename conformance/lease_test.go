@@ -95,5 +95,6 @@ func leaseEndsWhileDecodeIsStopped(t *testing.T, connector string) {
 	f.settled()
 	body := chat("is back", 8, true)
 	f.eventually("decode is ready", func() bool { return f.engineState("d0") == "ready" })
+	f.awaitWorkers()
 	f.right(f.try(chatPath, body), chatPath, body)
 }

@@ -97,6 +97,7 @@ func TestEnginesByAdmin(t *testing.T) {
 		}
 	}
 	f.eventually("the added engine is ready", func() bool { return f.engineState("extra") == "ready" })
+	f.awaitWorkers()
 	resp := f.open(context.Background(), chat(long, 100, true))
 	busy := resp.Header.Get("X-Pdproxy-Decode")
 	if status := f.delete("/v1/engines/" + busy + "?drain=30s"); status != 202 {
