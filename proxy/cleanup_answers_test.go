@@ -81,6 +81,7 @@ func TestCleanupWithTheSameID(t *testing.T) {
 			begin := time.Now()
 			w.cleanups.Start(job)
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			if wait := first.Sub(begin); wait >= cleanup.Yield != sameID {
 				t.Errorf("same id %t: the first call came after %v", sameID, wait)
 			}
