@@ -56,8 +56,9 @@ func TestCleanupsAreRepeated(t *testing.T) {
 	}
 }
 
-// TestCleanupWithTheSameID: a clean-up has the id of the failed leg. The proxy repeats
-// the clean-up only after the engine had time to end the request of the first call.
+// TestCleanupWithTheSameID: a clean-up has the id of the failed leg. The proxy makes the first
+// call only after the engine had time to end that leg, and repeats the clean-up only after the
+// engine had time to end the request of the first call.
 func TestCleanupWithTheSameID(t *testing.T) {
 	for _, sameID := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -77,8 +78,13 @@ func TestCleanupWithTheSameID(t *testing.T) {
 			target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
 			job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
 			job.Add([]connector.Cleanup{{Phase: abi.Decode, Leg: connector.Leg{Path: "/x"}, SameID: sameID, How: "test"}}, target("p"), target("d"))
+			begin := time.Now()
 			w.cleanups.Start(job)
 			time.Sleep(time.Minute)
+			synctest.Wait()
+			if wait := first.Sub(begin); wait >= cleanup.Yield != sameID {
+				t.Errorf("same id %t: the first call came after %v", sameID, wait)
+			}
 			if n := w.cleaned("test"); n != 1 || second.Sub(first) >= cleanup.Yield != sameID {
 				t.Errorf("same id %t: got %v clean-ups, and %v between the first and the second call", sameID, n, second.Sub(first))
 			}

@@ -195,6 +195,8 @@ func (s *Server) openWebSocket(w http.ResponseWriter, r *http.Request, sockets *
 		downstream.Error(w, exchange.PublicError(err))
 		return
 	}
+	s.sockets.Add()
+	defer s.sockets.Done()
 	sockets.Serve(w, r, s.clientOf(known))
 }
 

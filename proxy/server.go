@@ -27,6 +27,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/exchange"
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/models"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -86,6 +87,7 @@ type Server struct {
 	cleanups   *cleanup.Runner
 	books      *journal.Books
 	exchanges  *exchange.Runner
+	sockets    inflight.Group // WebSockets
 	draining   atomic.Bool
 	prompts    *prompt.Matcher
 	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: the process is no sidecar
@@ -194,7 +196,8 @@ func (s *Server) ForgetTurn(t *fleet.RetainedKV) error {
 	return retained.Freer{Registry: s.options.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
 }
 
-// Wait waits until no exchange and no clean-up runs, each for timeouts.cleanup at most.
+// Wait waits until no exchange, no WebSocket and no clean-up is left, each for timeouts.cleanup
+// at most.
 // Call it when no new work can come: after edge.Server.Serve has returned, which cancels
 // running exchanges but does not wait for them, and in a coordinator after it has left its
 // workers. A clean-up that starts after Wait has returned may be cancelled at once.
@@ -203,6 +206,10 @@ func (s *Server) Wait() {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	s.books.Running.Wait(ctx)
+	select { // a WebSocket frees its last message after its connection has ended
+	case <-s.sockets.Idle():
+	case <-ctx.Done():
+	}
 	s.retained.Clear(time.Now())
 	s.cleanups.Wait(limit)
 	s.sidecar.Load().Close()

@@ -40,7 +40,7 @@ type prober struct {
 	bad             int       // failed probes in a row
 	fresh           int       // successful probes since the facts were read
 	unanswered      int       // probes in a row without any answer
-	unansweredSince time.Time // when the first probe of unanswered was sent
+	unansweredSince time.Time // when the first probe of unanswered had ended
 	lost            bool      // since the last successful probe, one failed otherwise than by a time-out
 	gone            bool      // the connection of the last probe was refused
 	lastProblem     string    // the problem that was logged last
@@ -131,12 +131,12 @@ func (p *prober) drain(ctx context.Context) {
 
 // probe makes one probe and applies its result.
 func (p *prober) probe(ctx context.Context, h *config.Health) {
-	began := time.Now()
+	began, othersAnswered := time.Now(), p.r.lastAnswered()
 	epoch, err := p.health(ctx, h)
 	if ctx.Err() != nil || errors.Is(err, errLate) || p.ownFault(err) {
 		return
 	}
-	defer p.noteAnswer(h, began, err) // runs after the state has changed
+	defer p.noteAnswer(h, began, othersAnswered, err) // runs after the state has changed
 	if err != nil {
 		p.failed(h, err)
 		return

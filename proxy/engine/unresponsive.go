@@ -30,8 +30,13 @@ func (i *Instance) Unresponsive() bool { return i.unresponsive.Load() }
 func (i *Instance) ProbeSoon() { signal(i.probeNow) }
 
 // noteAnswer updates, from the result of a probe, whether the instance is unresponsive.
-// began is when the probe was sent.
-func (p *prober) noteAnswer(h *config.Health, began time.Time, err error) {
+// began is when the probe was sent, and othersAnswered is the value of lastAnswered then.
+//
+// The instance is unresponsive only if another instance answered a probe that lies between two
+// unanswered probes of this instance. Otherwise this process itself may have been cut off: the
+// engines' probes begin and end at different times, so one of them may have been answered just
+// before the cut, or just after its end.
+func (p *prober) noteAnswer(h *config.Health, began, othersAnswered time.Time, err error) {
 	var noAnswer noAnswerError
 	if !errors.As(err, &noAnswer) {
 		p.unanswered = 0
@@ -40,12 +45,16 @@ func (p *prober) noteAnswer(h *config.Health, began time.Time, err error) {
 		return
 	}
 	if p.unanswered++; p.unanswered == 1 {
-		p.unansweredSince = began
+		p.unansweredSince = time.Now()
 	}
-	// If no instance has answered since, this process itself is cut off.
-	if p.unanswered >= h.UnhealthyAfter && time.Duration(p.r.answered.Load()) > p.unansweredSince.Sub(p.r.born) {
+	if p.unanswered >= h.UnhealthyAfter && othersAnswered.After(p.unansweredSince) {
 		p.r.setUnresponsive(p.i, p.i.State() == Unhealthy)
 	}
+}
+
+// lastAnswered returns when the latest probe that any instance has answered was sent.
+func (r *Registry) lastAnswered() time.Time {
+	return r.born.Add(time.Duration(r.answered.Load()))
 }
 
 // errLate is the error of a probe whose time-out fired late: this process did not get processor

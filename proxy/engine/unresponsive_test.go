@@ -86,6 +86,39 @@ func TestSilence(t *testing.T) {
 	}
 }
 
+// TestOutageOfAll: this process is cut off from all engines for a while. Each engine is
+// cut off, and back, at another moment between two probes. No engine is unresponsive.
+func TestOutageOfAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
+		f.start(t)
+		time.Sleep(100 * time.Millisecond) // the probes of b begin 0.1 s after those of a
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake"), f.spec("b", "both", "fake")}, 0))
+		a, b := f.get(t, "a"), f.get(t, "b")
+		begin := time.Now().Add(-100 * time.Millisecond)
+		for _, step := range []struct {
+			at    time.Duration
+			host  string
+			delay time.Duration
+		}{
+			{1900 * time.Millisecond, "a:80", time.Minute}, {2200 * time.Millisecond, "b:80", time.Minute},
+			{10050 * time.Millisecond, "b:80", 0}, {10500 * time.Millisecond, "a:80", 0},
+		} {
+			time.Sleep(time.Until(begin.Add(step.at)))
+			f.engines.set(func() { f.engines.delay[step.host] = step.delay })
+		}
+		if a.State() != Unhealthy || b.State() != Unhealthy {
+			t.Errorf("got states %v and %v", a.State(), b.State())
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if evictions(a)+evictions(b) > 0 || a.State() != Ready {
+			t.Errorf("calls were given up after an outage of all engines; a is %v", a.State())
+		}
+	})
+}
+
 // TestSuspicion: the registry soon probes an instance again that did not answer,
 // until its state is certain. A failed leg makes the next probe come sooner too.
 // The number of failed legs does not make the probes more frequent.

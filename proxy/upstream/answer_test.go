@@ -200,7 +200,9 @@ func testAnswer(t *testing.T, newClient func(Options) Client, row, cut int, own 
 	if tt.reused {
 		want = 1
 	}
-	if got := e.dials(); got != want {
+	// net/http closes a connection if the goroutine that wrote the request has not reported its
+	// end within 50 ms (maxWriteWaitBeforeConnReuse), as on a busy machine.
+	if got := e.dials(); got != want && (own || got != 2) {
 		t.Fatalf("cut %d: %d connections, want %d", cut, got, want)
 	}
 }

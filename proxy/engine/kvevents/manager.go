@@ -195,7 +195,7 @@ func (m *Manager) subscribers(f *follower, s Source) error {
 				return err
 			}
 		}
-		sub := &subscriber{rank: f.ranks[i], events: events, replay: replay, block: s.BlockTokens, idle: replayIdle}
+		sub := &subscriber{rank: f.ranks[i], events: events, replay: replay, block: s.BlockTokens, idle: replayIdle, subscribe: subscribeTime}
 		sub.batches.to = kvindex.NewFeed(m.index, t, s.Model)
 		sub.batches.filter = eventFilter{block: s.BlockTokens, fixed: s.BlockTokens > 0}
 		f.workers = append(f.workers, &worker{session: sub.session, restarted: sub.restarted, down: sub.rank.connect})

@@ -103,6 +103,7 @@ type publisher struct {
 	subscribers []net.Conn // guarded by mu
 	batches     [][]byte   // by number; guarded by mu
 	first       int        // number of the oldest batch in the buffer; guarded by mu
+	next        [][]byte   // batches that no subscriber gets, published after the first replay; guarded by mu
 }
 
 // publish starts a publisher. The batches in before count as already published. An empty endpoint
@@ -154,6 +155,7 @@ func (p *publisher) serveReplay(c net.Conn) {
 		}
 		p.mu.Lock()
 		batches, first := p.batches, p.first
+		p.batches, p.next = append(batches[:len(batches):len(batches)], p.next...), nil
 		p.mu.Unlock()
 		head := [][]byte{{}}
 		if p.topics {

@@ -22,6 +22,9 @@ const (
 	// replayPatience is how long a replay endpoint may refuse connections after the
 	// publisher has accepted one: a starting engine opens it a little later.
 	replayPatience = 2 * time.Second
+	// subscribeTime is how long a busy publisher may take to read a subscription. A publisher
+	// drops the batches of that time.
+	subscribeTime = time.Second
 	// endOfReplay is the number in the final message of a replay.
 	endOfReplay = 1<<64 - 1
 	// maxMessage bounds a message in bytes: a batch of 2 million token ids has about 10
@@ -47,6 +50,7 @@ type subscriber struct {
 	seq        sequence
 	block      int           // tokens of a block if configured, else 0
 	idle       time.Duration // replayIdle
+	subscribe  time.Duration // subscribeTime
 	noReplayAt time.Time     // when a replay endpoint last failed to answer
 	begun      time.Time     // when the session was connected
 }
@@ -65,6 +69,9 @@ func (s *subscriber) session(ctx context.Context) error {
 	s.rank.connect(nil)
 	s.begun = time.Now()
 	s.catchUp(ctx)
+	if err := s.catchUpAgain(ctx, c); err != nil {
+		return err
+	}
 	for {
 		frames, err := c.Receive(0)
 		if err != nil {
@@ -89,6 +96,24 @@ func (s *subscriber) catchUp(ctx context.Context) {
 		s.restarted(ResyncReconnect)
 	}
 	s.fill(ctx, 0)
+}
+
+// catchUpAgain applies the batches that the publisher dropped because it read the subscription
+// after catchUp. If a batch arrives in that time, its number shows whether batches are missing.
+func (s *subscriber) catchUpAgain(ctx context.Context, c *zmtp.Conn) error {
+	if s.replay == "" {
+		return nil
+	}
+	arrived, err := c.Wait(s.subscribe)
+	if err != nil || arrived {
+		return err
+	}
+	from := uint64(0)
+	if s.seq.known {
+		from = s.seq.next
+	}
+	s.fill(ctx, from)
+	return nil
 }
 
 // resume requests the last batch and those after it. It reports whether the last batch

@@ -105,7 +105,7 @@ func testSubscriber(events, replay string) (*subscriber, *locked, *counted) {
 	hooks := counts.hooks()
 	s := &subscriber{
 		rank:   &rank{engine: "a", hooks: &hooks, log: slog.New(slog.DiscardHandler)},
-		events: events, replay: replay, batches: batches{to: to}, idle: replayIdle,
+		events: events, replay: replay, batches: batches{to: to}, idle: replayIdle, subscribe: time.Hour,
 	}
 	return s, to, counts
 }
@@ -178,6 +178,26 @@ func TestLateJoin(t *testing.T) {
 				t.Errorf("state %+v", st)
 			}
 		})
+	}
+}
+
+// TestSlowSubscription: the publisher reads the subscription after the replay, and publishes a
+// batch before. The subscriber asks for a second replay, because no later batch shows the gap.
+func TestSlowSubscription(t *testing.T) {
+	for _, before := range [][][]byte{nil, {removal(1)}} {
+		p := publish(t, "", "", true, before...)
+		p.mu.Lock()
+		p.next = [][]byte{removal(2)}
+		p.mu.Unlock()
+		s, to, counts := testSubscriber(p.events(), p.replay())
+		s.subscribe = 10 * time.Millisecond
+		follow(t, s)
+		want := []string{"remove gpu: [2]"}
+		if before != nil {
+			want = []string{"remove gpu: [1]", "remove gpu: [2]"}
+		}
+		to.await(t, want...)
+		counts.expect(t, map[string]int{"applied": len(want), "replay complete": 2})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"time"
 )
@@ -166,6 +167,20 @@ func (c *Conn) Receive(limit time.Duration) ([][]byte, error) {
 			return c.message.list(), nil
 		}
 	}
+}
+
+// Wait waits until the peer sends something, for limit at most. It reports whether something
+// has arrived. After false the connection is still usable.
+func (c *Conn) Wait(limit time.Duration) (arrived bool, err error) {
+	if err := c.arm(limit); err != nil {
+		return false, err
+	}
+	if _, err := c.r.Peek(1); errors.Is(err, os.ErrDeadlineExceeded) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	return true, nil
 }
 
 // arm sets the read deadline.
