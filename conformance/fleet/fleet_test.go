@@ -274,6 +274,7 @@ func TestCoordinatorAway(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM} {
 		t.Run(connector, func(t *testing.T) {
 			f := start(t, connector, 2)
+			f.held(true)
 			alone := func(n *node) float64 {
 				return f.metric(n, "pdproxy_fallbacks_total", `what="place"`, `reason="coordinator"`)
 			}
@@ -316,6 +317,7 @@ func TestCoordinatorAway(t *testing.T) {
 					t.Errorf("got %v requests placed without the coordinator, want 1 from before its return", n)
 				}
 			}
+			f.held(false)
 			for n := range f.workers {
 				f.whole(before[n], fmt.Sprint("before ", n), 2000)
 				f.whole(during[n], fmt.Sprint("during ", n), 2000)
@@ -354,11 +356,13 @@ func TestReload(t *testing.T) {
 		testbed.Eventually(t, "the engine that was taken out has gone", func() bool { return slices.Equal(rows(n), []string{"p0", "p1", "d0"}) })
 	}
 	for n, w := range f.workers {
+		f.held(true)
 		first := f.open(w.URL(), fmt.Sprint("first ", n), 300)
 		body := `{"model":"sim","prompt":"second","max_tokens":4}`
 		if status, text := f.call("POST", w.URL()+"/v1/completions", body); status != 429 { // one place of the two is this worker's
 			t.Errorf("a second request: %d %s", status, text)
 		}
+		f.held(false)
 		f.whole(first, fmt.Sprint("first ", n), 300)
 	}
 	f.settled()

@@ -87,6 +87,7 @@ func TestWatched(t *testing.T) {
 		t.Errorf(`admin.Get("/v1/workers", &rows) = %v, %+v`, err, rows)
 	}
 
+	f.held(true)
 	s := f.open(f.workers[1].URL(), "a long one", 500)
 	if err := admin.Get("/v1/exchanges", &rows); err != nil || len(rows) != 1 {
 		t.Errorf(`admin.Get("/v1/exchanges", &rows) = %v, %+v`, err, rows)
@@ -101,6 +102,7 @@ func TestWatched(t *testing.T) {
 	if status, text := f.call("POST", routes+"/finish", `{"role":"gen","req_id":9007199254740993}`); status != 200 {
 		t.Errorf("f.call = %d, %s", status, text)
 	}
+	f.held(false)
 	f.whole(s, "a long one", 500)
 
 	if status, text := f.call("POST", admin.URL+"/v1/policies/least_load/reload", ""); status != 200 || !strings.Contains(text, `"workers":2`) {
