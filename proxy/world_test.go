@@ -243,12 +243,14 @@ func (w *world) settled() {
 		w.t.Errorf("got %d bytes of requests and answers", n)
 	}
 	for _, client := range []string{"pipe", "127.0.0.1"} { // as the only request in total, and of its client
-		leave, err := w.queue.Enter(context.Background(), client, config.Limits{MaxExchanges: 1, PerClient: 1})
+		cfg := config.Default()
+		class, _ := cfg.PriorityClass("")
+		place, err := w.queue.Enter(context.Background(), admission.Claim{Client: client, Class: class}, config.Limits{MaxExchanges: 1, PerClient: 1})
 		if err != nil {
 			w.t.Errorf("a request did not free its place in the queue: %v", err)
 			continue
 		}
-		leave()
+		place.Leave(0)
 	}
 }
 

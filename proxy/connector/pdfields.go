@@ -98,8 +98,11 @@ func PDMember(key string, value []byte) bool {
 }
 
 // cutPD appends the edits that cut the client's PD fields out of a's body
-// ([openai.CutPD]). For a trusted client it appends none.
+// ([openai.CutPD]), and the edit that sets its priority. For a trusted client it cuts none.
 func cutPD(edits []openai.Edit, a *Attempt) []openai.Edit {
+	if a.Priority != nil {
+		edits = append(edits, openai.Edit{Key: "priority", Value: a.Priority})
+	}
 	if a.Trust {
 		return edits
 	}
