@@ -448,6 +448,7 @@ type fakeEngine struct {
 	remote    bool          // a [[remote]] of the configuration has the address of the engine
 	dialing   error         // error of a dial for a leg; nil: the dial succeeds
 	blocks    int           // tokens of a KV block in its events; 0: it has no events
+	priority  string        // order of priorities in the engine; "": none
 	kvHosts   string        // other hosts of the engine; "": the proxy trusts the host in its answers
 	kvLease   time.Duration // kv_lease_duration
 
@@ -502,6 +503,7 @@ func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
 	s.URL, s.Ranks, s.Bidirectional = "http://"+e.host(), max(e.ranks, 1), e.bidirectional
+	s.Priority = e.priority
 	s.KVHosts, s.KVLeaseDuration = e.kvHosts, config.Duration(e.kvLease)
 	if s.MoRIIO() {
 		s.KVAddress = "host:10.0.0.5,handshake:6301,notify:61005"

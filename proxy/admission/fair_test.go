@@ -94,7 +94,7 @@ func TestFairTenants(t *testing.T) {
 		"weights and large ones": {tenant("a", 4, 50, 10, 0), tenant("b", 1, 500, 1000, 0)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			compete(t, 8, 5*time.Minute, sources...)
+			compete(t, 8, 2*time.Minute, sources...)
 			if j := jain(sources...); j < 0.98 {
 				t.Errorf("Jain index %.3f", j)
 				for _, s := range sources {
@@ -115,7 +115,7 @@ func TestFairClasses(t *testing.T) {
 	for i := range 10 {
 		sources = append(sources, &source{claim: Claim{Client: fmt.Sprint(i), Class: low, Tokens: 100}, requests: 30, takes: time.Second})
 	}
-	compete(t, 10, 10*time.Minute, sources...)
+	compete(t, 10, 2*time.Minute, sources...)
 	for _, s := range sources[1:] {
 		lows += s.tokens
 	}
