@@ -243,12 +243,14 @@ func (w *world) settled() {
 		w.t.Errorf("got %d bytes of requests and answers", n)
 	}
 	for _, client := range []string{"pipe", "127.0.0.1"} { // as the only request in total, and of its client
-		leave, err := w.queue.Enter(context.Background(), client, config.Limits{MaxExchanges: 1, PerClient: 1})
+		cfg := config.Default()
+		class, _ := cfg.PriorityClass("")
+		place, err := w.queue.Enter(context.Background(), admission.Claim{Client: client, Class: class}, config.Limits{MaxExchanges: 1, PerClient: 1})
 		if err != nil {
 			w.t.Errorf("a request did not free its place in the queue: %v", err)
 			continue
 		}
-		leave()
+		place.Leave(0)
 	}
 }
 
@@ -446,6 +448,7 @@ type fakeEngine struct {
 	remote    bool          // a [[remote]] of the configuration has the address of the engine
 	dialing   error         // error of a dial for a leg; nil: the dial succeeds
 	blocks    int           // tokens of a KV block in its events; 0: it has no events
+	priority  string        // order of priorities in the engine; "": none
 	kvHosts   string        // other hosts of the engine; "": the proxy trusts the host in its answers
 	kvLease   time.Duration // kv_lease_duration
 
@@ -500,6 +503,7 @@ func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
 	s.URL, s.Ranks, s.Bidirectional = "http://"+e.host(), max(e.ranks, 1), e.bidirectional
+	s.Priority = e.priority
 	s.KVHosts, s.KVLeaseDuration = e.kvHosts, config.Duration(e.kvLease)
 	if s.MoRIIO() {
 		s.KVAddress = "host:10.0.0.5,handshake:6301,notify:61005"

@@ -29,6 +29,7 @@ var actions = map[openai.Code]string{
 	openai.CodeInvalidForm:                "Send the form with a common client library, and names without escapes.",
 	openai.CodeInvalidJSON:                "Correct the body. Broken UTF-8 and trailing bytes are not allowed.",
 	openai.CodeInvalidName:                "Write the name in lower case.",
+	openai.CodeInvalidPriority:            "Send the name of a class that you may use in the line, or no line. See `limits.priority_header`.",
 	openai.CodeInvalidType:                "Correct the field that `param` names.",
 	openai.CodeLegFailed:                  "`pdproxy explain` with the request id shows each attempt.",
 	openai.CodeLegTimeout:                 "See [timeouts](../concepts/request.md) and `pdproxy explain`.",

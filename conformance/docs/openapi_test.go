@@ -163,11 +163,11 @@ var (
 	withBody   = []openai.Code{
 		openai.CodeBodyIncomplete, openai.CodeBodyTimeout, openai.CodeBodyTooLarge, openai.CodeReadingLimit, openai.CodeClientMemoryLimit,
 		openai.CodeBadContentEncoding, openai.CodeUnsupportedContentEncoding, openai.CodeBadHeader,
-		openai.CodeClientLimit, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeNoEngineTimeout, openai.CodeInternal,
+		openai.CodeClientLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeNoEngineTimeout, openai.CodeInternal,
 		openai.CodeMissingField, openai.CodeModelNotFound, openai.CodeNoTarget, openai.CodeProxyOverloaded, openai.CodeLegFailed, openai.CodeLegTimeout,
 	}
 	stored = slices.Concat(filtered, keyed, []openai.Code{
-		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeInternal,
+		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeInternal,
 	})
 	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
 	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed, openai.CodeUpgradeRequired, // of paths and methods that are no operation

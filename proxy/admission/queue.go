@@ -1,6 +1,8 @@
 package admission
 
 import (
+	"cmp"
+	"container/list"
 	"context"
 	"errors"
 	"sync"
@@ -11,16 +13,37 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Queue lets limits.max_exchanges requests run, lets limits.queue requests wait in order
-// of arrival, and limits the open requests of one client. The limits may differ from call
-// to call, because a reload may change them. The zero value is empty. Safe for concurrent
-// use.
+// Queue lets limits.max_exchanges requests run, lets limits.queue requests wait, and limits
+// the open requests of one client. Free places go to the priority classes and to the tenants
+// by the tokens that they have received (see fair). The limits may differ from call to call,
+// because a reload may change them. The zero value is empty. Safe for concurrent use.
 type Queue struct {
 	mu      sync.Mutex
 	running int              // guarded by mu
-	waiting []*ticket        // guarded by mu; in order of arrival
+	order   fair             // of the waiting requests; guarded by mu
 	clients map[string]share // guarded by mu; only clients with counted requests
 	limit   int              // guarded by mu; MaxExchanges of the last call
+	tickets uint64           // guarded by mu; how many requests have waited
+}
+
+// Claim describes a request that wants a place.
+type Claim struct {
+	Client string               // for limits.per_client
+	Class  config.PriorityClass // Weight must be above 0
+	Tenant string               // shares the places of the class; "": Client
+	Weight float64              // of the tenant; 0: 1
+	Tokens int64                // that the request is expected to use; below 1: 1
+}
+
+// Place is a place among the running requests. The zero value is no place.
+type Place struct {
+	queue   *Queue
+	client  string
+	capped  bool // the client's requests are counted
+	class   *class
+	tenant  *tenant // nil: the request has not waited, and no request has waited then
+	booked  int64
+	charged bool
 }
 
 // share counts the open requests of one client.
@@ -29,8 +52,10 @@ type share struct{ all, waiting int }
 // ticket is one place in the queue. admitted is closed when the request may run.
 type ticket struct {
 	admitted chan struct{}
-	client   string
-	capped   bool // the client's requests are counted
+	place    Place
+	arrived  time.Time
+	number   uint64        // in order of arrival
+	element  *list.Element // in the list of the class; nil: the request does not wait
 }
 
 // Refusals of Enter. Their codes are the reasons of pdproxy_shed_total.
@@ -40,36 +65,63 @@ var (
 	ErrClientLimit  = openai.NewError(openai.CodeClientLimit, "this client has too many requests open")
 )
 
-// Enter waits until the client's request may run. On success the caller must call leave
-// exactly once, when the request ends. The error is one of the refusals, or the cause of
-// ctx.
-func (q *Queue) Enter(ctx context.Context, client string, l config.Limits) (leave func(), err error) {
+// Enter waits until the request may run. On success the caller must call Leave of the place
+// exactly once, when the request ends. The error is one of the refusals, or the cause of ctx.
+func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, error) {
 	q.mu.Lock()
 	q.limit = l.MaxExchanges
 	q.admit() // the limit may be higher than before
-	capped := l.PerClient > 0
-	if capped {
+	p := Place{queue: q, client: c.Client, capped: l.PerClient > 0, class: q.order.class(c.Class), booked: max(1, c.Tokens)}
+	if p.capped {
 		if q.clients == nil {
 			q.clients = make(map[string]share)
 		}
-		has := q.clients[client]
+		has := q.clients[c.Client]
 		if has.all >= l.PerClient {
 			q.mu.Unlock()
-			return nil, ErrClientLimit
+			return Place{}, ErrClientLimit
 		}
 		has.all++ // waiting requests count, too
-		q.clients[client] = has
+		q.clients[c.Client] = has
 	}
-	if q.running < l.MaxExchanges { // then no request waits
-		q.running++
-		q.mu.Unlock()
-	} else if err := q.wait(ctx, client, capped, l); err != nil { // unlocks
-		if capped {
-			q.forget(client)
+	if q.running < l.MaxExchanges && p.class.mayRun(l.MaxExchanges) { // then no request of the class waits
+		if q.order.waiting > 0 {
+			p.tenant = p.class.tenant(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
+			q.order.serve(&p)
 		}
-		return nil, err
+		q.run(&p)
+		q.mu.Unlock()
+		return p, nil
 	}
-	return func() { q.leave(client, capped) }, nil
+	p.tenant = p.class.tenant(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
+	return q.wait(ctx, p, l) // unlocks
+}
+
+// run counts the request of p as running. The caller holds mu.
+func (q *Queue) run(p *Place) {
+	q.running++
+	p.class.running++
+}
+
+// Leave gives the place back. used is how many tokens the request has used; below 1: as many
+// as were expected. Leave of a zero Place does nothing.
+func (p *Place) Leave(used int64) {
+	q := p.queue
+	if q == nil {
+		return
+	}
+	if p.capped {
+		q.forget(p.client)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if p.charged && used > 0 {
+		p.charge(used - p.booked)
+	}
+	q.running--
+	p.class.running--
+	p.queue = nil
+	q.admit()
 }
 
 // forget removes one request from the count of a client.
@@ -87,32 +139,50 @@ func (q *Queue) forget(client string) {
 // countWaiting adds n to the waiting requests of the ticket's client. The caller holds
 // mu.
 func (q *Queue) countWaiting(t *ticket, n int) {
-	if t.capped {
-		has := q.clients[t.client]
+	if t.place.capped {
+		has := q.clients[t.place.client]
 		has.waiting += n
-		q.clients[t.client] = has
+		q.clients[t.place.client] = has
 	}
 }
 
-// wait queues the caller, who holds mu. mu is released when wait returns. If the error is
-// nil the request is already counted as running.
-func (q *Queue) wait(ctx context.Context, client string, capped bool, l config.Limits) error {
-	if len(q.waiting) >= l.Queue {
-		q.mu.Unlock()
+// wait queues the caller, who holds mu. mu is released when wait returns.
+func (q *Queue) wait(ctx context.Context, p Place, l config.Limits) (Place, error) {
+	t := &ticket{admitted: make(chan struct{}), place: p, arrived: time.Now(), number: q.tickets}
+	err := q.mayWait(&p, l)
+	if err == nil {
+		q.tickets++
+		q.order.add(t)
+		q.countWaiting(t, 1)
+	}
+	q.mu.Unlock()
+	if err == nil {
+		err = q.await(ctx, t, time.Duration(l.QueueTimeout))
+	}
+	if err != nil {
+		if p.capped {
+			q.forget(p.client)
+		}
+		return Place{}, err
+	}
+	return t.place, nil
+}
+
+// mayWait returns the refusal of a request that may not wait. The caller holds mu.
+func (q *Queue) mayWait(p *Place, l config.Limits) error {
+	if q.order.waiting >= l.Queue {
 		return ErrQueueFull
 	}
-	if capped && q.clients[client].waiting >= l.QueueShare() {
-		q.mu.Unlock()
+	if p.capped && q.clients[p.client].waiting >= l.QueueShare() {
 		return ErrClientLimit
 	}
-	t := &ticket{admitted: make(chan struct{}), client: client, capped: capped}
-	q.waiting = append(q.waiting, t)
-	q.countWaiting(t, 1)
-	q.mu.Unlock()
+	return nil
+}
 
-	timer := time.NewTimer(time.Duration(l.QueueTimeout))
+// await waits until t is admitted, for limit at most.
+func (q *Queue) await(ctx context.Context, t *ticket, limit time.Duration) (err error) {
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
-	var err error
 	select {
 	case <-t.admitted:
 		return nil
@@ -131,41 +201,42 @@ func (q *Queue) wait(ctx context.Context, client string, capped bool, l config.L
 func (q *Queue) abandon(t *ticket) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for i, w := range q.waiting {
-		if w == t {
-			q.waiting = append(q.waiting[:i], q.waiting[i+1:]...)
-			q.countWaiting(t, -1)
-			return true
-		}
+	if !q.order.remove(t) {
+		return false
 	}
-	return false
-}
-
-func (q *Queue) leave(client string, capped bool) {
-	if capped {
-		q.forget(client)
+	q.countWaiting(t, -1)
+	if q.order.waiting == 0 {
+		q.order.forget()
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.running--
-	q.admit()
+	return true
 }
 
 // Waiting returns how many requests wait.
 func (q *Queue) Waiting() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.waiting)
+	return q.order.waiting
 }
 
 // admit gives free places to waiting requests. The caller holds mu.
 func (q *Queue) admit() {
-	for q.running < q.limit && len(q.waiting) > 0 {
-		t := q.waiting[0]
-		q.waiting = q.waiting[1:]
+	if q.order.waiting == 0 {
+		return
+	}
+	now := time.Now()
+	for q.running < q.limit {
+		t := q.order.next(q.limit, now)
+		if t == nil {
+			break
+		}
+		q.order.serve(&t.place)
+		q.order.remove(t)
 		q.countWaiting(t, -1)
-		q.running++
+		q.run(&t.place)
 		close(t.admitted)
+	}
+	if q.order.waiting == 0 {
+		q.order.forget()
 	}
 }
 

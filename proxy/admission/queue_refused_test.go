@@ -20,12 +20,12 @@ func TestAdmissionForgetsTheRefused(t *testing.T) {
 		leave := mustEnter(t, &a, "a", l)
 		late := make(chan error)
 		go func() {
-			_, err := a.Enter(t.Context(), "b", l)
+			_, err := a.enter(t.Context(), "b", l)
 			late <- err
 		}()
 		synctest.Wait()
 		for range 3 * l.PerClient {
-			if _, err := a.Enter(t.Context(), "c", l); !errors.Is(err, ErrQueueFull) {
+			if _, err := a.enter(t.Context(), "c", l); !errors.Is(err, ErrQueueFull) {
 				t.Errorf("with the queue full: %v", err)
 			}
 		}
@@ -59,7 +59,7 @@ func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
 	gone := make(chan struct{})
 	close(gone)
 	first := mustEnter(t, &a, "a", limits(1))
-	leave, err := a.Enter(leavingContext{context.Background(), gone, sync.OnceFunc(first)}, "b", limits(1))
+	leave, err := a.enter(leavingContext{context.Background(), gone, sync.OnceFunc(first)}, "b", limits(1))
 	if err != nil {
 		t.Fatalf("got error %v, want the place that the first request returned", err)
 	}
@@ -77,7 +77,7 @@ func TestAdmissionCountsWaiting(t *testing.T) {
 		for range 3 * l.PerClient {
 			next := make(chan func(), 1)
 			go func() {
-				leave, err := a.Enter(t.Context(), "b", l)
+				leave, err := a.enter(t.Context(), "b", l)
 				if err != nil {
 					t.Error(err)
 				}

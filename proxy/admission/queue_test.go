@@ -26,14 +26,32 @@ func (a *Queue) empty(t *testing.T) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.running != 0 || len(a.waiting) != 0 || len(a.clients) != 0 {
-		t.Errorf("%d run, %d wait, clients %v", a.running, len(a.waiting), a.clients)
+	if a.running != 0 || a.order.waiting != 0 || len(a.clients) != 0 {
+		t.Errorf("%d run, %d wait, clients %v", a.running, a.order.waiting, a.clients)
 	}
+	for _, c := range a.order.classes {
+		if c.running != 0 || c.waiting.Len() != 0 || len(c.active) != 0 {
+			t.Errorf("class %q: %d run, %d wait for %d tenants", c.Name, c.running, c.waiting.Len(), len(c.active))
+		}
+	}
+}
+
+// claim returns the claim of a client's request without a class.
+func claim(client string) Claim {
+	cfg := config.Default()
+	class, _ := cfg.PriorityClass("")
+	return Claim{Client: client, Class: class}
+}
+
+// enter is Enter for a request without a class.
+func (a *Queue) enter(ctx context.Context, client string, l config.Limits) (leave func(), err error) {
+	p, err := a.Enter(ctx, claim(client), l)
+	return func() { p.Leave(0) }, err
 }
 
 func mustEnter(t *testing.T, a *Queue, client string, l config.Limits) (leave func()) {
 	t.Helper()
-	leave, err := a.Enter(t.Context(), client, l)
+	leave, err := a.enter(t.Context(), client, l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +65,7 @@ func TestAdmissionInOrderOfArrival(t *testing.T) {
 		order := make(chan int, 5)
 		for i := range 5 {
 			go func() {
-				leave, err := a.Enter(t.Context(), "b", limits(1))
+				leave, err := a.enter(t.Context(), "b", limits(1))
 				if err != nil {
 					t.Error(err)
 					return
@@ -82,27 +100,27 @@ func TestAdmissionRefuses(t *testing.T) {
 		reason string
 	}{
 		{"queue is full", config.Limits{MaxExchanges: 1}, func(ctx context.Context, a *Queue, l config.Limits) error {
-			_, err := a.Enter(ctx, "b", l)
+			_, err := a.enter(ctx, "b", l)
 			return err
 		}, ErrQueueFull, 0, "queue_full"},
 		{"time is up", limits(1), func(ctx context.Context, a *Queue, l config.Limits) error {
-			_, err := a.Enter(ctx, "b", l)
+			_, err := a.enter(ctx, "b", l)
 			return err
 		}, ErrQueueTimeout, 10 * time.Second, "queue_timeout"},
 		{"client leaves", limits(1), func(ctx context.Context, a *Queue, l config.Limits) error {
 			ctx, cancel := context.WithCancelCause(ctx)
 			time.AfterFunc(3*time.Second, func() { cancel(errLeft) })
-			_, err := a.Enter(ctx, "b", l)
+			_, err := a.enter(ctx, "b", l)
 			return err
 		}, errLeft, 3 * time.Second, "left"},
 		{"proxy drains", limits(1), func(ctx context.Context, a *Queue, l config.Limits) error {
 			ctx, cancel := context.WithCancelCause(ctx)
 			cancel(downstream.ErrDraining)
-			_, err := a.Enter(ctx, "b", l)
+			_, err := a.enter(ctx, "b", l)
 			return err
 		}, downstream.ErrDraining, 0, "draining"},
 		{"client has its share", config.Limits{MaxExchanges: 2, PerClient: 1}, func(ctx context.Context, a *Queue, l config.Limits) error {
-			_, err := a.Enter(ctx, "a", l)
+			_, err := a.enter(ctx, "a", l)
 			return err
 		}, ErrClientLimit, 0, "client_limit"},
 	}
@@ -136,7 +154,7 @@ func TestAdmissionLeftAtTheMomentOfAdmission(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		got := make(chan error, 1)
 		go func() {
-			leave, err := a.Enter(ctx, "b", limits(1))
+			leave, err := a.enter(ctx, "b", limits(1))
 			if err == nil {
 				leave()
 			}
@@ -144,7 +162,7 @@ func TestAdmissionLeftAtTheMomentOfAdmission(t *testing.T) {
 		}()
 		for waits := false; !waits; {
 			a.mu.Lock()
-			waits = len(a.waiting) == 1
+			waits = a.order.waiting == 1
 			a.mu.Unlock()
 		}
 		var both sync.WaitGroup
@@ -162,14 +180,15 @@ func TestAdmissionLeftAtTheMomentOfAdmission(t *testing.T) {
 func TestAdmissionKeepsAnAdmittedTicket(t *testing.T) {
 	var a Queue
 	leave := mustEnter(t, &a, "a", limits(1))
-	mine := &ticket{admitted: make(chan struct{})}
-	a.waiting = append(a.waiting, mine)
+	class := a.order.class(claim("b").Class)
+	mine := &ticket{admitted: make(chan struct{}), place: Place{queue: &a, class: class, tenant: class.tenant("b", 1), booked: 1}}
+	a.order.add(mine)
 	leave()
 	if a.abandon(mine) {
 		t.Error("abandon removed an admitted ticket")
 	}
 	<-mine.admitted
-	a.leave("b", false)
+	mine.place.Leave(0)
 	a.empty(t)
 }
 
@@ -182,7 +201,7 @@ func TestAdmissionCapCountsTheQueue(t *testing.T) {
 		queued := make(chan func(), 2)
 		for range 2 {
 			go func() {
-				leave, err := a.Enter(t.Context(), "b", l)
+				leave, err := a.enter(t.Context(), "b", l)
 				if err != nil {
 					t.Error(err)
 				}
@@ -190,7 +209,7 @@ func TestAdmissionCapCountsTheQueue(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if _, err := a.Enter(t.Context(), "b", l); err != ErrClientLimit {
+		if _, err := a.enter(t.Context(), "b", l); err != ErrClientLimit {
 			t.Errorf("a third one waits: %v", err)
 		}
 		leave()
@@ -213,7 +232,7 @@ func TestAdmissionReload(t *testing.T) {
 		admitted := make(chan func(), 10)
 		wait := func(l config.Limits) {
 			go func() {
-				leave, err := a.Enter(t.Context(), "b", l)
+				leave, err := a.enter(t.Context(), "b", l)
 				if err != nil {
 					t.Error(err)
 					return
@@ -253,7 +272,7 @@ func TestAdmissionHammer(t *testing.T) {
 					go cancel()
 				}
 				l := config.Limits{MaxExchanges: 3 + rand.N(3), Queue: 20, QueueTimeout: config.Duration(rand.N(time.Millisecond) + 1), PerClient: rand.N(2) * 3}
-				if leave, err := a.Enter(ctx, client, l); err == nil {
+				if leave, err := a.enter(ctx, client, l); err == nil {
 					a.mu.Lock()
 					if a.running > 5 {
 						most.Store(a.running, true)
@@ -282,13 +301,13 @@ func TestHalfOfTheQueue(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		for _, client := range append(slices.Repeat([]string{"a"}, 100), "b") {
 			waiting.Go(func() {
-				if _, err := a.Enter(ctx, client, l); !errors.Is(err, context.Canceled) {
-					t.Errorf("%s: a.Enter(ctx, client, l) = %v, want %v", client, err, context.Canceled)
+				if _, err := a.enter(ctx, client, l); !errors.Is(err, context.Canceled) {
+					t.Errorf("%s: a.enter(ctx, client, l) = %v, want %v", client, err, context.Canceled)
 				}
 			})
 		}
 		synctest.Wait()
-		if _, err := a.Enter(ctx, "a", l); err != ErrClientLimit {
+		if _, err := a.enter(ctx, "a", l); err != ErrClientLimit {
 			t.Errorf("request beyond half of the places: error %v, want ErrClientLimit", err)
 		}
 		cancel()

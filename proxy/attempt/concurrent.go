@@ -60,6 +60,7 @@ func (a *attempt) decodeBeside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.prioritize(a.p.Decode)
 	shaped, err := a.conn.Decode(&a.c, nil, body)
 	if err != nil {
 		return err

@@ -31,10 +31,11 @@ type Env struct {
 	Prompt   *prompt.Prompt
 	Route    *sidecar.Route
 	Journal  *journal.Journal
-	Hooks    Hooks    // nil: no leg or finish hook
-	Key      string   // name of the client's API key; "" without keys
-	WarmUp   bool     // no client sent the request
-	Replacer Replacer // chooses another decode engine
+	Hooks    Hooks                 // nil: no leg or finish hook
+	Class    *config.PriorityClass // nil: the configuration has no classes
+	Key      string                // name of the client's API key; "" without keys
+	WarmUp   bool                  // no client sent the request
+	Replacer Replacer              // chooses another decode engine
 
 	tries   [abi.Encode + 1]int // legs sent, by phase
 	encoded bool                // no encode leg is needed any more

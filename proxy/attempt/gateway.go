@@ -144,6 +144,7 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.prioritize(a.p.Decode)
 	shaped, err := a.conn.Aggregated(&a.c, body)
 	if err != nil {
 		return nil, err

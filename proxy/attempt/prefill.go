@@ -27,6 +27,7 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 			body.Free()
 		}
 	}()
+	a.prioritize(a.p.Prefill)
 	shaped, err := a.conn.Prefill(&a.c, body.B)
 	if err != nil {
 		return shaped, nil, err

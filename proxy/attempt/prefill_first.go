@@ -36,6 +36,7 @@ func (a *attempt) prefillFirst() error {
 		if err != nil {
 			return err
 		}
+		a.prioritize(a.p.Decode)
 		shaped, err := a.conn.Decode(&a.c, &a.prefill.handoff, body)
 		if err != nil {
 			return err

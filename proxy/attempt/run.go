@@ -88,6 +88,7 @@ func (a *attempt) aggregated() error {
 	if err != nil {
 		return err
 	}
+	a.prioritize(a.p.Decode)
 	shaped, err := a.conn.Aggregated(&a.c, body)
 	if err != nil {
 		return err

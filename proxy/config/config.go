@@ -50,6 +50,8 @@ type Config struct {
 	Models []Model `toml:"model"`
 	// Remotes are endpoints of other operators, for fallbacks of Models.
 	Remotes []Remote `toml:"remote"`
+	// PriorityClasses are the classes of requests that share the proxy's places.
+	PriorityClasses []PriorityClass `toml:"priority_class"`
 	// Engines are the configured instances.
 	Engines []Engine `toml:"engine"`
 	// Health configures the probes of instances.

@@ -99,6 +99,8 @@ func (d *decoder) slice(key string, datum any, v reflect.Value) {
 			*e = DefaultEngine()
 		case *Plugin:
 			*e = DefaultPlugin()
+		case *PriorityClass:
+			*e = DefaultPriorityClass()
 		}
 		d.value(indexKey(key, i), element, v.Index(i))
 	}

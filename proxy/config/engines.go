@@ -148,6 +148,12 @@ type Engine struct {
 	// Weight is a number for policies, such as the engine's relative capacity; the
 	// built-in policies do not use it. Default 0: 1; at most 1000.
 	Weight float64 `toml:"weight"`
+	// Priority is the order in which the engine runs requests of different priorities, the
+	// field "priority" of their bodies: lower_first (vLLM with --scheduling-policy priority,
+	// SGLang with --schedule-low-priority-values-first) or higher_first (SGLang with
+	// --enable-priority-scheduling). Each request then has the priority of its class. Default
+	// "": the proxy leaves the field unchanged.
+	Priority string `toml:"priority"`
 	// HealthPath is the path of the health probe. Default "": a cheap path of the
 	// connector. Probes never generate tokens.
 	HealthPath string `toml:"health_path"`

@@ -60,10 +60,11 @@ func TestReferenceHasEveryKey(t *testing.T) {
 	cfg := Default()
 	cfg.Engines, cfg.Plugins, cfg.Upstreams = []Engine{DefaultEngine()}, []Plugin{DefaultPlugin()}, make([]Upstream, 1)
 	cfg.Models, cfg.Remotes = make([]Model, 1), make([]Remote, 1)
+	cfg.PriorityClasses = []PriorityClass{DefaultPriorityClass()}
 	example := map[string]bool{ // for these keys the file shows an example, not the default
 		"engine.name": true, "engine.url": true, "engine.role": true, "engine.connector": true,
 		"plugin.name": true, "plugin.path": true, "upstream.name": true, "upstream.url": true,
-		"model.name": true, "model.alias_of": true, "remote.name": true, "remote.url": true, "remote.model": true,
+		"priority_class.name": true, "model.name": true, "model.alias_of": true, "remote.name": true, "remote.url": true, "remote.model": true,
 	}
 	lines := strings.Split(text, "\n")
 	previous := map[string]int{}
@@ -104,7 +105,7 @@ func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
 	t.Helper()
 	table := plain[:strings.LastIndexByte(plain, '.')]
 	header := "[" + table + "]\n"
-	if table == "engine" || table == "plugin" || table == "upstream" || table == "model" || table == "remote" {
+	if table == "engine" || table == "plugin" || table == "upstream" || table == "model" || table == "priority_class" || table == "remote" {
 		header = "[[" + table + "]]\n"
 	}
 	var got Config

@@ -227,6 +227,12 @@ type Limits struct {
 	// BufferMemory is the maximum number of bytes of requests and answers that the
 	// proxy holds. Default 0: a quarter of the memory that the process may use.
 	BufferMemory ByteSize `toml:"buffer_memory"`
+	// PriorityHeader is the header line in which a request names its [[priority_class]]. A
+	// client may choose only classes that are not more urgent than its own. Engines never get
+	// the line. Default "": none.
+	PriorityHeader string `toml:"priority_header"`
+	// TrustPriority: a client may choose each class in PriorityHeader. Default false.
+	TrustPriority bool `toml:"trust_priority"`
 
 	// The default of PerClient; PerClient has this value if it is omitted or set to it.
 	clientHalf int

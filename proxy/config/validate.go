@@ -20,6 +20,7 @@ func (c *Config) Validate() []Problem {
 	k.upstreams()
 	k.models()
 	k.remotes()
+	k.priorities()
 	k.engines()
 	k.pairs()
 	k.engineCare()

@@ -54,6 +54,10 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
 		k.add(key("health_path"), "must begin with /")
 	}
+	k.oneOf(key("priority"), e.Priority, "", LowerFirst, HigherFirst)
+	if e.Priority != "" && e.Connector == ConnectorTRTLLM {
+		k.add(key("priority"), "is not for connector %q: its engines reject the field", ConnectorTRTLLM)
+	}
 	k.endpoint(key("endpoint"), e.Endpoint)
 	k.atLeast(key("max_conns"), e.MaxConns, 0)
 	k.oneOf(key("wire"), e.Wire, "", "g1", "g2", "g3")

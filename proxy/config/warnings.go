@@ -163,6 +163,9 @@ func (k *checker) warnUnused(i int, e Engine) {
 	if e.HeaderOverrides && e.Connector != ConnectorSGLang {
 		k.add(engineKey(i, "header_overrides"), "has no effect: only engines of connector %q read such header lines", ConnectorSGLang)
 	}
+	if e.Priority != "" && len(k.config.PriorityClasses) == 0 {
+		k.add(engineKey(i, "priority"), "has no effect without [[priority_class]]")
+	}
 	if e.Wire != "" && e.Connector != ConnectorTRTLLM {
 		k.add(engineKey(i, "wire"), "has no effect: only connector %q has wire generations", ConnectorTRTLLM)
 	}

@@ -40,6 +40,9 @@ type Attempt struct {
 	TRTLLM TRTLLM
 	// Flow is the order of this attempt's legs: the connector's own, or that of Order.
 	Flow abi.Flow
+	// Priority is the raw JSON of the field "priority" of the next leg; nil: the leg has the
+	// client's field.
+	Priority []byte
 	// Conversation is the name of the request's conversation, for engines whose
 	// protocol has a field for it; "" if unknown.
 	Conversation string

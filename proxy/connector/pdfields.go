@@ -98,8 +98,13 @@ func PDMember(key string, value []byte) bool {
 }
 
 // cutPD appends the edits that cut the client's PD fields out of a's body
-// ([openai.CutPD]). For a trusted client it appends none.
+// ([openai.CutPD]), and the edit that sets its priority, for which edits must
+// have capacity too. For a trusted client it cuts none.
 func cutPD(edits []openai.Edit, a *Attempt) []openai.Edit {
+	if a.Priority != nil { // without append, which would move the values of all edits to the heap
+		edits = edits[:len(edits)+1]
+		edits[len(edits)-1] = openai.Edit{Key: "priority", Value: a.Priority}
+	}
 	if a.Trust {
 		return edits
 	}

@@ -8,8 +8,8 @@ import (
 )
 
 // editRoom is the number of edits that a leg has room for: up to twelve of the
-// connector's own, and those that cut PD fields.
-const editRoom = 12 + openai.PDCuts
+// connector's own, the priority, and those that cut PD fields.
+const editRoom = 13 + openai.PDCuts
 
 // literal returns the bytes of a constant, for the value of an edit. They must not be
 // written to.

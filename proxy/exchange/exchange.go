@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
@@ -15,18 +16,19 @@ import (
 // exchange from open to close. close runs exactly once, on every path. Each goroutine that an
 // attempt starts ends before close, or belongs to cleanup.Runner.
 type exchange struct {
-	run     *Runner
-	client  downstream.Client
-	req     openai.Request
-	prompt  prompt.Prompt
-	ask     coordinator.Ask
-	route   sidecar.Route
-	journal journal.Journal
-	env     attempt.Env
-	gateway attempt.Gateway    // sends the request instead of this process; nil: this process sends the legs
-	held    *coordinator.Lease // of the last placement; close releases it too, because a panic may have kept the attempt from it
-	line    recording.Line     // of the recording
-	denied  *attempt.Error     // the failure for which the retry budget had no retry
+	run      *Runner
+	client   downstream.Client
+	req      openai.Request
+	prompt   prompt.Prompt
+	ask      coordinator.Ask
+	route    sidecar.Route
+	journal  journal.Journal
+	env      attempt.Env
+	gateway  attempt.Gateway    // sends the request instead of this process; nil: this process sends the legs
+	admitted admission.Place    // among the running requests; zero: none
+	held     *coordinator.Lease // of the last placement; close releases it too, because a panic may have kept the attempt from it
+	line     recording.Line     // of the recording
+	denied   *attempt.Error     // the failure for which the retry budget had no retry
 }
 
 // reset drops every reference to the request and keeps the memory.
@@ -34,6 +36,7 @@ func (x *exchange) reset() {
 	clear(x.ask.Excluded)
 	x.ask = coordinator.Ask{Excluded: x.ask.Excluded[:0]}
 	x.run, x.gateway, x.held, x.denied = nil, nil, nil, nil
+	x.admitted = admission.Place{}
 	x.env.Reset()
 	x.prompt.Reset()
 	x.route.Reset()

@@ -51,11 +51,10 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	if err := x.read(client); err != nil {
 		return err
 	}
-	leave, err := x.admit(client)
-	if err != nil {
+	if err := x.admit(client); err != nil {
 		return err
 	}
-	defer leave()
+	defer x.leave()
 	if err := x.describe(); err != nil {
 		return err
 	}
@@ -145,22 +144,11 @@ func (x *exchange) read(client string) error {
 	return x.route.Check()
 }
 
-// admit waits for the request's turn. The caller calls leave when the request has ended.
-func (x *exchange) admit(client string) (leave func(), err error) {
-	x.journal.Stage(telemetry.StageWaitsPlace)
-	leave, err = x.run.Queue.Enter(x.env.Context, client, x.env.Config.Limits)
-	if err != nil {
-		x.journal.Shed(admission.Reason(err))
-		return nil, err
-	}
-	x.journal.Stage(telemetry.StageRuns)
-	return leave, nil
-}
-
 // describe fills in the question for the coordinator.
 func (x *exchange) describe() error {
 	e := &x.env
 	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
+	x.withoutPriority()
 	if sc := x.route.Sidecar(); sc != nil {
 		e.Fields = sc.Strip(e.Fields)
 	}

@@ -35,13 +35,13 @@ func (x *exchange) serveStored(r *http.Request, target openai.StoredResponse) er
 	if err != nil {
 		return err
 	}
-	leave, err := x.admit(client)
-	if err != nil {
+	if err := x.admit(client); err != nil {
 		return err
 	}
-	defer leave()
-	fields := downstream.Without(x.client.AppendFields(x.env.Fields[:0], "", x.env.Key == "", false), "Content-Type")
-	x.env.Fields = fields
+	defer x.leave()
+	x.env.Fields = downstream.Without(x.client.AppendFields(x.env.Fields[:0], "", x.env.Key == "", false), "Content-Type")
+	x.withoutPriority()
+	fields := x.env.Fields
 	s, err := x.find(target.ID, fields)
 	if err != nil {
 		return err

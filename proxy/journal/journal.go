@@ -54,6 +54,7 @@ type Journal struct {
 	intervals telemetry.Intervals
 	operation string           // in the terms of OpenTelemetry; "": none
 	model     *telemetry.Model // instruments of the request's model; other before Model is called
+	class     *telemetry.Class // instruments of the priority class; nil: the configuration has no classes
 	stage     telemetry.Stage
 	staged    time.Time     // when stage began
 	waited    time.Duration // time in the earlier stages
@@ -89,6 +90,9 @@ func (j *Journal) Inject(set func(name, value string)) { j.span.Inject(set) }
 // Client notes the name of the client's API key.
 func (j *Journal) Client(key string) { j.client = key }
 
+// Class notes the priority class of the request.
+func (j *Journal) Class(name string) { j.class = j.books.metrics.Class(name) }
+
 // WarmUp records that no client sent the request. The request is not counted as a client's request,
 // and the times of its legs do not count as measurements of the engines' speed.
 func (j *Journal) WarmUp() { j.warmUp = true }
@@ -103,6 +107,7 @@ func (j *Journal) Stage(s telemetry.Stage) {
 		j.waited += now.Sub(j.staged)
 	}
 	j.model.Move(j.stage, s)
+	j.class.Move(j.stage, s)
 	j.stage, j.staged = s, now
 }
 
@@ -221,6 +226,7 @@ func (j *Journal) FirstByte(l *Leg) {
 		return
 	}
 	j.model.FirstByte(j.rec.Stream, now.Sub(j.rec.Start))
+	j.class.FirstByte(j.rec.Stream, now.Sub(j.rec.Start))
 	if j.filters != nil {
 		j.publishFirstByte(now)
 	}
@@ -286,7 +292,9 @@ func (j *Journal) measure() {
 	j.Stage(telemetry.StageNone)
 	if admitted {
 		j.model.QueueWait(j.waited)
+		j.class.QueueWait(j.waited)
 	}
+	j.class.Exchange(j.rec.Usage.Prompt, j.rec.Usage.Completion, j.rec.Outcome)
 	j.model.Exchange(j.rec.Flow, j.rec.Outcome, j.rec.End.Sub(j.rec.Start))
 	j.model.MergeIntervals(&j.intervals)
 	j.model.Tokens(j.rec.Usage.Prompt, j.rec.Usage.Completion, j.rec.Usage.Cached)
@@ -307,6 +315,7 @@ func (j *Journal) Close() {
 	j.books, j.span, j.filters, j.last = nil, nil, nil, coordinator.Pair{}
 	j.client, j.warmUp, j.intervals = "", false, telemetry.Intervals{}
 	j.operation, j.model, j.stage, j.waited = "", nil, telemetry.StageNone, 0
+	j.class = nil
 	j.rec.reset()
 }
 

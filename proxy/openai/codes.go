@@ -27,6 +27,7 @@ const (
 	CodeInvalidForm
 	CodeInvalidJSON
 	CodeInvalidName
+	CodeInvalidPriority
 	CodeInvalidType
 	CodeLegFailed
 	CodeLegTimeout
@@ -109,6 +110,7 @@ var codes = [codeCount]CodeInfo{
 	CodeInvalidForm:                {"invalid_form", []int{400}, "", "The body is not a valid form (multipart/form-data), or parsers could read it in different ways."},
 	CodeInvalidJSON:                {"invalid_json", []int{400}, "", "The body is not one valid JSON object."},
 	CodeInvalidName:                {"invalid_name", []int{400}, "", "A field has a name with capital letters that the engines reserve in lower case."},
+	CodeInvalidPriority:            {"invalid_priority", []int{400}, "", "The header limits.priority_header names no priority class, or a class that is more urgent than the class of the client."},
 	CodeInvalidType:                {"invalid_type", []int{400}, "", "A field has the wrong type."},
 	CodeLegFailed:                  {"leg_failed", []int{502}, "upstream_error", "An engine failed, and no retry was left."},
 	CodeLegTimeout:                 {"leg_timeout", []int{504}, "upstream_error", "An engine did not answer in time, and no retry was left."},

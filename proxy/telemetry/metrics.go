@@ -25,6 +25,7 @@ type Metrics struct {
 	waiting       *prometheus.GaugeVec
 	build         *prometheus.GaugeVec
 	models        models
+	classes       classVecs
 	pusher        atomic.Pointer[Pusher] // nil: no metrics by OTLP
 	reloadSuccess prometheus.Gauge
 	reloadTime    prometheus.Gauge
@@ -124,6 +125,11 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.outputTokens = histogram("pdproxy_output_tokens", "Tokens of the answer of a request, as the engine reported them.", tokenCounts, "model")
 	m.running = gauge("pdproxy_requests_running", "Requests that have a place among limits.max_exchanges and do not wait for an engine.", "model")
 	m.waiting = gauge("pdproxy_requests_waiting", "Requests that wait in the proxy, by reason: max_exchanges for a place among limits.max_exchanges, no_engine for an engine that is ready (limits.no_engine_timeout).", "model", "reason")
+	m.classes.exchanges = counter("pdproxy_class_exchanges_total", "Exchanges that ended, by priority class and outcome.", "class", "outcome")
+	m.classes.tokens = counter("pdproxy_class_tokens_total", "Tokens that the engines reported, by priority class and kind.", "class", "kind")
+	m.classes.queueWait = histogram("pdproxy_class_queue_wait_seconds", "Time that a request waited in the proxy, by priority class; 0 for requests that did not wait.", queueWaits, "class")
+	m.classes.firstToken = histogram("pdproxy_class_time_to_first_token_seconds", "Time from a request's head to the first byte of its stream, by priority class.", waits, "class")
+	m.classes.requests = gauge("pdproxy_class_requests", "Requests in the proxy, by priority class and state: running or waiting.", "class", "state")
 	m.build = gauge("pdproxy_build_info", "1, with the version of the program and of Go.", "version", "goversion")
 	m.reloadSuccess = prometheus.NewGauge(prometheus.GaugeOpts{Name: "pdproxy_config_reload_success", Help: "1 if the last read of the configuration, at the start or by a reload, succeeded; 0 while an older configuration stays in force."})
 	m.reloadTime = prometheus.NewGauge(prometheus.GaugeOpts{Name: "pdproxy_config_reload_timestamp_seconds", Help: "Time of the last read of the configuration that succeeded."})

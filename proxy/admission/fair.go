@@ -1,0 +1,213 @@
+package admission
+
+import (
+	"cmp"
+	"container/heap"
+	"container/list"
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// fair orders the waiting requests: by start-time fair queuing over the priority classes,
+// and within a class over the tenants. A class or tenant that has received fewer tokens for
+// its weight comes first. A class or tenant that had nothing to send gets no credit for that
+// time. The order has a memory only while requests wait. The zero value has no request. The
+// caller holds the lock of the queue.
+type fair struct {
+	classes []*class
+	waiting int
+	now     float64 // tokens per weight of the class that was served last
+}
+
+// class is one priority class.
+type class struct {
+	config.PriorityClass
+	running int
+	served  float64   // tokens per weight
+	waiting list.List // of *ticket, oldest first
+	tenants map[string]*tenant
+	active  tenants // those with waiting requests
+	now     float64 // tokens per weight of the tenant that was served last
+}
+
+// tenant is one tenant within a class.
+type tenant struct {
+	name    string
+	weight  float64
+	served  float64   // tokens per weight
+	waiting []*ticket // oldest first
+	index   int       // in the heap of the class; -1: no request waits
+}
+
+// mostIdle bounds the tenants of a class without waiting requests that the order remembers.
+const mostIdle = 1024
+
+// class returns the class of c, with the values of c.
+func (f *fair) class(c config.PriorityClass) *class {
+	for _, known := range f.classes {
+		if known.Name == c.Name {
+			known.PriorityClass = c // a reload may have changed it
+			return known
+		}
+	}
+	made := &class{PriorityClass: c, tenants: make(map[string]*tenant)}
+	f.classes = append(f.classes, made)
+	return made
+}
+
+// mayRun reports whether the class has less than its share of the places.
+func (c *class) mayRun(places int) bool { return c.running < c.Places(places) }
+
+// tenant returns the tenant of that name.
+func (c *class) tenant(name string, weight float64) *tenant {
+	t := c.tenants[name]
+	if t == nil {
+		if len(c.tenants) >= mostIdle+len(c.active) {
+			c.forgetIdle()
+		}
+		t = &tenant{name: name, index: -1, served: c.now}
+		c.tenants[name] = t
+	}
+	t.weight = weight
+	return t
+}
+
+// forgetIdle forgets the tenants without waiting requests.
+func (c *class) forgetIdle() {
+	for name, t := range c.tenants {
+		if t.index < 0 {
+			delete(c.tenants, name)
+		}
+	}
+}
+
+// add lets t wait.
+func (f *fair) add(t *ticket) {
+	c, of := t.place.class, t.place.tenant
+	if c.waiting.Len() == 0 {
+		c.served = max(c.served, f.now)
+	}
+	of.waiting = append(of.waiting, t)
+	if of.index < 0 {
+		of.served = max(of.served, c.now)
+		heap.Push(&c.active, of)
+	}
+	t.element = c.waiting.PushBack(t)
+	f.waiting++
+}
+
+// remove takes t out of the order. It returns false if t does not wait.
+func (f *fair) remove(t *ticket) bool {
+	if t.element == nil {
+		return false
+	}
+	c, of := t.place.class, t.place.tenant
+	c.waiting.Remove(t.element)
+	t.element = nil
+	of.waiting = slices.DeleteFunc(of.waiting, func(w *ticket) bool { return w == t })
+	if len(of.waiting) == 0 {
+		heap.Remove(&c.active, of.index)
+	} else {
+		heap.Fix(&c.active, of.index)
+	}
+	f.waiting--
+	return true
+}
+
+// next returns the request that gets the next place, nil if none may run. The request still
+// waits.
+func (f *fair) next(places int, now time.Time) *ticket {
+	var best *class
+	var promoted *ticket
+	for _, c := range f.classes {
+		if c.waiting.Len() == 0 || !c.mayRun(places) {
+			continue
+		}
+		oldest := c.waiting.Front().Value.(*ticket)
+		if after := time.Duration(c.PromoteAfter); after > 0 && now.Sub(oldest.arrived) >= after &&
+			(promoted == nil || oldest.arrived.Before(promoted.arrived)) {
+			promoted = oldest
+		}
+		if best == nil || c.served < best.served {
+			best = c
+		}
+	}
+	switch {
+	case promoted != nil:
+		return promoted
+	case best == nil:
+		return nil
+	}
+	return best.active[0].waiting[0]
+}
+
+// serve charges p with the tokens that its request is expected to use. It does nothing while
+// no request waits.
+func (f *fair) serve(p *Place) {
+	if f.waiting == 0 {
+		return
+	}
+	p.charged = true
+	f.now, p.class.now = max(f.now, p.class.served), max(p.class.now, p.tenant.served)
+	p.charge(p.booked)
+}
+
+// charge adds tokens to those that the class and the tenant have received.
+func (p *Place) charge(tokens int64) {
+	p.class.served += float64(tokens) / p.class.Weight
+	p.tenant.served += float64(tokens) / p.tenant.weight
+	if p.tenant.index >= 0 {
+		heap.Fix(&p.class.active, p.tenant.index)
+	}
+}
+
+// forget ends the memory when no request waits any more: a class or tenant that used an idle
+// proxy owes nothing later.
+func (f *fair) forget() {
+	f.now = 0
+	for _, c := range f.classes {
+		c.served, c.now = 0, 0
+		clear(c.tenants)
+	}
+	f.classes = slices.DeleteFunc(f.classes, func(c *class) bool { return c.running == 0 })
+}
+
+// tenants is a heap of those with waiting requests. The first one comes next.
+type tenants []*tenant
+
+// Len implements heap.Interface.
+func (h tenants) Len() int { return len(h) }
+
+// Less implements heap.Interface. Of tenants that have received the same, the one whose
+// request waits longer comes first.
+func (h tenants) Less(i, j int) bool {
+	if c := cmp.Compare(h[i].served, h[j].served); c != 0 {
+		return c < 0
+	}
+	return h[i].waiting[0].number < h[j].waiting[0].number
+}
+
+// Swap implements heap.Interface.
+func (h tenants) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (h *tenants) Push(x any) {
+	t := x.(*tenant)
+	t.index = len(*h)
+	*h = append(*h, t)
+}
+
+// Pop implements heap.Interface.
+func (h *tenants) Pop() any {
+	last := len(*h) - 1
+	t := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	t.index = -1
+	return t
+}

@@ -1,0 +1,93 @@
+package exchange
+
+import (
+	"fmt"
+
+	"github.com/pdproxy/pdproxy/proxy/admission"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// mostBooked is how many generated tokens a waiting request is charged with at most when it
+// gets its place. Clients often set a limit of tokens that their answers never reach. The real
+// number replaces the booked one at the end of the request.
+const mostBooked = 1024
+
+// admit waits for the request's turn. leave ends its place.
+func (x *exchange) admit(client string) error {
+	class, err := x.class()
+	if err != nil {
+		return err
+	}
+	if len(x.env.Config.PriorityClasses) > 0 {
+		x.env.Class = &class
+		x.journal.Class(class.Name)
+	}
+	x.journal.Stage(telemetry.StageWaitsPlace)
+	x.admitted, err = x.run.Queue.Enter(x.env.Context, admission.Claim{
+		Client: client, Class: class, Tokens: x.req.PromptTokens + x.booked(),
+	}, x.env.Config.Limits)
+	if err != nil {
+		x.journal.Shed(admission.Reason(err))
+		return err
+	}
+	x.journal.Stage(telemetry.StageRuns)
+	return nil
+}
+
+// booked returns how many generated tokens the request is charged with at its begin.
+func (x *exchange) booked() int64 {
+	if !x.req.API.Generates() {
+		return 0
+	}
+	limit := x.req.MaxTokens
+	if limit < 0 || limit > mostBooked {
+		limit = mostBooked
+	}
+	return limit * max(1, int64(x.req.N))
+}
+
+// leave gives the place back, with the tokens that the request has used: those that the engine
+// reported, or those that the proxy has seen.
+func (x *exchange) leave() {
+	used := x.journal.Reported()
+	prompt, completion := used.Prompt, used.Completion
+	if prompt <= 0 {
+		prompt = x.ask.Request.PromptTokens
+	}
+	if completion <= 0 {
+		completion = x.journal.Reads()
+	}
+	x.admitted.Leave(prompt + completion)
+}
+
+// class returns the priority class of the request.
+func (x *exchange) class() (config.PriorityClass, error) {
+	cfg := x.env.Config
+	own, _ := cfg.PriorityClass(config.DefaultClass)
+	header := cfg.Limits.PriorityHeader
+	if header == "" {
+		return own, nil
+	}
+	name := x.client.Header().Get(header)
+	if name == "" {
+		return own, nil
+	}
+	asked, found := cfg.PriorityClass(name)
+	switch {
+	case !found:
+		return own, openai.NewFieldError(openai.CodeInvalidPriority, header, fmt.Sprintf("the header %s does not name a priority class", header))
+	case asked.Priority > own.Priority && !cfg.Limits.TrustPriority:
+		return own, openai.NewFieldError(openai.CodeInvalidPriority, header, fmt.Sprintf("the header %s names a class that is more urgent than this client's class %q", header, own.Name))
+	}
+	return asked, nil
+}
+
+// withoutPriority removes the line that names the class from the fields of the legs.
+func (x *exchange) withoutPriority() {
+	if header := x.env.Config.Limits.PriorityHeader; header != "" {
+		x.env.Fields = downstream.Without(x.env.Fields, header)
+	}
+}

@@ -1,0 +1,87 @@
+package telemetry
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// classVecs are the instruments of all priority classes.
+type classVecs struct {
+	exchanges  *prometheus.CounterVec
+	tokens     *prometheus.CounterVec
+	queueWait  *prometheus.HistogramVec
+	firstToken *prometheus.HistogramVec
+	requests   *prometheus.GaugeVec
+
+	byName sync.Map // of *Class
+}
+
+// Class holds the instruments of one priority class. A nil *Class measures nothing. It is safe
+// for concurrent use.
+type Class struct {
+	vecs       *classVecs
+	name       string
+	tokens     [2]prometheus.Counter // prompt, completion
+	queueWait  prometheus.Observer
+	firstToken prometheus.Observer
+	stages     [stageCount]prometheus.Gauge // nil: the stage has no gauge
+}
+
+// Class returns the instruments of a class. The names must come from the configuration.
+func (m *Metrics) Class(name string) *Class {
+	if found, ok := m.classes.byName.Load(name); ok {
+		return found.(*Class)
+	}
+	v := &m.classes
+	waiting := v.requests.WithLabelValues(name, "waiting")
+	made := &Class{
+		vecs: v, name: name,
+		tokens:     [2]prometheus.Counter{v.tokens.WithLabelValues(name, "prompt"), v.tokens.WithLabelValues(name, "completion")},
+		queueWait:  v.queueWait.WithLabelValues(name),
+		firstToken: v.firstToken.WithLabelValues(name),
+		stages: [stageCount]prometheus.Gauge{
+			StageWaitsPlace: waiting, StageWaitsEngine: waiting, StageRuns: v.requests.WithLabelValues(name, "running"),
+		},
+	}
+	found, _ := v.byName.LoadOrStore(name, made)
+	return found.(*Class)
+}
+
+// Move counts a request that leaves one stage and enters another.
+func (c *Class) Move(from, to Stage) {
+	if c == nil {
+		return
+	}
+	if g := c.stages[from]; g != nil {
+		g.Dec()
+	}
+	if g := c.stages[to]; g != nil {
+		g.Inc()
+	}
+}
+
+// FirstByte observes the time until the first byte of a stream.
+func (c *Class) FirstByte(stream bool, d time.Duration) {
+	if c != nil && stream {
+		c.firstToken.Observe(d.Seconds())
+	}
+}
+
+// QueueWait observes how long a request waited in the proxy, 0 if it did not.
+func (c *Class) QueueWait(d time.Duration) {
+	if c != nil {
+		c.queueWait.Observe(d.Seconds())
+	}
+}
+
+// Exchange counts one ended exchange with the tokens that the engine reported.
+func (c *Class) Exchange(prompt, completion int64, out Outcome) {
+	if c == nil {
+		return
+	}
+	c.vecs.exchanges.WithLabelValues(c.name, out.String()).Inc()
+	c.tokens[0].Add(float64(max(0, prompt)))
+	c.tokens[1].Add(float64(max(0, completion)))
+}
