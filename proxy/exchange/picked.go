@@ -34,7 +34,7 @@ func (x *exchange) pick() error {
 	}
 	began := time.Now()
 	stream, d, err := x.plane.Ask(x.env.Context, x.pickRequest())
-	p := journal.Pick{Result: pickPicked, Took: time.Since(began)}
+	p := &journal.Pick{Result: pickPicked, Took: time.Since(began)}
 	if d != nil {
 		p.Destinations, p.Prefill, p.Encoders, p.BodyChanged = d.Destinations, d.Prefill, d.Encoders, d.Changed
 	}

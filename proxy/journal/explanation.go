@@ -87,7 +87,7 @@ func (r *record) explain() Explanation {
 
 		Conversation: string(r.turn.Key.AppendText(nil)), Turn: r.turn.Number,
 	}
-	if p := r.pick; p.Result != "" {
+	if p := r.pick; p != nil {
 		e.Picker = &ExplainedPicker{
 			Result: p.Result, DurationMS: millis(p.Took), Destinations: p.Destinations,
 			Prefill: p.Prefill, Encoders: p.Encoders, BodyChanged: p.BodyChanged,

@@ -140,8 +140,8 @@ type Pick struct {
 	BodyChanged  bool
 }
 
-// Picked counts and records the choice of an ext_proc picker, or why there is none.
-func (j *Journal) Picked(p Pick) {
+// Picked counts and records the choice of an ext_proc picker, or why there is none. It keeps p.
+func (j *Journal) Picked(p *Pick) {
 	j.rec.pick = p
 	j.books.metrics.Picked(p.Result, p.Took)
 }
