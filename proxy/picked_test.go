@@ -27,7 +27,8 @@ type scripted struct {
 	hangs  bool     // it never answers
 	answer []string // header lines of the answer that it sets
 
-	seen chan pickerSaw // one for each stream
+	seen  chan pickerSaw // one for each stream
+	asked chan struct{}  // one for each request to a picker that hangs
 }
 
 // pickerSaw is what a picker has seen of one request.
@@ -70,6 +71,7 @@ func (p *scripted) Process(s extproc.ExternalProcessor_ProcessServer) error {
 func (p *scripted) choose(s extproc.ExternalProcessor_ProcessServer, body string) {
 	switch {
 	case p.hangs:
+		p.asked <- struct{}{}
 		return
 	case p.refuse != nil:
 		s.Send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: p.refuse}})
@@ -106,7 +108,7 @@ func setting(lines []string) *extproc.HeaderMutation {
 // listens starts the picker on a socket until the end of the test, and returns its address.
 func (p *scripted) listens(t *testing.T) string {
 	t.Helper()
-	p.seen = make(chan pickerSaw, 10)
+	p.seen, p.asked = make(chan pickerSaw, 10), make(chan struct{}, 10)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -253,6 +255,31 @@ func TestPickedBody(t *testing.T) {
 	}
 }
 
+// hangsUp returns an address that closes each connection at once.
+func hangsUp(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { // ends with the listener
+		defer close(ended)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-ended
+	})
+	return l.Addr().String()
+}
+
 // TestPickerFails: without a usable choice the policies place the request, or the client gets
 // 503.
 func TestPickerFails(t *testing.T) {
@@ -276,7 +303,7 @@ func TestPickerFails(t *testing.T) {
 						c.Sidecar.PickerTimeout = config.Duration(time.Millisecond)
 					}
 					if reason == "unavailable" {
-						c.Sidecar.Picker = "ext_proc://127.0.0.1:1"
+						c.Sidecar.Picker = "ext_proc://" + hangsUp(t)
 					}
 				})
 				a := w.post(completionsPath, completions(false))
@@ -328,17 +355,17 @@ func TestPickedClientLeaves(t *testing.T) {
 	p := &scripted{hangs: true}
 	w := underPicker(t, p, answeringWholes(), nil)
 	ctx, leave := context.WithCancel(t.Context())
-	go func() {
-		for w.books.Running.Len() == 0 {
-			time.Sleep(time.Millisecond)
-		}
+	go func() { // ends with the request
+		<-p.asked
 		leave()
 	}()
 	if a := ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(false)); a.err == nil {
 		t.Errorf("got %d", a.status)
 	}
-	// The proxy may notice the client's end before the picker has seen the stream.
-	for w.metric("pdproxy_picker_requests_total", "cancelled") != 1 {
+	if saw := <-p.seen; saw.whole || saw.response != nil {
+		t.Errorf("the picker saw %v", saw)
+	}
+	for w.metric("pdproxy_picker_requests_total", "cancelled") != 1 { // the proxy counts after the stream has ended
 		time.Sleep(time.Millisecond)
 	}
 
