@@ -237,6 +237,33 @@ func TestPickedPair(t *testing.T) {
 	}
 }
 
+// TestPickedDecodeMoves: if decode fails after prefill has answered, the leg moves to the next
+// destination of the picker, although another decode engine is idle.
+func TestPickedDecodeMoves(t *testing.T) {
+	p := &scripted{lines: []string{"x-gateway-destination-endpoint", "10.0.0.2:80,10.0.0.5:80", "x-prefiller-host-port", "10.0.0.3:80"}}
+	engines := []*fakeEngine{decodeAt("d0", "10.0.0.1:80"), decodeAt("d1", "10.0.0.2:80"), decodeAt("d2", "10.0.0.5:80"), prefillAt("p0", "10.0.0.3:80")}
+	for _, e := range engines {
+		e.serve = func(c *engineConn, _ int) {
+			switch e.name {
+			case "p0":
+				c.json(200, nixlAnswer)
+			case "d1":
+				c.hangUp()
+			default:
+				c.json(200, usageAnswer)
+			}
+		}
+	}
+	w := underPicker(t, p, engines, nil)
+	a := w.post(completionsPath, completions(false))
+	if saw := <-p.seen; a.status != 200 || a.header.Get("X-Pdproxy-Decode") != "d2" || saw.served != "10.0.0.5:80" {
+		t.Errorf("%d %s on %q, served by %q", a.status, a.body, a.header.Get("X-Pdproxy-Decode"), saw.served)
+	}
+	if n := len(engines[3].seen()); n != 1 {
+		t.Errorf("prefill got %d requests", n)
+	}
+}
+
 // TestPickedBody: the engine gets the body of the picker. A body that is no request is no usable
 // answer.
 func TestPickedBody(t *testing.T) {
