@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"strings"
@@ -237,21 +238,19 @@ func TestPickedPair(t *testing.T) {
 	}
 }
 
-// TestPickedDecodeMoves: if decode fails after prefill has answered, the leg moves to the next
+// TestPickedDecodeMoves: if the decode leg cannot be sent after prefill has answered, the leg moves to the next
 // destination of the picker, although another decode engine is idle.
 func TestPickedDecodeMoves(t *testing.T) {
 	p := &scripted{lines: []string{"x-gateway-destination-endpoint", "10.0.0.2:80,10.0.0.5:80", "x-prefiller-host-port", "10.0.0.3:80"}}
 	engines := []*fakeEngine{decodeAt("d0", "10.0.0.1:80"), decodeAt("d1", "10.0.0.2:80"), decodeAt("d2", "10.0.0.5:80"), prefillAt("p0", "10.0.0.3:80")}
+	engines[1].dialing = errors.New("connection refused") // so that the KV stays unread
 	for _, e := range engines {
 		e.serve = func(c *engineConn, _ int) {
-			switch e.name {
-			case "p0":
+			if e.role == "prefill" {
 				c.json(200, nixlAnswer)
-			case "d1":
-				c.hangUp()
-			default:
-				c.json(200, usageAnswer)
+				return
 			}
+			c.json(200, usageAnswer)
 		}
 	}
 	w := underPicker(t, p, engines, nil)
