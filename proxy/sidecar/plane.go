@@ -2,6 +2,8 @@ package sidecar
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"log/slog"
 	"net/textproto"
@@ -50,11 +52,15 @@ func NewPlane(cfg *config.Config, registry *engine.Registry, old *Plane, log *sl
 		return old
 	}
 	secure, err := cfg.Sidecar.PickerTLS()
-	var client *extproc.Client
-	if err == nil {
-		client, err = extproc.New(extproc.Options{Address: address, TLS: secure, Timeout: time.Duration(cfg.Sidecar.PickerTimeout), MaxBody: int(cfg.Server.MaxBody)})
-	}
 	if err != nil { // the file has changed after the check
+		log.Error("sidecar.picker_ca cannot be read: the proxy trusts no new certificate of the endpoint picker", "error", err)
+		if old != nil {
+			return old
+		}
+		secure = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()} // each request fails as the configuration says
+	}
+	client, err := extproc.New(extproc.Options{Address: address, TLS: secure, Timeout: time.Duration(cfg.Sidecar.PickerTimeout), MaxBody: int(cfg.Server.MaxBody)})
+	if err != nil {
 		log.Error("the endpoint picker cannot be called", "error", err)
 		return old
 	}

@@ -44,6 +44,11 @@ func TestPlaneOfConfig(t *testing.T) {
 	if NewPlane(&cfg, pl.registry, pl, log) != pl {
 		t.Error("an unreadable file replaces the data plane")
 	}
+	other := NewPlane(&cfg, pl.registry, nil, log)
+	if other == nil {
+		t.Error("with an unreadable file, the proxy asks no picker")
+	}
+	other.Close()
 	(*Plane)(nil).Close() // allowed
 }
 
