@@ -64,6 +64,8 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 		_, err := config.ReadSecret(r.APIKeyFile)
 		note(fmt.Sprintf("remote[%d].api_key_file", i), err)
 	}
+	_, err = cfg.Sidecar.PickerTLS()
+	note("sidecar.picker_ca", err)
 	_, err = config.ReadSecret(cfg.Discovery.MoRIIO.PasswordFile)
 	note("discovery.moriio.password_file", err)
 	if _, err := discovery.New(cfg.Discovery, discovery.Options{}); err != nil {

@@ -165,6 +165,7 @@ var (
 		openai.CodeBadContentEncoding, openai.CodeUnsupportedContentEncoding, openai.CodeBadHeader,
 		openai.CodeClientLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeNoEngineTimeout, openai.CodeInternal,
 		openai.CodeMissingField, openai.CodeModelNotFound, openai.CodeNoTarget, openai.CodeProxyOverloaded, openai.CodeLegFailed, openai.CodeLegTimeout,
+		openai.CodePickerFailed, openai.CodeRejectedByPicker,
 	}
 	stored = slices.Concat(filtered, keyed, []openai.Code{
 		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeInternal,

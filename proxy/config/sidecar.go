@@ -40,11 +40,26 @@ type Sidecar struct {
 	// Callers are the networks whose requests may use these headers; those of others
 	// are ignored. Default empty: all callers.
 	Callers []string `toml:"callers"`
-	// Picker is the http or https URL of the service that chooses the decode engine.
-	// Default "": none.
+	// Picker is the http or https URL of the service that chooses the decode engine; or
+	// ext_proc://host:port or ext_procs://host:port (TLS) of an endpoint picker of the
+	// Inference Extension, which chooses the engines of every request of a proxy without
+	// Local. Default "": none.
 	Picker string `toml:"picker"`
 	// PickerTimeout bounds the wait for Picker. Default 200ms; never 0.
 	PickerTimeout Duration `toml:"picker_timeout"`
+	// PickerFailureModeAllow places a request by the policies of this proxy if an
+	// ext_proc picker gives no usable answer: Envoy's failure_mode_allow, FailOpen of an
+	// InferencePool. Default false: such a request gets 503.
+	PickerFailureModeAllow bool `toml:"picker_failure_mode_allow"`
+	// PickerSubset sends the addresses of the ready engines to an ext_proc picker, as the
+	// subset from which it may choose. Default false.
+	PickerSubset bool `toml:"picker_subset"`
+	// PickerCA is a file of CA certificates (PEM) that may sign the certificate of an
+	// ext_procs picker. Default "": the system's.
+	PickerCA string `toml:"picker_ca"`
+	// PickerInsecureSkipVerify accepts any certificate of an ext_procs picker. Default
+	// false.
+	PickerInsecureSkipVerify bool `toml:"picker_insecure_skip_verify"`
 }
 
 // The coordination policies: which phase runs on the local engine, and how the engine
@@ -216,10 +231,7 @@ func (k *checker) sidecar() {
 			k.add(indexKey("sidecar.callers", i), "invalid network %q: want one such as 10.0.0.0/8, or an address", network)
 		}
 	}
-	if s.Picker != "" {
-		k.httpURL("sidecar.picker", s.Picker)
-	}
-	k.positive("sidecar.picker_timeout", int64(s.PickerTimeout))
+	k.picker()
 }
 
 // sidecarEngine compares the local engine with the [[engine]] of the same address.

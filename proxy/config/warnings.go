@@ -27,6 +27,9 @@ func (c *Config) Warnings() []Problem {
 			k.add(engineKey(i, "insecure_skip_verify"), "the proxy accepts any certificate: a host on the path can read prompts and keys")
 		}
 	}
+	if c.Sidecar.PickerInsecureSkipVerify {
+		k.add("sidecar.picker_insecure_skip_verify", "the proxy accepts any certificate: a host on the path can read prompts and choose engines")
+	}
 	k.problems.Sort()
 	return c.complete(k.problems)
 }

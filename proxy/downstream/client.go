@@ -65,6 +65,10 @@ func (c *Client) Close() {
 // Header returns the header lines of the request. The caller must not change them.
 func (c *Client) Header() http.Header { return c.r.Header }
 
+// Request returns the request as it arrived. The caller must not change it, and must not read
+// its body.
+func (c *Client) Request() *http.Request { return c.r }
+
 // URL returns the target of the request. The caller must not change it.
 func (c *Client) URL() *url.URL { return c.r.URL }
 

@@ -42,8 +42,11 @@ func lineName(name string) string {
 	return http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
 }
 
-// ownLine reports whether only the proxy writes a header line: lines of clients and
-// engines with that name are dropped. The name is a result of lineName.
+// OwnLine reports whether only the proxy writes a header line: lines of clients and
+// engines with that canonical name are dropped.
+func OwnLine(name string) bool { return ownLine(lineName(name)) }
+
+// ownLine is OwnLine for a result of lineName.
 func ownLine(name string) bool { return strings.HasPrefix(name, "X-Pdproxy-") }
 
 func appendFields(dst []upstream.Field, h http.Header, contentType string, keepKey, trust bool) []upstream.Field {

@@ -17,7 +17,7 @@ func Error(w http.ResponseWriter, e *openai.Error) { ErrorOf(w, 0, e) }
 // ErrorOf answers with an error in the form of an API.
 func ErrorOf(w http.ResponseWriter, api openai.API, e *openai.Error) {
 	h := w.Header()
-	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
+	if (e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests) && h.Get("Retry-After") == "" {
 		h.Set("Retry-After", "1")
 	}
 	if e.Status == http.StatusUnsupportedMediaType {

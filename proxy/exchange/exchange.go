@@ -10,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
+	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
 )
 
 // exchange is one client request with all its attempts. The goroutine of the handler owns the
@@ -24,11 +25,14 @@ type exchange struct {
 	route    sidecar.Route
 	journal  journal.Journal
 	env      attempt.Env
-	gateway  attempt.Gateway    // sends the request instead of this process; nil: this process sends the legs
-	admitted admission.Place    // among the running requests; zero: none
-	held     *coordinator.Lease // of the last placement; close releases it too, because a panic may have kept the attempt from it
-	line     recording.Line     // of the recording
-	denied   *attempt.Error     // the failure for which the retry budget had no retry
+	gateway  attempt.Gateway         // sends the request instead of this process; nil: this process sends the legs
+	plane    *sidecar.Plane          // of an ext_proc picker; nil: none
+	shown    sidecar.Shown           // the answer, if plane is set
+	changes  *extproc.HeaderMutation // of the picker, for the legs; nil: none
+	admitted admission.Place         // among the running requests; zero: none
+	held     *coordinator.Lease      // of the last placement; close releases it too, because a panic may have kept the attempt from it
+	line     recording.Line          // of the recording
+	denied   *attempt.Error          // the failure for which the retry budget had no retry
 }
 
 // reset drops every reference to the request and keeps the memory.
@@ -37,6 +41,7 @@ func (x *exchange) reset() {
 	x.ask = coordinator.Ask{Excluded: x.ask.Excluded[:0]}
 	x.run, x.gateway, x.held, x.denied = nil, nil, nil, nil
 	x.admitted = admission.Place{}
+	x.plane, x.shown, x.changes = nil, sidecar.Shown{}, nil
 	x.env.Reset()
 	x.prompt.Reset()
 	x.route.Reset()

@@ -87,6 +87,11 @@ func (x *exchange) reply(err error) {
 		x.env.AnswerReply(le)
 		return
 	}
+	var refused *refusedError
+	if errors.As(err, &refused) {
+		x.answerRefusal(refused)
+		return
+	}
 	e := PublicError(err)
 	if errors.Is(err, coordinator.ErrUnknownModel) {
 		e = UnknownModel(x.requested(), x.run.Models().Merge(x.run.Registry.Snapshot().Models()))
@@ -112,7 +117,9 @@ func outcomeOf(err error) telemetry.Outcome {
 	}
 	oe := PublicError(err)
 	switch {
-	case oe.Code == openai.CodeNoTarget || oe.Code == openai.CodeNoEngineTimeout || oe.Code == openai.CodeRejectedByPolicy:
+	case oe.Status < 400: // a picker has answered itself
+		return telemetry.OutcomeOK
+	case oe.Code == openai.CodePickerFailed || oe.Code == openai.CodeRejectedByPicker && oe.Status/100 == 5 || oe.Code == openai.CodeNoTarget || oe.Code == openai.CodeNoEngineTimeout || oe.Code == openai.CodeRejectedByPolicy:
 		return telemetry.OutcomeNoTarget
 	case oe.Status == 429 || oe.Code == openai.CodeQueueTimeout:
 		return telemetry.OutcomeShed

@@ -16,7 +16,7 @@ func (x *exchange) place() (*coordinator.Placement, error) {
 	if x.gateway != nil {
 		x.ask.Within = x.gateway.Within()
 	}
-	if x.route.Sidecar() == nil {
+	if !x.route.Restricted() {
 		return x.PlaceOnce()
 	}
 	if x.route.CallerCoordinates() {
@@ -105,6 +105,7 @@ func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Conne
 		x.held = p.Lease
 		conn := x.run.Connector(p.Decode.Spec.Connector)
 		if err = check(p, conn); err == nil {
+			x.sentTo(p)
 			return p, nil
 		}
 		p.Lease.Release()

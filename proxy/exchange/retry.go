@@ -95,5 +95,8 @@ func (x *exchange) placeDecode(p *coordinator.Placement) (*coordinator.Placement
 	x.ask.Prefill, x.ask.ID = p.Prefill, p.ID
 	next, err := x.run.Coordinator.Place(x.env.Context, &x.ask)
 	x.ask.Prefill, x.ask.ID = engine.Target{}, 0
+	if err == nil {
+		x.sentTo(next)
+	}
 	return next, err
 }

@@ -55,6 +55,9 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 		return err
 	}
 	defer x.leave()
+	if err := x.pick(); err != nil {
+		return err
+	}
 	if err := x.describe(); err != nil {
 		return err
 	}
@@ -90,6 +93,10 @@ func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
 	}
 	cfg := run.Config()
 	x.run = run
+	if x.plane = run.Plane(); x.plane != nil {
+		x.shown.ResponseWriter = w
+		w = &x.shown
+	}
 	x.client.Open(run.Bodies, cfg, w, r)
 	x.journal.Open(run.Books, r.Context(), r.Header, downstream.RequestID(r))
 	w.Header().Set("X-Request-Id", x.journal.ID())
@@ -124,13 +131,8 @@ func (x *exchange) read(client string) error {
 	if err := x.client.ReadBody(client); err != nil {
 		return err
 	}
-	if err := openai.ReadRequest(x.req.API, x.client.Header().Get("Content-Type"), x.client.Body(), &x.req); err != nil {
+	if err := x.scan(); err != nil {
 		return err
-	}
-	if x.req.API == openai.EngineRoute {
-		if err := x.req.ReadTarget(strings.TrimSuffix(x.client.URL().Path, "/"), x.client.URL().RawQuery); err != nil {
-			return err
-		}
 	}
 	if err := x.resolve(); err != nil {
 		return err
@@ -144,6 +146,17 @@ func (x *exchange) read(client string) error {
 	return x.route.Check()
 }
 
+// scan scans the body.
+func (x *exchange) scan() error {
+	if err := openai.ReadRequest(x.req.API, x.client.Header().Get("Content-Type"), x.client.Body(), &x.req); err != nil {
+		return err
+	}
+	if x.req.API == openai.EngineRoute {
+		return x.req.ReadTarget(strings.TrimSuffix(x.client.URL().Path, "/"), x.client.URL().RawQuery)
+	}
+	return nil
+}
+
 // describe fills in the question for the coordinator.
 func (x *exchange) describe() error {
 	e := &x.env
@@ -151,6 +164,9 @@ func (x *exchange) describe() error {
 	x.withoutPriority()
 	if sc := x.route.Sidecar(); sc != nil {
 		e.Fields = sc.Strip(e.Fields)
+	}
+	if x.changes != nil {
+		e.Fields = sidecar.Mutate(e.Fields, x.changes, e.Config.Server.TrustPDFields)
 	}
 	x.journal.Inject(func(name, value string) {
 		e.Fields = append(downstream.Without(e.Fields, name), upstream.Field{Name: name, Value: value})
@@ -239,6 +255,7 @@ func (x *exchange) close() {
 		x.settle()
 	}
 	x.journal.Close()
+	x.closeShown()
 	x.env.ReleaseBody()
 	x.client.Close()
 	run := x.run

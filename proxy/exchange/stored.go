@@ -143,7 +143,7 @@ func (x *exchange) follow() error {
 	v, _ := x.req.Get("previous_response_id")
 	text, _ := openai.String(v)
 	target, ok := openai.StoredResponseFor(text)
-	if !ok || x.gateway != nil || x.route.Sidecar() != nil {
+	if !ok || x.gateway != nil || x.route.Restricted() {
 		return nil
 	}
 	s, err := x.find(target.ID, downstream.Without(append([]upstream.Field(nil), x.env.Fields...), "Content-Type"))

@@ -18,14 +18,16 @@ type Explanation struct {
 	Flow           string `json:"flow"`
 	Policy         string `json:"policy"`
 	// Coordination is the sidecar's policy that placed the request.
-	Coordination string               `json:"coordination,omitempty"`
-	Outcome      string               `json:"outcome"`
-	Status       int                  `json:"status"`
-	DurationMS   float64              `json:"duration_ms"`
-	Candidates   []ExplainedCandidate `json:"candidates"`
-	Legs         []ExplainedLeg       `json:"legs"`
-	Fallbacks    []ExplainedFallback  `json:"fallbacks"`
-	Notes        []string             `json:"notes,omitempty"` // notes of policies and filters
+	Coordination string `json:"coordination,omitempty"`
+	// Picker is the choice of the ext_proc picker, if the proxy has one.
+	Picker     *ExplainedPicker     `json:"picker,omitempty"`
+	Outcome    string               `json:"outcome"`
+	Status     int                  `json:"status"`
+	DurationMS float64              `json:"duration_ms"`
+	Candidates []ExplainedCandidate `json:"candidates"`
+	Legs       []ExplainedLeg       `json:"legs"`
+	Fallbacks  []ExplainedFallback  `json:"fallbacks"`
+	Notes      []string             `json:"notes,omitempty"` // notes of policies and filters
 	// Key and turn of the conversation. They are set if a policy needs conversations.
 	Conversation string `json:"conversation,omitempty"`
 	Turn         int32  `json:"turn,omitempty"`
@@ -57,6 +59,17 @@ type ExplainedLeg struct {
 	Timing *ExplainedTiming `json:"engine_timing,omitempty"`
 }
 
+// ExplainedPicker is the choice of an ext_proc picker. Result is that of
+// pdproxy_picker_requests_total. The endpoints are those that the picker named.
+type ExplainedPicker struct {
+	Result       string   `json:"result"`
+	DurationMS   float64  `json:"duration_ms"`
+	Destinations []string `json:"destinations,omitempty"`
+	Prefill      []string `json:"prefill,omitempty"`
+	Encoders     []string `json:"encoders,omitempty"`
+	BodyChanged  bool     `json:"body_changed,omitempty"`
+}
+
 // ExplainedFallback is one counted deviation from the configuration.
 type ExplainedFallback struct {
 	What   string `json:"what"`
@@ -73,6 +86,12 @@ func (r *record) explain() Explanation {
 		Notes:      r.notes,
 
 		Conversation: string(r.turn.Key.AppendText(nil)), Turn: r.turn.Number,
+	}
+	if p := r.pick; p != nil {
+		e.Picker = &ExplainedPicker{
+			Result: p.Result, DurationMS: millis(p.Took), Destinations: p.Destinations,
+			Prefill: p.Prefill, Encoders: p.Encoders, BodyChanged: p.BodyChanged,
+		}
 	}
 	for _, c := range r.candidates {
 		e.Candidates = append(e.Candidates, ExplainedCandidate{Engine: c.engine, Rank: c.rank, Score: r.score(c), Facts: map[string]any{

@@ -135,6 +135,22 @@ func (j *Journal) Coordinated(policy string) {
 	j.books.metrics.Coordinated(policy)
 }
 
+// Pick is the choice of an ext_proc picker.
+type Pick struct {
+	Result       string // as in pdproxy_picker_requests_total
+	Took         time.Duration
+	Destinations []string // as the picker names them
+	Prefill      []string
+	Encoders     []string
+	BodyChanged  bool
+}
+
+// Picked counts and records the choice of an ext_proc picker, or why there is none. It keeps p.
+func (j *Journal) Picked(p *Pick) {
+	j.rec.pick = p
+	j.books.metrics.Picked(p.Result, p.Took)
+}
+
 // Placed notes a placement, the length of the prompt in tokens, and the candidates. It
 // recycles the memory of p's candidates.
 func (j *Journal) Placed(p *coordinator.Placement, promptTokens int64) {

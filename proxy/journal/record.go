@@ -35,6 +35,7 @@ type record struct {
 	Usage     openai.Usage
 
 	coordination    string            // the sidecar's policy; "" on a proxy that is no sidecar
+	pick            *Pick             // of an ext_proc picker; nil: none was asked
 	turn            conversation.Turn // zero: no policy needs conversations
 	prefill, decode string            // engine names of the last placement
 	candidates      []candidate

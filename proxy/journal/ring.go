@@ -31,7 +31,7 @@ func (r *record) copyFrom(o *record) {
 	*r = record{
 		RequestID: o.RequestID, DisaggID: o.DisaggID, Model: o.Model, Requested: o.Requested, Stream: o.Stream, Flow: o.Flow,
 		Policy: o.Policy, Start: o.Start, Placing: o.Placing, Placed: o.Placed, FirstByte: o.FirstByte,
-		End: o.End, Status: o.Status, Outcome: o.Outcome, Usage: o.Usage, coordination: o.coordination, turn: o.turn, prefill: o.prefill, decode: o.decode,
+		End: o.End, Status: o.Status, Outcome: o.Outcome, Usage: o.Usage, coordination: o.coordination, pick: o.pick, turn: o.turn, prefill: o.prefill, decode: o.decode,
 		candidates: append(candidates, o.candidates...), rows: rows, legs: o.legs,
 		fallbacks: append(fallbacks, o.fallbacks...), scored: o.scored, notes: o.notes,
 	}

@@ -43,6 +43,7 @@ const (
 	CodeNotImplemented
 	CodeNotPairable
 	CodeOriginNotAllowed
+	CodePickerFailed
 	CodePluginBusy
 	CodePluginFailed
 	CodePluginParked
@@ -50,6 +51,7 @@ const (
 	CodeQueueFull
 	CodeQueueTimeout
 	CodeReadingLimit
+	CodeRejectedByPicker
 	CodeRejectedByPolicy
 	CodeResponseInProgress
 	CodeResponseNotFound
@@ -126,6 +128,7 @@ var codes = [codeCount]CodeInfo{
 	CodeNotImplemented:             {"not_implemented", []int{501}, "invalid_request_error", "The engines of this model cannot serve this API."},
 	CodeNotPairable:                {"not_pairable", []int{400}, "", "The form of the request excludes two legs, and no engine can serve it whole."},
 	CodeOriginNotAllowed:           {"origin_not_allowed", []int{403}, "", "A browser asked if a web page may use the API, or a web page opened a WebSocket, and the configuration does not list the origin of the page."},
+	CodePickerFailed:               {"picker_failed", []int{503}, "", "The endpoint picker gave no usable answer, and the configuration fails closed."},
 	CodePluginBusy:                 {"plugin_busy", []int{503}, "", "All instances of a filter were busy."},
 	CodePluginFailed:               {"plugin_failed", []int{503, 502}, "", "A filter failed, or made an invalid request or answer."},
 	CodePluginParked:               {"plugin_parked", []int{503}, "", "A filter failed too often, and the proxy does not call it."},
@@ -133,6 +136,7 @@ var codes = [codeCount]CodeInfo{
 	CodeQueueFull:                  {"queue_full", []int{429}, "", "Too many requests run and wait."},
 	CodeQueueTimeout:               {"queue_timeout", []int{503}, overloaded, "No place became free in time."},
 	CodeReadingLimit:               {"reading_limit", []int{408}, "rate_limit_error", "Too many bodies arrive at the same time, and this body was the slowest."},
+	CodeRejectedByPicker:           {"rejected_by_picker", []int{503, 429}, overloaded, "The endpoint picker refused the request. The picker may choose another status of 400 to 599."},
 	CodeRejectedByPolicy:           {"rejected_by_policy", []int{503, 429}, overloaded, "The plan policy rejected the request. The policy may choose another status of 400 to 599."},
 	CodeResponseInProgress:         {"response_in_progress", []int{409}, "", "A message of a WebSocket asks for a response while another response of this WebSocket runs."},
 	CodeResponseNotFound:           {"response_not_found", []int{404}, "", "No engine holds a response of this id."},

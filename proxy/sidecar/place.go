@@ -16,7 +16,12 @@ import (
 // A policy that cannot serve it now, because its engines are away or have failed, is
 // skipped and counted. If no other policy is left, Place tries those again whose engines
 // have failed.
+//
+// A request whose engines an ext_proc picker has chosen is placed on these engines.
 func (r *Route) Place() (*coordinator.Placement, error) {
+	if len(r.destinations) > 0 {
+		return r.placePicked()
+	}
 	if r.local[0] = r.sc.Local(); r.local[0] == nil {
 		return nil, &coordinator.NoTargetError{Model: r.Body.Model}
 	}
@@ -130,11 +135,14 @@ func (r *Route) usedPolicy(name string) {
 	r.Exchange.Coordinated(name)
 }
 
-// Relax lets the decode leg move to other engines, once every engine that the header or
+// Relax lets the decode leg move to the next destination of an ext_proc picker, or to other engines once every engine that the header or
 // the picker named has failed. For engines of the header it does so only if the order of
 // the policies allows that.
 func (r *Route) Relax() {
 	switch r.policy {
+	case CoordinatedByPicker:
+		r.nextDestination()
+		return
 	case config.CoordinateDecodeNamed:
 		if !r.exhausted(r.policy) || !slices.Contains(r.sc.Order(), config.CoordinateDecodePlaced) {
 			return
@@ -198,7 +206,7 @@ func (r *Route) pick() (*engine.Instance, string) {
 	}
 	endpoints, reason := sc.picker.ask(r.Context, q)
 	for _, address := range endpoints {
-		i := sc.find(snapshot, strings.TrimSpace(address))
+		i := sc.addresses.find(snapshot, strings.TrimSpace(address))
 		switch {
 		case i == nil || !isPeer(local, i, abi.RoleDecode):
 			reason = "not_allowed"

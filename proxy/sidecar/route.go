@@ -47,13 +47,16 @@ type Route struct {
 	policy  string             // the policy of the last placement
 	local   [1]*engine.Instance
 	picked  [1]*engine.Instance // by the picker
+
+	destinations []*engine.Instance // by an ext_proc picker, best first; memory is used again
 }
 
 // Reset clears the request and keeps the allocated memory.
 func (r *Route) Reset() {
 	clear(r.named)
 	clear(r.encode)
-	*r = Route{named: r.named[:0], encode: r.encode[:0]}
+	clear(r.destinations)
+	*r = Route{named: r.named[:0], encode: r.encode[:0], destinations: r.destinations[:0]}
 }
 
 // Sidecar returns the sidecar of the request, nil for none.
@@ -71,6 +74,9 @@ func (r *Route) AllowsEncoder(i *engine.Instance) bool {
 // Fixes reports whether no other engine may replace i for this request. Safe for
 // concurrent use while the route is not placed again.
 func (r *Route) Fixes(i *engine.Instance) bool {
+	if len(r.destinations) > 0 {
+		return len(r.destinations) == 1 && i == r.destinations[0]
+	}
 	return r.profile != "" || r.sc != nil && (len(r.named) > 0 || i == r.local[0])
 }
 
@@ -125,7 +131,7 @@ func (r *Route) appendNamed(list []*engine.Instance, h http.Header, header strin
 			if name = strings.TrimSpace(name); name == "" {
 				continue
 			}
-			i := r.sc.find(snapshot, withoutScheme(name))
+			i := r.sc.addresses.find(snapshot, withoutScheme(name))
 			if i == nil || local != nil && !isPeer(local, i, role) {
 				return list, badHeader(header, 403, "does not name an engine that may be called for "+role.String())
 			}

@@ -27,7 +27,7 @@ type Sidecar struct {
 	callers   []netip.Prefix // whose headers are read; nil: those of every client
 	order     atomic.Pointer[[]string]
 	picker    *picker // nil: none
-	addresses atomic.Pointer[addresses]
+	addresses directory
 }
 
 // New returns the sidecar of a configuration, nil for one without. It returns old, with
@@ -148,10 +148,4 @@ func servesWhole(i *engine.Instance) bool {
 // isPeer reports whether i may take the phase of that role for the local engine.
 func isPeer(local, i *engine.Instance, role abi.Role) bool {
 	return i != local && i.Role&role != 0 && i.Spec.Connector == local.Spec.Connector
-}
-
-// addresses has the instances of one snapshot by host:port.
-type addresses struct {
-	of *engine.Snapshot
-	by map[string]*engine.Instance
 }

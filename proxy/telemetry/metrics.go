@@ -53,6 +53,9 @@ type Metrics struct {
 	kvEvents      *prometheus.CounterVec
 	distrust      *prometheus.GaugeVec
 	coordinations *prometheus.CounterVec
+	picks         *prometheus.CounterVec
+	pickTime      prometheus.Histogram
+	picksLost     prometheus.Counter
 	fleetRefused  *prometheus.CounterVec
 	buffers       atomic.Pointer[func() int64] // nil: not counted
 }
@@ -115,6 +118,9 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.warmUps = counter("pdproxy_pair_warmups_total", "Warm-up requests of new pairs, by outcome: ok, failed, or busy (not sent).", "outcome")
 	m.kvEvents = counter("pdproxy_kv_events_total", "KV events of engines: applied blocks, gaps, replays, resyncs by reason, malformed.", "engine", "kind", "reason")
 	m.coordinations = counter("pdproxy_coordinations_total", "Placements of a sidecar, by its coordination policy.", "policy")
+	m.picks = counter("pdproxy_picker_requests_total", "Requests for which an ext_proc picker was to choose the engines, by result: picked, refused (the picker answered the client itself), cancelled (the client left), or the reason why there was no usable choice.", "result")
+	m.pickTime = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pdproxy_picker_duration_seconds", Help: "Time from the question to an ext_proc picker until its choice, or until the proxy gave up.", Buckets: waits})
+	m.picksLost = prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_picker_answers_lost_total", Help: "Answers of engines that an ext_proc picker has not seen to the end because it read too slowly."})
 	m.fleetRefused = counter("pdproxy_fleet_refused_total", "Connections of workers, standbys and HTTP callers that the coordinator refused, by reason.", "reason")
 	m.turns = counter("pdproxy_turn_kv_total", "KV of a turn that a decode engine keeps for the next turn, by outcome: kept, or pulled by prefill.", "outcome")
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -136,7 +142,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pdproxy_buffer_bytes", Help: "Memory that holds requests and answers, in bytes."}, m.bufferBytes)
 	m.models.byName.Store(&map[string]*Model{})
 	m.models.other = m.newModel(OtherModel)
-	reg.MustRegister(held, m.reloadSuccess, m.reloadTime, m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
+	reg.MustRegister(held, m.pickTime, m.picksLost, m.reloadSuccess, m.reloadTime, m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
 	return m
 }
 
@@ -166,6 +172,15 @@ func (m *Metrics) ConfigLoaded(ok bool, now time.Time) {
 	m.reloadSuccess.Set(1)
 	m.reloadTime.Set(float64(now.UnixMilli()) / 1e3)
 }
+
+// Picked counts a request to an ext_proc picker, by its result, and the time that it took.
+func (m *Metrics) Picked(result string, took time.Duration) {
+	m.picks.WithLabelValues(result).Inc()
+	m.pickTime.Observe(took.Seconds())
+}
+
+// PickerLost counts an answer that an ext_proc picker has not seen to the end.
+func (m *Metrics) PickerLost() { m.picksLost.Inc() }
 
 // Leg observes a leg that succeeded.
 func (m *Metrics) Leg(phase abi.Phase, connector string, d time.Duration) {

@@ -1,0 +1,104 @@
+package config
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"os"
+	"strings"
+)
+
+// The schemes of Sidecar.Picker for endpoint pickers that serve ext_proc: without and with TLS.
+const (
+	schemeExtProc    = "ext_proc://"
+	schemeExtProcTLS = "ext_procs://"
+)
+
+// ExtProcPicker returns the address, host:port, of an endpoint picker that serves ext_proc, and
+// whether the proxy connects to it by TLS. The address is "" if Picker names none.
+func (s Sidecar) ExtProcPicker() (address string, secure bool) {
+	if address, ok := strings.CutPrefix(s.Picker, schemeExtProc); ok {
+		return address, false
+	}
+	address, secure = strings.CutPrefix(s.Picker, schemeExtProcTLS)
+	if !secure {
+		return "", false
+	}
+	return address, true
+}
+
+// PickerTLS returns the TLS configuration for the picker; nil without TLS. It reads PickerCA.
+func (s Sidecar) PickerTLS() (*tls.Config, error) {
+	if _, secure := s.ExtProcPicker(); !secure {
+		return nil, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: s.PickerInsecureSkipVerify}
+	if s.PickerCA == "" {
+		return c, nil
+	}
+	pem, err := os.ReadFile(s.PickerCA)
+	if err != nil {
+		return nil, err
+	}
+	c.RootCAs = x509.NewCertPool()
+	if !c.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, errors.New("no certificate in the file")
+	}
+	return c, nil
+}
+
+// picker checks the keys of the picker.
+func (k *checker) picker() {
+	s := k.config.Sidecar
+	k.positive("sidecar.picker_timeout", int64(s.PickerTimeout))
+	extProc := strings.HasPrefix(s.Picker, schemeExtProc) || strings.HasPrefix(s.Picker, schemeExtProcTLS)
+	if extProc {
+		k.extProcPicker()
+		return
+	}
+	if s.PickerFailureModeAllow {
+		k.add("sidecar.picker_failure_mode_allow", "needs an ext_proc:// or ext_procs:// picker")
+	}
+	if s.PickerSubset {
+		k.add("sidecar.picker_subset", "needs an ext_proc:// or ext_procs:// picker")
+	}
+	k.pickerCertificate()
+	switch {
+	case s.Picker == "":
+	case strings.HasPrefix(s.Picker, "http://"), strings.HasPrefix(s.Picker, "https://"):
+		k.httpURL("sidecar.picker", s.Picker)
+	default:
+		k.add("sidecar.picker", "invalid URL: the scheme must be http or https, or ext_proc or ext_procs for an endpoint picker")
+	}
+}
+
+// extProcPicker checks a picker that serves ext_proc.
+func (k *checker) extProcPicker() {
+	s := k.config.Sidecar
+	address, secure := s.ExtProcPicker()
+	if host, port, err := net.SplitHostPort(address); err != nil || host == "" || strings.ContainsAny(host, "/@?# ") || !validPort(port, 1) {
+		k.add("sidecar.picker", "invalid address of an endpoint picker: want ext_proc://host:port or ext_procs://host:port")
+	}
+	if s.Local != "" {
+		k.add("sidecar.picker", "an ext_proc picker chooses all engines of a request: it must not be set together with sidecar.local, whose engine is fixed")
+	}
+	if k.config.EPP.Listen != "" {
+		k.add("sidecar.picker", "an ext_proc picker must not be set together with epp.listen: this proxy would be both the picker and the gateway")
+	}
+	if !secure {
+		k.pickerCertificate()
+	} else if s.PickerCA != "" && s.PickerInsecureSkipVerify {
+		k.add("sidecar.picker_ca", "must not be set together with sidecar.picker_insecure_skip_verify, which accepts any certificate")
+	}
+}
+
+// pickerCertificate refuses the keys of TLS for a picker without TLS.
+func (k *checker) pickerCertificate() {
+	if k.config.Sidecar.PickerCA != "" {
+		k.add("sidecar.picker_ca", "needs an ext_procs:// picker")
+	}
+	if k.config.Sidecar.PickerInsecureSkipVerify {
+		k.add("sidecar.picker_insecure_skip_verify", "needs an ext_procs:// picker")
+	}
+}

@@ -1,0 +1,184 @@
+package exchange
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
+	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// The results of a request to the picker that are no failures.
+const (
+	pickPicked    = "picked"
+	pickRefused   = "refused"
+	pickCancelled = "cancelled"
+)
+
+// pick lets the ext_proc picker choose the engines of the request. The picker may change the
+// request, or refuse it. Without a usable choice, the policies place the request if the
+// configuration fails open; otherwise pick returns the client's error.
+func (x *exchange) pick() error {
+	if x.plane == nil {
+		return nil
+	}
+	began := time.Now()
+	stream, d, err := x.plane.Ask(x.env.Context, x.pickRequest())
+	p := &journal.Pick{Result: pickPicked, Took: time.Since(began)}
+	if d != nil {
+		p.Destinations, p.Prefill, p.Encoders, p.BodyChanged = d.Destinations, d.Prefill, d.Encoders, d.Changed
+	}
+	var failed *extproc.Error
+	switch {
+	case err != nil && x.env.Context.Err() != nil:
+		p.Result = pickCancelled
+	case errors.As(err, &failed):
+		p.Result = failed.Reason
+	case d.Refusal != nil:
+		p.Result, err = pickRefused, newRefused(d.Refusal)
+	default:
+		x.shown.Show(stream)
+		p.Result, err = x.followPick(d)
+	}
+	x.journal.Picked(p)
+	if p.Result == pickPicked || p.Result == pickRefused || p.Result == pickCancelled || downstream.OwnFault(err) {
+		return err
+	}
+	if !x.plane.FailsOpen() {
+		return openai.NewError(openai.CodePickerFailed, "the endpoint picker gave no usable answer: "+p.Result)
+	}
+	x.journal.Fallback("picker", p.Result)
+	return nil
+}
+
+// pickRequest returns the request as the picker sees it: with the header lines that every leg
+// carries.
+func (x *exchange) pickRequest() *extproc.Request {
+	r, e := x.client.Request(), &x.env
+	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
+	e.Fields = append(e.Fields, upstream.Field{Name: "X-Request-Id", Value: x.journal.ID()})
+	q := &extproc.Request{
+		Method: r.Method, Scheme: "http", Authority: r.Host, Path: r.URL.RequestURI(),
+		Header: e.Fields, Body: x.client.Body(), Reserve: x.client.Reserve,
+	}
+	if r.TLS != nil {
+		q.Scheme = "https"
+	}
+	for name, values := range r.Trailer {
+		for _, v := range values {
+			q.Trailer = append(q.Trailer, upstream.Field{Name: name, Value: v})
+		}
+	}
+	return q
+}
+
+// followPick makes the picker's choice that of the request, and returns the result.
+func (x *exchange) followPick(d *extproc.Decision) (result string, err error) {
+	if d.Changed {
+		if err := x.replaceBody(d.Body); err != nil {
+			return extproc.BadAnswer, err
+		}
+	}
+	x.changes = &d.Header
+	reason := x.route.Follow(x.plane, sidecar.Request{
+		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.ask, Exchange: x, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
+	}, d)
+	if reason != "" {
+		return reason, nil
+	}
+	return pickPicked, nil
+}
+
+// replaceBody replaces the body by that of the picker, which must be a request too.
+func (x *exchange) replaceBody(body []byte) error {
+	var scanned openai.Request
+	if err := openai.ReadRequest(x.req.API, x.client.Header().Get("Content-Type"), body, &scanned); err != nil {
+		return err
+	}
+	if err := x.client.RewriteBody(len(body), func(dst []byte) []byte { return append(dst, body...) }); err != nil {
+		return err
+	}
+	before := x.req.Model
+	if err := x.scan(); err != nil {
+		return err
+	}
+	if x.req.Model != before {
+		x.journal.Stage(telemetry.StageNone) // in the gauges of the old model
+		x.meter()
+		x.journal.Stage(telemetry.StageRuns)
+	}
+	return nil
+}
+
+// sentTo notes the engine that will answer, for the picker.
+func (x *exchange) sentTo(p *coordinator.Placement) {
+	if x.plane != nil {
+		x.shown.Served(p.Decode.Instance)
+	}
+}
+
+// closeShown ends the picker's stream.
+func (x *exchange) closeShown() {
+	if x.plane == nil {
+		return
+	}
+	if x.shown.Lost() {
+		x.run.Metrics.PickerLost()
+	}
+	x.shown.Close(x.client.Begun() && !x.client.MustCut() && x.env.Context.Err() == nil && x.journal.Ending() != telemetry.OutcomeInternal)
+}
+
+// refusedError is the answer of a picker to the client.
+type refusedError struct {
+	public  *openai.Error
+	refusal *extproc.Refusal
+	given   bool // the body of refusal is the answer; otherwise public is
+}
+
+func (e *refusedError) Error() string { return e.public.Error() }
+
+// Unwrap returns the error in OpenAI's form.
+func (e *refusedError) Unwrap() error { return e.public }
+
+// mostRefusal is the longest part of a picker's text in an error, in bytes.
+const mostRefusal = 500
+
+// newRefused returns the client's error for a refusal. A JSON object is passed on as it is. Any
+// other text becomes the message of an error in OpenAI's form.
+func newRefused(r *extproc.Refusal) *refusedError {
+	e := openai.NewError(openai.CodeRejectedByPicker, "the endpoint picker refused the request")
+	e.Status = r.Status
+	switch {
+	case r.Status == http.StatusTooManyRequests:
+		e.Type = "rate_limit_error"
+	case r.Status < 500:
+		e.Type = "invalid_request_error"
+	}
+	body := bytes.TrimSpace(r.Body)
+	given := r.Status < 400 || len(body) > 1 && body[0] == '{' && body[len(body)-1] == '}'
+	if text := string(body[:min(len(body), mostRefusal)]); !given && text != "" && utf8.ValidString(text) {
+		e.Message += ": " + strings.Join(strings.Fields(text), " ")
+	}
+	return &refusedError{public: e, refusal: r, given: given}
+}
+
+// answerRefusal answers the client with the refusal of the picker.
+func (x *exchange) answerRefusal(e *refusedError) {
+	sidecar.MutateHeader(x.client.AnswerHeader(), &e.refusal.Header)
+	x.journal.Answered(e.public.Status)
+	if e.given {
+		_ = x.client.Whole(e.public.Status, e.refusal.Body) // the client may have left
+		return
+	}
+	x.client.Error(x.req.API, e.public)
+}

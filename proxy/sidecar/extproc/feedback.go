@@ -1,0 +1,160 @@
+package extproc
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// backlog is the largest part of an answer that waits to be sent to the picker, in bytes.
+const backlog = 256 << 10
+
+// errSlow ends a stream whose picker reads too slowly.
+var errSlow = errors.New("the picker reads the answer too slowly")
+
+// feedback is the part of an answer that the picker has not received yet.
+type feedback struct {
+	wake chan struct{} // there is something to send
+	room chan struct{} // something has been sent
+
+	mu      sync.Mutex
+	pending []byte // guarded by mu
+	over    bool   // pending ends the answer; guarded by mu
+	begun   bool   // the sender runs; used by the request's goroutine
+}
+
+func (f *feedback) init() {
+	f.wake, f.room = make(chan struct{}, 1), make(chan struct{}, 1)
+}
+
+// signal wakes the goroutine that waits for c.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// add appends as much of p as there is room for.
+func (f *feedback) add(p []byte) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n = min(len(p), backlog-len(f.pending))
+	f.pending = append(f.pending, p[:n]...)
+	return n
+}
+
+// finish marks the end of the answer.
+func (f *feedback) finish() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.over = true
+}
+
+// take returns what is to be sent, in exchange for an empty buffer.
+func (f *feedback) take(empty []byte) (part []byte, over bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	part, f.pending = f.pending, empty[:0]
+	return part, f.over
+}
+
+// Head shows the picker the head of the answer, and returns the changes that the picker makes to
+// its lines. served is the endpoint that has answered, as the picker named it; "" if none has. A
+// picker that does not answer in time, or whose stream has ended, changes nothing. Call Head
+// before Body and End.
+func (s *Stream) Head(status int, lines []upstream.Field, served string) HeaderMutation {
+	if s.ctx.Err() != nil {
+		return HeaderMutation{}
+	}
+	s.feedback.begun = true
+	head := answerHeadMessage(status, lines, served)
+	go func() { // ends with the answer, or with the stream's context
+		if s.grpc.Send(head) == nil {
+			s.sendAnswer()
+		}
+	}()
+	late := time.NewTimer(s.client.options.Timeout)
+	defer late.Stop()
+	select {
+	case m := <-s.changes:
+		return m
+	case <-late.C:
+	case <-s.ctx.Done():
+	}
+	return HeaderMutation{}
+}
+
+// Body shows the picker a part of the answer's body. It copies p and waits only for a picker
+// that is far behind, once: then the picker sees no more of the answer. lost reports that this
+// has happened now.
+func (s *Stream) Body(p []byte) (lost bool) {
+	if !s.feedback.begun {
+		return false
+	}
+	var late <-chan time.Time
+	for len(p) > 0 && s.ctx.Err() == nil {
+		n := s.feedback.add(p)
+		p = p[n:]
+		signal(s.feedback.wake)
+		if len(p) == 0 {
+			break
+		}
+		if late == nil {
+			t := time.NewTimer(s.client.options.Timeout)
+			defer t.Stop()
+			late = t.C
+		}
+		select {
+		case <-s.feedback.room:
+		case <-s.ctx.Done():
+		case <-late:
+			s.cancel(errSlow)
+			return true
+		}
+	}
+	return false
+}
+
+// sendAnswer sends the body of the answer as it comes.
+func (s *Stream) sendAnswer() {
+	var buffer []byte
+	for {
+		select {
+		case <-s.feedback.wake:
+		case <-s.ctx.Done():
+			return
+		}
+		part, over := s.feedback.take(buffer)
+		signal(s.feedback.room)
+		for rest := part; len(rest) > 0 || over; {
+			n := min(chunk, len(rest))
+			last := over && n == len(rest)
+			if s.grpc.Send(answerBodyMessage(rest[:n], last)) != nil {
+				return // the receiver ends too
+			}
+			if rest = rest[n:]; last {
+				_ = s.grpc.CloseSend() // never fails
+				return
+			}
+		}
+		buffer = part
+	}
+}
+
+// End ends the stream after the whole answer has been shown, or aborts the stream if the answer
+// has never begun. It does not wait: the picker has some seconds to read the rest.
+func (s *Stream) End() {
+	if !s.feedback.begun {
+		s.Abort()
+		return
+	}
+	s.detach() // the end of the request does not abort the stream any more
+	s.feedback.finish()
+	signal(s.feedback.wake)
+	late := time.AfterFunc(finishLimit, func() { s.cancel(context.DeadlineExceeded) })
+	context.AfterFunc(s.ctx, func() { late.Stop() })
+}
