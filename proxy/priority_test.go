@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -60,7 +61,17 @@ func TestPriorityOfLegs(t *testing.T) {
 	} {
 		t.Run(strings.Join([]string{tt.connector, tt.order, tt.class, tt.own}, " "), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				answer := func(c *engineConn, _ int) { c.json(200, tt.answer) }
+				var arrived sync.WaitGroup // concurrent legs: an early answer of decode would end prefill's leg
+				if tt.connector == "sglang" {
+					arrived.Add(2)
+				}
+				answer := func(c *engineConn, _ int) {
+					if tt.connector == "sglang" && c.leg.path == completionsPath {
+						arrived.Done()
+						arrived.Wait()
+					}
+					c.json(200, tt.answer)
+				}
 				engines := []*fakeEngine{{name: "p", role: "prefill", connector: tt.connector, serve: answer}, {name: "d", role: "decode", connector: tt.connector, serve: answer}}
 				if tt.connector == "none" {
 					engines = []*fakeEngine{{name: "e", serve: answer}}
@@ -117,7 +128,9 @@ func TestPriorityHeader(t *testing.T) {
 					}
 					continue
 				}
-				var got struct{ Error struct{ Param, Code, Message string } }
+				var got struct {
+					Error struct{ Param, Code, Message string }
+				}
 				if err := json.Unmarshal([]byte(a.body), &got); err != nil || a.status != 400 || got.Error.Code != "invalid_priority" || got.Error.Param != "X-Priority" || len(a.body) > 1000 {
 					t.Errorf("trust %t, %.20q: status %d, error %v: %.1000s", trust, name, a.status, err, a.body)
 				}

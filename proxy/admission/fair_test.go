@@ -115,7 +115,7 @@ func TestFairClasses(t *testing.T) {
 	for i := range 10 {
 		sources = append(sources, &source{claim: Claim{Client: fmt.Sprint(i), Class: low, Tokens: 100}, requests: 30, takes: time.Second})
 	}
-	compete(t, 10, 2*time.Minute, sources...)
+	compete(t, 10, 20*time.Minute, sources...)
 	for _, s := range sources[1:] {
 		lows += s.tokens
 	}
