@@ -100,5 +100,5 @@ func loadKeys(cfg *config.Config) (*admission.Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	return admission.ParseKeys(text)
+	return admission.ParseKeys(text, cfg.Tenants...)
 }

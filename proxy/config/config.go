@@ -50,6 +50,10 @@ type Config struct {
 	Models []Model `toml:"model"`
 	// Remotes are endpoints of other operators, for fallbacks of Models.
 	Remotes []Remote `toml:"remote"`
+	// Tenants are groups of clients with common limits.
+	Tenants []Tenant `toml:"tenant"`
+	// JWTs are the issuers of tokens that clients may send instead of an API key.
+	JWTs []JWT `toml:"jwt"`
 	// Engines are the configured instances.
 	Engines []Engine `toml:"engine"`
 	// Health configures the probes of instances.

@@ -99,6 +99,10 @@ func (d *decoder) slice(key string, datum any, v reflect.Value) {
 			*e = DefaultEngine()
 		case *Plugin:
 			*e = DefaultPlugin()
+		case *Tenant:
+			*e = DefaultTenant()
+		case *JWT:
+			*e = DefaultJWT()
 		}
 		d.value(indexKey(key, i), element, v.Index(i))
 	}

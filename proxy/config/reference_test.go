@@ -60,10 +60,12 @@ func TestReferenceHasEveryKey(t *testing.T) {
 	cfg := Default()
 	cfg.Engines, cfg.Plugins, cfg.Upstreams = []Engine{DefaultEngine()}, []Plugin{DefaultPlugin()}, make([]Upstream, 1)
 	cfg.Models, cfg.Remotes = make([]Model, 1), make([]Remote, 1)
+	cfg.Tenants, cfg.JWTs = []Tenant{DefaultTenant()}, []JWT{DefaultJWT()}
 	example := map[string]bool{ // for these keys the file shows an example, not the default
 		"engine.name": true, "engine.url": true, "engine.role": true, "engine.connector": true,
 		"plugin.name": true, "plugin.path": true, "upstream.name": true, "upstream.url": true,
 		"model.name": true, "model.alias_of": true, "remote.name": true, "remote.url": true, "remote.model": true,
+		"tenant.name": true, "jwt.issuer": true, "jwt.audience": true, "jwt.jwks_url": true, "jwt.tenant": true,
 	}
 	lines := strings.Split(text, "\n")
 	previous := map[string]int{}
@@ -104,7 +106,7 @@ func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
 	t.Helper()
 	table := plain[:strings.LastIndexByte(plain, '.')]
 	header := "[" + table + "]\n"
-	if table == "engine" || table == "plugin" || table == "upstream" || table == "model" || table == "remote" {
+	if table == "engine" || table == "plugin" || table == "upstream" || table == "model" || table == "remote" || table == "tenant" || table == "jwt" {
 		header = "[[" + table + "]]\n"
 	}
 	var got Config

@@ -20,6 +20,8 @@ func (c *Config) Validate() []Problem {
 	k.upstreams()
 	k.models()
 	k.remotes()
+	k.tenants()
+	k.jwts()
 	k.engines()
 	k.pairs()
 	k.engineCare()

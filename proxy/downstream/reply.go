@@ -18,7 +18,9 @@ func Error(w http.ResponseWriter, e *openai.Error) { ErrorOf(w, 0, e) }
 func ErrorOf(w http.ResponseWriter, api openai.API, e *openai.Error) {
 	h := w.Header()
 	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
-		h.Set("Retry-After", "1")
+		if h.Get("Retry-After") == "" {
+			h.Set("Retry-After", "1")
+		}
 	}
 	if e.Status == http.StatusUnsupportedMediaType {
 		h.Set("Accept-Encoding", AcceptedCodings)

@@ -26,6 +26,7 @@ type exchange struct {
 	gateway attempt.Gateway    // sends the request instead of this process; nil: this process sends the legs
 	held    *coordinator.Lease // of the last placement; close releases it too, because a panic may have kept the attempt from it
 	line    recording.Line     // of the recording
+	account account            // of the client's tenant
 	denied  *attempt.Error     // the failure for which the retry budget had no retry
 }
 
@@ -38,5 +39,6 @@ func (x *exchange) reset() {
 	x.prompt.Reset()
 	x.route.Reset()
 	x.line = recording.Line{}
+	x.account = account{}
 	x.req.Reset()
 }
