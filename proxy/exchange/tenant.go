@@ -12,9 +12,10 @@ import (
 // tenant.
 type account struct {
 	tenant   *tenant.Tenant
-	open     bool  // Settle must be called
-	reserved int64 // tokens
-	prompt   int64 // tokens of the prompt, estimated
+	open     bool   // Settle must be called
+	number   uint64 // for Settle
+	reserved int64  // tokens
+	prompt   int64  // tokens of the prompt, estimated
 }
 
 // assumedOutput is the number of tokens that is reserved for an answer without max_tokens.
@@ -69,7 +70,7 @@ func (x *exchange) charge() error {
 	a := x.run.Budgets.Take(x.env.Context, c.tenant, c.prompt+x.outputTokens())
 	a.SetHeader(x.client.AnswerHeader())
 	if a.Refused == tenant.Admitted {
-		c.open, c.reserved = true, a.Reserved
+		c.open, c.number, c.reserved = true, a.Number, a.Reserved
 		x.env.Answering = x.settleTenant
 		return nil
 	}
@@ -132,7 +133,7 @@ func (x *exchange) settleTenant() {
 		return
 	}
 	c.open = false
-	s := tenant.Spent{Reserved: c.reserved}
+	s := tenant.Spent{Number: c.number, Reserved: c.reserved}
 	if s.Undone = !x.env.Reached(); !s.Undone {
 		s.Used = x.spent()
 		x.run.Metrics.TenantTokens(c.tenant.Name, s.Used)

@@ -64,7 +64,7 @@ func (b *bucket) level(perMinute int64) Level {
 }
 
 // set makes the bucket show the level at a time. Reset was rounded up.
-func (b *bucket) set(l Level, now int64) {
-	b.used = min(max(0, int64(l.Reset/time.Microsecond)-1), mostDebt*unit) * l.Limit
+func (b *bucket) set(l Level, perMinute, now int64) {
+	b.used = min(max(0, int64(l.Reset/time.Microsecond)-1), mostDebt*unit) * perMinute
 	b.at = now
 }

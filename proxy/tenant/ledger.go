@@ -134,20 +134,17 @@ func (l *Ledger) Charge(t *Tenant, requests, tokens int64, n int) {
 	l.store(at, next)
 }
 
-// Free frees the places of n running requests.
-func (l *Ledger) Free(t *Tenant, n int) {
-	defer l.lock()()
-	count := &l.table.running[l.find(t.key)][l.process()]
-	*count -= min(*count, uint32(n))
-}
-
-// Set makes the budgets of t those of an answer of another ledger.
-func (l *Ledger) Set(t *Tenant, a *Answer) {
+// Copy makes the budgets of t those of an answer of another ledger, of which t may have a
+// share, and counts the request of the answer as running unless it is refused.
+func (l *Ledger) Copy(t *Tenant, a *Answer) {
 	defer l.lock()()
 	at, now := l.find(t.key), l.now().UnixMicro()
 	var next pair
-	next.requests.set(a.Requests, now)
-	next.tokens.set(a.Tokens, now)
+	next.requests.set(a.Requests, t.Limits.Requests, now)
+	next.tokens.set(a.Tokens, t.Limits.Tokens, now)
+	if a.Refused == Admitted {
+		l.table.running[at][l.process()]++
+	}
 	l.store(at, next)
 }
 

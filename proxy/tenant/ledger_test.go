@@ -171,7 +171,7 @@ func TestExchanges(t *testing.T) {
 			t.Errorf("after the end of one: %+v", a)
 		}
 		for range 5 { // more often than there were requests
-			l.Free(one, 1)
+			l.Settle(one, Spent{})
 		}
 		if a := l.Take(context.Background(), one, 0); a.Refused != Admitted {
 			t.Errorf("after the end of all: %+v", a)
@@ -340,16 +340,24 @@ func TestConcurrentTake(t *testing.T) {
 	})
 }
 
-// Set copies the budgets of another ledger.
-func TestSet(t *testing.T) {
+// Copy copies the budgets of another ledger, or a share of them.
+func TestCopy(t *testing.T) {
 	c := newClock()
 	from, to := newLedger(t, nil, c), newLedger(t, nil, c)
 	one := New(Tenant{Name: "t", Limits: Limits{Requests: 7, Tokens: 1000}})
 	from.Take(context.Background(), one, 10)
 	a := from.Take(context.Background(), one, 333)
-	to.Set(one, &a)
+	to.Copy(one, &a)
 	if b := to.Take(context.Background(), one, 0); b.Requests.Remaining != a.Requests.Remaining-1 || b.Tokens.Remaining != a.Tokens.Remaining {
 		t.Errorf("%+v after %+v", b, a)
+	}
+	half := one.Share(2)
+	if half.Limits != (Limits{Requests: 4, Tokens: 500}) {
+		t.Errorf("a half is %+v", half.Limits)
+	}
+	to.Copy(half, &a)
+	if b := to.Take(context.Background(), half, 0); b.Requests.Remaining != 1 || b.Tokens.Remaining != 328 { // 4 - 2*4/7 - 1, 500 - 343/2
+		t.Errorf("the half of %+v is %+v", a, b)
 	}
 }
 

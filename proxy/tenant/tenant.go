@@ -65,6 +65,17 @@ func (t *Tenant) With(class string, models []string) *Tenant {
 	return &c
 }
 
+// Share returns t with the limits of one of n processes that share its budgets. Limits are
+// rounded up.
+func (t *Tenant) Share(n int) *Tenant {
+	c := *t
+	by := int64(max(1, n))
+	c.Limits.Requests = (t.Limits.Requests + by - 1) / by
+	c.Limits.Tokens = (t.Limits.Tokens + by - 1) / by
+	c.Limits.Exchanges = int((int64(t.Limits.Exchanges) + by - 1) / by)
+	return &c
+}
+
 // Allows reports whether requests of the tenant may name the model. A nil Tenant may use
 // every model.
 func (t *Tenant) Allows(model string) bool {
@@ -92,6 +103,7 @@ type Level struct {
 // Answer is the answer to a request for a part of the budgets.
 type Answer struct {
 	Refused  Reason
+	Number   uint64        // for Spent
 	Reserved int64         // tokens
 	Retry    time.Duration // after which a refused request may succeed; 0: unknown
 	Requests Level
@@ -100,9 +112,10 @@ type Answer struct {
 
 // Spent is the use of a part of the budgets that Take has given.
 type Spent struct {
-	Reserved int64 // that Take has returned
-	Used     int64 // tokens
-	Undone   bool  // the request does not count; Used is 0
+	Number   uint64 // that Take has returned
+	Reserved int64  // that Take has returned
+	Used     int64  // tokens
+	Undone   bool   // the request does not count; Used is 0
 }
 
 // Budgets gives tenants parts of their budgets. An implementation is safe for concurrent use.
