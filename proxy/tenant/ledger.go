@@ -134,6 +134,12 @@ func (l *Ledger) Charge(t *Tenant, requests, tokens int64, n int) {
 	l.store(at, next)
 }
 
+// Running returns the number of running requests of a tenant.
+func (l *Ledger) Running(t *Tenant) int {
+	defer l.lock()()
+	return l.sum(l.find(t.key))
+}
+
 // Copy makes the budgets of t those of an answer of another ledger, of which t may have a
 // share, and counts the request of the answer as running unless it is refused.
 func (l *Ledger) Copy(t *Tenant, a *Answer) {

@@ -46,10 +46,15 @@ type shared struct {
 	n         int
 }
 
-// NewBudgets returns the budgets of the client's worker. Call it once for a client, before Run.
+// NewBudgets returns the budgets of the client's worker. Call it once for a client.
 func NewBudgets(c *Client, local *tenant.Ledger) *Budgets {
 	b := &Budgets{client: c, local: local, sharers: 1, running: make(map[uint64]given), owed: make(map[string]*debt), shares: make(map[string]shared)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.budgets.Store(b)
+	if s := c.session.Load(); s != nil {
+		b.enter(s)
+	}
 	return b
 }
 
