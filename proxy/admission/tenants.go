@@ -59,7 +59,7 @@ func (l *keyLine) set(word string) error {
 		l.class, err = value, nameError(value)
 	case "models":
 		l.models = strings.Split(value, ",")
-		if slices.ContainsFunc(l.models, func(m string) bool { return m == "" || len(m) > maxModel }) {
+		if strings.ContainsAny(value, " \t\r\n") || slices.ContainsFunc(l.models, func(m string) bool { return m == "" || len(m) > maxModel }) {
 			err = errors.New("want names of models with commas between them")
 		}
 	case "rpm":
