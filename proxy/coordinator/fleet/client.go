@@ -168,8 +168,8 @@ func (c *Client) enter(s *session) {
 	for w := c.open; w != nil; w = w.next {
 		w.move(s)
 	}
-	c.session.Store(s)
 	c.budgets.Load().enter(s)
+	c.session.Store(s)
 }
 
 // Redial ends the connection or the present dial, so that Dial can find another
