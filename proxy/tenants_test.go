@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tenant"
 )
 
 // tenantLine is the line of the key "NAME-key" with attributes.
@@ -198,6 +200,46 @@ func TestTenantModels(t *testing.T) {
 			if want := map[string]int{"all": 200, "own": 200, "alias": 404}[key]; nameless.status != want {
 				t.Errorf("%s without a model: %d %s", key, nameless.status, nameless.body)
 			}
+		}
+	})
+}
+
+// oneToken accepts the token a.b.c.
+type oneToken struct{}
+
+func (oneToken) Tenant(token string) (*tenant.Tenant, error) {
+	if token == "a.b.c" {
+		return tenant.New(tenant.Tenant{Name: "org", Models: []string{"m"}, Limits: tenant.Limits{Requests: 1}}), nil
+	}
+	return nil, openai.NewError(openai.CodeInvalidAPIKey, "the token has expired")
+}
+
+// Tokens and keys work side by side. The limits of the token's tenant hold, and engines do not
+// get the token.
+func TestTenantOfToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, keys: tenantLine("a", "")})
+		w.Reload(w.cfg.Load(), w.keys.Load().WithTokens(oneToken{}))
+		for n, tt := range []struct {
+			token string
+			want  int
+		}{{"a.b.c", 200}, {"a.b.c", 429}, {"a-key", 200}, {"x.y.z", 401}, {"a.b.c", 429}} {
+			r := w.post(completionsPath, completions(false), "Authorization", "Bearer "+tt.token)
+			if r.status != tt.want || tt.want == 401 && !strings.Contains(r.body, "the token has expired") {
+				t.Errorf("request %d: %d %s, want %d", n, r.status, r.body, tt.want)
+			}
+		}
+		for _, leg := range e.seen() {
+			if leg.header.Get("Authorization") != "" {
+				t.Errorf("an engine got %q", leg.header.Get("Authorization"))
+			}
+		}
+		if n := w.metric("pdproxy_client_exchanges_total", "org", "ok"); n != 1 {
+			t.Errorf("%v exchanges of the tenant", n)
+		}
+		if strings.Contains(w.logged.String(), "a.b.c") || strings.Contains(w.logged.String(), "x.y.z") {
+			t.Error("the log contains a token")
 		}
 	})
 }
