@@ -301,9 +301,12 @@ func TestMostTenants(t *testing.T) {
 			l.Settle(one, Spent{})
 		}
 	}
-	for name, want := range map[string]Reason{"t0": Requests, "t2": Requests, "t1": Admitted} {
-		if a := l.Take(context.Background(), New(Tenant{Name: name, Limits: limits}), 0); a.Refused != want {
-			t.Errorf("%s: %+v, want %d", name, a, want)
+	for _, tt := range []struct {
+		name string
+		want Reason
+	}{{"t0", Requests}, {"t2", Requests}, {"t1", Admitted}} {
+		if a := l.Take(context.Background(), New(Tenant{Name: tt.name, Limits: limits}), 0); a.Refused != tt.want {
+			t.Errorf("%s: %+v, want %d", tt.name, a, tt.want)
 		}
 	}
 }
