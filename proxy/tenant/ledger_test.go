@@ -215,9 +215,16 @@ func TestKilledDuringAChange(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	r := &a.table.records[a.index[one.key]]
+	before := r.pairs[r.current]
+	if got := a.Take(context.Background(), one, 10); got.Refused != Admitted {
+		t.Fatalf("%+v", got)
+	}
+	if r.pairs[1-r.current] != before {
+		t.Errorf("the state in force was changed: %+v, before %+v", r.pairs, before)
+	}
 	r.pairs[1-r.current].requests = bucket{used: 1 << 62, at: 1 << 62} // the copy that is not in force
 	b := newLedger(t, dir, c)
-	if got := b.Take(context.Background(), one, 10); got.Refused != Admitted || got.Requests.Remaining != 3 || got.Tokens.Remaining != 80 {
+	if got := b.Take(context.Background(), one, 10); got.Refused != Admitted || got.Requests.Remaining != 2 || got.Tokens.Remaining != 70 {
 		t.Errorf("%+v", got)
 	}
 }
