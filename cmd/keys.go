@@ -2,6 +2,8 @@ package cmd
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -23,20 +25,25 @@ func (a *app) keysCommand() *cobra.Command {
 }
 
 func (a *app) keysNewCommand() *cobra.Command {
-	return a.addJSON(&cobra.Command{
+	var attributes keyAttributes
+	c := a.addJSON(&cobra.Command{
 		Use:   "new NAME",
 		Short: "Print a new API key and its line for the file of server.auth.keys_file",
 		Long: `Print a new random API key, and the line for the file that server.auth.keys_file
 names. The line has only a hash: the proxy cannot show the key again. SIGHUP makes
 the proxy read the file again.
 
-NAME names the client in limits and metrics. The hash of a key that exists already
+NAME names the client in limits and metrics. The flags limit the client. Without
+--tenant they are the limits of this key alone. With --tenant the key shares the
+limits of a [[tenant]] of the configuration, or of another key that has the
+limits in its line. The hash of a key that exists already
 is the output of: printf %s "$KEY" | sha256sum`,
 		Example: `  pdproxy keys new team-a
-  pdproxy keys new --json team-a`,
+  pdproxy keys new --json team-a
+  pdproxy keys new team-a --rpm 60 --tpm 100000 --models qwen3-32b,chat`,
 		Args: arguments("NAME"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			key, err := admission.GenerateKey(args[0])
+			key, err := admission.GenerateKey(args[0], attributes.words()...)
 			switch {
 			case err != nil:
 				return fmt.Errorf("keys new: %w", err)
@@ -47,4 +54,37 @@ is the output of: printf %s "$KEY" | sha256sum`,
 			return exit.Failed(err)
 		},
 	})
+	f := c.Flags()
+	f.StringVar(&attributes.tenant, "tenant", "", "tenant of the key (default: a tenant of its own)")
+	f.StringVar(&attributes.class, "class", "", "priority class of its requests")
+	f.StringSliceVar(&attributes.models, "models", nil, "names that its requests may have as the model (default: every name)")
+	f.Int64Var(&attributes.rpm, "rpm", 0, "requests per minute (default: no limit)")
+	f.Int64Var(&attributes.tpm, "tpm", 0, "tokens per minute, of prompts and answers (default: no limit)")
+	f.Int64Var(&attributes.max, "max", 0, "requests that run or wait at the same time (default: no limit)")
+	return c
+}
+
+// keyAttributes are the flags that become words of the line of a key.
+type keyAttributes struct {
+	tenant, class string
+	models        []string
+	rpm, tpm, max int64
+}
+
+// words returns the words of the flags that are set.
+func (k *keyAttributes) words() (list []string) {
+	for _, text := range [...][2]string{{"tenant", k.tenant}, {"class", k.class}, {"models", strings.Join(k.models, ",")}} {
+		if text[1] != "" {
+			list = append(list, text[0]+"="+text[1])
+		}
+	}
+	for _, n := range [...]struct {
+		name  string
+		value int64
+	}{{"rpm", k.rpm}, {"tpm", k.tpm}, {"max", k.max}} {
+		if n.value != 0 {
+			list = append(list, n.name+"="+strconv.FormatInt(n.value, 10))
+		}
+	}
+	return list
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/exchange"
@@ -238,16 +239,18 @@ type model struct {
 	MaxModelLen int64  `json:"max_model_len,omitempty"` // of the engine with the smallest limit, in tokens
 }
 
-// serveModels lists the models of all engines, or shows the model that the path names. A
+// serveModels lists the models of all engines that the client may use, or shows the model that the path names. A
 // model stays in the list while its engines restart. If requests may wait for engines, it
 // also stays when its engines have left.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
-	if _, err := s.keys.Load().Authenticate(r); err != nil {
+	known, err := s.keys.Load().Authenticate(r)
+	if err != nil {
 		downstream.Error(w, exchange.PublicError(err))
 		return
 	}
+	names := exchange.Permitted(admission.Tenant(known), s.models())
 	rows := []model{}
-	for _, id := range s.models() {
+	for _, id := range names {
 		rows = append(rows, s.modelRow(id))
 	}
 	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
@@ -263,7 +266,7 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 		i = slices.IndexFunc(rows, func(m model) bool { return m.ID == strings.TrimSuffix(name, "/") })
 	}
 	if i < 0 {
-		downstream.Error(w, exchange.UnknownModel(name, s.models()))
+		downstream.Error(w, exchange.UnknownModel(name, names))
 		return
 	}
 	downstream.JSON(w, 200, rows[i])

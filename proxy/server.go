@@ -37,6 +37,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/tenant"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
@@ -70,6 +71,8 @@ type Options struct {
 	// Balance spreads the connections of the public socket over the workers that share
 	// it. nil: this process shares no socket.
 	Balance *balance.Worker
+	// Budgets are those of the tenants. nil: this process counts them in its memory.
+	Budgets tenant.Budgets
 	Memory  *buffer.Budget // limits the memory of requests and answers; nil: the server makes one
 	Log     *slog.Logger
 	Version string
@@ -129,11 +132,15 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	for _, c := range append(connector.All(), connector.Remote()) {
 		s.connectors[c.Name()] = c
 	}
+	budgets := options.Budgets
+	if budgets == nil {
+		budgets = tenant.NewLedger(nil, options.Log, nil)
+	}
 	s.exchanges = exchange.New(exchange.Options{
 		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Plane: s.plane.Load, Models: s.names.Load, Queue: &s.queue, Waiting: &s.waiting, Registry: options.Registry,
 		Coordinator: options.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
 		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
-		Recorder: options.Recorder, Metrics: options.Metrics, Log: options.Log,
+		Recorder: options.Recorder, Budgets: budgets, Metrics: options.Metrics, Log: options.Log,
 	})
 	s.SetHooks(options.Hooks)
 	s.Reload(cfg, keys)

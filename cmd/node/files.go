@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,13 +11,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
+	"github.com/pdproxy/pdproxy/proxy/idtoken"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
 )
 
 // files holds the content of the files that a configuration names.
 type files struct {
-	keys     *admission.Keys // nil: clients need no API key
+	keys     *admission.Keys // nil: clients need neither a key nor a token
 	certs    *edge.Certs     // nil: no TLS
 	eppCerts *edge.Certs     // of epp.listen; nil: no TLS
 	token    string          // of the admin address; "" for none
@@ -40,6 +42,12 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	var err error
 	f.keys, err = loadKeys(cfg)
 	note("server.auth.keys_file", err)
+	if len(cfg.JWTs) > 0 {
+		var tokens *idtoken.Verifier
+		if tokens, err = loadTokens(cfg, log, note); err == nil {
+			f.keys = f.keys.WithTokens(tokens)
+		}
+	}
 	f.token, err = config.ReadSecret(cfg.Admin.TokenFile)
 	note("admin.token_file", err)
 	if cfg.Server.TLS.Enabled() {
@@ -102,5 +110,30 @@ func loadKeys(cfg *config.Config) (*admission.Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	return admission.ParseKeys(text)
+	return admission.ParseKeys(text, cfg.Tenants...)
+}
+
+// loadTokens returns the verifier of tokens. It notes the problems of files.
+func loadTokens(cfg *config.Config, log *slog.Logger, note func(key string, err error)) (*idtoken.Verifier, error) {
+	files := make([][]byte, len(cfg.JWTs))
+	var failed error
+	for i, j := range cfg.JWTs {
+		if j.JWKSFile == "" {
+			continue
+		}
+		var err error
+		if files[i], err = os.ReadFile(j.JWKSFile); err != nil {
+			note(fmt.Sprintf("jwt[%d].jwks_file", i), err)
+			failed = err
+		}
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	v, err := idtoken.New(cfg.JWTs, files, admission.Tenants(cfg.Tenants), log)
+	var file *idtoken.FileError
+	if errors.As(err, &file) {
+		note(fmt.Sprintf("jwt[%d].jwks_file", file.Table), err)
+	}
+	return v, err
 }

@@ -52,7 +52,7 @@ type leaderSide struct {
 func (n *Node) newLeaderSide(a fleetAccess) coordinator.Coordinator {
 	l := &leaderSide{n: n, access: a}
 	l.workers = fleet.NewServer(fleet.ServerOptions{
-		Gate: n.newGate(a), Local: n.local, Log: n.log, Token: []byte(a.token), Standby: true,
+		Gate: n.newGate(a), Local: n.local, Log: n.log, Token: []byte(a.token), Standby: true, Budgets: n.ledger,
 		Homes: replica.NewSource(n.knowledge.state.Conversations, engineNames{n.registry}.Name).Answer,
 		OnWorker: func(w fleet.WorkerRow, here bool) {
 			if !here {

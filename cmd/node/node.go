@@ -40,6 +40,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/tenant"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -65,6 +66,7 @@ type Node struct {
 	eppCerts *edge.Certs  // of epp.listen; nil without TLS
 	tracer   *telemetry.Tracer
 	pusher   *telemetry.Pusher // of metrics by OTLP; nil: none
+	ledger   *tenant.Ledger    // of the tenants' budgets
 	token    *admintoken.Token // made by this process for the admin address; nil: a token is configured
 	leader   *leaderSide       // of a coordinator, else nil
 	worker   *workerSide       // of a worker, else nil
@@ -193,6 +195,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		n.loads = loads.New(n.registry, cfg.Health, n.log)
 		registerGauges(prom, n.registry, n.local, n.knowledge.state.Index)
 	}
+	n.ledger = n.newLedger(cfg)
 	placer, err := n.placer(cfg, f, ids)
 	if err != nil {
 		return err
@@ -215,7 +218,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Options{
 		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers, Knowledge: n.state(),
-		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, AccessLog: n.access, Tokens: n.tokens, Recorder: exchanges, QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
+		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, AccessLog: n.access, Tokens: n.tokens, Recorder: exchanges, Budgets: n.budgets(cfg), QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()

@@ -54,6 +54,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	stop()
 	wg.Wait()
 	n.registry.Close()
+	n.ledger.Close()
 	if cerr := n.token.Close(); cerr != nil {
 		n.log.Warn("the file of the admin token was not removed", "error", cerr)
 	}

@@ -51,6 +51,8 @@ var actions = map[openai.Code]string{
 	openai.CodePluginParked:               "Correct the filter and load it again.",
 	openai.CodeProxyOverloaded:            "Raise the limit of descriptors, or lower `limits.max_exchanges`.",
 	openai.CodeQueueFull:                  "Wait as `Retry-After` says. See `limits.queue`.",
+	openai.CodeRateLimitExceeded:          "Wait as `Retry-After` says, or raise the limits of the tenant. See [tenants](../howto/tenants.md).",
+	openai.CodeTenantLimit:                "Send fewer requests at the same time, or raise `max_exchanges` of the tenant. See [tenants](../howto/tenants.md).",
 	openai.CodeQueueTimeout:               "Wait as `Retry-After` says. See `limits.queue_timeout`.",
 	openai.CodeReadingLimit:               "Send the request again. See `limits.max_reading`.",
 	openai.CodeRejectedByPicker:           "The message has the text of the picker. Send the request again after `Retry-After`.",

@@ -27,13 +27,13 @@ type class struct {
 	running int
 	served  float64   // tokens per weight
 	waiting list.List // of *ticket, oldest first
-	tenants map[string]*tenant
-	active  tenants // those with waiting requests
-	now     float64 // tokens per weight of the tenant that was served last
+	flows   map[string]*flow
+	active  flowHeap // those with waiting requests
+	now     float64  // tokens per weight of the tenant that was served last
 }
 
-// tenant is one tenant within a class.
-type tenant struct {
+// flow is the requests of one tenant within a class.
+type flow struct {
 	name    string
 	weight  float64
 	served  float64   // tokens per weight
@@ -52,7 +52,7 @@ func (f *fair) class(c config.PriorityClass) *class {
 			return known
 		}
 	}
-	made := &class{PriorityClass: c, tenants: make(map[string]*tenant)}
+	made := &class{PriorityClass: c, flows: make(map[string]*flow)}
 	f.classes = append(f.classes, made)
 	return made
 }
@@ -60,15 +60,15 @@ func (f *fair) class(c config.PriorityClass) *class {
 // mayRun reports whether the class has less than its share of the places.
 func (c *class) mayRun(places int) bool { return c.running < c.Places(places) }
 
-// tenant returns the tenant of that name.
-func (c *class) tenant(name string, weight float64) *tenant {
-	t := c.tenants[name]
+// flow returns the flow of the tenant of that name.
+func (c *class) flow(name string, weight float64) *flow {
+	t := c.flows[name]
 	if t == nil {
-		if len(c.tenants) >= mostIdle+len(c.active) {
+		if len(c.flows) >= mostIdle+len(c.active) {
 			c.forgetIdle()
 		}
-		t = &tenant{name: name, index: -1, served: c.now}
-		c.tenants[name] = t
+		t = &flow{name: name, index: -1, served: c.now}
+		c.flows[name] = t
 	}
 	t.weight = weight
 	return t
@@ -76,16 +76,16 @@ func (c *class) tenant(name string, weight float64) *tenant {
 
 // forgetIdle forgets the tenants without waiting requests.
 func (c *class) forgetIdle() {
-	for name, t := range c.tenants {
+	for name, t := range c.flows {
 		if t.index < 0 {
-			delete(c.tenants, name)
+			delete(c.flows, name)
 		}
 	}
 }
 
 // add lets t wait.
 func (f *fair) add(t *ticket) {
-	c, of := t.place.class, t.place.tenant
+	c, of := t.place.class, t.place.flow
 	if c.waiting.Len() == 0 {
 		c.served = max(c.served, f.now)
 	}
@@ -103,7 +103,7 @@ func (f *fair) remove(t *ticket) bool {
 	if t.element == nil {
 		return false
 	}
-	c, of := t.place.class, t.place.tenant
+	c, of := t.place.class, t.place.flow
 	c.waiting.Remove(t.element)
 	t.element = nil
 	of.waiting = slices.DeleteFunc(of.waiting, func(w *ticket) bool { return w == t })
@@ -150,16 +150,16 @@ func (f *fair) serve(p *Place) {
 		return
 	}
 	p.charged = true
-	f.now, p.class.now = max(f.now, p.class.served), max(p.class.now, p.tenant.served)
+	f.now, p.class.now = max(f.now, p.class.served), max(p.class.now, p.flow.served)
 	p.charge(p.booked)
 }
 
 // charge adds tokens to those that the class and the tenant have received.
 func (p *Place) charge(tokens int64) {
 	p.class.served += float64(tokens) / p.class.Weight
-	p.tenant.served += float64(tokens) / p.tenant.weight
-	if p.tenant.index >= 0 {
-		heap.Fix(&p.class.active, p.tenant.index)
+	p.flow.served += float64(tokens) / p.flow.weight
+	if p.flow.index >= 0 {
+		heap.Fix(&p.class.active, p.flow.index)
 	}
 }
 
@@ -169,20 +169,20 @@ func (f *fair) forget() {
 	f.now = 0
 	for _, c := range f.classes {
 		c.served, c.now = 0, 0
-		clear(c.tenants)
+		clear(c.flows)
 	}
 	f.classes = slices.DeleteFunc(f.classes, func(c *class) bool { return c.running == 0 })
 }
 
-// tenants is a heap of those with waiting requests. The first one comes next.
-type tenants []*tenant
+// flowHeap is a heap of those with waiting requests. The first one comes next.
+type flowHeap []*flow
 
 // Len implements heap.Interface.
-func (h tenants) Len() int { return len(h) }
+func (h flowHeap) Len() int { return len(h) }
 
 // Less implements heap.Interface. Of tenants that have received the same, the one whose
 // request waits longer comes first.
-func (h tenants) Less(i, j int) bool {
+func (h flowHeap) Less(i, j int) bool {
 	if c := cmp.Compare(h[i].served, h[j].served); c != 0 {
 		return c < 0
 	}
@@ -190,20 +190,20 @@ func (h tenants) Less(i, j int) bool {
 }
 
 // Swap implements heap.Interface.
-func (h tenants) Swap(i, j int) {
+func (h flowHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j
 }
 
 // Push implements heap.Interface.
-func (h *tenants) Push(x any) {
-	t := x.(*tenant)
+func (h *flowHeap) Push(x any) {
+	t := x.(*flow)
 	t.index = len(*h)
 	*h = append(*h, t)
 }
 
 // Pop implements heap.Interface.
-func (h *tenants) Pop() any {
+func (h *flowHeap) Pop() any {
 	last := len(*h) - 1
 	t := (*h)[last]
 	(*h)[last] = nil

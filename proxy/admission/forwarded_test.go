@@ -37,7 +37,7 @@ func TestForwardedClient(t *testing.T) {
 			t.Errorf("%s: without trusted proxies %q", tt.name, got)
 		}
 	}
-	k, err := ParseKeys([]byte(keyLine("team-a", "k")))
+	k, err := ParseKeys([]byte(lineOf("team-a", "k")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,39 +15,75 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tenant"
 )
 
-// Keys is the set of valid API keys: names with the SHA-256 of each key. A nil *Keys accepts
-// every client. Safe for concurrent use.
+// Keys is the set of valid API keys: names with the SHA-256 of each key, and the tenant of
+// each. A nil *Keys accepts every client. Safe for concurrent use.
 type Keys struct {
-	names  []string
-	hashes [][sha256.Size]byte
+	clients []*client
+	hashes  [][sha256.Size]byte
+	tokens  Tokens // nil: there are API keys only
 }
 
-// ParseKeys reads lines of the form "NAME SHA256", with 64 hexadecimal digits. It skips empty lines and lines that begin with
-// #. Errors name the number of the line, never its content.
-func ParseKeys(text []byte) (*Keys, error) {
-	k := &Keys{}
+// client is what the proxy knows about the holder of a key or a token.
+type client struct {
+	name   string // label of metrics
+	tenant *tenant.Tenant
+}
+
+// Tokens verifies the tokens that clients may send instead of an API key.
+type Tokens interface {
+	// Tenant returns the tenant of the client with that token. The error is an *openai.Error.
+	Tenant(token string) (*tenant.Tenant, error)
+}
+
+// ParseKeys reads lines of the form "NAME SHA256 ATTRIBUTE=VALUE...", with 64 hexadecimal
+// digits. The attributes are optional. tenants are those of the configuration. ParseKeys skips
+// empty lines and lines that begin with #. Errors name the number of the line and the
+// attribute, never the content of the line.
+func ParseKeys(text []byte, tenants ...config.Tenant) (*Keys, error) {
+	k, all := &Keys{}, newTenants(tenants)
 	n := 0
 	for line := range strings.Lines(string(text)) {
 		n++
-		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "#") {
+		words := strings.Fields(line)
+		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
 			continue
 		}
-		name, digits, _ := strings.Cut(line, " ")
-		sum, err := hex.DecodeString(strings.TrimSpace(digits))
+		var sum []byte
+		err := hex.ErrLength
+		if len(words) > 1 {
+			sum, err = hex.DecodeString(words[1])
+		}
 		if err != nil || len(sum) != sha256.Size {
 			return nil, fmt.Errorf("line %d is not \"NAME SHA256\", the SHA-256 of the key as 64 hexadecimal digits: \"pdproxy keys new NAME\" makes a key with its line, and printf %%s KEY | sha256sum gives the digits of a key", n)
 		}
-		k.names = append(k.names, name)
+		if err := all.add(n, words[0], words[2:]); err != nil {
+			return nil, fmt.Errorf("line %d: %w", n, err)
+		}
+		k.clients = append(k.clients, &client{name: words[0]})
 		k.hashes = append(k.hashes, [sha256.Size]byte(sum))
 	}
-	if len(k.names) == 0 {
+	if len(k.clients) == 0 {
 		return nil, errors.New("no key in the file")
 	}
+	if err := all.assign(k.clients); err != nil {
+		return nil, err
+	}
 	return k, nil
+}
+
+// WithTokens returns the keys of k together with tokens. k may be nil: then there are tokens
+// only.
+func (k *Keys) WithTokens(tokens Tokens) *Keys {
+	both := Keys{tokens: tokens}
+	if k != nil {
+		both.clients, both.hashes = k.clients, k.hashes
+	}
+	return &both
 }
 
 // NewKey is an API key with its line in a file of keys.
@@ -58,14 +94,25 @@ type NewKey struct {
 }
 
 // GenerateKey returns a random key of a client. The name must consist of letters, digits
-// and - _ . : @, so that it is a word of its line.
-func GenerateKey(name string) (NewKey, error) {
+// and - _ . : @, so that it is a word of its line. attributes are words of the line, such as
+// "rpm=60"; empty ones are left out.
+func GenerateKey(name string, attributes ...string) (NewKey, error) {
 	if !validName(name) {
 		return NewKey{}, fmt.Errorf("invalid name %q: want letters, digits and - _ . : @", name)
 	}
 	key := "pd-" + rand.Text() + rand.Text() // 260 random bits
 	sum := sha256.Sum256([]byte(key))
-	return NewKey{Name: name, Key: key, Line: name + " " + hex.EncodeToString(sum[:])}, nil
+	line := name + " " + hex.EncodeToString(sum[:])
+	for _, attribute := range attributes {
+		if attribute == "" {
+			continue
+		}
+		if err := new(keyLine).set(attribute); err != nil {
+			return NewKey{}, err
+		}
+		line += " " + attribute
+	}
+	return NewKey{Name: name, Key: key, Line: line}, nil
 }
 
 func validName(name string) bool {
@@ -78,9 +125,9 @@ func validName(name string) bool {
 	return name != ""
 }
 
-// name returns the name of a key. It compares every entry, each in constant time, so that
-// the time does not depend on the keys.
-func (k *Keys) name(key string) (string, bool) {
+// client returns the holder of a key, nil for none. It compares every entry, each in constant
+// time, so that the time does not depend on the keys.
+func (k *Keys) client(key string) *client {
 	sum := sha256.Sum256([]byte(key))
 	found := -1
 	for i := range k.hashes {
@@ -89,9 +136,9 @@ func (k *Keys) name(key string) (string, bool) {
 		}
 	}
 	if found < 0 {
-		return "", false
+		return nil
 	}
-	return k.names[found], true
+	return k.clients[found]
 }
 
 // ErrNoKey is the error of Authenticate.
@@ -99,8 +146,9 @@ var ErrNoKey = openai.NewError(openai.CodeInvalidAPIKey, "a valid API key is nee
 
 type clientKey struct{}
 
-// Authenticate checks the API key of a request. It returns the request with the name of
-// the key in its context, for Client and KeyName. The error is ErrNoKey.
+// Authenticate checks the API key or the token of a request. It returns the request with the
+// holder in its context, for Client, KeyName and Tenant. The error is an *openai.Error:
+// ErrNoKey, or one of Tokens.
 func (k *Keys) Authenticate(r *http.Request) (*http.Request, error) {
 	if k == nil {
 		return r, nil
@@ -109,11 +157,18 @@ func (k *Keys) Authenticate(r *http.Request) (*http.Request, error) {
 	if !ok || !strings.EqualFold(scheme, "Bearer") {
 		key = r.Header.Get("X-Api-Key") // the header of Anthropic clients
 	}
-	name, ok := k.name(key)
-	if !ok {
+	c := k.client(key)
+	if c == nil && k.tokens != nil && key != "" {
+		t, err := k.tokens.Tenant(key)
+		if err != nil {
+			return nil, err
+		}
+		c = &client{name: t.Name, tenant: t}
+	}
+	if c == nil {
 		return nil, ErrNoKey
 	}
-	return r.WithContext(context.WithValue(r.Context(), clientKey{}, name)), nil
+	return r.WithContext(context.WithValue(r.Context(), clientKey{}, c)), nil
 }
 
 // Client returns the name of the client for limits: the name of its key, else its address.
@@ -145,9 +200,21 @@ func networkOf(host string) string {
 	return netip.PrefixFrom(ip, 64).Masked().String()
 }
 
-// KeyName returns the name of the client's API key, "" if the proxy requires no key. The
-// name is a label of metrics. A client address must not be a label.
+// KeyName returns the name of the client's API key, and for a token that of its tenant; ""
+// if the proxy requires no key. The name is a label of metrics. A client address must not be a
+// label.
 func KeyName(r *http.Request) string {
-	name, _ := r.Context().Value(clientKey{}).(string)
-	return name
+	if c, _ := r.Context().Value(clientKey{}).(*client); c != nil {
+		return c.name
+	}
+	return ""
+}
+
+// Tenant returns the tenant of the client of r, nil if the proxy requires no key. r is a
+// result of Authenticate.
+func Tenant(r *http.Request) *tenant.Tenant {
+	if c, _ := r.Context().Value(clientKey{}).(*client); c != nil {
+		return c.tenant
+	}
+	return nil
 }

@@ -11,18 +11,18 @@ import (
 	"testing"
 )
 
-// keyLine is the line of a keys file for a key.
-func keyLine(name, key string) string {
+// lineOf is the line of a keys file for a key.
+func lineOf(name, key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return name + " " + hex.EncodeToString(sum[:]) + "\n"
 }
 
 func TestParseKeys(t *testing.T) {
-	good := keyLine("team-a", "secret-a")
+	good := lineOf("team-a", "secret-a")
 	secret := strings.Repeat("5e", 31)
 	tests := []struct{ name, text, err string }{
 		{"one", good, ""},
-		{"comments, empty lines, spaces", "# teams\n\n  " + good + "\t\r\n" + keyLine("b", "x"), ""},
+		{"comments, empty lines, spaces", "# teams\n\n  " + good + "\t\r\n" + lineOf("b", "x"), ""},
 		{"upper case", strings.ToUpper(good), ""},
 		{"several spaces", strings.Replace(good, " ", "   ", 1), ""},
 		{"no last line end", strings.TrimSpace(good), ""},
@@ -41,8 +41,8 @@ func TestParseKeys(t *testing.T) {
 			k, err := ParseKeys([]byte(tt.text))
 			switch {
 			case tt.err == "" && err == nil:
-				if name, ok := k.name("secret-a"); tt.name != "upper case" && (!ok || name != "team-a") {
-					t.Errorf("the key is that of %q, %v", name, ok)
+				if c := k.client("secret-a"); tt.name != "upper case" && (c == nil || c.name != "team-a" || c.tenant.Name != "team-a") {
+					t.Errorf("the key is that of %+v", c)
 				}
 			case tt.err == "":
 				t.Fatal(err)
@@ -59,20 +59,20 @@ func TestParseKeys(t *testing.T) {
 func TestKeysName(t *testing.T) {
 	var text string
 	for i := range 50 {
-		text += keyLine(fmt.Sprintf("n%d", i), fmt.Sprintf("key-%d", i))
+		text += lineOf(fmt.Sprintf("n%d", i), fmt.Sprintf("key-%d", i))
 	}
 	k, err := ParseKeys([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range 50 {
-		if name, ok := k.name(fmt.Sprintf("key-%d", i)); !ok || name != fmt.Sprintf("n%d", i) {
-			t.Errorf("key %d is that of %q, %v", i, name, ok)
+		if c := k.client(fmt.Sprintf("key-%d", i)); c == nil || c.name != fmt.Sprintf("n%d", i) {
+			t.Errorf("key %d is that of %+v", i, c)
 		}
 	}
 	for _, wrong := range []string{"", "key-", "key-50", "key-1 ", "KEY-1"} {
-		if name, ok := k.name(wrong); ok || name != "" {
-			t.Errorf("key %q is accepted as the key of %q", wrong, name)
+		if c := k.client(wrong); c != nil {
+			t.Errorf("key %q is accepted as the key of %q", wrong, c.name)
 		}
 	}
 }
@@ -92,7 +92,7 @@ func TestAuthenticate(t *testing.T) {
 		{"none", nil, ""},
 		{"empty", []string{"Authorization", "Bearer "}, ""},
 	}
-	keys, err := ParseKeys([]byte(keyLine("team", "good")))
+	keys, err := ParseKeys([]byte(lineOf("team", "good")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,17 +130,18 @@ func TestClientWithoutKeys(t *testing.T) {
 // error contains only the number of a line, and no part of the file.
 func FuzzParseKeys(f *testing.F) {
 	sum := strings.Repeat("0f", sha256.Size)
-	for _, text := range []string{"alice " + sum, "# who\n\nalice " + sum + "\r\nbob\t" + sum + "\n", "alice", "alice " + sum[1:], "", "\x00 " + sum} {
+	for _, text := range []string{"alice " + sum, "# who\n\nalice " + sum + "\r\nbob\t" + sum + "\n", "alice", "alice " + sum[1:], "", "\x00 " + sum,
+		"a " + sum + " tenant=t class=c models=m,n rpm=1 tpm=2 max=3\nb " + sum + " tenant=t", "a " + sum + " rpm=0", "a " + sum + " tenant=", "a " + sum + " rpm=1\na " + sum + " tpm=1"} {
 		f.Add([]byte(text))
 	}
-	allowed := regexp.MustCompile(`^(no key in the file|line \d+ is not "NAME SHA256", .{100,250})$`)
+	allowed := regexp.MustCompile(`^(no key in the file|line \d+ is not "NAME SHA256", .{100,250}|line \d+: the words after .{50,100}|line \d+: attribute (tenant|class|models|rpm|tpm|max): [a-z \[\]A-Z_.,:@0-9-]{20,120})$`)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		k, err := ParseKeys(text)
 		switch {
 		case err != nil && k != nil, err != nil && !allowed.MatchString(err.Error()):
 			t.Errorf("%+v, %v", k, err)
-		case err == nil && (len(k.names) == 0 || len(k.names) != len(k.hashes)):
-			t.Errorf("%d names, %d hashes", len(k.names), len(k.hashes))
+		case err == nil && (len(k.clients) == 0 || len(k.clients) != len(k.hashes)):
+			t.Errorf("%d clients, %d hashes", len(k.clients), len(k.hashes))
 		}
 	})
 }
@@ -155,8 +156,8 @@ func TestGenerateKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name, ok := k.name(key.Key); name != "team-a" || !ok || strings.Contains(key.Line, key.Key) {
-		t.Errorf("%+v: the key is that of %q, %v", key, name, ok)
+	if c := k.client(key.Key); c == nil || c.name != "team-a" || strings.Contains(key.Line, key.Key) {
+		t.Errorf("%+v: the key is that of %+v", key, c)
 	}
 	if other, _ := GenerateKey("team-a"); other.Key == key.Key {
 		t.Error("two equal keys")

@@ -41,7 +41,7 @@ type Place struct {
 	client  string
 	capped  bool // the client's requests are counted
 	class   *class
-	tenant  *tenant // nil: the request has not waited, and no request has waited then
+	flow    *flow // nil: the request has not waited, and no request has waited then
 	booked  int64
 	charged bool
 }
@@ -86,14 +86,14 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 	}
 	if q.running < l.MaxExchanges && p.class.mayRun(l.MaxExchanges) { // then no request of the class waits
 		if q.order.waiting > 0 {
-			p.tenant = p.class.tenant(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
+			p.flow = p.class.flow(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
 			q.order.serve(&p)
 		}
 		q.run(&p)
 		q.mu.Unlock()
 		return p, nil
 	}
-	p.tenant = p.class.tenant(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
+	p.flow = p.class.flow(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
 	return q.wait(ctx, p, l) // unlocks
 }
 

@@ -99,6 +99,7 @@ func (a *attempt) prefillEnded(r prefillResult) {
 	if r.read {
 		a.orphan.Handoff = &a.prefill.handoff
 	}
+	a.env.reached = a.env.reached || r.sent
 	if r.begun {
 		a.env.tries[abi.Prefill]++
 	}

@@ -35,6 +35,7 @@ func (a *attempt) answerLeg(ctx context.Context, shaped connector.Leg) error {
 		l.kvBound = false
 	}
 	resp, err := a.send(ctx, l, shaped, waits{sendBy: a.readBy(), head: l.limit, idle: l.limit})
+	env.reached = env.reached || err == nil || maybeSent(err)
 	if err != nil {
 		a.orphan.DecodeSent, a.orphan.DecodeIdle = maybeSent(err), ctx.Err() == nil && !timedOut(err)
 		return a.legEnded(ctx, l, err)

@@ -36,8 +36,12 @@ type Env struct {
 	Key      string                // name of the client's API key; "" without keys
 	WarmUp   bool                  // no client sent the request
 	Replacer Replacer              // chooses another decode engine
+	// Answering is called before an answer that is no stream is sent, when its usage is
+	// known; nil: none.
+	Answering func()
 
 	tries   [abi.Encode + 1]int // legs sent, by phase
+	reached bool                // a leg may have reached an engine
 	encoded bool                // no encode leg is needed any more
 	pulled  bool                // an attempt has looked for the retained KV of the previous turn
 	legs    legs
@@ -56,6 +60,9 @@ type Replacer interface {
 
 // Tries returns how many legs of a phase have been sent for the request.
 func (env *Env) Tries(phase abi.Phase) int { return env.tries[phase] }
+
+// Reached reports whether a leg may have reached an engine.
+func (env *Env) Reached() bool { return env.reached }
 
 // SkipEncode marks that the request needs no encode leg.
 func (env *Env) SkipEncode() { env.encoded = true }

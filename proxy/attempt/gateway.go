@@ -76,6 +76,7 @@ func Observe(env *Env, p *coordinator.Placement, g Gateway) error {
 	if err := g.Forward(f); err != nil {
 		return a.legEnded(env.Context, l, err)
 	}
+	env.reached = true
 	a.releaseRequest()
 	head, err := g.Head()
 	if err != nil {
@@ -260,6 +261,8 @@ func (o *observation) ended() {
 		if a.p.Flow == abi.FlowAggregated {
 			a.reportCached(o.body)
 		}
+	} else {
+		env.Journal.Count(wholeTokens(env.Request.API, o.body))
 	}
 	o.succeeded()
 }
@@ -268,6 +271,7 @@ func (o *observation) ended() {
 func (o *observation) streamEnded() {
 	env, events := o.a.env, &o.events
 	events.Finish()
+	env.Journal.Count(events.Events)
 	if u, ok := events.Usage(); ok {
 		env.Journal.Used(u)
 		env.Registry.MeasureOutput(o.a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))

@@ -76,11 +76,24 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 		if a.p.Flow == abi.FlowAggregated {
 			a.reportCached(answer.B)
 		}
+	} else {
+		env.Journal.Count(wholeTokens(env.Request.API, answer.B))
 	}
 	a.copyHeader(resp)
 	a.tellTiming()
 	a.keepTurn(answer.B)
+	if env.Answering != nil {
+		env.Answering()
+	}
 	return env.Answer(resp.Status, public)
+}
+
+// wholeTokens returns the estimated tokens of an answer without usage: a quarter of its bytes.
+func wholeTokens(api openai.API, answer []byte) int64 {
+	if !api.Generates() {
+		return 0
+	}
+	return int64(len(answer)+3) / 4
 }
 
 // wholeLimit returns how long an answer that is no stream may take, from the start of its leg
@@ -149,6 +162,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	buf = nil
 	defer env.Memory.Release(first.Uncount()) // later pieces of the stream use as much at most
 	err = s.pump(resp, first)
+	env.Journal.Count(events.Events)
 	if u, ok := events.Usage(); ok {
 		env.Journal.Used(u)
 		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))

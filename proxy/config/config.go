@@ -52,6 +52,10 @@ type Config struct {
 	Remotes []Remote `toml:"remote"`
 	// PriorityClasses are the classes of requests that share the proxy's places.
 	PriorityClasses []PriorityClass `toml:"priority_class"`
+	// Tenants are groups of clients with common limits.
+	Tenants []Tenant `toml:"tenant"`
+	// JWTs are the issuers of tokens that clients may send instead of an API key.
+	JWTs []JWT `toml:"jwt"`
 	// Engines are the configured instances.
 	Engines []Engine `toml:"engine"`
 	// Health configures the probes of instances.

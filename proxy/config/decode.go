@@ -101,6 +101,10 @@ func (d *decoder) slice(key string, datum any, v reflect.Value) {
 			*e = DefaultPlugin()
 		case *PriorityClass:
 			*e = DefaultPriorityClass()
+		case *Tenant:
+			*e = DefaultTenant()
+		case *JWT:
+			*e = DefaultJWT()
 		}
 		d.value(indexKey(key, i), element, v.Index(i))
 	}

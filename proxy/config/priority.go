@@ -95,6 +95,11 @@ func (k *checker) priorities() {
 	if n := len(k.config.PriorityClasses); n > maxClasses {
 		k.add("priority_class", "must have at most %d tables, found %d", maxClasses, n)
 	}
+	for i, t := range k.config.Tenants {
+		if _, found := k.config.PriorityClass(t.Class); !found && safeName(t.Class) {
+			k.add(joinKey(indexKey("tenant", i), "class"), "no [[priority_class]] has the name %q", t.Class)
+		}
+	}
 	l := k.config.Limits
 	if l.PriorityHeader != "" && !httpguts.ValidHeaderFieldName(l.PriorityHeader) {
 		k.add("limits.priority_header", "must be the name of a header line, found %q", l.PriorityHeader)

@@ -113,6 +113,8 @@ func (c *Config) entryName(key string) string {
 		return c.Remotes[i].Name
 	case array == "model" && i < len(c.Models):
 		return c.Models[i].Name
+	case array == "tenant" && i < len(c.Tenants):
+		return c.Tenants[i].Name
 	}
 	return ""
 }

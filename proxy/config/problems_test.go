@@ -125,6 +125,21 @@ var problemCases = []struct {
 	{"one address twice", "[server]\nlisten = '127.0.0.1:9090'\n", []want{{"admin.listen", 0, "used by server.listen"}}},
 	{"every address and one of them", "[server]\nlisten = ':9090'\n[admin]\nlisten = 'localhost:9090'\n", []want{{"admin.listen", 4, "used by server.listen"}}},
 
+	// [[tenant]] and [[jwt]].
+	{"tenant without a name", "[[tenant]]\nweight = 0\n", []want{{"tenant[0].name", 1, "is required"}, {"tenant[0].weight", 2, "more than 0, found 0"}}},
+	{"tenant with wrong values", "[[tenant]]\nname = 'a b'\nclass = '/'\nweight = -1\nmodels = ['', 'a b']\nrequests_per_minute = -1\ntokens_per_minute = 10000000001\nmax_exchanges = 2147483648\n",
+		[]want{{"tenant[0].name", 2, "invalid name"}, {"tenant[0].class", 3, "invalid name"}, {"tenant[0].weight", 4, "more than 0"}, {"tenant[0].models[0]", 5, "is required"}, {"tenant[0].models[1]", 5, "without spaces"},
+			{"tenant[0].requests_per_minute", 6, "from 0 to 10000000000"}, {"tenant[0].tokens_per_minute", 7, "from 0 to 10000000000"}, {"tenant[0].max_exchanges", 8, "from 0 to 2147483647"}}},
+	{"tenant with wrong types", "[[tenant]]\nname = 'a'\nweight = nan\nrequests_per_minute = 1.5\ntokens_per_minute = '5'\nrpm = 1\n",
+		[]want{{"tenant[0].weight", 3, "more than 0, found NaN"}, {"tenant[0].requests_per_minute", 4, "want integer"}, {"tenant[0].tokens_per_minute", 5, "want integer"}, {"tenant[0].rpm", 6, "unknown key"}}},
+	{"two tenants of one name", "[[tenant]]\nname = 'a'\n[[tenant]]\nname = 'a'\n", []want{{"tenant[1].name", 4, "already the name of tenant[0]"}}},
+	{"empty jwt", "[[jwt]]\n", []want{{"jwt[0].audience", 1, "is required"}, {"jwt[0].issuer", 1, "is required"}, {"jwt[0].jwks_url", 1, "is required, or jwks_file"}, {"jwt[0].tenant", 1, "is required, or tenant_claim"}}},
+	{"jwt with contradictions", "[[tenant]]\nname = 't'\n[[jwt]]\nissuer = 'i'\naudience = 'a'\njwks_url = 'https://i/k'\njwks_file = 'k'\njwks_refresh = '1s'\ntenant = 't'\ntenant_claim = 'c'\n",
+		[]want{{"jwt[0].jwks_file", 7, "must not be set together"}, {"jwt[0].jwks_refresh", 8, "at least 10s"}, {"jwt[0].tenant_claim", 10, "must not be set together"}}},
+	{"jwt without encryption, unknown tenant", "[[jwt]]\nissuer = 'i'\naudience = 'a'\njwks_url = 'http://10.0.0.1/k'\ntenant = 't'\n", []want{{"jwt[0].jwks_url", 4, "must be https"}, {"jwt[0].tenant", 5, "no [[tenant]] is named"}}},
+	{"two jwts of one issuer, bad URL", "[[jwt]]\nissuer = 'i'\naudience = 'a'\njwks_file = 'k'\ntenant_claim = 't'\n[[jwt]]\nissuer = 'i'\naudience = 'a'\njwks_url = 'https://u:p@i/k'\ntenant_claim = 't'\n",
+		[]want{{"jwt[1].issuer", 7, "already the name of jwt[0]"}, {"jwt[1].jwks_url", 9, "must not contain a user"}}},
+
 	// [policy].
 	{"policy names", "[policy]\nplan = 'x'\nplace = ''\nmint = 'auto'\nruntime = 'v8'\n",
 		[]want{{"policy.plan", 2, `named "x"`}, {"policy.place", 3, `named ""`}, {"policy.mint", 4, `named "auto"`}, {"policy.runtime", 5, `one of "wasm", "native"`}}},

@@ -109,8 +109,9 @@ func (t TLS) Enabled() bool { return t.SelfSigned || t.Cert != "" }
 
 // Auth configures the API keys of the public side.
 type Auth struct {
-	// KeysFile is a file of lines "name sha256hex", one an API key. Default
-	// "": no key is needed.
+	// KeysFile is a file of lines "name sha256hex", one an API key. Attributes of the
+	// key's tenant may follow: tenant=, class=, models=, rpm=, tpm= and max=. Default "": no
+	// key is needed, unless there is a [[jwt]].
 	KeysFile string `toml:"keys_file"`
 }
 

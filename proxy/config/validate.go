@@ -21,6 +21,8 @@ func (c *Config) Validate() []Problem {
 	k.models()
 	k.remotes()
 	k.priorities()
+	k.tenants()
+	k.jwts()
 	k.engines()
 	k.pairs()
 	k.engineCare()

@@ -112,6 +112,9 @@ func copyHeader(dst http.Header, resp *upstream.Response) {
 		if hopByHop(name) || named[name] || ownLine(name) || name == "X-Request-Id" || name == "Date" || name == "Alt-Svc" {
 			continue
 		}
+		if len(dst[k]) > 0 && strings.HasPrefix(name, "X-Ratelimit-") { // the budget of the client's tenant
+			continue
+		}
 		dst[k] = append(dst[k], f.Value)
 	}
 }

@@ -32,6 +32,7 @@ type exchange struct {
 	admitted admission.Place         // among the running requests; zero: none
 	held     *coordinator.Lease      // of the last placement; close releases it too, because a panic may have kept the attempt from it
 	line     recording.Line          // of the recording
+	account  account                 // of the client's tenant
 	denied   *attempt.Error          // the failure for which the retry budget had no retry
 }
 
@@ -46,5 +47,6 @@ func (x *exchange) reset() {
 	x.prompt.Reset()
 	x.route.Reset()
 	x.line = recording.Line{}
+	x.account = account{}
 	x.req.Reset()
 }

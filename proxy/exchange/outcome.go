@@ -94,7 +94,7 @@ func (x *exchange) reply(err error) {
 	}
 	e := PublicError(err)
 	if errors.Is(err, coordinator.ErrUnknownModel) {
-		e = UnknownModel(x.requested(), x.run.Models().Merge(x.run.Registry.Snapshot().Models()))
+		e = UnknownModel(x.requested(), x.models())
 	}
 	x.journal.Answered(e.Status)
 	x.client.Error(x.req.API, e)

@@ -26,9 +26,11 @@ func (x *exchange) admit(client string) error {
 		x.journal.Class(class.Name)
 	}
 	x.journal.Stage(telemetry.StageWaitsPlace)
-	x.admitted, err = x.run.Queue.Enter(x.env.Context, admission.Claim{
-		Client: client, Class: class, Tokens: x.req.PromptTokens + x.booked(),
-	}, x.env.Config.Limits)
+	claim := admission.Claim{Client: client, Class: class, Tokens: x.req.PromptTokens + x.booked()}
+	if t := x.account.tenant; t != nil {
+		claim.Tenant, claim.Weight = t.Name, t.Weight
+	}
+	x.admitted, err = x.run.Queue.Enter(x.env.Context, claim, x.env.Config.Limits)
 	if err != nil {
 		x.journal.Shed(admission.Reason(err))
 		return err
@@ -58,15 +60,21 @@ func (x *exchange) leave() {
 		prompt = x.ask.Request.PromptTokens
 	}
 	if completion <= 0 {
-		completion = x.journal.Reads()
+		completion = x.journal.Counted()
 	}
 	x.admitted.Leave(prompt + completion)
 }
 
-// class returns the priority class of the request.
+// class returns the priority class of the request: that of its tenant, or the one that its
+// header names. A class that the configuration does not have counts as the default class.
 func (x *exchange) class() (config.PriorityClass, error) {
 	cfg := x.env.Config
 	own, _ := cfg.PriorityClass(config.DefaultClass)
+	if t := x.account.tenant; t != nil {
+		if class, found := cfg.PriorityClass(t.Class); found {
+			own = class
+		}
+	}
 	header := cfg.Limits.PriorityHeader
 	if header == "" {
 		return own, nil

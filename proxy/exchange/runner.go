@@ -25,6 +25,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/tenant"
 )
 
 // Options are the parts that a Runner uses. The comment of a field states if the field may be nil.
@@ -48,6 +49,7 @@ type Options struct {
 	Cleanups    *cleanup.Runner
 	Retained    retained.Store
 	Recorder    *recording.Recorder // nil: nothing is recorded
+	Budgets     tenant.Budgets
 	Metrics     *telemetry.Metrics
 	Log         *slog.Logger
 }

@@ -51,6 +51,9 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	if err := x.read(client); err != nil {
 		return err
 	}
+	if err := x.charge(); err != nil {
+		return err
+	}
 	if err := x.admit(client); err != nil {
 		return err
 	}
@@ -113,7 +116,7 @@ func (x *exchange) authenticate(r *http.Request, api openai.API) (client string,
 	if r, err = x.run.Keys().Authenticate(r); err != nil {
 		return "", err
 	}
-	x.env.Key = admission.KeyName(r)
+	x.env.Key, x.account.tenant = admission.KeyName(r), admission.Tenant(r)
 	x.journal.Client(x.env.Key)
 	return x.run.ClientOf(r), nil
 }
@@ -132,6 +135,9 @@ func (x *exchange) read(client string) error {
 		return err
 	}
 	if err := x.scan(); err != nil {
+		return err
+	}
+	if err := x.permit(); err != nil {
 		return err
 	}
 	if err := x.resolve(); err != nil {
@@ -250,6 +256,7 @@ func (x *exchange) close() {
 	if x.held != nil {
 		x.held.Release()
 	}
+	x.settleTenant()
 	x.journal.End()
 	if !x.env.WarmUp {
 		x.settle()

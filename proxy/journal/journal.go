@@ -58,6 +58,7 @@ type Journal struct {
 	stage     telemetry.Stage
 	staged    time.Time     // when stage began
 	waited    time.Duration // time in the earlier stages
+	counted   int64         // tokens of the answer, estimated
 }
 
 // Open begins the account of the request with that id. ctx and header are those of the
@@ -260,6 +261,12 @@ func (j *Journal) Used(u openai.Usage) { j.rec.Usage = u }
 // Reported returns the tokens that the engine reported.
 func (j *Journal) Reported() openai.Usage { return j.rec.Usage }
 
+// Count notes the estimated tokens of an answer whose engine may report none.
+func (j *Journal) Count(tokens int64) { j.counted = tokens }
+
+// Counted returns the tokens that Count has noted.
+func (j *Journal) Counted() int64 { return j.counted }
+
 // Answered notes the status that the client gets.
 func (j *Journal) Answered(status int) { j.rec.Status = status }
 
@@ -331,7 +338,7 @@ func (j *Journal) Close() {
 	j.books, j.span, j.filters, j.last = nil, nil, nil, coordinator.Pair{}
 	j.client, j.warmUp, j.intervals = "", false, telemetry.Intervals{}
 	j.operation, j.model, j.stage, j.waited = "", nil, telemetry.StageNone, 0
-	j.class = nil
+	j.class, j.counted = nil, 0
 	j.rec.reset()
 }
 

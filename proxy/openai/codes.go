@@ -50,6 +50,7 @@ const (
 	CodeProxyOverloaded
 	CodeQueueFull
 	CodeQueueTimeout
+	CodeRateLimitExceeded
 	CodeReadingLimit
 	CodeRejectedByPicker
 	CodeRejectedByPolicy
@@ -57,6 +58,7 @@ const (
 	CodeResponseNotFound
 	CodeStreamBroken
 	CodeStringAboveMaxLength
+	CodeTenantLimit
 	CodeTooManyConnections
 	CodeUnsupportedContentEncoding
 	CodeUnsupportedMessage
@@ -120,7 +122,7 @@ var codes = [codeCount]CodeInfo{
 	CodeMethodNotAllowed:           {"method_not_allowed", []int{405}, "", "The endpoint takes another method. The `Allow` header names the method."},
 	CodeMissingField:               {"missing_field", []int{400}, "", "The field `model` is needed, because the engines serve more than one model."},
 	CodeMissingRequiredParameter:   {"missing_required_parameter", []int{400}, "", "A field is missing."},
-	CodeModelNotFound:              {"model_not_found", []int{404}, "", "No engine serves the model."},
+	CodeModelNotFound:              {"model_not_found", []int{404}, "", "No engine serves the model, or the client may not use it."},
 	CodeNoEngineTimeout:            {"no_engine_timeout", []int{503}, overloaded, "No engine became ready for the request in time."},
 	CodeNoID:                       {"no_id", []int{503}, overloaded, "The request needs a disagg id, and no id is left because the coordinator is away."},
 	CodeNoTarget:                   {"no_target", []int{503}, overloaded, "No engine can serve the request now."},
@@ -135,6 +137,7 @@ var codes = [codeCount]CodeInfo{
 	CodeProxyOverloaded:            {"proxy_overloaded", []int{503}, overloaded, "The proxy has no descriptor, port or memory for a connection to an engine."},
 	CodeQueueFull:                  {"queue_full", []int{429}, "", "Too many requests run and wait."},
 	CodeQueueTimeout:               {"queue_timeout", []int{503}, overloaded, "No place became free in time."},
+	CodeRateLimitExceeded:          {"rate_limit_exceeded", []int{429}, "", "The tenant of the client has used its requests or tokens of the minute. The type of the error is `requests` or `tokens`, and `Retry-After` names the time until the next request may succeed."},
 	CodeReadingLimit:               {"reading_limit", []int{408}, "rate_limit_error", "Too many bodies arrive at the same time, and this body was the slowest."},
 	CodeRejectedByPicker:           {"rejected_by_picker", []int{503, 429}, overloaded, "The endpoint picker refused the request. The picker may choose another status of 400 to 599."},
 	CodeRejectedByPolicy:           {"rejected_by_policy", []int{503, 429}, overloaded, "The plan policy rejected the request. The policy may choose another status of 400 to 599."},
@@ -142,6 +145,7 @@ var codes = [codeCount]CodeInfo{
 	CodeResponseNotFound:           {"response_not_found", []int{404}, "", "No engine holds a response of this id."},
 	CodeStreamBroken:               {"stream_broken", nil, "upstream_error", "The stream of the engine broke off after its beginning, so the answer is not complete."},
 	CodeStringAboveMaxLength:       {"string_above_max_length", []int{400}, "", "A text of the request is too long."},
+	CodeTenantLimit:                {"tenant_limit", []int{429}, "", "As many requests of the client's tenant run or wait as may."},
 	CodeTooManyConnections:         {"too_many_connections", []int{503}, overloaded, "The client or all clients together have too many connections open. The proxy closes this connection."},
 	CodeUnsupportedContentEncoding: {"unsupported_content_encoding", []int{415}, "", "The proxy cannot decode this Content-Encoding."},
 	CodeUnsupportedMessage:         {"unsupported_message", []int{400}, "", "The proxy cannot open this WebSocket, or does not know this kind of message."},

@@ -41,6 +41,8 @@ type Metrics struct {
 	brokenStreams *prometheus.CounterVec
 	shed          *prometheus.CounterVec
 	clients       *prometheus.CounterVec
+	tenantTokens  *prometheus.CounterVec
+	tenantRefused *prometheus.CounterVec
 	tokens        *prometheus.CounterVec
 	restarts      *prometheus.CounterVec
 	disaggIDs     prometheus.Counter
@@ -104,6 +106,8 @@ func New(reg prometheus.Registerer) *Metrics {
 		brokenStreams: counter("pdproxy_broken_streams_total", "Streams that ended in an error event, by reason.", "reason"),
 		shed:          counter("pdproxy_shed_total", "Requests refused by a limit.", "reason"),
 		clients:       counter("pdproxy_client_exchanges_total", "Exchanges by the name of the client's API key; empty without keys.", "client", "outcome"),
+		tenantTokens:  counter("pdproxy_tenant_tokens_total", "Tokens of prompts and answers that counted against the limits of a tenant. The proxy estimates the tokens that the engine did not report.", "tenant"),
+		tenantRefused: counter("pdproxy_tenant_refused_total", "Requests refused by the limits of their tenant, by reason.", "tenant", "reason"),
 		tokens:        counter("pdproxy_tokens_total", "Tokens that the engines reported, by model and kind.", "model", "kind"),
 		restarts:      counter("pdproxy_engine_restarts_total", "Restarts of engines that the proxy has noticed.", "engine"),
 		policyTime:    histogram("pdproxy_policy_duration_seconds", "Time of policy calls.", []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3}, "policy", "hook"),
@@ -160,6 +164,16 @@ func (m *Metrics) Operation(o *Operation) { m.pusher.Load().Record(o) }
 // Client counts one ended exchange for the holder of an API key.
 func (m *Metrics) Client(name string, o Outcome) {
 	m.clients.WithLabelValues(name, o.String()).Inc()
+}
+
+// TenantTokens counts the tokens of a request that has ended.
+func (m *Metrics) TenantTokens(tenant string, n int64) {
+	m.tenantTokens.WithLabelValues(tenant).Add(float64(n))
+}
+
+// TenantRefused counts a request that the limits of its tenant refused.
+func (m *Metrics) TenantRefused(tenant, reason string) {
+	m.tenantRefused.WithLabelValues(tenant, reason).Inc()
 }
 
 // ConfigLoaded notes that the configuration was read at that time, at the start or by a

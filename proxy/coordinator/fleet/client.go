@@ -66,6 +66,8 @@ type Client struct {
 
 	redial chan struct{} // holds 1; another coordinator must be dialled
 
+	budgets atomic.Pointer[Budgets] // nil: no tenant has budgets
+
 	mu    sync.Mutex
 	open  *remoteLease // first of the list of leases that are not released; guarded by mu
 	leave func()       // ends the dial or the connection; guarded by mu
@@ -154,6 +156,7 @@ func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) 
 	}
 	err := s.link.Run(ctx)
 	c.session.CompareAndSwap(s, nil)
+	c.budgets.Load().leave(s)
 	s.asked.Wait()
 	return err
 }
@@ -165,6 +168,7 @@ func (c *Client) enter(s *session) {
 	for w := c.open; w != nil; w = w.next {
 		w.move(s)
 	}
+	c.budgets.Load().enter(s)
 	c.session.Store(s)
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/tenant"
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
@@ -45,6 +46,8 @@ type ServerOptions struct {
 	// OnOrphan receives the clean-ups that a worker had set by Lease.SetOrphanCleanup before it died,
 	// for each placement whose answer had not begun.
 	OnOrphan func(cleanup []byte)
+	// Budgets are those of the tenants. Nil: workers count for themselves.
+	Budgets *tenant.Ledger
 	// OnForget receives turns that no worker will take, and must free their KV. Nil: no
 	// turns are stored.
 	OnForget func(*RetainedKV)

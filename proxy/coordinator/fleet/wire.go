@@ -27,6 +27,9 @@ const (
 	kindTake                // call of the worker: show a turn
 	kindTook                // call of the worker: the shown turn is mine
 	kindUntake              // the worker does not complete the passing of a turn
+	kindBudget              // call of the worker: a part of a tenant's budgets
+	kindSettle              // what a request has used of that part
+	kindCharge              // what the worker has given without asking, or got from another coordinator
 )
 
 // Topic is a value that a coordinator publishes to its workers.

@@ -35,6 +35,7 @@ type worker struct {
 
 	mu      sync.Mutex
 	leases  map[uint64]lent // by the worker's number; nil after the connection has ended; guarded by mu
+	budgets givenBudgets    // used by the connection's reader, and after its end
 	passing passingTurns    // guarded by mu
 }
 
@@ -91,6 +92,8 @@ func (w *worker) Call(number uint32, kind uint8, payload []byte) error {
 	case kindPlace:
 	case kindNamed, kindKeep, kindKept, kindTake, kindTook:
 		return w.turnCall(number, kind, payload)
+	case kindBudget:
+		return w.budgetCall(number, payload)
 	default:
 		return link.Garbage("an unknown call")
 	}
@@ -189,6 +192,7 @@ func (w *worker) end() (owed [][]byte) {
 	w.leases, w.passing = nil, passingTurns{}
 	w.mu.Unlock()
 	passing.forget(w.s)
+	w.budgets.end(w.s.o.Budgets)
 	for _, l := range leases {
 		if l.lease != nil {
 			l.lease.Release()
@@ -217,6 +221,10 @@ func (w *worker) Message(kind uint8, payload []byte) error {
 		err = w.adopt(&r)
 	case kindUntake:
 		w.untake(&r)
+	case kindSettle:
+		w.settle(&r)
+	case kindCharge:
+		w.charge(&r)
 	case kindReport:
 		if w.s.o.OnReport != nil {
 			w.s.o.OnReport(w.number, payload)

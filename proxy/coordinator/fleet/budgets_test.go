@@ -1,0 +1,226 @@
+package fleet
+
+import (
+	"context"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+	"github.com/pdproxy/pdproxy/proxy/tenant"
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
+
+// budgeted is a coordinator with two workers, which share budgets.
+type budgeted struct {
+	*wired
+	ledger *tenant.Ledger // of the coordinator
+	a, b   *Budgets
+}
+
+// budgetBubble runs a test in simulated time with a coordinator and two workers.
+func budgetBubble(t *testing.T, name string, test func(t *testing.T, w *budgeted)) {
+	t.Helper()
+	ledger := tenant.NewLedger(nil, placetest.Quiet(), nil)
+	bubble(t, name, func(so *ServerOptions, _ *ClientOptions) { so.Budgets = ledger }, func(t *testing.T, w *wired) {
+		b := NewBudgets(w.another(t, nil), tenant.NewLedger(nil, placetest.Quiet(), nil))
+		test(t, &budgeted{w, ledger, NewBudgets(w.client, tenant.NewLedger(nil, placetest.Quiet(), nil)), b})
+	})
+}
+
+// takes takes from a worker's budgets and fails the test unless the result is want.
+func (w *budgeted) takes(t *testing.T, from tenant.Budgets, of *tenant.Tenant, tokens int64, want tenant.Reason) tenant.Answer {
+	t.Helper()
+	a := from.Take(context.Background(), of, tokens)
+	if a.Refused != want {
+		t.Fatalf("got %+v, want %d", a, want)
+	}
+	synctest.Wait()
+	return a
+}
+
+func settled(from tenant.Budgets, of *tenant.Tenant, a tenant.Answer, used int64) {
+	from.Settle(of, tenant.Spent{Number: a.Number, Reserved: a.Reserved, Used: used})
+	later(5 * time.Millisecond)
+}
+
+func TestBudgetsOfAFleet(t *testing.T) {
+	budgetBubble(t, "exact to one request", func(t *testing.T, w *budgeted) {
+		one := tenant.New(tenant.Tenant{Name: "t", Limits: tenant.Limits{Requests: 100}})
+		for n := range 100 {
+			from := []*Budgets{w.a, w.b}[n%2]
+			a := w.takes(t, from, one, 5, tenant.Admitted)
+			if a.Requests.Limit != 100 || a.Requests.Remaining != int64(99-n) {
+				t.Fatalf("request %d: %+v", n, a)
+			}
+			from.Settle(one, tenant.Spent{Number: a.Number, Used: 5})
+		}
+		a, b := w.takes(t, w.a, one, 5, tenant.Requests), w.takes(t, w.b, one, 5, tenant.Requests)
+		if a.Retry != 600*time.Millisecond || a != (tenant.Answer{Refused: a.Refused, Number: a.Number, Retry: b.Retry, Requests: b.Requests}) {
+			t.Errorf("%+v, %+v", a, b)
+		}
+		time.Sleep(600 * time.Millisecond)
+		w.takes(t, w.b, one, 5, tenant.Admitted)
+		w.takes(t, w.a, one, 5, tenant.Requests)
+	})
+	budgetBubble(t, "tokens and places", func(t *testing.T, w *budgeted) {
+		one := tenant.New(tenant.Tenant{Name: "t", Limits: tenant.Limits{Tokens: 1000, Exchanges: 2}})
+		a, b := w.takes(t, w.a, one, 300, tenant.Admitted), w.takes(t, w.b, one, 400, tenant.Admitted)
+		w.takes(t, w.a, one, 1, tenant.Exchanges)
+		settled(w.a, one, a, 100)
+		c := w.takes(t, w.b, one, 501, tenant.Tokens)
+		if c.Tokens.Remaining != 500 || c.Retry != 55*time.Millisecond {
+			t.Errorf("%+v", c)
+		}
+		w.b.Settle(one, tenant.Spent{Number: b.Number, Reserved: b.Reserved, Undone: true})
+		later(time.Second)
+		w.takes(t, w.a, one, 900, tenant.Admitted)
+	})
+}
+
+// A worker that cannot reach the coordinator gives its share, and the coordinator charges it.
+func TestBudgetsWithoutCoordinator(t *testing.T) {
+	one := tenant.New(tenant.Tenant{Name: "t", Limits: tenant.Limits{Requests: 10, Exchanges: 20}})
+	budgetBubble(t, "share", func(t *testing.T, w *budgeted) {
+		for range 4 {
+			settled(w.a, one, w.takes(t, w.a, one, 0, tenant.Admitted), 0)
+		}
+		running := w.takes(t, w.a, one, 0, tenant.Admitted)
+		w.takes(t, w.b, one, 0, tenant.Admitted)
+		w.takes(t, w.a, one, 0, tenant.Admitted)
+		w.pipes.fall(true)
+		for _, c := range w.pipes.made {
+			c.cut()
+		}
+		synctest.Wait()
+		gave := []tenant.Answer{w.takes(t, w.a, one, 0, tenant.Admitted)} // half of the 3 that were left
+		w.takes(t, w.a, one, 0, tenant.Requests)
+		w.takes(t, w.b, one, 0, tenant.Admitted) // half of the 4 that this worker had seen
+		w.takes(t, w.b, one, 0, tenant.Admitted)
+		w.takes(t, w.b, one, 0, tenant.Requests)
+		settled(w.a, one, gave[0], 0)
+		settled(w.a, one, running, 0)
+		w.pipes.fall(false)
+		later(2 * time.Second) // less than one request of the budget
+		a := w.takes(t, w.a, one, 0, tenant.Requests)
+		if a.Requests.Remaining != 0 { // 7 before, 3 meanwhile
+			t.Errorf("%+v", a)
+		}
+		if n := w.ledger.Running(one); n != 4 { // 1 of a; of b one before and two meanwhile
+			t.Errorf("%d running requests, want 4", n)
+		}
+	})
+	budgetBubble(t, "late answer", func(t *testing.T, w *budgeted) {
+		first := w.takes(t, w.b, one, 0, tenant.Admitted)
+		late := w.pipes.made[0] // of the worker a
+		late.hold()
+		a := w.takes(t, w.a, one, 0, tenant.Admitted)
+		late.let()
+		later(10 * time.Millisecond)
+		if got := w.takes(t, w.b, one, 0, tenant.Admitted); got.Requests.Remaining != 7 {
+			t.Errorf("after an answer that was late: %+v", got)
+		}
+		if n := w.ledger.Running(one); n != 3 {
+			t.Errorf("%d running requests, want 3", n)
+		}
+		settled(w.a, one, a, 0)
+		settled(w.b, one, first, 0)
+		if n := w.ledger.Running(one); n != 1 {
+			t.Errorf("%d running requests, want 1", n)
+		}
+	})
+	budgetBubble(t, "a worker dies", func(t *testing.T, w *budgeted) {
+		w.takes(t, w.a, one, 0, tenant.Admitted)
+		w.takes(t, w.b, one, 0, tenant.Admitted)
+		w.stop()
+		w.gone.Wait()
+		synctest.Wait()
+		if n := w.ledger.Running(one); n != 1 {
+			t.Errorf("%d running requests, want 1", n)
+		}
+		if got := w.takes(t, w.b, one, 0, tenant.Admitted); got.Requests.Remaining != 7 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// The answer about a budget is read as it was written; nothing else is accepted.
+func TestBudgetWire(t *testing.T) {
+	a := tenant.Answer{Refused: tenant.Tokens, Reserved: 7, Retry: 30 * time.Millisecond,
+		Requests: tenant.Level{Limit: 5, Remaining: 4, Reset: 12 * time.Second}, Tokens: tenant.Level{Limit: tenant.MaxPerMinute, Remaining: 3, Reset: 2 * time.Minute}}
+	good := appendBudget(nil, &a, 9)
+	if got, workers, err := readBudget(good); err != nil || workers != 9 || !reflect.DeepEqual(got, a) {
+		t.Errorf("%+v, %d, %v", got, workers, err)
+	}
+	for n := range good {
+		if _, _, err := readBudget(good[:n]); err == nil {
+			t.Errorf("%d of %d bytes are accepted", n, len(good))
+		}
+	}
+	for name, bad := range map[string][]byte{
+		"more bytes":     append(append([]byte(nil), good...), 0),
+		"unknown reason": append([]byte{byte(tenant.Tokens) + 1}, good[1:]...),
+	} {
+		if _, _, err := readBudget(bad); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	for name, tt := range map[string]struct {
+		text   string
+		limits [3]uint64
+		ok     bool
+	}{
+		"good":             {"t", [3]uint64{1, tenant.MaxPerMinute, 3}, true},
+		"longest":          {strings.Repeat("t", longestTenant), [3]uint64{0, 0, 0}, true},
+		"too long":         {strings.Repeat("t", longestTenant+1), [3]uint64{0, 0, 0}, false},
+		"too many tokens":  {"t", [3]uint64{1, tenant.MaxPerMinute + 1, 3}, false},
+		"too many places":  {"t", [3]uint64{1, 1, 1 << 31}, false},
+		"too many at once": {"t", [3]uint64{1 << 63, 1, 1}, false},
+	} {
+		b := wire.AppendText(nil, tt.text)
+		for _, n := range tt.limits {
+			b = wire.AppendUint(b, n)
+		}
+		r := newReader(b)
+		if got := r.tenant(); r.Done() != tt.ok || tt.ok && (got.Name != tt.text || got.Limits.Tokens != int64(tt.limits[1])) {
+			t.Errorf("%s: %+v, %t", name, got, r.Done())
+		}
+	}
+}
+
+// A peer that sends wrong messages about budgets loses its connection, and nothing else.
+func TestWrongBudgetMessages(t *testing.T) {
+	one := tenant.New(tenant.Tenant{Name: "t", Limits: tenant.Limits{Requests: 10}})
+	call := func(b []byte) func(*session) {
+		return func(s *session) { _, _ = s.link.Call(context.Background(), kindBudget, b, nil, time.Second) }
+	}
+	message := func(kind uint8, b []byte) func(*session) {
+		return func(s *session) { _ = s.link.Send(kind, b, true) }
+	}
+	for name, tt := range map[string]struct {
+		send  func(*session)
+		stays bool
+	}{
+		"empty call":           {call(nil), false},
+		"call with more":       {call(append(wire.AppendInt(appendTenant(wire.AppendUint(nil, 1), one), int64(1)), 0)), false},
+		"empty settle":         {message(kindSettle, nil), false},
+		"settle of none":       {message(kindSettle, append(wire.AppendInt(wire.AppendUint(nil, 99), int64(1)), 0)), true},
+		"empty charge":         {message(kindCharge, nil), false},
+		"charge without limit": {message(kindCharge, wire.AppendText([]byte{0}, "t")), false},
+	} {
+		budgetBubble(t, name, func(t *testing.T, w *budgeted) {
+			before := w.pipes.dials()
+			s := w.client.session.Load()
+			tt.send(s)
+			later(5 * time.Second)
+			if got := w.pipes.dials() == before; got != tt.stays {
+				t.Errorf("the connection stays: %t, want %t", got, tt.stays)
+			}
+			if got := w.takes(t, w.b, one, 0, tenant.Admitted); got.Requests.Remaining != 9 {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
