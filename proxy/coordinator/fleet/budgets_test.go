@@ -114,21 +114,25 @@ func TestBudgetsWithoutCoordinator(t *testing.T) {
 	})
 	budgetBubble(t, "late answer", func(t *testing.T, w *budgeted) {
 		first := w.takes(t, w.b, one, 0, tenant.Admitted)
-		late := w.pipes.made[0] // of the worker a
+		late, dials := w.pipes.made[0], w.pipes.dials() // of the worker a
 		late.hold()
+		w.takes(t, w.a, one, 0, tenant.Admitted) // by the read that waits already
 		a := w.takes(t, w.a, one, 0, tenant.Admitted)
 		late.let()
-		later(10 * time.Millisecond)
-		if got := w.takes(t, w.b, one, 0, tenant.Admitted); got.Requests.Remaining != 7 {
+		later(100 * time.Millisecond)
+		if got := w.takes(t, w.b, one, 0, tenant.Admitted); got.Requests.Remaining != 6 {
 			t.Errorf("after an answer that was late: %+v", got)
 		}
-		if n := w.ledger.Running(one); n != 3 {
-			t.Errorf("%d running requests, want 3", n)
+		if w.pipes.dials() != dials {
+			t.Error("the connection has ended")
+		}
+		if n := w.ledger.Running(one); n != 4 {
+			t.Errorf("%d running requests, want 4", n)
 		}
 		settled(w.a, one, a, 0)
 		settled(w.b, one, first, 0)
-		if n := w.ledger.Running(one); n != 1 {
-			t.Errorf("%d running requests, want 1", n)
+		if n := w.ledger.Running(one); n != 2 {
+			t.Errorf("%d running requests, want 2", n)
 		}
 	})
 	budgetBubble(t, "a worker dies", func(t *testing.T, w *budgeted) {
