@@ -61,6 +61,7 @@ var params = policies.Params{
 	"pd_auto": {"both_token_micros": 101.5, "margin": 0.25}, "conversation": {"overload_tokens": 1000, "skip_factor": 1.5},
 	"kv_aware": {"patience": 3.7, "late_seconds": 0.3, "late_weight": 7.1}, "pair_aware": {"unknown_micros": 0.1, "size_spread": 100},
 	"trtllm_kv_cache_aware": {"max_batch_size": 7}, "sglang_cache_aware": {"balance_abs_threshold": 3}, "dynamo_cost": {"decode_active_request_weight": 3.3},
+	"slo_aware": {"ttft_seconds": 1.5, "late_share": 0.2, "margin": 2},
 }
 
 // TestParametersHold: the module is configured with the text of the parameters.

@@ -16,7 +16,7 @@ const near = 0.2
 
 // add compares a real time to first token with the prediction of the placement.
 func (p *predicted) add(l *lease, first time.Duration) {
-	start, _ := l.stream.Said()
+	start := l.stream.Said()
 	if l.prompt.Said() == 0 || start == 0 {
 		return
 	}
@@ -48,7 +48,7 @@ func (v *view) engine(i int) *predict.Engine {
 func (v *view) follow(q *Request, l *lease, d abi.PlaceDecision, now time.Duration) {
 	p, t := &v.facts.Candidates[d.Prefill], &v.facts.Candidates[d.Decode]
 	l.prompt = v.targets[d.Prefill].queue.Begin(&v.prefill, promptOf(q, p), streamsOf(p), epoch.Add(now))
-	l.stream = v.decode.Stream(promptOf(q, t), streamsOf(t), true)
+	l.stream = v.decode.Stream(promptOf(q, t), streamsOf(t))
 }
 
 func promptOf(q *Request, c *abi.Candidate) predict.Prompt {

@@ -210,7 +210,8 @@ func (v *view) streaming(l *lease, prompt int, took, first time.Duration) {
 // finished records the end of the answer.
 func (v *view) finished(l *lease, tokens int, took time.Duration) {
 	if l.stream != nil {
-		l.stream.Ended(int64(tokens), took)
+		t := v.targets[l.decode].load.View(epoch)
+		v.decode.Streamed(predict.Streams{Requests: int64(t.Requests), Tokens: t.Decode}, int64(tokens), took)
 	}
 	l.holdDecode.Drop()
 }

@@ -87,7 +87,7 @@ func start(p Prompt, streams Streams) Features {
 	return Features{1, float64(max(0, p.Tokens-p.Cached)) * perTokens, float64(streams.Requests), float64(streams.Tokens) * perTokens}
 }
 
-// token returns the features of the time of a token.
+// token returns the features of the time of a token of one of the streams.
 func token(streams Streams) Features {
 	return Features{1, float64(streams.Requests), float64(streams.Tokens) * perTokens}
 }
@@ -108,7 +108,7 @@ func (t *Target) Predict(e *Engine, roles abi.Role, p Prompt, streams Streams, n
 		out.Start, out.StartError = float32(micros), float32(micros*f.err)
 	}
 	if f := e.Token.fit.Load(); f != nil {
-		x := token(streams)
+		x := token(Streams{streams.Requests + 1, streams.Tokens + p.Tokens})
 		micros := f.of(&x)
 		out.Token, out.TokenError = float32(micros), float32(micros*f.err)
 	}
@@ -178,42 +178,34 @@ func (k *Prefill) Drop() {
 	k.t = nil
 }
 
-// Stream is an answer on a target.
+// Stream is an answer whose prompt another target computes.
 type Stream struct {
-	e           *Engine
-	start       Features
-	token       Features
-	saidStart   float64
-	saidToken   float64
-	withPrefill bool
+	e    *Engine
+	x    Features
+	said float64
 }
 
-// Stream notes a stream of a prompt. elsewhere: another target computes the prompt.
-func (e *Engine) Stream(p Prompt, streams Streams, elsewhere bool) *Stream {
-	s := &Stream{e: e, start: start(p, streams), token: token(streams), withPrefill: !elsewhere}
-	s.saidStart, _ = e.Start.Predict(&s.start)
-	s.saidToken, _ = e.Token.Predict(&s.token)
+// Stream notes a stream of a prompt.
+func (e *Engine) Stream(p Prompt, streams Streams) *Stream {
+	s := &Stream{e: e, x: start(p, streams)}
+	s.said, _ = e.Start.Predict(&s.x)
 	return s
 }
 
-// Said returns the predicted times in µs of the start and of a token; 0: none.
-func (s *Stream) Said() (start, token float64) {
-	if s.withPrefill {
-		return 0, s.saidToken
-	}
-	return s.saidStart, s.saidToken
-}
+// Said returns the predicted time in µs from the end of prefill to the first token; 0: none.
+func (s *Stream) Said() float64 { return s.said }
 
 // Started learns from the time from the end of prefill to the first token.
 func (s *Stream) Started(took time.Duration) {
-	if !s.withPrefill {
-		s.e.Start.Learn(&s.start, float64(took)/1000, 0, s.saidStart)
-	}
+	s.e.Start.Learn(&s.x, float64(took)/1000, 0, s.said)
 }
 
-// Ended learns from a stream of that many tokens after the first one.
-func (s *Stream) Ended(tokens int64, took time.Duration) {
+// Streamed learns from a stream that took so long for a number of tokens after the first
+// one. streams are those of its target at its end, including this stream.
+func (e *Engine) Streamed(streams Streams, tokens int64, took time.Duration) {
 	if tokens > 0 {
-		s.e.Token.Learn(&s.token, float64(took)/1000/float64(tokens), 0, s.saidToken)
+		x := token(streams)
+		said, _ := e.Token.Predict(&x)
+		e.Token.Learn(&x, float64(took)/1000/float64(tokens), 0, said)
 	}
 }
