@@ -117,11 +117,14 @@ func (t *Target) Predict(e *Engine, roles abi.Role, p Prompt, streams Streams, n
 
 // expect returns the expected time of a prompt in µs, and the part of it for the queue.
 func (t *Target) expect(f *fit, p Prompt, streams Streams, now int64) (micros, wait float64) {
-	x, done := t.prefill(p, streams, now)
 	tokens, attention := p.work()
-	own := Features{1, float64(tokens) * perTokens, float64(attention) * perAttention, float64(streams.Requests)}
-	alone := f.of(&own)
-	wait = max(0, f.of(&x)-alone-done)
+	w := &f.weights
+	alone := w[0] + w[1]*perTokens*float64(tokens) + w[2]*perAttention*float64(attention) + w[3]*float64(streams.Requests)
+	if requests := t.requests.Load(); requests > 0 {
+		done := float64(max(0, now-t.since.Load())) / 1000
+		queue := w[0]*float64(requests) + w[1]*perTokens*float64(t.tokens.Load()) + w[2]*perAttention*float64(t.attention.Load())
+		wait = max(0, queue-done)
+	}
 	return wait + alone, wait
 }
 
