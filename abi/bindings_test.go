@@ -13,7 +13,7 @@ import (
 var bindings = []struct{ name, layout string }{
 	{"header", "Header 1"}, {"request", "Request 1"}, {"plan", "Plan 1"}, {"place", "Place 1"}, {"candidate", "Place 2"},
 	{"pair", "Place 3"}, {"mint", "Mint 1"}, {"leg", "Leg 1"}, {"edit", "Leg 2"}, {"finish", "Finish 1"},
-	{"identity", "Identity 1"}, {"more", "Details 1"}, {"detail", "Details 2"},
+	{"identity", "Identity 1"}, {"more", "Details 1"}, {"detail", "Details 2"}, {"prediction", "Predictions 1"},
 }
 
 // constants are the numbers of the contract, for guests in C and Rust. In Rust a constant
@@ -23,7 +23,7 @@ var constants = []struct {
 	value uint64
 }{
 	{"need_prompt", uint64(NeedPrompt)}, {"need_blocks", uint64(NeedBlocks)}, {"need_conversation", uint64(NeedConversation)},
-	{"need_ranks", uint64(NeedRanks)}, {"need_pairs", uint64(NeedPairs)}, {"need_details", uint64(NeedDetails)}, {"need_identity", uint64(NeedIdentity)},
+	{"need_ranks", uint64(NeedRanks)}, {"need_pairs", uint64(NeedPairs)}, {"need_details", uint64(NeedDetails)}, {"need_identity", uint64(NeedIdentity)}, {"need_predictions", uint64(NeedPredictions)},
 	{"flag_stream", flagStream}, {"flag_pair_broken", flagPairBroken},
 	{"role_prefill", uint64(RolePrefill)}, {"role_decode", uint64(RoleDecode)},
 	{"flow_aggregated", uint64(FlowAggregated)}, {"flow_prefill_first", uint64(FlowPrefillFirst)},

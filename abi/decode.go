@@ -71,9 +71,12 @@ func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 		*spare = decodeRows(b[from:], n, stride, (*spare)[:0])
 		f.Candidates = *spare
 	}
-	f.Details = nil
+	f.Details, f.Predictions = nil, nil
 	if get16(b, offVersion) > 1 {
 		if f.Details, ok = decodeDetails(b, facts, n); !ok {
+			return false
+		}
+		if f.Predictions, ok = decodePredictions(b, facts, n); !ok {
 			return false
 		}
 	}

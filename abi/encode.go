@@ -45,6 +45,10 @@ func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 	if h.Extended {
 		w.section(placeSize+identitySize+moreDetails, len(f.Details), DetailSize)
 		w.dst = appendDetails(w.dst, f.Details)
+		if len(f.Predictions) != 0 {
+			put32(w.facts, placeSize+identitySize+morePredictions, uint32(len(w.dst)-w.base))
+			w.dst = appendPredictions(w.dst, f.Predictions)
+		}
 		w.identity(placeSize, &f.Request.Identity)
 	}
 	w.request(&f.Request)

@@ -136,6 +136,8 @@ const (
 	moreDetails    = 0 // offset, count, stride
 	moreSize       = 16
 
+	morePredictions = 12 // offset; 0: no table
+
 	detailZone     = 0
 	detailRevision = 4
 	detailHardware = 8
@@ -144,6 +146,14 @@ const (
 	detailWaiting  = 20
 	detailLabels   = 24
 	labelSize      = 8
+
+	predictPrefill      = 0
+	predictPrefillError = 4
+	predictWait         = 8
+	predictStart        = 12
+	predictStartError   = 16
+	predictToken        = 20
+	predictTokenError   = 24
 )
 
 // Header holds the values of a frame that are not facts.
@@ -166,7 +176,7 @@ func (f *PlanFacts) FrameSize(extended bool) int {
 func (f *PlaceFacts) FrameSize(extended bool) int {
 	size := HeaderSize + placeSize + len(f.Candidates)*RowSize + len(f.Pairs)*pairSize + f.Request.textSize()
 	if extended {
-		size += identitySize + moreSize + len(f.Details)*DetailSize
+		size += identitySize + moreSize + len(f.Details)*DetailSize + len(f.Predictions)*PredictionSize
 	}
 	return size
 }

@@ -68,12 +68,13 @@ const (
 	NeedPairs                          // PlaceFacts.Pairs
 	NeedDetails                        // PlaceFacts.Details
 	NeedIdentity                       // RequestFacts.Identity
+	NeedPredictions                    // PlaceFacts.Predictions
 )
 
 // version2 are the needs that version 2 added.
-const version2 = NeedDetails | NeedIdentity
+const version2 = NeedDetails | NeedIdentity | NeedPredictions
 
-var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs", "details", "identity"}
+var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs", "details", "identity", "predictions"}
 
 // Version returns the version of the frames for a policy with these needs: 2 if
 // it needs a fact that version 2 added, otherwise 1.

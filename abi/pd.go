@@ -257,6 +257,10 @@ type PlaceFacts struct {
 	// without NeedDetails, and in frames of version 1.
 	Details []Detail
 
+	// Predictions has one entry for each candidate, in the same order. It is empty
+	// without NeedPredictions, and in frames without the table.
+	Predictions []Prediction
+
 	// Sequence counts the earlier placements with candidates from the same
 	// targets: the same model and the same shape of legs. Where conversations
 	// are needed, first turns and later turns count separately. Random is drawn

@@ -34,6 +34,7 @@ typedef struct {
 #define PDPROXY_NEED_PAIRS 16ULL
 #define PDPROXY_NEED_DETAILS 32ULL
 #define PDPROXY_NEED_IDENTITY 64ULL
+#define PDPROXY_NEED_PREDICTIONS 128ULL
 #define PDPROXY_FLAG_STREAM 1ULL
 #define PDPROXY_FLAG_PAIR_BROKEN 2ULL
 #define PDPROXY_ROLE_PREFILL 1ULL
@@ -229,7 +230,7 @@ _Static_assert(sizeof(pdproxy_identity) == 16, "pdproxy_identity");
 
 typedef struct {
 	pdproxy_table details; /* one row for each candidate, in the same order; no row if the policy does not need details */
-	uint32_t reserved_12;
+	uint32_t predictions; /* offset of the predictions table; 0: there is none */
 } pdproxy_more;
 _Static_assert(sizeof(pdproxy_more) == 16, "pdproxy_more");
 
@@ -252,6 +253,18 @@ typedef struct {
 	uint32_t value_4;
 } pdproxy_detail;
 _Static_assert(sizeof(pdproxy_detail) == 64, "pdproxy_detail");
+
+typedef struct {
+	float prefill_us; /* from the placement to the end of the prompt's prefill here, for a prefill or an aggregated leg */
+	float prefill_error_us;
+	float wait_us; /* part of prefill_us for requests that were placed here before */
+	float start_us; /* from the end of prefill to the first token, if this candidate decodes after a prefill elsewhere */
+	float start_error_us;
+	float token_us; /* between two tokens of the answer, if this candidate decodes */
+	float token_error_us;
+	float reserved_28;
+} pdproxy_prediction;
+_Static_assert(sizeof(pdproxy_prediction) == 32, "pdproxy_prediction");
 /* end of the generated part */
 
 static uint64_t pdproxy_memory[PDPROXY_SCRATCH / 8];

@@ -32,6 +32,7 @@ pub const NEED_RANKS: u64 = 8;
 pub const NEED_PAIRS: u64 = 16;
 pub const NEED_DETAILS: u64 = 32;
 pub const NEED_IDENTITY: u64 = 64;
+pub const NEED_PREDICTIONS: u64 = 128;
 pub const FLAG_STREAM: u32 = 1;
 pub const FLAG_PAIR_BROKEN: u32 = 2;
 pub const ROLE_PREFILL: u8 = 1;
@@ -239,7 +240,7 @@ const _: () = assert!(core::mem::size_of::<Identity>() == 16);
 #[repr(C)]
 pub struct More {
     pub details: Table, // one row for each candidate, in the same order; no row if the policy does not need details
-    pub reserved_12: u32,
+    pub predictions: u32, // offset of the predictions table; 0: there is none
 }
 const _: () = assert!(core::mem::size_of::<More>() == 16);
 
@@ -263,6 +264,19 @@ pub struct Detail {
     pub value_4: u32,
 }
 const _: () = assert!(core::mem::size_of::<Detail>() == 64);
+
+#[repr(C)]
+pub struct Prediction {
+    pub prefill_us: f32, // from the placement to the end of the prompt's prefill here, for a prefill or an aggregated leg
+    pub prefill_error_us: f32,
+    pub wait_us: f32, // part of prefill_us for requests that were placed here before
+    pub start_us: f32, // from the end of prefill to the first token, if this candidate decodes after a prefill elsewhere
+    pub start_error_us: f32,
+    pub token_us: f32, // between two tokens of the answer, if this candidate decodes
+    pub token_error_us: f32,
+    pub reserved_28: f32,
+}
+const _: () = assert!(core::mem::size_of::<Prediction>() == 32);
 /* end of the generated part */
 
 #[repr(align(8))]

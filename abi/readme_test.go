@@ -54,7 +54,11 @@ var layouts = map[string]map[string]int{
 		"output_tokens": finOutputTokens, "attempts": finAttempts, "reason": finReason, "end": finSize,
 	},
 	"Identity 1": {"client": identityClient, "tenant": identityTenant, "class": identityClass, "end": identitySize},
-	"Details 1":  {"details": moreDetails, "end": moreSize},
+	"Details 1":  {"details": moreDetails, "predictions": morePredictions, "end": moreSize},
+	"Predictions 1": {
+		"prefill_us": predictPrefill, "prefill_error_us": predictPrefillError, "wait_us": predictWait,
+		"start_us": predictStart, "start_error_us": predictStartError, "token_us": predictToken, "token_error_us": predictTokenError, "end": PredictionSize,
+	},
 	"Details 2": {
 		"zone": detailZone, "revision": detailRevision, "hardware": detailHardware, "weight": detailWeight, "running": detailRunning, "waiting": detailWaiting,
 		"name_0": detailLabels, "value_0": detailLabels + 4, "name_1": detailLabels + labelSize, "value_1": detailLabels + labelSize + 4,

@@ -57,7 +57,7 @@ var mayImport = map[string][]string{
 	"proxy/state/...":             {"abi"},
 	"proxy/telemetry":             {"abi"},
 	"proxy/wire":                  {},
-	"proxy/engine":                {"abi", "proxy/config", "proxy/state/kvindex", "proxy/state/load", "proxy/tokens", "proxy/upstream", "proxy/wire"},
+	"proxy/engine":                {"abi", "proxy/config", "proxy/state/kvindex", "proxy/state/load", "proxy/state/predict", "proxy/tokens", "proxy/upstream", "proxy/wire"},
 	"proxy/engine/discovery":      {"proxy/config", "proxy/engine", "proxy/engine/registrations", "proxy/etcd", "proxy/httpguard"},
 	"proxy/engine/kvevents":       {"proxy/engine/zmtp", "proxy/state/kvindex"},
 	"proxy/engine/moriio":         {"proxy/config", "proxy/engine/registrations", "proxy/engine/zmtp"},

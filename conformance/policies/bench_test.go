@@ -46,7 +46,7 @@ func BenchmarkDecision(b *testing.B) {
 }
 
 func (g *guest) measurePlace(b *testing.B, policy uint32, rows int) {
-	f, h := busy(rows), &abi.Header{Policy: policy}
+	f, h := busy(rows), &abi.Header{Policy: policy, Extended: policies.PlaceNames()[policy] == "slo_aware"}
 	measure(b, func(n uint64) {
 		f.Sequence, f.Random = n, n*0x9e3779b97f4a7c15
 		if d := g.place(h, f); d.Decode < 0 {
@@ -93,6 +93,8 @@ func busy(rows int) *abi.PlaceFacts {
 			BlockTokens: 16, BlocksGPU: uint32(4 + max(0, i*11%31-15)*31), Usage: 0.5,
 			TokenMicros: 80 + float32(i*3%7), RecentTokens: 90_000 + float32(i*100), RecentRequests: 20, Busy: 0.5,
 		})
+		wait := float32(i*5%11) * 700_000
+		f.Predictions = append(f.Predictions, abi.Prediction{Prefill: 400_000 + wait, PrefillError: 40_000, Wait: wait, Start: 10_000, Token: 12_000})
 	}
 	return f
 }

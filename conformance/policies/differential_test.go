@@ -61,6 +61,7 @@ var params = policies.Params{
 	"pd_auto": {"both_token_micros": 101.5, "margin": 0.25}, "conversation": {"overload_tokens": 1000, "skip_factor": 1.5},
 	"kv_aware": {"patience": 3.7, "late_seconds": 0.3, "late_weight": 7.1}, "pair_aware": {"unknown_micros": 0.1, "size_spread": 100},
 	"trtllm_kv_cache_aware": {"max_batch_size": 7}, "sglang_cache_aware": {"balance_abs_threshold": 3}, "dynamo_cost": {"decode_active_request_weight": 3.3},
+	"slo_aware": {"ttft_seconds": 1.5, "late_share": 0.2, "margin": 2},
 }
 
 // TestParametersHold: the module is configured with the text of the parameters.
@@ -165,7 +166,10 @@ func comparePlace(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
 	i := rnd.IntN(len(policies.PlaceNames()))
 	name := policies.PlaceNames()[i]
 	native, _ := set.Place(name)
-	got, scored := g.place(&abi.Header{Policy: uint32(i)}, f), f.Scored
+	if policies.Needs(name).Version() == 1 {
+		f.Predictions = nil
+	}
+	got, scored := g.place(&abi.Header{Policy: uint32(i), Extended: f.Predictions != nil}, f), f.Scored
 	scores := make([]float32, len(f.Candidates))
 	for i := range f.Candidates {
 		scores[i], f.Candidates[i].Score = f.Candidates[i].Score, 0
@@ -227,6 +231,12 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 	}
 	if i := rnd.IntN(len(f.Candidates)); rnd.IntN(4) == 0 && f.Candidates[i].Roles&abi.RolePrefill != 0 {
 		f.Fixed = int32(i)
+	}
+	if rnd.IntN(3) > 0 {
+		for range f.Candidates {
+			wait := rnd.Float32() * 8e6
+			f.Predictions = append(f.Predictions, abi.Prediction{Prefill: wait + rnd.Float32()*4e6, PrefillError: rnd.Float32() * 1e5, Wait: wait, Start: rnd.Float32() * 1e5, Token: rnd.Float32() * 6e4})
+		}
 	}
 	for range rnd.IntN(30) {
 		f.Pairs = append(f.Pairs, abi.Pair{Prefill: rnd.Int32N(8), Decode: rnd.Int32N(8), State: abi.PairState(rnd.IntN(4)), TransferMicros: drawMicros(rnd) / 20})

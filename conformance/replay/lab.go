@@ -165,12 +165,12 @@ func (r *run) prefilled(j *job) {
 
 func (r *run) firstToken(j *job) {
 	j.first = r.clock.now
-	r.view.streaming(&j.lease, j.InputLength, j.first-j.prefilled)
+	r.view.streaming(&j.lease, j.InputLength, j.first-j.prefilled, j.first-j.arrived)
 }
 
 func (r *run) finished(j *job) {
 	j.ended = r.clock.now
-	r.view.finished(&j.lease)
+	r.view.finished(&j.lease, j.OutputLength-1, j.ended-j.first)
 	r.left--
 }
 

@@ -43,7 +43,10 @@ type Row struct {
 	RoutedCV      float64 `json:"routed_cv"`      // over prefill ranks, of requests
 	RoutedMaxMin  float64 `json:"routed_max_min"`
 	DecisionsPerS float64 `json:"decisions_per_s"` // facts, matching and the policy; real time
-	Fallbacks     int     `json:"fallbacks"`       // decisions that the policy did not make, or made wrongly
+	// Predicted is the share of the times to first token within 20 % of their
+	// prediction, of requests that had one; null if no request had one.
+	Predicted *float64 `json:"predicted_within_20,omitempty"`
+	Fallbacks int      `json:"fallbacks"` // decisions that the policy did not make, or made wrongly
 
 	UncachedBlocks []int `json:"uncached_blocks"` // computed, by prefill rank
 	Routed         []int `json:"routed"`          // requests, by prefill rank
@@ -106,6 +109,7 @@ func (l *Lab) result(name string, r *run) *Result {
 	}
 	res.LoadCV, res.LoadMaxMin = spread(res.UncachedBlocks)
 	res.RoutedCV, res.RoutedMaxMin = spread(res.Routed)
+	res.Predicted = r.view.predicted.share()
 	res.DecisionsPerS = n / max(r.view.deciding, 1).Seconds()
 	return res
 }

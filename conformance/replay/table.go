@@ -25,6 +25,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 		return err
 	}
 	for _, row := range r.Rows {
+		if row.Predicted != nil {
+			fmt.Fprintf(w, "\n%s: %.1f%% of the times to first token are within 20 %% of their prediction\n", row.Policy, 100**row.Predicted)
+		}
 		if row.Fallbacks > 0 {
 			fmt.Fprintf(w, "\n%s left %d of %d decisions to least_load\n", row.Policy, row.Fallbacks, row.Requests)
 		}

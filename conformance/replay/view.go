@@ -9,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
 // Placer is a place policy. One goroutine at a time calls Place. When ok is
@@ -31,6 +32,7 @@ type target struct {
 	load  load.Counter
 	slot  kvindex.Target
 	usage float32 // as polled
+	queue predict.Target
 }
 
 // view is the proxy's knowledge during a trace, and the memory of one
@@ -45,6 +47,11 @@ type view struct {
 	transfers     []load.Speed // by prefill rank and decode instance
 	toAny         []load.Speed // by prefill rank
 	random        *rand.Rand
+
+	// The models of the two types of engines, and the predictions and times to first
+	// token of requests that had a prediction.
+	prefill, decode predict.Engine
+	predicted       predicted
 
 	facts     abi.PlaceFacts
 	sequence  [2]uint64 // of first turns, and of other turns
@@ -78,6 +85,8 @@ type lease struct {
 	chain           []kvindex.Hash
 	holdPrefill     load.Hold
 	holdDecode      load.Hold
+	prompt          *predict.Prefill // nil: the policy needs no predictions
+	stream          *predict.Stream
 	placed          time.Duration
 }
 
@@ -86,12 +95,16 @@ func (v *view) place(p Placer, q *Request, now time.Duration) lease {
 	began := time.Now()
 	l := lease{chain: chain(q.HashIDs[:q.whole(v.cfg.BlockTokens)]), placed: now}
 	turn := v.conversations.Look(conversation.Query{ID: q.Conversation, Chain: l.chain})
-	v.fill(p.Needs(), q, &l, &turn, now)
+	needs := p.Needs()
+	v.fill(needs, q, &l, &turn, now)
 	d, ok := p.Place(&v.facts)
 	v.deciding += time.Since(began)
 	if !ok || !v.facts.Allows(d) {
 		v.fallbacks++
 		d = leastload.Place(&v.facts)
+	}
+	if needs&abi.NeedPredictions != 0 {
+		v.follow(q, &l, d, now)
 	}
 	v.commit(q, &l, &turn, d, now)
 	return l
@@ -103,7 +116,7 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 	*f = abi.PlaceFacts{
 		Request: abi.RequestFacts{PromptTokens: int64(q.InputLength), MaxTokens: -1, N: 1, Stream: true, Model: v.cfg.Model.Name},
 		Flow:    abi.FlowPrefillFirst, Fixed: -1,
-		Candidates: f.Candidates[:0], Pairs: f.Pairs[:0],
+		Candidates: f.Candidates[:0], Pairs: f.Pairs[:0], Predictions: f.Predictions[:0],
 		Random: v.random.Uint64(),
 	}
 	// First turns are counted separately, so that a policy can spread them evenly.
@@ -139,6 +152,9 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 			}
 		}
 		f.Candidates = append(f.Candidates, c)
+		if needs&abi.NeedPredictions != 0 {
+			f.Predictions = append(f.Predictions, t.queue.Predict(v.engine(i), c.Roles, promptOf(q, &c), streamsOf(&c), epoch.Add(now)))
+		}
 	}
 	if needs&abi.NeedPairs != 0 {
 		ranks := len(v.targets) - v.cfg.Decode
@@ -172,20 +188,33 @@ func (v *view) commit(q *Request, l *lease, turn *conversation.Turn, d abi.Place
 
 // prefilled records that prefill has answered.
 func (v *view) prefilled(l *lease, now time.Duration) {
+	if l.prompt != nil {
+		l.prompt.Done(epoch.Add(now))
+	}
 	work := l.holdPrefill.Work()
 	l.holdPrefill.Drop()
 	v.targets[l.prefill].load.Prefill.Measure(work, now-l.placed)
 }
 
 // streaming records decode's first token and its delay after prefill's answer.
-func (v *view) streaming(l *lease, prompt int, took time.Duration) {
+func (v *view) streaming(l *lease, prompt int, took, first time.Duration) {
+	if l.stream != nil {
+		v.predicted.add(l, first)
+		l.stream.Started(took)
+	}
 	ranks := len(v.targets) - v.cfg.Decode
 	v.transfers[l.prefill*v.cfg.Decode+l.decode-ranks].Measure(int64(prompt), took)
 	v.toAny[l.prefill].Measure(int64(prompt), took)
 }
 
 // finished records the end of the answer.
-func (v *view) finished(l *lease) { l.holdDecode.Drop() }
+func (v *view) finished(l *lease, tokens int, took time.Duration) {
+	if l.stream != nil {
+		t := v.targets[l.decode].load.View(epoch)
+		v.decode.Streamed(predict.Streams{Requests: int64(t.Requests), Tokens: t.Decode}, int64(tokens), took)
+	}
+	l.holdDecode.Drop()
+}
 
 // stored handles a rank's event of filled blocks, evicted its event of dropped
 // ones.

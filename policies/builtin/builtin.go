@@ -20,6 +20,7 @@ import (
 	"github.com/pdproxy/pdproxy/policies/poweroftwo"
 	"github.com/pdproxy/pdproxy/policies/roundrobin"
 	"github.com/pdproxy/pdproxy/policies/sglangcache"
+	"github.com/pdproxy/pdproxy/policies/sloaware"
 	"github.com/pdproxy/pdproxy/policies/snowflake"
 	"github.com/pdproxy/pdproxy/policies/trtllmconversation"
 	"github.com/pdproxy/pdproxy/policies/trtllmkv"
@@ -42,6 +43,7 @@ type Policies struct {
 	trtllmKV     trtllmkv.Params
 	sglangCache  sglangcache.Params
 	dynamoCost   dynamocost.Params
+	sloAware     sloaware.Params
 }
 
 // New returns the policies with the defaults of all parameters.
@@ -54,6 +56,7 @@ func New() *Policies {
 		trtllmKV:     trtllmkv.Defaults(),
 		sglangCache:  sglangcache.Defaults(),
 		dynamoCost:   dynamocost.Defaults(),
+		sloAware:     sloaware.Defaults(),
 	}
 }
 
@@ -80,6 +83,7 @@ func (p *Policies) Places() []Policy[func(*abi.PlaceFacts) abi.PlaceDecision] {
 		{"trtllm_conversation", trtllmconversation.Needs, trtllmconversation.Place},
 		{"sglang_cache_aware", sglangcache.Needs, p.sglangCache.Place},
 		{"dynamo_cost", dynamocost.Needs, p.dynamoCost.Place},
+		{"slo_aware", sloaware.Needs, p.sloAware.Place},
 	}
 }
 
@@ -106,13 +110,15 @@ func (p *Policies) Table(policy string) param.Table {
 		return p.sglangCache.Table()
 	case "dynamo_cost":
 		return p.dynamoCost.Table()
+	case "slo_aware":
+		return p.sloAware.Table()
 	}
 	return nil
 }
 
 // Configured lists the policies that have parameters.
 func Configured() []string {
-	return []string{"pd_auto", "conversation", "kv_aware", "pair_aware", "trtllm_kv_cache_aware", "sglang_cache_aware", "dynamo_cost"}
+	return []string{"pd_auto", "conversation", "kv_aware", "pair_aware", "trtllm_kv_cache_aware", "sglang_cache_aware", "dynamo_cost", "slo_aware"}
 }
 
 // Set sets one parameter. The error names the policy, and the unknown parameter

@@ -19,7 +19,7 @@ var folders = map[string]string{
 	"round_robin": "roundrobin", "least_load": "leastload", "power_of_two": "poweroftwo",
 	"conversation": "conversation", "kv_aware": "kvaware", "pair_aware": "pairaware",
 	"trtllm_kv_cache_aware": "trtllmkv", "trtllm_conversation": "trtllmconversation",
-	"sglang_cache_aware": "sglangcache", "dynamo_cost": "dynamocost",
+	"sglang_cache_aware": "sglangcache", "slo_aware": "sloaware", "dynamo_cost": "dynamocost",
 	"snowflake": "snowflake",
 }
 

@@ -11,8 +11,8 @@ type Policy struct {
 	Plan string `toml:"plan"`
 	// Place chooses the targets: round_robin, least_load, power_of_two,
 	// conversation, kv_aware, pair_aware, trtllm_kv_cache_aware,
-	// trtllm_conversation, sglang_cache_aware or dynamo_cost. Default
-	// "least_load".
+	// trtllm_conversation, sglang_cache_aware, dynamo_cost or slo_aware.
+	// Default "least_load".
 	Place string `toml:"place"`
 	// Mint issues the disagg ids: snowflake. Default "snowflake".
 	Mint string `toml:"mint"`
@@ -156,7 +156,7 @@ func builtinPlans() []string { return []string{"auto", "always", "never", "pd_au
 func builtinPlaces() []string {
 	return []string{
 		"round_robin", "least_load", "power_of_two", "conversation", "kv_aware", "pair_aware",
-		"trtllm_kv_cache_aware", "trtllm_conversation", "sglang_cache_aware", "dynamo_cost",
+		"trtllm_kv_cache_aware", "trtllm_conversation", "sglang_cache_aware", "dynamo_cost", "slo_aware",
 	}
 }
 

@@ -17,6 +17,7 @@ type Lease struct {
 	remote remote // nil: the lease exists only in this process
 	id     uint64
 	charge Charge // constant after the placement
+	times  *times // nil: no policy needs predictions; guarded by mu
 
 	mu       sync.Mutex
 	prompt   load.Hold     // load of the target that computes the prompt; guarded by mu
@@ -145,6 +146,9 @@ func (l *Lease) AnsweredAfter(took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.done(took)
+	if !l.answered && !l.released {
+		l.times.answered(took)
+	}
 	if !l.answered && !l.released && l.remote != nil {
 		l.remote.Answered(took)
 	}
@@ -159,6 +163,7 @@ func (l *Lease) done(took time.Duration) bool {
 		return false
 	}
 	l.computed = true
+	l.times.computed(l.since, took)
 	if l.computer != nil && took > 0 {
 		l.computer.Prefill.Measure(l.prompt.Work(), took)
 	}
@@ -192,6 +197,7 @@ func (l *Lease) release() bool {
 		return false
 	}
 	l.released = true
+	l.times.drop()
 	l.prompt.Drop()
 	l.decode.Drop()
 	l.unpin()

@@ -11,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
 // Observer receives what a Placement cannot contain: the fallbacks of a Place that failed,
@@ -32,6 +33,7 @@ type Local struct {
 	live      disaggid.Live
 	open      atomic.Int64
 	sequences sequenceTable
+	times     predict.Table // of the engines, if a policy needs predictions
 
 	background *background
 	tables     sync.Pool
@@ -43,7 +45,7 @@ var _ Coordinator = (*Local)(nil)
 // fallback decides; fallback must always have an answer.
 func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint *disaggid.Source, observer Observer) *Local {
 	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer, background: newBackground(state)}
-	l.tables.New = func() any { return &table{pool: &l.tables} }
+	l.tables.New = func() any { return &table{pool: &l.tables, types: &l.times} }
 	l.SetDecider(d)
 	return l
 }
@@ -307,6 +309,9 @@ func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *comm
 	case a.Prefill.IsZero():
 		b.Queued = uncached(prompt, &t.place.Candidates[chosen.Prefill])
 		g.Prefill.Load[g.Prefill.Rank].Placed(b.Queued, now)
+	}
+	if t.needs&abi.NeedPredictions != 0 && b.Queued >= 0 {
+		lease.times = t.measure(prompt, chosen, g, now)
 	}
 	lease.carry(g.Prefill, g.Decode, b, now)
 	l.open.Add(1)

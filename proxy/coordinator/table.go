@@ -8,6 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
 // Fitness of a row. A phase uses its rows of the highest fitness: an engine that failed before is
@@ -32,6 +33,7 @@ type table struct {
 	matches []matches // memory of matched
 	matched []matches
 	pool    *sync.Pool
+	types   *predict.Table
 }
 
 func (t *table) recycle() {
@@ -46,7 +48,7 @@ func (t *table) recycle() {
 // reset empties the table for a placement of a in p with these needs.
 func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs) {
 	t.needs, t.turn = needs, conversation.Turn{}
-	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0], Details: t.place.Details[:0]}
+	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0], Details: t.place.Details[:0], Predictions: t.place.Predictions[:0]}
 	t.place.Request.Model = p.Model
 	t.targets, t.fitness = t.targets[:0], t.fitness[:0]
 }
@@ -68,6 +70,9 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 		c.Queued = load.Queued
 		c.RecentTokens, c.RecentRequests, c.Busy = r.Load[r.Rank].Recent(now)
 		t.know(&c, r.Target)
+	}
+	if t.needs&abi.NeedPredictions != 0 {
+		t.predict(r, &c, &load, now)
 	}
 	if t.turn.Number != 0 {
 		t.home(&c, r.Target)
@@ -103,6 +108,9 @@ func (t *table) move(to, from int) {
 	if len(t.place.Details) != 0 {
 		t.place.Details[to] = t.place.Details[from]
 	}
+	if len(t.place.Predictions) != 0 {
+		t.place.Predictions[to] = t.place.Predictions[from]
+	}
 	t.targets[to] = t.targets[from]
 	t.fitness[to] = t.fitness[from]
 }
@@ -110,6 +118,7 @@ func (t *table) move(to, from int) {
 func (t *table) truncate(n int) {
 	t.place.Candidates, t.targets, t.fitness = t.place.Candidates[:n], t.targets[:n], t.fitness[:n]
 	t.place.Details = t.place.Details[:min(n, len(t.place.Details))]
+	t.place.Predictions = t.place.Predictions[:min(n, len(t.place.Predictions))]
 }
 
 // fillAggregated lists the targets for one leg: those of role both, and those of a phase

@@ -12,6 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
 // newInstance builds an instance from its spec; r.mu is held.
@@ -48,6 +49,7 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 		return nil, fmt.Errorf("connector %q needs a side_channel", spec.Connector)
 	}
 	i.Load = make([]load.Counter, spec.Ranks)
+	i.Queues = make([]predict.Target, spec.Ranks)
 	if r.o.APIKey != nil {
 		if i.APIKey, err = r.o.APIKey(spec); err != nil {
 			return nil, err

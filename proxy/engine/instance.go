@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/state/predict"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -96,6 +97,12 @@ type Instance struct {
 	Client  upstream.Client // pooled connections to it
 	Load    []load.Counter  // one for each rank
 	Breaker Breaker         // passive health: consecutive failures of legs
+
+	// Queues are the prefill queues of the ranks for predictions, and Times the models of
+	// the instance's type. Times is nil until a policy that needs predictions has used the
+	// instance.
+	Queues []predict.Target
+	Times  atomic.Pointer[predict.Engine]
 
 	// KV has the slots of the instance's ranks in the registry's index, from its
 	// admission until it has left; nil without an index. Other instances reuse freed

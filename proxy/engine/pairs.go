@@ -10,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
 // maxPairs bounds the pair table. If it is full, a new pair replaces one that is not
@@ -346,10 +347,23 @@ func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Durati
 	}
 }
 
+// StreamsOf returns the streams of a target for predictions. A target that only
+// prefills has none.
+func StreamsOf(t Target, now time.Time) predict.Streams {
+	if t.Role&abi.RoleDecode == 0 {
+		return predict.Streams{}
+	}
+	v := t.Load[t.Rank].View(now)
+	return predict.Streams{Requests: int64(v.Requests), Tokens: v.Decode}
+}
+
 // MeasureOutput notes the time that decode target d took for a number of tokens of one
 // stream after the first token.
 func (r *Registry) MeasureOutput(d Target, tokens int64, took time.Duration) {
 	d.Load[d.Rank].Output.Measure(tokens, took)
+	if times := d.Times.Load(); times != nil {
+		times.Streamed(StreamsOf(d, time.Now()), tokens, took)
+	}
 	if r.reports != nil {
 		r.reports.measure(report{kind: reportOutput, p: d, tokens: tokens, took: took})
 	}

@@ -1,0 +1,151 @@
+// Package sloaware is the built-in place policy slo_aware: it places a request where the
+// predicted times keep its targets, and keeps requests that no target can serve in time
+// away from those that can be served in time.
+package sloaware
+
+import (
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/candidates"
+	"github.com/pdproxy/pdproxy/policies/kvaware"
+	"github.com/pdproxy/pdproxy/policies/param"
+)
+
+// Needs are the additional facts that the policy needs.
+const Needs = kvaware.Needs | abi.NeedPredictions
+
+// Params are the parameters for operators: those of kv_aware, the targets, and the rules for
+// requests that miss them.
+type Params struct {
+	KV                        kvaware.Params
+	TTFTSeconds, TokenSeconds float64
+	Margin                    float64
+	LateSpan, LateShare       float64
+}
+
+// Table describes the parameters; it points into p.
+func (p *Params) Table() param.Table {
+	return append(p.KV.Table(),
+		param.Param{Name: "ttft_seconds", Value: &p.TTFTSeconds, Default: 4, Least: 0.001, Most: 1e6, Unit: "s", Meaning: "target of the time to first token"},
+		param.Param{Name: "token_seconds", Value: &p.TokenSeconds, Default: 0.04, Least: 0.0001, Most: 1e6, Unit: "s", Meaning: "target of the time between two tokens of the answer"},
+		param.Param{Name: "margin", Value: &p.Margin, Default: 0.7, Most: 100, Meaning: "expected errors of a prediction that are added to the prediction before the comparison with a target"},
+		param.Param{Name: "late_span", Value: &p.LateSpan, Default: 1, Least: 1, Most: 1e6, Meaning: "wait on a late target, as a multiple of ttft_seconds, from which requests that no target serves in time may make another target late"},
+		param.Param{Name: "late_share", Value: &p.LateShare, Default: 0.4, Most: 1, Meaning: "share of the targets that may be late for such requests"},
+	)
+}
+
+// Defaults returns the parameters with their default values.
+func Defaults() Params {
+	var p Params
+	p.Table().Reset()
+	return p
+}
+
+// Place is the policy, a pure function of the facts that does not allocate. It reads p,
+// which must not change during the call. Without predictions of prefill it decides as
+// kv_aware does. An index of -1 for a leg means that no candidate fits. The scores are
+// those of kv_aware, in seconds.
+func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
+	d := p.KV.Place(f)
+	if len(f.Predictions) != len(f.Candidates) || d.Decode < 0 {
+		return d
+	}
+	if f.Flow == abi.FlowAggregated {
+		d.Decode = p.prompt(f, candidates.Aggregated(), d.Decode, 0)
+		return d
+	}
+	if f.Fixed < 0 {
+		chosen := p.prompt(f, candidates.Prefill(), d.Prefill, float64(f.Predictions[d.Decode].Start))
+		if chosen != d.Prefill {
+			d = abi.PlaceDecision{Prefill: chosen, Decode: p.KV.Decode(f, candidates.Decode(f.Candidates, chosen))}
+		}
+	}
+	d.Decode = p.stream(f, candidates.Decode(f.Candidates, d.Prefill), d.Decode)
+	return d
+}
+
+// choice is the best row so far.
+type choice struct {
+	row  int32
+	cost float64
+}
+
+func (c *choice) offer(row int, cost float64) {
+	if c.row < 0 || cost < c.cost {
+		c.row, c.cost = int32(row), cost
+	}
+}
+
+// prompt returns the row for the prompt: of the rows that meet the target, the one of
+// kv_aware's lowest cost. If no row meets the target, see late. start is the expected time
+// in µs from the end of prefill to the first token. It returns usual if no times are known.
+func (p *Params) prompt(f *abi.PlaceFacts, leg candidates.Leg, usual int32, start float64) int32 {
+	limit, best := max(1, p.TTFTSeconds*1e6-start), choice{row: -1}
+	grade := leg.Grade(&f.Candidates[usual])
+	for i := range f.Candidates {
+		c := &f.Candidates[i]
+		if !leg.Suits(c, i) || leg.Grade(c) != grade {
+			continue
+		}
+		q := &f.Predictions[i]
+		if q.Prefill == 0 {
+			return usual
+		}
+		if float64(q.Prefill)+float64(p.Margin*float64(q.PrefillError)) <= limit {
+			best.offer(i, float64(c.Score))
+		}
+	}
+	if best.row < 0 {
+		return p.late(f, leg, grade, limit)
+	}
+	return best.row
+}
+
+// late returns the row for a prompt that no row serves in time. Such a prompt goes where
+// requests already wait longer than the limit, so that the other rows can serve later
+// requests in time. A further row becomes late only if all late rows have more than
+// LateSpan limits to wait, and if less than LateShare of the rows are late. In each case
+// the row that finishes the prompt first gets it.
+func (p *Params) late(f *abi.PlaceFacts, leg candidates.Leg, grade int, limit float64) int32 {
+	rows, full := 0, 0
+	late, over, fresh := choice{row: -1}, choice{row: -1}, choice{row: -1}
+	for i := range f.Candidates {
+		c := &f.Candidates[i]
+		if !leg.Suits(c, i) || leg.Grade(c) != grade {
+			continue
+		}
+		rows++
+		q := &f.Predictions[i]
+		switch wait := float64(q.Wait); {
+		case wait > p.LateSpan*limit:
+			full++
+			over.offer(i, float64(q.Prefill))
+		case wait > limit:
+			late.offer(i, float64(q.Prefill))
+		default:
+			fresh.offer(i, float64(q.Prefill))
+		}
+	}
+	switch {
+	case late.row >= 0:
+		return late.row
+	case fresh.row < 0 || over.row >= 0 && float64(full) >= p.LateShare*float64(rows):
+		return over.row
+	}
+	return fresh.row
+}
+
+// stream returns the row for the stream: usual, or if usual misses the target for tokens,
+// the row of the same grade with the fastest tokens.
+func (p *Params) stream(f *abi.PlaceFacts, leg candidates.Leg, usual int32) int32 {
+	if usual < 0 || float64(f.Predictions[usual].Token) <= p.TokenSeconds*1e6 {
+		return usual
+	}
+	best, grade := choice{usual, float64(f.Predictions[usual].Token)}, leg.Grade(&f.Candidates[usual])
+	for i := range f.Candidates {
+		c := &f.Candidates[i]
+		if q := &f.Predictions[i]; leg.Suits(c, i) && leg.Grade(c) == grade && q.Token > 0 {
+			best.offer(i, float64(q.Token))
+		}
+	}
+	return best.row
+}

@@ -1,0 +1,175 @@
+package predict
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+var epoch = time.Unix(1700000000, 0)
+
+// TestLearn: a model finds the line of its samples, also after the line has changed, and
+// reports its error.
+func TestLearn(t *testing.T) {
+	var m Model
+	random := rand.New(rand.NewPCG(1, 2))
+	check := func(fixed, slope, within float64) {
+		t.Helper()
+		for range 3000 {
+			x := Features{1, 1 + 99*random.Float64()}
+			said, _ := m.Predict(&x)
+			m.Learn(&x, (fixed+slope*x[1])*(0.95+0.1*random.Float64()), 0, said)
+		}
+		x := Features{1, 50}
+		if got, _ := m.Predict(&x); math.Abs(got-(fixed+slope*50)) > within*(fixed+slope*50) {
+			t.Errorf("predicted %v, want %v", got, fixed+slope*50)
+		}
+	}
+	x := Features{1, 50}
+	if got, _ := m.Predict(&x); got != 0 {
+		t.Errorf("predicted %v without samples", got)
+	}
+	check(20_000, 5000, 0.03)
+	check(100, 40_000, 0.03)
+	if err, known := m.Error(); !known || err < 0.01 || err > 0.1 {
+		t.Errorf("error %v %v of samples that deviate by 0.025 on average", err, known)
+	}
+}
+
+// TestOutlier: one stall changes a prediction little.
+func TestOutlier(t *testing.T) {
+	var m Model
+	x := Features{1, 10}
+	for range 200 {
+		said, _ := m.Predict(&x)
+		m.Learn(&x, 50_000, 0, said)
+	}
+	said, _ := m.Predict(&x)
+	m.Learn(&x, 3600e6, 0, said)
+	if got, _ := m.Predict(&x); math.Abs(got-50_000) > 5000 {
+		t.Errorf("predicted %v after a stall", got)
+	}
+}
+
+// TestQueue: predictions for a queue of prompts that one server computes in turn.
+func TestQueue(t *testing.T) {
+	var e Engine
+	var q Target
+	random := rand.New(rand.NewPCG(3, 4))
+	now, free := epoch, epoch
+	type waiting struct {
+		*Prefill
+		end time.Time
+	}
+	var line []waiting
+	off, n := 0.0, 0
+	for i := range 4000 {
+		now = now.Add(time.Duration(random.IntN(40)) * time.Millisecond)
+		for len(line) > 0 && !line[0].end.After(now) {
+			line[0].Done(line[0].end)
+			line = line[1:]
+		}
+		p := Prompt{Tokens: 100 + random.Int64N(3000), Cached: random.Int64N(100)}
+		said := q.Predict(&e, abi.RolePrefill, p, Streams{}, now)
+		if free.Before(now) {
+			free = now
+		}
+		free = free.Add(2*time.Millisecond + time.Duration(p.Tokens-p.Cached)*10*time.Microsecond)
+		line = append(line, waiting{q.Begin(&e, p, Streams{}, now), free})
+		if i > 500 {
+			want := float64(free.Sub(now)) / 1000
+			off += math.Abs(float64(said.Prefill)-want) / want
+			n++
+			if said.Wait > said.Prefill || said.Start != 0 || said.Token != 0 {
+				t.Fatalf("prediction %+v", said)
+			}
+		}
+	}
+	if off/float64(n) > 0.05 {
+		t.Errorf("mean error %v", off/float64(n))
+	}
+	for _, w := range line {
+		w.Drop()
+		w.Drop()
+		w.Done(now)
+	}
+	if q.requests.Load() != 0 || q.tokens.Load() != 0 || q.attention.Load() != 0 {
+		t.Error("the queue is not empty")
+	}
+}
+
+// TestStreams: the start of streams and their tokens are learned.
+func TestStreams(t *testing.T) {
+	var table Table
+	of := Type{Model: "m", Role: abi.RoleDecode, Hardware: 7}
+	e := table.Of(of)
+	if table.Of(of) != e || table.Of(Type{Model: "m"}) == e {
+		t.Error("types share models, or lose them")
+	}
+	for i := range int64(200) {
+		streams := Streams{Requests: i % 20, Tokens: i % 20 * 1000}
+		e.Stream(Prompt{Tokens: 1000}, streams).Started(20 * time.Millisecond)
+		e.Streamed(streams, 100, 100*(10*time.Millisecond+time.Duration(streams.Requests)*time.Millisecond))
+		e.Streamed(streams, 0, time.Hour)
+	}
+	got := new(Target).Predict(e, abi.RoleDecode, Prompt{Tokens: 1000}, Streams{Requests: 10, Tokens: 10_000}, epoch)
+	if got.Prefill != 0 || math.Abs(float64(got.Start)-20_000) > 500 || math.Abs(float64(got.Token)-21_000) > 500 {
+		t.Errorf("prediction %+v", got)
+	}
+	if said := e.Stream(Prompt{Tokens: 1000}, Streams{}).Said(); said == 0 {
+		t.Error("a stream has no prediction")
+	}
+	n := 0
+	table.Each(func(Type, *Engine) { n++ })
+	if n != 2 {
+		t.Errorf("%d types", n)
+	}
+}
+
+// FuzzLearn: no samples make a prediction negative or not finite.
+func FuzzLearn(f *testing.F) {
+	f.Add(1.0, 2.0, 3.0, 0.0, 4.0, uint64(1))
+	f.Add(math.NaN(), math.Inf(1), 1e300, -1.0, 5e-324, uint64(2))
+	f.Add(1e11, 1e11, 1e-200, 86399e6, 1e9, uint64(3))
+	f.Fuzz(func(t *testing.T, a, b, took, done, said float64, seed uint64) {
+		var m Model
+		random := rand.New(rand.NewPCG(seed, 0))
+		for i := range 40 {
+			x := Features{1, a, b, a * random.Float64()}
+			if i%3 == 0 {
+				x = Features{1, random.Float64(), 0, 1}
+			}
+			m.Learn(&x, took*random.Float64(), done, said)
+			m.Learn(&x, 1000*random.Float64(), 0, 0)
+		}
+		x := Features{1, 1, 1, 1}
+		if micros, err := m.Predict(&x); !(micros >= 0) || math.IsInf(micros, 0) || !(err >= 0) || math.IsInf(err, 0) {
+			t.Errorf("predicted %v, error %v", micros, err)
+		}
+	})
+}
+
+// BenchmarkPredict64 is the cost of the predictions of one placement with 64 candidates.
+func BenchmarkPredict64(b *testing.B) {
+	var e Engine
+	targets := make([]Target, 64)
+	for i := range int64(100) {
+		p := Prompt{Tokens: 1000 + i}
+		targets[0].Begin(&e, p, Streams{}, epoch).Done(epoch.Add(time.Second))
+		e.Stream(p, Streams{}).Started(time.Second)
+		e.Streamed(Streams{Requests: i}, 10, time.Second)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		for i := range targets {
+			role := abi.RolePrefill
+			if i%2 == 1 {
+				role = abi.RoleDecode
+			}
+			targets[i].Predict(&e, role, Prompt{Tokens: 4000, Cached: 500}, Streams{5, 5000}, epoch)
+		}
+	}
+}
