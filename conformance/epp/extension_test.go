@@ -130,7 +130,7 @@ func (x *extension) startEnvoy(t *testing.T, pools []*pool) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := text.Execute(f, map[string]any{"Admin": portOf(admin), "Gateway": portOf(gateway), "Pools": pools}); err != nil {
+	if err := text.Execute(f, map[string]any{"Admin": portOf(admin), "Gateway": portOf(gateway), "Pools": pools, "Weighted": true}); err != nil {
 		t.Fatal(err)
 	}
 	start(t, "envoy", envoyPath(t), "-c", path, "--disable-hot-restart", "--concurrency", "2", "-l", "warning")
