@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"text/template"
 	"time"
 )
 
@@ -107,25 +106,10 @@ func (a *arena) llmd(b *testing.B, program string) *pool {
 }
 
 func (a *arena) startEnvoy(b *testing.B) {
-	b.Helper()
-	text, err := template.ParseFiles("extension.yaml.in")
-	if err != nil {
-		b.Fatal(err)
-	}
-	admin, gateway := free(b), free(b)
-	path := filepath.Join(b.TempDir(), "envoy.yaml")
-	f, err := os.Create(path)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer f.Close()
 	pools := append(slices.Clone(a.pickers), &pool{Name: "direct", Endpoints: a.engines})
-	if err := text.Execute(f, map[string]any{"Admin": portOf(admin), "Gateway": portOf(gateway), "Pools": pools, "Weighted": false}); err != nil {
-		b.Fatal(err)
-	}
-	start(b, "envoy", envoyPath(b), "-c", path, "--disable-hot-restart", "--concurrency", "1", "-l", "error")
-	untilEnvoy(b, admin)
-	a.gateway = "http://" + gateway
+	g := &gateway{Name: "gateway", Pools: pools}
+	startGateways(b, pools, g)
+	a.gateway = g.url()
 }
 
 // send sends a completion to a host of the gateway, and returns the time to the first byte of
