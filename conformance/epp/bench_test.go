@@ -2,6 +2,7 @@ package epp
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -27,14 +28,14 @@ type arena struct {
 	pickers []*pool
 }
 
-// newArena starts n engines, pdproxy as a picker and, if LLMD_EPP names the program, llm-d's EPP.
+// newArena starts n engines with that number of KV blocks each, pdproxy as a picker and, if LLMD_EPP names the program, llm-d's EPP.
 // The pool "direct" has no picker.
-func newArena(b *testing.B, n int) *arena {
+func newArena(b *testing.B, n, blocks int) *arena {
 	a := &arena{}
 	for range n {
 		e := endpoint{"127.0.0.1", portOf(free(b))}
 		a.engines = append(a.engines, e)
-		start(b, "engine-"+e.String(), pdproxy(b), "sim", "--connector", "none", "--role", "both", "--listen", e.String(), "--kv-blocks", strconv.Itoa(cacheBlocks))
+		start(b, "engine-"+e.String(), pdproxy(b), "sim", "--connector", "none", "--role", "both", "--listen", e.String(), "--kv-blocks", strconv.Itoa(blocks))
 	}
 	for _, e := range a.engines {
 		until(b, e.String(), func() bool { status, _ := get("http://" + e.String() + "/health"); return status == 200 })
@@ -100,7 +101,7 @@ func (a *arena) llmd(b *testing.B, program string) *pool {
 		}
 	}
 	p := &pool{Name: "llm-d", Endpoints: a.engines, Picker: portOf(free(b))}
-	p.process = start(b, "llm-d-epp", program, "--config-file="+config, "--grpc-port="+strconv.Itoa(p.Picker), "--grpc-health-port="+strconv.Itoa(portOf(free(b))),
+	p.process = start(b, "llm-d-epp", program, "--config-file="+config, "--pool-name=pool", "--pool-namespace=default", "--grpc-port="+strconv.Itoa(p.Picker), "--grpc-health-port="+strconv.Itoa(portOf(free(b))),
 		"--metrics-port="+strconv.Itoa(portOf(free(b))), "--metrics-endpoint-auth=false", "--secure-serving=false", "--tracing=false", "--health-checking", "--zap-devel=false", "-v=0")
 	return p
 }
@@ -151,15 +152,13 @@ func (a *arena) load(b *testing.B, host string, n int, bodies []string) (times [
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	next := make(chan string)
+	var failed error
 	for range n {
 		wg.Go(func() {
 			for body := range next {
 				took, err := a.send(host, body)
-				if err != nil {
-					b.Error(host, err)
-				}
 				mu.Lock()
-				times = append(times, took)
+				times, failed = append(times, took), cmp.Or(failed, err)
 				mu.Unlock()
 			}
 		})
@@ -169,6 +168,9 @@ func (a *arena) load(b *testing.B, host string, n int, bodies []string) (times [
 	}
 	close(next)
 	wg.Wait()
+	if failed != nil {
+		b.Fatal(host, failed)
+	}
 	slices.Sort(times)
 	return times
 }
@@ -222,7 +224,7 @@ func prompts(n, size int) (bodies []string) {
 // machine slows all of them. Idle time, such as that of polls of the engines, is subtracted and
 // reported by itself.
 func BenchmarkPickers(b *testing.B) {
-	a := newArena(b, 4)
+	a := newArena(b, 4, 200_000)
 	const rounds = 3
 	for _, size := range []int{2 << 10, 32 << 10, 256 << 10} {
 		n := max(200, min(2000, 40<<20/size))
@@ -275,7 +277,7 @@ const (
 func BenchmarkHits(b *testing.B) {
 	for _, engines := range []int{4, 64} {
 		b.Run(strconv.Itoa(engines), func(b *testing.B) {
-			a := newArena(b, engines)
+			a := newArena(b, engines, cacheBlocks)
 			for _, p := range a.pickers {
 				for _, e := range a.engines {
 					resp, err := http.Post("http://"+e.String()+"/reset_prefix_cache", "", nil)
