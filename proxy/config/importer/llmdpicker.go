@@ -37,6 +37,8 @@ func (p *picker) read(root *table) {
 	p.place(used)
 	p.plan()
 	p.flowControl(root)
+	p.doc.set("epp", "listen", text("0.0.0.0:9002"), "the default of --grpc-port, for a gateway; clients may use server.listen as well")
+	p.doc.set("epp.tls", "self_signed", value("true"), "--secure-serving, which is on by default, without --cert-path")
 	p.remaining(root, used)
 	p.warn(p.file, 0, "", "the result has no engine: add the pods of the InferencePool by [[discovery.kubernetes.pool]], or as [[engine]], with their role and connector")
 }
