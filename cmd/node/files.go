@@ -12,6 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/idtoken"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
 )
@@ -72,7 +73,7 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 		_, err := config.ReadSecret(r.APIKeyFile)
 		note(fmt.Sprintf("remote[%d].api_key_file", i), err)
 	}
-	_, err = cfg.Sidecar.PickerTLS()
+	_, err = sidecar.PickerTLS(cfg.Sidecar)
 	note("sidecar.picker_ca", err)
 	_, err = config.ReadSecret(cfg.Discovery.MoRIIO.PasswordFile)
 	note("discovery.moriio.password_file", err)

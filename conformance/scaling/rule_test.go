@@ -91,7 +91,7 @@ func TestRule(t *testing.T) {
 	}
 	start := time.Unix(0, 0)
 	for i, tt := range []struct {
-		after         time.Duration
+		after         int
 		present       int
 		value, other  float64
 		want          int
@@ -114,7 +114,7 @@ func TestRule(t *testing.T) {
 		{39, 1, 0, 1, 0, "no work for 20 s"},
 		{41, 0, 0.1, 0, 1, "the first trigger sees work"},
 	} {
-		if got := r.replicas(start.Add(tt.after*time.Second), tt.present, []float64{tt.value, tt.other}); got != tt.want {
+		if got := r.replicas(start.Add(time.Duration(tt.after)*time.Second), tt.present, []float64{tt.value, tt.other}); got != tt.want {
 			t.Errorf("step %d: %d replicas, want %d: %s", i, got, tt.want, tt.wantedBecause)
 		}
 	}

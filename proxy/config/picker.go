@@ -1,11 +1,7 @@
 package config
 
 import (
-	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"net"
-	"os"
 	"strings"
 )
 
@@ -26,26 +22,6 @@ func (s Sidecar) ExtProcPicker() (address string, secure bool) {
 		return "", false
 	}
 	return address, true
-}
-
-// PickerTLS returns the TLS configuration for the picker; nil without TLS. It reads PickerCA.
-func (s Sidecar) PickerTLS() (*tls.Config, error) {
-	if _, secure := s.ExtProcPicker(); !secure {
-		return nil, nil
-	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: s.PickerInsecureSkipVerify}
-	if s.PickerCA == "" {
-		return c, nil
-	}
-	pem, err := os.ReadFile(s.PickerCA)
-	if err != nil {
-		return nil, err
-	}
-	c.RootCAs = x509.NewCertPool()
-	if !c.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, errors.New("no certificate in the file")
-	}
-	return c, nil
 }
 
 // picker checks the keys of the picker.

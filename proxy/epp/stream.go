@@ -50,8 +50,8 @@ func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
 	defer st.cancel(nil)
 	stop := context.AfterFunc(s.running, func() { st.cancel(context.Cause(s.running)) })
 	defer stop()
-	go st.receive() // ends with the handler, because Recv then returns an error
-	defer st.SetReadDeadline(time.Time{})
+	go st.receive()                                        // ends with the handler, because Recv then returns an error
+	defer func() { _ = st.SetReadDeadline(time.Time{}) }() // the stream may have ended
 
 	first, err := st.next()
 	if err != nil {

@@ -48,7 +48,7 @@ func (x *exchange) booked() int64 {
 	if limit < 0 || limit > mostBooked {
 		limit = mostBooked
 	}
-	return limit * max(1, int64(x.req.N))
+	return limit * max(1, x.req.N)
 }
 
 // leave gives the place back, with the tokens that the request has used: those that the engine

@@ -6,7 +6,6 @@ import (
 	"io"
 	"mime"
 	"mime/multipart"
-	"net/textproto"
 	"strings"
 	"testing"
 )
@@ -181,7 +180,7 @@ func FuzzParseForm(f *testing.F) {
 				if names = append(names, p.FormName()); p.FormName() == "model" {
 					model = string(value)
 				}
-				if textproto.MIMEHeader(p.Header).Get("Content-Disposition") == "" {
+				if p.Header.Get("Content-Disposition") == "" {
 					t.Fatalf("%q: a part without a disposition", form)
 				}
 			}

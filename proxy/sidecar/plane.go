@@ -51,7 +51,7 @@ func NewPlane(cfg *config.Config, registry *engine.Registry, old *Plane, log *sl
 	if old != nil && reflect.DeepEqual(old.cfg, cfg.Sidecar) && old.maxBody == cfg.Server.MaxBody {
 		return old
 	}
-	secure, err := cfg.Sidecar.PickerTLS()
+	secure, err := PickerTLS(cfg.Sidecar)
 	if err != nil { // the file has changed after the check
 		log.Error("sidecar.picker_ca cannot be read: the proxy trusts no new certificate of the endpoint picker", "error", err)
 		if old != nil {

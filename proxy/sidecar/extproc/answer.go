@@ -273,7 +273,8 @@ func actionOf(o *core.HeaderValueOption) Action {
 	case core.HeaderValueOption_OVERWRITE_IF_EXISTS:
 		return OverwriteOld
 	}
-	if a := o.GetAppend(); a == nil || !a.GetValue() { // Envoy's ext_proc replaces by default
+	//lint:ignore SA1019 pickers still set the old field; without it Envoy's ext_proc replaces
+	if a := o.GetAppend(); a == nil || !a.GetValue() {
 		return Overwrite
 	}
 	return Append
