@@ -9,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
 // registerGauges registers the gauges whose values are read from the registry, the
@@ -28,6 +29,7 @@ var (
 	roleRunDesc  = prometheus.NewDesc("pdproxy_role_requests_running", "Running and waiting requests on the ready engines of a role: the requests of this proxy, and the requests of other clients that the engines report.", []string{"model", "role"}, nil)
 	roleWaitDesc = prometheus.NewDesc("pdproxy_role_requests_waiting", "Requests that wait inside the ready engines of a role, as the engines report.", []string{"model", "role"}, nil)
 	saturateDesc = prometheus.NewDesc("pdproxy_role_saturation_seconds", "Estimated seconds by which the present work delays a new request, mean of the ready engines of a role: prefill tokens in the queue by the measured time of a token, and streams by the cost that kv_aware uses.", []string{"model", "role"}, nil)
+	predictDesc  = prometheus.NewDesc("pdproxy_prediction_error_ratio", "Mean error of the predicted times of an engine's type, as a share of the prediction, by the predicted time: prefill, start (of the stream, after prefill) or token. Only while a policy uses predictions, and after some requests.", []string{"engine", "time"}, nil)
 	pairDesc     = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken; the worst of its ranks.", []string{"prefill", "decode"}, nil)
 )
 
@@ -50,6 +52,7 @@ func (g *fleetGauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- roleRunDesc
 	ch <- roleWaitDesc
 	ch <- saturateDesc
+	ch <- predictDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -73,6 +76,13 @@ func (g *fleetGauges) Collect(ch chan<- prometheus.Metric) {
 			up = 1
 		}
 		gauge(stateDesc, up, i.Spec.Name, i.Role.String())
+		if times := i.Times.Load(); times != nil {
+			for name, m := range map[string]*predict.Model{"prefill": &times.Prefill, "start": &times.Start, "token": &times.Token} {
+				if share, known := m.Error(); known {
+					gauge(predictDesc, share, i.Spec.Name, name)
+				}
+			}
+		}
 		for rank := range i.Load {
 			gauge(loadDesc, float64(i.Load[rank].Requests()), i.Spec.Name, strconv.Itoa(rank))
 		}

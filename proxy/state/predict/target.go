@@ -32,11 +32,6 @@ func (t *Table) Of(of Type) *Engine {
 	return e.(*Engine)
 }
 
-// Each calls f for each type.
-func (t *Table) Each(f func(Type, *Engine)) {
-	t.types.Range(func(k, v any) bool { f(k.(Type), v.(*Engine)); return true })
-}
-
 // Target is the prefill queue of one target, as far as predictions need it. Its zero value
 // is empty.
 type Target struct {
