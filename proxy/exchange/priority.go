@@ -22,7 +22,8 @@ func (x *exchange) admit(client string) error {
 		return err
 	}
 	if len(x.env.Config.PriorityClasses) > 0 {
-		x.env.Class = &class
+		own := class // class itself must not move to the heap
+		x.env.Class = &own
 		x.journal.Class(class.Name)
 	}
 	x.journal.Stage(telemetry.StageWaitsPlace)
