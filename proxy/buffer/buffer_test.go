@@ -79,6 +79,10 @@ func TestGrow(t *testing.T) {
 	for _, tt := range tests {
 		var g Budget
 		b, err := g.Get(tt.room)
+		for err == nil && cap(b.B) != tt.room { // a larger buffer that another test has put into the pool
+			g.Release(b.Uncount())
+			b, err = g.Get(tt.room)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +91,8 @@ func TestGrow(t *testing.T) {
 		if err := b.Grow(tt.want, tt.most); err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(b.B, want) || cap(b.B) != tt.after || g.Used() != int64(cap(b.B)) {
+		// The pool may again return a larger buffer, but less than twice as large.
+		if !bytes.Equal(b.B, want) || cap(b.B) < tt.after || cap(b.B) >= 2*tt.after || g.Used() != int64(cap(b.B)) {
 			t.Errorf("buffer of %d: got size %d and %d counted bytes, want %d", tt.room, cap(b.B), g.Used(), tt.after)
 		}
 		b.Free()
