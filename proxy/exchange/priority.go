@@ -15,6 +15,10 @@ import (
 // number replaces the booked one at the end of the request.
 const mostBooked = 1024
 
+// mostSequences is how many sequences a request is charged with at most when it gets its place.
+// A client may ask for any number of them; the engine, not the proxy, refuses too many.
+const mostSequences = 8
+
 // admit waits for the request's turn. leave ends its place.
 func (x *exchange) admit(client string) error {
 	class, err := x.class()
@@ -49,7 +53,7 @@ func (x *exchange) booked() int64 {
 	if limit < 0 || limit > mostBooked {
 		limit = mostBooked
 	}
-	return limit * max(1, x.req.N)
+	return limit * min(max(1, x.req.N), mostSequences)
 }
 
 // leave gives the place back, with the tokens that the request has used: those that the engine
@@ -63,7 +67,7 @@ func (x *exchange) leave() {
 	if completion <= 0 {
 		completion = x.journal.Counted()
 	}
-	x.admitted.Leave(prompt + completion)
+	x.admitted.Leave(bounded(prompt) + bounded(completion)) // an engine may report any number
 }
 
 // class returns the priority class of the request: that of its tenant, or the one that its
