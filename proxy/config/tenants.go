@@ -46,10 +46,10 @@ type JWT struct {
 	Issuer string `toml:"issuer"`
 	// Audience is a name that the claim aud has. Required.
 	Audience string `toml:"audience"`
-	// JWKSURL is the address of the issuer's keys, https or on this host. Set JWKSURL or
-	// JWKSFile.
+	// JWKSURL is the address of the issuer's keys: an https URL, or an http URL of this host.
+	// The proxy needs exactly one of jwks_url and jwks_file.
 	JWKSURL string `toml:"jwks_url"`
-	// JWKSFile is a file of the issuer's keys. Default "": JWKSURL.
+	// JWKSFile is a file with the issuer's keys. Default "": the keys come from jwks_url.
 	JWKSFile string `toml:"jwks_file"`
 	// JWKSRefresh is the time after which the keys are read again. Default 1h.
 	JWKSRefresh Duration `toml:"jwks_refresh"`
