@@ -306,3 +306,18 @@ func TestTheEndWaitsForLeaders(t *testing.T) {
 		})
 	}
 }
+
+// TestLeadersNameTheEnd: the reason of the end is the frame that a caller read last. Run's
+// goroutine, which reads after the caller, does not replace the reason.
+func TestLeadersNameTheEnd(t *testing.T) {
+	for range 2000 {
+		synctest.Test(t, func(t *testing.T) {
+			a, b := led(t)
+			time.AfterFunc(time.Millisecond, func() { b.conn.Close(errors.New("closed")) })
+			_, err := a.conn.Call(context.Background(), 9, nil, nil, time.Hour)
+			if got := <-a.end; !errors.Is(err, ErrLeft) || !errors.Is(got, ErrLeft) {
+				t.Fatalf("the call ended with %v, the connection with %v, want %v", err, got, ErrLeft)
+			}
+		})
+	}
+}

@@ -81,15 +81,15 @@ func (c *Conn) lead(number uint32, p *pending) (answered bool) {
 		default:
 		}
 	}
+	if err != nil && err != errKicked {
+		c.fail(err) // before Run's goroutine reads again, because its next read fails for another reason
+	}
 	c.mu.Lock()
 	c.leader, c.reader = nil, ofNobody
 	if err != nil || len(c.calls) > 0 || c.err != nil {
 		c.handBack()
 	}
 	c.mu.Unlock()
-	if err != nil && err != errKicked {
-		c.fail(err)
-	}
 	return answered
 }
 
