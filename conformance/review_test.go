@@ -436,14 +436,16 @@ func TestRefusedRetryIsCountedOnce(t *testing.T) {
 		c.Health.UnhealthyAfter = 1 << 20
 		c.Circuit.Failures = 1 << 20
 	}})
-	f.decode[0].SetFault("1:500", 0, "") // an engine that refuses connections would get no leg
+	for _, d := range f.decode {
+		d.SetFault("1:500", 0, "") // an engine that refuses connections would get no leg
+	}
 	failed := 0
 	for range 6 {
 		if a := f.try(chatPath, chat("budget", 5, false)); a.status >= 500 {
 			failed++
 		}
 	}
-	if n := f.metric("pdproxy_fallbacks_total", `what="retry"`, `reason="budget"`); failed == 0 || n != float64(failed) {
+	if n := f.metric("pdproxy_fallbacks_total", `what="retry"`, `reason="budget"`); failed != 6 || n != 6 {
 		t.Errorf("%v refusals are counted for %d failed requests", n, failed)
 	}
 }
