@@ -50,7 +50,7 @@ func TestSubAgentsStartAtTheParent(t *testing.T) {
 	for _, parents := range []bool{true, false} {
 		t.Run(fmt.Sprint("parents=", parents), func(t *testing.T) {
 			f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 4, decode: 1, config: func(c *config.Config) {
-				if c.Policy.Place = "kv_aware"; !parents {
+				if c.Policy.Place = "trtllm_conversation"; !parents {
 					c.Conversation.ParentHeaders = nil
 				}
 			}})
