@@ -81,6 +81,7 @@ var inFleet = []scenario{
 	{"fields of clients", TestNoPDFieldReachesAnEngine},
 	{"turns", TestTurnIsPulled},
 	{"turns of many conversations", TestTurnsOfManyConversations},
+	{"sub-agents start at the parent", TestSubAgentsStartAtTheParent},
 	{"turn of a chat", TestTurnOfAChat},
 	{"turn that is rewritten", TestTurnThatIsRewritten},
 	{"turn whose client leaves", TestTurnWhoseClientLeaves},

@@ -152,7 +152,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
-	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
+	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields, c.ParentHeaders))
 	proxies := admission.Proxies(cfg.Server.ProxyNetworks())
 	s.proxies.Store(&proxies)
 	var origins *allowedOrigins

@@ -17,6 +17,11 @@ type Conversation struct {
 	// session headers of Dynamo, SGLang's gateway, Claude Code, Codex, OpenCode and
 	// TensorRT-LLM, which config.toml lists.
 	Headers []string `toml:"headers"`
+	// ParentHeaders are the request headers that may contain the id of the parent
+	// conversation, read in this order. The first turn of a conversation with an id starts
+	// at the home of its parent. Default: the parent headers of Dynamo, Claude Code, Codex
+	// and OpenCode, which config.toml lists. Empty: conversations have no parents.
+	ParentHeaders []string `toml:"parent_headers"`
 	// LateFields are body members that are read after Headers, because clients may use
 	// one value for many conversations. Default: prompt_cache_key and
 	// client_metadata.session_id.
@@ -48,12 +53,29 @@ func sessionHeaders() []string {
 	}
 }
 
+// parentHeaders returns the headers in which clients name the session that started a
+// session.
+func parentHeaders() []string {
+	return []string{
+		// Dynamo: lib/llm/src/protocols/agents.rs, agent_context_header_values. The file has
+		// the names of the other agents, too, in this order.
+		"X-Dynamo-Parent-Session-ID",
+		// Claude Code: a subagent that another subagent started names that subagent. All
+		// other subagents belong to the session itself, whose id is the root's own id.
+		"X-Claude-Code-Parent-Agent-Id", "X-Claude-Code-Session-Id",
+		// Codex: codex-rs/core/src/responses_metadata.rs, compatibility_headers.
+		"x-codex-parent-thread-id",
+		"x-parent-session-id", // OpenCode: packages/opencode/src/session/llm/request.ts
+	}
+}
+
 func defaultConversation() Conversation {
 	return Conversation{
-		Fields:     []string{"conversation_params.conversation_id", "conversation_id", "session_id"},
-		Headers:    sessionHeaders(),
-		LateFields: []string{"prompt_cache_key", "client_metadata.session_id"},
-		Capacity:   100_000,
+		Fields:        []string{"conversation_params.conversation_id", "conversation_id", "session_id"},
+		Headers:       sessionHeaders(),
+		ParentHeaders: parentHeaders(),
+		LateFields:    []string{"prompt_cache_key", "client_metadata.session_id"},
+		Capacity:      100_000,
 	}
 }
 
@@ -73,9 +95,14 @@ func (k *checker) conversation() {
 			}
 		}
 	}
-	for i, name := range c.Headers {
-		if !isHeaderName(name) {
-			k.add(indexKey("conversation.headers", i), "must be the name of a header, found %q", name)
+	for _, list := range []struct {
+		key   string
+		names []string
+	}{{"conversation.headers", c.Headers}, {"conversation.parent_headers", c.ParentHeaders}} {
+		for i, name := range list.names {
+			if !isHeaderName(name) {
+				k.add(indexKey(list.key, i), "must be the name of a header, found %q", name)
+			}
 		}
 	}
 	k.within("conversation.capacity", c.Capacity, 1, mostConversations)

@@ -147,8 +147,8 @@ var problemCases = []struct {
 		{"policy.order[1]", 3, `named "no"`}, {"policy.order[2]", 4, "twice"}}},
 
 	// [conversation].
-	{"conversation", "[conversation]\nfields = ['a',\n 'a..b']\nheaders = ['X-A', 'X B']\nlate_fields = ['']\ncapacity = 0\n", []want{
-		{"conversation.fields[1]", 3, `path "a..b"`}, {"conversation.headers[1]", 4, `found "X B"`}, {"conversation.late_fields[0]", 5, "path"}, {"conversation.capacity", 6, "from 1"}}},
+	{"conversation", "[conversation]\nfields = ['a',\n 'a..b']\nheaders = ['X-A', 'X B']\nparent_headers = ['']\nlate_fields = ['']\ncapacity = 0\n", []want{
+		{"conversation.fields[1]", 3, `path "a..b"`}, {"conversation.headers[1]", 4, `found "X B"`}, {"conversation.parent_headers[0]", 5, "name of a header"}, {"conversation.late_fields[0]", 6, "path"}, {"conversation.capacity", 7, "from 1"}}},
 
 	// [[engine]].
 	{"empty engine", "\n[[engine]]\n", []want{{"engine[0].name", 2, "is required"}, {"engine[0].role", 2, "is required"}, {"engine[0].url", 2, "is required"}}},

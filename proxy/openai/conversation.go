@@ -12,18 +12,24 @@ import (
 type IDSources struct {
 	fields, late [][]string
 	headers      []string
+	parents      []string
 }
 
 // NewIDSources returns the sources in the order in which they are read: members of the
 // body, headers, and members that are read after the headers. A nested member is named
-// by its path with dots: client_metadata.session_id. Header names are converted to
+// by its path with dots: client_metadata.session_id. parents are the headers that may
+// contain the id of the parent conversation. Header names are converted to
 // canonical form here, so that look-ups need not do so.
-func NewIDSources(fields, headers, late []string) *IDSources {
-	s := &IDSources{fields: paths(fields), late: paths(late)}
-	for _, name := range headers {
-		s.headers = append(s.headers, http.CanonicalHeaderKey(name))
+func NewIDSources(fields, headers, late, parents []string) *IDSources {
+	return &IDSources{fields: paths(fields), late: paths(late), headers: canonical(headers), parents: canonical(parents)}
+}
+
+func canonical(names []string) []string {
+	list := make([]string, len(names))
+	for i, name := range names {
+		list[i] = http.CanonicalHeaderKey(name)
 	}
-	return s
+	return list
 }
 
 func paths(fields []string) [][]string {
@@ -48,6 +54,22 @@ func (s *IDSources) ConversationID(r *Request, header func(name string) string) 
 		}
 	}
 	return firstText(r, s.late)
+}
+
+// maxParentID is the length of the longest id of a parent, in bytes.
+const maxParentID = 1024
+
+// ParentID returns the id of the parent of the conversation id, without surrounding white
+// space, or "". It skips ids that are blank, that equal id, or that are longer than 1024
+// bytes. header returns the value of a request header, or "".
+func (s *IDSources) ParentID(id string, header func(name string) string) string {
+	for _, name := range s.parents {
+		parent := strings.TrimSpace(header(name))
+		if parent != "" && parent != id && len(parent) <= maxParentID {
+			return parent
+		}
+	}
+	return ""
 }
 
 func firstText(r *Request, fields [][]string) string {

@@ -12,7 +12,27 @@ var sources = NewIDSources(
 	[]string{"conversation_params.conversation_id", "conversation_id", "session_id"},
 	[]string{"X-Session-ID", "X-Correlation-ID"},
 	[]string{"prompt_cache_key", "client_metadata.session_id"},
+	[]string{"x-parent-agent", "X-Session-ID"},
 )
+
+func TestParentID(t *testing.T) {
+	long := strings.Repeat("p", maxParentID)
+	for _, tt := range []struct{ name, id, agent, session, want string }{
+		{"none", "a", "", "", ""},
+		{"in the order of the list", "a", "p", "s", "p"},
+		{"blank values are skipped", "a", " \t", "s", "s"},
+		{"trimmed", "a", " p ", "", "p"},
+		{"the conversation itself is no parent", "s", "", "s", ""},
+		{"the next header after the conversation itself", "a", "a", "s", "s"},
+		{"longest", "a", long, "", long},
+		{"too long", "a", long + "p", "", ""},
+	} {
+		header := http.Header{"X-Parent-Agent": {tt.agent}, "X-Session-Id": {tt.session}}
+		if got := sources.ParentID(tt.id, header.Get); got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
 
 func TestConversationID(t *testing.T) {
 	for _, tt := range []struct{ name, members, session, correlation, want string }{

@@ -53,7 +53,9 @@ func Conversation(ask *coordinator.Ask) string {
 // identify writes the identity of the conversation to q: the client's id, otherwise the
 // text of the prompt.
 func (m *Matcher) identify(p *Prompt, s Source, q *conversation.Query) {
-	q.ID = m.ClientID(s)
+	if q.ID = m.ClientID(s); q.ID != "" {
+		q.Parent = m.idSources.Load().ParentID(q.ID, s.Header.Get)
+	}
 	for _, c := range p.chains {
 		if c.Form == coordinator.TextForm {
 			q.Chain = c.Blocks

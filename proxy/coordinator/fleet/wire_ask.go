@@ -30,6 +30,7 @@ const (
 	askWithinDecode
 	askWithinWhole
 	askIdentity
+	askParent // never together with askLooked
 	askFlags
 )
 
@@ -42,7 +43,7 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 		a.Request.Stream, a.Request.PairBroken, a.Two, !a.Prefill.IsZero(), !a.Same.Decode.IsZero(), !a.Only.Decode.IsZero(),
 		looked, a.Key.Conversation.First, a.Request.Prompt != "", chain == foreignChain,
 		a.Within.Prefill != nil, a.Within.Decode != nil, a.Within.Whole != nil,
-		a.Request.Identity != (abi.Identity{}),
+		a.Request.Identity != (abi.Identity{}), !looked && a.Key.Conversation.Parent != "",
 	} {
 		if set {
 			flags |= 1 << i
@@ -63,6 +64,9 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 		return dst, false
 	}
 	dst = wire.AppendText(dst, a.Key.Conversation.ID)
+	if flags&askParent != 0 {
+		dst = wire.AppendText(dst, a.Key.Conversation.Parent)
+	}
 	dst = wire.AppendUint(dst, chain)
 	if chain == foreignChain {
 		dst = appendHashes(dst, a.Key.Conversation.Chain)
@@ -258,6 +262,11 @@ func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engin
 func (h *heard) readKey(r *reader, flags uint64, chains []coordinator.Chain) {
 	q := &h.Key.Conversation
 	q.ID, q.First = string(r.Text()), flags&askFirst != 0
+	if flags&askParent != 0 {
+		if q.Parent = string(r.Text()); q.Parent == "" || flags&askLooked != 0 {
+			r.Fail()
+		}
+	}
 	chain := r.UintUpTo(foreignChain)
 	if (chain == foreignChain) != (flags&askChain != 0) {
 		r.Fail()

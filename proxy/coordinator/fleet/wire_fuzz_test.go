@@ -38,6 +38,7 @@ func asks(w *world, t testing.TB) []*coordinator.Ask {
 		{Model: "m", Only: coordinator.Pair{Prefill: q, Decode: d}, Within: coordinator.Within{Decode: []*engine.Instance{d.Instance}}},
 		{Key: coordinator.Key{Chains: text, Conversation: conversation.Query{Chain: chain, First: true}}},
 		{Key: coordinator.Key{Chains: text, Conversation: conversation.Query{Chain: chain, EndsFrom: 1, Ends: []conversation.End{{Blocks: 1, Hash: 5}, {Blocks: 1, Hash: 6}, {Blocks: 3, Hash: 7}}}}},
+		{Key: coordinator.Key{Conversation: conversation.Query{ID: "child", Parent: "x"}}},
 		{Key: coordinator.Key{Conversation: conversation.Query{Ends: []conversation.End{{Hash: 7}}}}},
 		{Key: coordinator.Key{Chains: text[:1], Conversation: conversation.Query{ID: "x", Chain: chain}}, Lookup: coordinator.Lookup{Turn: table.Look(conversation.Query{ID: "x"}), Done: true}},
 	}

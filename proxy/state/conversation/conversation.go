@@ -19,6 +19,11 @@
 // conversation that was identified by its prompts. A request without the id does
 // not continue a conversation with an id.
 //
+// A request with an id may name a parent: the conversation of the agent that started this
+// agent. The first turn then has the home of the parent, which probably holds the
+// beginning of the prompt. It remains turn 1 of a conversation of its own. A parent that
+// the table does not know has no effect. Parents take no memory.
+//
 // These rules have consequences, and some need a correction:
 //
 //   - Two requests share their first blocks, and neither prompt is a prefix of the
@@ -100,6 +105,9 @@ type Query struct {
 	Scope kvindex.Hash
 	// ID is the client's name of the conversation; "": none.
 	ID string
+	// Parent is the client's name of the conversation that started this one; "": none. It
+	// is used for a first turn with an ID only.
+	Parent string
 	// Chain is the complete blocks of the prompt. All requests of a model must be cut in
 	// the same way. It is ignored if there is an ID.
 	Chain []kvindex.Hash
@@ -124,8 +132,8 @@ type Turn struct {
 	// has no id and no whole block.
 	Number int32
 	// Prefill and Decode are the conversation's home: the targets that served its last
-	// turn. A target may have left; then it is not among the caller's candidates. There
-	// is no home before the second turn.
+	// turn. A target may have left; then it is not among the caller's candidates. On
+	// the first turn they are the home of the parent, or zero.
 	Prefill, Decode Target
 	// LastUse is when a turn was recorded last, Unix time in ms; 0: never.
 	LastUse int64
@@ -205,6 +213,14 @@ func (t *Table) lookID(q Query) Turn {
 		e := &t.entries[n]
 		turn.Number = e.turn + 1
 		turn.inherit(e)
+		return turn
+	}
+	if q.Parent == "" || q.Parent == q.ID {
+		return turn
+	}
+	if n := t.find(xxh3.HashStringSeed(q.Parent, uint64(q.Scope)), true); n != 0 {
+		e := &t.entries[n]
+		turn.Prefill, turn.Decode = e.prefill, e.decode
 	}
 	return turn
 }

@@ -343,3 +343,39 @@ func TestNothingIsAllocated(t *testing.T) {
 		t.Errorf("got %v allocations", n)
 	}
 }
+
+// TestParents: the first turn of a conversation with an id has the home of its parent. It
+// stays turn 1 with a key of its own, and later turns have their own home.
+func TestParents(t *testing.T) {
+	table := New(10)
+	parent := serve(table, Query{Scope: 1, ID: "root"}, at(1), at(2))
+	child := Query{Scope: 1, ID: "child", Parent: "root"}
+	got := table.Look(child)
+	if got.Number != 1 || got.Prefill != at(1) || got.Decode != at(2) || got.LastUse != 0 || got.Key == parent.Key {
+		t.Errorf("child: got %+v", got)
+	}
+	table.Record(got, at(3), at(4), epoch)
+	if got := table.Look(child); got.Number != 2 || got.Prefill != at(3) || got.Decode != at(4) {
+		t.Errorf("second turn of the child: got %+v", got)
+	}
+	if got := table.Look(Query{Scope: 1, ID: "root"}); got.Number != 2 || got.Prefill != at(1) {
+		t.Errorf("parent after its child: got %+v", got)
+	}
+	for name, q := range map[string]Query{
+		"unknown parent":           {Scope: 1, ID: "a", Parent: "b"},
+		"its own parent":           {Scope: 1, ID: "a", Parent: "a"},
+		"parent of another model":  {Scope: 2, ID: "a", Parent: "root"},
+		"no parent":                {Scope: 1, ID: "a"},
+		"parent without an own id": {Scope: 1, Parent: "root", First: true},
+	} {
+		if got := table.Look(q); got.Prefill != (Target{}) || got.Decode != (Target{}) || got.Number > 1 {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+	for n := range 10 {
+		serve(table, Query{ID: string(rune('a' + n))}, at(5), at(5))
+	}
+	if got := table.Look(Query{Scope: 1, ID: "late", Parent: "root"}); got.Prefill != (Target{}) {
+		t.Errorf("parent that the table has dropped: got %+v", got)
+	}
+}
