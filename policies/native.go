@@ -28,7 +28,7 @@ func NewNative(names Names) (*Native, error) { return defaults().Native(names) }
 // Native returns the built-in policies of the given names. The error names the
 // unknown policy.
 func (s *Set) Native(names Names) (*Native, error) {
-	n := &Native{names: names, needs: Needs(names.Plan) | Needs(names.Place) | Needs(names.Mint)}
+	n := &Native{names: names, needs: s.Needs(names.Plan) | s.Needs(names.Place) | s.Needs(names.Mint)}
 	var ok bool
 	if n.plan, ok = s.Plan(names.Plan); !ok {
 		return nil, fmt.Errorf("find policy: no built-in plan policy %q", names.Plan)

@@ -87,6 +87,15 @@ func TestNeeds(t *testing.T) {
 			t.Errorf("%s needs %v, want %v", name, got.Names(), want.Names())
 		}
 	}
+	for _, label := range []string{"zone_micros", "revision_micros"} {
+		s, err := New(Params{"pair_aware": {label: 1}, "kv_aware": {"patience": 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Needs("pair_aware"); got != Needs("pair_aware")|abi.NeedDetails || s.Needs("kv_aware") != Needs("kv_aware") {
+			t.Errorf("%s: pair_aware needs %v", label, got.Names())
+		}
+	}
 	n, err := NewNative(Names{Plan: "pd_auto", Place: "conversation", Mint: "snowflake"})
 	if err != nil {
 		t.Fatal(err)

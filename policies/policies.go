@@ -91,15 +91,18 @@ func Place(name string) (Placer, bool) { return defaults().Place(name) }
 // Mint returns the mint policy of that name.
 func Mint(name string) (Minter, bool) { return defaults().Mint(name) }
 
+// Needs returns the needs of the policy of that name with default parameters.
+func Needs(name string) abi.Needs { return defaults().Needs(name) }
+
 func defaults() *Set { return &Set{all: builtin.New()} }
 
-// Needs returns the additional facts that the policy of that name needs, none
-// for an unknown name. No two policies of different hooks share a name.
-func Needs(name string) abi.Needs {
-	all := builtin.New()
-	plan, _ := find(all.Plans(), name)
-	place, _ := find(all.Places(), name)
-	mint, _ := find(all.Mints(), name)
+// Needs returns the additional facts that the policy of that name needs with the
+// parameters of s, none for an unknown name. No two policies of different hooks
+// share a name.
+func (s *Set) Needs(name string) abi.Needs {
+	plan, _ := find(s.all.Plans(), name)
+	place, _ := find(s.all.Places(), name)
+	mint, _ := find(s.all.Mints(), name)
 	return plan.Needs | place.Needs | mint.Needs
 }
 

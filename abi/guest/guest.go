@@ -78,6 +78,17 @@ func Place(name string, policy func(*abi.PlaceFacts) abi.PlaceDecision, needs ..
 	places.add(name, policy, needs)
 }
 
+// PlaceNeeds replaces the needs of the place policies of that name, for a policy
+// whose configuration decides about its needs. Only a function that OnConfigure
+// registers may call it: the host reads the needs after that.
+func PlaceNeeds(name string, needs abi.Needs) {
+	for i := range places.names {
+		if places.names[i] == name {
+			places.needs[i] = needs
+		}
+	}
+}
+
 // Mint registers a mint policy. The policy returns 0 when it has no id to give.
 func Mint(name string, policy func(*abi.MintFacts) uint64, needs ...abi.Needs) {
 	mints.add(name, policy, needs)

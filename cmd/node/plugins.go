@@ -77,7 +77,7 @@ func Natives(built *policies.Set) plugins.Natives {
 			f, ok := built.Mint(name)
 			return f, ok
 		},
-		Needs: policies.Needs,
+		Needs: built.Needs,
 	}
 }
 

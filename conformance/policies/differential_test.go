@@ -59,7 +59,7 @@ func TestNativeAndWasmDecideTheSame(t *testing.T) {
 // params change each policy that has any.
 var params = policies.Params{
 	"pd_auto": {"both_token_micros": 101.5, "margin": 0.25}, "conversation": {"overload_tokens": 1000, "skip_factor": 1.5},
-	"kv_aware": {"patience": 3.7, "late_seconds": 0.3, "late_weight": 7.1}, "pair_aware": {"unknown_micros": 0.1, "size_spread": 100},
+	"kv_aware": {"patience": 3.7, "late_seconds": 0.3, "late_weight": 7.1}, "pair_aware": {"unknown_micros": 0.1, "size_spread": 100, "zone_micros": 12_345.6, "revision_micros": 0.7},
 	"trtllm_kv_cache_aware": {"max_batch_size": 7}, "sglang_cache_aware": {"balance_abs_threshold": 3}, "dynamo_cost": {"decode_active_request_weight": 3.3},
 	"slo_aware": {"ttft_seconds": 1.5, "late_share": 0.2, "margin": 2},
 }
@@ -78,9 +78,21 @@ func TestParametersHold(t *testing.T) {
 	differential(t, start(t, policies.Wasm(), w), set, frames)
 }
 
-// TestNeedsOfPolicies: the module reports the needs of each policy.
+// TestNeedsOfPolicies: the module reports the needs of each policy, also those that
+// the parameters of a policy add.
 func TestNeedsOfPolicies(t *testing.T) {
-	text, ok, err := run(t, policies.Wasm()).vm.Text(context.Background(), abi.ExportPolicyNeeds)
+	sameNeeds(t, nil)
+	sameNeeds(t, policies.Params{"pair_aware": {"zone_micros": 1}})
+	sameNeeds(t, policies.Params{"pair_aware": {"revision_micros": 1}})
+}
+
+func sameNeeds(t *testing.T, params policies.Params) {
+	set, err := policies.New(params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := start(t, policies.Wasm(), &world{log: func(m string) { t.Errorf("log line of the guest: %s", m) }, config: params.Text()})
+	text, ok, err := g.vm.Text(context.Background(), abi.ExportPolicyNeeds)
 	if !ok || err != nil {
 		t.Fatal(ok, err)
 	}
@@ -90,7 +102,7 @@ func TestNeedsOfPolicies(t *testing.T) {
 		names []string
 	}{{abi.HookPlan, policies.PlanNames()}, {abi.HookPlace, policies.PlaceNames()}, {abi.HookMint, policies.MintNames()}} {
 		for _, name := range hook.names {
-			if n := policies.Needs(name); n != 0 {
+			if n := set.Needs(name); n != 0 {
 				want += fmt.Sprintf("%s %s %d\n", hook, name, n)
 			}
 		}
@@ -166,10 +178,14 @@ func comparePlace(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
 	i := rnd.IntN(len(policies.PlaceNames()))
 	name := policies.PlaceNames()[i]
 	native, _ := set.Place(name)
-	if policies.Needs(name).Version() == 1 {
+	needs := set.Needs(name)
+	if needs&abi.NeedPredictions == 0 {
 		f.Predictions = nil
 	}
-	got, scored := g.place(&abi.Header{Policy: uint32(i), Extended: f.Predictions != nil}, f), f.Scored
+	if needs&abi.NeedDetails == 0 {
+		f.Details = nil
+	}
+	got, scored := g.place(&abi.Header{Policy: uint32(i), Extended: f.Predictions != nil || f.Details != nil}, f), f.Scored
 	scores := make([]float32, len(f.Candidates))
 	for i := range f.Candidates {
 		scores[i], f.Candidates[i].Score = f.Candidates[i].Score, 0
@@ -236,6 +252,11 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 		for range f.Candidates {
 			wait := rnd.Float32() * 8e6
 			f.Predictions = append(f.Predictions, abi.Prediction{Prefill: wait + rnd.Float32()*4e6, PrefillError: rnd.Float32() * 1e5, Wait: wait, Start: rnd.Float32() * 1e5, Token: rnd.Float32() * 6e4})
+		}
+	}
+	if rnd.IntN(3) > 0 {
+		for range f.Candidates {
+			f.Details = append(f.Details, abi.Detail{Zone: rnd.Uint32N(3), Revision: rnd.Uint32N(3), Weight: 1})
 		}
 	}
 	for range rnd.IntN(30) {

@@ -78,7 +78,7 @@ func (p *Policies) Places() []Policy[func(*abi.PlaceFacts) abi.PlaceDecision] {
 		{"power_of_two", 0, poweroftwo.Place},
 		{"conversation", conversation.Needs, p.conversation.Place},
 		{"kv_aware", kvaware.Needs, p.kvAware.Place},
-		{"pair_aware", pairaware.Needs, p.pairAware.Place},
+		{"pair_aware", p.pairAware.Needs(), p.pairAware.Place},
 		{"trtllm_kv_cache_aware", trtllmkv.Needs, p.trtllmKV.Place},
 		{"trtllm_conversation", trtllmconversation.Needs, trtllmconversation.Place},
 		{"sglang_cache_aware", sglangcache.Needs, p.sglangCache.Place},

@@ -80,6 +80,63 @@ func TestPairs(t *testing.T) {
 	}
 }
 
+// TestLabels: a pair of one zone and revision is better than another pair, within the
+// costs of the labels. Targets without a label differ from all targets.
+func TestLabels(t *testing.T) {
+	a, b := abi.Detail{Zone: 1, Revision: 7}, abi.Detail{Zone: 2, Revision: 7}
+	for _, tt := range []struct {
+		name           string
+		zone, revision float64
+		fixed          int32
+		change         func(f *abi.PlaceFacts)
+		want           abi.PlaceDecision
+	}{
+		{"prefill and decode of one zone", 50_000, 0, -1, func(f *abi.PlaceFacts) { f.Candidates[1].Queued, f.Candidates[2].Tokens = 100, 100 }, abi.PlaceDecision{Prefill: 0, Decode: 2}},
+		{"no cost, no preference", 0, 0, -1, func(f *abi.PlaceFacts) { f.Candidates[1].Queued, f.Candidates[2].Tokens = 100, 100 }, abi.PlaceDecision{Prefill: 0, Decode: 3}},
+		{"the other prefill for the sake of the zone", 50_000, 0, -1, func(f *abi.PlaceFacts) { f.Candidates[1].Queued, f.Candidates[2].Usage = 100, 1 }, abi.PlaceDecision{Prefill: 1, Decode: 3}},
+		{"work outweighs the zone", 50_000, 0, -1, func(f *abi.PlaceFacts) {
+			f.Candidates[1].Queued, f.Candidates[2].Tokens = 10_000, 1_000_000
+		}, abi.PlaceDecision{Prefill: 0, Decode: 3}},
+		{"an engine of the zone died: the other zone serves", 1e9, 0, -1, func(f *abi.PlaceFacts) {
+			f.Candidates, f.Details = f.Candidates[:3], f.Details[:3]
+			f.Candidates[0].Roles, f.Candidates[0].Group = abi.RolePrefill, 2
+		}, abi.PlaceDecision{Prefill: 1, Decode: 2}},
+		{"a retry with the same prefill", 50_000, 0, 1, func(f *abi.PlaceFacts) { f.Candidates[3].Tokens = 100 }, abi.PlaceDecision{Prefill: 1, Decode: 3}},
+		{"revisions of a rolling update", 0, 50_000, -1, func(f *abi.PlaceFacts) {
+			f.Details[0].Revision, f.Details[3].Revision = 8, 8
+			f.Candidates[1].Queued, f.Candidates[3].Tokens = 100, 100
+		}, abi.PlaceDecision{Prefill: 0, Decode: 3}},
+		{"the costs add up", 50_000, 20_000, -1, func(f *abi.PlaceFacts) {
+			f.Details[0].Revision, f.Details[3].Revision = 8, 8 // a pair differs in its zone or in its revision
+			f.Candidates[1].Queued, f.Candidates[2].Tokens = 100, 100
+		}, abi.PlaceDecision{Prefill: 0, Decode: 2}},
+		{"no label at either end", 50_000, 0, -1, func(f *abi.PlaceFacts) {
+			f.Details[0], f.Details[2] = abi.Detail{}, abi.Detail{}
+			f.Candidates[1].Queued, f.Candidates[3].Tokens = 100, 100
+		}, abi.PlaceDecision{Prefill: 1, Decode: 3}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, listed := range []bool{false, true} { // pairs in the table, and those that are not
+				f := &abi.PlaceFacts{
+					Flow: abi.FlowPrefillFirst, Fixed: tt.fixed, Request: abi.RequestFacts{PromptTokens: 1000},
+					Candidates: fleet(2, 2), Details: []abi.Detail{a, b, a, b},
+				}
+				tt.change(f)
+				for i := int32(0); listed && i < 2; i++ {
+					for j := int32(2); int(j) < len(f.Candidates); j++ {
+						f.Pairs = append(f.Pairs, abi.Pair{Prefill: i, Decode: j, State: abi.PairReady})
+					}
+				}
+				p := Defaults()
+				p.ZoneMicros, p.RevisionMicros = tt.zone, tt.revision
+				if d := p.Place(f); d != tt.want {
+					t.Errorf("p.Place(f) = %+v, want %+v; listed %t", d, tt.want, listed)
+				}
+			}
+		})
+	}
+}
+
 // TestIsTheBest: on random tables the pair equals that of a search through all
 // pairs, except where the limit on tried prefill rows excludes it.
 func TestIsTheBest(t *testing.T) {
@@ -89,6 +146,11 @@ func TestIsTheBest(t *testing.T) {
 		f := &abi.PlaceFacts{
 			Flow: abi.FlowConcurrent, Fixed: -1, Random: rnd.Uint64(), Request: abi.RequestFacts{PromptTokens: 1 + rnd.Int64N(50_000)},
 			Candidates: fleet(1+rnd.IntN(tries), 1+rnd.IntN(20)),
+		}
+		if p.ZoneMicros = float64(rnd.IntN(2)) * 300_000; p.ZoneMicros > 0 {
+			for range f.Candidates {
+				f.Details = append(f.Details, abi.Detail{Zone: rnd.Uint32N(4)})
+			}
 		}
 		rows := f.Candidates
 		states := map[[2]int32]abi.Pair{}
@@ -103,6 +165,12 @@ func TestIsTheBest(t *testing.T) {
 				}
 			}
 		}
+		apart := func(f *abi.PlaceFacts, i, j int32) float64 {
+			if len(f.Details) == 0 || f.Details[i].Zone != 0 && f.Details[i].Zone == f.Details[j].Zone {
+				return 0
+			}
+			return p.ZoneMicros
+		}
 		d := p.Place(f)
 		cost := func(i, j int32) float64 {
 			pool := p.KV.Survey(f, abi.RolePrefill)
@@ -111,7 +179,7 @@ func TestIsTheBest(t *testing.T) {
 			if pair.TransferMicros > 0 {
 				micros = float64(pair.TransferMicros)
 			}
-			return float64(rows[i].Score)*1e6 + p.KV.Stream(&rows[j], p.KV.Pressure()) + micros*kvaware.Missing(&rows[j], f.Request.PromptTokens) + p.state(pair.State)
+			return float64(rows[i].Score)*1e6 + p.KV.Stream(&rows[j], p.KV.Pressure()) + micros*kvaware.Missing(&rows[j], f.Request.PromptTokens) + p.state(pair.State) + apart(f, i, j)
 		}
 		got := cost(d.Prefill, d.Decode)
 		for i := range rows {

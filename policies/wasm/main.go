@@ -27,6 +27,9 @@ func init() {
 		if err != nil {
 			guest.Log(guest.LogError, err.Error())
 		}
+		for _, p := range all.Places() { // parameters change the needs
+			guest.PlaceNeeds(p.Name, p.Needs)
+		}
 		return err == nil
 	})
 }
