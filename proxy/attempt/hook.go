@@ -1,12 +1,11 @@
 package attempt
 
 import (
-	"time"
-
 	"bytes"
 	"encoding/json"
 	"errors"
 	"net/http"
+	"time"
 	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/abi"

@@ -120,12 +120,7 @@ func (h *heard) readTraits(r *reader) {
 		left = min(max(left, -maxRemaining), maxRemaining)
 		h.Deadline = time.Now().Add(time.Duration(left) * time.Millisecond)
 	}
-	adapter := r.Text()
-	if len(adapter) > abi.MaxAdapter {
-		r.Fail()
-		return
-	}
-	t.Adapter = string(adapter)
+	t.Adapter = string(r.Text())
 }
 
 // maxRemaining bounds a deadline on the wire, in milliseconds: one year.
