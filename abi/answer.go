@@ -60,18 +60,14 @@ func StoreScores(frame []byte, f *PlaceFacts) {
 
 // ReadScores copies the scores that the guest wrote into the frame of f to the
 // candidates of f. It sets f.Scored if the guest set the flag OutScored. frame
-// is the result of AppendPlace for f, and extended says whether its version is
-// 2. ReadScores trusts only the flag and the
+// is the result of AppendPlace for h and f. ReadScores trusts only the flag and the
 // scores in it. A score that is not a finite number counts as 0.
-func ReadScores(frame []byte, f *PlaceFacts, extended bool) {
+func ReadScores(frame []byte, h *Header, f *PlaceFacts) {
 	if get32(frame, offOut)&OutScored == 0 {
 		return
 	}
 	f.Scored = true
-	at := HeaderSize + placeSize + rowScore // the rows begin after the facts
-	if extended {
-		at += identitySize + moreSize
-	}
+	at := HeaderSize + placeFactsSize(h) + rowScore // the rows begin after the facts
 	for i := range f.Candidates {
 		score := math.Float32frombits(get32(frame, at+i*RowSize))
 		if score-score != 0 { // infinite, or not a number

@@ -16,7 +16,9 @@ func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
 	h.UnixMilli = int64(get64(b, offUnixMilli))
 	h.Seed = get32(b, offSeed)
 	h.Extended = get16(b, offVersion) > 1
-	return Hook(get16(b, offHook)), true
+	hook = Hook(get16(b, offHook))
+	h.Traits = h.Extended && hasTraits(hook, int(get32(b, offFacts)))
+	return hook, true
 }
 
 // PolicyOf returns the index of the policy that a decoded frame is for.
@@ -27,7 +29,7 @@ func PolicyOf(b []byte) uint32 { return get32(b, offPolicy) }
 // functions do not allocate, and the texts in f share the memory of b.
 func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 	facts, ok := factsOf(b, HookPlan, planSize)
-	if !ok || !decodeRequest(b, facts, &f.Request, planSize) {
+	if !ok || !decodeRequest(b, facts, &f.Request, planSize, planSize+identitySize) {
 		return false
 	}
 	f.PrefillTargets = int32(get32(facts, planPrefill))
@@ -51,7 +53,7 @@ func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 // new memory.
 func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 	facts, ok := factsOf(b, HookPlace, placeSize)
-	if !ok || !decodeRequest(b, facts, &f.Request, placeSize) {
+	if !ok || !decodeRequest(b, facts, &f.Request, placeSize, placeSize+identitySize+moreSize) {
 		return false
 	}
 	f.Flow = Flow(facts[placeFlow])
@@ -120,7 +122,7 @@ func DecodeMint(b []byte, f *MintFacts) (ok bool) {
 // DecodeLeg reads a leg frame into f.
 func DecodeLeg(b []byte, f *LegFacts) (ok bool) {
 	facts, ok := factsOf(b, HookLeg, legSize)
-	if !ok || !decodeRequest(b, facts, &f.Request, legSize) {
+	if !ok || !decodeRequest(b, facts, &f.Request, legSize, legSize+identitySize) {
 		return false
 	}
 	f.Event = LegEvent(facts[legEvent])
@@ -145,7 +147,7 @@ func DecodeLeg(b []byte, f *LegFacts) (ok bool) {
 // DecodeFinish reads a finish frame into f.
 func DecodeFinish(b []byte, f *FinishFacts) (ok bool) {
 	facts, ok := factsOf(b, HookFinish, finSize)
-	if !ok || !decodeRequest(b, facts, &f.Request, finSize) {
+	if !ok || !decodeRequest(b, facts, &f.Request, finSize, finSize+identitySize) {
 		return false
 	}
 	f.Outcome = Outcome(facts[finOutcome])
@@ -192,12 +194,33 @@ func factsOf(b []byte, hook Hook, atLeast int) (facts []byte, ok bool) {
 	return b[header : header+size], true
 }
 
-// decodeRequest reads the request's facts. The identity of version 2 is at the
-// offset identity of the facts.
-func decodeRequest(b, facts []byte, r *RequestFacts, identity int) (ok bool) {
-	r.Identity = Identity{}
+// hasTraits reports whether facts of that size in a frame of version 2 have the traits.
+func hasTraits(hook Hook, size int) bool {
+	least := identitySize + traitsSize
+	switch hook {
+	case HookPlan:
+		least += planSize
+	case HookPlace:
+		least += placeSize + moreSize
+	case HookLeg:
+		least += legSize
+	case HookFinish:
+		least += finSize
+	default:
+		return false
+	}
+	return size >= least
+}
+
+// decodeRequest reads the request's facts. The identity and the traits of version 2 are
+// at these offsets of the facts.
+func decodeRequest(b, facts []byte, r *RequestFacts, identity, traits int) (ok bool) {
+	r.Identity, r.Traits = Identity{}, Traits{}
 	if get16(b, offVersion) > 1 {
 		r.Identity = Identity{get64(facts, identity+identityClient), get32(facts, identity+identityTenant), get32(facts, identity+identityClass)}
+		if len(facts) >= traits+traitsSize && !r.Traits.decode(b, facts, traits) {
+			return false
+		}
 	}
 	r.PromptTokens = int64(get64(facts, reqPromptTokens))
 	r.MaxTokens = int64(get64(facts, reqMaxTokens))

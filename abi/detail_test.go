@@ -44,7 +44,7 @@ func TestFramesOfVersion2(t *testing.T) {
 	var finished FinishFacts
 	for _, tt := range []struct {
 		name   string
-		facts  interface{ FrameSize(bool) int }
+		facts  interface{ FrameSize(bool, bool) int }
 		append func(h *Header) []byte
 		decode func(b []byte) bool
 		got    any
@@ -61,8 +61,8 @@ func TestFramesOfVersion2(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			frame := tt.append(&h)
-			if len(frame) != tt.facts.FrameSize(true) {
-				t.Errorf("frame of %d bytes, FrameSize = %d", len(frame), tt.facts.FrameSize(true))
+			if len(frame) != tt.facts.FrameSize(true, false) {
+				t.Errorf("frame of %d bytes, FrameSize = %d", len(frame), tt.facts.FrameSize(true, false))
 			}
 			var got Header
 			if _, ok := DecodeHeader(frame, &got); !ok || !got.Extended || get16(frame, offVersion) != 2 {
@@ -117,7 +117,7 @@ func TestDetailRows(t *testing.T) {
 	place := AppendPlace(nil, &h, f)
 	StoreScores(place, f)
 	f.Candidates[1].Score = 77
-	if ReadScores(place, f, true); !f.Scored || f.Candidates[1].Score != 0.5 {
+	if ReadScores(place, &h, f); !f.Scored || f.Candidates[1].Score != 0.5 {
 		t.Errorf("score %v", f.Candidates[1].Score)
 	}
 	buffer := make([]byte, 4096)

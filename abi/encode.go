@@ -5,7 +5,7 @@ package abi
 // small; dst may be the guest's memory itself. The frame must begin at an
 // address that is a multiple of 8.
 func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
-	w := begin(dst, HookPlan, h, planSize+identityIn(h.Extended), f.FrameSize(h.Extended))
+	w := begin(dst, HookPlan, h, planSize+addedIn(h.Extended, h.Traits), f.FrameSize(h.Extended, h.Traits))
 	w.request(&f.Request)
 	put32(w.facts, planPrefill, uint32(f.PrefillTargets))
 	put32(w.facts, planDecode, uint32(f.DecodeTargets))
@@ -19,7 +19,7 @@ func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 	putFloat(w.facts, planTransferMicros, f.TransferMicros)
 	putFloat(w.facts, planHandoverMicros, f.HandoverMicros)
 	if h.Extended {
-		w.identity(planSize, &f.Request.Identity)
+		w.added(planSize, planSize+identitySize, h, &f.Request)
 	}
 	return w.dst
 }
@@ -27,11 +27,8 @@ func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 // AppendPlace appends a frame of the place hook. The sequence and the random
 // number come from the facts, not from the header.
 func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
-	size := placeSize
-	if h.Extended {
-		size += identitySize + moreSize
-	}
-	w := begin(dst, HookPlace, h, size, f.FrameSize(h.Extended))
+	size := placeFactsSize(h)
+	w := begin(dst, HookPlace, h, size, f.FrameSize(h.Extended, h.Traits))
 	put64(w.frame, offSequence, f.Sequence)
 	put64(w.frame, offRandom, f.Random)
 	put32(w.facts, placeFlow, uint32(f.Flow))
@@ -49,15 +46,24 @@ func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 			put32(w.facts, placeSize+identitySize+morePredictions, uint32(len(w.dst)-w.base))
 			w.dst = appendPredictions(w.dst, f.Predictions)
 		}
-		w.identity(placeSize, &f.Request.Identity)
+		w.added(placeSize, placeSize+identitySize+moreSize, h, &f.Request)
 	}
 	w.request(&f.Request)
 	return w.dst
 }
 
+// placeFactsSize returns the size of the facts of a place frame.
+func placeFactsSize(h *Header) int {
+	size := placeSize + addedIn(h.Extended, h.Traits)
+	if h.Extended {
+		size += moreSize
+	}
+	return size
+}
+
 // AppendMint appends a frame of the mint hook.
 func AppendMint(dst []byte, h *Header, f *MintFacts) []byte {
-	w := begin(dst, HookMint, h, mintSize, f.FrameSize(false))
+	w := begin(dst, HookMint, h, mintSize, f.FrameSize(false, false))
 	put64(w.facts, mintUnixMilli, uint64(f.UnixMilli))
 	put32(w.facts, mintCounter, uint32(f.Counter))
 	w.facts[mintNode] = f.Node
@@ -67,7 +73,7 @@ func AppendMint(dst []byte, h *Header, f *MintFacts) []byte {
 
 // AppendLeg appends a frame of the leg hook.
 func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
-	w := begin(dst, HookLeg, h, legSize+identityIn(h.Extended), f.FrameSize(h.Extended))
+	w := begin(dst, HookLeg, h, legSize+addedIn(h.Extended, h.Traits), f.FrameSize(h.Extended, h.Traits))
 	w.facts[legEvent] = byte(f.Event)
 	w.facts[legPhase] = byte(f.Phase)
 	w.facts[legFlow] = byte(f.Flow)
@@ -81,7 +87,7 @@ func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
 	put64(w.facts, legID, f.ID)
 	put64(w.facts, legElapsed, uint64(f.Elapsed))
 	if h.Extended {
-		w.identity(legSize, &f.Request.Identity)
+		w.added(legSize, legSize+identitySize, h, &f.Request)
 	}
 	w.text(legEngine, f.Engine)
 	w.text(legReason, f.Reason)
@@ -91,7 +97,7 @@ func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
 
 // AppendFinish appends a frame of the finish hook.
 func AppendFinish(dst []byte, h *Header, f *FinishFacts) []byte {
-	w := begin(dst, HookFinish, h, finSize+identityIn(h.Extended), f.FrameSize(h.Extended))
+	w := begin(dst, HookFinish, h, finSize+addedIn(h.Extended, h.Traits), f.FrameSize(h.Extended, h.Traits))
 	w.facts[finOutcome] = byte(f.Outcome)
 	w.facts[finFlow] = byte(f.Flow)
 	w.facts[finFailed] = byte(f.Failed)
@@ -109,7 +115,7 @@ func AppendFinish(dst []byte, h *Header, f *FinishFacts) []byte {
 	put64(w.facts, finOutputTokens, uint64(f.OutputTokens))
 	put32(w.facts, finAttempts, f.Attempts)
 	if h.Extended {
-		w.identity(finSize, &f.Request.Identity)
+		w.added(finSize, finSize+identitySize, h, &f.Request)
 	}
 	w.text(finReason, f.Reason)
 	w.request(&f.Request)
@@ -170,11 +176,18 @@ func (w *writer) request(r *RequestFacts) {
 	w.text(reqPrompt, r.Prompt)
 }
 
-// identity writes the identity at the given offset of the facts.
-func (w *writer) identity(at int, i *Identity) {
-	put64(w.facts, at+identityClient, i.Client)
-	put32(w.facts, at+identityTenant, i.Tenant)
-	put32(w.facts, at+identityClass, i.Class)
+// added writes the request's facts of version 2. identity and traits are their offsets in
+// the facts.
+func (w *writer) added(identity, traits int, h *Header, r *RequestFacts) {
+	put64(w.facts, identity+identityClient, r.Client)
+	put32(w.facts, identity+identityTenant, r.Tenant)
+	put32(w.facts, identity+identityClass, r.Class)
+	if h.Traits {
+		put64(w.facts, traits+traitsSalt, r.Salt)
+		put64(w.facts, traits+traitsRemaining, uint64(r.Remaining))
+		put32(w.facts, traits+traitsFlags, r.Traits.flags())
+		w.text(traits+traitsAdapter, r.Adapter)
+	}
 }
 
 // text appends s and stores its position at the given offset of the facts.

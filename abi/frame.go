@@ -138,6 +138,17 @@ const (
 
 	morePredictions = 12 // offset; 0: no table
 
+	// The traits follow all other facts of a frame of version 2, if the policy needs them.
+	traitsSalt      = 0
+	traitsRemaining = 8
+	traitsAdapter   = 16
+	traitsFlags     = 24
+	traitsSize      = 32
+
+	flagTools  = 1 << 0
+	flagImages = 1 << 1
+	flagAudio  = 1 << 2
+
 	detailZone     = 0
 	detailRevision = 4
 	detailHardware = 8
@@ -164,43 +175,53 @@ type Header struct {
 	UnixMilli int64  // the host's clock
 	Seed      uint32 // the same in all frames of one process, drawn at its start
 	Extended  bool   // the frame is one of version 2
+	Traits    bool   // the facts have the traits of the request; only with Extended
 }
 
 // FrameSize returns the size of the facts' frame in bytes, so that a caller can
-// fit it into a guest's scratch buffer. extended is Header.Extended of the frame.
-func (f *PlanFacts) FrameSize(extended bool) int {
-	return HeaderSize + planSize + identityIn(extended) + f.Request.textSize()
+// fit it into a guest's scratch buffer. extended and traits are the fields of the frame's Header.
+func (f *PlanFacts) FrameSize(extended, traits bool) int {
+	return HeaderSize + planSize + addedIn(extended, traits) + f.Request.textSize(traits)
 }
 
 // FrameSize returns the size of the facts' frame.
-func (f *PlaceFacts) FrameSize(extended bool) int {
-	size := HeaderSize + placeSize + len(f.Candidates)*RowSize + len(f.Pairs)*pairSize + f.Request.textSize()
+func (f *PlaceFacts) FrameSize(extended, traits bool) int {
+	size := HeaderSize + placeSize + len(f.Candidates)*RowSize + len(f.Pairs)*pairSize + addedIn(extended, traits) + f.Request.textSize(traits)
 	if extended {
-		size += identitySize + moreSize + len(f.Details)*DetailSize + len(f.Predictions)*PredictionSize
+		size += moreSize + len(f.Details)*DetailSize + len(f.Predictions)*PredictionSize
 	}
 	return size
 }
 
 // FrameSize returns the size of the facts' frame. Those of mint are the same in
 // both versions.
-func (f *MintFacts) FrameSize(bool) int { return HeaderSize + mintSize }
+func (f *MintFacts) FrameSize(bool, bool) int { return HeaderSize + mintSize }
 
 // FrameSize returns the size of the facts' frame.
-func (f *LegFacts) FrameSize(extended bool) int {
-	return HeaderSize + legSize + identityIn(extended) + len(f.Engine) + len(f.Reason) + f.Request.textSize()
+func (f *LegFacts) FrameSize(extended, traits bool) int {
+	return HeaderSize + legSize + addedIn(extended, traits) + len(f.Engine) + len(f.Reason) + f.Request.textSize(traits)
 }
 
 // FrameSize returns the size of the facts' frame.
-func (f *FinishFacts) FrameSize(extended bool) int {
-	return HeaderSize + finSize + identityIn(extended) + len(f.Reason) + f.Request.textSize()
+func (f *FinishFacts) FrameSize(extended, traits bool) int {
+	return HeaderSize + finSize + addedIn(extended, traits) + len(f.Reason) + f.Request.textSize(traits)
 }
 
-// identityIn returns the size of the identity in a frame.
-func identityIn(extended bool) int {
+// addedIn returns the size of the request's facts that version 2 added.
+func addedIn(extended, traits bool) (size int) {
 	if extended {
-		return identitySize
+		size = identitySize
 	}
-	return 0
+	if traits {
+		size += traitsSize
+	}
+	return size
 }
 
-func (f *RequestFacts) textSize() int { return len(f.Model) + len(f.Conversation) + len(f.Prompt) }
+func (f *RequestFacts) textSize(traits bool) int {
+	size := len(f.Model) + len(f.Conversation) + len(f.Prompt)
+	if traits {
+		size += len(f.Adapter)
+	}
+	return size
+}

@@ -60,7 +60,7 @@ func TestFramesKeepTheFacts(t *testing.T) {
 	var finish FinishFacts
 	for _, tt := range []struct {
 		hook   Hook
-		facts  interface{ FrameSize(bool) int }
+		facts  interface{ FrameSize(bool, bool) int }
 		append func([]byte) []byte
 		decode func([]byte) bool
 		got    any
@@ -73,8 +73,8 @@ func TestFramesKeepTheFacts(t *testing.T) {
 	} {
 		t.Run(tt.hook.String(), func(t *testing.T) {
 			frame := tt.append(nil)
-			if len(frame) != tt.facts.FrameSize(false) {
-				t.Errorf("frame of %d bytes, FrameSize = %d", len(frame), tt.facts.FrameSize(false))
+			if len(frame) != tt.facts.FrameSize(false, false) {
+				t.Errorf("frame of %d bytes, FrameSize = %d", len(frame), tt.facts.FrameSize(false, false))
 			}
 			dirty := bytes.Repeat([]byte{0xff}, 4096)
 			if behind := tt.append(dirty[:8]); !bytes.Equal(behind[8:], frame) || &behind[0] != &dirty[0] {
@@ -139,11 +139,11 @@ func TestScores(t *testing.T) {
 		t.Fatal("the frame is refused")
 	}
 	got.Candidates[2].Score = -8
-	if ReadScores(frame, f, false); f.Scored || f.Candidates[2].Score != 1 {
+	if ReadScores(frame, &header, f); f.Scored || f.Candidates[2].Score != 1 {
 		t.Error("ReadScores read scores without OutScored")
 	}
 	StoreScores(frame, &got)
-	if ReadScores(frame, f, false); !f.Scored || f.Candidates[2].Score != -8 || f.Candidates[1].Score != 0.5 {
+	if ReadScores(frame, &header, f); !f.Scored || f.Candidates[2].Score != -8 || f.Candidates[1].Score != 0.5 {
 		t.Errorf("scores %+v", f.Candidates)
 	}
 }
@@ -296,7 +296,7 @@ func FuzzDecode(f *testing.F) {
 				p.Candidates[i].Score++
 			}
 			StoreScores(b, &p)
-			ReadScores(frame, &p, h.Extended)
+			ReadScores(frame, &h, &p)
 		}
 	})
 }

@@ -69,12 +69,13 @@ const (
 	NeedDetails                        // PlaceFacts.Details
 	NeedIdentity                       // RequestFacts.Identity
 	NeedPredictions                    // PlaceFacts.Predictions
+	NeedTraits                         // RequestFacts.Traits
 )
 
 // version2 are the needs that version 2 added.
-const version2 = NeedDetails | NeedIdentity | NeedPredictions
+const version2 = NeedDetails | NeedIdentity | NeedPredictions | NeedTraits
 
-var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs", "details", "identity", "predictions"}
+var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs", "details", "identity", "predictions", "traits"}
 
 // Version returns the version of the frames for a policy with these needs: 2 if
 // it needs a fact that version 2 added, otherwise 1.

@@ -133,6 +133,7 @@ type RequestFacts struct {
 	Prompt       string // the JSON of prompt or messages; "" without NeedPrompt
 	Turn         int32  // of the conversation, from 1; 0: not known; needs NeedConversation
 	Identity            // of the client; needs NeedIdentity
+	Traits              // needs NeedTraits
 }
 
 // Identity is what the proxy knows about the sender of a request. The zero value

@@ -35,8 +35,12 @@ typedef struct {
 #define PDPROXY_NEED_DETAILS 32ULL
 #define PDPROXY_NEED_IDENTITY 64ULL
 #define PDPROXY_NEED_PREDICTIONS 128ULL
+#define PDPROXY_NEED_TRAITS 256ULL
 #define PDPROXY_FLAG_STREAM 1ULL
 #define PDPROXY_FLAG_PAIR_BROKEN 2ULL
+#define PDPROXY_FLAG_TOOLS 1ULL
+#define PDPROXY_FLAG_IMAGES 2ULL
+#define PDPROXY_FLAG_AUDIO 4ULL
 #define PDPROXY_ROLE_PREFILL 1ULL
 #define PDPROXY_ROLE_DECODE 2ULL
 #define PDPROXY_FLOW_AGGREGATED 1ULL
@@ -265,6 +269,15 @@ typedef struct {
 	float reserved_28;
 } pdproxy_prediction;
 _Static_assert(sizeof(pdproxy_prediction) == 32, "pdproxy_prediction");
+
+typedef struct {
+	uint64_t salt; /* hash of the cache salt (cache_salt, and extra_key of SGLang), never the text; 0: no salt */
+	int64_t remaining_ms; /* time until the deadline of the request, when the host writes the frame; 0: no deadline; negative: the deadline has passed */
+	pdproxy_text adapter; /* name of the request's LoRA adapter, the first 256 bytes: the adapter that the request names beside its model (lora_path of SGLang, lora_request of TensorRT-LLM). In plan and place also an adapter that the engines serve as a model, as vLLM does */
+	uint32_t flags; /* bit 0: the request offers tools; bit 1: a message has an image; bit 2: a message has audio */
+	uint32_t reserved_28;
+} pdproxy_traits;
+_Static_assert(sizeof(pdproxy_traits) == 32, "pdproxy_traits");
 /* end of the generated part */
 
 static uint64_t pdproxy_memory[PDPROXY_SCRATCH / 8];

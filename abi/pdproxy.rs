@@ -33,8 +33,12 @@ pub const NEED_PAIRS: u64 = 16;
 pub const NEED_DETAILS: u64 = 32;
 pub const NEED_IDENTITY: u64 = 64;
 pub const NEED_PREDICTIONS: u64 = 128;
+pub const NEED_TRAITS: u64 = 256;
 pub const FLAG_STREAM: u32 = 1;
 pub const FLAG_PAIR_BROKEN: u32 = 2;
+pub const FLAG_TOOLS: u32 = 1;
+pub const FLAG_IMAGES: u32 = 2;
+pub const FLAG_AUDIO: u32 = 4;
 pub const ROLE_PREFILL: u8 = 1;
 pub const ROLE_DECODE: u8 = 2;
 pub const FLOW_AGGREGATED: u32 = 1;
@@ -277,6 +281,16 @@ pub struct Prediction {
     pub reserved_28: f32,
 }
 const _: () = assert!(core::mem::size_of::<Prediction>() == 32);
+
+#[repr(C)]
+pub struct Traits {
+    pub salt: u64, // hash of the cache salt (cache_salt, and extra_key of SGLang), never the text; 0: no salt
+    pub remaining_ms: i64, // time until the deadline of the request, when the host writes the frame; 0: no deadline; negative: the deadline has passed
+    pub adapter: Text, // name of the request's LoRA adapter, the first 256 bytes: the adapter that the request names beside its model (lora_path of SGLang, lora_request of TensorRT-LLM). In plan and place also an adapter that the engines serve as a model, as vLLM does
+    pub flags: u32, // bit 0: the request offers tools; bit 1: a message has an image; bit 2: a message has audio
+    pub reserved_28: u32,
+}
+const _: () = assert!(core::mem::size_of::<Traits>() == 32);
 /* end of the generated part */
 
 #[repr(align(8))]

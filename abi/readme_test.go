@@ -55,6 +55,7 @@ var layouts = map[string]map[string]int{
 	},
 	"Identity 1": {"client": identityClient, "tenant": identityTenant, "class": identityClass, "end": identitySize},
 	"Details 1":  {"details": moreDetails, "predictions": morePredictions, "end": moreSize},
+	"Traits 1":   {"salt": traitsSalt, "remaining_ms": traitsRemaining, "adapter": traitsAdapter, "flags": traitsFlags, "end": traitsSize},
 	"Predictions 1": {
 		"prefill_us": predictPrefill, "prefill_error_us": predictPrefillError, "wait_us": predictWait,
 		"start_us": predictStart, "start_error_us": predictStartError, "token_us": predictToken, "token_error_us": predictTokenError, "end": PredictionSize,

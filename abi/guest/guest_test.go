@@ -69,14 +69,14 @@ func TestPlace(t *testing.T) {
 	if d := abi.UnpackPlace(onPlace(frame)); d != (abi.PlaceDecision{Prefill: -1, Decode: 2}) {
 		t.Errorf("policy 0: %+v", d)
 	}
-	if abi.ReadScores(frame, f, false); f.Scored {
+	if abi.ReadScores(frame, &abi.Header{}, f); f.Scored {
 		t.Error("policy 0 gave scores")
 	}
 	frame = abi.AppendPlace(nil, &abi.Header{Policy: 1}, f)
 	if d := abi.UnpackPlace(onPlace(frame)); d != (abi.PlaceDecision{Prefill: 1, Decode: 2}) {
 		t.Errorf("policy 1: %+v", d)
 	}
-	if abi.ReadScores(frame, f, false); !f.Scored || f.Candidates[2].Score != 2.5 {
+	if abi.ReadScores(frame, &abi.Header{}, f); !f.Scored || f.Candidates[2].Score != 2.5 {
 		t.Errorf("policy 1: scores %v %+v", f.Scored, f.Candidates)
 	}
 }

@@ -35,6 +35,7 @@ type Policy struct {
 	version  *Version
 	index    uint32
 	extended bool // its frames are those of version 2
+	traits   bool // its frames have the traits of the request
 	sequence atomic.Uint64
 	calls    Calls
 	meter    Meter
@@ -49,7 +50,7 @@ func (p *Policy) Summary() Summary { return p.calls.Summary() }
 // Plan calls the plan hook.
 func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 	var c call
-	if c.begin(p, f.FrameSize(p.extended)) {
+	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
 		h := p.header(c.began)
 		if answer, ok := c.run(abi.AppendPlan(c.scratch[:0], &h, f)); ok {
 			if a, ok = abi.UnpackPlan(uint64(answer)); !ok {
@@ -64,7 +65,7 @@ func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 // Place calls the place hook. It writes the policy's scores into the candidates.
 func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 	var c call
-	if c.begin(p, f.FrameSize(p.extended)) {
+	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
 		h := p.header(c.began)
 		frame := abi.AppendPlace(c.scratch[:0], &h, f)
 		c.vm.notes.show(f.Candidates)
@@ -73,7 +74,7 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 			if d = abi.UnpackPlace(uint64(answer)); !f.Allows(d) {
 				c.reason = Nonsense
 			} else if frame, ok = c.vm.View(c.at, uint32(len(frame))); ok {
-				abi.ReadScores(frame, f, h.Extended)
+				abi.ReadScores(frame, &h, f)
 			}
 			f.Notes = c.notes()
 		}
@@ -84,7 +85,7 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 // Mint calls the mint hook.
 func (p *Policy) Mint(f *abi.MintFacts) (id uint64, reason string) {
 	var c call
-	if c.begin(p, f.FrameSize(p.extended)) {
+	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
 		h := p.header(c.began)
 		if answer, ok := c.run(abi.AppendMint(c.scratch[:0], &h, f)); ok {
 			switch id = uint64(answer); {
@@ -103,7 +104,7 @@ func (p *Policy) Mint(f *abi.MintFacts) (id uint64, reason string) {
 func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string) {
 	var c call
 	list = edits
-	if c.begin(p, f.FrameSize(p.extended)) {
+	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
 		h := p.header(c.began)
 		frame := abi.AppendLeg(c.scratch[:0], &h, f)
 		if answer, ok := c.run(frame); ok {
@@ -123,7 +124,7 @@ func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []b
 // Finish calls the finish hook.
 func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
 	var c call
-	if c.begin(p, f.FrameSize(p.extended)) {
+	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
 		h := p.header(c.began)
 		c.run(abi.AppendFinish(c.scratch[:0], &h, f))
 	}
@@ -134,7 +135,7 @@ func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
 func (p *Policy) header(now time.Time) abi.Header {
 	return abi.Header{
 		Policy: p.index, Sequence: p.sequence.Add(1) - 1, Random: rand.Uint64(),
-		UnixMilli: now.UnixMilli(), Seed: p.version.opts.Seed, Extended: p.extended,
+		UnixMilli: now.UnixMilli(), Seed: p.version.opts.Seed, Extended: p.extended, Traits: p.traits,
 	}
 }
 

@@ -220,10 +220,11 @@ func (v *Version) describeNeeds(ctx context.Context, m *vm) error {
 	return err
 }
 
-// extend selects the version of the frames of each policy, by its needs.
+// extend selects the version and the facts of the frames of each policy, by its needs.
 func (v *Version) extend() {
 	for _, p := range v.policies {
-		p.extended = (p.Needs | v.needs).Version() > 1
+		needs := p.Needs | v.needs
+		p.extended, p.traits = needs.Version() > 1, needs&abi.NeedTraits != 0
 	}
 }
 

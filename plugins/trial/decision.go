@@ -68,9 +68,9 @@ func (f *Frame) encode(h *abi.Header) []byte {
 }
 
 // decision reads the answer and returns an error where it breaks the contract.
-// scratch begins with the frame, of that size, as the guest left it; extended is
-// abi.Header.Extended of the frame.
-func (f *Frame) decision(answer uint64, scratch []byte, size int, extended bool) (any, error) {
+// scratch begins with the frame, of that size, as the guest left it; h is the
+// header of the frame.
+func (f *Frame) decision(answer uint64, scratch []byte, size int, h *abi.Header) (any, error) {
 	switch f.hook {
 	case abi.HookPlan:
 		a, ok := abi.UnpackPlan(answer)
@@ -79,7 +79,7 @@ func (f *Frame) decision(answer uint64, scratch []byte, size int, extended bool)
 		}
 		return planDecision{Plan: planNames[a.Decision], Status: a.Status, LimitMS: a.LimitMillis}, nil
 	case abi.HookPlace:
-		return f.placed(abi.UnpackPlace(answer), scratch[:size], extended)
+		return f.placed(abi.UnpackPlace(answer), scratch[:size], h)
 	case abi.HookMint:
 		switch {
 		case answer == 0:
@@ -104,14 +104,14 @@ func (f *Frame) decision(answer uint64, scratch []byte, size int, extended bool)
 }
 
 // placed checks a placement against the contract.
-func (f *Frame) placed(d abi.PlaceDecision, frame []byte, extended bool) (any, error) {
+func (f *Frame) placed(d abi.PlaceDecision, frame []byte, h *abi.Header) (any, error) {
 	r := placeDecision{PrefillRow: d.Prefill, DecodeRow: d.Decode}
 	rows := f.place.Candidates
 	last := int32(len(rows)) - 1
 	if d.Prefill < -1 || d.Prefill > last || d.Decode < -1 || d.Decode > last {
 		return r, fmt.Errorf("prefill row %d and decode row %d: the frame has rows 0 to %d", d.Prefill, d.Decode, last)
 	}
-	abi.ReadScores(frame, f.place, extended)
+	abi.ReadScores(frame, h, f.place)
 	if f.place.Scored {
 		for i := range rows {
 			r.Scores = append(r.Scores, rows[i].Score)

@@ -47,6 +47,7 @@ type requestJSON struct {
 	Prompt       string `json:"prompt"`
 	Turn         int32  `json:"turn"`
 	abi.Identity        // client, tenant and class
+	abi.Traits          // salt, remaining, adapter, tools, images and audio
 }
 
 // plainRequest returns a request without optional fields.

@@ -109,15 +109,15 @@ func readNeeds(ctx context.Context, vm *host.VM) (abi.Needs, []abi.PolicyNeeds, 
 	return abi.Needs(all), each, err
 }
 
-// extended reports whether the policy gets frames of version 2.
-func (t *hookTrial) extended(hook abi.Hook, policy string) bool {
+// needsOf returns all needs of the policy.
+func (t *hookTrial) needsOf(hook abi.Hook, policy string) abi.Needs {
 	needs := t.needs
 	for _, n := range t.each {
 		if n.Hook == hook && n.Name == policy {
 			needs |= n.Needs
 		}
 	}
-	return needs.Version() > 1
+	return needs
 }
 
 // index finds a policy among those of its hook. It returns the policy's index and
@@ -169,7 +169,8 @@ func (t *hookTrial) frame(ctx context.Context, f *Frame, r *Result) (err error) 
 	if header.Policy, policy, err = t.index(f); err != nil {
 		return err
 	}
-	header.Extended = t.extended(f.hook, policy)
+	needs := t.needsOf(f.hook, policy)
+	header.Extended, header.Traits = needs.Version() > 1, needs&abi.NeedTraits != 0
 	frame := f.encode(&header)
 	var spent time.Duration
 	var answer int64
@@ -183,7 +184,7 @@ func (t *hookTrial) frame(ctx context.Context, f *Frame, r *Result) (err error) 
 	if err != nil {
 		return err
 	}
-	r.Decision, err = f.decision(uint64(answer), view, len(frame), header.Extended)
+	r.Decision, err = f.decision(uint64(answer), view, len(frame), &header)
 	return err
 }
 

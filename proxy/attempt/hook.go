@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"time"
 	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -26,7 +27,7 @@ func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target,
 		Attempt: uint32(try), Left: uint32(max(0, env.Config.Retry.Attempts-try)),
 		Instance: t.ID, Rank: int32(t.Rank), ID: a.p.ID, Engine: t.Name(),
 	}
-	f.Request.Model = env.Request.Model
+	f.Request.Model, f.Request.Remaining = env.Request.Model, env.Ask.Remaining(time.Now())
 	partner := a.p.Prefill
 	switch {
 	case partner.IsZero():

@@ -74,9 +74,24 @@ type Ask struct {
 	// candidate.
 	Only Pair
 
+	// Deadline is the time until which the client waits for the first byte; zero: none.
+	Deadline time.Time
+
 	// Lookup is the request's turn of its conversation. The first Place of an exchange
 	// fills it in; the later ones use it.
 	Lookup Lookup
+}
+
+// Remaining returns the time until the deadline in milliseconds, as abi.Traits.Remaining.
+func (a *Ask) Remaining(now time.Time) int64 {
+	if a.Deadline.IsZero() {
+		return 0
+	}
+	left := a.Deadline.Sub(now)
+	if left <= 0 {
+		return min(left.Milliseconds(), -1)
+	}
+	return max(left.Milliseconds(), 1)
 }
 
 // Lookup is which turn of which conversation a request is.

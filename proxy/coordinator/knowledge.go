@@ -59,6 +59,17 @@ type Demand struct {
 // Demand returns the present demand of this coordinator.
 func (l *Local) Demand() Demand { return Demand{Needs: l.Needs(), Index: l.state.Index != nil} }
 
+// adapterOf returns the model of a pool, and the LoRA adapter that the pool serves under a
+// model's name; "": none. The first model of an engine is the base of its adapters.
+func adapterOf(pool *engine.Pool) (model, adapter string) {
+	if len(pool.Ready) > 0 {
+		if base := pool.Ready[0].Models()[0]; base != pool.Model {
+			return base, pool.Model
+		}
+	}
+	return pool.Model, ""
+}
+
 // CutFor is Cut for a coordinator with that demand.
 func (l *Local) CutFor(c *Cut, model string, d Demand) {
 	c.Model, c.LoRA, c.Forms = "", "", c.Forms[:0]
@@ -66,10 +77,7 @@ func (l *Local) CutFor(c *Cut, model string, d Demand) {
 	if err != nil || len(pool.Ready) == 0 {
 		return
 	}
-	c.Model = pool.Model
-	if base := pool.Ready[0].Models()[0]; base != pool.Model {
-		c.Model, c.LoRA = base, pool.Model
-	}
+	c.Model, c.LoRA = adapterOf(pool)
 	if d.Needs&abi.NeedConversation != 0 {
 		c.Forms = append(c.Forms, TextForm)
 	}

@@ -50,6 +50,13 @@ func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs) {
 	t.needs, t.turn = needs, conversation.Turn{}
 	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0], Details: t.place.Details[:0], Predictions: t.place.Predictions[:0]}
 	t.place.Request.Model = p.Model
+	if needs&abi.NeedTraits != 0 {
+		t.place.Request.Remaining = a.Remaining(time.Now())
+		if t.place.Request.Adapter == "" {
+			_, adapter := adapterOf(p)
+			t.place.Request.Adapter = adapter[:min(len(adapter), abi.MaxAdapter)]
+		}
+	}
 	t.targets, t.fitness = t.targets[:0], t.fitness[:0]
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/admission"
@@ -12,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -190,6 +192,9 @@ func (x *exchange) describe() error {
 		}
 		x.ask.Request.Prompt = string(x.req.PromptRaw())
 	}
+	if x.run.Coordinator.Needs()&abi.NeedTraits != 0 {
+		x.ask.Request.Traits = prompt.Traits(&x.req)
+	}
 	source := e.Source()
 	if err := x.run.Prompts.Match(e.Context, &x.prompt, source, &x.ask); err != nil {
 		return err
@@ -277,6 +282,7 @@ func (x *exchange) settle() {
 	}
 	if x.env.Hooks != nil {
 		f := x.journal.Finish(x.ask.Request)
+		f.Request.Remaining = x.ask.Remaining(time.Now())
 		x.env.Hooks.Finish(&f)
 	}
 }

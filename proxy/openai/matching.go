@@ -35,6 +35,44 @@ func (r *Request) LoRA() string {
 	return r.textAt("lora_request", "lora_name")
 }
 
+// Tools reports whether the request offers tools to the model.
+func (r *Request) Tools() bool {
+	for _, key := range [...]string{"tools", "functions"} {
+		if v, _ := r.Get(key); len(v) > 0 && v[0] == '[' && v[skipSpace(v, 1)] != ']' {
+			return true
+		}
+	}
+	return false
+}
+
+// Media reports whether the prompt has parts of images and of audio. The types of the
+// parts are those of OpenAI's chat and responses, of Anthropic's messages, and of vLLM
+// (vllm/entrypoints/chat_utils.py); the fields are those of SGLang's native route
+// (python/sglang/srt/managers/io_struct.py).
+func (r *Request) Media() (images, audio bool) {
+	if v, _ := r.Get("image_data"); !IsNull(v) {
+		images = true
+	}
+	if v, _ := r.Get("audio_data"); !IsNull(v) {
+		audio = true
+	}
+	if r.Prompt != PromptMessages {
+		return images, audio
+	}
+	Walk(r.PromptRaw(), "", func(key string, _ int, value []byte) bool {
+		if key == "type" {
+			switch string(value) {
+			case `"image_url"`, `"input_image"`, `"image"`, `"image_pil"`, `"image_embeds"`:
+				images = true
+			case `"input_audio"`, `"audio_url"`, `"audio_embeds"`:
+				audio = true
+			}
+		}
+		return true
+	})
+	return images, audio
+}
+
 // PromptText returns bytes that represent the prompt if its token ids are not known:
 // the raw text of a string between its quotes, or the raw list of messages or token ids
 // up to the end of its last element. So the bytes of a longer list begin with those of

@@ -163,3 +163,19 @@ func BenchmarkConversation(b *testing.B) {
 		})
 	}
 }
+
+func TestMediaAndTools(t *testing.T) {
+	for _, tt := range []struct {
+		body                 string
+		images, audio, tools bool
+	}{
+		{`{"messages":[{"role":"user","content":"{\"type\":\"image_url\"}"}],"tools":[]}`, false, false, false},
+		{`{"messages":[{"content":[{"type":"text"},{"type":"image_url","image_url":{"url":"data:"}}]}],"tools":[ {}]}`, true, false, true},
+		{`{"messages":[{"content":[{"type":"input_audio"}]}],"functions":[{}]}`, false, true, true},
+	} {
+		r := parsed(t, Chat, tt.body)
+		if images, audio := r.Media(); images != tt.images || audio != tt.audio || r.Tools() != tt.tools {
+			t.Errorf("%s: images %v, audio %v, tools %v", tt.body, images, audio, r.Tools())
+		}
+	}
+}

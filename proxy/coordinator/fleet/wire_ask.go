@@ -31,6 +31,7 @@ const (
 	askWithinWhole
 	askIdentity
 	askParent // never together with askLooked
+	askTraits
 	askFlags
 )
 
@@ -44,6 +45,7 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 		looked, a.Key.Conversation.First, a.Request.Prompt != "", chain == foreignChain,
 		a.Within.Prefill != nil, a.Within.Decode != nil, a.Within.Whole != nil,
 		a.Request.Identity != (abi.Identity{}), !looked && a.Key.Conversation.Parent != "",
+		a.Request.Traits != (abi.Traits{}) || !a.Deadline.IsZero(),
 	} {
 		if set {
 			flags |= 1 << i
@@ -59,6 +61,9 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 	}
 	if flags&askIdentity != 0 {
 		dst = wire.AppendUint(wire.AppendUint(wire.AppendUint(dst, r.Client), r.Tenant), r.Class)
+	}
+	if flags&askTraits != 0 {
+		dst = appendTraits(dst, a)
 	}
 	if dst, ok = appendTargets(dst, a, flags, n); !ok {
 		return dst, false
@@ -88,6 +93,43 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 	}
 	return appendEnds(dst, &a.Key.Conversation), true
 }
+
+// Flags of abi.Traits on the wire.
+const (
+	traitTools = 1 << iota
+	traitImages
+	traitAudio
+	traitFlags
+)
+
+// appendTraits appends the traits of a request. A deadline is sent as the remaining time,
+// because the clocks of two hosts differ.
+func appendTraits(dst []byte, a *coordinator.Ask) []byte {
+	t, flags := &a.Request.Traits, uint64(0)
+	for i, set := range [...]bool{t.Tools, t.Images, t.Audio} {
+		if set {
+			flags |= 1 << i
+		}
+	}
+	dst = wire.AppendInt(wire.AppendUint(wire.AppendUint(dst, flags), t.Salt), a.Remaining(time.Now()))
+	return wire.AppendText(dst, t.Adapter)
+}
+
+// readTraits reads the output of appendTraits.
+func (h *heard) readTraits(r *reader) {
+	t, flags := &h.Request.Traits, r.UintUpTo(traitFlags-1)
+	t.Tools, t.Images, t.Audio = flags&traitTools != 0, flags&traitImages != 0, flags&traitAudio != 0
+	t.Salt = r.Uint()
+	// The bound keeps the product below the range of a duration.
+	if left := r.Int(); left != 0 {
+		left = min(max(left, -maxRemaining), maxRemaining)
+		h.Deadline = time.Now().Add(time.Duration(left) * time.Millisecond)
+	}
+	t.Adapter = string(r.Text())
+}
+
+// maxRemaining bounds a deadline on the wire, in milliseconds: one year.
+const maxRemaining = 365 * 24 * 3600 * 1000
 
 // appendEnds appends the ends of a prompt: their number, the block from which they are
 // complete, and for each the number of blocks since the one before.
@@ -200,6 +242,9 @@ func (h *heard) read(payload []byte, n Numbers, known names) error {
 	}
 	if flags&askIdentity != 0 {
 		q.Client, q.Tenant, q.Class = r.Uint(), uint32(r.UintUpTo(math.MaxUint32)), uint32(r.UintUpTo(math.MaxUint32))
+	}
+	if flags&askTraits != 0 {
+		h.readTraits(&r)
 	}
 	h.readTargets(&r, flags, n, excluded)
 	h.readKey(&r, flags, chains)

@@ -85,6 +85,7 @@ func TestExtremes(t *testing.T) {
 					t.Errorf("%s: %v, lost %v, lease %d", what, err, h.lost, h.lease)
 				}
 				got, want := h.Request, a.Request
+				got.Remaining = want.Remaining // sent as Ask.Deadline
 				got.Model, got.Turn, got.Conversation = want.Model, want.Turn, want.Conversation
 				if got != want || h.Model != a.Model || h.ID != a.ID && !a.Prefill.IsZero() || h.Key.Conversation.ID != a.Key.Conversation.ID ||
 					!slices.Equal(h.Key.Conversation.Chain, a.Key.Conversation.Chain) {
