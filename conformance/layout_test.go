@@ -104,6 +104,7 @@ var mayImport = map[string][]string{
 	"conformance/policies":        {},
 	"conformance/plugins":         {},
 	"conformance/surface":         {},
+	"conformance/eppfloor":        {},
 	"conformance/enginesim":       {}, // so that both sides cannot share one wrong reading of a protocol
 	"conformance/kvevents":        {},
 	"conformance/bench":           {},

@@ -28,8 +28,8 @@ type arena struct {
 	pickers []*pool
 }
 
-// newArena starts n engines with that number of KV blocks each, pdproxy as a picker and, if LLMD_EPP names the program, llm-d's EPP.
-// The pool "direct" has no picker.
+// newArena starts n engines with that number of KV blocks each, pdproxy as a picker and, if LLMD_EPP
+// names the program, llm-d's EPP. The pool "direct" has no picker.
 func newArena(b *testing.B, n, blocks int) *arena {
 	a := &arena{}
 	for range n {
@@ -40,24 +40,45 @@ func newArena(b *testing.B, n, blocks int) *arena {
 	for _, e := range a.engines {
 		until(b, e.String(), func() bool { status, _ := get("http://" + e.String() + "/health"); return status == 200 })
 	}
-	a.pickers = append(a.pickers, a.pdproxy(b))
+	a.pickers = append(a.pickers, a.pdproxy(b, "pdproxy", pdproxy(b)))
 	if program := os.Getenv("LLMD_EPP"); program != "" {
 		a.pickers = append(a.pickers, a.llmd(b, program))
 	}
-	a.startEnvoy(b)
 	return a
 }
 
-// pdproxy starts pdproxy as the picker of all engines.
-func (a *arena) pdproxy(b *testing.B) *pool {
+// newDuel is newArena with further pickers: the two floors if EPP_FLOOR names the program of
+// conformance/eppfloor, and another build of pdproxy if PDPROXY_BEFORE names it.
+func newDuel(b *testing.B, n, blocks int) *arena {
+	a := newArena(b, n, blocks)
+	if program := os.Getenv("PDPROXY_BEFORE"); program != "" {
+		a.pickers = append(a.pickers, a.pdproxy(b, "before", program))
+	}
+	if program := os.Getenv("EPP_FLOOR"); program != "" {
+		a.pickers = append(a.pickers, a.floor(b, "floor", program), a.floor(b, "bytes", program, "-bytes"))
+	}
+	return a
+}
+
+// floor starts the picker that always names the first engine.
+func (a *arena) floor(b *testing.B, name, program string, flags ...string) *pool {
+	p := &pool{Name: name, Endpoints: a.engines}
+	listen := free(b)
+	p.Picker = portOf(listen)
+	p.process = start(b, name, program, append(flags, "-listen", listen, "-endpoint", a.engines[0].String())...)
+	return p
+}
+
+// pdproxy starts a build of pdproxy as the picker of all engines.
+func (a *arena) pdproxy(b *testing.B, name, program string) *pool {
 	config := ""
 	for i, e := range a.engines {
 		config += fmt.Sprintf("[[engine]]\nname = \"e%d\"\nurl = \"http://%s\"\nrole = \"both\"\nconnector = \"none\"\n", i, e)
 	}
-	p := &pool{Name: "pdproxy", Endpoints: a.engines}
+	p := &pool{Name: name, Endpoints: a.engines}
 	listen, admin := free(b), free(b)
 	p.Picker, p.admin = portOf(listen), "http://"+admin
-	p.process = run(b, "picker", fmt.Sprintf("server.listen = %q\nadmin.listen = %q\npolicy.place = \"kv_aware\"\nlimits.per_client = 0\n[epp]\nlisten = %q\n%s", free(b), admin, listen, config))
+	p.process = runProgram(b, "picker-"+name, program, fmt.Sprintf("server.listen = %q\nadmin.listen = %q\npolicy.place = \"kv_aware\"\nlimits.per_client = 0\n[epp]\nlisten = %q\n%s", free(b), admin, listen, config))
 	until(b, "the picker has all engines", func() bool {
 		_, text := get(p.admin + "/v1/engines")
 		return strings.Count(text, `"state":"ready"`) == len(p.Endpoints)
@@ -224,28 +245,37 @@ func prompts(n, size int) (bodies []string) {
 // machine slows all of them. Idle time, such as that of polls of the engines, is subtracted and
 // reported by itself.
 func BenchmarkPickers(b *testing.B) {
-	a := newArena(b, 4, 200_000)
-	const rounds = 3
+	a := newDuel(b, 4, 200_000)
+	a.startEnvoy(b)
+	rounds := 3
+	if text := os.Getenv("ROUNDS"); text != "" {
+		rounds, _ = strconv.Atoi(text) // 0 fails below
+	}
 	for _, size := range []int{2 << 10, 32 << 10, 256 << 10} {
-		n := max(200, min(2000, 40<<20/size))
+		b.Run(fmt.Sprintf("%dKB", size>>10), func(b *testing.B) { a.compare(b, size, rounds) })
+	}
+}
+
+// compare measures the pickers with requests of one size.
+func (a *arena) compare(b *testing.B, size, rounds int) {
+	n := max(200, min(2000, 40<<20/size))
+	for _, p := range a.pickers {
+		a.load(b, p.Name, 8, prompts(n/4, size)) // warm
+	}
+	cpu, idle, ttft := map[string][]time.Duration{}, map[string][]time.Duration{}, map[string][]time.Duration{}
+	for range rounds {
 		for _, p := range a.pickers {
-			a.load(b, p.Name, 8, prompts(n/4, size)) // warm
+			busy, rest := a.cpuOf(b, p, prompts(n, size))
+			cpu[p.Name], idle[p.Name] = append(cpu[p.Name], busy/time.Duration(n)), append(idle[p.Name], rest)
 		}
-		cpu, idle, ttft := map[string][]time.Duration{}, map[string][]time.Duration{}, map[string][]time.Duration{}
-		for range rounds {
-			for _, p := range a.pickers {
-				busy, rest := a.cpuOf(b, p, prompts(n, size))
-				cpu[p.Name], idle[p.Name] = append(cpu[p.Name], busy/time.Duration(n)), append(idle[p.Name], rest)
-			}
-			for _, host := range a.hosts() {
-				ttft[host] = append(ttft[host], middle(a.load(b, host, 1, prompts(100, size))))
-			}
+		for _, host := range a.hosts() {
+			ttft[host] = append(ttft[host], middle(a.load(b, host, 1, prompts(100, size))))
 		}
-		for _, p := range a.pickers {
-			b.Logf("%3d KB %-8s CPU of a request %4d µs (rounds: %v), idle %.1f ms/s, first byte %4d µs, without picker %4d µs",
-				size>>10, p.Name, middle(cpu[p.Name]).Microseconds(), cpu[p.Name], float64(middle(idle[p.Name]).Microseconds())/1000,
-				middle(ttft[p.Name]).Microseconds(), middle(ttft["direct"]).Microseconds())
-		}
+	}
+	for _, p := range a.pickers {
+		b.Logf("%3d KB %-8s CPU of a request %4d µs (rounds: %v), idle %.1f ms/s, first byte %4d µs, without picker %4d µs",
+			size>>10, p.Name, middle(cpu[p.Name]).Microseconds(), cpu[p.Name], float64(middle(idle[p.Name]).Microseconds())/1000,
+			middle(ttft[p.Name]).Microseconds(), middle(ttft["direct"]).Microseconds())
 	}
 }
 
@@ -278,6 +308,7 @@ func BenchmarkHits(b *testing.B) {
 	for _, engines := range []int{4, 64} {
 		b.Run(strconv.Itoa(engines), func(b *testing.B) {
 			a := newArena(b, engines, cacheBlocks)
+			a.startEnvoy(b)
 			for _, p := range a.pickers {
 				for _, e := range a.engines {
 					resp, err := http.Post("http://"+e.String()+"/reset_prefix_cache", "", nil)

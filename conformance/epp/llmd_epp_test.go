@@ -122,7 +122,7 @@ func TestLLMDEPP(t *testing.T) {
 	})
 	w.idle(t)
 	for _, name := range []string{"p0", "p1"} {
-		until(t, name+" holds nothing", func() bool { return w.state(t, name).BlocksPinned == 0 })
+		until(t, name+" holds nothing", func() bool { s, alive := w.state(t, name); return alive && s.BlocksPinned == 0 })
 	}
 }
 

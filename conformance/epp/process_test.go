@@ -108,11 +108,17 @@ func envoyPath(t testing.TB) string {
 // run runs pdproxy with a configuration.
 func run(t testing.TB, name, config string) *process {
 	t.Helper()
+	return runProgram(t, name, pdproxy(t), config)
+}
+
+// runProgram is run with a build of pdproxy.
+func runProgram(t testing.TB, name, program, config string) *process {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), name+".toml")
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return start(t, name, pdproxy(t), "run", path)
+	return start(t, name, program, "run", path)
 }
 
 // until waits for a condition.

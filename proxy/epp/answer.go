@@ -124,6 +124,8 @@ func (st *stream) servedByOther(m *core.Metadata) bool {
 
 // Next implements attempt.Gateway.
 func (st *stream) Next() ([]byte, error) {
+	st.shown.release()
+	st.shown = nil
 	if st.answerOver {
 		return nil, io.EOF
 	}
@@ -141,17 +143,14 @@ func (st *stream) Next() ([]byte, error) {
 		}
 		return nil, io.EOF
 	}
-	b := m.GetResponseBody()
-	if b == nil {
+	if m.of != fieldResponseBody {
 		return nil, errOrder
 	}
-	st.answerOver = b.GetEndOfStream()
-	response := &extproc.BodyResponse{Response: &extproc.CommonResponse{}}
+	st.answerOver, st.shown = m.over, m
 	if st.responseMode == filter.ProcessingMode_FULL_DUPLEX_STREAMED {
-		response = streamed(b.GetBody(), st.answerOver)
+		return m.body, st.sendPart(returned(m))
 	}
-	if err := st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{ResponseBody: response}}); err != nil {
-		return b.GetBody(), err
-	}
-	return b.GetBody(), nil
+	return m.body, st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{
+		ResponseBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{}},
+	}})
 }

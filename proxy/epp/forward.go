@@ -9,6 +9,7 @@ import (
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
@@ -46,9 +47,11 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 		part := rest[:min(chunk, len(rest))]
 		rest = rest[len(part):]
 		over = len(rest) == 0
-		if err := st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{
-			RequestBody: streamed(part, over && !st.trailers),
-		}}); err != nil {
+		m := &outgoing{of: fieldRequestBody, over: over && !st.trailers}
+		if len(part) > 0 {
+			m.data = mem.Copy(part, mem.DefaultBufferPool()) // grpc-go sends it later
+		}
+		if err := st.sendPart(m); err != nil {
 			return err
 		}
 	}
@@ -56,13 +59,6 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 		return st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestTrailers{RequestTrailers: &extproc.TrailersResponse{}}})
 	}
 	return nil
-}
-
-// streamed is a part of a body in FULL_DUPLEX_STREAMED mode.
-func streamed(part []byte, over bool) *extproc.BodyResponse {
-	return &extproc.BodyResponse{Response: &extproc.CommonResponse{BodyMutation: &extproc.BodyMutation{
-		Mutation: &extproc.BodyMutation_StreamedResponse{StreamedResponse: &extproc.StreamedBodyResponse{Body: part, EndOfStream: over}},
-	}}}
 }
 
 // endpointsOf returns the endpoints for the gateway, best first, with commas.

@@ -58,7 +58,7 @@ func ownLine(name string) bool {
 }
 
 // request returns the client's request. The error is the answer for the client.
-func (st *stream) request(first *extproc.ProcessingRequest) (*http.Request, *openai.Error) {
+func (st *stream) request(first *incoming) (*http.Request, *openai.Error) {
 	h := first.GetRequestHeaders()
 	r := &http.Request{Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header), ContentLength: -1}
 	for _, line := range h.GetHeaders().GetHeaders() {
@@ -125,6 +125,7 @@ func subsetOf(m *core.Metadata) (list []string, limited bool) {
 // body is the request's body as the gateway sends it.
 type body struct {
 	st     *stream
+	from   *incoming // has rest
 	rest   []byte
 	begun  bool
 	failed error
@@ -157,6 +158,8 @@ func (b *body) receive() error {
 			return err
 		}
 	}
+	b.from.release()
+	b.from = nil
 	m, err := st.nextOfBody()
 	if err != nil {
 		return err
@@ -164,10 +167,10 @@ func (b *body) receive() error {
 	switch {
 	case m.GetRequestTrailers() != nil:
 		st.bodyOver, st.trailers = true, true
-	case m.GetRequestBody() == nil:
+	case m.of != fieldRequestBody:
 		return io.ErrUnexpectedEOF
 	default:
-		b.rest, st.bodyOver = m.GetRequestBody().GetBody(), m.GetRequestBody().GetEndOfStream()
+		b.from, b.rest, st.bodyOver = m, m.body, m.over
 		if st.requestMode == filter.ProcessingMode_BUFFERED_PARTIAL && !st.bodyOver {
 			return errPartial
 		}
@@ -194,8 +197,13 @@ func (st *stream) askForBody() error {
 }
 
 // send sends a message to the gateway. The error is the cause of the context's end.
-func (st *stream) send(m *extproc.ProcessingResponse) error {
-	if err := st.grpc.Send(m); err != nil {
+func (st *stream) send(m *extproc.ProcessingResponse) error { return st.sendMessage(m) }
+
+// sendPart is send for a part of a body, which is not copied.
+func (st *stream) sendPart(m *outgoing) error { return st.sendMessage(m) }
+
+func (st *stream) sendMessage(m any) error {
+	if err := st.grpc.SendMsg(m); err != nil {
 		st.cancel(context.Canceled)
 		return context.Cause(st.ctx)
 	}

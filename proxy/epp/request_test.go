@@ -9,6 +9,7 @@ import (
 	"time"
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -46,8 +47,8 @@ func FuzzFirstMessage(f *testing.F) {
 	}
 	server := New(Options{Registry: engine.New(engine.Options{}), Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler)})
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		m := new(extproc.ProcessingRequest)
-		if proto.Unmarshal(raw, m) != nil {
+		m := new(incoming)
+		if newCodec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}, m) != nil {
 			return
 		}
 		st := &stream{server: server, ctx: t.Context(), late: make(chan struct{})}
@@ -78,7 +79,7 @@ func FuzzFirstMessage(f *testing.F) {
 
 // TestReadDeadline: a deadline ends a running read and later ones, until another one is set.
 func TestReadDeadline(t *testing.T) {
-	st := &stream{ctx: t.Context(), messages: make(chan *extproc.ProcessingRequest), late: make(chan struct{})}
+	st := &stream{ctx: t.Context(), messages: make(chan *incoming), late: make(chan struct{})}
 	ended := make(chan error)
 	read := func() { _, err := st.nextOfBody(); ended <- err }
 	set := func(by time.Time) {
@@ -100,7 +101,7 @@ func TestReadDeadline(t *testing.T) {
 	}
 	set(time.Time{})
 	go read()
-	st.messages <- new(extproc.ProcessingRequest)
+	st.messages <- new(incoming)
 	if err := <-ended; err != nil {
 		t.Errorf("without a deadline: %v", err)
 	}

@@ -25,15 +25,16 @@ type stream struct {
 	grpc     extproc.ExternalProcessor_ProcessServer
 	ctx      context.Context // of the request; ends with the gateway's side of the stream
 	cancel   context.CancelCauseFunc
-	messages chan *extproc.ProcessingRequest
+	messages chan *incoming
 
 	requestMode, responseMode filter.ProcessingMode_BodySendMode
 	client                    clientRequest
-	bodyOver, trailers        bool   // the end of the request has come; it has trailers
-	forwarded                 bool   // the gateway has the decision
-	headPending               bool   // the gateway waits for the answer to the response's head
-	answerOver                bool   // the end of the response has come
-	chosen                    string // the first endpoint of the decision
+	bodyOver, trailers        bool      // the end of the request has come; it has trailers
+	forwarded                 bool      // the gateway has the decision
+	headPending               bool      // the gateway waits for the answer to the response's head
+	answerOver                bool      // the end of the response has come
+	chosen                    string    // the first endpoint of the decision
+	shown                     *incoming // has the last bytes that Next has returned
 	reply                     reply
 
 	mu        sync.Mutex
@@ -44,7 +45,7 @@ type stream struct {
 
 // Process implements extproc.ExternalProcessorServer.
 func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
-	st := &stream{server: s, grpc: g, messages: make(chan *extproc.ProcessingRequest), late: make(chan struct{})}
+	st := &stream{server: s, grpc: g, messages: make(chan *incoming), late: make(chan struct{})}
 	st.reply.header = make(http.Header)
 	st.ctx, st.cancel = context.WithCancelCause(g.Context())
 	defer st.cancel(nil)
@@ -77,8 +78,8 @@ func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
 // receive receives the messages until the stream ends.
 func (st *stream) receive() {
 	for {
-		m, err := st.grpc.Recv()
-		if err != nil {
+		m := new(incoming)
+		if err := st.grpc.RecvMsg(m); err != nil {
 			st.cancel(context.Canceled)
 			return
 		}
@@ -91,7 +92,7 @@ func (st *stream) receive() {
 }
 
 // next waits for the next message. The error is the cause of the context's end.
-func (st *stream) next() (*extproc.ProcessingRequest, error) {
+func (st *stream) next() (*incoming, error) {
 	select {
 	case m := <-st.messages:
 		return m, nil
@@ -101,7 +102,7 @@ func (st *stream) next() (*extproc.ProcessingRequest, error) {
 }
 
 // nextOfBody is next with the deadline of the request's body.
-func (st *stream) nextOfBody() (*extproc.ProcessingRequest, error) {
+func (st *stream) nextOfBody() (*incoming, error) {
 	st.mu.Lock()
 	late := st.late
 	st.mu.Unlock()
@@ -154,7 +155,7 @@ func (st *stream) SetReadDeadline(by time.Time) error {
 func (st *stream) EnableFullDuplex() error { return nil }
 
 // open checks the way in which the gateway uses the protocol.
-func (st *stream) open(first *extproc.ProcessingRequest) error {
+func (st *stream) open(first *incoming) error {
 	if first.GetRequestHeaders() == nil {
 		return status.Error(codes.InvalidArgument, "the first message must have the headers of a request: set request_header_mode SEND")
 	}
