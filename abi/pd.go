@@ -137,12 +137,25 @@ type RequestFacts struct {
 }
 
 // Identity is what the proxy knows about the sender of a request. The zero value
-// is an unknown sender. A number is the same in all processes of a deployment
-// with the same configuration.
+// is an unknown sender. The numbers are hashes of names, so that a policy compares a number
+// with a text of its own configuration.
 type Identity struct {
-	Client uint64 // hash of the client's name; never of its key
-	Tenant uint32 // number of the tenant
-	Class  uint32 // number of the priority class
+	Client uint64 // ClientID of the client's name, which is never its key
+	Tenant uint32 // LabelID of the tenant's name
+	Class  uint32 // LabelID of the name of the priority class; 0 also if no class is configured
+}
+
+// ClientID returns the number that frames have in place of the name of a client: the 64-bit
+// FNV-1a hash of its bytes. It is 0 only for "".
+func ClientID(name string) uint64 {
+	if name == "" {
+		return 0
+	}
+	id := uint64(14695981039346656037)
+	for i := range len(name) {
+		id = (id ^ uint64(name[i])) * 1099511628211
+	}
+	return max(id, 1)
 }
 
 // PlanFacts are the facts for the plan policy: the request, the number of

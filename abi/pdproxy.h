@@ -226,9 +226,9 @@ typedef struct {
 _Static_assert(sizeof(pdproxy_finish) == 160, "pdproxy_finish");
 
 typedef struct {
-	uint64_t client; /* hash of the client's name, never of its key; 0: unknown */
-	uint32_t tenant; /* number of the tenant; 0: unknown */
-	uint32_t class; /* number of the priority class; 0: unknown */
+	uint64_t client; /* 64-bit FNV-1a hash of the client's name, never of its key, 1 if the hash is 0; 0: unknown, as without keys */
+	uint32_t tenant; /* 32-bit FNV-1a hash of the tenant's name, 1 if the hash is 0; 0: unknown */
+	uint32_t class; /* the same hash of the name of the priority class; 0: no class is configured */
 } pdproxy_identity;
 _Static_assert(sizeof(pdproxy_identity) == 16, "pdproxy_identity");
 

@@ -235,9 +235,9 @@ const _: () = assert!(core::mem::size_of::<Finish>() == 160);
 
 #[repr(C)]
 pub struct Identity {
-    pub client: u64, // hash of the client's name, never of its key; 0: unknown
-    pub tenant: u32, // number of the tenant; 0: unknown
-    pub class: u32, // number of the priority class; 0: unknown
+    pub client: u64, // 64-bit FNV-1a hash of the client's name, never of its key, 1 if the hash is 0; 0: unknown, as without keys
+    pub tenant: u32, // 32-bit FNV-1a hash of the tenant's name, 1 if the hash is 0; 0: unknown
+    pub class: u32, // the same hash of the name of the priority class; 0: no class is configured
 }
 const _: () = assert!(core::mem::size_of::<Identity>() == 16);
 

@@ -47,10 +47,14 @@ var harnesses = []struct {
 // configuration, first turns are spread.
 func TestSubAgentsStartAtTheParent(t *testing.T) {
 	const trees, children = 8, 2
-	for _, parents := range []bool{true, false} {
-		t.Run(fmt.Sprint("parents=", parents), func(t *testing.T) {
+	for _, tt := range []struct {
+		policy  string
+		parents bool
+	}{{"trtllm_conversation", true}, {"trtllm_conversation", false}, {"conversation", true}, {"conversation", false}} {
+		parents := tt.parents
+		t.Run(fmt.Sprint(tt.policy, ",parents=", parents), func(t *testing.T) {
 			f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 4, decode: 1, config: func(c *config.Config) {
-				if c.Policy.Place = "trtllm_conversation"; !parents {
+				if c.Policy.Place = tt.policy; !parents {
 					c.Conversation.ParentHeaders = nil
 				}
 			}})

@@ -670,7 +670,7 @@ func TestPromptOnRequest(t *testing.T) {
 			if a := w.post(completionsPath, `{"model":"m","prompt":"héllo \n","max_tokens":3}`); a.status != 200 {
 				t.Fatalf("%+v", a)
 			}
-			if got := w.decider.prompt.Load(); got != tt.want {
+			if got := w.decider.asked.Load().(abi.RequestFacts).Prompt; got != tt.want {
 				t.Errorf("needs %d: got prompt %q, want %q", tt.needs, got, tt.want)
 			}
 		})

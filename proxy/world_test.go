@@ -374,13 +374,13 @@ func (w *world) outcome(want telemetry.Outcome) {
 
 // nativeDecider plans two legs if possible, and leaves the placement to the native rule.
 type nativeDecider struct {
-	ids    atomic.Uint64
-	needs  abi.Needs
-	prompt atomic.Value // the request of the last plan
+	ids   atomic.Uint64
+	needs abi.Needs
+	asked atomic.Value // abi.RequestFacts of the last plan
 }
 
 func (d *nativeDecider) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
-	d.prompt.Store(f.Request.Prompt)
+	d.asked.Store(f.Request)
 	switch {
 	case f.PrefillTargets > 0:
 		return abi.PlanAnswer{Decision: abi.PlanDisaggregate}, "pairs", true

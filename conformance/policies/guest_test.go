@@ -150,7 +150,7 @@ func (g *guest) place(h *abi.Header, f *abi.PlaceFacts) abi.PlaceDecision {
 	frame := abi.AppendPlace(view, h, f)
 	d := abi.UnpackPlace(g.call(abi.HookPlace, ptr, frame))
 	view, _ = g.scratch()
-	abi.ReadScores(view[:len(frame)], &h, f)
+	abi.ReadScores(view[:len(frame)], h, f)
 	return d
 }
 

@@ -115,7 +115,7 @@ func survey(rows []abi.Candidate, leg candidates.Leg, phase abi.Role) pool {
 
 // stays reports whether a conversation continues at its home.
 func (p *Params) stays(f *abi.PlaceFacts, leg candidates.Leg, s pool) bool {
-	if s.home < 0 || f.Request.Turn == 1 {
+	if s.home < 0 {
 		return false
 	}
 	c := &f.Candidates[s.home]

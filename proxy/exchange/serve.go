@@ -186,14 +186,8 @@ func (x *exchange) describe() error {
 		N:            x.req.N,
 		Stream:       x.req.Stream,
 	}
-	if x.run.Coordinator.Needs()&abi.NeedPrompt != 0 {
-		if err := x.client.Reserve(len(x.req.PromptRaw())); err != nil {
-			return err
-		}
-		x.ask.Request.Prompt = string(x.req.PromptRaw())
-	}
-	if x.run.Coordinator.Needs()&abi.NeedTraits != 0 {
-		x.ask.Request.Traits = prompt.Traits(&x.req)
+	if err := x.describeForPolicies(x.run.Coordinator.Needs()); err != nil {
+		return err
 	}
 	source := e.Source()
 	if err := x.run.Prompts.Match(e.Context, &x.prompt, source, &x.ask); err != nil {
@@ -210,6 +204,36 @@ func (x *exchange) describe() error {
 		return x.follow()
 	}
 	return nil
+}
+
+// describeForPolicies adds the facts of the request that policies need.
+func (x *exchange) describeForPolicies(needs abi.Needs) error {
+	r := &x.ask.Request
+	if needs&abi.NeedPrompt != 0 {
+		if err := x.client.Reserve(len(x.req.PromptRaw())); err != nil {
+			return err
+		}
+		r.Prompt = string(x.req.PromptRaw())
+	}
+	if needs&abi.NeedTraits != 0 {
+		r.Traits = prompt.Traits(&x.req)
+	}
+	if needs&abi.NeedIdentity != 0 {
+		r.Identity = x.identity()
+	}
+	return nil
+}
+
+// identity returns hashes of the names of the client, its tenant and its priority class.
+func (x *exchange) identity() abi.Identity {
+	i := abi.Identity{Client: abi.ClientID(x.env.Key)}
+	if t := x.account.tenant; t != nil {
+		i.Tenant = abi.LabelID(t.Name)
+	}
+	if c := x.env.Class; c != nil {
+		i.Class = abi.LabelID(c.Name)
+	}
+	return i
 }
 
 // answer records the outcome and, if the answer has not begun, sends err to the client. A nil

@@ -1,0 +1,62 @@
+package proxy
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TestIdentityForPolicies: policies that need the identity learn the client, the tenant and the
+// class of a request. The others get none of them.
+func TestIdentityForPolicies(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		needs  abi.Needs
+		config func(*config.Config)
+		want   abi.Identity
+	}{
+		{"not needed", 0, classes(true), abi.Identity{}},
+		{"without classes", abi.NeedIdentity, nil, abi.Identity{Client: abi.ClientID("b"), Tenant: abi.LabelID("a")}},
+		{"with classes", abi.NeedIdentity, classes(true), abi.Identity{Client: abi.ClientID("b"), Tenant: abi.LabelID("a"), Class: abi.LabelID("batch")}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+				w := newWorld(t, setup{needs: tt.needs, config: tt.config, engines: []*fakeEngine{e}, keys: tenantLine("a", "rpm=9") + tenantLine("b", "tenant=a")})
+				if a := w.post(completionsPath, completions(false), "Authorization", "Bearer b-key", "X-Priority", "batch"); a.status != 200 {
+					t.Fatalf("%+v", a)
+				}
+				if got := w.decider.asked.Load().(abi.RequestFacts).Identity; got != tt.want {
+					t.Errorf("got %+v, want %+v", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// TestTraitsForPolicies: policies that need the traits learn the adapter, the cache salt, tools and
+// media of a request. The salt's text is not among them.
+func TestTraitsForPolicies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+		w := newWorld(t, setup{needs: abi.NeedTraits, engines: []*fakeEngine{e}})
+		traits := func(body string) abi.Traits {
+			if a := w.post("/v1/chat/completions", body); a.status != 200 {
+				t.Fatalf("%+v", a)
+			}
+			return w.decider.asked.Load().(abi.RequestFacts).Traits
+		}
+		if got := traits(`{"model":"m","messages":[{"role":"user","content":"x"}]}`); got != (abi.Traits{}) {
+			t.Errorf("without traits: %+v", got)
+		}
+		got := traits(`{"model":"m","cache_salt":"s","lora_path":"l","tools":[{}],"messages":[{"role":"user","content":[{"type":"image_url"},{"type":"input_audio"}]}]}`)
+		if got.Salt == 0 || got.Adapter != "l" || !got.Tools || !got.Images || !got.Audio {
+			t.Errorf("with all traits: %+v", got)
+		}
+		if other := traits(`{"model":"m","cache_salt":"t","messages":[{"role":"user","content":"x"}]}`); other.Salt == 0 || other.Salt == got.Salt {
+			t.Errorf("two salts have the hashes %x and %x", got.Salt, other.Salt)
+		}
+	})
+}
