@@ -19,6 +19,7 @@ var actions = map[openai.Code]string{
 	openai.CodeClientLimit:                "Wait for an answer. See `limits.per_client`.",
 	openai.CodeClientMemoryLimit:          "Wait for an answer. See `limits.buffer_memory`.",
 	openai.CodeConnectionBroken:           "Send the request again on a new connection.",
+	openai.CodeDeadlineExceeded:           "Send the request again later, or with more time. See [deadlines](../howto/priorities.md#deadlines).",
 	openai.CodeDraining:                   "Send the request again; a load balancer sends it to another proxy.",
 	openai.CodeDuplicateKey:               "Remove one of the keys. `param` names the field.",
 	openai.CodeEmptyArray:                 "Correct the field that `param` names.",

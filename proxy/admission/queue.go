@@ -62,6 +62,7 @@ type ticket struct {
 var (
 	ErrQueueFull    = openai.NewError(openai.CodeQueueFull, "too many requests are running and waiting")
 	ErrQueueTimeout = openai.NewError(openai.CodeQueueTimeout, "no place became free in time")
+	ErrDeadline     = openai.NewError(openai.CodeDeadlineExceeded, "the deadline of the request passed while the request waited")
 	ErrClientLimit  = openai.NewError(openai.CodeClientLimit, "this client has too many requests open")
 )
 

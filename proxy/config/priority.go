@@ -23,6 +23,9 @@ type PriorityClass struct {
 	// PromoteAfter is how long a request of this class may wait before it comes ahead of all
 	// classes. Default 5s; 0: never.
 	PromoteAfter Duration `toml:"promote_after"`
+	// Deadline is the time from the arrival of a request of this class in which its first
+	// token is due, unless the request has limits.deadline_header. Default 0: none.
+	Deadline Duration `toml:"deadline"`
 	// Priority is the urgency of the class: a higher value is more urgent. Engines whose
 	// engine.priority is set get it with each request. Without limits.trust_priority a client
 	// may choose only classes that are not more urgent than its own. Default 0.
@@ -90,6 +93,7 @@ func (k *checker) priorities() {
 			k.add(key("max_share"), "must be above 0 and at most 1, found %v", p.MaxShare)
 		}
 		k.atLeast(key("promote_after"), int(p.PromoteAfter), 0)
+		k.atLeast(key("deadline"), int(p.Deadline), 0)
 		k.within(key("priority"), p.Priority, -maxPriority, maxPriority)
 	}
 	if n := len(k.config.PriorityClasses); n > maxClasses {
@@ -103,6 +107,9 @@ func (k *checker) priorities() {
 	l := k.config.Limits
 	if l.PriorityHeader != "" && !httpguts.ValidHeaderFieldName(l.PriorityHeader) {
 		k.add("limits.priority_header", "must be the name of a header line, found %q", l.PriorityHeader)
+	}
+	if l.DeadlineHeader != "" && !httpguts.ValidHeaderFieldName(l.DeadlineHeader) {
+		k.add("limits.deadline_header", "must be the name of a header line, found %q", l.DeadlineHeader)
 	}
 	if l.PriorityHeader != "" && len(k.config.PriorityClasses) == 0 {
 		k.add("limits.priority_header", "needs [[priority_class]]")

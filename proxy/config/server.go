@@ -232,6 +232,11 @@ type Limits struct {
 	// client may choose only classes that are not more urgent than its own. Engines never get
 	// the line. Default "": none.
 	PriorityHeader string `toml:"priority_header"`
+	// DeadlineHeader is the header line in which a request says in how many milliseconds
+	// from its arrival its first token is due, such as x-llm-d-slo-ttft-ms. A request that
+	// still waits for a place or an engine then gets 503. Policies learn the remaining time.
+	// Engines never get the line. Default "": none.
+	DeadlineHeader string `toml:"deadline_header"`
 	// TrustPriority: a client may choose each class in PriorityHeader. Default false.
 	TrustPriority bool `toml:"trust_priority"`
 

@@ -25,6 +25,9 @@ func (x *exchange) admit(client string) error {
 	if err != nil {
 		return err
 	}
+	if x.ask.Deadline, err = x.deadline(class); err != nil {
+		return err
+	}
 	if len(x.env.Config.PriorityClasses) > 0 {
 		own := class // class itself must not move to the heap
 		x.env.Class = &own
@@ -35,7 +38,9 @@ func (x *exchange) admit(client string) error {
 	if t := x.account.tenant; t != nil {
 		claim.Tenant, claim.Weight = t.Name, t.Weight
 	}
-	x.admitted, err = x.run.Queue.Enter(x.env.Context, claim, x.env.Config.Limits)
+	ctx, cancel := x.untilDeadline(x.env.Context)
+	defer cancel()
+	x.admitted, err = x.run.Queue.Enter(ctx, claim, x.env.Config.Limits)
 	if err != nil {
 		x.journal.Shed(admission.Reason(err))
 		return err
@@ -98,9 +103,13 @@ func (x *exchange) class() (config.PriorityClass, error) {
 	return asked, nil
 }
 
-// withoutPriority removes the line that names the class from the fields of the legs.
+// withoutPriority removes the lines for the queue, the class and the deadline, from the fields
+// of the legs.
 func (x *exchange) withoutPriority() {
-	if header := x.env.Config.Limits.PriorityHeader; header != "" {
-		x.env.Fields = downstream.Without(x.env.Fields, header)
+	l := &x.env.Config.Limits
+	for _, header := range [...]string{l.PriorityHeader, l.DeadlineHeader} {
+		if header != "" {
+			x.env.Fields = downstream.Without(x.env.Fields, header)
+		}
 	}
 }

@@ -44,7 +44,7 @@ func only(s *engine.Snapshot) string {
 }
 
 // placeOrWait requests the next placement. While no engine can take a request for a known model,
-// placeOrWait waits for at most limits.no_engine_timeout.
+// placeOrWait waits for at most limits.no_engine_timeout, and not beyond the request's deadline.
 func (x *exchange) placeOrWait() (*coordinator.Placement, error) {
 	limit, model := time.Duration(x.env.Config.Limits.NoEngineTimeout), ""
 	if limit > 0 {
@@ -69,7 +69,9 @@ func lacksEngine(err error) bool {
 
 // waitForEngine waits in the model's line until a placement succeeds.
 func (x *exchange) waitForEngine(model string, limit time.Duration) (*coordinator.Placement, error) {
-	ctx, cancel := context.WithTimeoutCause(x.env.Context, limit, admission.ErrNoEngineTimeout)
+	until, stop := x.untilDeadline(x.env.Context)
+	defer stop()
+	ctx, cancel := context.WithTimeoutCause(until, limit, admission.ErrNoEngineTimeout)
 	defer cancel()
 	x.journal.Stage(telemetry.StageWaitsEngine)
 	defer x.journal.Stage(telemetry.StageRuns)

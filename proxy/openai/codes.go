@@ -17,6 +17,7 @@ const (
 	CodeClientLimit
 	CodeClientMemoryLimit
 	CodeConnectionBroken
+	CodeDeadlineExceeded
 	CodeDraining
 	CodeDuplicateKey
 	CodeEmptyArray
@@ -97,13 +98,14 @@ const overloaded = "overloaded_error"
 var codes = [codeCount]CodeInfo{
 	CodeAnswerTooLarge:             {"answer_too_large", []int{500}, "", "A filter reads the whole answer, and the answer is larger than a filter may hold."},
 	CodeBadContentEncoding:         {"bad_content_encoding", []int{400}, "", "The body does not match its Content-Encoding."},
-	CodeBadHeader:                  {"bad_header", []int{400, 403}, "", "A header for a sidecar has a wrong value, or names an engine that the sidecar does not know."},
+	CodeBadHeader:                  {"bad_header", []int{400, 403}, "", "A header for a sidecar has a wrong value, or names an engine that the sidecar does not know. Or the header limits.deadline_header is not a number of milliseconds."},
 	CodeBodyIncomplete:             {"body_incomplete", []int{400}, "", "The body ended early."},
 	CodeBodyTimeout:                {"body_timeout", []int{408}, "", "The body arrived too slowly."},
 	CodeBodyTooLarge:               {"body_too_large", []int{413}, "", "The body is larger than the limit, or does not fit in the memory for requests."},
 	CodeClientLimit:                {"client_limit", []int{429}, "", "The client has too many requests open."},
 	CodeClientMemoryLimit:          {"client_memory_limit", []int{429}, "", "The requests of the client hold as much memory as one client may hold."},
 	CodeConnectionBroken:           {"connection_broken", []int{503}, overloaded, "The proxy stopped reading the body of an earlier request of this connection, so the connection cannot serve further requests. The proxy closes this connection."},
+	CodeDeadlineExceeded:           {"deadline_exceeded", []int{503}, overloaded, "The deadline of the request passed while the request waited for a place or for an engine."},
 	CodeDraining:                   {"draining", []int{503}, overloaded, "The proxy is shutting down."},
 	CodeDuplicateKey:               {"duplicate_key", []int{400}, "", "An object of the body has the same key twice, so two parsers could read the body differently."},
 	CodeEmptyArray:                 {"empty_array", []int{400}, "", "A list of the request is empty."},
