@@ -16,7 +16,7 @@ func (a PlanAnswer) Pack() uint64 {
 func UnpackPlan(v uint64) (a PlanAnswer, ok bool) {
 	a = PlanAnswer{Decision: PlanDecision(v), Status: uint16(v >> 16), LimitMillis: uint32(v >> 32)}
 	switch {
-	case a.Decision > PlanReject, a.Pack() != v:
+	case a.Decision > PlanHold, a.Pack() != v:
 	case a.Status == 0, a.Decision == PlanReject && a.Status >= 400 && a.Status <= 599:
 		return a, true
 	}

@@ -29,7 +29,7 @@ var constants = []struct {
 	{"role_prefill", uint64(RolePrefill)}, {"role_decode", uint64(RoleDecode)},
 	{"flow_aggregated", uint64(FlowAggregated)}, {"flow_prefill_first", uint64(FlowPrefillFirst)},
 	{"flow_concurrent", uint64(FlowConcurrent)}, {"flow_decode_first", uint64(FlowDecodeFirst)},
-	{"plan_pass", uint64(PlanPass)}, {"plan_aggregate", uint64(PlanAggregate)}, {"plan_disaggregate", uint64(PlanDisaggregate)}, {"plan_reject", uint64(PlanReject)},
+	{"plan_pass", uint64(PlanPass)}, {"plan_aggregate", uint64(PlanAggregate)}, {"plan_disaggregate", uint64(PlanDisaggregate)}, {"plan_reject", uint64(PlanReject)}, {"plan_hold", uint64(PlanHold)},
 	{"pair_unknown", uint64(PairUnknown)}, {"pair_warming", uint64(PairWarming)}, {"pair_ready", uint64(PairReady)}, {"pair_broken", uint64(PairBroken)},
 	{"min_disagg_id", MinDisaggID}, {"disagg_epoch_ms", uint64(DisaggEpochMilli)},
 	{"leg_send", uint64(LegSend)}, {"leg_failed", uint64(LegFailed)},

@@ -193,13 +193,14 @@ const (
 	PlanAggregate
 	PlanDisaggregate
 	PlanReject
+	PlanHold // wait, and ask the plan policy again
 )
 
 // PlanAnswer is the plan decision with its optional values.
 type PlanAnswer struct {
 	Decision    PlanDecision
 	Status      uint16 // HTTP status of a reject; 0: 503
-	LimitMillis uint32 // limit of each attempt's time to first byte; 0: as configured
+	LimitMillis uint32 // limit of each attempt's time to first byte, or of the wait of PlanHold; 0: as configured
 }
 
 // Candidate is one target (instance and rank) offered to the place policy. Its

@@ -49,6 +49,7 @@ pub const PLAN_PASS: u64 = 0;
 pub const PLAN_AGGREGATE: u64 = 1;
 pub const PLAN_DISAGGREGATE: u64 = 2;
 pub const PLAN_REJECT: u64 = 3;
+pub const PLAN_HOLD: u64 = 4;
 pub const PAIR_UNKNOWN: u8 = 0;
 pub const PAIR_WARMING: u8 = 1;
 pub const PAIR_READY: u8 = 2;

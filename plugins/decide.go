@@ -9,7 +9,7 @@ import (
 
 // Plan calls the plan policies in their order. The first policy that does not pass
 // decides. A limit set by a policy that passes applies unless the deciding policy sets
-// another. by is the name of the policy that decided. When ok is false, by is the reason
+// another, or holds the request. by is the name of the policy that decided. When ok is false, by is the reason
 // why there is no decision, a constant of package policy.
 func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by string, ok bool) {
 	var limit uint32
@@ -29,7 +29,7 @@ func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by st
 			if reason != "" {
 				return abi.PlanAnswer{}, reason, false
 			}
-			if a.LimitMillis == 0 {
+			if a.LimitMillis == 0 && a.Decision != abi.PlanHold {
 				a.LimitMillis = limit
 			}
 			if limit = a.LimitMillis; a.Decision != abi.PlanPass || i == len(t.plan)-1 {

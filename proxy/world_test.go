@@ -376,11 +376,17 @@ func (w *world) outcome(want telemetry.Outcome) {
 type nativeDecider struct {
 	ids   atomic.Uint64
 	needs abi.Needs
-	asked atomic.Value // abi.RequestFacts of the last plan
+	asked atomic.Value                                          // abi.RequestFacts of the last plan
+	hold  func(*abi.PlanFacts) (hold bool, limit time.Duration) // nil: no request is held
 }
 
 func (d *nativeDecider) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 	d.asked.Store(f.Request)
+	if d.hold != nil {
+		if hold, limit := d.hold(f); hold {
+			return abi.PlanAnswer{Decision: abi.PlanHold, LimitMillis: uint32(limit.Milliseconds())}, "pairs", true
+		}
+	}
 	switch {
 	case f.PrefillTargets > 0:
 		return abi.PlanAnswer{Decision: abi.PlanDisaggregate}, "pairs", true

@@ -23,6 +23,7 @@ var actions = map[openai.Code]string{
 	openai.CodeDraining:                   "Send the request again; a load balancer sends it to another proxy.",
 	openai.CodeDuplicateKey:               "Remove one of the keys. `param` names the field.",
 	openai.CodeEmptyArray:                 "Correct the field that `param` names.",
+	openai.CodeHeldByPolicy:               "Send the request again later. The plan policy decides when requests wait.",
 	openai.CodeIntegerAboveMaxValue:       "Correct the field that `param` names.",
 	openai.CodeIntegerBelowMinValue:       "Correct the field that `param` names.",
 	openai.CodeInternal:                   "Report it with the lines of the log for this request id.",

@@ -35,6 +35,7 @@ func TestHooks(t *testing.T) {
 				"":       {Decision: abi.PlanAggregate},
 				"pass":   {},
 				"reject": {Decision: abi.PlanReject, Status: 429},
+				"hold":   {Decision: abi.PlanHold, LimitMillis: 700},
 				"limit":  {Decision: abi.PlanDisaggregate, LimitMillis: 1500},
 			} {
 				if a, reason := plan.Plan(&abi.PlanFacts{Request: abi.RequestFacts{Model: "do:" + do}}); a != want || reason != "" {

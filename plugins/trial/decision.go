@@ -38,7 +38,7 @@ type editJSON struct {
 	Value string `json:"value"`
 }
 
-var planNames = [...]string{"pass", "aggregate", "disaggregate", "reject"}
+var planNames = [...]string{"pass", "aggregate", "disaggregate", "reject", "hold"}
 
 // legNames are the names of answers by event.
 var legNames = [...][4]string{

@@ -15,6 +15,10 @@ import (
 // is the reason of pdproxy_shed_total.
 var ErrNoEngineTimeout = openai.NewError(openai.CodeNoEngineTimeout, "no engine became ready for the request in time")
 
+// ErrHeld reports that the plan policy let a request wait until the limit of the wait. Its code is
+// the reason of pdproxy_shed_total.
+var ErrHeld = openai.NewError(openai.CodeHeldByPolicy, "the plan policy let the request wait until its limit")
+
 // retryEvery is the interval at which the first request of a line tries again although the
 // engines have not changed: an engine's circuit may have closed, and in a fleet the
 // coordinator may know more than this process.
@@ -96,7 +100,7 @@ func (w *WaitingRoom) closing() chan struct{} {
 func (s *Seat) Turn(ctx context.Context) error {
 	select {
 	case <-s.first:
-		return s.ended(ctx)
+		return ended(ctx, s.shut)
 	default:
 	}
 	select {
@@ -104,30 +108,43 @@ func (s *Seat) Turn(ctx context.Context) error {
 	case <-s.shut:
 	case <-ctx.Done():
 	}
-	return s.ended(ctx)
+	return ended(ctx, s.shut)
 }
 
 // Pause waits until changed is closed, or for retryEvery. The error is
 // downstream.ErrDraining or the cause of ctx.
 func (s *Seat) Pause(ctx context.Context, changed <-chan struct{}) error {
-	timer := time.NewTimer(retryEvery)
+	return pause(ctx, changed, retryEvery, s.shut)
+}
+
+// Pause waits until changed is closed, or for the interval, without a place in a line. The
+// error is downstream.ErrDraining or the cause of ctx.
+func (w *WaitingRoom) Pause(ctx context.Context, changed <-chan struct{}, interval time.Duration) error {
+	w.mu.Lock()
+	shut := w.closing()
+	w.mu.Unlock()
+	return pause(ctx, changed, interval, shut)
+}
+
+func pause(ctx context.Context, changed <-chan struct{}, interval time.Duration, shut <-chan struct{}) error {
+	timer := time.NewTimer(interval)
 	defer timer.Stop()
 	select {
 	case <-changed:
 	case <-timer.C:
-	case <-s.shut:
+	case <-shut:
 	case <-ctx.Done():
 	}
-	return s.ended(ctx)
+	return ended(ctx, shut)
 }
 
-// ended returns why the request must not wait further, or nil.
-func (s *Seat) ended(ctx context.Context) error {
+// ended returns why a request must not wait further, or nil.
+func ended(ctx context.Context, shut <-chan struct{}) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	select {
-	case <-s.shut:
+	case <-shut:
 		return downstream.ErrDraining
 	default:
 		return nil

@@ -160,7 +160,7 @@ type Fallback struct{ What, Reason string }
 // Coordinator places requests. Each exchange calls it.
 type Coordinator interface {
 	// Place returns a committed placement. The error is a *NoTargetError,
-	// ErrUnknownModel, ErrModelNeeded, a *RejectedError or the cause of the context's
+	// ErrUnknownModel, ErrModelNeeded, a *RejectedError, a *HeldError or the cause of the context's
 	// end. The blocks of a.Key must not change until Computed. Place retains nothing else
 	// of a. The first Place of an Ask sets its Lookup.
 	Place(ctx context.Context, a *Ask) (*Placement, error)

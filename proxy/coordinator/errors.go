@@ -3,6 +3,7 @@ package coordinator
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 )
@@ -32,6 +33,14 @@ func (e *RejectedError) Error() string { return ErrRejected.Error() }
 
 // Is makes every RejectedError an ErrRejected.
 func (e *RejectedError) Is(target error) bool { return target == ErrRejected }
+
+// HeldError reports that the plan policy lets the request wait. The caller asks again later.
+type HeldError struct {
+	Limit time.Duration // of the whole wait; 0: the policy set none
+}
+
+// Error implements error.
+func (e *HeldError) Error() string { return "place request: held by the plan policy" }
 
 // NoTargetError reports that no engine can take a phase of the request now.
 type NoTargetError struct {

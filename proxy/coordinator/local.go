@@ -230,7 +230,11 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 		g.fallback("plan", ReasonNonsense)
 		ok = false
 	default:
-		g.FirstByte = time.Duration(answer.LimitMillis) * time.Millisecond
+		limit := time.Duration(answer.LimitMillis) * time.Millisecond
+		if answer.Decision == abi.PlanHold {
+			return false, &HeldError{Limit: limit}
+		}
+		g.FirstByte = limit
 		ok = answer.Decision != abi.PlanPass // PlanPass leaves the decision to the native rule
 	}
 	if !ok {
@@ -253,7 +257,7 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 
 // sound reports whether a plan answer follows the contract.
 func sound(a abi.PlanAnswer) bool {
-	return a.Decision <= abi.PlanReject &&
+	return a.Decision <= abi.PlanHold &&
 		(a.Status == 0 || a.Decision == abi.PlanReject && a.Status >= 400 && a.Status <= 599)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
@@ -41,6 +42,7 @@ func PublicError(err error) *openai.Error {
 		le *attempt.Error
 		nt *coordinator.NoTargetError
 		re *coordinator.RejectedError
+		he *coordinator.HeldError
 	)
 	switch {
 	case errors.As(err, &oe):
@@ -57,6 +59,8 @@ func PublicError(err error) *openai.Error {
 		return openai.NewFieldError(openai.CodeMissingField, "model", "model is needed: the engines serve more than one")
 	case errors.As(err, &re):
 		return rejectedError(re.Status)
+	case errors.As(err, &he):
+		return admission.ErrHeld
 	case errors.Is(err, downstream.ErrDraining), errors.Is(err, context.Canceled):
 		return downstream.Draining
 	}
@@ -121,7 +125,7 @@ func outcomeOf(err error) telemetry.Outcome {
 		return telemetry.OutcomeOK
 	case oe.Code == openai.CodePickerFailed || oe.Code == openai.CodeRejectedByPicker && oe.Status/100 == 5 || oe.Code == openai.CodeNoTarget || oe.Code == openai.CodeNoEngineTimeout || oe.Code == openai.CodeRejectedByPolicy:
 		return telemetry.OutcomeNoTarget
-	case oe.Status == 429 || oe.Code == openai.CodeQueueTimeout || oe.Code == openai.CodeDeadlineExceeded:
+	case oe.Status == 429 || oe.Code == openai.CodeQueueTimeout || oe.Code == openai.CodeDeadlineExceeded || oe.Code == openai.CodeHeldByPolicy:
 		return telemetry.OutcomeShed
 	case oe.Status/100 == 4 || oe.Status == 501:
 		return telemetry.OutcomeClientError

@@ -68,7 +68,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	}
 	var last error
 	for {
-		p, err := x.placeAny()
+		p, err := x.placeOrHold()
 		if err != nil {
 			return firstError(x.env.Context, last, err)
 		}

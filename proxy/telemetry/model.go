@@ -33,13 +33,16 @@ const (
 	StageNone        Stage = iota
 	StageWaitsPlace        // for a place among limits.max_exchanges
 	StageWaitsEngine       // for an engine that is ready
+	StageWaitsPolicy       // for a plan policy that holds the request
 	StageRuns              // on engines, or being placed
 
 	stageCount
 )
 
 // Waits reports whether the request waits.
-func (s Stage) Waits() bool { return s == StageWaitsPlace || s == StageWaitsEngine }
+func (s Stage) Waits() bool {
+	return s == StageWaitsPlace || s == StageWaitsEngine || s == StageWaitsPolicy
+}
 
 // flows and outcomes bound the table of counters of a model.
 const (
@@ -109,6 +112,7 @@ func (m *Metrics) newModel(name string) *Model {
 		stages: [stageCount]prometheus.Gauge{
 			StageWaitsPlace:  m.waiting.WithLabelValues(name, "max_exchanges"),
 			StageWaitsEngine: m.waiting.WithLabelValues(name, "no_engine"),
+			StageWaitsPolicy: m.waiting.WithLabelValues(name, "policy"),
 			StageRuns:        m.running.WithLabelValues(name),
 		},
 		duration:    m.exchangeTime.WithLabelValues(name),

@@ -67,7 +67,7 @@ func (b *Bridge) Serve(w http.ResponseWriter, r *http.Request, client string) {
 	ctx, cancel := context.WithCancel(downstream.WithConn(r.Context(), nil))
 	s := &session{
 		bridge: b, ws: conn, conn: h.conn, request: r, ctx: ctx, cancel: cancel, client: client,
-		turns: make(chan *turn, 2), gone: make(chan struct{}),
+		turns: make(chan *turn, 2), gone: make(chan struct{}), quiet: make(chan struct{}, 1),
 	}
 	s.run(leaving)
 }

@@ -29,6 +29,7 @@ type session struct {
 	// for nil, which stands for a message that was refused.
 	turns   chan *turn
 	reading atomic.Bool   // a message is arriving
+	quiet   chan struct{} // has a place; filled when reading becomes false
 	gone    chan struct{} // closed when read has returned
 	ending  ending        // set by read before it closes gone
 	count   int           // requests so far; only run uses it
@@ -103,19 +104,33 @@ func (s *session) serveAll(leaving <-chan struct{}) ending {
 // returns the turn of the message, if the message was not refused. It returns false if no message
 // arrives.
 func (s *session) arriving() (t *turn, coming bool) {
-	reading := s.reading.Load() // first: read sends the turn before it clears the flag
-	select {
-	case t = <-s.turns:
-		return t, true
-	default:
-	}
-	if reading {
+	for {
+		reading := s.reading.Load() // first: read sends the turn before it clears the flag
 		select {
 		case t = <-s.turns:
+			return t, true
+		default:
+		}
+		if !reading {
+			return nil, false
+		}
+		select {
+		case t = <-s.turns:
+			return t, true
 		case <-s.gone:
+			return nil, true
+		case <-s.quiet: // the flag may have been that of an earlier message
 		}
 	}
-	return t, reading
+}
+
+// arrived notes that no message is arriving any more.
+func (s *session) arrived() {
+	s.reading.Store(false)
+	select {
+	case s.quiet <- struct{}{}:
+	default:
+	}
 }
 
 // ping closes the connection of a client that does not answer within limit.
@@ -154,7 +169,7 @@ func (s *session) read() ending {
 		} else if len(s.turns) == 0 {
 			s.turns <- nil
 		}
-		s.reading.Store(false)
+		s.arrived()
 	}
 }
 

@@ -161,7 +161,7 @@ func TestRepliesAreWhole(t *testing.T) {
 		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || *charge != p.Lease.Charge() {
 		t.Errorf("readReply = %v, %+v", err, g.Placement)
 	}
-	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {
+	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.HeldError{Limit: 700 * time.Millisecond}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {
 		if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, new(coordinator.Charge), placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
 			t.Errorf("%v became %v", want, err)
 		}

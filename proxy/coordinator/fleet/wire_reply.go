@@ -18,6 +18,7 @@ const (
 	replyModelNeeded
 	replyRejected
 	replyNoTarget
+	replyHeld
 	replyAway // the coordinator cannot place; the worker does it
 )
 
@@ -77,6 +78,7 @@ func appendTurn(dst []byte, a *coordinator.Ask) []byte {
 func appendError(dst []byte, err error, flags int) []byte {
 	var rejected *coordinator.RejectedError
 	var none *coordinator.NoTargetError
+	var held *coordinator.HeldError
 	switch {
 	case errors.Is(err, coordinator.ErrUnknownModel):
 		return append(dst, replyUnknownModel, byte(flags))
@@ -86,6 +88,9 @@ func appendError(dst []byte, err error, flags int) []byte {
 		return append(wire.AppendUint(append(dst, replyRejected), rejected.Status), byte(flags))
 	case errors.As(err, &none):
 		return append(dst, replyNoTarget, byte(none.Phase), byte(flags))
+	}
+	if errors.As(err, &held) {
+		return append(appendDuration(append(dst, replyHeld), held.Limit), byte(flags))
 	}
 	return append(dst, replyAway, byte(flags))
 }
@@ -108,6 +113,8 @@ func readReply(b []byte, a *coordinator.Ask, g *granted, charge *coordinator.Cha
 		err = &coordinator.RejectedError{Status: int(r.UintUpTo(599))}
 	case replyNoTarget:
 		err = &coordinator.NoTargetError{Phase: abi.Phase(r.UintUpTo(uint64(abi.Encode))), Model: a.Model}
+	case replyHeld:
+		err = &coordinator.HeldError{Limit: r.duration()}
 	case replyAway:
 		err = errAway
 	}

@@ -149,6 +149,8 @@ func onPlan(ptr *byte, size uint32) uint64 {
 		return abi.PlanAnswer{}.Pack()
 	case "reject":
 		return abi.PlanAnswer{Decision: abi.PlanReject, Status: 429}.Pack()
+	case "hold":
+		return abi.PlanAnswer{Decision: abi.PlanHold, LimitMillis: 700}.Pack()
 	case "limit":
 		return abi.PlanAnswer{Decision: abi.PlanDisaggregate, LimitMillis: 1500}.Pack()
 	}
