@@ -15,9 +15,9 @@ import (
 // is the reason of pdproxy_shed_total.
 var ErrNoEngineTimeout = openai.NewError(openai.CodeNoEngineTimeout, "no engine became ready for the request in time")
 
-// ErrHeld reports that the plan policy let a request wait until the limit of the wait. Its code is
+// ErrHeld reports that the plan policy held a request until the limit of the wait. Its code is
 // the reason of pdproxy_shed_total.
-var ErrHeld = openai.NewError(openai.CodeHeldByPolicy, "the plan policy let the request wait until its limit")
+var ErrHeld = openai.NewError(openai.CodeHeldByPolicy, "the plan policy held the request until the limit of the wait")
 
 // retryEvery is the interval at which the first request of a line tries again although the
 // engines have not changed: an engine's circuit may have closed, and in a fleet the

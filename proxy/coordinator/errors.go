@@ -34,7 +34,7 @@ func (e *RejectedError) Error() string { return ErrRejected.Error() }
 // Is makes every RejectedError an ErrRejected.
 func (e *RejectedError) Is(target error) bool { return target == ErrRejected }
 
-// HeldError reports that the plan policy lets the request wait. The caller asks again later.
+// HeldError reports that the plan policy holds the request. The caller asks again later.
 type HeldError struct {
 	Limit time.Duration // of the whole wait; 0: the policy set none
 }

@@ -1,7 +1,6 @@
 package exchange
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -17,9 +16,10 @@ const (
 	holdLast  = time.Second
 )
 
-// placeOrHold requests the next placement as placeAny does. While the plan policy holds the request, placeOrHold
-// waits and asks again, until the policy's limit, limits.queue_timeout, or the request's deadline.
-// The request keeps its place among the running requests.
+// placeOrHold requests the next placement as placeAny does. While the plan policy holds the
+// request, placeOrHold waits and asks again. The wait ends after the policy's limit, after
+// limits.queue_timeout, or at the request's deadline. A retry of the request may wait again. The
+// request keeps its place among the running requests.
 func (x *exchange) placeOrHold() (*coordinator.Placement, error) {
 	p, err := x.placeAny()
 	var held *coordinator.HeldError
@@ -30,26 +30,18 @@ func (x *exchange) placeOrHold() (*coordinator.Placement, error) {
 	if held.Limit > 0 {
 		limit = min(limit, held.Limit)
 	}
-	until, stop := x.untilDeadline(x.env.Context)
-	defer stop()
-	ctx, cancel := context.WithTimeoutCause(until, limit, admission.ErrHeld)
-	defer cancel()
-	x.journal.Stage(telemetry.StageWaitsPolicy)
-	defer x.journal.Stage(telemetry.StageRuns)
+	ctx, end := x.beginWait(telemetry.StageWaitsPolicy, limit, admission.ErrHeld)
+	defer end()
 	began := time.Now()
 	defer func() {
 		x.journal.Note("the plan policy held the request for " + time.Since(began).Round(time.Millisecond).String())
 	}()
 	for interval := holdFirst; ; interval = min(2*interval, holdLast) {
 		if err = x.run.Waiting.Pause(ctx, x.run.Registry.Changed(), interval); err != nil {
-			break
+			return nil, x.waitedInVain(err)
 		}
 		if p, err = x.placeAny(); !errors.As(err, &held) {
 			return p, err
 		}
 	}
-	if x.env.Context.Err() == nil {
-		x.journal.Shed(admission.Reason(err))
-	}
-	return nil, err
 }

@@ -103,9 +103,9 @@ func (x *exchange) class() (config.PriorityClass, error) {
 	return asked, nil
 }
 
-// withoutPriority removes the lines for the queue, the class and the deadline, from the fields
+// withoutQueueLines removes the header lines that name the class and the deadline from the fields
 // of the legs.
-func (x *exchange) withoutPriority() {
+func (x *exchange) withoutQueueLines() {
 	l := &x.env.Config.Limits
 	for _, header := range [...]string{l.PriorityHeader, l.DeadlineHeader} {
 		if header != "" {

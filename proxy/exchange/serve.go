@@ -169,7 +169,7 @@ func (x *exchange) scan() error {
 func (x *exchange) describe() error {
 	e := &x.env
 	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
-	x.withoutPriority()
+	x.withoutQueueLines()
 	if sc := x.route.Sidecar(); sc != nil {
 		e.Fields = sc.Strip(e.Fields)
 	}

@@ -40,7 +40,7 @@ func (x *exchange) serveStored(r *http.Request, target openai.StoredResponse) er
 	}
 	defer x.leave()
 	x.env.Fields = downstream.Without(x.client.AppendFields(x.env.Fields[:0], "", x.env.Key == "", false), "Content-Type")
-	x.withoutPriority()
+	x.withoutQueueLines()
 	fields := x.env.Fields
 	s, err := x.find(target.ID, fields)
 	if err != nil {

@@ -69,12 +69,8 @@ func lacksEngine(err error) bool {
 
 // waitForEngine waits in the model's line until a placement succeeds.
 func (x *exchange) waitForEngine(model string, limit time.Duration) (*coordinator.Placement, error) {
-	until, stop := x.untilDeadline(x.env.Context)
-	defer stop()
-	ctx, cancel := context.WithTimeoutCause(until, limit, admission.ErrNoEngineTimeout)
-	defer cancel()
-	x.journal.Stage(telemetry.StageWaitsEngine)
-	defer x.journal.Stage(telemetry.StageRuns)
+	ctx, end := x.beginWait(telemetry.StageWaitsEngine, limit, admission.ErrNoEngineTimeout)
+	defer end()
 	seat := x.run.Waiting.Enter(model)
 	defer seat.Leave()
 	err := seat.Turn(ctx)
@@ -86,8 +82,27 @@ func (x *exchange) waitForEngine(model string, limit time.Duration) (*coordinato
 		}
 		err = seat.Pause(ctx, changed)
 	}
+	return nil, x.waitedInVain(err)
+}
+
+// beginWait begins a wait of the request for a placement. The context ends with the request's
+// context, at the request's deadline, and after limit with the cause late. The caller calls end.
+func (x *exchange) beginWait(stage telemetry.Stage, limit time.Duration, late error) (ctx context.Context, end func()) {
+	until, stop := x.untilDeadline(x.env.Context)
+	ctx, cancel := context.WithTimeoutCause(until, limit, late)
+	x.journal.Stage(stage)
+	return ctx, func() {
+		x.journal.Stage(telemetry.StageRuns)
+		cancel()
+		stop()
+	}
+}
+
+// waitedInVain records that a wait ended with err, and returns err. A client that left is not
+// counted as refused.
+func (x *exchange) waitedInVain(err error) error {
 	if x.env.Context.Err() == nil {
 		x.journal.Shed(admission.Reason(err))
 	}
-	return nil, err
+	return err
 }

@@ -110,7 +110,7 @@ var codes = [codeCount]CodeInfo{
 	CodeDraining:                   {"draining", []int{503}, overloaded, "The proxy is shutting down."},
 	CodeDuplicateKey:               {"duplicate_key", []int{400}, "", "An object of the body has the same key twice, so two parsers could read the body differently."},
 	CodeEmptyArray:                 {"empty_array", []int{400}, "", "A list of the request is empty."},
-	CodeHeldByPolicy:               {"held_by_policy", []int{503}, overloaded, "The plan policy let the request wait until the limit of the wait."},
+	CodeHeldByPolicy:               {"held_by_policy", []int{503}, overloaded, "The plan policy held the request until the limit of the wait."},
 	CodeIntegerAboveMaxValue:       {"integer_above_max_value", []int{400}, "", "A number of the request is too large."},
 	CodeIntegerBelowMinValue:       {"integer_below_min_value", []int{400}, "", "A number of the request is too small."},
 	CodeInternal:                   {"internal", []int{500}, "internal_error", "The proxy has a fault."},
