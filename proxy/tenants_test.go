@@ -207,7 +207,7 @@ func TestTenantModels(t *testing.T) {
 // oneToken accepts the token a.b.c.
 type oneToken struct{}
 
-func (oneToken) Tenant(token string) (*tenant.Tenant, error) {
+func (oneToken) Tenant(_ context.Context, token string) (*tenant.Tenant, error) {
 	if token == "a.b.c" {
 		return tenant.New(tenant.Tenant{Name: "org", Models: []string{"m"}, Limits: tenant.Limits{Requests: 1}}), nil
 	}
