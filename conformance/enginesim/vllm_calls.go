@@ -17,6 +17,7 @@ type toolCall struct{ name, argument string }
 // turns is a list of input items or of messages as the client sent it. A result of a tool after
 // the mark ends the call, as a model answers with a text then.
 func parseCall(f fields, turns json.RawMessage) *toolCall {
+	turns = bytes.ReplaceAll(bytes.ReplaceAll(turns, []byte(`\u003c`), []byte("<")), []byte(`\u003e`), []byte(">")) // Go's clients escape them
 	i := bytes.LastIndex(turns, []byte("<call "))
 	if i < 0 || bytes.Contains(turns[i:], []byte(`"function_call_output"`)) || bytes.Contains(turns[i:], []byte(`"tool_result"`)) {
 		return nil
