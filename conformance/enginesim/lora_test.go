@@ -12,7 +12,7 @@ import (
 // adapter waits, and one of the base model does not. The metric has a sample for each combination
 // of adapters, and none before the first request.
 func TestLoRA(t *testing.T) {
-	e := start(t, Config{Model: "tiny", DecodeUsPerToken: 1000, LoRA: LoRAConfig{Modules: []string{"sql", "chat"}}})
+	e := startAsConfigured(t, Config{Model: "tiny", DecodeUsPerToken: 1000, LoRA: LoRAConfig{Modules: []string{"sql", "chat"}}})
 	get := func(path string) string {
 		r, err := http.Get(e.URL() + path)
 		if err != nil {
