@@ -262,3 +262,20 @@ func TestStreams(t *testing.T) {
 		w.idle(t)
 	})
 }
+
+// TestPriorityLines: the picker reads the header lines that name a class and a flow, if the
+// configuration names these lines.
+func TestPriorityLines(t *testing.T) {
+	w := newWorld(t, setting{picker: "priority_class = [{name = \"premium\", priority = 100}]\nlimits.priority_header = \"x-gateway-inference-objective\"\nlimits.trust_priority = true\nlimits.fairness_header = \"x-gateway-inference-fairness-id\"\n"})
+	for objective, want := range map[string]int{"premium": 200, "": 200, "unknown": 400} {
+		resp, text := answer(t, clients["H1"], w.url("closed"), body("objective "+objective, 100, 4, false),
+			"x-gateway-inference-objective", objective, "x-gateway-inference-fairness-id", "team-a")
+		if resp.StatusCode != want || want == 400 && !strings.Contains(text, "invalid_priority") {
+			t.Errorf("%q: %d %s, want %d", objective, resp.StatusCode, text, want)
+		}
+	}
+	w.idle(t)
+	if n := w.metric(t, "pdproxy_class_exchanges_total", `class="premium"`, `outcome="ok"`); n != 1 {
+		t.Errorf("%v requests of the class premium, want 1", n)
+	}
+}
