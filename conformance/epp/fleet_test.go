@@ -34,7 +34,7 @@ func (w *world) workers(t *testing.T) (pids []int) {
 // TestFleetOverTLS: each worker of a fleet is a picker, over TLS. While a worker is killed and
 // replaced, requests fail at most as long as the gateway takes to notice.
 func TestFleetOverTLS(t *testing.T) {
-	w := newWorld(t, fleetKeys)
+	w := newWorld(t, setting{picker: fleetKeys})
 	for version, c := range clients {
 		for i := range 20 {
 			if resp, text := answer(t, c, w.url("closed"), body(version, 400, 4, i%2 == 0)); resp.StatusCode != 200 {
@@ -73,7 +73,7 @@ func TestFleetOverTLS(t *testing.T) {
 func TestTakeover(t *testing.T) {
 	for name, keys := range map[string]string{"single": "", "fleet": fleetKeys} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, "fleet.dir = "+quoted(privateDir(t))+"\n"+keys)
+			w := newWorld(t, setting{picker: "fleet.dir = " + quoted(privateDir(t)) + "\n" + keys})
 			stream, err := post(t.Context(), clients["H2"], w.url("closed"), body("long", 100, 20_000, true))
 			if err != nil {
 				t.Fatal(err)

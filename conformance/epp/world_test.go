@@ -1,6 +1,7 @@
 package epp
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -25,28 +26,31 @@ type listener struct {
 // picker chooses the engines.
 type world struct {
 	listeners map[string]*listener
+	lease     string     // of the engines
 	config    string     // of the picker
 	admin     string     // URL of the picker's admin address
-	sidecars  []string   // URLs of the admin addresses of our sidecars
-	beside    []*process // our sidecars
+	kind      *kind      // of the sidecars
+	sidecars  []string   // URLs of the admin addresses of the sidecars that have one
+	beside    []*process // the sidecars
 	picker    *process
 	engines   map[string]*process
 	addrs     map[string]string // of the engines
 }
 
-// newWorld starts all processes and waits until each of them serves. keys are lines of the
-// picker's configuration that come before its tables.
-func newWorld(t *testing.T, keys string) *world {
-	return newWorldWith(t, keys, (*world).ownSidecar)
+// setting are the variable parts of a world.
+type setting struct {
+	kind   *kind  // nil: pdproxy
+	picker string // lines of the picker's configuration that come before its tables
+	beside string // the same of pdproxy as a sidecar; llm-d's sidecar has no such settings
+	lease  string // time that blocks wait for a transfer; "" is that of the engine, 30s
 }
 
-// sidecar starts the sidecar number n in front of the decode engine at addr. It listens on
-// side. prefill has the tables of the prefill engines.
-type sidecar func(w *world, t *testing.T, n int, addr, side, prefill string)
-
-// newWorldWith is newWorld with sidecars of another kind.
-func newWorldWith(t *testing.T, keys string, beside sidecar) *world {
-	w := &world{engines: map[string]*process{}, addrs: map[string]string{}, listeners: map[string]*listener{
+// newWorld starts all processes and waits until each of them serves.
+func newWorld(t *testing.T, s setting) *world {
+	if s.kind == nil {
+		s.kind = &pdproxySidecar
+	}
+	w := &world{kind: s.kind, lease: s.lease, engines: map[string]*process{}, addrs: map[string]string{}, listeners: map[string]*listener{
 		"closed":        {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED"},
 		"open":          {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED", Open: true},
 		"open-buffered": {Request: "BUFFERED", Response: "NONE", Open: true},
@@ -62,32 +66,17 @@ func newWorldWith(t *testing.T, keys string, beside sidecar) *world {
 	var ports []int
 	for i, name := range []string{"d0", "d1"} {
 		addr, side := w.engine(t, name, "decode"), free(t)
-		beside(w, t, i+1, addr, side, prefill)
+		s.kind.start(w, t, i+1, beside{engine: addr, listen: side, keys: s.beside, prefill: prefill})
 		until(t, "sidecar of "+name, func() bool { status, _ := get("http://" + side + "/health"); return status == 200 })
 		ports = append(ports, portOf(side))
 		picked += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nendpoint = %q\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n", name, addr, side)
 	}
 	epp, admin := free(t), free(t)
 	w.admin = "http://" + admin
-	w.config = fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nserver.expose_placement = true\nepp.listen = %q\n%s\n%s%s", free(t), admin, epp, keys, prefill, picked)
+	w.config = fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nserver.expose_placement = true\nepp.listen = %q\n%s\n%s%s", free(t), admin, epp, s.picker, prefill, picked)
 	w.startPicker(t)
-	w.startEnvoy(t, portOf(epp), strings.Contains(keys, "epp.tls"), ports)
+	w.startEnvoy(t, portOf(epp), strings.Contains(s.picker, "epp.tls"), ports)
 	return w
-}
-
-// ownSidecar starts pdproxy as a sidecar.
-func (w *world) ownSidecar(t *testing.T, n int, addr, side, prefill string) {
-	ownSidecarWith("")(w, t, n, addr, side, prefill)
-}
-
-// ownSidecarWith is pdproxy as a sidecar with further keys, which come before its tables.
-func ownSidecarWith(keys string) sidecar {
-	return func(w *world, t *testing.T, n int, addr, side, prefill string) {
-		admin := free(t)
-		w.beside = append(w.beside, run(t, fmt.Sprint("sidecar-", n), fmt.Sprintf("server.listen = %q\nadmin.listen = %q\nfleet.node_id = %d\n%s\n[sidecar]\nlocal = \"http://%s\"\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n%s",
-			side, admin, n, keys, addr, prefill)))
-		w.sidecars = append(w.sidecars, "http://"+admin)
-	}
 }
 
 // engine starts a simulated engine. If an engine of that name has been stopped, the new one has
@@ -98,7 +87,7 @@ func (w *world) engine(t *testing.T, name, role string) (addr string) {
 		addr = free(t)
 	}
 	w.addrs[name] = addr
-	w.engines[name] = start(t, name, pdproxy(t), "sim", "--connector", "vllm-nixl", "--role", role, "--listen", addr, "--name", name, "--kv-blocks", "200000")
+	w.engines[name] = start(t, name, pdproxy(t), "sim", "--connector", "vllm-nixl", "--role", role, "--listen", addr, "--name", name, "--kv-blocks", "200000", "--lease", cmp.Or(w.lease, "30s"))
 	until(t, name, func() bool { status, _ := get("http://" + addr + "/health"); return status == 200 })
 	return addr
 }

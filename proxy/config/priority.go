@@ -105,11 +105,12 @@ func (k *checker) priorities() {
 		}
 	}
 	l := k.config.Limits
-	if l.PriorityHeader != "" && !httpguts.ValidHeaderFieldName(l.PriorityHeader) {
-		k.add("limits.priority_header", "must be the name of a header line, found %q", l.PriorityHeader)
-	}
-	if l.DeadlineHeader != "" && !httpguts.ValidHeaderFieldName(l.DeadlineHeader) {
-		k.add("limits.deadline_header", "must be the name of a header line, found %q", l.DeadlineHeader)
+	for _, h := range [...]struct{ key, name string }{
+		{"limits.priority_header", l.PriorityHeader}, {"limits.deadline_header", l.DeadlineHeader}, {"limits.fairness_header", l.FairnessHeader},
+	} {
+		if h.name != "" && !httpguts.ValidHeaderFieldName(h.name) {
+			k.add(h.key, "must be the name of a header line, found %q", h.name)
+		}
 	}
 	if l.PriorityHeader != "" && len(k.config.PriorityClasses) == 0 {
 		k.add("limits.priority_header", "needs [[priority_class]]")

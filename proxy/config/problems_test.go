@@ -412,6 +412,8 @@ kv_replay = '*:5558'
 	{"fleet on the admin's address", "[fleet]\nlisten='localhost:9090'\n", []want{{"fleet.listen", 2, "used by admin.listen"}}},
 	{"sidecar", "[sidecar]\nlocal='h'\nrole='x'\nconnector='x'\nheader='a b'\n",
 		[]want{{"sidecar.local", 2, "scheme"}, {"sidecar.role", 3, "one of"}, {"sidecar.connector", 4, "one of"}, {"sidecar.header", 5, "name of a header"}}},
+	{"headers of limits", "[limits]\npriority_header='a b'\ndeadline_header='a:b'\nfairness_header=' '\n[[priority_class]]\nname='x'\n",
+		[]want{{"limits.priority_header", 2, "name of a header"}, {"limits.deadline_header", 3, "name of a header"}, {"limits.fairness_header", 4, "name of a header"}}},
 	{"sidecar's headers", "[sidecar]\npolicy_header='a:b'\nprofile_header='EPP-Profile'\nconnector='sglang'\n",
 		[]want{{"sidecar.policy_header", 2, "name of a header"}, {"sidecar.profile_header", 3, "cannot check"}}},
 	{"sidecar's callers", "[sidecar]\ncallers=['10.0.0.1',\n'10.0.0.1/8',\n'x']\n",

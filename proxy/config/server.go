@@ -238,6 +238,12 @@ type Limits struct {
 	// still waits for a place or an engine then gets 503. Policies learn the remaining time.
 	// Engines never get the line. Default "": none.
 	DeadlineHeader string `toml:"deadline_header"`
+	// FairnessHeader is the header line that names the flow of a request, such as
+	// x-llm-d-inference-fairness-id. Flows then share the free places in the place of
+	// addresses. Requests with an API key or a token have the share of their tenant. The
+	// proxy trusts the line: a gateway must set it. Engines never get the line. Default "":
+	// none.
+	FairnessHeader string `toml:"fairness_header"`
 	// TrustPriority: a client may choose each class in PriorityHeader. Default false.
 	TrustPriority bool `toml:"trust_priority"`
 

@@ -132,6 +132,9 @@ func (x *exchange) closeShown() {
 	if x.plane == nil {
 		return
 	}
+	if x.shown.Late() {
+		x.run.Metrics.PickerLate()
+	}
 	if x.shown.Lost() {
 		x.run.Metrics.PickerLost()
 	}

@@ -37,6 +37,8 @@ func (x *exchange) admit(client string) error {
 	claim := admission.Claim{Client: client, Class: class, Tokens: x.req.PromptTokens + x.booked()}
 	if t := x.account.tenant; t != nil {
 		claim.Tenant, claim.Weight = t.Name, t.Weight
+	} else if name := x.flow(); name != "" {
+		claim.Tenant = "flow " + name // no tenant and no address has a space
 	}
 	ctx, cancel := x.untilDeadline(x.env.Context)
 	defer cancel()
@@ -103,11 +105,20 @@ func (x *exchange) class() (config.PriorityClass, error) {
 	return asked, nil
 }
 
-// withoutQueueLines removes the header lines that name the class and the deadline from the fields
-// of the legs.
+// flow returns the flow that the request names; "" for none.
+func (x *exchange) flow() string {
+	header := x.env.Config.Limits.FairnessHeader
+	if header == "" {
+		return ""
+	}
+	return x.client.Header().Get(header)
+}
+
+// withoutQueueLines removes the header lines that name the class, the deadline and the flow from
+// the fields of the legs.
 func (x *exchange) withoutQueueLines() {
 	l := &x.env.Config.Limits
-	for _, header := range [...]string{l.PriorityHeader, l.DeadlineHeader} {
+	for _, header := range [...]string{l.PriorityHeader, l.DeadlineHeader, l.FairnessHeader} {
 		if header != "" {
 			x.env.Fields = downstream.Without(x.env.Fields, header)
 		}

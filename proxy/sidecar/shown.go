@@ -17,6 +17,7 @@ type Shown struct {
 	stream *extproc.Stream  // nil: no picker sees the answer
 	served *engine.Instance // has answered; nil: none
 	begun  bool
+	late   bool
 	lost   bool
 }
 
@@ -27,13 +28,18 @@ func (s *Shown) Show(stream *extproc.Stream) { s.stream = stream }
 // Served notes the engine to which the request is sent.
 func (s *Shown) Served(i *engine.Instance) { s.served = i }
 
+// Late reports whether the head of the answer went to the client without the picker's changes,
+// because the picker was late.
+func (s *Shown) Late() bool { return s.late }
+
 // Lost reports whether the picker has read too slowly to see the whole answer.
 func (s *Shown) Lost() bool { return s.lost }
 
 // Unwrap is for http.ResponseController.
 func (s *Shown) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-// WriteHeader implements http.ResponseWriter. It waits for the picker's changes of the header.
+// WriteHeader implements http.ResponseWriter. It waits for the picker's changes of the header, but
+// not for a picker that is late with other answers.
 func (s *Shown) WriteHeader(status int) {
 	if s.stream != nil && !s.begun && status >= 200 {
 		s.begun = true
@@ -48,7 +54,8 @@ func (s *Shown) WriteHeader(status int) {
 		if s.served != nil {
 			served = endpointOf(s.served)
 		}
-		m := s.stream.Head(status, list, served)
+		var m extproc.HeaderMutation
+		m, s.late = s.stream.Head(status, list, served)
 		MutateHeader(h, &m)
 	}
 	s.ResponseWriter.WriteHeader(status)

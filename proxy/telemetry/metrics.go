@@ -58,6 +58,7 @@ type Metrics struct {
 	picks         *prometheus.CounterVec
 	pickTime      prometheus.Histogram
 	picksLost     prometheus.Counter
+	picksLate     prometheus.Counter
 	fleetRefused  *prometheus.CounterVec
 	buffers       atomic.Pointer[func() int64] // nil: not counted
 }
@@ -125,6 +126,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.picks = counter("pdproxy_picker_requests_total", "Requests for which an ext_proc picker was to choose the engines, by result: picked, refused (the picker answered the client itself), cancelled (the client left), or the reason why there was no usable choice.", "result")
 	m.pickTime = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pdproxy_picker_duration_seconds", Help: "Time from the question to an ext_proc picker until its choice, or until the proxy gave up.", Buckets: waits})
 	m.picksLost = prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_picker_answers_lost_total", Help: "Answers of engines that an ext_proc picker has not seen to the end because it read too slowly."})
+	m.picksLate = prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_picker_heads_late_total", Help: "Answers whose head went to the client without the changes of an ext_proc picker, because the picker was late with this head or with earlier ones."})
 	m.fleetRefused = counter("pdproxy_fleet_refused_total", "Connections of workers, standbys and HTTP callers that the coordinator refused, by reason.", "reason")
 	m.turns = counter("pdproxy_turn_kv_total", "KV of a turn that a decode engine keeps for the next turn, by outcome: kept, or pulled by prefill.", "outcome")
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -146,7 +148,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pdproxy_buffer_bytes", Help: "Memory that holds requests and answers, in bytes."}, m.bufferBytes)
 	m.models.byName.Store(&map[string]*Model{})
 	m.models.other = m.newModel(OtherModel)
-	reg.MustRegister(held, m.pickTime, m.picksLost, m.reloadSuccess, m.reloadTime, m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
+	reg.MustRegister(held, m.pickTime, m.picksLost, m.picksLate, m.reloadSuccess, m.reloadTime, m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
 	return m
 }
 
@@ -192,6 +194,9 @@ func (m *Metrics) Picked(result string, took time.Duration) {
 	m.picks.WithLabelValues(result).Inc()
 	m.pickTime.Observe(took.Seconds())
 }
+
+// PickerLate counts an answer whose head did not have the changes of an ext_proc picker.
+func (m *Metrics) PickerLate() { m.picksLate.Inc() }
 
 // PickerLost counts an answer that an ext_proc picker has not seen to the end.
 func (m *Metrics) PickerLost() { m.picksLost.Inc() }

@@ -29,7 +29,7 @@ import (
 type Options struct {
 	Address string        // host:port of the picker
 	TLS     *tls.Config   // nil: no TLS
-	Timeout time.Duration // for the choice, and for the answer to the head of an answer
+	Timeout time.Duration // for the choice, and for the picker's answer to the head of an engine's answer
 	MaxBody int           // largest body that the picker may return, in bytes
 	// Dial connects to the picker. nil: by TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
@@ -85,6 +85,7 @@ type Client struct {
 	conn    *grpc.ClientConn
 	service service.ExternalProcessorClient
 	circuit circuit
+	pace    pace
 
 	mu     sync.Mutex
 	users  int  // open streams; guarded by mu

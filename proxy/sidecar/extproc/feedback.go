@@ -21,9 +21,10 @@ type feedback struct {
 	room chan struct{} // something has been sent
 
 	mu      sync.Mutex
-	pending []byte // guarded by mu
-	over    bool   // pending ends the answer; guarded by mu
-	begun   bool   // the sender runs; used by the request's goroutine
+	pending []byte    // guarded by mu
+	over    bool      // pending ends the answer; guarded by mu
+	shown   time.Time // of the head, until the picker has answered it; zero: the picker owes nothing; guarded by mu
+	begun   bool      // the sender runs; used by the request's goroutine
 }
 
 func (f *feedback) init() {
@@ -62,35 +63,72 @@ func (f *feedback) take(empty []byte) (part []byte, over bool) {
 	return part, f.over
 }
 
+// owe notes that the picker is to answer the head from now on.
+func (f *feedback) owe() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.shown = time.Now()
+}
+
+// owed returns since when the picker has owed the answer to the head; zero: it owes nothing. Then
+// the picker owes nothing any more.
+func (f *feedback) owed() (since time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	since, f.shown = f.shown, time.Time{}
+	return since
+}
+
+// noteHead notes that the picker has answered the head, or that the stream has ended, for the
+// answers that follow.
+func (s *Stream) noteHead(answered bool) {
+	since := s.feedback.owed()
+	if since.IsZero() {
+		return
+	}
+	if inTime := time.Since(since) < s.client.options.Timeout; !inTime {
+		s.client.pace.late()
+	} else if answered {
+		s.client.pace.inTime()
+	}
+}
+
 // Head shows the picker the head of the answer, and returns the changes that the picker makes to
 // its lines. served is the endpoint that has answered, as the picker named it; "" if none has. A
-// picker that does not answer in time, or whose stream has ended, changes nothing. Call Head
-// before Body and End.
-func (s *Stream) Head(status int, lines []upstream.Field, served string) HeaderMutation {
+// picker that does not answer in time, or whose stream has ended, changes nothing. While the
+// picker is late with the heads of other answers, Head does not wait. late reports that Head has
+// not waited, or in vain. Call Head before Body and End.
+func (s *Stream) Head(status int, lines []upstream.Field, served string) (changes HeaderMutation, late bool) {
 	if s.ctx.Err() != nil {
-		return HeaderMutation{}
+		return HeaderMutation{}, false
 	}
 	s.feedback.begun = true
+	s.feedback.owe()
 	head := answerHeadMessage(status, lines, served)
 	go func() { // ends with the answer, or with the stream's context
 		if s.grpc.Send(head) == nil {
 			s.sendAnswer()
 		}
 	}()
-	late := time.NewTimer(s.client.options.Timeout)
-	defer late.Stop()
+	if !s.client.pace.keepsUp() {
+		return HeaderMutation{}, true
+	}
+	limit := time.NewTimer(s.client.options.Timeout)
+	defer limit.Stop()
 	select {
 	case m := <-s.changes:
-		return m
-	case <-late.C:
+		return m, false
+	case <-limit.C:
+		s.client.pace.late()
+		return HeaderMutation{}, true
 	case <-s.ctx.Done():
+		return HeaderMutation{}, false
 	}
-	return HeaderMutation{}
 }
 
 // Body shows the picker a part of the answer's body. It copies p and waits only for a picker
-// that is far behind, once: then the picker sees no more of the answer. lost reports that this
-// has happened now.
+// that is far behind, once, and not while the picker is late with other answers: then the picker
+// sees no more of the answer. lost reports that this has happened now.
 func (s *Stream) Body(p []byte) (lost bool) {
 	if !s.feedback.begun {
 		return false
@@ -104,6 +142,10 @@ func (s *Stream) Body(p []byte) (lost bool) {
 			break
 		}
 		if late == nil {
+			if !s.client.pace.keepsUp() {
+				s.cancel(errSlow)
+				return true
+			}
 			t := time.NewTimer(s.client.options.Timeout)
 			defer t.Stop()
 			late = t.C
@@ -112,6 +154,7 @@ func (s *Stream) Body(p []byte) (lost bool) {
 		case <-s.feedback.room:
 		case <-s.ctx.Done():
 		case <-late:
+			s.client.pace.late()
 			s.cancel(errSlow)
 			return true
 		}

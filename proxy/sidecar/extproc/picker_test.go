@@ -135,7 +135,7 @@ func (c *call) answer(changes *service.HeaderMutation) (a answered) {
 		if h := m.GetResponseHeaders(); h != nil {
 			a.head = headOf(h.GetHeaders())
 			a.served = m.GetMetadataContext().GetFilterMetadata()[lbSpace].GetFields()[servedKey].GetStringValue()
-			c.Send(&service.ProcessingResponse{Response: &service.ProcessingResponse_ResponseHeaders{ResponseHeaders: &service.HeadersResponse{Response: &service.CommonResponse{HeaderMutation: changes}}}})
+			c.Send(answerHead(changes))
 			continue
 		}
 		b := m.GetResponseBody()
@@ -143,6 +143,10 @@ func (c *call) answer(changes *service.HeaderMutation) (a answered) {
 		a.whole = a.whole || b.GetEndOfStream()
 		c.Send(&service.ProcessingResponse{Response: &service.ProcessingResponse_ResponseBody{ResponseBody: streamed(string(b.GetBody()), b.GetEndOfStream())}})
 	}
+}
+
+func answerHead(changes *service.HeaderMutation) *service.ProcessingResponse {
+	return &service.ProcessingResponse{Response: &service.ProcessingResponse_ResponseHeaders{ResponseHeaders: &service.HeadersResponse{Response: &service.CommonResponse{HeaderMutation: changes}}}}
 }
 
 func set(pairs ...string) *service.HeaderMutation {

@@ -82,6 +82,7 @@ func (s *Stream) receive(a answer) {
 			return
 		}
 		if h := m.GetResponseHeaders(); h != nil {
+			s.noteHead(true)
 			select {
 			case s.changes <- mutationOf(h.GetResponse().GetHeaderMutation()):
 			default: // the first counts
@@ -123,6 +124,7 @@ func (s *Stream) receiveChoice(a *answer) bool {
 
 // ended frees what the stream holds. The receiver calls it, or ask if there is no receiver.
 func (s *Stream) ended() {
+	s.noteHead(false)
 	s.detach()
 	s.cancel(context.Canceled)
 	close(s.done)
