@@ -9,7 +9,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
 // registerGauges registers the gauges whose values are read from the registry, the
@@ -77,8 +76,8 @@ func (g *fleetGauges) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(stateDesc, up, i.Spec.Name, i.Role.String())
 		if times := i.Times.Load(); times != nil {
-			for name, m := range map[string]*predict.Model{"prefill": &times.Prefill, "start": &times.Start, "token": &times.Token} {
-				if share, known := m.Error(); known {
+			for name, mean := range map[string]func() (float64, bool){"prefill": times.PrefillError, "start": times.Start.Error, "token": times.Token.Error} {
+				if share, known := mean(); known {
 					gauge(predictDesc, share, i.Spec.Name, name)
 				}
 			}

@@ -11,9 +11,6 @@ import (
 // predicted counts the predictions of times to first token.
 type predicted struct{ all, near int }
 
-// near is the largest error of a near prediction, as a share of the real time.
-const near = 0.2
-
 // add compares a real time to first token with the prediction of the placement.
 func (p *predicted) add(l *lease, first time.Duration) {
 	start := l.stream.Said()
@@ -22,7 +19,7 @@ func (p *predicted) add(l *lease, first time.Duration) {
 	}
 	p.all++
 	real := float64(first) / float64(time.Microsecond)
-	if math.Abs(l.prompt.Said()+start-real) <= near*real {
+	if math.Abs(l.prompt.Said()+start-real) <= predict.Near*real {
 		p.near++
 	}
 }

@@ -23,9 +23,13 @@ const (
 	memory = 0.995
 	// KnownAfter is the number of samples after which a model predicts.
 	KnownAfter = 16
-	// outlier bounds the ratio of a sample to its prediction. A sample above it is reduced
-	// to it, so that one stall changes little and a lasting change still has an effect.
+	// outlier bounds the ratio of a sample to its prediction, and its inverse. A sample
+	// beyond it is moved to it, so that one stall changes little and a lasting change still has an effect.
 	outlier = 4
+	// A sample whose error is above usualErrors mean errors, and above leastError, counts
+	// less: in proportion to its error.
+	usualErrors = 2
+	leastError  = 0.02
 	// shortest is the least time in µs to which the error of a sample is related.
 	shortest = 1000
 	// longest is the most time in µs that a sample may have: a day.
@@ -53,11 +57,11 @@ type Model struct {
 	err    float64                     // guarded by mu
 }
 
-// Learn adds a sample: a leg with features x took µs in addition to done, the part of
-// its work that was done before. said is what Predict returned for it, 0 if nothing.
+// Learn adds a sample: work with features x took µs. said is what Predict returned for it,
+// 0 if nothing.
 // Samples that are not finite, not positive or longer than a day are ignored.
-func (m *Model) Learn(x *Features, took, done, said float64) {
-	if !(took > 0 && took < longest && done >= 0 && done < longest) {
+func (m *Model) Learn(x *Features, took, said float64) {
+	if !(took > 0 && took < longest) {
 		return
 	}
 	for _, v := range x {
@@ -67,20 +71,23 @@ func (m *Model) Learn(x *Features, took, done, said float64) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	trust := 1.0
 	if said > 0 {
-		took = min(took, outlier*said)
-		off := min(math.Abs(took-said)/said, outlier)
+		took = min(max(took, said/outlier), outlier*said)
+		off := math.Abs(took-said) / said
+		if usual := max(usualErrors*m.err, leastError); m.count > KnownAfter && off > usual {
+			trust = usual / off
+		}
 		m.count = min(m.count, math.MaxInt32)
 		m.err += (off - m.err) / float64(min(max(m.count-KnownAfter, 0)+1, errorMemory))
 	}
 	m.count++
-	scale := 1 / max(took, shortest)
-	y := (took + done) * scale
+	keep, scale := 1-(1-memory)*trust, trust/max(took, said, shortest)/max(took, said, shortest)
 	for i := range x {
 		for j := range i + 1 {
-			m.square[i][j] = memory*m.square[i][j] + x[i]*x[j]*scale*scale
+			m.square[i][j] = keep*m.square[i][j] + x[i]*x[j]*scale
 		}
-		m.cross[i] = memory*m.cross[i] + x[i]*y*scale
+		m.cross[i] = keep*m.cross[i] + x[i]*took*scale
 	}
 	if m.count >= KnownAfter {
 		m.fit.Store(&fit{weights: m.solve(), err: m.err})

@@ -21,7 +21,7 @@ func TestLearn(t *testing.T) {
 		for range 3000 {
 			x := Features{1, 1 + 99*random.Float64()}
 			said, _ := m.Predict(&x)
-			m.Learn(&x, (fixed+slope*x[1])*(0.95+0.1*random.Float64()), 0, said)
+			m.Learn(&x, (fixed+slope*x[1])*(0.95+0.1*random.Float64()), said)
 		}
 		x := Features{1, 50}
 		if got, _ := m.Predict(&x); math.Abs(got-(fixed+slope*50)) > within*(fixed+slope*50) {
@@ -45,10 +45,10 @@ func TestOutlier(t *testing.T) {
 	x := Features{1, 10}
 	for range 200 {
 		said, _ := m.Predict(&x)
-		m.Learn(&x, 50_000, 0, said)
+		m.Learn(&x, 50_000, said)
 	}
 	said, _ := m.Predict(&x)
-	m.Learn(&x, 3600e6, 0, said)
+	m.Learn(&x, 3600e6, said)
 	if got, _ := m.Predict(&x); math.Abs(got-50_000) > 5000 {
 		t.Errorf("predicted %v after a stall", got)
 	}
@@ -96,8 +96,110 @@ func TestQueue(t *testing.T) {
 		w.Drop()
 		w.Done(now)
 	}
-	if q.requests.Load() != 0 || q.tokens.Load() != 0 || q.attention.Load() != 0 {
+	if q.requests != 0 || q.free.Load() != 0 {
 		t.Error("the queue is not empty")
+	}
+}
+
+// server computes prompts in steps of a chunk of tokens, in order of arrival, and tells the
+// queue of each end. Times are in µs.
+type server struct {
+	chunk  int64
+	line   []job
+	now    int64
+	ends   int64 // of the running step; 0: idle
+	ending []*Prefill
+}
+
+type job struct {
+	*Prefill
+	from, to int64
+	begun    bool
+}
+
+const perToken = 40
+
+// until runs the steps that begin before a time.
+func (s *server) until(at int64) {
+	for {
+		if s.ends > 0 {
+			if s.ends > at {
+				return
+			}
+			for _, k := range s.ending {
+				k.Done(epoch.Add(time.Duration(s.ends) * time.Microsecond))
+			}
+			s.now, s.ends, s.ending = s.ends, 0, nil
+		}
+		if len(s.line) == 0 {
+			s.now = at
+			return
+		}
+		left, took := s.chunk, int64(0)
+		for left > 0 && len(s.line) > 0 {
+			j := &s.line[0]
+			if !j.begun {
+				j.begun = true
+				took += 3000
+			}
+			n := min(left, j.to-j.from)
+			took, j.from, left = took+n*perToken+n*(2*j.from+n)/120_000, j.from+n, left-n
+			if j.from == j.to {
+				s.ending = append(s.ending, j.Prefill)
+				s.line = s.line[1:]
+			}
+		}
+		s.ends = s.now + took
+	}
+}
+
+// play sends prompts to a server at random times and returns the share of near
+// predictions.
+func play(e *Engine, q *Target, s *server, random *rand.Rand, prompts int) float64 {
+	type told struct {
+		k    *Prefill
+		took int64
+	}
+	good := 0
+	for range prompts {
+		at := s.now + random.Int64N(900_000)
+		s.until(at)
+		p := Prompt{Tokens: 200 + random.Int64N(400)<<random.IntN(7), Cached: random.Int64N(200)}
+		now := epoch.Add(time.Duration(at) * time.Microsecond)
+		said := float64(q.Predict(e, abi.RolePrefill, p, Streams{}, now).Prefill)
+		k := q.Begin(e, p, Streams{}, now)
+		alone := server{chunk: s.chunk, line: append([]job(nil), s.line...), now: s.now, ends: s.ends}
+		for i := range alone.line {
+			alone.line[i].Prefill = &Prefill{}
+		}
+		s.line = append(s.line, job{Prefill: k, from: p.Cached, to: p.Tokens})
+		alone.line = append(alone.line, job{Prefill: &Prefill{}, from: p.Cached, to: p.Tokens})
+		for alone.ends > 0 || len(alone.line) > 0 {
+			alone.until(max(alone.ends, alone.now))
+		}
+		if s.ends == 0 {
+			s.until(at)
+		}
+		if real := float64(alone.now - at); math.Abs(said-real) <= Near*real {
+			good++
+		}
+	}
+	return float64(good) / float64(prompts)
+}
+
+// TestChunks: the models find the chunk size of an engine, and predict the ends of its
+// steps, also after the engine has changed.
+func TestChunks(t *testing.T) {
+	var e Engine
+	var q Target
+	random, s := rand.New(rand.NewPCG(5, 6)), &server{}
+	for _, chunk := range []int64{2048, 8192, 16384, 2048} {
+		s.chunk = chunk
+		play(&e, &q, s, random, 1500)
+		share := play(&e, &q, s, random, 500)
+		if got := chunks[e.chunk.Load()]; got != chunk || share < 0.9 {
+			t.Errorf("chunk %d: found %d, %v are near", chunk, got, share)
+		}
 	}
 }
 
@@ -126,10 +228,10 @@ func TestStreams(t *testing.T) {
 
 // FuzzLearn: no samples make a prediction negative or not finite.
 func FuzzLearn(f *testing.F) {
-	f.Add(1.0, 2.0, 3.0, 0.0, 4.0, uint64(1))
-	f.Add(math.NaN(), math.Inf(1), 1e300, -1.0, 5e-324, uint64(2))
-	f.Add(1e11, 1e11, 1e-200, 86399e6, 1e9, uint64(3))
-	f.Fuzz(func(t *testing.T, a, b, took, done, said float64, seed uint64) {
+	f.Add(1.0, 2.0, 3.0, 4.0, uint64(1))
+	f.Add(math.NaN(), math.Inf(1), 1e300, 5e-324, uint64(2))
+	f.Add(1e11, 1e11, 1e-200, 1e9, uint64(3))
+	f.Fuzz(func(t *testing.T, a, b, took, said float64, seed uint64) {
 		var m Model
 		random := rand.New(rand.NewPCG(seed, 0))
 		for i := range 40 {
@@ -137,8 +239,8 @@ func FuzzLearn(f *testing.F) {
 			if i%3 == 0 {
 				x = Features{1, random.Float64(), 0, 1}
 			}
-			m.Learn(&x, took*random.Float64(), done, said)
-			m.Learn(&x, 1000*random.Float64(), 0, 0)
+			m.Learn(&x, took*random.Float64(), said)
+			m.Learn(&x, 1000*random.Float64(), 0)
 		}
 		x := Features{1, 1, 1, 1}
 		if micros, err := m.Predict(&x); !(micros >= 0) || math.IsInf(micros, 0) || !(err >= 0) || math.IsInf(err, 0) {

@@ -1,6 +1,7 @@
 package predict
 
 import (
+	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -8,37 +9,16 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Type identifies engines that are equally fast.
-type Type struct {
-	Model    string
-	Role     abi.Role
-	Hardware uint32 // LabelID of the label hardware; 0: none
-}
-
-// Engine has the models of one type: the prefill of a prompt, the start of a stream after
-// its prefill elsewhere, and the time of a token.
-type Engine struct{ Prefill, Start, Token Model }
-
-// Table has the engines by their types. Its zero value is empty. It has one entry for
-// each type that ever was; their number is bounded by the configuration.
-type Table struct{ types sync.Map }
-
-// Of returns the models of a type.
-func (t *Table) Of(of Type) *Engine {
-	e, ok := t.types.Load(of)
-	if !ok {
-		e, _ = t.types.LoadOrStore(of, new(Engine))
-	}
-	return e.(*Engine)
-}
-
 // Target is the prefill queue of one target, as far as predictions need it. Its zero value
 // is empty.
 type Target struct {
-	requests  atomic.Int64
-	tokens    atomic.Int64
-	attention atomic.Int64
-	since     atomic.Int64 // ns: from when the oldest request has been computed
+	free  atomic.Int64 // ns: when the queue is computed
+	opens atomic.Int64 // ns: when the last step of the queue begins; until then it accepts prompts
+	room  atomic.Int64 // tokens that this step accepts
+
+	mu       sync.Mutex
+	requests int                // guarded by mu
+	plans    [len(chunks)]steps // guarded by mu
 }
 
 // Prompt is the work of a prompt on a target.
@@ -47,11 +27,10 @@ type Prompt struct {
 	Cached int64 // of these, leading tokens whose KV the target holds
 }
 
-// work returns the tokens to compute, and the sum of their positions over 1024.
-func (p Prompt) work() (tokens, attention int64) {
-	cached := min(max(p.Cached, 0), max(p.Tokens-1, 0))
-	tokens = max(p.Tokens-cached, 0)
-	return tokens, (tokens * ((cached + p.Tokens) / 2)) >> 10
+// span returns the first token to compute, and their number.
+func (p Prompt) span() (from, tokens int64) {
+	from = min(max(p.Cached, 0), max(p.Tokens-1, 0))
+	return from, max(p.Tokens-from, 0)
 }
 
 // Streams are the streams of a target.
@@ -59,22 +38,12 @@ type Streams struct{ Requests, Tokens int64 }
 
 const (
 	perTokens    = 1.0 / 1000
-	perAttention = 1.0 / 10000
+	perAttention = 1.0 / 20480000
 )
 
-// prefill returns the features of a prompt behind the queue, and the time in µs for which
-// the oldest request of the queue has been computed.
-func (t *Target) prefill(p Prompt, streams Streams, now int64) (x Features, done float64) {
-	requests := t.requests.Load()
-	tokens, attention := p.work()
-	x = Features{
-		float64(requests + 1), float64(t.tokens.Load()+tokens) * perTokens,
-		float64(t.attention.Load()+attention) * perAttention, float64(streams.Requests),
-	}
-	if requests > 0 {
-		done = float64(max(0, now-t.since.Load())) / 1000
-	}
-	return x, done
+// attention returns the sum of the positions of tokens, as a feature.
+func attention(from, tokens int64) float64 {
+	return float64(tokens) * float64(2*from+tokens) * perAttention
 }
 
 // start returns the features of the start of a stream of a prompt.
@@ -91,8 +60,9 @@ func token(streams Streams) Features {
 // phases in roles. It takes no lock and allocates nothing.
 func (t *Target) Predict(e *Engine, roles abi.Role, p Prompt, streams Streams, now time.Time) (out abi.Prediction) {
 	if f := e.Prefill.fit.Load(); f != nil && roles&abi.RolePrefill != 0 {
-		micros, wait := t.expect(f, p, streams, now.UnixNano())
-		out.Prefill, out.PrefillError, out.Wait = float32(micros), float32(micros*f.err), float32(wait)
+		x := t.expect(e, f, p, streams, now.UnixNano())
+		err := e.delay.err(x.said)
+		out.Prefill, out.PrefillError, out.Wait = float32(x.said), float32(err), float32(x.wait)
 	}
 	if roles&abi.RoleDecode == 0 {
 		return out
@@ -110,48 +80,82 @@ func (t *Target) Predict(e *Engine, roles abi.Role, p Prompt, streams Streams, n
 	return out
 }
 
-// expect returns the expected time of a prompt in µs, and the part of it for the queue.
-func (t *Target) expect(f *fit, p Prompt, streams Streams, now int64) (micros, wait float64) {
-	tokens, attention := p.work()
+// expected is what expect returns, in µs.
+type expected struct {
+	wait   float64 // for the queue
+	micros float64 // to the end of the prompt, if no later prompt joins its last step
+	said   float64 // the same with the usual delay by later prompts
+	class  int     // of the time until the last step begins; see delay
+}
+
+// expect returns the expected times of a prompt.
+func (t *Target) expect(e *Engine, f *fit, p Prompt, streams Streams, now int64) (x expected) {
+	from, tokens := p.span()
 	w := &f.weights
-	alone := w[0] + w[1]*perTokens*float64(tokens) + w[2]*perAttention*float64(attention) + w[3]*float64(streams.Requests)
-	if requests := t.requests.Load(); requests > 0 {
-		done := float64(max(0, now-t.since.Load())) / 1000
-		queue := w[0]*float64(requests) + w[1]*perTokens*float64(t.tokens.Load()) + w[2]*perAttention*float64(t.attention.Load())
-		wait = max(0, queue-done)
+	x.wait = float64(max(0, t.free.Load()-now)) / 1000
+	once := w[0] + w[3]*float64(streams.Requests)
+	x.micros = x.wait + once + w[1]*perTokens*float64(tokens) + w[2]*attention(from, tokens)
+	chunk, room := chunks[e.chunk.Load()], int64(0)
+	until := float64(t.opens.Load()-now) / 1000
+	if until > 0 {
+		room = t.room.Load()
 	}
-	return wait + alone, wait
+	if rest := tokens - room; rest > 0 {
+		// The prompt's last tokens are in a step of their own.
+		if until = x.wait; chunk > 0 && rest > chunk {
+			early := tokens - ((rest-1)&(chunk-1) + 1)
+			until += once + w[1]*perTokens*float64(early) + w[2]*attention(from, early)
+		}
+	}
+	x.class = classOf(until)
+	x.said = max(x.wait, x.micros*e.delay.factor(x.class))
+	return x
+}
+
+// classOf returns the class of a time in µs: its order of magnitude, base 2.
+func classOf(micros float64) int {
+	return min(bits.Len64(uint64(max(0, micros)/512)), classes-1)
 }
 
 // Prefill is a prompt in the queue of a target. Its methods are not safe for concurrent use.
 type Prefill struct {
-	t                 *Target
-	e                 *Engine
-	x                 Features
-	done, said        float64
-	tokens, attention int64
-	began             int64
+	t        *Target
+	e        *Engine
+	expected expected
+	began    int64
+	steps    [len(chunks)]int64 // number of the step that computes the last token, in each plan
 }
 
 // Begin adds a prompt to the queue.
 func (t *Target) Begin(e *Engine, p Prompt, streams Streams, now time.Time) *Prefill {
 	at := now.UnixNano()
 	k := &Prefill{t: t, e: e, began: at}
-	k.tokens, k.attention = p.work()
-	k.x, k.done = t.prefill(p, streams, at)
+	var w Features
 	if f := e.Prefill.fit.Load(); f != nil {
-		k.said, _ = t.expect(f, p, streams, at)
+		w = f.weights
+		k.expected = t.expect(e, f, p, streams, at)
 	}
-	if t.requests.Add(1) == 1 {
-		t.since.Store(at)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.requests++
+	for i := range t.plans {
+		k.steps[i] = t.plans[i].add(chunks[i], p, streams, &w, at)
 	}
-	t.tokens.Add(k.tokens)
-	t.attention.Add(k.attention)
+	t.publish(e)
 	return k
 }
 
+// publish writes the plan of the engine's chunk size for readers without a lock. t.mu is
+// held.
+func (t *Target) publish(e *Engine) {
+	free, opens, room := t.plans[e.chunk.Load()].last()
+	t.free.Store(free)
+	t.opens.Store(opens)
+	t.room.Store(room)
+}
+
 // Said returns the predicted time in µs; 0: none.
-func (k *Prefill) Said() float64 { return k.said }
+func (k *Prefill) Said() float64 { return k.expected.said }
 
 // Done removes the prompt after its prefill and learns from it.
 func (k *Prefill) Done(now time.Time) {
@@ -159,9 +163,39 @@ func (k *Prefill) Done(now time.Time) {
 		return
 	}
 	at := now.UnixNano()
-	k.e.Prefill.Learn(&k.x, float64(at-k.began)/1000, k.done, k.said)
-	k.t.since.Store(at)
-	k.Drop()
+	took := max(at-k.began, 1)
+	var (
+		off    [len(chunks)]float64
+		sample Features
+		micros float64
+	)
+	k.t.mu.Lock()
+	chosen := int(k.e.chunk.Load())
+	for i := range k.t.plans {
+		x, since, end := k.t.plans[i].done(k.steps[i], at)
+		off[i] = min(abs(float64(at-end))/float64(took), 1)
+		if i == chosen {
+			sample, micros = x, float64(since)/1000
+		}
+	}
+	k.leave()
+	k.t = nil
+	k.e.learn(&sample, micros, off[:])
+	if k.expected.micros > 0 {
+		k.e.delay.learn(&k.expected, float64(took)/1000)
+	}
+}
+
+// leave removes the prompt from the queue and unlocks its target.
+func (k *Prefill) leave() {
+	t := k.t
+	if t.requests--; t.requests == 0 {
+		for i := range t.plans {
+			t.plans[i].clear()
+		}
+	}
+	t.publish(k.e)
+	t.mu.Unlock()
 }
 
 // Drop removes the prompt without a sample, because its leg failed or ended early. Calls
@@ -170,40 +204,12 @@ func (k *Prefill) Drop() {
 	if k.t == nil {
 		return
 	}
-	k.t.requests.Add(-1)
-	k.t.tokens.Add(-k.tokens)
-	k.t.attention.Add(-k.attention)
+	k.t.mu.Lock()
+	for i := range k.t.plans {
+		k.t.plans[i].drop(k.steps[i])
+	}
+	k.leave()
 	k.t = nil
 }
 
-// Stream is an answer whose prompt another target computes.
-type Stream struct {
-	e    *Engine
-	x    Features
-	said float64
-}
-
-// Stream notes a stream of a prompt.
-func (e *Engine) Stream(p Prompt, streams Streams) *Stream {
-	s := &Stream{e: e, x: start(p, streams)}
-	s.said, _ = e.Start.Predict(&s.x)
-	return s
-}
-
-// Said returns the predicted time in µs from the end of prefill to the first token; 0: none.
-func (s *Stream) Said() float64 { return s.said }
-
-// Started learns from the time from the end of prefill to the first token.
-func (s *Stream) Started(took time.Duration) {
-	s.e.Start.Learn(&s.x, float64(took)/1000, 0, s.said)
-}
-
-// Streamed learns from a stream that took so long for a number of tokens after the first
-// one. streams are those of its target at its end, including this stream.
-func (e *Engine) Streamed(streams Streams, tokens int64, took time.Duration) {
-	if tokens > 0 {
-		x := token(streams)
-		said, _ := e.Token.Predict(&x)
-		e.Token.Learn(&x, float64(took)/1000/float64(tokens), 0, said)
-	}
-}
+func abs(x float64) float64 { return max(x, -x) }
