@@ -489,7 +489,7 @@ func TestFinishFailures(t *testing.T) {
 				if tt.want.Decode != 0 {
 					tt.want.Decode = w.registry.Snapshot().Instance("e").ID
 				}
-				if f != tt.want {
+				if !reflect.DeepEqual(f, tt.want) {
 					t.Errorf("facts: got  %+v\nwant %+v", f, tt.want)
 				}
 			})
