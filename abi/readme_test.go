@@ -178,7 +178,7 @@ func exampleFrames() map[string][]byte {
 			},
 		}),
 		"headers": AppendPlan(nil, &declaring, &PlanFacts{Request: told, PrefillTargets: 2, DecodeTargets: 3, BothTargets: 1}),
-		"plan": AppendPlan(nil, h, &PlanFacts{Request: r, PrefillTargets: 2, DecodeTargets: 3, BothTargets: 1}),
+		"plan":    AppendPlan(nil, h, &PlanFacts{Request: r, PrefillTargets: 2, DecodeTargets: 3, BothTargets: 1}),
 		"place": AppendPlace(nil, h, &PlaceFacts{
 			Request: r, Flow: FlowConcurrent, Fixed: -1, Sequence: h.Sequence, Random: h.Random, Candidates: candidates,
 		}),

@@ -219,7 +219,7 @@ func (x *exchange) describeForPolicies(needs abi.Needs) error {
 		r.Traits = prompt.Traits(&x.req)
 	}
 	if needs&abi.NeedHeaders != 0 {
-		r.Headers = downstream.Declared(x.client.Header(), x.run.Coordinator.Headers())
+		r.Headers = declared(x.client.Header(), x.run.Coordinator.Headers())
 	}
 	if needs&abi.NeedIdentity != 0 {
 		r.Identity = x.identity()

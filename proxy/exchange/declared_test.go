@@ -1,4 +1,4 @@
-package downstream
+package exchange
 
 import (
 	"net/http"
@@ -31,11 +31,11 @@ func TestDeclared(t *testing.T) {
 		{[]string{"x-long"}, []abi.RequestHeader{header("x-long", long[:abi.MaxHeaderValue-1], true)}},
 		{[]string{"x-bytes", "x-garbage"}, []abi.RequestHeader{header("x-bytes", "a?b?", false), header("x-garbage", "?", true)}},
 	} {
-		if got := Declared(h, tt.names); !reflect.DeepEqual(got, tt.want) {
+		if got := declared(h, tt.names); !reflect.DeepEqual(got, tt.want) {
 			t.Errorf("%v: got %+v, want %+v", tt.names, got, tt.want)
 		}
 	}
-	if n := testing.AllocsPerRun(10, func() { Declared(h, nil) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() { declared(h, nil) }); n != 0 {
 		t.Errorf("got %v allocations without names", n)
 	}
 }

@@ -1,4 +1,4 @@
-package downstream
+package exchange
 
 import (
 	"net/http"
@@ -8,10 +8,10 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Declared returns the headers of a request that policies declare, by their names in lower
+// declared returns the headers of a request that policies declare, by their names in lower
 // case. Headers that the request does not have are not in the list. The list does not share
 // memory with h, except that of the values.
-func Declared(h http.Header, names []string) []abi.RequestHeader {
+func declared(h http.Header, names []string) []abi.RequestHeader {
 	var list []abi.RequestHeader
 	for _, name := range names {
 		values := h.Values(name)
