@@ -14,6 +14,7 @@ var bindings = []struct{ name, layout string }{
 	{"header", "Header 1"}, {"request", "Request 1"}, {"plan", "Plan 1"}, {"place", "Place 1"}, {"candidate", "Place 2"},
 	{"pair", "Place 3"}, {"mint", "Mint 1"}, {"leg", "Leg 1"}, {"edit", "Leg 2"}, {"finish", "Finish 1"},
 	{"identity", "Identity 1"}, {"more", "Details 1"}, {"detail", "Details 2"}, {"prediction", "Predictions 1"}, {"traits", "Traits 1"},
+	{"headers", "Headers 1"}, {"declared", "Headers 2"},
 }
 
 // constants are the numbers of the contract, for guests in C and Rust. In Rust a constant
@@ -23,9 +24,9 @@ var constants = []struct {
 	value uint64
 }{
 	{"need_prompt", uint64(NeedPrompt)}, {"need_blocks", uint64(NeedBlocks)}, {"need_conversation", uint64(NeedConversation)},
-	{"need_ranks", uint64(NeedRanks)}, {"need_pairs", uint64(NeedPairs)}, {"need_details", uint64(NeedDetails)}, {"need_identity", uint64(NeedIdentity)}, {"need_predictions", uint64(NeedPredictions)}, {"need_traits", uint64(NeedTraits)},
+	{"need_ranks", uint64(NeedRanks)}, {"need_pairs", uint64(NeedPairs)}, {"need_details", uint64(NeedDetails)}, {"need_identity", uint64(NeedIdentity)}, {"need_predictions", uint64(NeedPredictions)}, {"need_traits", uint64(NeedTraits)}, {"need_headers", uint64(NeedHeaders)},
 	{"flag_stream", flagStream}, {"flag_pair_broken", flagPairBroken}, {"flag_adapters", flagAdapters},
-	{"flag_tools", flagTools}, {"flag_images", flagImages}, {"flag_audio", flagAudio},
+	{"flag_tools", flagTools}, {"flag_images", flagImages}, {"flag_audio", flagAudio}, {"flag_present", flagPresent}, {"flag_cut", flagCut},
 	{"role_prefill", uint64(RolePrefill)}, {"role_decode", uint64(RoleDecode)},
 	{"flow_aggregated", uint64(FlowAggregated)}, {"flow_prefill_first", uint64(FlowPrefillFirst)},
 	{"flow_concurrent", uint64(FlowConcurrent)}, {"flow_decode_first", uint64(FlowDecodeFirst)},

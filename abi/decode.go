@@ -26,7 +26,8 @@ func PolicyOf(b []byte) uint32 { return get32(b, offPolicy) }
 
 // DecodePlan reads a plan frame into f. When ok is false, b is not a plan frame
 // or breaks the contract, and f must not be used. This and the other Decode
-// functions do not allocate, and the texts in f share the memory of b.
+// functions do not allocate, except that the first frame with headers allocates their
+// list in f. The texts in f share the memory of b.
 func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 	facts, ok := factsOf(b, HookPlan, planSize)
 	if !ok || !decodeRequest(b, facts, &f.Request, planSize, planSize+identitySize) {
@@ -214,13 +215,18 @@ func hasTraits(hook Hook, size int) bool {
 }
 
 // decodeRequest reads the request's facts. The identity and the traits of version 2 are
-// at these offsets of the facts.
+// at these offsets of the facts. The headers of r reuse its memory.
 func decodeRequest(b, facts []byte, r *RequestFacts, identity, traits int) (ok bool) {
-	r.Identity, r.Traits = Identity{}, Traits{}
+	r.Identity, r.Traits, r.Headers = Identity{}, Traits{}, r.Headers[:0]
 	if get16(b, offVersion) > 1 {
 		r.Identity = Identity{get64(facts, identity+identityClient), get32(facts, identity+identityTenant), get32(facts, identity+identityClass)}
 		if len(facts) >= traits+traitsSize && !r.Traits.decode(b, facts, traits) {
 			return false
+		}
+		if at := traits + traitsSize; len(facts) >= at+headersSize {
+			if r.Headers, ok = decodeHeaders(b, facts, at, r.Headers); !ok {
+				return false
+			}
 		}
 	}
 	r.PromptTokens = int64(get64(facts, reqPromptTokens))

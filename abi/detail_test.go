@@ -44,7 +44,7 @@ func TestFramesOfVersion2(t *testing.T) {
 	var finished FinishFacts
 	for _, tt := range []struct {
 		name   string
-		facts  interface{ FrameSize(bool, bool) int }
+		facts  interface{ FrameSize(*Layout) int }
 		append func(h *Header) []byte
 		decode func(b []byte) bool
 		got    any
@@ -61,8 +61,8 @@ func TestFramesOfVersion2(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			frame := tt.append(&h)
-			if len(frame) != tt.facts.FrameSize(true, false) {
-				t.Errorf("frame of %d bytes, FrameSize = %d", len(frame), tt.facts.FrameSize(true, false))
+			if len(frame) != tt.facts.FrameSize(&Layout{Extended: true}) {
+				t.Errorf("frame of %d bytes, FrameSize = %d", len(frame), tt.facts.FrameSize(&Layout{Extended: true}))
 			}
 			var got Header
 			if _, ok := DecodeHeader(frame, &got); !ok || !got.Extended || get16(frame, offVersion) != 2 {

@@ -5,7 +5,10 @@ package abi
 // small; dst may be the guest's memory itself. The frame must begin at an
 // address that is a multiple of 8.
 func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
-	w := begin(dst, HookPlan, h, planSize+addedIn(h.Extended, h.Traits), f.FrameSize(h.Extended, h.Traits))
+	w := begin(dst, HookPlan, h, planSize+h.added(), f.FrameSize(&h.Layout))
+	if h.Headers != nil {
+		w.headers(planSize+identitySize+traitsSize, h.Headers, &f.Request)
+	}
 	w.request(&f.Request)
 	put32(w.facts, planPrefill, uint32(f.PrefillTargets))
 	put32(w.facts, planDecode, uint32(f.DecodeTargets))
@@ -28,7 +31,7 @@ func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 // number come from the facts, not from the header.
 func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 	size := placeFactsSize(h)
-	w := begin(dst, HookPlace, h, size, f.FrameSize(h.Extended, h.Traits))
+	w := begin(dst, HookPlace, h, size, f.FrameSize(&h.Layout))
 	put64(w.frame, offSequence, f.Sequence)
 	put64(w.frame, offRandom, f.Random)
 	put32(w.facts, placeFlow, uint32(f.Flow))
@@ -46,6 +49,9 @@ func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 			put32(w.facts, placeSize+identitySize+morePredictions, uint32(len(w.dst)-w.base))
 			w.dst = appendPredictions(w.dst, f.Predictions)
 		}
+		if h.Headers != nil {
+			w.headers(placeSize+identitySize+moreSize+traitsSize, h.Headers, &f.Request)
+		}
 		w.added(placeSize, placeSize+identitySize+moreSize, h, &f.Request)
 	}
 	w.request(&f.Request)
@@ -57,7 +63,7 @@ func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 
 // placeFactsSize returns the size of the facts of a place frame.
 func placeFactsSize(h *Header) int {
-	size := placeSize + addedIn(h.Extended, h.Traits)
+	size := placeSize + h.added()
 	if h.Extended {
 		size += moreSize
 	}
@@ -66,7 +72,7 @@ func placeFactsSize(h *Header) int {
 
 // AppendMint appends a frame of the mint hook.
 func AppendMint(dst []byte, h *Header, f *MintFacts) []byte {
-	w := begin(dst, HookMint, h, mintSize, f.FrameSize(false, false))
+	w := begin(dst, HookMint, h, mintSize, f.FrameSize(&h.Layout))
 	put64(w.facts, mintUnixMilli, uint64(f.UnixMilli))
 	put32(w.facts, mintCounter, uint32(f.Counter))
 	w.facts[mintNode] = f.Node
@@ -76,7 +82,10 @@ func AppendMint(dst []byte, h *Header, f *MintFacts) []byte {
 
 // AppendLeg appends a frame of the leg hook.
 func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
-	w := begin(dst, HookLeg, h, legSize+addedIn(h.Extended, h.Traits), f.FrameSize(h.Extended, h.Traits))
+	w := begin(dst, HookLeg, h, legSize+h.added(), f.FrameSize(&h.Layout))
+	if h.Headers != nil {
+		w.headers(legSize+identitySize+traitsSize, h.Headers, &f.Request)
+	}
 	w.facts[legEvent] = byte(f.Event)
 	w.facts[legPhase] = byte(f.Phase)
 	w.facts[legFlow] = byte(f.Flow)
@@ -100,7 +109,10 @@ func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
 
 // AppendFinish appends a frame of the finish hook.
 func AppendFinish(dst []byte, h *Header, f *FinishFacts) []byte {
-	w := begin(dst, HookFinish, h, finSize+addedIn(h.Extended, h.Traits), f.FrameSize(h.Extended, h.Traits))
+	w := begin(dst, HookFinish, h, finSize+h.added(), f.FrameSize(&h.Layout))
+	if h.Headers != nil {
+		w.headers(finSize+identitySize+traitsSize, h.Headers, &f.Request)
+	}
 	w.facts[finOutcome] = byte(f.Outcome)
 	w.facts[finFlow] = byte(f.Flow)
 	w.facts[finFailed] = byte(f.Failed)

@@ -151,6 +151,16 @@ const (
 	flagImages = 1 << 1
 	flagAudio  = 1 << 2
 
+	// The headers follow the traits, if the policy needs headers. Then the frame has the bytes
+	// of the traits in any case.
+	headersTable = 0 // offset, count, stride
+	headersSize  = 16
+	headerValue  = 0
+	headerFlags  = 8
+
+	flagPresent = 1 << 0
+	flagCut     = 1 << 1
+
 	detailZone     = 0
 	detailRevision = 4
 	detailHardware = 8
@@ -176,20 +186,38 @@ type Header struct {
 	Random    uint64 // drawn for this frame; of a place frame PlaceFacts.Random
 	UnixMilli int64  // the host's clock
 	Seed      uint32 // the same in all frames of one process, drawn at its start
-	Extended  bool   // the frame is one of version 2
-	Traits    bool   // the facts have the traits of the request; only with Extended
+	Layout
+}
+
+// Layout says which facts a frame has. It is the same for all frames of a policy.
+type Layout struct {
+	Extended bool // the frame is one of version 2
+	Traits   bool // the facts have the traits of the request; only with Extended
+	// Headers are the names of the request headers that the facts have, in lower case; only
+	// with Extended. DecodeHeader leaves Headers nil, because a frame does not have the names.
+	Headers []string
+}
+
+// LayoutFor returns the layout of the frames for a policy with these needs. headers are the
+// names that its module declares.
+func LayoutFor(needs Needs, headers []string) Layout {
+	l := Layout{Extended: needs.Version() > 1, Traits: needs&NeedTraits != 0}
+	if needs&NeedHeaders != 0 {
+		l.Headers = headers
+	}
+	return l
 }
 
 // FrameSize returns the size of the facts' frame in bytes, so that a caller can
-// fit it into a guest's scratch buffer. extended and traits are the fields of the frame's Header.
-func (f *PlanFacts) FrameSize(extended, traits bool) int {
-	return HeaderSize + planSize + addedIn(extended, traits) + f.Request.textSize(traits)
+// fit it into a guest's scratch buffer. l is the layout of the frame's Header.
+func (f *PlanFacts) FrameSize(l *Layout) int {
+	return HeaderSize + planSize + l.added() + f.Request.textSize(l)
 }
 
 // FrameSize returns the size of the facts' frame.
-func (f *PlaceFacts) FrameSize(extended, traits bool) int {
-	size := HeaderSize + placeSize + len(f.Candidates)*RowSize + len(f.Pairs)*pairSize + addedIn(extended, traits) + f.Request.textSize(traits)
-	if extended {
+func (f *PlaceFacts) FrameSize(l *Layout) int {
+	size := HeaderSize + placeSize + len(f.Candidates)*RowSize + len(f.Pairs)*pairSize + l.added() + f.Request.textSize(l)
+	if l.Extended {
 		size += moreSize + len(f.Details)*DetailSize + len(f.Predictions)*PredictionSize
 	}
 	return size
@@ -197,33 +225,40 @@ func (f *PlaceFacts) FrameSize(extended, traits bool) int {
 
 // FrameSize returns the size of the facts' frame. Those of mint are the same in
 // both versions.
-func (f *MintFacts) FrameSize(bool, bool) int { return HeaderSize + mintSize }
+func (f *MintFacts) FrameSize(*Layout) int { return HeaderSize + mintSize }
 
 // FrameSize returns the size of the facts' frame.
-func (f *LegFacts) FrameSize(extended, traits bool) int {
-	return HeaderSize + legSize + addedIn(extended, traits) + len(f.Engine) + len(f.Reason) + f.Request.textSize(traits)
+func (f *LegFacts) FrameSize(l *Layout) int {
+	return HeaderSize + legSize + l.added() + len(f.Engine) + len(f.Reason) + f.Request.textSize(l)
 }
 
 // FrameSize returns the size of the facts' frame.
-func (f *FinishFacts) FrameSize(extended, traits bool) int {
-	return HeaderSize + finSize + addedIn(extended, traits) + len(f.Reason) + f.Request.textSize(traits)
+func (f *FinishFacts) FrameSize(l *Layout) int {
+	return HeaderSize + finSize + l.added() + len(f.Reason) + f.Request.textSize(l)
 }
 
-// addedIn returns the size of the request's facts that version 2 added.
-func addedIn(extended, traits bool) (size int) {
-	if extended {
+// added returns the size of the request's facts that version 2 added.
+func (l *Layout) added() (size int) {
+	if l.Extended {
 		size = identitySize
 	}
-	if traits {
+	if l.Traits || l.Headers != nil {
 		size += traitsSize
+	}
+	if l.Headers != nil {
+		size += headersSize
 	}
 	return size
 }
 
-func (f *RequestFacts) textSize(traits bool) int {
+// textSize returns the size of the request's texts and of the table of its headers.
+func (f *RequestFacts) textSize(l *Layout) int {
 	size := len(f.Model) + len(f.Conversation) + len(f.Prompt)
-	if traits {
+	if l.Traits {
 		size += len(f.Adapter)
+	}
+	if l.Headers != nil {
+		size += f.headerBytes(l.Headers)
 	}
 	return size
 }

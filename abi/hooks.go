@@ -53,6 +53,7 @@ const (
 	ExportNeeds    = prefix + "needs"    // () -> i64, optional
 
 	ExportPolicyNeeds = prefix + "policy_needs" // () -> i64, optional
+	ExportHeaders     = prefix + "headers"      // () -> i64, optional
 )
 
 // Needs is a set of additional facts that a module requests. The proxy computes such a fact only
@@ -70,12 +71,13 @@ const (
 	NeedIdentity                       // RequestFacts.Identity
 	NeedPredictions                    // PlaceFacts.Predictions
 	NeedTraits                         // RequestFacts.Traits
+	NeedHeaders                        // RequestFacts.Headers
 )
 
 // version2 are the needs that version 2 added.
-const version2 = NeedDetails | NeedIdentity | NeedPredictions | NeedTraits
+const version2 = NeedDetails | NeedIdentity | NeedPredictions | NeedTraits | NeedHeaders
 
-var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs", "details", "identity", "predictions", "traits"}
+var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs", "details", "identity", "predictions", "traits", "headers"}
 
 // Version returns the version of the frames for a policy with these needs: 2 if
 // it needs a fact that version 2 added, otherwise 1.

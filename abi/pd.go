@@ -134,6 +134,10 @@ type RequestFacts struct {
 	Turn         int32  // of the conversation, from 1; 0: not known; needs NeedConversation
 	Identity            // of the client; needs NeedIdentity
 	Traits              // needs NeedTraits
+
+	// Headers are the headers that policies declare; needs NeedHeaders. In a decoded frame
+	// the list has one entry for each name of the module; elsewhere only headers of the request.
+	Headers []RequestHeader
 }
 
 // Identity is what the proxy knows about the sender of a request. The zero value

@@ -36,12 +36,15 @@ typedef struct {
 #define PDPROXY_NEED_IDENTITY 64ULL
 #define PDPROXY_NEED_PREDICTIONS 128ULL
 #define PDPROXY_NEED_TRAITS 256ULL
+#define PDPROXY_NEED_HEADERS 512ULL
 #define PDPROXY_FLAG_STREAM 1ULL
 #define PDPROXY_FLAG_PAIR_BROKEN 2ULL
 #define PDPROXY_FLAG_ADAPTERS 4ULL
 #define PDPROXY_FLAG_TOOLS 1ULL
 #define PDPROXY_FLAG_IMAGES 2ULL
 #define PDPROXY_FLAG_AUDIO 4ULL
+#define PDPROXY_FLAG_PRESENT 1ULL
+#define PDPROXY_FLAG_CUT 2ULL
 #define PDPROXY_ROLE_PREFILL 1ULL
 #define PDPROXY_ROLE_DECODE 2ULL
 #define PDPROXY_FLOW_AGGREGATED 1ULL
@@ -287,6 +290,19 @@ typedef struct {
 	uint32_t reserved_28;
 } pdproxy_traits;
 _Static_assert(sizeof(pdproxy_traits) == 32, "pdproxy_traits");
+
+typedef struct {
+	pdproxy_table headers; /* one row for each name that the module declares, in the same order */
+	uint32_t reserved_12;
+} pdproxy_headers;
+_Static_assert(sizeof(pdproxy_headers) == 16, "pdproxy_headers");
+
+typedef struct {
+	pdproxy_text value; /* the first 256 bytes; a character is not cut */
+	uint32_t flags; /* bit 0: the request has the header, whose value may be empty; bit 1: the value was longer */
+	uint32_t reserved_12;
+} pdproxy_declared;
+_Static_assert(sizeof(pdproxy_declared) == 16, "pdproxy_declared");
 /* end of the generated part */
 
 static uint64_t pdproxy_memory[PDPROXY_SCRATCH / 8];
@@ -308,6 +324,22 @@ static inline pdproxy_candidate *pdproxy_candidate_at(const pdproxy_place *f, in
 /* pdproxy_pair_at returns a row of the table of pairs. */
 static inline pdproxy_pair *pdproxy_pair_at(const pdproxy_place *f, int32_t row) {
 	return pdproxy_at(f->pairs.at + (uint32_t)row * f->pairs.stride);
+}
+
+/* pdproxy_declared_at returns a request header of the current frame by its position among the
+ * names of PDPROXY_HEADERS, from 0; 0: the frame does not have it. The request has the header
+ * if flags has PDPROXY_FLAG_PRESENT. */
+static inline const pdproxy_declared *pdproxy_declared_at(uint32_t row) {
+	static const uint32_t facts[] = {
+		0, sizeof(pdproxy_plan), sizeof(pdproxy_place) + sizeof(pdproxy_more), 0, sizeof(pdproxy_leg), sizeof(pdproxy_finish)};
+	const pdproxy_header *frame = pdproxy_frame();
+	if (frame->version < 2 || frame->hook >= sizeof facts / sizeof facts[0])
+		return 0;
+	uint32_t at = facts[frame->hook] + sizeof(pdproxy_identity) + sizeof(pdproxy_traits);
+	if (frame->facts_size < at + sizeof(pdproxy_headers))
+		return 0;
+	const pdproxy_table *t = &((const pdproxy_headers *)pdproxy_at(frame->header_size + at))->headers;
+	return row < t->rows ? pdproxy_at(t->at + row * t->stride) : 0;
 }
 
 /* pdproxy_can_pair reports whether two rows can be the legs of one request. */
@@ -372,5 +404,14 @@ static inline int pdproxy_edit_leg(uint32_t op, const char *name, const char *va
 #define PDPROXY_NEEDS(bits)                                                               \
 	PDPROXY_EXPORT("pdproxy_v1_needs")                                                \
 	int64_t pdproxy_needs(void) { return (int64_t)(bits); }
+
+/* PDPROXY_HEADERS("x-tier\nx-region") declares request headers, one name a line. Policies with
+ * PDPROXY_NEED_HEADERS get them. */
+#define PDPROXY_HEADERS(names)                                                            \
+	PDPROXY_EXPORT("pdproxy_v1_headers")                                              \
+	int64_t pdproxy_declare(void) {                                                   \
+		static const char text[] = names;                                         \
+		return (int64_t)((uint64_t)(uintptr_t)text << 32 | (sizeof text - 1));    \
+	}
 
 #endif

@@ -34,12 +34,15 @@ pub const NEED_DETAILS: u64 = 32;
 pub const NEED_IDENTITY: u64 = 64;
 pub const NEED_PREDICTIONS: u64 = 128;
 pub const NEED_TRAITS: u64 = 256;
+pub const NEED_HEADERS: u64 = 512;
 pub const FLAG_STREAM: u32 = 1;
 pub const FLAG_PAIR_BROKEN: u32 = 2;
 pub const FLAG_ADAPTERS: u32 = 4;
 pub const FLAG_TOOLS: u32 = 1;
 pub const FLAG_IMAGES: u32 = 2;
 pub const FLAG_AUDIO: u32 = 4;
+pub const FLAG_PRESENT: u32 = 1;
+pub const FLAG_CUT: u32 = 2;
 pub const ROLE_PREFILL: u8 = 1;
 pub const ROLE_DECODE: u8 = 2;
 pub const FLOW_AGGREGATED: u32 = 1;
@@ -300,6 +303,21 @@ pub struct Traits {
     pub reserved_28: u32,
 }
 const _: () = assert!(core::mem::size_of::<Traits>() == 32);
+
+#[repr(C)]
+pub struct Headers {
+    pub headers: Table, // one row for each name that the module declares, in the same order
+    pub reserved_12: u32,
+}
+const _: () = assert!(core::mem::size_of::<Headers>() == 16);
+
+#[repr(C)]
+pub struct Declared {
+    pub value: Text, // the first 256 bytes; a character is not cut
+    pub flags: u32, // bit 0: the request has the header, whose value may be empty; bit 1: the value was longer
+    pub reserved_12: u32,
+}
+const _: () = assert!(core::mem::size_of::<Declared>() == 16);
 /* end of the generated part */
 
 #[repr(align(8))]
@@ -376,6 +394,29 @@ impl Place {
         unsafe { (*self.rows.row::<Candidate>(row)).score = score }
         frame().out_flags |= OUT_SCORED;
     }
+}
+
+/// Returns a request header of the current frame by its position among the names of
+/// declare_headers!, from 0. The request has the header if flags has FLAG_PRESENT.
+pub fn declared(row: u32) -> Option<&'static Declared> {
+    use core::mem::size_of;
+    let header = frame();
+    let facts = match header.hook {
+        1 => size_of::<Plan>(),
+        2 => size_of::<Place>() + size_of::<More>(),
+        4 => size_of::<Leg>(),
+        5 => size_of::<Finish>(),
+        _ => return None,
+    };
+    let offset = (facts + size_of::<Identity>() + size_of::<Traits>()) as u32;
+    if header.version < 2 || header.facts_size < offset + size_of::<Headers>() as u32 {
+        return None;
+    }
+    let table = unsafe { &(*at::<Headers>(header.header_size + offset)).headers };
+    if row >= table.rows {
+        return None;
+    }
+    Some(unsafe { &*table.row::<Declared>(row as i32) })
 }
 
 impl Candidate {
@@ -459,3 +500,16 @@ macro_rules! needs {
     };
 }
 pub(crate) use needs;
+
+/// declare_headers!("x-tier\nx-region") declares request headers, one name a line. Policies
+/// with NEED_HEADERS get them.
+macro_rules! declare_headers {
+    ($names:expr) => {
+        #[no_mangle]
+        pub extern "C" fn pdproxy_v1_headers() -> u64 {
+            let text: &'static str = $names;
+            (text.as_ptr() as usize as u64) << 32 | text.len() as u64
+        }
+    };
+}
+pub(crate) use declare_headers;

@@ -18,7 +18,7 @@ func TestPredictions(t *testing.T) {
 		f.Predictions = append(f.Predictions, Prediction{v + 1, v + 2, v + 3, v + 4, v + 5, v + 6, v + 7, 0})
 	}
 	frame := AppendPlace(nil, &h, f)
-	if len(frame) != len(without)+3*PredictionSize || len(frame) != f.FrameSize(true, false) {
+	if len(frame) != len(without)+3*PredictionSize || len(frame) != f.FrameSize(&Layout{Extended: true}) {
 		t.Errorf("a frame of %d bytes, without predictions %d", len(frame), len(without))
 	}
 	var got PlaceFacts

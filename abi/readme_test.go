@@ -56,6 +56,8 @@ var layouts = map[string]map[string]int{
 	"Identity 1": {"client": identityClient, "tenant": identityTenant, "class": identityClass, "end": identitySize},
 	"Details 1":  {"details": moreDetails, "predictions": morePredictions, "end": moreSize},
 	"Traits 1":   {"salt": traitsSalt, "remaining_ms": traitsRemaining, "adapter": traitsAdapter, "flags": traitsFlags, "end": traitsSize},
+	"Headers 1":  {"headers": headersTable, "end": headersSize},
+	"Headers 2":  {"value": headerValue, "flags": headerFlags, "end": headerRow},
 	"Predictions 1": {
 		"prefill_us": predictPrefill, "prefill_error_us": predictPrefillError, "wait_us": predictWait,
 		"start_us": predictStart, "start_error_us": predictStartError, "token_us": predictToken, "token_error_us": predictTokenError, "end": PredictionSize,
@@ -158,6 +160,9 @@ func exampleFrames() map[string][]byte {
 	extended.Extended = true
 	known := r
 	known.Identity = Identity{Client: 0x0102030405060708, Tenant: 2, Class: 1}
+	declaring, told := extended, r
+	declaring.Headers = []string{"x-tier", "x-region", "x-trial"}
+	told.Headers = []RequestHeader{{Name: "x-tier", Value: "gold", Present: true}, {Name: "x-trial", Present: true}}
 	candidates := []Candidate{
 		{Instance: 1, Group: 1, Roles: RolePrefill, Requests: 1, Tokens: 40},
 		{Instance: 2, Group: 1, Roles: RoleDecode},
@@ -172,7 +177,8 @@ func exampleFrames() map[string][]byte {
 				{Zone: LabelID("b"), Weight: 0.5, Running: 0, Waiting: 0, Labels: [OtherLabels]Label{{LabelID("rack"), LabelID("7")}}},
 			},
 		}),
-		"plan": AppendPlan(nil, h, &PlanFacts{Request: r, PrefillTargets: 2, DecodeTargets: 3, BothTargets: 1}),
+		"headers": AppendPlan(nil, &declaring, &PlanFacts{Request: told, PrefillTargets: 2, DecodeTargets: 3, BothTargets: 1}),
+		"plan":    AppendPlan(nil, h, &PlanFacts{Request: r, PrefillTargets: 2, DecodeTargets: 3, BothTargets: 1}),
 		"place": AppendPlace(nil, h, &PlaceFacts{
 			Request: r, Flow: FlowConcurrent, Fixed: -1, Sequence: h.Sequence, Random: h.Random, Candidates: candidates,
 		}),
@@ -241,7 +247,7 @@ func TestREADMENames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := []string{ExportScratch, ExportPolicies, ExportNeeds, ExportPolicyNeeds, ForeignNote, ForeignCounter, ForeignConversationGet, ForeignConversationPut, ForeignPrefixMatch}
+	names := []string{ExportScratch, ExportPolicies, ExportNeeds, ExportPolicyNeeds, ExportHeaders, ForeignNote, ForeignCounter, ForeignConversationGet, ForeignConversationPut, ForeignPrefixMatch}
 	for h := HookPlan; h <= HookFinish; h++ {
 		names = append(names, h.Export())
 	}

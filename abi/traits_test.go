@@ -22,7 +22,7 @@ func TestTraits(t *testing.T) {
 	var got PlaceFacts
 	var spare []Candidate
 	var read Header
-	if !DecodePlace(frame, &got, &spare) || !reflect.DeepEqual(&got, f) || len(frame) != f.FrameSize(true, true) {
+	if !DecodePlace(frame, &got, &spare) || !reflect.DeepEqual(&got, f) || len(frame) != f.FrameSize(&h.Layout) {
 		t.Errorf("got %+v", got.Request)
 	}
 	if _, ok := DecodeHeader(frame, &read); !ok || !read.Traits {

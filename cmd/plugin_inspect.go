@@ -18,7 +18,7 @@ import (
 func (a *app) pluginInspectCommand() *cobra.Command {
 	return a.addJSON(&cobra.Command{
 		Use:   "inspect FILE",
-		Short: "Show contract, hooks, policies, callbacks, imports, needs, size and start time of a module",
+		Short: "Show contract, hooks, policies, callbacks, imports, needs, declared headers, size and start time of a module",
 		Example: `  pdproxy plugin inspect my-router/my-router.wasm
   pdproxy plugin inspect --json my-router/my-router.wasm`,
 		Args: arguments("FILE"),
@@ -60,6 +60,7 @@ func (a *app) pluginInspect(path string) error {
 		list("policies", i.Policies)
 	}
 	list("needs", i.Needs)
+	list("headers", i.Headers)
 	list("callbacks", i.Callbacks)
 	list("imports", i.Imports)
 	fmt.Fprintf(w, "size\t%.1f kB, %.1f MiB of memory when started\n", float64(i.SizeBytes)/1e3, float64(i.MemoryBytes)/(1<<20))

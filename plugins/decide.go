@@ -74,6 +74,9 @@ func ask[F, A any](s *Set, in func(*table) *decider[F, A], call func(*policy.Pol
 // Needs returns the needs of the loaded policies.
 func (s *Set) Needs() abi.Needs { return s.table.Load().needs }
 
+// Headers returns the names of the request headers that the loaded policies declare.
+func (s *Set) Headers() []string { return s.table.Load().headers }
+
 // HasLegs reports whether a policy has the leg or the finish hook.
 func (s *Set) HasLegs() bool {
 	t := s.table.Load()

@@ -25,7 +25,8 @@ type table struct {
 	legs   []*policy.Policy // in the order of the configuration
 	finish []*policy.Policy
 
-	needs abi.Needs // of all policies in use
+	needs   abi.Needs // of all policies in use
+	headers []string  // that these policies get, each once
 }
 
 // decider is one policy, in WebAssembly or compiled in.
@@ -82,9 +83,12 @@ func (s *Set) resolve(t *table) error {
 	if t.mint, err = find(s, t, abi.HookMint, c.Mint, c.Natives.Mint); err != nil {
 		return Errors{{Key: "policy.mint", Err: err}}
 	}
+	t.headers = nil
+	t.declare(t.place.wasm)
 	t.needs = t.place.needs | t.mint.needs
 	for i := range t.plan {
 		t.needs |= t.plan[i].needs
+		t.declare(t.plan[i].wasm)
 	}
 	for _, p := range t.plugins {
 		if p.version == nil {
@@ -96,13 +100,30 @@ func (s *Set) resolve(t *table) error {
 			case abi.HookLeg:
 				t.legs = append(t.legs, q)
 				t.needs |= q.Needs
+				t.declare(q)
 			case abi.HookFinish:
 				t.finish = append(t.finish, q)
 				t.needs |= q.Needs
+				t.declare(q)
 			}
 		}
 	}
+	if n := len(t.headers); n > abi.MaxAllHeaders {
+		return Errors{{Key: "plugin", Err: fmt.Errorf("the policies in use declare %d different request headers; at most %d are possible", n, abi.MaxAllHeaders)}}
+	}
 	return nil
+}
+
+// declare adds the headers that a policy gets; nil: a compiled-in policy.
+func (t *table) declare(p *policy.Policy) {
+	if p == nil {
+		return
+	}
+	for _, name := range p.Headers() {
+		if !slices.Contains(t.headers, name) {
+			t.headers = append(t.headers, name)
+		}
+	}
 }
 
 // find returns the policy that a name of the configuration means. A plugin has

@@ -55,6 +55,9 @@ func (n *Native) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision,
 // Needs returns the additional facts that the three policies need.
 func (n *Native) Needs() abi.Needs { return n.needs }
 
+// Headers implements coordinator.Decider: the built-in policies declare no request headers.
+func (n *Native) Headers() []string { return nil }
+
 // Mint issues an id with the mint policy.
 func (n *Native) Mint(_ context.Context, f *abi.MintFacts) (uint64, string, bool) {
 	return n.mint(f), n.names.Mint, true

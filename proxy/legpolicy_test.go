@@ -460,7 +460,7 @@ func TestFinish(t *testing.T) {
 			Prefill: s.Instance("p0").ID, Decode: s.Instance("d0").ID, Attempts: 2,
 			FirstByte: 7000, Total: 12000, PromptTokens: 7, CachedTokens: 4, OutputTokens: 2,
 		}
-		if f != want {
+		if !reflect.DeepEqual(f, want) {
 			t.Errorf("facts: got  %+v\nwant %+v", f, want)
 		}
 	})
@@ -489,7 +489,7 @@ func TestFinishFailures(t *testing.T) {
 				if tt.want.Decode != 0 {
 					tt.want.Decode = w.registry.Snapshot().Instance("e").ID
 				}
-				if f != tt.want {
+				if !reflect.DeepEqual(f, tt.want) {
 					t.Errorf("facts: got  %+v\nwant %+v", f, tt.want)
 				}
 			})

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -59,4 +60,25 @@ func TestTraitsForPolicies(t *testing.T) {
 			t.Errorf("two salts have the hashes %x and %x", got.Salt, other.Salt)
 		}
 	})
+}
+
+// TestHeadersForPolicies: a request carries the headers that policies declare, and no other,
+// if a policy needs headers.
+func TestHeadersForPolicies(t *testing.T) {
+	for _, needs := range []abi.Needs{0, abi.NeedTraits, abi.NeedHeaders} {
+		synctest.Test(t, func(t *testing.T) {
+			e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+			w := newWorld(t, setup{needs: needs, engines: []*fakeEngine{e}})
+			if a := w.post(completionsPath, completions(false), "X-Tier", "gold", "X-Other", "1", "Authorization", "Bearer key"); a.status != 200 {
+				t.Fatalf("%+v", a)
+			}
+			var want []abi.RequestHeader
+			if needs == abi.NeedHeaders {
+				want = []abi.RequestHeader{{Name: "x-tier", Value: "gold", Present: true}}
+			}
+			if got := w.decider.asked.Load().(abi.RequestFacts).Headers; !slices.Equal(got, want) {
+				t.Errorf("needs %v: got %+v, want %+v", needs.Names(), got, want)
+			}
+		})
+	}
 }

@@ -402,6 +402,8 @@ func (*nativeDecider) Place(context.Context, *abi.PlaceFacts) (abi.PlaceDecision
 
 func (d *nativeDecider) Needs() abi.Needs { return d.needs }
 
+func (*nativeDecider) Headers() []string { return []string{"x-tier", "x-region"} }
+
 func (d *nativeDecider) Mint(context.Context, *abi.MintFacts) (uint64, string, bool) {
 	return abi.MinDisaggID + d.ids.Add(1), "counter", true
 }

@@ -1,14 +1,17 @@
 package guest
 
-import "unsafe"
+import (
+	"strings"
+	"unsafe"
+)
 
 // scratch is the buffer for the host's frames. It consists of words, so that it
 // is aligned.
 var scratch []uint64
 
-// policyList and needsList stay in memory, because the host reads them after
+// policyList, needsList and headerList stay in memory, because the host reads them after
 // the calls that return them.
-var policyList, needsList string
+var policyList, needsList, headerList string
 
 //go:wasmexport pdproxy_v1_scratch
 func exportScratch(size uint32) uint32 {
@@ -31,6 +34,12 @@ func exportPolicies() uint64 {
 func exportPolicyNeeds() uint64 {
 	needsList = listNeeds()
 	return textAt(needsList)
+}
+
+//go:wasmexport pdproxy_v1_headers
+func exportHeaders() uint64 {
+	headerList = strings.Join(headers, "\n")
+	return textAt(headerList)
 }
 
 // textAt packs the address and length of a text as the host expects them.

@@ -33,6 +33,7 @@ package guest
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 )
@@ -61,6 +62,7 @@ var (
 	legs     policies[func(*abi.LegFacts, *abi.Edits) abi.LegDecision]
 	finishes policies[func(*abi.FinishFacts)]
 	needs    abi.Needs
+	headers  []string
 	config   string
 	onConfig func(config string) bool
 )
@@ -106,6 +108,15 @@ func Finish(name string, policy func(*abi.FinishFacts), needs ...abi.Needs) {
 
 // Need requests additional facts for all policies of the module.
 func Need(n abi.Needs) { needs |= n }
+
+// Headers declares the names of the request headers that the policies with abi.NeedHeaders
+// get, at most abi.MaxHeaders for the module. RequestFacts.Header returns their values. The
+// proxy refuses a module that declares a header with credentials.
+func Headers(names ...string) {
+	for _, name := range names {
+		headers = append(headers, strings.ToLower(name))
+	}
+}
 
 // OnConfigure registers a function that receives the plugin's configuration
 // text at its start, before any policy runs. When f returns false, the start

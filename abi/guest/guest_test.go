@@ -128,6 +128,33 @@ func TestForeignFrames(t *testing.T) {
 	onFinish(mint)
 }
 
+// TestHeaders: policies find the declared headers by their names.
+func TestHeaders(t *testing.T) {
+	defer func(names []string, all policies[func(*abi.PlanFacts) abi.PlanAnswer]) { headers, plans = names, all }(headers, plans)
+	headers, plans = nil, policies[func(*abi.PlanFacts) abi.PlanAnswer]{}
+	Headers("X-Tier", "x-region")
+	Plan("tier", func(f *abi.PlanFacts) abi.PlanAnswer {
+		if tier, _ := f.Request.Header("x-tier"); tier == "gold" {
+			return abi.PlanAnswer{Decision: abi.PlanDisaggregate}
+		}
+		if _, ok := f.Request.Header("x-region"); ok {
+			return abi.PlanAnswer{Decision: abi.PlanReject}
+		}
+		return abi.PlanAnswer{Decision: abi.PlanAggregate}
+	}, abi.NeedHeaders)
+	h := &abi.Header{Layout: abi.LayoutFor(abi.NeedHeaders, headers)}
+	for value, want := range map[string]abi.PlanDecision{"gold": abi.PlanDisaggregate, "silver": abi.PlanAggregate} {
+		f := &abi.PlanFacts{Request: abi.RequestFacts{Headers: []abi.RequestHeader{{Name: "x-tier", Value: value, Present: true}}}}
+		frame := abi.AppendPlan(nil, h, f)
+		if a, ok := abi.UnpackPlan(onPlan(frame)); !ok || a.Decision != want {
+			t.Errorf("%s: %+v", value, a)
+		}
+		if n := testing.AllocsPerRun(10, func() { onPlan(frame) }); n != 0 {
+			t.Errorf("got %v allocations", n)
+		}
+	}
+}
+
 func TestHooksDoNotAllocate(t *testing.T) {
 	f := &abi.PlaceFacts{Fixed: -1, Candidates: make([]abi.Candidate, 64), Request: abi.RequestFacts{Model: "m", Prompt: "[]"}}
 	place := abi.AppendPlace(nil, &abi.Header{Policy: 1}, f)

@@ -26,6 +26,7 @@ func onPlan(frame []byte) uint64 {
 		refuse(abi.HookPlan)
 		return 0
 	}
+	nameHeaders(&planFacts.Request)
 	return plans.funcs[abi.PolicyOf(frame)](&planFacts).Pack()
 }
 
@@ -34,6 +35,7 @@ func onPlace(frame []byte) uint64 {
 		refuse(abi.HookPlace)
 		return none
 	}
+	nameHeaders(&placeFacts.Request)
 	d := places.funcs[abi.PolicyOf(frame)](&placeFacts)
 	if placeFacts.Scored {
 		abi.StoreScores(frame, &placeFacts)
@@ -55,6 +57,7 @@ func onLeg(frame, room []byte) uint64 {
 		refuse(abi.HookLeg)
 		return uint64(abi.LegPass)
 	}
+	nameHeaders(&legFacts.Request)
 	legEdits = abi.NewEdits(room)
 	d := legs.funcs[abi.PolicyOf(frame)](&legFacts, &legEdits)
 	if legFacts.Event != abi.LegSend || d != abi.LegEdited {
@@ -73,5 +76,13 @@ func onFinish(frame []byte) {
 		refuse(abi.HookFinish)
 		return
 	}
+	nameHeaders(&finishFacts.Request)
 	finishes.funcs[abi.PolicyOf(frame)](&finishFacts)
+}
+
+// nameHeaders gives the headers of the frame the names that the module declared.
+func nameHeaders(r *abi.RequestFacts) {
+	for i := range min(len(r.Headers), len(headers)) {
+		r.Headers[i].Name = headers[i]
+	}
 }

@@ -46,7 +46,7 @@ func BenchmarkDecision(b *testing.B) {
 }
 
 func (g *guest) measurePlace(b *testing.B, policy uint32, rows int) {
-	f, h := busy(rows), &abi.Header{Policy: policy, Extended: policies.PlaceNames()[policy] == "slo_aware"}
+	f, h := busy(rows), &abi.Header{Policy: policy, Layout: abi.Layout{Extended: policies.PlaceNames()[policy] == "slo_aware"}}
 	measure(b, func(n uint64) {
 		f.Sequence, f.Random = n, n*0x9e3779b97f4a7c15
 		if d := g.place(h, f); d.Decode < 0 {

@@ -186,7 +186,7 @@ func comparePlace(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
 	if needs&abi.NeedDetails == 0 {
 		f.Details = nil
 	}
-	got, scored := g.place(&abi.Header{Policy: uint32(i), Extended: f.Predictions != nil || f.Details != nil}, f), f.Scored
+	got, scored := g.place(&abi.Header{Policy: uint32(i), Layout: abi.Layout{Extended: f.Predictions != nil || f.Details != nil}}, f), f.Scored
 	scores := make([]float32, len(f.Candidates))
 	for i := range f.Candidates {
 		scores[i], f.Candidates[i].Score = f.Candidates[i].Score, 0

@@ -72,7 +72,7 @@ func TestGuestGrowsItsScratch(t *testing.T) {
 			g := run(t, e.prebuilt(t))
 			for _, rows := range []int{64, 1600, 64} {
 				f := busy(rows)
-				view, ptr, err := g.vm.Scratch(context.Background(), uint32(f.FrameSize(false, false)))
+				view, ptr, err := g.vm.Scratch(context.Background(), uint32(f.FrameSize(&abi.Layout{})))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -34,8 +34,7 @@ type Policy struct {
 
 	version  *Version
 	index    uint32
-	extended bool // its frames are those of version 2
-	traits   bool // its frames have the traits of the request
+	layout   abi.Layout // of its frames
 	sequence atomic.Uint64
 	calls    Calls
 	meter    Meter
@@ -50,7 +49,7 @@ func (p *Policy) Summary() Summary { return p.calls.Summary() }
 // Plan calls the plan hook.
 func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 	var c call
-	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
+	if c.begin(p, f.FrameSize(&p.layout)) {
 		h := p.header(c.began)
 		if answer, ok := c.run(abi.AppendPlan(c.scratch[:0], &h, f)); ok {
 			if a, ok = abi.UnpackPlan(uint64(answer)); !ok {
@@ -65,7 +64,7 @@ func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 // Place calls the place hook. It writes the policy's scores into the candidates.
 func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 	var c call
-	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
+	if c.begin(p, f.FrameSize(&p.layout)) {
 		h := p.header(c.began)
 		frame := abi.AppendPlace(c.scratch[:0], &h, f)
 		c.vm.notes.show(f.Candidates)
@@ -85,7 +84,7 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 // Mint calls the mint hook.
 func (p *Policy) Mint(f *abi.MintFacts) (id uint64, reason string) {
 	var c call
-	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
+	if c.begin(p, f.FrameSize(&p.layout)) {
 		h := p.header(c.began)
 		if answer, ok := c.run(abi.AppendMint(c.scratch[:0], &h, f)); ok {
 			switch id = uint64(answer); {
@@ -104,7 +103,7 @@ func (p *Policy) Mint(f *abi.MintFacts) (id uint64, reason string) {
 func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string) {
 	var c call
 	list = edits
-	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
+	if c.begin(p, f.FrameSize(&p.layout)) {
 		h := p.header(c.began)
 		frame := abi.AppendLeg(c.scratch[:0], &h, f)
 		if answer, ok := c.run(frame); ok {
@@ -124,7 +123,7 @@ func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []b
 // Finish calls the finish hook.
 func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
 	var c call
-	if c.begin(p, f.FrameSize(p.extended, p.traits)) {
+	if c.begin(p, f.FrameSize(&p.layout)) {
 		h := p.header(c.began)
 		c.run(abi.AppendFinish(c.scratch[:0], &h, f))
 	}
@@ -135,7 +134,7 @@ func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
 func (p *Policy) header(now time.Time) abi.Header {
 	return abi.Header{
 		Policy: p.index, Sequence: p.sequence.Add(1) - 1, Random: rand.Uint64(),
-		UnixMilli: now.UnixMilli(), Seed: p.version.opts.Seed, Extended: p.extended, Traits: p.traits,
+		UnixMilli: now.UnixMilli(), Seed: p.version.opts.Seed, Layout: p.layout,
 	}
 }
 

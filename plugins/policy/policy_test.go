@@ -134,6 +134,41 @@ func TestVersion2(t *testing.T) {
 	}
 }
 
+// TestHeaders: a policy gets the headers that its module declares, in the order of the
+// declaration, if it needs headers. A module that declares a header with credentials, or
+// that needs headers and declares none, does not load.
+func TestHeaders(t *testing.T) {
+	f := policytest.Pair("tier")
+	f.Request.Headers = []abi.RequestHeader{
+		{Name: "x-other", Value: "of another module", Present: true}, {Name: "x-empty", Present: true}, {Name: "x-tier", Value: "gold", Present: true},
+	}
+	first, last := abi.PlaceDecision{Prefill: 0, Decode: 2}, abi.PlaceDecision{Prefill: 1, Decode: 3}
+	for config, want := range map[string]abi.PlaceDecision{
+		"place=tier needs=headers headers=X-Tier,x-absent,x-empty": first,
+		"place=tier needs=headers headers=x-tier":                  last,
+		"place=tier headers=x-tier,x-absent,x-empty":               last, // declared and not needed
+	} {
+		l := newLoading()
+		l.config = config
+		if d, reason := hook(t, l.load(t), abi.HookPlace).Place(f); d != want || reason != "" {
+			t.Errorf("%s: %+v, %q", config, d, reason)
+		}
+	}
+	for config, want := range map[string]string{
+		"needs=headers": "needs headers, but pdproxy_v1_headers declares none",
+		"needs=headers headers=x-tier,Authorization":   `"authorization" carries credentials`,
+		"headers=x-api-key":                            `"x-api-key" carries credentials`,
+		"needs=headers headers=a,b,c,d,e,f,g,h,i":      "at most 8 headers",
+		"needs=headers headers=x-tier,x-region,X-TIER": "declared twice",
+	} {
+		l := newLoading()
+		l.config = config
+		if _, err := l.try(t); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", config, err)
+		}
+	}
+}
+
 // TestVersion1: modules that were built for version 1 of the contract run as they
 // did. testdata/v1 has them as they were built then; nothing rebuilds them.
 func TestVersion1(t *testing.T) {

@@ -159,29 +159,29 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 	switch p.Hook {
 	case abi.HookPlan:
 		for _, f := range []abi.PlanFacts{{Request: request, PrefillTargets: 2, DecodeTargets: 2}, {Request: request, BothTargets: 1}} {
-			ask(f.FrameSize(p.extended, p.traits), func(dst []byte, h *abi.Header) []byte { return abi.AppendPlan(dst, h, &f) },
+			ask(f.FrameSize(&p.layout), func(dst []byte, h *abi.Header) []byte { return abi.AppendPlan(dst, h, &f) },
 				func(a uint64) bool { _, ok := abi.UnpackPlan(a); return ok })
 		}
 	case abi.HookPlace:
 		for _, f := range trialTables(request) {
-			ask(f.FrameSize(p.extended, p.traits), func(dst []byte, h *abi.Header) []byte { return abi.AppendPlace(dst, h, &f) },
+			ask(f.FrameSize(&p.layout), func(dst []byte, h *abi.Header) []byte { return abi.AppendPlace(dst, h, &f) },
 				func(a uint64) bool { return f.Allows(abi.UnpackPlace(a)) })
 		}
 	case abi.HookMint:
 		f := abi.MintFacts{UnixMilli: time.Now().UnixMilli(), Counter: 1}
-		ask(f.FrameSize(p.extended, p.traits), func(dst []byte, h *abi.Header) []byte { return abi.AppendMint(dst, h, &f) },
+		ask(f.FrameSize(&p.layout), func(dst []byte, h *abi.Header) []byte { return abi.AppendMint(dst, h, &f) },
 			func(a uint64) bool { return a == 0 || a >= abi.MinDisaggID && a < abi.MaxDisaggID })
 	case abi.HookLeg:
 		for _, f := range []abi.LegFacts{
 			{Request: request, Phase: abi.Prefill, Flow: abi.FlowPrefillFirst, Attempt: 1, Left: 2, Instance: 1, Partner: 2, ID: abi.MinDisaggID, Engine: "p0"},
 			{Request: request, Event: abi.LegFailed, Flow: abi.FlowAggregated, Attempt: 1, Left: 2, Instance: 1, Engine: "e0", Status: 500, Reason: "status"},
 		} {
-			ask(f.FrameSize(p.extended, p.traits), func(dst []byte, h *abi.Header) []byte { return abi.AppendLeg(dst, h, &f) },
+			ask(f.FrameSize(&p.layout), func(dst []byte, h *abi.Header) []byte { return abi.AppendLeg(dst, h, &f) },
 				func(a uint64) bool { _, ok := abi.UnpackLeg(a, f.Event); return ok })
 		}
 	case abi.HookFinish:
 		f := abi.FinishFacts{Request: request, Outcome: abi.OutcomeOK, Flow: abi.FlowAggregated, Status: 200, Decode: 1, Attempts: 1, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}
-		ask(f.FrameSize(p.extended, p.traits), func(dst []byte, h *abi.Header) []byte { return abi.AppendFinish(dst, h, &f) },
+		ask(f.FrameSize(&p.layout), func(dst []byte, h *abi.Header) []byte { return abi.AppendFinish(dst, h, &f) },
 			func(uint64) bool { return true })
 	}
 	return reason

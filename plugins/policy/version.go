@@ -62,6 +62,7 @@ type Version struct {
 	opts     Options
 	module   *host.Module
 	needs    abi.Needs
+	headers  []string // that the module declares, in lower case
 	policies []*Policy
 	pool     *pool
 	trial    error
@@ -165,6 +166,13 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 		return err
 	}
 	v.needs = abi.Needs(needs)
+	declared, _, err := m.Text(ctx, abi.ExportHeaders)
+	if err != nil {
+		return err
+	}
+	if v.headers, err = abi.ParseHeaders(declared); err != nil {
+		return err
+	}
 	list, named, err := m.Text(ctx, abi.ExportPolicies)
 	if err != nil {
 		return err
@@ -175,8 +183,7 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 				v.add(h, "", 0)
 			}
 		}
-		v.extend()
-		return nil
+		return v.extend()
 	}
 	var count [abi.HookFinish + 1]uint32
 	for line := range strings.Lines(list) {
@@ -216,16 +223,19 @@ func (v *Version) describeNeeds(ctx context.Context, m *vm) error {
 			p.Needs |= n.Needs
 		}
 	}
-	v.extend()
-	return err
+	return errors.Join(err, v.extend())
 }
 
 // extend selects the version and the facts of the frames of each policy, by its needs.
-func (v *Version) extend() {
+func (v *Version) extend() error {
 	for _, p := range v.policies {
 		needs := p.Needs | v.needs
-		p.extended, p.traits = needs.Version() > 1, needs&abi.NeedTraits != 0
+		if needs&abi.NeedHeaders != 0 && len(v.headers) == 0 {
+			return fmt.Errorf("read headers: policy %s needs headers, but %s declares none", p.Label, abi.ExportHeaders)
+		}
+		p.layout = abi.LayoutFor(needs, v.headers)
 	}
+	return nil
 }
 
 // add registers a policy; name is "" for the policy of an unnamed hook.
@@ -262,6 +272,10 @@ func (v *Version) Find(h abi.Hook, name string) (*Policy, bool) {
 
 // Needs returns the needs of the module for all its policies.
 func (v *Version) Needs() abi.Needs { return v.needs }
+
+// Headers returns the names of the request headers that the policy gets, in lower case; nil: none.
+// The caller must not change the list.
+func (p *Policy) Headers() []string { return p.layout.Headers }
 
 // Info returns the description of the module.
 func (v *Version) Info() host.Info { return v.module.Info() }

@@ -2,6 +2,10 @@ package trial
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 )
@@ -48,12 +52,55 @@ type requestJSON struct {
 	Turn         int32  `json:"turn"`
 	abi.Identity        // client, tenant and class
 	abi.Traits          // salt, remaining, adapter, tools, images and audio
+
+	Headers map[string]string `json:"headers"` // absent names: the request lacks the header
 }
 
 // plainRequest returns a request without optional fields.
 func plainRequest() requestJSON { return requestJSON{MaxTokens: -1, N: 1} }
 
-func (r requestJSON) facts() abi.RequestFacts { return abi.RequestFacts(r) }
+func (r *requestJSON) facts() abi.RequestFacts {
+	f := abi.RequestFacts{
+		PromptTokens: r.PromptTokens, MaxTokens: r.MaxTokens, N: r.N, Stream: r.Stream, PairBroken: r.PairBroken,
+		Model: r.Model, Conversation: r.Conversation, Prompt: r.Prompt, Turn: r.Turn, Identity: r.Identity, Traits: r.Traits,
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Headers)) {
+		value := r.Headers[name]
+		h := abi.RequestHeader{Name: strings.ToLower(name), Present: true, Cut: len(value) > abi.MaxHeaderValue}
+		h.Value = value[:min(len(value), abi.MaxHeaderValue)]
+		f.Headers = append(f.Headers, h)
+	}
+	return f
+}
+
+// request returns the facts of the request; nil: a mint frame has none.
+func (f *Frame) request() *abi.RequestFacts {
+	switch {
+	case f.plan != nil:
+		return &f.plan.Request
+	case f.place != nil:
+		return &f.place.Request
+	case f.leg != nil:
+		return &f.leg.Request
+	case f.finish != nil:
+		return &f.finish.Request
+	}
+	return nil
+}
+
+// undeclared returns an error if the frame has a header that the policy would not get.
+func (f *Frame) undeclared(names []string) error {
+	r := f.request()
+	if r == nil {
+		return nil
+	}
+	for _, h := range r.Headers {
+		if !slices.Contains(names, h.Name) {
+			return fmt.Errorf("request.headers: the policy does not get %q; it gets the headers that the module declares, if it needs headers: %s", h.Name, strings.Join(names, ", "))
+		}
+	}
+	return nil
+}
 
 type planJSON struct {
 	frameHead

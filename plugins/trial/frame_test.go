@@ -44,7 +44,7 @@ func TestFrames(t *testing.T) {
 	if len(frames) != 6 {
 		t.Fatalf("got %d frames", len(frames))
 	}
-	if got, want := frames[0].header(), (abi.Header{Random: 1<<64 - 1, UnixMilli: 5, Seed: 6}); got != want {
+	if got, want := frames[0].header(), (abi.Header{Random: 1<<64 - 1, UnixMilli: 5, Seed: 6}); !reflect.DeepEqual(got, want) {
 		t.Errorf("header %+v, want %+v", got, want)
 	}
 	for i, want := range []any{

@@ -41,6 +41,7 @@ type hookTrial struct {
 	lines   []string // of the list of policies, nil: hooks are not named
 	needs   abi.Needs
 	each    []abi.PolicyNeeds // in addition to needs
+	headers []string          // that the module declares
 }
 
 func newHookTrial(ctx context.Context, wasm []byte, o *Options) (*hookTrial, error) {
@@ -90,6 +91,13 @@ func (t *hookTrial) start(ctx context.Context) error {
 	if err == nil {
 		t.needs, t.each, err = readNeeds(ctx, vm)
 	}
+	if err == nil {
+		all := t.needs
+		for _, n := range t.each {
+			all |= n.Needs
+		}
+		t.headers, err = readHeaders(ctx, vm, all)
+	}
 	t.vm = vm
 	return err
 }
@@ -107,6 +115,20 @@ func readNeeds(ctx context.Context, vm *host.VM) (abi.Needs, []abi.PolicyNeeds, 
 	}
 	each, err := abi.ParsePolicyNeeds(list)
 	return abi.Needs(all), each, err
+}
+
+// readHeaders returns the names of the request headers that a module with these needs
+// declares.
+func readHeaders(ctx context.Context, vm *host.VM, needs abi.Needs) ([]string, error) {
+	text, _, err := vm.Text(ctx, abi.ExportHeaders)
+	if err != nil {
+		return nil, err
+	}
+	names, err := abi.ParseHeaders(text)
+	if err == nil && len(names) == 0 && needs&abi.NeedHeaders != 0 {
+		err = errors.New("read headers: a policy needs headers, but " + abi.ExportHeaders + " declares none")
+	}
+	return names, err
 }
 
 // needsOf returns all needs of the policy.
@@ -169,8 +191,10 @@ func (t *hookTrial) frame(ctx context.Context, f *Frame, r *Result) (err error) 
 	if header.Policy, policy, err = t.index(f); err != nil {
 		return err
 	}
-	needs := t.needsOf(f.hook, policy)
-	header.Extended, header.Traits = needs.Version() > 1, needs&abi.NeedTraits != 0
+	header.Layout = abi.LayoutFor(t.needsOf(f.hook, policy), t.headers)
+	if err := f.undeclared(header.Headers); err != nil {
+		return err
+	}
 	frame := f.encode(&header)
 	var spent time.Duration
 	var answer int64

@@ -21,6 +21,7 @@ type Inspection struct {
 	Callbacks []string `json:"callbacks"`
 	Imports   []string `json:"imports"`
 	Needs     []string `json:"needs"`
+	Headers   []string `json:"headers"` // request headers that the module declares
 	SizeBytes int      `json:"size_bytes"`
 	// These are the times of the first run on a machine with empty caches.
 	CompileMS     float64 `json:"compile_ms"`
@@ -71,6 +72,11 @@ func (i *Inspection) ask(ctx context.Context, vm *host.VM) error {
 		all |= n.Needs
 	}
 	i.Needs = append([]string{}, all.Names()...)
+	headers, err := readHeaders(ctx, vm, all)
+	if err != nil {
+		return err
+	}
+	i.Headers = append([]string{}, headers...)
 	if len(i.Hooks) > 0 {
 		i.Contract = int(all.Version())
 	}

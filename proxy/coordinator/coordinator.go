@@ -24,6 +24,9 @@ type Decider interface {
 	Mint(ctx context.Context, f *abi.MintFacts) (id uint64, policy string, ok bool)
 	// Needs returns the optional facts that the policies use.
 	Needs() abi.Needs
+	// Headers returns the names of the request headers that the policies declare, in lower
+	// case and at most abi.MaxAllHeaders. The list does not change.
+	Headers() []string
 }
 
 // Reasons why a native rule decided instead of a policy.
@@ -172,4 +175,7 @@ type Coordinator interface {
 	Ready() bool
 	// Needs returns the optional facts that an Ask should have.
 	Needs() abi.Needs
+	// Headers returns the names of the request headers that an Ask should have, if Needs
+	// has abi.NeedHeaders.
+	Headers() []string
 }

@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"slices"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -50,14 +51,23 @@ type Cut struct {
 // needs blocks.
 func (l *Local) Cut(c *Cut, model string) { l.CutFor(c, model, l.Demand()) }
 
-// Demand lists the facts of a prompt that a coordinator needs.
+// Demand lists the facts of a request that a coordinator needs.
 type Demand struct {
-	Needs abi.Needs // of its policies
-	Index bool      // it has an index of KV blocks
+	Needs   abi.Needs // of its policies
+	Headers []string  // names of request headers that they declare
+	Index   bool      // it has an index of KV blocks
+}
+
+// Equal reports whether two demands are the same.
+func (d *Demand) Equal(other *Demand) bool {
+	return d.Needs == other.Needs && d.Index == other.Index && slices.Equal(d.Headers, other.Headers)
 }
 
 // Demand returns the present demand of this coordinator.
-func (l *Local) Demand() Demand { return Demand{Needs: l.Needs(), Index: l.state.Index != nil} }
+func (l *Local) Demand() Demand {
+	d := *l.decider.Load()
+	return Demand{Needs: d.Needs(), Headers: d.Headers(), Index: l.state.Index != nil}
+}
 
 // adapterOf returns the model of a pool, and the LoRA adapter that the pool serves under a
 // model's name; "": none. The first model of an engine is the base of its adapters.

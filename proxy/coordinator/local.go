@@ -65,6 +65,9 @@ func (l *Local) Ready() bool { return l.registry.Snapshot().Ready() }
 // Needs implements Coordinator.
 func (l *Local) Needs() abi.Needs { return (*l.decider.Load()).Needs() }
 
+// Headers implements Coordinator.
+func (l *Local) Headers() []string { return (*l.decider.Load()).Headers() }
+
 // committed is a placement and its lease in one allocation.
 type committed struct {
 	Placement

@@ -218,6 +218,9 @@ func (x *exchange) describeForPolicies(needs abi.Needs) error {
 	if needs&abi.NeedTraits != 0 {
 		r.Traits = prompt.Traits(&x.req)
 	}
+	if needs&abi.NeedHeaders != 0 {
+		r.Headers = declared(x.client.Header(), x.run.Coordinator.Headers())
+	}
 	if needs&abi.NeedIdentity != 0 {
 		r.Identity = x.identity()
 	}

@@ -212,6 +212,14 @@ func (c *Client) Needs() abi.Needs {
 	return c.o.Fallback.Needs()
 }
 
+// Headers implements Coordinator.
+func (c *Client) Headers() []string {
+	if f := c.forms.Load(); f != nil {
+		return f.Headers
+	}
+	return c.o.Fallback.Headers()
+}
+
 // Cut implements Coordinator.
 func (c *Client) Cut(to *coordinator.Cut, model string) {
 	if f := c.forms.Load(); f != nil {

@@ -3,6 +3,7 @@ package fleet
 import (
 	"encoding/binary"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/wire"
@@ -90,6 +91,26 @@ func (r *reader) hashes(dst []kvindex.Hash) []kvindex.Hash {
 		dst = append(dst, kvindex.Hash(binary.LittleEndian.Uint64(b)))
 	}
 	return dst
+}
+
+// headerCount reads the length of a list of request headers.
+func (r *reader) headerCount() int {
+	n := r.List(1)
+	if n > abi.MaxAllHeaders {
+		r.Fail()
+		return 0
+	}
+	return n
+}
+
+// short reads a text of at most that many bytes.
+func (r *reader) short(most int) []byte {
+	text := r.Text()
+	if len(text) > most {
+		r.Fail()
+		return nil
+	}
+	return text
 }
 
 // target reads a target. known is false if its instance is unknown here or has fewer

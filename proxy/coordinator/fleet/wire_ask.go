@@ -32,6 +32,7 @@ const (
 	askIdentity
 	askParent // never together with askLooked
 	askTraits
+	askHeaders
 	askFlags
 )
 
@@ -45,7 +46,7 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 		looked, a.Key.Conversation.First, a.Request.Prompt != "", chain == foreignChain,
 		a.Within.Prefill != nil, a.Within.Decode != nil, a.Within.Whole != nil,
 		a.Request.Identity != (abi.Identity{}), !looked && a.Key.Conversation.Parent != "",
-		a.Request.Traits != (abi.Traits{}) || !a.Deadline.IsZero(),
+		a.Request.Traits != (abi.Traits{}) || !a.Deadline.IsZero(), len(a.Request.Headers) != 0,
 	} {
 		if set {
 			flags |= 1 << i
@@ -64,6 +65,9 @@ func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numb
 	}
 	if flags&askTraits != 0 {
 		dst = appendTraits(dst, a)
+	}
+	if flags&askHeaders != 0 {
+		dst = appendHeaders(dst, a.Request.Headers)
 	}
 	if dst, ok = appendTargets(dst, a, flags, n); !ok {
 		return dst, false
@@ -126,6 +130,45 @@ func (h *heard) readTraits(r *reader) {
 		h.Deadline = time.Now().Add(time.Duration(left) * time.Millisecond)
 	}
 	t.Adapter = string(r.Text())
+}
+
+// Flags of an abi.RequestHeader on the wire. A header that the request does not have is not sent.
+const (
+	headerCut = 1 << iota
+	headerFlags
+)
+
+// appendHeaders appends the declared headers of a request.
+func appendHeaders(dst []byte, list []abi.RequestHeader) []byte {
+	list = list[:min(len(list), abi.MaxAllHeaders)]
+	dst = wire.AppendUint(dst, len(list))
+	for i := range list {
+		l, flags := &list[i], 0
+		if l.Cut {
+			flags = headerCut
+		}
+		dst = wire.AppendText(wire.AppendUint(dst, flags), l.Name[:min(len(l.Name), abi.MaxHeaderName)])
+		dst = wire.AppendText(dst, l.Value[:min(len(l.Value), abi.MaxHeaderValue)])
+	}
+	return dst
+}
+
+// readHeaders reads the output of appendHeaders. The values do not share the memory of the
+// message.
+func (h *heard) readHeaders(r *reader, known names) {
+	n := r.headerCount()
+	if n == 0 {
+		r.Fail() // the flag says that there are headers
+		return
+	}
+	list := make([]abi.RequestHeader, n)
+	for i := range list {
+		list[i] = abi.RequestHeader{
+			Present: true, Cut: r.UintUpTo(headerFlags-1)&headerCut != 0,
+			Name: known.of(r.short(abi.MaxHeaderName)), Value: string(r.short(abi.MaxHeaderValue)),
+		}
+	}
+	h.Request.Headers = list
 }
 
 // maxRemaining bounds a deadline on the wire, in milliseconds: one year.
@@ -245,6 +288,9 @@ func (h *heard) read(payload []byte, n Numbers, known names) error {
 	}
 	if flags&askTraits != 0 {
 		h.readTraits(&r)
+	}
+	if flags&askHeaders != 0 {
+		h.readHeaders(&r, known)
 	}
 	h.readTargets(&r, flags, n, excluded)
 	h.readKey(&r, flags, chains)

