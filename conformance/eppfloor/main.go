@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 const headerDestination = "x-gateway-destination-endpoint"
@@ -48,7 +50,7 @@ func main() {
 	h := health.NewServer()
 	h.SetServingStatus(extproc.ExternalProcessor_ServiceDesc.ServiceName, grpc_health_v1.HealthCheckResponse_SERVING)
 	grpc_health_v1.RegisterHealthServer(s, h)
-	log.Fatal(s.Serve(l))
+	log.Fatal(s.Serve(socket.Listener(l)))
 }
 
 // decoded answers with the types of go-control-plane.

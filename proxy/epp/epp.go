@@ -28,6 +28,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/lograte"
+	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // Options are the parts that a Server uses.
@@ -127,7 +128,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 		defer close(drained)
 		s.drain(limit())
 	})
-	err := s.grpc.Serve(l)
+	err := s.grpc.Serve(socket.Listener(l))
 	if !draining() {
 		<-drained
 	}
