@@ -54,6 +54,7 @@ func TestNoPrefillForADeadDecode(t *testing.T) {
 		}})
 		body := chat("before", 8, true)
 		f.right(f.try(chatPath, body), chatPath, body)
+		f.eventually("prefill knows that decode has the blocks", func() bool { return f.pinned() == 0 })
 		addr := f.decode[0].Addr()
 		f.decode[0].Kill()
 		f.decode[0].Close()

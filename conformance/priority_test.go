@@ -16,67 +16,71 @@ import (
 
 // TestFloodTakesItsShareOnly: three clients compete for the places of the proxy. One of them
 // floods with long answers. All get the same number of tokens (Jain's index of at least 0.98).
+// The prefill engines hold each request until all other requests wait in the proxy, so a client
+// on a busy machine never leaves its share to the others.
 func TestFloodTakesItsShareOnly(t *testing.T) {
+	const places, rounds = 8, 60
+	flood := &competitor{address: "192.0.2.1", connections: 120, long: 64}
+	middle := &competitor{address: "192.0.2.2", connections: 32, long: 16}
+	small := &competitor{address: "192.0.2.3", connections: 32, long: 4}
+	all := []*competitor{flood, middle, small}
+	var held atomic.Int64
+	gate := make(chan struct{})
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
-		engine: func(_ string, _ int, c *enginesim.Config) { c.DecodeUsPerToken = 300 },
+		engine: func(role string, _ int, c *enginesim.Config) {
+			if role != enginesim.RolePrefill {
+				return
+			}
+			c.OnPrompt = func(prompt string) {
+				for _, c := range all {
+					if strings.Contains(prompt, c.address) {
+						c.placed.Add(1)
+					}
+				}
+				held.Add(1)
+				<-gate
+			}
+		},
 		config: func(c *config.Config) {
 			c.Server.TrustedProxies = []string{"127.0.0.0/8"}
-			c.Limits.MaxExchanges, c.Limits.QueueTimeout = 8, config.Duration(5*time.Minute)
+			c.Limits.MaxExchanges, c.Limits.QueueTimeout = places, config.Duration(5*time.Minute)
 		},
 	})
-	type client struct {
-		address           string
-		connections, long int // long is the number of tokens of each answer
-		ended             atomic.Int64
-	}
-	flood := &client{address: "192.0.2.1", connections: 120, long: 64}
-	middle := &client{address: "192.0.2.2", connections: 32, long: 16}
-	small := &client{address: "192.0.2.3", connections: 32, long: 4}
-	clients := []*client{flood, middle, small}
 	enough := make(chan struct{})
-	end := sync.OnceFunc(func() { close(enough) })
+	end := sync.OnceFunc(func() {
+		close(enough)
+		close(gate)
+	})
+	defer end()
 	var wg sync.WaitGroup
-	var begun sync.WaitGroup
-	for _, c := range clients {
-		begun.Add(c.connections)
+	open := 0
+	for _, c := range all {
+		open += c.connections
 		for range c.connections {
-			wg.Go(func() {
-				started := sync.OnceFunc(begun.Done)
-				defer started()
-				for {
-					if err := f.from(c.address, chat("fair", c.long, false)); err != nil {
-						t.Error(err)
-						end()
-						return
-					}
-					started()
-					select {
-					case <-enough:
-						return
-					default:
-					}
-					c.ended.Add(1)
-				}
-			})
+			wg.Go(func() { c.run(f, enough) })
 		}
 	}
-	begun.Wait() // from now on the requests of all clients wait
-	before := make([]int64, len(clients))
-	for i, c := range clients {
-		before[i] = c.ended.Load()
+	othersWait := func() {
+		f.eventually("the engines hold all requests that have a place, and the others wait", func() bool {
+			return held.Load() == places && f.metric("pdproxy_requests_waiting", `reason="max_exchanges"`) == float64(open-places)
+		})
 	}
-	for small.ended.Load()-before[2] < 200 {
-		select {
-		case <-enough:
-		case <-time.After(time.Millisecond):
-			continue
+	othersWait()
+	before := make([]int64, len(all))
+	for i, c := range all {
+		before[i] = c.placed.Load()
+	}
+	for n := 0; n < rounds && !t.Failed(); n++ {
+		for range places {
+			gate <- struct{}{}
+			held.Add(-1)
 		}
-		break
+		othersWait()
 	}
 	sum, squares := 0.0, 0.0
-	for i, c := range clients {
-		const prompt = 10 // about; the small client's requests consist mostly of it
-		tokens := float64((c.ended.Load() - before[i]) * int64(c.long+prompt))
+	for i, c := range all {
+		const prompt = 13 // about; the small client's requests consist mostly of it
+		tokens := float64((c.placed.Load() - before[i]) * int64(c.long+prompt))
 		t.Logf("%s: %.0f tokens", c.address, tokens)
 		sum, squares = sum+tokens, squares+tokens*tokens
 	}
@@ -84,6 +88,28 @@ func TestFloodTakesItsShareOnly(t *testing.T) {
 	wg.Wait()
 	if jain := sum * sum / (3 * squares); jain < 0.98 {
 		t.Errorf("Jain index %.4f", jain)
+	}
+}
+
+// competitor is a client that always has as many requests open as it has connections.
+type competitor struct {
+	address           string
+	connections, long int          // long is the number of tokens of each answer
+	placed            atomic.Int64 // requests that have reached an engine
+}
+
+// run sends one request after the other until enough is closed.
+func (c *competitor) run(f *fleet, enough <-chan struct{}) {
+	for {
+		if err := f.from(c.address, chat("fair "+c.address, c.long, false)); err != nil {
+			f.t.Error(err)
+			return
+		}
+		select {
+		case <-enough:
+			return
+		default:
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -83,8 +84,9 @@ type exchanged struct {
 	cancel    context.CancelFunc
 	set       map[string]string // header lines that the picker sets
 	removed   map[string]bool
-	metadata  string // the destination in the metadata
-	body      string // that the engine gets
+	shown     map[string]string // header lines that the picker adds to the answer
+	metadata  string            // the destination in the metadata
+	body      string            // that the engine gets
 	immediate *extproc.ImmediateResponse
 	endless   bool // answers does not end the answer
 }
@@ -185,14 +187,25 @@ func (x *exchanged) answers(code int, contentType, served string, parts ...strin
 	x.send(&extproc.ProcessingRequest{MetadataContext: meta, Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extproc.HttpHeaders{
 		Headers: &core.HeaderMap{Headers: []*core.HeaderValue{{Key: ":status", RawValue: fmt.Append(nil, code)}, {Key: "content-type", RawValue: []byte(contentType)}}},
 	}}})
-	if r := x.receive(); r.GetResponseHeaders() == nil {
+	r := x.receive()
+	if r.GetResponseHeaders() == nil {
 		x.t.Fatalf("got %v, want the answer to the response's head", r)
 	}
+	x.shown = setBy(r.GetResponseHeaders().GetResponse().GetHeaderMutation())
 	for i, part := range parts {
 		x.send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseBody{ResponseBody: &extproc.HttpBody{Body: []byte(part), EndOfStream: !x.endless && i == len(parts)-1}}})
 		client += string(x.receive().GetResponseBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody())
 	}
 	return client
+}
+
+// setBy returns the header lines that a mutation sets.
+func setBy(m *extproc.HeaderMutation) map[string]string {
+	lines := map[string]string{}
+	for _, h := range m.GetSetHeaders() {
+		lines[h.GetHeader().GetKey()] = string(h.GetHeader().GetRawValue())
+	}
+	return lines
 }
 
 // ended waits until the picker has ended the stream, and returns the error.
@@ -439,6 +452,38 @@ func TestGatewayRefusals(t *testing.T) {
 		}
 		x.finish()
 	})
+}
+
+// The gateway adds the lines of the tenant's budgets to the answer of the engine, and to that of
+// the picker if the budgets do not suffice.
+func TestGatewayTenant(t *testing.T) {
+	for _, m := range []modes{duplex, {filter.ProcessingMode_BUFFERED, filter.ProcessingMode_NONE}} {
+		g := newGateway(t, setup{engines: wholes(), keys: tenantLine("a", "rpm=1 tpm=60000")})
+		key := []string{"authorization", "Bearer a-key"}
+		x := g.ask(m, nil, key, completions(false)).decided()
+		var parts []string
+		if m == duplex {
+			parts = append(parts, wholeAnswer)
+		}
+		x.answers(200, "application/json", "", parts...)
+		x.cancel()
+		for name, want := range map[string]string{"limit-requests": "1", "remaining-requests": "0", "reset-requests": "1m0s", "limit-tokens": "60000"} {
+			if got := x.shown["x-ratelimit-"+name]; got != want {
+				t.Errorf("x-ratelimit-%s: %q, want %q", name, got, want)
+			}
+		}
+		if x.shown["retry-after"] != "" || x.shown["x-ratelimit-remaining-tokens"] == "" || x.shown["x-ratelimit-reset-tokens"] == "" {
+			t.Errorf("lines of the answer: %v", x.shown)
+		}
+		x = g.ask(m, nil, key, completions(false)).decided()
+		lines := setBy(x.immediate.GetHeaders())
+		wait, err := strconv.Atoi(lines["retry-after"])
+		if s := x.immediate.GetStatus().GetCode(); s != 429 || err != nil || wait < 1 || wait > 60 || lines["x-ratelimit-remaining-requests"] != "0" ||
+			lines["x-ratelimit-limit-tokens"] != "60000" || !strings.Contains(string(x.immediate.GetBody()), `"type":"requests","param":null,"code":"rate_limit_exceeded"`) {
+			t.Errorf("above the limit: %d %v %s", s, lines, x.immediate.GetBody())
+		}
+		x.cancel()
+	}
 }
 
 // TestGatewayWithoutBody: the picker answers GET /v1/models itself.

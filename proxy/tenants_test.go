@@ -122,6 +122,53 @@ func TestTenantTokens(t *testing.T) {
 	}
 }
 
+// The lines of both budgets have OpenAI's form in whole answers, in streams and in refusals: the
+// limit, what remains, and the time until the budget is whole again. Lines of the engine give way.
+func TestRateLimitLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{serve: func(c *engineConn, _ int) {
+			if strings.Contains(c.leg.body, `"stream":true`) {
+				c.stream(tokenStream(3, `{"prompt_tokens":100,"completion_tokens":200}`))
+				return
+			}
+			c.send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Ratelimit-Limit-Requests: 9\r\nContent-Length: 55\r\n\r\n" + fmt.Sprintf(usage, 100, 300))
+		}}
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, keys: tenantLine("a", "rpm=10 tpm=1000")})
+		body := func(stream bool, most int) string {
+			return fmt.Sprintf(`{"model":"m","prompt":%q,"stream":%t,"max_tokens":%d}`, strings.Repeat("w", 398), stream, most)
+		}
+		for n, tt := range []struct {
+			body             string
+			status           int
+			requests, resets string
+			tokens, whole    string
+			retry            string
+		}{
+			{body(false, 300), 200, "9", "6s", "600", "24s", ""},
+			{body(true, 400), 200, "8", "12s", "100", "54s", ""},     // 200 of these come back
+			{body(false, 600), 429, "8", "12s", "300", "42s", "24"},  // 700 are needed
+			{body(false, 5000), 429, "8", "12s", "300", "42s", "42"}, // all are needed
+			{body(false, 100), 200, "7", "18s", "100", "54s", ""},    // 200 of 300; the answer is longer
+			{body(false, 1), 429, "7", "18s", "0", "1m6s", "13"},     // 101 are needed, after a debt of 100
+			{`{"model":"m","prompt":`, 400, "", "", "", "", ""},      // refused before the budgets
+		} {
+			r := w.asTenant("a", tt.body)
+			want := map[string]string{
+				"x-ratelimit-limit-requests": "10", "x-ratelimit-remaining-requests": tt.requests, "x-ratelimit-reset-requests": tt.resets,
+				"x-ratelimit-limit-tokens": "1000", "x-ratelimit-remaining-tokens": tt.tokens, "x-ratelimit-reset-tokens": tt.whole, "Retry-After": tt.retry,
+			}
+			if tt.status == 400 {
+				want["x-ratelimit-limit-requests"], want["x-ratelimit-limit-tokens"] = "", ""
+			}
+			for name, value := range want {
+				if got := strings.Join(r.header.Values(name), ", "); r.status != tt.status || got != value {
+					t.Errorf("request %d: status %d, %s: %q, want %d, %q", n, r.status, name, got, tt.status, value)
+				}
+			}
+		}
+	})
+}
+
 // A request that no engine gets gives all of its budgets back.
 func TestTenantUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -207,7 +254,7 @@ func TestTenantModels(t *testing.T) {
 // oneToken accepts the token a.b.c.
 type oneToken struct{}
 
-func (oneToken) Tenant(token string) (*tenant.Tenant, error) {
+func (oneToken) Tenant(_ context.Context, token string) (*tenant.Tenant, error) {
 	if token == "a.b.c" {
 		return tenant.New(tenant.Tenant{Name: "org", Models: []string{"m"}, Limits: tenant.Limits{Requests: 1}}), nil
 	}

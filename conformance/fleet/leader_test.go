@@ -168,13 +168,17 @@ func (f *fleet) turn(w *node, conversation string) string {
 	return resp.Header.Get("X-Pdproxy-Prefill") + " " + resp.Header.Get("X-Pdproxy-Decode")
 }
 
-// led starts a fleet of two hosts over one etcd. The first host leads.
-func led(t *testing.T) (f *fleet, s *testbed.Etcd, hosts [2]*host, wires [2]*testbed.Wire) {
+// led starts a fleet of two hosts over one etcd. The first host leads. change adapts the
+// configuration of all nodes.
+func led(t *testing.T, change ...func(*config.Config)) (f *fleet, s *testbed.Etcd, hosts [2]*host, wires [2]*testbed.Wire) {
 	t.Helper()
 	s = testbed.StartEtcd(t, nil)
 	f = bare(t, enginesim.ConnectorVLLMNixl, 1)
 	f.cfg.Server.ExposePlacement = true
 	f.cfg.Policy.Place = "conversation"
+	for _, c := range change {
+		c(&f.cfg)
+	}
 	for i := range hosts {
 		wires[i] = testbed.NewWire(t, s.Addr)
 		hosts[i] = f.host(wires[i], wires[i])

@@ -3,7 +3,6 @@ package admission
 import (
 	"cmp"
 	"container/heap"
-	"container/list"
 	"slices"
 	"time"
 
@@ -25,8 +24,9 @@ type fair struct {
 type class struct {
 	config.PriorityClass
 	running int
+	waiting int
+	since   time.Time // when the class last got a place, or began to wait for one
 	served  float64   // tokens per weight
-	waiting list.List // of *ticket, oldest first
 	flows   map[string]*flow
 	active  flowHeap // those with waiting requests
 	now     float64  // tokens per weight of the tenant that was served last
@@ -86,26 +86,27 @@ func (c *class) forgetIdle() {
 // add lets t wait.
 func (f *fair) add(t *ticket) {
 	c, of := t.place.class, t.place.flow
-	if c.waiting.Len() == 0 {
-		c.served = max(c.served, f.now)
+	if c.waiting == 0 {
+		c.served, c.since = max(c.served, f.now), t.arrived
 	}
 	of.waiting = append(of.waiting, t)
 	if of.index < 0 {
 		of.served = max(of.served, c.now)
 		heap.Push(&c.active, of)
 	}
-	t.element = c.waiting.PushBack(t)
+	t.waits = true
+	c.waiting++
 	f.waiting++
 }
 
 // remove takes t out of the order. It returns false if t does not wait.
 func (f *fair) remove(t *ticket) bool {
-	if t.element == nil {
+	if !t.waits {
 		return false
 	}
 	c, of := t.place.class, t.place.flow
-	c.waiting.Remove(t.element)
-	t.element = nil
+	t.waits = false
+	c.waiting--
 	of.waiting = slices.DeleteFunc(of.waiting, func(w *ticket) bool { return w == t })
 	if len(of.waiting) == 0 {
 		heap.Remove(&c.active, of.index)
@@ -117,30 +118,35 @@ func (f *fair) remove(t *ticket) bool {
 }
 
 // next returns the request that gets the next place, nil if none may run. The request still
-// waits.
+// waits. A class that got no place for its PromoteAfter comes first. Within the class, the
+// tenants keep their order: a promotion by the age of requests would give all places to the
+// tenant whose flood of requests is old.
 func (f *fair) next(places int, now time.Time) *ticket {
-	var best *class
-	var promoted *ticket
+	var best, promoted *class
 	for _, c := range f.classes {
-		if c.waiting.Len() == 0 || !c.mayRun(places) {
+		if c.waiting == 0 || !c.mayRun(places) {
 			continue
 		}
-		oldest := c.waiting.Front().Value.(*ticket)
-		if after := time.Duration(c.PromoteAfter); after > 0 && now.Sub(oldest.arrived) >= after &&
-			(promoted == nil || oldest.arrived.Before(promoted.arrived)) {
-			promoted = oldest
+		if c.starves(now) && (promoted == nil || c.since.Before(promoted.since)) {
+			promoted = c
 		}
 		if best == nil || c.served < best.served {
 			best = c
 		}
 	}
-	switch {
-	case promoted != nil:
-		return promoted
-	case best == nil:
+	if promoted != nil {
+		best = promoted
+	}
+	if best == nil {
 		return nil
 	}
 	return best.active[0].waiting[0]
+}
+
+// starves reports whether the class waits for its next place longer than it should.
+func (c *class) starves(now time.Time) bool {
+	after := time.Duration(c.PromoteAfter)
+	return after > 0 && now.Sub(c.since) >= after
 }
 
 // serve charges p with the tokens that its request is expected to use. It does nothing while

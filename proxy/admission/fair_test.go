@@ -173,7 +173,7 @@ func TestMaxShare(t *testing.T) {
 	})
 }
 
-// TestPromotion: a request of a class with hardly any weight runs after promote_after.
+// TestPromotion: a class with hardly any weight gets a place after promote_after.
 func TestPromotion(t *testing.T) {
 	high := testClass("high", func(c *config.PriorityClass) { c.Weight = 1e9 })
 	for _, after := range []time.Duration{0, 5 * time.Second} {
@@ -184,6 +184,28 @@ func TestPromotion(t *testing.T) {
 		if after == 0 && l.ended > 2 || after > 0 && (l.ended < 8 || l.ended > 12) {
 			t.Errorf("promote_after %v: the class got %d of %d places", after, l.ended, h.ended+l.ended)
 		}
+	}
+}
+
+// TestPromotionKeepsShares: all requests wait longer than promote_after. The tenants of a class
+// and the classes keep their shares, also beside a tenant whose many requests are older.
+func TestPromotionKeepsShares(t *testing.T) {
+	class := func(name string, weight float64) config.PriorityClass {
+		return testClass(name, func(c *config.PriorityClass) {
+			c.Weight, c.PromoteAfter = weight, config.Duration(5*time.Second)
+		})
+	}
+	flood := &source{claim: Claim{Client: "flood", Class: class("default", 1), Tokens: 100}, requests: 300, takes: time.Second}
+	small := &source{claim: Claim{Client: "small", Class: class("default", 1), Tokens: 100}, requests: 60, takes: time.Second}
+	compete(t, 4, 10*time.Minute, flood, small)
+	if j := jain(flood, small); j < 0.999 {
+		t.Errorf("tenants of one class: %d and %d requests, Jain's index %.3f", flood.ended, small.ended, j)
+	}
+	urgent := &source{claim: Claim{Client: "u", Class: class("urgent", 9), Tokens: 100}, requests: 60, takes: time.Second}
+	batch := &source{claim: Claim{Client: "b", Class: class("batch", 1), Tokens: 100}, requests: 300, takes: time.Second}
+	compete(t, 4, 10*time.Minute, urgent, batch)
+	if share := float64(batch.ended) / float64(batch.ended+urgent.ended); share < 0.09 || share > 0.11 {
+		t.Errorf("the class of weight 1 beside one of weight 9 got %.3f of the places", share)
 	}
 }
 

@@ -36,8 +36,9 @@ type client struct {
 
 // Tokens verifies the tokens that clients may send instead of an API key.
 type Tokens interface {
-	// Tenant returns the tenant of the client with that token. The error is an *openai.Error.
-	Tenant(token string) (*tenant.Tenant, error)
+	// Tenant returns the tenant of the client with that token. The end of ctx ends a wait for
+	// the issuer of the token. The error is an *openai.Error.
+	Tenant(ctx context.Context, token string) (*tenant.Tenant, error)
 }
 
 // ParseKeys reads lines of the form "NAME SHA256 ATTRIBUTE=VALUE...", with 64 hexadecimal
@@ -159,7 +160,7 @@ func (k *Keys) Authenticate(r *http.Request) (*http.Request, error) {
 	}
 	c := k.client(key)
 	if c == nil && k.tokens != nil && key != "" {
-		t, err := k.tokens.Tenant(key)
+		t, err := k.tokens.Tenant(r.Context(), key)
 		if err != nil {
 			return nil, err
 		}

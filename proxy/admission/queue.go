@@ -2,7 +2,6 @@ package admission
 
 import (
 	"cmp"
-	"container/list"
 	"context"
 	"errors"
 	"sync"
@@ -54,8 +53,8 @@ type ticket struct {
 	admitted chan struct{}
 	place    Place
 	arrived  time.Time
-	number   uint64        // in order of arrival
-	element  *list.Element // in the list of the class; nil: the request does not wait
+	number   uint64 // in order of arrival
+	waits    bool   // in the order of the queue; guarded by mu of the queue
 }
 
 // Refusals of Enter. Their codes are the reasons of pdproxy_shed_total.
@@ -232,6 +231,7 @@ func (q *Queue) admit() {
 		}
 		q.order.serve(&t.place)
 		q.order.remove(t)
+		t.place.class.since = now
 		q.countWaiting(t, -1)
 		q.run(&t.place)
 		close(t.admitted)

@@ -30,8 +30,8 @@ func (a *Queue) empty(t *testing.T) {
 		t.Errorf("%d run, %d wait, clients %v", a.running, a.order.waiting, a.clients)
 	}
 	for _, c := range a.order.classes {
-		if c.running != 0 || c.waiting.Len() != 0 || len(c.active) != 0 {
-			t.Errorf("class %q: %d run, %d wait for %d tenants", c.Name, c.running, c.waiting.Len(), len(c.active))
+		if c.running != 0 || c.waiting != 0 || len(c.active) != 0 {
+			t.Errorf("class %q: %d run, %d wait for %d tenants", c.Name, c.running, c.waiting, len(c.active))
 		}
 	}
 }

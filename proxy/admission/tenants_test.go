@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"context"
 	"net/http/httptest"
 	"reflect"
 	"strings"
@@ -107,7 +108,7 @@ type fakeTokens struct{ tenant *tenant.Tenant }
 
 var errToken = openai.NewError(openai.CodeInvalidAPIKey, "the token is not valid")
 
-func (f fakeTokens) Tenant(token string) (*tenant.Tenant, error) {
+func (f fakeTokens) Tenant(_ context.Context, token string) (*tenant.Tenant, error) {
 	if token == "a.b.c" {
 		return f.tenant, nil
 	}

@@ -20,8 +20,8 @@ type PriorityClass struct {
 	// class, from 0 to 1, also if no other request waits. The rest stays free for the other
 	// classes. Default 1; above 0.
 	MaxShare float64 `toml:"max_share"`
-	// PromoteAfter is how long a request of this class may wait before it comes ahead of all
-	// classes. Default 5s; 0: never.
+	// PromoteAfter is how long the waiting requests of this class may get no place. The class
+	// then gets the next free place, ahead of all classes. Default 5s; 0: no limit.
 	PromoteAfter Duration `toml:"promote_after"`
 	// Deadline is the time from the arrival of a request of this class in which its first
 	// token is due, unless the request has limits.deadline_header. Default 0: none.

@@ -218,9 +218,10 @@ type Limits struct {
 	PerClient int `toml:"per_client"`
 	// MaxConnections is the maximum number of open client connections, TCP and QUIC
 	// together, in each process. At the limit, the connection that has had no request
-	// for the longest time is closed; if all are busy, the new one is rejected. Default
-	// 0: half of the soft limit of descriptors, less 48 and those of the admin address,
-	// at most 65536.
+	// for the longest time is closed, of the client address with the most connections
+	// without a request; if all are busy, the new one is rejected. Default 0: half of
+	// the soft limit of descriptors, less 48 and those of the admin address, at most
+	// 65536.
 	MaxConnections int `toml:"max_connections"`
 	// MaxConnectionsPerAddress is the maximum for one client address, for IPv6 one /64.
 	// Default 0: three quarters of MaxConnections; -1: no limit.

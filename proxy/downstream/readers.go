@@ -12,13 +12,18 @@ import (
 // sweepEvery is how often the bodies that are being read are checked.
 const sweepEvery = time.Second
 
+// slowBehind is how far a body must be behind to be slow. A body that is less behind may
+// have arrived: a busy proxy has not read it yet.
+const slowBehind = time.Second
+
 // readers has the bodies that are being read. At most limits.max_reading are read at a
 // time, and only a share of them belongs to one client. One more body takes the place of
-// the body that is most behind. Safe for concurrent use. The zero value is empty.
+// another one. Safe for concurrent use. The zero value is empty.
 type readers struct {
 	mu      sync.Mutex
 	all     readerHeap             // guarded by mu
 	clients map[string]*readerHeap // guarded by mu; none is empty
+	sizes   clientHeap             // guarded by mu; the values of clients
 	spare   []*readerHeap          // guarded by mu; empty ones, for new clients
 	armed   bool                   // guarded by mu; a sweep is scheduled
 	cfg     *config.Config         // guarded by mu; the configuration of the last body
@@ -31,11 +36,11 @@ func (l *readers) enter(b *incoming, now time.Time, cfg *config.Config) {
 	own := l.clients[b.client]
 	share := cfg.Limits.ReadingShare()
 	for own != nil && share > 0 && len(own.list) >= share {
-		stopped = append(stopped, l.takeSlowest(own, now))
+		stopped = append(stopped, l.take(l.slowest(own, now)))
 		own = l.clients[b.client]
 	}
 	for len(l.all.list) >= cfg.Limits.Reading() {
-		stopped = append(stopped, l.takeSlowest(&l.all, now))
+		stopped = append(stopped, l.take(l.unfair(now, share > 0)))
 		own = l.clients[b.client]
 	}
 	if own == nil {
@@ -44,6 +49,7 @@ func (l *readers) enter(b *incoming, now time.Time, cfg *config.Config) {
 	b.due = now.UnixNano()
 	heap.Push(&l.all, b)
 	heap.Push(own, b)
+	heap.Fix(&l.sizes, own.at)
 	if !l.armed {
 		l.armed = true
 		time.AfterFunc(sweepEvery, l.sweep)
@@ -64,24 +70,42 @@ func (l *readers) newClient(client string) *readerHeap {
 		l.clients = make(map[string]*readerHeap)
 	}
 	l.clients[client] = own
+	heap.Push(&l.sizes, own)
 	return own
 }
 
-// takeSlowest removes the body that is most behind; mu is held. A body that has received
+// unfair returns the body that has the least right to its place: the body that is most
+// behind, if that one is slow. While no body is slow, it is a body of the client that
+// sends most bodies, so that a flood of one client ends no body of another. Without
+// limits for clients, all bodies count as those of one client. mu is held.
+func (l *readers) unfair(now time.Time, perClient bool) *incoming {
+	b := l.slowest(&l.all, now)
+	if !perClient || now.UnixNano()-b.due >= int64(slowBehind) {
+		return b
+	}
+	return l.slowest(l.sizes[0], now)
+}
+
+// slowest returns the body of h that is most behind; mu is held. A body that has received
 // bytes since its place was computed gets its new place first.
-func (l *readers) takeSlowest(h *readerHeap, now time.Time) *incoming {
+func (l *readers) slowest(h *readerHeap, now time.Time) *incoming {
 	for {
 		b := h.list[0]
 		// Only the time in which the reader waited for the client counts.
 		due := now.UnixNano() - int64(b.waiting(now.UnixNano())) + b.got.Load()*int64(time.Second)/fairRate
-		if due <= b.due || len(h.list) == 1 {
-			l.remove(b)
+		if due <= b.due {
 			return b
 		}
 		b.due = due
 		heap.Fix(&l.all, b.all-1)
 		heap.Fix(l.clients[b.client], b.own-1)
 	}
+}
+
+// take removes b and returns it; mu is held.
+func (l *readers) take(b *incoming) *incoming {
+	l.remove(b)
+	return b
 }
 
 func (l *readers) leave(b *incoming) {
@@ -98,11 +122,14 @@ func (l *readers) remove(b *incoming) {
 	own := l.clients[b.client]
 	heap.Remove(own, b.own-1)
 	b.all, b.own = 0, 0
-	if len(own.list) == 0 {
-		delete(l.clients, b.client)
-		if len(l.spare) < 64 {
-			l.spare = append(l.spare, own)
-		}
+	if len(own.list) > 0 {
+		heap.Fix(&l.sizes, own.at)
+		return
+	}
+	heap.Remove(&l.sizes, own.at)
+	delete(l.clients, b.client)
+	if len(l.spare) < 64 {
+		l.spare = append(l.spare, own)
 	}
 }
 
@@ -143,6 +170,7 @@ func (l *readers) len() int {
 type readerHeap struct {
 	list []*incoming
 	own  bool // the heap of one client
+	at   int  // of the heap of one client: its place in the clientHeap
 }
 
 // Len implements heap.Interface.
@@ -179,4 +207,34 @@ func (h *readerHeap) Pop() any {
 	b := h.list[end]
 	h.list[end], h.list = nil, h.list[:end]
 	return b
+}
+
+// clientHeap implements heap.Interface. The client with the most bodies is first.
+type clientHeap []*readerHeap
+
+// Len implements heap.Interface.
+func (h clientHeap) Len() int { return len(h) }
+
+// Less implements heap.Interface.
+func (h clientHeap) Less(i, j int) bool { return len(h[i].list) > len(h[j].list) }
+
+// Swap implements heap.Interface.
+func (h clientHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].at, h[j].at = i, j
+}
+
+// Push implements heap.Interface.
+func (h *clientHeap) Push(v any) {
+	own := v.(*readerHeap)
+	own.at = len(*h)
+	*h = append(*h, own)
+}
+
+// Pop implements heap.Interface.
+func (h *clientHeap) Pop() any {
+	end := len(*h) - 1
+	own := (*h)[end]
+	(*h)[end], *h = nil, (*h)[:end]
+	return own
 }

@@ -55,32 +55,37 @@ func TestBodyRate(t *testing.T) {
 
 func bodyFor(client string) *incoming { return &incoming{client: client} }
 
-// enterAll starts bodies in that order, one second apart.
-func enterAll(l *readers, cfg *config.Config, bodies ...*incoming) {
+// enterAll starts bodies in that order, with a pause after each.
+func enterAll(l *readers, cfg *config.Config, pause time.Duration, bodies ...*incoming) {
 	for _, b := range bodies {
 		now := time.Now()
 		b.since.Store(now.UnixNano())
 		l.enter(b, now, cfg)
-		time.Sleep(time.Second)
+		time.Sleep(pause)
 	}
 }
 
 // If the places are used up, the body that is furthest behind the rate stops: among the
-// bodies of a client with more than its share, or among all bodies.
+// bodies of a client with more than its share, or among all bodies. While no body is
+// slow, it is a body of the client with the most bodies.
 func TestReadersTakeTheSlowest(t *testing.T) {
 	tests := []struct {
 		name   string
 		limits config.Limits
-		got    []int64 // clients of the bodies in progress
-		want   int     // index of the body that stops when client a starts another body
+		got    []int64 // bytes of the bodies of these clients: a, a, b, a
+		pause  time.Duration
+		want   int // index of the body that stops when client a starts another body
 	}{
-		{"the oldest of equal bodies", config.Limits{MaxExchanges: 4}, []int64{1, 1, 1, 1}, 0},
-		{"not a body that makes progress", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1, 1, 1}, 1},
-		{"of all clients", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1 << 20, 1, 1}, 2},
-		{"not the newest body without a byte", config.Limits{MaxExchanges: 4}, []int64{1, 1 << 20, 1 << 20, 0}, 0},
-		{"a body of the same client", config.Limits{MaxExchanges: 100, PerClient: 3}, []int64{1 << 20, 1 << 20, 0, 1}, 3},
-		{"by the limit of the client", config.Limits{MaxExchanges: 100, MaxReading: 4}, []int64{1, 1, 1, 1}, 0},
-		{"none", config.Limits{MaxExchanges: 5}, []int64{1, 1, 1, 1}, -1},
+		{"the oldest of equal bodies", config.Limits{MaxExchanges: 4}, []int64{1, 1, 1, 1}, time.Second, 0},
+		{"not a body that makes progress", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1, 1, 1}, time.Second, 1},
+		{"of all clients", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1 << 20, 1, 1}, time.Second, 2},
+		{"not the newest body without a byte", config.Limits{MaxExchanges: 4}, []int64{1, 1 << 20, 1 << 20, 0}, time.Second, 0},
+		{"a body of the same client", config.Limits{MaxExchanges: 100, PerClient: 3}, []int64{1 << 20, 1 << 20, 0, 1}, time.Second, 3},
+		{"by the limit of the client", config.Limits{MaxExchanges: 100, MaxReading: 4}, []int64{1, 1, 1, 1}, time.Second, 0},
+		{"while none is slow, of the client with the most bodies", config.Limits{MaxExchanges: 4, PerClient: 4}, []int64{1 << 20, 1 << 20, 0, 1}, time.Millisecond, 3},
+		{"a slow body of another client", config.Limits{MaxExchanges: 4, PerClient: 4}, []int64{1 << 20, 1 << 20, 0, 1 << 20}, time.Second, 2},
+		{"without limits for clients", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1 << 20, 0, 1}, time.Millisecond, 2},
+		{"none", config.Limits{MaxExchanges: 5}, []int64{1, 1, 1, 1}, time.Second, -1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -91,12 +96,12 @@ func TestReadersTakeTheSlowest(t *testing.T) {
 				for _, b := range bodies {
 					b.rc = *http.NewResponseController(httptest.NewRecorder())
 				}
-				enterAll(&l, cfg, bodies...)
+				enterAll(&l, cfg, tt.pause, bodies...)
 				for i, n := range tt.got {
 					bodies[i].got.Store(n)
 				}
 				more := bodyFor("a")
-				enterAll(&l, cfg, more)
+				enterAll(&l, cfg, tt.pause, more)
 				for i, b := range bodies {
 					if stopped := errors.Is(b.stopped(), ErrReading); stopped != (i == tt.want) {
 						t.Errorf("body %d: got stopped %v", i, stopped)
@@ -106,7 +111,7 @@ func TestReadersTakeTheSlowest(t *testing.T) {
 					l.leave(b)
 					l.leave(b) // again: nothing
 				}
-				if l.len() != 0 || len(l.clients) != 0 {
+				if l.len() != 0 || len(l.clients) != 0 || len(l.sizes) != 0 {
 					t.Errorf("got %d remaining bodies of %d clients", l.len(), len(l.clients))
 				}
 				time.Sleep(2 * sweepEvery)

@@ -31,8 +31,10 @@ const (
 const settleTime = time.Second
 
 // connections counts open connections, in total and by address, and makes room for new
-// ones. At a limit it closes the connection that has had no request for the longest time.
-// If all connections are busy it refuses the new one. Safe for concurrent use.
+// ones. At the limit of an address it closes the connection of this address that has had no
+// request for the longest time. At the limit of all it does so for the address with the most
+// connections without a request: a flood of one client closes no connection of another. If
+// all connections are busy it refuses the new one. Safe for concurrent use.
 type connections struct {
 	// limits returns how many connections may be open in total, and how many from one
 	// address, where 0 means no limit. It is called with mu held.
@@ -41,19 +43,13 @@ type connections struct {
 	mu      sync.Mutex
 	open    [transports]int                 // guarded by mu
 	from    map[netip.Prefix]*clientAddress // addresses with connections; guarded by mu
-	idle    idleList                        // of all addresses; guarded by mu
+	idle    idleConns                       // guarded by mu
 	tcp     map[*tcpConn]struct{}           // guarded by mu
 	refused map[string]uint64               // by reason; guarded by mu
 	evicted uint64                          // closed to make room; guarded by mu
 
 	watch   stallWatch
 	balance *balance.Worker // is notified of each connection; may be nil
-}
-
-// clientAddress counts the connections of one client address.
-type clientAddress struct {
-	open int
-	idle idleList
 }
 
 func newConnections(limits func() (all, perAddress int)) *connections {
@@ -70,13 +66,13 @@ type connection struct {
 	all      *connections
 	over     transport
 	prefix   netip.Prefix   // invalid: the address is unknown
-	address  *clientAddress // nil: the address is unknown
+	address  *clientAddress // of prefix; all unknown addresses count as one, without a limit
 	end      func()         // closes the connection; nil until ready, and then it is not idle; guarded by all.mu
 	requests int            // of QUIC: running streams; guarded by all.mu
 	rested   time.Time      // of QUIC: end of the last stream; guarded by all.mu
-	idle     bool           // the connection is in both lists; guarded by all.mu
+	idle     bool           // the connection is in all.idle; guarded by all.mu
 	gone     bool           // the place has been given back; guarded by all.mu
-	links    [idleLists]link
+	node     node[connection]
 }
 
 // take counts a new connection of a client. It returns nil if there is no place for it.
@@ -91,7 +87,7 @@ func (c *connections) take(client net.Addr, over transport) *connection {
 	}
 	c.mu.Unlock()
 	for _, v := range victims {
-		go v() // closing may take a moment
+		v()
 	}
 	if reason != "" {
 		return nil
@@ -103,15 +99,15 @@ func (c *connections) take(client net.Addr, over transport) *connection {
 // functions that close them, or the reason to refuse the new one. c.mu is held.
 func (c *connections) makeRoom(prefix netip.Prefix) (ends []func(), reason string) {
 	all, perAddress := c.limits()
-	if a := c.from[prefix]; a != nil && perAddress > 0 && a.open >= perAddress {
-		v := a.idle.longest(byAddress)
+	if a := c.from[prefix]; a != nil && prefix.IsValid() && perAddress > 0 && a.open >= perAddress {
+		v := a.longest()
 		if v == nil {
 			return nil, refusedAddress
 		}
 		ends = append(ends, c.evict(v))
 	}
 	if c.count() >= all {
-		v := c.idle.longest(byAll)
+		v := c.idle.victim()
 		if v == nil {
 			return ends, refusedAll
 		}
@@ -120,19 +116,24 @@ func (c *connections) makeRoom(prefix netip.Prefix) (ends []func(), reason strin
 	return ends, ""
 }
 
-// evict removes a connection and returns the function that closes it. c.mu is held.
+// evict removes a connection and returns the function that closes it. c.mu is held. The
+// function of a TCP connection returns when its descriptor is free. Otherwise the
+// descriptors of closing connections would add up in a flood, until none is left.
 func (c *connections) evict(v *connection) func() {
 	c.evicted++
 	end := v.end
 	c.remove(v)
+	if v.over == carriedByQUIC { // has no descriptor; the close waits for the connection's goroutine
+		return func() { go end() }
+	}
 	return end
 }
 
-// spare closes the connection that has been idle for the longest time. It returns false
-// if no connection is idle.
+// spare closes an idle connection as at the limit of all. It returns false if no
+// connection is idle.
 func (c *connections) spare() bool {
 	c.mu.Lock()
-	v := c.idle.longest(byAll)
+	v := c.idle.victim()
 	var end func()
 	if v != nil {
 		end = c.evict(v)
@@ -168,9 +169,6 @@ func (c *connections) unproven() int {
 func (c *connections) add(k *connection) {
 	c.open[k.over]++
 	c.balance.Connection(1)
-	if !k.prefix.IsValid() {
-		return
-	}
 	k.address = c.from[k.prefix]
 	if k.address == nil {
 		k.address = new(clientAddress)
@@ -188,9 +186,6 @@ func (c *connections) remove(k *connection) {
 	k.unlist()
 	c.open[k.over]--
 	c.balance.Connection(-1)
-	if k.address == nil {
-		return
-	}
 	if k.address.open--; k.address.open == 0 {
 		delete(c.from, k.prefix)
 	}
@@ -244,77 +239,22 @@ func (k *connection) done() {
 	}
 }
 
-// list puts k at the end of the idle lists. all.mu is held.
+// list adds k to the idle connections. all.mu is held.
 func (k *connection) list() {
 	if k.idle || k.gone || k.end == nil {
 		return
 	}
 	k.idle = true
-	k.all.idle.push(k, byAll)
-	if k.address != nil {
-		k.address.idle.push(k, byAddress)
-	}
+	k.all.idle.push(k)
 }
 
-// unlist removes k from the idle lists. all.mu is held.
+// unlist removes k from the idle connections. all.mu is held.
 func (k *connection) unlist() {
 	if !k.idle {
 		return
 	}
 	k.idle = false
-	k.all.idle.remove(k, byAll)
-	if k.address != nil {
-		k.address.idle.remove(k, byAddress)
-	}
-}
-
-// The idle lists of a connection.
-const (
-	byAll = iota
-	byAddress
-	idleLists // the number of lists
-)
-
-// idleList is a list of idle connections, the longest idle first. The zero value is empty.
-type idleList struct{ first, last *connection }
-
-// link is the place of a connection in one list.
-type link struct{ prev, next *connection }
-
-func (l *idleList) push(k *connection, list int) {
-	k.links[list] = link{prev: l.last}
-	if l.last != nil {
-		l.last.links[list].next = k
-	} else {
-		l.first = k
-	}
-	l.last = k
-}
-
-func (l *idleList) remove(k *connection, list int) {
-	at := k.links[list]
-	if at.prev != nil {
-		at.prev.links[list].next = at.next
-	} else {
-		l.first = at.next
-	}
-	if at.next != nil {
-		at.next.links[list].prev = at.prev
-	} else {
-		l.last = at.prev
-	}
-	k.links[list] = link{}
-}
-
-// longest returns the connection that has been idle for the longest time and may be
-// closed, nil if there is none.
-func (l *idleList) longest(list int) *connection {
-	for k := l.first; k != nil; k = k.links[list].next {
-		if k.over == carriedByTCP || time.Since(k.rested) >= settleTime {
-			return k
-		}
-	}
-	return nil
+	k.all.idle.remove(k)
 }
 
 // prefixOf returns the network that counts as one client address: one IPv4 address, or the

@@ -73,6 +73,28 @@ func TestConnectionsMakeRoom(t *testing.T) {
 			p.open["1"].busy()
 			p.open["1"].rest()
 		}, b, true, []string{"2"}},
+		{"the address with the most idle connections loses one", 3, 0, func(p *places) { tcp(p, "1", a); tcp(p, "2", b); tcp(p, "3", b) }, "192.0.2.3", true, []string{"2"}},
+		{"busy connections do not count for an address", 5, 0, func(p *places) {
+			tcp(p, "1", a)
+			tcp(p, "2", a)
+			for _, name := range []string{"3", "4", "5"} {
+				tcp(p, name, b)
+			}
+			p.open["4"].busy()
+			p.open["5"].busy()
+		}, b, true, []string{"1"}},
+		{"of equal addresses, the one that is idle for the longest time", 3, 0, func(p *places) {
+			tcp(p, "1", a)
+			tcp(p, "2", b)
+			tcp(p, "3", "192.0.2.3")
+			p.open["1"].busy()
+			p.open["1"].rest()
+		}, a, true, []string{"2"}},
+		{"another address, while QUIC of the first one was just used", 3, 0, func(p *places) {
+			tcp(p, "1", a)
+			p.connect("2", b, carriedByQUIC)
+			p.connect("3", b, carriedByQUIC)
+		}, b, true, []string{"1"}},
 		{"the busy stay", 2, 0, func(p *places) { tcp(p, "1", a); tcp(p, "2", b); p.open["1"].busy() }, b, true, []string{"2"}},
 		{"all are busy", 1, 0, func(p *places) { tcp(p, "1", a); p.open["1"].busy() }, b, false, nil},
 		{"a state reported twice", 1, 0, func(p *places) {
@@ -119,12 +141,67 @@ func TestConnectionsMakeRoom(t *testing.T) {
 				for _, k := range p.open {
 					k.leave()
 				}
-				if p.count() != 0 || len(p.from) != 0 || p.idle.first != nil || p.idle.last != nil {
-					t.Errorf("remaining: %d open, %d addresses, list %v", p.count(), len(p.from), p.idle)
+				if p.count() != 0 || len(p.from) != 0 || p.idle.most != 0 {
+					t.Errorf("remaining: %d open, %d addresses, %d idle", p.count(), len(p.from), p.idle.most)
 				}
 			})
 		})
 	}
+}
+
+// A new TCP connection waits until the descriptor of the connection that it replaces is
+// free. A connection that closes keeps its place until then.
+func TestRoomIsFreeDescriptors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlaces(1, 0)
+		slow := &slowClose{free: make(chan struct{})}
+		first := p.adopt(slow)
+		var second *tcpConn
+		taken := make(chan struct{})
+		go func() {
+			defer close(taken)
+			second = p.adopt(&slowClose{free: slow.free})
+		}()
+		synctest.Wait()
+		select {
+		case <-taken:
+			t.Error("the new connection was served before the old one was closed")
+		default:
+		}
+		slow.free <- struct{}{}
+		<-taken
+		go second.Close()
+		synctest.Wait()
+		if n := p.count(); n != 1 {
+			t.Errorf("%d connections are counted while one closes, want 1", n)
+		}
+		if c := p.adopt(&slowClose{}); c != nil {
+			t.Error("a connection was served in the place of one that still closes")
+		}
+		slow.free <- struct{}{}
+		synctest.Wait()
+		if n := p.count(); n != 0 {
+			t.Errorf("%d connections are counted at the end", n)
+		}
+		if first == nil || !slow.closed {
+			t.Error("the replaced connection is open")
+		}
+	})
+}
+
+// slowClose is a connection whose descriptor becomes free when free sends.
+type slowClose struct {
+	net.Conn
+	free   chan struct{}
+	closed bool
+}
+
+func (c *slowClose) RemoteAddr() net.Addr { return host("192.0.2.1") }
+
+func (c *slowClose) Close() error {
+	<-c.free
+	c.closed = true
+	return nil
 }
 
 func TestDescriptorShares(t *testing.T) {

@@ -267,9 +267,11 @@ func (c *connections) requests() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := c.open[carriedByQUIC]
-	for k := c.idle.first; k != nil; k = k.links[byAll].next {
-		if k.over == carriedByQUIC {
-			n--
+	for _, a := range c.from {
+		for k := a.idle.first; k != nil; k = k.next {
+			if k.of.over == carriedByQUIC {
+				n--
+			}
 		}
 	}
 	return n

@@ -92,12 +92,14 @@ func (t *tcpConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. The connection keeps its place until its descriptor is free.
 func (t *tcpConn) Close() error {
 	t.all.mu.Lock()
 	delete(t.all.tcp, t)
-	t.all.remove(t.connection)
+	t.unlist()
+	t.end = nil // the connection is never idle again
 	t.all.mu.Unlock()
+	defer t.leave()
 	return t.Conn.Close()
 }
 

@@ -3,6 +3,7 @@
 package idtoken
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -61,7 +62,7 @@ func New(list []config.JWT, files [][]byte, tenants map[string]*tenant.Tenant, l
 			return nil, &FileError{n, err}
 		}
 		v.issuers[c.Issuer] = &issuer{JWT: c, keys: keys, parser: jwt.NewParser(
-			jwt.WithValidMethods(methods), jwt.WithIssuer(c.Issuer), jwt.WithAudience(c.Audience), jwt.WithExpirationRequired(), jwt.WithLeeway(leeway),
+			jwt.WithValidMethods(methods), jwt.WithIssuer(c.Issuer), jwt.WithAudience(c.Audience), jwt.WithExpirationRequired(), jwt.WithIssuedAt(), jwt.WithLeeway(leeway),
 		)}
 	}
 	return v, nil
@@ -80,8 +81,9 @@ func (e *FileError) Error() string { return e.err.Error() }
 func (e *FileError) Unwrap() error { return e.err }
 
 // Tenant returns the tenant of the client that sent the token, with the class and the models
-// that the token names. The error is an *openai.Error with status 401.
-func (v *Verifier) Tenant(token string) (*tenant.Tenant, error) {
+// that the token names. The end of ctx ends a wait for the issuer. The error is an *openai.Error
+// with status 401.
+func (v *Verifier) Tenant(ctx context.Context, token string) (*tenant.Tenant, error) {
 	if len(token) > mostToken || strings.Count(token, ".") != 2 {
 		return nil, errInvalid
 	}
@@ -96,7 +98,7 @@ func (v *Verifier) Tenant(token string) (*tenant.Tenant, error) {
 		return nil, errIssuer
 	}
 	claims = nil
-	if _, err := i.parser.ParseWithClaims(token, &claims, i.keys.find(v.log)); err != nil {
+	if _, err := i.parser.ParseWithClaims(token, &claims, i.keys.find(ctx, v.log)); err != nil {
 		return nil, refused(err)
 	}
 	return v.tenantOf(i, claims)
@@ -111,7 +113,7 @@ func refused(err error) error {
 		return errInvalid
 	case errors.Is(err, jwt.ErrTokenExpired):
 		return errExpired
-	case errors.Is(err, jwt.ErrTokenNotValidYet):
+	case errors.Is(err, jwt.ErrTokenNotValidYet), errors.Is(err, jwt.ErrTokenUsedBeforeIssued):
 		return errEarly
 	case errors.Is(err, jwt.ErrTokenInvalidAudience):
 		return errAudience

@@ -1,6 +1,7 @@
 package idtoken
 
 import (
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -116,9 +117,10 @@ func TestGoodTokens(t *testing.T) {
 		"no id of the key":   sign(t, "ES256", claims(nil), "kid", nil),
 		"several audiences":  sign(t, "ES256", claims(jwt.MapClaims{"aud": []string{"other", "pdproxy"}})),
 		"valid since before": sign(t, "ES256", claims(jwt.MapClaims{"nbf": time.Now().Add(-time.Minute).Unix(), "iat": time.Now().Unix()})),
+		"issuer's clock":     sign(t, "ES256", claims(jwt.MapClaims{"nbf": time.Now().Add(leeway / 2).Unix(), "iat": time.Now().Add(leeway / 2).Unix()})),
 		"clocks differ":      sign(t, "ES256", claims(jwt.MapClaims{"exp": time.Now().Add(-leeway / 2).Unix()})),
 	} {
-		if got, err := v.Tenant(token); err != nil || got != gold {
+		if got, err := v.Tenant(context.Background(), token); err != nil || got != gold {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
@@ -182,6 +184,9 @@ func TestBadTokens(t *testing.T) {
 		"expired":                   {sign(t, "ES256", claims(jwt.MapClaims{"exp": time.Now().Add(-time.Hour).Unix()})), errExpired},
 		"expiry is a text":          {sign(t, "ES256", claims(jwt.MapClaims{"exp": "5ecret"})), errInvalid},
 		"not valid yet":             {sign(t, "ES256", claims(jwt.MapClaims{"nbf": time.Now().Add(time.Hour).Unix()})), errEarly},
+		"not valid yet, by little":  {sign(t, "ES256", claims(jwt.MapClaims{"nbf": time.Now().Add(leeway + time.Minute).Unix()})), errEarly},
+		"issued in the future":      {sign(t, "ES256", claims(jwt.MapClaims{"iat": time.Now().Add(leeway + time.Minute).Unix()})), errEarly},
+		"issue time is a text":      {sign(t, "ES256", claims(jwt.MapClaims{"iat": "5ecret"})), errInvalid},
 		"no tenant":                 {sign(t, "ES256", claims(jwt.MapClaims{"team": nil})), errClaim},
 		"tenant is a list":          {sign(t, "ES256", claims(jwt.MapClaims{"team": []string{"gold"}})), errClaim},
 		"unknown tenant":            {sign(t, "ES256", claims(jwt.MapClaims{"team": "5ecret"})), errTenant},
@@ -189,7 +194,7 @@ func TestBadTokens(t *testing.T) {
 		"expired with another key":  {sign(t, "ES256-other", claims(jwt.MapClaims{"exp": time.Now().Add(-time.Hour).Unix()}), "kid", "ES256"), errInvalid},
 		"several signatures (JSON)": {`{"payload":"` + parts[1] + `"}`, errInvalid},
 	} {
-		got, err := v.Tenant(tt.token)
+		got, err := v.Tenant(context.Background(), tt.token)
 		if err != tt.want || got != nil {
 			t.Errorf("%s: %+v, %v, want %v", name, got, err, tt.want)
 		}
@@ -222,14 +227,14 @@ func TestClaims(t *testing.T) {
 		"class too long":       {jwt.MapClaims{"org": org, "models": "a", "https://example.org/class": strings.Repeat("c", mostClass+1)}, "", nil, errClaim},
 		"tenant not in object": {jwt.MapClaims{"org": "gold", "models": "a"}, "", nil, errClaim},
 	} {
-		got, err := v.Tenant(sign(t, "ES256", claims(tt.claims)))
+		got, err := v.Tenant(context.Background(), sign(t, "ES256", claims(tt.claims)))
 		if err != tt.err || err == nil && (got.Class != tt.class || !reflect.DeepEqual(got.Models, tt.models) || got.Name != "gold") {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
 	fixed := issuerConfig()
 	fixed.TenantClaim, fixed.Tenant = "", "gold"
-	if got, err := newVerifier(t, fixed).Tenant(sign(t, "ES256", claims(jwt.MapClaims{"team": "other"}))); err != nil || got != gold {
+	if got, err := newVerifier(t, fixed).Tenant(context.Background(), sign(t, "ES256", claims(jwt.MapClaims{"team": "other"}))); err != nil || got != gold {
 		t.Errorf("with a fixed tenant: %+v, %v", got, err)
 	}
 }
@@ -258,14 +263,33 @@ type issuerSite struct {
 
 func (s *issuerSite) RoundTrip(r *http.Request) (*http.Response, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.asked++
-	if s.status == 0 {
+	status, body := s.status, io.NopCloser(strings.NewReader(string(s.keys)))
+	s.mu.Unlock()
+	switch status {
+	case 0:
 		return nil, errors.New("nobody listens")
+	case hangs:
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	case hangsInBody:
+		return &http.Response{StatusCode: 200, Body: hanging{r.Context()}, Request: r}, nil
 	}
 	header := http.Header{"Location": {"https://elsewhere"}}
-	return &http.Response{StatusCode: s.status, Header: header, Body: io.NopCloser(strings.NewReader(string(s.keys))), Request: r}, nil
+	return &http.Response{StatusCode: status, Header: header, Body: body, Request: r}, nil
 }
+
+// The issuer accepts a request and then sends nothing, or no body.
+const (
+	hangs       = -1
+	hangsInBody = -2
+)
+
+// hanging is a body that does not come.
+type hanging struct{ ctx context.Context }
+
+func (h hanging) Read([]byte) (int, error) { <-h.ctx.Done(); return 0, h.ctx.Err() }
+func (hanging) Close() error               { return nil }
 
 func (s *issuerSite) set(status int, keys []byte) {
 	s.mu.Lock()
@@ -277,17 +301,12 @@ func (s *issuerSite) set(status int, keys []byte) {
 // and never more often than fetchPause.
 func TestFetchedKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := issuerConfig()
-		c.JWKSFile, c.JWKSURL = "", "https://issuer/jwks.json"
-		v, err := New([]config.JWT{c}, [][]byte{nil}, map[string]*tenant.Tenant{"gold": gold}, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
-		site := &issuerSite{}
-		v.issuers[c.Issuer].keys.client.Transport = site
+		v, site := withSite(t)
 		step := func(name, id string, asked int, want error) {
 			t.Helper()
-			if _, err := v.Tenant(sign(t, id, claims(nil))); err != want || site.asked != asked {
+			_, err := v.Tenant(context.Background(), sign(t, id, claims(nil)))
+			synctest.Wait() // keys that are old are read beside the request
+			if err != want || site.asked != asked {
 				t.Errorf("%s: error %v after %d requests to the issuer, want %v after %d", name, err, site.asked, want, asked)
 			}
 		}
@@ -317,8 +336,81 @@ func TestFetchedKeys(t *testing.T) {
 		step("old keys while the issuer is away", "RS256", 9, nil)
 		site.set(200, keysOf(t, "ES256"))
 		time.Sleep(fetchPause)
+		step("keys that are a little old", "RS256", 10, nil)
 		step("the key was withdrawn", "RS256", 10, errInvalid)
+		site.set(200, keysOf(t, "RS256"))
+		time.Sleep(2*time.Hour + time.Second)
+		step("the key was withdrawn long ago", "ES256", 11, errInvalid)
+		site.set(0, nil)
+		time.Sleep(2*time.Hour + time.Second)
+		step("very old keys while the issuer is away", "RS256", 12, nil)
+		step("very old keys, soon again", "RS256", 12, nil)
 	})
+}
+
+// withSite returns a verifier, and the site of its issuer, which nobody reaches yet.
+func withSite(t *testing.T) (*Verifier, *issuerSite) {
+	t.Helper()
+	c := issuerConfig()
+	c.JWKSFile, c.JWKSURL = "", "https://issuer/jwks.json"
+	v, err := New([]config.JWT{c}, [][]byte{nil}, map[string]*tenant.Tenant{"gold": gold}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	site := &issuerSite{}
+	v.issuers[c.Issuer].keys.client.Transport = site
+	return v, site
+}
+
+// An issuer that hangs gets one request at a time. Tokens with known keys do not wait for it,
+// and other tokens wait for fetchLimit at most.
+func TestHangingIssuer(t *testing.T) {
+	for name, how := range map[string]int{"no answer": hangs, "no body": hangsInBody} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v, site := withSite(t)
+				began := time.Now()
+				sends := func(ctx context.Context, id string, after time.Duration, want error) {
+					t.Helper()
+					if _, err := v.Tenant(ctx, sign(t, id, claims(nil))); err != want || time.Since(began) != after {
+						t.Errorf("%s: error %v after %v, want %v after %v", id, err, time.Since(began), want, after)
+					}
+				}
+				site.set(how, nil)
+				var clients sync.WaitGroup
+				for range 20 {
+					clients.Go(func() { sends(context.Background(), "ES256", fetchLimit, errKeys) })
+				}
+				impatient, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				clients.Go(func() { sends(impatient, "ES256", time.Second, errKeys) })
+				clients.Wait()
+				if site.asked != 1 {
+					t.Errorf("%d requests to the issuer, want 1", site.asked)
+				}
+				site.set(200, keysOf(t, "ES256"))
+				time.Sleep(fetchPause)
+				sends(context.Background(), "ES256", fetchLimit+fetchPause, nil)
+				site.set(how, nil)
+				time.Sleep(time.Hour + time.Second) // the keys are old
+				began = time.Now()
+				sends(context.Background(), "ES256", 0, nil)
+				synctest.Wait()
+				if site.asked != 3 {
+					t.Errorf("%d requests to the issuer, want 3", site.asked)
+				}
+				clients.Go(func() { sends(context.Background(), "RS256", fetchLimit, errInvalid) })
+				synctest.Wait()
+				sends(context.Background(), "ES256", 0, nil)
+				clients.Wait()
+				sends(context.Background(), "RS256", fetchLimit, errInvalid) // soon again
+				sends(context.Background(), "ES256", fetchLimit, nil)
+				if site.asked != 3 {
+					t.Errorf("%d requests to the issuer, want 3", site.asked)
+				}
+			})
+		})
+	}
 }
 
 // FuzzTenant: no text makes the verifier fail, and none but a signed token is accepted.
@@ -329,7 +421,7 @@ func FuzzTenant(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, token string) {
-		got, err := v.Tenant(token)
+		got, err := v.Tenant(context.Background(), token)
 		var oe *openai.Error
 		if (err == nil) != (got != nil) || err != nil && !errors.As(err, &oe) || err == nil && !strings.HasPrefix(token, good[:strings.LastIndexByte(good, '.')+1]) {
 			t.Errorf("%+v, %v", got, err)

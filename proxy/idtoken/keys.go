@@ -34,16 +34,17 @@ const (
 // errNoKeys reports that no set of keys has been read yet.
 var errNoKeys = errors.New("no keys of the issuer have been read")
 
-// keySet is the public keys of one issuer. It reads them when a token needs them, so that it
-// has no goroutine.
+// keySet is the public keys of one issuer. It reads them when a token needs them. No token whose
+// key is known waits for the issuer, except the first one after a long pause.
 type keySet struct {
 	url     string // "": the keys are those of a file
 	refresh time.Duration
 	client  *http.Client
 	keys    atomic.Pointer[loadedKeys] // nil: none were read yet
 
-	mu    sync.Mutex
-	tried time.Time // of the last request; guarded by mu
+	mu      sync.Mutex
+	tried   time.Time     // of the last request; guarded by mu
+	reading chan struct{} // closed when the present request ends; nil: there is none; guarded by mu
 }
 
 // loadedKeys is a set of keys that was read at a time.
@@ -92,19 +93,24 @@ func (s *keySet) load(text []byte) error {
 	return nil
 }
 
-// find returns the function that finds the key of a token.
-func (s *keySet) find(log *slog.Logger) jwt.Keyfunc {
+// find returns the function that finds the key of a token. The end of ctx ends the wait for the
+// issuer.
+func (s *keySet) find(ctx context.Context, log *slog.Logger) jwt.Keyfunc {
 	return func(token *jwt.Token) (any, error) {
 		now := s.keys.Load()
-		if s.url != "" && (now == nil || time.Since(now.at) > s.refresh) {
-			now = s.fetch(now, log)
+		switch {
+		case s.url == "":
+		case now == nil || s.long(now):
+			now = s.read(ctx, log)
+		case time.Since(now.at) > s.refresh:
+			s.begin(log)
 		}
 		if now == nil {
 			return nil, errNoKeys
 		}
 		key, err := now.Keyfunc.Keyfunc(token)
 		if errors.Is(err, jwkset.ErrKeyNotFound) && s.url != "" { // the issuer may have a new key
-			if next := s.fetch(now, log); next != now {
+			if next := s.read(ctx, log); next != now {
 				return next.Keyfunc.Keyfunc(token)
 			}
 		}
@@ -112,23 +118,53 @@ func (s *keySet) find(log *slog.Logger) jwt.Keyfunc {
 	}
 }
 
-// fetch reads the keys from the issuer, unless another token has done so since old was loaded,
-// or shortly before. It returns the present keys, nil for none.
-func (s *keySet) fetch(old *loadedKeys, log *slog.Logger) *loadedKeys {
+// long reports whether the keys are so old that tokens must not be judged by them before the
+// issuer was asked once: an issuer that withdraws a key relies on it.
+func (s *keySet) long(keys *loadedKeys) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := s.keys.Load(); now != old || !s.tried.IsZero() && time.Since(s.tried) < fetchPause {
-		return now
-	}
-	s.tried = time.Now()
-	text, err := s.get()
-	if err == nil {
-		err = s.load(text)
-	}
-	if err != nil {
-		log.Warn("the keys of an issuer of tokens cannot be read", "url", s.url, "error", err)
+	return time.Since(keys.at) > 2*s.refresh && (s.reading != nil || s.tried.Before(keys.at.Add(s.refresh)))
+}
+
+// read reads the keys from the issuer and returns the present keys, nil for none. It returns at
+// once if it has asked the issuer shortly before. Calls at the same time share one request.
+func (s *keySet) read(ctx context.Context, log *slog.Logger) *loadedKeys {
+	if done := s.begin(log); done != nil {
+		select {
+		case <-done:
+		case <-ctx.Done():
+		}
 	}
 	return s.keys.Load()
+}
+
+// begin begins a request to the issuer, and returns a channel that is closed at its end; nil if
+// the last request was shortly before.
+func (s *keySet) begin(log *slog.Logger) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.reading != nil:
+		return s.reading
+	case !s.tried.IsZero() && time.Since(s.tried) < fetchPause:
+		return nil
+	}
+	done := make(chan struct{})
+	s.tried, s.reading = time.Now(), done
+	go func() { // ends after fetchLimit
+		defer close(done)
+		text, err := s.get()
+		if err == nil {
+			err = s.load(text)
+		}
+		if err != nil {
+			log.Warn("the keys of an issuer of tokens cannot be read", "url", s.url, "error", err)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.reading = nil
+	}()
+	return done
 }
 
 func (s *keySet) get() ([]byte, error) {

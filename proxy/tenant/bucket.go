@@ -62,9 +62,3 @@ func (b *bucket) level(perMinute int64) Level {
 		Reset:     time.Duration((b.used+perMinute-1)/perMinute) * time.Microsecond,
 	}
 }
-
-// set makes the bucket show the level at a time. Reset was rounded up.
-func (b *bucket) set(l Level, perMinute, now int64) {
-	b.used = min(max(0, int64(l.Reset/time.Microsecond)-1), mostDebt*unit) * perMinute
-	b.at = now
-}

@@ -18,21 +18,24 @@ const (
 	mostProcesses = 256
 )
 
-// key identifies a tenant: the beginning of the SHA-256 of its name. Zero: no tenant.
-type key [16]byte
-
 // record is the state of one tenant. All processes of the host may map it. A process changes
 // the pair that is not current and then switches current with one store, so that a process
 // that is killed leaves the old state or the new one.
 type record struct {
-	key     key
+	key     Key
 	current uint64
 	pairs   [2]pair
-	_       [40]byte // to 128 bytes
+	_       [8]byte // to 128 bytes
 }
 
 // pair is the two budgets of a tenant.
-type pair struct{ requests, tokens bucket }
+type pair struct {
+	requests, tokens bucket
+	version          Version
+}
+
+// at returns the time when the budgets were right, in µs since the Unix epoch.
+func (p *pair) at() int64 { return max(p.requests.at, p.tokens.at) }
 
 // table is the content of the file after its head.
 type table struct {
@@ -41,6 +44,8 @@ type table struct {
 	// that has the number adds to its counts. Another process sets the counts of a process
 	// that has ended to 0.
 	running [MostTenants][mostProcesses]uint32
+	changes uint64 // number of the last change of a record
+	epoch   uint64 // of the last coordinator that counted here; 0: none
 }
 
 // Ledger is the Budgets of the processes of one host. The zero Ledger is not valid; use
@@ -53,7 +58,7 @@ type Ledger struct {
 	mu    sync.Mutex
 	table *table      // nil before the first use; guarded by mu
 	file  *stateFile  // nil: table is memory of this process; guarded by mu
-	index map[key]int // where the records were found last; guarded by mu
+	index map[Key]int // where the records were found last; guarded by mu
 }
 
 // NewLedger returns a ledger with its state in a file of dir, which it opens at the first
@@ -63,7 +68,7 @@ func NewLedger(dir *privatedir.Dir, log *slog.Logger, now func() time.Time) *Led
 	if now == nil {
 		now = time.Now
 	}
-	return &Ledger{dir: dir, log: log, now: now, index: make(map[key]int)}
+	return &Ledger{dir: dir, log: log, now: now, index: make(map[Key]int)}
 }
 
 // Close unmaps the file. The ledger must not be used afterwards.
@@ -99,6 +104,7 @@ func (l *Ledger) Take(_ context.Context, t *Tenant, tokens int64) (a Answer) {
 	}
 	a.Retry = time.Duration(wait) * time.Microsecond
 	a.Requests, a.Tokens = next.requests.level(t.Limits.Requests), next.tokens.level(t.Limits.Tokens)
+	a.State = State{Key: t.key, Version: l.pair(at).version, Requests: next.requests.used, Tokens: next.tokens.used}
 	return a
 }
 
@@ -140,20 +146,6 @@ func (l *Ledger) Running(t *Tenant) int {
 	return l.sum(l.find(t.key))
 }
 
-// Copy makes the budgets of t those of an answer of another ledger, of which t may have a
-// share, and counts the request of the answer as running unless it is refused.
-func (l *Ledger) Copy(t *Tenant, a *Answer) {
-	defer l.lock()()
-	at, now := l.find(t.key), l.now().UnixMicro()
-	var next pair
-	next.requests.set(a.Requests, t.Limits.Requests, now)
-	next.tokens.set(a.Tokens, t.Limits.Tokens, now)
-	if a.Refused == Admitted {
-		l.table.running[at][l.process()]++
-	}
-	l.store(at, next)
-}
-
 // lock locks the state against this process and all others, and returns the function that
 // unlocks it.
 func (l *Ledger) lock() (unlock func()) {
@@ -190,7 +182,7 @@ func (l *Ledger) process() int {
 
 // find returns the place of a tenant's record, and makes the record if there is none. The
 // caller has locked the state.
-func (l *Ledger) find(k key) int {
+func (l *Ledger) find(k Key) int {
 	if at, known := l.index[k]; known && l.table.records[at].key == k {
 		return at
 	}
@@ -201,7 +193,7 @@ func (l *Ledger) find(k key) int {
 		case r.key == k:
 			l.index[k] = at
 			return at
-		case free < 0 && r.key == (key{}):
+		case free < 0 && r.key == (Key{}):
 			free = at
 		}
 	}
@@ -210,7 +202,7 @@ func (l *Ledger) find(k key) int {
 	}
 	r := &l.table.records[free]
 	clear(l.table.running[free][:])
-	r.key = key{}
+	r.key = Key{}
 	r.pairs = [2]pair{}
 	r.key = k
 	l.index[k] = free
@@ -242,8 +234,15 @@ func (l *Ledger) drained(at int, now int64, limits Limits) pair {
 	return p
 }
 
-// store replaces the budgets of a record.
+// store replaces the budgets of a record by newer ones.
 func (l *Ledger) store(at int, p pair) {
+	l.table.changes++
+	p.version = Version{max(l.pair(at).version.Epoch, l.table.epoch), l.table.changes}
+	l.replace(at, p)
+}
+
+// replace replaces the budgets of a record.
+func (l *Ledger) replace(at int, p pair) {
 	r := &l.table.records[at]
 	next := 1 - atomic.LoadUint64(&r.current)&1
 	r.pairs[next] = p

@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
@@ -357,18 +359,113 @@ func TestCopy(t *testing.T) {
 	one := New(Tenant{Name: "t", Limits: Limits{Requests: 7, Tokens: 1000}})
 	from.Take(context.Background(), one, 10)
 	a := from.Take(context.Background(), one, 333)
-	to.Copy(one, &a)
+	to.Copy(&a, 1)
 	if b := to.Take(context.Background(), one, 0); b.Requests.Remaining != a.Requests.Remaining-1 || b.Tokens.Remaining != a.Tokens.Remaining {
 		t.Errorf("%+v after %+v", b, a)
 	}
 	half := one.Share(2)
-	if half.Limits != (Limits{Requests: 4, Tokens: 500}) {
+	if half.Limits != (Limits{Requests: 3, Tokens: 500}) {
 		t.Errorf("a half is %+v", half.Limits)
 	}
-	to.Copy(half, &a)
-	if b := to.Take(context.Background(), half, 0); b.Requests.Remaining != 1 || b.Tokens.Remaining != 328 { // 4 - 2*4/7 - 1, 500 - 343/2
+	if least := one.Share(8).Limits; least != (Limits{Requests: 1, Tokens: 125}) {
+		t.Errorf("an eighth is %+v", least)
+	}
+	to.Copy(&a, 2)
+	if b := to.Take(context.Background(), half, 0); b.Requests.Remaining != 1 || b.Tokens.Remaining != 328 { // 3 - 2/2 - 1, 500 - 343/2
 		t.Errorf("the half of %+v is %+v", a, b)
 	}
+	if n := to.Running(one); n != 4 { // two of answers, and two of Take
+		t.Errorf("%d running requests", n)
+	}
+}
+
+// A ledger that has the states of another one refuses where the other one would.
+func TestMerge(t *testing.T) {
+	both(t, func(t *testing.T, dir *privatedir.Dir) {
+		c := newClock()
+		from, to := newLedger(t, nil, c), newLedger(t, dir, c)
+		one := New(Tenant{Name: "t", Limits: Limits{Requests: 6, Tokens: 1000}})
+		if states, until := from.Changes(0); len(states) != 0 || until != 0 {
+			t.Errorf("an unused ledger has the states %+v, %d", states, until)
+		}
+		from.Lead(3)
+		a := from.Take(context.Background(), one, 10)
+		early, until := from.Changes(0)
+		if len(early) != 1 || early[0] != a.State || a.State.Version.Epoch != 3 {
+			t.Fatalf("%+v after %+v", early, a)
+		}
+		if states, again := from.Changes(until); len(states) != 0 || again != until {
+			t.Errorf("without a change: %+v, %d after %d", states, again, until)
+		}
+		from.Settle(one, Spent{Reserved: 10, Used: 110})
+		from.Take(context.Background(), one, 200)
+		late, _ := from.Changes(until)
+		if len(late) != 1 || late[0].Version.Compare(early[0].Version) <= 0 {
+			t.Fatalf("%+v after %+v", late, early)
+		}
+		c.pass(5 * time.Second)
+		aged, _ := from.Changes(until)
+		if aged[0].Age != 5*time.Second {
+			t.Errorf("%+v", aged)
+		}
+		if before := to.Lead(4); before != 0 {
+			t.Errorf("epoch %d before the first", before)
+		}
+		to.Merge(aged)
+		to.Merge(early)                                 // older: it changes nothing
+		got := to.Take(context.Background(), one, 1000) // all, also for the refusal
+		want := from.Take(context.Background(), one, 1000)
+		if got.Refused != Tokens || got.Tokens != want.Tokens || got.Requests != want.Requests || got.Retry != want.Retry {
+			t.Errorf("got %+v\nwant %+v", got, want)
+		}
+		to.Merge(late) // of the earlier epoch
+		if got := to.Take(context.Background(), one, 0); got.Requests.Remaining != 3 || got.State.Version.Epoch != 4 {
+			t.Errorf("%+v", got)
+		}
+		lower := New(Tenant{Name: "t", Limits: Limits{Requests: 3}}) // a reload between the leaders
+		if got := to.Take(context.Background(), lower, 0); got.Refused != Requests || got.Requests.Remaining != 0 {
+			t.Errorf("with a lower limit: %+v", got)
+		}
+		if before := to.Lead(7); before != 4 {
+			t.Errorf("epoch %d before 7, want 4", before)
+		}
+		c.pass(MostAge)
+		if states, _ := to.Changes(0); len(states) != 0 {
+			t.Errorf("states of budgets that are whole: %+v", states)
+		}
+	})
+}
+
+// A process keeps the newest state of each tenant, until the state is worthless.
+func TestNewest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n Newest
+		state := func(k byte, epoch, change uint64) State {
+			return State{Key: Key{k}, Version: Version{epoch, change}, Requests: int64(change)}
+		}
+		n.Add(state(2, 1, 9), state(1, 2, 1), state(1, 1, 5), state(2, 1, 8))
+		time.Sleep(time.Second)
+		old := state(3, 1, 1)
+		old.Age = MostAge - 10*time.Second
+		n.Add(state(1, 2, 2), old)
+		aged := state(2, 1, 9)
+		aged.Age = time.Second
+		if got := n.States(); !slices.Equal(got, []State{state(1, 2, 2), aged, old}) {
+			t.Errorf("%+v", got)
+		}
+		time.Sleep(10 * time.Second)
+		if got := n.States(); len(got) != 2 || got[0].Age != 10*time.Second {
+			t.Errorf("%+v", got)
+		}
+		for k := range MostTenants + 1 { // a peer that names more tenants than there may be
+			s := state(9, 1, 1)
+			s.Key[1], s.Key[2] = byte(k), byte(k>>8)
+			n.Add(s)
+		}
+		if got := n.States(); len(got) != MostTenants {
+			t.Errorf("%d states", len(got))
+		}
+	})
 }
 
 func TestHeader(t *testing.T) {

@@ -23,7 +23,7 @@ type Tenant struct {
 	Weight float64  // share among the tenants that wait, above 0
 	Models []string // names that its requests may have as the model; nil: all
 	Limits Limits
-	key    key
+	key    Key
 }
 
 // Limits are the limits of one tenant. 0 is no limit.
@@ -39,9 +39,12 @@ func New(t Tenant) *Tenant {
 		t.Weight = 1
 	}
 	sum := sha256.Sum256([]byte(t.Name))
-	t.key = key(sum[:len(t.key)])
+	t.key = Key(sum[:len(t.key)])
 	return &t
 }
+
+// Key returns the key by which ledgers know the tenant.
+func (t *Tenant) Key() Key { return t.key }
 
 // With returns the tenant for a client of it that has another class, unless class is "", and
 // may use only some of the models, unless models is nil. The budgets are those of t.
@@ -66,14 +69,22 @@ func (t *Tenant) With(class string, models []string) *Tenant {
 }
 
 // Share returns t with the limits of one of n processes that share its budgets. Limits are
-// rounded up.
+// rounded down, so that the shares together are not more than the budgets, but a share of a limit
+// is at least 1.
 func (t *Tenant) Share(n int) *Tenant {
 	c := *t
-	by := int64(max(1, n))
-	c.Limits.Requests = (t.Limits.Requests + by - 1) / by
-	c.Limits.Tokens = (t.Limits.Tokens + by - 1) / by
-	c.Limits.Exchanges = int((int64(t.Limits.Exchanges) + by - 1) / by)
+	c.Limits.Requests = shareOf(t.Limits.Requests, n)
+	c.Limits.Tokens = shareOf(t.Limits.Tokens, n)
+	c.Limits.Exchanges = int(shareOf(int64(t.Limits.Exchanges), n))
 	return &c
+}
+
+// shareOf returns the n-th part of a limit. 0 is no limit.
+func shareOf(limit int64, n int) int64 {
+	if limit == 0 {
+		return 0
+	}
+	return max(1, limit/int64(max(1, n)))
 }
 
 // Allows reports whether requests of the tenant may name the model. A nil Tenant may use
@@ -108,6 +119,7 @@ type Answer struct {
 	Retry    time.Duration // after which a refused request may succeed; 0: unknown
 	Requests Level
 	Tokens   Level
+	State    State // of the tenant after the request
 }
 
 // Spent is the use of a part of the budgets that Take has given.

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
@@ -21,6 +22,7 @@ type Budgets struct {
 	session *session          // that knows all of running; nil: the coordinator is away; guarded by mu
 	last    uint64            // number of the last request; guarded by mu
 	sharers int               // workers that the coordinator has; guarded by mu
+	known   tenant.Newest     // of the coordinators; guarded by mu
 	running map[uint64]given  // guarded by mu
 	owed    map[string]*debt  // by the tenant's name; what no coordinator knows yet; guarded by mu
 	shares  map[string]shared // by the tenant's name; guarded by mu
@@ -95,15 +97,19 @@ func (b *Budgets) ask(ctx context.Context, s *session, number uint64, t *tenant.
 		return a, err
 	}
 	a, sharers, err := readBudget(m.in)
-	if err != nil {
+	if errors.Is(err, link.ErrGarbage) {
 		s.link.Close(err)
+	}
+	if err != nil {
 		return a, err
 	}
+	a.State.Key = t.Key()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.sharers = sharers
 	g := given{tenant: t, share: b.shareOf(t), reserved: a.Reserved, known: true}
-	b.local.Copy(g.share, &a)
+	b.local.Copy(&a, sharers)
+	b.known.Add(a.State)
 	if a.Refused != tenant.Admitted {
 		return a, nil
 	}
@@ -147,14 +153,26 @@ func (b *Budgets) Settle(t *tenant.Tenant, spent tenant.Spent) {
 	}
 }
 
-// enter tells a coordinator that has just answered about all running requests, and what the
-// worker gave meanwhile. nil is allowed.
+// tell notes states of budgets that the coordinator has published. nil is allowed.
+func (b *Budgets) tell(states []tenant.State) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.known.Add(states...)
+	b.local.CopyShares(states, b.sharers)
+}
+
+// enter tells a coordinator that has just answered about the budgets of its predecessors, about
+// all running requests, and what the worker gave meanwhile. nil is allowed.
 func (b *Budgets) enter(s *session) {
 	if b == nil {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	_ = s.link.Send(kindKnown, appendStates(nil, b.known.States()), false) // fails if the connection has ended
 	for number, g := range b.running {
 		requests, tokens := int64(0), int64(0)
 		if !g.known {
@@ -210,83 +228,4 @@ func (s *session) settle(number uint64, spent tenant.Spent, m *scratch) bool {
 		m.out = append(m.out, 0)
 	}
 	return s.link.Send(kindSettle, m.out, false) == nil
-}
-
-// givenBudgets are the parts of budgets that the running requests of a worker have, by its
-// number. The map may be nil.
-type givenBudgets map[uint64]taken
-
-// taken is the part of one request.
-type taken struct {
-	tenant   *tenant.Tenant
-	reserved int64
-}
-
-// mostGiven bounds the running requests of one worker that count, against a peer that never
-// ends them.
-const mostGiven = 1 << 20
-
-// budgetCall answers a worker's call for a part of a tenant's budgets.
-func (w *worker) budgetCall(number uint32, payload []byte) error {
-	r := newReader(payload)
-	request, t, tokens := r.Uint(), r.tenant(), r.Int()
-	if !r.Done() || w.s.o.Budgets == nil || len(w.budgets) >= mostGiven {
-		return link.Garbage("a call about a budget")
-	}
-	a := w.s.o.Budgets.Take(w.ctx, t, tokens)
-	if a.Refused == tenant.Admitted {
-		w.give(request, t, a.Reserved)
-	}
-	return w.conn.Answer(number, appendBudget(nil, &a, w.s.connected()))
-}
-
-func (w *worker) give(request uint64, t *tenant.Tenant, reserved int64) {
-	if w.budgets == nil {
-		w.budgets = make(givenBudgets)
-	}
-	w.budgets[request] = taken{t, reserved}
-}
-
-// settle ends a request of the worker.
-func (w *worker) settle(r *reader) {
-	request, used, undone := r.Uint(), r.Int(), r.UintUpTo(1) != 0
-	g, open := w.budgets[request]
-	if r.Failed() || !open { // a request that was refused may be undone
-		return
-	}
-	delete(w.budgets, request)
-	w.s.o.Budgets.Settle(g.tenant, tenant.Spent{Reserved: g.reserved, Used: used, Undone: undone})
-}
-
-// charge notes what the worker gave without this coordinator.
-func (w *worker) charge(r *reader) {
-	request, t := r.Uint(), r.tenant()
-	requests, tokens, reserved := r.Int(), r.Int(), r.Int()
-	if _, open := w.budgets[request]; open || len(w.budgets) >= mostGiven || w.s.o.Budgets == nil {
-		r.Fail()
-	}
-	if r.Failed() {
-		return
-	}
-	running := 0
-	if request != 0 {
-		running = 1
-		w.give(request, t, reserved)
-	}
-	w.s.o.Budgets.Charge(t, requests, tokens, running)
-}
-
-// end frees the places of a worker that has disconnected. What its requests reserved stays
-// used; if the worker still runs, it tells the next coordinator about them.
-func (g givenBudgets) end(l *tenant.Ledger) {
-	for _, one := range g {
-		l.Settle(one.tenant, tenant.Spent{Reserved: one.reserved, Used: one.reserved})
-	}
-}
-
-// connected returns the number of workers.
-func (s *Server) connected() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return max(1, len(s.workers))
 }

@@ -58,7 +58,7 @@ func TestBudgetsOfAFleet(t *testing.T) {
 			from.Settle(one, tenant.Spent{Number: a.Number, Used: 5})
 		}
 		a, b := w.takes(t, w.a, one, 5, tenant.Requests), w.takes(t, w.b, one, 5, tenant.Requests)
-		if a.Retry != 600*time.Millisecond || a != (tenant.Answer{Refused: a.Refused, Number: a.Number, Retry: b.Retry, Requests: b.Requests}) {
+		if a.Retry != 600*time.Millisecond || a != (tenant.Answer{Refused: a.Refused, Number: a.Number, Retry: b.Retry, Requests: b.Requests, State: a.State}) {
 			t.Errorf("%+v, %+v", a, b)
 		}
 		time.Sleep(600 * time.Millisecond)

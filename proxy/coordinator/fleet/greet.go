@@ -38,7 +38,7 @@ import (
 // on Unix sockets only.
 const (
 	magic   = "\x00pdlink"
-	version = 4
+	version = 5
 
 	nonceSize = 16
 	proofSize = sha256.Size

@@ -67,6 +67,13 @@ func turnsBubble(t *testing.T, name string, test func(t *testing.T, w *wired, f 
 // another returns another worker's client.
 func (w *wired) another(t *testing.T, change func(*ClientOptions)) *Client {
 	t.Helper()
+	c, _ := w.stoppable(t, change)
+	return c
+}
+
+// stoppable is another, with a function that stops the worker.
+func (w *wired) stoppable(t *testing.T, change func(*ClientOptions)) (*Client, context.CancelFunc) {
+	t.Helper()
 	mint, err := disaggid.New(1, 4)
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +95,7 @@ func (w *wired) another(t *testing.T, change func(*ClientOptions)) *Client {
 		running.Wait()
 	})
 	synctest.Wait()
-	return c
+	return c, stop
 }
 
 // turnOf returns a turn with these tokens. The engine d keeps the turn for a minute.

@@ -193,7 +193,13 @@ type wired struct {
 // newWired returns a world over the wire, in simulated time. change adapts its options.
 func newWired(t *testing.T, change func(*ServerOptions, *ClientOptions), specs ...string) *wired {
 	t.Helper()
-	w := &wired{world: newWorld(t, specs...), pipes: newPipes(t), orphans: make(chan string, 100)}
+	return newWiredAt(t, newPipes(t), change, specs...)
+}
+
+// newWiredAt is newWired with the server's listener.
+func newWiredAt(t *testing.T, at *pipes, change func(*ServerOptions, *ClientOptions), specs ...string) *wired {
+	t.Helper()
+	w := &wired{world: newWorld(t, specs...), pipes: at, orphans: make(chan string, 100)}
 	mint, err := disaggid.New(1, 3)
 	if err != nil {
 		t.Fatal(err)

@@ -69,6 +69,9 @@ type Server struct {
 	disconnected map[*worker]bool // processes that may reconnect within reconnectGrace; guarded by mu
 	term         *term            // nil while the server is a standby; guarded by mu
 	topics       [topics][]byte   // the latest of each; guarded by mu
+	publication  publication
+
+	succession succession
 }
 
 // WorkerRow describes a worker to an operator.
@@ -88,6 +91,8 @@ func NewServer(o ServerOptions) *Server {
 	}
 	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
 	s.asks.New = func() any { return new(heard) }
+	s.publication.followers = make(map[*follower]bool)
+	s.succession.ledger, s.succession.onSettled = o.Budgets, s.budgetsChanged
 	if !o.Standby {
 		s.Lead(o.Epoch)
 	}
@@ -165,6 +170,7 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, 
 	died := errors.Is(err, link.ErrGone) && len(orphans) > 0
 	s.mu.Lock()
 	delete(s.workers, w.number)
+	s.deafen(&w.hears)
 	for _, o := range s.workers {
 		died = died && o.process != w.process
 	}

@@ -41,6 +41,14 @@ func (s *session) drop(lease uint64, m *scratch) {
 
 // Message implements link.Handler.
 func (s *session) Message(kind uint8, payload []byte) error {
+	if kind == kindBudgets {
+		var p published
+		if err := p.read(payload); err != nil {
+			return err
+		}
+		s.client.budgets.Load().tell(p.states)
+		return nil
+	}
 	if kind != kindTopic || len(payload) == 0 || payload[0] >= byte(topics) {
 		return link.Garbage("an unknown message")
 	}

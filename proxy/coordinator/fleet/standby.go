@@ -17,6 +17,9 @@ type FollowOptions struct {
 	Node  string
 	// Epoch is the epoch of the leader. A coordinator of a lower one is not followed.
 	Epoch uint64
+	// OnBudgets receives the budgets of the leader: Server.CopyBudgets. It must be quick. An
+	// error ends the connection.
+	OnBudgets func(payload []byte) error
 }
 
 // homesLimit is the time in which the leader must answer a standby.
@@ -32,7 +35,7 @@ func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, 
 	if err != nil {
 		return err
 	}
-	c := link.New(nc, noHandler{})
+	c := link.New(nc, following{o.OnBudgets})
 	ctx, cancel := context.WithCancel(ctx)
 	var runs sync.WaitGroup
 	runs.Go(func() {
@@ -47,20 +50,26 @@ func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, 
 	return err
 }
 
-// noHandler is the Handler of a standby, which receives only answers.
-type noHandler struct{}
+// following is the Handler of a standby.
+type following struct{ onBudgets func(payload []byte) error }
 
 // Message implements link.Handler.
-func (noHandler) Message(uint8, []byte) error { return link.Garbage("a message to a standby") }
+func (f following) Message(kind uint8, payload []byte) error {
+	if kind != kindBudgets {
+		return link.Garbage("a message to a standby")
+	}
+	return f.onBudgets(payload)
+}
 
 // Call implements link.Handler.
-func (noHandler) Call(uint32, uint8, []byte) error { return link.Garbage("a call of a standby") }
+func (following) Call(uint32, uint8, []byte) error { return link.Garbage("a call of a standby") }
 
 // follower is the leader's side of a standby's connection.
 type follower struct {
-	s    *Server
-	term *term
-	conn *link.Conn
+	s     *Server
+	term  *term
+	conn  *link.Conn
+	hears bool // the states of budgets; guarded by Server.mu
 }
 
 // inform serves a standby until its connection ends.
@@ -68,6 +77,10 @@ func (s *Server) inform(ctx context.Context, t *term, nc net.Conn, who peer) {
 	f := &follower{s: s, term: t}
 	f.conn = link.New(nc, f)
 	s.o.Log.Info("standby connected", "node", who.node, "pid", who.pid)
+	if s.o.Budgets != nil {
+		s.attach(f)
+		defer s.detach(f)
+	}
 	err := f.conn.Run(ctx)
 	s.o.Log.Info("standby disconnected", "node", who.node, "pid", who.pid, "reason", err)
 }

@@ -42,6 +42,7 @@ func (s *Server) Lead(epoch uint64) {
 	t := &term{epoch: epoch}
 	t.working, t.dismiss = context.WithCancelCause(context.Background())
 	t.shadowed, t.leave = context.WithCancelCause(context.Background())
+	s.succession.lead(epoch)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.term = t
@@ -62,6 +63,8 @@ func (s *Server) StandBy() {
 	t.dismiss(errStoodDown)
 	t.workers.Wait()
 	s.forgetTurns()
+	s.succession.end()
+	s.publishBudgets()
 	t.frozen.Store(true)
 	settled := make(chan struct{})
 	go func() { // ends with the standbys' connections

@@ -30,6 +30,8 @@ const (
 	kindBudget              // call of the worker: a part of a tenant's budgets
 	kindSettle              // what a request has used of that part
 	kindCharge              // what the worker has given without asking, or got from another coordinator
+	kindKnown               // the newest states of budgets that the worker knows
+	kindBudgets             // message of the coordinator, also to standbys: states of budgets
 )
 
 // Topic is a value that a coordinator publishes to its workers.

@@ -36,6 +36,7 @@ type worker struct {
 	mu      sync.Mutex
 	leases  map[uint64]lent // by the worker's number; nil after the connection has ended; guarded by mu
 	budgets givenBudgets    // used by the connection's reader, and after its end
+	hears   bool            // the states of budgets; guarded by Server.mu
 	passing passingTurns    // guarded by mu
 }
 
@@ -192,7 +193,7 @@ func (w *worker) end() (owed [][]byte) {
 	w.leases, w.passing = nil, passingTurns{}
 	w.mu.Unlock()
 	passing.forget(w.s)
-	w.budgets.end(w.s.o.Budgets)
+	w.budgets.end(&w.s.succession)
 	for _, l := range leases {
 		if l.lease != nil {
 			l.lease.Release()
@@ -225,6 +226,8 @@ func (w *worker) Message(kind uint8, payload []byte) error {
 		w.settle(&r)
 	case kindCharge:
 		w.charge(&r)
+	case kindKnown:
+		w.know(&r)
 	case kindReport:
 		if w.s.o.OnReport != nil {
 			w.s.o.OnReport(w.number, payload)

@@ -206,7 +206,7 @@ func (m *Member) follow(ctx context.Context, leader election.Leader) {
 	for ctx.Err() == nil {
 		err := fleet.Follow(ctx, fleet.FollowOptions{
 			Dial:  func(ctx context.Context) (net.Conn, error) { return m.o.Dial(ctx, leader.Address) },
-			Token: m.o.Token, Node: m.o.Node, Epoch: leader.Epoch,
+			Token: m.o.Token, Node: m.o.Node, Epoch: leader.Epoch, OnBudgets: m.o.Server.CopyBudgets,
 		}, func(ctx context.Context, ask func(context.Context, []byte) ([]byte, error)) {
 			said = false
 			m.o.Copy.Run(ctx, ask, func(err error) { m.o.Log.Warn("this standby falls behind", "leader", leader.Address, "error", err) })
