@@ -24,13 +24,14 @@ var constants = []struct {
 }{
 	{"need_prompt", uint64(NeedPrompt)}, {"need_blocks", uint64(NeedBlocks)}, {"need_conversation", uint64(NeedConversation)},
 	{"need_ranks", uint64(NeedRanks)}, {"need_pairs", uint64(NeedPairs)}, {"need_details", uint64(NeedDetails)}, {"need_identity", uint64(NeedIdentity)}, {"need_predictions", uint64(NeedPredictions)}, {"need_traits", uint64(NeedTraits)},
-	{"flag_stream", flagStream}, {"flag_pair_broken", flagPairBroken},
+	{"flag_stream", flagStream}, {"flag_pair_broken", flagPairBroken}, {"flag_adapters", flagAdapters},
 	{"flag_tools", flagTools}, {"flag_images", flagImages}, {"flag_audio", flagAudio},
 	{"role_prefill", uint64(RolePrefill)}, {"role_decode", uint64(RoleDecode)},
 	{"flow_aggregated", uint64(FlowAggregated)}, {"flow_prefill_first", uint64(FlowPrefillFirst)},
 	{"flow_concurrent", uint64(FlowConcurrent)}, {"flow_decode_first", uint64(FlowDecodeFirst)},
 	{"plan_pass", uint64(PlanPass)}, {"plan_aggregate", uint64(PlanAggregate)}, {"plan_disaggregate", uint64(PlanDisaggregate)}, {"plan_reject", uint64(PlanReject)}, {"plan_hold", uint64(PlanHold)},
 	{"pair_unknown", uint64(PairUnknown)}, {"pair_warming", uint64(PairWarming)}, {"pair_ready", uint64(PairReady)}, {"pair_broken", uint64(PairBroken)},
+	{"adapter_unknown", uint64(AdapterUnknown)}, {"adapter_running", uint64(AdapterRunning)}, {"adapter_free", uint64(AdapterFree)}, {"adapter_waiting", uint64(AdapterWaiting)}, {"adapter_full", uint64(AdapterFull)},
 	{"min_disagg_id", MinDisaggID}, {"disagg_epoch_ms", uint64(DisaggEpochMilli)},
 	{"leg_send", uint64(LegSend)}, {"leg_failed", uint64(LegFailed)},
 	{"phase_prefill", uint64(Prefill)}, {"phase_decode", uint64(Decode)},
@@ -42,7 +43,7 @@ var constants = []struct {
 
 // constantTypes are the types of constants that are not u64, by the first word.
 var constantTypes = map[string]string{
-	"flag": "u32", "role": "u8", "flow": "u32", "pair": "u8", "phase": "u8", "disagg": "i64",
+	"flag": "u32", "role": "u8", "flow": "u32", "pair": "u8", "adapter": "u8", "phase": "u8", "disagg": "i64",
 	"set": "u32", "add": "u32", "remove": "u32", "max": "u32", "out": "u32",
 }
 

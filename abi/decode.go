@@ -58,6 +58,7 @@ func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 	}
 	f.Flow = Flow(facts[placeFlow])
 	f.Fixed = int32(get32(facts, placeFixed))
+	f.Adapters = get32(facts, reqFlags)&flagAdapters != 0
 	f.Sequence = get64(b, offSequence)
 	f.Random = get64(b, offRandom)
 	f.Scored = false
@@ -288,5 +289,6 @@ func decodeRow(row []byte) Candidate {
 		RecentTokens:   getFloat(row, rowRecentTokens),
 		RecentRequests: getFloat(row, rowRecentCount),
 		Busy:           getFloat(row, rowBusy),
+		Adapter:        AdapterState(row[rowAdapter]),
 	}
 }

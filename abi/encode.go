@@ -49,6 +49,9 @@ func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 		w.added(placeSize, placeSize+identitySize+moreSize, h, &f.Request)
 	}
 	w.request(&f.Request)
+	if f.Adapters {
+		put32(w.facts, reqFlags, get32(w.facts, reqFlags)|flagAdapters)
+	}
 	return w.dst
 }
 
@@ -241,6 +244,7 @@ func appendFields(dst []byte, rows []Candidate) []byte {
 		putFloat(row, rowRecentTokens, c.RecentTokens)
 		putFloat(row, rowRecentCount, c.RecentRequests)
 		putFloat(row, rowBusy, c.Busy)
+		row[rowAdapter] = byte(c.Adapter)
 	}
 	return dst
 }

@@ -44,6 +44,7 @@ const (
 
 	flagStream     = 1 << 0
 	flagPairBroken = 1 << 1
+	flagAdapters   = 1 << 2
 
 	planPrefill        = reqSize
 	planDecode         = reqSize + 4
@@ -88,6 +89,7 @@ const (
 	rowRecentTokens = 64
 	rowRecentCount  = 68
 	rowBusy         = 72
+	rowAdapter      = 76
 	mintUnixMilli   = 0
 	mintCounter     = 8
 	mintNode        = 12

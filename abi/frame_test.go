@@ -15,12 +15,13 @@ func request() RequestFacts {
 }
 
 func placeFacts(rows int) *PlaceFacts {
-	f := &PlaceFacts{Request: request(), Flow: FlowConcurrent, Fixed: -1, Sequence: 99, Random: 1 << 63}
+	f := &PlaceFacts{Request: request(), Flow: FlowConcurrent, Fixed: -1, Sequence: 99, Random: 1 << 63, Adapters: rows > 1}
 	for i := range rows {
 		f.Candidates = append(f.Candidates, Candidate{
 			Instance: uint32(i + 1), Rank: int32(i % 4), Group: 3, Roles: RoleBoth, Trial: i%2 == 1, Pair: PairReady, Home: Role(i % 4),
 			Requests: int32(i) * 2, Score: float32(i) / 2, Tokens: int64(i) << 33, Queued: int64(i) * 5,
 			BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9, BlockTokens: 16, Usage: 0.25, TokenMicros: 12.5, RecentTokens: 99.5, RecentRequests: 1.25, Busy: 0.75,
+			Adapter: AdapterState(i % 5),
 		})
 	}
 	return f
@@ -319,4 +320,18 @@ func FuzzNextEdit(f *testing.F) {
 			list = rest
 		}
 	})
+}
+
+func TestAdapterState(t *testing.T) {
+	for s := range AdapterFull + 1 {
+		if got, ok := ParseAdapterState(s.String()); got != s || !ok {
+			t.Errorf("ParseAdapterState(%q) = %v, %v", s.String(), got, ok)
+		}
+	}
+	if s, ok := ParseAdapterState(""); s != AdapterUnknown || !ok {
+		t.Errorf("no text is %v, %v", s, ok)
+	}
+	if _, ok := ParseAdapterState("loaded"); ok || AdapterState(200).String() != "unknown" {
+		t.Error("an unknown state is accepted")
+	}
 }

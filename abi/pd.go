@@ -239,7 +239,45 @@ type Candidate struct {
 	// when a minute does not suffice, and 0 when nothing was placed or no speed
 	// is known. It needs NeedBlocks.
 	Busy float32
-	_    uint32
+
+	Adapter AdapterState // of the request's LoRA adapter here
+	_       [3]uint8
+}
+
+// AdapterState is the state of a request's LoRA adapter at one target, by the last report of
+// the target's engine.
+type AdapterState uint8
+
+// The adapter states. Only requests in work count: an engine without requests of an adapter may
+// still have it in memory.
+const (
+	AdapterUnknown AdapterState = iota // the request has no adapter, or the engine reports none
+	AdapterRunning                     // requests with the adapter run here
+	AdapterFree                        // no request with it is here, and another adapter fits into the batch
+	AdapterWaiting                     // requests with the adapter wait here until it fits into the batch
+	AdapterFull                        // no request with it is here, and other adapters take all places of the batch
+)
+
+// String returns the name of the state in explain.
+func (s AdapterState) String() string {
+	if s > AdapterFull {
+		s = AdapterUnknown
+	}
+	return [...]string{"unknown", "running", "free", "waiting", "full"}[s]
+}
+
+// ParseAdapterState is the inverse of AdapterState.String, and accepts "" for unknown. ok is
+// false for any other text.
+func ParseAdapterState(s string) (state AdapterState, ok bool) {
+	if s == "" {
+		return AdapterUnknown, true
+	}
+	for state = range AdapterFull + 1 {
+		if state.String() == s {
+			return state, true
+		}
+	}
+	return AdapterUnknown, false
 }
 
 // Matched returns the number of prompt tokens that the target holds in any tier.
@@ -267,6 +305,9 @@ type PlaceFacts struct {
 	Fixed      int32 // index of a prefill candidate that the policy must keep, or -1
 	Candidates []Candidate
 	Pairs      []Pair // needs NeedPairs; a pair that is not listed is PairUnknown
+
+	// Adapters: the adapter state of at least one candidate is known.
+	Adapters bool
 
 	// Details has one entry for each candidate, in the same order. It is empty
 	// without NeedDetails, and in frames of version 1.

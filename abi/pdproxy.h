@@ -38,6 +38,7 @@ typedef struct {
 #define PDPROXY_NEED_TRAITS 256ULL
 #define PDPROXY_FLAG_STREAM 1ULL
 #define PDPROXY_FLAG_PAIR_BROKEN 2ULL
+#define PDPROXY_FLAG_ADAPTERS 4ULL
 #define PDPROXY_FLAG_TOOLS 1ULL
 #define PDPROXY_FLAG_IMAGES 2ULL
 #define PDPROXY_FLAG_AUDIO 4ULL
@@ -56,6 +57,11 @@ typedef struct {
 #define PDPROXY_PAIR_WARMING 1ULL
 #define PDPROXY_PAIR_READY 2ULL
 #define PDPROXY_PAIR_BROKEN 3ULL
+#define PDPROXY_ADAPTER_UNKNOWN 0ULL
+#define PDPROXY_ADAPTER_RUNNING 1ULL
+#define PDPROXY_ADAPTER_FREE 2ULL
+#define PDPROXY_ADAPTER_WAITING 3ULL
+#define PDPROXY_ADAPTER_FULL 4ULL
 #define PDPROXY_MIN_DISAGG_ID 1099511627776ULL
 #define PDPROXY_DISAGG_EPOCH_MS 1735689600000ULL
 #define PDPROXY_LEG_SEND 0ULL
@@ -97,7 +103,7 @@ typedef struct {
 	int64_t prompt_tokens; /* an estimate; exact for prompts of token ids */
 	int64_t max_tokens; /* -1: the client set no limit */
 	int64_t n; /* requested choices */
-	uint32_t flags; /* bit 0: streamed; bit 1: the form of the request does not allow two legs */
+	uint32_t flags; /* bit 0: streamed; bit 1: the form of the request does not allow two legs; bit 2: in place, at least one row has a known adapter */
 	uint32_t reserved_28;
 	pdproxy_text model;
 	pdproxy_text conversation; /* needs conversation */
@@ -154,7 +160,9 @@ typedef struct {
 	float recent_tokens; /* recently placed uncached prompt tokens; the weight of a placement is 1/e after ten minutes; needs blocks */
 	float recent_requests; /* number of these placements, with the same weights; needs blocks */
 	float busy; /* approximate share of the last minute for the computation of placed prompts at the measured speed; above 1 if more was placed; 0: nothing placed, or unknown speed; needs blocks */
-	uint32_t reserved_76;
+	uint8_t adapter; /* the request's LoRA adapter, in the engine's last report: 0 unknown, 1 running, 2 free, 3 waiting, 4 full */
+	uint8_t reserved_77;
+	uint16_t reserved_78;
 } pdproxy_candidate;
 _Static_assert(sizeof(pdproxy_candidate) == 80, "pdproxy_candidate");
 

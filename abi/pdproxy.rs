@@ -36,6 +36,7 @@ pub const NEED_PREDICTIONS: u64 = 128;
 pub const NEED_TRAITS: u64 = 256;
 pub const FLAG_STREAM: u32 = 1;
 pub const FLAG_PAIR_BROKEN: u32 = 2;
+pub const FLAG_ADAPTERS: u32 = 4;
 pub const FLAG_TOOLS: u32 = 1;
 pub const FLAG_IMAGES: u32 = 2;
 pub const FLAG_AUDIO: u32 = 4;
@@ -54,6 +55,11 @@ pub const PAIR_UNKNOWN: u8 = 0;
 pub const PAIR_WARMING: u8 = 1;
 pub const PAIR_READY: u8 = 2;
 pub const PAIR_BROKEN: u8 = 3;
+pub const ADAPTER_UNKNOWN: u8 = 0;
+pub const ADAPTER_RUNNING: u8 = 1;
+pub const ADAPTER_FREE: u8 = 2;
+pub const ADAPTER_WAITING: u8 = 3;
+pub const ADAPTER_FULL: u8 = 4;
 pub const MIN_DISAGG_ID: u64 = 1099511627776;
 pub const DISAGG_EPOCH_MS: i64 = 1735689600000;
 pub const LEG_SEND: u8 = 0;
@@ -97,7 +103,7 @@ pub struct Request {
     pub prompt_tokens: i64, // an estimate; exact for prompts of token ids
     pub max_tokens: i64, // -1: the client set no limit
     pub n: i64, // requested choices
-    pub flags: u32, // bit 0: streamed; bit 1: the form of the request does not allow two legs
+    pub flags: u32, // bit 0: streamed; bit 1: the form of the request does not allow two legs; bit 2: in place, at least one row has a known adapter
     pub reserved_28: u32,
     pub model: Text,
     pub conversation: Text, // needs conversation
@@ -157,7 +163,9 @@ pub struct Candidate {
     pub recent_tokens: f32, // recently placed uncached prompt tokens; the weight of a placement is 1/e after ten minutes; needs blocks
     pub recent_requests: f32, // number of these placements, with the same weights; needs blocks
     pub busy: f32, // approximate share of the last minute for the computation of placed prompts at the measured speed; above 1 if more was placed; 0: nothing placed, or unknown speed; needs blocks
-    pub reserved_76: u32,
+    pub adapter: u8, // the request's LoRA adapter, in the engine's last report: 0 unknown, 1 running, 2 free, 3 waiting, 4 full
+    pub reserved_77: u8,
+    pub reserved_78: u16,
 }
 const _: () = assert!(core::mem::size_of::<Candidate>() == 80);
 

@@ -34,6 +34,7 @@ var (
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.RecentTokens)-rowRecentTokens]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.RecentRequests)-rowRecentCount]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Busy)-rowBusy]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Adapter)-rowAdapter]
 )
 
 // littleEndian is the byte order of this machine.

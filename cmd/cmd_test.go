@@ -138,7 +138,7 @@ func TestCheckAll(t *testing.T) {
 	module := write(t, "no module")
 	path := write(t, "[server]\ncolour = 'red'\nauth.keys_file = '"+write(t, "plain-key\n")+"'\n[admin]\ntoken_file = '/nonexistent/token'\n"+
 		"[tokens.files]\n'a.b' = '/nonexistent/tokenizer'\n"+
-		"[policy.params.kv_aware]\npatience = -1\nnope = 1\n"+
+		"[policy.params.kv_aware]\npatience = -1\nnope = 1\nlabel_micros = { zone = 1, 'a/b' = -1 }\n"+
 		"[[plugin]]\nname = 'x'\npath = '"+module+"'\n[[plugin]]\nname = 'y'\npath = '/nonexistent.wasm'\n")
 	code, stdout, stderr := run("check", "--json", path)
 	var res struct {
@@ -158,7 +158,7 @@ func TestCheckAll(t *testing.T) {
 		}
 	}
 	want := []string{"2 server.colour", "3 server.auth.keys_file", "5 admin.token_file", `7 tokens.files."a.b"`,
-		"9 policy.params.kv_aware.patience", "10 policy.params.kv_aware.nope", "11 plugin[0]", "16 plugin[1].path"}
+		"9 policy.params.kv_aware.patience", "10 policy.params.kv_aware.nope", `11 policy.params.kv_aware.label_micros."a/b"`, "12 plugin[0]", "17 plugin[1].path"}
 	if code != exit.Usage || !slices.Equal(got, want) {
 		t.Errorf("exit %d, problems %q, want %q", code, got, want)
 	}

@@ -67,6 +67,8 @@ func (a *app) simCommand() *cobra.Command {
 	f.DurationVar(&cfg.Lease, "lease", 30*time.Second, "time that blocks wait for a transfer")
 	f.IntVar(&cfg.PrefillUsPerToken, "prefill-us-per-token", 0, "microseconds per uncached prompt token")
 	f.IntVar(&cfg.DecodeUsPerToken, "decode-us-per-token", 0, "microseconds per decoded token")
+	f.StringSliceVar(&cfg.LoRA.Modules, "lora-modules", nil, "vllm: names of LoRA adapters, with commas between them")
+	f.IntVar(&cfg.LoRA.MaxLoRAs, "max-loras", 1, "vllm: different LoRA adapters in one batch")
 	f.IntVar(&cfg.MaxRunning, "max-running", 256, "sequences that a rank computes at the same time")
 	f.StringVar(&cfg.Fail, "fail", "", "RATE:KIND, share of requests with a fault, and kind of the fault")
 	f.IntVar(&cfg.DieAfter, "die-after", 0, "exit abruptly after this number of requests; 0: never")

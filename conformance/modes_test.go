@@ -29,6 +29,8 @@ var inFleet = []scenario{
 	{"answers", TestAnswersEqualOneEngine},
 	{"apis", TestAPIsEqualOneEngine},
 	{"models", TestModels},
+	{"Codex", TestCodex},
+	{"Claude Code", TestClaudeCode},
 	{"whole routes", TestWholeRoutes},
 	{"media", TestMedia},
 	{"engine routes", TestEngineRoutes},

@@ -130,6 +130,9 @@ func TestUnknownResponses(t *testing.T) {
 		{"PUT", "/resp_none", 405, "method_not_allowed"},
 		{"GET", "/resp%2f..%2f..%2fsleep", 404, "not_found"},
 		{"GET", "/resp_none/input_items", 404, "not_found"},
+		{"POST", "/compact", 404, `"code":"not_found"`},
+		{"POST", "/input_tokens/", 404, `"code":"not_found"`},
+		{"GET", "/compact", 404, `"code":"not_found"`},
 		{"GET", "/resp_" + strings.Repeat("x", 300), 404, "not_found"},
 	} {
 		if got := f.call(row.method, responsesPath+row.path); got.status != row.status || !strings.Contains(got.body, row.code) || !strings.Contains(got.body, `{"error":{"message":`) {

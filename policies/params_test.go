@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -52,8 +53,8 @@ func TestParamsHold(t *testing.T) {
 
 // TestText: the module's configuration text sets the same values as New.
 func TestText(t *testing.T) {
-	p := Params{"kv_aware": {"patience": 8, "balance_weight": 0.1}, "conversation": {"overload_factor": 1e3}}
-	want := "conversation.overload_factor=1000\nkv_aware.balance_weight=0.1\nkv_aware.patience=8\n"
+	p := Params{"kv_aware": {"patience": 8, "balance_weight": 0.1, "label_micros.a.b/c": 5}, "conversation": {"overload_factor": 1e3}}
+	want := "conversation.overload_factor=1000\nkv_aware.balance_weight=0.1\nkv_aware.label_micros.a.b/c=5\nkv_aware.patience=8\n"
 	if got := p.Text(); got != want {
 		t.Fatalf("p.Text() = %q, want %q", got, want)
 	}
@@ -67,8 +68,8 @@ func TestText(t *testing.T) {
 	}
 	for _, q := range AllParams() {
 		for i, one := range a.Table(q.Policy) {
-			if other := b.all.Table(q.Policy)[i]; one.Name != other.Name || *one.Value != *other.Value {
-				t.Errorf("%s.%s: %v and %v", q.Policy, one.Name, *one.Value, *other.Value)
+			if other := b.all.Table(q.Policy)[i]; one.Labels != nil && !reflect.DeepEqual(one.Labels, other.Labels) || one.Labels == nil && *one.Value != *other.Value {
+				t.Errorf("%s.%s: %v and %v", q.Policy, one.Name, one, other)
 			}
 		}
 	}
@@ -87,13 +88,20 @@ func TestNeeds(t *testing.T) {
 			t.Errorf("%s needs %v, want %v", name, got.Names(), want.Names())
 		}
 	}
-	for _, label := range []string{"zone_micros", "revision_micros"} {
-		s, err := New(Params{"pair_aware": {label: 1}, "kv_aware": {"patience": 1}})
+	all := []string{"kv_aware", "pair_aware", "slo_aware"}
+	for _, name := range all {
+		s, err := New(Params{name: {"label_micros.zone": 1}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := s.Needs("pair_aware"); got != Needs("pair_aware")|abi.NeedDetails || s.Needs("kv_aware") != Needs("kv_aware") {
-			t.Errorf("%s: pair_aware needs %v", label, got.Names())
+		for _, other := range all {
+			want := Needs(other)
+			if other == name {
+				want |= abi.NeedDetails
+			}
+			if got := s.Needs(other); got != want {
+				t.Errorf("with labels of %s, %s needs %v", name, other, got.Names())
+			}
 		}
 	}
 	n, err := NewNative(Names{Plan: "pd_auto", Place: "conversation", Mint: "snowflake"})

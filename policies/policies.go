@@ -130,7 +130,7 @@ func AllParams() []Param {
 	all := builtin.New()
 	for _, policy := range builtin.Configured() {
 		for _, p := range all.Table(policy) {
-			list = append(list, Param{policy, p.Name, p.Default, p.Least, p.Most, p.Unit, p.Meaning})
+			list = append(list, Param{policy, p.Key(), p.Default, p.Least, p.Most, p.Unit, p.Meaning})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b Param) int { return cmp.Compare(a.Policy, b.Policy) })

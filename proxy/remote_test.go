@@ -184,7 +184,7 @@ func TestRemoteRefusesTheRequest(t *testing.T) {
 func TestRemoteIsNoModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, cloud := answering("a", "a,remote:cloud"), answering("cloud", "")
-		w := withRemote(t, a, cloud, nil)
+		w := withRemote(t, a, cloud, func(c *config.Config) { c.Models = append(c.Models, config.Model{Name: "alias", AliasOf: "a"}) })
 		if got := w.post(completionsPath, asking("remote:cloud")); got.status != 404 || strings.Contains(got.body, "serve a, remote") {
 			t.Errorf("got %d %s", got.status, got.body)
 		}
@@ -203,7 +203,7 @@ func TestRemoteIsNoModel(t *testing.T) {
 			"/v1/messages": `{"model":"a","max_tokens":5,"messages":[{"role":"user","content":"hi"}]}`,
 			"/tokenize":    `{"model":"a","prompt":"hi"}`,
 		} {
-			if got := w.post(path, body); got.status != 503 {
+			if got := w.post(path, strings.Replace(body, `"a"`, `"alias"`, 1)); got.status != 503 || !strings.Contains(got.body, `serve model \"alias\"`) {
 				t.Errorf("%s: got %d %s", path, got.status, got.body)
 			}
 		}

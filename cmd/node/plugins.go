@@ -143,15 +143,14 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 func paramProblems(cfg *config.Config) config.Problems {
 	var problems config.Problems
 	for _, policy := range slices.Sorted(maps.Keys(cfg.Policy.Params)) {
-		key := "policy.params." + policy
 		if _, err := policies.New(policies.Params{policy: nil}); err != nil {
-			problems = append(problems, cfg.Problem(key, err.Error()))
+			problems = append(problems, cfg.Problem("policy.params."+policy, err.Error()))
 			continue
 		}
 		params := cfg.Policy.Params[policy]
 		for _, name := range slices.Sorted(maps.Keys(params)) {
 			if _, err := policies.New(policies.Params{policy: {name: params[name]}}); err != nil {
-				problems = append(problems, cfg.Problem(key+"."+name, err.Error()))
+				problems = append(problems, cfg.Problem(config.ParamKey(policy, name), err.Error()))
 			}
 		}
 	}

@@ -15,7 +15,8 @@ build=$(cd ../.. && pwd)/build/clients
 mkdir -p "$build/log"
 
 suites=(openai-go:TestOpenAIGo curl:TestCurl wire:TestWire auth:TestAuth http3:TestHTTP3
-  chromium:TestChromium node:TestNode python:TestPython)
+  chromium:TestChromium node:TestNode python:TestPython
+  anthropic-node:TestAnthropicNode anthropic-python:TestAnthropicPython)
 
 # step NAME COMMAND... prints nothing unless the command fails.
 step() {

@@ -10,20 +10,23 @@ import (
 	"testing"
 )
 
-// TestNode runs a copy of node/openai.test.mjs in the folder of its modules.
-func TestNode(t *testing.T) {
-	dir := tool(t, "node")
-	text := readFile(t, "node/openai.test.mjs")
-	script := writeFile(t, dir, "openai.test.mjs", text)
+// The tests run copies of node/*.test.mjs in the folder of their modules.
+func TestNode(t *testing.T)          { runNode(t, "openai.test.mjs") }
+func TestAnthropicNode(t *testing.T) { runNode(t, "anthropic.test.mjs") }
+
+func TestPython(t *testing.T)          { runPython(t, "python/openai_test.py") }
+func TestAnthropicPython(t *testing.T) { runPython(t, "python/anthropic_test.py") }
+
+func runNode(t *testing.T, name string) {
+	script := writeFile(t, tool(t, "node"), name, readFile(t, "node/"+name))
 	perConnector(t, regexp.MustCompile(`^(?P<verdict>ok|not ok) \d+ - (?P<name>.+)$`), func() *exec.Cmd {
 		return exec.Command(tool(t, "venv/bin/node"), "--test", "--test-reporter=tap", script)
 	})
 }
 
-// TestPython runs python/openai_test.py.
-func TestPython(t *testing.T) {
+func runPython(t *testing.T, script string) {
 	perConnector(t, regexp.MustCompile(`^test_(?P<name>\w+) .*\.\.\. (?P<verdict>.+)$`), func() *exec.Cmd {
-		return exec.Command(tool(t, "venv/bin/python"), "-B", "python/openai_test.py")
+		return exec.Command(tool(t, "venv/bin/python"), "-B", script)
 	})
 }
 

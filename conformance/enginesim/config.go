@@ -122,6 +122,8 @@ type Config struct {
 	// 0.21 fail on forced tool calls whose text is cut off after one token; a
 	// version 0.1 does not.
 	Version string
+	// LoRA is for the connectors of vLLM.
+	LoRA LoRAConfig
 	// Nixl, SGLang, TRTLLM, MoRIIO and Mooncake are the settings of those
 	// connectors alone.
 	Nixl     NixlConfig
@@ -178,6 +180,9 @@ func (c Config) withDefaults() (Config, error) {
 	c.MoRIIO, c.P2PTier = c.MoRIIO.withDefaults(), c.P2PTier.withDefaults()
 	var err error
 	if c.Nixl, err = c.Nixl.withDefaults(); err != nil {
+		return c, err
+	}
+	if c.LoRA, err = c.LoRA.withDefaults(c.Connector); err != nil {
 		return c, err
 	}
 	if c.TRTLLM.Wire < TRTLLMWireG1 || c.TRTLLM.Wire > TRTLLMWireG3 {

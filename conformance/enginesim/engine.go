@@ -27,6 +27,7 @@ type Engine struct {
 	proto   protocol
 	faults  *faults
 	stats   counters
+	loras   loras
 	ranks   []*rank
 	conns   *connSet
 	server  *http.Server

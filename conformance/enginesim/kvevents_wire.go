@@ -3,6 +3,7 @@ package enginesim
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"strings"
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
@@ -78,7 +79,11 @@ func (w vllmWire) event(b []byte, e kvEvent) []byte {
 	b = appendInt(w.key(b, "block_size"), int64(e.size))
 	b = msgp.AppendNil(w.key(b, "lora_id"))
 	b = msgp.AppendString(w.key(b, "medium"), mediumGPU)
-	b = msgp.AppendNil(w.key(b, "lora_name"))
+	if _, adapter, ok := strings.Cut(e.salt, loraKey); ok {
+		b = msgp.AppendString(w.key(b, "lora_name"), adapter)
+	} else {
+		b = msgp.AppendNil(w.key(b, "lora_name"))
+	}
 	b = w.extraKeys(w.key(b, "extra_keys"), e)
 	return appendInt(w.key(b, "group_idx"), 0)
 }
@@ -115,15 +120,27 @@ func (w vllmWire) hash(b []byte, name blockName) []byte {
 	return msgp.AppendUint64(b, binary.BigEndian.Uint64(name[24:]))
 }
 
-// extraKeys writes an entry for each block: the salt for the first block of a
-// chain, nil for all others.
+// extraKeys writes an entry for each block: its LoRA adapter, and the salt for the first block
+// of a chain; nil without either. Source: vLLM v1/core/kv_cache_utils.py,
+// generate_block_hash_extra_keys.
 func (vllmWire) extraKeys(b []byte, e kvEvent) []byte {
+	salt, adapter, _ := strings.Cut(e.salt, loraKey)
 	b = msgp.AppendArrayHeader(b, uint32(len(e.names)))
 	for i := range e.names {
-		if i == 0 && e.root && e.salt != "" {
-			b = msgp.AppendString(msgp.AppendArrayHeader(b, 1), e.salt)
-		} else {
+		var keys []string
+		if adapter != "" {
+			keys = append(keys, adapter)
+		}
+		if i == 0 && e.root && salt != "" {
+			keys = append(keys, salt)
+		}
+		if keys == nil {
 			b = msgp.AppendNil(b)
+			continue
+		}
+		b = msgp.AppendArrayHeader(b, uint32(len(keys)))
+		for _, key := range keys {
+			b = msgp.AppendString(b, key)
 		}
 	}
 	return b

@@ -114,7 +114,10 @@ func editImages(w http.ResponseWriter, f fields, file *multipart.FileHeader) {
 }
 
 // generateImages answers /v1/images/generations.
-func (p *pooled) generateImages() any { return pictures(p.texts("prompt")[0]) }
+func (p *pooled) generateImages() any {
+	p.need("prompt")
+	return pictures(p.str("prompt", ""))
+}
 
 // speak answers /v1/audio/speech with bytes that are no text.
 func (v *vllm) speak(w http.ResponseWriter, r *http.Request) {
@@ -123,15 +126,15 @@ func (v *vllm) speak(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	f, ferr := decodeFields(body)
-	if ferr == nil && !f.has("input") {
-		ferr = &fieldError{"input", "missing", "Field required"}
-	}
-	if ferr != nil {
-		v.e.refuse(w, pydanticError(ferr, f))
+	p := &pooled{fieldReader: fieldReader{f: f, err: ferr}}
+	p.need("input")
+	input := p.str("input", "")
+	if p.err != nil {
+		v.e.refuse(w, pydanticError(p.err, f))
 		return
 	}
 	w.Header().Set("Content-Type", "audio/wav")
-	io.WriteString(w, "RIFF\x00\xff\xfe"+fieldText(f, "input"))
+	io.WriteString(w, "RIFF\x00\xff\xfe"+input)
 }
 
 // mediaRoutes adds vLLM's routes, and those of its extension for speech and images.

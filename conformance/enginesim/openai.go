@@ -55,6 +55,7 @@ type request struct {
 	Ext any
 
 	response *responseState // of a /v1/responses request
+	call     *toolCall      // the answer is this call of a tool; nil: a text
 
 	fault string // the fault of the request; empty for none
 }

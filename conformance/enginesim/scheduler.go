@@ -20,6 +20,8 @@ type sequence struct {
 	id string
 	// rank runs the sequence.
 	rank *rank
+	// adapter is its LoRA adapter; "": none.
+	adapter string
 
 	// blocks hold the KV; set by reserve, guarded by rank.mu.
 	blocks []blockID
@@ -71,12 +73,13 @@ type rank struct {
 	index int
 	side  *sideChannel
 
-	mu      sync.Mutex
-	cache   *kvCache
-	queue   []*waiter // in order of arrival
-	resume  []*waiter // already hold their blocks and need only a slot; served first
-	running int
-	loading int // sequences that wait for a transfer
+	mu       sync.Mutex
+	cache    *kvCache
+	queue    []*waiter // in order of arrival
+	resume   []*waiter // already hold their blocks and need only a slot; served first
+	running  int
+	adapters map[string]int // running sequences by LoRA adapter
+	loading  int            // sequences that wait for a transfer
 }
 
 // pump grants all possible waits, in order. The caller holds mu.
@@ -86,35 +89,45 @@ func (r *rank) pump() {
 }
 
 func (r *rank) grant() {
-	for len(r.resume) > 0 && r.running < r.e.cfg.MaxRunning {
-		w := r.resume[0]
-		r.resume = r.resume[1:]
+	for i := 0; i < len(r.resume) && r.running < r.e.cfg.MaxRunning; {
+		w := r.resume[i]
+		if !r.fitsAdapter(w.s) {
+			i++
+			continue
+		}
+		r.resume = slices.Delete(r.resume, i, i+1)
 		r.running++
 		w.s.slot = true
+		r.runAdapter(w.s, 1)
 		close(w.granted)
 	}
-	for len(r.queue) > 0 {
-		w := r.queue[0]
+	for i := 0; i < len(r.queue); {
+		w := r.queue[i]
 		if w.slot && r.running >= r.e.cfg.MaxRunning {
 			return
 		}
+		if w.slot && !r.fitsAdapter(w.s) {
+			i++
+			continue
+		}
 		want := r.cache.blocksFor(w.tokens)
-		hit := r.cache.match(w.s.req.CacheSalt, w.s.prompt)
+		hit := r.cache.match(w.s.cacheKey(), w.s.prompt)
 		if len(hit) > want {
 			hit = hit[:want]
 		}
 		if !r.cache.fits(hit, want) {
 			return
 		}
-		r.queue = r.queue[1:]
+		r.queue = slices.Delete(r.queue, i, i+1)
 		s := w.s
 		s.blocks = r.cache.take(hit, want)
 		s.computed = len(hit) * r.cache.size
 		s.cachedLocal, s.cached = s.computed, s.computed
-		s.published, s.parent = r.cache.publish(s.blocks, s.prompt[:s.computed], 0, r.cache.root(s.req.CacheSalt))
+		s.published, s.parent = r.cache.publish(s.blocks, s.prompt[:s.computed], 0, r.cache.root(s.cacheKey()))
 		if w.slot {
 			r.running++
 			s.slot = true
+			r.runAdapter(s, 1)
 		}
 		close(w.granted)
 	}
@@ -167,6 +180,7 @@ func (r *rank) releaseSlot(s *sequence) {
 	defer r.mu.Unlock()
 	if s.slot {
 		s.slot = false
+		r.runAdapter(s, -1)
 		r.running--
 		r.pump()
 	}
@@ -179,6 +193,7 @@ func (r *rank) release(s *sequence) {
 	defer r.mu.Unlock()
 	if s.slot {
 		s.slot = false
+		r.runAdapter(s, -1)
 		r.running--
 	}
 	r.cache.drop(s.blocks)

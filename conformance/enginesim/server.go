@@ -82,14 +82,21 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 // models answers GET /v1/models.
 func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now().Unix()
-	writeJSON(w, http.StatusOK, obj("object", "list", "data", []any{obj(
-		"id", e.cfg.Model, "object", "model", "created", now, "owned_by", "vllm", "root", e.cfg.Model, "parent", nil,
-		"max_model_len", e.maxModelLen(), "permission", []any{obj(
-			"id", "modelperm-"+randomID(), "object", "model_permission", "created", now, "allow_create_engine", false,
-			"allow_sampling", true, "allow_logprobs", true, "allow_search_indices", false, "allow_view", true,
-			"allow_fine_tuning", false, "organization", "*", "group", nil, "is_blocking", false,
-		)},
-	)}))
+	card := func(id, root string, parent, length any) any {
+		return obj(
+			"id", id, "object", "model", "created", now, "owned_by", "vllm", "root", root, "parent", parent,
+			"max_model_len", length, "permission", []any{obj(
+				"id", "modelperm-"+randomID(), "object", "model_permission", "created", now, "allow_create_engine", false,
+				"allow_sampling", true, "allow_logprobs", true, "allow_search_indices", false, "allow_view", true,
+				"allow_fine_tuning", false, "organization", "*", "group", nil, "is_blocking", false,
+			)},
+		)
+	}
+	cards := []any{card(e.cfg.Model, e.cfg.Model, nil, e.maxModelLen())}
+	for _, name := range e.cfg.LoRA.Modules { // vLLM, entrypoints/openai/models/serving.py show_available_models
+		cards = append(cards, card(name, "/adapters/"+name, e.cfg.Model, nil))
+	}
+	writeJSON(w, http.StatusOK, obj("object", "list", "data", cards))
 }
 
 // maxModelLen returns the longest sequence in tokens: the size of one rank's
@@ -334,7 +341,7 @@ func (e *Engine) newSequences(req *request) []*sequence {
 		}
 		for j := range req.N {
 			seqs = append(seqs, &sequence{
-				req: req, choice: p*req.N + j, sample: j, prompt: prompt, limit: limit, eosAt: eosAt,
+				req: req, choice: p*req.N + j, sample: j, prompt: prompt, limit: limit, eosAt: eosAt, adapter: req.adapter(&e.cfg),
 			})
 		}
 	}
@@ -348,6 +355,8 @@ func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc
 	if e.cfg.OnPrompt != nil {
 		e.cfg.OnPrompt(detokenize(s.prompt))
 	}
+	e.loras.count(s.adapter, 1)
+	defer e.loras.count(s.adapter, -1)
 	opened := false
 	emit := func(token) {
 		if st == nil {

@@ -121,7 +121,7 @@ func (r *rank) load() rankLoad {
 	}
 	for _, w := range r.queue {
 		l.queuedTokens += len(w.s.prompt)
-		l.uncachedTokens += len(w.s.prompt) - len(r.cache.match(w.s.req.CacheSalt, w.s.prompt))*r.cache.size
+		l.uncachedTokens += len(w.s.prompt) - len(r.cache.match(w.s.cacheKey(), w.s.prompt))*r.cache.size
 	}
 	return l
 }
@@ -163,6 +163,7 @@ func (e *Engine) metrics(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(&b, "vllm:cache_config_info{block_size=\"%d\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n",
 			e.cfg.BlockSize, r.index, e.cfg.KVBlocks)
 	}
+	e.appendInfo(&b)
 	total := func(name string, v int64) {
 		fmt.Fprintf(&b, "# TYPE vllm:%s counter\nvllm:%s{engine=\"0\",model_name=%q} %d\n", name, name, e.cfg.Model, v)
 	}

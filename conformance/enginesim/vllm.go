@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 )
@@ -284,7 +285,7 @@ func randomID() string {
 
 // checkModel rejects a model that is not served; "" means the served one.
 func (v *vllm) checkModel(name string) *apiError {
-	if name == "" || name == v.e.cfg.Model {
+	if name == "" || name == v.e.cfg.Model || slices.Contains(v.e.cfg.LoRA.Modules, name) {
 		return nil
 	}
 	return &apiError{

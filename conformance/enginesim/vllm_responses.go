@@ -58,6 +58,9 @@ func responseObject(req *request, s *sequence, done bool) object {
 			status, incomplete = "incomplete", obj("reason", "max_output_tokens")
 		}
 		output = []any{responseMessage(req, "completed", responsePart(s.answerText(), nil))}
+		if req.call != nil {
+			output = []any{responseCall(req, "completed", req.call.arguments(s))}
+		}
 		u = obj("input_tokens", sum.prompt,
 			"input_tokens_details", obj("cached_tokens", sum.cached, "cache_write_tokens", sum.created, "input_tokens_per_turn", []any{}, "cached_tokens_per_turn", []any{}),
 			"output_tokens", sum.output,
@@ -94,6 +97,9 @@ func responseGreeting(req *request, s *sequence) []any {
 
 // responseOpening are the events before the first token's.
 func responseOpening(req *request, s *sequence) []any {
+	if req.call != nil {
+		return responseCallOpening(req)
+	}
 	return []any{
 		responseEvent(req, "response.output_item.added", obj("item", responseMessage(req, "in_progress"), "output_index", 0)),
 		responseEvent(req, "response.content_part.added", obj("content_index", 0, "item_id", "msg_"+responseItem(req), "output_index", 0,
@@ -106,6 +112,9 @@ func responseDelta(req *request, p piece) any {
 	if p.Text == "" {
 		return nil
 	}
+	if req.call != nil {
+		return responseCallDelta(req, p.Text)
+	}
 	return responseEvent(req, "response.output_text.delta", obj("content_index", 0, "delta", p.Text, "item_id", "msg_"+responseItem(req),
 		"logprobs", []any{}, "output_index", 0))
 }
@@ -115,8 +124,11 @@ func responseClosing(req *request, s *sequence) []any {
 	return append(responseEnd(req, s), responseFrame(req, s, "response.completed", true))
 }
 
-// responseEnd returns the events that end the message.
+// responseEnd returns the events that end the message or the call.
 func responseEnd(req *request, s *sequence) []any {
+	if req.call != nil {
+		return responseCallEnd(req, s)
+	}
 	text, item := s.answerText(), "msg_"+responseItem(req)
 	return []any{
 		responseEvent(req, "response.output_text.done", obj("content_index", 0, "item_id", item, "logprobs", []any{}, "output_index", 0), member{"text", text}),

@@ -33,7 +33,7 @@ func parseRewritten(route string, h http.Header, f fields, change func(chat fiel
 // parseResponses reads a /v1/responses body: input is a text or a list of
 // messages.
 func parseResponses(h http.Header, f fields) (*request, *fieldError) {
-	return parseRewritten(routeResponses, h, f, func(chat fields) *fieldError {
+	req, err := parseRewritten(routeResponses, h, f, func(chat fields) *fieldError {
 		if !f.has("input") {
 			return &fieldError{"input", "missing", "Field required"}
 		}
@@ -44,6 +44,7 @@ func parseResponses(h http.Header, f fields) (*request, *fieldError) {
 		} else if json.Unmarshal(f["input"], &messages) != nil {
 			return &fieldError{"input", "string_type", "Input should be a valid string"}
 		}
+		messages = inputMessages(messages)
 		if f.has("instructions") {
 			messages = append([]json.RawMessage{encodeMessage("system", f["instructions"])}, messages...)
 		}
@@ -54,6 +55,10 @@ func parseResponses(h http.Header, f fields) (*request, *fieldError) {
 		chat["max_completion_tokens"] = f["max_output_tokens"]
 		return nil
 	})
+	if err == nil {
+		req.call = parseCall(f, f["input"])
+	}
+	return req, err
 }
 
 // messagesFields are the members of an Anthropic request that affect the
@@ -82,6 +87,9 @@ func parseMessages(h http.Header, f fields) (*request, *fieldError) {
 	})
 	if err == nil && req.MaxTokens <= 0 {
 		return nil, &fieldError{"max_tokens", "value_error", "Value error, max_tokens must be positive"}
+	}
+	if err == nil {
+		req.call = parseCall(f, f["messages"])
 	}
 	return req, err
 }
@@ -176,10 +184,7 @@ func (v *vllm) event(req *request, s *sequence, p piece) any {
 	case routeResponses:
 		return responseDelta(req, p)
 	case routeMessages:
-		if p.Text == "" {
-			return nil
-		}
-		return messagesEvent("content_block_delta", obj("delta", obj("type", "text_delta", "text", p.Text), "index", 0))
+		return messagesDelta(req, p)
 	case routeTokens:
 		return obj("request_id", baseID(req), "choices", []any{
 			obj("index", s.choice, "token_ids", p.Tokens, "finish_reason", orNull(p.Finish), "logprobs", nil),
@@ -193,7 +198,7 @@ func (v *vllm) closing(req *request, seqs []*sequence) []any {
 	case routeResponses:
 		return responseClosing(req, seqs[0])
 	case routeMessages:
-		return messagesClosing(seqs[0])
+		return messagesClosing(req, seqs[0])
 	case routeTokens:
 		if !req.IncludeUsage {
 			return nil

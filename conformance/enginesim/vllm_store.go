@@ -31,7 +31,7 @@ func (k *kvStore) file(h blockHash) string {
 // until visit returns false.
 func wholeBlocks(s *sequence, visit func(n int, h blockHash) bool) {
 	c := s.rank.cache
-	h := c.rootHash(s.req.CacheSalt)
+	h := c.rootHash(s.cacheKey())
 	for n := 0; (n+1)*c.size < len(s.prompt); n++ {
 		h = c.chain(h, s.prompt[n*c.size:(n+1)*c.size])
 		if !visit(n, h) {

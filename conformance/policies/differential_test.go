@@ -59,7 +59,7 @@ func TestNativeAndWasmDecideTheSame(t *testing.T) {
 // params change each policy that has any.
 var params = policies.Params{
 	"pd_auto": {"both_token_micros": 101.5, "margin": 0.25}, "conversation": {"overload_tokens": 1000, "skip_factor": 1.5},
-	"kv_aware": {"patience": 3.7, "late_seconds": 0.3, "late_weight": 7.1}, "pair_aware": {"unknown_micros": 0.1, "size_spread": 100, "zone_micros": 12_345.6, "revision_micros": 0.7},
+	"kv_aware": {"patience": 3.7, "late_seconds": 0.3, "late_weight": 7.1, "lora_load_seconds": 0.0123, "label_micros.rack": 77_777.7}, "pair_aware": {"unknown_micros": 0.1, "size_spread": 100, "label_micros.zone": 12_345.6, "label_micros.revision": 0.7, "lora_wait_seconds": 1.7},
 	"trtllm_kv_cache_aware": {"max_batch_size": 7}, "sglang_cache_aware": {"balance_abs_threshold": 3}, "dynamo_cost": {"decode_active_request_weight": 3.3},
 	"slo_aware": {"ttft_seconds": 1.5, "late_share": 0.2, "margin": 2},
 }
@@ -82,8 +82,9 @@ func TestParametersHold(t *testing.T) {
 // the parameters of a policy add.
 func TestNeedsOfPolicies(t *testing.T) {
 	sameNeeds(t, nil)
-	sameNeeds(t, policies.Params{"pair_aware": {"zone_micros": 1}})
-	sameNeeds(t, policies.Params{"pair_aware": {"revision_micros": 1}})
+	for _, name := range []string{"kv_aware", "pair_aware", "slo_aware"} {
+		sameNeeds(t, policies.Params{name: {"label_micros.zone": 1}})
+	}
 }
 
 func sameNeeds(t *testing.T, params policies.Params) {
@@ -107,7 +108,7 @@ func sameNeeds(t *testing.T, params policies.Params) {
 			}
 		}
 	}
-	if text != want || !strings.Contains(text, "place kv_aware 6\n") {
+	if text != want || params["kv_aware"] == nil && !strings.Contains(text, "place kv_aware 6\n") {
 		t.Errorf("needs\n%swant\n%s", text, want)
 	}
 }
@@ -245,6 +246,11 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 			c.Requests, c.Tokens = 7, 4096
 		}
 	}
+	if f.Adapters = rnd.IntN(3) == 0; f.Adapters {
+		for i := range f.Candidates {
+			f.Candidates[i].Adapter = abi.AdapterState(rnd.IntN(5))
+		}
+	}
 	if i := rnd.IntN(len(f.Candidates)); rnd.IntN(4) == 0 && f.Candidates[i].Roles&abi.RolePrefill != 0 {
 		f.Fixed = int32(i)
 	}
@@ -256,7 +262,9 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 	}
 	if rnd.IntN(3) > 0 {
 		for range f.Candidates {
-			f.Details = append(f.Details, abi.Detail{Zone: rnd.Uint32N(3), Revision: rnd.Uint32N(3), Weight: 1})
+			f.Details = append(f.Details, abi.Detail{
+				Zone: rnd.Uint32N(3), Revision: rnd.Uint32N(3), Weight: 1, Labels: [abi.OtherLabels]abi.Label{{Name: abi.LabelID("rack"), Value: rnd.Uint32N(3)}},
+			})
 		}
 	}
 	for range rnd.IntN(30) {

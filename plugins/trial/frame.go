@@ -111,6 +111,7 @@ type candidateFact struct {
 	RecentTokens   float32 `json:"recent_tokens"`
 	RecentRequests float32 `json:"recent_requests"`
 	Busy           float32 `json:"busy"`
+	Adapter        string  `json:"adapter"`
 	detailJSON
 }
 

@@ -139,6 +139,11 @@ func (j *placeJSON) frame() (Frame, error) {
 		if !ok && fact.Home != "" && fact.Home != "none" {
 			return f, fmt.Errorf("candidates[%d].facts.home: %q is not none, prefill, decode or both", row, fact.Home)
 		}
+		adapter, ok := abi.ParseAdapterState(fact.Adapter)
+		if !ok {
+			return f, fmt.Errorf("candidates[%d].facts.adapter: %q is not unknown, running, free, waiting or full", row, fact.Adapter)
+		}
+		f.place.Adapters = f.place.Adapters || adapter != abi.AdapterUnknown
 		number := c.Instance
 		if number == 0 {
 			if numbers[c.Engine] == 0 {
@@ -151,7 +156,7 @@ func (j *placeJSON) frame() (Frame, error) {
 			Requests: fact.Requests, Tokens: fact.Tokens, Queued: fact.Queued,
 			BlocksGPU: fact.BlocksGPU, BlocksCPU: fact.BlocksCPU, BlocksDisk: fact.BlocksDisk,
 			BlockTokens: fact.BlockTokens, Usage: fact.Usage, TokenMicros: fact.TokenMicros,
-			RecentTokens: fact.RecentTokens, RecentRequests: fact.RecentRequests, Busy: fact.Busy,
+			RecentTokens: fact.RecentTokens, RecentRequests: fact.RecentRequests, Busy: fact.Busy, Adapter: adapter,
 		})
 		detail, err := fact.detail()
 		if err != nil {

@@ -77,13 +77,13 @@ func (p *Policies) Places() []Policy[func(*abi.PlaceFacts) abi.PlaceDecision] {
 		{"least_load", 0, leastload.Place},
 		{"power_of_two", 0, poweroftwo.Place},
 		{"conversation", conversation.Needs, p.conversation.Place},
-		{"kv_aware", kvaware.Needs, p.kvAware.Place},
+		{"kv_aware", p.kvAware.Needs(), p.kvAware.Place},
 		{"pair_aware", p.pairAware.Needs(), p.pairAware.Place},
 		{"trtllm_kv_cache_aware", trtllmkv.Needs, p.trtllmKV.Place},
 		{"trtllm_conversation", trtllmconversation.Needs, trtllmconversation.Place},
 		{"sglang_cache_aware", sglangcache.Needs, p.sglangCache.Place},
 		{"dynamo_cost", dynamocost.Needs, p.dynamoCost.Place},
-		{"slo_aware", sloaware.Needs, p.sloAware.Place},
+		{"slo_aware", p.sloAware.Needs(), p.sloAware.Place},
 	}
 }
 

@@ -75,7 +75,7 @@ func markdown(t param.Table) string {
 	var b strings.Builder
 	b.WriteString("| name | default | unit | meaning |\n|---|---|---|---|\n")
 	for _, p := range t {
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.Name, param.Format(p.Default), p.Unit, p.Meaning)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.Key(), param.Format(p.Default), p.Unit, p.Meaning)
 	}
 	return b.String()
 }
@@ -87,6 +87,12 @@ func TestTables(t *testing.T) {
 		all, seen := New(), map[string]bool{}
 		fields := map[*float64]bool{}
 		for _, p := range all.Table(policy) {
+			if p.Labels != nil {
+				p.Value = new(float64)
+				if len(p.Labels.Names) != 0 || p.Default != 0 {
+					t.Errorf("%s: %s has labels", policy, p.Name)
+				}
+			}
 			switch {
 			case seen[p.Name], fields[p.Value]:
 				t.Errorf("%s: %s occurs twice", policy, p.Name)
@@ -118,6 +124,8 @@ func TestConfigure(t *testing.T) {
 		t.Errorf("patience %v, overload factor %v", p.kvAware.Patience, p.conversation.OverloadFactor)
 	}
 	for text, want := range map[string]string{
+		"kv_aware.label_micros=1":  `kv_aware: no parameter "label_micros"; there are`,
+		"kv_aware.patience.x=1":    `kv_aware: no parameter "patience.x"`,
 		"kv_aware.patience":        "is not policy.parameter=number",
 		"patience=1":               "is not policy.parameter=number",
 		"kv_aware.patience=many":   "is not policy.parameter=number",

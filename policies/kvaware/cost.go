@@ -206,9 +206,9 @@ func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight flo
 	return best, second
 }
 
-// Decode stores in the score of each row that suits the leg the cost of the
+// decode stores in the score of each row that suits the leg the cost of the
 // stream there, in seconds. It returns the cheapest row, -1 without one.
-func (p *Params) Decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
+func (p *Params) decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
 	rows, best, least := f.Candidates, int32(-1), math.MaxFloat64
 	prompt, pressure := f.Request.PromptTokens, p.Pressure()
 	for i := range rows {

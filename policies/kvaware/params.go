@@ -1,6 +1,9 @@
 package kvaware
 
-import "github.com/pdproxy/pdproxy/policies/param"
+import (
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/param"
+)
 
 // Params are the parameters for operators. Table has names, defaults and bounds.
 type Params struct {
@@ -18,6 +21,8 @@ type Params struct {
 	DecodeMicros, TransferMicros       float64
 	PressureFrom, PressureSeconds      float64
 	HomeShare, HomeRequests            float64
+	LoRALoadSeconds, LoRAWaitSeconds   float64
+	LabelMicros                        param.Labels
 }
 
 // Table describes the parameters; it points into p.
@@ -53,7 +58,18 @@ func (p *Params) Table() param.Table {
 		{Name: "pressure_seconds", Value: &p.PressureSeconds, Default: 2, Most: large, Unit: "s", Meaning: "cost of a target with full KV memory"},
 		{Name: "home_requests", Value: &p.HomeRequests, Default: 8, Most: 10000, Unit: "requests", Meaning: "additional typical requests that may wait at the conversation's last target before its next turn goes elsewhere, in addition to the patience for blocks"},
 		{Name: "home_share", Value: &p.HomeShare, Default: 0.8, Most: 1, Meaning: "share of the prompt that the conversation's last target is assumed to have, without an index"},
+		{Name: "lora_load_seconds", Value: &p.LoRALoadSeconds, Default: 0.1, Most: large, Unit: "s", Meaning: "cost of a target that runs no request with the LoRA adapter of the request, and has a place for the adapter"},
+		{Name: "lora_wait_seconds", Value: &p.LoRAWaitSeconds, Default: 2, Most: large, Unit: "s", Meaning: "cost of a target where other adapters take all places; half of it if requests with the adapter already wait there"},
+		{Name: "label_micros", Labels: &p.LabelMicros, Most: large, Unit: "µs", Meaning: "for each label of engines, such as label_micros.zone: cost of a decode target that does not have the same value of the label as the prefill target; an engine without the label has no value; 0 ignores the label"},
 	}
+}
+
+// Needs returns the additional facts that the policy needs with these parameters.
+func (p *Params) Needs() abi.Needs {
+	if len(p.LabelMicros.Names) != 0 {
+		return Needs | abi.NeedDetails
+	}
+	return Needs
 }
 
 // Defaults returns the parameters with their default values.

@@ -30,8 +30,14 @@ func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 // lower is better.
 const gradeShift = 56
 
+// adapterTokens are the tokens that a row counts in addition to those in flight, by the state of
+// the request's LoRA adapter there. A prompt of a few thousand tokens takes about as long as
+// loading an adapter. A place for an adapter becomes free when other requests have ended, which
+// takes as long as many prompts.
+var adapterTokens = [8]int64{abi.AdapterRunning: -4096, abi.AdapterWaiting: 16_384, abi.AdapterFull: 32_768}
+
 // Least returns the row that takes the leg best, -1 without one: the highest grade, then the fewest
-// tokens, then the fewest requests. Each of several equal rows draws a number from random. The row
+// tokens, with those for the LoRA adapter, then the fewest requests. Each of several equal rows draws a number from random. The row
 // with the lowest number is chosen. Taking the first row would send all requests of an idle fleet
 // to one target, and taking turns would advance in step with the groups.
 func Least(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
@@ -41,7 +47,7 @@ func Least(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
 		if !leg.Suits(c, i) {
 			continue
 		}
-		a := c.Tokens - int64(leg.Grade(c))<<gradeShift
+		a := c.Tokens + adapterTokens[c.Adapter&7] - int64(leg.Grade(c))<<gradeShift
 		if a > first {
 			continue
 		}

@@ -68,3 +68,28 @@ func TestEquals(t *testing.T) {
 		}
 	}
 }
+
+// TestAdapters: a target counts fewer tokens where the request's LoRA adapter runs, and more where
+// the adapter needs to wait.
+func TestAdapters(t *testing.T) {
+	const unknown, running, free, waiting, full = abi.AdapterUnknown, abi.AdapterRunning, abi.AdapterFree, abi.AdapterWaiting, abi.AdapterFull
+	for _, tt := range []struct {
+		states [2]abi.AdapterState
+		tokens int64 // on the second row
+		want   int32
+	}{
+		{[2]abi.AdapterState{free, running}, 4000, 1},
+		{[2]abi.AdapterState{free, running}, 4100, 0},
+		{[2]abi.AdapterState{unknown, running}, 4000, 1},
+		{[2]abi.AdapterState{unknown, free}, 1, 0},
+		{[2]abi.AdapterState{full, free}, 32_000, 1},
+		{[2]abi.AdapterState{full, free}, 33_000, 0},
+		{[2]abi.AdapterState{full, waiting}, 16_000, 1},
+		{[2]abi.AdapterState{7, 255}, 1, 0},
+	} {
+		rows := []abi.Candidate{{Roles: abi.RoleBoth, Instance: 1, Adapter: tt.states[0]}, {Roles: abi.RoleBoth, Instance: 2, Adapter: tt.states[1], Tokens: tt.tokens}}
+		if d := Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Candidates: rows}); d.Decode != tt.want {
+			t.Errorf("%v with %d tokens: row %d, want %d", tt.states, tt.tokens, d.Decode, tt.want)
+		}
+	}
+}

@@ -17,17 +17,10 @@ import (
 type Params struct {
 	KV                           kvaware.Params
 	UnknownMicros, WarmingMicros float64
-	ZoneMicros, RevisionMicros   float64
 }
 
 // Needs returns the additional facts that the policy needs with these parameters.
-func (p *Params) Needs() abi.Needs {
-	needs := kvaware.Needs | abi.NeedPairs
-	if p.ZoneMicros > 0 || p.RevisionMicros > 0 {
-		needs |= abi.NeedDetails
-	}
-	return needs
-}
+func (p *Params) Needs() abi.Needs { return p.KV.Needs() | abi.NeedPairs }
 
 // Table describes the parameters; it points into p.
 func (p *Params) Table() param.Table {
@@ -35,8 +28,6 @@ func (p *Params) Table() param.Table {
 	return append(p.KV.Table(),
 		param.Param{Name: "unknown_micros", Value: &p.UnknownMicros, Default: 50_000, Most: large, Unit: "µs", Meaning: "cost of a pair that is not connected yet"},
 		param.Param{Name: "warming_micros", Value: &p.WarmingMicros, Default: 200_000, Most: large, Unit: "µs", Meaning: "cost of a pair that is connecting"},
-		param.Param{Name: "zone_micros", Value: &p.ZoneMicros, Most: large, Unit: "µs", Meaning: "cost of a pair whose engines do not have the same value of the label zone; an engine without the label has no value; 0 ignores the label"},
-		param.Param{Name: "revision_micros", Value: &p.RevisionMicros, Most: large, Unit: "µs", Meaning: "the same for the label revision"},
 	)
 }
 
@@ -60,7 +51,7 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 		return p.KV.Place(f)
 	}
 	f.Scored = true
-	s := search{p: p, f: f, best: abi.PlaceDecision{Prefill: f.Fixed, Decode: -1}, least: math.MaxFloat64, floor: math.MaxFloat64}
+	s := search{p: p, f: f, affine: p.KV.Affine(f), best: abi.PlaceDecision{Prefill: f.Fixed, Decode: -1}, least: math.MaxFloat64, floor: math.MaxFloat64}
 	s.pairs()
 	if f.Fixed >= 0 {
 		s.pair(f.Fixed, 0)
@@ -70,6 +61,9 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	leg := candidates.Prefill()
 	pool := p.KV.Survey(f, abi.RolePrefill)
 	prefill, second := p.KV.Prefill(f, abi.RolePrefill, &pool, 0)
+	if f.Adapters {
+		prefill, second = p.KV.AffinePrefill(f)
+	}
 	if prefill < 0 {
 		return s.best
 	}
@@ -83,10 +77,11 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 
 // search is the state of the search for the cheapest pair.
 type search struct {
-	p     *Params
-	f     *abi.PlaceFacts
-	best  abi.PlaceDecision
-	least float64 // the cost of best in µs
+	p      *Params
+	f      *abi.PlaceFacts
+	affine bool // the costs of LoRA adapters or of labels apply
+	best   abi.PlaceDecision
+	least  float64 // the cost of best in µs
 
 	// The lowest costs of a token's transfer, of a pair's state, and of decode
 	// together with the pair.
@@ -158,7 +153,6 @@ func (s *search) pair(prefill int32, cost float64) {
 		}
 	}
 	prompt, pressure, floor := s.f.Request.PromptTokens, kv.Pressure(), s.floor
-	labels := len(s.f.Details) != 0
 	for i := range rows {
 		c := &rows[i]
 		if c.Roles&abi.RoleDecode == 0 {
@@ -177,8 +171,8 @@ func (s *search) pair(prefill int32, cost float64) {
 			continue
 		}
 		v := cost + stream + float64(kv.TransferMicros*missing) + s.p.UnknownMicros
-		if labels {
-			v += s.apart(prefill, int32(i))
+		if s.affine {
+			v += kv.Apart(s.f, prefill, int32(i))
 		}
 		if score := float32(v * 1e-6); score < c.Score && c.Roles&abi.RolePrefill == 0 {
 			c.Score = score
@@ -200,26 +194,14 @@ func (s *search) pair(prefill int32, cost float64) {
 			micros = float64(pair.TransferMicros)
 		}
 		v := cost + kv.Stream(c, pressure) + float64(micros*kvaware.Missing(c, prompt)) + s.p.state(pair.State)
-		if labels {
-			v += s.apart(prefill, pair.Decode)
+		if s.affine {
+			v += kv.Apart(s.f, prefill, pair.Decode)
 		}
 		if score := float32(v * 1e-6); score < c.Score && c.Roles&abi.RolePrefill == 0 {
 			c.Score = score
 		}
 		s.keep(leg, prefill, pair.Decode, v)
 	}
-}
-
-// apart returns the cost of the labels that the engines of a pair do not share.
-func (s *search) apart(prefill, decode int32) float64 {
-	a, b, v := &s.f.Details[prefill], &s.f.Details[decode], 0.0
-	if a.Zone == 0 || a.Zone != b.Zone {
-		v = s.p.ZoneMicros
-	}
-	if a.Revision == 0 || a.Revision != b.Revision {
-		v += s.p.RevisionMicros
-	}
-	return v
 }
 
 // keep stores a pair of the given cost if no stored pair costs less.

@@ -128,7 +128,11 @@ func TestLabels(t *testing.T) {
 					}
 				}
 				p := Defaults()
-				p.ZoneMicros, p.RevisionMicros = tt.zone, tt.revision
+				for label, micros := range map[string]float64{"zone": tt.zone, "revision": tt.revision} {
+					if err := p.Table().Set("label_micros."+label, micros); err != nil {
+						t.Fatal(err)
+					}
+				}
 				if d := p.Place(f); d != tt.want {
 					t.Errorf("p.Place(f) = %+v, want %+v; listed %t", d, tt.want, listed)
 				}
@@ -147,16 +151,24 @@ func TestIsTheBest(t *testing.T) {
 			Flow: abi.FlowConcurrent, Fixed: -1, Random: rnd.Uint64(), Request: abi.RequestFacts{PromptTokens: 1 + rnd.Int64N(50_000)},
 			Candidates: fleet(1+rnd.IntN(tries), 1+rnd.IntN(20)),
 		}
-		if p.ZoneMicros = float64(rnd.IntN(2)) * 300_000; p.ZoneMicros > 0 {
+		zone := float64(rnd.IntN(2)) * 300_000
+		if err := p.Table().Set("label_micros.zone", zone); err != nil {
+			t.Fatal(err)
+		}
+		if zone > 0 {
 			for range f.Candidates {
 				f.Details = append(f.Details, abi.Detail{Zone: rnd.Uint32N(4)})
 			}
 		}
+		f.Adapters = rnd.IntN(2) == 0
 		rows := f.Candidates
 		states := map[[2]int32]abi.Pair{}
 		for i := range rows {
 			c := &rows[i]
 			c.Tokens, c.Queued, c.BlocksGPU, c.Usage = rnd.Int64N(100_000), rnd.Int64N(50_000), rnd.Uint32N(90), rnd.Float32()
+			if f.Adapters {
+				c.Adapter = abi.AdapterState(rnd.IntN(5))
+			}
 			for j := range rows {
 				if c.Roles == abi.RolePrefill && rows[j].Roles == abi.RoleDecode && rnd.IntN(2) == 0 {
 					pair := abi.Pair{Prefill: int32(i), Decode: int32(j), State: abi.PairState(rnd.IntN(4)), TransferMicros: rnd.Float32() * 9}
@@ -169,7 +181,13 @@ func TestIsTheBest(t *testing.T) {
 			if len(f.Details) == 0 || f.Details[i].Zone != 0 && f.Details[i].Zone == f.Details[j].Zone {
 				return 0
 			}
-			return p.ZoneMicros
+			return zone
+		}
+		lora := func(s abi.AdapterState) float64 {
+			if !f.Adapters {
+				return 0
+			}
+			return [...]float64{1e6 * p.KV.LoRALoadSeconds, 0, 1e6 * p.KV.LoRALoadSeconds, 0.5e6 * p.KV.LoRAWaitSeconds, 1e6 * p.KV.LoRAWaitSeconds}[s]
 		}
 		d := p.Place(f)
 		cost := func(i, j int32) float64 {
@@ -179,7 +197,7 @@ func TestIsTheBest(t *testing.T) {
 			if pair.TransferMicros > 0 {
 				micros = float64(pair.TransferMicros)
 			}
-			return float64(rows[i].Score)*1e6 + p.KV.Stream(&rows[j], p.KV.Pressure()) + micros*kvaware.Missing(&rows[j], f.Request.PromptTokens) + p.state(pair.State) + apart(f, i, j)
+			return float64(rows[i].Score)*1e6 + p.KV.Stream(&rows[j], p.KV.Pressure()) + micros*kvaware.Missing(&rows[j], f.Request.PromptTokens) + p.state(pair.State) + apart(f, i, j) + lora(rows[i].Adapter) + lora(rows[j].Adapter)
 		}
 		got := cost(d.Prefill, d.Decode)
 		for i := range rows {

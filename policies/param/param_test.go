@@ -2,9 +2,12 @@ package param
 
 import (
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
 )
 
 func TestTable(t *testing.T) {
@@ -34,6 +37,44 @@ func TestTable(t *testing.T) {
 	}
 	if a != 10 || b != -1 {
 		t.Errorf("a refused value was set: %v and %v", a, b)
+	}
+}
+
+// TestLabels: a parameter with labels has a number for each label, and none for a label that was
+// set to 0.
+func TestLabels(t *testing.T) {
+	var l Labels
+	table := Table{{Name: "cost", Labels: &l, Most: 10}}
+	zone, rack := abi.LabelID("zone"), abi.LabelID("example.com/rack")
+	for name, value := range map[string]float64{"cost.zone": 1, "cost.example.com/rack": 2} {
+		if err := table.Set(name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := table.Set("cost.zone", 3); err != nil || len(l.Names) != 2 || l.Values[slices.Index(l.Names, zone)] != 3 || l.Values[slices.Index(l.Names, rack)] != 2 {
+		t.Errorf("%v, %+v", err, l)
+	}
+	if err := table.Set("cost.zone", 0); err != nil || !slices.Equal(l.Names, []uint32{rack}) || !slices.Equal(l.Values, []float64{2}) {
+		t.Errorf("%v, %+v", err, l)
+	}
+	for name, want := range map[string]string{
+		"cost": `no parameter "cost"; there are cost.LABEL`, "cost.": "1 to 63 bytes", "cost." + strings.Repeat("x", 64): "1 to 63 bytes",
+	} {
+		if err := table.Set(name, 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: table.Set = %v, want %q", name, err, want)
+		}
+	}
+	if err := table.Set("cost.zone", 11); err == nil || err.Error() != "cost.zone is 0 to 10, not 11" {
+		t.Errorf("table.Set = %v", err)
+	}
+	for i := range MaxLabels {
+		_ = table.Set("cost."+strconv.Itoa(i), 1) // the last ones do not fit
+	}
+	if err := table.Set("cost.more", 1); err == nil || len(l.Names) != MaxLabels {
+		t.Errorf("%v, %d labels", err, len(l.Names))
+	}
+	if table.Reset(); len(l.Names) != 0 {
+		t.Errorf("after a reset: %+v", l)
 	}
 }
 

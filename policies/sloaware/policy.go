@@ -10,9 +10,6 @@ import (
 	"github.com/pdproxy/pdproxy/policies/param"
 )
 
-// Needs are the additional facts that the policy needs.
-const Needs = kvaware.Needs | abi.NeedPredictions
-
 // Params are the parameters for operators: those of kv_aware, the targets, and the rules for
 // requests that miss them.
 type Params struct {
@@ -21,6 +18,9 @@ type Params struct {
 	Margin                    float64
 	LateSpan, LateShare       float64
 }
+
+// Needs returns the additional facts that the policy needs with these parameters.
+func (p *Params) Needs() abi.Needs { return p.KV.Needs() | abi.NeedPredictions }
 
 // Table describes the parameters; it points into p.
 func (p *Params) Table() param.Table {
@@ -56,7 +56,7 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if f.Fixed < 0 {
 		chosen := p.prompt(f, candidates.Prefill(), d.Prefill, float64(f.Predictions[d.Decode].Start))
 		if chosen != d.Prefill {
-			d = abi.PlaceDecision{Prefill: chosen, Decode: p.KV.Decode(f, candidates.Decode(f.Candidates, chosen))}
+			d = abi.PlaceDecision{Prefill: chosen, Decode: p.KV.DecodeOf(f, chosen)}
 		}
 	}
 	d.Decode = p.stream(f, candidates.Decode(f.Candidates, d.Prefill), d.Decode)

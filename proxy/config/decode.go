@@ -58,6 +58,10 @@ func (d *decoder) value(key string, datum any, v reflect.Value) {
 		d.labels(key, datum, labels)
 		return
 	}
+	if params, ok := v.Addr().Interface().(*map[string]map[string]float64); ok {
+		d.params(key, datum, params)
+		return
+	}
 	switch v.Kind() {
 	case reflect.Struct:
 		if t, ok := datum.(map[string]any); ok {

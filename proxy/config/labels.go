@@ -90,3 +90,31 @@ func (d *decoder) labels(key string, datum any, v *Labels) {
 	}
 	*v = LabelsOf(labels)
 }
+
+// sameLabels checks pairs.same_labels, and that each engine which can only take one leg of two
+// has these labels.
+func (k *checker) sameLabels() {
+	sound := true
+	for i, name := range k.config.Pairs.SameLabels {
+		key := indexKey("pairs.same_labels", i)
+		switch {
+		case name == "" || len(name) > MaxLabelSize || !isLabelText(name):
+			sound = false
+			k.add(key, "must be the name of a label: 1 to %d letters, digits and - _ . / :, found %q", MaxLabelSize, name)
+		case slices.Contains(k.config.Pairs.SameLabels[:i], name):
+			k.add(key, "occurs twice: %q", name)
+		}
+	}
+	for i := range k.config.Engines {
+		e := &k.config.Engines[i]
+		if !sound || e.Role != RolePrefill && e.Role != RoleDecode { // then the names are wrong, or the engine answers alone
+			continue
+		}
+		labels := e.Labels.Map()
+		for _, name := range k.config.Pairs.SameLabels {
+			if labels[name] == "" {
+				k.add(indexKey("engine", i)+".labels", "lacks the label %q of pairs.same_labels, so that the engine can never serve a request", name)
+			}
+		}
+	}
+}

@@ -8,6 +8,10 @@ type Pairs struct {
 	// KV cache type, release, tensor-parallel size): for fleets that were started with
 	// the engines' own check disabled. Default false: no request uses such a pair.
 	AllowIncompatible bool `toml:"allow_incompatible"`
+	// SameLabels lists labels of engines, such as "zone". Both legs of a request then
+	// run on engines with the same values of these labels, with every place policy. An
+	// engine without one of the labels takes no leg of two. Default []: no label.
+	SameLabels []string `toml:"same_labels"`
 	// WarmUp sends a request of one token through each new pair, so that the engines
 	// connect before the first user's request; never to an engine with requests in
 	// flight. Engines that require the clients' API keys reject it. Default false.
@@ -17,4 +21,6 @@ type Pairs struct {
 	WarmUpInterval Duration `toml:"warm_up_interval"`
 }
 
-func defaultPairs() Pairs { return Pairs{WarmUpInterval: Duration(100 * time.Millisecond)} }
+func defaultPairs() Pairs {
+	return Pairs{SameLabels: []string{}, WarmUpInterval: Duration(100 * time.Millisecond)}
+}

@@ -54,6 +54,10 @@ var problemCases = []struct {
 	{"empty label", twoEngines + "labels = { zone = '' }\n", []want{{"engine[1].labels", 11, "1 to 63 bytes"}}},
 	{"too many labels", twoEngines + "labels = { zone = '1', a = '1', b = '1', c = '1', d = '1', e = '1', f = '1' }\n", []want{{"engine[1].labels", 11, "at most 5 labels besides"}}},
 	{"negative weight", twoEngines + "weight = -1\n", []want{{"engine[1].weight", 11, "must be 0 to 1000"}}},
+	{"labels of pairs", twoEngines + "labels = { zone = 'a' }\n[pairs]\nsame_labels = ['zone', 'zone', '', 'a b']\n", []want{
+		{"pairs.same_labels[1]", 13, "occurs twice"}, {"pairs.same_labels[2]", 13, "name of a label"}, {"pairs.same_labels[3]", 13, "name of a label"}}},
+	{"engines without a label of pairs", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-nixl'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-nixl'\nlabels={zone='a'}\n" +
+		"[[engine]]\nname='b'\nurl='http://b'\nrole='both'\nconnector='none'\n[pairs]\nsame_labels = ['zone']\n", []want{{"engine[0].labels", 2, "can never serve a request"}}},
 	{"labels and weight", twoEngines + "labels = { zone = 'eu-1a', revision = '7', hardware = 'h100', a = '1', b = '1', c = '1', d = '1', e = '1' }\nweight = 2\n", nil},
 	{"unknown key of an entry", twoEngines + "rank = 2\n", []want{{"engine[1].rank", 11, "unknown key"}}},
 	{"unknown key of an inner table", "[discovery.kubernetes]\nname = 'x'\n", []want{{"discovery.kubernetes.name", 2, "unknown key"}}},
@@ -185,6 +189,10 @@ var problemCases = []struct {
 	// [policy] params, [kv_index], [tokens], [recording].
 	{"params", "policy.params = 1\n", []want{{"policy.params", 1, "want table, found integer"}}},
 	{"one parameter", "[policy.params.kv_aware]\nqueue_weight = 'x'\n", []want{{"policy.params.kv_aware.queue_weight", 2, "want float, found string"}}},
+	{"parameters of labels", "[policy.params.kv_aware]\nlabel_micros.zone = 2\nlabel_micros.'a/b' = 0.5\n", nil},
+	{"a parameter of a label that is no number", "[policy.params.kv_aware]\nlabel_micros = { zone = 'x' }\n", []want{{"policy.params.kv_aware.label_micros.zone", 2, "want float, found string"}}},
+	{"parameters that are too deep", "[policy.params.kv_aware]\nlabel_micros.a.b = 1\n", []want{{"policy.params.kv_aware.label_micros.a", 2, "want float, found table"}}},
+	{"a policy that is no table", "[policy.params]\nkv_aware = 1\n", []want{{"policy.params.kv_aware", 2, "want table, found integer"}}},
 	{"whole parameter", "[policy.params.kv_aware]\nqueue_weight = 2\n", nil},
 	{"kv index", "[kv_index]\nmax_entries = 0\nexpect = '0s'\ntext_ttl = '0s'\ntext_tokens = -1\n",
 		[]want{{"kv_index.max_entries", 2, "at least 1"}, {"kv_index.expect", 3, "more than 0"}, {"kv_index.text_ttl", 4, "more than 0"}, {"kv_index.text_tokens", 5, "at least 0"}}},

@@ -23,8 +23,9 @@ type Policy struct {
 	// policies compiled into the proxy. Filters always run in Wasm. Default "wasm".
 	Runtime string `toml:"runtime"`
 	// Params are the parameters of built-in policies, by the policy's name and
-	// the parameter's; their READMEs list them. Default {}: all at their
-	// defaults.
+	// the parameter's; their READMEs list them. A table in the table of a policy has
+	// one number for each of several labels: label_micros = { zone = 20_000 } is the
+	// parameter label_micros.zone. Default {}: all at their defaults.
 	Params map[string]map[string]float64 `toml:"params"`
 }
 

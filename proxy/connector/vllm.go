@@ -2,6 +2,7 @@ package connector
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -84,12 +85,19 @@ func unsplitResponse(r *openai.Request) string {
 		return "" // the engine rejects it
 	}
 	for tool := range list {
-		if text(tool, "type") != "function" {
+		if !slices.Contains(clientTools, text(tool, "type")) {
 			return "tools"
 		}
 	}
 	return ""
 }
+
+// clientTools are the types of tools that no vLLM engine calls: functions, and the types that Codex
+// sends (openai/codex codex-rs/tools/src/tool_spec.rs ToolSpec). Engines call the tools of the types
+// web_search_preview, code_interpreter, container and mcp (openai/responses/serving.py
+// create_responses). Later releases may call further types, so a type that is not in this list counts
+// as a tool of the engine.
+var clientTools = []string{"function", "namespace", "custom", "tool_search", "web_search", "image_generation"}
 
 // unsplitGenerate also rejects sampling parameters that are not an object: the
 // transfer's fields go into them.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
@@ -69,6 +70,32 @@ func TestDated(t *testing.T) {
 		_, dated := c.(Dated)
 		if want := c.Name() != "sglang" && c.Name() != "trtllm" && c.Name() != "none"; dated != want {
 			t.Errorf("%s: %v", c.Name(), dated)
+		}
+	}
+}
+
+// TestResponseTools: two engines serve a response whose tools the client calls. A tool that the
+// engine may call itself needs one engine for the whole response.
+func TestResponseTools(t *testing.T) {
+	nixl, _ := ByName(config.ConnectorVLLMNixl)
+	for tools, pairable := range map[string]bool{
+		`[]`:   true,
+		`null`: true,
+		`[{"type":"function","name":"f"},{"type":"namespace","name":"n","tools":[]},{"type":"web_search","external_web_access":false}]`: true,
+		`[{"type":"custom","name":"apply_patch"},{"type":"tool_search"},{"type":"image_generation","output_format":"png"}]`:             true,
+		`[{"type":"function","name":"f"},{"type":"web_search_preview"}]`:                                                                false,
+		`[{"type":"code_interpreter","container":{"type":"auto"}}]`:                                                                     false,
+		`[{"type":"container"}]`:              false,
+		`[{"type":"mcp","server_label":"s"}]`: false,
+		`[{"type":"of_a_later_release"}]`:     false,
+		`[{"name":"f"}]`:                      false,
+	} {
+		r := new(openai.Request)
+		if err := openai.ParseRequest(openai.Responses, []byte(`{"model":"m","input":"x","tools":`+tools+`}`), r); err != nil {
+			t.Fatal(err)
+		}
+		if err := nixl.Pairable(r); (err == nil) != pairable {
+			t.Errorf("%s: got %v", tools, err)
 		}
 	}
 }

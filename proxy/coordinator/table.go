@@ -30,6 +30,7 @@ type table struct {
 	fitness []uint8         // of row i
 	needs   abi.Needs
 	turn    conversation.Turn
+	adapter string    // LoRA adapter of the request; "": none
 	matches []matches // memory of matched
 	matched []matches
 	pool    *sync.Pool
@@ -50,11 +51,11 @@ func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs) {
 	t.needs, t.turn = needs, conversation.Turn{}
 	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0], Details: t.place.Details[:0], Predictions: t.place.Predictions[:0]}
 	t.place.Request.Model = p.Model
+	_, t.adapter = adapterOf(p)
 	if needs&abi.NeedTraits != 0 {
 		t.place.Request.Remaining = a.Remaining(time.Now())
 		if t.place.Request.Adapter == "" {
-			_, adapter := adapterOf(p)
-			t.place.Request.Adapter = adapter[:min(len(adapter), abi.MaxAdapter)]
+			t.place.Request.Adapter = t.adapter[:min(len(t.adapter), abi.MaxAdapter)]
 		}
 	}
 	t.targets, t.fitness = t.targets[:0], t.fitness[:0]
@@ -70,6 +71,12 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 			d.Running, d.Waiting = said.Running, said.Waiting
 		}
 		t.place.Details = append(t.place.Details, d)
+	}
+	if t.adapter != "" {
+		if said, ok := r.Load[r.Rank].Reported(); ok && said.Counts(now) {
+			c.Adapter = said.Adapters.State(t.adapter)
+			t.place.Adapters = t.place.Adapters || c.Adapter != abi.AdapterUnknown
+		}
 	}
 	load := r.Load[r.Rank].View(now)
 	c.Requests, c.Tokens, c.Usage, c.TokenMicros = load.Requests, load.Tokens, load.Usage, load.PrefillMicros

@@ -25,7 +25,7 @@ func TestCard(t *testing.T) {
 		made(4, "e", abi.RoleEncode, "x", Ready, 1, facts(ModelCard{ID: "m", MaxModelLen: 7})),
 		made(5, "leaves", abi.RoleDecode, "x", Draining, 1, facts(ModelCard{ID: "m", MaxModelLen: 6})),
 		other,
-	}, false)
+	}, pairing{})
 	for _, want := range []ModelCard{{ID: "m", MaxModelLen: 1024, Root: "/a"}, {ID: "lora", Parent: "m"}, {ID: "mine"}, {ID: "unknown"}} {
 		if got := s.Card(want.ID); got != want {
 			t.Errorf("got %+v, want %+v", got, want)

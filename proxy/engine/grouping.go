@@ -8,14 +8,24 @@ import "github.com/pdproxy/pdproxy/abi"
 // compatible with every possible partner, and has a common possible partner with every
 // other member. An instance without facts is compatible with all. Instances whose
 // connector has no pairs are in group 0.
+//
+// All members of a group have the same values of the labels in pairing.same. An instance that
+// lacks one of these labels is alone in a group.
 type grouping struct {
-	lax    bool        // pairs.allow_incompatible
+	pairing
 	all    []*Instance // the candidates for a common partner
 	groups []group
 }
 
+// pairing is the configuration of pairs.
+type pairing struct {
+	lax  bool     // pairs.allow_incompatible
+	same []string // pairs.same_labels
+}
+
 type group struct {
 	connector string
+	labels    string      // see pairing.labels
 	members   []*Instance // one representative for all instances with the same facts and role
 }
 
@@ -37,13 +47,31 @@ func (g *grouping) group(i *Instance) uint32 {
 	if !i.pairs() {
 		return 0
 	}
+	labels, ok := g.labels(i)
 	for n := range g.groups {
-		if g.join(&g.groups[n], i) {
+		if ok && g.groups[n].labels == labels && g.join(&g.groups[n], i) {
 			return uint32(n + 1)
 		}
 	}
-	g.groups = append(g.groups, group{connector: i.Spec.Connector, members: []*Instance{i}})
+	g.groups = append(g.groups, group{connector: i.Spec.Connector, labels: labels, members: []*Instance{i}})
 	return uint32(len(g.groups))
+}
+
+// labels returns the values of the labels that two legs must share, "" if there are none. ok is
+// false if i lacks one of them.
+func (p *pairing) labels(i *Instance) (values string, ok bool) {
+	if len(p.same) == 0 {
+		return "", true
+	}
+	labels := i.Spec.Labels.Map()
+	for _, name := range p.same {
+		value := labels[name]
+		if value == "" {
+			return "", false
+		}
+		values += value + "\n" // no value has this byte
+	}
+	return values, true
 }
 
 // join adds i to the group if it fits, and reports whether it did.
@@ -76,7 +104,11 @@ func (g *grouping) fits(a, b *Instance) bool {
 	case a.protocol.Compatible(a.Facts(), b.Facts()) == nil && a.protocol.Compatible(b.Facts(), a.Facts()) == nil:
 		return true
 	}
+	labels, _ := g.labels(a)
 	for _, o := range g.all {
+		if other, ok := g.labels(o); !ok || other != labels {
+			continue
+		}
 		if o.Spec.Connector == a.Spec.Connector && (a.leads(o) || o.leads(a)) && unpairable(a, o) == nil && unpairable(b, o) == nil {
 			return true
 		}

@@ -55,7 +55,7 @@ func (p *Pool) instances() []*Instance {
 // pairs.allow_incompatible there are none.
 func (r *Registry) refusedRows() map[pairKey]PairRow {
 	rows := make(map[pairKey]PairRow)
-	if r.lax.Load() {
+	if r.pairing.Load().lax {
 		return rows
 	}
 	r.Snapshot().refused(nil, func(p, d *Instance, reason error) bool {
@@ -105,7 +105,7 @@ func (r *Registry) refusalNews(i *Instance) string {
 	reasons := make(map[string][]string)
 	r.refusals.mu.Lock()
 	defer r.refusals.mu.Unlock()
-	if !r.lax.Load() {
+	if !r.pairing.Load().lax {
 		r.Snapshot().refused(i, func(p, d *Instance, reason error) bool {
 			key, text := [2]uint32{p.ID, d.ID}, reason.Error()
 			if now[key] != "" { // seen with another model

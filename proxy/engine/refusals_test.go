@@ -48,11 +48,55 @@ func TestGroupsOfOneDirection(t *testing.T) {
 			"p/0 prefill 1, e/0 decode 1, q/0 prefill 2, d/0 decode 2"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p, _ := newSnapshot(tt.instances, tt.lax).Pool("m")
+			p, _ := newSnapshot(tt.instances, pairing{lax: tt.lax}).Pool("m")
 			if got := show(p.Paired); got != tt.want {
 				t.Errorf("paired %q\n  want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// TestSameLabels: with pairs.same_labels, both legs of a request share the values of these labels.
+// An engine without one of the labels takes no leg of two, and can still answer alone.
+func TestSameLabels(t *testing.T) {
+	m := []string{"m"}
+	of := func(id int, name string, role abi.Role, page int, labels config.Labels) *Instance {
+		i := made(id, name, role, "x", Ready, 1, Facts{Models: m, PageSize: page})
+		i.protocol, i.Spec.Labels = dividing{fakeProtocol{flow: abi.FlowPrefillFirst}}, labels
+		return i
+	}
+	for _, tt := range []struct {
+		name      string
+		instances []*Instance
+		rules     pairing
+		want      string
+	}{
+		{"one label", []*Instance{
+			of(1, "p", abi.RolePrefill, 16, "zone=a"), of(2, "q", abi.RolePrefill, 16, "zone=b"), of(3, "d", abi.RoleDecode, 16, "zone=b"), of(4, "e", abi.RoleDecode, 16, "rack=1\nzone=a"),
+		}, pairing{same: []string{"zone"}}, "p/0 prefill 1, e/0 decode 1, q/0 prefill 2, d/0 decode 2"},
+		{"two labels", []*Instance{
+			of(1, "p", abi.RolePrefill, 16, "rack=1\nzone=a"), of(2, "d", abi.RoleDecode, 16, "rack=2\nzone=a"), of(3, "e", abi.RoleDecode, 16, "rack=1\nzone=a"),
+		}, pairing{same: []string{"zone", "rack"}}, "p/0 prefill 1, e/0 decode 1"},
+		{"no label", []*Instance{
+			of(1, "p", abi.RolePrefill, 16, ""), of(2, "d", abi.RoleDecode, 16, ""), of(3, "e", abi.RoleDecode, 16, "zone=a"),
+		}, pairing{same: []string{"zone"}}, ""},
+		{"the common partner is in another zone", []*Instance{
+			of(1, "p", abi.RolePrefill, 16, "zone=a"), of(2, "q", abi.RolePrefill, 24, "zone=a"), of(3, "d", abi.RoleDecode, 48, "zone=b"), of(4, "e", abi.RoleDecode, 16, "zone=a"),
+		}, pairing{same: []string{"zone"}}, "p/0 prefill 1, e/0 decode 1"},
+		{"also for pairs that the facts exclude", []*Instance{
+			of(1, "p", abi.RolePrefill, 64, "zone=a"), of(2, "d", abi.RoleDecode, 16, "zone=b"), of(3, "e", abi.RoleDecode, 16, "zone=a"),
+		}, pairing{lax: true, same: []string{"zone"}}, "p/0 prefill 1, e/0 decode 1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p, _ := newSnapshot(tt.instances, tt.rules).Pool("m")
+			if got := show(p.Paired); got != tt.want {
+				t.Errorf("paired %q\n  want %q", got, tt.want)
+			}
+		})
+	}
+	p, _ := newSnapshot([]*Instance{of(1, "b", abi.RoleBoth, 16, ""), of(2, "c", abi.RoleBoth, 16, "")}, pairing{same: []string{"zone"}}).Pool("m")
+	if len(p.Paired) != 0 || len(p.Both) != 2 || p.Plan != (Counts{Both: 2}) {
+		t.Errorf("%+v", p)
 	}
 }
 

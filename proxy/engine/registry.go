@@ -80,7 +80,7 @@ type Registry struct {
 	log      *slog.Logger
 	health   atomic.Pointer[config.Health]
 	circuit  atomic.Pointer[config.Circuit]
-	lax      atomic.Bool // pairs.allow_incompatible
+	pairing  atomic.Pointer[pairing]
 	refusals refusals
 	snap     atomic.Pointer[Snapshot]
 	pairs    pairTable
@@ -119,7 +119,7 @@ func (r *Registry) Configure(h config.Health, c config.Circuit, p config.Pairs) 
 	defer r.mu.Unlock()
 	r.health.Store(&h)
 	r.circuit.Store(&c)
-	r.lax.Store(p.AllowIncompatible)
+	r.pairing.Store(&pairing{lax: p.AllowIncompatible, same: slices.Clone(p.SameLabels)})
 	r.publish()
 }
 
@@ -294,7 +294,7 @@ func beginDrain(i *Instance, drainFor time.Duration) {
 
 // publish publishes a new snapshot; r.mu is held.
 func (r *Registry) publish() {
-	s := newSnapshot(slices.Clone(r.instances), r.lax.Load())
+	s := newSnapshot(slices.Clone(r.instances), *r.pairing.Load())
 	r.known.add(served(s.Instances))
 	s.known = r.known
 	r.snap.Store(s)

@@ -153,9 +153,8 @@ func (p *Pool) Group(t Target) (group uint32, ok bool) {
 	return 0, false
 }
 
-// newSnapshot builds the snapshot of the instances, which must be in order of age. lax
-// also pairs instances whose facts exclude it.
-func newSnapshot(instances []*Instance, lax bool) *Snapshot {
+// newSnapshot builds the snapshot of the instances, which must be in order of age.
+func newSnapshot(instances []*Instance, rules pairing) *Snapshot {
 	s := &Snapshot{Instances: instances, pools: make(map[string]*Pool)}
 	members := make(map[string][]*Instance)
 	for _, i := range instances {
@@ -171,7 +170,7 @@ func newSnapshot(instances []*Instance, lax bool) *Snapshot {
 		}
 	}
 	for model, of := range members {
-		p := newPool(model, of, lax)
+		p := newPool(model, of, rules)
 		s.pools[model] = p
 		if p.Remote = of[0].IsRemote(); p.Remote {
 			continue
@@ -186,7 +185,7 @@ func newSnapshot(instances []*Instance, lax bool) *Snapshot {
 }
 
 // newPool builds the pool of the instances that serve model.
-func newPool(model string, of []*Instance, lax bool) *Pool {
+func newPool(model string, of []*Instance, rules pairing) *Pool {
 	p := &Pool{Model: model}
 	all := of
 	if of = slices.DeleteFunc(slices.Clone(of), func(i *Instance) bool { return i.Role == abi.RoleEncode }); len(of) < len(all) {
@@ -197,7 +196,7 @@ func newPool(model string, of []*Instance, lax bool) *Pool {
 			}
 		}
 	}
-	g := grouping{lax: lax, all: of}
+	g := grouping{pairing: rules, all: of}
 	for _, i := range of {
 		p.Configured.count(i.Role, 1)
 		p.Pairs = p.Pairs || i.pairs()

@@ -45,7 +45,7 @@ func TestEncoders(t *testing.T) {
 		made(1, "e", abi.RoleEncode, "x", Ready, 2, m), made(2, "p", abi.RolePrefill, "x", Ready, 1, m),
 		made(3, "d", abi.RoleDecode, "x", Ready, 1, m), made(4, "away", abi.RoleEncode, "x", Unhealthy, 1, m),
 		made(5, "alone", abi.RoleEncode, "x", Ready, 1, Facts{Models: []string{"other"}}),
-	}, false)
+	}, pairing{})
 	p, _ := s.Pool("m")
 	if got := show(p.Encode); got != "e/0 encode 0, e/1 encode 0" || !p.Encoders {
 		t.Errorf("encoders %q", got)
@@ -154,7 +154,7 @@ func TestPool(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p, ok := newSnapshot(tt.instances, false).Pool("m")
+			p, ok := newSnapshot(tt.instances, pairing{}).Pool("m")
 			if !ok {
 				t.Fatal("no pool")
 			}
@@ -183,7 +183,7 @@ func TestSnapshotModels(t *testing.T) {
 	c := made(3, "c", abi.RoleBoth, "x", Down, 1, Facts{})
 	d := made(4, "d", abi.RoleBoth, "x", Ready, 1, Facts{Models: []string{"ignored"}})
 	d.Spec.Model = "mine"
-	s := newSnapshot([]*Instance{a, b, c, d}, false)
+	s := newSnapshot([]*Instance{a, b, c, d}, pairing{})
 	if got := strings.Join(s.Models(), " "); got != "away base lora mine" {
 		t.Errorf("models %q", got)
 	}
@@ -201,10 +201,10 @@ func TestSnapshotModels(t *testing.T) {
 	if p, n := s.Only(); p != nil || n != 4 {
 		t.Errorf("only: %v, %d", p, n)
 	}
-	if p, n := newSnapshot([]*Instance{b}, false).Only(); p == nil || p.Model != "away" || n != 1 {
+	if p, n := newSnapshot([]*Instance{b}, pairing{}).Only(); p == nil || p.Model != "away" || n != 1 {
 		t.Errorf("only: %v, %d", p, n)
 	}
-	if p, n := newSnapshot(nil, false).Only(); p != nil || n != 0 {
+	if p, n := newSnapshot(nil, pairing{}).Only(); p != nil || n != 0 {
 		t.Errorf("only: %v, %d", p, n)
 	}
 }
@@ -224,7 +224,7 @@ func TestSnapshotReady(t *testing.T) {
 		{[]*Instance{p, d}, true},
 		{[]*Instance{b}, true},
 	} {
-		if got := newSnapshot(tt.instances, false).Ready(); got != tt.want {
+		if got := newSnapshot(tt.instances, pairing{}).Ready(); got != tt.want {
 			t.Errorf("%d instances: %v", len(tt.instances), got)
 		}
 	}
@@ -232,11 +232,11 @@ func TestSnapshotReady(t *testing.T) {
 
 func TestSnapshotInstance(t *testing.T) {
 	old := made(1, "a", abi.RoleBoth, "x", Draining, 1, Facts{})
-	if s := newSnapshot([]*Instance{old}, false); s.Instance("a") != old || s.Instance("b") != nil {
+	if s := newSnapshot([]*Instance{old}, pairing{}); s.Instance("a") != old || s.Instance("b") != nil {
 		t.Error("a draining instance is not found although no other instance has its name")
 	}
 	now := made(2, "a", abi.RoleBoth, "x", Ready, 1, Facts{})
-	if newSnapshot([]*Instance{old, now}, false).Instance("a") != now {
+	if newSnapshot([]*Instance{old, now}, pairing{}).Instance("a") != now {
 		t.Error("the draining instance was returned instead of the ready one")
 	}
 }
@@ -247,7 +247,7 @@ func TestPeer(t *testing.T) {
 	d1 := made(2, "d1", abi.RoleDecode, "x", Unhealthy, 1, m)
 	d2 := made(3, "d2", abi.RoleDecode, "x", Ready, 2, m)
 	other := made(4, "o", abi.RoleDecode, "y", Ready, 1, m)
-	s := newSnapshot([]*Instance{other, p, d1, d2}, false)
+	s := newSnapshot([]*Instance{other, p, d1, d2}, pairing{})
 	gone := made(9, "gone", abi.RoleDecode, "x", Draining, 1, m)
 	at := func(i *Instance, rank int) Target { return Target{Instance: i, Rank: rank} }
 	for _, tt := range []struct {
@@ -279,7 +279,7 @@ func TestPoolGroupOfAway(t *testing.T) {
 	p := made(1, "p", abi.RolePrefill, "x", Draining, 1, m)
 	q := made(2, "q", abi.RolePrefill, "x", Down, 1, m)
 	d := made(3, "d", abi.RoleDecode, "x", Ready, 1, m)
-	pool, _ := newSnapshot([]*Instance{p, q, d}, false).Pool("m")
+	pool, _ := newSnapshot([]*Instance{p, q, d}, pairing{}).Pool("m")
 	gp, ok := pool.Group(Target{Instance: p})
 	gd, _ := pool.Group(Target{Instance: d})
 	if !ok || gp != gd || gp == 0 {
@@ -324,6 +324,6 @@ func BenchmarkSnapshot(b *testing.B) {
 		instances = append(instances, made(n+1, fmt.Sprint("e", n), role, "x", Ready, 1, Facts{Models: []string{"m"}}))
 	}
 	for b.Loop() {
-		newSnapshot(instances, false)
+		newSnapshot(instances, pairing{})
 	}
 }

@@ -97,8 +97,12 @@ func (x *exchange) reply(err error) {
 		return
 	}
 	e := PublicError(err)
-	if errors.Is(err, coordinator.ErrUnknownModel) {
+	var none *coordinator.NoTargetError
+	switch {
+	case errors.Is(err, coordinator.ErrUnknownModel):
 		e = UnknownModel(x.requested(), x.models())
+	case errors.As(err, &none) && none.Model == x.req.Model:
+		e = PublicError(&coordinator.NoTargetError{Phase: none.Phase, Model: x.requested()})
 	}
 	x.journal.Answered(e.Status)
 	x.client.Error(x.req.API, e)

@@ -3,6 +3,8 @@ package journal
 import (
 	"math"
 	"slices"
+
+	"github.com/pdproxy/pdproxy/abi"
 )
 
 // Explanation holds the reasons for the placement of a request: the answer of GET
@@ -94,13 +96,17 @@ func (r *record) explain() Explanation {
 		}
 	}
 	for _, c := range r.candidates {
-		e.Candidates = append(e.Candidates, ExplainedCandidate{Engine: c.engine, Rank: c.rank, Score: r.score(c), Facts: map[string]any{
+		shown := ExplainedCandidate{Engine: c.engine, Rank: c.rank, Score: r.score(c), Facts: map[string]any{
 			"role": c.facts.Roles.String(), "requests": c.facts.Requests, "tokens": c.facts.Tokens, "trial": c.facts.Trial,
 			"group": c.facts.Group, "pair": c.facts.Pair.String(), "home": c.facts.Home.String(), "queued": c.facts.Queued,
 			"blocks_gpu": c.facts.BlocksGPU, "blocks_cpu": c.facts.BlocksCPU, "blocks_disk": c.facts.BlocksDisk,
 			"block_tokens": c.facts.BlockTokens, "usage": c.facts.Usage, "token_us": c.facts.TokenMicros,
 			"recent_tokens": c.facts.RecentTokens, "recent_requests": c.facts.RecentRequests, "busy": c.facts.Busy,
-		}})
+		}}
+		if c.facts.Adapter != abi.AdapterUnknown {
+			shown.Facts["adapter"] = c.facts.Adapter.String()
+		}
+		e.Candidates = append(e.Candidates, shown)
 	}
 	for _, l := range r.rows[:r.legs] {
 		first := l.firstByte

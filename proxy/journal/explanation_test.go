@@ -38,7 +38,7 @@ func fullRecord(id string) *record {
 	r.place(&coordinator.Placement{
 		Flow: abi.FlowPrefillFirst, Prefill: p1, Decode: d0, ID: 1<<53 + 1, Policy: "least_load",
 		Facts: abi.PlaceFacts{Scored: true, Candidates: []abi.Candidate{
-			{Roles: abi.RolePrefill, Requests: 1, Tokens: 20, Score: -0.5}, {Roles: abi.RolePrefill, Score: float32(math.NaN())},
+			{Roles: abi.RolePrefill, Requests: 1, Tokens: 20, Score: -0.5, Adapter: abi.AdapterRunning}, {Roles: abi.RolePrefill, Score: float32(math.NaN())},
 			{Roles: abi.RoleDecode, Rank: 2, Trial: true},
 		}},
 		Targets: []engine.Target{p0, p1, d0},
@@ -90,6 +90,7 @@ func TestExplainJSON(t *testing.T) {
    "rank": 0,
    "score": -0.5,
    "facts": {
+    "adapter": "running",
     "block_tokens": 0,
     "blocks_cpu": 0,
     "blocks_disk": 0,

@@ -15,10 +15,11 @@ type StoredResponse struct {
 const maxResponseID = 256
 
 // StoredResponseAt returns the target of a path below /v1/responses; ok is false for any other
-// path. An id with other characters is no id of an engine.
+// path. An id with other characters is no id of an engine. OpenAI has the endpoints
+// /v1/responses/compact and /v1/responses/input_tokens, which concern no stored response.
 func StoredResponseAt(path string) (s StoredResponse, ok bool) {
 	rest, ok := strings.CutPrefix(path, routes[Responses].path+"/")
-	if !ok {
+	if !ok || rest == "compact" || rest == "input_tokens" {
 		return StoredResponse{}, false
 	}
 	id, cancel := strings.CutSuffix(rest, "/cancel")

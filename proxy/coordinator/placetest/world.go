@@ -29,7 +29,8 @@ import (
 
 var _ coordinator.Decider = (*policies.Native)(nil)
 
-// protocol is a connector for tests. Every engine serves model m. Two engines can be
+// protocol is a connector for tests. Every engine serves model m. An engine whose name begins
+// with "lora" also serves the adapter sql of the model. Two engines can be
 // paired if their names end in the same digit, or if neither name ends in a digit.
 type protocol struct{ flow abi.Flow }
 
@@ -41,8 +42,11 @@ func (protocol) Tokenizes() tokens.Dialect           { return tokens.NoTokenizer
 func (protocol) Loads() []engine.LoadRoute           { return nil }
 func (protocol) Compatible(p, d *engine.Facts) error { return differ(p.Version, d.Version) }
 func (protocol) ReadFacts(f *engine.Facts, _ string, _ int, body []byte) error {
-	f.Version = string(body)
-	f.Models = []string{"m"}
+	version, adapter, _ := strings.Cut(string(body), " ")
+	f.Version, f.Models = version, []string{"m"}
+	if adapter != "" {
+		f.Models = append(f.Models, adapter)
+	}
 	return nil
 }
 
@@ -53,7 +57,8 @@ func differ(a, b string) error {
 	return nil
 }
 
-// answers is a RoundTripper whose body is the digit at the end of the host.
+// answers is a RoundTripper whose body is the digit at the end of the host, and the adapter
+// after a space.
 type answers struct{}
 
 func (answers) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -62,6 +67,9 @@ func (answers) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errors.New("connection refused")
 	}
 	digit := strings.TrimLeft(host[len(host)-1:], "abcdefghijklmnopqrstuvwxyz")
+	if strings.HasPrefix(host, "lora") {
+		digit += " sql"
+	}
 	return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(digit))}, nil
 }
 

@@ -73,6 +73,9 @@ func sum(ranks []Rank) load.Report {
 			all.Queued += r.Queued
 		}
 	}
+	if len(ranks) == 1 {
+		all.Adapters = ranks[0].Adapters
+	}
 	return all
 }
 
@@ -80,6 +83,7 @@ func sum(ranks []Rank) load.Report {
 // ranks is the number of parts. Usage is not divided.
 func (r Rank) share(n, ranks int) load.Report {
 	part := r.Report
+	part.Adapters = load.Adapters{} // of an unknown rank
 	part.Running = int32(piece(int64(r.Running), n, ranks))
 	part.Waiting = int32(piece(int64(r.Waiting), n, ranks))
 	part.Tokens = piece(r.Tokens, n, ranks)

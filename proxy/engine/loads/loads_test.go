@@ -227,6 +227,7 @@ func TestPoll(t *testing.T) {
 				{Requests: 3, Tokens: 86880, Decode: 86880, Usage: 0.75}, {Requests: 3, Tokens: 86880, Decode: 86880, Usage: 0.75},
 				{Requests: 1, Tokens: 86880, Decode: 86880, Usage: 0.75}, {Requests: 1, Tokens: 86880, Decode: 86880, Usage: 0.75},
 			}, 64},
+		{"vllm with adapters", config.Engine{Connector: config.ConnectorVLLMNixl}, says("/metrics", loraMetrics), 1, []load.View{{Requests: 4}}, 0},
 		{"an engine of unknown kind", config.Engine{Connector: config.ConnectorNone}, says("/v1/loads?include=core", sglangLoads), 2,
 			[]load.View{{Requests: 6, Tokens: 400, Queued: 30, Decode: 370, Usage: 0.75}}, 0},
 	}
@@ -263,6 +264,25 @@ func TestPoll(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAdapters: the report of a target has its engine's LoRA adapters. An engine whose ranks
+// share one report has none.
+func TestAdapters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, config.Engine{Name: "one", Connector: config.ConnectorVLLMNixl}, config.Engine{Name: "two", Connector: config.ConnectorVLLMNixl, Ranks: 2})
+		l.load["one"] = says("/metrics", loraMetrics)
+		l.load["two"] = says("/metrics", strings.ReplaceAll(loraMetrics, `engine="0",`, ""))
+		l.start(t)
+		for name, want := range map[string]abi.AdapterState{"one": abi.AdapterRunning, "two": abi.AdapterUnknown} {
+			for rank := range l.registry.Snapshot().Instance(name).Load {
+				r, ok := l.registry.Snapshot().Instance(name).Load[rank].Reported()
+				if got := r.Adapters.State("chat"); got != want || !ok {
+					t.Errorf("%s/%d: %v, %v, want %v", name, rank, got, ok, want)
+				}
+			}
+		}
+	})
 }
 
 // TestOwnIsNotForeign: an engine's answer also counts the requests that this proxy

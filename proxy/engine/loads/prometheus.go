@@ -15,7 +15,8 @@ import (
 // with the next one.
 //
 // Sources: vLLM v1/metrics/loggers.py (label engine is the data-parallel rank;
-// gpu_cache_usage_perc is the old name of kv_cache_usage_perc, both from 0 to 1);
+// gpu_cache_usage_perc is the old name of kv_cache_usage_perc, both from 0 to 1;
+// lora_requests_info is described at newestAdapters);
 // SGLang srt/observability/metrics_collector.py (label dp_rank).
 func ReadMetrics(body []byte) (Answer, error) {
 	if first := bytes.TrimLeft(body, " \t\r\n"); len(first) > 0 && first[0] == '[' {
@@ -25,6 +26,7 @@ func ReadMetrics(body []byte) (Answer, error) {
 		answer   Answer
 		capacity int64                   // of each rank
 		old      = make(map[int]float32) // usage under the old name
+		lora     newestAdapters
 	)
 	for len(body) > 0 {
 		var line []byte
@@ -36,6 +38,10 @@ func ReadMetrics(body []byte) (Answer, error) {
 		if s.name == "vllm:cache_config_info" {
 			capacity = max(capacity, s.capacity)
 			answer.BlockTokens = max(answer.BlockTokens, s.block)
+			continue
+		}
+		if s.name == loraInfo {
+			lora.add(&s)
 			continue
 		}
 		r := answer.rank(s.rank)
@@ -67,6 +73,9 @@ func ReadMetrics(body []byte) (Answer, error) {
 			r.Tokens = int64(float64(r.Usage) * float64(r.Capacity))
 		}
 	}
+	if len(answer.Ranks) == 1 {
+		answer.Ranks[0].Adapters = lora.adapters()
+	}
 	return answer, nil
 }
 
@@ -77,6 +86,7 @@ type sample struct {
 	value    float64
 	block    int   // cache_config_info: tokens per block
 	capacity int64 // cache_config_info: tokens of KV
+	adapters adapterLabels
 }
 
 // wanted reads a line if the line is a sample with a needed name about a whole instance
@@ -109,7 +119,7 @@ func wanted(line []byte) (s sample, ok bool) {
 func gauge(name []byte) (string, bool) {
 	for _, known := range [...]string{
 		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-		"vllm:gpu_cache_usage_perc", "vllm:cache_config_info",
+		"vllm:gpu_cache_usage_perc", "vllm:cache_config_info", loraInfo,
 		"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:num_used_tokens",
 	} {
 		if string(name) == known {
@@ -153,6 +163,12 @@ func (s *sample) labels(b []byte) (rest []byte, ok bool) {
 			blocks = natural(value, 1<<32)
 		case "kv_cache_size_tokens":
 			s.capacity = natural(value, 1<<40)
+		case "max_lora":
+			s.adapters.most = natural(value, 1<<20)
+		case "running_lora_adapters":
+			s.adapters.running = value
+		case "waiting_lora_adapters":
+			s.adapters.waiting = value
 		}
 	}
 }

@@ -42,6 +42,17 @@ vllm:cache_config_info{block_size="16",cache_dtype="auto",calculate_kv_scales="F
 vllm:cache_config_info{block_size="16",cache_dtype="auto",calculate_kv_scales="False",enable_prefix_caching="True",engine="1",gpu_memory_utilization="0.82",mamba_block_size="None",num_cpu_blocks="None",num_gpu_blocks="573",num_gpu_blocks_override="None",sliding_window="None"} 1.0
 `
 
+// loraMetrics is a part of an answer of vLLM with LoRA adapters. Earlier combinations of
+// adapters stay in it.
+const loraMetrics = `vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+# HELP vllm:lora_requests_info Running stats on lora requests.
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql",waiting_lora_adapters=""} 1.789828498802105e+09
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql,chat",waiting_lora_adapters="law"} 1.789828499702105e+09
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1.789828497702105e+09
+`
+
 func rank(n int, r load.Report) Rank { return Rank{Rank: n, Report: r} }
 
 func TestReadMetrics(t *testing.T) {
@@ -88,6 +99,25 @@ sglang:num_used_tokens{dp_rank="1",engine_type="unified",model_name="m",pp_rank=
 			rank(0, load.Report{Running: 3, Queued: -1}),
 			rank(1, load.Report{Running: 4, Waiting: 2, Tokens: 300, Queued: -1, Usage: 0.75}),
 		}}},
+		{"adapters: the newest sample counts", loraMetrics, Answer{Ranks: []Rank{
+			rank(0, load.Report{Running: 3, Waiting: 1, Queued: -1, Adapters: load.NewAdapters("sql,chat", "law", 2)}),
+		}}},
+		{"adapters, old names of ranks", `vllm:num_requests_running 1
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters=""} 1.7e9
+`, Answer{Ranks: []Rank{rank(Whole, load.Report{Running: 1, Queued: -1, Adapters: load.NewAdapters("", "", 4)})}}},
+		{"adapters of one of several ranks", vllmMetrics + loraMetrics[strings.Index(loraMetrics, "vllm:lora"):], Answer{BlockTokens: 16, Ranks: []Rank{
+			rank(0, load.Report{Running: 3, Waiting: 2, Tokens: 2292, Capacity: 9168, Queued: -1, Usage: 0.25}),
+			rank(1, load.Report{Running: 5, Tokens: 4584, Capacity: 9168, Queued: -1, Usage: 0.5}),
+		}}},
+		{"adapters of several API servers", `vllm:num_requests_running{engine="0"} 1
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a",waiting_lora_adapters=""} 1.7e9
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters=""} 3.5e9
+`, Answer{Ranks: []Rank{rank(0, load.Report{Running: 1, Queued: -1})}}},
+		{"adapters without a limit, or unreadable", `vllm:num_requests_running{engine="0"} 1
+vllm:lora_requests_info{max_lora="-3",running_lora_adapters="a",waiting_lora_adapters=""} 1.7e9
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a} 1.8e9
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a"} NaN
+`, Answer{Ranks: []Rank{rank(0, load.Report{Running: 1, Queued: -1})}}},
 		{"a list is TensorRT-LLM's", " \n" + trtllmOld, trtllmOldAnswer()},
 	}
 	for _, tt := range tests {
@@ -279,6 +309,7 @@ func sound(t *testing.T, a Answer) {
 
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(vllmMetrics))
+	f.Add([]byte(loraMetrics))
 	f.Add([]byte(`vllm:num_requests_running{a="\"} 1` + "\nvllm:kv_cache_usage_perc{engine=\"0\"} 1e400\nsglang:token_usage 0x1p-2\n"))
 	f.Add([]byte(`{"loads":[{"dp_rank":0,"num_running_reqs":3,"token_usage":0.02}]}`))
 	f.Add([]byte(`[{"dp_rank":3,"num_reqs":1e308,"num_waiting_reqs":-1e308}]`))

@@ -28,6 +28,7 @@ type Report struct {
 	Capacity         int64         // tokens that KV memory holds; 0 unknown
 	Queued           int64         // uncached prompt tokens that wait for prefill; negative: unknown
 	Usage            float32       // share of KV memory in use, 0 to 1; 0 unknown
+	Adapters         Adapters      // LoRA adapters with requests
 }
 
 // A report counts whole until freshReports are due after it, and no more when
