@@ -18,9 +18,6 @@ import (
 	"time"
 )
 
-// ticksPerSecond is the unit of CPU time in /proc (USER_HZ).
-const ticksPerSecond = 100
-
 // arena is an Envoy in front of simulated engines, with one host for each picker.
 type arena struct {
 	gateway string
@@ -196,23 +193,28 @@ func (a *arena) load(b *testing.B, host string, n int, bodies []string) (times [
 	return times
 }
 
-// cpu returns the CPU time of the process: user and system, of all threads.
-func (p *process) cpu(b *testing.B) time.Duration {
+// cpu returns the CPU time of the process: user and system, of all threads. Source:
+// Documentation/scheduler/sched-stats.rst of Linux (the first figure of schedstat, in
+// nanoseconds).
+func (p *process) cpu(b *testing.B) (sum time.Duration) {
 	b.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		b.Fatal(err)
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.cmd.Process.Pid))
+	if err != nil || len(threads) == 0 {
+		b.Fatal(p.name, "has no threads", err)
 	}
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	sum := 0
-	for _, field := range fields[11:13] { // utime, stime
-		n, err := strconv.Atoi(field)
+	for _, path := range threads {
+		text, err := os.ReadFile(path)
 		if err != nil {
 			b.Fatal(err)
 		}
-		sum += n
+		first, _, _ := strings.Cut(string(text), " ")
+		n, err := strconv.ParseInt(first, 10, 64)
+		if err != nil {
+			b.Fatal(path, err)
+		}
+		sum += time.Duration(n)
 	}
-	return time.Duration(sum) * time.Second / ticksPerSecond
+	return sum
 }
 
 // cpuOf returns the CPU time of the picker while it serves the load, and the time without load

@@ -1,7 +1,8 @@
 package main
 
 import (
-	"fmt"
+	"cmp"
+	"errors"
 	"io"
 
 	"google.golang.org/grpc"
@@ -9,7 +10,6 @@ import (
 	_ "google.golang.org/grpc/encoding/proto" // for health checks
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 )
 
 // frame is a message as bytes.
@@ -50,15 +50,14 @@ const (
 	responseTrailers = 7
 )
 
-// prepared is the endpoint.
-type prepared string
+// prepared is the encoded decision.
+type prepared []byte
 
-// process is the handler of grpc.StreamDesc.
+// process is the handler of grpc.StreamDesc. It sends the fewest messages that a gateway accepts:
+// the decision when the request is whole, the header of the answer, and each body in one message.
 func (p prepared) process(_ any, g grpc.ServerStream) error {
-	decision, err := proto.Marshal((&decoded{endpoint: string(p)}).decision())
-	if err != nil {
-		return err
-	}
+	send := func(out []byte) error { return g.SendMsg(&frame{mem.BufferSlice{mem.SliceBuffer(out)}}) }
+	var whole []byte // the body of the request, then that of the answer
 	for {
 		var in frame
 		if err := g.RecvMsg(&in); err == io.EOF {
@@ -68,9 +67,27 @@ func (p prepared) process(_ any, g grpc.ServerStream) error {
 		}
 		raw := in.parts.MaterializeToBuffer(mem.DefaultBufferPool())
 		in.parts.Free()
-		out, err := answer(raw.ReadOnlyData(), decision)
-		if err == nil {
-			err = g.SendMsg(&frame{mem.BufferSlice{mem.SliceBuffer(out)}})
+		number, content := kindOf(raw.ReadOnlyData())
+		var err error
+		switch number {
+		case requestHeaders:
+			if _, over := field(content, 3); over == 1 {
+				err = send(p)
+			}
+		case requestBody, responseBody:
+			part, _ := field(content, 1)
+			_, over := field(content, 2)
+			if whole = append(whole, part...); over == 1 {
+				if number == requestBody {
+					err = send(p)
+				}
+				err = cmp.Or(err, send(body(number-1, whole)))
+				whole = whole[:0]
+			}
+		case responseHeaders:
+			err = send(protowire.AppendBytes(protowire.AppendTag(nil, number-1, protowire.BytesType), nil))
+		default:
+			err = errors.New("trailers, or no part of a request or an answer")
 		}
 		raw.Free()
 		if err != nil {
@@ -79,46 +96,56 @@ func (p prepared) process(_ any, g grpc.ServerStream) error {
 	}
 }
 
-// answer returns the answer to a message. It fails for a message without a known field.
-func answer(raw, decision []byte) ([]byte, error) {
+// kindOf returns the field of the oneof that the message has, with its content; 0 for none.
+func kindOf(raw []byte) (protowire.Number, []byte) {
+	for number := protowire.Number(requestHeaders); number <= responseTrailers; number++ {
+		if content, _ := field(raw, number); content != nil {
+			return number, content
+		}
+	}
+	return 0, nil
+}
+
+// field returns a field of a message, as bytes or as a varint.
+func field(raw []byte, want protowire.Number) (content []byte, n uint64) {
 	for len(raw) > 0 {
-		number, kind, n := protowire.ConsumeTag(raw)
-		if n < 0 {
-			return nil, protowire.ParseError(n)
-		}
-		raw = raw[n:]
-		size := protowire.ConsumeFieldValue(number, kind, raw)
+		number, kind, size := protowire.ConsumeTag(raw)
 		if size < 0 {
-			return nil, protowire.ParseError(size)
+			return nil, 0
 		}
-		switch number {
-		case requestHeaders:
-			return decision, nil
-		case requestBody, responseBody:
-			value, _ := protowire.ConsumeBytes(raw)
-			return body(number-1, value), nil
-		case responseHeaders, requestTrailers, responseTrailers:
-			return protowire.AppendBytes(protowire.AppendTag(nil, number-1, protowire.BytesType), nil), nil
+		raw = raw[size:]
+		if size = protowire.ConsumeFieldValue(number, kind, raw); size < 0 {
+			return nil, 0
+		}
+		switch {
+		case number == want && kind == protowire.BytesType:
+			content, _ = protowire.ConsumeBytes(raw)
+			return content, 0
+		case number == want:
+			n, _ = protowire.ConsumeVarint(raw)
+			return nil, n
 		}
 		raw = raw[size:]
 	}
-	return nil, fmt.Errorf("a message without a part of a request or an answer")
+	return nil, 0
 }
 
-// body returns a part of a body to the gateway. HttpBody and StreamedBodyResponse have the same
-// fields, so it is copied in three more messages: BodyResponse (response = 1), CommonResponse
-// (body_mutation = 3) and BodyMutation (streamed_response = 3).
-func body(number protowire.Number, part []byte) []byte {
-	const room = 40
-	mutation := protowire.SizeTag(3) + protowire.SizeBytes(len(part))
+// body returns a body to the gateway, with its end: BodyResponse (response = 1), CommonResponse
+// (body_mutation = 3), BodyMutation (streamed_response = 3) and StreamedBodyResponse (body = 1,
+// end_of_stream = 2).
+func body(number protowire.Number, whole []byte) []byte {
+	const room = 48
+	streamed := protowire.SizeTag(1) + protowire.SizeBytes(len(whole)) + protowire.SizeTag(2) + protowire.SizeVarint(1)
+	mutation := protowire.SizeTag(3) + protowire.SizeBytes(streamed)
 	common := protowire.SizeTag(3) + protowire.SizeBytes(mutation)
 	response := protowire.SizeTag(1) + protowire.SizeBytes(common)
-	b := make([]byte, 0, len(part)+room)
+	b := make([]byte, 0, len(whole)+room)
 	for _, level := range []struct {
 		number protowire.Number
 		size   int
-	}{{number, response}, {1, common}, {3, mutation}, {3, len(part)}} {
+	}{{number, response}, {1, common}, {3, mutation}, {3, streamed}} {
 		b = protowire.AppendVarint(protowire.AppendTag(b, level.number, protowire.BytesType), uint64(level.size))
 	}
-	return append(b, part...)
+	b = protowire.AppendBytes(protowire.AppendTag(b, 1, protowire.BytesType), whole)
+	return protowire.AppendVarint(protowire.AppendTag(b, 2, protowire.VarintType), 1)
 }

@@ -1,8 +1,9 @@
 // Command eppfloor is the least endpoint picker that grpc-go and go-control-plane allow: it
 // answers the messages of a gateway with one fixed endpoint and does nothing else. Its CPU time
 // is the floor for each picker that speaks ext_proc by these libraries. With the flag -bytes it
-// uses neither go-control-plane nor protobuf: it reads one tag of each message and answers with
-// prepared bytes, so its CPU time is the floor of grpc-go alone.
+// uses neither go-control-plane nor protobuf, and answers with prepared bytes in the fewest messages
+// that a gateway accepts, so its CPU time is the floor of grpc-go alone. It has the server options,
+// the sockets and the pace of the garbage collection of pdproxy.
 package main
 
 import (
@@ -10,13 +11,18 @@ import (
 	"io"
 	"log"
 	"net"
+	"os"
+	"runtime/debug"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 const headerDestination = "x-gateway-destination-endpoint"
@@ -26,6 +32,9 @@ func main() {
 	endpoint := flag.String("endpoint", "", "address of the engine of all requests")
 	bytes := flag.Bool("bytes", false, "answer with prepared bytes, without protobuf")
 	flag.Parse()
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400) // as pdproxy
+	}
 	l, err := net.Listen("tcp", *listen)
 	if err != nil {
 		log.Fatal(err)
@@ -39,8 +48,12 @@ func main() {
 	}
 	s := grpc.NewServer(options...)
 	if *bytes {
+		decision, err := proto.Marshal((&decoded{endpoint: *endpoint}).decision())
+		if err != nil {
+			log.Fatal(err)
+		}
 		s.RegisterService(&grpc.ServiceDesc{ServiceName: extproc.ExternalProcessor_ServiceDesc.ServiceName, HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
-			{StreamName: "Process", Handler: prepared(*endpoint).process, ServerStreams: true, ClientStreams: true},
+			{StreamName: "Process", Handler: prepared(decision).process, ServerStreams: true, ClientStreams: true},
 		}}, nil)
 	} else {
 		extproc.RegisterExternalProcessorServer(s, &decoded{endpoint: *endpoint})
@@ -48,7 +61,7 @@ func main() {
 	h := health.NewServer()
 	h.SetServingStatus(extproc.ExternalProcessor_ServiceDesc.ServiceName, grpc_health_v1.HealthCheckResponse_SERVING)
 	grpc_health_v1.RegisterHealthServer(s, h)
-	log.Fatal(s.Serve(l))
+	log.Fatal(s.Serve(socket.Listener(l)))
 }
 
 // decoded answers with the types of go-control-plane.

@@ -6,10 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	envoytype "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 )
@@ -35,9 +32,8 @@ func (st *stream) WriteHeader(status int) {
 	}
 	if st.headPending {
 		st.headPending = false
-		_ = st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseHeaders{ // an error ends the context
-			ResponseHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{HeaderMutation: headersOf(st.reply.header)}},
-		}})
+		common := message(nil).with(2, headersOf(st.reply.header))    // header_mutation
+		_ = st.send(answerTo(fieldResponseHeaders, common.within(1))) // an error ends the context
 	}
 }
 
@@ -55,71 +51,41 @@ func (st *stream) Write(p []byte) (int, error) {
 // Flush implements http.Flusher. The whole reply is sent at its end.
 func (st *stream) Flush() {}
 
-// headersOf returns the header lines of an answer.
-func headersOf(h http.Header) *extproc.HeaderMutation {
-	m := &extproc.HeaderMutation{}
-	for name, values := range h {
-		for i, value := range values {
-			action := core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
-			if i > 0 {
-				action = core.HeaderValueOption_APPEND_IF_EXISTS_OR_ADD
-			}
-			m.SetHeaders = append(m.SetHeaders, &core.HeaderValueOption{
-				Header: &core.HeaderValue{Key: strings.ToLower(name), RawValue: []byte(value)}, AppendAction: action,
-			})
-		}
-	}
-	return m
-}
-
 // sendReply makes the gateway answer with the reply. Without a reply the connection is cut.
 func (st *stream) sendReply() error {
 	if st.reply.status == 0 {
 		return errCut
 	}
 	st.reply.header.Del("Content-Length") // the gateway sets it
-	return st.grpc.Send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
-		ImmediateResponse: &extproc.ImmediateResponse{
-			Status:  &envoytype.HttpStatus{Code: envoytype.StatusCode(st.reply.status)},
-			Headers: headersOf(st.reply.header), Body: st.reply.body, Details: "pdproxy",
-		},
-	}})
+	return st.grpc.SendMsg(immediate(st.reply.status, st.reply.header, st.reply.body))
 }
 
 // Head implements attempt.Gateway.
 func (st *stream) Head() (head attempt.GatewayHead, err error) {
 	m, err := st.next()
-	for err == nil && m.GetRequestTrailers() != nil { // of a buffered request
-		if err = st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestTrailers{RequestTrailers: &extproc.TrailersResponse{}}}); err == nil {
+	for err == nil && m.of == fieldRequestTrailers { // of a buffered request
+		if err = st.send(answerTo(m.of, nil)); err == nil {
 			m, err = st.next()
 		}
 	}
 	if err != nil {
 		return head, err
 	}
-	h := m.GetResponseHeaders()
-	if h == nil {
+	if m.of != fieldResponseHeaders {
 		return head, errOrder
 	}
-	st.headPending, st.answerOver = true, h.GetEndOfStream()
-	for _, line := range h.GetHeaders().GetHeaders() {
-		switch line.GetKey() {
+	st.headPending, st.answerOver = true, m.over
+	for _, l := range m.lines {
+		switch l.name {
 		case ":status":
-			head.Status, _ = strconv.Atoi(valueOf(line)) // 0 counts as a failure
+			head.Status, _ = strconv.Atoi(l.value) // 0 counts as a failure
 		case "content-type":
-			head.Events = strings.HasPrefix(strings.ToLower(valueOf(line)), "text/event-stream")
+			head.Events = strings.HasPrefix(strings.ToLower(l.value), "text/event-stream")
 		}
 	}
 	head.Hidden = st.responseMode == filter.ProcessingMode_NONE && !st.answerOver
-	head.Other = st.servedByOther(m.GetMetadataContext())
+	head.Other = m.served != "" && m.served != st.chosen // the first endpoint of the decision has not answered
 	return head, nil
-}
-
-// servedByOther reports whether the gateway names another endpoint than the first one of the
-// decision as the one that has answered.
-func (st *stream) servedByOther(m *core.Metadata) bool {
-	served := m.GetFilterMetadata()[lbSpace].GetFields()[servedKey].GetStringValue()
-	return served != "" && served != st.chosen
 }
 
 // Next implements attempt.Gateway.
@@ -136,9 +102,9 @@ func (st *stream) Next() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.GetResponseTrailers() != nil {
+	if m.of == fieldResponseTrailers {
 		st.answerOver = true
-		if err := st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseTrailers{ResponseTrailers: &extproc.TrailersResponse{}}}); err != nil {
+		if err := st.send(answerTo(m.of, nil)); err != nil {
 			return nil, err
 		}
 		return nil, io.EOF
@@ -146,11 +112,12 @@ func (st *stream) Next() ([]byte, error) {
 	if m.of != fieldResponseBody {
 		return nil, errOrder
 	}
-	st.answerOver, st.shown = m.over, m
+	st.shown = m
 	if st.responseMode == filter.ProcessingMode_FULL_DUPLEX_STREAMED {
-		return m.body, st.sendPart(returned(m))
+		m.over = m.over || st.endArrived() // one message less
+		st.answerOver = m.over
+		return m.body, st.send(returned(m))
 	}
-	return m.body, st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{
-		ResponseBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{}},
-	}})
+	st.answerOver = m.over
+	return m.body, st.send(carryOn(m.of))
 }

@@ -1,32 +1,46 @@
 package epp
 
 import (
+	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/proto" // for all messages but parts of bodies
+	_ "google.golang.org/grpc/encoding/proto" // for messages in other forms, and the health service
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // Field numbers of the oneof of ProcessingRequest. ProcessingResponse has each of them one
 // number below. Source: envoy/service/ext_proc/v3/external_processor.proto.
 const (
 	fieldRequestHeaders   protowire.Number = 2
+	fieldResponseHeaders  protowire.Number = 3
 	fieldRequestBody      protowire.Number = 4
 	fieldResponseBody     protowire.Number = 5
+	fieldRequestTrailers  protowire.Number = 6
 	fieldResponseTrailers protowire.Number = 7
 )
 
-// incoming is a message of a gateway. Parts of bodies, which are most of the bytes, are not
-// decoded by protobuf and not copied.
+// incoming is a message of a gateway. Messages in the form that gateways send are not decoded by
+// protobuf, and parts of bodies are not copied. The zero value has nothing.
 type incoming struct {
-	*extproc.ProcessingRequest                  // nil: the message has a part of a body and needed no protobuf
-	of                         protowire.Number // fieldRequestBody or fieldResponseBody; 0: no part of a body
-	body                       []byte           // the part; valid until release
-	over                       bool             // the part is the last one
-	held                       mem.Buffer       // has body; nil: the garbage collector has
-	offset                     int              // of body in held
+	of    protowire.Number // the field of the oneof; 0: none
+	lines []line           // of a header
+	body  []byte           // a part of a body; valid until release
+	over  bool             // the header or the part is the end of the request or of the answer
+
+	observes                  bool                               // observability_mode
+	configured                bool                               // protocol_config is present and has the next two
+	requestMode, responseMode filter.ProcessingMode_BodySendMode // body modes
+	subset                    *structpb.Value                    // metadata of a header: the allowed endpoints; nil: all
+	served                    string                             // metadata of a header: the endpoint that has answered; "": unknown
+
+	held   mem.Buffer // has body; nil: the garbage collector has
+	offset int        // of body in held
 }
+
+// line is one header line. Pseudo-headers begin with a colon.
+type line struct{ name, value string }
 
 // release frees the memory of the part. The zero value and nil have none.
 func (m *incoming) release() {
@@ -72,104 +86,35 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	whole := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	if m.decode(whole.ReadOnlyData()) {
-		m.held = whole
+		if m.body != nil {
+			m.held = whole
+		} else {
+			whole.Free()
+		}
 		return nil
 	}
 	whole.Free()
-	m.ProcessingRequest = new(extproc.ProcessingRequest)
-	if err := c.proto.Unmarshal(data, m.ProcessingRequest); err != nil {
+	p := new(extproc.ProcessingRequest)
+	if err := c.proto.Unmarshal(data, p); err != nil {
 		return err
 	}
-	if b := m.GetRequestBody(); b != nil {
-		m.of, m.body, m.over = fieldRequestBody, b.GetBody(), b.GetEndOfStream()
-	} else if b := m.GetResponseBody(); b != nil {
-		m.of, m.body, m.over = fieldResponseBody, b.GetBody(), b.GetEndOfStream()
-	}
+	*m = incoming{}
+	m.read(p)
 	return nil
-}
-
-// decode reads a message that has one part of a body, in the form that gateways send. It reports
-// false for each other message, also for a malformed one: protobuf decodes these. Metadata and
-// attributes beside a part are not read.
-func (m *incoming) decode(raw []byte) bool {
-	var of protowire.Number
-	var part []byte
-	at := 0 // of part in raw
-	for rest := raw; len(rest) > 0; {
-		number, kind, n := protowire.ConsumeTag(rest)
-		if n < 0 {
-			return false
-		}
-		size := protowire.ConsumeFieldValue(number, kind, rest[n:])
-		if size < 0 {
-			return false
-		}
-		if number >= fieldRequestHeaders && number <= fieldResponseTrailers {
-			if of != 0 || kind != protowire.BytesType || number != fieldRequestBody && number != fieldResponseBody {
-				return false
-			}
-			of = number
-			part, _ = protowire.ConsumeBytes(rest[n:])
-			at = len(raw) - len(rest) + n + size - len(part)
-		}
-		rest = rest[n+size:]
-	}
-	if of == 0 || !m.decodePart(part) {
-		return false
-	}
-	m.of = of
-	m.offset += at
-	return true
-}
-
-// decodePart reads HttpBody. It reports false if the message has more than body (1) and
-// end_of_stream (2), or has one of them twice.
-func (m *incoming) decodePart(raw []byte) bool {
-	var body []byte
-	over, offset, seen := false, 0, protowire.Number(0)
-	for rest := raw; len(rest) > 0; {
-		number, kind, n := protowire.ConsumeTag(rest)
-		if n < 0 || number <= seen {
-			return false
-		}
-		switch seen = number; {
-		case number == 1 && kind == protowire.BytesType:
-			value, size := protowire.ConsumeBytes(rest[n:])
-			if size < 0 {
-				return false
-			}
-			body, n = value, n+size
-			offset = len(raw) - len(rest) + n - len(value)
-		case number == 2 && kind == protowire.VarintType:
-			value, size := protowire.ConsumeVarint(rest[n:])
-			if size < 0 {
-				return false
-			}
-			over, n = value != 0, n+size
-		default:
-			return false
-		}
-		rest = rest[n:]
-	}
-	m.body, m.over, m.offset = body, over, offset
-	return true
 }
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
-	o, ok := v.(*outgoing)
-	if !ok {
-		return c.proto.Marshal(v)
+	switch o := v.(type) {
+	case message:
+		return mem.BufferSlice{mem.SliceBuffer(o)}, nil
+	case *outgoing:
+		if o.data == nil {
+			return mem.BufferSlice{mem.SliceBuffer(o.head(0))}, nil
+		}
+		return mem.BufferSlice{mem.SliceBuffer(o.head(o.data.Len())), o.data}, nil
 	}
-	length := 0
-	if o.data != nil {
-		length = o.data.Len()
-	}
-	head := o.head(length)
-	if o.data == nil {
-		return mem.BufferSlice{mem.SliceBuffer(head)}, nil
-	}
-	return mem.BufferSlice{mem.SliceBuffer(head), o.data}, nil
+	return c.proto.Marshal(v)
 }
 
 // head returns the message up to a part of that length: ProcessingResponse, BodyResponse

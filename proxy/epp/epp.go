@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -28,6 +29,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/lograte"
+	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // Options are the parts that a Server uses.
@@ -127,7 +129,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 		defer close(drained)
 		s.drain(limit())
 	})
-	err := s.grpc.Serve(l)
+	err := s.grpc.Serve(listener{l})
 	if !draining() {
 		<-drained
 	}
@@ -135,6 +137,24 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 	<-checked
 	s.Cut()
 	return err
+}
+
+// listener gives grpc-go connections with cheaper reads and writes. grpc-go sets the limit of
+// unacknowledged bytes only on its own kind of connection, so the listener sets the limit.
+type listener struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	if s, ok := c.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			_ = socket.GiveUpAfter(raw, pingTimeout) // an error means that the gateway has left
+		}
+	}
+	return socket.Of(c), nil
 }
 
 // Retire prepares the end of Serve for a server whose address a successor serves: the health

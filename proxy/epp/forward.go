@@ -8,9 +8,7 @@ import (
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -32,15 +30,13 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 	st.forwarded = true
 	endpoints := endpointsOf(f)
 	st.chosen, _, _ = strings.Cut(endpoints, ",")
-	common := &extproc.CommonResponse{HeaderMutation: st.mutation(f, endpoints), ClearRouteCache: true}
-	decision := &extproc.ProcessingResponse{DynamicMetadata: destinationMetadata(endpoints)}
+	of, common := fieldRequestHeaders, message(nil).with(2, st.mutation(f, endpoints)) // header_mutation
 	if st.requestMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED {
-		common.BodyMutation = &extproc.BodyMutation{Mutation: &extproc.BodyMutation_Body{Body: f.Body}}
-		decision.Response = &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: common}}
-		return st.send(decision)
+		of, common = fieldRequestBody, common.with(3, message(f.Body).within(1)) // body_mutation
 	}
-	decision.Response = &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: common}}
-	if err := st.send(decision); err != nil {
+	common = common.number(5, 1)                                              // clear_route_cache
+	decision := answerTo(of, common.within(1)).with(8, metadataOf(endpoints)) // dynamic_metadata
+	if err := st.send(decision); err != nil || of == fieldRequestBody {
 		return err
 	}
 	for rest, over := f.Body, false; !over; {
@@ -51,12 +47,12 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 		if len(part) > 0 {
 			m.data = mem.Copy(part, mem.DefaultBufferPool()) // grpc-go sends it later
 		}
-		if err := st.sendPart(m); err != nil {
+		if err := st.send(m); err != nil {
 			return err
 		}
 	}
 	if st.trailers {
-		return st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestTrailers{RequestTrailers: &extproc.TrailersResponse{}}})
+		return st.send(answerTo(fieldRequestTrailers, nil))
 	}
 	return nil
 }
@@ -72,21 +68,15 @@ func endpointsOf(f *attempt.Forwarding) string {
 	return strings.Join(list, ",")
 }
 
-// destinationMetadata is the endpoint as dynamic metadata.
-func destinationMetadata(endpoints string) *structpb.Struct {
-	return &structpb.Struct{Fields: map[string]*structpb.Value{lbSpace: structpb.NewStructValue(&structpb.Struct{
-		Fields: map[string]*structpb.Value{headerDestination: structpb.NewStringValue(endpoints)},
-	})}}
-}
-
-// mutation turns the header lines of the client into those of f.
-func (st *stream) mutation(f *attempt.Forwarding, endpoints string) *extproc.HeaderMutation {
-	m := &extproc.HeaderMutation{RemoveHeaders: st.client.own}
+// mutation turns the header lines of the client into those of f. The result is a HeaderMutation.
+func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
+	const room = 512
+	m := make(message, 0, room)
 	set := func(name, value string) {
-		m.SetHeaders = append(m.SetHeaders, &core.HeaderValueOption{
-			Header:       &core.HeaderValue{Key: strings.ToLower(name), RawValue: []byte(value)},
-			AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-		})
+		m = m.set(strings.ToLower(name), value, core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD)
+	}
+	for _, name := range st.client.own {
+		m = m.remove(name)
 	}
 	set(headerDestination, endpoints)
 	if !f.Prefill.IsZero() {
@@ -111,7 +101,7 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) *extproc.Hea
 	}
 	for name := range st.client.header {
 		if lines[name] == nil && (!downstream.Proxied(name) || name == "Content-Encoding") {
-			m.RemoveHeaders = append(m.RemoveHeaders, strings.ToLower(name))
+			m = m.remove(strings.ToLower(name))
 		}
 	}
 	return m

@@ -8,9 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -42,14 +40,6 @@ type clientRequest struct {
 	limited bool        // only those of subset are allowed
 }
 
-// valueOf returns the value of a header line.
-func valueOf(h *core.HeaderValue) string {
-	if raw := h.GetRawValue(); len(raw) > 0 {
-		return string(raw)
-	}
-	return h.GetValue()
-}
-
 // ownLine reports whether the picker itself sets a header line of that name in lower case.
 // Some servers read an underscore as a hyphen.
 func ownLine(name string) bool {
@@ -59,31 +49,35 @@ func ownLine(name string) bool {
 
 // request returns the client's request. The error is the answer for the client.
 func (st *stream) request(first *incoming) (*http.Request, *openai.Error) {
-	h := first.GetRequestHeaders()
-	r := &http.Request{Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header), ContentLength: -1}
-	for _, line := range h.GetHeaders().GetHeaders() {
-		name, value := line.GetKey(), valueOf(line)
-		switch name {
+	r := &http.Request{Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header, len(first.lines)), ContentLength: -1}
+	values := make([]string, 0, len(first.lines)) // memory of the values of r.Header
+	for _, l := range first.lines {
+		switch l.name {
 		case ":method":
-			r.Method = value
+			r.Method = l.value
 		case ":path":
-			st.client.path = value
+			st.client.path = l.value
 		case ":authority":
-			r.Host = value
+			r.Host = l.value
 		default:
-			if strings.HasPrefix(name, ":") {
+			if strings.HasPrefix(l.name, ":") {
 				continue
 			}
-			if ownLine(name) {
-				st.client.own = append(st.client.own, name)
+			if ownLine(l.name) {
+				st.client.own = append(st.client.own, l.name)
 				continue
 			}
-			key := http.CanonicalHeaderKey(name)
-			r.Header[key] = append(r.Header[key], value)
+			key := http.CanonicalHeaderKey(l.name)
+			if before := r.Header[key]; before != nil {
+				r.Header[key] = append(before, l.value)
+				continue
+			}
+			values = append(values, l.value)
+			r.Header[key] = values[len(values)-1 : len(values) : len(values)]
 		}
 	}
 	st.client.header = r.Header
-	st.client.subset, st.client.limited = subsetOf(first.GetMetadataContext())
+	st.client.subset, st.client.limited = subsetOf(first.subset)
 	var err error
 	if r.URL, err = url.ParseRequestURI(st.client.path); err != nil {
 		return nil, openai.NewError(openai.CodeNotFound, "the path of the request is malformed")
@@ -95,7 +89,7 @@ func (st *stream) request(first *incoming) (*http.Request, *openai.Error) {
 	if p, ok := peer.FromContext(st.grpc.Context()); ok {
 		r.RemoteAddr = p.Addr.String()
 	}
-	if r.Body = (&body{st: st}); h.GetEndOfStream() {
+	if r.Body = (&body{st: st}); first.over {
 		r.Body, r.ContentLength, st.bodyOver = http.NoBody, 0, true
 	}
 	return r.WithContext(st.ctx), nil
@@ -103,9 +97,8 @@ func (st *stream) request(first *incoming) (*http.Request, *openai.Error) {
 
 // subsetOf reads the endpoints to which the gateway limits the choice: a list of texts, or one
 // text with commas.
-func subsetOf(m *core.Metadata) (list []string, limited bool) {
-	v, limited := m.GetFilterMetadata()[subsetSpace].GetFields()[subsetKey]
-	if !limited {
+func subsetOf(v *structpb.Value) (list []string, limited bool) {
+	if v == nil {
 		return nil, false
 	}
 	texts := v.GetListValue().GetValues()
@@ -165,7 +158,7 @@ func (b *body) receive() error {
 		return err
 	}
 	switch {
-	case m.GetRequestTrailers() != nil:
+	case m.of == fieldRequestTrailers:
 		st.bodyOver, st.trailers = true, true
 	case m.of != fieldRequestBody:
 		return io.ErrUnexpectedEOF
@@ -188,21 +181,12 @@ func (st *stream) askForBody() error {
 	if st.requestMode == filter.ProcessingMode_FULL_DUPLEX_STREAMED {
 		return nil
 	}
-	if err := st.send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{
-		RequestHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{}},
-	}}); err != nil {
-		return err
-	}
-	return nil
+	return st.send(carryOn(fieldRequestHeaders))
 }
 
-// send sends a message to the gateway. The error is the cause of the context's end.
-func (st *stream) send(m *extproc.ProcessingResponse) error { return st.sendMessage(m) }
-
-// sendPart is send for a part of a body, which is not copied.
-func (st *stream) sendPart(m *outgoing) error { return st.sendMessage(m) }
-
-func (st *stream) sendMessage(m any) error {
+// send sends a message or a part of a body to the gateway. The error is the cause of the context's
+// end.
+func (st *stream) send(m any) error {
 	if err := st.grpc.SendMsg(m); err != nil {
 		st.cancel(context.Canceled)
 		return context.Cause(st.ctx)

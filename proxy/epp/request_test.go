@@ -68,7 +68,7 @@ func FuzzFirstMessage(f *testing.F) {
 				t.Errorf("the request has a line %q", name)
 			}
 		}
-		if (r.Body == http.NoBody) != m.GetRequestHeaders().GetEndOfStream() {
+		if (r.Body == http.NoBody) != m.over {
 			t.Errorf("the request has a body: %t", r.Body != http.NoBody)
 		}
 		if w := st.Within(); st.client.limited && (w.Prefill == nil || w.Decode == nil || w.Whole == nil) {

@@ -17,6 +17,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
+// ahead is the number of messages that are received before they are needed: a header and a body
+// in two parts, which usually arrive together.
+const ahead = 3
+
 // stream is one ext_proc stream: one request of a client of the gateway, and its answer. The
 // goroutine of the gRPC handler owns it. Another goroutine receives the messages, so that the
 // end of the stream ends the request at any time.
@@ -35,6 +39,7 @@ type stream struct {
 	answerOver                bool      // the end of the response has come
 	chosen                    string    // the first endpoint of the decision
 	shown                     *incoming // has the last bytes that Next has returned
+	early                     *incoming // has arrived, and the next call of next returns it; nil: none
 	reply                     reply
 
 	mu        sync.Mutex
@@ -45,7 +50,7 @@ type stream struct {
 
 // Process implements extproc.ExternalProcessorServer.
 func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
-	st := &stream{server: s, grpc: g, messages: make(chan *incoming), late: make(chan struct{})}
+	st := &stream{server: s, grpc: g, messages: make(chan *incoming, ahead), late: make(chan struct{})}
 	st.reply.header = make(http.Header)
 	st.ctx, st.cancel = context.WithCancelCause(g.Context())
 	defer st.cancel(nil)
@@ -85,20 +90,50 @@ func (st *stream) receive() {
 		}
 		select {
 		case st.messages <- m:
+			continue
+		default:
+		}
+		select {
+		case st.messages <- m:
 		case <-st.ctx.Done():
 			return
 		}
 	}
 }
 
-// next waits for the next message. The error is the cause of the context's end.
+// next waits for the next message. The error is the cause of the context's end, after which the
+// messages that have arrived before it still count.
 func (st *stream) next() (*incoming, error) {
+	if m := st.early; m != nil {
+		st.early = nil
+		return m, nil
+	}
+	select {
+	case m := <-st.messages:
+		return m, nil
+	default:
+	}
 	select {
 	case m := <-st.messages:
 		return m, nil
 	case <-st.ctx.Done():
 		return nil, context.Cause(st.ctx)
 	}
+}
+
+// endArrived reports whether the message that ends the answer's body, without further bytes, has
+// arrived. It then consumes the message.
+func (st *stream) endArrived() bool {
+	select {
+	case m := <-st.messages:
+		if m.of == fieldResponseBody && m.over && len(m.body) == 0 {
+			m.release()
+			return true
+		}
+		st.early = m
+	default:
+	}
+	return false
 }
 
 // nextOfBody is next with the deadline of the request's body.
@@ -156,21 +191,21 @@ func (st *stream) EnableFullDuplex() error { return nil }
 
 // open checks the way in which the gateway uses the protocol.
 func (st *stream) open(first *incoming) error {
-	if first.GetRequestHeaders() == nil {
+	if first.of != fieldRequestHeaders {
 		return status.Error(codes.InvalidArgument, "the first message must have the headers of a request: set request_header_mode SEND")
 	}
-	if first.GetObservabilityMode() {
+	if first.observes {
 		return status.Error(codes.InvalidArgument, "observability_mode cannot be served: the gateway would ignore the endpoint")
 	}
 	st.requestMode, st.responseMode = filter.ProcessingMode_FULL_DUPLEX_STREAMED, filter.ProcessingMode_FULL_DUPLEX_STREAMED
-	if p := first.GetProtocolConfig(); p != nil { // gateways before Envoy 1.34 do not send it
-		st.requestMode, st.responseMode = p.GetRequestBodyMode(), p.GetResponseBodyMode()
+	if first.configured { // gateways before Envoy 1.34 do not send it
+		st.requestMode, st.responseMode = first.requestMode, first.responseMode
 	}
 	switch st.requestMode {
 	case filter.ProcessingMode_FULL_DUPLEX_STREAMED, filter.ProcessingMode_BUFFERED, filter.ProcessingMode_BUFFERED_PARTIAL:
 		return nil
 	}
-	if first.GetRequestHeaders().GetEndOfStream() {
+	if first.over {
 		return nil
 	}
 	return status.Errorf(codes.InvalidArgument, "request_body_mode %s cannot be served: the endpoint depends on the body; set FULL_DUPLEX_STREAMED or BUFFERED", st.requestMode)

@@ -44,10 +44,15 @@ func appendNumberEnds(dst []int32, list []byte, from int) []int32 {
 // It appends a position unless it is inside a word of ASCII letters and digits or inside
 // a character.
 func appendWordEnds(dst []int32, text []byte, from int) []int32 {
-	for i := max(from, 1); i < len(text); i++ {
-		within := inWord(text[i-1]) && inWord(text[i]) && (i < 2 || text[i-2] != '\\')
-		if !within && text[i]&0xC0 != 0x80 {
-			dst = append(dst, int32(i))
+	from = max(from, 1)
+	if from < len(text) {
+		word, escape := inWord[text[from-1]], from > 1 && text[from-2] == '\\' // of the byte before position i
+		for i, c := range text[from:] {
+			now := inWord[c]
+			if (!word || !now || escape) && c&0xC0 != 0x80 {
+				dst = append(dst, int32(from+i))
+			}
+			word, escape = now, text[from+i-1] == '\\'
 		}
 	}
 	return append(dst, int32(len(text)))
@@ -55,4 +60,10 @@ func appendWordEnds(dst []int32, text []byte, from int) []int32 {
 
 func isDigit(c byte) bool { return c-'0' <= 9 }
 
-func inWord(c byte) bool { return isDigit(c) || c|0x20-'a' < 26 }
+// inWord has the ASCII letters and digits.
+var inWord = func() (set [256]bool) {
+	for c := range set {
+		set[c] = isDigit(byte(c)) || byte(c)|0x20-'a' < 26
+	}
+	return set
+}()

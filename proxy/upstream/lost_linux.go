@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,17 +15,4 @@ func resetUnsent(c syscall.RawConn) {
 			_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 		}
 	})
-}
-
-// giveUpAfter makes a socket fail when the peer's host acknowledges nothing for limit.
-// The system's own limit is a quarter of an hour.
-func giveUpAfter(c syscall.RawConn, limit time.Duration) error {
-	var failed error
-	err := c.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(limit.Milliseconds()))
-	})
-	if err == nil {
-		err = failed
-	}
-	return err
 }

@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"syscall"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // Field is one header line in wire form: the name as sent, and the value without
@@ -126,7 +128,7 @@ func (o *Options) dialer() *net.Dialer {
 	return &net.Dialer{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: limit / 3, Interval: limit / 6, Count: 4},
 		Control: func(_, _ string, c syscall.RawConn) error {
-			return giveUpAfter(c, limit)
+			return socket.GiveUpAfter(c, limit)
 		},
 	}
 }

@@ -1,0 +1,11 @@
+//go:build !linux
+
+package socket
+
+import (
+	"syscall"
+	"time"
+)
+
+// GiveUpAfter does nothing: on this system only probes detect a host that has gone.
+func GiveUpAfter(syscall.RawConn, time.Duration) error { return nil }
