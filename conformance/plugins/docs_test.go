@@ -142,7 +142,7 @@ func TestDocument(t *testing.T) {
 			testFrames(t, modules[0], b.text)
 		}
 	}
-	if len(modules) != 2 {
+	if len(modules) != 3 {
 		t.Errorf("got %d plugins", len(modules))
 	}
 	for _, b := range blocks(t, "docs/reference/plugin-frames.md") {

@@ -110,6 +110,7 @@ func checkRequests(t *testing.T, module []byte, cache *host.Cache) {
 		status   int
 		want     string            // body of the answer
 		headers  map[string]string // headers of the answer; those of the request as "got-"
+		logged   string
 	}{
 		{do: "nothing", body: "b", status: 200, want: "b", headers: map[string]string{"got-x-config": "plugin text", "x-tour": "nothing", "x-status": "200"}},
 		{do: "reply", status: 418, want: "short and stout", headers: map[string]string{"x-pot": "tea"}},
@@ -119,7 +120,8 @@ func checkRequests(t *testing.T, module []byte, cache *host.Cache) {
 			"got-x-error": "error status returned by host: not found"}},
 		{do: "foreign", status: 200, headers: map[string]string{"got-x-foreign": "100000 error status returned by host: not found"}},
 		{do: "shout", body: strings.Repeat("shout ", 50000), status: 200, want: "<" + strings.Repeat("SHOUT ", 50000) + ">"},
-		{do: "whole answer", body: strings.Repeat("a", 300000), status: 200, want: "300000 bytes"},
+		{do: "whole answer", body: strings.Repeat("a", 300000), status: 200, want: "300000 bytes",
+			logged: "from the queue: done whole answer"}, // before the panic: a new instance is not notified of earlier messages
 		{do: "panic", status: 503, want: "*"},
 		{do: "nothing", body: "again", status: 200, want: "again"},
 	} {
@@ -133,9 +135,11 @@ func checkRequests(t *testing.T, module []byte, cache *host.Cache) {
 					t.Errorf(`%s: strings.Join(headers.Values(name), "|") = %q, want %q`, name, got, want)
 				}
 			}
+			if tt.logged != "" {
+				w.logged(tt.logged)
+			}
 		})
 	}
-	w.logged("from the queue: done whole answer")
 	if m, ok := w.metrics.Find(host.Counter, "tour_requests"); !ok || m.Value() != 9 {
 		t.Errorf("requests counted as %+v", m)
 	}
