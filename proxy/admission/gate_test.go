@@ -45,6 +45,8 @@ func (q *Queue) ends(t *testing.T) {
 	t.Helper()
 	synctest.Wait()
 	q.empty(t)
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	if len(q.order.gates) != 0 {
 		t.Errorf("%d gates are left", len(q.order.gates))
 	}
@@ -187,6 +189,8 @@ func TestGateEnds(t *testing.T) {
 			}
 			q.ends(t)
 			time.Sleep(time.Minute)
+			q.mu.Lock()
+			defer q.mu.Unlock()
 			if q.watching {
 				t.Error("the queue still looks at gates")
 			}
