@@ -26,6 +26,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/engine/saturation"
 	"github.com/pdproxy/pdproxy/proxy/exchange"
 	"github.com/pdproxy/pdproxy/proxy/inflight"
 	"github.com/pdproxy/pdproxy/proxy/journal"
@@ -142,6 +143,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
 		Recorder: options.Recorder, Budgets: budgets, Metrics: options.Metrics, Log: options.Log,
 	})
+	s.queue.Saturated = s.saturated
 	s.SetHooks(options.Hooks)
 	s.Reload(cfg, keys)
 	return s
@@ -177,6 +179,14 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	if s.plane.Store(after); after != before {
 		before.Close()
 	}
+}
+
+// saturated reports for the queue whether the engines of a model are saturated, by the present
+// configuration.
+func (s *Server) saturated(model string, further int) (delay time.Duration, saturated bool) {
+	l := &s.cfg.Load().Limits
+	limits := saturation.Limits{QueueDepth: l.SaturationQueueDepth, KVUsage: l.SaturationKVUsage}
+	return saturation.Of(s.options.Registry.Snapshot(), model, further, limits, time.Now())
 }
 
 // clientOf returns the name of the client of r for limits.

@@ -56,6 +56,7 @@ var actions = map[openai.Code]string{
 	openai.CodeRateLimitExceeded:          "Wait as `Retry-After` says, or raise the limits of the tenant. See [tenants](../howto/tenants.md).",
 	openai.CodeTenantLimit:                "Send fewer requests at the same time, or raise `max_exchanges` of the tenant. See [tenants](../howto/tenants.md).",
 	openai.CodeQueueTimeout:               "Wait as `Retry-After` says. See `limits.queue_timeout`.",
+	openai.CodeSaturated:                  "Wait as `Retry-After` says. See [saturation](../howto/priorities.md#saturation).",
 	openai.CodeReadingLimit:               "Send the request again. See `limits.max_reading`.",
 	openai.CodeRejectedByPicker:           "The message has the text of the picker. Send the request again after `Retry-After`.",
 	openai.CodeRejectedByPolicy:           "Ask the author of the policy.",

@@ -12,10 +12,12 @@ import (
 // fair orders the waiting requests: by start-time fair queuing over the priority classes,
 // and within a class over the tenants. A class or tenant that has received fewer tokens for
 // its weight comes first. A class or tenant that had nothing to send gets no credit for that
-// time. The order has a memory only while requests wait. The zero value has no request. The
+// time, and none for the time in which the engines of all its models were saturated. The order
+// has a memory only while requests wait. The zero value has no request. The
 // caller holds the lock of the queue.
 type fair struct {
 	classes []*class
+	gates   map[string]*gate // by model; only those that a request needs
 	waiting int
 	now     float64 // tokens per weight of the class that was served last
 }
@@ -28,17 +30,47 @@ type class struct {
 	since   time.Time // when the class last got a place, or began to wait for one
 	served  float64   // tokens per weight
 	flows   map[string]*flow
-	active  flowHeap // those with waiting requests
+	busy    int      // tenants with waiting requests
+	active  flowHeap // those with a waiting request whose gate is open
 	now     float64  // tokens per weight of the tenant that was served last
 }
 
 // flow is the requests of one tenant within a class.
 type flow struct {
-	name    string
-	weight  float64
-	served  float64   // tokens per weight
-	waiting []*ticket // oldest first
-	index   int       // in the heap of the class; -1: no request waits
+	name   string
+	weight float64
+	served float64 // tokens per weight
+	lines  []line  // of waiting requests; one for each gate
+	head   *ticket // the oldest one whose gate was open at the last sort; nil: none
+	index  int     // in the heap of the class; -1: head is nil
+}
+
+// line is the waiting requests of one tenant behind one gate.
+type line struct {
+	gate    *gate     // nil: always open
+	waiting []*ticket // oldest first; never empty
+}
+
+// line returns the line behind g, nil if no request waits there.
+func (t *flow) line(g *gate) *line {
+	for n := range t.lines {
+		if t.lines[n].gate == g {
+			return &t.lines[n]
+		}
+	}
+	return nil
+}
+
+// first returns the oldest waiting request whose gate is open, nil if there is none.
+func (t *flow) first() *ticket {
+	var oldest *ticket
+	for n := range t.lines {
+		l := &t.lines[n]
+		if (l.gate == nil || !l.gate.closed) && (oldest == nil || l.waiting[0].number < oldest.number) {
+			oldest = l.waiting[0]
+		}
+	}
+	return oldest
 }
 
 // mostIdle bounds the tenants of a class without waiting requests that the order remembers.
@@ -64,7 +96,7 @@ func (c *class) mayRun(places int) bool { return c.running < c.Places(places) }
 func (c *class) flow(name string, weight float64) *flow {
 	t := c.flows[name]
 	if t == nil {
-		if len(c.flows) >= mostIdle+len(c.active) {
+		if len(c.flows) >= mostIdle+c.busy {
 			c.forgetIdle()
 		}
 		t = &flow{name: name, index: -1, served: c.now}
@@ -77,7 +109,7 @@ func (c *class) flow(name string, weight float64) *flow {
 // forgetIdle forgets the tenants without waiting requests.
 func (c *class) forgetIdle() {
 	for name, t := range c.flows {
-		if t.index < 0 {
+		if len(t.lines) == 0 {
 			delete(c.flows, name)
 		}
 	}
@@ -87,12 +119,19 @@ func (c *class) forgetIdle() {
 func (f *fair) add(t *ticket) {
 	c, of := t.place.class, t.place.flow
 	if c.waiting == 0 {
-		c.served, c.since = max(c.served, f.now), t.arrived
+		c.since = t.arrived
 	}
-	of.waiting = append(of.waiting, t)
-	if of.index < 0 {
-		of.served = max(of.served, c.now)
-		heap.Push(&c.active, of)
+	if len(of.lines) == 0 {
+		c.busy++
+	}
+	if l := of.line(t.place.gate); l != nil {
+		l.waiting = append(l.waiting, t)
+	} else {
+		of.lines = append(of.lines, line{gate: t.place.gate, waiting: []*ticket{t}})
+	}
+	f.sort(c, of)
+	if t.place.gate != nil {
+		t.place.gate.waiting++
 	}
 	t.waits = true
 	c.waiting++
@@ -107,14 +146,39 @@ func (f *fair) remove(t *ticket) bool {
 	c, of := t.place.class, t.place.flow
 	t.waits = false
 	c.waiting--
-	of.waiting = slices.DeleteFunc(of.waiting, func(w *ticket) bool { return w == t })
-	if len(of.waiting) == 0 {
-		heap.Remove(&c.active, of.index)
-	} else {
-		heap.Fix(&c.active, of.index)
+	l := of.line(t.place.gate)
+	if l.waiting = slices.DeleteFunc(l.waiting, func(w *ticket) bool { return w == t }); len(l.waiting) == 0 {
+		of.lines = slices.DeleteFunc(of.lines, func(l line) bool { return len(l.waiting) == 0 })
+	}
+	if len(of.lines) == 0 {
+		c.busy--
+	}
+	f.sort(c, of)
+	if g := t.place.gate; g != nil {
+		g.waiting-- // the caller releases the gate
 	}
 	f.waiting--
 	return true
+}
+
+// sort puts the tenant in its place among those whose request may run, or takes the tenant out.
+// A tenant or class that may run again has no credit for the time before.
+func (f *fair) sort(c *class, t *flow) {
+	switch first := t.first(); {
+	case first != nil && t.index >= 0:
+		t.head = first
+		heap.Fix(&c.active, t.index)
+	case first != nil:
+		t.head = first
+		if len(c.active) == 0 {
+			c.served = max(c.served, f.now)
+		}
+		t.served = max(t.served, c.now)
+		heap.Push(&c.active, t)
+	case t.index >= 0:
+		heap.Remove(&c.active, t.index)
+		t.head = nil
+	}
 }
 
 // next returns the request that gets the next place, nil if none may run. The request still
@@ -124,7 +188,7 @@ func (f *fair) remove(t *ticket) bool {
 func (f *fair) next(places int, now time.Time) *ticket {
 	var best, promoted *class
 	for _, c := range f.classes {
-		if c.waiting == 0 || !c.mayRun(places) {
+		if len(c.active) == 0 || !c.mayRun(places) {
 			continue
 		}
 		if c.starves(now) && (promoted == nil || c.since.Before(promoted.since)) {
@@ -140,7 +204,7 @@ func (f *fair) next(places int, now time.Time) *ticket {
 	if best == nil {
 		return nil
 	}
-	return best.active[0].waiting[0]
+	return best.active[0].head
 }
 
 // starves reports whether the class waits for its next place longer than it should.
@@ -180,7 +244,7 @@ func (f *fair) forget() {
 	f.classes = slices.DeleteFunc(f.classes, func(c *class) bool { return c.running == 0 })
 }
 
-// flowHeap is a heap of those with waiting requests. The first one comes next.
+// flowHeap is a heap of those with a waiting request that may run. The first one comes next.
 type flowHeap []*flow
 
 // Len implements heap.Interface.
@@ -192,7 +256,7 @@ func (h flowHeap) Less(i, j int) bool {
 	if c := cmp.Compare(h[i].served, h[j].served); c != 0 {
 		return c < 0
 	}
-	return h[i].waiting[0].number < h[j].waiting[0].number
+	return h[i].head.number < h[j].head.number
 }
 
 // Swap implements heap.Interface.

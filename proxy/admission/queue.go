@@ -14,15 +14,22 @@ import (
 
 // Queue lets limits.max_exchanges requests run, lets limits.queue requests wait, and limits
 // the open requests of one client. Free places go to the priority classes and to the tenants
-// by the tokens that they have received (see fair). The limits may differ from call to call,
-// because a reload may change them. The zero value is empty. Safe for concurrent use.
+// by the tokens that they have received (see fair). While the engines of a model are saturated,
+// its requests wait too, and those of other models pass them. The limits may differ from call to
+// call, because a reload may change them. The zero value is empty. Safe for concurrent use.
 type Queue struct {
+	// Saturated judges the models of claims. It must be set before the first claim with a
+	// model, and not change.
+	Saturated Saturated
+
 	mu      sync.Mutex
 	running int              // guarded by mu
 	order   fair             // of the waiting requests; guarded by mu
 	clients map[string]share // guarded by mu; only clients with counted requests
 	limit   int              // guarded by mu; MaxExchanges of the last call
 	tickets uint64           // guarded by mu; how many requests have waited
+
+	watching bool // a timer will look at the gates; guarded by mu
 }
 
 // Claim describes a request that wants a place.
@@ -32,6 +39,8 @@ type Claim struct {
 	Tenant string               // shares the places of the class; "": Client
 	Weight float64              // of the tenant; 0: 1
 	Tokens int64                // that the request is expected to use; below 1: 1
+	Model  string               // whose engines may be saturated; "": saturation does not count
+	Held   func()               // called when the request begins to wait because of saturation; nil: nobody asks
 }
 
 // Place is a place among the running requests. The zero value is no place.
@@ -41,6 +50,7 @@ type Place struct {
 	capped  bool // the client's requests are counted
 	class   *class
 	flow    *flow // nil: the request has not waited, and no request has waited then
+	gate    *gate // nil: none, or the request has come to an engine
 	booked  int64
 	charged bool
 }
@@ -71,20 +81,26 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 	q.mu.Lock()
 	q.limit = l.MaxExchanges
 	q.admit() // the limit may be higher than before
-	p := Place{queue: q, client: c.Client, capped: l.PerClient > 0, class: q.order.class(c.Class), booked: max(1, c.Tokens)}
+	g := q.order.gate(c.Model)
+	if g != nil && g.waiting == 0 { // admit has looked at the others
+		q.look(g)
+	}
+	p := Place{gate: g, queue: q, client: c.Client, capped: l.PerClient > 0, class: q.order.class(c.Class), booked: max(1, c.Tokens)}
 	if p.capped {
 		if q.clients == nil {
 			q.clients = make(map[string]share)
 		}
 		has := q.clients[c.Client]
 		if has.all >= l.PerClient {
+			q.order.release(g)
 			q.mu.Unlock()
 			return Place{}, ErrClientLimit
 		}
 		has.all++ // waiting requests count, too
 		q.clients[c.Client] = has
 	}
-	if q.running < l.MaxExchanges && p.class.mayRun(l.MaxExchanges) { // then no request of the class waits
+	open := g == nil || !g.closed
+	if open && q.running < l.MaxExchanges && p.class.mayRun(l.MaxExchanges) { // then no request of the class and the model waits
 		if q.order.waiting > 0 {
 			p.flow = p.class.flow(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
 			q.order.serve(&p)
@@ -94,13 +110,19 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 		return p, nil
 	}
 	p.flow = p.class.flow(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
-	return q.wait(ctx, p, l) // unlocks
+	if open {
+		c.Held = nil
+	}
+	return q.wait(ctx, p, c.Held, l) // unlocks
 }
 
 // run counts the request of p as running. The caller holds mu.
 func (q *Queue) run(p *Place) {
 	q.running++
 	p.class.running++
+	if p.gate != nil {
+		p.gate.unsent++
+	}
 }
 
 // Leave gives the place back. used is how many tokens the request has used; below 1: as many
@@ -120,6 +142,7 @@ func (p *Place) Leave(used int64) {
 	}
 	q.running--
 	p.class.running--
+	p.sent()
 	p.queue = nil
 	q.admit()
 }
@@ -146,17 +169,23 @@ func (q *Queue) countWaiting(t *ticket, n int) {
 	}
 }
 
-// wait queues the caller, who holds mu. mu is released when wait returns.
-func (q *Queue) wait(ctx context.Context, p Place, l config.Limits) (Place, error) {
+// wait queues the caller, who holds mu. mu is released when wait returns. held may be nil.
+func (q *Queue) wait(ctx context.Context, p Place, held func(), l config.Limits) (Place, error) {
 	t := &ticket{admitted: make(chan struct{}), place: p, arrived: time.Now(), number: q.tickets}
-	err := q.mayWait(&p, l)
+	err := q.mayWait(ctx, t, l)
 	if err == nil {
 		q.tickets++
 		q.order.add(t)
 		q.countWaiting(t, 1)
+		q.watch()
+	} else {
+		q.order.release(p.gate)
 	}
 	q.mu.Unlock()
 	if err == nil {
+		if held != nil {
+			held()
+		}
 		err = q.await(ctx, t, time.Duration(l.QueueTimeout))
 	}
 	if err != nil {
@@ -169,7 +198,14 @@ func (q *Queue) wait(ctx context.Context, p Place, l config.Limits) (Place, erro
 }
 
 // mayWait returns the refusal of a request that may not wait. The caller holds mu.
-func (q *Queue) mayWait(p *Place, l config.Limits) error {
+func (q *Queue) mayWait(ctx context.Context, t *ticket, l config.Limits) error {
+	p, left := &t.place, time.Duration(l.QueueTimeout)
+	if deadline, ok := ctx.Deadline(); ok {
+		left = min(left, deadline.Sub(t.arrived))
+	}
+	if err := p.gate.refuses(left); err != nil {
+		return err
+	}
 	if q.order.waiting >= l.Queue {
 		return ErrQueueFull
 	}
@@ -204,6 +240,7 @@ func (q *Queue) abandon(t *ticket) bool {
 	if !q.order.remove(t) {
 		return false
 	}
+	q.order.release(t.place.gate)
 	q.countWaiting(t, -1)
 	if q.order.waiting == 0 {
 		q.order.forget()
@@ -218,11 +255,13 @@ func (q *Queue) Waiting() int {
 	return q.order.waiting
 }
 
-// admit gives free places to waiting requests. The caller holds mu.
+// admit gives free places to waiting requests whose models are not saturated. The caller holds
+// mu.
 func (q *Queue) admit() {
 	if q.order.waiting == 0 {
 		return
 	}
+	q.lookAll()
 	now := time.Now()
 	for q.running < q.limit {
 		t := q.order.next(q.limit, now)
@@ -234,6 +273,7 @@ func (q *Queue) admit() {
 		t.place.class.since = now
 		q.countWaiting(t, -1)
 		q.run(&t.place)
+		q.look(t.place.gate) // with the request that now comes to the engines
 		close(t.admitted)
 	}
 	if q.order.waiting == 0 {

@@ -244,6 +244,15 @@ type Limits struct {
 	// proxy trusts the line: a gateway must set it. Engines never get the line. Default "":
 	// none.
 	FairnessHeader string `toml:"fairness_header"`
+	// SaturationQueueDepth is the number of requests that wait in an engine from which on the
+	// engine is saturated. While the mean of the engines of a model is saturated, the requests
+	// of the model wait in the queue, or get 503 if the wait would be too long. Default 0: the
+	// load of engines holds no request back.
+	SaturationQueueDepth int `toml:"saturation_queue_depth"`
+	// SaturationKVUsage is the share of KV memory in use from which on an engine that runs
+	// decode is saturated, 0 to 1. It needs SaturationQueueDepth. Default 0: KV memory does
+	// not count.
+	SaturationKVUsage float64 `toml:"saturation_kv_usage"`
 	// TrustPriority: a client may choose each class in PriorityHeader. Default false.
 	TrustPriority bool `toml:"trust_priority"`
 

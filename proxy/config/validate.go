@@ -82,8 +82,22 @@ func (k *checker) server() {
 	k.atLeast("limits.max_connections", l.MaxConnections, 0)
 	k.atLeast("limits.max_connections_per_address", l.MaxConnectionsPerAddress, -1)
 	k.atLeast("limits.max_reading", l.MaxReading, 0)
+	k.saturation(l)
 	if l.BufferMemory > 0 && l.BufferMemory < leastBuffers {
 		k.add("limits.buffer_memory", "must be at least %s, or 0B for a quarter of the memory, found %s", leastBuffers, l.BufferMemory)
+	}
+}
+
+// saturation checks the limits of the engines' load.
+func (k *checker) saturation(l Limits) {
+	k.atLeast("limits.saturation_queue_depth", l.SaturationQueueDepth, 0)
+	if u := l.SaturationKVUsage; !(u >= 0 && u <= 1) {
+		k.add("limits.saturation_kv_usage", "must be from 0 to 1, found %v", u)
+	} else if u > 0 && l.SaturationQueueDepth == 0 {
+		k.add("limits.saturation_kv_usage", "needs limits.saturation_queue_depth, which bounds the requests between two reports of an engine")
+	}
+	if l.SaturationQueueDepth > 0 && k.config.Health.LoadInterval == 0 {
+		k.add("limits.saturation_queue_depth", "needs health.load_interval, because the proxy learns the load of engines from their reports")
 	}
 }
 

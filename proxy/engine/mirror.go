@@ -272,7 +272,7 @@ func (m *Mirror) importLoads(value []byte) error {
 		x.ranks = uint32(w.Uint16())
 		for range x.ranks {
 			copies = append(copies, load.Copy{
-				Requests: w.int32(), Tokens: w.natural(), Queued: w.natural(), Usage: w.float(),
+				Requests: w.int32(), Tokens: w.natural(), Queued: w.natural(), Waiting: w.int32(), Usage: w.float(),
 				RecentTokens: w.float(), RecentRequests: w.float(), RecentWork: w.float(),
 				Prefill: w.fit(), Output: w.fit(),
 			})

@@ -119,7 +119,7 @@ func (p Part) String() string {
 //
 //	Loads, a row: number, tokens a block by events and by metrics (uint32 each),
 //	  circuit, speed of transfers, ranks (uint16), and for each rank requests (uint32),
-//	  tokens and queued (uint64), usage, recent tokens, requests and work (float32),
+//	  tokens and queued (uint64), waiting (uint32), usage, recent tokens, requests and work (float32),
 //	  speeds of prefill and of output
 //	Pairs, a row: number of prefill and of decode (uint32), their ranks (uint16),
 //	  state (uint8), circuit
@@ -144,6 +144,7 @@ func (r *Registry) appendLoads(b []byte, now time.Time) []byte {
 			b = binary.LittleEndian.AppendUint32(b, uint32(c.Requests))
 			b = binary.LittleEndian.AppendUint64(b, uint64(c.Tokens))
 			b = binary.LittleEndian.AppendUint64(b, uint64(c.Queued))
+			b = binary.LittleEndian.AppendUint32(b, uint32(c.Waiting))
 			for _, f := range [...]float32{c.Usage, c.RecentTokens, c.RecentRequests, c.RecentWork} {
 				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
 			}

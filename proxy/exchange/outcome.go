@@ -129,7 +129,7 @@ func outcomeOf(err error) telemetry.Outcome {
 		return telemetry.OutcomeOK
 	case oe.Code == openai.CodePickerFailed || oe.Code == openai.CodeRejectedByPicker && oe.Status/100 == 5 || oe.Code == openai.CodeNoTarget || oe.Code == openai.CodeNoEngineTimeout || oe.Code == openai.CodeRejectedByPolicy:
 		return telemetry.OutcomeNoTarget
-	case oe.Status == 429 || oe.Code == openai.CodeQueueTimeout || oe.Code == openai.CodeDeadlineExceeded || oe.Code == openai.CodeHeldByPolicy:
+	case oe.Status == 429 || oe.Code == openai.CodeQueueTimeout || oe.Code == openai.CodeSaturated || oe.Code == openai.CodeDeadlineExceeded || oe.Code == openai.CodeHeldByPolicy:
 		return telemetry.OutcomeShed
 	case oe.Status/100 == 4 || oe.Status == 501:
 		return telemetry.OutcomeClientError

@@ -19,8 +19,9 @@ const mostBooked = 1024
 // A client may ask for any number of them; the engine, not the proxy, refuses too many.
 const mostSequences = 8
 
-// admit waits for the request's turn. leave ends its place.
-func (x *exchange) admit(client string) error {
+// admit waits for the request's turn, and until the engines of the model are not saturated; ""
+// is no model. leave ends its place.
+func (x *exchange) admit(client, model string) error {
 	class, err := x.class()
 	if err != nil {
 		return err
@@ -34,7 +35,7 @@ func (x *exchange) admit(client string) error {
 		x.journal.Class(class.Name)
 	}
 	x.journal.Stage(telemetry.StageWaitsPlace)
-	claim := admission.Claim{Client: client, Class: class, Tokens: x.req.PromptTokens + x.booked()}
+	claim := admission.Claim{Client: client, Class: class, Model: model, Tokens: x.req.PromptTokens + x.booked()}
 	if t := x.account.tenant; t != nil {
 		claim.Tenant, claim.Weight = t.Name, t.Weight
 	} else if name := x.flow(); name != "" {
@@ -42,8 +43,7 @@ func (x *exchange) admit(client string) error {
 	}
 	ctx, cancel := x.untilDeadline(x.env.Context)
 	defer cancel()
-	x.admitted, err = x.run.Queue.Enter(ctx, claim, x.env.Config.Limits)
-	if err != nil {
+	if err = x.enter(ctx, claim); err != nil {
 		x.journal.Shed(admission.Reason(err))
 		return err
 	}

@@ -56,7 +56,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	if err := x.charge(); err != nil {
 		return err
 	}
-	if err := x.admit(client); err != nil {
+	if err := x.admit(client, x.saturable()); err != nil {
 		return err
 	}
 	defer x.leave()
@@ -72,6 +72,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 		if err != nil {
 			return firstError(x.env.Context, last, err)
 		}
+		x.admitted.Sent() // the load of the engines has the request now
 		if x.gateway != nil {
 			return attempt.Observe(&x.env, p, x.gateway)
 		}

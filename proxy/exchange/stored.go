@@ -35,7 +35,7 @@ func (x *exchange) serveStored(r *http.Request, target openai.StoredResponse) er
 	if err != nil {
 		return err
 	}
-	if err := x.admit(client); err != nil {
+	if err := x.admit(client, ""); err != nil {
 		return err
 	}
 	defer x.leave()

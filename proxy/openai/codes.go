@@ -58,6 +58,7 @@ const (
 	CodeRejectedByPolicy
 	CodeResponseInProgress
 	CodeResponseNotFound
+	CodeSaturated
 	CodeStreamBroken
 	CodeStringAboveMaxLength
 	CodeTenantLimit
@@ -147,6 +148,7 @@ var codes = [codeCount]CodeInfo{
 	CodeRejectedByPolicy:           {"rejected_by_policy", []int{503, 429}, overloaded, "The plan policy rejected the request. The policy may choose another status of 400 to 599."},
 	CodeResponseInProgress:         {"response_in_progress", []int{409}, "", "A message of a WebSocket asks for a response while another response of this WebSocket runs."},
 	CodeResponseNotFound:           {"response_not_found", []int{404}, "", "No engine holds a response of this id."},
+	CodeSaturated:                  {"saturated", []int{503}, overloaded, "The engines of the model have so much work that the request could not begin before its deadline or before the end of limits.queue_timeout. `Retry-After` names the estimated delay."},
 	CodeStreamBroken:               {"stream_broken", nil, "upstream_error", "The stream of the engine broke off after its beginning, so the answer is not complete."},
 	CodeStringAboveMaxLength:       {"string_above_max_length", []int{400}, "", "A text of the request is too long."},
 	CodeTenantLimit:                {"tenant_limit", []int{429}, "", "As many requests of the client's tenant run or wait as may."},

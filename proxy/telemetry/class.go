@@ -42,7 +42,7 @@ func (m *Metrics) Class(name string) *Class {
 		queueWait:  v.queueWait.WithLabelValues(name),
 		firstToken: v.firstToken.WithLabelValues(name),
 		stages: [stageCount]prometheus.Gauge{
-			StageWaitsPlace: waiting, StageWaitsEngine: waiting, StageWaitsPolicy: waiting, StageRuns: v.requests.WithLabelValues(name, "running"),
+			StageWaitsPlace: waiting, StageWaitsEngine: waiting, StageWaitsPolicy: waiting, StageSaturated: waiting, StageRuns: v.requests.WithLabelValues(name, "running"),
 		},
 	}
 	found, _ := v.byName.LoadOrStore(name, made)

@@ -136,7 +136,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.promptTokens = histogram("pdproxy_prompt_tokens", "Tokens of the prompt of a request, as the engine reported them.", tokenCounts, "model")
 	m.outputTokens = histogram("pdproxy_output_tokens", "Tokens of the answer of a request, as the engine reported them.", tokenCounts, "model")
 	m.running = gauge("pdproxy_requests_running", "Requests that have a place among limits.max_exchanges and do not wait for an engine.", "model")
-	m.waiting = gauge("pdproxy_requests_waiting", "Requests that wait in the proxy, by reason: max_exchanges for a place among limits.max_exchanges, no_engine for an engine that is ready (limits.no_engine_timeout), policy because the plan policy holds them.", "model", "reason")
+	m.waiting = gauge("pdproxy_requests_waiting", "Requests that wait in the proxy, by reason: max_exchanges for a place among limits.max_exchanges, no_engine for an engine that is ready (limits.no_engine_timeout), policy because the plan policy holds them, saturated because the engines of the model are saturated (limits.saturation_queue_depth).", "model", "reason")
 	m.classes.exchanges = counter("pdproxy_class_exchanges_total", "Exchanges that ended, by priority class and outcome.", "class", "outcome")
 	m.classes.tokens = counter("pdproxy_class_tokens_total", "Tokens that the engines reported, by priority class and kind.", "class", "kind")
 	m.classes.queueWait = histogram("pdproxy_class_queue_wait_seconds", "Time that a request waited in the proxy, by priority class; 0 for requests that did not wait.", queueWaits, "class")

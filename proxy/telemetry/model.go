@@ -34,6 +34,7 @@ const (
 	StageWaitsPlace        // for a place among limits.max_exchanges
 	StageWaitsEngine       // for an engine that is ready
 	StageWaitsPolicy       // for a plan policy that holds the request
+	StageSaturated         // for a place, because the engines of the model are saturated
 	StageRuns              // on engines, or being placed
 
 	stageCount
@@ -41,7 +42,7 @@ const (
 
 // Waits reports whether the request waits.
 func (s Stage) Waits() bool {
-	return s == StageWaitsPlace || s == StageWaitsEngine || s == StageWaitsPolicy
+	return s == StageWaitsPlace || s == StageWaitsEngine || s == StageWaitsPolicy || s == StageSaturated
 }
 
 // flows and outcomes bound the table of counters of a model.
@@ -113,6 +114,7 @@ func (m *Metrics) newModel(name string) *Model {
 			StageWaitsPlace:  m.waiting.WithLabelValues(name, "max_exchanges"),
 			StageWaitsEngine: m.waiting.WithLabelValues(name, "no_engine"),
 			StageWaitsPolicy: m.waiting.WithLabelValues(name, "policy"),
+			StageSaturated:   m.waiting.WithLabelValues(name, "saturated"),
 			StageRuns:        m.running.WithLabelValues(name),
 		},
 		duration:    m.exchangeTime.WithLabelValues(name),

@@ -211,9 +211,18 @@ func (p *picker) decider(d pickerPlugin) {
 
 // flowControl reads the bounds of the queue.
 func (p *picker) flowControl(root *table) {
-	t, e, found := p.sub(root, "flowControl")
+	t, _, found := p.sub(root, "flowControl")
+	old, at, deprecated := p.sub(root, "saturationDetector")
 	if !found {
+		if deprecated {
+			p.saturation(old, at)
+		}
 		return
+	}
+	if detector, at, ok := p.sub(t, "saturationDetector"); ok || !deprecated {
+		p.saturation(detector, at)
+	} else {
+		p.saturation(old, at)
 	}
 	if entry, ok := t.take("maxRequests"); ok {
 		n, valid := quantity(resolve(entry.value).Value)
@@ -238,14 +247,47 @@ func (p *picker) flowControl(root *table) {
 	for _, left := range t.entries {
 		p.doc.note("flowControl."+left.key, "limits.max_exchanges, limits.queue and limits.per_client bound the requests")
 	}
-	p.warn(p.file, e.line, "flowControl", "the proxy begins to queue at limits.max_exchanges, not at a measured saturation")
+}
+
+// saturation reads the saturation detector that detector names, nil: llm-d's default.
+func (p *picker) saturation(detector *table, at tableEntry) {
+	const usual = "utilization-detector"
+	name := usual
+	if detector != nil {
+		if ref, _, ok := p.text(detector, "pluginRef"); ok {
+			name = ref
+		}
+	}
+	plugin, found := p.plugins[name]
+	switch {
+	case !found && name != usual:
+		p.problem(p.file, at.line, "saturationDetector.pluginRef", "names no plugin of this file")
+		return
+	case found && plugin.kind != usual:
+		p.doc.note("saturationDetector", "the proxy measures saturation by the reports of the engines: see limits.saturation_queue_depth")
+		return
+	}
+	depth, usage := 5, 0.8 // llm-d-router, pkg/epp/framework/plugins/flowcontrol/saturationdetector/utilization/config.go
+	if t := plugin.parameters; t != nil {
+		if n, _, ok := p.integer(t, "queueDepthThreshold", 1, 1<<30); ok {
+			depth = n
+		}
+		if u, _, ok := p.float(t, "kvCacheUtilThreshold", 0, 1); ok && u > 0 {
+			usage = u
+		}
+		for _, left := range t.entries {
+			p.doc.note(usual+"."+left.key, "old reports of an engine do not count, and limits.saturation_queue_depth has no headroom")
+		}
+	}
+	p.doc.set("limits", "saturation_queue_depth", number(depth), usual+", queueDepthThreshold")
+	p.doc.set("limits", "saturation_kv_usage", float(usage), usual+", kvCacheUtilThreshold")
 }
 
 // remaining notes the plugins and keys that were not converted.
 func (p *picker) remaining(root *table, used []string) {
 	known := []string{"disagg-profile-handler", "pd-profile-handler", "single-profile-handler", "prefix-based-pd-decider", "always-disagg-pd-decider",
 		"prefill-filter", "decode-filter", "encode-filter", "max-score-picker", "random-picker", "openai-parser",
-		"metrics-data-source", "core-metrics-extractor", "endpoint-notification-source"}
+		"utilization-detector", "concurrency-detector", "metrics-data-source", "core-metrics-extractor", "endpoint-notification-source"}
 	for _, choice := range placing {
 		known = append(known, choice.kinds...)
 	}
@@ -262,7 +304,6 @@ func (p *picker) remaining(root *table, used []string) {
 	notes := map[string]string{
 		"featureGates": "features are configuration keys", "dataLayer": "the proxy reads loads and KV events by itself",
 		"requestHandler": "the proxy reads the OpenAI and Anthropic forms by itself", "parser": "the proxy reads the OpenAI and Anthropic forms by itself",
-		"saturationDetector": "limits.max_exchanges bounds the requests",
 	}
 	for _, e := range root.entries {
 		note, known := notes[e.key]

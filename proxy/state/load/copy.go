@@ -8,6 +8,8 @@ type Copy struct {
 	Requests       int32 // as in View
 	Tokens, Queued int64
 	Usage          float32
+	// Waiting is one more than the estimate of Counter.Waiting. 0: the engine does not report.
+	Waiting int32
 	// RecentTokens and RecentRequests are the first two values of Recent. RecentWork is
 	// the number of uncached tokens from which Recent computes its third value.
 	RecentTokens, RecentRequests, RecentWork float32
@@ -18,8 +20,12 @@ type Copy struct {
 func (c *Counter) Copy(now time.Time) Copy {
 	v := c.View(now)
 	tokens, requests, work := c.recent.read(now)
+	waiting, _, ok := c.Waiting(now)
+	if ok {
+		waiting++
+	}
 	return Copy{
-		Requests: v.Requests, Tokens: v.Tokens, Queued: v.Queued, Usage: v.Usage,
+		Requests: v.Requests, Tokens: v.Tokens, Queued: v.Queued, Usage: v.Usage, Waiting: waiting,
 		RecentTokens: float32(tokens), RecentRequests: float32(requests), RecentWork: float32(work),
 		Prefill: c.Prefill.Fit(), Output: c.Output.Fit(),
 	}
@@ -29,9 +35,10 @@ func (c *Counter) Copy(now time.Time) Copy {
 // process. It counts like a Report: fully until two updates are overdue, then less and
 // less.
 func (c *Counter) Follow(k Copy, now time.Time, every time.Duration) {
-	c.Report(Report{
-		At: now, Every: every, Running: k.Requests, Tokens: k.Tokens, Queued: max(0, k.Queued), Usage: k.Usage,
-	}, c.Mark())
+	waiting := min(max(0, k.Waiting-1), max(0, k.Requests))
+	c.report(Report{
+		At: now, Every: every, Running: k.Requests - waiting, Waiting: waiting, Tokens: k.Tokens, Queued: max(0, k.Queued), Usage: k.Usage,
+	}, c.Mark(), k.Waiting <= 0)
 	c.recent.follow(float64(k.RecentTokens), float64(k.RecentRequests), float64(k.RecentWork), now)
 	c.Prefill.Follow(k.Prefill)
 	c.Output.Follow(k.Output)

@@ -43,6 +43,10 @@ type reported struct {
 	Report
 	requests               int32
 	tokens, queued, decode int64
+
+	own    int32 // requests of this proxy at the begin of the poll
+	most   int32 // requests that the engine ran at the same time in any report
+	silent bool  // another process sent its own count; the engine itself reports nothing
 }
 
 // Mark is this proxy's own load at one moment.
@@ -59,9 +63,15 @@ func (c *Counter) Mark() Mark {
 
 // Report applies an engine's report. m is the own load at the begin of the poll. Report
 // subtracts the larger of m and the present own load.
-func (c *Counter) Report(r Report, m Mark) {
+func (c *Counter) Report(r Report, m Mark) { c.report(r, m, false) }
+
+// report does Report. silent: r is a count of another process, not of the engine.
+func (c *Counter) report(r Report, m Mark, silent bool) {
 	now := c.Mark()
-	n := &reported{Report: r}
+	n := &reported{Report: r, own: m.requests, most: r.Running, silent: silent}
+	if last := c.last.Load(); last != nil {
+		n.most = max(n.most, last.most)
+	}
 	total := max(0, r.Running) + max(0, r.Waiting)
 	n.requests = max(0, total-max(m.requests, now.requests))
 	switch {
@@ -92,6 +102,29 @@ func (c *Counter) Reported() (r Report, ok bool) {
 		return last.Report, true
 	}
 	return Report{}, false
+}
+
+// Waiting estimates how many requests wait in the engine at now, and how many more it would
+// run at once. ok is false if the engine has not reported, or if its last report is too old.
+//
+// The estimate is the engine's last report with the requests that this proxy has sent since,
+// less those that have ended. An engine in which a request waits has no room. An engine in
+// which nothing waits has room for as many requests as it has ever run at the same time, and
+// at least for as many again as it runs. So a burst between two reports can at most double the
+// requests that an engine runs.
+func (c *Counter) Waiting(now time.Time) (waiting, room int32, ok bool) {
+	r := c.last.Load()
+	if r == nil || r.silent || !r.Counts(now) {
+		return 0, 0, false
+	}
+	if r.Report.Waiting <= 0 {
+		room = max(r.most-r.Running, r.Running, 0)
+	}
+	room -= max(0, r.Report.Waiting) + c.requests.Load() - r.own
+	if room < 0 {
+		return -room, 0, true
+	}
+	return 0, room, true
 }
 
 // Forget drops the engine's last report, for an engine that has restarted.

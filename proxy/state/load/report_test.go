@@ -138,3 +138,69 @@ func TestReportFades(t *testing.T) {
 		t.Error("Reported after Forget = true")
 	}
 }
+
+// TestWaiting: requests since the report count as waiting after the room of the engine is full.
+func TestWaiting(t *testing.T) {
+	base := time.Unix(1000, 0)
+	for _, tt := range []struct {
+		name           string
+		reports        [][2]int32 // running, waiting
+		before, after  int        // own requests at the last report, and now
+		at             time.Duration
+		waiting, space int32
+		ok             bool
+	}{
+		{"no report", nil, 0, 3, 0, 0, 0, false},
+		{"as reported", [][2]int32{{4, 2}}, 0, 0, 0, 2, 0, true},
+		{"sent since", [][2]int32{{4, 2}}, 3, 5, 0, 4, 0, true},
+		{"ended since", [][2]int32{{4, 2}}, 5, 2, 0, 0, 1, true},
+		{"as many again", [][2]int32{{4, 0}}, 4, 8, 0, 0, 0, true},
+		{"and one more", [][2]int32{{4, 0}}, 4, 9, 0, 1, 0, true},
+		{"it ran more before", [][2]int32{{20, 3}, {4, 0}}, 4, 9, 0, 0, 11, true},
+		{"idle", [][2]int32{{0, 0}}, 0, 2, 0, 2, 0, true},
+		{"old report", [][2]int32{{4, 2}}, 0, 0, 6 * time.Second, 0, 0, false},
+		{"nonsense", [][2]int32{{-4, -2}}, 0, 0, 0, 0, 0, true},
+	} {
+		var c Counter
+		for range tt.before {
+			c.Hold(1)
+		}
+		for _, r := range tt.reports {
+			c.Report(Report{At: base, Every: time.Second, Running: r[0], Waiting: r[1]}, c.Mark())
+		}
+		for range tt.after - tt.before {
+			c.Hold(1)
+		}
+		if less := tt.before - tt.after; less > 0 {
+			c.requests.Add(int32(-less))
+		}
+		waiting, space, ok := c.Waiting(base.Add(tt.at))
+		if waiting != tt.waiting || space != tt.space || ok != tt.ok {
+			t.Errorf("%s: %d wait, room for %d, %t; want %d, %d, %t", tt.name, waiting, space, ok, tt.waiting, tt.space, tt.ok)
+		}
+	}
+}
+
+// TestWaitingFollows: another process learns the estimate, and that an engine does not report.
+func TestWaitingFollows(t *testing.T) {
+	now := time.Unix(1000, 0)
+	var from, to Counter
+	from.Hold(1)
+	to.Follow(from.Copy(now), now, time.Second)
+	if _, _, ok := to.Waiting(now); ok {
+		t.Error("an engine without a report has an estimate in the other process")
+	}
+	from.Report(Report{At: now, Every: time.Second, Running: 3, Waiting: 2, Usage: 0.5}, from.Mark())
+	from.Hold(1)
+	to.Follow(from.Copy(now), now, time.Second)
+	if waiting, room, ok := to.Waiting(now); waiting != 3 || room != 0 || !ok {
+		t.Errorf("%d wait, room for %d, %t; want 3, 0, true", waiting, room, ok)
+	}
+	to.Hold(1) // this process has sent one since
+	if waiting, _, _ := to.Waiting(now); waiting != 4 {
+		t.Errorf("%d wait, want 4", waiting)
+	}
+	if v := to.View(now); v.Usage != 0.5 || v.Requests != 7 {
+		t.Errorf("the other process sees %+v", v)
+	}
+}
