@@ -292,3 +292,30 @@ func (f *fleet) matches(queries [][]Hash, stop chan struct{}) (cpu, wall []time.
 		}
 	}
 }
+
+// BenchmarkExpect measures one Expect of 512 blocks that no other prompt has, at a target whose
+// capacity of 200,000 expected blocks is used up, so that as many old blocks go.
+func BenchmarkExpect(b *testing.B) {
+	const prompt, capacity = 512, 200_000
+	x := New(Options{})
+	targets := make([]Target, 4)
+	for i := range targets {
+		targets[i] = x.Add()
+		x.Limit(targets[i], Limits{Blocks: capacity})
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	blocks, i := make([]Hash, prompt), 0
+	expect := func() {
+		for k := range blocks {
+			blocks[k] = Hash(r.Uint64()) &^ 7
+		}
+		x.Expect(targets[i%len(targets)], blocks, at(0))
+		i++
+	}
+	for range len(targets) * (capacity/prompt + 1) {
+		expect()
+	}
+	for b.Loop() {
+		expect()
+	}
+}

@@ -1,7 +1,6 @@
 package kvindex
 
 import (
-	"math/bits"
 	"sync/atomic"
 	"time"
 )
@@ -50,6 +49,7 @@ func (x *Index) Expect(t Target, blocks []Hash, now time.Time) {
 		part := blocks[max(len(blocks)-chunk, 0):]
 		blocks = blocks[:len(blocks)-len(part)]
 		x.fetch(part)
+		g.fetch(part)
 		for i := len(part) - 1; i >= 0; i-- {
 			switch before, after := b.change(part[i], change{set: flagGuess, unless: flagGPU}); {
 			case after&flagGPU != 0:
@@ -116,11 +116,20 @@ func (x *Index) evict(tg *target, n int) {
 	tg.count(countEvicted, n)
 }
 
-// forget removes the n guesses at the end of a target's list.
+// forget removes the n guesses at the end of a target's list, which has at least n.
 func (x *Index) forget(tg *target, n int) {
-	b := x.batch(tg)
-	for range n {
-		b.change(tg.guesses.pop(), change{clear: flagGuess})
+	g, b := &tg.guesses, x.batch(tg)
+	var oldest [chunk]Hash
+	for n > 0 {
+		part := oldest[:min(chunk, n)]
+		n -= len(part)
+		g.oldest(part)
+		x.fetch(part)
+		g.fetch(part)
+		for _, h := range part {
+			g.remove(h)
+			b.change(h, change{clear: flagGuess})
+		}
 	}
 	b.end()
 }
@@ -137,16 +146,29 @@ const (
 	expectMax  = 1<<expectBits - 1
 )
 
+// place is a slot of the table of guesses, 0 if empty: key 32 | node 32. The key is a part of
+// the block's hash. So a search reads the nodes of few other blocks, and no entry needs its
+// node to find its preferred slot.
+type place uint64
+
+const placeBits = 32 // of the key, and of the node
+
+// keyOfGuess returns the key of a block's place.
+func keyOfGuess(h Hash) uint64 { return uint64(h) * mixer >> placeBits }
+
+func (p place) key() uint64  { return uint64(p) >> placeBits }
+func (p place) node() uint32 { return uint32(p) }
+
 // guesses holds the guesses of one target: exactly the blocks with flagGuess. The nodes
 // form a list from the most to the least recently expected one, with nodes[0] as its
-// anchor. places maps a slot, given by a block's hash, to its node. Guarded by the
+// anchor. places maps a slot, given by a block's key, to its node. Guarded by the
 // target's mu.
 type guesses struct {
 	ttl      time.Duration
 	capacity int
 	nodes    []guess
 	free     uint32 // first free node, 0 if none; linked by next
-	places   []uint32
+	places   []place
 	count    atomic.Int32 // number of guesses; may be read without mu
 }
 
@@ -157,10 +179,17 @@ func (g *guesses) clear() {
 	g.count.Store(0)
 }
 
-// home returns the preferred slot of a hash in places.
-func (g *guesses) home(h Hash) int {
-	hi, _ := bits.Mul64(uint64(h)*mixer, uint64(len(g.places)))
-	return int(hi)
+// home returns the preferred slot of a key in places.
+func (g *guesses) home(key uint64) int {
+	return int(key * uint64(len(g.places)) >> placeBits)
+}
+
+// after returns the slot after a slot.
+func (g *guesses) after(slot int) int {
+	if slot++; slot == len(g.places) {
+		return 0
+	}
+	return slot
 }
 
 // find returns the node of a block, or 0, and its slot, or the slot where it would be.
@@ -168,13 +197,11 @@ func (g *guesses) find(h Hash) (node uint32, slot int) {
 	if len(g.places) == 0 {
 		return 0, 0
 	}
-	for slot = g.home(h); ; {
-		node = g.places[slot]
-		if node == 0 || g.nodes[node].hash == h {
-			return node, slot
-		}
-		if slot++; slot == len(g.places) {
-			slot = 0
+	key := keyOfGuess(h)
+	for slot = g.home(key); ; slot = g.after(slot) {
+		p := g.places[slot]
+		if p == 0 || p.key() == key && g.nodes[p.node()].hash == h {
+			return p.node(), slot
 		}
 	}
 }
@@ -193,8 +220,7 @@ func (g *guesses) add(h Hash, due int64) {
 		g.nodes = append(g.nodes, guess{})
 	}
 	g.nodes[node] = guess{hash: h, due: due<<expectBits | 1}
-	_, slot := g.find(h)
-	g.places[slot] = node
+	g.put(place(keyOfGuess(h)<<placeBits | uint64(node)))
 	g.link(node)
 	g.count.Add(1)
 }
@@ -204,11 +230,22 @@ func (g *guesses) grow(n int) {
 	if g.nodes == nil {
 		g.nodes = make([]guess, 1, n) // the anchor
 	}
-	g.places = make([]uint32, n*5/4+1)
-	for node := g.nodes[0].next; node != 0; node = g.nodes[node].next {
-		_, slot := g.find(g.nodes[node].hash)
-		g.places[slot] = node
+	old := g.places
+	g.places = make([]place, n*5/4+1)
+	for _, p := range old {
+		if p != 0 {
+			g.put(p)
+		}
 	}
+}
+
+// put stores a place whose block is not in places, which have room.
+func (g *guesses) put(p place) {
+	slot := g.home(p.key())
+	for g.places[slot] != 0 {
+		slot = g.after(slot)
+	}
+	g.places[slot] = p
 }
 
 // renew makes a block the most recently expected one.
@@ -249,28 +286,30 @@ func (g *guesses) remove(h Hash) {
 	g.free = node
 	g.count.Add(-1)
 	// Move up entries that a search would not find past an empty slot.
-	for at := slot; ; {
-		if at++; at == len(g.places) {
-			at = 0
-		}
-		node := g.places[at]
-		if node == 0 {
-			break
-		}
-		home := g.home(g.nodes[node].hash)
-		if n := len(g.places); (at-home+n)%n >= (at-slot+n)%n {
-			g.places[slot] = node
+	for at := g.after(slot); g.places[at] != 0; at = g.after(at) {
+		if home := g.home(g.places[at].key()); g.distance(home, at) >= g.distance(slot, at) {
+			g.places[slot] = g.places[at]
 			slot = at
 		}
 	}
 	g.places[slot] = 0
 }
 
-// pop removes the least recently expected guess and returns its block.
-func (g *guesses) pop() Hash {
-	h := g.nodes[g.nodes[0].last].hash
-	g.remove(h)
-	return h
+// distance returns the number of steps from one slot to another.
+func (g *guesses) distance(from, to int) int {
+	if to < from {
+		to += len(g.places)
+	}
+	return to - from
+}
+
+// oldest sets into to the least recently expected blocks. The list has at least as many.
+func (g *guesses) oldest(into []Hash) {
+	node := g.nodes[0].last
+	for i := range into {
+		into[i] = g.nodes[node].hash
+		node = g.nodes[node].last
+	}
 }
 
 // due returns the number of guesses at the end of the list whose time has passed.

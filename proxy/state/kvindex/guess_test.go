@@ -351,3 +351,36 @@ func TestHashMapIsAMap(t *testing.T) {
 		t.Errorf("%d keys remain", m.n)
 	}
 }
+
+// TestGuessesWithEqualKeys changes guesses of blocks that differ only outside the keys of the
+// table.
+func TestGuessesWithEqualKeys(t *testing.T) {
+	inverse := uint64(1) // of mixer, by Newton's method: each step doubles the number of right bits
+	for range 6 {
+		inverse *= 2 - mixer*inverse
+	}
+	var blocks []Hash
+	for i := range uint64(3 * chunk) {
+		blocks = append(blocks, Hash((7<<placeBits|i)*inverse))
+	}
+	var g guesses
+	for i, h := range blocks {
+		if keyOfGuess(h) != 7 {
+			t.Fatalf("block %d has the key %d", i, keyOfGuess(h))
+		}
+		g.add(h, int64(i))
+	}
+	oldest := make([]Hash, chunk)
+	g.oldest(oldest)
+	for i, h := range oldest {
+		if h != blocks[i] {
+			t.Errorf("the oldest block %d is %x, want %x", i, h, blocks[i])
+		}
+		g.remove(h)
+	}
+	for i, h := range blocks {
+		if node, _ := g.find(h); (node != 0) != (i >= chunk) || node != 0 && g.nodes[node].hash != h {
+			t.Errorf("block %d has the node %d after the removal of the first %d", i, node, chunk)
+		}
+	}
+}

@@ -37,3 +37,16 @@ func (m *hashMap) fetch(keys []uint64) {
 	}
 	prefetch(&at, n)
 }
+
+// fetch prefetches the places of at most chunk blocks.
+func (g *guesses) fetch(blocks []Hash) {
+	if len(g.places) == 0 {
+		return
+	}
+	var at lines
+	blocks = blocks[:min(chunk, len(blocks))]
+	for i, h := range blocks {
+		at[i] = unsafe.Pointer(&g.places[g.home(keyOfGuess(h))])
+	}
+	prefetch(&at, len(blocks))
+}

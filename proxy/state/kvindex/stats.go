@@ -121,7 +121,7 @@ func (s *segment) bytes() int {
 }
 
 func (g *guesses) bytes() int {
-	return cap(g.nodes)*int(unsafe.Sizeof(guess{})) + 4*cap(g.places)
+	return cap(g.nodes)*int(unsafe.Sizeof(guess{})) + 8*cap(g.places)
 }
 
 // Held returns the number of blocks that t holds, including guesses.
