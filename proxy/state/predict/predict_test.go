@@ -156,10 +156,6 @@ func (s *server) until(at int64) {
 // play sends prompts to a server at random times and returns the share of near
 // predictions.
 func play(e *Engine, q *Target, s *server, random *rand.Rand, prompts int) float64 {
-	type told struct {
-		k    *Prefill
-		took int64
-	}
 	good := 0
 	for range prompts {
 		at := s.now + random.Int64N(900_000)
