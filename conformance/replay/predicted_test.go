@@ -15,3 +15,17 @@ func TestPredictions(t *testing.T) {
 		}
 	}
 }
+
+// TestMovesKeepPrefixes: on a busy fleet with long shared prefixes, the moves of slo_aware
+// do not increase the work so far that more requests are late.
+func TestMovesKeepPrefixes(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine, and ten times as long with the race detector")
+	}
+	tr := vary(t, wholeTrace(t), "mixed", 1)
+	l := newLab(t, Config{Prefill: 4, Ranks: 4, Decode: 4, BlocksPerRank: 4000, BlockTokens: 512, Load: 0.9, Seed: 1, Model: preset(t, "llama70b-h100")}, tr)
+	slo, kv := l.Run("slo_aware", builtin(t, "slo_aware")), l.Run("kv_aware", builtin(t, "kv_aware"))
+	if slo.Goodput < kv.Goodput || slo.HitRatio < 0.97*kv.HitRatio {
+		t.Errorf("goodput %.2f and hits %.3f, kv_aware has %.2f and %.3f", slo.Goodput, slo.HitRatio, kv.Goodput, kv.HitRatio)
+	}
+}

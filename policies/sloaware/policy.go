@@ -16,7 +16,7 @@ type Params struct {
 	KV                        kvaware.Params
 	TTFTSeconds, TokenSeconds float64
 	Margin                    float64
-	LateSpan, LateShare       float64
+	LateShare                 float64
 }
 
 // Needs returns the additional facts that the policy needs with these parameters.
@@ -28,8 +28,7 @@ func (p *Params) Table() param.Table {
 		param.Param{Name: "ttft_seconds", Value: &p.TTFTSeconds, Default: 4, Least: 0.001, Most: 1e6, Unit: "s", Meaning: "target of the time to first token"},
 		param.Param{Name: "token_seconds", Value: &p.TokenSeconds, Default: 0.04, Least: 0.0001, Most: 1e6, Unit: "s", Meaning: "target of the time between two tokens of the answer"},
 		param.Param{Name: "margin", Value: &p.Margin, Default: 0.7, Most: 100, Meaning: "expected errors of a prediction that are added to the prediction before the comparison with a target"},
-		param.Param{Name: "late_span", Value: &p.LateSpan, Default: 1, Least: 1, Most: 1e6, Meaning: "wait on a late target, as a multiple of ttft_seconds, from which requests that no target serves in time may make another target late"},
-		param.Param{Name: "late_share", Value: &p.LateShare, Default: 0.4, Most: 1, Meaning: "share of the targets that may be late for such requests"},
+		param.Param{Name: "late_share", Value: &p.LateShare, Default: 0.4, Most: 1, Meaning: "share of the targets that may be late for requests that no target serves in time"},
 	)
 }
 
@@ -75,12 +74,24 @@ func (c *choice) offer(row int, cost float64) {
 	}
 }
 
-// prompt returns the row for the prompt: of the rows that meet the target, the one of
-// kv_aware's lowest cost. If no row meets the target, see late. start is the expected time
-// in µs from the end of prefill to the first token. It returns usual if no times are known.
+// idleWait is the wait, as a share of the limit, at which a move may double the uncached
+// tokens of a request. A shorter wait allows proportionally more of them: an idle row has
+// time for them, and on a busy row they delay later requests.
+const idleWait = 0.1
+
+// uncached returns the tokens of the prompt to compute on a row.
+func uncached(f *abi.PlaceFacts, c *abi.Candidate) float64 {
+	return float64(max(1, f.Request.PromptTokens-c.Matched()))
+}
+
+// prompt returns the row for the prompt: of the rows that meet the target and are worth
+// their additional work, the one of kv_aware's lowest cost. If no row meets the target, see
+// late. start is the expected time in µs from the end of prefill to the first token. It
+// returns usual if no times are known.
 func (p *Params) prompt(f *abi.PlaceFacts, leg candidates.Leg, usual int32, start float64) int32 {
 	limit, best := max(1, p.TTFTSeconds*1e6-start), choice{row: -1}
-	grade := leg.Grade(&f.Candidates[usual])
+	grade, own := leg.Grade(&f.Candidates[usual]), uncached(f, &f.Candidates[usual])
+	recent, requests := 0.0, 0.0
 	for i := range f.Candidates {
 		c := &f.Candidates[i]
 		if !leg.Suits(c, i) || leg.Grade(c) != grade {
@@ -90,46 +101,51 @@ func (p *Params) prompt(f *abi.PlaceFacts, leg candidates.Leg, usual int32, star
 		if q.Prefill == 0 {
 			return usual
 		}
-		if float64(q.Prefill)+float64(p.Margin*float64(q.PrefillError)) <= limit {
+		recent += float64(c.RecentTokens)
+		requests += float64(c.RecentRequests)
+		inTime := float64(q.Prefill)+float64(p.Margin*float64(q.PrefillError)) <= limit
+		if inTime && (uncached(f, c)-own)*float64(q.Wait) <= idleWait*own*limit {
 			best.offer(i, float64(c.Score))
 		}
 	}
-	if best.row < 0 {
-		return p.late(f, leg, grade, limit)
+	switch {
+	case best.row >= 0:
+		return best.row
+	case own*max(1, requests) < recent:
+		return usual // less work than the mean request: its delay frees little time
 	}
-	return best.row
+	return p.late(f, leg, usual, limit)
 }
 
-// late returns the row for a prompt that no row serves in time. Such a prompt goes where
-// requests already wait longer than the limit, so that the other rows can serve later
-// requests in time. A further row becomes late only if all late rows have more than
-// LateSpan limits to wait, and if less than LateShare of the rows are late. In each case
-// the row that finishes the prompt first gets it.
-func (p *Params) late(f *abi.PlaceFacts, leg candidates.Leg, grade int, limit float64) int32 {
+// late returns the row for a long prompt that no row serves in time. Such a prompt goes to
+// late rows, where requests already wait longer than the limit, so that the other rows can
+// serve later requests in time. Of the late rows where the prompt has at most twice the
+// uncached tokens of the usual row, it takes the one of kv_aware's lowest cost. If less than
+// LateShare of the rows are late, it takes the row that finishes it first of those that are
+// not late and are worth their additional work.
+func (p *Params) late(f *abi.PlaceFacts, leg candidates.Leg, usual int32, limit float64) int32 {
 	rows, full := 0, 0
-	late, over, fresh := choice{row: -1}, choice{row: -1}, choice{row: -1}
+	late, fresh := choice{row: -1}, choice{row: -1}
+	grade, own := leg.Grade(&f.Candidates[usual]), uncached(f, &f.Candidates[usual])
 	for i := range f.Candidates {
 		c := &f.Candidates[i]
 		if !leg.Suits(c, i) || leg.Grade(c) != grade {
 			continue
 		}
 		rows++
-		q := &f.Predictions[i]
-		switch wait := float64(q.Wait); {
-		case wait > p.LateSpan*limit:
+		q, more := &f.Predictions[i], uncached(f, c)-own
+		wait := float64(q.Wait)
+		if wait > limit {
 			full++
-			over.offer(i, float64(q.Prefill))
-		case wait > limit:
-			late.offer(i, float64(q.Prefill))
-		default:
+			if more <= own {
+				late.offer(i, float64(c.Score))
+			}
+		} else if more*wait <= idleWait*own*limit {
 			fresh.offer(i, float64(q.Prefill))
 		}
 	}
-	switch {
-	case late.row >= 0:
+	if fresh.row < 0 || late.row >= 0 && float64(full) >= p.LateShare*float64(rows) {
 		return late.row
-	case fresh.row < 0 || over.row >= 0 && float64(full) >= p.LateShare*float64(rows):
-		return over.row
 	}
 	return fresh.row
 }

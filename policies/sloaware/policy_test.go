@@ -34,11 +34,17 @@ func TestPlace(t *testing.T) {
 		"the row with the match misses it":            {facts(3500*ms, 5000*ms, 0), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU = 600 }, 2, 3},
 		"the start of the stream counts":              {facts(2900*ms, 0), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU = 600; f.Predictions[2].Start = 200 * ms }, 1, 2},
 		"nothing in time: a further row may be late":  {facts(9000*ms, 3500*ms, 3200*ms), nil, 2, 4 - 1},
-		"nothing in time: no further row may be late": {facts(9000*ms, 8000*ms, 3500*ms), nil, 1, 3},
-		"an unknown time: kv_aware":                   {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions[1].Prefill = 0; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
-		"no predictions: kv_aware":                    {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions = nil; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
-		"tokens that miss the target":                 {facts(0), func(f *abi.PlaceFacts) { f.Predictions[1].Token = 90 * ms }, 0, 2},
-		"a fixed prefill":                             {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Fixed = 0 }, 0, 2},
+		"nothing in time: no further row may be late": {facts(9000*ms, 8000*ms, 3500*ms), func(f *abi.PlaceFacts) { f.Candidates[1].BlocksGPU = 200 }, 1, 3},
+		"late, with less work than the mean request": {facts(9000*ms, 3500*ms, 3200*ms), func(f *abi.PlaceFacts) {
+			f.Candidates[0].BlocksGPU, f.Candidates[1].RecentTokens, f.Candidates[1].RecentRequests = 500, 5000, 1
+		}, 0, 3},
+		"late, and no row is worth the additional work":           {facts(9000*ms, 3500*ms, 3200*ms), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU = 500 }, 0, 3},
+		"in time on a row with requests, for four times the work": {facts(3500*ms, 2000*ms), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU = 500 }, 0, 2},
+		"in time on a nearly idle row, for four times the work":   {facts(3500*ms, 50*ms), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU = 500 }, 1, 2},
+		"an unknown time: kv_aware":                               {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions[1].Prefill = 0; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
+		"no predictions: kv_aware":                                {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions = nil; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
+		"tokens that miss the target":                             {facts(0), func(f *abi.PlaceFacts) { f.Predictions[1].Token = 90 * ms }, 0, 2},
+		"a fixed prefill":                                         {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Fixed = 0 }, 0, 2},
 	} {
 		if tt.change != nil {
 			tt.change(tt.f)
@@ -46,10 +52,6 @@ func TestPlace(t *testing.T) {
 		if d := p.Place(tt.f); d != (abi.PlaceDecision{Prefill: tt.prefill, Decode: tt.decode}) || !tt.f.Scored {
 			t.Errorf("%s: %+v, want %d and %d", name, d, tt.prefill, tt.decode)
 		}
-	}
-	p.LateSpan = 2
-	if d := p.Place(facts(3500*ms, 7000*ms, 9000*ms, 3200*ms)); d.Prefill != 1 {
-		t.Errorf("nothing in time, a row is late: %+v", d)
 	}
 	f := facts(9000*ms, 0)
 	f.Flow, f.Candidates, f.Predictions = abi.FlowAggregated, f.Candidates[:2], f.Predictions[:2]

@@ -199,6 +199,93 @@ func TestChunks(t *testing.T) {
 	}
 }
 
+// begun returns an engine that has learned 10 ms for each 1,000 tokens, and a target with
+// that many prompts of 1,000 tokens.
+func begun(prompts int) (*Engine, *Target, []*Prefill) {
+	e, q := new(Engine), new(Target)
+	for i := range int64(200) {
+		tokens := 500 + i%10*200
+		new(Target).Begin(e, Prompt{Tokens: tokens}, Streams{}, epoch).Done(epoch.Add(time.Duration(tokens) * 10 * time.Microsecond))
+	}
+	var line []*Prefill
+	for range prompts {
+		line = append(line, q.Begin(e, Prompt{Tokens: 1000}, Streams{}, epoch))
+	}
+	return e, q, line
+}
+
+// valid fails the test if a prediction is not finite or negative.
+func valid(t *testing.T, e *Engine, q *Target, now time.Time) abi.Prediction {
+	t.Helper()
+	said := q.Predict(e, abi.RoleBoth, Prompt{Tokens: 1000}, Streams{}, now)
+	for _, v := range []float32{said.Prefill, said.PrefillError, said.Wait} {
+		if !(v >= 0) || math.IsInf(float64(v), 0) {
+			t.Fatalf("prediction %+v", said)
+		}
+	}
+	if said.Prefill < said.Wait {
+		t.Fatalf("the prompt ends before the queue: %+v", said)
+	}
+	return said
+}
+
+// TestReordered: prompts that end in another order than they began leave an empty queue
+// and valid predictions.
+func TestReordered(t *testing.T) {
+	for seed := range uint64(20) {
+		e, q, line := begun(50)
+		rand.New(rand.NewPCG(seed, 7)).Shuffle(len(line), func(i, j int) { line[i], line[j] = line[j], line[i] })
+		for i, k := range line {
+			now := epoch.Add(time.Duration(i) * 10 * time.Millisecond)
+			k.Done(now)
+			valid(t, e, q, now)
+		}
+		if said := valid(t, e, q, epoch.Add(time.Second)); q.requests != 0 || said.Wait != 0 {
+			t.Errorf("seed %d: %d requests, %+v", seed, q.requests, said)
+		}
+	}
+}
+
+// TestDropInQueue: a prompt that is dropped in the queue keeps its time in the plan until
+// the next prompt has ended. No sample is learned from it, and nothing of it remains.
+func TestDropInQueue(t *testing.T) {
+	e, q, line := begun(5)
+	before := valid(t, e, q, epoch)
+	line[2].Drop()
+	if after := valid(t, e, q, epoch); after.Wait != before.Wait {
+		t.Errorf("wait %v, before the drop %v", after.Wait, before.Wait)
+	}
+	for i, k := range []*Prefill{line[0], line[1], line[3], line[4]} {
+		now := epoch.Add(time.Duration(i+1) * 10 * time.Millisecond)
+		k.Done(now)
+		valid(t, e, q, now)
+	}
+	if said := valid(t, e, q, epoch.Add(40*time.Millisecond)); q.requests != 0 || said.Wait != 0 || math.Abs(float64(said.Prefill)-10_000) > 2000 {
+		t.Errorf("%d requests, %+v", q.requests, said)
+	}
+}
+
+// TestGarbage: no numbers and times make a prediction of a target invalid.
+func TestGarbage(t *testing.T) {
+	numbers := []int64{math.MinInt64, -1, 0, 1, 1000, 1 << 40, math.MaxInt64}
+	for _, chunk := range []int32{0, 1, int32(len(chunks) - 1)} {
+		for _, tokens := range numbers {
+			for _, cached := range numbers {
+				e, q, _ := begun(1)
+				e.chunk.Store(chunk)
+				p := Prompt{Tokens: tokens, Cached: cached}
+				k := q.Begin(e, p, Streams{Requests: 1, Tokens: 1}, epoch)
+				valid(t, e, q, epoch)
+				k.Done(epoch.Add(-time.Hour)) // the clock was set back
+				valid(t, e, q, epoch)
+				k = q.Begin(e, p, Streams{}, epoch.Add(1e6*time.Hour))
+				k.Drop()
+				valid(t, e, q, epoch)
+			}
+		}
+	}
+}
+
 // TestStreams: the start of streams and their tokens are learned.
 func TestStreams(t *testing.T) {
 	var table Table

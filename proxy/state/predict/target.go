@@ -27,10 +27,14 @@ type Prompt struct {
 	Cached int64 // of these, leading tokens whose KV the target holds
 }
 
+// mostTokens bounds the tokens of a prompt, so that no number makes a plan of endless steps.
+const mostTokens = 1 << 24
+
 // span returns the first token to compute, and their number.
 func (p Prompt) span() (from, tokens int64) {
-	from = min(max(p.Cached, 0), max(p.Tokens-1, 0))
-	return from, max(p.Tokens-from, 0)
+	all := min(max(p.Tokens, 0), mostTokens)
+	from = min(max(p.Cached, 0), max(all-1, 0))
+	return from, all - from
 }
 
 // Streams are the streams of a target.
@@ -92,30 +96,34 @@ type expected struct {
 func (t *Target) expect(e *Engine, f *fit, p Prompt, streams Streams, now int64) (x expected) {
 	from, tokens := p.span()
 	w := &f.weights
-	x.wait = float64(max(0, t.free.Load()-now)) / 1000
 	once := w[0] + w[3]*float64(streams.Requests)
-	x.micros = x.wait + once + w[1]*perTokens*float64(tokens) + w[2]*attention(from, tokens)
-	chunk, room := chunks[e.chunk.Load()], int64(0)
-	until := float64(t.opens.Load()-now) / 1000
-	if until > 0 {
-		room = t.room.Load()
-	}
-	if rest := tokens - room; rest > 0 {
-		// The prompt's last tokens are in a step of their own.
-		if until = x.wait; chunk > 0 && rest > chunk {
-			early := tokens - ((rest-1)&(chunk-1) + 1)
-			until += once + w[1]*perTokens*float64(early) + w[2]*attention(from, early)
+	rest, until := tokens, int64(0)
+	if free := t.free.Load(); free > now {
+		x.wait = float64(free-now) / 1000
+		if until = t.opens.Load() - now; until > 0 {
+			rest -= t.room.Load()
 		}
 	}
-	x.class = classOf(until)
-	x.said = max(x.wait, x.micros*e.delay.factor(x.class))
+	x.micros = x.wait + once + w[1]*perTokens*float64(tokens) + w[2]*attention(from, tokens)
+	begins := float64(until) / 1000
+	if rest > 0 {
+		// The prompt's last tokens are in a step of their own.
+		begins = x.wait
+		if chunk := chunks[e.chunk.Load()]; chunk > 0 && rest > chunk {
+			early := tokens - ((rest-1)&(chunk-1) + 1)
+			begins += once + w[1]*perTokens*float64(early) + w[2]*attention(from, early)
+		}
+	}
+	x.class = classOf(begins)
+	if x.said = x.micros * e.delay.factor(x.class); x.said < x.wait {
+		x.said = x.wait
+	}
 	return x
 }
 
-// classOf returns the class of a time in µs: its order of magnitude, base 2.
-func classOf(micros float64) int {
-	return min(bits.Len64(uint64(max(0, micros)/512)), classes-1)
-}
+// classOf returns the class of a time in µs that is not negative: its order of magnitude,
+// base 2.
+func classOf(micros float64) int { return min(bits.Len64(uint64(micros*(1.0/512))), classes-1) }
 
 // Prefill is a prompt in the queue of a target. Its methods are not safe for concurrent use.
 type Prefill struct {
