@@ -12,7 +12,7 @@ import (
 // adapter waits, and one of the base model does not. The metric has a sample for each combination
 // of adapters, and none before the first request.
 func TestLoRA(t *testing.T) {
-	e := startAsConfigured(t, Config{Model: "tiny", DecodeUsPerToken: 1000, LoRA: LoRAConfig{Modules: []string{"sql", "chat"}}})
+	e := startAsConfigured(t, Config{Model: "tiny", DecodeUsPerToken: 10_000, LoRA: LoRAConfig{Modules: []string{"sql", "chat"}}})
 	get := func(path string) string {
 		r, err := http.Get(e.URL() + path)
 		if err != nil {
@@ -40,7 +40,10 @@ func TestLoRA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer held.Body.Close()
+	go func() { // an engine whose stream nobody reads makes no further step
+		defer held.Body.Close()
+		_, _ = io.Copy(io.Discard, held.Body)
+	}()
 	answered := make(chan int, 1)
 	go func() {
 		status := 0
@@ -51,8 +54,7 @@ func TestLoRA(t *testing.T) {
 		answered <- status
 	}()
 	const full = `max_lora="1",running_lora_adapters="sql",waiting_lora_adapters="chat"`
-	for !strings.Contains(get("/metrics"), full) {
-	}
+	eventually(t, "chat waits for sql", func() bool { return strings.Contains(get("/metrics"), full) })
 	for _, model := range []string{"sql", "tiny"} {
 		r, err := ask(t.Context(), model, `"max_tokens":1`)
 		if err != nil || r.StatusCode != 200 {
@@ -70,8 +72,7 @@ func TestLoRA(t *testing.T) {
 		t.Errorf("chat got status %d after the end of sql", status)
 	}
 	idle := `max_lora="1",running_lora_adapters="",waiting_lora_adapters=""`
-	for !strings.Contains(get("/metrics"), idle) {
-	}
+	eventually(t, "no adapter is there", func() bool { return strings.Contains(get("/metrics"), idle) })
 	if !strings.Contains(get("/metrics"), full) {
 		t.Error("the earlier combination is gone")
 	}
