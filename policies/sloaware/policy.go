@@ -77,7 +77,7 @@ func (c *choice) offer(row int, cost float64) {
 // idleWait is the wait, as a share of the limit, at which a move may double the uncached
 // tokens of a request. A shorter wait allows proportionally more of them: an idle row has
 // time for them, and on a busy row they delay later requests.
-const idleWait = 0.1
+const idleWait = 0.5
 
 // uncached returns the tokens of the prompt to compute on a row.
 func uncached(f *abi.PlaceFacts, c *abi.Candidate) float64 {

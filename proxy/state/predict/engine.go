@@ -109,7 +109,7 @@ const (
 	below    = 4         // bins of real times that are near, below a prediction: log(1+Near)
 	above    = 5         // and above: -log(1-Near)
 	trust    = 8         // samples without delay that each class begins with
-	fading   = 1 - 1.0/256
+	fading   = 1 - 1.0/512
 )
 
 // delay learns how much longer prompts take because later prompts join their last step.
