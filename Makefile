@@ -282,6 +282,7 @@ check: vet lint ## all that must hold before a commit lands
 	cd conformance/operations && $(GO) mod tidy -diff
 	cd conformance/docs/openapi && $(GO) mod tidy -diff && $(GO) vet .
 	cd conformance/kubernetes/crds && $(GO) mod tidy -diff
+	cd conformance/epp && $(GO) mod tidy -diff && $(GO) vet .
 	cd conformance/page && $(GO) mod tidy -diff
 	cd deploy/release/image && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
