@@ -209,11 +209,14 @@ func (s *source) agent() (requests []Request) {
 		output := 1 + int(s.random.ExpFloat64()*180)
 		ids := make([]uint64, (tokens+s.blockTokens-1)/s.blockTokens)
 		for i := range ids {
-			copied := s.copies
+			copied, block := s.copies, uint64(i)
 			if (i+1)*s.blockTokens <= prompt {
 				copied = 0
 			}
-			ids[i] = own(copied, 1<<62|tool<<32|uint64(i))
+			if (i+1)*s.blockTokens > tokens {
+				block |= uint64(tokens) << 8 // the next turn has more tokens in this block, so another id
+			}
+			ids[i] = own(copied, 1<<62|tool<<32|block)
 		}
 		if tokens > 64*1024 || at > s.span {
 			break

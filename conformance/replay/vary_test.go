@@ -48,8 +48,8 @@ func wholeTrace(t testing.TB) *Trace {
 }
 
 // A variant is a trace: ordered by arrival, within the time of the original,
-// with conversations that hit their own blocks. The same seed gives the same
-// trace, another seed another one.
+// with conversations that hit their own blocks, and with ids that each stand for
+// one block. The same seed gives the same trace, another seed another one.
 func TestVary(t *testing.T) {
 	base := wholeTrace(t)
 	base.Requests = base.Requests[:2000]
@@ -57,8 +57,16 @@ func TestVary(t *testing.T) {
 	for _, kind := range Variants() {
 		v := vary(t, base, kind, 1)
 		var last time.Duration
+		tokens := make(map[uint64]int) // of the block of each id
 		for i := range v.Requests {
 			q := &v.Requests[i]
+			for n, id := range q.HashIDs {
+				of := min(512, q.InputLength-512*n)
+				if before, ok := tokens[id]; ok && before != of {
+					t.Fatalf("%s: an id stands for a block of %d tokens, and in request %d for one of %d", kind, before, i, of)
+				}
+				tokens[id] = of
+			}
 			if q.Arrival < last || q.Ideal > len(q.HashIDs) || len(q.HashIDs) != (q.InputLength+511)/512 {
 				t.Fatalf("%s: request %d after %v: %+v", kind, i, last, q)
 			}
