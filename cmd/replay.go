@@ -30,6 +30,7 @@ type replayFlags struct {
 	fleet            replay.Config
 	traces, policies []string
 	params           []string
+	variant          string
 	preset, model    string
 	runtime, html    string
 	ttft, itl        time.Duration
@@ -51,14 +52,19 @@ traces and the recordings of pdproxy run have this form.
 The command scales the arrival times once for all policies. With the scaled times
 and one unlimited cache for all prompts, the prefill work of the trace would use
 --load of the fleet's prefill capacity. The same flags give the same result,
-except for the decisions per second.`,
+except for the decisions per second.
+
+--variant plays another trace, which the command makes from the conversations of
+the given one. The same kind and seed give the same trace.`,
 		Example: `  pdproxy replay --trace trace.jsonl --policy least_load --policy kv_aware
-  pdproxy replay --trace trace.jsonl --policy my-router.wasm --html report.html`,
+  pdproxy replay --trace trace.jsonl --policy my-router.wasm --html report.html
+  pdproxy replay --trace trace.jsonl --variant shifted:2 --policy kv_aware`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return a.replay(&r) },
 	}
 	f := c.Flags()
 	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, except with --json")
+	f.StringVar(&r.variant, "variant", "", "KIND:SEED: play a trace made from the conversations of each trace; the kinds are "+strings.Join(replay.Variants(), ", "))
 	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy, FILE.wasm, or FILE.wasm/NAME for a module with several policies; repeatable; default all built-in policies")
 	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, such as kv_aware.patience=16; repeatable")
 	f.StringVar(&r.runtime, "runtime", "wasm", "runtime of the built-in policies: wasm or native")
@@ -199,7 +205,22 @@ func (r *replayFlags) lab(path string, log *slog.Logger) (*replay.Lab, error) {
 	if t.Uneven > 0 {
 		log.Warn("hash_ids do not fit input_length; is --block-tokens that of the trace?", "trace", path, "requests", t.Uneven, "of", len(t.Requests))
 	}
+	if r.variant != "" {
+		if t, err = r.vary(t); err != nil {
+			return nil, fmt.Errorf("--variant: %w", err)
+		}
+	}
 	return replay.New(r.fleet, t)
+}
+
+// vary makes the variant of a trace that --variant names.
+func (r *replayFlags) vary(t *replay.Trace) (*replay.Trace, error) {
+	kind, text, _ := strings.Cut(r.variant, ":")
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not KIND:SEED", r.variant)
+	}
+	return replay.Vary(t, kind, seed, r.fleet.BlockTokens)
 }
 
 // parseParams reads lines of the form POLICY.NAME=VALUE.

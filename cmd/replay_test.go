@@ -92,6 +92,21 @@ func TestReplayWrites(t *testing.T) {
 	}
 }
 
+// A variant has its own name and requests. The same seed gives the same result.
+func TestReplayVariant(t *testing.T) {
+	args := []string{"--policy", "round_robin", "--runtime", "native", "--variant"}
+	first, again, other := replayJSON(t, append(args, "shifted:1")...), replayJSON(t, append(args, "shifted:1")...), replayJSON(t, append(args, "shifted:2")...)
+	if first.Trace != "shifted 1" || other.Trace != "shifted 2" {
+		t.Errorf("traces %q and %q", first.Trace, other.Trace)
+	}
+	if !reflect.DeepEqual(first, again) {
+		t.Errorf("the same seed gives %v\nand %v", first, again)
+	}
+	if reflect.DeepEqual(first.Rows, other.Rows) {
+		t.Errorf("another seed gives the same result: %v", first.Rows)
+	}
+}
+
 func TestReplayRefuses(t *testing.T) {
 	model := write(t, "name = 'm'\n")
 	for name, tt := range map[string]struct {
@@ -114,6 +129,8 @@ func TestReplayRefuses(t *testing.T) {
 		"half a model":    {replayFleet("--model-file", model), exit.Usage, "prefill_us_per_token is missing"},
 		"no block":        {replayFleet("--block-tokens", "0"), exit.Usage, "--block-tokens"},
 		"little memory":   {replayFleet("--blocks-per-rank", "10"), exit.Usage, "ranks of 10"},
+		"no such variant": {replayFleet("--variant", "reversed:1"), exit.Usage, "--variant: vary trace: no variant is named \"reversed\""},
+		"no seed":         {replayFleet("--variant", "mixed"), exit.Usage, "--variant: \"mixed\" is not KIND:SEED"},
 		"no page":         {replayFleet("--html", "/nonexistent/r.html", "--policy", "round_robin", "--runtime", "native"), exit.Failure, "/nonexistent/r.html"},
 	} {
 		t.Run(name, func(t *testing.T) {
