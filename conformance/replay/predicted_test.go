@@ -23,9 +23,11 @@ func TestMovesKeepPrefixes(t *testing.T) {
 		t.Skip("one goroutine, and ten times as long with the race detector")
 	}
 	tr := vary(t, wholeTrace(t), "mixed", 1)
-	l := newLab(t, Config{Prefill: 4, Ranks: 4, Decode: 4, BlocksPerRank: 4000, BlockTokens: 512, Load: 0.9, Seed: 1, Model: preset(t, "llama70b-h100")}, tr)
-	slo, kv := l.Run("slo_aware", builtin(t, "slo_aware")), l.Run("kv_aware", builtin(t, "kv_aware"))
-	if slo.Goodput < kv.Goodput || slo.HitRatio < 0.97*kv.HitRatio {
-		t.Errorf("goodput %.2f and hits %.3f, kv_aware has %.2f and %.3f", slo.Goodput, slo.HitRatio, kv.Goodput, kv.HitRatio)
+	for _, load := range []float64{0.8, 0.9, 1} {
+		l := newLab(t, Config{Prefill: 4, Ranks: 4, Decode: 4, BlocksPerRank: 4000, BlockTokens: 512, Load: load, Seed: 1, Model: preset(t, "llama70b-h100")}, tr)
+		slo, kv := l.Run("slo_aware", builtin(t, "slo_aware")), l.Run("kv_aware", builtin(t, "kv_aware"))
+		if slo.Goodput < kv.Goodput || slo.HitRatio < 0.96*kv.HitRatio {
+			t.Errorf("load %v: goodput %.2f and hits %.3f, kv_aware has %.2f and %.3f", load, slo.Goodput, slo.HitRatio, kv.Goodput, kv.HitRatio)
+		}
 	}
 }

@@ -74,22 +74,24 @@ func (c *choice) offer(row int, cost float64) {
 	}
 }
 
-// idleWait is the wait, as a share of the limit, at which a move may double the uncached
-// tokens of a request. A shorter wait allows proportionally more of them: an idle row has
-// time for them, and on a busy row they delay later requests.
-const idleWait = 0.5
-
 // uncached returns the tokens of the prompt to compute on a row.
 func uncached(f *abi.PlaceFacts, c *abi.Candidate) float64 {
 	return float64(max(1, f.Request.PromptTokens-c.Matched()))
 }
 
-// prompt returns the row for the prompt: of the rows that meet the target and are worth
-// their additional work, the one of kv_aware's lowest cost. If no row meets the target, see
-// late. start is the expected time in µs from the end of prefill to the first token. It
-// returns usual if no times are known.
+// prompt returns the row for the prompt: usual, if that row meets the target or if times are
+// unknown. Otherwise, of the rows that meet the target and are worth their additional work,
+// it returns the one of kv_aware's lowest cost. If no row meets the target, see late. start
+// is the expected time in µs from the end of prefill to the first token.
+//
+// Additional work delays the requests behind it: none on an idle row, more on a row where
+// more requests wait. So a move may add the work of the request, or of the mean request, on a
+// row whose requests wait for the whole limit, and proportionally more after a shorter wait.
 func (p *Params) prompt(f *abi.PlaceFacts, leg candidates.Leg, usual int32, start float64) int32 {
-	limit, best := max(1, p.TTFTSeconds*1e6-start), choice{row: -1}
+	limit := max(1, p.TTFTSeconds*1e6-start)
+	if q := &f.Predictions[usual]; q.Prefill == 0 || p.end(q) <= limit {
+		return usual
+	}
 	grade, own := leg.Grade(&f.Candidates[usual]), uncached(f, &f.Candidates[usual])
 	recent, requests := 0.0, 0.0
 	for i := range f.Candidates {
@@ -97,24 +99,35 @@ func (p *Params) prompt(f *abi.PlaceFacts, leg candidates.Leg, usual int32, star
 		if !leg.Suits(c, i) || leg.Grade(c) != grade {
 			continue
 		}
-		q := &f.Predictions[i]
-		if q.Prefill == 0 {
+		if f.Predictions[i].Prefill == 0 {
 			return usual
 		}
 		recent += float64(c.RecentTokens)
 		requests += float64(c.RecentRequests)
-		inTime := float64(q.Prefill)+float64(p.Margin*float64(q.PrefillError)) <= limit
-		if inTime && (uncached(f, c)-own)*float64(q.Wait) <= idleWait*own*limit {
+	}
+	mean, best := recent/max(1, requests), choice{row: -1}
+	for i := range f.Candidates {
+		c := &f.Candidates[i]
+		if !leg.Suits(c, i) || leg.Grade(c) != grade {
+			continue
+		}
+		q := &f.Predictions[i]
+		if p.end(q) <= limit && (uncached(f, c)-own)*float64(q.Wait) <= max(own, mean)*limit {
 			best.offer(i, float64(c.Score))
 		}
 	}
 	switch {
 	case best.row >= 0:
 		return best.row
-	case own*max(1, requests) < recent:
-		return usual // less work than the mean request: its delay frees little time
+	case own < mean:
+		return usual // its delay frees little time
 	}
 	return p.late(f, leg, usual, limit)
+}
+
+// end returns the latest likely end of prefill in µs.
+func (p *Params) end(q *abi.Prediction) float64 {
+	return float64(q.Prefill) + float64(p.Margin*float64(q.PrefillError))
 }
 
 // late returns the row for a long prompt that no row serves in time. Such a prompt goes to
@@ -140,7 +153,7 @@ func (p *Params) late(f *abi.PlaceFacts, leg candidates.Leg, usual int32, limit 
 			if more <= own {
 				late.offer(i, float64(c.Score))
 			}
-		} else if more*wait <= idleWait*own*limit {
+		} else if more*wait <= own*limit {
 			fresh.offer(i, float64(q.Prefill))
 		}
 	}
