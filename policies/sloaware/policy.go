@@ -85,8 +85,9 @@ func uncached(f *abi.PlaceFacts, c *abi.Candidate) float64 {
 // is the expected time in µs from the end of prefill to the first token.
 //
 // Additional work delays the requests behind it: none on an idle row, more on a row where
-// more requests wait. So a move may add the work of the request, or of the mean request, on a
-// row whose requests wait for the whole limit, and proportionally more after a shorter wait.
+// more requests wait. So a move to a row whose requests wait for the whole limit may double
+// the work of the request, or add half the work of the mean request. A shorter wait allows
+// proportionally more.
 func (p *Params) prompt(f *abi.PlaceFacts, leg candidates.Leg, usual int32, start float64) int32 {
 	limit := max(1, p.TTFTSeconds*1e6-start)
 	if q := &f.Predictions[usual]; q.Prefill == 0 || p.end(q) <= limit {
@@ -112,7 +113,7 @@ func (p *Params) prompt(f *abi.PlaceFacts, leg candidates.Leg, usual int32, star
 			continue
 		}
 		q := &f.Predictions[i]
-		if p.end(q) <= limit && (uncached(f, c)-own)*float64(q.Wait) <= max(own, mean)*limit {
+		if p.end(q) <= limit && (uncached(f, c)-own)*float64(q.Wait) <= max(own, mean/2)*limit {
 			best.offer(i, float64(c.Score))
 		}
 	}

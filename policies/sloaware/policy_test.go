@@ -41,8 +41,8 @@ func TestPlace(t *testing.T) {
 		"late, and no row is worth the additional work":           {facts(9000*ms, 3500*ms, 3200*ms), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU = 500 }, 0, 3},
 		"in time on a row with requests, for four times the work": {facts(3500*ms, 2000*ms), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU = 500 }, 0, 2},
 		"in time on a nearly idle row, for four times the work":   {facts(3500*ms, 50*ms), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU = 500 }, 1, 2},
-		"in time for less additional work than the mean request has": {facts(3500*ms, 1500*ms), func(f *abi.PlaceFacts) {
-			f.Candidates[0].BlocksGPU, f.Candidates[1].RecentTokens, f.Candidates[1].RecentRequests = 500, 90_000, 8
+		"in time for little additional work beside that of the mean request": {facts(3500*ms, 1500*ms), func(f *abi.PlaceFacts) {
+			f.Candidates[0].BlocksGPU, f.Candidates[1].RecentTokens, f.Candidates[1].RecentRequests = 500, 180_000, 8
 		}, 1, 2},
 		"an unknown time: kv_aware":   {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions[1].Prefill = 0; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
 		"no predictions: kv_aware":    {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions = nil; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
