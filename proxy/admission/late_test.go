@@ -248,7 +248,7 @@ func TestLateInALongQueue(t *testing.T) {
 // before its deadline.
 func TestLateOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := lateQueue(t, time.Hour)
+		l := lateQueue(t, 30*time.Second)
 		l.engines.set("m", 1000)
 		l.limits.MaxExchanges = 1
 		first := <-l.send(modelClaim("a", "m"), 0)
