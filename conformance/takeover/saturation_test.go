@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/surface"
@@ -89,12 +90,12 @@ func TestSaturationInAFleet(t *testing.T) {
 	}
 	w.held(0, 0)
 
-	const others, requests = 8, 16
+	const others = 8
 	type answer struct {
 		status int
 		text   string
 	}
-	answers := make(chan answer, 100)
+	answers := make(chan answer, 300)
 	send := func(ctx context.Context, base string, n int) {
 		go func() {
 			status, text := w.completion(ctx, base, n, "")
@@ -109,42 +110,47 @@ func TestSaturationInAFleet(t *testing.T) {
 		return w.metric("pdproxy_role_requests_waiting") == others-1
 	})
 
-	// A worker may learn it a moment later, so that a few requests may pass. Of a whole round,
-	// in which both workers have requests, none does.
-	sent, passed := 0, 0
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
-	for full := false; !full; {
-		for range requests {
-			send(ctx, "http://"+w.addr, 200+sent)
-			sent++
+	// A worker learns it a moment later than the coordinator. It may still place a request, whose
+	// client then leaves.
+	refused := 0
+	for row := 0; row < 16; {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		switch status, text := w.completion(ctx, "http://"+w.addr, 500+refused, "1"); {
+		case status == 503 && strings.Contains(text, `"code":"saturated"`):
+			refused++
+			row++
+		case status == 0 || strings.Contains(text, `"code":"deadline_exceeded"`):
+			row = 0
+		default:
+			t.Fatalf("a request whose deadline is too near: %d %s", status, text)
 		}
-		before, open := passed, []int(nil)
-		w.eventually("a request is neither held nor in the engine", func() bool {
-			s := e.State()
-			passed = s.RequestsRunning + s.RequestsWaiting - others
-			return w.metric("pdproxy_requests_waiting", `reason="saturated"`)+passed == sent
-		})
-		open = w.held(sent-passed, sent)
-		full = passed == before && open[0] > 0
-		if sent > 20*requests {
-			t.Fatalf("%d of %d requests pass, %v are open in each worker", passed, sent, open)
-		}
+		cancel()
 	}
 
-	for n := range 8 {
-		if status, text := w.completion(t.Context(), "http://"+w.addr, 500+n, "1"); status != 503 || !strings.Contains(text, `"code":"saturated"`) {
-			t.Errorf("a request whose deadline is too near: %d %s", status, text)
+	sent := 0
+	for both := false; !both; { // a worker without processor time accepts no connection
+		for range 16 {
+			send(t.Context(), "http://"+w.addr, 1000+sent)
+			sent++
+		}
+		open := w.held(sent, sent)
+		both = len(open) == 2 && open[0] > 0
+		if sent > 200 {
+			t.Fatalf("the workers have %v of the requests", open)
 		}
 	}
+	w.eventually("a request of the proxy is in the engine", func() bool {
+		s := e.State()
+		return s.RequestsRunning == 1 && s.RequestsWaiting == others-1
+	})
 
 	leaves, left := context.WithCancel(t.Context())
 	for n := range 4 {
 		send(leaves, "http://"+w.addr, 600+n)
 	}
-	w.held(sent-passed+4, sent+4)
+	w.held(sent+4, sent+4)
 	left()
-	w.held(sent-passed, sent)
+	w.held(sent, sent)
 
 	e.SetDecodeUsPerToken(0)
 	ok := 0
@@ -162,7 +168,7 @@ func TestSaturationInAFleet(t *testing.T) {
 	}
 	w.held(0, 0)
 	w.eventually("leases are open", func() bool { return w.metric("pdproxy_leases_open") == 0 })
-	if n := w.metric("pdproxy_shed_total", `reason="saturated"`); n != 8 {
-		t.Errorf("%d requests are counted as shed, want 8", n)
+	if n := w.metric("pdproxy_shed_total", `reason="saturated"`); n < refused {
+		t.Errorf("%d requests are counted as shed, want at least %d", n, refused)
 	}
 }
