@@ -28,20 +28,8 @@ func (l *Local) SetFallback(d Decider) { l.fallback = d }
 // HoldID adds an id to the set of ids in flight.
 func (l *Local) HoldID(id uint64) bool { return l.live.Add(id) }
 
-// Waiting returns the number of jobs that wait for Run.
-func (l *Local) Waiting() int { return len(l.background.queue) }
-
-// Settle executes the jobs that wait for Run.
-func (l *Local) Settle() {
-	for {
-		select {
-		case j := <-l.background.queue:
-			l.background.run(j)
-		default:
-			return
-		}
-	}
-}
+// Waiting returns the number of comparisons that wait for Run.
+func (l *Local) Waiting() int { return len(l.comparisons.queue) }
 
 // SequenceTable is the table of sequences by model.
 type SequenceTable = sequenceTable

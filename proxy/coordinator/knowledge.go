@@ -251,7 +251,7 @@ func (l *Local) Compare(p *Placement, r CacheReport) {
 		Prompt: int(r.Prompt), Predicted: int(p.Matched), Reported: int(r.Cached), Block: r.Block,
 	}
 	if len(r.Blocks) > 0 {
-		l.background.compare(slot, r.Blocks, o)
+		l.comparisons.compare(slot, r.Blocks, o)
 		return
 	}
 	l.state.Trust.Observe(o)

@@ -22,12 +22,6 @@ import (
 // knowing makes the policies request blocks and conversations. The native rule places.
 func (w *world) knowing(needs abi.Needs) { w.SetDecider(placetest.Stub{Wants: needs}) }
 
-// settle executes the jobs that wait for Run.
-func (w *world) settle() {
-	w.Arrived()
-	w.Settle()
-}
-
 // asking returns a request with this text.
 func asking(text string) *coordinator.Ask {
 	a := placetest.NewAsk()
@@ -57,7 +51,7 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	prefill, decode := w.Target(t, "p", 0), w.Target(t, "d", 0)
 	matched := func(text string) (p, d int64) {
-		w.settle()
+		w.Arrived()
 		placed := w.Must(t, asking(text))
 		defer placed.Lease.Release()
 		at, to := row(t, placed, prefill), row(t, placed, decode)
@@ -85,7 +79,7 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 	if p, d := matched(blocks("a", 4) + blocks("b", 1)); p != 4*128 || d != 0 {
 		t.Errorf("%d and %d matched tokens although decode did not run", p, d)
 	}
-	w.settle()
+	w.Arrived()
 	again := w.Must(t, asking(blocks("a", 4)))
 	if c := row(t, again, prefill); c.BlockTokens != 128 || c.BlocksGPU != 4 {
 		t.Errorf("row %+v", c)
@@ -108,7 +102,7 @@ func TestQueuedTokensAreThoseNotHeld(t *testing.T) {
 	}
 	first.Lease.Answered(true)
 	first.Lease.Release()
-	w.settle()
+	w.Arrived()
 	second := w.Must(t, asking(blocks("a", 4)+blocks("b", 2)))
 	if got := prefill.Load[0].Queued(); got != 2*128 {
 		t.Errorf("%d tokens queued of a prompt of which four blocks are held", got)
@@ -265,16 +259,35 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// TestWhatWaitsIsBounded: requests are also placed if Run is slow or does not run. The
-// number of waiting jobs is bounded. Run executes waiting jobs until its context ends.
-func TestWhatWaitsIsBounded(t *testing.T) {
+// TestNextPlacementFindsTheBlocks: a placement finds the blocks of the request that was placed
+// immediately before. No other goroutine has to run between the two.
+func TestNextPlacementFindsTheBlocks(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	w.knowing(abi.NeedBlocks)
-	for range coordinator.MostWaiting {
-		w.Must(t, asking(blocks("a", 2))).Lease.Release()
+	first := w.Must(t, asking(blocks("a", 4)))
+	second := w.Must(t, asking(blocks("a", 4)+blocks("b", 1)))
+	for _, target := range []engine.Target{first.Prefill, first.Decode} {
+		if c := row(t, second, target); c.BlocksGPU != 4 {
+			t.Errorf("%s holds %d blocks, want 4", target.Name(), c.BlocksGPU)
+		}
+	}
+	first.Lease.Release()
+	second.Lease.Release()
+	w.Idle(t)
+}
+
+// TestComparisonsAreBounded: requests are also compared if Run is slow or does not run. The
+// number of waiting comparisons is bounded. Run does waiting comparisons until its context ends.
+func TestComparisonsAreBounded(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	target := w.Target(t, "p", 0)
+	p := &coordinator.Placement{Prefill: target, Decode: w.Target(t, "d", 0), Matched: 640}
+	report := coordinator.CacheReport{Block: target.BlockTokens(), Blocks: asking(blocks("a", 2)).Key.Chains[0].Blocks, Prompt: 1000}
+	for range coordinator.MostWaiting + 1 {
+		w.Compare(p, report)
 	}
 	if n := w.Waiting(); n != coordinator.MostWaiting {
-		t.Errorf("%d jobs wait", n)
+		t.Errorf("%d comparisons wait, want %d", n, coordinator.MostWaiting)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -284,6 +297,9 @@ func TestWhatWaitsIsBounded(t *testing.T) {
 	}
 	cancel()
 	<-done
+	if len(w.Verdicts) != 1 {
+		t.Errorf("%d verdicts, want 1: %+v", len(w.Verdicts), w.Verdicts)
+	}
 	w.Idle(t)
 }
 

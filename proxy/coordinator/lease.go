@@ -25,7 +25,7 @@ type Lease struct {
 	since    time.Time
 	pinned   *engine.Instance // prefill until decode has the KV; guarded by mu
 	decode   load.Hold        // guarded by mu
-	expected [2]job           // at the target that computes the prompt, and at decode; guarded by mu
+	expected [2]expectation   // at the target that computes the prompt, and at decode; guarded by mu
 	computed bool             // guarded by mu
 	answered bool             // guarded by mu
 	released bool             // guarded by mu
@@ -212,13 +212,8 @@ func (l *Lease) release() bool {
 
 // leave removes the lease from its Local; l.mu is held.
 func (l *Lease) leave() {
-	for i, well := range [...]bool{l.computed, l.answered} {
-		how := failed
-		if well {
-			how = came
-		}
-		l.local.background.end(l.expected[i], how)
-		l.expected[i] = job{}
+	for i, came := range [...]bool{l.computed, l.answered} {
+		l.expected[i].end(l.local.state.Index, came)
 	}
 	if l.id != 0 {
 		l.local.live.Drop(l.id)

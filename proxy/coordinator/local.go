@@ -35,8 +35,8 @@ type Local struct {
 	sequences sequenceTable
 	times     predict.Table // of the engines, if a policy needs predictions
 
-	background *background
-	tables     sync.Pool
+	comparisons *comparisons
+	tables      sync.Pool
 }
 
 var _ Coordinator = (*Local)(nil)
@@ -44,7 +44,7 @@ var _ Coordinator = (*Local)(nil)
 // NewLocal returns a coordinator that uses the decisions of d. If d has no answer,
 // fallback decides; fallback must always have an answer.
 func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint *disaggid.Source, observer Observer) *Local {
-	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer, background: newBackground(state)}
+	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer, comparisons: newComparisons(state)}
 	l.tables.New = func() any { return &table{pool: &l.tables, types: &l.times} }
 	l.SetDecider(d)
 	return l

@@ -105,6 +105,7 @@ func TestOverTheWire(t *testing.T) {
 		"Spread":                         TestSpread,
 		"PlaceAllocatesOnlyThePlacement": TestPlaceAllocatesOnlyThePlacement,
 		"BlocksOfARequestAreExpected":    TestBlocksOfARequestAreExpected,
+		"NextPlacementFindsTheBlocks":    TestNextPlacementFindsTheBlocks,
 		"QueuedTokensAreThoseNotHeld":    TestQueuedTokensAreThoseNotHeld,
 		"ConversationsComeHome":          TestConversationsComeHome,
 		"Cut":                            TestCut,

@@ -1,0 +1,68 @@
+package coordinator
+
+import (
+	"context"
+	"sync"
+
+	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// mostWaiting bounds the comparisons that wait for Run. Further ones are dropped: other requests
+// are compared.
+const mostWaiting = 1024
+
+// comparison is a comparison of the cached tokens that an engine reports with the index. Run
+// does it later, because it walks through all blocks of a long prompt.
+type comparison struct {
+	target kvindex.Target
+	blocks *[]kvindex.Hash // a copy from copies, to which Run returns it
+	seen   indexcheck.Observation
+}
+
+// comparisons is the queue of comparisons. Run does them in order.
+type comparisons struct {
+	state State
+	queue chan comparison
+}
+
+func newComparisons(state State) *comparisons {
+	return &comparisons{state: state, queue: make(chan comparison, mostWaiting)}
+}
+
+// Run does the comparisons that reports of engines leave, until ctx ends.
+func (l *Local) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case c := <-l.comparisons.queue:
+			l.comparisons.run(c)
+		}
+	}
+}
+
+func (q *comparisons) run(c comparison) {
+	c.seen.Held = q.state.Index.Vouched(c.target, *c.blocks) * c.seen.Block
+	q.state.Trust.Observe(c.seen)
+	copies.Put(c.blocks)
+}
+
+// compare queues a comparison of the cached tokens that an engine reports with its events.
+func (q *comparisons) compare(target kvindex.Target, blocks []kvindex.Hash, o indexcheck.Observation) {
+	c := comparison{target: target, blocks: copyOf(blocks), seen: o}
+	select {
+	case q.queue <- c:
+	default:
+		copies.Put(c.blocks)
+	}
+}
+
+// copies holds memory for copies of blocks.
+var copies = sync.Pool{New: func() any { return new([]kvindex.Hash) }}
+
+func copyOf(blocks []kvindex.Hash) *[]kvindex.Hash {
+	c := copies.Get().(*[]kvindex.Hash)
+	*c = append((*c)[:0], blocks...)
+	return c
+}
