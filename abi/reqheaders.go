@@ -88,17 +88,23 @@ func isToken(name string) bool {
 
 // carriesCredentials reports whether the header of that name carries keys, tokens or cookies,
 // by its name. Some servers read an underscore as a hyphen. A client of the Realtime API sends
-// its key in sec-websocket-protocol.
+// its key in sec-websocket-protocol, one of Azure API Management in ocp-apim-subscription-key, one of
+// Cloudflare in x-auth-key, one of a registry in x-registry-auth.
 func carriesCredentials(name string) bool {
 	name = strings.ReplaceAll(name, "_", "-")
 	for _, part := range [...]string{
 		"authorization", "cookie", "api-key", "apikey", "access-key", "secret", "password", "passwd", "credential", "jwt", "client-cert", "session-key",
+		"auth-key", "subscription-key",
 	} {
 		if strings.Contains(name, part) {
 			return true
 		}
 	}
-	return name == "sec-websocket-protocol" || name == "x-amzn-oidc-data" || name == "token" || strings.HasSuffix(name, "-token") || strings.HasSuffix(name, "authtoken")
+	switch name {
+	case "sec-websocket-protocol", "x-amzn-oidc-data", "token", "auth", "dpop":
+		return true
+	}
+	return strings.HasSuffix(name, "-token") || strings.HasSuffix(name, "authtoken") || strings.HasSuffix(name, "-auth")
 }
 
 // headerRow is the size of a row of the headers table.

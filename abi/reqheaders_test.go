@@ -46,6 +46,11 @@ func TestParseHeaders(t *testing.T) {
 		{"x-goog-iap-jwt-assertion", nil, "carries credentials"},
 		{"x-forwarded-client-cert", nil, "carries credentials"},
 		{"x-client-secret", nil, "carries credentials"},
+		{"Ocp-Apim-Subscription-Key", nil, "carries credentials"},
+		{"x-auth-key", nil, "carries credentials"},
+		{"helicone-auth", nil, "carries credentials"},
+		{"dpop", nil, "carries credentials"},
+		{"idempotency-key\nx-routing-key\nx-author", []string{"idempotency-key", "x-routing-key", "x-author"}, ""},
 	} {
 		got, err := ParseHeaders(tt.text)
 		if !slices.Equal(got, tt.want) || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {

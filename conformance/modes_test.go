@@ -73,6 +73,7 @@ var inFleet = []scenario{
 	{"short turns", TestShortTurnsGoHome},
 	{"distrust", TestTroubleIsNamed},
 	{"refused pair", TestRefusedPair},
+	{"zones", TestSameZone},
 	{"batches", TestBatchesMeetOneByOne},
 	{"encode", TestEncodePrefillDecode},
 	{"generation first", TestGenerationIsSentFirst},

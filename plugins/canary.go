@@ -48,13 +48,11 @@ func (s *Set) release(t *table, p, fresh *plugin) error {
 	if err := fresh.version.Trial(); err != nil {
 		return err
 	}
-	full := t.with(p, fresh)
-	if err := s.resolve(full); err != nil {
-		return err
-	}
 	next := *t
 	next.canaries = append(t.without(p), canary{p, fresh, time.Now().Add(p.spec.CrashWindow)})
-	next.needs |= full.needs
+	if err := s.resolve(&next); err != nil {
+		return err
+	}
 	p.failed.Store(false)
 	s.swap(&next)
 	s.deps.Log.Info("a new version takes a share of the decisions", "plugin", p.spec.Name, "sha256", fresh.digest, "share", p.spec.Canary)
@@ -82,7 +80,7 @@ func (s *Set) endTrials(now time.Time) {
 			_ = s.refuse(c.old, errors.New("it failed while it took a share of the decisions"))
 		case !now.Before(c.until):
 			next := t.with(c.old, c.fresh)
-			if err := s.resolve(next); err != nil { // cannot fail: the same table was resolved before
+			if err := s.resolve(next); err != nil { // cannot fail: its policies were resolved before
 				_ = s.refuse(c.old, err)
 				continue
 			}

@@ -25,7 +25,7 @@ type table struct {
 	legs   []*policy.Policy // in the order of the configuration
 	finish []*policy.Policy
 
-	needs   abi.Needs // of all policies in use
+	needs   abi.Needs // of all policies in use and of their canaries
 	headers []string  // that these policies get, each once
 }
 
@@ -108,22 +108,48 @@ func (s *Set) resolve(t *table) error {
 			}
 		}
 	}
+	for _, c := range t.canaries { // they get their facts beside those of their predecessors
+		full := t.with(c.old, c.fresh)
+		full.canaries = nil
+		if err := s.resolve(full); err != nil {
+			return err
+		}
+		t.needs |= full.needs
+		t.addHeaders(full.headers)
+	}
 	if n := len(t.headers); n > abi.MaxAllHeaders {
-		return Errors{{Key: "plugin", Err: fmt.Errorf("the policies in use declare %d different request headers; at most %d are possible", n, abi.MaxAllHeaders)}}
+		return Errors{{Key: "plugin", Err: fmt.Errorf("the policies in use declare %d different request headers, at most %d are possible: %s", n, abi.MaxAllHeaders, t.declarations())}}
 	}
 	return nil
 }
 
 // declare adds the headers that a policy gets; nil: a compiled-in policy.
 func (t *table) declare(p *policy.Policy) {
-	if p == nil {
-		return
+	if p != nil {
+		t.addHeaders(p.Headers())
 	}
-	for _, name := range p.Headers() {
+}
+
+func (t *table) addHeaders(names []string) {
+	for _, name := range names {
 		if !slices.Contains(t.headers, name) {
 			t.headers = append(t.headers, name)
 		}
 	}
+}
+
+// declarations returns the number of headers of each plugin that declares headers, as "p 8, q 3".
+func (t *table) declarations() string {
+	var list []string
+	for _, p := range t.all() {
+		if p.version == nil {
+			continue
+		}
+		if n := len(p.version.Headers()); n > 0 {
+			list = append(list, fmt.Sprintf("%s %d", p.spec.Name, n))
+		}
+	}
+	return strings.Join(list, ", ")
 }
 
 // find returns the policy that a name of the configuration means. A plugin has

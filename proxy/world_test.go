@@ -91,7 +91,7 @@ func newWorld(t *testing.T, o setup) *world {
 	}
 	w.registry = engine.New(engine.Options{
 		Index:  o.known.Index,
-		Health: cfg.Health, Circuit: cfg.Circuit, Log: log,
+		Health: cfg.Health, Circuit: cfg.Circuit, Pairs: cfg.Pairs, Log: log,
 		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
 		NewClient: func(spec config.Engine) (upstream.Client, error) {
 			u, err := url.Parse(spec.URL)
@@ -459,6 +459,7 @@ type fakeEngine struct {
 	priority  string        // order of priorities in the engine; "": none
 	kvHosts   string        // other hosts of the engine; "": the proxy trusts the host in its answers
 	kvLease   time.Duration // kv_lease_duration
+	labels    config.Labels // "": none
 
 	bidirectional bool
 	serve         func(c *engineConn, nth int)
@@ -511,7 +512,7 @@ func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
 	s.URL, s.Ranks, s.Bidirectional = "http://"+e.host(), max(e.ranks, 1), e.bidirectional
-	s.Priority = e.priority
+	s.Priority, s.Labels = e.priority, e.labels
 	s.KVHosts, s.KVLeaseDuration = e.kvHosts, config.Duration(e.kvLease)
 	if s.MoRIIO() {
 		s.KVAddress = "host:10.0.0.5,handshake:6301,notify:61005"

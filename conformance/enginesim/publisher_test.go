@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
@@ -130,7 +131,9 @@ func ids(t *testing.T, list any) []token {
 
 func kvEngine(t *testing.T, cfg Config) *Engine {
 	t.Helper()
-	cfg.KVEvents.Endpoint = "tcp://127.0.0.1:0"
+	if cfg.KVEvents.Endpoint == "" {
+		cfg.KVEvents.Endpoint = "tcp://127.0.0.1:0"
+	}
 	if cfg.KVEvents.Replay == "" {
 		cfg.KVEvents.Replay = "tcp://127.0.0.1:0"
 	}
@@ -398,8 +401,9 @@ func TestKVEventFaults(t *testing.T) {
 // another digest for the same block. The old engine's subscribers lose their
 // connections.
 func TestKVEventsAfterKill(t *testing.T) {
-	e := kvEngine(t, Config{Ranks: 2})
-	cfg := KVEventsConfig{Endpoint: e.KVEventsEndpoint(), Replay: e.KVEventsReplay()}
+	at := func() string { return fmt.Sprintf("tcp://127.0.0.1:%d", testbed.Ports(t, 2)) }
+	cfg := KVEventsConfig{Endpoint: at(), Replay: at()}
+	e := kvEngine(t, Config{Ranks: 2, KVEvents: cfg})
 	body := completion(words(1, 20), `"max_tokens":1`)
 	rank0 := []string{"X-data-parallel-rank", "0"}
 	messages := subscriber(t, e, cfg.Endpoint, "")

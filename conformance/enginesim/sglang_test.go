@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 // quickSGLang returns settings with short timeouts, so that a test can wait for
@@ -362,12 +364,12 @@ func TestSGLangTimeouts(t *testing.T) {
 // TestSGLangRestart: a prefill restarts on the same bootstrap port. Decode
 // reads its topology again after the heartbeat has missed the old one.
 func TestSGLangRestart(t *testing.T) {
-	p, d := sglangPair(t, Config{}, Config{SGLang: quickSGLang()})
+	port := testbed.Ports(t, 1)
+	p, d := sglangPair(t, Config{BootstrapPort: port}, Config{SGLang: quickSGLang()})
 	pa, da := both(t, routeCompletions, p, d, completion("before", bootstrap(p, 1, "r-1")))
 	if pa.status != http.StatusOK || da.status != http.StatusOK {
 		t.Fatalf("both = %d, %s, %d, %s", pa.status, pa.body, da.status, da.body)
 	}
-	port := p.BootstrapPort()
 	p.Kill()
 	eventually(t, "the prefill forgotten", func() bool {
 		g := sglangOf(d)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 // pair is a prefill and a decode engine and a third that does both.
@@ -385,9 +387,12 @@ func TestSamplesOfOnePrefill(t *testing.T) {
 }
 
 func TestPrefillRestarted(t *testing.T) {
-	pd := startPair(t)
-	port := 0
-	_, port = pd.p.ranks[0].side.hostPort()
+	port := testbed.Ports(t, 1)
+	pd := startPair(t, func(c *Config) {
+		if c.Role == RolePrefill {
+			c.Listen, c.SideChannelPort = testbed.FreeAddr(t), port
+		}
+	})
 	prompt := words(16, 40)
 	params := pd.prefill(t, prompt)
 	addr := pd.p.Addr()

@@ -42,7 +42,7 @@ func post(ctx context.Context, c *http.Client, url, body string, header ...strin
 	}
 	r.Header.Set("Content-Type", "application/json")
 	for i := 0; i+1 < len(header); i += 2 {
-		r.Header.Set(header[i], header[i+1])
+		r.Header.Add(header[i], header[i+1])
 	}
 	return c.Do(r)
 }

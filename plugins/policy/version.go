@@ -273,6 +273,10 @@ func (v *Version) Find(h abi.Hook, name string) (*Policy, bool) {
 // Needs returns the needs of the module for all its policies.
 func (v *Version) Needs() abi.Needs { return v.needs }
 
+// Headers returns the names of the request headers that the module declares, in lower case. The
+// caller must not change the list.
+func (v *Version) Headers() []string { return v.headers }
+
 // Headers returns the names of the request headers that the policy gets, in lower case; nil: none.
 // The caller must not change the list.
 func (p *Policy) Headers() []string { return p.layout.Headers }

@@ -103,7 +103,8 @@ func (a *attempt) endObserved() {
 }
 
 // spare returns the other candidates for the phase of Decode, those with the fewest tokens
-// first.
+// first. With a prefill engine they are in its group, because the gateway sends the same name of
+// the prefill engine to each of them.
 func (a *attempt) spare() []engine.Target {
 	n := a.env.Config.EPP.Fallbacks
 	if n == 0 {
@@ -117,8 +118,12 @@ func (a *attempt) spare() []engine.Target {
 	if a.p.Flow == abi.FlowAggregated {
 		role = abi.RoleBoth
 	}
+	prefill := slices.Index(a.p.Targets, a.p.Prefill)
 	var rows []row
 	for i, c := range a.p.Facts.Candidates {
+		if prefill >= 0 && c.Group != a.p.Facts.Candidates[prefill].Group {
+			continue
+		}
 		if t := a.p.Targets[i]; c.Roles&role == role && t.Instance != a.p.Decode.Instance && t.Instance != a.p.Prefill.Instance {
 			rows = append(rows, row{t, c.Tokens})
 		}

@@ -26,7 +26,7 @@ func (a *attempt) pullTurn() {
 	if k == nil {
 		return
 	}
-	switch reason := k.Unusable(a.p.Prefill, a.conn); reason {
+	switch reason := k.Unusable(a.p.Prefill, a.conn, env.Config.Pairs.SameLabels); reason {
 	case "":
 	case retained.HolderGone:
 		env.Journal.Fallback("turn_kv", reason)

@@ -43,6 +43,15 @@ func (l Labels) Map() map[string]string {
 	return labels
 }
 
+// Same reports whether both have each of these labels, with the same value.
+func (l Labels) Same(other Labels, names []string) bool {
+	if len(names) == 0 {
+		return true
+	}
+	mine, others := l.Map(), other.Map()
+	return !slices.ContainsFunc(names, func(name string) bool { return mine[name] == "" || mine[name] != others[name] })
+}
+
 // check returns why policies cannot get the labels.
 func (l Labels) check() error {
 	labels, others := l.Map(), 0

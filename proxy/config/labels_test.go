@@ -26,3 +26,24 @@ func TestLabels(t *testing.T) {
 		t.Errorf("labels of an engine without labels: %v", plain.Labels.Map())
 	}
 }
+
+// TestLabelsSame: two engines share a label only if both have it with the same value.
+func TestLabelsSame(t *testing.T) {
+	for _, tt := range []struct {
+		a, b  Labels
+		names []string
+		want  bool
+	}{
+		{"", "", nil, true},
+		{"zone=a", "zone=b", nil, true},
+		{"zone=a", "rack=1\nzone=a", []string{"zone"}, true},
+		{"zone=a", "zone=b", []string{"zone"}, false},
+		{"rack=1\nzone=a", "rack=2\nzone=a", []string{"zone", "rack"}, false},
+		{"zone=a", "", []string{"zone"}, false},
+		{"", "", []string{"zone"}, false},
+	} {
+		if got := tt.a.Same(tt.b, tt.names); got != tt.want {
+			t.Errorf("%q and %q share %q: got %v, want %v", tt.a, tt.b, tt.names, got, tt.want)
+		}
+	}
+}

@@ -57,8 +57,8 @@ func (k *KV) Holder() engine.Target { return k.holder }
 func (k *KV) Foreign() bool { return k.host == "" }
 
 // Unusable returns why prefill cannot pull the KV, as a reason of a fallback; "" if it
-// can.
-func (k *KV) Unusable(prefill engine.Target, conn connector.Connector) string {
+// can. same lists the labels whose values two engines share if KV may move between them.
+func (k *KV) Unusable(prefill engine.Target, conn connector.Connector, same []string) string {
 	d := k.holder
 	state := d.State()
 	switch {
@@ -66,6 +66,8 @@ func (k *KV) Unusable(prefill engine.Target, conn connector.Connector) string {
 		return HolderGone
 	case prefill.BlockTokens() != d.BlockTokens() || conn.Compatible(prefill.Facts(), d.Facts()) != nil:
 		return "incompatible"
+	case !prefill.Spec.Labels.Same(d.Spec.Labels, same):
+		return "other_labels"
 	case !connector.Sound(d.Instance, prefill.Instance, k.params):
 		return connector.ForeignHost
 	}

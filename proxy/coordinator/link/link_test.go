@@ -294,8 +294,15 @@ func TestBeats(t *testing.T) {
 func TestNobodyWaitsForAReader(t *testing.T) { overBoth(t, testNobodyWaitsForAReader) }
 
 func testNobodyWaitsForAReader(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
-	x, _ := sockets(t)
+	x, y := sockets(t)
 	a := start(t, x, nil)
+	go func() { // the peer sends heartbeats, because the frames take longer than Silence on a busy machine
+		for b := appendFrame(nil, beat, 0, 0, nil); ; time.Sleep(Beat / 4) {
+			if _, err := y.Write(b); err != nil {
+				return
+			}
+		}
+	}()
 	payload := make([]byte, 1<<20)
 	var err error
 	for n := 0; err == nil; n++ {
