@@ -205,3 +205,77 @@ func TestSaturatedClientLeaves(t *testing.T) {
 		}
 	})
 }
+
+// TestSaturationShedsHeld: a held request is refused as soon as the engines, and the requests that
+// are held before it, delay it beyond its deadline.
+func TestSaturationShedsHeld(t *testing.T) {
+	for _, tt := range []struct {
+		deadline string
+		after    time.Duration // of the refusal
+	}{{"2000", 0}, {"4000", 1500 * time.Millisecond}} {
+		synctest.Test(t, func(t *testing.T) {
+			e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+			w := newWorld(t, setup{engines: []*fakeEngine{e}, config: bySaturation})
+			c := &w.registry.Snapshot().Instance("e").Load[0]
+			c.Prefill.Measure(1000, time.Second)
+			c.Placed(1000, time.Now())
+			c.Report(load.Report{At: time.Now(), Every: time.Hour, Running: 3, Waiting: 4, Queued: 500}, c.Mark())
+			first := make(chan answer, 2)
+			for range cap(first) {
+				go func() { first <- w.post(completionsPath, completions(false)) }()
+			}
+			synctest.Wait()
+			began := time.Now()
+			a := w.post(completionsPath, completions(false), "X-Deadline", tt.deadline)
+			took := time.Since(began)
+			if a.status != 503 || !strings.Contains(a.body, `"code":"saturated"`) || a.header.Get("Retry-After") != "3" || took < tt.after || took > tt.after+100*time.Millisecond {
+				t.Errorf("%d %v %s after %v, want the refusal after %v", a.status, a.header, a.body, took, tt.after)
+			}
+			if n := w.metric("pdproxy_shed_total", "saturated"); n != 1 {
+				t.Errorf("%v requests are counted as shed", n)
+			}
+			if notes := strings.Join(w.explained().Notes, "\n"); !strings.Contains(notes, "the request waited for") || !strings.Contains(notes, "would have delayed the request by 2.5s") {
+				t.Errorf("explain has the notes %q", notes)
+			}
+			w.says("e", 3, 0, 0)
+			for range cap(first) {
+				if a := <-first; a.status != 200 {
+					t.Errorf("a held request got %d %s", a.status, a.body)
+				}
+			}
+			w.nothingHeld()
+		})
+	}
+}
+
+// TestSaturatedDeadline: a held request ends at its deadline, if the work of the engines does not
+// show before that it comes too late.
+func TestSaturatedDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: bySaturation})
+		w.says("e", 3, 9, 0)
+		before := len(e.seen())
+		began := time.Now()
+		a := w.post(completionsPath, completions(false), "X-Deadline", "1000")
+		if took := time.Since(began); a.status != 503 || !strings.Contains(a.body, `"code":"deadline_exceeded"`) || a.header.Get("Retry-After") == "" || took != time.Second {
+			t.Errorf("%d %v %s after %v", a.status, a.header, a.body, took)
+		}
+		if n := len(e.seen()) - before; n != 0 {
+			t.Errorf("the engine got %d requests", n)
+		}
+		w.nothingHeld()
+	})
+}
+
+// nothingHeld checks that no request waits, and that the next one is served.
+func (w *world) nothingHeld() {
+	w.t.Helper()
+	if n := w.metric("pdproxy_requests_waiting", "m", "saturated"); n != 0 {
+		w.t.Errorf("%v requests are shown as held", n)
+	}
+	w.says("e", 3, 0, 0)
+	if a := w.post(completionsPath, completions(false)); a.status != 200 {
+		w.t.Errorf("the next request: %d %s", a.status, a.body)
+	}
+}

@@ -181,9 +181,8 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	}
 }
 
-// saturated reports for the queue whether the engines of a model are saturated, by the present
-// configuration.
-func (s *Server) saturated(model string, further int) (delay time.Duration, saturated bool) {
+// saturated implements admission.Saturated by the present configuration.
+func (s *Server) saturated(model string, further int) (delay, each time.Duration, saturated bool) {
 	l := &s.cfg.Load().Limits
 	limits := saturation.Limits{QueueDepth: l.SaturationQueueDepth, KVUsage: l.SaturationKVUsage}
 	return saturation.Of(s.options.Registry.Snapshot(), model, further, limits, time.Now())

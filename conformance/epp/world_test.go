@@ -27,6 +27,7 @@ type listener struct {
 type world struct {
 	listeners map[string]*listener
 	lease     string     // of the engines
+	running   int        // requests that an engine computes at the same time
 	config    string     // of the picker
 	admin     string     // URL of the picker's admin address
 	kind      *kind      // of the sidecars
@@ -45,6 +46,8 @@ type setting struct {
 	lease  string            // time that blocks wait for a transfer; "" is that of the engine, 30s
 	zones  map[string]string // zones of the engines, by name; nil: the engines have no label
 	tables string            // tables of the picker's configuration
+
+	running int // requests that an engine computes at the same time; 0 is the number of the engine, 256
 }
 
 // labels returns the line with the labels of an engine.
@@ -60,7 +63,7 @@ func newWorld(t *testing.T, s setting) *world {
 	if s.kind == nil {
 		s.kind = &pdproxySidecar
 	}
-	w := &world{kind: s.kind, lease: s.lease, engines: map[string]*process{}, addrs: map[string]string{}, listeners: map[string]*listener{
+	w := &world{kind: s.kind, lease: s.lease, running: s.running, engines: map[string]*process{}, addrs: map[string]string{}, listeners: map[string]*listener{
 		"closed":        {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED"},
 		"open":          {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED", Open: true},
 		"open-buffered": {Request: "BUFFERED", Response: "NONE", Open: true},
@@ -97,7 +100,7 @@ func (w *world) engine(t *testing.T, name, role string) (addr string) {
 		addr = free(t)
 	}
 	w.addrs[name] = addr
-	w.engines[name] = start(t, name, pdproxy(t), "sim", "--connector", "vllm-nixl", "--role", role, "--listen", addr, "--name", name, "--kv-blocks", "200000", "--lease", cmp.Or(w.lease, "30s"))
+	w.engines[name] = start(t, name, pdproxy(t), "sim", "--connector", "vllm-nixl", "--role", role, "--listen", addr, "--name", name, "--kv-blocks", "200000", "--lease", cmp.Or(w.lease, "30s"), "--max-running", strconv.Itoa(cmp.Or(w.running, 256)))
 	until(t, name, func() bool { status, _ := get("http://" + addr + "/health"); return status == 200 })
 	return addr
 }

@@ -1,20 +1,27 @@
 package admission
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Saturated reports whether the engines of a model are saturated, and by how long their present
-// work delays a new request. further is the number of requests that have a place and have not
-// come to an engine yet. It must not block and not call the queue.
-type Saturated func(model string, further int) (delay time.Duration, saturated bool)
+// Saturated reports whether the engines of a model are saturated. If they are, delay is the time
+// by which their present work delays a new request, and each the time by which every request that
+// comes before it delays it further; 0: unknown. further is the number of requests that have a
+// place and have not come to an engine yet. It must not block and not call the queue.
+type Saturated func(model string, further int) (delay, each time.Duration, saturated bool)
 
 // gateEvery is the time between two looks at the gates of waiting requests. Each report of an
 // engine, each ended request and each change of the registry has an effect after this time at
 // the latest.
 const gateEvery = 20 * time.Millisecond
+
+// lateEvery is the number of waiting requests for which each look takes the time to predict
+// which of them come too late. With n times as many, every n-th look does.
+const lateEvery = 1000
 
 // gate is closed while the engines of a model are saturated. All requests of one model have the
 // same gate. It exists while a request of the model waits, or has a place and no engine yet.
@@ -23,13 +30,15 @@ type gate struct {
 	waiting int
 	unsent  int // requests that have a place and no engine yet
 	closed  bool
-	delay   time.Duration // of a new request, if the gate is closed
+
+	delay time.Duration // of a new request by the work of the engines, if the gate is closed
+	each  time.Duration // of a new request by one request before it, if the gate is closed
 }
 
 // SaturatedError refuses a request whose engines are so saturated that the request would come
 // too late. It matches the error for the client.
 type SaturatedError struct {
-	Delay time.Duration // by which the present work of the engines delays the request
+	Delay time.Duration // by which the work of the engines, and the requests that come first, delay the request
 }
 
 var errSaturated = openai.NewError(openai.CodeSaturated, "the engines of the model have too much work for the request to begin in time")
@@ -45,13 +54,80 @@ func (e *SaturatedError) RetrySeconds() int64 {
 	return max(1, int64((e.Delay+time.Second-1)/time.Second))
 }
 
-// refuses returns the refusal of a request whose wait ends after left. It returns nil if
-// the request may come in time.
+// after returns by how long a request is delayed that comes after so many requests behind the
+// closed gate.
+func (g *gate) after(before int) time.Duration {
+	return g.delay + time.Duration(g.unsent+before)*g.each
+}
+
+// refuses returns the refusal of a new request that may be delayed for left. It returns nil if
+// the request may come in time. The requests behind the gate do not count: refuseLate counts
+// them at the next look.
 func (g *gate) refuses(left time.Duration) error {
-	if g == nil || !g.closed || g.delay <= left {
+	if g == nil || !g.closed || g.after(0) <= left {
 		return nil
 	}
-	return &SaturatedError{Delay: g.delay}
+	return &SaturatedError{Delay: g.after(0)}
+}
+
+// late reports whether t comes too late after so many requests behind the closed gate: its first
+// token after its deadline, or its place after queue_timeout. A place becomes free long before
+// the engines have done their work, so that only the requests that come first delay the place.
+func (g *gate) late(t *ticket, before int, now time.Time) bool {
+	if !t.deadline.IsZero() && g.after(before) > max(0, t.deadline.Sub(now)) {
+		return true
+	}
+	return time.Duration(before)*g.each > max(0, t.until.Sub(now))
+}
+
+// refuseLate refuses the waiting requests that would come too late. The caller holds mu.
+func (q *Queue) refuseLate(now time.Time) {
+	for _, g := range q.order.gates {
+		if !g.closed {
+			continue
+		}
+		for _, c := range q.order.classes {
+			before := 0
+			for _, turn := range c.behind(g) {
+				t := turn.ticket
+				if !g.late(t, before, now) {
+					before++
+					continue
+				}
+				t.refusal = &SaturatedError{Delay: g.after(before)}
+				q.drop(t)
+				close(t.decided)
+			}
+		}
+	}
+	q.rest()
+}
+
+// turn is one waiting request in the order of a class.
+type turn struct {
+	served float64 // tokens per weight that the tenant has received then
+	ticket *ticket
+}
+
+// behind returns the waiting requests of the class behind g, in the order in which they get their
+// places if nothing changes. The requests of other classes do not count as coming first: a
+// promotion may put this class before them at any time.
+func (c *class) behind(g *gate) (turns []turn) {
+	for _, t := range c.flows {
+		l := t.line(g)
+		if l == nil {
+			continue
+		}
+		served := max(t.served, c.now)
+		for _, w := range l.waiting {
+			turns = append(turns, turn{served, w})
+			served += float64(w.place.booked) / t.weight
+		}
+	}
+	slices.SortFunc(turns, func(a, b turn) int {
+		return cmp.Or(cmp.Compare(a.served, b.served), cmp.Compare(a.ticket.number, b.ticket.number))
+	})
+	return turns
 }
 
 // gate returns the gate of a model, nil for "".
@@ -82,8 +158,8 @@ func (q *Queue) look(g *gate) {
 	if g == nil {
 		return
 	}
-	delay, closed := q.Saturated(g.model, g.unsent)
-	g.delay = delay
+	delay, each, closed := q.Saturated(g.model, g.unsent)
+	g.delay, g.each = delay, each
 	if closed == g.closed {
 		return
 	}
@@ -115,6 +191,9 @@ func (q *Queue) watch() {
 		defer q.mu.Unlock()
 		q.watching = false
 		q.admit()
+		if q.looks++; q.looks%(1+q.order.waiting/lateEvery) == 0 {
+			q.refuseLate(time.Now())
+		}
 		q.watch()
 	})
 }

@@ -17,14 +17,15 @@ import (
 type engines struct {
 	mu    sync.Mutex
 	room  map[string]int // guarded by mu
-	delay time.Duration
+	delay time.Duration  // guarded by mu
+	each  time.Duration
 }
 
-func (e *engines) saturated(model string, further int) (time.Duration, bool) {
+func (e *engines) saturated(model string, further int) (delay, each time.Duration, saturated bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	room, limited := e.room[model]
-	return e.delay, limited && further >= room
+	return e.delay, e.each, limited && further >= room
 }
 
 // set sets the room of a model.
@@ -161,7 +162,7 @@ func TestGateSheds(t *testing.T) {
 				_, err := q.Enter(ctx, modelClaim("a", "m"), limits(1))
 				var late *SaturatedError
 				switch {
-				case tt.seconds == 0 && (errors.As(err, &late) || time.Since(began) == 0):
+				case tt.seconds == 0 && time.Since(began) == 0:
 					t.Errorf("refused after %v: %v", time.Since(began), err)
 				case tt.seconds > 0 && (!errors.As(err, &late) || late.RetrySeconds() != tt.seconds || time.Since(began) != 0 || Reason(err) != "saturated"):
 					t.Errorf("%v after %v, reason %s", err, time.Since(began), Reason(err))
@@ -172,19 +173,28 @@ func TestGateSheds(t *testing.T) {
 	}
 }
 
-// TestGateEnds: a held request ends when its client leaves, when the proxy drains and after
-// queue_timeout, and leaves nothing behind.
+// TestGateEnds: a held request ends when its client leaves, when the proxy drains, at its deadline
+// and after queue_timeout, and leaves nothing behind. The work of the engines is unknown, so that
+// nothing shows before that the request comes too late.
 func TestGateEnds(t *testing.T) {
 	errLeft := errors.New("left")
-	for _, want := range []error{errLeft, downstream.ErrDraining, ErrQueueTimeout} {
+	for _, want := range []error{errLeft, downstream.ErrDraining, ErrDeadline, ErrQueueTimeout} {
 		synctest.Test(t, func(t *testing.T) {
 			q, _ := gated(map[string]int{"m": 0})
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
-			if want != ErrQueueTimeout {
+			switch want {
+			case ErrQueueTimeout:
+			case ErrDeadline:
+				var end context.CancelFunc
+				ctx, end = context.WithTimeoutCause(ctx, time.Second, want)
+				defer end()
+			default:
 				time.AfterFunc(time.Second, func() { cancel(want) })
 			}
-			if _, err := q.Enter(ctx, modelClaim("a", "m"), limits(1)); !errors.Is(err, want) {
+			l := limits(1)
+			l.PerClient = 5
+			if _, err := q.Enter(ctx, modelClaim("a", "m"), l); !errors.Is(err, want) {
 				t.Errorf("%v, want %v", err, want)
 			}
 			q.ends(t)

@@ -30,6 +30,7 @@ type Queue struct {
 	tickets uint64           // guarded by mu; how many requests have waited
 
 	watching bool // a timer will look at the gates; guarded by mu
+	looks    int  // of the timer; guarded by mu
 }
 
 // Claim describes a request that wants a place.
@@ -58,13 +59,16 @@ type Place struct {
 // share counts the open requests of one client.
 type share struct{ all, waiting int }
 
-// ticket is one place in the queue. admitted is closed when the request may run.
+// ticket is one place in the queue. decided is closed when the request may run, or is refused.
 type ticket struct {
-	admitted chan struct{}
+	decided  chan struct{}
+	refusal  error // nil: the request may run; set before decided is closed
 	place    Place
 	arrived  time.Time
-	number   uint64 // in order of arrival
-	waits    bool   // in the order of the queue; guarded by mu of the queue
+	until    time.Time // the end of queue_timeout
+	deadline time.Time // of the first token; zero: none
+	number   uint64    // in order of arrival
+	waits    bool      // in the order of the queue; guarded by mu of the queue
 }
 
 // Refusals of Enter. Their codes are the reasons of pdproxy_shed_total.
@@ -171,8 +175,11 @@ func (q *Queue) countWaiting(t *ticket, n int) {
 
 // wait queues the caller, who holds mu. mu is released when wait returns. held may be nil.
 func (q *Queue) wait(ctx context.Context, p Place, held func(), l config.Limits) (Place, error) {
-	t := &ticket{admitted: make(chan struct{}), place: p, arrived: time.Now(), number: q.tickets}
-	err := q.mayWait(ctx, t, l)
+	limit := time.Duration(l.QueueTimeout)
+	t := &ticket{decided: make(chan struct{}), place: p, arrived: time.Now(), number: q.tickets}
+	t.until = t.arrived.Add(limit)
+	t.deadline, _ = ctx.Deadline()
+	err := q.mayWait(t, l)
 	if err == nil {
 		q.tickets++
 		q.order.add(t)
@@ -186,7 +193,7 @@ func (q *Queue) wait(ctx context.Context, p Place, held func(), l config.Limits)
 		if held != nil {
 			held()
 		}
-		err = q.await(ctx, t, time.Duration(l.QueueTimeout))
+		err = q.await(ctx, t, limit)
 	}
 	if err != nil {
 		if p.capped {
@@ -198,10 +205,10 @@ func (q *Queue) wait(ctx context.Context, p Place, held func(), l config.Limits)
 }
 
 // mayWait returns the refusal of a request that may not wait. The caller holds mu.
-func (q *Queue) mayWait(ctx context.Context, t *ticket, l config.Limits) error {
+func (q *Queue) mayWait(t *ticket, l config.Limits) error {
 	p, left := &t.place, time.Duration(l.QueueTimeout)
-	if deadline, ok := ctx.Deadline(); ok {
-		left = min(left, deadline.Sub(t.arrived))
+	if !t.deadline.IsZero() {
+		left = min(left, t.deadline.Sub(t.arrived))
 	}
 	if err := p.gate.refuses(left); err != nil {
 		return err
@@ -215,13 +222,13 @@ func (q *Queue) mayWait(ctx context.Context, t *ticket, l config.Limits) error {
 	return nil
 }
 
-// await waits until t is admitted, for limit at most.
+// await waits until t is admitted or refused, for limit at most.
 func (q *Queue) await(ctx context.Context, t *ticket, limit time.Duration) (err error) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
-	case <-t.admitted:
-		return nil
+	case <-t.decided:
+		return t.refusal
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	case <-timer.C:
@@ -230,22 +237,34 @@ func (q *Queue) await(ctx context.Context, t *ticket, limit time.Duration) (err 
 	if q.abandon(t) {
 		return err
 	}
-	return nil // admitted at the same moment: the request runs
+	return t.refusal // decided at the same moment: an admitted request runs
 }
 
-// abandon removes t from the queue. It returns false if t was already admitted.
+// abandon removes t from the queue. It returns false if t was already admitted or refused.
 func (q *Queue) abandon(t *ticket) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	left := q.drop(t)
+	q.rest()
+	return left
+}
+
+// drop removes t, which gets no place, from the queue. It returns false if t does not wait. The
+// caller holds mu and calls rest afterwards.
+func (q *Queue) drop(t *ticket) bool {
 	if !q.order.remove(t) {
 		return false
 	}
 	q.order.release(t.place.gate)
 	q.countWaiting(t, -1)
+	return true
+}
+
+// rest ends the memory of the order if no request waits. The caller holds mu.
+func (q *Queue) rest() {
 	if q.order.waiting == 0 {
 		q.order.forget()
 	}
-	return true
 }
 
 // Waiting returns how many requests wait.
@@ -274,11 +293,9 @@ func (q *Queue) admit() {
 		q.countWaiting(t, -1)
 		q.run(&t.place)
 		q.look(t.place.gate) // with the request that now comes to the engines
-		close(t.admitted)
+		close(t.decided)
 	}
-	if q.order.waiting == 0 {
-		q.order.forget()
-	}
+	q.rest()
 }
 
 // Reason returns the reason of pdproxy_shed_total for an error of Enter: "left" if the

@@ -181,13 +181,13 @@ func TestAdmissionKeepsAnAdmittedTicket(t *testing.T) {
 	var a Queue
 	leave := mustEnter(t, &a, "a", limits(1))
 	class := a.order.class(claim("b").Class)
-	mine := &ticket{admitted: make(chan struct{}), place: Place{queue: &a, class: class, flow: class.flow("b", 1), booked: 1}}
+	mine := &ticket{decided: make(chan struct{}), place: Place{queue: &a, class: class, flow: class.flow("b", 1), booked: 1}}
 	a.order.add(mine)
 	leave()
 	if a.abandon(mine) {
 		t.Error("abandon removed an admitted ticket")
 	}
-	<-mine.admitted
+	<-mine.decided
 	mine.place.Leave(0)
 	a.empty(t)
 }

@@ -55,21 +55,24 @@ type member struct {
 }
 
 // Export passes the registry's parts to publish, first all of them and then each one
-// that has changed, until ctx ends. publish may keep the value and must not block. Only
-// one Export may run at a time.
+// that has changed, until ctx ends. Unchanged loads are passed again after mirroredEvery,
+// because loads without updates fade in a mirror. publish may keep the value and must not
+// block. Only one Export may run at a time.
 func (r *Registry) Export(ctx context.Context, publish func(part Part, value []byte)) {
 	var (
 		loads, lastLoads []byte
 		lastMembers      = r.exportMembers()
 		version          = r.pairs.version.Load()
+		exported         time.Time // when the loads were exported
 	)
 	publish(Members, lastMembers)
 	publish(Pairs, r.exportPairs())
 	tick := time.NewTicker(exportEvery)
 	defer tick.Stop()
 	for {
-		if loads = r.appendLoads(loads[:0], time.Now()); !bytes.Equal(loads, lastLoads) {
-			lastLoads = bytes.Clone(loads)
+		now := time.Now()
+		if loads = r.appendLoads(loads[:0], now); !bytes.Equal(loads, lastLoads) || now.Sub(exported) >= mirroredEvery {
+			lastLoads, exported = bytes.Clone(loads), now
 			publish(Loads, lastLoads)
 		}
 		select {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -429,6 +430,40 @@ func TestMirrorReports(t *testing.T) {
 			t.Errorf("streams take %v µs a token", got)
 		}
 		f.must(t, New(f.o).Learn(3, []byte("12345678 of another registry")))
+	})
+}
+
+// TestUnchangedLoadsStay: loads that do not change, and the report of an engine behind them, do
+// not fade in a mirror.
+func TestUnchangedLoadsStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Add(f.spec("a", "both", "fake")))
+		m := mirrorOf(f, new(hearing))
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			f.Export(ctx, func(part Part, value []byte) {
+				if err := m.Import(part, value); err != nil {
+					t.Error(err)
+				}
+			})
+		}()
+		home := &f.get(t, "a").Load[0]
+		home.Hold(100)
+		home.Report(load.Report{At: time.Now(), Every: time.Hour, Running: 3, Waiting: 2, Queued: -1}, home.Mark())
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		here := &m.Registry().Snapshot().Instance("a").Load[0]
+		if v := here.View(time.Now()); v.Requests != 5 {
+			t.Errorf("load %+v, want five requests", v)
+		}
+		if waiting, _, ok := here.Waiting(time.Now()); waiting != 2 || !ok {
+			t.Errorf("%d wait, %t", waiting, ok)
+		}
+		stop()
+		<-ended
 	})
 }
 

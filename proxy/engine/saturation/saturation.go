@@ -99,15 +99,16 @@ func cost(queued, decode int64, measured float32, micros float64, role abi.Role)
 // costs are the costs that kv_aware uses without a measurement.
 var costs = kvaware.Defaults()
 
-// Of reports whether the engines of a model are saturated, and by how many seconds their
-// present work delays a new request. further is the number of requests of the model that will
+// Of reports whether the engines of a model are saturated. If they are, delay is the time by
+// which their present work delays a new request, and each the time by which one further request
+// delays the requests after it. further is the number of requests of the model that will
 // come to the engines and that the engines' loads do not have yet. Prefill and decode count
 // separately: one saturated phase is enough. Only ready engines count. A phase without a ready
 // engine, and an unknown model, is not saturated.
-func Of(s *engine.Snapshot, model string, further int, limits Limits, now time.Time) (delay time.Duration, saturated bool) {
+func Of(s *engine.Snapshot, model string, further int, limits Limits, now time.Time) (delay, each time.Duration, saturated bool) {
 	pool, ok := s.Pool(model)
 	if !ok {
-		return 0, false
+		return 0, 0, false
 	}
 	var prefill, decode Load
 	micros := fleetMicros(s)
@@ -130,7 +131,41 @@ func Of(s *engine.Snapshot, model string, further int, limits Limits, now time.T
 			seconds = max(seconds, l.Seconds())
 		}
 	}
-	return time.Duration(min(seconds*float64(time.Second), math.MaxInt64/2)), saturated
+	if !saturated {
+		return 0, 0, false
+	}
+	return duration(seconds, math.MaxInt64/2), duration(step(pool, micros, now), time.Hour), true
+}
+
+// step returns by how many seconds one further request delays the requests after it: the mean
+// prefill of the requests of late, which all engines that run prefill compute at the same time.
+// 0 if no request has come of late. micros is as in add.
+func step(pool *engine.Pool, micros float64, now time.Time) float64 {
+	tokens, requests, speed := 0.0, 0.0, 0.0
+	for n := range pool.Ready {
+		r := &pool.Ready[n]
+		if r.Role&abi.RolePrefill == 0 {
+			continue
+		}
+		c := &r.Load[r.Rank]
+		uncached, placed, _ := c.Recent(now)
+		tokens += float64(uncached)
+		requests += float64(placed)
+		if measured := c.Prefill.PerToken(); measured > 0 {
+			speed += 1 / float64(measured)
+		} else {
+			speed += 1 / micros
+		}
+	}
+	if requests == 0 {
+		return 0
+	}
+	return tokens / requests / speed / 1e6
+}
+
+// duration returns the seconds as a duration of at most so much.
+func duration(seconds float64, most time.Duration) time.Duration {
+	return time.Duration(min(seconds*float64(time.Second), float64(most)))
 }
 
 // Key identifies the load of one role.

@@ -105,7 +105,45 @@ func TestRanks(t *testing.T) {
 // TestOfUnknownModel: a model that no engine serves is not saturated.
 func TestOfUnknownModel(t *testing.T) {
 	r := engine.New(engine.Options{Health: config.Default().Health})
-	if delay, saturated := Of(r.Snapshot(), "none", 100, Limits{QueueDepth: 1}, time.Now()); saturated || delay != 0 {
+	if delay, each, saturated := Of(r.Snapshot(), "none", 100, Limits{QueueDepth: 1}, time.Now()); saturated || delay != 0 || each != 0 {
 		t.Errorf("an unknown model is saturated for %v", delay)
+	}
+}
+
+// TestStep: a further request has as many uncached tokens as the requests of late had in the mean,
+// and all targets that run prefill compute the requests at the same time.
+func TestStep(t *testing.T) {
+	now := time.Now()
+	type target struct {
+		role     abi.Role
+		placed   []int64 // uncached tokens of its requests
+		measured time.Duration
+	}
+	const p, d, both = abi.RolePrefill, abi.RoleDecode, abi.RoleBoth
+	for _, tt := range []struct {
+		name    string
+		targets []target
+		want    float64
+	}{
+		{"no engine", nil, 0},
+		{"no request", []target{{p, nil, time.Millisecond}}, 0},
+		{"one engine", []target{{p, []int64{1000, 3000}, time.Millisecond}}, 2},
+		{"the default time of a token", []target{{p, []int64{1000, 3000}, 0}}, 4},
+		{"two engines", []target{{p, []int64{1000}, time.Millisecond}, {both, []int64{3000}, time.Millisecond}}, 1},
+		{"different speeds", []target{{p, []int64{1000}, time.Millisecond}, {p, []int64{1000}, 3 * time.Millisecond}}, 0.75},
+		{"decode does not compute prompts", []target{{p, []int64{1000}, time.Millisecond}, {d, []int64{9000}, time.Millisecond}}, 1},
+	} {
+		pool := &engine.Pool{}
+		for _, of := range tt.targets {
+			i := &engine.Instance{Role: of.role, Load: make([]load.Counter, 1)}
+			for _, n := range of.placed {
+				i.Load[0].Placed(n, now)
+			}
+			i.Load[0].Prefill.Measure(1, of.measured)
+			pool.Ready = append(pool.Ready, engine.Row{Target: engine.Target{Instance: i}})
+		}
+		if got := step(pool, 2000, now); math.Abs(got-tt.want) > 0.001 {
+			t.Errorf("%s: %v s, want %v s", tt.name, got, tt.want)
+		}
 	}
 }
