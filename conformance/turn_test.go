@@ -15,13 +15,24 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
+// keepTurns makes an engine of one leg bidirectional. The call that frees the KV of a turn ends at the
+// first token of prefill. So prefill takes some time for each token, as real engines do. Without that,
+// it computes all tokens of the call before a proxy on a busy machine ends the call, and then holds
+// blocks of its own.
+func keepTurns(role string, c *enginesim.Config) {
+	if c.Nixl.Bidirectional = role != enginesim.RoleBoth; role == enginesim.RolePrefill {
+		c.DecodeUsPerToken = 5000
+	}
+}
+
 // turnFleet is a fleet whose decode engines keep the KV of their answers, and
 // whose prefill engines pull it.
 func turnFleet(t *testing.T, change func(role string, c *enginesim.Config), more func(*config.Config)) *fleet {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
 		prefill: 1, decode: 2, workers: manyWorkers,
 		engine: func(role string, _ int, c *enginesim.Config) {
-			if c.Nixl.Bidirectional = role != enginesim.RoleBoth; change != nil {
+			keepTurns(role, c)
+			if change != nil {
 				change(role, c)
 			}
 		},
@@ -343,7 +354,7 @@ func TestTurnWhoseClientLeaves(t *testing.T) {
 func TestTurnWhosePrefillDies(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
 		prefill: 2, decode: 1, workers: manyWorkers,
-		engine: func(role string, _ int, c *enginesim.Config) { c.Nixl.Bidirectional = role != enginesim.RoleBoth },
+		engine: func(role string, _ int, c *enginesim.Config) { keepTurns(role, c) },
 		config: func(c *config.Config) {
 			for i := range c.Engines {
 				c.Engines[i].Bidirectional = true
@@ -475,7 +486,7 @@ func TestTurnsWhileACleanUpHangs(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
 		prefill: 2, decode: 1,
 		engine: func(role string, n int, c *enginesim.Config) {
-			c.Nixl.Bidirectional = role != enginesim.RoleBoth
+			keepTurns(role, c)
 			slow(enginesim.RoleDecode, 4000)(role, n, c)
 		},
 		config: func(c *config.Config) {

@@ -223,7 +223,7 @@ func TestSameZoneAlone(t *testing.T) {
 // another zone is freed.
 func TestTurnStaysInItsZone(t *testing.T) {
 	z := startZones(t, enginesim.ConnectorVLLMNixl, "ab", "ab", fleetOptions{
-		engine: func(role string, _ int, c *enginesim.Config) { c.Nixl.Bidirectional = role != enginesim.RoleBoth },
+		engine: func(role string, _ int, c *enginesim.Config) { keepTurns(role, c) },
 		config: func(c *config.Config) {
 			for i := range c.Engines {
 				c.Engines[i].Bidirectional = true
