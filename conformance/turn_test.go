@@ -414,6 +414,7 @@ func TestTurnComesTooLate(t *testing.T) {
 		n := int(name[1] - '0')
 		f.decode[n].Kill()
 		f.eventually("its death is known", func() bool { return f.engineState(name) != "ready" })
+		f.awaitWorkers()
 		answer := idsOf(t, f.post(context.Background(), f.alone.URL(), "/v1/completions", completionOf(ids, `,"return_token_ids":true`)))
 		next := completionOf(append(append(ids, answer...), words(20)...), "")
 		f.right(f.try("/v1/completions", next), "/v1/completions", next)
