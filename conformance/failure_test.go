@@ -304,10 +304,13 @@ func TestEveryEngineOfAPhaseFails(t *testing.T) {
 	})
 }
 
+// usualLegTime is more than the time of a leg on an engine that does not hang, also on a busy machine.
+const usualLegTime = time.Second
+
 func TestPrefillTimesOut(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
-			c.Timeouts.Prefill = config.Duration(300 * time.Millisecond)
+			c.Timeouts.Prefill = config.Duration(usualLegTime)
 			c.Timeouts.FirstByte = config.Duration(10 * time.Second)
 		}})
 		f.prefill[0].SetFault("", 0, "prefill")
@@ -329,7 +332,7 @@ func TestPrefillTimesOut(t *testing.T) {
 func TestDecodeTimesOutBeforeFirstByte(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
-			c.Timeouts.FirstByte = config.Duration(400 * time.Millisecond)
+			c.Timeouts.FirstByte = config.Duration(usualLegTime)
 		}})
 		f.decode[0].SetFault("", 0, "head")
 		body := chat(long, 8, true)

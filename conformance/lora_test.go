@@ -20,7 +20,7 @@ func loraFleet(t *testing.T, place string, hide bool) *fleet {
 		prefill: 1, decode: 3, workers: 1,
 		engine: func(role string, _ int, c *enginesim.Config) {
 			c.LoRA = enginesim.LoRAConfig{Modules: []string{"sql", "chat", "law"}, MaxLoRAs: 1, HideInfo: hide}
-			c.DecodeUsPerToken = 10_000
+			c.DecodeUsPerToken = 30_000 // so that the streams of hold last longer than the test
 			if role == enginesim.RolePrefill {
 				c.LoRA.MaxLoRAs = 3
 			}

@@ -109,7 +109,7 @@ func TestAbortDecodeLeg(t *testing.T) {
 
 // TestHeartbeat: the lease of a request that waits on decode is renewed.
 func TestHeartbeat(t *testing.T) {
-	pd := startPair(t, func(c *Config) { c.Lease = time.Second })
+	pd := startPair(t, func(c *Config) { c.Lease = 3 * time.Second }) // a busy machine delays heartbeats
 	pd.d.SetFault("", 0, hangDecode)
 	_, leaveFirst := openStream(t, pd.d.URL()+routeCompletions, completion(words(21, 250*16), `"max_tokens":1,"stream":true`))
 	eventually(t, "a running request", func() bool { return pd.d.State().RequestsRunning == 1 })

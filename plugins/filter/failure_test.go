@@ -38,7 +38,7 @@ func TestTrapInEveryCallback(t *testing.T) {
 		}{{script, callbacks}, {"[main]\ncreate: trap", []string{"create"}}} {
 			w := newWorld(t)
 			s := spec("f", tt.script)
-			s.FailOpen = open
+			s.FailOpen, s.Timeout = open, time.Minute // on a busy machine, a new VM starts late
 			w.start(s)
 			w.start(spec("other", left))
 			srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
