@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"bytes"
 	"io"
 	"log"
 	"net/http"
@@ -110,6 +111,13 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 	g.mu.Lock()
 	g.posts++
 	g.mu.Unlock()
+	// The server closes the request's body when the answer begins. A transport that has not seen the
+	// end of the body by then closes the connection to the engine.
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
 	g.pass(atRequest)
 	resp, err := g.via.RoundTrip(r)
 	if err == nil {
