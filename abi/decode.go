@@ -218,8 +218,8 @@ func hasTraits(hook Hook, size int) bool {
 // at these offsets of the facts. The headers of r reuse its memory.
 func decodeRequest(b, facts []byte, r *RequestFacts, identity, traits int) (ok bool) {
 	r.Identity, r.Headers = Identity{}, r.Headers[:0]
-	// One assignment of Traits{} would cost a guest in Go half as much as the rest of a plan hook:
-	// Go compiles the assignment to memory.fill, which is a call.
+	// For guests, Go compiles an assignment of Traits{} to memory.fill. That instruction takes about
+	// a third of the time of a plan hook. So each field is assigned.
 	r.Salt, r.Remaining, r.Adapter = 0, 0, ""
 	r.Tools, r.Images, r.Audio = false, false, false
 	if get16(b, offVersion) > 1 {

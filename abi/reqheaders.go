@@ -87,9 +87,9 @@ func isToken(name string) bool {
 }
 
 // carriesCredentials reports whether the header of that name carries keys, tokens or cookies,
-// by its name. Some servers read an underscore as a hyphen. A client of the Realtime API sends
-// its key in sec-websocket-protocol, one of Azure API Management in ocp-apim-subscription-key, one of
-// Cloudflare in x-auth-key, one of a registry in x-registry-auth.
+// by its name. Some servers read an underscore as a hyphen. Clients send keys in these headers, among
+// others: sec-websocket-protocol (Realtime API), ocp-apim-subscription-key (Azure API Management),
+// x-auth-key (Cloudflare), x-registry-auth (container registries).
 func carriesCredentials(name string) bool {
 	name = strings.ReplaceAll(name, "_", "-")
 	for _, part := range [...]string{

@@ -9,9 +9,9 @@ import (
 )
 
 // Saturated reports whether the engines of a model are saturated. If they are, delay is the time
-// by which their present work delays a new request, and each the time by which every request that
-// comes before it delays it further; 0: unknown. further is the number of requests that have a
-// place and have not come to an engine yet. It must not block and not call the queue.
+// that the present work of the engines takes before a new request begins. each is the time that one
+// further request before the new one adds; 0: unknown. further is the number of requests that have a
+// place and have not come to an engine yet. Saturated must not block and must not call the queue.
 type Saturated func(model string, further int) (delay, each time.Duration, saturated bool)
 
 // gateEvery is the time between two looks at the gates of waiting requests. Each report of an
@@ -31,8 +31,7 @@ type gate struct {
 	unsent  int // requests that have a place and no engine yet
 	closed  bool
 
-	delay time.Duration // of a new request by the work of the engines, if the gate is closed
-	each  time.Duration // of a new request by one request before it, if the gate is closed
+	delay, each time.Duration // as in Saturated; valid if the gate is closed
 }
 
 // SaturatedError refuses a request whose engines are so saturated that the request would come
@@ -54,8 +53,8 @@ func (e *SaturatedError) RetrySeconds() int64 {
 	return max(1, int64((e.Delay+time.Second-1)/time.Second))
 }
 
-// after returns by how long a request is delayed that comes after so many requests behind the
-// closed gate.
+// after returns the delay of a request. before is the number of requests behind the closed gate that
+// get their places first.
 func (g *gate) after(before int) time.Duration {
 	return g.delay + time.Duration(g.unsent+before)*g.each
 }
@@ -70,9 +69,9 @@ func (g *gate) refuses(left time.Duration) error {
 	return &SaturatedError{Delay: g.after(0)}
 }
 
-// late reports whether t comes too late after so many requests behind the closed gate: its first
-// token after its deadline, or its place after queue_timeout. A place becomes free long before
-// the engines have done their work, so that only the requests that come first delay the place.
+// late reports whether t comes too late: its first token after its deadline, or its place after
+// queue_timeout. before is as in after. The engines free places long before they have done their
+// present work. So that work counts for the first token, and not for the place.
 func (g *gate) late(t *ticket, before int, now time.Time) bool {
 	if !t.deadline.IsZero() && g.after(before) > max(0, t.deadline.Sub(now)) {
 		return true
