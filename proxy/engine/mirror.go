@@ -55,10 +55,10 @@ type numbering struct {
 func NewMirror(o Options, drainFor func() time.Duration) *Mirror {
 	o.APIKey, o.OnState = nil, nil
 	r := New(o)
-	r.reports = newReports()
-	r.pairs.reports = r.reports
 	m := &Mirror{registry: r, drainFor: drainFor}
 	m.now.Store(new(numbering))
+	r.reports = newReports(&m.now)
+	r.pairs.reports = r.reports
 	return m
 }
 
@@ -371,20 +371,22 @@ func (r *Registry) readyPairs() []*Pair {
 }
 
 // Run passes this process's observations of the instances to send, until ctx ends. send
-// must deliver them to Learn of the mirrored registry and may drop a report. Run sends
-// changes of circuits at once, and other observations ten times a second.
+// must deliver them to Learn of the mirrored registry in order. send may drop a report,
+// but must not block, and must not use the mirror. Changes of circuits and pairs are sent
+// by the goroutine that observes them, before that goroutine goes on. Other observations
+// are sent ten times a second.
 func (m *Mirror) Run(ctx context.Context, send func(report []byte)) {
+	reports := m.registry.reports
+	reports.sendBy(send)
+	defer reports.sendBy(nil)
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-m.registry.reports.urgent:
 		case <-tick.C:
-		}
-		if b := m.registry.reports.encode(m.now.Load()); b != nil {
-			send(b)
+			reports.sendWaiting()
 		}
 	}
 }

@@ -4,13 +4,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 const (
-	// reportEvery is how often a mirror sends reports that are not urgent.
+	// reportEvery is how often a mirror sends reports that change no circuit and no pair.
 	reportEvery = 100 * time.Millisecond
 	// maxReports bounds the number of unsent reports. Further ones are dropped: other
 	// processes measure too, and a failing engine will fail again.
@@ -41,22 +42,32 @@ type report struct {
 
 // reports holds the unsent reports.
 type reports struct {
-	urgent chan struct{}
+	home *atomic.Pointer[numbering] // of the mirrored registry
 
 	mu      sync.Mutex
-	waiting []report      // guarded by mu
-	warming map[*Pair]int // number of attempts that wait for the handshake; guarded by mu
-	changed bool          // warming has changed since the last report; guarded by mu
+	send    func(report []byte) // nil: nothing takes reports now; guarded by mu
+	waiting []report            // guarded by mu
+	warming map[*Pair]int       // number of attempts that wait for the handshake; guarded by mu
+	changed bool                // warming has changed since the last report; guarded by mu
 }
 
-func newReports() *reports {
-	return &reports{urgent: make(chan struct{}, 1), warming: make(map[*Pair]int)}
+func newReports(home *atomic.Pointer[numbering]) *reports {
+	return &reports{home: home, warming: make(map[*Pair]int)}
 }
 
 func (r *reports) measure(x report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.add(x)
+}
+
+// tell queues x and sends all waiting reports before it returns. So a retry is placed
+// after the failure that caused the retry is counted.
+func (r *reports) tell(x report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.add(x)
+	r.flush()
 }
 
 // add queues x. The caller holds r.mu.
@@ -72,8 +83,7 @@ func (r *reports) breaker(i *Instance, failed bool) {
 	if failed {
 		kind = reportFailed
 	}
-	r.measure(report{kind: kind, p: Target{Instance: i}})
-	signal(r.urgent)
+	r.tell(report{kind: kind, p: Target{Instance: i}})
 }
 
 // transfer notes the end of a transfer. kind is that of Pair.set.
@@ -82,8 +92,7 @@ func (r *reports) transfer(p *Pair, kind string) {
 	if kind != "" {
 		x.kind, x.label = reportMissed, kind
 	}
-	r.measure(x)
-	signal(r.urgent)
+	r.tell(x)
 }
 
 // warms adds more to the number of attempts that wait for the pair's handshake.
@@ -107,11 +116,36 @@ func (r *reports) resend(ready []*Pair) {
 	}
 }
 
-// encode takes the unsent reports and encodes them with the numbers of the mirrored
-// registry; nil if there are none. It leaves out instances without a number.
-func (r *reports) encode(n *numbering) []byte {
+// sendBy sets the function that takes the reports. nil: reports wait.
+func (r *reports) sendBy(send func(report []byte)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.send = send
+	r.flush()
+}
+
+// sendWaiting sends the waiting reports.
+func (r *reports) sendWaiting() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.flush()
+}
+
+// flush sends the waiting reports. The caller holds r.mu.
+func (r *reports) flush() {
+	if r.send == nil {
+		return
+	}
+	if b := r.encode(); b != nil {
+		r.send(b)
+	}
+}
+
+// encode takes the unsent reports and encodes them with the numbers of the mirrored
+// registry; nil if there are none. It leaves out instances without a number. The caller
+// holds r.mu.
+func (r *reports) encode() []byte {
+	n := r.home.Load()
 	if n.mark == 0 || len(r.waiting) == 0 && !r.changed {
 		return nil
 	}
