@@ -116,17 +116,6 @@ func (a *attempt) reportCached(answer []byte) {
 	}
 }
 
-// bodyBuffer returns an empty slice for the body of the leg that answers the client. legBody
-// owns the memory.
-func (a *attempt) bodyBuffer() (b []byte, err error) {
-	if a.legBody == nil {
-		if a.legBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + legSlack); err != nil {
-			return nil, err
-		}
-	}
-	return a.legBody.B[:0], nil
-}
-
 // legSlack is the space in bytes that the fields of a connector usually need.
 const legSlack = 2 << 10
 

@@ -56,16 +56,11 @@ func (a *attempt) concurrent() error {
 
 // decodeBeside shapes the decode leg and runs it.
 func (a *attempt) decodeBeside(ctx context.Context) error {
-	body, err := a.bodyBuffer()
-	if err != nil {
+	var shaped connector.Leg
+	if err := a.shapeDecode(&shaped, nil); err != nil {
 		return err
 	}
-	a.prioritize(a.p.Decode)
-	shaped, err := a.conn.Decode(&a.c, nil, body)
-	if err != nil {
-		return err
-	}
-	return a.answerLeg(ctx, shaped)
+	return a.answerLeg(ctx, &shaped)
 }
 
 // prefillBeside runs the prefill leg in its own goroutine, at the same time as the decode leg,

@@ -9,8 +9,39 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
+// shapeAggregated shapes the only leg of an aggregated request. The callers of shapeAggregated and
+// shapeDecode pass a pointer, because a copy of the leg would be on the stack of each open stream.
+func (a *attempt) shapeAggregated(shaped *connector.Leg) error {
+	body, err := a.answerBody()
+	if err == nil {
+		*shaped, err = a.conn.Aggregated(&a.c, body)
+	}
+	return err
+}
+
+// shapeDecode shapes the decode leg. h is nil if prefill runs at the same time.
+func (a *attempt) shapeDecode(shaped *connector.Leg, h *connector.Handoff) error {
+	body, err := a.answerBody()
+	if err == nil {
+		*shaped, err = a.conn.Decode(&a.c, h, body)
+	}
+	return err
+}
+
+// answerBody prepares the leg that answers the client, and returns an empty slice for its body.
+// legBody owns the memory.
+func (a *attempt) answerBody() (b []byte, err error) {
+	if a.legBody == nil {
+		if a.legBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + legSlack); err != nil {
+			return nil, err
+		}
+	}
+	a.prioritize(a.p.Decode)
+	return a.legBody.B[:0], nil
+}
+
 // answerLeg sends the leg whose answer the client gets, and relays it.
-func (a *attempt) answerLeg(ctx context.Context, shaped connector.Leg) error {
+func (a *attempt) answerLeg(ctx context.Context, shaped *connector.Leg) error {
 	env := a.env
 	if !shaped.Alias {
 		a.legBody.Set(shaped.Body[:0]) // keep a grown body's memory
@@ -19,8 +50,7 @@ func (a *attempt) answerLeg(ctx context.Context, shaped connector.Leg) error {
 		a.legBody = nil
 	}
 	if env.Hooks != nil {
-		var err error
-		if shaped, err = a.edited(abi.Decode, shaped, &a.legBody); err != nil {
+		if err := a.edit(abi.Decode, shaped, &a.legBody); err != nil {
 			return err
 		}
 	}

@@ -117,7 +117,7 @@ func (a *attempt) encodeLeg(ctx context.Context, l *leg, shaped connector.Leg) (
 		}
 	}()
 	limit := time.Duration(env.Config.Timeouts.Prefill)
-	resp, err := a.send(ctx, l, shaped, waits{head: limit, idle: limit})
+	resp, err := a.send(ctx, l, &shaped, waits{head: limit, idle: limit})
 	if err != nil {
 		return a.legEnded(ctx, l, err)
 	}

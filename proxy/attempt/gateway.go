@@ -146,13 +146,8 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 	if a.encoderPool() != nil && len(a.conn.(connector.Encoder).Encode(&a.c)) > 0 {
 		f.Encoders = env.encoders(a.encoderPool(), a.p.Decode.Spec.Connector)
 	}
-	body, err := a.bodyBuffer()
-	if err != nil {
-		return nil, err
-	}
-	a.prioritize(a.p.Decode)
-	shaped, err := a.conn.Aggregated(&a.c, body)
-	if err != nil {
+	var shaped connector.Leg
+	if err := a.shapeAggregated(&shaped); err != nil {
 		return nil, err
 	}
 	if f.Body = shaped.Body; !shaped.Alias {

@@ -57,10 +57,10 @@ func (env *Env) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
 	return abi.LegPass, nil
 }
 
-// edited lets the leg hook edit a leg that the connector has shaped. slot points to the buffer
-// that holds the leg's body. If one edit is not allowed, edited applies no edit. Only the
-// goroutine of the exchange may call edited, because edited reads the request.
-func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer) (connector.Leg, error) {
+// edit lets the leg hook edit a leg that the connector has shaped. slot points to the buffer
+// that holds the leg's body. If one edit is not allowed, edit applies no edit. Only the
+// goroutine of the exchange may call edit, because edit reads the request.
+func (a *attempt) edit(phase abi.Phase, l *connector.Leg, slot **buffer.Buffer) error {
 	t := a.p.Decode
 	if phase == abi.Prefill {
 		t = a.p.Prefill
@@ -69,7 +69,7 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 	f := a.legFacts(abi.LegSend, phase, t, a.env.tries[phase]+1)
 	d, list := a.env.askLeg(&f)
 	if d != abi.LegEdited {
-		return l, nil
+		return nil
 	}
 	var body openai.Object
 	if body.Parse(l.Body) != nil { // only a JSON object has members
@@ -78,20 +78,20 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 	headers, members, ok := readEdits(list, &a.env.Request.Object, &body)
 	if !ok || len(members) > 0 && body.Raw() == nil {
 		a.env.Journal.Fallback("leg", coordinator.ReasonNonsense)
-		return l, nil
+		return nil
 	}
 	a.edits[phase] = headers
 	if len(members) > 0 {
 		b, err := a.env.Client.Buffer(len(l.Body) + len(list) + legSlack)
 		if err != nil {
-			return l, err
+			return err
 		}
 		b.Set(body.Append(b.B, members...))
 		(*slot).Free()
 		*slot = b
 		l.Body, l.Alias = b.B, false
 	}
-	return l, nil
+	return nil
 }
 
 // readEdits reads a list of edits and checks that each edit is allowed. client is the body of

@@ -39,7 +39,7 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 		body.Set(shaped.Body)
 	}
 	if a.env.Hooks != nil {
-		if shaped, err = a.edited(abi.Prefill, shaped, &body); err != nil {
+		if err = a.edit(abi.Prefill, &shaped, &body); err != nil {
 			return shaped, nil, err
 		}
 	}
@@ -78,7 +78,7 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 		// runs.
 		w.linger, w.keepLate = cleanup.PrefillLinger, true
 	}
-	resp, err := a.send(ctx, l, shaped, w)
+	resp, err := a.send(ctx, l, &shaped, w)
 	if errors.Is(err, upstream.ErrUnwanted) {
 		env.Journal.LegEnded(l.Leg, "no_decode")
 		return &coordinator.NoTargetError{Phase: abi.Decode, Model: env.Ask.Model}

@@ -32,16 +32,10 @@ func (a *attempt) prefillFirst() error {
 		a.move(p)
 	}
 	for {
-		body, err := a.bodyBuffer()
-		if err != nil {
+		if err = a.shapeDecode(&shaped, &a.prefill.handoff); err != nil {
 			return err
 		}
-		a.prioritize(a.p.Decode)
-		shaped, err := a.conn.Decode(&a.c, &a.prefill.handoff, body)
-		if err != nil {
-			return err
-		}
-		err = a.answerLeg(a.env.Context, shaped)
+		err = a.answerLeg(a.env.Context, &shaped)
 		if err == nil || downstream.OwnFault(err) || maybeSent(err) || connector.PinsDecode(a.conn) || a.leaseOver() {
 			return err
 		}

@@ -84,16 +84,11 @@ func (a *attempt) chooseFlow() {
 
 // aggregated sends one leg to an engine that serves both phases.
 func (a *attempt) aggregated() error {
-	body, err := a.bodyBuffer()
-	if err != nil {
+	var shaped connector.Leg
+	if err := a.shapeAggregated(&shaped); err != nil {
 		return err
 	}
-	a.prioritize(a.p.Decode)
-	shaped, err := a.conn.Aggregated(&a.c, body)
-	if err != nil {
-		return err
-	}
-	return a.answerLeg(a.env.Context, shaped)
+	return a.answerLeg(a.env.Context, &shaped)
 }
 
 // end starts the clean-up of a failed attempt, releases the lease and frees the buffers. If a

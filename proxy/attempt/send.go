@@ -34,7 +34,7 @@ func withKey(fields []upstream.Field, i *engine.Instance) []upstream.Field {
 }
 
 // send sends one leg and waits for the head of the answer.
-func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w waits) (*upstream.Response, error) {
+func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w waits) (*upstream.Response, error) {
 	env, t := a.env, l.target
 	fields := appendClientFields(l.fields[:0], env.Fields, t)
 	l.fields = append(withKey(fields, t.Instance), shaped.Header...)
@@ -61,19 +61,18 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped connector.Leg, w wait
 		}
 		defer env.Client.ReleaseMemory(n)
 	}
-	l.request = upstream.Request{
-		Method: "POST", Path: t.Prefix + shaped.Path, Header: l.fields, Body: l.body[:],
-		SendBy: w.sendBy, HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
-		Once: !a.p.Prefill.IsZero() || env.Route.CallerCoordinates(), KeepLate: w.keepLate,
-	}
+	q := &l.request // no assignment of a whole Request: it would need a copy on the stack of each open stream
+	q.Method, q.Path, q.Header, q.Body = "POST", t.Prefix+shaped.Path, l.fields, l.body[:]
+	q.SendBy, q.HeadTimeout, q.IdleTimeout, q.Linger, q.KeepLate = w.sendBy, w.head, w.idle, w.linger, w.keepLate
+	q.Once = !a.p.Prefill.IsZero() || env.Route.CallerCoordinates()
 	if l.Phase != abi.Encode {
 		a.watch(l)
-		l.request.Control, l.request.Detach = l, l.Phase == abi.Prefill && waitsForLateAnswer(a.conn)
+		q.Control, q.Detach = l, l.Phase == abi.Prefill && waitsForLateAnswer(a.conn)
 	}
 	if l.Phase == abi.Decode && a.both.sent != nil {
-		l.request.Sent = sync.OnceFunc(func() { close(a.both.sent) })
+		q.Sent = sync.OnceFunc(func() { close(a.both.sent) })
 	}
-	resp, err := t.Client.Do(ctx, &l.request)
+	resp, err := t.Client.Do(ctx, q)
 	l.free()
 	if err != nil {
 		return nil, l.failed(err)

@@ -26,27 +26,38 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 	return downstream.WithConn(ctx, fc.Conn)
 }
 
-// withTLSState sets http.Request.TLS. net/http cannot do so, because the TLS listener has
-// done the handshake.
-func withTLSState(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// tcpHandler prepares the requests over TCP. It is one handler for all preparations, because each
+// handler around next adds a frame to the stack of each open stream.
+type tcpHandler struct {
+	s    *Server
+	next http.Handler
+}
+
+// ServeHTTP sets http.Request.TLS. net/http cannot do so, because the TLS listener has done the
+// handshake. It adds Connection: close to the answers over HTTP/1.1 after StopAccepting. Over
+// HTTP/2 that header would send the GOAWAY of net/http.
+func (h tcpHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if h.s.certs != nil {
 		if state, ok := r.Context().Value(tlsStateKey{}).(*tls.ConnectionState); ok {
 			r.TLS = state
 		}
-		h.ServeHTTP(w, r)
-	})
-}
-
-// refuseBroken answers the requests of broken HTTP/1.1 connections. If a deadline ends the read
-// of a body after the head of the answer was sent, net/http cancels the contexts of all later
-// requests of the connection. Without this answer, such a request would end without one.
-func refuseBroken(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ProtoMajor == 1 && r.Context().Err() != nil {
+	}
+	if r.ProtoMajor < 2 {
+		if h.s.stopping.Load() {
 			w.Header().Set("Connection", "close")
-			downstream.Error(w, openai.NewError(openai.CodeConnectionBroken, "an earlier request has broken this connection; send the request on a new connection"))
+		}
+		if r.Context().Err() != nil {
+			refuseBroken(w)
 			return
 		}
-		h.ServeHTTP(w, r)
-	})
+	}
+	h.next.ServeHTTP(w, r)
+}
+
+// refuseBroken answers a request of a broken HTTP/1.1 connection. If a deadline ends the read of
+// a body after the head of the answer was sent, net/http cancels the contexts of all later
+// requests of the connection. Without this answer, such a request would end without one.
+func refuseBroken(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close")
+	downstream.Error(w, openai.NewError(openai.CodeConnectionBroken, "an earlier request has broken this connection; send the request on a new connection"))
 }

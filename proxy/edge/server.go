@@ -107,24 +107,12 @@ func (s *Server) Handle(public, admin http.Handler) {
 		s.quic.handle(public)
 		public = s.quic.advertise(public)
 	}
-	s.prepare(s.closeAfterReply(public), s.closeAfterReply(admin))
-}
-
-// closeAfterReply adds Connection: close to the answers over HTTP/1.1 after
-// StopAccepting. Over HTTP/2 that header would send the GOAWAY of net/http.
-func (s *Server) closeAfterReply(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.stopping.Load() && r.ProtoMajor < 2 {
-			w.Header().Set("Connection", "close")
-		}
-		h.ServeHTTP(w, r)
-	})
+	s.prepare(tcpHandler{s, public}, tcpHandler{s, admin})
 }
 
 // prepare makes the HTTP servers of the TCP listeners: those of clients, then
 // that of operators.
 func (s *Server) prepare(public, admin http.Handler) {
-	public = refuseBroken(public)
 	switch {
 	case s.public == nil:
 	case s.certs == nil:
@@ -138,7 +126,6 @@ func (s *Server) prepare(public, admin http.Handler) {
 		var h1, h2 http.Protocols
 		h1.SetHTTP1(true)
 		h2.SetUnencryptedHTTP2(true) // the TLS listener has removed TLS
-		public = withTLSState(public)
 		s.addServer(public, &h1)
 		s.addServer(public, &h2)
 	}
