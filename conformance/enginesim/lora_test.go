@@ -44,6 +44,8 @@ func TestLoRA(t *testing.T) {
 		defer held.Body.Close()
 		_, _ = io.Copy(io.Discard, held.Body)
 	}()
+	// The engine sends the head of the answer before the scheduler runs the request.
+	eventually(t, "sql runs", func() bool { return strings.Contains(get("/metrics"), `running_lora_adapters="sql"`) })
 	answered := make(chan int, 1)
 	go func() {
 		status := 0

@@ -172,7 +172,8 @@ func (s *search) pair(prefill int32, cost float64) {
 		}
 		v := cost + stream + float64(kv.TransferMicros*missing) + s.p.UnknownMicros
 		if s.affine {
-			v += kv.Apart(s.f, prefill, int32(i))
+			s.offer(leg, prefill, int32(i), v)
+			continue
 		}
 		if score := float32(v * 1e-6); score < c.Score && c.Roles&abi.RolePrefill == 0 {
 			c.Score = score
@@ -194,13 +195,23 @@ func (s *search) pair(prefill int32, cost float64) {
 			micros = float64(pair.TransferMicros)
 		}
 		v := cost + kv.Stream(c, pressure) + float64(micros*kvaware.Missing(c, prompt)) + s.p.state(pair.State)
-		if s.affine {
-			v += kv.Apart(s.f, prefill, pair.Decode)
-		}
-		if score := float32(v * 1e-6); score < c.Score && c.Roles&abi.RolePrefill == 0 {
-			c.Score = score
-		}
-		s.keep(leg, prefill, pair.Decode, v)
+		s.offer(leg, prefill, pair.Decode, v)
+	}
+}
+
+// offer makes a pair the best pair, and its cost the score of its decode row, if the pair costs
+// less. v is the cost without that of the LoRA adapter and of the labels, which offer adds. The
+// loop over all rows does the same itself if these do not apply, because a call is slow in Wasm.
+func (s *search) offer(leg candidates.Leg, prefill, decode int32, v float64) {
+	if s.affine {
+		v += s.p.KV.Apart(s.f, prefill, decode)
+	}
+	c := &s.f.Candidates[decode]
+	if score := float32(v * 1e-6); score < c.Score && c.Roles&abi.RolePrefill == 0 {
+		c.Score = score
+	}
+	if v <= s.least {
+		s.keep(leg, prefill, decode, v)
 	}
 }
 
