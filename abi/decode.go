@@ -25,12 +25,12 @@ func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
 func PolicyOf(b []byte) uint32 { return get32(b, offPolicy) }
 
 // DecodePlan reads a plan frame into f. When ok is false, b is not a plan frame
-// or breaks the contract, and f must not be used. This and the other Decode
-// functions do not allocate, except that the first frame with headers allocates their
-// list in f. The texts in f share the memory of b.
+// or breaks the contract, and f must not be used. f is zero, or an earlier call has filled
+// it. This and the other Decode functions do not allocate, except that the first frame with
+// headers allocates their list in f. The texts in f share the memory of b.
 func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 	facts, ok := factsOf(b, HookPlan, planSize)
-	if !ok || !decodeRequest(b, facts, &f.Request, planSize, planSize+identitySize) {
+	if !ok || len(facts) < planSize || !decodeRequest(b, facts, &f.Request, planSize, planSize+identitySize) {
 		return false
 	}
 	f.PrefillTargets = int32(get32(facts, planPrefill))
@@ -54,7 +54,7 @@ func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 // new memory.
 func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 	facts, ok := factsOf(b, HookPlace, placeSize)
-	if !ok || !decodeRequest(b, facts, &f.Request, placeSize, placeSize+identitySize+moreSize) {
+	if !ok || len(b) < HeaderSize || len(facts) < placeSize || !decodeRequest(b, facts, &f.Request, placeSize, placeSize+identitySize+moreSize) {
 		return false
 	}
 	f.Flow = Flow(facts[placeFlow])
@@ -67,10 +67,10 @@ func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 	switch {
 	case n == 0:
 		f.Candidates = nil
+	case stride == RowSize && from+n*RowSize <= len(b) && littleEndian && aligned(b, from):
+		f.Candidates = rowsView(b, from, n)
 	case stride < RowSize || n > (len(b)-from)/stride:
 		return false
-	case stride == RowSize && littleEndian && aligned(b, from):
-		f.Candidates = rowsView(b, from, n)
 	default:
 		*spare = decodeRows(b[from:], n, stride, (*spare)[:0])
 		f.Candidates = *spare
@@ -124,7 +124,7 @@ func DecodeMint(b []byte, f *MintFacts) (ok bool) {
 // DecodeLeg reads a leg frame into f.
 func DecodeLeg(b []byte, f *LegFacts) (ok bool) {
 	facts, ok := factsOf(b, HookLeg, legSize)
-	if !ok || !decodeRequest(b, facts, &f.Request, legSize, legSize+identitySize) {
+	if !ok || len(facts) < legSize || !decodeRequest(b, facts, &f.Request, legSize, legSize+identitySize) {
 		return false
 	}
 	f.Event = LegEvent(facts[legEvent])
@@ -149,7 +149,7 @@ func DecodeLeg(b []byte, f *LegFacts) (ok bool) {
 // DecodeFinish reads a finish frame into f.
 func DecodeFinish(b []byte, f *FinishFacts) (ok bool) {
 	facts, ok := factsOf(b, HookFinish, finSize)
-	if !ok || !decodeRequest(b, facts, &f.Request, finSize, finSize+identitySize) {
+	if !ok || len(facts) < finSize || !decodeRequest(b, facts, &f.Request, finSize, finSize+identitySize) {
 		return false
 	}
 	f.Outcome = Outcome(facts[finOutcome])
@@ -217,12 +217,18 @@ func hasTraits(hook Hook, size int) bool {
 // decodeRequest reads the request's facts. The identity and the traits of version 2 are
 // at these offsets of the facts. The headers of r reuse its memory.
 func decodeRequest(b, facts []byte, r *RequestFacts, identity, traits int) (ok bool) {
-	r.Identity, r.Headers = Identity{}, r.Headers[:0]
-	// For guests, Go compiles an assignment of Traits{} to memory.fill. That instruction takes about
-	// a third of the time of a plan hook. So each field is assigned.
-	r.Salt, r.Remaining, r.Adapter = 0, 0, ""
-	r.Tools, r.Images, r.Audio = false, false, false
+	if len(facts) < reqSize || len(b) < HeaderSize { // so the compiler leaves out the check of each field
+		return false
+	}
+	if r.extended {
+		r.Identity, r.Headers, r.extended = Identity{}, r.Headers[:0], false
+		// For guests, Go compiles an assignment of Traits{} to memory.fill, which is slow. So each
+		// field is assigned.
+		r.Salt, r.Remaining, r.Adapter = 0, 0, ""
+		r.Tools, r.Images, r.Audio = false, false, false
+	}
 	if get16(b, offVersion) > 1 {
+		r.extended = true
 		r.Identity = Identity{get64(facts, identity+identityClient), get32(facts, identity+identityTenant), get32(facts, identity+identityClass)}
 		if len(facts) >= traits+traitsSize && !r.Traits.decode(b, facts, traits) {
 			return false

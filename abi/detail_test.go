@@ -11,6 +11,7 @@ import (
 func identified() RequestFacts {
 	r := request()
 	r.Identity = Identity{Client: 1 << 63, Tenant: 7, Class: 3}
+	r.extended = true
 	return r
 }
 
@@ -51,13 +52,13 @@ func TestFramesOfVersion2(t *testing.T) {
 		strip  func()
 	}{
 		{"plan", plan, func(h *Header) []byte { return AppendPlan(nil, h, plan) }, func(b []byte) bool { return DecodePlan(b, &planned) }, &planned,
-			func() { plan.Request.Identity = Identity{} }},
+			func() { plan.Request.Identity, plan.Request.extended = Identity{}, false }},
 		{"place", place, func(h *Header) []byte { return AppendPlace(nil, h, place) }, func(b []byte) bool { return DecodePlace(b, &placed, &spare) }, &placed,
-			func() { place.Request.Identity, place.Details = Identity{}, nil }},
+			func() { place.Request.Identity, place.Request.extended, place.Details = Identity{}, false, nil }},
 		{"leg", leg, func(h *Header) []byte { return AppendLeg(nil, h, leg) }, func(b []byte) bool { return DecodeLeg(b, &legGot) }, &legGot,
-			func() { leg.Request.Identity = Identity{} }},
+			func() { leg.Request.Identity, leg.Request.extended = Identity{}, false }},
 		{"finish", finish, func(h *Header) []byte { return AppendFinish(nil, h, finish) }, func(b []byte) bool { return DecodeFinish(b, &finished) }, &finished,
-			func() { finish.Request.Identity = Identity{} }},
+			func() { finish.Request.Identity, finish.Request.extended = Identity{}, false }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			frame := tt.append(&h)

@@ -138,6 +138,8 @@ type RequestFacts struct {
 	// Headers are the headers that policies declare; needs NeedHeaders. In a decoded frame
 	// the list has one entry for each name of the module; elsewhere only headers of the request.
 	Headers []RequestHeader
+
+	extended bool // the facts of version 2 are set: decoding a frame of version 1 resets them
 }
 
 // Identity is what the proxy knows about the sender of a request. The zero value

@@ -79,7 +79,7 @@ func (p *Params) decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
 	if s := survey(f.Candidates, leg, abi.RoleDecode); p.stays(f, leg, s) {
 		return s.home
 	}
-	return leastload.Least(f.Candidates, leg, ^f.Random)
+	return leastload.Least(f, leg, ^f.Random)
 }
 
 // pool summarises the rows that suit a leg.

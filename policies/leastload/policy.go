@@ -14,16 +14,16 @@ import (
 // -1 for a leg means that no candidate fits.
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if f.Flow == abi.FlowAggregated {
-		return abi.PlaceDecision{Prefill: -1, Decode: Least(f.Candidates, candidates.Aggregated(), f.Random)}
+		return abi.PlaceDecision{Prefill: -1, Decode: Least(f, candidates.Aggregated(), f.Random)}
 	}
 	prefill := f.Fixed
 	if prefill < 0 {
-		prefill = Least(f.Candidates, candidates.Prefill(), f.Random)
+		prefill = Least(f, candidates.Prefill(), f.Random)
 	}
 	if prefill < 0 {
 		return abi.PlaceDecision{Prefill: -1, Decode: -1}
 	}
-	return abi.PlaceDecision{Prefill: prefill, Decode: Least(f.Candidates, candidates.Decode(f.Candidates, prefill), ^f.Random)}
+	return abi.PlaceDecision{Prefill: prefill, Decode: Least(f, candidates.Decode(f.Candidates, prefill), ^f.Random)}
 }
 
 // gradeShift puts the grade above the tokens in the number that is compared;
@@ -37,17 +37,21 @@ const gradeShift = 56
 var adapterTokens = [8]int64{abi.AdapterRunning: -4096, abi.AdapterWaiting: 16_384, abi.AdapterFull: 32_768}
 
 // Least returns the row that takes the leg best, -1 without one: the highest grade, then the fewest
-// tokens, with those for the LoRA adapter, then the fewest requests. Each of several equal rows draws a number from random. The row
-// with the lowest number is chosen. Taking the first row would send all requests of an idle fleet
+// tokens, with those for the LoRA adapter, then the fewest requests. Each of several equal rows
+// draws a number from random. The row with the lowest number is chosen. Taking the first row would send all requests of an idle fleet
 // to one target, and taking turns would advance in step with the groups.
-func Least(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
+func Least(f *abi.PlaceFacts, leg candidates.Leg, random uint64) int32 {
+	rows, adapters := f.Candidates, f.Adapters
 	best, first, second := int32(-1), int64(math.MaxInt64), uint64(0)
 	for i := range rows {
 		c := &rows[i]
 		if !leg.Suits(c, i) {
 			continue
 		}
-		a := c.Tokens + adapterTokens[c.Adapter&7] - int64(leg.Grade(c))<<gradeShift
+		a := c.Tokens - int64(leg.Grade(c))<<gradeShift
+		if adapters {
+			a += adapterTokens[c.Adapter&7]
+		}
 		if a > first {
 			continue
 		}

@@ -88,7 +88,7 @@ func TestAdapters(t *testing.T) {
 		{[2]abi.AdapterState{7, 255}, 1, 0},
 	} {
 		rows := []abi.Candidate{{Roles: abi.RoleBoth, Instance: 1, Adapter: tt.states[0]}, {Roles: abi.RoleBoth, Instance: 2, Adapter: tt.states[1], Tokens: tt.tokens}}
-		if d := Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Candidates: rows}); d.Decode != tt.want {
+		if d := Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Adapters: true, Candidates: rows}); d.Decode != tt.want {
 			t.Errorf("%v with %d tokens: row %d, want %d", tt.states, tt.tokens, d.Decode, tt.want)
 		}
 	}
