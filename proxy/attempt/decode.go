@@ -40,7 +40,7 @@ func (a *attempt) answerBody() (b []byte, err error) {
 	return a.legBody.B[:0], nil
 }
 
-// answerLeg sends the leg whose answer the client gets, and relays it.
+// answerLeg sends the leg whose answer the client gets, relays the answer, and resets shaped.
 func (a *attempt) answerLeg(ctx context.Context, shaped *connector.Leg) error {
 	env := a.env
 	if !shaped.Alias {
@@ -65,6 +65,7 @@ func (a *attempt) answerLeg(ctx context.Context, shaped *connector.Leg) error {
 		l.kvBound = false
 	}
 	resp, err := a.send(ctx, l, shaped, waits{sendBy: a.readBy(), head: l.limit, idle: l.limit})
+	*shaped = connector.Leg{} // an open stream must not hold the body
 	env.reached = env.reached || err == nil || maybeSent(err)
 	if err != nil {
 		a.orphan.DecodeSent, a.orphan.DecodeIdle = maybeSent(err), ctx.Err() == nil && !timedOut(err)
