@@ -35,7 +35,7 @@ type tcpHandler struct {
 
 // ServeHTTP sets http.Request.TLS. net/http cannot do so, because the TLS listener has done the
 // handshake. It adds Connection: close to the answers over HTTP/1.1 after StopAccepting. Over
-// HTTP/2 that header would send the GOAWAY of net/http.
+// HTTP/2 that header would send the GOAWAY of net/http. It refuses requests of broken connections.
 func (h tcpHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.s.certs != nil {
 		if state, ok := r.Context().Value(tlsStateKey{}).(*tls.ConnectionState); ok {
