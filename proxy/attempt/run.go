@@ -1,9 +1,9 @@
 // Package attempt runs one placement of a request. It sends the legs in the order of their
 // flow, relays the answer to the client, and makes the engines free the KV blocks of a failed
 // attempt. The package does not import the exchange: an attempt calls it through Replacer.
-// Each file refers only to files below it, from the top: run; prefill_first, concurrent and
-// encode; prefill and decode; relay and send; the files for one task each; attempt; env; leg
-// and failure.
+// Each file refers only to files below it, from the top: run and gateway; prefill_first,
+// concurrent and encode; prefill and decode; relay and send; the files for one task each;
+// attempt; env; leg and failure.
 package attempt
 
 import (
