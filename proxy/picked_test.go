@@ -1,9 +1,13 @@
 package proxy
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -409,6 +413,30 @@ func TestPickedClientLeaves(t *testing.T) {
 	resp.Body.Close()
 	if saw := <-p.seen; saw.whole || saw.served != "10.0.0.1:80" {
 		t.Errorf("the picker saw %v", saw)
+	}
+}
+
+// TestPickedClientHasTheAnswer: the picker sees a whole answer although the client closes its
+// connection as soon as it has the answer.
+func TestPickedClientHasTheAnswer(t *testing.T) {
+	p := &scripted{lines: []string{"x-gateway-destination-endpoint", "10.0.0.1:80"}}
+	w := underPicker(t, p, answeringWholes(), nil)
+	body := completions(false)
+	for range 50 {
+		c, err := w.dialPublic(t.Context(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", completionsPath, len(body), body)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		c.Close()
+		if saw := <-p.seen; err != nil || !saw.whole || saw.answer != string(text) {
+			t.Fatalf("the client got %q, %v; the picker saw %q, whole %t", text, err, saw.answer, saw.whole)
+		}
 	}
 }
 

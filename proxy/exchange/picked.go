@@ -127,7 +127,8 @@ func (x *exchange) sentTo(p *coordinator.Placement) {
 	}
 }
 
-// closeShown ends the picker's stream.
+// closeShown ends the picker's stream. A client that leaves with the whole answer has not
+// cancelled the request.
 func (x *exchange) closeShown() {
 	if x.plane == nil {
 		return
@@ -138,7 +139,7 @@ func (x *exchange) closeShown() {
 	if x.shown.Lost() {
 		x.run.Metrics.PickerLost()
 	}
-	x.shown.Close(x.client.Begun() && !x.client.MustCut() && x.env.Context.Err() == nil && x.journal.Ending() != telemetry.OutcomeInternal)
+	x.shown.Close(x.client.Begun() && !x.client.MustCut())
 }
 
 // refusedError is the answer of a picker to the client.

@@ -280,6 +280,7 @@ func (x *exchange) recovered() {
 		x.journal.Ends(telemetry.OutcomeInternal)
 		x.journal.Panic(v)
 	}
+	x.client.Cut() // the answer is not whole
 	panic(http.ErrAbortHandler)
 }
 

@@ -207,7 +207,12 @@ func TestClientLeaves(t *testing.T) {
 			func(_ *Stream, leave context.CancelCauseFunc) { leave(why) },
 			func(s *Stream, _ context.CancelCauseFunc) { s.Abort() },
 			func(s *Stream, _ context.CancelCauseFunc) { s.Head(200, nil, ""); s.Body([]byte("x")); s.Abort() },
-			func(s *Stream, leave context.CancelCauseFunc) { s.Head(200, nil, ""); leave(why); s.Body([]byte("x")) },
+			func(s *Stream, leave context.CancelCauseFunc) {
+				s.Head(200, nil, "")
+				leave(why)
+				s.Body([]byte("x"))
+				s.Abort()
+			},
 			func(s *Stream, _ context.CancelCauseFunc) { s.End() }, // nothing has been shown
 		} {
 			ctx, leave := context.WithCancelCause(t.Context())

@@ -98,11 +98,15 @@ func (s *Stream) noteHead(answered bool) {
 // picker that does not answer in time, or whose stream has ended, changes nothing. While the
 // picker is late with the heads of other answers, Head does not wait. late reports that Head has
 // not waited, or in vain. Call Head before Body and End.
+//
+// From Head on, the end of the request's context does not end the stream, because a client may
+// leave as soon as it has the whole answer. The caller must call End or Abort.
 func (s *Stream) Head(status int, lines []upstream.Field, served string) (changes HeaderMutation, late bool) {
 	if s.ctx.Err() != nil {
 		return HeaderMutation{}, false
 	}
 	s.feedback.begun = true
+	defer s.detach()
 	s.feedback.owe()
 	head := answerHeadMessage(status, lines, served)
 	go func() { // ends with the answer, or with the stream's context
@@ -153,6 +157,8 @@ func (s *Stream) Body(p []byte) (lost bool) {
 		select {
 		case <-s.feedback.room:
 		case <-s.ctx.Done():
+		case <-s.request.Done(): // the caller ends the stream
+			return false
 		case <-late:
 			s.client.pace.late()
 			s.cancel(errSlow)
@@ -195,7 +201,6 @@ func (s *Stream) End() {
 		s.Abort()
 		return
 	}
-	s.detach() // the end of the request does not abort the stream any more
 	s.feedback.finish()
 	signal(s.feedback.wake)
 	late := time.AfterFunc(finishLimit, func() { s.cancel(context.DeadlineExceeded) })

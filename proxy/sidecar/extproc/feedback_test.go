@@ -4,12 +4,22 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
 // TestEndOutlivesRequest: the picker sees the end of an answer although the request's context
-// ends at once.
+// ends at once, after End, or before End because the client has left with the whole answer.
 func TestEndOutlivesRequest(t *testing.T) {
+	for _, end := range []func(*Stream, func()){
+		func(s *Stream, leave func()) { s.End(); leave() },
+		func(s *Stream, leave func()) { leave(); synctest.Wait(); s.End() },
+	} {
+		outlives(t, end)
+	}
+}
+
+func outlives(t *testing.T, end func(s *Stream, leave func())) {
 	bubble(t, func(t *testing.T) {
 		ended := make(chan answered, 1)
 		_, c := started(t, Options{}, func(s *call) error {
@@ -26,8 +36,7 @@ func TestEndOutlivesRequest(t *testing.T) {
 		}
 		s.Head(200, nil, "")
 		s.Body([]byte(long))
-		s.End()
-		leave()
+		end(s, leave)
 		c.Close() // waits for the stream
 		if a := <-ended; !a.whole || a.body != long {
 			t.Errorf("the picker saw %d bytes, whole %t", len(a.body), a.whole)

@@ -14,7 +14,8 @@ type Stream struct {
 	client  *Client
 	ctx     context.Context // of the stream
 	cancel  context.CancelCauseFunc
-	detach  func() bool // keeps the end of the request's context from ending the stream
+	request context.Context // of the request
+	detach  func() bool     // keeps the end of request from ending the stream
 	grpc    service.ExternalProcessor_ProcessClient
 	choice  chan outcome        // from the receiver, once
 	changes chan HeaderMutation // of the head of the answer, from the receiver, once
@@ -31,7 +32,7 @@ type outcome struct {
 
 // open begins a stream. Its goroutines end when the stream ends.
 func (c *Client) open(ctx context.Context) *Stream {
-	s := &Stream{client: c, choice: make(chan outcome, 1), changes: make(chan HeaderMutation, 1), done: make(chan struct{})}
+	s := &Stream{client: c, request: ctx, choice: make(chan outcome, 1), changes: make(chan HeaderMutation, 1), done: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.detach = context.AfterFunc(ctx, func() { s.cancel(context.Cause(ctx)) })
 	s.feedback.init()
