@@ -61,8 +61,8 @@ func (r *reports) measure(x report) {
 	r.add(x)
 }
 
-// tell queues x and sends all waiting reports before it returns. So a retry is placed
-// after the failure that caused the retry is counted.
+// tell queues x and sends all waiting reports before it returns. So the coordinator counts a
+// failure before it places the retry.
 func (r *reports) tell(x report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
