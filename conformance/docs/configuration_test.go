@@ -164,7 +164,7 @@ func configurationPage(t testing.TB) string {
 
 The configuration is one TOML file. ` + "`pdproxy check FILE`" + ` checks the file. Every key is optional unless its text says otherwise. An unknown key is an error.
 
-A duration is a text such as ` + "`\"500ms\"`, `\"30s\"` or `\"1h\"`" + `. A size is a number of bytes or a text such as ` + "`\"64KiB\"` or `\"16MiB\"`" + `.
+A duration is a text such as ` + "`\"500ms\"`, `\"30s\"` or `\"1h\"`" + `. A size is a text such as ` + "`\"64KiB\"` or `\"16MiB\"`" + `.
 
 [config.toml](../../config.toml) contains every key with its default.
 `)

@@ -64,7 +64,7 @@ var actions = map[openai.Code]string{
 	openai.CodeResponseNotFound:           "Check the id. An engine loses its responses when it restarts, and stores a response only with `store`.",
 	openai.CodeStreamBroken:               "Send the request again.",
 	openai.CodeStringAboveMaxLength:       "Correct the field that `param` names.",
-	openai.CodeTooManyConnections:         "Use connections again, or wait. See `server.max_connections` and `server.max_connections_per_address`.",
+	openai.CodeTooManyConnections:         "Use connections again, or wait. See `limits.max_connections` and `limits.max_connections_per_address`.",
 	openai.CodeUnsupportedContentEncoding: "Use `gzip`, `zstd`, or no coding.",
 	openai.CodeUnsupportedMessage:         "Send texts as [WebSockets](http-api.md) describes. `param` names the field or the header.",
 	openai.CodeUpgradeRequired:            "Send the request with POST. Clients such as Codex do so after this answer.",
