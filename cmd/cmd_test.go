@@ -45,6 +45,15 @@ func TestExitCodes(t *testing.T) {
 	noList := write(t, "discovery.file.path = '/nonexistent/engines'\n")
 	badList := write(t, "discovery.file.path = '"+write(t, "[[engine]]\nname = 'e'\nurl = 'http://h'\nrole = 'chef'\n")+"'\n")
 	list := write(t, "discovery.file.path = '"+good+"'\n")
+	const secure = "[[engine]]\nname = 'e'\nurl = 'https://127.0.0.1:1'\nrole = 'both'\n"
+	noCA := write(t, secure+"ca = '/nonexistent/ca'\n")
+	plainCA := write(t, secure+"ca = '"+good+"'\n")
+	noRemoteCA := write(t, secure+"[[remote]]\nname = 'r'\nurl = 'https://127.0.0.1:1'\nmodel = 'm'\nca = '/nonexistent/ca'\n")
+	noFleetCA := write(t, secure+"[fleet]\nlisten = '127.0.0.1:0'\n[fleet.etcd]\nendpoints = ['https://127.0.0.1:1']\nca = '/nonexistent/ca'\n")
+	noCAOfList := write(t, "discovery.file.path = '"+noCA+"'\n")
+	noLogFolder := write(t, secure+"[server]\naccess_log = '/nonexistent/access'\n")
+	folderAsLog := write(t, secure+"[server]\naccess_log = '"+t.TempDir()+"'\n")
+	noRecordingFolder := write(t, secure+"[recording]\npath = '"+good+"/trace'\n")
 	garbage := write(t, "[[plugin]]\nname = 'p'\nphase = 'filter'\npath = '"+noPlugin+"'\n")
 	for name, tt := range map[string]struct {
 		args           []string
@@ -84,6 +93,18 @@ func TestExitCodes(t *testing.T) {
 		"check missing keys":           {[]string{"check", noKeys}, exit.Usage, "", "server.auth.keys_file"},
 		"check no etcd CA":             {[]string{"check", noEtcdKeys}, exit.Usage, "", "discovery.etcd.ca: open /nonexistent/ca"},
 		"check no list":                {[]string{"check", noList}, exit.Usage, "", "discovery.file.path: open /nonexistent/engines"},
+		"check no CA":                  {[]string{"check", noCA}, exit.Usage, "", noCA + ":5: engine[0].ca (e): open /nonexistent/ca: no such file or directory"},
+		"run no CA":                    {[]string{"run", noCA}, exit.Usage, "", noCA + ":5: engine[0].ca (e): open /nonexistent/ca: no such file or directory"},
+		"check CA without PEM":         {[]string{"check", plainCA}, exit.Usage, "", plainCA + ":5: engine[0].ca (e): no certificate in " + good},
+		"run CA without PEM":           {[]string{"run", plainCA}, exit.Usage, "", plainCA + ":5: engine[0].ca (e): no certificate in " + good},
+		"check no remote CA":           {[]string{"check", noRemoteCA}, exit.Usage, "", noRemoteCA + ":9: remote[0].ca (r): open /nonexistent/ca"},
+		"run no remote CA":             {[]string{"run", noRemoteCA}, exit.Usage, "", noRemoteCA + ":9: remote[0].ca (r): open /nonexistent/ca"},
+		"check no fleet CA":            {[]string{"check", noFleetCA}, exit.Usage, "", noFleetCA + ":9: fleet.etcd.ca: open /nonexistent/ca"},
+		"run no fleet CA":              {[]string{"run", noFleetCA}, exit.Usage, "", noFleetCA + ":9: fleet.etcd.ca: open /nonexistent/ca"},
+		"check no CA in a list":        {[]string{"check", noCAOfList}, exit.Usage, "", noCA + ":5: engine[0].ca (e): open /nonexistent/ca"},
+		"check no log folder":          {[]string{"check", noLogFolder}, exit.Usage, "", noLogFolder + ":6: server.access_log: open /nonexistent/access: no such file or directory"},
+		"check a folder as log":        {[]string{"check", folderAsLog}, exit.Usage, "", folderAsLog + ":6: server.access_log: open "},
+		"check no recording folder":    {[]string{"check", noRecordingFolder}, exit.Usage, "", noRecordingFolder + ":6: recording.path: open " + good + "/trace: not a directory"},
 		"check strict":                 {[]string{"check", "--strict", good}, exit.OK, "ok\n", ""},
 		"check without engines":        {[]string{"check", empty}, exit.OK, "ok\n", "warning: " + empty + ": engine: no engine"},
 		"check strict without engines": {[]string{"check", "--strict", empty}, exit.Usage, "", "--strict: warnings: 1"},

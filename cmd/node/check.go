@@ -13,25 +13,30 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// CheckFiles reads all files that cfg names. It opens no socket and calls no engine. The
-// error is of type config.Problems and has the problems of all files.
+// CheckFiles reads all files that cfg names, and the files that the list of engines in
+// discovery.file.path names. For a file that the proxy writes, CheckFiles checks that the
+// folder exists. It opens no socket, calls no engine and creates no file. The error is of
+// type config.Problems and has the problems of all files.
 func CheckFiles(cfg *config.Config) error {
 	var problems config.Problems
 	if _, err := loadFiles(cfg, slog.New(slog.DiscardHandler)); err != nil {
 		problems = append(problems, config.AsProblems(err)...)
 	}
-	if err := checkEngineList(cfg); err != nil {
-		problems = append(problems, config.AsProblems(err)...)
-	}
+	noteWrittenFiles(cfg, func(key string, err error) {
+		if err != nil {
+			problems = append(problems, cfg.Problem(key, err.Error()))
+		}
+	})
+	problems = append(problems, checkEngineList(cfg)...)
 	if len(problems) > 0 {
 		return problems
 	}
 	return nil
 }
 
-// checkEngineList reads the file of discovery.file.path. The problems in it have the name
-// of that file.
-func checkEngineList(cfg *config.Config) error {
+// checkEngineList reads the file of discovery.file.path, and the files that its engines
+// name. The problems in it have the name of that file.
+func checkEngineList(cfg *config.Config) (problems config.Problems) {
 	path := cfg.Discovery.File.Path
 	if path == "" {
 		return nil
@@ -40,13 +45,15 @@ func checkEngineList(cfg *config.Config) error {
 	if err != nil {
 		return config.Problems{cfg.Problem("discovery.file.path", err.Error())}
 	}
-	if _, err = config.ParseEngines(data); err == nil {
-		return nil
+	list, err := config.ParseEngineFile(path, data)
+	if err != nil {
+		return config.AsProblems(err)
 	}
-	problems := config.AsProblems(err)
-	for i := range problems {
-		problems[i].File = path
-	}
+	noteEngineFiles(list.Engines, func(key string, err error) {
+		if err != nil {
+			problems = append(problems, list.Problem(key, err.Error()))
+		}
+	})
 	return problems
 }
 

@@ -3,13 +3,11 @@ package node
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -58,13 +56,9 @@ func engineTLS(spec config.Engine) (*tls.Config, error) {
 	if spec.CA == "" {
 		return c, nil
 	}
-	pem, err := os.ReadFile(spec.CA)
-	if err != nil {
-		return nil, err
-	}
-	c.RootCAs = x509.NewCertPool()
-	if !c.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, errors.New("ca: no certificate in the file")
+	var err error
+	if c.RootCAs, err = readCAs(spec.CA); err != nil {
+		return nil, fmt.Errorf("ca: %w", err)
 	}
 	return c, nil
 }

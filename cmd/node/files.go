@@ -65,14 +65,8 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	f.workerToken, err = config.ReadSecret(cfg.Discovery.TRTLLM.TokenFile)
 	note("discovery.trtllm.token_file", err)
 	f.fleet = openFleetAccess(cfg, log, note)
-	for i, e := range cfg.Engines {
-		_, err := config.ReadSecret(e.APIKeyFile)
-		note(fmt.Sprintf("engine[%d].api_key_file", i), err)
-	}
-	for i, r := range cfg.Remotes {
-		_, err := config.ReadSecret(r.APIKeyFile)
-		note(fmt.Sprintf("remote[%d].api_key_file", i), err)
-	}
+	noteEngineFiles(cfg.Engines, note)
+	noteRemoteFiles(cfg.Remotes, note)
 	_, err = sidecar.PickerTLS(cfg.Sidecar)
 	note("sidecar.picker_ca", err)
 	_, err = config.ReadSecret(cfg.Discovery.MoRIIO.PasswordFile)

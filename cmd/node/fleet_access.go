@@ -1,11 +1,13 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
+	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
 
 // minTokenLength is the least number of characters of a fleet's token. A host that
@@ -35,6 +37,13 @@ func openFleetAccess(cfg *config.Config, log *slog.Logger, note func(key string,
 		Bearer: a.token != "" || cfg.Fleet.Open, Log: log,
 	})
 	note("fleet.tls", err)
+	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
+		if _, err := etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd"); err != nil {
+			for _, p := range config.AsProblems(err) {
+				note(p.Key, errors.New(p.Message))
+			}
+		}
+	}
 	return a
 }
 

@@ -20,12 +20,12 @@ func EngineFromJSON(data []byte) (Engine, error) {
 	if err != nil {
 		return Engine{}, err
 	}
-	return list[0], nil
+	return list.Engines[0], nil
 }
 
 // enginesFromJSON reads a list of engines: an array of objects, or an object
 // whose only key is "engine" and holds that array.
-func enginesFromJSON(data []byte) ([]Engine, error) {
+func enginesFromJSON(data []byte) (*Config, error) {
 	r := &jsonReader{text: data, lines: lineIndex{}}
 	root := "engine"
 	if bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte("{")) {
@@ -64,7 +64,7 @@ func (r *jsonReader) read(root string) any {
 
 // engines decodes datum, which is the array "engine" or the table that contains the
 // array.
-func (r *jsonReader) engines(datum any) ([]Engine, error) {
+func (r *jsonReader) engines(datum any) (*Config, error) {
 	if len(r.problems) > 0 {
 		return nil, r.problems
 	}

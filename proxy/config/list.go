@@ -13,6 +13,32 @@ import (
 // strictly as in a configuration, but need not have a partner in the list. A text
 // without the list is a problem: an empty list is engine = []. The error is Problems.
 func ParseEngines(data []byte) ([]Engine, error) {
+	list, err := parseEngines(data)
+	if err != nil {
+		return nil, err
+	}
+	return list.Engines, nil
+}
+
+// ParseEngineFile is ParseEngines for the content of a file. The result has only engines.
+// Its method Problem returns problems with the file and the line of a key. The problems in
+// the error name the file, too.
+func ParseEngineFile(file string, data []byte) (*Config, error) {
+	list, err := parseEngines(data)
+	if err != nil {
+		problems := AsProblems(err)
+		for i := range problems {
+			problems[i].File = file
+		}
+		return nil, problems
+	}
+	list.file = file
+	return list, nil
+}
+
+// parseEngines returns a configuration that has only the engines of a list, with the lines
+// of their keys.
+func parseEngines(data []byte) (*Config, error) {
 	if json.Valid(data) || beginsJSON(data) {
 		return enginesFromJSON(data)
 	}
@@ -34,8 +60,8 @@ func beginsJSON(data []byte) bool {
 }
 
 // enginesOf decodes and checks a tree whose only key is engine.
-func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
-	cfg := Config{lines: lines}
+func enginesOf(tree map[string]any, lines lineIndex) (*Config, error) {
+	cfg := &Config{lines: lines}
 	d := &decoder{lines: lines}
 	for name := range tree {
 		if name != "engine" {
@@ -47,7 +73,7 @@ func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
 	} else {
 		d.value("engine", datum, reflect.ValueOf(&cfg.Engines).Elem())
 	}
-	k := &checker{config: &cfg}
+	k := &checker{config: cfg}
 	k.engines()
 	reported := d.problems.keys()
 	for _, p := range k.problems {
@@ -59,7 +85,7 @@ func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
 		d.problems.Sort()
 		return nil, cfg.complete(d.problems)
 	}
-	return cfg.Engines, nil
+	return cfg, nil
 }
 
 // Check returns the problems of an engine that was built in code, by the rules of
