@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -55,6 +56,13 @@ func TestExitCodes(t *testing.T) {
 	folderAsLog := write(t, secure+"[server]\naccess_log = '"+t.TempDir()+"'\n")
 	noRecordingFolder := write(t, secure+"[recording]\npath = '"+good+"/trace'\n")
 	garbage := write(t, "[[plugin]]\nname = 'p'\nphase = 'filter'\npath = '"+noPlugin+"'\n")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	used := l.Addr().String()
+	_, usedPort, _ := net.SplitHostPort(used)
 	for name, tt := range map[string]struct {
 		args           []string
 		code           int
@@ -120,6 +128,12 @@ func TestExitCodes(t *testing.T) {
 		"run bad log level":            {[]string{"run", "--log-level", "loud", good}, exit.Usage, "", "--log-level"},
 		"sim bad role":                 {[]string{"sim", "--role", "chef"}, exit.Usage, "", "role"},
 		"sim bad fault":                {[]string{"sim", "--fail", "often"}, exit.Usage, "", "RATE:KIND"},
+		"sim without its store":        {[]string{"sim", "--connector", "vllm-store", "--listen", "127.0.0.1:0", "--store", "/nonexistent/store"}, exit.Usage, "", "pdproxy: --store: open /nonexistent/store: no such file"},
+		"demo public in use":           {[]string{"demo", "--admin", "127.0.0.1:0", "--listen", used}, exit.Failure, "", "pdproxy: --listen: listen tcp " + used + ": bind: address already in use"},
+		"demo admin in use":            {[]string{"demo", "--listen", "127.0.0.1:0", "--admin", used}, exit.Failure, "", "pdproxy: --admin: listen tcp " + used + ": bind: address already in use"},
+		"demo engine port in use":      {[]string{"demo", "--engine-port", usedPort}, exit.Failure, "", "pdproxy: --engine-port: "},
+		"demo bad address":             {[]string{"demo", "--listen", "nowhere"}, exit.Usage, "", "pdproxy: --listen: invalid address"},
+		"demo without transfers":       {[]string{"demo", "--connector", "none"}, exit.Usage, "", "pdproxy: --connector: "},
 		"demo without engine":          {[]string{"demo", "--prefill", "0"}, exit.Usage, "", "--prefill"},
 		"explain nobody":               {[]string{"explain", "x", "--admin", "127.0.0.1:1"}, exit.Failure, "", "refused"},
 	} {

@@ -1,10 +1,13 @@
 package cmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"slices"
 	"strings"
 	"sync"
 
@@ -75,21 +78,27 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 		return err
 	}
 	if problems := cfg.Validate(); len(problems) > 0 {
-		return config.Problems(problems)
+		return demoProblems(problems)
 	}
 	alone, err := enginesim.New(d.engine(enginesim.RoleBoth, d.prefill+d.decode))
-	if err == nil {
-		err = alone.Start()
-	}
 	if err != nil {
-		return exit.Failed(err)
+		return err
+	}
+	if err := d.start(alone); err != nil {
+		return err
 	}
 	defer alone.Close()
 	var n *node.Node
-	n, err = node.New(&cfg, log, node.Options{
-		Version: Version, OnReady: func() { a.printDemo(n, d, alone.URL()) },
-	})
-	if err != nil {
+	o := node.Options{Version: Version, OnReady: func() { a.printDemo(n, d, alone.URL()) }}
+	if o.Sockets.Public, err = net.Listen("tcp", d.listen); err != nil {
+		return exit.Failed(fmt.Errorf("--listen: %w", err))
+	}
+	if o.Sockets.Admin, err = net.Listen("tcp", d.admin); err != nil {
+		o.CloseSockets()
+		return exit.Failed(fmt.Errorf("--admin: %w", err))
+	}
+	if n, err = node.New(&cfg, log, o); err != nil {
+		o.CloseSockets()
 		return err
 	}
 	if d.traffic {
@@ -102,6 +111,32 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 	return supervisor.ServeUntilSignal(n, log, func() error { return errors.New("the demo has no configuration file") })
 }
 
+// demoProblems returns the problems of a demo's configuration, which has no file: the
+// flags are named instead of the keys. Engines of one flag have one problem.
+func demoProblems(problems config.Problems) error {
+	flags := map[string]string{"server.listen": "--listen", "admin.listen": "--admin", "policy.place": "--place"}
+	var lines []string
+	for _, p := range problems {
+		name := cmp.Or(flags[p.Key], p.Key)
+		if strings.HasSuffix(p.Key, "].connector") {
+			name = "--connector"
+		}
+		if line := name + ": " + p.Message; !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, name+": ") }) {
+			lines = append(lines, line)
+		}
+	}
+	return errors.New(strings.Join(lines, "\n"))
+}
+
+// start starts an engine. An error names the flag of its port.
+func (d demoFlags) start(e *enginesim.Engine) error {
+	err := e.Start()
+	if err != nil && d.enginePort > 0 {
+		err = fmt.Errorf("--engine-port: %w", err)
+	}
+	return exit.Failed(err)
+}
+
 // startDemoEngines starts the engines and adds them to cfg.
 func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, error) {
 	var engines []*enginesim.Engine
@@ -110,8 +145,8 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 		if err != nil {
 			return err
 		}
-		if err := e.Start(); err != nil {
-			return exit.Failed(err)
+		if err := d.start(e); err != nil {
+			return err
 		}
 		engines = append(engines, e)
 		spec := config.DefaultEngine()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -79,6 +80,11 @@ func (a *app) simCommand() *cobra.Command {
 // sim runs the engine until a signal arrives, or until an injected fault ends the engine.
 func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 	cfg.Log = log
+	if cfg.Store != "" {
+		if _, err := os.ReadDir(cfg.Store); err != nil {
+			return fmt.Errorf("--store: %w", err)
+		}
+	}
 	e, err := enginesim.New(cfg)
 	if err != nil {
 		return err

@@ -122,5 +122,8 @@ func TestHeldWhileDraining(t *testing.T) {
 		if a := <-got; a.status != 503 || !strings.Contains(a.body, `"code":"draining"`) {
 			t.Errorf("%d %s", a.status, a.body)
 		}
+		if a := w.get("/health"); a.status != 503 || !strings.Contains(a.body, "the proxy drains") {
+			t.Errorf("GET /health: %d %s", a.status, a.body)
+		}
 	})
 }

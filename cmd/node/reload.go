@@ -70,7 +70,7 @@ func (n *Node) reload(next *config.Config) error {
 	}
 	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
 	if err := n.access.Reopen(next.Server.AccessLog); err != nil {
-		n.log.Warn("the access log stays in the old file", "error", err)
+		n.log.Warn("the access log stays in the old file", "key", "server.access_log", "error", err)
 	}
 	n.server.Reload(next, f.keys)
 	n.server.SetTRTLLM(f.trtllm)

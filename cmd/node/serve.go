@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -199,7 +200,7 @@ func (n *Node) offer() (takeover.Offer, error) {
 }
 
 // reportReadiness logs when the node can serve requests. If it cannot after the first
-// probes had their time, reportReadiness logs which engines do not answer.
+// probes had their time, reportReadiness logs which engines are not ready.
 func (n *Node) reportReadiness(ctx context.Context) {
 	h := n.cfg.Load().Health
 	patience := time.After(time.Duration(h.Interval) + time.Duration(h.Timeout))
@@ -233,13 +234,25 @@ func (n *Node) FollowsPredecessor() bool {
 // DrainTimeout returns the present value of server.drain_timeout.
 func (n *Node) DrainTimeout() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) }
 
-// listMissing logs the engines that do not answer.
+// listMissing logs why no request can be served, and the engines that are not ready.
 func (n *Node) listMissing() {
-	n.log.Warn("no request can be served now; clients get 503 until the engines below answer", "url", n.loggedURL())
-	for _, i := range n.registry.Snapshot().Instances {
-		if i.State() != engine.Ready {
-			n.log.Warn("engine does not answer", "engine", i.Spec.Name, "url", i.Spec.URL,
-				"role", i.Role.String(), "connector", i.Spec.Connector, "state", i.State().String())
-		}
+	instances := n.registry.Snapshot().Instances
+	missing := slices.DeleteFunc(slices.Clone(instances), func(i *engine.Instance) bool { return i.State() == engine.Ready })
+	n.log.Warn("no request can be served now; clients get 503 "+until(len(instances), len(missing)), "url", n.loggedURL())
+	for _, i := range missing {
+		n.log.Warn("engine is not ready", "engine", i.Spec.Name, "url", i.Spec.URL,
+			"role", i.Role.String(), "connector", i.Spec.Connector, "state", i.State().String())
 	}
+}
+
+// until says what must change before a proxy with so many engines can serve. missing is
+// the number of those that are not ready.
+func until(engines, missing int) string {
+	switch {
+	case engines == 0:
+		return "until an engine is added"
+	case missing == 0:
+		return "until two engines can pair, although all engines are ready: GET /v1/pairs of the admin address lists the pairs"
+	}
+	return "until the engines below are ready"
 }

@@ -1,12 +1,14 @@
 package config
 
 import (
+	"cmp"
 	"encoding"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/BurntSushi/toml"
@@ -37,7 +39,7 @@ func (d *decoder) table(path string, t map[string]any, v reflect.Value) {
 		key := joinKey(path, name)
 		field, found := fieldOf(v, name)
 		if !found {
-			d.add(key, "unknown key%s", didYouMean(name, fieldNames(v)))
+			d.add(key, "unknown key%s", cmp.Or(outsideSections(path, name, t[name], v), didYouMean(name, fieldNames(v))))
 			continue
 		}
 		d.value(key, t[name], field)
@@ -48,7 +50,7 @@ func (d *decoder) table(path string, t map[string]any, v reflect.Value) {
 func (d *decoder) value(key string, datum any, v reflect.Value) {
 	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		if s, ok := datum.(string); !ok {
-			d.wrongType(key, "string", datum)
+			d.wrongType(key, textForm(u), datum)
 		} else if err := u.UnmarshalText([]byte(s)); err != nil {
 			d.add(key, "%v", err)
 		}
@@ -172,6 +174,41 @@ func fieldNames(v reflect.Value) []string {
 		}
 	}
 	return names
+}
+
+// outsideSections explains a key at the top of the file, before every section. It returns
+// "" for other keys and for tables.
+func outsideSections(path, name string, datum any, v reflect.Value) string {
+	switch datum.(type) {
+	case map[string]any, []map[string]any:
+		return ""
+	}
+	if path != "" {
+		return ""
+	}
+	var sections []string
+	for i := range v.NumField() {
+		if tag, tagged := v.Type().Field(i).Tag.Lookup("toml"); tagged && v.Field(i).Kind() == reflect.Struct {
+			if _, found := fieldOf(v.Field(i), name); found {
+				sections = append(sections, "["+tag+"]")
+			}
+		}
+	}
+	if len(sections) == 0 {
+		return ""
+	}
+	return " at the top of the file: write it below its section, " + strings.Join(sections, " or ")
+}
+
+// textForm describes the string from which u is read.
+func textForm(u encoding.TextUnmarshaler) string {
+	switch u.(type) {
+	case *Duration:
+		return `string such as "30s"`
+	case *ByteSize:
+		return `string such as "16MiB"`
+	}
+	return "string"
 }
 
 // kindName names the TOML type of a scalar field.

@@ -55,7 +55,7 @@ func (k *checker) remotes() {
 		switch {
 		case exposed(r.URL):
 			k.add(key("url"), "must be https: prompts and the key would cross the network without encryption")
-		case strings.HasSuffix(strings.TrimRight(r.URL, "/"), "/v1"):
+		case endsWithV1(r.URL):
 			k.add(key("url"), "must not end with /v1: the proxy adds the whole route, such as /v1/chat/completions")
 		default:
 			k.httpURL(key("url"), r.URL)
@@ -68,6 +68,9 @@ func (k *checker) remotes() {
 		}
 	}
 }
+
+// endsWithV1 reports whether a URL ends with a part of the routes that the proxy adds.
+func endsWithV1(url string) bool { return strings.HasSuffix(strings.TrimRight(url, "/"), "/v1") }
 
 // remote requires the name of a [[remote]] in a fallback.
 func (k *checker) remote(key, name string) {

@@ -172,10 +172,15 @@ func (k *checker) listeners() {
 		listener{"fleet.listen", c.Fleet.Listen})
 	for i, l := range tcp {
 		for _, earlier := range tcp[:i] {
-			if overlap(earlier.address, l.address) {
-				k.add(l.key, "%q is already used by %s", l.address, earlier.key)
-				break
+			if !overlap(earlier.address, l.address) {
+				continue
 			}
+			if _, set := k.config.lines[l.key]; !set && k.config.lines[earlier.key] > 0 {
+				k.add(earlier.key, "%q is already used by %s, whose default is %q", earlier.address, l.key, l.address)
+			} else {
+				k.add(l.key, "%q is already used by %s", l.address, earlier.key)
+			}
+			break
 		}
 	}
 }

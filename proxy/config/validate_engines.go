@@ -28,7 +28,12 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	if e.Role == RoleEncode && slices.Contains(connectors(), e.Connector) && !strings.HasPrefix(e.Connector, "vllm-") {
 		k.add(key("role"), "%q is for connectors of vLLM, found %q", RoleEncode, e.Connector)
 	}
-	if e.Connector == ConnectorNone && (e.Role == RolePrefill || e.Role == RoleDecode) {
+	_, set := k.config.lines[key("connector")]
+	switch {
+	case e.Connector != ConnectorNone || e.Role != RolePrefill && e.Role != RoleDecode:
+	case !set && k.config.lines != nil:
+		k.add(key("connector"), "is missing: role %q needs the connector of the engine, such as %q; an engine without KV transfer needs role %q", e.Role, ConnectorVLLMNixl, RoleBoth)
+	default:
 		k.add(key("connector"), "%q transfers nothing: it needs role %q, or role %q another connector",
 			ConnectorNone, RoleBoth, e.Role)
 	}

@@ -120,7 +120,7 @@ func (k *checker) engineNames(engines []int) string {
 	return strings.Join(names, ", ")
 }
 
-// warnURLs warns about two engines with one address.
+// warnURLs warns about two engines with one address, and about the path /v1.
 func (k *checker) warnURLs() {
 	seen := map[string]string{}
 	for i, e := range k.config.Engines {
@@ -129,6 +129,9 @@ func (k *checker) warnURLs() {
 			continue
 		}
 		seen[e.URL] = e.Name
+		if endsWithV1(e.URL) {
+			k.add(engineKey(i, "url"), "ends with /v1: the proxy adds the whole route itself, such as /v1/chat/completions")
+		}
 	}
 }
 
