@@ -545,6 +545,29 @@ func TestAsk(t *testing.T) {
 	})
 }
 
+// TestAskEndsWithConnection: an admin request that has no answer yet does not delay the
+// next connection.
+func TestAskEndsWithConnection(t *testing.T) {
+	admin := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	bubble(t, "cut", func(_ *ServerOptions, co *ClientOptions) { co.Admin = admin }, func(t *testing.T, w *wired) {
+		ended := make(chan error, 1)
+		go func() {
+			_, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/slow", nil)
+			ended <- err
+		}()
+		synctest.Wait()
+		before := w.pipes.dials()
+		w.pipes.last().cut()
+		if err := <-ended; err == nil {
+			t.Error("a request of a connection that broke got an answer")
+		}
+		later(10 * time.Second)
+		if w.pipes.dials() == before || !w.client.Connected() {
+			t.Errorf("10 s after the connection broke: %d more dials, connected %v", w.pipes.dials()-before, w.client.Connected())
+		}
+	})
+}
+
 // TestOrphans: the coordinator does the clean-ups of a worker if, and only if, the worker
 // has died.
 func TestOrphans(t *testing.T) {
