@@ -399,6 +399,8 @@ func TestTopics(t *testing.T) {
 		w.server.Publish(TopicLoads, []byte("b"))
 		w.server.Publish(TopicMembership, []byte("c"))
 		expect("published", &heard, "1 a", "2 b", "1 c")
+		w.server.Publish(TopicMembership, make([]byte, link.MostFrame))
+		expect("too large", &heard)
 		if !w.client.Report([]byte("x")) || !w.client.Report([]byte("y")) {
 			t.Error("Report = false with a connection")
 		}
