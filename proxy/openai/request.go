@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/url"
 	"strings"
+	"unicode/utf8"
 )
 
 // MaxModel is the maximum length of a model's name in bytes. By default engines use the
@@ -82,13 +83,25 @@ func (r *Request) ReadTarget(path, query string) error {
 		}
 	}
 	if model := values.Get("model"); model != "" && !r.HasModel {
-		if len(model) > MaxModel {
-			return tooLong("model", MaxModel)
+		if err := checkModel([]byte(model)); err != nil {
+			return err
 		}
 		r.Model, r.HasModel = model, true
 	}
 	if len(values) > 0 {
 		r.Target += "?" + values.Encode()
+	}
+	return nil
+}
+
+// checkModel checks the name of a model that is not in a JSON object. The texts of JSON objects are
+// always UTF-8, and only UTF-8 has a place in spans.
+func checkModel(name []byte) error {
+	switch {
+	case len(name) > MaxModel:
+		return tooLong("model", MaxModel)
+	case !utf8.Valid(name):
+		return mistyped("model", "UTF-8")
 	}
 	return nil
 }
