@@ -153,3 +153,40 @@ func TestWebSocketRefused(t *testing.T) {
 		}
 	})
 }
+
+// TestStoredResponsesOfATenant: a request about a stored response counts against the limits of the
+// tenant, and costs no tokens.
+func TestStoredResponsesOfATenant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		held := make(chan struct{})
+		e := &fakeEngine{serve: func(c *engineConn, nth int) {
+			if c.leg.query != "" {
+				<-held
+			}
+			holding("resp_a")(c, nth)
+		}}
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, keys: tenantLine("a", "rpm=3 tpm=100") + tenantLine("b", "max=1")})
+		for n, want := range []struct {
+			path   string
+			status int
+		}{{"resp_a", 200}, {"resp_a", 200}, {"resp_unknown", 404}, {"resp_a", 429}, {"resp_unknown", 429}} {
+			r := w.getAs("a", "/v1/responses/"+want.path)
+			if r.status != want.status || r.header.Get("X-Ratelimit-Remaining-Requests") != fmt.Sprint(max(0, 2-n)) || r.header.Get("X-Ratelimit-Remaining-Tokens") != "100" {
+				t.Errorf("request %d: status %d, %v", n, r.status, r.header)
+			}
+		}
+		first := make(chan int)
+		go func() { first <- w.getAs("b", "/v1/responses/resp_a?stream=true").status }()
+		synctest.Wait()
+		if r := w.getAs("b", "/v1/responses/resp_a"); r.status != 429 || !strings.Contains(r.body, "tenant_limit") {
+			t.Errorf("beside a stream: got %d %s", r.status, r.body)
+		}
+		close(held)
+		if got := <-first; got != 200 {
+			t.Errorf("the stream: got status %d", got)
+		}
+		if r := w.getAs("b", "/v1/responses/resp_a"); r.status != 200 {
+			t.Errorf("after the stream: got %d %s", r.status, r.body)
+		}
+	})
+}
