@@ -78,6 +78,8 @@ func (n *Node) reload(next *config.Config) error {
 	if err := n.access.Reopen(next.Server.AccessLog); err != nil {
 		n.log.Warn("the access log stays in the old file", "error", err)
 	}
+	f.verifier.Continue(n.verifier)
+	n.verifier = f.verifier
 	n.server.Reload(next, f.keys)
 	n.server.SetTRTLLM(f.trtllm)
 	for _, certs := range []*edge.Certs{n.certs, n.eppCerts} {
