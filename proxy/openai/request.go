@@ -82,6 +82,9 @@ func (r *Request) ReadTarget(path, query string) error {
 			delete(values, name)
 		}
 	}
+	if len(values["model"]) > 1 { // the engine could read another one than the proxy
+		return NewFieldError(CodeDuplicateKey, "model", "The query of the request has the parameter 'model' twice.")
+	}
 	if model := values.Get("model"); model != "" && !r.HasModel {
 		if err := checkModel([]byte(model)); err != nil {
 			return err

@@ -373,6 +373,7 @@ func TestReadTarget(t *testing.T) {
 		{`{}`, "a=%zz", "", "", "query"},
 		{`{}`, "model=" + strings.Repeat("m", MaxModel+1), "", "", "model"},
 		{`{}`, "model=m%ff", "", "", "model"},
+		{`{}`, "model=m&model=n", "", "", "model"},
 	} {
 		var r Request
 		if err := ReadRequest(EngineRoute, "", []byte(tt.body), &r); err != nil {
