@@ -190,3 +190,28 @@ func TestStoredResponsesOfATenant(t *testing.T) {
 		}
 	})
 }
+
+// TestStoredResponsesOfAnotherModel: a tenant reaches no response of an engine whose models it may
+// not use, also if another tenant has read the response before.
+func TestStoredResponsesOfAnotherModel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engines := []*fakeEngine{{name: "a", serve: holding("resp_a")}, {name: "b", models: "other", serve: holding("resp_b")}}
+		w := newWorld(t, setup{engines: engines, keys: tenantLine("all", "") + tenantLine("limited", "models=alias,away"), config: func(c *config.Config) {
+			c.Models = []config.Model{{Name: "alias", AliasOf: "other"}, {Name: "away", AliasOf: "missing", Fallback: []string{"remote:r"}}}
+			c.Remotes = []config.Remote{{Name: "r", URL: "https://r", Model: "m"}}
+		}})
+		for range 2 {
+			for _, tt := range []struct {
+				name, id string
+				status   int
+			}{{"limited", "resp_a", 404}, {"limited", "resp_b", 200}, {"all", "resp_a", 200}, {"all", "resp_b", 200}} {
+				if r := w.getAs(tt.name, "/v1/responses/"+tt.id); r.status != tt.status {
+					t.Errorf("tenant %s: %s: got %d %s", tt.name, tt.id, r.status, r.body)
+				}
+			}
+			if r := ask(t.Context(), w.client, "DELETE", "http://proxy/v1/responses/resp_a", "", "Authorization", "Bearer limited-key"); r.status != 404 {
+				t.Errorf("DELETE: got %d %s", r.status, r.body)
+			}
+		}
+	})
+}
