@@ -8,18 +8,22 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 // knowing describes a fleet whose engines publish their KV blocks, and a proxy
 // that places by them.
-func knowing(connector, place string) fleetOptions {
+func knowing(t *testing.T, connector, place string) fleetOptions {
 	return fleetOptions{
 		prefill: 2, decode: 1,
 		engine: func(_ string, _ int, c *enginesim.Config) {
 			if kindOf(connector) != enginesim.ConnectorTRTLLM {
-				c.KVEvents.Endpoint, c.KVEvents.Replay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
+				ranks := max(1, c.Ranks)
+				first := testbed.Ports(t, 2*ranks)
+				c.KVEvents.Endpoint = fmt.Sprintf("tcp://127.0.0.1:%d", first)
+				c.KVEvents.Replay = fmt.Sprintf("tcp://127.0.0.1:%d", first+ranks)
 			}
 		},
 		config: func(c *config.Config) {
@@ -36,7 +40,7 @@ func knowing(connector, place string) fleetOptions {
 // startKnowing starts a fleet whose proxy knows the cached blocks.
 func startKnowing(t *testing.T, connector, place string) *fleet {
 	t.Helper()
-	return startFleet(t, connector, knowing(connector, place))
+	return startFleet(t, connector, knowing(t, connector, place))
 }
 
 // prompt returns a completion whose prompt is n token ids from first on, so

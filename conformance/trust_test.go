@@ -168,7 +168,7 @@ func TestNoPDFieldReachesAnEngine(t *testing.T) {
 		{"/detokenize", `{"model":"sim","tokens":[1,2]%s}`},
 	}
 	eachConnector(t, func(t *testing.T, connector string) {
-		for name, o := range map[string]fleetOptions{"legs": {}, "legs and questions": knowing(connector, "kv_aware")} {
+		for name, o := range map[string]fleetOptions{"legs": {}, "legs and questions": knowing(t, connector, "kv_aware")} {
 			t.Run(name, func(t *testing.T) {
 				taps := newTaps(t, 2)
 				change := o.config

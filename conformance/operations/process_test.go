@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -115,15 +116,25 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// freeAddr returns a free address of the loopback.
+// given are the addresses that freeAddr has returned.
+var given sync.Map
+
+// freeAddr returns an address whose port no other process gets by chance: the port is below those
+// that the kernel gives to connections.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		addr := fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000))
+		if _, taken := given.LoadOrStore(addr, true); taken {
+			continue
+		}
+		if l, err := net.Listen("tcp", addr); err == nil {
+			l.Close()
+			return addr
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no port is free")
+	return ""
 }
 
 // wait is how long eventually waits: much longer than any condition takes.

@@ -3,12 +3,14 @@ package openapi
 import (
 	"bufio"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -108,13 +110,23 @@ func write(t *testing.T, dir, name, text string) string {
 	return path
 }
 
-// address returns a free address of loopback.
+// given are the addresses that address has returned.
+var given sync.Map
+
+// address returns an address whose port no other process gets by chance: the port is below those
+// that the kernel gives to connections.
 func address(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		addr := fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000))
+		if _, taken := given.LoadOrStore(addr, true); taken {
+			continue
+		}
+		if l, err := net.Listen("tcp", addr); err == nil {
+			l.Close()
+			return addr
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no port is free")
+	return ""
 }

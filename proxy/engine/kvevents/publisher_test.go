@@ -20,14 +20,11 @@ type zmtpListener struct {
 	conns []net.Conn // guarded by mu
 }
 
-// listen accepts connections at an endpoint ("": a new one). For each connection
-// listen does the handshake of a socket of this kind and then calls serve.
-func listen(t *testing.T, endpoint, kind string, serve func(net.Conn)) *zmtpListener {
+// listen accepts connections. For each connection listen does the handshake of a socket of
+// this kind and then calls serve.
+func listen(t *testing.T, kind string, serve func(net.Conn)) *zmtpListener {
 	t.Helper()
-	if endpoint == "" {
-		endpoint = "tcp://127.0.0.1:0"
-	}
-	tcp, err := net.Listen("tcp", strings.TrimPrefix(endpoint, "tcp://"))
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,12 +67,18 @@ func shakeHands(c net.Conn, kind string) error {
 // close closes the listener and its connections. It may be called twice.
 func (l *zmtpListener) close() {
 	l.Close()
+	l.disconnect()
+	l.running.Wait()
+}
+
+// disconnect closes the connections that are open now.
+func (l *zmtpListener) disconnect() {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, c := range l.conns {
 		c.Close()
 	}
-	l.mu.Unlock()
-	l.running.Wait()
+	l.conns = nil
 }
 
 func (l *zmtpListener) endpoint() string { return "tcp://" + l.Addr().String() }
@@ -106,15 +109,15 @@ type publisher struct {
 	next        [][]byte   // batches that no subscriber gets, published after the first replay; guarded by mu
 }
 
-// publish starts a publisher. The batches in before count as already published. An empty endpoint
-// means a new one.
-func publish(t *testing.T, events, replay string, topics bool, before ...[]byte) *publisher {
+// publish starts a publisher, with or without a replay endpoint. The batches in before count as
+// already published.
+func publish(t *testing.T, replay, topics bool, before ...[]byte) *publisher {
 	t.Helper()
 	p := &publisher{topics: topics, batches: before}
-	if replay != "none" {
-		p.router = listen(t, replay, "ROUTER", p.serveReplay)
+	if replay {
+		p.router = listen(t, "ROUTER", p.serveReplay)
 	}
-	p.pub = listen(t, events, "PUB", p.serveSubscriber)
+	p.pub = listen(t, "PUB", p.serveSubscriber)
 	t.Cleanup(p.close)
 	return p
 }
@@ -124,6 +127,18 @@ func (p *publisher) close() {
 	if p.router != nil {
 		p.router.close()
 	}
+}
+
+// restart gives the publisher other batches, which count as already published, and closes its
+// connections. The ports stay open, so that no other process gets them.
+func (p *publisher) restart(batches ...[]byte) {
+	p.mu.Lock()
+	p.batches, p.subscribers = batches, nil
+	p.mu.Unlock()
+	if p.router != nil {
+		p.router.disconnect()
+	}
+	p.pub.disconnect() // last: then the subscriber asks for a replay again
 }
 
 func (p *publisher) events() string { return p.pub.endpoint() }

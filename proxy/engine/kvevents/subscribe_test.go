@@ -160,7 +160,7 @@ func follow(t *testing.T, s *subscriber) *worker {
 func TestLateJoin(t *testing.T) {
 	for _, topics := range []bool{false, true} {
 		t.Run(fmt.Sprintf("topics %v", topics), func(t *testing.T) {
-			p := publish(t, "", "", topics)
+			p := publish(t, true, topics)
 			p.add(t, removal(1), true)
 			p.add(t, removal(2), true)
 			s, to, counts := testSubscriber(p.events(), p.replay())
@@ -185,7 +185,7 @@ func TestLateJoin(t *testing.T) {
 // batch before. The subscriber asks for a second replay, because no later batch shows the gap.
 func TestSlowSubscription(t *testing.T) {
 	for _, before := range [][][]byte{nil, {removal(1)}} {
-		p := publish(t, "", "", true, before...)
+		p := publish(t, true, true, before...)
 		p.mu.Lock()
 		p.next = [][]byte{removal(2)}
 		p.mu.Unlock()
@@ -204,7 +204,7 @@ func TestSlowSubscription(t *testing.T) {
 // TestBufferTooShort: batches that the replay's buffer no longer has are lost. The
 // subscriber clears the feed and continues with the batches that the buffer has.
 func TestBufferTooShort(t *testing.T) {
-	p := publish(t, "", "", true)
+	p := publish(t, true, true)
 	s, to, counts := testSubscriber(p.events(), p.replay())
 	follow(t, s)
 	p.subscribed(t)
@@ -228,37 +228,34 @@ func TestReconnect(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		same   bool
-		replay string
+		replay bool
 		want   []string
 		counts map[string]int
 	}{
-		{"the same engine", true, "", []string{"remove gpu: [3]", "remove gpu: [4]"},
+		{"the same engine", true, true, []string{"remove gpu: [3]", "remove gpu: [4]"},
 			map[string]int{"applied": 4, "replay complete": 2}},
-		{"another engine", false, "", []string{"clear", "remove gpu: [8]", "remove gpu: [9]", "remove gpu: [3]", "remove gpu: [4]"},
+		{"another engine", false, true, []string{"clear", "remove gpu: [8]", "remove gpu: [9]", "remove gpu: [3]", "remove gpu: [4]"},
 			map[string]int{"applied": 6, "replay complete": 3, "resync reconnect": 1}},
-		{"no replay", true, "none", []string{"clear", "remove gpu: [4]"},
+		{"no replay", true, false, []string{"clear", "remove gpu: [4]"},
 			map[string]int{"applied": 3, "resync reconnect": 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := publish(t, "", tt.replay, true)
-			events, replay := p.events(), p.replay()
-			s, to, counts := testSubscriber(events, replay)
+			p := publish(t, tt.replay, true)
+			s, to, counts := testSubscriber(p.events(), p.replay())
 			follow(t, s)
 			p.subscribed(t)
 			p.add(t, removal(1), true)
 			p.add(t, removal(2), true)
 			to.await(t, "remove gpu: [1]", "remove gpu: [2]")
-			p.close()
-			if replay == "" {
-				replay = "none"
-			}
 			before := [][]byte{removal(8), removal(9)}
 			if tt.same {
+				p.mu.Lock()
 				before = p.batches
+				p.mu.Unlock()
 			}
-			q := publish(t, events, replay, true, append(slices.Clone(before), removal(3))...)
-			q.subscribed(t)
-			q.add(t, removal(4), true)
+			p.restart(append(slices.Clone(before), removal(3))...)
+			p.subscribed(t)
+			p.add(t, removal(4), true)
 			to.await(t, tt.want...)
 			counts.expect(t, tt.counts)
 		})
@@ -276,11 +273,11 @@ func TestReplayFails(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			endpoint := "tcp://127.0.0.1:1" // no program listens there
 			if !tt.refuse {
-				mute := listen(t, "", "ROUTER", func(c net.Conn) { io.Copy(io.Discard, c) })
+				mute := listen(t, "ROUTER", func(c net.Conn) { io.Copy(io.Discard, c) })
 				defer mute.close()
 				endpoint = "tcp://" + mute.Addr().String()
 			}
-			p := publish(t, "", "none", false)
+			p := publish(t, false, false)
 			s, to, counts := testSubscriber(p.events(), endpoint)
 			s.idle = 50 * time.Millisecond
 			follow(t, s)
@@ -298,7 +295,7 @@ func TestReplayFails(t *testing.T) {
 // TestTold: the subscriber clears the feed and connects again, to the same address,
 // when the manager reports that the engine has restarted.
 func TestTold(t *testing.T) {
-	p := publish(t, "", "", true)
+	p := publish(t, true, true)
 	s, to, counts := testSubscriber(p.events(), p.replay())
 	w := follow(t, s)
 	p.subscribed(t)
@@ -336,7 +333,7 @@ func TestManagerSubscribes(t *testing.T) {
 		return slices.Concat([]byte{0x92, 0, 0x91, 0x97, 0xab}, []byte("BlockStored"),
 			[]byte{0x91, hash, 0xc0, 0x91, token, 1, 0xc0, 0xa3}, []byte("GPU"))
 	}
-	p := publish(t, "", "", false, stored(1, 7))
+	p := publish(t, true, false, stored(1, 7))
 	if err := m.Follow(Source{
 		Name: "a", Model: "m", Targets: []kvindex.Target{x.Add()}, BlockTokens: 1,
 		Events: p.events(), Replay: p.replay(),
