@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -61,6 +62,12 @@ func ParseKeys(text []byte, tenants ...config.Tenant) (*Keys, error) {
 		}
 		if err != nil || len(sum) != sha256.Size {
 			return nil, fmt.Errorf("line %d is not \"NAME SHA256\", the SHA-256 of the key as 64 hexadecimal digits: \"pdproxy keys new NAME\" makes a key with its line, and printf %%s KEY | sha256sum gives the digits of a key", n)
+		}
+		if [sha256.Size]byte(sum) == sha256.Sum256(nil) {
+			return nil, fmt.Errorf("line %d has the SHA-256 of an empty key, which every client without a key would have", n)
+		}
+		if !utf8.ValidString(words[0]) { // the name is a label of metrics
+			return nil, fmt.Errorf("line %d has a name that is not UTF-8", n)
 		}
 		if err := all.add(n, words[0], words[2:]); err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
