@@ -311,8 +311,9 @@ func (s *Server) models() []string {
 	return s.names.Load().Merge(served)
 }
 
-// serveHealth answers 200 if a request could be served now, and the proxy does not drain. A proxy whose requests may wait
-// for engines is also healthy without an engine: no request would come that could wake one.
+// serveHealth answers 200 if a request could be served now, and the proxy does not drain. A proxy
+// whose requests may wait for engines is also healthy without an engine: no request would come
+// that could wake one.
 func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	if s.draining.Load() {
 		downstream.Error(w, openai.NewError(openai.CodeNoTarget, "the proxy drains: send new requests to another proxy"))
