@@ -13,6 +13,9 @@ import (
 // strictly as in a configuration, but need not have a partner in the list. A text
 // without the list is a problem: an empty list is engine = []. The error is Problems.
 func ParseEngines(data []byte) ([]Engine, error) {
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, Problems{{Key: "engine", Message: "the file is empty: write engine = [] for a list without engines"}}
+	}
 	if json.Valid(data) || beginsJSON(data) {
 		return enginesFromJSON(data)
 	}
