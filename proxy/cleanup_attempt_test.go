@@ -205,3 +205,35 @@ func TestCleanupIsRepeated(t *testing.T) {
 		})
 	}
 }
+
+// TestPrefillThatOutlastsDecode: decode has answered, so it has the KV, but prefill never answers.
+// The proxy ends prefill's leg. No engine holds blocks then: the proxy counts none as left to the
+// engines, and sends decode, which is done, nothing.
+func TestPrefillThatOutlastsDecode(t *testing.T) {
+	for name, aborts := range map[string]int{"vllm-moriio": 0, "vllm-nixl-push": 0, "sglang": 1} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &fakeEngine{name: "p", role: "prefill", connector: name, serve: func(c *engineConn, _ int) {
+					if c.leg.path == "/abort_request" {
+						c.json(200, "{}")
+						return
+					}
+					c.hold()
+				}}
+				d := &fakeEngine{name: "d", role: "decode", connector: name, serve: func(c *engineConn, _ int) {
+					time.Sleep(10 * time.Millisecond)
+					c.json(200, doneAnswer)
+				}}
+				w := newWorld(t, setup{engines: []*fakeEngine{p, d}})
+				if a := w.post(completionsPath, completions(false)); a.status != 200 {
+					t.Errorf("got status %d: %s", a.status, a.body)
+				}
+				time.Sleep(minPatience)
+				synctest.Wait()
+				if n := w.metric("pdproxy_kv_cleanups_total"); int(n) != aborts || len(p.seen()) != 1+aborts || len(d.seen()) != 1 {
+					t.Errorf("got %v counted clean-ups, %d requests to prefill and %d to decode", n, len(p.seen()), len(d.seen()))
+				}
+			})
+		})
+	}
+}

@@ -152,20 +152,18 @@ func TestWarmUp(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const connect, prompt, first = 2 * time.Second, 30 * time.Millisecond, 10 * time.Millisecond
 			var once sync.Once
-			w := newWorld(t, setup{
-				config: func(c *config.Config) { c.Pairs.WarmUp = warm },
-				engines: []*fakeEngine{
-					{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
-						time.Sleep(prompt)
-						c.json(200, nixlAnswer)
-					}},
-					{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
-						once.Do(func() { time.Sleep(connect) })
-						time.Sleep(first)
-						c.json(200, doneAnswer)
-					}},
-				},
-			})
+			engines := []*fakeEngine{
+				{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+					time.Sleep(prompt)
+					c.json(200, nixlAnswer)
+				}},
+				{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+					once.Do(func() { time.Sleep(connect) })
+					time.Sleep(first)
+					c.json(200, doneAnswer)
+				}},
+			}
+			w := newWorld(t, setup{config: func(c *config.Config) { c.Pairs.WarmUp = warm }, engines: engines})
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			var running sync.WaitGroup
@@ -194,6 +192,13 @@ func TestWarmUp(t *testing.T) {
 			}
 			if n := w.metric("pdproxy_pair_warmups_total"); warm != (n == 1) {
 				t.Errorf("warm-up %t: got %v counted", warm, n)
+			}
+			for _, e := range engines {
+				for n, leg := range e.seen() { // the first one is the warm-up
+					if got := leg.header["Content-Type"]; len(got) != 1 || got[0] != "application/json" {
+						t.Errorf("warm-up %t: leg %d of engine %s has a body of type %q", warm, n, e.name, got)
+					}
+				}
 			}
 			cancel()
 			running.Wait()

@@ -153,3 +153,65 @@ func TestWebSocketRefused(t *testing.T) {
 		}
 	})
 }
+
+// TestStoredResponsesOfATenant: a request about a stored response counts against the limits of the
+// tenant, and costs no tokens.
+func TestStoredResponsesOfATenant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		held := make(chan struct{})
+		e := &fakeEngine{serve: func(c *engineConn, nth int) {
+			if c.leg.query != "" {
+				<-held
+			}
+			holding("resp_a")(c, nth)
+		}}
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, keys: tenantLine("a", "rpm=3 tpm=100") + tenantLine("b", "max=1")})
+		for n, want := range []struct {
+			path   string
+			status int
+		}{{"resp_a", 200}, {"resp_a", 200}, {"resp_unknown", 404}, {"resp_a", 429}, {"resp_unknown", 429}} {
+			r := w.getAs("a", "/v1/responses/"+want.path)
+			if r.status != want.status || r.header.Get("X-Ratelimit-Remaining-Requests") != fmt.Sprint(max(0, 2-n)) || r.header.Get("X-Ratelimit-Remaining-Tokens") != "100" {
+				t.Errorf("request %d: status %d, %v", n, r.status, r.header)
+			}
+		}
+		first := make(chan int)
+		go func() { first <- w.getAs("b", "/v1/responses/resp_a?stream=true").status }()
+		synctest.Wait()
+		if r := w.getAs("b", "/v1/responses/resp_a"); r.status != 429 || !strings.Contains(r.body, "tenant_limit") {
+			t.Errorf("beside a stream: got %d %s", r.status, r.body)
+		}
+		close(held)
+		if got := <-first; got != 200 {
+			t.Errorf("the stream: got status %d", got)
+		}
+		if r := w.getAs("b", "/v1/responses/resp_a"); r.status != 200 {
+			t.Errorf("after the stream: got %d %s", r.status, r.body)
+		}
+	})
+}
+
+// TestStoredResponsesOfAnotherModel: a tenant reaches no response of an engine whose models it may
+// not use, also if another tenant has read the response before.
+func TestStoredResponsesOfAnotherModel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engines := []*fakeEngine{{name: "a", serve: holding("resp_a")}, {name: "b", models: "other", serve: holding("resp_b")}}
+		w := newWorld(t, setup{engines: engines, keys: tenantLine("all", "") + tenantLine("limited", "models=alias,away"), config: func(c *config.Config) {
+			c.Models = []config.Model{{Name: "alias", AliasOf: "other"}, {Name: "away", AliasOf: "missing", Fallback: []string{"remote:r"}}}
+			c.Remotes = []config.Remote{{Name: "r", URL: "https://r", Model: "m"}}
+		}})
+		for range 2 {
+			for _, tt := range []struct {
+				name, id string
+				status   int
+			}{{"limited", "resp_a", 404}, {"limited", "resp_b", 200}, {"all", "resp_a", 200}, {"all", "resp_b", 200}} {
+				if r := w.getAs(tt.name, "/v1/responses/"+tt.id); r.status != tt.status {
+					t.Errorf("tenant %s: %s: got %d %s", tt.name, tt.id, r.status, r.body)
+				}
+			}
+			if r := ask(t.Context(), w.client, "DELETE", "http://proxy/v1/responses/resp_a", "", "Authorization", "Bearer limited-key"); r.status != 404 {
+				t.Errorf("DELETE: got %d %s", r.status, r.body)
+			}
+		}
+	})
+}

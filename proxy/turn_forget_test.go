@@ -19,6 +19,9 @@ type keeping struct {
 	forgotten []time.Time // times at which prefill was asked to make decode free a turn; guarded by mu
 	together  int         // decode answers after it has received this number of legs
 	pulls     bool        // prefill closes the connection of a leg that pulls the KV of an earlier turn
+	hangs     bool        // prefill does not answer such a leg before the proxy closes the connection
+	closed    time.Time   // when the proxy closed it; guarded by mu
+	late      bool        // prefill answers such a leg after timeouts.prefill
 }
 
 func newKeeping(t *testing.T, together int) *keeping {
@@ -36,7 +39,18 @@ func newKeeping(t *testing.T, together int) *keeping {
 			c.hold()
 		case strings.Contains(c.leg.body, `"remote_engine_id":"d"`):
 			k.pulls = true
-			c.hangUp()
+			switch {
+			case k.hangs:
+				c.hold()
+				k.mu.Lock()
+				k.closed = time.Now()
+				k.mu.Unlock()
+			case k.late:
+				time.Sleep(time.Duration(config.Default().Timeouts.Prefill) + time.Second)
+				c.json(200, namedAnswer)
+			default:
+				c.hangUp()
+			}
 		default:
 			c.json(200, namedAnswer)
 		}
@@ -119,4 +133,32 @@ func TestTurnsThatPrefillReads(t *testing.T) {
 			t.Errorf("got status %d, pulled %v; KV freed at %v, prefill failed at %v", a.status, k.pulls, freed, failed)
 		}
 	})
+}
+
+// TestTurnsThatLatePrefillReads: prefill has not answered in time, and the proxy still waits
+// for the late answer. Prefill may begin to read the KV of the turn until the proxy closes the
+// connection. If prefill answers late, it has read the KV, and nothing is left to free.
+func TestTurnsThatLatePrefillReads(t *testing.T) {
+	for name, frees := range map[string]int{"it never answers": 1, "it answers": 0} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := newKeeping(t, 0)
+				k.hangs, k.late = frees == 1, frees == 0
+				if a := k.sendTurn("[1,2,3]"); a.status != 200 {
+					t.Fatalf("got status %d: %s", a.status, a.body)
+				}
+				a := k.sendTurn("[1,2,3,9,7]")
+				time.Sleep(time.Minute)
+				freed := k.freed()
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				if a.status != 504 || !k.pulls || len(freed) != frees {
+					t.Fatalf("got status %d, pulled %v; KV freed at %v", a.status, k.pulls, freed)
+				}
+				if frees > 0 && (k.closed.IsZero() || freed[0].Sub(k.closed) < cleanup.Yield) {
+					t.Errorf("KV freed at %v, the leg was closed at %v", freed, k.closed)
+				}
+			})
+		})
+	}
 }

@@ -23,8 +23,8 @@ var (
 	pollLayoutUnstable = subscriptionLayout{size: 56, clock: 24, timeout: 32, flags: 48}
 )
 
-// pollOneoff implements poll_oneoff. Waiting for a clock sleeps until the
-// call's context ends at the latest. A subscription to a file returns an error
+// pollOneoff implements poll_oneoff. Waiting for a clock sleeps until the call's context
+// ends or the call is interrupted at the latest. A subscription to a file returns an error
 // at once.
 func pollOneoff(vm *VM, args []uint64) Status { return vm.poll(args, pollLayout) }
 
@@ -103,7 +103,7 @@ func appendEvent(events, subscription []byte) []byte {
 	return append(events, event[:]...)
 }
 
-// sleep waits for d, or until the context of the running call ends.
+// sleep waits for d, or until the context of the running call ends or Interrupt is called.
 func (vm *VM) sleep(d time.Duration) {
 	if d <= 0 {
 		return
@@ -117,5 +117,6 @@ func (vm *VM) sleep(d time.Duration) {
 	select {
 	case <-timer.C:
 	case <-ended:
+	case <-vm.woken:
 	}
 }

@@ -46,8 +46,9 @@ type VM struct {
 	busy      bool
 	failed    *Error
 
-	interrupted atomic.Bool // Interrupt was called
-	detached    atomic.Bool // host functions return an error status, see Detach
+	interrupted atomic.Bool   // Interrupt was called
+	woken       chan struct{} // closed when interrupted is set, for a guest that sleeps in the host
+	detached    atomic.Bool   // host functions return an error status, see Detach
 
 	answer     *callAnswer // of the HTTP call whose callback runs
 	foreign    *[]byte     // arguments of the foreign function whose callback runs
@@ -76,7 +77,7 @@ func (*callScope) Value(any) any { return nil }
 // guarded. The new VM has no contexts: the next calls are ContextCreate,
 // VMStart and Configure.
 func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
-	vm := &VM{module: m, env: env, contexts: make(map[uint32]uint32)}
+	vm := &VM{module: m, env: env, contexts: make(map[uint32]uint32), woken: make(chan struct{})}
 	var err error
 	if vm.linear, err = newLinearMemory(uint64(m.pages)*PageSize, uint64(m.minPages)*PageSize, &m.total); err != nil {
 		return nil, fmt.Errorf("make vm: %w", err)
@@ -210,10 +211,12 @@ func (vm *VM) fail(ctx context.Context, export string, err error) error {
 }
 
 // Interrupt ends the running call, or the next one, with a Timeout: the guest
-// stops at its next loop. Interrupt poisons the VM even when no call runs. It
-// has no effect on a module that is not guarded. It is safe for concurrent use.
+// stops at its next loop, and a guest that sleeps wakes. Interrupt poisons the
+// VM even when no call runs. It has no effect on a module that is not guarded.
+// It is safe for concurrent use.
 func (vm *VM) Interrupt() {
 	if vm.gate != nil && vm.interrupted.CompareAndSwap(false, true) {
+		close(vm.woken)
 		closeGate(vm.gate)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -236,6 +237,28 @@ func TestSleepEndsWithContext(t *testing.T) {
 		}
 		if took := time.Since(began); took != time.Second {
 			t.Errorf("slept %v", took)
+		}
+	})
+}
+
+// A guest that sleeps wakes when another goroutine interrupts it. Owners of guarded guests end a
+// call by Interrupt, and the call has a context that never ends.
+func TestSleepEndsWithInterrupt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAssembler()
+		poll := a.importFunc(moduleWASI, "poll_oneoff", "iiii", "i")
+		a.marker("0_2_1")
+		a.fn("proxy_on_tick", "i", "", i32(600), i32(1024), i32(4096), i32(1), i32(512), call(poll), store32)
+		vm := start(t, load(t, a.bytes(), LoadOptions{Guarded: true}), newWorld())
+		vm.memory.WriteUint64Le(1024+24, uint64(24*time.Hour))
+		began := time.Now()
+		time.AfterFunc(time.Second, vm.Interrupt)
+		err := vm.Tick(context.Background(), 1)
+		if took := time.Since(began); took != time.Second {
+			t.Errorf("slept %v", took)
+		}
+		if failure := (*Error)(nil); !errors.As(err, &failure) || failure.Failure != Timeout {
+			t.Errorf("the call ended with %v", err)
 		}
 	})
 }

@@ -20,10 +20,11 @@ import (
 
 // files holds the content of the files that a configuration names.
 type files struct {
-	keys     *admission.Keys // nil: clients need neither a key nor a token
-	certs    *edge.Certs     // nil: no TLS
-	eppCerts *edge.Certs     // of epp.listen; nil: no TLS
-	token    string          // of the admin address; "" for none
+	keys     *admission.Keys   // nil: clients need neither a key nor a token
+	verifier *idtoken.Verifier // in keys; nil: there are API keys only
+	certs    *edge.Certs       // nil: no TLS
+	eppCerts *edge.Certs       // of epp.listen; nil: no TLS
+	token    string            // of the admin address; "" for none
 
 	trtllm      connector.TRTLLM
 	workerToken string // of the workers that register; "" for none
@@ -52,9 +53,8 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	f.keys, err = loadKeys(cfg)
 	note("server.auth.keys_file", err)
 	if len(cfg.JWTs) > 0 {
-		var tokens *idtoken.Verifier
-		if tokens, err = loadTokens(cfg, log, note); err == nil {
-			f.keys = f.keys.WithTokens(tokens)
+		if f.verifier, err = loadTokens(cfg, log, note); err == nil {
+			f.keys = f.keys.WithTokens(f.verifier)
 		}
 	}
 	f.token, err = config.ReadSecret(cfg.Admin.TokenFile)

@@ -37,6 +37,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/loads"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
+	"github.com/pdproxy/pdproxy/proxy/idtoken"
 	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -61,9 +62,10 @@ type Node struct {
 	plugins  *plugins.Set
 	memory   *buffer.Budget // of the bodies of requests and answers
 	server   *proxy.Server
-	front    *edge.Server // the public and the admin address
-	certs    *edge.Certs  // nil without TLS
-	eppCerts *edge.Certs  // of epp.listen; nil without TLS
+	front    *edge.Server      // the public and the admin address
+	certs    *edge.Certs       // nil without TLS
+	verifier *idtoken.Verifier // of the configuration in force; nil without [[jwt]]
+	eppCerts *edge.Certs       // of epp.listen; nil without TLS
 	tracer   *telemetry.Tracer
 	pusher   *telemetry.Pusher // of metrics by OTLP; nil: none
 	ledger   *tenant.Ledger    // of the tenants' budgets
@@ -98,6 +100,7 @@ func New(cfg *config.Config, log *slog.Logger, o Options) (*Node, error) {
 	if o.Role != RoleCoordinator {
 		n.certs, n.eppCerts = f.certs, f.eppCerts
 	}
+	n.verifier = f.verifier
 	cfg = o.share(cfg, cfg.Fleet.Workers)
 	n.cfg.Store(cfg)
 	prom := prometheus.NewRegistry()

@@ -9,7 +9,7 @@ import (
 
 // fixedKeys are the keys, and the tables, that are read only at the start.
 var fixedKeys = []string{
-	"server.listen", "server.http3", "server.max_header", "server.read_header_timeout", "server.idle_timeout", "server.tls",
+	"server.listen", "server.http3", "server.max_header", "server.read_header_timeout", "server.tls",
 	"admin.listen", "admin.token_file", "admin.allowed_hosts", "metrics.listen", "epp.listen", "epp.tls",
 	"conversation.capacity", "kv_index", "tokens", "recording", "discovery", "fleet",
 }
@@ -20,6 +20,7 @@ var engineKeys = []string{"transport", "timeouts.dial"}
 // partlyFixed are the keys of which one part of the process keeps the value of the start. The
 // values are the log lines.
 var partlyFixed = map[string]string{
+	"server.idle_timeout":  "HTTP connections keep the old value of this key until a restart; WebSockets use the new value",
 	"server.max_body":      "the endpoint picker (epp.listen) keeps the old value of this key until a restart; other requests use the new value",
 	"server.write_timeout": "TCP connections keep the old value of this key until a restart; streams of HTTP/2 and HTTP/3 use the new value",
 	"trtllm.perf_metrics":  "engines that are neither new nor changed keep their limit for the head of an answer, which depends on this key, until a restart",

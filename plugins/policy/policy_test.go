@@ -240,18 +240,27 @@ func TestFailures(t *testing.T) {
 }
 
 func TestLate(t *testing.T) {
+	for _, do := range []string{"loop", "sleep"} {
+		t.Run(do, func(t *testing.T) { testLate(t, do) })
+	}
+}
+
+func testLate(t *testing.T, do string) {
 	l := newLoading()
 	l.Load.Guarded = true
 	l.Budget = 50 * time.Millisecond
 	l.VMs = 1
 	v := l.load(t)
 	place := hook(t, v, abi.HookPlace)
-	if _, reason := place.Place(policytest.Pair("loop")); reason != Late {
-		t.Fatalf("a loop: %q", reason)
+	if _, reason := place.Place(policytest.Pair(do)); reason != Late {
+		t.Fatalf("%s: %q", do, reason)
 	}
 	// Its VM is being replaced. A call that waits longer than the budget is
 	// late too, but does not count as a failure of the guest.
-	for {
+	for deadline := time.Now().Add(time.Minute); ; {
+		if time.Now().After(deadline) {
+			t.Fatal("the VM is not replaced")
+		}
 		d, reason := place.Place(policytest.Pair(""))
 		if reason == "" {
 			if d.Decode != 3 {
@@ -260,7 +269,7 @@ func TestLate(t *testing.T) {
 			break
 		}
 		if reason != Late {
-			t.Fatalf("reason after a loop: %q", reason)
+			t.Fatalf("reason after a %s: %q", do, reason)
 		}
 	}
 }

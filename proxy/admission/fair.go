@@ -20,6 +20,7 @@ type fair struct {
 	gates   map[string]*gate // by model; only those that a request needs
 	waiting int
 	now     float64 // tokens per weight of the class that was served last
+	memory  uint64  // how often the order has forgotten all
 }
 
 // class is one priority class.
@@ -219,9 +220,17 @@ func (f *fair) serve(p *Place) {
 	if f.waiting == 0 {
 		return
 	}
-	p.charged = true
+	p.charged, p.memory = true, f.memory
 	f.now, p.class.now = max(f.now, p.class.served), max(p.class.now, p.flow.served)
 	p.charge(p.booked)
+}
+
+// correct replaces the expected tokens of p by the used ones. It does nothing after the order has
+// forgotten the expected tokens: the difference would be a credit or a debt.
+func (f *fair) correct(p *Place, used int64) {
+	if p.charged && p.memory == f.memory {
+		p.charge(used - p.booked)
+	}
 }
 
 // charge adds tokens to those that the class and the tenant have received.
@@ -237,6 +246,7 @@ func (p *Place) charge(tokens int64) {
 // proxy owes nothing later.
 func (f *fair) forget() {
 	f.now = 0
+	f.memory++
 	for _, c := range f.classes {
 		c.served, c.now = 0, 0
 		clear(c.flows)

@@ -252,6 +252,53 @@ func TestNoCredit(t *testing.T) {
 	})
 }
 
+// TestNoCreditAfterTheMemory: a request that got its place before the order forgot all, and that
+// used fewer tokens than expected, earns its class nothing among the requests that wait later.
+func TestNoCreditAfterTheMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var q Queue
+		l := config.Limits{MaxExchanges: 1, Queue: 1000, QueueTimeout: config.Duration(time.Hour)}
+		claim := func(name string, tokens int64) Claim {
+			return Claim{Client: name, Class: testClass(name, nil), Tokens: tokens}
+		}
+		enter := func(c Claim) (p Place) {
+			p, err := q.Enter(t.Context(), c, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+		first := enter(claim("a", 1))
+		var long Place // waits, so that its class is charged with the expected tokens
+		got := make(chan struct{})
+		go func() {
+			defer close(got)
+			long = enter(claim("a", 10_000))
+		}()
+		synctest.Wait()
+		first.Leave(1)
+		<-got // no request waits now: the memory of the order ends
+		var order []string
+		var wg sync.WaitGroup
+		for range 5 {
+			for _, name := range []string{"b", "a"} {
+				wg.Go(func() {
+					p := enter(claim(name, 100))
+					order = append(order, name) // one request runs at a time
+					p.Leave(100)
+				})
+				synctest.Wait()
+			}
+		}
+		long.Leave(1) // 9,999 tokens less than expected
+		wg.Wait()
+		if got := fmt.Sprint(order); got != "[a b a b a b a b a b]" {
+			t.Errorf("order %s", got)
+		}
+		q.empty(t)
+	})
+}
+
 // TestFairHammer: whatever happens, every place is given back and no request is lost.
 func TestFairHammer(t *testing.T) {
 	var q Queue

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -49,7 +50,7 @@ func ParseKeys(text []byte, tenants ...config.Tenant) (*Keys, error) {
 	k, all := &Keys{}, newTenants(tenants)
 	n := 0
 	var malformed []int // numbers of lines
-	var wrong error     // of the first wrong attribute
+	var wrong error     // of the first line that is wrong in another way
 	for line := range strings.Lines(string(text)) {
 		n++
 		words := strings.Fields(line)
@@ -65,7 +66,13 @@ func ParseKeys(text []byte, tenants ...config.Tenant) (*Keys, error) {
 			malformed = append(malformed, n)
 			continue
 		}
-		if err := all.add(n, words[0], words[2:]); err != nil && wrong == nil {
+		switch err := all.add(n, words[0], words[2:]); {
+		case wrong != nil:
+		case [sha256.Size]byte(sum) == sha256.Sum256(nil):
+			wrong = fmt.Errorf("line %d has the SHA-256 of an empty key, which every client without a key would have", n)
+		case !utf8.ValidString(words[0]): // the name is a label of metrics
+			wrong = fmt.Errorf("line %d has a name that is not UTF-8", n)
+		case err != nil:
 			wrong = fmt.Errorf("line %d: %w", n, err)
 		}
 		k.clients = append(k.clients, &client{name: words[0]})

@@ -34,6 +34,8 @@ func TestParseKeys(t *testing.T) {
 		{"no hex", "team-b " + strings.Repeat("zz", 32), "line 1"},
 		{"no digest", good + "\n" + secret, "line 3"},
 		{"a third word", strings.TrimSpace(good) + " x", "line 1"},
+		{"the SHA-256 of nothing", good + lineOf("team-b", ""), "line 2"},
+		{"a name that is not UTF-8", good + lineOf("team-\xe9", "x"), "line 2"},
 		{"endless line", good + strings.Repeat("a", 100_000), "line 2"},
 	}
 	for _, tt := range tests {

@@ -54,6 +54,7 @@ type Place struct {
 	gate    *gate // nil: none, or the request has come to an engine
 	booked  int64
 	charged bool
+	memory  uint64 // of the order, in which the request is charged
 }
 
 // share counts the open requests of one client.
@@ -141,8 +142,8 @@ func (p *Place) Leave(used int64) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if p.charged && used > 0 {
-		p.charge(used - p.booked)
+	if used > 0 {
+		q.order.correct(p, used)
 	}
 	q.running--
 	p.class.running--

@@ -117,7 +117,7 @@ func (a *attempt) settlePrefill(stop context.CancelCauseFunc) {
 		return
 	default:
 	}
-	calls := a.conn.Cleanup(&a.c, connector.Orphan{PrefillSent: true})
+	calls := a.conn.Cleanup(&a.c, connector.Orphan{PrefillSent: true, KVRead: true})
 	job := a.cleanupJob(calls)
 	// The leg still uses the record and the buffers of the exchange, and close frees them. So
 	// wait for the leg here, after the answer has been sent.

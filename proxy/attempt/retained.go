@@ -128,8 +128,7 @@ func (a *attempt) keepTurn(answer []byte) {
 
 // giveUpTurn frees the KV of the previous turn after an attempt that failed before prefill
 // answered. If prefill may have received the leg, the call waits cleanup.Yield: prefill aborts
-// the leg meanwhile and reads no freed blocks. If prefill does not respond, the call waits
-// until prefill responds again.
+// the leg meanwhile and reads no freed blocks.
 func (a *attempt) giveUpTurn(err error) {
 	if a.turn == nil || a.orphan.PrefillDone {
 		return
@@ -138,10 +137,32 @@ func (a *attempt) giveUpTurn(err error) {
 	if a.orphan.PrefillSent {
 		yield = cleanup.Yield
 	}
+	a.env.Retained.Free(a.heldTurn(err), yield)
+}
+
+// passTurn makes the clean-up free the KV of the previous turn when the late prefill leg has ended.
+// Prefill may begin to read the KV until then. If prefill has served the leg, it has read the KV,
+// and the engine that retained the KV has freed it.
+func (a *attempt) passTurn(late *cleanup.Late, err error) {
+	if a.turn == nil {
+		return
+	}
+	store, k := a.env.Retained, a.heldTurn(err)
+	a.turn = nil
+	late.Ended = func(served bool) {
+		if !served {
+			store.Free(k, cleanup.Yield)
+		}
+	}
+}
+
+// heldTurn returns the KV of the previous turn. If prefill does not respond, a call that frees the
+// KV will wait until prefill responds again.
+func (a *attempt) heldTurn(err error) *retained.KV {
 	if e := unresponsiveLeg(err); e != nil && e.Unresponsive == a.p.Prefill {
 		a.turn.Hold(e.Unresponsive)
 	}
-	a.env.Retained.Free(a.turn, yield)
+	return a.turn
 }
 
 // cutKept removes the parameters of retained KV from whole events of decode's stream, and makes

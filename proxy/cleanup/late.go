@@ -24,6 +24,9 @@ type Late struct {
 	Orphan    connector.Orphan
 	Body      *buffer.Buffer // AwaitLate frees it
 	Job       *Job           // without calls
+	// Ended is called when the leg has ended: the engine has answered, or AwaitLate has closed
+	// the connection. served: the whole answer has come and has a 2xx status. May be nil.
+	Ended func(served bool)
 }
 
 // AwaitLate waits in the background for the answer that the engine gives when it responds
@@ -43,9 +46,14 @@ func (r *Runner) AwaitLate(l *Late) {
 				cancel()
 			})
 		}
+		served := false
 		if resp, err := l.Leg.Await(ctx); err == nil {
-			answer := l.read(r.Memory, resp)
+			var answer *buffer.Buffer
+			answer, served = l.read(r.Memory, resp)
 			defer answer.Free()
+		}
+		if l.Ended != nil {
+			l.Ended(served)
 		}
 		l.Job.Since = time.Now() // no block could be freed before
 		l.Job.Add(l.Connector.Cleanup(&l.Attempt, l.Orphan), l.Attempt.Prefill, l.Attempt.Decode)
@@ -55,8 +63,9 @@ func (r *Runner) AwaitLate(l *Late) {
 	})
 }
 
-// read reads the answer. Orphan refers to its memory afterwards.
-func (l *Late) read(memory *buffer.Budget, resp *upstream.Response) *buffer.Buffer {
+// read reads the answer, and closes the connection. Orphan refers to the memory of the answer
+// afterwards. served is that of Ended.
+func (l *Late) read(memory *buffer.Budget, resp *upstream.Response) (answer *buffer.Buffer, served bool) {
 	defer resp.Close()
 	answer, err := memory.ReadAll(resp, resp.ContentLength, buffer.MaxAnswer, time.Time{}) // ctx limits the time
 	switch {
@@ -64,9 +73,10 @@ func (l *Late) read(memory *buffer.Budget, resp *upstream.Response) *buffer.Buff
 	case resp.Status/100 != 2:
 		l.Orphan.Refused = true
 	default:
+		served = true
 		if handoff, err := l.Connector.ReadPrefill(&l.Attempt, answer.B); err == nil {
 			l.Orphan.PrefillDone, l.Orphan.Handoff = true, &handoff
 		}
 	}
-	return answer
+	return answer, served
 }

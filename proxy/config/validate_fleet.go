@@ -218,7 +218,7 @@ func (k *checker) fleet() {
 			k.add("fleet.listen", "%q is not loopback: needs fleet.token_file, fleet.tls or fleet.open", f.Listen)
 		}
 		if isLoopback(f.Listen) && !f.proven() && !f.Open && k.config.hasKeys() {
-			k.add("fleet.listen", "every user of this host could connect as a worker and read the engines' API keys: needs fleet.token_file, fleet.tls, fleet.open or a Unix socket")
+			k.add("fleet.listen", "every user of this host could connect as a worker and read the API keys of engines and remotes: needs fleet.token_file, fleet.tls, fleet.open or a Unix socket")
 		}
 		if betweenHosts(f.Listen) && f.PlainHTTP && f.TokenFile == "" && !f.Open {
 			k.add("fleet.plain_http", "needs fleet.token_file or fleet.open: plain HTTP shows no certificate")
@@ -308,7 +308,9 @@ func isHeaderName(name string) bool {
 	return name != ""
 }
 
-// hasKeys reports whether an engine has an API key.
+// hasKeys reports whether an engine, also a found one, or a remote has an API key. Workers get all
+// these keys.
 func (c *Config) hasKeys() bool {
-	return slices.ContainsFunc(c.Engines, func(e Engine) bool { return e.APIKeyFile != "" })
+	return slices.ContainsFunc(c.Serving(), func(e Engine) bool { return e.APIKeyFile != "" }) ||
+		slices.ContainsFunc(c.Remotes, func(r Remote) bool { return r.APIKeyFile != "" })
 }

@@ -34,3 +34,32 @@ func TestHandoffLease(t *testing.T) {
 		}
 	}
 }
+
+// TestCleanupOutlastsLease: the proxy repeats the call that frees prefill's blocks as long as
+// prefill holds them. No decode engine may be ready before.
+func TestCleanupOutlastsLease(t *testing.T) {
+	const lease = 7 * time.Minute
+	const nixlParams = `"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_host":"10.0.0.5","remote_port":5600`
+	for name, tt := range map[string]struct {
+		reads     Connector
+		connector string
+		params    string
+	}{
+		"nixl":                            {nixl{}, config.ConnectorVLLMNixl, nixlParams + `,"remote_request_id":"r"`},
+		"nixl, prefill's id is not known": {nixl{}, config.ConnectorVLLMNixl, nixlParams},
+		"moriio reads":                    {moriio{read: true}, config.ConnectorVLLMMoRIIORead, `"remote_block_ids":[[1,2]],"remote_engine_id":"10.0.0.5:6301","remote_host":"10.0.0.5"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := pair(t, "/v1/completions", `{"prompt":"x"}`)
+			a.Prefill = place(config.Engine{Connector: tt.connector, Ranks: 1, KVLeaseDuration: config.Duration(lease)}, "10.0.0.5", 0, engine.Facts{})
+			h, err := tt.reads.ReadPrefill(a, []byte(`{"choices":[{}],"kv_transfer_params":{`+tt.params+`}}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			calls := tt.reads.Cleanup(a, Orphan{PrefillSent: true, PrefillDone: true, Handoff: &h})
+			if len(calls) != 1 || calls[0].Hold != lease {
+				t.Errorf("got %d calls %+v, want one for %v", len(calls), calls, lease)
+			}
+		})
+	}
+}

@@ -269,7 +269,7 @@ func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
 		}
 		call := refusedDecode(a, params)
 		at, _, _ := net.SplitHostPort(text(params, "remote_engine_id"))
-		call.Hosts = []string{text(params, "remote_host"), at}
+		call.Hosts, call.Hold = []string{text(params, "remote_host"), at}, o.Handoff.Lease
 		return []Cleanup{call}
 	case o.DecodeSent && o.PrefillDone:
 		return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}

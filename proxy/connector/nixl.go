@@ -255,7 +255,7 @@ func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 		return nil
 	}
 	if id, _ := openai.Find(o.Handoff.Params, "remote_request_id"); openai.IsNull(id) {
-		return n.cleanupByID(a, o.Handoff.Params)
+		return n.cleanupByID(a, o.Handoff)
 	}
 	body := make([]byte, 0, len(o.Handoff.Params)+256)
 	body = append(body, '{')
@@ -285,7 +285,8 @@ func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 // decode's own request id. So the call must have the same id and route as the prefill
 // leg. A prompt of another length would crash the engine (assert num_local_blocks <=
 // num_remote_blocks), so the call has the client's prompt.
-func (nixl) cleanupByID(a *Attempt, params []byte) []Cleanup {
+func (nixl) cleanupByID(a *Attempt, h *Handoff) []Cleanup {
+	params := h.Params
 	var room [editRoom]openai.Edit
 	edits := append(room[:0],
 		openai.Edit{Key: "kv_transfer_params", Value: params},
@@ -301,6 +302,6 @@ func (nixl) cleanupByID(a *Attempt, params []byte) []Cleanup {
 	leg.Header = []Field{{Name: "Content-Type", Value: "application/json"}, {Name: "X-Request-Id", Value: a.LegID}}
 	return []Cleanup{{
 		Phase: abi.Decode, AnyTarget: true, Hosts: []string{text(params, "remote_host")},
-		Leg: leg, Until: UntilHead, How: "abort_decode",
+		Leg: leg, Until: UntilHead, Hold: h.Lease, How: "abort_decode",
 	}}
 }

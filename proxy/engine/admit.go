@@ -15,6 +15,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
+// maxRanks bounds the ranks of all instances of a registry together, draining ones included. Each
+// rank has memory and a slot in the index. Engines that register, and the writers of stores of
+// engines, name the number of their ranks.
+const maxRanks = 1 << 16
+
+// errRanks is why an instance is refused that has no room beside the others.
+var errRanks = fmt.Errorf("the engines together have more than %d ranks", maxRanks)
+
 // newInstance builds an instance from its spec; r.mu is held.
 func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, error) {
 	i := &Instance{Spec: spec, Source: source, detail: detailOf(&spec), evictNow: make(chan struct{}, 1), probeNow: make(chan struct{}, 1)}
@@ -35,8 +43,11 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	if i.kvHosts, err = config.ParseKVHosts(spec.KVHosts); err != nil {
 		return nil, fmt.Errorf("kv_hosts: %w", err)
 	}
-	if spec.Name == "" || spec.Ranks < 1 {
+	switch {
+	case spec.Name == "" || spec.Ranks < 1:
 		return nil, errors.New("name and at least one rank are needed")
+	case spec.Ranks > maxRanks:
+		return nil, errRanks
 	}
 	if _, err := config.ParseKVAddress(spec.KVAddress); err != nil {
 		return nil, fmt.Errorf("kv_address: %w", err)
@@ -61,6 +72,15 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 		i.Breaker.report = func(failed bool) { r.reports.breaker(i, failed) }
 	}
 	return i, nil
+}
+
+// room returns the number of ranks that further instances may have; r.mu is held.
+func (r *Registry) room() int {
+	room := maxRanks
+	for _, i := range r.instances {
+		room -= len(i.Load)
+	}
+	return room
 }
 
 // connect creates the clients of new instances and the transports of their probes.

@@ -7,21 +7,25 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// mostKnown bounds the models that a registry stores: an engine chooses the names of its models.
-const mostKnown = 1024
+// Bounds of the models that a registry stores: an engine chooses the names of its models.
+const (
+	mostKnown     = 1024
+	mostKnownText = 1 << 20 // bytes of their names
+)
 
 // known holds the models that a registry has known in its life. The registry's mu guards
 // it.
 type known struct {
 	models []string            // sorted; replaced, never changed
 	roles  map[string]roleBits // by model; replaced, never changed
+	text   int                 // bytes of the models
 }
 
 // roleBits has the bit 1<<role of each role that an engine of the model had.
 type roleBits uint8
 
-// add adds models whose engines have those roles. Models beyond mostKnown are removed when their
-// engines leave.
+// add adds models whose engines have those roles. Models beyond mostKnown and mostKnownText are
+// removed when their engines leave.
 func (k *known) add(models map[string]roleBits) {
 	var next map[string]roleBits
 	for m, roles := range models {
@@ -35,9 +39,13 @@ func (k *known) add(models map[string]roleBits) {
 				next = make(map[string]roleBits)
 			}
 		}
-		if has || len(next) < mostKnown {
-			next[m] = old | roles
+		if !has {
+			if len(next) == mostKnown || k.text+len(m) > mostKnownText {
+				continue
+			}
+			k.text += len(m)
 		}
+		next[m] = old | roles
 	}
 	if next != nil {
 		k.roles, k.models = next, slices.Sorted(maps.Keys(next))

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -33,6 +34,14 @@ func TestKnownModels(t *testing.T) {
 	}
 	if got := r.Snapshot().Known(); len(got) != mostKnown || !slices.IsSorted(got) {
 		t.Errorf("got %d known models, want %d in order", len(got), mostKnown)
+	}
+	long := New(Options{})
+	for i := range 32 {
+		long.Know([]Known{{fmt.Sprint(strings.Repeat("a", mostKnownText/16), i), 1 << abi.RoleBoth}})
+	}
+	long.Know([]Known{{"short", 1 << abi.RoleBoth}})
+	if got := long.Snapshot(); len(got.Known()) != 16 || !got.Knows("short") {
+		t.Errorf("got %d known models with long names, want 15, and \"short\": %v", len(got.Known()), got.Knows("short"))
 	}
 	r.Know([]Known{{"llama", 1 << abi.RoleBoth}})
 	if roles := r.Snapshot().Roles("llama"); len(roles) != 3 {

@@ -16,13 +16,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-const (
-	// mirroredEvery sets the weight of mirrored loads: they count in full for twice
-	// this time after the report, and less and less until six times this time.
-	mirroredEvery = 2 * time.Second
-	// maxRanks bounds the ranks of all mirrored instances together.
-	maxRanks = 1 << 16
-)
+// mirroredEvery sets the weight of mirrored loads: they count in full for twice
+// this time after the report, and less and less until six times this time.
+const mirroredEvery = 2 * time.Second
 
 // Mirror is a Registry without probes: its instances are those that another process's
 // registry exports. Without an import the mirror stays unchanged, so that requests can

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +24,11 @@ import (
 const (
 	// maxProbeAnswer bounds the answer to a probe, in bytes.
 	maxProbeAnswer = 4 << 20
+	// maxModels bounds the models of one engine. Each has a Pool in each snapshot.
+	maxModels = 4096
+	// maxFacts bounds the facts of one engine, in bytes of the JSON in which workers get
+	// them: one message has the facts of all engines.
+	maxFacts = 1 << 20
 	// relearnEvery is the number of successful probes after which the facts of a ready
 	// instance are read again: adapters come and go, and an engine may have been
 	// replaced between two probes.
@@ -333,7 +339,22 @@ func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 	if p.i.Spec.Model == "" && len(f.Models) == 0 {
 		return nil, errors.New("learn facts: the engine names no model; set engine.model")
 	}
-	return f, nil
+	return f, f.fit()
+}
+
+// fit returns an error if the facts are too large for the fleet.
+func (f *Facts) fit() error {
+	if n := len(f.Models); n > maxModels {
+		return fmt.Errorf("learn facts: the engine names %d models, more than %d", n, maxModels)
+	}
+	b, err := json.Marshal(f)
+	if err != nil {
+		return fmt.Errorf("learn facts: %w", err)
+	}
+	if len(b) > maxFacts {
+		return fmt.Errorf("learn facts: they have %d bytes, more than %d", len(b), maxFacts)
+	}
+	return nil
 }
 
 // askRegistry adds the facts in the instance's bootstrap registry to f, if there is

@@ -193,7 +193,7 @@ func TestProbeLearnsAnew(t *testing.T) {
 }
 
 // TestProbeNeedsFacts: an instance is not ready if its facts cannot be read or name no
-// model.
+// model, or have no room in a message to the workers.
 func TestProbeNeedsFacts(t *testing.T) {
 	for _, tt := range []struct {
 		name, facts, model string
@@ -202,6 +202,10 @@ func TestProbeNeedsFacts(t *testing.T) {
 		{"bad facts", "bad", "", Down},
 		{"no model", "page 16", "", Down},
 		{"no model, but configured", "page 16", "mine", Ready},
+		{"a long name", "model " + strings.Repeat("<", 3<<20), "", Down},
+		{"a long name, but configured", "model " + strings.Repeat("<", 3<<20), "mine", Down},
+		{"many models", strings.Repeat("model m\n", maxModels+1), "", Down},
+		{"as many models as possible", strings.Repeat("model m\n", maxModels-1) + "model m", "", Ready},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -214,7 +218,10 @@ func TestProbeNeedsFacts(t *testing.T) {
 				if got := f.get(t, "a").State(); got != tt.want {
 					t.Errorf("state %v, want %v", got, tt.want)
 				}
-				if unlearned := f.Snapshot().Unlearned; unlearned != (tt.want == Down) {
+				if n := len(f.exportMembers()); n > 16<<20 { // link.MostFrame
+					t.Errorf("the membership has %d bytes", n)
+				}
+				if unlearned := f.Snapshot().Unlearned; unlearned != (tt.want == Down && tt.model == "") {
 					t.Errorf("unlearned %v", unlearned)
 				}
 			})

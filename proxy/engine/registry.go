@@ -148,6 +148,7 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 		errs  []error
 		taken []*Instance // of other sources
 		keep  = make(map[*Instance]bool)
+		room  = r.room()
 	)
 	for n, spec := range specs {
 		i, err := r.newInstance(source, spec)
@@ -156,17 +157,18 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 		case err != nil:
 		case slices.ContainsFunc(specs[:n], func(o config.Engine) bool { return o.Name == spec.Name }):
 			err = errors.New("the name occurs twice")
-		case old == nil:
-			come = append(come, i)
-		case old.Source != source && source == SourceStatic:
-			come = append(come, i)
-			taken = append(taken, old)
-		case old.Source != source:
+		case old != nil && old.Source != source && source != SourceStatic:
 			err = fmt.Errorf("the name is taken by an engine of source %s", old.Source)
-		case old.Spec == i.Spec && old.APIKey == i.APIKey:
+		case old != nil && old.Source == source && old.Spec == i.Spec && old.APIKey == i.APIKey:
 			keep[old] = true
+		case spec.Ranks > room:
+			err = errRanks
 		default:
+			room -= spec.Ranks
 			come = append(come, i)
+			if old != nil && old.Source != source {
+				taken = append(taken, old)
+			}
 		}
 		if err != nil {
 			errs = append(errs, &SpecError{Name: spec.Name, Cause: err})
@@ -195,6 +197,9 @@ func (r *Registry) Add(spec config.Engine) error {
 		return fmt.Errorf("add engine %q: the name is taken", spec.Name)
 	}
 	i, err := r.newInstance(SourceAdmin, spec)
+	if err == nil && spec.Ranks > r.room() {
+		err = errRanks
+	}
 	if err != nil {
 		return fmt.Errorf("add engine %q: %w", spec.Name, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -404,4 +405,30 @@ func TestSmallTexts(t *testing.T) {
 	if some.IsZero() || some.Name() != "a" || some.Facts() == nil {
 		t.Error("got an empty target")
 	}
+}
+
+// TestApplyBoundsRanks: the ranks of all instances together are bounded. Each has memory here and
+// a slot in the KV index, a mirror refuses a registry with more, and a record in a store of
+// engines may name any number.
+func TestApplyBoundsRanks(t *testing.T) {
+	f := newFleet(t)
+	huge := f.spec("huge", "decode", "fake")
+	for _, huge.Ranks = range []int{maxRanks + 1, 1 << 40, math.MaxInt} {
+		var refused *SpecError
+		if err := f.Apply(SourceStatic, []config.Engine{f.spec("a", "decode", "fake"), huge}, 0); !errors.As(err, &refused) || refused.Name != "huge" {
+			t.Errorf("%d ranks: %v", huge.Ranks, err)
+		}
+	}
+	half, more, rest := f.spec("half", "decode", "fake"), f.spec("more", "decode", "fake"), f.spec("rest", "decode", "fake")
+	half.Ranks, more.Ranks, rest.Ranks = maxRanks/2, maxRanks/2+1, maxRanks/2
+	var refused *SpecError
+	if err := f.Apply("etcd", []config.Engine{half, more}, 0); !errors.As(err, &refused) || refused.Name != "more" {
+		t.Errorf("more ranks than a mirror takes: %v", err)
+	}
+	f.must(t, f.Apply("etcd", []config.Engine{half, rest}, 0))
+	if err := f.Add(f.spec("added", "decode", "fake")); err == nil {
+		t.Error("one engine more was added")
+	}
+	var h hearing
+	imports(t, mirrorOf(f, &h), f.Registry)
 }

@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -67,7 +68,7 @@ type stored struct {
 // find returns the engine that holds the response of that id. It asks the engine that held the
 // response before, then all engines that could hold it. The error is the answer for the client.
 func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
-	if i := x.run.holders.get(id); i != nil {
+	if i := x.run.holders.get(id); i != nil && x.mayUse(i) {
 		if s, err := x.question(x.env.Context, i, id, fields); err == nil && s.holder != nil {
 			return s, nil
 		}
@@ -82,7 +83,7 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 		silent error  // of an engine that did not answer; guarded by mu
 	)
 	for _, i := range x.run.Registry.Snapshot().Instances {
-		if !x.mayHold(i) {
+		if !x.mayHold(i) || !x.mayUse(i) {
 			continue
 		}
 		places <- struct{}{}
@@ -121,6 +122,15 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 // An instance that has never answered holds none. A remote gets no requests about responses.
 func (x *exchange) mayHold(i *engine.Instance) bool {
 	return (i.Role == abi.RoleDecode || i.Role == abi.RoleBoth) && i.State() != engine.Down && !i.IsRemote() && x.run.Connector(i.Spec.Connector).Serves(openai.Responses)
+}
+
+// mayUse reports whether the tenant may use a model of the instance. To other tenants its responses
+// do not exist.
+func (x *exchange) mayUse(i *engine.Instance) bool {
+	t := x.account.tenant
+	return t == nil || t.Models == nil || slices.ContainsFunc(t.Models, func(name string) bool {
+		return slices.Contains(i.Models(), name) || x.run.Models().Route(name).LeadsTo(i.Models())
+	})
 }
 
 // question asks one engine for a response. Without a holder the engine does not hold it; err

@@ -35,10 +35,14 @@ func (x *exchange) serveStored(r *http.Request, target openai.StoredResponse) er
 	if err != nil {
 		return err
 	}
+	if err := x.charge(); err != nil { // one request without tokens
+		return err
+	}
 	if err := x.admit(client, ""); err != nil {
 		return err
 	}
 	defer x.leave()
+	x.account.asked = true
 	x.env.Fields = downstream.Without(x.client.AppendFields(x.env.Fields[:0], "", x.env.Key == "", false), "Content-Type")
 	x.withoutQueueLines()
 	fields := x.env.Fields

@@ -16,6 +16,7 @@ type account struct {
 	number   uint64 // for Settle
 	reserved int64  // tokens
 	prompt   int64  // tokens of the prompt, estimated
+	asked    bool   // engines are asked for a stored response, without a leg
 }
 
 // assumedOutput is the number of tokens that is reserved for an answer without max_tokens.
@@ -134,7 +135,7 @@ func (x *exchange) settleTenant() {
 	}
 	c.open = false
 	s := tenant.Spent{Number: c.number, Reserved: c.reserved}
-	if s.Undone = !x.env.Reached(); !s.Undone {
+	if s.Undone = !x.env.Reached() && !c.asked; !s.Undone {
 		s.Used = x.spent()
 		x.run.Metrics.TenantTokens(c.tenant.Name, s.Used)
 	}

@@ -68,6 +68,20 @@ func New(list []config.JWT, files [][]byte, tenants map[string]*tenant.Tenant, l
 	return v, nil
 }
 
+// Continue makes v judge tokens by the keys that old has read from the same addresses, until the
+// issuers answer v. It asks them at once. Without Continue, no token would be valid after a reload
+// while an issuer is away. old may be nil, v too. Call it before v is used.
+func (v *Verifier) Continue(old *Verifier) {
+	if v == nil || old == nil {
+		return
+	}
+	for name, i := range v.issuers {
+		if before := old.issuers[name]; before != nil && before.keys.url == i.keys.url && i.keys.url != "" {
+			i.keys.follow(before.keys, v.log)
+		}
+	}
+}
+
 // FileError reports that the jwks_file of a [[jwt]] table cannot be used.
 type FileError struct {
 	Table int // counted from 0

@@ -362,6 +362,50 @@ func withSite(t *testing.T) (*Verifier, *issuerSite) {
 	return v, site
 }
 
+// A reload keeps the keys of an issuer that is away, and asks an issuer at once: a key that the
+// issuer has withdrawn is refused afterwards.
+func TestKeysOverAReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, site := withSite(t)
+		token := sign(t, "ES256", claims(nil))
+		sends := func(name string, asked int, want error) {
+			t.Helper()
+			_, err := v.Tenant(context.Background(), token)
+			if synctest.Wait(); err != want || site.asked != asked {
+				t.Errorf("%s: error %v after %d requests to the issuer, want %v after %d", name, err, site.asked, want, asked)
+			}
+		}
+		reload := func() {
+			old := v
+			v, _ = withSite(t)
+			v.issuers["https://issuer"].keys.client.Transport = site
+			v.Continue(old)
+			synctest.Wait()
+		}
+		v.Continue(nil) // at the start
+		reload()
+		sends("no keys to keep", 1, errKeys)
+		site.set(200, keysOf(t, "ES256"))
+		reload()
+		sends("the issuer is there", 2, nil)
+		site.set(0, nil)
+		reload()
+		sends("the issuer is away", 3, nil)
+		site.set(200, keysOf(t, "RS256"))
+		reload()
+		sends("the key is withdrawn", 4, errInvalid)
+		c := issuerConfig()
+		c.JWKSFile, c.JWKSURL = "", "https://issuer/other"
+		other, err := New([]config.JWT{c}, [][]byte{nil}, nil, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other.Continue(v); other.issuers[c.Issuer].keys.keys.Load() != nil {
+			t.Error("another URL has the keys of the old one")
+		}
+	})
+}
+
 // An issuer that hangs gets one request at a time. Tokens with known keys do not wait for it,
 // and other tokens wait for fetchLimit at most.
 func TestHangingIssuer(t *testing.T) {

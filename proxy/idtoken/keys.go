@@ -64,6 +64,14 @@ func newKeySet(c config.JWT, file []byte, transport http.RoundTripper) (*keySet,
 	return s, nil
 }
 
+// follow takes over the keys of old, if it has any, and begins to read new ones.
+func (s *keySet) follow(old *keySet, log *slog.Logger) {
+	if keys := old.keys.Load(); keys != nil {
+		s.keys.Store(keys)
+		s.begin(log)
+	}
+}
+
 // load replaces the keys by those of a JSON Web Key Set. Keys of an unknown type are left out.
 func (s *keySet) load(text []byte) error {
 	var set jwkset.JWKSMarshal

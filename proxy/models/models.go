@@ -123,7 +123,7 @@ func (t *Table) Merge(served []string) []string {
 	}
 	all := slices.Clone(served)
 	for _, name := range t.names {
-		if t.routes[name].leadsTo(served) {
+		if r := t.routes[name]; r.LeadsTo(served) || r.leadsAway() {
 			all = append(all, name)
 		}
 	}
@@ -157,11 +157,20 @@ func (r *Route) ChoiceOf(model string) []string {
 	return nil
 }
 
-// leadsTo reports whether the route has one of the models, also as a fallback.
-func (r *Route) leadsTo(served []string) bool {
-	return slices.ContainsFunc(r.choices, func(c choice) bool {
-		return slices.ContainsFunc(c.models, func(m string) bool { return strings.HasPrefix(m, config.RemotePrefix) || slices.Contains(served, m) })
-	})
+// LeadsTo reports whether the route has one of the models, also as a fallback. A nil Route has
+// none.
+func (r *Route) LeadsTo(served []string) bool {
+	return r != nil && r.has(func(model string) bool { return slices.Contains(served, model) })
+}
+
+// leadsAway reports whether the route has a remote.
+func (r *Route) leadsAway() bool {
+	return r.has(func(model string) bool { return strings.HasPrefix(model, config.RemotePrefix) })
+}
+
+// has reports whether one of the route's models meets the condition.
+func (r *Route) has(condition func(model string) bool) bool {
+	return slices.ContainsFunc(r.choices, func(c choice) bool { return slices.ContainsFunc(c.models, condition) })
 }
 
 // Choose returns the model for a key, which is uniform over the conversations, and then the

@@ -103,8 +103,8 @@ func (r *Request) readPart(name string, file bool, part, value Span) error {
 	case name == "model" && r.HasModel:
 		return NewFieldError(CodeDuplicateKey, "model", "The form has the field 'model' twice.")
 	case name == "model":
-		if len(v) > MaxModel {
-			return tooLong("model", MaxModel)
+		if err := checkModel(v); err != nil {
+			return err
 		}
 		if string(v) != r.Model {
 			r.Model = string(v)

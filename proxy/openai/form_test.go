@@ -119,6 +119,7 @@ func TestParseFormRefuses(t *testing.T) {
 		{name: "two models", body: field("model", "a") + field("model", "b") + "--b--", code: "duplicate_key", param: "model"},
 		{name: "a file as model", body: lines("--b", `Content-Disposition: form-data; name="model"; filename="a"`, "", "x", "--b--"), code: "invalid_type", param: "model"},
 		{name: "a long model", body: field("model", strings.Repeat("m", MaxModel+1)) + "--b--", code: "string_above_max_length", param: "model"},
+		{name: "a model that is not UTF-8", body: field("model", "m\xff") + "--b--", code: "invalid_type", param: "model"},
 		{name: "a PD field in capitals", body: field("Rid[a]", "x") + "--b--", code: "invalid_name", param: "Rid"},
 		{name: "a holder in capitals", body: field("vLLM_xargs", "{}") + "--b--", code: "invalid_name", param: "vLLM_xargs"},
 		{name: "a holder that is no object", body: field("vllm_xargs", `["kv_transfer_params"]`) + "--b--", code: "invalid_type", param: "vllm_xargs"},

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/url"
 	"strings"
+	"unicode/utf8"
 )
 
 // MaxModel is the maximum length of a model's name in bytes. By default engines use the
@@ -81,14 +82,29 @@ func (r *Request) ReadTarget(path, query string) error {
 			delete(values, name)
 		}
 	}
+	if len(values["model"]) > 1 { // the engine could read another one than the proxy
+		return NewFieldError(CodeDuplicateKey, "model", "The query of the request has the parameter 'model' twice.")
+	}
 	if model := values.Get("model"); model != "" && !r.HasModel {
-		if len(model) > MaxModel {
-			return tooLong("model", MaxModel)
+		if err := checkModel([]byte(model)); err != nil {
+			return err
 		}
 		r.Model, r.HasModel = model, true
 	}
 	if len(values) > 0 {
 		r.Target += "?" + values.Encode()
+	}
+	return nil
+}
+
+// checkModel checks the name of a model that is not in a JSON object. The texts of JSON objects are
+// always UTF-8, and only UTF-8 has a place in spans.
+func checkModel(name []byte) error {
+	switch {
+	case len(name) > MaxModel:
+		return tooLong("model", MaxModel)
+	case !utf8.Valid(name):
+		return mistyped("model", "UTF-8")
 	}
 	return nil
 }

@@ -372,6 +372,8 @@ func TestReadTarget(t *testing.T) {
 		{`{}`, "a=1;rid=2", "", "", "query"},
 		{`{}`, "a=%zz", "", "", "query"},
 		{`{}`, "model=" + strings.Repeat("m", MaxModel+1), "", "", "model"},
+		{`{}`, "model=m%ff", "", "", "model"},
+		{`{}`, "model=m&model=n", "", "", "model"},
 	} {
 		var r Request
 		if err := ReadRequest(EngineRoute, "", []byte(tt.body), &r); err != nil {

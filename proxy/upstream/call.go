@@ -132,7 +132,11 @@ func (c *call) early(cn *conn, err error) (head, bool) {
 	if !c.headBy.IsZero() {
 		by = earlier(by, c.headBy)
 	}
-	cn.readDeadline(by)
+	c.mu.Lock()
+	if c.ended == nil && !c.evicted { // else the deadline of hangUp or interrupt stays
+		cn.readDeadline(by)
+	}
+	c.mu.Unlock()
 	h, _, err := c.awaitHead(cn)
 	h.keepAlive = false
 	return h, err == nil

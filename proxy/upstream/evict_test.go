@@ -257,3 +257,24 @@ func TestDetached(t *testing.T) {
 		}
 	})
 }
+
+// The wait for the answer of an engine that has stopped reading can be evicted too.
+func TestEvictEarlyAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t, func(c *duplex, _ int) {
+			io.ReadFull(c, make([]byte, 10))
+			c.CloseRead() // the client's write fails
+			time.Sleep(time.Minute)
+		})
+		cl := e.client(t, New, nil)
+		go func() { // concurrently: the test must not be synchronized with the call
+			time.Sleep(earlyWithin / 2)
+			cl.EvictIdle(e, quietFor)
+		}()
+		began := time.Now()
+		_, err := cl.Do(t.Context(), &Request{Method: "POST", Path: "/", Body: [][]byte{make([]byte, 1<<20)}, Control: &fakeControl{evicts: true}})
+		if took := time.Since(began); !errors.Is(err, ErrEvicted) || took != earlyWithin/2 {
+			t.Errorf("got %v after %v", err, took)
+		}
+	})
+}

@@ -3,7 +3,6 @@ package websocket
 import (
 	"bytes"
 	"errors"
-	"slices"
 )
 
 // mostEvent bounds one event in bytes.
@@ -45,7 +44,7 @@ func (e *events) feed(p []byte, send func(name, data []byte) error) error {
 	return nil
 }
 
-// keep copies the data of an event that is not complete.
+// keep copies the data of an event that is not complete to own, unless it is there.
 func (e *events) keep() {
 	if e.has && (len(e.data) == 0 || len(e.own) == 0 || &e.data[0] != &e.own[0]) {
 		e.own = append(e.own[:0], e.data...)
@@ -76,7 +75,9 @@ func (e *events) read(line []byte, send func(name, data []byte) error) error {
 		}
 		switch {
 		case e.has:
-			e.data = append(append(slices.Clip(e.data), '\n'), value...)
+			e.keep()
+			e.own = append(append(e.own, '\n'), value...)
+			e.data = e.own
 		case len(e.line) > 0: // value is in memory that the next line uses
 			e.own = append(e.own[:0], value...)
 			e.data = e.own

@@ -105,3 +105,29 @@ func FuzzEvents(f *testing.F) {
 		}
 	})
 }
+
+// An event with many lines of data costs time in proportion to its length: its data does not move
+// with each line.
+func TestEventsWithManyLines(t *testing.T) {
+	const lines = 10_000
+	text := []byte(strings.Repeat("data: x\n", lines) + "\n")
+	for name, piece := range map[string]int{"whole": len(text), "in pieces": 4 << 10, "in odd pieces": 13} {
+		t.Run(name, func(t *testing.T) {
+			allocs := testing.AllocsPerRun(1, func() {
+				var e events
+				got := 0
+				for rest := text; len(rest) > 0; rest = rest[min(piece, len(rest)):] {
+					if err := e.feed(rest[:min(piece, len(rest))], func(_, data []byte) error { got = len(data); return nil }); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if got != 2*lines-1 {
+					t.Fatalf("%d bytes of data", got)
+				}
+			})
+			if allocs > 100 {
+				t.Errorf("%v allocations for %d lines", allocs, lines)
+			}
+		})
+	}
+}

@@ -2,8 +2,10 @@ package fleet
 
 import (
 	"context"
+	"net"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -227,4 +229,95 @@ func TestWrongBudgetMessages(t *testing.T) {
 			}
 		})
 	}
+}
+
+// halfOpen is a worker's connection that can break for the worker alone, as a connection
+// over a network does: the coordinator gets no sign of the end.
+type halfOpen struct {
+	net.Conn
+	lost chan struct{}
+}
+
+// lose breaks the connection.
+func (h *halfOpen) lose() {
+	close(h.lost)
+	h.Conn.SetReadDeadline(time.Unix(1, 0))
+}
+
+func (h *halfOpen) isLost() bool {
+	select {
+	case <-h.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+func (h *halfOpen) Read(b []byte) (int, error) {
+	n, err := h.Conn.Read(b)
+	if h.isLost() {
+		return 0, syscall.ETIMEDOUT
+	}
+	return n, err
+}
+
+func (h *halfOpen) Write(b []byte) (int, error) {
+	if h.isLost() {
+		return len(b), nil
+	}
+	return h.Conn.Write(b)
+}
+
+func (h *halfOpen) SetReadDeadline(t time.Time) error {
+	if h.isLost() {
+		return nil
+	}
+	return h.Conn.SetReadDeadline(t)
+}
+
+func (h *halfOpen) Close() error {
+	if h.isLost() {
+		return nil
+	}
+	return h.Conn.Close()
+}
+
+// A worker connects again before the coordinator notices that the old connection is broken.
+// Each running request of the worker still counts, once.
+func TestBudgetsOfReplacedConnection(t *testing.T) {
+	one := tenant.New(tenant.Tenant{Name: "t", Limits: tenant.Limits{Exchanges: 3}})
+	ledger := tenant.NewLedger(nil, placetest.Quiet(), nil)
+	var made []*halfOpen
+	change := func(so *ServerOptions, co *ClientOptions) {
+		so.Budgets = ledger
+		dial := co.Dial
+		co.Dial = func(ctx context.Context) (net.Conn, error) {
+			c, err := dial(ctx)
+			if err != nil {
+				return nil, err
+			}
+			made = append(made, &halfOpen{Conn: c, lost: make(chan struct{})})
+			return made[len(made)-1], nil
+		}
+	}
+	bubble(t, "half-open", change, func(t *testing.T, wired *wired) {
+		b := NewBudgets(wired.another(t, nil), tenant.NewLedger(nil, placetest.Quiet(), nil))
+		w := &budgeted{wired, ledger, NewBudgets(wired.client, tenant.NewLedger(nil, placetest.Quiet(), nil)), b}
+		first := w.takes(t, w.a, one, 0, tenant.Admitted)
+		w.takes(t, w.b, one, 0, tenant.Admitted)
+		made[0].lose()
+		later(time.Second)
+		if len(made) != 2 || !w.client.Connected() {
+			t.Fatalf("%d connections, the worker is connected: %t", len(made), w.client.Connected())
+		}
+		if n := ledger.Running(one); n != 2 {
+			t.Errorf("%d running requests, want 2", n)
+		}
+		w.takes(t, w.b, one, 0, tenant.Admitted)
+		w.takes(t, w.b, one, 0, tenant.Exchanges)
+		settled(w.a, one, first, 0)
+		if n := ledger.Running(one); n != 2 {
+			t.Errorf("%d running requests after one has ended, want 2", n)
+		}
+	})
 }

@@ -145,7 +145,9 @@ func (c *Client) leaveBy(leave func()) {
 }
 
 func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) error {
-	s := &session{client: c, process: process, ctx: ctx}
+	asks, end := context.WithCancel(ctx) // admin requests end with the connection that they came by
+	defer end()
+	s := &session{client: c, process: process, ctx: asks}
 	s.link = link.New(nc, s)
 	c.o.Log.Info("coordinator connected", "epoch", epoch)
 	c.leaveBy(func() { s.link.Close(errRedial) })
@@ -157,6 +159,7 @@ func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) 
 	err := s.link.Run(ctx)
 	c.session.CompareAndSwap(s, nil)
 	c.budgets.Load().leave(s)
+	end()
 	s.asked.Wait()
 	return err
 }

@@ -23,7 +23,7 @@ const mostGiven = 1 << 20
 func (w *worker) budgetCall(number uint32, payload []byte) error {
 	r := newReader(payload)
 	request, t, tokens := r.Uint(), r.tenant(), r.Int()
-	if !r.Done() || w.s.o.Budgets == nil || len(w.budgets) >= mostGiven {
+	if _, full := w.gave(0); !r.Done() || w.s.o.Budgets == nil || full {
 		return link.Garbage("a call about a budget")
 	}
 	if !w.s.succession.settle() {
@@ -37,7 +37,17 @@ func (w *worker) budgetCall(number uint32, payload []byte) error {
 	return w.conn.Answer(number, appendBudget(nil, &a, w.s.connected()))
 }
 
+// gave reports whether a request runs, and whether the worker has too many running requests.
+func (w *worker) gave(request uint64) (open, full bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, open = w.budgets[request]
+	return open, len(w.budgets) >= mostGiven
+}
+
 func (w *worker) give(request uint64, t *tenant.Tenant, reserved int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.budgets == nil {
 		w.budgets = make(givenBudgets)
 	}
@@ -47,11 +57,15 @@ func (w *worker) give(request uint64, t *tenant.Tenant, reserved int64) {
 // settle ends a request of the worker.
 func (w *worker) settle(r *reader) {
 	request, used, undone := r.Uint(), r.Int(), r.UintUpTo(1) != 0
+	w.mu.Lock()
 	g, open := w.budgets[request]
-	if r.Failed() || !open { // a request that was refused may be undone
+	if open = open && !r.Failed(); open {
+		delete(w.budgets, request)
+	}
+	w.mu.Unlock()
+	if !open { // a request that was refused may be undone
 		return
 	}
-	delete(w.budgets, request)
 	w.s.succession.do(func(l *tenant.Ledger) {
 		l.Settle(g.tenant, tenant.Spent{Reserved: g.reserved, Used: used, Undone: undone})
 	})
@@ -62,7 +76,7 @@ func (w *worker) settle(r *reader) {
 func (w *worker) charge(r *reader) {
 	request, t := r.Uint(), r.tenant()
 	requests, tokens, reserved := r.Int(), r.Int(), r.Int()
-	if _, open := w.budgets[request]; open || len(w.budgets) >= mostGiven || w.s.o.Budgets == nil {
+	if open, full := w.gave(request); open || full || w.s.o.Budgets == nil {
 		r.Fail()
 	}
 	if r.Failed() {

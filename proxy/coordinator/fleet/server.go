@@ -69,6 +69,7 @@ type Server struct {
 	disconnected map[*worker]bool // processes that may reconnect within reconnectGrace; guarded by mu
 	term         *term            // nil while the server is a standby; guarded by mu
 	topics       [topics][]byte   // the latest of each; guarded by mu
+	large        [topics]bool     // the last value was too large; guarded by mu
 	publication  publication
 
 	succession succession
@@ -262,10 +263,17 @@ func (s *Server) runOrphanCleanups(ctx context.Context, w *worker, orphans [][]b
 }
 
 // Publish sets the value of a topic and sends it to all workers, and to each worker that
-// connects later.
+// connects later. They keep the earlier value if this one is too large for a message.
 func (s *Server) Publish(topic Topic, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	large := len(value) >= link.MostFrame
+	if large && !s.large[topic] {
+		s.o.Log.Error("workers keep an old state of the fleet: the new one is too large for a message", "topic", topic, "bytes", len(value))
+	}
+	if s.large[topic] = large; large {
+		return
+	}
 	s.topics[topic] = slices.Clone(value)
 	for _, w := range s.workers {
 		w.tell(topic, value)

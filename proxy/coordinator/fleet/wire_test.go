@@ -399,6 +399,8 @@ func TestTopics(t *testing.T) {
 		w.server.Publish(TopicLoads, []byte("b"))
 		w.server.Publish(TopicMembership, []byte("c"))
 		expect("published", &heard, "1 a", "2 b", "1 c")
+		w.server.Publish(TopicMembership, make([]byte, link.MostFrame))
+		expect("too large", &heard)
 		if !w.client.Report([]byte("x")) || !w.client.Report([]byte("y")) {
 			t.Error("Report = false with a connection")
 		}
@@ -541,6 +543,29 @@ func TestAsk(t *testing.T) {
 	bubble(t, "none", nil, func(t *testing.T, w *wired) {
 		if status, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/", nil); err != nil || status != 503 {
 			t.Errorf(`w.server.Ask(1, "GET", "/", nil) = %d, %v, want 503, nil`, status, err)
+		}
+	})
+}
+
+// TestAskEndsWithConnection: an admin request that has no answer yet does not delay the
+// next connection.
+func TestAskEndsWithConnection(t *testing.T) {
+	admin := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	bubble(t, "cut", func(_ *ServerOptions, co *ClientOptions) { co.Admin = admin }, func(t *testing.T, w *wired) {
+		ended := make(chan error, 1)
+		go func() {
+			_, _, _, err := w.server.Ask(t.Context(), 1, "GET", "/slow", nil)
+			ended <- err
+		}()
+		synctest.Wait()
+		before := w.pipes.dials()
+		w.pipes.last().cut()
+		if err := <-ended; err == nil {
+			t.Error("a request of a connection that broke got an answer")
+		}
+		later(10 * time.Second)
+		if w.pipes.dials() == before || !w.client.Connected() {
+			t.Errorf("10 s after the connection broke: %d more dials, connected %v", w.pipes.dials()-before, w.client.Connected())
 		}
 	})
 }

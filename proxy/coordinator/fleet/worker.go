@@ -35,7 +35,7 @@ type worker struct {
 
 	mu      sync.Mutex
 	leases  map[uint64]lent // by the worker's number; nil after the connection has ended; guarded by mu
-	budgets givenBudgets    // used by the connection's reader, and after its end
+	budgets givenBudgets    // guarded by mu
 	hears   bool            // the states of budgets; guarded by Server.mu
 	passing passingTurns    // guarded by mu
 }
@@ -196,14 +196,15 @@ func (w *worker) placed(lease uint64, p *coordinator.Placement) bool {
 }
 
 // end releases all leases, frees the turns that were not taken, and returns the clean-ups
-// of the leases.
+// of the leases. A connection that was replaced may still read a last frame after end; the end of
+// its reader calls end again.
 func (w *worker) end() (owed [][]byte) {
 	w.mu.Lock()
-	leases, passing := w.leases, w.passing
-	w.leases, w.passing = nil, passingTurns{}
+	leases, passing, budgets := w.leases, w.passing, w.budgets
+	w.leases, w.passing, w.budgets = nil, passingTurns{}, nil
 	w.mu.Unlock()
 	passing.forget(w.s)
-	w.budgets.end(&w.s.succession)
+	budgets.end(&w.s.succession)
 	for _, l := range leases {
 		if l.lease != nil {
 			l.lease.Release()

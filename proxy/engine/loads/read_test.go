@@ -118,6 +118,10 @@ vllm:lora_requests_info{max_lora="-3",running_lora_adapters="a",waiting_lora_ada
 vllm:lora_requests_info{max_lora="4",running_lora_adapters="a} 1.8e9
 vllm:lora_requests_info{max_lora="4",running_lora_adapters="a"} NaN
 `, Answer{Ranks: []Rank{rank(0, load.Report{Running: 1, Queued: -1})}}},
+		// The time for lists of this length would be days, if each name were compared with each.
+		{"adapters in endless lists", `vllm:num_requests_running{engine="0"} 1
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="` + strings.Repeat("a,", 1<<20) + `",waiting_lora_adapters="` + strings.Repeat("b,", 1<<20) + `"} 1.7e9
+`, Answer{Ranks: []Rank{rank(0, load.Report{Running: 1, Queued: -1})}}},
 		{"a list is TensorRT-LLM's", " \n" + trtllmOld, trtllmOldAnswer()},
 	}
 	for _, tt := range tests {

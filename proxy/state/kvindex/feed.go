@@ -147,6 +147,11 @@ func (f *Feed) place(b *batch, engine uint64, h Hash, tier Tier) bool {
 	}
 	if before&flag != 0 {
 		// Two engine hashes may have the same tokens, for example because of images.
+		if f.x.twins.Add(1) > f.x.maxEntries {
+			f.x.twins.Add(-1)
+			f.tg.count(countRefused, 1)
+			return false
+		}
 		if f.tg.twins == nil {
 			f.tg.twins = make(map[uint64]uint32)
 		}
@@ -167,8 +172,10 @@ func (f *Feed) drop(b *batch, engine, value, flags uint64) {
 		switch n := f.tg.twins[twin]; {
 		case n > 1:
 			f.tg.twins[twin] = n - 1
+			f.x.twins.Add(-1)
 		case n == 1:
 			delete(f.tg.twins, twin)
+			f.x.twins.Add(-1)
 		default:
 			b.remove(Hash(value&hashMask), flag)
 		}

@@ -364,5 +364,36 @@ func TestFeedSurvivesAnything(t *testing.T) {
 		if n := x.entries.Load(); n > bound {
 			t.Fatalf("%d pairs, at most %d are allowed", n, bound)
 		}
+		if n := x.twins.Load(); n > bound {
+			t.Fatalf("%d further hashes, at most %d are allowed", n, bound)
+		}
+	}
+	for _, f := range feeds {
+		f.Cleared()
+	}
+	if n := x.twins.Load(); n != 0 {
+		t.Errorf("%d further hashes of targets without blocks", n)
+	}
+}
+
+// TestFeedBoundsTwins: an engine that reports the same block under ever new hashes gets no more
+// memory than the bound of the index allows.
+func TestFeedBoundsTwins(t *testing.T) {
+	x := New(Options{MaxEntries: 100})
+	f := NewFeed(x, x.Add(), "m")
+	block := func(hash uint64) *Stored {
+		return &Stored{Hashes: []uint64{hash}, Tokens: []uint32{1, 2, 3, 4}, BlockTokens: 4}
+	}
+	for n := range uint64(10_000) {
+		f.Stored(block(n + 1))
+	}
+	if n := f.tg.engine.n; n != 101 { // of the pair, and 100 further ones
+		t.Errorf("the feed keeps %d hashes of the engine for one pair", n)
+	}
+	for n := range uint64(101) {
+		f.Removed(GPU, []uint64{n + 1})
+	}
+	if n, twins := f.tg.engine.n, x.twins.Load(); n != 0 || twins != 0 || x.Held(0) != 0 {
+		t.Errorf("after the removal: %d hashes, %d of them further ones, %d blocks", n, twins, x.Held(0))
 	}
 }

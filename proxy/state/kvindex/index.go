@@ -19,7 +19,8 @@
 // dropped targets. Then the target with the most guesses loses guesses, the least
 // recently expected guesses first. If this is not enough, the index accepts no more
 // blocks (Counts.Refused). Blocks from events are never removed, because a chain with
-// holes is useless.
+// holes is useless. An engine may have several hashes for the blocks of one pair. These
+// further hashes cost about 40 bytes each, and MaxEntries bounds their number separately.
 package kvindex
 
 import (
@@ -76,6 +77,7 @@ type Index struct {
 	roster     atomic.Pointer[roster]
 	entries    atomic.Int64 // (block, target) pairs, including those of dropped targets
 	dead       atomic.Int64 // the pairs of dropped targets
+	twins      atomic.Int64 // the sum of the twins of all targets
 	maxEntries int64
 	guessTTL   time.Duration
 	sweeping   sync.Mutex    // held during a sweep; taken before mu
@@ -192,7 +194,7 @@ func (x *Index) Drop(t Target) {
 	}
 	x.past.add(tg.counts.read())
 	x.publish()
-	tg.forget()
+	x.forgetFeed(tg)
 }
 
 // Clear removes all blocks of a target at once, because it restarted or reported that
@@ -215,18 +217,24 @@ func (x *Index) clear(tg *target) {
 	x.expel(tg)
 	x.enrol(tg)
 	x.mu.Unlock()
-	tg.forget()
+	x.forgetFeed(tg)
 }
 
-// forget frees the memory that a target without blocks does not need.
-func (t *target) forget() {
-	t.engine = hashMap{}
-	t.twins = nil
-	t.guesses.clear()
+// forgetFeed frees the memory that a target without blocks does not need. The caller holds tg.mu.
+func (x *Index) forgetFeed(tg *target) {
+	for _, n := range tg.twins {
+		x.twins.Add(-int64(n))
+	}
+	tg.engine = hashMap{}
+	tg.twins = nil
+	tg.guesses.clear()
 }
 
-// expel removes a target's holder number. The caller holds both mutexes.
+// expel removes a target's holder number, if it has one. The caller holds both mutexes.
 func (x *Index) expel(tg *target) {
+	if tg.id == noHolder {
+		return
+	}
 	h := x.roster.Load().holders[tg.id]
 	if n := h.entries.Load(); n > 0 {
 		x.dead.Add(n)

@@ -18,11 +18,13 @@ type Adapters struct {
 // batch can have; it is above 0.
 func NewAdapters(running, waiting string, most int32) Adapters {
 	a := Adapters{running: running, waiting: waiting, most: most}
-	for range names(running) {
+	runs := make(map[string]bool)
+	for name := range names(running) {
+		runs[name] = true
 		a.used++
 	}
 	for name := range names(waiting) {
-		if !lists(running, name) {
+		if !runs[name] {
 			a.used++
 		}
 	}

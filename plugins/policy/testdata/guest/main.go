@@ -5,6 +5,7 @@ package main
 
 import (
 	"strings"
+	"time"
 	"unsafe"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -109,6 +110,8 @@ func misbehave(do string) {
 		for {
 			turns++
 		}
+	case "sleep":
+		time.Sleep(24 * time.Hour)
 	case "trap":
 		panic("told to")
 	case "note":
