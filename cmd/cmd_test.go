@@ -36,7 +36,8 @@ func write(t *testing.T, text string) string {
 
 func TestExitCodes(t *testing.T) {
 	good := write(t, "[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n")
-	plainKeys := write(t, "[server.auth]\nkeys_file = '"+write(t, "sk-plain\n")+"'\n")
+	keys := write(t, "sk-plain\n")
+	plainKeys := write(t, "[server.auth]\nkeys_file = '"+keys+"'\n")
 	empty := write(t, "")
 	oneURL := write(t, "[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n[[engine]]\nurl = 'http://127.0.0.1:1'\nname = 'f'\nrole = 'both'\n")
 	bad := write(t, "[server]\nlisten = 'nowhere'\ncolour = 'red'\n")
@@ -90,7 +91,7 @@ func TestExitCodes(t *testing.T) {
 		"keys new with a bad limit":    {[]string{"keys", "new", "team-a", "--rpm", "-1"}, exit.Usage, "", "attribute rpm: want a whole number"},
 		"keys new with a bad tenant":   {[]string{"keys", "new", "team-a", "--tenant", "a b"}, exit.Usage, "", "attribute tenant: want letters"},
 		"keys new bad name":            {[]string{"keys", "new", "a b"}, exit.Usage, "", `invalid name "a b"`},
-		"check plain keys":             {[]string{"check", plainKeys}, exit.Usage, "", plainKeys + `:2: server.auth.keys_file: line 1 is not "NAME SHA256"`},
+		"check plain keys":             {[]string{"check", plainKeys}, exit.Usage, "", plainKeys + `:2: server.auth.keys_file: ` + keys + `: line 1 is not "NAME SHA256"`},
 		"demo bad policy":              {[]string{"demo", "--place", "kvaware"}, exit.Usage, "", "did you mean kv_aware?"},
 		"demo bad port":                {[]string{"demo", "--engine-port", "65534"}, exit.Usage, "", "--engine-port"},
 		"completion":                   {[]string{"completion", "bash"}, exit.OK, "bash completion", ""},
@@ -103,8 +104,8 @@ func TestExitCodes(t *testing.T) {
 		"check no list":                {[]string{"check", noList}, exit.Usage, "", "discovery.file.path: open /nonexistent/engines"},
 		"check no CA":                  {[]string{"check", noCA}, exit.Usage, "", noCA + ":5: engine[0].ca (e): open /nonexistent/ca: no such file or directory"},
 		"run no CA":                    {[]string{"run", noCA}, exit.Usage, "", noCA + ":5: engine[0].ca (e): open /nonexistent/ca: no such file or directory"},
-		"check CA without PEM":         {[]string{"check", plainCA}, exit.Usage, "", plainCA + ":5: engine[0].ca (e): no certificate in " + good},
-		"run CA without PEM":           {[]string{"run", plainCA}, exit.Usage, "", plainCA + ":5: engine[0].ca (e): no certificate in " + good},
+		"check CA without PEM":         {[]string{"check", plainCA}, exit.Usage, "", plainCA + ":5: engine[0].ca (e): no certificate (PEM) in " + good},
+		"run CA without PEM":           {[]string{"run", plainCA}, exit.Usage, "", plainCA + ":5: engine[0].ca (e): no certificate (PEM) in " + good},
 		"check no remote CA":           {[]string{"check", noRemoteCA}, exit.Usage, "", noRemoteCA + ":9: remote[0].ca (r): open /nonexistent/ca"},
 		"run no remote CA":             {[]string{"run", noRemoteCA}, exit.Usage, "", noRemoteCA + ":9: remote[0].ca (r): open /nonexistent/ca"},
 		"check no fleet CA":            {[]string{"check", noFleetCA}, exit.Usage, "", noFleetCA + ":9: fleet.etcd.ca: open /nonexistent/ca"},

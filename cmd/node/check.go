@@ -22,11 +22,7 @@ func CheckFiles(cfg *config.Config) error {
 	if _, err := loadFiles(cfg, slog.New(slog.DiscardHandler)); err != nil {
 		problems = append(problems, config.AsProblems(err)...)
 	}
-	noteWrittenFiles(cfg, func(key string, err error) {
-		if err != nil {
-			problems = append(problems, cfg.Problem(key, err.Error()))
-		}
-	})
+	noteWrittenFiles(cfg, func(key string, err error) { problems = append(problems, fileProblems(cfg, key, err)...) })
 	problems = append(problems, checkEngineList(cfg)...)
 	if len(problems) > 0 {
 		return problems
@@ -49,11 +45,7 @@ func checkEngineList(cfg *config.Config) (problems config.Problems) {
 	if err != nil {
 		return config.AsProblems(err)
 	}
-	noteEngineFiles(list.Engines, func(key string, err error) {
-		if err != nil {
-			problems = append(problems, list.Problem(key, err.Error()))
-		}
-	})
+	noteEngineFiles(list.Engines, func(key string, err error) { problems = append(problems, fileProblems(list, key, err)...) })
 	return problems
 }
 

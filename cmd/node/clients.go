@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -57,10 +56,8 @@ func engineTLS(spec config.Engine) (*tls.Config, error) {
 		return c, nil
 	}
 	var err error
-	if c.RootCAs, err = readCAs(spec.CA); err != nil {
-		return nil, fmt.Errorf("ca: %w", err)
-	}
-	return c, nil
+	c.RootCAs, err = readCAs("ca", spec.CA)
+	return c, err
 }
 
 // resolve returns the addresses of a host name. If the name is that of this machine,

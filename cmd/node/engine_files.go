@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/accesslog"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/pemfile"
 )
 
 // noteEngineFiles reads the files that the keys of engines name. It calls note with each
@@ -33,22 +34,18 @@ func noteFilesOf(at, apiKeyFile, ca string, note func(key string, err error)) {
 	_, err := config.ReadSecret(apiKeyFile)
 	note(at+".api_key_file", err)
 	if ca != "" {
-		_, err = readCAs(ca)
+		_, err = readCAs(at+".ca", ca)
 		note(at+".ca", err)
 	}
 }
 
-// readCAs returns the certificates of a PEM file.
-func readCAs(path string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("no certificate in %s", path)
-	}
-	return pool, nil
+// readCAs returns the certificates of the file that key names. The error is of type
+// pemfile.Errors.
+func readCAs(key, path string) (*x509.CertPool, error) {
+	var r pemfile.Reader
+	pool := r.Pool(pemfile.File{Key: key, Path: path})
+	_, err := r.Sum()
+	return pool, err
 }
 
 // noteWrittenFiles calls note with each key that names a file that the proxy writes, and

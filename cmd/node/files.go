@@ -12,6 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/idtoken"
+	"github.com/pdproxy/pdproxy/proxy/pemfile"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
@@ -32,15 +33,12 @@ type files struct {
 }
 
 // loadFiles reads the files that cfg names. Its errors name the key, and never contain
-// the content of a file. Later changes of the fleet's certificates are logged to log.
+// the content of a file. Later changes of certificates are logged to log. A table that lacks
+// a key gives no error: config.Validate reports the missing key.
 func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	var f files
 	var problems config.Problems
-	note := func(key string, err error) {
-		if err != nil {
-			problems = append(problems, cfg.Problem(key, err.Error()))
-		}
-	}
+	note := func(key string, err error) { problems = append(problems, fileProblems(cfg, key, err)...) }
 	var err error
 	f.keys, err = loadKeys(cfg)
 	note("server.auth.keys_file", err)
@@ -51,12 +49,12 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	}
 	f.token, err = config.ReadSecret(cfg.Admin.TokenFile)
 	note("admin.token_file", err)
-	if cfg.Server.TLS.Enabled() {
-		f.certs, err = edge.LoadCerts("server.tls", cfg.Server.TLS, slog.New(slog.DiscardHandler))
+	if t := cfg.Server.TLS; t.Enabled() && t.Complete() {
+		f.certs, err = edge.LoadCerts("server.tls", t, log)
 		note("server.tls", err)
 	}
-	if cfg.EPP.TLS.Enabled() {
-		f.eppCerts, err = edge.LoadCerts("epp.tls", cfg.EPP.TLS, slog.New(slog.DiscardHandler))
+	if t := cfg.EPP.TLS; t.Enabled() && t.Complete() {
+		f.eppCerts, err = edge.LoadCerts("epp.tls", t, log)
 		note("epp.tls", err)
 	}
 	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory, PerfMetrics: cfg.TRTLLM.PerfMetrics, Msgpack: cfg.TRTLLM.Msgpack}
@@ -71,11 +69,7 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	note("sidecar.picker_ca", err)
 	_, err = config.ReadSecret(cfg.Discovery.MoRIIO.PasswordFile)
 	note("discovery.moriio.password_file", err)
-	if _, err := discovery.New(cfg.Discovery, discovery.Options{}); err != nil {
-		for _, p := range config.AsProblems(err) {
-			problems = append(problems, cfg.Problem(p.Key, p.Message))
-		}
-	}
+	problems = append(problems, discoveryProblems(cfg)...)
 	f.tokenizers = make(map[string]tokens.Encoder)
 	for model, path := range cfg.Tokens.Files {
 		f.tokenizers[model], err = loadTokenizer(path)
@@ -87,6 +81,35 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	return &f, nil
 }
 
+// fileProblems returns the problems in err, which concerns the file that key of cfg names. err may
+// be nil.
+func fileProblems(cfg *config.Config, key string, err error) (problems config.Problems) {
+	var files pemfile.Errors
+	switch {
+	case errors.As(err, &files): // each file has a key of its own
+		for _, e := range files {
+			problems = append(problems, cfg.Problem(e.Key, e.Err.Error()))
+		}
+	case err != nil:
+		problems = append(problems, cfg.Problem(key, err.Error()))
+	}
+	return problems
+}
+
+// discoveryProblems returns the problems of the files with the keys for discovery.
+func discoveryProblems(cfg *config.Config) (problems config.Problems) {
+	d := cfg.Discovery
+	if !d.Etcd.Access().Complete() {
+		d.Etcd = config.DiscoveryEtcd{}
+	}
+	if _, err := discovery.New(d, discovery.Options{}); err != nil {
+		for _, p := range config.AsProblems(err) {
+			problems = append(problems, cfg.Problem(p.Key, p.Message))
+		}
+	}
+	return problems
+}
+
 // loadTokenizer reads a tokenizer.json.
 func loadTokenizer(path string) (tokens.Encoder, error) {
 	file, err := os.ReadFile(path)
@@ -96,39 +119,54 @@ func loadTokenizer(path string) (tokens.Encoder, error) {
 	return bpe.Parse(file)
 }
 
-// loadKeys reads the API keys; nil if clients need none.
+// loadKeys reads the API keys; nil if clients need none. Errors name the file.
 func loadKeys(cfg *config.Config) (*admission.Keys, error) {
-	if cfg.Server.Auth.KeysFile == "" {
+	path := cfg.Server.Auth.KeysFile
+	if path == "" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(cfg.Server.Auth.KeysFile)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	return admission.ParseKeys(text, cfg.Tenants...)
+	keys, err := admission.ParseKeys(text, cfg.Tenants...)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return keys, nil
 }
 
-// loadTokens returns the verifier of tokens. It notes the problems of files.
+// loadTokens returns the verifier of tokens. It notes the problems of files, and leaves out
+// a table without a source of keys.
 func loadTokens(cfg *config.Config, log *slog.Logger, note func(key string, err error)) (*idtoken.Verifier, error) {
-	files := make([][]byte, len(cfg.JWTs))
-	var failed error
+	var (
+		tables []config.JWT
+		files  [][]byte
+		keys   []string // of the file of each table
+		failed error
+	)
 	for i, j := range cfg.JWTs {
-		if j.JWKSFile == "" {
+		if j.JWKSFile == "" && j.JWKSURL == "" {
 			continue
 		}
-		var err error
-		if files[i], err = os.ReadFile(j.JWKSFile); err != nil {
-			note(fmt.Sprintf("jwt[%d].jwks_file", i), err)
-			failed = err
+		key := fmt.Sprintf("jwt[%d].jwks_file", i)
+		var text []byte
+		if j.JWKSFile != "" {
+			var err error
+			if text, err = os.ReadFile(j.JWKSFile); err != nil {
+				note(key, err)
+				failed = err
+			}
 		}
+		tables, files, keys = append(tables, j), append(files, text), append(keys, key)
 	}
 	if failed != nil {
 		return nil, failed
 	}
-	v, err := idtoken.New(cfg.JWTs, files, admission.Tenants(cfg.Tenants), log)
+	v, err := idtoken.New(tables, files, admission.Tenants(cfg.Tenants), log)
 	var file *idtoken.FileError
 	if errors.As(err, &file) {
-		note(fmt.Sprintf("jwt[%d].jwks_file", file.Table), err)
+		note(keys[file.Table], fmt.Errorf("%s: %w", tables[file.Table].JWKSFile, err))
 	}
 	return v, err
 }

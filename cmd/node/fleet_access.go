@@ -32,6 +32,9 @@ func openFleetAccess(cfg *config.Config, log *slog.Logger, note func(key string,
 		err = fmt.Errorf("the token must have at least %d characters: openssl rand -base64 32 makes one", minTokenLength)
 	}
 	note("fleet.token_file", err)
+	if !cfg.Fleet.TLS.Complete() {
+		return a // config.Validate reports it
+	}
 	a.credentials, err = access.NewCredentials(access.Options{
 		Files:  access.Files{Cert: cfg.Fleet.TLS.Cert, Key: cfg.Fleet.TLS.Key, CA: cfg.Fleet.TLS.CA},
 		Bearer: a.token != "" || cfg.Fleet.Open, Log: log,

@@ -2,8 +2,6 @@ package node
 
 import (
 	"errors"
-	"reflect"
-	"slices"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -13,8 +11,8 @@ import (
 
 // Reload makes new exchanges use the engines, policies, limits, API keys and
 // certificates of next. If a part of next cannot be used, Reload returns an error and
-// changes nothing. Keys that are read at the start only keep their values, and a log
-// line names each of them that differs.
+// changes nothing. A log line names each changed key that has no effect, or not on all parts
+// of the process, before a restart.
 func (n *Node) Reload(next *config.Config) error {
 	err := n.reload(next)
 	n.metrics.ConfigLoaded(err == nil, time.Now())
@@ -30,36 +28,7 @@ func (n *Node) reload(next *config.Config) error {
 		return err
 	}
 	old := n.cfg.Load()
-	for _, key := range []struct {
-		name    string
-		changed bool
-	}{
-		{"server.listen", old.Server.Listen != next.Server.Listen},
-		{"server.http3", old.Server.HTTP3 != next.Server.HTTP3},
-		{"server.tls", old.Server.TLS != next.Server.TLS},
-		{"server.max_header", old.Server.MaxHeader != next.Server.MaxHeader},
-		{"server.read_header_timeout", old.Server.ReadHeaderTimeout != next.Server.ReadHeaderTimeout},
-		{"server.idle_timeout of HTTP connections", old.Server.IdleTimeout != next.Server.IdleTimeout},
-		{"server.write_timeout of TCP connections", old.Server.WriteTimeout != next.Server.WriteTimeout},
-		{"admin.listen", old.Admin.Listen != next.Admin.Listen},
-		{"admin.token_file", old.Admin.TokenFile != next.Admin.TokenFile},
-		{"admin.allowed_hosts", !slices.Equal(old.Admin.AllowedHosts, next.Admin.AllowedHosts)},
-		{"discovery", !reflect.DeepEqual(old.Discovery, next.Discovery)},
-		{"metrics.listen", old.Metrics.Listen != next.Metrics.Listen},
-		{"epp.listen", old.EPP.Listen != next.EPP.Listen},
-		{"epp.tls", old.EPP.TLS != next.EPP.TLS},
-		{"fleet", !reflect.DeepEqual(old.Fleet, next.Fleet)},
-		{"kv_index", old.KVIndex != next.KVIndex},
-		{"tokens", !reflect.DeepEqual(old.Tokens, next.Tokens)},
-		{"recording", old.Recording != next.Recording},
-		{"timeouts.dial of known engines", old.Timeouts.Dial != next.Timeouts.Dial},
-		{"transport of known engines", old.Transport != next.Transport},
-		{"conversation.capacity", old.Conversation.Capacity != next.Conversation.Capacity},
-	} {
-		if key.changed {
-			n.log.Warn("this key is read only at the start; the old value stays until a restart", "key", key.name)
-		}
-	}
+	n.warnFixed(old, next)
 	next = n.options.share(next, n.started.Fleet.Workers)
 	if err := applyPlugins(n.plugins, next, n.options.Role, n.memory); err != nil {
 		return err

@@ -82,7 +82,7 @@ func TestReloadKeepsOrChangesAll(t *testing.T) {
 	if changed := n.cfg.Load().Limits.MaxExchanges == 7; (err == nil) != changed {
 		t.Errorf("the reload has changed the limits: %t, with the error %v", changed, err)
 	}
-	for _, key := range []string{"server.tls", "server.read_header_timeout", "server.idle_timeout", "server.max_header", "server.write_timeout of TCP", "timeouts.dial", "transport"} {
+	for _, key := range []string{"server.tls", "server.read_header_timeout", "server.idle_timeout", "server.max_header", "key=server.write_timeout", "timeouts.dial", "transport.max_idle"} {
 		if !strings.Contains(log.String(), key) {
 			t.Errorf("the log does not name %s, which needs a restart", key)
 		}

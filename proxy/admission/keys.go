@@ -44,11 +44,13 @@ type Tokens interface {
 
 // ParseKeys reads lines of the form "NAME SHA256 ATTRIBUTE=VALUE...", with 64 hexadecimal
 // digits. The attributes are optional. tenants are those of the configuration. ParseKeys skips
-// empty lines and lines that begin with #. Errors name the number of the line and the
-// attribute, never the content of the line.
+// empty lines and lines that begin with #. Errors name the numbers of the wrong lines and the
+// attribute, never the content of a line.
 func ParseKeys(text []byte, tenants ...config.Tenant) (*Keys, error) {
 	k, all := &Keys{}, newTenants(tenants)
 	n := 0
+	var malformed []int // numbers of lines
+	var wrong error     // of the first line that is wrong in another way
 	for line := range strings.Lines(string(text)) {
 		n++
 		words := strings.Fields(line)
@@ -61,27 +63,49 @@ func ParseKeys(text []byte, tenants ...config.Tenant) (*Keys, error) {
 			sum, err = hex.DecodeString(words[1])
 		}
 		if err != nil || len(sum) != sha256.Size {
-			return nil, fmt.Errorf("line %d is not \"NAME SHA256\", the SHA-256 of the key as 64 hexadecimal digits: \"pdproxy keys new NAME\" makes a key with its line, and printf %%s KEY | sha256sum gives the digits of a key", n)
+			malformed = append(malformed, n)
+			continue
 		}
-		if [sha256.Size]byte(sum) == sha256.Sum256(nil) {
-			return nil, fmt.Errorf("line %d has the SHA-256 of an empty key, which every client without a key would have", n)
-		}
-		if !utf8.ValidString(words[0]) { // the name is a label of metrics
-			return nil, fmt.Errorf("line %d has a name that is not UTF-8", n)
-		}
-		if err := all.add(n, words[0], words[2:]); err != nil {
-			return nil, fmt.Errorf("line %d: %w", n, err)
+		switch err := all.add(n, words[0], words[2:]); {
+		case wrong != nil:
+		case [sha256.Size]byte(sum) == sha256.Sum256(nil):
+			wrong = fmt.Errorf("line %d has the SHA-256 of an empty key, which every client without a key would have", n)
+		case !utf8.ValidString(words[0]): // the name is a label of metrics
+			wrong = fmt.Errorf("line %d has a name that is not UTF-8", n)
+		case err != nil:
+			wrong = fmt.Errorf("line %d: %w", n, err)
 		}
 		k.clients = append(k.clients, &client{name: words[0]})
 		k.hashes = append(k.hashes, [sha256.Size]byte(sum))
 	}
-	if len(k.clients) == 0 {
+	switch {
+	case len(malformed) > 0:
+		return nil, fmt.Errorf("%s not \"NAME SHA256\", the SHA-256 of the key as 64 hexadecimal digits: \"pdproxy keys new NAME\" makes a key with its line, and printf %%s KEY | sha256sum gives the digits of a key", linesAre(malformed))
+	case wrong != nil:
+		return nil, wrong
+	case len(k.clients) == 0:
 		return nil, errors.New("no key in the file")
 	}
 	if err := all.assign(k.clients); err != nil {
 		return nil, err
 	}
 	return k, nil
+}
+
+// mostNamed is the number of lines that an error names.
+const mostNamed = 5
+
+// linesAre returns "line 1 is" or "lines 1, 2 and 3 more are".
+func linesAre(numbers []int) string {
+	if len(numbers) == 1 {
+		return fmt.Sprintf("line %d is", numbers[0])
+	}
+	named := numbers[:min(len(numbers), mostNamed)]
+	text := "lines " + strings.ReplaceAll(strings.Trim(fmt.Sprint(named), "[]"), " ", ", ")
+	if more := len(numbers) - len(named); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text + " are"
 }
 
 // WithTokens returns the keys of k together with tokens. k may be nil: then there are tokens

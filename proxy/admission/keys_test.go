@@ -136,7 +136,7 @@ func FuzzParseKeys(f *testing.F) {
 		"a " + sum + " tenant=t class=c models=m,n rpm=1 tpm=2 max=3\nb " + sum + " tenant=t", "a " + sum + " rpm=0", "a " + sum + " tenant=", "a " + sum + " rpm=1\na " + sum + " tpm=1"} {
 		f.Add([]byte(text))
 	}
-	allowed := regexp.MustCompile(`^(no key in the file|line \d+ is not "NAME SHA256", .{100,250}|line \d+: the words after .{50,100}|line \d+: attribute (tenant|class|models|rpm|tpm|max): [a-z \[\]A-Z_.,:@0-9-]{20,120})$`)
+	allowed := regexp.MustCompile(`^(no key in the file|(line \d+ is|lines \d+(, \d+)+( and \d+ more)? are) not "NAME SHA256", .{100,250}|line \d+: the words after .{50,100}|line \d+: attribute (tenant|class|models|rpm|tpm|max): [a-z \[\]A-Z_.,:@0-9-]{20,120})$`)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		k, err := ParseKeys(text)
 		switch {
@@ -146,6 +146,21 @@ func FuzzParseKeys(f *testing.F) {
 			t.Errorf("%d clients, %d hashes", len(k.clients), len(k.hashes))
 		}
 	})
+}
+
+// An error names the wrong lines, at most five of them.
+func TestWrongLines(t *testing.T) {
+	good := lineOf("team", "good")
+	for text, want := range map[string]string{
+		good + "secret\n" + good:                  `line 2 is not "NAME SHA256"`,
+		"# keys\nsecret\n" + good + "secret 12\n": `lines 2, 4 are not "NAME SHA256"`,
+		strings.Repeat("secret\n", 7) + good:      `lines 1, 2, 3, 4, 5 and 2 more are not "NAME SHA256"`,
+	} {
+		_, err := ParseKeys([]byte(text))
+		if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: error %v, want %s", text, err, want)
+		}
+	}
 }
 
 // A new key is accepted by a file with its line, under its name.

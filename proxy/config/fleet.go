@@ -107,6 +107,11 @@ type EtcdAccess struct {
 	PlainHTTP              bool   // the password may go to http:// endpoints of other hosts
 }
 
+// Complete reports whether a has the keys that need each other.
+func (a EtcdAccess) Complete() bool {
+	return (a.Cert != "") == (a.Key != "") && (a.Username != "") == (a.PasswordFile != "")
+}
+
 // DiscoveryFile is a watched list of engines.
 type DiscoveryFile struct {
 	// Path is the file, TOML or JSON. Default "": off.
@@ -239,6 +244,11 @@ type FleetTLS struct {
 
 // Enabled reports whether there are certificates.
 func (t FleetTLS) Enabled() bool { return t.CA != "" }
+
+// Complete reports whether the table has the keys that need each other.
+func (t FleetTLS) Complete() bool {
+	return (t.Cert != "") == (t.Key != "") && (t.Cert != "") == (t.CA != "")
+}
 
 // CoordinatorLeader, as Fleet.Coordinator, is the coordinator that leads.
 const CoordinatorLeader = "leader"

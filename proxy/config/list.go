@@ -39,6 +39,9 @@ func ParseEngineFile(file string, data []byte) (*Config, error) {
 // parseEngines returns a configuration that has only the engines of a list, with the lines
 // of their keys.
 func parseEngines(data []byte) (*Config, error) {
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, Problems{{Key: "engine", Message: "the file is empty: write engine = [] for a list without engines"}}
+	}
 	if json.Valid(data) || beginsJSON(data) {
 		return enginesFromJSON(data)
 	}

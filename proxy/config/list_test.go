@@ -37,7 +37,7 @@ func TestParseEnginesProblems(t *testing.T) {
 		text string
 		want []want
 	}{
-		"nothing":            {"", []want{{"engine", 0, "is missing"}}},
+		"nothing":            {" \n", []want{{"engine", 0, "the file is empty: write engine = []"}}},
 		"null":               {"null", []want{{"engine", 1, "want array of tables, found null"}}},
 		"no list, json":      {`{}`, []want{{"engine", 0, "is missing"}}},
 		"half written":       {"[[engine]]\nname = \"p", []want{{"engine.name", 2, "invalid TOML"}}},

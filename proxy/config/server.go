@@ -107,6 +107,9 @@ type TLS struct {
 // Enabled reports whether the public side uses TLS.
 func (t TLS) Enabled() bool { return t.SelfSigned || t.Cert != "" }
 
+// Complete reports whether the table has the keys that need each other.
+func (t TLS) Complete() bool { return (t.Cert != "") == (t.Key != "") }
+
 // Auth configures the API keys of the public side.
 type Auth struct {
 	// KeysFile is a file of lines "name sha256hex", one an API key. Attributes of the

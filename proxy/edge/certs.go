@@ -9,7 +9,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"fmt"
 	"log/slog"
 	"math/big"
 	"net"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/pemfile"
 )
 
 // certCheck is the time between two checks of the certificate files.
@@ -38,7 +38,8 @@ type Certs struct {
 }
 
 // LoadCerts reads the files that cfg names, or makes a self-signed certificate. key is the
-// configuration key of cfg, which errors name.
+// configuration key of cfg. Errors about files are of type pemfile.Errors and name the keys
+// below it. Run logs to log.
 func LoadCerts(key string, cfg config.TLS, log *slog.Logger) (*Certs, error) {
 	c := &Certs{key: key, cfg: cfg, log: log}
 	if cfg.SelfSigned {
@@ -54,7 +55,8 @@ func LoadCerts(key string, cfg config.TLS, log *slog.Logger) (*Certs, error) {
 	return c, nil
 }
 
-// Reload reads the files again. After an error the old certificates stay in use.
+// Reload reads the files again. After an error the old certificates stay in use. The error
+// is of type pemfile.Errors.
 func (c *Certs) Reload() error {
 	_, err := c.refresh()
 	return err
@@ -118,38 +120,19 @@ func (c *Certs) Config(protos ...string) *tls.Config {
 	}
 }
 
+// load reads the files. The error is of type pemfile.Errors.
 func (c *Certs) load() (*tls.Config, [sha256.Size]byte, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: c.own}
-	var files []byte
+	var r pemfile.Reader
 	if !c.cfg.SelfSigned {
-		certPEM, err := os.ReadFile(c.cfg.Cert)
-		if err != nil {
-			return nil, [sha256.Size]byte{}, fmt.Errorf("%s.cert: %w", c.key, err)
-		}
-		keyPEM, err := os.ReadFile(c.cfg.Key)
-		if err != nil {
-			return nil, [sha256.Size]byte{}, fmt.Errorf("%s.key: %w", c.key, err)
-		}
-		cert, err := tls.X509KeyPair(certPEM, keyPEM)
-		if err != nil {
-			return nil, [sha256.Size]byte{}, fmt.Errorf("%s: %w", c.key, err)
-		}
-		conf.Certificates = []tls.Certificate{cert}
-		files = append(certPEM, keyPEM...)
+		conf.Certificates = []tls.Certificate{r.Pair(pemfile.File{Key: c.key + ".cert", Path: c.cfg.Cert}, pemfile.File{Key: c.key + ".key", Path: c.cfg.Key})}
 	}
 	if c.cfg.ClientCA != "" {
-		pem, err := os.ReadFile(c.cfg.ClientCA)
-		if err != nil {
-			return nil, [sha256.Size]byte{}, fmt.Errorf("%s.client_ca: %w", c.key, err)
-		}
-		conf.ClientCAs = x509.NewCertPool()
-		if !conf.ClientCAs.AppendCertsFromPEM(pem) {
-			return nil, [sha256.Size]byte{}, fmt.Errorf("%s.client_ca: no certificate in the file", c.key)
-		}
+		conf.ClientCAs = r.Pool(pemfile.File{Key: c.key + ".client_ca", Path: c.cfg.ClientCA})
 		conf.ClientAuth = tls.RequireAndVerifyClientCert
-		files = append(files, pem...)
 	}
-	return conf, sha256.Sum256(files), nil
+	sum, err := r.Sum()
+	return conf, sum, err
 }
 
 // selfSigned makes a certificate for localhost that is valid for a year.

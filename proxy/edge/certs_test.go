@@ -240,11 +240,16 @@ func TestCertsErrors(t *testing.T) {
 		ca    bool
 		want  string
 	}{
-		{"no certificate", map[string]string{"key": a.pem}, false, "server.tls.cert: "},
-		{"no key", map[string]string{"cert": a.cert}, false, "server.tls.key: "},
-		{"key of another", map[string]string{"cert": a.cert, "key": b.pem}, false, "server.tls: "},
-		{"no CA file", map[string]string{"cert": a.cert, "key": a.pem}, true, "server.tls.client_ca: "},
-		{"CA file without a certificate", map[string]string{"cert": a.cert, "key": a.pem, "ca": "nothing"}, true, "server.tls.client_ca: no certificate"},
+		{"no certificate", map[string]string{"key": a.pem}, false, "server.tls.cert: open DIR/cert: "},
+		{"no key", map[string]string{"cert": a.cert}, false, "server.tls.key: open DIR/key: "},
+		{"no file", nil, false, "server.tls.cert: open DIR/cert: no such file or directory; server.tls.key: open DIR/key: no such file or directory"},
+		{"no PEM in the certificate", map[string]string{"cert": "garbage", "key": a.pem}, false, "server.tls.cert: no certificate (PEM) in DIR/cert"},
+		{"no PEM in the key", map[string]string{"cert": a.cert, "key": "garbage"}, false, "server.tls.key: no private key (PEM) in DIR/key"},
+		{"exchanged", map[string]string{"cert": a.pem, "key": a.cert}, false, "server.tls.cert: no certificate (PEM) in DIR/cert; server.tls.key: no private key (PEM) in DIR/key"},
+		{"half a certificate", map[string]string{"cert": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "key": a.pem}, false, "server.tls.cert: DIR/cert: x509: "},
+		{"key of another", map[string]string{"cert": a.cert, "key": b.pem}, false, "server.tls.key: DIR/key is not the private key of DIR/cert, which server.tls.cert names: tls: "},
+		{"no CA file", map[string]string{"cert": a.cert, "key": a.pem}, true, "server.tls.client_ca: open DIR/ca: "},
+		{"CA file without a certificate", map[string]string{"cert": a.cert, "key": a.pem, "ca": "nothing"}, true, "server.tls.client_ca: no certificate (PEM) in DIR/ca"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -257,8 +262,9 @@ func TestCertsErrors(t *testing.T) {
 				conf.ClientCA = files.path("ca")
 			}
 			_, err := LoadCerts("server.tls", conf, slog.New(slog.DiscardHandler))
-			if err == nil || !strings.HasPrefix(err.Error(), tt.want) || strings.Contains(err.Error(), "PRIVATE") {
-				t.Errorf("got error %v, want an error that begins with %q", err, tt.want)
+			want := strings.ReplaceAll(tt.want, "DIR", files.dir)
+			if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "PRIVATE") || strings.Contains(err.Error(), "garbage") {
+				t.Errorf("got error %v, want an error that begins with %q", err, want)
 			}
 		})
 	}

@@ -4,7 +4,7 @@ package etcd
 
 import (
 	"crypto/tls"
-	"crypto/x509"
+	"errors"
 	"os"
 	"strings"
 	"time"
@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/pemfile"
 )
 
 // Timeout bounds one request to etcd.
@@ -52,21 +53,20 @@ func secure(a config.EtcdAccess, at string) (*tls.Config, error) {
 		return nil, nil
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	var r pemfile.Reader
 	if a.Cert != "" {
-		pair, err := tls.LoadX509KeyPair(a.Cert, a.Key)
-		if err != nil {
-			return nil, config.Problems{{Key: at + ".cert", Message: err.Error()}}
-		}
-		c.Certificates = []tls.Certificate{pair}
+		c.Certificates = []tls.Certificate{r.Pair(pemfile.File{Key: at + ".cert", Path: a.Cert}, pemfile.File{Key: at + ".key", Path: a.Key})}
 	}
 	if a.CA != "" {
-		pem, err := os.ReadFile(a.CA)
-		if err != nil {
-			return nil, config.Problems{{Key: at + ".ca", Message: err.Error()}}
+		c.RootCAs = r.Pool(pemfile.File{Key: at + ".ca", Path: a.CA})
+	}
+	var wrong pemfile.Errors
+	if _, err := r.Sum(); errors.As(err, &wrong) {
+		var problems config.Problems
+		for _, e := range wrong {
+			problems = append(problems, config.Problem{Key: e.Key, Message: e.Err.Error()})
 		}
-		if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, config.Problems{{Key: at + ".ca", Message: "no certificate in " + a.CA}}
-		}
+		return nil, problems
 	}
 	return c, nil
 }

@@ -13,13 +13,13 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/big"
-	"os"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/pemfile"
 )
 
 // Protocol is the ALPN name of the link between a worker and a coordinator.
@@ -64,7 +64,8 @@ type Options struct {
 }
 
 // NewCredentials reads the files. Without files it makes a certificate of the process's
-// own. A later handshake uses the content that the files have at that time.
+// own. A later handshake uses the content that the files have at that time. An error about
+// files is of type pemfile.Errors.
 func NewCredentials(o Options) (*Credentials, error) {
 	c := &Credentials{files: o.Files, bearer: o.Bearer, log: o.Log}
 	if c.log == nil {
@@ -104,24 +105,16 @@ func (c *Credentials) current() *material {
 	return c.now
 }
 
-// read reads certificate, key and CA.
+// read reads certificate, key and CA. The error is of type pemfile.Errors.
 func read(f Files) (*material, error) {
-	var all [3][]byte
-	for i, path := range []string{f.Cert, f.Key, f.CA} {
-		var err error
-		if all[i], err = os.ReadFile(path); err != nil {
-			return nil, err
-		}
+	var r pemfile.Reader
+	m := &material{
+		cert: r.Pair(pemfile.File{Key: "fleet.tls.cert", Path: f.Cert}, pemfile.File{Key: "fleet.tls.key", Path: f.Key}),
+		ca:   r.Pool(pemfile.File{Key: "fleet.tls.ca", Path: f.CA}),
 	}
-	m := &material{ca: x509.NewCertPool(), sum: sha256.Sum256(slices.Concat(all[:]...))}
 	var err error
-	if m.cert, err = tls.X509KeyPair(all[0], all[1]); err != nil {
-		return nil, fmt.Errorf("%s, %s: %w", f.Cert, f.Key, err)
-	}
-	if !m.ca.AppendCertsFromPEM(all[2]) {
-		return nil, fmt.Errorf("%s: no certificate in the file", f.CA)
-	}
-	return m, nil
+	m.sum, err = r.Sum()
+	return m, err
 }
 
 // ephemeral makes a certificate for encryption alone. The certificate depends only on

@@ -77,6 +77,10 @@ func (s *fileSource) refuse(err error) {
 		problems = config.Problems{{Message: err.Error()}}
 	}
 	for _, p := range problems {
-		s.log.Error("list of engines refused; the known engines stay", "path", s.path, "line", p.Line, "key", p.Key, "problem", p.Message)
+		place := []any{"path", s.path}
+		if p.Line > 0 {
+			place = append(place, "line", p.Line)
+		}
+		s.log.Error("list of engines refused; the known engines stay", append(place, "key", p.Key, "problem", p.Message)...)
 	}
 }
