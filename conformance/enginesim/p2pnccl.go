@@ -291,7 +291,10 @@ func (m *p2pNCCL) entry(id string) *p2pReceived {
 }
 
 // take moves the KV of a request from the buffer into its blocks. The real
-// engine stops until the KV is there. This one fails when the time is up.
+// engine stops until the KV is there. This one fails when the time is up. An
+// aborted request ends at once: vLLM's server forgets its id at once
+// (v1/engine/async_llm.py, abort), and the engine's core gets the abort before a
+// later request with this id.
 func (m *p2pNCCL) take(ctx context.Context, s *sequence, id string) error {
 	m.mu.Lock()
 	b := m.entry(id)
@@ -302,6 +305,8 @@ func (m *p2pNCCL) take(ctx context.Context, s *sequence, id string) error {
 		select {
 		case <-b.here:
 			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		case <-limit.C:
 			m.e.cfg.Log.Error("the engine waits for KV that no engine sends", "request", id)
 			return errLoad

@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"testing"
@@ -79,6 +80,28 @@ func TestP2PLegAlone(t *testing.T) {
 		t.Errorf("prefill: status %d", a.status)
 	}
 	eventually(t, "prefill holds nothing", func() bool { return pd.p.State().BlocksUsed == 0 })
+}
+
+// An aborted request that waits for KV has ended, so its id may come again.
+func TestP2PAbortedWait(t *testing.T) {
+	pd := startP2P(t)
+	id := pd.id()
+	ctx, leave := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		try(ctx, pd.d.URL()+routeCompletions, completion(words(5, 100), ""), "X-Request-Id", id)
+	}()
+	eventually(t, "decode waits for KV", func() bool { return pd.d.State().RequestsWaiting == 1 })
+	leave()
+	<-ended
+	eventually(t, "the request has ended", func() bool { return pd.d.State().RequestsWaiting == 0 })
+	if a := post(t, pd.d.URL()+routeCompletions, `{"model":"sim","prompt":[0],"max_tokens":1}`, "X-Request-Id", id); a.status != http.StatusOK {
+		t.Errorf("got status %d: %s", a.status, a.body)
+	}
+	if s := pd.d.State(); s.DuplicateIDs != 0 {
+		t.Errorf("decode: %+v", s)
+	}
 }
 
 // An id without addresses ends either engine.
