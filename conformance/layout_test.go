@@ -51,7 +51,7 @@ var mayImport = map[string][]string{
 	"proxy/exchange":              {"abi", "proxy/admission", "proxy/attempt", "proxy/buffer", "proxy/cleanup", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/journal", "proxy/models", "proxy/openai", "proxy/prompt", "proxy/recording", "proxy/retained", "proxy/sidecar", "proxy/sidecar/extproc", "proxy/telemetry", "proxy/tenant", "proxy/upstream"},
 	"proxy/epp":                   {"abi", "proxy/attempt", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/lograte", "proxy/openai", "proxy/socket"},
 	"proxy/recording":             {"proxy/openai", "proxy/state/kvindex"},
-	"proxy/sidecar":               {"abi", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/openai", "proxy/sidecar/extproc", "proxy/upstream"},
+	"proxy/sidecar":               {"abi", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/openai", "proxy/pemfile", "proxy/sidecar/extproc", "proxy/upstream"},
 	"proxy/sidecar/extproc":       {"proxy/upstream"},
 	"proxy/socket":                {},
 	"proxy/upstream":              {"proxy/socket"},

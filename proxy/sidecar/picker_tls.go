@@ -2,11 +2,9 @@ package sidecar
 
 import (
 	"crypto/tls"
-	"crypto/x509"
-	"errors"
-	"os"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/pemfile"
 )
 
 // PickerTLS returns the TLS configuration for the ext_proc picker of s; nil without TLS. It reads the
@@ -19,13 +17,10 @@ func PickerTLS(s config.Sidecar) (*tls.Config, error) {
 	if s.PickerCA == "" {
 		return c, nil
 	}
-	pem, err := os.ReadFile(s.PickerCA)
-	if err != nil {
+	var r pemfile.Reader
+	c.RootCAs = r.Pool(pemfile.File{Key: "sidecar.picker_ca", Path: s.PickerCA})
+	if _, err := r.Sum(); err != nil {
 		return nil, err
-	}
-	c.RootCAs = x509.NewCertPool()
-	if !c.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, errors.New("no certificate in the file")
 	}
 	return c, nil
 }

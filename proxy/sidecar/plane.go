@@ -53,7 +53,7 @@ func NewPlane(cfg *config.Config, registry *engine.Registry, old *Plane, log *sl
 	}
 	secure, err := PickerTLS(cfg.Sidecar)
 	if err != nil { // the file has changed after the check
-		log.Error("sidecar.picker_ca cannot be read: the proxy trusts no new certificate of the endpoint picker", "error", err)
+		log.Error("a file cannot be used: the proxy trusts no new certificate of the endpoint picker", "error", err)
 		if old != nil {
 			return old
 		}
