@@ -214,9 +214,11 @@ func (r *Runner) tryAll(ctx context.Context, job *Job, c *call) bool {
 		return r.try(ctx, c.target, job, c)
 	}
 	tried := []engine.Target{c.target}
+	c.yield(ctx)
 	if c.lastChoice.IsZero() && c.reaches(c.target) && r.try(ctx, c.target, job, c) {
 		return true
 	}
+	c.yield(ctx) // perhaps the probes have detected it meanwhile
 	for ctx.Err() == nil {
 		t := r.Registry.Snapshot().Peer(c.target, c.Phase, tried)
 		if t.IsZero() {
@@ -286,6 +288,14 @@ func hasBegun(resp *upstream.Response) bool {
 		}
 	}
 	return false
+}
+
+// yield waits until the reader of the blocks responds again and has had time to abort.
+func (c *call) yield(ctx context.Context) {
+	if !c.reader.IsZero() && c.reader.Unresponsive() {
+		awaitRecovery(ctx, c.reader)
+		sleep(ctx, Yield)
+	}
 }
 
 // awaitRecovery returns when t responds again or is gone, or when ctx ends.
