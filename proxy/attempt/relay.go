@@ -173,7 +173,8 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 // streamEnded ends the client's answer after the engine's stream has ended with err.
 func (a *attempt) streamEnded(ctx context.Context, l *leg, s *streamRelay, err error) error {
 	events := &s.events
-	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
+	var lost *upstream.Error // any other error means that the client has not received all events
+	if err == nil || events.Done && !events.MidEvent() && errors.As(err, &lost) {
 		err = s.end() // the connection broke after the last event
 	}
 	switch {
