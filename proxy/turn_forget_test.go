@@ -22,6 +22,8 @@ type keeping struct {
 	hangs     bool        // prefill does not answer such a leg before the proxy closes the connection
 	closed    time.Time   // when the proxy closed it; guarded by mu
 	late      bool        // prefill answers such a leg after timeouts.prefill
+	away      time.Time   // until then prefill makes decode free no KV
+	answering func()      // is called before decode answers; nil: nothing
 }
 
 func newKeeping(t *testing.T, together int) *keeping {
@@ -31,6 +33,10 @@ func newKeeping(t *testing.T, together int) *keeping {
 	prefill := func(c *engineConn, _ int) {
 		switch {
 		case strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-forget"):
+			if time.Now().Before(k.away) {
+				c.hangUp()
+				return
+			}
 			k.mu.Lock()
 			k.forgotten = append(k.forgotten, time.Now())
 			k.mu.Unlock()
@@ -59,6 +65,9 @@ func newKeeping(t *testing.T, together int) *keeping {
 		if nth <= together {
 			legs.Done()
 			legs.Wait()
+		}
+		if k.answering != nil {
+			k.answering()
 		}
 		_, rest, _ := strings.Cut(c.leg.body, `"prompt":`)
 		prompt, _, _ := strings.Cut(rest, "]")
@@ -113,6 +122,38 @@ func TestTurnsAreFreed(t *testing.T) {
 					t.Errorf("got status %d: %s; %d freed turns, want %d", a.status, a.body, len(k.freed()), freed)
 				}
 			}
+		})
+	})
+	t.Run("prefill is away for a minute", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeping(t, 0)
+			k.away = time.Now().Add(time.Minute)
+			for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
+				if a := k.sendTurn(prompt); a.status != 200 {
+					t.Fatalf("got status %d: %s", a.status, a.body)
+				}
+			}
+			time.Sleep(90 * time.Second)
+			if n := len(k.freed()); n != 1 {
+				t.Errorf("got %d freed turns, want 1", n)
+			}
+		})
+	})
+	t.Run("the client does not get the answer", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeping(t, 0)
+			taken := int64(0)
+			k.answering = func() { // the memory is enough for the answer, but not for its public form
+				taken = k.memory.Limit() - k.memory.Used() - 4200
+				k.memory.Take(taken)
+			}
+			if a := k.sendTurn("[1,2,3]"); a.status != 503 || len(k.freed()) != 1 {
+				t.Errorf("got status %d: %s; %d freed turns", a.status, a.body, len(k.freed()))
+			}
+			if n := k.cleaned("abort_decode"); n != 0 {
+				t.Errorf("got %v clean-ups of blocks that decode has read", n)
+			}
+			k.memory.Release(taken)
 		})
 	})
 }

@@ -59,15 +59,18 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	if a.p.Decode.IsRemote() && !isJSONObject(answer.B) {
 		return l.failedBy("bad_answer", 502, nil)
 	}
+	if err := a.claimAnswer(ctx, false); err != nil {
+		return err
+	}
 	public, err := a.public(answer.B)
+	if err != nil {
+		a.keepTurn(answer.B, false)
+	}
 	if downstream.OwnFault(err) {
 		return l.failed(err)
 	}
 	if err != nil {
 		return l.failedBy("bad_answer", 502, err)
-	}
-	if err := a.claimAnswer(ctx, false); err != nil {
-		return err
 	}
 	l.short = false
 	env.Journal.FirstByte(l.Leg)
@@ -81,7 +84,7 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	}
 	a.copyHeader(resp)
 	a.tellTiming()
-	a.keepTurn(answer.B)
+	a.keepTurn(answer.B, true)
 	if env.Answering != nil {
 		env.Answering()
 	}

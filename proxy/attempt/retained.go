@@ -80,8 +80,8 @@ func (env *Env) takeTurn() *retained.KV {
 }
 
 // keepTurn stores the KV that decode retains, according to its answer. If no later turn can
-// use the KV, keepTurn makes decode free it.
-func (a *attempt) keepTurn(answer []byte) {
+// use the KV, keepTurn makes decode free it. given: the client gets the answer.
+func (a *attempt) keepTurn(answer []byte, given bool) {
 	env := a.env
 	keeper, ok := a.conn.(connector.Retainer)
 	if !ok || !a.p.Decode.Spec.Bidirectional {
@@ -98,7 +98,7 @@ func (a *attempt) keepTurn(answer []byte) {
 	k := retained.New(keeper, &a.c, a.newJob(), kept.Host, kept.Params)
 	ids, reason := retained.IDs(&kept)
 	switch {
-	case env.WarmUp:
+	case env.WarmUp || !given:
 		env.Retained.Free(k, 0)
 		return
 	case k.Foreign():

@@ -150,14 +150,8 @@ func (r *Runner) call(ctx context.Context, job *Job, c *call, tried func()) {
 		ctx = r.ctx // a try that has begun has its own limit
 	}
 	patience := ctx
-	if job.slow {
-		select {
-		case r.prompts <- struct{}{}:
-			defer func() { <-r.prompts }()
-		case <-ctx.Done():
-		}
-	}
 	if c.Until == connector.UntilServed {
+		defer r.awaitPrompt(ctx, job)()
 		var cancel context.CancelFunc
 		patience, cancel = context.WithTimeout(r.ctx, max(minPatience, job.Limit))
 		defer cancel()
@@ -170,6 +164,19 @@ func (r *Runner) call(ctx context.Context, job *Job, c *call, tried func()) {
 	default:
 		r.Metrics.Cleanup(job.Connector, how, time.Since(job.Since))
 	}
+}
+
+// awaitPrompt waits until a job that computes a prompt may do so, or until ctx ends. The caller calls
+// done afterwards.
+func (r *Runner) awaitPrompt(ctx context.Context, job *Job) (done func()) {
+	if job.slow {
+		select {
+		case r.prompts <- struct{}{}:
+			return func() { <-r.prompts }
+		case <-ctx.Done():
+		}
+	}
+	return func() {}
 }
 
 // repeat makes the call until it has done its work. It returns the label to count:
@@ -211,6 +218,9 @@ func (r *Runner) tryAll(ctx context.Context, job *Job, c *call) bool {
 		}
 	}
 	if !c.AnyTarget {
+		if c.Until != connector.UntilServed { // those wait once, before the first try
+			defer r.awaitPrompt(ctx, job)()
+		}
 		return r.try(ctx, c.target, job, c)
 	}
 	tried := []engine.Target{c.target}
