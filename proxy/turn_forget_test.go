@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -69,17 +70,22 @@ func newKeeping(t *testing.T, together int) *keeping {
 		if k.answering != nil {
 			k.answering()
 		}
-		_, rest, _ := strings.Cut(c.leg.body, `"prompt":`)
-		prompt, _, _ := strings.Cut(rest, "]")
-		c.json(200, fmt.Sprintf(`{"choices":[{"text":"x","finish_reason":"length","prompt_token_ids":%s],"token_ids":[9]}],"kv_transfer_params":{`+
-			`"do_remote_decode":true,"do_remote_prefill":false,"remote_block_ids":[[1]],"remote_num_tokens":3,"remote_engine_id":"d",`+
-			`"remote_request_id":"r","remote_host":"d.test","remote_port":1}}`, prompt))
+		k.decode(c, nth)
 	}
 	k.world = newWorld(t, setup{engines: []*fakeEngine{
 		{name: "p", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
 		{name: "d", role: "decode", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: decode},
 	}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
 	return k
+}
+
+// decode answers a leg, and retains the KV of its three tokens.
+func (*keeping) decode(c *engineConn, _ int) {
+	_, rest, _ := strings.Cut(c.leg.body, `"prompt":`)
+	prompt, _, _ := strings.Cut(rest, "]")
+	c.json(200, fmt.Sprintf(`{"choices":[{"text":"x","finish_reason":"length","prompt_token_ids":%s],"token_ids":[9]}],"kv_transfer_params":{`+
+		`"do_remote_decode":true,"do_remote_prefill":false,"remote_block_ids":[[1]],"remote_num_tokens":3,"remote_engine_id":"d",`+
+		`"remote_request_id":"r","remote_host":"d.test","remote_port":1}}`, prompt))
 }
 
 // sendTurn sends one turn of a conversation.
@@ -202,4 +208,61 @@ func TestTurnsThatLatePrefillReads(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTurnsThatASilentPrefillReads: the client leaves while the prefill engine that pulls the KV
+// of a turn does not respond. It may read the KV when it resumes, so the proxy frees the KV only
+// after that, also by another prefill engine.
+func TestTurnsThatASilentPrefillReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &keeping{}
+		proceed := func() {}
+		prefill := func(c *engineConn, _ int) {
+			forgets := strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-forget")
+			if !forgets && strings.Contains(c.leg.body, `"remote_engine_id":"d"`) {
+				k.mu.Lock()
+				k.pulls, proceed = true, sync.OnceFunc(c.e.stop())
+				k.mu.Unlock()
+			}
+			<-c.e.stopped()
+			if !forgets {
+				c.json(200, strings.Replace(namedAnswer, "p.test", c.e.host(), 1))
+				return
+			}
+			k.mu.Lock()
+			k.forgotten = append(k.forgotten, time.Now())
+			k.mu.Unlock()
+			c.send(streamHead)
+			c.chunks(eventA)
+			c.hold()
+		}
+		k.world = newWorld(t, setup{engines: []*fakeEngine{
+			{name: "p0", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
+			{name: "p1", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
+			{name: "d", role: "decode", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: k.decode},
+		}, config: func(c *config.Config) {
+			c.Retry.Attempts = 1
+			c.Health = config.Health{
+				Interval: config.Duration(100 * time.Millisecond), Timeout: config.Duration(200 * time.Millisecond),
+				SuspectInterval: config.Duration(50 * time.Millisecond), UnhealthyAfter: 3, HealthyAfter: 1,
+			}
+		}})
+		time.Sleep(time.Second) // the proxy has probed all engines
+		if a := k.sendTurn("[1,2,3]"); a.status != 200 {
+			t.Fatalf("got status %d: %s", a.status, a.body)
+		}
+		ctx, leave := context.WithTimeout(t.Context(), 5*time.Second)
+		defer leave()
+		ask(ctx, k.client, "POST", "http://proxy"+completionsPath, `{"model":"m","session_id":"c","prompt":[1,2,3,9,7],"max_tokens":5}`)
+		time.Sleep(12 * time.Second)
+		if freed := k.freed(); !k.pulls || len(freed) > 0 {
+			t.Errorf("pulled %v; KV freed at %v, before the engine resumed", k.pulls, freed)
+		}
+		back := time.Now()
+		proceed()
+		time.Sleep(5 * time.Second)
+		if freed := k.freed(); len(freed) != 1 || freed[0].Sub(back) < cleanup.Yield {
+			t.Errorf("KV freed at %v, the engine resumed at %v", freed, back)
+		}
+	})
 }

@@ -127,42 +127,35 @@ func (a *attempt) keepTurn(answer []byte, given bool) {
 }
 
 // giveUpTurn frees the KV of the previous turn after an attempt that failed before prefill
-// answered. If prefill may have received the leg, the call waits cleanup.Yield: prefill aborts
-// the leg meanwhile and reads no freed blocks.
-func (a *attempt) giveUpTurn(err error) {
+// answered. If prefill may have received the leg, the call waits cleanup.Yield, and then until
+// prefill responds: prefill aborts the leg meanwhile and reads no freed blocks.
+func (a *attempt) giveUpTurn() {
 	if a.turn == nil || a.orphan.PrefillDone {
 		return
 	}
 	yield := time.Duration(0)
 	if a.orphan.PrefillSent {
 		yield = cleanup.Yield
+		a.turn.Hold(a.p.Prefill)
 	}
-	a.env.Retained.Free(a.heldTurn(err), yield)
+	a.env.Retained.Free(a.turn, yield)
 }
 
 // passTurn makes the clean-up free the KV of the previous turn when the late prefill leg has ended.
 // Prefill may begin to read the KV until then. If prefill has served the leg, it has read the KV,
 // and the engine that retained the KV has freed it.
-func (a *attempt) passTurn(late *cleanup.Late, err error) {
+func (a *attempt) passTurn(late *cleanup.Late) {
 	if a.turn == nil {
 		return
 	}
-	store, k := a.env.Retained, a.heldTurn(err)
+	store, k := a.env.Retained, a.turn
+	k.Hold(a.p.Prefill)
 	a.turn = nil
 	late.Ended = func(served bool) {
 		if !served {
 			store.Free(k, cleanup.Yield)
 		}
 	}
-}
-
-// heldTurn returns the KV of the previous turn. If prefill does not respond, a call that frees the
-// KV will wait until prefill responds again.
-func (a *attempt) heldTurn(err error) *retained.KV {
-	if e := unresponsiveLeg(err); e != nil && e.Unresponsive == a.p.Prefill {
-		a.turn.Hold(e.Unresponsive)
-	}
-	return a.turn
 }
 
 // cutKept removes the parameters of retained KV from whole events of decode's stream, and makes

@@ -48,7 +48,7 @@ type call struct {
 	target     engine.Target // the engine that is called
 	holder     engine.Target // the engine whose blocks the call frees
 	lastChoice engine.Target // is called last: the leg failed there, so the call may fail there too
-	waitFor    engine.Target // is unresponsive and may still read the blocks; the call waits until it answers again
+	waitFor    engine.Target // may be unresponsive and still read the blocks; the call waits until it responds
 	reader     engine.Target // may still read the blocks; no other engine is called while it is unresponsive
 	pointless  bool          // another try changes nothing: the engine's own timeout frees the blocks
 	// substitute finds another target while target is not ready; it may return nil. A nil

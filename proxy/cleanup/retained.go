@@ -44,6 +44,5 @@ func (j *Job) Free(delay time.Duration, substitute func() *engine.Instance) {
 	c.substitute, c.Hold = substitute, c.holder.Spec.KeepsFor()
 }
 
-// WaitFor delays the call of a job of Retained until t, which is unresponsive, answers
-// again.
+// WaitFor delays the call of a job of Retained: until t responds, and Yield longer.
 func (j *Job) WaitFor(t engine.Target) { j.calls[0].waitFor = t }
