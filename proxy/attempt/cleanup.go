@@ -34,7 +34,7 @@ func (a *attempt) cleanUp(err error) {
 		job.Hold(e.Target)
 	}
 	if a.orphan.DecodeSent && (failed == nil || failed.Status == 0) && a.p.Flow == abi.FlowPrefillFirst {
-		job.YieldTo(a.p.Decode)
+		job.YieldToDecode()
 	}
 	tried := a.env.Cleanups.Start(job)
 	if !a.isConcurrent() || a.env.Client.Begun() || job.Slow() {

@@ -84,13 +84,14 @@ func (j *Job) Empty() bool { return len(j.calls) == 0 }
 // Slow reports whether a call of the job computes a prompt. Nobody should wait for it.
 func (j *Job) Slow() bool { return j.slow }
 
-// YieldTo makes the job wait for the abort of t, which may still read the blocks: the job starts
-// after Yield, and no other engine is called while t is unresponsive.
-func (j *Job) YieldTo(t engine.Target) {
+// YieldToDecode makes the job wait for the abort of the attempt's decode engine, which may still
+// read prefill's blocks: the job starts after Yield, and no other engine is called while the
+// decode engine is unresponsive.
+func (j *Job) YieldToDecode() {
 	j.delay = Yield
 	for i := range j.calls {
 		if c := &j.calls[i]; c.AnyTarget {
-			c.reader = t
+			c.reader = c.target
 		}
 	}
 }

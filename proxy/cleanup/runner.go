@@ -101,6 +101,7 @@ func (r *Runner) StartEncoded(b []byte) error {
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
+	job.YieldToDecode() // its connection was closed when that process died
 	r.Start(job)
 	return nil
 }
