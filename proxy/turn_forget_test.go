@@ -70,6 +70,11 @@ func newKeeping(t *testing.T, together int) *keeping {
 		if k.answering != nil {
 			k.answering()
 		}
+		if strings.Contains(c.leg.body, `"stream":true`) {
+			c.stream("event: response.output_text.delta\ndata: {\"delta\":\"x\"}\n\n",
+				fmt.Sprintf("event: response.completed\ndata: {\"response\":{\"output\":%q,%s}}\n\n", strings.Repeat("x", 2<<20), retainedKV))
+			return
+		}
 		k.decode(c, nth)
 	}
 	k.world = newWorld(t, setup{engines: []*fakeEngine{
@@ -83,10 +88,12 @@ func newKeeping(t *testing.T, together int) *keeping {
 func (*keeping) decode(c *engineConn, _ int) {
 	_, rest, _ := strings.Cut(c.leg.body, `"prompt":`)
 	prompt, _, _ := strings.Cut(rest, "]")
-	c.json(200, fmt.Sprintf(`{"choices":[{"text":"x","finish_reason":"length","prompt_token_ids":%s],"token_ids":[9]}],"kv_transfer_params":{`+
-		`"do_remote_decode":true,"do_remote_prefill":false,"remote_block_ids":[[1]],"remote_num_tokens":3,"remote_engine_id":"d",`+
-		`"remote_request_id":"r","remote_host":"d.test","remote_port":1}}`, prompt))
+	c.json(200, fmt.Sprintf(`{"choices":[{"text":"x","finish_reason":"length","prompt_token_ids":%s],"token_ids":[9]}],%s}`, prompt, retainedKV))
 }
+
+// retainedKV is the member of decode's answer that names the KV of a turn.
+const retainedKV = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_block_ids":[[1]],"remote_num_tokens":3,` +
+	`"remote_engine_id":"d","remote_request_id":"r","remote_host":"d.test","remote_port":1}`
 
 // sendTurn sends one turn of a conversation.
 func (k *keeping) sendTurn(prompt string) answer {
@@ -142,6 +149,15 @@ func TestTurnsAreFreed(t *testing.T) {
 			time.Sleep(90 * time.Second)
 			if n := len(k.freed()); n != 1 {
 				t.Errorf("got %d freed turns, want 1", n)
+			}
+		})
+	})
+	t.Run("a stream names it in a very large event", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeping(t, 0)
+			a := k.post("/v1/responses", `{"model":"m","input":"hi","stream":true}`)
+			if a.status != 200 || len(a.body) < 2<<20 || strings.Contains(a.body, "d.test") || len(k.freed()) != 1 {
+				t.Errorf("got status %d and %d bytes, %d freed turns; the client got the parameters: %v", a.status, len(a.body), len(k.freed()), strings.Contains(a.body, "d.test"))
 			}
 		})
 	})

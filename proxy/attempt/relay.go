@@ -158,8 +158,8 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 
 	s := streamRelay{a: a, l: l, timed: a.timed()}
 	events := &s.events
-	if a.merges() {
-		events.Limit = buffer.MaxAnswer // only a whole event can be completed
+	if a.merges() || a.cutsKept() {
+		events.Limit = buffer.MaxAnswer // only a whole event can be completed or cut
 	}
 	first := buf
 	buf = nil

@@ -162,7 +162,7 @@ func (a *attempt) passTurn(late *cleanup.Late) {
 // decode free that KV. No later turn can use it, because a stream does not contain the token
 // ids of the KV.
 func (a *attempt) cutKept(whole []byte) []byte {
-	if !a.p.Decode.Spec.Bidirectional || a.p.Prefill.IsZero() || a.c.Trust || !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
+	if !a.cutsKept() || !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
 		return whole
 	}
 	keeper, ok := a.conn.(connector.Retainer)
@@ -176,4 +176,10 @@ func (a *attempt) cutKept(whole []byte) []byte {
 		a.env.Retained.Free(retained.New(keeper, &a.c, a.newJob(), name, params), 0)
 	}
 	return rest
+}
+
+// cutsKept reports whether decode's stream may have parameters of retained KV that the client must
+// not get.
+func (a *attempt) cutsKept() bool {
+	return a.p.Decode.Spec.Bidirectional && !a.p.Prefill.IsZero() && !a.c.Trust
 }
