@@ -184,6 +184,8 @@ func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signa
 	wg.Go(func() { c.reportServing(background) })
 	done := make(chan error, 1)
 	go func() { done <- c.node.Serve(ctx) }()
+	requestReload, stopReloads := startReloads(c.log, func() error { return reload(c.node, c.load) })
+	defer stopReloads()
 	for {
 		select {
 		case err := <-done:
@@ -194,7 +196,7 @@ func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signa
 		case s := <-signals:
 			switch s {
 			case syscall.SIGHUP:
-				logReload(c.log, reload(c.node, c.load))
+				requestReload()
 			case syscall.SIGUSR1:
 				c.log.Info("leaving the sockets to other processes; the remaining requests continue")
 				c.report(stateRetired)
