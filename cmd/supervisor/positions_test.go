@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -174,6 +175,28 @@ func TestChildWithoutLock(t *testing.T) {
 		var f *exit.Error
 		if err := c.run(); !errors.As(err, &f) || f.Code != tt.code {
 			t.Errorf("in %s: %v, want code %d", tt.dir.Name(), err, tt.code)
+		}
+	}
+}
+
+// TestCrashWhileStarting: Go ends a process that crashes with the status 2. The supervisor
+// starts another one. Only a child that cannot use the configuration ends a fleet that starts.
+func TestCrashWhileStarting(t *testing.T) {
+	for _, tt := range []struct {
+		status string
+		stops  bool
+	}{{"2", false}, {strconv.Itoa(exit.Unusable), true}} {
+		s := newFleet(t)
+		c := exec.Command("sh", "-c", "exit "+tt.status)
+		if err := c.Run(); c.ProcessState == nil {
+			t.Fatal(err)
+		}
+		o := &position{role: node.RoleWorker, process: &process{role: node.RoleWorker, cmd: c, pid: c.Process.Pid, since: time.Now()}}
+		s.positions = append(s.positions, o)
+		s.childExited(exited{o.process})
+		var f *exit.Error
+		if s.stopping != tt.stops || tt.stops && (!errors.As(s.err, &f) || f.Code != exit.Usage) || !tt.stops && o.failures != 1 {
+			t.Errorf("after status %s: stopping %v, %v, %+v", tt.status, s.stopping, s.err, o)
 		}
 	}
 }
