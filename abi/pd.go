@@ -324,7 +324,7 @@ type PlaceFacts struct {
 	Predictions []Prediction
 
 	// Sequence counts the earlier placements with candidates from the same
-	// targets: the same model and the same shape of legs. Where conversations
+	// targets: the same model, shape of legs and allowed engines. Where conversations
 	// are needed, first turns and later turns count separately. Random is drawn
 	// for this placement. With these two a policy can take turns or draw
 	// without state of its own.

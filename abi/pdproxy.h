@@ -92,7 +92,7 @@ typedef struct {
 	uint32_t total_size; /* of the frame */
 	uint32_t policy; /* index of the policy among those of its hook */
 	uint32_t out_flags; /* written by the guest: bit 0, the rows carry scores */
-	uint64_t sequence; /* place: number of earlier placements among the same targets (one model, one shape of legs; if conversations are needed, first turns count separately). Other hooks: number of earlier calls of this policy, over all instances of the module */
+	uint64_t sequence; /* place: number of earlier placements among the same targets (one model, one shape of legs, one set of allowed engines; if conversations are needed, first turns count separately). Other hooks: number of earlier calls of this policy, over all instances of the module */
 	uint64_t random; /* random number for this frame */
 	int64_t unix_ms; /* the host's clock */
 	uint32_t seed; /* random number of the host process, constant during its life */

@@ -91,7 +91,7 @@ pub struct Header {
     pub total_size: u32, // of the frame
     pub policy: u32, // index of the policy among those of its hook
     pub out_flags: u32, // written by the guest: bit 0, the rows carry scores
-    pub sequence: u64, // place: number of earlier placements among the same targets (one model, one shape of legs; if conversations are needed, first turns count separately). Other hooks: number of earlier calls of this policy, over all instances of the module
+    pub sequence: u64, // place: number of earlier placements among the same targets (one model, one shape of legs, one set of allowed engines; if conversations are needed, first turns count separately). Other hooks: number of earlier calls of this policy, over all instances of the module
     pub random: u64, // random number for this frame
     pub unix_ms: i64, // the host's clock
     pub seed: u32, // random number of the host process, constant during its life

@@ -45,17 +45,37 @@ func (p *plugin) wantsProof() bool {
 // release gives fresh its share of p's decisions. fresh must have every name in the
 // configuration. The caller holds s.mu.
 func (s *Set) release(t *table, p, fresh *plugin) error {
-	if err := fresh.version.Trial(); err != nil {
+	next := *t
+	next.canaries = t.without(p)
+	if err := next.prove(p, fresh); err != nil {
 		return err
 	}
-	next := *t
-	next.canaries = append(t.without(p), canary{p, fresh, time.Now().Add(p.spec.CrashWindow)})
 	if err := s.resolve(&next); err != nil {
 		return err
 	}
 	p.failed.Store(false)
 	s.swap(&next)
 	s.deps.Log.Info("a new version takes a share of the decisions", "plugin", p.spec.Name, "sha256", fresh.digest, "share", p.spec.Canary)
+	return nil
+}
+
+// prove gives fresh a share of p's decisions, if fresh succeeds on made-up requests. The caller
+// must resolve the table.
+func (t *table) prove(p, fresh *plugin) error {
+	if err := fresh.version.Trial(); err != nil {
+		return err
+	}
+	t.canaries = append(t.canaries, canary{p, fresh, time.Now().Add(p.spec.CrashWindow)})
+	return nil
+}
+
+// trialOf returns the canary with that digest that will replace p; nil: none.
+func (t *table) trialOf(p *plugin, digest string) *canary {
+	for i := range t.canaries {
+		if c := &t.canaries[i]; c.old == p && c.fresh.digest == digest {
+			return c
+		}
+	}
 	return nil
 }
 

@@ -84,7 +84,8 @@ func New(deps Deps) (*Set, error) {
 }
 
 // Apply makes the Set serve c. Versions with the same module and settings continue, unless they are
-// parked. Apply builds the other versions first. When a version cannot be used, or c names a policy
+// parked. Apply builds the other versions first. A version that differs only in its module takes a
+// share of the decisions first, if the plugin has one (Spec.Canary). When a version cannot be used, or c names a policy
 // that does not exist, nothing changes and Apply returns Errors: one for every plugin that cannot
 // be used, or one for the policy.
 func (s *Set) Apply(ctx context.Context, c Config) error {
@@ -117,15 +118,28 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 				wrong = append(wrong, pluginError(i, ".path", spec.Name, err))
 				continue
 			}
-			p := old.same(&c, spec, content.SHA256)
-			if p == nil {
-				if p, err = s.build(ctx, &c, spec, content); err != nil {
+			p := old.same(&c, spec)
+			running := old.trialOf(p, content.SHA256)
+			switch {
+			case p != nil && p.digest == content.SHA256:
+				p.failed.Store(false) // the file contains the serving version again
+			case running != nil:
+				next.canaries = append(next.canaries, *running)
+			default:
+				v, err := s.build(ctx, &c, spec, content)
+				if err == nil {
+					fresh = append(fresh, v)
+					if p == nil || !p.wantsProof() {
+						p = v
+					} else {
+						err = next.prove(p, v)
+					}
+				}
+				if err != nil {
 					wrong = append(wrong, pluginError(i, "", spec.Name, err))
 					continue
 				}
-				fresh = append(fresh, p)
 			}
-			p.failed.Store(false) // the file contains the serving version again
 			next.plugins = append(next.plugins, p)
 		}
 		if len(wrong) > 0 {
@@ -148,16 +162,20 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 		}
 		return err
 	}
+	for _, c := range next.canaries {
+		c.old.failed.Store(false)
+		s.watches[c.old.spec.Name] = source.NewWatch(c.old.spec.Source, c.fresh.digest) // the same bytes are not tried again
+	}
 	s.swap(next)
 	return nil
 }
 
-// same returns the version of spec that can continue with config c; nil if
+// same returns the version with these settings that can continue with config c; nil if
 // there is none.
-func (t *table) same(c *Config, spec Spec, digest string) *plugin {
+func (t *table) same(c *Config, spec Spec) *plugin {
 	p := t.plugin(spec.Name)
 	switch {
-	case p == nil, p.digest != digest, p.failures.Parked(), !reflect.DeepEqual(p.spec, spec):
+	case p == nil, p.failures.Parked(), !reflect.DeepEqual(p.spec, spec):
 		return nil
 	case p.filter != nil && !reflect.DeepEqual(t.config.Upstreams, c.Upstreams):
 		return nil

@@ -263,6 +263,18 @@ func TestReloadKeepsTheOld(t *testing.T) {
 	}
 }
 
+// another writes another module with the same behaviour into the file of a plugin.
+func another(t *testing.T, spec Spec) {
+	t.Helper()
+	wasm, err := os.ReadFile(spec.Source.Location)
+	if err == nil {
+		err = os.WriteFile(spec.Source.Location, append(wasm, 0, 3, 1, 'x', 0), 0o600) // a custom section
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestCanary: a new version first takes its share, and then all decisions or none.
 func TestCanary(t *testing.T) {
 	next := func(t *testing.T, share float64, config string) (*world, error) {
@@ -332,6 +344,42 @@ func TestCanary(t *testing.T) {
 		w.endTrials(time.Now())
 		if _, _, ok := w.place(""); states(w) != "failed" || !ok || w.failed("p load failed") != 1 {
 			t.Errorf(`%s: w.place("") = %v, want true`, states(w), ok)
+		}
+	})
+	t.Run("configuration is applied", func(t *testing.T) {
+		spec := guest(t, "")
+		spec.Canary = 0.5
+		w := newWorld(t, spec)
+		w.config.Place = "p"
+		w.apply()
+		another(t, spec)
+		for range 2 { // a second reload continues the canary
+			w.apply()
+			if _, by, ok := w.place(""); by != "p" || !ok || states(w) != "active canary" {
+				t.Fatalf(`w.place("") = %q, %v, %s`, by, ok, states(w))
+			}
+		}
+		fresh := w.table.Load().canaries[0].fresh
+		w.lookAtFiles(t.Context())
+		w.lookAtFiles(t.Context())
+		if c := w.table.Load().canaries; len(c) != 1 || c[0].fresh != fresh {
+			t.Errorf("the canary was started again: %+v", c)
+		}
+		w.endTrials(time.Now().Add(2 * time.Hour))
+		if states(w) != "active" || w.table.Load().plugins[0] != fresh {
+			t.Errorf("states after the end of the canary: %s", states(w))
+		}
+	})
+	t.Run("configuration is applied with a bad version", func(t *testing.T) {
+		spec := guest(t, "finish=trap")
+		spec.Canary = 0.5
+		w := newWorld(t, spec)
+		w.config.Place = "p"
+		w.apply()
+		old := w.table.Load().plugins[0]
+		another(t, spec)
+		if err := w.Apply(t.Context(), w.config); err == nil || !strings.Contains(err.Error(), "hook finish: trap") || w.table.Load().plugins[0] != old || states(w) != "active" {
+			t.Errorf("applied with %v, %s", err, states(w))
 		}
 	})
 	t.Run("reloads meanwhile", func(t *testing.T) {

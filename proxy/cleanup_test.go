@@ -93,6 +93,40 @@ func TestPromptsAgainHaveTheirTime(t *testing.T) {
 	}
 }
 
+// TestPromptsAgainWithoutMemory: decode in push mode waits for KV when the proxy gives its leg up,
+// because memory for the stream is missing. Prefill computes the prompt again and writes the KV.
+// Otherwise decode would hold its blocks without end.
+func TestPromptsAgainWithoutMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w *world
+		w = newWorld(t, setup{engines: []*fakeEngine{
+			{name: "p", role: "prefill", connector: "vllm-nixl-push", serve: func(c *engineConn, nth int) {
+				if nth == 1 {
+					c.hold()
+					return
+				}
+				c.json(200, nixlAnswer)
+			}},
+			{name: "d", role: "decode", connector: "vllm-nixl-push", serve: func(c *engineConn, _ int) {
+				time.Sleep(time.Second) // both legs have been sent
+				taken := w.memory.Limit() - w.memory.Used()
+				w.memory.Take(taken)
+				c.send(streamHead)
+				c.hold()
+				w.memory.Release(taken)
+			}},
+		}})
+		if a := w.post(completionsPath, completions(true)); a.status != 503 {
+			t.Errorf("got status %d: %s", a.status, a.body)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if w.cleaned("prefill_again") != 1 || w.cleaned("engine_timeout") != 0 {
+			t.Errorf("got %v prompts computed again, %v left to the time-out of the engine", w.cleaned("prefill_again"), w.cleaned("engine_timeout"))
+		}
+	})
+}
+
 // TestPromptsAgainEndWithTheServer: the end of the server ends the clean-ups that run and
 // those that wait for their turn.
 func TestPromptsAgainEndWithTheServer(t *testing.T) {

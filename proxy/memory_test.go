@@ -177,6 +177,33 @@ func TestAnswerWithoutMemory(t *testing.T) {
 	}
 }
 
+// TestLastEventWithoutMemory: the memory for the last event of a stream is missing. The read
+// that completes this event also has the closing event. The client gets an error event, because it
+// has not received the last event.
+func TestLastEventWithoutMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w *world
+		taken := int64(0)
+		event := `data: {"choices":[{"text":"` + strings.Repeat("b", 4900) + "\"}]}\n\n"
+		e := &fakeEngine{serve: func(c *engineConn, _ int) {
+			c.send(streamHead)
+			c.chunks(eventA, event[:3900])
+			time.Sleep(time.Millisecond) // the proxy holds the first part
+			taken = w.memory.Limit() - w.memory.Used()
+			w.memory.Take(taken)
+			c.chunks(event[3900:] + done)
+			c.send("0\r\n\r\n")
+		}}
+		w = newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) { c.Limits.BufferMemory = 1 << 20 }})
+		if a := w.post(completionsPath, completions(true)); a.body != eventA+broken {
+			t.Errorf("got %.300q, error %v", a.body, a.err)
+		}
+		w.outcome(telemetry.OutcomeBroken)
+		w.memory.Release(taken)
+		synctest.Wait()
+	})
+}
+
 // The proxy rejects an answer above the limit before it takes more memory than the limit.
 func TestAnswerTakesNoMoreThanItMay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -92,20 +92,23 @@ func newRemote(t *testing.T, d *Options, orphan func([]byte)) *remote {
 
 // TestADeadProcessOwesNothing: if a process dies between prefill's answer and decode's
 // read, the coordinator frees prefill's blocks. At any other time the coordinator has
-// nothing to free.
+// nothing to free. Decode reads the blocks until it has handled the end of its connection.
 func TestADeadProcessOwesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name         string
 		decodeBegins bool
+		stepsDown    bool // the coordinator steps down at once
 		frees        int
-	}{{"before decode's answer", false, 1}, {"while decode streams", true, 0}} {
+	}{{"before decode's answer", false, false, 1}, {"before decode's answer and the end of the term", false, true, 1}, {"while decode streams", true, false, 0}} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var r *remote
 				var w *world
+				freed := make(chan time.Time, 2)
 				decode := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
 					switch {
 					case nth > 1:
+						freed <- time.Now()
 						c.send(streamHead) // for the call that the coordinator aborts at once
 						c.hold()
 					case tt.decodeBegins:
@@ -140,11 +143,21 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 				if n := len(decode.seen()); n != 1 || w.local.Open() != 1 {
 					t.Fatalf("got %d decode legs and %d leases", n, w.local.Open())
 				}
+				died := time.Now()
 				r.cut()
+				if tt.stepsDown {
+					synctest.Wait()
+					r.server.StandBy()
+				}
 				time.Sleep(5 * time.Second)
 				legs := decode.seen()
 				if len(legs)-1 != tt.frees || w.local.Open() != 0 {
 					t.Fatalf("the coordinator made %d calls and holds %d leases, want %d and 0", len(legs)-1, w.local.Open(), tt.frees)
+				}
+				if tt.frees == 1 {
+					if after := (<-freed).Sub(died); after < cleanup.Yield {
+						t.Errorf("the blocks were freed %v after the death", after)
+					}
 				}
 				if tt.frees == 1 && !strings.Contains(legs[1].body, `"remote_block_ids":[1]`) {
 					t.Errorf("the encoded clean-up contains the text: %s", legs[1].body)
@@ -176,7 +189,7 @@ func TestCleanUp(t *testing.T) {
 		if err := w.CleanUp(job.Encode()); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second)
+		time.Sleep(2 * cleanup.Yield)
 		synctest.Wait()
 		if legs := d.seen(); len(legs) != 1 || legs[0].path != "/v1/completions" || legs[0].body != `{"prompt":[0]}` ||
 			legs[0].header.Get("X-Request-Id") != "leg-cleanup" || legs[0].header.Get("Authorization") != "Bearer secret" {

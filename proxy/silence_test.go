@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"strings"
 	"sync"
 	"testing"
@@ -261,6 +262,43 @@ func TestSilentDecodeOutlivesItsKV(t *testing.T) {
 				t.Errorf("got status %d after %v: %s", a.status, took, a.body)
 			}
 			time.Sleep(time.Minute) // the engine has resumed, and its leg was cancelled
+		})
+	}
+}
+
+// TestBlocksOfASilentDecode: the request ends while its decode engine does not respond, and no
+// retry is made. The engine may read prefill's blocks when it resumes, so the proxy frees them
+// only after that, also by another decode engine.
+func TestBlocksOfASilentDecode(t *testing.T) {
+	for name, tt := range map[string]struct{ leaves, transfer time.Duration }{
+		"the client leaves at once":         {50 * time.Millisecond, time.Minute},
+		"the client leaves":                 {8 * time.Second, time.Minute},
+		"the KV does not arrive in time":    {time.Minute, 5 * time.Second},
+		"neither before the probes know it": {time.Minute, 200 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: namedAnswer}
+				newStopWorld(t, h, func(c *config.Config) {
+					c.Retry.Attempts = 1
+					c.Timeouts.Transfer, c.Timeouts.Handshake = config.Duration(tt.transfer), config.Duration(time.Millisecond)
+				})
+				ctx, leave := context.WithTimeout(t.Context(), tt.leaves)
+				defer leave()
+				if a := ask(ctx, h.client, "POST", "http://proxy"+completionsPath, completions(true)); a.status == 200 {
+					t.Fatalf("the stopped engine answered: %s", a.body)
+				}
+				time.Sleep(12 * time.Second)
+				if calls := h.calls(); len(calls) > 0 {
+					t.Errorf("got a clean-up %v after the stop, before the engine resumed", calls[0].Sub(h.stoppedAt()))
+				}
+				back := time.Now()
+				h.resume()
+				time.Sleep(5 * time.Second)
+				if calls := h.calls(); len(calls) != 1 || calls[0].Sub(back) < cleanup.Yield {
+					t.Errorf("got clean-ups at %v, want one after %v", calls, back.Add(cleanup.Yield))
+				}
+			})
 		})
 	}
 }

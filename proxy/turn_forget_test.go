@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -22,6 +23,8 @@ type keeping struct {
 	hangs     bool        // prefill does not answer such a leg before the proxy closes the connection
 	closed    time.Time   // when the proxy closed it; guarded by mu
 	late      bool        // prefill answers such a leg after timeouts.prefill
+	away      time.Time   // until then prefill makes decode free no KV
+	answering func()      // is called before decode answers; nil: nothing
 }
 
 func newKeeping(t *testing.T, together int) *keeping {
@@ -31,6 +34,10 @@ func newKeeping(t *testing.T, together int) *keeping {
 	prefill := func(c *engineConn, _ int) {
 		switch {
 		case strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-forget"):
+			if time.Now().Before(k.away) {
+				c.hangUp()
+				return
+			}
 			k.mu.Lock()
 			k.forgotten = append(k.forgotten, time.Now())
 			k.mu.Unlock()
@@ -60,11 +67,15 @@ func newKeeping(t *testing.T, together int) *keeping {
 			legs.Done()
 			legs.Wait()
 		}
-		_, rest, _ := strings.Cut(c.leg.body, `"prompt":`)
-		prompt, _, _ := strings.Cut(rest, "]")
-		c.json(200, fmt.Sprintf(`{"choices":[{"text":"x","finish_reason":"length","prompt_token_ids":%s],"token_ids":[9]}],"kv_transfer_params":{`+
-			`"do_remote_decode":true,"do_remote_prefill":false,"remote_block_ids":[[1]],"remote_num_tokens":3,"remote_engine_id":"d",`+
-			`"remote_request_id":"r","remote_host":"d.test","remote_port":1}}`, prompt))
+		if k.answering != nil {
+			k.answering()
+		}
+		if strings.Contains(c.leg.body, `"stream":true`) {
+			c.stream("event: response.output_text.delta\ndata: {\"delta\":\"x\"}\n\n",
+				fmt.Sprintf("event: response.completed\ndata: {\"response\":{\"output\":%q,%s}}\n\n", strings.Repeat("x", 2<<20), retainedKV))
+			return
+		}
+		k.decode(c, nth)
 	}
 	k.world = newWorld(t, setup{engines: []*fakeEngine{
 		{name: "p", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
@@ -72,6 +83,17 @@ func newKeeping(t *testing.T, together int) *keeping {
 	}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
 	return k
 }
+
+// decode answers a leg, and retains the KV of its three tokens.
+func (*keeping) decode(c *engineConn, _ int) {
+	_, rest, _ := strings.Cut(c.leg.body, `"prompt":`)
+	prompt, _, _ := strings.Cut(rest, "]")
+	c.json(200, fmt.Sprintf(`{"choices":[{"text":"x","finish_reason":"length","prompt_token_ids":%s],"token_ids":[9]}],%s}`, prompt, retainedKV))
+}
+
+// retainedKV is the member of decode's answer that names the KV of a turn.
+const retainedKV = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_block_ids":[[1]],"remote_num_tokens":3,` +
+	`"remote_engine_id":"d","remote_request_id":"r","remote_host":"d.test","remote_port":1}`
 
 // sendTurn sends one turn of a conversation.
 func (k *keeping) sendTurn(prompt string) answer {
@@ -113,6 +135,47 @@ func TestTurnsAreFreed(t *testing.T) {
 					t.Errorf("got status %d: %s; %d freed turns, want %d", a.status, a.body, len(k.freed()), freed)
 				}
 			}
+		})
+	})
+	t.Run("prefill is away for a minute", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeping(t, 0)
+			k.away = time.Now().Add(time.Minute)
+			for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
+				if a := k.sendTurn(prompt); a.status != 200 {
+					t.Fatalf("got status %d: %s", a.status, a.body)
+				}
+			}
+			time.Sleep(90 * time.Second)
+			if n := len(k.freed()); n != 1 {
+				t.Errorf("got %d freed turns, want 1", n)
+			}
+		})
+	})
+	t.Run("a stream names it in a very large event", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeping(t, 0)
+			a := k.post("/v1/responses", `{"model":"m","input":"hi","stream":true}`)
+			if a.status != 200 || len(a.body) < 2<<20 || strings.Contains(a.body, "d.test") || len(k.freed()) != 1 {
+				t.Errorf("got status %d and %d bytes, %d freed turns; the client got the parameters: %v", a.status, len(a.body), len(k.freed()), strings.Contains(a.body, "d.test"))
+			}
+		})
+	})
+	t.Run("the client does not get the answer", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeping(t, 0)
+			taken := int64(0)
+			k.answering = func() { // the memory is enough for the answer, but not for its public form
+				taken = k.memory.Limit() - k.memory.Used() - 4200
+				k.memory.Take(taken)
+			}
+			if a := k.sendTurn("[1,2,3]"); a.status != 503 || len(k.freed()) != 1 {
+				t.Errorf("got status %d: %s; %d freed turns", a.status, a.body, len(k.freed()))
+			}
+			if n := k.cleaned("abort_decode"); n != 0 {
+				t.Errorf("got %v clean-ups of blocks that decode has read", n)
+			}
+			k.memory.Release(taken)
 		})
 	})
 }
@@ -161,4 +224,61 @@ func TestTurnsThatLatePrefillReads(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTurnsThatASilentPrefillReads: the client leaves while the prefill engine that pulls the KV
+// of a turn does not respond. It may read the KV when it resumes, so the proxy frees the KV only
+// after that, also by another prefill engine.
+func TestTurnsThatASilentPrefillReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &keeping{}
+		proceed := func() {}
+		prefill := func(c *engineConn, _ int) {
+			forgets := strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-forget")
+			if !forgets && strings.Contains(c.leg.body, `"remote_engine_id":"d"`) {
+				k.mu.Lock()
+				k.pulls, proceed = true, sync.OnceFunc(c.e.stop())
+				k.mu.Unlock()
+			}
+			<-c.e.stopped()
+			if !forgets {
+				c.json(200, strings.Replace(namedAnswer, "p.test", c.e.host(), 1))
+				return
+			}
+			k.mu.Lock()
+			k.forgotten = append(k.forgotten, time.Now())
+			k.mu.Unlock()
+			c.send(streamHead)
+			c.chunks(eventA)
+			c.hold()
+		}
+		k.world = newWorld(t, setup{engines: []*fakeEngine{
+			{name: "p0", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
+			{name: "p1", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
+			{name: "d", role: "decode", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: k.decode},
+		}, config: func(c *config.Config) {
+			c.Retry.Attempts = 1
+			c.Health = config.Health{
+				Interval: config.Duration(100 * time.Millisecond), Timeout: config.Duration(200 * time.Millisecond),
+				SuspectInterval: config.Duration(50 * time.Millisecond), UnhealthyAfter: 3, HealthyAfter: 1,
+			}
+		}})
+		time.Sleep(time.Second) // the proxy has probed all engines
+		if a := k.sendTurn("[1,2,3]"); a.status != 200 {
+			t.Fatalf("got status %d: %s", a.status, a.body)
+		}
+		ctx, leave := context.WithTimeout(t.Context(), 5*time.Second)
+		defer leave()
+		ask(ctx, k.client, "POST", "http://proxy"+completionsPath, `{"model":"m","session_id":"c","prompt":[1,2,3,9,7],"max_tokens":5}`)
+		time.Sleep(12 * time.Second)
+		if freed := k.freed(); !k.pulls || len(freed) > 0 {
+			t.Errorf("pulled %v; KV freed at %v, before the engine resumed", k.pulls, freed)
+		}
+		back := time.Now()
+		proceed()
+		time.Sleep(5 * time.Second)
+		if freed := k.freed(); len(freed) != 1 || freed[0].Sub(back) < cleanup.Yield {
+			t.Errorf("KV freed at %v, the engine resumed at %v", freed, back)
+		}
+	})
 }

@@ -10,8 +10,8 @@ func proxyLog(level uint32, message *byte, size uint32) uint32
 //go:noescape
 func proxyCallForeignFunction(name *byte, nameSize uint32, args *byte, argsSize uint32, result, resultSize *uint32) uint32
 
-// The host returns bytes through the allocator: they are the beginning of
-// received. The host writes their address and size into given.
+// The host returns bytes through the allocator of the module. It writes their address and size
+// into given. If the allocator is that of this package, they are the beginning of received.
 var (
 	received []byte
 	given    struct{ ptr, size uint32 }
@@ -46,5 +46,6 @@ func Foreign(name string, args []byte) (result []byte, status Status) {
 	if status != OK || given.size == 0 {
 		return nil, status
 	}
-	return received[:given.size], OK
+	// Not received: the allocator may be that of another SDK.
+	return unsafe.Slice((*byte)(unsafe.Pointer(uintptr(given.ptr))), given.size), OK
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"net"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -125,22 +126,32 @@ func storageSocket(cfg *config.Config) string {
 // UseSockets opens a listener for each of the given sockets that the role needs, and
 // stores it in o. The listeners are copies: the caller still closes the given sockets.
 // After an error o holds no open listener.
+//
+// A process of a fleet gets the sockets that its supervisor opened. They fit by their key
+// alone: the file may have other addresses by now, which apply after a restart of the fleet.
 func (o *Options) UseSockets(cfg *config.Config, given []takeover.Socket) error {
 	wanted := map[string]*net.Listener{}
+	name := func(socket string) string {
+		if o.Role == RoleSingle {
+			return socket
+		}
+		key, _, _ := strings.Cut(socket, " ")
+		return key
+	}
 	if o.Role != RoleCoordinator {
-		wanted[publicSocket(cfg)] = &o.Sockets.Public
-		wanted[eppSocket(cfg)] = &o.EPP
+		wanted[name(publicSocket(cfg))] = &o.Sockets.Public
+		wanted[name(eppSocket(cfg))] = &o.EPP
 	}
 	if o.Role != RoleWorker {
-		wanted[adminSocket(cfg)] = &o.Sockets.Admin
-		wanted[fleetSocket(cfg)] = &o.Fleet
-		wanted[metricsSocket(cfg)] = &o.Metrics
-		wanted[moriioSocket(cfg)] = &o.MoRIIO
-		wanted[storageSocket(cfg)] = &o.Storage
+		wanted[name(adminSocket(cfg))] = &o.Sockets.Admin
+		wanted[name(fleetSocket(cfg))] = &o.Fleet
+		wanted[name(metricsSocket(cfg))] = &o.Metrics
+		wanted[name(moriioSocket(cfg))] = &o.MoRIIO
+		wanted[name(storageSocket(cfg))] = &o.Storage
 	}
 	o.Sockets.Only = o.Role != RoleSingle
 	for _, socket := range given {
-		field := wanted[socket.Name]
+		field := wanted[name(socket.Name)]
 		if field == nil {
 			continue
 		}

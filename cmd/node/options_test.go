@@ -1,10 +1,12 @@
 package node
 
 import (
+	"net"
 	"slices"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // TestShare: the limits of all workers of a host add up to the configured limits. A limit
@@ -28,6 +30,34 @@ func TestShare(t *testing.T) {
 		if n := p.shareEngine(config.Engine{}, tt.workers).MaxConns; n != 0 {
 			t.Errorf("%s of %d: %d connections of no limit", tt.role, tt.workers, n)
 		}
+	}
+}
+
+// TestUseSockets: a process that does everything opens other addresses than those of its
+// predecessor. A process of a fleet uses the sockets of its supervisor.
+func TestUseSockets(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	socket, err := takeover.FromListener("server.listen 127.0.0.1:1", l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.File.Close()
+	for _, tt := range []struct {
+		role   Role
+		listen string
+		used   bool
+	}{{RoleSingle, "127.0.0.1:1", true}, {RoleSingle, "127.0.0.1:2", false}, {RoleWorker, "127.0.0.1:2", true}, {RoleCoordinator, "127.0.0.1:1", false}} {
+		cfg := config.Default()
+		cfg.Server.Listen = tt.listen
+		o := Options{Role: tt.role}
+		if err := o.UseSockets(&cfg, []takeover.Socket{socket}); err != nil || (o.Sockets.Public != nil) != tt.used {
+			t.Errorf("%s with %s: uses the socket: %v, %v", tt.role, tt.listen, o.Sockets.Public != nil, err)
+		}
+		o.CloseSockets()
 	}
 }
 

@@ -139,6 +139,11 @@ func (c *child) build() error {
 	if err := c.options.UseSockets(cfg, c.sockets); err != nil {
 		return exit.Failed(err)
 	}
+	if c.options.Role == node.RoleWorker && c.options.EPP == nil && cfg.EPP.Listen != "" {
+		// Only one of the workers could open the socket itself.
+		c.log.Warn("this key is read only at the start; the old value stays until a restart", "key", "epp.listen")
+		cfg.EPP.Listen = ""
+	}
 	c.serving = make(chan struct{})
 	c.options.OnServing = func() { close(c.serving) }
 	if c.node, err = node.New(cfg, c.log, c.options); err != nil {

@@ -159,12 +159,12 @@ func (g *guest) mint(h *abi.Header, f *abi.MintFacts) uint64 {
 	return g.call(abi.HookMint, ptr, abi.AppendMint(view, h, f))
 }
 
-// buildGo builds a folder of this module as a guest. With these flags and the
-// cleared environment, the same source gives the same bytes everywhere.
-func buildGo(t testing.TB, folder string) []byte {
+// buildGo builds a folder of this module as a guest, with these build tags. With these flags and
+// the cleared environment, the same source gives the same bytes everywhere.
+func buildGo(t testing.TB, folder string, tags ...string) []byte {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "guest.wasm")
-	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", out, ".")
+	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-tags="+strings.Join(tags, ","), "-o", out, ".")
 	cmd.Dir = folder
 	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "GOEXPERIMENT=", "GOFLAGS=", "GOFIPS140=off", "GOWORK=off", "CGO_ENABLED=0")
 	if text, err := cmd.CombinedOutput(); err != nil {

@@ -8,9 +8,14 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestGuestPackage runs a guest that uses all of abi/guest in the host.
+// TestGuestPackage runs a guest that uses all of abi/guest in the host: alone, and with the
+// callbacks and the allocator of another SDK.
 func TestGuestPackage(t *testing.T) {
-	wasm := buildGo(t, "testdata/guest")
+	t.Run("alone", func(t *testing.T) { testGuestPackage(t, buildGo(t, "testdata/guest")) })
+	t.Run("with another SDK", func(t *testing.T) { testGuestPackage(t, buildGo(t, "testdata/guest", "pdproxy_sdk")) })
+}
+
+func testGuestPackage(t *testing.T, wasm []byte) {
 	w := &world{config: "some text"}
 	var lines []string
 	w.log = func(m string) { lines = append(lines, m) }

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 // startFleet starts a fleet of two workers, ready to serve.
@@ -100,6 +102,46 @@ func TestChildDies(t *testing.T) {
 			}
 			w.serves(20)
 		})
+	}
+}
+
+// A reload does not change the addresses. A process that the supervisor replaces after the
+// reload serves the old addresses too.
+func TestReplacedProcessesKeepTheAddresses(t *testing.T) {
+	w, supervisor := startFleet(t)
+	w.expected = "a process has ended"
+	text, err := os.ReadFile(w.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.NewReplacer(w.addr, testbed.FreeAddr(t), w.admin, testbed.FreeAddr(t), w.metrics, testbed.FreeAddr(t)).Replace(string(text))
+	changed += fmt.Sprintf("[epp]\nlisten = %q\n", testbed.FreeAddr(t))
+	if err := os.WriteFile(w.config, []byte(changed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	syscall.Kill(supervisor, syscall.SIGHUP)
+	w.eventually("the processes do not reload", func() bool { return strings.Count(w.logged(), "configuration reloaded") == 3 })
+	for _, role := range []string{"worker", "coordinator"} {
+		before := w.children(role)
+		for _, pid := range before {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		w.eventually(role+" is not replaced", func() bool {
+			now := w.children(role)
+			for slot, pid := range before {
+				if now[slot] == 0 || now[slot] == pid {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	w.awaitReady()
+	w.serves(20)
+	if resp, err := http.Get("http://" + w.metrics + "/metrics"); err != nil {
+		t.Error(err)
+	} else if resp.Body.Close(); resp.StatusCode != http.StatusOK {
+		t.Errorf("metrics.listen answers %d", resp.StatusCode)
 	}
 }
 

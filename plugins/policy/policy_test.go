@@ -366,6 +366,8 @@ func TestTrial(t *testing.T) {
 		"leg=nonsense":   "hook leg: nonsense",
 		"finish=trap":    "hook finish: trap",
 		"place=nonsense": "hook place: nonsense",
+
+		"needs=facts place=facts": "",
 	} {
 		t.Run(config, func(t *testing.T) {
 			l := newLoading()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -163,7 +164,7 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 				func(a uint64) bool { _, ok := abi.UnpackPlan(a); return ok })
 		}
 	case abi.HookPlace:
-		for _, f := range trialTables(request) {
+		for _, f := range trialTables(request, p.Needs|p.version.needs) {
 			ask(f.FrameSize(&p.layout), func(dst []byte, h *abi.Header) []byte { return abi.AppendPlace(dst, h, &f) },
 				func(a uint64) bool { return f.Allows(abi.UnpackPlace(a)) })
 		}
@@ -193,18 +194,28 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 const trialBudget = time.Second
 
 // trialTables are three placements: a pair, a pair with fixed prefill, and one
-// leg.
-func trialTables(request abi.RequestFacts) []abi.PlaceFacts {
+// leg. Of engines that have told nothing yet, the policy gets the rows that it needs.
+func trialTables(request abi.RequestFacts, needs abi.Needs) []abi.PlaceFacts {
 	var rows []abi.Candidate
 	for i, role := range []abi.Role{abi.RolePrefill, abi.RolePrefill, abi.RoleDecode, abi.RoleDecode} {
 		rows = append(rows, abi.Candidate{Instance: uint32(i + 1), Group: 1, Roles: role, Requests: int32(i), Tokens: int64(100 * i)})
 	}
 	both := []abi.Candidate{{Instance: 1, Roles: abi.RoleBoth}, {Instance: 2, Roles: abi.RoleBoth, Requests: 1, Tokens: 9}}
-	return []abi.PlaceFacts{
+	tables := []abi.PlaceFacts{
 		{Request: request, Flow: abi.FlowPrefillFirst, Fixed: -1, Candidates: rows},
 		{Request: request, Flow: abi.FlowPrefillFirst, Fixed: 0, Candidates: append(rows[:1:1], rows[2:]...)},
 		{Request: request, Flow: abi.FlowAggregated, Fixed: -1, Candidates: both},
 	}
+	for i := range tables {
+		f := &tables[i]
+		if needs&abi.NeedDetails != 0 {
+			f.Details = slices.Repeat([]abi.Detail{{Weight: 1, Running: -1, Waiting: -1}}, len(f.Candidates))
+		}
+		if needs&abi.NeedPredictions != 0 {
+			f.Predictions = make([]abi.Prediction, len(f.Candidates))
+		}
+	}
+	return tables
 }
 
 // errNoHook is the error for a module without hooks.

@@ -15,7 +15,7 @@ import (
 // overlap with the legs of this attempt.
 func (a *attempt) cleanUp(err error) {
 	if a.prefill.left != nil && !a.orphan.KVRead {
-		a.awaitLate(err)
+		a.awaitLate()
 		return
 	}
 	if !maybeSent(err) && a.orphan.Handoff == nil && !a.isConcurrent() {
@@ -34,7 +34,7 @@ func (a *attempt) cleanUp(err error) {
 		job.Hold(e.Target)
 	}
 	if a.orphan.DecodeSent && (failed == nil || failed.Status == 0) && a.p.Flow == abi.FlowPrefillFirst {
-		job.Delay(cleanup.Yield)
+		job.YieldToDecode()
 	}
 	tried := a.env.Cleanups.Start(job)
 	if !a.isConcurrent() || a.env.Client.Begun() || job.Slow() {
@@ -82,9 +82,9 @@ func (a *attempt) setOrphanCleanup() {
 	a.p.Lease.PrefillDone()
 }
 
-// awaitLate passes the prefill leg, which failed with err because its engine did not answer in
-// time, to the clean-up. The clean-up waits for the engine's answer and then frees the blocks.
-func (a *attempt) awaitLate(err error) {
+// awaitLate passes the prefill leg, whose engine did not answer in time, to the clean-up. The
+// clean-up waits for the engine's answer and then frees the blocks.
+func (a *attempt) awaitLate() {
 	env, left := a.env, a.prefill.left
 	a.prefill.left = nil
 	req := new(openai.Request) // the clean-up may run longer than the request of the exchange
@@ -97,6 +97,6 @@ func (a *attempt) awaitLate(err error) {
 	j := a.newJob()
 	late := &cleanup.Late{Leg: left, Connector: a.conn, Attempt: a.c, Orphan: a.orphan, Body: body, Job: &j}
 	late.Attempt.Request = req
-	a.passTurn(late, err)
+	a.passTurn(late)
 	env.Cleanups.AwaitLate(late)
 }

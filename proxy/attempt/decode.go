@@ -7,6 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
 // shapeAggregated shapes the only leg of an aggregated request. The callers of shapeAggregated and
@@ -68,7 +69,7 @@ func (a *attempt) answerLeg(ctx context.Context, shaped *connector.Leg) error {
 	*shaped = connector.Leg{} // an open stream must not hold the body
 	env.reached = env.reached || err == nil || maybeSent(err)
 	if err != nil {
-		a.orphan.DecodeSent, a.orphan.DecodeIdle = maybeSent(err), ctx.Err() == nil && !timedOut(err)
+		a.orphan.DecodeSent, a.orphan.DecodeIdle = maybeSent(err), endedItself(ctx, err)
 		return a.legEnded(ctx, l, err)
 	}
 	defer resp.Close()
@@ -84,9 +85,15 @@ func (a *attempt) answerLeg(ctx context.Context, shaped *connector.Leg) error {
 		return a.legEnded(ctx, l, err)
 	}
 	if err := a.relay(ctx, l, resp); err != nil {
-		a.orphan.DecodeIdle = answeredWithError(err) || ctx.Err() == nil && !timedOut(err)
+		a.orphan.DecodeIdle = answeredWithError(err) || endedItself(ctx, err)
 		return a.legEnded(ctx, l, err)
 	}
 	a.legSucceeded(l)
 	return nil
+}
+
+// endedItself reports whether the engine ended a leg that failed with err. Otherwise the proxy
+// gave the leg up, and decode may still wait for KV.
+func endedItself(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && !timedOut(err) && !downstream.OwnFault(err)
 }

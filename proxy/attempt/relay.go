@@ -59,15 +59,18 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	if a.p.Decode.IsRemote() && !isJSONObject(answer.B) {
 		return l.failedBy("bad_answer", 502, nil)
 	}
+	if err := a.claimAnswer(ctx, false); err != nil {
+		return err
+	}
 	public, err := a.public(answer.B)
+	if err != nil {
+		a.keepTurn(answer.B, false)
+	}
 	if downstream.OwnFault(err) {
 		return l.failed(err)
 	}
 	if err != nil {
 		return l.failedBy("bad_answer", 502, err)
-	}
-	if err := a.claimAnswer(ctx, false); err != nil {
-		return err
 	}
 	l.short = false
 	env.Journal.FirstByte(l.Leg)
@@ -81,7 +84,7 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	}
 	a.copyHeader(resp)
 	a.tellTiming()
-	a.keepTurn(answer.B)
+	a.keepTurn(answer.B, true)
 	if env.Answering != nil {
 		env.Answering()
 	}
@@ -155,8 +158,8 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 
 	s := streamRelay{a: a, l: l, timed: a.timed()}
 	events := &s.events
-	if a.merges() {
-		events.Limit = buffer.MaxAnswer // only a whole event can be completed
+	if a.merges() || a.cutsKept() {
+		events.Limit = buffer.MaxAnswer // only a whole event can be completed or cut
 	}
 	first := buf
 	buf = nil
@@ -173,7 +176,8 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 // streamEnded ends the client's answer after the engine's stream has ended with err.
 func (a *attempt) streamEnded(ctx context.Context, l *leg, s *streamRelay, err error) error {
 	events := &s.events
-	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
+	var lost *upstream.Error // any other error means that the client has not received all events
+	if err == nil || events.Done && !events.MidEvent() && errors.As(err, &lost) {
 		err = s.end() // the connection broke after the last event
 	}
 	switch {

@@ -80,8 +80,8 @@ func (env *Env) takeTurn() *retained.KV {
 }
 
 // keepTurn stores the KV that decode retains, according to its answer. If no later turn can
-// use the KV, keepTurn makes decode free it.
-func (a *attempt) keepTurn(answer []byte) {
+// use the KV, keepTurn makes decode free it. given: the client gets the answer.
+func (a *attempt) keepTurn(answer []byte, given bool) {
 	env := a.env
 	keeper, ok := a.conn.(connector.Retainer)
 	if !ok || !a.p.Decode.Spec.Bidirectional {
@@ -98,7 +98,7 @@ func (a *attempt) keepTurn(answer []byte) {
 	k := retained.New(keeper, &a.c, a.newJob(), kept.Host, kept.Params)
 	ids, reason := retained.IDs(&kept)
 	switch {
-	case env.WarmUp:
+	case env.WarmUp || !given:
 		env.Retained.Free(k, 0)
 		return
 	case k.Foreign():
@@ -127,27 +127,29 @@ func (a *attempt) keepTurn(answer []byte) {
 }
 
 // giveUpTurn frees the KV of the previous turn after an attempt that failed before prefill
-// answered. If prefill may have received the leg, the call waits cleanup.Yield: prefill aborts
-// the leg meanwhile and reads no freed blocks.
-func (a *attempt) giveUpTurn(err error) {
+// answered. If prefill may have received the leg, the call waits cleanup.Yield, and then until
+// prefill responds: prefill aborts the leg meanwhile and reads no freed blocks.
+func (a *attempt) giveUpTurn() {
 	if a.turn == nil || a.orphan.PrefillDone {
 		return
 	}
 	yield := time.Duration(0)
 	if a.orphan.PrefillSent {
 		yield = cleanup.Yield
+		a.turn.Hold(a.p.Prefill)
 	}
-	a.env.Retained.Free(a.heldTurn(err), yield)
+	a.env.Retained.Free(a.turn, yield)
 }
 
 // passTurn makes the clean-up free the KV of the previous turn when the late prefill leg has ended.
 // Prefill may begin to read the KV until then. If prefill has served the leg, it has read the KV,
 // and the engine that retained the KV has freed it.
-func (a *attempt) passTurn(late *cleanup.Late, err error) {
+func (a *attempt) passTurn(late *cleanup.Late) {
 	if a.turn == nil {
 		return
 	}
-	store, k := a.env.Retained, a.heldTurn(err)
+	store, k := a.env.Retained, a.turn
+	k.Hold(a.p.Prefill)
 	a.turn = nil
 	late.Ended = func(served bool) {
 		if !served {
@@ -156,20 +158,11 @@ func (a *attempt) passTurn(late *cleanup.Late, err error) {
 	}
 }
 
-// heldTurn returns the KV of the previous turn. If prefill does not respond, a call that frees the
-// KV will wait until prefill responds again.
-func (a *attempt) heldTurn(err error) *retained.KV {
-	if e := unresponsiveLeg(err); e != nil && e.Unresponsive == a.p.Prefill {
-		a.turn.Hold(e.Unresponsive)
-	}
-	return a.turn
-}
-
 // cutKept removes the parameters of retained KV from whole events of decode's stream, and makes
 // decode free that KV. No later turn can use it, because a stream does not contain the token
 // ids of the KV.
 func (a *attempt) cutKept(whole []byte) []byte {
-	if !a.p.Decode.Spec.Bidirectional || a.p.Prefill.IsZero() || a.c.Trust || !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
+	if !a.cutsKept() || !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
 		return whole
 	}
 	keeper, ok := a.conn.(connector.Retainer)
@@ -183,4 +176,10 @@ func (a *attempt) cutKept(whole []byte) []byte {
 		a.env.Retained.Free(retained.New(keeper, &a.c, a.newJob(), name, params), 0)
 	}
 	return rest
+}
+
+// cutsKept reports whether decode's stream may have parameters of retained KV that the client must
+// not get.
+func (a *attempt) cutsKept() bool {
+	return a.p.Decode.Spec.Bidirectional && !a.p.Prefill.IsZero() && !a.c.Trust
 }

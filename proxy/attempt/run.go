@@ -97,7 +97,7 @@ func (a *attempt) aggregated() error {
 func (a *attempt) end(err error) {
 	if err != nil {
 		a.cleanUp(err)
-		a.giveUpTurn(err)
+		a.giveUpTurn()
 	}
 	if a.prefill.left != nil { // nobody needs the late answer of prefill any more
 		a.prefill.left.Close()

@@ -45,7 +45,7 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w wai
 	if shaped.Msgpack {
 		copied, err := env.Client.LegBuffer(len(shaped.Body))
 		if err != nil {
-			return nil, l.failed(err)
+			return nil, l.notSent(err)
 		}
 		defer copied.Free() // the client reads it only until Do returns
 		if packed, err := connector.AppendMsgpack(copied.B, shaped.Body); err == nil {
@@ -57,7 +57,7 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w wai
 	if env.Config.Transport.Client == "nethttp" { // the net/http client copies the body
 		n := int64(len(l.body[0]))
 		if err := env.Client.TakeMemory(n); err != nil {
-			return nil, l.failed(err)
+			return nil, l.notSent(err)
 		}
 		defer env.Client.ReleaseMemory(n)
 	}

@@ -48,7 +48,8 @@ type call struct {
 	target     engine.Target // the engine that is called
 	holder     engine.Target // the engine whose blocks the call frees
 	lastChoice engine.Target // is called last: the leg failed there, so the call may fail there too
-	waitFor    engine.Target // is unresponsive and may still read the blocks; the call waits until it answers again
+	waitFor    engine.Target // may be unresponsive and still read the blocks; the call waits until it responds
+	reader     engine.Target // may still read the blocks; no other engine is called while it is unresponsive
 	pointless  bool          // another try changes nothing: the engine's own timeout frees the blocks
 	// substitute finds another target while target is not ready; it may return nil. A nil
 	// func means that target cannot be replaced.
@@ -83,8 +84,17 @@ func (j *Job) Empty() bool { return len(j.calls) == 0 }
 // Slow reports whether a call of the job computes a prompt. Nobody should wait for it.
 func (j *Job) Slow() bool { return j.slow }
 
-// Delay makes the job start d later.
-func (j *Job) Delay(d time.Duration) { j.delay = d }
+// YieldToDecode makes the job wait for the abort of the attempt's decode engine, which may still
+// read prefill's blocks: the job starts after Yield, and no other engine is called while the
+// decode engine is unresponsive.
+func (j *Job) YieldToDecode() {
+	j.delay = Yield
+	for i := range j.calls {
+		if c := &j.calls[i]; c.AnyTarget {
+			c.reader = c.target
+		}
+	}
+}
 
 // Hold delays calls until t, which is unresponsive, answers again: calls to t, and calls
 // that free blocks t may still read. Its own abort may come first.

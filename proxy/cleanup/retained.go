@@ -36,12 +36,13 @@ func ReadRetained(b []byte, known *engine.Snapshot, holder engine.Target, find f
 }
 
 // Free readies a job of Retained for Runner.Start, which begins after delay. substitute
-// finds an engine that can make the call while the one of the job is not ready.
+// finds an engine that can make the call while the one of the job is not ready. The call is
+// repeated for as long as holder would keep the KV.
 func (j *Job) Free(delay time.Duration, substitute func() *engine.Instance) {
 	j.Since, j.delay = time.Now(), delay
-	j.calls[0].substitute = substitute
+	c := &j.calls[0]
+	c.substitute, c.Hold = substitute, c.holder.Spec.KeepsFor()
 }
 
-// WaitFor delays the call of a job of Retained until t, which is unresponsive, answers
-// again.
+// WaitFor delays the call of a job of Retained: until t responds, and Yield longer.
 func (j *Job) WaitFor(t engine.Target) { j.calls[0].waitFor = t }

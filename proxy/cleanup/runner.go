@@ -101,6 +101,7 @@ func (r *Runner) StartEncoded(b []byte) error {
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
+	job.YieldToDecode() // its connection was closed when that process died
 	r.Start(job)
 	return nil
 }
@@ -150,14 +151,8 @@ func (r *Runner) call(ctx context.Context, job *Job, c *call, tried func()) {
 		ctx = r.ctx // a try that has begun has its own limit
 	}
 	patience := ctx
-	if job.slow {
-		select {
-		case r.prompts <- struct{}{}:
-			defer func() { <-r.prompts }()
-		case <-ctx.Done():
-		}
-	}
 	if c.Until == connector.UntilServed {
+		defer r.awaitPrompt(ctx, job)()
 		var cancel context.CancelFunc
 		patience, cancel = context.WithTimeout(r.ctx, max(minPatience, job.Limit))
 		defer cancel()
@@ -170,6 +165,19 @@ func (r *Runner) call(ctx context.Context, job *Job, c *call, tried func()) {
 	default:
 		r.Metrics.Cleanup(job.Connector, how, time.Since(job.Since))
 	}
+}
+
+// awaitPrompt waits until a job that computes a prompt may do so, or until ctx ends. The caller calls
+// done afterwards.
+func (r *Runner) awaitPrompt(ctx context.Context, job *Job) (done func()) {
+	if job.slow {
+		select {
+		case r.prompts <- struct{}{}:
+			return func() { <-r.prompts }
+		case <-ctx.Done():
+		}
+	}
+	return func() {}
 }
 
 // repeat makes the call until it has done its work. It returns the label to count:
@@ -211,12 +219,17 @@ func (r *Runner) tryAll(ctx context.Context, job *Job, c *call) bool {
 		}
 	}
 	if !c.AnyTarget {
+		if c.Until != connector.UntilServed { // those wait once, before the first try
+			defer r.awaitPrompt(ctx, job)()
+		}
 		return r.try(ctx, c.target, job, c)
 	}
 	tried := []engine.Target{c.target}
+	c.yield(ctx)
 	if c.lastChoice.IsZero() && c.reaches(c.target) && r.try(ctx, c.target, job, c) {
 		return true
 	}
+	c.yield(ctx) // perhaps the probes have detected it meanwhile
 	for ctx.Err() == nil {
 		t := r.Registry.Snapshot().Peer(c.target, c.Phase, tried)
 		if t.IsZero() {
@@ -286,6 +299,14 @@ func hasBegun(resp *upstream.Response) bool {
 		}
 	}
 	return false
+}
+
+// yield waits until the reader of the blocks responds again and has had time to abort.
+func (c *call) yield(ctx context.Context) {
+	if !c.reader.IsZero() && c.reader.Unresponsive() {
+		awaitRecovery(ctx, c.reader)
+		sleep(ctx, Yield)
+	}
 }
 
 // awaitRecovery returns when t responds again or is gone, or when ctx ends.

@@ -18,6 +18,15 @@ import (
 // process dies, the engine frees the blocks by its own timeout.
 const maxEncoded = 64 << 10
 
+// maxHold limits the patience of a job that another process encoded.
+const maxHold = time.Hour
+
+// The flags of an encoded call.
+const (
+	anyTarget = 1 << iota
+	sameID
+)
+
 // Encode returns the job for Runner.StartEncoded of another process; nil if it is too
 // long.
 func (j *Job) Encode() []byte {
@@ -40,11 +49,8 @@ func (j *Job) Append(b []byte) []byte {
 	b = wire.AppendUint(b, uint64(len(j.calls)))
 	for i := range j.calls {
 		c := &j.calls[i]
-		anyTarget := byte(0)
-		if c.AnyTarget {
-			anyTarget = 1
-		}
-		b = append(b, byte(c.Phase), byte(c.Until), anyTarget)
+		b = append(b, byte(c.Phase), byte(c.Until), c.flags())
+		b = wire.AppendUint(b, uint64(max(0, c.Cleanup.Hold)))
 		b = wire.AppendText(wire.AppendText(wire.AppendText(b, c.How), c.Leg.Path), c.Leg.Body)
 		b = wire.AppendUint(b, uint64(len(c.Leg.Header)))
 		for _, f := range c.Leg.Header {
@@ -59,6 +65,18 @@ func (j *Job) Append(b []byte) []byte {
 		}
 	}
 	return b
+}
+
+// flags returns the flags of the encoded call. Restarted has no flag: Append is not called
+// for jobs that wait for the restart of an engine.
+func (c *call) flags() (f byte) {
+	if c.AnyTarget {
+		f |= anyTarget
+	}
+	if c.SameID {
+		f |= sameID
+	}
+	return f
 }
 
 // readComplete decodes a job that Append encoded. It fails if one of the job's engines is
@@ -82,7 +100,11 @@ func readJob(b []byte, known *engine.Snapshot) (j *Job, lost, err error) {
 		if head == nil {
 			break
 		}
-		c := call{Cleanup: connector.Cleanup{Phase: abi.Phase(head[0]), Until: connector.Until(head[1]), AnyTarget: head[2] != 0}}
+		c := call{Cleanup: connector.Cleanup{
+			Phase: abi.Phase(head[0]), Until: connector.Until(head[1]),
+			AnyTarget: head[2]&anyTarget != 0, SameID: head[2]&sameID != 0,
+		}}
+		c.Cleanup.Hold = time.Duration(min(r.Uint(), uint64(maxHold)))
 		c.How, c.Leg.Path, c.Leg.Body = string(r.Text()), string(r.Text()), slices.Clone(r.Text())
 		for range r.List(1) {
 			c.Leg.Header = append(c.Leg.Header, upstream.Field{Name: string(r.Text()), Value: string(r.Text())})

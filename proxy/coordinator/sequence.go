@@ -13,8 +13,20 @@ import (
 // round-robin policy uses the count modulo the number of targets, so all placements with
 // one count must have the same targets. If two alternating shapes shared a count, their
 // requests would never reach some targets. For the same reason each model has its own
-// sequence.
-type sequence struct{ first, later shapes }
+// sequence, and so have requests that may use only some instances (Ask.Within).
+type sequence struct {
+	turns
+	subsets atomic.Pointer[[subsets]turns] // by a hash of the allowed instances; nil: no request was limited yet
+}
+
+// subsets is the number of counts for requests that may use only some instances. Two subsets
+// of the same hash share a count.
+const subsets = 64
+
+// turns counts the placements of first turns of conversations apart from the others: a policy
+// that sends later turns to the same targets as the turn before would otherwise skip targets
+// among the first turns.
+type turns struct{ first, later shapes }
 
 // shapes counts the placements of each shape of legs.
 type shapes struct {
@@ -24,35 +36,51 @@ type shapes struct {
 	reserved   [2]atomic.Uint64 // one phase alone: prefill, decode
 }
 
-// next returns the number of earlier placements of this shape. First turns of
-// conversations have separate counts: a policy that sends later turns to the same targets
-// as the turn before would otherwise skip targets among the first turns.
+// next returns the number of earlier placements of this shape.
 func (c *sequence) next(a *Ask, two bool) uint64 {
-	s := &c.later
-	if a.Lookup.Turn.Number == 1 {
-		s = &c.first
-	}
-	counter := &s.pair
+	var counter *atomic.Uint64
 	switch {
 	case !two:
-		counter = &s.aggregated[a.Aggregate&abi.RoleBoth]
+		counter = &c.shapes(a, a.Within.Whole).aggregated[a.Aggregate&abi.RoleBoth]
 	case !a.Prefill.IsZero():
-		counter = &s.fixed
+		counter = &c.shapes(a, a.Within.Decode).fixed
+	default:
+		counter = &c.shapes(a, a.Within.Prefill, a.Within.Decode).pair
 	}
 	return counter.Add(1) - 1
 }
 
 // reserve is next for a placement of one phase alone.
 func (c *sequence) reserve(a *Ask, phase abi.Phase) uint64 {
-	s := &c.later
-	if a.Lookup.Turn.Number == 1 {
-		s = &c.first
-	}
-	counter := &s.reserved[0]
+	counter := &c.shapes(a, a.Within.Prefill).reserved[0]
 	if phase == abi.Decode {
-		counter = &s.reserved[1]
+		counter = &c.shapes(a, a.Within.Decode).reserved[1]
 	}
 	return counter.Add(1) - 1
+}
+
+// shapes returns the counts of placements with the turn of a on the instances of these lists;
+// nil lists have all instances.
+func (c *sequence) shapes(a *Ask, lists ...[]*engine.Instance) *shapes {
+	t, hash := &c.turns, uint64(0)
+	for phase, list := range lists {
+		for _, i := range list {
+			x := (uint64(i.ID)<<1 | uint64(phase)) * 0x9e3779b97f4a7c15
+			hash += x ^ x>>32 // the order of the instances has no meaning
+		}
+	}
+	if hash != 0 {
+		all := c.subsets.Load()
+		if all == nil {
+			c.subsets.CompareAndSwap(nil, new([subsets]turns))
+			all = c.subsets.Load()
+		}
+		t = &all[hash*0x9e3779b97f4a7c15>>58]
+	}
+	if a.Lookup.Turn.Number == 1 {
+		return &t.first
+	}
+	return &t.later
 }
 
 // sequenceTable holds the sequence of each model. Safe for concurrent use.

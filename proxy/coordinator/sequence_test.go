@@ -1,6 +1,7 @@
 package coordinator_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -76,4 +77,39 @@ func TestEachPlacementDraws(t *testing.T) {
 		seen[p.Facts.Random] = true
 		p.Lease.Release()
 	}
+}
+
+// TestSequencesOfTwoSubsets: with round_robin, requests that may use different engines of one
+// model alternate. They use all engines equally.
+func TestSequencesOfTwoSubsets(t *testing.T) {
+	w := newWorld(t, "a both", "b both", "c both", "d both", "p prefill", "q prefill", "x decode", "y decode")
+	w.SetDecider(placetest.Builtin(t, "auto", "round_robin"))
+	hits := map[string]int{}
+	for i := range 80 {
+		a := placetest.NewAsk()
+		switch i % 4 {
+		case 0:
+			a.Aggregate, a.Within.Whole = abi.RoleBoth, w.instances(t, "a", "b")
+		case 1:
+			a.Aggregate, a.Within.Whole = abi.RoleBoth, w.instances(t, "c", "d")
+		case 2:
+			a.Two, a.Within = true, coordinator.Within{Prefill: w.instances(t, "p"), Decode: w.instances(t, "x", "y")}
+		default:
+			a.Two, a.Within = true, coordinator.Within{Prefill: w.instances(t, "p", "q"), Decode: w.instances(t, "y")}
+		}
+		p := w.Must(t, a)
+		name := p.Decode.Name()
+		if i%4 > 1 {
+			name = p.Prefill.Name() + name
+		}
+		hits[fmt.Sprint(i%4, name)]++
+		p.Lease.Release()
+		p.Recycle()
+	}
+	for target, want := range map[string]int{"0a": 10, "0b": 10, "1c": 10, "1d": 10, "2px": 10, "2py": 10, "3py": 10, "3qy": 10} {
+		if hits[target] != want {
+			t.Errorf("%s: %d placements, want %d", target, hits[target], want)
+		}
+	}
+	w.Idle(t)
 }

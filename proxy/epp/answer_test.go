@@ -1,7 +1,9 @@
 package epp
 
 import (
+	"context"
 	"io"
+	"sync"
 	"testing"
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -57,6 +59,33 @@ func TestEndWithPart(t *testing.T) {
 			if o := r.sent[i].(*outgoing); o.over != end {
 				t.Errorf("%s: part %d is the end: %t", name, i, o.over)
 			}
+		}
+	}
+}
+
+// ending is a context that ends, after a last message has arrived, while a reader begins to wait.
+type ending struct {
+	context.Context
+	ends func()
+}
+
+// Done implements context.Context.
+func (e ending) Done() <-chan struct{} {
+	e.ends()
+	return e.Context.Done()
+}
+
+// TestLastMessage: a message that arrives just before the gateway ends the stream is not lost.
+func TestLastMessage(t *testing.T) {
+	for range 64 { // Go chooses at random between a message and the end of the context
+		st := &stream{messages: make(chan *incoming, ahead)}
+		ctx, cancel := context.WithCancel(t.Context())
+		st.ctx = ending{ctx, sync.OnceFunc(func() {
+			st.messages <- &incoming{of: fieldResponseBody, over: true}
+			cancel()
+		})}
+		if m, err := st.next(); err != nil || !m.over {
+			t.Fatalf("the last message is lost: %v", err)
 		}
 	}
 }

@@ -128,6 +128,8 @@ type body struct {
 func (b *body) Read(p []byte) (int, error) {
 	for len(b.rest) == 0 {
 		if b.st.bodyOver {
+			b.from.release() // the answer may last much longer
+			b.from = nil
 			return 0, io.EOF
 		}
 		if b.failed == nil {

@@ -2,12 +2,14 @@ package epp
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -75,6 +77,27 @@ func FuzzFirstMessage(f *testing.F) {
 			t.Error("the choice is not limited to the subset")
 		}
 	})
+}
+
+// TestBodyIsFreed: at the end of the request's body no part of it is in memory, while the stream
+// goes on for as long as the answer.
+func TestBodyIsFreed(t *testing.T) {
+	st := &stream{ctx: t.Context(), messages: make(chan *incoming, ahead), late: make(chan struct{}), requestMode: filter.ProcessingMode_FULL_DUPLEX_STREAMED}
+	var parts []*incoming
+	for n, text := range []string{"ab", "c", "de"} {
+		m := &incoming{of: fieldRequestBody, body: []byte(text), over: n == 2, held: mem.SliceBuffer(text)}
+		parts = append(parts, m)
+		st.messages <- m
+	}
+	r := &http.Request{Body: &body{st: st}}
+	if text, err := io.ReadAll(r.Body); err != nil || string(text) != "abcde" {
+		t.Fatalf("read %q, %v", text, err)
+	}
+	for n, m := range parts {
+		if m.held != nil || m.body != nil {
+			t.Errorf("part %d is in memory", n)
+		}
+	}
 }
 
 // TestReadDeadline: a deadline ends a running read and later ones, until another one is set.

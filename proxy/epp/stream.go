@@ -117,6 +117,11 @@ func (st *stream) next() (*incoming, error) {
 	case m := <-st.messages:
 		return m, nil
 	case <-st.ctx.Done():
+	}
+	select {
+	case m := <-st.messages: // it has arrived since the first look
+		return m, nil
+	default:
 		return nil, context.Cause(st.ctx)
 	}
 }

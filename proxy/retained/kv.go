@@ -78,8 +78,7 @@ func (k *KV) Unusable(prefill engine.Target, conn connector.Connector, same []st
 // memory has ended too, so no call has to free the KV.
 const HolderGone = "engine_gone"
 
-// Hold delays the freeing of the KV until t, which is unresponsive and may still read
-// the KV, answers again.
+// Hold delays the freeing of the KV while t, which may still read the KV, is unresponsive.
 func (k *KV) Hold(t engine.Target) { k.free.WaitFor(t) }
 
 // Expires returns the time after which the proxy no longer uses KV that d retains from

@@ -38,7 +38,7 @@ import (
 // on Unix sockets only.
 const (
 	magic   = "\x00pdlink"
-	version = 6
+	version = 7
 
 	nonceSize = 16
 	proofSize = sha256.Size

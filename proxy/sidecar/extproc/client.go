@@ -82,18 +82,26 @@ func (e *Error) Unwrap() error { return e.err }
 // Safe for concurrent use.
 type Client struct {
 	options Options
-	conn    *grpc.ClientConn
-	service service.ExternalProcessorClient
 	circuit circuit
 	pace    pace
 
 	mu     sync.Mutex
-	users  int  // open streams; guarded by mu
-	closed bool // guarded by mu
+	conn   *grpc.ClientConn // nil: closed, and no stream is open; guarded by mu
+	users  int              // open streams; guarded by mu
+	closed bool             // guarded by mu
 }
 
 // New returns a client. It connects when the first request comes.
 func New(o Options) (*Client, error) {
+	conn, err := connection(&o)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{options: o, conn: conn}, nil
+}
+
+// connection returns a connection to the picker that connects when the first request comes.
+func connection(o *Options) (*grpc.ClientConn, error) {
 	transport := insecure.NewCredentials()
 	if o.TLS != nil {
 		transport = credentials.NewTLS(o.TLS)
@@ -114,44 +122,49 @@ func New(o Options) (*Client, error) {
 		target = "passthrough:///" + o.Address
 		options = append(options, grpc.WithContextDialer(o.Dial))
 	}
-	conn, err := grpc.NewClient(target, options...)
-	if err != nil {
-		return nil, err
-	}
-	return &Client{options: o, conn: conn, service: service.NewExternalProcessorClient(conn)}, nil
+	return grpc.NewClient(target, options...)
 }
 
-// Close closes the connection as soon as no stream is open. No request may follow. A nil Client
-// is allowed.
+// Close closes the connection as soon as no stream is open. A request that has waited for its
+// place since before may follow: it opens a connection for itself. A nil Client is allowed.
 func (c *Client) Close() {
 	if c == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
-		return
-	}
 	c.closed = true
-	if c.users == 0 {
+	c.hangUp()
+}
+
+// hangUp closes the connection of a closed client without streams. c.mu is held.
+func (c *Client) hangUp() {
+	if c.closed && c.users == 0 && c.conn != nil {
 		c.conn.Close()
+		c.conn = nil
 	}
 }
 
-// enter counts an open stream.
-func (c *Client) enter() {
+// enter counts a stream that opens. The caller calls leave at its end, also after an error.
+func (c *Client) enter() (service.ExternalProcessorClient, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.users++
+	if c.conn == nil {
+		var err error
+		if c.conn, err = connection(&c.options); err != nil {
+			return nil, err
+		}
+	}
+	return service.NewExternalProcessorClient(c.conn), nil
 }
 
 // leave counts the end of a stream.
 func (c *Client) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.users--; c.users == 0 && c.closed {
-		c.conn.Close()
-	}
+	c.users--
+	c.hangUp()
 }
 
 // errTimeout is the cause of the end of a stream whose choice comes too late.

@@ -322,3 +322,32 @@ func TestProbeOfClientThatLeaves(t *testing.T) {
 		t.Error("no other probe")
 	}
 }
+
+// TestPickAfterClose: a request that waits for its place while a reload closes its client still
+// gets a choice, and leaves no connection behind.
+func TestPickAfterClose(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		_, c := started(t, Options{}, chooses("10.0.0.1:80"))
+		for n := range 3 {
+			if n > 0 {
+				c.Close()
+			}
+			s, d, err := c.Pick(t.Context(), request("{}"))
+			if err != nil {
+				t.Fatalf("request %d: %v", n, err)
+			}
+			if !slices.Equal(d.Destinations, []string{"10.0.0.1:80"}) {
+				t.Errorf("request %d: got %q", n, d.Destinations)
+			}
+			s.Head(200, nil, "")
+			s.End()
+			<-s.done
+		}
+		synctest.Wait() // the last stream has left
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.conn != nil {
+			t.Error("the connection of a closed client is open")
+		}
+	})
+}

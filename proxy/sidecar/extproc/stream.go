@@ -36,14 +36,16 @@ func (c *Client) open(ctx context.Context) *Stream {
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.detach = context.AfterFunc(ctx, func() { s.cancel(context.Cause(ctx)) })
 	s.feedback.init()
-	c.enter()
 	return s
 }
 
 // ask sends the request and waits for the decision.
 func (s *Stream) ask(r *Request) (*Decision, error) {
-	var err error
-	if s.grpc, err = s.client.service.Process(s.ctx); err != nil {
+	picker, err := s.client.enter() // ended leaves
+	if err == nil {
+		s.grpc, err = picker.Process(s.ctx)
+	}
+	if err != nil {
 		s.ended()
 		return nil, err
 	}

@@ -196,6 +196,13 @@ func onPlace(ptr *byte, size uint32) uint64 {
 		abi.StoreScores(b, f)
 		return d.Pack()
 	}
+	if do == "facts" { // reads the details and the prediction of each row
+		for i := range f.Candidates {
+			if d, q := &f.Details[i], &f.Predictions[i]; d.Weight != 1 || d.Running != -1 || d.Waiting != -1 || q.Prefill != 0 {
+				panic("facts")
+			}
+		}
+	}
 	if do == "tier" { // the first pair only for an x-tier of gold, and an empty x-empty; x-absent is absent
 		if l := f.Request.Headers; len(l) == 3 && l[0].Value == "gold" && !l[1].Present && l[2].Present && l[2].Value == "" {
 			header.Policy = 1

@@ -22,6 +22,8 @@ func needs() uint64 {
 	switch told("needs", "") {
 	case "version2":
 		return 96
+	case "facts":
+		return 32 | 128
 	case "headers":
 		return 512
 	}
