@@ -1,0 +1,98 @@
+package proxy
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TestAnswerIsReadBehindTheBodyHTTP2: an HTTP/2 client that goes on to send its body gets the
+// answer and no reset. The proxy resets the stream of a client that stops in the body.
+func TestAnswerIsReadBehindTheBodyHTTP2(t *testing.T) {
+	for _, tt := range []struct {
+		name, path, status string
+		goesOn             bool
+		reset              string // error code; "": the stream ends without a reset
+	}{
+		{"too large", completionsPath, "413", true, ""},
+		{"not found", "/nothing", "404", true, ""},
+		{"too large, the rest never arrives", completionsPath, "413", false, "NO_ERROR"},
+		{"not found, the rest never arrives", "/nothing", "404", false, "NO_ERROR"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, setup{config: func(c *config.Config) { c.Server.MaxBody = 1000 }})
+				c, err := w.public.Dial()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				s := &streamFrames{frames: http2.NewFramer(c, c)}
+				go s.read()
+				io.WriteString(c, http2.ClientPreface)
+				s.frames.WriteSettings()
+				var head bytes.Buffer
+				fields := hpack.NewEncoder(&head)
+				for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", tt.path}, {":authority", "a"}, {"content-length", "20000"}} {
+					fields.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+				}
+				s.frames.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: head.Bytes(), EndHeaders: true})
+				s.frames.WriteData(1, false, make([]byte, 10000))
+				time.Sleep(unreadWait / 2)
+				synctest.Wait()
+				if s.status != tt.status || !strings.Contains(s.body, "error") || s.reset != "" {
+					t.Errorf("before the end of the body: status %q, reset %q, answer %q", s.status, s.reset, s.body)
+				}
+				if tt.goesOn {
+					s.frames.WriteData(1, true, make([]byte, 10000))
+				} else {
+					time.Sleep(2 * unreadWait)
+				}
+				synctest.Wait()
+				if !s.ended || s.reset != tt.reset {
+					t.Errorf("ended %v, reset %q, want reset %q", s.ended, s.reset, tt.reset)
+				}
+			})
+		})
+	}
+}
+
+// streamFrames are the frames of stream 1 that an HTTP/2 client got. Call synctest.Wait before
+// reading the fields that read writes.
+type streamFrames struct {
+	frames              *http2.Framer
+	status, body, reset string
+	ended               bool
+}
+
+// read collects frames until the connection ends.
+func (s *streamFrames) read() {
+	fields := hpack.NewDecoder(4096, func(f hpack.HeaderField) {
+		if f.Name == ":status" {
+			s.status = f.Value
+		}
+	})
+	for {
+		f, err := s.frames.ReadFrame()
+		if err != nil {
+			return
+		}
+		switch f := f.(type) {
+		case *http2.HeadersFrame:
+			fields.Write(f.HeaderBlockFragment())
+		case *http2.DataFrame:
+			s.body += string(f.Data())
+			s.ended = s.ended || f.StreamEnded()
+		case *http2.RSTStreamFrame:
+			s.reset += f.ErrCode.String()
+		}
+	}
+}
