@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,8 +49,8 @@ func TestAnswerIsReadBehindTheBodyHTTP2(t *testing.T) {
 				s.frames.WriteData(1, false, make([]byte, 10000))
 				time.Sleep(unreadWait / 2)
 				synctest.Wait()
-				if s.status != tt.status || !strings.Contains(s.body, "error") || s.reset != "" {
-					t.Errorf("before the end of the body: status %q, reset %q, answer %q", s.status, s.reset, s.body)
+				if got := s.got(); got.status != tt.status || !strings.Contains(got.body, "error") || got.reset != "" {
+					t.Errorf("before the end of the body: %+v", got)
 				}
 				if tt.goesOn {
 					s.frames.WriteData(1, true, make([]byte, 10000))
@@ -57,27 +58,39 @@ func TestAnswerIsReadBehindTheBodyHTTP2(t *testing.T) {
 					time.Sleep(2 * unreadWait)
 				}
 				synctest.Wait()
-				if !s.ended || s.reset != tt.reset {
-					t.Errorf("ended %v, reset %q, want reset %q", s.ended, s.reset, tt.reset)
+				if got := s.got(); !got.ended || got.reset != tt.reset {
+					t.Errorf("got %+v, want reset %q", got, tt.reset)
 				}
 			})
 		})
 	}
 }
 
-// streamFrames are the frames of stream 1 that an HTTP/2 client got. Call synctest.Wait before
-// reading the fields that read writes.
-type streamFrames struct {
-	frames              *http2.Framer
+// streamAnswer is the answer on an HTTP/2 stream.
+type streamAnswer struct {
 	status, body, reset string
 	ended               bool
+}
+
+// streamFrames reads the frames of stream 1 that an HTTP/2 client gets.
+type streamFrames struct {
+	frames *http2.Framer
+	mu     sync.Mutex
+	answer streamAnswer // guarded by mu
+}
+
+// got returns the answer that has arrived.
+func (s *streamFrames) got() streamAnswer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.answer
 }
 
 // read collects frames until the connection ends.
 func (s *streamFrames) read() {
 	fields := hpack.NewDecoder(4096, func(f hpack.HeaderField) {
 		if f.Name == ":status" {
-			s.status = f.Value
+			s.answer.status = f.Value
 		}
 	})
 	for {
@@ -85,14 +98,16 @@ func (s *streamFrames) read() {
 		if err != nil {
 			return
 		}
+		s.mu.Lock()
 		switch f := f.(type) {
 		case *http2.HeadersFrame:
 			fields.Write(f.HeaderBlockFragment())
 		case *http2.DataFrame:
-			s.body += string(f.Data())
-			s.ended = s.ended || f.StreamEnded()
+			s.answer.body += string(f.Data())
+			s.answer.ended = s.answer.ended || f.StreamEnded()
 		case *http2.RSTStreamFrame:
-			s.reset += f.ErrCode.String()
+			s.answer.reset += f.ErrCode.String()
 		}
+		s.mu.Unlock()
 	}
 }
