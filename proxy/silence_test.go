@@ -301,6 +301,24 @@ func TestBlocksOfASilentDecode(t *testing.T) {
 			})
 		})
 	}
+	t.Run("the engine ends", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: namedAnswer}
+			newStopWorld(t, h, func(c *config.Config) { c.Retry.Attempts = 1 })
+			ctx, leave := context.WithTimeout(t.Context(), 8*time.Second)
+			defer leave()
+			ask(ctx, h.client, "POST", "http://proxy"+completionsPath, completions(true))
+			time.Sleep(5 * time.Second)
+			if calls := h.calls(); len(calls) > 0 {
+				t.Errorf("got a clean-up while the engine may resume")
+			}
+			h.halted.end()
+			time.Sleep(5 * time.Second)
+			if calls := h.calls(); len(calls) != 1 {
+				t.Errorf("got %d clean-ups after the engine had ended, want 1", len(calls))
+			}
+		})
+	})
 }
 
 // TestSilentSourceIsLeft: decode waits for KV of an engine that stops. The proxy retries

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -469,6 +470,21 @@ type fakeEngine struct {
 	wg    sync.WaitGroup
 	legs  []seenLeg     // guarded by mu
 	still chan struct{} // guarded by mu; closed when the engine resumes; nil: the engine is not stopped
+	ended bool          // guarded by mu; the process has ended
+}
+
+// end makes the host of the engine refuse connections.
+func (e *fakeEngine) end() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ended = true
+}
+
+// refuses reports whether the host of the engine refuses connections.
+func (e *fakeEngine) refuses() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.refuse || e.ended
 }
 
 // stop makes the engine answer nothing, until the caller calls the returned function.
@@ -534,7 +550,7 @@ func or(s, instead string) string {
 }
 
 func (e *fakeEngine) dial(context.Context, string, string) (net.Conn, error) {
-	if e.refuse {
+	if e.refuses() {
 		return nil, errors.New("connection refused")
 	}
 	if e.dialing != nil {
@@ -635,6 +651,12 @@ func (p probes) RoundTrip(r *http.Request) (*http.Response, error) {
 	e := p[r.URL.Hostname()+":80"] // for any port: a bootstrap server belongs to the same engine
 	if e == nil {
 		return nil, errors.New("connection refused")
+	}
+	e.mu.Lock()
+	ended := e.ended
+	e.mu.Unlock()
+	if ended {
+		return nil, syscall.ECONNREFUSED
 	}
 	select {
 	case <-e.stopped():

@@ -307,24 +307,27 @@ func hasBegun(resp *upstream.Response) bool {
 
 // yield waits until the reader of the blocks responds again and has had time to abort.
 func (c *call) yield(ctx context.Context) {
-	if !c.reader.IsZero() && c.reader.Unresponsive() {
+	if !c.reader.IsZero() && stopped(c.reader) {
 		awaitRecovery(ctx, c.reader)
 		sleep(ctx, Yield)
 	}
 }
 
-// awaitRecovery returns when t responds again or is gone, or when ctx ends.
+// awaitRecovery returns when t responds again, or has ended, or when ctx ends.
 func awaitRecovery(ctx context.Context, t engine.Target) {
-	for t.Unresponsive() && !t.Gone() && ctx.Err() == nil {
+	for stopped(t) && ctx.Err() == nil {
 		sleep(ctx, firstPause)
 	}
 }
+
+// stopped reports whether t does not respond but may resume, and still read or hold blocks.
+func stopped(t engine.Target) bool { return t.Unresponsive() && !t.Ended() && !t.Gone() }
 
 // awaitHolder waits while the engine that holds the blocks is unresponsive, and then until it is
 // ready: an engine that resumes still holds them. False: the engine has ended, so its memory is
 // free.
 func (c *call) awaitHolder(ctx context.Context, job *Job) bool {
-	for silent := c.holder.Unresponsive(); silent && c.gone() && !c.holder.Gone(); {
+	for was := stopped(c.holder); was && c.gone() && !c.holder.Ended() && !c.holder.Gone(); {
 		if sleep(ctx, firstPause); ctx.Err() != nil {
 			return true
 		}

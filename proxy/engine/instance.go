@@ -130,6 +130,7 @@ type Instance struct {
 	restarts          atomic.Uint32 // number of restarts that were found
 	asked             atomic.Bool   // probed at least once, with any result
 	unresponsive      atomic.Bool
+	ended             atomic.Bool   // the last probe was refused
 	evictNow          chan struct{} // wakes evictCalls after the instance became unresponsive
 	probeNow          chan struct{} // requests an early probe
 	relearn           atomic.Bool   // the connection of its probes was lost: the process may be a new one

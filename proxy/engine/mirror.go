@@ -239,6 +239,7 @@ func (i *Instance) mirror(e *member) {
 	i.state.Store(uint32(e.State))
 	i.since.Store(e.Since)
 	i.unresponsive.Store(e.Silent)
+	i.ended.Store(e.Ended)
 	i.restarts.Store(e.Restarts)
 }
 

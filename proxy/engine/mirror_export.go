@@ -49,6 +49,7 @@ type member struct {
 	APIKey   string
 	State    State
 	Silent   bool  // Instance.Unresponsive
+	Ended    bool  // Instance.Ended
 	Since    int64 // Unix ms
 	Restarts uint32
 	Facts    *Facts // nil: not known yet
@@ -101,7 +102,7 @@ func (r *Registry) exportMembers() []byte {
 	}
 	for _, i := range s.Instances {
 		out.Instances = append(out.Instances, member{
-			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Since: i.since.Load(),
+			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(), Since: i.since.Load(),
 			Restarts: i.restarts.Load(), Facts: i.facts.Load(),
 		})
 	}

@@ -48,7 +48,6 @@ type prober struct {
 	unanswered      int       // probes in a row without any answer
 	unansweredSince time.Time // when the first probe of unanswered had ended
 	lost            bool      // since the last successful probe, one failed otherwise than by a time-out
-	gone            bool      // the connection of the last probe was refused
 	lastProblem     string    // the problem that was logged last
 }
 
@@ -155,7 +154,7 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 	}
 	switch p.i.State() {
 	case Unhealthy:
-		if p.good < h.HealthyAfter && !p.gone {
+		if p.good < h.HealthyAfter && !p.i.Ended() {
 			p.bad = 0
 			return
 		}
@@ -171,7 +170,8 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		}
 		return
 	}
-	p.bad, p.fresh, p.lost, p.gone, p.lastProblem = 0, 0, false, false, ""
+	p.bad, p.fresh, p.lost, p.lastProblem = 0, 0, false, ""
+	p.r.setEnded(p.i, false)
 	p.syncClock(ctx, h)
 }
 
@@ -194,12 +194,13 @@ func (p *prober) failed(h *config.Health, err error) {
 	p.good = 0
 	p.bad++
 	p.lost = p.lost || !timedOut(err)
-	p.gone = IsRefused(err)
+	ended := IsRefused(err)
+	p.r.setEnded(p.i, ended)
 	if text := err.Error(); text != p.lastProblem {
 		p.lastProblem = text
 		p.r.log.Warn("probe failed", "engine", p.i.Spec.Name, "state", p.i.State().String(), "error", err)
 	}
-	if p.i.State() == Ready && (p.bad >= h.UnhealthyAfter || p.gone) {
+	if p.i.State() == Ready && (p.bad >= h.UnhealthyAfter || ended) {
 		p.r.become(p.i, Unhealthy)
 	}
 }

@@ -14,6 +14,17 @@ import (
 // the address. A busy engine does not refuse: its kernel queues the connection.
 func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
+// Ended reports whether the last probe of the instance was refused: its process has ended, and no
+// other one has begun to listen. An ended process neither reads nor holds KV blocks.
+func (i *Instance) Ended() bool { return i.ended.Load() }
+
+// setEnded sets whether the process of i has ended.
+func (r *Registry) setEnded(i *Instance, ended bool) {
+	if i.ended.Swap(ended) != ended {
+		signal(r.changed)
+	}
+}
+
 // Refused notes that a leg's connection was refused: no process listens there. The
 // circuit opens at once, and the registry probes the instance soon. If the probe is
 // refused too, the instance becomes unhealthy. If the engine answers the probe, the
