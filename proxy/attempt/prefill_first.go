@@ -28,6 +28,9 @@ func (a *attempt) prefillFirst() error {
 	if a.prefill.handoff.Done {
 		return a.replyHandoff()
 	}
+	if !a.decodeWaits() {
+		return a.noDecode()
+	}
 	if p, ok := a.env.Replacer.Pick(a.p); ok {
 		a.move(p)
 	}
