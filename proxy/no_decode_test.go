@@ -152,15 +152,18 @@ func TestPrefillNearItsEndWithoutDecode(t *testing.T) {
 	})
 }
 
-// TestPrefillWithAnotherDecode: a decode engine is left when one goes out, or the only one is
-// back before prefill has answered. Prefill is not aborted, and the request succeeds.
+// TestPrefillWithAnotherDecode: a decode engine is left when one goes out, or prefill is near its
+// end and answers. Prefill is not aborted, and the request succeeds: decode is back, or its
+// circuit is open and the leg goes to it nevertheless.
 func TestPrefillWithAnotherDecode(t *testing.T) {
 	for name, tt := range map[string]struct {
 		body  string
 		other bool
+		back  bool
 	}{
-		"two decode engines":             {longPrompt, true},
-		"the only decode engine is back": {completions(false), false},
+		"two decode engines":             {longPrompt, true, false},
+		"the only decode engine is back": {completions(false), false, true},
+		"the only circuit is open":       {completions(false), false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -172,7 +175,7 @@ func TestPrefillWithAnotherDecode(t *testing.T) {
 				w.measured()
 				result := w.begin(tt.body)
 				w.opens()
-				if synctest.Wait(); !tt.other {
+				if synctest.Wait(); tt.back {
 					w.registry.Snapshot().Instance("d").Breaker.Success()
 				}
 				if a := result(); a.status != 200 || len(w.p.seen()) != 1 {
@@ -197,8 +200,13 @@ func TestAbortedPrefillStartsAgain(t *testing.T) {
 		w.measured()
 		result := w.begin(longPrompt)
 		w.silent()
+		out := time.Now()
 		w.proceed()
-		if a := result(); a.status != 200 || len(w.p.seen()) != 2 || len(w.d.seen()) != 1 {
+		a := result()
+		if took := time.Since(out); took > 5*time.Second {
+			t.Errorf("the answer came %v after decode was back", took)
+		}
+		if a.status != 200 || len(w.p.seen()) != 2 || len(w.d.seen()) != 1 {
 			t.Errorf("got %d %s after %d prefill legs", a.status, a.body, len(w.p.seen()))
 		}
 	})
