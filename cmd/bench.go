@@ -229,23 +229,29 @@ func (a *app) bench(b *benchFlags) error {
 	if b.uneven != "" {
 		fmt.Fprintln(a.err, b.uneven)
 	}
-	var file *os.File
+	var file, page *os.File // created before the load, so that a wrong path costs no run
 	var lines io.Writer
-	if b.output != "" { // created before the load, so that a wrong path costs no run
+	if b.output != "" {
 		if file, err = os.Create(b.output); err != nil {
 			return fmt.Errorf("--output: %w", err)
 		}
 		defer file.Close()
 		lines = file
 	}
+	if b.html != "" {
+		if page, err = os.Create(b.html); err != nil {
+			return fmt.Errorf("--html: %w", err)
+		}
+		defer page.Close()
+	}
 	results, err := a.benchRuns(configs, lines)
-	if err == nil && file != nil {
-		if err = file.Close(); err != nil {
-			err = fmt.Errorf("--output: %w", err)
+	if file != nil {
+		if cerr := file.Close(); cerr != nil {
+			err = errors.Join(err, fmt.Errorf("--output: %w", cerr))
 		}
 	}
-	if err == nil {
-		err = a.writeBench(b, results)
+	if len(results) > 0 {
+		err = errors.Join(a.writeBench(b, results, page), err)
 	}
 	if err == nil && !slices.ContainsFunc(results, func(r *load.Result) bool { return r.Failed < r.Requests }) {
 		err = errors.New("no request had a good answer")
@@ -253,8 +259,8 @@ func (a *app) bench(b *benchFlags) error {
 	return exit.Failed(err)
 }
 
-// benchRuns does the runs one after the other, until an interrupt. It writes a line for each
-// request to lines, unless that is nil.
+// benchRuns does the runs one after the other, until an interrupt or an error, and returns the
+// results so far. It writes a line for each request to lines, unless that is nil.
 func (a *app) benchRuns(configs []load.Config, lines io.Writer) (results []*load.Result, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -264,12 +270,12 @@ func (a *app) benchRuns(configs []load.Config, lines io.Writer) (results []*load
 		}
 		r, err := a.benchOnce(ctx, c)
 		if err != nil {
-			return nil, err
+			return results, fmt.Errorf("%s%w", prefixed(c.Label), err)
 		}
 		results = append(results, r)
 		if lines != nil {
 			if err := r.WriteSamples(lines); err != nil {
-				return nil, fmt.Errorf("--output: %w", err)
+				return results, fmt.Errorf("--output: %w", err)
 			}
 		}
 	}

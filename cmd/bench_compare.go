@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -103,4 +104,12 @@ func (a *app) printComparison(c *load.Comparison) error {
 		fmt.Fprintf(w, "%s\t%.2f\t%.2f\t%s\t%s\t%s\t\n", d.Name, d.A, d.B, change, interval, d.Verdict)
 	}
 	return w.Flush()
+}
+
+func writeBenchHTML(path string, report *load.Report) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(report.WriteHTML(f), f.Close())
 }

@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -69,13 +70,21 @@ func prefixed(label string) string {
 	return label + " "
 }
 
-// writeBench writes the results in the forms that the flags request.
-func (a *app) writeBench(b *benchFlags, results []*load.Result) error {
-	if b.html != "" {
-		if err := writeBenchHTML(b.html, &load.Report{Title: b.title(), Facts: b.facts(), Runs: named(results)}); err != nil {
-			return fmt.Errorf("--html: %w", err)
+// writeBench writes the results in the forms that the flags request. page is the file for the
+// report with plots, nil for none.
+func (a *app) writeBench(b *benchFlags, results []*load.Result, page *os.File) error {
+	var err error
+	if page != nil {
+		report := load.Report{Title: b.title(), Facts: b.facts(), Runs: named(results)}
+		if err = errors.Join(report.WriteHTML(page), page.Close()); err != nil {
+			err = fmt.Errorf("--html: %w", err)
 		}
 	}
+	return errors.Join(a.printRuns(b, results), err)
+}
+
+// printRuns prints the results of the runs.
+func (a *app) printRuns(b *benchFlags, results []*load.Result) error {
 	switch {
 	case a.json && b.sweep != "":
 		return a.printJSON(map[string]any{"sweep": b.sweep, "runs": results})
@@ -94,18 +103,6 @@ func (a *app) writeBench(b *benchFlags, results []*load.Result) error {
 		return a.printSweep(results)
 	}
 	return nil
-}
-
-func writeBenchHTML(path string, report *load.Report) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	err = report.WriteHTML(f)
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	return err
 }
 
 // named returns results that all have a label.

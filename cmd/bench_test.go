@@ -3,9 +3,14 @@ package cmd
 import (
 	"encoding/json"
 	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,7 +55,7 @@ func TestBenchUsage(t *testing.T) {
 		"--url http://h --rate -1": "--rate", "--url http://h --rate NaN": "--rate", "--url http://h --requests 0": "--requests", "--url http://h --shared-words -1": "--shared-words",
 		"--url http://h --timeout 0s": "--timeout", "--url http://h --key-file /no/such/file": "--key-file", "--url http://h more": "more",
 		"--url http://h --turns 0": "--turns", "--url http://h --turn-words 0": "--turn-words", "--url http://h --think -1s": "--think",
-		"--url http://h --slo p99=1s": "--slo", "--url http://h --output /no/such/file": "--output", "--url http://h --speed 2": "--speed: needs --trace",
+		"--url http://h --slo p99=1s": "--slo", "--url http://h --output /no/such/file": "--output", "--url http://h --html /no/such/file": "--html: open", "--url http://h --speed 2": "--speed: needs --trace",
 		"--url http://h --block-tokens 2": "--block-tokens: needs", "--url http://h --token-ids 1-5": "--token-ids: needs", "--url http://h --trace /no/such": "--trace /no/such",
 		"--url http://h --sweep turns=1": "--sweep", "--url http://h --sweep speed=1": "--sweep", "--url http://h --sweep rate=1 --rate 2": "--sweep: --rate",
 		"--url http://h --sweep concurrency=1 --rate 2": "--sweep",
@@ -113,6 +118,33 @@ func TestBenchSweep(t *testing.T) {
 	var same []load.Comparison
 	if err := json.Unmarshal([]byte(out), &same); err != nil || code != exit.OK || len(same) != 2 || *same[0].Differences[2].Change != 0 {
 		t.Errorf("exit %d: %s%s %v", code, out, errs, err)
+	}
+}
+
+// If a run of a sweep cannot begin, the results of the earlier runs are printed.
+func TestBenchKeepsResults(t *testing.T) {
+	e := startEngine(t, enginesim.Config{})
+	target, err := url.Parse(e.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int32
+	forward := httputil.NewSingleHostReverseProxy(target)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" && asked.Add(1) > 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	defer front.Close()
+	page := filepath.Join(t.TempDir(), "r.html")
+	code, out, errs := run("bench", "--url", front.URL, "--requests", "3", "--max-tokens", "2", "--sweep", "concurrency=1,2", "--html", page)
+	if code != exit.Failure || strings.Count(out, "3 requests in") != 1 || !strings.Contains(errs, "concurrency=2 ask for models: status 503") {
+		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
+	if html, err := os.ReadFile(page); err != nil || !strings.Contains(string(html), "concurrency=1") {
+		t.Errorf("the page: %v", err)
 	}
 }
 

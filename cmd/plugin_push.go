@@ -29,7 +29,7 @@ this host (localhost, 127.0.0.1) is reached over HTTP, every other registry over
 		RunE:    func(_ *cobra.Command, args []string) error { return a.pluginPush(args[0], args[1], signature) },
 	}
 	c.Flags().StringVar(&signature, "signature", "", "signature of FILE by minisign (minisign -Sm FILE writes FILE.minisig)")
-	return c
+	return a.addJSON(c)
 }
 
 func (a *app) pluginPush(path, location, signaturePath string) error {

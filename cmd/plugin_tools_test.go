@@ -221,3 +221,10 @@ func TestNewFilter(t *testing.T) {
 		t.Errorf("stderr %s", stderr)
 	}
 }
+
+// push prints a result, so it takes --json.
+func TestPushAsJSON(t *testing.T) {
+	if code, _, errs := run("plugin", "push", "--json", write(t, "text"), "oci://127.0.0.1:1/plugins/x:1"); code != exit.Failure || !strings.Contains(errs, "not WebAssembly") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+}

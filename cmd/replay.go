@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -93,6 +94,10 @@ func (a *app) replay(r *replayFlags) error {
 		return fmt.Errorf("--trace is needed")
 	case len(r.traces) > 1 && a.json:
 		return fmt.Errorf("--trace: one with --json")
+	case r.ttft < 0:
+		return fmt.Errorf("--slo-ttft: must not be negative")
+	case r.itl < 0:
+		return fmt.Errorf("--slo-itl: must not be negative")
 	case r.runtime != "wasm" && r.runtime != "native":
 		return fmt.Errorf("--runtime: %q is not wasm or native", r.runtime)
 	case len(r.policies) == 0:
@@ -113,6 +118,13 @@ func (a *app) replay(r *replayFlags) error {
 	if err != nil {
 		return err
 	}
+	var page *os.File
+	if r.html != "" { // created before the runs, so that a wrong path costs none
+		if page, err = os.Create(r.html); err != nil {
+			return fmt.Errorf("--html: %w", err)
+		}
+		defer page.Close()
+	}
 	results := make([][]*replay.Result, len(labs))
 	for _, name := range r.policies {
 		for i, lab := range labs {
@@ -132,21 +144,14 @@ func (a *app) replay(r *replayFlags) error {
 	for i, lab := range labs {
 		reports = append(reports, lab.Report(results[i]))
 	}
-	return exit.Failed(a.writeReports(reports, r.html))
+	return exit.Failed(a.writeReports(reports, page))
 }
 
-func (a *app) writeReports(reports []*replay.Report, html string) error {
-	if html != "" {
-		f, err := os.Create(html)
-		if err != nil {
-			return err
-		}
-		err = replay.WriteHTML(f, reports)
-		if e := f.Close(); err == nil {
-			err = e
-		}
-		if err != nil {
-			return err
+// writeReports prints the reports. page is the file for the report with plots, nil for none.
+func (a *app) writeReports(reports []*replay.Report, page *os.File) error {
+	if page != nil {
+		if err := errors.Join(replay.WriteHTML(page, reports), page.Close()); err != nil {
+			return fmt.Errorf("--html: %w", err)
 		}
 	}
 	if a.json {

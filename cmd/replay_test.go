@@ -131,7 +131,9 @@ func TestReplayRefuses(t *testing.T) {
 		"little memory":   {replayFleet("--blocks-per-rank", "10"), exit.Usage, "ranks of 10"},
 		"no such variant": {replayFleet("--variant", "reversed:1"), exit.Usage, "--variant: vary trace: no variant is named \"reversed\""},
 		"no seed":         {replayFleet("--variant", "mixed"), exit.Usage, "--variant: \"mixed\" is not KIND:SEED"},
-		"no page":         {replayFleet("--html", "/nonexistent/r.html", "--policy", "round_robin", "--runtime", "native"), exit.Failure, "/nonexistent/r.html"},
+		"no page":         {replayFleet("--html", "/nonexistent/r.html", "--policy", "round_robin", "--runtime", "native"), exit.Usage, "--html: open /nonexistent/r.html"},
+		"negative TTFT":   {replayFleet("--slo-ttft", "-1s"), exit.Usage, "--slo-ttft: must not be negative"},
+		"negative ITL":    {replayFleet("--slo-itl", "-1s"), exit.Usage, "--slo-itl: must not be negative"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, errs := run(tt.args...)

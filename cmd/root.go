@@ -44,19 +44,20 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exit.OK
 	}
-	var problems config.Problems
-	if errors.As(err, &problems) {
-		for _, p := range problems {
-			fmt.Fprintln(stderr, "pdproxy:", p)
-		}
-		return exit.Usage
-	}
-	fmt.Fprintln(stderr, "pdproxy:", err)
+	code := exit.Usage
 	var withCode *exit.Error
 	if errors.As(err, &withCode) {
-		return withCode.Code
+		code = withCode.Code
 	}
-	return exit.Usage
+	var problems config.Problems
+	if !errors.As(err, &problems) {
+		fmt.Fprintln(stderr, "pdproxy:", err)
+		return code
+	}
+	for _, p := range problems {
+		fmt.Fprintln(stderr, "pdproxy:", p)
+	}
+	return code
 }
 
 func (a *app) root() *cobra.Command {

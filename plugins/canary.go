@@ -55,8 +55,12 @@ func (s *Set) release(t *table, p, fresh *plugin) error {
 	}
 	p.failed.Store(false)
 	s.swap(&next)
-	s.deps.Log.Info("a new version takes a share of the decisions", "plugin", p.spec.Name, "sha256", fresh.digest, "share", p.spec.Canary)
+	s.sayCanary(canary{old: p, fresh: fresh})
 	return nil
+}
+
+func (s *Set) sayCanary(c canary) {
+	s.deps.Log.Info("a new version takes a share of the decisions", "plugin", c.old.spec.Name, "sha256", c.fresh.digest, "share", c.old.spec.Canary)
 }
 
 // prove gives fresh a share of p's decisions, if fresh succeeds on made-up requests. The caller

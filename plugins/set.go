@@ -20,6 +20,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -167,6 +168,11 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 		s.watches[c.old.spec.Name] = source.NewWatch(c.old.spec.Source, c.fresh.digest) // the same bytes are not tried again
 	}
 	s.swap(next)
+	for _, c := range next.canaries {
+		if slices.Contains(fresh, c.fresh) {
+			s.sayCanary(c)
+		}
+	}
 	return nil
 }
 

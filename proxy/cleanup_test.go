@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -123,6 +124,41 @@ func TestPromptsAgainWithoutMemory(t *testing.T) {
 		synctest.Wait()
 		if w.cleaned("prefill_again") != 1 || w.cleaned("engine_timeout") != 0 {
 			t.Errorf("got %v prompts computed again, %v left to the time-out of the engine", w.cleaned("prefill_again"), w.cleaned("engine_timeout"))
+		}
+	})
+}
+
+// TestPromptsAgainForASilentDecode: decode in push mode stops while it waits for KV, and the client
+// leaves. Prefill computes the prompt again when decode has resumed, because decode holds its
+// blocks until prefill writes into them.
+func TestPromptsAgainForASilentDecode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var resume func()
+		w := newWorld(t, setup{engines: []*fakeEngine{
+			{name: "p", role: "prefill", connector: "vllm-nixl-push", serve: func(c *engineConn, nth int) {
+				if nth == 1 {
+					c.hold()
+					return
+				}
+				c.json(200, nixlAnswer)
+			}},
+			{name: "d", role: "decode", connector: "vllm-nixl-push", serve: func(c *engineConn, _ int) {
+				resume = sync.OnceFunc(c.e.stop())
+				c.hold()
+			}},
+		}, config: func(c *config.Config) { c.Retry.Attempts, c.Health = 1, quickProbes }})
+		time.Sleep(time.Second) // the proxy has probed all engines
+		ctx, leave := context.WithTimeout(t.Context(), 5*time.Second)
+		defer leave()
+		ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(true))
+		time.Sleep(2 * time.Minute)
+		if n := w.cleaned("prefill_again") + w.cleaned("engine_gone"); n != 0 {
+			t.Errorf("got %v clean-ups before the engine resumed", n)
+		}
+		resume()
+		time.Sleep(5 * time.Second)
+		if w.cleaned("prefill_again") != 1 || w.cleaned("engine_gone") != 0 {
+			t.Errorf("got %v prompts computed again, %v engines that have ended", w.cleaned("prefill_again"), w.cleaned("engine_gone"))
 		}
 	})
 }

@@ -29,7 +29,7 @@ func (s *Server) handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.endPanic(r)
 		next := filtered
-		if r.URL.Path == healthPath {
+		if endpoint(r) == healthPath {
 			next = health
 		}
 		if r.Method == http.MethodGet && opensWebSocket(r) && websocket.Takes(r) && isResponses(r) {

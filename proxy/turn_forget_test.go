@@ -25,6 +25,7 @@ type keeping struct {
 	late      bool        // prefill answers such a leg after timeouts.prefill
 	away      time.Time   // until then prefill makes decode free no KV
 	answering func()      // is called before decode answers; nil: nothing
+	holder    *fakeEngine // decode
 }
 
 func newKeeping(t *testing.T, together int) *keeping {
@@ -77,11 +78,18 @@ func newKeeping(t *testing.T, together int) *keeping {
 		}
 		k.decode(c, nth)
 	}
+	k.holder = &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: decode}
 	k.world = newWorld(t, setup{engines: []*fakeEngine{
-		{name: "p", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
-		{name: "d", role: "decode", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: decode},
-	}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+		{name: "p", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill}, k.holder,
+	}, config: func(c *config.Config) { c.Retry.Attempts, c.Health = 1, quickProbes }})
+	time.Sleep(time.Second) // the proxy has probed all engines
 	return k
+}
+
+// quickProbes detects within a second that an engine does not respond.
+var quickProbes = config.Health{
+	Interval: config.Duration(100 * time.Millisecond), Timeout: config.Duration(200 * time.Millisecond),
+	SuspectInterval: config.Duration(50 * time.Millisecond), UnhealthyAfter: 3, HealthyAfter: 3,
 }
 
 // decode answers a leg, and retains the KV of its three tokens.
@@ -149,6 +157,24 @@ func TestTurnsAreFreed(t *testing.T) {
 			time.Sleep(90 * time.Second)
 			if n := len(k.freed()); n != 1 {
 				t.Errorf("got %d freed turns, want 1", n)
+			}
+		})
+	})
+	t.Run("decode does not respond for a minute", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeping(t, 0)
+			if a := k.sendTurn("[1,2,3]"); a.status != 200 {
+				t.Fatalf("got status %d: %s", a.status, a.body)
+			}
+			resume := k.holder.stop()
+			time.Sleep(time.Minute)
+			if !k.registry.Snapshot().Instance("d").Unresponsive() {
+				t.Fatal("the proxy has not detected that decode does not respond")
+			}
+			resume()
+			time.Sleep(time.Minute)
+			if a := k.sendTurn("[1,2,3,9,7]"); a.status != 200 || k.pulls || len(k.freed()) != 1 {
+				t.Errorf("got status %d: %s; pulled %v, %d freed turns", a.status, a.body, k.pulls, len(k.freed()))
 			}
 		})
 	})
@@ -257,11 +283,7 @@ func TestTurnsThatASilentPrefillReads(t *testing.T) {
 			{name: "p1", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
 			{name: "d", role: "decode", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: k.decode},
 		}, config: func(c *config.Config) {
-			c.Retry.Attempts = 1
-			c.Health = config.Health{
-				Interval: config.Duration(100 * time.Millisecond), Timeout: config.Duration(200 * time.Millisecond),
-				SuspectInterval: config.Duration(50 * time.Millisecond), UnhealthyAfter: 3, HealthyAfter: 1,
-			}
+			c.Retry.Attempts, c.Health = 1, quickProbes
 		}})
 		time.Sleep(time.Second) // the proxy has probed all engines
 		if a := k.sendTurn("[1,2,3]"); a.status != 200 {

@@ -44,10 +44,12 @@ func TestWrap(t *testing.T) {
 		if a := w.post("/nowhere", completions(true)); a.body != eventA+done || a.header.Get("X-Wrapped") != "/nowhere" {
 			t.Errorf("%+v", a)
 		}
-		if a := w.get("/health"); a.status != 200 || a.header.Get("X-Wrapped") != "" {
-			t.Errorf("health check: %+v", a)
+		for _, path := range []string{"/health", "/health/"} {
+			if a := w.get(path); a.status != 200 || a.header.Get("X-Wrapped") != "" {
+				t.Errorf("health check %s: %+v", path, a)
+			}
 		}
-		for _, path := range []string{"/v1/models", "/health/", "/unknown"} {
+		for _, path := range []string{"/v1/models", "/unknown"} {
 			if a := w.get(path); a.header.Get("X-Wrapped") != path {
 				t.Errorf("%s: %+v", path, a)
 			}

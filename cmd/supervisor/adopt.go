@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
-// adopt gives positions to the processes that a dead supervisor left. It retires those that
-// do not fit the configuration.
+// adopt gives positions to the processes that a dead supervisor left, and makes them read
+// the configuration again. It retires those that do not fit the configuration.
 func (s *supervisor) adopt() error {
 	for _, role := range []node.Role{node.RoleCoordinator, node.RoleWorker} {
 		for slot := range maxSlots {
@@ -35,6 +35,7 @@ func (s *supervisor) adopt() error {
 				continue
 			}
 			s.log.Info("a process of the last supervisor continues", "process", role, "slot", slot, "pid", p.pid)
+			p.reloadLater = true // the file may have changed since the process read it
 			s.positions[i].process = p
 		}
 	}

@@ -56,7 +56,8 @@ type ChildOptions struct {
 }
 
 // RunChild is a child that a supervisor started: it serves until a signal ends it. The
-// error has the exit code SlotTaken if another process has the slot.
+// error is of type *exit.Error. It has the code SlotTaken if another process has the slot,
+// and Unusable if the fault is in the configuration.
 func RunChild(o ChildOptions) error {
 	dir, err := privatedir.OpenExisting(o.Dir)
 	if err != nil {
@@ -67,7 +68,12 @@ func RunChild(o ChildOptions) error {
 		options: node.Options{Role: o.Role, Slot: o.Slot, Dir: dir, Version: o.Version},
 		load:    o.Load, log: o.Log.With("role", string(o.Role), "slot", o.Slot),
 	}
-	return c.run()
+	err = c.run()
+	var withCode *exit.Error
+	if err == nil || errors.As(err, &withCode) {
+		return err
+	}
+	return &exit.Error{Code: exit.Unusable, Err: err}
 }
 
 // child is this process as a child of a supervisor.
@@ -184,6 +190,8 @@ func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signa
 	wg.Go(func() { c.reportServing(background) })
 	done := make(chan error, 1)
 	go func() { done <- c.node.Serve(ctx) }()
+	requestReload, stopReloads := startReloads(c.log, func() error { return reload(c.node, c.load) })
+	defer stopReloads()
 	for {
 		select {
 		case err := <-done:
@@ -194,7 +202,7 @@ func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signa
 		case s := <-signals:
 			switch s {
 			case syscall.SIGHUP:
-				logReload(c.log, reload(c.node, c.load))
+				requestReload()
 			case syscall.SIGUSR1:
 				c.log.Info("leaving the sockets to other processes; the remaining requests continue")
 				c.report(stateRetired)

@@ -140,7 +140,7 @@ func (s *supervisor) childExited(e exited) {
 	switch {
 	case code == exit.SlotTaken:
 		s.positions[i].process = nil // the next process takes another slot
-	case code == exit.Usage && !s.wasReady && !e.process.isReady():
+	case code == exit.Unusable && !s.wasReady && !e.process.isReady():
 		s.positions[i].process = nil
 		s.stop(&exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s %d does not start", e.process.role, e.process.slot)})
 	default:

@@ -1,13 +1,17 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -17,6 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // holdLock holds the lock of a process's slot as the process would. beat writes a heartbeat.
@@ -171,6 +176,75 @@ func TestChildWithoutLock(t *testing.T) {
 		if err := c.run(); !errors.As(err, &f) || f.Code != tt.code {
 			t.Errorf("in %s: %v, want code %d", tt.dir.Name(), err, tt.code)
 		}
+	}
+}
+
+// TestCrashWhileStarting: Go ends a process that crashes with the status 2. The supervisor
+// starts another one. Only a child that cannot use the configuration ends a fleet that starts.
+func TestCrashWhileStarting(t *testing.T) {
+	for _, tt := range []struct {
+		status string
+		stops  bool
+	}{{"2", false}, {strconv.Itoa(exit.Unusable), true}} {
+		s := newFleet(t)
+		c := exec.Command("sh", "-c", "exit "+tt.status)
+		if err := c.Run(); c.ProcessState == nil {
+			t.Fatal(err)
+		}
+		o := &position{role: node.RoleWorker, process: &process{role: node.RoleWorker, cmd: c, pid: c.Process.Pid, since: time.Now()}}
+		s.positions = append(s.positions, o)
+		s.childExited(exited{o.process})
+		var f *exit.Error
+		if s.stopping != tt.stops || tt.stops && (!errors.As(s.err, &f) || f.Code != exit.Usage) || !tt.stops && o.failures != 1 {
+			t.Errorf("after status %s: stopping %v, %v, %+v", tt.status, s.stopping, s.err, o)
+		}
+	}
+}
+
+// TestAdoptedProcessReloads: a process that a dead supervisor left may have read an earlier
+// version of the file.
+func TestAdoptedProcessReloads(t *testing.T) {
+	s := newFleet(t, node.RoleWorker)
+	worker := s.positions[0].process
+	s.positions[0].process = nil
+	holdLock(t, s, worker)(1)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	server, err := takeover.Listen(s.dir, slotFile(node.RoleWorker, 0, "sock"), s.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		_, _ = server.Serve(ctx, func() (o takeover.Offer, err error) { // ends with ctx
+			for _, w := range node.FleetSockets(s.cfg) {
+				socket, err := takeover.FromListener(w.Name, l)
+				if err != nil {
+					return o, err
+				}
+				o.Sockets = append(o.Sockets, socket)
+			}
+			return o, nil
+		}, nil)
+	})
+	defer s.closeSockets()
+	if err := s.adopt(); err != nil || s.positions[0].process == nil {
+		t.Fatalf("the process is not adopted: %v", err)
+	}
+	if s.checkProcesses(); s.positions[0].process.reloadLater || s.positions[0].process.state != stateReady {
+		t.Errorf("not reloaded: %+v", s.positions[0].process)
+	}
+	if err := worker.cmd.Process.Signal(syscall.SIGTERM); err != nil { // after SIGHUP, if that was sent
+		t.Fatal(err)
+	}
+	if by := ended(t, worker); by != syscall.SIGHUP {
+		t.Errorf("the process got signal %v", by)
 	}
 }
 

@@ -32,7 +32,7 @@ type process struct {
 	state       string // as the process reports it
 	heartbeat   uint64 // the last value that was read
 	heartbeatAt time.Time
-	reloadLater bool // SIGHUP would end the process, which has not reported a state yet
+	reloadLater bool // the process gets SIGHUP when it reports its next state: before its first state, SIGHUP would end it
 	tolerated   bool // the lock file cannot be read or written, which has been logged
 }
 

@@ -45,6 +45,9 @@ type Options struct {
 // and the remaining requests have ended. An error of type *exit.Error is a failure at run
 // time; any other error is a fault of the configuration.
 func Run(o Options) error {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGHUP, syscall.SIGUSR2) // without a handler they would end the process while it starts
+	defer signal.Stop(signals)
 	cfg, err := o.Load()
 	if err != nil {
 		return err
@@ -53,13 +56,13 @@ func Run(o Options) error {
 		o.Log.Warn(w.String())
 	}
 	if cfg.Fleet.Workers > 0 || cfg.Fleet.Coordinator != "" {
-		return runFleet(cfg, o)
+		return runFleet(cfg, o, signals)
 	}
-	return runSingle(cfg, o)
+	return runSingle(cfg, o, signals)
 }
 
 // runSingle serves everything in this process.
-func runSingle(cfg *config.Config, o Options) error {
+func runSingle(cfg *config.Config, o Options, signals chan os.Signal) error {
 	t, holder, err := joinTakeover(cfg, o)
 	if err != nil {
 		return exit.Failed(err)
@@ -83,7 +86,7 @@ func runSingle(cfg *config.Config, o Options) error {
 		o.Log.Warn("another process runs this file too; no process can take over from this one", "pid", holder)
 	}
 	logStart(o, cfg, n.URL(), n.AdminURL())
-	return serveUntilSignal(n, t, o.Log, func() error { return reload(n, o.Load) })
+	return serveUntilSignal(n, t, o.Log, signals, func() error { return reload(n, o.Load) })
 }
 
 // joinTakeover returns the takeover of a process that does everything. It returns nil if
@@ -133,15 +136,16 @@ func logStart(o Options, cfg *config.Config, url, admin string) {
 // calls reload and logs its error. The first SIGINT or SIGTERM drains the node, the second
 // one stops it at once.
 func ServeUntilSignal(n *node.Node, log *slog.Logger, reload func() error) error {
-	return serveUntilSignal(n, nil, log, reload)
+	return serveUntilSignal(n, nil, log, make(chan os.Signal, 4), reload)
 }
 
 // serveUntilSignal does the same for a node that may have a successor, which SIGUSR2
-// starts. t may be nil.
-func serveUntilSignal(n *node.Node, t *takeoverControl, log *slog.Logger, reload func() error) error {
-	signals := make(chan os.Signal, 4)
+// starts. t may be nil. signals gets the signals.
+func serveUntilSignal(n *node.Node, t *takeoverControl, log *slog.Logger, signals chan os.Signal, reload func() error) error {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR2)
 	defer signal.Stop(signals)
+	requestReload, stopReloads := startReloads(log, reload)
+	defer stopReloads()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	done := make(chan error, 1)
@@ -154,7 +158,7 @@ func serveUntilSignal(n *node.Node, t *takeoverControl, log *slog.Logger, reload
 		case s := <-signals:
 			switch {
 			case s == syscall.SIGHUP:
-				logReload(log, reload())
+				requestReload()
 			case s == syscall.SIGUSR2 && t == nil:
 				log.Warn(noSuccessor)
 			case s == syscall.SIGUSR2:
@@ -171,6 +175,25 @@ func serveUntilSignal(n *node.Node, t *takeoverControl, log *slog.Logger, reload
 			}
 		}
 	}
+}
+
+// startReloads calls reload after each request, and logs its result. A request during a reload
+// causes another one after it. The caller does not wait for a reload, because a reload may
+// wait for the download of a plugin. stop does not wait either.
+func startReloads(log *slog.Logger, reload func() error) (request, stop func()) {
+	wanted := make(chan struct{}, 1)
+	go func() { // ends after stop, or with the process
+		for range wanted {
+			logReload(log, reload())
+		}
+	}()
+	request = func() {
+		select {
+		case wanted <- struct{}{}:
+		default: // a reload that has not begun is requested already
+		}
+	}
+	return request, func() { close(wanted) }
 }
 
 // reload makes a node use the configuration file as it is now.

@@ -51,6 +51,70 @@ func TestRunTwice(t *testing.T) {
 	}
 }
 
+// TestSignalsWithoutDelay: SIGHUP does not end a process that starts; the reload comes after
+// the start. SIGTERM drains while a reload waits, for example for the download of a plugin.
+func TestSignalsWithoutDelay(t *testing.T) {
+	cfg := config.Default()
+	cfg.Server.Listen, cfg.Admin.Listen, cfg.Fleet.Dir = "127.0.0.1:0", "127.0.0.1:0", privatedirtest.Open(t).Name()
+	cfg.Policy.Runtime = "native"
+	first, reloading, release, done := true, make(chan struct{}), make(chan struct{}), make(chan error)
+	defer close(release)
+	go func() {
+		done <- Run(Options{Path: "config.toml", TakeoverFlag: "--takeover", Log: slog.New(slog.DiscardHandler), Load: func() (*config.Config, error) {
+			if first {
+				first = false
+				return &cfg, syscall.Kill(os.Getpid(), syscall.SIGHUP)
+			}
+			close(reloading)
+			<-release
+			return nil, errors.New("the reload ends after the process")
+		}})
+	}()
+	limit := time.After(time.Minute)
+	select {
+	case <-reloading:
+	case <-limit:
+		t.Fatal("the reload does not begin")
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-limit:
+		t.Error("SIGTERM waits for the reload")
+	}
+}
+
+// TestReloads: requests during a reload cause one more reload.
+func TestReloads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, end := 0, make(chan struct{})
+		request, stop := startReloads(slog.New(slog.DiscardHandler), func() error {
+			began++
+			<-end
+			return nil
+		})
+		for range 3 {
+			request()
+			synctest.Wait()
+		}
+		for want := range []int{1, 2} {
+			if synctest.Wait(); began != want+1 {
+				t.Fatalf("%d reloads, want %d", began, want+1)
+			}
+			end <- struct{}{}
+		}
+		if synctest.Wait(); began != 2 {
+			t.Errorf("%d reloads, want 2", began)
+		}
+		stop()
+	})
+}
+
 func TestLogStart(t *testing.T) {
 	var text bytes.Buffer
 	cfg := config.Default()

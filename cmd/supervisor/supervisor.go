@@ -53,8 +53,8 @@ type supervisor struct {
 	err        error // why the supervisor stops
 }
 
-// runFleet runs a fleet until a signal or a successor ends it.
-func runFleet(cfg *config.Config, o Options) error {
+// runFleet runs a fleet until a signal or a successor ends it. signals gets the signals.
+func runFleet(cfg *config.Config, o Options, signals chan os.Signal) error {
 	dir, err := openFleetDir(cfg, o.Path)
 	if err != nil {
 		return exit.Failed(err)
@@ -91,12 +91,11 @@ func runFleet(cfg *config.Config, o Options) error {
 		return exit.Failed(err)
 	}
 	logStart(o, cfg, cfg.Server.Listen, cfg.Admin.Listen)
-	return s.run()
+	return s.run(signals)
 }
 
 // run keeps a process in each position until no process runs any more.
-func (s *supervisor) run() error {
-	signals := make(chan os.Signal, 4)
+func (s *supervisor) run(signals chan os.Signal) error {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR2)
 	defer signal.Stop(signals)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -160,8 +160,12 @@ func testUnit(t *testing.T, name string) {
 
 	// Its next start would fail.
 	cmd, args = command(u["ExecStart"][0], file, "")
-	if status := start(t, nil, cmd, args...).ended(); !slices.Contains(u["RestartPreventExitStatus"], strconv.Itoa(status)) {
-		t.Errorf("exit status %d for a bad configuration: systemd would restart the proxy", status)
+	if status := start(t, nil, cmd, args...).ended(); status != 2 {
+		t.Errorf("exit status %d for a bad configuration, want 2", status)
+	}
+	// Go ends a process that crashes with the same status.
+	if u["Restart"][0] != "on-failure" || u["RestartPreventExitStatus"] != nil {
+		t.Errorf("Restart=%v, RestartPreventExitStatus=%v: systemd would not restart a proxy that has crashed", u["Restart"], u["RestartPreventExitStatus"])
 	}
 	d := config.Default()
 	if limit := time.Duration(d.Server.DrainTimeout + d.Timeouts.Cleanup); u.seconds(t, "TimeoutStopSec") <= limit {

@@ -26,12 +26,7 @@ func (a *attempt) pullTurn() {
 	if k == nil {
 		return
 	}
-	switch reason := k.Unusable(a.p.Prefill, a.conn, env.Config.Pairs.SameLabels); reason {
-	case "":
-	case retained.HolderGone:
-		env.Journal.Fallback("turn_kv", reason)
-		return
-	default:
+	if reason := k.Unusable(a.p.Prefill, a.conn, env.Config.Pairs.SameLabels); reason != "" {
 		env.Journal.Fallback("turn_kv", reason)
 		env.Retained.Free(k, 0)
 		return

@@ -124,8 +124,11 @@ func (r *Runner) Wait(limit time.Duration) {
 	r.running.Wait()
 }
 
-// engineTimeout is the label of a clean-up that is left to the engine's own timeout.
-const engineTimeout = "engine_timeout"
+// Labels of clean-ups that made no call.
+const (
+	engineTimeout = "engine_timeout" // is left to the engine's own timeout
+	engineGone    = "engine_gone"    // the engine that held the blocks has ended, or has restarted
+)
 
 // call repeats one call until it has done its work: on its target, on another engine of
 // the group if any engine will do, and again after a pause. It calls tried after the
@@ -149,6 +152,11 @@ func (r *Runner) call(ctx context.Context, job *Job, c *call, tried func()) {
 	}
 	if c.Until == connector.UntilServed {
 		ctx = r.ctx // a try that has begun has its own limit
+	}
+	if job.slow && !c.awaitHolder(ctx, job) {
+		tried()
+		r.Metrics.Cleanup(job.Connector, engineGone, 0)
+		return
 	}
 	patience := ctx
 	if c.Until == connector.UntilServed {
@@ -181,13 +189,9 @@ func (r *Runner) awaitPrompt(ctx context.Context, job *Job) (done func()) {
 }
 
 // repeat makes the call until it has done its work. It returns the label to count:
-// "engine_gone" if there is nothing left to free, engineTimeout if no call can free the
+// engineGone if there is nothing left to free, engineTimeout if no call can free the
 // blocks, "" if patience has ended.
 func (r *Runner) repeat(ctx, patience context.Context, job *Job, c *call, tried func()) (how string) {
-	if job.slow && c.gone() {
-		tried()
-		return "engine_gone"
-	}
 	done := r.tryAll(ctx, job, c)
 	tried()
 	pause := firstPause
@@ -195,8 +199,8 @@ func (r *Runner) repeat(ctx, patience context.Context, job *Job, c *call, tried 
 		pause = Yield
 	}
 	for ; !done; pause = min(2*pause, longestPause) {
-		if c.gone() {
-			return "engine_gone"
+		if job.slow && !c.awaitHolder(ctx, job) || !job.slow && c.gone() {
+			return engineGone
 		}
 		select {
 		case <-patience.Done():
@@ -314,6 +318,21 @@ func awaitRecovery(ctx context.Context, t engine.Target) {
 	for t.Unresponsive() && !t.Gone() && ctx.Err() == nil {
 		sleep(ctx, firstPause)
 	}
+}
+
+// awaitHolder waits while the engine that holds the blocks is unresponsive, and then until it is
+// ready: an engine that resumes still holds them. False: the engine has ended, so its memory is
+// free.
+func (c *call) awaitHolder(ctx context.Context, job *Job) bool {
+	for silent := c.holder.Unresponsive(); silent && c.gone() && !c.holder.Gone(); {
+		if sleep(ctx, firstPause); ctx.Err() != nil {
+			return true
+		}
+	}
+	// A worker that changes its coordinator takes over other counts of restarts. Blocks that
+	// wait for prefill have no time-out, so the count does not matter for them.
+	restarted := c.Until != connector.UntilServed && c.holder.Restarts() != job.Restarts
+	return !c.gone() && !c.holder.Gone() && !restarted
 }
 
 // sleep waits for d, or until ctx ends.

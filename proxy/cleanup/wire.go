@@ -45,7 +45,7 @@ func (j *Job) Encode() []byte {
 // numbers the engines differently.
 func (j *Job) Append(b []byte) []byte {
 	b = wire.AppendText(wire.AppendText(wire.AppendText(b, j.RequestID), j.Connector), j.Auth)
-	b = wire.AppendUint(b, uint64(max(0, j.Limit)))
+	b = wire.AppendUint(wire.AppendUint(b, uint64(max(0, j.Limit))), j.Restarts)
 	b = wire.AppendUint(b, uint64(len(j.calls)))
 	for i := range j.calls {
 		c := &j.calls[i]
@@ -95,6 +95,7 @@ func readJob(b []byte, known *engine.Snapshot) (j *Job, lost, err error) {
 	r := wire.Read(b)
 	j = &Job{RequestID: string(r.Text()), Connector: string(r.Text()), Auth: string(r.Text()), Since: time.Now()}
 	j.Limit = time.Duration(min(r.Uint(), uint64(time.Hour)))
+	j.Restarts = uint32(r.Uint())
 	for range r.List(1) {
 		head := r.Bytes(3)
 		if head == nil {

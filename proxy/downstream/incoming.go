@@ -185,18 +185,24 @@ func (b *incoming) leave() {
 }
 
 // discard reads the rest of a body whose request has been answered. If the rest does not
-// come, discard closes the connection: the rest must not be read as another request.
+// come, discard closes an HTTP/1.1 connection: the rest must not be read as another request.
 // discard also closes a connection that cannot serve another request.
-// Over HTTP/2 and HTTP/3 the protocol tells the client to stop.
+// Over HTTP/2 the server then resets the stream with NO_ERROR, which tells the client to stop.
+// Some clients lose the answer with this reset (curl 7.88, httpx 0.28), so it comes only if
+// the rest does not. Over HTTP/3 the protocol tells the client to stop.
 func (b *incoming) discard() {
-	if b.from.ProtoMajor != 1 || b.ended.Load() {
+	http1 := b.from.ProtoMajor == 1
+	if b.from.ProtoMajor > 2 || b.ended.Load() {
 		return
 	}
 	if b.from.Header.Get("Expect") != "" && b.begin() { // the client may wait for 100 Continue
-		b.rc.SetReadDeadline(time.Now()) // net/http then closes the connection
+		if http1 {
+			b.rc.SetReadDeadline(time.Now()) // net/http then closes the connection
+		}
 		return
 	}
-	if b.rc.Flush() != nil || !b.readRest() || b.mustClose() {
+	complete := b.rc.Flush() == nil && b.readRest()
+	if http1 && (!complete || b.mustClose()) {
 		panic(http.ErrAbortHandler) // the answer has been sent
 	}
 }

@@ -63,7 +63,7 @@ func (k *KV) Unusable(prefill engine.Target, conn connector.Connector, same []st
 	state := d.State()
 	switch {
 	case d.Gone() || state != engine.Ready && state != engine.Draining || !d.Since().Equal(k.since):
-		return HolderGone
+		return "engine_gone" // perhaps only for a time: the holder may have been unresponsive
 	case prefill.BlockTokens() != d.BlockTokens() || conn.Compatible(prefill.Facts(), d.Facts()) != nil:
 		return "incompatible"
 	case !prefill.Spec.Labels.Same(d.Spec.Labels, same):
@@ -73,10 +73,6 @@ func (k *KV) Unusable(prefill engine.Target, conn connector.Connector, same []st
 	}
 	return ""
 }
-
-// HolderGone is the reason of a fallback: the engine that retained the KV has ended. Its
-// memory has ended too, so no call has to free the KV.
-const HolderGone = "engine_gone"
 
 // Hold delays the freeing of the KV while t, which may still read the KV, is unresponsive.
 func (k *KV) Hold(t engine.Target) { k.free.WaitFor(t) }
