@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -139,6 +140,10 @@ func (a *attempt) legEnded(ctx context.Context, l *leg, err error) error {
 	failed := errors.As(err, &f)
 	cause := context.Cause(ctx)
 	switch {
+	case failed && errors.Is(err, upstream.ErrUnwanted):
+		a.env.Journal.LegEnded(l.Leg, "no_decode")
+		f.err = a.noDecode()
+		return f
 	case ctx.Err() != nil && errors.Is(cause, errKVLate):
 		f = l.failedBy(reasonKVLate, 504, errKVLate)
 	case ctx.Err() != nil && (!failed || errors.Is(err, ctx.Err()) || errors.Is(err, cause)):
@@ -151,6 +156,11 @@ func (a *attempt) legEnded(ctx context.Context, l *leg, err error) error {
 	e := a.classify(l, f)
 	a.legFailed(l, e)
 	return e
+}
+
+// noDecode returns the error of an attempt whose KV no decode engine can use any more.
+func (a *attempt) noDecode() error {
+	return &coordinator.NoTargetError{Phase: abi.Decode, Model: a.env.Ask.Model}
 }
 
 // legFailed counts a failed leg. The breaker of the engine, or the pair, counts the failure

@@ -14,8 +14,8 @@ import (
 const speedDoubt = 2
 
 // Lingers implements upstream.CallControl. It reports whether the proxy waits for the answer
-// of a prefill leg after the client has left, or after the decode leg has failed. The
-// proxy waits only if prefill may be near its end; otherwise it closes the connection at
+// of a prefill leg after the client has left, after the decode leg has failed, or if no
+// decode engine can use the KV any more. The proxy waits only if prefill may be near its end; otherwise it closes the connection at
 // once. Lingers reads only fields that do not change while the leg runs.
 func (l *leg) Lingers() bool {
 	return nearEnd(time.Since(l.Start), l.watched.compute, l.target.Load[l.target.Rank].Prefill.PerToken())
@@ -40,8 +40,9 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 	return least <= float64(elapsed+cleanup.PrefillLinger)
 }
 
-// Wanted implements upstream.CallControl. It returns false for a prefill leg that has waited for
-// a connection, if no decode engine can use the KV any more. The leg is then not sent.
+// Wanted implements upstream.CallControl. It returns false for a prefill leg if no decode engine
+// can use the KV any more. The leg is then not sent. If it has been sent, Lingers decides whether
+// the proxy waits for its answer.
 func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.needed.decodeWaits() }
 
 // decodeWaits reports whether a decode engine can use the KV that prefill computes. For

@@ -10,7 +10,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -64,7 +63,7 @@ func (a *attempt) runPrefill(ctx context.Context, shaped connector.Leg, r *prefi
 }
 
 // prefillLeg sends the prefill leg and reads its whole answer into r. The error is a
-// *Error, a *coordinator.NoTargetError or the cause of ctx.
+// *Error, the cause of ctx, or a failure because of a *coordinator.NoTargetError.
 func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefillResult) error {
 	env := a.env
 	r.begun = true
@@ -79,10 +78,6 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 		w.linger, w.keepLate = cleanup.PrefillLinger, true
 	}
 	resp, err := a.send(ctx, l, &shaped, w)
-	if errors.Is(err, upstream.ErrUnwanted) {
-		env.Journal.LegEnded(l.Leg, "no_decode")
-		return &coordinator.NoTargetError{Phase: abi.Decode, Model: env.Ask.Model}
-	}
 	if err != nil {
 		var ue *upstream.Error
 		if errors.As(err, &ue) {

@@ -28,6 +28,9 @@ func (a *attempt) prefillFirst() error {
 	if a.prefill.handoff.Done {
 		return a.replyHandoff()
 	}
+	if !up(a.p.Decode) && !a.decodeWaits() { // an open circuit is worth a try: prefill holds the blocks already
+		return a.noDecode()
+	}
 	if p, ok := a.env.Replacer.Pick(a.p); ok {
 		a.move(p)
 	}

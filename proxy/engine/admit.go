@@ -68,6 +68,7 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	}
 	i.since.Store(time.Now().UnixMilli())
 	i.Breaker.arm(&r.circuit)
+	i.Breaker.opened = i.evictNow
 	if r.reports != nil {
 		i.Breaker.report = func(failed bool) { r.reports.breaker(i, failed) }
 	}

@@ -25,6 +25,7 @@ const (
 type Breaker struct {
 	config   *atomic.Pointer[config.Circuit] // shared with the registry, which replaces it on reload
 	report   func(failed bool)               // in a mirror: called for each failure, and for a success that changes something
+	opened   chan<- struct{}                 // gets a signal when the circuit opens; nil: none
 	base     time.Time                       // origin of until, on the monotonic clock
 	failures atomic.Int32                    // in a row
 	until    atomic.Int64                    // ns since base at which an open circuit is half open; 0: closed
@@ -94,7 +95,9 @@ func (b *Breaker) fail(trip bool) {
 	if until > now || until == 0 && !trip && int(n) < b.config.Load().Failures {
 		return
 	}
-	b.until.CompareAndSwap(until, now+b.openFor())
+	if b.until.CompareAndSwap(until, now+b.openFor()) {
+		signal(b.opened)
+	}
 }
 
 // Failures returns the number of failures in a row.

@@ -153,15 +153,31 @@ func (f *fakeEngines) count(key string) int {
 	return f.calls[key]
 }
 
-// fakeClient is an upstream.Client that only counts its calls of Close.
+// fakeClient is an upstream.Client that only counts calls.
 type fakeClient struct {
 	mu      sync.Mutex
 	closed  int
 	evicted int
+	asked   int // calls of Withdraw
 }
 
 func (*fakeClient) Do(context.Context, *upstream.Request) (*upstream.Response, error) {
 	return nil, errors.New("not in this test")
+}
+
+func (c *fakeClient) Withdraw() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked++
+}
+
+// withdrawals returns how often Withdraw was called since the last call of withdrawals.
+func (c *fakeClient) withdrawals() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.asked
+	c.asked = 0
+	return n
 }
 
 func (c *fakeClient) EvictIdle(any, time.Duration) {

@@ -131,7 +131,7 @@ type Instance struct {
 	asked             atomic.Bool   // probed at least once, with any result
 	unresponsive      atomic.Bool
 	ended             atomic.Bool   // the last probe was refused
-	evictNow          chan struct{} // wakes evictCalls after the instance became unresponsive
+	evictNow          chan struct{} // wakes evictCalls after the instance became unhealthy or unresponsive, or its circuit has opened
 	probeNow          chan struct{} // requests an early probe
 	relearn           atomic.Bool   // the connection of its probes was lost: the process may be a new one
 	refused           atomic.Bool   // a leg's connection was refused since the last successful probe

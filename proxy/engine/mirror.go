@@ -117,7 +117,7 @@ func (m *Mirror) importMembers(value []byte) error {
 		m.refused = make(map[uint32]bool)
 	}
 	next := &numbering{mark: in.Mark, byNumber: make(map[uint32]*Instance), byInstance: make(map[*Instance]uint32)}
-	var list, restarted, silent []*Instance
+	var list, restarted, out []*Instance
 	r.mu.Lock()
 	for n := range in.Instances {
 		e := &in.Instances[n]
@@ -131,8 +131,8 @@ func (m *Mirror) importMembers(value []byte) error {
 			restarted = append(restarted, i)
 		}
 		i.mirror(e)
-		if e.Silent {
-			silent = append(silent, i)
+		if e.State == Unhealthy { // all silent ones are
+			out = append(out, i)
 		}
 		list = append(list, i)
 		next.byNumber[e.Number], next.byInstance[i] = i, e.Number
@@ -153,7 +153,7 @@ func (m *Mirror) importMembers(value []byte) error {
 	for _, i := range restarted {
 		r.restarted(i)
 	}
-	for _, i := range silent { // runs after publish, because the snapshot must already contain the other instances
+	for _, i := range out { // runs after publish, because the snapshot must already contain the other instances
 		signal(i.evictNow)
 	}
 	signal(r.wake)

@@ -180,7 +180,9 @@ func (b *Breaker) follow(failures, left uint32) {
 	if left == 0 {
 		b.until.Store(0)
 	} else {
-		b.until.Store(b.now() + int64(left-1)*int64(time.Millisecond))
+		if b.until.Swap(b.now()+int64(left-1)*int64(time.Millisecond)) == 0 {
+			signal(b.opened)
+		}
 	}
 }
 

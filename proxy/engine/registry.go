@@ -320,6 +320,9 @@ func (r *Registry) become(i *Instance, s State) {
 	i.setState(s)
 	r.publish()
 	r.mu.Unlock()
+	if s == Unhealthy {
+		signal(i.evictNow)
+	}
 	r.announce(i, s)
 }
 

@@ -88,14 +88,18 @@ func (r *Registry) setUnresponsive(i *Instance, unresponsive bool) {
 	}
 }
 
-// evictCalls evicts the calls that wait for i, or elsewhere for KV of i, while i is
-// unresponsive, until ctx ends.
+// evictCalls acts on each signal that i may take no work, until ctx ends: it withdraws the
+// calls whose result no engine can use any more, and, while i is unresponsive, evicts the calls
+// that wait for i, or elsewhere for KV of i.
 func (r *Registry) evictCalls(ctx context.Context, i *Instance) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-i.evictNow:
+		}
+		for _, other := range r.Snapshot().Instances {
+			other.Client.Withdraw()
 		}
 		for i.Unresponsive() {
 			i.Client.EvictIdle(i, time.Duration(r.health.Load().Timeout))

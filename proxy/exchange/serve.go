@@ -81,7 +81,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 			return nil
 		}
 		if errors.Is(err, coordinator.ErrNoTarget) && x.env.Tries(abi.Prefill) < x.env.Config.Retry.Attempts {
-			continue // no leg was sent: the last decode engine of the group left before
+			continue // the last decode engine of the group left before prefill had ended
 		}
 		if !x.mayRetry(err, hook) {
 			return err

@@ -51,7 +51,8 @@ type call struct {
 	conn       *conn     // guarded by mu; nil between connections and after the end
 	phase      phase     // guarded by mu
 	follows    bool      // guarded by mu; the socket is locked while Each uses a piece
-	ended      error     // why ctx ended; guarded by mu
+	ended      error     // why ctx ended, or ErrUnwanted; guarded by mu
+	checked    bool      // guarded by mu; the call has a connection and was wanted
 	evicted    bool      // guarded by mu; the call was evicted and must end
 	cancelWait func()    // guarded by mu; ends the wait for a connection
 	lingerBy   time.Time // set when the context has ended and the call lingers; guarded by mu
@@ -238,7 +239,16 @@ func (c *call) limitLinger() {
 func (c *call) hangUp() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ended = contextError(c.ctx)
+	c.leave(contextError(c.ctx))
+}
+
+// leave closes the connection, or begins the linger. A call that lingers already continues. mu
+// is held.
+func (c *call) leave(why error) {
+	if c.ended != nil {
+		return
+	}
+	c.ended = why
 	if c.conn != nil {
 		c.linger = c.entry.lingers(c.linger)
 	}

@@ -117,7 +117,7 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 		c.forget()
 		return nil, &Error{Op: OpCap, Timeout: isTimeout(err), Err: err}
 	}
-	if req.Control != nil && !req.Control.Wanted() {
+	if !c.checkWanted(req.Control) {
 		if cn != nil {
 			cl.pool.give(cn)
 		} else {

@@ -12,18 +12,20 @@ import (
 // unresponsive.
 var ErrEvicted = errors.New("the engine is unresponsive")
 
-// ErrUnwanted is the cause of a call that was not sent: CallControl.Wanted returned
-// false when the call got a connection.
+// ErrUnwanted is the cause of a call for which CallControl.Wanted returned false: when the
+// call got a connection, or later, when Withdraw asked.
 var ErrUnwanted = errors.New("the request is not wanted any more")
 
 // CallControl has the decisions of Do's caller about a call in progress. Any goroutine
 // may call its methods. They must not block and must not call the Client.
 type CallControl interface {
-	// Wanted reports whether the request should still be sent. It is called once, when
-	// the call has got a connection.
+	// Wanted reports whether the answer is still needed. It is called when the call has got
+	// a connection, before the request is sent, and by each Withdraw until the call has
+	// ended.
 	Wanted() bool
-	// Lingers reports whether the call, whose context has ended, should continue for
-	// Request.Linger. It is called at most once, and only if Linger is not 0.
+	// Lingers reports whether the call, whose context has ended or which is not wanted any
+	// more, should continue for Request.Linger. It is called at most once, and only if
+	// Linger is not 0.
 	Lingers() bool
 	// Evict reports whether the call should end now because engine, the argument of
 	// EvictIdle, is unresponsive. It is not called after the end of the call.
@@ -44,9 +46,15 @@ type entry struct {
 	prev, next *entry // guarded by the list's mu
 	listed     bool   // guarded by the list's mu
 	pinned     bool   // guarded by the list's mu; the call cannot be evicted
-	call       interface{ interrupt() }
+	call       listedCall
 	control    CallControl  // nil: the call cannot be evicted
 	lastRead   atomic.Int64 // when bytes last came from the engine, since base; 0: never
+}
+
+// listedCall is a call as the list uses it. The list's mu is held.
+type listedCall interface {
+	interrupt() // the call was evicted
+	withdraw()  // the call is not wanted any more
 }
 
 // newCallList sets base to one second ago, so that no time is 0.
@@ -64,7 +72,7 @@ func (s *entry) lingers(linger time.Duration) time.Duration {
 func (l *callList) noteRead(s *entry, now time.Time) { s.lastRead.Store(int64(now.Sub(l.base))) }
 
 // add puts the call on the list.
-func (l *callList) add(s *entry, call interface{ interrupt() }, waiter CallControl) {
+func (l *callList) add(s *entry, call listedCall, waiter CallControl) {
 	s.call, s.control = call, waiter
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,6 +130,23 @@ func (l *callList) evictIdle(engine any, quiet time.Duration) {
 	}
 }
 
+// withdraw withdraws the calls that are not wanted any more.
+func (l *callList) withdraw() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for s := l.first; s != nil; s = s.next {
+		if s.control != nil && !s.pinned && !s.control.Wanted() {
+			s.call.withdraw()
+		}
+	}
+}
+
+// Withdraw implements Client.
+func (cl *client) Withdraw() { cl.calls.withdraw() }
+
+// Withdraw implements Client.
+func (cl *netHTTPClient) Withdraw() { cl.calls.withdraw() }
+
 // EvictIdle implements Client.
 func (cl *client) EvictIdle(engine any, quiet time.Duration) { cl.calls.evictIdle(engine, quiet) }
 
@@ -147,6 +172,29 @@ func (c *call) interrupt() {
 		c.conn.SetWriteDeadline(time.Unix(1, 0))
 	default:
 		c.conn.readDeadline(time.Unix(1, 0))
+	}
+}
+
+// checkWanted asks, once the call has got a connection, whether the request should be sent.
+// From then on withdraw ends the call. A call that withdraw has found before asks later, so no
+// change of the answer is missed.
+func (c *call) checkWanted(control CallControl) bool {
+	if control == nil {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.checked = true
+	return control.Wanted()
+}
+
+// withdraw ends the call as the end of its context does. A call that waits for a connection
+// keeps its place.
+func (c *call) withdraw() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.checked {
+		c.leave(ErrUnwanted)
 	}
 }
 
@@ -193,6 +241,16 @@ func (c *netHTTPCall) interrupt() {
 	if c.ended == nil && !c.over {
 		c.evicted = true
 		c.cut()
+	}
+}
+
+// withdraw ends the call as the end of its context does. gotConn asks a call that has no
+// connection yet.
+func (c *netHTTPCall) withdraw() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tries > 0 {
+		c.leave(ErrUnwanted)
 	}
 }
 

@@ -44,7 +44,7 @@ type netHTTPCall struct {
 	since   time.Time     // guarded by mu; when the last connection was got
 	phase   phase         // guarded by mu; reading from the first byte of the answer
 	body    io.ReadCloser // guarded by mu; nil before the head
-	ended   error         // guarded by mu; why ctx ended
+	ended   error         // guarded by mu; why ctx ended, or ErrUnwanted
 	evicted bool          // guarded by mu; the call was evicted and must end
 	refused bool          // guarded by mu; Wanted returned false
 	late    bool          // guarded by mu; timer has fired
@@ -155,7 +155,15 @@ func (c *netHTTPCall) mayRetry() bool {
 func (c *netHTTPCall) hangUp() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ended = contextError(c.ctx)
+	c.leave(contextError(c.ctx))
+}
+
+// leave cuts the call, or begins the linger. A call that lingers already continues. mu is held.
+func (c *netHTTPCall) leave(why error) {
+	if c.ended != nil {
+		return
+	}
+	c.ended = why
 	sent := c.phase == reading || c.phase == waiting && !c.unsent()
 	if !sent || c.over {
 		c.linger = 0

@@ -57,7 +57,7 @@ type Request struct {
 	// answer, although the engine can no longer stop.
 	Linger time.Duration
 	// Control, if not nil, decides whether the call is sent, whether it lingers and
-	// whether EvictIdle may end it. EvictIdle calls it until the answer has ended or
+	// whether EvictIdle or Withdraw ends it. Both call it until the answer has ended or
 	// Response.Commit was called.
 	Control CallControl
 	// Detach keeps the connection of a call that is evicted after all of the request
@@ -82,6 +82,10 @@ type Client interface {
 	// engine stays so. engine identifies that engine to Control. EvictIdle does nothing
 	// if bytes came on any call of this client within quiet.
 	EvictIdle(engine any, quiet time.Duration)
+	// Withdraw treats the calls whose Control does not want them any more as if their
+	// contexts had ended: the connection is closed, or the call lingers. Without an answer
+	// they fail with ErrUnwanted. Calls that wait for a connection keep their places.
+	Withdraw()
 	// CloseIdle closes the connections that no call is using.
 	CloseIdle()
 	// Stats returns the present counts.

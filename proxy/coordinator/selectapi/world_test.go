@@ -44,6 +44,7 @@ func (client) Do(context.Context, *upstream.Request) (*upstream.Response, error)
 	return nil, errors.New("not in this test")
 }
 func (client) EvictIdle(any, time.Duration) {}
+func (client) Withdraw()                    {}
 func (client) CloseIdle()                   {}
 func (client) Stats() upstream.Stats        { return upstream.Stats{} }
 

@@ -1,0 +1,213 @@
+package proxy
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// outWorld is a world with one prefill engine and one or two decode engines. The decode engine
+// d goes out while prefill computes.
+type outWorld struct {
+	*world
+	p, d    *fakeEngine
+	proceed func() // ends the silence of d
+}
+
+// longPrompt is a request whose prefill takes 10 s on an engine of 10 ms per token.
+var longPrompt = fmt.Sprintf(`{"model":"m","prompt":%q,"max_tokens":5}`, strings.Repeat("word", 1000))
+
+// newOutWorld starts a world whose prefill engine serves legs with serve. If there are more
+// engines, d refuses the connections of legs.
+func newOutWorld(t *testing.T, serve func(*engineConn, int), edit func(*config.Config), more ...*fakeEngine) *outWorld {
+	w := &outWorld{
+		p: &fakeEngine{name: "p", role: "prefill", connector: "vllm-nixl", serve: serve},
+		d: &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+			<-c.e.stopped()
+			if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
+				c.send(streamHead)
+				c.hold()
+				return
+			}
+			c.json(200, doneAnswer)
+		}},
+	}
+	if len(more) > 0 {
+		w.d.dialing = syscall.ECONNREFUSED
+	}
+	w.world = newWorld(t, setup{engines: append([]*fakeEngine{w.p, w.d}, more...), config: func(c *config.Config) {
+		c.Health = config.Health{
+			Interval: config.Duration(100 * time.Millisecond), Timeout: config.Duration(50 * time.Millisecond),
+			UnhealthyAfter: 1, HealthyAfter: 1,
+		}
+		c.Circuit.OpenFor = config.Duration(time.Minute)
+		if edit != nil {
+			edit(c)
+		}
+	}})
+	return w
+}
+
+// measured makes the speed of prefill known: 10 ms per token.
+func (w *outWorld) measured() {
+	for range 20 {
+		w.registry.Snapshot().Instance("p").Load[0].Prefill.Measure(1000, 10*time.Second)
+	}
+}
+
+// silent stops d, and returns when the proxy has noticed that.
+func (w *outWorld) silent() {
+	w.proceed = w.d.stop()
+	time.Sleep(time.Second)
+}
+
+// opens opens the circuit of d.
+func (w *outWorld) opens() { w.registry.Snapshot().Instance("d").Breaker.Trip() }
+
+// begin sends a request, and returns when prefill has computed for a second.
+func (w *outWorld) begin(body string) (result func() answer) {
+	var a answer
+	var asked sync.WaitGroup
+	asked.Go(func() { a = w.post(completionsPath, body) })
+	time.Sleep(time.Second)
+	return func() answer { asked.Wait(); synctest.Wait(); return a }
+}
+
+// noTarget asserts that the answer is the one of a request without a decode engine.
+func noTarget(t *testing.T, a answer) {
+	t.Helper()
+	if a.status != 503 || !strings.Contains(a.body, `"no_target"`) || !strings.Contains(a.body, "for the decode of") {
+		t.Errorf("got %d %s %v", a.status, a.body, a.err)
+	}
+}
+
+// TestPrefillWithoutDecodeIsAborted: the only decode engine goes out. The proxy closes the
+// connection of a prefill that is far from its end, and the engine frees the blocks itself. The
+// proxy waits for a prefill that may be near its end, as after the client has left.
+func TestPrefillWithoutDecodeIsAborted(t *testing.T) {
+	for name, tt := range map[string]struct {
+		body string
+		out  func(*outWorld)
+		open time.Duration // from the moment when decode is out until the connection is closed
+	}{
+		"the circuit opens":              {longPrompt, (*outWorld).opens, 0},
+		"decode answers no probe":        {longPrompt, (*outWorld).silent, 0},
+		"the prompt is short, no answer": {completions(false), (*outWorld).opens, cleanup.PrefillLinger},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				closed := make(chan time.Time, 2)
+				w := newOutWorld(t, func(c *engineConn, _ int) { c.hold(); closed <- time.Now() }, nil)
+				w.measured()
+				result := w.begin(tt.body)
+				tt.out(w)
+				out := time.Now()
+				noTarget(t, result())
+				if open := (<-closed).Sub(out); open > tt.open || tt.open > 0 && open < tt.open {
+					t.Errorf("prefill's connection was open for %v, want %v", open, tt.open)
+				}
+				if legs, n := len(w.p.seen())+len(w.d.seen()), w.metric("pdproxy_kv_cleanups_total"); legs != 1 || n != 0 {
+					t.Errorf("%d legs, %v clean-ups", legs, n)
+				}
+				if n := w.metric("pdproxy_leg_errors_total"); n != 0 {
+					t.Errorf("%v legs count as failed", n)
+				}
+				if w.proceed != nil {
+					w.proceed()
+				}
+			})
+		})
+	}
+}
+
+// TestPrefillNearItsEndWithoutDecode: prefill answers after the only decode engine has gone out.
+// The proxy does not send the decode leg. It frees the blocks as soon as decode is back.
+func TestPrefillNearItsEndWithoutDecode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newOutWorld(t, func(c *engineConn, _ int) { time.Sleep(2500 * time.Millisecond); c.json(200, namedAnswer) }, nil)
+		w.measured()
+		result := w.begin(completions(false))
+		w.silent()
+		noTarget(t, result())
+		if n := w.cleaned("abort_decode"); n != 0 {
+			t.Errorf("%v clean-ups while decode is out", n)
+		}
+		w.proceed()
+		time.Sleep(5 * time.Second)
+		for _, leg := range w.d.seen() {
+			if id := leg.header.Get("X-Request-Id"); !strings.HasSuffix(id, "-cleanup") {
+				t.Errorf("decode got the leg %s", id)
+			}
+		}
+		if n := w.cleaned("abort_decode"); n != 1 || len(w.p.seen()) != 1 {
+			t.Errorf("%v clean-ups, %d prefill legs", n, len(w.p.seen()))
+		}
+	})
+}
+
+// TestPrefillWithAnotherDecode: a decode engine is left when one goes out, or prefill is near its
+// end and answers. Prefill is not aborted, and the request succeeds: decode is back, or its
+// circuit is open and the leg goes to it nevertheless.
+func TestPrefillWithAnotherDecode(t *testing.T) {
+	for name, tt := range map[string]struct {
+		body  string
+		other bool
+		back  bool
+	}{
+		"two decode engines":             {longPrompt, true, false},
+		"the only decode engine is back": {completions(false), false, true},
+		"the only circuit is open":       {completions(false), false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var more []*fakeEngine
+				if tt.other {
+					more = append(more, &fakeEngine{name: "d2", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, doneAnswer) }})
+				}
+				w := newOutWorld(t, func(c *engineConn, _ int) { time.Sleep(2 * time.Second); c.json(200, namedAnswer) }, nil, more...)
+				w.measured()
+				result := w.begin(tt.body)
+				w.opens()
+				if synctest.Wait(); tt.back {
+					w.registry.Snapshot().Instance("d").Breaker.Success()
+				}
+				if a := result(); a.status != 200 || len(w.p.seen()) != 1 {
+					t.Errorf("got %d %s after %d prefill legs", a.status, a.body, len(w.p.seen()))
+				}
+			})
+		})
+	}
+}
+
+// TestAbortedPrefillStartsAgain: with limits.no_engine_timeout a request whose prefill was
+// aborted waits for a decode engine, as a request that comes later.
+func TestAbortedPrefillStartsAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newOutWorld(t, func(c *engineConn, nth int) {
+			if nth == 1 {
+				c.hold()
+				return
+			}
+			c.json(200, namedAnswer)
+		}, func(c *config.Config) { c.Limits.NoEngineTimeout = config.Duration(time.Minute) })
+		w.measured()
+		result := w.begin(longPrompt)
+		w.silent()
+		out := time.Now()
+		w.proceed()
+		a := result()
+		if took := time.Since(out); took > 5*time.Second {
+			t.Errorf("the answer came %v after decode was back", took)
+		}
+		if a.status != 200 || len(w.p.seen()) != 2 || len(w.d.seen()) != 1 {
+			t.Errorf("got %d %s after %d prefill legs", a.status, a.body, len(w.p.seen()))
+		}
+	})
+}
