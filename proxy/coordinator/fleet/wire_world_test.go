@@ -78,5 +78,17 @@ func (w *world) connected(t testing.TB) {
 	}
 }
 
+// unused reports whether no lease is open and no engine has load.
+func (w *world) unused() bool {
+	for _, i := range w.Reg.Snapshot().Instances {
+		for r := range i.Load {
+			if i.Load[r].Requests() != 0 || i.Load[r].Tokens() != 0 {
+				return false
+			}
+		}
+	}
+	return w.Open() == 0 && w.LiveIDs() == 0
+}
+
 // patience of tests is so long that no answer is late unless a test delays it.
 const patience = 1 << 40
