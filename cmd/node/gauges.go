@@ -21,7 +21,7 @@ var (
 	leasesDesc   = prometheus.NewDesc("pdproxy_leases_open", "Placements whose lease is not released.", nil, nil)
 	loadDesc     = prometheus.NewDesc("pdproxy_engine_load", "Requests in flight on a rank, by this proxy's count.", []string{"engine", "rank"}, nil)
 	stateDesc    = prometheus.NewDesc("pdproxy_engine_up", "1 when the engine is ready.", []string{"engine", "role"}, nil)
-	blocksDesc   = prometheus.NewDesc("pdproxy_kv_index_blocks", "KV blocks on targets, counted once for each target, by source: events or expected.", []string{"by"}, nil)
+	blocksDesc   = prometheus.NewDesc("pdproxy_kv_index_blocks", "KV blocks on targets, counted once for each target, by source: event or expected.", []string{"by"}, nil)
 	indexDesc    = prometheus.NewDesc("pdproxy_kv_index_bytes", "Memory of the KV index.", nil, nil)
 	refusedDesc  = prometheus.NewDesc("pdproxy_pair_refused", "1 for each pair that no request uses, because the two engines cannot transfer KV to each other.", []string{"prefill", "decode"}, nil)
 	readyDesc    = prometheus.NewDesc("pdproxy_role_engines_ready", "Engines that are ready, by model and role. 0 for a known model without a ready engine of the role.", []string{"model", "role"}, nil)
