@@ -68,6 +68,12 @@ func (w *outWorld) silent() {
 	time.Sleep(time.Second)
 }
 
+// ends makes d refuse connections, and returns when the proxy has noticed that.
+func (w *outWorld) ends() {
+	w.d.end()
+	time.Sleep(200 * time.Millisecond)
+}
+
 // opens opens the circuit of d.
 func (w *outWorld) opens() { w.registry.Snapshot().Instance("d").Breaker.Trip() }
 
@@ -90,7 +96,8 @@ func noTarget(t *testing.T, a answer) {
 
 // TestPrefillWithoutDecodeIsAborted: the only decode engine goes out. The proxy closes the
 // connection of a prefill that is far from its end, and the engine frees the blocks itself. The
-// proxy waits for a prefill that may be near its end, as after the client has left.
+// proxy waits for a prefill that may be near its end, as after the client has left, unless the
+// process of decode has ended.
 func TestPrefillWithoutDecodeIsAborted(t *testing.T) {
 	for name, tt := range map[string]struct {
 		body string
@@ -99,6 +106,7 @@ func TestPrefillWithoutDecodeIsAborted(t *testing.T) {
 	}{
 		"the circuit opens":              {longPrompt, (*outWorld).opens, 0},
 		"decode answers no probe":        {longPrompt, (*outWorld).silent, 0},
+		"decode has ended":               {completions(false), (*outWorld).ends, 0},
 		"the prompt is short, no answer": {completions(false), (*outWorld).opens, cleanup.PrefillLinger},
 	} {
 		t.Run(name, func(t *testing.T) {

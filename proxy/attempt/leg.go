@@ -17,12 +17,12 @@ import (
 type leg struct {
 	*journal.Leg
 	target  engine.Target
-	try     int                             // of its phase, counted from 1
-	limit   time.Duration                   // until the first byte of a decode leg
-	kvBound bool                            // limit is that of the transfer
-	short   bool                            // the plan policy's limit bounds its first byte
-	watched watched                         // fields that Evict and Lingers read from other goroutines
-	needed  interface{ decodeWaits() bool } // the attempt, for Wanted, which reads only what does not change while prefill runs; nil for an encode leg
+	try     int           // of its phase, counted from 1
+	limit   time.Duration // until the first byte of a decode leg
+	kvBound bool          // limit is that of the transfer
+	short   bool          // the plan policy's limit bounds its first byte
+	watched watched       // fields that Evict and Lingers read from other goroutines
+	needed  needs         // nil for an encode leg
 
 	reserved bool      // the retry budget has reserved a retry for the moment when the leg is given up
 	silence  time.Time // start of the silence while no other engine could take the leg; guarded by upstream's call list

@@ -15,9 +15,14 @@ const speedDoubt = 2
 
 // Lingers implements upstream.CallControl. It reports whether the proxy waits for the answer
 // of a prefill leg after the client has left, after the decode leg has failed, or if no
-// decode engine can use the KV any more. The proxy waits only if prefill may be near its end; otherwise it closes the connection at
-// once. Lingers reads only fields that do not change while the leg runs.
+// decode engine can use the KV any more. The proxy waits only if prefill may be near its end, and
+// not if decode has ended: the answer names blocks that no engine could free for a long time,
+// whereas most prefills that are aborted leave none. Otherwise it closes the connection at once.
+// Lingers reads only fields that do not change while the leg runs.
 func (l *leg) Lingers() bool {
+	if l.Phase == abi.Prefill && l.needed.decodeEnded() {
+		return false
+	}
 	return nearEnd(time.Since(l.Start), l.watched.compute, l.target.Load[l.target.Rank].Prefill.PerToken())
 }
 
@@ -38,6 +43,13 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 	}
 	least := float64(tokens) * float64(micros) / speedDoubt * float64(time.Microsecond)
 	return least <= float64(elapsed+cleanup.PrefillLinger)
+}
+
+// needs are the questions of a prefill leg to its attempt. Other goroutines ask them too, so the
+// attempt reads only fields that do not change while prefill runs.
+type needs interface {
+	decodeWaits() bool
+	decodeEnded() bool
 }
 
 // Wanted implements upstream.CallControl. It returns false for a prefill leg if no decode engine
@@ -65,6 +77,10 @@ func (a *attempt) decodeWaits() bool {
 		}
 	}
 }
+
+// decodeEnded reports whether no decode engine can use the KV that prefill computes, and the process
+// of the attempt's decode engine has ended.
+func (a *attempt) decodeEnded() bool { return a.p.Decode.Ended() && !a.decodeWaits() }
 
 // newHere reports whether the coordinator of a fleet has placed a leg on an engine whose first
 // state has not reached this process yet. The coordinator places legs only on ready engines.
