@@ -74,6 +74,12 @@ func (w *outWorld) ends() {
 	time.Sleep(200 * time.Millisecond)
 }
 
+// refuses makes d refuse connections, first that of a leg.
+func (w *outWorld) refuses() {
+	w.d.end()
+	w.registry.Snapshot().Instance("d").Refused()
+}
+
 // opens opens the circuit of d.
 func (w *outWorld) opens() { w.registry.Snapshot().Instance("d").Breaker.Trip() }
 
@@ -107,6 +113,7 @@ func TestPrefillWithoutDecodeIsAborted(t *testing.T) {
 		"the circuit opens":              {longPrompt, (*outWorld).opens, 0},
 		"decode answers no probe":        {longPrompt, (*outWorld).silent, 0},
 		"decode has ended":               {completions(false), (*outWorld).ends, 0},
+		"decode refuses a leg":           {completions(false), (*outWorld).refuses, 0},
 		"the prompt is short, no answer": {completions(false), (*outWorld).opens, cleanup.PrefillLinger},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -130,7 +130,7 @@ type Instance struct {
 	restarts          atomic.Uint32 // number of restarts that were found
 	asked             atomic.Bool   // probed at least once, with any result
 	unresponsive      atomic.Bool
-	ended             atomic.Bool   // the last probe was refused
+	ended             atomic.Bool   // see Ended
 	evictNow          chan struct{} // wakes evictCalls after the instance became unhealthy or unresponsive, or its circuit has opened
 	probeNow          chan struct{} // requests an early probe
 	relearn           atomic.Bool   // the connection of its probes was lost: the process may be a new one

@@ -147,6 +147,8 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		return
 	}
 	p.connAccepted()
+	ended := p.i.Ended()
+	p.r.setEnded(p.i, false)
 	failedBefore := p.bad > 0
 	p.good++
 	if p.fresh++; p.i.relearn.Swap(false) {
@@ -154,7 +156,7 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 	}
 	switch p.i.State() {
 	case Unhealthy:
-		if p.good < h.HealthyAfter && !p.i.Ended() {
+		if p.good < h.HealthyAfter && !ended {
 			p.bad = 0
 			return
 		}
@@ -171,7 +173,6 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		return
 	}
 	p.bad, p.fresh, p.lost, p.lastProblem = 0, 0, false, ""
-	p.r.setEnded(p.i, false)
 	p.syncClock(ctx, h)
 }
 

@@ -14,8 +14,9 @@ import (
 // the address. A busy engine does not refuse: its kernel queues the connection.
 func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// Ended reports whether the last probe of the instance was refused: its process has ended, and no
-// other one has begun to listen. An ended process neither reads nor holds KV blocks.
+// Ended reports whether the instance's host has refused the last probe, or the connection of a leg
+// since then: its process has ended, and no other one listens. An ended process neither reads nor
+// holds KV blocks.
 func (i *Instance) Ended() bool { return i.ended.Load() }
 
 // setEnded sets whether the process of i has ended.
@@ -32,6 +33,7 @@ func (r *Registry) setEnded(i *Instance, ended bool) {
 // coordinator, whose registry then probes.
 func (i *Instance) Refused() {
 	i.refused.Store(true)
+	i.ended.Store(true)
 	i.Breaker.Trip()
 	i.ProbeSoon()
 }
