@@ -128,6 +128,8 @@ type concurrentLegs struct {
 	over    bool               // the result has been taken; the goroutine of the exchange owns it
 	merger  connector.Merger   // completes decode's answer with prefill's answer; nil: not needed
 	merged  []byte             // memory for merged events
+
+	registered bool // the coordinator has the clean-up for the time until prefill has answered; constant while the legs run
 }
 
 // The events that decide concurrent legs. After decodeTook decode has the KV, and a failure of

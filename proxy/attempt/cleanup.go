@@ -82,6 +82,29 @@ func (a *attempt) setOrphanCleanup() {
 	a.p.Lease.PrefillDone()
 }
 
+// registerOrphanCleanup gives the coordinator, before the legs are sent, the calls that make decode
+// free its blocks, in case this process dies while prefill computes. Only decode engines that wait for
+// prefill without end need these calls. A job above cleanup.MaxEncoded is not registered.
+func (a *attempt) registerOrphanCleanup() error {
+	if !connector.WaitsWithoutEnd(a.conn) || !a.p.Lease.WantsOrphanCleanup() || len(a.env.Client.Body()) > cleanup.MaxEncoded {
+		return nil
+	}
+	calls := a.conn.Cleanup(&a.c, connector.Orphan{PrefillSent: true, DecodeSent: true})
+	if len(calls) == 0 {
+		return nil
+	}
+	job := a.cleanupJob(calls).Encode()
+	if job == nil {
+		return nil
+	}
+	if err := a.env.Client.Derive(len(job)); err != nil { // until the answer begins, as the lease holds it
+		return err
+	}
+	a.both.registered = true
+	a.p.Lease.RegisterOrphanCleanup(job)
+	return nil
+}
+
 // awaitLate passes the prefill leg, whose engine did not answer in time, to the clean-up. The
 // clean-up waits for the engine's answer and then frees the blocks.
 func (a *attempt) awaitLate() {

@@ -21,6 +21,10 @@ func (a *attempt) concurrent() error {
 	if err != nil {
 		return err
 	}
+	if err = a.registerOrphanCleanup(); err != nil {
+		body.Free()
+		return err
+	}
 	a.both.prefill = make(chan prefillResult, 1)
 	if a.p.Flow == abi.FlowDecodeFirst {
 		a.both.sent = make(chan struct{})
@@ -79,6 +83,9 @@ func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body 
 			}
 		case r.err == nil:
 			r.late = a.awaitKV(cancel)
+			if a.both.registered {
+				a.p.Lease.SetOrphanCleanup(nil) // prefill writes to decode's blocks
+			}
 			a.p.Lease.PrefillDone()
 			a.env.Journal.PrefillDone()
 		case a.both.winner.CompareAndSwap(0, prefillFailed):

@@ -14,9 +14,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// maxEncoded limits an encoded job, in bytes. A longer job contains a prompt: if this
-// process dies, the engine frees the blocks by its own timeout.
-const maxEncoded = 64 << 10
+// MaxEncoded limits an encoded job, in bytes. A longer job contains a long prompt. If this process
+// dies, nobody makes its calls: the engine frees the blocks by its own timeout, if it has one.
+const MaxEncoded = 64 << 10
 
 // maxHold limits the patience of a job that another process encoded.
 const maxHold = time.Hour
@@ -34,7 +34,7 @@ func (j *Job) Encode() []byte {
 	for i := range j.calls {
 		size += 512 + len(j.calls[i].Leg.Body)
 	}
-	if size > maxEncoded {
+	if size > MaxEncoded {
 		return nil
 	}
 	return j.Append(make([]byte, 0, size))

@@ -103,7 +103,7 @@ func TestJobIsReadBack(t *testing.T) {
 			t.Error("a clean-up of an unknown engine decodes")
 		}
 	}
-	if orphanJob(t, maxEncoded).Encode() != nil {
+	if orphanJob(t, MaxEncoded).Encode() != nil {
 		t.Error("a clean-up above the maximum length is encoded")
 	}
 }

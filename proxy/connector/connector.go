@@ -231,6 +231,20 @@ func PinsDecode(c Connector) bool {
 	return pins
 }
 
+// Waiter is a connector of concurrent legs whose decode engine holds its blocks without end if prefill
+// does not write to them. While prefill computes, its Cleanup therefore has a call with UntilServed.
+type Waiter interface {
+	Connector
+	// WaitsWithoutEnd marks the connector and does nothing.
+	WaitsWithoutEnd()
+}
+
+// WaitsWithoutEnd reports whether c is a Waiter.
+func WaitsWithoutEnd(c Connector) bool {
+	_, waits := c.(Waiter)
+	return waits
+}
+
 // ErrBadReply is wrapped by errors of ReadPrefill: an engine answered with success, but
 // against its protocol. The error texts contain nothing of the answer.
 var ErrBadReply = errors.New("bad prefill answer")

@@ -230,6 +230,19 @@ func legText(l Leg) string {
 	return b.String()
 }
 
+// TestWaiters: exactly the connectors whose decode engine waits without end repeat the prefill leg
+// of an attempt that ended while prefill computed.
+func TestWaiters(t *testing.T) {
+	for _, c := range All() {
+		a := pair(t, "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)
+		calls := c.Cleanup(a, Orphan{PrefillSent: true, DecodeSent: true})
+		repeats := slices.ContainsFunc(calls, func(call Cleanup) bool { return call.Until == UntilServed })
+		if WaitsWithoutEnd(c) != repeats {
+			t.Errorf("%s: WaitsWithoutEnd = %v, calls %+v", c.Name(), !repeats, calls)
+		}
+	}
+}
+
 // TestNothingIsHeldOnceDecodeTook: a decode engine that has begun to answer has read the
 // KV. Then there is no clean-up, whatever the other facts of the attempt are. This also
 // holds if prefill's answer is missing, because the proxy drops the prefill leg when

@@ -104,6 +104,9 @@ func (p nixlPush) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 // ends (push_scheduler.py).
 func (nixlPush) Defers() bool { return true }
 
+// WaitsWithoutEnd: decode has no time-out for the write of prefill (vLLM issue 46283).
+func (nixlPush) WaitsWithoutEnd() {}
+
 // Reclaims: prefill's answer has no data for a call that frees blocks.
 func (nixlPush) Reclaims() bool { return false }
 

@@ -42,6 +42,7 @@ type Charge struct {
 // Forget are called with the lease's mutex held.
 type remote interface {
 	SetOrphanCleanup(cleanup []byte)
+	RegisterOrphanCleanup(cleanup []byte)
 	PrefillDone(took time.Duration)
 	Answered(took time.Duration)
 	Computed(r CacheReport)
@@ -106,14 +107,25 @@ func counter(t engine.Target) *load.Counter {
 // process died.
 func (l *Lease) WantsOrphanCleanup() bool { return l.remote != nil }
 
-// SetOrphanCleanup sets, before PrefillDone, the clean-up that frees prefill's blocks. The coordinator
-// passes it to ServerOptions.OnOrphan if this process dies before the answer begins. The
-// lease keeps cleanup.
+// SetOrphanCleanup sets, before PrefillDone, the clean-up that frees prefill's blocks; nil: there is
+// none. The coordinator gets it with PrefillDone, and passes it to ServerOptions.OnOrphan if this
+// process dies before the answer begins. The lease keeps cleanup.
 func (l *Lease) SetOrphanCleanup(cleanup []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.remote != nil {
 		l.remote.SetOrphanCleanup(cleanup)
+	}
+}
+
+// RegisterOrphanCleanup is SetOrphanCleanup for a clean-up that the coordinator needs while prefill
+// computes. The coordinator gets it at once. If it is not needed after PrefillDone, call
+// SetOrphanCleanup(nil) before.
+func (l *Lease) RegisterOrphanCleanup(cleanup []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.remote != nil && !l.released {
+		l.remote.RegisterOrphanCleanup(cleanup)
 	}
 }
 

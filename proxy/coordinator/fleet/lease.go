@@ -72,6 +72,18 @@ func (w *remoteLease) move(s *session) {
 // SetOrphanCleanup sets the clean-up that PrefillDone sends.
 func (w *remoteLease) SetOrphanCleanup(cleanup []byte) { w.cleanup = cleanup }
 
+// RegisterOrphanCleanup sends the clean-up to the coordinator before PrefillDone.
+func (w *remoteLease) RegisterOrphanCleanup(cleanup []byte) {
+	w.cleanup = cleanup
+	if w.session == nil {
+		return
+	}
+	m := w.client.scratch.Get().(*scratch)
+	defer w.client.scratch.Put(m)
+	m.out = append(wire.AppendUint(m.out[:0], w.number), cleanup...)
+	w.session.link.Send(kindOwed, m.out, true)
+}
+
 // PrefillDone informs the coordinator that the prompt is computed.
 func (w *remoteLease) PrefillDone(took time.Duration) { w.send(kindDone, took, w.cleanup) }
 

@@ -13,7 +13,7 @@ import (
 // message of the worker.
 const (
 	kindPlace    = iota + 1 // call of the worker: place a request
-	kindDone                // the prompt of a lease is computed
+	kindDone                // the prompt of a lease is computed; has the lease's clean-up from then on
 	kindAnswered            // the leg that answers has the prompt's KV
 	kindComputed            // how much of a prompt was cached
 	kindRelease             // a lease has ended
@@ -33,6 +33,7 @@ const (
 	kindCharge              // what the worker has given without asking, or got from another coordinator
 	kindKnown               // the newest states of budgets that the worker knows
 	kindBudgets             // message of the coordinator, also to standbys: states of budgets
+	kindOwed                // the clean-up of a lease whose prompt is not computed yet
 )
 
 // Topic is a value that a coordinator publishes to its workers.

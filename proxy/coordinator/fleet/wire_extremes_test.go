@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
@@ -214,6 +215,7 @@ func TestExtremeMessages(t *testing.T) {
 			}
 			p.Lease.Computed(coordinator.CacheReport{Block: int(n), Prompt: n, Cached: n})
 			p.Lease.Computed(coordinator.CacheReport{Block: 16, Blocks: blocks, Prompt: n, Cached: n})
+			p.Lease.RegisterOrphanCleanup(make([]byte, cleanup.MaxEncoded))
 			p.Lease.SetOrphanCleanup([]byte("owed"))
 			p.Lease.PrefillDoneAfter(time.Duration(n))
 			p.Lease.AnsweredAfter(time.Duration(n))

@@ -182,6 +182,8 @@ func FuzzWorker(f *testing.F) {
 	done := append(wire.AppendUint(wire.AppendUint(nil, uint64(1)), uint64(1000)), "owed"...)
 	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &coordinator.Adoption{Decode: w.Target(f, "d", 0), Charge: coordinator.Charge{Queued: 5, Tokens: 9}}, numbers, nil), uint8(kindDone), done)
 	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &coordinator.Adoption{}, numbers, []byte("owed")), uint8(kindAnswered), done[:3])
+	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &coordinator.Adoption{}, numbers, nil), uint8(kindOwed), append(wire.AppendUint(nil, uint64(1)), "owed"...))
+	f.Add(uint8(kindOwed), wire.AppendUint(nil, uint64(1)), uint8(kindOwed), []byte{})
 	f.Add(uint8(kindAdopt), []byte{}, uint8(kindComputed), appendHashes(wire.AppendUint(wire.AppendInt(wire.AppendInt(wire.AppendUint(nil, uint64(1)), int64(9)), int64(3)), 16), []kvindex.Hash{1}))
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -675,6 +675,73 @@ func TestOrphans(t *testing.T) {
 	})
 }
 
+// TestOrphansWhilePrefillComputes: a clean-up that is registered before PrefillDone is run if the
+// worker dies, until PrefillDone replaces it. A reconnected worker has it at its new coordinator.
+func TestOrphansWhilePrefillComputes(t *testing.T) {
+	reconnect := func(w *wired) {
+		w.pipes.last().cut()
+		later(2 * time.Second)
+	}
+	for _, tt := range []struct {
+		name string
+		life func(w *wired, l *coordinator.Lease)
+		want string
+	}{
+		{"at once", func(*wired, *coordinator.Lease) {}, "write it"},
+		{"registered without a connection", func(w *wired, l *coordinator.Lease) {
+			w.pipes.last().cut()
+			synctest.Wait()
+			l.RegisterOrphanCleanup([]byte("write all"))
+			later(2 * time.Second)
+		}, "write all"},
+		{"reconnected", func(w *wired, _ *coordinator.Lease) { reconnect(w) }, "write it"},
+		{"no need after PrefillDone", func(_ *wired, l *coordinator.Lease) {
+			l.SetOrphanCleanup(nil)
+			l.PrefillDone()
+		}, ""},
+		{"no need after PrefillDone, reconnected", func(w *wired, l *coordinator.Lease) {
+			l.SetOrphanCleanup(nil)
+			l.PrefillDone()
+			reconnect(w)
+		}, ""},
+		{"another need after PrefillDone", func(_ *wired, l *coordinator.Lease) {
+			l.SetOrphanCleanup([]byte("free it"))
+			l.PrefillDone()
+		}, "free it"},
+		{"answered", func(_ *wired, l *coordinator.Lease) { l.Answered(true) }, ""},
+		{"released", func(_ *wired, l *coordinator.Lease) { l.Release() }, ""},
+		{"registered after the release", func(w *wired, l *coordinator.Lease) {
+			l.Release()
+			l.RegisterOrphanCleanup([]byte("late"))
+			reconnect(w)
+		}, ""},
+	} {
+		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
+			p := w.Must(t, placetest.NewAsk())
+			p.Lease.RegisterOrphanCleanup([]byte("write it"))
+			synctest.Wait() // the message is sent at once
+			tt.life(w, p.Lease)
+			later(link.Linger)
+			w.die()
+			later(2 * reconnectGrace)
+			got := ""
+			select {
+			case got = <-w.orphans:
+			default:
+			}
+			if got != tt.want || len(w.orphans) > 0 {
+				t.Errorf("the coordinator ran %q, and %d more, want %q", got, len(w.orphans), tt.want)
+			}
+		})
+	}
+	t.Run("of one process", func(t *testing.T) {
+		w := newWorld(t, "p prefill", "d decode")
+		p := w.Must(t, placetest.NewAsk())
+		p.Lease.RegisterOrphanCleanup([]byte("write it"))
+		p.Lease.Release()
+	})
+}
+
 // TestStopAfterADeath: a coordinator that stops does not wait until a worker that died
 // can no longer reconnect.
 func TestStopAfterADeath(t *testing.T) {

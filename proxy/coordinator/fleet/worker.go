@@ -44,7 +44,7 @@ type worker struct {
 type lent struct {
 	lease *coordinator.Lease     // nil while it is being placed
 	p     *coordinator.Placement // nil if the lease was adopted
-	owed  []byte                 // its clean-up, until the answer begins
+	owed  []byte                 // its clean-up, until the answer begins; nil: none
 }
 
 func appendDemand(dst []byte, d coordinator.Demand) []byte {
@@ -223,6 +223,8 @@ func (w *worker) Message(kind uint8, payload []byte) error {
 	switch kind {
 	case kindDone:
 		w.prefillDone(&r)
+	case kindOwed:
+		w.owe(r.Uint(), r.Rest())
 	case kindAnswered:
 		w.answered(&r)
 	case kindComputed:
@@ -255,28 +257,27 @@ func (w *worker) Message(kind uint8, payload []byte) error {
 
 func (w *worker) prefillDone(r *reader) {
 	lease, took := r.Uint(), r.duration()
-	w.mu.Lock()
-	l, ok := w.leases[lease]
-	if ok && r.Len() > 0 {
-		l.owed = bytes.Clone(r.Rest())
-		w.leases[lease] = l
-	}
-	w.mu.Unlock()
-	if l.lease != nil {
+	if l := w.owe(lease, r.Rest()); l.lease != nil {
 		l.lease.PrefillDoneAfter(took)
 	}
 }
 
-func (w *worker) answered(r *reader) {
-	lease, took := r.Uint(), r.duration()
+// owe replaces the clean-up of a lease by a copy of cleanup, and returns the lease. Empty: the lease
+// has no clean-up.
+func (w *worker) owe(lease uint64, cleanup []byte) lent {
 	w.mu.Lock()
-	l := w.leases[lease]
-	if l.owed != nil {
-		l.owed = nil
+	defer w.mu.Unlock()
+	l, ok := w.leases[lease]
+	if ok && (len(cleanup) > 0 || l.owed != nil) {
+		l.owed = append([]byte(nil), cleanup...)
 		w.leases[lease] = l
 	}
-	w.mu.Unlock()
-	if l.lease != nil {
+	return l
+}
+
+func (w *worker) answered(r *reader) {
+	lease, took := r.Uint(), r.duration()
+	if l := w.owe(lease, nil); l.lease != nil {
 		l.lease.AnsweredAfter(took)
 	}
 }
