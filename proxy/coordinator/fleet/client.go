@@ -68,6 +68,8 @@ type Client struct {
 
 	budgets atomic.Pointer[Budgets] // nil: no tenant has budgets
 
+	early atomic.Int64 // bytes of the clean-ups that were sent before PrefillDone
+
 	mu    sync.Mutex
 	open  *remoteLease // first of the list of leases that are not released; guarded by mu
 	leave func()       // ends the dial or the connection; guarded by mu

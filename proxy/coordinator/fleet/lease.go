@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
@@ -20,6 +21,7 @@ type remoteLease struct {
 	session *session // whose coordinator has the lease; nil: no coordinator has it
 	number  uint64   // of the lease at that coordinator
 	cleanup []byte   // of an orphan; nil once the answer has begun
+	early   int      // bytes of cleanup that count in Client.early; 0 after PrefillDone
 
 	next, prev *remoteLease // guarded by Client.mu
 }
@@ -70,11 +72,28 @@ func (w *remoteLease) move(s *session) {
 }
 
 // SetOrphanCleanup sets the clean-up that PrefillDone sends.
-func (w *remoteLease) SetOrphanCleanup(cleanup []byte) { w.cleanup = cleanup }
-
-// RegisterOrphanCleanup sends the clean-up to the coordinator before PrefillDone.
-func (w *remoteLease) RegisterOrphanCleanup(cleanup []byte) {
+func (w *remoteLease) SetOrphanCleanup(cleanup []byte) {
+	if w.early > 0 {
+		w.client.early.Add(-int64(w.early))
+		w.early = 0
+	}
 	w.cleanup = cleanup
+}
+
+// mostEarly limits the clean-ups of a worker that were sent before PrefillDone, in bytes. The worker
+// sends all of them to a new coordinator at once, and a link ends if too many bytes wait
+// (link.ErrBehind). The limit also bounds the memory of the coordinator.
+const mostEarly = link.MostFrame
+
+// RegisterOrphanCleanup sends the clean-up to the coordinator before PrefillDone. Above mostEarly, the
+// lease has no clean-up.
+func (w *remoteLease) RegisterOrphanCleanup(cleanup []byte) {
+	if w.client.early.Add(int64(len(cleanup))) > mostEarly {
+		w.client.early.Add(-int64(len(cleanup)))
+		return
+	}
+	w.SetOrphanCleanup(cleanup)
+	w.early = len(cleanup)
 	if w.session == nil {
 		return
 	}
@@ -89,13 +108,13 @@ func (w *remoteLease) PrefillDone(took time.Duration) { w.send(kindDone, took, w
 
 // Answered informs the coordinator that the leg that answers has the prompt's KV.
 func (w *remoteLease) Answered(took time.Duration) {
-	w.cleanup = nil
+	w.SetOrphanCleanup(nil)
 	w.send(kindAnswered, took, nil)
 }
 
 // Release informs the coordinator that the lease has ended.
 func (w *remoteLease) Release() {
-	w.cleanup = nil
+	w.SetOrphanCleanup(nil)
 	if w.session != nil {
 		m := w.client.scratch.Get().(*scratch)
 		w.session.drop(w.number, m)

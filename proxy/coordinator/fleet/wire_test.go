@@ -742,6 +742,59 @@ func TestOrphansWhilePrefillComputes(t *testing.T) {
 	})
 }
 
+// TestOrphansWhilePrefillComputesAreBounded: a worker registers clean-ups up to a limit, reconnects
+// with all of them, and registers again when the earlier ones have ended.
+func TestOrphansWhilePrefillComputesAreBounded(t *testing.T) {
+	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
+		const each = mostEarly / 8
+		var open []*coordinator.Lease
+		register := func() {
+			for range 10 {
+				p := w.Must(t, placetest.NewAsk())
+				p.Lease.RegisterOrphanCleanup(make([]byte, each))
+				open = append(open, p.Lease)
+			}
+			later(link.Linger)
+		}
+		owed := func() (n int) {
+			w.server.mu.Lock()
+			defer w.server.mu.Unlock()
+			for _, one := range w.server.workers {
+				one.mu.Lock()
+				for _, l := range one.leases {
+					n += len(l.owed)
+				}
+				one.mu.Unlock()
+			}
+			return n
+		}
+		for round, end := range []func(*coordinator.Lease){
+			(*coordinator.Lease).Release,
+			func(l *coordinator.Lease) { l.Answered(true) },
+			func(l *coordinator.Lease) { l.SetOrphanCleanup(nil); l.PrefillDone() },
+		} {
+			register()
+			for _, when := range []string{"registered", "reconnected"} {
+				if n := owed(); n != mostEarly || !w.client.Connected() {
+					t.Errorf("round %d, %s: the coordinator has %d bytes, want %d", round, when, n, mostEarly)
+				}
+				w.client.Redial()
+				later(time.Second)
+			}
+			for _, l := range open {
+				end(l)
+				l.Release()
+			}
+			open = nil
+			later(2 * link.Linger)
+			if n := owed() + int(w.client.early.Load()); n != 0 {
+				t.Errorf("round %d: %d bytes remain", round, n)
+			}
+		}
+		w.holds(t, 0)
+	})
+}
+
 // TestStopAfterADeath: a coordinator that stops does not wait until a worker that died
 // can no longer reconnect.
 func TestStopAfterADeath(t *testing.T) {
