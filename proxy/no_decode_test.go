@@ -83,6 +83,9 @@ func (w *outWorld) refuses() {
 // opens opens the circuit of d.
 func (w *outWorld) opens() { w.registry.Snapshot().Instance("d").Breaker.Trip() }
 
+// closes closes the circuit of d.
+func (w *outWorld) closes() { w.registry.Snapshot().Instance("d").Breaker.Success() }
+
 // begin sends a request, and returns when prefill has computed for a second.
 func (w *outWorld) begin(body string) (result func() answer) {
 	var a answer
@@ -111,7 +114,6 @@ func TestPrefillWithoutDecodeIsAborted(t *testing.T) {
 		open time.Duration // from the moment when decode is out until the connection is closed
 	}{
 		"the circuit opens":              {longPrompt, (*outWorld).opens, 0},
-		"decode answers no probe":        {longPrompt, (*outWorld).silent, 0},
 		"decode has ended":               {completions(false), (*outWorld).ends, 0},
 		"decode refuses a leg":           {completions(false), (*outWorld).refuses, 0},
 		"the prompt is short, no answer": {completions(false), (*outWorld).opens, cleanup.PrefillLinger},
@@ -134,51 +136,25 @@ func TestPrefillWithoutDecodeIsAborted(t *testing.T) {
 				if n := w.metric("pdproxy_leg_errors_total"); n != 0 {
 					t.Errorf("%v legs count as failed", n)
 				}
-				if w.proceed != nil {
-					w.proceed()
-				}
 			})
 		})
 	}
 }
 
-// TestPrefillNearItsEndWithoutDecode: prefill answers after the only decode engine has gone out.
-// The proxy does not send the decode leg. It frees the blocks as soon as decode is back.
-func TestPrefillNearItsEndWithoutDecode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newOutWorld(t, func(c *engineConn, _ int) { time.Sleep(2500 * time.Millisecond); c.json(200, namedAnswer) }, nil)
-		w.measured()
-		result := w.begin(completions(false))
-		w.silent()
-		noTarget(t, result())
-		if n := w.cleaned("abort_decode"); n != 0 {
-			t.Errorf("%v clean-ups while decode is out", n)
-		}
-		w.proceed()
-		time.Sleep(5 * time.Second)
-		for _, leg := range w.d.seen() {
-			if id := leg.header.Get("X-Request-Id"); !strings.HasSuffix(id, "-cleanup") {
-				t.Errorf("decode got the leg %s", id)
-			}
-		}
-		if n := w.cleaned("abort_decode"); n != 1 || len(w.p.seen()) != 1 {
-			t.Errorf("%v clean-ups, %d prefill legs", n, len(w.p.seen()))
-		}
-	})
-}
-
-// TestPrefillWithAnotherDecode: a decode engine is left when one goes out, or prefill is near its
-// end and answers. Prefill is not aborted, and the request succeeds: decode is back, or its
-// circuit is open and the leg goes to it nevertheless.
+// TestPrefillWithAnotherDecode: a decode engine is left when one goes out, prefill is near its end
+// and answers, or decode only does not respond. Prefill is not aborted, and the request succeeds:
+// decode is back, or its circuit is open and the leg goes to it nevertheless.
 func TestPrefillWithAnotherDecode(t *testing.T) {
 	for name, tt := range map[string]struct {
 		body  string
 		other bool
-		back  bool
+		out   func(*outWorld)
+		back  func(*outWorld)
 	}{
-		"two decode engines":             {longPrompt, true, false},
-		"the only decode engine is back": {completions(false), false, true},
-		"the only circuit is open":       {completions(false), false, false},
+		"two decode engines":             {longPrompt, true, (*outWorld).opens, nil},
+		"the only decode engine is back": {completions(false), false, (*outWorld).opens, (*outWorld).closes},
+		"the only circuit is open":       {completions(false), false, (*outWorld).opens, nil},
+		"decode does not respond":        {longPrompt, false, (*outWorld).silent, func(w *outWorld) { w.proceed() }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -189,9 +165,9 @@ func TestPrefillWithAnotherDecode(t *testing.T) {
 				w := newOutWorld(t, func(c *engineConn, _ int) { time.Sleep(2 * time.Second); c.json(200, namedAnswer) }, nil, more...)
 				w.measured()
 				result := w.begin(tt.body)
-				w.opens()
-				if synctest.Wait(); tt.back {
-					w.registry.Snapshot().Instance("d").Breaker.Success()
+				tt.out(w)
+				if synctest.Wait(); tt.back != nil {
+					tt.back(w)
 				}
 				if a := result(); a.status != 200 || len(w.p.seen()) != 1 {
 					t.Errorf("got %d %s after %d prefill legs", a.status, a.body, len(w.p.seen()))
@@ -214,9 +190,9 @@ func TestAbortedPrefillStartsAgain(t *testing.T) {
 		}, func(c *config.Config) { c.Limits.NoEngineTimeout = config.Duration(time.Minute) })
 		w.measured()
 		result := w.begin(longPrompt)
-		w.silent()
+		w.ends()
 		out := time.Now()
-		w.proceed()
+		w.d.begin()
 		a := result()
 		if took := time.Since(out); took > 5*time.Second {
 			t.Errorf("the answer came %v after decode was back", took)

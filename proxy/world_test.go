@@ -480,6 +480,13 @@ func (e *fakeEngine) end() {
 	e.ended = true
 }
 
+// begin makes the engine serve again after end.
+func (e *fakeEngine) begin() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ended = false
+}
+
 // refuses reports whether the host of the engine refuses connections.
 func (e *fakeEngine) refuses() bool {
 	e.mu.Lock()

@@ -49,13 +49,20 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 // attempt reads only fields that do not change while prefill runs.
 type needs interface {
 	decodeWaits() bool
+	decodeLost() bool
 	decodeEnded() bool
 }
 
-// Wanted implements upstream.CallControl. It returns false for a prefill leg if no decode engine
-// can use the KV any more. The leg is then not sent. If it has been sent, Lingers decides whether
-// the proxy waits for its answer.
+// Wanted implements upstream.CallControl. It returns false for a prefill leg that has waited for
+// a connection, if no decode engine can use the KV any more. The leg is then not sent.
 func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.needed.decodeWaits() }
+
+// Useless implements upstream.CallControl. It returns true for a running prefill leg if no decode
+// engine can use the KV and the attempt's decode engine has ended or fails requests. Lingers then
+// decides whether the proxy waits for the answer. A decode engine whose probes only timed out may
+// be back soon: this host itself may have been cut off, and then no answer of prefill would come
+// either until the blocks are pinned.
+func (l *leg) Useless() bool { return l.Phase == abi.Prefill && l.needed.decodeLost() }
 
 // decodeWaits reports whether a decode engine can use the KV that prefill computes. For
 // concurrent legs it returns true: if decode fails, its leg ends the prefill leg.
@@ -76,6 +83,13 @@ func (a *attempt) decodeWaits() bool {
 			return true
 		}
 	}
+}
+
+// decodeLost reports whether no decode engine can use the KV that prefill computes, and the
+// attempt's decode engine has ended or has an open circuit.
+func (a *attempt) decodeLost() bool {
+	t := a.p.Decode
+	return (t.Ended() || t.Breaker.Circuit(time.Now()) == engine.CircuitOpen) && !a.decodeWaits()
 }
 
 // decodeEnded reports whether no decode engine can use the KV that prefill computes, and the process

@@ -28,7 +28,7 @@ func (a *attempt) prefillFirst() error {
 	if a.prefill.handoff.Done {
 		return a.replyHandoff()
 	}
-	if !up(a.p.Decode) && !a.decodeWaits() { // an open circuit is worth a try: prefill holds the blocks already
+	if a.decodeEnded() { // any other decode is worth a try: prefill holds the blocks already
 		return a.noDecode()
 	}
 	if p, ok := a.env.Replacer.Pick(a.p); ok {

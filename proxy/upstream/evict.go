@@ -12,17 +12,19 @@ import (
 // unresponsive.
 var ErrEvicted = errors.New("the engine is unresponsive")
 
-// ErrUnwanted is the cause of a call for which CallControl.Wanted returned false: when the
-// call got a connection, or later, when Withdraw asked.
+// ErrUnwanted is the cause of a call that is not needed any more: CallControl.Wanted returned false
+// when the call got a connection, or Useless returned true when Withdraw asked later.
 var ErrUnwanted = errors.New("the request is not wanted any more")
 
 // CallControl has the decisions of Do's caller about a call in progress. Any goroutine
 // may call its methods. They must not block and must not call the Client.
 type CallControl interface {
-	// Wanted reports whether the answer is still needed. It is called when the call has got
-	// a connection, before the request is sent, and by each Withdraw until the call has
-	// ended.
+	// Wanted reports whether the request should still be sent. It is called once, when the
+	// call has got a connection.
 	Wanted() bool
+	// Useless reports whether the answer is not needed any more. Each Withdraw calls it until
+	// the call has ended.
+	Useless() bool
 	// Lingers reports whether the call, whose context has ended or which is not wanted any
 	// more, should continue for Request.Linger. It is called at most once, and only if
 	// Linger is not 0.
@@ -135,7 +137,7 @@ func (l *callList) withdraw() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for s := l.first; s != nil; s = s.next {
-		if s.control != nil && !s.pinned && !s.control.Wanted() {
+		if s.control != nil && !s.pinned && s.control.Useless() {
 			s.call.withdraw()
 		}
 	}

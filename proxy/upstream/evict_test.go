@@ -21,6 +21,7 @@ type fakeControl struct {
 }
 
 func (a *fakeControl) Wanted() bool  { return a.unwanted == nil || !a.unwanted() }
+func (a *fakeControl) Useless() bool { return !a.Wanted() }
 func (a *fakeControl) Lingers() bool { return !a.hangsUp }
 
 func (a *fakeControl) Evict(engine any) bool {
