@@ -116,6 +116,7 @@ func TestPrefillWithoutDecodeIsAborted(t *testing.T) {
 		"the circuit opens":              {longPrompt, (*outWorld).opens, 0},
 		"decode has ended":               {completions(false), (*outWorld).ends, 0},
 		"decode refuses a leg":           {completions(false), (*outWorld).refuses, 0},
+		"decode stops, then ends":        {longPrompt, func(w *outWorld) { w.silent(); w.ends() }, 0},
 		"the prompt is short, no answer": {completions(false), (*outWorld).opens, cleanup.PrefillLinger},
 	} {
 		t.Run(name, func(t *testing.T) {

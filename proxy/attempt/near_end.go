@@ -58,10 +58,11 @@ type needs interface {
 func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.needed.decodeWaits() }
 
 // Useless implements upstream.CallControl. It returns true for a running prefill leg if no decode
-// engine can use the KV and the attempt's decode engine has ended or fails requests. Lingers then
-// decides whether the proxy waits for the answer. A decode engine whose probes only timed out may
-// be back soon: this host itself may have been cut off, and then no answer of prefill would come
-// either until the blocks are pinned.
+// engine can use the KV, and the attempt's decode engine has ended or has an open circuit. Lingers
+// then decides whether the proxy waits for the answer. A decode engine whose probes only timed out
+// does not make a leg useless, because this host itself may have been cut off. The proxy would then
+// close the connection, prefill would finish unseen, and its blocks would stay until their lease
+// ends.
 func (l *leg) Useless() bool { return l.Phase == abi.Prefill && l.needed.decodeLost() }
 
 // decodeWaits reports whether a decode engine can use the KV that prefill computes. For

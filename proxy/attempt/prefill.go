@@ -63,7 +63,7 @@ func (a *attempt) runPrefill(ctx context.Context, shaped connector.Leg, r *prefi
 }
 
 // prefillLeg sends the prefill leg and reads its whole answer into r. The error is a
-// *Error, the cause of ctx, or a failure because of a *coordinator.NoTargetError.
+// *Error, the cause of ctx, or a *failure that wraps a *coordinator.NoTargetError.
 func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefillResult) error {
 	env := a.env
 	r.begun = true

@@ -19,10 +19,15 @@ func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 // holds KV blocks.
 func (i *Instance) Ended() bool { return i.ended.Load() }
 
-// setEnded sets whether the process of i has ended.
+// setEnded sets whether the process of i has ended. The calls that need an instance which was
+// unhealthy before it ended are withdrawn now.
 func (r *Registry) setEnded(i *Instance, ended bool) {
-	if i.ended.Swap(ended) != ended {
-		signal(r.changed)
+	if i.ended.Swap(ended) == ended {
+		return
+	}
+	signal(r.changed)
+	if ended && i.State() == Unhealthy {
+		signal(i.evictNow)
 	}
 }
 

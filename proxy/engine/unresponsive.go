@@ -98,9 +98,7 @@ func (r *Registry) evictCalls(ctx context.Context, i *Instance) {
 			return
 		case <-i.evictNow:
 		}
-		for _, other := range r.Snapshot().Instances {
-			other.Client.Withdraw()
-		}
+		r.withdrawCalls()
 		for i.Unresponsive() {
 			i.Client.EvictIdle(i, time.Duration(r.health.Load().Timeout))
 			for _, other := range r.Snapshot().Instances { // calls to other instances may wait for i's KV
@@ -111,8 +109,17 @@ func (r *Registry) evictCalls(ctx context.Context, i *Instance) {
 			select {
 			case <-ctx.Done():
 				return
+			case <-i.evictNow: // i has ended meanwhile, or its circuit has opened
+				r.withdrawCalls()
 			case <-time.After(evictEvery):
 			}
 		}
+	}
+}
+
+// withdrawCalls withdraws the calls to all instances whose result no engine can use any more.
+func (r *Registry) withdrawCalls() {
+	for _, i := range r.Snapshot().Instances {
+		i.Client.Withdraw()
 	}
 }
