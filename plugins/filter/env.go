@@ -74,19 +74,16 @@ func (v *vm) RegisterQueue(_ uint32, name string) uint32 {
 
 // ResolveQueue implements host.Env.
 func (v *vm) ResolveQueue(vmID, name string) (uint32, host.Status) {
-	if vmID == "" {
-		vmID = v.p.spec.VMID
-	}
-	return v.p.deps.Shared.Resolve(vmID, name)
+	return v.p.space.Resolve(vmID, name)
 }
 
 // Enqueue implements host.Env.
 func (v *vm) Enqueue(queue uint32, value []byte) host.Status {
-	return v.p.deps.Shared.Enqueue(queue, value)
+	return v.p.space.Enqueue(queue, value)
 }
 
 // Dequeue implements host.Env.
-func (v *vm) Dequeue(queue uint32) ([]byte, host.Status) { return v.p.deps.Shared.Dequeue(queue) }
+func (v *vm) Dequeue(queue uint32) ([]byte, host.Status) { return v.p.space.Dequeue(queue) }
 
 // DefineMetric implements host.Env.
 func (v *vm) DefineMetric(kind host.MetricKind, name string) (uint32, host.Status) {

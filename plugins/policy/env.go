@@ -110,19 +110,16 @@ func (w *World) RegisterQueue(_ uint32, name string) uint32 {
 
 // ResolveQueue implements host.Env.
 func (w *World) ResolveQueue(vmID, name string) (uint32, host.Status) {
-	if vmID == "" {
-		vmID = w.setting.VMID
-	}
-	return w.setting.Store.Resolve(vmID, name)
+	return w.space.Resolve(vmID, name)
 }
 
 // Enqueue implements host.Env.
 func (w *World) Enqueue(queue uint32, value []byte) host.Status {
-	return w.setting.Store.Enqueue(queue, value)
+	return w.space.Enqueue(queue, value)
 }
 
 // Dequeue implements host.Env.
-func (w *World) Dequeue(queue uint32) ([]byte, host.Status) { return w.setting.Store.Dequeue(queue) }
+func (w *World) Dequeue(queue uint32) ([]byte, host.Status) { return w.space.Dequeue(queue) }
 
 // DefineMetric implements host.Env.
 func (w *World) DefineMetric(kind host.MetricKind, name string) (uint32, host.Status) {

@@ -9,8 +9,9 @@ import (
 
 // queue is one shared queue: items in their order of arrival.
 type queue struct {
-	id    uint32
-	space *Space
+	id      uint32
+	space   *Space
+	senders map[string]struct{} // other vm_ids that have resolved the queue; nil: none; guarded by store.mu
 
 	mu        sync.Mutex
 	items     [][]byte
@@ -107,28 +108,62 @@ func (q *queue) forget(owner any) {
 	q.listeners = slices.DeleteFunc(q.listeners, func(l listener) bool { return l.owner == owner })
 }
 
-// Resolve returns the id of a queue by vm_id and name. NotFound: there is none.
-func (s *Store) Resolve(vmID, name string) (queue uint32, status host.Status) {
+// Resolve returns the id of the queue of that name in the space of vmID; "" is the space's
+// own vm_id. From now on the space may add items to the queue. It may not remove any: only
+// the queue's own vm_id may. NotFound: there is no such queue.
+func (sp *Space) Resolve(vmID, name string) (queue uint32, status host.Status) {
+	s := sp.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sp := s.spaces[vmID]
-	if sp == nil || sp.queues[name] == nil {
+	of := sp
+	if vmID != "" {
+		of = s.spaces[vmID]
+	}
+	if of == nil || of.queues[name] == nil {
 		return 0, host.NotFound
 	}
-	return sp.queues[name].id, host.OK
+	q := of.queues[name]
+	if of != sp {
+		if q.senders == nil {
+			q.senders = make(map[string]struct{})
+		}
+		q.senders[sp.vmID] = struct{}{}
+	}
+	return q.id, host.OK
 }
 
-func (s *Store) queue(id uint32) *queue {
+// own returns a queue of the space; nil for the id of another space.
+func (sp *Space) own(id uint32) *queue {
+	s := sp.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.queues[id]
+	if q := s.queues[id]; q != nil && q.space == sp {
+		return q
+	}
+	return nil
+}
+
+// target returns a queue of the space, or one that the space has resolved; nil for the id
+// of any other queue.
+func (sp *Space) target(id uint32) *queue {
+	s := sp.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.queues[id]
+	if q == nil || q.space == sp {
+		return q
+	}
+	if _, ok := q.senders[sp.vmID]; ok {
+		return q
+	}
+	return nil
 }
 
 // Enqueue appends a copy of value to a queue and calls its last listener. NotFound: there
-// is no such queue. InternalFailure: the queue, or all queues of its space together, are
-// full.
-func (s *Store) Enqueue(id uint32, value []byte) host.Status {
-	q := s.queue(id)
+// is no such queue, or it belongs to another vm_id and this space has not resolved it.
+// InternalFailure: the queue, or all queues of its space together, are full.
+func (sp *Space) Enqueue(id uint32, value []byte) host.Status {
+	q := sp.target(id)
 	if q == nil {
 		return host.NotFound
 	}
@@ -145,10 +180,10 @@ func (s *Store) Enqueue(id uint32, value []byte) host.Status {
 	return host.OK
 }
 
-// Dequeue removes and returns the oldest item. NotFound: there is no such
+// Dequeue removes and returns the oldest item. NotFound: the space has no such
 // queue. Empty: the queue has no item.
-func (s *Store) Dequeue(id uint32) (value []byte, status host.Status) {
-	q := s.queue(id)
+func (sp *Space) Dequeue(id uint32) (value []byte, status host.Status) {
+	q := sp.own(id)
 	if q == nil {
 		return nil, host.NotFound
 	}

@@ -86,6 +86,9 @@ func (sp *Space) Release() {
 	for _, q := range sp.queues {
 		delete(s.queues, q.id)
 	}
+	for _, q := range s.queues {
+		delete(q.senders, sp.vmID)
+	}
 }
 
 // Get returns the value of a key and its cas, which is never 0. NotFound: there

@@ -99,10 +99,10 @@ func TestDataDiesWithTheLastUser(t *testing.T) {
 	if _, _, status := c.Get("k"); status != host.NotFound {
 		t.Fatal("the data exists after the last user's end")
 	}
-	if status := s.Enqueue(q, nil); status != host.NotFound {
+	if status := c.Enqueue(q, nil); status != host.NotFound {
 		t.Fatalf("queue outlived the last user: %d", status)
 	}
-	if _, status := s.Resolve("vm", "q"); status != host.NotFound {
+	if _, status := c.Resolve("vm", "q"); status != host.NotFound {
 		t.Fatalf("the queue's name exists after the last user's end: %d", status)
 	}
 }
@@ -125,24 +125,24 @@ func TestSpaceIsBounded(t *testing.T) {
 		t.Fatalf("room was not given back: %d", status)
 	}
 	q := sp.Register("q", 1, func(uint32) {})
-	for s.Enqueue(q, big[:1<<20]) == host.OK {
+	for sp.Enqueue(q, big[:1<<20]) == host.OK {
 	}
-	if status := s.Enqueue(q, big[:1<<20]); status != host.InternalFailure {
+	if status := sp.Enqueue(q, big[:1<<20]); status != host.InternalFailure {
 		t.Fatalf("full queue: %d", status)
 	}
-	s.Dequeue(q)
-	if status := s.Enqueue(q, big[:1<<20]); status != host.OK {
+	sp.Dequeue(q)
+	if status := sp.Enqueue(q, big[:1<<20]); status != host.OK {
 		t.Fatalf("room was not given back: %d", status)
 	}
 	for i := 0; i < MaxQueues/MaxQueue+2; i++ { // all queues together have a limit, too
 		q := sp.Register(fmt.Sprint("more", i), 1, func(uint32) {})
-		for s.Enqueue(q, big[:1<<20]) == host.OK {
+		for sp.Enqueue(q, big[:1<<20]) == host.OK {
 		}
 	}
 	if queued := sp.queued.Load(); queued > MaxQueues || queued < MaxQueues-2<<20 {
 		t.Fatalf("%d bytes in queues, the limit is %d", queued, MaxQueues)
 	}
-	if status := s.Enqueue(q, big[:1<<20]); status != host.InternalFailure {
+	if status := sp.Enqueue(q, big[:1<<20]); status != host.InternalFailure {
 		t.Fatalf("all queues are full: %d", status)
 	}
 	for names := 0; sp.Queue(fmt.Sprint(names, string(big[:1<<16]))) != 0; names++ {
@@ -151,15 +151,15 @@ func TestSpaceIsBounded(t *testing.T) {
 		}
 	}
 	for s.items(q) > 0 {
-		s.Dequeue(q)
+		sp.Dequeue(q)
 	}
-	if status := s.Enqueue(q, big[:1<<20]); status != host.OK {
+	if status := sp.Enqueue(q, big[:1<<20]); status != host.OK {
 		t.Fatalf("memory was not returned: %d", status)
 	}
 }
 
 // items returns the number of items in a queue.
-func (s *Store) items(id uint32) int { return len(s.queue(id).items) }
+func (s *Store) items(id uint32) int { return len(s.queues[id].items) }
 
 func TestQueueKeepsOrderAndTellsTheLastRegistrar(t *testing.T) {
 	var s Store
@@ -170,43 +170,97 @@ func TestQueueKeepsOrderAndTellsTheLastRegistrar(t *testing.T) {
 		return func(q uint32) { told = append(told, fmt.Sprint(who, q)) }
 	}
 	q := sp.Register("jobs", "a", tell("a"))
-	if got, status := s.Resolve("vm", "jobs"); got != q || status != host.OK {
+	if got, status := sp.Resolve("vm", "jobs"); got != q || status != host.OK {
 		t.Fatalf("resolve: %d %d", got, status)
 	}
-	if _, status := s.Resolve("vm", "nope"); status != host.NotFound {
+	if _, status := sp.Resolve("vm", "nope"); status != host.NotFound {
 		t.Fatal(status)
 	}
-	if _, status := s.Dequeue(q); status != host.Empty {
+	if _, status := sp.Dequeue(q); status != host.Empty {
 		t.Fatal(status)
 	}
 	item := []byte("one")
-	s.Enqueue(q, item)
+	sp.Enqueue(q, item)
 	item[0] = 'X' // a change of the guest's memory must not change the queue
 	if again := sp.Register("jobs", "b", tell("b")); again != q {
 		t.Fatalf("registering again gave %d, not %d", again, q)
 	}
-	s.Enqueue(q, []byte("two"))
+	sp.Enqueue(q, []byte("two"))
 	sp.Forget("b")
-	s.Enqueue(q, []byte("three"))
+	sp.Enqueue(q, []byte("three"))
 	sp.Forget("a")
 	if got := sp.Queue("jobs"); got != q {
 		t.Errorf("the queue is %d, not %d", got, q)
 	}
-	s.Enqueue(q, []byte("four"))
+	sp.Enqueue(q, []byte("four"))
 	want := []string{fmt.Sprint("a", q), fmt.Sprint("b", q), fmt.Sprint("a", q)}
 	if !slices.Equal(told, want) {
 		t.Fatalf("notifications %v, want %v", told, want)
 	}
 	for _, want := range []string{"one", "two", "three", "four"} {
-		if value, status := s.Dequeue(q); string(value) != want || status != host.OK {
+		if value, status := sp.Dequeue(q); string(value) != want || status != host.OK {
 			t.Fatalf("got %q %d, want %q", value, status, want)
 		}
 	}
-	if status := s.Enqueue(q+1, nil); status != host.NotFound {
+	if status := sp.Enqueue(q+1, nil); status != host.NotFound {
 		t.Fatal(status)
 	}
-	if _, status := s.Dequeue(q + 1); status != host.NotFound {
+	if _, status := sp.Dequeue(q + 1); status != host.NotFound {
 		t.Fatal(status)
+	}
+}
+
+// TestQueuesObeyTheirVMID: the id of a queue gives another vm_id nothing. A vm_id that knows the
+// queue by vm_id and name may add items, as with Envoy, but cannot remove any.
+func TestQueuesObeyTheirVMID(t *testing.T) {
+	var s Store
+	victim, thief, sender := s.Open("victim"), s.Open("thief"), s.Open("sender")
+	defer victim.Release()
+	defer thief.Release()
+	ready := 0
+	q := victim.Register("q", victim, func(uint32) { ready++ })
+	victim.Enqueue(q, []byte("secret"))
+	for id := range q + 10 {
+		if value, status := thief.Dequeue(id); status != host.NotFound {
+			t.Fatalf("dequeue %d: got %q, %d", id, value, status)
+		}
+		if status := thief.Enqueue(id, []byte("forged")); status != host.NotFound {
+			t.Fatalf("enqueue %d: got %d", id, status)
+		}
+	}
+	if ready != 1 {
+		t.Fatalf("got %d callbacks", ready)
+	}
+	for _, vmID := range []string{"", "thief", "sender", "nobody"} {
+		if _, status := thief.Resolve(vmID, "q"); status != host.NotFound {
+			t.Fatalf("resolve in %q: got %d", vmID, status)
+		}
+	}
+	if own := thief.Register("q", thief, func(uint32) {}); own == q {
+		t.Fatal("one name in two vm_ids is one queue")
+	}
+	if got, status := sender.Resolve("victim", "q"); got != q || status != host.OK {
+		t.Fatalf("resolve: %d %d", got, status)
+	}
+	if status := sender.Enqueue(q, []byte("sent")); status != host.OK || ready != 2 {
+		t.Fatalf("enqueue after resolve: %d, %d callbacks", status, ready)
+	}
+	if _, status := sender.Dequeue(q); status != host.NotFound {
+		t.Fatalf("dequeue after resolve: %d", status)
+	}
+	if status := thief.Enqueue(q, nil); status != host.NotFound {
+		t.Fatalf("one vm_id's resolve opened the queue for another: %d", status)
+	}
+	sender.Release()
+	again := s.Open("sender")
+	defer again.Release()
+	if status := again.Enqueue(q, nil); status != host.NotFound {
+		t.Fatalf("the right to enqueue outlived the last user of the vm_id: %d", status)
+	}
+	for _, want := range []string{"secret", "sent"} {
+		if value, status := victim.Dequeue(q); string(value) != want || status != host.OK {
+			t.Fatalf("got %q %d, want %q", value, status, want)
+		}
 	}
 }
 
@@ -222,7 +276,7 @@ func TestQueueUnderManyHands(t *testing.T) {
 	for h := range hands {
 		wg.Go(func() {
 			for i := range items {
-				s.Enqueue(q, []byte{byte(h), byte(i >> 8), byte(i)})
+				sp.Enqueue(q, []byte{byte(h), byte(i >> 8), byte(i)})
 			}
 		})
 	}
@@ -232,7 +286,7 @@ func TestQueueUnderManyHands(t *testing.T) {
 	}
 	var last [hands][]byte
 	for range hands * items {
-		value, status := s.Dequeue(q)
+		value, status := sp.Dequeue(q)
 		if status != host.OK || bytes.Compare(value[1:], last[value[0]]) <= 0 && last[value[0]] != nil {
 			t.Fatalf("got %v after %v (%d)", value, last[value[0]], status)
 		}
