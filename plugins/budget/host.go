@@ -1,9 +1,11 @@
 package budget
 
 import (
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 )
 
 // DefaultMemory is the limit in bytes of a Host without an explicit limit.
@@ -14,7 +16,8 @@ const DefaultMemory = 64 << 20
 const MaxCalls = 1024
 
 // The limit of a plugin's log: logBurst bytes at once, then logRate bytes per
-// second. A line costs lineCost bytes in addition to its text.
+// second. A line costs lineCost bytes, for its time, level and names, in addition to its
+// text as written.
 const (
 	logBurst = 4 << 20
 	logRate  = 1 << 20
@@ -92,22 +95,46 @@ func (h *Host) BeginCall() bool {
 // EndCall ends an HTTP call.
 func (h *Host) EndCall() { h.calls.Add(-1) }
 
-// Log counts a log line of n bytes at that time. It returns false when the line
-// must be dropped.
-func (h *Host) Log(now time.Time, n int) bool {
+// Log counts a log line with that text at that time. It returns false when the line must
+// be dropped.
+func (h *Host) Log(now time.Time, text string) bool {
+	cost := int64(written(text)) + lineCost
 	h.mu.Lock()
 	passed := max(0, min(now.Sub(h.logged), logBurst/logRate*time.Second))
 	h.logged = now
 	h.spent = max(0, h.spent-int64(passed)*logRate/int64(time.Second))
-	fits := h.spent+int64(n)+lineCost <= logBurst
+	fits := h.spent+cost <= logBurst
 	if fits {
-		h.spent += int64(n) + lineCost
+		h.spent += cost
 	}
 	h.mu.Unlock()
 	if !fits {
 		h.Refuse(RefusedLog)
 	}
 	return fits
+}
+
+// written returns the most bytes that text takes in a log, in the text form and in the
+// JSON form of log/slog. Both write characters that are not printable as escapes, of up to
+// six bytes for one.
+func written(text string) (n int) {
+	for rest := text; len(rest) > 0; {
+		r, size := utf8.DecodeRuneInString(rest)
+		rest = rest[size:]
+		switch {
+		case r == utf8.RuneError && size == 1:
+			n += len(`\ufffd`)
+		case r == '"', r == '\\', r == '\n', r == '\r', r == '\t':
+			n += len(`\n`)
+		case strconv.IsPrint(r):
+			n += size
+		case r < 0x10000:
+			n += len(`\u0000`)
+		default:
+			n += len(`\U00010000`)
+		}
+	}
+	return n
 }
 
 // Refuse counts a refusal for that reason.

@@ -1,7 +1,12 @@
 package budget
 
 import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -77,9 +82,9 @@ func TestHostCalls(t *testing.T) {
 func TestHostLog(t *testing.T) {
 	refused := 0
 	h := NewHost(0, func(string) { refused++ })
-	now := time.Unix(1000, 0)
+	now, line := time.Unix(1000, 0), strings.Repeat("x", 64<<10-lineCost)
 	fill := func() (lines int) {
-		for h.Log(now, 64<<10-lineCost) {
+		for h.Log(now, line) {
 			lines++
 		}
 		return lines
@@ -102,7 +107,55 @@ func TestHostLog(t *testing.T) {
 	if refused != 4 {
 		t.Errorf("got %d refusals", refused)
 	}
-	if !NewHost(0, nil).Log(time.Time{}, 1) {
+	if !NewHost(0, nil).Log(time.Time{}, "x") {
 		t.Error("the first line is refused")
 	}
+}
+
+// loggers are the forms of the proxy's log.
+var loggers = map[string]func(io.Writer) slog.Handler{
+	"text": func(w io.Writer) slog.Handler { return slog.NewTextHandler(w, nil) },
+	"json": func(w io.Writer) slog.Handler { return slog.NewJSONHandler(w, nil) },
+}
+
+// TestLogCountsWrittenBytes: the limit holds for the bytes that reach the writer, not for
+// the bytes that the guest passed.
+func TestLogCountsWrittenBytes(t *testing.T) {
+	for name, text := range map[string]string{
+		"NUL": "\x00", "invalid UTF-8": "\xff", "half a character": "\xe2\x82", "escape": "\x1b[31m", "delete": "\x7f", "vertical tab": "\v",
+		"quotes": `"`, "backslashes": `\`, "ends of lines": "\n", "tabs": "\t", "line separator": "\u2028", "soft hyphen": "\u00ad",
+		"private plane": "\U0010ffff", "tag": "\U000e0001", "no-break space": "\u00a0", "plain": "x", "accents": "\u00e9", "markup": "<&>", "equals": "a=b ",
+	} {
+		for form, newHandler := range loggers {
+			t.Run(name+"/"+form, func(t *testing.T) {
+				var out bytes.Buffer
+				h, log := NewHost(0, nil), slog.New(newHandler(&out)).With("plugin", strings.Repeat("n", 64))
+				for _, size := range []int{1, 100, 60000} {
+					line := strings.Repeat(text, size/len(text)+1)
+					for n := 0; h.Log(time.Unix(1000, 0), line); n++ {
+						if n > logBurst/lineCost {
+							t.Fatal("no limit")
+						}
+						log.Log(context.Background(), slog.LevelError, line)
+					}
+				}
+				if out.Len() > logBurst || out.Len() < logBurst/8 {
+					t.Errorf("%d bytes were written, the limit is %d", out.Len(), logBurst)
+				}
+			})
+		}
+	}
+}
+
+func FuzzWritten(f *testing.F) {
+	f.Add("x\x00\xff\u2028\U000e0001\"\\\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		for form, newHandler := range loggers {
+			var out bytes.Buffer
+			slog.New(newHandler(&out)).Log(context.Background(), slog.LevelError, text)
+			if most := written(text) + lineCost; out.Len() > most {
+				t.Errorf("%s: %d bytes were written, %d were counted", form, out.Len(), most)
+			}
+		}
+	})
 }

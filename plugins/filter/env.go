@@ -19,7 +19,7 @@ func (v *vm) Log(level host.LogLevel, message string) {
 	if !v.p.served.Load() {
 		v.complaint = max(v.complaint, complaintIn(message))
 	}
-	if !v.p.deps.Host.Log(time.Now(), len(message)) {
+	if !v.p.deps.Host.Log(time.Now(), message) {
 		return
 	}
 	v.p.deps.Log.Log(context.Background(), level.Slog(), message)

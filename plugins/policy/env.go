@@ -50,7 +50,7 @@ func (w *World) Close() { w.space.Release() }
 
 // Log implements host.Env.
 func (w *World) Log(level host.LogLevel, message string) {
-	if !w.setting.Host.Log(time.Now(), len(message)) {
+	if !w.setting.Host.Log(time.Now(), message) {
 		return
 	}
 	w.setting.Log.Log(context.Background(), level.Slog(), message)
