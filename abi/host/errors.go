@@ -1,8 +1,10 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"github.com/tetratelabs/wazero/sys"
@@ -81,6 +83,15 @@ func (e *Error) Error() string {
 // Unwrap returns the cause: context.DeadlineExceeded or context.Canceled for a
 // Timeout, nil for others.
 func (e *Error) Unwrap() error { return e.err }
+
+// Details returns the attributes for the line of l that reports the failure, in addition
+// to the error itself: the stack if l logs at debug level.
+func (e *Error) Details(l *slog.Logger) (attrs []any) {
+	if e.Stack != "" && l.Enabled(context.Background(), slog.LevelDebug) {
+		attrs = append(attrs, "stack", e.Stack)
+	}
+	return attrs
+}
 
 // forbiddenCall is the panic of a host function called at the wrong time.
 type forbiddenCall struct{ name string }

@@ -109,9 +109,7 @@ func (p *Plugin) report(err error) (reason string) {
 		p.deps.Log.Error("plugin does not recover", "fail_open", p.spec.FailOpen)
 		return ""
 	}
-	p.deps.Log.Error("plugin failed", "error", failure, "fail_open", p.spec.FailOpen)
-	if failure.Stack != "" {
-		p.deps.Log.Debug("plugin's call stack", "stack", failure.Stack)
-	}
+	attrs := append([]any{"error", failure, "fail_open", p.spec.FailOpen}, failure.Details(p.deps.Log)...)
+	p.deps.Log.Error("plugin failed", attrs...)
 	return failure.Failure.String()
 }

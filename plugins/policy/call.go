@@ -262,11 +262,11 @@ func (v *Version) blame(p *Policy, reason string, why error, began time.Time) {
 	if why != nil {
 		attrs = append(attrs, "error", why)
 	}
-	v.opts.Log.Warn("policy failed; the built-in rule decides", attrs...)
 	var failure *host.Error
-	if errors.As(why, &failure) && failure.Stack != "" {
-		v.opts.Log.Debug("stack of the failed guest", "policy", p.Label, "stack", failure.Stack)
+	if errors.As(why, &failure) {
+		attrs = append(attrs, failure.Details(v.opts.Log)...)
 	}
+	v.opts.Log.Warn("policy failed; the built-in rule decides", attrs...)
 	v.failed(timeoutOf(why, began))
 }
 
