@@ -57,7 +57,16 @@ func (c *Client) TakeMemory(n int64) error {
 	return nil
 }
 
-// ReleaseMemory gives back n bytes of TakeMemory. Safe for concurrent use.
+// TakeScratch is TakeMemory for a scan of the body. It is part of [openai.Memory]. The error
+// is the answer for the client.
+func (c *Client) TakeScratch(n int64) error {
+	if err := c.share.Take(n); err != nil {
+		return c.noMemory(int(n), err)
+	}
+	return nil
+}
+
+// ReleaseMemory gives back n bytes of TakeMemory or TakeScratch. Safe for concurrent use.
 func (c *Client) ReleaseMemory(n int64) { c.share.Release(n) }
 
 // Reserve counts n bytes outside of buffers until Close. The error satisfies OwnFault.

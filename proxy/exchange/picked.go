@@ -101,7 +101,7 @@ func (x *exchange) followPick(d *extproc.Decision) (result string, err error) {
 
 // replaceBody replaces the body by that of the picker, which must be a request too.
 func (x *exchange) replaceBody(body []byte) error {
-	var scanned openai.Request
+	scanned := openai.Request{Object: openai.Object{Memory: &x.client}}
 	if err := openai.ReadRequest(x.req.API, x.client.Header().Get("Content-Type"), body, &scanned); err != nil {
 		return err
 	}

@@ -107,6 +107,7 @@ func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x.journal.Open(run.Books, r.Context(), r.Header, downstream.RequestID(r))
 	w.Header().Set("X-Request-Id", x.journal.ID())
 	run.services.Budget.Request(x.journal.Began())
+	x.req.Memory = &x.client
 	e := &x.env
 	e.Services, e.Context, e.Config, e.Hooks = run.services, r.Context(), cfg, run.hooksNow()
 	e.Client, e.Request, e.Ask, e.Prompt, e.Route, e.Journal, e.Replacer = &x.client, &x.req, &x.ask, &x.prompt, &x.route, &x.journal, x

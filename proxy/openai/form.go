@@ -128,8 +128,11 @@ func (r *Request) readHolder(name, base string, part, value Span) error {
 		}
 		return nil
 	}
-	var o Object
+	o := Object{Memory: r.Memory}
 	if err := o.Parse(r.raw[value.Start:value.End]); err != nil {
+		if _, refused := err.(*Error); !refused {
+			return err // no memory
+		}
 		return mistyped(base, "a JSON object")
 	}
 	if rest, cut := cutTransferParams(o.Raw(), ""); cut {

@@ -14,21 +14,27 @@ type Object struct {
 	raw     []byte
 	open    int // index of the opening brace
 	members []member
-	text    []byte   // escaped keys, unescaped
 	keys    []keyRef // the scanner's memory, kept for the next scan
+
+	// Memory counts the memory of a scan while the scan runs, from 1024 members on; nil: not
+	// counted. Reset keeps Memory.
+	Memory Memory
 }
 
 // member is one top-level member, in the order of the body.
 type member struct {
-	at    uint32 // position of the key's opening quote
-	key   keyRef
-	value span
-	kind  kind
-	shape shape // if kind is kindArray
+	key     span // between its quotes
+	value   span
+	kind    kind
+	escaped bool  // the key has escapes
+	shape   shape // if kind is kindArray
 }
 
-// Scratch memory with more entries than this is dropped.
-const keepScratch = 1024
+const (
+	memberSize   = int64(unsafe.Sizeof(member{}))
+	firstMembers = 16   // room that a new Object gets
+	keepScratch  = 1024 // scratch memory with more entries is dropped
+)
 
 // Reset drops the scanned bytes and keeps the memory for the next scan.
 func (o *Object) Reset() {
@@ -38,24 +44,23 @@ func (o *Object) Reset() {
 	if cap(o.keys) > keepScratch {
 		o.keys = nil
 	}
-	if cap(o.text) > keepScratch*8 {
-		o.text = nil
-	}
-	*o = Object{members: o.members[:0], keys: o.keys[:0], text: o.text[:0]}
+	*o = Object{members: o.members[:0], keys: o.keys[:0], Memory: o.Memory}
 }
 
 // Parse scans raw, which must contain one JSON object and otherwise only white space.
 // It checks the grammar, that strings are UTF-8 without control characters or lone
 // surrogates, that no object at any depth has two keys that are equal once unescaped,
-// and that nothing is nested deeper than 256 levels. The error is an *Error with status
-// 400 (413 from 2 GiB on) that names the invalid top-level member, if there is one; the
+// and that nothing is nested deeper than 256 levels. Objects that contain each other have
+// at most 262,144 members together, in addition to the 4096 members of the outermost one;
+// the scan uses 4 MiB at most. The error is an *Error with status 400 (413 from 2 GiB on)
+// that names the invalid top-level member, if there is one, or the error of Memory. The
 // Object is then empty.
 func (o *Object) Parse(raw []byte) error {
 	o.Reset()
 	if len(raw) > maxBody {
 		return NewError(CodeBodyTooLarge, "The body is 2 GiB or more.")
 	}
-	s := scanner{b: raw, keys: o.keys, text: o.text}
+	s := scanner{b: raw, keys: o.keys, memory: o.Memory}
 	i := s.space(0)
 	if i == len(raw) {
 		return NewError(CodeInvalidJSON, "The body is empty.")
@@ -64,25 +69,27 @@ func (o *Object) Parse(raw []byte) error {
 		return NewError(CodeInvalidJSON, "The body is not a JSON object.")
 	}
 	end := s.tail(s.object(i, 1, o))
-	o.raw, o.open, o.text, o.keys = raw, i, s.text, s.keys[:0]
+	o.raw, o.open, o.keys = raw, i, s.keys[:0]
 	if end < 0 {
 		o.Reset()
+	} else {
+		o.dropScratch()
+	}
+	s.release()
+	if s.full != nil {
+		return s.full
+	}
+	if end < 0 {
 		return s.refusal()
 	}
-	o.dropScratch()
 	return nil
 }
 
 // dropScratch frees large memory that only the scan needed. The widest object at any
 // depth determines its size, and a request is kept much longer than its scan takes.
-// Members have copies of their keys' references, so nothing refers to the scratch
-// memory.
 func (o *Object) dropScratch() {
 	if cap(o.keys) > keepScratch {
 		o.keys = nil
-	}
-	if cap(o.text) > max(keepScratch*8, 2*len(o.text)) {
-		o.text = append([]byte(nil), o.text...)
 	}
 	if cap(o.members) > max(keepScratch, len(o.members)+len(o.members)/8) {
 		o.members = append(make([]member, 0, len(o.members)), o.members...)
@@ -92,7 +99,7 @@ func (o *Object) dropScratch() {
 // Size returns the bytes of memory that the scan keeps in addition to the scanned bytes
 // until Reset. It grows with the number of top-level members.
 func (o *Object) Size() int {
-	return cap(o.members)*int(unsafe.Sizeof(member{})) + cap(o.keys)*int(unsafe.Sizeof(keyRef{})) + cap(o.text)
+	return cap(o.members)*int(memberSize) + cap(o.keys)*keySize
 }
 
 // refusal converts the scanner's error to the client's error.
@@ -102,7 +109,7 @@ func (s *scanner) refusal() *Error {
 		e.Code = CodeDuplicateKey
 	}
 	if s.inField {
-		e.Param = clip(string(s.key(s.field)))
+		e.Param = clipKey(s.b[s.field.start:s.field.end])
 	}
 	return e
 }
@@ -118,6 +125,18 @@ func clip(key string) string {
 		n--
 	}
 	return key[:n]
+}
+
+// clipKey is clip for a key as written.
+func clipKey(key []byte) string {
+	var text []byte
+	for len(key) > 0 && len(text) <= 2*utf8.UTFMax*16 {
+		var c [4]byte
+		n := 0
+		n, key = unescapeFirst(&c, key)
+		text = append(text, c[:n]...)
+	}
+	return clip(string(text))
 }
 
 // Raw returns the scanned bytes.
@@ -138,8 +157,7 @@ func (o *Object) Get(key string) (value []byte, ok bool) {
 }
 
 // Members visits the top-level members in the order of the body, with unescaped keys. A
-// key is valid as long as the scanned bytes, and until the next Parse: clone a key that
-// is kept.
+// key is valid as long as the scanned bytes: clone a key that is kept.
 func (o *Object) Members(yield func(key string, value []byte) bool) {
 	for i := range o.members {
 		m := &o.members[i]
@@ -149,13 +167,13 @@ func (o *Object) Members(yield func(key string, value []byte) bool) {
 	}
 }
 
-// keyString returns the unescaped key without copying it.
+// keyString returns the unescaped key. It copies only a key with escapes, which maxEscaped
+// bounds.
 func (o *Object) keyString(m *member) string {
-	from := o.raw
-	if m.key.escaped {
-		from = o.text
+	key := o.raw[m.key.start:m.key.end]
+	if m.escaped {
+		return string(appendUnescaped(nil, key))
 	}
-	key := from[m.key.at.start:m.key.at.end]
 	return unsafe.String(unsafe.SliceData(key), len(key))
 }
 

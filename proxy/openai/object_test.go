@@ -114,6 +114,18 @@ func TestParseRefuses(t *testing.T) {
 		{"objects at depth 257", strings.Repeat(`{"a":`, 257) + "1" + strings.Repeat("}", 257), "invalid_json", "a"},
 		{"a hundred thousand brackets", `{"a":` + strings.Repeat("[", 100_000), "invalid_json", "a"},
 		{"too many members", many(maxMembers, `"x":0`), "invalid_json", ""},
+		{"as many keys as a scan holds", `{"a":` + many(maxKeys-2, `"x":0`) + `}`, "", ""},
+		{"too many keys", `{"a":` + many(maxKeys-1, `"x":0`) + `}`, "invalid_json", "a"},
+		{"too many keys in objects inside each other", strings.Repeat(`{"a":`, 200) + many(maxKeys-200, `"x":0`) + strings.Repeat(`}`, 200), "invalid_json", "a"},
+		{"duplicate in the widest object", `{"a":` + many(maxKeys-2, `"k7":0`) + `}`, "duplicate_key", "a"},
+		{"long key with escapes", `{"\u0061` + strings.Repeat("a", maxEscaped-6) + `":1}`, "", ""},
+		{"too long key with escapes", `{"\u0061` + strings.Repeat("a", maxEscaped-5) + `":1}`, "invalid_json", ""},
+		{"long key without escapes", `{"` + strings.Repeat("a", 100_000) + `":1}`, "", ""},
+		{"long key with escapes inside", `{"a":{"` + strings.Repeat(`\n`, 50_000) + `":1}}`, "", ""},
+		{"duplicate of a long key with escapes", `{"a":{"` + strings.Repeat(`\n`, 50_000) + `":1,"` + strings.Repeat(`\u000a`, 50_000) + `":1}}`, "duplicate_key", "a"},
+		{"duplicate by escapes among many", `{"a":` + many(40, `"\u006b\u0037":0`) + `}`, "duplicate_key", "a"},
+		{"escapes that differ in the last byte", `{"a":{"\u00e9\u00ea":1,"\u00e9\u00eb":1,"é":1,"\u00e9":{}}}`, "duplicate_key", "a"},
+		{"keys of which one begins the other", `{"a":{"\u0061":1,"\u0061b":1,"abc":1,"ab\u0063d":1}}`, "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var o Object
@@ -201,8 +213,8 @@ func TestResetDropsLargeScratch(t *testing.T) {
 		t.Fatal("the last member is missing")
 	}
 	o.Reset()
-	if cap(o.members) > keepScratch || cap(o.keys) > keepScratch || cap(o.text) > 8*keepScratch {
-		t.Errorf("memory after Reset: %d members, %d keys, %d bytes", cap(o.members), cap(o.keys), cap(o.text))
+	if cap(o.members) > keepScratch || cap(o.keys) > keepScratch {
+		t.Errorf("memory after Reset: %d members, %d keys", cap(o.members), cap(o.keys))
 	}
 }
 
@@ -223,7 +235,7 @@ func TestParseDropsScratch(t *testing.T) {
 		{"a wide object inside", `{"\u0061":{` + wide("k", 20000) + `"z":0},"b":1}`, 4 << 10},
 		{"the same with escapes", `{"\u0061":{` + wide(`\u006b`, 20000) + `"z":0},"b":1}`, 4 << 10},
 		{"a wide object in an array", `{"\u0061":[[{` + wide("k", 20000) + `"z":0}]],"b":1}`, 4 << 10},
-		{"wide at the top", `{"\u0061":1,` + wide("k", 4000) + `"b":1}`, 4002 * 72},
+		{"wide at the top", `{"\u0061":1,` + wide("k", 4000) + `"b":1}`, 4002 * 36},
 	}
 	for _, tt := range tests {
 		var o Object

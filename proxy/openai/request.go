@@ -212,6 +212,9 @@ func (r *Request) readModel(v []byte) error {
 		return mistyped("model", "a string")
 	}
 	name := v[1 : len(v)-1]
+	if len(name) > 6*MaxModel { // an escape has at most six bytes for each byte of text
+		return tooLong("model", MaxModel)
+	}
 	if bytes.IndexByte(name, '\\') >= 0 {
 		name = appendUnescaped(nil, name)
 	}

@@ -40,10 +40,10 @@ func (o *Object) Append(dst []byte, edits ...Edit) []byte {
 			dst = append(dst, raw[from:max(from, int(o.members[i-1].value.end))]...)
 			from = int(m.value.end)
 		default: // removed, with the following comma
-			dst = append(dst, raw[from:m.at]...)
+			dst = append(dst, raw[from:m.key.start-1]...)
 			from = int(m.value.end)
 			if i+1 < len(o.members) {
-				from = int(o.members[i+1].at)
+				from = int(o.members[i+1].key.start) - 1
 			}
 		}
 	}

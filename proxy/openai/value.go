@@ -75,28 +75,39 @@ func IsNull(raw []byte) bool {
 // appendUnescaped appends the text between the quotes of a string that the scan has
 // accepted.
 func appendUnescaped(dst, body []byte) []byte {
-	for i := 0; i < len(body); {
-		c := body[i]
-		if c != '\\' {
-			dst = append(dst, c)
-			i++
-			continue
+	for len(body) > 0 {
+		plain := bytes.IndexByte(body, '\\')
+		if plain < 0 {
+			return append(dst, body...)
 		}
-		if body[i+1] != 'u' {
-			dst = append(dst, unescaped(body[i+1]))
-			i += 2
-			continue
-		}
-		r, _ := hexEscape(body[i:])
-		i += 6
-		if r >= 0xD800 && r <= 0xDFFF {
-			low, _ := hexEscape(body[i:])
-			i += 6
-			r = 0x10000 + (r-0xD800)<<10 + (low - 0xDC00)
-		}
-		dst = utf8.AppendRune(dst, r)
+		dst = append(dst, body[:plain]...)
+		var text [4]byte
+		n := 0
+		n, body = unescapeFirst(&text, body[plain:])
+		dst = append(dst, text[:n]...)
 	}
 	return dst
+}
+
+// unescapeFirst returns the first character of a string that the scan has accepted, with the
+// number of its bytes, and the rest of the string.
+func unescapeFirst(text *[4]byte, body []byte) (n int, rest []byte) {
+	if body[0] != '\\' {
+		_, n = utf8.DecodeRune(body)
+		return copy(text[:], body[:n]), body[n:]
+	}
+	if body[1] != 'u' {
+		text[0] = unescaped(body[1])
+		return 1, body[2:]
+	}
+	r, _ := hexEscape(body)
+	body = body[6:]
+	if r >= 0xD800 && r <= 0xDFFF {
+		low, _ := hexEscape(body)
+		body = body[6:]
+		r = 0x10000 + (r-0xD800)<<10 + (low - 0xDC00)
+	}
+	return utf8.EncodeRune(text[:], r), body
 }
 
 // unescaped returns the meaning of a backslash followed by c.

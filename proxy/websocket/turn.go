@@ -77,7 +77,7 @@ func (s *session) readBody(t *turn, message io.Reader) (err error) {
 
 // edit checks a message and turns it into the body of a request.
 func (t *turn) edit() error {
-	var o openai.Object
+	o := openai.Object{Memory: &t.body}
 	if err := o.Parse(t.body.Body()); err != nil {
 		return err
 	}
