@@ -60,6 +60,9 @@ const (
 	leastPing = time.Second
 	// headRoom is the room in a message for header lines and metadata, in bytes.
 	headRoom = 1 << 20
+	// mostMetadata bounds the header lines of one gRPC stream, in bytes. The header of the
+	// client's request is in a message.
+	mostMetadata = 16 << 10
 	// window is the flow control window of one stream, and connWindow that of one
 	// connection, in bytes.
 	window     = 1 << 20
@@ -99,7 +102,7 @@ func New(o Options) *Server {
 	s := &Server{options: o, health: health.NewServer(), destinations: destinations{registry: o.Registry, log: o.Log}, misused: lograte.Limiter[string]{Every: time.Minute}}
 	s.running, s.cut = context.WithCancelCause(context.Background())
 	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(headRoom),
+		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(mostMetadata),
 		grpc.MaxConcurrentStreams(uint32(min(o.MaxExchanges, math.MaxInt32-mostUnused) + mostUnused)), grpc.InTapHandle(s.tap),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(connWindow),
 		grpc.ReadBufferSize(connBuffer), grpc.WriteBufferSize(connBuffer), grpc.NumStreamWorkers(streamWorkers),
