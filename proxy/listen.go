@@ -43,8 +43,10 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 // EPP returns the endpoint picker for gateways. certs is nil without TLS. Requests that gateways
 // send pass no filters: the gateway has its own.
 func (s *Server) EPP(certs *edge.Certs) *epp.Server {
+	cfg := s.cfg.Load()
 	o := epp.Options{
-		Registry: s.options.Registry, Log: s.log, MaxBody: int(s.cfg.Load().Server.MaxBody),
+		Registry: s.options.Registry, Log: s.log, MaxBody: int(cfg.Server.MaxBody),
+		MaxExchanges: cfg.Limits.MaxExchanges + cfg.Limits.Queue, HeadTimeout: time.Duration(cfg.Server.ReadHeaderTimeout),
 		Ready: func() bool { return s.Ready() && !s.draining.Load() },
 		Handle: func(w http.ResponseWriter, r *http.Request, g attempt.Gateway) {
 			s.bodies.Limit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, g) })).ServeHTTP(w, r)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connlimit"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/httpguard"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -62,12 +63,12 @@ func (n *Node) listenMetrics(cfg *config.Config, given net.Listener) error {
 	routes.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		downstream.Error(w, openai.NewError(openai.CodeNotFound, "this address serves only GET /metrics"))
 	})
-	limit := httpguard.NewConns()
 	n.scrapes = &metricsListener{listener: given, log: n.log, server: &http.Server{
-		Handler: guard.Wrap(routes), ConnState: limit.Follow,
+		Handler:     guard.Wrap(routes),
 		ReadTimeout: scrapeReadTimeout, WriteTimeout: scrapeWriteTimeout, IdleTimeout: scrapeIdle, MaxHeaderBytes: scrapeHeader,
 		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug),
 	}}
+	connlimit.HTTP(n.scrapes.server)
 	return nil
 }
 

@@ -12,10 +12,10 @@ import (
 	"context"
 	"crypto/tls"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -26,10 +26,10 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/connlimit"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/lograte"
-	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // Options are the parts that a Server uses.
@@ -41,8 +41,12 @@ type Options struct {
 	Registry *engine.Registry
 	Ready    func() bool // reports whether a request could be served now
 	MaxBody  int         // largest request body, in bytes; one message may have the whole body
-	TLS      *tls.Config // nil: no TLS
-	Log      *slog.Logger
+	// MaxExchanges is the number of requests that the process serves at a time, with those
+	// that wait.
+	MaxExchanges int
+	HeadTimeout  time.Duration // bounds the time from the begin of a stream to its first message
+	TLS          *tls.Config   // nil: no TLS
+	Log          *slog.Logger
 }
 
 // Limits of connections and messages.
@@ -56,6 +60,9 @@ const (
 	leastPing = time.Second
 	// headRoom is the room in a message for header lines and metadata, in bytes.
 	headRoom = 1 << 20
+	// mostMetadata bounds the header lines of one gRPC stream, in bytes. The header of the
+	// client's request is in a message.
+	mostMetadata = 16 << 10
 	// window is the flow control window of one stream, and connWindow that of one
 	// connection, in bytes.
 	window     = 1 << 20
@@ -83,6 +90,7 @@ type Server struct {
 	grpc         *grpc.Server
 	health       *health.Server
 	destinations destinations
+	unused       unused
 	misused      lograte.Limiter[string] // decides which misuses are logged, by their text
 	running      context.Context         // ends when the streams must end
 	cut          context.CancelCauseFunc
@@ -94,7 +102,8 @@ func New(o Options) *Server {
 	s := &Server{options: o, health: health.NewServer(), destinations: destinations{registry: o.Registry, log: o.Log}, misused: lograte.Limiter[string]{Every: time.Minute}}
 	s.running, s.cut = context.WithCancelCause(context.Background())
 	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(headRoom),
+		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(mostMetadata),
+		grpc.MaxConcurrentStreams(uint32(min(o.MaxExchanges, math.MaxInt32-mostUnused) + mostUnused)), grpc.InTapHandle(s.tap),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(connWindow),
 		grpc.ReadBufferSize(connBuffer), grpc.WriteBufferSize(connBuffer), grpc.NumStreamWorkers(streamWorkers),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.ForceServerCodecV2(newCodec()),
@@ -129,7 +138,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 		defer close(drained)
 		s.drain(limit())
 	})
-	err := s.grpc.Serve(listener{l})
+	err := s.grpc.Serve(listener{l, connlimit.New()})
 	if !draining() {
 		<-drained
 	}
@@ -137,24 +146,6 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 	<-checked
 	s.Cut()
 	return err
-}
-
-// listener gives grpc-go connections with cheaper reads and writes. grpc-go sets the limit of
-// unacknowledged bytes only on its own kind of connection, so the listener sets the limit.
-type listener struct{ net.Listener }
-
-// Accept implements net.Listener.
-func (l listener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	if s, ok := c.(syscall.Conn); ok {
-		if raw, err := s.SyscallConn(); err == nil {
-			_ = socket.GiveUpAfter(raw, pingTimeout) // an error means that the gateway has left
-		}
-	}
-	return socket.Of(c), nil
 }
 
 // Retire prepares the end of Serve for a server whose address a successor serves: the health

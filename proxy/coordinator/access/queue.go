@@ -7,36 +7,23 @@ import (
 	"log/slog"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 )
 
-// mostHTTP bounds the open connections of HTTP callers.
-const mostHTTP = 4096
-
 // Queue passes connections of HTTP callers from the listeners to the HTTP server. Safe for concurrent use.
-type Queue struct {
-	conns chan net.Conn
-	open  atomic.Int64
-}
+type Queue struct{ conns chan net.Conn }
 
 // NewQueue returns a queue without connections.
 func NewQueue() *Queue { return &Queue{conns: make(chan net.Conn)} }
 
-// Offer passes on a connection of an HTTP caller. Offer closes a connection that the
-// server does not accept within GreetingLimit, because the number of connections of
-// unauthenticated callers must stay bounded.
+// Offer passes on a connection of an HTTP caller. The server limits the connections that it
+// accepts. Offer closes a connection that the server does not accept within GreetingLimit,
+// because the number of connections of unauthenticated callers must stay bounded.
 func (q *Queue) Offer(ctx context.Context, v *Visitor) {
-	c := &httpConn{Conn: v.Conn, begun: v.Begun, queue: q}
-	if q.open.Add(1) > mostHTTP {
-		c.release()
-		v.Refuse(ReasonBusy, errors.New("too many connections use HTTP"))
-		return
-	}
+	c := &httpConn{Conn: v.Conn, begun: v.Begun}
 	if !v.Admit() {
-		c.release()
 		return
 	}
 	limit := time.NewTimer(GreetingLimit)
@@ -87,8 +74,6 @@ func (l *listener) Addr() net.Addr { return l.address }
 type httpConn struct {
 	net.Conn
 	begun []byte
-	queue *Queue
-	once  sync.Once
 }
 
 // Read implements net.Conn. It returns the bytes that the gate has read first.
@@ -100,14 +85,6 @@ func (c *httpConn) Read(p []byte) (int, error) {
 	}
 	return c.Conn.Read(p)
 }
-
-// Close implements net.Conn.
-func (c *httpConn) Close() error {
-	c.release()
-	return c.Conn.Close()
-}
-
-func (c *httpConn) release() { c.once.Do(func() { c.queue.open.Add(-1) }) }
 
 // Exposed reports whether a third host could read the connection: the connection is not
 // encrypted, and its peer is another host.

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connlimit"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/httpguard"
@@ -123,7 +124,8 @@ func (h *Handler) Open() int { return h.open.len() }
 // Serve serves the routes on l and lets reservations expire, until ctx ends. Then Serve
 // closes l, answers the open requests within 2 s, and releases all reservations.
 func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
-	server := &http.Server{Handler: h, ConnContext: noteExposed, ConnState: httpguard.NewConns().Follow, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
+	server := &http.Server{Handler: h, ConnContext: noteExposed, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
+	connlimit.HTTP(server)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))

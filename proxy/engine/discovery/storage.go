@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connlimit"
 	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 	"github.com/pdproxy/pdproxy/proxy/httpguard"
 )
@@ -199,15 +200,12 @@ func (s *Storage) runOwner(ctx context.Context, shown func([]registrations.Entry
 
 // serve answers requests until ctx ends.
 func (s *Storage) serve(ctx context.Context, tell func()) {
-	d, limit := &drainer{}, httpguard.NewConns()
+	d := &drainer{}
 	server := &http.Server{
-		Handler: d.closeAfterReply(s.routes()),
-		ConnState: func(c net.Conn, state http.ConnState) {
-			limit.Follow(c, state)
-			d.follow(c, state)
-		},
+		Handler: d.closeAfterReply(s.routes()), ConnState: d.follow,
 		ReadTimeout: storageTimeout, WriteTimeout: 2 * storageTimeout, IdleTimeout: storageIdle, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
+	connlimit.HTTP(server)
 	served := make(chan struct{})
 	go func() {
 		defer close(served)

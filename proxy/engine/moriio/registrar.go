@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connlimit"
 	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
@@ -31,8 +32,6 @@ const (
 	Expiry = 10 * time.Second
 	// checkEvery is how often expired engines are removed.
 	checkEvery = registrations.WriteEvery
-	// maxConnections bounds the connections of engines. Each engine has one.
-	maxConnections = 4096
 	// idleTimeout is how long a connection may wait for its next registration.
 	idleTimeout = time.Minute
 	// maxMessage bounds a registration in bytes: it has about 200.
@@ -64,7 +63,7 @@ type Registrar struct {
 	o        Options
 	listener net.Listener
 	log      *slog.Logger
-	places   chan struct{} // one slot for each connection
+	places   *connlimit.Limit // each engine has one connection
 	messages chan message
 	own      context.Context // ends when a successor takes over the registrations
 	release  context.CancelFunc
@@ -107,7 +106,7 @@ func Listen(o Options) (*Registrar, error) {
 	if o.Registrations == nil {
 		o.Registrations = registrations.New(nil, "", o.Log)
 	}
-	r := &Registrar{o: o, listener: o.Listener, log: o.Log, places: make(chan struct{}, maxConnections), messages: make(chan message), released: make(chan struct{})}
+	r := &Registrar{o: o, listener: o.Listener, log: o.Log, places: connlimit.New(), messages: make(chan message), released: make(chan struct{})}
 	r.own, r.release = context.WithCancel(context.Background())
 	return r, nil
 }
@@ -215,22 +214,17 @@ func (r *Registrar) accept(ctx context.Context, wg *sync.WaitGroup) {
 			}
 			continue
 		}
-		select {
-		case r.places <- struct{}{}:
-		default:
-			conn.Close()
-			continue
-		}
+		place := r.places.Enter(conn) // never nil: no connection is ever busy
 		wg.Go(func() {
-			defer func() { <-r.places }()
-			r.serve(ctx, conn)
+			defer place.Leave()
+			r.serve(ctx, conn, place)
 		})
 	}
 }
 
 // serve passes on the messages of one connection until it or ctx ends, and closes the
 // connection.
-func (r *Registrar) serve(ctx context.Context, conn net.Conn) {
+func (r *Registrar) serve(ctx context.Context, conn net.Conn, place *connlimit.Place) {
 	peer := conn.RemoteAddr().String()
 	from, _, _ := net.SplitHostPort(peer)
 	hand := func(m message) {
@@ -248,6 +242,7 @@ func (r *Registrar) serve(ctx context.Context, conn net.Conn) {
 	var frames [][]byte
 	for err == nil && ctx.Err() == nil {
 		if frames, err = c.Receive(idleTimeout); err == nil {
+			place.Touch()
 			hand(message{from: from, text: bytes.Clone(frames[len(frames)-1])})
 		}
 	}
