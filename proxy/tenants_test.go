@@ -122,6 +122,70 @@ func TestTenantTokens(t *testing.T) {
 	}
 }
 
+// A client that leaves pays for what the engine may have computed: the reservation for an answer of
+// which the client has seen nothing, otherwise the events that the proxy has relayed. A response in
+// the background costs its reservation too, unless its first answer reports the usage.
+func TestTenantLeaves(t *testing.T) {
+	const limit = 1000
+	events := func(c *engineConn) {
+		c.send(streamHead)
+		c.chunks(strings.TrimSuffix(tokenStream(3, ""), "data: [DONE]\n\n"))
+	}
+	for name, tt := range map[string]struct {
+		path, members string
+		engine        func(c *engineConn) // begins the answer; the client leaves 5 s later
+		after         int64               // remaining afterwards; the prompt has 25 tokens
+	}{
+		"whole":                     {completionsPath, `"max_tokens":300`, func(*engineConn) {}, limit - 325},
+		"whole, head":               {completionsPath, `"max_tokens":300`, func(c *engineConn) { c.send("HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{") }, limit - 325},
+		"without max_tokens":        {completionsPath, `"n":1`, func(*engineConn) {}, limit - 25 - 512},
+		"two sequences":             {completionsPath, `"max_tokens":300,"n":2`, func(*engineConn) {}, limit - 625},
+		"more than the budget":      {completionsPath, `"max_tokens":3000`, func(*engineConn) {}, 0},
+		"stream before its head":    {completionsPath, `"max_tokens":300,"stream":true`, func(*engineConn) {}, limit - 325},
+		"stream before its events":  {completionsPath, `"max_tokens":300,"stream":true`, func(c *engineConn) { c.send(streamHead) }, limit - 325},
+		"stream after three events": {completionsPath, `"max_tokens":300,"stream":true`, events, limit - 25 - 3},
+		"stream with usage": {completionsPath, `"max_tokens":300,"stream":true`, func(c *engineConn) {
+			events(c)
+			c.chunks("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":30,\"completion_tokens\":40}}\n\n")
+		}, limit - 70},
+		"embeddings":                 {"/v1/embeddings", `"n":1`, func(*engineConn) {}, limit - 25},
+		"background":                 {"/v1/responses", `"background":true,"max_output_tokens":300`, func(c *engineConn) { c.json(200, `{"status":"queued","usage":null}`) }, limit - 325},
+		"background with its usage":  {"/v1/responses", `"background":true,"max_output_tokens":300`, func(c *engineConn) { c.json(200, `{"usage":{"input_tokens":30,"output_tokens":40}}`) }, limit - 70},
+		"background that is refused": {"/v1/responses", `"background":true,"max_output_tokens":300`, func(c *engineConn) { c.json(400, `{"error":{}}`) }, limit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &fakeEngine{serve: func(c *engineConn, _ int) {
+					tt.engine(c)
+					if !strings.HasPrefix(name, "background") {
+						c.hold()
+					}
+				}}
+				w := newWorld(t, setup{engines: []*fakeEngine{e}, keys: tenantLine("a", "tpm=1000")})
+				ctx, leave := context.WithTimeout(t.Context(), 5*time.Second)
+				defer leave()
+				body := fmt.Sprintf(`{"model":"m","prompt":%q,"input":%[1]q,%s}`, strings.Repeat("w", 98), tt.members)
+				if strings.HasPrefix(tt.path, "/v1/completions") {
+					body = strings.Replace(body, `"input"`, `"unused"`, 1)
+				}
+				ask(ctx, w.client, "POST", "http://proxy"+tt.path, body, "Authorization", "Bearer a-key", "Content-Type", "application/json")
+				synctest.Wait()
+				if used, want := w.metric("pdproxy_tenant_tokens_total", "a"), limit-tt.after; int64(used) != want {
+					t.Errorf("%v tokens are counted, want %d", used, want)
+				}
+				r := w.post("/tokenize", `{"model":"m","prompt":"x"}`, "Authorization", "Bearer a-key")
+				refilled := int64(0)
+				if !strings.HasPrefix(name, "background") {
+					refilled = 5 * limit / 60 // in 5 s
+				}
+				if got := r.header.Get("x-ratelimit-remaining-tokens"); got != fmt.Sprint(min(tt.after+refilled, limit)) {
+					t.Errorf("remaining %s, want %d", got, tt.after+refilled)
+				}
+			})
+		})
+	}
+}
+
 // The lines of both budgets have OpenAI's form in whole answers, in streams and in refusals: the
 // limit, what remains, and the time until the budget is whole again. Lines of the engine give way.
 func TestRateLimitLines(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 // array of tables is one key.
 var reloadedKeys = []string{
 	"server.drain_timeout", "server.takeover_timeout", "server.read_timeout", "server.min_body_rate", "server.expose_placement",
-	"server.trust_pd_fields", "server.access_log", "server.trusted_proxies", "server.cors_origins", "server.engine_routes", "server.auth.keys_file",
+	"server.trust_pd_fields", "server.trust_engine_fields", "server.access_log", "server.trusted_proxies", "server.cors_origins", "server.engine_routes", "server.auth.keys_file",
 	"admin.trust_added_engines", "epp.fallbacks",
 	"timeouts.prefill", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.handshake", "timeouts.transfer", "timeouts.deferred_write",
 	"timeouts.policy", "timeouts.cleanup",

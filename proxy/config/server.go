@@ -51,6 +51,11 @@ type Server struct {
 	// disaggregated_params, bootstrap_*, rank and rid) on to the engines.
 	// Default false: they are removed.
 	TrustPDFields bool `toml:"trust_pd_fields"`
+	// TrustEngineFields passes the fields of clients on that change an engine or run code in
+	// it: custom_logit_processor and session_params of SGLang, logits_processors of vLLM. A
+	// client with a list of models may then also use lora_request of TensorRT-LLM, which names
+	// a file of the engine's host. Default false: such requests get 400.
+	TrustEngineFields bool `toml:"trust_engine_fields"`
 	// AccessLog is the file to which each request that has ended adds one line of JSON,
 	// or "stderr". The lines contain no prompts. A reload opens the file again. Default
 	// "": no access log.

@@ -115,7 +115,11 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 	case silent != nil:
 		return stored{}, openai.NewError(openai.CodeLegFailed, "an engine that may hold the response does not answer")
 	}
-	return stored{}, openai.NewFieldError(openai.CodeResponseNotFound, "response_id", "no engine holds a response of this id")
+	return stored{}, errNotStored("response_id")
+}
+
+func errNotStored(field string) error {
+	return openai.NewFieldError(openai.CodeResponseNotFound, field, "no engine holds a response of this id")
 }
 
 // mayHold reports whether an instance may hold responses: those of prefill legs are not stored.
@@ -124,13 +128,40 @@ func (x *exchange) mayHold(i *engine.Instance) bool {
 	return (i.Role == abi.RoleDecode || i.Role == abi.RoleBoth) && i.State() != engine.Down && !i.IsRemote() && x.run.Connector(i.Spec.Connector).Serves(openai.Responses)
 }
 
-// mayUse reports whether the tenant may use a model of the instance. To other tenants its responses
-// do not exist.
+// mayUse reports whether the tenant may use a model of the instance. Other instances are not asked
+// for its responses.
 func (x *exchange) mayUse(i *engine.Instance) bool {
+	return !x.restricted() || x.mayUseAny(i.Models())
+}
+
+// restricted reports whether the tenant may not use every model.
+func (x *exchange) restricted() bool {
 	t := x.account.tenant
-	return t == nil || t.Models == nil || slices.ContainsFunc(t.Models, func(name string) bool {
-		return slices.Contains(i.Models(), name) || x.run.Models().Route(name).LeadsTo(i.Models())
+	return t != nil && t.Models != nil
+}
+
+// mayUseAny reports whether the tenant may use one of the models of engines, also by a name of
+// [[model]].
+func (x *exchange) mayUseAny(models []string) bool {
+	return slices.ContainsFunc(x.account.tenant.Models, func(name string) bool {
+		return slices.Contains(models, name) || x.run.Models().Route(name).LeadsTo(models)
 	})
+}
+
+// maySee reports whether the tenant may see a stored response of the instance: it may use the
+// model that the response names, or each model of the instance if the response names none. To
+// other tenants the response does not exist. vLLM names its first name of the model, so that all
+// names for one model count as one.
+func (x *exchange) maySee(i *engine.Instance, answer []byte) bool {
+	if !x.restricted() {
+		return true
+	}
+	value, named, err := openai.Lookup(answer, "model")
+	if err == nil && !named {
+		return !slices.ContainsFunc(i.Models(), func(model string) bool { return !x.mayUseAny(i.SameModel(model)) })
+	}
+	model, ok := openai.String(value)
+	return err == nil && ok && x.mayUseAny(i.SameModel(model))
 }
 
 // question asks one engine for a response. Without a holder the engine does not hold it; err
@@ -152,7 +183,7 @@ func (x *exchange) question(ctx context.Context, i *engine.Instance, id string, 
 		return stored{}, nil
 	}
 	b, err := x.run.Memory.ReadAll(resp, resp.ContentLength, buffer.MaxAnswer, time.Now().Add(answerWithin))
-	if err != nil {
+	if err != nil || !x.maySee(i, b.B) {
 		b.Free()
 		return stored{}, err
 	}

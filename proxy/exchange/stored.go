@@ -142,22 +142,36 @@ func (x *exchange) relayStored(resp *upstream.Response, i *engine.Instance) erro
 }
 
 // follow restricts the placement of a response that continues a stored one to the engine that
-// holds the earlier response. If no engine holds it, any engine reports that.
+// holds the earlier response. If no engine holds it, any engine reports that, except to a tenant
+// that may not use every model: the engine may hold the response of another tenant.
 func (x *exchange) follow() error {
-	v, _ := x.req.Get("previous_response_id")
+	const field = "previous_response_id"
+	v, _ := x.req.Get(field)
+	if openai.IsNull(v) {
+		return nil
+	}
 	text, _ := openai.String(v)
 	target, ok := openai.StoredResponseFor(text)
-	if !ok || x.gateway != nil || x.route.Restricted() {
+	elsewhere := x.gateway != nil || x.route.Restricted() // another program places the response
+	switch {
+	case !ok && x.restricted():
+		return errNotStored(field)
+	case !ok || elsewhere && !x.restricted():
 		return nil
 	}
 	s, err := x.find(target.ID, downstream.Without(append([]upstream.Field(nil), x.env.Fields...), "Content-Type"))
-	if PublicError(err).Code == openai.CodeResponseNotFound {
+	switch {
+	case PublicError(err).Code == openai.CodeResponseNotFound && x.restricted():
+		return errNotStored(field)
+	case PublicError(err).Code == openai.CodeResponseNotFound:
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	s.answer.Free()
+	if elsewhere {
+		return nil
+	}
 	x.ask.Within.Whole = []*engine.Instance{s.holder}
 	return x.stayWith(s.holder)
 }

@@ -22,9 +22,13 @@ type account struct {
 // assumedOutput is the number of tokens that is reserved for an answer without max_tokens.
 const assumedOutput = 512
 
-// permit rejects a request for a model that its tenant may not use. The error is that for a
-// model that does not exist, so that it tells nothing about other tenants.
+// permit rejects a request for a model or an adapter that its tenant may not use. The error is that
+// for a model that does not exist, so that it tells nothing about other tenants. For every client,
+// permit rejects fields that change an engine.
 func (x *exchange) permit() error {
+	if field := x.req.EngineField; field != "" && !x.env.Config.Server.TrustEngineFields {
+		return openai.NewFieldError(openai.CodeFieldNotAllowed, field, "'"+field+"' changes the engine or runs code in it, and the proxy does not allow it (server.trust_engine_fields)")
+	}
 	t := x.account.tenant
 	if t == nil || t.Models == nil {
 		return nil
@@ -35,10 +39,26 @@ func (x *exchange) permit() error {
 			return openai.NewFieldError(openai.CodeMissingField, "model", "model is needed: the client may not use every model")
 		}
 	}
-	if t.Allows(name) {
-		return nil
+	if !t.Allows(name) {
+		return UnknownModel(name, x.models())
 	}
-	return UnknownModel(name, x.models())
+	return x.permitAdapters(name)
+}
+
+// permitAdapters rejects a request for an adapter that its tenant may not use. The list of the
+// tenant names an adapter alone, or as SGLang does: MODEL:ADAPTER.
+func (x *exchange) permitAdapters(model string) (err error) {
+	t := x.account.tenant
+	x.req.EachAdapter(func(a openai.Adapter) bool {
+		switch {
+		case a.Name != "" && !t.Allows(a.Name) && !t.Allows(model+":"+a.Name):
+			err = UnknownModel(a.Name, x.models())
+		case !a.Exact && !x.env.Config.Server.TrustEngineFields:
+			err = openai.NewFieldError(openai.CodeFieldNotAllowed, a.Field, "'"+a.Field+"' selects an adapter by more than its name, and the client may not use every model (server.trust_engine_fields)")
+		}
+		return err == nil
+	})
+	return err
 }
 
 // models returns the models that the client may request, sorted.
@@ -147,8 +167,11 @@ func (x *exchange) settleTenant() {
 func (x *exchange) spent() int64 {
 	u := x.journal.Reported()
 	if u == (openai.Usage{}) { // the engine reported none
-		if x.journal.Ending() == telemetry.OutcomeClientError {
+		switch {
+		case x.journal.Ending() == telemetry.OutcomeClientError:
 			return 0
+		case x.unseen():
+			return x.account.reserved
 		}
 		return bounded(x.account.prompt) + bounded(x.journal.Counted())
 	}
@@ -156,6 +179,18 @@ func (x *exchange) spent() int64 {
 		u.Prompt = x.account.prompt
 	}
 	return bounded(u.Prompt) + bounded(u.Completion)
+}
+
+// unseen reports whether an engine may have computed an answer of which the proxy has seen nothing:
+// the client has left before the end of a whole answer or before the first event of a stream, a
+// gateway does not show the answer, or the response continues in the background.
+func (x *exchange) unseen() bool {
+	switch x.journal.Ending() {
+	case telemetry.OutcomeNone, telemetry.OutcomeOK, telemetry.OutcomeCancelled:
+		background, _ := x.req.Get("background")
+		return x.journal.Counted() == 0 || string(background) == "true"
+	}
+	return false // an engine failed
 }
 
 // bounded limits a count of tokens that an engine reports.

@@ -2,12 +2,14 @@ package idtoken
 
 import (
 	"context"
+	"crypto"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,8 +51,35 @@ type keySet struct {
 
 // loadedKeys is a set of keys that was read at a time.
 type loadedKeys struct {
-	keyfunc.Keyfunc
-	at time.Time
+	named keyfunc.Keyfunc // finds the key that a token names
+	all   []verifyingKey
+	at    time.Time
+}
+
+// verifyingKey is a public key and the algorithm for which the issuer made it; "": any.
+type verifyingKey struct {
+	alg    string
+	public crypto.PublicKey
+}
+
+// find returns the key of the token, or all keys that may have signed a token without a key id.
+func (k *loadedKeys) find(token *jwt.Token) (any, error) {
+	if _, named := token.Header[jwkset.HeaderKID]; named {
+		return k.named.Keyfunc(token)
+	}
+	var set jwt.VerificationKeySet
+	for _, key := range k.all {
+		if key.alg == "" || key.alg == token.Method.Alg() {
+			set.Keys = append(set.Keys, key.public)
+		}
+	}
+	return set, nil
+}
+
+// verifies reports whether the issuer made a key to verify signatures (RFC 7517, 4.2 to 4.4).
+func verifies(key jwkset.JWKMarshal) bool {
+	return (key.USE == "" || key.USE == jwkset.UseSig) && (key.KEYOPS == nil || slices.Contains(key.KEYOPS, jwkset.KeyOpsVerify)) &&
+		(key.ALG == "" || slices.Contains(methods, key.ALG.String()))
 }
 
 func newKeySet(c config.JWT, file []byte, transport http.RoundTripper) (*keySet, error) {
@@ -72,32 +101,38 @@ func (s *keySet) follow(old *keySet, log *slog.Logger) {
 	}
 }
 
-// load replaces the keys by those of a JSON Web Key Set. Keys of an unknown type are left out.
+// load replaces the keys by those of a JSON Web Key Set. Keys of an unknown type, and keys that are
+// not for signatures, are left out.
 func (s *keySet) load(text []byte) error {
 	var set jwkset.JWKSMarshal
 	if err := json.Unmarshal(text, &set); err != nil {
 		return errors.New("the keys are not a JSON Web Key Set")
 	}
 	storage := jwkset.NewMemoryStorage()
-	usable := 0
+	loaded := &loadedKeys{at: time.Now()}
 	for _, one := range set.Keys {
 		key, err := jwkset.NewJWKFromMarshal(one, jwkset.JWKMarshalOptions{Private: true}, jwkset.JWKValidateOptions{})
-		if err != nil || one.KTY == jwkset.KtyOct {
+		if err != nil || one.KTY == jwkset.KtyOct || !verifies(one) {
 			continue
 		}
 		if err := storage.KeyWrite(context.Background(), key); err != nil {
 			return err
 		}
-		usable++
+		public := key.Key()
+		if private, ok := public.(crypto.Signer); ok {
+			public = private.Public()
+		}
+		loaded.all = append(loaded.all, verifyingKey{one.ALG.String(), public})
 	}
-	if usable == 0 {
-		return errors.New("the keys are not a JSON Web Key Set with a public key")
+	if len(loaded.all) == 0 {
+		return errors.New("the keys are not a JSON Web Key Set with a public key for signatures")
 	}
-	find, err := keyfunc.New(keyfunc.Options{Storage: storage})
+	named, err := keyfunc.New(keyfunc.Options{Storage: storage})
 	if err != nil {
 		return err
 	}
-	s.keys.Store(&loadedKeys{find, time.Now()})
+	loaded.named = named
+	s.keys.Store(loaded)
 	return nil
 }
 
@@ -116,10 +151,10 @@ func (s *keySet) find(ctx context.Context, log *slog.Logger) jwt.Keyfunc {
 		if now == nil {
 			return nil, errNoKeys
 		}
-		key, err := now.Keyfunc.Keyfunc(token)
+		key, err := now.find(token)
 		if errors.Is(err, jwkset.ErrKeyNotFound) && s.url != "" { // the issuer may have a new key
 			if next := s.read(ctx, log); next != now {
-				return next.Keyfunc.Keyfunc(token)
+				return next.find(token)
 			}
 		}
 		return key, err

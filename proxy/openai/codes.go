@@ -21,6 +21,7 @@ const (
 	CodeDraining
 	CodeDuplicateKey
 	CodeEmptyArray
+	CodeFieldNotAllowed
 	CodeHeldByPolicy
 	CodeIntegerAboveMaxValue
 	CodeIntegerBelowMinValue
@@ -65,6 +66,7 @@ const (
 	CodeTooManyConnections
 	CodeUnsupportedContentEncoding
 	CodeUnsupportedMessage
+	CodeUnsupportedMediaType
 	CodeUpgradeRequired
 )
 
@@ -78,7 +80,6 @@ const (
 	CodeNotReloaded
 	CodeUnknownEngine
 	CodeUnknownRequest
-	CodeUnsupportedMediaType
 	codeCount
 )
 
@@ -111,6 +112,7 @@ var codes = [codeCount]CodeInfo{
 	CodeDraining:                   {"draining", []int{503}, overloaded, "The proxy is shutting down."},
 	CodeDuplicateKey:               {"duplicate_key", []int{400}, "", "An object of the body has the same key twice, so two parsers could read the body differently."},
 	CodeEmptyArray:                 {"empty_array", []int{400}, "", "A list of the request is empty."},
+	CodeFieldNotAllowed:            {"field_not_allowed", []int{400}, "", "A field changes the engine, runs code in it, or selects an adapter by a file or a number, and the configuration does not allow the field (`server.trust_engine_fields`)."},
 	CodeHeldByPolicy:               {"held_by_policy", []int{503}, overloaded, "The plan policy held the request until the limit of the wait."},
 	CodeIntegerAboveMaxValue:       {"integer_above_max_value", []int{400}, "", "A number of the request is too large."},
 	CodeIntegerBelowMinValue:       {"integer_below_min_value", []int{400}, "", "A number of the request is too small."},
@@ -134,7 +136,7 @@ var codes = [codeCount]CodeInfo{
 	CodeNotFound:                   {"not_found", []int{404}, "", "There is no such endpoint."},
 	CodeNotImplemented:             {"not_implemented", []int{501}, "invalid_request_error", "The engines of this model cannot serve this API."},
 	CodeNotPairable:                {"not_pairable", []int{400}, "", "The form of the request excludes two legs, and no engine can serve it whole."},
-	CodeOriginNotAllowed:           {"origin_not_allowed", []int{403}, "", "A browser asked if a web page may use the API, or a web page opened a WebSocket, and the configuration does not list the origin of the page."},
+	CodeOriginNotAllowed:           {"origin_not_allowed", []int{403}, "", "A web page of another origin sent a request without an API key, opened a WebSocket, or asked if it may use the API, and the configuration does not list the origin of the page."},
 	CodePickerFailed:               {"picker_failed", []int{503}, "", "The endpoint picker gave no usable answer, and the configuration fails closed."},
 	CodePluginBusy:                 {"plugin_busy", []int{503}, "", "All instances of a filter were busy."},
 	CodePluginFailed:               {"plugin_failed", []int{503, 502}, "", "A filter failed, or made an invalid request or answer."},
@@ -155,17 +157,17 @@ var codes = [codeCount]CodeInfo{
 	CodeTooManyConnections:         {"too_many_connections", []int{503}, overloaded, "The client or all clients together have too many connections open. The proxy closes this connection."},
 	CodeUnsupportedContentEncoding: {"unsupported_content_encoding", []int{415}, "", "The proxy cannot decode this Content-Encoding."},
 	CodeUnsupportedMessage:         {"unsupported_message", []int{400}, "", "The proxy cannot open this WebSocket, or does not know this kind of message."},
+	CodeUnsupportedMediaType:       {"unsupported_media_type", []int{415}, "", "The `Content-Type` of the request is not that of JSON, or of a form where the endpoint takes forms."},
 	CodeUpgradeRequired:            {"upgrade_required", []int{426}, "invalid_request_error", "The request opens a WebSocket, and the endpoint takes only POST from this client or over this version of HTTP."},
 
-	CodeBadEngine:            {"bad_engine", []int{400}, "", "The engine of the request has a wrong or forbidden key, or cannot be added."},
-	CodeBadValue:             {"bad_value", []int{400}, "", "A parameter or a list of policies is wrong."},
-	CodeForbidden:            {"forbidden", []int{403}, "", "A web page sent the request, or the `Host` of the request is not allowed."},
-	CodeInvalidToken:         {"invalid_token", []int{401}, "", "The request has no valid token."},
-	CodeNoSidecar:            {"no_sidecar", []int{404}, "", "This proxy is not a sidecar."},
-	CodeNotReloaded:          {"not_reloaded", []int{409, 404}, "", "The policy is unknown, or its new version cannot be used. The old version serves."},
-	CodeUnknownEngine:        {"unknown_engine", []int{404, 400}, "", "The engine is unknown, or cannot be removed."},
-	CodeUnknownRequest:       {"unknown_request", []int{404}, "", "The request is not among the last 4,096 requests that ended."},
-	CodeUnsupportedMediaType: {"unsupported_media_type", []int{415}, "", "The body is not JSON."},
+	CodeBadEngine:      {"bad_engine", []int{400}, "", "The engine of the request has a wrong or forbidden key, or cannot be added."},
+	CodeBadValue:       {"bad_value", []int{400}, "", "A parameter or a list of policies is wrong."},
+	CodeForbidden:      {"forbidden", []int{403}, "", "A web page sent the request, or the `Host` of the request is not allowed."},
+	CodeInvalidToken:   {"invalid_token", []int{401}, "", "The request has no valid token."},
+	CodeNoSidecar:      {"no_sidecar", []int{404}, "", "This proxy is not a sidecar."},
+	CodeNotReloaded:    {"not_reloaded", []int{409, 404}, "", "The policy is unknown, or its new version cannot be used. The old version serves."},
+	CodeUnknownEngine:  {"unknown_engine", []int{404, 400}, "", "The engine is unknown, or cannot be removed."},
+	CodeUnknownRequest: {"unknown_request", []int{404}, "", "The request is not among the last 4,096 requests that ended."},
 }
 
 // Codes returns all codes in the order of their constants.

@@ -115,6 +115,10 @@ func (r *Request) readPart(name string, file bool, part, value Span) error {
 		case "true", "1", "on", "yes", "t", "y":
 			r.Stream = true
 		}
+	default:
+		if !file || selectsAdapter(base) {
+			r.noteMember(name, v)
+		}
 	}
 	return nil
 }

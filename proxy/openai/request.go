@@ -51,10 +51,16 @@ type Request struct {
 	// MessageCount is the number of messages or input items.
 	MessageCount int
 
+	// EngineField is a field with which the client changes an engine, or makes the engine run
+	// code of the client; "": there is none.
+	EngineField string
+
 	fixedLimit  bool       // MaxTokens comes from max_completion_tokens
 	contentType string     // of a form; "": the body is a JSON object
 	modelAt     Span       // value of the part of a form that names the model; zero: none
 	formEdits   []formEdit // edits that cut the PD fields of a form, in its order
+	adapters    bool       // a field selects an adapter
+	outside     []Adapter  // those of a form or of a query
 }
 
 // Path returns the path of the request on an engine, with the query of an EngineRoute.
@@ -82,18 +88,43 @@ func (r *Request) ReadTarget(path, query string) error {
 			delete(values, name)
 		}
 	}
-	if len(values["model"]) > 1 { // the engine could read another one than the proxy
-		return NewFieldError(CodeDuplicateKey, "model", "The query of the request has the parameter 'model' twice.")
-	}
-	if model := values.Get("model"); model != "" && !r.HasModel {
-		if err := checkModel([]byte(model)); err != nil {
+	for name, list := range values {
+		if err := r.readParameter(name, list); err != nil {
 			return err
 		}
-		r.Model, r.HasModel = model, true
 	}
 	if len(values) > 0 {
 		r.Target += "?" + values.Encode()
 	}
+	return nil
+}
+
+// readParameter reads one parameter of the query of an EngineRoute. It refuses each parameter that
+// could name another model to the engine than to the proxy.
+func (r *Request) readParameter(name string, values []string) error {
+	base, _, _ := strings.Cut(name, "[")
+	switch {
+	case !strings.EqualFold(base, "model"):
+		for _, v := range values {
+			r.noteMember(name, []byte(v))
+		}
+		return nil
+	case name != "model":
+		return NewFieldError(CodeInvalidName, clip(name), "The query of the request must name the model as 'model'.")
+	case len(values) > 1:
+		return NewFieldError(CodeDuplicateKey, "model", "The query of the request has the parameter 'model' twice.")
+	}
+	model := values[0]
+	switch {
+	case model == "" || r.HasModel && r.Model == model:
+		return nil
+	case r.HasModel:
+		return NewFieldError(CodeDuplicateKey, "model", "The query and the body of the request name different models.")
+	}
+	if err := checkModel([]byte(model)); err != nil {
+		return err
+	}
+	r.Model, r.HasModel = model, true
 	return nil
 }
 
@@ -203,6 +234,8 @@ func (r *Request) read(m *member) (err error) {
 		}
 	case "max_tokens", "max_completion_tokens", "max_output_tokens":
 		err = r.readLimit(key, v)
+	default:
+		r.noteMember(key, nil)
 	}
 	return err
 }
@@ -302,6 +335,8 @@ func (r *Request) readSamplingParams(m *member, v []byte) (err error) {
 			err = checkPDHolder("sampling_params.extra_args", value)
 		case keyEqual(key, "vllm_xargs"):
 			err = checkPDHolder("sampling_params.vllm_xargs", value)
+		case keyEqual(key, "logits_processors"):
+			r.EngineField = "sampling_params.logits_processors"
 		}
 		return err == nil
 	}
