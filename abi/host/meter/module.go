@@ -52,10 +52,7 @@ type Module struct {
 	// imported ones, of references in all element segments, and of exports.
 	Types, Globals, Elements, Exports int
 	// Imports is the number of imported functions.
-	Imports int
-	// GrowsTable reports that an instruction grows a table.
-	GrowsTable bool
-
+	Imports       int
 	types         []functionType
 	functionTypes []uint32 // of all functions, imported ones first
 	globals       int
@@ -84,7 +81,7 @@ type Function struct {
 	// Arity is the number of values that all blocks and calls take and give.
 	Arity int
 
-	bulk bool   // has an instruction whose time depends on an operand
+	bulk uses   // instructions whose time depends on an operand
 	code []byte // locals and instructions
 	body int    // place of the instructions in code
 }
@@ -161,7 +158,7 @@ func (m *Module) section(r *reader, id byte) {
 		m.start = int(m.functionReference(r))
 		return
 	}
-	if id == sectionCustom || id == sectionData || id == sectionDataCount || id == sectionMemory {
+	if id == sectionCustom || id == sectionDataCount || id == sectionMemory {
 		r.pos = len(r.data) // the engine reads them
 		return
 	}
@@ -189,6 +186,8 @@ func (m *Module) section(r *reader, id byte) {
 			m.element(r)
 		case sectionCode:
 			m.code(r)
+		case sectionData:
+			m.datum(r)
 		}
 	}
 }
@@ -284,6 +283,21 @@ func (m *Module) element(r *reader) {
 	}
 }
 
+// datum reads a data segment.
+func (m *Module) datum(r *reader) {
+	switch kind := r.u32(); kind {
+	case 0:
+		m.constant(r, m.refer)
+	case 1: // passive
+	case 2:
+		r.u32()
+		m.constant(r, m.refer)
+	default:
+		r.fail(fmt.Errorf("unknown kind of data segment %d", kind))
+	}
+	r.bytes()
+}
+
 // functionReference reads the index of a function.
 func (m *Module) functionReference(r *reader) uint32 {
 	at := r.pos
@@ -346,9 +360,10 @@ func (m *Module) walk(r *reader, f *Function) {
 			f.Targets += in.targets
 		case opCall, opCallIndirect:
 			f.Calls++
+		case opMemoryGrow:
+			f.bulk |= usesGrow
 		case prefixMisc:
-			f.bulk = f.bulk || in.misc > 0x07
-			m.GrowsTable = m.GrowsTable || in.misc == miscTableGrow
+			f.bulk |= usesOf(in.misc)
 		}
 	}
 	if r.err == nil && r.more() {

@@ -5,6 +5,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
 )
 
 // guests are the modules of the repository.
@@ -24,18 +27,21 @@ func guests(t testing.TB) map[string][]byte {
 	return found
 }
 
-func TestList(t *testing.T) {
+// TestMeteredCompiles: the engine accepts the metered form of each guest.
+func TestMeteredCompiles(t *testing.T) {
 	for path, wasm := range guests(t) {
 		m, err := Read(wasm)
 		if err != nil {
 			t.Errorf("%s: %v", path, err)
 			continue
 		}
-		n, calls := 0, 0
-		for _, f := range m.Functions {
-			n += f.Instructions
-			calls += f.Calls
+		ctx := t.Context()
+		r := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfig().WithCoreFeatures(api.CoreFeaturesV2))
+		metered := m.Meter()
+		if _, err := r.CompileModule(ctx, metered); err != nil {
+			t.Errorf("%s: %v", path, err)
 		}
-		t.Log(path, len(wasm), len(m.Functions), n, calls, m.Tables, m.Elements, m.GrowsTable)
+		t.Log(path, len(wasm), len(metered))
+		_ = r.Close(ctx)
 	}
 }
