@@ -1,5 +1,7 @@
 package meter
 
+import "math"
+
 // bodies returns the metered bodies of all functions and of the helpers.
 func (w *rewriter) bodies() [][]byte {
 	list := make([][]byte, 0, len(w.Functions)+len(w.helpers))
@@ -52,12 +54,12 @@ func (w *rewriter) misc(out, code []byte, in instruction) []byte {
 	case usesCharge:
 		out = appendUint(append(out, opCall), w.charge)
 	case usesGrow:
-		most := maxWeight
+		limit := uint32(math.MaxUint32)
 		if t := w.Tables[in.index]; t.HasMax {
-			most = int(min(t.Max, maxWeight))
+			limit = t.Max
 		}
 		out = appendUint(append(out, prefixMisc, miscTableSize), int(in.index))
-		out = appendUint(append(appendConst(out, most), opCall), w.Imports+1)
+		out = appendUint(append(appendConst(out, int32(limit)), opCall), w.Imports+1)
 	}
 	return append(out, code...)
 }
@@ -67,7 +69,7 @@ func (w *rewriter) check(out []byte, weight int) []byte {
 	if weight == 0 {
 		return out
 	}
-	return w.spend(out, appendConst(nil, weight))
+	return w.spend(out, appendConst(nil, int32(weight)))
 }
 
 // spend appends a check that subtracts the value of an expression.

@@ -220,12 +220,12 @@ func appendName(out []byte, name string) []byte {
 
 func appendUint(out []byte, n int) []byte { return binary.AppendUvarint(out, uint64(n)) }
 
-// appendConst appends i32.const with a number that is not negative.
-func appendConst(out []byte, n int) []byte {
+// appendConst appends i32.const.
+func appendConst(out []byte, n int32) []byte {
 	out = append(out, opI32Const)
-	for n >= 0x40 {
+	for n >= 0x40 || n < -0x40 {
 		out = append(out, byte(n)|0x80)
 		n >>= 7
 	}
-	return append(out, byte(n))
+	return append(out, byte(n)&0x7f)
 }
