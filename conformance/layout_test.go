@@ -15,7 +15,8 @@ const module = "github.com/pdproxy/pdproxy/"
 var mayImport = map[string][]string{
 	"abi":                         {},
 	"abi/guest":                   {"abi"},
-	"abi/host":                    {"abi"},
+	"abi/host/meter":              {},
+	"abi/host":                    {"abi", "abi/host/meter"},
 	"plugins/source":              {},
 	"plugins/budget":              {},
 	"plugins/shared":              {"abi/host"},

@@ -11,6 +11,7 @@ type assembler struct {
 	noMemory                             bool
 	data                                 []byte // at address 0
 	startFunc                            int    // -1: none
+	tables, globals, elements            [][]byte
 }
 
 // newAssembler returns an assembler with one page of exported memory.
@@ -91,8 +92,9 @@ func (a *assembler) bytes() []byte {
 		data = [][]byte{join([]byte{0}, i32(0), []byte{0x0b}, uleb(uint64(len(a.data))), a.data)}
 	}
 	return join([]byte("\x00asm\x01\x00\x00\x00"),
-		section(1, a.types), section(2, a.imports), section(3, a.funcs), section(5, memories),
-		section(7, exports), start, section(10, a.code), section(11, data))
+		section(1, a.types), section(2, a.imports), section(3, a.funcs),
+		section(4, a.tables), section(5, memories), section(6, a.globals),
+		section(7, exports), start, section(9, a.elements), section(10, a.code), section(11, data))
 }
 
 // Instructions.
@@ -115,6 +117,24 @@ func i64(v int64) []byte    { return join([]byte{0x42}, sleb(v)) }
 func local(n int) []byte    { return []byte{0x20, byte(n)} }
 func tee(n int) []byte      { return []byte{0x22, byte(n)} }
 func call(index int) []byte { return join([]byte{0x10}, uleb(uint64(index))) }
+
+// table adds a table of functions without a maximum, and one whose first entries are functions.
+func (a *assembler) table(least uint32, functions ...int) int {
+	a.tables = append(a.tables, join([]byte{0x70, 0}, uleb(uint64(least))))
+	if len(functions) > 0 {
+		element := join([]byte{2}, uleb(uint64(len(a.tables)-1)), i32(0), endBlock, []byte{0}, uleb(uint64(len(functions))))
+		for _, f := range functions {
+			element = append(element, uleb(uint64(f))...)
+		}
+		a.elements = append(a.elements, element)
+	}
+	return len(a.tables) - 1
+}
+
+// callTable is call_indirect of a function without results in table 0.
+func (a *assembler) callTable(params, results string) []byte {
+	return join([]byte{0x11}, a.typeIndex(params, results), []byte{0})
+}
 
 func str(s string) []byte { return join(uleb(uint64(len(s))), []byte(s)) }
 

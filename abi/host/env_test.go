@@ -277,7 +277,7 @@ func start(t testing.TB, m *Module, w *world) *VM {
 
 // invoke calls any export, with context id as the current one.
 func invoke(vm *VM, export string, id uint32, args ...uint64) (uint64, error) {
-	fn := vm.instance.ExportedFunction(export)
+	fn := vm.exported(export)
 	stack := append(slices.Clone(args), 0)
 	err := vm.call(context.Background(), fn, export, id, stack)
 	return stack[0], err

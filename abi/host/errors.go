@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/tetratelabs/wazero/sys"
+
+	"github.com/pdproxy/pdproxy/abi/host/meter"
 )
 
 // ErrPoisoned is the error of every call into a VM that has failed before. Its
@@ -110,6 +112,7 @@ func callError(export string, err, ended error, refused bool) *Error {
 	var (
 		exit      *sys.ExitError
 		forbidden *forbiddenCall
+		overflow  stackOverflow
 	)
 	switch {
 	case errors.As(err, &forbidden):
@@ -121,6 +124,8 @@ func callError(export string, err, ended error, refused bool) *Error {
 		default:
 			e.Failure, e.code, e.Reason = Exit, code, fmt.Sprintf("exit code %d", code)
 		}
+	case errors.As(err, &overflow):
+		e.Reason = overflow.Error()
 	case trapped:
 		e.Reason = trap
 	case strings.Contains(text, "(recovered by wazero)"):
@@ -136,12 +141,15 @@ func callError(export string, err, ended error, refused bool) *Error {
 }
 
 // trimStack keeps the guest's frames of a stack trace and drops the host's
-// frames, which follow them.
+// frames, which follow them, and the frame of the meter.
 func trimStack(s string) string {
 	s, _, _ = strings.Cut(s, "\n\n")
 	lines := strings.Split(s, "\n")
 	for i := range lines {
 		lines[i] = strings.TrimSpace(lines[i])
+	}
+	if strings.HasPrefix(lines[0], meter.ImportModule+".") {
+		lines = lines[1:]
 	}
 	return strings.Join(lines, "\n")
 }

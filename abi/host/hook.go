@@ -16,7 +16,7 @@ const scratchExport = "pdproxy_v1_scratch"
 type Hook struct {
 	vm     *VM
 	name   string
-	fn     api.Function
+	fn     *entry
 	result bool
 }
 

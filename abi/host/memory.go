@@ -39,20 +39,22 @@ type linearMemory struct {
 	total   *memoryTotal
 	space   []byte // the whole reserved range; nil after release
 	size    uint64 // bytes that are in use
+	tables  uint64 // bytes that tables and variables use in addition, as far as they count
 	refused bool   // a request for memory was refused during the running call
 	cleanup runtime.Cleanup
 }
 
 // newLinearMemory reserves a memory of at most limit bytes, of which the first
-// least bytes are in use. The owner must call release. The garbage collector
-// releases a memory that is no longer reachable.
-func newLinearMemory(limit, least uint64, total *memoryTotal) (*linearMemory, error) {
+// least bytes are in use, and counts the memory of tables. The owner must call release. The garbage
+// collector releases a memory that is no longer reachable.
+func newLinearMemory(limit, least, tables uint64, total *memoryTotal) (*linearMemory, error) {
 	space, err := reserve(int(limit))
 	if err != nil {
 		return nil, fmt.Errorf("reserve %d bytes: %w", limit, err)
 	}
 	l := &linearMemory{total: total, space: space}
-	if l.Reallocate(least) == nil {
+	if !l.takeTables(tables) || l.Reallocate(least) == nil {
+		total.give(l.tables)
 		unmap(space)
 		return nil, errors.New("the instances of the module have reached their memory limit")
 	}
@@ -66,7 +68,7 @@ func (l *linearMemory) Allocate(uint64, uint64) experimental.LinearMemory { retu
 // Reallocate implements experimental.LinearMemory.
 func (l *linearMemory) Reallocate(size uint64) []byte {
 	if size > l.size {
-		if size > uint64(len(l.space)) || !l.total.take(size-l.size) {
+		if size+l.tables > uint64(len(l.space)) || !l.total.take(size-l.size) {
 			l.refused = true
 			return nil
 		}
@@ -78,6 +80,15 @@ func (l *linearMemory) Reallocate(size uint64) []byte {
 		l.size = size
 	}
 	return l.space[:size:size]
+}
+
+// takeTables counts size more bytes of tables. It returns false when there is no memory for them.
+func (l *linearMemory) takeTables(size uint64) bool {
+	if size+l.size+l.tables > uint64(len(l.space)) || !l.total.take(size) {
+		return false
+	}
+	l.tables += size
+	return true
 }
 
 // Free implements experimental.LinearMemory and does nothing. The engine calls
@@ -92,8 +103,8 @@ func (l *linearMemory) release() {
 	}
 	l.cleanup.Stop()
 	unmap(l.space)
-	l.total.give(l.size)
-	l.space, l.size = nil, 0
+	l.total.give(l.size + l.tables)
+	l.space, l.size, l.tables = nil, 0, 0
 }
 
 // read returns a view of the guest's memory. ok is false when the range is not
@@ -182,11 +193,12 @@ func (vm *VM) allocate(size uint64) uint32 {
 	if vm.allocator == nil || size >= 1<<32 {
 		return 0
 	}
-	outer := vm.phase
-	vm.phase = allocating
+	outer, caller := vm.phase, vm.callee
+	vm.phase, vm.callee = allocating, vm.allocator
 	vm.allocArg[0] = size
 	err := vm.allocator.CallWithStack(vm.running, vm.allocArg[:])
-	vm.phase = outer
+	vm.phase, vm.callee = outer, caller
+	vm.allocator.trim(vm.instance)
 	if err != nil {
 		panic(err)
 	}

@@ -75,7 +75,7 @@ func TestNothingAfterClose(t *testing.T) {
 func TestMemoryStartsEmpty(t *testing.T) {
 	var total memoryTotal
 	for range 20 {
-		l, err := newLinearMemory(4*PageSize, PageSize, &total)
+		l, err := newLinearMemory(4*PageSize, PageSize, 0, &total)
 		if err != nil {
 			t.Fatal(err)
 		}

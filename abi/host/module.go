@@ -13,6 +13,8 @@ import (
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
+
+	"github.com/pdproxy/pdproxy/abi/host/meter"
 )
 
 // PageSize is the unit of a guest's memory, in bytes.
@@ -44,11 +46,13 @@ func (c *Cache) Close(ctx context.Context) error { return c.cache.Close(ctx) }
 
 // LoadOptions is how Load compiles a module.
 type LoadOptions struct {
-	// Guarded compiles checks into the guest's loops, so that the end of a
-	// call's context, or VM.Interrupt, interrupts the guest. Without Guarded
-	// nothing can interrupt a call.
+	// Guarded compiles checks into the guest, so that the end of a call's context, or
+	// VM.Interrupt, interrupts the guest, and its stack and tables have limits. Without Guarded
+	// nothing can interrupt a call, and a call that does not end stops the whole process at
+	// the next collection of garbage.
 	Guarded bool
-	// MemoryPages is the limit of each VM's memory in pages of 64 KiB; 0: 65536.
+	// MemoryPages is the limit of each VM's memory in pages of 64 KiB; 0: 65536. The tables of a guarded
+	// module count too, above 256 KiB.
 	MemoryPages uint32
 	// TotalMemory is the limit of the memory of all VMs together, in bytes; 0: no limit. A VM that
 	// reaches the total gets the same result as at its own limit. NewVM fails when the total leaves
@@ -89,9 +93,10 @@ type Module struct {
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
 	info     Info
-	gates    *gates // of a guarded module; nil: it is not guarded
+	guarded  bool
 	pages    uint32
 	minPages uint32
+	tables   uint64 // bytes of tables and variables that count for each VM
 	total    memoryTotal
 	v010     bool
 	exports  map[string]api.FunctionDefinition
@@ -102,12 +107,14 @@ type Module struct {
 // one hook, an allocator, only imports that exist, and callbacks and hooks with
 // the signatures of the specification. The end of ctx does not stop it.
 func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
-	config := wazero.NewRuntimeConfig().WithCloseOnContextDone(opts.Guarded)
+	// The meter reads these features.
+	config := wazero.NewRuntimeConfig().WithCoreFeatures(api.CoreFeaturesV2)
 	if opts.Cache != nil {
 		config = config.WithCompilationCache(opts.Cache.cache)
 	}
 	m := &Module{
 		runtime: wazero.NewRuntimeWithConfig(ctx, config),
+		guarded: opts.Guarded,
 		pages:   opts.MemoryPages,
 	}
 	if m.pages == 0 || m.pages > maxPages {
@@ -126,14 +133,19 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 		return err
 	}
 	ctx = experimental.WithCompilationWorkers(ctx, max(opts.CompileWorkers, 1))
-	if opts.Guarded { // first the types of the gate, see gates
-		types, err := m.runtime.CompileModule(ctx, gateBinary(nil))
-		if err != nil {
-			return fmt.Errorf("compile types of gate: %w", err)
-		}
-		_ = types.Close(ctx) // the runtime keeps the numbers
-	}
 	began := time.Now()
+	size := len(wasm)
+	if m.guarded {
+		code, err := meter.Read(wasm)
+		if err != nil {
+			return err
+		}
+		if m.tables, err = tableMemory(code); err != nil {
+			return err
+		}
+		m.tables -= min(m.tables, freeTables)
+		wasm = code.Meter()
+	}
 	compiled, err := m.runtime.CompileModule(ctx, wasm)
 	if err != nil {
 		return fmt.Errorf("compile module: %w", err)
@@ -141,15 +153,15 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	m.compiled = compiled
 	m.total.limit = opts.TotalMemory
 	m.exports = compiled.ExportedFunctions()
-	m.info = Info{SizeBytes: len(wasm), CompileTime: time.Since(began)}
+	m.info = Info{SizeBytes: size, CompileTime: time.Since(began)}
 	if err := m.readExports(); err != nil {
 		return err
 	}
 	if err := m.checkMemory(); err != nil {
 		return err
 	}
-	if opts.Guarded {
-		if m.gates, err = newGates(ctx, m.exports); err != nil {
+	if m.guarded {
+		if err := m.linkMeter(ctx); err != nil {
 			return err
 		}
 	}
@@ -244,6 +256,9 @@ func (m *Module) checkMemory() error {
 	if m.minPages > m.pages {
 		return fmt.Errorf("load module: needs %d pages of memory at least, the limit is %d", m.minPages, m.pages)
 	}
+	if least, limit := uint64(m.minPages)*PageSize+m.tables, uint64(m.pages)*PageSize; least > limit {
+		return fmt.Errorf("load module: needs %d bytes of memory and tables at least, the limit is %d", least, limit)
+	}
 	return nil
 }
 
@@ -265,9 +280,6 @@ func (m *Module) Info() Info { return m.info }
 // Close frees the module and every VM of it. No call may be running.
 func (m *Module) Close(ctx context.Context) error {
 	err := m.runtime.Close(ctx)
-	if m.gates != nil {
-		err = errors.Join(err, m.gates.runtime.Close(ctx))
-	}
 	if m.compiled != nil {
 		err = errors.Join(err, m.compiled.Close(ctx))
 	}

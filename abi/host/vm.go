@@ -9,6 +9,8 @@ import (
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
 	"github.com/tetratelabs/wazero/sys"
+
+	"github.com/pdproxy/pdproxy/abi/host/meter"
 )
 
 // phase determines which host functions a guest may call.
@@ -27,14 +29,14 @@ type VM struct {
 	module   *Module
 	env      Env
 	instance api.Module
-	gate     api.Module // the module through which calls of a guarded module run (see gates); nil if the module is not guarded
 	memory   api.Memory
 	linear   *linearMemory
 
-	callbacks [callbackCount]api.Function
-	allocator api.Function
+	callbacks [callbackCount]*entry
+	allocator *entry
 	scope     callScope  // of calls, reused
 	running   *callScope // scope of the running call
+	callee    *entry     // function of the running call
 	stack     [8]uint64  // parameters and result of a call from the host
 	allocArg  [1]uint64
 
@@ -79,7 +81,7 @@ func (*callScope) Value(any) any { return nil }
 func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
 	vm := &VM{module: m, env: env, contexts: make(map[uint32]uint32), woken: make(chan struct{})}
 	var err error
-	if vm.linear, err = newLinearMemory(uint64(m.pages)*PageSize, uint64(m.minPages)*PageSize, &m.total); err != nil {
+	if vm.linear, err = newLinearMemory(uint64(m.pages)*PageSize, uint64(m.minPages)*PageSize, m.tables, &m.total); err != nil {
 		return nil, fmt.Errorf("make vm: %w", err)
 	}
 	vm.scope.vm = vm
@@ -98,12 +100,6 @@ func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
 	}
 	vm.instance = instance
 	vm.memory = instance.Memory()
-	if m.gates != nil {
-		if vm.gate, err = m.gates.open(ctx, instance); err != nil {
-			_ = vm.Close(ctx)
-			return nil, fmt.Errorf("make vm: %w", err)
-		}
-	}
 	if name := m.allocatorName(); name != "" {
 		vm.allocator = vm.exported(name)
 	}
@@ -123,6 +119,9 @@ func (vm *VM) start(ctx context.Context) error {
 		if vm.exported("main") == nil {
 			names[1] = "__main_void"
 		}
+	}
+	if vm.module.guarded {
+		names = append([]string{meter.Start}, names...)
 	}
 	for _, name := range names {
 		fn := vm.exported(name)
@@ -145,23 +144,18 @@ func (vm *VM) start(ctx context.Context) error {
 
 // exported returns a function of the guest that the host may call; nil when
 // there is none of that name.
-func (vm *VM) exported(name string) api.Function {
-	if vm.gate != nil {
-		return vm.gate.ExportedFunction(name)
-	}
-	return vm.instance.ExportedFunction(name)
-}
+func (vm *VM) exported(name string) *entry { return newEntry(vm.instance, name) }
 
 // call runs a function of the guest. stack holds its parameters and receives
 // its result. During the call id is the current and the effective context.
-func (vm *VM) call(ctx context.Context, fn api.Function, export string, id uint32, stack []uint64) error {
+func (vm *VM) call(ctx context.Context, fn *entry, export string, id uint32, stack []uint64) error {
 	if vm.failed != nil || vm.linear.space == nil {
 		return ErrPoisoned
 	}
 	if vm.busy {
 		return ErrBusy
 	}
-	if vm.gate == nil || ctx.Done() == nil {
+	if !vm.module.guarded || ctx.Done() == nil {
 		return vm.run(ctx, fn, export, id, stack)
 	}
 	if ctx.Err() != nil {
@@ -177,15 +171,16 @@ func (vm *VM) call(ctx context.Context, fn api.Function, export string, id uint3
 }
 
 // run is call without a watch on ctx.
-func (vm *VM) run(ctx context.Context, fn api.Function, export string, id uint32, stack []uint64) error {
+func (vm *VM) run(ctx context.Context, fn *entry, export string, id uint32, stack []uint64) error {
 	vm.scope.Context = ctx
 	vm.linear.refused = false
-	vm.busy, vm.running, vm.current, vm.effective = true, &vm.scope, id, id
+	vm.busy, vm.running, vm.callee, vm.current, vm.effective = true, &vm.scope, fn, id, id
 	err := errInterrupted
 	if !vm.interrupted.Load() {
 		err = fn.CallWithStack(&vm.scope, stack)
 	}
-	vm.busy, vm.running, vm.current, vm.effective = false, nil, 0, 0
+	fn.trim(vm.instance)
+	vm.busy, vm.running, vm.callee, vm.current, vm.effective = false, nil, nil, 0, 0
 	vm.scope.Context = nil
 	if err == nil && vm.interrupted.Load() {
 		err = errInterrupted
@@ -210,14 +205,13 @@ func (vm *VM) fail(ctx context.Context, export string, err error) error {
 	return vm.failed
 }
 
-// Interrupt ends the running call, or the next one, with a Timeout: the guest
-// stops at its next loop, and a guest that sleeps wakes. Interrupt poisons the
+// Interrupt ends the running call, or the next one, with a Timeout: the guest stops within a
+// millisecond or when its host function returns, and a guest that sleeps wakes. Interrupt poisons the
 // VM even when no call runs. It has no effect on a module that is not guarded.
 // It is safe for concurrent use.
 func (vm *VM) Interrupt() {
-	if vm.gate != nil && vm.interrupted.CompareAndSwap(false, true) {
+	if vm.module.guarded && vm.interrupted.CompareAndSwap(false, true) {
 		close(vm.woken)
-		closeGate(vm.gate)
 	}
 }
 
@@ -249,9 +243,6 @@ func (vm *VM) MemorySize() uint32 { return uint32(vm.linear.size) }
 // Every call after it returns ErrPoisoned.
 func (vm *VM) Close(ctx context.Context) error {
 	vm.flush()
-	if vm.gate != nil {
-		closeGate(vm.gate)
-	}
 	err := vm.instance.Close(ctx)
 	vm.linear.release()
 	return err

@@ -231,7 +231,7 @@ func TestSleepEndsWithContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()
-		fn := d.vm.instance.ExportedFunction("call poll_oneoff")
+		fn := d.vm.exported("call poll_oneoff")
 		if err := d.vm.call(ctx, fn, "poll", 1, []uint64{1024, 4096, 1, 512}); err != nil {
 			t.Fatal(err)
 		}

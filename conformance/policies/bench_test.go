@@ -19,7 +19,7 @@ const samples = 20_000
 // without a clock in the loop; the percentiles include two readings of the
 // clock.
 func BenchmarkDecision(b *testing.B) {
-	builtin := run(b, policies.Wasm())
+	builtin, guarded := run(b, policies.Wasm()), runGuarded(b, policies.Wasm())
 	for i, name := range policies.PlaceNames() {
 		native, _ := policies.Place(name)
 		for _, rows := range []int{8, 64, 512} {
@@ -28,12 +28,14 @@ func BenchmarkDecision(b *testing.B) {
 				measure(b, func(n uint64) { f.Sequence, f.Random = n, n*0x9e3779b97f4a7c15; native(f) })
 			})
 			b.Run(fmt.Sprintf("place/%s/%d/wasm", name, rows), func(b *testing.B) { builtin.measurePlace(b, uint32(i), rows) })
+			b.Run(fmt.Sprintf("place/%s/%d/guarded", name, rows), func(b *testing.B) { guarded.measurePlace(b, uint32(i), rows) })
 		}
 	}
 	for _, e := range examples() {
-		g := run(b, e.prebuilt(b))
+		g, guarded := run(b, e.prebuilt(b)), runGuarded(b, e.prebuilt(b))
 		for _, rows := range []int{8, 64, 512} {
 			b.Run(fmt.Sprintf("place/example/%d/%s", rows, e.language), func(b *testing.B) { g.measurePlace(b, 0, rows) })
+			b.Run(fmt.Sprintf("place/example/%d/%s-guarded", rows, e.language), func(b *testing.B) { guarded.measurePlace(b, 0, rows) })
 		}
 	}
 	plan, mint := &abi.PlanFacts{Request: busy(0).Request, PrefillTargets: 4, DecodeTargets: 4}, &abi.MintFacts{UnixMilli: abi.DisaggEpochMilli}
@@ -41,6 +43,7 @@ func BenchmarkDecision(b *testing.B) {
 	snowflake, _ := policies.Mint("snowflake")
 	b.Run("plan/auto/native", func(b *testing.B) { measure(b, func(uint64) { auto(plan) }) })
 	b.Run("plan/auto/wasm", func(b *testing.B) { measure(b, func(uint64) { builtin.plan(&abi.Header{}, plan) }) })
+	b.Run("plan/auto/guarded", func(b *testing.B) { measure(b, func(uint64) { guarded.plan(&abi.Header{}, plan) }) })
 	b.Run("mint/snowflake/native", func(b *testing.B) { measure(b, func(uint64) { snowflake(mint) }) })
 	b.Run("mint/snowflake/wasm", func(b *testing.B) { measure(b, func(uint64) { builtin.mint(&abi.Header{}, mint) }) })
 }

@@ -56,15 +56,29 @@ func run(t testing.TB, wasm []byte) *guest {
 	return start(t, wasm, &world{log: func(m string) { t.Errorf("log line of the guest: %s", m) }})
 }
 
+// runGuarded is run of a module that is not trusted.
+func runGuarded(t testing.TB, wasm []byte) *guest {
+	t.Helper()
+	w := &world{log: func(m string) { t.Errorf("log line of the guest: %s", m) }}
+	return startWith(t, wasm, w, host.LoadOptions{Guarded: true})
+}
+
 // start starts a module in a world and configures it.
 func start(t testing.TB, wasm []byte, w *world) *guest {
+	t.Helper()
+	return startWith(t, wasm, w, host.LoadOptions{})
+}
+
+// startWith is start with other options.
+func startWith(t testing.TB, wasm []byte, w *world, opts host.LoadOptions) *guest {
 	t.Helper()
 	ctx := context.Background()
 	cache, err := host.NewCache(cacheRoot)
 	if err != nil {
 		t.Fatal(err)
 	}
-	module, err := host.Load(ctx, wasm, host.LoadOptions{Cache: cache, CompileWorkers: 2})
+	opts.Cache, opts.CompileWorkers = cache, 2
+	module, err := host.Load(ctx, wasm, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
