@@ -411,23 +411,23 @@ func (f *filter) Close(host.StreamKind) host.Status {
 	return host.OK
 }
 
-// LocalResponse implements host.Stream. BadArgument: the status is invalid,
-// there was a local response before, or the client has already received a head.
-// InternalFailure: the plugin's budget is too small.
+// LocalResponse implements host.Stream. It cuts the stream when the client has already
+// received a head. BadArgument: the status is invalid, there was a local response before,
+// or the stream has ended. InternalFailure: the plugin's budget is too small.
 func (f *filter) LocalResponse(r *host.LocalResponse) host.Status {
 	if f.over || r.Status < 200 || r.Status > 599 {
 		return host.BadArgument
 	}
-	size := sizeOf(r.Headers).cost() + int64(len(r.Body)+len(r.Details))
-	if !f.hold(ofStream, size) {
-		return host.InternalFailure
+	status := f.s.answer(func() *reply {
+		if !f.hold(ofStream, sizeOf(r.Headers).cost()+int64(len(r.Body)+len(r.Details))) {
+			return nil
+		}
+		return newReply(f, r)
+	})
+	if status == host.OK {
+		f.touch()
 	}
-	if !f.s.answer(func() *reply { return newReply(f, r) }) {
-		f.letGo(ofStream, size)
-		return host.BadArgument
-	}
-	f.touch()
-	return host.OK
+	return status
 }
 
 // Done implements host.Stream.

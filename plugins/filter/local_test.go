@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -106,7 +107,7 @@ log: `+deny))
 	}
 }
 
-func TestLocalResponseIsRefusedWhenLate(t *testing.T) {
+func TestLocalResponseToAChunkBeforeTheHead(t *testing.T) {
 	w := newWorld(t)
 	w.start(spec("f", "[s]\nresponse_body: "+deny+"\n[bad]\nrequest_headers: call proxy_send_local_response 99 null null {} -1\nrequest_headers: call proxy_send_local_response 700 null null {} -1"))
 	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
@@ -118,22 +119,111 @@ func TestLocalResponseIsRefusedWhenLate(t *testing.T) {
 	if resp, body := do(t, srv, "s", ""); resp.StatusCode != 403 || body != "denied" {
 		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
-	late := strings.Replace("[s]\nresponse_body: 2 "+deny, "", "", 1)
-	w2 := newWorld(t)
-	w2.start(spec("f", late))
-	srv2 := w2.serve(func(rw http.ResponseWriter, r *http.Request) {
-		io.WriteString(rw, "one")
-		http.NewResponseController(rw).Flush()
-		io.WriteString(rw, "two")
-	})
-	if resp, body := do(t, srv2, "s", ""); resp.StatusCode != 200 || body != "onetwo" {
-		t.Errorf("got %d %q", resp.StatusCode, body)
-	}
-	w2.log.wait(t, 1, "proxy_send_local_response=2")
 	if resp, body := do(t, srv, "bad", ""); resp.StatusCode != 200 {
 		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
 	w.log.wait(t, 2, "bad|request_headers|3|proxy_send_local_response=2")
+}
+
+// TestLateLocalResponseCutsTheStream: the client has received a head when the guest
+// answers. The client must not see a regular end of the answer, with any protocol, whether
+// the answer has a length or not, and from every callback.
+func TestLateLocalResponseCutsTheStream(t *testing.T) {
+	w := newWorld(t)
+	w.upstream("auth", func(http.ResponseWriter, *http.Request) {})
+	w.start(spec("f", ticking+`
+[body]
+response_body: 2 `+deny+`
+[held body]
+response_body: 2 return 1
+response_body: eos `+deny+`
+[end]
+response_body: eos `+deny+`
+[trailers]
+response_trailers: `+deny+`
+[tick]
+response_body: 2 park `+deny[5:]+`
+[paused]
+response_body: 2 park `+deny[5:]+`
+response_body: 2 return 1
+response_body: 3 return 1
+[call]
+response_body: 2 `+callAuth+`
+http_call_response: call proxy_set_effective_context $caller
+http_call_response: `+deny+`
+[request body]
+request_body: 2 `+deny+`
+[twice]
+response_body: 2 `+deny+`
+response_body: 2 `+deny+`
+`))
+	handler := duplex(w.chain.Wrap(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("length") {
+			rw.Header().Set("Content-Length", "6")
+		}
+		io.WriteString(rw, "one")
+		http.NewResponseController(rw).Flush()
+		switch section := r.Header.Get("X-Script"); section {
+		case "tick", "call":
+			io.WriteString(rw, "two")
+			http.NewResponseController(rw).Flush()
+			<-r.Context().Done()
+		case "request body":
+			io.Copy(io.Discard, r.Body)
+			<-r.Context().Done()
+		case "trailers":
+			io.WriteString(rw, "two")
+			rw.Header().Set(http.TrailerPrefix+"X-Sum", "42")
+		default:
+			io.WriteString(rw, "two")
+		}
+	})))
+	plain := w.serveAs(handler)
+	secure := httptest.NewUnstartedServer(handler)
+	secure.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	secure.EnableHTTP2 = true
+	secure.StartTLS()
+	t.Cleanup(secure.Close)
+	for _, srv := range []*httptest.Server{plain, secure} {
+		for _, query := range []string{"", "?length"} {
+			sections := []string{"body", "held body", "end", "trailers", "tick", "paused", "call", "request body", "twice"}
+			if query != "" {
+				sections = slices.DeleteFunc(sections, func(s string) bool { return s == "trailers" }) // an answer with a length has none
+			}
+			for _, section := range sections {
+				t.Run(fmt.Sprint(srv == secure, query, section), func(t *testing.T) {
+					body, send := io.Pipe()
+					defer send.Close()
+					req, _ := http.NewRequest("POST", srv.URL+query, body)
+					req.Header.Set("X-Script", section)
+					go io.WriteString(send, "first")
+					resp, err := srv.Client().Do(req)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer resp.Body.Close()
+					if srv == secure && resp.ProtoMajor != 2 {
+						t.Fatalf("got %s", resp.Proto)
+					}
+					first := make([]byte, 3)
+					if _, err := io.ReadFull(resp.Body, first); err != nil || resp.StatusCode != 200 || string(first) != "one" {
+						t.Fatalf("got %d %q %v", resp.StatusCode, first, err)
+					}
+					if section == "request body" {
+						go io.WriteString(send, "second")
+					}
+					rest, err := io.ReadAll(resp.Body)
+					if err == nil || strings.Contains(string(rest), "denied") {
+						t.Errorf("the answer ended: %q, %v", rest, err)
+					}
+				})
+			}
+		}
+	}
+	w.waitIdle(0)
+	if ok, late := len(w.log.find("proxy_send_local_response=0")), len(w.log.find("proxy_send_local_response=2")); ok != 34 || late != 4 {
+		t.Errorf("%d local responses were accepted, %d were refused", ok, late)
+	}
 }
 
 func TestLocalResponsesOfEveryStatus(t *testing.T) {

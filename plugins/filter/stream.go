@@ -99,9 +99,7 @@ func open(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Reque
 // end is the only exit of a stream. When it returns, no goroutine of the stream
 // runs any more. The guests' last callbacks run in the background.
 func (s *stream) end() {
-	s.mu.Lock()
-	s.ended = true
-	s.mu.Unlock()
+	s.close()
 	s.stop(context.Canceled)
 	s.workers.Wait()
 	s.closeSource()
@@ -134,16 +132,38 @@ func (s *stream) isOver() bool {
 	return s.stopping || s.pending != nil || s.cutting
 }
 
-// answer accepts a guest's local response, which make returns. It returns false
-// when the response is too late or not the first one.
-func (s *stream) answer(make func() *reply) bool {
+// answer accepts a guest's local response, which make returns. After the client has
+// received a head, no other answer is possible: the stream is cut, so that the client
+// does not take the answer for a complete one. Envoy resets such a stream
+// (source/common/http/filter_manager.cc, sendLocalReply). BadArgument: the stream has
+// ended, or has had a local response. InternalFailure: make returned nil.
+func (s *stream) answer(make func() *reply) host.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.answered || s.headOut || s.ended || s.cutting {
-		return false
+	switch {
+	case s.ended || s.cutting:
+		return host.BadArgument
+	case s.headOut:
+		s.cutting = true
+		return host.OK
+	case s.answered:
+		return host.BadArgument
 	}
-	s.answered, s.pending = true, make()
-	return true
+	r := make()
+	if r == nil {
+		return host.InternalFailure
+	}
+	s.answered, s.pending = true, r
+	return host.OK
+}
+
+// close ends the stream for its guests: from now on no guest answers or cuts it. It
+// reports whether the client's connection must be cut.
+func (s *stream) close() (cut bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	return s.cutting
 }
 
 // fail ends the stream with an error: r, or a cut connection when the client
@@ -169,7 +189,7 @@ func (s *stream) failNow(r *reply) {
 func (s *stream) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cutting = !s.ended
+	s.cutting = s.cutting || !s.ended
 }
 
 // lost removes a filter from the stream, which continues without it or ends. It
@@ -280,7 +300,7 @@ func (s *stream) stop(cause error) {
 	if cancel != nil {
 		cancel(cause)
 	}
-	if s.src.reading.Load() || cause == errAnswered && s.src.begun.Load() {
+	if s.src.reading.Load() || cause != context.Canceled && s.src.begun.Load() {
 		s.breakRead()
 	}
 }
