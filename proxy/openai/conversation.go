@@ -93,7 +93,7 @@ func (r *Request) textAt(path ...string) string {
 	}
 	inner := v[1 : len(v)-1]
 	if bytes.IndexByte(inner, '\\') >= 0 {
-		return string(appendUnescaped(nil, inner))
+		return unescapedText(inner)
 	}
 	return unsafe.String(unsafe.SliceData(inner), len(inner))
 }

@@ -30,39 +30,43 @@ func transferName(quoted []byte) bool {
 // depth, or the value itself if there are none. keep names a member of the value that
 // stays unchanged, because the caller replaces it; "" for none.
 func CutTransferParams(value []byte, keep string) []byte {
-	if rest, cut := cutTransferParams(value, keep); cut {
-		return rest
+	if !holdsTransferParams(value, keep) {
+		return value
 	}
-	return value
+	return appendCut(make([]byte, 0, len(value)), value, keep)
 }
 
-// cutTransferParams is CutTransferParams. cut is false, and rest nil, if there is
-// nothing to cut. The value must be valid JSON; it may have any size and is read once.
-// All other bytes stay unchanged.
-func cutTransferParams(value []byte, keep string) (rest []byte, cut bool) {
-	c := cutter{raw: value, outer: skipSpace(value, 0), keep: keep}
+// holdsTransferParams reports whether CutTransferParams has something to cut. It copies nothing.
+func holdsTransferParams(value []byte, keep string) bool {
+	c := cutter{raw: value, outer: skipSpace(value, 0), keep: keep, probe: true}
 	c.value(c.outer)
-	if c.out == nil {
-		return nil, false
-	}
-	return append(c.out, value[c.from:]...), true
+	return c.cut
+}
+
+// appendCut appends a value as CutTransferParams returns it. The value must be valid JSON; it may
+// have any size and is read once. All other bytes stay unchanged.
+func appendCut(dst, value []byte, keep string) []byte {
+	c := cutter{raw: value, out: dst, outer: skipSpace(value, 0), keep: keep}
+	c.value(c.outer)
+	return append(c.out, value[c.from:]...)
 }
 
 // cutter copies a value without some members of its objects.
 type cutter struct {
 	raw   []byte
-	out   []byte // nil until the first member is cut
+	out   []byte
 	from  int    // start of the uncopied rest of raw
 	outer int    // index of the outermost object's opening brace
 	keep  string // a member of the outermost object that stays unchanged; "" for none
+	cut   bool   // a member was cut
+	probe bool   // only set cut
 }
 
 // drop omits raw[start:end].
 func (c *cutter) drop(start, end int) {
-	if c.out == nil {
-		c.out = make([]byte, 0, len(c.raw))
+	if c.cut = true; !c.probe {
+		c.out = append(c.out, c.raw[c.from:start]...)
 	}
-	c.out = append(c.out, c.raw[c.from:start]...)
 	c.from = end
 }
 

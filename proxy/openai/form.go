@@ -21,8 +21,8 @@ func IsForm(contentType string) bool {
 
 // formEdit replaces a part of a form, or the value of a part.
 type formEdit struct {
-	at    Span
-	value []byte // nil: the bytes are cut
+	at     Span
+	params bool // only transfer parameters are cut; false: all bytes are
 }
 
 // ParseForm reads the routing fields of a form with that Content-Type, as ParseRequest does
@@ -139,8 +139,8 @@ func (r *Request) readHolder(name, base string, part, value Span) error {
 		}
 		return mistyped(base, "a JSON object")
 	}
-	if rest, cut := cutTransferParams(o.Raw(), ""); cut {
-		r.formEdits = append(r.formEdits, formEdit{value, rest})
+	if holdsTransferParams(o.Raw(), "") {
+		r.formEdits = append(r.formEdits, formEdit{at: value, params: true})
 	}
 	return nil
 }
@@ -164,7 +164,10 @@ func (r *Request) HasFormPD() bool { return len(r.formEdits) > 0 }
 func (r *Request) AppendForm(dst []byte) []byte {
 	from := 0
 	for _, e := range r.formEdits {
-		dst = append(append(dst, r.raw[from:e.at.Start]...), e.value...)
+		dst = append(dst, r.raw[from:e.at.Start]...)
+		if e.params {
+			dst = appendCut(dst, r.raw[e.at.Start:e.at.End], "")
+		}
 		from = e.at.End
 	}
 	return append(dst, r.raw[from:]...)

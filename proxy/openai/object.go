@@ -172,7 +172,7 @@ func (o *Object) Members(yield func(key string, value []byte) bool) {
 func (o *Object) keyString(m *member) string {
 	key := o.raw[m.key.start:m.key.end]
 	if m.escaped {
-		return string(appendUnescaped(nil, key))
+		return unescapedText(key)
 	}
 	return unsafe.String(unsafe.SliceData(key), len(key))
 }

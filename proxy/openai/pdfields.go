@@ -63,8 +63,7 @@ func HoldsPD(key string, value []byte) bool {
 		return true
 	}
 	_, xargs := Find(value, "vllm_xargs")
-	_, cut := cutTransferParams(value, "")
-	return xargs || cut
+	return xargs || holdsTransferParams(value, "")
 }
 
 // named reports whether key is one of the names, ignoring case as encoding/json of Go
@@ -140,8 +139,8 @@ func CutPD(edits []Edit, r *Request) []Edit {
 		if !slices.Contains(pdContainers[:], key) || sets(edits[:n], key) {
 			continue
 		}
-		if rest, cut := cutTransferParams(value, ""); cut {
-			edits[n] = Edit{Key: key, Value: rest}
+		if holdsTransferParams(value, "") {
+			edits[n] = Edit{Key: key, cut: true}
 			n++
 		}
 	}

@@ -190,6 +190,18 @@ func (r *Request) Reset() {
 	*r = Request{Object: r.Object, Model: r.Model}
 }
 
+// Size is [Object.Size] with the memory of the copies that a leg of VLLMGenerate makes of its
+// sampling parameters: one without transfer parameters, one of extra_args without them and one
+// with new ones, and the edited whole.
+func (r *Request) Size() int {
+	n := r.Object.Size()
+	if r.API == VLLMGenerate {
+		params, _ := r.Get("sampling_params")
+		n += 4 * len(params)
+	}
+	return n
+}
+
 // checkPrompt rejects a body without the prompt that its API requires. On the other
 // routes engines accept alternatives.
 func (r *Request) checkPrompt() error {

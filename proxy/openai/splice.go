@@ -6,9 +6,10 @@ type Edit struct {
 	Key    string // unescaped
 	Value  []byte // raw JSON, copied unchanged
 	Remove bool   // remove the member; Value is ignored
+	cut    bool   // [Object.Append] cuts the transfer parameters out of the member, and ignores Value
 }
 
-func (e *Edit) idle() bool { return !e.Remove && len(e.Value) == 0 }
+func (e *Edit) idle() bool { return !e.Remove && !e.cut && len(e.Value) == 0 }
 
 // Append appends the object with the edits applied. Present members are replaced in
 // place; absent ones are put first, in the order of the edits; a removed member is cut
@@ -34,7 +35,11 @@ func (o *Object) Append(dst []byte, edits ...Edit) []byte {
 		case !e.Remove:
 			before = true
 			dst = append(dst, raw[from:m.value.start]...)
-			dst = append(dst, e.Value...)
+			if e.cut { // without a copy of the old value, which may be most of the body
+				dst = appendCut(dst, o.value(m), "")
+			} else {
+				dst = append(dst, e.Value...)
+			}
 			from = int(m.value.end)
 		case before: // removed, with the preceding comma
 			dst = append(dst, raw[from:max(from, int(o.members[i-1].value.end))]...)
@@ -56,7 +61,7 @@ func (o *Object) appendAbsent(dst []byte, edits []Edit) []byte {
 	added := false
 	for i := range edits {
 		e := &edits[i]
-		if e.Remove || editOf(edits, e.Key) != e || o.has(e.Key) {
+		if e.Remove || e.cut || editOf(edits, e.Key) != e || o.has(e.Key) {
 			continue
 		}
 		if added {

@@ -3,6 +3,7 @@ package openai
 import (
 	"bytes"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // String returns the text of a raw JSON string. ok is false for any other value, and
@@ -15,7 +16,14 @@ func String(raw []byte) (text string, ok bool) {
 	if bytes.IndexByte(body, '\\') < 0 {
 		return string(body), true
 	}
-	return string(appendUnescaped(make([]byte, 0, len(body)), body)), true
+	return unescapedText(body), true
+}
+
+// unescapedText returns the text between the quotes of a string that the scan has accepted, as one
+// allocation of at most the same size.
+func unescapedText(body []byte) string {
+	text := appendUnescaped(make([]byte, 0, len(body)), body)
+	return unsafe.String(unsafe.SliceData(text), len(text))
 }
 
 // isString reports whether raw is exactly one string.
