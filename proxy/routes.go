@@ -311,15 +311,15 @@ func (s *Server) models() []string {
 	return s.names.Load().Merge(served)
 }
 
-// serveHealth answers 200 if a request could be served now, and the proxy does not drain. A proxy
-// whose requests may wait for engines is also healthy without an engine: no request would come
+// serveHealth answers 200 if a request could be served now, every engine known at the start has been
+// looked at, and the proxy does not drain. A proxy whose requests may wait for engines is also healthy without an engine: no request would come
 // that could wake one.
 func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	if s.draining.Load() {
 		downstream.Error(w, openai.NewError(openai.CodeNoTarget, "the proxy drains: send new requests to another proxy"))
 		return
 	}
-	if !s.Ready() && !s.mayWait() {
+	if !s.Ready() && !(s.options.Registry.Settled() && s.mayWait()) {
 		downstream.Error(w, openai.NewError(openai.CodeNoTarget, "no request could be served now"))
 		return
 	}

@@ -241,7 +241,7 @@ func (s *Server) Wait() {
 // Ready reports whether a request could be served now.
 func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
-		return sc.Ready()
+		return s.options.Registry.Settled() && sc.Ready()
 	}
 	return s.options.Coordinator.Ready()
 }

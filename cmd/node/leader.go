@@ -150,7 +150,7 @@ func (l *leaderSide) settle(ctx context.Context) {
 	defer limit.Stop()
 	tick := time.NewTicker(settleEvery)
 	defer tick.Stop()
-	for l.n.awaitsRegistrations() || !l.n.discovery.Reported() || !l.n.registry.Settled() {
+	for l.n.awaitsRegistrations() || !l.n.registry.Settled() {
 		select {
 		case <-ctx.Done():
 			return

@@ -42,6 +42,12 @@ func (n *Node) reload(next *config.Config) error {
 		n.registry.Know(configuredModels(next))
 		n.reapplyRegistrations()
 		n.loads.Configure(next.Health)
+	} else {
+		var names []string
+		for _, e := range next.Instances() {
+			names = append(names, e.Name)
+		}
+		n.worker.mirror.Await(names)
 	}
 	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
 	if err := n.access.Reopen(next.Server.AccessLog); err != nil {

@@ -145,9 +145,9 @@ func (n *Node) leaveSockets() {
 func (n *Node) StopAccepting() { n.front.StopAccepting() }
 
 // awaitReady waits before a worker or a successor accepts connections, because other
-// processes accept them in the meantime. It waits until the node can serve a request, or
-// until the first probes had their time. It returns an error only if the predecessor could
-// serve requests and this node still cannot.
+// processes accept them in the meantime. It waits until the node can serve requests for every
+// model whose engines answer, or until the first probes had their time. It returns an error only
+// if the predecessor could serve requests and this node still cannot.
 func (n *Node) awaitReady(ctx context.Context) error {
 	succeeds := n.options.Takeover != nil && n.options.Takeover.PredecessorReady()
 	if !succeeds && n.options.Role != RoleWorker {
@@ -159,7 +159,7 @@ func (n *Node) awaitReady(ctx context.Context) error {
 	defer tick.Stop()
 	for !n.server.Ready() {
 		switch {
-		case time.Now().Before(deadline):
+		case time.Now().Before(deadline), !n.registry.Settled(): // both end
 		case succeeds:
 			n.listMissing()
 			return errors.New("take over: no request could be served here, but the predecessor serves")

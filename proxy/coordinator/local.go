@@ -59,8 +59,9 @@ func (l *Local) Open() int { return int(l.open.Load()) }
 // LiveIDs returns the number of disagg ids in flight.
 func (l *Local) LiveIDs() int { return l.live.Len() }
 
-// Ready reports whether one request could be placed now.
-func (l *Local) Ready() bool { return l.registry.Snapshot().Ready() }
+// Ready reports whether one request could be placed now, and every engine known at the start has
+// been looked at.
+func (l *Local) Ready() bool { return l.registry.Settled() && l.registry.Snapshot().Ready() }
 
 // Needs implements Coordinator.
 func (l *Local) Needs() abi.Needs { return (*l.decider.Load()).Needs() }

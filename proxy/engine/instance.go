@@ -128,7 +128,7 @@ type Instance struct {
 	fetches           atomic.Int32  // placements whose decode has not fetched its KV from here yet
 	gone              atomic.Bool   // it has left the registry
 	restarts          atomic.Uint32 // number of restarts that were found
-	asked             atomic.Bool   // probed at least once, with any result
+	asked             atomic.Bool   // the first probe has ended, with any result, or its time is over
 	unresponsive      atomic.Bool
 	ended             atomic.Bool   // see Ended
 	evictNow          chan struct{} // wakes evictCalls after the instance became unhealthy or unresponsive, or its circuit has opened

@@ -32,6 +32,8 @@ type Mirror struct {
 	drainFor func() time.Duration
 
 	mu      sync.Mutex                // serializes imports
+	awaited []string                  // names of engines that the next imports must have; guarded by mu
+	arrived func()                    // called when an import has them; guarded by mu
 	refused map[uint32]bool           // numbers of instances that could not be created here; guarded by mu
 	last    [Pairs + 1][]byte         // last loads and pairs; guarded by mu
 	now     atomic.Pointer[numbering] // replaced, never changed
@@ -53,6 +55,7 @@ func NewMirror(o Options, drainFor func() time.Duration) *Mirror {
 	r := New(o)
 	m := &Mirror{registry: r, drainFor: drainFor}
 	m.now.Store(new(numbering))
+	m.arrived = r.Expect(FirstList)
 	r.reports = newReports(&m.now)
 	r.pairs.reports = r.reports
 	return m
@@ -61,6 +64,25 @@ func NewMirror(o Options, drainFor func() time.Duration) *Mirror {
 // Registry returns the registry with the mirror's instances. Its Run removes instances
 // that have drained.
 func (m *Mirror) Registry() *Registry { return m.registry }
+
+// Await makes the registry expect the named engines, for at most FirstList: a new configuration may
+// reach this process before the exporting one.
+func (m *Mirror) Await(names []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.arrived
+	m.awaited, m.arrived = names, m.registry.Expect(FirstList)
+	before()
+	m.noteArrived()
+}
+
+// noteArrived ends the expectation of Await if the registry has the engines; m.mu is held.
+func (m *Mirror) noteArrived() {
+	s := m.registry.Snapshot()
+	if m.now.Load().mark != 0 && !slices.ContainsFunc(m.awaited, func(name string) bool { return s.Instance(name) == nil }) {
+		m.arrived()
+	}
+}
 
 // Number returns the number of i in the exporting registry; false if it has none.
 func (m *Mirror) Number(i *Instance) (uint32, bool) {
@@ -157,6 +179,7 @@ func (m *Mirror) importMembers(value []byte) error {
 		signal(i.evictNow)
 	}
 	signal(r.wake)
+	m.noteArrived()
 	if in.Mark != old.mark {
 		r.reports.resend(r.readyPairs())
 	}
@@ -240,6 +263,7 @@ func (i *Instance) mirror(e *member) {
 	i.since.Store(e.Since)
 	i.unresponsive.Store(e.Silent)
 	i.ended.Store(e.Ended)
+	i.asked.Store(!e.Unasked)
 	i.restarts.Store(e.Restarts)
 }
 

@@ -50,6 +50,7 @@ type member struct {
 	State    State
 	Silent   bool  // Instance.Unresponsive
 	Ended    bool  // Instance.Ended
+	Unasked  bool  // the first probe has not ended
 	Since    int64 // Unix ms
 	Restarts uint32
 	Facts    *Facts // nil: not known yet
@@ -102,7 +103,7 @@ func (r *Registry) exportMembers() []byte {
 	}
 	for _, i := range s.Instances {
 		out.Instances = append(out.Instances, member{
-			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(), Since: i.since.Load(),
+			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(), Unasked: !i.asked.Load(), Since: i.since.Load(),
 			Restarts: i.restarts.Load(), Facts: i.facts.Load(),
 		})
 	}

@@ -82,10 +82,12 @@ func (p *prober) probeWhile(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(p.i.staying, stop)()
+	late := time.AfterFunc(time.Duration(p.r.health.Load().Timeout), func() { p.r.looked(p.i) })
+	defer late.Stop()
 	for ctx.Err() == nil {
 		h, began := p.r.health.Load(), time.Now()
 		if p.probe(ctx, h); ctx.Err() == nil {
-			p.i.asked.Store(true)
+			p.r.looked(p.i)
 		}
 		next := time.NewTimer(p.pause(h, began))
 		select {
@@ -108,7 +110,6 @@ func (p *prober) probeWhile(ctx context.Context) {
 // allows, so only its circuit shows its health.
 func (p *prober) assumeReady() {
 	p.i.facts.Store(p.i.published())
-	p.i.asked.Store(true)
 	p.r.become(p.i, Ready)
 }
 

@@ -92,9 +92,12 @@ type Registry struct {
 	learned  learned                       // from mirrors of this one
 	born     time.Time                     // origin of answered
 	answered atomic.Int64                  // send time of the latest probe that any instance answered
+	settled  atomic.Bool                   // see Settled
 
 	mu        sync.Mutex
 	instances []*Instance // by age, draining ones included; guarded by mu
+	expected  int         // lists of engines that have not arrived; guarded by mu
+	runs      bool        // Run has begun; guarded by mu
 	known     known       // guarded by mu
 	lastID    uint32      // guarded by mu
 }
@@ -231,6 +234,7 @@ func (r *Registry) Remove(name string, drainFor time.Duration) error {
 func (r *Registry) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	r.begin()
 	for {
 		for _, i := range r.unwatched() {
 			wg.Go(func() { r.watch(ctx, i) })
@@ -241,13 +245,6 @@ func (r *Registry) Run(ctx context.Context) {
 		case <-r.wake:
 		}
 	}
-}
-
-// Settled reports whether every instance has been probed at least once.
-func (r *Registry) Settled() bool {
-	return !slices.ContainsFunc(r.Snapshot().Instances, func(i *Instance) bool {
-		return !i.asked.Load() && i.State() != Draining
-	})
 }
 
 // Close closes the idle connections to all instances.
@@ -301,8 +298,9 @@ func beginDrain(i *Instance, drainFor time.Duration) {
 func (r *Registry) publish() {
 	s := newSnapshot(slices.Clone(r.instances), *r.pairing.Load())
 	r.known.add(served(s.Instances))
-	s.known = r.known
+	s.known, s.expects = r.known, r.expected > 0
 	r.snap.Store(s)
+	r.noteSettled()
 	newer := make(chan struct{})
 	if old := r.newer.Swap(&newer); old != nil {
 		close(*old)
@@ -318,6 +316,7 @@ func (r *Registry) become(i *Instance, s State) {
 		return
 	}
 	i.setState(s)
+	i.asked.Store(true)
 	r.publish()
 	r.mu.Unlock()
 	if s == Unhealthy {

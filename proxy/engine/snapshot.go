@@ -17,10 +17,11 @@ type Snapshot struct {
 	// Unlearned: there is an instance whose models are not known yet.
 	Unlearned bool
 
-	known  known
-	pools  map[string]*Pool
-	local  int      // pools that no [[remote]] serves
-	models []string // models with an instance that computes prompts or answers, sorted
+	known   known
+	expects bool // a list of engines has not arrived
+	pools   map[string]*Pool
+	local   int      // pools that no [[remote]] serves
+	models  []string // models with an instance that computes prompts or answers, sorted
 }
 
 // Pool returns the pool of a model. ok is false if no known instance serves the model.

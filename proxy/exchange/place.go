@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -8,10 +9,48 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// place requests the next placement from the coordinator.
+// place requests the next placement. If there is none while engines that may serve the model have
+// not been looked at, place waits for their first probes: without the wait, a request at the start
+// would get an error, or another model, although its engines are ready.
 func (x *exchange) place() (*coordinator.Placement, error) {
+	p, err := x.placeNow()
+	if !x.awaitsProbe(err) {
+		return p, err
+	}
+	late := err
+	ctx, end := x.beginWait(telemetry.StageWaitsEngine, mostAwaited, late)
+	defer end()
+	for {
+		changed := x.run.Registry.Changed() // before the placement, so that no change is missed
+		if p, err = x.placeNow(); !x.awaitsProbe(err) {
+			return p, err
+		}
+		switch over := x.run.Waiting.Pause(ctx, changed, mostAwaited); {
+		case errors.Is(over, late):
+			return nil, late
+		case over != nil:
+			return nil, x.waitedInVain(over)
+		}
+	}
+}
+
+// mostAwaited bounds the wait of place, also while engines come again and again.
+const mostAwaited = 2 * engine.FirstList
+
+// awaitsProbe reports whether a placement that failed with err may succeed after the first probes
+// of engines. A policy may have refused the request because a phase has no engine yet.
+func (x *exchange) awaitsProbe(err error) bool {
+	if err == nil || !lacksEngine(err) && !errors.Is(err, coordinator.ErrRejected) {
+		return false
+	}
+	return x.run.Registry.Snapshot().Awaits(x.req.Model)
+}
+
+// placeNow requests the next placement from the coordinator.
+func (x *exchange) placeNow() (*coordinator.Placement, error) {
 	x.journal.Placing()
 	if x.gateway != nil {
 		x.ask.Within = x.gateway.Within()

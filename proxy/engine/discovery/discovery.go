@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -36,6 +35,7 @@ type Source interface {
 // Registry receives the lists; *engine.Registry implements it.
 type Registry interface {
 	Apply(source string, specs []config.Engine, drainFor time.Duration) error
+	Expect(limit time.Duration) (arrived func())
 }
 
 var _ Registry = (*engine.Registry)(nil)
@@ -58,10 +58,10 @@ const retryRefused = 2 * time.Second
 
 // Manager runs the sources of a configuration.
 type Manager struct {
-	o          Options
-	allow      allowList
-	sources    []Source
-	unreported atomic.Int32 // number of sources without a list so far
+	o       Options
+	allow   allowList
+	sources []Source
+	arrived []func() // to call when the first list of the source has been applied
 }
 
 // New returns a manager of the sources that cfg enables. cfg must have been validated.
@@ -100,24 +100,23 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 	if cfg.TRTLLM.MetadataURI != "" {
 		m.sources = append(m.sources, newMetadata(cfg.TRTLLM, o.Log))
 	}
-	m.unreported.Store(int32(len(m.sources)))
+	for range m.sources {
+		m.arrived = append(m.arrived, o.Registry.Expect(engine.FirstList))
+	}
 	return m, nil
 }
-
-// Reported reports whether every source has given a list since Run began.
-func (m *Manager) Reported() bool { return m.unreported.Load() == 0 }
 
 // Run searches for engines until ctx ends. When it returns, no source is running.
 func (m *Manager) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, s := range m.sources {
-		wg.Go(func() { m.follow(ctx, s) })
+	for n, s := range m.sources {
+		wg.Go(func() { m.follow(ctx, s, m.arrived[n]) })
 	}
 }
 
-// follow passes the lists of one source to the registry.
-func (m *Manager) follow(ctx context.Context, s Source) {
+// follow passes the lists of one source to the registry, and calls arrived after each of them.
+func (m *Manager) follow(ctx context.Context, s Source, arrived func()) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	lists := make(chan []config.Engine)
@@ -133,15 +132,13 @@ func (m *Manager) follow(ctx context.Context, s Source) {
 	retry := time.NewTicker(retryRefused)
 	defer retry.Stop()
 	var latest []config.Engine
-	for refused, told := false, false; ; {
+	for refused := false; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case latest = <-lists:
-			if refused = t.take(latest); !told {
-				told = true
-				m.unreported.Add(-1)
-			}
+			refused = t.take(latest)
+			arrived()
 		case <-retry.C:
 			if refused {
 				refused = t.take(latest)

@@ -33,12 +33,13 @@ func (s script) Run(ctx context.Context, found func([]config.Engine)) {
 func running(t *testing.T, allow ...string) (r *fakeRegistry, l *logs, send func(...config.Engine)) {
 	t.Helper()
 	r, l = newFakeRegistry(), &logs{}
-	m, err := New(config.Discovery{Allow: allow}, options(r, l))
+	s := script{make(chan []config.Engine)}
+	o := options(r, l)
+	o.More = []Source{s}
+	m, err := New(config.Discovery{Allow: allow}, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := script{make(chan []config.Engine)}
-	m.sources = []Source{s}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { m.Run(ctx); close(done) }()
@@ -104,6 +105,8 @@ func TestRefusedChangeKeepsWhatWasTaken(t *testing.T) {
 
 // errRegistry refuses every list without naming an engine.
 type errRegistry struct{}
+
+func (errRegistry) Expect(time.Duration) func() { return func() {} }
 
 func (errRegistry) Apply(string, []config.Engine, time.Duration) error { return errors.New("no") }
 

@@ -26,6 +26,8 @@ func newFakeRegistry() *fakeRegistry {
 	return &fakeRegistry{lists: map[string][]config.Engine{}, refuse: map[string]string{}}
 }
 
+func (r *fakeRegistry) Expect(time.Duration) func() { return func() {} }
+
 func (r *fakeRegistry) Apply(source string, specs []config.Engine, drainFor time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -342,7 +342,7 @@ func TestKubernetesFiles(t *testing.T) {
 	} {
 		t.Run(key, func(t *testing.T) {
 			t.Setenv("KUBERNETES_SERVICE_HOST", "")
-			_, err := New(config.Discovery{Kubernetes: cfg}, Options{})
+			_, err := New(config.Discovery{Kubernetes: cfg}, Options{Registry: newFakeRegistry()})
 			var p config.Problems
 			if key == "" && err != nil || key != "" && (!errors.As(err, &p) || p[0].Key != key) {
 				t.Errorf("got %v", err)
