@@ -46,6 +46,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.Nixl.Wire, "nixl-wire", 0, "vllm-nixl: generation of kv_transfer_params, 1 (2025) to 6; default the newest generation")
 	f.IntVar(&cfg.Nixl.TPSize, "tp-size", 1, "vllm-nixl, vllm-nixl-push: tensor-parallel size")
 	f.BoolVar(&cfg.Nixl.Recompute, "recompute", false, "vllm-nixl, vllm-nixl-push: kv_load_failure_policy is recompute instead of fail")
+	f.BoolVar(&cfg.DropLoadErrors, "drop-load-errors", false, "vllm: a stream whose KV could not be loaded ends without an error, as in older releases")
 	f.BoolVar(&cfg.Nixl.Bidirectional, "bidirectional", false, "vllm-nixl: bidirectional_kv_xfer: decode keeps the KV of its answers, and prefill pulls it")
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang, vllm-mooncake prefill: port of the bootstrap server; 0: any")
 	f.BoolVar(&cfg.SGLang.HeaderOverrides, "header-overrides", false, "sglang: x-override-* header lines replace members of the body")

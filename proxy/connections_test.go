@@ -20,7 +20,7 @@ func TestMaxConnections(t *testing.T) {
 		answer := make(chan struct{})
 		e := &fakeEngine{serve: func(c *engineConn, _ int) {
 			<-answer
-			c.json(200, `{"id":"1","choices":[]}`)
+			c.json(200, `{"id":"1","choices":[{"text":"x","finish_reason":"stop"}]}`)
 		}}
 		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) { c.Limits.MaxConnections = 2 }})
 		dial := func() net.Conn {

@@ -22,7 +22,7 @@ const anyPort = "127.0.0.1:0"
 // The proxy resets the stream of an HTTP/3 client that stops reading.
 func TestHTTP3Unread(t *testing.T) {
 	e := &fakeEngine{serve: func(c *engineConn, _ int) {
-		c.json(200, fmt.Sprintf(`{"id":"1","choices":[],"x":%q}`, strings.Repeat("x", 4<<20)))
+		c.json(200, fmt.Sprintf(`{"id":"1","choices":[{"text":"x","finish_reason":"stop"}],"x":%q}`, strings.Repeat("x", 4<<20)))
 	}}
 	certs, err := edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 	if err != nil {

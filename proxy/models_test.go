@@ -17,7 +17,7 @@ func answering(name, models string) *fakeEngine {
 			c.stream(fmt.Sprintf("data: {\"model\":%q}\n\n", name), "data: [DONE]\n\n")
 			return
 		}
-		c.json(200, fmt.Sprintf(`{"id":"x","model":%q,"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}`, name))
+		c.json(200, fmt.Sprintf(`{"id":"x","model":%q,"choices":[{"text":"x","finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`, name))
 	}}
 }
 

@@ -20,6 +20,7 @@ const (
 	eventB  = "data: {\"choices\":[{\"text\":\"b\"}]}\n\n"
 	done    = "data: [DONE]\n\n"
 	comment = ": keep-alive\n\n"
+	opening = "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":null}]}\n\n"
 	// abortEvent is the last event of a stream that SGLang aborts. aborted is the event
 	// that the client gets instead.
 	abortEvent = "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n"
@@ -145,6 +146,18 @@ func TestStreamBeforeFirstEvent(t *testing.T) {
 		{"typed error event", fail("event: error\ndata: {\"message\":\"x\"}\n\n"), 200, other, "error_event"},
 		{"too many requests", fail("data: {\"error\":{\"message\":\"x\",\"code\":429}}\n\n"), 200, other, "error_event"},
 		{"abort", fail("data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n"), 200, other, "error_event"},
+		{"error as a finish reason", fail("data: {\"choices\":[{\"text\":\"\",\"finish_reason\":\"error\"}]}\n\n"), 200, other, "error_event"},
+		{"an empty text, then an error", func(c *engineConn, _ int) {
+			c.send(streamHead)
+			c.chunks(opening, comment)
+			time.Sleep(3 * time.Second)
+			c.chunks("data: {\"error\":{\"message\":\"x\",\"code\":500}}\n\n", done)
+			c.send("0\r\n\r\n")
+		}, 200, other, "error_event"},
+		{"an empty text, then the end", func(c *engineConn, _ int) { c.stream(opening, done) }, 200, other, "empty_answer"},
+		{"the end alone", func(c *engineConn, _ int) { c.stream(done) }, 200, other, "empty_answer"},
+		{"usage, then the end", func(c *engineConn, _ int) { c.stream(usageEvent(3, 0) + done) }, 200, other, "empty_answer"},
+		{"an empty text, then hangs", func(c *engineConn, _ int) { c.send(streamHead); c.chunks(opening); c.hold() }, 200, other, "timeout"},
 		{"comments, then an error", fail(comment + comment + "data: {\"error\":{\"message\":\"x\",\"code\":500}}\n\n"), 200, other, "error_event"},
 		{"error event 400 is the request's fault", fail("data: " + bad + "\n\n"), 400, bad, ""},
 		{"comments, then an error of the request", fail(comment + "data: " + bad + "\n\n"), 400, bad, ""},
@@ -188,6 +201,33 @@ func TestStreamBeforeFirstEvent(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An engine opens an answer, and its parser then holds the text back for long. The client gets
+// the head of the answer once keep-alives show that the engine still computes.
+func TestOpenedStreamIsNotHeldForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{serve: func(c *engineConn, _ int) {
+			c.send(streamHead)
+			c.chunks(opening)
+			for range 20 {
+				time.Sleep(time.Second)
+				c.chunks(comment)
+			}
+			c.chunks(eventA, done)
+			c.send("0\r\n\r\n")
+		}}
+		w := newWorld(t, setup{engines: []*fakeEngine{e}})
+		start := time.Now()
+		resp := w.streams(t.Context())
+		if held := time.Since(start); held < 5*time.Second || held > 7*time.Second {
+			t.Errorf("the head came after %v", held)
+		}
+		got, err := io.ReadAll(resp.Body)
+		if err != nil || string(got) != opening+strings.Repeat(comment, 20)+eventA+done {
+			t.Errorf("got %q, %v", got, err)
+		}
+	})
 }
 
 // The proxy records the usage that an engine reports, with all or with some of its
@@ -414,7 +454,7 @@ func TestBegunStreamOwesNothing(t *testing.T) {
 // The error event has the form that the client's API requires.
 func TestBrokenStreamPerAPI(t *testing.T) {
 	tests := []struct{ path, body, first, want string }{
-		{"/v1/messages", `{"model":"m","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"x"}]}`, "event: message_start\ndata: {\"type\":\"message_start\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"upstream_error\","},
+		{"/v1/messages", `{"model":"m","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"x"}]}`, "event: message_start\ndata: {\"type\":\"message_start\"}\n\nevent: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}\n\n", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"upstream_error\","},
 		{"/v1/responses", `{"model":"m","stream":true,"input":"x"}`, "event: response.created\ndata: {\"type\":\"response.created\"}\n\nevent: response.output_item.added\ndata: {\"type\":\"response.output_item.added\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"code\":\"stream_broken\","},
 		{"/v1/chat/completions", `{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}`, eventA, "data: {\"error\":{"},
 	}

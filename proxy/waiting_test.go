@@ -18,7 +18,7 @@ import (
 func emptyWorld(t *testing.T, timeout time.Duration, limits func(*config.Limits)) (w *world, e *fakeEngine, back func()) {
 	t.Helper()
 	e = &fakeEngine{serve: func(c *engineConn, _ int) {
-		c.json(200, `{"id":"x","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}`)
+		c.json(200, `{"id":"x","choices":[{"text":"x","finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`)
 	}}
 	w = newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
 		c.Limits.NoEngineTimeout = config.Duration(timeout)
@@ -198,7 +198,7 @@ func TestNoWaitByDefault(t *testing.T) {
 // TestWaitOverSockets: a request waits over a real connection. If the client closes the
 // connection, the wait ends.
 func TestWaitOverSockets(t *testing.T) {
-	e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{"id":"x","choices":[]}`) }}
+	e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{"id":"x","choices":[{"text":"x","finish_reason":"stop"}]}`) }}
 	w := newWorld(t, setup{engines: []*fakeEngine{e}, sockets: true, config: func(c *config.Config) {
 		c.Limits.NoEngineTimeout = config.Duration(time.Minute)
 	}})
@@ -234,7 +234,7 @@ func TestWaitOverSockets(t *testing.T) {
 // TestInventedModels: model names that clients invent add no series.
 func TestInventedModels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{"id":"x","choices":[]}`) }}
+		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{"id":"x","choices":[{"text":"x","finish_reason":"stop"}]}`) }}
 		w := newWorld(t, setup{engines: []*fakeEngine{e}})
 		w.post(completionsPath, asking("m"))
 		w.post(completionsPath, asking("invented"))

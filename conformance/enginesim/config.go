@@ -93,6 +93,11 @@ type Config struct {
 	// SSEKeepAlive is vLLM's --sse-keep-alive-interval: a stream without events
 	// for that long gets a comment. 0, the default: never.
 	SSEKeepAlive time.Duration
+	// DropLoadErrors makes vLLM's streams drop the error of a request whose KV could not be
+	// loaded, as in releases that skip outputs without a token before they look at the
+	// reason for the end (entrypoints/openai/chat_completion/serving.py): the stream ends
+	// as if the answer were complete.
+	DropLoadErrors bool
 	// Fail is "RATE:KIND": the share of requests (0..1) that get the fault
 	// KIND; see faults.go. Empty: none.
 	Fail string

@@ -69,6 +69,8 @@ type apiError struct {
 	Param string
 	// Body replaces the dialect's form when set.
 	Body any
+	// loading: the KV of the request could not be loaded.
+	loading bool
 }
 
 func (e *apiError) Error() string { return e.Message }

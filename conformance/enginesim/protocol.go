@@ -54,6 +54,14 @@ type greetingProtocol interface {
 	greeting(req *request, seqs []*sequence) []any
 }
 
+// loadingProtocol is a protocol whose streams open an answer for a request whose KV could not
+// be loaded.
+type loadingProtocol interface {
+	// loadFailure returns the events of such a stream after its head and before its end;
+	// nil cuts the connection.
+	loadFailure(req *request, seqs []*sequence, err *apiError) []any
+}
+
 // measuringProtocol is a protocol whose answers may contain measured times.
 type measuringProtocol interface {
 	// unaryHeader adds headers to an unary answer.

@@ -304,7 +304,7 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 		// with uvicorn.
 		panic(http.ErrAbortHandler)
 	default:
-		e.writeFailure(w, st, req, err)
+		e.writeFailure(w, st, req, seqs, err)
 	}
 }
 
@@ -397,7 +397,7 @@ func (e *Engine) writeUnary(w http.ResponseWriter, req *request, seqs []*sequenc
 	switch req.fault {
 	case failSSEError:
 		e.stats.errors.Add(1)
-		e.writeFailure(w, nil, req, errSimulated)
+		e.writeFailure(w, nil, req, seqs, errSimulated)
 		return
 	case failCut:
 		body, _ := encodeJSON(e.proto.unary(req, seqs))
@@ -415,7 +415,7 @@ func (e *Engine) writeUnary(w http.ResponseWriter, req *request, seqs []*sequenc
 
 // writeFailure answers with an engine's error: a status when no head was sent,
 // else events of the stream.
-func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *request, err error) {
+func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *request, seqs []*sequence, err error) {
 	var failure *apiError
 	if !errors.As(err, &failure) {
 		failure = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
@@ -425,6 +425,9 @@ func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *reque
 		return
 	}
 	events := e.proto.errorEvents(req, failure)
+	if p, ok := e.proto.(loadingProtocol); ok && failure.loading && st.events == 0 {
+		events = p.loadFailure(req, seqs, failure)
+	}
 	if events == nil {
 		abortConn(w)
 		return

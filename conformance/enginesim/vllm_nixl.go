@@ -176,7 +176,7 @@ func (v *vllm) hold(s *sequence) any {
 }
 
 // errLoad is the load failure under the default policy "fail".
-var errLoad = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
+var errLoad = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error", loading: true}
 
 // errEngineCore is the answer to the request that ends the engine core.
 var errEngineCore = &apiError{

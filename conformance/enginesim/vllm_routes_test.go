@@ -139,7 +139,7 @@ func TestRouteRefusals(t *testing.T) {
 		t.Errorf("messages: %d %s", a.status, a.body)
 	}
 	a := post(t, pd.d.URL()+routeMessages, `{"model":"sim","messages":[],"max_tokens":1,"stream":true,`+params+`}`)
-	if !strings.HasPrefix(string(a.body), "event: error\ndata: {\"type\":\"error\"") {
+	if !strings.HasPrefix(string(a.body), "event: message_start\n") || !strings.Contains(string(a.body), "event: error\ndata: {\"type\":\"error\"") || strings.Count(string(a.body), "event:") != 2 {
 		t.Errorf("messages stream: %d %s", a.status, a.body)
 	}
 	// The response was announced before the failure, and has no event for it.

@@ -88,7 +88,7 @@ func Observe(env *Env, p *coordinator.Placement, g Gateway) error {
 		p.Decode.ProbeSoon()
 	}
 	env.begin(head.Status)
-	o := observation{a: a, l: l, g: g, head: head}
+	o := observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
 	if head.Hidden && o.ok() {
 		p.Lease.Answered(o.stream())
 		env.Journal.FirstByte(l.Leg)
@@ -174,7 +174,9 @@ type observation struct {
 	head GatewayHead
 
 	events openai.EventScanner
-	last   time.Time // of the last read after the first event; zero: no event has come
+	start  openai.StreamHead
+	first  []byte    // the stream until start has its verdict
+	last   time.Time // of the last read after the first content; zero: no content has come
 	body   []byte    // of an answer that is no stream
 	lost   bool      // body was too large to keep
 }
@@ -219,7 +221,7 @@ func (o *observation) read(chunk []byte) {
 		}
 		return
 	}
-	held, seen := o.events.Held(), o.events.Events
+	held := o.events.Held()
 	o.events.Feed(chunk)
 	if n := o.events.Held(); n > held {
 		_ = env.Client.Reserve(n - held) // the bytes are in memory already; without room the next request waits
@@ -229,11 +231,30 @@ func (o *observation) read(chunk []byte) {
 	case !o.last.IsZero():
 		env.Journal.Read(now.Sub(o.last))
 		o.last = now
-	case seen == 0 && o.events.Events > 0 && !o.events.Failed:
+	case o.hasBegun(chunk):
 		o.a.p.Lease.Answered(true)
 		env.Journal.FirstByte(o.l.Leg)
 		o.last = now
 	}
+}
+
+// hasBegun reports whether the stream has content with its next bytes. It must not be called
+// again after it has returned true.
+func (o *observation) hasBegun(chunk []byte) bool {
+	if o.start.Verdict > openai.ContentEvent {
+		return false
+	}
+	if len(o.first)+len(chunk) > mostHead || o.a.env.Client.Reserve(len(chunk)) != nil {
+		o.start.Verdict = openai.ContentEvent // no head of a failed answer is this large
+	} else {
+		o.first = append(o.first, chunk...)
+		o.start.Read(o.first)
+	}
+	if o.start.Verdict < openai.ContentEvent {
+		return false
+	}
+	o.first, o.start.Data = nil, nil
+	return o.start.Verdict == openai.ContentEvent
 }
 
 // ended records an answer that has come to its end.
@@ -250,8 +271,8 @@ func (o *observation) ended() {
 		o.streamEnded()
 		return
 	}
-	if _, aborted := openai.AbortStatus(env.Request.API, o.body); aborted {
-		o.failed(o.l.failedBy("aborted", 502, nil), telemetry.OutcomeEngineError)
+	if reason, status := openai.WholeFailure(env.Request.API, o.body); reason != "" {
+		o.failedWith(reason, status, telemetry.OutcomeEngineError)
 		return
 	}
 	a.p.Lease.Answered(false)
@@ -282,6 +303,8 @@ func (o *observation) streamEnded() {
 		reason = "error_event"
 	case events.Aborted:
 		reason = "aborted"
+	case o.start.Verdict == openai.EmptyAnswer:
+		reason, events.Status = "empty_answer", o.start.Status
 	case !events.Done && env.Request.API.Generates():
 		reason = "no_end"
 	default:
@@ -289,9 +312,14 @@ func (o *observation) streamEnded() {
 		return
 	}
 	env.Journal.Broken(reason, nil)
+	o.failedWith(reason, events.Status, telemetry.OutcomeBroken)
+}
+
+// failedWith records a failure that an answer with a 2xx status reports inside.
+func (o *observation) failedWith(reason string, status int, outcome telemetry.Outcome) {
 	f := o.l.failedBy(reason, 502, nil)
-	f.Status, f.Permanent = events.Status, upstream.RequestAtFault(events.Status)
-	o.failed(f, telemetry.OutcomeBroken)
+	f.Status, f.Permanent = status, upstream.RequestAtFault(status)
+	o.failed(f, outcome)
 }
 
 // refused records an answer whose status is no success.

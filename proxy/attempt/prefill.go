@@ -111,14 +111,15 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 	return a.legEnded(ctx, l, err)
 }
 
-// failedAtOnce returns a failure if prefill's answer is a stream that begins with an error
-// event, else nil.
+// failedAtOnce returns a failure if prefill's answer is a stream with an error event before any
+// content, else nil.
 func (a *attempt) failedAtOnce(l *leg, resp *upstream.Response, answer []byte) error {
 	if !isStream(resp) {
 		return nil
 	}
-	if f := openai.ReadFirstEvent(answer); f.Verdict == openai.ErrorEvent {
-		return a.failedInside(l, "error_event", f.Status, f.Data, nil)
+	head := a.env.Request.StreamHead()
+	if head.Read(answer) == openai.ErrorEvent {
+		return a.failedInside(l, "error_event", head.Status, head.Data, nil)
 	}
 	return nil
 }

@@ -19,6 +19,12 @@ const (
 	// streamBuffer is the size of the read buffer of a stream, in bytes. It holds many events
 	// and keeps few pages of memory resident.
 	streamBuffer = 4 << 10
+	// mostHead limits the bytes of a stream that are held until its first content. The head may
+	// have the ids of the prompt's tokens, once for each choice.
+	mostHead = 1 << 20
+	// headHold is how long the head of an answer is held for its first content while the engine
+	// sends keep-alives. An engine that fails to load the KV reports that at once.
+	headHold = 5 * time.Second
 	// writeCheck is how often a stream renews its write deadline.
 	writeCheck = time.Second
 )
@@ -50,8 +56,8 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	if len(answer.B) == 0 && env.Request.API != openai.EngineRoute {
 		return l.failedBy("empty_answer", 502, nil)
 	}
-	if status, ok := openai.AbortStatus(env.Request.API, answer.B); ok {
-		return a.failedInside(l, "aborted", status, answer.B, nil)
+	if reason, status := openai.WholeFailure(env.Request.API, answer.B); reason != "" {
+		return a.failedInside(l, reason, status, answer.B, nil)
 	}
 	if err := a.awaitPrefill(ctx); err != nil {
 		return err
@@ -128,8 +134,9 @@ func (a *attempt) notePair(stream bool) {
 }
 
 // relayStream writes whole events to the client as they come, with one flush per read. The
-// client receives nothing before the first event that carries data. If an error event comes
-// before that event, the leg has failed, and the exchange may retry it.
+// client receives nothing before the first event that has content. If the engine reports an
+// error or the end of the stream before that event, the leg has failed, and the exchange may
+// retry it.
 func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Response) error {
 	env := a.env
 	buf, err := env.Memory.Get(streamBuffer)
@@ -137,7 +144,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 		return l.failed(downstream.ErrMemory)
 	}
 	defer func() { buf.Free() }()
-	if err := a.readFirstEvent(l, resp, buf); err != nil {
+	if err := a.readHead(l, resp, buf); err != nil {
 		return err
 	}
 	if err := a.awaitPrefill(ctx); err != nil {
@@ -206,31 +213,47 @@ func (a *attempt) streamEnded(ctx context.Context, l *leg, s *streamRelay, err e
 	return f
 }
 
-// readFirstEvent reads until buf holds an event with data. That event must come within the
-// limit of the leg, even if comments come before it. If an error event comes first, the leg
-// has failed with the status that the event names.
-func (a *attempt) readFirstEvent(l *leg, resp *upstream.Response, buf *buffer.Buffer) error {
+// readHead reads until buf holds an event with content. The first event of the answer must come
+// within the limit of the leg, even if comments come before it, and each later event within
+// timeouts.stream_idle. If an error event or the end of the stream comes before any content, the
+// leg has failed. An answer whose engine sends keep-alives for headHold after the first event has
+// begun without content: a parser of the engine may hold the text back, or hide the reasoning.
+func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) error {
+	head := a.env.Request.StreamHead()
+	var opened time.Time
 	for {
 		left := l.limit - time.Since(l.Start)
+		if !opened.IsZero() {
+			left = time.Duration(a.env.Config.Timeouts.StreamIdle)
+		}
 		if left <= 0 {
 			return l.failedBy("timeout", 504, nil)
 		}
 		resp.SetIdleTimeout(left)
 		if len(buf.B) == cap(buf.B) {
-			if len(buf.B) >= buffer.MaxErrorAnswer {
-				return nil // an error event is never this large
+			if len(buf.B) >= mostHead {
+				return nil // no head of a failed answer is this large
 			}
-			if err := buf.Grow(0, 2*buffer.MaxErrorAnswer); err != nil {
+			if err := buf.Grow(0, 2*mostHead); err != nil {
 				return l.failed(downstream.ErrMemory)
 			}
 		}
 		n, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
 		buf.B = buf.B[:len(buf.B)+n]
-		switch f := openai.ReadFirstEvent(buf.B); f.Verdict {
-		case openai.DataEvent:
+		switch head.Read(buf.B) {
+		case openai.ContentEvent:
 			return nil
 		case openai.ErrorEvent:
-			return a.failedInside(l, "error_event", f.Status, f.Data, nil)
+			return a.failedInside(l, "error_event", head.Status, head.Data, nil)
+		case openai.EmptyAnswer:
+			return a.failedInside(l, "empty_answer", head.Status, nil, nil)
+		case openai.Opening:
+			switch {
+			case opened.IsZero():
+				opened = time.Now()
+			case err == nil && time.Since(opened) > headHold:
+				return nil
+			}
 		}
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF

@@ -277,32 +277,31 @@ func (r *Runner) try(ctx context.Context, t engine.Target, job *Job, c *call) bo
 		return true // the engine aborts the request when the connection closes
 	}
 	if c.Until == connector.UntilEvent {
-		return hasBegun(resp)
+		api, _ := openai.APIFor(c.Leg.Path)
+		return hasBegun(api, resp)
 	}
 	answer, err := r.Memory.ReadAll(resp, resp.ContentLength, limit, time.Time{}) // ctx limits the time
 	answer.Free()
 	return err == nil
 }
 
-// hasBegun reports whether the first event of a stream arrives and is no error event.
-// The limit of the try bounds the wait.
-func hasBegun(resp *upstream.Response) bool {
+// hasBegun reports whether the first content of a stream of api arrives. An answer whose head
+// fills the buffer has begun too. The limit of the try bounds the wait.
+func hasBegun(api openai.API, resp *upstream.Response) bool {
 	buf := buffer.Get(4 << 10)
 	defer func() { buf.Free() }()
+	head := openai.StreamHead{API: api}
 	for len(buf.B) < cap(buf.B) {
 		n, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
 		buf.B = buf.B[:len(buf.B)+n]
-		switch openai.ReadFirstEvent(buf.B).Verdict {
-		case openai.DataEvent:
-			return true
-		case openai.ErrorEvent:
-			return false
+		if v := head.Read(buf.B); v >= openai.ContentEvent {
+			return v == openai.ContentEvent
 		}
 		if err != nil {
 			return false
 		}
 	}
-	return false
+	return head.Verdict == openai.Opening
 }
 
 // yield waits until the reader of the blocks responds again and has had time to abort.

@@ -112,7 +112,7 @@ type Until uint8
 const (
 	UntilAnswer  Until = iota // the whole answer is read
 	UntilHead                 // the head of the answer is there; closing the connection then makes the engine abort
-	UntilEvent                // the first event of the stream is there; closing the connection then makes the engine abort
+	UntilEvent                // the first content of the stream is there; closing the connection then makes the engine abort
 	UntilRefused              // the answer has a 4xx status: the engine frees by rejecting the call
 	UntilServed               // the proxy has read the whole answer, without a time limit for prefill; the proxy repeats the call only if the engine's answer requests this
 )

@@ -102,8 +102,8 @@ func roomList(a *Attempt, n int) []byte {
 // readBatch checks prefill's answer to n prompts: it has one answer for each, and the
 // engine aborted none.
 func readBatch(a *Attempt, n int, body []byte) (Handoff, error) {
-	if _, aborted := openai.AbortStatus(a.Request.API, body); aborted {
-		return Handoff{}, badReply("the engine aborted a request of the batch")
+	if reason, _ := openai.WholeFailure(a.Request.API, body); reason != "" {
+		return Handoff{}, badReply(reason + " of the batch")
 	}
 	last := strconv.Itoa(n - 1)
 	for _, path := range [...][]string{

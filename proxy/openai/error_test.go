@@ -80,8 +80,8 @@ func TestAppendErrorEvent(t *testing.T) {
 		if !s.Failed || s.Done || s.Events != 1 {
 			t.Errorf("%v: scanned as %+v", api, s)
 		}
-		if f := ReadFirstEvent([]byte(got[2:])); f.Verdict != ErrorEvent || f.End != len(want) {
-			t.Errorf("%v: judged as %+v", api, f)
+		if h := headOf(api, got[2:]); h.Verdict != ErrorEvent || h.End != len(want) {
+			t.Errorf("%v: judged as %+v", api, h)
 		}
 	}
 	if got := string(AppendErrorEvent(nil, e)); got != plain {
