@@ -245,6 +245,7 @@ func decodeRequest(b, facts []byte, r *RequestFacts, identity, traits int) (ok b
 	flags := get32(facts, reqFlags)
 	r.Stream = flags&flagStream != 0
 	r.PairBroken = flags&flagPairBroken != 0
+	r.Shared = get32(facts, reqShared)
 	r.Turn = int32(get32(facts, reqTurn))
 	if r.Model, ok = textOf(b, facts, reqModel); !ok {
 		return false

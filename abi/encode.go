@@ -185,6 +185,7 @@ func (w *writer) request(r *RequestFacts) {
 		flags |= flagPairBroken
 	}
 	put32(w.facts, reqFlags, flags)
+	put32(w.facts, reqShared, r.Shared)
 	put32(w.facts, reqTurn, uint32(r.Turn))
 	w.text(reqModel, r.Model)
 	w.text(reqConversation, r.Conversation)

@@ -36,6 +36,7 @@ const (
 	reqMaxTokens    = 8
 	reqN            = 16
 	reqFlags        = 24
+	reqShared       = 28
 	reqModel        = 32
 	reqConversation = 40
 	reqPrompt       = 48

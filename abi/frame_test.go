@@ -11,7 +11,7 @@ import (
 
 func request() RequestFacts {
 	return RequestFacts{
-		PromptTokens: 1234, MaxTokens: -1, N: 2, Stream: true, PairBroken: true,
+		PromptTokens: 1234, MaxTokens: -1, N: 2, Stream: true, PairBroken: true, Shared: 6,
 		Model: "llama", Conversation: "c-7", Prompt: `[{"role":"user","content":"hi"}]`, Turn: 3,
 	}
 }

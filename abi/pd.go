@@ -132,8 +132,16 @@ type RequestFacts struct {
 	Conversation string // key of the conversation; "" without NeedConversation or when there is none
 	Prompt       string // the JSON of prompt or messages; "" without NeedPrompt
 	Turn         int32  // of the conversation, from 1; 0: not known; needs NeedConversation
-	Identity            // of the client; needs NeedIdentity
-	Traits              // needs NeedTraits
+
+	// Shared is the number of the latest SharedOf conversations of the model that begin with the
+	// part of the prompt that targets hold, such as a system prompt. The conversation that computed
+	// this part first does not count. Shared is 0 if the request does not begin a conversation, on a
+	// retry, and for a conversation that starts at the home of its parent. It needs NeedBlocks and
+	// NeedConversation.
+	Shared uint32
+
+	Identity // of the client; needs NeedIdentity
+	Traits   // needs NeedTraits
 
 	// Headers are the headers that policies declare; needs NeedHeaders. In a decoded frame
 	// the list has one entry for each name of the module; elsewhere only headers of the request.
@@ -141,6 +149,9 @@ type RequestFacts struct {
 
 	extended bool // the facts of version 2 are set: decoding a frame of version 1 resets them
 }
+
+// SharedOf is the number of conversations that RequestFacts.Shared is counted among.
+const SharedOf = 32
 
 // Identity is what the proxy knows about the sender of a request. The zero value
 // is an unknown sender. The numbers are hashes of names, so that a policy compares a number

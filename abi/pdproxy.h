@@ -107,7 +107,7 @@ typedef struct {
 	int64_t max_tokens; /* -1: the client set no limit */
 	int64_t n; /* requested choices */
 	uint32_t flags; /* bit 0: streamed; bit 1: the form of the request does not allow two legs; bit 2: in place, at least one row has a known adapter */
-	uint32_t reserved_28;
+	uint32_t shared; /* number of the latest 32 conversations of the model that begin with the part of the prompt that candidates hold, such as a system prompt; 0 unless the request begins a conversation; needs blocks and conversation */
 	pdproxy_text model;
 	pdproxy_text conversation; /* needs conversation */
 	pdproxy_text prompt; /* needs prompt: the JSON value of messages or prompt */

@@ -107,7 +107,7 @@ pub struct Request {
     pub max_tokens: i64, // -1: the client set no limit
     pub n: i64, // requested choices
     pub flags: u32, // bit 0: streamed; bit 1: the form of the request does not allow two legs; bit 2: in place, at least one row has a known adapter
-    pub reserved_28: u32,
+    pub shared: u32, // number of the latest 32 conversations of the model that begin with the part of the prompt that candidates hold, such as a system prompt; 0 unless the request begins a conversation; needs blocks and conversation
     pub model: Text,
     pub conversation: Text, // needs conversation
     pub prompt: Text, // needs prompt: the JSON value of messages or prompt

@@ -23,7 +23,7 @@ var layouts = map[string]map[string]int{
 		"edits_offset": offEdits, "edits_size": offEditsLen, "end": HeaderSize,
 	},
 	"Request 1": {
-		"prompt_tokens": reqPromptTokens, "max_tokens": reqMaxTokens, "n": reqN, "flags": reqFlags, "model": reqModel,
+		"prompt_tokens": reqPromptTokens, "max_tokens": reqMaxTokens, "n": reqN, "flags": reqFlags, "shared": reqShared, "model": reqModel,
 		"conversation": reqConversation, "prompt": reqPrompt, "turn": reqTurn, "end": reqSize,
 	},
 	"Plan 1": {

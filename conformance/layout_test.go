@@ -78,7 +78,7 @@ var mayImport = map[string][]string{
 	"proxy/privatedir/...":        {"proxy/privatedir"},
 	"proxy/edge":                  {"proxy/balance", "proxy/config", "proxy/downstream", "proxy/edge/quicshare", "proxy/inflight", "proxy/openai", "proxy/pemfile", "proxy/privatedir", "proxy/socket"},
 	"proxy/edge/quicshare":        {"proxy/takeover", "proxy/privatedir"},
-	"proxy/state/conversation":    {"proxy/state/kvindex", "proxy/wire"},
+	"proxy/state/conversation":    {"abi", "proxy/state/kvindex", "proxy/wire"},
 	"proxy/connector":             {"abi", "proxy/engine", "proxy/openai", "proxy/tokens", "proxy/upstream"},
 	"proxy/coordinator":           {"abi", "proxy/engine", "proxy/state/..."},
 	"proxy/coordinator/fleet":     {"abi", "proxy/coordinator", "proxy/coordinator/access", "proxy/coordinator/link", "proxy/engine", "proxy/state/...", "proxy/tenant", "proxy/wire"},

@@ -212,7 +212,7 @@ func drawMicros(rnd *rand.Rand) float32 {
 
 func drawRequest(rnd *rand.Rand) abi.RequestFacts {
 	return abi.RequestFacts{
-		PromptTokens: rnd.Int64N(1 << 20), MaxTokens: rnd.Int64N(4096) - 1, N: rnd.Int64N(4), Stream: rnd.IntN(2) == 0, PairBroken: rnd.IntN(4) == 0,
+		PromptTokens: rnd.Int64N(1 << 20), MaxTokens: rnd.Int64N(4096) - 1, N: rnd.Int64N(4), Stream: rnd.IntN(2) == 0, PairBroken: rnd.IntN(4) == 0, Shared: uint32(max(0, rnd.IntN(300)-100)),
 		Model: "abcdefghijklmnop"[:rnd.IntN(17)], Turn: rnd.Int32N(4),
 	}
 }

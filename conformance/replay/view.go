@@ -42,6 +42,7 @@ type view struct {
 	cfg           *Config
 	targets       []target
 	conversations *conversation.Table
+	begun         conversation.Begun
 	index         *kvindex.Index
 	matches       []kvindex.Match
 	transfers     []load.Speed // by prefill rank and decode instance
@@ -132,6 +133,9 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 	clear(v.matches)
 	if needs&abi.NeedBlocks != 0 {
 		v.index.Match(l.chain, v.matches)
+		if needs&abi.NeedConversation != 0 && turn.Begins() {
+			f.Request.Shared = v.begun.Add(v.beginning(l.chain))
+		}
 	}
 	for i := range v.targets {
 		t := &v.targets[i]
@@ -169,6 +173,19 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 			f.Pairs = append(f.Pairs, pair)
 		}
 	}
+}
+
+// beginning returns the last block of the longest part of the chain that a target holds, as the
+// coordinator does.
+func (v *view) beginning(chain []kvindex.Hash) kvindex.Hash {
+	blocks := uint32(0)
+	for _, m := range v.matches {
+		blocks = max(blocks, m.Blocks())
+	}
+	if blocks == 0 {
+		return 0
+	}
+	return chain[blocks-1]
 }
 
 func (v *view) commit(q *Request, l *lease, turn *conversation.Turn, d abi.PlaceDecision, now time.Duration) {

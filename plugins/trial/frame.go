@@ -46,6 +46,7 @@ type requestJSON struct {
 	N            int64  `json:"n"`
 	Stream       bool   `json:"stream"`
 	PairBroken   bool   `json:"pair_broken"`
+	Shared       uint32 `json:"shared"`
 	Model        string `json:"model"`
 	Conversation string `json:"conversation"`
 	Prompt       string `json:"prompt"`
@@ -61,7 +62,7 @@ func plainRequest() requestJSON { return requestJSON{MaxTokens: -1, N: 1} }
 
 func (r *requestJSON) facts() abi.RequestFacts {
 	f := abi.RequestFacts{
-		PromptTokens: r.PromptTokens, MaxTokens: r.MaxTokens, N: r.N, Stream: r.Stream, PairBroken: r.PairBroken,
+		PromptTokens: r.PromptTokens, MaxTokens: r.MaxTokens, N: r.N, Stream: r.Stream, PairBroken: r.PairBroken, Shared: r.Shared,
 		Model: r.Model, Conversation: r.Conversation, Prompt: r.Prompt, Turn: r.Turn, Identity: r.Identity, Traits: r.Traits,
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Headers)) {

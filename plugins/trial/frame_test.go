@@ -11,9 +11,9 @@ import (
 
 // TestFrames reads a frame of each hook with every field in it.
 func TestFrames(t *testing.T) {
-	const request = `"request": {"prompt_tokens": 7, "max_tokens": 8, "n": 2, "stream": true, "pair_broken": true,
+	const request = `"request": {"prompt_tokens": 7, "max_tokens": 8, "n": 2, "stream": true, "pair_broken": true, "shared": 5,
 		"model": "m", "conversation": "c", "prompt": "[1]", "turn": 4, "client": 9, "tenant": 8, "class": 7}`
-	facts := abi.RequestFacts{PromptTokens: 7, MaxTokens: 8, N: 2, Stream: true, PairBroken: true, Model: "m", Conversation: "c", Prompt: "[1]", Turn: 4,
+	facts := abi.RequestFacts{PromptTokens: 7, MaxTokens: 8, N: 2, Stream: true, PairBroken: true, Shared: 5, Model: "m", Conversation: "c", Prompt: "[1]", Turn: 4,
 		Identity: abi.Identity{Client: 9, Tenant: 8, Class: 7}}
 	text := `[
 	{"hook": "plan", "name": "a", "policy": "p", "random": 18446744073709551615, "unix_ms": 5, "seed": 6, ` + request + `,

@@ -32,7 +32,8 @@ type Pool struct {
 	lack    float64 // the deficit of recent work of a row is lack - share x its recent tokens
 	share   float64 // see lack; the deficit is limited to 0 to 1
 	spread  float64 // cost of a distance of one row from place; 0: place is not used
-	place   float64 // position of the rows for prompts of this size, counted in rows
+	place   float64 // position of the rows for this prompt, by its size or by turns, counted in rows
+	near    float64 // distance from place that costs nothing
 }
 
 // enough is the mean number of recent requests per row from which the sizes of
@@ -96,20 +97,45 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	s.lack, s.share = (1-p.EvenFrom)/band, all/(band*max(1, recent))
 	s.balance = p.BalanceWeight * s.micros
 	s.request = p.RequestTokens * s.balance
-	if most := float64(best); most > p.SharedTokens {
+	switch most := float64(best); {
+	case most > p.SharedTokens && f.Request.Shared > 0 && p.turns(f, role, &s, all, most, typical):
+	case most > p.SharedTokens:
 		patience := p.Patience
 		if f.Request.Turn == 1 {
 			patience = p.FirstPatience
 		}
 		patience *= 1 + float64(p.BusyPatience*(1-calm))
 		s.worth = patience * typical / (s.prompt * holders(rows, role, float32(0.75*most)))
-	} else if requests >= enough*all {
+	case requests >= enough*all:
 		x := s.prompt * s.micros / (p.SizeMiddle * typical)
-		s.place = all * x / (1 + x)
+		s.place, s.near = all*x/(1+x), 1
 		s.spread = p.SizeSpread * typical / (all + float64(float64(queued)*s.micros)/typical)
 	}
 	return s
 }
+
+// turns prepares the placement of a conversation that begins as many of the latest conversations
+// did. To follow the shared beginning would bring all these conversations, with their later turns,
+// to the same rows. So the beginning saves nothing, and the rows are taken in turn, those that do
+// not hold the beginning first. It returns false if the rows that hold the beginning, whose longest
+// match is most tokens, are enough for the share of these conversations.
+func (p *Params) turns(f *abi.PlaceFacts, role abi.Role, s *Pool, rows, most, typical float64) bool {
+	holding := holders(f.Candidates, role, float32(0.75*most))
+	if holding < rows && float64(copies*rows)*float64(f.Request.Shared) < float64(abi.SharedOf*holding) {
+		return false
+	}
+	s.place = float64(f.Sequence%uint64(rows)) + 0.5
+	s.spread = p.HomeRequests * max(typical, s.prompt*s.micros)
+	s.worth = -s.micros
+	if holding < rows {
+		s.worth -= rows * s.spread / (most - p.SharedTokens)
+	}
+	return true
+}
+
+// copies is the share of the rows that may hold a shared beginning, for each share of the latest
+// conversations that begin with it.
+const copies = 4
 
 // calm returns 1 while the rows have spare time and 0 once they are busy. busy
 // is the sum of their Busy values.
@@ -182,7 +208,7 @@ func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight flo
 		cost += float64(held * float64((over+math.Abs(over))*others))
 		over = cost - s.late
 		cost += float64(lateness * (math.Abs(over) - math.Abs(over-s.late) + s.late))
-		over = math.Abs(off) - 1
+		over = math.Abs(off) - s.near
 		cost += float64(spread * (over + math.Abs(over)))
 		off++
 		over = saved - p.SharedTokens

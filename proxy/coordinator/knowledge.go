@@ -151,6 +151,22 @@ func (t *table) match(x *kvindex.Index, chains []Chain) {
 	}
 }
 
+// beginning returns the last block of the longest part of the prompt that a target holds; 0: no
+// target holds a part.
+func (t *table) beginning() (end kvindex.Hash) {
+	most := 0 // tokens
+	for i := range t.matched {
+		m, blocks := &t.matched[i], uint32(0)
+		for _, held := range m.of {
+			blocks = max(blocks, held.Blocks())
+		}
+		if tokens := int(blocks) * TokensOf(m.Form); tokens > most {
+			most, end = tokens, m.Blocks[blocks-1]
+		}
+	}
+	return end
+}
+
 // held returns the blocks of the request that a target holds, and their chain; nil if that
 // is unknown.
 func (t *table) held(target engine.Target) (kvindex.Match, *Chain) {

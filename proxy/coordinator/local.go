@@ -145,16 +145,21 @@ func resolve(s *engine.Snapshot, model string) (*engine.Pool, error) {
 
 // recall looks up the request's blocks and its conversation.
 func (l *Local) recall(pool *engine.Pool, a *Ask, t *table) {
+	first := false // the exchange's first placement of a request that begins a conversation
 	if t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
 		if !a.Lookup.Done {
 			a.Key.Conversation.Scope = kvindex.Seed(pool.Model, "", "")
 			a.Found(l.state.Conversations.Look(a.Key.Conversation))
+			first = a.Lookup.Turn.Begins()
 		}
 		t.turn = a.Lookup.Turn
 		t.place.Request.Turn, t.place.Request.Conversation = a.Request.Turn, a.Request.Conversation
 	}
 	if t.needs&abi.NeedBlocks != 0 && l.state.Index != nil {
 		t.match(l.state.Index, a.Key.Chains)
+		if first {
+			t.place.Request.Shared = l.sequences.of(pool, l.registry.Snapshot()).begun.Add(t.beginning())
+		}
 	}
 }
 

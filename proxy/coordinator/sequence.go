@@ -7,6 +7,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
 // sequence counts the placements of one model. Each shape of legs has its own count. A
@@ -16,6 +17,7 @@ import (
 // sequence, and so have requests that may use only some instances (Ask.Within).
 type sequence struct {
 	turns
+	begun   conversation.Begun
 	subsets atomic.Pointer[[subsets]turns] // by a hash of the allowed instances; nil: no request was limited yet
 }
 

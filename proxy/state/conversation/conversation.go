@@ -138,6 +138,7 @@ type Turn struct {
 	// LastUse is when a turn was recorded last, Unix time in ms; 0: never.
 	LastUse int64
 
+	repeats   bool   // the same prompt was recorded before
 	hash      uint64 // of the entry: of the id, or of the prompt's end
 	block     uint64 // hash of the last whole block before the prompt's end
 	mark      uint64 // of the window in which the prompt ends
@@ -231,7 +232,7 @@ func (t *Table) lookPrompt(q Query) Turn {
 	defer t.mu.RUnlock()
 	if n := t.find(turn.hash, false); n != 0 {
 		e := &t.entries[n]
-		turn.Key = e.key
+		turn.Key, turn.repeats = e.key, true
 		if e.turn > 1 && !q.First {
 			turn.Number = e.turn
 			turn.inherit(e)
@@ -279,6 +280,13 @@ func (q *Query) blockBefore(blocks int) uint64 {
 // promptKey is the key of a conversation that begins with a prompt: never 0, and
 // never that of an id.
 func promptKey(end uint64) Key { return Key(end&^1 | 2) }
+
+// Begins reports whether the request begins a conversation that has no home: it is a first turn,
+// no parent is known, and it does not repeat the prompt of an earlier request. It is false after
+// ReadTurn.
+func (turn *Turn) Begins() bool {
+	return turn.Number == 1 && turn.kept && !turn.repeats && turn.Prefill.Instance == 0
+}
 
 func (turn *Turn) inherit(e *entry) {
 	turn.Prefill, turn.Decode, turn.LastUse = e.prefill, e.decode, e.last
