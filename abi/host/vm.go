@@ -215,6 +215,10 @@ func (vm *VM) Interrupt() {
 	}
 }
 
+// Interrupted reports that Interrupt was called on a guarded VM: then an Env should give up work that
+// takes long. It is safe for concurrent use.
+func (vm *VM) Interrupted() bool { return vm.interrupted.Load() }
+
 // Detach makes all proxy-wasm functions of the host return INTERNAL_FAILURE and
 // do nothing, until Attach. This includes a call that runs now. A host function
 // that is already running completes. Detach is safe for concurrent use.
