@@ -1,0 +1,176 @@
+package meter
+
+// size is the measure of a function for the engine's compiler, with the checks that Meter adds.
+type size struct {
+	// instructions counts instructions, the values that calls and blocks take and give, and eight for
+	// an instruction that may trap: the compiler makes many of it.
+	instructions int
+	// edges counts the ways from one basic block to another.
+	edges int
+	// live is the sum over all edges of the values that may live there: variables and operands.
+	live int
+	// merges is the sum over all edges of the square of the variables. A variable may need a new
+	// value in each block, which the compiler compares with those of all edges to the block.
+	merges int
+	// loops is the deepest nesting of loops.
+	loops int
+}
+
+// trapping is the weight of an instruction that may trap.
+const trapping = 8
+
+// checkInstructions and checkEdges are the size of a check that Meter adds, without the globals
+// that the compiler loads again after a call.
+const (
+	checkInstructions = 20
+	checkEdges        = 3
+)
+
+// engineVariables are variables of the compiler's own, such as the place of the memory.
+const engineVariables = 4
+
+// frame is an open block.
+type frame struct {
+	height  int // of the operand stack below its parameters
+	params  int
+	results int
+	loop    bool
+}
+
+// measure is the state of measuring one function.
+type measure struct {
+	size
+	blocks    []frame
+	height    int // of the operand stack, at most
+	variables int
+	globals   int // mutable ones, which are variables, too
+	nested    int // open loops
+}
+
+func (s *measure) edge(n int) {
+	s.edges += n
+	s.live += n * (s.height + s.variables)
+	s.merges += n * s.variables * s.variables
+}
+
+func (s *measure) check() {
+	s.instructions += checkInstructions + s.globals
+	s.edge(checkEdges)
+}
+
+// sizeOf measures a function in a module with that many mutable globals. f.Locals is at most
+// maxVariables.
+func (m *Module) sizeOf(f *Function, globals int) size {
+	s := &measure{variables: f.Params + int(f.Locals) + globals + engineVariables, globals: globals}
+	s.check()
+	s.blocks = append(s.blocks, frame{results: f.Results})
+	r := &reader{data: f.code, pos: f.body}
+	for len(s.blocks) > 0 && r.err == nil {
+		m.add(s, m.instruction(r))
+	}
+	return s.size
+}
+
+// add counts an instruction.
+func (m *Module) add(s *measure, in instruction) {
+	s.instructions += 1 + in.arity
+	switch in.op {
+	case opBlock, opLoop, opIf:
+		if in.op == opIf {
+			s.height--
+		}
+		params := in.arity - in.results
+		s.blocks = append(s.blocks, frame{max(s.height-params, 0), params, in.results, in.op == opLoop})
+		s.edge(2)
+		if in.op == opLoop {
+			s.nested++
+			s.loops = max(s.loops, s.nested)
+			s.check()
+		}
+	case opElse:
+		b := s.blocks[len(s.blocks)-1]
+		s.height = b.height + b.params
+		s.edge(2)
+	case opEnd:
+		b := s.blocks[len(s.blocks)-1]
+		s.blocks = s.blocks[:len(s.blocks)-1]
+		s.height = b.height + b.results
+		s.edge(1)
+		if b.loop {
+			s.nested--
+		}
+	case opBr, opBrIf:
+		s.edge(2)
+		s.instructions += m.carried(s, in)
+		s.height -= int(in.op - opBr) // br_if takes a condition
+	case opBrTable:
+		s.edge(in.targets)
+		s.instructions += in.targets * m.carried(s, in)
+		s.height--
+	default:
+		if in.op == opCall || in.op == opCallIndirect {
+			s.instructions += s.globals
+			s.edge(1)
+		}
+		if mayTrap(in) {
+			s.instructions += trapping
+		}
+		s.height += m.delta(in)
+	}
+	s.height = max(s.height, 0)
+}
+
+// carried returns the most values that a branch carries: those of a label of br_table are as many
+// as those of its other labels.
+func (m *Module) carried(s *measure, in instruction) int {
+	i := len(s.blocks) - 1 - int(in.index)
+	switch {
+	case i < 0:
+		return 0
+	case s.blocks[i].loop:
+		return s.blocks[i].params
+	}
+	return s.blocks[i].results
+}
+
+// mayTrap reports whether the compiler makes a check of an instruction.
+func mayTrap(in instruction) bool {
+	switch op := in.op; {
+	case op >= opI32Load && op <= opMemoryGrow, op == opTableGet, op == opTableSet, op == opCallIndirect,
+		op >= 0x6d && op <= 0x70, op >= 0x7f && op <= 0x82, // division of integers
+		op >= 0xa8 && op <= 0xb1, // conversions of floats to integers
+		op == prefixMisc, op == prefixVector:
+		return true
+	}
+	return false
+}
+
+// delta returns by how much an instruction that is no block and no branch changes the height of
+// the operand stack, at most.
+func (m *Module) delta(in instruction) int {
+	switch op := in.op; {
+	case op == opCall:
+		t := m.types[m.functionTypes[in.index]]
+		return t.results - t.params
+	case op == opCallIndirect:
+		t := m.types[in.index]
+		return t.results - t.params - 1
+	case op == opLocalGet, op == opGlobalGet, op == opMemorySize, op >= opI32Const && op <= opF64Const,
+		op == opRefNull, op == opRefFunc, op == prefixMisc && in.misc == miscTableSize:
+		return 1
+	case op == prefixVector:
+		return 1 // v128.const makes a value, no other instruction makes more than it takes
+	case op == opLocalSet, op == opGlobalSet, op == 0x1a, // drop
+		op >= 0x46 && op <= 0x4f, op >= 0x51 && op <= 0x66, // comparisons
+		op >= 0x6a && op <= 0x78, op >= 0x7c && op <= 0x8a, // integers
+		op >= 0x92 && op <= 0x98, op >= 0xa0 && op <= 0xa6: // floats
+		return -1
+	case op == 0x1b, op == opSelectTyped, op == opTableSet, op >= 0x36 && op <= opI64Store32: // select, stores
+		return -2
+	case op == prefixMisc && in.misc == miscTableGrow:
+		return -1
+	case op == prefixMisc && in.misc >= miscMemoryInit && in.misc != miscDataDrop && in.misc != miscElemDrop:
+		return -3
+	}
+	return 0
+}
