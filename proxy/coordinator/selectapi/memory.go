@@ -34,6 +34,8 @@ func (h *Handler) receive(r *http.Request, limit int) (m *held, err error) {
 	m = &held{memory: &h.memory}
 	m.body, err = h.memory.ReadAll(untimed{r.Body}, r.ContentLength, limit, time.Time{})
 	switch {
+	case errors.Is(err, buffer.ErrFull) && r.ContentLength > h.o.Memory:
+		err = errTooLarge
 	case errors.Is(err, buffer.ErrFull):
 		err = errMemory
 	case errors.Is(err, buffer.ErrTooLarge):
