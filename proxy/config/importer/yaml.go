@@ -43,7 +43,7 @@ const (
 	// mostMerges bounds the depth of merge keys (<<), and so ends cycles.
 	mostMerges = 8
 	// mostKeys bounds the keys of a file, with those that aliases and merge keys repeat.
-	mostKeys = 1 << 17
+	mostKeys = 1 << 16
 	// mostText bounds a file, in bytes.
 	mostText = 4 << 20
 )
