@@ -41,6 +41,10 @@ func (f *fleetListener) opened() net.Listener {
 	return f.listener
 }
 
+// selectShare is the divisor of limits.buffer_memory that gives the memory for the bodies at
+// fleet.listen. It is separate, so that no caller there takes the memory of clients.
+const selectShare = 4
+
 // listenFleet opens fleet.listen if it is configured and given is nil.
 func (n *Node) listenFleet(cfg *config.Config, a fleetAccess, given net.Listener) (err error) {
 	if cfg.Fleet.Listen == "" {
@@ -54,7 +58,7 @@ func (n *Node) listenFleet(cfg *config.Config, a fleetAccess, given net.Listener
 	n.fleet = &fleetListener{listener: given, handler: selectapi.New(selectapi.Options{
 		Local: n.local, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: n.metrics.Fallback,
 		Token: a.token, PlainHTTP: cfg.Fleet.PlainHTTP, Address: given.Addr(), Hosts: cfg.Admin.InternalHosts(cfg.Fleet.Listen, cfg.Fleet.Advertise),
-		Version: n.options.Version, Log: n.log,
+		Version: n.options.Version, Memory: bufferMemory(cfg) / selectShare, Log: n.log,
 		Leading: func(do func()) bool {
 			if n.leader != nil {
 				return n.leader.member.Leading(do)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"strings"
@@ -184,12 +185,13 @@ func (o *Options) share(cfg *config.Config, workers int) *config.Config {
 		return cfg
 	}
 	own := *cfg
-	memory := int64(cfg.Limits.BufferMemory)
-	if memory == 0 {
-		memory = buffer.DefaultLimit()
-	}
-	own.Limits = cfg.Limits.Share(workers, config.ByteSize(max(1, memory/int64(max(1, workers)))))
+	own.Limits = cfg.Limits.Share(workers, config.ByteSize(max(1, bufferMemory(cfg)/int64(max(1, workers)))))
 	return &own
+}
+
+// bufferMemory returns limits.buffer_memory or its default, in bytes.
+func bufferMemory(cfg *config.Config) int64 {
+	return cmp.Or(int64(cfg.Limits.BufferMemory), buffer.DefaultLimit())
 }
 
 // shareEngine divides the max_conns of an engine in the same way.

@@ -20,6 +20,9 @@ type checker struct {
 
 // add notes a problem of key at the key's line.
 func (k *checker) add(key, format string, args ...any) {
+	if len(k.problems) >= maxProblems {
+		return
+	}
 	k.problems = append(k.problems, Problem{
 		Key: key, Line: k.config.lines.line(key), Message: fmt.Sprintf(format, args...),
 	})

@@ -126,11 +126,10 @@ func ParseFile(file string, data []byte) (Config, error) {
 // of the file, together with the problems. Only a configuration without problems may be served. The
 // result is nil for a text that is not TOML.
 func Draft(file string, data []byte) (*Config, Problems) {
-	var tree map[string]any
-	if _, err := toml.Decode(string(data), &tree); err != nil {
-		p := syntaxProblem(string(data), err)
+	tree, p := decodeTOML(string(data))
+	if p != nil {
 		p.File = file
-		return nil, Problems{p}
+		return nil, Problems{*p}
 	}
 	cfg := Default()
 	cfg.file = file
@@ -153,18 +152,30 @@ func Draft(file string, data []byte) (*Config, Problems) {
 	return &cfg, problems
 }
 
+// decodeTOML returns the tree of a text that has the shape of a configuration.
+func decodeTOML(text string) (tree map[string]any, p *Problem) {
+	if p := checkShape(text); p != nil {
+		return nil, p
+	}
+	if _, err := toml.Decode(text, &tree); err != nil {
+		p := syntaxProblem(text, err)
+		return nil, &p
+	}
+	return tree, nil
+}
+
 // syntaxProblem converts the parse error of text to a Problem. Its line is the start of
 // the offending token: the parser's own line is one too high if it stopped at a line
 // end.
 func syntaxProblem(text string, err error) Problem {
 	var parse toml.ParseError
 	if !errors.As(err, &parse) {
-		return Problem{Message: err.Error()}
+		return Problem{Message: shortened(err.Error())}
 	}
 	start := min(max(parse.Position.Start, 0), len(text))
 	return Problem{
-		Key:     parse.LastKey,
+		Key:     shortened(parse.LastKey),
 		Line:    1 + strings.Count(text[:start], "\n"),
-		Message: "invalid TOML: " + strings.ReplaceAll(parse.Message, "\n", `\n`),
+		Message: "invalid TOML: " + strings.ReplaceAll(shortened(parse.Message), "\n", `\n`),
 	}
 }

@@ -30,12 +30,18 @@ func decodeTree(tree map[string]any, cfg *Config) Problems {
 }
 
 func (d *decoder) add(key, format string, args ...any) {
+	if len(d.problems) >= maxProblems {
+		return
+	}
 	d.problems = append(d.problems, Problem{Key: key, Line: d.lines.line(key), Message: fmt.Sprintf(format, args...)})
 }
 
 // table fills the struct v from t, whose key is path.
 func (d *decoder) table(path string, t map[string]any, v reflect.Value) {
 	for _, name := range slices.Sorted(maps.Keys(t)) {
+		if len(d.problems) >= maxProblems {
+			return
+		}
 		key := joinKey(path, name)
 		field, found := fieldOf(v, name)
 		if !found {

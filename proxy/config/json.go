@@ -11,6 +11,9 @@ import (
 // object with the keys of [[engine]], validated as strictly as the configuration. The
 // error is Problems.
 func EngineFromJSON(data []byte) (Engine, error) {
+	if p := checkShape(string(data)); p != nil {
+		return Engine{}, Problems{*p}
+	}
 	r := &jsonReader{text: data, lines: lineIndex{}}
 	datum := r.read(indexKey("engine", 0))
 	if _, isObject := datum.(map[string]any); !isObject && len(r.problems) == 0 {
@@ -110,7 +113,7 @@ func (r *jsonReader) object(path string) map[string]any {
 		name, _ := r.token().(string)
 		key := joinKey(path, name)
 		line := r.lineAt(r.tokens.InputOffset())
-		if _, twice := table[name]; twice {
+		if _, twice := table[name]; twice && len(r.problems) < maxProblems {
 			r.problems = append(r.problems, Problem{Key: key, Line: line, Message: "the key occurs twice"})
 		}
 		r.lines[key] = line

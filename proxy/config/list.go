@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
-
-	"github.com/BurntSushi/toml"
 )
 
 // ParseEngines parses a list of engines: TOML with [[engine]] tables, or JSON, an array
@@ -42,12 +40,15 @@ func parseEngines(data []byte) (*Config, error) {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, Problems{{Key: "engine", Message: "the file is empty: write engine = [] for a list without engines"}}
 	}
+	if p := checkShape(string(data)); p != nil {
+		return nil, Problems{*p}
+	}
 	if json.Valid(data) || beginsJSON(data) {
 		return enginesFromJSON(data)
 	}
-	var tree map[string]any
-	if _, err := toml.Decode(string(data), &tree); err != nil {
-		return nil, Problems{syntaxProblem(string(data), err)}
+	tree, p := decodeTOML(string(data))
+	if p != nil {
+		return nil, Problems{*p}
 	}
 	return enginesOf(tree, scanLines(string(data)))
 }

@@ -15,7 +15,7 @@ import (
 // become engines; deployments of cloud providers are left out. Keys and defaults are those of
 // docs.litellm.ai/docs/proxy/config_settings.
 func LiteLLM(f File) (Result, error) {
-	l := &liteLLM{yamlFile: yamlFile{&report{}, f.Name}, doc: &document{from: "a config.yaml of LiteLLM"}}
+	l := &liteLLM{yamlFile: yamlFile{report: &report{}, file: f.Name}, doc: &document{from: "a config.yaml of LiteLLM"}}
 	if root, ok := l.document(f); ok {
 		l.read(root)
 	}

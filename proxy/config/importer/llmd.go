@@ -20,7 +20,7 @@ func LLMD(f File) (Result, error) {
 		s.read()
 		return r.finish(f.Name, s.doc)
 	}
-	y := yamlFile{r, f.Name}
+	y := yamlFile{report: r, file: f.Name}
 	root, ok := y.document(f)
 	if !ok {
 		return r.finish(f.Name, &document{})

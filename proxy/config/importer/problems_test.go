@@ -2,6 +2,7 @@ package importer
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -229,5 +230,42 @@ func TestTextStaysInItsPlace(t *testing.T) {
 		if strings.Count(res.TOML, "\n[server]") != 1 {
 			t.Error(res.TOML)
 		}
+	}
+}
+
+// TestMergeKeys: merge keys cost time in proportion to the file, whatever they name, and the
+// first of equal keys counts.
+func TestMergeKeys(t *testing.T) {
+	merged := func(levels, width int) string {
+		var b strings.Builder
+		b.WriteString("a0: &a0 {hostname: inner, port: 8000}\n")
+		for l := 1; l <= levels; l++ {
+			fmt.Fprintf(&b, "a%d: &a%d\n  <<: [%s*a%d]\n", l, l, strings.Repeat(fmt.Sprintf("*a%d, ", l-1), width-1), l-1)
+		}
+		return b.String() + fmt.Sprintf("<<: *a%d\n", levels)
+	}
+	y := yamlFile{report: &report{}, file: "f"}
+	root, ok := y.document(File{Text: []byte("<<: {port: 1, x: 1}\nport: 2\n")})
+	if port, _ := root.find("port"); !ok || len(y.problems) > 0 || port.value.Value != "2" || len(root.entries) != 2 {
+		t.Errorf("%v: %v", y.problems, root.entries)
+	}
+	for _, levels := range []int{1, 7, 8} {
+		y := yamlFile{report: &report{}, file: "f"}
+		root, ok := y.document(File{Text: []byte(merged(levels, 20))})
+		refused := levels == 8 // the outermost table has the first level
+		if !ok || y.read > 20*(levels+2)+10 || (len(y.problems) > 0) != refused {
+			t.Fatalf("%d levels: %d keys read: %v", levels, y.read, y.problems)
+		}
+		if host, _ := root.find("hostname"); !refused && (host.value == nil || host.value.Value != "inner") {
+			t.Errorf("%d levels: %v", levels, host)
+		}
+	}
+	var many strings.Builder
+	for i := range mostKeys / 100 {
+		fmt.Fprintf(&many, "k%d: 1\n", i)
+	}
+	text := "a: &a\n  " + strings.ReplaceAll(strings.TrimSpace(many.String()), "\n", "\n  ") + "\nmodel_list:\n" + strings.Repeat("- *a\n", 200)
+	if _, err := importFile("litellm", []byte(text)); err == nil || !strings.Contains(err.Error(), "more than 65536 keys") {
+		t.Errorf("aliases of a wide mapping: %.300v", err)
 	}
 }

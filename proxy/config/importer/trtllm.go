@@ -29,7 +29,7 @@ const DefaultRequestTimeout = 180 * time.Second
 // tensorrt_llm/llmapi/disagg_utils.py. The metadata server's file alone is accepted
 // too.
 func (in TRTLLM) Import() (Result, error) {
-	r := &trtllm{yamlFile: yamlFile{&report{}, in.Disagg.Name}, doc: &document{from: "a TensorRT-LLM disagg_config.yaml"}}
+	r := &trtllm{yamlFile: yamlFile{report: &report{}, file: in.Disagg.Name}, doc: &document{from: "a TensorRT-LLM disagg_config.yaml"}}
 	root, ok := r.document(in.Disagg)
 	switch {
 	case !ok:
@@ -41,7 +41,7 @@ func (in TRTLLM) Import() (Result, error) {
 		r.timeouts(in.RequestTimeout)
 	}
 	if len(in.Metadata.Text) > 0 {
-		m := &trtllm{yamlFile: yamlFile{r.report, in.Metadata.Name}, doc: r.doc}
+		m := &trtllm{yamlFile: yamlFile{report: r.report, file: in.Metadata.Name}, doc: r.doc}
 		if t, ok := m.yamlFile.document(in.Metadata); ok {
 			m.metadata(t)
 		}

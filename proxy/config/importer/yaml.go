@@ -18,6 +18,7 @@ import (
 type yamlFile struct {
 	*report
 	file string
+	read int // keys of mappings that were read, each time that an alias or a merge key names them
 }
 
 // table is a mapping whose keys are taken one by one. The keys that remain at the end
@@ -38,13 +39,23 @@ type tableEntry struct {
 	inherited bool
 }
 
-// mostMerges bounds the depth of merge keys (<<), and so ends cycles.
-const mostMerges = 8
+const (
+	// mostMerges bounds the depth of merge keys (<<), and so ends cycles.
+	mostMerges = 8
+	// mostKeys bounds the keys of a file, with those that aliases and merge keys repeat.
+	mostKeys = 1 << 16
+	// mostText bounds a file, in bytes.
+	mostText = 4 << 20
+)
 
 // document reads the mapping of the file's only document.
 func (y *yamlFile) document(f File) (*table, bool) {
 	if !utf8.Valid(f.Text) {
 		y.problem(y.file, 0, "", "the file is no UTF-8 text")
+		return nil, false
+	}
+	if len(f.Text) > mostText {
+		y.problem(y.file, 0, "", "the file has more than %d bytes", mostText)
 		return nil, false
 	}
 	var root yaml.Node
@@ -80,18 +91,33 @@ func (y *yamlFile) table(path string, node *yaml.Node) *table {
 	t := &table{path: path, node: resolve(node)}
 	switch {
 	case t.node.Kind == yaml.MappingNode:
-		y.fill(t, t.node, mostMerges)
+		y.fill(t, t.node, &filling{keys: map[string]bool{}, done: map[*yaml.Node]bool{}}, mostMerges)
 	case t.node.Tag != "!!null":
 		y.problem(y.file, node.Line, path, "want keys with values, found a %s", kindOf(node))
 	}
 	return t
 }
 
-// fill adds the keys of a mapping, its own before merged ones.
-func (y *yamlFile) fill(t *table, node *yaml.Node, depth int) {
+// filling is the state of one table that is being filled.
+type filling struct {
+	keys map[string]bool     // the keys of the table so far
+	done map[*yaml.Node]bool // true: the table has the keys of this mapping; false: they are being added
+}
+
+// fill adds the keys of a mapping, its own before merged ones. A mapping that several merge keys
+// name is read once: its keys are in the table then.
+func (y *yamlFile) fill(t *table, node *yaml.Node, f *filling, depth int) {
+	f.done[node] = false
+	defer func() { f.done[node] = true }()
 	var merged []*yaml.Node
 	own := map[string]bool{}
 	for i := 0; i+1 < len(node.Content); i += 2 {
+		if y.read++; y.read > mostKeys {
+			if y.read == mostKeys+1 {
+				y.problem(y.file, node.Line, t.path, "the file has more than %d keys, with those of aliases", mostKeys)
+			}
+			return
+		}
 		key, v := resolve(node.Content[i]), node.Content[i+1]
 		switch {
 		case key.Tag == "!!merge":
@@ -102,7 +128,8 @@ func (y *yamlFile) fill(t *table, node *yaml.Node, depth int) {
 			y.problem(y.file, key.Line, t.name(key.Value), "is given twice")
 		default:
 			own[key.Value] = true
-			if _, found := t.find(key.Value); !found {
+			if !f.keys[key.Value] {
+				f.keys[key.Value] = true
 				t.entries = append(t.entries, tableEntry{key: key.Value, line: key.Line, value: v})
 			}
 		}
@@ -114,11 +141,16 @@ func (y *yamlFile) fill(t *table, node *yaml.Node, depth int) {
 			sources = from.Content
 		}
 		for _, s := range sources {
-			if s = resolve(s); s.Kind != yaml.MappingNode || depth == 0 {
+			s = resolve(s)
+			done, known := f.done[s]
+			if y.read++; done {
+				continue
+			}
+			if s.Kind != yaml.MappingNode || depth == 0 || known {
 				y.problem(y.file, v.Line, t.path, "a merge key (<<) wants keys with values, a few levels deep")
 				return
 			}
-			y.fill(t, s, depth-1)
+			y.fill(t, s, f, depth-1)
 		}
 	}
 }

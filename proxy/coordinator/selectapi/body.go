@@ -98,13 +98,16 @@ var (
 	errMsgpack = errors.New("invalid MessagePack body")
 )
 
-// parse reads a body. It converts JSON to MessagePack first, so that one reader handles
-// both.
-func parse(body []byte, e encoding) (f fields, err error) {
-	bad := errMsgpack
+// parse reads the body in m. It converts JSON to MessagePack first, so that one reader handles
+// both. The fields are valid until m is released.
+func parse(m *held, e encoding) (f fields, err error) {
+	body, bad := m.bytes(), errMsgpack
 	if e == inJSON {
 		bad = errJSON
-		if body, err = connector.AppendMsgpack(nil, body); err != nil {
+		ok := false
+		if body, ok, err = m.pack(); err != nil {
+			return f, err
+		} else if !ok {
 			return f, bad
 		}
 	}
@@ -165,8 +168,8 @@ type selection struct {
 
 var (
 	errID      = errors.New("req_id must be an integer")
-	errHandle  = errors.New("handle must be a string")
-	errExclude = errors.New("exclude_server must be a string")
+	errHandle  = errors.New("handle must be a string of 1024 bytes at most")
+	errExclude = errors.New("exclude_server must be a string of 1024 bytes at most")
 	errSuccess = errors.New("success must be a boolean")
 )
 
@@ -186,8 +189,8 @@ func (f *fields) selection(e encoding) (q selection, err error) {
 		q.echo = q.id.text
 	}
 	if f.exclude != nil && !msgp.IsNil(f.exclude) {
-		if q.exclude, _, err = msgp.ReadStringBytes(f.exclude); err != nil {
-			return q, errExclude
+		if q.exclude, err = shortText(f.exclude, errExclude); err != nil {
+			return q, err
 		}
 	}
 	q.key = f.key
@@ -225,10 +228,17 @@ func (f *fields) renewed(e encoding) (id reservationID, err error) {
 		id.text, _, err = integer(f.reqID)
 		return id, err
 	}
-	if id.text, _, err = msgp.ReadStringBytes(f.handle); err != nil {
-		return id, errHandle
+	id.text, err = shortText(f.handle, errHandle)
+	return id, err
+}
+
+// shortText reads a string of 1024 bytes at most. wrong is the error for another value.
+func shortText(raw []byte, wrong error) (string, error) {
+	text, _, err := msgp.ReadStringZC(raw)
+	if err != nil || len(text) > 1024 {
+		return "", wrong
 	}
-	return id, nil
+	return string(text), nil
 }
 
 // phaseOf reads a role.

@@ -2,6 +2,7 @@ package selectapi
 
 import (
 	"encoding/binary"
+	"errors"
 	"strconv"
 
 	"github.com/tinylib/msgp/msgp"
@@ -26,45 +27,46 @@ type routingKey struct {
 }
 
 // readKey reads a routing key of any type and ignores other parts. hash is the block hash
-// algorithm of the engines; "": any.
-func readKey(raw []byte, hash string) (k routingKey) {
+// algorithm of the engines; "": any. m counts the lists. The error is errMemory.
+func readKey(raw []byte, hash string, m *held) (k routingKey, err error) {
 	switch msgp.NextType(raw) {
 	case msgp.StrType:
-		k.conversation, _, _ = msgp.ReadStringBytes(raw) // no error is possible: msgp.Skip has checked the value
+		k.conversation, err = m.text(raw)
 	case msgp.IntType, msgp.UintType:
 		k.conversation, _, _ = integer(raw)
 	case msgp.ArrayType:
-		numbers, small := sequence(raw)
-		if small {
-			k.tokens = asTokens(numbers)
+		list := sequence(raw)
+		if list.small {
+			k.tokens, err = list.tokens(m)
 		} else {
-			k.hashes = numbers
+			k.hashes, err = list.hashes(m)
 		}
 	case msgp.MapType:
-		k.object(raw, hash)
+		err = k.object(raw, hash, m)
 	}
-	return k
+	return k, err
 }
 
 // object reads a key that is an object.
-func (k *routingKey) object(raw []byte, hash string) {
-	affinity := ""
-	members(raw, func(name string, value []byte) {
-		switch name {
+func (k *routingKey) object(raw []byte, hash string, m *held) error {
+	affinity, conversation := "", []byte(nil)
+	var tokens, hashes numberList // of equal members the last one counts
+	members(raw, func(name, value []byte) {
+		switch string(name) {
 		case "conversation_id":
-			k.conversation, _, _ = msgp.ReadStringBytes(value) // a value of another type is ignored
+			conversation = value
 		case "conv_key": // a hash of the first messages
 			affinity, _, _ = integer(value)
 		case "token_ids", "prompt_token_ids":
-			if numbers, small := sequence(value); small {
-				k.tokens = asTokens(numbers)
+			if list := sequence(value); list.small {
+				tokens = list
 			}
 		case "block_hashes":
-			k.hashes, _ = sequence(value)
+			hashes = sequence(value)
 		case "block_hashes_by_algo":
-			members(value, func(algo string, list []byte) {
-				if algo == hash || hash == "" && k.hashes == nil {
-					k.hashes, _ = sequence(list)
+			members(value, func(algo, list []byte) {
+				if string(algo) == hash || hash == "" && hashes.n == 0 {
+					hashes = sequence(list)
 				}
 			})
 		case "num_tokens":
@@ -73,13 +75,22 @@ func (k *routingKey) object(raw []byte, hash string) {
 			}
 		}
 	})
+	err := error(nil)
+	if k.conversation, err = m.text(conversation); err != nil {
+		return err
+	}
 	if k.conversation == "" && affinity != "" {
 		k.conversation = "conv_key:" + affinity
 	}
+	if k.tokens, err = tokens.tokens(m); err != nil {
+		return err
+	}
+	k.hashes, err = hashes.hashes(m)
+	return err
 }
 
 // members calls f with each member of a map whose key is a string.
-func members(raw []byte, f func(name string, value []byte)) {
+func members(raw []byte, f func(name, value []byte)) {
 	n, rest, err := msgp.ReadMapHeaderBytes(raw)
 	for ; err == nil && n > 0; n-- {
 		name, value, notText := msgp.ReadStringZC(rest)
@@ -89,59 +100,89 @@ func members(raw []byte, f func(name string, value []byte)) {
 			}
 		}
 		if rest, err = msgp.Skip(value); err == nil && notText == nil {
-			f(string(name), value[:len(value)-len(rest)])
+			f(name, value[:len(value)-len(rest)])
 		}
 	}
 }
 
-// sequence reads a list of numbers. Of a list of lists it reads the first list, because
-// each placed request has one prompt. It reads the first 16 hexadecimal digits of a
-// digest, as kvevents does. It returns nil if the list contains a value of another type.
-// small: all numbers can be token ids.
-func sequence(raw []byte) (numbers []uint64, small bool) {
+// numberList is a list of numbers that is not read yet. The zero value is no list.
+type numberList struct {
+	n     int    // numbers
+	raw   []byte // the numbers, without the head of the list
+	small bool   // all numbers can be token ids
+}
+
+// sequence finds a list of numbers. Of a list of lists it finds the first list, because
+// each placed request has one prompt. It finds none if the list contains a value of another
+// type.
+func sequence(raw []byte) (list numberList) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(raw)
+	if err == nil && n > 0 && msgp.NextType(rest) == msgp.ArrayType {
+		n, rest, err = msgp.ReadArrayHeaderBytes(rest)
+	}
 	if err != nil || n == 0 {
-		return nil, false
+		return numberList{}
 	}
-	if msgp.NextType(rest) == msgp.ArrayType {
-		return sequenceFlat(rest)
-	}
-	return sequenceFlat(raw)
-}
-
-// sequenceFlat is sequence for a list that contains no lists.
-func sequenceFlat(raw []byte) (numbers []uint64, small bool) {
-	n, rest, err := msgp.ReadArrayHeaderBytes(raw)
-	small = true
-	for ; err == nil && n > 0; n-- {
-		var v uint64
-		switch msgp.NextType(rest) {
-		case msgp.IntType, msgp.UintType:
-			v, rest, err = msgp.ReadUint64Bytes(rest)
-		case msgp.StrType:
-			var digits []byte
-			if digits, rest, err = msgp.ReadStringZC(rest); err == nil {
-				v, err = strconv.ParseUint(string(digits[:min(len(digits), 16)]), 16, 64)
-			}
-			small = false
-		default:
-			return nil, false
+	list = numberList{int(n), rest, true}
+	for range n {
+		v, text := uint64(0), false
+		if v, text, rest, err = number(rest); err != nil {
+			return numberList{}
 		}
-		small = small && v < 1<<31
-		numbers = append(numbers, v)
+		list.small = list.small && !text && v < 1<<31
 	}
-	if err != nil {
-		return nil, false
-	}
-	return numbers, small
+	return list
 }
 
-func asTokens(numbers []uint64) []uint32 {
-	tokens := make([]uint32, len(numbers))
-	for i, n := range numbers {
-		tokens[i] = uint32(n)
+var errNumber = errors.New("no number")
+
+// number reads a number, or the first 16 hexadecimal digits of a digest, as kvevents does. text
+// reports that it is a digest.
+func number(raw []byte) (v uint64, text bool, rest []byte, err error) {
+	switch msgp.NextType(raw) {
+	case msgp.IntType, msgp.UintType:
+		v, rest, err = msgp.ReadUint64Bytes(raw)
+	case msgp.StrType:
+		var digits []byte
+		if digits, rest, err = msgp.ReadStringZC(raw); err == nil {
+			v, err = strconv.ParseUint(string(digits[:min(len(digits), 16)]), 16, 64)
+		}
+		text = true
+	default:
+		err = errNumber
 	}
-	return tokens
+	return v, text, rest, err
+}
+
+// hashes reads the list; nil without one. The error is errMemory.
+func (l *numberList) hashes(m *held) ([]uint64, error) {
+	if l.n == 0 {
+		return nil, nil
+	}
+	if err := m.take(8 * l.n); err != nil {
+		return nil, err
+	}
+	list, rest := make([]uint64, l.n), l.raw
+	for i := range list {
+		list[i], _, rest, _ = number(rest) // sequence has checked the numbers
+	}
+	return list, nil
+}
+
+// tokens is hashes for a list of small numbers.
+func (l *numberList) tokens(m *held) ([]uint32, error) {
+	if l.n == 0 {
+		return nil, nil
+	}
+	if err := m.take(4 * l.n); err != nil {
+		return nil, err
+	}
+	list, rest := make([]uint32, l.n), l.raw
+	for i := range list {
+		v, _, after, _ := number(rest)
+		list[i], rest = uint32(v), after
+	}
+	return list, nil
 }
 
 // prompt returns the number of prompt tokens. If the key has only block hashes, it
@@ -166,19 +207,23 @@ func (k *routingKey) whole(s *side) []uint64 {
 }
 
 // matchBy sets the conversation and the prompt's blocks in a, as far as the placement
-// policies need them.
-func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side) {
+// policies need them. The error is errMemory.
+func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side, m *held) error {
 	needs := h.o.Local.Needs()
 	if needs&abi.NeedConversation != 0 {
 		a.Key.Conversation.ID = k.conversation
 	}
 	if needs&(abi.NeedBlocks|abi.NeedConversation) == 0 || k.tokens == nil && k.hashes == nil {
-		return
+		return nil
 	}
 	var cut coordinator.Cut
 	h.o.Local.Cut(&cut, v.model)
 	seed := kvindex.Seed(cut.Model, cut.LoRA, "")
 	for _, form := range cut.Forms {
+		// Hashes of 8 bytes, in a slice that append makes larger.
+		if err := m.take(3 * 8 * (len(k.tokens)/max(1, coordinator.TokensOf(form)) + len(k.hashes) + 1)); err != nil {
+			return err
+		}
 		blocks := k.blocks(form, seed, s, h.o.Index)
 		if len(blocks) == 0 {
 			continue
@@ -188,6 +233,7 @@ func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side
 			a.Key.Conversation.Chain = blocks
 		}
 	}
+	return nil
 }
 
 // blocks returns the prompt's blocks in a form. For instances without KV events, the proxy only has

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
@@ -20,6 +21,11 @@ func packed(t testing.TB, text string) []byte {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// heldBody returns the memory of a request with that body and without a limit.
+func heldBody(body []byte) *held {
+	return &held{memory: new(buffer.Budget), body: &buffer.Buffer{B: body}}
 }
 
 func TestReadKey(t *testing.T) {
@@ -51,8 +57,8 @@ func TestReadKey(t *testing.T) {
 		{`{"block_hashes_by_algo":{"v2_sha256":[["aa"]]}}`, routingKey{}},
 		{`{"block_hashes":[1,2],"token_ids":[7]}`, routingKey{hashes: []uint64{1, 2}, tokens: []uint32{7}}},
 	} {
-		if got := readKey(packed(t, tt.key), "v1_block_key"); !reflect.DeepEqual(got, tt.want) {
-			t.Errorf(`%s: readKey(packed(tt.key), "v1_block_key") = %+v, want %+v`, tt.key, got, tt.want)
+		if got, err := readKey(packed(t, tt.key), "v1_block_key", heldBody(nil)); err != nil || !reflect.DeepEqual(got, tt.want) {
+			t.Errorf(`%s: readKey(packed(tt.key), "v1_block_key") = %+v, %v, want %+v`, tt.key, got, err, tt.want)
 		}
 	}
 }
@@ -200,13 +206,13 @@ func FuzzBodies(f *testing.F) {
 				if !json.Valid(text) {
 					t.Fatalf("%s: %q", path, text)
 				}
-			} else if _, err := parse(text, inMsgpack); err != nil {
+			} else if _, err := parse(heldBody(text), inMsgpack); err != nil {
 				t.Fatalf("%s: %q", path, text)
 			}
 			if path != "/select" {
 				continue
 			}
-			if fields, err := parse(body, spoken(r, body)); err == nil && rec.Code == 200 && fields.reqID == nil {
+			if fields, err := parse(heldBody(body), spoken(r, body)); err == nil && rec.Code == 200 && fields.reqID == nil {
 				var a struct{ Handle string }
 				if err := json.Unmarshal(text, &a); err != nil || a.Handle == "" {
 					t.Fatalf("%q", text)

@@ -16,7 +16,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -25,6 +24,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connlimit"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -50,7 +50,10 @@ type Options struct {
 	Address   net.Addr // address of the listener; nil: treated as reachable from other hosts
 	Hosts     []string // host names that the Host header of a request without the token may have
 	Version   string   // of GET /version
-	Log       *slog.Logger
+	// Memory bounds, in bytes, the bodies of all open requests together with the lists that are
+	// read from them; 0: no bound.
+	Memory int64
+	Log    *slog.Logger
 }
 
 // Limits of bodies, reservations and connections.
@@ -59,9 +62,11 @@ const (
 	Expiry = 180 * time.Second
 	// maxOpen bounds the reservations.
 	maxOpen = 1 << 17
-	// maxBody bounds a body, in bytes. The block hashes of a prompt of a million tokens
-	// fit.
+	// maxBody bounds a body of /select, in bytes. The block hashes of a prompt of a million
+	// tokens fit.
 	maxBody = 16 << 20
+	// maxShort bounds a body of another route, in bytes.
+	maxShort = 64 << 10
 	// sweepEvery is the time between two searches for expired reservations.
 	sweepEvery = time.Second
 
@@ -81,6 +86,7 @@ type Handler struct {
 	o       Options
 	log     *slog.Logger
 	open    *table
+	memory  buffer.Budget // counts the bodies
 	known   serversCache
 	guarded http.Handler // the routes
 }
@@ -91,6 +97,7 @@ const healthPath = "/health"
 // New returns a handler. Reservations expire only while Run or Serve runs.
 func New(o Options) *Handler {
 	h := &Handler{o: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), open: newTable()}
+	h.memory.SetLimit(o.Memory)
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /select", h.selectServer)
 	mux.HandleFunc("POST /finish", h.finish)
@@ -207,23 +214,26 @@ func (h *Handler) private(next http.Handler) http.Handler {
 	})
 }
 
-// read reads the request's body. False: read has already answered with an error.
-func read(w http.ResponseWriter, r *http.Request) (f fields, e encoding, ok bool) {
-	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	e = spoken(r, raw)
-	if err != nil {
-		status := http.StatusBadRequest
-		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-			status = http.StatusRequestEntityTooLarge
+// read reads the request's body of at most limit bytes. The caller releases m when the fields
+// are no longer needed. False: read has already answered with an error, and m is released.
+func (h *Handler) read(w http.ResponseWriter, r *http.Request, limit int) (f fields, e encoding, m *held, ok bool) {
+	m, err := h.receive(r, limit)
+	e = spoken(r, m.bytes())
+	if err == nil {
+		if f, err = parse(m, e); err == nil {
+			return f, e, m, true
 		}
-		refuse(w, e, status, "cannot read the body")
-		return f, e, false
 	}
-	if f, err = parse(raw, e); err != nil {
-		refuse(w, e, http.StatusBadRequest, err.Error())
-		return f, e, false
+	status := http.StatusBadRequest
+	switch {
+	case errors.Is(err, errMemory):
+		status = http.StatusServiceUnavailable
+	case errors.Is(err, errTooLarge):
+		status = http.StatusRequestEntityTooLarge
 	}
-	return f, e, true
+	refuse(w, e, status, err.Error())
+	m.release()
+	return f, e, nil, false
 }
 
 // selected is the answer of /select.
@@ -262,10 +272,11 @@ func serverInfoOf(i *engine.Instance) serverInfo {
 }
 
 func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
-	f, e, ok := read(w, r)
+	f, e, m, ok := h.read(w, r, maxBody)
 	if !ok {
 		return
 	}
+	defer m.release()
 	q, err := f.selection(e)
 	if err != nil {
 		refuse(w, e, http.StatusBadRequest, err.Error())
@@ -278,7 +289,7 @@ func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
 	}
 	var out *selected
 	var lease *coordinator.Lease
-	if !h.leading(func() { out, lease, err = h.reserve(r.Context(), &q) }) {
+	if !h.leading(func() { out, lease, err = h.reserve(r.Context(), &q, m) }) {
 		refuse(w, e, http.StatusServiceUnavailable, "this coordinator does not lead")
 		return
 	}
@@ -308,7 +319,7 @@ func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
 }
 
 // reserve places the requested phase.
-func (h *Handler) reserve(ctx context.Context, q *selection) (*selected, *coordinator.Lease, error) {
+func (h *Handler) reserve(ctx context.Context, q *selection, m *held) (*selected, *coordinator.Lease, error) {
 	v := h.servers()
 	if v.several {
 		return nil, nil, errors.New("the engines serve several models, and a selection names none")
@@ -321,13 +332,18 @@ func (h *Handler) reserve(ctx context.Context, q *selection) (*selected, *coordi
 	if len(among) == 0 {
 		return nil, nil, nobody(q)
 	}
-	key := readKey(q.key, side.hash)
+	key, err := readKey(q.key, side.hash, m)
+	if err != nil {
+		return nil, nil, err
+	}
 	a := &coordinator.Ask{
 		Model: v.model, ID: q.live,
 		Request: abi.RequestFacts{MaxTokens: -1, N: 1, PromptTokens: key.prompt(side)},
 		Within:  coordinator.Within{Prefill: among, Decode: among},
 	}
-	h.matchBy(a, &key, v, side)
+	if err := h.matchBy(a, &key, v, side, m); err != nil {
+		return nil, nil, err
+	}
 	p, err := h.o.Local.Reserve(ctx, a, q.id.phase)
 	switch {
 	case errors.Is(err, coordinator.ErrNoTarget):
@@ -360,10 +376,11 @@ func nobody(q *selection) error {
 }
 
 func (h *Handler) finish(w http.ResponseWriter, r *http.Request) {
-	f, e, ok := read(w, r)
+	f, e, m, ok := h.read(w, r, maxShort)
 	if !ok {
 		return
 	}
+	defer m.release()
 	id, success, err := f.finished(e)
 	if err != nil {
 		refuse(w, e, http.StatusBadRequest, err.Error())
@@ -384,10 +401,11 @@ func (h *Handler) finish(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *Handler) renew(w http.ResponseWriter, r *http.Request) {
-	f, e, ok := read(w, r)
+	f, e, m, ok := h.read(w, r, maxShort)
 	if !ok {
 		return
 	}
+	defer m.release()
 	id, err := f.renewed(e)
 	switch {
 	case err != nil:
