@@ -262,10 +262,7 @@ func (r *Registry) number(i *Instance) {
 	r.lastID++
 	i.ID = r.lastID
 	if r.o.Index != nil {
-		i.KV = make([]kvindex.Target, len(i.Load))
-		for rank := range i.KV {
-			i.KV[rank] = r.o.Index.Add()
-		}
+		i.KV = r.o.Index.AddRanks(len(i.Load))
 	}
 }
 
