@@ -6,11 +6,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/proxy/engine/saturation"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
 // collectRoles sends the gauges by model and role.
 func (g *fleetGauges) collectRoles(ch chan<- prometheus.Metric) {
 	for key, l := range saturation.Roles(g.registry.Snapshot(), time.Now()) {
+		if len(key.Model) > telemetry.MostModelName {
+			continue
+		}
 		gauge := func(d *prometheus.Desc, v float64) {
 			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, key.Model, key.Role.String())
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/kvevents"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
@@ -29,6 +31,7 @@ type knowledge struct {
 	tokens  *tokens.Tokenizer
 	metrics *telemetry.Metrics
 	log     *slog.Logger
+	full    lograte.Limiter[string] // decides which refused blocks are logged, by the engine's name
 
 	mu       sync.Mutex
 	followed map[string]followed // by the instance's name; guarded by mu
@@ -42,10 +45,10 @@ type followed struct {
 }
 
 func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logger) *knowledge {
-	k := &knowledge{metrics: metrics, log: log, followed: make(map[string]followed)}
+	k := &knowledge{metrics: metrics, log: log, full: lograte.Limiter[string]{Every: time.Minute}, followed: make(map[string]followed)}
 	k.state = coordinator.State{
 		Index: kvindex.New(kvindex.Options{
-			MaxEntries: cfg.KVIndex.MaxEntries, GuessTTL: time.Duration(cfg.KVIndex.Expect),
+			MaxEntries: cfg.KVIndex.MaxEntries, GuessTTL: time.Duration(cfg.KVIndex.Expect), Reclaimed: k.reclaimed,
 		}),
 		Conversations: conversation.New(cfg.Conversation.Capacity),
 		Trust:         indexcheck.New(k.trustChanged),
@@ -59,6 +62,7 @@ func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logg
 	}
 	k.events = kvevents.New(kvevents.Options{Index: k.state.Index, Log: log, Hooks: kvevents.Hooks{
 		Applied:     func(engine string, blocks int) { metrics.KVEvents(engine, "applied", "", blocks) },
+		Refused:     k.refused,
 		Gap:         func(engine string) { metrics.KVEvents(engine, "gap", "", 1) },
 		Replay:      count("replay"),
 		Resync:      count("resync"),
@@ -166,6 +170,28 @@ func (k *knowledge) setBlockTokens(name string, blockTokens int) {
 	if i, ok := k.byName.Load(name); ok {
 		i.(*engine.Instance).SetBlockTokens(blockTokens)
 	}
+}
+
+// refused counts blocks of an engine's events for which the index had no room, and logs the
+// first in a minute.
+func (k *knowledge) refused(name string, blocks int) {
+	k.metrics.KVEvents(name, "refused", "", blocks)
+	if k.full.Allow(name) {
+		k.log.Warn("the KV index is full: it does not know further blocks of the engine", "engine", name, "key", "kv_index.max_entries")
+	}
+}
+
+// reclaimed reports that an engine has lost its blocks in the index. It must not block.
+func (k *knowledge) reclaimed(t kvindex.Target, blocks int) {
+	k.byName.Range(func(name, i any) bool {
+		rank := slices.Index(i.(*engine.Instance).KV, t)
+		if rank >= 0 {
+			k.metrics.KVEvents(name.(string), "resync", kvevents.ResyncShare, 1)
+			k.log.Warn("the KV index is full: the blocks of an engine that held more than its share were removed for other engines",
+				"engine", name, "rank", rank, "blocks", blocks, "key", "kv_index.max_entries")
+		}
+		return rank < 0
+	})
 }
 
 // trustChanged logs and counts that the cached tokens which an engine reports disagree

@@ -71,13 +71,17 @@ func (k *checker) required(key, value string) {
 	}
 }
 
+// maxName bounds a name that appears in labels of metrics and in lines of the log, in bytes.
+const maxName = 256
+
 // name requires a name that is safe in a URL path, a header and a log line.
 func (k *checker) name(key, value string) {
-	if value == "" {
+	switch {
+	case value == "":
 		k.required(key, value)
-		return
-	}
-	if !safeName(value) {
+	case len(value) > maxName:
+		k.add(key, "must have at most %d bytes, found %d", maxName, len(value))
+	case !safeName(value):
 		k.add(key, "invalid name %q: want letters, digits and - _ . : @, a letter or digit first", value)
 	}
 }

@@ -87,7 +87,7 @@ func (c *Config) complete(problems Problems) Problems {
 	for i := range problems {
 		p := &problems[i]
 		p.File = c.file
-		if name := c.entryName(p.Key); safeName(name) {
+		if name := c.entryName(p.Key); safeName(name) && len(name) <= maxName {
 			p.Name = name
 		}
 	}

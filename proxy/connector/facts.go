@@ -30,7 +30,7 @@ func served(path string, status int) (bool, error) {
 }
 
 // readModels copies the ids of an OpenAI list of models into f, and the statements about
-// each model.
+// each model. It ignores names that are longer than those of requests.
 func readModels(f *engine.Facts, body []byte) error {
 	data, ok, err := openai.Lookup(body, "data")
 	if err != nil {
@@ -43,7 +43,7 @@ func readModels(f *engine.Facts, body []byte) error {
 	f.Models, f.Cards = nil, nil
 	for model := range list {
 		id := text(model, "id")
-		if id == "" {
+		if id == "" || len(id) > openai.MaxModel {
 			continue
 		}
 		f.Models = append(f.Models, id)

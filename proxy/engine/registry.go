@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -82,6 +83,7 @@ type Registry struct {
 	circuit  atomic.Pointer[config.Circuit]
 	pairing  atomic.Pointer[pairing]
 	refusals refusals
+	states   lograte.Limiter[nameState] // decides which states are logged
 	snap     atomic.Pointer[Snapshot]
 	pairs    pairTable
 	wake     chan struct{}                 // wakes Run when there are new instances
@@ -108,6 +110,7 @@ func New(o Options) *Registry {
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
+	r.states = lograte.Limiter[nameState]{Every: time.Second, Most: 1 << 16}
 	r.pairs.init(&r.circuit)
 	r.refusals.logged = make(map[[2]uint32]string)
 	r.learned.warming = make(map[int]map[pairKey]*Pair)
@@ -259,10 +262,7 @@ func (r *Registry) number(i *Instance) {
 	r.lastID++
 	i.ID = r.lastID
 	if r.o.Index != nil {
-		i.KV = make([]kvindex.Target, len(i.Load))
-		for rank := range i.KV {
-			i.KV[rank] = r.o.Index.Add()
-		}
+		i.KV = r.o.Index.AddRanks(len(i.Load))
 	}
 }
 
@@ -325,11 +325,20 @@ func (r *Registry) become(i *Instance, s State) {
 	r.announce(i, s)
 }
 
-// announce logs a new state of i and calls OnState. Only the goroutine that watches i
+// nameState is a state of the instances of one name.
+type nameState struct {
+	name  string
+	state State
+}
+
+// announce logs a new state of i and calls OnState. A state of one name is logged at most once
+// a second, because a source may replace an engine hundreds of times a second. Only the goroutine that watches i
 // calls it, so that the hooks see the states in order. r.mu is not held, so that hooks
 // may call the registry.
 func (r *Registry) announce(i *Instance, s State) {
-	r.log.Info("engine is "+s.String(), "engine", i.Spec.Name, "url", i.Spec.URL)
+	if r.states.Allow(nameState{i.Spec.Name, s}) {
+		r.log.Info("engine is "+s.String(), "engine", i.Spec.Name, "url", i.Spec.URL)
+	}
 	if r.o.OnState != nil {
 		r.o.OnState(i, s)
 	}

@@ -3,18 +3,20 @@
 package lograte
 
 import (
+	"cmp"
 	"sync"
 	"time"
 )
 
-// most bounds the number of keys that a Limiter stores.
-const most = 1024
+// defaultMost is the number of keys of a Limiter without Most.
+const defaultMost = 1024
 
 // Limiter decides which keys may be logged now: each key once in Every. It stores at most
-// 1024 keys. While all of these are younger than Every, the Limiter allows no other key.
+// Most keys. While all of these are younger than Every, the Limiter allows no other key.
 // Limiter is safe for concurrent use. The zero value logs everything.
 type Limiter[K comparable] struct {
 	Every time.Duration // must not change after the first call of Allow
+	Most  int           // 0: 1024. Must not change after the first call of Allow
 
 	mu   sync.Mutex
 	last map[K]time.Time // guarded by mu
@@ -28,7 +30,7 @@ func (l *Limiter[K]) Allow(key K) bool {
 	if then, known := l.last[key]; known && now.Sub(then) < l.Every {
 		return false
 	}
-	if len(l.last) >= most && !l.forget(now) {
+	if len(l.last) >= l.most() && !l.forget(now) {
 		return false
 	}
 	if l.last == nil {
@@ -46,5 +48,7 @@ func (l *Limiter[K]) forget(now time.Time) bool {
 			delete(l.last, key)
 		}
 	}
-	return len(l.last) < most
+	return len(l.last) < l.most()
 }
+
+func (l *Limiter[K]) most() int { return cmp.Or(l.Most, defaultMost) }

@@ -33,13 +33,13 @@ func TestKeysAreBounded(t *testing.T) {
 		l := Limiter[int]{Every: time.Minute}
 		logged := 0
 		for range 3 {
-			for key := range 2 * most {
+			for key := range 2 * defaultMost {
 				if l.Allow(key) {
 					logged++
 				}
 			}
 		}
-		if logged != most || len(l.last) != most {
+		if logged != defaultMost || len(l.last) != defaultMost {
 			t.Errorf("%d logged, %d remembered", logged, len(l.last))
 		}
 		time.Sleep(time.Minute)

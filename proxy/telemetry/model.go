@@ -19,8 +19,8 @@ const (
 	// mostModels bounds the values of the label model. Engines choose the names of their
 	// models, and LoRA adapters are models, too.
 	mostModels = 256
-	// mostModelName bounds the length of the label, in bytes.
-	mostModelName = 256
+	// MostModelName bounds the length of the label, in bytes.
+	MostModelName = 256
 )
 
 // Stage is the present step of a request. The gauges pdproxy_requests_running and
@@ -82,7 +82,7 @@ func (m *Metrics) Model(name string) *Model {
 	if found := (*m.models.byName.Load())[name]; found != nil {
 		return found
 	}
-	if len(name) > mostModelName || !utf8.ValidString(name) || name == "" {
+	if len(name) > MostModelName || !utf8.ValidString(name) || name == "" {
 		return m.models.other
 	}
 	m.models.mu.Lock()

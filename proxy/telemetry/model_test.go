@@ -23,7 +23,7 @@ func TestModelsAreBounded(t *testing.T) {
 	if m.Model("first") != first {
 		t.Error("a known model lost its instruments")
 	}
-	for _, name := range []string{"", "\xff", strings.Repeat("n", mostModelName+1), "one too many"} {
+	for _, name := range []string{"", "\xff", strings.Repeat("n", MostModelName+1), "one too many"} {
 		if got := m.Model(name); got != m.OtherModel() {
 			t.Errorf("model %.20q has the label %.20q", name, got.Name())
 		}

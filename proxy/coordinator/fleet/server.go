@@ -15,6 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/tenant"
 	"github.com/pdproxy/pdproxy/proxy/wire"
@@ -71,6 +72,7 @@ type Server struct {
 	topics       [topics][]byte   // the latest of each; guarded by mu
 	large        [topics]bool     // the last value was too large; guarded by mu
 	publication  publication
+	links        lograte.Limiter[linkKey] // decides which connections are logged
 
 	succession succession
 }
@@ -90,7 +92,7 @@ func NewServer(o ServerOptions) *Server {
 	if o.Gate == nil {
 		o.Gate = access.NewGate(access.GateOptions{Log: o.Log})
 	}
-	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs), links: lograte.Limiter[linkKey]{Every: linkEvery}}
 	s.asks.New = func() any { return new(heard) }
 	s.publication.followers = make(map[*follower]bool)
 	s.succession.ledger, s.succession.onSettled = o.Budgets, s.budgetsChanged
@@ -155,6 +157,19 @@ func (s *Server) serve(ctx context.Context, nc net.Conn) {
 	s.inform(shadowed, t, nc, who)
 }
 
+// linkEvery is the time in which the log shows one connection of a process. A worker that breaks
+// the protocol loses its connection at each frame, and connects again at once.
+const linkEvery = 10 * time.Second
+
+// linkKey identifies the process at the other end of a connection, for the log.
+type linkKey struct {
+	node    string
+	slot    int
+	standby bool
+}
+
+func (p peer) linkOf() linkKey { return linkKey{p.node, p.slot, p.standby} }
+
 // attend serves a worker until its connection ends. It returns the clean-ups to run if the
 // worker seems to have died.
 func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, orphans [][]byte) {
@@ -164,7 +179,10 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, 
 	if s.o.OnWorker != nil {
 		s.o.OnWorker(w.row(), true)
 	}
-	s.o.Log.Info("worker connected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid)
+	logged := s.links.Allow(who.linkOf())
+	if logged {
+		s.o.Log.Info("worker connected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid)
+	}
 	err := w.conn.Run(ctx)
 	w.beside.Wait()
 	orphans = w.end()
@@ -186,7 +204,9 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, 
 	if errors.Is(err, link.ErrLeft) || ctx.Err() != nil {
 		level = slog.LevelInfo
 	}
-	s.o.Log.Log(ctx, level, "worker disconnected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid, "reason", err)
+	if logged || time.Since(w.since) > linkEvery {
+		s.o.Log.Log(ctx, level, "worker disconnected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid, "reason", err)
+	}
 	if !died {
 		return w, nil
 	}

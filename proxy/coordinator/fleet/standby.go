@@ -76,13 +76,18 @@ type follower struct {
 func (s *Server) inform(ctx context.Context, t *term, nc net.Conn, who peer) {
 	f := &follower{s: s, term: t}
 	f.conn = link.New(nc, f)
-	s.o.Log.Info("standby connected", "node", who.node, "pid", who.pid)
+	begin, logged := time.Now(), s.links.Allow(who.linkOf())
+	if logged {
+		s.o.Log.Info("standby connected", "node", who.node, "pid", who.pid)
+	}
 	if s.o.Budgets != nil {
 		s.attach(f)
 		defer s.detach(f)
 	}
 	err := f.conn.Run(ctx)
-	s.o.Log.Info("standby disconnected", "node", who.node, "pid", who.pid, "reason", err)
+	if logged || time.Since(begin) > linkEvery {
+		s.o.Log.Info("standby disconnected", "node", who.node, "pid", who.pid, "reason", err)
+	}
 }
 
 // Message implements link.Handler.

@@ -10,10 +10,25 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
 // maxRecord bounds one record, and its key, in bytes.
 const maxRecord = 64 << 10
+
+// Limits of the log of refused records. refusalEvery is the time in which one key causes one
+// line; in this time at most refusedKeys keys do. mostLogged bounds a text from a record, in
+// bytes.
+const (
+	refusalEvery = time.Minute
+	refusedKeys  = 100
+	mostLogged   = 300
+)
+
+// newRefusals returns the limits of the log of refused engines and records, by name or key.
+func newRefusals() *lograte.Limiter[string] {
+	return &lograte.Limiter[string]{Every: refusalEvery, Most: refusedKeys}
+}
 
 // errSkip reports that a record does not describe an engine that the proxy can use.
 var errSkip = errors.New("not an engine that is served here")
@@ -29,8 +44,9 @@ type book struct {
 	same func(config.Engine) string
 	log  *slog.Logger
 
-	records map[string]record // by key
-	logged  map[string]string // the logged problems of records, by key
+	records  map[string]record        // by key
+	logged   map[string]string        // the present problems of records, by key
+	refusals *lograte.Limiter[string] // decides which of them are logged, by key
 }
 
 // record is one key that was read.
@@ -44,7 +60,8 @@ type record struct {
 func newBook(name string, log *slog.Logger) book {
 	return book{
 		name: name, log: log, records: map[string]record{}, logged: map[string]string{},
-		same: func(e config.Engine) string { return e.Name },
+		refusals: newRefusals(),
+		same:     func(e config.Engine) string { return e.Name },
 	}
 }
 
@@ -63,17 +80,36 @@ func (b *book) note(key string, value []byte, created int64) {
 		delete(b.logged, key)
 		return
 	}
-	if b.logged[key] != err.Error() {
-		b.logged[key] = err.Error()
-		level := slog.LevelError
-		if errors.Is(err, errSkip) {
-			level = slog.LevelInfo
-		}
-		b.log.Log(context.Background(), level, "registration refused", "source", b.name, "key", key, "error", err)
-	}
+	b.refuse(key, err)
 	if r, known := b.records[key]; known { // it is not lost any more
 		b.records[key] = record{spec: r.spec, created: created}
 	}
+}
+
+// refuse logs why a record is refused: once until the reason changes, and within the limits of
+// b.refusals.
+func (b *book) refuse(key string, err error) {
+	text := excerpt(err.Error())
+	if b.logged[key] == text {
+		return
+	}
+	b.logged[key] = text
+	if !b.refusals.Allow(key) {
+		return
+	}
+	level := slog.LevelError
+	if errors.Is(err, errSkip) {
+		level = slog.LevelInfo
+	}
+	b.log.Log(context.Background(), level, "registration refused", "source", b.name, "key", excerpt(key), "error", text)
+}
+
+// excerpt shortens a text that the writer of a record chooses, for the log.
+func excerpt(text string) string {
+	if len(text) > mostLogged {
+		return text[:mostLogged] + "..."
+	}
+	return text
 }
 
 // drop removes a key.

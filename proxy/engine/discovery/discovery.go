@@ -20,6 +20,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
 // Source finds engines in one place.
@@ -128,7 +129,7 @@ func (m *Manager) follow(ctx context.Context, s Source, arrived func()) {
 			}
 		})
 	})
-	t := &taker{m: m, source: s.Name(), taken: map[string]config.Engine{}, logged: map[string]string{}}
+	t := &taker{m: m, source: s.Name(), taken: map[string]config.Engine{}, logged: map[string]string{}, refusals: newRefusals()}
 	retry := time.NewTicker(retryRefused)
 	defer retry.Stop()
 	var latest []config.Engine
@@ -153,6 +154,8 @@ type taker struct {
 	source string
 	taken  map[string]config.Engine // the engines that the registry accepted, by name
 	logged map[string]string        // why engines are left out, as logged
+
+	refusals *lograte.Limiter[string] // decides which reasons are logged, by the name
 }
 
 // take applies the list to the registry and reports whether the registry rejected any
@@ -208,8 +211,8 @@ func (t *taker) withdraw(offer []config.Engine, name string) []config.Engine {
 // logRefused logs why engines are left out, once for each reason.
 func (t *taker) logRefused(reasons map[string]string) {
 	for name, reason := range reasons {
-		if t.logged[name] != reason {
-			t.m.o.Log.Error("found engine refused", "source", t.source, "engine", name, "error", reason)
+		if t.logged[name] != reason && t.refusals.Allow(name) {
+			t.m.o.Log.Error("found engine refused", "source", t.source, "engine", excerpt(name), "error", excerpt(reason))
 		}
 	}
 	t.logged = reasons

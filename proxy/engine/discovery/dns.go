@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
 const (
@@ -32,6 +33,7 @@ type dnsSource struct {
 	networks []string // address families, in the form of LookupIP
 	names    []*dnsName
 	log      *slog.Logger
+	refusals *lograte.Limiter[string] // decides which refused engines are logged, by name
 }
 
 // dnsName is one name and the engines found for it.
@@ -49,7 +51,7 @@ type dnsEngine struct {
 }
 
 func newDNS(cfg config.DiscoveryDNS, log *slog.Logger) *dnsSource {
-	s := &dnsSource{resolver: &net.Resolver{}, interval: time.Duration(cfg.Interval), networks: []string{"ip4", "ip6"}, log: log}
+	s := &dnsSource{resolver: &net.Resolver{}, interval: time.Duration(cfg.Interval), networks: []string{"ip4", "ip6"}, log: log, refusals: newRefusals()}
 	if cfg.Family != "" {
 		s.networks = []string{"ip" + cfg.Family}
 	}
@@ -182,7 +184,9 @@ func (s *dnsSource) update(n *dnsName, hosts []string) {
 		}
 		spec := n.engineAt(host)
 		if err := spec.Check(); err != nil {
-			s.log.Error("found engine refused", "source", s.Name(), "engine", spec.Name, "error", err)
+			if s.refusals.Allow(spec.Name) {
+				s.log.Error("found engine refused", "source", s.Name(), "engine", excerpt(spec.Name), "error", excerpt(err.Error()))
+			}
 			continue
 		}
 		n.found[host] = &dnsEngine{spec: spec}

@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
 // Facts about an engine on its pod, or on the EndpointSlices, which have the labels of
@@ -38,7 +39,8 @@ type kubeSource struct {
 	watches  []*kubeWatch
 	changes  chan struct{} // has room for one: objects have changed since the last list
 	log      *slog.Logger
-	logged   map[string]string // the logged problems of endpoints; used by Run only
+	logged   map[string]string        // the present problems of endpoints; used by Run only
+	refusals *lograte.Limiter[string] // decides which of them are logged, by name
 }
 
 // kubePattern is one pattern for found engines.
@@ -60,7 +62,7 @@ func newKubernetes(cfg config.DiscoveryKubernetes, log *slog.Logger) (*kubeSourc
 	if err != nil {
 		return nil, err
 	}
-	s := &kubeSource{log: log, changes: make(chan struct{}, 1)}
+	s := &kubeSource{log: log, refusals: newRefusals(), changes: make(chan struct{}, 1)}
 	watches := map[string]*kubeWatch{} // by path: patterns of one namespace share them
 	shared := func(path, selector string) *kubeWatch {
 		if watches[path] == nil {
@@ -157,12 +159,12 @@ func (s *kubeSource) engines() (list []config.Engine) {
 			list = append(list, e)
 		default:
 			problems[e.Name] = err.Error()
-			if s.logged[e.Name] != err.Error() {
+			if s.logged[e.Name] != err.Error() && s.refusals.Allow(e.Name) {
 				level := slog.LevelError
 				if errors.Is(err, errSkip) {
 					level = slog.LevelInfo
 				}
-				s.log.Log(context.Background(), level, "endpoint refused", "source", s.Name(), "endpoint", e.Name, "error", err)
+				s.log.Log(context.Background(), level, "endpoint refused", "source", s.Name(), "endpoint", excerpt(e.Name), "error", excerpt(err.Error()))
 			}
 		}
 	}

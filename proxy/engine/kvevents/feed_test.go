@@ -16,7 +16,7 @@ func (n *notes) add(format string, args ...any) {
 	n.lines = append(n.lines, fmt.Sprintf(format, args...))
 }
 
-func (n *notes) Stored(e *kvindex.Stored) {
+func (n *notes) Stored(e *kvindex.Stored) (applied, refused int) {
 	parent := "root"
 	if e.HasParent {
 		parent = fmt.Sprint(e.Parent)
@@ -29,14 +29,16 @@ func (n *notes) Stored(e *kvindex.Stored) {
 		line += " salt " + e.Salt
 	}
 	n.lines = append(n.lines, line)
+	return len(e.Hashes), 0
 }
 
 func (n *notes) Removed(tier kvindex.Tier, hashes []uint64) {
 	n.add("remove %s: %v", tierName(tier), hashes)
 }
 
-func (n *notes) Moved(from, to kvindex.Tier, hashes []uint64) {
+func (n *notes) Moved(from, to kvindex.Tier, hashes []uint64) (refused int) {
 	n.add("move %s to %s: %v", tierName(from), tierName(to), hashes)
+	return 0
 }
 
 func (n *notes) Cleared() { n.add("clear") }

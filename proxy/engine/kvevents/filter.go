@@ -4,9 +4,9 @@ import "github.com/pdproxy/pdproxy/proxy/state/kvindex"
 
 // feed receives the events of one target; *kvindex.Feed implements it.
 type feed interface {
-	Stored(e *kvindex.Stored)
+	Stored(e *kvindex.Stored) (applied, refused int)
 	Removed(tier kvindex.Tier, hashes []uint64)
-	Moved(from, to kvindex.Tier, hashes []uint64)
+	Moved(from, to kvindex.Tier, hashes []uint64) (refused int)
 	Cleared()
 }
 

@@ -25,6 +25,7 @@ type batches struct {
 	filter eventFilter
 
 	blocks    int // blocks stored, removed or moved so far
+	refused   int // stored blocks for which the index had no room
 	malformed int // events that could not be read so far
 
 	e    event
@@ -348,8 +349,9 @@ func (d *batches) store() {
 	}
 	s.Hashes = s.Hashes[:n]
 	if n > 0 && d.filter.admit(e.group, s, d.to) {
-		d.to.Stored(s)
-		d.blocks += n
+		applied, refused := d.to.Stored(s)
+		d.blocks += applied
+		d.refused += refused
 	}
 }
 

@@ -216,31 +216,33 @@ func TestBatchesReuse(t *testing.T) {
 // discardFeed is a feed that ignores every event.
 type discardFeed struct{}
 
-func (discardFeed) Stored(*kvindex.Stored)                     {}
-func (discardFeed) Removed(kvindex.Tier, []uint64)             {}
-func (discardFeed) Moved(kvindex.Tier, kvindex.Tier, []uint64) {}
-func (discardFeed) Cleared()                                   {}
+func (discardFeed) Stored(e *kvindex.Stored) (int, int)            { return len(e.Hashes), 0 }
+func (discardFeed) Removed(kvindex.Tier, []uint64)                 {}
+func (discardFeed) Moved(kvindex.Tier, kvindex.Tier, []uint64) int { return 0 }
+func (discardFeed) Cleared()                                       {}
 
 // checked is a feed that fails the test at an inconsistent event.
 type checked struct{ t *testing.T }
 
-func (c checked) Stored(e *kvindex.Stored) {
+func (c checked) Stored(e *kvindex.Stored) (applied, refused int) {
 	if len(e.Hashes) == 0 || len(e.Tokens) > 0 && len(e.Tokens) != len(e.Hashes)*e.BlockTokens {
 		c.t.Errorf("%d hashes, %d tokens by %d", len(e.Hashes), len(e.Tokens), e.BlockTokens)
 	}
 	if e.Tier > kvindex.Disk {
 		c.t.Errorf("tier %d", e.Tier)
 	}
+	return len(e.Hashes), 0
 }
 func (c checked) Removed(tier kvindex.Tier, hashes []uint64) {
 	if tier > kvindex.Disk {
 		c.t.Errorf("tier %d", tier)
 	}
 }
-func (c checked) Moved(from, to kvindex.Tier, hashes []uint64) {
+func (c checked) Moved(from, to kvindex.Tier, hashes []uint64) (refused int) {
 	if from > kvindex.Disk || to > kvindex.Disk || len(hashes) == 0 {
 		c.t.Errorf("moved %v from %d to %d", hashes, from, to)
 	}
+	return 0
 }
 func (c checked) Cleared() {}
 

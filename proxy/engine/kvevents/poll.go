@@ -107,7 +107,7 @@ func (p *poller) poll(ctx context.Context) (int, error) {
 
 func (p *poller) apply() (int, error) {
 	e := &p.events
-	e.blocks, e.malformed, e.unknownRanks = 0, 0, 0
+	e.blocks, e.refused, e.malformed, e.unknownRanks = 0, 0, 0, 0
 	n, err := e.decode(p.answer.Bytes())
 	if err != nil {
 		e.malformed++
@@ -117,11 +117,10 @@ func (p *poller) apply() (int, error) {
 		return 0, nil
 	}
 	for i, r := range p.ranks {
-		blocks, malformed := 0, 0
+		r.heard(e.ranks[i].filter.block)
 		if i == 0 { // the counters belong to the engine, not to a rank
-			blocks, malformed = e.blocks, e.malformed+e.unknownRanks
+			r.count(e.blocks, e.refused, e.malformed+e.unknownRanks)
 		}
-		r.applied(blocks, malformed, e.ranks[i].filter.block)
 	}
 	return n, err
 }

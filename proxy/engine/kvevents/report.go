@@ -13,6 +13,7 @@ const (
 	ResyncReconnect  = "reconnect"  // the connection was lost, and perhaps batches with it
 	ResyncUnreadable = "unreadable" // an unreadable batch or event may have removed blocks
 	ResyncTold       = "told"       // Manager.Restarted
+	ResyncShare      = "share"      // the index was full, and the engine held more than its share; the index reports it
 )
 
 // The results of a replay.
@@ -26,6 +27,8 @@ const (
 type Hooks struct {
 	// Applied counts blocks that events have stored, removed or moved.
 	Applied func(engine string, blocks int)
+	// Refused counts stored or moved blocks for which the index had no room.
+	Refused func(engine string, blocks int)
 	// Gap counts jumps in the numbers of batches or events.
 	Gap func(engine string)
 	// Replay counts requested replays by result.
@@ -80,14 +83,21 @@ func (r *rank) state() State {
 	return s
 }
 
-// applied notes the results of events.
-func (r *rank) applied(blocks, malformed, blockTokens int) {
+// heard notes that events have arrived, and the length of a block that they have shown.
+func (r *rank) heard(blockTokens int) {
 	r.last.Store(time.Now().UnixNano())
 	if r.blockTokens.Swap(int64(blockTokens)) != int64(blockTokens) && blockTokens > 0 && r.hooks.BlockTokens != nil {
 		r.hooks.BlockTokens(r.engine, blockTokens)
 	}
+}
+
+// count reports the results of events.
+func (r *rank) count(blocks, refused, malformed int) {
 	if r.hooks.Applied != nil && blocks > 0 {
 		r.hooks.Applied(r.engine, blocks)
+	}
+	if r.hooks.Refused != nil && refused > 0 {
+		r.hooks.Refused(r.engine, refused)
 	}
 	r.malformed(malformed)
 }

@@ -181,13 +181,14 @@ func (s *subscriber) message(ctx context.Context, frames [][]byte) {
 // take applies a batch. If it cannot be read to its end, it may have removed blocks.
 func (s *subscriber) take(seq uint64, batch []byte) {
 	b := &s.batches
-	b.blocks, b.malformed = 0, 0
+	b.blocks, b.refused, b.malformed = 0, 0, 0
 	s.seq.take(seq, batch)
 	if err := b.decode(batch); err != nil {
 		b.malformed = max(b.malformed, 1)
 		s.lost(ResyncUnreadable)
 	}
-	s.rank.applied(b.blocks, b.malformed, b.filter.block)
+	s.rank.heard(b.filter.block)
+	s.rank.count(b.blocks, b.refused, b.malformed)
 }
 
 // lost clears the feed, because events are missing.

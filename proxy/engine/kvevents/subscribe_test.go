@@ -33,10 +33,14 @@ func (l *locked) do(f func()) {
 	f()
 }
 
-func (l *locked) Stored(e *kvindex.Stored)           { l.do(func() { l.notes.Stored(e) }) }
+func (l *locked) Stored(e *kvindex.Stored) (applied, refused int) {
+	l.do(func() { applied, refused = l.notes.Stored(e) })
+	return applied, refused
+}
 func (l *locked) Removed(t kvindex.Tier, h []uint64) { l.do(func() { l.notes.Removed(t, h) }) }
-func (l *locked) Moved(from, to kvindex.Tier, h []uint64) {
-	l.do(func() { l.notes.Moved(from, to, h) })
+func (l *locked) Moved(from, to kvindex.Tier, h []uint64) (refused int) {
+	l.do(func() { refused = l.notes.Moved(from, to, h) })
+	return refused
 }
 func (l *locked) Cleared() { l.do(func() { l.notes.Cleared() }) }
 

@@ -17,6 +17,7 @@ type drained struct {
 	resync func(rank int, reason string) // called after a feed was cleared
 
 	blocks       int // blocks stored, removed or moved so far
+	refused      int // stored or moved blocks for which the index had no room
 	malformed    int // events that could not be read so far
 	unknownRanks int // events of ranks that are not followed
 
@@ -216,8 +217,9 @@ func (d *drained) flush(r *drainedRank, g group, n int) {
 	all := d.s.Tokens
 	d.s.Tokens = all[:n]
 	if d.s.BlockTokens&(d.s.BlockTokens-1) == 0 && n > 0 && r.filter.admit(g, &d.s, r.to) {
-		r.to.Stored(&d.s)
-		d.blocks += len(d.s.Hashes)
+		applied, refused := r.to.Stored(&d.s)
+		d.blocks += applied
+		d.refused += refused
 		r.lower = r.lower || d.s.Tier != kvindex.GPU
 	}
 	d.s.Parent, d.s.HasParent = d.s.Hashes[len(d.s.Hashes)-1], true
@@ -337,8 +339,9 @@ func (d *drained) updated(r *drainedRank, g group, m *members) bool {
 		return !c.bad && !id.bad
 	}
 	r.lower = true
-	r.to.Moved(levelTier(from), levelTier(to), d.s.Hashes)
-	d.blocks++
+	refused := r.to.Moved(levelTier(from), levelTier(to), d.s.Hashes)
+	d.blocks += 1 - refused
+	d.refused += refused
 	return true
 }
 

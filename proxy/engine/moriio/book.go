@@ -12,17 +12,27 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
 // maxEngines bounds the number of registered engines.
 const maxEngines = 4096
 
+// Limits of the log of refused registrations. refusalEvery is the time in which one reason causes
+// one line; in this time at most refusedTexts reasons do. mostLogged bounds a reason, in bytes.
+const (
+	refusalEvery = 10 * time.Minute
+	refusedTexts = 100
+	mostLogged   = 300
+)
+
 // book holds the registered engines. One goroutine owns it.
 type book struct {
 	log     *slog.Logger
-	ownHost bool              // an engine may register only its own host
-	entries map[string]*entry // by URL
-	refused map[string]bool   // problems that were logged
+	ownHost bool                    // an engine may register only its own host
+	entries map[string]*entry       // by URL
+	refused lograte.Limiter[string] // decides which problems are logged, by their text
+	changed lograte.Limiter[string] // decides which changes of an engine are logged, by its name
 }
 
 type entry struct {
@@ -32,7 +42,11 @@ type entry struct {
 }
 
 func newBook(log *slog.Logger, ownHost bool) *book {
-	return &book{log: log, ownHost: ownHost, entries: make(map[string]*entry), refused: make(map[string]bool)}
+	return &book{
+		log: log, ownHost: ownHost, entries: make(map[string]*entry),
+		refused: lograte.Limiter[string]{Every: refusalEvery, Most: refusedTexts},
+		changed: lograte.Limiter[string]{Every: time.Second},
+	}
 }
 
 // register applies a message that arrived at now, and reports whether the engines
@@ -46,14 +60,16 @@ func (b *book) register(m message, now time.Time) bool {
 	old := b.entries[e.URL]
 	switch {
 	case old == nil && len(b.entries) >= maxEngines:
-		b.log.Warn("too many engines are registered", "engine", e.Name)
+		b.refuse(fmt.Errorf("more than %d engines are registered", maxEngines))
 		return false
 	case old != nil && old.engine == e:
 		old.last = now
 		return false
 	}
 	b.entries[e.URL] = &entry{engine: e, last: now, said: m}
-	b.log.Info("engine registered", "engine", e.Name, "connector", e.Connector, "ranks", e.Ranks, "kv_address", e.KVAddress, "again", old != nil)
+	if b.changed.Allow(e.Name) {
+		b.log.Info("engine registered", "engine", e.Name, "connector", e.Connector, "ranks", e.Ranks, "kv_address", e.KVAddress, "again", old != nil)
+	}
 	return true
 }
 
@@ -114,15 +130,15 @@ func isOwn(e config.Engine, from string) bool {
 	return true
 }
 
-// refuse logs why a registration is rejected, once for each reason, because
-// registrations repeat every few seconds.
+// refuse logs why a registration is rejected, once for each reason in refusalEvery, because
+// registrations repeat every few seconds. Peers determine the texts.
 func (b *book) refuse(err error) {
-	if text := err.Error(); !b.refused[text] {
-		if len(b.refused) >= maxEngines { // peers determine the texts, so their number is bounded
-			clear(b.refused)
-		}
-		b.refused[text] = true
-		b.log.Warn("a registration was refused", "error", err)
+	text := err.Error()
+	if len(text) > mostLogged {
+		text = text[:mostLogged] + "..."
+	}
+	if b.refused.Allow(text) {
+		b.log.Warn("a registration was refused", "error", text)
 	}
 }
 

@@ -124,8 +124,8 @@ func TestOwnHost(t *testing.T) {
 	}
 }
 
-// The book logs a refused peer once, whatever the number of tries. The number of peers that the
-// book stores is bounded.
+// The book logs a refused peer once, whatever the number of tries. The number of lines is
+// bounded, and so is the name of an engine.
 func TestRefusedPeers(t *testing.T) {
 	b, out := newTestBook()
 	for n := range 3 * maxEngines {
@@ -134,8 +134,15 @@ func TestRefusedPeers(t *testing.T) {
 			t.Fatal("a refused peer changed something")
 		}
 	}
-	if n := strings.Count(out.String(), "from 10.0.0.7\""); n != 1 || len(b.refused) > maxEngines {
-		t.Errorf("the refusal was logged %d times; %d peers are stored", n, len(b.refused))
+	if n := strings.Count(out.String(), "from 10.0.0.7\""); n != 1 {
+		t.Errorf("the refusal was logged %d times", n)
+	}
+	if n := strings.Count(out.String(), "\n"); n > refusedTexts {
+		t.Errorf("%d lines", n)
+	}
+	long := bytes.Replace(bytesOf(t, newP), []byte("10.0.0.5"), bytes.Repeat([]byte("a"), 300), 1)
+	if b.register(message{text: long, from: "10.0.0.5"}, time.Now()) {
+		t.Error("a name of 300 bytes was taken")
 	}
 }
 

@@ -148,6 +148,9 @@ func (r *registration) engine() (config.Engine, error) {
 	if e.Ranks < 1 || e.Ranks > maxRanks || e.TPSize < 0 || e.TPSize > maxTP {
 		return e, errSize
 	}
+	if err := e.Check(); err != nil {
+		return e, fmt.Errorf("read registration: %w", err)
+	}
 	return e, nil
 }
 

@@ -13,6 +13,9 @@ type batch struct {
 // batch begins a run of changes. The caller holds tg.mu until after end.
 func (x *Index) batch(tg *target) batch {
 	b := batch{x: x, tg: tg, room: x.maxEntries - x.entries.Load()}
+	if tg.capped {
+		b.room = min(b.room, x.below(tg))
+	}
 	if tg.gone || tg.id == noHolder {
 		b.room, b.tried = 0, true // the target holds nothing and must store nothing
 	}
@@ -38,7 +41,7 @@ func (b *batch) change(h Hash, c change) (before, after uint64) {
 	if before == 0 && c.set != 0 && c.known && !b.tried {
 		b.tried = true
 		b.end()
-		if b.room = b.x.makeRoom(b.tg); b.room > 0 {
+		if b.room = b.x.makeRoom(b.tg, c.set != flagGuess); b.room > 0 {
 			return b.change(h, c)
 		}
 	}
@@ -82,8 +85,19 @@ func (b *batch) remove(h Hash, flag uint64) {
 }
 
 // makeRoom frees entries at the bound as the package comment describes, and returns how
-// many pairs may be added. The caller holds tg.mu.
-func (x *Index) makeRoom(tg *target) int64 {
+// many pairs may be added. exact: the new pairs are from events. The caller holds tg.mu.
+func (x *Index) makeRoom(tg *target, exact bool) int64 {
+	if !tg.capped {
+		return x.free(tg, exact)
+	}
+	if own := x.below(tg); own > 0 {
+		return min(own, x.free(tg, exact))
+	}
+	return 0
+}
+
+// free is makeRoom for a target that may have all free pairs.
+func (x *Index) free(tg *target, exact bool) int64 {
 	if x.dead.Load() > 0 && x.sweeping.TryLock() {
 		x.sweep()
 		x.sweeping.Unlock()
@@ -99,15 +113,16 @@ func (x *Index) makeRoom(tg *target) int64 {
 		}
 	}
 	x.mu.Unlock()
-	if most != tg {
-		// Do not block: a goroutine that holds most.mu may wait for tg.mu.
-		if !most.mu.TryLock() {
-			return 0
-		}
-		defer most.mu.Unlock()
+	if most == tg {
+		x.evict(tg, tg.guesses.len()/16+1)
+	} else if most.mu.TryLock() { // without waiting: a goroutine that holds most.mu may wait for tg.mu
+		x.evict(most, most.guesses.len()/16+1)
+		most.mu.Unlock()
 	}
-	x.evict(most, most.guesses.len()/16+1)
-	return x.maxEntries - x.entries.Load()
+	if room := x.maxEntries - x.entries.Load(); room > 0 || !exact {
+		return room
+	}
+	return x.reclaim(tg)
 }
 
 // sweep removes the entries of dropped targets from all segments. The caller holds

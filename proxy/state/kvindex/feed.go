@@ -44,6 +44,10 @@ func NewFeed(x *Index, t Target, model string) *Feed {
 	if tg == nil {
 		tg = &target{gone: true}
 	}
+	x.mu.Lock()
+	tg.fed = true
+	x.divide()
+	x.mu.Unlock()
 	return &Feed{x: x, tg: tg, model: model, root: root{seed: Seed(model, "", "")}}
 }
 
@@ -51,27 +55,27 @@ func NewFeed(x *Index, t Target, model string) *Feed {
 // placed are counted and skipped: blocks with an unknown parent, blocks of an event
 // with fewer hashes than blocks (vLLM's sliding windows, where it is unknown which
 // block a hash belongs to), a partial last block, and blocks shorter than the engine's
-// other blocks.
-func (f *Feed) Stored(e *Stored) {
+// other blocks. Stored returns the number of blocks that the index has now, and the number of
+// those for which there was no room.
+func (f *Feed) Stored(e *Stored) (applied, refused int) {
 	tg := f.tg
 	tg.mu.Lock()
 	defer tg.mu.Unlock()
 	if tg.gone || e.Tier >= tiers || len(e.Hashes) == 0 {
-		return
+		return 0, 0
 	}
 	if len(e.Tokens) == 0 {
-		f.known(e)
-		return
+		return f.known(e)
 	}
 	if !f.cut(e) {
 		tg.count(countIgnored, len(e.Hashes))
-		return
+		return 0, 0
 	}
 	seed := f.seed(e.Lora, e.Salt)
 	if e.HasParent {
 		if seed = Hash(tg.engine.get(e.Parent) & hashMask); seed == 0 {
 			tg.count(countOrphans, len(e.Hashes))
-			return
+			return 0, 0
 		}
 	}
 	f.chain = AppendTokens(f.chain[:0], seed, e.Tokens, e.BlockTokens)
@@ -86,13 +90,15 @@ func (f *Feed) Stored(e *Stored) {
 		for i, h := range hashes {
 			if !f.place(&b, e.Hashes[at+i], h, e.Tier) {
 				// The following blocks would have no parent.
-				tg.count(countRefused, len(f.chain)-at-i-1)
+				refused = len(f.chain) - at - i
+				tg.count(countRefused, refused-1)
 				b.end()
-				return
+				return at + i, refused
 			}
 		}
 	}
 	b.end()
+	return len(f.chain), 0
 }
 
 // cut reports whether an event has a hash for each block, with or without a partial
@@ -147,14 +153,15 @@ func (f *Feed) place(b *batch, engine uint64, h Hash, tier Tier) bool {
 	}
 	if before&flag != 0 {
 		// Two engine hashes may have the same tokens, for example because of images.
-		if f.x.twins.Add(1) > f.x.maxEntries {
-			f.x.twins.Add(-1)
+		if f.tg.further >= f.x.part(f.tg) || f.x.twins.Load() >= f.x.maxEntries {
 			f.tg.count(countRefused, 1)
 			return false
 		}
 		if f.tg.twins == nil {
 			f.tg.twins = make(map[uint64]uint32)
 		}
+		f.x.twins.Add(1)
+		f.tg.further++
 		f.tg.twins[uint64(h)|uint64(tier)]++
 	}
 	f.tg.engine.set(engine, uint64(h)|old|flag)
@@ -172,9 +179,11 @@ func (f *Feed) drop(b *batch, engine, value, flags uint64) {
 		switch n := f.tg.twins[twin]; {
 		case n > 1:
 			f.tg.twins[twin] = n - 1
+			f.tg.further--
 			f.x.twins.Add(-1)
 		case n == 1:
 			delete(f.tg.twins, twin)
+			f.tg.further--
 			f.x.twins.Add(-1)
 		default:
 			b.remove(Hash(value&hashMask), flag)
@@ -187,42 +196,48 @@ func (f *Feed) drop(b *batch, engine, value, flags uint64) {
 	}
 }
 
-// known adds blocks of the feed to another tier.
-func (f *Feed) known(e *Stored) {
+// known adds blocks of the feed to another tier. It returns what Stored returns.
+func (f *Feed) known(e *Stored) (applied, refused int) {
 	if e.BlockTokens > 0 && e.BlockTokens != f.BlockTokens() {
 		f.tg.count(countIgnored, len(e.Hashes))
-		return
+		return 0, 0
 	}
 	b := f.x.batch(f.tg)
 	for _, engine := range e.Hashes {
 		if old := f.tg.engine.get(engine); old != 0 {
-			f.place(&b, engine, Hash(old&hashMask), e.Tier)
+			if f.place(&b, engine, Hash(old&hashMask), e.Tier) {
+				applied++
+			} else {
+				refused++
+			}
 		} else {
 			f.tg.count(countOrphans, 1)
 		}
 	}
 	b.end()
+	return applied, refused
 }
 
 // Removed applies the engine's removal of blocks from a tier.
 func (f *Feed) Removed(tier Tier, hashes []uint64) { f.leave(tier, tiers, hashes) }
 
 // Moved applies the engine's move of blocks from one tier to another (TensorRT-LLM's
-// updated events).
-func (f *Feed) Moved(from, to Tier, hashes []uint64) {
+// updated events). It returns the number of blocks for which there was no room.
+func (f *Feed) Moved(from, to Tier, hashes []uint64) (refused int) {
 	if to < tiers && from != to {
-		f.leave(from, to, hashes)
+		return f.leave(from, to, hashes)
 	}
+	return 0
 }
 
 // leave removes blocks from a tier. If to is a tier, it first adds the blocks that were
-// in from to it.
-func (f *Feed) leave(from, to Tier, hashes []uint64) {
+// in from to it, and returns the number of those for which there was no room.
+func (f *Feed) leave(from, to Tier, hashes []uint64) (refused int) {
 	tg := f.tg
 	tg.mu.Lock()
 	defer tg.mu.Unlock()
 	if tg.gone || from >= tiers {
-		return
+		return 0
 	}
 	b := f.x.batch(tg)
 	for len(hashes) > 0 {
@@ -236,13 +251,16 @@ func (f *Feed) leave(from, to Tier, hashes []uint64) {
 				continue
 			}
 			if to < tiers {
-				f.place(&b, engine, Hash(value&hashMask), to)
+				if !f.place(&b, engine, Hash(value&hashMask), to) {
+					refused++
+				}
 				value = tg.engine.get(engine)
 			}
 			f.drop(&b, engine, value, 1<<from)
 		}
 	}
 	b.end()
+	return refused
 }
 
 // fetch prefetches the memory of at most chunk known blocks.

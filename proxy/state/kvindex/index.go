@@ -17,10 +17,12 @@
 //
 // Options.MaxEntries bounds the pairs. At the bound, the index first removes the pairs of
 // dropped targets. Then the target with the most guesses loses guesses, the least
-// recently expected guesses first. If this is not enough, the index accepts no more
-// blocks (Counts.Refused). Blocks from events are never removed, because a chain with
-// holes is useless. An engine may have several hashes for the blocks of one pair. These
-// further hashes cost about 40 bytes each, and MaxEntries bounds their number separately.
+// recently expected guesses first. If this is not enough, an engine that holds less than its
+// share gets the room of a target that exceeds its share (share.go). Otherwise the index
+// accepts no more blocks (Counts.Refused). Single blocks from events are never removed,
+// because a chain with holes is useless. An engine may have several hashes for the blocks of
+// one pair. These further hashes cost about 40 bytes each, and MaxEntries bounds their number
+// separately, in total and by the share of each target.
 package kvindex
 
 import (
@@ -60,6 +62,9 @@ type Options struct {
 	// GuessTTL is how long an expected block counts as held without an event, for
 	// targets without their own Limits. 0 means 30 s.
 	GuessTTL time.Duration
+	// Reclaimed is called after a target that exceeded its share has lost all its blocks. It
+	// must not block and must not call the index. nil: not called.
+	Reclaimed func(t Target, blocks int)
 }
 
 const (
@@ -80,6 +85,8 @@ type Index struct {
 	twins      atomic.Int64 // the sum of the twins of all targets
 	maxEntries int64
 	guessTTL   time.Duration
+	reclaimed  func(Target, int)
+	share      atomic.Int64  // the pairs that each engine with events may have when the index is full
 	sweeping   sync.Mutex    // held during a sweep; taken before mu
 	walks      sync.Pool     // of *walk
 	leaps      atomic.Uint32 // number of leaping matches
@@ -104,7 +111,9 @@ func New(o Options) *Index {
 		segments:   new([segmentCount]segment),
 		maxEntries: int64(o.MaxEntries),
 		guessTTL:   o.GuessTTL,
+		reclaimed:  o.Reclaimed,
 	}
+	x.share.Store(x.maxEntries)
 	x.roster.Store(&roster{})
 	x.walks.New = func() any { return new(walk) }
 	return x
@@ -142,19 +151,35 @@ func (r *roster) width() int { return 1 << bits.Len(uint(len(r.alive)-1)) }
 // target is one target. Its mutex is locked before that of a segment, and serializes
 // the writers of one target.
 type target struct {
-	slot Target
-	mu   sync.Mutex
-	gone bool // dropped: stores nothing more
-	id   uint64
+	slot   Target
+	ranks  int64 // of the engine, which share its part of the index
+	fed    bool  // has a feed; guarded by Index.mu
+	mu     sync.Mutex
+	gone   bool // dropped: stores nothing more
+	capped bool // has exceeded its share of a full index: may hold its share only, until it is dropped
+	id     uint64
 	counts
 	guesses guesses
 	engine  hashMap           // engine's hash -> the index's hash and its tiers, for the feed
 	twins   map[uint64]uint32 // the index's hash and a tier -> number of additional engine hashes with it
+	further int64             // the sum of twins
 	tokens  atomic.Int64      // length of the engine's blocks in tokens, 0 before the first event
 }
 
 // Add returns a new target with no blocks. It takes the lowest free slot.
-func (x *Index) Add() Target {
+func (x *Index) Add() Target { return x.add(1) }
+
+// AddRanks returns n new targets with no blocks: the ranks of one engine.
+func (x *Index) AddRanks(n int) []Target {
+	ranks := make([]Target, n)
+	for i := range ranks {
+		ranks[i] = x.add(n)
+	}
+	return ranks
+}
+
+// add adds one of the ranks of an engine.
+func (x *Index) add(ranks int) Target {
 	x.tidy()
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -165,7 +190,7 @@ func (x *Index) Add() Target {
 	if slot == len(x.targets) {
 		x.targets = append(x.targets, nil)
 	}
-	t := &target{slot: Target(slot)}
+	t := &target{slot: Target(slot), ranks: int64(ranks)}
 	t.guesses.ttl = x.guessTTL
 	x.targets[slot] = t
 	x.enrol(t)
@@ -194,6 +219,7 @@ func (x *Index) Drop(t Target) {
 	}
 	x.past.add(tg.counts.read())
 	x.publish()
+	x.divide()
 	x.forgetFeed(tg)
 }
 
@@ -222,11 +248,9 @@ func (x *Index) clear(tg *target) {
 
 // forgetFeed frees the memory that a target without blocks does not need. The caller holds tg.mu.
 func (x *Index) forgetFeed(tg *target) {
-	for _, n := range tg.twins {
-		x.twins.Add(-int64(n))
-	}
+	x.twins.Add(-tg.further)
 	tg.engine = hashMap{}
-	tg.twins = nil
+	tg.twins, tg.further = nil, 0
 	tg.guesses.clear()
 }
 
