@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -12,28 +14,51 @@ import (
 // allowedOrigins are the origins whose web pages may use the public API (server.cors_origins).
 type allowedOrigins []string
 
-// allow returns the value of Access-Control-Allow-Origin for a page of an origin; "" if the
-// origin is not allowed.
-func (o allowedOrigins) allow(origin string) string {
+// allow returns the value of Access-Control-Allow-Origin for the page that sent a request; "" if its
+// origin is not allowed, or if the request does not name exactly one.
+func (o allowedOrigins) allow(r *http.Request) string {
+	lines := r.Header["Origin"]
 	switch {
+	case len(lines) != 1:
+		return ""
 	case slices.Contains(o, "*"):
 		return "*"
-	case slices.Contains(o, origin):
-		return origin
+	case slices.Contains(o, lines[0]):
+		return lines[0]
 	}
 	return ""
 }
 
-// serve serves a request of a web page. It answers a preflight request itself; next answers
-// all other requests.
-func (o allowedOrigins) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+// serve serves a request of a web page. It answers a preflight request itself, unless the
+// configuration allows no origin; next answers all other requests. keyless: clients need no key, so
+// that each page that a user of the network opens could use the engines.
+func (o allowedOrigins) serve(w http.ResponseWriter, r *http.Request, keyless bool, next http.Handler) {
+	if len(o) > 0 && r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
 		o.servePreflight(w, r)
 		return
 	}
-	page := newCORSWriter(w, o.allow(r.Header.Get("Origin")))
+	page := newCORSWriter(w, o.allow(r))
+	reads := r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
+	if keyless && !reads && page.allow == "" && !ownPage(r) {
+		page.Header().Set("X-Request-Id", downstream.RequestID(r))
+		downstream.Error(page, errOrigin)
+		return
+	}
 	next.ServeHTTP(page, r)
 	page.begin()
+}
+
+// ownPage reports whether the page has the address to which its request goes, as a page of a
+// server in front of the proxy has. The owner of a page can make any name of the public DNS lead to
+// the proxy, so such a name counts only over TLS, where the certificate proves the name.
+func ownPage(r *http.Request) bool {
+	scheme, host, ok := strings.Cut(r.Header.Get("Origin"), "://")
+	port := map[string]string{"http": ":80", "https": ":443"}[scheme]
+	if len(r.Header["Origin"]) != 1 || !ok || port == "" || host == "" || !strings.EqualFold(strings.TrimSuffix(host, port), strings.TrimSuffix(r.Host, port)) {
+		return false
+	}
+	name := (&url.URL{Host: host}).Hostname()
+	return scheme == "https" || !strings.Contains(name, ".") || net.ParseIP(name) != nil
 }
 
 var errOrigin = openai.NewFieldError(openai.CodeOriginNotAllowed, "Origin", "server.cors_origins does not list the origin of the web page")
@@ -44,7 +69,7 @@ func (o allowedOrigins) servePreflight(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("X-Request-Id", downstream.RequestID(r))
 	h.Set("Vary", "Origin, Access-Control-Request-Headers")
-	allow := o.allow(r.Header.Get("Origin"))
+	allow := o.allow(r)
 	if allow == "" {
 		downstream.Error(w, errOrigin)
 		return

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -29,7 +30,7 @@ const engineCORS = "Access-Control-Allow-Origin: *\r\nAccess-Control-Allow-Crede
 // an engine or a filter answers.
 func TestCORS(t *testing.T) {
 	const page, key = "https://chat.example", "Bearer k"
-	engines := []string{"Access-Control-Allow-Credentials: true", "Access-Control-Allow-Origin: *"}
+	other := []string{"Vary: Origin"}
 	listed := []string{"Access-Control-Allow-Origin: " + page, "Access-Control-Expose-Headers: *", "Vary: Origin"}
 	anyPage := []string{"Access-Control-Allow-Origin: *", "Access-Control-Expose-Headers: *"}
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
@@ -62,12 +63,14 @@ func TestCORS(t *testing.T) {
 			status            int
 			want              []string
 		}{
-			{"off", page, key, "POST", completionsPath, nil, completions(false), 200, engines},
-			{"no page", "", key, "POST", completionsPath, []string{"*"}, completions(false), 200, engines},
+			{"off", page, key, "POST", completionsPath, nil, completions(false), 200, other},
+			{"off, stream", page, key, "POST", completionsPath, nil, completions(true), 200, other},
+			{"no page", "", key, "POST", completionsPath, []string{"*"}, completions(false), 200, nil},
+			{"no page, stream", "", key, "POST", completionsPath, nil, completions(true), 200, nil},
 			{"listed, whole answer", page, key, "POST", completionsPath, []string{"https://a.example", page}, completions(false), 200, listed},
 			{"listed, stream", page, key, "POST", completionsPath, []string{page}, completions(true), 200, listed},
 			{"any", page, key, "POST", completionsPath, []string{"*"}, completions(false), 200, anyPage},
-			{"not listed", "https://evil.example", key, "POST", completionsPath, []string{page}, completions(false), 200, []string{"Vary: Origin"}},
+			{"not listed", "https://evil.example", key, "POST", completionsPath, []string{page}, completions(false), 200, other},
 			{"an error of the proxy", page, key, "POST", completionsPath, []string{page}, "{", 400, listed},
 			{"no key", page, "", "GET", "/v1/models", []string{page}, "", 401, listed},
 			{"models", page, key, "GET", "/v1/models", []string{page}, "", 200, listed},
@@ -79,7 +82,7 @@ func TestCORS(t *testing.T) {
 			cfg := *w.cfg.Load()
 			cfg.Server.CORSOrigins = tt.allowed
 			w.Reload(&cfg, w.keys.Load())
-			header := []string{}
+			header := []string{"Content-Type", "application/json"}
 			if tt.origin != "" {
 				header = append(header, "Origin", tt.origin)
 			}
@@ -134,4 +137,113 @@ func TestPreflight(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestForeignPage: without API keys, a page of another origin cannot make the proxy send anything
+// to an engine, whatever the body's type. Pages with the address of the proxy, listed pages, and
+// programs go on working.
+func TestForeignPage(t *testing.T) {
+	const form = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b--"
+	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
+		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+		w, client := start(setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+			c.Server.EngineRoutes, c.Server.CORSOrigins = []string{"/own"}, []string{"https://listed.example"}
+		}})
+		const page, multipart, audio = "https://chat.example", "multipart/form-data; boundary=b", "/v1/audio/transcriptions"
+		check := func(name, origin, contentType, method, path string, status int) {
+			t.Helper()
+			header, body := []string{"Authorization", "Bearer k"}, completions(false)
+			for line, value := range map[string]string{"Origin": origin, "Content-Type": contentType} {
+				if value != "" {
+					header = append(header, line, value)
+				}
+			}
+			if contentType == multipart {
+				body = form
+			}
+			before := len(e.seen())
+			a := ask(t.Context(), client, method, "http://proxy"+path, body, header...)
+			if a.status != status || a.header.Get("X-Request-Id") == "" {
+				t.Errorf("%s: got %d %s, want %d", name, a.status, a.body, status)
+			}
+			if n := len(e.seen()) - before; status >= 400 && n != 0 {
+				t.Errorf("%s: the engine received %d requests", name, n)
+			}
+		}
+		for _, tt := range []struct {
+			name, origin, contentType, method, path string
+			status                                  int
+		}{
+			{"a program", "", "application/json", "POST", completionsPath, 200},
+			{"a program without a type", "", "", "POST", completionsPath, 200},
+			{"a type with a parameter", "", "Application/JSON ; charset=utf-8", "POST", completionsPath, 200},
+			{"a type of JSON", "", "application/vnd.own+json", "POST", completionsPath, 200},
+			{"a type of curl", "", "application/x-www-form-urlencoded", "POST", completionsPath, 415},
+			{"text", "", "text/plain;charset=UTF-8", "POST", completionsPath, 415},
+			{"text that names JSON", "", "text/plain; application/json", "POST", completionsPath, 415},
+			{"a form in place of JSON", "", multipart, "POST", completionsPath, 415},
+			{"a form", "", multipart, "POST", audio, 200},
+			{"a form on a listed route", "", multipart, "POST", "/own", 200},
+			{"text in place of a form", "", "text/plain", "POST", audio, 415},
+			{"another page", page, "application/json", "POST", completionsPath, 403},
+			{"another page, text", page, "text/plain", "POST", completionsPath, 403},
+			{"another page, form", page, multipart, "POST", audio, 403},
+			{"another page, no type", page, "", "POST", completionsPath, 403},
+			{"another page, cancel", page, "", "POST", "/v1/responses/resp_a/cancel", 403},
+			{"another page, delete", page, "", "DELETE", "/v1/responses/resp_a", 403},
+			{"another page reads", page, "", "GET", "/v1/models", 200},
+			{"a page without an origin", "null", "application/json", "POST", completionsPath, 403},
+			{"another port", "http://proxy:81", "application/json", "POST", completionsPath, 403},
+			{"a longer name", "http://proxy.evil.example", "application/json", "POST", completionsPath, 403},
+			{"the same address", "http://proxy", "application/json", "POST", completionsPath, 200},
+			{"the same address with its port", "http://PROXY:80", "application/json", "POST", completionsPath, 200},
+			{"the same address, text", "http://proxy", "text/plain", "POST", completionsPath, 415},
+			{"the same address, no type", "http://proxy", "", "POST", completionsPath, 415},
+			{"the listed page", "https://listed.example", "application/json", "POST", completionsPath, 200},
+		} {
+			check(tt.name, tt.origin, tt.contentType, tt.method, tt.path, tt.status)
+		}
+		keys, err := admission.ParseKeys([]byte(keyLine("n", "k")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Reload(w.cfg.Load(), keys)
+		check("another page with the key of its user", page, "application/json", "POST", completionsPath, 200)
+		check("another page with a key, text", page, "text/plain", "POST", completionsPath, 415)
+		check("another page with a key, no type", page, "", "POST", completionsPath, 415)
+	})
+}
+
+// TestOwnPage: a page has the address of the proxy if the whole origin is that of the request, and
+// no owner of a public name can have made the name lead to the proxy.
+func TestOwnPage(t *testing.T) {
+	for _, tt := range []struct {
+		origin, host string
+		want         bool
+	}{
+		{"http://127.0.0.1:8080", "127.0.0.1:8080", true},
+		{"http://[::1]:8080", "[::1]:8080", true},
+		{"http://localhost:8080", "localhost:8080", true},
+		{"http://gpu-box", "gpu-box", true},
+		{"https://chat.example.org", "chat.example.org", true},
+		{"https://chat.example.org", "chat.example.org:443", true},
+		{"https://chat.example.org:8443", "chat.example.org:8443", true},
+		{"http://rebound.example", "rebound.example", false},
+		{"http://rebound.example:8080", "rebound.example:8080", false},
+		{"http://127.0.0.1:3000", "127.0.0.1:8080", false},
+		{"http://localhost:8080", "127.0.0.1:8080", false},
+		{"https://chat.example.org", "example.org", false},
+		{"https://chat.example.org", "chat.example.org:80", false},
+		{"https://x@chat.example.org", "chat.example.org", false},
+		{"ftp://gpu-box", "gpu-box", false},
+		{"http://", "", false},
+		{"gpu-box", "gpu-box", false},
+		{"null", "null", false},
+		{"", "", false},
+	} {
+		r := &http.Request{Host: tt.host, Header: http.Header{"Origin": {tt.origin}}}
+		if got := ownPage(r); got != tt.want {
+			t.Errorf("%s at %s: got %t", tt.origin, tt.host, got)
+		}
+	}
 }

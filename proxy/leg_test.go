@@ -152,7 +152,7 @@ func TestLegLines(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{e}})
 		body := `{"model":"m","prompt":"hi","kv_transfer_params":{"do_remote_prefill":true},"rid":"r","x":{"kept":1.50}}`
 		a := w.post(completionsPath, body,
-			"Authorization", "Bearer client-key", "X-Request-Id", "mine", "X-Custom", "a", "X-Custom", "b", "Content-Type", "text/plain",
+			"Authorization", "Bearer client-key", "X-Request-Id", "mine", "X-Custom", "a", "X-Custom", "b", "Content-Type", "application/vnd.own+json; charset=utf-8",
 			"X-Data-Parallel-Rank", "7", "X-Override-Priority", "1", "Accept-Encoding", "gzip", "Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 		if a.status != 200 {
 			t.Fatalf("got status %d: %s", a.status, a.body)

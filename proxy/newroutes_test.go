@@ -79,7 +79,11 @@ func TestOtherRoutes(t *testing.T) {
 			{"an unknown coding", "/v1/images/generations", "br", "no", 415},
 			{"a broken coding of a form", "/v1/audio/transcriptions", "zstd", form, 400},
 		} {
-			a := ask(t.Context(), w.client, "POST", "http://proxy"+tt.path, tt.body, "Content-Type", "multipart/form-data; boundary=b", "Content-Encoding", tt.coding)
+			contentType := "application/json"
+			if tt.body == form {
+				contentType = "multipart/form-data; boundary=b"
+			}
+			a := ask(t.Context(), w.client, "POST", "http://proxy"+tt.path, tt.body, "Content-Type", contentType, "Content-Encoding", tt.coding)
 			if a.status != tt.status {
 				t.Errorf("%s: got %+v", tt.name, a)
 			}

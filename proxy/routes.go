@@ -36,8 +36,8 @@ func (s *Server) handler() http.Handler {
 			s.openWebSocket(w, r, sockets)
 			return
 		}
-		if origins := s.origins.Load(); origins != nil && r.Header["Origin"] != nil {
-			origins.serve(w, r, next)
+		if r.Header["Origin"] != nil {
+			s.origins.Load().serve(w, r, s.keys.Load() == nil, next)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -181,15 +181,9 @@ func isResponses(r *http.Request) bool {
 // must be allowed.
 func (s *Server) openWebSocket(w http.ResponseWriter, r *http.Request, sockets *websocket.Bridge) {
 	w.Header().Set("X-Request-Id", downstream.RequestID(r))
-	if lines := r.Header["Origin"]; len(lines) > 0 {
-		var origins allowedOrigins
-		if list := s.origins.Load(); list != nil {
-			origins = *list
-		}
-		if len(lines) > 1 || origins.allow(lines[0]) == "" {
-			downstream.Error(w, errOrigin)
-			return
-		}
+	if r.Header["Origin"] != nil && s.origins.Load().allow(r) == "" {
+		downstream.Error(w, errOrigin)
+		return
 	}
 	known, err := s.keys.Load().Authenticate(r)
 	if err != nil {

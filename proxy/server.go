@@ -103,7 +103,7 @@ type Server struct {
 	gatherer   prometheus.Gatherer // of the whole fleet
 	proxies    atomic.Pointer[admission.Proxies]
 	names      atomic.Pointer[models.Table]   // nil without [[model]]
-	origins    atomic.Pointer[allowedOrigins] // nil: no web page of another origin may use the API
+	origins    atomic.Pointer[allowedOrigins] // never nil after New
 }
 
 // New returns a server with that configuration. keys is nil if clients need no API key. New
@@ -157,11 +157,8 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields, c.ParentHeaders))
 	proxies := admission.Proxies(cfg.Server.ProxyNetworks())
 	s.proxies.Store(&proxies)
-	var origins *allowedOrigins
-	if list := cfg.Server.CORSOrigins; len(list) > 0 {
-		origins = (*allowedOrigins)(&list)
-	}
-	s.origins.Store(origins)
+	origins := allowedOrigins(cfg.Server.CORSOrigins)
+	s.origins.Store(&origins)
 	s.names.Store(models.NewTable(cfg))
 	s.cfg.Store(cfg)
 	limit := int64(cfg.Limits.BufferMemory)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
 // strangerVariable makes the test's program act as another user who attacks the admin
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 		stranger(target)
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(isolated.Run(m))
 }
 
 // servingNode starts a node that serves until the test ends.

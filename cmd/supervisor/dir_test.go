@@ -17,6 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 	// Under nohup this process ignores SIGHUP, and its children would inherit that. A signal
 	// with a handler has its default action in children.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	os.Exit(m.Run())
+	os.Exit(isolated.Run(m))
 }
 
 // exchangeForEver is the other user of TestStrangerExchanges. As often as it can it

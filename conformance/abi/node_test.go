@@ -19,6 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
 // patience bounds every wait for a condition; it is not a claim about speed.
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 	}
 	scratch = dir
 	os.Setenv("XDG_CACHE_HOME", filepath.Join(dir, "cache"))
-	code := m.Run()
+	code := isolated.Run(m)
 	os.RemoveAll(dir)
 	os.Exit(code)
 }

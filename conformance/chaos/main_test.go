@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
 // inside names the built program, in the process that runs the tests.
@@ -26,7 +27,7 @@ var pdproxy = os.Getenv(inside)
 // their own. A user other than root is root inside.
 func TestMain(m *testing.M) {
 	if pdproxy != "" {
-		os.Exit(m.Run())
+		os.Exit(isolated.Run(m))
 	}
 	if err := testbed.InstallEtcd(); err != nil { // inside there is no network to fetch it from
 		fmt.Fprintln(os.Stderr, err)

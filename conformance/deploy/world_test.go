@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
 // patience bounds every wait for a condition; it is not a claim about speed.
@@ -37,7 +39,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
 		os.Exit(1)
 	}
-	status := m.Run()
+	status := isolated.Run(m)
 	os.RemoveAll(dir)
 	os.Exit(status)
 }

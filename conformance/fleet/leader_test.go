@@ -25,6 +25,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
@@ -35,7 +36,7 @@ const asCoordinator = "PDPROXY_TEST_COORDINATOR"
 func TestMain(m *testing.M) {
 	path := os.Getenv(asCoordinator)
 	if path == "" {
-		os.Exit(m.Run())
+		os.Exit(isolated.Run(m))
 	}
 	var cfg config.Config
 	data, err := os.ReadFile(path)

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
 // program is the built pdproxy.
@@ -40,7 +42,7 @@ func runTests(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "build pdproxy: %v\n%s", err, out)
 		return 1
 	}
-	return m.Run()
+	return isolated.Run(m)
 }
 
 // process is a running program.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
 // TestMain installs the compilers for C, a registry and minisign, which Debian has.
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	compilersInstalled = true
-	os.Exit(m.Run())
+	os.Exit(isolated.Run(m))
 }
 
 // TestRealRegistry signs a module with minisign, pushes it to the registry of the

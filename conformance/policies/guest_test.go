@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
 // scratchSize is the size of the scratch buffer that the host requests.
@@ -131,7 +132,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	cacheRoot = dir
-	code := m.Run()
+	code := isolated.Run(m)
 	_ = os.RemoveAll(dir)
 	os.Exit(code)
 }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
 // patience bounds every wait for a condition. It is not a claim about speed.
@@ -58,7 +60,7 @@ func run(m *testing.M) (int, error) {
 	if out, err := exec.Command("go", "build", "-o", pdproxy, "../../cmd/pdproxy").CombinedOutput(); err != nil {
 		return 1, fmt.Errorf("%w\n%s", err, out)
 	}
-	return m.Run(), nil
+	return isolated.Run(m), nil
 }
 
 // TestLong runs the tests that only the long tier has.

@@ -17,6 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	code := m.Run()
+	code := isolated.Run(m)
 	os.RemoveAll(dir)
 	os.Exit(code)
 }

@@ -97,8 +97,9 @@ func Without(fields []upstream.Field, name string) []upstream.Field {
 }
 
 // copyHeader copies the header lines of an engine's answer, except those of the
-// connection, those that the engine's Connection line names, and those that the proxy
-// sets itself.
+// connection, those that the engine's Connection line names, those that the proxy sets
+// itself, and those that let web pages read the answer: vLLM and SGLang allow each page, and
+// only server.cors_origins decides.
 func copyHeader(dst http.Header, resp *upstream.Response) {
 	var named map[string]bool
 	for _, f := range resp.Header {
@@ -109,7 +110,7 @@ func copyHeader(dst http.Header, resp *upstream.Response) {
 	for _, f := range resp.Header {
 		k := http.CanonicalHeaderKey(f.Name)
 		name := lineName(k)
-		if hopByHop(name) || named[name] || ownLine(name) || name == "X-Request-Id" || name == "Date" || name == "Alt-Svc" {
+		if hopByHop(name) || named[name] || ownLine(name) || name == "X-Request-Id" || name == "Date" || name == "Alt-Svc" || strings.HasPrefix(name, "Access-Control-") {
 			continue
 		}
 		if len(dst[k]) > 0 && strings.HasPrefix(name, "X-Ratelimit-") { // the budget of the client's tenant

@@ -44,18 +44,18 @@ func (s *Snapshot) Card(model string) ModelCard {
 }
 
 // SameModel returns the names under which the instance serves the model of that name: model itself,
-// and the names of the same weights that extend the same model. An engine may give an answer
-// another of these names than that of the request: vLLM's answers have the first one
-// (entrypoints/openai/models/serving.py, model_name).
+// and, unless model is an adapter, the other names of the same weights. An engine may give an
+// answer another of these names than that of the request: vLLM's answers have the first one, and
+// the own name of an adapter (entrypoints/openai/models/serving.py, model_name).
 func (i *Instance) SameModel(model string) []string {
 	names := []string{model}
 	cards := i.Facts().Cards
 	at := slices.IndexFunc(cards, func(c ModelCard) bool { return c.ID == model })
-	if at < 0 || cards[at].Root == "" {
+	if at < 0 || cards[at].Root == "" || cards[at].Parent != "" {
 		return names
 	}
 	for _, c := range cards {
-		if c.ID != model && c.Root == cards[at].Root && c.Parent == cards[at].Parent {
+		if c.ID != model && c.Root == cards[at].Root && c.Parent == "" {
 			names = append(names, c.ID)
 		}
 	}

@@ -10,9 +10,9 @@ import (
 // TestSameModel: the names of one model are those of the same weights on the same model.
 func TestSameModel(t *testing.T) {
 	i := made(1, "e", abi.RoleBoth, "x", Ready, 1, Facts{Cards: []ModelCard{
-		{ID: "a", Root: "/w"}, {ID: "b", Root: "/w"}, {ID: "lora", Root: "/l", Parent: "a"}, {ID: "lora2", Root: "/l", Parent: "a"}, {ID: "on-b", Root: "/l", Parent: "b"}, {ID: "c"}, {ID: "d"},
+		{ID: "a", Root: "/w"}, {ID: "b", Root: "/w"}, {ID: "lora", Root: "/l", Parent: "a"}, {ID: "lora2", Root: "/l", Parent: "a"}, {ID: "on-b", Root: "/l", Parent: "b"}, {ID: "merged", Root: "/w", Parent: "a"}, {ID: "c"}, {ID: "d"},
 	}})
-	for name, want := range map[string]string{"a": "a b", "b": "b a", "lora": "lora lora2", "on-b": "on-b", "c": "c", "d": "d", "unknown": "unknown"} {
+	for name, want := range map[string]string{"a": "a b", "b": "b a", "lora": "lora", "lora2": "lora2", "on-b": "on-b", "c": "c", "d": "d", "unknown": "unknown"} {
 		if got := strings.Join(i.SameModel(name), " "); got != want {
 			t.Errorf("%s: got %s, want %s", name, got, want)
 		}

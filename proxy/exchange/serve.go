@@ -128,6 +128,9 @@ func (x *exchange) authenticate(r *http.Request, api openai.API) (client string,
 // read reads the sidecar's headers and the body, and scans the body. A request that read
 // rejects has taken no place among the running requests.
 func (x *exchange) read(client string) error {
+	if err := x.checkContentType(); err != nil {
+		return err
+	}
 	err := x.route.Read(x.run.Sidecar(), sidecar.Request{
 		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.ask, Exchange: x, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
 	}, x.client.Header(), x.client.RemoteAddr())
@@ -154,6 +157,17 @@ func (x *exchange) read(client string) error {
 		}
 	}
 	return x.route.Check()
+}
+
+// checkContentType rejects a body of another type than the API takes. The engine checks the line of
+// a request that a gateway sends. A body without a type is JSON, unless a web page may have sent it:
+// browsers name the origin of each page that sends a POST.
+func (x *exchange) checkContentType() error {
+	h := x.client.Header()
+	if x.gateway != nil || h["Content-Type"] == nil && h["Origin"] == nil {
+		return nil
+	}
+	return openai.CheckContentType(x.req.API, h.Get("Content-Type"))
 }
 
 // scan scans the body.

@@ -140,6 +140,24 @@ func checkModel(name []byte) error {
 	return nil
 }
 
+// CheckContentType checks that a Content-Type is that of JSON, or of a form where the API takes
+// forms. vLLM and SGLang have the same rule (validate_json_request in vLLM
+// entrypoints/serve/utils/api_utils.py and SGLang entrypoints/http_server.py): a web page can send
+// every other type, and a body without a type, to any server without asking the server first. The
+// error is an *Error with status 415.
+func CheckContentType(api API, contentType string) error {
+	media, _, _ := strings.Cut(contentType, ";")
+	media = strings.ToLower(strings.TrimSpace(media))
+	if media == "application/json" || strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json") || api.TakesForm() && IsForm(contentType) {
+		return nil
+	}
+	text := "Unsupported Media Type: Only 'application/json' is allowed"
+	if api.TakesForm() {
+		text = "Unsupported Media Type: Only 'application/json' and 'multipart/form-data' are allowed"
+	}
+	return NewFieldError(CodeUnsupportedMediaType, "Content-Type", text)
+}
+
 // ReadRequest is ParseForm for a form that the API takes, otherwise ParseRequest.
 func ReadRequest(api API, contentType string, body []byte, r *Request) error {
 	if api.TakesForm() && IsForm(contentType) {

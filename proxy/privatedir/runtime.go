@@ -10,8 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// systemRuntime is where services keep their sockets and locks.
-const systemRuntime = "/run"
+// systemRuntime is where services keep their sockets and locks. Only UseSystem changes it.
+var systemRuntime = "/run"
+
+// UseSystem makes another folder the one of services, for tests. It must not be called while another
+// goroutine uses the package.
+func UseSystem(folder string) { systemRuntime = folder }
 
 // Runtime returns the path of the folder for the sockets, locks and keys of this
 // user's processes: pdproxy in $XDG_RUNTIME_DIR if that is a private folder of the

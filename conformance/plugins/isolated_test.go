@@ -1,0 +1,12 @@
+//go:build !authors
+
+package plugins
+
+import (
+	"os"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
+)
+
+func TestMain(m *testing.M) { os.Exit(isolated.Run(m)) }
