@@ -106,11 +106,10 @@ func (env *Env) Answer(status int, body []byte) error {
 // AnswerReply sends the engine's own answer to a failed leg. e.Reply must not be nil.
 func (env *Env) AnswerReply(e *Error) {
 	h := env.Client.AnswerHeader()
-	if e.Reply.contentType != "" {
-		h.Set("Content-Type", e.Reply.contentType)
-	}
-	if e.Reply.retryAfter != "" {
-		h.Set("Retry-After", e.Reply.retryAfter)
+	for name, values := range e.Reply.header {
+		if len(h[name]) == 0 { // otherwise the line is the proxy's own
+			h[name] = values
+		}
 	}
 	_ = env.Answer(e.Status, e.Reply.body) // the client may have left
 }
