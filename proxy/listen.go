@@ -44,7 +44,7 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 // send pass no filters: the gateway has its own.
 func (s *Server) EPP(certs *edge.Certs) *epp.Server {
 	o := epp.Options{
-		Registry: s.options.Registry, Log: s.log, MaxBody: int(s.cfg.Load().Server.MaxBody),
+		Registry: s.options.Registry, Log: s.log, MaxBody: int(s.cfg.Load().Server.MaxBody), Prefix: s.prefixOf,
 		Ready: func() bool { return s.Ready() && !s.draining.Load() },
 		Handle: func(w http.ResponseWriter, r *http.Request, g attempt.Gateway) {
 			s.bodies.Limit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, g) })).ServeHTTP(w, r)

@@ -188,7 +188,7 @@ func (a *attempt) legFailed(l *leg, e *Error) {
 	case e.exempt:
 	case engine.IsRefused(e.err):
 		e.Target.Refused()
-	case e.Reply != nil || e.Permanent: // the engine works
+	case e.Reply != nil || e.Permanent || e.Overloaded: // the engine works
 		e.Target.Breaker.Success()
 	case e.Pair != nil:
 		if e.Pair.Failure(e.Reason); e.Reason == reasonKVLate { // decode may also hang by itself

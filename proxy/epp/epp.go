@@ -39,10 +39,13 @@ type Options struct {
 	// nothing, the stream fails.
 	Handle   func(w http.ResponseWriter, r *http.Request, g attempt.Gateway)
 	Registry *engine.Registry
-	Ready    func() bool // reports whether a request could be served now
-	MaxBody  int         // largest request body, in bytes; one message may have the whole body
-	TLS      *tls.Config // nil: no TLS
-	Log      *slog.Logger
+	// Prefix returns the part of a path before its longest end that is the path of an endpoint.
+	// It returns "" if the whole path is one, or no end is one.
+	Prefix  func(path string) string
+	Ready   func() bool // reports whether a request could be served now
+	MaxBody int         // largest request body, in bytes; one message may have the whole body
+	TLS     *tls.Config // nil: no TLS
+	Log     *slog.Logger
 }
 
 // Limits of connections and messages.

@@ -110,6 +110,21 @@ func (x *exchange) Pick(p *coordinator.Placement) (*coordinator.Placement, bool)
 	return next, true
 }
 
+// Follow implements attempt.Replacer.
+func (x *exchange) Follow(p *coordinator.Placement, to []*engine.Instance) (*coordinator.Placement, bool) {
+	if len(to) == 0 {
+		return nil, false
+	}
+	within, aggregate := x.ask.Within, x.ask.Aggregate
+	x.ask.Within.Decode, x.ask.Within.Whole = to, to
+	if p.Prefill.IsZero() {
+		x.ask.Aggregate = abi.RoleDecode | abi.RolePrefill // the plan policy is not asked again
+	}
+	next, err := x.placeDecode(p)
+	x.ask.Within, x.ask.Aggregate = within, aggregate
+	return next, err == nil
+}
+
 // placeDecode requests another decode target for the prefill target and the disagg id of p.
 func (x *exchange) placeDecode(p *coordinator.Placement) (*coordinator.Placement, error) {
 	x.ask.Prefill, x.ask.ID = p.Prefill, p.ID
