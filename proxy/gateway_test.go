@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
@@ -399,6 +400,7 @@ func TestGatewayServedByOther(t *testing.T) {
 	if len(list) != 3 || x.metadata != x.set["x-gateway-destination-endpoint"] {
 		t.Fatalf("the picker names %v and %q", list, x.metadata)
 	}
+	chosen, served := g.at(list[0]), g.at(list[1])
 	x.answers(200, "application/json", list[1], wholeAnswer)
 	if err := x.ended(); err != nil {
 		t.Error(err)
@@ -406,6 +408,162 @@ func TestGatewayServedByOther(t *testing.T) {
 	if n := g.metric("pdproxy_fallbacks_total", "gateway", "other_endpoint"); n != 1 {
 		t.Errorf("%v fallbacks are counted", n)
 	}
+	if n := chosen.Breaker.Failures(); n != 1 {
+		t.Errorf("the engine that the gateway left has %d failures", n)
+	}
+	if n := served.Breaker.Failures(); n != 0 {
+		t.Errorf("the engine that has answered has %d failures", n)
+	}
+}
+
+// at returns the engine at an address.
+func (g *gateway) at(address string) *engine.Instance {
+	g.t.Helper()
+	for _, i := range g.registry.Snapshot().Instances {
+		if i.Spec.URL == "http://"+address {
+			return i
+		}
+	}
+	g.t.Fatalf("no engine at %s", address)
+	return nil
+}
+
+// TestGatewayFollowsServed: the load of a request moves to the engine that has answered, and an
+// engine that the gateway has to leave again and again loses its place.
+func TestGatewayFollowsServed(t *testing.T) {
+	for _, prefill := range []bool{false, true} {
+		engines := wholes()
+		if prefill {
+			engines = []*fakeEngine{prefillAt("p", "10.0.0.9:80"), decodeAt("a", "10.0.0.1:80"), decodeAt("b", "10.0.0.2:80")}
+		}
+		g := newGateway(t, setup{engines: engines, config: func(c *config.Config) { c.EPP.Fallbacks, c.Circuit.Failures = 2, 3 }})
+		var bad *engine.Instance
+		left := 0
+		for range 12 {
+			x := g.ask(duplex, nil, nil, completions(false)).decided()
+			list := strings.Split(x.set["x-gateway-destination-endpoint"], ",")
+			if bad == nil {
+				bad = g.at(list[0])
+			}
+			if g.at(list[0]) != bad {
+				x.answers(200, "application/json", list[0], wholeAnswer)
+			} else {
+				left++
+				x.endless = true
+				x.answers(200, "application/json", list[1], wholeAnswer)
+				chosen, served := bad.Load[0].Requests(), g.at(list[1]).Load[0].Requests()
+				if chosen != 0 || served != 1 {
+					t.Errorf("prefill %v: the left engine has %d requests, the one that answers %d", prefill, chosen, served)
+				}
+				if h := x.shown["x-pdproxy-decode"]; h != "" && h != g.at(list[1]).Spec.Name {
+					t.Errorf("the placement in the answer names %q", h)
+				}
+				x.send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseBody{ResponseBody: &extproc.HttpBody{EndOfStream: true}}})
+				x.receive()
+			}
+			if err := x.ended(); err != nil {
+				t.Error(err)
+			}
+		}
+		if left != 3 {
+			t.Errorf("prefill %v: the bad engine was first %d times, want 3", prefill, left)
+		}
+		if c := bad.Breaker.Circuit(time.Now()); c != engine.CircuitOpen {
+			t.Errorf("its circuit is %v", c)
+		}
+	}
+}
+
+// TestGatewayServedByUnknown: an endpoint that no engine has answers. The chosen engine is left
+// all the same, and nothing is held.
+func TestGatewayServedByUnknown(t *testing.T) {
+	g := newGateway(t, setup{engines: wholes()})
+	for _, served := range []string{"10.9.9.9:80", "nonsense"} {
+		x := g.ask(duplex, nil, nil, completions(false)).decided()
+		chosen := g.at(x.set["x-gateway-destination-endpoint"])
+		before := chosen.Breaker.Failures()
+		x.answers(500, "application/json", served, "{}")
+		if err := x.ended(); err != nil {
+			t.Error(err)
+		}
+		if n := chosen.Breaker.Failures(); n != before+1 {
+			t.Errorf("%s: %d failures after %d", served, n, before)
+		}
+	}
+}
+
+// TestGatewayOverload: an engine without room keeps its circuit; other 5xx answers count.
+func TestGatewayOverload(t *testing.T) {
+	for _, tt := range []struct {
+		status   int
+		body     string
+		failures int
+	}{
+		{429, "{}", 0},
+		{503, `{"message":"The request queue is full."}`, 0},
+		{503, "no healthy upstream", 3},
+		{500, "{}", 3},
+		{401, "{}", 0},
+		{404, "{}", 0},
+		{408, "{}", 0},
+	} {
+		g := newGateway(t, setup{engines: wholes()[:1]})
+		for range 3 {
+			x := g.ask(duplex, nil, nil, completions(false)).decided()
+			x.answers(tt.status, "application/json", "", tt.body)
+			if err := x.ended(); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := g.at("10.0.0.1:80").Breaker.Failures(); n != tt.failures {
+			t.Errorf("%d %s: %d failures, want %d", tt.status, tt.body, n, tt.failures)
+		}
+	}
+}
+
+// TestGatewayPrefix: the endpoint is the longest end of the path. The prefix, which the gateway
+// removes later, and the query stay.
+func TestGatewayPrefix(t *testing.T) {
+	for _, tt := range []struct{ client, want string }{
+		{"/v1/completions", ""},
+		{"/llama/v1/completions", ""},
+		{"/a/b/v1/v1/completions?x=1&y=%2F", ""},
+		{"/v1/completions?x=1", ""},
+		{"/llama%20x/v1/completions", ""},
+		{"/llama/v1/completions/?x=1", "/llama/v1/completions?x=1"},
+		{"/llama/extra/route?kv_transfer_params=1", "/llama/extra/route"},
+		{"/extra/route?x=1", ""},
+	} {
+		g := newGateway(t, setup{engines: wholes(), config: func(c *config.Config) { c.Server.EngineRoutes = []string{"/extra/route"} }})
+		x := g.ask(duplex, nil, []string{":path", tt.client}, completions(false)).decided()
+		if x.immediate != nil {
+			t.Errorf("%s: %s", tt.client, x.immediate.GetBody())
+			x.cancel()
+			continue
+		}
+		if got := x.set[":path"]; got != tt.want {
+			t.Errorf("%s became %q, want %q", tt.client, got, tt.want)
+		}
+		x.finish()
+	}
+	t.Run("refused", func(t *testing.T) {
+		for _, path := range []string{"/llama/v1/other", "/v1/completions/more", "/xv1/completions", "/llama", "/"} {
+			g := newGateway(t, setup{engines: wholes()})
+			x := g.ask(duplex, nil, []string{":path", path}, completions(false)).decided()
+			if s := x.immediate.GetStatus().GetCode(); s != 404 {
+				t.Errorf("%s: got %d", path, s)
+			}
+			x.cancel()
+		}
+	})
+	t.Run("models", func(t *testing.T) {
+		g := newGateway(t, setup{engines: wholes()})
+		x := g.ask(duplex, nil, []string{":path", "/llama/v1/models", ":method", "GET"}).decided()
+		if s := x.immediate.GetStatus().GetCode(); s != 200 || !strings.Contains(string(x.immediate.GetBody()), `"id":"m"`) {
+			t.Errorf("got %d %s", s, x.immediate.GetBody())
+		}
+		x.cancel()
+	})
 }
 
 // TestGatewayRefusals: the gateway answers with the picker's errors in OpenAI's form.

@@ -46,7 +46,7 @@ func (s *Server) EPP(certs *edge.Certs) *epp.Server {
 	cfg := s.cfg.Load()
 	o := epp.Options{
 		Registry: s.options.Registry, Log: s.log, MaxBody: int(cfg.Server.MaxBody),
-		MaxExchanges: cfg.Limits.MaxExchanges + cfg.Limits.Queue, HeadTimeout: time.Duration(cfg.Server.ReadHeaderTimeout),
+		MaxExchanges: cfg.Limits.MaxExchanges + cfg.Limits.Queue, HeadTimeout: time.Duration(cfg.Server.ReadHeaderTimeout), Prefix: s.prefixOf,
 		Ready: func() bool { return s.Ready() && !s.draining.Load() },
 		Handle: func(w http.ResponseWriter, r *http.Request, g attempt.Gateway) {
 			s.bodies.Limit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, g) })).ServeHTTP(w, r)

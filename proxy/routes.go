@@ -95,6 +95,26 @@ func (s *Server) apiOf(path string) (api openai.API, ok bool) {
 	return api, ok
 }
 
+// prefixOf returns the part of a path before its longest end that is the path of an endpoint; "" if
+// there is none.
+func (s *Server) prefixOf(path string) string {
+	for i := 0; i < len(path); i++ {
+		if path[i] != '/' {
+			continue
+		}
+		rest := path[i:]
+		if len(rest) > 1 {
+			rest = strings.TrimSuffix(rest, "/")
+		}
+		_, generates := s.apiOf(rest)
+		_, stored := openai.StoredResponseAt(rest)
+		if generates || stored || rest == modelsPath || strings.HasPrefix(rest, modelsPath+"/") || rest == healthPath || rest == versionPath {
+			return path[:i]
+		}
+	}
+	return ""
+}
+
 // endpoint returns the path of r without a slash at its end, which some clients append.
 func endpoint(r *http.Request) string {
 	if path := r.URL.Path; len(path) > 1 {

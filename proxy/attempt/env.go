@@ -53,6 +53,9 @@ type Replacer interface {
 	// Replace places the decode leg of p, which failed with err, on another engine. answer is
 	// the decision of the leg hook. Replace returns false if the leg must not be retried.
 	Replace(p *coordinator.Placement, err error, answer HookAnswer) (*coordinator.Placement, bool)
+	// Follow places p on one of the engines of to, because a gateway has sent the request there. It
+	// returns false if none of them serves the request.
+	Follow(p *coordinator.Placement, to []*engine.Instance) (*coordinator.Placement, bool)
 	// Pick lets the picker of a sidecar choose the decode engine after prefill has answered. It
 	// returns false if decode stays on the engine of p.
 	Pick(p *coordinator.Placement) (*coordinator.Placement, bool)
@@ -106,11 +109,10 @@ func (env *Env) Answer(status int, body []byte) error {
 // AnswerReply sends the engine's own answer to a failed leg. e.Reply must not be nil.
 func (env *Env) AnswerReply(e *Error) {
 	h := env.Client.AnswerHeader()
-	if e.Reply.contentType != "" {
-		h.Set("Content-Type", e.Reply.contentType)
-	}
-	if e.Reply.retryAfter != "" {
-		h.Set("Retry-After", e.Reply.retryAfter)
+	for name, values := range e.Reply.header {
+		if len(h[name]) == 0 { // otherwise the line is the proxy's own
+			h[name] = values
+		}
 	}
 	_ = env.Answer(e.Status, e.Reply.body) // the client may have left
 }

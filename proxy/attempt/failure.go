@@ -3,6 +3,7 @@ package attempt
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -39,6 +40,7 @@ type Error struct {
 	Reply        *Reply        // the engine's own answer, if the client gets it; nil: the client gets Code
 	sent         bool          // the request may have reached the engine
 	Permanent    bool          // the request is at fault, not the engine: it is not retried
+	Overloaded   bool          // the engine works, but has too many requests: see openai.Overloaded
 	Pair         *engine.Pair  // nil unless only the pair explains the failure: decode answers, but not with this KV
 	Unresponsive engine.Target // stopped responding: the leg's engine, or the one that has the leg's KV; zero: none
 	elapsed      time.Duration
@@ -47,11 +49,11 @@ type Error struct {
 	err          error
 }
 
-// Reply is a 4xx answer of an engine, which the client gets unchanged.
+// Reply is the answer of an engine that refused a request: a 4xx, or a 503 for lack of room. The
+// client gets the answer unchanged.
 type Reply struct {
-	body        []byte
-	contentType string
-	retryAfter  string // "" without such a line
+	header http.Header // without the lines of the connection; the body has its Content-Encoding
+	body   []byte
 }
 
 // Error implements error.
@@ -125,6 +127,12 @@ func timedOut(err error) bool {
 	return e != nil && e.Code == 504
 }
 
+// overloaded reports whether an engine without room refused a leg. It has done nothing for the leg.
+func overloaded(err error) bool {
+	e := asLegError(err)
+	return e != nil && e.Overloaded
+}
+
 // decodeIsOver reports whether the decode leg failed in a way that leaves its engine
 // nothing to do: its connection broke, or the engine answered with a failure of its own.
 func decodeIsOver(err error) bool {
@@ -143,10 +151,10 @@ func unresponsiveLeg(err error) *Error {
 
 // firstCause returns which of two failed concurrent legs was the cause. A failure of
 // prefill reaches decode through the engines, often before the proxy cancels decode. So
-// decode is at fault only if its connection failed, or if prefill did not fail.
+// decode is at fault only if its connection failed, if it had no room, or if prefill did not fail.
 func firstCause(decode, prefill error) error {
 	d, p := asLegError(decode), asLegError(prefill)
-	if p == nil || d != nil && d.Status == 0 && !timedOut(decode) {
+	if p == nil || d != nil && d.Overloaded && !p.Overloaded || d != nil && d.Status == 0 && !timedOut(decode) {
 		return decode
 	}
 	return prefill

@@ -41,6 +41,7 @@ type Forwarding struct {
 	Encoders []engine.Target // encode the request's images and sounds
 	Spare    []engine.Target // engines that could take the place of Decode, best first
 	Path     string          // on Decode
+	Query    string          // of the client's request; "": none, or Path has it
 	Header   []upstream.Field
 	Body     []byte
 }
@@ -49,8 +50,12 @@ type Forwarding struct {
 type GatewayHead struct {
 	Status int
 	Events bool // the body is a stream of events
-	// Other: another engine than Forwarding.Decode has answered.
-	Other bool
+	// RetryAfter is the value of that header line.
+	RetryAfter string
+	// Other: another endpoint than that of Forwarding.Decode has answered, because the gateway
+	// could not use the first one. Engines are the known engines of that endpoint.
+	Other   bool
+	Engines []*engine.Instance
 	// Hidden: the gateway does not show the body.
 	Hidden bool
 }
@@ -83,14 +88,13 @@ func Observe(env *Env, p *coordinator.Placement, g Gateway) error {
 		return a.legEnded(env.Context, l, err)
 	}
 	env.Journal.LegAnswered(l.Leg, head.Status)
+	o := observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
 	if head.Other {
-		env.Journal.Fallback("gateway", "other_endpoint")
-		p.Decode.ProbeSoon()
+		o.follow()
 	}
 	env.begin(head.Status)
-	o := observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
-	if head.Hidden && o.ok() {
-		p.Lease.Answered(o.stream())
+	if l = o.l; head.Hidden && o.ok() {
+		a.p.Lease.Answered(o.stream())
 		env.Journal.FirstByte(l.Leg)
 	}
 	return o.run()
@@ -146,6 +150,9 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 	if a.encoderPool() != nil && len(a.conn.(connector.Encoder).Encode(&a.c)) > 0 {
 		f.Encoders = env.encoders(a.encoderPool(), a.p.Decode.Spec.Connector)
 	}
+	if env.Request.Target == "" {
+		f.Query = env.Client.URL().RawQuery
+	}
 	var shaped connector.Leg
 	if err := a.shapeAggregated(&shaped); err != nil {
 		return nil, err
@@ -173,12 +180,33 @@ type observation struct {
 	g    Gateway
 	head GatewayHead
 
+	unknown bool // no known engine has answered
+
 	events openai.EventScanner
 	start  openai.StreamHead
 	first  []byte    // the stream until start has its verdict
 	last   time.Time // of the last read after the first content; zero: no content has come
 	body   []byte    // of an answer that is no stream
 	lost   bool      // body was too large to keep
+}
+
+// follow records that the gateway had to leave the chosen engine, as a failure of that engine, and
+// moves the request with its load to the engine that has answered.
+func (o *observation) follow() {
+	a, env := o.a, o.a.env
+	env.Journal.Fallback("gateway", "other_endpoint")
+	a.legFailed(o.l, a.classify(o.l, o.l.failedBy("other_endpoint", 502, nil)))
+	next, ok := env.Replacer.Follow(a.p, o.head.Engines)
+	if !ok {
+		o.unknown = true
+		a.p.Lease.Release()
+		return
+	}
+	a.p.Lease.Release()
+	a.p, a.c.Decode = next, next.Decode
+	env.Journal.Placed(next, env.Ask.Request.PromptTokens)
+	o.l = env.beginLeg(abi.Decode, next.Decode, 2, a.c.LegID)
+	env.Journal.LegAnswered(o.l.Leg, o.head.Status)
 }
 
 // run reads the answer to its end.
@@ -193,6 +221,8 @@ func (o *observation) run() error {
 		case err == io.EOF, o.events.Done && !o.events.MidEvent():
 			o.ended()
 			return nil
+		case o.unknown:
+			return err
 		default: // the client has left, or the engine; the gateway does not say who
 			o.l.target.ProbeSoon()
 			return o.a.legEnded(o.a.env.Context, o.l, err)
@@ -209,9 +239,6 @@ func (o *observation) stream() bool { return o.ok() && o.head.Events && o.a.env.
 // read notes the facts in the next bytes of the answer.
 func (o *observation) read(chunk []byte) {
 	env := o.a.env
-	if !o.ok() {
-		return
-	}
 	if !o.stream() {
 		if !o.lost && (len(o.body)+len(chunk) > mostObserved || env.Client.Reserve(len(chunk)) != nil) {
 			o.body, o.lost = nil, true
@@ -327,6 +354,8 @@ func (o *observation) refused() {
 	status, outcome := o.head.Status, telemetry.OutcomeEngineError
 	f := o.l.failedBy("status_"+strconv.Itoa(status), 502, nil)
 	f.Status, f.Permanent = status, upstream.RequestAtFault(status)
+	f.Overloaded = openai.Overloaded(status, o.head.RetryAfter, o.body)
+	f.exempt = status == http.StatusRequestTimeout
 	switch {
 	case f.Permanent:
 		outcome = telemetry.OutcomeClientError
@@ -336,20 +365,19 @@ func (o *observation) refused() {
 	o.failed(f, outcome)
 }
 
-// failed records the failure f of the leg. If another engine has answered, the chosen one is
-// not at fault.
+// failed records the failure f of the leg.
 func (o *observation) failed(f *failure, outcome telemetry.Outcome) {
-	o.a.env.Journal.Ends(outcome)
-	if f.exempt = o.head.Other; f.Status/100 == 5 {
+	if o.a.env.Journal.Ends(outcome); o.unknown {
+		return
+	}
+	if f.Status/100 == 5 && !f.Overloaded {
 		o.l.target.ProbeSoon() // the gateway itself answers 503 and 504 for an engine that is gone
 	}
 	o.a.legFailed(o.l, o.a.classify(o.l, f))
 }
 
 func (o *observation) succeeded() {
-	if o.head.Other {
-		o.a.env.Journal.LegEnded(o.l.Leg, "other_endpoint")
-		return
+	if !o.unknown { // otherwise no engine has this success
+		o.a.legSucceeded(o.l)
 	}
-	o.a.legSucceeded(o.l)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -58,7 +59,8 @@ func (l *leg) failedBy(reason string, code int, err error) *failure {
 
 // rejected returns the failure of a leg whose answer is not a 2xx. For a 4xx the request is at
 // fault, and the client gets the engine's answer unchanged. With any other status another
-// engine may succeed, and also after a 401 if the engine did not get the client's own key. A
+// engine may succeed, and also after a 401 if the engine did not get the client's own key. If no
+// other engine has room, the client gets the answer of the engine that had none. A
 // remote may blame the operator's key or account: see blamesOperator. If exempt is set, the
 // engine is not at fault for a 5xx.
 func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exempt bool) *failure {
@@ -66,12 +68,8 @@ func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exemp
 	ownKey := l.target.APIKey != "" || a.env.Key != ""
 	switch {
 	case l.target.IsRemote() && blamesOperator(resp.Status):
-	case resp.Status/100 == 4 && !(resp.Status == 401 && ownKey):
-		reply, err := a.copyReply(answer, resp.Get("Content-Type"), resp.Get("Retry-After"))
-		if err != nil {
-			return l.failed(err)
-		}
-		f.Permanent, f.Reply = upstream.RequestAtFault(resp.Status), reply
+	case resp.Status/100 == 4 && !(resp.Status == 401 && ownKey), openai.Overloaded(resp.Status, resp.Get("Retry-After"), answer):
+		return a.refusedBy(l, f, replyHeader(l.target, resp), answer)
 	case resp.Status/100 == 5:
 		f.exempt = exempt
 	}
@@ -83,23 +81,34 @@ func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exemp
 // contains the status, and SGLang reports some aborts as a finish reason. err may be nil.
 func (a *attempt) failedInside(l *leg, reason string, status int, data []byte, err error) *failure {
 	f := &failure{Phase: l.Phase, Target: l.target, Reason: reason, Status: status, Code: 502, sent: true, err: err}
-	if status/100 == 4 && !(l.target.IsRemote() && blamesOperator(status)) {
-		reply, noMemory := a.copyReply(data, "application/json", "")
-		if noMemory != nil {
-			return l.failed(noMemory)
-		}
-		f.Permanent, f.Reply = upstream.RequestAtFault(status), reply
+	if (status/100 == 4 || openai.Overloaded(status, "", data)) && !(l.target.IsRemote() && blamesOperator(status)) {
+		return a.refusedBy(l, f, http.Header{"Content-Type": {"application/json"}}, data)
 	}
 	return f
 }
 
-// copyReply copies an engine's answer for the client. The error reports that there is no memory for
-// the copy.
-func (a *attempt) copyReply(answer []byte, contentType, retryAfter string) (*Reply, error) {
+// refusedBy makes f the failure of a leg that a working engine has refused with an answer for the
+// client, which refusedBy copies.
+func (a *attempt) refusedBy(l *leg, f *failure, header http.Header, answer []byte) *failure {
 	if err := a.env.Client.Reserve(len(answer)); err != nil {
-		return nil, err
+		return l.failed(err)
 	}
-	return &Reply{body: bytes.Clone(answer), contentType: contentType, retryAfter: retryAfter}, nil
+	f.Reply = &Reply{header: header, body: bytes.Clone(answer)}
+	f.Permanent = upstream.RequestAtFault(f.Status)
+	f.Overloaded = f.Status == http.StatusTooManyRequests || f.Status == http.StatusServiceUnavailable
+	return f
+}
+
+// replyHeader returns the header lines of an answer that the client gets. Those of a remote may name
+// the operator's account.
+func replyHeader(t engine.Target, resp *upstream.Response) http.Header {
+	h := make(http.Header)
+	if !t.IsRemote() {
+		downstream.CopyHeader(h, resp)
+	} else if text := resp.Get("Content-Type"); text != "" {
+		h.Set("Content-Type", text)
+	}
+	return h
 }
 
 // classify makes the error of a leg that failed with f. It decides which engine or pair is at
@@ -117,6 +126,7 @@ func (a *attempt) classify(l *leg, f *failure) *Error {
 			if f.Code == 504 && a.leaseOver() { // no engine is at fault: the leg waited for a free connection (max_conns)
 				e.Reason, e.exempt = reasonKVLease, true
 			}
+		case f.Overloaded:
 		case f.Status/100 == 5: // decode answers, but not with the KV of this prefill
 			e.Pair = a.pair
 		case l.kvBound && f.Code == 504:
@@ -164,7 +174,7 @@ func (a *attempt) noDecode() error {
 }
 
 // legFailed counts a failed leg. The breaker of the engine, or the pair, counts the failure
-// unless the request, the proxy or the limit of the plan policy is at fault.
+// unless the request, the load, the proxy or the limit of the plan policy is at fault.
 func (a *attempt) legFailed(l *leg, e *Error) {
 	if downstream.OwnFault(e) {
 		a.env.Journal.LegEnded(l.Leg, e.Reason)
@@ -178,7 +188,7 @@ func (a *attempt) legFailed(l *leg, e *Error) {
 	case e.exempt:
 	case engine.IsRefused(e.err):
 		e.Target.Refused()
-	case e.Permanent:
+	case e.Reply != nil || e.Permanent || e.Overloaded: // the engine works
 		e.Target.Breaker.Success()
 	case e.Pair != nil:
 		if e.Pair.Failure(e.Reason); e.Reason == reasonKVLate { // decode may also hang by itself

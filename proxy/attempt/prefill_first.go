@@ -12,7 +12,7 @@ import (
 
 // prefillFirst sends the prefill leg, waits for its answer, and sends the decode leg, which
 // contains parameters of that answer. If a decode leg fails before it can have reached its
-// engine, another decode engine gets the leg.
+// engine, or if its engine has no room, another decode engine gets the leg.
 func (a *attempt) prefillFirst() error {
 	a.pullTurn()
 	shaped, body, err := a.shapePrefill()
@@ -39,7 +39,7 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 		err = a.answerLeg(a.env.Context, &shaped)
-		if err == nil || downstream.OwnFault(err) || maybeSent(err) || connector.PinsDecode(a.conn) || a.leaseOver() {
+		if err == nil || downstream.OwnFault(err) || maybeSent(err) && !overloaded(err) || connector.PinsDecode(a.conn) || a.leaseOver() {
 			return err
 		}
 		if a.wantsNewAttempt(err) {

@@ -12,12 +12,13 @@ import (
 )
 
 // Fitness of a row. A phase uses its rows of the highest fitness: an engine that failed before is
-// better than no engine.
+// better than no engine, and one that listens is better than one that does not.
 const (
 	fit      uint8 = iota
 	broken         // its circuit, or that of its pair with the fixed prefill, is open
 	excluded       // its instance failed in an earlier attempt of this exchange
-	worst    = excluded
+	ended          // its host refuses connections
+	worst    = ended
 )
 
 // table is the memory of one placement: the rows for the policy, and the facts. The facts
@@ -97,7 +98,10 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 	case engine.CircuitHalfOpen:
 		c.Trial = true
 	}
-	if a.excludes(r.Instance) {
+	switch {
+	case r.Ended():
+		f = ended
+	case a.excludes(r.Instance):
 		f = excluded
 	}
 	t.place.Candidates = append(t.place.Candidates, c)

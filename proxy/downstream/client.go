@@ -86,7 +86,7 @@ func (c *Client) Gone() bool {
 func (c *Client) AnswerHeader() http.Header { return c.w.Header() }
 
 // CopyHeader copies the header lines of an engine's answer to the client's answer.
-func (c *Client) CopyHeader(resp *upstream.Response) { copyHeader(c.w.Header(), resp) }
+func (c *Client) CopyHeader(resp *upstream.Response) { CopyHeader(c.w.Header(), resp) }
 
 // Begun reports whether the client has a status line: nothing can be retried then.
 func (c *Client) Begun() bool { return c.begun }

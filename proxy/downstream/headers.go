@@ -96,11 +96,11 @@ func Without(fields []upstream.Field, name string) []upstream.Field {
 	return kept
 }
 
-// copyHeader copies the header lines of an engine's answer, except those of the
+// CopyHeader copies the header lines of an engine's answer, except those of the
 // connection, those that the engine's Connection line names, those that the proxy sets
 // itself, and those that let web pages read the answer: vLLM and SGLang allow each page, and
 // only server.cors_origins decides.
-func copyHeader(dst http.Header, resp *upstream.Response) {
+func CopyHeader(dst http.Header, resp *upstream.Response) {
 	var named map[string]bool
 	for _, f := range resp.Header {
 		if strings.EqualFold(f.Name, "Connection") {

@@ -78,7 +78,7 @@ func TestCopyHeader(t *testing.T) {
 		{Name: "x-pdproxy-prefill", Value: "forged"}, {Name: "X_Pdproxy_Decode", Value: "forged"}, {Name: "X-Pdproxy-New", Value: "forged"},
 	}}
 	got := http.Header{"X-Request-Id": {"ours"}}
-	copyHeader(got, resp)
+	CopyHeader(got, resp)
 	want := http.Header{"X-Request-Id": {"ours"}, "Content-Type": {"text/event-stream"}, "X-A": {"1", "2"}}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", got, want)

@@ -79,12 +79,16 @@ func (st *stream) Head() (head attempt.GatewayHead, err error) {
 		switch l.name {
 		case ":status":
 			head.Status, _ = strconv.Atoi(l.value) // 0 counts as a failure
+		case "retry-after":
+			head.RetryAfter = l.value
 		case "content-type":
 			head.Events = strings.HasPrefix(strings.ToLower(l.value), "text/event-stream")
 		}
 	}
 	head.Hidden = st.responseMode == filter.ProcessingMode_NONE && !st.answerOver
-	head.Other = m.served != "" && m.served != st.chosen // the first endpoint of the decision has not answered
+	if head.Other = m.served != "" && m.served != st.chosen; head.Other { // the first endpoint of the decision has not answered
+		head.Engines = st.server.destinations.at(m.served)
+	}
 	return head, nil
 }
 

@@ -60,6 +60,20 @@ func (d *destinations) warn(i *engine.Instance) {
 	}
 }
 
+// at returns the engines of an endpoint.
+func (a *addresses) at(endpoint netip.AddrPort) []*engine.Instance {
+	return a.by[netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())]
+}
+
+// at returns the engines of an endpoint that a gateway names; none if it is unknown.
+func (d *destinations) at(endpoint string) []*engine.Instance {
+	at, err := netip.ParseAddrPort(endpoint)
+	if err != nil {
+		return nil
+	}
+	return d.now().at(at)
+}
+
 // within returns the engines that a request may use. subset lists the allowed destinations;
 // limited is false if all are allowed.
 func (d *destinations) within(subset []string, limited bool) coordinator.Within {
@@ -70,7 +84,7 @@ func (d *destinations) within(subset []string, limited bool) coordinator.Within 
 	list := []*engine.Instance{}
 	for _, text := range subset {
 		if at, err := netip.ParseAddrPort(text); err == nil {
-			list = append(list, a.by[netip.AddrPortFrom(at.Addr().Unmap(), at.Port())]...)
+			list = append(list, a.at(at)...)
 		} else if ip, err := netip.ParseAddr(text); err == nil {
 			for address, engines := range a.by {
 				if address.Addr() == ip.Unmap() {

@@ -39,8 +39,11 @@ type Options struct {
 	// nothing, the stream fails.
 	Handle   func(w http.ResponseWriter, r *http.Request, g attempt.Gateway)
 	Registry *engine.Registry
-	Ready    func() bool // reports whether a request could be served now
-	MaxBody  int         // largest request body, in bytes; one message may have the whole body
+	// Prefix returns the part of a path before its longest end that is the path of an endpoint.
+	// It returns "" if the whole path is one, or no end is one.
+	Prefix  func(path string) string
+	Ready   func() bool // reports whether a request could be served now
+	MaxBody int         // largest request body, in bytes; one message may have the whole body
 	// MaxExchanges is the number of requests that the process serves at a time, with those
 	// that wait.
 	MaxExchanges int

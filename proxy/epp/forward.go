@@ -86,8 +86,8 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 		set(headerEncoders, addressesOf(f.Encoders))
 	}
 	set("content-length", strconv.Itoa(len(f.Body)))
-	if f.Path != st.client.path {
-		set(":path", f.Path)
+	if path := st.pathOf(f); path != st.client.path {
+		set(":path", path)
 	}
 	lines := make(map[string][]string, len(f.Header))
 	for _, line := range f.Header {
@@ -105,6 +105,15 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 		}
 	}
 	return m
+}
+
+// pathOf returns the path of the request with the client's prefix and query.
+func (st *stream) pathOf(f *attempt.Forwarding) string {
+	path := st.client.prefix + f.Path
+	if f.Query != "" {
+		path += "?" + f.Query
+	}
+	return path
 }
 
 // addressesOf returns the addresses of engines, with commas.

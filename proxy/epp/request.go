@@ -35,6 +35,7 @@ const (
 type clientRequest struct {
 	header  http.Header // without the lines of own
 	path    string      // with the query
+	prefix  string      // of path: the part before the endpoint, which the gateway removes later
 	own     []string    // header lines of the client with names of the picker
 	subset  []string    // allowed endpoints
 	limited bool        // only those of subset are allowed
@@ -83,6 +84,10 @@ func (st *stream) request(first *incoming) (*http.Request, *openai.Error) {
 		return nil, openai.NewError(openai.CodeNotFound, "the path of the request is malformed")
 	}
 	r.RequestURI = st.client.path
+	whole, _, _ := strings.Cut(st.client.path, "?")
+	if st.client.prefix = st.server.options.Prefix(whole); st.client.prefix != "" {
+		r.URL.Path, r.URL.RawPath = whole[len(st.client.prefix):], ""
+	}
 	if n, err := strconv.ParseInt(r.Header.Get("Content-Length"), 10, 64); err == nil && n >= 0 {
 		r.ContentLength = n
 	}

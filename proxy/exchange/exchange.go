@@ -5,6 +5,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
@@ -34,6 +35,8 @@ type exchange struct {
 	line     recording.Line          // of the recording
 	account  account                 // of the client's tenant
 	denied   *attempt.Error          // the failure for which the retry budget had no retry
+	full     []*engine.Instance      // refused the request for lack of room
+	waited   bool                    // the last placement has waited for an engine
 }
 
 // reset drops every reference to the request and keeps the memory.
@@ -41,6 +44,7 @@ func (x *exchange) reset() {
 	clear(x.ask.Excluded)
 	x.ask = coordinator.Ask{Excluded: x.ask.Excluded[:0]}
 	x.run, x.gateway, x.held, x.denied = nil, nil, nil, nil
+	x.full, x.waited = nil, false
 	x.admitted = admission.Place{}
 	x.plane, x.shown, x.changes = nil, sidecar.Shown{}, nil
 	x.env.Reset()

@@ -92,6 +92,7 @@ func isRemote(model string) bool { return strings.HasPrefix(model, config.Remote
 // a remote whose circuit is open, or again for this request. If none of the models has an
 // engine, the request waits for the first model as a request without fallbacks does.
 func (x *exchange) placeAny() (*coordinator.Placement, error) {
+	x.waited = false
 	if len(x.env.Models) < 2 {
 		return x.placeOrWait()
 	}
@@ -112,7 +113,7 @@ func (x *exchange) placeAny() (*coordinator.Placement, error) {
 			return nil, err
 		}
 	}
-	p, err := x.place()
+	p, err := x.placeRunning()
 	if err == nil && isRemote(x.req.Model) && x.mayFail(p) {
 		p.Lease.Release()
 		p, err = nil, coordinator.ErrUnknownModel

@@ -66,12 +66,17 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	if err := x.describe(); err != nil {
 		return err
 	}
-	var last error
+	var last, retried error // the failure of the latest leg, and the one that the next attempt retries
 	for {
 		p, err := x.placeOrHold()
 		if err != nil {
 			return firstError(x.env.Context, last, err)
 		}
+		if retried != nil && !x.takeRetry(p, retried) {
+			p.Lease.Release()
+			return retried
+		}
+		retried = nil
 		x.admitted.Sent() // the load of the engines has the request now
 		if x.gateway != nil {
 			return attempt.Observe(&x.env, p, x.gateway)
@@ -87,7 +92,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 			return err
 		}
 		x.exclude(err, hook)
-		last = err
+		last, retried = err, err
 	}
 }
 

@@ -44,7 +44,8 @@ func only(s *engine.Snapshot) string {
 }
 
 // placeOrWait requests the next placement. While no engine can take a request for a known model,
-// placeOrWait waits for at most limits.no_engine_timeout, and not beyond the request's deadline.
+// placeOrWait waits for at most limits.no_engine_timeout, and not beyond the request's deadline. An
+// engine whose process has ended can take none.
 func (x *exchange) placeOrWait() (*coordinator.Placement, error) {
 	limit, model := time.Duration(x.env.Config.Limits.NoEngineTimeout), ""
 	if limit > 0 {
@@ -54,12 +55,29 @@ func (x *exchange) placeOrWait() (*coordinator.Placement, error) {
 		return x.place()
 	}
 	if !x.run.Waiting.Occupied(model) {
-		p, err := x.place()
+		p, err := x.placeRunning()
 		if !lacksEngine(err) {
 			return p, err
 		}
 	}
 	return x.waitForEngine(model, limit)
+}
+
+// placeRunning is place without engines whose process has ended.
+func (x *exchange) placeRunning() (*coordinator.Placement, error) {
+	p, err := x.place()
+	if err == nil && x.hasEnded(p) {
+		p.Lease.Release()
+		return nil, &coordinator.NoTargetError{Model: x.ask.Model}
+	}
+	return p, err
+}
+
+// hasEnded reports whether the process of an engine of p has ended, and the request may wait for
+// its next one.
+func (x *exchange) hasEnded(p *coordinator.Placement) bool {
+	return x.env.Config.Limits.NoEngineTimeout > 0 &&
+		(!p.Prefill.IsZero() && p.Prefill.Ended() || p.Decode.Ended())
 }
 
 // lacksEngine reports whether a later try may succeed because engines have come.
@@ -77,7 +95,8 @@ func (x *exchange) waitForEngine(model string, limit time.Duration) (*coordinato
 	for err == nil {
 		changed := x.run.Registry.Changed() // before the placement, so that no change is missed
 		var p *coordinator.Placement
-		if p, err = x.place(); !lacksEngine(err) {
+		if p, err = x.placeRunning(); !lacksEngine(err) {
+			x.waited = true
 			return p, err
 		}
 		err = seat.Pause(ctx, changed)
