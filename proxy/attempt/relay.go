@@ -171,6 +171,9 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	if a.merges() || a.cutsKept() {
 		events.Limit = buffer.MaxAnswer // only a whole event can be completed or cut
 	}
+	if env.Request.API == openai.Responses {
+		events.Begin(buf.B)
+	}
 	first := buf
 	buf = nil
 	defer env.Memory.Release(first.Uncount()) // later pieces of the stream use as much at most
@@ -411,7 +414,7 @@ func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, 
 	if errors.Is(context.Cause(ctx), downstream.ErrDraining) {
 		e = downstream.Draining
 	}
-	env.Client.Break(env.Request.API, e)
+	env.Client.Break(env.Request.API, e, events.NextSequence())
 }
 
 // claimAnswer records that decode has read the KV, unless prefill has failed before. Then it
