@@ -453,10 +453,14 @@ func TestBegunStreamOwesNothing(t *testing.T) {
 
 // The error event has the form that the client's API requires.
 func TestBrokenStreamPerAPI(t *testing.T) {
-	tests := []struct{ path, body, first, want string }{
-		{"/v1/messages", `{"model":"m","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"x"}]}`, "event: message_start\ndata: {\"type\":\"message_start\"}\n\nevent: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}\n\n", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"upstream_error\","},
-		{"/v1/responses", `{"model":"m","stream":true,"input":"x"}`, "event: response.created\ndata: {\"type\":\"response.created\"}\n\nevent: response.output_item.added\ndata: {\"type\":\"response.output_item.added\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"code\":\"stream_broken\","},
-		{"/v1/chat/completions", `{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}`, eventA, "data: {\"error\":{"},
+	tests := []struct {
+		path, body, first, want string
+		sequence                int64
+	}{
+		{"/v1/messages", `{"model":"m","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"x"}]}`, "event: message_start\ndata: {\"type\":\"message_start\"}\n\nevent: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}\n\n", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"upstream_error\",", 0},
+		{"/v1/responses", `{"model":"m","stream":true,"input":"x"}`, "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0}\n\nevent: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"sequence_number\":2,\"code\":\"stream_broken\",", 2},
+		{"/v1/responses", `{"model":"m","stream":true,"input":"x"}`, "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\": 1 }\n\nevent: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"sequence_number\":3,\"code\":\"stream_broken\",", 3},
+		{"/v1/chat/completions", `{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}`, eventA, "data: {\"error\":{", 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.path, func(t *testing.T) {
@@ -466,7 +470,7 @@ func TestBrokenStreamPerAPI(t *testing.T) {
 				if !strings.HasPrefix(a.body, tt.first+tt.want) || !strings.HasSuffix(a.body, "\n\n") || a.err != nil {
 					t.Errorf("got status %d, error %v: %q", a.status, a.err, a.body)
 				}
-				if api, ok := openai.APIFor(tt.path); !ok || !strings.HasSuffix(a.body, string(api.AppendErrorEvent(nil, openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete")))) {
+				if api, ok := openai.APIFor(tt.path); !ok || !strings.HasSuffix(a.body, string(api.AppendErrorEvent(nil, openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete"), tt.sequence))) {
 					t.Errorf("the last event is not of the API's form: %q", a.body)
 				}
 			})

@@ -89,9 +89,30 @@ func parseMessages(h http.Header, f fields) (*request, *fieldError) {
 		return nil, &fieldError{"max_tokens", "value_error", "Value error, max_tokens must be positive"}
 	}
 	if err == nil {
+		err = checkBudget(req, f)
+	}
+	if err == nil {
 		req.call = parseCall(f, f["messages"])
 	}
 	return req, err
+}
+
+// checkBudget rejects a thinking budget that is not below max_tokens, as releases since 0.32 do
+// (entrypoints/anthropic/protocol.py, validate_thinking_budget). A prefill leg with
+// do_remote_decode is exempt.
+func checkBudget(req *request, f fields) *fieldError {
+	thinking, err := f.object("thinking")
+	if err != nil {
+		return err
+	}
+	params, _ := f.object("kv_transfer_params")
+	exempt, _ := params.boolean("do_remote_decode", false)
+	kind, _ := thinking.str("type", "")
+	budget, err := thinking.integer("budget_tokens", 0)
+	if err == nil && kind == "enabled" && !exempt && budget >= int64(req.MaxTokens) {
+		err = &fieldError{"thinking", "value_error", "Value error, thinking.budget_tokens must be less than max_tokens"}
+	}
+	return err
 }
 
 // encodeMessage is a chat message; content is JSON already.

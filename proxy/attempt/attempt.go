@@ -133,7 +133,7 @@ type concurrentLegs struct {
 }
 
 // The events that decide concurrent legs. After decodeTook decode has the KV, and a failure of
-// prefill no longer ends decode.
+// prefill no longer ends decode, unless it belies decode's answer.
 const (
 	decodeTook    = 1
 	prefillFailed = 2

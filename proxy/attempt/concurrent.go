@@ -68,7 +68,8 @@ func (a *attempt) decodeBeside(ctx context.Context) error {
 }
 
 // prefillBeside runs the prefill leg in its own goroutine, at the same time as the decode leg,
-// and returns the result. If prefill fails before decode has the KV, its error ends decode.
+// and returns the result. If prefill fails before decode has the KV, its error ends decode. An
+// error that belies decode's answer ends decode at any time.
 func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body *buffer.Buffer, cancel context.CancelCauseFunc) (r prefillResult) {
 	defer body.Free()
 	defer func() {
@@ -88,7 +89,7 @@ func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body 
 			}
 			a.p.Lease.PrefillDone()
 			a.env.Journal.PrefillDone()
-		case a.both.winner.CompareAndSwap(0, prefillFailed):
+		case a.both.winner.CompareAndSwap(0, prefillFailed), a.belies(r.err):
 			cancel(r.err)
 		}
 	}()

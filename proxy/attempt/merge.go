@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
@@ -21,6 +22,40 @@ func (a *attempt) prepareMerge() {
 
 // merges reports whether the proxy completes decode's answer with prefill's answer.
 func (a *attempt) merges() bool { return a.both.merger != nil }
+
+// belies reports whether err, the failure of a concurrent prefill leg, shows that decode answers
+// with KV that prefill never computed: prefill's engine has answered, with an error.
+func (a *attempt) belies(err error) bool {
+	return connector.ComputesUnverified(a.conn) && (answeredWithError(err) || errors.Is(err, connector.ErrBadReply))
+}
+
+// awaitVerdict returns when prefill has answered, if its answer can belie an answer of decode that
+// is otherwise complete. It waits for timeouts.cleanup at most. If prefill's answer is an error,
+// awaitVerdict returns it.
+func (a *attempt) awaitVerdict(ctx context.Context) error {
+	if !a.both.runs() || a.both.over || !connector.ComputesUnverified(a.conn) {
+		return nil
+	}
+	select {
+	case r := <-a.both.prefill: // nearly always: prefill answers when the transfer has ended
+		a.takePrefill(r)
+	default:
+		limit := time.NewTimer(time.Duration(a.env.Config.Timeouts.Cleanup))
+		defer limit.Stop()
+		select {
+		case r := <-a.both.prefill:
+			a.takePrefill(r)
+		case <-limit.C:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if a.belies(a.prefill.err) {
+		return a.prefill.err
+	}
+	return nil
+}
 
 // awaitPrefill returns when prefill's answer is complete, if decode's answer needs it. If
 // prefill fails or exceeds a limit, ctx ends with that cause, and awaitPrefill returns it.

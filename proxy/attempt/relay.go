@@ -62,6 +62,9 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	if err := a.awaitPrefill(ctx); err != nil {
 		return err
 	}
+	if err := a.awaitVerdict(ctx); err != nil {
+		return err
+	}
 	if a.p.Decode.IsRemote() && !isJSONObject(answer.B) {
 		return l.failedBy("bad_answer", 502, nil)
 	}
@@ -168,10 +171,13 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	if a.merges() || a.cutsKept() {
 		events.Limit = buffer.MaxAnswer // only a whole event can be completed or cut
 	}
+	if env.Request.API == openai.Responses {
+		events.Begin(buf.B)
+	}
 	first := buf
 	buf = nil
 	defer env.Memory.Release(first.Uncount()) // later pieces of the stream use as much at most
-	err = s.pump(resp, first)
+	err = s.pump(ctx, resp, first)
 	env.Journal.Count(events.Events)
 	if u, ok := events.Usage(); ok {
 		env.Journal.Used(u)
@@ -183,6 +189,10 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 // streamEnded ends the client's answer after the engine's stream has ended with err.
 func (a *attempt) streamEnded(ctx context.Context, l *leg, s *streamRelay, err error) error {
 	events := &s.events
+	if a.both.over && a.belies(err) {
+		a.breakStream(ctx, events, l.failed(err))
+		return err
+	}
 	var lost *upstream.Error // any other error means that the client has not received all events
 	if err == nil || events.Done && !events.MidEvent() && errors.As(err, &lost) {
 		err = s.end() // the connection broke after the last event
@@ -275,7 +285,7 @@ type streamRelay struct {
 
 // pump copies the stream: it reads the available bytes and writes the whole events among them,
 // with one flush per read. first holds the bytes that have been read already; pump frees it.
-func (s *streamRelay) pump(resp *upstream.Response, first *buffer.Buffer) error {
+func (s *streamRelay) pump(ctx context.Context, resp *upstream.Response, first *buffer.Buffer) error {
 	a, env, events := s.a, s.a.env, &s.events
 	// Over HTTP/2 a write deadline that has passed resets the stream, even if no write is in
 	// progress. So the deadline is later than the idle time-out, which ends the stream with an
@@ -300,6 +310,11 @@ func (s *streamRelay) pump(resp *upstream.Response, first *buffer.Buffer) error 
 		if merr != nil {
 			failed = merr
 			return false
+		}
+		if events.Done && len(whole) > 0 { // the client would take the answer for complete
+			if failed = a.awaitVerdict(ctx); failed != nil {
+				return false
+			}
 		}
 		if s.timed && events.Done {
 			whole = a.cutTiming(s.l, whole)
@@ -399,7 +414,7 @@ func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, 
 	if errors.Is(context.Cause(ctx), downstream.ErrDraining) {
 		e = downstream.Draining
 	}
-	env.Client.Break(env.Request.API, e)
+	env.Client.Break(env.Request.API, e, events.NextSequence())
 }
 
 // claimAnswer records that decode has read the KV, unless prefill has failed before. Then it

@@ -245,6 +245,21 @@ func WaitsWithoutEnd(c Connector) bool {
 	return waits
 }
 
+// Unverified is a connector of concurrent legs whose decode engine may answer with KV that prefill
+// never computed. If prefill answers with an error, the answer of decode is wrong, even if it has
+// begun.
+type Unverified interface {
+	Connector
+	// ComputesUnverified marks the connector and does nothing.
+	ComputesUnverified()
+}
+
+// ComputesUnverified reports whether c is an Unverified.
+func ComputesUnverified(c Connector) bool {
+	_, unverified := c.(Unverified)
+	return unverified
+}
+
 // ErrBadReply is wrapped by errors of ReadPrefill: an engine answered with success, but
 // against its protocol. The error texts contain nothing of the answer.
 var ErrBadReply = errors.New("bad prefill answer")

@@ -139,7 +139,11 @@ func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]opena
 			openai.Edit{Key: "store", Value: no}, // clients retrieve decode's answer
 			cut("stop")), nil
 	case openai.Messages:
-		return append(edits, openai.Edit{Key: "max_tokens", Value: one}, cut("stop_sequences")), nil
+		edits = append(edits, openai.Edit{Key: "max_tokens", Value: one}, cut("stop_sequences"))
+		if budgets(a.Request) {
+			edits = append(edits, cut("thinking"))
+		}
+		return edits, nil
 	default: // completions and chat
 		edits = append(edits, openai.Edit{Key: "max_tokens", Value: one}, openai.Edit{Key: "ignore_eos", Value: yes})
 		if _, ok := a.Request.Get("max_completion_tokens"); ok { // it takes precedence over max_tokens
@@ -149,6 +153,16 @@ func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]opena
 			cut("stop"), cut("stop_token_ids"),
 			cut("min_tokens"), cut("min_completion_tokens")), nil // engines reject a minimum above the limit
 	}
+}
+
+// budgets reports whether r limits its thinking. Engines since vLLM 0.32 reject a budget that is
+// not below max_tokens, except in a request with do_remote_decode. The budget does not change the
+// prompt (entrypoints/anthropic/protocol.py, validate_thinking_budget). Other types of thinking
+// have no budget, and stay.
+func budgets(r *openai.Request) bool {
+	thinking, _ := r.Get("thinking")
+	kind, _ := openai.Find(thinking, "type")
+	return string(kind) == `"enabled"`
 }
 
 // ReadPrefill copies kv_transfer_params unchanged if their types are those of an

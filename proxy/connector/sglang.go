@@ -153,6 +153,13 @@ func (sglang) Public(_ *Attempt, answer []byte) []byte { return answer }
 
 func (sglang) Reclaims() bool { return false }
 
+// ComputesUnverified: a decode engine takes any data in its blocks for KV, also of a prefill that
+// has rejected or aborted the request (SGLang issue 30233; srt/disaggregation/decode.py). The
+// connectors of vLLM differ: their decode engine schedules a request only after the whole
+// transfer, or else fails it or computes the prompt itself (v1/core/sched/scheduler.py,
+// WAITING_FOR_REMOTE_KVS). TensorRT-LLM's generation fails too.
+func (sglang) ComputesUnverified() {}
+
 // Cleanup aborts, by id, the legs that may still run. A prefill engine that has
 // answered holds nothing.
 func (sglang) Cleanup(a *Attempt, o Orphan) []Cleanup {

@@ -134,10 +134,10 @@ func (c *Client) Flush() { c.rc.Flush() }
 const breakLimit = time.Second
 
 // Break ends a stream, between two events, with an event that reports that the stream is not
-// complete.
-func (c *Client) Break(api openai.API, e *openai.Error) {
+// complete. sequence is the number of the event in a responses stream.
+func (c *Client) Break(api openai.API, e *openai.Error, sequence int64) {
 	c.LimitWrites(breakLimit)
-	c.w.Write(api.AppendErrorEvent(nil, e))
+	c.w.Write(api.AppendErrorEvent(nil, e, sequence))
 	c.rc.Flush()
 }
 

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"net/http"
 	"strconv"
 	"strings"
@@ -90,7 +91,13 @@ func AppendErrorEvent(dst []byte, e *Error) []byte {
 // AppendErrorEvent appends the error as an event that clients of this API understand.
 // Clients of the two APIs with typed events ignore events without a type, so the event
 // has a type for these APIs.
-func (a API) AppendErrorEvent(dst []byte, e *Error) []byte {
+//
+// sequence is the number of the event in a responses stream, see
+// [EventScanner.NextSequence]; other APIs do not use it. The event of responses has the
+// members of the error twice: flat, as OpenAI's specification has it (ResponseErrorEvent;
+// async-openai), and in an object, as OpenAI's service sends them (@ai-sdk/openai). Neither
+// form of client accepts a null code.
+func (a API) AppendErrorEvent(dst []byte, e *Error, sequence int64) []byte {
 	switch a {
 	case Messages:
 		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":"...)
@@ -99,13 +106,23 @@ func (a API) AppendErrorEvent(dst []byte, e *Error) []byte {
 		dst = AppendQuoted(dst, e.Message)
 		return append(dst, "}}\n\n"...)
 	case Responses:
-		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":"...)
-		dst = appendQuotedOrNull(dst, e.Code.String())
+		code := cmp.Or(e.Code.String(), e.class())
+		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"sequence_number\":"...)
+		dst = strconv.AppendInt(dst, sequence, 10)
+		dst = append(dst, `,"code":`...)
+		dst = AppendQuoted(dst, code)
+		from := len(dst)
 		dst = append(dst, `,"message":`...)
 		dst = AppendQuoted(dst, e.Message)
 		dst = append(dst, `,"param":`...)
 		dst = appendQuotedOrNull(dst, e.Param)
-		return append(dst, "}\n\n"...)
+		flat := dst[from:]
+		dst = append(dst, `,"error":{"type":`...)
+		dst = AppendQuoted(dst, e.class())
+		dst = append(dst, `,"code":`...)
+		dst = AppendQuoted(dst, code)
+		dst = append(dst, flat...)
+		return append(dst, "}}\n\n"...)
 	}
 	return AppendErrorEvent(dst, e)
 }

@@ -68,9 +68,9 @@ func TestAppendErrorEvent(t *testing.T) {
 		Generate:     plain,
 		VLLMGenerate: plain,
 		Messages:     "event: error\n" + `data: {"type":"error","error":{"type":"server_error","message":"decode d0 broke off"}}` + "\n\n",
-		Responses:    "event: error\n" + `data: {"type":"error","code":"leg_failed","message":"decode d0 broke off","param":null}` + "\n\n",
+		Responses:    "event: error\n" + `data: {"type":"error","sequence_number":7,"code":"leg_failed","message":"decode d0 broke off","param":null,"error":{"type":"server_error","code":"leg_failed","message":"decode d0 broke off","param":null}}` + "\n\n",
 	} {
-		got := string(api.AppendErrorEvent([]byte("> "), e))
+		got := string(api.AppendErrorEvent([]byte("> "), e, 7))
 		if got != "> "+want {
 			t.Errorf("%v: got %s", api, got)
 		}

@@ -33,6 +33,7 @@ type EventScanner struct {
 	// 0: 1 MiB. It must be set before the first Feed.
 	Limit int
 
+	first       int64     // the sequence number of a responses stream's first event
 	held, spare []byte    // the start of the incomplete event; spare memory
 	mid         bool      // the start of the incomplete event was already returned
 	last        [2]byte   // last returned bytes, if mid
@@ -140,6 +141,18 @@ func (s *EventScanner) Usage() (u Usage, ok bool) {
 	return u, u != noUsage
 }
 
+// Begin notes the sequence number of the first event of a responses stream; head is the
+// start of the stream. It is called once, before the first Feed.
+func (s *EventScanner) Begin(head []byte) {
+	if v, ok := after(head, sequenceNumber); ok {
+		s.first, _ = Int64(v[:skipValue(v, 0)])
+	}
+}
+
+// NextSequence returns the sequence number of the next event of a responses stream, whose
+// events are numbered without a gap.
+func (s *EventScanner) NextSequence() int64 { return s.first + s.Events }
+
 // lastBorder returns the index in p after the last blank line of held and p together
 // that p completes; 0 if there is none.
 func lastBorder(held, p []byte) int {
@@ -188,9 +201,10 @@ func blankBefore(held, p []byte, i int) bool {
 // The names searched for in data. They cannot occur in generated text, where a
 // backslash precedes each quote.
 var (
-	finishReason = []byte(`"finish_reason"`)
-	usageName    = []byte(`"usage"`)
-	metaInfo     = []byte(`"meta_info"`)
+	finishReason   = []byte(`"finish_reason"`)
+	sequenceNumber = []byte(`"sequence_number"`)
+	usageName      = []byte(`"usage"`)
+	metaInfo       = []byte(`"meta_info"`)
 )
 
 // note notes the facts in whole events.
