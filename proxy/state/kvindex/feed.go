@@ -74,6 +74,7 @@ func (f *Feed) Stored(e *Stored) {
 			return
 		}
 	}
+	tg.guesses.heard = tg.guesses.now
 	f.chain = AppendTokens(f.chain[:0], seed, e.Tokens, e.BlockTokens)
 	if n := len(e.Hashes) - len(f.chain); n > 0 {
 		tg.count(countIgnored, n)

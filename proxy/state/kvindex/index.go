@@ -166,7 +166,7 @@ func (x *Index) Add() Target {
 		x.targets = append(x.targets, nil)
 	}
 	t := &target{slot: Target(slot)}
-	t.guesses.ttl = x.guessTTL
+	t.guesses.ttl, t.guesses.silent = x.guessTTL, x.guessTTL
 	x.targets[slot] = t
 	x.enrol(t)
 	return t.slot
