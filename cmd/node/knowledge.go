@@ -26,12 +26,14 @@ import (
 // that update the data. The registry calls engineChanged, engineRestarted and engineGone.
 type knowledge struct {
 	state   coordinator.State
-	limits  kvindex.Limits // limits of expected blocks, for engines without events
 	events  *kvevents.Manager
 	tokens  *tokens.Tokenizer
 	metrics *telemetry.Metrics
 	log     *slog.Logger
 	full    lograte.Limiter[string] // decides which refused blocks are logged, by the engine's name
+
+	textTTL    time.Duration // limits of expected blocks, for engines without events
+	textTokens int
 
 	mu       sync.Mutex
 	followed map[string]followed // by the instance's name; guarded by mu
@@ -42,6 +44,7 @@ type knowledge struct {
 type followed struct {
 	instance               *engine.Instance
 	model, events, replays string
+	silent                 []bool // by rank: no event follows the requests
 }
 
 func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logger) *knowledge {
@@ -53,10 +56,7 @@ func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logg
 		Conversations: conversation.New(cfg.Conversation.Capacity),
 		Trust:         indexcheck.New(k.trustChanged),
 	}
-	k.limits = kvindex.Limits{
-		TTL:    time.Duration(cfg.KVIndex.TextTTL),
-		Blocks: coordinator.TextBlocks(cfg.KVIndex.TextTokens),
-	}
+	k.textTTL, k.textTokens = time.Duration(cfg.KVIndex.TextTTL), cfg.KVIndex.TextTokens
 	count := func(kind string) func(string, string) {
 		return func(engine, reason string) { metrics.KVEvents(engine, kind, reason, 1) }
 	}
@@ -85,6 +85,7 @@ func (k *knowledge) run(ctx context.Context) {
 			return
 		case now := <-tick.C:
 			k.state.Index.Tend(now)
+			k.watchEvents(now)
 		}
 	}
 }
@@ -95,10 +96,8 @@ func (k *knowledge) engineChanged(i *engine.Instance, s engine.State) {
 	if s != engine.Ready {
 		return
 	}
-	if !i.Events() {
-		for _, slot := range i.KV {
-			k.state.Index.Limit(slot, k.limits)
-		}
+	k.limit(i)
+	if !i.Publishes() {
 		return
 	}
 	next := followed{instance: i, replays: i.Spec.KVReplay}
@@ -124,9 +123,10 @@ func (k *knowledge) engineChanged(i *engine.Instance, s engine.State) {
 	source.Events = next.events
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.followed[i.Spec.Name] == next {
+	if old := k.followed[i.Spec.Name]; old.instance == i && old.model == next.model && old.events == next.events && old.replays == next.replays {
 		return
 	}
+	next.silent = make([]bool, len(i.KV))
 	k.followed[i.Spec.Name] = next
 	k.byName.Store(i.Spec.Name, i)
 	if err := k.events.Follow(source); err != nil {
@@ -169,6 +169,43 @@ func (k *knowledge) engineGone(i *engine.Instance) {
 func (k *knowledge) setBlockTokens(name string, blockTokens int) {
 	if i, ok := k.byName.Load(name); ok {
 		i.(*engine.Instance).SetBlockTokens(blockTokens)
+		k.limit(i.(*engine.Instance))
+	}
+}
+
+// limit sets the limits of expected blocks for an instance. An instance without events has the
+// blocks of an estimate. So has one whose events do not arrive, until they arrive.
+func (k *knowledge) limit(i *engine.Instance) {
+	l := kvindex.Limits{TTL: k.textTTL, Blocks: coordinator.TextBlocks(k.textTokens)}
+	if i.Publishes() {
+		l.TTL, l.Silent = 0, k.textTTL
+	}
+	if i.Events() {
+		l.Blocks = k.textTokens / i.BlockTokens()
+	}
+	for _, slot := range i.KV {
+		k.state.Index.Limit(slot, l)
+	}
+}
+
+// watchEvents logs that the events of a rank do not confirm the blocks of the rank's requests, and that
+// they do again.
+func (k *knowledge) watchEvents(now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, f := range k.followed {
+		for rank, slot := range f.instance.KV {
+			switch silent := k.state.Index.Silent(slot, now) > 0; {
+			case silent == f.silent[rank]:
+			case silent:
+				k.metrics.KVEvents(name, "silent", "", 1)
+				k.log.Warn("no KV events follow the requests; estimates replace them", "engine", name, "rank", rank, "events", f.events)
+				f.silent[rank] = true
+			default:
+				k.log.Info("KV events follow the requests again", "engine", name, "rank", rank)
+				f.silent[rank] = false
+			}
+		}
 	}
 }
 

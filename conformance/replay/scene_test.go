@@ -53,6 +53,11 @@ func TestSharedPromptDoesNotFunnel(t *testing.T) {
 	if ours.RoutedCV > .07 || ours.RoutedMaxMin > 1.2 || ours.HitRatio < .965 {
 		t.Errorf("conversation: CV %.3f, max/min %.2f, hits %.4f of %.4f, %v", ours.RoutedCV, ours.RoutedMaxMin, ours.HitRatio, tr.IdealHitRatio, ours.Routed)
 	}
+	for _, name := range []string{"kv_aware", "pair_aware"} {
+		if r := l.Run(name, builtin(t, name)); r.RoutedCV > .1 || r.HitRatio < .99*ours.HitRatio {
+			t.Errorf("%s: CV %.3f, hits %.4f of %.4f, %v", name, r.RoutedCV, r.HitRatio, ours.HitRatio, r.Routed)
+		}
+	}
 	if plain.RoutedCV < .41 || plain.RoutedMaxMin < 4 || plain.HitRatio > ours.HitRatio || plain.TTFTP95 < 2*ours.TTFTP95 {
 		t.Errorf("plain affinity does well: %+v", plain.Row)
 	}
@@ -92,7 +97,7 @@ func TestShortTurnsAreNotComputedTwice(t *testing.T) {
 		tr := shortTurns(seed + 1)
 		l := newLab(t, Config{Prefill: 1, Ranks: 8, Decode: 1, BlocksPerRank: 30000, BlockTokens: 64, Load: .4, Seed: 1, Model: m}, tr)
 		for _, name := range []string{"kv_aware", "pair_aware"} {
-			if r := l.Run(name, builtin(t, name)); r.HitRatio < 0.97*tr.IdealHitRatio || r.RoutedCV > .25 {
+			if r := l.Run(name, builtin(t, name)); r.HitRatio < 0.97*tr.IdealHitRatio || r.RoutedCV > .15 {
 				t.Errorf("%s, seed %d: hits %.4f of %.4f, CV %.3f", name, seed+1, r.HitRatio, tr.IdealHitRatio, r.RoutedCV)
 			}
 		}

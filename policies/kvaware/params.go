@@ -56,7 +56,7 @@ func (p *Params) Table() param.Table {
 		{Name: "transfer_micros", Value: &p.TransferMicros, Default: 5, Most: large, Unit: "µs", Meaning: "transfer of the KV of one token that the decode target does not have"},
 		{Name: "pressure_from", Value: &p.PressureFrom, Default: 0.9, Most: 0.99, Meaning: "share of KV memory in use from which pressure costs"},
 		{Name: "pressure_seconds", Value: &p.PressureSeconds, Default: 2, Most: large, Unit: "s", Meaning: "cost of a target with full KV memory"},
-		{Name: "home_requests", Value: &p.HomeRequests, Default: 8, Most: 10000, Unit: "requests", Meaning: "additional typical requests that may wait at the conversation's last target before its next turn goes elsewhere, in addition to the patience for blocks"},
+		{Name: "home_requests", Value: &p.HomeRequests, Default: 16, Most: 10000, Unit: "requests", Meaning: "additional typical requests that may wait at the conversation's last target before its next turn goes elsewhere, in addition to the patience for blocks; also the requests that may wait at the target whose turn it is for a conversation with a shared beginning"},
 		{Name: "home_share", Value: &p.HomeShare, Default: 0.8, Most: 1, Meaning: "share of the prompt that the conversation's last target is assumed to have, without an index"},
 		{Name: "lora_load_seconds", Value: &p.LoRALoadSeconds, Default: 0.1, Most: large, Unit: "s", Meaning: "cost of a target that runs no request with the LoRA adapter of the request, and has a place for the adapter"},
 		{Name: "lora_wait_seconds", Value: &p.LoRAWaitSeconds, Default: 2, Most: large, Unit: "s", Meaning: "cost of a target where other adapters take all places; half of it if requests with the adapter already wait there"},

@@ -226,3 +226,40 @@ func TestScores(t *testing.T) {
 		t.Errorf("got %+v, scores %v and %v, want 1.5 and 1 (10,000 tokens of 100 µs, and 5,000 before)", d, a, b)
 	}
 }
+
+// TestSharedBeginning: conversations that begin as many of the latest did take the targets in turn,
+// those without the beginning first. A match that few conversations share is followed.
+func TestSharedBeginning(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		shared   uint32 // of the latest 32 conversations
+		sequence uint64
+		change   func(r []abi.Candidate)
+		want     int32
+	}{
+		{"a match of few conversations", 1, 0, nil, 2},
+		{"of many: a target without it", 4, 1, nil, 1},
+		{"in turn", 4, 3, nil, 3},
+		{"the target in turn has it", 4, 2, func(r []abi.Candidate) { r[1].Queued, r[3].Queued = 0, 10 }, 1},
+		{"two targets are not enough for half of the conversations", 16, 0, func(r []abi.Candidate) { r[3].BlocksGPU = 16 }, 0},
+		{"all targets have it", 1, 0, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].BlocksGPU = 16
+			}
+		}, 0},
+		{"a long queue is left out", 4, 1, func(r []abi.Candidate) { r[1].Queued = 400_000 }, 0},
+		{"a short match is no reason", 4, 1, func(r []abi.Candidate) { r[2].BlocksGPU, r[1].Queued = 1, 100 }, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &abi.PlaceFacts{Request: abi.RequestFacts{PromptTokens: 10_240, Turn: 1, Shared: tt.shared}, Sequence: tt.sequence, Candidates: prefills(4)}
+			f.Candidates[2].BlocksGPU = 16
+			f.Candidates[5].Tokens = 1
+			if tt.change != nil {
+				tt.change(f.Candidates)
+			}
+			if d := place(t, Defaults(), f); d.Prefill != tt.want || d.Decode != 4 {
+				t.Errorf("got %+v, want prefill %d", d, tt.want)
+			}
+		})
+	}
+}

@@ -107,11 +107,11 @@ func withForm(forms []kvindex.Form, f kvindex.Form) []kvindex.Form {
 	return append(forms, f)
 }
 
-// formOf returns the form of an instance's blocks: that of its events, once they have
-// shown it.
+// formOf returns the form of an instance's blocks: that of its events, once an event has
+// arrived.
 func formOf(i *engine.Instance) kvindex.Form {
-	if n := i.BlockTokens(); n > 0 && i.Events() {
-		return kvindex.Form{Block: n}
+	if i.Events() {
+		return kvindex.Form{Block: i.BlockTokens()}
 	}
 	return TextForm
 }

@@ -324,3 +324,34 @@ func TestFirstTurnsAreCountedApart(t *testing.T) {
 		t.Errorf("first turns %v, later ones %v", first, later)
 	}
 }
+
+// TestSharedBeginnings: a policy learns how many of the latest conversations of the model begin
+// with the blocks that a target holds. Later turns, repeated prompts and retries have no such number.
+func TestSharedBeginnings(t *testing.T) {
+	w := newWorld(t, "b both")
+	w.knowing(abi.NeedBlocks | abi.NeedConversation)
+	place := func(a *coordinator.Ask, want uint32) {
+		t.Helper()
+		p := w.Must(t, a)
+		if got := p.Facts.Request.Shared; got != want {
+			t.Errorf("shared %d, want %d (turn %d)", got, want, p.Facts.Request.Turn)
+		}
+		p.Lease.Answered(true)
+		p.Lease.Release()
+		w.Arrived()
+	}
+	system := blocks("s", 4)
+	of := func(letter string) *coordinator.Ask { return asking(system + blocks(letter, 2)) }
+	place(of("a"), 0) // no target holds a part of it
+	place(of("b"), 0) // a is not counted, because it computed the beginning
+	place(of("c"), 1)
+	d := of("d")
+	place(d, 2)
+	place(d, 0)       // a retry
+	place(of("d"), 0) // a repeated prompt
+	place(asking(system+blocks("d", 2)+blocks("e", 2)), 0)
+	place(of("f"), 3)
+	w.knowing(abi.NeedBlocks)
+	place(of("g"), 0)
+	w.Idle(t)
+}

@@ -247,11 +247,14 @@ func (i *Instance) GuessBlockTokens(n int) {
 	}
 }
 
-// Events reports whether the instance publishes its KV events, as configured or as it
+// Publishes reports whether the instance publishes its KV events, as configured or as it
 // reports.
-func (i *Instance) Events() bool {
+func (i *Instance) Publishes() bool {
 	return i.Spec.KVEvents != "" || i.Facts().KVEvents.Publisher == "zmq"
 }
+
+// Events reports whether KV events of the instance have arrived.
+func (i *Instance) Events() bool { return i.Publishes() && i.eventBlockTokens.Load() > 0 }
 
 // Pin notes that KV will be fetched from the instance. It adds no load, but the
 // instance does not leave before as many calls of Unpin.

@@ -78,6 +78,7 @@ func (f *Feed) Stored(e *Stored) (applied, refused int) {
 			return 0, 0
 		}
 	}
+	tg.guesses.heard = tg.guesses.now
 	f.chain = AppendTokens(f.chain[:0], seed, e.Tokens, e.BlockTokens)
 	if n := len(e.Hashes) - len(f.chain); n > 0 {
 		tg.count(countIgnored, n)

@@ -10,6 +10,10 @@ type Limits struct {
 	// TTL is how long an expected block counts as held without an event; 0 keeps
 	// Options.GuessTTL. It applies to later calls of Expect.
 	TTL time.Duration
+	// Silent replaces TTL for blocks that were expected after the target's last event: an
+	// engine that computed a prompt and sent no event sends none at all. It has no effect if it is
+	// shorter than TTL.
+	Silent time.Duration
 	// Blocks is the capacity of a target without events. If there are more expected
 	// blocks, the least recently expected ones are removed, of one prompt the last
 	// blocks first. 0 means no limit.
@@ -27,6 +31,7 @@ func (x *Index) Limit(t Target, l Limits) {
 	if tg.guesses.ttl = l.TTL; l.TTL <= 0 {
 		tg.guesses.ttl = x.guessTTL
 	}
+	tg.guesses.silent = max(l.Silent, tg.guesses.ttl)
 	tg.guesses.capacity = max(l.Blocks, 0)
 }
 
@@ -103,9 +108,24 @@ func (x *Index) Tend(now time.Time) {
 
 // expire removes the guesses of a target that are due at now. The caller holds tg.mu.
 func (x *Index) expire(tg *target, now time.Time) {
-	n := tg.guesses.due(now.UnixMilli())
+	g := &tg.guesses
+	g.now = max(g.now, now.UnixMilli())
+	n := g.due(g.limit())
 	x.forget(tg, n)
 	tg.count(countExpired, n)
+}
+
+// Silent returns the number of blocks that t is still expected to have although the time of Limits.TTL
+// has passed, because t has sent no event since they were expected.
+func (x *Index) Silent(t Target, now time.Time) int {
+	tg := x.at(t)
+	if tg == nil {
+		return 0
+	}
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	x.expire(tg, now)
+	return tg.guesses.due(tg.guesses.now)
 }
 
 // evict removes the n least recently expected guesses of a target. The caller holds
@@ -165,6 +185,9 @@ func (p place) node() uint32 { return uint32(p) }
 // target's mu.
 type guesses struct {
 	ttl      time.Duration
+	silent   time.Duration // see Limits; at least ttl
+	now      int64         // the latest time that the owner has passed, in Unix milliseconds
+	heard    int64         // now at the last event that stored blocks
 	capacity int
 	nodes    []guess
 	free     uint32 // first free node, 0 if none; linked by next
@@ -312,7 +335,13 @@ func (g *guesses) oldest(into []Hash) {
 	}
 }
 
-// due returns the number of guesses at the end of the list whose time has passed.
+// limit returns the time until which guesses are due that are removed now.
+func (g *guesses) limit() int64 {
+	ttl := g.ttl.Milliseconds()
+	return max(min(g.now, g.heard+ttl), g.now-g.silent.Milliseconds()+ttl)
+}
+
+// due returns the number of guesses at the end of the list whose time has passed at now.
 func (g *guesses) due(now int64) int {
 	n := 0
 	if g.len() > 0 {

@@ -191,7 +191,7 @@ func (x *Index) add(ranks int) Target {
 		x.targets = append(x.targets, nil)
 	}
 	t := &target{slot: Target(slot), ranks: int64(ranks)}
-	t.guesses.ttl = x.guessTTL
+	t.guesses.ttl, t.guesses.silent = x.guessTTL, x.guessTTL
 	x.targets[slot] = t
 	x.enrol(t)
 	return t.slot
