@@ -286,7 +286,7 @@ func TestStackIsBounded(t *testing.T) {
 			runtime.ReadMemStats(&after)
 			if failure := (*Error)(nil); !errors.As(err, &failure) || failure.Failure != Trap || failure.Reason != "stack overflow" {
 				t.Errorf("got %v, want a stack overflow", err)
-			} else if strings.Contains(failure.Stack, "pdproxy_meter") {
+			} else if strings.Contains(failure.Stack, "(meter)") {
 				t.Errorf("the stack shows the meter: %s", failure.Stack)
 			}
 			// Each doubling allocates a new stack, so that the largest is about half of the sum.
@@ -332,9 +332,9 @@ func TestMeterIsOutOfReach(t *testing.T) {
 			return [][]byte{i32(0), {0x11}, uleb(uint64(len(a.types) + 20)), {0}}
 		}, "does not exist"},
 		{"import", func(a *assembler) [][]byte {
-			a.importFunc("pdproxy_meter", "pause", "", "i")
+			a.importFunc("(meter)", "pause", "", "i")
 			return nil
-		}, "the name of the module pdproxy_meter is reserved"},
+		}, "the name of the module (meter) is reserved"},
 		{"tail call", func(*assembler) [][]byte { return [][]byte{{0x12, 0}} }, "unknown instruction 0x12"},
 		{"tail call through a table", func(*assembler) [][]byte { return [][]byte{{0x13, 0, 0}} }, "unknown instruction 0x13"},
 	}
