@@ -261,6 +261,24 @@ var deep = map[string]func(a *assembler) []byte{
 		}
 		return join(code, local(0), call(a.next()), bytes.Repeat(add, 100))
 	},
+	"variables of nested loops": func(a *assembler) []byte {
+		// Each loop may have its own value of each variable.
+		const depth = 30
+		var code, set, sum []byte
+		for i := range 100 {
+			v := byte(1 + i)
+			set = join(set, []byte{0x20, v, 0x20, 0, 0x6a, 0x21, v})
+			sum = join(sum, []byte{0x20, v, 0x6a})
+		}
+		for range depth {
+			code = join(code, []byte{0x03, 0x40}, set)
+		}
+		code = join(code, local(0), call(a.next()), []byte{0x21, 0})
+		for range depth {
+			code = join(code, set, []byte{0x20, 0, 0x45, 0x0d, 0}, endBlock)
+		}
+		return join(code, local(0), sum)
+	},
 	"a value of many blocks": func(a *assembler) []byte {
 		// Each block gives a value that is live during the call.
 		var code []byte
@@ -276,7 +294,7 @@ func TestStackIsBounded(t *testing.T) {
 	for name, body := range deep {
 		t.Run(name, func(t *testing.T) {
 			m := load(t, failing("0_2_1", func(a *assembler) [][]byte {
-				f := a.fn("", "i", "i", body(a))
+				f := a.locals(120).fn("", "i", "i", body(a))
 				return [][]byte{i32(5), call(f), drop}
 			}), LoadOptions{Guarded: true, MemoryPages: 16})
 			vm := start(t, m, newWorld())
