@@ -138,7 +138,7 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	if m.guarded {
 		code, err := meter.Read(wasm)
 		if err != nil {
-			return err
+			return fmt.Errorf("compile module: %w", err)
 		}
 		if m.tables, err = tableMemory(code); err != nil {
 			return err

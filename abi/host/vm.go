@@ -205,8 +205,8 @@ func (vm *VM) fail(ctx context.Context, export string, err error) error {
 	return vm.failed
 }
 
-// Interrupt ends the running call, or the next one, with a Timeout: the guest stops within a
-// millisecond or when its host function returns, and a guest that sleeps wakes. Interrupt poisons the
+// Interrupt ends the running call, or the next one, with a Timeout: the guest stops within some
+// milliseconds or when its host function returns, and a guest that sleeps wakes. Interrupt poisons the
 // VM even when no call runs. It has no effect on a module that is not guarded.
 // It is safe for concurrent use.
 func (vm *VM) Interrupt() {
