@@ -1,7 +1,9 @@
 package plugins
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -9,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +20,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
 	"github.com/pdproxy/pdproxy/plugins/policy"
 	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 	"github.com/pdproxy/pdproxy/plugins/source"
@@ -236,7 +240,7 @@ func TestReloadKeepsTheOld(t *testing.T) {
 	if err := os.WriteFile(spec.Source.Location, wasm[:1000], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Reload(t.Context(), "p"); err == nil || !strings.Contains(err.Error(), "compile") {
+	if err := w.Reload(t.Context(), "p"); err == nil || !strings.Contains(err.Error(), "read module") {
 		t.Errorf("reload: %v", err)
 	}
 	w.lookAtFiles(t.Context())
@@ -261,6 +265,54 @@ func TestReloadKeepsTheOld(t *testing.T) {
 			t.Errorf("reload of %s: no error", name)
 		}
 	}
+}
+
+// TestReloadOfAModuleThatIsTooLargeToCompile: a new file whose compilation would take too much time or
+// memory is refused before it is compiled. The error names the function and the limit, and the
+// old version decides.
+func TestReloadOfAModuleThatIsTooLargeToCompile(t *testing.T) {
+	for _, trusted := range []bool{false, true} {
+		spec := guest(t, "")
+		spec.Trusted = trusted
+		w := newWorld(t, spec)
+		w.config.Place = "p"
+		w.apply()
+		sha := w.row("p", "place").SHA256
+		if err := os.WriteFile(spec.Source.Location, bomb(600), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := w.Reload(t.Context(), "p")
+		if want := `too large to compile: function 0 ("bomb") has 602404 branches between blocks, the limit is 25000`; err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, host.ErrTooLarge) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+		if r := w.row("p", "place"); r.State != "failed" || r.SHA256 != sha {
+			t.Errorf("row %+v", r)
+		}
+		if _, by, ok := w.place(""); by != "p" || !ok {
+			t.Errorf("the old version: %q, %v", by, ok)
+		}
+		if err := os.WriteFile(spec.Source.Location, make([]byte, host.MaxSize+1), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Reload(t.Context(), "p"); err == nil || !strings.Contains(err.Error(), "larger than 33554432 bytes") {
+			t.Errorf("a file of %d bytes: %v", host.MaxSize+1, err)
+		}
+	}
+}
+
+// bomb returns a module with one function of n blocks, each with a jump table of 1,001 labels.
+func bomb(n int) []byte {
+	leb := func(n int) []byte { return binary.AppendUvarint(nil, uint64(n)) }
+	section := func(id byte, data ...[]byte) []byte {
+		body := slices.Concat(data...)
+		return slices.Concat([]byte{id}, leb(len(body)), body)
+	}
+	block := slices.Concat([]byte{0x02, 0x40, 0x20, 0, 0x0e}, leb(1000), make([]byte, 1001), []byte{0x0b})
+	body := slices.Concat([]byte{0}, bytes.Repeat(block, n), []byte{0x0b})
+	return slices.Concat([]byte("\x00asm\x01\x00\x00\x00"),
+		section(1, []byte{1, 0x60, 1, 0x7f, 0}), section(3, []byte{1, 0}),
+		section(10, []byte{1}, leb(len(body)), body),
+		section(0, []byte("\x04name"), section(1, []byte("\x01\x00\x04bomb"))))
 }
 
 // another writes another module with the same behaviour into the file of a plugin.

@@ -64,7 +64,8 @@ type LoadOptions struct {
 	// "*" and nil mean all of them. The other functions return
 	// INTERNAL_FAILURE; those of WASI return NOTCAPABLE (76).
 	HostFunctions []string
-	// CompileWorkers is the number of goroutines that compile; 0: 1.
+	// CompileWorkers is the number of goroutines that compile; 0: 1. There are fewer when the
+	// functions of the module are so large that their compilation would take too much memory.
 	CompileWorkers int
 }
 
@@ -105,10 +106,12 @@ type Module struct {
 
 // Load compiles a module and checks that it can run: a known marker or at least
 // one hook, an allocator, only imports that exist, and callbacks and hooks with
-// the signatures of the specification. The end of ctx does not stop it.
+// the signatures of the specification. The end of ctx does not stop it. A module whose compilation
+// would take too much time or memory is refused before, with ErrTooLarge.
 func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
-	// The meter reads these features.
-	config := wazero.NewRuntimeConfig().WithCoreFeatures(api.CoreFeaturesV2)
+	// The meter reads these features. It does not count the memory for debug information of compilers,
+	// and nothing shows this information.
+	config := wazero.NewRuntimeConfig().WithCoreFeatures(api.CoreFeaturesV2).WithDebugInfoEnabled(false)
 	if opts.Cache != nil {
 		config = config.WithCompilationCache(opts.Cache.cache)
 	}
@@ -132,20 +135,29 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	if err := checkPreamble(wasm); err != nil {
 		return err
 	}
-	ctx = experimental.WithCompilationWorkers(ctx, max(opts.CompileWorkers, 1))
 	began := time.Now()
 	size := len(wasm)
+	if size > MaxSize {
+		return fmt.Errorf("load module: %w: it has %d bytes, the limit is %d", ErrTooLarge, size, MaxSize)
+	}
+	code, err := meter.Read(wasm)
+	if err != nil {
+		return fmt.Errorf("compile module: %w", err)
+	}
 	if m.guarded {
-		code, err := meter.Read(wasm)
-		if err != nil {
-			return fmt.Errorf("compile module: %w", err)
-		}
 		if m.tables, err = tableMemory(code); err != nil {
 			return err
 		}
 		m.tables -= min(m.tables, freeTables)
+	}
+	workers, err := code.Check(max(opts.CompileWorkers, 1))
+	if err != nil {
+		return fmt.Errorf("load module: %w", err)
+	}
+	if m.guarded {
 		wasm = code.Meter()
 	}
+	ctx = experimental.WithCompilationWorkers(ctx, workers)
 	compiled, err := m.runtime.CompileModule(ctx, wasm)
 	if err != nil {
 		return fmt.Errorf("compile module: %w", err)
@@ -167,6 +179,12 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	}
 	return m.link(ctx, opts.HostFunctions)
 }
+
+// MaxSize is the size in bytes of the largest module that Load takes.
+const MaxSize = 32 << 20
+
+// ErrTooLarge reports that the compilation of a module would take too much time or memory.
+var ErrTooLarge = meter.ErrTooLarge
 
 // ErrNotWasm reports that a file is not WebAssembly at all.
 var ErrNotWasm = errors.New("the file is not WebAssembly")

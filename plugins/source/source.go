@@ -17,8 +17,8 @@ import (
 )
 
 // MaxSize is the largest module that is read, in bytes. An ordinary Go guest
-// has 2 to 4 MiB.
-const MaxSize = 64 << 20
+// has 2 to 4 MiB. host.Load takes no larger one.
+const MaxSize = 32 << 20
 
 // downloadTimeout is the limit of a whole download, pushTimeout of a whole upload.
 const downloadTimeout, pushTimeout = 30 * time.Second, 5 * time.Minute

@@ -24,8 +24,9 @@ const (
 	maxArity     = 1_000 // parameters and results of one type
 	maxValues    = 200_000
 	maxFunctions = 100_000
+	maxLocals    = 10_000_000 // local variables of all functions
 	maxTables    = 1_000
-	maxGlobals   = 10_000
+	maxGlobals   = 50_000
 	maxExports   = 10_000
 	maxImports   = 10_000
 	maxElements  = 500_000
@@ -53,11 +54,14 @@ func (m *Module) Check(workers int) (allowed int, err error) {
 		return 0, err
 	}
 	globals := m.mutableGlobals()
-	work, memory := 0, 1
+	work, memory, locals := 0, 1, uint64(0)
 	for i := range m.Functions {
 		f := &m.Functions[i]
 		if n := uint64(f.Params) + f.Locals; n > maxVariables {
 			return 0, m.tooLarge(i, "variables", n, maxVariables)
+		}
+		if locals += f.Locals; locals > maxLocals {
+			return 0, m.tooLarge(i, "local variables, with the functions before it", locals, maxLocals)
 		}
 		s := m.sizeOf(f, globals)
 		for _, l := range []struct {

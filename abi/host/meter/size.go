@@ -2,8 +2,8 @@ package meter
 
 // size is the measure of a function for the engine's compiler, with the checks that Meter adds.
 type size struct {
-	// instructions counts instructions, the values that calls and blocks take and give, and eight for
-	// an instruction that may trap: the compiler makes many of it.
+	// instructions counts instructions, the values that calls and blocks take and give, and more for
+	// instructions of which the compiler makes many, see extra.
 	instructions int
 	// edges counts the ways from one basic block to another.
 	edges int
@@ -15,9 +15,6 @@ type size struct {
 	// loops is the deepest nesting of loops.
 	loops int
 }
-
-// trapping is the weight of an instruction that may trap.
-const trapping = 8
 
 // checkInstructions and checkEdges are the size of a check that Meter adds, without the globals
 // that the compiler loads again after a call.
@@ -112,9 +109,7 @@ func (m *Module) add(s *measure, in instruction) {
 			s.instructions += s.globals
 			s.edge(1)
 		}
-		if mayTrap(in) {
-			s.instructions += trapping
-		}
+		s.instructions += extra(in)
 		s.height += m.delta(in)
 	}
 	s.height = max(s.height, 0)
@@ -133,16 +128,18 @@ func (m *Module) carried(s *measure, in instruction) int {
 	return s.blocks[i].results
 }
 
-// mayTrap reports whether the compiler makes a check of an instruction.
-func mayTrap(in instruction) bool {
+// extra returns how many more instructions the compiler makes of an instruction.
+func extra(in instruction) int {
 	switch op := in.op; {
-	case op >= opI32Load && op <= opMemoryGrow, op == opTableGet, op == opTableSet, op == opCallIndirect,
+	case op == opCallIndirect, op == 0x96, op == 0x97, op == 0xa4, op == 0xa5, // smaller or larger float
+		op >= 0xa8 && op <= 0xb1: // floats to integers, which may trap in three ways
+		return 16
+	case op >= opI32Load && op <= opMemoryGrow, op == opTableGet, op == opTableSet,
 		op >= 0x6d && op <= 0x70, op >= 0x7f && op <= 0x82, // division of integers
-		op >= 0xa8 && op <= 0xb1, // conversions of floats to integers
 		op == prefixMisc, op == prefixVector:
-		return true
+		return 8
 	}
-	return false
+	return 0
 }
 
 // delta returns by how much an instruction that is no block and no branch changes the height of
