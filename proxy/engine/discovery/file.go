@@ -2,12 +2,14 @@ package discovery
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -58,11 +60,14 @@ func (s *fileSource) Run(ctx context.Context, found func([]config.Engine)) {
 
 // read returns the content of the file.
 func (s *fileSource) read() ([]byte, error) {
-	f, err := os.Open(s.path)
+	f, err := os.OpenFile(s.path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a named pipe without a writer would block for ever
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, cmp.Or(err, fmt.Errorf("read %s: it is no regular file", s.path))
+	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(text) > maxFile {
 		err = fmt.Errorf("read %s: it has more than %d bytes", s.path, maxFile)
