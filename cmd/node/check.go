@@ -3,12 +3,12 @@ package node
 import (
 	"context"
 	"log/slog"
-	"os"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
@@ -37,7 +37,7 @@ func checkEngineList(cfg *config.Config) (problems config.Problems) {
 	if path == "" {
 		return nil
 	}
-	data, err := os.ReadFile(path)
+	data, err := discovery.ReadFile(path)
 	if err != nil {
 		return config.Problems{cfg.Problem("discovery.file.path", err.Error())}
 	}

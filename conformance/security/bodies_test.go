@@ -62,6 +62,27 @@ func TestAdversarialBodies(t *testing.T) {
 	p.nothingLeft()
 }
 
+// TestMemoryOfBodies: the memory for bodies of any shape stays near limits.buffer_memory, also
+// while a body is scanned.
+func TestMemoryOfBodies(t *testing.T) {
+	t.Parallel()
+	e := newFakeEngine(t)
+	p := startProxy(t, setup{sections: e.section("both", "vllm-nixl") + "[limits]\nbuffer_memory = \"96MiB\"\n"})
+	p.serves("before the bodies")
+	bodies := adversarialBodies(7 << 20)
+	p.wantGrowth("bodies of all shapes", 300, func() {
+		for _, name := range []string{"many keys", "escaped keys", "many keys of vllm_xargs", "deep lists", "empty objects", "long string in vllm_xargs", "many messages"} {
+			parallel(8, 8, func(int) {
+				c := p.client(1, hostile)
+				defer c.close()
+				c.post(chatPath, bodies[name]) // an error is a right answer
+			})
+		}
+	})
+	p.serves("after the bodies")
+	p.nothingLeft()
+}
+
 // TestManyIDs: ids that clients choose make no series and hold no memory for long.
 func TestManyIDs(t *testing.T) {
 	t.Parallel()

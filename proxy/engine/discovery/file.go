@@ -2,12 +2,14 @@ package discovery
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -35,7 +37,7 @@ func (s *fileSource) Run(ctx context.Context, found func([]config.Engine)) {
 	t := trouble{log: s.log, source: s.Name()}
 	var seen, settled []byte
 	for first := true; ; first = false {
-		text, err := s.read()
+		text, err := ReadFile(s.path)
 		t.note(err)
 		switch {
 		case err != nil:
@@ -56,16 +58,19 @@ func (s *fileSource) Run(ctx context.Context, found func([]config.Engine)) {
 	}
 }
 
-// read returns the content of the file.
-func (s *fileSource) read() ([]byte, error) {
-	f, err := os.Open(s.path)
+// ReadFile returns the content of a list of engines: of a regular file of 4 MiB at most.
+func ReadFile(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a named pipe without a writer would block for ever
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, cmp.Or(err, fmt.Errorf("read %s: it is no regular file", path))
+	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(text) > maxFile {
-		err = fmt.Errorf("read %s: it has more than %d bytes", s.path, maxFile)
+		err = fmt.Errorf("read %s: it has more than %d bytes", path, maxFile)
 	}
 	return text, err
 }

@@ -2,10 +2,12 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -155,6 +157,38 @@ func TestMissingFile(t *testing.T) {
 			t.Errorf("logged: %s", text)
 		}
 	})
+}
+
+// TestIrregularFile: a named pipe or a folder in place of the file is an error, and does not stop
+// the source.
+func TestIrregularFile(t *testing.T) {
+	for name, replace := range map[string]func(path string) error{
+		"a named pipe": func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"a folder":     func(path string) error { return os.Mkdir(path, 0o700) },
+		"a device":     func(path string) error { return os.Symlink(os.DevNull, path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := watchFile(t, "engines.toml", fileA)
+				f.want("a")
+				if err := errors.Join(os.Remove(f.path), replace(f.path)); err != nil {
+					t.Fatal(err)
+				}
+				f.l.take()
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				f.want("a")
+				if text := f.l.take(); !strings.Contains(text, "no regular file") {
+					t.Errorf("logged: %s", text)
+				}
+				if err := os.Remove(f.path); err != nil {
+					t.Fatal(err)
+				}
+				f.write(fileB)
+				f.want("b")
+			})
+		})
+	}
 }
 
 // The source does not use a partly written file.
