@@ -89,7 +89,7 @@ var mayImport = map[string][]string{
 	"proxy/coordinator/link":      {"proxy/socket"},
 	"proxy/coordinator/replica":   {"proxy/state/conversation"},
 	"proxy/coordinator/selectapi": {"abi", "proxy/buffer", "proxy/config", "proxy/connector", "proxy/connlimit", "proxy/coordinator", "proxy/engine", "proxy/httpguard", "proxy/state/..."},
-	"proxy/admin":                 {"proxy/admin/dashboard", "proxy/config", "proxy/coordinator", "proxy/coordinator/fleet", "proxy/downstream", "proxy/engine", "proxy/httpguard", "proxy/journal", "proxy/openai", "proxy/sidecar", "proxy/state/indexcheck", "proxy/telemetry"},
+	"proxy/admin":                 {"proxy/admin/dashboard", "proxy/config", "proxy/coordinator", "proxy/coordinator/fleet", "proxy/downstream", "proxy/engine", "proxy/httpguard", "proxy/journal", "proxy/lograte", "proxy/openai", "proxy/sidecar", "proxy/state/indexcheck", "proxy/telemetry"},
 	"proxy/admin/dashboard":       {"proxy/telemetry"},
 	"proxy/admission":             {"proxy/config", "proxy/downstream", "proxy/openai", "proxy/tenant"},
 	"proxy/tenant":                {"proxy/privatedir"},

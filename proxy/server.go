@@ -124,6 +124,10 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	}
 	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, s.clientOf)
 	options.Metrics.WatchBuffers(s.memory.Used)
+	options.Metrics.ModelsServed(func(name string) bool {
+		_, served := options.Registry.Snapshot().Pool(name)
+		return served
+	})
 	s.cleanups = cleanup.New(cleanup.Options{Registry: options.Registry, Memory: s.memory, Metrics: options.Metrics, Log: options.Log})
 	free := retained.Freer{Registry: options.Registry, Cleanups: s.cleanups}
 	s.retained = retained.NewLocal(free)

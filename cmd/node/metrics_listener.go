@@ -57,8 +57,8 @@ func (n *Node) listenMetrics(cfg *config.Config, given net.Listener) error {
 	routes := http.NewServeMux()
 	routes.Handle("GET /metrics", n.server.MetricsHandler())
 	routes.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Allow", "GET")
-		downstream.Error(w, openai.NewError(openai.CodeMethodNotAllowed, "this endpoint takes GET"))
+		w.Header().Set("Allow", "GET, HEAD")
+		downstream.Error(w, openai.NewError(openai.CodeMethodNotAllowed, "this endpoint takes GET and HEAD"))
 	})
 	routes.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		downstream.Error(w, openai.NewError(openai.CodeNotFound, "this address serves only GET /metrics"))

@@ -23,6 +23,8 @@ func TestMetricsListener(t *testing.T) {
 		{"GET", "/metrics", "localhost", "", 200},
 		{"GET", "/metrics", "evil.test", "", 403}, // DNS rebinding
 		{"GET", "/metrics", "", "http://evil.test", 403},
+		{"HEAD", "/metrics", "", "", 200},
+		{"GET", "/metrics?for=coordinator", "", "", 200}, // the wire format is for coordinators, at the admin address
 		{"POST", "/metrics", "", "", 405},
 		{"GET", "/", "", "", 404},
 		{"GET", "/healthz", "", "", 404},
@@ -49,7 +51,13 @@ func TestMetricsListener(t *testing.T) {
 		if err != nil || resp.StatusCode != tt.status {
 			t.Errorf("%+v: status %d, %v: %.200s", tt, resp.StatusCode, err, body)
 		}
-		if shown := strings.Contains(string(body), `pdproxy_build_info{goversion="`); shown != (tt.status == 200) {
+		if allow := resp.Header.Get("Allow"); tt.status == 405 && allow != "GET, HEAD" {
+			t.Errorf("%+v: Allow: %s", tt, allow)
+		}
+		if kind := resp.Header.Get("Content-Type"); tt.status == 200 && !strings.HasPrefix(kind, "text/plain; version=0.0.4") {
+			t.Errorf("%+v: Content-Type: %s", tt, kind)
+		}
+		if shown := strings.Contains(string(body), `pdproxy_build_info{goversion="`); shown != (tt.status == 200 && tt.method == "GET") {
 			t.Errorf("%+v: metrics shown: %v", tt, shown)
 		}
 	}

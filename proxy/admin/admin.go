@@ -36,7 +36,7 @@ func Handler(o Options) http.Handler {
 	mux.HandleFunc("DELETE /v1/engines/{name}", e.remove)
 	mux.HandleFunc("GET /v1/pairs", e.pairs)
 	f := fleetView{o}
-	mux.Handle("GET /metrics", Metrics(o.Gatherer, o.Log))
+	mux.Handle("GET /metrics", fleetMetricsHandler(o.Gatherer, o.Log))
 	mux.HandleFunc("GET /v1/policies", f.policies)
 	mux.HandleFunc("POST /v1/policies/{name}/reload", f.reload)
 	mux.HandleFunc("GET /v1/exchanges", f.running)

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/journal"
@@ -74,13 +73,10 @@ func WholeFleet(own prometheus.Gatherer, workers Workers) prometheus.Gatherer {
 	})
 }
 
-// Metrics answers GET /metrics with the metrics of g. Workers answer their coordinator in
-// the wire format.
-func Metrics(g prometheus.Gatherer, log *slog.Logger) http.Handler {
-	show := promhttp.HandlerFor(g, promhttp.HandlerOpts{
-		ErrorHandling: promhttp.ContinueOnError, // an error in one metric must not remove the other metrics from the answer
-		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelError),
-	})
+// fleetMetricsHandler answers GET /metrics with the metrics of g. Workers answer their
+// coordinator in the wire format.
+func fleetMetricsHandler(g prometheus.Gatherer, log *slog.Logger) http.Handler {
+	show := Metrics(g, log)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.RawQuery == fleetQuery {
 			r.Header.Set("Accept", telemetry.WireFormat)

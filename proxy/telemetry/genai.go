@@ -40,7 +40,7 @@ type Pusher struct {
 	firstByte metric.Float64Histogram
 	perToken  metric.Float64Histogram
 	tokens    metric.Int64Histogram
-	sets      sync.Map // of metric.MeasurementOption by setKey; the models are bounded
+	sets      sync.Map // of metric.MeasurementOption by setKey; forget removes those of a model
 }
 
 // setKey identifies a set of attributes.
@@ -48,6 +48,19 @@ type setKey struct {
 	operation, model string
 	outcome          Outcome
 	tokens           string // "": no token type
+}
+
+// forget removes the attributes of a model that no engine serves.
+func (p *Pusher) forget(model string) {
+	if p == nil {
+		return
+	}
+	p.sets.Range(func(key, _ any) bool {
+		if key.(setKey).model == model {
+			p.sets.Delete(key)
+		}
+		return true
+	})
 }
 
 // NewPusher returns a Pusher that exports the metrics of the conventions for generative AI

@@ -76,6 +76,13 @@ func (v *intervalVec) with(label string) *intervalHistogram {
 	return h
 }
 
+// remove removes the histogram with that value of the label.
+func (v *intervalVec) remove(label string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.byLabel, label)
+}
+
 // Describe implements prometheus.Collector.
 func (v *intervalVec) Describe(ch chan<- *prometheus.Desc) { ch <- v.desc }
 

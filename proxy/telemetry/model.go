@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -66,18 +67,34 @@ type Model struct {
 	tokens       [3]prometheus.Counter // prompt, completion, cached
 	promptTokens prometheus.Observer
 	outputTokens prometheus.Observer
+	open         atomic.Int64 // requests in a stage other than StageNone
+	gone         atomic.Bool  // the series are removed
 }
 
-// models holds the Models of all names. The names only grow.
+// models holds the Models of all names.
 type models struct {
-	mu     sync.Mutex // serializes additions
-	byName atomic.Pointer[map[string]*Model]
-	other  *Model
+	mu      sync.Mutex // serializes additions and removals
+	byName  atomic.Pointer[map[string]*Model]
+	other   *Model
+	served  func(name string) bool // guarded by mu; nil: all are served
+	removed time.Time              // of the last search for models to remove; guarded by mu
+}
+
+// removeEvery is the shortest time between two searches for models to remove.
+const removeEvery = time.Second
+
+// ModelsServed sets the function that reports whether an engine serves a model now. When there
+// is no room for a new name, the models that no engine serves lose their series.
+func (m *Metrics) ModelsServed(served func(name string) bool) {
+	m.models.mu.Lock()
+	defer m.models.mu.Unlock()
+	m.models.served = served
 }
 
 // Model returns the instruments of a model that the engines serve. The caller must not
 // call it with other names, because a client may choose them: OtherModel is for these.
-// After mostModels names, Model returns OtherModel's for new names.
+// When there are mostModels names, all of which are served, Model returns OtherModel's for new
+// names.
 func (m *Metrics) Model(name string) *Model {
 	if found := (*m.models.byName.Load())[name]; found != nil {
 		return found
@@ -91,17 +108,42 @@ func (m *Metrics) Model(name string) *Model {
 	if found := old[name]; found != nil {
 		return found
 	}
-	if len(old) >= mostModels {
-		return m.models.other
+	next := maps.Clone(old)
+	if len(next) >= mostModels {
+		m.removeModels(next)
 	}
-	next := make(map[string]*Model, len(old)+1)
-	for k, v := range old {
-		next[k] = v
+	if len(next) >= mostModels {
+		return m.models.other
 	}
 	made := m.newModel(name)
 	next[name] = made
 	m.models.byName.Store(&next)
 	return made
+}
+
+// removeModels removes the models without requests that no engine serves from names, and their
+// series. The caller holds models.mu.
+func (m *Metrics) removeModels(names map[string]*Model) {
+	now := time.Now()
+	if m.models.served == nil || now.Sub(m.models.removed) < removeEvery {
+		return
+	}
+	m.models.removed = now
+	for name, o := range names {
+		if o.open.Load() > 0 || m.models.served(name) {
+			continue
+		}
+		o.gone.Store(true)
+		delete(names, name)
+		of := prometheus.Labels{"model": name}
+		for _, v := range []interface {
+			DeletePartialMatch(labels prometheus.Labels) int
+		}{m.exchanges, m.exchangeTime, m.firstToken, m.wholeAnswer, m.queueWait, m.promptTokens, m.outputTokens, m.tokens, m.running, m.waiting} {
+			v.DeletePartialMatch(of)
+		}
+		m.interEvent.remove(name)
+		m.pusher.Load().forget(name)
+	}
 }
 
 // OtherModel returns the instruments of requests without a known model.
@@ -135,11 +177,18 @@ func (o *Model) Name() string { return o.name }
 
 // Move counts a request that leaves one stage and enters another.
 func (o *Model) Move(from, to Stage) {
+	if from == to {
+		return
+	}
 	if g := o.stages[from]; g != nil {
 		g.Dec()
+	} else {
+		o.open.Add(1)
 	}
 	if g := o.stages[to]; g != nil {
 		g.Inc()
+	} else {
+		o.open.Add(-1)
 	}
 }
 
@@ -148,6 +197,9 @@ func (o *Model) QueueWait(d time.Duration) { o.queueWait.Observe(d.Seconds()) }
 
 // Exchange counts one ended exchange.
 func (o *Model) Exchange(flow abi.Flow, out Outcome, d time.Duration) {
+	if o.gone.Load() { // WithLabelValues would make a series again
+		return
+	}
 	at := &o.exchanges[min(int(flow), flows-1)][min(int(out), outcomes-1)]
 	c := at.Load()
 	if c == nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -94,4 +95,80 @@ func BenchmarkModel(b *testing.B) {
 		o.QueueWait(0)
 		o.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
 	}
+}
+
+// TestModelsLeave: names of models that no engine serves make room for new ones, with all their
+// series. Models that are served, or have a request, stay.
+func TestModelsLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := prometheus.NewRegistry()
+		m := New(reg)
+		served := map[string]bool{"base": true}
+		m.ModelsServed(func(name string) bool { return served[name] })
+		use := func(name string) *Model {
+			o := m.Model(name)
+			o.Move(StageNone, StageRuns)
+			o.QueueWait(0)
+			o.FirstByte(true, time.Second)
+			o.FirstByte(false, time.Second)
+			o.Tokens(1, 1, 1)
+			o.MergeIntervals(&Intervals{})
+			o.Move(StageRuns, StageNone)
+			o.Exchange(abi.FlowAggregated, OutcomeOK, time.Second)
+			return o
+		}
+		base, running := use("base"), m.Model("running")
+		running.Move(StageNone, StageWaitsPlace)
+		running.Move(StageWaitsPlace, StageRuns)
+		var last *Model
+		for round := range 5 {
+			for i := range 200 {
+				name := fmt.Sprintf("adapter-%d-%d", round, i)
+				served[name] = true
+				if last = use(name); last.Name() != name {
+					t.Fatalf("%s has the label %s", name, last.Name())
+				}
+			}
+			for i := range 200 {
+				delete(served, fmt.Sprintf("adapter-%d-%d", round, i))
+			}
+			time.Sleep(removeEvery)
+		}
+		if m.Model("base") != base || m.Model("running") != running {
+			t.Error("a model that is served, or has a request, lost its instruments")
+		}
+		for range 300 { // no more than one search in removeEvery, and no room for all
+			served[fmt.Sprint("new-", len(served))] = true
+		}
+		for name := range served {
+			use(name)
+		}
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			names := map[string]bool{}
+			for _, metric := range f.Metric {
+				for _, l := range metric.Label {
+					if l.GetName() == "model" {
+						names[l.GetValue()] = true
+					}
+				}
+			}
+			if len(names) > mostModels+1 {
+				t.Errorf("%s has %d models", f.GetName(), len(names))
+			}
+			if names["adapter-0-0"] {
+				t.Errorf("%s still has a model that has left", f.GetName())
+			}
+		}
+		removed := m.Model("base")
+		removed.gone.Store(true)
+		before := testutil.CollectAndCount(m.exchanges)
+		removed.Exchange(abi.FlowReject, OutcomeInternal, time.Second)
+		if n := testutil.CollectAndCount(m.exchanges); n != before {
+			t.Error("a request that ends after the removal made a series")
+		}
+	})
 }

@@ -35,7 +35,11 @@ func (e *Election) campaign(ctx context.Context) {
 	for ctx.Err() == nil {
 		// The client's context outlives ctx, because leaving the queue also needs etcd.
 		e.withClient(context.WithoutCancel(ctx), &t, func(_ context.Context, client *clientv3.Client, t *trouble) error {
-			return e.term(ctx, client, &lease, t)
+			err := e.term(ctx, client, &lease, t)
+			if ctx.Err() != nil {
+				return nil // the process has ended the term, not etcd
+			}
+			return err
 		})
 		pause(ctx, again)
 	}

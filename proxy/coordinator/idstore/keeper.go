@@ -88,7 +88,7 @@ func (k *Keeper) Tend(ctx context.Context, now time.Time) error {
 		}
 	}
 	switch {
-	case err != nil && !k.away:
+	case err != nil && !k.away && ctx.Err() == nil: // the end of the process is no failure
 		k.log.Warn("ids cannot be reserved; the ids that were reserved before stay in use", "error", err)
 	case err == nil && k.away:
 		k.log.Info("ids can be reserved again")
