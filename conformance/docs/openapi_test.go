@@ -168,7 +168,7 @@ var (
 		openai.CodePickerFailed, openai.CodeRejectedByPicker,
 	}
 	stored = slices.Concat(filtered, keyed, []openai.Code{
-		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeDeadlineExceeded, openai.CodeBadHeader, openai.CodeInternal,
+		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeDeadlineExceeded, openai.CodeBadHeader, openai.CodeOriginNotAllowed, openai.CodeInternal,
 	})
 	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
 	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed, openai.CodeUpgradeRequired, // of paths and methods that are no operation
