@@ -222,6 +222,25 @@ func TestWebSocketErrors(t *testing.T) {
 	}
 	c.fails(400, "unsupported_message")
 	c.ends(websocket.StatusUnsupportedData)
+	for _, text := range []string{"\xff", `{"type":"response.create","input":"` + "\xc3\x28" + `"}`, `{"type":"response.create","input":"` + "\xed\xa0\x80" + `"}`, `{"type":"response.create"}` + "\xe2\x82"} {
+		c = w.socket()
+		c.write(text)
+		c.ends(websocket.StatusInvalidFramePayloadData)
+	}
+}
+
+// TestWebSocketOfFilter: an error of a filter keeps its text and its status.
+func TestWebSocketOfFilter(t *testing.T) {
+	s := wrapped(func(_ http.Handler, w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "denied by the filter", 403)
+	})
+	s.sockets, s.engines = true, []*fakeEngine{{}}
+	c := newWorld(t, s).socket()
+	c.write(create)
+	_, data, err := c.Read(t.Context())
+	if err != nil || !strings.Contains(string(data), `"status":403,"error":{"code":null,"message":"denied by the filter","param":null,"type":"permission_error"}`) {
+		t.Errorf("got %s, %v", data, err)
+	}
 }
 
 // TestWebSocketMemory: a message that does not fit in the memory for requests gets an error.

@@ -23,6 +23,7 @@ var actions = map[openai.Code]string{
 	openai.CodeDraining:                   "Send the request again; a load balancer sends it to another proxy.",
 	openai.CodeDuplicateKey:               "Remove one of the keys. `param` names the field.",
 	openai.CodeEmptyArray:                 "Correct the field that `param` names.",
+	openai.CodeFieldNotAllowed:            "Leave the field that `param` names out, or set `server.trust_engine_fields`.",
 	openai.CodeHeldByPolicy:               "Send the request again later. The plan policy decides when requests wait.",
 	openai.CodeIntegerAboveMaxValue:       "Correct the field that `param` names.",
 	openai.CodeIntegerBelowMinValue:       "Correct the field that `param` names.",
@@ -76,7 +77,7 @@ var actions = map[openai.Code]string{
 	openai.CodeNotReloaded:                "The message has the reason.",
 	openai.CodeUnknownEngine:              "`GET /v1/engines` lists the engines.",
 	openai.CodeUnknownRequest:             "Check the id. A restart of the proxy loses the records.",
-	openai.CodeUnsupportedMediaType:       "Send `Content-Type: application/json`.",
+	openai.CodeUnsupportedMediaType:       "Send `Content-Type: application/json`, or a form (`multipart/form-data`) where the endpoint takes one.",
 }
 
 // errorsPage lists the codes of package openai, which are all codes that the proxy can send.

@@ -162,13 +162,13 @@ var (
 	keyed      = []openai.Code{openai.CodeInvalidAPIKey}
 	withBody   = []openai.Code{
 		openai.CodeBodyIncomplete, openai.CodeBodyTimeout, openai.CodeBodyTooLarge, openai.CodeReadingLimit, openai.CodeClientMemoryLimit,
-		openai.CodeBadContentEncoding, openai.CodeUnsupportedContentEncoding, openai.CodeBadHeader,
+		openai.CodeBadContentEncoding, openai.CodeUnsupportedContentEncoding, openai.CodeUnsupportedMediaType, openai.CodeOriginNotAllowed, openai.CodeFieldNotAllowed, openai.CodeBadHeader,
 		openai.CodeClientLimit, openai.CodeRateLimitExceeded, openai.CodeTenantLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeSaturated, openai.CodeDeadlineExceeded, openai.CodeHeldByPolicy, openai.CodeNoEngineTimeout, openai.CodeInternal,
 		openai.CodeMissingField, openai.CodeModelNotFound, openai.CodeNoTarget, openai.CodeProxyOverloaded, openai.CodeLegFailed, openai.CodeLegTimeout,
 		openai.CodePickerFailed, openai.CodeRejectedByPicker,
 	}
 	stored = slices.Concat(filtered, keyed, []openai.Code{
-		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeDeadlineExceeded, openai.CodeBadHeader, openai.CodeInternal,
+		openai.CodeResponseNotFound, openai.CodeLegFailed, openai.CodeClientLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeDeadlineExceeded, openai.CodeBadHeader, openai.CodeOriginNotAllowed, openai.CodeInternal,
 	})
 	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
 	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed, openai.CodeUpgradeRequired, // of paths and methods that are no operation

@@ -69,6 +69,9 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w wai
 		a.watch(l)
 		q.Control, q.Detach = l, l.Phase == abi.Prefill && waitsForLateAnswer(a.conn)
 	}
+	if l.Phase == abi.Decode && !t.IsRemote() {
+		q.Hints = env.Client
+	}
 	if l.Phase == abi.Decode && a.both.sent != nil {
 		q.Sent = sync.OnceFunc(func() { close(a.both.sent) })
 	}

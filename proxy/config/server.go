@@ -67,8 +67,9 @@ type Server struct {
 	TrustedProxies []string `toml:"trusted_proxies"`
 	// CORSOrigins are the origins (https://chat.example.org) whose web pages may use the
 	// public API from a browser; "*" allows each page of any origin. The proxy then answers
-	// preflight requests, before keys and filters, and drops the Access-Control lines of
-	// engines. Default empty: no page of another origin.
+	// preflight requests, before keys and filters. Without API keys, requests of other pages
+	// than these and those with the proxy's own address get 403. Default empty: no page of
+	// another origin.
 	CORSOrigins []string `toml:"cors_origins"`
 	// EngineRoutes are further paths of engines (/generative_scoring) that clients may use.
 	// One engine of the model answers such a POST alone. Its body is a JSON object or a form,

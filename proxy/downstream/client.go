@@ -5,9 +5,11 @@ package downstream
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -87,6 +89,26 @@ func (c *Client) AnswerHeader() http.Header { return c.w.Header() }
 
 // CopyHeader copies the header lines of an engine's answer to the client's answer.
 func (c *Client) CopyHeader(resp *upstream.Response) { CopyHeader(c.w.Header(), resp) }
+
+// EarlyHints sends the Link lines of an engine's answer 103 (RFC 8297) before the answer has begun,
+// except to clients of HTTP/1.0. It sends no other line, because a client may treat the lines as those
+// of the answer, which another engine may give.
+func (c *Client) EarlyHints(fields []upstream.Field) {
+	h := c.w.Header()
+	kept := maps.Clone(h)
+	clear(h)
+	for _, f := range fields {
+		if strings.EqualFold(f.Name, "Link") {
+			h.Add("Link", f.Value)
+		}
+	}
+	if len(h) > 0 && !c.begun && c.r.ProtoAtLeast(1, 1) {
+		c.limitAnswer()
+		c.w.WriteHeader(http.StatusEarlyHints)
+	}
+	clear(h)
+	maps.Copy(h, kept)
+}
 
 // Begun reports whether the client has a status line: nothing can be retried then.
 func (c *Client) Begun() bool { return c.begun }

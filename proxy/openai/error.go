@@ -46,6 +46,9 @@ func (e *Error) class() string {
 	return "server_error"
 }
 
+// ErrorType returns OpenAI's type of an error with a status.
+func ErrorType(status int) string { return (&Error{Status: status}).class() }
+
 // AppendJSON appends the error as one JSON object, without a line end:
 // {"error":{"message":…,"type":…,"param":…,"code":…}}.
 func (e *Error) AppendJSON(dst []byte) []byte {

@@ -38,7 +38,8 @@ type call struct {
 	detachableLate bool
 	once           bool   // the request must not reach the engine twice
 	sentFunc       func() // Request.Sent
-	noBody         bool   // the request was HEAD
+	hints          interface{ EarlyHints(fields []Field) }
+	noBody         bool // the request was HEAD
 	sent           bool
 	headBy         time.Time // zero: no limit
 	sendBy         time.Time // zero: no limit
@@ -162,6 +163,9 @@ func (c *call) awaitHead(cn *conn) (h head, answered bool, err error) {
 		}
 		if h.status >= 200 {
 			return h, true, nil
+		}
+		if h.status == http.StatusEarlyHints && c.hints != nil {
+			c.hints.EarlyHints(h.fields)
 		}
 	}
 	return h, true, errInformations

@@ -109,7 +109,7 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 		err := contextError(ctx)
 		return nil, &Error{Op: OpDial, Timeout: isTimeout(err), Err: err}
 	}
-	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, detachable: req.Detach, detachableLate: req.KeepLate, sentFunc: req.Sent, noBody: req.Method == "HEAD"}
+	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, detachable: req.Detach, detachableLate: req.KeepLate, sentFunc: req.Sent, hints: req.Hints, noBody: req.Method == "HEAD"}
 	c.resp.body = c
 	cl.calls.add(&c.entry, c, req.Control)
 	cn, err := cl.pool.take(c, untilSent(req.SendBy, req.HeadTimeout))

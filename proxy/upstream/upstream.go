@@ -49,6 +49,10 @@ type Request struct {
 	// goroutine of the transport. Each repetition of the request calls Sent again. Sent
 	// must not block.
 	Sent func()
+	// Hints, if not nil, gets the header lines of each answer 103 before the final answer (RFC
+	// 8297), in the goroutine of Do. They are valid until EarlyHints returns. The client on
+	// net/http drops such answers.
+	Hints interface{ EarlyHints(fields []Field) }
 	// Linger changes what happens when the context ends after the request has been sent.
 	// 0: the client closes the connection at once. Otherwise the connection stays open
 	// and the call continues for at most Linger. If an answer arrives within that time,

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
@@ -108,8 +109,9 @@ func statusOf(data []byte) int {
 }
 
 // appendError appends the message of an error to dst. Body is the error in a form of OpenAI or of
-// an engine: {"error":{…}}, or the members of the error itself. The code of the error becomes a
-// text, because clients drop messages with another type.
+// an engine: {"error":{…}}, or the members of the error itself; or any text, as the local answer of
+// a filter has it. The code of the error becomes a text, because clients drop messages with another
+// type.
 func appendError(dst []byte, status int, h http.Header, body []byte) []byte {
 	var found struct {
 		Error json.RawMessage `json:"error"`
@@ -119,8 +121,8 @@ func appendError(dst []byte, status int, h http.Header, body []byte) []byte {
 		e = nil
 		_ = json.Unmarshal(body, &e) // an error without an object leaves e empty
 	}
-	m := map[string]json.RawMessage{"type": json.RawMessage(`"server_error"`), "param": json.RawMessage("null"), "code": json.RawMessage("null")}
-	m["message"] = openai.AppendQuoted(nil, http.StatusText(status))
+	m := map[string]json.RawMessage{"type": openai.AppendQuoted(nil, openai.ErrorType(status)), "param": json.RawMessage("null"), "code": json.RawMessage("null")}
+	m["message"] = openai.AppendQuoted(nil, messageOf(status, found.Error, body))
 	for _, name := range []string{"message", "type", "param", "code"} {
 		if v := e[name]; v != nil && !(name == "type" && string(v) == `"error"`) {
 			m[name] = v
@@ -143,6 +145,18 @@ func appendError(dst []byte, status int, h http.Header, body []byte) []byte {
 		dst = appendJSON(append(dst, `,"headers":`...), lines)
 	}
 	return append(dst, '}')
+}
+
+// messageOf returns the message of an error whose object names none: the text in the place of the
+// object, else a body that is a text and no JSON, else the name of the status.
+func messageOf(status int, object json.RawMessage, body []byte) string {
+	if text, ok := openai.String(object); ok && text != "" {
+		return text
+	}
+	if text := strings.TrimSpace(string(body)); text != "" && utf8.ValidString(text) && !json.Valid(body) && !strings.HasPrefix(text, "<") {
+		return text
+	}
+	return http.StatusText(status)
 }
 
 // appendJSON appends a map of texts or of valid JSON, which always has a JSON form.

@@ -3,6 +3,7 @@ package websocket
 import (
 	"encoding/json"
 	"net/http"
+	"strings"
 	"testing"
 )
 
@@ -16,15 +17,27 @@ func TestAppendError(t *testing.T) {
 		{"proxy", `{"error":{"message":"m","type":"t","param":"p","code":"c"}}`, nil, `{"type":"error","status":400,"error":{"code":"c","message":"m","param":"p","type":"t"}}`},
 		{"vLLM", `{"error":{"message":"m","type":"BadRequestError","param":null,"code":400}}`, nil, `{"type":"error","status":400,"error":{"code":"400","message":"m","param":null,"type":"BadRequestError"}}`},
 		{"SGLang", `{"object":"error","message":"m","type":"BadRequest","param":null,"code":400}`, nil, `{"type":"error","status":400,"error":{"code":"400","message":"m","param":null,"type":"BadRequest"}}`},
-		{"event", `{"type":"error","code":"stream_broken","message":"m","param":null}`, nil, `{"type":"error","status":400,"error":{"code":"stream_broken","message":"m","param":null,"type":"server_error"}}`},
-		{"text", `no`, nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"server_error"}}`},
-		{"nothing", ``, nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"server_error"}}`},
-		{"a text for the object", `{"error":"no","message":"m"}`, nil, `{"type":"error","status":400,"error":{"code":null,"message":"m","param":null,"type":"server_error"}}`},
-		{"null", `{"error":null}`, nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"server_error"}}`},
-		{"lines", ``, http.Header{"Retry-After": {"1"}, "X-Request-Id": {"\"r\""}, "X-Other": {"o"}}, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"server_error"},"headers":{"retry-after":"1","x-request-id":"\"r\""}}`},
+		{"event", `{"type":"error","code":"stream_broken","message":"m","param":null}`, nil, `{"type":"error","status":400,"error":{"code":"stream_broken","message":"m","param":null,"type":"invalid_request_error"}}`},
+		{"a text", "denied by \"x\"\n", nil, `{"type":"error","status":400,"error":{"code":null,"message":"denied by \"x\"","param":null,"type":"invalid_request_error"}}`},
+		{"no text", "\xff", nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"invalid_request_error"}}`},
+		{"a page", "<html>no</html>", nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"invalid_request_error"}}`},
+		{"a text in JSON", `{"error":"no"}`, nil, `{"type":"error","status":400,"error":{"code":null,"message":"no","param":null,"type":"invalid_request_error"}}`},
+		{"nothing", ``, nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"invalid_request_error"}}`},
+		{"a text for the object", `{"error":"no","message":"m"}`, nil, `{"type":"error","status":400,"error":{"code":null,"message":"m","param":null,"type":"invalid_request_error"}}`},
+		{"null", `{"error":null}`, nil, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"invalid_request_error"}}`},
+		{"lines", ``, http.Header{"Retry-After": {"1"}, "X-Request-Id": {"\"r\""}, "X-Other": {"o"}}, `{"type":"error","status":400,"error":{"code":null,"message":"Bad Request","param":null,"type":"invalid_request_error"},"headers":{"retry-after":"1","x-request-id":"\"r\""}}`},
 	} {
 		if got := string(appendError(nil, 400, tt.header, []byte(tt.body))); got != tt.want || !json.Valid([]byte(got)) {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestErrorTypes: an error without a type has that of its status.
+func TestErrorTypes(t *testing.T) {
+	for status, want := range map[int]string{400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "invalid_request_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"} {
+		if got := string(appendError(nil, status, nil, []byte("denied"))); !strings.Contains(got, `"message":"denied","param":null,"type":"`+want+`"`) {
+			t.Errorf("%d: %s", status, got)
 		}
 	}
 }

@@ -115,6 +115,7 @@ const (
 	reasonCut     = "the response was cut"
 	reasonBinary  = "only text messages are served"
 	reasonRefused = "the message was refused"
+	reasonText    = "the text of the message is not valid UTF-8"
 )
 
 // idleTimeout returns how long a WebSocket may be open without a response.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	ws "github.com/coder/websocket"
 
@@ -39,6 +40,10 @@ func (s *session) receive(kind ws.MessageType, message io.Reader) (*turn, ending
 		s.fail(asError(err))
 		_ = s.conn.SetReadDeadline(time.Time{}) // for the client's close frame
 		return nil, ending{closeCode(asError(err)), reasonRefused}
+	}
+	if !utf8.Valid(t.body.Body()) { // RFC 6455, 8.1
+		t.body.Close()
+		return nil, ending{ws.StatusInvalidFramePayloadData, reasonText}
 	}
 	if err := t.edit(); err != nil {
 		t.body.Close()
