@@ -118,7 +118,10 @@ func TestOverloadedLegs(t *testing.T) {
 						engines = append(engines, e)
 					}
 				}
-				add("prefill", tt.prefill, func(c *engineConn, _ int) { prefills++; c.json(200, strings.Replace(nixlAnswer, `"p.test"`, fmt.Sprintf(`%q,"remote_request_id":"r"`, c.e.name+".test"), 1)) })
+				add("prefill", tt.prefill, func(c *engineConn, _ int) {
+					prefills++
+					c.json(200, strings.Replace(nixlAnswer, `"p.test"`, fmt.Sprintf(`%q,"remote_request_id":"r"`, c.e.name+".test"), 1))
+				})
 				add("decode", tt.decode, func(c *engineConn, _ int) { c.json(200, doneAnswer) })
 				w := newWorld(t, setup{engines: engines})
 				a := w.post(completionsPath, completions(false))
@@ -139,6 +142,65 @@ func TestOverloadedLegs(t *testing.T) {
 				}
 				if pairs := w.registry.Pairs(); len(pairs) > 0 && pairs[0].State == "broken" {
 					t.Errorf("pairs: %+v", pairs)
+				}
+			})
+		})
+	}
+}
+
+// TestOverloadedConcurrentLegs: one of two legs that run at the same time is refused for lack of
+// room. The client gets the refusal, both engines abort the request, and no circuit opens.
+func TestOverloadedConcurrentLegs(t *testing.T) {
+	hold := func(c *engineConn) { c.hold() }
+	full := func(c *engineConn) { refusing(503, queueFull)(c, 0) }
+	inside := func(c *engineConn) { c.stream(`data: {"error":`+queueFull+"}\n\n", "data: [DONE]\n\n") }
+	for _, tt := range []struct {
+		name            string
+		stream          bool
+		prefill, decode func(*engineConn)
+		body            string
+	}{
+		{"prefill", false, full, hold, queueFull},
+		{"decode", false, hold, full, queueFull},
+		{"prefill of a stream", true, full, hold, queueFull},
+		{"decode of a stream", true, hold, full, queueFull},
+		{"in the stream of decode", true, hold, inside, `{"error":` + queueFull + `}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				serve := func(leg func(*engineConn)) func(*engineConn, int) {
+					return func(c *engineConn, _ int) {
+						if c.leg.path == "/abort_request" {
+							c.json(200, "{}")
+							return
+						}
+						leg(c)
+					}
+				}
+				p := &fakeEngine{name: "p", role: "prefill", connector: "sglang", serve: serve(tt.prefill)}
+				d := &fakeEngine{name: "d", role: "decode", connector: "sglang", serve: serve(tt.decode)}
+				w := newWorld(t, setup{engines: []*fakeEngine{p, d}})
+				for range 8 {
+					if a := w.post(completionsPath, completions(tt.stream)); a.status != 503 || a.body != tt.body {
+						t.Fatalf("got %d %s", a.status, a.body)
+					}
+				}
+				time.Sleep(time.Minute)
+				for _, e := range []*fakeEngine{p, d} {
+					legs, aborts := 0, 0
+					for _, l := range e.seen() {
+						if l.path == "/abort_request" {
+							aborts++
+						} else {
+							legs++
+						}
+					}
+					if legs > 8 || aborts == 0 { // the leg that is not refused may end before it is sent
+						t.Errorf("%s got %d legs and %d aborts", e.name, legs, aborts)
+					}
+					if n := w.registry.Snapshot().Instance(e.name).Breaker.Failures(); n != 0 {
+						t.Errorf("%s has %d failures", e.name, n)
+					}
 				}
 			})
 		})
