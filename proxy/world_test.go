@@ -487,13 +487,6 @@ func (e *fakeEngine) begin() {
 	e.ended = false
 }
 
-// refuses reports whether the host of the engine refuses connections.
-func (e *fakeEngine) refuses() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.refuse || e.ended
-}
-
 // stop makes the engine answer nothing, until the caller calls the returned function.
 func (e *fakeEngine) stop() (proceed func()) {
 	e.mu.Lock()
@@ -557,7 +550,13 @@ func or(s, instead string) string {
 }
 
 func (e *fakeEngine) dial(context.Context, string, string) (net.Conn, error) {
-	if e.refuses() {
+	e.mu.Lock()
+	ended := e.ended
+	e.mu.Unlock()
+	switch {
+	case ended:
+		return nil, syscall.ECONNREFUSED
+	case e.refuse:
 		return nil, errors.New("connection refused")
 	}
 	if e.dialing != nil {

@@ -86,7 +86,7 @@ func errorsPage(t testing.TB) string {
 	b.WriteString(notice + "# Error codes\n\n" +
 		"An error has the form of OpenAI: `{\"error\": {\"message\": ..., \"type\": ..., \"param\": ..., \"code\": ...}}`. " +
 		"On `/v1/messages` and `/v1/messages/count_tokens` it also has `\"type\": \"error\"`, as Anthropic's clients expect. " +
-		"An engine's own error with a status of 4xx reaches the client unchanged, so its code may be missing here.\n\n" +
+		"An engine's own error with a status of 4xx, and the 503 of an engine whose queue is full, reach the client unchanged, so their codes may be missing here.\n\n" +
 		"Every answer has `x-request-id`. `pdproxy explain REQUEST_ID` shows the attempts of this request. " +
 		"The [OpenAPI documents](http-api.md) list the codes of each endpoint.\n")
 	for _, part := range []struct {
