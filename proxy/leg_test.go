@@ -182,7 +182,7 @@ func TestLegLines(t *testing.T) {
 const kvParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[1,2],"remote_engine_id":"p","remote_host":"p0.test","remote_port":1,"remote_request_id":"r"}`
 
 func prefillAnswers(c *engineConn, _ int) {
-	c.json(200, `{"choices":[{"text":"a"}],"kv_transfer_params":`+kvParams+`}`)
+	c.json(200, `{"choices":[{"text":"a"}],"kv_transfer_params":`+kvParams+`,"usage":{"prompt_tokens":7,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":4}}}`)
 }
 
 // A request with two legs: prefill's parameters reach decode byte for byte, and the

@@ -83,7 +83,10 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	}
 	l.short = false
 	env.Journal.FirstByte(l.Leg)
-	if u, ok := openai.ParseUsage(answer.B); ok {
+	if a.recounts() {
+		public = openai.RecountCached(public, a.cachedByPrefill())
+	}
+	if u, ok := openai.ParseUsage(public); ok {
 		env.Journal.Used(u)
 		if a.p.Flow == abi.FlowAggregated {
 			a.reportCached(answer.B)
@@ -159,6 +162,10 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	if err := a.claimAnswer(ctx, true); err != nil {
 		return err
 	}
+	s := streamRelay{a: a, l: l, timed: a.timed(), recounts: a.recounts(), cached: -1}
+	if s.recounts && !a.both.runs() {
+		s.cached = a.cachedByPrefill() // releaseRequest frees prefill's answer
+	}
 	a.releaseRequest()
 	l.short = false
 	env.Journal.FirstByte(l.Leg)
@@ -166,7 +173,6 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	env.begin(resp.Status)
 	resp.SetIdleTimeout(time.Duration(env.Config.Timeouts.StreamIdle))
 
-	s := streamRelay{a: a, l: l, timed: a.timed()}
 	events := &s.events
 	if a.merges() || a.cutsKept() {
 		events.Limit = buffer.MaxAnswer // only a whole event can be completed or cut
@@ -180,6 +186,9 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	err = s.pump(ctx, resp, first)
 	env.Journal.Count(events.Events)
 	if u, ok := events.Usage(); ok {
+		if s.recounts {
+			u = u.Recounted(env.Request.API, s.cachedTokens())
+		}
 		env.Journal.Used(u)
 		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))
 	}
@@ -281,6 +290,30 @@ type streamRelay struct {
 	events openai.EventScanner
 	timed  bool // the stream ends with the engine's timing
 	held   int  // bytes that are reserved for incomplete or merged events
+
+	recounts  bool   // the usage gets the cached tokens of prefill
+	cached    int64  // the cached tokens of prefill; -1: not known yet
+	usages    int64  // the usage objects among the events so far
+	recounted []byte // memory for recounted events
+}
+
+// cachedTokens returns the cached tokens of prefill.
+func (s *streamRelay) cachedTokens() int64 {
+	if s.cached < 0 {
+		s.cached = s.a.cachedByPrefill()
+	}
+	return s.cached
+}
+
+// recount returns whole events with the cached tokens of prefill. The result is valid until the
+// next call.
+func (s *streamRelay) recount(events []byte) []byte {
+	if !s.recounts || s.events.Usages == s.usages || len(events) == 0 {
+		return events
+	}
+	s.usages = s.events.Usages
+	s.recounted = openai.AppendRecounted(s.recounted[:0], events, s.cachedTokens())
+	return s.recounted
 }
 
 // pump copies the stream: it reads the available bytes and writes the whole events among them,
@@ -319,7 +352,7 @@ func (s *streamRelay) pump(ctx context.Context, resp *upstream.Response, first *
 		if s.timed && events.Done {
 			whole = a.cutTiming(s.l, whole)
 		}
-		whole = a.cutKept(whole)
+		whole = s.recount(a.cutKept(whole))
 		if len(whole) > 0 {
 			if failed = out.Write(whole, resp.Ended()); failed != nil {
 				return false
@@ -381,7 +414,7 @@ func (s *streamRelay) end() error {
 	}
 	if rest, err := a.completedEvents(rest); err != nil {
 		return err
-	} else if rest = a.cutKept(rest); len(rest) > 0 {
+	} else if rest = s.recount(a.cutKept(rest)); len(rest) > 0 {
 		if err := env.Client.Write(rest); err != nil {
 			return err
 		}

@@ -7,9 +7,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// timingPatience limits how long the proxy waits for the timings of prefill, if the client requests
-// timings and decode ends before prefill has answered.
-const timingPatience = time.Second
+// numbersPatience limits how long the proxy waits for the timings and the usage of prefill, if the
+// client gets them and decode ends before prefill has answered.
+const numbersPatience = time.Second
 
 // timed reports whether the proxy requests from the engines the timing of their legs.
 func (a *attempt) timed() bool {
@@ -30,12 +30,12 @@ func (a *attempt) asksTiming() bool {
 	return a.timed() && a.env.Client.Header().Get(connector.HeaderReturnMetrics) == "1"
 }
 
-// awaitTiming waits until a concurrent prefill leg has ended and its timing is known.
-func (a *attempt) awaitTiming() {
+// awaitNumbers waits until a concurrent prefill leg has ended and its timing and usage are known.
+func (a *attempt) awaitNumbers() {
 	if !a.both.runs() || a.both.over {
 		return
 	}
-	limit := time.NewTimer(timingPatience)
+	limit := time.NewTimer(numbersPatience)
 	defer limit.Stop()
 	select {
 	case r := <-a.both.prefill:
@@ -60,7 +60,7 @@ func (a *attempt) tellTiming() {
 	if !a.asksTiming() {
 		return
 	}
-	a.awaitTiming()
+	a.awaitNumbers()
 	t := a.env.Journal.Timing()
 	for _, f := range t.Header() {
 		h.Set(f.Name, f.Value)
@@ -73,7 +73,7 @@ func (a *attempt) timingEvent() error {
 		return nil
 	}
 	a.env.Client.Flush() // the answer itself must not wait for the timings
-	a.awaitTiming()
+	a.awaitNumbers()
 	t := a.env.Journal.Timing()
 	return a.env.Client.Write(t.AppendEvent(nil))
 }

@@ -260,6 +260,20 @@ func ComputesUnverified(c Connector) bool {
 	return unverified
 }
 
+// Recounter is a connector whose decode engine counts the transferred KV as cached tokens. The
+// number of prefill's answer is that of the request.
+type Recounter interface {
+	Connector
+	// CountsTransferred marks the connector and does nothing.
+	CountsTransferred()
+}
+
+// CountsTransferred reports whether c is a Recounter.
+func CountsTransferred(c Connector) bool {
+	_, counts := c.(Recounter)
+	return counts
+}
+
 // ErrBadReply is wrapped by errors of ReadPrefill: an engine answered with success, but
 // against its protocol. The error texts contain nothing of the answer.
 var ErrBadReply = errors.New("bad prefill answer")

@@ -165,6 +165,11 @@ func budgets(r *openai.Request) bool {
 	return string(kind) == `"enabled"`
 }
 
+// CountsTransferred holds for every connector of vLLM: the scheduler adds the tokens that a
+// connector has loaded to the cached ones (v1/core/sched/scheduler.py, num_cached_tokens). Newer
+// releases in pull mode report prefill's number themselves, which then does not change.
+func (nixl) CountsTransferred() {}
+
 // ReadPrefill copies kv_transfer_params unchanged if their types are those of an
 // engine. An answer without them is legal: decode then computes the prompt itself, as
 // it does if there is no block to read. Decode must get no kv_transfer_params in that

@@ -18,6 +18,8 @@ const maxEvent = 1 << 20
 type EventScanner struct {
 	// Events is the number of events with data, without [DONE].
 	Events int64
+	// Usages is the number of usage objects.
+	Usages int64
 	// Done is set when the stream has reported its end: by [DONE], or by the final
 	// event of an API with typed events. A stream that ends without it was cut off.
 	Done bool
@@ -303,6 +305,7 @@ func (s *EventScanner) noteUsage(data []byte) {
 		return
 	}
 	v = v[:skipValue(v, 0)]
+	s.Usages++
 	if s.usage[0] == nil {
 		s.usage[0] = bytes.Clone(v)
 	}
