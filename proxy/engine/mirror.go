@@ -240,6 +240,9 @@ func (i *Instance) mirror(e *member) {
 	i.since.Store(e.Since)
 	i.unresponsive.Store(e.Silent)
 	i.ended.Store(e.Ended)
+	if i.asleep.Store(nil); len(e.Asleep) > 0 {
+		i.asleep.Store(&e.Asleep)
+	}
 	i.restarts.Store(e.Restarts)
 }
 

@@ -48,9 +48,10 @@ type member struct {
 	Spec     config.Engine
 	APIKey   string
 	State    State
-	Silent   bool  // Instance.Unresponsive
-	Ended    bool  // Instance.Ended
-	Since    int64 // Unix ms
+	Silent   bool   // Instance.Unresponsive
+	Ended    bool   // Instance.Ended
+	Asleep   []bool `json:",omitempty"` // ranks that sleep
+	Since    int64  // Unix ms
 	Restarts uint32
 	Facts    *Facts // nil: not known yet
 }
@@ -102,7 +103,7 @@ func (r *Registry) exportMembers() []byte {
 	}
 	for _, i := range s.Instances {
 		out.Instances = append(out.Instances, member{
-			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(), Since: i.since.Load(),
+			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(), Asleep: i.sleeping(), Since: i.since.Load(),
 			Restarts: i.restarts.Load(), Facts: i.facts.Load(),
 		})
 	}
