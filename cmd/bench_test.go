@@ -216,3 +216,30 @@ func TestBenchUneven(t *testing.T) {
 		t.Errorf("warning %q", errs)
 	}
 }
+
+// With limits, the JSON output has the figures of good requests even if no request is good. Without
+// limits it does not have them.
+func TestBenchGoodInJSON(t *testing.T) {
+	e := startEngine(t, enginesim.Config{})
+	for slo, want := range map[string]map[string]float64{
+		"ttft=1ns": {"good": 0, "good_ratio": 0, "goodput_rps": 0},
+		"ttft=1h":  {"good": 5, "good_ratio": 1},
+		"":         nil,
+	} {
+		args := []string{"bench", "--url", e.URL(), "--requests", "5", "--max-tokens", "2", "--json"}
+		if slo != "" {
+			args = append(args, "--slo", slo)
+		}
+		code, out, errs := run(args...)
+		var got map[string]any
+		if err := json.Unmarshal([]byte(out), &got); err != nil || code != exit.OK {
+			t.Fatalf("--slo %q: exit %d: %s %v", slo, code, errs, err)
+		}
+		for _, name := range []string{"good", "good_ratio", "goodput_rps"} {
+			v, is := got[name]
+			if value, given := want[name]; is != (slo != "") || given && v != value {
+				t.Errorf("--slo %q: %s is %v", slo, name, v)
+			}
+		}
+	}
+}

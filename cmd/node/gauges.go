@@ -20,7 +20,8 @@ func registerGauges(reg prometheus.Registerer, r *engine.Registry, c *coordinato
 var (
 	leasesDesc   = prometheus.NewDesc("pdproxy_leases_open", "Placements whose lease is not released.", nil, nil)
 	loadDesc     = prometheus.NewDesc("pdproxy_engine_load", "Requests in flight on a rank, by this proxy's count.", []string{"engine", "rank"}, nil)
-	stateDesc    = prometheus.NewDesc("pdproxy_engine_up", "1 when the engine is ready.", []string{"engine", "role"}, nil)
+	asleepDesc   = prometheus.NewDesc("pdproxy_engine_asleep", "1 for each rank of an engine that sleeps (vLLM's /sleep) and gets no requests.", []string{"engine", "rank"}, nil)
+	stateDesc    = prometheus.NewDesc("pdproxy_engine_up", "1 when the engine is ready and not asleep.", []string{"engine", "role"}, nil)
 	blocksDesc   = prometheus.NewDesc("pdproxy_kv_index_blocks", "KV blocks on targets, counted once for each target, by source: event or expected.", []string{"by"}, nil)
 	indexDesc    = prometheus.NewDesc("pdproxy_kv_index_bytes", "Memory of the KV index.", nil, nil)
 	refusedDesc  = prometheus.NewDesc("pdproxy_pair_refused", "1 for each pair that no request uses, because the two engines cannot transfer KV to each other.", []string{"prefill", "decode"}, nil)
@@ -43,6 +44,7 @@ func (g *fleetGauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- leasesDesc
 	ch <- loadDesc
 	ch <- stateDesc
+	ch <- asleepDesc
 	ch <- pairDesc
 	ch <- refusedDesc
 	ch <- blocksDesc
@@ -71,7 +73,7 @@ func (g *fleetGauges) Collect(ch chan<- prometheus.Metric) {
 		}
 		seen[i.Spec.Name] = true
 		up := 0.0
-		if i.State() == engine.Ready {
+		if i.State() == engine.Ready && !i.AllAsleep() {
 			up = 1
 		}
 		gauge(stateDesc, up, i.Spec.Name, i.Role.String())
@@ -84,6 +86,9 @@ func (g *fleetGauges) Collect(ch chan<- prometheus.Metric) {
 		}
 		for rank := range i.Load {
 			gauge(loadDesc, float64(i.Load[rank].Requests()), i.Spec.Name, strconv.Itoa(rank))
+			if i.Asleep(rank) {
+				gauge(asleepDesc, 1, i.Spec.Name, strconv.Itoa(rank))
+			}
 		}
 	}
 	g.collectRoles(ch)

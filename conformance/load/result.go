@@ -2,6 +2,7 @@ package load
 
 import (
 	"cmp"
+	"encoding/json"
 	"math"
 	"slices"
 	"time"
@@ -41,6 +42,22 @@ type Result struct {
 	Goodput   float64 `json:"goodput_rps,omitempty"`
 
 	Samples []Sample `json:"-"` // in the order in which the requests were due
+}
+
+// MarshalJSON writes the figures of good requests whenever there are limits, even if they are 0, and
+// omits them otherwise.
+func (r Result) MarshalJSON() ([]byte, error) {
+	type plain Result // without this method
+	out := struct {
+		plain
+		Good      *int     `json:"good,omitempty"`
+		GoodRatio *float64 `json:"good_ratio,omitempty"`
+		Goodput   *float64 `json:"goodput_rps,omitempty"`
+	}{plain: plain(r)}
+	if r.Limits != nil {
+		out.Good, out.GoodRatio, out.Goodput = &r.Good, &r.GoodRatio, &r.Goodput
+	}
+	return json.Marshal(out)
 }
 
 // Spread describes the distribution of times in milliseconds; zero without times.

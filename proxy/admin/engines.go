@@ -80,7 +80,7 @@ func (e engines) list(w http.ResponseWriter, _ *http.Request) {
 func engineRow(i *engine.Instance) EngineRow {
 	row := EngineRow{
 		Name: i.Spec.Name, URL: i.Spec.URL, Role: i.Role.String(), Connector: i.Spec.Connector,
-		State: i.State().String(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{}, Facts: factsRow(i),
+		State: i.Shown(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{}, Facts: factsRow(i),
 	}
 	if row.Model == "" {
 		row.Model = strings.Join(i.Facts().Models, ",")

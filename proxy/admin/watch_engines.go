@@ -81,7 +81,7 @@ func (d *dashboardView) engines(now time.Time, hits map[string]journal.PromptTok
 	rows := make([]SnapshotEngine, 0, len(instances))
 	for _, i := range instances {
 		row := SnapshotEngine{
-			Name: i.Spec.Name, Role: i.Role.String(), State: i.State().String(), Since: float64(i.Since().UnixMilli()) / 1e3,
+			Name: i.Spec.Name, Role: i.Role.String(), State: i.Shown(), Since: float64(i.Since().UnixMilli()) / 1e3,
 			Circuit: circuitNames[i.Breaker.Circuit(now)], Failures: i.Breaker.Failures(), Restarts: i.Restarts(),
 			Connector: i.Spec.Connector, Model: strings.Join(i.Models(), ","), Prompts: hits[i.Spec.Name], Distrust: distrust[i.Spec.Name],
 		}

@@ -44,8 +44,9 @@ func (e *HeldError) Error() string { return "place request: held by the plan pol
 
 // NoTargetError reports that no engine can take a phase of the request now.
 type NoTargetError struct {
-	Phase abi.Phase // PhaseNone: no engine can take the whole request
-	Model string
+	Phase  abi.Phase // PhaseNone: no engine can take the whole request
+	Model  string
+	Asleep int // targets of the model that sleep
 }
 
 // Error implements error.
@@ -55,9 +56,14 @@ func (e *NoTargetError) Error() string {
 		what = "no engine is ready for the " + e.Phase.String() + " of"
 	}
 	if e.Model == "" {
-		return what + " the request"
+		what += " the request"
+	} else {
+		what = fmt.Sprintf("%s model %q", what, e.Model)
 	}
-	return fmt.Sprintf("%s model %q", what, e.Model)
+	if e.Asleep > 0 {
+		what += fmt.Sprintf("; targets that sleep: %d", e.Asleep)
+	}
+	return what
 }
 
 // Is makes every NoTargetError an ErrNoTarget.

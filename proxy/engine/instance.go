@@ -130,12 +130,13 @@ type Instance struct {
 	restarts          atomic.Uint32 // number of restarts that were found
 	asked             atomic.Bool   // the first probe has ended, with any result, or its time is over
 	unresponsive      atomic.Bool
-	ended             atomic.Bool   // see Ended
-	evictNow          chan struct{} // wakes evictCalls after the instance became unhealthy or unresponsive, or its circuit has opened
-	probeNow          chan struct{} // requests an early probe
-	relearn           atomic.Bool   // the connection of its probes was lost: the process may be a new one
-	refused           atomic.Bool   // a leg's connection was refused since the last successful probe
-	watched           bool          // Run has a prober for it; guarded by Registry.mu
+	ended             atomic.Bool            // see Ended
+	evictNow          chan struct{}          // wakes evictCalls after the instance became unhealthy or unresponsive, or its circuit has opened
+	probeNow          chan struct{}          // requests an early probe
+	relearn           atomic.Bool            // the connection of its probes was lost: the process may be a new one
+	asleep            atomic.Pointer[[]bool] // ranks that sleep; nil: none; replaced, never changed
+	refused           atomic.Bool            // a leg's connection was refused since the last successful probe
+	watched           bool                   // Run has a prober for it; guarded by Registry.mu
 }
 
 // IsRemote reports whether the instance is a [[remote]]: an endpoint of another operator,

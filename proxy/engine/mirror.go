@@ -264,6 +264,11 @@ func (i *Instance) mirror(e *member) {
 	i.unresponsive.Store(e.Silent)
 	i.ended.Store(e.Ended)
 	i.asked.Store(!e.Unasked)
+	var asleep *[]bool
+	if len(e.Asleep) > 0 {
+		asleep = &e.Asleep
+	}
+	i.asleep.Store(asleep)
 	i.restarts.Store(e.Restarts)
 }
 

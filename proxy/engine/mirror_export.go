@@ -48,10 +48,11 @@ type member struct {
 	Spec     config.Engine
 	APIKey   string
 	State    State
-	Silent   bool  // Instance.Unresponsive
-	Ended    bool  // Instance.Ended
-	Unasked  bool  // the first probe has not ended
-	Since    int64 // Unix ms
+	Silent   bool   // Instance.Unresponsive
+	Ended    bool   // Instance.Ended
+	Unasked  bool   // the first probe has not ended
+	Asleep   []bool `json:",omitempty"` // ranks that sleep
+	Since    int64  // Unix ms
 	Restarts uint32
 	Facts    *Facts // nil: not known yet
 }
@@ -103,7 +104,7 @@ func (r *Registry) exportMembers() []byte {
 	}
 	for _, i := range s.Instances {
 		out.Instances = append(out.Instances, member{
-			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(), Unasked: !i.asked.Load(), Since: i.since.Load(),
+			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(), Unasked: !i.asked.Load(), Asleep: i.sleeping(), Since: i.since.Load(),
 			Restarts: i.restarts.Load(), Facts: i.facts.Load(),
 		})
 	}

@@ -70,7 +70,7 @@ func shape(s *Snapshot, now time.Time) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, s.Models(), s.Unlearned, s.Ready())
 	for _, i := range s.Instances {
-		fmt.Fprintln(&b, i.Spec, i.APIKey, i.Source, i.State(), i.Unresponsive(), i.Since(), *i.Facts(), i.facts.Load() == nil, i.BlockTokens(),
+		fmt.Fprintln(&b, i.Spec, i.APIKey, i.Source, i.State(), i.Unresponsive(), i.Shown(), i.sleeping(), i.Since(), *i.Facts(), i.facts.Load() == nil, i.BlockTokens(),
 			i.Breaker.Circuit(now), i.Breaker.Failures(), i.Transfers.Fit())
 		for r := range i.Load {
 			fmt.Fprintln(&b, r, i.Load[r].View(now).PrefillMicros, i.Load[r].Output.Fit())
@@ -78,7 +78,7 @@ func shape(s *Snapshot, now time.Time) string {
 	}
 	for _, model := range s.models {
 		p := s.pools[model]
-		fmt.Fprintln(&b, p.Plan, p.Configured, p.Pairs, p.Groups)
+		fmt.Fprintln(&b, p.Plan, p.Configured, p.Pairs, p.Groups, p.Asleep)
 		for _, r := range slices.Concat(p.Ready, p.Paired, p.Both) {
 			fmt.Fprintln(&b, r.Spec.Name, r.Rank, r.Facts.Group, r.Facts.Roles)
 		}
@@ -171,7 +171,11 @@ func (f *fleet) change(t *testing.T, random *rand.Rand) {
 		f.engines.set(func() { f.engines.down[name+":80"] = !f.engines.down[name+":80"] })
 		time.Sleep(8 * time.Second)
 	case n == 3:
-		i.SetBlockTokens(16 << random.IntN(3))
+		n := random.IntN(3)
+		i.SetBlockTokens(16 << n)
+		ranks := make([]bool, len(i.Load))
+		ranks[0], ranks[len(ranks)-1] = n == 1, n > 0 // no rank, all ranks, the last one
+		f.SetAsleep(i, ranks)
 	case n == 4:
 		for range 1 + random.IntN(4) {
 			i.Breaker.Failure()

@@ -300,6 +300,7 @@ func timedOut(err error) bool {
 // restarted drops the knowledge about the instance's former process.
 func (r *Registry) restarted(i *Instance) {
 	r.log.Info("engine has restarted", "engine", i.Spec.Name)
+	r.SetAsleep(i, nil)
 	r.pairs.drop(i.ID)
 	for rank := range i.Load {
 		i.Load[rank].Forget()

@@ -131,6 +131,9 @@ type Pool struct {
 	Configured Counts
 	// Pairs: the connector of at least one target has two legs.
 	Pairs bool
+	// Asleep counts the targets that are ready and sleep. The other lists and counts do not contain
+	// them.
+	Asleep int
 	// Remote: the instance is a [[remote]]. Only fallbacks name its model.
 	Remote bool
 
@@ -212,6 +215,7 @@ func newPool(model string, of []*Instance, rules pairing) *Pool {
 			p.unready = appendRanks(p.unready, i, g.group(i))
 		}
 	}
+	p.sleep()
 	slices.SortStableFunc(p.Ready, func(a, b Row) int { return int(a.Facts.Group) - int(b.Facts.Group) })
 	for _, r := range p.Ready {
 		if r.Facts.Roles == abi.RoleBoth {
@@ -221,6 +225,18 @@ func newPool(model string, of []*Instance, rules pairing) *Pool {
 	p.pair()
 	p.Plan.Both = int32(len(p.Both))
 	return p
+}
+
+// sleep moves the rows of sleeping ranks from Ready to unready.
+func (p *Pool) sleep() {
+	p.Ready = slices.DeleteFunc(p.Ready, func(r Row) bool {
+		asleep := r.Asleep(r.Rank)
+		if asleep {
+			p.Asleep++
+			p.unready = append(p.unready, r)
+		}
+		return asleep
+	})
 }
 
 // pair fills Paired, Groups and the counts of pairs.

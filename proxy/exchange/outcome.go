@@ -102,10 +102,18 @@ func (x *exchange) reply(err error) {
 	case errors.Is(err, coordinator.ErrUnknownModel):
 		e = UnknownModel(x.requested(), x.models())
 	case errors.As(err, &none) && none.Model == x.req.Model:
-		e = PublicError(&coordinator.NoTargetError{Phase: none.Phase, Model: x.requested()})
+		e = PublicError(&coordinator.NoTargetError{Phase: none.Phase, Model: x.requested(), Asleep: x.asleep()})
 	}
 	x.journal.Answered(e.Status)
 	x.client.Error(x.req.API, e)
+}
+
+// asleep returns the number of targets that would serve the request's model if they did not sleep.
+func (x *exchange) asleep() int {
+	if p, ok := x.run.Registry.Snapshot().Pool(x.knownModel()); ok {
+		return p.Asleep
+	}
+	return 0
 }
 
 // outcomeOf returns the outcome of an exchange whose answer is the error err.

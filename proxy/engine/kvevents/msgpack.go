@@ -139,6 +139,7 @@ const (
 	fieldGroup
 	fieldSpecKind
 	fieldLocality
+	fieldSalt // SGLang from 0.5.20 on
 	fieldType
 )
 
@@ -173,6 +174,8 @@ func fieldOf(key []byte) field {
 		return fieldSpecKind
 	case "locality":
 		return fieldLocality
+	case "cache_salt":
+		return fieldSalt
 	}
 	return fieldOther
 }
@@ -232,7 +235,7 @@ func (d *batches) mapEvent(b []byte) ([]byte, error) {
 	return b, err
 }
 
-// metadata reads the map that SGLang appends to the fields of a block with a salt.
+// metadata reads the map that SGLang up to 0.5.19 appends to the fields of a block with a salt.
 func (d *batches) metadata(b []byte) ([]byte, error) {
 	n, b, err := msgp.ReadMapHeaderBytes(b)
 	for ; n > 0 && err == nil; n-- {
@@ -276,6 +279,10 @@ func (d *batches) field(f field, b []byte) (rest []byte, err error) {
 	case fieldLoraName:
 		if text, rest, err = msgp.ReadStringZC(b); err == nil {
 			s.Lora = intern(&d.lora, text)
+		}
+	case fieldSalt:
+		if text, rest, err = msgp.ReadStringZC(b); err == nil {
+			s.Salt = intern(&d.salt, text)
 		}
 	case fieldMedium:
 		if text, rest, err = msgp.ReadStringZC(b); err == nil {

@@ -96,6 +96,41 @@ func TestBatches(t *testing.T) {
 			98 ab "BlockStored" 91 01 c0 91 07 01 c0 a3 "GPU" 81 aa "cache_salt" a6 "tenant"
 			c0`,
 			want: []string{"store gpu after root: [1] tokens [7] by 1 salt tenant"}},
+		{name: "SGLang since 0.5.20: maps, with the salt as a member", hex: `93 ` + ts + ` 94
+			88 a4 "type" ab "BlockStored"
+			ac "block_hashes" 91 01
+			b1 "parent_block_hash" c0
+			a9 "token_ids" 91 07
+			aa "block_size" 01
+			a7 "lora_id" c0
+			a6 "medium" a3 "GPU"
+			aa "cache_salt" a6 "tenant"
+			89 a4 "type" ab "BlockStored"
+			ac "block_hashes" 91 02
+			b1 "parent_block_hash" 01
+			a9 "token_ids" 91 08
+			aa "block_size" 01
+			a7 "lora_id" c0
+			a6 "medium" a3 "GPU"
+			aa "cache_salt" a5 "other"
+			aa "session_id" a1 "s"
+			87 a4 "type" ab "BlockStored"
+			ac "block_hashes" 91 03
+			b1 "parent_block_hash" c0
+			a9 "token_ids" 91 09
+			aa "block_size" 01
+			a7 "lora_id" c0
+			aa "cache_salt" c0
+			83 a4 "type" ac "BlockRemoved" ac "block_hashes" 91 01 a6 "medium" a3 "GPU"
+			00`,
+			want: []string{
+				"store gpu after root: [1] tokens [7] by 1 salt tenant",
+				"store gpu after 1: [2] tokens [8] by 1 salt other",
+				"store gpu after root: [3] tokens [9] by 1",
+				"remove gpu: [1]"}},
+		{name: "SGLang: a salt of another type", hex: `92 ` + ts + ` 91
+			86 a4 "type" ab "BlockStored" ac "block_hashes" 91 01 b1 "parent_block_hash" c0 a9 "token_ids" 91 07 aa "block_size" 01
+			aa "cache_salt" 05`, malformed: 1},
 		{name: "SGLang with EAGLE: pairs of tokens", hex: `92 ` + ts + ` 91
 			97 ab "BlockStored" 91 01 c0 92 92 07 08 92 08 09 02 c0 a3 "GPU"`,
 			want: []string{"store gpu after root: [1] tokens [7 8] by 2"}},

@@ -22,6 +22,7 @@ type Rank struct {
 	load.Report
 	Moved   int64         // tokens of the KV in the rank's last transfer; 0: unknown
 	MovedIn time.Duration // duration of that transfer
+	Asleep  bool          // the rank sleeps: it answers no request until it is woken
 }
 
 // Whole is the rank of a report about all ranks together.

@@ -72,6 +72,9 @@ func (p *Poller) Run(ctx context.Context) {
 				tick.Reset(every)
 			} else {
 				tick.Stop()
+				for i := range asked { // nothing reports that they wake up
+					p.registry.SetAsleep(i, nil)
+				}
 			}
 		}
 		if every > 0 {
@@ -94,7 +97,7 @@ func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.
 		}
 		a := asked[i]
 		if a == nil {
-			a = &pollState{i: i, routes: i.LoadRoutes()}
+			a = &pollState{registry: p.registry, i: i, routes: i.LoadRoutes()}
 			asked[i] = a
 		}
 		if len(a.routes) == 0 || !a.busy.CompareAndSwap(false, true) {
@@ -119,6 +122,7 @@ func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.
 // pollState is the state of polling one instance. While busy is set only the poll may
 // access it.
 type pollState struct {
+	registry    *engine.Registry
 	i           *engine.Instance
 	routes      []engine.LoadRoute
 	busy        atomic.Bool
@@ -177,6 +181,7 @@ func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger
 	a.i.GuessBlockTokens(answer.BlockTokens)
 	a.measure(answer.Ranks)
 	a.report(answer.Ranks, time.Now(), time.Duration(h.LoadInterval))
+	a.registry.SetAsleep(a.i, asleep(answer.Ranks, len(a.i.Load)))
 }
 
 // failed notes why an answer could not be used. If it contained no load it selects the
@@ -187,6 +192,7 @@ func (a *pollState) failed(err error, log *slog.Logger) {
 			return
 		}
 		a.next, a.rest = 0, time.Now().Add(restFor)
+		a.registry.SetAsleep(a.i, nil)
 	}
 	if text := err.Error(); text != a.lastProblem {
 		a.lastProblem = text
@@ -213,6 +219,30 @@ func (a *pollState) measure(ranks []Rank) {
 		}
 		a.i.Transfers.Measure(r.Moved, r.MovedIn)
 	}
+}
+
+// asleep returns which of n counters are about ranks that sleep. The ranks correspond to the counters
+// as in report, which has sorted them. A counter without a report counts as awake, and so does the one
+// counter of several ranks if one of them is awake.
+func asleep(ranks []Rank, n int) []bool {
+	all := len(ranks) > 0 && !slices.ContainsFunc(ranks, func(r Rank) bool { return !r.Asleep })
+	out := make([]bool, n)
+	for at, r := range ranks {
+		if len(ranks) == n {
+			r.Rank = at
+		}
+		switch {
+		case n == 1:
+			out[0] = all
+		case r.Rank == Whole:
+			for i := range out {
+				out[i] = out[i] || r.Asleep
+			}
+		case r.Rank < n:
+			out[r.Rank] = r.Asleep
+		}
+	}
+	return out
 }
 
 // report passes the report about each rank to the rank's counter. An instance with one

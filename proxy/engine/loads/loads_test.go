@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -527,4 +528,69 @@ func TestRunWaits(t *testing.T) {
 		stop()
 		<-done
 	})
+}
+
+// TestSleep: a rank that sleeps is no target, until a poll shows that it is awake. It is awake, too, if
+// the engine does not report its sleep any more, or if the polls end.
+func TestSleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, config.Engine{Name: "one", Connector: config.ConnectorVLLMNixl}, config.Engine{Name: "two", Connector: config.ConnectorVLLMNixl, Ranks: 2})
+		const running = "vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_running{engine=\"1\"} 0\n"
+		// The engine "one" has one counter for both of its ranks.
+		state := func(name string, awake ...int) {
+			l.set(func() {
+				text := running
+				for n, a := range awake {
+					text += sleeps(strconv.Itoa(n), "m", a, 1-a)
+				}
+				l.load[name] = says("/metrics", text)
+			})
+			time.Sleep(2 * time.Second)
+		}
+		want := func(when string, one string, rows ...string) {
+			t.Helper()
+			var got []string
+			for _, r := range l.pool(t).Both {
+				got = append(got, fmt.Sprintf("%s/%d", r.Spec.Name, r.Rank))
+			}
+			if i := l.registry.Snapshot().Instance("one"); !slices.Equal(got, rows) || i.Shown() != one || l.pool(t).Asleep != 3-len(rows) {
+				t.Errorf("%s: targets %v, %d asleep, one is %s; want %v, one is %s", when, got, l.pool(t).Asleep, i.Shown(), rows, one)
+			}
+		}
+		l.load["one"], l.load["two"] = says("/metrics", running), says("/metrics", running)
+		l.start(t)
+		want("no report", "ready", "one/0", "two/0", "two/1")
+		state("one", 1, 0)
+		want("one of the ranks of a counter", "ready", "one/0", "two/0", "two/1")
+		state("one", 0, 0)
+		want("all ranks", "asleep", "two/0", "two/1")
+		state("two", 1, 0)
+		want("one of two ranks", "asleep", "two/0")
+		state("two", 0, 0)
+		want("all", "asleep")
+		if l.registry.Snapshot().Ready() {
+			t.Error("ready although all sleep")
+		}
+		state("one", 1, 1)
+		want("awake", "ready", "one/0")
+		state("two")
+		want("no report any more", "ready", "one/0", "two/0", "two/1")
+		state("two", 0, 0)
+		want("asleep again", "ready", "one/0")
+		h := l.health
+		h.LoadInterval = 0
+		l.poller.Configure(h)
+		time.Sleep(2 * time.Second)
+		want("no polls", "ready", "one/0", "two/0", "two/1")
+	})
+}
+
+func (l *lab) pool(t *testing.T) *engine.Pool {
+	t.Helper()
+	for _, model := range l.registry.Snapshot().Models() {
+		p, _ := l.registry.Snapshot().Pool(model)
+		return p
+	}
+	t.Fatal("no model")
+	return nil
 }

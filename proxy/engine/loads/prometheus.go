@@ -55,6 +55,10 @@ func ReadMetrics(body []byte) (Answer, error) {
 			r.Waiting = requests(float64(r.Waiting) + s.value)
 		case "vllm:kv_cache_usage_perc", "sglang:token_usage":
 			r.Usage = max(r.Usage, portion(s.value))
+		case sleepState:
+			if s.awake {
+				r.Asleep = s.value == 0
+			}
 		case "vllm:gpu_cache_usage_perc":
 			old[s.rank] = max(old[s.rank], portion(s.value))
 		case "sglang:num_used_tokens":
@@ -79,11 +83,18 @@ func ReadMetrics(body []byte) (Answer, error) {
 	return answer, nil
 }
 
+// sleepState is vLLM's gauge of the state of an engine: one sample for each of the states "awake",
+// "weights_offloaded" (sleep level 1) and "discard_all" (level 2) in the label sleep_state, of which
+// one is 1. An engine with some of its memory awake (POST /wake_up?tags=weights) counts as awake.
+// Source: vLLM v1/metrics/loggers.py (record_sleep_state).
+const sleepState = "vllm:engine_sleep_state"
+
 // sample is one line of the format with a needed name.
 type sample struct {
 	name     string
 	rank     int
 	value    float64
+	awake    bool  // sleepState: the sample is about the state "awake"
 	block    int   // cache_config_info: tokens per block
 	capacity int64 // cache_config_info: tokens of KV
 	adapters adapterLabels
@@ -119,7 +130,7 @@ func wanted(line []byte) (s sample, ok bool) {
 func gauge(name []byte) (string, bool) {
 	for _, known := range [...]string{
 		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-		"vllm:gpu_cache_usage_perc", "vllm:cache_config_info", loraInfo,
+		"vllm:gpu_cache_usage_perc", "vllm:cache_config_info", loraInfo, sleepState,
 		"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:num_used_tokens",
 	} {
 		if string(name) == known {
@@ -157,6 +168,8 @@ func (s *sample) labels(b []byte) (rest []byte, ok bool) {
 			if string(value) != "0" {
 				return nil, false
 			}
+		case "sleep_state":
+			s.awake = string(value) == "awake"
 		case "block_size":
 			s.block = int(natural(value, 1<<20))
 		case "num_gpu_blocks":

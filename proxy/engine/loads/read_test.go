@@ -2,6 +2,7 @@ package loads
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -53,6 +54,16 @@ vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql,chat",waiting_lo
 vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1.789828497702105e+09
 `
 
+// sleeps returns vLLM's samples of an engine's sleep.
+func sleeps(engine, model string, awake, offloaded int) string {
+	const name = "vllm:engine_sleep_state"
+	return fmt.Sprintf(`# TYPE %s gauge
+%[1]s{engine="%s",model_name="%s",sleep_state="awake"} %d.0
+%[1]s{engine="%[2]s",model_name="%[3]s",sleep_state="weights_offloaded"} %[5]d.0
+%[1]s{engine="%[2]s",model_name="%[3]s",sleep_state="discard_all"} 0.0
+`, name, engine, model, awake, offloaded)
+}
+
 func rank(n int, r load.Report) Rank { return Rank{Rank: n, Report: r} }
 
 func TestReadMetrics(t *testing.T) {
@@ -64,6 +75,13 @@ func TestReadMetrics(t *testing.T) {
 			rank(0, load.Report{Running: 3, Waiting: 2, Tokens: 2292, Capacity: 9168, Queued: -1, Usage: 0.25}),
 			rank(1, load.Report{Running: 5, Tokens: 4584, Capacity: 9168, Queued: -1, Usage: 0.5}),
 		}}},
+		{"vllm, one of two ranks sleeps", vllmMetrics + sleeps("0", "1", 0, 1) + sleeps("1", "1", 1, 0), Answer{BlockTokens: 16, Ranks: []Rank{
+			{Rank: 0, Asleep: true, Report: load.Report{Running: 3, Waiting: 2, Tokens: 2292, Capacity: 9168, Queued: -1, Usage: 0.25}},
+			rank(1, load.Report{Running: 5, Tokens: 4584, Capacity: 9168, Queued: -1, Usage: 0.5}),
+		}}},
+		{"vllm, sleep without the state awake", `vllm:num_requests_running{engine="0"} 1
+vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 1.0
+`, Answer{Ranks: []Rank{rank(0, load.Report{Running: 1, Queued: -1})}}},
 		{"vllm, V0", `vllm:num_requests_running{model_name="m"} 1
 vllm:num_requests_waiting{model_name="m"} 0
 vllm:gpu_cache_usage_perc{model_name="m"} 0.125
