@@ -76,9 +76,12 @@ func (m *Module) Meter() []byte {
 		case sectionExport:
 			old = extend(old, w.exports())
 		case sectionCode:
+			if len(bodies) == 0 {
+				break
+			}
 			old = extend([]byte{0}, bodies)
 		}
-		if len(old) > 0 {
+		if old != nil {
 			out = appendSection(out, id, old)
 		}
 	}
@@ -164,7 +167,7 @@ func (w *rewriter) section(id byte) []byte {
 	}
 	old := w.sections[i].data
 	first, _ := slices.BinarySearchFunc(w.references, i, func(r reference, i int) int { return r.section - i })
-	var out []byte
+	out := make([]byte, 0, len(old)+len(old)/8)
 	from := 0
 	for _, r := range w.references[first:] {
 		if r.section != i {

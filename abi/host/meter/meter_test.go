@@ -218,6 +218,7 @@ func FuzzMeter(f *testing.F) {
 		}
 	}
 	f.Add(bulkModule())
+	f.Add(append(slices.Clone(preamble), sectionMemory, 0)) // the engine refuses it, also metered
 	f.Fuzz(func(t *testing.T, wasm []byte) {
 		m, err := Read(wasm)
 		if err != nil {

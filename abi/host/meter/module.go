@@ -156,6 +156,9 @@ func Read(wasm []byte) (*Module, error) {
 func (m *Module) section(r *reader, id byte) {
 	if id == sectionStart {
 		m.start = int(m.functionReference(r))
+		if r.err == nil && m.types[m.functionTypes[m.start]].arity() != 0 {
+			r.fail(errors.New("the start function has parameters or results"))
+		}
 		return
 	}
 	if id == sectionCustom || id == sectionDataCount || id == sectionMemory {
