@@ -55,7 +55,7 @@ answer breaks the contract, or the frame expects another answer.`,
 	c.Flags().StringToStringVar(&upstreams, "upstream", nil, "NAME=URL of an upstream that a filter may call, as in [[upstream]]")
 	c.Flags().DurationVar(&o.Timeout, "timeout", time.Second, "limit of one call (the defaults of the proxy are 5ms for policies and 1s for filters)")
 	c.Flags().IntVar(&o.Repeat, "repeat", 1, "calls of each frame; the output shows their mean time")
-	c.Flags().BoolVar(&o.Trusted, "trusted", false, "as with trusted = true: faster code that cannot be interrupted")
+	c.Flags().BoolVar(&o.Trusted, "trusted", false, "as with trusted = true: code without checks, which cannot be interrupted")
 	c.Flags().StringVar(&level, "guest-log", "info", "lowest level of the guest's log: trace, debug, info, warn, error or critical")
 	return a.addJSON(c)
 }

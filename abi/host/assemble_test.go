@@ -12,10 +12,11 @@ type assembler struct {
 	data                                 []byte // at address 0
 	startFunc                            int    // -1: none
 	tables, globals, elements            [][]byte
+	spare                                int // locals of a function
 }
 
 // newAssembler returns an assembler with one page of exported memory.
-func newAssembler() *assembler { return &assembler{memoryMin: 1, startFunc: -1} }
+func newAssembler() *assembler { return &assembler{memoryMin: 1, startFunc: -1, spare: 2} }
 
 // Types are written as in hostFunction: i is i32, I is i64.
 func (a *assembler) typeIndex(params, results string) []byte {
@@ -42,11 +43,17 @@ func (a *assembler) importFunc(module, name, params, results string) int {
 	return a.importCount - 1
 }
 
-// fn adds a function with two spare i32 locals after its parameters. A function
+// locals sets the number of spare locals of the next functions.
+func (a *assembler) locals(n int) *assembler {
+	a.spare = n
+	return a
+}
+
+// fn adds a function with spare i32 locals, two by default, after its parameters. A function
 // with a name is exported.
 func (a *assembler) fn(export, params, results string, body ...[]byte) int {
 	a.funcs = append(a.funcs, a.typeIndex(params, results))
-	code := join([]byte{1, 2, 0x7f}, join(body...), []byte{0x0b})
+	code := join([]byte{1}, uleb(uint64(a.spare)), []byte{0x7f}, join(body...), []byte{0x0b})
 	a.code = append(a.code, join(uleb(uint64(len(code))), code))
 	index := a.importCount + len(a.funcs) - 1
 	if export != "" {

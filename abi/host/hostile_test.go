@@ -261,6 +261,24 @@ var deep = map[string]func(a *assembler) []byte{
 		}
 		return join(code, local(0), call(a.next()), bytes.Repeat(add, 100))
 	},
+	"variables of nested loops": func(a *assembler) []byte {
+		// Each loop may have its own value of each variable.
+		const depth = 30
+		var code, set, sum []byte
+		for i := range 100 {
+			v := byte(1 + i)
+			set = join(set, []byte{0x20, v, 0x20, 0, 0x6a, 0x21, v})
+			sum = join(sum, []byte{0x20, v, 0x6a})
+		}
+		for range depth {
+			code = join(code, []byte{0x03, 0x40}, set)
+		}
+		code = join(code, local(0), call(a.next()), []byte{0x21, 0})
+		for range depth {
+			code = join(code, set, []byte{0x20, 0, 0x45, 0x0d, 0}, endBlock)
+		}
+		return join(code, local(0), sum)
+	},
 	"a value of many blocks": func(a *assembler) []byte {
 		// Each block gives a value that is live during the call.
 		var code []byte
@@ -276,7 +294,7 @@ func TestStackIsBounded(t *testing.T) {
 	for name, body := range deep {
 		t.Run(name, func(t *testing.T) {
 			m := load(t, failing("0_2_1", func(a *assembler) [][]byte {
-				f := a.fn("", "i", "i", body(a))
+				f := a.locals(120).fn("", "i", "i", body(a))
 				return [][]byte{i32(5), call(f), drop}
 			}), LoadOptions{Guarded: true, MemoryPages: 16})
 			vm := start(t, m, newWorld())
@@ -286,7 +304,7 @@ func TestStackIsBounded(t *testing.T) {
 			runtime.ReadMemStats(&after)
 			if failure := (*Error)(nil); !errors.As(err, &failure) || failure.Failure != Trap || failure.Reason != "stack overflow" {
 				t.Errorf("got %v, want a stack overflow", err)
-			} else if strings.Contains(failure.Stack, "pdproxy_meter") {
+			} else if strings.Contains(failure.Stack, "(meter)") {
 				t.Errorf("the stack shows the meter: %s", failure.Stack)
 			}
 			// Each doubling allocates a new stack, so that the largest is about half of the sum.
@@ -332,9 +350,9 @@ func TestMeterIsOutOfReach(t *testing.T) {
 			return [][]byte{i32(0), {0x11}, uleb(uint64(len(a.types) + 20)), {0}}
 		}, "does not exist"},
 		{"import", func(a *assembler) [][]byte {
-			a.importFunc("pdproxy_meter", "pause", "", "i")
+			a.importFunc("(meter)", "pause", "", "i")
 			return nil
-		}, "the name of the module pdproxy_meter is reserved"},
+		}, "the name of the module (meter) is reserved"},
 		{"tail call", func(*assembler) [][]byte { return [][]byte{{0x12, 0}} }, "unknown instruction 0x12"},
 		{"tail call through a table", func(*assembler) [][]byte { return [][]byte{{0x13, 0, 0}} }, "unknown instruction 0x13"},
 	}

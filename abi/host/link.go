@@ -118,15 +118,15 @@ func (f hostFunction) bind(module, name string, result bool) api.GoModuleFunc {
 	capability := isCapability(module, name)
 	return func(ctx context.Context, mod api.Module, stack []uint64) {
 		vm := vmOf(ctx, mod)
-		if vm.interrupted.Load() {
-			panic(errInterrupted)
-		}
 		if vm.phase > f.until {
 			panic(&forbiddenCall{name})
 		}
 		answer := InternalFailure
 		if !capability || !vm.detached.Load() {
 			answer = f.call(vm, stack)
+		}
+		if vm.interrupted.Load() { // perhaps the function gave up its work
+			panic(errInterrupted)
 		}
 		if result {
 			stack[0] = uint64(answer)

@@ -142,7 +142,7 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	}
 	code, err := meter.Read(wasm)
 	if err != nil {
-		return err
+		return fmt.Errorf("compile module: %w", err)
 	}
 	if m.guarded {
 		if m.tables, err = tableMemory(code); err != nil {

@@ -227,8 +227,8 @@ func (vm *VM) fail(ctx context.Context, export string, err error) error {
 	return vm.failed
 }
 
-// Interrupt ends the running call, or the next one, with a Timeout: the guest stops within a
-// millisecond or when its host function returns, and a guest that sleeps wakes. Interrupt poisons the
+// Interrupt ends the running call, or the next one, with a Timeout: the guest stops within some
+// milliseconds or when its host function returns, and a guest that sleeps wakes. Interrupt poisons the
 // VM even when no call runs. It has no effect on a module that is not guarded.
 // It is safe for concurrent use.
 func (vm *VM) Interrupt() {
@@ -236,6 +236,10 @@ func (vm *VM) Interrupt() {
 		close(vm.woken)
 	}
 }
+
+// Interrupted reports that Interrupt was called on a guarded VM: then an Env should give up work that
+// takes long. It is safe for concurrent use.
+func (vm *VM) Interrupted() bool { return vm.interrupted.Load() }
 
 // Detach makes all proxy-wasm functions of the host return INTERNAL_FAILURE and
 // do nothing, until Attach. This includes a call that runs now. A host function

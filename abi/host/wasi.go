@@ -29,6 +29,8 @@ const (
 const (
 	maxRandom = 64 << 10
 	maxWrite  = 64 << 10 // more is a short write
+	// maxVectors is the number of pieces of text in one write.
+	maxVectors = 1024
 )
 
 // wasiFunctions are all functions in the module wasi_snapshot_preview1. A guest
@@ -207,7 +209,7 @@ func fdWrite(vm *VM, args []uint64) Status {
 		return errnoFault
 	}
 	var written uint32
-	for i := uint64(0); i < uint64(uint32(args[2])) && written < maxWrite; i++ {
+	for i := uint64(0); i < min(uint64(uint32(args[2])), maxVectors) && written < maxWrite; i++ {
 		at := uint64(uint32(args[1])) + 8*i
 		vector, ok := vm.read(at, 8)
 		if !ok || at >= 1<<32 {

@@ -56,6 +56,11 @@ func TestNativeAndWasmDecideTheSame(t *testing.T) {
 	differential(t, run(t, policies.Wasm()), defaults(t), frames)
 }
 
+// TestGuardedDecidesTheSame is the same with the checks of modules that are not trusted.
+func TestGuardedDecidesTheSame(t *testing.T) {
+	differential(t, runGuarded(t, policies.Wasm()), defaults(t), 10_000)
+}
+
 // params change each policy that has any.
 var params = policies.Params{
 	"pd_auto": {"both_token_micros": 101.5, "margin": 0.25}, "conversation": {"overload_tokens": 1000, "skip_factor": 1.5},

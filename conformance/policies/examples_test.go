@@ -69,6 +69,7 @@ func TestExamples(t *testing.T) {
 	for _, e := range examples() {
 		t.Run(e.language, func(t *testing.T) {
 			checkExample(t, run(t, e.prebuilt(t)))
+			checkExample(t, runGuarded(t, e.prebuilt(t)))
 			if e.source == "" {
 				return
 			}

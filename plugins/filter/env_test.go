@@ -183,7 +183,8 @@ request_headers: call proxy_call_foreign_function "pdproxy.v1.explain_note" "cho
 func TestCompress(t *testing.T) {
 	data := []byte(strings.Repeat("prefill and decode ", 1000))
 	p := &Plugin{deps: Deps{Host: budget.NewHost(1<<30, nil)}}
-	packed, status := p.compress(data)
+	running := func() bool { return false }
+	packed, status := p.compress(data, running)
 	r, err := zlib.NewReader(bytes.NewReader(packed))
 	if status != host.OK || err != nil {
 		t.Fatal(status, err)
@@ -191,7 +192,7 @@ func TestCompress(t *testing.T) {
 	if got, _ := io.ReadAll(r); !bytes.Equal(got, data) || len(packed) > len(data)/10 {
 		t.Errorf("%d bytes packed into %d", len(data), len(packed))
 	}
-	if got, status := p.uncompress(packed); status != host.OK || !bytes.Equal(got, data) {
+	if got, status := p.uncompress(packed, running); status != host.OK || !bytes.Equal(got, data) {
 		t.Errorf("got %d bytes, status %d", len(got), status)
 	}
 	// The fastest level suffices for a bomb: only its content is large.
@@ -200,21 +201,43 @@ func TestCompress(t *testing.T) {
 	fast.Write(make([]byte, maxInflated+1))
 	fast.Close()
 	bomb := bombed.Bytes()
-	if _, status := p.uncompress(bomb); status != host.SerializationFailure {
+	if _, status := p.uncompress(bomb, running); status != host.SerializationFailure {
 		t.Errorf("bomb: %d", status)
 	}
-	if _, status := p.uncompress(packed[:len(packed)-3]); status != host.SerializationFailure {
+	if _, status := p.uncompress(packed[:len(packed)-3], running); status != host.SerializationFailure {
 		t.Errorf("cut short: %d", status)
 	}
 	if held := p.deps.Host.Held(); held != 0 {
 		t.Errorf("%d bytes are still held", held)
 	}
 	p.deps.Host.SetLimit(1 << 20)
-	if _, status := p.uncompress(bomb); status != host.InternalFailure {
+	if _, status := p.uncompress(bomb, running); status != host.InternalFailure {
 		t.Errorf("over the budget: %d", status)
 	}
-	if _, status := p.compress(data); status != host.InternalFailure {
+	if _, status := p.compress(data, running); status != host.InternalFailure {
 		t.Errorf("over the budget: %d", status)
+	}
+	if held := p.deps.Host.Held(); held != 0 {
+		t.Errorf("%d bytes are still held", held)
+	}
+}
+
+// TestCompressIsInterrupted: a long operation ends in the middle when the call is interrupted.
+func TestCompressIsInterrupted(t *testing.T) {
+	data := make([]byte, 8<<20)
+	p := &Plugin{deps: Deps{Host: budget.NewHost(1<<30, nil)}}
+	packed, status := p.compress(data, func() bool { return false })
+	if status != host.OK {
+		t.Fatal(status)
+	}
+	looks := 0
+	soon := func() bool { looks++; return looks == 3 }
+	if _, status := p.compress(data, soon); status != host.InternalFailure || looks != 3 {
+		t.Errorf("compress: status %d after %d looks", status, looks)
+	}
+	looks = 0
+	if _, status := p.uncompress(packed, soon); status != host.InternalFailure || looks != 3 {
+		t.Errorf("uncompress: status %d after %d looks", status, looks)
 	}
 	if held := p.deps.Host.Held(); held != 0 {
 		t.Errorf("%d bytes are still held", held)

@@ -5,6 +5,7 @@ import (
 	"compress/zlib"
 	"encoding/binary"
 	"errors"
+	"io"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
@@ -17,6 +18,8 @@ const maxInflated = 32 << 20
 var (
 	errBadLine  = errors.New("a header line cannot be sent")
 	errBadProto = errors.New("malformed message")
+	// errInterrupted ends a long operation of a host function.
+	errInterrupted = errors.New("the call was interrupted")
 )
 
 // Foreign implements host.Env. The functions are the useful ones of Envoy
@@ -25,9 +28,9 @@ var (
 func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
 	switch name {
 	case "compress":
-		return v.p.compress(args)
+		return v.p.compress(args, v.guest.Interrupted)
 	case "uncompress":
-		return v.p.uncompress(args)
+		return v.p.uncompress(args, v.guest.Interrupted)
 	case "clear_route_cache":
 		return nil, host.OK // the route is chosen after the filters
 	case "get_log_level":
@@ -56,9 +59,23 @@ func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status)
 // compressCost is the memory of a compression in bytes, without input and result.
 const compressCost = 1 << 20
 
+// pieces reads in pieces, until the running call is interrupted.
+type pieces struct {
+	r           io.Reader
+	interrupted func() bool
+}
+
+// Read implements io.Reader.
+func (p pieces) Read(b []byte) (int, error) {
+	if p.interrupted() {
+		return 0, errInterrupted
+	}
+	return p.r.Read(b)
+}
+
 // compress is zlib's compress(): a zlib stream at the default level.
-// InternalFailure: the plugin's budget is too small.
-func (p *Plugin) compress(data []byte) ([]byte, host.Status) {
+// InternalFailure: the plugin's budget is too small, or the call was interrupted.
+func (p *Plugin) compress(data []byte, interrupted func() bool) ([]byte, host.Status) {
 	size := int64(compressCost + 2*len(data)) // the buffer doubles as it grows
 	if !p.deps.Host.Take(size) {
 		return nil, host.InternalFailure
@@ -66,8 +83,8 @@ func (p *Plugin) compress(data []byte) ([]byte, host.Status) {
 	defer p.deps.Host.Give(size)
 	var out bytes.Buffer
 	w := zlib.NewWriter(&out)
-	if _, err := w.Write(data); err != nil {
-		return nil, host.SerializationFailure
+	if _, err := io.Copy(w, pieces{bytes.NewReader(data), interrupted}); err != nil {
+		return nil, host.InternalFailure
 	}
 	if err := w.Close(); err != nil {
 		return nil, host.SerializationFailure
@@ -77,16 +94,16 @@ func (p *Plugin) compress(data []byte) ([]byte, host.Status) {
 
 // uncompress is zlib's uncompress(). SerializationFailure: the data is not a
 // zlib stream, or its content is larger than maxInflated. InternalFailure: the
-// plugin's budget is too small.
-func (p *Plugin) uncompress(data []byte) ([]byte, host.Status) {
+// plugin's budget is too small, or the call was interrupted.
+func (p *Plugin) uncompress(data []byte, interrupted func() bool) ([]byte, host.Status) {
 	r, err := zlib.NewReader(bytes.NewReader(data))
 	if err != nil {
 		return nil, host.SerializationFailure
 	}
-	out, err := readHeld(p.deps.Host, r, maxInflated)
+	out, err := readHeld(p.deps.Host, pieces{r, interrupted}, maxInflated)
 	defer p.deps.Host.Give(int64(cap(out)))
 	switch {
-	case errors.Is(err, errNoRoom):
+	case errors.Is(err, errNoRoom), errors.Is(err, errInterrupted):
 		return nil, host.InternalFailure
 	case err != nil:
 		return nil, host.SerializationFailure
@@ -94,9 +111,16 @@ func (p *Plugin) uncompress(data []byte) ([]byte, host.Status) {
 	return out, host.OK
 }
 
+// maxStateMessage is the largest message that sets a filter state, in bytes. Its value may have half
+// of them, see state.
+const maxStateMessage = 2 << 20
+
 // setFilterState stores a value for the stream under its path. The property
-// filter_state returns it.
+// filter_state returns it. InternalFailure: the message is too large.
 func (v *vm) setFilterState(ctx uint32, args []byte) host.Status {
+	if len(args) > maxStateMessage {
+		return host.InternalFailure
+	}
 	path, value, err := parseFilterState(args)
 	f := v.stream(ctx)
 	switch {

@@ -56,7 +56,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 // another one serves.
 func TestRequestLeaves(t *testing.T) {
 	g := newGated()
-	v := loadGated(t, g, 10*time.Millisecond)
+	v := loadGated(t, g, 200*time.Millisecond)
 	place := hook(t, v, abi.HookPlace)
 	m := v.pool.grab()
 	v.pool.put(m)

@@ -55,8 +55,8 @@ type Plugin struct {
 	// PublicKey. Default "": Path with the suffix .minisig; for oci:// the signature
 	// in the artifact.
 	Signature string `toml:"signature"`
-	// Trusted runs the module in the fast runtime, which cannot interrupt a
-	// loop. Default false.
+	// Trusted leaves out the checks of time, tables and call stack. The code is a little faster, but
+	// a loop in it stops the whole process. Default false.
 	Trusted bool `toml:"trusted"`
 	// Phase is the kind of the plugin: "policy" or "filter". Default "policy".
 	Phase string `toml:"phase"`

@@ -7,7 +7,7 @@ import (
 
 // A metered module imports two functions from ImportModule. No other module may import from it.
 const (
-	ImportModule = "pdproxy_meter"
+	ImportModule = "(meter)"
 	// Pause is the function that a guest calls when its budget is used up: () -> i32. Its result is
 	// the new budget, see Budget. It ends the call by a panic.
 	Pause = "pause"

@@ -115,7 +115,7 @@ type reference struct {
 func Read(wasm []byte) (*Module, error) {
 	rest, ok := bytes.CutPrefix(wasm, preamble)
 	if !ok {
-		return nil, errors.New("read module: the file is not a WebAssembly module of version 1")
+		return nil, errors.New("the file is not a WebAssembly module of version 1")
 	}
 	m := &Module{start: -1}
 	outer := &reader{data: rest}
@@ -124,14 +124,14 @@ func Read(wasm []byte) (*Module, error) {
 		id := outer.byte()
 		data := outer.bytes()
 		if outer.err != nil {
-			return nil, fmt.Errorf("read module: %w", outer.err)
+			return nil, outer.err
 		}
 		if int(id) >= len(sectionNames) {
-			return nil, fmt.Errorf("read module: unknown section %d", id)
+			return nil, fmt.Errorf("unknown section %d", id)
 		}
 		if id != sectionCustom {
 			if sectionOrder[id] <= last {
-				return nil, fmt.Errorf("read module: section %s is out of order", sectionNames[id])
+				return nil, fmt.Errorf("section %s is out of order", sectionNames[id])
 			}
 			last = sectionOrder[id]
 		}
@@ -142,11 +142,11 @@ func Read(wasm []byte) (*Module, error) {
 			r.err = errors.New("bytes after the end")
 		}
 		if r.err != nil {
-			return nil, fmt.Errorf("read module: section %s: %w", sectionNames[id], r.err)
+			return nil, fmt.Errorf("section %s: %w", sectionNames[id], r.err)
 		}
 	}
 	if m.codes != len(m.functionTypes)-m.Imports {
-		return nil, fmt.Errorf("read module: %d functions have %d bodies", len(m.functionTypes)-m.Imports, m.codes)
+		return nil, fmt.Errorf("%d functions have %d bodies", len(m.functionTypes)-m.Imports, m.codes)
 	}
 	m.Types, m.Globals = len(m.types), m.globals
 	return m, nil
