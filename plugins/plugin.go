@@ -122,7 +122,11 @@ func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.L
 		return err
 	}
 	if err := p.version.Trial(); err != nil {
-		log.Warn("the policy fails on made-up requests", "error", err)
+		attrs := []any{"error", err}
+		if failure := new(host.Error); errors.As(err, &failure) {
+			attrs = append(attrs, failure.Details(log)...)
+		}
+		log.Warn("the policy fails on made-up requests", attrs...)
 	}
 	return nil
 }

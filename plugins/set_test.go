@@ -240,7 +240,7 @@ func TestReloadKeepsTheOld(t *testing.T) {
 	if err := os.WriteFile(spec.Source.Location, wasm[:1000], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Reload(t.Context(), "p"); err == nil || !strings.Contains(err.Error(), "read module") {
+	if err := w.Reload(t.Context(), "p"); err == nil || !strings.Contains(err.Error(), "compile") {
 		t.Errorf("reload: %v", err)
 	}
 	w.lookAtFiles(t.Context())

@@ -72,6 +72,9 @@ type Error struct {
 	// Stack is the guest's call stack, innermost first, one function with its
 	// types a line; empty when there is none. It is meant for the guest's author.
 	Stack string
+	// Printed are the last lines that the guest printed during the call, at most 8 KiB; "" unless
+	// VM.KeepPrinted was called. They may hold anything from the guest's memory.
+	Printed string
 
 	code uint32 // of an Exit
 	err  error
@@ -87,8 +90,11 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.err }
 
 // Details returns the attributes for the line of l that reports the failure, in addition
-// to the error itself: the stack if l logs at debug level.
+// to the error itself: the printed text, and the stack if l logs at debug level.
 func (e *Error) Details(l *slog.Logger) (attrs []any) {
+	if e.Printed != "" {
+		attrs = append(attrs, "printed", e.Printed)
+	}
 	if e.Stack != "" && l.Enabled(context.Background(), slog.LevelDebug) {
 		attrs = append(attrs, "stack", e.Stack)
 	}

@@ -24,7 +24,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"nothing", func() []byte { return nil }, LoadOptions{}, "the file is not WebAssembly"},
 		{"an ELF program", func() []byte { return []byte("\x7fELF\x02\x01\x01\x00") }, LoadOptions{}, "the file is not WebAssembly"},
 		{"a component", func() []byte { return []byte("\x00asm\x0d\x00\x01\x00") }, LoadOptions{}, "is a WebAssembly component"},
-		{"corrupt", func() []byte { return newAssembler().marker("0_2_1").bytes()[:40] }, LoadOptions{}, "read module"},
+		{"corrupt", func() []byte { return newAssembler().marker("0_2_1").bytes()[:40] }, LoadOptions{}, "compile module"},
 		{"no marker", func() []byte { return newAssembler().bytes() }, LoadOptions{}, "neither a proxy-wasm marker"},
 		{"unknown marker", func() []byte {
 			a := newAssembler()

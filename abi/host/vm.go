@@ -57,6 +57,9 @@ type VM struct {
 	vmStarting bool        // proxy_on_vm_start runs
 
 	out, err lineBuffer
+	keeps    bool          // printed lines are kept during a call, see KeepPrinted
+	kept     []printedLine // of the running call
+	keptSize int           // bytes of kept
 
 	scratchPtr, scratchSize uint32
 }
@@ -180,15 +183,34 @@ func (vm *VM) run(ctx context.Context, fn *entry, export string, id uint32, stac
 		err = fn.CallWithStack(&vm.scope, stack)
 	}
 	fn.trim(vm.instance)
+	printed := ""
+	if vm.keeps {
+		printed = vm.printed(err != nil || vm.interrupted.Load())
+	}
 	vm.busy, vm.running, vm.callee, vm.current, vm.effective = false, nil, nil, 0, 0
 	vm.scope.Context = nil
 	if err == nil && vm.interrupted.Load() {
 		err = errInterrupted
 	}
 	if err != nil {
-		return vm.fail(ctx, export, err)
+		_ = vm.fail(ctx, export, err)
+		vm.failed.Printed = printed
+		return vm.failed
 	}
 	return nil
+}
+
+// printed returns the lines that the guest has printed during the running call, if the call has
+// failed; else it logs them.
+func (vm *VM) printed(failed bool) string {
+	if failed {
+		vm.flush() // while the call runs: the last lines are kept, too
+		return printer{vm}.take()
+	}
+	if len(vm.kept) > 0 {
+		printer{vm}.release()
+	}
+	return ""
 }
 
 // errInterrupted is how the engine reports a call that was interrupted.
@@ -254,8 +276,8 @@ func (vm *VM) Close(ctx context.Context) error {
 
 // flush logs the guest's last lines that have no end of line.
 func (vm *VM) flush() {
-	vm.out.flush(vm.env)
-	vm.err.flush(vm.env)
+	vm.out.flush(printer{vm})
+	vm.err.flush(printer{vm})
 }
 
 // instantiation is the context of instantiating: the scope plus the values that

@@ -220,7 +220,7 @@ func fdWrite(vm *VM, args []uint64) Status {
 			return errnoFault
 		}
 		text = text[:min(len(text), int(maxWrite-written))]
-		out.write(vm.env, text)
+		out.write(printer{vm}, text)
 		written += uint32(len(text))
 	}
 	vm.writeU32(args[3], written)

@@ -99,7 +99,18 @@ func (p *Plugin) probe(about complaint) bool {
 		}
 		return err
 	})
+	v.complained(err)
 	return err != nil && v.complaint == about
+}
+
+// complained notes a complaint in the text that the guest printed in a failed call.
+func (v *vm) complained(err error) {
+	if err == nil || v.p.served.Load() {
+		return
+	}
+	if failure := new(host.Error); errors.As(err, &failure) {
+		v.complaint = max(v.complaint, complaintIn(failure.Printed))
+	}
 }
 
 // report logs a failure of a guest and returns its reason for the metrics.

@@ -128,7 +128,8 @@ func serve(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Requ
 	}
 	s.finish(header, passed)
 	if s.close() {
-		s.breakRead()               // net/http would read the rest of the client's body before it closes the connection
+		// net/http would read the rest of the client's body before it closes the connection.
+		s.breakRead()
 		panic(http.ErrAbortHandler) // net/http closes the connection in the middle of the answer
 	}
 }

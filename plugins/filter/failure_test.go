@@ -2,10 +2,12 @@ package filter
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -528,4 +530,49 @@ func TestRequestBodyBesideAReply(t *testing.T) {
 	if len(s.req.hops) != 1 || len(s.resp.hops) != 2 {
 		t.Errorf("%d and %d hops", len(s.req.hops), len(s.resp.hops))
 	}
+}
+
+// TestATrapIsOneLine: a trap is one line of the log, at each level, with the panic that the guest
+// printed. At debug level the line has the stack.
+func TestATrapIsOneLine(t *testing.T) {
+	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo} {
+		var out logBuffer
+		w := newWorld(t)
+		d := w.deps()
+		d.Log = slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: level}))
+		w.startWith(spec("f", "[s]\nrequest_headers: trap"), d)
+		srv := w.serve(echo)
+		if resp, _ := do(t, srv, "fine", ""); resp.StatusCode != 200 {
+			t.Errorf("got %d", resp.StatusCode)
+		}
+		if resp, _ := do(t, srv, "s", ""); resp.StatusCode != 503 {
+			t.Errorf("got %d", resp.StatusCode)
+		}
+		w.waitIdle(0)
+		text := out.String()
+		if n := strings.Count(text, "level="); n != 1 || !strings.Contains(text, `printed="panic: runtime error: invalid memory address`) || !strings.Contains(text, "goroutine 1 [running]") {
+			t.Errorf("%s: got %q", level, text)
+		}
+		if got := strings.Contains(text, " stack="); got != (level == slog.LevelDebug) {
+			t.Errorf("%s: stack in %q: %v", level, text, got)
+		}
+	}
+}
+
+// logBuffer is a buffer for the lines of a log.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }

@@ -159,7 +159,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 		if err == nil {
 			action, err = f.callHeaders(ctx, request, headers, end)
 		}
-		if err != nil && v.complaint != noComplaint && !f.p.served.Load() {
+		if v.complained(err); err != nil && v.complaint != noComplaint && !f.p.served.Load() {
 			suspicion, v.suspected = v.complaint, true
 			f.p.suspectBackground(suspicion)
 			v.remove(id) // remove the stream before the VM is lost: the probe decides first
@@ -418,14 +418,17 @@ func (f *filter) LocalResponse(r *host.LocalResponse) host.Status {
 	if f.over || r.Status < 200 || r.Status > 599 {
 		return host.BadArgument
 	}
-	status := f.s.answer(func() *reply {
-		if !f.hold(ofStream, sizeOf(r.Headers).cost()+int64(len(r.Body)+len(r.Details))) {
-			return nil
-		}
-		return newReply(f, r)
-	})
-	if status == host.OK {
+	size := sizeOf(r.Headers).cost() + int64(len(r.Body)+len(r.Details))
+	kept := !f.s.begun() // else the stream is cut, and nothing of the response is kept
+	if kept && !f.hold(ofStream, size) {
+		return host.InternalFailure
+	}
+	status := f.s.answer(func() *reply { return newReply(f, r) })
+	switch {
+	case status == host.OK:
 		f.touch()
+	case kept:
+		f.letGo(ofStream, size)
 	}
 	return status
 }

@@ -136,7 +136,7 @@ func (s *stream) isOver() bool {
 // received a head, no other answer is possible: the stream is cut, so that the client
 // does not take the answer for a complete one. Envoy resets such a stream
 // (source/common/http/filter_manager.cc, sendLocalReply). BadArgument: the stream has
-// ended, or has had a local response. InternalFailure: make returned nil.
+// ended, or has had a local response.
 func (s *stream) answer(make func() *reply) host.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,12 +149,15 @@ func (s *stream) answer(make func() *reply) host.Status {
 	case s.answered:
 		return host.BadArgument
 	}
-	r := make()
-	if r == nil {
-		return host.InternalFailure
-	}
-	s.answered, s.pending = true, r
+	s.answered, s.pending = true, make()
 	return host.OK
+}
+
+// begun reports whether the client has received a head.
+func (s *stream) begun() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.headOut
 }
 
 // close ends the stream for its guests: from now on no guest answers or cuts it. It

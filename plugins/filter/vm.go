@@ -90,7 +90,9 @@ func (v *vm) start(ctx context.Context) (err error) {
 	}
 	v.limit = time.AfterFunc(v.p.spec.Timeout, v.guest.Interrupt)
 	v.limit.Stop()
-	return v.guest.Begin(ctx, rootContext)
+	err = v.guest.Begin(ctx, rootContext)
+	v.guest.KeepPrinted()
+	return err
 }
 
 // idle reports whether no goroutine is in the guest now.

@@ -135,6 +135,7 @@ func (v *Version) newVM(ctx context.Context, env host.Env) (*vm, error) {
 	if v.opts.Load.Guarded {
 		v.startWorker(m)
 	}
+	m.KeepPrinted()
 	return m, nil
 }
 

@@ -76,7 +76,7 @@ func (m *Module) Check(workers int) (allowed int, err error) {
 			}
 		}
 		memory = max(memory, s.memory())
-		if work += s.work(); work > maxWork {
+		if work += s.work() + (m.globals+int(f.Locals))/16; work > maxWork { // the compiler declares all variables in each function
 			return 0, m.tooLarge(i, "microseconds of estimated work, with the functions before it", uint64(work), maxWork)
 		}
 	}

@@ -220,6 +220,9 @@ var shapes = []shape{
 		return blueprint{functions: n, code: []byte{opLoop, typeEmpty, opLocalGet, 0, opBrIf, 0, opEnd, opLocalGet, 0, opCall, 1}}.module()
 	}},
 	{name: "functions with locals", make: func(n int) []byte { return blueprint{functions: n, locals: 900, code: []byte{opLocalGet, 0}}.module() }},
+	{name: "functions and globals", make: func(n int) []byte {
+		return blueprint{functions: n, globals: 5000, code: []byte{opLocalGet, 0}}.module()
+	}},
 	{name: "types", make: func(n int) []byte {
 		return blueprint{nTypes: n, types: repeat(n, func(i int) []byte {
 			return joined([]byte{0x60, 16}, repeat(16, func(j int) []byte { return []byte{0x7f - byte(i>>(2*j)&3)} }), []byte{0})

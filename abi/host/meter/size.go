@@ -58,7 +58,9 @@ func (s *measure) check() {
 // sizeOf measures a function in a module with that many mutable globals. f.Locals is at most
 // maxVariables.
 func (m *Module) sizeOf(f *Function, globals int) size {
-	s := &measure{variables: f.Params + int(f.Locals) + globals + engineVariables, globals: globals}
+	// A variable that no instruction uses costs nothing in blocks.
+	used := min(f.Params+int(f.Locals)+globals, f.Instructions)
+	s := &measure{variables: used + engineVariables, globals: globals}
 	s.check()
 	s.blocks = append(s.blocks, frame{results: f.Results})
 	r := &reader{data: f.code, pos: f.body}
