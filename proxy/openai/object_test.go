@@ -117,7 +117,7 @@ func TestParseRefuses(t *testing.T) {
 		{"as many keys as a scan holds", `{"a":` + many(maxKeys-2, `"x":0`) + `}`, "", ""},
 		{"too many keys", `{"a":` + many(maxKeys-1, `"x":0`) + `}`, "invalid_json", "a"},
 		{"too many keys in objects inside each other", strings.Repeat(`{"a":`, 200) + many(maxKeys-200, `"x":0`) + strings.Repeat(`}`, 200), "invalid_json", "a"},
-		{"duplicate in the widest object", `{"a":` + many(maxKeys-2, `"k7":0`) + `}`, "duplicate_key", "a"},
+		{"duplicate in a wide object", `{"a":` + many(20_000, `"k7":0`) + `}`, "duplicate_key", "a"},
 		{"long key with escapes", `{"\u0061` + strings.Repeat("a", maxEscaped-6) + `":1}`, "", ""},
 		{"too long key with escapes", `{"\u0061` + strings.Repeat("a", maxEscaped-5) + `":1}`, "invalid_json", ""},
 		{"long key without escapes", `{"` + strings.Repeat("a", 100_000) + `":1}`, "", ""},
