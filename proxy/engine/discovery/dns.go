@@ -29,6 +29,7 @@ const (
 // dnsSource looks up names whose addresses are engines.
 type dnsSource struct {
 	resolver *net.Resolver
+	server   string // host:port; "": the system's
 	interval time.Duration
 	networks []string // address families, in the form of LookupIP
 	names    []*dnsName
@@ -51,7 +52,7 @@ type dnsEngine struct {
 }
 
 func newDNS(cfg config.DiscoveryDNS, log *slog.Logger) *dnsSource {
-	s := &dnsSource{resolver: &net.Resolver{}, interval: time.Duration(cfg.Interval), networks: []string{"ip4", "ip6"}, log: log, refusals: newRefusals()}
+	s := &dnsSource{resolver: &net.Resolver{}, server: cfg.Server, interval: time.Duration(cfg.Interval), networks: []string{"ip4", "ip6"}, log: log, refusals: newRefusals()}
 	if cfg.Family != "" {
 		s.networks = []string{"ip" + cfg.Family}
 	}
@@ -107,10 +108,21 @@ func (s *dnsSource) refresh(ctx context.Context, n *dnsName) {
 	if ctx.Err() != nil {
 		return
 	}
-	n.trouble.note(err)
+	n.trouble.note(s.named(err))
 	if err == nil {
 		s.update(n, hosts)
 	}
+}
+
+// named makes an error name the server that was asked. The resolver names the system's server,
+// because it does not know that Dial connects to another one.
+func (s *dnsSource) named(err error) error {
+	if e := (*net.DNSError)(nil); s.server != "" && errors.As(err, &e) {
+		asked := *e
+		asked.Server = s.server
+		return &asked
+	}
+	return err
 }
 
 // lookup returns the host and port, in URL form, of each engine of a name. The answer

@@ -2,8 +2,12 @@ package discovery
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -268,4 +272,23 @@ func FuzzDNSHost(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestErrorsNameTheServer: an error of a lookup names the server of the configuration.
+func TestErrorsNameTheServer(t *testing.T) {
+	for server, want := range map[string]string{"127.0.0.1:1": "127.0.0.1:1", "": "10.255.255.53:53"} {
+		s := newDNS(config.DiscoveryDNS{Server: server}, slog.New(slog.DiscardHandler))
+		err := s.named(fmt.Errorf("lookup: %w", &net.DNSError{Err: "server misbehaving", Name: "p.test", Server: "10.255.255.53:53"}))
+		if !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "p.test") {
+			t.Errorf("server %q: %v", server, err)
+		}
+		if other := errors.New("other"); s.named(other) != other || s.named(nil) != nil {
+			t.Error("another error was changed")
+		}
+	}
+	s := newDNS(config.DiscoveryDNS{Server: "127.0.0.1:1"}, slog.New(slog.DiscardHandler))
+	_, err := s.lookup(t.Context(), &dnsName{url: &url.URL{Host: "p.test"}})
+	if err == nil || !strings.Contains(s.named(err).Error(), "on 127.0.0.1:1") {
+		t.Errorf("a lookup at a closed port: %v", s.named(err))
+	}
 }

@@ -33,6 +33,12 @@ const (
 	// stores no object above 1.5 MB.
 	maxKubeList  = 256 << 20
 	maxKubeEvent = 8 << 20
+	// maxKubeObjects bounds the objects of one watch, maxKubeParts their endpoints, ports and
+	// conditions together, and maxKubeBraces the JSON objects within one object: a part takes up to
+	// 200 bytes of memory, and two bytes of a listing.
+	maxKubeObjects = 50_000
+	maxKubeParts   = 500_000
+	maxKubeBraces  = 50_000
 )
 
 // serviceAccount is the directory with the token, the CA and the namespace of a pod's
@@ -167,8 +173,8 @@ func (a *kubeAPI) list(ctx context.Context, path, selector string) (list kubeLis
 		return list, err
 	}
 	defer body.Close()
-	if err := json.NewDecoder(io.LimitReader(body, maxKubeList)).Decode(&list); err != nil {
-		return list, fmt.Errorf("decode the list of %s: %w", path, err)
+	if err := list.read(io.LimitReader(body, maxKubeList)); err != nil {
+		return kubeList{}, fmt.Errorf("decode the list of %s: %w", path, err)
 	}
 	if list.Metadata.ResourceVersion == "" {
 		return list, fmt.Errorf("decode the list of %s: no resourceVersion", path)

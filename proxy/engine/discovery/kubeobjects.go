@@ -1,9 +1,11 @@
 package discovery
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 )
 
@@ -76,6 +78,88 @@ type kubeList struct {
 		ResourceVersion string `json:"resourceVersion"`
 	} `json:"metadata"`
 	Items []kubeObject `json:"items"`
+
+	parts int // of the items
+}
+
+// read decodes a listing object by object, within the limits of the number of objects and their
+// parts: decoded at once, a listing would take up to 100 times its length.
+func (l *kubeList) read(r io.Reader) error {
+	d := json.NewDecoder(r)
+	if err := expect(d, json.Delim('{')); err != nil {
+		return err
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		switch key {
+		case "metadata":
+			err = d.Decode(&l.Metadata)
+		case "items":
+			err = l.items(d)
+		default:
+			var skipped json.RawMessage
+			err = d.Decode(&skipped)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return expect(d, json.Delim('}'))
+}
+
+// items decodes the list of objects, or null.
+func (l *kubeList) items(d *json.Decoder) error {
+	start, err := d.Token()
+	if err != nil || start == nil {
+		return err
+	}
+	if start != json.Delim('[') {
+		return errors.New("items is no list")
+	}
+	l.Items, l.parts = nil, 0
+	for d.More() {
+		var raw json.RawMessage
+		if err := d.Decode(&raw); err != nil {
+			return err
+		}
+		o, err := readKubeObject(raw)
+		if err != nil {
+			return err
+		}
+		if l.parts += o.parts(); len(l.Items) >= maxKubeObjects || l.parts > maxKubeParts {
+			return fmt.Errorf("there are more than %d objects, or more than %d endpoints, ports and conditions", maxKubeObjects, maxKubeParts)
+		}
+		l.Items = append(l.Items, o)
+	}
+	return expect(d, json.Delim(']'))
+}
+
+// expect reads one token.
+func expect(d *json.Decoder, want json.Delim) error {
+	if t, err := d.Token(); err != nil {
+		return err
+	} else if t != want {
+		return fmt.Errorf("found %v, want %v", t, want)
+	}
+	return nil
+}
+
+// readKubeObject decodes one object within the limits.
+func readKubeObject(raw []byte) (o kubeObject, err error) {
+	if len(raw) > maxKubeEvent || bytes.Count(raw, []byte("{")) > maxKubeBraces {
+		return o, fmt.Errorf("an object has more than %d bytes or %d parts", maxKubeEvent, maxKubeBraces)
+	}
+	err = json.Unmarshal(raw, &o)
+	return o, err
+}
+
+// parts returns the number of the object's endpoints, ports and conditions, and of the object
+// itself.
+func (o *kubeObject) parts() int {
+	return 1 + len(o.Endpoints) + len(o.Ports) + len(o.Spec.TargetPorts) + len(o.Status.Conditions)
 }
 
 // kubeStatus is an error answer.
@@ -103,8 +187,8 @@ type kubeEvent struct {
 func (e *kubeEvent) take(event func(kind string, o kubeObject)) error {
 	switch e.Type {
 	case kubeAdded, kubeModified, kubeDeleted, kubeBookmark:
-		var o kubeObject
-		if err := json.Unmarshal(e.Object, &o); err != nil {
+		o, err := readKubeObject(e.Object)
+		if err != nil {
 			return fmt.Errorf("decode an object: %w", err)
 		}
 		if o.Metadata.ResourceVersion == "" {

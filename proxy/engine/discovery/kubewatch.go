@@ -68,7 +68,7 @@ func (w *kubeWatch) take(kind string, o kubeObject) {
 	w.mu.Lock()
 	if kind == kubeDeleted {
 		delete(w.objects, o.key())
-	} else {
+	} else if w.objects[o.key()] != nil || len(w.objects) < maxKubeObjects { // the next listing reports an excess
 		w.objects[o.key()] = &o
 	}
 	w.mu.Unlock()
