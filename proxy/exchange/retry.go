@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"errors"
+	"net/http"
 	"slices"
 	"time"
 
@@ -25,18 +26,26 @@ func (x *exchange) mayRetry(err error, hook attempt.HookAnswer) bool {
 	if x.route.CallerCoordinates() && attempt.Sent(err) { // the blocks that the caller named may have been read and freed
 		return false
 	}
-	return x.denied != le && x.env.Tries(le.Phase) < x.env.Config.Retry.Attempts
+	attempts := x.env.Config.Retry.Attempts
+	if engine.IsRefused(le) && x.env.Config.Limits.NoEngineTimeout > 0 {
+		attempts *= 2 // the request waits before each of them, and an ending process may refuse twice
+	}
+	return x.denied != le && x.env.Tries(le.Phase) < attempts
 }
 
 // takeRetry reports whether p may retry the leg that failed with err, takes the retry from the budget
 // and counts it. An engine that has no room gets the request only once. A request that has waited
-// for an engine takes nothing from the budget: it adds no load to engines that fail.
+// for an engine takes nothing from the budget: it adds no load to engines that fail. Nor does one
+// that may wait and has lost the connection to its only engine: if that engine has ended, the retry
+// learns so and waits.
 func (x *exchange) takeRetry(p *coordinator.Placement, err error) bool {
 	var le *attempt.Error
 	if !errors.As(err, &le) || x.hasNoRoom(p) {
 		return false
 	}
-	if !le.Reserved && !x.waited && !x.env.Budget.Allow(time.Now(), x.env.Config.Retry.Budget, x.env.Config.Retry.MinBudget) {
+	lost := x.env.Config.Limits.NoEngineTimeout > 0 && le.Status == 0 && le.Code == http.StatusBadGateway &&
+		(le.Target.Instance == p.Decode.Instance || le.Target.Instance == p.Prefill.Instance)
+	if !le.Reserved && !x.waited && !lost && !x.env.Budget.Allow(time.Now(), x.env.Config.Retry.Budget, x.env.Config.Retry.MinBudget) {
 		x.journal.Fallback("retry", "budget")
 		x.denied = le
 		return false
