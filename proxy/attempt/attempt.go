@@ -27,6 +27,7 @@ type attempt struct {
 	prefill prefillResult
 	legBody *buffer.Buffer // body of the leg that answers the client
 	pair    *engine.Pair   // the pair of the two targets; nil with one leg
+	trial   bool           // the circuit of the pair was not closed when the attempt began
 	fresh   bool           // no transfer of the pair had succeeded when the attempt began
 
 	began    decodeState                // the state of the decode engine when the attempt began
@@ -63,6 +64,7 @@ type prefillResult struct {
 func (a *attempt) joinPair() {
 	if !a.p.Prefill.IsZero() {
 		a.pair = a.env.Registry.Pair(a.p.Prefill, a.p.Decode)
+		a.trial = a.pair.Trial()
 		a.fresh = a.pair.Begin()
 	}
 }
@@ -71,7 +73,7 @@ func (a *attempt) leavePair() {
 	if a.fresh {
 		a.pair.End()
 	}
-	a.pair, a.fresh = nil, false
+	a.pair, a.fresh, a.trial = nil, false, false
 }
 
 // isConcurrent reports whether prefill's answer does not shape the decode leg, so that both

@@ -133,6 +133,9 @@ func (a *attempt) classify(l *leg, f *failure) *Error {
 			e.Pair, e.Reason = a.pair, reasonKVLate
 		}
 	}
+	if l.Phase == abi.Prefill && a.both.runs() && a.pair != nil && f.sent && f.Code == 504 && !l.short && f.Unresponsive.IsZero() {
+		e.Pair = a.pair // prefill waits for the blocks of decode
+	}
 	e.exempt = e.exempt || l.short && e.Code == 504
 	e.Reserved = l.reserved
 	if l.starved && !e.Unresponsive.IsZero() {
@@ -191,7 +194,15 @@ func (a *attempt) legFailed(l *leg, e *Error) {
 	case e.Reply != nil || e.Permanent || e.Overloaded: // the engine works
 		e.Target.Breaker.Success()
 	case e.Pair != nil:
-		if e.Pair.Failure(e.Reason); e.Reason == reasonKVLate { // decode may also hang by itself
+		kind := e.Reason
+		if e.Phase == abi.Prefill {
+			kind = engine.Unmet
+		}
+		if e.Pair.Failure(kind) {
+			a.env.Log.Warn("pair is broken", "prefill", e.Pair.Prefill.Name(), "prefill_rank", e.Pair.Prefill.Rank,
+				"decode", e.Pair.Decode.Name(), "decode_rank", e.Pair.Decode.Rank, "reason", kind)
+		}
+		if kind == reasonKVLate || kind == engine.Unmet { // the engine of the leg may also hang by itself
 			e.Target.Breaker.Failure()
 		}
 	default:

@@ -69,7 +69,11 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 	r.begun = true
 	l := env.beginLeg(abi.Prefill, a.p.Prefill, env.tries[abi.Prefill]+1, a.c.LegID)
 	var limit time.Duration
-	limit, l.short = a.within(time.Duration(env.Config.Timeouts.Prefill))
+	limit = time.Duration(env.Config.Timeouts.Prefill)
+	if a.trial {
+		limit = min(limit, time.Duration(env.Config.Timeouts.Handshake))
+	}
+	limit, l.short = a.within(limit)
 	w, by := waits{head: limit, idle: limit}, l.Start.Add(limit)
 	if a.conn.Reclaims() {
 		// An answer that comes after the limit, or after the client has left, names the blocks

@@ -25,6 +25,8 @@ const (
 type Breaker struct {
 	config   *atomic.Pointer[config.Circuit] // shared with the registry, which replaces it on reload
 	report   func(failed bool)               // in a mirror: called for each failure, and for a success that changes something
+	grows    bool                            // each opening in a row lasts twice as long
+	openings atomic.Int32                    // in a row, if grows is set
 	opened   chan<- struct{}                 // gets a signal when the circuit opens; nil: none
 	base     time.Time                       // origin of until, on the monotonic clock
 	failures atomic.Int32                    // in a row
@@ -68,6 +70,7 @@ func (b *Breaker) Success() {
 	}
 	if b.until.Load() != 0 {
 		b.until.Store(0)
+		b.openings.Store(0)
 		news = true
 	}
 	if news && b.report != nil {
@@ -105,4 +108,16 @@ func (b *Breaker) Failures() int { return int(b.failures.Load()) }
 
 func (b *Breaker) now() int64 { return int64(time.Since(b.base)) }
 
-func (b *Breaker) openFor() int64 { return int64(b.config.Load().OpenFor) }
+// openFor returns how long the circuit that opens now, or whose trial begins now, stays open. A
+// circuit that grows stays open for at most longestOpen, or for circuit.open_for if that is longer.
+func (b *Breaker) openFor() int64 {
+	d := time.Duration(b.config.Load().OpenFor)
+	if b.grows {
+		n := min(b.openings.Add(1)-1, 10)
+		d = max(d, min(d<<n, longestOpen))
+	}
+	return int64(d)
+}
+
+// longestOpen limits how long the circuit of a pair stays open between two trials.
+const longestOpen = 2 * time.Minute

@@ -96,15 +96,27 @@ func (p *Pair) become(state abi.PairState) {
 }
 
 // Success notes that KV has come, and closes the pair's circuit.
-func (p *Pair) Success() { p.set("") }
+func (p *Pair) Success() { _ = p.set("") }
 
 // Failure notes that a transfer failed and that the failure cannot be attributed to one
-// engine. kind is a label, never text of an answer.
-func (p *Pair) Failure(kind string) { p.set(kind) }
+// engine. kind is a label, never text of an answer. It reports whether the circuit of the
+// pair has opened.
+func (p *Pair) Failure(kind string) (opened bool) { return p.set(kind) }
+
+// Unmet is the kind of a failure whose prefill, at the same time as decode, did not answer in
+// time. For a pair without a transfer since one of its processes started, the first such
+// failure opens the circuit: every further request would wait as long. SGLang's decode keeps
+// the addresses of a prefill process that was replaced between two heartbeats (SGLang pull
+// request 36029).
+const Unmet = "prefill_timeout"
+
+// Trial reports whether the circuit of the pair is not closed: an attempt on the pair is a
+// trial.
+func (p *Pair) Trial() bool { return p.circuit.until.Load() != 0 }
 
 // set applies the end of a transfer: success for kind "", or else a failure of that
 // kind. A pair whose circuit opens must prove again that it works.
-func (p *Pair) set(kind string) {
+func (p *Pair) set(kind string) (opened bool) {
 	now := time.Now()
 	p.mu.Lock()
 	before := p.stateAt(now)
@@ -115,8 +127,13 @@ func (p *Pair) set(kind string) {
 	} else {
 		p.failures++
 		p.last = kind
-		if p.circuit.Failure(); p.circuit.Circuit(now) != CircuitClosed {
-			p.state = abi.PairUnknown
+		if kind == Unmet && p.state != abi.PairReady {
+			p.circuit.Trip()
+		} else {
+			p.circuit.Failure()
+		}
+		if p.circuit.Circuit(now) != CircuitClosed {
+			p.state, opened = abi.PairUnknown, before != abi.PairBroken
 		}
 	}
 	if p.stateAt(now) != before {
@@ -125,12 +142,13 @@ func (p *Pair) set(kind string) {
 	p.mu.Unlock()
 	p.table.note(p)
 	if !news {
-		return
+		return opened
 	}
 	p.table.version.Add(1)
 	if p.table.reports != nil {
 		p.table.reports.transfer(p, kind)
 	}
+	return opened
 }
 
 // allow reports whether a request may use the pair, and takes the trial of a half-open
@@ -217,6 +235,7 @@ func (t *pairTable) get(p, d Target) *Pair {
 	}
 	pair = &Pair{Prefill: p, Decode: d, table: t, since: time.Now()}
 	pair.circuit.arm(t.circuit)
+	pair.circuit.grows = true
 	if p.gone.Load() || d.gone.Load() {
 		return pair
 	}

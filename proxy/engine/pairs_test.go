@@ -217,3 +217,41 @@ func TestPairHammer(t *testing.T) {
 		t.Error("trouble without pairs")
 	}
 }
+
+// The first failure of a new pair whose engines did not meet opens the circuit, and each opening
+// in a row lasts twice as long, up to two minutes. A pair that has worked gets circuit.failures.
+func TestPairsThatNeverMeet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p, d := pairOf(t)
+		f.pairs.circuit.Store(&config.Circuit{Failures: 3, OpenFor: config.Duration(10 * time.Second)})
+		pair := f.pairs.get(p, d)
+		pair.Begin()
+		if pair.Trial() || !pair.Failure(Unmet) || pair.State() != abi.PairBroken || !pair.Trial() {
+			t.Fatalf("after one failure: %v", pair.State())
+		}
+		for _, want := range []time.Duration{10, 20, 40, 80, 120, 120} {
+			from := time.Now()
+			for !pair.allow() {
+				time.Sleep(time.Second)
+			}
+			if got := time.Since(from); got != want*time.Second {
+				t.Errorf("a trial after %v, want %v s", got, want)
+			}
+			pair.Failure(Unmet)
+		}
+		pair.Success()
+		for range 2 {
+			if pair.Failure(Unmet) {
+				t.Error("a pair that has worked is broken before circuit.failures")
+			}
+		}
+		if !pair.Failure(Unmet) || f.PairsInTrouble() == false {
+			t.Error("the pair is not broken")
+		}
+		for from := time.Now(); !pair.allow(); time.Sleep(time.Second) {
+			if time.Since(from) > 10*time.Second {
+				t.Fatal("the first opening after a success lasts longer than circuit.open_for")
+			}
+		}
+	})
+}
