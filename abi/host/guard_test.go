@@ -65,8 +65,8 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// TestGuardedCallsDoNotAllocate: for a call through the gate the engine starts
-// no goroutine and makes no channel.
+// TestGuardedCallsDoNotAllocate: for a call into a guarded module the engine starts no goroutine
+// and makes no channel.
 func TestGuardedCallsDoNotAllocate(t *testing.T) {
 	vm := start(t, load(t, failing("0_2_1", func(*assembler) [][]byte { return nil }), LoadOptions{Guarded: true, MemoryPages: 16}), newWorld())
 	tick := func() {
