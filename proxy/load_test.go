@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,15 +100,13 @@ func TestOverloadedLegs(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var engines []*fakeEngine
-				prefills, cleanups := 0, 0
+				var prefills, cleanups atomic.Int32
 				add := func(role string, serves []func(*engineConn, int), good func(*engineConn, int)) {
 					for n, serve := range serves {
 						e := &fakeEngine{name: fmt.Sprint(role, n), role: role, connector: "vllm-nixl"}
 						e.serve = func(c *engineConn, nth int) {
-							e.mu.Lock()
-							defer e.mu.Unlock()
 							if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
-								cleanups++
+								cleanups.Add(1)
 								c.json(200, doneAnswer)
 							} else if serve != nil {
 								serve(c, nth)
@@ -119,7 +118,7 @@ func TestOverloadedLegs(t *testing.T) {
 					}
 				}
 				add("prefill", tt.prefill, func(c *engineConn, _ int) {
-					prefills++
+					prefills.Add(1)
 					c.json(200, strings.Replace(nixlAnswer, `"p.test"`, fmt.Sprintf(`%q,"remote_request_id":"r"`, c.e.name+".test"), 1))
 				})
 				add("decode", tt.decode, func(c *engineConn, _ int) { c.json(200, doneAnswer) })
@@ -129,11 +128,11 @@ func TestOverloadedLegs(t *testing.T) {
 					t.Errorf("got %d %s %v", a.status, a.body, a.header)
 				}
 				time.Sleep(time.Minute)
-				if prefills != tt.prefills {
-					t.Errorf("prefill computed %d times, want %d", prefills, tt.prefills)
+				if n := int(prefills.Load()); n != tt.prefills {
+					t.Errorf("prefill computed %d times, want %d", n, tt.prefills)
 				}
-				if want := tt.status == 503 && tt.prefills == 1; (cleanups > 0) != want {
-					t.Errorf("%d clean-ups", cleanups)
+				if want := tt.status == 503 && tt.prefills == 1; (cleanups.Load() > 0) != want {
+					t.Errorf("%d clean-ups", cleanups.Load())
 				}
 				for _, i := range w.registry.Snapshot().Instances {
 					if n := i.Breaker.Failures(); n != 0 {
