@@ -86,7 +86,7 @@ func TestExtremes(t *testing.T) {
 					t.Errorf("%s: %v, lost %v, lease %d", what, err, h.lost, h.lease)
 				}
 				got, want := h.Request, a.Request
-				got.Remaining = want.Remaining // sent as Ask.Deadline
+				got.Remaining = want.Remaining                                                                            // sent as Ask.Deadline
 				got.Model, got.Turn, got.Conversation, got.Shared = want.Model, want.Turn, want.Conversation, want.Shared // found by the coordinator
 				want.Headers = slices.Clone(want.Headers)
 				for i := range want.Headers { // the wire has the bounds of a frame
