@@ -67,8 +67,8 @@ type Plugin struct {
 	// error, "open" continues without the filter. Default "": closed. It may not be set
 	// for a policy: policies have fallbacks.
 	Fail string `toml:"fail"`
-	// VMID keys shared data and queues. Default "". Plugins with the same VMID share them. A plugin
-	// cannot use the queue of another VMID by its id. A plugin that resolves the queue by VMID and
+	// VMID keys shared data and queues. Default "". Plugins with the same vm_id share them. A plugin
+	// cannot use the queue of another vm_id by its id. A plugin that resolves the queue by vm_id and
 	// name may add items, but cannot remove any.
 	VMID string `toml:"vm_id"`
 	// RootID is the property plugin_root_id. Default "".
