@@ -80,7 +80,7 @@ var badInputs = []badInput{
 	{"open object", always("{"), nil, 400, "invalid_json", ""},
 	{"two objects", func(good string) string { return good + good }, nil, 400, "invalid_json", ""},
 	{"byte order mark", func(good string) string { return "\ufeff" + good }, nil, 400, "invalid_json", ""},
-	{"form", always("model=sim"), []string{"Content-Type", "application/x-www-form-urlencoded"}, 400, "invalid_json", ""},
+	{"form", always("model=sim"), []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "unsupported_media_type", "Content-Type"},
 	{"model of another type", renamed("7"), nil, 400, "invalid_type", "model"},
 	{"list as model", renamed("[]"), nil, 400, "invalid_type", "model"},
 	{"unknown model", renamed(`"nobody"`), nil, 404, "model_not_found", "model"},

@@ -43,7 +43,7 @@ var _ Registry = (*engine.Registry)(nil)
 
 // Options configures a Manager.
 type Options struct {
-	Registry Registry
+	Registry Registry // nil: New only checks the configuration
 	// DrainFor returns how long an engine that disappeared from its source may take to
 	// finish its requests.
 	DrainFor func() time.Duration
@@ -100,6 +100,9 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 	}
 	if cfg.TRTLLM.MetadataURI != "" {
 		m.sources = append(m.sources, newMetadata(cfg.TRTLLM, o.Log))
+	}
+	if o.Registry == nil { // New only checks the files of the configuration
+		return m, nil
 	}
 	for range m.sources {
 		m.arrived = append(m.arrived, o.Registry.Expect(engine.FirstList))
