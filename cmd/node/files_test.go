@@ -107,6 +107,7 @@ func TestProblemsOfFiles(t *testing.T) {
 		"fleet":              {"[fleet.tls]\ncert = 'DIR/nope'\nkey = 'DIR/key'\nca = 'DIR/garbage'\n", "c.toml:2: fleet.tls.cert: open DIR/nope: no such file or directory\nc.toml:4: fleet.tls.ca: no certificate (PEM) in DIR/garbage"},
 		"fleet, wrong key":   {"[fleet.tls]\ncert = 'DIR/cert'\nkey = 'DIR/other'\nca = 'DIR/cert'\n", "c.toml:3: fleet.tls.key: DIR/other is not the private key of DIR/cert, which fleet.tls.cert names: tls: private key does not match public key"},
 		"etcd":               {"[discovery.etcd]\nendpoints = ['https://127.0.0.1:1']\ncert = 'DIR/garbage'\nkey = 'DIR/nope'\n", "c.toml:3: discovery.etcd.cert: no certificate (PEM) in DIR/garbage\nc.toml:4: discovery.etcd.key: open DIR/nope: no such file or directory"},
+		"all discovery":      {"[discovery.file]\npath = 'DIR/key'\n[discovery.etcd]\nendpoints = ['http://127.0.0.1:1']\n[[discovery.dns.engine]]\nname = 'a.test'\n", ""},
 		"keys":               {"[server.auth]\nkeys_file = 'DIR/garbage'\n", `c.toml:2: server.auth.keys_file: DIR/garbage: line 1 is not "NAME SHA256"`},
 		"keys, missing":      {"[server.auth]\nkeys_file = 'DIR/nope'\n", "c.toml:2: server.auth.keys_file: open DIR/nope: no such file or directory"},
 		"jwt":                {"[[jwt]]\nissuer = 'a'\n[[jwt]]\nissuer = 'b'\njwks_file = 'DIR/garbage'\n", "c.toml:5: jwt[1].jwks_file: DIR/garbage: the keys are not a JSON Web Key Set"},

@@ -128,6 +128,7 @@ type concurrentLegs struct {
 	sent    chan struct{}      // closed when all of the decode leg has been sent, if prefill waits for that; else nil
 	prefill chan prefillResult // gets one result, when the prefill leg has ended
 	over    bool               // the result has been taken; the goroutine of the exchange owns it
+	opened  atomic.Bool        // decode has opened its answer, so it does not wait for the KV any more
 	merger  connector.Merger   // completes decode's answer with prefill's answer; nil: not needed
 	merged  []byte             // memory for merged events
 

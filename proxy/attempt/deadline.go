@@ -47,7 +47,7 @@ func (a *attempt) awaitKV(cancel context.CancelCauseFunc) *time.Timer {
 		return nil
 	}
 	return time.AfterFunc(a.kvLimit(), func() {
-		if a.both.winner.CompareAndSwap(0, kvLate) {
+		if !a.both.opened.Load() && a.both.winner.CompareAndSwap(0, kvLate) {
 			cancel(errKVLate)
 		}
 	})

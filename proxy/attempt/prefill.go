@@ -70,7 +70,7 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 	l := env.beginLeg(abi.Prefill, a.p.Prefill, env.tries[abi.Prefill]+1, a.c.LegID)
 	var limit time.Duration
 	limit = time.Duration(env.Config.Timeouts.Prefill)
-	if a.trial {
+	if a.trial && a.isConcurrent() { // otherwise prefill does not wait for decode
 		limit = min(limit, time.Duration(env.Config.Timeouts.Handshake))
 	}
 	limit, l.short = a.within(limit)

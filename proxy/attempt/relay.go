@@ -270,6 +270,7 @@ func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) 
 			switch {
 			case opened.IsZero():
 				opened = time.Now()
+				a.both.opened.Store(true)
 			case err == nil && time.Since(opened) > headHold:
 				return nil
 			}

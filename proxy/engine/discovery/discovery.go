@@ -43,7 +43,8 @@ var _ Registry = (*engine.Registry)(nil)
 
 // Options configures a Manager.
 type Options struct {
-	Registry Registry // nil: New only checks the configuration
+	// Registry gets the lists. Nil: the manager only checks its configuration and never runs.
+	Registry Registry
 	// DrainFor returns how long an engine that disappeared from its source may take to
 	// finish its requests.
 	DrainFor func() time.Duration
@@ -66,7 +67,7 @@ type Manager struct {
 }
 
 // New returns a manager of the sources that cfg enables. cfg must have been validated.
-// New starts nothing, and opens only files with keys.
+// New opens only files with keys, and starts only the time for the first lists.
 func New(cfg config.Discovery, o Options) (*Manager, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -101,11 +102,10 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 	if cfg.TRTLLM.MetadataURI != "" {
 		m.sources = append(m.sources, newMetadata(cfg.TRTLLM, o.Log))
 	}
-	if o.Registry == nil { // New only checks the files of the configuration
-		return m, nil
-	}
-	for range m.sources {
-		m.arrived = append(m.arrived, o.Registry.Expect(engine.FirstList))
+	if o.Registry != nil {
+		for range m.sources {
+			m.arrived = append(m.arrived, o.Registry.Expect(engine.FirstList))
+		}
 	}
 	return m, nil
 }
