@@ -157,7 +157,7 @@ var (
 
 // Codes that the parts of the proxy in front of an operation may answer with.
 var (
-	everywhere = []openai.Code{openai.CodeConnectionBroken, openai.CodeTooManyConnections}
+	everywhere = []openai.Code{openai.CodeConnectionBroken, openai.CodeHeadTooLarge, openai.CodeInvalidHead, openai.CodeTooManyConnections}
 	filtered   = []openai.Code{openai.CodePluginBusy, openai.CodePluginFailed, openai.CodePluginParked, openai.CodeAnswerTooLarge, openai.CodeDraining, openai.CodeMemoryLimit}
 	keyed      = []openai.Code{openai.CodeInvalidAPIKey}
 	withBody   = []openai.Code{

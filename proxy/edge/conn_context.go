@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// tlsStateKey is the key of a connection's TLS state in the context of its requests.
-type tlsStateKey struct{}
+// connKey is the key of the *framingConn in the context of its requests.
+type connKey struct{}
 
 // connContext is the http.Server.ConnContext of all servers.
 func connContext(ctx context.Context, c net.Conn) context.Context {
@@ -21,9 +21,9 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 	}
 	if tc, ok := fc.Conn.(*tls.Conn); ok {
 		state := tc.ConnectionState()
-		ctx = context.WithValue(ctx, tlsStateKey{}, &state)
+		fc.tlsState = &state
 	}
-	return downstream.WithConn(ctx, fc.Conn)
+	return downstream.WithConn(context.WithValue(ctx, connKey{}, fc), fc.Conn)
 }
 
 // tcpHandler prepares the requests over TCP. It is one handler for all preparations, because each
@@ -35,14 +35,19 @@ type tcpHandler struct {
 
 // ServeHTTP sets http.Request.TLS. net/http cannot do so, because the TLS listener has done the
 // handshake. It adds Connection: close to the answers over HTTP/1.1 after StopAccepting. Over
-// HTTP/2 that header would send the GOAWAY of net/http. It refuses requests of broken connections.
+// HTTP/2 that header would send the GOAWAY of net/http. It refuses requests of broken connections
+// and, over HTTP/2, too large heads.
 func (h tcpHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if h.s.certs != nil {
-		if state, ok := r.Context().Value(tlsStateKey{}).(*tls.ConnectionState); ok {
-			r.TLS = state
-		}
+	fc := r.Context().Value(connKey{}).(*framingConn) // each listener makes such connections
+	if fc.tlsState != nil {
+		r.TLS = fc.tlsState
 	}
-	if r.ProtoMajor < 2 {
+	if r.ProtoMajor >= 2 {
+		if limitHeads(w, r, int(h.s.cfg.Server.MaxHeader)) {
+			return
+		}
+	} else {
+		fc.handled.Store(true)
 		if h.s.stopping.Load() {
 			w.Header().Set("Connection", "close")
 		}

@@ -2,24 +2,28 @@ package edge
 
 import (
 	"bytes"
+	"crypto/tls"
 	"io"
 	"net"
 	"strconv"
 	"sync/atomic"
 
 	"github.com/pdproxy/pdproxy/proxy/inflight"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // framingListener refuses requests with ambiguous framing, above all Content-Length
 // together with Transfer-Encoding. Attackers use such requests to smuggle one request
 // inside another. net/http accepts them and hides the length from the handler, so the
 // check stands below net/http and follows the bytes of the connection. In place of the
-// rest of a bad head it gives net/http a malformed line; net/http answers with 400 and
-// closes the connection. A connection whose framing cannot be followed ends, too: no byte
-// reaches net/http unchecked.
+// rest of a bad or too large head it gives net/http a malformed line; net/http refuses the
+// line and closes the connection. A connection whose framing cannot be followed ends, too: no
+// byte reaches net/http unchecked. Each refusal that net/http writes by itself becomes an
+// answer with JSON.
 type framingListener struct {
 	net.Listener
-	conns *clientConns
+	conns     *clientConns
+	headLimit int // of HTTP/1.1, in bytes; headSlack comes on top
 }
 
 // Accept implements net.Listener.
@@ -28,26 +32,46 @@ func (l framingListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	fc := &framingConn{Conn: c, tcp: tcpOf(c), conns: l.conns}
+	fc := &framingConn{Conn: c, tcp: tcpOf(c), conns: l.conns, f: framing{limit: l.headLimit}}
 	l.conns.add(fc)
 	return fc, nil
 }
 
 type framingConn struct {
 	net.Conn
-	tcp   *tcpConn // below Conn; may be nil
-	conns *clientConns
-	f     framing                        // only Read uses it, and net/http has one reader at a time
-	http2 atomic.Bool                    // the preface of HTTP/2 has been read
-	taken atomic.Pointer[inflight.Group] // counts the connection, because a handler has taken it over; else nil
-	heads headWatch                      // of HTTP/2; only Read uses it
-	away  goAway                         // of HTTP/2
+	tcp      *tcpConn // below Conn; may be nil
+	conns    *clientConns
+	f        framing                        // only Read uses it, and net/http has one reader at a time
+	tlsState *tls.ConnectionState           // nil without TLS
+	handled  atomic.Bool                    // a handler of HTTP/1.1 has the present request; before, net/http writes only refusals
+	refused  bool                           // a refusal has been sent; only the goroutine of net/http uses it
+	http2    atomic.Bool                    // the preface of HTTP/2 has been read
+	taken    atomic.Pointer[inflight.Group] // counts the connection, because a handler has taken it over; else nil
+	heads    headWatch                      // of HTTP/2; only Read uses it
+	away     goAway                         // of HTTP/2
 }
 
 // Write implements net.Conn.
 func (c *framingConn) Write(p []byte) (int, error) {
 	if c.http2.Load() {
 		return c.away.write(c.Conn, p)
+	}
+	switch {
+	case c.handled.Load():
+	case c.refused:
+		return len(p), nil
+	default:
+		e := ownRefusal(p)
+		if e == nil {
+			break
+		}
+		if c.f.refusal != nil { // framing made net/http refuse the head
+			e = c.f.refusal
+		}
+		if err := c.refuse(e); err != nil {
+			return 0, err
+		}
+		return len(p), nil
 	}
 	return c.Conn.Write(p)
 }
@@ -74,7 +98,7 @@ func (c *framingConn) takenOver(g *inflight.Group) {
 // Read implements net.Conn.
 func (c *framingConn) Read(p []byte) (int, error) {
 	if c.f.state == framingEnd {
-		return c.f.refuse(p)
+		return c.f.readRefusal(p)
 	}
 	n, err := c.Conn.Read(p)
 	if c.f.state == framingRaw {
@@ -123,18 +147,21 @@ func (c *framingConn) CloseWrite() error {
 // refuses them. The zero value stands before the first request.
 type framing struct {
 	state    framingState
-	inHead   bool     // the request line has been read
-	http11   bool     // the request line ended in HTTP/1.1
-	chunked  bool     // this head has a Transfer-Encoding
-	sized    bool     // this head has a Content-Length
-	framed   bool     // the last header line was one of these two
-	preface  int      // matched bytes of http2Preface, -1: the connection begins differently
-	length   int64    // Content-Length of this head
-	skip     int64    // remaining bytes of the body or chunk
-	line     [64]byte // the first bytes of the current line
-	tail     [9]byte  // the last bytes of the current line
-	n        int      // the length of the current line so far, may exceed len(line)
-	refusing []byte   // bytes that Read returns before EOF
+	inHead   bool          // the request line has been read
+	http11   bool          // the request line ended in HTTP/1.1
+	chunked  bool          // this head has a Transfer-Encoding
+	sized    bool          // this head has a Content-Length
+	framed   bool          // the last header line was one of these two
+	preface  int           // matched bytes of http2Preface, -1: the connection begins differently
+	limit    int           // of a head in bytes, headSlack comes on top; 0: none
+	size     int           // bytes of this head so far
+	length   int64         // Content-Length of this head
+	skip     int64         // remaining bytes of the body or chunk
+	line     [64]byte      // the first bytes of the current line
+	tail     [9]byte       // the last bytes of the current line
+	n        int           // the length of the current line so far, may exceed len(line)
+	refusing []byte        // bytes that Read returns before EOF
+	refusal  *openai.Error // the reason; nil: no head was refused
 }
 
 type framingState uint8
@@ -205,7 +232,7 @@ func (f *framing) matchPreface(p []byte) {
 }
 
 // begin resets f for the next request.
-func (f *framing) begin() { *f = framing{preface: f.preface} }
+func (f *framing) begin() { *f = framing{preface: f.preface, limit: f.limit} }
 
 func (f *framing) bodyDone() {
 	if f.state == framingBody {
@@ -228,6 +255,12 @@ func (f *framing) readLine(p []byte, i int) int {
 	}
 	f.keepTail(part)
 	f.n += len(part)
+	if f.state == framingHead && f.limit > 0 {
+		if f.size += len(part) + 1; f.size > f.limit+headSlack {
+			f.refuse(headTooLarge(f.limit))
+			return i + len(part)
+		}
+	}
 	if end < 0 {
 		return len(p)
 	}
@@ -270,7 +303,7 @@ func (f *framing) endLine(line []byte, whole, crlf bool) {
 		case len(line) == 0:
 			f.endHead()
 		case !f.field(line, whole):
-			f.state, f.refusing = framingEnd, []byte(malformedLine)
+			f.refuse(errFraming)
 		}
 	}
 }
@@ -336,8 +369,13 @@ func (f *framing) chunk(line []byte, whole bool) {
 	}
 }
 
-// refuse returns the bytes that make net/http refuse the request, then io.EOF.
-func (f *framing) refuse(p []byte) (int, error) {
+// refuse makes net/http refuse the request.
+func (f *framing) refuse(why *openai.Error) {
+	f.state, f.refusing, f.refusal = framingEnd, []byte(malformedLine), why
+}
+
+// readRefusal returns the bytes that make net/http refuse the request, then io.EOF.
+func (f *framing) readRefusal(p []byte) (int, error) {
 	if len(f.refusing) == 0 {
 		return 0, io.EOF
 	}

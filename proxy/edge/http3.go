@@ -29,6 +29,7 @@ type quicListener struct {
 	listener  *quic.Listener
 	conns     *http3Conns
 	shared    *sharedPort // nil: this process has the port alone
+	headSize  int         // limit of a head, in bytes
 }
 
 // Limits of one connection of HTTP/2 and of HTTP/3.
@@ -48,13 +49,13 @@ const (
 // listenQUIC opens the UDP socket. It shares the port with the processes of o.QUICDir
 // unless that is nil. 0-RTT stays off, because a replayed POST would generate twice.
 func listenQUIC(cfg *config.Config, o Options, base context.Context, places *connections) (*quicListener, error) {
-	q := new(quicListener)
+	q := &quicListener{headSize: int(cfg.Server.MaxHeader)}
 	if err := q.open(o.QUICDir, cfg.Server.HTTP3); err != nil {
 		return nil, err
 	}
 	headLimit := time.Duration(cfg.Server.ReadHeaderTimeout)
 	q.conns = newHTTP3Conns(&http3.Server{
-		MaxHeaderBytes: int(cfg.Server.MaxHeader),
+		MaxHeaderBytes: libraryHeads * int(cfg.Server.MaxHeader),
 		IdleTimeout:    time.Duration(cfg.Server.IdleTimeout),
 		ConnContext:    func(ctx context.Context, _ *quic.Conn) context.Context { return withBase(ctx, base) },
 		Logger:         slog.New(slog.DiscardHandler),
@@ -108,7 +109,7 @@ func (q *quicListener) handle(h http.Handler) {
 	if q.shared != nil {
 		h = q.shared.count(h)
 	}
-	q.conns.server.Handler = liftHeadLimit(h)
+	q.conns.server.Handler = endHead(h, q.headSize)
 }
 
 // withBase returns a context of conn that also ends when base ends, with its cause.

@@ -48,11 +48,14 @@ func newHTTP3Conns(server *http3.Server, headLimit time.Duration) *http3Conns {
 	return h
 }
 
-// liftHeadLimit removes the read deadline of the head, because the head has been read.
-func liftHeadLimit(h http.Handler) http.Handler {
+// endHead removes the read deadline of the head, because the head has been read, and refuses a
+// head of more than size bytes.
+func endHead(h http.Handler, size int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // never fails
-		h.ServeHTTP(w, r)
+		if !limitHeads(w, r, size) {
+			h.ServeHTTP(w, r)
+		}
 	})
 }
 

@@ -84,9 +84,9 @@ func (s *Server) listeners() []net.Listener {
 	case s.public == nil:
 		return []net.Listener{s.adminListener()}
 	case s.tls != nil:
-		return []net.Listener{framingListener{s.tls.h1, &s.clients}, framingListener{s.tls.h2, &s.clients}, s.adminListener()}
+		return []net.Listener{s.framed(s.tls.h1, &s.clients), s.framed(s.tls.h2, &s.clients), s.adminListener()}
 	}
-	return []net.Listener{framingListener{s.tcp, &s.clients}, s.adminListener()}
+	return []net.Listener{s.framed(s.tcp, &s.clients), s.adminListener()}
 }
 
 // adminListener returns the listener of the operators' server, nil without one.
@@ -94,7 +94,11 @@ func (s *Server) adminListener() net.Listener {
 	if s.admin == nil {
 		return nil
 	}
-	return tcpListener{s.admin, s.operators, true}
+	return s.framed(tcpListener{s.admin, s.operators, true}, new(clientConns))
+}
+
+func (s *Server) framed(l net.Listener, conns *clientConns) net.Listener {
+	return framingListener{l, conns, int(s.cfg.Server.MaxHeader)}
 }
 
 // shutdown drains within limit. The error names waited, the time that the requests had in

@@ -153,7 +153,7 @@ func (s *Server) addServer(h http.Handler, p *http.Protocols) *http.Server {
 		Protocols:         p,
 		ReadHeaderTimeout: s.stall.head,
 		IdleTimeout:       time.Duration(s.cfg.Server.IdleTimeout),
-		MaxHeaderBytes:    int(s.cfg.Server.MaxHeader),
+		MaxHeaderBytes:    libraryHeads * int(s.cfg.Server.MaxHeader),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          streamsPerConn,
 			MaxReceiveBufferPerConnection: receiveWindow,
@@ -175,22 +175,23 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	case http.StateClosed:
 		s.conns.Done()
 	case http.StateHijacked:
-		c.(*framingConn).takenOver(&s.conns) // all connections of clients are of this type
+		c.(*framingConn).takenOver(&s.conns) // all connections are of this type
 	}
-	if fc, ok := c.(*framingConn); ok && fc.tcp != nil {
-		placeState(fc.tcp, state)
-	}
+	placeState(c, state)
 }
 
 // placeState is the http.Server.ConnState of connections that are counted.
 func placeState(c net.Conn, state http.ConnState) {
-	t, ok := c.(*tcpConn)
+	fc := c.(*framingConn) // all connections are of this type
+	if state == http.StateIdle {
+		fc.handled.Store(false)
+	}
 	switch {
-	case !ok:
+	case fc.tcp == nil:
 	case state == http.StateActive:
-		t.busy()
+		fc.tcp.busy()
 	case state == http.StateIdle:
-		t.rest()
+		fc.tcp.rest()
 	}
 }
 

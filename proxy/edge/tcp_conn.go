@@ -3,9 +3,7 @@ package edge
 import (
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
-	"net/http"
 	"syscall"
 	"time"
 
@@ -45,19 +43,14 @@ func outOfDescriptors(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
-// busyAnswer is the answer to a client for whose connection there is no place.
-var busyAnswer = func() []byte {
-	e := openai.NewError(openai.CodeTooManyConnections, "too many connections are open")
-	body := e.AppendJSON(nil)
-	return fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
-		e.Status, http.StatusText(e.Status), len(body), body)
-}()
+// errTooMany refuses a client for whose connection there is no place.
+var errTooMany = openai.NewError(openai.CodeTooManyConnections, "too many connections are open")
 
 // refuse answers and closes a connection. The write does not block, because the send
 // buffer of a new connection is empty.
 func (l tcpListener) refuse(c net.Conn) {
 	if l.plain && c.SetWriteDeadline(time.Now().Add(acceptPause)) == nil {
-		_, _ = c.Write(busyAnswer) // the client may be gone
+		_, _ = c.Write(appendRefusal(nil, errTooMany)) // the client may be gone
 	}
 	c.Close()
 }

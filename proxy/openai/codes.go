@@ -22,12 +22,14 @@ const (
 	CodeDuplicateKey
 	CodeEmptyArray
 	CodeFieldNotAllowed
+	CodeHeadTooLarge
 	CodeHeldByPolicy
 	CodeIntegerAboveMaxValue
 	CodeIntegerBelowMinValue
 	CodeInternal
 	CodeInvalidAPIKey
 	CodeInvalidForm
+	CodeInvalidHead
 	CodeInvalidJSON
 	CodeInvalidName
 	CodeInvalidPriority
@@ -113,12 +115,14 @@ var codes = [codeCount]CodeInfo{
 	CodeDuplicateKey:               {"duplicate_key", []int{400}, "", "An object of the body has the same key twice, so two parsers could read the body differently."},
 	CodeEmptyArray:                 {"empty_array", []int{400}, "", "A list of the request is empty."},
 	CodeFieldNotAllowed:            {"field_not_allowed", []int{400}, "", "A field changes the engine, runs code in it, or selects an adapter by a file or a number, and the configuration does not allow the field (`server.trust_engine_fields`)."},
+	CodeHeadTooLarge:               {"head_too_large", []int{431}, "", "The request line and the header lines are larger than the limit. Over HTTP/1.1 the proxy closes this connection."},
 	CodeHeldByPolicy:               {"held_by_policy", []int{503}, overloaded, "The plan policy held the request until the limit of the wait."},
 	CodeIntegerAboveMaxValue:       {"integer_above_max_value", []int{400}, "", "A number of the request is too large."},
 	CodeIntegerBelowMinValue:       {"integer_below_min_value", []int{400}, "", "A number of the request is too small."},
 	CodeInternal:                   {"internal", []int{500}, "internal_error", "The proxy has a fault."},
 	CodeInvalidAPIKey:              {"invalid_api_key", []int{401}, "", "The request has no valid API key."},
 	CodeInvalidForm:                {"invalid_form", []int{400}, "", "The body is not a valid form (multipart/form-data), or parsers could read it in different ways."},
+	CodeInvalidHead:                {"invalid_head", []int{400, 417, 501, 505}, "invalid_request_error", "The request line or a header line is not valid HTTP/1.1, or asks for something that the proxy does not support. The proxy closes this connection."},
 	CodeInvalidJSON:                {"invalid_json", []int{400}, "", "The body is not one valid JSON object."},
 	CodeInvalidName:                {"invalid_name", []int{400}, "", "A field has a name with capital letters that the engines reserve in lower case."},
 	CodeInvalidPriority:            {"invalid_priority", []int{400}, "", "The header limits.priority_header names no priority class, or a class that is more urgent than the class of the client."},
