@@ -60,6 +60,7 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 	}
 	l.short = false
 	env.Journal.FirstByte(l.Leg)
+	env.Journal.Whole(env.Request.API, public)
 	if a.recounts() {
 		public = openai.RecountCached(public, a.cachedByPrefill())
 	}

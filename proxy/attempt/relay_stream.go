@@ -63,11 +63,13 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	a.releaseRequest()
 	l.short = false
 	env.Journal.FirstByte(l.Leg)
+	env.Journal.StreamBegan(env.Request.API, buf.B)
 	a.copyHeader(resp)
 	env.begin(resp.Status)
 	resp.SetIdleTimeout(time.Duration(env.Config.Timeouts.StreamIdle))
 
 	events := &s.events
+	events.Reasons = env.Journal.Traced()
 	if a.merges() || a.cutsKept() {
 		events.Limit = buffer.MaxAnswer // only a whole event can be completed or cut
 	}
@@ -79,6 +81,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	defer env.Memory.Release(first.Uncount()) // later pieces of the stream use as much at most
 	err = s.pump(ctx, resp, first)
 	env.Journal.Count(events.Events)
+	env.Journal.Finished(events)
 	if u, ok := events.Usage(); ok {
 		if s.recounts {
 			u = u.Recounted(env.Request.API, s.cachedTokens())
