@@ -89,6 +89,7 @@ func Observe(env *Env, p *coordinator.Placement, g Gateway) error {
 	}
 	env.Journal.LegAnswered(l.Leg, head.Status)
 	o := observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
+	o.events.Reasons = env.Journal.Traced()
 	if head.Other {
 		o.follow()
 	}
@@ -211,6 +212,9 @@ func (o *observation) follow() {
 
 // run reads the answer to its end.
 func (o *observation) run() error {
+	if o.stream() {
+		defer o.a.env.Journal.Finished(&o.events)
+	}
 	for {
 		chunk, err := o.g.Next()
 		if len(chunk) > 0 {
@@ -280,6 +284,7 @@ func (o *observation) hasBegun(chunk []byte) bool {
 	if o.start.Verdict < openai.ContentEvent {
 		return false
 	}
+	o.a.env.Journal.StreamBegan(o.a.env.Request.API, o.first)
 	o.first, o.start.Data = nil, nil
 	return o.start.Verdict == openai.ContentEvent
 }
@@ -298,6 +303,7 @@ func (o *observation) ended() {
 		o.streamEnded()
 		return
 	}
+	env.Journal.Whole(env.Request.API, o.body)
 	if reason, status := openai.WholeFailure(env.Request.API, o.body); reason != "" {
 		o.failedWith(reason, status, telemetry.OutcomeEngineError)
 		return

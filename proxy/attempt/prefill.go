@@ -145,6 +145,7 @@ func (a *attempt) countFallback(h *connector.Handoff) {
 func (a *attempt) replyHandoff() error {
 	env := a.env
 	env.Journal.FirstByte(nil)
+	env.Journal.Whole(env.Request.API, a.prefill.answer.B)
 	if u, ok := openai.ParseUsage(a.prefill.answer.B); ok {
 		env.Journal.Used(u)
 	}

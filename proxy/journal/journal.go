@@ -59,6 +59,8 @@ type Journal struct {
 	staged    time.Time     // when stage began
 	waited    time.Duration // time in the earlier stages
 	counted   int64         // tokens of the answer, estimated
+	answered  string        // the model that the answer names; "" without a span
+	reasons   []string      // the finish reasons of the answer; nil without a span
 }
 
 // Open begins the account of the request with that id. ctx and header are those of the
@@ -338,7 +340,7 @@ func (j *Journal) Close() {
 	j.books, j.span, j.filters, j.last = nil, nil, nil, coordinator.Pair{}
 	j.client, j.warmUp, j.intervals = "", false, telemetry.Intervals{}
 	j.operation, j.model, j.stage, j.waited = "", nil, telemetry.StageNone, 0
-	j.class, j.counted = nil, 0
+	j.class, j.counted, j.answered, j.reasons = nil, 0, "", nil
 	j.rec.reset()
 }
 

@@ -24,12 +24,38 @@ func operationOf(api openai.API) string {
 	return ""
 }
 
+// Traced reports whether the request has a span.
+func (j *Journal) Traced() bool { return j.span != nil }
+
+// Whole notes the model and the finish reasons in a whole answer. Whole, StreamBegan and Finished
+// are for the span: without a span they do nothing.
+func (j *Journal) Whole(api openai.API, answer []byte) {
+	if j.span != nil {
+		j.answered, j.reasons = openai.ModelOf(answer), openai.FinishReasons(api, answer)
+	}
+}
+
+// StreamBegan notes the model that the start of a stream names.
+func (j *Journal) StreamBegan(api openai.API, head []byte) {
+	if j.span != nil {
+		j.answered = api.StreamModel(head)
+	}
+}
+
+// Finished notes the finish reasons of a stream, whose scanner notes them if Traced returns true.
+func (j *Journal) Finished(events *openai.EventScanner) {
+	if j.span != nil {
+		j.reasons = events.FinishReasons()
+	}
+}
+
 // ended returns the ended request for OpenTelemetry.
 func (j *Journal) ended() telemetry.Operation {
 	r := &j.rec
 	o := telemetry.Operation{
 		Name: j.operation, Model: j.model.Name(), Outcome: r.Outcome, Stream: r.Stream,
 		Duration: r.End.Sub(r.Start), Input: r.Usage.Prompt, Output: r.Usage.Completion,
+		AnsweredModel: j.answered, FinishReasons: j.reasons,
 	}
 	if !r.FirstByte.IsZero() {
 		o.FirstByte = r.FirstByte.Sub(r.Start)
@@ -69,13 +95,13 @@ func (j *Journal) trace() {
 	if began.IsZero() {
 		began = r.Start
 	}
-	var more []attribute.KeyValue
+	more := op.Answered()
 	if r.Usage.Cached > 0 {
 		more = append(more, attribute.Int64("gen_ai.usage.cache_read.input_tokens", r.Usage.Cached))
 	}
 	j.span.Operation(&op, began, r.End, more...)
-	j.span.End(r.End, r.Outcome,
+	j.span.End(r.End, r.Outcome, append(op.Answered(),
 		attribute.String("pdproxy.request_id", r.RequestID), attribute.String("pdproxy.flow", r.Flow.String()),
 		attribute.String("gen_ai.request.model", r.Model), attribute.Int("http.response.status_code", r.Status),
-		attribute.Int64("gen_ai.usage.input_tokens", max(0, r.Usage.Prompt)), attribute.Int64("gen_ai.usage.output_tokens", max(0, r.Usage.Completion)))
+		attribute.Int64("gen_ai.usage.input_tokens", max(0, r.Usage.Prompt)), attribute.Int64("gen_ai.usage.output_tokens", max(0, r.Usage.Completion)))...)
 }

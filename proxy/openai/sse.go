@@ -34,6 +34,8 @@ type EventScanner struct {
 	// Limit is the maximum number of bytes that are held back of an incomplete event;
 	// 0: 1 MiB. It must be set before the first Feed.
 	Limit int
+	// Reasons makes the scanner note the finish reasons. It must be set before the first Feed.
+	Reasons bool
 
 	first       int64     // the sequence number of a responses stream's first event
 	held, spare []byte    // the start of the incomplete event; spare memory
@@ -41,6 +43,7 @@ type EventScanner struct {
 	last        [2]byte   // last returned bytes, if mid
 	usage       [2][]byte // the first and the last usage object
 	usageKey    []byte
+	reasons     reasons
 }
 
 // Feed takes the bytes of one read and returns the bytes to be written now, which end
@@ -143,6 +146,9 @@ func (s *EventScanner) Usage() (u Usage, ok bool) {
 	return u, u != noUsage
 }
 
+// FinishReasons is FinishReasons for the stream so far.
+func (s *EventScanner) FinishReasons() []string { return s.reasons.list() }
+
 // Begin notes the sequence number of the first event of a responses stream; head is the
 // start of the stream. It is called once, before the first Feed.
 func (s *EventScanner) Begin(head []byte) {
@@ -211,11 +217,11 @@ var (
 
 // note notes the facts in whole events.
 func (s *EventScanner) note(p []byte) {
-	counted, typed := false, false
+	counted, typed, ends := false, false, false
 	for len(p) > 0 {
 		var line []byte
 		if line, p = nextLine(p); len(line) == 0 {
-			counted, typed = false, false
+			counted, typed, ends = false, false, false
 			continue
 		}
 		switch field, value := splitLine(line); string(field) {
@@ -224,8 +230,11 @@ func (s *EventScanner) note(p []byte) {
 				counted = true
 				s.Events++
 			}
+			if ends {
+				s.reasons.noteTyped(value)
+			}
 		case "event":
-			typed = true
+			typed, ends = true, s.Reasons && endsText(value)
 			s.noteType(value)
 		}
 	}
@@ -278,9 +287,13 @@ func (s *EventScanner) noteData(data []byte, typed bool) bool {
 		s.setStatus(errorStatus(raw))
 		return true
 	}
-	if status, ok := abortOf(data, typed); ok {
+	status, aborted, ended := abortOf(data, typed)
+	if aborted {
 		s.Aborted = true
 		s.setStatus(status)
+	}
+	if ended && s.Reasons {
+		s.reasons.note(data)
 	}
 	s.noteUsage(data)
 	return true

@@ -89,31 +89,33 @@ func BeforeAbort(events []byte) []byte {
 
 // abortOf is abortStatus for one event. Typed events have no finish reason, but may
 // repeat the client's metadata.
-func abortOf(data []byte, typed bool) (status int, ok bool) {
+func abortOf(data []byte, typed bool) (status int, aborted, ended bool) {
 	if typed {
-		return 0, false
+		return 0, false, false
 	}
 	return abortStatus(data)
 }
 
-// abortStatus searches for a finish reason that is a failure. Abort and error are strings
-// in the OpenAI forms (vLLM: v1/engine/__init__.py FinishReason). In SGLang's form abort is
-// also an object {"type":"abort","status_code":…}.
-func abortStatus(data []byte) (status int, ok bool) {
+// abortStatus searches for a finish reason that is a failure; ended: it has found a finish
+// reason, of any kind. Abort and error are strings in the OpenAI forms (vLLM:
+// v1/engine/__init__.py FinishReason). In SGLang's form abort is also an object
+// {"type":"abort","status_code":…}.
+func abortStatus(data []byte) (status int, aborted, ended bool) {
 	for {
 		v, found := after(data, finishReason)
 		if !found {
-			return 0, false
+			return 0, false, ended
 		}
 		if bytes.HasPrefix(v, []byte(`"abort"`)) || bytes.HasPrefix(v, []byte(`"error"`)) {
-			return http.StatusInternalServerError, true
+			return http.StatusInternalServerError, true, true
 		}
 		if len(v) > 0 && v[0] == '{' {
 			reason := v[:skipValue(v, 0)]
 			if kind, _ := Find(reason, "type"); string(kind) == `"abort"` {
-				return errorStatus(reason), true
+				return errorStatus(reason), true, true
 			}
 		}
+		ended = ended || !bytes.HasPrefix(v, []byte("null"))
 		data = v
 	}
 }

@@ -103,7 +103,7 @@ func (h *StreamHead) classifyData(data []byte, kind string) {
 	if raw, ok := errorObject(data); ok {
 		h.Data = data
 		h.fail(errorStatus(raw))
-	} else if status, ok := abortOf(data, kind != ""); ok {
+	} else if status, aborted, _ := abortOf(data, kind != ""); aborted {
 		h.Data = data
 		h.fail(status)
 	} else if h.Verdict == ErrorEvent {

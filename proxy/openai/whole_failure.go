@@ -32,7 +32,7 @@ func WholeFailure(api API, body []byte) (reason string, status int) {
 		count, _ := Find(body, "usage", "output_tokens")
 		empty = known && emptyContent(content) && !endsMessage(reason, count)
 	default:
-		if status, ok := abortStatus(body); ok {
+		if status, aborted, _ := abortStatus(body); aborted {
 			return "aborted", status
 		}
 		empty = emptyChunk(body)

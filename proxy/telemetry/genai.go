@@ -30,6 +30,8 @@ type Operation struct {
 	Duration      time.Duration
 	FirstByte     time.Duration // 0: the client got nothing
 	Input, Output int64         // tokens; 0 or less: the engine reported none
+	AnsweredModel string        // that the answer names; only for the span; "": unknown
+	FinishReasons []string      // in the order of the choices; only for the span; nil: unknown
 }
 
 // Pusher exports metrics by OTLP. A nil Pusher does nothing. It is safe for concurrent

@@ -99,6 +99,19 @@ func (s *Span) Child(name string, start, end time.Time, attrs ...attribute.KeyVa
 	c.End(trace.WithTimestamp(end))
 }
 
+// Answered returns the attributes of the answer: gen_ai.response.model, a string, and
+// gen_ai.response.finish_reasons, a list of strings. An attribute without a value is left out.
+func (o *Operation) Answered() []attribute.KeyValue {
+	var list []attribute.KeyValue
+	if o.AnsweredModel != "" {
+		list = append(list, attribute.String("gen_ai.response.model", o.AnsweredModel))
+	}
+	if len(o.FinishReasons) > 0 {
+		list = append(list, attribute.StringSlice("gen_ai.response.finish_reasons", o.FinishReasons))
+	}
+	return list
+}
+
 // Operation adds the child span of a request in the terms of OpenTelemetry's conventions for
 // generative AI: a call of the engines, from start to the end of the request.
 func (s *Span) Operation(o *Operation, start, end time.Time, attrs ...attribute.KeyValue) {
