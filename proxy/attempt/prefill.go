@@ -121,7 +121,7 @@ func (a *attempt) failedAtOnce(l *leg, resp *upstream.Response, answer []byte) e
 	if !isStream(resp) {
 		return nil
 	}
-	head := a.env.Request.StreamHead()
+	head := openai.StreamHead{API: a.env.Request.API} // decode's answer may have freed the rest of the request
 	if head.Read(answer) == openai.ErrorEvent {
 		return a.failedInside(l, "error_event", head.Status, head.Data, nil)
 	}
