@@ -2,6 +2,7 @@ package operations
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -17,8 +18,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
 // program is the built pdproxy.
@@ -30,11 +29,15 @@ func TestMain(m *testing.M) {
 
 func runTests(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "operations")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		private := filepath.Join(dir, "run") // of the proxies, for their sockets and tokens
+		err = errors.Join(os.Mkdir(private, 0o700), os.Setenv("XDG_RUNTIME_DIR", private))
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
 	program = filepath.Join(dir, "pdproxy")
 	build := exec.Command("go", "build", "-o", program, "./cmd/pdproxy")
 	build.Dir = "../.."
@@ -42,7 +45,7 @@ func runTests(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "build pdproxy: %v\n%s", err, out)
 		return 1
 	}
-	return isolated.Run(m)
+	return m.Run()
 }
 
 // process is a running program.
