@@ -35,7 +35,7 @@ type served struct {
 func serve(t *testing.T) *served {
 	s := &served{listener: proxytest.NewPipeListener(), begun: make(chan struct{}, 10), release: make(chan struct{})}
 	s.Server = New(Options{
-		Registry: engine.New(engine.Options{}), Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler),
+		Registry: engine.New(engine.Options{}), Prefix: func(string) string { return "" }, Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler),
 		MaxExchanges: 100, HeadTimeout: 10 * time.Second,
 		Handle: func(w http.ResponseWriter, r *http.Request, _ attempt.Gateway) {
 			s.begun <- struct{}{}
