@@ -84,8 +84,15 @@ func (n *socketName) claim() error {
 	return n.dir.Rename(next, n.name)
 }
 
-// removeSocket removes the socket of this coordinator, which has been closed.
-func (n *socketName) removeSocket() { _ = n.dir.Remove(n.own) } // if this fails, the next coordinator removes it
+// remove removes the socket of this coordinator, which has been closed, and the name, if it
+// leads to that socket. If another coordinator claims the name at the same moment, that
+// coordinator finds the name lost and claims it again.
+func (n *socketName) remove() {
+	if to, err := n.dir.Readlink(n.name); err == nil && to == n.own {
+		_ = n.dir.Remove(n.name) // if this fails, the next coordinator replaces it
+	}
+	_ = n.dir.Remove(n.own) // if this fails, the next coordinator removes it
+}
 
 // lost reports whether the name points to another coordinator that has ended. That
 // coordinator was a successor that failed.
