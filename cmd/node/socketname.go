@@ -61,6 +61,15 @@ func (n *socketName) removeDead() error {
 	return err
 }
 
+// RemoveCoordinatorSockets removes the sockets and the name of coordinators. No process of the
+// folder may run.
+func RemoveCoordinatorSockets(dir *privatedir.Dir) {
+	names, _ := dir.Names(linkName, "") // on an error, and if Remove fails, useless files stay
+	for _, name := range names {
+		_ = dir.Remove(name)
+	}
+}
+
 // refusesConnections reports whether no process listens at a socket.
 func (n *socketName) refusesConnections(socket string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

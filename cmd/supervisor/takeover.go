@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/takeover"
@@ -105,7 +106,8 @@ func (t *takeoverControl) close() {
 
 // removeFiles removes the locks that no process holds, with the sockets that they protect. The
 // children leave them, and so do processes that were killed. If no process is left, it also
-// removes the file in which workers count their connections. ids.json, epoch, tenants-1,
+// removes the file in which workers count their connections, and the sockets of coordinators that
+// were killed. ids.json, epoch, tenants-1,
 // registered-*.json and quic.key stay for the next start. If an operation fails, a useless file
 // stays. The caller holds servingLock.
 func (t *takeoverControl) removeFiles() {
@@ -126,6 +128,7 @@ func (t *takeoverControl) removeFiles() {
 	}
 	if alone {
 		_ = balance.Remove(t.dir) // only workers of a fleet make it
+		node.RemoveCoordinatorSockets(t.dir)
 	}
 }
 
