@@ -99,7 +99,7 @@ var mayImport = map[string][]string{
 	"quickstart":                  {"proxy/config"},
 	"cmd/exit":                    {},
 	"cmd/node":                    {"abi", "abi/...", "cmd/exit", "plugins", "plugins/...", "policies", "proxy", "proxy/..."},
-	"cmd/supervisor":              {"cmd/exit", "cmd/node", "proxy/config", "proxy/takeover", "proxy/privatedir"},
+	"cmd/supervisor":              {"cmd/exit", "cmd/node", "proxy/balance", "proxy/config", "proxy/takeover", "proxy/privatedir"},
 	"cmd":                         {"abi", "abi/...", "cmd/exit", "cmd/node", "cmd/supervisor", "plugins", "plugins/...", "conformance/enginesim", "conformance/load", "conformance/replay", "policies", "proxy", "proxy/admintoken", "proxy/config", "proxy/config/importer", "proxy/journal", "proxy/state/conversation", "quickstart", "proxy/admission"},
 	"cmd/pdproxy":                 {"cmd"},
 	"deploy/manual":               {"cmd"},

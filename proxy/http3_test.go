@@ -51,3 +51,23 @@ func TestHTTP3Unread(t *testing.T) {
 		t.Errorf("the client that reads after the limit: got error %v", err)
 	}
 }
+
+// A head above the limit gets an answer with JSON.
+func TestHTTP3HeadLimit(t *testing.T) {
+	certs, err := edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, setup{sockets: true, certs: certs, config: func(c *config.Config) {
+		c.Server.HTTP3 = anyPort
+		c.Server.MaxHeader = 8 << 10
+	}})
+	tr := &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	defer tr.Close()
+	for size, want := range map[int]int{4 << 10: 200, 20 << 10: 431} {
+		a := ask(t.Context(), &http.Client{Transport: tr}, "GET", "https://"+w.front.HTTP3Addr().String()+"/version", "", "X-A", strings.Repeat("a", size), "X-Request-Id", "own-id")
+		if a.status != want || a.header.Get("X-Request-Id") != "own-id" || want == 431 && !strings.Contains(a.body, `"code":"head_too_large"`) {
+			t.Errorf("%d bytes: got %+v", size, a)
+		}
+	}
+}

@@ -133,7 +133,7 @@ func (l *leaderSide) run(ctx context.Context) {
 	if err := l.member.Run(ctx); err != nil {
 		l.n.log.Error("workers can no longer connect", "error", err)
 	}
-	l.name.removeSocket()
+	l.name.remove()
 }
 
 // topics are the topics on which the parts of a registry are published.

@@ -61,6 +61,15 @@ func (n *socketName) removeDead() error {
 	return err
 }
 
+// RemoveCoordinatorSockets removes the sockets and the name of coordinators. No process of the
+// folder may run.
+func RemoveCoordinatorSockets(dir *privatedir.Dir) {
+	names, _ := dir.Names(linkName, "") // on an error, and if Remove fails, useless files stay
+	for _, name := range names {
+		_ = dir.Remove(name)
+	}
+}
+
 // refusesConnections reports whether no process listens at a socket.
 func (n *socketName) refusesConnections(socket string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -84,8 +93,15 @@ func (n *socketName) claim() error {
 	return n.dir.Rename(next, n.name)
 }
 
-// removeSocket removes the socket of this coordinator, which has been closed.
-func (n *socketName) removeSocket() { _ = n.dir.Remove(n.own) } // if this fails, the next coordinator removes it
+// remove removes the socket of this coordinator, which has been closed, and the name, if it
+// leads to that socket. If another coordinator claims the name at the same moment, that
+// coordinator finds the name lost and claims it again.
+func (n *socketName) remove() {
+	if to, err := n.dir.Readlink(n.name); err == nil && to == n.own {
+		_ = n.dir.Remove(n.name) // if this fails, the next coordinator replaces it
+	}
+	_ = n.dir.Remove(n.own) // if this fails, the next coordinator removes it
+}
 
 // lost reports whether the name points to another coordinator that has ended. That
 // coordinator was a successor that failed.

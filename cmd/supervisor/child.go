@@ -100,7 +100,7 @@ func (c *child) run() error {
 	if err != nil {
 		return exit.Failed(err)
 	}
-	defer lock.Unlock()
+	defer lock.Close() // the supervisor reads the file until the process has ended
 	c.lock = lock
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGHUP) // before the supervisor sees the state

@@ -59,12 +59,12 @@ func runFleet(cfg *config.Config, o Options, signals chan os.Signal) error {
 	if err != nil {
 		return exit.Failed(err)
 	}
-	defer dir.Close()
 	s := &supervisor{
 		options: o, log: o.Log.With("role", "supervisor"), dir: dir, cfg: cfg,
 		exits: make(chan exited), calls: make(chan func()),
 	}
 	s.takeover = &takeoverControl{dir: dir, log: s.log, flag: o.TakeoverFlag}
+	defer s.takeover.close()
 	if err := s.takeover.begin(o.Takeover); err != nil {
 		var locked *privatedir.LockedError
 		if errors.As(err, &locked) {
@@ -72,7 +72,6 @@ func runFleet(cfg *config.Config, o Options, signals chan os.Signal) error {
 		}
 		return exit.Failed(err)
 	}
-	defer s.takeover.abandon()
 	s.takingOver = s.takeover.taken != nil
 	for range cfg.Fleet.Workers {
 		s.positions = append(s.positions, &position{role: node.RoleWorker})

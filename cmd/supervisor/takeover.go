@@ -10,10 +10,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/pdproxy/pdproxy/cmd/node"
+	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
@@ -83,10 +86,50 @@ func (t *takeoverControl) abandon() {
 	}
 }
 
-// close abandons the predecessor and closes the directory.
+// close abandons the predecessor and closes the directory. If no other process serves, close
+// removes the files that the next start does not need.
 func (t *takeoverControl) close() {
 	t.abandon()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.retiredLock.Unlock()
+	if t.lock == nil && t.retiredLock != nil {
+		t.lock, _ = t.dir.TryLock(servingLock) // an error: the successor serves, and removes the files when it ends
+	}
+	if t.lock != nil {
+		t.removeFiles()
+	}
+	t.lock.Unlock()
+	t.lock, t.retiredLock = nil, nil
 	t.dir.Close()
+}
+
+// removeFiles removes the locks that no process holds, with the sockets that they protect. The
+// children leave them, and so do processes that were killed. If no process is left, it also
+// removes the file in which workers count their connections, and the sockets of coordinators that
+// were killed. ids.json, epoch, tenants-1,
+// registered-*.json and quic.key stay for the next start. If an operation fails, a useless file
+// stays. The caller holds servingLock.
+func (t *takeoverControl) removeFiles() {
+	const suffix = ".lock"
+	names, err := t.dir.Names("", suffix)
+	alone := err == nil
+	for _, name := range names {
+		if name == servingLock {
+			continue
+		}
+		lock, err := t.dir.TryLock(name)
+		if err != nil {
+			alone = false // a process with a successor serves its remaining requests
+			continue
+		}
+		_ = t.dir.Remove(strings.TrimSuffix(name, suffix) + ".sock") // most have none
+		lock.Unlock()
+	}
+	if alone {
+		_ = balance.Remove(t.dir) // only workers of a fleet make it
+		node.RemoveCoordinatorSockets(t.dir)
+	}
 }
 
 // Run implements node.Takeover. It also returns nil when the process serves but no
@@ -188,8 +231,7 @@ func (t *takeoverControl) forward(sig os.Signal) {
 	}
 	for _, name := range names {
 		lock, err := t.dir.TryLock(name)
-		if err == nil { // the process has ended
-			_ = t.dir.Remove(name)
+		if err == nil { // the process was killed
 			lock.Unlock()
 			continue
 		}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
@@ -39,4 +41,65 @@ func TestRefresh(t *testing.T) {
 		cancel()
 		refreshing.Wait()
 	})
+}
+
+// The end of a process removes what the next start does not need, unless another process uses it.
+func TestRemoveFiles(t *testing.T) {
+	kept := []string{"epoch", "ids.json", "quic.key", "registered-zmq.json", "tenants-1"}
+	dead := []string{"balance-1", "coordinator-0.lock", "coordinator-0.sock", "fleet.sock", "fleet.sock.1.00ff", "lane-3.lock", "lane-3.sock", "retired-7.lock", "worker-1.lock", "worker-1.sock"}
+	for _, tt := range []struct {
+		name            string
+		retired, office bool // this process has a successor; the successor serves
+		worker          bool // a worker runs
+		want            []string
+	}{
+		{name: "alone", want: kept},
+		{name: "a worker runs", worker: true, want: append([]string{"balance-1", "fleet.sock", "fleet.sock.1.00ff", "worker-0.lock", "worker-0.sock"}, kept...)},
+		{name: "the successor serves", retired: true, office: true, want: append([]string{servingLock}, append(dead, kept...)...)},
+		{name: "the successor has ended", retired: true, want: kept},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := privatedirtest.Open(t)
+			for _, name := range append(dead, kept...) {
+				if err := dir.WriteFile(name, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			lock := func(name string) *privatedir.Lock {
+				l, err := dir.TryLock(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return l
+			}
+			own, err := privatedir.Open(dir.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := &takeoverControl{dir: own, log: slog.New(slog.DiscardHandler)}
+			if tt.retired {
+				c.retiredLock, err = own.TryLock(retiredLock(1))
+			} else {
+				c.lock, err = own.TryLock(servingLock)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.office {
+				defer lock(servingLock).Unlock()
+			}
+			if tt.worker {
+				defer lock("worker-0.lock").Unlock()
+				if err := dir.WriteFile("worker-0.sock", nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.close()
+			got, err := dir.Names("", "")
+			slices.Sort(tt.want)
+			if err != nil || !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, %v\nwant %q", got, err, tt.want)
+			}
+		})
+	}
 }

@@ -123,6 +123,9 @@ func share(dir *privatedir.Dir) (*table, error) {
 	return (*table)(unsafe.Pointer(unsafe.SliceData(b))), nil
 }
 
+// Remove removes the shared file. No worker of dir may accept, and none may join meanwhile.
+func Remove(dir *privatedir.Dir) error { return dir.Remove(fileName) }
+
 // Connection counts a connection of a client that has been opened (1) or closed (-1).
 func (w *Worker) Connection(change int64) {
 	if w != nil {

@@ -13,8 +13,10 @@ import (
 )
 
 // Lock is a locked file that one process holds until its end, however it ends. The file
-// contains the holder's state.
+// contains the holder's state. It stays if the holder is killed.
 type Lock struct {
+	dir  *Dir
+	name string
 	file *os.File
 	beat uint64
 }
@@ -42,26 +44,64 @@ const lockPatience = 100 * time.Millisecond
 // TryLock takes the lock of that name. The error is *LockedError if another process
 // holds it.
 func (d *Dir) TryLock(name string) (*Lock, error) {
-	f, err := d.OpenFile(name, os.O_RDWR|os.O_CREATE)
+	deadline := time.Now().Add(lockPatience)
+	f, err := d.LockFile(name)
+	for errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(deadline) {
+		time.Sleep(lockPatience / 20)
+		f, err = d.LockFile(name)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		h, _, _ := d.LockHolder(name) // zero if it cannot be read
+		return nil, &LockedError{Name: name, Holder: h}
+	}
 	if err != nil {
 		return nil, err
 	}
-	deadline := time.Now().Add(lockPatience)
-	for err = flock(f, unix.LOCK_EX); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(deadline); err = flock(f, unix.LOCK_EX) {
-		time.Sleep(lockPatience / 20)
-	}
-	l := &Lock{file: f}
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		h, _ := readHolder(f) // zero if it cannot be read
-		err = &LockedError{Name: name, Holder: h}
-	} else if err == nil {
-		err = l.SetState("")
-	}
-	if err != nil {
-		f.Close()
+	l := &Lock{dir: d, name: name, file: f}
+	if err := l.SetState(""); err != nil {
+		l.Unlock()
 		return nil, err
 	}
 	return l, nil
+}
+
+// LockFile opens a file, makes it if it is missing, and locks it by flock. The error is
+// EWOULDBLOCK if another process holds the lock. UnlockFile ends the lock.
+func (d *Dir) LockFile(name string) (*os.File, error) {
+	for {
+		f, err := d.OpenFile(name, os.O_RDWR|os.O_CREATE)
+		if err != nil {
+			return nil, err
+		}
+		if err := flock(f, unix.LOCK_EX); err != nil {
+			f.Close()
+			return nil, err
+		}
+		if d.leadsTo(name, f) {
+			return f, nil
+		}
+		f.Close() // the last holder has removed the file between OpenFile and flock
+	}
+}
+
+// UnlockFile removes a file that LockFile has locked, and ends the lock. The folder may have
+// another file of that name, because a program has removed the locked one; that file stays.
+func (d *Dir) UnlockFile(name string, f *os.File) error {
+	var err error
+	if d.leadsTo(name, f) { // only the holder of the lock removes the file
+		err = d.Remove(name)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// leadsTo reports whether f is the file of that name.
+func (d *Dir) leadsTo(name string, f *os.File) bool {
+	var own, there unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &own) != nil {
+		return false
+	}
+	err := d.do("stat", name, func(at int) error { return unix.Fstatat(at, name, &there, unix.AT_SYMLINK_NOFOLLOW) })
+	return err == nil && own.Dev == there.Dev && own.Ino == there.Ino
 }
 
 // flock takes a lock. The error is EWOULDBLOCK if another process holds it.
@@ -96,16 +136,24 @@ func (l *Lock) SetState(state string) error {
 	return err
 }
 
-// Unlock releases the lock. nil is allowed.
-func (l *Lock) Unlock() {
+// Close releases the lock and leaves the file, so that other processes see that the lock was
+// released. nil is allowed.
+func (l *Lock) Close() {
 	if l != nil {
 		l.file.Close() // the lock belongs to the descriptor
 	}
 }
 
+// Unlock releases the lock and removes its file. nil is allowed.
+func (l *Lock) Unlock() {
+	if l != nil {
+		_ = l.dir.UnlockFile(l.name, l.file) // if this fails, a useless file stays
+	}
+}
+
 // LockHolder returns the holder of the lock of that name; held is false if there is
 // none. On an error the holder is unknown. The error is fs.ErrNotExist if there is no
-// such file: the lock was never taken, or the file was removed while it was held.
+// such file: nobody holds the lock, or another program has removed the file of the holder.
 func (d *Dir) LockHolder(name string) (h Holder, held bool, err error) {
 	f, err := d.OpenFile(name, os.O_RDONLY)
 	if err != nil {

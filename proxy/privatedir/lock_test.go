@@ -4,8 +4,13 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestLock(t *testing.T) {
@@ -33,8 +38,8 @@ func TestLock(t *testing.T) {
 		t.Errorf("a second one: %v", err)
 	}
 	lock.Unlock()
-	if _, held, err := d.LockHolder("a.lock"); held || err != nil {
-		t.Errorf("LockHolder after the end of the holder: %v, %v", held, err)
+	if _, held, err := d.LockHolder("a.lock"); held || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("LockHolder after Unlock: %v, %v", held, err)
 	}
 	again, err := d.TryLock("a.lock")
 	if err != nil {
@@ -61,4 +66,62 @@ func FuzzParseHolder(f *testing.F) {
 			t.Errorf("parseHolder(b) = %+v", h)
 		}
 	})
+}
+
+// A lock has one holder at a time, although each holder removes the file.
+func TestLockRemoved(t *testing.T) {
+	d := openDir(t)
+	var holders, taken atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 300 {
+				f, err := d.LockFile("a.lock")
+				if errors.Is(err, unix.EWOULDBLOCK) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				taken.Add(1)
+				if n := holders.Add(1); n != 1 {
+					t.Errorf("%d processes hold the lock", n)
+				}
+				runtime.Gosched()
+				holders.Add(-1)
+				if err := d.UnlockFile("a.lock", f); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if names, err := d.Names("", ""); len(names) > 0 || err != nil || taken.Load() < 8 {
+		t.Errorf("the folder has %q, %v; the lock was taken %d times", names, err, taken.Load())
+	}
+}
+
+// Unlock leaves the file of another holder, and Close leaves its own.
+func TestUnlockOfRemovedFile(t *testing.T) {
+	d := openDir(t)
+	first, err := d.TryLock("a.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Remove("a.lock"); err != nil { // as a program does that removes old files
+		t.Fatal(err)
+	}
+	second, err := d.TryLock("a.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Unlock()
+	if _, held, err := d.LockHolder("a.lock"); !held || err != nil {
+		t.Errorf("the second holder: %v, %v", held, err)
+	}
+	second.Close()
+	if _, held, err := d.LockHolder("a.lock"); held || err != nil {
+		t.Errorf("after Close: %v, %v", held, err)
+	}
 }

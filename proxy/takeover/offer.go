@@ -19,6 +19,8 @@ const startLimit = 2 * time.Minute
 
 // Server serves the control socket of a process that can be taken over from.
 type Server struct {
+	dir      *privatedir.Dir
+	name     string
 	listener *net.UnixListener
 	log      *slog.Logger
 	starting chan struct{} // contains a token while no successor is starting
@@ -44,7 +46,7 @@ func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error)
 	if err := dir.Rename(aside, name); err != nil {
 		return nil, errors.Join(err, l.Close(), dir.Remove(aside))
 	}
-	s := &Server{listener: l, log: log, starting: make(chan struct{}, 1)}
+	s := &Server{dir: dir, name: name, listener: l, log: log, starting: make(chan struct{}, 1)}
 	s.starting <- struct{}{}
 	return s, nil
 }
@@ -54,7 +56,8 @@ func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error)
 // caller stops accepting on the sockets and releases the resources that only one process
 // may have. Then Serve confirms this to the successor and returns the successor's process
 // id. Serve returns an error when ctx ends. A successor that is starting at that time
-// gets the message that the offer is withdrawn. With a nil release there is no takeover:
+// gets the message that the offer is withdrawn. Serve then removes the socket, for which the caller
+// must still hold the lock. With a nil release there is no takeover:
 // processes only get copies of the sockets.
 func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release func(successor int)) (successor int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -94,6 +97,14 @@ func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release
 	case pid := <-taken:
 		return pid, nil
 	case <-ctx.Done():
+	}
+	s.listener.Close()
+	wg.Wait()
+	select {
+	case pid := <-taken: // the name is the successor's
+		return pid, nil
+	default:
+		_ = s.dir.Remove(s.name) // if this fails, the next process replaces it
 		return 0, context.Cause(ctx)
 	}
 }

@@ -80,12 +80,12 @@ func join(dir *privatedir.Dir) (*member, error) {
 
 // claim claims l.number. The error is EWOULDBLOCK if another process has the number.
 func (l *member) claim() (err error) {
-	if l.lock, err = lockFile(l.dir, lockName(l.number)); err != nil {
+	if l.lock, err = l.dir.LockFile(lockName(l.number)); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			l.lock.Close()
+			err = errors.Join(err, l.dir.UnlockFile(lockName(l.number), l.lock))
 		}
 	}()
 	name := sockName(l.number)
@@ -106,20 +106,6 @@ func (l *member) claim() (err error) {
 
 func lockName(n byte) string { return fmt.Sprintf("lane-%d.lock", n) }
 func sockName(n byte) string { return fmt.Sprintf("lane-%d.sock", n) }
-
-// lockFile opens the file and locks it by flock. The error is EWOULDBLOCK if another
-// process holds the lock.
-func lockFile(dir *privatedir.Dir, name string) (*os.File, error) {
-	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
 
 // setState writes the member's state into its lock file. The length never changes, so a
 // reader sees either the old or the new state.
@@ -184,7 +170,7 @@ func alive(dir *privatedir.Dir, n byte) bool {
 // that it cannot remove the next owner's file.
 func (l *member) close() error {
 	err := l.dir.Remove(sockName(l.number))
-	return errors.Join(err, l.forwardSocket.Close(), l.lock.Close())
+	return errors.Join(err, l.forwardSocket.Close(), l.dir.UnlockFile(lockName(l.number), l.lock))
 }
 
 // secretFile holds the shared secret of secretLen bytes.

@@ -25,7 +25,7 @@ func (l *member) openPort(addr string) (*net.UDPConn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the port: %w", err)
 	}
-	defer lock.Close()
+	defer l.dir.UnlockFile(portLock, lock)
 	if !l.sharesPort(at.Port) {
 		exclusive, err := net.ListenUDP("udp", at)
 		if err != nil {
@@ -46,11 +46,14 @@ func (l *member) openPort(addr string) (*net.UDPConn, error) {
 	return udp, nil
 }
 
+// portLock is the name of the file that a member locks while it opens its port.
+const portLock = "lanes.lock"
+
 // lockPort waits until no other member is opening its port. That takes microseconds,
 // unless a process was stopped while it held the lock.
 func (l *member) lockPort() (*os.File, error) {
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		f, err := lockFile(l.dir, "lanes.lock")
+		f, err := l.dir.LockFile(portLock)
 		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
 			return f, err
 		}
