@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -97,4 +98,66 @@ func TestTrialOfPrefillFirst(t *testing.T) {
 		}
 		time.Sleep(time.Minute) // clean-ups
 	})
+}
+
+// A decode engine that has opened its answer has read the KV. If the client leaves then, or the
+// engine hangs or dies, no clean-up names blocks that prefill has freed, and the pair is not at fault.
+func TestOpenedAnswerHasReadTheKV(t *testing.T) {
+	for _, tt := range []struct{ connector, answer string }{
+		{"vllm-nixl", strings.Replace(nixlAnswer, `"remote_port"`, `"remote_request_id":"r","remote_port"`, 1)},
+		{"vllm-moriio", `{"kv_transfer_params":{}}`},
+		{"trtllm", trtAnswer},
+	} {
+		for _, end := range []string{"client leaves", "decode hangs", "decode dies"} {
+			t.Run(tt.connector+" "+end, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					cleanups := 0
+					prefill := func(c *engineConn, _ int) {
+						if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
+							cleanups++
+						}
+						c.json(200, tt.answer)
+					}
+					w := newWorld(t, setup{
+						config: func(c *config.Config) { c.Retry.Attempts = 1; c.Timeouts.StreamIdle = config.Duration(5 * time.Second) },
+						engines: []*fakeEngine{
+							{name: "p", role: "prefill", connector: tt.connector, serve: prefill},
+							{name: "d", role: "decode", connector: tt.connector, serve: func(c *engineConn, nth int) {
+								if nth > 1 {
+									prefill(c, nth)
+									return
+								}
+								time.Sleep(time.Second)
+								c.send(streamHead)
+								c.chunks(opening)
+								if end == "decode dies" {
+									time.Sleep(time.Second)
+									c.hangUp()
+									return
+								}
+								c.hold()
+							}},
+						},
+					})
+					conn, err := w.public.Dial()
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer conn.Close()
+					writeRequest(t, conn, completions(true))
+					time.Sleep(2 * time.Second)
+					if end == "client leaves" {
+						conn.Close()
+					}
+					time.Sleep(time.Minute)
+					if n := w.metric("pdproxy_kv_cleanups_total", "engine_timeout"); n != 0 || cleanups != 0 {
+						t.Errorf("%v blocks until the time-out, %d clean-ups", n, cleanups)
+					}
+					if p := w.registry.Pairs()[0]; p.Failures != 0 {
+						t.Errorf("pair %+v", p)
+					}
+				})
+			})
+		}
+	}
 }

@@ -120,7 +120,7 @@ func (a *attempt) notePair(stream bool) {
 // claimAnswer records that decode has read the KV, unless prefill has failed before. Then it
 // returns the error of prefill. If stream is set, decode's answer has only begun.
 func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
-	if a.both.runs() && !a.both.winner.CompareAndSwap(0, decodeTook) {
+	if !a.claimKV() {
 		<-ctx.Done() // the winner cancels this leg next
 		return context.Cause(ctx)
 	}
@@ -128,4 +128,10 @@ func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
 	a.notePair(stream)
 	a.p.Lease.Answered(stream)
 	return nil
+}
+
+// claimKV reports whether decode has read the KV: its answer has content, or has been opened and
+// the engine has reported no failure. It returns false if prefill has failed before.
+func (a *attempt) claimKV() bool {
+	return !a.both.runs() || a.both.winner.CompareAndSwap(0, decodeTook)
 }

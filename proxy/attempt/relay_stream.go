@@ -174,6 +174,8 @@ func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) 
 		}
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
+		} else if err != nil && !opened.IsZero() {
+			a.orphan.KVRead = a.claimKV()
 		}
 		if err != nil {
 			return l.failed(err)
