@@ -73,6 +73,7 @@ var inFleet = []scenario{
 	{"short turns", TestShortTurnsGoHome},
 	{"distrust", TestTroubleIsNamed},
 	{"refused pair", TestRefusedPair},
+	{"stale pair", TestStalePair},
 	{"zones", TestSameZone},
 	{"batches", TestBatchesMeetOneByOne},
 	{"encode", TestEncodePrefillDecode},

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -208,4 +209,86 @@ func TestWarmUpFails(t *testing.T) {
 			t.Errorf("%v exchanges are counted before the first", n)
 		}
 	})
+}
+
+// TestStalePair: a prefill engine of SGLang restarts at the same address between two heartbeats of
+// decode, so decode keeps the ports of the old process, and each request of the pair waits. One
+// user's request finds this, or none with pairs.warm_up. Afterwards the proxy tries the pair
+// itself, and users use it again after decode has restarted.
+func TestStalePair(t *testing.T) {
+	for _, warmUp := range []bool{false, true} {
+		name := "first found by a user"
+		if warmUp {
+			name = "first found by the warm-up"
+		}
+		t.Run(name, func(t *testing.T) {
+			f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 2, decode: 1,
+				engine: func(role string, _ int, c *enginesim.Config) {
+					c.SGLang.HeartbeatInterval = time.Hour
+					if role == enginesim.RolePrefill {
+						c.BootstrapPort = testbed.Ports(t, 1)
+					}
+				},
+				config: func(c *config.Config) {
+					c.Pairs.WarmUp = warmUp
+					c.Policy.Plan, c.Policy.Place = "always", "round_robin"
+					c.Timeouts.Prefill, c.Timeouts.Handshake = config.Duration(2*time.Second), config.Duration(time.Second)
+					c.Circuit.OpenFor = config.Duration(200 * time.Millisecond)
+				},
+			})
+			one := func() {
+				t.Helper()
+				body := chat("a prompt of some words", 2, true)
+				f.right(f.try(chatPath, body), chatPath, body)
+			}
+			state := func(prefill string) string {
+				var rows []pairRow
+				f.admin("/v1/pairs", &rows)
+				for _, r := range rows {
+					if r.Prefill == prefill {
+						return r.State
+					}
+				}
+				return ""
+			}
+			bothReady := func() {
+				t.Helper()
+				f.eventually("both pairs are used", func() bool {
+					one()
+					return state("p0") == "ready" && state("p1") == "ready"
+				})
+			}
+			bothReady()
+			f.settled()
+			restart := func(e **enginesim.Engine, name, role string) {
+				t.Helper()
+				c := enginesim.Config{Connector: f.connector, Role: role, Listen: (*e).Addr(), Lease: time.Minute}
+				if role == enginesim.RolePrefill {
+					c.BootstrapPort = (*e).BootstrapPort()
+				}
+				(*e).Kill()
+				(*e).Close()
+				f.eventually("the probes have found that the engine has ended", func() bool { return f.engineState(name) == "unhealthy" })
+				*e = startEngine(t, c)
+				f.eventually("the engine is ready again", func() bool { return f.engineState(name) == "ready" })
+				f.awaitWorkers()
+			}
+			restart(&f.prefill[0], "p0", enginesim.RolePrefill)
+			failed := func() float64 { return f.metric("pdproxy_pair_warmups_total", `outcome="failed"`) }
+			slow, want, trials := f.metric("pdproxy_retries_total"), 1.0, failed()
+			if warmUp {
+				want = 0
+				f.eventually("the warm-up has failed", func() bool { return failed() > trials })
+			}
+			for range 4 { // each prefill has a turn
+				one()
+			}
+			f.eventually("the pair was tried three times", func() bool { one(); return failed() >= trials+3 })
+			if n := f.metric("pdproxy_retries_total") - slow; n != want {
+				t.Errorf("%v requests of users waited for the broken pair, want %v", n, want)
+			}
+			restart(&f.decode[0], "d0", enginesim.RoleDecode)
+			bothReady()
+		})
+	}
 }

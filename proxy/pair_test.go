@@ -243,14 +243,14 @@ func TestWarmUpEnds(t *testing.T) {
 }
 
 // TestWarmUpWithoutKV: if no KV was transferred, the pair is not ready, even if decode
-// has answered.
+// has answered. If the answer of prefill shows a fault, the pair is broken.
 func TestWarmUpWithoutKV(t *testing.T) {
 	for name, tt := range map[string]struct {
-		answer, last string
-		failures     int
+		answer, state, last string
+		failures            int
 	}{
-		"no parameters":  {doneAnswer, "", 0},
-		"a foreign host": {strings.Replace(nixlAnswer, "p.test", "169.254.169.254", 1), "foreign_host", 1},
+		"no parameters":  {doneAnswer, "unknown", "", 0},
+		"a foreign host": {strings.Replace(nixlAnswer, "p.test", "169.254.169.254", 1), "broken", "foreign_host", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -273,7 +273,7 @@ func TestWarmUpWithoutKV(t *testing.T) {
 				if n := w.metric("pdproxy_pair_warmups_total", "failed"); n != 1 {
 					t.Errorf("got %v failed warm-ups", n)
 				}
-				if p := w.registry.Pairs()[0]; p.State != "unknown" || p.Failures != tt.failures || p.LastError != tt.last {
+				if p := w.registry.Pairs()[0]; p.State != tt.state || p.Failures != tt.failures || p.LastError != tt.last {
 					t.Errorf("pair %+v", p)
 				}
 				cancel()
@@ -281,4 +281,154 @@ func TestWarmUpWithoutKV(t *testing.T) {
 			})
 		})
 	}
+}
+
+// stalePair is a world of two SGLang prefill engines and one decode engine, which keeps the address
+// of an earlier process of p: both legs of the pair wait. heal repairs the pair. waited returns the
+// number of requests of p that have waited, refuse makes p refuse requests without a client's key.
+type stalePair struct {
+	*world
+	mu      sync.Mutex
+	healed  bool // guarded by mu
+	refuses bool // guarded by mu
+	waited  int  // guarded by mu
+}
+
+func (s *stalePair) set(healed, refuses bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.healed, s.refuses = healed, refuses
+}
+
+func (s *stalePair) waits() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waited
+}
+
+// serve is the answer of p, and of d for a request of p.
+func (s *stalePair) serve(c *engineConn, p bool) {
+	s.mu.Lock()
+	stale := !s.healed && c.leg.path != "/abort_request" && (p || strings.Contains(c.leg.body, "p.test"))
+	refuses := s.refuses && strings.Contains(c.leg.body, "is to bring two engines together")
+	if stale && !refuses && p {
+		s.waited++
+	}
+	s.mu.Unlock()
+	switch {
+	case c.leg.path == "/abort_request":
+		c.json(200, "{}")
+	case refuses:
+		c.json(401, `{"error":{"message":"no key"}}`)
+	case stale:
+		c.hold()
+	default:
+		c.json(200, doneAnswer)
+	}
+}
+
+func newStalePair(t *testing.T, warmUp bool) *stalePair {
+	s := new(stalePair)
+	s.world = newWorld(t, setup{
+		config: func(c *config.Config) {
+			c.Pairs.WarmUp = warmUp
+			c.Policy.Place = "round_robin"
+			c.Timeouts.Handshake, c.Timeouts.Prefill = config.Duration(15*time.Second), config.Duration(30*time.Second)
+		},
+		engines: []*fakeEngine{
+			{name: "p", role: "prefill", connector: "sglang", serve: func(c *engineConn, _ int) { s.serve(c, true) }},
+			{name: "q", role: "prefill", connector: "sglang", serve: func(c *engineConn, _ int) { c.json(200, doneAnswer) }},
+			{name: "d", role: "decode", connector: "sglang", serve: func(c *engineConn, _ int) { s.serve(c, false) }},
+		},
+	})
+	return s
+}
+
+// slow sends a request each second for that long, and returns how many took more than 5 s.
+func (s *stalePair) slow(t *testing.T, during time.Duration) (n int) {
+	t.Helper()
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Second) {
+		began := time.Now()
+		if a := s.post(completionsPath, completions(false)); a.status != 200 {
+			t.Errorf("got status %d: %s", a.status, a.body)
+		}
+		if time.Since(began) > 5*time.Second {
+			n++
+		}
+	}
+	return n
+}
+
+// TestBrokenPairIsTriedByTheProxy: one user's request finds that a pair is broken, or none with
+// pairs.warm_up. Then the proxy tries the pair itself, and users are sent to the pair again after
+// a good trial. If the engines refuse the proxy's request, a user's request is the trial.
+func TestBrokenPairIsTriedByTheProxy(t *testing.T) {
+	for _, warmUp := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStalePair(t, warmUp)
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan struct{})
+			go func() { defer close(done); s.Warm(ctx) }()
+			want := 1
+			if warmUp {
+				want = 0
+				time.Sleep(20 * time.Second) // the warm-up fails
+			}
+			if n := s.slow(t, 10*time.Minute); n != want {
+				t.Errorf("warm-up %t: %d requests were slow, want %d", warmUp, n, want)
+			}
+			if n := s.waits(); n < 5 || n > 12 || s.metric("pdproxy_pair_warmups_total", "failed") != float64(n-want) {
+				t.Errorf("warm-up %t: %d requests waited, %v failed trials", warmUp, n, s.metric("pdproxy_pair_warmups_total", "failed"))
+			}
+			before := s.waits()
+			s.set(false, true)
+			if n := s.slow(t, 4*time.Minute); n < 1 || n > 2 || s.waits() != before+n {
+				t.Errorf("warm-up %t: the engines refuse trials: %d requests were slow", warmUp, n)
+			}
+			s.set(true, false)
+			if n := s.slow(t, 3*time.Minute); n != 0 {
+				t.Errorf("warm-up %t: %d requests were slow after the repair", warmUp, n)
+			}
+			if s.registry.PairsInTrouble() {
+				t.Errorf("warm-up %t: pairs %+v", warmUp, s.registry.Pairs())
+			}
+			cancel()
+			<-done
+			time.Sleep(time.Minute) // clean-ups
+			for _, e := range s.registry.Snapshot().Instances {
+				if !e.Free(time.Now()) {
+					t.Errorf("warm-up %t: engine %s has requests", warmUp, e.Spec.Name)
+				}
+			}
+		})
+	}
+}
+
+// TestTrialEndsWithTheProxy: the end of the proxy ends a running trial, and its legs are aborted.
+func TestTrialEndsWithTheProxy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStalePair(t, false)
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); s.Warm(ctx) }()
+		s.slow(t, 42*time.Second)
+		for s.waits() < 2 {
+			time.Sleep(100 * time.Millisecond)
+		}
+		began := time.Now()
+		cancel()
+		<-done
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("the trial ended after %v", took)
+		}
+		if n := s.metric("pdproxy_pair_warmups_total"); n != 0 {
+			t.Errorf("%v trials are counted", n)
+		}
+		time.Sleep(time.Minute) // clean-ups
+		for _, e := range s.registry.Snapshot().Instances {
+			if !e.Free(time.Now()) {
+				t.Errorf("engine %s has requests", e.Spec.Name)
+			}
+		}
+	})
 }

@@ -198,8 +198,8 @@ func (s *Server) SetHooks(h attempt.Hooks) { s.exchanges.SetHooks(h) }
 // SetTRTLLM sets the options o of the trtllm connector for later attempts.
 func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.exchanges.SetTRTLLM(o) }
 
-// Warm sends a request of one token through each new pair of engines: see
-// exchange.Runner.Warm.
+// Warm sends a request of one token through each broken pair of engines, and through each new
+// one if configured: see exchange.Runner.Warm.
 func (s *Server) Warm(ctx context.Context) { s.exchanges.Warm(ctx) }
 
 // Drain makes /readyz and /health answer 503, so that balancers send no more requests.

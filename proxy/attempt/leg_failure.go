@@ -202,11 +202,14 @@ func (a *attempt) legFailed(l *leg, e *Error) {
 			a.env.Log.Warn("pair is broken", "prefill", e.Pair.Prefill.Name(), "prefill_rank", e.Pair.Prefill.Rank,
 				"decode", e.Pair.Decode.Name(), "decode_rank", e.Pair.Decode.Rank, "reason", kind)
 		}
-		if kind == reasonKVLate || kind == engine.Unmet { // the engine of the leg may also hang by itself
+		if !a.trial && (kind == reasonKVLate || kind == engine.Unmet) { // the engine of the leg may also hang by itself
 			e.Target.Breaker.Failure()
 		}
 	default:
 		e.Target.Breaker.Failure()
+		if a.env.WarmUp && a.pair != nil && e.sent && e.Unresponsive.IsZero() { // SGLang's engines both report a failed transfer as their own
+			a.pair.Failure(e.Reason)
+		}
 	}
 }
 

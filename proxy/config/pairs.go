@@ -14,7 +14,8 @@ type Pairs struct {
 	SameLabels []string `toml:"same_labels"`
 	// WarmUp sends a request of one token through each new pair, so that the engines
 	// connect before the first user's request; never to an engine with requests in
-	// flight. Engines that require the clients' API keys reject it. Default false.
+	// flight. If it fails, the circuit of the pair opens. Engines that require the clients'
+	// API keys reject it. Broken pairs get such a request in any case. Default false.
 	WarmUp bool `toml:"warm_up"`
 	// WarmUpInterval is the time between the starts of two such requests. Default
 	// 100ms; never 0.

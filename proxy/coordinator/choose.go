@@ -77,10 +77,10 @@ func (t *table) least(phase abi.Role, other int32, ok func(int32) bool) int32 {
 // computed the KV: see anyPair.
 func (l *Local) settle(t *table, g *committed, d abi.PlaceDecision, now time.Time) abi.PlaceDecision {
 	calm := func(i int32) bool { return !t.place.Candidates[i].Trial }
-	if d.Prefill >= 0 && d.Prefill != t.place.Fixed && !t.claim(d.Prefill) {
+	if d.Prefill >= 0 && d.Prefill != t.place.Fixed && (l.stuck(t, d.Prefill, abi.RoleDecode, now) || !t.claim(d.Prefill)) {
 		d.Prefill = t.replace(g, ReasonTrial, abi.RolePrefill, d.Prefill, d.Decode, calm)
 	}
-	if !t.claim(d.Decode) {
+	if d.Prefill >= 0 && l.stuck(t, d.Decode, abi.RolePrefill, now) || !t.claim(d.Decode) {
 		phase := abi.RoleDecode
 		if d.Prefill < 0 {
 			phase = abi.RoleBoth
@@ -106,16 +106,35 @@ func (l *Local) settle(t *table, g *committed, d abi.PlaceDecision, now time.Tim
 	return l.anyPair(t, calm, now)
 }
 
-// anyPair returns the first pair whose circuit is not open and whose rows need no claim.
-// If there is none, it returns the rows -1: prefill would hold blocks that no decode reads
-// and that cannot be freed.
+// stuck reports whether the circuit of the engine of row i is half open while all its pairs with
+// rows of the other phase are blocked. A request that took the trial of the engine would use
+// another engine, and the proxy's own trial of the pair could not use this one.
+func (l *Local) stuck(t *table, i int32, other abi.Role, now time.Time) bool {
+	return t.place.Candidates[i].Trial && l.registry.PairsInTrouble() && t.least(other, i, func(j int32) bool {
+		p, d := i, j
+		if other == abi.RolePrefill {
+			p, d = j, i
+		}
+		return t.targets[p].Instance != t.targets[d].Instance && !l.blocked(t.targets[p], t.targets[d], now)
+	}) < 0
+}
+
+// anyPair returns the first pair that is not blocked and whose rows need no claim. If there is
+// none, it returns the first such pair whose trial it can take from the proxy. If there is none
+// of these either, it returns the rows -1: prefill would hold blocks that no decode reads and
+// that cannot be freed.
 func (l *Local) anyPair(t *table, calm func(int32) bool, now time.Time) abi.PlaceDecision {
 	rows := t.place.Candidates
-	for i := range rows {
-		for j := range rows {
-			d := abi.PlaceDecision{Prefill: int32(i), Decode: int32(j)}
-			if rows[i].Instance != rows[j].Instance && calm(d.Prefill) && calm(d.Decode) && t.place.Allows(d) && !l.blocked(t.targets[i], t.targets[j], now) {
-				return d
+	for _, ok := range [...]func(p, d engine.Target) bool{
+		func(p, d engine.Target) bool { return !l.blocked(p, d, now) },
+		l.registry.TryPair,
+	} {
+		for i := range rows {
+			for j := range rows {
+				d := abi.PlaceDecision{Prefill: int32(i), Decode: int32(j)}
+				if rows[i].Instance != rows[j].Instance && calm(d.Prefill) && calm(d.Decode) && t.place.Allows(d) && ok(t.targets[i], t.targets[j]) {
+					return d
+				}
 			}
 		}
 	}
@@ -128,7 +147,7 @@ func (t *table) claim(i int32) bool {
 	return !t.place.Candidates[i].Trial || t.targets[i].Breaker.Allow()
 }
 
-// claimPair is claim for the pair of d. It returns false for a pair whose circuit is open.
+// claimPair is claim for the pair of d. It returns false for a blocked pair.
 func (l *Local) claimPair(t *table, d abi.PlaceDecision) bool {
 	return !l.registry.PairsInTrouble() || l.registry.AllowPair(t.targets[d.Prefill], t.targets[d.Decode])
 }

@@ -225,7 +225,8 @@ func TestPairCircuit(t *testing.T) {
 	}
 }
 
-// TestPairTrial: a half-open pair gets one request.
+// TestPairTrial: a half-open pair gets one request, after the time in which the proxy
+// may try the pair itself.
 func TestPairTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "p prefill", "d decode", "e decode")
@@ -233,7 +234,7 @@ func TestPairTrial(t *testing.T) {
 		for range 3 {
 			pair.Failure("kv_load")
 		}
-		time.Sleep(time.Hour)
+		time.Sleep(2 * time.Hour)
 		synctest.Wait()
 		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
@@ -359,6 +360,54 @@ func (w *world) remove(t *testing.T, name string) {
 	t.Helper()
 	if err := w.Reg.Remove(name, time.Hour); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestTrialOfTheProxy: while the trial of a half-open pair is the proxy's, requests use other pairs,
+// and one that no other pair can take is the trial. The proxy's own request is placed on busy
+// engines, too.
+func TestTrialOfTheProxy(t *testing.T) {
+	for _, alone := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			engines := []string{"p prefill", "d decode", "e decode"}
+			if alone {
+				engines = engines[:2]
+			}
+			w := newWorld(t, engines...)
+			w.breakPair(t, "p", "d")
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+				return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
+			}})
+			if alone {
+				w.Must(t, placetest.NewAsk()).Lease.Release()
+				var none *coordinator.NoTargetError
+				if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.As(err, &none) {
+					t.Errorf("the second request without another pair: %v", err)
+				}
+				return
+			}
+			user := w.Must(t, placetest.NewAsk())
+			if user.Decode.Name() != "e" {
+				t.Errorf("a request was placed on %q", user.Decode.Name())
+			}
+			model, pair := w.Reg.ClaimTrial(time.Now(), nil)
+			if pair == nil {
+				t.Fatal("the trial was not claimed")
+			}
+			a := placetest.NewAsk()
+			a.Model, a.Only = model, coordinator.Pair{Prefill: pair.Prefill, Decode: pair.Decode}
+			w.Must(t, a).Lease.Release()
+			if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "e" {
+				t.Errorf("during the trial a request was placed on %q", p.Decode.Name())
+			}
+			pair.Success()
+			pair.Tried(false)
+			if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "d" {
+				t.Errorf("after the trial a request was placed on %q", p.Decode.Name())
+			}
+		})
 	}
 }
 

@@ -73,8 +73,8 @@ type Ask struct {
 
 	// Only, if its Decode is set, has the only allowed targets of two legs. Then Place
 	// calls no policy and does not record the conversation. Place returns a
-	// *NoTargetError if one of the two targets has a request in flight or is not a
-	// candidate.
+	// *NoTargetError if one of the two targets is not a candidate, or has a request in
+	// flight while the circuit of the pair is closed.
 	Only Pair
 
 	// Deadline is the time until which the client waits for the first byte; zero: none.

@@ -203,17 +203,18 @@ func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool 
 	return l.commit(ctx, d, a, t, g, chosen, now)
 }
 
-// decideOnly places both legs on the targets of a.Only.
+// decideOnly places both legs on the targets of a.Only, a pair that the proxy has claimed. Both
+// engines must be idle, unless the request is the trial of a broken pair.
 func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *committed, now time.Time) error {
 	p, e := a.Only.Prefill, a.Only.Decode
-	if !p.Free(now) || !e.Free(now) {
+	if !l.blocked(p, e, now) && !(p.Free(now) && e.Free(now)) {
 		return &NoTargetError{Model: a.Model}
 	}
 	if _, ok := t.fillPairs(pool, a, now); !ok {
 		return &NoTargetError{Model: a.Model}
 	}
 	chosen := abi.PlaceDecision{Prefill: t.row(p, abi.RolePrefill), Decode: t.row(e, abi.RoleDecode)}
-	if chosen.Prefill < 0 || chosen.Decode < 0 || !t.place.Allows(chosen) || l.settle(t, g, chosen, now) != chosen {
+	if chosen.Prefill < 0 || chosen.Decode < 0 || !t.place.Allows(chosen) || !t.claim(chosen.Prefill) || !t.claim(chosen.Decode) {
 		return &NoTargetError{Model: a.Model}
 	}
 	return l.commit(ctx, d, a, t, g, chosen, now)

@@ -103,6 +103,13 @@ func (b *Breaker) fail(trip bool) {
 	}
 }
 
+// halve makes an open circuit half open.
+func (b *Breaker) halve() {
+	if until := b.until.Load(); until != 0 {
+		b.until.CompareAndSwap(until, min(until, b.now()))
+	}
+}
+
 // Failures returns the number of failures in a row.
 func (b *Breaker) Failures() int { return int(b.failures.Load()) }
 

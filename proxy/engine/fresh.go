@@ -25,24 +25,25 @@ func (i *Instance) Free(now time.Time) bool {
 }
 
 // ClaimFresh returns a pair of ready targets over which no KV has come yet and whose
-// instances are both free, and a model that they serve. If home is not nil, it is one
-// of the two instances. The pair is not returned again for a while.
-func (r *Registry) ClaimFresh(now time.Time, home *Instance, free func(*Instance) bool) (model string, p, d Target, ok bool) {
+// instances are both free, and a model that they serve; nil if there is none. If home is
+// not nil, it is one of the two instances. The pair is not returned again for a while, and a
+// pair whose circuit is not closed never: see ClaimTrial. The caller must call Tried.
+func (r *Registry) ClaimFresh(now time.Time, home *Instance, free func(*Instance) bool) (model string, pair *Pair) {
 	s := r.Snapshot()
 	for _, model := range s.models {
 		pool, start := s.pools[model], 0
 		for _, end := range pool.Groups {
-			if p, d, ok := r.claimFresh(pool.Paired[start:end], now, home, free); ok {
-				return model, p, d, true
+			if pair := r.claimFresh(pool.Paired[start:end], now, home, free); pair != nil {
+				return model, pair
 			}
 			start = end
 		}
 	}
-	return "", Target{}, Target{}, false
+	return "", nil
 }
 
 // claimFresh does ClaimFresh for one group.
-func (r *Registry) claimFresh(rows []Row, now time.Time, home *Instance, free func(*Instance) bool) (p, d Target, ok bool) {
+func (r *Registry) claimFresh(rows []Row, now time.Time, home *Instance, free func(*Instance) bool) *Pair {
 	for i := range rows {
 		if rows[i].Facts.Roles&abi.RolePrefill == 0 || !free(rows[i].Instance) {
 			continue
@@ -53,30 +54,33 @@ func (r *Registry) claimFresh(rows []Row, now time.Time, home *Instance, free fu
 				continue
 			}
 			if rows[j].Facts.Roles&abi.RoleDecode != 0 && p.Instance != d.Instance &&
-				r.PairState(p, d) == abi.PairUnknown && free(d.Instance) && r.pairs.claim(p, d, now) {
-				return p, d, true
+				r.PairState(p, d) == abi.PairUnknown && free(d.Instance) {
+				if pair := r.pairs.claim(p, d, now); pair != nil {
+					return pair
+				}
 			}
 		}
 	}
-	return p, d, false
+	return nil
 }
 
-// claim reports whether the pair may be warmed up at now, and records the warm-up. It
-// returns false for a pair for which the table has no room.
-func (t *pairTable) claim(p, d Target, now time.Time) bool {
+// claim returns the pair if it may be warmed up at now, and records the warm-up. It
+// returns nil for a pair for which the table has no room.
+func (t *pairTable) claim(p, d Target, now time.Time) *Pair {
 	t.mu.RLock()
 	full := len(t.pairs) >= maxPairs
 	t.mu.RUnlock()
 	if full {
-		return false
+		return nil
 	}
 	pair := t.get(p, d)
 	pair.mu.Lock()
 	defer pair.mu.Unlock()
-	if now.Before(pair.next) {
-		return false
+	if now.Before(pair.next) || pair.Trial() || !pair.tried.CompareAndSwap(false, true) {
+		return nil
 	}
 	pair.next = now.Add(min(warmAgain<<min(pair.warmUps, 10), warmAtLast))
 	pair.warmUps++
-	return true
+	pair.noted = false
+	return pair
 }

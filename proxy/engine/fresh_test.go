@@ -22,11 +22,12 @@ func TestClaimFresh(t *testing.T) {
 		f.start(t)
 		free := func(i *Instance) bool { return i.Free(time.Now()) }
 		claim := func() string {
-			model, p, d, ok := f.ClaimFresh(time.Now(), nil, free)
-			if !ok {
+			model, pair := f.ClaimFresh(time.Now(), nil, free)
+			if pair == nil {
 				return ""
 			}
-			return model + " " + p.Name() + string(rune('0'+p.Rank)) + d.Name()
+			pair.Tried(false)
+			return model + " " + pair.Prefill.Name() + string(rune('0'+pair.Prefill.Rank)) + pair.Decode.Name()
 		}
 		want := func(all ...string) {
 			t.Helper()
@@ -58,32 +59,6 @@ func TestClaimFresh(t *testing.T) {
 	})
 }
 
-// TestClaimFreshAfterTrouble: a pair with an open circuit is warmed up as soon as a trial
-// is allowed.
-func TestClaimFreshAfterTrouble(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t)
-		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake"), f.spec("d", "decode", "fake")}, 0))
-		f.start(t)
-		pair := f.Pair(Target{Instance: f.get(t, "p")}, Target{Instance: f.get(t, "d")})
-		pair.Success()
-		for range 3 {
-			pair.Failure("x")
-		}
-		claimed := func() bool {
-			_, _, _, ok := f.ClaimFresh(time.Now(), nil, func(*Instance) bool { return true })
-			return ok
-		}
-		if claimed() {
-			t.Error("a broken pair was claimed")
-		}
-		time.Sleep(10 * time.Second)
-		if !claimed() || claimed() {
-			t.Error("a half-open pair is claimed once")
-		}
-	})
-}
-
 // TestClaimFreshAtHome: the sidecar of an engine warms up only the pairs of this engine.
 func TestClaimFreshAtHome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -93,10 +68,10 @@ func TestClaimFreshAtHome(t *testing.T) {
 		}, 0))
 		f.start(t)
 		for _, want := range []string{"pe", "qe", ""} {
-			_, p, d, ok := f.ClaimFresh(time.Now(), f.get(t, "e"), func(*Instance) bool { return true })
+			_, pair := f.ClaimFresh(time.Now(), f.get(t, "e"), func(*Instance) bool { return true })
 			got := ""
-			if ok {
-				got = p.Name() + d.Name()
+			if pair != nil {
+				got = pair.Prefill.Name() + pair.Decode.Name()
 			}
 			if got != want {
 				t.Errorf("claimed %q, want %q", got, want)

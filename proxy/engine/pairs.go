@@ -27,6 +27,8 @@ type Pair struct {
 	table    *pairTable
 	transfer load.Speed // of the pair's transfers; tokens are prompt tokens
 	circuit  Breaker
+	tried    atomic.Bool // a request of the proxy itself runs through the pair
+	users    atomic.Bool // the engines refused the proxy's own trial: the next trial is a user's request
 	mu       sync.Mutex
 	state    abi.PairState // unknown, warming or ready; broken is a state of the circuit; guarded by mu
 	failures int           // since the pair was created; guarded by mu
@@ -35,6 +37,7 @@ type Pair struct {
 	under    int           // attempts in progress that began before the pair was ready; guarded by mu
 	warmUps  int           // since the pair was created; guarded by mu
 	next     time.Time     // time from which it may be warmed up again; guarded by mu
+	noted    bool          // a transfer has ended since the proxy's own request began; guarded by mu
 }
 
 // State returns the pair's present state.
@@ -44,13 +47,13 @@ func (p *Pair) State() abi.PairState {
 	return p.stateAt(time.Now())
 }
 
-// stateAt is State at now; p.mu is held. A pair with a half-open circuit is unknown
-// until its trial ends.
+// stateAt is State at now; p.mu is held. A pair whose next trial is a user's request is
+// unknown until this trial ends.
 func (p *Pair) stateAt(now time.Time) abi.PairState {
-	switch p.circuit.Circuit(now) {
-	case CircuitOpen:
+	switch {
+	case p.blocked(now):
 		return abi.PairBroken
-	case CircuitHalfOpen:
+	case p.Trial():
 		return abi.PairUnknown
 	}
 	return p.state
@@ -100,7 +103,8 @@ func (p *Pair) Success() { _ = p.set("") }
 
 // Failure notes that a transfer failed and that the failure cannot be attributed to one
 // engine. kind is a label, never text of an answer. It reports whether the circuit of the
-// pair has opened.
+// pair has opened. The first failure of a pair that the proxy itself tries opens the
+// circuit.
 func (p *Pair) Failure(kind string) (opened bool) { return p.set(kind) }
 
 // Unmet is the kind of a failure whose prefill, at the same time as decode, did not answer in
@@ -127,7 +131,7 @@ func (p *Pair) set(kind string) (opened bool) {
 	} else {
 		p.failures++
 		p.last = kind
-		if kind == Unmet && p.state != abi.PairReady {
+		if p.state != abi.PairReady && (kind == Unmet || p.tried.Load()) {
 			p.circuit.Trip()
 		} else {
 			p.circuit.Failure()
@@ -136,6 +140,8 @@ func (p *Pair) set(kind string) (opened bool) {
 			p.state, opened = abi.PairUnknown, before != abi.PairBroken
 		}
 	}
+	p.noted = true
+	p.users.Store(false)
 	if p.stateAt(now) != before {
 		p.since = now
 	}
@@ -150,10 +156,6 @@ func (p *Pair) set(kind string) (opened bool) {
 	}
 	return opened
 }
-
-// allow reports whether a request may use the pair, and takes the trial of a half-open
-// circuit.
-func (p *Pair) allow() bool { return p.circuit.Allow() }
 
 // PairRow is one pair as GET /v1/pairs shows it.
 type PairRow struct {
@@ -402,17 +404,25 @@ func (r *Registry) PairFacts(p, d Target) (state abi.PairState, perToken, fixed 
 	return state, speed.PerToken(), speed.Fixed()
 }
 
-// PairBlocked reports whether the circuit of the pair is open at now. It takes no lock.
+// PairBlocked reports whether no user's request should use the pair at now: its circuit is
+// open, or the next trial is the proxy's. It takes no lock.
 func (r *Registry) PairBlocked(p, d Target, now time.Time) bool {
 	pair := r.pairs.troubled(keyOf(p, d))
-	return pair != nil && pair.circuit.Circuit(now) == CircuitOpen
+	return pair != nil && pair.blocked(now)
 }
 
-// AllowPair reports whether a request may use the pair now, and takes the trial of a
+// AllowPair reports whether a user's request may use the pair now, and takes the trial of a
 // half-open circuit. It takes no lock.
 func (r *Registry) AllowPair(p, d Target) bool {
 	pair := r.pairs.troubled(keyOf(p, d))
-	return pair == nil || pair.allow()
+	return pair == nil || !pair.blocked(time.Now()) && pair.circuit.Allow()
+}
+
+// TryPair is AllowPair for a request that no other pair can take: the request need not leave
+// the trial to the proxy. It returns false while a trial of the proxy runs. It takes no lock.
+func (r *Registry) TryPair(p, d Target) bool {
+	pair := r.pairs.troubled(keyOf(p, d))
+	return pair == nil || !pair.tried.Load() && pair.circuit.Allow()
 }
 
 // PairsInTrouble reports whether any pair's circuit is not closed.

@@ -15,7 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// warmRest is the shortest pause after a round that found no pair to warm up.
+// warmRest is how often Warm looks for a pair to try.
 const warmRest = time.Second
 
 // Outcomes of a warm-up, labels of the metric.
@@ -25,15 +25,17 @@ const (
 	warmBusy   = "busy" // an engine got another request in the meantime
 )
 
-// Warm sends a request of one token through each new pair, if warm-ups are configured. The two
-// engines then connect before the first client's request needs the pair. At most one warm-up begins
-// in each pairs.warm_up_interval, and only if both engines are idle. When ctx ends, Warm waits for
-// the running warm-ups and returns.
+// Warm sends a request of one token through each broken pair when the pause of its circuit is
+// over. So no user's request is the trial of a pair that may still be broken. If warm-ups are
+// configured, Warm also sends one through each new pair, so that the two engines connect before
+// the first user's request needs the pair. At most one warm-up begins in each
+// pairs.warm_up_interval, and only if both engines are idle. When ctx ends, Warm waits for the
+// running requests and returns.
 func (run *Runner) Warm(ctx context.Context) {
 	var (
 		running sync.WaitGroup
-		mu      sync.Mutex
-		taken   = make(map[*engine.Instance]bool) // engines of running warm-ups; guarded by mu
+		taken   warmed
+		next    time.Time // when the next warm-up of a new pair may begin
 	)
 	defer running.Wait()
 	timer := time.NewTimer(0)
@@ -44,38 +46,47 @@ func (run *Runner) Warm(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		cfg := run.Config()
-		local, all := run.localEngine()
-		if !cfg.Pairs.WarmUp || local == nil && !all {
-			timer.Reset(warmRest)
-			continue
-		}
-		now := time.Now()
-		model, p, d, ok := run.Registry.ClaimFresh(now, local, func(i *engine.Instance) bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return !taken[i] && i.Free(now)
-		})
-		if !ok {
-			timer.Reset(max(warmRest, time.Duration(cfg.Pairs.WarmUpInterval)))
-			continue
-		}
-		take := func(yes bool) {
-			mu.Lock()
-			defer mu.Unlock()
-			for _, t := range [...]engine.Target{p, d} {
-				if taken[t.Instance] = yes; !yes {
-					delete(taken, t.Instance)
+		now, wait := time.Now(), warmRest
+		if local, all := run.localEngine(); local != nil || all {
+			cfg := run.Config()
+			interval := time.Duration(cfg.Pairs.WarmUpInterval)
+			if model, pair := run.Registry.ClaimTrial(now, local); pair != nil {
+				running.Go(func() { run.warmPair(ctx, model, pair, true) })
+				wait = min(wait, interval)
+			} else if cfg.Pairs.WarmUp && !now.Before(next) {
+				if model, pair := run.Registry.ClaimFresh(now, local, func(i *engine.Instance) bool { return !taken.has(i) && i.Free(now) }); pair != nil {
+					taken.add(pair)
+					running.Go(func() {
+						defer taken.remove(pair)
+						run.warmPair(ctx, model, pair, false)
+					})
+					next = now.Add(interval)
 				}
 			}
+			if left := next.Sub(now); left > 0 {
+				wait = min(wait, left)
+			}
 		}
-		take(true)
-		running.Go(func() {
-			defer take(false)
-			run.warmPair(ctx, model, p, d)
-		})
-		timer.Reset(time.Duration(cfg.Pairs.WarmUpInterval))
+		timer.Reset(wait)
 	}
+}
+
+// warmed is the set of engines of running warm-ups. An engine is in one of them at most.
+type warmed struct{ set sync.Map }
+
+func (w *warmed) has(i *engine.Instance) bool {
+	_, yes := w.set.Load(i)
+	return yes
+}
+
+func (w *warmed) add(p *engine.Pair) {
+	w.set.Store(p.Prefill.Instance, nil)
+	w.set.Store(p.Decode.Instance, nil)
+}
+
+func (w *warmed) remove(p *engine.Pair) {
+	w.set.Delete(p.Prefill.Instance)
+	w.set.Delete(p.Decode.Instance)
 }
 
 // localEngine returns the local engine of a sidecar, or nil while that engine is being
@@ -88,11 +99,18 @@ func (run *Runner) localEngine() (i *engine.Instance, all bool) {
 	return sc.Local(), false
 }
 
-// warmPair warms up the pair of p and d, and records the outcome. The request has a lease, a
-// disagg id, time limits and a clean-up, as a client's request has. The metrics of requests do
-// not count it.
-func (run *Runner) warmPair(ctx context.Context, model string, p, d engine.Target) {
+// warmPair sends a request of one token through a claimed pair, and records the outcome. The
+// request has a lease, a disagg id, time limits and a clean-up, as a client's request has. The
+// metrics of requests do not count it. trial: the circuit of the pair is half open.
+func (run *Runner) warmPair(ctx context.Context, model string, pair *engine.Pair, trial bool) {
+	p, d := pair.Prefill, pair.Decode
 	outcome, err := warmOK, run.warmUp(ctx, model, p, d)
+	pair.Tried(refused(err))
+	good, bad := "pair is warm", "pair could not be warmed up"
+	if trial {
+		good, bad = "pair works again", "pair is still broken"
+	}
+	log := run.Log.With("prefill", p.Name(), "prefill_rank", p.Rank, "decode", d.Name(), "decode_rank", d.Rank)
 	switch {
 	case ctx.Err() != nil:
 		return
@@ -100,12 +118,19 @@ func (run *Runner) warmPair(ctx context.Context, model string, p, d engine.Targe
 		outcome = warmBusy
 	case err != nil:
 		outcome = warmFailed
-		run.Log.Warn("pair could not be warmed up", "prefill", p.Name(), "prefill_rank", p.Rank,
-			"decode", d.Name(), "decode_rank", d.Rank, "error", err)
+		log.Warn(bad, "error", err)
 	default:
-		run.Log.Info("pair is warm", "prefill", p.Name(), "prefill_rank", p.Rank, "decode", d.Name(), "decode_rank", d.Rank)
+		log.Info(good)
 	}
 	run.Metrics.WarmUp(outcome)
+}
+
+// refused reports whether err, the outcome of a warm-up, shows only that the engines do not serve
+// such a request: for example, they require the keys of clients, or they transfer no KV for such
+// a short prompt.
+func refused(err error) bool {
+	var e *attempt.Error
+	return errors.Is(err, errNothingCame) || errors.As(err, &e) && !e.Overloaded && (e.Permanent || e.Reply != nil)
 }
 
 var (

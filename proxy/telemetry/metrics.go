@@ -120,7 +120,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		Buckets: []float64{0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, 1},
 	})
 	m.prompts = counter("pdproxy_prompt_token_ids_total", "Prompts to look up in the KV index, by the source of their token ids, or by the reason for missing ids.", "source", "reason")
-	m.warmUps = counter("pdproxy_pair_warmups_total", "Warm-up requests of new pairs, by outcome: ok, failed, or busy (not sent).", "outcome")
+	m.warmUps = counter("pdproxy_pair_warmups_total", "Warm-up requests of new pairs and trials of broken pairs, by outcome: ok, failed, or busy (not sent).", "outcome")
 	m.kvEvents = counter("pdproxy_kv_events_total", "KV events of engines: applied blocks, refused blocks (the index was full), gaps, replays, resyncs by reason, malformed.", "engine", "kind", "reason")
 	m.coordinations = counter("pdproxy_coordinations_total", "Placements of a sidecar, by its coordination policy.", "policy")
 	m.picks = counter("pdproxy_picker_requests_total", "Requests for which an ext_proc picker was to choose the engines, by result: picked, refused (the picker answered the client itself), cancelled (the client left), or the reason why there was no usable choice.", "result")
