@@ -260,7 +260,7 @@ func TestDescriptor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lock.Unlock()
+	lock.Close()
 	if _, err := os.Stat(filepath.Join(moved, "l")); err != nil {
 		t.Error(err)
 	}
