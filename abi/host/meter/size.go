@@ -41,8 +41,9 @@ type frame struct {
 	params  int
 	results int
 	loop    bool
-	flow        // at its beginning
-	sets    int // before its beginning
+	half    bool // an if without else, as yet
+	flow         // at its beginning
+	sets    int  // before its beginning
 	joint   joint
 }
 
