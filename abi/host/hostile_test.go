@@ -60,11 +60,13 @@ var hostile = map[string]func(a *assembler) [][]byte{
 		}
 		return [][]byte{call(f)}
 	},
-	"filled memory": func(*assembler) [][]byte {
-		return [][]byte{bytes.Repeat(join(i32(0), i32(1), i32(16*PageSize), fill), 20_000)}
+	"filled memory": func(a *assembler) [][]byte {
+		f := a.fn("", "", "", bytes.Repeat(join(i32(0), i32(1), i32(16*PageSize), fill), 2000))
+		return [][]byte{bytes.Repeat(call(f), 10)}
 	},
-	"copied memory": func(*assembler) [][]byte {
-		return [][]byte{bytes.Repeat(join(i32(0), i32(1), i32(16*PageSize-1), copyOf), 20_000)}
+	"copied memory": func(a *assembler) [][]byte {
+		f := a.fn("", "", "", bytes.Repeat(join(i32(0), i32(1), i32(16*PageSize-1), copyOf), 2000))
+		return [][]byte{bytes.Repeat(call(f), 10)}
 	},
 	"filled table": func(a *assembler) [][]byte {
 		a.table(400_000)
@@ -76,6 +78,21 @@ var hostile = map[string]func(a *assembler) [][]byte{
 	},
 	"a long loop": func(*assembler) [][]byte {
 		return [][]byte{{0x03, 0x40}, bytes.Repeat(join(local(0), i32(3), multiply, drop), 5000), {0x0c, 0}, endBlock}
+	},
+	"calls of a long function": func(a *assembler) [][]byte {
+		f := a.fn("", "", "", bytes.Repeat(join(local(0), i32(3), multiply, drop), 40_000)) // 200 KB
+		return [][]byte{{0x03, 0x40}, call(f), {0x0c, 0}, endBlock}
+	},
+	"floats of little precision": func(*assembler) [][]byte { // f64.const of the least number, f64.mul, f64.sqrt, f64.div
+		least := []byte{0x44, 1, 0, 0, 0, 0, 0, 0, 0}
+		return [][]byte{{0x03, 0x40}, least, bytes.Repeat(join(least, []byte{0xa2, 0x9f}, least, []byte{0xa3}), 5000), drop, {0x0c, 0}, endBlock}
+	},
+	"memory that does not grow": func(*assembler) [][]byte {
+		return [][]byte{{0x03, 0x40}, bytes.Repeat(join(i32(1), []byte{0x40, 0}, drop), 1000), {0x0c, 0}, endBlock}
+	},
+	"grown tables": func(a *assembler) [][]byte {
+		a.table(1)
+		return [][]byte{{0x03, 0x40}, bytes.Repeat(join(nullRef, i32(1), growRefs, drop), 100), {0x0c, 0}, endBlock}
 	},
 	"host functions": func(*assembler) [][]byte { // see TestHostileGuestsEnd: import 0 is random_get
 		return [][]byte{bytes.Repeat(join(i32(0), i32(PageSize), call(0), drop), 20_000)}

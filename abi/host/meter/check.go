@@ -11,9 +11,9 @@ import (
 const (
 	maxVariables = 5_000 // parameters and local variables
 	maxEdges     = 25_000
-	maxLoops     = 100 // nested in each other
-	maxMerges    = 1_500_000_000
+	maxLoops     = 100       // nested in each other
 	maxMemory    = 256 << 20 // see size.memory
+	maxEach      = 4_000_000 // see size.work
 )
 
 // The limits of a module. maxWork bounds the time of compilation, the others the memory of the
@@ -40,11 +40,12 @@ var ErrTooLarge = errors.New("the module is too large to compile")
 // work estimates the time of a function's compilation at most: 1 is about a microsecond. The
 // divisors come from measurements of the shapes in the tests.
 func (s *size) work() int {
-	return s.instructions + s.edges*s.edges/512 + s.live/16 + s.merges/32768*(8+s.loops)
+	return s.instructions + s.edges*s.edges/512 + s.live/16 + s.merges/32768*(8+s.loops) +
+		s.phis/2048*s.copies + s.lookups/40 + s.bounds/16
 }
 
 // memory estimates the bytes that the compilation of a function takes at most, in the same way.
-func (s *size) memory() int { return 600*s.instructions + 2500*s.edges + 80*s.live }
+func (s *size) memory() int { return 600*s.instructions + 2500*s.edges + 80*s.live + 26*s.bounds }
 
 // Check returns the number of goroutines that may compile the module at the same time, from 1 to
 // workers, so that their memory stays below the limit of one function. The error, with ErrTooLarge,
@@ -69,7 +70,8 @@ func (m *Module) Check(workers int) (allowed int, err error) {
 			n, most int
 		}{
 			{"branches between blocks", s.edges, maxEdges}, {"nested loops", s.loops, maxLoops},
-			{"pairs of variables over all branches", s.merges, maxMerges}, {"bytes of estimated memory for its compilation", s.memory(), maxMemory},
+			{"bytes of estimated memory for its compilation", s.memory(), maxMemory},
+			{"microseconds of estimated work", s.work(), maxEach},
 		} {
 			if l.n > l.most {
 				return 0, m.tooLarge(i, l.what, uint64(l.n), l.most)

@@ -57,7 +57,7 @@ const (
 // instruction has no such immediate.
 type instruction struct {
 	op      byte
-	misc    byte   // the instruction after prefixMisc
+	misc    byte   // the instruction after prefixMisc or prefixVector
 	index   uint32 // function, type, label, local, global, table or data segment: the first index
 	targets int    // labels of br_table, with the default
 	arity   int    // values that a block or a callee takes and gives
@@ -121,7 +121,7 @@ func (m *Module) instruction(r *reader) (in instruction) {
 	case op == prefixMisc:
 		m.miscellaneous(r, &in)
 	case op == prefixVector:
-		vector(r)
+		in.misc = vector(r)
 	case op <= 0x01 || op == opElse || op == opEnd || op == 0x0f || // unreachable, nop, else, end, return
 		op == 0x1a || op == 0x1b || // drop, select
 		op >= opI32Eqz && op <= opI64Extend32 || op == opRefIsNull:
@@ -180,8 +180,8 @@ func (m *Module) miscellaneous(r *reader, in *instruction) {
 
 // vector reads an instruction after prefixVector. Its code has one byte in the engine: the second
 // byte of a longer code is 1, which the engine reads as nop.
-func vector(r *reader) {
-	switch code := r.byte(); {
+func vector(r *reader) (code byte) {
+	switch code = r.byte(); {
 	case code <= 0x0b, code == 0x5c, code == 0x5d: // loads and stores
 		r.u32()
 		r.u32()
@@ -194,6 +194,7 @@ func vector(r *reader) {
 		r.u32()
 		r.skip(1)
 	}
+	return code
 }
 
 // constant reads a constant expression up to its end. It calls function for each index of a

@@ -90,9 +90,12 @@ var chains = map[string][]byte{
 	"vector bytes":     {0xfd, 0x0f, 0xfd, 0x0c, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 0xfd, 0x0e, 0xfd, 0x53}, // i8x16.swizzle
 }
 
-// allShapes returns shapes and one shape of each chain.
+// allShapes returns shapes, searches and one shape of each chain.
 func allShapes() []shape {
 	all := slices.Clone(shapes)
+	for _, s := range searches {
+		all = append(all, s.shape)
+	}
 	for name, code := range chains {
 		all = append(all, shape{name: "chain of " + name, make: func(n int) []byte {
 			return blueprint{code: joined([]byte{opLocalGet, 0}, repeat(n, same(code...)))}.module()

@@ -14,6 +14,14 @@ type size struct {
 	merges int
 	// loops is the deepest nesting of loops.
 	loops int
+	// phis is the work of one round in which the compiler looks for superfluous values at blocks with
+	// several predecessors: the square of the values, for each predecessor. copies counts copies of a
+	// variable to another one, for each loop around them: there are as many rounds at most.
+	phis, copies int
+	// lookups is the sum of the blocks in which the compiler looks for the value of a variable.
+	lookups int
+	// bounds is the sum over all blocks of the addresses whose bounds have been checked before.
+	bounds int
 }
 
 // checkInstructions and checkEdges are the size of a check that Meter adds, without the globals
@@ -21,6 +29,7 @@ type size struct {
 const (
 	checkInstructions = 20
 	checkEdges        = 3
+	bulkEdges         = 8 // of an operation on a range of memory or of a table, which may be a loop
 )
 
 // engineVariables are variables of the compiler's own, such as the place of the memory.
@@ -32,16 +41,24 @@ type frame struct {
 	params  int
 	results int
 	loop    bool
+	half    bool // an if without else, as yet
+	flow         // at its beginning
+	sets    int  // before its beginning
+	joint   joint
 }
 
 // measure is the state of measuring one function.
 type measure struct {
 	size
+	flow
 	blocks    []frame
 	height    int // of the operand stack, at most
 	variables int
-	globals   int // mutable ones, which are variables, too
-	nested    int // open loops
+	locals    int  // variables of the function itself
+	globals   int  // mutable ones, which are variables, too
+	nested    int  // open loops
+	sets      int  // assignments to variables
+	computed  bool // the operand on top of the stack is the result of a computation
 }
 
 func (s *measure) edge(n int) {
@@ -53,6 +70,9 @@ func (s *measure) edge(n int) {
 func (s *measure) check() {
 	s.instructions += checkInstructions + s.globals
 	s.edge(checkEdges)
+	s.enter()
+	s.enter()
+	s.chain = 0
 }
 
 // sizeOf measures a function in a module with that many mutable globals. f.Locals is at most
@@ -60,9 +80,9 @@ func (s *measure) check() {
 func (m *Module) sizeOf(f *Function, globals int) size {
 	// A variable that no instruction uses costs nothing in blocks.
 	used := min(f.Params+int(f.Locals)+globals, f.Instructions)
-	s := &measure{variables: used + engineVariables, globals: globals}
+	s := &measure{variables: used + engineVariables, locals: min(f.Params+int(f.Locals), f.Instructions), globals: globals}
 	s.check()
-	s.blocks = append(s.blocks, frame{results: f.Results})
+	s.blocks = append(s.blocks, frame{results: f.Results, joint: joint{tables: -1}})
 	r := &reader{data: f.code, pos: f.body}
 	for len(s.blocks) > 0 && r.err == nil {
 		m.add(s, m.instruction(r))
@@ -75,26 +95,20 @@ func (m *Module) add(s *measure, in instruction) {
 	s.instructions += 1 + in.arity
 	switch in.op {
 	case opBlock, opLoop, opIf:
-		if in.op == opIf {
-			s.height--
-		}
-		params := in.arity - in.results
-		s.blocks = append(s.blocks, frame{max(s.height-params, 0), params, in.results, in.op == opLoop})
-		s.edge(2)
-		if in.op == opLoop {
-			s.nested++
-			s.loops = max(s.loops, s.nested)
-			s.check()
-		}
+		m.open(s, in)
 	case opElse:
-		b := s.blocks[len(s.blocks)-1]
+		b := &s.blocks[len(s.blocks)-1]
 		s.height = b.height + b.params
 		s.edge(2)
+		s.enter()
+		s.leave(b)
+		s.flow, b.half = b.flow, false
 	case opEnd:
 		b := s.blocks[len(s.blocks)-1]
 		s.blocks = s.blocks[:len(s.blocks)-1]
 		s.height = b.height + b.results
 		s.edge(1)
+		s.arrive(&b)
 		if b.loop {
 			s.nested--
 		}
@@ -102,19 +116,90 @@ func (m *Module) add(s *measure, in instruction) {
 		s.edge(2)
 		s.instructions += m.carried(s, in)
 		s.height -= int(in.op - opBr) // br_if takes a condition
+		if i := len(s.blocks) - 1 - int(in.index); i >= 0 {
+			s.leave(&s.blocks[i])
+		}
+		s.enter()
+		s.dead = s.dead || in.op == opBr
 	case opBrTable:
 		s.edge(in.targets)
 		s.instructions += in.targets * m.carried(s, in)
 		s.height--
+		s.leaveTable(in)
+		s.dead = true
 	default:
-		if in.op == opCall || in.op == opCallIndirect {
-			s.instructions += s.globals
-			s.edge(1)
-		}
-		s.instructions += extra(in)
-		s.height += m.delta(in)
+		m.addPlain(s, in)
 	}
 	s.height = max(s.height, 0)
+	s.computed = m.computes(s, in)
+}
+
+// open counts the beginning of a block.
+func (m *Module) open(s *measure, in instruction) {
+	if in.op == opIf {
+		s.height--
+		s.enter()
+	}
+	params := in.arity - in.results
+	s.edge(2)
+	b := frame{height: max(s.height-params, 0), params: params, results: in.results, loop: in.op == opLoop, half: in.op == opIf, flow: s.flow, sets: s.sets, joint: joint{tables: -1}}
+	if in.op == opIf {
+		s.leave(&b) // or else, whose condition is the same
+	}
+	s.blocks = append(s.blocks, b)
+	if in.op == opLoop {
+		s.enter()
+		s.nested++
+		s.loops = max(s.loops, s.nested)
+		s.copies += params
+		s.check()
+	}
+}
+
+// addPlain counts an instruction that is no block and no branch.
+func (m *Module) addPlain(s *measure, in instruction) {
+	switch op := in.op; {
+	case op == 0x00 || op == 0x0f: // unreachable, return
+		s.dead = true
+	case op == opCall || op == opCallIndirect:
+		s.instructions += s.globals
+		s.edge(1)
+	case op == opLocalGet || op == opGlobalGet:
+		s.find(1)
+	case op == opLocalSet || op == opLocalTee:
+		s.sets++
+		if !s.computed {
+			s.copies += s.nested
+		}
+	case accesses(in):
+		s.find(2) // the place and the size of the memory
+		s.known++
+	case op == prefixMisc && in.misc >= miscMemoryInit:
+		s.edge(bulkEdges)
+	}
+	s.instructions += extra(in)
+	s.height += m.delta(in)
+}
+
+// accesses reports whether an instruction loads or stores memory at an address.
+func accesses(in instruction) bool {
+	return in.op >= opI32Load && in.op <= opI64Store32 || in.op == prefixVector && (in.misc <= 0x0b || in.misc >= 0x54 && in.misc <= 0x5d)
+}
+
+// computes reports whether the operand on top of the stack behind an instruction is a new value. A
+// copy of such a value is never superfluous.
+func (m *Module) computes(s *measure, in instruction) bool {
+	switch op := in.op; {
+	case op == opLocalTee:
+		return s.computed
+	case op == opCall:
+		return m.types[m.functionTypes[in.index]].results > 0
+	case op == opCallIndirect:
+		return m.types[in.index].results > 0
+	case op == prefixMisc:
+		return in.misc < miscMemoryInit
+	}
+	return in.op >= opI32Load && in.op <= 0x35 || in.op >= opMemorySize && in.op <= opI64Extend32 || in.op == opGlobalGet
 }
 
 // carried returns the most values that a branch carries: those of a label of br_table are as many
@@ -136,6 +221,8 @@ func extra(in instruction) int {
 	case op == opCallIndirect, op == 0x96, op == 0x97, op == 0xa4, op == 0xa5, // smaller or larger float
 		op >= 0xa8 && op <= 0xb1: // floats to integers, which may trap in three ways
 		return 16
+	case op == prefixMisc && in.misc >= miscMemoryInit:
+		return 32
 	case op >= opI32Load && op <= opMemoryGrow, op == opTableGet, op == opTableSet,
 		op >= 0x6d && op <= 0x70, op >= 0x7f && op <= 0x82, // division of integers
 		op == prefixMisc, op == prefixVector:
