@@ -157,7 +157,7 @@ var (
 
 // Codes that the parts of the proxy in front of an operation may answer with.
 var (
-	everywhere = []openai.Code{openai.CodeConnectionBroken, openai.CodeHeadTooLarge, openai.CodeInvalidHead, openai.CodeTooManyConnections}
+	everywhere = []openai.Code{openai.CodeConnectionBroken, openai.CodeTooManyConnections}
 	filtered   = []openai.Code{openai.CodePluginBusy, openai.CodePluginFailed, openai.CodePluginParked, openai.CodeAnswerTooLarge, openai.CodeDraining, openai.CodeMemoryLimit}
 	keyed      = []openai.Code{openai.CodeInvalidAPIKey}
 	withBody   = []openai.Code{
@@ -172,6 +172,7 @@ var (
 	})
 	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
 	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed, openai.CodeUpgradeRequired, // of paths and methods that are no operation
+		openai.CodeHeadTooLarge, openai.CodeInvalidHead, // of heads that name no operation, or that nobody reads
 		openai.CodeResponseInProgress, openai.CodeUnsupportedMessage} // of WebSockets
 )
 
