@@ -254,7 +254,7 @@ func adminAPI(testing.TB) string {
 }
 
 // noOperation describes the answers with the codes noRoute.
-const noOperation = "A request to another path gets 404 `not_found`. A request to one of the paths with another method gets 405 `method_not_allowed`, and the header `Allow` lists the methods of the path. Both answers have the schema Error."
+const noOperation = "A request to another path gets 404 `not_found`. A request to one of the paths with another method gets 405 `method_not_allowed`, and the header `Allow` lists the methods of the path. A request whose head is too large gets 431 `head_too_large`; other refused heads get `invalid_head` with 400, 417, 501 or 505. These answers have the schema Error."
 
 // preflight describes the answers to preflight requests.
 const preflight = " If `server.cors_origins` is set, each path also takes the preflight requests of browsers (`OPTIONS` with `Origin` and `Access-Control-Request-Method`): the answer is 204, or 403 `origin_not_allowed`. A `GET` of `/v1/responses` opens a WebSocket, whose messages may get `unsupported_message` and `response_in_progress`; where the proxy opens none, the answer is 426 `upgrade_required`."
