@@ -157,7 +157,7 @@ var (
 
 // Codes that the parts of the proxy in front of an operation may answer with.
 var (
-	everywhere = []openai.Code{openai.CodeConnectionBroken, openai.CodeHeadTooLarge, openai.CodeInvalidHead, openai.CodeTooManyConnections}
+	everywhere = []openai.Code{openai.CodeConnectionBroken, openai.CodeTooManyConnections}
 	filtered   = []openai.Code{openai.CodePluginBusy, openai.CodePluginFailed, openai.CodePluginParked, openai.CodeAnswerTooLarge, openai.CodeDraining, openai.CodeMemoryLimit}
 	keyed      = []openai.Code{openai.CodeInvalidAPIKey}
 	withBody   = []openai.Code{
@@ -172,6 +172,7 @@ var (
 	})
 	twoLegs = []openai.Code{openai.CodeNotPairable, openai.CodeNoID, openai.CodeRejectedByPolicy}
 	noRoute = []openai.Code{openai.CodeNotFound, openai.CodeMethodNotAllowed, openai.CodeOriginNotAllowed, openai.CodeUpgradeRequired, // of paths and methods that are no operation
+		openai.CodeHeadTooLarge, openai.CodeInvalidHead, // of heads that name no operation, or that nobody reads
 		openai.CodeResponseInProgress, openai.CodeUnsupportedMessage} // of WebSockets
 )
 
@@ -253,7 +254,7 @@ func adminAPI(testing.TB) string {
 }
 
 // noOperation describes the answers with the codes noRoute.
-const noOperation = "A request to another path gets 404 `not_found`. A request to one of the paths with another method gets 405 `method_not_allowed`, and the header `Allow` lists the methods of the path. Both answers have the schema Error."
+const noOperation = "A request to another path gets 404 `not_found`. A request to one of the paths with another method gets 405 `method_not_allowed`, and the header `Allow` lists the methods of the path. A request whose head is too large gets 431 `head_too_large`; other refused heads get `invalid_head` with 400, 417, 501 or 505. These answers have the schema Error."
 
 // preflight describes the answers to preflight requests.
 const preflight = " If `server.cors_origins` is set, each path also takes the preflight requests of browsers (`OPTIONS` with `Origin` and `Access-Control-Request-Method`): the answer is 204, or 403 `origin_not_allowed`. A `GET` of `/v1/responses` opens a WebSocket, whose messages may get `unsupported_message` and `response_in_progress`; where the proxy opens none, the answer is 426 `upgrade_required`."
