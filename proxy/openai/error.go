@@ -98,8 +98,9 @@ func AppendErrorEvent(dst []byte, e *Error) []byte {
 // sequence is the number of the event in a responses stream, see
 // [EventScanner.NextSequence]; other APIs do not use it. The event of responses has the
 // members of the error twice: flat, as OpenAI's specification has it (ResponseErrorEvent;
-// async-openai), and in an object, as OpenAI's service sends them (@ai-sdk/openai). Neither
-// form of client accepts a null code.
+// async-openai), and in an object, as OpenAI's service sends them. The Python client raises an
+// error only for the object (openai 3.57.0). @ai-sdk/openai 3.0.141 accepts both forms. The code is
+// never null, because some clients require a string.
 func (a API) AppendErrorEvent(dst []byte, e *Error, sequence int64) []byte {
 	switch a {
 	case Messages:
