@@ -32,9 +32,6 @@ func knowing(t *testing.T, serve func(c *engineConn, nth int)) *world {
 		d.Tokens = tokens.New(tokens.Options{Asker: asker})
 	}
 	w := newWorld(t, o)
-	for _, i := range w.registry.Snapshot().Instances {
-		i.SetBlockTokens(4) // as if its first KV event had arrived
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); w.local.Run(ctx) }()

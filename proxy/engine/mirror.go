@@ -175,6 +175,9 @@ func (m *Mirror) importMembers(value []byte) error {
 	for _, i := range restarted {
 		r.restarted(i)
 	}
+	if len(restarted) > 0 { // the last parts describe the former process
+		m.last[Loads], m.last[Pairs] = nil, nil
+	}
 	for _, i := range out { // runs after publish, because the snapshot must already contain the other instances
 		signal(i.evictNow)
 	}
