@@ -57,9 +57,9 @@ func (r *arrivals) add(n int64) {
 	r.memory.Add(n)
 }
 
-// enforce ends streams while there are too many bytes. The streams need some time for their end.
-// If twice the limit arrives in this time, or if streams cannot end because their gateway does
-// not read, enforce closes the connection with the most bytes.
+// enforce ends streams while there are too many bytes. Their memory is free some time later. If
+// the memory reaches twice the limit, for example because a gateway does not read the ends,
+// enforce closes the connection with the most bytes.
 func (r *arrivals) enforce() {
 	limit := r.limit()
 	if r.held.Load()-r.ending.Load() <= limit && r.held.Load() <= 2*limit {
@@ -175,11 +175,11 @@ func arrivingOf(ctx context.Context) *arriving {
 }
 
 // arrive counts a part of a message with n bytes, which follow. It returns false if the stream is
-// not open.
+// not open or must end: nobody needs the bytes.
 func (c *conn) arrive(id uint32, n int) bool {
 	c.mu.Lock()
 	a := c.streams[id]
-	if a == nil {
+	if a == nil || a.ending {
 		c.mu.Unlock()
 		return false
 	}

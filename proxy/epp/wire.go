@@ -67,9 +67,9 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// arrive looks at the head of the next frame. grpc-go must not hold data of a stream that has
-// ended, even if the gateway does not read the end. Such data gets the id of no stream: grpc-go
-// discards it.
+// arrive looks at the head of the next frame. grpc-go would hold data of a stream whose handler has
+// returned, while the gateway does not read the end. Data that nobody needs gets the id of no
+// stream: grpc-go discards it.
 func (w *wire) arrive() {
 	id := binary.BigEndian.Uint32(w.head[5:]) &^ (1 << 31)
 	w.pending, w.left = w.head[:], frameLength(&w.head)
