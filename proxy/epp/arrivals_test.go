@@ -37,10 +37,11 @@ type hostile struct {
 	encode *hpack.Encoder
 
 	mu      sync.Mutex
-	windows map[uint32]chan struct{} // closed when the stream may send a long message
+	windows map[uint32]chan struct{} // closed when the stream may send a long message, or has ended
 	ended   map[uint32]string        // grpc-status
 	data    map[uint32][]byte
 	next    uint32
+	over    chan struct{} // closed when the connection has ended
 }
 
 // attack opens a hostile connection. window is the window for answers.
@@ -50,15 +51,14 @@ func (s *served) attack(t *testing.T, window uint32) *hostile {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &hostile{Conn: c, framer: http2.NewFramer(c, c), windows: map[uint32]chan struct{}{}, ended: map[uint32]string{}, data: map[uint32][]byte{}, next: 1}
+	h := &hostile{Conn: c, framer: http2.NewFramer(c, c), windows: map[uint32]chan struct{}{}, ended: map[uint32]string{}, data: map[uint32][]byte{}, next: 1, over: make(chan struct{})}
 	h.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	h.encode = hpack.NewEncoder(&h.block)
-	done := make(chan struct{})
 	go func() { // ends with the connection
-		defer close(done)
+		defer close(h.over)
 		h.read()
 	}()
-	t.Cleanup(func() { c.Close(); <-done })
+	t.Cleanup(func() { c.Close(); <-h.over })
 	io.WriteString(c, http2.ClientPreface)
 	h.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: window})
 	return h
@@ -83,6 +83,10 @@ func (h *hostile) read() {
 			for _, l := range f.Fields {
 				if l.Name == "grpc-status" {
 					h.ended[f.StreamID] = l.Value
+					if w := h.windows[f.StreamID]; w != nil {
+						close(w)
+						delete(h.windows, f.StreamID)
+					}
 				}
 			}
 		}
@@ -104,9 +108,9 @@ func (h *hostile) open(method string) uint32 {
 
 // send sends a message and the begin of another message of length bytes, without the last byte.
 func (h *hostile) send(id uint32, whole []byte, length int) {
-	window := make(chan struct{})
+	long := make(chan struct{})
 	h.mu.Lock()
-	h.windows[id] = window
+	h.windows[id] = long
 	h.mu.Unlock()
 	head := func(n int) []byte { return binary.BigEndian.AppendUint32([]byte{0}, uint32(n)) }
 	first := head(length)
@@ -114,8 +118,12 @@ func (h *hostile) send(id uint32, whole []byte, length int) {
 		first = append(append(head(len(whole)), whole...), first...)
 	}
 	h.framer.WriteData(id, false, first)
-	if length > window1 {
-		<-window
+	if length > window {
+		select {
+		case <-long:
+		case <-h.over:
+			return
+		}
 	}
 	part := make([]byte, 16<<10)
 	for left := length - 1; left > 0; left -= len(part) {
@@ -125,8 +133,6 @@ func (h *hostile) send(id uint32, whole []byte, length int) {
 		}
 	}
 }
-
-const window1 = window // of the picker
 
 // post is the header of a request with a body.
 var post = &extproc.ProcessingRequest{
