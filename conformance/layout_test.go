@@ -50,7 +50,7 @@ var mayImport = map[string][]string{
 	"proxy/journal":               {"abi", "proxy/accesslog", "proxy/balance", "proxy/connector", "proxy/coordinator", "proxy/engine", "proxy/inflight", "proxy/openai", "proxy/state/conversation", "proxy/telemetry"},
 	"proxy/attempt":               {"abi", "proxy/buffer", "proxy/cleanup", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/coordinator/fleet", "proxy/downstream", "proxy/engine", "proxy/journal", "proxy/openai", "proxy/prompt", "proxy/retained", "proxy/sidecar", "proxy/telemetry", "proxy/upstream"},
 	"proxy/exchange":              {"abi", "proxy/admission", "proxy/attempt", "proxy/buffer", "proxy/cleanup", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/journal", "proxy/models", "proxy/openai", "proxy/prompt", "proxy/recording", "proxy/retained", "proxy/sidecar", "proxy/sidecar/extproc", "proxy/telemetry", "proxy/tenant", "proxy/upstream"},
-	"proxy/epp":                   {"abi", "proxy/attempt", "proxy/connlimit", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/lograte", "proxy/openai", "proxy/socket"},
+	"proxy/epp":                   {"abi", "proxy/attempt", "proxy/buffer", "proxy/connlimit", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/lograte", "proxy/openai", "proxy/socket"},
 	"proxy/recording":             {"proxy/openai", "proxy/state/kvindex"},
 	"proxy/sidecar":               {"abi", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/openai", "proxy/pemfile", "proxy/sidecar/extproc", "proxy/upstream"},
 	"proxy/sidecar/extproc":       {"proxy/upstream"},

@@ -45,7 +45,7 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 func (s *Server) EPP(certs *edge.Certs) *epp.Server {
 	cfg := s.cfg.Load()
 	o := epp.Options{
-		Registry: s.options.Registry, Log: s.log, MaxBody: int(cfg.Server.MaxBody),
+		Registry: s.options.Registry, Log: s.log, MaxBody: int(cfg.Server.MaxBody), MaxHeader: int(cfg.Server.MaxHeader), Memory: s.memory,
 		MaxExchanges: cfg.Limits.MaxExchanges + cfg.Limits.Queue, HeadTimeout: time.Duration(cfg.Server.ReadHeaderTimeout), Prefix: s.prefixOf,
 		Ready: func() bool { return s.Ready() && !s.draining.Load() },
 		Handle: func(w http.ResponseWriter, r *http.Request, g attempt.Gateway) {

@@ -43,6 +43,9 @@ func (g *Budget) take(n int64) error {
 // Release returns n bytes that were taken.
 func (g *Budget) Release(n int64) { g.add(-n) }
 
+// Add counts n bytes regardless of the limit. A negative n returns bytes.
+func (g *Budget) Add(n int64) { g.add(n) }
+
 // add counts n bytes regardless of the limit.
 func (g *Budget) add(n int64) {
 	if g != nil {

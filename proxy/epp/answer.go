@@ -57,7 +57,10 @@ func (st *stream) sendReply() error {
 		return errCut
 	}
 	st.reply.header.Del("Content-Length") // the gateway sets it
-	return st.grpc.SendMsg(immediate(st.reply.status, st.reply.header, st.reply.body))
+	if err := st.send(immediate(st.reply.status, st.reply.header, st.reply.body)); err != nil {
+		return errCut
+	}
+	return nil
 }
 
 // Head implements attempt.Gateway.

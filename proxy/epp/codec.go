@@ -35,8 +35,10 @@ type incoming struct {
 	subset                    *structpb.Value                    // metadata of a header: the allowed endpoints; nil: all
 	served                    string                             // metadata of a header: the endpoint that has answered; "": unknown
 
+	size   int        // of the message, in bytes
 	held   mem.Buffer // has body; nil: the garbage collector has
 	offset int        // of body in held
+	stream *arriving  // counts the message until release; nil: no longer
 }
 
 // line is one header line. Pseudo-headers begin with a colon.
@@ -44,9 +46,31 @@ type line struct{ name, value string }
 
 // release frees the memory of the part. The zero value and nil have none.
 func (m *incoming) release() {
-	if m != nil && m.held != nil {
+	if m == nil {
+		return
+	}
+	if m.held != nil {
 		m.held.Free()
 		m.held, m.body = nil, nil
+	}
+	m.stream.taken(m.size)
+	m.stream = nil
+}
+
+// counted ends the counting of a message without a part of a body, when the message is handled.
+// The long header of a request counts until the end of the stream, because the request has it.
+func (m *incoming) counted() {
+	const long = 16 << 10
+	if m != nil && m.body == nil && (m.of != fieldRequestHeaders || m.size <= long) {
+		m.release()
+	}
+}
+
+// shorten drops the header lines of a message of more than most bytes. A request with such a
+// header is refused.
+func (m *incoming) shorten(most int) {
+	if m.size > most {
+		m.lines, m.subset = nil, nil
 	}
 }
 
@@ -62,10 +86,14 @@ func returned(m *incoming) *outgoing {
 	o := &outgoing{of: m.of, over: m.over}
 	switch {
 	case len(m.body) == 0:
+		return o
 	case m.held != nil:
 		o.data = m.held.Slice(m.offset, m.offset+len(m.body))
 	default:
 		o.data = mem.SliceBuffer(m.body)
+	}
+	if len(m.body) > writeQuota && m.stream != nil {
+		o.data = m.stream.lend(m.body, o.data)
 	}
 	return o
 }
@@ -84,6 +112,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if !ok {
 		return c.proto.Unmarshal(data, v)
 	}
+	m.size = data.Len()
 	whole := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	if m.decode(whole.ReadOnlyData()) {
 		if m.body != nil {
@@ -98,7 +127,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if err := c.proto.Unmarshal(data, p); err != nil {
 		return err
 	}
-	*m = incoming{}
+	*m = incoming{size: m.size}
 	m.read(p)
 	return nil
 }
@@ -106,6 +135,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	switch o := v.(type) {
+	case mem.Buffer:
+		return mem.BufferSlice{o}, nil
 	case message:
 		return mem.BufferSlice{mem.SliceBuffer(o)}, nil
 	case *outgoing:

@@ -22,7 +22,8 @@ import (
 // listener sets the limit.
 type listener struct {
 	net.Listener
-	limit *connlimit.Limit
+	limit    *connlimit.Limit
+	arrivals *arrivals
 }
 
 // Accept implements net.Listener.
@@ -42,8 +43,9 @@ func (l listener) Accept() (net.Conn, error) {
 				_ = socket.GiveUpAfter(raw, pingTimeout) // an error means that the gateway has left
 			}
 		}
-		g := &conn{Conn: socket.Of(c), place: place}
+		g := &conn{Conn: socket.Of(c), place: place, arrivals: l.arrivals}
 		g.remote = remote{g.Conn.RemoteAddr(), g}
+		l.arrivals.enter(g)
 		return g, nil
 	}
 }
@@ -55,6 +57,15 @@ type conn struct {
 	place  *connlimit.Place
 	remote remote
 	unused int // streams without a request; guarded by unused.mu
+
+	arrivals *arrivals
+	last     uint32 // the stream of the last frame; of the goroutine that reads
+
+	mu      sync.Mutex
+	streams map[uint32]*arriving // open streams by their ids; guarded by mu
+	held    int64                // memory of the messages of streams, in bytes; guarded by mu
+	ending  int64                // bytes of held of streams that were told to end; guarded by mu
+	over    bool                 // the connection is closed; guarded by mu
 }
 
 // remote is the address of a gateway. grpc-go passes the address of the connection to each
@@ -70,7 +81,9 @@ func (c *conn) RemoteAddr() net.Addr { return c.remote }
 // Close implements net.Conn.
 func (c *conn) Close() error {
 	defer c.place.Leave()
-	return c.Conn.Close()
+	err := c.Conn.Close()
+	c.arrivals.leave(c)
+	return err
 }
 
 // begin records that a stream has a request.
@@ -142,16 +155,18 @@ func (u *unused) leave(c *conn) {
 	}
 }
 
-// tap counts the streams of services other than ext_proc, which have no handler before their
-// first message, and bounds the time of calls. ctx ends with the stream.
+// tap counts the memory of each stream. It also counts the streams of services other than ext_proc,
+// which have no handler before their first message, and bounds the time of calls. ctx ends with
+// the stream. The goroutine that reads the connection calls tap.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if info.FullMethodName == extproc.ExternalProcessor_Process_FullMethodName {
-		return ctx, nil
-	}
 	gateway := connOf(ctx)
+	if info.FullMethodName == extproc.ExternalProcessor_Process_FullMethodName {
+		return gateway.enter(ctx), nil
+	}
 	if !s.unused.enter(gateway) {
 		return ctx, errUnused
 	}
+	ctx = gateway.enter(ctx)
 	cancel := func() {}
 	if info.FullMethodName != grpc_health_v1.Health_Watch_FullMethodName {
 		ctx, cancel = context.WithTimeout(ctx, s.options.HeadTimeout)

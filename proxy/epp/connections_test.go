@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
@@ -35,8 +36,9 @@ type served struct {
 func serve(t *testing.T) *served {
 	s := &served{listener: proxytest.NewPipeListener(), begun: make(chan struct{}, 10), release: make(chan struct{})}
 	s.Server = New(Options{
-		Registry: engine.New(engine.Options{}), Prefix: func(string) string { return "" }, Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler),
-		MaxExchanges: 100, HeadTimeout: 10 * time.Second,
+		Registry: engine.New(engine.Options{}), Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler),
+		Prefix:       func(string) string { return "" },
+		MaxExchanges: 100, HeadTimeout: 10 * time.Second, MaxHeader: 64 << 10, MaxBody: 16 << 20, Memory: new(buffer.Budget),
 		Handle: func(w http.ResponseWriter, r *http.Request, _ attempt.Gateway) {
 			s.begun <- struct{}{}
 			<-s.release
@@ -53,6 +55,9 @@ func serve(t *testing.T) *served {
 		}
 		s.unused.mu.Lock()
 		defer s.unused.mu.Unlock()
+		if held, ending, counted := s.arrivals.held.Load(), s.arrivals.ending.Load(), s.options.Memory.Used(); held != 0 || ending != 0 || counted != 0 {
+			t.Errorf("%d, %d and %d bytes are still counted", held, ending, counted)
+		}
 		if s.unused.all != 0 || s.unused.conns != 0 {
 			t.Errorf("%d streams of %d connections are still counted", s.unused.all, s.unused.conns)
 		}

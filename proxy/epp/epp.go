@@ -21,11 +21,13 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connlimit"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -44,6 +46,9 @@ type Options struct {
 	Prefix  func(path string) string
 	Ready   func() bool // reports whether a request could be served now
 	MaxBody int         // largest request body, in bytes; one message may have the whole body
+	// MaxHeader is the largest header of a request, in bytes.
+	MaxHeader int
+	Memory    *buffer.Budget // counts the messages
 	// MaxExchanges is the number of requests that the process serves at a time, with those
 	// that wait.
 	MaxExchanges int
@@ -61,7 +66,7 @@ const (
 	pingTimeout = 10 * time.Second
 	// leastPing is the shortest time between the pings of a gateway.
 	leastPing = time.Second
-	// headRoom is the room in a message for header lines and metadata, in bytes.
+	// headRoom is the room for metadata in a message with header lines or with a body, in bytes.
 	headRoom = 1 << 20
 	// mostMetadata bounds the header lines of one gRPC stream, in bytes. The header of the
 	// client's request is in a message.
@@ -94,6 +99,7 @@ type Server struct {
 	health       *health.Server
 	destinations destinations
 	unused       unused
+	arrivals     arrivals
 	misused      lograte.Limiter[string] // decides which misuses are logged, by their text
 	running      context.Context         // ends when the streams must end
 	cut          context.CancelCauseFunc
@@ -103,19 +109,22 @@ type Server struct {
 // New returns a server. It starts nothing.
 func New(o Options) *Server {
 	s := &Server{options: o, health: health.NewServer(), destinations: destinations{registry: o.Registry, log: o.Log}, misused: lograte.Limiter[string]{Every: time.Minute}}
+	s.arrivals.memory, s.arrivals.least = o.Memory, 2*int64(o.MaxBody+headRoom)
 	s.running, s.cut = context.WithCancelCause(context.Background())
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(mostMetadata),
 		grpc.MaxConcurrentStreams(uint32(min(o.MaxExchanges, math.MaxInt32-mostUnused) + mostUnused)), grpc.InTapHandle(s.tap),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(connWindow),
-		grpc.ReadBufferSize(connBuffer), grpc.WriteBufferSize(connBuffer), grpc.NumStreamWorkers(streamWorkers),
+		grpc.ReadBufferSize(0), grpc.RPCDecompressor(uncompressed{}), grpc.WriteBufferSize(connBuffer), grpc.NumStreamWorkers(streamWorkers),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.ForceServerCodecV2(newCodec()),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPing, PermitWithoutStream: true}),
 	}
+	handshake := insecure.NewCredentials()
 	if o.TLS != nil {
-		options = append(options, grpc.Creds(credentials.NewTLS(o.TLS)))
+		handshake = credentials.NewTLS(o.TLS)
 	}
+	options = append(options, grpc.Creds(transport{handshake}))
 	s.grpc = grpc.NewServer(options...)
 	extproc.RegisterExternalProcessorServer(s.grpc, s)
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
@@ -141,7 +150,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 		defer close(drained)
 		s.drain(limit())
 	})
-	err := s.grpc.Serve(listener{l, connlimit.New()})
+	err := s.grpc.Serve(listener{l, connlimit.New(), &s.arrivals})
 	if !draining() {
 		<-drained
 	}

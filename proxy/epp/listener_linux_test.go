@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connlimit"
 )
 
@@ -22,7 +23,7 @@ func TestListener(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	c, err := listener{l, connlimit.New()}.Accept()
+	c, err := listener{l, connlimit.New(), &arrivals{memory: new(buffer.Budget)}}.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}

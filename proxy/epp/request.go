@@ -194,6 +194,9 @@ func (st *stream) askForBody() error {
 // send sends a message or a part of a body to the gateway. The error is the cause of the context's
 // end.
 func (st *stream) send(m any) error {
+	if long, ok := m.(message); ok && len(long) > writeQuota && st.arriving != nil {
+		m = st.arriving.lend(long, nil)
+	}
 	if err := st.grpc.SendMsg(m); err != nil {
 		st.cancel(context.Canceled)
 		return context.Cause(st.ctx)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -30,6 +31,7 @@ type stream struct {
 	ctx      context.Context // of the request; ends with the gateway's side of the stream
 	cancel   context.CancelCauseFunc
 	messages chan *incoming
+	arriving *arriving // counts the messages; nil: they have no limit
 
 	requestMode, responseMode filter.ProcessingMode_BodySendMode
 	client                    clientRequest
@@ -42,11 +44,20 @@ type stream struct {
 	early                     *incoming // has arrived, and the next call of next returns it; nil: none
 	reply                     reply
 
+	phase     atomic.Int32 // a phase constant; the handler's goroutine writes it
+	full      atomic.Bool  // there is no memory for the request's body
 	mu        sync.Mutex
 	deadline  *time.Timer   // ends reads of the request's body; guarded by mu
 	deadlines int           // number of deadlines that were set; guarded by mu
 	late      chan struct{} // closed when the last deadline has passed; guarded by mu
 }
+
+// Phases of a stream. They decide how the stream ends if there is no memory for its messages.
+const (
+	phaseFirst int32 = iota // the first message has not arrived
+	phaseOther
+	phaseBody // the handler waits for a part of the request's body
+)
 
 // Process implements extproc.ExternalProcessorServer.
 func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
@@ -54,19 +65,28 @@ func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
 	if !s.unused.enter(gateway) {
 		return errUnused
 	}
-	st := &stream{server: s, grpc: g, messages: make(chan *incoming, ahead), late: make(chan struct{})}
+	st := &stream{server: s, grpc: g, messages: make(chan *incoming, ahead), arriving: arrivingOf(g.Context()), late: make(chan struct{})}
 	st.reply.header = make(http.Header)
 	st.ctx, st.cancel = context.WithCancelCause(g.Context())
 	defer st.cancel(nil)
 	stop := context.AfterFunc(s.running, func() { st.cancel(context.Cause(s.running)) })
 	defer stop()
+	st.arriving.onEnd(st.outOfMemory)
 	go st.receive()                                        // ends with the handler, because Recv then returns an error
 	defer func() { _ = st.SetReadDeadline(time.Time{}) }() // the stream may have ended
 
 	first, err := st.first()
+	st.phase.Store(phaseOther)
 	s.unused.leave(gateway)
-	if first == nil {
+	switch {
+	case err == errMemory:
+		downstream.Error(st, downstream.ErrMemory)
+		return st.sendReply()
+	case first == nil:
 		return err
+	case first.size > s.options.MaxHeader+headRoom:
+		http.Error(st, "the header of the request is larger than server.max_header", http.StatusRequestHeaderFieldsTooLarge)
+		return st.sendReply()
 	}
 	gateway.begin()
 	defer gateway.end()
@@ -95,6 +115,8 @@ func (st *stream) receive() {
 			st.cancel(context.Canceled)
 			return
 		}
+		m.stream = st.arriving
+		m.shorten(st.server.options.MaxHeader + headRoom)
 		select {
 		case st.messages <- m:
 			continue
@@ -114,15 +136,38 @@ func (st *stream) first() (*incoming, error) {
 	late := time.AfterFunc(st.server.options.HeadTimeout, func() { st.cancel(errLate) })
 	defer late.Stop()
 	m, err := st.next()
-	if err != errLate {
+	if err != errLate && err != errMemory {
 		err = nil
 	}
 	return m, err
 }
 
-// next waits for the next message. The error is the cause of the context's end, after which the
-// messages that have arrived before it still count.
+// outOfMemory ends the stream because there is no memory for its messages. It returns false if
+// the gateway gets no answer to the request, because it has one or because the request runs.
+func (st *stream) outOfMemory() bool {
+	switch st.phase.Load() {
+	case phaseFirst:
+		st.cancel(errMemory)
+		return true
+	case phaseBody:
+		st.full.Store(true)
+		st.stopReading()
+		return true
+	}
+	return false
+}
+
+// next is nextMessage, but counts no message without a body. The header of a request stays in
+// memory until the end of the stream.
 func (st *stream) next() (*incoming, error) {
+	m, err := st.nextMessage()
+	m.counted()
+	return m, err
+}
+
+// nextMessage waits for the next message. The error is the cause of the context's end, after which the
+// messages that have arrived before it still count.
+func (st *stream) nextMessage() (*incoming, error) {
 	if m := st.early; m != nil {
 		st.early = nil
 		return m, nil
@@ -165,18 +210,48 @@ func (st *stream) nextOfBody() (*incoming, error) {
 	st.mu.Lock()
 	late := st.late
 	st.mu.Unlock()
+	st.phase.Store(phaseBody)
+	defer st.phase.Store(phaseOther)
+	if st.full.Load() {
+		return nil, downstream.ErrMemory
+	}
 	select {
 	case <-late: // first: it may have passed before
-		return nil, os.ErrDeadlineExceeded
+		return nil, st.stopped()
 	default:
 	}
 	select {
 	case m := <-st.messages:
+		m.counted()
 		return m, nil
 	case <-late:
-		return nil, os.ErrDeadlineExceeded
+		return nil, st.stopped()
 	case <-st.ctx.Done():
 		return nil, context.Cause(st.ctx)
+	}
+}
+
+// stopped returns the error of a read of the request's body that has been stopped.
+func (st *stream) stopped() error {
+	if st.full.Load() {
+		return downstream.ErrMemory
+	}
+	return os.ErrDeadlineExceeded
+}
+
+// stopReading ends the running read of the request's body.
+func (st *stream) stopReading() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.deadline != nil {
+		st.deadline.Stop()
+		st.deadline = nil
+	}
+	st.deadlines++
+	select {
+	case <-st.late:
+	default:
+		close(st.late)
 	}
 }
 
@@ -250,6 +325,9 @@ func (st *stream) handle(r *http.Request) (ok bool) {
 
 // finish ends the stream after the request has been served.
 func (st *stream) finish() error {
+	if context.Cause(st.ctx) == errMemory {
+		return errMemory
+	}
 	if st.forwarded || st.ctx.Err() != nil {
 		return nil
 	}
