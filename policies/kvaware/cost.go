@@ -88,6 +88,9 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	}
 	typical *= s.micros
 	s.home = p.HomeRequests * typical
+	if role == abi.RoleBoth {
+		s.home += p.HomeRequests * float64(p.DecodeMicros*held(rows, role))
+	}
 	all := float64(n)
 	calm := p.calm(busy, all)
 	s.weight = p.BusyLateWeight + float64(calm*(p.LateWeight-p.BusyLateWeight))
@@ -155,6 +158,19 @@ func (p *Params) tiers(rows []abi.Candidate, role abi.Role, prompt float64) (bes
 		}
 	}
 	return best
+}
+
+// held returns the mean number of tokens that a request in flight holds on the rows. Where a request
+// has one leg, it delays the streams of others by these tokens, beyond its own prefill.
+func held(rows []abi.Candidate, role abi.Role) float64 {
+	tokens, requests := int64(0), int64(0)
+	for i := range rows {
+		if c := &rows[i]; c.Roles&role != 0 {
+			tokens += c.Tokens
+			requests += int64(c.Requests)
+		}
+	}
+	return float64(tokens) / float64(max(1, requests))
 }
 
 // holders counts the rows whose saved tokens are at least enough.
