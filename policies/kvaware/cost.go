@@ -88,9 +88,6 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	}
 	typical *= s.micros
 	s.home = p.HomeRequests * typical
-	if role == abi.RoleBoth {
-		s.home += p.HomeRequests * float64(p.DecodeMicros*held(rows, role))
-	}
 	all := float64(n)
 	calm := p.calm(busy, all)
 	s.weight = p.BusyLateWeight + float64(calm*(p.LateWeight-p.BusyLateWeight))
@@ -108,7 +105,9 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 			patience = p.FirstPatience
 		}
 		patience *= 1 + float64(p.BusyPatience*(1-calm))
-		s.worth = patience * typical / (s.prompt * holders(rows, role, float32(0.75*most)))
+		holding := holders(rows, role, float32(0.75*most))
+		s.worth = patience * typical / (s.prompt * holding)
+		s.home *= min(holding, homes)
 	case requests >= enough*all:
 		x := s.prompt * s.micros / (p.SizeMiddle * typical)
 		s.place, s.near = all*x/(1+x), 1
@@ -140,6 +139,11 @@ func (p *Params) turns(f *abi.PlaceFacts, role abi.Role, s *Pool, rows, most, ty
 // conversations that begin with it.
 const copies = 4
 
+// homes is the limit of the factor for home_requests. The patience for blocks is divided by the rows
+// that hold the beginning of the prompt. So if several rows hold a long system prompt, only
+// home_requests keeps the few blocks of the conversation itself at its home.
+const homes = 3
+
 // calm returns 1 while the rows have spare time and 0 once they are busy. busy
 // is the sum of their Busy values.
 func (p *Params) calm(busy, rows float64) float64 {
@@ -158,19 +162,6 @@ func (p *Params) tiers(rows []abi.Candidate, role abi.Role, prompt float64) (bes
 		}
 	}
 	return best
-}
-
-// held returns the mean number of tokens that a request in flight holds on the rows. Where a request
-// has one leg, it delays the streams of others by these tokens, beyond its own prefill.
-func held(rows []abi.Candidate, role abi.Role) float64 {
-	tokens, requests := int64(0), int64(0)
-	for i := range rows {
-		if c := &rows[i]; c.Roles&role != 0 {
-			tokens += c.Tokens
-			requests += int64(c.Requests)
-		}
-	}
-	return float64(tokens) / float64(max(1, requests))
 }
 
 // holders counts the rows whose saved tokens are at least enough.
