@@ -142,7 +142,7 @@ const copies = 4
 // homes is the limit of the factor for home_requests. The patience for blocks is divided by the rows
 // that hold the beginning of the prompt. So if several rows hold a long system prompt, only
 // home_requests keeps the few blocks of the conversation itself at its home.
-const homes = 3
+const homes = 2
 
 // calm returns 1 while the rows have spare time and 0 once they are busy. busy
 // is the sum of their Busy values.

@@ -271,7 +271,7 @@ func TestHomeAmongHolders(t *testing.T) {
 		holders int
 		queued  int64 // at the home
 		want    int32
-	}{{2, 1500, 2}, {2, 1800, 1}, {3, 2300, 2}, {3, 2600, 1}, {4, 2300, 2}, {4, 2600, 0}} {
+	}{{2, 1500, 2}, {2, 1800, 1}, {3, 1500, 2}, {3, 1800, 1}, {4, 1500, 2}, {4, 1800, 0}} {
 		f := &abi.PlaceFacts{Request: abi.RequestFacts{PromptTokens: 10_240, Turn: 2}, Candidates: prefills(4)}
 		for i := range f.Candidates[:4] {
 			c := &f.Candidates[i]
