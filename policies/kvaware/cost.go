@@ -127,7 +127,7 @@ func (p *Params) turns(f *abi.PlaceFacts, role abi.Role, s *Pool, rows, most, ty
 		return false
 	}
 	s.place = float64(f.Sequence%uint64(rows)) + 0.5
-	s.spread = p.HomeRequests * max(typical, s.prompt*s.micros)
+	s.spread = homes * p.HomeRequests * max(typical, s.prompt*s.micros)
 	s.worth = -s.micros
 	if holding < rows {
 		s.worth -= rows * s.spread / (most - p.SharedTokens)
