@@ -68,6 +68,7 @@ var inFleet = []scenario{
 	{"names of models", TestModelNames},
 	{"fallback of a model", TestFallbackModel},
 	{"fallback to a remote", TestRemote},
+	{"sleeping engines", TestSleepingEngines},
 	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
 	{"routing after a restart", TestARestartedEngineHoldsNothing},
 	{"short turns", TestShortTurnsGoHome},

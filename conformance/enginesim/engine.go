@@ -28,6 +28,7 @@ type Engine struct {
 	faults  *faults
 	stats   counters
 	loras   loras
+	sleeper sleeper
 	ranks   []*rank
 	conns   *connSet
 	server  *http.Server

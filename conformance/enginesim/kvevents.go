@@ -143,20 +143,31 @@ type kvFault struct {
 // KVEvents constants, and ends the previous fault. Negative batches: until the
 // next call. An empty kind: no fault. [KVEventsStop] always lasts until the
 // next call. A batch holds the changes of one step of the scheduler. For
-// trtllm, garbage applies to a whole poll.
-func (e *Engine) SetKVEventFault(kind string, batches int) error {
+// trtllm, garbage applies to a whole poll. Each publisher counts its own batches. With ranks, the
+// fault is that of the publishers of these
+// ranks only.
+func (e *Engine) SetKVEventFault(kind string, batches int, ranks ...int) error {
 	if err := checkKVEventFault(kind); err != nil {
 		return err
 	}
-	e.kvFault.mu.Lock()
-	e.kvFault.kind, e.kvFault.left = kind, batches
-	e.kvFault.mu.Unlock()
+	if len(ranks) == 0 {
+		e.kvFault.set(kind, batches)
+	}
 	if e.publishers != nil {
 		for _, p := range e.publishers.list {
-			p.wake()
+			if len(ranks) == 0 || slices.Contains(ranks, p.rank) {
+				p.fault.set(kind, batches)
+				p.wake()
+			}
 		}
 	}
 	return nil
+}
+
+func (f *kvFault) set(kind string, batches int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.kind, f.left = kind, batches
 }
 
 func checkKVEventFault(kind string) error {

@@ -57,7 +57,7 @@ func newPublishers(e *Engine, wire kvWire, plain bool) *publishers {
 	for i := range e.cfg.Ranks {
 		p.list = append(p.list, &publisher{
 			e: e, rank: i, topic: []byte(e.cfg.KVEvents.Topic), wire: wire, plain: plain,
-			fault: e.kvFault, change: make(chan struct{}),
+			fault: &kvFault{}, change: make(chan struct{}),
 		})
 	}
 	return p

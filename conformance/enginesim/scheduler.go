@@ -89,6 +89,9 @@ func (r *rank) pump() {
 }
 
 func (r *rank) grant() {
+	if r.e.sleeper.paused.Load() {
+		return
+	}
 	for i := 0; i < len(r.resume) && r.running < r.e.cfg.MaxRunning; {
 		w := r.resume[i]
 		if !r.fitsAdapter(w.s) {

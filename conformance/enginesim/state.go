@@ -158,6 +158,11 @@ func (e *Engine) metrics(w http.ResponseWriter, _ *http.Request) {
 	gauge("num_requests_waiting_by_reason", `,reason="deferred"`, func(l rankLoad) float64 { return float64(l.loading) })
 	head("kv_cache_usage_perc")
 	gauge("kv_cache_usage_perc", "", func(l rankLoad) float64 { return float64(l.usedTokens) / float64(l.totalTokens) })
+	head("engine_sleep_state")
+	for _, state := range sleepStates {
+		value := e.sleeper.gauge(state)
+		gauge("engine_sleep_state", fmt.Sprintf(",sleep_state=%q", state), func(rankLoad) float64 { return float64(value) })
+	}
 	head("cache_config_info")
 	for _, r := range e.ranks {
 		fmt.Fprintf(&b, "vllm:cache_config_info{block_size=\"%d\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n",

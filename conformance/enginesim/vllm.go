@@ -116,6 +116,7 @@ func (v *vllm) routes(mux *http.ServeMux) {
 	// blocks are in use.
 	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { v.e.resetCache() })
 	mux.HandleFunc("POST /detokenize", v.detokenize)
+	v.sleepRoutes(mux)
 }
 
 // answerHeader returns the request's id, as with --enable-request-id-headers.
@@ -374,7 +375,9 @@ func internalID(s *sequence) string {
 }
 
 func (v *vllm) generate(ctx context.Context, s *sequence, emit func(token)) error {
-	err := v.run(ctx, s, emit)
+	watched, end := v.e.sleeper.watch(ctx)
+	err := v.slept(watched, s, v.run(watched, s, emit), emit)
+	end()
 	if err == nil {
 		err = v.parseTools(s)
 	}

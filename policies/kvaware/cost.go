@@ -105,7 +105,9 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 			patience = p.FirstPatience
 		}
 		patience *= 1 + float64(p.BusyPatience*(1-calm))
-		s.worth = patience * typical / (s.prompt * holders(rows, role, float32(0.75*most)))
+		holding := holders(rows, role, float32(0.75*most))
+		s.worth = patience * typical / (s.prompt * holding)
+		s.home *= min(holding, homes)
 	case requests >= enough*all:
 		x := s.prompt * s.micros / (p.SizeMiddle * typical)
 		s.place, s.near = all*x/(1+x), 1
@@ -125,7 +127,7 @@ func (p *Params) turns(f *abi.PlaceFacts, role abi.Role, s *Pool, rows, most, ty
 		return false
 	}
 	s.place = float64(f.Sequence%uint64(rows)) + 0.5
-	s.spread = p.HomeRequests * max(typical, s.prompt*s.micros)
+	s.spread = homes * p.HomeRequests * max(typical, s.prompt*s.micros)
 	s.worth = -s.micros
 	if holding < rows {
 		s.worth -= rows * s.spread / (most - p.SharedTokens)
@@ -136,6 +138,11 @@ func (p *Params) turns(f *abi.PlaceFacts, role abi.Role, s *Pool, rows, most, ty
 // copies is the share of the rows that may hold a shared beginning, for each share of the latest
 // conversations that begin with it.
 const copies = 4
+
+// homes is the limit of the factor for home_requests. The patience for blocks is divided by the rows
+// that hold the beginning of the prompt. So if several rows hold a long system prompt, only
+// home_requests keeps the few blocks of the conversation itself at its home.
+const homes = 2
 
 // calm returns 1 while the rows have spare time and 0 once they are busy. busy
 // is the sum of their Busy values.

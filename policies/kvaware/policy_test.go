@@ -263,3 +263,28 @@ func TestSharedBeginning(t *testing.T) {
 		})
 	}
 }
+
+// TestHomeAmongHolders: if other targets have most of the prompt's beginning, too, a conversation
+// stays at a longer queue of its home. A typical request has 100 tokens.
+func TestHomeAmongHolders(t *testing.T) {
+	for _, tt := range []struct {
+		holders int
+		queued  int64 // at the home
+		want    int32
+	}{{2, 1500, 2}, {2, 1800, 1}, {3, 1500, 2}, {3, 1800, 1}, {4, 1500, 2}, {4, 1800, 0}} {
+		f := &abi.PlaceFacts{Request: abi.RequestFacts{PromptTokens: 10_240, Turn: 2}, Candidates: prefills(4)}
+		for i := range f.Candidates[:4] {
+			c := &f.Candidates[i]
+			c.RecentTokens, c.RecentRequests = 1000, 10
+			if i == 2 || i == 1 || i == 3 && tt.holders > 2 || i == 0 && tt.holders > 3 {
+				c.BlocksGPU = 20
+			}
+		}
+		f.Candidates[2].Home, f.Candidates[2].Queued = abi.RolePrefill, tt.queued
+		f.Candidates[1].Queued, f.Candidates[3].Queued = 1, 2 // row 0 precedes row 1, and row 1 precedes row 3
+		f.Candidates[5].Tokens = 1
+		if d := place(t, Defaults(), f); d.Prefill != tt.want {
+			t.Errorf("%d holders, %d tokens wait at the home: got prefill %d, want %d", tt.holders, tt.queued, d.Prefill, tt.want)
+		}
+	}
+}

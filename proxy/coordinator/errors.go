@@ -61,10 +61,13 @@ func (e *NoTargetError) Error() string {
 		what = fmt.Sprintf("%s model %q", what, e.Model)
 	}
 	if e.Asleep > 0 {
-		what += fmt.Sprintf("; targets that sleep: %d", e.Asleep)
+		what += Sleeping(e.Asleep)
 	}
 	return what
 }
+
+// Sleeping returns the end of an error text for a model of which n targets sleep.
+func Sleeping(n int) string { return fmt.Sprintf("; targets that sleep: %d", n) }
 
 // Is makes every NoTargetError an ErrNoTarget.
 func (e *NoTargetError) Is(target error) bool { return target == ErrNoTarget }

@@ -101,6 +101,10 @@ func (x *exchange) reply(err error) {
 	switch {
 	case errors.Is(err, coordinator.ErrUnknownModel):
 		e = UnknownModel(x.requested(), x.models())
+	case errors.Is(err, admission.ErrNoEngineTimeout):
+		if n := x.asleep(); n > 0 {
+			e = openai.NewError(openai.CodeNoEngineTimeout, e.Message+coordinator.Sleeping(n))
+		}
 	case errors.As(err, &none) && none.Model == x.req.Model:
 		e = PublicError(&coordinator.NoTargetError{Phase: none.Phase, Model: x.requested(), Asleep: x.asleep()})
 	}
