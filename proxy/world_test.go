@@ -117,6 +117,11 @@ func newWorld(t *testing.T, o setup) *world {
 	if err := w.registry.Apply(engine.SourceStatic, cfg.Instances(), 0); err != nil {
 		t.Fatal(err)
 	}
+	for _, i := range w.registry.Snapshot().Instances {
+		if i.Spec.KVEvents != "" { // as if an event had arrived
+			i.SetBlockTokens(i.Spec.BlockTokens)
+		}
+	}
 	ids, err := disaggid.New(1, 0)
 	if err != nil {
 		t.Fatal(err)
