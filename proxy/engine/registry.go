@@ -299,6 +299,11 @@ func (r *Registry) publish() {
 	s := newSnapshot(slices.Clone(r.instances), *r.pairing.Load())
 	r.known.add(served(s.Instances))
 	s.known, s.expects = r.known, r.expected > 0
+	for _, i := range s.Instances {
+		if !i.asked.Load() {
+			s.unasked = append(s.unasked, i)
+		}
+	}
 	r.snap.Store(s)
 	r.noteSettled()
 	newer := make(chan struct{})

@@ -56,9 +56,12 @@ func (r *Registry) begin() {
 // Awaits reports whether an engine may serve the model soon that was never ready: the first probe of
 // an instance that serves it, or whose models are not known, has not ended, or an expected list of
 // engines has not arrived. An empty model stands for every model.
+//
+// The result belongs to the snapshot: a placement that finds no engine although a snapshot from
+// before the placement awaits none would find none again.
 func (s *Snapshot) Awaits(model string) bool {
-	return s.expects || slices.ContainsFunc(s.Instances, func(i *Instance) bool {
-		if i.asked.Load() || i.Role == abi.RoleEncode && model != "" || i.State() == Draining {
+	return s.expects || slices.ContainsFunc(s.unasked, func(i *Instance) bool {
+		if i.Role == abi.RoleEncode && model != "" || i.State() == Draining {
 			return false
 		}
 		models := i.Models()

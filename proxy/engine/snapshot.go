@@ -18,7 +18,8 @@ type Snapshot struct {
 	Unlearned bool
 
 	known   known
-	expects bool // a list of engines has not arrived
+	expects bool        // a list of engines has not arrived
+	unasked []*Instance // whose first probe had not ended when the snapshot was made
 	pools   map[string]*Pool
 	local   int      // pools that no [[remote]] serves
 	models  []string // models with an instance that computes prompts or answers, sorted

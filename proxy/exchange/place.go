@@ -16,8 +16,9 @@ import (
 // not been looked at, place waits for their first probes: without the wait, a request at the start
 // would get an error, or another model, although its engines are ready.
 func (x *exchange) place() (*coordinator.Placement, error) {
+	before := x.run.Registry.Snapshot()
 	p, err := x.placeNow()
-	if !x.awaitsProbe(err) {
+	if !x.awaitsProbe(before, err) {
 		return p, err
 	}
 	late := err
@@ -25,7 +26,8 @@ func (x *exchange) place() (*coordinator.Placement, error) {
 	defer end()
 	for {
 		changed := x.run.Registry.Changed() // before the placement, so that no change is missed
-		if p, err = x.placeNow(); !x.awaitsProbe(err) {
+		before = x.run.Registry.Snapshot()
+		if p, err = x.placeNow(); !x.awaitsProbe(before, err) {
 			return p, err
 		}
 		switch over := x.run.Waiting.Pause(ctx, changed, mostAwaited); {
@@ -41,12 +43,13 @@ func (x *exchange) place() (*coordinator.Placement, error) {
 const mostAwaited = 2 * engine.FirstList
 
 // awaitsProbe reports whether a placement that failed with err may succeed after the first probes
-// of engines. A policy may have refused the request because a phase has no engine yet.
-func (x *exchange) awaitsProbe(err error) bool {
+// of engines. before is a snapshot from before the placement. A policy may have refused the request
+// because a phase has no engine yet.
+func (x *exchange) awaitsProbe(before *engine.Snapshot, err error) bool {
 	if err == nil || !lacksEngine(err) && !errors.Is(err, coordinator.ErrRejected) {
 		return false
 	}
-	return x.run.Registry.Snapshot().Awaits(x.req.Model)
+	return before.Awaits(x.req.Model)
 }
 
 // placeNow requests the next placement from the coordinator.
