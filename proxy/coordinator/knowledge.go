@@ -93,7 +93,11 @@ func (l *Local) CutFor(c *Cut, model string, d Demand) {
 	}
 	if d.Needs&abi.NeedBlocks != 0 && d.Index {
 		for i := range pool.Ready {
-			c.Forms = withForm(c.Forms, formOf(pool.Ready[i].Instance))
+			i := pool.Ready[i].Instance
+			c.Forms = withForm(c.Forms, formOf(i))
+			if i.Publishes() && !i.Events() && i.BlockTokens() > 0 { // the first event may arrive before the placement
+				c.Forms = withForm(c.Forms, kvindex.Form{Block: i.BlockTokens()})
+			}
 		}
 	}
 }
