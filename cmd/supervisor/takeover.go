@@ -86,16 +86,14 @@ func (t *takeoverControl) abandon() {
 	}
 }
 
-// close abandons the predecessor and closes the directory. If no other process serves, close
-// removes the files that the next start does not need.
+// close abandons the predecessor and closes the directory. A process without a successor removes
+// the files that the next start does not need. A process with a successor leaves them: if it took
+// servingLock for the removal, it could take the lock from a successor of its successor.
 func (t *takeoverControl) close() {
 	t.abandon()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.retiredLock.Unlock()
-	if t.lock == nil && t.retiredLock != nil {
-		t.lock, _ = t.dir.TryLock(servingLock) // an error: the successor serves, and removes the files when it ends
-	}
 	if t.lock != nil {
 		t.removeFiles()
 	}

@@ -56,7 +56,7 @@ func TestRemoveFiles(t *testing.T) {
 		{name: "alone", want: kept},
 		{name: "a worker runs", worker: true, want: append([]string{"balance-1", "fleet.sock", "fleet.sock.1.00ff", "worker-0.lock", "worker-0.sock"}, kept...)},
 		{name: "the successor serves", retired: true, office: true, want: append([]string{servingLock}, append(dead, kept...)...)},
-		{name: "the successor has ended", retired: true, want: kept},
+		{name: "the successor has ended", retired: true, want: append(append([]string{}, dead...), kept...)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := privatedirtest.Open(t)
