@@ -275,9 +275,10 @@ func (c curlCase) bodyLimit(t *testing.T) {
 	}
 }
 
-// headerLimit sends more than max_header.
+// headerLimit sends more than max_header, and less than four times as much: above that, net/http ends
+// an HTTP/2 connection without an answer.
 func (c curlCase) headerLimit(t *testing.T) {
-	c.run(t, "", "/health", "-H", "X-Large: "+strings.Repeat("x", 40<<10)).want(t, 431, "head_too_large")
+	c.run(t, "", "/health", "-H", "X-Large: "+strings.Repeat("x", 20<<10)).want(t, 431, "head_too_large")
 	c.run(t, "", "/health").want(t, 200, "")
 }
 

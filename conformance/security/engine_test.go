@@ -183,6 +183,9 @@ func hostileAnswer(addr, mode string, stream bool) error {
 	fmt.Fprintf(c, "%sConnection: close\r\nContent-Length: %d\r\n\r\n%s", postLine, len(body), body)
 	in := bufio.NewReader(c)
 	resp, err := http.ReadResponse(in, nil)
+	for n := 0; err == nil && resp.StatusCode == http.StatusEarlyHints && n < 16; n++ { // the proxy passes on hints of engines
+		resp, err = http.ReadResponse(in, nil)
+	}
 	if err != nil {
 		return fmt.Errorf("no answer: %w", err)
 	}
