@@ -16,17 +16,16 @@ FUZZTIME     ?= 30s
 # makes it report races that do not exist.
 WAZERO       := github.com/tetratelabs/wazero/internal
 RACE         := -race $(foreach p,engine/wazevo/backend/... engine/wazevo/frontend engine/wazevo/ssa wasm/binary leb128,-gcflags=$(WAZERO)/$p=-race=false) -shuffle=on
-SUITE        := $(GO) run ./conformance/suite
+SUITE        := $(GO) run ./internal/dev/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.
 SECOND       := abi chaos deploy discovery fleet kvevents plugins policies scaling security takeover
 SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
-# The first tier runs conformance and all packages below it without the race detector. They
-# are tools and simulated engines, and the detector takes five times the processor time. The
-# second tier runs conformance and the simulated engines with the race detector.
-TOOLS        := bench coverage docs enginesim load mutation plot replay suite surface testbed
-UNRACED      := $(foreach p,$(TOOLS),./conformance/$p)
-FIRST         = $(filter-out %/conformance $(foreach p,$(SECOND) $(TOOLS),%/conformance/$p),$(shell $(GO) list ./...))
+# The first tier runs conformance and internal without the race detector. They are tools and
+# simulated engines, and the detector takes five times the processor time. The second tier runs
+# conformance and the simulated engines with the race detector.
+UNRACED      := ./conformance/docs ./internal/...
+FIRST         = $(filter-out %/conformance %/conformance/docs $(foreach p,$(SECOND),%/conformance/$p),$(shell $(GO) list ./... | grep -v /internal/))
 # Some tests of these packages repeat less often with -short, which the first tier passes to
 # all tests with the race detector. The second tier runs these packages without -short.
 REPEATED     := ./plugins ./proxy/state/kvindex
@@ -66,7 +65,7 @@ vet:
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
-	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m $(foreach p,enginesim $(filter-out security,$(SECOND)),./conformance/$p) $(REPEATED)
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim $(foreach p,$(filter-out security,$(SECOND)),./conformance/$p) $(REPEATED)
 
 # The attacked program is a process of its own, which the race detector does not see. The
 # other packages make other system calls without the detector, or run as root what
@@ -86,7 +85,7 @@ clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HT
 
 .PHONY: gateway
 gateway: build ## the endpoint picker behind a real Envoy: the part of make test-epp that CI runs (Python index)
-	@$(GO) build -o build/suite ./conformance/suite
+	@$(GO) build -o build/suite ./internal/dev/suite
 	@envoy=$$(conformance/epp/install.sh) && cd conformance/epp && ENVOY=$$envoy ../../build/suite -strict -count=1 -timeout=8m '-run=$(GATEWAY_TESTS)' .
 
 .PHONY: cover
@@ -94,7 +93,7 @@ cover: ## coverage of abi, plugins and proxy, and the seeds of each fuzz target;
 	@mkdir -p build
 	$(GO) test -cover -coverprofile=build/cover-own.out ./abi/... ./plugins/... ./proxy/...
 	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd/... ./conformance/abi ./proxy
-	$(GO) run ./conformance/coverage -min $(COVERAGE_MIN) -profiles build/cover-own.out,build/cover-others.out abi plugins proxy
+	$(GO) run ./internal/dev/coverage -min $(COVERAGE_MIN) -profiles build/cover-own.out,build/cover-others.out abi plugins proxy
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME
@@ -122,7 +121,7 @@ chaos: ## every role of a fleet killed, stopped, cut off and slowed under load, 
 
 .PHONY: bench
 bench: build ## CPU per request and per event against peers, as ratios
-	$(GO) run ./conformance/bench run -pdproxy bin/pdproxy
+	$(GO) run ./internal/dev/bench run -pdproxy bin/pdproxy
 
 .PHONY: test-real
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
@@ -229,7 +228,7 @@ bench-kv: ## KV index: events a second, matches beside them, bytes a block; a wh
 
 .PHONY: routing
 routing: ## hits and evenness of kv_aware and pair_aware on variants of a real trace
-	PDPROXY_ROUTING=long $(GO) test -count=1 -run '^TestVariantsAreEven$$' -v ./conformance/replay
+	PDPROXY_ROUTING=long $(GO) test -count=1 -run '^TestVariantsAreEven$$' -v ./internal/replay
 
 .PHONY: reference
 reference: ## the generated pages of docs/reference
@@ -292,5 +291,5 @@ check: vet lint ## all that must hold before a commit lands
 	@test -z "$$(git status --porcelain)" || { git status --short; echo "the tree is not clean"; exit 1; }
 
 .PHONY: mutants
-mutants: ## deliberate faults of conformance/mutation/mutants, one at a time; fails unless tests notice 95 %
-	$(GO) run ./conformance/mutation -min 95
+mutants: ## deliberate faults of internal/dev/mutation/mutants, one at a time; fails unless tests notice 95 %
+	$(GO) run ./internal/dev/mutation -min 95

@@ -16,14 +16,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
-	"github.com/pdproxy/pdproxy/conformance/load"
-	"github.com/pdproxy/pdproxy/conformance/replay"
+	"github.com/pdproxy/pdproxy/internal/loadgen"
+	"github.com/pdproxy/pdproxy/internal/replay"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 // benchFlags are the flags of the command.
 type benchFlags struct {
-	load                load.Config
+	load                loadgen.Config
 	keyFile, trace, ids string
 	slo, sweep          string
 	output, html        string
@@ -69,7 +69,7 @@ so far.`,
 func (b *benchFlags) addTo(cmd *cobra.Command) {
 	f, c := cmd.Flags(), &b.load
 	f.StringVar(&c.URL, "url", "", "endpoint: http://host:port, host:port, or OpenAI's base URL that ends in /v1")
-	f.StringVar(&c.API, "api", load.APIChat, load.APIChat+", "+load.APICompletions+" or "+load.APIResponses+"; default with --trace "+load.APICompletions)
+	f.StringVar(&c.API, "api", loadgen.APIChat, loadgen.APIChat+", "+loadgen.APICompletions+" or "+loadgen.APIResponses+"; default with --trace "+loadgen.APICompletions)
 	f.StringVar(&c.Model, "model", "", "model to name; default the first of /v1/models")
 	f.StringVar(&b.keyFile, "key-file", "", "file with the API key")
 	f.IntVar(&c.Requests, "requests", 100, "requests to send and measure; default with --trace all of the trace")
@@ -86,7 +86,7 @@ func (b *benchFlags) addTo(cmd *cobra.Command) {
 	f.StringVar(&b.trace, "trace", "", "file with a trace in the form of pdproxy replay")
 	f.IntVar(&c.BlockTokens, "block-tokens", 512, "tokens in one block of the trace")
 	f.Float64Var(&c.Speed, "speed", 1, "how much faster than recorded the requests of a trace arrive")
-	f.StringVar(&b.ids, "token-ids", load.DefaultIDs.String(), "range of ordinary token ids of the model, of which prompts of a trace consist with --api completions")
+	f.StringVar(&b.ids, "token-ids", loadgen.DefaultIDs.String(), "range of ordinary token ids of the model, of which prompts of a trace consist with --api completions")
 	f.StringVar(&b.sweep, "sweep", "", "one run for each value: rate=1,2,4, concurrency=1,2,4, or with --trace speed=1,2,4")
 	f.StringVar(&b.slo, "slo", "", "limits of a good request: ttft=500ms,itl=50ms,e2e=10s, of which any may be missing; itl limits the mean time between tokens")
 	f.StringVar(&b.output, "output", "", "file for one JSON line for each measured request")
@@ -96,16 +96,16 @@ func (b *benchFlags) addTo(cmd *cobra.Command) {
 }
 
 // runs checks the flags and returns the configuration of each run.
-func (b *benchFlags) runs() ([]load.Config, error) {
+func (b *benchFlags) runs() ([]loadgen.Config, error) {
 	if err := b.check(); err != nil {
 		return nil, err
 	}
 	c := &b.load
 	var err error
-	if c.Limits, err = load.ParseLimits(b.slo); err != nil {
+	if c.Limits, err = loadgen.ParseLimits(b.slo); err != nil {
 		return nil, fmt.Errorf("--slo: %w", err)
 	}
-	if c.TokenIDs, err = load.ParseIDRange(b.ids); err != nil {
+	if c.TokenIDs, err = loadgen.ParseIDRange(b.ids); err != nil {
 		return nil, fmt.Errorf("--token-ids: %w", err)
 	}
 	if c.Key, err = config.ReadSecret(b.keyFile); err != nil {
@@ -117,20 +117,20 @@ func (b *benchFlags) runs() ([]load.Config, error) {
 		}
 	}
 	if b.sweep == "" {
-		return []load.Config{b.bounded(*c)}, nil
+		return []loadgen.Config{b.bounded(*c)}, nil
 	}
-	s, err := load.ParseSweep(b.sweep)
+	s, err := loadgen.ParseSweep(b.sweep)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("--sweep: %w", err)
-	case (s.Name == load.SweepSpeed) != (b.trace != ""):
+	case (s.Name == loadgen.SweepSpeed) != (b.trace != ""):
 		return nil, errors.New("--sweep: with --trace the speed varies, without it rate or concurrency")
 	case b.given(s.Name):
 		return nil, fmt.Errorf("--sweep: --%s must not be given too", s.Name)
-	case s.Name == load.SweepConcurrency && c.Rate > 0:
+	case s.Name == loadgen.SweepConcurrency && c.Rate > 0:
 		return nil, errors.New("--sweep: of concurrency needs a run without --rate")
 	}
-	var runs []load.Config
+	var runs []loadgen.Config
 	for i := range s.Values {
 		runs = append(runs, b.bounded(s.Config(*c, i)))
 	}
@@ -138,7 +138,7 @@ func (b *benchFlags) runs() ([]load.Config, error) {
 }
 
 // bounded sets the values that depend on several flags.
-func (b *benchFlags) bounded(c load.Config) load.Config {
+func (b *benchFlags) bounded(c loadgen.Config) loadgen.Config {
 	if b.given("concurrency") && (c.Rate > 0 || c.Trace != nil) {
 		c.MaxOpen = c.Concurrency
 	}
@@ -163,7 +163,7 @@ func (b *benchFlags) readTrace() error {
 	if t := b.load.Trace; t.Uneven > 0 {
 		b.uneven = fmt.Sprintf("--trace %s: in %d of %d requests the hash_ids do not fit input_length; is --block-tokens that of the trace?", b.trace, t.Uneven, len(t.Requests))
 		if t.Uneven > len(t.Requests)/2 {
-			b.load.BlockTokens = load.MeanBlock(t)
+			b.load.BlockTokens = loadgen.MeanBlock(t)
 			b.uneven += fmt.Sprintf(" Blocks get their mean length of %d tokens.", b.load.BlockTokens)
 		}
 	}
@@ -171,7 +171,7 @@ func (b *benchFlags) readTrace() error {
 		b.load.Requests = 0
 	}
 	if !b.given("api") {
-		b.load.API = load.APICompletions
+		b.load.API = loadgen.APICompletions
 	}
 	return nil
 }
@@ -189,8 +189,8 @@ func (b *benchFlags) check() error {
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		return errors.New("--url: want http://host:port")
-	case c.API != load.APIChat && c.API != load.APICompletions && c.API != load.APIResponses:
-		return fmt.Errorf("--api: %q is not %s, %s or %s", c.API, load.APIChat, load.APICompletions, load.APIResponses)
+	case c.API != loadgen.APIChat && c.API != loadgen.APICompletions && c.API != loadgen.APIResponses:
+		return fmt.Errorf("--api: %q is not %s, %s or %s", c.API, loadgen.APIChat, loadgen.APICompletions, loadgen.APIResponses)
 	case !(c.Rate >= 0):
 		return errors.New("--rate: must not be negative")
 	case c.WarmUp < -1:
@@ -253,7 +253,7 @@ func (a *app) bench(b *benchFlags) error {
 	if len(results) > 0 {
 		err = errors.Join(a.writeBench(b, results, page), err)
 	}
-	if err == nil && !slices.ContainsFunc(results, func(r *load.Result) bool { return r.Failed < r.Requests }) {
+	if err == nil && !slices.ContainsFunc(results, func(r *loadgen.Result) bool { return r.Failed < r.Requests }) {
 		err = errors.New("no request had a good answer")
 	}
 	return exit.Failed(err)
@@ -261,7 +261,7 @@ func (a *app) bench(b *benchFlags) error {
 
 // benchRuns does the runs one after the other, until an interrupt or an error, and returns the
 // results so far. It writes a line for each request to lines, unless that is nil.
-func (a *app) benchRuns(configs []load.Config, lines io.Writer) (results []*load.Result, err error) {
+func (a *app) benchRuns(configs []loadgen.Config, lines io.Writer) (results []*loadgen.Result, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	for i, c := range configs {
@@ -283,7 +283,7 @@ func (a *app) benchRuns(configs []load.Config, lines io.Writer) (results []*load
 }
 
 // benchOnce does one run and shows its progress.
-func (a *app) benchOnce(ctx context.Context, c load.Config) (*load.Result, error) {
+func (a *app) benchOnce(ctx context.Context, c loadgen.Config) (*loadgen.Result, error) {
 	total := c.Requests
 	if c.Trace != nil && (total == 0 || total > len(c.Trace.Requests)) {
 		total = len(c.Trace.Requests)
@@ -293,5 +293,5 @@ func (a *app) benchOnce(ctx context.Context, c load.Config) (*load.Result, error
 		c.Ended = p.ended
 		defer p.end()
 	}
-	return load.Run(ctx, c)
+	return loadgen.Run(ctx, c)
 }

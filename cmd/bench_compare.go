@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
-	"github.com/pdproxy/pdproxy/conformance/load"
+	"github.com/pdproxy/pdproxy/internal/loadgen"
 )
 
 func (a *app) benchCompareCommand() *cobra.Command {
@@ -31,7 +31,7 @@ have none either. Of two sweeps, the runs with the same value are compared.`,
   pdproxy bench compare a.jsonl b.jsonl --slo ttft=500ms --html compare.html`,
 		Args: arguments("A", "B"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			limits, err := load.ParseLimits(slo)
+			limits, err := loadgen.ParseLimits(slo)
 			if err != nil {
 				return fmt.Errorf("--slo: %w", err)
 			}
@@ -43,25 +43,25 @@ have none either. Of two sweeps, the runs with the same value are compared.`,
 	return a.addJSON(c)
 }
 
-func (a *app) benchCompare(pathA, pathB string, limits load.Limits, html string) error {
-	var runs [2][]*load.Result
+func (a *app) benchCompare(pathA, pathB string, limits loadgen.Limits, html string) error {
+	var runs [2][]*loadgen.Result
 	for i, path := range []string{pathA, pathB} {
 		f, err := os.Open(path)
 		if err != nil {
 			return err
 		}
-		runs[i], err = load.ReadRuns(f, limits)
+		runs[i], err = loadgen.ReadRuns(f, limits)
 		f.Close()
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	comparisons, err := load.CompareRuns(runs[0], runs[1])
+	comparisons, err := loadgen.CompareRuns(runs[0], runs[1])
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", pathA, pathB, err)
 	}
 	if html != "" {
-		report := load.Report{Title: "A: " + filepath.Base(pathA) + ", B: " + filepath.Base(pathB), Comparisons: comparisons}
+		report := loadgen.Report{Title: "A: " + filepath.Base(pathA) + ", B: " + filepath.Base(pathB), Comparisons: comparisons}
 		for i, name := range []string{"A", "B"} {
 			for _, r := range runs[i] {
 				r.Run = name + " " + r.Run
@@ -87,7 +87,7 @@ func (a *app) benchCompare(pathA, pathB string, limits load.Limits, html string)
 	return exit.Failed(err)
 }
 
-func (a *app) printComparison(c *load.Comparison) error {
+func (a *app) printComparison(c *loadgen.Comparison) error {
 	if c.Run != "" {
 		fmt.Fprintf(a.out, "%s\n", c.Run)
 	}
@@ -96,17 +96,17 @@ func (a *app) printComparison(c *load.Comparison) error {
 	for _, d := range c.Differences {
 		change, interval := "-", "-"
 		if d.Change != nil {
-			change = load.Percent(*d.Change)
+			change = loadgen.Percent(*d.Change)
 		}
 		if d.Interval != nil {
-			interval = load.Percent(d.Interval[0]) + " to " + load.Percent(d.Interval[1])
+			interval = loadgen.Percent(d.Interval[0]) + " to " + loadgen.Percent(d.Interval[1])
 		}
 		fmt.Fprintf(w, "%s\t%.2f\t%.2f\t%s\t%s\t%s\t\n", d.Name, d.A, d.B, change, interval, d.Verdict)
 	}
 	return w.Flush()
 }
 
-func writeBenchHTML(path string, report *load.Report) error {
+func writeBenchHTML(path string, report *loadgen.Report) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/load"
+	"github.com/pdproxy/pdproxy/internal/loadgen"
 )
 
 // isTerminal reports whether w is a terminal.
@@ -72,10 +72,10 @@ func prefixed(label string) string {
 
 // writeBench writes the results in the forms that the flags request. page is the file for the
 // report with plots, nil for none.
-func (a *app) writeBench(b *benchFlags, results []*load.Result, page *os.File) error {
+func (a *app) writeBench(b *benchFlags, results []*loadgen.Result, page *os.File) error {
 	var err error
 	if page != nil {
-		report := load.Report{Title: b.title(), Facts: b.facts(), Runs: named(results)}
+		report := loadgen.Report{Title: b.title(), Facts: b.facts(), Runs: named(results)}
 		if err = errors.Join(report.WriteHTML(page), page.Close()); err != nil {
 			err = fmt.Errorf("--html: %w", err)
 		}
@@ -84,7 +84,7 @@ func (a *app) writeBench(b *benchFlags, results []*load.Result, page *os.File) e
 }
 
 // printRuns prints the results of the runs.
-func (a *app) printRuns(b *benchFlags, results []*load.Result) error {
+func (a *app) printRuns(b *benchFlags, results []*loadgen.Result) error {
 	switch {
 	case a.json && b.sweep != "":
 		return a.printJSON(map[string]any{"sweep": b.sweep, "runs": results})
@@ -106,7 +106,7 @@ func (a *app) printRuns(b *benchFlags, results []*load.Result) error {
 }
 
 // named returns results that all have a label.
-func named(results []*load.Result) []*load.Result {
+func named(results []*loadgen.Result) []*loadgen.Result {
 	results = slices.Clone(results)
 	for i, r := range results {
 		if r.Run == "" {
@@ -151,7 +151,7 @@ func (b *benchFlags) facts() [][2]string {
 	return facts
 }
 
-func (a *app) printBench(r *load.Result) error {
+func (a *app) printBench(r *loadgen.Result) error {
 	if r.Run != "" {
 		fmt.Fprintf(a.out, "%s: ", r.Run)
 	}
@@ -172,7 +172,7 @@ func (a *app) printBench(r *load.Result) error {
 	fmt.Fprintln(w, "ms\tmean\tp50\tp90\tp95\tp99\tmax\t")
 	for _, row := range []struct {
 		name string
-		s    load.Spread
+		s    loadgen.Spread
 	}{{"TTFT", r.TTFT}, {"TPOT", r.TPOT}, {"ITL", r.ITL}, {"whole", r.Total}, {"TTFT from sending", r.TTFTSent}, {"whole from sending", r.TotalSent}, {"sent late", r.Late}} {
 		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t\n", row.name, row.s.Mean, row.s.P50, row.s.P90, row.s.P95, row.s.P99, row.s.Max)
 	}
@@ -180,7 +180,7 @@ func (a *app) printBench(r *load.Result) error {
 }
 
 // printSweep writes one row for each run.
-func (a *app) printSweep(results []*load.Result) error {
+func (a *app) printSweep(results []*loadgen.Result) error {
 	fmt.Fprintln(a.out)
 	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "run\treq/s\ttokens/s\tgood/s\tgood\tTTFT p50\tp95\tp99\tTPOT p50\tp99\tfailed\t")

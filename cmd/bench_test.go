@@ -16,15 +16,15 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/conformance/load"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
+	"github.com/pdproxy/pdproxy/internal/loadgen"
 )
 
 func TestBench(t *testing.T) {
 	e := startEngine(t, enginesim.Config{})
 	args := []string{"bench", "--url", e.URL(), "--requests", "6", "--concurrency", "2", "--max-tokens", "5", "--ignore-eos"}
 	code, out, errs := run(append(args, "--json")...)
-	var r load.Result
+	var r loadgen.Result
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != exit.OK {
 		t.Fatalf("exit %d: %s %v", code, errs, err)
 	}
@@ -99,7 +99,7 @@ func TestBenchSweep(t *testing.T) {
 	code, out, errs = run(append(args, "--output", b, "--json")...)
 	var sweep struct {
 		Sweep string
-		Runs  []load.Result
+		Runs  []loadgen.Result
 	}
 	if err := json.Unmarshal([]byte(out), &sweep); err != nil || code != exit.OK {
 		t.Fatalf("exit %d: %s %v", code, errs, err)
@@ -115,7 +115,7 @@ func TestBenchSweep(t *testing.T) {
 		t.Errorf("the page: %v", err)
 	}
 	code, out, errs = run("bench", "compare", a, a, "--json")
-	var same []load.Comparison
+	var same []loadgen.Comparison
 	if err := json.Unmarshal([]byte(out), &same); err != nil || code != exit.OK || len(same) != 2 || *same[0].Differences[2].Change != 0 {
 		t.Errorf("exit %d: %s%s %v", code, out, errs, err)
 	}
@@ -208,7 +208,7 @@ func TestBenchUneven(t *testing.T) {
 	e := startEngine(t, enginesim.Config{BlockSize: 16})
 	trace := write(t, `{"timestamp":0,"input_length":30,"output_length":2,"hash_ids":[1,2,3]}`+"\n"+`{"timestamp":1,"input_length":30,"output_length":2,"hash_ids":[1,4,5]}`+"\n")
 	code, out, errs := run("bench", "--url", e.URL(), "--trace", trace, "--json")
-	var r load.Result
+	var r loadgen.Result
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != exit.OK || r.PromptTokens != 60 || r.OutputTokens != 4 {
 		t.Errorf("exit %d: %s %v", code, out, err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/cmd/supervisor"
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 

@@ -18,7 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/cmd/node"
-	"github.com/pdproxy/pdproxy/conformance/replay"
+	"github.com/pdproxy/pdproxy/internal/replay"
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/plugins/policy"
 	"github.com/pdproxy/pdproxy/plugins/source"

@@ -14,7 +14,7 @@ import (
 
 // replayTrace is a short trace. replayFleet are flags of a fleet that is busy
 // during it.
-const replayTrace = "../conformance/replay/testdata/mooncake_300.jsonl"
+const replayTrace = "../internal/replay/testdata/mooncake_300.jsonl"
 
 func replayFleet(args ...string) []string {
 	return append([]string{"replay", "--trace", replayTrace, "--prefill", "1", "--ranks", "2", "--decode", "1", "--blocks-per-rank", "300"}, args...)

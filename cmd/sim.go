@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
 func (a *app) simCommand() *cobra.Command {

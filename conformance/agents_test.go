@@ -10,7 +10,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 	proxyconnector "github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )

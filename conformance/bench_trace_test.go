@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/cmd/node"
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/conformance/load"
-	"github.com/pdproxy/pdproxy/conformance/replay"
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
+	"github.com/pdproxy/pdproxy/internal/loadgen"
+	"github.com/pdproxy/pdproxy/internal/replay"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -25,7 +25,7 @@ const benchBlock = 16
 // recording has the lengths of the trace, and equal ids where the trace has equal ids.
 // Sent again, the recording has the same hits in an engine's cache as the trace.
 func TestRecordAndBench(t *testing.T) {
-	lines, err := os.ReadFile(filepath.Join("replay", "testdata", "mooncake_300.jsonl"))
+	lines, err := os.ReadFile(filepath.Join("..", "internal", "replay", "testdata", "mooncake_300.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,9 +113,9 @@ func sendTrace(t *testing.T, trace *replay.Trace) (recorded *replay.Trace, cache
 		resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
 	})
-	r, err := load.Run(t.Context(), load.Config{
-		URL: p.URL(), API: load.APICompletions, Model: "sim", Trace: trace, BlockTokens: benchBlock,
-		TokenIDs: load.DefaultIDs, Speed: 1, MaxOpen: 1, Timeout: time.Minute, Seed: 1,
+	r, err := loadgen.Run(t.Context(), loadgen.Config{
+		URL: p.URL(), API: loadgen.APICompletions, Model: "sim", Trace: trace, BlockTokens: benchBlock,
+		TokenIDs: loadgen.DefaultIDs, Speed: 1, MaxOpen: 1, Timeout: time.Minute, Seed: 1,
 	})
 	if err != nil || r.Failed != 0 || r.Requests != len(trace.Requests) {
 		t.Fatalf("%d requests, failures %v, %v", r.Requests, r.Failures, err)

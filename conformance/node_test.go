@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/cmd/node"
-	"github.com/pdproxy/pdproxy/conformance/surface"
+	"github.com/pdproxy/pdproxy/internal/dev/surface"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"

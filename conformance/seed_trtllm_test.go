@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"

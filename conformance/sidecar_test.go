@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	pd "github.com/pdproxy/pdproxy/proxy/connector"

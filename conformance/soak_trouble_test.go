@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
 // troubles are the faults of an engine. A single word is an action on the process. "hang

@@ -13,7 +13,7 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 

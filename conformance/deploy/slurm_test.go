@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // Replacements for two commands of SLURM, with the features that the script

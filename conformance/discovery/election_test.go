@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 )

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
 // The points of a request where a gate can hold it: before the engine gets it,

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // engineHost is the address of the pods' engines: one of the network namespace

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 

@@ -18,7 +18,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 	"golang.org/x/net/dns/dnsmessage"
 
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )

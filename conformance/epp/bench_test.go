@@ -45,7 +45,7 @@ func newArena(b *testing.B, n, blocks int) *arena {
 }
 
 // newDuel is newArena with further pickers: the two floors if EPP_FLOOR names the program of
-// conformance/eppfloor, and another build of pdproxy if PDPROXY_BEFORE names it.
+// internal/dev/eppfloor, and another build of pdproxy if PDPROXY_BEFORE names it.
 func newDuel(b *testing.B, n, blocks int) *arena {
 	a := newArena(b, n, blocks)
 	if program := os.Getenv("PDPROXY_BEFORE"); program != "" {

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	pdnode "github.com/pdproxy/pdproxy/cmd/node"
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
 // TestSuccessorFails: a coordinator replaces another's socket and then ends.

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	pdnode "github.com/pdproxy/pdproxy/cmd/node"
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
 // call sends a request, and returns its status and content.

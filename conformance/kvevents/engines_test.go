@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // python is Debian's own Python, which finds Debian's packages.

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/conformance/load"
-	"github.com/pdproxy/pdproxy/conformance/plot"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
+	"github.com/pdproxy/pdproxy/internal/loadgen"
+	"github.com/pdproxy/pdproxy/internal/plot"
 )
 
 var plots = flag.String("plots", "", "folder for the plots of the documents; empty: none are written")
@@ -69,7 +69,7 @@ func TestScaling(t *testing.T) {
 		highest[i] = map[string]int{}
 		h.begins = append(h.begins, time.Since(start).Seconds())
 		clients.Go(func() {
-			result, err := load.Run(t.Context(), p.load(f.proxy.URL(), i))
+			result, err := loadgen.Run(t.Context(), p.load(f.proxy.URL(), i))
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -123,9 +123,9 @@ func (p *phase) reached(highest map[string]int) bool {
 func (p *phase) requests() int { return int(p.rate * p.seconds) }
 
 // load returns the load of phase i.
-func (p *phase) load(url string, i int) load.Config {
-	return load.Config{
-		URL: url, API: load.APIChat, Model: modelName, Requests: p.requests(), Rate: p.rate, PromptWords: p.words,
+func (p *phase) load(url string, i int) loadgen.Config {
+	return loadgen.Config{
+		URL: url, API: loadgen.APIChat, Model: modelName, Requests: p.requests(), Rate: p.rate, PromptWords: p.words,
 		MaxTokens: p.tokens, IgnoreEOS: true, Timeout: 5 * time.Minute, Seed: uint64(i + 1),
 	}
 }

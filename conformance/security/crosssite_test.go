@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // foreignPages are the header lines with which a browser marks a request that a page

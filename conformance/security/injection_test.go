@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
 // foreignHost is where the attacks of this file try to send an engine.

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/surface"
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/surface"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // adminToken is the token of every proxy that the tests start.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/quic-go/quic-go/http3"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
 // spreadWorkers is the number of workers over which the connections of these

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // started finds the start of the process that answers, of the coordinator in a fleet.

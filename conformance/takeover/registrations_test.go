@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/conformance/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
 // way is one form in which engines register with the proxy itself.

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/conformance/surface"
+	"github.com/pdproxy/pdproxy/internal/dev/surface"
+	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
 // newSaturated is a fleet of two workers whose engine runs one request at a time.
