@@ -161,9 +161,13 @@ response_body: 2 `+deny+`
 		if r.URL.Query().Has("length") {
 			rw.Header().Set("Content-Length", "6")
 		}
+		section := r.Header.Get("X-Script")
+		if section == "request body" { // the second part comes after "one", and so is a second callback
+			io.ReadFull(r.Body, make([]byte, len("first")))
+		}
 		io.WriteString(rw, "one")
 		http.NewResponseController(rw).Flush()
-		switch section := r.Header.Get("X-Script"); section {
+		switch section {
 		case "tick", "call":
 			io.WriteString(rw, "two")
 			http.NewResponseController(rw).Flush()
