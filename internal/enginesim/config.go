@@ -219,3 +219,42 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	return c, nil
 }
+
+// MooncakeConfig holds the settings of a simulated vLLM engine with the
+// MooncakeConnector.
+type MooncakeConfig struct {
+	// AbortTimeout is the time that prefill holds blocks without a reader, and waits for
+	// a prefill that decode has requested. Decode waits an eighth longer. Default: the
+	// lease, else 480 s, as VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT.
+	AbortTimeout time.Duration
+}
+
+// P2PNCCLConfig holds the settings of a simulated vLLM engine with the
+// P2pNcclConnector.
+type P2PNCCLConfig struct {
+	// Port is kv_port; default any.
+	Port int
+	// BufferTimeout is the time that decode keeps KV that no request takes, and
+	// waits for KV that does not arrive. Default 0: forever, as in the real
+	// engine, whose other requests wait, too.
+	BufferTimeout time.Duration
+}
+
+// P2PTierConfig holds the settings of a simulated vLLM engine with the P2P tier.
+type P2PTierConfig struct {
+	// UnboundTimeout is the time that a producer keeps blocks that no consumer
+	// fetches; default 60 s.
+	UnboundTimeout time.Duration
+	// LoadTimeout is the time that a consumer waits for blocks; default 30 s.
+	LoadTimeout time.Duration
+}
+
+func (c P2PTierConfig) withDefaults() P2PTierConfig {
+	if c.UnboundTimeout == 0 {
+		c.UnboundTimeout = 60 * time.Second
+	}
+	if c.LoadTimeout == 0 {
+		c.LoadTimeout = 30 * time.Second
+	}
+	return c
+}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,8 +58,8 @@ type Engine struct {
 	died     chan struct{}  // closed by Kill
 }
 
-// New checks the config and builds an engine; it opens nothing.
-func New(cfg Config) (*Engine, error) {
+// newEngine checks the config and builds an engine whose kind build adds; it opens nothing.
+func newEngine(cfg Config, build func(*Engine) protocol) (*Engine, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
@@ -79,9 +80,7 @@ func New(cfg Config) (*Engine, error) {
 	for i := range cfg.Ranks {
 		e.ranks = append(e.ranks, &rank{e: e, index: i, cache: newKVCache(cfg.KVBlocks, cfg.BlockSize, mix(cfg.Seed)+uint64(i))})
 	}
-	if e.proto, err = newProtocol(e); err != nil {
-		return nil, err
-	}
+	e.proto = build(e)
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
 	e.server = &http.Server{
 		Handler:           e.handler(),
@@ -328,4 +327,34 @@ func newUUID() string {
 	rand.Read(b[:])
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// SideAddress returns the address of the side channel of rank 0. Call it after
+// the engine has started.
+func (e *Engine) SideAddress() string {
+	host, port := e.ranks[0].side.hostPort()
+	return net.JoinHostPort(host, strconv.Itoa(port))
+}
+
+// EngineID returns the id by which peers know the engine.
+func (e *Engine) EngineID() string { return e.id }
+
+// BootstrapPort returns the port of the bootstrap server of a started engine
+// that has one (sglang's prefill and vllm-mooncake's), and 0 for every other
+// engine.
+func (e *Engine) BootstrapPort() int {
+	if p, ok := e.proto.(bootstrapProtocol); ok {
+		return p.bootstrapPort()
+	}
+	return 0
+}
+
+// KVAddress returns the address of the KV transfer of an engine with the
+// MoRIIOConnector or the P2pNcclConnector, as the engine registers it. It is
+// empty for other engines. Call it after the engine has started.
+func (e *Engine) KVAddress() string {
+	if p, ok := e.proto.(addressedProtocol); ok {
+		return p.kvAddress()
+	}
+	return ""
 }

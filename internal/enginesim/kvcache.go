@@ -338,3 +338,22 @@ func (c *kvCache) usage() (used, pinned int) {
 	}
 	return len(c.blocks) - c.free, pinned
 }
+
+// noise returns the content of unwritten memory.
+func (r *rank) noise(ids []blockID) []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.cache.read(ids, false)
+}
+
+// storeTail stores a finished sequence's last, incomplete block. Unlike the
+// other engines, TensorRT-LLM keeps it (releaseBlocks in kvCacheManager.cpp,
+// with allowPartial). The last token has no KV.
+func (r *rank) storeTail(s *sequence) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.blocks != nil && s.finish != "" {
+		r.cache.publishTail(s.blocks, s.tokens()[:s.computed], s.published, s.parent)
+		r.announce()
+	}
+}

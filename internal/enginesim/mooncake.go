@@ -231,12 +231,3 @@ func (m *mooncake) message(r *rank, op sideMessage) (sideMessage, error) {
 	r.store(op.Blocks, op.Payload)
 	return sideMessage{Op: op.Op}, nil
 }
-
-// MooncakeConfig holds the settings of a simulated vLLM engine with the
-// MooncakeConnector.
-type MooncakeConfig struct {
-	// AbortTimeout is the time that prefill holds blocks without a reader, and waits for
-	// a prefill that decode has requested. Decode waits an eighth longer. Default: the
-	// lease, else 480 s, as VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT.
-	AbortTimeout time.Duration
-}

@@ -105,21 +105,6 @@ func (m *moriio) start() error {
 	return nil
 }
 
-// KVAddress returns the address of the KV transfer of an engine with the
-// MoRIIOConnector or the P2pNcclConnector, as the engine registers it. It is
-// empty for other engines. Call it after the engine has started.
-func (e *Engine) KVAddress() string {
-	if v, ok := e.proto.(*vllm); ok {
-		switch m := v.connector.(type) {
-		case *moriio:
-			return m.address()
-		case *p2pNCCL:
-			return m.address
-		}
-	}
-	return ""
-}
-
 func (m *moriio) address() string {
 	return fmt.Sprintf("host:%s,handshake:%d,notify:%d", m.host, m.handshake, m.notify)
 }
@@ -158,17 +143,6 @@ func (m *moriio) run(ctx context.Context, s *sequence, parsed any, emit func(tok
 	return nil
 }
 
-// acquireUnheld waits for a running slot, unless the sequence already has one.
-func (r *rank) acquireUnheld(ctx context.Context, s *sequence) error {
-	r.mu.Lock()
-	held := s.slot
-	r.mu.Unlock()
-	if held {
-		return nil
-	}
-	return r.acquireSlot(ctx, s)
-}
-
 // hold keeps a finished prefill's blocks and returns the parameters of its
 // answer. Only a sequence that ended at its limit of tokens has parameters.
 func (m *moriio) hold(s *sequence, leg *moriioLeg) any {
@@ -183,7 +157,7 @@ func (m *moriio) hold(s *sequence, leg *moriioLeg) any {
 	t.leg, t.blocks, t.lost = leg, ids, s.req.fault == failNotify
 	m.advance(key, t)
 	m.mu.Unlock()
-	return m.e.withFuture(obj(
+	return withFuture(m.e, obj(
 		"do_remote_prefill", true, "do_remote_decode", false,
 		"remote_block_ids", [][]blockID{ids}, "remote_engine_id", fmt.Sprintf("%s:%d", m.host, m.handshake),
 		"remote_host", m.host, "remote_handshake_port", m.handshake, "remote_notify_port", m.notify,

@@ -130,13 +130,6 @@ func (m *moriio) pull(ctx context.Context, s *sequence, leg *moriioLeg) error {
 	return nil
 }
 
-// noise returns the content of unwritten memory.
-func (r *rank) noise(ids []blockID) []byte {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.cache.read(ids, false)
-}
-
 // release informs the producer that a transfer is over.
 func (m *moriio) release(leg *moriioLeg) {
 	m.tell(m.e.ctx, leg.peer, leg.rank, packMap("type", "release", "transfer_id", leg.transfer, "consumer_tp_size", m.e.cfg.MoRIIO.TPSize))

@@ -294,7 +294,7 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 	answer := sideMessage{Op: op.Op}
 	switch op.Op {
 	case moriioRead:
-		if err := m.e.checkFuture(op.Key, op.Fields); err != nil {
+		if err := checkAgent(m.e, op.Key, op.Fields); err != nil {
 			return answer, err
 		}
 		if time.Since(m.started) < shortestRestart && !r.everPinned(op.Key) {

@@ -2,6 +2,8 @@ package enginesim
 
 import (
 	"bytes"
+	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -227,4 +229,91 @@ func (f fields) unknown(allowed []string) string {
 		return ""
 	}
 	return slices.Min(extra)
+}
+
+// randomID is 16 hex digits.
+func randomID() string {
+	var b [8]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// maxSamples is the default of VLLM_MAX_N_SEQUENCES.
+const maxSamples = 16384
+
+// room returns the number of tokens whose KV a sequence may hold. The KV of the
+// last output token is never computed.
+func room(s *sequence) int { return len(s.prompt) + s.limit - 1 }
+
+// orNull returns s, or null when it is empty.
+func orNull(s string) any {
+	if s == "" {
+		return nil
+	}
+	return s
+}
+
+// modelName is the served model's name, whether or not the request named it.
+func modelName(req *request, seqs []*sequence) string {
+	if req.Model != "" {
+		return req.Model
+	}
+	return seqs[0].rank.e.cfg.Model
+}
+
+// echoed returns the prompt's text if the request has echo.
+func echoed(s *sequence) string {
+	if s.req.Chat || !s.req.Echo {
+		return ""
+	}
+	return validText(detokenize(s.prompt))
+}
+
+// tokenUsage sums a request's sequences: each prompt once, outputs over all
+// samples.
+type tokenUsage struct {
+	prompt, output int
+	// cached are the tokens that were not computed for this request, created
+	// those that it added to the prefix cache.
+	cached, created int
+}
+
+func sumUsage(seqs []*sequence) (u tokenUsage) {
+	for _, s := range seqs {
+		u.output += len(s.output)
+		if s.sample == 0 {
+			u.prompt += len(s.prompt)
+			u.cached += s.cached
+			if s.external == 0 {
+				size := s.rank.e.cfg.BlockSize
+				u.created += len(s.prompt)/size*size - s.cachedLocal
+			}
+		}
+	}
+	return u
+}
+
+func (u tokenUsage) object(details object) object {
+	return obj("prompt_tokens", u.prompt, "total_tokens", u.prompt+u.output, "completion_tokens", u.output, "prompt_tokens_details", details)
+}
+
+// createdFor returns created_cache_tokens, which only chat answers have.
+func (u tokenUsage) createdFor(req *request) any {
+	if req.Chat {
+		return u.created
+	}
+	return nil
+}
+
+// baseID is the request id in the answer.
+func baseID(req *request) string {
+	switch {
+	case req.Route == routeResponses:
+		return "resp_" + req.ID
+	case req.Route == routeTokens:
+		return "generate-tokens-" + req.ID
+	case req.Chat:
+		return "chatcmpl-" + req.ID
+	}
+	return "cmpl-" + req.ID
 }

@@ -239,3 +239,22 @@ func contentText(raw json.RawMessage) (string, bool) {
 	}
 	return b.String(), true
 }
+
+// batchPrompt reports whether a prompt is a list of prompts.
+func batchPrompt(raw json.RawMessage) bool {
+	raw = bytes.TrimSpace(raw)
+	if len(raw) < 2 || raw[0] != '[' {
+		return false
+	}
+	first := bytes.TrimSpace(raw[1:])
+	return first[0] == '"' || first[0] == '['
+}
+
+// optionalID reads an id without conversion to a float.
+func (p *fieldReader) optionalID(name string) *int64 {
+	if !p.f.has(name) {
+		return nil
+	}
+	v := p.integer(name, 0)
+	return &v
+}

@@ -54,17 +54,6 @@ type p2pReceived struct {
 // p2pFetch is the side channel operation that stands for ncclSend and ncclRecv.
 const p2pFetch = "p2p-fetch"
 
-// P2PNCCLConfig holds the settings of a simulated vLLM engine with the
-// P2pNcclConnector.
-type P2PNCCLConfig struct {
-	// Port is kv_port; default any.
-	Port int
-	// BufferTimeout is the time that decode keeps KV that no request takes, and
-	// waits for KV that does not arrive. Default 0: forever, as in the real
-	// engine, whose other requests wait, too.
-	BufferTimeout time.Duration
-}
-
 func newP2PNCCL(e *Engine) *p2pNCCL {
 	return &p2pNCCL{
 		e: e, producer: e.cfg.Role == RolePrefill, peers: newZMTPPeering(e),

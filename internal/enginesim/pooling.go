@@ -211,17 +211,6 @@ func (p *pooled) countTokens() any {
 	return obj("input_tokens", len(tokenize(text)))
 }
 
-// poolingRoutes adds vLLM's routes.
-func (v *vllm) poolingRoutes(mux *http.ServeMux) {
-	for path, run := range map[string]func(*pooled) any{
-		"/v1/embeddings": (*pooled).embeddings, "/pooling": (*pooled).pooledOutputs, "/classify": (*pooled).classes,
-		"/rerank": (*pooled).rerank, "/v1/rerank": (*pooled).rerank, "/v2/rerank": (*pooled).rerank,
-		"/generative_scoring": (*pooled).scoresSGLang, "/score": (*pooled).scores, "/v1/score": (*pooled).scores, "/v1/messages/count_tokens": (*pooled).countTokens,
-	} {
-		mux.HandleFunc("POST "+path, v.e.pooling(v.checkModel, pydanticError, run))
-	}
-}
-
 // rerankSGLang, scoresSGLang and classSGLang have SGLang's own forms. vLLM's
 // /generative_scoring has the form of scoresSGLang.
 
@@ -260,13 +249,14 @@ func (p *pooled) classSGLang() any {
 	return results
 }
 
-// poolingRoutes adds SGLang's routes.
-func (g *sglang) poolingRoutes(mux *http.ServeMux) {
-	for path, run := range map[string]func(*pooled) any{
-		"/v1/embeddings": (*pooled).embeddings, "/v1/classify": (*pooled).classes, "/classify": (*pooled).classSGLang,
-		"/v1/rerank": (*pooled).rerankSGLang, "/v1/score": (*pooled).scoresSGLang, "/v1/messages/count_tokens": (*pooled).countTokens,
-	} {
-		answer := func(err *fieldError, _ fields) *apiError { return sglangFieldError(path, err) }
-		mux.HandleFunc("POST "+path, g.e.pooling(func(string) *apiError { return nil }, answer, run))
-	}
+// pictures is the answer of the routes for images.
+func pictures(of string) object {
+	return obj("created", 1700000000, "data", []any{obj("b64_json", base64.StdEncoding.EncodeToString([]byte("\x89PNG "+of)), "revised_prompt", nil, "url", nil)},
+		"output_format", "png", "size", "1024x1024")
+}
+
+// generateImages answers /v1/images/generations.
+func (p *pooled) generateImages() any {
+	p.need("prompt")
+	return pictures(p.str("prompt", ""))
 }

@@ -2,7 +2,6 @@ package enginesim
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 )
 
@@ -70,6 +69,29 @@ type measuringProtocol interface {
 	afterDone(req *request) []any
 }
 
+// bootstrapProtocol is a protocol with a bootstrap server.
+type bootstrapProtocol interface {
+	// bootstrapPort returns the port of the server; 0 for a role without one.
+	bootstrapPort() int
+}
+
+// addressedProtocol is a protocol that may have an address for KV beside the side channels.
+type addressedProtocol interface {
+	// kvAddress returns the address as the engine registers it; empty for none.
+	kvAddress() string
+}
+
+// bufferingProtocol is a protocol that may hold KV outside the ranks' caches.
+type bufferingProtocol interface {
+	// heldBlocks returns the number of blocks in the buffer.
+	heldBlocks() int
+}
+
+// registeringProtocol is a protocol whose workers register with a record of their own.
+type registeringProtocol interface {
+	record() (key, value string)
+}
+
 // dialect renders answers in the engine's own form. The values returned are
 // marshalled by encodeJSON: an object, or any struct.
 type dialect interface {
@@ -117,17 +139,4 @@ type piece struct {
 	Tokens []token
 	// Finish is the finish reason ("length", "stop"…) on the last piece.
 	Finish string
-}
-
-// newProtocol returns the protocol of the engine's config.
-func newProtocol(e *Engine) (protocol, error) {
-	switch e.cfg.Connector {
-	case ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead, ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorVLLMP2PTier, ConnectorNone:
-		return newVLLM(e), nil
-	case ConnectorSGLang:
-		return newSGLang(e), nil
-	case ConnectorTRTLLM:
-		return newTRTLLM(e), nil
-	}
-	return nil, fmt.Errorf("config connector: %q is unknown", e.cfg.Connector)
 }

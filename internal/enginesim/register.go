@@ -1,7 +1,11 @@
 package enginesim
 
 import (
+	"bytes"
 	"context"
+	"net/http"
+	"net/url"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -47,23 +51,21 @@ func (e *Engine) registerIn(ctx context.Context, s store, key, value string, hea
 // registration returns the engine's key and value, and the store; an empty key
 // means no registration.
 func (e *Engine) registration() (s store, key, value string) {
-	t, cfg := (*trtllm)(nil), &e.cfg.TRTLLM
-	if p, ok := e.proto.(*trtllm); ok {
-		t = p
-	}
+	cfg := &e.cfg.TRTLLM
+	worker, isWorker := e.proto.(registeringProtocol)
 	address, inEtcd := strings.CutPrefix(cfg.ClusterURI, "etcd://")
 	switch {
 	case e.cfg.Etcd != "":
 		s = newEtcdStore(e.cfg.Etcd, cfg.InactiveTimeout)
-	case cfg.ClusterURI == "" || t == nil:
+	case cfg.ClusterURI == "" || !isWorker:
 		return nil, "", ""
 	case inEtcd:
 		s = newEtcdStore("http://"+address, cfg.InactiveTimeout)
 	default:
 		s = &clusterStorage{uri: cfg.ClusterURI, token: cfg.ClusterToken, ttl: cfg.InactiveTimeout}
 	}
-	if t != nil {
-		key, value = t.record()
+	if isWorker {
+		key, value = worker.record()
 	} else {
 		key, value = e.record()
 	}
@@ -88,4 +90,49 @@ func (e *Engine) record() (key, value string) {
 	}
 	text, _ := encodeJSON(o)
 	return recordPrefix + name, string(text)
+}
+
+// clusterStorage is an orchestrator's cluster storage over HTTP. It is called
+// as HttpClusterStorageClient does (serve/cluster_storage.py).
+type clusterStorage struct {
+	uri, token string
+	ttl        time.Duration
+	http       http.Client
+}
+
+func (c *clusterStorage) close() { c.http.CloseIdleConnections() }
+
+func (c *clusterStorage) seconds() int { return max(1, int(c.ttl/time.Second)) }
+
+func (c *clusterStorage) set(ctx context.Context, key, value string) bool {
+	body, _ := encodeJSON(obj("key", key, "value", value, "expire_time", -1, "ttl", c.seconds(), "overwrite_if_exists", false))
+	return c.call(ctx, http.MethodPost, "/set", body)
+}
+
+func (c *clusterStorage) refresh(ctx context.Context, key string) bool {
+	return c.call(ctx, http.MethodGet, "/expire?"+url.Values{"key": {key}, "ttl": {strconv.Itoa(c.seconds())}}.Encode(), nil)
+}
+
+func (c *clusterStorage) delete(ctx context.Context, key string) {
+	c.call(ctx, http.MethodDelete, "/delete?"+url.Values{"key": {key}}.Encode(), nil)
+}
+
+// call reports whether the storage reported success.
+func (c *clusterStorage) call(ctx context.Context, method, path string, body []byte) bool {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, c.uri+path, bytes.NewReader(body))
+	if err != nil {
+		return false
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
 }

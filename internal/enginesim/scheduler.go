@@ -324,3 +324,14 @@ func sleep(ctx context.Context, d time.Duration) error {
 		return context.Cause(ctx)
 	}
 }
+
+// acquireUnheld waits for a running slot, unless the sequence already has one.
+func (r *rank) acquireUnheld(ctx context.Context, s *sequence) error {
+	r.mu.Lock()
+	held := s.slot
+	r.mu.Unlock()
+	if held {
+		return nil
+	}
+	return r.acquireSlot(ctx, s)
+}

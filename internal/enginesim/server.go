@@ -471,3 +471,9 @@ func abortConn(w http.ResponseWriter) {
 	}
 	panic(http.ErrAbortHandler)
 }
+
+func plainText(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	w.Write([]byte(text))
+}

@@ -103,29 +103,6 @@ func (b *bootstrapRegistry) port() int {
 	return b.listener.Addr().(*net.TCPAddr).Port
 }
 
-// BootstrapPort returns the port of the bootstrap server of a started engine
-// that has one (sglang's prefill and vllm-mooncake's), and 0 for every other
-// engine.
-func (e *Engine) BootstrapPort() int {
-	switch p := e.proto.(type) {
-	case *sglang:
-		if p.boot != nil {
-			return p.boot.port()
-		}
-	case *vllm:
-		if m, ok := p.connector.(*mooncake); ok && m.bootstrap != nil {
-			return m.bootstrap.port()
-		}
-	}
-	return 0
-}
-
-func plainText(w http.ResponseWriter, status int, text string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.WriteHeader(status)
-	w.Write([]byte(text))
-}
-
 // route answers GET /route: with -1 for all four values the topology, else the
 // address of one rank.
 func (b *bootstrapRegistry) route(w http.ResponseWriter, r *http.Request) {
@@ -241,4 +218,11 @@ func (b *bootstrapRegistry) decode(w http.ResponseWriter, r *http.Request, v any
 		return false
 	}
 	return true
+}
+
+func (g *sglang) bootstrapPort() int {
+	if g.boot == nil {
+		return 0
+	}
+	return g.boot.port()
 }

@@ -192,16 +192,6 @@ func embedded(f fields) (json.RawMessage, *fieldError) {
 	return prompt, nil
 }
 
-// batchPrompt reports whether a prompt is a list of prompts.
-func batchPrompt(raw json.RawMessage) bool {
-	raw = bytes.TrimSpace(raw)
-	if len(raw) < 2 || raw[0] != '[' {
-		return false
-	}
-	first := bytes.TrimSpace(raw[1:])
-	return first[0] == '"' || first[0] == '['
-}
-
 // listOrOne reads a field that is one value or, for a batch, a list with one
 // value for each prompt; nil for null. one reports a single value.
 func listOrOne(f fields, name string) (list []json.RawMessage, one bool, err *fieldError) {

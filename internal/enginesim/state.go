@@ -91,11 +91,10 @@ func (e *Engine) State() State {
 		s.RequestsWaiting += len(r.queue) + len(r.resume) + r.loading
 		r.mu.Unlock()
 	}
-	if v, ok := e.proto.(*vllm); ok {
-		if m, ok := v.connector.(interface{ held() int }); ok { // in a buffer of the connector
-			s.BlocksPinned += m.held()
-			s.BlocksUsed += m.held()
-		}
+	if p, ok := e.proto.(bufferingProtocol); ok {
+		held := p.heldBlocks()
+		s.BlocksPinned += held
+		s.BlocksUsed += held
 	}
 	return s
 }

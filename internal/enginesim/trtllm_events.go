@@ -198,15 +198,3 @@ func trtMix64(v, h uint64) uint64 {
 	v ^= v >> 31
 	return h ^ (v + 0x9e3779b9 + h<<6 + h>>2)
 }
-
-// storeTail stores a finished sequence's last, incomplete block. Unlike the
-// other engines, TensorRT-LLM keeps it (releaseBlocks in kvCacheManager.cpp,
-// with allowPartial). The last token has no KV.
-func (r *rank) storeTail(s *sequence) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if s.blocks != nil && s.finish != "" {
-		r.cache.publishTail(s.blocks, s.tokens()[:s.computed], s.published, s.parent)
-		r.announce()
-	}
-}

@@ -94,3 +94,28 @@ func (t *trtllm) healthGenerate(w http.ResponseWriter, r *http.Request) {
 	}
 	plainText(w, http.StatusOK, "Generation health check OK")
 }
+
+// tokenize answers POST /_internal/tokenize. Its request model knows only a
+// prompt and the model's name (TokenizeRequest in
+// tensorrt_llm/serve/openai_protocol.py).
+func (t *trtllm) tokenize(w http.ResponseWriter, r *http.Request) {
+	f, ferr := smallBody(w, r)
+	if ferr == nil {
+		if name := f.unknown([]string{"model", "prompt"}); name != "" {
+			ferr = forbidden(name)
+		}
+	}
+	p := fieldReader{f: f, err: ferr}
+	p.str("model", "")
+	text := p.str("prompt", "")
+	if p.err == nil && !f.has("prompt") {
+		p.keep(&fieldError{"prompt", "missing", "Field required"})
+	}
+	if p.err != nil {
+		refusal := trtFieldError(p.err)
+		writeJSON(w, refusal.Status, t.errorBody(refusal))
+		return
+	}
+	ids := t.e.answered(tokenize(text))
+	writeJSON(w, http.StatusOK, obj("count", len(ids), "tokens", ids))
+}

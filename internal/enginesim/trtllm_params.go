@@ -218,15 +218,6 @@ func (p *trtParams) complete(state string, hasState bool) *apiError {
 	return nil
 }
 
-// optionalID reads an id without conversion to a float.
-func (p *fieldReader) optionalID(name string) *int64 {
-	if !p.f.has(name) {
-		return nil
-	}
-	v := p.integer(name, 0)
-	return &v
-}
-
 // parseTRTUsage reads ctx_usage, a UsageInfo.
 func parseTRTUsage(f fields) (*trtUsage, *fieldError) {
 	o, err := f.object("ctx_usage")

@@ -2,8 +2,6 @@ package enginesim
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -277,13 +275,6 @@ func requestID(h http.Header, f fields) (string, *fieldError) {
 	return id, nil
 }
 
-// randomID is 16 hex digits.
-func randomID() string {
-	var b [8]byte
-	rand.Read(b[:])
-	return hex.EncodeToString(b[:])
-}
-
 // checkModel rejects a model that is not served; "" means the served one.
 func (v *vllm) checkModel(name string) *apiError {
 	if name == "" || name == v.e.cfg.Model || slices.Contains(v.e.cfg.LoRA.Modules, name) {
@@ -294,9 +285,6 @@ func (v *vllm) checkModel(name string) *apiError {
 		Message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, v.e.cfg.Model),
 	}
 }
-
-// maxSamples is the default of VLLM_MAX_N_SEQUENCES.
-const maxSamples = 16384
 
 // check does the serving layer's checks and those of the sampling parameters.
 // It limits the token limit to the rest of the model's length.
@@ -342,19 +330,6 @@ func (v *vllm) check(req *request) *apiError {
 		req.Rank = rank
 	}
 	return nil
-}
-
-// baseID is the request id in the answer.
-func baseID(req *request) string {
-	switch {
-	case req.Route == routeResponses:
-		return "resp_" + req.ID
-	case req.Route == routeTokens:
-		return "generate-tokens-" + req.ID
-	case req.Chat:
-		return "chatcmpl-" + req.ID
-	}
-	return "cmpl-" + req.ID
 }
 
 // internalID returns the engine core's id of a sequence: the external id, for
@@ -456,6 +431,26 @@ func (v *vllm) admit(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	return s.rank.acquireSlot(ctx, s)
 }
 
-// room returns the number of tokens whose KV a sequence may hold. The KV of the
-// last output token is never computed.
-func room(s *sequence) int { return len(s.prompt) + s.limit - 1 }
+func (v *vllm) bootstrapPort() int {
+	if m, ok := v.connector.(*mooncake); ok && m.bootstrap != nil {
+		return m.bootstrap.port()
+	}
+	return 0
+}
+
+func (v *vllm) kvAddress() string {
+	switch m := v.connector.(type) {
+	case *moriio:
+		return m.address()
+	case *p2pNCCL:
+		return m.address
+	}
+	return ""
+}
+
+func (v *vllm) heldBlocks() int {
+	if m, ok := v.connector.(interface{ held() int }); ok {
+		return m.held()
+	}
+	return 0
+}

@@ -13,14 +13,6 @@ func (vllmDialect) errorBody(err *apiError) any {
 	return obj("error", obj("message", err.Message, "type", err.Type, "param", orNull(err.Param), "code", err.Status))
 }
 
-// orNull returns s, or null when it is empty.
-func orNull(s string) any {
-	if s == "" {
-		return nil
-	}
-	return s
-}
-
 // errorEvents: errors, unlike all other events, are printed with spaces.
 func (d vllmDialect) errorEvents(_ *request, err *apiError) []any {
 	event := append(rawEvent(`data: {"error": {"message": `), appendString(nil, err.Message)...)
@@ -77,58 +69,6 @@ func objectName(req *request, suffix string) string {
 		return "chat.completion" + suffix
 	}
 	return "text_completion"
-}
-
-// modelName is the served model's name, whether or not the request named it.
-func modelName(req *request, seqs []*sequence) string {
-	if req.Model != "" {
-		return req.Model
-	}
-	return seqs[0].rank.e.cfg.Model
-}
-
-// echoed returns the prompt's text if the request has echo.
-func echoed(s *sequence) string {
-	if s.req.Chat || !s.req.Echo {
-		return ""
-	}
-	return validText(detokenize(s.prompt))
-}
-
-// tokenUsage sums a request's sequences: each prompt once, outputs over all
-// samples.
-type tokenUsage struct {
-	prompt, output int
-	// cached are the tokens that were not computed for this request, created
-	// those that it added to the prefix cache.
-	cached, created int
-}
-
-func sumUsage(seqs []*sequence) (u tokenUsage) {
-	for _, s := range seqs {
-		u.output += len(s.output)
-		if s.sample == 0 {
-			u.prompt += len(s.prompt)
-			u.cached += s.cached
-			if s.external == 0 {
-				size := s.rank.e.cfg.BlockSize
-				u.created += len(s.prompt)/size*size - s.cachedLocal
-			}
-		}
-	}
-	return u
-}
-
-func (u tokenUsage) object(details object) object {
-	return obj("prompt_tokens", u.prompt, "total_tokens", u.prompt+u.output, "completion_tokens", u.output, "prompt_tokens_details", details)
-}
-
-// createdFor returns created_cache_tokens, which only chat answers have.
-func (u tokenUsage) createdFor(req *request) any {
-	if req.Chat {
-		return u.created
-	}
-	return nil
 }
 
 // usage returns the usage of an answer in its simplest form.

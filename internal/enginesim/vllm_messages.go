@@ -97,3 +97,7 @@ func messagesClosing(req *request, s *sequence) []any {
 		messagesEvent("message_stop", obj()),
 	)
 }
+
+func messagesCallDelta(part string) any {
+	return messagesEvent("content_block_delta", obj("delta", obj("type", "input_json_delta", "partial_json", part), "index", 0))
+}

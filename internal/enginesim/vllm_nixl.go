@@ -140,7 +140,7 @@ func (leg *nixlLeg) fields() map[string]string {
 
 // epochOf and tagOf return the values of two members of Config.FutureParams: a 64-bit integer that no float64 can represent, and a
 // string with many characters that JSON encoders often rewrite.
-func (e *Engine) epochOf(request string) json.Number {
+func epochOf(e *Engine, request string) json.Number {
 	h := fnv.New64a()
 	h.Write([]byte(e.id + request))
 	return json.Number(strconv.FormatUint(mix(h.Sum64())>>1|1<<62|1, 10))
@@ -149,16 +149,16 @@ func (e *Engine) epochOf(request string) json.Number {
 func tagOf(request string) string { return request + ` é/<&>"\ 🙂` }
 
 // withFuture adds the members of Config.FutureParams for a request.
-func (e *Engine) withFuture(params object, request string) object {
+func withFuture(e *Engine, params object, request string) object {
 	if !e.cfg.FutureParams {
 		return params
 	}
-	return params.with("remote_agent_epoch", e.epochOf(request)).with("remote_agent_tag", tagOf(request))
+	return params.with("remote_agent_epoch", epochOf(e, request)).with("remote_agent_tag", tagOf(request))
 }
 
-// checkFuture checks the members of Config.FutureParams that decode passed on.
-func (e *Engine) checkFuture(request string, fields map[string]string) error {
-	if e.cfg.FutureParams && (fields["epoch"] != e.epochOf(request).String() || fields["tag"] != tagOf(request)) {
+// checkAgent checks the members of Config.FutureParams that decode passed on.
+func checkAgent(e *Engine, request string, fields map[string]string) error {
+	if e.cfg.FutureParams && (fields["epoch"] != epochOf(e, request).String() || fields["tag"] != tagOf(request)) {
 		return errors.New("agent metadata mismatch")
 	}
 	return nil
@@ -430,7 +430,7 @@ func (v *vllm) message(_ context.Context, r *rank, m sideMessage) (sideMessage, 
 		}
 		answer.Fields = map[string]string{"compatibility_hash": v.compatibility()}
 	case nixlRead:
-		if err := v.e.checkFuture(m.Key, m.Fields); err != nil {
+		if err := checkAgent(v.e, m.Key, m.Fields); err != nil {
 			return answer, err
 		}
 		for _, id := range m.Blocks {

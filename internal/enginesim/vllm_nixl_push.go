@@ -321,13 +321,3 @@ func (p *nixlPush) rejected(leg *nixlLeg) {
 		p.v.e.crash("KeyError in the clean-up of a rejected request")
 	}
 }
-
-// SideAddress returns the address of the side channel of rank 0. Call it after
-// the engine has started.
-func (e *Engine) SideAddress() string {
-	host, port := e.ranks[0].side.hostPort()
-	return net.JoinHostPort(host, strconv.Itoa(port))
-}
-
-// EngineID returns the id by which peers know the engine.
-func (e *Engine) EngineID() string { return e.id }

@@ -1,32 +1,5 @@
 package enginesim
 
-import "fmt"
-
-// Generations of the NixlConnector's kv_transfer_params in pull mode. Each has the name
-// of its new part.
-const (
-	// NixlWireFlat, since 2025-06 (vLLM pull request 19413): one flat list of
-	// blocks, tp_size. Requests have the id that the proxy gave them, and
-	// decode notifies prefill of a read by its own request's id: both legs must
-	// have the same id.
-	NixlWireFlat = 1 + iota
-	// NixlWireRequestID, since 2025-12 (29665, 27987): remote_request_id, since
-	// the engines add a random suffix to ids.
-	NixlWireRequestID
-	// NixlWireGroups, since 2026-03 (35758): a list of blocks for each KV cache
-	// group.
-	NixlWireGroups
-	// NixlWireLease, since 2026-05 (32553, 41269, 41383, 47021): the blocks are
-	// also kept when the first token ends the text; decode renews leases;
-	// rejected requests free their blocks; remote_num_tokens and
-	// remote_blocks_expiry_time.
-	NixlWireLease
-	// NixlWireMode, since 2026-08 (50620): transfer_mode.
-	NixlWireMode
-	// NixlWireSizes, later: dcp_size and pp_size.
-	NixlWireSizes
-)
-
 // wire returns the generation that the engine uses.
 func (v *vllm) wire() int { return v.e.cfg.Nixl.Wire }
 
@@ -57,17 +30,9 @@ func (v *vllm) heldParams(s *sequence, ids []blockID, decode bool, until any) ob
 	if w >= NixlWireMode {
 		o = o.with("transfer_mode", "pull")
 	}
-	o = v.e.withFuture(o.with("remote_prefill_cached_tokens", s.cachedLocal), s.id)
+	o = withFuture(v.e, o.with("remote_prefill_cached_tokens", s.cachedLocal), s.id)
 	if v.e.cfg.FutureParams {
 		o = o.with("remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil})
 	}
 	return o
-}
-
-// checkWire rejects an unknown generation.
-func (c NixlConfig) checkWire() error {
-	if c.Wire < NixlWireFlat || c.Wire > NixlWireSizes {
-		return fmt.Errorf("config nixl wire: %d is not from %d to %d", c.Wire, NixlWireFlat, NixlWireSizes)
-	}
-	return nil
 }

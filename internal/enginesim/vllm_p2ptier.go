@@ -30,25 +30,6 @@ type p2pSupply struct {
 	blocks map[blockHash][]byte
 }
 
-// P2PTierConfig holds the settings of a simulated vLLM engine with the P2P tier.
-type P2PTierConfig struct {
-	// UnboundTimeout is the time that a producer keeps blocks that no consumer
-	// fetches; default 60 s.
-	UnboundTimeout time.Duration
-	// LoadTimeout is the time that a consumer waits for blocks; default 30 s.
-	LoadTimeout time.Duration
-}
-
-func (c P2PTierConfig) withDefaults() P2PTierConfig {
-	if c.UnboundTimeout == 0 {
-		c.UnboundTimeout = 60 * time.Second
-	}
-	if c.LoadTimeout == 0 {
-		c.LoadTimeout = 30 * time.Second
-	}
-	return c
-}
-
 // p2pTierFetch is the side channel operation that stands for FetchMsg, the NIXL
 // write and TransferDone.
 const p2pTierFetch = "p2p-tier-fetch"

@@ -7,60 +7,6 @@ import (
 	"slices"
 )
 
-// Routes of vLLM beyond the two that every engine has.
-const (
-	routeResponses = "/v1/responses"
-	routeMessages  = "/v1/messages"
-	routeTokens    = "/inference/v1/generate"
-)
-
-// parseRewritten parses f as a chat request after change has translated a
-// dialect's fields into chat's. The request keeps f.
-func parseRewritten(route string, h http.Header, f fields, change func(chat fields) *fieldError) (*request, *fieldError) {
-	chat := maps.Clone(f)
-	delete(chat, "n")
-	if err := change(chat); err != nil {
-		return nil, err
-	}
-	req, err := parseOpenAI(routeChat, h, chat)
-	if err != nil {
-		return nil, err
-	}
-	req.Route, req.Fields = route, f
-	return req, nil
-}
-
-// parseResponses reads a /v1/responses body: input is a text or a list of
-// messages.
-func parseResponses(h http.Header, f fields) (*request, *fieldError) {
-	req, err := parseRewritten(routeResponses, h, f, func(chat fields) *fieldError {
-		if !f.has("input") {
-			return &fieldError{"input", "missing", "Field required"}
-		}
-		messages := []json.RawMessage{}
-		var text string
-		if json.Unmarshal(f["input"], &text) == nil {
-			messages = append(messages, encodeMessage("user", f["input"]))
-		} else if json.Unmarshal(f["input"], &messages) != nil {
-			return &fieldError{"input", "string_type", "Input should be a valid string"}
-		}
-		messages = inputMessages(messages)
-		if f.has("instructions") {
-			messages = append([]json.RawMessage{encodeMessage("system", f["instructions"])}, messages...)
-		}
-		chat["messages"], _ = json.Marshal(messages)
-		for _, name := range []string{"max_tokens", "min_tokens", "stop_token_ids"} {
-			delete(chat, name) // this route does not have these fields
-		}
-		chat["max_completion_tokens"] = f["max_output_tokens"]
-		return nil
-	})
-	if err == nil {
-		req.call = parseCall(f, f["input"])
-	}
-	return req, err
-}
-
 // messagesFields are the members of an Anthropic request that affect the
 // generation; all others are ignored.
 var messagesFields = []string{"model", "messages", "max_tokens", "stream", "temperature", "top_p", "top_k"}
@@ -113,12 +59,6 @@ func checkBudget(req *request, f fields) *fieldError {
 		err = &fieldError{"thinking", "value_error", "Value error, thinking.budget_tokens must be less than max_tokens"}
 	}
 	return err
-}
-
-// encodeMessage is a chat message; content is JSON already.
-func encodeMessage(role string, content json.RawMessage) json.RawMessage {
-	raw, _ := json.Marshal(chatMessage{Role: role, Content: content})
-	return raw
 }
 
 // parseTokens reads an /inference/v1/generate body: token ids and

@@ -165,7 +165,7 @@ func TestWrongBlocks(t *testing.T) {
 				id := regexp.MustCompile(`"remote_request_id":"([^"]*)"`).FindStringSubmatch(params)[1]
 				tag, _ := json.Marshal(tagOf(id))
 				params = edit(`"remote_agent_epoch":\d+,"remote_agent_tag":"(\\.|[^"\\])*"`,
-					fmt.Sprintf(`"remote_agent_epoch":%s,"remote_agent_tag":%s`, pd.p.epochOf(id), strings.ReplaceAll(string(tag), "$", "$$")))(params)
+					fmt.Sprintf(`"remote_agent_epoch":%s,"remote_agent_tag":%s`, epochOf(pd.p, id), strings.ReplaceAll(string(tag), "$", "$$")))(params)
 			}
 			got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t)
 			if (got == want) != tt.right {

@@ -1,7 +1,6 @@
 package enginesim
 
 import (
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
@@ -46,7 +45,7 @@ func heard(file *multipart.FileHeader) string {
 }
 
 // media returns the handler of a route with a form. run writes the answer.
-func (e *Engine) media(check func(model string) *apiError, run func(w http.ResponseWriter, f fields, file *multipart.FileHeader)) http.HandlerFunc {
+func media(e *Engine, check func(model string) *apiError, run func(w http.ResponseWriter, f fields, file *multipart.FileHeader)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !e.begin() {
 			panic(http.ErrAbortHandler)
@@ -81,6 +80,10 @@ func (e *Engine) media(check func(model string) *apiError, run func(w http.Respo
 	}
 }
 
+func editImages(w http.ResponseWriter, f fields, file *multipart.FileHeader) {
+	writeJSON(w, http.StatusOK, pictures(fieldText(f, "prompt")+" in "+heard(file)))
+}
+
 // transcribe answers /v1/audio/transcriptions and /v1/audio/translations: a stream, a plain
 // text or an object.
 func (v *vllm) transcribe(w http.ResponseWriter, f fields, file *multipart.FileHeader) {
@@ -101,22 +104,6 @@ func (v *vllm) transcribe(w http.ResponseWriter, f fields, file *multipart.FileH
 	default:
 		writeJSON(w, http.StatusOK, obj("text", text, "usage", obj("type", "duration", "seconds", 1)))
 	}
-}
-
-// pictures is the answer of the routes for images.
-func pictures(of string) object {
-	return obj("created", 1700000000, "data", []any{obj("b64_json", base64.StdEncoding.EncodeToString([]byte("\x89PNG "+of)), "revised_prompt", nil, "url", nil)},
-		"output_format", "png", "size", "1024x1024")
-}
-
-func editImages(w http.ResponseWriter, f fields, file *multipart.FileHeader) {
-	writeJSON(w, http.StatusOK, pictures(fieldText(f, "prompt")+" in "+heard(file)))
-}
-
-// generateImages answers /v1/images/generations.
-func (p *pooled) generateImages() any {
-	p.need("prompt")
-	return pictures(p.str("prompt", ""))
 }
 
 // speak answers /v1/audio/speech with bytes that are no text.
@@ -140,9 +127,9 @@ func (v *vllm) speak(w http.ResponseWriter, r *http.Request) {
 // mediaRoutes adds vLLM's routes, and those of its extension for speech and images.
 func (v *vllm) mediaRoutes(mux *http.ServeMux) {
 	for _, path := range []string{"/v1/audio/transcriptions", "/v1/audio/translations"} {
-		mux.HandleFunc("POST "+path, v.e.media(v.checkModel, v.transcribe))
+		mux.HandleFunc("POST "+path, media(v.e, v.checkModel, v.transcribe))
 	}
-	mux.HandleFunc("POST /v1/images/edits", v.e.media(v.checkModel, editImages))
+	mux.HandleFunc("POST /v1/images/edits", media(v.e, v.checkModel, editImages))
 	mux.HandleFunc("POST /v1/images/generations", v.e.pooling(v.checkModel, pydanticError, (*pooled).generateImages))
 	mux.HandleFunc("POST /v1/audio/speech", v.speak)
 }

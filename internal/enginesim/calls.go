@@ -76,10 +76,6 @@ func messagesCall(req *request, input string) object {
 	return obj("type", "tool_use", "id", "chatcmpl-tool-"+baseID(req), "name", req.call.name, "input", json.RawMessage(input))
 }
 
-func messagesCallDelta(part string) any {
-	return messagesEvent("content_block_delta", obj("delta", obj("type", "input_json_delta", "partial_json", part), "index", 0))
-}
-
 // inputMessages returns the items of a response's input as messages of a chat. Only messages
 // have a role. Source: vLLM entrypoints/openai/responses/utils.py
 // construct_chat_messages_with_tool_call.
