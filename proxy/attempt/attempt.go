@@ -36,6 +36,10 @@ type attempt struct {
 	turn     *retained.KV               // the KV of the previous turn that prefill pulls; nil: none
 	both     concurrentLegs             // the state of both legs, if they run at the same time
 	hook     HookAnswer                 // the decision about the leg that failed last
+
+	needs       Need         // what the attempt waits for
+	failed      error        // the failure with which it waits; nil: none
+	observation *observation // of the gateway that sends the request; nil until it must wait
 }
 
 // decodeState is the state of a decode engine at one moment.

@@ -90,8 +90,8 @@ func (x *exchange) followPick(d *extproc.Decision) (result string, err error) {
 		}
 	}
 	x.changes = &d.Header
-	reason := x.route.Follow(x.plane, sidecar.Request{
-		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.ask, Exchange: x, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
+	reason := x.placing.route.Follow(x.plane, sidecar.Request{
+		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
 	}, d)
 	if reason != "" {
 		return reason, nil

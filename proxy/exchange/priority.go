@@ -26,7 +26,7 @@ func (x *exchange) admit(client, model string) error {
 	if err != nil {
 		return err
 	}
-	if x.ask.Deadline, err = x.deadline(class); err != nil {
+	if x.placing.ask.Deadline, err = x.deadline(class); err != nil {
 		return err
 	}
 	if len(x.env.Config.PriorityClasses) > 0 {
@@ -69,7 +69,7 @@ func (x *exchange) leave() {
 	used := x.journal.Reported()
 	prompt, completion := used.Prompt, used.Completion
 	if prompt <= 0 {
-		prompt = x.ask.Request.PromptTokens
+		prompt = x.placing.ask.Request.PromptTokens
 	}
 	if completion <= 0 {
 		completion = x.journal.Counted()

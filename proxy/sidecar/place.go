@@ -12,68 +12,160 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// Place places the request by the first of the coordination policies that can serve it.
-// A policy that cannot serve it now, because its engines are away or have failed, is
-// skipped and counted. If no other policy is left, Place tries those again whose engines
-// have failed.
-//
-// A request whose engines an ext_proc picker has chosen is placed on these engines.
-func (r *Route) Place() (*coordinator.Placement, error) {
+// Restrict limits the next question to the coordinator to the engines of the present coordination
+// policy, or of the present destination of a picker. The policies are tried in their order. A policy
+// that cannot serve the request now, because its engines are away or have failed, is skipped and
+// counted. If no other policy is left, those are tried again whose engines have failed. The error
+// is a *coordinator.NoTargetError: no policy is for this request.
+func (r *Route) Restrict() error {
+	if r.step.begun {
+		return nil
+	}
+	r.step.begun = true
 	if len(r.destinations) > 0 {
-		return r.placePicked()
+		r.nextPicked()
+		return nil
 	}
 	if r.local[0] = r.sc.Local(); r.local[0] == nil {
-		return nil, &coordinator.NoTargetError{Model: r.Body.Model}
+		r.step = step{}
+		return &coordinator.NoTargetError{Model: r.Body.Model}
 	}
 	if r.profile != "" || !r.Body.API.Generates() {
 		r.restrictTo(coordinator.Within{Whole: r.local[:]}, r.local[0].Role, false)
-		p, err := r.Exchange.PlaceOnce()
-		if err == nil && r.profile != "" {
-			r.usedPolicy("profile_" + r.profile)
-		}
-		return p, err
+		return nil
 	}
-	p, skipped, err := r.placeByPolicy(false)
-	if err != nil && skipped && errors.Is(err, coordinator.ErrNoTarget) {
-		p, _, err = r.placeByPolicy(true)
+	r.step.order = r.order()
+	if !r.nextPolicy() {
+		r.step = step{}
+		return &coordinator.NoTargetError{Model: r.Body.Model}
 	}
-	return p, err
+	return nil
 }
 
-// placeByPolicy tries each policy once. Policies whose engines have failed are tried only
-// with includeFailed; skipped reports that one was not.
-func (r *Route) placeByPolicy(includeFailed bool) (p *coordinator.Placement, skipped bool, err error) {
-	order := r.sc.Order()
-	if r.first != "" && order[0] != r.first {
-		order = append([]string{r.first}, slices.DeleteFunc(slices.Clone(order), func(n string) bool { return n == r.first })...)
+// Judge takes the coordinator's answer to the question that Restrict has limited; nil is a placement.
+// It reports whether another policy or destination may serve the request. Restrict then limits the
+// question to its engines.
+func (r *Route) Judge(err error) (again bool) {
+	switch {
+	case err == nil:
+		r.usedPolicy()
+	case errors.Is(err, coordinator.ErrNoTarget):
+		again = r.next()
 	}
-	err = &coordinator.NoTargetError{Model: r.Body.Model}
-	for _, name := range order {
-		if !r.restrict(name) {
-			if name == r.first {
-				r.Exchange.Fallback(name, "not_applicable")
+	if !again {
+		r.step = step{}
+	}
+	return again
+}
+
+// step is the policy or the destination to which the question is limited now. The zero value is
+// before the first one.
+type step struct {
+	begun  bool
+	failed bool     // the second pass: engines that have failed are tried again
+	order  []string // the policies
+	at     int      // of the policy or destination that is tried next
+	policy string   // "": none
+	left   bool     // the first pass has left out a policy whose engines have failed
+	alone  bool     // the destination is tried without the prefill engines that the picker named
+}
+
+// next moves on after an answer without a target.
+func (r *Route) next() bool {
+	switch {
+	case len(r.destinations) > 0:
+		return r.nextPicked()
+	case r.step.policy == "": // one engine alone can serve the request
+		return false
+	}
+	r.Journal.Fallback(r.step.policy, "no_target")
+	return r.nextPolicy()
+}
+
+// nextPolicy moves on to the next coordination policy that can serve the request.
+func (r *Route) nextPolicy() bool {
+	for {
+		if r.step.at == len(r.step.order) {
+			if r.step.failed || !r.step.left {
+				return false
 			}
-			continue
+			r.step.at, r.step.failed = 0, true
 		}
-		if !includeFailed && r.exhausted(name) {
-			r.Exchange.Fallback(name, "failed")
-			skipped = true
-			continue
+		name := r.step.order[r.step.at]
+		r.step.at++
+		switch {
+		case !r.restrict(name):
+			if name == r.first {
+				r.Journal.Fallback(name, "not_applicable")
+			}
+		case !r.step.failed && r.exhausted(name):
+			r.Journal.Fallback(name, "failed")
+			r.step.left = true
+		default:
+			r.step.policy, r.picked[0] = name, nil
+			if name == config.CoordinateDecodePicked && r.decodeKnownFirst() {
+				r.askPicker()
+			}
+			return true
 		}
-		r.picked[0] = nil
-		if name == config.CoordinateDecodePicked && r.decodeKnownFirst() {
-			r.askPicker()
-		}
-		if p, err = r.Exchange.PlaceOnce(); err == nil {
-			r.usedPolicy(name)
-			return p, skipped, nil
-		}
-		if !errors.Is(err, coordinator.ErrNoTarget) {
-			return nil, skipped, err
-		}
-		r.Exchange.Fallback(name, "no_target")
 	}
-	return nil, skipped, err
+}
+
+// order returns the coordination policies in the order of this request.
+func (r *Route) order() []string {
+	order := r.sc.Order()
+	if r.first == "" || order[0] == r.first {
+		return order
+	}
+	return append([]string{r.first}, slices.DeleteFunc(slices.Clone(order), func(n string) bool { return n == r.first })...)
+}
+
+// nextPicked moves on to the next destination of the picker: with the prefill engines that the
+// picker named, then alone. Destinations on which an attempt has failed are the last choice.
+func (r *Route) nextPicked() bool {
+	if r.step.policy != "" && !r.step.alone {
+		r.placeAlone(r.local[0])
+		return true
+	}
+	for ; ; r.step.at++ {
+		if r.step.at == len(r.destinations) {
+			if r.step.failed {
+				return false
+			}
+			r.step.at, r.step.failed = 0, true
+		}
+		if i := r.destinations[r.step.at]; r.failedOn(i) == r.step.failed {
+			r.step.at++
+			r.step.policy = CoordinatedByPicker
+			r.placeOn(i)
+			return true
+		}
+	}
+}
+
+// placeOn limits the placement to a destination with the named prefill engines, if one of them can
+// take the request.
+func (r *Route) placeOn(i *engine.Instance) {
+	r.local[0], r.step.alone = i, false
+	if !slices.ContainsFunc(r.named, func(p *engine.Instance) bool { return isPeer(i, p, abi.RolePrefill) && !r.failedOn(p) }) {
+		r.placeAlone(i)
+		return
+	}
+	r.restrictTo(coordinator.Within{Prefill: r.named, Decode: r.local[:], Whole: r.local[:]}, 0, true)
+}
+
+// placeAlone limits the placement to a destination alone. If the engine cannot serve alone, the
+// place policy chooses prefill.
+func (r *Route) placeAlone(i *engine.Instance) {
+	r.step.alone = true
+	if len(r.named) > 0 {
+		r.Journal.Fallback("picker_prefill", "no_target")
+	}
+	if servesWhole(i) || !r.Body.API.Generates() {
+		r.restrictTo(coordinator.Within{Whole: r.local[:]}, i.Role, false)
+	} else {
+		r.restrictTo(coordinator.Within{Decode: r.local[:], Whole: r.local[:]}, 0, true)
+	}
 }
 
 // decodeKnownFirst reports whether the decode engine must be known before the prefill leg
@@ -130,9 +222,15 @@ func (r *Route) exhausted(name string) bool {
 }
 
 // usedPolicy records the policy that has placed the request.
-func (r *Route) usedPolicy(name string) {
-	r.policy = name
-	r.Exchange.Coordinated(name)
+func (r *Route) usedPolicy() {
+	name := r.step.policy
+	if name == "" && r.profile != "" {
+		name = "profile_" + r.profile
+	}
+	if name != "" {
+		r.policy = name
+		r.Journal.Coordinated(name)
+	}
 }
 
 // Relax lets the decode leg move to the next destination of an ext_proc picker, or to other engines once every engine that the header or
@@ -155,21 +253,26 @@ func (r *Route) Relax() {
 		return
 	}
 	r.Ask.Within.Decode = nil
-	r.Exchange.Fallback(r.policy, "failed")
+	r.Journal.Fallback(r.policy, "failed")
 }
 
-// Pick requests the decode engine from the picker after prefill has answered. It returns true if
-// the request must be placed again, because the picker has chosen another engine than decode. If
+// DefersDecode reports whether the picker chooses the decode engine after prefill has answered.
+func (r *Route) DefersDecode() bool {
+	return r.policy == config.CoordinateDecodePicked && !r.decodeKnownFirst()
+}
+
+// PickDecode requests the decode engine from the picker after prefill has answered. It returns true
+// if the request must be placed again, because the picker has chosen another engine than decode. If
 // that placement fails, call DropPick.
-func (r *Route) Pick(decode *engine.Instance) bool {
-	return r.policy == config.CoordinateDecodePicked && !r.decodeKnownFirst() && r.askPicker() && r.picked[0] != decode
+func (r *Route) PickDecode(decode *engine.Instance) bool {
+	return r.askPicker() && r.picked[0] != decode
 }
 
 // DropPick counts that the request could not be placed on the engine of the picker, and
 // allows other decode engines again.
 func (r *Route) DropPick() {
 	r.Ask.Within.Decode = nil
-	r.Exchange.Fallback(config.CoordinateDecodePicked, "no_target")
+	r.Journal.Fallback(config.CoordinateDecodePicked, "no_target")
 }
 
 // askPicker sends a request to the picker and limits decode to the engine that the picker chooses.
@@ -177,7 +280,7 @@ func (r *Route) DropPick() {
 func (r *Route) askPicker() bool {
 	i, reason := r.pick()
 	if reason != "" {
-		r.Exchange.Fallback(config.CoordinateDecodePicked, reason)
+		r.Journal.Fallback(config.CoordinateDecodePicked, reason)
 		return false
 	}
 	r.picked[0] = i

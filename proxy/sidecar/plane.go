@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"log/slog"
 	"net/textproto"
 	"reflect"
@@ -14,7 +13,6 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
@@ -126,64 +124,20 @@ func (r *Route) Follow(pl *Plane, request Request, d *extproc.Decision) (reason 
 	case len(r.destinations) == 0:
 		return PickNotAllowed
 	case !known:
-		r.Exchange.Fallback("picker_destination", PickNotAllowed)
+		r.Journal.Fallback("picker_destination", PickNotAllowed)
 	}
 	if r.named, known = lookup(r.named[:0], d.Prefill, func(i *engine.Instance) bool { return i.Role&abi.RolePrefill != 0 }); !known {
-		r.Exchange.Fallback("picker_prefill", PickNotAllowed)
+		r.Journal.Fallback("picker_prefill", PickNotAllowed)
 	}
 	if r.encode, known = lookup(r.encode[:0], d.Encoders, func(i *engine.Instance) bool { return i.Role&abi.RoleEncode != 0 }); !known {
-		r.Exchange.Fallback("picker_encoder", PickNotAllowed)
+		r.Journal.Fallback("picker_encoder", PickNotAllowed)
 	}
 	return ""
 }
 
-// Restricted reports whether Place decides for the request: that of a sidecar, or one whose
+// Restricted reports whether Restrict limits the placements of the request: that of a sidecar, or one whose
 // engines a picker has chosen.
 func (r *Route) Restricted() bool { return r.sc != nil || len(r.destinations) > 0 }
-
-// placePicked places the request on the first destination of the picker that can take it.
-// Destinations on which an attempt has failed are the last choice.
-func (r *Route) placePicked() (*coordinator.Placement, error) {
-	var err error
-	for _, failed := range [...]bool{false, true} {
-		for _, i := range r.destinations {
-			if r.failedOn(i) != failed {
-				continue
-			}
-			var p *coordinator.Placement
-			if p, err = r.placeOn(i); err == nil {
-				r.usedPolicy(CoordinatedByPicker)
-				return p, nil
-			}
-			if !errors.Is(err, coordinator.ErrNoTarget) {
-				return nil, err
-			}
-		}
-	}
-	return nil, err
-}
-
-// placeOn places the request on a destination: with the named prefill engines, or else alone. If
-// the engine cannot serve alone, the place policy chooses prefill.
-func (r *Route) placeOn(i *engine.Instance) (*coordinator.Placement, error) {
-	r.local[0] = i
-	if slices.ContainsFunc(r.named, func(p *engine.Instance) bool { return isPeer(i, p, abi.RolePrefill) && !r.failedOn(p) }) {
-		r.restrictTo(coordinator.Within{Prefill: r.named, Decode: r.local[:], Whole: r.local[:]}, 0, true)
-		p, err := r.Exchange.PlaceOnce()
-		if !errors.Is(err, coordinator.ErrNoTarget) {
-			return p, err
-		}
-	}
-	if len(r.named) > 0 {
-		r.Exchange.Fallback("picker_prefill", "no_target")
-	}
-	if servesWhole(i) || !r.Body.API.Generates() {
-		r.restrictTo(coordinator.Within{Whole: r.local[:]}, i.Role, false)
-	} else {
-		r.restrictTo(coordinator.Within{Decode: r.local[:], Whole: r.local[:]}, 0, true)
-	}
-	return r.Exchange.PlaceOnce()
-}
 
 // nextDestination lets the decode leg move to the next destination of the picker on which no
 // attempt has failed.

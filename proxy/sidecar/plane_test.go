@@ -78,14 +78,14 @@ func TestFollow(t *testing.T) {
 			c.fits = tt.fits
 		}
 		var r Route
-		reason := r.Follow(pl, Request{Body: &openai.Request{API: openai.Completions}, Ask: c.ask, Exchange: c}, &tt.d)
+		reason := r.Follow(pl, Request{Body: &openai.Request{API: openai.Completions}, Ask: c.ask, Journal: c}, &tt.d)
 		if reason != tt.reason || r.Restricted() != (reason == "") {
 			t.Errorf("%s: got %q, restricted %t", name, reason, r.Restricted())
 		}
 		if reason != "" {
 			continue
 		}
-		if _, err := r.Place(); err != nil {
+		if err := c.place(&r); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		w := c.ask.Within

@@ -14,10 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Exchange is the exchange that a Route belongs to.
-type Exchange interface {
-	// PlaceOnce requests one placement on the engines that the request allows.
-	PlaceOnce() (*coordinator.Placement, error)
+// Journal is the record of the request that a Route belongs to.
+type Journal interface {
 	// Fallback counts that a coordination policy was not used, and why.
 	Fallback(policy, reason string)
 	// Coordinated records which coordination policy has placed the request.
@@ -30,7 +28,7 @@ type Request struct {
 	ID            string
 	Body          *openai.Request // parsed after Read
 	Ask           *coordinator.Ask
-	Exchange      Exchange
+	Journal       Journal
 	ScheduleStyle string // retry.schedule_style
 }
 
@@ -47,6 +45,7 @@ type Route struct {
 	policy  string             // the policy of the last placement
 	local   [1]*engine.Instance
 	picked  [1]*engine.Instance // by the picker
+	step    step
 
 	destinations []*engine.Instance // by an ext_proc picker, best first; memory is used again
 }
