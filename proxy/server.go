@@ -94,8 +94,8 @@ type Server struct {
 	sockets    inflight.Group // WebSockets
 	draining   atomic.Bool
 	prompts    *prompt.Matcher
-	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: the process is no sidecar
-	plane      atomic.Pointer[sidecar.Plane]   // nil: no ext_proc picker
+	sidecar    atomic.Pointer[sidecar.Sidecar]      // nil: the process is no sidecar
+	picker     atomic.Pointer[sidecar.PickerClient] // nil: no ext_proc picker
 	retained   retained.Store
 	memory     *buffer.Budget // of bodies and answers
 	bodies     *downstream.Bodies
@@ -142,7 +142,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 		budgets = tenant.NewLedger(nil, options.Log, nil)
 	}
 	s.exchanges = exchange.New(exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Plane: s.plane.Load, Models: s.names.Load, Queue: &s.queue, Waiting: &s.waiting, Registry: options.Registry,
+		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Picker: s.picker.Load, Models: s.names.Load, Queue: &s.queue, Waiting: &s.waiting, Registry: options.Registry,
 		Coordinator: options.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
 		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
 		Recorder: options.Recorder, Budgets: budgets, Metrics: options.Metrics, Log: options.Log,
@@ -175,9 +175,9 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	if s.sidecar.Store(next); next != old {
 		old.Close()
 	}
-	before := s.plane.Load()
-	after := sidecar.NewPlane(cfg, s.options.Registry, before, s.log)
-	if s.plane.Store(after); after != before {
+	before := s.picker.Load()
+	after := sidecar.NewPickerClient(cfg, s.options.Registry, before, s.log)
+	if s.picker.Store(after); after != before {
 		before.Close()
 	}
 }
@@ -236,7 +236,7 @@ func (s *Server) Wait() {
 	s.retained.Clear(time.Now())
 	s.cleanups.Wait(limit)
 	s.sidecar.Load().Close()
-	s.plane.Load().Close()
+	s.picker.Load().Close()
 }
 
 // Ready reports whether a request could be served now.

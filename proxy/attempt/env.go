@@ -61,12 +61,18 @@ func (env *Env) SkipEncode() { env.encoded = true }
 // model.
 func (env *Env) OtherModel() { env.encoded, env.pulled = false, false }
 
-// End ends an attempt that still waits for another placement, because its request panicked.
+// End ends an attempt that waits for another placement but gets none. It does nothing if there is
+// none.
 func (env *Env) End() {
-	if a := env.waiting; a != nil {
-		env.waiting = nil
-		a.end(ErrPanicked)
+	a := env.waiting
+	if a == nil {
+		return
 	}
+	env.waiting = nil
+	if a.failed == nil { // only a panic leaves such an attempt
+		a.failed = ErrPanicked
+	}
+	a.end(a.failed)
 }
 
 // Source returns where the prompt of the request comes from.
@@ -98,7 +104,7 @@ func (env *Env) note(status int) {
 // Answer sends an answer with its whole body. The error is downstream.ErrWrite.
 func (env *Env) Answer(status int, body []byte) error {
 	env.note(status)
-	return env.Client.Whole(status, body)
+	return env.Client.WriteBody(status, body)
 }
 
 // AnswerReply sends the engine's own answer to a failed leg. e.Reply must not be nil.

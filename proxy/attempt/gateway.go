@@ -60,9 +60,9 @@ type GatewayHead struct {
 	Hidden bool
 }
 
-// mostObserved limits the part of an answer that is kept to read the usage, in bytes. Streams
+// maxObserved limits the part of an answer that is kept to read the usage, in bytes. Streams
 // of events are not kept.
-const mostObserved = 1 << 20
+const maxObserved = 1 << 20
 
 // observe carries out the placement by the gateway: the gateway sends the request, and observe reads
 // the answer only for the records, the load and the health of the engine. An error means that the
@@ -248,7 +248,7 @@ func (o *observation) stream() bool { return o.ok() && o.head.Events && o.a.env.
 func (o *observation) read(chunk []byte) {
 	env := o.a.env
 	if !o.stream() {
-		if !o.lost && (len(o.body)+len(chunk) > mostObserved || env.Client.Reserve(len(chunk)) != nil) {
+		if !o.lost && (len(o.body)+len(chunk) > maxObserved || env.Client.Reserve(len(chunk)) != nil) {
 			o.body, o.lost = nil, true
 		}
 		if !o.lost {
@@ -279,7 +279,7 @@ func (o *observation) hasBegun(chunk []byte) bool {
 	if o.start.Verdict > openai.ContentEvent {
 		return false
 	}
-	if len(o.first)+len(chunk) > mostHead || o.a.env.Client.Reserve(len(chunk)) != nil {
+	if len(o.first)+len(chunk) > maxHead || o.a.env.Client.Reserve(len(chunk)) != nil {
 		o.start.Verdict = openai.ContentEvent // no head of a failed answer is this large
 	} else {
 		o.first = append(o.first, chunk...)

@@ -24,8 +24,8 @@ type exchange struct {
 	journal  journal.Journal
 	env      attempt.Env
 	gateway  attempt.Gateway         // sends the request instead of this process; nil: this process sends the legs
-	plane    *sidecar.Plane          // of an ext_proc picker; nil: none
-	shown    sidecar.Shown           // the answer, if plane is set
+	picker   *sidecar.PickerClient   // of an ext_proc picker; nil: none
+	observed sidecar.ObservedWriter  // the answer, if picker is set
 	changes  *extproc.HeaderMutation // of the picker, for the legs; nil: none
 	admitted admission.Place         // among the running requests; zero: none
 	line     recording.Line          // of the recording
@@ -37,7 +37,7 @@ func (x *exchange) reset() {
 	x.run, x.gateway = nil, nil
 	x.placing.close()
 	x.admitted = admission.Place{}
-	x.plane, x.shown, x.changes = nil, sidecar.Shown{}, nil
+	x.picker, x.observed, x.changes = nil, sidecar.ObservedWriter{}, nil
 	x.env.Reset()
 	x.prompt.Reset()
 	x.line = recording.Line{}

@@ -32,11 +32,11 @@ import (
 // The Runner calls the functions once per request, when the request arrives.
 type Options struct {
 	Config      func() *config.Config
-	Keys        func() *admission.Keys     // returns nil if every client may send requests
-	ClientOf    func(*http.Request) string // returns the name of a client for limits
-	Sidecar     func() *sidecar.Sidecar    // returns nil on a proxy that is no sidecar
-	Plane       func() *sidecar.Plane      // returns nil without an ext_proc picker
-	Models      func() *models.Table       // returns nil without [[model]]
+	Keys        func() *admission.Keys       // returns nil if every client may send requests
+	ClientOf    func(*http.Request) string   // returns the name of a client for limits
+	Sidecar     func() *sidecar.Sidecar      // returns nil on a proxy that is no sidecar
+	Picker      func() *sidecar.PickerClient // returns nil without an ext_proc picker
+	Models      func() *models.Table         // returns nil without [[model]]
 	Queue       *admission.Queue
 	Waiting     *admission.WaitingRoom
 	Registry    *engine.Registry

@@ -23,9 +23,9 @@ func (run *Runner) Serve(w http.ResponseWriter, r *http.Request, api openai.API)
 	run.serve(w, r, api, nil)
 }
 
-// Pick is Serve for a request that the gateway g sends. The answer w gets an error only if g
-// does not send the request; otherwise w gets only the head of the engine's answer.
-func (run *Runner) Pick(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
+// ServeGateway serves a request that the gateway g itself sends to the engine. It writes to w only
+// the head of the engine's answer, or an error if g sends nothing.
+func (run *Runner) ServeGateway(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
 	run.serve(w, r, api, g)
 }
 
@@ -58,7 +58,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 		return err
 	}
 	defer x.leave()
-	if err := x.pick(); err != nil {
+	if err := x.askPicker(); err != nil {
 		return err
 	}
 	if err := x.describe(); err != nil {
@@ -85,9 +85,9 @@ func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
 	}
 	cfg := run.Config()
 	x.run = run
-	if x.plane = run.Plane(); x.plane != nil {
-		x.shown.ResponseWriter = w
-		w = &x.shown
+	if x.picker = run.Picker(); x.picker != nil {
+		x.observed.ResponseWriter = w
+		w = &x.observed
 	}
 	x.placing.open(x)
 	x.client.Open(run.Bodies, cfg, w, r)
@@ -296,7 +296,7 @@ func (x *exchange) close() {
 		x.settle()
 	}
 	x.journal.Close()
-	x.closeShown()
+	x.closeObserved()
 	x.env.ReleaseBody()
 	x.client.Close()
 	run := x.run

@@ -29,9 +29,9 @@ const (
 	PickNotAllowed    = "not_allowed"    // no named endpoint is a known engine that can take the phase
 )
 
-// Plane is the client of an ext_proc picker: the picker chooses the engines of all requests of
-// this proxy, which is its data plane. Safe for concurrent use.
-type Plane struct {
+// PickerClient is the client of an ext_proc picker: the picker chooses the engines of all requests of
+// this proxy, which is its picker client. Safe for concurrent use.
+type PickerClient struct {
 	cfg       config.Sidecar
 	maxBody   config.ByteSize
 	registry  *engine.Registry
@@ -39,9 +39,9 @@ type Plane struct {
 	addresses directory
 }
 
-// NewPlane returns the data plane of a configuration; nil for one without an ext_proc picker. It
+// NewPickerClient returns the picker client of a configuration; nil for one without an ext_proc picker. It
 // returns old if the configuration of the picker is the same. It connects to nothing.
-func NewPlane(cfg *config.Config, registry *engine.Registry, old *Plane, log *slog.Logger) *Plane {
+func NewPickerClient(cfg *config.Config, registry *engine.Registry, old *PickerClient, log *slog.Logger) *PickerClient {
 	address, _ := cfg.Sidecar.ExtProcPicker()
 	if address == "" {
 		return nil
@@ -62,32 +62,32 @@ func NewPlane(cfg *config.Config, registry *engine.Registry, old *Plane, log *sl
 		log.Error("the endpoint picker cannot be called", "error", err)
 		return old
 	}
-	return &Plane{cfg: cfg.Sidecar, maxBody: cfg.Server.MaxBody, registry: registry, client: client, addresses: directory{endpoints: true}}
+	return &PickerClient{cfg: cfg.Sidecar, maxBody: cfg.Server.MaxBody, registry: registry, client: client, addresses: directory{endpoints: true}}
 }
 
-// Close closes the connection to the picker as soon as no request uses it. A nil Plane is
+// Close closes the connection to the picker as soon as no request uses it. A nil PickerClient is
 // allowed.
-func (pl *Plane) Close() {
-	if pl != nil {
-		pl.client.Close()
+func (c *PickerClient) Close() {
+	if c != nil {
+		c.client.Close()
 	}
 }
 
 // FailsOpen reports whether the policies of this proxy place a request without a choice of the
 // picker.
-func (pl *Plane) FailsOpen() bool { return pl.cfg.PickerFailureModeAllow }
+func (c *PickerClient) FailsOpen() bool { return c.cfg.PickerFailureModeAllow }
 
 // Ask asks the picker for its choice. The errors are those of extproc.Client.Pick.
-func (pl *Plane) Ask(ctx context.Context, r *extproc.Request) (*extproc.Stream, *extproc.Decision, error) {
-	if pl.cfg.PickerSubset {
+func (c *PickerClient) Ask(ctx context.Context, r *extproc.Request) (*extproc.Stream, *extproc.Decision, error) {
+	if c.cfg.PickerSubset {
 		r.Subset = []string{}
-		for _, i := range pl.registry.Snapshot().Instances {
+		for _, i := range c.registry.Snapshot().Instances {
 			if i.State() == engine.Ready {
 				r.Subset = append(r.Subset, endpointOf(i))
 			}
 		}
 	}
-	return pl.client.Pick(ctx, r)
+	return c.client.Pick(ctx, r)
 }
 
 // endpointOf returns the address by which pickers know an engine.
@@ -101,13 +101,13 @@ func endpointOf(i *engine.Instance) string {
 // Follow makes the route that of a picker's choice. Like a header of a sidecar, a picker can name
 // only known engines: Follow counts others and leaves them out. The reason is not "" if no
 // destination is left; the choice then has no effect.
-func (r *Route) Follow(pl *Plane, request Request, d *extproc.Decision) (reason string) {
+func (r *Route) Follow(c *PickerClient, request Request, d *extproc.Decision) (reason string) {
 	r.Request = request
-	snapshot := pl.registry.Snapshot()
+	snapshot := c.registry.Snapshot()
 	lookup := func(list []*engine.Instance, addresses []string, fits func(*engine.Instance) bool) ([]*engine.Instance, bool) {
 		all := true
 		for _, address := range addresses {
-			i := pl.addresses.find(snapshot, withoutScheme(address))
+			i := c.addresses.find(snapshot, withoutScheme(address))
 			if i == nil || !fits(i) {
 				all = false
 			} else if !slices.Contains(list, i) {

@@ -25,15 +25,15 @@ const (
 	pickCancelled = "cancelled"
 )
 
-// pick lets the ext_proc picker choose the engines of the request. The picker may change the
+// askPicker lets the ext_proc picker choose the engines of the request. The picker may change the
 // request, or refuse it. Without a usable choice, the policies place the request if the
-// configuration fails open; otherwise pick returns the client's error.
-func (x *exchange) pick() error {
-	if x.plane == nil {
+// configuration fails open; otherwise askPicker returns the client's error.
+func (x *exchange) askPicker() error {
+	if x.picker == nil {
 		return nil
 	}
 	began := time.Now()
-	stream, d, err := x.plane.Ask(x.env.Context, x.pickRequest())
+	stream, d, err := x.picker.Ask(x.env.Context, x.pickRequest())
 	p := &journal.Pick{Result: pickPicked, Took: time.Since(began)}
 	if d != nil {
 		p.Destinations, p.Prefill, p.Encoders, p.BodyChanged = d.Destinations, d.Prefill, d.Encoders, d.Changed
@@ -47,14 +47,14 @@ func (x *exchange) pick() error {
 	case d.Refusal != nil:
 		p.Result, err = pickRefused, newRefused(d.Refusal)
 	default:
-		x.shown.Show(stream)
+		x.observed.Show(stream)
 		p.Result, err = x.followPick(d)
 	}
 	x.journal.Picked(p)
 	if p.Result == pickPicked || p.Result == pickRefused || p.Result == pickCancelled || downstream.OwnFault(err) {
 		return err
 	}
-	if !x.plane.FailsOpen() {
+	if !x.picker.FailsOpen() {
 		return openai.NewError(openai.CodePickerFailed, "the endpoint picker gave no usable answer: "+p.Result)
 	}
 	x.journal.Fallback("picker", p.Result)
@@ -90,7 +90,7 @@ func (x *exchange) followPick(d *extproc.Decision) (result string, err error) {
 		}
 	}
 	x.changes = &d.Header
-	reason := x.placing.route.Follow(x.plane, sidecar.Request{
+	reason := x.placing.route.Follow(x.picker, sidecar.Request{
 		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
 	}, d)
 	if reason != "" {
@@ -122,24 +122,24 @@ func (x *exchange) replaceBody(body []byte) error {
 
 // sentTo notes the engine that will answer, for the picker.
 func (x *exchange) sentTo(p *coordinator.Placement) {
-	if x.plane != nil {
-		x.shown.Served(p.Decode.Instance)
+	if x.picker != nil {
+		x.observed.Served(p.Decode.Instance)
 	}
 }
 
-// closeShown ends the picker's stream. A client that leaves with the whole answer has not
+// closeObserved ends the picker's stream. A client that leaves with the whole answer has not
 // cancelled the request.
-func (x *exchange) closeShown() {
-	if x.plane == nil {
+func (x *exchange) closeObserved() {
+	if x.picker == nil {
 		return
 	}
-	if x.shown.Late() {
+	if x.observed.Late() {
 		x.run.Metrics.PickerLate()
 	}
-	if x.shown.Lost() {
+	if x.observed.Lost() {
 		x.run.Metrics.PickerLost()
 	}
-	x.shown.Close(x.client.Begun() && !x.client.MustCut())
+	x.observed.Close(x.client.Begun() && !x.client.MustCut())
 }
 
 // refusedError is the answer of a picker to the client.
@@ -154,8 +154,8 @@ func (e *refusedError) Error() string { return e.public.Error() }
 // Unwrap returns the error in OpenAI's form.
 func (e *refusedError) Unwrap() error { return e.public }
 
-// mostRefusal is the longest part of a picker's text in an error, in bytes.
-const mostRefusal = 500
+// maxRefusal is the longest part of a picker's text in an error, in bytes.
+const maxRefusal = 500
 
 // newRefused returns the client's error for a refusal. A JSON object is passed on as it is. Any
 // other text becomes the message of an error in OpenAI's form.
@@ -170,7 +170,7 @@ func newRefused(r *extproc.Refusal) *refusedError {
 	}
 	body := bytes.TrimSpace(r.Body)
 	given := r.Status < 400 || len(body) > 1 && body[0] == '{' && body[len(body)-1] == '}'
-	if text := string(body[:min(len(body), mostRefusal)]); !given && text != "" && utf8.ValidString(text) {
+	if text := string(body[:min(len(body), maxRefusal)]); !given && text != "" && utf8.ValidString(text) {
 		e.Message += ": " + strings.Join(strings.Fields(text), " ")
 	}
 	return &refusedError{public: e, refusal: r, given: given}
@@ -181,7 +181,7 @@ func (x *exchange) answerRefusal(e *refusedError) {
 	sidecar.MutateHeader(x.client.AnswerHeader(), &e.refusal.Header)
 	x.journal.Answered(e.public.Status)
 	if e.given {
-		_ = x.client.Whole(e.public.Status, e.refusal.Body) // the client may have left
+		_ = x.client.WriteBody(e.public.Status, e.refusal.Body) // the client may have left
 		return
 	}
 	x.client.Error(x.req.API, e.public)
