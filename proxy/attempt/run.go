@@ -90,7 +90,9 @@ func newAttempt(env *Env, p *coordinator.Placement) *attempt {
 // begin records the attempt.
 func (a *attempt) begin() {
 	p := a.p
-	a.c.TRTLLM = *a.env.trtllm.Load()
+	if c, ok := a.conn.(connector.Configurer); ok {
+		c.Configure(&a.c)
+	}
 	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == engine.CircuitOpen}
 	a.chooseFlow()
 	a.env.Journal.Placed(p, a.env.Ask.Request.PromptTokens)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -27,13 +28,56 @@ const (
 
 // askPicker lets the ext_proc picker choose the engines of the request. The picker may change the
 // request, or refuse it. Without a usable choice, the policies place the request if the
-// configuration fails open; otherwise askPicker returns the client's error.
+// configuration fails open; otherwise askPicker returns the client's error. The picker of a sidecar
+// only chooses decode: see pickDecode.
 func (x *exchange) askPicker() error {
-	if x.picker == nil {
+	if x.picker == nil || x.placing.route.Sidecar() != nil {
 		return nil
 	}
+	e := &x.env
+	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
+	result, err := x.consult(x.pickRequest(), x.followPick)
+	if result == pickPicked || result == pickRefused || result == pickCancelled || downstream.OwnFault(err) {
+		return err
+	}
+	if !x.picker.FailsOpen() {
+		return openai.NewError(openai.CodePickerFailed, "the endpoint picker gave no usable answer: "+result)
+	}
+	x.journal.Fallback("picker", result)
+	return nil
+}
+
+// pickDecode lets the picker of a sidecar choose the decode engine. Without a usable choice, the
+// place policy chooses it.
+func (x *exchange) pickDecode() (picked bool) {
+	route := &x.placing.route
+	if x.picker == nil { // a reload has added the picker to the sidecar since the request came
+		route.DropPick(extproc.Unavailable)
+		return false
+	}
+	q := x.pickRequest()
+	route.AsksForDecode(x.picker, q)
+	result, _ := x.consult(q, func(d *extproc.Decision) (string, error) {
+		if d.Changed { // prefill has computed the KV of another body
+			return extproc.BadAnswer, nil
+		}
+		if reason := route.FollowDecode(x.picker, d); reason != "" {
+			return reason, nil
+		}
+		x.env.Fields = sidecar.Mutate(x.env.Fields, &d.Header, x.env.Config.Server.TrustPDFields)
+		return pickPicked, nil
+	})
+	if result != pickPicked {
+		route.DropPick(result)
+	}
+	return result == pickPicked
+}
+
+// consult asks the picker, lets follow use its choice, and records the result. The picker then sees
+// the answer to the request.
+func (x *exchange) consult(q *extproc.Request, follow func(*extproc.Decision) (result string, err error)) (result string, err error) {
 	began := time.Now()
-	stream, d, err := x.picker.Ask(x.env.Context, x.pickRequest())
+	stream, d, err := x.picker.Ask(x.env.Context, q)
 	p := &journal.Pick{Result: pickPicked, Took: time.Since(began)}
 	if d != nil {
 		p.Destinations, p.Prefill, p.Encoders, p.BodyChanged = d.Destinations, d.Prefill, d.Encoders, d.Changed
@@ -48,28 +92,20 @@ func (x *exchange) askPicker() error {
 		p.Result, err = pickRefused, newRefused(d.Refusal)
 	default:
 		x.observed.Show(stream)
-		p.Result, err = x.followPick(d)
+		p.Result, err = follow(d)
 	}
 	x.journal.Picked(p)
-	if p.Result == pickPicked || p.Result == pickRefused || p.Result == pickCancelled || downstream.OwnFault(err) {
-		return err
-	}
-	if !x.picker.FailsOpen() {
-		return openai.NewError(openai.CodePickerFailed, "the endpoint picker gave no usable answer: "+p.Result)
-	}
-	x.journal.Fallback("picker", p.Result)
-	return nil
+	return p.Result, err
 }
 
 // pickRequest returns the request as the picker sees it: with the header lines that every leg
 // carries.
 func (x *exchange) pickRequest() *extproc.Request {
-	r, e := x.client.Request(), &x.env
-	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
-	e.Fields = append(e.Fields, upstream.Field{Name: "X-Request-Id", Value: x.journal.ID()})
+	r := x.client.Request()
 	q := &extproc.Request{
 		Method: r.Method, Scheme: "http", Authority: r.Host, Path: r.URL.RequestURI(),
-		Header: e.Fields, Body: x.client.Body(), Reserve: x.client.Reserve,
+		Header: append(slices.Clip(x.env.Fields), upstream.Field{Name: "X-Request-Id", Value: x.journal.ID()}),
+		Body:   x.client.Body(), Reserve: x.client.Reserve,
 	}
 	if r.TLS != nil {
 		q.Scheme = "https"
@@ -91,7 +127,7 @@ func (x *exchange) followPick(d *extproc.Decision) (result string, err error) {
 	}
 	x.changes = &d.Header
 	reason := x.placing.route.Follow(x.picker, sidecar.Request{
-		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
+		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
 	}, d)
 	if reason != "" {
 		return reason, nil

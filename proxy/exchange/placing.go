@@ -241,12 +241,12 @@ func (p *placing) otherDecode() *coordinator.Placement {
 // pickedDecode lets the picker of a sidecar choose the decode engine of an attempt whose prefill
 // has answered; nil: decode stays on its engine.
 func (p *placing) pickedDecode() *coordinator.Placement {
-	if !p.route.PickDecode(p.outcome.Placement.Decode.Instance) {
+	if !p.x.pickDecode() || p.route.PickedDecode(p.outcome.Placement.Decode.Instance) {
 		return nil
 	}
 	placement := p.searchDecode(nil)
 	if placement == nil {
-		p.route.DropPick()
+		p.route.DropPick(sidecar.PickNoTarget)
 	}
 	return placement
 }

@@ -132,7 +132,13 @@ func (r *routeRule) begin() error {
 	if r.route.CallerCoordinates() {
 		r.x.env.SkipEncode()
 	}
-	return r.route.Restrict()
+	if err := r.route.Restrict(); err != nil {
+		return err
+	}
+	if r.route.WantsPick() {
+		r.x.pickDecode()
+	}
+	return nil
 }
 
 func (r *routeRule) judge(a *answer) (again bool) {

@@ -93,10 +93,10 @@ func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x.client.Open(run.Bodies, cfg, w, r)
 	x.journal.Open(run.Books, r.Context(), r.Header, downstream.RequestID(r))
 	w.Header().Set("X-Request-Id", x.journal.ID())
-	run.services.Budget.Request(x.journal.Began())
+	run.Budget.Request(x.journal.Began())
 	x.req.Memory = &x.client
 	e := &x.env
-	e.Services, e.Context, e.Config, e.Hooks = run.services, r.Context(), cfg, run.hooksNow()
+	e.Services, e.Context, e.Config, e.Hooks = run.Services, r.Context(), cfg, run.hooksNow()
 	e.Client, e.Request, e.Ask, e.Prompt, e.Route, e.Journal = &x.client, &x.req, &x.placing.ask, &x.prompt, &x.placing.route, &x.journal
 	return x
 }
@@ -119,7 +119,7 @@ func (x *exchange) read(client string) error {
 		return err
 	}
 	err := x.placing.route.Read(x.run.Sidecar(), sidecar.Request{
-		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
+		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
 	}, x.client.Header(), x.client.RemoteAddr())
 	if err != nil {
 		return err

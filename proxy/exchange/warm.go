@@ -139,7 +139,7 @@ var (
 )
 
 func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target) (err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), bytes.NewReader(appendWarmUp(nil, model, run.services.LegID())))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), bytes.NewReader(appendWarmUp(nil, model, run.LegID())))
 	if err != nil {
 		return err
 	}

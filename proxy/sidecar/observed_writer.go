@@ -21,9 +21,14 @@ type ObservedWriter struct {
 	lost   bool
 }
 
-// Show makes the picker of that stream see the answer. Nothing of the answer may have been
-// written. Close ends the stream.
-func (w *ObservedWriter) Show(stream *extproc.Stream) { w.stream = stream }
+// Show makes the picker of that stream see the answer, in the place of an earlier stream. Nothing of
+// the answer may have been written. Close ends the stream.
+func (w *ObservedWriter) Show(stream *extproc.Stream) {
+	if w.stream != nil {
+		w.stream.Abort()
+	}
+	w.stream = stream
+}
 
 // Served notes the engine to which the request is sent.
 func (w *ObservedWriter) Served(i *engine.Instance) { w.served = i }

@@ -27,6 +27,9 @@ const CoordinatedByPicker = "picker"
 const (
 	PickNoDestination = "no_destination" // the answer names no endpoint
 	PickNotAllowed    = "not_allowed"    // no named endpoint is a known engine that can take the phase
+	PickNotReady      = "not_ready"      // the named decode engine is not ready
+	PickHasFailed     = "has_failed"     // the named decode engine has failed in this exchange
+	PickNoTarget      = "no_target"      // the request could not be placed on the named decode engine
 )
 
 // PickerClient is the client of an ext_proc picker: the picker chooses the engines of all requests of
@@ -79,7 +82,7 @@ func (c *PickerClient) FailsOpen() bool { return c.cfg.PickerFailureModeAllow }
 
 // Ask asks the picker for its choice. The errors are those of extproc.Client.Pick.
 func (c *PickerClient) Ask(ctx context.Context, r *extproc.Request) (*extproc.Stream, *extproc.Decision, error) {
-	if c.cfg.PickerSubset {
+	if c.cfg.PickerSubset && r.Subset == nil {
 		r.Subset = []string{}
 		for _, i := range c.registry.Snapshot().Instances {
 			if i.State() == engine.Ready {

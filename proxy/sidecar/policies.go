@@ -3,13 +3,14 @@ package sidecar
 import (
 	"errors"
 	"slices"
-	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 // Restrict limits the next question to the coordinator to the engines of the present coordination
@@ -103,9 +104,6 @@ func (r *Route) nextPolicy() bool {
 			r.step.left = true
 		default:
 			r.step.policy, r.picked[0] = name, nil
-			if name == config.CoordinateDecodePicked && r.decodeKnownFirst() {
-				r.askPicker()
-			}
 			return true
 		}
 	}
@@ -261,65 +259,55 @@ func (r *Route) DefersDecode() bool {
 	return r.policy == config.CoordinateDecodePicked && !r.decodeKnownFirst()
 }
 
-// PickDecode requests the decode engine from the picker after prefill has answered. It returns true
-// if the request must be placed again, because the picker has chosen another engine than decode. If
-// that placement fails, call DropPick.
-func (r *Route) PickDecode(decode *engine.Instance) bool {
-	return r.askPicker() && r.picked[0] != decode
+// WantsPick reports whether the picker is to choose the decode engine before the question that
+// Restrict has limited, because the legs begin at the same time.
+func (r *Route) WantsPick() bool {
+	return r.step.policy == config.CoordinateDecodePicked && r.decodeKnownFirst()
 }
 
-// DropPick counts that the request could not be placed on the engine of the picker, and
-// allows other decode engines again.
-func (r *Route) DropPick() {
-	r.Ask.Within.Decode = nil
-	r.Journal.Fallback(config.CoordinateDecodePicked, "no_target")
-}
-
-// askPicker sends a request to the picker and limits decode to the engine that the picker chooses.
-// It returns false, and counts the reason, if there is none.
-func (r *Route) askPicker() bool {
-	i, reason := r.pick()
-	if reason != "" {
-		r.Journal.Fallback(config.CoordinateDecodePicked, reason)
-		return false
-	}
-	r.picked[0] = i
-	r.Ask.Within.Decode = r.picked[:]
-	return true
-}
-
-// pick returns the engine that the picker chooses for decode, or the reason why there is
-// none. The engine must be known, able to take the phase, ready, and must not have failed
-// in this exchange.
-func (r *Route) pick() (*engine.Instance, string) {
-	sc, local := r.sc, r.local[0]
-	if sc.picker == nil {
-		return nil, "failed" // the order of an operator may name decode_picked without a picker
-	}
-	q := &pickRequest{
-		RequestID: r.ID, Model: r.Body.Model, Phase: abi.Decode.String(),
-		PromptTokens: r.Ask.Request.PromptTokens, MaxTokens: r.Body.MaxTokens, Stream: r.Body.Stream,
-		Prefill: local.Spec.Address(), Candidates: []string{},
-	}
-	snapshot := sc.registry.Snapshot()
-	for _, i := range snapshot.Instances {
-		if i.State() == engine.Ready && isPeer(local, i, abi.RoleDecode) && !r.failedOn(i) {
-			q.Candidates = append(q.Candidates, i.Spec.Address())
+// AsksForDecode prepares the request to the picker for the decode engine alone: the picker sees the
+// local engine as that of prefill, and, with sidecar.picker_subset, only engines that may decode.
+func (r *Route) AsksForDecode(c *PickerClient, q *extproc.Request) {
+	q.Header = append(slices.Clip(q.Header), upstream.Field{Name: extproc.HeaderPrefill, Value: endpointOf(r.local[0])})
+	if c.cfg.PickerSubset {
+		q.Subset = []string{}
+		for _, i := range c.registry.Snapshot().Instances {
+			if i.State() == engine.Ready && isPeer(r.local[0], i, abi.RoleDecode) && !r.failedOn(i) {
+				q.Subset = append(q.Subset, endpointOf(i))
+			}
 		}
 	}
-	endpoints, reason := sc.picker.ask(r.Context, q)
-	for _, address := range endpoints {
-		i := sc.addresses.find(snapshot, strings.TrimSpace(address))
+}
+
+// FollowDecode limits decode to the first destination of the picker that can take the leg: a known
+// engine that is ready and has not failed in this exchange. If there is none, it returns the reason.
+func (r *Route) FollowDecode(c *PickerClient, d *extproc.Decision) (reason string) {
+	snapshot := c.registry.Snapshot()
+	reason = PickNoDestination
+	for _, address := range d.Destinations {
+		i := c.addresses.find(snapshot, withoutScheme(address))
 		switch {
-		case i == nil || !isPeer(local, i, abi.RoleDecode):
-			reason = "not_allowed"
+		case i == nil || !isPeer(r.local[0], i, abi.RoleDecode):
+			reason = PickNotAllowed
 		case i.State() != engine.Ready:
-			reason = "not_ready"
+			reason = PickNotReady
 		case r.failedOn(i):
-			reason = "has_failed"
+			reason = PickHasFailed
 		default:
-			return i, ""
+			r.picked[0] = i
+			r.Ask.Within.Decode = r.picked[:]
+			return ""
 		}
 	}
-	return nil, reason
+	return reason
+}
+
+// PickedDecode reports whether the picker has chosen that decode engine.
+func (r *Route) PickedDecode(i *engine.Instance) bool { return r.picked[0] == i }
+
+// DropPick counts that the picker has chosen no decode engine on which the request could be placed,
+// and allows every decode engine again.
+func (r *Route) DropPick(reason string) {
+	r.picked[0], r.Ask.Within.Decode = nil, nil
+	r.Journal.Fallback(config.CoordinateDecodePicked, reason)
 }

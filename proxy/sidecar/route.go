@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"context"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -24,8 +23,6 @@ type Journal interface {
 
 // Request is the request that a Route is for. The Route changes Ask.
 type Request struct {
-	Context       context.Context
-	ID            string
 	Body          *openai.Request // parsed after Read
 	Ask           *coordinator.Ask
 	Journal       Journal
@@ -44,7 +41,7 @@ type Route struct {
 	profile string             // the phase that the caller coordinates itself; "" for none
 	policy  string             // the policy of the last placement
 	local   [1]*engine.Instance
-	picked  [1]*engine.Instance // by the picker
+	picked  [1]*engine.Instance // by the picker, for decode alone
 	step    step
 
 	destinations []*engine.Instance // by an ext_proc picker, best first; memory is used again
