@@ -147,7 +147,7 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 		return nil, err
 	}
 	if f.Body = shaped.Body; !shaped.Alias {
-		a.legBody.Set(shaped.Body)
+		a.owed.legBody.Set(shaped.Body)
 	}
 	if a.p.Prefill.IsZero() && a.p.Decode.Spec.Endpoint == "" {
 		f.Path = a.p.Decode.Prefix + shaped.Path

@@ -175,7 +175,7 @@ func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) 
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		} else if err != nil && !opened.IsZero() {
-			a.orphan.KVRead = a.claimKV()
+			a.owed.KVRead = a.claimKV()
 		}
 		if err != nil {
 			return l.failed(err)

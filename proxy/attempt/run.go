@@ -164,12 +164,12 @@ func (a *attempt) end(err error) {
 		a.cleanUp(err)
 		a.giveUpTurn()
 	}
-	if a.prefill.left != nil { // nobody needs the late answer of prefill any more
-		a.prefill.left.Close()
+	if a.owed.late != nil { // nobody needs the late answer of prefill any more
+		a.owed.late.Close()
 	}
 	a.p.Lease.Release()
 	a.leavePair()
 	a.prefill.answer.Free()
-	a.legBody.Free()
-	a.prefill = prefillResult{}
+	a.owed.legBody.Free()
+	a.prefill = prefillAnswer{}
 }
