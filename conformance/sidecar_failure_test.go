@@ -2,8 +2,6 @@ package conformance
 
 import (
 	"context"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -219,12 +217,5 @@ func TestSidecarPickedDecodeFails(t *testing.T) {
 			f.right(a, chatPath, body)
 			f.settled()
 		})
-	}
-}
-
-// pickAlways is a picker that has only one decode engine, d1.
-func pickAlways(f **fleet) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		io.WriteString(w, `{"endpoint":"`+(*f).decode[1].Addr()+`"}`)
 	}
 }

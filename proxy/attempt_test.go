@@ -66,7 +66,7 @@ func TestPanicLeavesNothingBehind(t *testing.T) {
 							serve(c, nth)
 						}},
 					}})
-					w.connectors[name] = faulty{w.connectors[name], in}
+					w.SetConnectors(append(connector.All(), faulty{w.connector(name), in}))
 					a := w.post(completionsPath, completions(false))
 					if a.err == nil && a.status != 500 {
 						t.Errorf("got status %d: %s", a.status, a.body)

@@ -77,7 +77,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway
 	api, ok := s.apiOf(endpoint(r))
 	switch {
 	case ok && r.Method == http.MethodPost && g != nil:
-		s.exchanges.Pick(w, r, api, g)
+		s.exchanges.ServeGateway(w, r, api, g)
 	case ok && r.Method == http.MethodPost: // here, so that an open stream needs little stack
 		s.exchanges.Serve(w, r, api)
 	case !s.servePath(w, r, ok):

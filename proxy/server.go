@@ -85,7 +85,7 @@ type Server struct {
 	log        *slog.Logger
 	cfg        atomic.Pointer[config.Config]  // replaced as a whole by Reload
 	keys       atomic.Pointer[admission.Keys] // nil: clients need no key
-	connectors map[string]connector.Connector
+	connectors atomic.Pointer[map[string]connector.Connector]
 	queue      admission.Queue
 	waiting    admission.WaitingRoom // for engines
 	cleanups   *cleanup.Runner
@@ -94,8 +94,8 @@ type Server struct {
 	sockets    inflight.Group // WebSockets
 	draining   atomic.Bool
 	prompts    *prompt.Matcher
-	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: the process is no sidecar
-	plane      atomic.Pointer[sidecar.Plane]   // nil: no ext_proc picker
+	sidecar    atomic.Pointer[sidecar.Sidecar]      // nil: the process is no sidecar
+	picker     atomic.Pointer[sidecar.PickerClient] // nil: no ext_proc picker
 	retained   retained.Store
 	memory     *buffer.Budget // of bodies and answers
 	bodies     *downstream.Bodies
@@ -110,14 +110,13 @@ type Server struct {
 // starts nothing.
 func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	s := &Server{
-		options:    options,
-		log:        options.Log,
-		connectors: make(map[string]connector.Connector),
-		books:      journal.NewBooks(options.Metrics, options.Tracer, options.AccessLog, options.Log, options.Balance),
-		prompts:    prompt.New(prompt.Options{Coordinator: options.Coordinator, Registry: options.Registry, Metrics: options.Metrics, Log: options.Log, Tokens: options.Tokens}),
-		memory:     options.Memory,
-		started:    time.Now(),
-		gatherer:   admin.WholeFleet(options.Gatherer, options.Workers),
+		options:  options,
+		log:      options.Log,
+		books:    journal.NewBooks(options.Metrics, options.Tracer, options.AccessLog, options.Log, options.Balance),
+		prompts:  prompt.New(prompt.Options{Coordinator: options.Coordinator, Registry: options.Registry, Metrics: options.Metrics, Log: options.Log, Tokens: options.Tokens}),
+		memory:   options.Memory,
+		started:  time.Now(),
+		gatherer: admin.WholeFleet(options.Gatherer, options.Workers),
 	}
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
@@ -134,18 +133,18 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	if options.Turns != nil {
 		s.retained = retained.NewFleet(free, options.Turns)
 	}
-	for _, c := range append(connector.All(), connector.Remote()) {
-		s.connectors[c.Name()] = c
-	}
+	s.SetConnectors(connector.All())
 	budgets := options.Budgets
 	if budgets == nil {
 		budgets = tenant.NewLedger(nil, options.Log, nil)
 	}
-	s.exchanges = exchange.New(exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Plane: s.plane.Load, Models: s.names.Load, Queue: &s.queue, Waiting: &s.waiting, Registry: options.Registry,
-		Coordinator: options.Coordinator, Connector: func(name string) connector.Connector { return s.connectors[name] },
-		Memory: s.memory, Bodies: s.bodies, Books: s.books, Prompts: s.prompts, Cleanups: s.cleanups, Retained: s.retained,
-		Recorder: options.Recorder, Budgets: budgets, Metrics: options.Metrics, Log: options.Log,
+	services := attempt.NewServices(attempt.Options{
+		Registry: options.Registry, Coordinator: options.Coordinator, Connector: s.connector, Memory: s.memory,
+		Cleanups: s.cleanups, Retained: s.retained, Prompts: s.prompts, Log: options.Log,
+	})
+	s.exchanges = exchange.New(services, exchange.Options{
+		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Picker: s.picker.Load, Models: s.names.Load,
+		Queue: &s.queue, Waiting: &s.waiting, Bodies: s.bodies, Books: s.books, Recorder: options.Recorder, Budgets: budgets, Metrics: options.Metrics,
 	})
 	s.queue.Saturated = s.saturated
 	s.SetHooks(options.Hooks)
@@ -170,14 +169,10 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 		limit = buffer.DefaultLimit()
 	}
 	s.memory.SetLimit(limit)
-	old := s.sidecar.Load()
-	next := sidecar.New(cfg, s.options.Registry, old)
-	if s.sidecar.Store(next); next != old {
-		old.Close()
-	}
-	before := s.plane.Load()
-	after := sidecar.NewPlane(cfg, s.options.Registry, before, s.log)
-	if s.plane.Store(after); after != before {
+	s.sidecar.Store(sidecar.New(cfg, s.options.Registry, s.sidecar.Load()))
+	before := s.picker.Load()
+	after := sidecar.NewPickerClient(cfg, s.options.Registry, before, s.log)
+	if s.picker.Store(after); after != before {
 		before.Close()
 	}
 }
@@ -195,8 +190,17 @@ func (s *Server) clientOf(r *http.Request) string { return s.proxies.Load().Clie
 // SetHooks makes later exchanges call h; nil: none.
 func (s *Server) SetHooks(h attempt.Hooks) { s.exchanges.SetHooks(h) }
 
-// SetTRTLLM sets the options o of the trtllm connector for later attempts.
-func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.exchanges.SetTRTLLM(o) }
+// SetConnectors makes later attempts use these connectors, which have other settings of the operator.
+func (s *Server) SetConnectors(list []connector.Connector) {
+	byName := map[string]connector.Connector{connector.Remote().Name(): connector.Remote()}
+	for _, c := range list {
+		byName[c.Name()] = c
+	}
+	s.connectors.Store(&byName)
+}
+
+// connector returns the connector of a name that the configuration has.
+func (s *Server) connector(name string) connector.Connector { return (*s.connectors.Load())[name] }
 
 // Warm sends a request of one token through each broken pair of engines, and through each new
 // one if configured: see exchange.Runner.Warm.
@@ -235,8 +239,7 @@ func (s *Server) Wait() {
 	}
 	s.retained.Clear(time.Now())
 	s.cleanups.Wait(limit)
-	s.sidecar.Load().Close()
-	s.plane.Load().Close()
+	s.picker.Load().Close()
 }
 
 // Ready reports whether a request could be served now.

@@ -223,7 +223,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers, Knowledge: n.state(),
 		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, AccessLog: n.access, Tokens: n.tokens, Recorder: exchanges, Budgets: n.budgets(cfg), QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
 	})
-	n.server.SetTRTLLM(f.trtllm)
+	n.server.SetConnectors(connector.Configured(f.trtllm))
 	n.askLegs()
 	if err := n.pushMetrics(); err != nil {
 		return err

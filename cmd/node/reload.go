@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -56,7 +57,7 @@ func (n *Node) reload(next *config.Config) error {
 	f.verifier.Continue(n.verifier)
 	n.verifier = f.verifier
 	n.server.Reload(next, f.keys)
-	n.server.SetTRTLLM(f.trtllm)
+	n.server.SetConnectors(connector.Configured(f.trtllm))
 	for _, certs := range []*edge.Certs{n.certs, n.eppCerts} {
 		if certs == nil {
 			continue

@@ -23,19 +23,21 @@ type attempt struct {
 	p       *coordinator.Placement
 	conn    connector.Connector
 	c       connector.Attempt
-	orphan  connector.Orphan
-	prefill prefillResult
-	legBody *buffer.Buffer // body of the leg that answers the client
-	pair    *engine.Pair   // the pair of the two targets; nil with one leg
-	trial   bool           // the circuit of the pair was not closed when the attempt began
-	fresh   bool           // no transfer of the pair had succeeded when the attempt began
+	owed    owed
+	prefill prefillAnswer
+	pair    *engine.Pair // the pair of the two targets; nil with one leg
+	trial   bool         // the circuit of the pair was not closed when the attempt began
+	fresh   bool         // no transfer of the pair had succeeded when the attempt began
 
 	began    decodeState                // the state of the decode engine when the attempt began
 	deadline time.Time                  // the plan policy's deadline for the client's first byte; zero: none
 	edits    [abi.Encode + 1][]abi.Edit // the leg hook's edits of header lines, by phase
-	turn     *retained.KV               // the KV of the previous turn that prefill pulls; nil: none
 	both     concurrentLegs             // the state of both legs, if they run at the same time
 	hook     HookAnswer                 // the decision about the leg that failed last
+
+	needs       Need         // what the attempt waits for
+	failed      error        // the failure with which it waits; nil: none
+	observation *observation // of the gateway that sends the request; nil until it must wait
 }
 
 // decodeState is the state of a decode engine at one moment.
@@ -44,20 +46,34 @@ type decodeState struct {
 	forced   bool // the circuit of the engine was open: the leg is a trial
 }
 
+// owed is the record of everything that an attempt may still have to free, beside the lease of its
+// placement. end and the clean-up read only this record.
+type owed struct {
+	connector.Orphan                    // what the legs may have left on the engines
+	registered       bool               // the coordinator has the clean-up for the time until prefill has answered; constant while concurrent legs run
+	late             *upstream.Detached // the prefill leg, if the proxy gave it up and the engine may still answer it; else nil
+	turn             *retained.KV       // the KV of the previous turn that prefill pulls; nil: none
+	legBody          *buffer.Buffer     // of the leg that answers the client; nil: none
+}
+
+// prefillAnswer is what prefill has answered.
+type prefillAnswer struct {
+	answer  *buffer.Buffer    // the whole answer; nil: none
+	handoff connector.Handoff // refers to answer
+	handed  time.Time         // when decode could begin; zero: decode did not wait for prefill
+	expiry  *time.Timer       // ends a concurrent decode leg if the KV does not arrive in time; nil: none
+	err     error
+}
+
 // prefillResult is the result of the prefill leg.
 type prefillResult struct {
-	answer  *buffer.Buffer     // the whole answer; nil: none
-	handoff connector.Handoff  // refers to answer
-	handed  time.Time          // when decode could begin; zero: decode did not wait for prefill
-	left    *upstream.Detached // the leg, if the proxy gave it up and the engine may still answer it; else nil
-
-	begun    bool        // the leg counts as a try
-	sent     bool        // the leg may have reached the engine
-	done     bool        // answer is whole
-	read     bool        // handoff is valid
-	rejected bool        // the engine answered with an error status
-	late     *time.Timer // ends a concurrent decode leg if the KV does not arrive in time; nil: none
-	err      error
+	prefillAnswer
+	begun    bool               // the leg counts as a try
+	sent     bool               // the leg may have reached the engine
+	done     bool               // answer is whole
+	read     bool               // handoff is valid
+	rejected bool               // the engine answered with an error status
+	left     *upstream.Detached // as owed.late
 }
 
 // joinPair counts the attempt on the pair of its two targets.
@@ -86,20 +102,20 @@ func (a *attempt) isConcurrent() bool {
 // body of the leg, and prefill's answer.
 func (a *attempt) releaseRequest() {
 	a.env.ReleaseBody()
-	a.legBody.Free()
-	a.legBody = nil
+	a.owed.legBody.Free()
+	a.owed.legBody = nil
 	if !a.isConcurrent() { // a concurrent prefill may answer later
 		a.prefill.answer.Free()
-		a.prefill.answer, a.prefill.handoff, a.orphan.Handoff = nil, connector.Handoff{}, nil
+		a.prefill.answer, a.prefill.handoff, a.owed.Handoff = nil, connector.Handoff{}, nil
 	}
 }
 
 // prefillEnded stores the result of the prefill leg.
 func (a *attempt) prefillEnded(r prefillResult) {
-	a.prefill = r
-	a.orphan.PrefillSent, a.orphan.PrefillDone, a.orphan.Refused = r.sent, r.done, r.rejected
+	a.prefill = r.prefillAnswer
+	a.owed.PrefillSent, a.owed.PrefillDone, a.owed.Refused, a.owed.late = r.sent, r.done, r.rejected, r.left
 	if r.read {
-		a.orphan.Handoff = &a.prefill.handoff
+		a.owed.Handoff = &a.prefill.handoff
 	}
 	a.env.reached = a.env.reached || r.sent
 	if r.begun {
@@ -131,8 +147,6 @@ type concurrentLegs struct {
 	opened  atomic.Bool        // decode has opened its answer, so it does not wait for the KV any more
 	merger  connector.Merger   // completes decode's answer with prefill's answer; nil: not needed
 	merged  []byte             // memory for merged events
-
-	registered bool // the coordinator has the clean-up for the time until prefill has answered; constant while the legs run
 }
 
 // The events that decide concurrent legs. After decodeTook decode has the KV, and a failure of

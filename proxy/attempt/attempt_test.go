@@ -29,8 +29,8 @@ func TestClaimAnswerAfterPrefillFailed(t *testing.T) {
 		if err := a.claimAnswer(ctx, true); !errors.Is(err, failure) {
 			t.Errorf("claimAnswer returned %v, want prefill's failure", err)
 		}
-		if a.orphan.KVRead {
-			t.Error("orphan.KVRead is set, want false: decode must not have the KV")
+		if a.owed.KVRead {
+			t.Error("owed.KVRead is set, want false: decode must not have the KV")
 		}
 	})
 }

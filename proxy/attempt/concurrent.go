@@ -34,25 +34,25 @@ func (a *attempt) concurrent() error {
 	defer func() {                                                                // the leg must end before the attempt ends, also after a panic
 		stop(errPeerLeg)
 		a.awaitPrefillEnd()
-		if a.prefill.late != nil {
-			a.prefill.late.Stop()
+		if a.prefill.expiry != nil {
+			a.prefill.expiry.Stop()
 		}
 	}()
 	if err = a.decodeBeside(ctx); err == nil {
 		a.settlePrefill(stop)
 		return nil
 	}
-	a.orphan.DecodeFailed = decodeIsOver(err)
+	a.owed.DecodeFailed = decodeIsOver(err)
 	stop(errPeerLeg)
 	a.awaitPrefillEnd()
 	perr := a.prefill.err
-	if perr == nil && a.prefill.done && a.prefill.handoff.Done && !a.orphan.KVRead && a.env.Context.Err() == nil {
+	if perr == nil && a.owed.PrefillDone && a.prefill.handoff.Done && !a.owed.KVRead && a.env.Context.Err() == nil {
 		a.cleanUp(errAnswered)
 		return a.replyHandoff()
 	}
 	// Either engine may be at fault: each engine waits for the other and reports its failure to
 	// the other. So the proxy may see either failure first.
-	if timedOut(err) && !a.prefill.done && unresponsiveLeg(err) == nil || answeredWithError(err) || answeredWithError(perr) {
+	if timedOut(err) && !a.owed.PrefillDone && unresponsiveLeg(err) == nil || answeredWithError(err) || answeredWithError(perr) {
 		a.env.Ask.Excluded = append(a.env.Ask.Excluded, a.p.Prefill, a.p.Decode)
 	}
 	return firstCause(err, perr)
@@ -83,8 +83,8 @@ func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body 
 				cancel(errAnswered)
 			}
 		case r.err == nil:
-			r.late = a.awaitKV(cancel)
-			if a.both.registered {
+			r.expiry = a.awaitKV(cancel)
+			if a.owed.registered {
 				a.p.Lease.SetOrphanCleanup(nil) // prefill writes to decode's blocks
 			}
 			a.p.Lease.PrefillDone()

@@ -32,30 +32,30 @@ func (a *attempt) shapeDecode(shaped *connector.Leg, h *connector.Handoff) error
 // answerBody prepares the leg that answers the client, and returns an empty slice for its body.
 // legBody owns the memory.
 func (a *attempt) answerBody() (b []byte, err error) {
-	if a.legBody == nil {
-		if a.legBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + legSlack); err != nil {
+	if a.owed.legBody == nil {
+		if a.owed.legBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + legSlack); err != nil {
 			return nil, err
 		}
 	}
 	a.prioritize(a.p.Decode)
-	return a.legBody.B[:0], nil
+	return a.owed.legBody.B[:0], nil
 }
 
 // answerLeg sends the leg whose answer the client gets, relays the answer, and resets shaped.
 func (a *attempt) answerLeg(ctx context.Context, shaped *connector.Leg) error {
 	env := a.env
 	if !shaped.Alias {
-		a.legBody.Set(shaped.Body[:0]) // keep a grown body's memory
+		a.owed.legBody.Set(shaped.Body[:0]) // keep a grown body's memory
 	} else { // free the memory while the engine generates
-		a.legBody.Free()
-		a.legBody = nil
+		a.owed.legBody.Free()
+		a.owed.legBody = nil
 	}
 	if env.Hooks != nil {
-		if err := a.edit(abi.Decode, shaped, &a.legBody); err != nil {
+		if err := a.edit(abi.Decode, shaped, &a.owed.legBody); err != nil {
 			return err
 		}
 	}
-	a.orphan.DecodeSent = true
+	a.owed.DecodeSent = true
 	env.tries[abi.Decode]++
 	l := env.beginLeg(abi.Decode, a.p.Decode, env.tries[abi.Decode], a.c.LegID)
 	l.limit = time.Duration(env.Config.Timeouts.FirstByte)
@@ -69,7 +69,7 @@ func (a *attempt) answerLeg(ctx context.Context, shaped *connector.Leg) error {
 	*shaped = connector.Leg{} // an open stream must not hold the body
 	env.reached = env.reached || err == nil || maybeSent(err)
 	if err != nil {
-		a.orphan.DecodeSent, a.orphan.DecodeIdle = maybeSent(err), endedItself(ctx, err)
+		a.owed.DecodeSent, a.owed.DecodeIdle = maybeSent(err), endedItself(ctx, err)
 		return a.legEnded(ctx, l, err)
 	}
 	defer resp.Close()
@@ -81,11 +81,11 @@ func (a *attempt) answerLeg(ctx context.Context, shaped *connector.Leg) error {
 			err = a.rejected(l, resp, answer.B, false)
 		}
 		answer.Free()
-		a.orphan.DecodeIdle = true
+		a.owed.DecodeIdle = true
 		return a.legEnded(ctx, l, err)
 	}
 	if err := a.relay(ctx, l, resp); err != nil {
-		a.orphan.DecodeIdle = answeredWithError(err) || endedItself(ctx, err)
+		a.owed.DecodeIdle = answeredWithError(err) || endedItself(ctx, err)
 		return a.legEnded(ctx, l, err)
 	}
 	a.legSucceeded(l)

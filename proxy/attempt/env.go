@@ -21,21 +21,21 @@ import (
 // memory for another request.
 type Env struct {
 	*Services
-	Context  context.Context
-	Config   *config.Config // the configuration when the request arrived
-	Client   *downstream.Client
-	Request  *openai.Request
-	Fields   []upstream.Field // the client's header lines, which every leg carries
-	Models   []string         // that may serve the request, the best first; nil: only that of Request
-	Ask      *coordinator.Ask
-	Prompt   *prompt.Prompt
-	Route    *sidecar.Route
-	Journal  *journal.Journal
-	Hooks    Hooks                 // nil: no leg or finish hook
-	Class    *config.PriorityClass // nil: the configuration has no classes
-	Key      string                // name of the client's API key; "" without keys
-	WarmUp   bool                  // no client sent the request
-	Replacer Replacer              // chooses another decode engine
+	Context context.Context
+	Config  *config.Config // the configuration when the request arrived
+	Client  *downstream.Client
+	Request *openai.Request
+	Fields  []upstream.Field // the client's header lines, which every leg carries
+	Models  []string         // that may serve the request, the best first; nil: only that of Request
+	Ask     *coordinator.Ask
+	Prompt  *prompt.Prompt
+	Route   *sidecar.Route
+	Journal *journal.Journal
+	Hooks   Hooks                 // nil: no leg or finish hook
+	Class   *config.PriorityClass // nil: the configuration has no classes
+	Key     string                // name of the client's API key; "" without keys
+	WarmUp  bool                  // no client sent the request
+	Gateway Gateway               // sends the request instead of this process; nil: this process sends the legs
 	// Answering is called before an answer that is no stream is sent, when its usage is
 	// known; nil: none.
 	Answering func()
@@ -44,21 +44,8 @@ type Env struct {
 	reached bool                // a leg may have reached an engine
 	encoded bool                // no encode leg is needed any more
 	pulled  bool                // an attempt has looked for the retained KV of the previous turn
+	waiting *attempt            // waits for another placement; nil: none
 	legs    legs
-}
-
-// Replacer places the decode leg of an attempt on another engine. The prefill target and the
-// disagg id stay the same.
-type Replacer interface {
-	// Replace places the decode leg of p, which failed with err, on another engine. answer is
-	// the decision of the leg hook. Replace returns false if the leg must not be retried.
-	Replace(p *coordinator.Placement, err error, answer HookAnswer) (*coordinator.Placement, bool)
-	// Follow places p on one of the engines of to, because a gateway has sent the request there. It
-	// returns false if none of them serves the request.
-	Follow(p *coordinator.Placement, to []*engine.Instance) (*coordinator.Placement, bool)
-	// Pick lets the picker of a sidecar choose the decode engine after prefill has answered. It
-	// returns false if decode stays on the engine of p.
-	Pick(p *coordinator.Placement) (*coordinator.Placement, bool)
 }
 
 // Tries returns how many legs of a phase have been sent for the request.
@@ -70,9 +57,23 @@ func (env *Env) Reached() bool { return env.reached }
 // SkipEncode marks that the request needs no encode leg.
 func (env *Env) SkipEncode() { env.encoded = true }
 
-// OtherModel marks that the request is for another model now, whose engines have received
-// nothing of the request.
+// OtherModel resets the state of earlier legs, because the request now goes to engines of another
+// model.
 func (env *Env) OtherModel() { env.encoded, env.pulled = false, false }
+
+// End ends an attempt that waits for another placement but gets none. It does nothing if there is
+// none.
+func (env *Env) End() {
+	a := env.waiting
+	if a == nil {
+		return
+	}
+	env.waiting = nil
+	if a.failed == nil { // only a panic leaves such an attempt
+		a.failed = ErrPanicked
+	}
+	a.end(a.failed)
+}
 
 // Source returns where the prompt of the request comes from.
 func (env *Env) Source() prompt.Source {
@@ -103,7 +104,7 @@ func (env *Env) note(status int) {
 // Answer sends an answer with its whole body. The error is downstream.ErrWrite.
 func (env *Env) Answer(status int, body []byte) error {
 	env.note(status)
-	return env.Client.Whole(status, body)
+	return env.Client.WriteBody(status, body)
 }
 
 // AnswerReply sends the engine's own answer to a failed leg. e.Reply must not be nil.

@@ -60,17 +60,15 @@ type GatewayHead struct {
 	Hidden bool
 }
 
-// mostObserved limits the part of an answer that is kept to read the usage, in bytes. Streams
+// maxObserved limits the part of an answer that is kept to read the usage, in bytes. Streams
 // of events are not kept.
-const mostObserved = 1 << 20
+const maxObserved = 1 << 20
 
-// Observe carries out the placement p by a gateway: the gateway sends the request, and Observe
-// reads the answer only for the records, the load and the health of the engine. The attempt has
-// ended when Observe returns, even after a panic. An error means that the gateway has not shown
-// the end of an answer; nothing may be retried then.
-func Observe(env *Env, p *coordinator.Placement, g Gateway) error {
-	a := bare(env, p)
-	defer a.endObserved()
+// observe carries out the placement by the gateway: the gateway sends the request, and observe reads
+// the answer only for the records, the load and the health of the engine. An error means that the
+// gateway has not shown the end of an answer; nothing may be retried then.
+func (a *attempt) observe() error {
+	env, p, g := a.env, a.p, a.env.Gateway
 	spare := a.spare()
 	env.Journal.Placed(p, env.Ask.Request.PromptTokens)
 	f, err := a.forwarding(spare)
@@ -88,23 +86,13 @@ func Observe(env *Env, p *coordinator.Placement, g Gateway) error {
 		return a.legEnded(env.Context, l, err)
 	}
 	env.Journal.LegAnswered(l.Leg, head.Status)
-	o := observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
+	o := &observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
 	o.events.Reasons = env.Journal.Traced()
 	if head.Other {
-		o.follow()
+		o.leaveEngine()
+		return nil
 	}
-	env.begin(head.Status)
-	if l = o.l; head.Hidden && o.ok() {
-		a.p.Lease.Answered(o.stream())
-		env.Journal.FirstByte(l.Leg)
-	}
-	return o.run()
-}
-
-func (a *attempt) endObserved() {
-	a.p.Lease.Release()
-	a.legBody.Free()
-	a.legBody = nil
+	return o.begin()
 }
 
 // spare returns the other candidates for the phase of Decode, those with the fewest tokens
@@ -159,7 +147,7 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 		return nil, err
 	}
 	if f.Body = shaped.Body; !shaped.Alias {
-		a.legBody.Set(shaped.Body)
+		a.owed.legBody.Set(shaped.Body)
 	}
 	if a.p.Prefill.IsZero() && a.p.Decode.Spec.Endpoint == "" {
 		f.Path = a.p.Decode.Prefix + shaped.Path
@@ -191,23 +179,39 @@ type observation struct {
 	lost   bool      // body was too large to keep
 }
 
-// follow records that the gateway had to leave the chosen engine, as a failure of that engine, and
-// moves the request with its load to the engine that has answered.
-func (o *observation) follow() {
-	a, env := o.a, o.a.env
-	env.Journal.Fallback("gateway", "other_endpoint")
+// leaveEngine records that the gateway had to leave the chosen engine, as a failure of that engine.
+// The attempt then needs a placement on the engine that has answered.
+func (o *observation) leaveEngine() {
+	a := o.a
+	a.env.Journal.Fallback("gateway", "other_endpoint")
 	a.legFailed(o.l, a.classify(o.l, o.l.failedBy("other_endpoint", 502, nil)))
-	next, ok := env.Replacer.Follow(a.p, o.head.Engines)
-	if !ok {
-		o.unknown = true
-		a.p.Lease.Release()
-		return
-	}
+	a.needs, a.observation = NeedsServing, o
+}
+
+// goOn moves the request with its load to the placement on the engine that has answered; nil: that
+// engine is not known.
+func (o *observation) goOn(p *coordinator.Placement) error {
+	a, env := o.a, o.a.env
 	a.p.Lease.Release()
-	a.p, a.c.Decode = next, next.Decode
-	env.Journal.Placed(next, env.Ask.Request.PromptTokens)
-	o.l = env.beginLeg(abi.Decode, next.Decode, 2, a.c.LegID)
+	if p == nil {
+		o.unknown = true
+		return o.begin()
+	}
+	a.p, a.c.Decode = p, p.Decode
+	env.Journal.Placed(p, env.Ask.Request.PromptTokens)
+	o.l = env.beginLeg(abi.Decode, p.Decode, 2, a.c.LegID)
 	env.Journal.LegAnswered(o.l.Leg, o.head.Status)
+	return o.begin()
+}
+
+// begin begins the client's answer and reads the answer of the gateway to its end.
+func (o *observation) begin() error {
+	o.a.env.begin(o.head.Status)
+	if o.head.Hidden && o.ok() {
+		o.a.p.Lease.Answered(o.stream())
+		o.a.env.Journal.FirstByte(o.l.Leg)
+	}
+	return o.run()
 }
 
 // run reads the answer to its end.
@@ -244,7 +248,7 @@ func (o *observation) stream() bool { return o.ok() && o.head.Events && o.a.env.
 func (o *observation) read(chunk []byte) {
 	env := o.a.env
 	if !o.stream() {
-		if !o.lost && (len(o.body)+len(chunk) > mostObserved || env.Client.Reserve(len(chunk)) != nil) {
+		if !o.lost && (len(o.body)+len(chunk) > maxObserved || env.Client.Reserve(len(chunk)) != nil) {
 			o.body, o.lost = nil, true
 		}
 		if !o.lost {
@@ -275,7 +279,7 @@ func (o *observation) hasBegun(chunk []byte) bool {
 	if o.start.Verdict > openai.ContentEvent {
 		return false
 	}
-	if len(o.first)+len(chunk) > mostHead || o.a.env.Client.Reserve(len(chunk)) != nil {
+	if len(o.first)+len(chunk) > maxHead || o.a.env.Client.Reserve(len(chunk)) != nil {
 		o.start.Verdict = openai.ContentEvent // no head of a failed answer is this large
 	} else {
 		o.first = append(o.first, chunk...)

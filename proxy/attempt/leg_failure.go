@@ -120,7 +120,7 @@ func (a *attempt) classify(l *leg, f *failure) *Error {
 		e.Pair = a.pair
 		return &e
 	}
-	if l.Phase == abi.Decode && a.pair != nil && !a.orphan.KVRead && f.Unresponsive.IsZero() {
+	if l.Phase == abi.Decode && a.pair != nil && !a.owed.KVRead && f.Unresponsive.IsZero() {
 		switch {
 		case !f.sent:
 			if f.Code == 504 && a.leaseOver() { // no engine is at fault: the leg waited for a free connection (max_conns)

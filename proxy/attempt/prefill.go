@@ -96,10 +96,10 @@ func (a *attempt) prefillLeg(ctx context.Context, shaped connector.Leg, r *prefi
 		err = l.failed(err)
 	case resp.Status/100 != 2:
 		// If prefill pulled KV, perhaps decode did not deliver the KV of the previous turn.
-		if a.turn != nil && resp.Status/100 == 5 {
+		if a.owed.turn != nil && resp.Status/100 == 5 {
 			env.Journal.Fallback("turn_kv", "pull_failed")
 		}
-		err = a.rejected(l, resp, answer.B, a.turn != nil)
+		err = a.rejected(l, resp, answer.B, a.owed.turn != nil)
 	default:
 		if err = a.failedAtOnce(l, resp, answer.B); err != nil {
 			break

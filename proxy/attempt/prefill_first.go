@@ -11,8 +11,7 @@ import (
 )
 
 // prefillFirst sends the prefill leg, waits for its answer, and sends the decode leg, which
-// contains parameters of that answer. If a decode leg fails before it can have reached its
-// engine, or if its engine has no room, another decode engine gets the leg.
+// contains parameters of that answer.
 func (a *attempt) prefillFirst() error {
 	a.pullTurn()
 	shaped, body, err := a.shapePrefill()
@@ -31,26 +30,27 @@ func (a *attempt) prefillFirst() error {
 	if a.decodeEnded() { // any other decode is worth a try: prefill holds the blocks already
 		return a.noDecode()
 	}
-	if p, ok := a.env.Replacer.Pick(a.p); ok {
-		a.move(p)
+	if a.env.Route.DefersDecode() {
+		a.needs = NeedsPick
+		return nil
 	}
-	for {
-		if err = a.shapeDecode(&shaped, &a.prefill.handoff); err != nil {
-			return err
-		}
-		err = a.answerLeg(a.env.Context, &shaped)
-		if err == nil || downstream.OwnFault(err) || maybeSent(err) && !overloaded(err) || connector.PinsDecode(a.conn) || a.leaseOver() {
-			return err
-		}
-		if a.wantsNewAttempt(err) {
-			return err
-		}
-		p, ok := a.env.Replacer.Replace(a.p, err, a.hook)
-		if !ok {
-			return err
-		}
-		a.move(p)
+	return a.decodeAfterPrefill()
+}
+
+// decodeAfterPrefill sends the decode leg for the KV that prefill has computed. If the leg fails
+// before it can have reached its engine, or if its engine has no room, the attempt needs another
+// decode engine.
+func (a *attempt) decodeAfterPrefill() error {
+	var shaped connector.Leg
+	if err := a.shapeDecode(&shaped, &a.prefill.handoff); err != nil {
+		return err
 	}
+	err := a.answerLeg(a.env.Context, &shaped)
+	final := err == nil || downstream.OwnFault(err) || maybeSent(err) && !overloaded(err) || connector.PinsDecode(a.conn) || a.leaseOver()
+	if !final && !a.wantsNewAttempt(err) {
+		a.needs = NeedsDecode
+	}
+	return err
 }
 
 // prefillAlone runs the prefill leg and frees its body.

@@ -124,7 +124,7 @@ func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
 		<-ctx.Done() // the winner cancels this leg next
 		return context.Cause(ctx)
 	}
-	a.orphan.KVRead = true
+	a.owed.KVRead = true
 	a.notePair(stream)
 	a.p.Lease.Answered(stream)
 	return nil

@@ -17,9 +17,9 @@ const (
 	// streamBuffer is the size of the read buffer of a stream, in bytes. It holds many events
 	// and keeps few pages of memory resident.
 	streamBuffer = 4 << 10
-	// mostHead limits the bytes of a stream that are held until its first content. The head may
+	// maxHead limits the bytes of a stream that are held until its first content. The head may
 	// have the ids of the prompt's tokens, once for each choice.
-	mostHead = 1 << 20
+	maxHead = 1 << 20
 	// headHold is how long the head of an answer is held for its first content while the engine
 	// sends keep-alives. An engine that fails to load the KV reports that at once.
 	headHold = 5 * time.Second
@@ -147,10 +147,10 @@ func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) 
 		}
 		resp.SetIdleTimeout(left)
 		if len(buf.B) == cap(buf.B) {
-			if len(buf.B) >= mostHead {
+			if len(buf.B) >= maxHead {
 				return nil // no head of a failed answer is this large
 			}
-			if err := buf.Grow(0, 2*mostHead); err != nil {
+			if err := buf.Grow(0, 2*maxHead); err != nil {
 				return l.failed(downstream.ErrMemory)
 			}
 		}
@@ -175,7 +175,7 @@ func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) 
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		} else if err != nil && !opened.IsZero() {
-			a.orphan.KVRead = a.claimKV()
+			a.owed.KVRead = a.claimKV()
 		}
 		if err != nil {
 			return l.failed(err)

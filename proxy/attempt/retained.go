@@ -31,7 +31,7 @@ func (a *attempt) pullTurn() {
 		env.Retained.Free(k, 0)
 		return
 	}
-	a.turn, a.c.RetainedKV = k, k.Params()
+	a.owed.turn, a.c.RetainedKV = k, k.Params()
 	env.Journal.Note("prefill pulls the KV of the previous turn from " + k.Holder().Name())
 	env.Journal.RetainedKV("pulled")
 }
@@ -125,27 +125,27 @@ func (a *attempt) keepTurn(answer []byte, given bool) {
 // answered. If prefill may have received the leg, the call waits cleanup.Yield, and then until
 // prefill responds: prefill aborts the leg meanwhile and reads no freed blocks.
 func (a *attempt) giveUpTurn() {
-	if a.turn == nil || a.orphan.PrefillDone {
+	if a.owed.turn == nil || a.owed.PrefillDone {
 		return
 	}
 	yield := time.Duration(0)
-	if a.orphan.PrefillSent {
+	if a.owed.PrefillSent {
 		yield = cleanup.Yield
-		a.turn.Hold(a.p.Prefill)
+		a.owed.turn.Hold(a.p.Prefill)
 	}
-	a.env.Retained.Free(a.turn, yield)
+	a.env.Retained.Free(a.owed.turn, yield)
 }
 
 // passTurn makes the clean-up free the KV of the previous turn when the late prefill leg has ended.
 // Prefill may begin to read the KV until then. If prefill has served the leg, it has read the KV,
 // and the engine that retained the KV has freed it.
 func (a *attempt) passTurn(late *cleanup.Late) {
-	if a.turn == nil {
+	if a.owed.turn == nil {
 		return
 	}
-	store, k := a.env.Retained, a.turn
+	store, k := a.env.Retained, a.owed.turn
 	k.Hold(a.p.Prefill)
-	a.turn = nil
+	a.owed.turn = nil
 	late.Ended = func(served bool) {
 		if !served {
 			store.Free(k, cleanup.Yield)

@@ -32,7 +32,6 @@ type Services struct {
 	Options
 	Budget Budget // of retries
 
-	trtllm  atomic.Pointer[connector.TRTLLM]
 	process string        // 16 hex digits, random: the first half of leg ids
 	ids     atomic.Uint64 // of legs
 	encodes atomic.Uint64 // requests for encoders
@@ -41,13 +40,8 @@ type Services struct {
 
 // NewServices returns the Services of a process.
 func NewServices(o Options) *Services {
-	s := &Services{Options: o, process: downstream.RandomHex(8)}
-	s.SetTRTLLM(connector.TRTLLM{})
-	return s
+	return &Services{Options: o, process: downstream.RandomHex(8)}
 }
-
-// SetTRTLLM sets the options of the trtllm connector for attempts that begin later.
-func (s *Services) SetTRTLLM(o connector.TRTLLM) { s.trtllm.Store(&o) }
 
 // LegID returns a new id for one attempt: 32 lower-case hex digits. The width is fixed
 // because SGLang aborts by prefix. Ids are unique over processes and restarts.

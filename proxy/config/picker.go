@@ -28,10 +28,15 @@ func (s Sidecar) ExtProcPicker() (address string, secure bool) {
 func (k *checker) picker() {
 	s := k.config.Sidecar
 	k.positive("sidecar.picker_timeout", int64(s.PickerTimeout))
-	extProc := strings.HasPrefix(s.Picker, schemeExtProc) || strings.HasPrefix(s.Picker, schemeExtProcTLS)
-	if extProc {
+	switch {
+	case strings.HasPrefix(s.Picker, schemeExtProc), strings.HasPrefix(s.Picker, schemeExtProcTLS):
 		k.extProcPicker()
 		return
+	case s.Picker == "":
+	case strings.HasPrefix(s.Picker, "http://"), strings.HasPrefix(s.Picker, "https://"):
+		k.add("sidecar.picker", "the JSON form of a picker was removed: use an endpoint picker that serves ext_proc, as ext_proc://host:port or ext_procs://host:port")
+	default:
+		k.add("sidecar.picker", "invalid address of an endpoint picker: want ext_proc://host:port or ext_procs://host:port")
 	}
 	if s.PickerFailureModeAllow {
 		k.add("sidecar.picker_failure_mode_allow", "needs an ext_proc:// or ext_procs:// picker")
@@ -40,13 +45,6 @@ func (k *checker) picker() {
 		k.add("sidecar.picker_subset", "needs an ext_proc:// or ext_procs:// picker")
 	}
 	k.pickerCertificate()
-	switch {
-	case s.Picker == "":
-	case strings.HasPrefix(s.Picker, "http://"), strings.HasPrefix(s.Picker, "https://"):
-		k.httpURL("sidecar.picker", s.Picker)
-	default:
-		k.add("sidecar.picker", "invalid URL: the scheme must be http or https, or ext_proc or ext_procs for an endpoint picker")
-	}
 }
 
 // extProcPicker checks a picker that serves ext_proc.
@@ -56,8 +54,11 @@ func (k *checker) extProcPicker() {
 	if host, port, err := net.SplitHostPort(address); err != nil || host == "" || strings.ContainsAny(host, "/@?# ") || !validPort(port, 1) {
 		k.add("sidecar.picker", "invalid address of an endpoint picker: want ext_proc://host:port or ext_procs://host:port")
 	}
-	if s.Local != "" {
-		k.add("sidecar.picker", "an ext_proc picker chooses all engines of a request: it must not be set together with sidecar.local, whose engine is fixed")
+	if s.Local != "" && (s.Role == RoleDecode || s.Connector == ConnectorNone) {
+		k.add("sidecar.picker", "chooses the decode engine of a sidecar, and the sidecar of role %q and connector %q has no decode leg on another engine", s.Role, s.Connector)
+	}
+	if s.Local != "" && s.PickerFailureModeAllow {
+		k.add("sidecar.picker_failure_mode_allow", "must not be set together with sidecar.local: without a choice of the picker, a sidecar always uses the place policy")
 	}
 	if k.config.EPP.Listen != "" {
 		k.add("sidecar.picker", "an ext_proc picker must not be set together with epp.listen: this proxy would be both the picker and the gateway")

@@ -40,19 +40,18 @@ type Sidecar struct {
 	// Callers are the networks whose requests may use these headers; those of others
 	// are ignored. Default empty: all callers.
 	Callers []string `toml:"callers"`
-	// Picker is the http or https URL of the service that chooses the decode engine; or
-	// ext_proc://host:port or ext_procs://host:port (TLS) of an endpoint picker of the
-	// Inference Extension, which chooses the engines of every request of a proxy without
-	// Local. Default "": none.
+	// Picker is an endpoint picker of the Inference Extension, ext_proc://host:port or
+	// ext_procs://host:port (TLS). Without Local, it chooses the engines of every request.
+	// With Local, it chooses the decode engine for the policy decode_picked. Default "": none.
 	Picker string `toml:"picker"`
 	// PickerTimeout bounds the wait for Picker. Default 200ms; never 0.
 	PickerTimeout Duration `toml:"picker_timeout"`
-	// PickerFailureModeAllow places a request by the policies of this proxy if an
-	// ext_proc picker gives no usable answer: Envoy's failure_mode_allow, FailOpen of an
-	// InferencePool. Default false: such a request gets 503.
+	// PickerFailureModeAllow places a request by the policies of this proxy if the picker
+	// gives no usable answer: Envoy's failure_mode_allow, FailOpen of an InferencePool.
+	// Default false: such a request gets 503. A sidecar always uses its policies then.
 	PickerFailureModeAllow bool `toml:"picker_failure_mode_allow"`
-	// PickerSubset sends the addresses of the ready engines to an ext_proc picker, as the
-	// subset from which it may choose. Default false.
+	// PickerSubset sends the addresses of the ready engines to the picker, as the subset
+	// from which it may choose; of a sidecar, those that may decode. Default false.
 	PickerSubset bool `toml:"picker_subset"`
 	// PickerCA is a file of CA certificates (PEM) that may sign the certificate of an
 	// ext_procs picker. Default "": the system's.

@@ -291,9 +291,18 @@ var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two l
 // Remote returns the connector of [[remote]].
 func Remote() Connector { return remote{} }
 
+// Configurer is implemented by connectors with settings of the operator.
+type Configurer interface {
+	// Configure sets the settings in an attempt, which keeps them for all its legs.
+	Configure(a *Attempt)
+}
+
 // All lists the connectors of engines in the order of the documentation.
-func All() []Connector {
-	return []Connector{nixl{}, nixlPush{}, vllmStore{}, moriio{}, moriio{read: true}, mooncake{}, p2pNCCL{}, p2pTier{}, sglang{}, trtllm{}, none{}}
+func All() []Connector { return Configured(TRTLLM{}) }
+
+// Configured is All with the operator's settings for the trtllm connector.
+func Configured(t TRTLLM) []Connector {
+	return []Connector{nixl{}, nixlPush{}, vllmStore{}, moriio{}, moriio{read: true}, mooncake{}, p2pNCCL{}, p2pTier{}, sglang{}, trtllm{settings: t}, none{}}
 }
 
 // ByName returns the connector of that name in the configuration.

@@ -20,7 +20,10 @@ import (
 // the orchestrator, and when a generation is needed),
 // tensorrt_llm/serve/openai_protocol.py (the fields; they differ between releases, and a
 // worker rejects unknown ones).
-type trtllm struct{}
+type trtllm struct{ settings TRTLLM }
+
+// Configure implements Configurer.
+func (t trtllm) Configure(a *Attempt) { a.TRTLLM = t.settings }
 
 func (trtllm) Name() string   { return "trtllm" }
 func (trtllm) Flow() abi.Flow { return abi.FlowPrefillFirst }

@@ -119,8 +119,8 @@ func (c *Client) Begin(status int) {
 	c.w.WriteHeader(status)
 }
 
-// Whole sends the answer with its whole body. The error is ErrWrite.
-func (c *Client) Whole(status int, body []byte) error {
+// WriteBody sends the answer with its whole body. The error is ErrWrite.
+func (c *Client) WriteBody(status int, body []byte) error {
 	c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	c.limitAnswer()
 	c.Begin(status)

@@ -38,8 +38,8 @@ func (x *exchange) deadline(class config.PriorityClass) (time.Time, error) {
 // untilDeadline returns a context that ends with ctx, and with admission.ErrDeadline at the
 // deadline of the request. The caller calls cancel.
 func (x *exchange) untilDeadline(ctx context.Context) (_ context.Context, cancel context.CancelFunc) {
-	if x.ask.Deadline.IsZero() {
+	if x.placing.ask.Deadline.IsZero() {
 		return ctx, func() {}
 	}
-	return context.WithDeadlineCause(ctx, x.ask.Deadline, admission.ErrDeadline)
+	return context.WithDeadlineCause(ctx, x.placing.ask.Deadline, admission.ErrDeadline)
 }

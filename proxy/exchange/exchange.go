@@ -3,9 +3,7 @@ package exchange
 import (
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/attempt"
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
@@ -22,34 +20,26 @@ type exchange struct {
 	client   downstream.Client
 	req      openai.Request
 	prompt   prompt.Prompt
-	ask      coordinator.Ask
-	route    sidecar.Route
+	placing  placing
 	journal  journal.Journal
 	env      attempt.Env
 	gateway  attempt.Gateway         // sends the request instead of this process; nil: this process sends the legs
-	plane    *sidecar.Plane          // of an ext_proc picker; nil: none
-	shown    sidecar.Shown           // the answer, if plane is set
+	picker   *sidecar.PickerClient   // of an ext_proc picker; nil: none
+	observed sidecar.ObservedWriter  // the answer, if picker is set
 	changes  *extproc.HeaderMutation // of the picker, for the legs; nil: none
 	admitted admission.Place         // among the running requests; zero: none
-	held     *coordinator.Lease      // of the last placement; close releases it too, because a panic may have kept the attempt from it
 	line     recording.Line          // of the recording
 	account  account                 // of the client's tenant
-	denied   *attempt.Error          // the failure for which the retry budget had no retry
-	full     []*engine.Instance      // refused the request for lack of room
-	waited   bool                    // the last placement has waited for an engine
 }
 
 // reset drops every reference to the request and keeps the memory.
 func (x *exchange) reset() {
-	clear(x.ask.Excluded)
-	x.ask = coordinator.Ask{Excluded: x.ask.Excluded[:0]}
-	x.run, x.gateway, x.held, x.denied = nil, nil, nil, nil
-	x.full, x.waited = nil, false
+	x.run, x.gateway = nil, nil
+	x.placing.close()
 	x.admitted = admission.Place{}
-	x.plane, x.shown, x.changes = nil, sidecar.Shown{}, nil
+	x.picker, x.observed, x.changes = nil, sidecar.ObservedWriter{}, nil
 	x.env.Reset()
 	x.prompt.Reset()
-	x.route.Reset()
 	x.line = recording.Line{}
 	x.account = account{}
 	x.req.Reset()

@@ -16,8 +16,8 @@ import (
 
 // The limits of the search for a stored response.
 const (
-	mostHolders   = 4096 // responses whose engine a process remembers
-	mostQuestions = 16   // engines that one search asks at the same time
+	maxHolders   = 4096 // responses whose engine a process remembers
+	maxQuestions = 16   // engines that one search asks at the same time
 	// answerWithin is the time for the answer of one engine. An engine has its responses in
 	// memory.
 	answerWithin = 5 * time.Second
@@ -29,7 +29,7 @@ const (
 type holders struct {
 	mu   sync.Mutex
 	of   map[string]*engine.Instance // by response id; guarded by mu
-	ring [mostHolders]string         // the ids of the map, the oldest at next; guarded by mu
+	ring [maxHolders]string          // the ids of the map, the oldest at next; guarded by mu
 	next int                         // guarded by mu
 }
 
@@ -53,7 +53,7 @@ func (h *holders) put(id string, i *engine.Instance) {
 	if _, known := h.of[id]; !known {
 		delete(h.of, h.ring[h.next])
 		h.ring[h.next] = id
-		h.next = (h.next + 1) % mostHolders
+		h.next = (h.next + 1) % maxHolders
 	}
 	h.of[id] = i
 }
@@ -76,7 +76,7 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 	ctx, stop := context.WithCancel(x.env.Context)
 	defer stop()
 	var (
-		places = make(chan struct{}, mostQuestions)
+		places = make(chan struct{}, maxQuestions)
 		asked  sync.WaitGroup
 		mu     sync.Mutex
 		found  stored // guarded by mu

@@ -1,10 +1,8 @@
 package exchange
 
 import (
-	"errors"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -87,66 +85,6 @@ func (x *exchange) fallback() string {
 
 func isRemote(model string) bool { return strings.HasPrefix(model, config.RemotePrefix) }
 
-// placeAny requests the next placement on engines of the request's model. While no engine
-// of that model can take the request, placeAny changes to the next fallback. It does not try
-// a remote whose circuit is open, or again for this request. If none of the models has an
-// engine, the request waits for the first model as a request without fallbacks does.
-func (x *exchange) placeAny() (*coordinator.Placement, error) {
-	x.waited = false
-	if len(x.env.Models) < 2 {
-		return x.placeOrWait()
-	}
-	for next := x.fallback(); next != ""; next = x.fallback() {
-		reason := "no_engine"
-		p, err := x.place()
-		switch {
-		case err == nil && !x.mayFail(p):
-			return p, nil
-		case err == nil:
-			p.Lease.Release()
-			reason = "failed"
-		case !lacksEngine(err):
-			return nil, err
-		}
-		x.journal.Fallback("model", reason)
-		if err := x.serveWith(next); err != nil {
-			return nil, err
-		}
-	}
-	p, err := x.placeRunning()
-	if err == nil && isRemote(x.req.Model) && x.mayFail(p) {
-		p.Lease.Release()
-		p, err = nil, coordinator.ErrUnknownModel
-	}
-	if errors.Is(err, coordinator.ErrUnknownModel) { // the configuration knows the name
-		err = &coordinator.NoTargetError{Model: x.requested()}
-	}
-	if !lacksEngine(err) || x.env.Config.Limits.NoEngineTimeout == 0 {
-		return p, err
-	}
-	if err := x.serveWith(x.env.Models[0]); err != nil {
-		return nil, err
-	}
-	return x.placeOrWait()
-}
-
-// mayFail reports whether the coordinator had only targets for p that have failed in this
-// request, or whose circuit is open. The trial of a half-open circuit is no such target.
-func (x *exchange) mayFail(p *coordinator.Placement) bool {
-	now := time.Now()
-	for _, t := range [...]engine.Target{p.Prefill, p.Decode} {
-		if !t.IsZero() && (slices.Contains(x.ask.Excluded, t) || t.Breaker.Circuit(now) == engine.CircuitOpen && !isTrial(p, t)) {
-			return true
-		}
-	}
-	return false
-}
-
-func isTrial(p *coordinator.Placement, t engine.Target) bool {
-	row := slices.Index(p.Targets, t)
-	return row >= 0 && p.Facts.Candidates[row].Trial
-}
-
 // stayWith makes a request that continues a stored response one for the model of its holder
 // if a split has chosen another one.
 func (x *exchange) stayWith(holder *engine.Instance) error {
@@ -172,7 +110,39 @@ func (x *exchange) serveWith(model string) error {
 	x.meter()
 	x.journal.Stage(telemetry.StageRuns)
 	x.env.OtherModel()
-	x.ask.Aggregate, x.ask.Same, x.ask.Lookup = 0, coordinator.Pair{}, coordinator.Lookup{}
-	x.ask.Request = abi.RequestFacts{}
+	x.placing.ask.Aggregate, x.placing.ask.Same, x.placing.ask.Lookup = 0, coordinator.Pair{}, coordinator.Lookup{}
+	x.placing.ask.Request = abi.RequestFacts{}
 	return x.describe()
+}
+
+// meter sets the instruments of the request's model.
+func (x *exchange) meter() {
+	if model := x.knownModel(); model != "" {
+		x.journal.Model(x.run.Metrics.Model(model))
+	}
+}
+
+// knownModel returns the model that the client named, or the only one if it named none. It
+// returns "" for a model that no engine has served: the name is then only a text of the
+// client.
+func (x *exchange) knownModel() string {
+	s := x.run.Registry.Snapshot()
+	if x.req.Model != "" {
+		if s.Knows(x.req.Model) {
+			return x.req.Model
+		}
+		return ""
+	}
+	if p, _ := s.Only(); p != nil {
+		return p.Model
+	}
+	return only(s)
+}
+
+// only returns the model if the registry has known exactly one, else "".
+func only(s *engine.Snapshot) string {
+	if known := s.Known(); len(known) == 1 {
+		return known[0]
+	}
+	return ""
 }

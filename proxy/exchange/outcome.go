@@ -70,15 +70,15 @@ func PublicError(err error) *openai.Error {
 // UnknownModel returns the client's error if no engine serves the model of that name.
 // known are the models that the client may request.
 func UnknownModel(name string, known []string) *openai.Error {
-	const mostName, mostKnown = 200, 10 // bytes, models
+	const maxName, maxKnown = 200, 10 // bytes, models
 	text := "the model does not exist"
 	if name != "" {
-		text = fmt.Sprintf("the model %.*q does not exist", mostName, name)
+		text = fmt.Sprintf("the model %.*q does not exist", maxName, name)
 	}
 	if len(known) > 0 {
-		text += "; the engines serve " + strings.Join(known[:min(len(known), mostKnown)], ", ")
+		text += "; the engines serve " + strings.Join(known[:min(len(known), maxKnown)], ", ")
 	}
-	if more := len(known) - mostKnown; more > 0 {
+	if more := len(known) - maxKnown; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return openai.NewFieldError(openai.CodeModelNotFound, "model", text)

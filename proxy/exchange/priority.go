@@ -10,14 +10,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// mostBooked is how many generated tokens a waiting request is charged with at most when it
+// maxBooked is how many generated tokens a waiting request is charged with at most when it
 // gets its place. Clients often set a limit of tokens that their answers never reach. The real
 // number replaces the booked one at the end of the request.
-const mostBooked = 1024
+const maxBooked = 1024
 
-// mostSequences is how many sequences a request is charged with at most when it gets its place.
+// maxSequences is how many sequences a request is charged with at most when it gets its place.
 // A client may ask for any number of them; the engine, not the proxy, refuses too many.
-const mostSequences = 8
+const maxSequences = 8
 
 // admit waits for the request's turn, and until the engines of the model are not saturated; ""
 // is no model. leave ends its place.
@@ -26,7 +26,7 @@ func (x *exchange) admit(client, model string) error {
 	if err != nil {
 		return err
 	}
-	if x.ask.Deadline, err = x.deadline(class); err != nil {
+	if x.placing.ask.Deadline, err = x.deadline(class); err != nil {
 		return err
 	}
 	if len(x.env.Config.PriorityClasses) > 0 {
@@ -57,10 +57,10 @@ func (x *exchange) booked() int64 {
 		return 0
 	}
 	limit := x.req.MaxTokens
-	if limit < 0 || limit > mostBooked {
-		limit = mostBooked
+	if limit < 0 || limit > maxBooked {
+		limit = maxBooked
 	}
-	return limit * min(max(1, x.req.N), mostSequences)
+	return limit * min(max(1, x.req.N), maxSequences)
 }
 
 // leave gives the place back, with the tokens that the request has used: those that the engine
@@ -69,7 +69,7 @@ func (x *exchange) leave() {
 	used := x.journal.Reported()
 	prompt, completion := used.Prompt, used.Completion
 	if prompt <= 0 {
-		prompt = x.ask.Request.PromptTokens
+		prompt = x.placing.ask.Request.PromptTokens
 	}
 	if completion <= 0 {
 		completion = x.journal.Counted()

@@ -4,71 +4,52 @@
 package exchange
 
 import (
-	"log/slog"
 	"net/http"
 	"sync"
 	"sync/atomic"
 
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/attempt"
-	"github.com/pdproxy/pdproxy/proxy/buffer"
-	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/models"
-	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
-	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tenant"
 )
 
-// Options are the parts that a Runner uses. The comment of a field states if the field may be nil.
+// Options are the parts that a Runner uses beside those of attempts. The comment of a field states if the field may be nil.
 // The Runner calls the functions once per request, when the request arrives.
 type Options struct {
-	Config      func() *config.Config
-	Keys        func() *admission.Keys     // returns nil if every client may send requests
-	ClientOf    func(*http.Request) string // returns the name of a client for limits
-	Sidecar     func() *sidecar.Sidecar    // returns nil on a proxy that is no sidecar
-	Plane       func() *sidecar.Plane      // returns nil without an ext_proc picker
-	Models      func() *models.Table       // returns nil without [[model]]
-	Queue       *admission.Queue
-	Waiting     *admission.WaitingRoom
-	Registry    *engine.Registry
-	Coordinator coordinator.Coordinator
-	Connector   func(name string) connector.Connector // of a name that the configuration has
-	Memory      *buffer.Budget                        // counts the memory of requests and answers
-	Bodies      *downstream.Bodies
-	Books       *journal.Books
-	Prompts     *prompt.Matcher
-	Cleanups    *cleanup.Runner
-	Retained    retained.Store
-	Recorder    *recording.Recorder // nil: nothing is recorded
-	Budgets     tenant.Budgets
-	Metrics     *telemetry.Metrics
-	Log         *slog.Logger
+	Config   func() *config.Config
+	Keys     func() *admission.Keys       // returns nil if every client may send requests
+	ClientOf func(*http.Request) string   // returns the name of a client for limits
+	Sidecar  func() *sidecar.Sidecar      // returns nil on a proxy that is no sidecar
+	Picker   func() *sidecar.PickerClient // returns nil without an ext_proc picker
+	Models   func() *models.Table         // returns nil without [[model]]
+	Queue    *admission.Queue
+	Waiting  *admission.WaitingRoom
+	Bodies   *downstream.Bodies
+	Books    *journal.Books
+	Recorder *recording.Recorder // nil: nothing is recorded
+	Budgets  tenant.Budgets
+	Metrics  *telemetry.Metrics
 }
 
 // Runner runs requests. It is safe for concurrent use.
 type Runner struct {
 	Options
-	services  *attempt.Services
+	*attempt.Services
 	hooks     atomic.Pointer[attempt.Hooks] // nil: none
 	exchanges sync.Pool                     // of *exchange, whose memory is reused
 	holders   holders                       // of stored responses
 }
 
 // New returns a Runner. It starts nothing.
-func New(o Options) *Runner {
-	return &Runner{Options: o, services: attempt.NewServices(attempt.Options{
-		Registry: o.Registry, Coordinator: o.Coordinator, Connector: o.Connector, Memory: o.Memory,
-		Cleanups: o.Cleanups, Retained: o.Retained, Prompts: o.Prompts, Log: o.Log,
-	})}
+func New(services *attempt.Services, o Options) *Runner {
+	return &Runner{Services: services, Options: o}
 }
 
 // SetHooks sets the hooks of requests that come later. nil means no hooks.
@@ -87,6 +68,3 @@ func (run *Runner) hooksNow() attempt.Hooks {
 	}
 	return nil
 }
-
-// SetTRTLLM sets the options of the trtllm connector for attempts that begin later.
-func (run *Runner) SetTRTLLM(o connector.TRTLLM) { run.services.SetTRTLLM(o) }

@@ -1,7 +1,6 @@
 package exchange
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/attempt"
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
@@ -25,15 +23,15 @@ func (run *Runner) Serve(w http.ResponseWriter, r *http.Request, api openai.API)
 	run.serve(w, r, api, nil)
 }
 
-// Pick is Serve for a request that the gateway g sends. The answer w gets an error only if g
-// does not send the request; otherwise w gets only the head of the engine's answer.
-func (run *Runner) Pick(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
+// ServeGateway serves a request that the gateway g itself sends to the engine. It writes to w only
+// the head of the engine's answer, or an error if g sends nothing.
+func (run *Runner) ServeGateway(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
 	run.serve(w, r, api, g)
 }
 
 func (run *Runner) serve(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
 	x := run.open(w, r)
-	x.gateway = g
+	x.gateway, x.env.Gateway = g, g
 	defer x.close()
 	defer x.recovered()
 	x.answer(x.serve(r, api))
@@ -60,39 +58,22 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 		return err
 	}
 	defer x.leave()
-	if err := x.pick(); err != nil {
+	if err := x.askPicker(); err != nil {
 		return err
 	}
 	if err := x.describe(); err != nil {
 		return err
 	}
-	var last, retried error // the failure of the latest leg, and the one that the next attempt retries
 	for {
-		p, err := x.placeOrHold()
+		placement, err := x.placing.next()
 		if err != nil {
-			return firstError(x.env.Context, last, err)
-		}
-		if retried != nil && !x.takeRetry(p, retried) {
-			p.Lease.Release()
-			return retried
-		}
-		retried = nil
-		x.admitted.Sent() // the load of the engines has the request now
-		if x.gateway != nil {
-			return attempt.Observe(&x.env, p, x.gateway)
-		}
-		hook, err := attempt.Run(&x.env, p)
-		if err == nil {
-			return nil
-		}
-		if errors.Is(err, coordinator.ErrNoTarget) && x.env.Tries(abi.Prefill) < x.env.Config.Retry.Attempts {
-			continue // the last decode engine of the group left before prefill had ended
-		}
-		if !x.mayRetry(err, hook) {
 			return err
 		}
-		x.exclude(err, hook)
-		last, retried = err, err
+		x.admitted.Sent() // the load of the engines has the request now
+		outcome := attempt.Run(&x.env, placement)
+		if x.placing.learn(outcome) {
+			return outcome.Err
+		}
 	}
 }
 
@@ -104,18 +85,19 @@ func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
 	}
 	cfg := run.Config()
 	x.run = run
-	if x.plane = run.Plane(); x.plane != nil {
-		x.shown.ResponseWriter = w
-		w = &x.shown
+	if x.picker = run.Picker(); x.picker != nil {
+		x.observed.ResponseWriter = w
+		w = &x.observed
 	}
+	x.placing.open(x)
 	x.client.Open(run.Bodies, cfg, w, r)
 	x.journal.Open(run.Books, r.Context(), r.Header, downstream.RequestID(r))
 	w.Header().Set("X-Request-Id", x.journal.ID())
-	run.services.Budget.Request(x.journal.Began())
+	run.Budget.Request(x.journal.Began())
 	x.req.Memory = &x.client
 	e := &x.env
-	e.Services, e.Context, e.Config, e.Hooks = run.services, r.Context(), cfg, run.hooksNow()
-	e.Client, e.Request, e.Ask, e.Prompt, e.Route, e.Journal, e.Replacer = &x.client, &x.req, &x.ask, &x.prompt, &x.route, &x.journal, x
+	e.Services, e.Context, e.Config, e.Hooks = run.Services, r.Context(), cfg, run.hooksNow()
+	e.Client, e.Request, e.Ask, e.Prompt, e.Route, e.Journal = &x.client, &x.req, &x.placing.ask, &x.prompt, &x.placing.route, &x.journal
 	return x
 }
 
@@ -136,8 +118,8 @@ func (x *exchange) read(client string) error {
 	if err := x.checkContentType(); err != nil {
 		return err
 	}
-	err := x.route.Read(x.run.Sidecar(), sidecar.Request{
-		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.ask, Exchange: x, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
+	err := x.placing.route.Read(x.run.Sidecar(), sidecar.Request{
+		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
 	}, x.client.Header(), x.client.RemoteAddr())
 	if err != nil {
 		return err
@@ -161,7 +143,7 @@ func (x *exchange) read(client string) error {
 			return err
 		}
 	}
-	return x.route.Check()
+	return x.placing.route.Check()
 }
 
 // checkContentType rejects a body of another type than the API takes. The engine checks the line of
@@ -191,7 +173,7 @@ func (x *exchange) describe() error {
 	e := &x.env
 	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
 	x.withoutQueueLines()
-	if sc := x.route.Sidecar(); sc != nil {
+	if sc := x.placing.route.Sidecar(); sc != nil {
 		e.Fields = sc.Strip(e.Fields)
 	}
 	if x.changes != nil {
@@ -200,8 +182,8 @@ func (x *exchange) describe() error {
 	x.journal.Inject(func(name, value string) {
 		e.Fields = append(downstream.Without(e.Fields, name), upstream.Field{Name: name, Value: value})
 	})
-	x.ask.Model = x.req.Model
-	x.ask.Request = abi.RequestFacts{
+	x.placing.ask.Model = x.req.Model
+	x.placing.ask.Request = abi.RequestFacts{
 		PromptTokens: x.req.PromptTokens,
 		MaxTokens:    x.req.MaxTokens,
 		N:            x.req.N,
@@ -211,14 +193,14 @@ func (x *exchange) describe() error {
 		return err
 	}
 	source := e.Source()
-	if err := x.run.Prompts.Match(e.Context, &x.prompt, source, &x.ask); err != nil {
+	if err := x.run.Prompts.Match(e.Context, &x.prompt, source, &x.placing.ask); err != nil {
 		return err
 	}
 	if r := x.run.Recorder; r != nil && x.req.API.Generates() {
 		x.line = r.Note(x.journal.Began(), &x.req, x.prompt.TokenIDs(), x.run.Prompts.ClientID(source))
 	}
 	if !x.req.API.Generates() {
-		x.ask.Aggregate = abi.RoleDecode // every engine can answer; keep the prefill engines free for prompts
+		x.placing.ask.Aggregate = abi.RoleDecode // every engine can answer; keep the prefill engines free for prompts
 	}
 	x.journal.Described(&x.req)
 	if x.req.API == openai.Responses {
@@ -229,7 +211,7 @@ func (x *exchange) describe() error {
 
 // describeForPolicies adds the facts of the request that policies need.
 func (x *exchange) describeForPolicies(needs abi.Needs) error {
-	r := &x.ask.Request
+	r := &x.placing.ask.Request
 	if needs&abi.NeedPrompt != 0 {
 		if err := x.client.Reserve(len(x.req.PromptRaw())); err != nil {
 			return err
@@ -307,16 +289,14 @@ func (x *exchange) recovered() {
 // close ends every exchange. Each attempt has ended its legs and released its lease before. close
 // completes the record, writes the trace line, calls the finish hook and frees the memory.
 func (x *exchange) close() {
-	if x.held != nil {
-		x.held.Release()
-	}
+	x.env.End() // an attempt that a panic has left
 	x.settleTenant()
 	x.journal.End()
 	if !x.env.WarmUp {
 		x.settle()
 	}
 	x.journal.Close()
-	x.closeShown()
+	x.closeObserved()
 	x.env.ReleaseBody()
 	x.client.Close()
 	run := x.run
@@ -327,22 +307,11 @@ func (x *exchange) close() {
 // settle reports the end of the exchange to the recorder and to the finish hook.
 func (x *exchange) settle() {
 	if r := x.run.Recorder; r != nil && x.journal.Ending() == telemetry.OutcomeOK {
-		r.Write(&x.line, x.journal.Reported(), x.ask.Request.PromptTokens, x.journal.Reads())
+		r.Write(&x.line, x.journal.Reported(), x.placing.ask.Request.PromptTokens, x.journal.Reads())
 	}
 	if x.env.Hooks != nil {
-		f := x.journal.Finish(x.ask.Request)
-		f.Request.Remaining = x.ask.Remaining(time.Now())
+		f := x.journal.Finish(x.placing.ask.Request)
+		f.Request.Remaining = x.placing.ask.Remaining(time.Now())
 		x.env.Hooks.Finish(&f)
 	}
-}
-
-// firstError prefers the failure of a leg to the error that no other target is left.
-func firstError(ctx context.Context, leg, place error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if leg != nil {
-		return leg
-	}
-	return place
 }

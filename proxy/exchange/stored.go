@@ -152,7 +152,7 @@ func (x *exchange) follow() error {
 	}
 	text, _ := openai.String(v)
 	target, ok := openai.StoredResponseFor(text)
-	elsewhere := x.gateway != nil || x.route.Restricted() // another program places the response
+	elsewhere := x.gateway != nil || x.placing.route.Restricted() // another program places the response
 	switch {
 	case !ok && x.restricted():
 		return errNotStored(field)
@@ -172,6 +172,6 @@ func (x *exchange) follow() error {
 	if elsewhere {
 		return nil
 	}
-	x.ask.Within.Whole = []*engine.Instance{s.holder}
+	x.placing.ask.Within.Whole = []*engine.Instance{s.holder}
 	return x.stayWith(s.holder)
 }

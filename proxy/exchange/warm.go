@@ -139,7 +139,7 @@ var (
 )
 
 func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target) (err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), bytes.NewReader(appendWarmUp(nil, model, run.services.LegID())))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), bytes.NewReader(appendWarmUp(nil, model, run.LegID())))
 	if err != nil {
 		return err
 	}
@@ -167,16 +167,16 @@ func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target)
 	}
 	// vLLM refuses a body without a type (entrypoints/serve/utils/api_utils.py, validate_json_request).
 	x.env.Fields = x.client.AppendFields(x.env.Fields[:0], x.req.ContentType(), false, false)
-	x.ask.Model = model
+	x.placing.ask.Model = model
 	x.journal.Described(&x.req)
-	x.ask.Request = abi.RequestFacts{PromptTokens: x.req.PromptTokens, MaxTokens: 1, N: 1}
-	x.ask.Only = coordinator.Pair{Prefill: p, Decode: d}
-	placement, err := run.Coordinator.Place(ctx, &x.ask)
+	x.placing.ask.Request = abi.RequestFacts{PromptTokens: x.req.PromptTokens, MaxTokens: 1, N: 1}
+	x.placing.ask.Only = coordinator.Pair{Prefill: p, Decode: d}
+	placement, err := run.Coordinator.Place(ctx, &x.placing.ask)
 	if err != nil {
 		return errors.Join(errWarmBusy, err)
 	}
-	x.held = placement.Lease
-	if _, err := attempt.Run(&x.env, placement); err != nil {
+	x.placing.lease = placement.Lease
+	if err := attempt.Run(&x.env, placement).Err; err != nil {
 		return err
 	}
 	if run.Registry.PairState(p, d) != abi.PairReady {

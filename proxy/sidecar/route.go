@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"context"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -14,10 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Exchange is the exchange that a Route belongs to.
-type Exchange interface {
-	// PlaceOnce requests one placement on the engines that the request allows.
-	PlaceOnce() (*coordinator.Placement, error)
+// Journal is the record of the request that a Route belongs to.
+type Journal interface {
 	// Fallback counts that a coordination policy was not used, and why.
 	Fallback(policy, reason string)
 	// Coordinated records which coordination policy has placed the request.
@@ -26,11 +23,9 @@ type Exchange interface {
 
 // Request is the request that a Route is for. The Route changes Ask.
 type Request struct {
-	Context       context.Context
-	ID            string
 	Body          *openai.Request // parsed after Read
 	Ask           *coordinator.Ask
-	Exchange      Exchange
+	Journal       Journal
 	ScheduleStyle string // retry.schedule_style
 }
 
@@ -46,7 +41,8 @@ type Route struct {
 	profile string             // the phase that the caller coordinates itself; "" for none
 	policy  string             // the policy of the last placement
 	local   [1]*engine.Instance
-	picked  [1]*engine.Instance // by the picker
+	picked  [1]*engine.Instance // by the picker, for decode alone
+	step    step
 
 	destinations []*engine.Instance // by an ext_proc picker, best first; memory is used again
 }

@@ -24,11 +24,20 @@ type caller struct {
 	calls []string // the policies used, and those skipped with their reasons
 }
 
-func (c *caller) PlaceOnce() (*coordinator.Placement, error) {
-	if !c.fits(c.ask.Within) {
-		return nil, &coordinator.NoTargetError{}
+// place asks until the route has no further policy or destination.
+func (c *caller) place(r *Route) error {
+	for {
+		if err := r.Restrict(); err != nil {
+			return err
+		}
+		var err error
+		if !c.fits(c.ask.Within) {
+			err = &coordinator.NoTargetError{}
+		}
+		if !r.Judge(err) {
+			return err
+		}
 	}
-	return &coordinator.Placement{}, nil
 }
 
 func (c *caller) Fallback(policy, reason string) { c.calls = append(c.calls, policy+" "+reason) }
@@ -64,7 +73,7 @@ func read(sc *Sidecar, line string) (*Route, *caller, error) {
 		h.Set(name, value)
 	}
 	r := new(Route)
-	err := r.Read(sc, Request{Body: &openai.Request{API: openai.Completions}, Ask: c.ask, Exchange: c}, h, "10.0.0.9:1234")
+	err := r.Read(sc, Request{Body: &openai.Request{API: openai.Completions}, Ask: c.ask, Journal: c}, h, "10.0.0.9:1234")
 	return r, c, err
 }
 
@@ -143,7 +152,7 @@ func TestPlace(t *testing.T) {
 		for _, name := range tt.failed {
 			c.ask.Excluded = append(c.ask.Excluded, engine.Target{Instance: sc.registry.Snapshot().Instance(name)})
 		}
-		if _, err := r.Place(); err != nil {
+		if err := c.place(r); err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 		if got := strings.Join(c.calls, ", "); got != tt.want {
@@ -160,7 +169,7 @@ func TestPlaceNowhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.fits = func(coordinator.Within) bool { return false }
-	if _, err := r.Place(); !errors.Is(err, coordinator.ErrNoTarget) {
+	if err := c.place(r); !errors.Is(err, coordinator.ErrNoTarget) {
 		t.Errorf("%v", err)
 	}
 	if want := []string{"prefill_named no_target", "local no_target", "prefill_placed no_target"}; !slices.Equal(c.calls, want) {
@@ -197,5 +206,4 @@ func TestOrder(t *testing.T) {
 	if New(&cfg, sc.registry, sc) != nil {
 		t.Error("a proxy without sidecar.local is a sidecar")
 	}
-	(*Sidecar)(nil).Close() // allowed
 }

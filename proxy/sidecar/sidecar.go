@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -26,7 +25,6 @@ type Sidecar struct {
 	local     string         // name of the local engine
 	callers   []netip.Prefix // whose headers are read; nil: those of every client
 	order     atomic.Pointer[[]string]
-	picker    *picker // nil: none
 	addresses directory
 }
 
@@ -41,9 +39,6 @@ func New(cfg *config.Config, registry *engine.Registry, old *Sidecar) *Sidecar {
 		return old
 	}
 	sc := &Sidecar{cfg: cfg.Sidecar, registry: registry, local: local, callers: cfg.Sidecar.Networks()}
-	if cfg.Sidecar.Picker != "" {
-		sc.picker = newPicker(cfg.Sidecar.Picker, time.Duration(cfg.Sidecar.PickerTimeout))
-	}
 	sc.ResetOrder()
 	return sc
 }
@@ -55,16 +50,7 @@ func (sc *Sidecar) same(o config.Sidecar) bool {
 	}
 	mine.Policies, mine.Callers, o.Policies, o.Callers = nil, nil, nil, nil
 	return mine.Local == o.Local && mine.Role == o.Role && mine.Connector == o.Connector && mine.Header == o.Header &&
-		mine.EncoderHeader == o.EncoderHeader &&
-		mine.PolicyHeader == o.PolicyHeader && mine.ProfileHeader == o.ProfileHeader &&
-		mine.Picker == o.Picker && mine.PickerTimeout == o.PickerTimeout
-}
-
-// Close closes idle connections to the picker. A nil Sidecar is allowed.
-func (sc *Sidecar) Close() {
-	if sc != nil && sc.picker != nil {
-		sc.picker.client.CloseIdleConnections()
-	}
+		mine.EncoderHeader == o.EncoderHeader && mine.PolicyHeader == o.PolicyHeader && mine.ProfileHeader == o.ProfileHeader && mine.Picker == o.Picker
 }
 
 // Config returns the configuration of the sidecar.

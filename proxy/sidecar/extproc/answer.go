@@ -21,11 +21,11 @@ const (
 	HeaderEncoders    = "x-encoder-hosts-ports"
 )
 
-// mostEndpoints is the largest number of endpoints in one list, and mostEndpoint the largest length
+// maxEndpoints is the largest number of endpoints in one list, and maxEndpoint the largest length
 // of one, in bytes. Others are ignored.
 const (
-	mostEndpoints = 32
-	mostEndpoint  = 300
+	maxEndpoints = 32
+	maxEndpoint  = 300
 )
 
 // Decision is the choice of a picker.
@@ -301,7 +301,7 @@ func valueOf(h *core.HeaderValue) string {
 // endpoints appends the endpoints of a text with commas to list, each once.
 func endpoints(list []string, text string) []string {
 	for one := range strings.SplitSeq(text, ",") {
-		if one = strings.TrimSpace(one); one == "" || len(one) > mostEndpoint || len(list) == mostEndpoints || slices.Contains(list, one) {
+		if one = strings.TrimSpace(one); one == "" || len(one) > maxEndpoint || len(list) == maxEndpoints || slices.Contains(list, one) {
 			continue
 		}
 		list = append(list, one)

@@ -41,9 +41,9 @@ const (
 	// pingTimeout. A server of grpc-go closes connections with more frequent pings.
 	pingAfter   = 5*time.Minute + 10*time.Second
 	pingTimeout = 10 * time.Second
-	// connectTimeout bounds one try to connect; mostBackoff bounds the time between two tries.
+	// connectTimeout bounds one try to connect; maxBackoff bounds the time between two tries.
 	connectTimeout = 5 * time.Second
-	mostBackoff    = time.Second
+	maxBackoff     = time.Second
 	// headRoom is the room in a message for header lines and metadata, in bytes.
 	headRoom = 1 << 20
 	// chunk is the largest part of a body in one message, in bytes. Some pickers accept 64 KiB
@@ -114,7 +114,7 @@ func connection(o *Options) (*grpc.ClientConn, error) {
 		grpc.WithMaxHeaderListSize(headRoom),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: mostBackoff / 10, Multiplier: 2, Jitter: .2, MaxDelay: mostBackoff},
+			Backoff:           backoff.Config{BaseDelay: maxBackoff / 10, Multiplier: 2, Jitter: .2, MaxDelay: maxBackoff},
 			MinConnectTimeout: connectTimeout,
 		}),
 	}

@@ -298,7 +298,7 @@ func TestCircuit(t *testing.T) {
 			t.Fatalf("without a picker: %q", got)
 		}
 		p.start()
-		time.Sleep(2 * mostBackoff)
+		time.Sleep(2 * maxBackoff)
 		if got := reason(); got != "" {
 			t.Fatalf("the picker is back: %q", got)
 		}

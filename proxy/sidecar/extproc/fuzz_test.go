@@ -65,11 +65,11 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatalf("the body %q, changed %t, over %t", d.Body, d.Changed, over)
 		}
 		for _, list := range [][]string{d.Destinations, d.Prefill, d.Encoders} {
-			if len(list) > mostEndpoints {
+			if len(list) > maxEndpoints {
 				t.Fatalf("%d endpoints", len(list))
 			}
 			for _, one := range list {
-				if one == "" || len(one) > mostEndpoint || strings.TrimSpace(one) != one {
+				if one == "" || len(one) > maxEndpoint || strings.TrimSpace(one) != one {
 					t.Fatalf("endpoint %q", one)
 				}
 			}

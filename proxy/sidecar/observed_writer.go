@@ -9,10 +9,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Shown is the writer of an answer that also shows the answer to the picker of the request, which
-// may change header lines. The goroutine of the request uses it. Shown is a plain writer until
-// Show, and after the stream of the picker has ended.
-type Shown struct {
+// ObservedWriter writes the answer to the client and copies it to the picker. The picker may change
+// the header. The goroutine of the request uses it. It is a plain writer until Show, and after the
+// stream of the picker has ended.
+type ObservedWriter struct {
 	http.ResponseWriter
 	stream *extproc.Stream  // nil: no picker sees the answer
 	served *engine.Instance // has answered; nil: none
@@ -21,29 +21,34 @@ type Shown struct {
 	lost   bool
 }
 
-// Show makes the picker of that stream see the answer. Nothing of the answer may have been
-// written. Close ends the stream.
-func (s *Shown) Show(stream *extproc.Stream) { s.stream = stream }
+// Show makes the picker of that stream see the answer, in the place of an earlier stream. Nothing of
+// the answer may have been written. Close ends the stream.
+func (w *ObservedWriter) Show(stream *extproc.Stream) {
+	if w.stream != nil {
+		w.stream.Abort()
+	}
+	w.stream = stream
+}
 
 // Served notes the engine to which the request is sent.
-func (s *Shown) Served(i *engine.Instance) { s.served = i }
+func (w *ObservedWriter) Served(i *engine.Instance) { w.served = i }
 
 // Late reports whether the head of the answer went to the client without the picker's changes,
 // because the picker was late.
-func (s *Shown) Late() bool { return s.late }
+func (w *ObservedWriter) Late() bool { return w.late }
 
 // Lost reports whether the picker has read too slowly to see the whole answer.
-func (s *Shown) Lost() bool { return s.lost }
+func (w *ObservedWriter) Lost() bool { return w.lost }
 
 // Unwrap is for http.ResponseController.
-func (s *Shown) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+func (w *ObservedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // WriteHeader implements http.ResponseWriter. It waits for the picker's changes of the header, but
 // not for a picker that is late with other answers.
-func (s *Shown) WriteHeader(status int) {
-	if s.stream != nil && !s.begun && status >= 200 {
-		s.begun = true
-		h := s.Header()
+func (w *ObservedWriter) WriteHeader(status int) {
+	if w.stream != nil && !w.begun && status >= 200 {
+		w.begun = true
+		h := w.Header()
 		var list []upstream.Field
 		for name, values := range h {
 			for _, v := range values {
@@ -51,40 +56,40 @@ func (s *Shown) WriteHeader(status int) {
 			}
 		}
 		served := ""
-		if s.served != nil {
-			served = endpointOf(s.served)
+		if w.served != nil {
+			served = endpointOf(w.served)
 		}
 		var m extproc.HeaderMutation
-		m, s.late = s.stream.Head(status, list, served)
+		m, w.late = w.stream.Head(status, list, served)
 		MutateHeader(h, &m)
 	}
-	s.ResponseWriter.WriteHeader(status)
+	w.ResponseWriter.WriteHeader(status)
 }
 
 // Write implements http.ResponseWriter.
-func (s *Shown) Write(p []byte) (int, error) {
-	if s.stream != nil && !s.begun {
-		s.WriteHeader(http.StatusOK)
+func (w *ObservedWriter) Write(p []byte) (int, error) {
+	if w.stream != nil && !w.begun {
+		w.WriteHeader(http.StatusOK)
 	}
-	n, err := s.ResponseWriter.Write(p)
-	if s.stream != nil && s.stream.Body(p[:n]) {
-		s.lost = true
+	n, err := w.ResponseWriter.Write(p)
+	if w.stream != nil && w.stream.Body(p[:n]) {
+		w.lost = true
 	}
 	return n, err
 }
 
 // Close ends the stream. whole reports whether the client has the whole answer, or an error that
 // ends it.
-func (s *Shown) Close(whole bool) {
-	if s.stream == nil {
+func (w *ObservedWriter) Close(whole bool) {
+	if w.stream == nil {
 		return
 	}
 	if whole {
-		s.stream.End()
+		w.stream.End()
 	} else {
-		s.stream.Abort()
+		w.stream.Abort()
 	}
-	*s = Shown{}
+	*w = ObservedWriter{}
 }
 
 // MutateHeader applies the changes of a picker to the header of the client's answer. Lines of the

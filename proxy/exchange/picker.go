@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -25,15 +26,58 @@ const (
 	pickCancelled = "cancelled"
 )
 
-// pick lets the ext_proc picker choose the engines of the request. The picker may change the
+// askPicker lets the ext_proc picker choose the engines of the request. The picker may change the
 // request, or refuse it. Without a usable choice, the policies place the request if the
-// configuration fails open; otherwise pick returns the client's error.
-func (x *exchange) pick() error {
-	if x.plane == nil {
+// configuration fails open; otherwise askPicker returns the client's error. The picker of a sidecar
+// only chooses decode: see pickDecode.
+func (x *exchange) askPicker() error {
+	if x.picker == nil || x.placing.route.Sidecar() != nil {
 		return nil
 	}
+	e := &x.env
+	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
+	result, err := x.consult(x.pickRequest(), x.followPick)
+	if result == pickPicked || result == pickRefused || result == pickCancelled || downstream.OwnFault(err) {
+		return err
+	}
+	if !x.picker.FailsOpen() {
+		return openai.NewError(openai.CodePickerFailed, "the endpoint picker gave no usable answer: "+result)
+	}
+	x.journal.Fallback("picker", result)
+	return nil
+}
+
+// pickDecode lets the picker of a sidecar choose the decode engine. Without a usable choice, the
+// place policy chooses it.
+func (x *exchange) pickDecode() (picked bool) {
+	route := &x.placing.route
+	if x.picker == nil { // a reload has added the picker to the sidecar since the request came
+		route.DropPick(extproc.Unavailable)
+		return false
+	}
+	q := x.pickRequest()
+	route.AsksForDecode(x.picker, q)
+	result, _ := x.consult(q, func(d *extproc.Decision) (string, error) {
+		if d.Changed { // prefill has computed the KV of another body
+			return extproc.BadAnswer, nil
+		}
+		if reason := route.FollowDecode(x.picker, d); reason != "" {
+			return reason, nil
+		}
+		x.env.Fields = sidecar.Mutate(x.env.Fields, &d.Header, x.env.Config.Server.TrustPDFields)
+		return pickPicked, nil
+	})
+	if result != pickPicked {
+		route.DropPick(result)
+	}
+	return result == pickPicked
+}
+
+// consult asks the picker, lets follow use its choice, and records the result. The picker then sees
+// the answer to the request.
+func (x *exchange) consult(q *extproc.Request, follow func(*extproc.Decision) (result string, err error)) (result string, err error) {
 	began := time.Now()
-	stream, d, err := x.plane.Ask(x.env.Context, x.pickRequest())
+	stream, d, err := x.picker.Ask(x.env.Context, q)
 	p := &journal.Pick{Result: pickPicked, Took: time.Since(began)}
 	if d != nil {
 		p.Destinations, p.Prefill, p.Encoders, p.BodyChanged = d.Destinations, d.Prefill, d.Encoders, d.Changed
@@ -47,29 +91,21 @@ func (x *exchange) pick() error {
 	case d.Refusal != nil:
 		p.Result, err = pickRefused, newRefused(d.Refusal)
 	default:
-		x.shown.Show(stream)
-		p.Result, err = x.followPick(d)
+		x.observed.Show(stream)
+		p.Result, err = follow(d)
 	}
 	x.journal.Picked(p)
-	if p.Result == pickPicked || p.Result == pickRefused || p.Result == pickCancelled || downstream.OwnFault(err) {
-		return err
-	}
-	if !x.plane.FailsOpen() {
-		return openai.NewError(openai.CodePickerFailed, "the endpoint picker gave no usable answer: "+p.Result)
-	}
-	x.journal.Fallback("picker", p.Result)
-	return nil
+	return p.Result, err
 }
 
 // pickRequest returns the request as the picker sees it: with the header lines that every leg
 // carries.
 func (x *exchange) pickRequest() *extproc.Request {
-	r, e := x.client.Request(), &x.env
-	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
-	e.Fields = append(e.Fields, upstream.Field{Name: "X-Request-Id", Value: x.journal.ID()})
+	r := x.client.Request()
 	q := &extproc.Request{
 		Method: r.Method, Scheme: "http", Authority: r.Host, Path: r.URL.RequestURI(),
-		Header: e.Fields, Body: x.client.Body(), Reserve: x.client.Reserve,
+		Header: append(slices.Clip(x.env.Fields), upstream.Field{Name: "X-Request-Id", Value: x.journal.ID()}),
+		Body:   x.client.Body(), Reserve: x.client.Reserve,
 	}
 	if r.TLS != nil {
 		q.Scheme = "https"
@@ -90,8 +126,8 @@ func (x *exchange) followPick(d *extproc.Decision) (result string, err error) {
 		}
 	}
 	x.changes = &d.Header
-	reason := x.route.Follow(x.plane, sidecar.Request{
-		Context: x.env.Context, ID: x.journal.ID(), Body: &x.req, Ask: &x.ask, Exchange: x, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
+	reason := x.placing.route.Follow(x.picker, sidecar.Request{
+		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
 	}, d)
 	if reason != "" {
 		return reason, nil
@@ -122,24 +158,24 @@ func (x *exchange) replaceBody(body []byte) error {
 
 // sentTo notes the engine that will answer, for the picker.
 func (x *exchange) sentTo(p *coordinator.Placement) {
-	if x.plane != nil {
-		x.shown.Served(p.Decode.Instance)
+	if x.picker != nil {
+		x.observed.Served(p.Decode.Instance)
 	}
 }
 
-// closeShown ends the picker's stream. A client that leaves with the whole answer has not
+// closeObserved ends the picker's stream. A client that leaves with the whole answer has not
 // cancelled the request.
-func (x *exchange) closeShown() {
-	if x.plane == nil {
+func (x *exchange) closeObserved() {
+	if x.picker == nil {
 		return
 	}
-	if x.shown.Late() {
+	if x.observed.Late() {
 		x.run.Metrics.PickerLate()
 	}
-	if x.shown.Lost() {
+	if x.observed.Lost() {
 		x.run.Metrics.PickerLost()
 	}
-	x.shown.Close(x.client.Begun() && !x.client.MustCut())
+	x.observed.Close(x.client.Begun() && !x.client.MustCut())
 }
 
 // refusedError is the answer of a picker to the client.
@@ -154,8 +190,8 @@ func (e *refusedError) Error() string { return e.public.Error() }
 // Unwrap returns the error in OpenAI's form.
 func (e *refusedError) Unwrap() error { return e.public }
 
-// mostRefusal is the longest part of a picker's text in an error, in bytes.
-const mostRefusal = 500
+// maxRefusal is the longest part of a picker's text in an error, in bytes.
+const maxRefusal = 500
 
 // newRefused returns the client's error for a refusal. A JSON object is passed on as it is. Any
 // other text becomes the message of an error in OpenAI's form.
@@ -170,7 +206,7 @@ func newRefused(r *extproc.Refusal) *refusedError {
 	}
 	body := bytes.TrimSpace(r.Body)
 	given := r.Status < 400 || len(body) > 1 && body[0] == '{' && body[len(body)-1] == '}'
-	if text := string(body[:min(len(body), mostRefusal)]); !given && text != "" && utf8.ValidString(text) {
+	if text := string(body[:min(len(body), maxRefusal)]); !given && text != "" && utf8.ValidString(text) {
 		e.Message += ": " + strings.Join(strings.Fields(text), " ")
 	}
 	return &refusedError{public: e, refusal: r, given: given}
@@ -181,7 +217,7 @@ func (x *exchange) answerRefusal(e *refusedError) {
 	sidecar.MutateHeader(x.client.AnswerHeader(), &e.refusal.Header)
 	x.journal.Answered(e.public.Status)
 	if e.given {
-		_ = x.client.Whole(e.public.Status, e.refusal.Body) // the client may have left
+		_ = x.client.WriteBody(e.public.Status, e.refusal.Body) // the client may have left
 		return
 	}
 	x.client.Error(x.req.API, e.public)

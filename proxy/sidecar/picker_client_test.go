@@ -15,46 +15,46 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// planeOf returns a data plane with the decode engine d0 and the prefill engines p0 and p1.
-func planeOf(t *testing.T) *Plane {
+// pickerClientOf returns a data plane with the decode engine d0 and the prefill engines p0 and p1.
+func pickerClientOf(t *testing.T) *PickerClient {
 	t.Helper()
 	cfg := config.Default()
 	cfg.Sidecar.Picker = "ext_proc://picker:9002"
-	pl := NewPlane(&cfg, sidecarOf(t, nil).registry, nil, slog.New(slog.DiscardHandler))
+	pl := NewPickerClient(&cfg, sidecarOf(t, nil).registry, nil, slog.New(slog.DiscardHandler))
 	t.Cleanup(pl.Close)
 	return pl
 }
 
-// TestPlaneOfConfig: only an ext_proc picker makes a data plane, and a reload without a change
+// TestPickerClientOfConfig: only an ext_proc picker makes a data plane, and a reload without a change
 // keeps it.
-func TestPlaneOfConfig(t *testing.T) {
-	pl := planeOf(t)
+func TestPickerClientOfConfig(t *testing.T) {
+	pl := pickerClientOf(t)
 	cfg := config.Default()
 	log := slog.New(slog.DiscardHandler)
 	for _, picker := range []string{"", "http://picker:9002"} {
-		if cfg.Sidecar.Picker = picker; NewPlane(&cfg, pl.registry, pl, log) != nil {
+		if cfg.Sidecar.Picker = picker; NewPickerClient(&cfg, pl.registry, pl, log) != nil {
 			t.Errorf("the picker %q makes a data plane", picker)
 		}
 	}
 	cfg.Sidecar.Picker = "ext_proc://picker:9002"
-	if NewPlane(&cfg, pl.registry, pl, log) != pl {
+	if NewPickerClient(&cfg, pl.registry, pl, log) != pl {
 		t.Error("the same configuration makes another data plane")
 	}
 	cfg.Sidecar.Picker, cfg.Sidecar.PickerCA = "ext_procs://picker:9002", "no such file"
-	if NewPlane(&cfg, pl.registry, pl, log) != pl {
+	if NewPickerClient(&cfg, pl.registry, pl, log) != pl {
 		t.Error("an unreadable file replaces the data plane")
 	}
-	other := NewPlane(&cfg, pl.registry, nil, log)
+	other := NewPickerClient(&cfg, pl.registry, nil, log)
 	if other == nil {
 		t.Error("with an unreadable file, the proxy asks no picker")
 	}
 	other.Close()
-	(*Plane)(nil).Close() // allowed
+	(*PickerClient)(nil).Close() // allowed
 }
 
 // TestFollow: the engines that a choice of the picker allows, in the order in which they are used.
 func TestFollow(t *testing.T) {
-	pl := planeOf(t)
+	pl := pickerClientOf(t)
 	for name, tt := range map[string]struct {
 		d      extproc.Decision
 		fits   func(coordinator.Within) bool // nil: any placement
@@ -78,14 +78,14 @@ func TestFollow(t *testing.T) {
 			c.fits = tt.fits
 		}
 		var r Route
-		reason := r.Follow(pl, Request{Body: &openai.Request{API: openai.Completions}, Ask: c.ask, Exchange: c}, &tt.d)
+		reason := r.Follow(pl, Request{Body: &openai.Request{API: openai.Completions}, Ask: c.ask, Journal: c}, &tt.d)
 		if reason != tt.reason || r.Restricted() != (reason == "") {
 			t.Errorf("%s: got %q, restricted %t", name, reason, r.Restricted())
 		}
 		if reason != "" {
 			continue
 		}
-		if _, err := r.Place(); err != nil {
+		if err := c.place(&r); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		w := c.ask.Within

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"log/slog"
 	"net/textproto"
 	"reflect"
@@ -14,7 +13,6 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
@@ -29,11 +27,14 @@ const CoordinatedByPicker = "picker"
 const (
 	PickNoDestination = "no_destination" // the answer names no endpoint
 	PickNotAllowed    = "not_allowed"    // no named endpoint is a known engine that can take the phase
+	PickNotReady      = "not_ready"      // the named decode engine is not ready
+	PickHasFailed     = "has_failed"     // the named decode engine has failed in this exchange
+	PickNoTarget      = "no_target"      // the request could not be placed on the named decode engine
 )
 
-// Plane is the client of an ext_proc picker: the picker chooses the engines of all requests of
-// this proxy, which is its data plane. Safe for concurrent use.
-type Plane struct {
+// PickerClient is the client of an ext_proc picker: the picker chooses the engines of all requests of
+// this proxy, which is its picker client. Safe for concurrent use.
+type PickerClient struct {
 	cfg       config.Sidecar
 	maxBody   config.ByteSize
 	registry  *engine.Registry
@@ -41,9 +42,9 @@ type Plane struct {
 	addresses directory
 }
 
-// NewPlane returns the data plane of a configuration; nil for one without an ext_proc picker. It
+// NewPickerClient returns the picker client of a configuration; nil for one without an ext_proc picker. It
 // returns old if the configuration of the picker is the same. It connects to nothing.
-func NewPlane(cfg *config.Config, registry *engine.Registry, old *Plane, log *slog.Logger) *Plane {
+func NewPickerClient(cfg *config.Config, registry *engine.Registry, old *PickerClient, log *slog.Logger) *PickerClient {
 	address, _ := cfg.Sidecar.ExtProcPicker()
 	if address == "" {
 		return nil
@@ -64,32 +65,32 @@ func NewPlane(cfg *config.Config, registry *engine.Registry, old *Plane, log *sl
 		log.Error("the endpoint picker cannot be called", "error", err)
 		return old
 	}
-	return &Plane{cfg: cfg.Sidecar, maxBody: cfg.Server.MaxBody, registry: registry, client: client, addresses: directory{endpoints: true}}
+	return &PickerClient{cfg: cfg.Sidecar, maxBody: cfg.Server.MaxBody, registry: registry, client: client, addresses: directory{endpoints: true}}
 }
 
-// Close closes the connection to the picker as soon as no request uses it. A nil Plane is
+// Close closes the connection to the picker as soon as no request uses it. A nil PickerClient is
 // allowed.
-func (pl *Plane) Close() {
-	if pl != nil {
-		pl.client.Close()
+func (c *PickerClient) Close() {
+	if c != nil {
+		c.client.Close()
 	}
 }
 
 // FailsOpen reports whether the policies of this proxy place a request without a choice of the
 // picker.
-func (pl *Plane) FailsOpen() bool { return pl.cfg.PickerFailureModeAllow }
+func (c *PickerClient) FailsOpen() bool { return c.cfg.PickerFailureModeAllow }
 
 // Ask asks the picker for its choice. The errors are those of extproc.Client.Pick.
-func (pl *Plane) Ask(ctx context.Context, r *extproc.Request) (*extproc.Stream, *extproc.Decision, error) {
-	if pl.cfg.PickerSubset {
+func (c *PickerClient) Ask(ctx context.Context, r *extproc.Request) (*extproc.Stream, *extproc.Decision, error) {
+	if c.cfg.PickerSubset && r.Subset == nil {
 		r.Subset = []string{}
-		for _, i := range pl.registry.Snapshot().Instances {
+		for _, i := range c.registry.Snapshot().Instances {
 			if i.State() == engine.Ready {
 				r.Subset = append(r.Subset, endpointOf(i))
 			}
 		}
 	}
-	return pl.client.Pick(ctx, r)
+	return c.client.Pick(ctx, r)
 }
 
 // endpointOf returns the address by which pickers know an engine.
@@ -103,13 +104,13 @@ func endpointOf(i *engine.Instance) string {
 // Follow makes the route that of a picker's choice. Like a header of a sidecar, a picker can name
 // only known engines: Follow counts others and leaves them out. The reason is not "" if no
 // destination is left; the choice then has no effect.
-func (r *Route) Follow(pl *Plane, request Request, d *extproc.Decision) (reason string) {
+func (r *Route) Follow(c *PickerClient, request Request, d *extproc.Decision) (reason string) {
 	r.Request = request
-	snapshot := pl.registry.Snapshot()
+	snapshot := c.registry.Snapshot()
 	lookup := func(list []*engine.Instance, addresses []string, fits func(*engine.Instance) bool) ([]*engine.Instance, bool) {
 		all := true
 		for _, address := range addresses {
-			i := pl.addresses.find(snapshot, withoutScheme(address))
+			i := c.addresses.find(snapshot, withoutScheme(address))
 			if i == nil || !fits(i) {
 				all = false
 			} else if !slices.Contains(list, i) {
@@ -126,64 +127,20 @@ func (r *Route) Follow(pl *Plane, request Request, d *extproc.Decision) (reason 
 	case len(r.destinations) == 0:
 		return PickNotAllowed
 	case !known:
-		r.Exchange.Fallback("picker_destination", PickNotAllowed)
+		r.Journal.Fallback("picker_destination", PickNotAllowed)
 	}
 	if r.named, known = lookup(r.named[:0], d.Prefill, func(i *engine.Instance) bool { return i.Role&abi.RolePrefill != 0 }); !known {
-		r.Exchange.Fallback("picker_prefill", PickNotAllowed)
+		r.Journal.Fallback("picker_prefill", PickNotAllowed)
 	}
 	if r.encode, known = lookup(r.encode[:0], d.Encoders, func(i *engine.Instance) bool { return i.Role&abi.RoleEncode != 0 }); !known {
-		r.Exchange.Fallback("picker_encoder", PickNotAllowed)
+		r.Journal.Fallback("picker_encoder", PickNotAllowed)
 	}
 	return ""
 }
 
-// Restricted reports whether Place decides for the request: that of a sidecar, or one whose
+// Restricted reports whether Restrict limits the placements of the request: that of a sidecar, or one whose
 // engines a picker has chosen.
 func (r *Route) Restricted() bool { return r.sc != nil || len(r.destinations) > 0 }
-
-// placePicked places the request on the first destination of the picker that can take it.
-// Destinations on which an attempt has failed are the last choice.
-func (r *Route) placePicked() (*coordinator.Placement, error) {
-	var err error
-	for _, failed := range [...]bool{false, true} {
-		for _, i := range r.destinations {
-			if r.failedOn(i) != failed {
-				continue
-			}
-			var p *coordinator.Placement
-			if p, err = r.placeOn(i); err == nil {
-				r.usedPolicy(CoordinatedByPicker)
-				return p, nil
-			}
-			if !errors.Is(err, coordinator.ErrNoTarget) {
-				return nil, err
-			}
-		}
-	}
-	return nil, err
-}
-
-// placeOn places the request on a destination: with the named prefill engines, or else alone. If
-// the engine cannot serve alone, the place policy chooses prefill.
-func (r *Route) placeOn(i *engine.Instance) (*coordinator.Placement, error) {
-	r.local[0] = i
-	if slices.ContainsFunc(r.named, func(p *engine.Instance) bool { return isPeer(i, p, abi.RolePrefill) && !r.failedOn(p) }) {
-		r.restrictTo(coordinator.Within{Prefill: r.named, Decode: r.local[:], Whole: r.local[:]}, 0, true)
-		p, err := r.Exchange.PlaceOnce()
-		if !errors.Is(err, coordinator.ErrNoTarget) {
-			return p, err
-		}
-	}
-	if len(r.named) > 0 {
-		r.Exchange.Fallback("picker_prefill", "no_target")
-	}
-	if servesWhole(i) || !r.Body.API.Generates() {
-		r.restrictTo(coordinator.Within{Whole: r.local[:]}, i.Role, false)
-	} else {
-		r.restrictTo(coordinator.Within{Decode: r.local[:], Whole: r.local[:]}, 0, true)
-	}
-	return r.Exchange.PlaceOnce()
-}
 
 // nextDestination lets the decode leg move to the next destination of the picker on which no
 // attempt has failed.
