@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -102,15 +101,14 @@ func (t *takeoverControl) close() {
 	t.dir.Close()
 }
 
-// removeFiles removes the locks that no process holds, with the sockets that they protect. The
-// children leave them, and so do processes that were killed. If no process is left, it also
+// removeFiles removes the locks that no process holds. The children leave them, and so do
+// processes that were killed. If no process is left, it also
 // removes the file in which workers count their connections, and the sockets of coordinators that
 // were killed. ids.json, epoch, tenants-1,
 // registered-*.json and quic.key stay for the next start. If an operation fails, a useless file
 // stays. The caller holds servingLock.
 func (t *takeoverControl) removeFiles() {
-	const suffix = ".lock"
-	names, err := t.dir.Names("", suffix)
+	names, err := t.dir.Names("", ".lock")
 	alone := err == nil
 	for _, name := range names {
 		if name == servingLock {
@@ -121,7 +119,6 @@ func (t *takeoverControl) removeFiles() {
 			alone = false // a process with a successor serves its remaining requests
 			continue
 		}
-		_ = t.dir.Remove(strings.TrimSuffix(name, suffix) + ".sock") // most have none
 		lock.Unlock()
 	}
 	if alone {
@@ -163,7 +160,7 @@ func (t *takeoverControl) Run(ctx context.Context, offer func() (takeover.Offer,
 	defer wg.Wait()
 	defer end()
 	wg.Go(func() { t.refresh(refreshing) })
-	server, err := takeover.Listen(t.dir, takeover.Control, t.log)
+	server, err := takeover.Listen(t.dir, t.log)
 	if err != nil {
 		t.log.Warn("this process cannot be taken over from", "error", err)
 		return nil
