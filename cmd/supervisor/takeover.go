@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -101,14 +102,16 @@ func (t *takeoverControl) close() {
 	t.dir.Close()
 }
 
-// removeFiles removes the locks that no process holds. The children leave them, and so do
-// processes that were killed. If no process is left, it also
+// removeFiles removes the locks that no process holds, with the sockets that they protect
+// (lane-*.sock of HTTP/3). The children leave locks, and processes that were killed leave both.
+// If no process is left, it also
 // removes the file in which workers count their connections, and the sockets of coordinators that
 // were killed. ids.json, epoch, tenants-1,
 // registered-*.json and quic.key stay for the next start. If an operation fails, a useless file
 // stays. The caller holds servingLock.
 func (t *takeoverControl) removeFiles() {
-	names, err := t.dir.Names("", ".lock")
+	const suffix = ".lock"
+	names, err := t.dir.Names("", suffix)
 	alone := err == nil
 	for _, name := range names {
 		if name == servingLock {
@@ -119,6 +122,7 @@ func (t *takeoverControl) removeFiles() {
 			alone = false // a process with a successor serves its remaining requests
 			continue
 		}
+		_ = t.dir.Remove(strings.TrimSuffix(name, suffix) + ".sock") // most have none
 		lock.Unlock()
 	}
 	if alone {
