@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -28,8 +27,8 @@ const (
 	// socketsVariable holds a JSON list of the names of the open sockets that the child
 	// inherits. Their file descriptors begin at firstSocket, in the order of the list.
 	socketsVariable = "PDPROXY_SOCKETS"
-	// parentPipeFD is the reading end of a pipe. If the supervisor ends before it has
-	// written one byte there, the child ends too.
+	// parentPipeFD is the reading end of a pipe whose writing end only the supervisor has.
+	// When the supervisor ends, the pipe ends, and the child drains as after SIGTERM.
 	parentPipeFD = 3
 	firstSocket  = 4
 
@@ -82,8 +81,7 @@ type child struct {
 	load    func() (*config.Config, error)
 	log     *slog.Logger
 	node    *node.Node
-	serving chan struct{}     // closed when the node accepts connections
-	sockets []takeover.Socket // all sockets of the fleet, which a later supervisor copies; guarded by mu
+	serving chan struct{} // closed when the node accepts connections
 
 	mu    sync.Mutex
 	lock  *privatedir.Lock // guarded by mu
@@ -92,7 +90,7 @@ type child struct {
 
 func (c *child) run() error {
 	signal.Ignore(syscall.SIGUSR2) // only the supervisor handles it
-	lock, err := c.options.Dir.TryLock(slotFile(c.options.Role, c.options.Slot, "lock"))
+	lock, err := c.options.Dir.TryLock(slotLock(c.options.Role, c.options.Slot))
 	var taken *privatedir.LockedError
 	if errors.As(err, &taken) {
 		return &exit.Error{Code: exit.SlotTaken, Err: err}
@@ -112,25 +110,22 @@ func (c *child) run() error {
 	defer cancel(nil)
 	wg.Go(func() { c.sendHeartbeats(ctx) })
 	go func() { // ends with the process, because the reading of a pipe does not end with ctx
-		if err := awaitDetach(os.NewFile(parentPipeFD, "parent pipe")); err != nil {
-			cancel(err)
-		}
+		awaitEnd(os.NewFile(parentPipeFD, "parent pipe"))
+		c.log.Error("the supervisor has ended; this process drains")
+		cancel(errSupervisorEnded)
 	}()
 	if err := c.build(); err != nil {
 		return err
 	}
-	defer c.closeSockets()
 	return c.serve(ctx, cancel, signals)
 }
 
-// awaitDetach waits until the supervisor permits the process to continue without a
-// supervisor. It returns an error if the supervisor ends earlier.
-func awaitDetach(parentPipe *os.File) error {
+var errSupervisorEnded = errors.New("the supervisor has ended")
+
+// awaitEnd returns when the supervisor has ended. The supervisor writes nothing to the pipe.
+func awaitEnd(parentPipe *os.File) {
 	defer parentPipe.Close()
-	if _, err := io.ReadFull(parentPipe, make([]byte, 1)); err != nil {
-		return errors.New("the supervisor has ended while the fleet was starting")
-	}
-	return nil
+	_, _ = parentPipe.Read(make([]byte, 1))
 }
 
 // build makes the node.
@@ -139,10 +134,13 @@ func (c *child) build() error {
 	if err != nil {
 		return err
 	}
-	if c.sockets, err = inheritedSockets(); err != nil {
+	sockets, err := inheritedSockets()
+	if err != nil {
 		return exit.Failed(err)
 	}
-	if err := c.options.UseSockets(cfg, c.sockets); err != nil {
+	err = c.options.UseSockets(cfg, sockets)
+	takeover.CloseAll(sockets)
+	if err != nil {
 		return exit.Failed(err)
 	}
 	if c.options.Role == node.RoleWorker && c.options.EPP == nil && cfg.EPP.Listen != "" {
@@ -178,15 +176,10 @@ func inheritedSockets() ([]takeover.Socket, error) {
 // serve serves until a signal or the end of ctx.
 func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signals chan os.Signal) error {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1)
-	control, err := takeover.Listen(c.options.Dir, slotFile(c.options.Role, c.options.Slot, "sock"), c.log)
-	if err != nil {
-		return exit.Failed(err)
-	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	background, stop := context.WithCancel(ctx)
 	defer stop()
-	wg.Go(func() { _, _ = control.Serve(background, c.offer, nil) }) // ends with background
 	wg.Go(func() { c.reportServing(background) })
 	done := make(chan error, 1)
 	go func() { done <- c.node.Serve(ctx) }()
@@ -207,7 +200,6 @@ func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signa
 				c.log.Info("leaving the sockets to other processes; the remaining requests continue")
 				c.report(stateRetired)
 				c.node.StopAccepting()
-				c.closeSockets()
 			case syscall.SIGINT:
 				return exit.Failed(errors.New("stopped at once"))
 			default:
@@ -256,31 +248,4 @@ func (c *child) report(state string) {
 	if err := c.lock.SetState(c.state); err != nil {
 		c.log.Warn("the supervisor cannot see that this process is alive", "error", err)
 	}
-}
-
-// offer returns copies of the sockets for a later supervisor.
-func (c *child) offer() (takeover.Offer, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return copySockets(c.sockets)
-}
-
-// copySockets returns an offer of copies of the sockets.
-func copySockets(sockets []takeover.Socket) (o takeover.Offer, err error) {
-	for _, s := range sockets {
-		copied, err := s.Copy()
-		if err != nil {
-			takeover.CloseAll(o.Sockets)
-			return takeover.Offer{}, err
-		}
-		o.Sockets = append(o.Sockets, copied)
-	}
-	return o, nil
-}
-
-func (c *child) closeSockets() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	takeover.CloseAll(c.sockets)
-	c.sockets = nil
 }

@@ -15,10 +15,9 @@ import (
 // its children.
 const servingLock = "office.lock"
 
-// slotFile returns the name of a file of a child in the fleet's directory. The kinds are
-// "lock" and "sock".
-func slotFile(role node.Role, slot int, kind string) string {
-	return string(role) + "-" + strconv.Itoa(slot) + "." + kind
+// slotLock returns the name of a child's lock file in the fleet's directory.
+func slotLock(role node.Role, slot int) string {
+	return string(role) + "-" + strconv.Itoa(slot) + ".lock"
 }
 
 // retiredLock returns the name of the lock file of a process that has a successor and

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
@@ -37,14 +36,12 @@ type position struct {
 func (s *supervisor) checkProcesses() {
 	now := time.Now()
 	s.eachProcess(func(p *process) {
-		holder, held, err := s.dir.LockHolder(slotFile(p.role, p.slot, "lock"))
+		holder, held, err := s.dir.LockHolder(slotLock(p.role, p.slot))
 		if !p.lockReadable(err) {
 			s.tolerate(p, err, now)
 			return
 		}
 		switch {
-		case p.cmd == nil && (!held || holder.PID != p.pid): // an adopted process has ended
-			p.ended = true
 		case held && holder.PID == p.pid && holder.Beat != p.heartbeat:
 			p.state, p.heartbeat, p.heartbeatAt, p.tolerated = holder.State, holder.Beat, now, false
 			if p.reloadLater {
@@ -63,11 +60,7 @@ func (s *supervisor) checkProcesses() {
 	for _, o := range s.positions {
 		ready = ready && o.process != nil && o.process.isReady()
 		serving = serving && o.process != nil && (o.process.isReady() || o.process.state == stateServing)
-		if o.process != nil && o.process.ended {
-			s.scheduleRestart(o, "unknown: the process was the child of another supervisor")
-		}
 	}
-	s.surplus = slices.DeleteFunc(s.surplus, func(p *process) bool { return p.ended })
 	if ready && !s.wasReady {
 		s.wasReady = true
 		s.log.Info("all processes are ready", "workers", s.cfg.Fleet.Workers)
@@ -82,17 +75,12 @@ func (s *supervisor) checkProcesses() {
 // error from reading the file. A child that has just started may not have created the
 // file yet.
 func (p *process) lockReadable(err error) bool {
-	return err == nil || p.cmd != nil && p.heartbeat == 0 && errors.Is(err, fs.ErrNotExist)
+	return err == nil || p.heartbeat == 0 && errors.Is(err, fs.ErrNotExist)
 }
 
 // tolerate keeps a process whose lock file cannot be read or written, because the process
-// may be healthy. A child has ended when the system reports its end. An adopted process
-// has ended when there is no process with its number.
+// may be healthy. A child has ended when the system reports its end.
 func (s *supervisor) tolerate(p *process, err error, now time.Time) {
-	if p.cmd == nil && errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) {
-		p.ended = true
-		return
-	}
 	p.heartbeatAt = now
 	if !p.tolerated {
 		p.tolerated = true
@@ -128,8 +116,7 @@ func backOff(failures int) time.Duration {
 func (s *supervisor) childExited(e exited) {
 	code := e.process.cmd.ProcessState.ExitCode()
 	how := e.process.cmd.ProcessState.String()
-	e.process.detach(s.log)
-	s.surplus = slices.DeleteFunc(s.surplus, func(p *process) bool { return p == e.process })
+	e.process.parentPipe.Close()
 	i := slices.IndexFunc(s.positions, func(o *position) bool { return o.process == e.process })
 	if code != 0 && (s.stopping || s.retired) && s.err == nil {
 		s.err = exit.Failed(fmt.Errorf("%s %d: %s", e.process.role, e.process.slot, how))
@@ -188,21 +175,14 @@ func (s *supervisor) startInFreeSlot(role node.Role) (*process, error) {
 		if taken[slot] {
 			continue
 		}
-		_, held, err := s.dir.LockHolder(slotFile(role, slot, "lock"))
+		_, held, err := s.dir.LockHolder(slotLock(role, slot))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("look for a free slot: %w", err)
 		}
 		if held {
 			continue
 		}
-		p, err := startProcess(s, role, slot)
-		if err != nil {
-			return nil, err
-		}
-		if !s.takingOver {
-			p.detach(s.log)
-		}
-		return p, nil
+		return startProcess(s, role, slot)
 	}
 	return nil, fmt.Errorf("all %d slots are taken", maxSlots)
 }

@@ -1,17 +1,14 @@
 package supervisor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -21,13 +18,12 @@ import (
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
-	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // holdLock holds the lock of a process's slot as the process would. beat writes a heartbeat.
 func holdLock(t *testing.T, s *supervisor, p *process) (beat func(n uint64)) {
 	t.Helper()
-	f, err := os.Create(s.dir.Path(slotFile(p.role, p.slot, "lock")))
+	f, err := os.Create(s.dir.Path(slotLock(p.role, p.slot)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,11 +48,9 @@ func checkFor(s *supervisor, d time.Duration) {
 // TestLostDirectory: a process that runs but whose lock file cannot be read is neither killed nor
 // counted as ended. When the file can be read again, the process has heartbeatLimit again.
 func TestLostDirectory(t *testing.T) {
-	s := newFleet(t, node.RoleCoordinator, node.RoleWorker)
-	own, adopted := s.positions[0].process, s.positions[1].process
-	child := adopted.cmd
-	adopted.cmd = nil
-	beats := []func(uint64){holdLock(t, s, own), holdLock(t, s, adopted)}
+	s := newFleet(t, node.RoleWorker)
+	p := s.positions[0].process
+	beat := holdLock(t, s, p)
 	here, away := s.dir.Name(), t.TempDir()
 	move := func(from, to string) { // all files
 		t.Helper()
@@ -72,23 +66,17 @@ func TestLostDirectory(t *testing.T) {
 	}
 	well := func(when string) {
 		t.Helper()
-		for _, o := range s.positions {
-			if p := o.process; p == nil || p.killed || p.ended {
-				t.Fatalf("%s: %+v", when, p)
-			}
+		if p != s.positions[0].process || p.killed {
+			t.Fatalf("%s: %+v", when, p)
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		for _, p := range []*process{own, adopted} {
-			p.since, p.heartbeatAt = time.Now(), time.Now()
-		}
+		p.since, p.heartbeatAt = time.Now(), time.Now()
 		for round := range uint64(2) {
-			for _, beat := range beats {
-				beat(round + 1)
-			}
+			beat(round + 1)
 			s.checkProcesses()
-			if own.state != stateReady || adopted.state != stateReady {
-				t.Fatalf("%+v, %+v", own, adopted)
+			if p.state != stateReady {
+				t.Fatalf("%+v", p)
 			}
 			move(here, away)
 			checkFor(s, 15*time.Second)
@@ -97,16 +85,8 @@ func TestLostDirectory(t *testing.T) {
 			checkFor(s, heartbeatLimit/2)
 			well("back")
 		}
-		move(here, away)
-		_ = child.Process.Kill() // the child lives
-		_ = child.Wait()         // the error reports that it was killed
-		checkFor(s, time.Second)
-		if s.positions[0].process != own || own.killed || s.positions[1].process != nil {
-			t.Errorf("%+v; the adopted process has ended: %+v", own, s.positions[1].process)
-		}
-		move(away, here)
 		checkFor(s, heartbeatLimit+time.Second)
-		if !own.killed {
+		if !p.killed {
 			t.Error("a process without heartbeat is not killed")
 		}
 	})
@@ -157,7 +137,7 @@ func TestNotYetLocked(t *testing.T) {
 // TestChildWithoutLock: a child returns SlotTaken only if another process has the slot.
 func TestChildWithoutLock(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	lock, err := dir.TryLock(slotFile(node.RoleWorker, 1, "lock"))
+	lock, err := dir.TryLock(slotLock(node.RoleWorker, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,53 +181,6 @@ func TestCrashWhileStarting(t *testing.T) {
 	}
 }
 
-// TestAdoptedProcessReloads: a process that a dead supervisor left may have read an earlier
-// version of the file.
-func TestAdoptedProcessReloads(t *testing.T) {
-	s := newFleet(t, node.RoleWorker)
-	worker := s.positions[0].process
-	s.positions[0].process = nil
-	holdLock(t, s, worker)(1)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	server, err := takeover.Listen(s.dir, slotFile(node.RoleWorker, 0, "sock"), s.log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
-	wg.Go(func() {
-		_, _ = server.Serve(ctx, func() (o takeover.Offer, err error) { // ends with ctx
-			for _, w := range node.FleetSockets(s.cfg) {
-				socket, err := takeover.FromListener(w.Name, l)
-				if err != nil {
-					return o, err
-				}
-				o.Sockets = append(o.Sockets, socket)
-			}
-			return o, nil
-		}, nil)
-	})
-	defer s.closeSockets()
-	if err := s.adopt(); err != nil || s.positions[0].process == nil {
-		t.Fatalf("the process is not adopted: %v", err)
-	}
-	if s.checkProcesses(); s.positions[0].process.reloadLater || s.positions[0].process.state != stateReady {
-		t.Errorf("not reloaded: %+v", s.positions[0].process)
-	}
-	if err := worker.cmd.Process.Signal(syscall.SIGTERM); err != nil { // after SIGHUP, if that was sent
-		t.Fatal(err)
-	}
-	if by := ended(t, worker); by != syscall.SIGHUP {
-		t.Errorf("the process got signal %v", by)
-	}
-}
-
 // TestBackOff: after each failure of a child the next start waits longer, unless the slot
 // was taken. After a start that failed it waits longer too.
 func TestBackOff(t *testing.T) {
@@ -278,8 +211,5 @@ func TestBackOff(t *testing.T) {
 	s.startMissing()
 	if o.failures != 6 {
 		t.Error("the start is tried again at once")
-	}
-	if err := s.adopt(); err == nil {
-		t.Error("processes were adopted from a directory that cannot be read")
 	}
 }

@@ -22,11 +22,10 @@ type process struct {
 	role       node.Role
 	slot       int
 	pid        int
-	cmd        *exec.Cmd // nil: the process was adopted, it is another supervisor's child
-	parentPipe *os.File  // nil: the process continues without this supervisor
-	since      time.Time // of the start, or of the adoption
+	cmd        *exec.Cmd
+	parentPipe *os.File  // the process ends when the supervisor's end of the pipe closes
+	since      time.Time // of the start
 	deadline   time.Time // time by which the process must have ended; zero: no limit
-	ended      bool      // an adopted process has ended
 	killed     bool
 
 	state       string // as the process reports it
@@ -93,19 +92,6 @@ func startProcess(s *supervisor, role node.Role, slot int) (*process, error) {
 		s.exits <- exited{p}
 	}()
 	return p, nil
-}
-
-// detach permits the process to continue after the end of the supervisor. The process may
-// have ended already.
-func (p *process) detach(log *slog.Logger) {
-	if p.parentPipe == nil {
-		return
-	}
-	if _, err := p.parentPipe.Write([]byte{1}); err != nil && !errors.Is(err, syscall.EPIPE) {
-		log.Warn("cannot inform a process that it continues without the supervisor", "process", p.role, "slot", p.slot, "error", err)
-	}
-	p.parentPipe.Close()
-	p.parentPipe = nil
 }
 
 // reload makes the process read the configuration again, as soon as the process handles

@@ -31,8 +31,7 @@ const (
 )
 
 // supervisor starts the processes of a fleet and keeps them running. It serves no
-// requests. When the supervisor dies, the processes continue, and the next supervisor
-// adopts them. All methods but runInLoop are called from run's goroutine alone.
+// requests. When the supervisor dies, its processes drain and end. All methods but runInLoop are called from run's goroutine alone.
 type supervisor struct {
 	options   Options
 	log       *slog.Logger
@@ -40,7 +39,6 @@ type supervisor struct {
 	takeover  *takeoverControl
 	sockets   []takeover.Socket // children receive copies
 	positions []*position
-	surplus   []*process // without a position: retired, or more than configured
 	exits     chan exited
 	calls     chan func() // run calls the functions
 
@@ -81,11 +79,6 @@ func runFleet(cfg *config.Config, o Options, signals chan os.Signal) error {
 	} else if cfg.Fleet.Workers == 0 {
 		s.positions = append(s.positions, &position{role: node.RoleWorker})
 	}
-	if !s.takingOver {
-		if err := s.adopt(); err != nil {
-			return exit.Failed(err)
-		}
-	}
 	if err := s.openSockets(); err != nil {
 		return exit.Failed(err)
 	}
@@ -125,7 +118,6 @@ func (s *supervisor) run(signals chan os.Signal) error {
 			return s.err
 		case s.takingOver && !s.stopping && s.matchesPredecessor():
 			s.takingOver = false
-			s.detachAll() // before the predecessor stops accepting: from now on the processes continue without this supervisor
 			awaitSuccessor()
 		case s.takingOver && !s.stopping && time.Since(began) > startLimit:
 			s.stop(exit.Failed(errors.New("take over: not all processes were ready in time")))
@@ -219,9 +211,6 @@ func (s *supervisor) eachProcess(f func(*process)) {
 			f(o.process)
 		}
 	}
-	for _, p := range s.surplus {
-		f(p)
-	}
 }
 
 // finished reports whether the supervisor stops or has retired, and no process runs. While
@@ -278,9 +267,4 @@ func (s *supervisor) matchesPredecessor() bool {
 		}
 	}
 	return true
-}
-
-// detachAll permits all processes to continue without the supervisor.
-func (s *supervisor) detachAll() {
-	s.eachProcess(func(p *process) { p.detach(s.log) })
 }

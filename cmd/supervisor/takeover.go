@@ -102,8 +102,9 @@ func (t *takeoverControl) close() {
 	t.dir.Close()
 }
 
-// removeFiles removes the locks that no process holds, with the sockets that they protect. The
-// children leave them, and so do processes that were killed. If no process is left, it also
+// removeFiles removes the locks that no process holds, with the sockets that they protect
+// (lane-*.sock of HTTP/3). The children leave locks, and processes that were killed leave both.
+// If no process is left, it also
 // removes the file in which workers count their connections, and the sockets of coordinators that
 // were killed. ids.json, epoch, tenants-1,
 // registered-*.json and quic.key stay for the next start. If an operation fails, a useless file
@@ -163,7 +164,7 @@ func (t *takeoverControl) Run(ctx context.Context, offer func() (takeover.Offer,
 	defer wg.Wait()
 	defer end()
 	wg.Go(func() { t.refresh(refreshing) })
-	server, err := takeover.Listen(t.dir, takeover.Control, t.log)
+	server, err := takeover.Listen(t.dir, t.log)
 	if err != nil {
 		t.log.Warn("this process cannot be taken over from", "error", err)
 		return nil

@@ -71,6 +71,8 @@ type fault struct {
 	// unread reports that prefill's answer may have been on its way to the process that dies. No
 	// other process knows its blocks, so they wait for the engine's own lease.
 	unread bool
+	// refused selects the requests that no process accepts during the fault. nil: none.
+	refused func(o *outcome, began time.Time, lasts time.Duration) bool
 }
 
 // at reports whether a request was running when a fault began, or began within
@@ -139,7 +141,7 @@ func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Dura
 	outcomes, stalls := l.stop()
 	stopped := time.Now()
 
-	var held, broken int
+	var held, broken, refused int
 	var longest, longestHeld, longestAgain time.Duration
 	for _, o := range outcomes {
 		slack := hops * stalled(o, stalls)
@@ -154,6 +156,8 @@ func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Dura
 			extra = max(0, extra-usual[o.prompt])
 		}
 		switch {
+		case o.err != nil && f.refused != nil && f.refused(o, began, lasts):
+			refused++
 		case o.err != nil && f.broken != nil && f.broken(o):
 			broken++
 			if o.broke {
@@ -191,8 +195,8 @@ func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Dura
 	}
 	nothing := time.Since(stopped)
 	await(t, "the fleet is whole", w.whole)
-	t.Logf("%v: %d requests: %d failed, successful again within %v; %d delayed, by %v at most; delay of the other requests %v; nothing remains after %v; complete after %v",
-		lasts, len(outcomes), broken, longestAgain.Round(time.Millisecond), held, longestHeld.Round(time.Millisecond), longest.Round(time.Millisecond), nothing.Round(time.Millisecond), time.Since(stopped).Round(time.Millisecond))
+	t.Logf("%v: %d requests: %d failed, successful again within %v; %d refused; %d delayed, by %v at most; delay of the other requests %v; nothing remains after %v; complete after %v",
+		lasts, len(outcomes), broken, longestAgain.Round(time.Millisecond), refused, held, longestHeld.Round(time.Millisecond), longest.Round(time.Millisecond), nothing.Round(time.Millisecond), time.Since(stopped).Round(time.Millisecond))
 }
 
 // faults are all faults.
@@ -221,8 +225,13 @@ func (w *world) faults(l *load) (all []fault) {
 	standbyKill, standbyStop := child("the standby coordinator", false, func() int { _, p := w.leader(); return p.children("coordinator")[0] })
 	standbyStop.short = true
 	all = append(all, workerKill, workerStop, workerHang, leaderKill, leaderStop, standbyKill, standbyStop)
+	// Running requests end well. Only requests that begin before the next supervisor serves fail.
+	refused := func(o *outcome, began time.Time, lasts time.Duration) bool {
+		return o.c.p == a && o.began.After(began) && o.began.Before(began.Add(lasts+time.Second)) &&
+			(errors.Is(o.err, syscall.ECONNREFUSED) || errors.Is(o.err, syscall.ECONNRESET))
+	}
 	all = append(all,
-		fault{name: "a supervisor is killed", short: true, begin: a.kill, end: a.start},
+		fault{name: "a supervisor is killed", short: true, begin: a.kill, end: a.start, refused: refused},
 		fault{name: "a supervisor is stopped", begin: func() { a.signal(syscall.SIGSTOP) }, end: func() { a.signal(syscall.SIGCONT) }},
 		fault{name: "etcd is killed", short: true, begin: w.etcd.kill, end: w.etcd.start},
 		fault{name: "etcd is stopped", begin: func() { w.etcd.signal(syscall.SIGSTOP) }, end: func() { w.etcd.signal(syscall.SIGCONT) }},

@@ -28,6 +28,9 @@ const (
 	// fileName is the name of the shared file. Another layout needs another name,
 	// because processes of two versions share the folder during a takeover.
 	fileName = "balance-1"
+	// layout is the number of table's layout. A worker does not use a file with another
+	// number.
+	layout = 1
 	// slots is the maximum number of workers of a host.
 	slots = 256
 	// tolerance is a fraction of a worker's share. A worker waits for another worker if
@@ -52,8 +55,9 @@ type table struct {
 	// late is the last time at which a worker accepted a connection because no other
 	// worker had accepted it during the head start. In nanoseconds since 1970.
 	late    atomic.Int64
-	used    atomic.Int64 // number of entries that were ever used: the first ones
-	_       [48]byte
+	used    atomic.Int64  // number of entries that were ever used: the first ones
+	layout  atomic.Uint64 // constant layout; 0 in a new file
+	_       [40]byte
 	entries [slots]entry
 }
 
@@ -105,7 +109,9 @@ func Join(dir *privatedir.Dir, slot int, l net.Listener) (*Worker, net.Listener,
 	return w, gate, nil
 }
 
-// share maps the shared file. It stays mapped until the process ends.
+// share maps the shared file. It stays mapped until the process ends. A file of another size
+// or layout is an error, and does not change: a smaller size would crash the processes that
+// have mapped the file.
 func share(dir *privatedir.Dir) (*table, error) {
 	f, err := dir.OpenFile(fileName, os.O_RDWR|os.O_CREATE)
 	if err != nil {
@@ -113,14 +119,26 @@ func share(dir *privatedir.Dir) (*table, error) {
 	}
 	defer f.Close()
 	const size = int64(unsafe.Sizeof(table{}))
-	if err := f.Truncate(size); err != nil { // all processes use the same size, so this never truncates
+	st, err := f.Stat()
+	if err == nil && st.Size() == 0 {
+		err = f.Truncate(size)
+	}
+	if err != nil {
 		return nil, err
+	}
+	if st.Size() != 0 && st.Size() != size {
+		return nil, fmt.Errorf("%s has %d bytes, not %d: another version wrote the file", f.Name(), st.Size(), size)
 	}
 	b, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map %s: %w", f.Name(), err)
 	}
-	return (*table)(unsafe.Pointer(unsafe.SliceData(b))), nil
+	t := (*table)(unsafe.Pointer(unsafe.SliceData(b)))
+	if !t.layout.CompareAndSwap(0, layout) && t.layout.Load() != layout {
+		err := fmt.Errorf("%s has layout %d, not %d: another version wrote the file", f.Name(), t.layout.Load(), layout)
+		return nil, errors.Join(err, unix.Munmap(b))
+	}
+	return t, nil
 }
 
 // Remove removes the shared file. No worker of dir may accept, and none may join meanwhile.

@@ -1,13 +1,18 @@
 package balance
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os/exec"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
@@ -230,6 +235,44 @@ func TestClose(t *testing.T) {
 	}
 	if err := l.Close(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("the second Close: %v", err)
+	}
+}
+
+// TestLayout: a worker does not use a file of another layout or size, and does not change it.
+func TestLayout(t *testing.T) {
+	good := make([]byte, unsafe.Sizeof(table{}))
+	other := slices.Clone(good)
+	binary.NativeEndian.PutUint64(other[16:], 7)
+	for _, tt := range []struct {
+		name string
+		file []byte
+		want string // in the error; "": none
+	}{
+		{"before the layout had a number", good, ""},
+		{"another layout", other, "layout 7"},
+		{"longer", append(slices.Clone(good), 0), "bytes"},
+		{"shorter", good[:100], "bytes"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := privatedirtest.Open(t)
+			if err := dir.WriteFile(fileName, tt.file); err != nil {
+				t.Fatal(err)
+			}
+			w, l, err := Join(dir, 0, listen(t))
+			if tt.want == "" {
+				if err != nil || w.all.layout.Load() != layout {
+					t.Fatalf("Join: %v", err)
+				}
+				l.Close()
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("Join: %v, want an error with %q", err, tt.want)
+			}
+			if after, err := dir.ReadFile(fileName, 1<<20); err != nil || !bytes.Equal(after, tt.file) {
+				t.Errorf("the file has changed, or cannot be read: %v", err)
+			}
+		})
 	}
 }
 

@@ -20,7 +20,6 @@ const startLimit = 2 * time.Minute
 // Server serves the control socket of a process that can be taken over from.
 type Server struct {
 	dir      *privatedir.Dir
-	name     string
 	listener *net.UnixListener
 	log      *slog.Logger
 	starting chan struct{} // contains a token while no successor is starting
@@ -30,12 +29,12 @@ type Server struct {
 // over.
 const Control = "control.sock"
 
-// Listen opens a control socket. It replaces the socket of a process that has ended or
+// Listen opens the control socket. It replaces the socket of a process that has ended or
 // was taken over. The caller must hold a lock that proves this. Listen starts nothing.
-func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error) {
+func Listen(dir *privatedir.Dir, log *slog.Logger) (*Server, error) {
 	// The socket is first created under another name and then renamed. So a process that
 	// dials never finds a socket without a server.
-	aside := fmt.Sprintf("%s.%d", name, os.Getpid())
+	aside := fmt.Sprintf("%s.%d", Control, os.Getpid())
 	if err := dir.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -43,10 +42,10 @@ func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := dir.Rename(aside, name); err != nil {
+	if err := dir.Rename(aside, Control); err != nil {
 		return nil, errors.Join(err, l.Close(), dir.Remove(aside))
 	}
-	s := &Server{dir: dir, name: name, listener: l, log: log, starting: make(chan struct{}, 1)}
+	s := &Server{dir: dir, listener: l, log: log, starting: make(chan struct{}, 1)}
 	s.starting <- struct{}{}
 	return s, nil
 }
@@ -57,8 +56,7 @@ func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error)
 // may have. Then Serve confirms this to the successor and returns the successor's process
 // id. Serve returns an error when ctx ends. A successor that is starting at that time
 // gets the message that the offer is withdrawn. Serve then removes the socket, for which the caller
-// must still hold the lock. With a nil release there is no takeover:
-// processes only get copies of the sockets.
+// must still hold the lock.
 func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release func(successor int)) (successor int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -104,7 +102,7 @@ func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release
 	case pid := <-taken: // the name is the successor's
 		return pid, nil
 	default:
-		_ = s.dir.Remove(s.name) // if this fails, the next process replaces it
+		_ = s.dir.Remove(Control) // if this fails, the next process replaces it
 		return 0, context.Cause(ctx)
 	}
 }
@@ -120,12 +118,8 @@ func (s *Server) give(ctx context.Context, c *net.UnixConn, offer func() (Offer,
 	switch {
 	case err != nil:
 		return pid, false, err
-	case m.Say == sayCopy:
-		return pid, false, s.send(c, offer)
 	case m.Say != sayHello:
 		return pid, false, fmt.Errorf("it said %.20q, not %s", m.Say, sayHello)
-	case release == nil:
-		return pid, false, send(c, message{Say: sayRefused, Reason: "only its supervisor can be taken over from"}, nil)
 	}
 	select {
 	case <-s.starting:

@@ -23,24 +23,9 @@ type Taken struct {
 // Take gets the sockets from the process that serves the control socket. The caller
 // closes them. The predecessor continues to serve until Ready.
 func Take(ctx context.Context, dir *privatedir.Dir) (*Taken, error) {
-	return ask(ctx, dir, Control, sayHello)
-}
-
-// Copy gets copies of the sockets from the process that serves a socket of that name, and
-// changes nothing else. The caller closes them. The error is ErrNoPredecessor if there is
-// no such process.
-func Copy(ctx context.Context, dir *privatedir.Dir, name string) (Offer, error) {
-	t, err := ask(ctx, dir, name, sayCopy)
-	if err != nil {
-		return Offer{}, err
-	}
-	return t.Offer, t.Close()
-}
-
-func ask(ctx context.Context, dir *privatedir.Dir, name, what string) (*Taken, error) {
 	dialling, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	conn, err := dir.Dial(dialling, "unix", name)
+	conn, err := dir.Dial(dialling, "unix", Control)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return nil, ErrNoPredecessor
 	}
@@ -48,19 +33,19 @@ func ask(ctx context.Context, dir *privatedir.Dir, name, what string) (*Taken, e
 		return nil, err
 	}
 	t := &Taken{conn: conn.(*net.UnixConn)}
-	if err := t.take(what); err != nil {
+	if err := t.take(); err != nil {
 		t.conn.Close()
 		return nil, err
 	}
 	return t, nil
 }
 
-func (t *Taken) take(what string) (err error) {
+func (t *Taken) take() (err error) {
 	if t.Predecessor, err = peer(t.conn); err != nil {
 		return err
 	}
 	t.conn.SetDeadline(time.Now().Add(patience))
-	if err := send(t.conn, message{Say: what}, nil); err != nil {
+	if err := send(t.conn, message{Say: sayHello}, nil); err != nil {
 		return err
 	}
 	m, sockets, err := receive(t.conn)

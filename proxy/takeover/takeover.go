@@ -71,7 +71,6 @@ type message struct {
 
 const (
 	sayHello     = "hello"     // successor
-	sayCopy      = "copy"      // a process that only copies the sockets
 	sayOffer     = "offer"     // predecessor, with the descriptors
 	sayBusy      = "busy"      // from the predecessor, instead of an offer
 	sayRefused   = "refused"   // from the predecessor, instead of an offer

@@ -31,21 +31,18 @@ type office struct {
 	cancel   context.CancelCauseFunc
 }
 
-func startOffice(t *testing.T, d *privatedir.Dir, copiesOnly bool) *office {
+func startOffice(t *testing.T, d *privatedir.Dir) *office {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := &office{t: t, dir: d, listener: l, released: make(chan int, 10), served: make(chan error, 1), log: new(bytes.Buffer)}
-	s, err := Listen(d, Control, slog.New(slog.NewTextHandler(o.log, nil)))
+	s, err := Listen(d, slog.New(slog.NewTextHandler(o.log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	release := func(pid int) { o.listener.Close(); o.released <- pid }
-	if copiesOnly {
-		release = nil
-	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	o.cancel = cancel
 	go func() {
@@ -99,7 +96,7 @@ func answersOn(t *testing.T, l net.Listener, addr string) {
 }
 
 func TestTakeOver(t *testing.T) {
-	o := startOffice(t, privatedirtest.Open(t), false)
+	o := startOffice(t, privatedirtest.Open(t))
 	addr := o.listener.Addr().String()
 	taken, err := Take(t.Context(), o.dir)
 	if err != nil {
@@ -148,7 +145,7 @@ func TestTakeOver(t *testing.T) {
 // A second successor is refused while the first one starts. If the first one gives up,
 // the next one may take over.
 func TestOneAtATime(t *testing.T) {
-	o := startOffice(t, privatedirtest.Open(t), false)
+	o := startOffice(t, privatedirtest.Open(t))
 	first, err := Take(t.Context(), o.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -174,7 +171,7 @@ func TestOneAtATime(t *testing.T) {
 }
 
 func TestWithdrawn(t *testing.T) {
-	o := startOffice(t, privatedirtest.Open(t), false)
+	o := startOffice(t, privatedirtest.Open(t))
 	taken, err := Take(t.Context(), o.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -189,35 +186,12 @@ func TestWithdrawn(t *testing.T) {
 	}
 }
 
-func TestCopy(t *testing.T) {
-	o := startOffice(t, privatedirtest.Open(t), true)
-	for range 3 {
-		offer, err := Copy(t.Context(), o.dir, Control)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l, err := offer.Sockets[0].Listener()
-		CloseAll(offer.Sockets)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.Close() // the other process's socket stays open
-	}
-	answersOn(t, o.listener, o.listener.Addr().String())
-	if _, err := Take(t.Context(), o.dir); err == nil || !strings.Contains(err.Error(), "refuses") {
-		t.Errorf("take: %v", err)
-	}
-	if _, err := Copy(t.Context(), o.dir, "nobody.sock"); !errors.Is(err, ErrNoPredecessor) {
-		t.Errorf("Copy without a predecessor: %v", err)
-	}
-}
-
 // Malformed messages of a peer are refused.
 func TestGarbage(t *testing.T) {
 	frame := func(body string) string {
 		return string(binary.BigEndian.AppendUint32(nil, uint32(len(body)))) + body
 	}
-	o := startOffice(t, privatedirtest.Open(t), false)
+	o := startOffice(t, privatedirtest.Open(t))
 	for name, said := range map[string]string{
 		"nothing":          "",
 		"half a length":    "\x00\x00",

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"slices"
 	"strings"
@@ -14,53 +13,6 @@ import (
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
-
-// adopt gives positions to the processes that a dead supervisor left, and makes them read
-// the configuration again. It retires those that do not fit the configuration.
-func (s *supervisor) adopt() error {
-	for _, role := range []node.Role{node.RoleCoordinator, node.RoleWorker} {
-		for slot := range maxSlots {
-			holder, held, err := s.dir.LockHolder(slotFile(role, slot, "lock"))
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("look for processes of the last supervisor: %w", err)
-			}
-			if !held || holder.PID == 0 {
-				continue
-			}
-			p := &process{role: role, slot: slot, pid: holder.PID, since: time.Now(), heartbeatAt: time.Now()}
-			i := slices.IndexFunc(s.positions, func(o *position) bool { return o.role == role && o.process == nil })
-			if holder.State == stateRetired || i < 0 || !s.adoptSockets(p) {
-				s.surplus = append(s.surplus, p)
-				s.retire(p)
-				continue
-			}
-			s.log.Info("a process of the last supervisor continues", "process", role, "slot", slot, "pid", p.pid)
-			p.reloadLater = true // the file may have changed since the process read it
-			s.positions[i].process = p
-		}
-	}
-	return nil
-}
-
-// adoptSockets copies the sockets of an adopted process, and reports whether they are those
-// of the configuration.
-func (s *supervisor) adoptSockets(p *process) bool {
-	o, err := takeover.Copy(context.Background(), s.dir, slotFile(p.role, p.slot, "sock"))
-	if err != nil {
-		s.log.Warn("a process of the last supervisor does not share its sockets", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
-		return false
-	}
-	wanted := node.FleetSockets(s.cfg)
-	unwanted := func(o takeover.Socket) bool {
-		return !slices.ContainsFunc(wanted, func(w node.Socket) bool { return w.Name == o.Name })
-	}
-	if len(s.sockets) == 0 && len(o.Sockets) == len(wanted) && !slices.ContainsFunc(o.Sockets, unwanted) {
-		s.sockets = o.Sockets
-		return true
-	}
-	takeover.CloseAll(o.Sockets)
-	return len(o.Sockets) == len(wanted) && len(s.sockets) > 0
-}
 
 // openSockets takes the sockets of the predecessor and opens those that are missing.
 func (s *supervisor) openSockets() error {
@@ -136,6 +88,19 @@ func (s *supervisor) offer() (takeover.Offer, error) {
 	o, err := copySockets(s.sockets)
 	o.Ready = s.wasReady
 	return o, err
+}
+
+// copySockets returns an offer of copies of the sockets.
+func copySockets(sockets []takeover.Socket) (o takeover.Offer, err error) {
+	for _, s := range sockets {
+		copied, err := s.Copy()
+		if err != nil {
+			takeover.CloseAll(o.Sockets)
+			return takeover.Offer{}, err
+		}
+		o.Sockets = append(o.Sockets, copied)
+	}
+	return o, nil
 }
 
 // retireAll leaves the sockets to the processes of the successor.
