@@ -3352,11 +3352,12 @@ func (x *PairState) GetCircuit() *Circuit {
 	return nil
 }
 
-// Report is a message of a worker about engines and ids.
+// Report is a message of a worker about engines, ids and requests.
 type Report struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Observations  *Observations          `protobuf:"bytes,1,opt,name=observations" json:"observations,omitempty"`
 	Ids           *IDAsk                 `protobuf:"bytes,2,opt,name=ids" json:"ids,omitempty"`
+	Recorded      []byte                 `protobuf:"bytes,3,opt,name=recorded" json:"recorded,omitempty"` // a line of a recording
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3401,6 +3402,13 @@ func (x *Report) GetObservations() *Observations {
 func (x *Report) GetIds() *IDAsk {
 	if x != nil {
 		return x.Ids
+	}
+	return nil
+}
+
+func (x *Report) GetRecorded() []byte {
+	if x != nil {
+		return x.Recorded
 	}
 	return nil
 }
@@ -4066,7 +4074,7 @@ func (x *Field) GetValue() string {
 // Registrations is the file that a process leaves to the next one.
 type Registrations struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	WrittenMs     int64                  `protobuf:"varint,1,opt,name=written_ms,json=writtenMs" json:"written_ms,omitempty"` // since 1970
+	WrittenMs     int64                  `protobuf:"varint,1,opt,name=written_ms,json=writtenMs" json:"written_ms,omitempty"` // since 1970; never 0
 	Whole         bool                   `protobuf:"varint,2,opt,name=whole" json:"whole,omitempty"`                          // all engines had time to register
 	Entries       []*Registration        `protobuf:"bytes,3,rep,name=entries" json:"entries,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4483,10 +4491,11 @@ const file_fleet_proto_rawDesc = "" +
 	"\aprefill\x18\x01 \x01(\x04R\aprefill\x12\x16\n" +
 	"\x06decode\x18\x02 \x01(\x04R\x06decode\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\rR\x05state\x120\n" +
-	"\acircuit\x18\x04 \x01(\v2\x16.pdproxy.fleet.CircuitR\acircuit\"q\n" +
+	"\acircuit\x18\x04 \x01(\v2\x16.pdproxy.fleet.CircuitR\acircuit\"\x8d\x01\n" +
 	"\x06Report\x12?\n" +
 	"\fobservations\x18\x01 \x01(\v2\x1b.pdproxy.fleet.ObservationsR\fobservations\x12&\n" +
-	"\x03ids\x18\x02 \x01(\v2\x14.pdproxy.fleet.IDAskR\x03ids\"\x84\x01\n" +
+	"\x03ids\x18\x02 \x01(\v2\x14.pdproxy.fleet.IDAskR\x03ids\x12\x1a\n" +
+	"\brecorded\x18\x03 \x01(\fR\brecorded\"\x84\x01\n" +
 	"\fObservations\x12\x12\n" +
 	"\x04mark\x18\x01 \x01(\x06R\x04mark\x12.\n" +
 	"\x04list\x18\x02 \x03(\v2\x1a.pdproxy.fleet.ObservationR\x04list\x120\n" +
