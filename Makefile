@@ -239,6 +239,10 @@ routing: ## hits and evenness of kv_aware and pair_aware on variants of a real t
 reference: ## the generated pages of docs/reference
 	$(GO) test -count=1 ./conformance/docs -update
 
+.PHONY: proto
+proto: ## the Go code of the messages between processes, from proxy/fleetpb/*.proto
+	cd internal/dev/genproto && $(GO) run . ../../../proxy/fleetpb place.proto fleet.proto
+
 .PHONY: docs
 docs: reference build/docs-tools/.installed ## the site of docs in build/site; fails if a link is dead
 	build/docs-tools/bin/mkdocs build --strict --quiet

@@ -14,15 +14,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// The first byte of a worker's report is the kind of the report.
-const (
-	reportEngines byte = iota // the worker's observations of engines, for engine.Registry.Learn
-	reportIDs                 // a disaggid.Ask
-	reportRequest             // a line of a recording
-)
+// maxReportRecords bounds the records of a report; see fleetpb.Unmarshal.
+const maxReportRecords = 1 << 16
 
 const (
 	// settleEvery is the interval at which a starting coordinator checks whether it has the state
@@ -161,20 +158,18 @@ func (l *leaderSide) settle(ctx context.Context) {
 	}
 }
 
-// receive processes the report of a worker.
+// receive processes the report of a worker. It ignores the contents of later versions.
 func (l *leaderSide) receive(worker int, report []byte) {
-	var err error
+	var m fleetpb.Report
+	err := fleetpb.Unmarshal(report, &m, maxReportRecords)
 	switch {
-	case len(report) == 0:
-		err = errors.New("the report is empty")
-	case report[0] == reportEngines:
-		err = l.n.registry.Learn(worker, report[1:])
-	case report[0] == reportIDs:
-		err = l.grantIDs(report[1:])
-	case report[0] == reportRequest && l.n.recorder != nil:
-		err = l.n.recorder.Add(report[1:])
-	default:
-		err = fmt.Errorf("the report has the unknown kind %d", report[0])
+	case err != nil:
+	case m.Observations != nil:
+		err = l.n.registry.Learn(worker, m.Observations)
+	case m.Ids != nil:
+		l.grantIDs(m.Ids)
+	case len(m.Recorded) > 0 && l.n.recorder != nil:
+		err = l.n.recorder.Add(m.Recorded)
 	}
 	if err != nil {
 		l.n.log.Warn("the report of a worker cannot be used", "worker", worker, "error", err)
@@ -183,13 +178,8 @@ func (l *leaderSide) receive(worker int, report []byte) {
 
 // grantIDs answers a worker's request for disagg ids. If no ids are available now, the
 // worker repeats the request later.
-func (l *leaderSide) grantIDs(report []byte) error {
-	ask, err := disaggid.ReadAsk(report)
-	if err != nil {
-		return err
-	}
-	if _, ok := l.n.ids.Grant(ask); ok {
+func (l *leaderSide) grantIDs(ask *fleetpb.IDAsk) {
+	if _, ok := l.n.ids.Grant(disaggid.AskOf(ask)); ok {
 		l.workers.Publish(fleet.TopicIDs, l.n.ids.Table())
 	}
-	return nil
 }

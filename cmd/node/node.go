@@ -37,6 +37,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/loads"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/idtoken"
 	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -259,7 +260,7 @@ func (n *Node) openRecording(cfg *config.Config) (*recording.Recorder, error) {
 	}
 	if n.options.Role == RoleWorker {
 		n.recorder = recording.NewForwarder(cfg.Recording.BlockTokens, func(line []byte) bool {
-			return n.worker.client.Report(append([]byte{reportRequest}, line...))
+			return n.worker.client.Report(fleetpb.Append(nil, &fleetpb.Report{Recorded: line}))
 		})
 		return n.recorder, nil
 	}

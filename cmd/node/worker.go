@@ -15,6 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -129,7 +130,7 @@ func (w *workerSide) run(ctx context.Context) {
 		wg.Go(func() { w.finder.Run(ctx, w.client.Redial) })
 	}
 	wg.Go(func() {
-		w.mirror.Run(ctx, func(report []byte) { w.client.Report(append([]byte{reportEngines}, report...)) })
+		w.mirror.Run(ctx, func(report []byte) { w.client.Report(report) })
 	})
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()
@@ -140,7 +141,7 @@ func (w *workerSide) run(ctx context.Context) {
 		case <-tick.C:
 		}
 		if ask, few := w.ids.Ask(); few {
-			w.client.Report(ask.Append([]byte{reportIDs}))
+			w.client.Report(fleetpb.Append(nil, &fleetpb.Report{Ids: ask.Message()}))
 		}
 	}
 }

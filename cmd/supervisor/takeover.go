@@ -107,7 +107,7 @@ func (t *takeoverControl) close() {
 // If no process is left, it also
 // removes the file in which workers count their connections, and the sockets of coordinators that
 // were killed. ids.json, epoch, tenants-1,
-// registered-*.json and quic.key stay for the next start. If an operation fails, a useless file
+// registered-* and quic.key stay for the next start. If an operation fails, a useless file
 // stays. The caller holds servingLock.
 func (t *takeoverControl) removeFiles() {
 	const suffix = ".lock"

@@ -45,7 +45,7 @@ func TestRefresh(t *testing.T) {
 
 // The end of a process removes what the next start does not need, unless another process uses it.
 func TestRemoveFiles(t *testing.T) {
-	kept := []string{"epoch", "ids.json", "quic.key", "registered-zmq.json", "tenants-1"}
+	kept := []string{"epoch", "ids.json", "quic.key", "registered-zmq", "tenants-1"}
 	dead := []string{"balance-1", "coordinator-0.lock", "fleet.sock", "fleet.sock.1.00ff", "lane-3.lock", "lane-3.sock", "retired-7.lock", "worker-1.lock"}
 	for _, tt := range []struct {
 		name            string

@@ -248,10 +248,7 @@ func (f *idFleet) ask(w int) {
 		at = f.rnd.IntN(len(keepers))
 	}
 	k := keepers[at]
-	read, err := disaggid.ReadAsk(ask.Append(nil))
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	read := disaggid.AskOf(ask.Message())
 	if _, ok := k.Grant(read); !ok && k.Tend(f.t.Context(), f.now) == nil {
 		k.Grant(read)
 	}

@@ -4,14 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // MaxEncoded limits an encoded job, in bytes. A longer job contains a long prompt. If this process
@@ -21,11 +20,9 @@ const MaxEncoded = 64 << 10
 // maxHold limits the patience of a job that another process encoded.
 const maxHold = time.Hour
 
-// The flags of an encoded call.
-const (
-	anyTarget = 1 << iota
-	sameID
-)
+// maxRecords bounds the records of an encoded job; see fleetpb.Unmarshal. A retained job may be
+// longer than MaxEncoded.
+const maxRecords = 4096
 
 // Encode returns the job for Runner.StartEncoded of another process; nil if it is too
 // long.
@@ -40,43 +37,27 @@ func (j *Job) Encode() []byte {
 	return j.Append(make([]byte, 0, size))
 }
 
-// Append appends the encoded job to b. The length of each text and list precedes it as a
-// uvarint. A target is the name of its engine and its rank, because another process
-// numbers the engines differently.
+// Append appends the encoded job to b. A target is the name of its engine and its rank, because
+// another process numbers the engines differently. Append is not called for jobs that wait for the
+// restart of an engine.
 func (j *Job) Append(b []byte) []byte {
-	b = wire.AppendText(wire.AppendText(wire.AppendText(b, j.RequestID), j.Connector), j.Auth)
-	b = wire.AppendUint(wire.AppendUint(b, uint64(max(0, j.Limit))), j.Restarts)
-	b = wire.AppendUint(b, uint64(len(j.calls)))
+	m := &fleetpb.Cleanup{
+		RequestId: j.RequestID, Connector: j.Connector, Auth: j.Auth, LimitNs: int64(max(0, j.Limit)), Restarts: j.Restarts,
+		Calls: make([]*fleetpb.CleanupCall, len(j.calls)),
+	}
 	for i := range j.calls {
 		c := &j.calls[i]
-		b = append(b, byte(c.Phase), byte(c.Until), c.flags())
-		b = wire.AppendUint(b, uint64(max(0, c.Cleanup.Hold)))
-		b = wire.AppendText(wire.AppendText(wire.AppendText(b, c.How), c.Leg.Path), c.Leg.Body)
-		b = wire.AppendUint(b, uint64(len(c.Leg.Header)))
+		call := &fleetpb.CleanupCall{
+			Phase: uint32(c.Phase), Until: uint32(c.Until), AnyTarget: c.AnyTarget, SameId: c.SameID, HoldNs: int64(max(0, c.Cleanup.Hold)),
+			How: c.How, Path: c.Leg.Path, Body: c.Leg.Body, Hosts: c.Hosts,
+			Target: c.target.Name(), TargetRank: uint32(c.target.Rank), Holder: c.holder.Name(), HolderRank: uint32(c.holder.Rank),
+		}
 		for _, f := range c.Leg.Header {
-			b = wire.AppendText(wire.AppendText(b, f.Name), f.Value)
+			call.Header = append(call.Header, &fleetpb.Field{Name: f.Name, Value: f.Value})
 		}
-		b = wire.AppendUint(b, uint64(len(c.Hosts)))
-		for _, host := range c.Hosts {
-			b = wire.AppendText(b, host)
-		}
-		for _, t := range [...]engine.Target{c.target, c.holder} {
-			b = wire.AppendUint(wire.AppendText(b, t.Name()), uint64(t.Rank))
-		}
+		m.Calls[i] = call
 	}
-	return b
-}
-
-// flags returns the flags of the encoded call. Restarted has no flag: Append is not called
-// for jobs that wait for the restart of an engine.
-func (c *call) flags() (f byte) {
-	if c.AnyTarget {
-		f |= anyTarget
-	}
-	if c.SameID {
-		f |= sameID
-	}
-	return f
+	return fleetpb.Append(b, m)
 }
 
 // readComplete decodes a job that Append encoded. It fails if one of the job's engines is
@@ -92,43 +73,43 @@ func readComplete(b []byte, known *engine.Snapshot) (*Job, error) {
 // readJob reads a job that Append wrote. Nothing of the job refers to b. lost names an
 // engine that is not known any more; such a target is zero.
 func readJob(b []byte, known *engine.Snapshot) (j *Job, lost, err error) {
-	r := wire.Read(b)
-	j = &Job{RequestID: string(r.Text()), Connector: string(r.Text()), Auth: string(r.Text()), Since: time.Now()}
-	j.Limit = time.Duration(min(r.Uint(), uint64(time.Hour)))
-	j.Restarts = uint32(r.Uint())
-	for range r.List(1) {
-		head := r.Bytes(3)
-		if head == nil {
-			break
+	var m fleetpb.Cleanup
+	if fleetpb.Unmarshal(b, &m, maxRecords) != nil || len(m.Calls) == 0 {
+		return nil, nil, errNotAJob
+	}
+	j = &Job{RequestID: m.RequestId, Connector: m.Connector, Auth: m.Auth, Since: time.Now(), Limit: bounded(m.LimitNs), Restarts: m.Restarts}
+	for _, one := range m.Calls {
+		if one.Phase > uint32(abi.Encode) || one.Until > uint32(connector.UntilServed) {
+			return nil, nil, errLaterJob
 		}
 		c := call{Cleanup: connector.Cleanup{
-			Phase: abi.Phase(head[0]), Until: connector.Until(head[1]),
-			AnyTarget: head[2]&anyTarget != 0, SameID: head[2]&sameID != 0,
+			Phase: abi.Phase(one.Phase), Until: connector.Until(one.Until), AnyTarget: one.AnyTarget, SameID: one.SameId,
+			Hold: bounded(one.HoldNs), How: one.How, Hosts: one.Hosts,
 		}}
-		c.Cleanup.Hold = time.Duration(min(r.Uint(), uint64(maxHold)))
-		c.How, c.Leg.Path, c.Leg.Body = string(r.Text()), string(r.Text()), slices.Clone(r.Text())
-		for range r.List(1) {
-			c.Leg.Header = append(c.Leg.Header, upstream.Field{Name: string(r.Text()), Value: string(r.Text())})
+		c.Leg.Path, c.Leg.Body = one.Path, one.Body
+		for _, f := range one.Header {
+			c.Leg.Header = append(c.Leg.Header, upstream.Field{Name: f.Name, Value: f.Value})
 		}
-		for range r.List(1) {
-			c.Hosts = append(c.Hosts, string(r.Text()))
-		}
-		for _, to := range [...]*engine.Target{&c.target, &c.holder} {
-			name, rank := r.Text(), r.Uint()
-			i := known.Instance(string(name))
-			if i == nil || rank >= uint64(len(i.Load)) {
+		find := func(to *engine.Target, name string, rank uint32) {
+			i := known.Instance(name)
+			if i == nil || uint64(rank) >= uint64(len(i.Load)) {
 				lost = fmt.Errorf("engine %.64q is no longer known", name)
-				continue
+				return
 			}
 			*to = engine.Target{Instance: i, Rank: int(rank)}
 		}
+		find(&c.target, one.Target, one.TargetRank)
+		find(&c.holder, one.Holder, one.HolderRank)
 		j.slow = j.slow || c.Until == connector.UntilServed
 		j.calls = append(j.calls, c)
-	}
-	if !r.Done() {
-		return nil, nil, errNotAJob
 	}
 	return j, lost, nil
 }
 
-var errNotAJob = errors.New("it is not an encoded clean-up")
+// bounded returns a duration of at most maxHold.
+func bounded(ns int64) time.Duration { return time.Duration(min(max(0, ns), int64(maxHold))) }
+
+var (
+	errNotAJob  = errors.New("it is not an encoded clean-up")
+	errLaterJob = errors.New("it is a clean-up of a later version")
+)

@@ -1,6 +1,7 @@
 package cleanup
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
@@ -85,13 +87,17 @@ func TestJobIsReadBack(t *testing.T) {
 			t.Errorf("call %d: %+v, want %+v", i, c, want)
 		}
 	}
-	for n := range b {
-		if _, err := readComplete(b[:n], known); err == nil {
-			t.Fatalf("the first %d of %d bytes decode as a clean-up", n, len(b))
+	for name, b := range map[string][]byte{
+		"nothing": nil, "a part": b[:len(b)-1], "no calls": (&Job{RequestID: "r"}).Append(nil),
+		"a later condition": fleetpb.Append(nil, &fleetpb.Cleanup{Calls: []*fleetpb.CleanupCall{{Until: 99, Target: "p", Holder: "p"}}}),
+	} {
+		if _, err := readComplete(b, known); err == nil {
+			t.Errorf("%s decodes as a clean-up", name)
 		}
 	}
-	if _, err := readComplete(append(b, 0), known); err == nil {
-		t.Error("a clean-up with further bytes decodes")
+	later := append(bytes.Clone(b), 0xf8, 0x3f, 1) // the field 1023
+	if again, err := readComplete(later, known); err != nil || len(again.calls) != len(got.calls) {
+		t.Errorf("a clean-up with an unknown field: %+v, %v", again, err)
 	}
 	for _, change := range []func(c *call){
 		func(c *call) { c.target = targetNamed("gone") },
@@ -110,7 +116,7 @@ func TestJobIsReadBack(t *testing.T) {
 
 func FuzzReadJob(f *testing.F) {
 	f.Add(orphanJob(f, 3).Encode())
-	f.Add([]byte{0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0xff})
+	f.Add([]byte{0x32, 0xff})
 	known := known()
 	f.Fuzz(func(t *testing.T, b []byte) {
 		job, err := readComplete(b, known)

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,8 +11,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // mirroredEvery sets the weight of mirrored loads: they count in full for twice
@@ -128,28 +127,25 @@ func (m *Mirror) take(part Part, value []byte) error {
 // importMembers applies the Members part; m.mu is held.
 func (m *Mirror) importMembers(value []byte) error {
 	var in members
-	if err := json.Unmarshal(value, &in); err != nil {
-		return err
-	}
-	if err := in.check(); err != nil {
+	if err := in.read(value); err != nil {
 		return err
 	}
 	r, old := m.registry, m.now.Load()
-	if in.Mark != old.mark {
+	if in.mark != old.mark {
 		m.refused = make(map[uint32]bool)
 	}
-	next := &numbering{mark: in.Mark, byNumber: make(map[uint32]*Instance), byInstance: make(map[*Instance]uint32)}
+	next := &numbering{mark: in.mark, byNumber: make(map[uint32]*Instance), byInstance: make(map[*Instance]uint32)}
 	var list, restarted, out []*Instance
 	r.mu.Lock()
-	for n := range in.Instances {
-		e := &in.Instances[n]
+	for n := range in.instances {
+		e := &in.instances[n]
 		i := m.known(e, old, next)
 		switch {
 		case i == nil:
 			if i = m.admit(e); i == nil {
 				continue
 			}
-		case i.isRestarted(e, in.Mark == old.mark):
+		case i.isRestarted(e, in.mark == old.mark):
 			restarted = append(restarted, i)
 		}
 		i.mirror(e)
@@ -168,7 +164,7 @@ func (m *Mirror) importMembers(value []byte) error {
 		}
 	}
 	r.instances = list
-	r.known.add(bitsOf(in.Known))
+	r.known.add(bitsOf(in.known))
 	m.now.Store(next)
 	r.publish()
 	r.mu.Unlock()
@@ -183,7 +179,7 @@ func (m *Mirror) importMembers(value []byte) error {
 	}
 	signal(r.wake)
 	m.noteArrived()
-	if in.Mark != old.mark {
+	if in.mark != old.mark {
 		r.reports.resend(r.readyPairs())
 	}
 	return nil
@@ -192,12 +188,10 @@ func (m *Mirror) importMembers(value []byte) error {
 // check rejects members that a registry never exports.
 func (in *members) check() error {
 	seen, ranks := make(map[uint32]bool), 0
-	for n := range in.Instances {
-		switch e := &in.Instances[n]; {
+	for n := range in.instances {
+		switch e := &in.instances[n]; {
 		case e.Number == 0 || seen[e.Number]:
 			return fmt.Errorf("number %d is invalid or occurs twice", e.Number)
-		case e.State > Draining:
-			return fmt.Errorf("unknown state %d", e.State)
 		case e.Spec.Ranks > maxRanks-ranks:
 			return fmt.Errorf("more than %d ranks", maxRanks)
 		default:
@@ -279,53 +273,43 @@ func (i *Instance) mirror(e *member) {
 // ignored.
 func (m *Mirror) importLoads(value []byte) error {
 	type row struct {
-		i                     *Instance
-		told, guessed         int32
-		failures, left, ranks uint32
-		transfers             load.Fit
-		from                  int // index in copies
+		i         *Instance
+		in        *fleetpb.InstanceLoad
+		transfers load.Fit
+		copies    []load.Copy
 	}
-	var (
-		w      = &partReader{wire.Read(value)}
-		now    = time.Now()
-		number = m.now.Load()
-		rows   []row
-		copies []load.Copy
-	)
-	if mark := w.Uint64(); !w.Failed() && mark != number.mark {
+	var in fleetpb.Loads
+	if err := fleetpb.Unmarshal(value, &in, maxRecords); err != nil {
+		return err
+	}
+	number := m.now.Load()
+	if in.Mark != number.mark {
 		return nil // the registry is not mirrored, or no longer
 	}
-	for range w.Uint32() {
-		x := row{i: number.byNumber[w.Uint32()], told: w.int32(), guessed: w.int32()}
-		x.failures, x.left, x.transfers, x.from = uint32(w.int32()), w.Uint32(), w.fit(), len(copies)
-		x.ranks = uint32(w.Uint16())
-		for range x.ranks {
-			copies = append(copies, load.Copy{
-				Requests: w.int32(), Tokens: w.natural(), Queued: w.natural(), Waiting: w.int32(), Usage: w.float(),
-				RecentTokens: w.float(), RecentRequests: w.float(), RecentWork: w.float(),
-				Prefill: w.fit(), Output: w.fit(),
-			})
-			if w.Failed() {
-				break
-			}
+	var (
+		rows []row
+		v    values
+		now  = time.Now()
+	)
+	for _, one := range in.Instances {
+		x := row{i: number.byNumber[one.Number], in: one, transfers: v.fit(one.Transfers)}
+		for _, c := range one.Ranks {
+			x.copies = append(x.copies, v.rank(c))
 		}
-		if w.Failed() {
-			break
-		}
-		if x.i != nil && int(x.ranks) == len(x.i.Load) {
+		if x.i != nil && len(x.copies) == len(x.i.Load) {
 			rows = append(rows, x)
 		}
 	}
-	if !w.Done() {
-		return errors.New("loads are incomplete")
+	if v.bad {
+		return errors.New("a load is negative")
 	}
 	for _, x := range rows {
-		x.i.eventBlockTokens.Store(min(x.told, maxBlockTokens))
-		x.i.metricBlockTokens.Store(min(x.guessed, maxBlockTokens))
-		x.i.Breaker.follow(x.failures, x.left)
+		x.i.eventBlockTokens.Store(min(max(0, x.in.EventBlockTokens), maxBlockTokens))
+		x.i.metricBlockTokens.Store(min(max(0, x.in.MetricBlockTokens), maxBlockTokens))
+		x.i.Breaker.follow(x.in.Circuit)
 		x.i.Transfers.Follow(x.transfers)
 		for rank := range x.i.Load {
-			x.i.Load[rank].Follow(copies[x.from+rank], now, mirroredEvery)
+			x.i.Load[rank].Follow(x.copies[rank], now, mirroredEvery)
 		}
 	}
 	return nil
@@ -334,28 +318,17 @@ func (m *Mirror) importLoads(value []byte) error {
 // importPairs applies the Pairs part; m.mu is held. Pairs that are missing in it stay: the
 // exporting process may have fewer pairs.
 func (m *Mirror) importPairs(value []byte) error {
-	type row struct {
-		key            pairKey
-		state          abi.PairState
-		failures, left uint32
+	var in fleetpb.Pairs
+	if err := fleetpb.Unmarshal(value, &in, maxRecords); err != nil {
+		return err
 	}
-	w, number := &partReader{wire.Read(value)}, m.now.Load()
-	if mark := w.Uint64(); !w.Failed() && mark != number.mark {
+	number := m.now.Load()
+	if in.Mark != number.mark {
 		return nil
 	}
-	var rows []row
-	for range w.Uint32() {
-		rows = append(rows, row{w.pairKey(), w.pairState(), uint32(w.int32()), w.Uint32()})
-		if w.Failed() {
-			break
-		}
-	}
-	if !w.Done() {
-		return errors.New("pairs are incomplete")
-	}
-	for _, x := range rows {
-		if p, d, ok := number.targets(x.key); ok {
-			m.registry.pairs.get(p, d).follow(x.state, x.failures, x.left)
+	for _, x := range in.Pairs {
+		if p, d, ok := number.targets(pairKeyOf(x.Prefill, x.Decode)); ok {
+			m.registry.pairs.get(p, d).follow(pairStateOf(x.State), x.Circuit)
 		}
 	}
 	return nil
@@ -375,7 +348,7 @@ func (n *numbering) target(number uint32, rank int) (Target, bool) {
 }
 
 // follow sets the pair to the state in another process.
-func (p *Pair) follow(state abi.PairState, failures, left uint32) {
+func (p *Pair) follow(state abi.PairState, circuit *fleetpb.Circuit) {
 	p.mu.Lock()
 	if state != abi.PairReady { // whether the pair is warming here is the knowledge of this process
 		state = abi.PairUnknown
@@ -383,7 +356,7 @@ func (p *Pair) follow(state abi.PairState, failures, left uint32) {
 			state = abi.PairWarming
 		}
 	}
-	p.circuit.follow(failures, left)
+	p.circuit.follow(circuit)
 	if p.state != state {
 		p.become(state)
 	}

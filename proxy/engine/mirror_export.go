@@ -4,18 +4,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
-	"encoding/json"
-	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
-	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/state/load"
-	"github.com/pdproxy/pdproxy/proxy/wire"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // Part is one part of an exported registry. A mirror needs the latest value of each part.
@@ -25,9 +19,9 @@ type Part uint8
 
 // The parts.
 const (
-	Members Part = iota // the instances and their facts: JSON
-	Loads               // load, speed and health of the instances: binary
-	Pairs               // state of the pairs: binary
+	Members Part = iota // the instances and their facts
+	Loads               // load, speed and health of the instances
+	Pairs               // state of the pairs
 )
 
 // exportEvery is how often loads and pairs are exported. Members are exported when they
@@ -36,9 +30,29 @@ const exportEvery = 250 * time.Millisecond
 
 // members is the Members part.
 type members struct {
-	Mark      uint64 // identifies the registry with these numbers
-	Instances []member
-	Known     []Known // models that it has known
+	mark      uint64 // identifies the registry with these numbers
+	instances []member
+	known     []Known // models that it has known
+}
+
+// read decodes the Members part.
+func (in *members) read(value []byte) error {
+	var m fleetpb.Members
+	if err := fleetpb.Unmarshal(value, &m, maxRecords); err != nil {
+		return err
+	}
+	in.mark = m.Mark
+	for _, k := range m.Known {
+		in.known = append(in.known, Known{k.Model, uint8(k.Roles)})
+	}
+	for _, one := range m.Instances {
+		e, err := getMember(one)
+		if err != nil {
+			return err
+		}
+		in.instances = append(in.instances, e)
+	}
+	return in.check()
 }
 
 // member is one instance in it.
@@ -51,7 +65,7 @@ type member struct {
 	Silent   bool   // Instance.Unresponsive
 	Ended    bool   // Instance.Ended
 	Unasked  bool   // the first probe has not ended
-	Asleep   []bool `json:",omitempty"` // ranks that sleep
+	Asleep   []bool // ranks that sleep
 	Since    int64  // Unix ms
 	Restarts uint32
 	Facts    *Facts // nil: not known yet
@@ -97,22 +111,18 @@ func (r *Registry) Export(ctx context.Context, publish func(part Part, value []b
 
 // exportMembers encodes the Members part.
 func (r *Registry) exportMembers() []byte {
-	out := members{Mark: r.mark}
+	out := &fleetpb.Members{Mark: r.mark}
 	s := r.Snapshot()
 	for _, m := range s.Known() {
-		out.Known = append(out.Known, Known{m, uint8(s.known.roles[m])})
+		out.Known = append(out.Known, &fleetpb.KnownModel{Model: m, Roles: uint32(s.known.roles[m])})
 	}
 	for _, i := range s.Instances {
-		out.Instances = append(out.Instances, member{
-			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(), Unasked: !i.asked.Load(), Asleep: i.sleeping(), Since: i.since.Load(),
-			Restarts: i.restarts.Load(), Facts: i.facts.Load(),
-		})
+		out.Instances = append(out.Instances, putMember(&member{
+			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(),
+			Unasked: !i.asked.Load(), Asleep: i.sleeping(), Since: i.since.Load(), Restarts: i.restarts.Load(), Facts: i.facts.Load(),
+		}))
 	}
-	b, err := json.Marshal(out)
-	if err != nil {
-		panic(fmt.Sprintf("encode members: %v", err)) // all its types can be encoded
-	}
-	return b
+	return fleetpb.Append(nil, out)
 }
 
 // String returns the name of the part for logs.
@@ -120,72 +130,25 @@ func (p Part) String() string {
 	return [...]string{"members", "loads", "pairs", "unknown part"}[min(p, Pairs+1)]
 }
 
-// The binary parts begin with the mark of their registry and the number of rows. All
-// numbers are little-endian.
-//
-//	Loads, a row: number, tokens a block by events and by metrics (uint32 each),
-//	  circuit, speed of transfers, ranks (uint16), and for each rank requests (uint32),
-//	  tokens and queued (uint64), waiting (uint32), usage, recent tokens, requests and work (float32),
-//	  speeds of prefill and of output
-//	Pairs, a row: number of prefill and of decode (uint32), their ranks (uint16),
-//	  state (uint8), circuit
-//	A circuit: failures in a row, and one more than the milliseconds until it is
-//	  half open, 0 for closed (uint32)
-//	A speed: µs a token, and fixed µs (float32)
-
 // appendLoads encodes the Loads part.
 func (r *Registry) appendLoads(b []byte, now time.Time) []byte {
-	instances := r.Snapshot().Instances
-	b = binary.LittleEndian.AppendUint64(b, r.mark)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(instances)))
-	for _, i := range instances {
-		b = binary.LittleEndian.AppendUint32(b, i.ID)
-		b = binary.LittleEndian.AppendUint32(b, uint32(i.eventBlockTokens.Load()))
-		b = binary.LittleEndian.AppendUint32(b, uint32(i.metricBlockTokens.Load()))
-		b = i.Breaker.append(b, now)
-		b = appendFit(b, i.Transfers.Fit())
-		b = binary.LittleEndian.AppendUint16(b, uint16(len(i.Load)))
+	out := &fleetpb.Loads{Mark: r.mark}
+	for _, i := range r.Snapshot().Instances {
+		m := &fleetpb.InstanceLoad{
+			Number: i.ID, EventBlockTokens: i.eventBlockTokens.Load(), MetricBlockTokens: i.metricBlockTokens.Load(),
+			Circuit: i.Breaker.message(now), Transfers: putFit(i.Transfers.Fit()), Ranks: make([]*fleetpb.RankLoad, len(i.Load)),
+		}
 		for rank := range i.Load {
 			c := i.Load[rank].Copy(now)
-			b = binary.LittleEndian.AppendUint32(b, uint32(c.Requests))
-			b = binary.LittleEndian.AppendUint64(b, uint64(c.Tokens))
-			b = binary.LittleEndian.AppendUint64(b, uint64(c.Queued))
-			b = binary.LittleEndian.AppendUint32(b, uint32(c.Waiting))
-			for _, f := range [...]float32{c.Usage, c.RecentTokens, c.RecentRequests, c.RecentWork} {
-				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+			m.Ranks[rank] = &fleetpb.RankLoad{
+				Requests: c.Requests, Tokens: c.Tokens, Queued: c.Queued, Waiting: c.Waiting, Usage: c.Usage,
+				RecentTokens: c.RecentTokens, RecentRequests: c.RecentRequests, RecentWork: c.RecentWork,
+				Prefill: putFit(c.Prefill), Output: putFit(c.Output),
 			}
-			b = appendFit(appendFit(b, c.Prefill), c.Output)
 		}
+		out.Instances = append(out.Instances, m)
 	}
-	return b
-}
-
-func appendFit(b []byte, f load.Fit) []byte {
-	b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f.PerToken))
-	return binary.LittleEndian.AppendUint32(b, math.Float32bits(f.Fixed))
-}
-
-// append appends the circuit.
-func (b *Breaker) append(to []byte, now time.Time) []byte {
-	to = binary.LittleEndian.AppendUint32(to, uint32(b.failures.Load()))
-	left := uint32(0)
-	if until := b.until.Load(); until != 0 {
-		left = 1 + uint32(max(0, until-int64(now.Sub(b.base)))/int64(time.Millisecond))
-	}
-	return binary.LittleEndian.AppendUint32(to, left)
-}
-
-// follow sets the circuit to the state in another process. failures and left are values
-// that append has written.
-func (b *Breaker) follow(failures, left uint32) {
-	b.failures.Store(int32(failures))
-	if left == 0 {
-		b.until.Store(0)
-	} else {
-		if b.until.Swap(b.now()+int64(left-1)*int64(time.Millisecond)) == 0 {
-			signal(b.opened)
-		}
-	}
+	return fleetpb.Append(b, out)
 }
 
 // exportPairs encodes the Pairs part.
@@ -194,71 +157,19 @@ func (r *Registry) exportPairs() []byte {
 	r.pairs.mu.RLock()
 	pairs := maps.Clone(r.pairs.pairs)
 	r.pairs.mu.RUnlock()
-	b := binary.LittleEndian.AppendUint64(nil, r.mark)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(pairs)))
+	out := &fleetpb.Pairs{Mark: r.mark}
 	for _, key := range slices.SortedFunc(maps.Keys(pairs), comparePairKeys) {
-		b = appendPairKey(b, key)
+		m := new(fleetpb.PairState)
+		m.Prefill, m.Decode = key.targets()
 		p := pairs[key]
 		p.mu.Lock()
-		b = p.circuit.append(append(b, byte(p.state)), now)
+		m.State, m.Circuit = uint32(p.state), p.circuit.message(now)
 		p.mu.Unlock()
+		out.Pairs = append(out.Pairs, m)
 	}
-	return b
+	return fleetpb.Append(nil, out)
 }
 
 func comparePairKeys(a, b pairKey) int {
 	return cmp.Or(cmp.Compare(a.prefill, b.prefill), cmp.Compare(a.decode, b.decode), a.prefillRank-b.prefillRank, a.decodeRank-b.decodeRank)
-}
-
-func appendPairKey(b []byte, key pairKey) []byte {
-	b = binary.LittleEndian.AppendUint32(b, key.prefill)
-	b = binary.LittleEndian.AppendUint32(b, key.decode)
-	b = binary.LittleEndian.AppendUint16(b, uint16(key.prefillRank))
-	return binary.LittleEndian.AppendUint16(b, uint16(key.decodeRank))
-}
-
-// partReader reads a binary part.
-type partReader struct{ wire.Reader }
-
-// float reads a non-negative number.
-func (r *partReader) float() float32 {
-	f := math.Float32frombits(r.Uint32())
-	if f >= 0 && f <= math.MaxFloat32 {
-		return f
-	}
-	r.Fail()
-	return 0
-}
-
-// natural reads a non-negative count.
-func (r *partReader) natural() int64 {
-	n := int64(r.Uint64())
-	if n < 0 {
-		r.Fail()
-	}
-	return max(0, n)
-}
-
-// int32 reads a non-negative count.
-func (r *partReader) int32() int32 {
-	n := int32(r.Uint32())
-	if n < 0 {
-		r.Fail()
-	}
-	return max(0, n)
-}
-
-func (r *partReader) fit() load.Fit { return load.Fit{PerToken: r.float(), Fixed: r.float()} }
-
-func (r *partReader) pairKey() pairKey {
-	return pairKey{prefill: r.Uint32(), decode: r.Uint32(), prefillRank: int(r.Uint16()), decodeRank: int(r.Uint16())}
-}
-
-// pairState reads a state other than broken, which is a state of the circuit.
-func (r *partReader) pairState() abi.PairState {
-	s := abi.PairState(r.Uint8())
-	if s > abi.PairReady {
-		r.Fail()
-	}
-	return s
 }

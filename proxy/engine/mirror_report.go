@@ -1,13 +1,12 @@
 package engine
 
 import (
-	"encoding/binary"
 	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/wire"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 const (
@@ -20,20 +19,9 @@ const (
 	maxKind = 64
 )
 
-// The kinds of reports. On the wire the kind is followed by the listed fields.
-const (
-	reportFailed  = iota + 1 // target: a leg failed by the engine's fault
-	reportWell               // target: a leg was served after failures
-	reportCame               // pair: KV has come
-	reportMissed             // pair, kind (uint8 length): a transfer failed
-	reportMoved              // pair, tokens, µs: duration of a transfer
-	reportOutput             // target, tokens, µs: duration of a stream
-	reportWarming            // count (uint32), pairs: all pairs on which attempts wait for the handshake
-)
-
 // report is one observation in a mirror's process.
 type report struct {
-	kind   byte
+	kind   fleetpb.Observed
 	p, d   Target // a report about a target has only p
 	tokens int64
 	took   time.Duration
@@ -79,18 +67,18 @@ func (r *reports) add(x report) {
 
 // breaker notes a leg's failure, or a success after failures.
 func (r *reports) breaker(i *Instance, failed bool) {
-	kind := byte(reportWell)
+	kind := fleetpb.Observed_OBSERVED_SUCCESS
 	if failed {
-		kind = reportFailed
+		kind = fleetpb.Observed_OBSERVED_FAILURE
 	}
 	r.tell(report{kind: kind, p: Target{Instance: i}})
 }
 
 // transfer notes the end of a transfer. kind is that of Pair.set.
 func (r *reports) transfer(p *Pair, kind string) {
-	x := report{kind: reportCame, p: p.Prefill, d: p.Decode}
+	x := report{kind: fleetpb.Observed_OBSERVED_TRANSFER, p: p.Prefill, d: p.Decode}
 	if kind != "" {
-		x.kind, x.label = reportMissed, kind
+		x.kind, x.label = fleetpb.Observed_OBSERVED_NO_TRANSFER, kind
 	}
 	r.tell(x)
 }
@@ -112,7 +100,7 @@ func (r *reports) resend(ready []*Pair) {
 	defer r.mu.Unlock()
 	r.changed = len(r.warming) > 0
 	for _, p := range ready {
-		r.add(report{kind: reportCame, p: p.Prefill, d: p.Decode})
+		r.add(report{kind: fleetpb.Observed_OBSERVED_TRANSFER, p: p.Prefill, d: p.Decode})
 	}
 }
 
@@ -149,26 +137,25 @@ func (r *reports) encode() []byte {
 	if n.mark == 0 || len(r.waiting) == 0 && !r.changed {
 		return nil
 	}
-	b := binary.LittleEndian.AppendUint64(nil, n.mark)
+	out := &fleetpb.Observations{Mark: n.mark}
 	for i := range r.waiting {
-		b = r.waiting[i].append(b, n)
+		if m := r.waiting[i].message(n); m != nil {
+			out.List = append(out.List, m)
+		}
 	}
 	clear(r.waiting)
 	r.waiting = r.waiting[:0]
 	if r.changed {
 		r.changed = false
-		b = append(b, reportWarming)
-		count, at := uint32(0), len(b)
-		b = binary.LittleEndian.AppendUint32(b, 0)
+		out.Warming = new(fleetpb.Warming)
 		for p := range r.warming {
 			if key, ok := n.pair(p.Prefill, p.Decode); ok {
-				b = appendPairKey(b, key)
-				count++
+				prefill, decode := key.targets()
+				out.Warming.Prefill, out.Warming.Decode = append(out.Warming.Prefill, prefill), append(out.Warming.Decode, decode)
 			}
 		}
-		binary.LittleEndian.PutUint32(b[at:], count)
 	}
-	return b
+	return fleetpb.Append(nil, &fleetpb.Report{Observations: out})
 }
 
 // pair returns the key of a pair by its instances' numbers.
@@ -177,32 +164,25 @@ func (n *numbering) pair(p, d Target) (key pairKey, ok bool) {
 	return key, key.prefill != 0 && key.decode != 0
 }
 
-// append appends the report, or nothing if its instance has no number.
-func (x *report) append(b []byte, n *numbering) []byte {
-	switch x.kind {
-	case reportFailed, reportWell, reportOutput:
+// message returns the report; nil if its instance has no number.
+func (x *report) message(n *numbering) *fleetpb.Observation {
+	m := &fleetpb.Observation{
+		What: x.kind, Failure: x.label[:min(len(x.label), maxKind)], Tokens: max(0, x.tokens), TookUs: int64(max(0, x.took) / time.Microsecond),
+	}
+	if x.d.IsZero() {
 		number := n.byInstance[x.p.Instance]
 		if number == 0 {
-			return b
+			return nil
 		}
-		b = binary.LittleEndian.AppendUint32(append(b, x.kind), number)
-		b = binary.LittleEndian.AppendUint16(b, uint16(x.p.Rank))
-	default:
-		key, ok := n.pair(x.p, x.d)
-		if !ok {
-			return b
-		}
-		b = appendPairKey(append(b, x.kind), key)
+		m.Prefill = numberOf(number, x.p.Rank)
+		return m
 	}
-	switch x.kind {
-	case reportMissed:
-		label := x.label[:min(len(x.label), maxKind)]
-		b = append(append(b, byte(len(label))), label...)
-	case reportMoved, reportOutput:
-		b = binary.LittleEndian.AppendUint64(b, uint64(max(0, x.tokens)))
-		b = binary.LittleEndian.AppendUint64(b, uint64(max(0, x.took)/time.Microsecond))
+	key, ok := n.pair(x.p, x.d)
+	if !ok {
+		return nil
 	}
-	return b
+	m.Prefill, m.Decode = key.targets()
+	return m
 }
 
 // learned holds the mirrors' reports about attempts in progress.
@@ -211,88 +191,77 @@ type learned struct {
 	warming map[int]map[pairKey]*Pair // by mirror; guarded by mu
 }
 
-// Learn applies a report of a mirror. mirror is a number that the caller has chosen for
-// the mirror. An error means that b is malformed. Learn applies the reports before the
-// malformed one. Learn ignores a report for another registry.
-func (r *Registry) Learn(mirror int, b []byte) error {
-	w := &partReader{wire.Read(b)}
-	if mark := w.Uint64(); !w.Failed() && mark != r.mark {
+// Learn applies the observations of a mirror. mirror is a number that the caller has chosen for
+// the mirror. An error means that an observation is malformed. Learn applies the observations
+// before it. Learn ignores a report for another registry, and what a later version observes.
+func (r *Registry) Learn(mirror int, in *fleetpb.Observations) error {
+	if in.GetMark() != r.mark {
 		return nil
 	}
 	home := &numbering{byNumber: make(map[uint32]*Instance)}
 	for _, i := range r.Snapshot().Instances {
 		home.byNumber[i.ID] = i
 	}
-	for w.Len() > 0 {
-		r.learnOne(w, mirror, home)
+	for _, one := range in.List {
+		if err := r.learnOne(one, home); err != nil {
+			return err
+		}
 	}
-	if w.Failed() {
-		return errors.New("read report: it is incomplete")
+	if w := in.Warming; w != nil {
+		now := make(map[pairKey]bool)
+		for i := range min(len(w.Prefill), len(w.Decode)) {
+			now[pairKeyOf(w.Prefill[i], w.Decode[i])] = true
+		}
+		r.warms(mirror, now, home)
 	}
 	return nil
 }
 
-// learnOne reads and applies one report.
-func (r *Registry) learnOne(w *partReader, mirror int, home *numbering) {
-	switch kind := w.Uint8(); kind {
-	case reportFailed, reportWell, reportOutput:
-		t, ok := home.target(w.Uint32(), int(w.Uint16()))
-		var tokens, micros int64
-		if kind == reportOutput {
-			tokens, micros = w.natural(), w.natural()
-		}
+// learnOne applies one observation.
+func (r *Registry) learnOne(m *fleetpb.Observation, home *numbering) error {
+	if m.Tokens < 0 || m.TookUs < 0 {
+		return errors.New("read report: negative amount")
+	}
+	switch m.What {
+	case fleetpb.Observed_OBSERVED_FAILURE, fleetpb.Observed_OBSERVED_SUCCESS, fleetpb.Observed_OBSERVED_OUTPUT_TIME:
+		t, ok := home.target(uint32(m.Prefill), rankOf(m.Prefill))
 		switch {
-		case w.Failed() || !ok:
-		case kind == reportFailed:
+		case !ok:
+		case m.What == fleetpb.Observed_OBSERVED_FAILURE:
 			t.Breaker.Failure()
 			t.ProbeSoon()
-		case kind == reportWell:
+		case m.What == fleetpb.Observed_OBSERVED_SUCCESS:
 			t.Breaker.Success()
 		default:
-			r.MeasureOutput(t, tokens, duration(micros))
+			r.MeasureOutput(t, m.Tokens, duration(m.TookUs))
 		}
-	case reportCame, reportMissed, reportMoved:
-		p, d, ok := home.targets(w.pairKey())
-		var tokens, micros int64
-		var label string
-		switch kind {
-		case reportMissed:
-			label = w.label()
-		case reportMoved:
-			tokens, micros = w.natural(), w.natural()
-		}
-		switch {
-		case w.Failed() || !ok:
-		case kind == reportMoved:
-			r.MeasurePair(p, d, tokens, duration(micros))
-		default:
-			r.Pair(p, d).set(label)
-		}
-	case reportWarming:
-		now := make(map[pairKey]bool)
-		for range w.Uint32() {
-			if now[w.pairKey()] = true; w.Failed() {
-				return
+	case fleetpb.Observed_OBSERVED_TRANSFER, fleetpb.Observed_OBSERVED_NO_TRANSFER, fleetpb.Observed_OBSERVED_TRANSFER_TIME:
+		failure := ""
+		if m.What == fleetpb.Observed_OBSERVED_NO_TRANSFER {
+			if failure = m.Failure; !isKind(failure) {
+				return errors.New("read report: kind of a failure")
 			}
 		}
-		r.warms(mirror, now, home)
-	default:
-		w.Fail()
-	}
-}
-
-// label reads the kind of a failure: lower-case letters, digits and _.
-func (r *partReader) label() string {
-	b := r.Bytes(uint64(r.Uint8()))
-	if len(b) == 0 || len(b) > maxKind {
-		r.Fail()
-	}
-	for _, c := range b {
-		if c != '_' && (c < 'a' || c > 'z') && (c < '0' || c > '9') {
-			r.Fail()
+		p, d, ok := home.targets(pairKeyOf(m.Prefill, m.Decode))
+		switch {
+		case !ok:
+		case m.What == fleetpb.Observed_OBSERVED_TRANSFER_TIME:
+			r.MeasurePair(p, d, m.Tokens, duration(m.TookUs))
+		default:
+			r.Pair(p, d).set(failure)
 		}
 	}
-	return string(b)
+	return nil
+}
+
+// isKind reports whether text can be the kind of a failure: lower-case letters, digits and _.
+func isKind(text string) bool {
+	for _, c := range []byte(text) {
+		if c != '_' && (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return false
+		}
+	}
+	return text != "" && len(text) <= maxKind
 }
 
 // duration converts µs, at most a day.

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -52,6 +52,16 @@ func mirrorOf(f *fleet, h *hearing) *Mirror {
 			return http.NewFileTransport(nil), nil // a probe would panic
 		},
 	}, func() time.Duration { return time.Minute })
+}
+
+// observations decodes a report of a mirror.
+func observations(t *testing.T, b []byte) *fleetpb.Observations {
+	t.Helper()
+	var m fleetpb.Report
+	if err := fleetpb.Unmarshal(b, &m, maxRecords); err != nil {
+		t.Fatal(err)
+	}
+	return m.Observations
 }
 
 // imports passes all parts of r to m.
@@ -212,11 +222,8 @@ func TestMirrorFacts(t *testing.T) {
 
 	one := member{Number: 1}
 	fill(t, reflect.ValueOf(&one).Elem(), new(int))
-	b, err := json.Marshal(one)
-	var back member
-	if err == nil {
-		err = json.Unmarshal(b, &back)
-	}
+	one.State = Draining
+	back, err := getMember(putMember(&one))
 	if err != nil || !reflect.DeepEqual(back, one) {
 		t.Errorf("%v: %+v\nof %+v", err, back, one)
 	}
@@ -342,7 +349,7 @@ func TestMirrorOtherHome(t *testing.T) {
 		if err := m.Import(Loads, stale); err != nil {
 			t.Errorf("loads of the first: %v", err)
 		}
-		second.must(t, second.Learn(1, <-reports))
+		second.must(t, second.Learn(1, observations(t, <-reports)))
 		if got := second.PairState(Target{second.get(t, "p"), 0}, Target{second.get(t, "d"), 0}); got != abi.PairReady {
 			t.Errorf("state of the pair in the second registry = %s", got)
 		}
@@ -371,7 +378,7 @@ func TestMirrorReports(t *testing.T) {
 		go func() {
 			defer close(ended)
 			m.Run(ctx, func(b []byte) {
-				if err := f.Learn(3, b); err != nil {
+				if err := f.Learn(3, observations(t, b)); err != nil {
 					t.Error(err)
 				}
 			})
@@ -430,7 +437,7 @@ func TestMirrorReports(t *testing.T) {
 		if got := d.Load[0].Output.PerToken(); got != 10000 {
 			t.Errorf("streams take %v µs a token", got)
 		}
-		f.must(t, New(f.o).Learn(3, []byte("12345678 of another registry")))
+		f.must(t, New(f.o).Learn(3, &fleetpb.Observations{Mark: 1, List: []*fleetpb.Observation{{Tokens: -1}}}))
 	})
 }
 
@@ -521,20 +528,22 @@ func TestImportRefuses(t *testing.T) {
 	m := mirrorOf(f, &heard)
 	imports(t, m, f.Registry)
 	before := m.Registry().Snapshot()
+	of := func(list ...*fleetpb.Member) string {
+		return string(fleetpb.Append(nil, &fleetpb.Members{Mark: f.mark, Instances: list}))
+	}
 	loads, pairs := f.appendLoads(nil, time.Now()), f.exportPairs()
 	for name, tt := range map[string]struct {
 		part Part
 		b    string
 	}{
-		"no JSON":        {Members, "{"},
-		"no number":      {Members, `{"Instances":[{"Number":0}]}`},
-		"a number twice": {Members, `{"Instances":[{"Number":1},{"Number":1}]}`},
-		"no state":       {Members, `{"Instances":[{"Number":1,"State":4}]}`},
-		"too many ranks": {Members, `{"Instances":[{"Number":1,"Spec":{"Ranks":65000}},{"Number":2,"Spec":{"Ranks":65000}}]}`},
+		"no message":     {Members, "{"},
+		"no number":      {Members, of(&fleetpb.Member{})},
+		"a number twice": {Members, of(&fleetpb.Member{Number: 1}, &fleetpb.Member{Number: 1})},
+		"no address":     {Members, of(&fleetpb.Member{Number: 1, Facts: &fleetpb.Facts{Addresses: []string{"x"}}})},
+		"too many ranks": {Members, of(&fleetpb.Member{Number: 1, Spec: &fleetpb.Engine{Ranks: 65000}}, &fleetpb.Member{Number: 2, Spec: &fleetpb.Engine{Ranks: 65000}})},
 		"cut loads":      {Loads, string(loads[:len(loads)-1])},
-		"more loads":     {Loads, string(loads) + "x"},
-		"empty loads":    {Loads, ""},
-		"more pairs":     {Pairs, string(pairs) + "x"},
+		"negative loads": {Loads, string(fleetpb.Append(nil, &fleetpb.Loads{Mark: f.mark, Instances: []*fleetpb.InstanceLoad{{Ranks: []*fleetpb.RankLoad{{Tokens: -1}}}}}))},
+		"cut pairs":      {Pairs, string(pairs[:len(pairs)-1])},
 		"no part":        {Part(9), ""},
 	} {
 		if err := m.Import(tt.part, []byte(tt.b)); err == nil {
@@ -552,12 +561,14 @@ func TestMirrorUnusable(t *testing.T) {
 	f := newFleet(t)
 	var heard hearing
 	m := mirrorOf(f, &heard)
-	if err := m.Import(Members, []byte(`{"Mark":1,"Instances":[
-		{"Number":1,"Spec":{"Name":"new","URL":"http://a","Role":"both","Connector":"of tomorrow","Ranks":1}},
-		{"Number":2,"Spec":{"Name":"old","URL":"http://b","Role":"both","Connector":"none","Ranks":1},"State":1}]}`)); err != nil {
+	if err := m.Import(Members, fleetpb.Append(nil, &fleetpb.Members{Mark: 1, Instances: []*fleetpb.Member{
+		{Number: 1, Spec: &fleetpb.Engine{Name: "new", Url: "http://a", Role: "both", Connector: "of tomorrow", Ranks: 1}},
+		{Number: 2, Spec: &fleetpb.Engine{Name: "old", Url: "http://b", Role: "both", Connector: "none", Ranks: 1}, State: uint32(Ready)},
+		{Number: 3, Spec: &fleetpb.Engine{Name: "odd", Url: "http://c", Role: "both", Connector: "none", Ranks: 1}, State: 9},
+	}})); err != nil {
 		t.Fatal(err)
 	}
-	if s := m.Registry().Snapshot(); len(s.Instances) != 1 || s.Instance("old").State() != Ready {
+	if s := m.Registry().Snapshot(); len(s.Instances) != 2 || s.Instance("old").State() != Ready || s.Instance("odd").State() != Down {
 		t.Errorf("m.Registry().Snapshot() = %v", s.Instances)
 	}
 }
@@ -634,10 +645,14 @@ func FuzzLearn(f *testing.F) {
 	m.Registry().MeasureOutput(d, 10, time.Second)
 	d.Breaker.Failure()
 	d.Breaker.Success()
-	f.Add(m.Registry().reports.encode()[8:])
+	f.Add(m.Registry().reports.encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
-		mark := fleet.exportPairs()[:8]
-		_ = fleet.Learn(1, slices.Concat(mark, b))
+		var report fleetpb.Report
+		if fleetpb.Unmarshal(b, &report, maxRecords) != nil || report.Observations == nil {
+			return
+		}
+		report.Observations.Mark = fleet.mark
+		_ = fleet.Learn(1, report.Observations)
 		fleet.Unlearn(1)
 		if len(fleet.Snapshot().Instances) != 2 || len(fleet.learned.warming) != 0 {
 			t.Error("a report changed the instances, or remains stored")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
@@ -364,7 +365,7 @@ func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Durati
 	r.pairs.get(p, d).transfer.Measure(promptTokens, took)
 	p.Transfers.Measure(promptTokens, took)
 	if r.reports != nil {
-		r.reports.measure(report{kind: reportMoved, p: p, d: d, tokens: promptTokens, took: took})
+		r.reports.measure(report{kind: fleetpb.Observed_OBSERVED_TRANSFER_TIME, p: p, d: d, tokens: promptTokens, took: took})
 	}
 }
 
@@ -386,7 +387,7 @@ func (r *Registry) MeasureOutput(d Target, tokens int64, took time.Duration) {
 		times.Streamed(StreamsOf(d, time.Now()), tokens, took)
 	}
 	if r.reports != nil {
-		r.reports.measure(report{kind: reportOutput, p: d, tokens: tokens, took: took})
+		r.reports.measure(report{kind: fleetpb.Observed_OBSERVED_OUTPUT_TIME, p: d, tokens: tokens, took: took})
 	}
 }
 

@@ -239,7 +239,7 @@ func TestDoubtIsReported(t *testing.T) {
 		time.Sleep(time.Second)
 		before := f.engines.count("a:80/live")
 		m.Registry().Snapshot().Instance("a").Breaker.Failure()
-		f.must(t, f.Learn(1, m.registry.reports.encode()))
+		f.must(t, f.Learn(1, observations(t, m.registry.reports.encode())))
 		if synctest.Wait(); f.engines.count("a:80/live") != before+1 {
 			t.Error("no early probe was sent")
 		}

@@ -3,8 +3,11 @@ package tenant
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"io/fs"
 	"os"
+	"reflect"
 	"strconv"
 	"unsafe"
 
@@ -14,12 +17,37 @@ import (
 )
 
 const (
-	// stateName is the name of the file in fleet.dir. Another layout needs another name.
 	stateName = "tenants-1"
 	stateHead = "pdproxy tenants 1\n"
 	headSize  = 4096
+	layoutAt  = 64 // of the layout word, in the head
 	stateSize = headSize + int(unsafe.Sizeof(table{}))
 )
+
+// layout identifies the layout of a table in memory: its types, offsets and sizes, and the order
+// of bytes.
+var layout = func() uint64 {
+	h := fnv.New64a()
+	order := uint16(1)
+	fmt.Fprint(h, *(*byte)(unsafe.Pointer(&order)))
+	describe(h, reflect.TypeFor[table]())
+	return max(1, h.Sum64())
+}()
+
+func describe(w io.Writer, t reflect.Type) {
+	fmt.Fprint(w, t.Kind(), t.Size(), t.Align())
+	switch t.Kind() {
+	case reflect.Struct:
+		for i := range t.NumField() {
+			f := t.Field(i)
+			fmt.Fprint(w, f.Name, f.Offset)
+			describe(w, f.Type)
+		}
+	case reflect.Array:
+		fmt.Fprint(w, t.Len())
+		describe(w, t.Elem())
+	}
+}
 
 // stateFile is the shared file, mapped into the memory of this process. A nil *stateFile is
 // memory that no other process has.
@@ -71,6 +99,12 @@ func (s *stateFile) begin() (*table, error) {
 		copy(head, stateHead)
 	default:
 		return nil, errors.New("it is not a file of budgets")
+	}
+	// 0: the file is new, or of the version before the word, which had this layout.
+	if word := (*uint64)(unsafe.Pointer(&s.mapped[layoutAt])); *word == 0 {
+		*word = layout
+	} else if *word != layout {
+		return nil, fmt.Errorf("its layout is %x, that of this version is %x: stop the processes of the other version and remove the file", *word, layout)
 	}
 	t := (*table)(unsafe.Pointer(&s.mapped[headSize]))
 	if err := s.number(); err != nil {

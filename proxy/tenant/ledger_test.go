@@ -236,6 +236,7 @@ func TestUnusableFile(t *testing.T) {
 	for name, content := range map[string][]byte{
 		"another file": []byte("no budgets at all\n\n"),
 		"too long":     make([]byte, stateSize+1),
+		"other layout": append(append([]byte(stateHead), make([]byte, layoutAt-len(stateHead))...), 1, 2, 3, 4, 5, 6, 7, 8),
 	} {
 		dir := privatedirtest.Open(t)
 		if err := dir.CreateFile(stateName, content); err != nil {

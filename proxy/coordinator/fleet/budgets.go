@@ -6,8 +6,8 @@ import (
 	"sync"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/tenant"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // Budgets is the tenant.Budgets of a worker whose coordinator has the budgets. While the
@@ -91,8 +91,8 @@ func (b *Budgets) Take(ctx context.Context, t *tenant.Tenant, tokens int64) tena
 func (b *Budgets) ask(ctx context.Context, s *session, number uint64, t *tenant.Tenant, tokens int64) (a tenant.Answer, err error) {
 	m := b.client.scratch.Get().(*scratch)
 	defer b.client.release(m)
-	m.out = wire.AppendInt(appendTenant(wire.AppendUint(m.out[:0], number), t), tokens)
-	if err := s.call(ctx, kindBudget, m); err != nil {
+	m.out = fleetpb.Append(m.out[:0], &fleetpb.Budget{Request: number, Tenant: putTenant(t), Tokens: tokens})
+	if err := s.call(ctx, fleetpb.Kind_KIND_BUDGET, m); err != nil {
 		s.settle(number, tenant.Spent{Undone: true}, m) // the coordinator may have given it
 		return a, err
 	}
@@ -172,7 +172,8 @@ func (b *Budgets) enter(s *session) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	_ = s.link.Send(kindKnown, appendStates(nil, b.known.States()), false) // fails if the connection has ended
+	known := &fleetpb.BudgetStates{States: putStates(b.known.States())}
+	_ = s.link.Send(kindOf(fleetpb.Kind_KIND_KNOWN), fleetpb.Append(nil, known), false) // fails if the connection has ended
 	for number, g := range b.running {
 		requests, tokens := int64(0), int64(0)
 		if !g.known {
@@ -214,18 +215,12 @@ func (b *Budgets) shareOf(t *tenant.Tenant) *tenant.Tenant {
 // charge tells the coordinator what it does not know of a tenant, and of the running request
 // of that number; 0: of none. False: the connection has ended.
 func (s *session) charge(number uint64, t *tenant.Tenant, requests, tokens, reserved int64) bool {
-	out := appendTenant(wire.AppendUint(nil, number), t)
-	out = wire.AppendInt(wire.AppendInt(wire.AppendInt(out, requests), tokens), reserved)
-	return s.link.Send(kindCharge, out, false) == nil
+	m := &fleetpb.Charge{Request: number, Tenant: putTenant(t), Requests: requests, Tokens: tokens, Reserved: reserved}
+	return s.link.Send(kindOf(fleetpb.Kind_KIND_CHARGE), fleetpb.Append(nil, m), false) == nil
 }
 
 // settle tells the coordinator what a request has used. False: the connection has ended.
 func (s *session) settle(number uint64, spent tenant.Spent, m *scratch) bool {
-	m.out = wire.AppendInt(wire.AppendUint(m.out[:0], number), spent.Used)
-	if spent.Undone {
-		m.out = append(m.out, 1)
-	} else {
-		m.out = append(m.out, 0)
-	}
-	return s.link.Send(kindSettle, m.out, false) == nil
+	m.out = fleetpb.Append(m.out[:0], &fleetpb.Settle{Request: number, Used: spent.Used, Undone: spent.Undone})
+	return s.link.Send(kindOf(fleetpb.Kind_KIND_SETTLE), m.out, false) == nil
 }

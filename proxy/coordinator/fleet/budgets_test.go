@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"context"
+	"errors"
+	"math"
 	"net"
 	"reflect"
 	"strings"
@@ -10,9 +12,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/tenant"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // budgeted is a coordinator with two workers, which share budgets.
@@ -156,42 +160,34 @@ func TestBudgetsWithoutCoordinator(t *testing.T) {
 func TestBudgetWire(t *testing.T) {
 	a := tenant.Answer{Refused: tenant.Tokens, Reserved: 7, Retry: 30 * time.Millisecond,
 		Requests: tenant.Level{Limit: 5, Remaining: 4, Reset: 12 * time.Second}, Tokens: tenant.Level{Limit: tenant.MaxPerMinute, Remaining: 3, Reset: 2 * time.Minute}}
-	good := appendBudget(nil, &a, 9)
+	good := fleetpb.Append(nil, putBudget(&a, 9))
 	if got, workers, err := readBudget(good); err != nil || workers != 9 || !reflect.DeepEqual(got, a) {
 		t.Errorf("%+v, %d, %v", got, workers, err)
 	}
 	for n := range good {
-		if _, _, err := readBudget(good[:n]); err == nil {
-			t.Errorf("%d of %d bytes are accepted", n, len(good))
+		if got, _, err := readBudget(good[:n]); err == nil && (got.Reserved > a.Reserved || got.Tokens.Limit > tenant.MaxPerMinute) {
+			t.Errorf("%d of %d bytes read as %+v", n, len(good), got)
 		}
 	}
-	for name, bad := range map[string][]byte{
-		"more bytes":     append(append([]byte(nil), good...), 0),
-		"unknown reason": append([]byte{byte(tenant.Tokens) + 1}, good[1:]...),
-	} {
-		if _, _, err := readBudget(bad); err == nil {
-			t.Errorf("%s: accepted", name)
+	unknown := a
+	unknown.Refused = tenant.Tokens + 1
+	for name, b := range map[string][]byte{"empty": nil, "unknown reason": fleetpb.Append(nil, putBudget(&unknown, 9))} {
+		if _, _, err := readBudget(b); !errors.Is(err, errUnsettled) {
+			t.Errorf("%s: %v, want %v", name, err, errUnsettled)
 		}
 	}
 	for name, tt := range map[string]struct {
-		text   string
-		limits [3]uint64
-		ok     bool
+		in   *fleetpb.Tenant
+		want *tenant.Limits // nil: refused
 	}{
-		"good":             {"t", [3]uint64{1, tenant.MaxPerMinute, 3}, true},
-		"longest":          {strings.Repeat("t", longestTenant), [3]uint64{0, 0, 0}, true},
-		"too long":         {strings.Repeat("t", longestTenant+1), [3]uint64{0, 0, 0}, false},
-		"too many tokens":  {"t", [3]uint64{1, tenant.MaxPerMinute + 1, 3}, false},
-		"too many places":  {"t", [3]uint64{1, 1, 1 << 31}, false},
-		"too many at once": {"t", [3]uint64{1 << 63, 1, 1}, false},
+		"good":     {&fleetpb.Tenant{Name: "t", Requests: 1, Tokens: tenant.MaxPerMinute, Exchanges: 3}, &tenant.Limits{Requests: 1, Tokens: tenant.MaxPerMinute, Exchanges: 3}},
+		"longest":  {&fleetpb.Tenant{Name: strings.Repeat("t", maxTenantName)}, &tenant.Limits{}},
+		"too long": {&fleetpb.Tenant{Name: strings.Repeat("t", maxTenantName+1)}, nil},
+		"none":     {nil, nil},
+		"too much": {&fleetpb.Tenant{Requests: 1 << 63, Tokens: tenant.MaxPerMinute + 1, Exchanges: 1 << 31}, &tenant.Limits{Requests: tenant.MaxPerMinute, Tokens: tenant.MaxPerMinute, Exchanges: math.MaxInt32}},
 	} {
-		b := wire.AppendText(nil, tt.text)
-		for _, n := range tt.limits {
-			b = wire.AppendUint(b, n)
-		}
-		r := newReader(b)
-		if got := r.tenant(); r.Done() != tt.ok || tt.ok && (got.Name != tt.text || got.Limits.Tokens != int64(tt.limits[1])) {
-			t.Errorf("%s: %+v, %t", name, got, r.Done())
+		if got := getTenant(tt.in); (got != nil) != (tt.want != nil) || got != nil && (got.Name != tt.in.Name || got.Limits != *tt.want) {
+			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
 		}
 	}
 }
@@ -200,21 +196,23 @@ func TestBudgetWire(t *testing.T) {
 func TestWrongBudgetMessages(t *testing.T) {
 	one := tenant.New(tenant.Tenant{Name: "t", Limits: tenant.Limits{Requests: 10}})
 	call := func(b []byte) func(*session) {
-		return func(s *session) { _, _ = s.link.Call(context.Background(), kindBudget, b, nil, time.Second) }
+		return func(s *session) {
+			_, _ = s.link.Call(context.Background(), kindOf(fleetpb.Kind_KIND_BUDGET), b, nil, time.Second)
+		}
 	}
-	message := func(kind uint8, b []byte) func(*session) {
-		return func(s *session) { _ = s.link.Send(kind, b, true) }
+	message := func(kind fleetpb.Kind, m proto.Message) func(*session) {
+		return func(s *session) { _ = s.link.Send(kindOf(kind), fleetpb.Append(nil, m), true) }
 	}
 	for name, tt := range map[string]struct {
 		send  func(*session)
 		stays bool
 	}{
-		"empty call":           {call(nil), false},
-		"call with more":       {call(append(wire.AppendInt(appendTenant(wire.AppendUint(nil, 1), one), int64(1)), 0)), false},
-		"empty settle":         {message(kindSettle, nil), false},
-		"settle of none":       {message(kindSettle, append(wire.AppendInt(wire.AppendUint(nil, 99), int64(1)), 0)), true},
-		"empty charge":         {message(kindCharge, nil), false},
-		"charge without limit": {message(kindCharge, wire.AppendText([]byte{0}, "t")), false},
+		"empty call":            {call(nil), false},
+		"malformed call":        {call([]byte{0xff}), false},
+		"empty settle":          {message(fleetpb.Kind_KIND_SETTLE, &fleetpb.Settle{}), true},
+		"settle of none":        {message(fleetpb.Kind_KIND_SETTLE, &fleetpb.Settle{Request: 99, Used: 1}), true},
+		"charge without tenant": {message(fleetpb.Kind_KIND_CHARGE, &fleetpb.Charge{Requests: 1}), false},
+		"state without key":     {message(fleetpb.Kind_KIND_KNOWN, &fleetpb.BudgetStates{States: []*fleetpb.BudgetState{{}}}), false},
 	} {
 		budgetBubble(t, name, func(t *testing.T, w *budgeted) {
 			before := w.pipes.dials()

@@ -16,6 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // DefaultPatience is the time that a worker waits for a placement.
@@ -80,6 +81,10 @@ var _ coordinator.Coordinator = (*Client)(nil)
 // scratch is the memory of a call.
 type scratch struct {
 	out, in []byte
+	place   fleetpb.Place
+	placed  fleetpb.Placed
+	update  fleetpb.LeaseUpdate
+	cached  fleetpb.Computed
 	names   names
 }
 
@@ -203,7 +208,7 @@ func (c *Client) Connected() bool {
 // coordinator.
 func (c *Client) Report(b []byte) bool {
 	s := c.session.Load()
-	return s != nil && s.link.Send(kindReport, b, false) == nil
+	return s != nil && s.link.Send(kindOf(fleetpb.Kind_KIND_REPORT), b, false) == nil
 }
 
 // Ready implements Coordinator.
@@ -278,11 +283,11 @@ func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scr
 	}
 	lease := s.last.Add(1)
 	var ok bool
-	if m.out, ok = appendAsk(m.out[:0], lease, a, a.Lookup.Done, c.o.Mirror); !ok {
+	if m.out, ok = appendPlace(m.out[:0], &m.place, lease, a, c.o.Mirror); !ok {
 		return nil, errAway
 	}
 	var err error
-	m.in, err = s.link.Call(ctx, kindPlace, m.out, m.in[:0], c.o.Patience)
+	m.in, err = s.link.Call(ctx, kindOf(fleetpb.Kind_KIND_PLACE), m.out, m.in[:0], c.o.Patience)
 	if err != nil {
 		switch {
 		case ctx.Err() != nil:
@@ -300,7 +305,7 @@ func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scr
 	c.o.Fallback.Lend(&g.Placement)
 	looked := a.Lookup.Done
 	var charge coordinator.Charge
-	if err := readReply(m.in, a, g, &charge, c.o.Mirror, m.names); err != nil {
+	if err := readPlaced(m.in, &m.placed, a, g, &charge, c.o.Mirror, m.names); err != nil {
 		g.Recycle()
 		if errors.Is(err, link.ErrGarbage) {
 			s.link.Close(err)

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/tenant"
 )
 
@@ -21,20 +22,23 @@ const mostGiven = 1 << 20
 
 // budgetCall answers a worker's call for a part of a tenant's budgets.
 func (w *worker) budgetCall(number uint32, payload []byte) error {
-	r := newReader(payload)
-	request, t, tokens := r.Uint(), r.tenant(), r.Int()
-	if _, full := w.gave(0); !r.Done() || w.s.o.Budgets == nil || full {
+	var m fleetpb.Budget
+	if err := decode(payload, &m, "a call about a budget"); err != nil {
+		return err
+	}
+	t := getTenant(m.Tenant)
+	if _, full := w.gave(0); t == nil || w.s.o.Budgets == nil || full {
 		return link.Garbage("a call about a budget")
 	}
 	if !w.s.succession.settle() {
-		return w.conn.Answer(number, []byte{unsettled})
+		return w.conn.Answer(number, nil)
 	}
-	a := w.s.o.Budgets.Take(w.ctx, t, tokens)
+	a := w.s.o.Budgets.Take(w.ctx, t, m.Tokens)
 	if a.Refused == tenant.Admitted {
-		w.give(request, t, a.Reserved)
+		w.give(m.Request, t, a.Reserved)
 	}
 	w.s.budgetsChanged()
-	return w.conn.Answer(number, appendBudget(nil, &a, w.s.connected()))
+	return w.conn.Answer(number, fleetpb.Append(nil, putBudget(&a, w.s.connected())))
 }
 
 // gave reports whether a request runs, and whether the worker has too many running requests.
@@ -55,40 +59,44 @@ func (w *worker) give(request uint64, t *tenant.Tenant, reserved int64) {
 }
 
 // settle ends a request of the worker.
-func (w *worker) settle(r *reader) {
-	request, used, undone := r.Uint(), r.Int(), r.UintUpTo(1) != 0
-	w.mu.Lock()
-	g, open := w.budgets[request]
-	if open = open && !r.Failed(); open {
-		delete(w.budgets, request)
+func (w *worker) settle(payload []byte) error {
+	var m fleetpb.Settle
+	if err := decode(payload, &m, "the end of a request with a budget"); err != nil {
+		return err
 	}
+	w.mu.Lock()
+	g, open := w.budgets[m.Request]
+	delete(w.budgets, m.Request)
 	w.mu.Unlock()
 	if !open { // a request that was refused may be undone
-		return
+		return nil
 	}
 	w.s.succession.do(func(l *tenant.Ledger) {
-		l.Settle(g.tenant, tenant.Spent{Reserved: g.reserved, Used: used, Undone: undone})
+		l.Settle(g.tenant, tenant.Spent{Reserved: g.reserved, Used: m.Used, Undone: m.Undone})
 	})
 	w.s.budgetsChanged()
+	return nil
 }
 
 // charge notes what the worker gave without this coordinator.
-func (w *worker) charge(r *reader) {
-	request, t := r.Uint(), r.tenant()
-	requests, tokens, reserved := r.Int(), r.Int(), r.Int()
-	if open, full := w.gave(request); open || full || w.s.o.Budgets == nil {
-		r.Fail()
+func (w *worker) charge(payload []byte) error {
+	const what = "a part of a budget that the worker gave"
+	var m fleetpb.Charge
+	if err := decode(payload, &m, what); err != nil {
+		return err
 	}
-	if r.Failed() {
-		return
+	t := getTenant(m.Tenant)
+	if open, full := w.gave(m.Request); t == nil || open || full || w.s.o.Budgets == nil {
+		return link.Garbage(what)
 	}
 	running := 0
-	if request != 0 {
+	if m.Request != 0 {
 		running = 1
-		w.give(request, t, reserved)
+		w.give(m.Request, t, m.Reserved)
 	}
-	w.s.succession.do(func(l *tenant.Ledger) { l.Charge(t, requests, tokens, running) })
+	w.s.succession.do(func(l *tenant.Ledger) { l.Charge(t, m.Requests, m.Tokens, running) })
 	w.s.budgetsChanged()
+	return nil
 }
 
 // end frees the places of a worker that has disconnected. What its requests reserved stays
@@ -103,14 +111,18 @@ func (g givenBudgets) end(s *succession) {
 
 // know notes the newest states of budgets that a worker knows. The worker receives later ones
 // from then on.
-func (w *worker) know(r *reader) {
-	states := r.states()
-	if !r.Done() || w.s.o.Budgets == nil {
-		r.Fail()
-		return
+func (w *worker) know(payload []byte) error {
+	var m fleetpb.BudgetStates
+	if err := decode(payload, &m, "states of budgets"); err != nil {
+		return err
+	}
+	states, err := getStates(m.States)
+	if err != nil || w.s.o.Budgets == nil {
+		return link.Garbage("states of budgets")
 	}
 	w.s.succession.report(w.process, states)
 	w.s.hear(&w.hears)
+	return nil
 }
 
 // connected returns the number of workers.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"math"
 	mathrand "math/rand/v2"
 	"net"
 	"os"
@@ -19,7 +20,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
-	"github.com/pdproxy/pdproxy/proxy/wire"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // A connection begins with a greeting in which each side proves that it has the token, the worker
@@ -38,7 +39,7 @@ import (
 // on Unix sockets only.
 const (
 	magic   = "\x00pdlink"
-	version = 7
+	version = 8 // the major version: a peer of another one is refused
 
 	nonceSize = 16
 	proofSize = sha256.Size
@@ -55,7 +56,7 @@ const (
 
 var (
 	errMagic   = errors.New("the peer does not use the protocol of pdproxy's fleet")
-	errVersion = errors.New("the peer uses another version of the fleet's protocol")
+	errVersion = errors.New("the major versions of the fleet's protocol differ")
 	errToken   = errors.New("the peer does not have the token")
 	errClear   = errors.New("the peer does not encrypt the connection")
 )
@@ -71,25 +72,17 @@ type peer struct {
 }
 
 func (p *peer) append(dst []byte) []byte {
-	dst = binary.LittleEndian.AppendUint64(dst, p.process)
-	dst = binary.LittleEndian.AppendUint64(dst, p.least)
-	dst = wire.AppendText(wire.AppendUint(wire.AppendUint(dst, p.slot), p.pid), p.node)
-	if p.standby {
-		return append(dst, 1)
-	}
-	return append(dst, 0)
+	return fleetpb.Append(dst, &fleetpb.Peer{
+		Process: p.process, Least: p.least, Slot: uint32(p.slot), Pid: uint32(p.pid), Node: p.node, Standby: p.standby,
+	})
 }
 
 func (p *peer) read(b []byte) error {
-	r := newReader(b)
-	if b := r.Bytes(16); b != nil {
-		p.process, p.least = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
-	}
-	p.slot, p.pid = int(r.UintUpTo(1<<31-1)), int(r.UintUpTo(1<<31-1))
-	p.node, p.standby = string(r.Text()), r.UintUpTo(1) != 0
-	if !r.Done() {
+	var m fleetpb.Peer
+	if fleetpb.Unmarshal(b, &m, maxRecords) != nil || m.Process == 0 || m.Slot > math.MaxInt32 || m.Pid > math.MaxInt32 {
 		return errMagic
 	}
+	*p = peer{process: m.Process, least: m.Least, slot: int(m.Slot), pid: int(m.Pid), node: m.Node, standby: m.Standby}
 	return nil
 }
 
@@ -163,7 +156,7 @@ func readHello(r io.Reader, begun []byte) ([]byte, error) {
 		return nil, errMagic
 	}
 	if v := b[len(magic)]; v != version {
-		return nil, fmt.Errorf("%w: %d, this is %d", errVersion, v, version)
+		return nil, fmt.Errorf("%w: the peer has %d, this process has %d", errVersion, v, version)
 	}
 	return b, nil
 }

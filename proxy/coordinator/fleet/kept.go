@@ -1,15 +1,16 @@
 package fleet
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 const (
@@ -59,18 +60,19 @@ func (c *Client) PutKV(o conversation.OnShelf[*RetainedKV], now time.Time) bool 
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
 	number := s.last.Add(1)
-	var ok bool
-	if m.out, ok = appendKeep(m.out[:0], number, &o, now, c.o.Mirror); !ok {
+	store, ok := storeTurn(number, &o, now, c.o.Mirror)
+	if !ok {
 		return false
 	}
-	if shown, err := s.hand(context.Background(), kindKeep, m); err != nil || !shown {
+	m.out = fleetpb.Append(m.out[:0], store)
+	if shown, err := s.hand(context.Background(), fleetpb.Kind_KIND_TURN_STORE, m); err != nil || !shown {
 		s.unhand(number, m)
 		return false
 	}
-	m.out = wire.AppendUint(m.out[:0], number)
+	m.out = turnNumber(m.out[:0], number)
 	// The answer does not matter: the coordinator has the turn, or frees it when the
 	// connection has ended.
-	_, _ = s.hand(context.Background(), kindKept, m)
+	_, _ = s.hand(context.Background(), fleetpb.Kind_KIND_TURN_STORED, m)
 	return true
 }
 
@@ -82,8 +84,8 @@ func (c *Client) NamesKV(ctx context.Context, scope, name string) bool {
 	}
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
-	m.out = wire.AppendText(wire.AppendText(m.out[:0], scope), name)
-	named, err := s.hand(ctx, kindNamed, m)
+	m.out = fleetpb.Append(m.out[:0], &fleetpb.TurnName{Scope: scope, Name: name})
+	named, err := s.hand(ctx, fleetpb.Kind_KIND_TURN_NAMED, m)
 	return err == nil && named
 }
 
@@ -98,8 +100,8 @@ func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
 	number := s.last.Add(1)
-	m.out = appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(m.out[:0], number), scope), name), ids)
-	if err := s.call(ctx, kindTake, m); err != nil {
+	m.out = fleetpb.Append(m.out[:0], &fleetpb.TurnClaim{Number: number, Scope: scope, Name: name, Ids: ids})
+	if err := s.call(ctx, fleetpb.Kind_KIND_TURN_CLAIM, m); err != nil {
 		s.unhand(number, m)
 		return nil, CoordinatorUnreachable
 	}
@@ -116,8 +118,8 @@ func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (
 	case found != KVTaken:
 		return nil, found
 	}
-	m.out = wire.AppendUint(m.out[:0], number)
-	switch mine, err := s.hand(ctx, kindTook, m); {
+	m.out = turnNumber(m.out[:0], number)
+	switch mine, err := s.hand(ctx, fleetpb.Kind_KIND_TURN_CLAIMED, m); {
 	case err != nil: // The coordinator may have freed the KV, so the caller must not use it.
 		return k, CoordinatorUnreachable
 	case !mine:
@@ -141,8 +143,8 @@ func (c *Client) release(m *scratch) {
 }
 
 // call sends m.out to the coordinator and reads the answer into m.in.
-func (s *session) call(ctx context.Context, kind uint8, m *scratch) (err error) {
-	m.in, err = s.link.Call(ctx, kind, m.out, m.in[:0], s.client.o.Patience)
+func (s *session) call(ctx context.Context, kind fleetpb.Kind, m *scratch) (err error) {
+	m.in, err = s.link.Call(ctx, kindOf(kind), m.out, m.in[:0], s.client.o.Patience)
 	if errors.Is(err, link.ErrLate) {
 		s.doubt()
 	}
@@ -150,81 +152,83 @@ func (s *session) call(ctx context.Context, kind uint8, m *scratch) (err error) 
 }
 
 // hand is a call that is answered by yes or no.
-func (s *session) hand(ctx context.Context, kind uint8, m *scratch) (yes bool, err error) {
+func (s *session) hand(ctx context.Context, kind fleetpb.Kind, m *scratch) (yes bool, err error) {
 	if err := s.call(ctx, kind, m); err != nil {
 		return false, err
 	}
-	if len(m.in) != 1 || m.in[0] > 1 {
-		err := link.Garbage("result of a turn")
+	var result fleetpb.Result
+	if err := decode(m.in, &result, "result of a turn"); err != nil {
 		s.link.Close(err)
 		return false, err
 	}
-	return m.in[0] == 1, nil
+	return result.Ok, nil
+}
+
+func turnNumber(dst []byte, number uint64) []byte {
+	return fleetpb.Append(dst, &fleetpb.TurnNumber{Number: number})
 }
 
 // unhand informs the coordinator that this worker does not take a turn that the coordinator showed.
 // If the message is lost, the end of the connection has the same effect.
 func (s *session) unhand(number uint64, m *scratch) {
-	m.out = wire.AppendUint(m.out[:0], number)
-	s.link.Send(kindUntake, m.out, false)
+	m.out = turnNumber(m.out[:0], number)
+	s.link.Send(kindOf(fleetpb.Kind_KIND_TURN_CANCEL), m.out, false)
 }
 
 // passingTurns are the turns that are shown and not yet taken. Both maps may be nil.
 type passingTurns struct {
-	kept  map[uint64]conversation.OnShelf[[]byte] // turns from the worker, by its number
-	taken map[uint64][]byte                       // turns to the worker, by its number
+	kept  map[uint64]conversation.OnShelf[*fleetpb.RetainedKV] // turns from the worker, by its number
+	taken map[uint64]*fleetpb.RetainedKV                       // turns to the worker, by its number
 }
 
+// maxTurnRecords bounds the records of a call about a turn.
+const maxTurnRecords = 16
+
 // turnCall answers a worker's call about turns.
-func (w *worker) turnCall(number uint32, kind uint8, payload []byte) error {
-	r := newReader(payload)
-	yes := false
-	switch kind {
-	case kindNamed:
-		scope, name := string(r.Text()), string(r.Text())
-		yes = !r.Failed() && w.s.turns.Named(scope, name)
-	case kindKeep:
-		yes = w.keep(&r)
-	case kindKept:
-		yes = w.kept(r.Uint())
-	case kindTook:
-		_, yes = w.passed(r.Uint())
-	case kindTake:
-		out := w.take(&r)
-		if !r.Done() {
-			return link.Garbage("a call about a turn")
-		}
-		return w.conn.Answer(number, out)
-	}
-	if !r.Done() {
+func (w *worker) turnCall(number uint32, kind fleetpb.Kind, payload []byte) error {
+	var (
+		name  fleetpb.TurnName
+		one   fleetpb.TurnNumber
+		store fleetpb.TurnStore
+		claim fleetpb.TurnClaim
+	)
+	in := map[fleetpb.Kind]proto.Message{
+		fleetpb.Kind_KIND_TURN_NAMED: &name, fleetpb.Kind_KIND_TURN_STORE: &store, fleetpb.Kind_KIND_TURN_CLAIM: &claim,
+		fleetpb.Kind_KIND_TURN_STORED: &one, fleetpb.Kind_KIND_TURN_CLAIMED: &one,
+	}[kind]
+	if fleetpb.Unmarshal(payload, in, maxTurnRecords) != nil {
 		return link.Garbage("a call about a turn")
 	}
-	if yes {
-		return w.conn.Answer(number, []byte{1})
+	ok := false
+	switch kind {
+	case fleetpb.Kind_KIND_TURN_NAMED:
+		ok = w.s.turns.Named(name.Scope, name.Name)
+	case fleetpb.Kind_KIND_TURN_STORE:
+		ok = w.keep(&store)
+	case fleetpb.Kind_KIND_TURN_STORED:
+		ok = w.kept(one.Number)
+	case fleetpb.Kind_KIND_TURN_CLAIMED:
+		_, ok = w.passed(one.Number)
+	case fleetpb.Kind_KIND_TURN_CLAIM:
+		return w.conn.Answer(number, fleetpb.Append(nil, w.take(&claim)))
 	}
-	return w.conn.Answer(number, []byte{0})
+	return w.conn.Answer(number, fleetpb.Append(nil, &fleetpb.Result{Ok: ok}))
 }
 
 // keep holds a turn until its worker confirms. False: the coordinator refuses it.
-func (w *worker) keep(r *reader) bool {
-	number, o := readKeep(r, time.Now())
-	if r.Failed() {
-		return false
-	}
-	k, err := readKept(o.Value, w.s.own())
-	if err != nil {
-		r.Fail()
+func (w *worker) keep(m *fleetpb.TurnStore) bool {
+	if m.Kv == nil || getKV(m.Kv, w.s.own()).Holder.IsZero() {
 		return false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.s.o.OnForget == nil || k.Holder.IsZero() || w.leases == nil {
+	if w.s.o.OnForget == nil || w.leases == nil {
 		return false
 	}
 	if w.passing.kept == nil {
-		w.passing.kept = make(map[uint64]conversation.OnShelf[[]byte])
+		w.passing.kept = make(map[uint64]conversation.OnShelf[*fleetpb.RetainedKV])
 	}
-	w.passing.kept[number] = o
+	w.passing.kept[m.Number] = readTurnStore(m, time.Now())
 	return true
 }
 
@@ -243,70 +247,65 @@ func (w *worker) kept(number uint64) bool {
 }
 
 // take answers a worker that requests a turn.
-func (w *worker) take(r *reader) (answer []byte) {
-	number, scope, name := r.Uint(), string(r.Text()), string(r.Text())
-	w.ids = r.ids(w.ids[:0])
-	ids := w.ids
-	if cap(w.ids) > keptScratch/4 {
-		w.ids = nil
-	}
-	if !r.Done() {
-		return nil
-	}
-	now := time.Now()
-	if len(ids) > 0 {
-		if value, ok := w.s.turns.Take(scope, ids, now); ok {
-			if !w.show(number, value) {
-				w.s.forgetTurn(value)
-				return []byte{byte(NothingRetained)}
+func (w *worker) take(m *fleetpb.TurnClaim) *fleetpb.TurnFound {
+	nothing, now := &fleetpb.TurnFound{Found: uint32(NothingRetained)}, time.Now()
+	if len(m.Ids) > 0 {
+		if kv, ok := w.s.turns.Take(m.Scope, m.Ids, now); ok {
+			if !w.show(m.Number, kv) {
+				w.s.forgetTurn(kv)
+				return nothing
 			}
-			return append([]byte{byte(KVTaken)}, value...)
+			return &fleetpb.TurnFound{Found: uint32(KVTaken), Kv: kv}
 		}
 	}
-	if name == "" {
-		return []byte{byte(NothingRetained)}
+	if m.Name == "" {
+		return nothing
 	}
-	value, ok := w.s.turns.TakeNamed(scope, name, now)
+	kv, ok := w.s.turns.TakeNamed(m.Scope, m.Name, now)
 	if !ok {
-		return []byte{byte(NothingRetained)}
+		return nothing
 	}
-	w.s.forgetTurn(value)
-	return []byte{byte(KVFreed)}
+	w.s.forgetTurn(kv)
+	return &fleetpb.TurnFound{Found: uint32(KVFreed)}
 }
 
 // show notes that a turn was shown to the worker; false: the worker has disconnected.
-func (w *worker) show(number uint64, value []byte) bool {
+func (w *worker) show(number uint64, kv *fleetpb.RetainedKV) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.leases == nil {
 		return false
 	}
 	if w.passing.taken == nil {
-		w.passing.taken = make(map[uint64][]byte)
+		w.passing.taken = make(map[uint64]*fleetpb.RetainedKV)
 	}
-	w.passing.taken[number] = value
+	w.passing.taken[number] = kv
 	return true
 }
 
 // passed removes a turn from those that were shown to the worker.
-func (w *worker) passed(number uint64) (value []byte, ok bool) {
+func (w *worker) passed(number uint64) (kv *fleetpb.RetainedKV, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	value, ok = w.passing.taken[number]
+	kv, ok = w.passing.taken[number]
 	delete(w.passing.taken, number)
-	return value, ok
+	return kv, ok
 }
 
-// untake ends the passing of a turn. The coordinator frees a turn that it showed. A turn
+// cancelTurn ends the passing of a turn. The coordinator frees a turn that it showed. A turn
 // that the worker showed stays with the worker.
-func (w *worker) untake(r *reader) {
-	number := r.Uint()
-	if value, ok := w.passed(number); ok {
-		w.s.forgetTurn(value)
+func (w *worker) cancelTurn(payload []byte) error {
+	var m fleetpb.TurnNumber
+	if err := decode(payload, &m, "a message about a turn"); err != nil {
+		return err
+	}
+	if kv, ok := w.passed(m.Number); ok {
+		w.s.forgetTurn(kv)
 	}
 	w.mu.Lock()
-	delete(w.passing.kept, number)
+	delete(w.passing.kept, m.Number)
 	w.mu.Unlock()
+	return nil
 }
 
 // forget frees the turns that the worker was shown and had not taken when the connection
@@ -315,22 +314,22 @@ func (p passingTurns) forget(s *Server) {
 	for _, o := range p.kept {
 		s.forgetTurn(o.Value)
 	}
-	for _, value := range p.taken {
-		s.forgetTurn(value)
+	for _, kv := range p.taken {
+		s.forgetTurn(kv)
 	}
 }
 
 // forgetTurn frees a turn that no worker will take. If the turn's decode engine has left,
 // there is nothing to free.
-func (s *Server) forgetTurn(value []byte) {
-	if k, err := readKept(bytes.Clone(value), s.own()); err == nil && !k.Holder.IsZero() && s.o.OnForget != nil {
+func (s *Server) forgetTurn(kv *fleetpb.RetainedKV) {
+	if k := getKV(kv, s.own()); !k.Holder.IsZero() && s.o.OnForget != nil {
 		s.o.OnForget(k)
 	}
 }
 
 // forgetTurns frees all stored turns.
 func (s *Server) forgetTurns() {
-	for _, value := range s.turns.TakeAll(time.Now()) {
-		s.forgetTurn(value)
+	for _, kv := range s.turns.TakeAll(time.Now()) {
+		s.forgetTurn(kv)
 	}
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // freed counts the freed turns by their Forget text.
@@ -319,20 +319,24 @@ func TestTurnsOnTheWay(t *testing.T) {
 			w.finds(t, w.client, "", []uint32{1}, KVTaken, "taken")
 			s, m := w.client.session.Load(), &scratch{}
 			o := w.turnOf(t, "", "kept", 3)
-			m.out, _ = appendKeep(nil, 100, &o, time.Now(), w.client.o.Mirror)
-			if yes, err := s.hand(t.Context(), kindKeep, m); !yes || err != nil {
+			store, _ := storeTurn(100, &o, time.Now(), w.client.o.Mirror)
+			m.out = fleetpb.Append(nil, store)
+			if yes, err := s.hand(t.Context(), fleetpb.Kind_KIND_TURN_STORE, m); !yes || err != nil {
 				t.Fatal(yes, err)
 			}
-			m.out = appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(nil, uint64(101)), "m"), ""), []uint32{2})
-			if err := s.call(t.Context(), kindTake, m); err != nil || len(m.in) < 2 || m.in[0] != byte(KVTaken) {
-				t.Fatal(m.in, err)
+			m.out = fleetpb.Append(nil, &fleetpb.TurnClaim{Number: 101, Scope: "m", Ids: []uint32{2}})
+			if err := s.call(t.Context(), fleetpb.Kind_KIND_TURN_CLAIM, m); err != nil {
+				t.Fatal(err)
+			}
+			if _, found, err := readTaken(m.in, w.client.o.Mirror); found != KVTaken {
+				t.Fatal(found, err)
 			}
 			f.want(t)
 			lose(w)
 			later(link.Linger)
 			f.want(t, "shown", "kept")
-			m.out = wire.AppendUint(m.out[:0], uint64(101))
-			if mine, err := s.hand(t.Context(), kindTook, m); mine {
+			m.out = turnNumber(m.out[:0], 101)
+			if mine, err := s.hand(t.Context(), fleetpb.Kind_KIND_TURN_CLAIMED, m); mine {
 				t.Error("the worker got a turn that was freed", err)
 			}
 		})
@@ -443,18 +447,24 @@ func FuzzTurns(f *testing.F) {
 	numbers := placetest.Same{Reg: w.Reg}
 	now := time.Now()
 	o := (&wired{world: w}).turnOf(f, "c", "forget", 1, 2)
-	keep, _ := appendKeep(nil, 1, &o, now, numbers)
-	take := appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(nil, uint64(1)), "m"), "c"), []uint32{1, 2, 3})
-	one := wire.AppendUint(nil, uint64(1))
-	named := wire.AppendText(wire.AppendText(nil, "m"), "c")
+	store, _ := storeTurn(1, &o, now, numbers)
+	keep := fleetpb.Append(nil, store)
+	take := fleetpb.Append(nil, &fleetpb.TurnClaim{Number: 1, Scope: "m", Name: "c", Ids: []uint32{1, 2, 3}})
+	one := turnNumber(nil, 1)
+	named := fleetpb.Append(nil, &fleetpb.TurnName{Scope: "m", Name: "c"})
+	const (
+		kindStore, kindStored  = fleetpb.Kind_KIND_TURN_STORE, fleetpb.Kind_KIND_TURN_STORED
+		kindClaim, kindClaimed = fleetpb.Kind_KIND_TURN_CLAIM, fleetpb.Kind_KIND_TURN_CLAIMED
+		kindNamed, kindCancel  = fleetpb.Kind_KIND_TURN_NAMED, fleetpb.Kind_KIND_TURN_CANCEL
+	)
 	for _, seed := range []struct {
-		first  uint8
+		first  fleetpb.Kind
 		a      []byte
-		second uint8
+		second fleetpb.Kind
 		b      []byte
-	}{{kindKeep, keep, kindKept, one}, {kindKeep, keep, kindTake, take}, {kindTake, take, kindTook, one}, {kindKeep, keep, kindUntake, one},
-		{kindNamed, named, kindTake, keep}, {kindKeep, take, kindKeep, keep[:len(keep)-1]}} {
-		f.Add(seed.first, seed.a, seed.second, seed.b)
+	}{{kindStore, keep, kindStored, one}, {kindStore, keep, kindClaim, take}, {kindClaim, take, kindClaimed, one}, {kindStore, keep, kindCancel, one},
+		{kindNamed, named, kindClaim, keep}, {kindStore, take, kindStore, keep[:len(keep)-1]}} {
+		f.Add(uint8(seed.first), seed.a, uint8(seed.second), seed.b)
 	}
 	f.Fuzz(func(t *testing.T, first uint8, a []byte, second uint8, b []byte) {
 		freed := new(freed)
@@ -467,11 +477,11 @@ func FuzzTurns(f *testing.F) {
 		for _, frame := range []struct {
 			kind    uint8
 			payload []byte
-		}{{kindKeep, keep}, {first, a}, {second, b}} {
+		}{{kindOf(kindStore), keep}, {first, a}, {second, b}} {
 			var err error
-			if frame.kind == kindUntake {
+			if frame.kind == kindOf(kindCancel) {
 				err = one.Message(frame.kind, frame.payload)
-			} else if frame.kind >= kindNamed && frame.kind <= kindTook {
+			} else if frame.kind >= kindOf(kindNamed) && frame.kind <= kindOf(kindClaimed) {
 				err = one.Call(1, frame.kind, frame.payload)
 			}
 			if err != nil && !errors.Is(err, link.ErrGarbage) {
@@ -489,11 +499,9 @@ func FuzzTurns(f *testing.F) {
 				continue
 			}
 			again := conversation.OnShelf[*RetainedKV]{Value: k, Expires: now}
-			out, ok := appendKeep(nil, 1, &again, now, numbers)
-			r := newReader(out)
-			if _, o := readKeep(&r, now); !ok || r.Failed() {
+			if m, ok := storeTurn(1, &again, now, numbers); !ok {
 				t.Fatalf("%+v has no form", k)
-			} else if back, err := readKept(o.Value, numbers); err != nil || back.Holder != k.Holder || !back.Since.Equal(k.Since) ||
+			} else if back := getKV(readTurnStore(m, now).Value, numbers); back.Holder != k.Holder || !back.Since.Equal(k.Since) ||
 				back.Host != k.Host || string(back.Params) != string(k.Params) || string(back.Forget) != string(k.Forget) {
 				t.Fatalf("%+v reads as %+v: %v", k, back, err)
 			}

@@ -6,7 +6,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/wire"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // remoteLease is a worker's lease at the coordinator. The leases that are open are
@@ -67,7 +67,7 @@ func (w *remoteLease) move(s *session) {
 		}
 		w.number = s.last.Add(1)
 		a := coordinator.Adoption{Prefill: w.prefill, Decode: w.decode, ID: w.id, Charge: left}
-		s.link.Send(kindAdopt, appendAdoption(nil, w.number, &a, w.client.o.Mirror, w.cleanup), false)
+		s.link.Send(kindOf(fleetpb.Kind_KIND_ADOPT), fleetpb.Append(nil, adoption(w.number, &a, w.client.o.Mirror, w.cleanup)), false)
 	})
 }
 
@@ -94,22 +94,18 @@ func (w *remoteLease) RegisterOrphanCleanup(cleanup []byte) {
 	}
 	w.SetOrphanCleanup(cleanup)
 	w.early = len(cleanup)
-	if w.session == nil {
-		return
-	}
-	m := w.client.scratch.Get().(*scratch)
-	defer w.client.scratch.Put(m)
-	m.out = append(wire.AppendUint(m.out[:0], w.number), cleanup...)
-	w.session.link.Send(kindOwed, m.out, true)
+	w.send(fleetpb.Kind_KIND_CLEANUP, 0, cleanup)
 }
 
 // PrefillDone informs the coordinator that the prompt is computed.
-func (w *remoteLease) PrefillDone(took time.Duration) { w.send(kindDone, took, w.cleanup) }
+func (w *remoteLease) PrefillDone(took time.Duration) {
+	w.send(fleetpb.Kind_KIND_DONE, took, w.cleanup)
+}
 
 // Answered informs the coordinator that the leg that answers has the prompt's KV.
 func (w *remoteLease) Answered(took time.Duration) {
 	w.SetOrphanCleanup(nil)
-	w.send(kindAnswered, took, nil)
+	w.send(fleetpb.Kind_KIND_ANSWERED, took, nil)
 }
 
 // Release informs the coordinator that the lease has ended.
@@ -129,17 +125,22 @@ func (w *remoteLease) Computed(c coordinator.CacheReport) {
 	}
 	m := w.client.scratch.Get().(*scratch)
 	defer w.client.scratch.Put(m)
-	m.out = wire.AppendInt(wire.AppendInt(wire.AppendUint(m.out[:0], w.number), c.Prompt), c.Cached)
-	m.out = appendHashes(appendBlock(m.out, c.Block), c.Blocks)
-	w.session.link.Send(kindComputed, m.out, false)
+	r := &m.cached
+	r.Lease, r.Prompt, r.Cached, r.Block, r.Blocks = w.number, c.Prompt, c.Cached, blockOf(c.Block), numbers(c.Blocks)
+	m.out = marshal(m.out[:0], r)
+	r.Blocks = nil
+	w.session.link.Send(kindOf(fleetpb.Kind_KIND_COMPUTED), m.out, false)
 }
 
-func (w *remoteLease) send(kind uint8, took time.Duration, cleanup []byte) {
+func (w *remoteLease) send(kind fleetpb.Kind, took time.Duration, cleanup []byte) {
 	if w.session == nil {
 		return
 	}
 	m := w.client.scratch.Get().(*scratch)
 	defer w.client.scratch.Put(m)
-	m.out = append(appendDuration(wire.AppendUint(m.out[:0], w.number), took), cleanup...)
-	w.session.link.Send(kind, m.out, len(cleanup) > 0)
+	u := &m.update
+	u.Lease, u.TookUs, u.Cleanup = w.number, microsOf(took), cleanup
+	m.out = marshal(m.out[:0], u)
+	u.Cleanup = nil
+	w.session.link.Send(kindOf(kind), m.out, len(cleanup) > 0)
 }

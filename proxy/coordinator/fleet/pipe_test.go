@@ -22,7 +22,8 @@ type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}
 	once   sync.Once
-	certs  *access.Credentials // for connections that seem to come over a network
+	certs  *access.Credentials     // for connections that seem to come over a network
+	served func(net.Conn) net.Conn // changes the coordinator's ends of connections
 
 	mu   sync.Mutex
 	down bool    // guarded by mu
@@ -65,6 +66,9 @@ func (p *pipes) dial(ctx context.Context) (net.Conn, error) {
 		return nil, errDown
 	}
 	mine, theirs := net.Pipe()
+	if p.served != nil {
+		theirs = p.served(theirs)
+	}
 	far := p.far
 	if far {
 		theirs = farConn{theirs}

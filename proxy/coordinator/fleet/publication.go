@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // publishEvery is the shortest time between two messages about changed budgets.
@@ -87,11 +89,11 @@ func (s *Server) publishBudgets() {
 	message := p.append(nil)
 	for _, w := range s.workers {
 		if w.hears {
-			_ = w.conn.Send(kindBudgets, message, true) // fails if the connection has ended
+			_ = w.conn.Send(kindOf(fleetpb.Kind_KIND_BUDGETS), message, true) // fails if the connection has ended
 		}
 	}
 	for f := range s.publication.followers {
-		_ = f.conn.Send(kindBudgets, message, true) // fails if the connection has ended
+		_ = f.conn.Send(kindOf(fleetpb.Kind_KIND_BUDGETS), message, true) // fails if the connection has ended
 	}
 }
 

@@ -342,7 +342,7 @@ func TestEarlierProtocol(t *testing.T) {
 	}
 	until(t, func() bool { return r.count(access.ReasonVersion) == 1 })
 	until(t, func() bool {
-		return r.log.count(fmt.Sprintf("another version of the fleet's protocol: 2, this is %d", version)) == 1
+		return r.log.count(fmt.Sprintf("the major versions of the fleet's protocol differ: the peer has 2, this process has %d", version)) == 1
 	})
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")

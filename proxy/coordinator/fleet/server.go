@@ -15,10 +15,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/lograte"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/tenant"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // ServerOptions configures a Server. Local and Log are required. The functions must be
@@ -62,7 +62,7 @@ type Server struct {
 	numbers atomic.Pointer[ownNumbers]
 	asks    sync.Pool // of *heard
 	others  *access.Queue
-	turns   *conversation.Shelf[[]byte] // retained turns, encoded as on the wire
+	turns   *conversation.Shelf[*fleetpb.RetainedKV] // retained turns
 
 	mu           sync.Mutex
 	last         int // number of the last worker; guarded by mu
@@ -92,7 +92,7 @@ func NewServer(o ServerOptions) *Server {
 	if o.Gate == nil {
 		o.Gate = access.NewGate(access.GateOptions{Log: o.Log})
 	}
-	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs), links: lograte.Limiter[linkKey]{Every: linkEvery}}
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[*fleetpb.RetainedKV](MostTurns, MostTurnIDs), links: lograte.Limiter[linkKey]{Every: linkEvery}}
 	s.asks.New = func() any { return new(heard) }
 	s.publication.followers = make(map[*follower]bool)
 	s.succession.ledger, s.succession.onSettled = o.Budgets, s.budgetsChanged
@@ -321,17 +321,19 @@ func (s *Server) Ask(ctx context.Context, worker int, method, path string, body 
 	if w == nil {
 		return 0, "", nil, fmt.Errorf("call worker %d: it is not connected", worker)
 	}
-	b, err := w.conn.Call(ctx, kindAsk, append(wire.AppendText(wire.AppendText(nil, method), path), body...), nil, 0)
+	b, err := w.conn.Call(ctx, kindOf(fleetpb.Kind_KIND_ADMIN), fleetpb.Append(nil, &fleetpb.AdminRequest{Method: method, Path: path, Body: body}), nil, 0)
 	if err != nil {
 		return 0, "", nil, fmt.Errorf("call worker %d: %w", worker, err)
 	}
-	r := newReader(b)
-	status, contentType = int(r.UintUpTo(999)), string(r.Text())
-	if r.Failed() {
-		w.conn.Close(link.Garbage("an answer of the admin surface"))
-		return 0, "", nil, fmt.Errorf("call worker %d: %w", worker, link.ErrGarbage)
+	var m fleetpb.AdminAnswer
+	if err := decode(b, &m, "an answer of the admin surface"); err != nil {
+		w.conn.Close(err)
+		return 0, "", nil, fmt.Errorf("call worker %d: %w", worker, err)
 	}
-	return status, contentType, r.Rest(), nil
+	if m.Status < 200 || m.Status > 999 {
+		return 0, "", nil, fmt.Errorf("call worker %d: it has another version and does not know the call", worker)
+	}
+	return int(m.Status), m.ContentType, m.Body, nil
 }
 
 // ownNumbers is the Numbers of the coordinator itself: the numbers are the instances' ids.

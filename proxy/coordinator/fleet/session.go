@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
-	"github.com/pdproxy/pdproxy/proxy/wire"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // session is a worker's connection to a coordinator, and the Handler of its frames.
@@ -35,31 +35,39 @@ func (s *session) suspect() bool {
 
 // drop informs the coordinator that a lease has ended or is not needed.
 func (s *session) drop(lease uint64, m *scratch) {
-	m.out = wire.AppendUint(m.out[:0], lease)
-	s.link.Send(kindRelease, m.out, false)
+	m.update.Lease, m.update.TookUs = lease, 0
+	m.out = marshal(m.out[:0], &m.update)
+	s.link.Send(kindOf(fleetpb.Kind_KIND_RELEASE), m.out, false)
 }
 
-// Message implements link.Handler.
+// Message implements link.Handler. It ignores the kinds and topics of later versions.
 func (s *session) Message(kind uint8, payload []byte) error {
-	if kind == kindBudgets {
+	switch fleetpb.Kind(kind) {
+	case fleetpb.Kind_KIND_BUDGETS:
 		var p published
 		if err := p.read(payload); err != nil {
 			return err
 		}
 		s.client.budgets.Load().tell(p.states)
 		return nil
+	case fleetpb.Kind_KIND_TOPIC:
+		return s.topic(payload)
 	}
-	if kind != kindTopic || len(payload) == 0 || payload[0] >= byte(topics) {
-		return link.Garbage("an unknown message")
+	return nil
+}
+
+func (s *session) topic(payload []byte) error {
+	var m fleetpb.Topic
+	if err := decode(payload, &m, "a topic"); err != nil {
+		return err
 	}
-	topic, value := Topic(payload[0]), payload[1:]
-	if topic != TopicForms {
-		if s.client.o.OnTopic != nil {
-			return s.client.o.OnTopic(topic, value)
+	if topic := Topic(min(m.Topic, uint32(topics))); topic != TopicForms {
+		if s.client.o.OnTopic != nil && topic < topics {
+			return s.client.o.OnTopic(topic, m.Value)
 		}
 		return nil
 	}
-	d, err := readDemand(value)
+	d, err := readDemand(m.Value)
 	if err != nil {
 		return err
 	}
@@ -71,27 +79,28 @@ func (s *session) Message(kind uint8, payload []byte) error {
 	return nil
 }
 
-// mostAsks bounds the coordinator's requests that run at the same time.
-const mostAsks = 16
+// maxAsks bounds the coordinator's requests that run at the same time.
+const maxAsks = 16
 
-// Call implements link.Handler.
+// Call implements link.Handler. A call of a later version gets an empty answer.
 func (s *session) Call(number uint32, kind uint8, payload []byte) error {
-	if kind != kindAsk {
-		return link.Garbage("an unknown call")
+	if fleetpb.Kind(kind) != fleetpb.Kind_KIND_ADMIN {
+		return s.link.Answer(number, nil)
 	}
-	r := newReader(payload)
-	method, path := string(r.Text()), string(r.Text())
-	if r.Failed() {
-		return link.Garbage("a request to the admin surface")
+	var m fleetpb.AdminRequest
+	if err := decode(payload, &m, "a request to the admin surface"); err != nil {
+		return err
 	}
-	if s.client.o.Admin == nil || s.asks.Add(1) > mostAsks {
+	if s.client.o.Admin == nil {
+		return s.link.Answer(number, adminAnswer(http.StatusServiceUnavailable, "", nil))
+	}
+	if s.asks.Add(1) > maxAsks {
 		s.asks.Add(-1)
-		return s.link.Answer(number, wire.AppendText(wire.AppendUint(nil, http.StatusServiceUnavailable), ""))
+		return s.link.Answer(number, adminAnswer(http.StatusServiceUnavailable, "", nil))
 	}
-	body := bytes.Clone(r.Rest())
 	s.asked.Go(func() {
 		defer s.asks.Add(-1)
-		s.link.Answer(number, s.client.admin(s.ctx, method, path, body))
+		s.link.Answer(number, s.client.admin(s.ctx, m.Method, m.Path, m.Body))
 		s.link.Flush()
 	})
 	return nil
@@ -106,11 +115,15 @@ func (c *Client) admin(ctx context.Context, method, path string, body []byte) []
 	} else {
 		c.o.Admin.ServeHTTP(w, r)
 	}
-	out := wire.AppendText(wire.AppendUint(nil, w.status), w.header.Get("Content-Type"))
-	if len(out)+w.body.Len() > link.MostFrame {
-		return wire.AppendText(wire.AppendUint(nil, http.StatusInsufficientStorage), "")
+	out := adminAnswer(w.status, w.header.Get("Content-Type"), w.body.Bytes())
+	if len(out) > link.MostFrame {
+		return adminAnswer(http.StatusInsufficientStorage, "", nil)
 	}
-	return append(out, w.body.Bytes()...)
+	return out
+}
+
+func adminAnswer(status int, contentType string, body []byte) []byte {
+	return fleetpb.Append(nil, &fleetpb.AdminAnswer{Status: uint32(status), ContentType: contentType, Body: body})
 }
 
 // recorder is a ResponseWriter that stores the answer.

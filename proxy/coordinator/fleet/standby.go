@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // FollowOptions configures Follow. All fields except Token are required.
@@ -35,13 +36,15 @@ func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, 
 	if err != nil {
 		return err
 	}
-	c := link.New(nc, following{o.OnBudgets})
+	f := &following{onBudgets: o.OnBudgets}
+	c := link.New(nc, f)
+	f.conn = c
 	ctx, cancel := context.WithCancel(ctx)
 	var runs sync.WaitGroup
 	runs.Go(func() {
 		defer cancel()
 		run(ctx, func(ctx context.Context, question []byte) ([]byte, error) {
-			return c.Call(ctx, kindHomes, question, nil, homesLimit)
+			return c.Call(ctx, kindOf(fleetpb.Kind_KIND_HOMES), question, nil, homesLimit)
 		})
 	})
 	err = c.Run(ctx)
@@ -51,18 +54,21 @@ func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, 
 }
 
 // following is the Handler of a standby.
-type following struct{ onBudgets func(payload []byte) error }
+type following struct {
+	conn      *link.Conn
+	onBudgets func(payload []byte) error
+}
 
-// Message implements link.Handler.
-func (f following) Message(kind uint8, payload []byte) error {
-	if kind != kindBudgets {
-		return link.Garbage("a message to a standby")
+// Message implements link.Handler. It ignores the kinds of later versions.
+func (f *following) Message(kind uint8, payload []byte) error {
+	if fleetpb.Kind(kind) != fleetpb.Kind_KIND_BUDGETS {
+		return nil
 	}
 	return f.onBudgets(payload)
 }
 
-// Call implements link.Handler.
-func (following) Call(uint32, uint8, []byte) error { return link.Garbage("a call of a standby") }
+// Call implements link.Handler. A call of a later version gets an empty answer.
+func (f *following) Call(number uint32, _ uint8, _ []byte) error { return f.conn.Answer(number, nil) }
 
 // follower is the leader's side of a standby's connection.
 type follower struct {
@@ -90,13 +96,13 @@ func (s *Server) inform(ctx context.Context, t *term, nc net.Conn, who peer) {
 	}
 }
 
-// Message implements link.Handler.
-func (f *follower) Message(uint8, []byte) error { return link.Garbage("a message of a standby") }
+// Message implements link.Handler: this version has no messages of standbys.
+func (f *follower) Message(uint8, []byte) error { return nil }
 
-// Call implements link.Handler.
+// Call implements link.Handler. A call of a later version gets an empty answer.
 func (f *follower) Call(number uint32, kind uint8, payload []byte) error {
-	if kind != kindHomes || f.s.o.Homes == nil {
-		return link.Garbage("an unknown call of a standby")
+	if fleetpb.Kind(kind) != fleetpb.Kind_KIND_HOMES || f.s.o.Homes == nil {
+		return f.conn.Answer(number, nil)
 	}
 	last := f.term.frozen.Load()
 	answer, more, err := f.s.o.Homes(nil, payload)

@@ -1,39 +1,15 @@
 package fleet
 
 import (
-	"encoding/binary"
+	"time"
+	"unsafe"
 
-	"github.com/pdproxy/pdproxy/abi"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/wire"
-)
-
-// The kinds of frames between a worker and the coordinator. A kind without a note is a
-// message of the worker.
-const (
-	kindPlace    = iota + 1 // call of the worker: place a request
-	kindDone                // the prompt of a lease is computed; has the lease's clean-up from then on
-	kindAnswered            // the leg that answers has the prompt's KV
-	kindComputed            // how much of a prompt was cached
-	kindRelease             // a lease has ended
-	kindAdopt               // a lease that this coordinator did not make
-	kindReport              // a report about engines
-	kindTopic               // message of the coordinator: the value of a topic
-	kindHomes               // call of a standby: homes of conversations
-	kindAsk                 // call of the coordinator: a request to the worker's admin routes
-	kindNamed               // call of the worker: is a turn of that name retained?
-	kindKeep                // call of the worker: store this turn
-	kindKept                // call of the worker: the stored turn is yours
-	kindTake                // call of the worker: show a turn
-	kindTook                // call of the worker: the shown turn is mine
-	kindUntake              // the worker does not complete the passing of a turn
-	kindBudget              // call of the worker: a part of a tenant's budgets
-	kindSettle              // what a request has used of that part
-	kindCharge              // what the worker has given without asking, or got from another coordinator
-	kindKnown               // the newest states of budgets that the worker knows
-	kindBudgets             // message of the coordinator, also to standbys: states of budgets
-	kindOwed                // the clean-up of a lease whose prompt is not computed yet
 )
 
 // Topic is a value that a coordinator publishes to its workers.
@@ -58,97 +34,96 @@ type Numbers interface {
 	Instance(uint32) *engine.Instance
 }
 
-// Package wire defines the encoding of numbers, texts and lists. A target is the number
-// of its instance and its rank; no target is the number 0.
+// kindOf is the kind of a frame.
+func kindOf(k fleetpb.Kind) uint8 { return uint8(k) }
 
-func appendHashes(dst []byte, blocks []kvindex.Hash) []byte {
-	dst = wire.AppendUint(dst, len(blocks))
-	for _, h := range blocks {
-		dst = binary.LittleEndian.AppendUint64(dst, uint64(h))
+// maxRecords bounds the records of a message; see fleetpb.Unmarshal.
+const maxRecords = 1 << 16
+
+// decode decodes a message. what names it in the error, which ends the connection.
+func decode(payload []byte, m proto.Message, what string) error {
+	if fleetpb.Unmarshal(payload, m, maxRecords) != nil {
+		return link.Garbage(what)
 	}
-	return dst
+	return nil
 }
 
-// appendTarget appends a target; false: its instance has no number.
-func appendTarget(dst []byte, t engine.Target, n Numbers) ([]byte, bool) {
+// Targets on the wire: see fleet.proto.
+
+func numberOf(instance uint32, rank int) uint64 { return uint64(uint32(rank))<<32 | uint64(instance) }
+
+// putTarget returns the number of a target; false: its instance has no number.
+func putTarget(t engine.Target, n Numbers) (target uint64, ok bool) {
 	if t.IsZero() {
-		return append(dst, 0), true
+		return 0, true
 	}
 	number, ok := n.Number(t.Instance)
 	if !ok || number == 0 {
-		return append(dst, 0), false
+		return 0, false
 	}
-	return wire.AppendUint(wire.AppendUint(dst, number), t.Rank), true
+	return numberOf(number, t.Rank), true
 }
 
-// reader adds the values of this package to wire.Reader.
-type reader struct{ wire.Reader }
-
-func newReader(message []byte) reader { return reader{wire.Read(message)} }
-
-func (r *reader) hashes(dst []kvindex.Hash) []kvindex.Hash {
-	b := r.Bytes(uint64(r.List(8)) * 8)
-	for ; len(b) >= 8; b = b[8:] {
-		dst = append(dst, kvindex.Hash(binary.LittleEndian.Uint64(b)))
-	}
-	return dst
-}
-
-// headerCount reads the length of a list of request headers.
-func (r *reader) headerCount() int {
-	n := r.List(1)
-	if n > abi.MaxAllHeaders {
-		r.Fail()
-		return 0
-	}
-	return n
-}
-
-// short reads a text of at most that many bytes.
-func (r *reader) short(most int) []byte {
-	text := r.Text()
-	if len(text) > most {
-		r.Fail()
-		return nil
-	}
-	return text
-}
-
-// target reads a target. known is false if its instance is unknown here or has fewer
-// ranks.
-func (r *reader) target(n Numbers) (t engine.Target, known bool) {
-	number := r.UintUpTo(1<<32 - 1)
+// getTarget returns the target of a number. known is false if its instance is unknown here or
+// has fewer ranks.
+func getTarget(target uint64, n Numbers) (t engine.Target, known bool) {
+	number, rank := uint32(target), target>>32
 	if number == 0 {
 		return engine.Target{}, true
 	}
-	rank := r.UintUpTo(1<<31 - 1)
-	i := n.Instance(uint32(number))
-	if r.Failed() || i == nil || rank >= uint64(len(i.Load)) {
+	i := n.Instance(number)
+	if i == nil || rank >= uint64(len(i.Load)) {
 		return engine.Target{}, false
 	}
 	return engine.Target{Instance: i, Rank: int(rank)}, true
 }
 
+// hashes and numbers return the same memory as another type.
+func hashes(v []uint64) []kvindex.Hash {
+	return unsafe.Slice((*kvindex.Hash)(unsafe.SliceData(v)), len(v))
+}
+
+func numbers(v []kvindex.Hash) []uint64 {
+	return unsafe.Slice((*uint64)(unsafe.SliceData(v)), len(v))
+}
+
+// maxMicros is the longest duration of a message, in µs. Longer ones are cut.
+const maxMicros = uint64(24 * time.Hour / time.Microsecond)
+
+func microsOf(d time.Duration) uint64 { return min(uint64(max(0, d.Microseconds())), maxMicros) }
+
+func durationOf(micros uint64) time.Duration {
+	return time.Duration(min(micros, maxMicros)) * time.Microsecond
+}
+
+// maxBlock is the largest block. Engines report the size.
+const maxBlock = 1<<31 - 1
+
+func blockOf(block int) uint32 { return uint32(min(max(0, block), maxBlock)) }
+
 // names interns texts that repeat. It is for one goroutine.
 type names map[string]string
 
-// mostNames and longestName bound the stored texts, because clients choose some of them.
+// maxNames and maxNameSize bound the stored texts, because clients choose some of them.
 const (
-	mostNames   = 1024
-	longestName = 256
+	maxNames    = 1024
+	maxNameSize = 256
 )
 
-func (n names) of(b []byte) string {
-	if len(b) > longestName {
-		return string(b)
+func (n names) of(text string) string {
+	if text == "" {
+		return ""
 	}
-	if s, ok := n[string(b)]; ok {
+	if s, ok := n[text]; ok {
 		return s
 	}
-	if len(n) >= mostNames {
+	s := string([]byte(text)) // text aliases a message
+	if len(s) > maxNameSize {
+		return s
+	}
+	if len(n) >= maxNames {
 		clear(n)
 	}
-	s := string(b)
 	n[s] = s
 	return s
 }

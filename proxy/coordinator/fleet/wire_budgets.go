@@ -1,103 +1,124 @@
 package fleet
 
 import (
-	"encoding/binary"
 	"errors"
 	"math"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/tenant"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// longestTenant bounds the name of a tenant, in bytes.
-const longestTenant = 1024
+// maxTenantName bounds the name of a tenant, in bytes.
+const maxTenantName = 1024
 
-// appendTenant appends the name and the limits of a tenant.
-func appendTenant(dst []byte, t *tenant.Tenant) []byte {
-	dst = wire.AppendText(dst, t.Name[:min(len(t.Name), longestTenant)])
+// putTenant returns the name and the limits of a tenant.
+func putTenant(t *tenant.Tenant) *fleetpb.Tenant {
 	l := t.Limits
-	return wire.AppendUint(wire.AppendUint(wire.AppendUint(dst, uint64(l.Requests)), uint64(l.Tokens)), l.Exchanges)
+	return &fleetpb.Tenant{
+		Name: t.Name[:min(len(t.Name), maxTenantName)], Requests: uint64(l.Requests), Tokens: uint64(l.Tokens), Exchanges: uint64(l.Exchanges),
+	}
 }
 
-// tenant reads the output of appendTenant. The result is not nil.
-func (r *reader) tenant() *tenant.Tenant {
-	name := r.Text()
-	if len(name) > longestTenant {
-		r.Fail()
-		name = nil
+// getTenant returns the tenant of a message, or nil if the message has none.
+func getTenant(m *fleetpb.Tenant) *tenant.Tenant {
+	if m == nil || len(m.Name) > maxTenantName {
+		return nil
 	}
-	return tenant.New(tenant.Tenant{Name: string(name), Limits: tenant.Limits{
-		Requests: int64(r.UintUpTo(tenant.MaxPerMinute)), Tokens: int64(r.UintUpTo(tenant.MaxPerMinute)), Exchanges: int(r.UintUpTo(math.MaxInt32)),
+	return tenant.New(tenant.Tenant{Name: m.Name, Limits: tenant.Limits{
+		Requests: amount(m.Requests), Tokens: amount(m.Tokens), Exchanges: int(min(m.Exchanges, math.MaxInt32)),
 	}})
 }
 
-// mostReset is the longest accepted time of a Level or of Answer.Retry, in µs.
-const mostReset = uint64(time.Hour / time.Microsecond)
+// amount returns an amount of requests or tokens.
+func amount(v uint64) int64 { return int64(min(v, tenant.MaxPerMinute)) }
 
-// appendBudget appends the answer to kindBudget, with the number of workers.
-func appendBudget(dst []byte, a *tenant.Answer, workers int) []byte {
-	dst = wire.AppendUint(append(dst, byte(a.Refused)), workers)
-	dst = wire.AppendUint(wire.AppendUint(dst, uint64(a.Reserved)), micros(a.Retry))
-	for _, l := range [...]tenant.Level{a.Requests, a.Tokens} {
-		dst = wire.AppendUint(wire.AppendUint(wire.AppendUint(dst, uint64(l.Limit)), uint64(l.Remaining)), micros(l.Reset))
+// maxReset is the longest time of a Level or of Answer.Retry, in µs.
+const maxReset = uint64(time.Hour / time.Microsecond)
+
+func resetMicros(d time.Duration) uint64 { return min(microsOf(d), maxReset) }
+
+func resetOf(micros uint64) time.Duration { return durationOf(min(micros, maxReset)) }
+
+// putBudget returns the answer to KIND_BUDGET, with the number of workers.
+func putBudget(a *tenant.Answer, workers int) *fleetpb.BudgetAnswer {
+	level := func(l tenant.Level) *fleetpb.Level {
+		return &fleetpb.Level{Limit: uint64(l.Limit), Remaining: uint64(l.Remaining), ResetUs: resetMicros(l.Reset)}
 	}
-	return appendAmounts(dst, a.State)
+	return &fleetpb.BudgetAnswer{
+		Settled: true, Refused: uint32(a.Refused), Workers: uint32(workers), Reserved: uint64(a.Reserved), RetryUs: resetMicros(a.Retry),
+		Requests: level(a.Requests), Tokens: level(a.Tokens), State: putState(&a.State),
+	}
 }
-
-// unsettled is the answer to kindBudget of a coordinator that does not know yet what the former
-// one has given.
-const unsettled = byte(tenant.Tokens) + 1
 
 var errUnsettled = errors.New("the coordinator does not know yet what the former one has given")
 
-// appendAmounts appends a state without its key and age.
-func appendAmounts(dst []byte, s tenant.State) []byte {
-	dst = wire.AppendUint(wire.AppendUint(dst, s.Version.Epoch), s.Version.Change)
-	return wire.AppendUint(wire.AppendUint(dst, uint64(s.Requests)), uint64(s.Tokens))
+// readBudget reads the output of putBudget. An unknown reason of a refusal is no answer: the
+// worker then gives its share.
+func readBudget(b []byte) (a tenant.Answer, workers int, err error) {
+	var m fleetpb.BudgetAnswer
+	if err := decode(b, &m, "the answer about a budget"); err != nil {
+		return a, 1, err
+	}
+	if !m.Settled || m.Refused > uint32(tenant.Tokens) {
+		return a, 1, errUnsettled
+	}
+	level := func(l *fleetpb.Level) tenant.Level {
+		return tenant.Level{Limit: amount(l.GetLimit()), Remaining: amount(l.GetRemaining()), Reset: resetOf(l.GetResetUs())}
+	}
+	a = tenant.Answer{
+		Refused: tenant.Reason(m.Refused), Reserved: amount(m.Reserved), Retry: resetOf(m.RetryUs),
+		Requests: level(m.Requests), Tokens: level(m.Tokens),
+	}
+	if m.State != nil {
+		a.State = getState(m.State)
+	}
+	return a, int(min(max(m.Workers, 1), math.MaxInt32)), nil
 }
 
-// mostChange bounds the number of a change, so that no count after it overflows.
-const mostChange = 1 << 62
+// maxChange bounds the number of a change, so that no count after it overflows.
+const maxChange = 1 << 62
 
-// amounts reads the output of appendAmounts.
-func (r *reader) amounts() (s tenant.State) {
-	s.Version = tenant.Version{Epoch: r.Uint(), Change: r.UintUpTo(mostChange)}
-	s.Requests, s.Tokens = int64(r.UintUpTo(uint64(tenant.MostUsed))), int64(r.UintUpTo(uint64(tenant.MostUsed)))
+func putState(s *tenant.State) *fleetpb.BudgetState {
+	return &fleetpb.BudgetState{
+		Key: s.Key[:], Epoch: s.Version.Epoch, Change: s.Version.Change,
+		Requests: uint64(s.Requests), Tokens: uint64(s.Tokens), AgeUs: resetMicros(s.Age),
+	}
+}
+
+func getState(m *fleetpb.BudgetState) (s tenant.State) {
+	copy(s.Key[:], m.Key)
+	s.Version = tenant.Version{Epoch: m.Epoch, Change: min(m.Change, maxChange)}
+	s.Requests, s.Tokens = int64(min(m.Requests, uint64(tenant.MostUsed))), int64(min(m.Tokens, uint64(tenant.MostUsed)))
+	s.Age = resetOf(m.AgeUs)
 	return s
 }
 
-func appendStates(dst []byte, states []tenant.State) []byte {
-	dst = wire.AppendUint(dst, len(states))
-	for _, s := range states {
-		dst = wire.AppendUint(appendAmounts(append(dst, s.Key[:]...), s), micros(s.Age))
+func putStates(states []tenant.State) []*fleetpb.BudgetState {
+	list := make([]*fleetpb.BudgetState, len(states))
+	for i := range states {
+		list[i] = putState(&states[i])
 	}
-	return dst
+	return list
 }
 
-// leastState is the least size of a state in bytes.
-const leastState = len(tenant.Key{}) + 5
-
-// states reads the output of appendStates.
-func (r *reader) states() []tenant.State {
-	n := r.List(leastState)
-	if n > tenant.MostTenants {
-		r.Fail()
-		return nil
+// getStates returns the states of a message.
+func getStates(list []*fleetpb.BudgetState) ([]tenant.State, error) {
+	if len(list) > tenant.MostTenants {
+		return nil, link.Garbage("states of budgets")
 	}
-	states := make([]tenant.State, 0, n)
-	for range n {
-		key := r.Bytes(uint64(len(tenant.Key{})))
-		s := r.amounts()
-		s.Age = time.Duration(r.UintUpTo(mostReset)) * time.Microsecond
-		copy(s.Key[:], key)
-		states = append(states, s)
+	states := make([]tenant.State, len(list))
+	for i, m := range list {
+		if len(m.Key) != len(tenant.Key{}) {
+			return nil, link.Garbage("states of budgets")
+		}
+		states[i] = getState(m)
 	}
-	return states
+	return states, nil
 }
 
-// published is the content of kindBudgets.
+// published is the content of KIND_BUDGETS.
 type published struct {
 	whole   bool     // the states are all, not only those that have changed
 	epoch   uint64   // of the coordinator
@@ -106,50 +127,15 @@ type published struct {
 }
 
 func (p *published) append(dst []byte) []byte {
-	whole := byte(0)
-	if p.whole {
-		whole = 1
-	}
-	dst = wire.AppendUint(wire.AppendUint(append(dst, whole), p.epoch), len(p.workers))
-	for _, process := range p.workers {
-		dst = binary.LittleEndian.AppendUint64(dst, process)
-	}
-	return appendStates(dst, p.states)
+	return fleetpb.Append(dst, &fleetpb.PublishedBudgets{Whole: p.whole, Epoch: p.epoch, Workers: p.workers, States: putStates(p.states)})
 }
 
-func (p *published) read(b []byte) error {
-	r := newReader(b)
-	p.whole, p.epoch = r.UintUpTo(1) != 0, r.Uint()
-	for b := r.Bytes(uint64(r.List(8)) * 8); len(b) >= 8; b = b[8:] {
-		p.workers = append(p.workers, binary.LittleEndian.Uint64(b))
+func (p *published) read(b []byte) (err error) {
+	var m fleetpb.PublishedBudgets
+	if err := decode(b, &m, "states of budgets"); err != nil {
+		return err
 	}
-	p.states = r.states()
-	if !r.Done() {
-		return link.Garbage("states of budgets")
-	}
-	return nil
-}
-
-func micros(d time.Duration) uint64 {
-	return min(uint64(max(0, d.Microseconds())), mostReset)
-}
-
-// readBudget reads the output of appendBudget.
-func readBudget(b []byte) (a tenant.Answer, workers int, err error) {
-	if len(b) == 1 && b[0] == unsettled {
-		return a, 1, errUnsettled
-	}
-	r := newReader(b)
-	a.Refused = tenant.Reason(r.UintUpTo(uint64(tenant.Tokens)))
-	workers = int(r.UintUpTo(math.MaxInt32))
-	reset := func() time.Duration { return time.Duration(r.UintUpTo(mostReset)) * time.Microsecond }
-	amount := func() int64 { return int64(r.UintUpTo(tenant.MaxPerMinute)) }
-	a.Reserved, a.Retry = amount(), reset()
-	a.Requests = tenant.Level{Limit: amount(), Remaining: amount(), Reset: reset()}
-	a.Tokens = tenant.Level{Limit: amount(), Remaining: amount(), Reset: reset()}
-	a.State = r.amounts()
-	if !r.Done() {
-		return tenant.Answer{}, 1, link.Garbage("the answer about a budget")
-	}
-	return a, workers, nil
+	p.whole, p.epoch, p.workers = m.Whole, m.Epoch, m.Workers
+	p.states, err = getStates(m.States)
+	return err
 }

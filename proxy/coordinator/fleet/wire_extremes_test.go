@@ -17,6 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
@@ -68,17 +69,17 @@ func TestExtremes(t *testing.T) {
 	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
 	numbers := placetest.Same{Reg: w.Reg}
 	var many []coordinator.Chain
-	for i := range mostChains + 2 {
+	for i := range maxChains + 2 {
 		many = append(many, coordinator.Chain{Form: kvindex.Form{Block: i + 1}, Blocks: []kvindex.Hash{kvindex.Hash(i)}})
 	}
 	t.Run("ask", func(t *testing.T) {
 		h := new(heard)
 		for i, a := range append(asks(w, t),
 			&coordinator.Ask{Key: coordinator.Key{Chains: many, Conversation: conversation.Query{Chain: many[0].Blocks}}},
-			&coordinator.Ask{Key: coordinator.Key{Chains: many, Conversation: conversation.Query{Chain: many[mostChains].Blocks}}},
+			&coordinator.Ask{Key: coordinator.Key{Chains: many, Conversation: conversation.Query{Chain: many[maxChains].Blocks}}},
 		) {
 			extremes(reflect.ValueOf(a).Elem(), fmt.Sprint(i), func(what string) {
-				b, ok := appendAsk(nil, math.MaxUint64, a, a.Lookup.Done, numbers)
+				b, ok := appendPlace(nil, new(fleetpb.Place), math.MaxUint64, a, numbers)
 				if !ok {
 					t.Fatal("an Ask could not be encoded")
 				}
@@ -108,8 +109,8 @@ func TestExtremes(t *testing.T) {
 		p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
 		read := func(what string, a *coordinator.Ask) {
 			g, charge := &granted{}, new(coordinator.Charge)
-			if err := readReply(appendReply(nil, a, p, nil), placetest.NewAsk(), g, charge, numbers, make(names)); err != nil {
-				t.Errorf("%s: readReply = %v, want nil", what, err)
+			if err := readPlaced(appendPlaced(nil, new(fleetpb.Placed), a, p, nil), new(fleetpb.Placed), placetest.NewAsk(), g, charge, numbers, make(names)); err != nil {
+				t.Errorf("%s: readPlaced = %v, want nil", what, err)
 			}
 			long := p.FirstByte < 0 || p.FirstByte > 24*time.Hour
 			if g.ID != p.ID || g.Policy != p.Policy || g.Matched != p.Matched || *charge != p.Lease.Charge() || g.Turn != a.Lookup.Turn ||
@@ -140,7 +141,7 @@ func TestExtremes(t *testing.T) {
 			errs = append(errs, &coordinator.NoTargetError{Phase: phase, Model: "m"})
 		}
 		for _, want := range errs {
-			if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, new(coordinator.Charge), numbers, make(names)); !reflect.DeepEqual(err, want) {
+			if err := readPlaced(appendPlaced(nil, new(fleetpb.Placed), a, nil, want), new(fleetpb.Placed), placetest.NewAsk(), &granted{}, new(coordinator.Charge), numbers, make(names)); !reflect.DeepEqual(err, want) {
 				t.Errorf("%v became %v", want, err)
 			}
 		}
@@ -148,8 +149,7 @@ func TestExtremes(t *testing.T) {
 	t.Run("adoption", func(t *testing.T) {
 		a := coordinator.Adoption{Prefill: w.Target(t, "p", 1), Decode: w.Target(t, "d", 0)}
 		extremes(reflect.ValueOf(&a).Elem(), "adoption", func(what string) {
-			r := newReader(appendAdoption(nil, math.MaxUint64, &a, numbers, []byte("owed")))
-			if lease, got, owed := readAdoption(&r, numbers); r.Failed() || lease != math.MaxUint64 || got != a || string(owed) != "owed" {
+			if got := readAdoption(adoption(math.MaxUint64, &a, numbers, nil), numbers); got != a {
 				t.Errorf("%s reads as %+v", what, got)
 			}
 		})
@@ -159,13 +159,16 @@ func TestExtremes(t *testing.T) {
 		k := &RetainedKV{Holder: w.Target(t, "d", 0), Since: now, Host: "host"}
 		o := conversation.OnShelf[*RetainedKV]{Scope: "m", Name: "n", IDs: []uint32{1}, Value: k}
 		try := func(what string) {
-			b, ok := appendKeep(nil, math.MaxUint64, &o, now, numbers)
-			r := newReader(b)
-			number, got := readKeep(&r, now)
-			turn, err := readKept(got.Value, numbers)
-			if !ok || r.Failed() || err != nil || number != math.MaxUint64 {
-				t.Fatalf("%s: %v, bad %v, number %d", what, err, r.Failed(), number)
+			store, ok := storeTurn(math.MaxUint64, &o, now, numbers)
+			if !ok {
+				t.Fatalf("%s: no form", what)
 			}
+			var m fleetpb.TurnStore
+			if err := fleetpb.Unmarshal(fleetpb.Append(nil, store), &m, maxTurnRecords); err != nil || m.Number != math.MaxUint64 {
+				t.Fatalf("%s: %v, number %d", what, err, m.Number)
+			}
+			got := readTurnStore(&m, now)
+			turn := getKV(got.Value, numbers)
 			lasts := o.Expires.Sub(now)
 			if kept := got.Expires.Sub(now); kept < 0 || kept > 24*time.Hour || lasts >= 0 && lasts <= 24*time.Hour && kept != lasts.Truncate(time.Microsecond) {
 				t.Errorf("%s: KV is kept for %v", what, kept)
@@ -188,7 +191,7 @@ func TestExtremes(t *testing.T) {
 		}
 	})
 	t.Run("peer", func(t *testing.T) {
-		for _, p := range []peer{{}, {process: math.MaxUint64, slot: math.MaxInt32, pid: math.MaxInt32, node: strings.Repeat("n", 255), standby: true}} {
+		for _, p := range []peer{{process: 1}, {process: math.MaxUint64, slot: math.MaxInt32, pid: math.MaxInt32, node: strings.Repeat("n", 255), standby: true}} {
 			b := p.append(nil)
 			var got peer
 			if err := got.read(b); err != nil || got != p || len(b) > mostSays {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,9 +18,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // asks returns requests that together set every field.
@@ -54,7 +55,7 @@ func TestAsksAndAdoptions(t *testing.T) {
 	numbers, known := placetest.Same{Reg: w.Reg}, make(names)
 	h := new(heard)
 	for i, a := range asks(w, t) {
-		b, ok := appendAsk(nil, uint64(i)<<40, a, a.Lookup.Done, numbers)
+		b, ok := appendPlace(nil, new(fleetpb.Place), uint64(i)<<40, a, numbers)
 		if !ok {
 			t.Fatalf("ask %d has no form", i)
 		}
@@ -73,17 +74,11 @@ func TestAsksAndAdoptions(t *testing.T) {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("ask %d:\n%+v, want\n%+v", i, got, want)
 		}
-		for n := range b {
-			if err := h.read(b[:n], numbers, known); !errors.Is(err, link.ErrGarbage) {
-				t.Errorf("%d of %d bytes of ask %d: %v", n, len(b), i, err)
-			}
-		}
 		h.drop()
 	}
 	a := coordinator.Adoption{Prefill: w.Target(t, "p", 1), Decode: w.Target(t, "d", 0), ID: 7, Charge: coordinator.Charge{Prompt: 100, Queued: -1, Tokens: 110}}
-	r := newReader(appendAdoption(nil, 3, &a, numbers, []byte("owed")))
-	if lease, got, owed := readAdoption(&r, numbers); r.Failed() || lease != 3 || got != a || string(owed) != "owed" {
-		t.Errorf(`readAdoption(&r, numbers) = %d, %+v, %q, want 3, %+v, "owed"`, lease, got, owed, a)
+	if got := readAdoption(adoption(3, &a, numbers, nil), numbers); got != a {
+		t.Errorf("readAdoption = %+v, want %+v", got, a)
 	}
 }
 
@@ -103,7 +98,7 @@ func TestWhatIsNotKnown(t *testing.T) {
 		"excluded": {&coordinator.Ask{Excluded: []engine.Target{d}}, true},
 		"within":   {&coordinator.Ask{Within: coordinator.Within{Decode: []*engine.Instance{d.Instance}}}, true},
 	} {
-		b, ok := appendAsk(nil, 1, tt.a, false, few)
+		b, ok := appendPlace(nil, new(fleetpb.Place), 1, tt.a, few)
 		if ok != tt.written {
 			t.Errorf("%s: written %v", name, ok)
 		}
@@ -115,14 +110,12 @@ func TestWhatIsNotKnown(t *testing.T) {
 			t.Errorf("%s: any instance will do", name)
 		}
 	}
-	b, _ := appendAsk(nil, 1, &coordinator.Ask{Prefill: stranger}, false, numbersOf{stranger.Instance: 999})
+	b, _ := appendPlace(nil, new(fleetpb.Place), 1, &coordinator.Ask{Prefill: stranger}, numbersOf{stranger.Instance: 999})
 	h := new(heard)
 	if err := h.read(b, placetest.Same{Reg: w.Reg}, make(names)); err != nil || !h.lost {
 		t.Errorf("%v, lost %v", err, h.lost)
 	}
-	beyond := wire.AppendUint(wire.AppendUint(nil, p.ID), 1)
-	r := newReader(beyond)
-	if _, known := r.target(placetest.Same{Reg: w.Reg}); known || r.Failed() {
+	if _, known := getTarget(numberOf(p.ID, 1), placetest.Same{Reg: w.Reg}); known {
 		t.Error("a rank that the instance does not have is accepted")
 	}
 }
@@ -140,29 +133,21 @@ func (n numbersOf) Instance(number uint32) *engine.Instance {
 	return nil
 }
 
-// TestRepliesAreWhole: an incomplete reply is always refused.
-func TestRepliesAreWhole(t *testing.T) {
+// TestReplies: replies are read as they were written.
+func TestReplies(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	a := placetest.NewAsk()
 	p := w.Must(t, a)
 	p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
-	b := appendReply(nil, a, p, nil)
-	for n := range len(b) + 1 {
-		g, charge := &granted{}, new(coordinator.Charge)
-		err := readReply(b[:n], placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names))
-		rest := len(b) - n
-		if whole := rest%abi.RowSize == 0 && rest <= 2*abi.RowSize; whole != (err == nil) {
-			t.Errorf("%d of %d bytes: %v", n, len(b), err)
-		}
-	}
+	b := appendPlaced(nil, new(fleetpb.Placed), a, p, nil)
 	g, charge := &granted{}, new(coordinator.Charge)
-	if err := readReply(b, placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
+	if err := readPlaced(b, new(fleetpb.Placed), placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
 		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) ||
 		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || *charge != p.Lease.Charge() {
-		t.Errorf("readReply = %v, %+v", err, g.Placement)
+		t.Errorf("readPlaced = %v, %+v", err, g.Placement)
 	}
 	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.HeldError{Limit: 700 * time.Millisecond}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {
-		if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, new(coordinator.Charge), placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
+		if err := readPlaced(appendPlaced(nil, new(fleetpb.Placed), a, nil, want), new(fleetpb.Placed), placetest.NewAsk(), &granted{}, new(coordinator.Charge), placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
 			t.Errorf("%v became %v", want, err)
 		}
 	}
@@ -176,15 +161,18 @@ func FuzzWorker(f *testing.F) {
 	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
 	numbers := placetest.Same{Reg: w.Reg}
 	for i, a := range asks(w, f) {
-		b, _ := appendAsk(nil, uint64(i), a, a.Lookup.Done, numbers)
-		f.Add(uint8(kindPlace), b, uint8(kindRelease), wire.AppendUint(nil, uint64(i)))
+		b, _ := appendPlace(nil, new(fleetpb.Place), uint64(i)+1, a, numbers)
+		f.Add(kindOf(fleetpb.Kind_KIND_PLACE), b, kindOf(fleetpb.Kind_KIND_RELEASE), fleetpb.Append(nil, &fleetpb.LeaseUpdate{Lease: uint64(i) + 1}))
 	}
-	done := append(wire.AppendUint(wire.AppendUint(nil, uint64(1)), uint64(1000)), "owed"...)
-	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &coordinator.Adoption{Decode: w.Target(f, "d", 0), Charge: coordinator.Charge{Queued: 5, Tokens: 9}}, numbers, nil), uint8(kindDone), done)
-	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &coordinator.Adoption{}, numbers, []byte("owed")), uint8(kindAnswered), done[:3])
-	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &coordinator.Adoption{}, numbers, nil), uint8(kindOwed), append(wire.AppendUint(nil, uint64(1)), "owed"...))
-	f.Add(uint8(kindOwed), wire.AppendUint(nil, uint64(1)), uint8(kindOwed), []byte{})
-	f.Add(uint8(kindAdopt), []byte{}, uint8(kindComputed), appendHashes(wire.AppendUint(wire.AppendInt(wire.AppendInt(wire.AppendUint(nil, uint64(1)), int64(9)), int64(3)), 16), []kvindex.Hash{1}))
+	const adopt = fleetpb.Kind_KIND_ADOPT
+	adopted := fleetpb.Append(nil, adoption(1, &coordinator.Adoption{Decode: w.Target(f, "d", 0), Charge: coordinator.Charge{Queued: 5, Tokens: 9}}, numbers, []byte("owed")))
+	done := fleetpb.Append(nil, &fleetpb.LeaseUpdate{Lease: 1, TookUs: 1000, Cleanup: []byte("owed")})
+	cached := fleetpb.Append(nil, &fleetpb.Computed{Lease: 1, Prompt: 9, Cached: 3, Block: 16, Blocks: []uint64{1}})
+	for _, kind := range []fleetpb.Kind{fleetpb.Kind_KIND_DONE, fleetpb.Kind_KIND_ANSWERED, fleetpb.Kind_KIND_CLEANUP} {
+		f.Add(kindOf(adopt), adopted, kindOf(kind), done)
+		f.Add(kindOf(adopt), adopted, kindOf(kind), done[:3])
+	}
+	f.Add(kindOf(adopt), adopted, kindOf(fleetpb.Kind_KIND_COMPUTED), cached)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { w.Run(ctx) })
@@ -201,7 +189,7 @@ func FuzzWorker(f *testing.F) {
 			payload []byte
 		}{{kind, first}, {then, second}} {
 			var err error
-			if frame.kind == kindPlace {
+			if frame.kind == kindOf(fleetpb.Kind_KIND_PLACE) {
 				err = one.Call(1, frame.kind, frame.payload)
 			} else {
 				err = one.Message(frame.kind, frame.payload)
@@ -223,13 +211,13 @@ func FuzzReply(f *testing.F) {
 	w := newWorld(f, "p prefill", "d decode")
 	a := placetest.NewAsk()
 	p := w.Must(f, a)
-	f.Add(appendReply(nil, a, p, nil))
+	f.Add(appendPlaced(nil, new(fleetpb.Placed), a, p, nil))
 	for _, err := range []error{coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode}, errAway} {
-		f.Add(appendReply(nil, a, nil, err))
+		f.Add(appendPlaced(nil, new(fleetpb.Placed), a, nil, err))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		g, charge := &granted{}, new(coordinator.Charge)
-		if err := readReply(b, placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.Targets) != len(g.Facts.Candidates)) {
+		if err := readPlaced(b, new(fleetpb.Placed), placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.Targets) != len(g.Facts.Candidates)) {
 			t.Fatalf("%+v", g.Placement)
 		}
 		readDemand(b)
@@ -246,20 +234,20 @@ func FuzzReply(f *testing.F) {
 // TestNames: repeated texts share memory. Texts that peers choose cannot fill the table.
 func TestNames(t *testing.T) {
 	known := make(names)
-	one := known.of([]byte("m"))
-	if unsafe.StringData(one) != unsafe.StringData(known.of([]byte("m"))) {
+	one := known.of("m")
+	if unsafe.StringData(one) != unsafe.StringData(known.of("m")) {
 		t.Error("a repeated name is not the stored text")
 	}
-	long := bytes.Repeat([]byte{'x'}, longestName+1)
-	if known.of(long) != string(long) || known.of(long[1:]) != string(long[1:]) {
+	long := strings.Repeat("x", maxNameSize+1)
+	if known.of(long) != long || known.of(long[1:]) != long[1:] {
 		t.Error("a long name is another one")
 	}
-	if _, kept := known[string(long)]; kept || len(known) != 2 {
+	if _, kept := known[long]; kept || len(known) != 2 {
 		t.Errorf("%d names are stored; the long name: %v", len(known), kept)
 	}
-	for i := range 3 * mostNames {
-		name := fmt.Append(long[:100:100], i)
-		if known.of(name) != string(name) || len(known) > mostNames {
+	for i := range 3 * maxNames {
+		name := fmt.Sprint(long[:100], i)
+		if known.of(name) != name || len(known) > maxNames {
 			t.Fatalf("%d names are stored", len(known))
 		}
 	}

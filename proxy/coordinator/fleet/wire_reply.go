@@ -2,165 +2,124 @@ package fleet
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
-	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// Results of a call for a placement.
-const (
-	replyPlaced = iota
-	replyUnknownModel
-	replyModelNeeded
-	replyRejected
-	replyNoTarget
-	replyHeld
-	replyAway // the coordinator cannot place; the worker does it
-)
+// maxReplyRecords bounds the records of a Placed: fallbacks, notes and the turn.
+const maxReplyRecords = 4096
 
-// Flags of a reply.
-const (
-	replyLooked = 1 << iota
-	replyScored
-	replyFlags
-)
-
-// appendReply appends the result for a; p is nil if err is not.
-func appendReply(dst []byte, a *coordinator.Ask, p *coordinator.Placement, err error) []byte {
-	flags := 0
+// appendPlaced appends the result for a; p is nil if err is not. m is memory for it.
+func appendPlaced(dst []byte, m *fleetpb.Placed, a *coordinator.Ask, p *coordinator.Placement, err error) []byte {
+	defer m.ResetVT()
 	if a.Lookup.Done {
-		flags |= replyLooked
+		m.Turn = a.Lookup.Turn.Message()
 	}
 	if err != nil {
-		return appendTurn(appendError(dst, err, flags), a)
+		putError(m, err)
+		return marshal(dst, m)
 	}
-	if p.Facts.Scored {
-		flags |= replyScored
-	}
-	dst = appendTurn(append(dst, replyPlaced, byte(flags)), a)
-	dst = append(dst, byte(p.Flow))
-	for _, t := range [...]engine.Target{p.Prefill, p.Decode} {
-		if t.IsZero() {
-			dst = append(dst, 0)
-			continue
-		}
-		dst = wire.AppendUint(wire.AppendUint(dst, t.ID), t.Rank)
-	}
-	dst = wire.AppendUint(dst, p.ID)
-	dst = wire.AppendText(dst, p.Policy)
-	dst = wire.AppendInt(dst, p.Matched)
-	dst = appendDuration(dst, p.FirstByte)
+	m.Result, m.Flow, m.Scored = fleetpb.Placement_PLACED, uint32(p.Flow), p.Facts.Scored
+	own := (*ownNumbers)(nil)
+	m.Prefill, _ = putTarget(p.Prefill, own)
+	m.Decode, _ = putTarget(p.Decode, own)
+	m.Id, m.Policy, m.Matched, m.FirstByteUs = p.ID, p.Policy, p.Matched, microsOf(p.FirstByte)
 	b := p.Lease.Charge()
-	dst = wire.AppendInt(wire.AppendInt(wire.AppendInt(dst, b.Prompt), b.Queued), b.Tokens)
-	dst = wire.AppendUint(dst, len(p.Fallbacks))
+	m.Prompt, m.Queued, m.Tokens = b.Prompt, b.Queued, b.Tokens
 	for _, f := range p.Fallbacks {
-		dst = wire.AppendText(wire.AppendText(dst, f.What), f.Reason)
+		to := more(&m.Fallbacks)
+		to.What, to.Reason = f.What, f.Reason
 	}
-	dst = wire.AppendUint(dst, len(p.Notes))
-	for _, note := range p.Notes {
-		dst = wire.AppendText(dst, note)
-	}
-	return abi.AppendRows(dst, p.Facts.Candidates)
+	m.Notes = append(m.Notes, p.Notes...)
+	m.RowSize, m.Rows = abi.RowSize, abi.AppendRows(m.Rows[:0], p.Facts.Candidates)
+	return marshal(dst, m)
 }
 
-func appendTurn(dst []byte, a *coordinator.Ask) []byte {
-	if a.Lookup.Done {
-		return a.Lookup.Turn.Append(dst)
-	}
-	return dst
-}
-
-// appendError appends one of the errors of Place.
-func appendError(dst []byte, err error, flags int) []byte {
+// putError sets one of the errors of Place.
+func putError(m *fleetpb.Placed, err error) {
 	var rejected *coordinator.RejectedError
 	var none *coordinator.NoTargetError
 	var held *coordinator.HeldError
 	switch {
 	case errors.Is(err, coordinator.ErrUnknownModel):
-		return append(dst, replyUnknownModel, byte(flags))
+		m.Result = fleetpb.Placement_UNKNOWN_MODEL
 	case errors.Is(err, coordinator.ErrModelNeeded):
-		return append(dst, replyModelNeeded, byte(flags))
+		m.Result = fleetpb.Placement_MODEL_NEEDED
 	case errors.As(err, &rejected):
-		return append(wire.AppendUint(append(dst, replyRejected), rejected.Status), byte(flags))
+		m.Result, m.Status = fleetpb.Placement_REJECTED, uint32(rejected.Status)
 	case errors.As(err, &none):
-		return append(dst, replyNoTarget, byte(none.Phase), byte(flags))
+		m.Result, m.Phase = fleetpb.Placement_NO_TARGET, uint32(none.Phase)
+	case errors.As(err, &held):
+		m.Result, m.LimitUs = fleetpb.Placement_HELD, microsOf(held.Limit)
 	}
-	if errors.As(err, &held) {
-		return append(appendDuration(append(dst, replyHeld), held.Limit), byte(flags))
-	}
-	return append(dst, replyAway, byte(flags))
 }
 
 // errAway reports that the coordinator cannot place the request.
 var errAway = errors.New("place request: the coordinator cannot place it")
 
-// readReply reads a reply into g, charge and a. It returns an error of Place, errAway if the
-// Fallback must place the request, or an ErrGarbage.
-func readReply(b []byte, a *coordinator.Ask, g *granted, charge *coordinator.Charge, n Numbers, known names) error {
-	r := newReader(b)
-	code := r.UintUpTo(replyAway)
-	var err error
-	switch code {
-	case replyUnknownModel:
-		err = coordinator.ErrUnknownModel
-	case replyModelNeeded:
-		err = coordinator.ErrModelNeeded
-	case replyRejected:
-		err = &coordinator.RejectedError{Status: int(r.UintUpTo(599))}
-	case replyNoTarget:
-		err = &coordinator.NoTargetError{Phase: abi.Phase(r.UintUpTo(uint64(abi.Encode))), Model: a.Model}
-	case replyHeld:
-		err = &coordinator.HeldError{Limit: r.duration()}
-	case replyAway:
-		err = errAway
-	}
-	flags := r.UintUpTo(replyFlags - 1)
-	if flags&replyLooked != 0 {
-		turn := conversation.ReadTurn(&r.Reader)
-		if !r.Failed() && !a.Lookup.Done {
-			a.Found(turn)
-		}
-		g.Turn = turn
-	}
-	if err != nil && r.Done() {
-		return err
-	}
-	lost := g.readPlaced(&r, charge, n, known)
-	g.Facts.Scored = flags&replyScored != 0
-	switch {
-	case r.Failed() || err != nil:
+// readPlaced reads an answer into g, charge and a; m is memory for it. It returns an error of
+// Place, errAway if the Fallback must place the request, or an ErrGarbage. Nothing aliases b.
+func readPlaced(b []byte, m *fleetpb.Placed, a *coordinator.Ask, g *granted, charge *coordinator.Charge, n Numbers, known names) error {
+	defer m.ResetVT()
+	if fleetpb.UnmarshalView(b, m, maxReplyRecords) != nil {
 		return link.Garbage("a placement")
-	case lost:
-		return errAway
 	}
-	return nil
+	if m.Turn != nil {
+		g.Turn = conversation.ReadTurn(m.Turn)
+		if !a.Lookup.Done {
+			a.Found(g.Turn)
+		}
+	}
+	switch m.Result {
+	case fleetpb.Placement_PLACED:
+		if !g.readPlaced(m, n, known) {
+			return errAway
+		}
+		*charge = coordinator.Charge{Prompt: m.Prompt, Queued: m.Queued, Tokens: m.Tokens}
+		return nil
+	case fleetpb.Placement_UNKNOWN_MODEL:
+		return coordinator.ErrUnknownModel
+	case fleetpb.Placement_MODEL_NEEDED:
+		return coordinator.ErrModelNeeded
+	case fleetpb.Placement_REJECTED:
+		if m.Status < 400 || m.Status > 599 {
+			m.Status = 0
+		}
+		return &coordinator.RejectedError{Status: int(m.Status)}
+	case fleetpb.Placement_NO_TARGET:
+		return &coordinator.NoTargetError{Phase: abi.Phase(min(m.Phase, uint32(abi.Encode))), Model: a.Model}
+	case fleetpb.Placement_HELD:
+		return &coordinator.HeldError{Limit: durationOf(m.LimitUs)}
+	}
+	return errAway
 }
 
-// readPlaced reads a placement. lost: one of its instances is unknown here.
-func (g *granted) readPlaced(r *reader, charge *coordinator.Charge, n Numbers, known names) (lost bool) {
-	g.Flow = abi.Flow(r.UintUpTo(uint64(abi.FlowDecodeFirst)))
+// readPlaced reads a placement. False: one of its instances or its flow is unknown here.
+func (g *granted) readPlaced(m *fleetpb.Placed, n Numbers, known names) bool {
 	var one, two bool
-	g.Prefill, one = r.target(n)
-	g.Decode, two = r.target(n)
-	g.ID = r.Uint()
-	g.Policy = known.of(r.Text())
-	g.Matched = r.Int()
-	g.FirstByte = r.duration()
-	*charge = coordinator.Charge{Prompt: r.Int(), Queued: r.Int(), Tokens: r.Int()}
-	for range r.List(2) {
-		g.Fallbacks = append(g.Fallbacks, coordinator.Fallback{What: known.of(r.Text()), Reason: known.of(r.Text())})
+	g.Prefill, one = getTarget(m.Prefill, n)
+	g.Decode, two = getTarget(m.Decode, n)
+	if !one || !two || g.Decode.IsZero() || m.Flow > uint32(abi.FlowDecodeFirst) {
+		return false
 	}
-	for range r.List(1) {
-		g.Notes = append(g.Notes, string(r.Text()))
+	g.Flow, g.ID, g.Policy, g.Matched, g.FirstByte = abi.Flow(m.Flow), m.Id, known.of(m.Policy), m.Matched, durationOf(m.FirstByteUs)
+	for _, f := range m.Fallbacks {
+		g.Fallbacks = append(g.Fallbacks, coordinator.Fallback{What: known.of(f.What), Reason: known.of(f.Reason)})
 	}
-	if r.Len()%abi.RowSize != 0 {
-		r.Fail()
+	for _, note := range m.Notes {
+		g.Notes = append(g.Notes, strings.Clone(note))
 	}
-	rows := abi.ReadRows(g.Facts.Candidates[:0], r.Rest())
+	g.Facts.Scored = m.Scored
+	var rows []abi.Candidate
+	if m.RowSize == abi.RowSize { // another version may have other rows, which only the journal shows
+		rows = abi.ReadRows(g.Facts.Candidates[:0], m.Rows)
+	}
 	g.Facts.Candidates, g.Targets = rows[:0], g.Targets[:0]
 	for _, c := range rows {
 		if instance := n.Instance(c.Instance); instance != nil {
@@ -169,7 +128,7 @@ func (g *granted) readPlaced(r *reader, charge *coordinator.Charge, n Numbers, k
 			g.Targets = append(g.Targets, engine.Target{Instance: instance, Rank: int(c.Rank)})
 		}
 	}
-	return !one || !two || g.Decode.IsZero()
+	return true
 }
 
 // unlooked returns t without its homes, whose numbers are those of another coordinator.

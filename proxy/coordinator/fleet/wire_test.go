@@ -20,6 +20,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // here reports whether the worker made a placement without the coordinator.
@@ -346,14 +347,11 @@ func TestStrangers(t *testing.T) {
 func TestGarbageFromAWorker(t *testing.T) {
 	long := slices.Repeat([]byte{0xff}, 20)
 	for name, send := range map[string]func(s *session){
-		"unknown message":  func(s *session) { s.link.Send(200, nil, true) },
-		"unknown call":     func(s *session) { s.link.Call(context.Background(), 200, nil, nil, 0) },
-		"a reply to a ask": func(s *session) { s.link.Call(context.Background(), kindAsk, nil, nil, 0) },
-		"a broken ask":     func(s *session) { s.link.Call(context.Background(), kindPlace, long, nil, 0) },
-		"an empty ask":     func(s *session) { s.link.Call(context.Background(), kindPlace, nil, nil, 0) },
-		"a broken release": func(s *session) { s.link.Send(kindRelease, long, true) },
+		"a broken ask":     func(s *session) { s.link.Call(context.Background(), kindOf(fleetpb.Kind_KIND_PLACE), long, nil, 0) },
+		"an empty ask":     func(s *session) { s.link.Call(context.Background(), kindOf(fleetpb.Kind_KIND_PLACE), nil, nil, 0) },
+		"a broken release": func(s *session) { s.link.Send(kindOf(fleetpb.Kind_KIND_RELEASE), long, true) },
 		"a lease again": func(s *session) {
-			s.link.Send(kindAdopt, appendAdoption(nil, 1, &coordinator.Adoption{}, placetest.Same{}, nil), true)
+			s.link.Send(kindOf(fleetpb.Kind_KIND_ADOPT), fleetpb.Append(nil, adoption(1, &coordinator.Adoption{}, placetest.Same{}, nil)), true)
 		},
 	} {
 		bubble(t, name, nil, func(t *testing.T, w *wired) {
@@ -532,7 +530,7 @@ func TestAsk(t *testing.T) {
 		if _, _, _, err := w.server.Ask(ctx, 1, "GET", "/slow", nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
-		for range mostAsks {
+		for range maxAsks {
 			go w.server.Ask(ctx, 1, "GET", "/slow", nil)
 		}
 		synctest.Wait()
@@ -613,11 +611,11 @@ func TestOrphans(t *testing.T) {
 			w.pipes.fall(true)
 			w.server.mu.Lock()
 			defer w.server.mu.Unlock()
-			w.server.workers[1].tell(topics, nil)
+			w.server.workers[1].conn.Send(kindOf(fleetpb.Kind_KIND_TOPIC), []byte{0xff}, true)
 		}, ""},
 		{"is not understood", nil, func(w *wired) {
 			w.pipes.fall(true)
-			w.client.session.Load().link.Call(context.Background(), kindPlace, nil, nil, 0)
+			w.client.session.Load().link.Call(context.Background(), kindOf(fleetpb.Kind_KIND_PLACE), nil, nil, 0)
 		}, ""},
 		{"died just before the coordinator stepped down", nil, func(w *wired) {
 			w.die()

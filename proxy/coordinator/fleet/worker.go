@@ -1,15 +1,15 @@
 package fleet
 
 import (
-	"bytes"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
-	"github.com/pdproxy/pdproxy/proxy/wire"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // worker is the coordinator's side of a worker's connection: the Handler of its frames,
@@ -24,10 +24,10 @@ type worker struct {
 	beside sync.WaitGroup // placements, each in a separate goroutine
 
 	// Used by the connection's reader only.
-	names names
-	ids   []uint32
-	batch uint64 // read that is being handled
-	began time.Time
+	names  names
+	update fleetpb.LeaseUpdate
+	batch  uint64 // read that is being handled
+	began  time.Time
 
 	formsMu sync.Mutex
 	forms   coordinator.Demand // last sent; guarded by formsMu
@@ -48,30 +48,21 @@ type lent struct {
 }
 
 func appendDemand(dst []byte, d coordinator.Demand) []byte {
-	dst = wire.AppendUint(dst, uint64(d.Needs))
-	index := byte(0)
-	if d.Index {
-		index = 1
-	}
-	dst = append(dst, index)
-	names := d.Headers[:min(len(d.Headers), abi.MaxAllHeaders)]
-	dst = wire.AppendUint(dst, len(names))
-	for _, name := range names {
-		dst = wire.AppendText(dst, name)
-	}
-	return dst
+	return fleetpb.Append(dst, &fleetpb.Demand{
+		Needs: uint64(d.Needs), Index: d.Index, Headers: d.Headers[:min(len(d.Headers), abi.MaxAllHeaders)],
+	})
 }
 
 func readDemand(b []byte) (d coordinator.Demand, err error) {
-	r := newReader(b)
-	d.Needs, d.Index = abi.Needs(r.Uint()), r.UintUpTo(1) != 0
-	for range r.headerCount() {
-		d.Headers = append(d.Headers, string(r.short(abi.MaxHeaderName)))
+	const what = "the needs of the coordinator's policies"
+	var m fleetpb.Demand
+	if err := decode(b, &m, what); err != nil {
+		return d, err
 	}
-	if !r.Done() {
-		return d, link.Garbage("the needs of the coordinator's policies")
+	if len(m.Headers) > abi.MaxAllHeaders || slices.ContainsFunc(m.Headers, func(h string) bool { return len(h) > abi.MaxHeaderName }) {
+		return d, link.Garbage(what)
 	}
-	return d, nil
+	return coordinator.Demand{Needs: abi.Needs(m.Needs), Index: m.Index, Headers: m.Headers}, nil
 }
 
 func (w *worker) row() WorkerRow {
@@ -81,7 +72,7 @@ func (w *worker) row() WorkerRow {
 }
 
 func (w *worker) tell(topic Topic, value []byte) error {
-	return w.conn.Send(kindTopic, append([]byte{byte(topic)}, value...), true)
+	return w.conn.Send(kindOf(fleetpb.Kind_KIND_TOPIC), fleetpb.Append(nil, &fleetpb.Topic{Topic: uint32(topic), Value: value}), true)
 }
 
 // tellForms sends d if the worker does not have it yet.
@@ -97,17 +88,20 @@ func (w *worker) tellForms(d coordinator.Demand) {
 // slowBatch is how long the placements of one batch may delay the rest of the batch.
 const slowBatch = 200 * time.Microsecond
 
-// Call implements link.Handler.
+// Call implements link.Handler. A call of a later version gets an empty answer.
 func (w *worker) Call(number uint32, kind uint8, payload []byte) error {
-	switch kind {
-	case kindPlace:
-	case kindNamed, kindKeep, kindKept, kindTake, kindTook:
-		return w.turnCall(number, kind, payload)
-	case kindBudget:
+	switch k := fleetpb.Kind(kind); k {
+	case fleetpb.Kind_KIND_PLACE:
+		return w.placeCall(number, payload)
+	case fleetpb.Kind_KIND_TURN_NAMED, fleetpb.Kind_KIND_TURN_STORE, fleetpb.Kind_KIND_TURN_STORED, fleetpb.Kind_KIND_TURN_CLAIM, fleetpb.Kind_KIND_TURN_CLAIMED:
+		return w.turnCall(number, k, payload)
+	case fleetpb.Kind_KIND_BUDGET:
 		return w.budgetCall(number, payload)
-	default:
-		return link.Garbage("an unknown call")
 	}
+	return w.conn.Answer(number, nil)
+}
+
+func (w *worker) placeCall(number uint32, payload []byte) error {
 	if w.names == nil {
 		w.names = make(names)
 	}
@@ -115,8 +109,8 @@ func (w *worker) Call(number uint32, kind uint8, payload []byte) error {
 	if err := h.read(payload, w.s.own(), w.names); err != nil {
 		return err
 	}
-	if !w.begin(h.lease) {
-		return link.Garbage("a lease that there is")
+	if h.lease == 0 || !w.begin(h.lease) {
+		return link.Garbage("a lease without a number of its own")
 	}
 	if w.slow() {
 		w.beside.Go(func() {
@@ -144,7 +138,7 @@ func (w *worker) slow() bool {
 func (w *worker) place(number uint32, h *heard) {
 	p, err := w.decide(h)
 	w.tellForms(w.s.o.Local.Demand())
-	h.out = appendReply(h.out[:0], &h.Ask, p, err)
+	h.out = appendPlaced(h.out[:0], &h.placed, &h.Ask, p, err)
 	if p != nil {
 		p.Recycle()
 		if !w.placed(h.lease, p) {
@@ -216,50 +210,54 @@ func (w *worker) end() (owed [][]byte) {
 	return owed
 }
 
-// Message implements link.Handler.
+// Message implements link.Handler. It ignores the kinds of later versions.
 func (w *worker) Message(kind uint8, payload []byte) error {
-	r := newReader(payload)
-	var err error
-	switch kind {
-	case kindDone:
-		w.prefillDone(&r)
-	case kindOwed:
-		w.owe(r.Uint(), r.Rest())
-	case kindAnswered:
-		w.answered(&r)
-	case kindComputed:
-		w.computed(&r)
-	case kindRelease:
-		w.release(&r)
-	case kindAdopt:
-		err = w.adopt(&r)
-	case kindUntake:
-		w.untake(&r)
-	case kindSettle:
-		w.settle(&r)
-	case kindCharge:
-		w.charge(&r)
-	case kindKnown:
-		w.know(&r)
-	case kindReport:
+	switch k := fleetpb.Kind(kind); k {
+	case fleetpb.Kind_KIND_DONE, fleetpb.Kind_KIND_CLEANUP, fleetpb.Kind_KIND_ANSWERED, fleetpb.Kind_KIND_RELEASE:
+		return w.updateLease(k, payload)
+	case fleetpb.Kind_KIND_COMPUTED:
+		return w.computed(payload)
+	case fleetpb.Kind_KIND_ADOPT:
+		return w.adopt(payload)
+	case fleetpb.Kind_KIND_TURN_CANCEL:
+		return w.cancelTurn(payload)
+	case fleetpb.Kind_KIND_SETTLE:
+		return w.settle(payload)
+	case fleetpb.Kind_KIND_CHARGE:
+		return w.charge(payload)
+	case fleetpb.Kind_KIND_KNOWN:
+		return w.know(payload)
+	case fleetpb.Kind_KIND_REPORT:
 		if w.s.o.OnReport != nil {
 			w.s.o.OnReport(w.number, payload)
 		}
-		return nil
-	default:
-		return link.Garbage("an unknown message")
 	}
-	if r.Failed() {
-		return link.Garbage("a message about a lease")
-	}
-	return err
+	return nil
 }
 
-func (w *worker) prefillDone(r *reader) {
-	lease, took := r.Uint(), r.duration()
-	if l := w.owe(lease, r.Rest()); l.lease != nil {
-		l.lease.PrefillDoneAfter(took)
+func (w *worker) updateLease(kind fleetpb.Kind, payload []byte) error {
+	m := &w.update
+	defer m.ResetVT()
+	if fleetpb.UnmarshalView(payload, m, maxRecords) != nil {
+		return link.Garbage("a message about a lease")
 	}
+	if kind == fleetpb.Kind_KIND_RELEASE {
+		w.release(m.Lease)
+		return nil
+	}
+	cleanup := m.Cleanup
+	if kind == fleetpb.Kind_KIND_ANSWERED {
+		cleanup = nil
+	}
+	l := w.owe(m.Lease, cleanup)
+	switch {
+	case l.lease == nil:
+	case kind == fleetpb.Kind_KIND_DONE:
+		l.lease.PrefillDoneAfter(durationOf(m.TookUs))
+	case kind == fleetpb.Kind_KIND_ANSWERED:
+		l.lease.AnsweredAfter(durationOf(m.TookUs))
+	}
+	return nil
 }
 
 // owe replaces the clean-up of a lease by a copy of cleanup, and returns the lease. Empty: the lease
@@ -275,15 +273,7 @@ func (w *worker) owe(lease uint64, cleanup []byte) lent {
 	return l
 }
 
-func (w *worker) answered(r *reader) {
-	lease, took := r.Uint(), r.duration()
-	if l := w.owe(lease, nil); l.lease != nil {
-		l.lease.AnsweredAfter(took)
-	}
-}
-
-func (w *worker) release(r *reader) {
-	lease := r.Uint()
+func (w *worker) release(lease uint64) {
 	w.mu.Lock()
 	l := w.leases[lease]
 	delete(w.leases, lease)
@@ -293,19 +283,17 @@ func (w *worker) release(r *reader) {
 	}
 }
 
-func (w *worker) adopt(r *reader) error {
-	number, a, owed := readAdoption(r, w.s.own())
-	if r.Failed() {
-		return nil
+func (w *worker) adopt(payload []byte) error {
+	var m fleetpb.Adoption
+	if err := decode(payload, &m, "an adopted lease"); err != nil {
+		return err
 	}
-	if !w.begin(number) {
-		return link.Garbage("a lease that there is")
+	number := m.Lease
+	if number == 0 || !w.begin(number) {
+		return link.Garbage("a lease without a number of its own")
 	}
-	l := lent{lease: new(coordinator.Lease)}
-	w.s.o.Local.Adopt(l.lease, a)
-	if len(owed) > 0 {
-		l.owed = bytes.Clone(owed)
-	}
+	l := lent{lease: new(coordinator.Lease), owed: m.Cleanup}
+	w.s.o.Local.Adopt(l.lease, readAdoption(&m, w.s.own()))
 	w.mu.Lock()
 	gone := w.leases == nil
 	if !gone {
@@ -319,17 +307,22 @@ func (w *worker) adopt(r *reader) error {
 }
 
 // computed compares an engine's report with the index, if the placement was made here.
-func (w *worker) computed(r *reader) {
-	lease, prompt, cached := r.Uint(), r.Int(), r.Int()
-	block := int(r.UintUpTo(mostBlock))
+func (w *worker) computed(payload []byte) error {
 	h := w.s.asks.Get().(*heard)
 	defer w.s.asks.Put(h)
-	h.room(0)
-	h.blocks[0] = r.hashes(h.blocks[0][:0])
-	w.mu.Lock()
-	p := w.leases[lease].p
-	w.mu.Unlock()
-	if p != nil && !r.Failed() {
-		w.s.o.Local.Compare(p, coordinator.CacheReport{Block: block, Blocks: h.blocks[0], Prompt: prompt, Cached: cached})
+	m := &h.cached
+	defer m.ResetVT()
+	if fleetpb.UnmarshalView(payload, m, maxRecords) != nil {
+		return link.Garbage("a report about a cache")
 	}
+	w.mu.Lock()
+	p := w.leases[m.Lease].p
+	w.mu.Unlock()
+	if p != nil {
+		w.s.o.Local.Compare(p, coordinator.CacheReport{
+			Block: int(min(m.Block, maxBlock)), Blocks: hashes(m.Blocks), Prompt: m.Prompt, Cached: m.Cached,
+		})
+	}
+	m.Blocks = kept(m.Blocks)
+	return nil
 }

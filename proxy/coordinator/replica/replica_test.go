@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
@@ -59,7 +60,7 @@ func pull(t *testing.T, c *Copy, s *Source) {
 
 func TestHomesFollowNames(t *testing.T) {
 	leader, standby := conversation.New(5000), conversation.New(5000)
-	there := fleet{7: "p0", 8: "d0", 9: "d1", 11: strings.Repeat("x", mostName+1)}
+	there := fleet{7: "p0", 8: "d0", 9: "d1", 11: strings.Repeat("x", maxName+1)}
 	here := fleet{1: "d1", 2: "d0", 3: "p0", 4: "d2"}
 	s, c := NewSource(leader, there.name), NewCopy(standby)
 	turn(standby, "own", at(3, 0), at(4, 2))
@@ -194,15 +195,24 @@ func TestMalformed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n := range len(whole) {
-		if _, err := NewCopy(conversation.New(10)).Take(whole[:n]); err == nil {
-			t.Errorf("the first %d of %d bytes are accepted as an answer", n, len(whole))
+	home := func(h *fleetpb.Home) []byte {
+		return fleetpb.Append(nil, &fleetpb.Homes{Table: 1, Names: []string{"a"}, Homes: []*fleetpb.Home{h}})
+	}
+	for name, b := range map[string][]byte{
+		"nothing": nil, "a part": whole[:len(whole)-1], "no turn": home(&fleetpb.Home{}),
+		"unknown name": home(&fleetpb.Home{Turn: 1, Decode: 2}), "rank": home(&fleetpb.Home{Turn: 1, Decode: 1, DecodeRank: -1}),
+		"too many": fleetpb.Append(nil, &fleetpb.Homes{Table: 1, Homes: slices.Repeat([]*fleetpb.Home{{Turn: 1}}, most+1)}),
+	} {
+		if _, err := NewCopy(conversation.New(10)).Take(b); err == nil {
+			t.Errorf("%s is accepted as an answer", name)
 		}
 	}
-	for n := range questionBytes {
-		if _, _, err := s.Answer(nil, make([]byte, n)); err == nil {
-			t.Errorf("%d bytes are accepted as a question", n)
-		}
+	later := append(slices.Clone(whole), 0xf8, 0x3f, 1) // the field 1023
+	if _, err := NewCopy(conversation.New(10)).Take(later); err != nil {
+		t.Errorf("an answer with an unknown field: %v", err)
+	}
+	if _, _, err := s.Answer(nil, []byte("<html>")); err == nil {
+		t.Error("a malformed question is accepted")
 	}
 }
 

@@ -1,17 +1,14 @@
 package registrations
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"time"
-)
 
-// version is the version of the file's format.
-const version = 1
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
+)
 
 // Limits of the file.
 const (
@@ -22,14 +19,14 @@ const (
 
 // Entry is one registration as received.
 type Entry struct {
-	Key   string `json:"key,omitempty"` // if the registration has one
-	Value []byte `json:"value"`
-	Peer  string `json:"peer,omitempty"` // address of the registering peer
-	Born  int64  `json:"born,omitempty"` // increases from entry to entry, if the order matters
+	Key   string // if the registration has one
+	Value []byte
+	Peer  string // address of the registering peer
+	Born  int64  // increases from entry to entry, if the order matters
 	// TTL is the time that an entry lasts without renewal, and Until its end, both in
 	// milliseconds, Until since 1970. 0: no end.
-	TTL   int64 `json:"ttl,omitempty"`
-	Until int64 `json:"until,omitempty"`
+	TTL   int64
+	Until int64
 }
 
 // End sets an entry's times. ttl is the total time of the entry, left is the remaining
@@ -49,32 +46,27 @@ func (e Entry) Left(now time.Time) time.Duration {
 
 func (e Entry) size() int { return len(e.Key) + len(e.Value) + len(e.Peer) }
 
-// written bounds the size of an entry in the file: a character may become six bytes,
-// and three bytes become four.
-func (e Entry) written() int { return 6*(len(e.Key)+len(e.Peer)) + 4*len(e.Value)/3 + 200 }
-
 // file is the content of the file.
 type file struct {
-	Version int     `json:"version"`
-	Written int64   `json:"written"` // milliseconds since 1970
-	Whole   bool    `json:"whole"`   // all engines had time to register
-	Entries []Entry `json:"entries"`
+	written int64 // milliseconds since 1970
+	whole   bool  // all engines had time to register
+	entries []Entry
 }
 
 // encode encodes the file. It returns the number of entries that did not fit.
 func encode(entries []Entry, whole bool, now time.Time) (b []byte, left int) {
-	f := file{Version: version, Written: now.UnixMilli(), Whole: whole, Entries: []Entry{}}
-	room := maxFile - 200
+	const overhead = 64 // of one entry, in bytes: its numbers and lengths
+	f := &fleetpb.Registrations{WrittenMs: now.UnixMilli(), Whole: whole}
+	room := maxFile - overhead
 	for _, e := range entries {
-		if e.size() > maxEntry || e.written() > room || len(f.Entries) == maxEntries {
+		if e.size() > maxEntry || e.size()+overhead > room || len(f.Entries) == maxEntries {
 			left++
 			continue
 		}
-		room -= e.written()
-		f.Entries = append(f.Entries, e)
+		room -= e.size() + overhead
+		f.Entries = append(f.Entries, &fleetpb.Registration{Key: e.Key, Value: e.Value, Peer: e.Peer, Born: e.Born, TtlMs: e.TTL, UntilMs: e.Until})
 	}
-	b, _ = json.Marshal(f) // cannot fail for these types
-	return b, left
+	return fleetpb.Append(nil, f), left
 }
 
 func readAll(r io.Reader) ([]byte, error) {
@@ -85,21 +77,21 @@ func readAll(r io.Reader) ([]byte, error) {
 	return b, err
 }
 
-// decode decodes a file.
+// decode decodes a file. It ignores what a later version wrote in addition.
 func decode(b []byte) (file, error) {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	var f file
-	err := d.Decode(&f)
-	if _, after := d.Token(); err != nil || after != io.EOF || f.Version != version || f.Written <= 0 || len(f.Entries) > maxEntries {
-		return file{}, errors.New("read registrations: not a file of this version")
+	var m fleetpb.Registrations
+	if fleetpb.Unmarshal(b, &m, maxEntries) != nil || m.WrittenMs <= 0 {
+		return file{}, errors.New("read registrations: it is not a file of registrations")
 	}
-	for n, e := range f.Entries {
+	f := file{written: m.WrittenMs, whole: m.Whole}
+	for n, in := range m.Entries {
+		e := Entry{Key: in.Key, Value: in.Value, Peer: in.Peer, Born: in.Born, TTL: in.TtlMs, Until: in.UntilMs}
 		// Registrations may ask for at most 2^31 s.
 		const longest = int64(1<<31) * 1000
 		if e.size() > maxEntry || e.Born < 0 || e.Until < 0 || e.TTL < 0 || e.TTL > longest || (e.TTL == 0) != (e.Until == 0) {
 			return file{}, fmt.Errorf("read registrations: entry %d is invalid", n)
 		}
+		f.entries = append(f.entries, e)
 	}
 	return f, nil
 }

@@ -114,7 +114,7 @@ func (r *Store) Write(entries []Entry) {
 		r.complete.Store(true)
 	}
 	b, left := encode(entries, r.Complete(), time.Now())
-	err := r.dir.WriteFileNoSync(r.name+".json", b)
+	err := r.dir.WriteFileNoSync(r.name, b)
 	if err == nil && left > 0 {
 		err = errors.New("there are too many")
 	}
@@ -156,13 +156,13 @@ func (r *Store) readChanged(shown func([]Entry)) {
 	if r.note(err); err != nil {
 		return
 	}
-	age := time.Since(time.UnixMilli(f.Written))
-	r.complete.Store(f.Whole && age > -completeAfter && age < completeAfter)
-	shown(f.Entries)
+	age := time.Since(time.UnixMilli(f.written))
+	r.complete.Store(f.whole && age > -completeAfter && age < completeAfter)
+	shown(f.entries)
 }
 
 func (r *Store) read() ([]byte, error) {
-	f, err := r.dir.OpenFile(r.name+".json", os.O_RDONLY)
+	f, err := r.dir.OpenFile(r.name, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
@@ -155,7 +156,7 @@ func TestCrash(t *testing.T) {
 				if tt.gone < 0 {
 					a.Until -= tt.gone.Milliseconds()
 					text, _ := encode([]Entry{a, b}, true, time.Now().Add(-tt.gone))
-					if err := os.WriteFile(p.dir.Path("registered-x.json"), text, 0o600); err != nil {
+					if err := os.WriteFile(p.dir.Path("registered-x"), text, 0o600); err != nil {
 						t.Fatal(err)
 					}
 				} else {
@@ -177,26 +178,25 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// A file that is not of this version counts as no file. The store logs the file
+// A file without registrations counts as no file. The store logs the file
 // once and replaces it.
 func TestForeignFile(t *testing.T) {
 	good, _ := encode([]Entry{entry("a", time.Minute)}, true, time.Now())
+	of := func(e *fleetpb.Registration) string {
+		return string(fleetpb.Append(nil, &fleetpb.Registrations{WrittenMs: 1, Entries: []*fleetpb.Registration{e}}))
+	}
 	for name, text := range map[string]string{
-		"empty":           "",
-		"half":            string(good[:len(good)/2]),
-		"more":            string(good) + "{}",
-		"brace":           string(good) + "}",
-		"another version": strings.Replace(string(good), `"version":1`, `"version":2`, 1),
-		"another member":  strings.Replace(string(good), `"version":1`, `"version":1,"x":1`, 1),
-		"never":           strings.Replace(string(good), `"written":`, `"written":-`, 1),
-		"no time":         strings.Replace(string(good), `"ttl":60000`, `"ttl":0`, 1),
-		"negative":        strings.Replace(string(good), `"ttl":60000`, `"ttl":-1`, 1),
-		"long":            strings.Replace(string(good), `"10.0.0.1"`, `"`+strings.Repeat("x", maxEntry)+`"`, 1),
-		"no base64":       strings.Replace(string(good), `"value":"`, `"value":"!`, 1),
+		"empty":   "",
+		"half":    string(good[:len(good)/2]),
+		"more":    string(good) + "\xff",
+		"JSON":    `{"version":1,"written":1,"whole":false,"entries":[]}`,
+		"never":   string(fleetpb.Append(nil, &fleetpb.Registrations{Entries: []*fleetpb.Registration{{Key: "a"}}})),
+		"no time": of(&fleetpb.Registration{UntilMs: 1}), "no end": of(&fleetpb.Registration{TtlMs: 1}),
+		"negative": of(&fleetpb.Registration{TtlMs: -1, UntilMs: 1}), "long": of(&fleetpb.Registration{Key: strings.Repeat("x", maxEntry+1)}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlace(t)
-			if err := os.WriteFile(p.dir.Path("registered-x.json"), []byte(text), 0o600); err != nil {
+			if err := os.WriteFile(p.dir.Path("registered-x"), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			r := p.store()
@@ -212,9 +212,9 @@ func TestForeignFile(t *testing.T) {
 				t.Errorf("p.take(next) = %v", entries)
 			}
 			next.Release(nil)
-			info, err := os.Stat(p.dir.Path("registered-x.json"))
+			info, err := os.Stat(p.dir.Path("registered-x"))
 			if err != nil || info.Mode().Perm() != 0o600 {
-				t.Errorf(`os.Stat(p.dir.Path("registered-x.json")) = %v, %v`, info, err)
+				t.Errorf(`os.Stat(p.dir.Path("registered-x")) = %v, %v`, info, err)
 			}
 		})
 	}
@@ -228,7 +228,7 @@ func TestLinks(t *testing.T) {
 	if err := os.WriteFile(precious, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"registered-x.json", "registered-x.json.next"} {
+	for _, name := range []string{"registered-x", "registered-x.next"} {
 		if err := os.Symlink(precious, p.dir.Path(name)); err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +263,7 @@ func TestTooMany(t *testing.T) {
 	r := p.store()
 	p.take(r)
 	var many []Entry
-	const room = maxFile / (6 * (maxEntry - 100))
+	const room = maxFile / (maxEntry - 100)
 	for n := range room + 10 {
 		e := entry(fmt.Sprint(n), 0)
 		e.Key += strings.Repeat("<", maxEntry-100)
@@ -303,22 +303,21 @@ func TestLeft(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	good, _ := encode([]Entry{{Key: "a", Value: []byte("b"), Peer: "10.0.0.1", Born: 1, TTL: 10, Until: 20}, {Value: []byte{0xff}}}, true, time.UnixMilli(1_700_000_000_000))
 	f.Add(good)
-	f.Add([]byte(`{"version":1,"written":1,"whole":false,"entries":[]}`))
-	f.Add([]byte(`{"version":1,"written":1,"entries":[{"value":null,"ttl":9223372036854775807,"until":1}]}`))
-	f.Add([]byte(`[]`))
+	f.Add(fleetpb.Append(nil, &fleetpb.Registrations{WrittenMs: 1, Entries: []*fleetpb.Registration{{TtlMs: math.MaxInt64, UntilMs: 1}}}))
+	f.Add(append(good, 0xf8, 0x3f, 1)) // the field 1023
 	f.Fuzz(func(t *testing.T, b []byte) {
 		read, err := decode(b)
 		if err != nil {
 			return
 		}
-		for _, e := range read.Entries {
-			if left := e.Left(time.UnixMilli(read.Written)); e.Until > 0 && left > time.Duration(e.TTL)*time.Millisecond {
+		for _, e := range read.entries {
+			if left := e.Left(time.UnixMilli(read.written)); e.Until > 0 && left > time.Duration(e.TTL)*time.Millisecond {
 				t.Errorf("entry %+v has %s left", e, left)
 			}
 		}
-		again, left := encode(read.Entries, read.Whole, time.UnixMilli(read.Written))
+		again, left := encode(read.entries, read.whole, time.UnixMilli(read.written))
 		same, err := decode(again)
-		if err != nil || left == 0 && len(read.Entries) > 0 && !reflect.DeepEqual(same, read) {
+		if err != nil || left == 0 && len(read.entries) > 0 && !reflect.DeepEqual(same, read) {
 			t.Errorf("%+v, %v; was %+v", same, err, read)
 		}
 	})

@@ -1,12 +1,13 @@
 package disaggid
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // Bounds of id-time, in Unix ms. Id-time begins with the epoch of the layout. Later ids
@@ -36,10 +37,6 @@ type Range struct {
 	From, Until  int64 // Unix ms
 }
 
-// rangeSize is the size of an encoded Range: node, worker, from and until, all
-// little-endian.
-const rangeSize = 2 + 8 + 8
-
 // Size is the number of ids in r.
 func (r Range) Size() int64 { return (r.Until - r.From) << counterBits }
 
@@ -54,21 +51,6 @@ func (r Range) check() error {
 	return nil
 }
 
-func (r Range) append(b []byte) []byte {
-	b = append(b, r.Node, r.Worker)
-	b = binary.LittleEndian.AppendUint64(b, uint64(r.From))
-	return binary.LittleEndian.AppendUint64(b, uint64(r.Until))
-}
-
-// readRange reads the output of append.
-func readRange(b []byte) Range {
-	return Range{
-		Node: b[0], Worker: b[1],
-		From:  int64(binary.LittleEndian.Uint64(b[2:])),
-		Until: int64(binary.LittleEndian.Uint64(b[10:])),
-	}
-}
-
 // Holder is a random number of a Source, so that a grant to one process is not taken for a
 // grant to the process that replaces it.
 type Holder uint64
@@ -79,34 +61,26 @@ type Ask struct {
 	Taken  uint32 // number of ranges that the coordinator has granted to it
 }
 
-// Sizes of the encodings, which are little-endian. An Ask is holder and taken; a row of a
-// table is holder and Range.
-const (
-	askSize = 8 + 4
-	rowSize = 8 + rangeSize
-)
-
-// Append appends the encoded ask to b.
-func (a Ask) Append(b []byte) []byte {
-	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint64(b, uint64(a.Holder)), a.Taken)
+// Message returns the ask for AskOf in another process.
+func (a Ask) Message() *fleetpb.IDAsk {
+	return &fleetpb.IDAsk{Holder: uint64(a.Holder), Taken: a.Taken}
 }
 
-// ReadAsk reads an encoded ask.
-func ReadAsk(b []byte) (Ask, error) {
-	if len(b) != askSize {
-		return Ask{}, fmt.Errorf("read id ask: %d bytes, want %d", len(b), askSize)
-	}
-	return Ask{Holder: Holder(binary.LittleEndian.Uint64(b)), Taken: binary.LittleEndian.Uint32(b[8:])}, nil
-}
+// AskOf returns the ask of a message.
+func AskOf(m *fleetpb.IDAsk) Ask { return Ask{Holder: Holder(m.GetHolder()), Taken: m.GetTaken()} }
 
 // FindRange returns the range for holder in an encoded table of Ranges; false: none.
 func FindRange(table []byte, holder Holder) (Range, bool, error) {
-	if len(table)%rowSize != 0 {
-		return Range{}, false, fmt.Errorf("read id grants: %d bytes are no multiple of %d", len(table), rowSize)
+	var m fleetpb.IDRanges
+	if err := fleetpb.Unmarshal(table, &m, maxRows); err != nil {
+		return Range{}, false, fmt.Errorf("read id grants: %w", err)
 	}
-	for ; len(table) > 0; table = table[rowSize:] {
-		if Holder(binary.LittleEndian.Uint64(table)) == holder {
-			r := readRange(table[8:])
+	for _, g := range m.Ranges {
+		if Holder(g.Holder) == holder {
+			r := Range{Node: uint8(g.Node), Worker: uint8(min(g.Worker, math.MaxUint8)), From: g.FromMs, Until: g.UntilMs}
+			if g.Node > math.MaxUint8 {
+				return r, true, errors.New("read id range: the node is not in 0 to 255")
+			}
 			return r, true, r.check()
 		}
 	}

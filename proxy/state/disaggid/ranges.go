@@ -1,10 +1,11 @@
 package disaggid
 
 import (
-	"encoding/binary"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // Width is the id-time of a reserved block and of a granted range: 614 million ids of
@@ -123,8 +124,11 @@ func (g *Ranges) Grant(a Ask) (Range, bool) {
 func (g *Ranges) AppendTable(b []byte) []byte {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	m := new(fleetpb.IDRanges)
 	for _, r := range g.rows {
-		b = r.r.append(binary.LittleEndian.AppendUint64(b, uint64(r.ask.Holder)))
+		m.Ranges = append(m.Ranges, &fleetpb.IDRange{
+			Holder: uint64(r.ask.Holder), Node: uint32(r.r.Node), Worker: uint32(r.r.Worker), FromMs: r.r.From, UntilMs: r.r.Until,
+		})
 	}
-	return b
+	return fleetpb.Append(b, m)
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // start is the beginning of id-time. The tests reserve from there on.
@@ -29,9 +31,9 @@ func grant(t *testing.T, g *Ranges, s *Source) {
 	if !few {
 		t.Fatal("Ask requests no range from an empty source")
 	}
-	read, err := ReadAsk(ask.Append(nil))
-	if err != nil || read != ask {
-		t.Fatalf("%v read as %v: %v", ask, read, err)
+	read := AskOf(ask.Message())
+	if read != ask {
+		t.Fatalf("%v read as %v", ask, read)
 	}
 	g.Grant(read)
 	if err := s.ExtendBy(g.AppendTable(nil)); err != nil {
@@ -166,7 +168,7 @@ func TestGrantsForgetTheOldest(t *testing.T) {
 		g.Grant(Ask{Holder: h})
 	}
 	table := g.AppendTable(nil)
-	if len(table) != maxRows*rowSize {
+	if len(table) > maxRows*40 {
 		t.Errorf("got %d bytes", len(table))
 	}
 	if _, there, _ := FindRange(table, 0); there {
@@ -277,7 +279,9 @@ func TestGrantedRangesAreChecked(t *testing.T) {
 		{"backwards", Range{From: Epoch + 1, Until: Epoch}, false},
 		{"no such line", Range{Worker: maxWorker + 1, From: Epoch, Until: End}, false},
 	} {
-		table := tt.r.append([]byte{7, 0, 0, 0, 0, 0, 0, 0})
+		table := fleetpb.Append(nil, &fleetpb.IDRanges{Ranges: []*fleetpb.IDRange{
+			{Holder: 7, Node: uint32(tt.r.Node), Worker: uint32(tt.r.Worker), FromMs: tt.r.From, UntilMs: tt.r.Until},
+		}})
 		if r, found, err := FindRange(table, 7); !found || r != tt.r || (err == nil) != tt.ok {
 			t.Errorf("%s: FindRange(table, 7) = %+v, %v, %v", tt.name, r, found, err)
 		}
@@ -291,10 +295,10 @@ func FuzzTable(f *testing.F) {
 		g.Grant(Ask{Holder: Holder(rand.Uint64())})
 	}
 	table := g.AppendTable(nil)
-	holder, _ := ReadAsk(append(slices.Clone(table[:8]), 0, 0, 0, 0))
-	f.Add(uint64(holder.Holder), table)
-	f.Add(uint64(holder.Holder), table[:len(table)-1])
-	f.Add(uint64(0), make([]byte, 2*rowSize))
+	for _, r := range g.rows {
+		f.Add(uint64(r.ask.Holder), table)
+		f.Add(uint64(r.ask.Holder), table[:len(table)-1])
+	}
 	f.Add(uint64(0), []byte{})
 	f.Fuzz(func(t *testing.T, holder uint64, table []byte) {
 		r, ok, err := FindRange(table, Holder(holder))
@@ -306,16 +310,6 @@ func FuzzTable(f *testing.F) {
 		first, there := s.Next()
 		if !there || !InRange(Pack(first)) || first.Worker > maxWorker || first.UnixMilli < Epoch || first.UnixMilli >= End {
 			t.Errorf("range %+v, facts %+v", r, first)
-		}
-	})
-}
-
-func FuzzReadAsk(f *testing.F) {
-	f.Add(Ask{Holder: 1 << 63, Taken: 7}.Append(nil))
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if a, err := ReadAsk(b); err == nil && !slices.Equal(a.Append(nil), b) {
-			t.Errorf("%x read as %+v", b, a)
 		}
 	})
 }
