@@ -66,7 +66,7 @@ var mayImport = map[string][]string{
 	"proxy/engine/zmtp":           {},
 	"proxy/engine/registrations":  {"proxy/privatedir"},
 	"proxy/engine/loads":          {"proxy/config", "proxy/engine", "proxy/openai", "proxy/state/load"},
-	"proxy/engine/saturation":     {"abi", "policies/kvaware", "proxy/engine"},
+	"proxy/engine/saturation":     {"abi", "proxy/engine"},
 	"proxy/tokens":                {"proxy/openai", "proxy/tokens/bpe"},
 	"proxy/tokens/bpe":            {},
 	"proxy/admintoken":            {"proxy/privatedir"},
