@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 )
 
@@ -33,7 +33,7 @@ func Run(env *Env, p *coordinator.Placement) (answer HookAnswer, err error) {
 func newAttempt(env *Env, p *coordinator.Placement) *attempt {
 	a := bare(env, p)
 	a.c.TRTLLM = *env.trtllm.Load()
-	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == engine.CircuitOpen}
+	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == circuit.Open}
 	a.chooseFlow()
 	env.Journal.Placed(p, env.Ask.Request.PromptTokens)
 	a.joinPair()

@@ -322,7 +322,7 @@ func (m *Mirror) importLoads(value []byte) error {
 	for _, x := range rows {
 		x.i.eventBlockTokens.Store(min(x.told, maxBlockTokens))
 		x.i.metricBlockTokens.Store(min(x.guessed, maxBlockTokens))
-		x.i.Breaker.follow(x.failures, x.left)
+		x.i.Breaker.Follow(x.failures, x.left)
 		x.i.Transfers.Follow(x.transfers)
 		for rank := range x.i.Load {
 			x.i.Load[rank].Follow(copies[x.from+rank], now, mirroredEvery)
@@ -383,7 +383,7 @@ func (p *Pair) follow(state abi.PairState, failures, left uint32) {
 			state = abi.PairWarming
 		}
 	}
-	p.circuit.follow(failures, left)
+	p.circuit.Follow(failures, left)
 	if p.state != state {
 		p.become(state)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/wire"
@@ -142,7 +143,7 @@ func (r *Registry) appendLoads(b []byte, now time.Time) []byte {
 		b = binary.LittleEndian.AppendUint32(b, i.ID)
 		b = binary.LittleEndian.AppendUint32(b, uint32(i.eventBlockTokens.Load()))
 		b = binary.LittleEndian.AppendUint32(b, uint32(i.metricBlockTokens.Load()))
-		b = i.Breaker.append(b, now)
+		b = appendCircuit(b, &i.Breaker, now)
 		b = appendFit(b, i.Transfers.Fit())
 		b = binary.LittleEndian.AppendUint16(b, uint16(len(i.Load)))
 		for rank := range i.Load {
@@ -165,27 +166,9 @@ func appendFit(b []byte, f load.Fit) []byte {
 	return binary.LittleEndian.AppendUint32(b, math.Float32bits(f.Fixed))
 }
 
-// append appends the circuit.
-func (b *Breaker) append(to []byte, now time.Time) []byte {
-	to = binary.LittleEndian.AppendUint32(to, uint32(b.failures.Load()))
-	left := uint32(0)
-	if until := b.until.Load(); until != 0 {
-		left = 1 + uint32(max(0, until-int64(now.Sub(b.base)))/int64(time.Millisecond))
-	}
-	return binary.LittleEndian.AppendUint32(to, left)
-}
-
-// follow sets the circuit to the state in another process. failures and left are values
-// that append has written.
-func (b *Breaker) follow(failures, left uint32) {
-	b.failures.Store(int32(failures))
-	if left == 0 {
-		b.until.Store(0)
-	} else {
-		if b.until.Swap(b.now()+int64(left-1)*int64(time.Millisecond)) == 0 {
-			signal(b.opened)
-		}
-	}
+func appendCircuit(b []byte, c *circuit.Breaker, now time.Time) []byte {
+	failures, left := c.Copy(now)
+	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(b, failures), left)
 }
 
 // exportPairs encodes the Pairs part.
@@ -200,7 +183,7 @@ func (r *Registry) exportPairs() []byte {
 		b = appendPairKey(b, key)
 		p := pairs[key]
 		p.mu.Lock()
-		b = p.circuit.append(append(b, byte(p.state)), now)
+		b = appendCircuit(append(b, byte(p.state)), &p.circuit, now)
 		p.mu.Unlock()
 	}
 	return b

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -135,7 +136,7 @@ func (x *exchange) placeAny() (*coordinator.Placement, error) {
 func (x *exchange) mayFail(p *coordinator.Placement) bool {
 	now := time.Now()
 	for _, t := range [...]engine.Target{p.Prefill, p.Decode} {
-		if !t.IsZero() && (slices.Contains(x.ask.Excluded, t) || t.Breaker.Circuit(now) == engine.CircuitOpen && !isTrial(p, t)) {
+		if !t.IsZero() && (slices.Contains(x.ask.Excluded, t) || t.Breaker.Circuit(now) == circuit.Open && !isTrial(p, t)) {
 			return true
 		}
 	}
