@@ -20,6 +20,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
@@ -468,7 +469,7 @@ func TestGatewayFollowsServed(t *testing.T) {
 		if left != 3 {
 			t.Errorf("prefill %v: the bad engine was first %d times, want 3", prefill, left)
 		}
-		if c := bad.Breaker.Circuit(time.Now()); c != engine.CircuitOpen {
+		if c := bad.Breaker.Circuit(time.Now()); c != circuit.Open {
 			t.Errorf("its circuit is %v", c)
 		}
 	}

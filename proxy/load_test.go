@@ -9,8 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 const (
@@ -73,7 +73,7 @@ func TestRefusalReachesClient(t *testing.T) {
 				if n := len(e.seen()); n != requests {
 					t.Errorf("the engine got %d requests, want %d", n, requests)
 				}
-				if i := w.registry.Snapshot().Instance("e"); i.Breaker.Failures() != 0 || i.Breaker.Circuit(time.Now()) != engine.CircuitClosed {
+				if i := w.registry.Snapshot().Instance("e"); i.Breaker.Failures() != 0 || i.Breaker.Circuit(time.Now()) != circuit.Closed {
 					t.Errorf("%d failures count", i.Breaker.Failures())
 				}
 			})

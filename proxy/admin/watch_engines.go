@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
@@ -64,7 +65,7 @@ type SnapshotKV struct {
 	Bytes          int64 `json:"bytes"`
 }
 
-var circuitNames = map[engine.Circuit]string{engine.CircuitClosed: "closed", engine.CircuitHalfOpen: "half_open", engine.CircuitOpen: "open"}
+var circuitNames = map[circuit.State]string{circuit.Closed: "closed", circuit.HalfOpen: "half_open", circuit.Open: "open"}
 
 // engines returns the engines by name. While an engine drains, a new one may have its name;
 // the list has both.

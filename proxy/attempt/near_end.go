@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -90,7 +91,7 @@ func (a *attempt) decodeWaits() bool {
 // attempt's decode engine has ended or has an open circuit.
 func (a *attempt) decodeLost() bool {
 	t := a.p.Decode
-	return (t.Ended() || t.Breaker.Circuit(time.Now()) == engine.CircuitOpen) && !a.decodeWaits()
+	return (t.Ended() || t.Breaker.Circuit(time.Now()) == circuit.Open) && !a.decodeWaits()
 }
 
 // decodeEnded reports whether no decode engine can use the KV that prefill computes, and the process
@@ -103,7 +104,7 @@ func newHere(t engine.Target) bool { return t.State() == engine.Down }
 
 // takesKV reports whether a decode target can receive KV at the time now.
 func takesKV(t engine.Target, now time.Time) bool {
-	return up(t) && t.Breaker.Circuit(now) != engine.CircuitOpen
+	return up(t) && t.Breaker.Circuit(now) != circuit.Open
 }
 
 // up reports whether the probes have not found the engine to be unreachable.

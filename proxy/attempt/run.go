@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -93,7 +94,7 @@ func (a *attempt) begin() {
 	if c, ok := a.conn.(connector.Configurer); ok {
 		c.Configure(&a.c)
 	}
-	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == engine.CircuitOpen}
+	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == circuit.Open}
 	a.chooseFlow()
 	a.env.Journal.Placed(p, a.env.Ask.Request.PromptTokens)
 	a.joinPair()

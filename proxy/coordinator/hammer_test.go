@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
@@ -125,7 +126,7 @@ func TestTablesKeepThePromise(t *testing.T) {
 			for _, p := range instances {
 				for _, d := range instances {
 					exists = exists || p != d && p.Role&abi.RolePrefill != 0 && d.Role&abi.RoleDecode != 0 && p.Facts().Version == d.Facts().Version &&
-						d.Breaker.Circuit(time.Now()) != engine.CircuitOpen
+						d.Breaker.Circuit(time.Now()) != circuit.Open
 				}
 			}
 			p, err := w.Place(t.Context(), a)

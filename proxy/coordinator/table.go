@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
@@ -93,9 +94,9 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 		t.home(&c, r.Target)
 	}
 	switch r.Breaker.Circuit(now) {
-	case engine.CircuitOpen:
+	case circuit.Open:
 		f = broken
-	case engine.CircuitHalfOpen:
+	case circuit.HalfOpen:
 		c.Trial = true
 	}
 	switch {
@@ -281,7 +282,7 @@ func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Ph
 		for i := start; i < end; i++ {
 			r := &p.Paired[i]
 			roles := a.Within.roles(r)
-			if roles&abi.RoleDecode != 0 && r.Breaker.Circuit(now) == engine.CircuitOpen {
+			if roles&abi.RoleDecode != 0 && r.Breaker.Circuit(now) == circuit.Open {
 				roles &^= abi.RoleDecode
 				noDecode = true
 			}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
@@ -67,11 +68,11 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 		}
 	}
 	i.since.Store(time.Now().UnixMilli())
-	i.Breaker.arm(&r.circuit)
-	i.Breaker.opened = i.evictNow
+	o := circuit.Options{Rules: &r.circuit, Opened: i.evictNow}
 	if r.reports != nil {
-		i.Breaker.report = func(failed bool) { r.reports.breaker(i, failed) }
+		o.Report = func(failed bool) { r.reports.breaker(i, failed) }
 	}
+	i.Breaker.Init(o)
 	return i, nil
 }
 

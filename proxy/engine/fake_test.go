@@ -226,6 +226,9 @@ func (f *fleet) Write(line []byte) (int, error) {
 	return f.lines.Write(line)
 }
 
+// circuitOf3 is the configuration of the circuits of a fleet.
+var circuitOf3 = config.Circuit{Failures: 3, OpenFor: config.Duration(10 * time.Second)}
+
 // logged returns the log so far.
 func (f *fleet) logged() string {
 	f.mu.Lock()
@@ -244,7 +247,7 @@ func newFleet(t *testing.T) *fleet {
 	f.Registry = New(Options{
 		Log:     slog.New(slog.NewTextHandler(f, nil)),
 		Health:  config.Health{Interval: config.Duration(2 * time.Second), Timeout: config.Duration(time.Second), UnhealthyAfter: 3, HealthyAfter: 2},
-		Circuit: config.Circuit{Failures: 3, OpenFor: config.Duration(10 * time.Second)},
+		Circuit: circuitOf3,
 		Protocols: func(name string) (Protocol, bool) {
 			switch name {
 			case "fake", "vllm-moriio", "vllm-moriio-read":

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
@@ -96,7 +97,7 @@ type Instance struct {
 	Prefix  string          // path of Spec.URL, put before every route; usually ""
 	Client  upstream.Client // pooled connections to it
 	Load    []load.Counter  // one for each rank
-	Breaker Breaker         // passive health: consecutive failures of legs
+	Breaker circuit.Breaker // passive health: consecutive failures of legs
 
 	// Queues are the prefill queues of the ranks for predictions, and Times the models of
 	// the instance's type. Times is nil until a policy that needs predictions has used the

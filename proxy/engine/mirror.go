@@ -306,7 +306,7 @@ func (m *Mirror) importLoads(value []byte) error {
 	for _, x := range rows {
 		x.i.eventBlockTokens.Store(min(max(0, x.in.EventBlockTokens), maxBlockTokens))
 		x.i.metricBlockTokens.Store(min(max(0, x.in.MetricBlockTokens), maxBlockTokens))
-		x.i.Breaker.follow(x.in.Circuit)
+		followCircuit(&x.i.Breaker, x.in.Circuit)
 		x.i.Transfers.Follow(x.transfers)
 		for rank := range x.i.Load {
 			x.i.Load[rank].Follow(x.copies[rank], now, mirroredEvery)
@@ -356,7 +356,7 @@ func (p *Pair) follow(state abi.PairState, circuit *fleetpb.Circuit) {
 			state = abi.PairWarming
 		}
 	}
-	p.circuit.follow(circuit)
+	followCircuit(&p.circuit, circuit)
 	if p.state != state {
 		p.become(state)
 	}

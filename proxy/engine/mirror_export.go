@@ -136,7 +136,7 @@ func (r *Registry) appendLoads(b []byte, now time.Time) []byte {
 	for _, i := range r.Snapshot().Instances {
 		m := &fleetpb.InstanceLoad{
 			Number: i.ID, EventBlockTokens: i.eventBlockTokens.Load(), MetricBlockTokens: i.metricBlockTokens.Load(),
-			Circuit: i.Breaker.message(now), Transfers: putFit(i.Transfers.Fit()), Ranks: make([]*fleetpb.RankLoad, len(i.Load)),
+			Circuit: putCircuit(&i.Breaker, now), Transfers: putFit(i.Transfers.Fit()), Ranks: make([]*fleetpb.RankLoad, len(i.Load)),
 		}
 		for rank := range i.Load {
 			c := i.Load[rank].Copy(now)
@@ -163,7 +163,7 @@ func (r *Registry) exportPairs() []byte {
 		m.Prefill, m.Decode = key.targets()
 		p := pairs[key]
 		p.mu.Lock()
-		m.State, m.Circuit = uint32(p.state), p.circuit.message(now)
+		m.State, m.Circuit = uint32(p.state), putCircuit(&p.circuit, now)
 		p.mu.Unlock()
 		out.Pairs = append(out.Pairs, m)
 	}

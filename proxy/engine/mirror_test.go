@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
@@ -45,7 +46,7 @@ func (h *hearing) has(what string) bool {
 // mirrorOf returns a mirror without a connection to a registry.
 func mirrorOf(f *fleet, h *hearing) *Mirror {
 	return NewMirror(Options{
-		Log: slog.New(slog.DiscardHandler), Health: *f.health.Load(), Circuit: *f.circuit.Load(),
+		Log: slog.New(slog.DiscardHandler), Health: *f.health.Load(), Circuit: circuitOf3,
 		Protocols: f.o.Protocols, OnRestart: h.hear("restarted"), OnGone: h.hear("gone"),
 		NewClient: func(spec config.Engine) (upstream.Client, error) { return new(fakeClient), nil },
 		NewProbe: func(config.Engine) (http.RoundTripper, error) {
@@ -392,11 +393,11 @@ func TestMirrorReports(t *testing.T) {
 		for range 3 {
 			hp.Breaker.Failure()
 		}
-		if c := p.Breaker.Circuit(time.Now()); c != CircuitOpen {
+		if c := p.Breaker.Circuit(time.Now()); c != circuit.Open {
 			t.Errorf("circuit after three failures on a mirror = %v", c)
 		}
 		hp.Breaker.Success()
-		if c := p.Breaker.Circuit(time.Now()); c != CircuitClosed {
+		if c := p.Breaker.Circuit(time.Now()); c != circuit.Closed {
 			t.Errorf("circuit after a success on a mirror = %v", c)
 		}
 		hp.Breaker.Success() // this success changes nothing

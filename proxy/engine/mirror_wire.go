@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
@@ -155,23 +156,15 @@ func (v *values) rank(m *fleetpb.RankLoad) load.Copy {
 	}
 }
 
-// message returns the circuit.
-func (b *Breaker) message(now time.Time) *fleetpb.Circuit {
-	left := uint32(0)
-	if until := b.until.Load(); until != 0 {
-		left = 1 + uint32(max(0, until-int64(now.Sub(b.base)))/int64(time.Millisecond))
-	}
-	return &fleetpb.Circuit{Failures: b.failures.Load(), LeftMs: left}
+// putCircuit returns the state of a circuit for another process.
+func putCircuit(b *circuit.Breaker, now time.Time) *fleetpb.Circuit {
+	failures, left := b.Copy(now)
+	return &fleetpb.Circuit{Failures: int32(failures), LeftMs: left}
 }
 
-// follow sets the circuit to the state in another process.
-func (b *Breaker) follow(m *fleetpb.Circuit) {
-	b.failures.Store(max(0, m.GetFailures()))
-	if left := m.GetLeftMs(); left == 0 {
-		b.until.Store(0)
-	} else if b.until.Swap(b.now()+int64(left-1)*int64(time.Millisecond)) == 0 {
-		signal(b.opened)
-	}
+// followCircuit sets a circuit to its state in another process.
+func followCircuit(b *circuit.Breaker, m *fleetpb.Circuit) {
+	b.Follow(uint32(max(0, m.GetFailures())), m.GetLeftMs())
 }
 
 // A target is the number of an instance and 2^32 times the rank.

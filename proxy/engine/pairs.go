@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
@@ -27,7 +27,7 @@ type Pair struct {
 
 	table    *pairTable
 	transfer load.Speed // of the pair's transfers; tokens are prompt tokens
-	circuit  Breaker
+	circuit  circuit.Breaker
 	tried    atomic.Bool // a request of the proxy itself runs through the pair
 	users    atomic.Bool // the engines refused the proxy's own trial: the next trial is a user's request
 	mu       sync.Mutex
@@ -117,7 +117,7 @@ const Unmet = "prefill_timeout"
 
 // Trial reports whether the circuit of the pair is not closed: an attempt on the pair is a
 // trial.
-func (p *Pair) Trial() bool { return p.circuit.until.Load() != 0 }
+func (p *Pair) Trial() bool { return !p.circuit.Closed() }
 
 // set applies the end of a transfer: success for kind "", or else a failure of that
 // kind. A pair whose circuit opens must prove again that it works.
@@ -137,7 +137,7 @@ func (p *Pair) set(kind string) (opened bool) {
 		} else {
 			p.circuit.Failure()
 		}
-		if p.circuit.Circuit(now) != CircuitClosed {
+		if p.circuit.Circuit(now) != circuit.Closed {
 			p.state, opened = abi.PairUnknown, before != abi.PairBroken
 		}
 	}
@@ -208,7 +208,7 @@ func keyOf(p, d Target) pairKey { return pairKey{p.ID, d.ID, p.Rank, d.Rank} }
 // pairTable holds the pairs that have been used. Placement needs only the few pairs
 // whose circuit is not closed: these are published separately and read without a lock.
 type pairTable struct {
-	circuit *atomic.Pointer[config.Circuit]
+	rules   *atomic.Pointer[circuit.Rules]
 	reports *reports      // nil: this is not a mirror
 	version atomic.Uint64 // changes with everything that a mirror receives
 
@@ -217,8 +217,8 @@ type pairTable struct {
 	trouble atomic.Pointer[map[pairKey]*Pair]
 }
 
-func (t *pairTable) init(circuit *atomic.Pointer[config.Circuit]) {
-	t.circuit, t.pairs = circuit, make(map[pairKey]*Pair)
+func (t *pairTable) init(rules *atomic.Pointer[circuit.Rules]) {
+	t.rules, t.pairs = rules, make(map[pairKey]*Pair)
 }
 
 // get returns the pair of p and d, and creates it if needed. A pair with an instance
@@ -237,8 +237,7 @@ func (t *pairTable) get(p, d Target) *Pair {
 		return pair
 	}
 	pair = &Pair{Prefill: p, Decode: d, table: t, since: time.Now()}
-	pair.circuit.arm(t.circuit)
-	pair.circuit.grows = true
+	pair.circuit.Init(circuit.Options{Rules: t.rules, Grows: true})
 	if p.gone.Load() || d.gone.Load() {
 		return pair
 	}
@@ -251,9 +250,8 @@ func (t *pairTable) get(p, d Target) *Pair {
 
 // evict makes room for one pair; t.mu is held.
 func (t *pairTable) evict() {
-	now := time.Now()
 	for key, pair := range t.pairs {
-		if pair.circuit.Circuit(now) == CircuitClosed {
+		if pair.circuit.Closed() {
 			delete(t.pairs, key)
 			return
 		}
@@ -268,7 +266,7 @@ func (t *pairTable) evict() {
 // note publishes whether pair's circuit is closed, after a change.
 func (t *pairTable) note(pair *Pair) {
 	key := keyOf(pair.Prefill, pair.Decode)
-	bad := pair.circuit.until.Load() != 0
+	bad := !pair.circuit.Closed()
 	if bad == (t.troubled(key) == pair) {
 		return
 	}
@@ -277,7 +275,7 @@ func (t *pairTable) note(pair *Pair) {
 	if t.pairs[key] != pair { // dropped in the meantime
 		return
 	}
-	if pair.circuit.until.Load() != 0 {
+	if !pair.circuit.Closed() {
 		t.publish(key, pair)
 	} else {
 		t.publish(key, nil)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -111,7 +112,7 @@ func TestPairIsNotTheEngine(t *testing.T) {
 	if !f.PairBlocked(p, d, now) || f.PairBlocked(p, other, now) || f.PairBlocked(d, p, now) {
 		t.Error("only the pair itself is blocked")
 	}
-	if p.Breaker.Circuit(now) != CircuitClosed || d.Breaker.Circuit(now) != CircuitClosed {
+	if p.Breaker.Circuit(now) != circuit.Closed || d.Breaker.Circuit(now) != circuit.Closed {
 		t.Error("an engine's circuit opened")
 	}
 }
@@ -225,7 +226,7 @@ func TestPairHammer(t *testing.T) {
 func TestPairsThatNeverMeet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p, d := pairOf(t)
-		f.pairs.circuit.Store(&config.Circuit{Failures: 3, OpenFor: config.Duration(10 * time.Second)})
+		f.pairs.rules.Store(&circuit.Rules{Failures: 3, OpenFor: 10 * time.Second})
 		pair := f.pairs.get(p, d)
 		pair.Begin()
 		if pair.Trial() || !pair.Failure(Unmet) || pair.State() != abi.PairBroken || !pair.Trial() {

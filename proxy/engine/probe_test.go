@@ -379,7 +379,7 @@ func TestProbeIntervalFollowsConfigure(t *testing.T) {
 		f.start(t)
 		h := *f.health.Load()
 		h.Interval = config.Duration(10 * time.Second)
-		f.Configure(h, *f.circuit.Load(), config.Pairs{})
+		f.Configure(h, circuitOf3, config.Pairs{})
 		time.Sleep(2*time.Second + 30*time.Second)
 		synctest.Wait()
 		if n := f.engines.count("a:80/live"); n != 5 {

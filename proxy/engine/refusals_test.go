@@ -136,11 +136,11 @@ func TestRefusedPairs(t *testing.T) {
 			t.Errorf("the exclusion was logged %d times: %s", n, f.logged())
 		}
 
-		f.Configure(*f.health.Load(), *f.circuit.Load(), config.Pairs{AllowIncompatible: true})
+		f.Configure(*f.health.Load(), circuitOf3, config.Pairs{AllowIncompatible: true})
 		if p, _ := f.Snapshot().Pool("m"); len(p.Paired) != 4 || refused() != "" {
 			t.Errorf("allowed: paired %q, refused %q", show(p.Paired), refused())
 		}
-		f.Configure(*f.health.Load(), *f.circuit.Load(), config.Pairs{})
+		f.Configure(*f.health.Load(), circuitOf3, config.Pairs{})
 		if p, _ := f.Snapshot().Pool("m"); len(p.Paired) != 2 || refused() != want {
 			t.Errorf("paired %q, refused %q", show(p.Paired), refused())
 		}

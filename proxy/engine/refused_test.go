@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -56,21 +57,21 @@ func TestRefusedLeg(t *testing.T) {
 		f := newFleet(t)
 		h := *f.health.Load()
 		h.SuspectInterval = config.Duration(250 * time.Millisecond)
-		f.Configure(h, *f.circuit.Load(), config.Pairs{})
+		f.Configure(h, circuitOf3, config.Pairs{})
 		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake"), f.spec("p", "prefill", "boot")}, 0))
 		f.start(t)
 		a, p := f.get(t, "a"), f.get(t, "p")
 		time.Sleep(time.Millisecond)
 		a.Refused()
 		p.Refused()
-		if a.Breaker.Circuit(time.Now()) != CircuitOpen {
+		if a.Breaker.Circuit(time.Now()) != circuit.Open {
 			t.Error("the circuit is not open")
 		}
 		time.Sleep(250 * time.Millisecond)
-		if synctest.Wait(); a.Breaker.Circuit(time.Now()) != CircuitClosed || a.State() != Ready {
+		if synctest.Wait(); a.Breaker.Circuit(time.Now()) != circuit.Closed || a.State() != Ready {
 			t.Errorf("%v, circuit %v, though the engine answers", a.State(), a.Breaker.Circuit(time.Now()))
 		}
-		if p.Breaker.Circuit(time.Now()) != CircuitOpen {
+		if p.Breaker.Circuit(time.Now()) != circuit.Open {
 			t.Error("the answer of a bootstrap server closed the circuit of its engine")
 		}
 		time.Sleep(time.Second)
@@ -79,30 +80,6 @@ func TestRefusedLeg(t *testing.T) {
 		if synctest.Wait(); a.State() != Unhealthy {
 			t.Errorf("%v", a.State())
 		}
-	})
-}
-
-// TestTrip: one call of Trip opens the circuit for as long as several failures do.
-func TestTrip(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t)
-		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
-		b := &f.get(t, "a").Breaker
-		b.Trip()
-		time.Sleep(5 * time.Second)
-		b.Trip() // Trip changes nothing here
-		time.Sleep(5 * time.Second)
-		if c := b.Circuit(time.Now()); c != CircuitHalfOpen {
-			t.Errorf("b.Circuit(time.Now()) = %v, want %v", c, CircuitHalfOpen)
-		}
-		if b.Trip(); b.Circuit(time.Now()) != CircuitOpen {
-			t.Error("half open after a refused trial")
-		}
-		b.Success()
-		if c := b.Circuit(time.Now()); c != CircuitClosed {
-			t.Errorf("b.Circuit(time.Now()) = %v, want %v", c, CircuitClosed)
-		}
-		new(Breaker).Trip() // this circuit never opens
 	})
 }
 

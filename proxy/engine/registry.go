@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/lograte"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
@@ -80,7 +81,7 @@ type Registry struct {
 	o        Options
 	log      *slog.Logger
 	health   atomic.Pointer[config.Health]
-	circuit  atomic.Pointer[config.Circuit]
+	circuit  atomic.Pointer[circuit.Rules]
 	pairing  atomic.Pointer[pairing]
 	refusals refusals
 	states   lograte.Limiter[nameState] // decides which states are logged
@@ -124,7 +125,7 @@ func (r *Registry) Configure(h config.Health, c config.Circuit, p config.Pairs) 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.health.Store(&h)
-	r.circuit.Store(&c)
+	r.circuit.Store(&circuit.Rules{Failures: c.Failures, OpenFor: time.Duration(c.OpenFor)})
 	r.pairing.Store(&pairing{lax: p.AllowIncompatible, same: slices.Clone(p.SameLabels)})
 	r.publish()
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 )
 
 // ownTrial is how long a half-open circuit of a pair waits for a trial of the proxy. If the
@@ -14,12 +15,12 @@ const ownTrial = 5 * time.Second
 // blocked reports whether no user's request should use the pair at now. It takes no lock.
 func (p *Pair) blocked(now time.Time) bool {
 	switch p.circuit.Circuit(now) {
-	case CircuitClosed:
+	case circuit.Closed:
 		return false
-	case CircuitOpen:
+	case circuit.Open:
 		return true
 	}
-	return p.tried.Load() || !p.users.Load() && p.circuit.Circuit(now.Add(-ownTrial)) == CircuitOpen
+	return p.tried.Load() || !p.users.Load() && p.circuit.Circuit(now.Add(-ownTrial)) == circuit.Open
 }
 
 // ClaimTrial returns a pair of ready targets whose circuit is half open, with its trial, and a
@@ -33,7 +34,7 @@ func (r *Registry) ClaimTrial(now time.Time, home *Instance) (model string, pair
 	s := r.Snapshot()
 	for _, pair := range *trouble {
 		if home != nil && home != pair.Prefill.Instance && home != pair.Decode.Instance ||
-			pair.users.Load() || pair.circuit.Circuit(now) != CircuitHalfOpen {
+			pair.users.Load() || pair.circuit.Circuit(now) != circuit.HalfOpen {
 			continue
 		}
 		model, ok := s.pairs(pair.Prefill, pair.Decode)
@@ -81,7 +82,7 @@ func (p *Pair) Tried(refused bool) {
 	p.mu.Lock()
 	if refused && !p.noted && p.Trial() {
 		p.users.Store(true)
-		p.circuit.halve()
+		p.circuit.Halve()
 	}
 	p.tried.Store(false)
 	p.mu.Unlock()

@@ -127,7 +127,7 @@ func TestSuspicion(t *testing.T) {
 		f := newFleet(t)
 		h := *f.health.Load()
 		h.SuspectInterval = config.Duration(250 * time.Millisecond)
-		f.Configure(h, *f.circuit.Load(), config.Pairs{})
+		f.Configure(h, circuitOf3, config.Pairs{})
 		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake"), f.spec("b", "both", "fake")}, 0))
 		f.start(t)
 		a := f.get(t, "a")
@@ -158,7 +158,7 @@ func TestSuspicion(t *testing.T) {
 			t.Errorf("got %d probes in a second of failing legs", n)
 		}
 		h.SuspectInterval = 0
-		f.Configure(h, *f.circuit.Load(), config.Pairs{})
+		f.Configure(h, circuitOf3, config.Pairs{})
 		time.Sleep(2*time.Second + 100*time.Millisecond) // not at the time of a probe
 		before = f.engines.count("b:80/live")
 		for range 100 {
@@ -231,7 +231,7 @@ func TestDoubtIsReported(t *testing.T) {
 		f := newFleet(t)
 		h := *f.health.Load()
 		h.SuspectInterval = config.Duration(250 * time.Millisecond)
-		f.Configure(h, *f.circuit.Load(), config.Pairs{})
+		f.Configure(h, circuitOf3, config.Pairs{})
 		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
 		f.start(t)
 		m := mirrorOf(f, new(hearing))

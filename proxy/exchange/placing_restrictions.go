@@ -8,6 +8,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/admission"
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -326,7 +327,7 @@ func (r *modelRule) judge(a *answer) (again bool) {
 func (p *placing) mayFail(placement *coordinator.Placement) bool {
 	now := time.Now()
 	for _, t := range [...]engine.Target{placement.Prefill, placement.Decode} {
-		if !t.IsZero() && (slices.Contains(p.ask.Excluded, t) || t.Breaker.Circuit(now) == engine.CircuitOpen && !isTrial(placement, t)) {
+		if !t.IsZero() && (slices.Contains(p.ask.Excluded, t) || t.Breaker.Circuit(now) == circuit.Open && !isTrial(placement, t)) {
 			return true
 		}
 	}

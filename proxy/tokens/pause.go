@@ -3,6 +3,8 @@ package tokens
 import (
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 )
 
 // These are the pauses in which an instance gets no requests in one form, and the numbers
@@ -12,16 +14,25 @@ import (
 const (
 	absentPause  = 5 * time.Minute
 	faultPause   = 10 * time.Second
-	faultsMost   = 3
+	maxFaults    = 3
 	refusalPause = time.Minute
-	refusalsMost = 8
+	maxRefusals  = 8
 )
+
+var (
+	absentRules  = circuit.Fixed(1, absentPause)
+	faultRules   = circuit.Fixed(maxFaults, faultPause)
+	refusalRules = circuit.Fixed(maxRefusals, refusalPause)
+)
+
+// health has one circuit for each kind of failures of one form at an instance.
+type health struct{ absent, faults, refusals circuit.Breaker }
 
 // pauses records the forms in which instances are not asked at present. The zero value
 // is ready for use.
 type pauses struct {
 	mu    sync.Mutex
-	table map[pauseKey]pause // guarded by mu
+	table map[pauseKey]*health // of forms that failed last; guarded by mu
 }
 
 type pauseKey struct {
@@ -29,46 +40,44 @@ type pauseKey struct {
 	way      way
 }
 
-type pause struct {
-	until            time.Time
-	faults, refusals uint8 // consecutive
-}
-
 func (p *pauses) paused(instance string, w way, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return now.Before(p.table[pauseKey{instance, w}].until)
+	h := p.table[pauseKey{instance, w}]
+	return h != nil && (h.absent.Circuit(now) == circuit.Open || h.faults.Circuit(now) == circuit.Open || h.refusals.Circuit(now) == circuit.Open)
 }
 
 // note records the result of a tokenize request.
-func (p *pauses) note(instance string, w way, r Reason, now time.Time) {
+func (p *pauses) note(instance string, w way, r Reason) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := pauseKey{instance, w}
-	if r == OK {
-		delete(p.table, key)
-		return
-	}
-	e := p.table[key]
 	switch r {
+	case OK:
+		delete(p.table, key)
 	case Unsupported:
-		e.until = now.Add(absentPause)
+		p.of(key).absent.Failure()
 	case TimedOut, Failed, BadAnswer:
-		if e.faults++; e.faults >= faultsMost {
-			// One more fault after the pause begins the next pause.
-			e.faults, e.until = faultsMost-1, now.Add(faultPause)
-		}
+		p.of(key).faults.Failure()
 	case Refused:
-		if e.refusals++; e.refusals >= refusalsMost {
-			e.refusals, e.until = refusalsMost-1, now.Add(refusalPause)
+		p.of(key).refusals.Failure()
+	}
+}
+
+// of returns the entry of a form, new if there is none; p.mu is held.
+func (p *pauses) of(key pauseKey) *health {
+	h := p.table[key]
+	if h == nil {
+		h = new(health)
+		h.absent.Init(circuit.Options{Rules: absentRules})
+		h.faults.Init(circuit.Options{Rules: faultRules})
+		h.refusals.Init(circuit.Options{Rules: refusalRules})
+		if p.table == nil {
+			p.table = make(map[pauseKey]*health)
 		}
-	default:
-		return
+		p.table[key] = h
 	}
-	if p.table == nil {
-		p.table = make(map[pauseKey]pause)
-	}
-	p.table[key] = e
+	return h
 }
 
 func (p *pauses) forget(instance string) {

@@ -348,7 +348,7 @@ func (t *Tokenizer) ask(ctx context.Context, deadline time.Time, instance string
 	} else {
 		t.cache.put(q.key, ids)
 	}
-	t.pauses.note(instance, q.way, reason, time.Now())
+	t.pauses.note(instance, q.way, reason)
 	return Result{IDs: ids, Reason: reason, Instance: instance, Err: err}
 }
 

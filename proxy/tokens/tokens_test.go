@@ -272,7 +272,7 @@ func TestALateEngineIsPaused(t *testing.T) {
 		ask := func() Result {
 			return tk.Tokens(t.Context(), Prompt{Request: request(t, openai.Completions, textBody), Instances: []Instance{{"a", SGLang}}})
 		}
-		for range faultsMost {
+		for range maxFaults {
 			if r := ask(); r.Reason != TimedOut {
 				t.Fatalf("got %+v", r)
 			}
@@ -301,7 +301,7 @@ func TestAClientThatLeavesIsNotTheEnginesFault(t *testing.T) {
 		f := &fakeEngine{answers: map[string]fakeAnswer{"/tokenize": {200, `{"tokens":[7]}`, nil, 100 * time.Millisecond}}}
 		tk := New(Options{Asker: f})
 		p := Prompt{Request: request(t, openai.Completions, textBody), Instances: []Instance{{"a", VLLM}}}
-		for range faultsMost {
+		for range maxFaults {
 			gone, leave := context.WithCancel(t.Context())
 			time.AfterFunc(time.Millisecond, leave)
 			if r := tk.Tokens(gone, p); r.Reason != Canceled {

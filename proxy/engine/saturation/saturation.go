@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/policies/kvaware"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -80,8 +79,15 @@ func score(waiting int32, usage float32, role abi.Role, limits Limits) float64 {
 	return s
 }
 
+// These times in µs hold without a measurement. They have the values of the parameters
+// token_micros and decode_micros that kv_aware has by default.
+const (
+	prefillMicros = 100 // prefill of one token
+	decodeMicros  = 4   // delay of a stream by one token of the streams of its target
+)
+
 // cost returns the seconds of work of one target: prompt tokens in its queue by the measured
-// time of a token, and tokens of streams by the cost that kv_aware uses.
+// time of a token, and tokens of streams by decodeMicros.
 func cost(queued, decode int64, measured float32, micros float64, role abi.Role) float64 {
 	if measured > 0 {
 		micros = float64(measured)
@@ -91,13 +97,10 @@ func cost(queued, decode int64, measured float32, micros float64, role abi.Role)
 		sum += float64(max(0, queued)) * micros
 	}
 	if role&abi.RoleDecode != 0 {
-		sum += float64(max(0, decode)) * costs.DecodeMicros
+		sum += float64(max(0, decode)) * decodeMicros
 	}
 	return sum / 1e6
 }
-
-// costs are the costs that kv_aware uses without a measurement.
-var costs = kvaware.Defaults()
 
 // Of reports whether the engines of a model are saturated. If they are, delay is the time by
 // which their present work delays a new request, and each the time by which one further request
@@ -217,7 +220,7 @@ func fleetMicros(s *engine.Snapshot) float64 {
 		}
 	}
 	if n == 0 {
-		return costs.TokenMicros
+		return prefillMicros
 	}
 	return sum / float64(n)
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // TestSeconds: prefill counts the queue by the measured time of a token, or by that of the
-// fleet without a measurement; decode counts its tokens by kv_aware's cost.
+// fleet without a measurement; decode counts its tokens by decodeMicros.
 func TestSeconds(t *testing.T) {
 	now := time.Now()
 	for _, tt := range []struct {
@@ -24,7 +24,7 @@ func TestSeconds(t *testing.T) {
 		{"measured", func(c *load.Counter) { c.Prefill.Measure(1000, time.Second); c.HoldPrefill(3000, 2000) }, abi.RolePrefill, 2},
 		{"by the fleet", func(c *load.Counter) { c.HoldPrefill(3000, 2000) }, abi.RolePrefill, 4},
 		{"no queue at decode", func(c *load.Counter) { c.HoldPrefill(3000, 2000) }, abi.RoleDecode, 0},
-		{"streams", func(c *load.Counter) { c.Hold(1_000_000) }, abi.RoleDecode, costs.DecodeMicros},
+		{"streams", func(c *load.Counter) { c.Hold(1_000_000) }, abi.RoleDecode, decodeMicros},
 		{"both", func(c *load.Counter) { c.Prefill.Measure(1000, time.Second); c.HoldPrefill(3000, 2000) }, abi.RoleBoth, 2},
 	} {
 		i := &engine.Instance{Role: tt.role, Load: make([]load.Counter, 1)}

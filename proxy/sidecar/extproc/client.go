@@ -23,6 +23,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 )
 
 // Options configure a Client.
@@ -49,6 +51,10 @@ const (
 	// chunk is the largest part of a body in one message, in bytes. Some pickers accept 64 KiB
 	// with the message's own overhead.
 	chunk = 62000
+	// The circuit of the choices opens after opensAfter failures in a row, and the circuit of the
+	// heads after one late answer to a head. Each stays open for openFor.
+	opensAfter = 5
+	openFor    = time.Second
 	// finishLimit is how long the picker may take to end a stream after the end of the answer.
 	finishLimit = 5 * time.Second
 )
@@ -82,8 +88,8 @@ func (e *Error) Unwrap() error { return e.err }
 // Safe for concurrent use.
 type Client struct {
 	options Options
-	circuit circuit
-	pace    pace
+	choices circuit.Breaker // keeps a picker that hangs or is away from costing every request its time-out
+	heads   circuit.Breaker // the same for the answer to the head of an answer
 
 	mu     sync.Mutex
 	conn   *grpc.ClientConn // nil: closed, and no stream is open; guarded by mu
@@ -97,7 +103,10 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{options: o, conn: conn}, nil
+	c := &Client{options: o, conn: conn}
+	c.choices.Init(circuit.Options{Rules: circuit.Fixed(opensAfter, openFor)})
+	c.heads.Init(circuit.Options{Rules: circuit.Fixed(1, openFor)})
+	return c, nil
 }
 
 // connection returns a connection to the picker that connects when the first request comes.
@@ -175,7 +184,7 @@ var errTimeout = errors.New("the picker did not answer in time")
 // is the cause of the end of ctx, or an *Error; then there is no stream. Without an error, the
 // stream of a decision that refuses the request has ended.
 func (c *Client) Pick(ctx context.Context, r *Request) (*Stream, *Decision, error) {
-	if !c.circuit.allow(time.Now()) {
+	if !c.choices.Allow() {
 		return nil, nil, &Error{Reason: CircuitOpen}
 	}
 	s := c.open(ctx)
@@ -183,26 +192,25 @@ func (c *Client) Pick(ctx context.Context, r *Request) (*Stream, *Decision, erro
 	d, err := s.ask(r)
 	late.Stop()
 	if err == nil && d.Refusal == nil {
-		c.circuit.succeeded()
+		c.choices.Success()
 		return s, d, nil
 	}
 	cause := context.Cause(s.ctx)
 	s.Abort()
 	<-s.done // the receiver reads the request's body until then
 	if err == nil {
-		c.circuit.succeeded()
+		c.choices.Success()
 		return nil, d, nil
 	}
 	if ctx.Err() != nil {
-		c.circuit.unknown()
 		return nil, nil, context.Cause(ctx)
 	}
 	failed := c.failure(err, cause)
 	switch failed.Reason {
 	case Timeout, Unavailable:
-		c.circuit.failed(time.Now())
+		c.choices.Failure()
 	default:
-		c.circuit.succeeded()
+		c.choices.Success()
 	}
 	return nil, nil, failed
 }

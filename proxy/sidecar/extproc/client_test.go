@@ -274,7 +274,7 @@ func TestCircuit(t *testing.T) {
 		if took := time.Since(began); took != opensAfter*time.Second {
 			t.Errorf("an open circuit costs time: %v", took)
 		}
-		time.Sleep(probeEvery)
+		time.Sleep(openFor)
 		if got := reason(); got != Timeout {
 			t.Fatalf("the probe: %q", got)
 		}
@@ -282,7 +282,7 @@ func TestCircuit(t *testing.T) {
 			t.Fatalf("after the probe: %q", got)
 		}
 		hangs.Store(false)
-		time.Sleep(probeEvery)
+		time.Sleep(openFor)
 		for range 3 {
 			if got := reason(); got != "" {
 				t.Fatalf("the picker answers again: %q", got)
@@ -303,24 +303,6 @@ func TestCircuit(t *testing.T) {
 			t.Fatalf("the picker is back: %q", got)
 		}
 	})
-}
-
-// TestProbeOfClientThatLeaves: if the client of a probe leaves, the next request is the probe.
-func TestProbeOfClientThatLeaves(t *testing.T) {
-	var c circuit
-	now := time.Now()
-	for range opensAfter {
-		c.failed(now)
-	}
-	if c.allow(now) {
-		t.Error("the circuit is closed")
-	}
-	if now = now.Add(probeEvery); !c.allow(now) || c.allow(now) {
-		t.Error("not one probe")
-	}
-	if c.unknown(); !c.allow(now) {
-		t.Error("no other probe")
-	}
 }
 
 // TestPickAfterClose: a request that waits for its place while a reload closes its client still

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -80,16 +81,17 @@ func (f *feedback) owed() (since time.Time) {
 }
 
 // noteHead notes that the picker has answered the head, or that the stream has ended, for the
-// answers that follow.
+// answers that follow. All heads are trials of a half-open circuit, because none of them waits.
 func (s *Stream) noteHead(answered bool) {
 	since := s.feedback.owed()
 	if since.IsZero() {
 		return
 	}
-	if inTime := time.Since(since) < s.client.options.Timeout; !inTime {
-		s.client.pace.late()
-	} else if answered {
-		s.client.pace.inTime()
+	now, heads := time.Now(), &s.client.heads
+	if now.Sub(since) >= s.client.options.Timeout {
+		heads.Failure()
+	} else if answered && heads.Circuit(now) != circuit.Open {
+		heads.Success()
 	}
 }
 
@@ -114,7 +116,7 @@ func (s *Stream) Head(status int, lines []upstream.Field, served string) (change
 			s.sendAnswer()
 		}
 	}()
-	if !s.client.pace.keepsUp() {
+	if !s.client.heads.Closed() {
 		return HeaderMutation{}, true
 	}
 	limit := time.NewTimer(s.client.options.Timeout)
@@ -123,7 +125,7 @@ func (s *Stream) Head(status int, lines []upstream.Field, served string) (change
 	case m := <-s.changes:
 		return m, false
 	case <-limit.C:
-		s.client.pace.late()
+		s.client.heads.Failure()
 		return HeaderMutation{}, true
 	case <-s.ctx.Done():
 		return HeaderMutation{}, false
@@ -146,7 +148,7 @@ func (s *Stream) Body(p []byte) (lost bool) {
 			break
 		}
 		if late == nil {
-			if !s.client.pace.keepsUp() {
+			if !s.client.heads.Closed() {
 				s.cancel(errSlow)
 				return true
 			}
@@ -160,7 +162,7 @@ func (s *Stream) Body(p []byte) (lost bool) {
 		case <-s.request.Done(): // the caller ends the stream
 			return false
 		case <-late:
-			s.client.pace.late()
+			s.client.heads.Failure()
 			s.cancel(errSlow)
 			return true
 		}

@@ -1,4 +1,4 @@
-package engine
+package circuit
 
 import (
 	"sync"
@@ -6,22 +6,18 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 func newBreaker(failures int, openFor time.Duration) *Breaker {
-	var c atomic.Pointer[config.Circuit]
-	c.Store(&config.Circuit{Failures: failures, OpenFor: config.Duration(openFor)})
 	b := new(Breaker)
-	b.arm(&c)
+	b.Init(Options{Rules: Fixed(failures, openFor)})
 	return b
 }
 
 func TestBreaker(t *testing.T) {
 	type step struct {
 		do    string // fail, ok, allow, deny, or a pause such as 10s
-		then  Circuit
+		then  State
 		fails int
 	}
 	for _, tt := range []struct {
@@ -29,34 +25,34 @@ func TestBreaker(t *testing.T) {
 		steps []step
 	}{
 		{"opens after so many in a row", []step{
-			{"fail", CircuitClosed, 1}, {"fail", CircuitClosed, 2}, {"allow", CircuitClosed, 2},
-			{"fail", CircuitOpen, 3}, {"deny", CircuitOpen, 3},
+			{"fail", Closed, 1}, {"fail", Closed, 2}, {"allow", Closed, 2},
+			{"fail", Open, 3}, {"deny", Open, 3},
 		}},
 		{"a success between starts over", []step{
-			{"fail", CircuitClosed, 1}, {"fail", CircuitClosed, 2}, {"ok", CircuitClosed, 0},
-			{"fail", CircuitClosed, 1}, {"fail", CircuitClosed, 2}, {"fail", CircuitOpen, 3},
+			{"fail", Closed, 1}, {"fail", Closed, 2}, {"ok", Closed, 0},
+			{"fail", Closed, 1}, {"fail", Closed, 2}, {"fail", Open, 3},
 		}},
 		{"one trial, then closed by its success", []step{
-			{"fail", CircuitClosed, 1}, {"fail", CircuitClosed, 2}, {"fail", CircuitOpen, 3},
-			{"9999ms", CircuitOpen, 3}, {"1ms", CircuitHalfOpen, 3},
-			{"allow", CircuitOpen, 3}, {"deny", CircuitOpen, 3}, {"ok", CircuitClosed, 0}, {"allow", CircuitClosed, 0},
+			{"fail", Closed, 1}, {"fail", Closed, 2}, {"fail", Open, 3},
+			{"9999ms", Open, 3}, {"1ms", HalfOpen, 3},
+			{"allow", Open, 3}, {"deny", Open, 3}, {"ok", Closed, 0}, {"allow", Closed, 0},
 		}},
 		{"a failed trial opens for the whole time", []step{
-			{"fail", CircuitClosed, 1}, {"fail", CircuitClosed, 2}, {"fail", CircuitOpen, 3},
-			{"10s", CircuitHalfOpen, 3}, {"allow", CircuitOpen, 3}, {"1s", CircuitOpen, 3}, {"fail", CircuitOpen, 4},
-			{"8999ms", CircuitOpen, 4}, {"1ms", CircuitHalfOpen, 4},
+			{"fail", Closed, 1}, {"fail", Closed, 2}, {"fail", Open, 3},
+			{"10s", HalfOpen, 3}, {"allow", Open, 3}, {"1s", Open, 3}, {"fail", Open, 4},
+			{"8999ms", Open, 4}, {"1ms", HalfOpen, 4},
 		}},
 		{"a trial without a word is followed by another", []step{
-			{"fail", CircuitClosed, 1}, {"fail", CircuitClosed, 2}, {"fail", CircuitOpen, 3},
-			{"10s", CircuitHalfOpen, 3}, {"allow", CircuitOpen, 3}, {"10s", CircuitHalfOpen, 3}, {"allow", CircuitOpen, 3},
+			{"fail", Closed, 1}, {"fail", Closed, 2}, {"fail", Open, 3},
+			{"10s", HalfOpen, 3}, {"allow", Open, 3}, {"10s", HalfOpen, 3}, {"allow", Open, 3},
 		}},
 		{"late failures do not prolong", []step{
-			{"fail", CircuitClosed, 1}, {"fail", CircuitClosed, 2}, {"fail", CircuitOpen, 3},
-			{"5s", CircuitOpen, 3}, {"fail", CircuitOpen, 4}, {"5s", CircuitHalfOpen, 4},
+			{"fail", Closed, 1}, {"fail", Closed, 2}, {"fail", Open, 3},
+			{"5s", Open, 3}, {"fail", Open, 4}, {"5s", HalfOpen, 4},
 		}},
 		{"a failure while half open opens again", []step{
-			{"fail", CircuitClosed, 1}, {"fail", CircuitClosed, 2}, {"fail", CircuitOpen, 3},
-			{"10s", CircuitHalfOpen, 3}, {"fail", CircuitOpen, 4},
+			{"fail", Closed, 1}, {"fail", Closed, 2}, {"fail", Open, 3},
+			{"10s", HalfOpen, 3}, {"fail", Open, 4},
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -93,10 +89,32 @@ func TestZeroBreakerNeverOpens(t *testing.T) {
 	for range 100 {
 		b.Failure()
 	}
-	if !b.Allow() || b.Circuit(time.Now()) != CircuitClosed {
+	if !b.Allow() || b.Circuit(time.Now()) != Closed {
 		t.Error("a breaker without rules opened")
 	}
 	b.Success()
+}
+
+// TestTrip: one call of Trip opens the circuit for as long as several failures do.
+func TestTrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBreaker(3, 10*time.Second)
+		b.Trip()
+		time.Sleep(5 * time.Second)
+		b.Trip() // Trip changes nothing here
+		time.Sleep(5 * time.Second)
+		if c := b.Circuit(time.Now()); c != HalfOpen {
+			t.Errorf("b.Circuit(time.Now()) = %v, want %v", c, HalfOpen)
+		}
+		if b.Trip(); b.Circuit(time.Now()) != Open {
+			t.Error("half open after a refused trial")
+		}
+		b.Success()
+		if c := b.Circuit(time.Now()); c != Closed {
+			t.Errorf("b.Circuit(time.Now()) = %v, want %v", c, Closed)
+		}
+		new(Breaker).Trip() // does not fail
+	})
 }
 
 // TestBreakerOneTrial: of many simultaneous requests exactly one becomes the trial.
@@ -142,7 +160,7 @@ func TestBreakerHammer(t *testing.T) {
 	}
 	wg.Wait()
 	b.Success()
-	if b.Circuit(time.Now()) != CircuitClosed || b.Failures() != 0 {
+	if b.Circuit(time.Now()) != Closed || b.Failures() != 0 {
 		t.Error("a success must close the circuit")
 	}
 }
