@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"bytes"
@@ -12,11 +12,11 @@ import (
 // blocks arrived.
 type toolCall struct{ name, argument string }
 
-// parseCall returns the call that turns ask for, nil for none. A turn asks for a call of the tool
+// ParseCall returns the call that turns ask for, nil for none. A turn asks for a call of the tool
 // NAME with a mark "<call NAME ARGUMENT>" (the last one counts), if the request has this tool.
 // turns is a list of input items or of messages as the client sent it. A result of a tool after
 // the mark ends the call, as a model answers with a text then.
-func parseCall(f fields, turns json.RawMessage) *toolCall {
+func ParseCall(f Fields, turns json.RawMessage) *toolCall {
 	turns = bytes.ReplaceAll(bytes.ReplaceAll(turns, []byte(`\u003c`), []byte("<")), []byte(`\u003e`), []byte(">")) // Go's clients escape them
 	i := bytes.LastIndex(turns, []byte("<call "))
 	if i < 0 || bytes.Contains(turns[i:], []byte(`"function_call_output"`)) || bytes.Contains(turns[i:], []byte(`"tool_result"`)) {
@@ -36,44 +36,44 @@ func parseCall(f fields, turns json.RawMessage) *toolCall {
 	return nil
 }
 
-// opening and closing surround the text of the answer in the arguments of the call.
-func (c *toolCall) opening() string { return `{"` + c.argument + `":"echo` }
-func (c *toolCall) closing() string { return `"}` }
+// Opening and closing surround the text of the answer in the arguments of the call.
+func (c *toolCall) Opening() string { return `{"` + c.argument + `":"echo` }
+func (c *toolCall) Closing() string { return `"}` }
 
-// arguments returns the arguments of the call of a finished sequence, a JSON object.
-func (c *toolCall) arguments(s *sequence) string { return c.opening() + s.answerText() + c.closing() }
+// Arguments returns the arguments of the call of a finished sequence, a JSON object.
+func (c *toolCall) Arguments(s *Sequence) string { return c.Opening() + s.AnswerText() + c.Closing() }
 
 // responseCall is the item of a call in the output of a response. Source of this and of the
 // events: vLLM entrypoints/openai/responses/simple_streaming_events.py.
-func responseCall(req *request, status, arguments string) object {
-	return obj("arguments", arguments, "call_id", "call_"+responseItem(req), "name", req.call.name, "type", "function_call",
+func responseCall(req *Request, status, arguments string) Object {
+	return Obj("arguments", arguments, "call_id", "call_"+responseItem(req), "name", req.Call.name, "type", "function_call",
 		"id", responseItem(req), "status", status)
 }
 
-func responseCallDelta(req *request, delta string) any {
-	return responseEvent(req, "response.function_call_arguments.delta", obj("delta", delta, "item_id", responseItem(req), "output_index", 0))
+func responseCallDelta(req *Request, delta string) any {
+	return ResponseEvent(req, "response.function_call_arguments.delta", Obj("delta", delta, "item_id", responseItem(req), "output_index", 0))
 }
 
-func responseCallOpening(req *request) []any {
+func responseCallOpening(req *Request) []any {
 	return []any{
-		responseEvent(req, "response.output_item.added", obj("item", responseCall(req, "in_progress", ""), "output_index", 0)),
-		responseCallDelta(req, req.call.opening()),
+		ResponseEvent(req, "response.output_item.added", Obj("item", responseCall(req, "in_progress", ""), "output_index", 0)),
+		responseCallDelta(req, req.Call.Opening()),
 	}
 }
 
-func responseCallEnd(req *request, s *sequence) []any {
-	arguments := req.call.arguments(s)
+func responseCallEnd(req *Request, s *Sequence) []any {
+	arguments := req.Call.Arguments(s)
 	return []any{
-		responseCallDelta(req, req.call.closing()),
-		responseEvent(req, "response.function_call_arguments.done", obj("arguments", arguments, "item_id", responseItem(req), "name", req.call.name, "output_index", 0)),
-		responseEvent(req, "response.output_item.done", obj("item", responseCall(req, "completed", arguments), "output_index", 0)),
+		responseCallDelta(req, req.Call.Closing()),
+		ResponseEvent(req, "response.function_call_arguments.done", Obj("arguments", arguments, "item_id", responseItem(req), "name", req.Call.name, "output_index", 0)),
+		ResponseEvent(req, "response.output_item.done", Obj("item", responseCall(req, "completed", arguments), "output_index", 0)),
 	}
 }
 
-// messagesCall is the content block of a call. Source of this and of the events: vLLM
+// MessagesCall is the content block of a call. Source of this and of the events: vLLM
 // entrypoints/anthropic/serving.py messages_full_converter and message_stream_converter.
-func messagesCall(req *request, input string) object {
-	return obj("type", "tool_use", "id", "chatcmpl-tool-"+baseID(req), "name", req.call.name, "input", json.RawMessage(input))
+func MessagesCall(req *Request, input string) Object {
+	return Obj("type", "tool_use", "id", "chatcmpl-tool-"+BaseID(req), "name", req.Call.name, "input", json.RawMessage(input))
 }
 
 // inputMessages returns the items of a response's input as messages of a chat. Only messages
@@ -90,9 +90,9 @@ func inputMessages(items []json.RawMessage) []json.RawMessage {
 		switch item.Type {
 		case "function_call", "reasoning":
 			text, _ := json.Marshal(string(raw))
-			raw = encodeMessage("assistant", text)
+			raw = EncodeMessage("assistant", text)
 		case "function_call_output":
-			raw = encodeMessage("tool", item.Output)
+			raw = EncodeMessage("tool", item.Output)
 		}
 		messages = append(messages, raw)
 	}

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"cmp"
@@ -142,7 +142,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// withDefaults returns the config with every zero field set, or an error that
+// WithDefaults returns the config with every zero field set, or an error that
 // names the invalid field.
 func (c Config) withDefaults() (Config, error) {
 	text := func(field *string, def string) {
@@ -165,7 +165,7 @@ func (c Config) withDefaults() (Config, error) {
 	number(&c.BlockSize, 16)
 	number(&c.Ranks, 1)
 	number(&c.MaxRunning, 256)
-	c.TRTLLM = c.TRTLLM.withDefaults(c.Lease)
+	c.TRTLLM = c.TRTLLM.WithDefaults(c.Lease)
 	if c.Mooncake.AbortTimeout == 0 {
 		c.Mooncake.AbortTimeout = cmp.Or(c.Lease, 480*time.Second)
 	}
@@ -181,7 +181,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	c.SGLang = c.SGLang.withDefaults(c.Role)
+	c.SGLang = c.SGLang.WithDefaults(c.Role)
 	c.MoRIIO, c.P2PTier = c.MoRIIO.withDefaults(), c.P2PTier.withDefaults()
 	var err error
 	if c.Nixl, err = c.Nixl.withDefaults(); err != nil {

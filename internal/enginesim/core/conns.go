@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"net"
@@ -15,8 +15,8 @@ type connSet struct {
 
 func newConnSet() *connSet { return &connSet{conns: make(map[net.Conn]struct{})} }
 
-// state is the server's ConnState hook.
-func (c *connSet) state(conn net.Conn, s http.ConnState) {
+// State is the server's ConnState hook.
+func (c *connSet) State(conn net.Conn, s http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch s {
@@ -33,8 +33,8 @@ func (c *connSet) count() int {
 	return len(c.conns)
 }
 
-// close closes every connection; abrupt resets them.
-func (c *connSet) close(abrupt bool) {
+// Close closes every connection; abrupt resets them.
+func (c *connSet) Close(abrupt bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for conn := range c.conns {
@@ -60,9 +60,9 @@ type faultyListener struct {
 func (l *faultyListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
-		if err != nil || !l.e.faults.hanging(hangConnect) {
+		if err != nil || !l.e.Faults.hanging(HangConnect) {
 			return conn, err
 		}
-		l.e.conns.state(conn, http.StateNew)
+		l.e.Conns.State(conn, http.StateNew)
 	}
 }

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"context"
@@ -14,40 +14,40 @@ import (
 	"time"
 )
 
-// errEnded is the cause of contexts that end with the engine.
-var errEnded = errors.New("engine ended")
+// ErrEnded is the cause of contexts that end with the engine.
+var ErrEnded = errors.New("engine ended")
 
 // Engine is one simulated engine. Call New, then Start (or Run), then Close or
 // Kill. An ended engine cannot be started again: a restart is another New, with
 // another engine id. It is safe for concurrent use.
 type Engine struct {
-	cfg     Config
-	id      string // as the real engine's engine_id: a fresh uuid
+	Cfg     Config
+	UUID    string // as the real engine's engine_id: a fresh uuid
 	born    time.Time
-	weights weights
-	proto   protocol
-	faults  *faults
-	stats   counters
+	Weights weights
+	Proto   Protocol
+	Faults  *faults
+	Stats   counters
 	loras   loras
-	sleeper sleeper
-	ranks   []*rank
-	conns   *connSet
+	Sleeper sleeper
+	Ranks   []*Rank
+	Conns   *connSet
 	server  *http.Server
 	// kvSink receives the changes of the ranks' prefix caches. publishers is
 	// the kvSink of an engine that has a publisher.
 	kvSink     kvSink
-	publishers *publishers
-	kvFault    *kvFault
-	peers      zmtpPeers
+	Publishers *publishers
+	KVFault    *KVFault
+	Peers      zmtpPeers
 	// wrongTokens makes the tokenize endpoints return ids that differ from
 	// those that the engine computes.
 	wrongTokens atomic.Bool
 	// step is the time of one decoded token, in nanoseconds; it can change.
 	step atomic.Int64
 
-	ctx    context.Context // ends with the engine
+	Ctx    context.Context // ends with the engine
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup // all goroutines of spawn
+	Wg     sync.WaitGroup // all goroutines of spawn
 
 	mu       sync.Mutex
 	listener net.Listener
@@ -58,34 +58,34 @@ type Engine struct {
 	died     chan struct{}  // closed by Kill
 }
 
-// newEngine checks the config and builds an engine whose kind build adds; it opens nothing.
-func newEngine(cfg Config, build func(*Engine) protocol) (*Engine, error) {
+// NewEngine checks the config and builds an engine whose kind build adds; it opens nothing.
+func NewEngine(cfg Config, build func(*Engine) Protocol) (*Engine, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	e := &Engine{
-		cfg: cfg, id: newUUID(), born: time.Now(), weights: newWeights(cfg.Model), conns: newConnSet(),
-		kvFault: &kvFault{}, peers: zmtpPeers{conns: newConnSet()},
+		Cfg: cfg, UUID: NewUUID(), born: time.Now(), Weights: newWeights(cfg.Model), Conns: newConnSet(),
+		KVFault: &KVFault{}, Peers: zmtpPeers{conns: newConnSet()},
 		inFlight: make(map[string]int), died: make(chan struct{}),
 	}
 	if cfg.Nixl.EngineID != "" {
-		e.id = cfg.Nixl.EngineID
+		e.UUID = cfg.Nixl.EngineID
 	}
 	e.wrongTokens.Store(cfg.WrongTokens)
 	e.SetDecodeUsPerToken(cfg.DecodeUsPerToken)
-	if e.faults, err = newFaults(cfg); err != nil {
+	if e.Faults, err = newFaults(cfg); err != nil {
 		return nil, err
 	}
 	for i := range cfg.Ranks {
-		e.ranks = append(e.ranks, &rank{e: e, index: i, cache: newKVCache(cfg.KVBlocks, cfg.BlockSize, mix(cfg.Seed)+uint64(i))})
+		e.Ranks = append(e.Ranks, &Rank{Engine: e, Index: i, Cache: NewKVCache(cfg.KVBlocks, cfg.BlockSize, Mix(cfg.Seed)+uint64(i))})
 	}
-	e.proto = build(e)
-	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	e.Proto = build(e)
+	e.Ctx, e.cancel = context.WithCancelCause(context.Background())
 	e.server = &http.Server{
 		Handler:           e.handler(),
-		BaseContext:       func(net.Listener) context.Context { return e.ctx },
-		ConnState:         e.conns.state,
+		BaseContext:       func(net.Listener) context.Context { return e.Ctx },
+		ConnState:         e.Conns.State,
 		ReadHeaderTimeout: time.Minute,
 		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
 	}
@@ -99,38 +99,38 @@ func (e *Engine) Start() error {
 	if e.started {
 		return errors.New("start engine: already started")
 	}
-	host, _, err := net.SplitHostPort(e.cfg.Listen)
+	host, _, err := net.SplitHostPort(e.Cfg.Listen)
 	if err != nil {
 		return fmt.Errorf("start engine: %w", err)
 	}
-	if e.listener, err = net.Listen("tcp", e.cfg.Listen); err != nil {
+	if e.listener, err = net.Listen("tcp", e.Cfg.Listen); err != nil {
 		return fmt.Errorf("start engine: %w", err)
 	}
 	e.started = true
-	for _, r := range e.ranks {
-		if r.side, err = openSideChannel(r, host, e.cfg.SideChannelPort); err != nil {
+	for _, r := range e.Ranks {
+		if r.Side, err = OpenSideChannel(r, host, e.Cfg.SideChannelPort); err != nil {
 			e.endLocked(false)
 			return fmt.Errorf("start engine: %w", err)
 		}
 	}
-	for _, r := range e.ranks {
-		e.spawn(r.side.accept)
+	for _, r := range e.Ranks {
+		e.Spawn(r.Side.accept)
 	}
-	if e.publishers != nil {
-		if err := e.publishers.start(e); err != nil {
+	if e.Publishers != nil {
+		if err := e.Publishers.Start(e); err != nil {
 			e.endLocked(false)
 			return fmt.Errorf("start engine: %w", err)
 		}
 	}
-	if err := e.proto.start(); err != nil {
+	if err := e.Proto.Start(); err != nil {
 		e.endLocked(false)
 		return fmt.Errorf("start engine: %w", err)
 	}
 	l := &faultyListener{Listener: e.listener, e: e}
-	e.spawn(func(context.Context) { e.server.Serve(l) })
-	e.spawn(func(ctx context.Context) {
+	e.Spawn(func(context.Context) { e.server.Serve(l) })
+	e.Spawn(func(ctx context.Context) {
 		if s, key, value := e.registration(); s != nil {
-			e.registerIn(ctx, s, key, value, e.cfg.TRTLLM.Heartbeat)
+			e.registerIn(ctx, s, key, value, e.Cfg.TRTLLM.Heartbeat)
 		}
 	})
 	return nil
@@ -147,7 +147,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		e.Close()
 		return nil
 	case <-e.died:
-		e.wg.Wait()
+		e.Wg.Wait()
 		return errors.New("run engine: died")
 	}
 }
@@ -166,23 +166,23 @@ func (e *Engine) Addr() string {
 func (e *Engine) URL() string { return "http://" + e.Addr() }
 
 // ID is the engine id that it publishes to peers; it differs after a restart.
-func (e *Engine) ID() string { return e.id }
+func (e *Engine) ID() string { return e.UUID }
 
 // Died is closed when the engine has been killed, by Kill or by a fault.
 func (e *Engine) Died() <-chan struct{} { return e.died }
 
-// closeGrace is the time that Close gives running requests to finish.
-const closeGrace = 5 * time.Second
+// CloseGrace is the time that Close gives running requests to finish.
+const CloseGrace = 5 * time.Second
 
 // Close stops accepting, gives running requests a few seconds to finish, ends the
 // remaining requests and waits for every goroutine. It may be called again, and after
 // Kill.
 func (e *Engine) Close() {
-	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+	ctx, cancel := context.WithTimeout(context.Background(), CloseGrace)
 	defer cancel()
 	e.server.Shutdown(ctx)
 	e.end(false)
-	e.wg.Wait()
+	e.Wg.Wait()
 }
 
 // Kill ends the engine as kill -9 would: it resets every connection and drops
@@ -195,11 +195,11 @@ func (e *Engine) Kill() {
 // exit. The request that caused the failure still gets its 500.
 const crashDelay = 100 * time.Millisecond
 
-// crash ends the engine core by an assertion: the process exits soon.
-func (e *Engine) crash(reason string) {
-	e.cfg.Log.Error("engine core died", "reason", reason)
-	e.spawn(func(ctx context.Context) {
-		if sleep(ctx, crashDelay) == nil {
+// Crash ends the engine core by an assertion: the process exits soon.
+func (e *Engine) Crash(reason string) {
+	e.Cfg.Log.Error("engine core died", "reason", reason)
+	e.Spawn(func(ctx context.Context) {
+		if Sleep(ctx, crashDelay) == nil {
 			e.Kill()
 		}
 	})
@@ -219,18 +219,18 @@ func (e *Engine) endLocked(abrupt bool) {
 	if e.listener != nil {
 		e.listener.Close()
 	}
-	e.conns.close(abrupt)
-	e.peers.close(abrupt)
-	for _, r := range e.ranks {
-		if r.side != nil {
-			r.side.close(abrupt)
+	e.Conns.Close(abrupt)
+	e.Peers.Close(abrupt)
+	for _, r := range e.Ranks {
+		if r.Side != nil {
+			r.Side.Close(abrupt)
 		}
 	}
-	e.cancel(errEnded)
-	e.faults.stop(false)
+	e.cancel(ErrEnded)
+	e.Faults.stop(false)
 	e.server.Close()
-	for _, r := range e.ranks {
-		r.unpinAll()
+	for _, r := range e.Ranks {
+		r.UnpinAll()
 	}
 	if abrupt {
 		close(e.died)
@@ -249,49 +249,49 @@ func (e *Engine) killed() bool {
 	}
 }
 
-// spawn runs fn in a goroutine that Close waits for. fn's context ends with the
+// Spawn runs fn in a goroutine that Close waits for. fn's context ends with the
 // engine.
-func (e *Engine) spawn(fn func(ctx context.Context)) {
-	e.wg.Go(func() { fn(e.ctx) })
+func (e *Engine) Spawn(fn func(ctx context.Context)) {
+	e.Wg.Go(func() { fn(e.Ctx) })
 }
 
-// begin counts a handler that Close waits for. It returns false after the end.
+// Begin counts a handler that Close waits for. It returns false after the end.
 // The caller ends it with e.wg.Done, and may spawn until then.
-func (e *Engine) begin() bool {
+func (e *Engine) Begin() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.ended {
 		return false
 	}
-	e.wg.Add(1)
+	e.Wg.Add(1)
 	return true
 }
 
-// hasEnded reports whether the engine was closed or killed. It waits while
+// HasEnded reports whether the engine was closed or killed. It waits while
 // either is in progress.
-func (e *Engine) hasEnded() bool {
+func (e *Engine) HasEnded() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.ended
 }
 
-// pickRank is the rank of a request: the wanted one, or the one with the least
+// PickRank is the rank of a request: the wanted one, or the one with the least
 // running and waiting.
-func (e *Engine) pickRank(want int) *rank {
-	if want >= 0 && want < len(e.ranks) {
-		return e.ranks[want]
+func (e *Engine) PickRank(want int) *Rank {
+	if want >= 0 && want < len(e.Ranks) {
+		return e.Ranks[want]
 	}
 	e.mu.Lock()
 	e.next++
 	first := e.next
 	e.mu.Unlock()
-	var best *rank
+	var best *Rank
 	bestLoad := 0
-	for i := range e.ranks {
-		r := e.ranks[(first+i)%len(e.ranks)]
-		r.mu.Lock()
+	for i := range e.Ranks {
+		r := e.Ranks[(first+i)%len(e.Ranks)]
+		r.Mu.Lock()
 		load := r.running + len(r.queue) + len(r.resume) + r.loading
-		r.mu.Unlock()
+		r.Mu.Unlock()
 		if best == nil || load < bestLoad {
 			best, bestLoad = r, load
 		}
@@ -299,21 +299,21 @@ func (e *Engine) pickRank(want int) *rank {
 	return best
 }
 
-// enter records a request id as in flight and reports whether it already was;
+// Enter records a request id as in flight and reports whether it already was;
 // leave removes it.
-func (e *Engine) enter(id string) (duplicate bool) {
+func (e *Engine) Enter(id string) (duplicate bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.inFlight[id]++
 	if e.inFlight[id] > 1 {
-		e.stats.duplicateIDs.Add(1)
-		e.cfg.Log.Warn("request id is in flight already", "request", id)
+		e.Stats.DuplicateIDs.Add(1)
+		e.Cfg.Log.Warn("request id is in flight already", "request", id)
 		return true
 	}
 	return false
 }
 
-func (e *Engine) leave(id string) {
+func (e *Engine) Leave(id string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.inFlight[id]--; e.inFlight[id] <= 0 {
@@ -321,8 +321,8 @@ func (e *Engine) leave(id string) {
 	}
 }
 
-// newUUID is a random version 4 uuid.
-func newUUID() string {
+// NewUUID is a random version 4 uuid.
+func NewUUID() string {
 	var b [16]byte
 	rand.Read(b[:])
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
@@ -332,19 +332,19 @@ func newUUID() string {
 // SideAddress returns the address of the side channel of rank 0. Call it after
 // the engine has started.
 func (e *Engine) SideAddress() string {
-	host, port := e.ranks[0].side.hostPort()
+	host, port := e.Ranks[0].Side.HostPort()
 	return net.JoinHostPort(host, strconv.Itoa(port))
 }
 
 // EngineID returns the id by which peers know the engine.
-func (e *Engine) EngineID() string { return e.id }
+func (e *Engine) EngineID() string { return e.UUID }
 
 // BootstrapPort returns the port of the bootstrap server of a started engine
 // that has one (sglang's prefill and vllm-mooncake's), and 0 for every other
 // engine.
 func (e *Engine) BootstrapPort() int {
-	if p, ok := e.proto.(bootstrapProtocol); ok {
-		return p.bootstrapPort()
+	if p, ok := e.Proto.(bootstrapProtocol); ok {
+		return p.BootstrapPort()
 	}
 	return 0
 }
@@ -353,8 +353,8 @@ func (e *Engine) BootstrapPort() int {
 // MoRIIOConnector or the P2pNcclConnector, as the engine registers it. It is
 // empty for other engines. Call it after the engine has started.
 func (e *Engine) KVAddress() string {
-	if p, ok := e.proto.(addressedProtocol); ok {
-		return p.kvAddress()
+	if p, ok := e.Proto.(addressedProtocol); ok {
+		return p.KVAddress()
 	}
 	return ""
 }

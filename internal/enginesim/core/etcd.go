@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"bytes"
@@ -24,36 +24,36 @@ func newEtcdStore(url string, ttl time.Duration) *etcdStore {
 	return &etcdStore{url: strings.TrimSuffix(url, "/"), ttl: ttl}
 }
 
-func (s *etcdStore) close() { s.http.CloseIdleConnections() }
+func (s *etcdStore) Close() { s.http.CloseIdleConnections() }
 
 func (s *etcdStore) set(ctx context.Context, key, value string) bool {
 	var lease struct{ ID string }
-	if !s.call(ctx, "/v3/lease/grant", obj("TTL", strconv.Itoa(max(1, int(s.ttl/time.Second)))), &lease) {
+	if !s.call(ctx, "/v3/lease/grant", Obj("TTL", strconv.Itoa(max(1, int(s.ttl/time.Second)))), &lease) {
 		return false
 	}
 	s.lease = lease.ID
 	k, v := base64.StdEncoding.EncodeToString([]byte(key)), base64.StdEncoding.EncodeToString([]byte(value))
 	var answer struct{ Succeeded bool }
-	return s.call(ctx, "/v3/kv/txn", obj(
-		"compare", []any{obj("key", k, "target", "CREATE", "create_revision", "0")},
-		"success", []any{obj("request_put", obj("key", k, "value", v, "lease", s.lease))},
+	return s.call(ctx, "/v3/kv/txn", Obj(
+		"compare", []any{Obj("key", k, "target", "CREATE", "create_revision", "0")},
+		"success", []any{Obj("request_put", Obj("key", k, "value", v, "lease", s.lease))},
 	), &answer) && answer.Succeeded
 }
 
 func (s *etcdStore) refresh(ctx context.Context, _ string) bool {
 	var answer struct{ Result struct{ TTL string } }
-	return s.call(ctx, "/v3/lease/keepalive", obj("ID", s.lease), &answer) && answer.Result.TTL != "" && answer.Result.TTL != "0"
+	return s.call(ctx, "/v3/lease/keepalive", Obj("ID", s.lease), &answer) && answer.Result.TTL != "" && answer.Result.TTL != "0"
 }
 
 func (s *etcdStore) delete(ctx context.Context, key string) {
-	s.call(ctx, "/v3/kv/deleterange", obj("key", base64.StdEncoding.EncodeToString([]byte(key))), &struct{}{})
+	s.call(ctx, "/v3/kv/deleterange", Obj("key", base64.StdEncoding.EncodeToString([]byte(key))), &struct{}{})
 }
 
 // call makes one call and reports whether it succeeded.
-func (s *etcdStore) call(ctx context.Context, path string, body object, answer any) bool {
+func (s *etcdStore) call(ctx context.Context, path string, body Object, answer any) bool {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	text, _ := encodeJSON(body)
+	text, _ := EncodeJSON(body)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, bytes.NewReader(text))
 	if err != nil {
 		return false

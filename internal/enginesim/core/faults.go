@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"context"
@@ -14,37 +14,37 @@ import (
 
 // Kinds of fault that Config.Fail names.
 const (
-	fail500      = "500"               // status 500 before the body is read
-	fail503      = "503"               // status 503
-	fail429      = "429"               // status 429
-	fail400      = "400"               // status 400
-	failReset    = "reset"             // RST before any answer
-	failClose    = "close"             // FIN before any answer
-	failCut      = "cut"               // the answer is cut in its middle, then RST
-	failGarbage  = "garbage"           // 200 with a malformed answer
-	failSlow     = "slow"              // half a second before the request is admitted
-	failLoad     = "load"              // the KV transfer fails on the receiving engine
-	failSSEError = "sse-error"         // an error event in the middle of a stream; unary 500
-	failNoParams = "no-params"         // a prefill answers 200 without transfer parameters
-	failNotify   = "lost-notification" // vllm-moriio: the engine's notification to its peer is lost
+	Fail500      = "500"               // status 500 before the body is read
+	Fail503      = "503"               // status 503
+	Fail429      = "429"               // status 429
+	Fail400      = "400"               // status 400
+	FailReset    = "reset"             // RST before any answer
+	FailClose    = "close"             // FIN before any answer
+	FailCut      = "cut"               // the answer is cut in its middle, then RST
+	FailGarbage  = "garbage"           // 200 with a malformed answer
+	FailSlow     = "slow"              // half a second before the request is admitted
+	FailLoad     = "load"              // the KV transfer fails on the receiving engine
+	FailSSEError = "sse-error"         // an error event in the middle of a stream; unary 500
+	FailNoParams = "no-params"         // a prefill answers 200 without transfer parameters
+	FailNotify   = "lost-notification" // vllm-moriio: the engine's notification to its peer is lost
 )
 
-var failKinds = []string{fail500, fail503, fail429, fail400, failReset, failClose, failCut, failGarbage, failSlow, failLoad, failSSEError, failNoParams, failNotify}
+var failKinds = []string{Fail500, Fail503, Fail429, Fail400, FailReset, FailClose, FailCut, FailGarbage, FailSlow, FailLoad, FailSSEError, FailNoParams, FailNotify}
 
 // Phases in which Config.Hang makes requests hang until the client leaves.
 const (
-	hangPrefill = "prefill" // before computing the prompt
-	hangDecode  = "decode"  // before the next output token
-	hangHead    = "head"    // accepted, never answered
-	hangStream  = "stream"  // after a few stream events
-	hangConnect = "connect" // connections are accepted and never read
+	HangPrefill = "prefill" // before computing the prompt
+	HangDecode  = "decode"  // before the next output token
+	HangHead    = "head"    // accepted, never answered
+	HangStream  = "stream"  // after a few stream events
+	HangConnect = "connect" // connections are accepted and never read
 )
 
-var hangPhases = []string{hangPrefill, hangDecode, hangHead, hangStream, hangConnect}
+var hangPhases = []string{HangPrefill, HangDecode, HangHead, HangStream, HangConnect}
 
-// streamEventsBeforeFault is the number of events of a stream before the faults
+// StreamEventsBeforeFault is the number of events of a stream before the faults
 // cut, sse-error and stream hang.
-const streamEventsBeforeFault = 3
+const StreamEventsBeforeFault = 3
 
 // faults decides which requests get a fault. It is safe for concurrent use.
 type faults struct {
@@ -72,9 +72,9 @@ func (f *faults) stop(stopped bool) {
 	}
 }
 
-// await waits until the engine runs, even if the request ends in the meantime:
+// Await waits until the engine runs, even if the request ends in the meantime:
 // a stopped engine notices nothing.
-func (f *faults) await() {
+func (f *faults) Await() {
 	f.mu.Lock()
 	stopped := f.stopped
 	f.mu.Unlock()
@@ -113,9 +113,9 @@ func (f *faults) set(fail string, dieAfter int, hang string) error {
 	return nil
 }
 
-// draw counts a request. It returns the fault of the request ("" for none) and whether
+// Draw counts a request. It returns the fault of the request ("" for none) and whether
 // the fault ends the engine.
-func (f *faults) draw() (kind string, die bool) {
+func (f *faults) Draw() (kind string, die bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.seen++
@@ -134,7 +134,7 @@ func (f *faults) hanging(phase string) bool { return f.hangs.Load() == phase }
 // hang waits until the engine runs. Then, if the phase hangs, it blocks until
 // ctx ends.
 func (f *faults) hang(ctx context.Context, phase string) error {
-	f.await()
+	f.Await()
 	if !f.hanging(phase) {
 		return nil
 	}

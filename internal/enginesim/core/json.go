@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"bytes"
@@ -7,32 +7,32 @@ import (
 	"unicode/utf8"
 )
 
-// object is a JSON object with its members in order.
-type object []member
+// Object is a JSON object with its members in order.
+type Object []member
 
 type member struct {
-	name  string
-	value any
+	Name  string
+	Value any
 }
 
-// obj makes an object of name, value, name, value…
-func obj(pairs ...any) object {
-	o := make(object, 0, len(pairs)/2)
+// Obj makes an object of name, value, name, value…
+func Obj(pairs ...any) Object {
+	o := make(Object, 0, len(pairs)/2)
 	for i := 0; i < len(pairs); i += 2 {
 		o = append(o, member{pairs[i].(string), pairs[i+1]})
 	}
 	return o
 }
 
-// with returns the object with one more member.
-func (o object) with(name string, value any) object { return append(o, member{name, value}) }
+// With returns the object with one more member.
+func (o Object) With(name string, value any) Object { return append(o, member{name, value}) }
 
 // MarshalJSON writes the members in order.
-func (o object) MarshalJSON() ([]byte, error) { return encodeJSON(o) }
+func (o Object) MarshalJSON() ([]byte, error) { return EncodeJSON(o) }
 
-// encodeJSON marshals as the engines do: members in order, UTF-8 and HTML
+// EncodeJSON marshals as the engines do: members in order, UTF-8 and HTML
 // characters as they are.
-func encodeJSON(v any) ([]byte, error) { return appendJSON(nil, v) }
+func EncodeJSON(v any) ([]byte, error) { return appendJSON(nil, v) }
 
 // appendJSON appends the JSON of v. Stream events consist of the types handled
 // here; all others go through encoding/json.
@@ -42,21 +42,21 @@ func appendJSON(dst []byte, v any) ([]byte, error) {
 	case nil:
 		return append(dst, "null"...), nil
 	case string:
-		return appendString(dst, v), nil
+		return AppendString(dst, v), nil
 	case bool:
 		return strconv.AppendBool(dst, v), nil
 	case int:
 		return strconv.AppendInt(dst, int64(v), 10), nil
 	case int64:
 		return strconv.AppendInt(dst, v, 10), nil
-	case object:
+	case Object:
 		dst = append(dst, '{')
 		for i, m := range v {
 			if i > 0 {
 				dst = append(dst, ',')
 			}
-			dst = append(appendString(dst, m.name), ':')
-			if dst, err = appendJSON(dst, m.value); err != nil {
+			dst = append(AppendString(dst, m.Name), ':')
+			if dst, err = appendJSON(dst, m.Value); err != nil {
 				return dst, err
 			}
 		}
@@ -80,8 +80,8 @@ func appendJSON(dst []byte, v any) ([]byte, error) {
 	return append(dst, bytes.TrimSuffix(b.Bytes(), []byte("\n"))...), err
 }
 
-// appendString appends a JSON string, escaping only what JSON demands.
-func appendString(dst []byte, s string) []byte {
+// AppendString appends a JSON string, escaping only what JSON demands.
+func AppendString(dst []byte, s string) []byte {
 	dst = append(dst, '"')
 	for i := 0; i < len(s); {
 		c := s[i]

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"fmt"
@@ -8,109 +8,109 @@ import (
 	"sync"
 )
 
-// blockName is a block's hash in the engine's KV events. Each engine uses its
-// own digest, which differs from the cache's own blockHash.
-type blockName [32]byte
+// BlockName is a block's hash in the engine's KV events. Each engine uses its
+// own digest, which differs from the cache's own BlockHash.
+type BlockName [32]byte
 
-// naming is how an engine names blocks in its events.
-type naming interface {
-	// root is the name before the first block of a salt's prefix chains.
-	root(salt string) blockName
-	// next returns the name of a block of tokens after the block named parent. first:
+// Naming is how an engine names blocks in its events.
+type Naming interface {
+	// Root is the name before the first block of a salt's prefix chains.
+	Root(salt string) BlockName
+	// Next returns the name of a block of tokens after the block named parent. first:
 	// there is no block before it. hash is the cache's own.
-	next(parent blockName, first bool, salt string, tokens []token, hash blockHash) blockName
+	Next(parent BlockName, first bool, salt string, tokens []Token, hash BlockHash) BlockName
 }
 
-// Kinds of kvEvent.
+// Kinds of KVEvent.
 type kvEventKind uint8
 
 const (
-	kvStored kvEventKind = iota
-	kvRemoved
-	kvCleared
-	kvCreated // the creation of a cache, only of TensorRT-LLM
+	KVStored kvEventKind = iota
+	KVRemoved
+	KVCleared
+	KVCreated // the creation of a cache, only of TensorRT-LLM
 )
 
-// kvEvent is one change of a rank's prefix cache.
-type kvEvent struct {
-	kind  kvEventKind
-	names []blockName
-	// The other fields belong to kvStored. tokens are those of all blocks in
+// KVEvent is one change of a rank's prefix cache.
+type KVEvent struct {
+	Kind  kvEventKind
+	Names []BlockName
+	// The other fields belong to KVStored. tokens are those of all blocks in
 	// order; size is the number of tokens of one block. parent is the block
 	// before the first one, unless root is set.
-	parent blockName
-	root   bool
-	tokens []token
-	size   int
-	salt   string
+	Parent BlockName
+	Root   bool
+	Tokens []Token
+	Size   int
+	Salt   string
 }
 
-// kvLog collects the changes of a rank's prefix cache until they are published.
+// KVLog collects the changes of a rank's prefix cache until they are published.
 // It belongs to the cache and is guarded as that is.
-type kvLog struct {
-	naming
+type KVLog struct {
+	Naming
 	// hits: the engine logs the prefix hits of a sequence again as stored.
-	hits   bool
-	events []kvEvent
+	Hits   bool
+	Events []KVEvent
 }
 
 // stored logs a block. Consecutive blocks of one chain share an event.
-func (l *kvLog) stored(parent, b link, root bool, tokens []token) {
-	if n := len(l.events); n > 0 {
-		last := &l.events[n-1]
-		if last.kind == kvStored && !root && last.salt == b.salt && last.size == len(tokens) &&
-			last.names[len(last.names)-1] == parent.name {
-			last.names = append(last.names, b.name)
-			last.tokens = append(last.tokens, tokens...)
+func (l *KVLog) stored(parent, b Link, root bool, tokens []Token) {
+	if n := len(l.Events); n > 0 {
+		last := &l.Events[n-1]
+		if last.Kind == KVStored && !root && last.Salt == b.salt && last.Size == len(tokens) &&
+			last.Names[len(last.Names)-1] == parent.name {
+			last.Names = append(last.Names, b.name)
+			last.Tokens = append(last.Tokens, tokens...)
 			return
 		}
 	}
-	l.events = append(l.events, kvEvent{
-		kind: kvStored, names: []blockName{b.name}, parent: parent.name, root: root,
-		tokens: slices.Clone(tokens), size: len(tokens), salt: b.salt,
+	l.Events = append(l.Events, KVEvent{
+		Kind: KVStored, Names: []BlockName{b.name}, Parent: parent.name, Root: root,
+		Tokens: slices.Clone(tokens), Size: len(tokens), Salt: b.salt,
 	})
 }
 
 // removed logs that a block has left the cache.
-func (l *kvLog) removed(name blockName) {
-	if n := len(l.events); n > 0 && l.events[n-1].kind == kvRemoved {
-		l.events[n-1].names = append(l.events[n-1].names, name)
+func (l *KVLog) removed(name BlockName) {
+	if n := len(l.Events); n > 0 && l.Events[n-1].Kind == KVRemoved {
+		l.Events[n-1].Names = append(l.Events[n-1].Names, name)
 		return
 	}
-	l.events = append(l.events, kvEvent{kind: kvRemoved, names: []blockName{name}})
+	l.Events = append(l.Events, KVEvent{Kind: KVRemoved, Names: []BlockName{name}})
 }
 
 // kvSink receives the changes of a rank's prefix cache after each step of the
 // scheduler. It is called with the rank's mutex held and does not block.
 type kvSink interface {
-	publish(rank int, events []kvEvent)
+	Publish(rank int, events []KVEvent)
 }
 
 // announce publishes the changes of the cache. The caller holds mu.
-func (r *rank) announce() {
-	if l := r.cache.log; l != nil && len(l.events) > 0 {
-		r.e.kvSink.publish(r.index, l.events)
-		l.events = nil
+func (r *Rank) announce() {
+	if l := r.Cache.Log; l != nil && len(l.Events) > 0 {
+		r.Engine.kvSink.Publish(r.Index, l.Events)
+		l.Events = nil
 	}
 }
 
-// logKV starts to publish the changes of every rank's prefix cache through sink.
-func (e *Engine) logKV(sink kvSink, names naming, hits bool) {
+// LogKV starts to publish the changes of every rank's prefix cache through sink.
+func (e *Engine) LogKV(sink kvSink, names Naming, hits bool) {
 	e.kvSink = sink
-	for _, r := range e.ranks {
-		r.cache.log = &kvLog{naming: names, hits: hits}
+	for _, r := range e.Ranks {
+		r.Cache.Log = &KVLog{Naming: names, Hits: hits}
 	}
 }
 
-// resetCache empties the prefix cache of every rank. It returns false when a
+// ResetCache empties the prefix cache of every rank. It returns false when a
 // rank has blocks in use: that rank keeps its cache.
-func (e *Engine) resetCache() bool {
+func (e *Engine) ResetCache() bool {
 	done := true
-	for _, r := range e.ranks {
-		r.mu.Lock()
-		done = r.cache.clear() && done
+	for _, r := range e.Ranks {
+		r.Mu.Lock()
+		done = r.Cache.Clear() && done
 		r.announce()
-		r.mu.Unlock()
+		r.Mu.Unlock()
 	}
 	return done
 }
@@ -132,8 +132,8 @@ const (
 
 var kvEventFaults = []string{KVEventsDrop, KVEventsLose, KVEventsReorder, KVEventsGarbage, KVEventsStop}
 
-// kvFault is the fault of the next batches. It is safe for concurrent use.
-type kvFault struct {
+// KVFault is the fault of the next batches. It is safe for concurrent use.
+type KVFault struct {
 	mu   sync.Mutex
 	kind string
 	left int // number of batches; negative: all
@@ -151,10 +151,10 @@ func (e *Engine) SetKVEventFault(kind string, batches int, ranks ...int) error {
 		return err
 	}
 	if len(ranks) == 0 {
-		e.kvFault.set(kind, batches)
+		e.KVFault.set(kind, batches)
 	}
-	if e.publishers != nil {
-		for _, p := range e.publishers.list {
+	if e.Publishers != nil {
+		for _, p := range e.Publishers.List {
 			if len(ranks) == 0 || slices.Contains(ranks, p.rank) {
 				p.fault.set(kind, batches)
 				p.wake()
@@ -164,7 +164,7 @@ func (e *Engine) SetKVEventFault(kind string, batches int, ranks ...int) error {
 	return nil
 }
 
-func (f *kvFault) set(kind string, batches int) {
+func (f *KVFault) set(kind string, batches int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.kind, f.left = kind, batches
@@ -189,9 +189,9 @@ func parseKVEventFault(text string) (kind string, batches int, err error) {
 	return kind, batches, nil
 }
 
-// draw returns the fault of the next batch. It is empty without a fault, and
+// Draw returns the fault of the next batch. It is empty without a fault, and
 // for a batch that is only delayed.
-func (f *kvFault) draw() string {
+func (f *KVFault) Draw() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.left == 0 || f.kind == "" {
@@ -206,17 +206,17 @@ func (f *kvFault) draw() string {
 	return f.kind
 }
 
-// garbles reports whether the answer of a poll is garbage. Such a poll counts
+// Garbles reports whether the answer of a poll is garbage. Such a poll counts
 // as one batch.
-func (f *kvFault) garbles() bool {
+func (f *KVFault) Garbles() bool {
 	f.mu.Lock()
 	polled := f.kind == KVEventsGarbage
 	f.mu.Unlock()
-	return polled && f.draw() == KVEventsGarbage
+	return polled && f.Draw() == KVEventsGarbage
 }
 
-// stopped reports whether deliveries are stopped now.
-func (f *kvFault) stopped() bool {
+// Stopped reports whether deliveries are stopped now.
+func (f *KVFault) Stopped() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.kind == KVEventsStop && f.left != 0

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"fmt"
@@ -45,16 +45,16 @@ func (c KVEventsConfig) check(connector string) error {
 		if endpoint == "" {
 			continue
 		}
-		if _, _, err := splitEndpoint(endpoint); err != nil {
+		if _, _, err := SplitEndpoint(endpoint); err != nil {
 			return fmt.Errorf("config kv events: %w", err)
 		}
 	}
 	return nil
 }
 
-// splitEndpoint returns the host and port of a tcp endpoint. The host of a
+// SplitEndpoint returns the host and port of a tcp endpoint. The host of a
 // wildcard is empty.
-func splitEndpoint(endpoint string) (host string, port int, err error) {
+func SplitEndpoint(endpoint string) (host string, port int, err error) {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
 		return "", 0, fmt.Errorf("endpoint %q: not tcp://host:port", endpoint)
@@ -75,9 +75,9 @@ func splitEndpoint(endpoint string) (host string, port int, err error) {
 // listenAttempts is the number of tries to find consecutive ephemeral ports.
 const listenAttempts = 64
 
-// listenRow listens on n consecutive ports. The endpoint names the first one.
-func listenRow(endpoint string, n int) ([]net.Listener, error) {
-	host, port, err := splitEndpoint(endpoint)
+// ListenRow listens on n consecutive ports. The endpoint names the first one.
+func ListenRow(endpoint string, n int) ([]net.Listener, error) {
+	host, port, err := SplitEndpoint(endpoint)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"fmt"
@@ -42,7 +42,7 @@ type loras struct {
 }
 
 // adapter returns the LoRA adapter of the request; "": the base model.
-func (r *request) adapter(c *Config) string {
+func (r *Request) adapter(c *Config) string {
 	if slices.Contains(c.LoRA.Modules, r.Model) {
 		return r.Model
 	}
@@ -65,12 +65,12 @@ func (l *loras) count(adapter string, more int) {
 }
 
 // fitsAdapter reports whether the sequence's adapter may run now. The caller holds mu.
-func (r *rank) fitsAdapter(s *sequence) bool {
-	return s.adapter == "" || r.adapters[s.adapter] > 0 || len(r.adapters) < r.e.cfg.LoRA.MaxLoRAs
+func (r *Rank) fitsAdapter(s *Sequence) bool {
+	return s.adapter == "" || r.adapters[s.adapter] > 0 || len(r.adapters) < r.Engine.Cfg.LoRA.MaxLoRAs
 }
 
 // runAdapter counts the slot of a sequence. The caller holds mu.
-func (r *rank) runAdapter(s *sequence, more int) {
+func (r *Rank) runAdapter(s *Sequence, more int) {
 	if s.adapter == "" {
 		return
 	}
@@ -86,16 +86,16 @@ func (r *rank) runAdapter(s *sequence, more int) {
 // sample of its own that stays, and its value is the time when it was the present one. Source:
 // v1/metrics/loggers.py, gauge_lora_info.
 func (e *Engine) appendInfo(b *strings.Builder) {
-	if len(e.cfg.LoRA.Modules) == 0 || e.cfg.LoRA.HideInfo || e.stats.requests.Load() == 0 {
+	if len(e.Cfg.LoRA.Modules) == 0 || e.Cfg.LoRA.HideInfo || e.Stats.Requests.Load() == 0 {
 		return
 	}
 	running := make(map[string]int)
-	for _, r := range e.ranks {
-		r.mu.Lock()
+	for _, r := range e.Ranks {
+		r.Mu.Lock()
 		for adapter, n := range r.adapters {
 			running[adapter] += n
 		}
-		r.mu.Unlock()
+		r.Mu.Unlock()
 	}
 	l := &e.loras
 	l.mu.Lock()
@@ -110,7 +110,7 @@ func (e *Engine) appendInfo(b *strings.Builder) {
 		l.info = make(map[string]float64)
 	}
 	now := fmt.Sprintf(`max_lora="%d",running_lora_adapters=%q,waiting_lora_adapters=%q`,
-		e.cfg.LoRA.MaxLoRAs, strings.Join(slices.Sorted(maps.Keys(running)), ","), strings.Join(waiting, ","))
+		e.Cfg.LoRA.MaxLoRAs, strings.Join(slices.Sorted(maps.Keys(running)), ","), strings.Join(waiting, ","))
 	l.info[now] = float64(time.Now().UnixNano()) / 1e9
 	b.WriteString("# TYPE vllm:lora_requests_info gauge\n")
 	for _, labels := range slices.Sorted(maps.Keys(l.info)) {
@@ -118,13 +118,13 @@ func (e *Engine) appendInfo(b *strings.Builder) {
 	}
 }
 
-// cacheKey separates the prefix caches of salts and adapters.
-func (s *sequence) cacheKey() string {
+// CacheKey separates the prefix caches of salts and adapters.
+func (s *Sequence) CacheKey() string {
 	if s.adapter == "" {
-		return s.req.CacheSalt
+		return s.Req.CacheSalt
 	}
-	return s.req.CacheSalt + loraKey + s.adapter
+	return s.Req.CacheSalt + loraKey + s.adapter
 }
 
-// loraKey is between salt and adapter of a cacheKey.
+// loraKey is between salt and adapter of a CacheKey.
 const loraKey = "\x00lora\x00"

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"hash/fnv"
@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// token is an id of the simulator's vocabulary:
+// Token is an id of the simulator's vocabulary:
 //
 //	0..255                single bytes
 //	256                   end of sequence, no text
@@ -16,13 +16,13 @@ import (
 //	1<<24 | b0<<16 | …    three bytes
 //
 // Every text has one encoding, and decoding it returns the same text.
-type token int32
+type Token int32
 
 const (
-	tokenEOS  token = 256
-	tokenWord token = 1000
-	twoBytes  token = 1 << 16
-	threeByte token = 1 << 24
+	TokenEOS  Token = 256
+	TokenWord Token = 1000
+	twoBytes  Token = 1 << 16
+	threeByte Token = 1 << 24
 	vocabSize       = 1 << 25
 )
 
@@ -32,26 +32,26 @@ var (
 	wordEnds   = strings.Fields("ban cor dil fem gus hax jal kir lom mur nev pax qui rus sol tam ulo vek wan xil yar zon été õl 語 ня ür mß nø 🚀 ŝi tą")
 )
 
-// wordTokens maps a word with its leading space to its token.
-var wordTokens = func() map[string]token {
-	m := make(map[string]token, len(wordStarts)*len(wordEnds))
+// WordTokens maps a word with its leading space to its token.
+var WordTokens = func() map[string]Token {
+	m := make(map[string]Token, len(wordStarts)*len(wordEnds))
 	for i := range len(wordStarts) * len(wordEnds) {
-		m[wordText(i)] = tokenWord + token(i)
+		m[WordText(i)] = TokenWord + Token(i)
 	}
 	return m
 }()
 
-// wordText is the text of word i, with its leading space.
-func wordText(i int) string {
+// WordText is the text of word i, with its leading space.
+func WordText(i int) string {
 	return " " + wordStarts[i/len(wordEnds)] + wordEnds[i%len(wordEnds)]
 }
 
-// valid reports whether t is in the vocabulary.
-func (t token) valid() bool {
+// Valid reports whether t is in the vocabulary.
+func (t Token) Valid() bool {
 	switch {
 	case t < 0:
 		return false
-	case t <= tokenEOS, t >= tokenWord && int(t-tokenWord) < len(wordTokens):
+	case t <= TokenEOS, t >= TokenWord && int(t-TokenWord) < len(WordTokens):
 		return true
 	case t >= twoBytes && t < 2*twoBytes:
 		return true
@@ -59,27 +59,27 @@ func (t token) valid() bool {
 	return t >= threeByte && t < 2*threeByte
 }
 
-// text is the token's text; empty for the end of sequence.
-func (t token) text() string {
+// Text is the token's text; empty for the end of sequence.
+func (t Token) Text() string {
 	switch {
 	case t < 256:
 		return string([]byte{byte(t)})
-	case t == tokenEOS:
+	case t == TokenEOS:
 		return ""
 	case t >= threeByte:
 		return string([]byte{byte(t >> 16), byte(t >> 8), byte(t)})
 	case t >= twoBytes:
 		return string([]byte{byte(t >> 8), byte(t)})
 	}
-	return wordText(int(t - tokenWord))
+	return WordText(int(t - TokenWord))
 }
 
-// tokenize encodes text. A known word becomes one token; other runs become
+// Tokenize encodes text. A known word becomes one token; other runs become
 // tokens of up to three bytes. Runs end before each space, tab or newline. So
 // the encoding of a text that ends before one of these does not change when
 // text is added.
-func tokenize(text string) []token {
-	tokens := make([]token, 0, len(text)/3+1)
+func Tokenize(text string) []Token {
+	tokens := make([]Token, 0, len(text)/3+1)
 	for len(text) > 0 {
 		n := 1 + strings.IndexAny(text[1:], " \t\n")
 		if n == 0 {
@@ -87,7 +87,7 @@ func tokenize(text string) []token {
 		}
 		run := text[:n]
 		text = text[n:]
-		if t, ok := wordTokens[run]; ok {
+		if t, ok := WordTokens[run]; ok {
 			tokens = append(tokens, t)
 			continue
 		}
@@ -101,21 +101,21 @@ func tokenize(text string) []token {
 }
 
 // chunkToken is the token of one to three bytes.
-func chunkToken(s string) token {
+func chunkToken(s string) Token {
 	switch len(s) {
 	case 1:
-		return token(s[0])
+		return Token(s[0])
 	case 2:
-		return twoBytes | token(s[0])<<8 | token(s[1])
+		return twoBytes | Token(s[0])<<8 | Token(s[1])
 	}
-	return threeByte | token(s[0])<<16 | token(s[1])<<8 | token(s[2])
+	return threeByte | Token(s[0])<<16 | Token(s[1])<<8 | Token(s[2])
 }
 
-// detokenize is the text of tokens.
-func detokenize(tokens []token) string {
+// Detokenize is the text of tokens.
+func Detokenize(tokens []Token) string {
 	var b strings.Builder
 	for _, t := range tokens {
-		b.WriteString(t.text())
+		b.WriteString(t.Text())
 	}
 	return b.String()
 }
@@ -127,11 +127,11 @@ type weights uint64
 func newWeights(model string) weights {
 	h := fnv.New64a()
 	h.Write([]byte(model))
-	return weights(mix(h.Sum64()))
+	return weights(Mix(h.Sum64()))
 }
 
-// mix is a bijection of 64-bit words whose output bits depend on all input bits.
-func mix(x uint64) uint64 {
+// Mix is a bijection of 64-bit words whose output bits depend on all input bits.
+func Mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9
 	x ^= x >> 27
@@ -139,34 +139,34 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// kv is the KV content of one token.
-type kv uint64
+// Kv is the KV content of one token.
+type Kv uint64
 
-// bytesPerKV is the size of one token's KV on the wire.
-const bytesPerKV = 8
+// BytesPerKV is the size of one token's KV on the wire.
+const BytesPerKV = 8
 
-// next returns the KV of token t after a token whose KV is prev (root for the
+// Next returns the KV of token t after a token whose KV is prev (root for the
 // first). It depends on every token so far.
-func (w weights) next(prev kv, t token) kv {
-	return kv(mix(uint64(prev) ^ mix(uint64(t)+uint64(w))))
+func (w weights) Next(prev Kv, t Token) Kv {
+	return Kv(Mix(uint64(prev) ^ Mix(uint64(t)+uint64(w))))
 }
 
-// root is the KV before the first token.
-func (w weights) root() kv { return kv(w) }
+// Root is the KV before the first token.
+func (w weights) Root() Kv { return Kv(w) }
 
 // attention summarises all KV that a sequence holds, in order. One wrong entry
 // changes all following text.
 type attention uint64
 
-func (a attention) add(v kv) attention {
-	return attention(mix(uint64(a)*0x9e3779b97f4a7c15 + uint64(v)))
+func (a attention) add(v Kv) attention {
+	return attention(Mix(uint64(a)*0x9e3779b97f4a7c15 + uint64(v)))
 }
 
 // sample picks the next token from the KV that the sequence holds. choice
 // separates the n samples of one prompt; seed is the request's.
-func (a attention) sample(seed uint64, choice int) token {
-	h := mix(uint64(a) ^ mix(seed) ^ uint64(choice)*0xd6e8feb86659fd93)
-	return tokenWord + token(h%uint64(len(wordTokens)))
+func (a attention) sample(seed uint64, choice int) Token {
+	h := Mix(uint64(a) ^ Mix(seed) ^ uint64(choice)*0xd6e8feb86659fd93)
+	return TokenWord + Token(h%uint64(len(WordTokens)))
 }
 
 // eosMark returns N when the prompt has a mark "<eosN>" (the last one counts), else 0:
@@ -187,10 +187,10 @@ func eosMark(prompt string) int {
 
 // naturalLength returns the number of tokens of an answer without a token
 // limit: 48 to 111. It depends only on the prompt.
-func naturalLength(prompt []token) int {
+func naturalLength(prompt []Token) int {
 	var h uint64
 	for _, t := range prompt {
-		h = mix(h ^ uint64(t))
+		h = Mix(h ^ uint64(t))
 	}
 	return 48 + int(h%64)
 }

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"strings"
@@ -7,12 +7,12 @@ import (
 )
 
 func TestVocabulary(t *testing.T) {
-	if want := len(wordStarts) * len(wordEnds); len(wordTokens) != want || want != 1024 {
-		t.Fatalf("%d different words of %d", len(wordTokens), want)
+	if want := len(wordStarts) * len(wordEnds); len(WordTokens) != want || want != 1024 {
+		t.Fatalf("%d different words of %d", len(WordTokens), want)
 	}
 	multibyte := 0
 	for i := range 1024 {
-		text := wordText(i)
+		text := WordText(i)
 		if !utf8.ValidString(text) || text[0] != ' ' || strings.ContainsAny(text[1:], " \n\t") {
 			t.Errorf("invalid text of word %q", text)
 		}
@@ -28,24 +28,24 @@ func TestVocabulary(t *testing.T) {
 func TestTokenize(t *testing.T) {
 	tests := []struct {
 		name, text string
-		tokens     []token
+		tokens     []Token
 	}{
-		{"empty", "", []token{}},
-		{"one byte", "a", []token{'a'}},
-		{"two bytes", "ab", []token{1<<16 | 'a'<<8 | 'b'}},
-		{"four bytes", "abcd", []token{1<<24 | 'a'<<16 | 'b'<<8 | 'c', 'd'}},
-		{"word of the vocabulary", " baban", []token{1000}},
-		{"the same without its space", "baban", []token{1<<24 | 'b'<<16 | 'a'<<8 | 'b', 1<<16 | 'a'<<8 | 'n'}},
-		{"words", " baban bacor\n babanx", []token{1000, 1001, '\n', 1<<24 | ' '<<16 | 'b'<<8 | 'a', 1<<24 | 'b'<<16 | 'a'<<8 | 'n', 'x'}},
+		{"empty", "", []Token{}},
+		{"one byte", "a", []Token{'a'}},
+		{"two bytes", "ab", []Token{1<<16 | 'a'<<8 | 'b'}},
+		{"four bytes", "abcd", []Token{1<<24 | 'a'<<16 | 'b'<<8 | 'c', 'd'}},
+		{"word of the vocabulary", " baban", []Token{1000}},
+		{"the same without its space", "baban", []Token{1<<24 | 'b'<<16 | 'a'<<8 | 'b', 1<<16 | 'a'<<8 | 'n'}},
+		{"words", " baban bacor\n babanx", []Token{1000, 1001, '\n', 1<<24 | ' '<<16 | 'b'<<8 | 'a', 1<<24 | 'b'<<16 | 'a'<<8 | 'n', 'x'}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := tokenize(tt.text)
+			got := Tokenize(tt.text)
 			if len(got) != len(tt.tokens) {
 				t.Fatalf("tokenize(tt.text) = %v, want %v", got, tt.tokens)
 			}
 			for i := range got {
-				if got[i] != tt.tokens[i] || !got[i].valid() {
+				if got[i] != tt.tokens[i] || !got[i].Valid() {
 					t.Fatalf("got %v, want %v", got, tt.tokens)
 				}
 			}
@@ -60,16 +60,16 @@ func FuzzTokenize(f *testing.F) {
 	f.Add("hello  world\n", " baban 世界\t\xff")
 	f.Add("<|user|>é\n<|assistant|> pakirx", "\n<|user|>more")
 	f.Fuzz(func(t *testing.T, a, b string) {
-		history := tokenize(a)
-		if got := detokenize(history); got != a {
+		history := Tokenize(a)
+		if got := Detokenize(history); got != a {
 			t.Fatalf("%q is decoded as %q", a, got)
 		}
 		for _, id := range history {
-			if !id.valid() {
+			if !id.Valid() {
 				t.Fatalf("token %d of %q", id, a)
 			}
 		}
-		longer := tokenize(a + "\n" + b)
+		longer := Tokenize(a + "\n" + b)
 		for i, id := range history {
 			if longer[i] != id {
 				t.Fatalf("token %d of %q is %d, then %d", i, a, id, longer[i])
@@ -97,14 +97,14 @@ func TestKVDependsOnEverything(t *testing.T) {
 		t.Error("models share weights")
 	}
 	const n = 64
-	chain := func(change int) (entries []kv) {
-		last := w.root()
+	chain := func(change int) (entries []Kv) {
+		last := w.Root()
 		for i := range n {
-			id := token(i)
+			id := Token(i)
 			if i == change {
 				id += 300
 			}
-			last = w.next(last, id)
+			last = w.Next(last, id)
 			entries = append(entries, last)
 		}
 		return entries

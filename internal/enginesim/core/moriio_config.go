@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import "time"
 
@@ -28,7 +28,7 @@ type MoRIIOConfig struct {
 	ReceiveTimeout time.Duration
 }
 
-// withDefaults returns the config with every zero field set.
+// WithDefaults returns the config with every zero field set.
 func (c MoRIIOConfig) withDefaults() MoRIIOConfig {
 	for field, def := range map[*time.Duration]time.Duration{
 		&c.PingInterval: 3 * time.Second, &c.DeferTimeout: time.Minute, &c.ReceiveTimeout: 2 * time.Minute,

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"cmp"
@@ -41,7 +41,7 @@ type NixlConfig struct {
 	ReclaimAfter time.Duration
 }
 
-// withDefaults returns the config with every zero field set, or an error that
+// WithDefaults returns the config with every zero field set, or an error that
 // names the invalid field.
 func (c NixlConfig) withDefaults() (NixlConfig, error) {
 	for name, field := range map[string]*int{"tp size": &c.TPSize, "pp size": &c.PPSize} {

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"bytes"
@@ -14,9 +14,9 @@ import (
 	"strings"
 )
 
-// request is one client request after the engine's checks, in the terms that
+// Request is one client request after the engine's checks, in the terms that
 // all engines share.
-type request struct {
+type Request struct {
 	// Route is the path of the request.
 	Route string
 	// Chat: the answer has the form of a chat answer.
@@ -26,7 +26,7 @@ type request struct {
 	Model string
 	// Created is the answer's Unix time.
 	Created int64
-	Prompts [][]token
+	Prompts [][]Token
 	// N is the number of samples of each prompt.
 	N int
 	// Rank is the wanted rank, -1 for the engine's choice.
@@ -42,7 +42,7 @@ type request struct {
 	MaxTokens    int
 	MinTokens    int
 	Stop         []string
-	StopTokenIDs []token
+	StopTokenIDs []Token
 	IgnoreEOS    bool
 	Seed         uint64
 	// Temperature and TopP are checked by the protocols and have no effect.
@@ -51,19 +51,19 @@ type request struct {
 	CacheSalt         string
 
 	// Fields are the body's top-level fields, Header the request's.
-	Fields fields
+	Fields Fields
 	Header http.Header
 	// Ext is the protocol's own state of the request.
 	Ext any
 
-	response *responseState // of a /v1/responses request
-	call     *toolCall      // the answer is this call of a tool; nil: a text
+	Response *ResponseState // of a /v1/responses request
+	Call     *toolCall      // the answer is this call of a tool; nil: a text
 
-	fault string // the fault of the request; empty for none
+	Fault string // the fault of the request; empty for none
 }
 
-// apiError is an answer other than 200, before the dialect formats it.
-type apiError struct {
+// APIError is an answer other than 200, before the dialect formats it.
+type APIError struct {
 	Status  int
 	Type    string
 	Message string
@@ -72,36 +72,36 @@ type apiError struct {
 	// Body replaces the dialect's form when set.
 	Body any
 	// loading: the KV of the request could not be loaded.
-	loading bool
+	Loading bool
 }
 
-func (e *apiError) Error() string { return e.Message }
+func (e *APIError) Error() string { return e.Message }
 
-// badRequest is a 400 of the OpenAI type that every engine uses for values out
+// BadRequest is a 400 of the OpenAI type that every engine uses for values out
 // of range.
-func badRequest(param, format string, args ...any) *apiError {
-	return &apiError{Status: http.StatusBadRequest, Type: "BadRequestError", Message: fmt.Sprintf(format, args...), Param: param}
+func BadRequest(param, format string, args ...any) *APIError {
+	return &APIError{Status: http.StatusBadRequest, Type: "BadRequestError", Message: fmt.Sprintf(format, args...), Param: param}
 }
 
-// errTooLarge rejects a sequence that never fits into the rank's cache.
-var errTooLarge = &apiError{Status: http.StatusBadRequest, Type: "BadRequestError",
+// ErrTooLarge rejects a sequence that never fits into the rank's cache.
+var ErrTooLarge = &APIError{Status: http.StatusBadRequest, Type: "BadRequestError",
 	Message: "This model's maximum context length is smaller than the requested number of tokens."}
 
-// fields are the top-level fields of a JSON object. The last value of a
+// Fields are the top-level fields of a JSON object. The last value of a
 // repeated key counts, as in Python.
-type fields map[string]json.RawMessage
+type Fields map[string]json.RawMessage
 
-// fieldError is an ill-typed field, as pydantic reports it.
-type fieldError struct {
+// FieldError is an ill-typed field, as pydantic reports it.
+type FieldError struct {
 	Field, Kind, Message string
 }
 
-func (e *fieldError) Error() string { return e.Field + ": " + e.Message }
+func (e *FieldError) Error() string { return e.Field + ": " + e.Message }
 
-// decodeFields splits a body. For a body that is not a JSON object, the error
+// DecodeFields splits a body. For a body that is not a JSON object, the error
 // is pydantic's; for invalid JSON its field is the position.
-func decodeFields(body []byte) (fields, *fieldError) {
-	var f fields
+func DecodeFields(body []byte) (Fields, *FieldError) {
+	var f Fields
 	err := json.Unmarshal(body, &f)
 	var broken *json.SyntaxError
 	switch {
@@ -110,29 +110,29 @@ func decodeFields(body []byte) (fields, *fieldError) {
 		if at < int64(len(body)) {
 			at-- // the offset is after the invalid byte
 		}
-		return nil, &fieldError{strconv.FormatInt(at, 10), "json_invalid", "JSON decode error"}
+		return nil, &FieldError{strconv.FormatInt(at, 10), "json_invalid", "JSON decode error"}
 	case err != nil || f == nil:
-		return nil, &fieldError{"body", "model_attributes_type", "Input should be a valid dictionary or object to extract fields from"}
+		return nil, &FieldError{"body", "model_attributes_type", "Input should be a valid dictionary or object to extract fields from"}
 	}
 	return f, nil
 }
 
-// has reports whether a field is present and not null.
-func (f fields) has(name string) bool {
+// Has reports whether a field is present and not null.
+func (f Fields) Has(name string) bool {
 	raw, ok := f[name]
 	return ok && len(raw) > 0 && !bytes.Equal(raw, []byte("null"))
 }
 
-// integer reads a field as pydantic's lax int does: whole floats, digit strings
+// Integer reads a field as pydantic's lax int does: whole floats, digit strings
 // and booleans are accepted. It returns def for an absent field and for null.
-func (f fields) integer(name string, def int64) (int64, *fieldError) {
-	if !f.has(name) {
+func (f Fields) Integer(name string, def int64) (int64, *FieldError) {
+	if !f.Has(name) {
 		return def, nil
 	}
 	return parseInteger(name, f[name])
 }
 
-func parseInteger(name string, raw json.RawMessage) (int64, *fieldError) {
+func parseInteger(name string, raw json.RawMessage) (int64, *FieldError) {
 	text := string(raw)
 	switch {
 	case text == "true":
@@ -146,7 +146,7 @@ func parseInteger(name string, raw json.RawMessage) (int64, *fieldError) {
 				return v, nil
 			}
 		}
-		return 0, &fieldError{name, "int_parsing", "Input should be a valid integer, unable to parse string as an integer"}
+		return 0, &FieldError{name, "int_parsing", "Input should be a valid integer, unable to parse string as an integer"}
 	}
 	if v, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return v, nil
@@ -155,14 +155,14 @@ func parseInteger(name string, raw json.RawMessage) (int64, *fieldError) {
 		if v == math.Trunc(v) && math.Abs(v) < 1<<63 {
 			return int64(v), nil
 		}
-		return 0, &fieldError{name, "int_from_float", "Input should be a valid integer, got a number with a fractional part"}
+		return 0, &FieldError{name, "int_from_float", "Input should be a valid integer, got a number with a fractional part"}
 	}
-	return 0, &fieldError{name, "int_type", "Input should be a valid integer"}
+	return 0, &FieldError{name, "int_type", "Input should be a valid integer"}
 }
 
-// number reads a field as a lax float.
-func (f fields) number(name string, def float64) (float64, *fieldError) {
-	if !f.has(name) {
+// Number reads a field as a lax float.
+func (f Fields) Number(name string, def float64) (float64, *FieldError) {
+	if !f.Has(name) {
 		return def, nil
 	}
 	text := strings.Trim(string(f[name]), `"`)
@@ -170,14 +170,14 @@ func (f fields) number(name string, def float64) (float64, *fieldError) {
 		return v, nil
 	}
 	if f[name][0] == '"' {
-		return 0, &fieldError{name, "float_parsing", "Input should be a valid number, unable to parse string as a number"}
+		return 0, &FieldError{name, "float_parsing", "Input should be a valid number, unable to parse string as a number"}
 	}
-	return 0, &fieldError{name, "float_type", "Input should be a valid number"}
+	return 0, &FieldError{name, "float_type", "Input should be a valid number"}
 }
 
-// boolean reads a field as pydantic's lax bool does.
-func (f fields) boolean(name string, def bool) (bool, *fieldError) {
-	if !f.has(name) {
+// Boolean reads a field as pydantic's lax bool does.
+func (f Fields) Boolean(name string, def bool) (bool, *FieldError) {
+	if !f.Has(name) {
 		return def, nil
 	}
 	switch strings.ToLower(strings.Trim(string(f[name]), `"`)) {
@@ -187,38 +187,38 @@ func (f fields) boolean(name string, def bool) (bool, *fieldError) {
 		return false, nil
 	}
 	if strings.ContainsAny(string(f[name][:1]), "[{") {
-		return false, &fieldError{name, "bool_type", "Input should be a valid boolean"}
+		return false, &FieldError{name, "bool_type", "Input should be a valid boolean"}
 	}
-	return false, &fieldError{name, "bool_parsing", "Input should be a valid boolean, unable to interpret input"}
+	return false, &FieldError{name, "bool_parsing", "Input should be a valid boolean, unable to interpret input"}
 }
 
-// str reads a string field.
-func (f fields) str(name, def string) (string, *fieldError) {
-	if !f.has(name) {
+// Str reads a string field.
+func (f Fields) Str(name, def string) (string, *FieldError) {
+	if !f.Has(name) {
 		return def, nil
 	}
 	var s string
 	if json.Unmarshal(f[name], &s) != nil {
-		return "", &fieldError{name, "string_type", "Input should be a valid string"}
+		return "", &FieldError{name, "string_type", "Input should be a valid string"}
 	}
 	return s, nil
 }
 
-// object reads a field that is an object; nil when absent or null.
-func (f fields) object(name string) (fields, *fieldError) {
-	if !f.has(name) {
+// Object reads a field that is an object; nil when absent or null.
+func (f Fields) Object(name string) (Fields, *FieldError) {
+	if !f.Has(name) {
 		return nil, nil
 	}
-	var o fields
+	var o Fields
 	if json.Unmarshal(f[name], &o) != nil {
-		return nil, &fieldError{name, "dict_type", "Input should be a valid dictionary"}
+		return nil, &FieldError{name, "dict_type", "Input should be a valid dictionary"}
 	}
 	return o, nil
 }
 
-// unknown returns the first field of f, in sorted order, that is not in
+// Unknown returns the first field of f, in sorted order, that is not in
 // allowed; empty when there is none.
-func (f fields) unknown(allowed []string) string {
+func (f Fields) Unknown(allowed []string) string {
 	var extra []string
 	for name := range f {
 		if !slices.Contains(allowed, name) {
@@ -231,86 +231,86 @@ func (f fields) unknown(allowed []string) string {
 	return slices.Min(extra)
 }
 
-// randomID is 16 hex digits.
-func randomID() string {
+// RandomID is 16 hex digits.
+func RandomID() string {
 	var b [8]byte
 	rand.Read(b[:])
 	return hex.EncodeToString(b[:])
 }
 
-// maxSamples is the default of VLLM_MAX_N_SEQUENCES.
-const maxSamples = 16384
+// MaxSamples is the default of VLLM_MAX_N_SEQUENCES.
+const MaxSamples = 16384
 
-// room returns the number of tokens whose KV a sequence may hold. The KV of the
+// Room returns the number of tokens whose KV a sequence may hold. The KV of the
 // last output token is never computed.
-func room(s *sequence) int { return len(s.prompt) + s.limit - 1 }
+func Room(s *Sequence) int { return len(s.Prompt) + s.Limit - 1 }
 
-// orNull returns s, or null when it is empty.
-func orNull(s string) any {
+// OrNull returns s, or null when it is empty.
+func OrNull(s string) any {
 	if s == "" {
 		return nil
 	}
 	return s
 }
 
-// modelName is the served model's name, whether or not the request named it.
-func modelName(req *request, seqs []*sequence) string {
+// ModelName is the served model's name, whether or not the request named it.
+func ModelName(req *Request, seqs []*Sequence) string {
 	if req.Model != "" {
 		return req.Model
 	}
-	return seqs[0].rank.e.cfg.Model
+	return seqs[0].Rank.Engine.Cfg.Model
 }
 
-// echoed returns the prompt's text if the request has echo.
-func echoed(s *sequence) string {
-	if s.req.Chat || !s.req.Echo {
+// Echoed returns the prompt's text if the request has echo.
+func Echoed(s *Sequence) string {
+	if s.Req.Chat || !s.Req.Echo {
 		return ""
 	}
-	return validText(detokenize(s.prompt))
+	return ValidText(Detokenize(s.Prompt))
 }
 
 // tokenUsage sums a request's sequences: each prompt once, outputs over all
 // samples.
 type tokenUsage struct {
 	prompt, output int
-	// cached are the tokens that were not computed for this request, created
+	// Cached are the tokens that were not computed for this request, created
 	// those that it added to the prefix cache.
-	cached, created int
+	Cached, Created int
 }
 
-func sumUsage(seqs []*sequence) (u tokenUsage) {
+func SumUsage(seqs []*Sequence) (u tokenUsage) {
 	for _, s := range seqs {
-		u.output += len(s.output)
-		if s.sample == 0 {
-			u.prompt += len(s.prompt)
-			u.cached += s.cached
+		u.output += len(s.Output)
+		if s.Sample == 0 {
+			u.prompt += len(s.Prompt)
+			u.Cached += s.Cached
 			if s.external == 0 {
-				size := s.rank.e.cfg.BlockSize
-				u.created += len(s.prompt)/size*size - s.cachedLocal
+				size := s.Rank.Engine.Cfg.BlockSize
+				u.Created += len(s.Prompt)/size*size - s.CachedLocal
 			}
 		}
 	}
 	return u
 }
 
-func (u tokenUsage) object(details object) object {
-	return obj("prompt_tokens", u.prompt, "total_tokens", u.prompt+u.output, "completion_tokens", u.output, "prompt_tokens_details", details)
+func (u tokenUsage) Object(details Object) Object {
+	return Obj("prompt_tokens", u.prompt, "total_tokens", u.prompt+u.output, "completion_tokens", u.output, "prompt_tokens_details", details)
 }
 
-// createdFor returns created_cache_tokens, which only chat answers have.
-func (u tokenUsage) createdFor(req *request) any {
+// CreatedFor returns created_cache_tokens, which only chat answers have.
+func (u tokenUsage) CreatedFor(req *Request) any {
 	if req.Chat {
-		return u.created
+		return u.Created
 	}
 	return nil
 }
 
-// baseID is the request id in the answer.
-func baseID(req *request) string {
+// BaseID is the request id in the answer.
+func BaseID(req *Request) string {
 	switch {
-	case req.Route == routeResponses:
+	case req.Route == RouteResponses:
 		return "resp_" + req.ID
-	case req.Route == routeTokens:
+	case req.Route == RouteTokens:
 		return "generate-tokens-" + req.ID
 	case req.Chat:
 		return "chatcmpl-" + req.ID

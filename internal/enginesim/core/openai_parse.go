@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"bytes"
@@ -8,105 +8,105 @@ import (
 	"time"
 )
 
-// parseOpenAI reads the fields of /v1/completions and /v1/chat/completions that
-// all engines share, with pydantic's types. A fieldError is an ill-typed or
+// ParseOpenAI reads the fields of /v1/completions and /v1/chat/completions that
+// all engines share, with pydantic's types. A FieldError is an ill-typed or
 // missing field. The protocol formats it, and checks ranges itself.
-func parseOpenAI(route string, h http.Header, f fields) (*request, *fieldError) {
-	req := &request{
-		Route: route, Chat: route == routeChat, Created: time.Now().Unix(),
+func ParseOpenAI(route string, h http.Header, f Fields) (*Request, *FieldError) {
+	req := &Request{
+		Route: route, Chat: route == RouteChat, Created: time.Now().Unix(),
 		Fields: f, Header: h, Rank: -1,
 	}
-	p := fieldReader{f: f}
-	req.Model = p.str("model", "")
-	req.Stream = p.boolean("stream")
-	req.N = int(p.integer("n", 1))
-	req.MaxTokens = int(p.integer("max_tokens", 0))
+	p := FieldReader{F: f}
+	req.Model = p.Str("model", "")
+	req.Stream = p.Boolean("stream")
+	req.N = int(p.Integer("n", 1))
+	req.MaxTokens = int(p.Integer("max_tokens", 0))
 	if req.Chat {
-		req.MaxTokens = int(p.integer("max_completion_tokens", int64(req.MaxTokens)))
-	} else if !f.has("max_tokens") {
+		req.MaxTokens = int(p.Integer("max_completion_tokens", int64(req.MaxTokens)))
+	} else if !f.Has("max_tokens") {
 		req.MaxTokens = 16
 	}
-	req.Limited = !req.Chat || f.has("max_tokens") || f.has("max_completion_tokens")
-	req.MinTokens = int(p.integer("min_tokens", 0))
-	req.IgnoreEOS = p.boolean("ignore_eos")
-	req.Seed = uint64(p.integer("seed", 0))
-	req.Echo = p.boolean("echo")
-	req.CacheSalt = p.str("cache_salt", "")
+	req.Limited = !req.Chat || f.Has("max_tokens") || f.Has("max_completion_tokens")
+	req.MinTokens = int(p.Integer("min_tokens", 0))
+	req.IgnoreEOS = p.Boolean("ignore_eos")
+	req.Seed = uint64(p.Integer("seed", 0))
+	req.Echo = p.Boolean("echo")
+	req.CacheSalt = p.Str("cache_salt", "")
 	req.Temperature, req.TopP = p.number("temperature", 1), p.number("top_p", 1)
 	for _, name := range []string{"presence_penalty", "frequency_penalty", "repetition_penalty", "min_p"} {
 		p.number(name, 0)
 	}
-	p.integer("top_k", 0)
-	options := fieldReader{f: p.object("stream_options")}
-	req.IncludeUsage = options.boolean("include_usage")
-	req.ContinuousUsage = options.boolean("continuous_usage_stats")
-	if p.err == nil {
-		p.err = options.err
+	p.Integer("top_k", 0)
+	options := FieldReader{F: p.Object("stream_options")}
+	req.IncludeUsage = options.Boolean("include_usage")
+	req.ContinuousUsage = options.Boolean("continuous_usage_stats")
+	if p.Err == nil {
+		p.Err = options.Err
 	}
-	if p.err == nil {
-		req.Stop, p.err = parseStop(f)
+	if p.Err == nil {
+		req.Stop, p.Err = ParseStop(f)
 	}
-	if p.err == nil {
-		req.StopTokenIDs, p.err = parseTokenIDs(f, "stop_token_ids")
+	if p.Err == nil {
+		req.StopTokenIDs, p.Err = ParseTokenIDs(f, "stop_token_ids")
 	}
-	if p.err == nil && req.Chat {
+	if p.Err == nil && req.Chat {
 		var text string
-		text, p.err = chatText(f)
-		req.Prompts = [][]token{tokenize(text)}
-	} else if p.err == nil {
-		req.Prompts, p.err = parsePrompt(f)
+		text, p.Err = ChatText(f)
+		req.Prompts = [][]Token{Tokenize(text)}
+	} else if p.Err == nil {
+		req.Prompts, p.Err = ParsePrompt(f)
 	}
-	if p.err != nil {
-		return nil, p.err
+	if p.Err != nil {
+		return nil, p.Err
 	}
 	return req, nil
 }
 
-// fieldReader reads fields and keeps the first error.
-type fieldReader struct {
-	f   fields
-	err *fieldError
+// FieldReader reads fields and keeps the first error.
+type FieldReader struct {
+	F   Fields
+	Err *FieldError
 }
 
-func (p *fieldReader) keep(err *fieldError) {
-	if p.err == nil {
-		p.err = err
+func (p *FieldReader) Keep(err *FieldError) {
+	if p.Err == nil {
+		p.Err = err
 	}
 }
 
-func (p *fieldReader) integer(name string, def int64) int64 {
-	v, err := p.f.integer(name, def)
-	p.keep(err)
+func (p *FieldReader) Integer(name string, def int64) int64 {
+	v, err := p.F.Integer(name, def)
+	p.Keep(err)
 	return v
 }
 
-func (p *fieldReader) boolean(name string) bool {
-	v, err := p.f.boolean(name, false)
-	p.keep(err)
+func (p *FieldReader) Boolean(name string) bool {
+	v, err := p.F.Boolean(name, false)
+	p.Keep(err)
 	return v
 }
 
-func (p *fieldReader) number(name string, def float64) float64 {
-	v, err := p.f.number(name, def)
-	p.keep(err)
+func (p *FieldReader) number(name string, def float64) float64 {
+	v, err := p.F.Number(name, def)
+	p.Keep(err)
 	return v
 }
 
-func (p *fieldReader) str(name, def string) string {
-	v, err := p.f.str(name, def)
-	p.keep(err)
+func (p *FieldReader) Str(name, def string) string {
+	v, err := p.F.Str(name, def)
+	p.Keep(err)
 	return v
 }
 
-func (p *fieldReader) object(name string) fields {
-	v, err := p.f.object(name)
-	p.keep(err)
+func (p *FieldReader) Object(name string) Fields {
+	v, err := p.F.Object(name)
+	p.Keep(err)
 	return v
 }
 
-// parseStop reads a string or a list of strings.
-func parseStop(f fields) ([]string, *fieldError) {
-	if !f.has("stop") {
+// ParseStop reads a string or a list of strings.
+func ParseStop(f Fields) ([]string, *FieldError) {
+	if !f.Has("stop") {
 		return nil, nil
 	}
 	var one string
@@ -115,47 +115,47 @@ func parseStop(f fields) ([]string, *fieldError) {
 	}
 	var list []string
 	if json.Unmarshal(f["stop"], &list) != nil {
-		return nil, &fieldError{"stop", "string_type", "Input should be a valid string"}
+		return nil, &FieldError{"stop", "string_type", "Input should be a valid string"}
 	}
 	return list, nil
 }
 
-// parseTokenIDs reads a list of token ids.
-func parseTokenIDs(f fields, name string) ([]token, *fieldError) {
-	if !f.has(name) {
+// ParseTokenIDs reads a list of token ids.
+func ParseTokenIDs(f Fields, name string) ([]Token, *FieldError) {
+	if !f.Has(name) {
 		return nil, nil
 	}
-	var ids []token
+	var ids []Token
 	if json.Unmarshal(f[name], &ids) != nil {
-		return nil, &fieldError{name, "int_type", "Input should be a valid integer"}
+		return nil, &FieldError{name, "int_type", "Input should be a valid integer"}
 	}
 	return ids, nil
 }
 
-// parsePrompt reads the prompt of a completion: a string, token ids, or a list
+// ParsePrompt reads the prompt of a completion: a string, token ids, or a list
 // of either.
-func parsePrompt(f fields) ([][]token, *fieldError) {
+func ParsePrompt(f Fields) ([][]Token, *FieldError) {
 	raw := f["prompt"]
-	if !f.has("prompt") {
-		return nil, &fieldError{"prompt", "missing", "Field required"}
+	if !f.Has("prompt") {
+		return nil, &FieldError{"prompt", "missing", "Field required"}
 	}
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
-		return [][]token{tokenize(text)}, nil
+		return [][]Token{Tokenize(text)}, nil
 	}
 	var texts []string
-	var ids []token
-	var lists [][]token
+	var ids []Token
+	var lists [][]Token
 	switch {
 	case json.Unmarshal(raw, &texts) == nil:
 		for _, text := range texts {
-			lists = append(lists, tokenize(text))
+			lists = append(lists, Tokenize(text))
 		}
 	case json.Unmarshal(raw, &ids) == nil:
-		lists = [][]token{ids}
+		lists = [][]Token{ids}
 	case json.Unmarshal(raw, &lists) == nil:
 	default:
-		return nil, &fieldError{"prompt", "string_type", "Input should be a valid string"}
+		return nil, &FieldError{"prompt", "string_type", "Input should be a valid string"}
 	}
 	return lists, nil
 }
@@ -166,28 +166,28 @@ type chatMessage struct {
 	Content json.RawMessage `json:"content"`
 }
 
-// chatText renders messages as a prompt, after the tools. The rendering of a
+// ChatText renders messages as a prompt, after the tools. The rendering of a
 // turn does not depend on later turns, so histories share prefixes. Unless
 // add_generation_prompt is false, the assistant's turn is opened at the end.
 // With continue_final_message the last turn stays open instead.
-func chatText(f fields) (string, *fieldError) {
-	if !f.has("messages") {
-		return "", &fieldError{"messages", "missing", "Field required"}
+func ChatText(f Fields) (string, *FieldError) {
+	if !f.Has("messages") {
+		return "", &FieldError{"messages", "missing", "Field required"}
 	}
 	var messages []chatMessage
 	if json.Unmarshal(f["messages"], &messages) != nil {
-		return "", &fieldError{"messages", "list_type", "Input should be a valid list"}
+		return "", &FieldError{"messages", "list_type", "Input should be a valid list"}
 	}
-	open, err := f.boolean("add_generation_prompt", true)
+	open, err := f.Boolean("add_generation_prompt", true)
 	if err != nil {
 		return "", err
 	}
-	proceed, err := f.boolean("continue_final_message", false)
+	proceed, err := f.Boolean("continue_final_message", false)
 	if err != nil {
 		return "", err
 	}
 	var b bytes.Buffer
-	if f.has("tools") {
+	if f.Has("tools") {
 		b.WriteString("<|tools|>")
 		json.Compact(&b, f["tools"])
 		b.WriteString("\n")
@@ -195,7 +195,7 @@ func chatText(f fields) (string, *fieldError) {
 	for i, m := range messages {
 		text, ok := contentText(m.Content)
 		if m.Role == "" || !ok {
-			return "", &fieldError{"messages", "missing", "Field required"}
+			return "", &FieldError{"messages", "missing", "Field required"}
 		}
 		b.WriteString("<|" + m.Role + "|>" + text)
 		if !proceed || i < len(messages)-1 {
@@ -240,8 +240,8 @@ func contentText(raw json.RawMessage) (string, bool) {
 	return b.String(), true
 }
 
-// batchPrompt reports whether a prompt is a list of prompts.
-func batchPrompt(raw json.RawMessage) bool {
+// BatchPrompt reports whether a prompt is a list of prompts.
+func BatchPrompt(raw json.RawMessage) bool {
 	raw = bytes.TrimSpace(raw)
 	if len(raw) < 2 || raw[0] != '[' {
 		return false
@@ -250,11 +250,11 @@ func batchPrompt(raw json.RawMessage) bool {
 	return first[0] == '"' || first[0] == '['
 }
 
-// optionalID reads an id without conversion to a float.
-func (p *fieldReader) optionalID(name string) *int64 {
-	if !p.f.has(name) {
+// OptionalID reads an id without conversion to a float.
+func (p *FieldReader) OptionalID(name string) *int64 {
+	if !p.F.Has(name) {
 		return nil
 	}
-	v := p.integer(name, 0)
+	v := p.Integer(name, 0)
 	return &v
 }

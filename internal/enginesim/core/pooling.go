@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"cmp"
@@ -17,87 +17,87 @@ import (
 // entrypoints/pooling/*/protocol.py and api_router.py, entrypoints/anthropic; SGLang
 // srt/entrypoints/http_server.py, managers/io_struct.py and openai/protocol.py.
 
-// pooled is the input of a pooling model: the body after the checks, and the number of
+// Pooled is the input of a pooling model: the body after the checks, and the number of
 // tokens that the answer has used.
-type pooled struct {
-	fieldReader
+type Pooled struct {
+	FieldReader
 	e      *Engine
 	tokens int
 }
 
-// pooling returns the handler of a route whose answer is that of run. check returns the
+// Pooling returns the handler of a route whose answer is that of run. check returns the
 // engine's error for a model's name, answer the engine's form of an ill-typed field.
-func (e *Engine) pooling(check func(model string) *apiError, answer func(*fieldError, fields) *apiError, run func(p *pooled) any) http.HandlerFunc {
+func (e *Engine) Pooling(check func(model string) *APIError, answer func(*FieldError, Fields) *APIError, run func(p *Pooled) any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !e.begin() {
+		if !e.Begin() {
 			panic(http.ErrAbortHandler)
 		}
-		defer e.wg.Done()
-		kind, die := e.faults.draw()
+		defer e.Wg.Done()
+		kind, die := e.Faults.Draw()
 		if die {
 			e.Kill()
 			panic(http.ErrAbortHandler)
 		}
-		if e.failEarly(w, r, kind) {
+		if e.FailEarly(w, r, kind) {
 			return
 		}
-		body, err := readBody(w, r)
-		if err != nil || e.faults.hang(r.Context(), hangHead) != nil {
+		body, err := ReadBody(w, r)
+		if err != nil || e.Faults.hang(r.Context(), HangHead) != nil {
 			panic(http.ErrAbortHandler)
 		}
-		f, ferr := decodeFields(body)
-		p := &pooled{fieldReader: fieldReader{f: f, err: ferr}, e: e}
+		f, ferr := DecodeFields(body)
+		p := &Pooled{FieldReader: FieldReader{F: f, Err: ferr}, e: e}
 		var result any
-		refusal := check(fieldText(f, "model"))
-		if p.err == nil {
+		refusal := check(FieldText(f, "model"))
+		if p.Err == nil {
 			result = run(p)
 		}
-		if p.err != nil {
-			refusal = answer(p.err, f)
+		if p.Err != nil {
+			refusal = answer(p.Err, f)
 		}
 		if refusal != nil {
-			e.stats.rejected.Add(1)
-			e.refuse(w, refusal)
+			e.Stats.Rejected.Add(1)
+			e.Refuse(w, refusal)
 			return
 		}
-		e.stats.requests.Add(1)
-		e.stats.promptTokens.Add(int64(p.tokens))
-		writeJSON(w, http.StatusOK, result)
+		e.Stats.Requests.Add(1)
+		e.Stats.promptTokens.Add(int64(p.tokens))
+		WriteJSON(w, http.StatusOK, result)
 	}
 }
 
-// need notes that a field is missing.
-func (p *pooled) need(names ...string) {
+// Need notes that a field is missing.
+func (p *Pooled) Need(names ...string) {
 	for _, name := range names {
-		if !p.f.has(name) {
-			p.keep(&fieldError{name, "missing", "Field required"})
+		if !p.F.Has(name) {
+			p.Keep(&FieldError{name, "missing", "Field required"})
 		}
 	}
 }
 
 // texts returns a field that is a text or a list of texts, and counts its tokens.
-func (p *pooled) texts(name string) (list []string) {
-	p.need(name)
+func (p *Pooled) texts(name string) (list []string) {
+	p.Need(name)
 	var one string
-	if json.Unmarshal(p.f[name], &one) == nil {
+	if json.Unmarshal(p.F[name], &one) == nil {
 		list = []string{one}
-	} else if json.Unmarshal(p.f[name], &list) != nil {
-		p.keep(&fieldError{name, "string_type", "Input should be a valid string"})
+	} else if json.Unmarshal(p.F[name], &list) != nil {
+		p.Keep(&FieldError{name, "string_type", "Input should be a valid string"})
 	}
 	for _, text := range list {
-		p.tokens += len(tokenize(text))
+		p.tokens += len(Tokenize(text))
 	}
 	return list
 }
 
 // usage is the usage of an answer.
-func (p *pooled) usage() object {
-	return obj("prompt_tokens", p.tokens, "total_tokens", p.tokens, "completion_tokens", 0, "prompt_tokens_details", nil)
+func (p *Pooled) usage() Object {
+	return Obj("prompt_tokens", p.tokens, "total_tokens", p.tokens, "completion_tokens", 0, "prompt_tokens_details", nil)
 }
 
 // list is an answer in the form that OpenAI's embeddings have.
-func (p *pooled) list(id string, data []any) object {
-	return obj("id", id+randomID(), "object", "list", "created", time.Now().Unix(), "model", p.e.cfg.Model, "data", data, "usage", p.usage())
+func (p *Pooled) list(id string, data []any) Object {
+	return Obj("id", id+RandomID(), "object", "list", "created", time.Now().Unix(), "model", p.e.Cfg.Model, "data", data, "usage", p.usage())
 }
 
 // vectorOf returns the vector of a text: its length is 4.
@@ -120,36 +120,36 @@ func scoreOf(a, b string) float64 {
 	return math.Round(1e4/(1+math.Exp(-dot))) / 1e4
 }
 
-func (p *pooled) embeddings() any {
+func (p *Pooled) Embeddings() any {
 	var data []any
 	for i, text := range p.texts("input") {
 		v := vectorOf(text)
 		embedding := any(v)
-		if p.str("encoding_format", "float") == "base64" {
+		if p.Str("encoding_format", "float") == "base64" {
 			var raw []byte
 			for _, x := range v {
 				raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(x))
 			}
 			embedding = base64.StdEncoding.EncodeToString(raw)
 		}
-		data = append(data, obj("index", i, "object", "embedding", "embedding", embedding))
+		data = append(data, Obj("index", i, "object", "embedding", "embedding", embedding))
 	}
 	return p.list("embd-", data)
 }
 
-func (p *pooled) pooledOutputs() any {
+func (p *Pooled) PooledOutputs() any {
 	var data []any
 	for i, text := range p.texts("input") {
-		data = append(data, obj("index", i, "object", "pooling", "data", vectorOf(text)))
+		data = append(data, Obj("index", i, "object", "pooling", "data", vectorOf(text)))
 	}
 	return p.list("pool-", data)
 }
 
-func (p *pooled) classes() any {
+func (p *Pooled) Classes() any {
 	var data []any
 	for i, text := range p.texts("input") {
 		one := scoreOf("class", text)
-		data = append(data, obj("index", i, "label", map[bool]string{true: "LABEL_1", false: "LABEL_0"}[one > 0.5], "probs", []float64{1 - one, one}, "num_classes", 2))
+		data = append(data, Obj("index", i, "label", map[bool]string{true: "LABEL_1", false: "LABEL_0"}[one > 0.5], "probs", []float64{1 - one, one}, "num_classes", 2))
 	}
 	return p.list("classify-", data)
 }
@@ -162,7 +162,7 @@ type ranking struct {
 }
 
 // ranked returns the documents in the order of their scores.
-func (p *pooled) ranked() (list []ranking) {
+func (p *Pooled) ranked() (list []ranking) {
 	query := p.texts("query")
 	for i, text := range p.texts("documents") {
 		if len(query) == 1 {
@@ -170,78 +170,78 @@ func (p *pooled) ranked() (list []ranking) {
 		}
 	}
 	slices.SortStableFunc(list, func(a, b ranking) int { return cmp.Compare(b.score, a.score) })
-	if n := p.integer("top_n", 0); n > 0 && int(n) < len(list) {
+	if n := p.Integer("top_n", 0); n > 0 && int(n) < len(list) {
 		list = list[:n]
 	}
 	return list
 }
 
-func (p *pooled) rerank() any {
+func (p *Pooled) Rerank() any {
 	var results []any
 	for _, r := range p.ranked() {
-		results = append(results, obj("index", r.index, "document", obj("text", r.text, "multi_modal", nil), "relevance_score", r.score))
+		results = append(results, Obj("index", r.index, "document", Obj("text", r.text, "multi_modal", nil), "relevance_score", r.score))
 	}
-	return obj("id", "rerank-"+randomID(), "model", p.e.cfg.Model, "usage", obj("prompt_tokens", p.tokens, "total_tokens", p.tokens), "results", results)
+	return Obj("id", "rerank-"+RandomID(), "model", p.e.Cfg.Model, "usage", Obj("prompt_tokens", p.tokens, "total_tokens", p.tokens), "results", results)
 }
 
-// scores compares one text with several, or texts in pairs.
-func (p *pooled) scores() any {
+// Scores compares one text with several, or texts in pairs.
+func (p *Pooled) Scores() any {
 	first, second := "text_1", "text_2"
 	for _, names := range [][2]string{{"queries", "documents"}, {"queries", "items"}, {"data_1", "data_2"}} {
-		if p.f.has(names[0]) && p.f.has(names[1]) {
+		if p.F.Has(names[0]) && p.F.Has(names[1]) {
 			first, second = names[0], names[1]
 		}
 	}
 	a, b := p.texts(first), p.texts(second)
 	if len(a) != 1 && len(a) != len(b) {
-		p.keep(&fieldError{first, "value_error", "Value error, Input lengths must be either 1:1, 1:N or N:N"})
+		p.Keep(&FieldError{first, "value_error", "Value error, Input lengths must be either 1:1, 1:N or N:N"})
 		return nil
 	}
 	var data []any
 	for i := range b {
-		data = append(data, obj("index", i, "object", "score", "score", scoreOf(a[min(i, len(a)-1)], b[i])))
+		data = append(data, Obj("index", i, "object", "score", "score", scoreOf(a[min(i, len(a)-1)], b[i])))
 	}
 	return p.list("score-", data)
 }
 
-func (p *pooled) countTokens() any {
-	p.need("model", "messages")
-	text, err := chatText(p.f)
-	p.keep(err)
-	return obj("input_tokens", len(tokenize(text)))
+func (p *Pooled) CountTokens() any {
+	p.Need("model", "messages")
+	text, err := ChatText(p.F)
+	p.Keep(err)
+	return Obj("input_tokens", len(Tokenize(text)))
 }
 
-// rerankSGLang, scoresSGLang and classSGLang have SGLang's own forms. vLLM's
-// /generative_scoring has the form of scoresSGLang.
+// RerankSGLang, ScoresSGLang and ClassSGLang have SGLang's own forms. vLLM's
+// /generative_scoring has the form of ScoresSGLang.
 
-func (p *pooled) rerankSGLang() any {
+func (p *Pooled) RerankSGLang() any {
 	results := []any{}
 	for _, r := range p.ranked() {
-		results = append(results, obj("score", r.score, "document", r.text, "index", r.index, "meta_info", nil))
+		results = append(results, Obj("score", r.score, "document", r.text, "index", r.index, "meta_info", nil))
 	}
 	return results
 }
 
-func (p *pooled) scoresSGLang() any {
-	var labels []token
-	labels, err := parseTokenIDs(p.f, "label_token_ids")
-	p.keep(err)
-	p.need("label_token_ids")
+func (p *Pooled) ScoresSGLang() any {
+	var labels []Token
+	labels, err := ParseTokenIDs(p.F, "label_token_ids")
+	p.Keep(err)
+	p.Need("label_token_ids")
 	rows := []any{}
 	for _, item := range p.texts("items") {
 		row := []float64{}
 		for range labels {
-			row = append(row, scoreOf(p.str("query", ""), item))
+			row = append(row, scoreOf(p.Str("query", ""), item))
 		}
 		rows = append(rows, row)
 	}
-	return obj("scores", rows, "model", p.e.cfg.Model, "usage", nil, "object", "scoring")
+	return Obj("scores", rows, "model", p.e.Cfg.Model, "usage", nil, "object", "scoring")
 }
 
-func (p *pooled) classSGLang() any {
+func (p *Pooled) ClassSGLang() any {
 	results := []any{}
 	for _, text := range p.texts("text") {
-		results = append(results, obj("embedding", vectorOf(text), "meta_info", obj("id", randomID(), "prompt_tokens", len(tokenize(text)))))
+		results = append(results, Obj("embedding", vectorOf(text), "meta_info", Obj("id", RandomID(), "prompt_tokens", len(Tokenize(text)))))
 	}
 	if len(results) == 1 {
 		return results[0]
@@ -249,14 +249,14 @@ func (p *pooled) classSGLang() any {
 	return results
 }
 
-// pictures is the answer of the routes for images.
-func pictures(of string) object {
-	return obj("created", 1700000000, "data", []any{obj("b64_json", base64.StdEncoding.EncodeToString([]byte("\x89PNG "+of)), "revised_prompt", nil, "url", nil)},
+// Pictures is the answer of the routes for images.
+func Pictures(of string) Object {
+	return Obj("created", 1700000000, "data", []any{Obj("b64_json", base64.StdEncoding.EncodeToString([]byte("\x89PNG "+of)), "revised_prompt", nil, "url", nil)},
 		"output_format", "png", "size", "1024x1024")
 }
 
-// generateImages answers /v1/images/generations.
-func (p *pooled) generateImages() any {
-	p.need("prompt")
-	return pictures(p.str("prompt", ""))
+// GenerateImages answers /v1/images/generations.
+func (p *Pooled) GenerateImages() any {
+	p.Need("prompt")
+	return Pictures(p.Str("prompt", ""))
 }

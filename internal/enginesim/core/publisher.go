@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"context"
@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// eventBuffer is the number of batches that are kept for replays, and for slow
+// EventBuffer is the number of batches that are kept for replays, and for slow
 // subscribers: the engines' buffer_steps.
-const eventBuffer = 10_000
+const EventBuffer = 10_000
 
 // publisher is the ZmqEventPublisher of one rank: a PUB socket whose messages
 // are topic, sequence number and batch, and a ROUTER socket that sends them
@@ -22,15 +22,15 @@ type publisher struct {
 	e      *Engine
 	rank   int
 	topic  []byte
-	wire   kvWire
+	wire   KVWire
 	plain  bool // replays without the topic
-	fault  *kvFault
-	events net.Listener
+	fault  *KVFault
+	Events net.Listener
 	replay net.Listener // nil: none
 
 	mu     sync.Mutex
 	seq    uint64
-	kept   []batchMessage // for replays
+	Kept   []batchMessage // for replays
 	sent   []batchMessage // for subscribers
 	first  uint64         // number of sent[0] among all messages ever sent
 	held   *batchMessage  // to be sent after the next one
@@ -40,69 +40,69 @@ type publisher struct {
 }
 
 type batchMessage struct {
-	seq     uint64
+	Seq     uint64
 	payload []byte
 }
 
 // publishers are the publishers of all ranks.
-type publishers struct{ list []*publisher }
+type publishers struct{ List []*publisher }
 
-// newPublishers builds the publishers of an engine, or returns nil if the
+// NewPublishers builds the publishers of an engine, or returns nil if the
 // config has none.
-func newPublishers(e *Engine, wire kvWire, plain bool) *publishers {
-	if e.cfg.KVEvents.Endpoint == "" {
+func NewPublishers(e *Engine, wire KVWire, plain bool) *publishers {
+	if e.Cfg.KVEvents.Endpoint == "" {
 		return nil
 	}
 	p := &publishers{}
-	for i := range e.cfg.Ranks {
-		p.list = append(p.list, &publisher{
-			e: e, rank: i, topic: []byte(e.cfg.KVEvents.Topic), wire: wire, plain: plain,
-			fault: &kvFault{}, change: make(chan struct{}),
+	for i := range e.Cfg.Ranks {
+		p.List = append(p.List, &publisher{
+			e: e, rank: i, topic: []byte(e.Cfg.KVEvents.Topic), wire: wire, plain: plain,
+			fault: &KVFault{}, change: make(chan struct{}),
 		})
 	}
 	return p
 }
 
-// start opens the sockets of all ranks. The engine's mutex is held.
-func (p *publishers) start(e *Engine) error {
-	events, err := listenRow(e.cfg.KVEvents.Endpoint, len(p.list))
+// Start opens the sockets of all ranks. The engine's mutex is held.
+func (p *publishers) Start(e *Engine) error {
+	events, err := ListenRow(e.Cfg.KVEvents.Endpoint, len(p.List))
 	if err != nil {
 		return fmt.Errorf("listen kv events: %w", err)
 	}
-	e.peers.listeners = append(e.peers.listeners, events...)
+	e.Peers.Listeners = append(e.Peers.Listeners, events...)
 	var replays []net.Listener
-	if e.cfg.KVEvents.Replay != "" {
-		if replays, err = listenRow(e.cfg.KVEvents.Replay, len(p.list)); err != nil {
+	if e.Cfg.KVEvents.Replay != "" {
+		if replays, err = ListenRow(e.Cfg.KVEvents.Replay, len(p.List)); err != nil {
 			return fmt.Errorf("listen kv event replays: %w", err)
 		}
-		e.peers.listeners = append(e.peers.listeners, replays...)
+		e.Peers.Listeners = append(e.Peers.Listeners, replays...)
 	}
-	for i, one := range p.list {
-		one.events = events[i]
-		e.servePeers(one.events, "PUB", one.serveSubscriber)
+	for i, one := range p.List {
+		one.Events = events[i]
+		e.ServePeers(one.Events, "PUB", one.serveSubscriber)
 		if replays != nil {
 			one.replay = replays[i]
-			e.servePeers(one.replay, "ROUTER", one.serveReplay)
+			e.ServePeers(one.replay, "ROUTER", one.serveReplay)
 		}
 	}
 	return nil
 }
 
-// publish implements kvSink.
-func (p *publishers) publish(rank int, events []kvEvent) { p.list[rank].publish(events) }
+// Publish implements kvSink.
+func (p *publishers) Publish(rank int, events []KVEvent) { p.List[rank].Publish(events) }
 
-// publish numbers a batch and delivers it.
-func (p *publisher) publish(events []kvEvent) {
+// Publish numbers a batch and delivers it.
+func (p *publisher) Publish(events []KVEvent) {
 	payload := p.wire(time.Now(), p.rank, events)
-	fault := p.fault.draw()
+	fault := p.fault.Draw()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := batchMessage{p.seq, payload}
 	p.seq++
 	if fault != KVEventsLose {
-		p.kept = append(p.kept, m)
-		if over := len(p.kept) - eventBuffer; over > 0 {
-			p.kept = slices.Delete(p.kept, 0, over)
+		p.Kept = append(p.Kept, m)
+		if over := len(p.Kept) - EventBuffer; over > 0 {
+			p.Kept = slices.Delete(p.Kept, 0, over)
 		}
 	}
 	switch {
@@ -119,7 +119,7 @@ func (p *publisher) publish(events []kvEvent) {
 		p.sent = append(p.sent, *p.held)
 		p.held = nil
 	}
-	if over := len(p.sent) - eventBuffer; over > 0 {
+	if over := len(p.sent) - EventBuffer; over > 0 {
 		p.sent = slices.Delete(p.sent, 0, over)
 		p.first += uint64(over)
 	}
@@ -137,30 +137,30 @@ func (p *publisher) wakeLocked() {
 	p.change = make(chan struct{})
 }
 
-// subscribe counts a subscriber and returns the number of its first message:
+// Subscribe counts a subscriber and returns the number of its first message:
 // the next one.
-func (p *publisher) subscribe() uint64 {
+func (p *publisher) Subscribe() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.subscribers++
 	return p.first + uint64(len(p.sent))
 }
 
-func (p *publisher) unsubscribe() {
+func (p *publisher) Unsubscribe() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.subscribers--
 }
 
-// after returns the messages from number at. It waits until there are some.
-func (p *publisher) after(ctx context.Context, at uint64) ([]batchMessage, uint64) {
+// After returns the messages from number at. It waits until there are some.
+func (p *publisher) After(ctx context.Context, at uint64) ([]batchMessage, uint64) {
 	for {
 		p.mu.Lock()
 		change := p.change
 		at = max(at, p.first) // a slow subscriber misses messages
 		list := slices.Clone(p.sent[at-p.first:])
 		p.mu.Unlock()
-		if len(list) > 0 && !p.fault.stopped() {
+		if len(list) > 0 && !p.fault.Stopped() {
 			return list, at + uint64(len(list))
 		}
 		select {
@@ -173,38 +173,38 @@ func (p *publisher) after(ctx context.Context, at uint64) ([]batchMessage, uint6
 
 // serveSubscriber sends all messages published after the first subscription. It
 // does not send earlier ones.
-func (p *publisher) serveSubscriber(ctx context.Context, c *zmtpConn) {
+func (p *publisher) serveSubscriber(ctx context.Context, c *ZMTPConn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	topics := &topicSet{}
+	topics := &TopicSet{}
 	var sender sync.WaitGroup
 	defer sender.Wait()
 	defer cancel()
 	defer c.Close()
 	for begun := false; ; {
-		frames, err := c.receive()
+		frames, err := c.Receive()
 		if err != nil {
 			return
 		}
-		if len(frames) != 1 || !topics.message(frames[0]) || begun {
+		if len(frames) != 1 || !topics.Message(frames[0]) || begun {
 			continue
 		}
 		begun = true
-		at := p.subscribe()
-		defer p.unsubscribe()
+		at := p.Subscribe()
+		defer p.Unsubscribe()
 		sender.Go(func() { p.sendFrom(ctx, c, topics, at) })
 	}
 }
 
-func (p *publisher) sendFrom(ctx context.Context, c *zmtpConn, topics *topicSet, at uint64) {
+func (p *publisher) sendFrom(ctx context.Context, c *ZMTPConn, topics *TopicSet, at uint64) {
 	for {
-		list, next := p.after(ctx, at)
+		list, next := p.After(ctx, at)
 		if list == nil {
 			return
 		}
 		at = next
 		for _, m := range list {
-			if topics.want(p.topic) && c.send(p.topic, binary.BigEndian.AppendUint64(nil, m.seq), m.payload) != nil {
+			if topics.Want(p.topic) && c.Send(p.topic, binary.BigEndian.AppendUint64(nil, m.Seq), m.payload) != nil {
 				c.Close()
 				return
 			}
@@ -212,14 +212,14 @@ func (p *publisher) sendFrom(ctx context.Context, c *zmtpConn, topics *topicSet,
 	}
 }
 
-// topicSet holds the subscriptions of one subscriber.
-type topicSet struct {
+// TopicSet holds the subscriptions of one subscriber.
+type TopicSet struct {
 	mu   sync.Mutex
 	list []string
 }
 
-// message handles a subscription (1 and a prefix) or its end (0 and a prefix).
-func (t *topicSet) message(m []byte) bool {
+// Message handles a subscription (1 and a prefix) or its end (0 and a prefix).
+func (t *TopicSet) Message(m []byte) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -235,7 +235,7 @@ func (t *topicSet) message(m []byte) bool {
 	return false
 }
 
-func (t *topicSet) want(topic []byte) bool {
+func (t *TopicSet) Want(topic []byte) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.ContainsFunc(t.list, func(prefix string) bool { return strings.HasPrefix(string(topic), prefix) })
@@ -244,9 +244,9 @@ func (t *topicSet) want(topic []byte) bool {
 // serveReplay answers requests of an empty frame and a sequence number with the
 // kept batches from that number on, and a last message with the number -1.
 // Requests of any other form are dropped.
-func (p *publisher) serveReplay(ctx context.Context, c *zmtpConn) {
+func (p *publisher) serveReplay(ctx context.Context, c *ZMTPConn) {
 	for {
-		frames, err := c.receive()
+		frames, err := c.Receive()
 		if err != nil {
 			return
 		}
@@ -270,7 +270,7 @@ func (p *publisher) untilGoing(ctx context.Context) bool {
 		p.mu.Lock()
 		change := p.change
 		p.mu.Unlock()
-		if !p.fault.stopped() {
+		if !p.fault.Stopped() {
 			return true
 		}
 		select {
@@ -281,22 +281,22 @@ func (p *publisher) untilGoing(ctx context.Context) bool {
 	}
 }
 
-func (p *publisher) sendKept(c *zmtpConn, from uint64) error {
+func (p *publisher) sendKept(c *ZMTPConn, from uint64) error {
 	p.mu.Lock()
-	kept := slices.Clone(p.kept)
+	kept := slices.Clone(p.Kept)
 	p.mu.Unlock()
 	send := func(topic []byte, seq uint64, payload []byte) error {
 		frames := [][]byte{{}, topic, binary.BigEndian.AppendUint64(nil, seq), payload}
 		if p.plain {
 			frames = slices.Delete(frames, 1, 2)
 		}
-		return c.send(frames...)
+		return c.Send(frames...)
 	}
 	for _, m := range kept {
-		if m.seq < from {
+		if m.Seq < from {
 			continue
 		}
-		if err := send(p.topic, m.seq, m.payload); err != nil {
+		if err := send(p.topic, m.Seq, m.payload); err != nil {
 			return err
 		}
 	}
@@ -309,7 +309,7 @@ func (p *publishers) subscriberCount() int {
 		return 0
 	}
 	n := 0
-	for _, one := range p.list {
+	for _, one := range p.List {
 		one.mu.Lock()
 		n += one.subscribers
 		one.mu.Unlock()
@@ -321,18 +321,18 @@ func (p *publishers) subscriberCount() int {
 // "tcp://host:port", and KVEventsReplay the endpoint of its replays. They are
 // empty without KV events or replays, and before Start.
 func (e *Engine) KVEventsEndpoint() string {
-	if e.publishers == nil {
+	if e.Publishers == nil {
 		return ""
 	}
-	return endpointOf(e.publishers.list[0].events)
+	return endpointOf(e.Publishers.List[0].Events)
 }
 
 // KVEventsReplay: see KVEventsEndpoint.
 func (e *Engine) KVEventsReplay() string {
-	if e.publishers == nil {
+	if e.Publishers == nil {
 		return ""
 	}
-	return endpointOf(e.publishers.list[0].replay)
+	return endpointOf(e.Publishers.List[0].replay)
 }
 
 // endpointOf returns the address of a listener of this machine.

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ type store interface {
 	// exists.
 	refresh(ctx context.Context, key string) bool
 	delete(ctx context.Context, key string)
-	close()
+	Close()
 }
 
 const (
@@ -34,13 +34,13 @@ const (
 // that fails. An engine that is closed deletes its key; an engine that dies
 // does not.
 func (e *Engine) registerIn(ctx context.Context, s store, key, value string, heartbeat time.Duration) {
-	defer s.close()
+	defer s.Close()
 	for ctx.Err() == nil {
 		if !s.set(ctx, key, value) {
-			_ = sleep(ctx, min(heartbeat, registerAgain)) // the loop checks ctx
+			_ = Sleep(ctx, min(heartbeat, registerAgain)) // the loop checks ctx
 			continue
 		}
-		for sleep(ctx, heartbeat) == nil && s.refresh(ctx, key) {
+		for Sleep(ctx, heartbeat) == nil && s.refresh(ctx, key) {
 		}
 	}
 	if !e.killed() {
@@ -51,12 +51,12 @@ func (e *Engine) registerIn(ctx context.Context, s store, key, value string, hea
 // registration returns the engine's key and value, and the store; an empty key
 // means no registration.
 func (e *Engine) registration() (s store, key, value string) {
-	cfg := &e.cfg.TRTLLM
-	worker, isWorker := e.proto.(registeringProtocol)
+	cfg := &e.Cfg.TRTLLM
+	worker, isWorker := e.Proto.(registeringProtocol)
 	address, inEtcd := strings.CutPrefix(cfg.ClusterURI, "etcd://")
 	switch {
-	case e.cfg.Etcd != "":
-		s = newEtcdStore(e.cfg.Etcd, cfg.InactiveTimeout)
+	case e.Cfg.Etcd != "":
+		s = newEtcdStore(e.Cfg.Etcd, cfg.InactiveTimeout)
 	case cfg.ClusterURI == "" || !isWorker:
 		return nil, "", ""
 	case inEtcd:
@@ -65,9 +65,9 @@ func (e *Engine) registration() (s store, key, value string) {
 		s = &clusterStorage{uri: cfg.ClusterURI, token: cfg.ClusterToken, ttl: cfg.InactiveTimeout}
 	}
 	if isWorker {
-		key, value = worker.record()
+		key, value = worker.Record()
 	} else {
-		key, value = e.record()
+		key, value = e.Record()
 	}
 	return s, key, value
 }
@@ -75,20 +75,20 @@ func (e *Engine) registration() (s store, key, value string) {
 // recordPrefix is where pdproxy looks for records of engines in etcd.
 const recordPrefix = "/pdproxy/engines/"
 
-// record returns the engine's key and value as pdproxy reads them: an entry of
+// Record returns the engine's key and value as pdproxy reads them: an entry of
 // its list of engines.
-func (e *Engine) record() (key, value string) {
-	name := e.cfg.Role + "@" + e.Addr()
-	if e.cfg.Name != e.cfg.Connector+"-"+e.cfg.Role {
-		name = e.cfg.Name
+func (e *Engine) Record() (key, value string) {
+	name := e.Cfg.Role + "@" + e.Addr()
+	if e.Cfg.Name != e.Cfg.Connector+"-"+e.Cfg.Role {
+		name = e.Cfg.Name
 	}
-	o := obj("name", name, "url", e.URL(), "role", e.cfg.Role, "connector", e.cfg.Connector, "ranks", len(e.ranks))
+	o := Obj("name", name, "url", e.URL(), "role", e.Cfg.Role, "connector", e.Cfg.Connector, "ranks", len(e.Ranks))
 	for _, m := range []member{{"kv_events", e.KVEventsEndpoint()}, {"kv_replay", e.KVEventsReplay()}, {"kv_address", e.KVAddress()}} {
-		if m.value != "" {
-			o = o.with(m.name, m.value)
+		if m.Value != "" {
+			o = o.With(m.Name, m.Value)
 		}
 	}
-	text, _ := encodeJSON(o)
+	text, _ := EncodeJSON(o)
 	return recordPrefix + name, string(text)
 }
 
@@ -100,12 +100,12 @@ type clusterStorage struct {
 	http       http.Client
 }
 
-func (c *clusterStorage) close() { c.http.CloseIdleConnections() }
+func (c *clusterStorage) Close() { c.http.CloseIdleConnections() }
 
 func (c *clusterStorage) seconds() int { return max(1, int(c.ttl/time.Second)) }
 
 func (c *clusterStorage) set(ctx context.Context, key, value string) bool {
-	body, _ := encodeJSON(obj("key", key, "value", value, "expire_time", -1, "ttl", c.seconds(), "overwrite_if_exists", false))
+	body, _ := EncodeJSON(Obj("key", key, "value", value, "expire_time", -1, "ttl", c.seconds(), "overwrite_if_exists", false))
 	return c.call(ctx, http.MethodPost, "/set", body)
 }
 

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"context"
@@ -12,64 +12,64 @@ import (
 
 // Routes that every engine serves.
 const (
-	routeCompletions = "/v1/completions"
-	routeChat        = "/v1/chat/completions"
+	RouteCompletions = "/v1/completions"
+	RouteChat        = "/v1/chat/completions"
 )
 
 // maxBody bounds a request body.
 const maxBody = 64 << 20
 
-// slowAdmission is the delay of the fault "slow" before a request is admitted.
-const slowAdmission = 500 * time.Millisecond
+// SlowAdmission is the delay of the fault "slow" before a request is admitted.
+const SlowAdmission = 500 * time.Millisecond
 
 // handler builds the HTTP routes: the protocol's own, and the core's where the
 // protocol has none.
 func (e *Engine) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+routeCompletions, e.generating(routeCompletions))
-	mux.HandleFunc("POST "+routeChat, e.generating(routeChat))
+	mux.HandleFunc("POST "+RouteCompletions, e.Generating(RouteCompletions))
+	mux.HandleFunc("POST "+RouteChat, e.Generating(RouteChat))
 	mux.HandleFunc("GET /v1/models", e.models)
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {})
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, obj("version", "0.0.0+sim"))
+		WriteJSON(w, http.StatusOK, Obj("version", "0.0.0+sim"))
 	})
 	mux.HandleFunc("GET /metrics", e.metrics)
 	mux.HandleFunc("GET /sim/state", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, e.State())
+		WriteJSON(w, http.StatusOK, e.State())
 	})
 	mux.HandleFunc("POST /sim/fault", e.setFault)
 	own := http.NewServeMux()
-	e.proto.routes(own)
-	headers, _ := e.proto.(headerProtocol)
+	e.Proto.Routes(own)
+	headers, _ := e.Proto.(headerProtocol)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		e.faults.await()
+		e.Faults.Await()
 		if headers != nil {
-			headers.answerHeader(r.Header, w.Header())
+			headers.AnswerHeader(r.Header, w.Header())
 		}
 		if _, pattern := own.Handler(r); pattern != "" {
 			own.ServeHTTP(w, r)
 			return
 		}
 		if _, pattern := mux.Handler(r); pattern == "" {
-			w = &fastAPIError{w}
+			w = &FastAPIError{w}
 		}
 		mux.ServeHTTP(w, r)
 	})
 }
 
-// fastAPIError gives the mux's own 404 and 405 the body of FastAPI.
-type fastAPIError struct{ http.ResponseWriter }
+// FastAPIError gives the mux's own 404 and 405 the body of FastAPI.
+type FastAPIError struct{ http.ResponseWriter }
 
-func (w *fastAPIError) WriteHeader(status int) {
+func (w *FastAPIError) WriteHeader(status int) {
 	w.Header().Del("X-Content-Type-Options")
-	writeJSON(w.ResponseWriter, status, obj("detail", http.StatusText(status)))
+	WriteJSON(w.ResponseWriter, status, Obj("detail", http.StatusText(status)))
 }
 
-func (w *fastAPIError) Write(b []byte) (int, error) { return len(b), nil }
+func (w *FastAPIError) Write(b []byte) (int, error) { return len(b), nil }
 
-// writeJSON answers with a JSON body.
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	body, err := encodeJSON(v)
+// WriteJSON answers with a JSON body.
+func WriteJSON(w http.ResponseWriter, status int, v any) {
+	body, err := EncodeJSON(v)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -83,25 +83,25 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now().Unix()
 	card := func(id, root string, parent, length any) any {
-		return obj(
+		return Obj(
 			"id", id, "object", "model", "created", now, "owned_by", "vllm", "root", root, "parent", parent,
-			"max_model_len", length, "permission", []any{obj(
-				"id", "modelperm-"+randomID(), "object", "model_permission", "created", now, "allow_create_engine", false,
+			"max_model_len", length, "permission", []any{Obj(
+				"id", "modelperm-"+RandomID(), "object", "model_permission", "created", now, "allow_create_engine", false,
 				"allow_sampling", true, "allow_logprobs", true, "allow_search_indices", false, "allow_view", true,
 				"allow_fine_tuning", false, "organization", "*", "group", nil, "is_blocking", false,
 			)},
 		)
 	}
-	cards := []any{card(e.cfg.Model, e.cfg.Model, nil, e.maxModelLen())}
-	for _, name := range e.cfg.LoRA.Modules { // vLLM, entrypoints/openai/models/serving.py show_available_models
-		cards = append(cards, card(name, "/adapters/"+name, e.cfg.Model, nil))
+	cards := []any{card(e.Cfg.Model, e.Cfg.Model, nil, e.MaxModelLen())}
+	for _, name := range e.Cfg.LoRA.Modules { // vLLM, entrypoints/openai/models/serving.py show_available_models
+		cards = append(cards, card(name, "/adapters/"+name, e.Cfg.Model, nil))
 	}
-	writeJSON(w, http.StatusOK, obj("object", "list", "data", cards))
+	WriteJSON(w, http.StatusOK, Obj("object", "list", "data", cards))
 }
 
-// maxModelLen returns the longest sequence in tokens: the size of one rank's
+// MaxModelLen returns the longest sequence in tokens: the size of one rank's
 // cache.
-func (e *Engine) maxModelLen() int { return e.cfg.KVBlocks * e.cfg.BlockSize }
+func (e *Engine) MaxModelLen() int { return e.Cfg.KVBlocks * e.Cfg.BlockSize }
 
 // setFault answers POST /sim/fault {"fail","die_after","hang","kv_events",
 // "wrong_tokens"}: it replaces all faults; an absent field means none. kv_events
@@ -132,18 +132,18 @@ func (e *Engine) setFault(w http.ResponseWriter, r *http.Request) {
 		err = e.SetKVEventFault(kind, batches)
 	}
 	if err != nil {
-		writeJSON(w, http.StatusBadRequest, obj("error", err.Error()))
+		WriteJSON(w, http.StatusBadRequest, Obj("error", err.Error()))
 		return
 	}
 	e.SetWrongTokens(f.WrongTokens)
-	writeJSON(w, http.StatusOK, obj("fail", f.Fail, "die_after", f.DieAfter, "hang", f.Hang,
+	WriteJSON(w, http.StatusOK, Obj("fail", f.Fail, "die_after", f.DieAfter, "hang", f.Hang,
 		"kv_events", f.KVEvents, "wrong_tokens", f.WrongTokens))
 }
 
 // SetFault replaces all faults. The values are those of Config's Fail, DieAfter
 // (counted from now) and Hang.
 func (e *Engine) SetFault(fail string, dieAfter int, hang string) error {
-	return e.faults.set(fail, dieAfter, hang)
+	return e.Faults.set(fail, dieAfter, hang)
 }
 
 // SetDecodeUsPerToken replaces Config.DecodeUsPerToken, also for requests that
@@ -155,86 +155,86 @@ func (e *Engine) SetDecodeUsPerToken(micros int) {
 // Stop makes the engine stop, as SIGSTOP does, or, with false, continue. A
 // stopped engine answers nothing over HTTP, begins no step of a computation,
 // and does not notice the end of a connection. Transfers with peers continue.
-func (e *Engine) Stop(stopped bool) { e.faults.stop(stopped) }
+func (e *Engine) Stop(stopped bool) { e.Faults.stop(stopped) }
 
-// generating returns the handler of a route that produces tokens.
-func (e *Engine) generating(route string) http.HandlerFunc {
+// Generating returns the handler of a route that produces tokens.
+func (e *Engine) Generating(route string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !e.begin() {
+		if !e.Begin() {
 			panic(http.ErrAbortHandler)
 		}
-		defer e.wg.Done()
-		kind, die := e.faults.draw()
+		defer e.Wg.Done()
+		kind, die := e.Faults.Draw()
 		if die {
 			e.Kill()
 			panic(http.ErrAbortHandler)
 		}
-		if e.failEarly(w, r, kind) {
+		if e.FailEarly(w, r, kind) {
 			return
 		}
-		body, err := readBody(w, r)
+		body, err := ReadBody(w, r)
 		if err != nil {
 			panic(http.ErrAbortHandler) // the client left, or its body is beyond any engine's limit
 		}
-		if e.faults.hang(r.Context(), hangHead) != nil {
+		if e.Faults.hang(r.Context(), HangHead) != nil {
 			panic(http.ErrAbortHandler)
 		}
-		req, refusal := e.proto.parse(route, r.Header, body)
+		req, refusal := e.Proto.Parse(route, r.Header, body)
 		if refusal == nil {
-			refusal = e.checkTokens(req)
+			refusal = e.CheckTokens(req)
 		}
 		if refusal != nil {
-			e.stats.rejected.Add(1)
-			e.refuse(w, refusal)
+			e.Stats.Rejected.Add(1)
+			e.Refuse(w, refusal)
 			return
 		}
-		if kind == failSlow && sleep(r.Context(), slowAdmission) != nil {
+		if kind == FailSlow && Sleep(r.Context(), SlowAdmission) != nil {
 			panic(http.ErrAbortHandler) // the engine core does not receive the request
 		}
-		req.fault = kind
+		req.Fault = kind
 		e.answer(w, r, req)
 	}
 }
 
-// refuse answers with an error.
-func (e *Engine) refuse(w http.ResponseWriter, err *apiError) {
+// Refuse answers with an error.
+func (e *Engine) Refuse(w http.ResponseWriter, err *APIError) {
 	body := err.Body
 	if body == nil {
-		body = e.proto.errorBody(err)
+		body = e.Proto.ErrorBody(err)
 	}
-	writeJSON(w, err.Status, body)
+	WriteJSON(w, err.Status, body)
 }
 
-// readBody reads a request's whole body.
-func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+// ReadBody reads a request's whole body.
+func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 }
 
-// failEarly applies the faults that need no request body and reports whether
+// FailEarly applies the faults that need no request body and reports whether
 // the request is answered.
-func (e *Engine) failEarly(w http.ResponseWriter, r *http.Request, kind string) bool {
+func (e *Engine) FailEarly(w http.ResponseWriter, r *http.Request, kind string) bool {
 	refuse := func(status int, kind, message string) bool {
 		io.Copy(io.Discard, r.Body)
-		e.refuse(w, &apiError{Status: status, Type: kind, Message: message})
+		e.Refuse(w, &APIError{Status: status, Type: kind, Message: message})
 		return true
 	}
 	switch kind {
-	case fail500:
+	case Fail500:
 		return refuse(http.StatusInternalServerError, "InternalServerError", "Internal server error")
-	case fail503:
+	case Fail503:
 		return refuse(http.StatusServiceUnavailable, "ServiceUnavailableError", "Service unavailable")
-	case fail429:
+	case Fail429:
 		w.Header().Set("Retry-After", "1")
 		return refuse(http.StatusTooManyRequests, "RateLimitError", "Too many requests")
-	case fail400:
+	case Fail400:
 		return refuse(http.StatusBadRequest, "BadRequestError", "simulated bad request")
-	case failReset, failClose:
+	case FailReset, FailClose:
 		io.Copy(io.Discard, r.Body)
 		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
-			closeConn(conn, kind == failReset)
+			closeConn(conn, kind == FailReset)
 		}
 		return true
-	case failGarbage:
+	case FailGarbage:
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, `{"id":"garbage","choices":[{"index":0,`)
@@ -243,18 +243,18 @@ func (e *Engine) failEarly(w http.ResponseWriter, r *http.Request, kind string) 
 	return false
 }
 
-// checkTokens rejects prompts that no engine accepts.
-func (e *Engine) checkTokens(req *request) *apiError {
+// CheckTokens rejects prompts that no engine accepts.
+func (e *Engine) CheckTokens(req *Request) *APIError {
 	if len(req.Prompts) == 0 {
-		return badRequest("prompt", "The prompt cannot be empty.")
+		return BadRequest("prompt", "The prompt cannot be empty.")
 	}
 	for _, prompt := range req.Prompts {
 		if len(prompt) == 0 {
-			return badRequest("prompt", "The decoder prompt cannot be empty")
+			return BadRequest("prompt", "The decoder prompt cannot be empty")
 		}
 		for _, t := range prompt {
-			if !t.valid() {
-				return badRequest("prompt", "Token id %d is out of vocabulary", t)
+			if !t.Valid() {
+				return BadRequest("prompt", "Token id %d is out of vocabulary", t)
 			}
 		}
 	}
@@ -262,22 +262,22 @@ func (e *Engine) checkTokens(req *request) *apiError {
 }
 
 // answer runs an accepted request's sequences and writes the answer.
-func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
-	seqs := e.newSequences(req)
+func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *Request) {
+	seqs := e.NewSequences(req)
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	var st *eventStream
 	if req.Stream {
 		st = &eventStream{w: w, rc: http.NewResponseController(w)}
 		st.before = func(events int) error { return e.streamFault(ctx, req, events) }
-		if !e.proto.streamOptions(req).HoldHead {
-			st.start()
+		if !e.Proto.StreamOptions(req).HoldHead {
+			st.Start()
 		}
-		if g, ok := e.proto.(greetingProtocol); ok {
-			st.send(g.greeting(req, seqs)...)
+		if g, ok := e.Proto.(greetingProtocol); ok {
+			st.send(g.Greeting(req, seqs)...)
 			st.events = 0 // faults count only the events of the answer itself
 		}
-		st.keep(e.cfg.SSEKeepAlive)
+		st.keep(e.Cfg.SSEKeepAlive)
 		defer st.finish()
 	}
 	var wg sync.WaitGroup
@@ -299,7 +299,7 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 		e.writeUnary(w, req, seqs)
 	case errors.Is(err, errCut):
 		abortConn(w)
-	case errors.Is(err, context.Canceled), errors.Is(err, errEnded):
+	case errors.Is(err, context.Canceled), errors.Is(err, ErrEnded):
 		// A client that closed only its writing side also gets no answer, as
 		// with uvicorn.
 		panic(http.ErrAbortHandler)
@@ -310,16 +310,16 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 
 // closeStream ends a successful stream. It also applies a stream fault if the
 // stream was too short for it before.
-func (e *Engine) closeStream(ctx context.Context, st *eventStream, req *request, seqs []*sequence) error {
-	if err := e.streamFault(ctx, req, streamEventsBeforeFault); err != nil {
+func (e *Engine) closeStream(ctx context.Context, st *eventStream, req *Request, seqs []*Sequence) error {
+	if err := e.streamFault(ctx, req, StreamEventsBeforeFault); err != nil {
 		return err
 	}
-	last := e.proto.closing(req, seqs)
-	if !e.proto.streamOptions(req).NoDone {
+	last := e.Proto.Closing(req, seqs)
+	if !e.Proto.StreamOptions(req).NoDone {
 		last = append(last, doneEvent)
 	}
-	if m, ok := e.proto.(measuringProtocol); ok {
-		last = append(last, m.afterDone(req)...)
+	if m, ok := e.Proto.(measuringProtocol); ok {
+		last = append(last, m.AfterDone(req)...)
 	}
 	if err := st.send(last...); err != nil {
 		return context.Canceled // the client left
@@ -327,21 +327,21 @@ func (e *Engine) closeStream(ctx context.Context, st *eventStream, req *request,
 	return nil
 }
 
-// newSequences makes the sequences of a request, in choice order.
-func (e *Engine) newSequences(req *request) []*sequence {
-	var seqs []*sequence
+// NewSequences makes the sequences of a request, in choice order.
+func (e *Engine) NewSequences(req *Request) []*Sequence {
+	var seqs []*Sequence
 	for p, prompt := range req.Prompts {
-		eosAt := eosMark(detokenize(prompt))
+		eosAt := eosMark(Detokenize(prompt))
 		limit := req.MaxTokens
 		if !req.Limited {
-			limit = max(1, min(naturalLength(prompt), e.maxModelLen()-len(prompt)))
+			limit = max(1, min(naturalLength(prompt), e.MaxModelLen()-len(prompt)))
 			if eosAt == 0 {
 				eosAt = limit
 			}
 		}
 		for j := range req.N {
-			seqs = append(seqs, &sequence{
-				req: req, choice: p*req.N + j, sample: j, prompt: prompt, limit: limit, eosAt: eosAt, adapter: req.adapter(&e.cfg),
+			seqs = append(seqs, &Sequence{
+				Req: req, Choice: p*req.N + j, Sample: j, Prompt: prompt, Limit: limit, eosAt: eosAt, adapter: req.adapter(&e.Cfg),
 			})
 		}
 	}
@@ -350,24 +350,24 @@ func (e *Engine) newSequences(req *request) []*sequence {
 
 // runSequence runs one sequence. Its failure ends the other sequences through
 // cancel.
-func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc, s *sequence, st *eventStream) {
-	e.stats.requests.Add(1)
-	if e.cfg.OnPrompt != nil {
-		e.cfg.OnPrompt(detokenize(s.prompt))
+func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc, s *Sequence, st *eventStream) {
+	e.Stats.Requests.Add(1)
+	if e.Cfg.OnPrompt != nil {
+		e.Cfg.OnPrompt(Detokenize(s.Prompt))
 	}
 	e.loras.count(s.adapter, 1)
 	defer e.loras.count(s.adapter, -1)
 	opened := false
-	emit := func(token) {
+	emit := func(Token) {
 		if st == nil {
 			return
 		}
 		var events []any
 		if !opened {
 			opened = true
-			events = e.proto.opening(s.req, s)
+			events = e.Proto.Opening(s.Req, s)
 		}
-		if ev := e.proto.event(s.req, s, s.take()); ev != nil {
+		if ev := e.Proto.Event(s.Req, s, s.take()); ev != nil {
 			events = append(events, ev)
 		}
 		if err := st.send(events...); err != nil && !isFault(err) {
@@ -376,57 +376,57 @@ func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc
 			cancel(err)
 		}
 	}
-	err := e.proto.generate(ctx, s, emit)
-	e.stats.promptTokens.Add(int64(len(s.prompt)))
-	e.stats.cachedTokens.Add(int64(s.cachedLocal + s.external))
-	e.stats.externalTokens.Add(int64(s.external))
-	e.stats.outputTokens.Add(int64(len(s.output)))
+	err := e.Proto.Generate(ctx, s, emit)
+	e.Stats.promptTokens.Add(int64(len(s.Prompt)))
+	e.Stats.cachedTokens.Add(int64(s.CachedLocal + s.external))
+	e.Stats.ExternalTokens.Add(int64(s.external))
+	e.Stats.OutputTokens.Add(int64(len(s.Output)))
 	switch {
 	case err == nil:
-	case errors.Is(context.Cause(ctx), context.Canceled), errors.Is(context.Cause(ctx), errEnded):
-		e.stats.aborted.Add(1)
+	case errors.Is(context.Cause(ctx), context.Canceled), errors.Is(context.Cause(ctx), ErrEnded):
+		e.Stats.Aborted.Add(1)
 	case ctx.Err() != nil: // another sample failed, or a fault ended the stream
 	default:
-		e.stats.errors.Add(1)
+		e.Stats.errors.Add(1)
 		cancel(err)
 	}
 }
 
 // writeUnary writes an unary answer, through the faults that damage it.
-func (e *Engine) writeUnary(w http.ResponseWriter, req *request, seqs []*sequence) {
-	switch req.fault {
-	case failSSEError:
-		e.stats.errors.Add(1)
+func (e *Engine) writeUnary(w http.ResponseWriter, req *Request, seqs []*Sequence) {
+	switch req.Fault {
+	case FailSSEError:
+		e.Stats.errors.Add(1)
 		e.writeFailure(w, nil, req, seqs, errSimulated)
 		return
-	case failCut:
-		body, _ := encodeJSON(e.proto.unary(req, seqs))
+	case FailCut:
+		body, _ := EncodeJSON(e.Proto.Unary(req, seqs))
 		w.Header().Set("Content-Type", "application/json")
 		w.Write(body[:len(body)/2])
 		http.NewResponseController(w).Flush()
 		abortConn(w)
 		return
 	}
-	if m, ok := e.proto.(measuringProtocol); ok {
-		m.unaryHeader(req, w.Header())
+	if m, ok := e.Proto.(measuringProtocol); ok {
+		m.UnaryHeader(req, w.Header())
 	}
-	writeJSON(w, http.StatusOK, e.proto.unary(req, seqs))
+	WriteJSON(w, http.StatusOK, e.Proto.Unary(req, seqs))
 }
 
 // writeFailure answers with an engine's error: a status when no head was sent,
 // else events of the stream.
-func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *request, seqs []*sequence, err error) {
-	var failure *apiError
+func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *Request, seqs []*Sequence, err error) {
+	var failure *APIError
 	if !errors.As(err, &failure) {
-		failure = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
+		failure = &APIError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
 	}
-	if st == nil || !st.head && !e.proto.streamOptions(req).HeldErrors {
-		e.refuse(w, failure)
+	if st == nil || !st.head && !e.Proto.StreamOptions(req).HeldErrors {
+		e.Refuse(w, failure)
 		return
 	}
-	events := e.proto.errorEvents(req, failure)
-	if p, ok := e.proto.(loadingProtocol); ok && failure.loading && st.events == 0 {
-		events = p.loadFailure(req, seqs, failure)
+	events := e.Proto.ErrorEvents(req, failure)
+	if p, ok := e.Proto.(loadingProtocol); ok && failure.Loading && st.events == 0 {
+		events = p.LoadFailure(req, seqs, failure)
 	}
 	if events == nil {
 		abortConn(w)
@@ -434,14 +434,14 @@ func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *reque
 	}
 	st.before, st.err = nil, nil
 	st.send(events...)
-	if e.proto.streamOptions(req).ErrorDone {
+	if e.Proto.StreamOptions(req).ErrorDone {
 		st.send(doneEvent)
 	}
 }
 
 // errSimulated is the failure of the fault "sse-error", errCut that of "cut".
 var (
-	errSimulated = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "simulated failure"}
+	errSimulated = &APIError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "simulated failure"}
 	errCut       = errors.New("stream cut")
 )
 
@@ -449,18 +449,18 @@ var (
 func isFault(err error) bool { return errors.Is(err, errCut) || errors.Is(err, errSimulated) }
 
 // streamFault applies the faults of a stream before its next event.
-func (e *Engine) streamFault(ctx context.Context, req *request, events int) error {
-	if events < streamEventsBeforeFault {
+func (e *Engine) streamFault(ctx context.Context, req *Request, events int) error {
+	if events < StreamEventsBeforeFault {
 		return nil
 	}
-	switch req.fault {
-	case failCut:
+	switch req.Fault {
+	case FailCut:
 		return errCut
-	case failSSEError:
-		e.stats.errors.Add(1)
+	case FailSSEError:
+		e.Stats.errors.Add(1)
 		return errSimulated
 	}
-	return e.faults.hang(ctx, hangStream)
+	return e.Faults.hang(ctx, HangStream)
 }
 
 // abortConn resets the connection in the middle of an answer.
@@ -472,7 +472,7 @@ func abortConn(w http.ResponseWriter) {
 	panic(http.ErrAbortHandler)
 }
 
-func plainText(w http.ResponseWriter, status int, text string) {
+func PlainText(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
 	w.Write([]byte(text))

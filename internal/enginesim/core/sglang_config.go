@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import "time"
 
@@ -45,19 +45,19 @@ type SGLangConfig struct {
 
 // Load balance methods with a special meaning here.
 const (
-	balanceFollowRoom = "follow_bootstrap_room"
-	balanceRoundRobin = "round_robin"
+	BalanceFollowRoom = "follow_bootstrap_room"
+	BalanceRoundRobin = "round_robin"
 )
 
-// defaultBootstrapPort is decode's port for requests without one.
-const defaultBootstrapPort = 8998
+// DefaultBootstrapPort is decode's port for requests without one.
+const DefaultBootstrapPort = 8998
 
-// withDefaults returns the config with every zero field set.
-func (c SGLangConfig) withDefaults(role string) SGLangConfig {
+// WithDefaults returns the config with every zero field set.
+func (c SGLangConfig) WithDefaults(role string) SGLangConfig {
 	if c.LoadBalance == "" || c.LoadBalance == "auto" {
-		c.LoadBalance = balanceRoundRobin
+		c.LoadBalance = BalanceRoundRobin
 		if role == RolePrefill {
-			c.LoadBalance = balanceFollowRoom
+			c.LoadBalance = BalanceFollowRoom
 		}
 	}
 	if c.KVCacheDtype == "" {

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"context"
@@ -14,8 +14,8 @@ const (
 	partKVCache = "kv_cache"
 )
 
-// errSlept is the cause of sequences that POST /sleep aborted.
-var errSlept = errors.New("engine sleeps")
+// ErrSlept is the cause of sequences that POST /sleep aborted.
+var ErrSlept = errors.New("engine sleeps")
 
 // sleeper is the sleep mode of vLLM. A sleeping engine answers its probes and accepts requests, but
 // schedules none before it is awake again. Source: vLLM entrypoints/serve/sleep/api_router.py,
@@ -42,9 +42,9 @@ type sleepable struct {
 // (record_sleep_state).
 var sleepStates = []string{"awake", "weights_offloaded", "discard_all"}
 
-// watch returns a context that ends with cause errSlept if the engine begins to sleep. The caller
+// Watch returns a context that ends with cause ErrSlept if the engine begins to sleep. The caller
 // calls end after the sequence.
-func (z *sleeper) watch(ctx context.Context) (watched context.Context, end func()) {
+func (z *sleeper) Watch(ctx context.Context) (watched context.Context, end func()) {
 	watched, cancel := context.WithCancelCause(ctx)
 	r := &sleepable{cancel, make(chan struct{})}
 	z.mu.Lock()
@@ -75,13 +75,13 @@ func (z *sleeper) gauge(state string) int {
 // Sleep does what POST /sleep does in mode abort: it aborts all sequences, and pauses the scheduler.
 // From level 1 on, the prefix cache is empty afterwards.
 func (e *Engine) Sleep(level int) {
-	z := &e.sleeper
+	z := &e.Sleeper
 	z.paused.Store(true)
 	z.mu.Lock()
 	runs := make([]*sleepable, 0, len(z.runs))
 	for r := range z.runs {
 		runs = append(runs, r)
-		r.cancel(errSlept)
+		r.cancel(ErrSlept)
 	}
 	z.mu.Unlock()
 	for _, r := range runs {
@@ -91,7 +91,7 @@ func (e *Engine) Sleep(level int) {
 	defer z.mu.Unlock()
 	z.state = "asleep" // of level 0: no sample is 1
 	if level > 0 {
-		e.resetCache()
+		e.ResetCache()
 		z.asleep = []string{partWeights, partKVCache}
 		z.state = sleepStates[min(level, 2)]
 	}
@@ -100,7 +100,7 @@ func (e *Engine) Sleep(level int) {
 // WakeUp does what POST /wake_up does; without tags it wakes all parts. Requests that wait are
 // scheduled once all memory is back.
 func (e *Engine) WakeUp(tags ...string) {
-	z := &e.sleeper
+	z := &e.Sleeper
 	z.mu.Lock()
 	z.asleep = slices.DeleteFunc(z.asleep, func(part string) bool { return len(tags) == 0 || slices.Contains(tags, part) })
 	z.state = ""
@@ -110,16 +110,16 @@ func (e *Engine) WakeUp(tags ...string) {
 		return
 	}
 	z.paused.Store(false)
-	for _, r := range e.ranks {
-		r.mu.Lock()
+	for _, r := range e.Ranks {
+		r.Mu.Lock()
 		r.pump()
-		r.mu.Unlock()
+		r.Mu.Unlock()
 	}
 }
 
 // Sleeping is the answer of GET /is_sleeping.
 func (e *Engine) Sleeping() bool {
-	e.sleeper.mu.Lock()
-	defer e.sleeper.mu.Unlock()
-	return e.sleeper.paused.Load() || len(e.sleeper.asleep) > 0
+	e.Sleeper.mu.Lock()
+	defer e.Sleeper.mu.Unlock()
+	return e.Sleeper.paused.Load() || len(e.Sleeper.asleep) > 0
 }

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"bytes"
@@ -13,65 +13,65 @@ import (
 // textBuffer is the detokenizer of one sequence. It finds stop strings and
 // holds back text that may become one.
 type textBuffer struct {
-	text []byte // all output text, cut at a stop string
-	sent int    // bytes already given to the stream
+	Text []byte // all output text, cut at a stop string
+	Sent int    // bytes already given to the stream
 	// tokens were decoded since the last piece.
-	tokens []token
+	tokens []Token
 }
 
 // finished adds the newest output token to the text, and sets s.finish when the
 // token ends the sequence.
-func (s *sequence) finished(t token) {
-	s.text.tokens = append(s.text.tokens, t)
-	n := len(s.output)
-	stops := n > s.req.MinTokens
-	if stops && t == tokenEOS && !s.req.IgnoreEOS {
-		s.finish = "stop"
+func (s *Sequence) finished(t Token) {
+	s.Text.tokens = append(s.Text.tokens, t)
+	n := len(s.Output)
+	stops := n > s.Req.MinTokens
+	if stops && t == TokenEOS && !s.Req.IgnoreEOS {
+		s.Finish = "stop"
 		return
 	}
-	if stops && slices.Contains(s.req.StopTokenIDs, t) {
-		s.finish, s.stopReason = "stop", int(t)
+	if stops && slices.Contains(s.Req.StopTokenIDs, t) {
+		s.Finish, s.StopReason = "stop", int(t)
 		return
 	}
-	from := len(s.text.text)
-	s.text.text = append(s.text.text, t.text()...)
+	from := len(s.Text.Text)
+	s.Text.Text = append(s.Text.Text, t.Text()...)
 	if stops {
-		for _, stop := range s.req.Stop {
+		for _, stop := range s.Req.Stop {
 			begin := max(0, from-len(stop)+1)
-			if i := bytes.Index(s.text.text[begin:], []byte(stop)); i >= 0 && stop != "" {
-				s.text.text = s.text.text[:begin+i]
-				s.finish, s.stopReason = "stop", stop
+			if i := bytes.Index(s.Text.Text[begin:], []byte(stop)); i >= 0 && stop != "" {
+				s.Text.Text = s.Text.Text[:begin+i]
+				s.Finish, s.StopReason = "stop", stop
 				return
 			}
 		}
 	}
-	if n >= s.limit {
-		s.finish = "length"
+	if n >= s.Limit {
+		s.Finish = "length"
 	}
 }
 
 // take returns the new text for the client. Until the sequence ends, it holds
 // back a tail that could begin a stop string.
-func (s *sequence) take() piece {
-	ready := len(s.text.text)
-	if s.finish == "" {
+func (s *Sequence) take() Piece {
+	ready := len(s.Text.Text)
+	if s.Finish == "" {
 		hold := 0
-		for _, stop := range s.req.Stop {
+		for _, stop := range s.Req.Stop {
 			hold = max(hold, len(stop)-1)
 		}
-		ready = wholeRunes(s.text.text[:max(0, ready-hold)])
+		ready = wholeRunes(s.Text.Text[:max(0, ready-hold)])
 	}
-	ready = max(ready, s.text.sent)
-	p := piece{Text: validText(string(s.text.text[s.text.sent:ready])), Tokens: s.text.tokens, Finish: s.finish}
-	s.text.sent, s.text.tokens = ready, nil
+	ready = max(ready, s.Text.Sent)
+	p := Piece{Text: ValidText(string(s.Text.Text[s.Text.Sent:ready])), Tokens: s.Text.tokens, Finish: s.Finish}
+	s.Text.Sent, s.Text.tokens = ready, nil
 	return p
 }
 
-// answerText is the whole text of a finished sequence.
-func (s *sequence) answerText() string { return validText(string(s.text.text)) }
+// AnswerText is the whole text of a finished sequence.
+func (s *Sequence) AnswerText() string { return ValidText(string(s.Text.Text)) }
 
-// validText replaces broken UTF-8 as a detokenizer does.
-func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+// ValidText replaces broken UTF-8 as a detokenizer does.
+func ValidText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // eventStream writes one answer as server-sent events; sequences of one request
 // share it.
@@ -126,8 +126,8 @@ func (st *eventStream) finish() {
 	}
 }
 
-// start sends the head, once.
-func (st *eventStream) start() {
+// Start sends the head, once.
+func (st *eventStream) Start() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.startLocked()
@@ -169,11 +169,11 @@ func (st *eventStream) write(v any) error {
 		}
 	}
 	st.events++
-	raw, ok := v.(rawEvent)
+	raw, ok := v.(RawEvent)
 	if !ok {
-		if named, ok := v.(namedEvent); ok {
-			raw = append(append(append(raw, "event: "...), named.name...), '\n')
-			v = named.data
+		if named, ok := v.(NamedEvent); ok {
+			raw = append(append(append(raw, "event: "...), named.Name...), '\n')
+			v = named.Data
 		}
 		var err error
 		if raw, err = appendJSON(append(raw, "data: "...), v); err != nil {
@@ -185,14 +185,14 @@ func (st *eventStream) write(v any) error {
 	return err
 }
 
-// rawEvent is an event that is written unchanged.
-type rawEvent []byte
+// RawEvent is an event that is written unchanged.
+type RawEvent []byte
 
-// namedEvent is an event with an event line.
-type namedEvent struct {
-	name string
-	data any
+// NamedEvent is an event with an event line.
+type NamedEvent struct {
+	Name string
+	Data any
 }
 
 // doneEvent ends a stream.
-var doneEvent = rawEvent("data: [DONE]\n\n")
+var doneEvent = RawEvent("data: [DONE]\n\n")

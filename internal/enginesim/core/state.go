@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"fmt"
@@ -61,86 +61,86 @@ type State struct {
 
 // counters are the part of State that only increases.
 type counters struct {
-	requests, transfers, aborted, errors, rejected atomic.Int64
-	promptTokens, cachedTokens, outputTokens       atomic.Int64
-	leasesExpired, staleReads, duplicateIDs        atomic.Int64
-	packed                                         atomic.Int64
+	Requests, Transfers, Aborted, errors, Rejected atomic.Int64
+	promptTokens, cachedTokens, OutputTokens       atomic.Int64
+	LeasesExpired, StaleReads, DuplicateIDs        atomic.Int64
+	Packed                                         atomic.Int64
 	peerConnections, connectionWaits               atomic.Int64
-	encoded, encoderHits                           atomic.Int64
-	externalTokens                                 atomic.Int64 // received by transfer
+	Encoded, EncoderHits                           atomic.Int64
+	ExternalTokens                                 atomic.Int64 // received by transfer
 }
 
 // State returns a snapshot. A killed engine holds nothing.
 func (e *Engine) State() State {
 	s := State{
-		Requests: e.stats.requests.Load(), Transfers: e.stats.transfers.Load(), Aborted: e.stats.aborted.Load(),
-		Errors: e.stats.errors.Load(), Rejected: e.stats.rejected.Load(),
-		PromptTokens: e.stats.promptTokens.Load(), CachedTokens: e.stats.cachedTokens.Load(), OutputTokens: e.stats.outputTokens.Load(),
-		LeasesExpired: e.stats.leasesExpired.Load(), StaleReads: e.stats.staleReads.Load(), DuplicateIDs: e.stats.duplicateIDs.Load(), PackedBodies: e.stats.packed.Load(),
-		PeerConnections: e.stats.peerConnections.Load(), ConnectionWaits: e.stats.connectionWaits.Load(),
-		Encoded: e.stats.encoded.Load(), EncoderHits: e.stats.encoderHits.Load(),
-		ConnectionsOpen: e.conns.count(), KVSubscribers: e.publishers.subscriberCount(),
+		Requests: e.Stats.Requests.Load(), Transfers: e.Stats.Transfers.Load(), Aborted: e.Stats.Aborted.Load(),
+		Errors: e.Stats.errors.Load(), Rejected: e.Stats.Rejected.Load(),
+		PromptTokens: e.Stats.promptTokens.Load(), CachedTokens: e.Stats.cachedTokens.Load(), OutputTokens: e.Stats.OutputTokens.Load(),
+		LeasesExpired: e.Stats.LeasesExpired.Load(), StaleReads: e.Stats.StaleReads.Load(), DuplicateIDs: e.Stats.DuplicateIDs.Load(), PackedBodies: e.Stats.Packed.Load(),
+		PeerConnections: e.Stats.peerConnections.Load(), ConnectionWaits: e.Stats.connectionWaits.Load(),
+		Encoded: e.Stats.Encoded.Load(), EncoderHits: e.Stats.EncoderHits.Load(),
+		ConnectionsOpen: e.Conns.count(), KVSubscribers: e.Publishers.subscriberCount(),
 	}
-	for _, r := range e.ranks {
-		r.mu.Lock()
-		used, pinned := r.cache.usage()
-		s.BlocksTotal += len(r.cache.blocks)
+	for _, r := range e.Ranks {
+		r.Mu.Lock()
+		used, pinned := r.Cache.Usage()
+		s.BlocksTotal += len(r.Cache.Blocks)
 		s.BlocksUsed += used
 		s.BlocksPinned += pinned
 		s.RequestsRunning += r.running
 		s.RequestsWaiting += len(r.queue) + len(r.resume) + r.loading
-		r.mu.Unlock()
+		r.Mu.Unlock()
 	}
-	if p, ok := e.proto.(bufferingProtocol); ok {
-		held := p.heldBlocks()
+	if p, ok := e.Proto.(bufferingProtocol); ok {
+		held := p.HeldBlocks()
 		s.BlocksPinned += held
 		s.BlocksUsed += held
 	}
 	return s
 }
 
-// rankLoad is the current load of one rank.
-type rankLoad struct {
-	// running hold a slot, waiting wait for blocks or a slot, loading wait for
+// RankLoad is the current load of one rank.
+type RankLoad struct {
+	// Running hold a slot, waiting wait for blocks or a slot, loading wait for
 	// a transfer, queued wait and have no blocks yet.
-	running, waiting, loading, queued int
-	// queuedTokens are the tokens of queued prompts; uncachedTokens are those
+	Running, Waiting, Loading, Queued int
+	// QueuedTokens are the tokens of queued prompts; UncachedTokens are those
 	// of them that are not in the prefix cache.
-	queuedTokens, uncachedTokens int
-	usedTokens, totalTokens      int // tokens of KV
+	QueuedTokens, UncachedTokens int
+	UsedTokens, TotalTokens      int // tokens of KV
 }
 
-func (r *rank) load() rankLoad {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	used := len(r.cache.blocks) - r.cache.free
-	l := rankLoad{
-		running: r.running, waiting: len(r.queue) + len(r.resume), loading: r.loading, queued: len(r.queue),
-		usedTokens: used * r.cache.size, totalTokens: len(r.cache.blocks) * r.cache.size,
+func (r *Rank) Load() RankLoad {
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	used := len(r.Cache.Blocks) - r.Cache.Free
+	l := RankLoad{
+		Running: r.running, Waiting: len(r.queue) + len(r.resume), Loading: r.loading, Queued: len(r.queue),
+		UsedTokens: used * r.Cache.Size, TotalTokens: len(r.Cache.Blocks) * r.Cache.Size,
 	}
 	for _, w := range r.queue {
-		l.queuedTokens += len(w.s.prompt)
-		l.uncachedTokens += len(w.s.prompt) - len(r.cache.match(w.s.cacheKey(), w.s.prompt))*r.cache.size
+		l.QueuedTokens += len(w.s.Prompt)
+		l.UncachedTokens += len(w.s.Prompt) - len(r.Cache.Match(w.s.CacheKey(), w.s.Prompt))*r.Cache.Size
 	}
 	return l
 }
 
-// hitRate returns the share of all prompt tokens that were in the prefix cache.
-func (e *Engine) hitRate() float64 {
-	prompt := e.stats.promptTokens.Load()
+// HitRate returns the share of all prompt tokens that were in the prefix cache.
+func (e *Engine) HitRate() float64 {
+	prompt := e.Stats.promptTokens.Load()
 	if prompt == 0 {
 		return 0
 	}
-	return float64(e.stats.cachedTokens.Load()-e.stats.externalTokens.Load()) / float64(prompt)
+	return float64(e.Stats.cachedTokens.Load()-e.Stats.ExternalTokens.Load()) / float64(prompt)
 }
 
 // metrics answers GET /metrics with the gauges and counters that routers read,
 // in vLLM's names.
 func (e *Engine) metrics(w http.ResponseWriter, _ *http.Request) {
 	var b strings.Builder
-	gauge := func(name, more string, value func(l rankLoad) float64) {
-		for _, r := range e.ranks {
-			fmt.Fprintf(&b, "vllm:%s{engine=\"%d\",model_name=%q%s} %v\n", name, r.index, e.cfg.Model, more, value(r.load()))
+	gauge := func(name, more string, value func(l RankLoad) float64) {
+		for _, r := range e.Ranks {
+			fmt.Fprintf(&b, "vllm:%s{engine=\"%d\",model_name=%q%s} %v\n", name, r.Index, e.Cfg.Model, more, value(r.Load()))
 		}
 	}
 	// This gauge comes from prometheus_client's ProcessCollector, which is in
@@ -149,34 +149,34 @@ func (e *Engine) metrics(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintf(&b, "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %.13e\n", float64(e.born.UnixNano())/1e9)
 	head := func(name string) { fmt.Fprintf(&b, "# TYPE vllm:%s gauge\n", name) }
 	head("num_requests_running")
-	gauge("num_requests_running", "", func(l rankLoad) float64 { return float64(l.running) })
+	gauge("num_requests_running", "", func(l RankLoad) float64 { return float64(l.Running) })
 	head("num_requests_waiting")
-	gauge("num_requests_waiting", "", func(l rankLoad) float64 { return float64(l.waiting + l.loading) })
+	gauge("num_requests_waiting", "", func(l RankLoad) float64 { return float64(l.Waiting + l.Loading) })
 	head("num_requests_waiting_by_reason")
-	gauge("num_requests_waiting_by_reason", `,reason="capacity"`, func(l rankLoad) float64 { return float64(l.waiting) })
-	gauge("num_requests_waiting_by_reason", `,reason="deferred"`, func(l rankLoad) float64 { return float64(l.loading) })
+	gauge("num_requests_waiting_by_reason", `,reason="capacity"`, func(l RankLoad) float64 { return float64(l.Waiting) })
+	gauge("num_requests_waiting_by_reason", `,reason="deferred"`, func(l RankLoad) float64 { return float64(l.Loading) })
 	head("kv_cache_usage_perc")
-	gauge("kv_cache_usage_perc", "", func(l rankLoad) float64 { return float64(l.usedTokens) / float64(l.totalTokens) })
+	gauge("kv_cache_usage_perc", "", func(l RankLoad) float64 { return float64(l.UsedTokens) / float64(l.TotalTokens) })
 	head("engine_sleep_state")
 	for _, state := range sleepStates {
-		value := e.sleeper.gauge(state)
-		gauge("engine_sleep_state", fmt.Sprintf(",sleep_state=%q", state), func(rankLoad) float64 { return float64(value) })
+		value := e.Sleeper.gauge(state)
+		gauge("engine_sleep_state", fmt.Sprintf(",sleep_state=%q", state), func(RankLoad) float64 { return float64(value) })
 	}
 	head("cache_config_info")
-	for _, r := range e.ranks {
+	for _, r := range e.Ranks {
 		fmt.Fprintf(&b, "vllm:cache_config_info{block_size=\"%d\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n",
-			e.cfg.BlockSize, r.index, e.cfg.KVBlocks)
+			e.Cfg.BlockSize, r.Index, e.Cfg.KVBlocks)
 	}
 	e.appendInfo(&b)
 	total := func(name string, v int64) {
-		fmt.Fprintf(&b, "# TYPE vllm:%s counter\nvllm:%s{engine=\"0\",model_name=%q} %d\n", name, name, e.cfg.Model, v)
+		fmt.Fprintf(&b, "# TYPE vllm:%s counter\nvllm:%s{engine=\"0\",model_name=%q} %d\n", name, name, e.Cfg.Model, v)
 	}
-	total("prompt_tokens_total", e.stats.promptTokens.Load())
-	total("generation_tokens_total", e.stats.outputTokens.Load())
-	total("prefix_cache_queries_total", e.stats.promptTokens.Load())
-	total("prefix_cache_hits_total", e.stats.cachedTokens.Load()-e.stats.externalTokens.Load())
-	total("external_prefix_cache_hits_total", e.stats.externalTokens.Load())
-	total("nixl_num_kv_expired_reqs_total", e.stats.leasesExpired.Load())
+	total("prompt_tokens_total", e.Stats.promptTokens.Load())
+	total("generation_tokens_total", e.Stats.OutputTokens.Load())
+	total("prefix_cache_queries_total", e.Stats.promptTokens.Load())
+	total("prefix_cache_hits_total", e.Stats.cachedTokens.Load()-e.Stats.ExternalTokens.Load())
+	total("external_prefix_cache_hits_total", e.Stats.ExternalTokens.Load())
+	total("nixl_num_kv_expired_reqs_total", e.Stats.LeasesExpired.Load())
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	w.Write([]byte(b.String()))
 }

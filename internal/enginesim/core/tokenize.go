@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"net/http"
@@ -6,32 +6,32 @@ import (
 
 // tokenWrong is prefixed to the ids of a wrong tokenize endpoint. As with
 // another chat template, every block differs.
-const tokenWrong token = 1
+const tokenWrong Token = 1
 
 // SetWrongTokens makes the tokenize endpoints return ids that differ from those
 // that the engine computes for the same request, or ends that.
 func (e *Engine) SetWrongTokens(wrong bool) { e.wrongTokens.Store(wrong) }
 
-// answered returns ids as a tokenize endpoint returns them.
-func (e *Engine) answered(ids []token) []token {
+// Answered returns ids as a tokenize endpoint returns them.
+func (e *Engine) Answered(ids []Token) []Token {
 	if e.wrongTokens.Load() {
-		return append([]token{tokenWrong}, ids...)
+		return append([]Token{tokenWrong}, ids...)
 	}
 	return ids
 }
 
-// smallBody reads a body that is an object. For an invalid body it returns pydantic's
+// SmallBody reads a body that is an object. For an invalid body it returns pydantic's
 // error.
-func smallBody(w http.ResponseWriter, r *http.Request) (fields, *fieldError) {
-	body, err := readBody(w, r)
+func SmallBody(w http.ResponseWriter, r *http.Request) (Fields, *FieldError) {
+	body, err := ReadBody(w, r)
 	if err != nil {
-		return nil, &fieldError{"body", "missing", "Field required"}
+		return nil, &FieldError{"body", "missing", "Field required"}
 	}
-	return decodeFields(body)
+	return DecodeFields(body)
 }
 
-// fieldText returns the string of a field, "" without one.
-func fieldText(f fields, name string) string {
-	text, _ := f.str(name, "")
+// FieldText returns the string of a field, "" without one.
+func FieldText(f Fields, name string) string {
+	text, _ := f.Str(name, "")
 	return text
 }

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"bufio"
@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// sideMessage is one message of the simulator's side channel: it stands for the
+// SideMessage is one message of the simulator's side channel: it stands for the
 // RDMA transfers and notifications of the real engines. A frame is a 4-byte
 // big-endian length of the JSON head, the head, a 4-byte length of the payload
 // and the payload.
-type sideMessage struct {
+type SideMessage struct {
 	// Op is the protocol's name of the message.
 	Op string `json:"op"`
 	// Engine is the engine id that the sender expects. A channel of another
@@ -27,7 +27,7 @@ type sideMessage struct {
 	// Key names the pinned set or the transfer.
 	Key string `json:"key,omitempty"`
 	// Blocks are block ids in the receiver's cache.
-	Blocks []blockID `json:"blocks,omitempty"`
+	Blocks []BlockID `json:"blocks,omitempty"`
 	// Fields are the protocol's own.
 	Fields map[string]string `json:"fields,omitempty"`
 	// Error is set in an answer that rejects a message.
@@ -39,17 +39,17 @@ type sideMessage struct {
 // maxSideFrame bounds either part of a frame.
 const maxSideFrame = 1 << 28
 
-// errPeer reports that the peer engine rejected a message.
-var errPeer = errors.New("peer refused")
+// ErrPeer reports that the peer engine rejected a message.
+var ErrPeer = errors.New("peer refused")
 
 // sideChannel is the side channel of one rank: it answers peers and calls them.
 type sideChannel struct {
-	r        *rank
-	listener net.Listener
+	r        *Rank
+	Listener net.Listener
 
-	mu    sync.Mutex
+	Mu    sync.Mutex
 	idle  map[string][]*sideConn // connections to peers, by address
-	conns map[net.Conn]struct{}  // all open connections, in both directions
+	Conns map[net.Conn]struct{}  // all open connections, in both directions
 	begun map[string]time.Time   // when the set-up of the connection to a peer began, by address and engine
 	ended bool
 }
@@ -60,21 +60,21 @@ type sideConn struct {
 	br *bufio.Reader
 }
 
-// openSideChannel listens on the rank's side channel port.
-func openSideChannel(r *rank, host string, port int) (*sideChannel, error) {
+// OpenSideChannel listens on the rank's side channel port.
+func OpenSideChannel(r *Rank, host string, port int) (*sideChannel, error) {
 	if port != 0 {
-		port += r.index
+		port += r.Index
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	if err != nil {
 		return nil, fmt.Errorf("listen side channel: %w", err)
 	}
-	return &sideChannel{r: r, listener: l, idle: make(map[string][]*sideConn), conns: make(map[net.Conn]struct{}), begun: make(map[string]time.Time)}, nil
+	return &sideChannel{r: r, Listener: l, idle: make(map[string][]*sideConn), Conns: make(map[net.Conn]struct{}), begun: make(map[string]time.Time)}, nil
 }
 
-// hostPort is the address that peers dial.
-func (c *sideChannel) hostPort() (string, int) {
-	a := c.listener.Addr().(*net.TCPAddr)
+// HostPort is the address that peers dial.
+func (c *sideChannel) HostPort() (string, int) {
+	a := c.Listener.Addr().(*net.TCPAddr)
 	if a.IP.IsUnspecified() {
 		return "127.0.0.1", a.Port
 	}
@@ -84,20 +84,20 @@ func (c *sideChannel) hostPort() (string, int) {
 // track registers a connection until forget. It returns false when the channel
 // has ended.
 func (c *sideChannel) track(conn net.Conn) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	if c.ended {
 		conn.Close()
 		return false
 	}
-	c.conns[conn] = struct{}{}
+	c.Conns[conn] = struct{}{}
 	return true
 }
 
 func (c *sideChannel) forget(conn net.Conn) {
-	c.mu.Lock()
-	delete(c.conns, conn)
-	c.mu.Unlock()
+	c.Mu.Lock()
+	delete(c.Conns, conn)
+	c.Mu.Unlock()
 	conn.Close()
 }
 
@@ -105,14 +105,14 @@ func (c *sideChannel) forget(conn net.Conn) {
 // counted by the engine and ends with the connection.
 func (c *sideChannel) accept(ctx context.Context) {
 	for {
-		conn, err := c.listener.Accept()
+		conn, err := c.Listener.Accept()
 		if err != nil {
 			return
 		}
 		if !c.track(conn) {
 			return
 		}
-		c.r.e.spawn(func(context.Context) {
+		c.r.Engine.Spawn(func(context.Context) {
 			defer c.forget(conn)
 			c.serve(ctx, conn)
 		})
@@ -123,93 +123,93 @@ func (c *sideChannel) accept(ctx context.Context) {
 func (c *sideChannel) serve(ctx context.Context, conn net.Conn) {
 	br := bufio.NewReader(conn)
 	for {
-		m, err := readSide(br)
+		m, err := ReadSide(br)
 		if err != nil {
 			return
 		}
 		answer, err := c.answer(ctx, m)
 		if err != nil {
-			answer = sideMessage{Op: m.Op, Error: err.Error()}
+			answer = SideMessage{Op: m.Op, Error: err.Error()}
 		}
-		if writeSide(conn, answer) != nil {
+		if WriteSide(conn, answer) != nil {
 			return
 		}
 	}
 }
 
 // answer lets the protocol handle a message if it is for this engine.
-func (c *sideChannel) answer(ctx context.Context, m sideMessage) (sideMessage, error) {
-	if m.Engine != "" && m.Engine != c.r.e.id {
-		return sideMessage{}, errors.New("engine id mismatch")
+func (c *sideChannel) answer(ctx context.Context, m SideMessage) (SideMessage, error) {
+	if m.Engine != "" && m.Engine != c.r.Engine.UUID {
+		return SideMessage{}, errors.New("engine id mismatch")
 	}
-	return c.r.e.proto.message(ctx, c.r, m)
+	return c.r.Engine.Proto.Message(ctx, c.r, m)
 }
 
-// call sends m to the peer at addr and waits for its answer. The error wraps
-// errPeer when the peer rejected the message, else it is the network's or
+// Call sends m to the peer at addr and waits for its answer. The error wraps
+// ErrPeer when the peer rejected the message, else it is the network's or
 // ctx's. A dead pooled connection is replaced once.
-func (c *sideChannel) call(ctx context.Context, addr string, m sideMessage) (sideMessage, error) {
+func (c *sideChannel) Call(ctx context.Context, addr string, m SideMessage) (SideMessage, error) {
 	for {
 		conn, reused, err := c.dial(ctx, addr)
 		if err != nil {
-			return sideMessage{}, err
+			return SideMessage{}, err
 		}
 		stop := context.AfterFunc(ctx, func() { conn.Close() })
-		err = writeSide(conn, m)
-		var answer sideMessage
+		err = WriteSide(conn, m)
+		var answer SideMessage
 		if err == nil {
-			answer, err = readSide(conn.br)
+			answer, err = ReadSide(conn.br)
 		}
 		if !stop() {
 			c.forget(conn)
-			return sideMessage{}, context.Cause(ctx)
+			return SideMessage{}, context.Cause(ctx)
 		}
 		if err != nil {
 			c.forget(conn)
 			if reused {
 				continue
 			}
-			return sideMessage{}, fmt.Errorf("call peer: %w", err)
+			return SideMessage{}, fmt.Errorf("call peer: %w", err)
 		}
 		c.putIdle(addr, conn)
 		if answer.Error != "" {
-			return sideMessage{}, fmt.Errorf("%s: %w: %s", m.Op, errPeer, answer.Error)
+			return SideMessage{}, fmt.Errorf("%s: %w: %s", m.Op, ErrPeer, answer.Error)
 		}
 		return answer, nil
 	}
 }
 
-// setUp waits until the connection to a rank of a peer is set up: ConnectDelay
+// SetUp waits until the connection to a rank of a peer is set up: ConnectDelay
 // after the first transfer. A restarted peer counts as another peer.
-func (c *sideChannel) setUp(ctx context.Context, addr, engine string) error {
-	delay := c.r.e.cfg.ConnectDelay
+func (c *sideChannel) SetUp(ctx context.Context, addr, engine string) error {
+	delay := c.r.Engine.Cfg.ConnectDelay
 	if delay <= 0 {
 		return nil
 	}
 	key := addr + " " + engine
-	c.mu.Lock()
+	c.Mu.Lock()
 	begun, ok := c.begun[key]
 	if !ok {
 		begun = time.Now()
 		c.begun[key] = begun
-		c.r.e.stats.peerConnections.Add(1)
+		c.r.Engine.Stats.peerConnections.Add(1)
 	}
-	c.mu.Unlock()
+	c.Mu.Unlock()
 	left := time.Until(begun.Add(delay))
 	if ok && left <= 0 {
 		return nil
 	}
-	c.r.e.stats.connectionWaits.Add(1)
-	return sleep(ctx, left)
+	c.r.Engine.Stats.connectionWaits.Add(1)
+	return Sleep(ctx, left)
 }
 
 func (c *sideChannel) dial(ctx context.Context, addr string) (conn *sideConn, reused bool, err error) {
-	c.mu.Lock()
+	c.Mu.Lock()
 	if list := c.idle[addr]; len(list) > 0 {
 		conn = list[len(list)-1]
 		c.idle[addr] = list[:len(list)-1]
 	}
-	c.mu.Unlock()
+	c.Mu.Unlock()
 	if conn != nil {
 		return conn, true, nil
 	}
@@ -226,26 +226,26 @@ func (c *sideChannel) dial(ctx context.Context, addr string) (conn *sideConn, re
 }
 
 func (c *sideChannel) putIdle(addr string, conn *sideConn) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	if !c.ended {
 		c.idle[addr] = append(c.idle[addr], conn)
 	}
 }
 
-// close ends the channel and every connection of it; abrupt resets them.
-func (c *sideChannel) close(abrupt bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// Close ends the channel and every connection of it; abrupt resets them.
+func (c *sideChannel) Close(abrupt bool) {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	c.ended = true
-	c.listener.Close()
-	for conn := range c.conns {
+	c.Listener.Close()
+	for conn := range c.Conns {
 		closeConn(conn, abrupt)
 	}
 }
 
-func readSide(br *bufio.Reader) (sideMessage, error) {
-	var m sideMessage
+func ReadSide(br *bufio.Reader) (SideMessage, error) {
+	var m SideMessage
 	head, err := readPart(br)
 	if err != nil {
 		return m, err
@@ -273,7 +273,7 @@ func readPart(br *bufio.Reader) ([]byte, error) {
 	return part, err
 }
 
-func writeSide(w io.Writer, m sideMessage) error {
+func WriteSide(w io.Writer, m SideMessage) error {
 	head, err := json.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("encode side message: %w", err)

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import "time"
 
@@ -42,9 +42,9 @@ type TRTLLMConfig struct {
 	Heartbeat, InactiveTimeout time.Duration
 }
 
-// withDefaults returns the config with every zero field set; lease is the
+// WithDefaults returns the config with every zero field set; lease is the
 // engine's as configured.
-func (c TRTLLMConfig) withDefaults(lease time.Duration) TRTLLMConfig {
+func (c TRTLLMConfig) WithDefaults(lease time.Duration) TRTLLMConfig {
 	if c.Wire == 0 {
 		c.Wire = TRTLLMWireG2
 	}

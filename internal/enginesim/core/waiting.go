@@ -1,16 +1,16 @@
-package enginesim
+package core
 
-// awaitKV counts the blocks of a sequence as pinned: they are reserved for KV
-// that a peer will send. receivedKV ends this before the blocks are used or
+// AwaitKV counts the blocks of a sequence as pinned: they are reserved for KV
+// that a peer will send. ReceivedKV ends this before the blocks are used or
 // freed.
-func (r *rank) awaitKV(s *sequence) { r.countPins(s, 1) }
+func (r *Rank) AwaitKV(s *Sequence) { r.countPins(s, 1) }
 
-func (r *rank) receivedKV(s *sequence) { r.countPins(s, -1) }
+func (r *Rank) ReceivedKV(s *Sequence) { r.countPins(s, -1) }
 
-func (r *rank) countPins(s *sequence, by int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, id := range s.blocks {
-		r.cache.blocks[id].pins += by
+func (r *Rank) countPins(s *Sequence, by int) {
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	for _, id := range s.Blocks {
+		r.Cache.Blocks[id].Pins += by
 	}
 }

@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"bufio"
@@ -24,31 +24,31 @@ const (
 	frameCommand = 4
 )
 
-// maxPeerFrame is the largest frame of a peer in bytes, maxPeerFrames the
+// maxPeerFrame is the largest frame of a peer in bytes, MaxPeerFrames the
 // largest number of frames of a message.
 const (
 	maxPeerFrame  = 64 << 10
-	maxPeerFrames = 16
+	MaxPeerFrames = 16
 )
 
 // greetTimeout is the limit of the handshake.
 const greetTimeout = 10 * time.Second
 
-// zmtpConn is one connection of a peer. One goroutine reads messages; any
+// ZMTPConn is one connection of a peer. One goroutine reads messages; any
 // goroutine may write.
-type zmtpConn struct {
+type ZMTPConn struct {
 	net.Conn
 	br *bufio.Reader
 	mu sync.Mutex // writes
 }
 
-func newZMTPConn(conn net.Conn) *zmtpConn {
-	return &zmtpConn{Conn: conn, br: bufio.NewReader(conn)}
+func NewZMTPConn(conn net.Conn) *ZMTPConn {
+	return &ZMTPConn{Conn: conn, br: bufio.NewReader(conn)}
 }
 
-// greetPeer does the handshake as a socket of the given kind.
-func greetPeer(conn net.Conn, kind string) (*zmtpConn, error) {
-	c := newZMTPConn(conn)
+// GreetPeer does the handshake as a socket of the given kind.
+func GreetPeer(conn net.Conn, kind string) (*ZMTPConn, error) {
+	c := NewZMTPConn(conn)
 	if err := conn.SetDeadline(time.Now().Add(greetTimeout)); err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func greetPeer(conn net.Conn, kind string) (*zmtpConn, error) {
 }
 
 // frame reads one frame.
-func (c *zmtpConn) frame() (flags byte, body []byte, err error) {
+func (c *ZMTPConn) frame() (flags byte, body []byte, err error) {
 	if flags, err = c.br.ReadByte(); err != nil {
 		return 0, nil, err
 	}
@@ -105,8 +105,8 @@ func (c *zmtpConn) frame() (flags byte, body []byte, err error) {
 	return flags, body, err
 }
 
-// receive reads one message and answers the pings before it.
-func (c *zmtpConn) receive() ([][]byte, error) {
+// Receive reads one message and answers the pings before it.
+func (c *ZMTPConn) Receive() ([][]byte, error) {
 	var frames [][]byte
 	for {
 		flags, body, err := c.frame()
@@ -123,7 +123,7 @@ func (c *zmtpConn) receive() ([][]byte, error) {
 			}
 			continue
 		}
-		if frames = append(frames, body); len(frames) > maxPeerFrames {
+		if frames = append(frames, body); len(frames) > MaxPeerFrames {
 			return nil, errors.New("read message: too many frames")
 		}
 		if flags&frameMore == 0 {
@@ -132,8 +132,8 @@ func (c *zmtpConn) receive() ([][]byte, error) {
 	}
 }
 
-// send writes one message.
-func (c *zmtpConn) send(frames ...[]byte) error {
+// Send writes one message.
+func (c *ZMTPConn) Send(frames ...[]byte) error {
 	var b []byte
 	for i, body := range frames {
 		flags := byte(frameMore)
@@ -145,9 +145,9 @@ func (c *zmtpConn) send(frames ...[]byte) error {
 	return c.write(b)
 }
 
-func (c *zmtpConn) command(body []byte) error { return c.write(appendFrame(nil, frameCommand, body)) }
+func (c *ZMTPConn) command(body []byte) error { return c.write(appendFrame(nil, frameCommand, body)) }
 
-func (c *zmtpConn) write(b []byte) error {
+func (c *ZMTPConn) write(b []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, err := c.Write(b)
@@ -165,37 +165,37 @@ func appendFrame(b []byte, flags byte, body []byte) []byte {
 
 // zmtpPeers are the ZMTP listeners and connections of an engine.
 type zmtpPeers struct {
-	listeners []net.Listener // guarded by the engine's mutex
+	Listeners []net.Listener // guarded by the engine's mutex
 	conns     *connSet
 }
 
-// close ends all of them; with abrupt it resets the connections. The caller
+// Close ends all of them; with abrupt it resets the connections. The caller
 // holds the engine's mutex.
-func (p *zmtpPeers) close(abrupt bool) {
-	for _, l := range p.listeners {
+func (p *zmtpPeers) Close(abrupt bool) {
+	for _, l := range p.Listeners {
 		l.Close()
 	}
-	p.conns.close(abrupt)
+	p.conns.Close(abrupt)
 }
 
-// servePeers accepts connections until the listener closes. It serves each one,
+// ServePeers accepts connections until the listener closes. It serves each one,
 // after its handshake as a socket of the given kind, until the connection
 // closes.
-func (e *Engine) servePeers(l net.Listener, kind string, serve func(context.Context, *zmtpConn)) {
-	e.spawn(func(context.Context) {
+func (e *Engine) ServePeers(l net.Listener, kind string, serve func(context.Context, *ZMTPConn)) {
+	e.Spawn(func(context.Context) {
 		for {
 			conn, err := l.Accept()
 			if err != nil {
 				return
 			}
-			e.peers.conns.state(conn, http.StateNew)
-			e.spawn(func(ctx context.Context) {
-				defer e.peers.conns.state(conn, http.StateClosed)
+			e.Peers.conns.State(conn, http.StateNew)
+			e.Spawn(func(ctx context.Context) {
+				defer e.Peers.conns.State(conn, http.StateClosed)
 				defer conn.Close()
-				if e.hasEnded() {
+				if e.HasEnded() {
 					return // too late for close, which has closed the others
 				}
-				if c, err := greetPeer(conn, kind); err == nil {
+				if c, err := GreetPeer(conn, kind); err == nil {
 					serve(ctx, c)
 				}
 			})

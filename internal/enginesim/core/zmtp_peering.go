@@ -1,4 +1,4 @@
-package enginesim
+package core
 
 import (
 	"context"
@@ -7,57 +7,57 @@ import (
 	"sync"
 )
 
-// zmtpPeering holds the DEALER connections on which an engine sends
+// ZMTPPeering holds the DEALER connections on which an engine sends
 // notifications to its peers: one for each address, kept open.
-type zmtpPeering struct {
+type ZMTPPeering struct {
 	e     *Engine
 	sends sync.Mutex // one message at a time, so that they keep their order
 
 	mu    sync.Mutex
-	conns map[string]*zmtpConn // by address; guarded by mu
+	conns map[string]*ZMTPConn // by address; guarded by mu
 }
 
-func newZMTPPeering(e *Engine) *zmtpPeering {
-	return &zmtpPeering{e: e, conns: make(map[string]*zmtpConn)}
+func NewZMTPPeering(e *Engine) *ZMTPPeering {
+	return &ZMTPPeering{e: e, conns: make(map[string]*ZMTPConn)}
 }
 
-// send sends messages to an address, all of them on one connection. A lost
+// Send sends messages to an address, all of them on one connection. A lost
 // message is logged.
-func (p *zmtpPeering) send(ctx context.Context, addr string, messages ...[]byte) {
+func (p *ZMTPPeering) Send(ctx context.Context, addr string, messages ...[]byte) {
 	p.sends.Lock()
 	defer p.sends.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, p.e.cfg.HandshakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, p.e.Cfg.HandshakeTimeout)
 	defer cancel()
 	for range 2 {
 		c, err := p.conn(ctx, addr)
 		for i := 0; i < len(messages) && err == nil; i++ {
-			err = c.send(messages[i])
+			err = c.Send(messages[i])
 		}
 		if err == nil {
 			return
 		}
 	}
-	p.e.cfg.Log.Warn("notification failed", "address", addr)
+	p.e.Cfg.Log.Warn("notification failed", "address", addr)
 }
 
 // conn returns the connection to an address. Received messages are ignored.
-func (p *zmtpPeering) conn(ctx context.Context, addr string) (*zmtpConn, error) {
+func (p *ZMTPPeering) conn(ctx context.Context, addr string) (*ZMTPConn, error) {
 	p.mu.Lock()
 	c := p.conns[addr]
 	p.mu.Unlock()
 	if c != nil {
 		return c, nil
 	}
-	c, err := p.e.dialPeer(ctx, addr)
+	c, err := p.e.DialPeer(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
 	p.mu.Lock()
 	p.conns[addr] = c
 	p.mu.Unlock()
-	p.e.spawn(func(context.Context) { // only a read notices the end of the connection
+	p.e.Spawn(func(context.Context) { // only a read notices the end of the connection
 		for {
-			if _, err := c.receive(); err != nil {
+			if _, err := c.Receive(); err != nil {
 				break
 			}
 		}
@@ -66,36 +66,36 @@ func (p *zmtpPeering) conn(ctx context.Context, addr string) (*zmtpConn, error) 
 			delete(p.conns, addr)
 		}
 		p.mu.Unlock()
-		p.e.hangUp(c)
+		p.e.HangUp(c)
 	})
 	return c, nil
 }
 
-// dialPeer connects to a ZMTP socket as a DEALER.
-func (e *Engine) dialPeer(ctx context.Context, addr string) (*zmtpConn, error) {
+// DialPeer connects to a ZMTP socket as a DEALER.
+func (e *Engine) DialPeer(ctx context.Context, addr string) (*ZMTPConn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	e.peers.conns.state(conn, http.StateNew)
-	if e.hasEnded() {
-		err = errEnded
+	e.Peers.conns.State(conn, http.StateNew)
+	if e.HasEnded() {
+		err = ErrEnded
 	}
-	var c *zmtpConn
+	var c *ZMTPConn
 	if err == nil {
-		c, err = greetPeer(conn, "DEALER")
+		c, err = GreetPeer(conn, "DEALER")
 	}
 	if err != nil {
-		e.peers.conns.state(conn, http.StateClosed)
+		e.Peers.conns.State(conn, http.StateClosed)
 		conn.Close()
 		return nil, err
 	}
 	return c, nil
 }
 
-// hangUp ends a connection of dialPeer.
-func (e *Engine) hangUp(c *zmtpConn) {
+// HangUp ends a connection of DialPeer.
+func (e *Engine) HangUp(c *ZMTPConn) {
 	c.Close()
-	e.peers.conns.state(c.Conn, http.StateClosed)
+	e.Peers.conns.State(c.Conn, http.StateClosed)
 }

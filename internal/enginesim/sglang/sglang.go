@@ -1,4 +1,4 @@
-package enginesim
+package sglang
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // Disaggregation modes, as /server_info names them.
@@ -20,42 +22,42 @@ const (
 // fakeBootstrapHost marks a transfer that moves no KV (health requests).
 const fakeBootstrapHost = "2.2.2.2"
 
-// routeGenerate is SGLang's native route.
-const routeGenerate = "/generate"
+// RouteGenerate is SGLang's native route.
+const RouteGenerate = "/generate"
 
-// sglang is the SGLang engine. The prefill and decode legs of one request run
+// SGLang is the SGLang engine. The prefill and decode legs of one request run
 // at the same time and find each other by the bootstrap room. Decode gets the
 // prefill's ranks from the bootstrap registry (sglang_bootstrap.go), reserves
 // its blocks and sends their indices to the prefill's rank. Only then prefill
 // computes. It pushes the KV with the first token, and answers after the
 // transfer.
-type sglang struct {
+type SGLang struct {
 	sglangDialect
-	e    *Engine
-	cfg  SGLangConfig
+	e    *core.Engine
+	cfg  core.SGLangConfig
 	mode string
-	boot *bootstrapRegistry // prefill only
+	Boot *bootstrapRegistry // prefill only
 
 	http http.Client // decode's calls to bootstrap registries
 
-	// queues count the sequences of a rank in each of the PD queues.
-	queues []sglangQueues
+	// Queues count the sequences of a rank in each of the PD queues.
+	Queues []sglangQueues
 
-	mu sync.Mutex
+	Mu sync.Mutex
 	// live are the legs in flight, by rid.
 	live map[string]*sglangLeg
-	// rooms are prefill's rooms: with legs, with decode's indices, or both.
-	rooms map[int64]*sglangRoom
+	// Rooms are prefill's rooms: with legs, with decode's indices, or both.
+	Rooms map[int64]*sglangRoom
 	// receivers are decode's legs that wait for KV. Of two legs with one room,
 	// the newer one is here.
 	receivers map[int64]*sglangReceiver
-	// prefills are the prefill engines that decode knows, by bootstrap address.
-	prefills map[string]*sglangPrefill
+	// Prefills are the prefill engines that decode knows, by bootstrap address.
+	Prefills map[string]*sglangPrefill
 }
 
 // sglangQueues are the lengths of one rank's PD queues, and its last transfer.
 type sglangQueues struct {
-	bootstrap, inflight, prealloc, transfer atomic.Int64
+	Bootstrap, inflight, Prealloc, transfer atomic.Int64
 	// ready counts the sequences in prealloc that wait only for memory.
 	ready atomic.Int64
 	// movedBytes and movedIn are the size of prefill's last KV transfer and its
@@ -78,59 +80,59 @@ type transferFailure struct{ reason string }
 
 func (f *transferFailure) Error() string { return f.reason }
 
-func newSGLang(e *Engine) *sglang {
-	g := &sglang{
-		e: e, cfg: e.cfg.SGLang, mode: modeNull,
-		queues: make([]sglangQueues, e.cfg.Ranks),
-		live:   make(map[string]*sglangLeg), rooms: make(map[int64]*sglangRoom),
-		receivers: make(map[int64]*sglangReceiver), prefills: make(map[string]*sglangPrefill),
+func New(e *core.Engine) *SGLang {
+	g := &SGLang{
+		e: e, cfg: e.Cfg.SGLang, mode: modeNull,
+		Queues: make([]sglangQueues, e.Cfg.Ranks),
+		live:   make(map[string]*sglangLeg), Rooms: make(map[int64]*sglangRoom),
+		receivers: make(map[int64]*sglangReceiver), Prefills: make(map[string]*sglangPrefill),
 	}
-	switch e.cfg.Role {
-	case RolePrefill:
-		g.mode, g.boot = modePrefill, newBootstrapRegistry(g)
-	case RoleDecode:
+	switch e.Cfg.Role {
+	case core.RolePrefill:
+		g.mode, g.Boot = modePrefill, newBootstrapRegistry(g)
+	case core.RoleDecode:
 		g.mode = modeDecode
 		g.http.Transport = &http.Transport{DisableKeepAlives: true}
 	}
-	e.publishers = newPublishers(e, sglangWire, true)
-	if e.publishers != nil && g.mode != modeDecode { // decode's chunk cache has no events
-		e.logKV(e.publishers, sglangNaming{}, false)
+	e.Publishers = core.NewPublishers(e, core.SGLangWire, true)
+	if e.Publishers != nil && g.mode != modeDecode { // decode's chunk cache has no events
+		e.LogKV(e.Publishers, core.SGLangNaming{}, false)
 	}
 	return g
 }
 
-func (g *sglang) start() error {
+func (g *SGLang) Start() error {
 	switch g.mode {
 	case modePrefill:
-		return g.boot.start()
+		return g.Boot.Start()
 	case modeDecode:
-		g.e.spawn(g.heartbeat)
+		g.e.Spawn(g.heartbeat)
 	}
 	return nil
 }
 
-func (g *sglang) generate(ctx context.Context, s *sequence, emit func(token)) error {
-	item := s.req.Ext.(*sglangRequest).items[s.choice]
-	s.id = item.rid
+func (g *SGLang) Generate(ctx context.Context, s *core.Sequence, emit func(core.Token)) error {
+	item := s.Req.Ext.(*SGLangRequest).Items[s.Choice]
+	s.ID = item.rid
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	leg := &sglangLeg{sglangItem: item, cancel: cancel}
 	err := g.run(ctx, s, leg, emit)
-	var refusal *apiError
-	if errors.As(err, &refusal) && refusal.Status == http.StatusBadRequest && s.req.Route == routeGenerate {
-		return &apiError{Status: refusal.Status, Type: nativeError, Message: refusal.Message}
+	var refusal *core.APIError
+	if errors.As(err, &refusal) && refusal.Status == http.StatusBadRequest && s.Req.Route == RouteGenerate {
+		return &core.APIError{Status: refusal.Status, Type: nativeError, Message: refusal.Message}
 	}
 	return err
 }
 
 // run runs a leg in the engine's mode.
-func (g *sglang) run(ctx context.Context, s *sequence, leg *sglangLeg, emit func(token)) error {
+func (g *SGLang) run(ctx context.Context, s *core.Sequence, leg *sglangLeg, emit func(core.Token)) error {
 	if !g.enter(leg) {
 		return g.duplicateID(leg.rid)
 	}
 	defer g.leave(leg)
 	if g.mode != modeNull && !leg.hasRoom {
-		return badRequest("", "Invalid request: Disaggregated request received without bootstrap room id. req.rid='%s'", leg.rid)
+		return core.BadRequest("", "Invalid request: Disaggregated request received without bootstrap room id. req.rid='%s'", leg.rid)
 	}
 	switch g.mode {
 	case modePrefill:
@@ -138,76 +140,76 @@ func (g *sglang) run(ctx context.Context, s *sequence, leg *sglangLeg, emit func
 	case modeDecode:
 		return g.decode(ctx, s, leg, emit)
 	}
-	s.rank = g.e.pickRank(s.req.Rank)
-	defer s.rank.release(s)
-	err := s.rank.reserve(ctx, s, room(s), true)
+	s.Rank = g.e.PickRank(s.Req.Rank)
+	defer s.Rank.Release(s)
+	err := s.Rank.Reserve(ctx, s, core.Room(s), true)
 	if err == nil {
-		err = s.rank.prefill(ctx, s)
+		err = s.Rank.Prefill(ctx, s)
 	}
 	if err == nil {
-		err = s.rank.decode(ctx, s, emit)
+		err = s.Rank.Decode(ctx, s, emit)
 	}
 	return g.ended(s, err, emit)
 }
 
 // ended turns the end of a running sequence by /abort_request into an answer of
 // status 200 whose finish reason is "abort". It returns other errors unchanged.
-func (g *sglang) ended(s *sequence, err error, emit func(token)) error {
+func (g *SGLang) ended(s *core.Sequence, err error, emit func(core.Token)) error {
 	if !errors.Is(err, errAbortReq) {
 		return err
 	}
-	g.e.stats.aborted.Add(1)
-	s.finish = "abort"
+	g.e.Stats.Aborted.Add(1)
+	s.Finish = "abort"
 	emit(0)
 	return nil
 }
 
 // enter registers a leg under its rid; false when the rid is in flight.
-func (g *sglang) enter(leg *sglangLeg) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (g *SGLang) enter(leg *sglangLeg) bool {
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	if g.live[leg.rid] != nil {
-		g.e.stats.duplicateIDs.Add(1)
+		g.e.Stats.DuplicateIDs.Add(1)
 		return false
 	}
 	g.live[leg.rid] = leg
 	return true
 }
 
-func (g *sglang) leave(leg *sglangLeg) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (g *SGLang) leave(leg *sglangLeg) {
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	delete(g.live, leg.rid)
 }
 
-func (g *sglang) inFlight(rid string) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (g *SGLang) InFlight(rid string) bool {
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	return g.live[rid] != nil
 }
 
-func (g *sglang) duplicateID(rid string) *apiError {
-	return badRequest("rid", "Duplicate request ID detected: %s", rid)
+func (g *SGLang) duplicateID(rid string) *core.APIError {
+	return core.BadRequest("rid", "Duplicate request ID detected: %s", rid)
 }
 
 // abort answers POST /abort_request. The HTTP process knows only whole rids and
 // drops an unknown one. The scheduler behind it matches prefixes, so a rid that
 // is a prefix of others ends them too.
-func (g *sglang) abort(w http.ResponseWriter, r *http.Request) {
-	body, err := readBody(w, r)
+func (g *SGLang) abort(w http.ResponseWriter, r *http.Request) {
+	body, err := core.ReadBody(w, r)
 	if err != nil {
 		return
 	}
-	f, ferr := decodeFields(body)
-	p := fieldReader{f: f, err: ferr}
-	rid, all := p.str("rid", ""), p.boolean("abort_all")
-	if p.err != nil {
-		refusal := sglangFieldError(routeCompletions, p.err)
-		writeJSON(w, refusal.Status, g.errorBody(refusal))
+	f, ferr := core.DecodeFields(body)
+	p := core.FieldReader{F: f, Err: ferr}
+	rid, all := p.Str("rid", ""), p.Boolean("abort_all")
+	if p.Err != nil {
+		refusal := sglangFieldError(core.RouteCompletions, p.Err)
+		core.WriteJSON(w, refusal.Status, g.ErrorBody(refusal))
 		return
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	if !all && g.live[rid] == nil {
 		return
 	}
@@ -221,12 +223,12 @@ func (g *sglang) abort(w http.ResponseWriter, r *http.Request) {
 // kvError is the abort of a leg whose transfer failed in the named phase
 // ("Prefill bootstrap", "Prefill transfer", "Decode handshake" or "Decode
 // transfer"), with the engine's text.
-func kvError(phase string, leg *sglangLeg, reason string) *apiError {
+func kvError(phase string, leg *sglangLeg, reason string) *core.APIError {
 	req := "req"
 	if phase == phaseDecodeHandshake || phase == phaseDecodeTransfer {
 		req = "decode_req.req"
 	}
-	return &apiError{Status: http.StatusInternalServerError, Type: "500", Message: fmt.Sprintf(
+	return &core.APIError{Status: http.StatusInternalServerError, Type: "500", Message: fmt.Sprintf(
 		"%s failed for request rank=0 %s.rid='%s' %s.bootstrap_room=%d with exception KVTransferError(bootstrap_room=%d): %s",
 		phase, req, leg.rid, req, leg.room, leg.room, reason)}
 }
@@ -241,12 +243,12 @@ const (
 // interrupted returns the error of a leg whose ctx ended in the named phase. An
 // abort or a failed transfer becomes the engine's 500; the error of a client
 // that left stays unchanged.
-func (g *sglang) interrupted(ctx context.Context, phase string, leg *sglangLeg) error {
+func (g *SGLang) interrupted(ctx context.Context, phase string, leg *sglangLeg) error {
 	cause := context.Cause(ctx)
 	var failure *transferFailure
 	switch {
 	case errors.Is(cause, errAbortReq):
-		g.e.stats.aborted.Add(1)
+		g.e.Stats.Aborted.Add(1)
 	case errors.As(cause, &failure):
 	default:
 		return cause

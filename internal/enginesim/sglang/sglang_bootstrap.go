@@ -1,4 +1,4 @@
-package enginesim
+package sglang
 
 import (
 	"context"
@@ -9,19 +9,21 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // bootstrapRegistry is the bootstrap server of a prefill engine: plain HTTP,
 // without authentication, in memory (CommonKVBootstrapServer in
 // disaggregation/common/conn.py). It is safe for concurrent use.
 type bootstrapRegistry struct {
-	g        *sglang
+	g        *SGLang
 	server   *http.Server
 	listener net.Listener
 
-	mu    sync.Mutex
+	Mu    sync.Mutex
 	ranks map[int]rankAddress
-	rooms map[int64]roomRank
+	Rooms map[int64]roomRank
 }
 
 // rankAddress is the address where a prefill rank receives decode's messages.
@@ -56,49 +58,49 @@ type prefillTopology struct {
 	RequiredPrefillReply *int   `json:"required_prefill_response_num"`
 }
 
-func newBootstrapRegistry(g *sglang) *bootstrapRegistry {
-	b := &bootstrapRegistry{g: g, ranks: make(map[int]rankAddress), rooms: make(map[int64]roomRank)}
+func newBootstrapRegistry(g *SGLang) *bootstrapRegistry {
+	b := &bootstrapRegistry{g: g, ranks: make(map[int]rankAddress), Rooms: make(map[int64]roomRank)}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { plainText(w, http.StatusOK, "OK") })
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { core.PlainText(w, http.StatusOK, "OK") })
 	mux.HandleFunc("GET /route", b.route)
 	mux.HandleFunc("PUT /route", b.putRoute)
 	mux.HandleFunc("POST /register_dp_rank", b.registerRank)
 	mux.HandleFunc("POST /query_dp_ranks", b.queryRanks)
 	b.server = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			g.e.faults.await()
+			g.e.Faults.Await()
 			mux.ServeHTTP(w, r)
 		}),
-		ConnState: g.e.conns.state, ReadHeaderTimeout: time.Minute,
-		BaseContext: func(net.Listener) context.Context { return g.e.ctx },
+		ConnState: g.e.Conns.State, ReadHeaderTimeout: time.Minute,
+		BaseContext: func(net.Listener) context.Context { return g.e.Ctx },
 	}
 	return b
 }
 
-// start listens on the bootstrap port and registers the engine's own ranks, as
+// Start listens on the bootstrap port and registers the engine's own ranks, as
 // each rank does by PUT /route.
-func (b *bootstrapRegistry) start() error {
-	host, _, err := net.SplitHostPort(b.g.e.cfg.Listen)
+func (b *bootstrapRegistry) Start() error {
+	host, _, err := net.SplitHostPort(b.g.e.Cfg.Listen)
 	if err != nil {
 		return err
 	}
-	b.listener, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(b.g.e.cfg.BootstrapPort)))
+	b.listener, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(b.g.e.Cfg.BootstrapPort)))
 	if err != nil {
 		return fmt.Errorf("listen bootstrap: %w", err)
 	}
-	for _, r := range b.g.e.ranks {
-		ip, port := r.side.hostPort()
-		b.ranks[r.index] = rankAddress{ip, port}
+	for _, r := range b.g.e.Ranks {
+		ip, port := r.Side.HostPort()
+		b.ranks[r.Index] = rankAddress{ip, port}
 	}
-	context.AfterFunc(b.g.e.ctx, func() { b.listener.Close() })
-	b.g.e.spawn(func(context.Context) { b.server.Serve(b.listener) })
+	context.AfterFunc(b.g.e.Ctx, func() { b.listener.Close() })
+	b.g.e.Spawn(func(context.Context) { b.server.Serve(b.listener) })
 	return nil
 }
 
 // port returns the port on which it listens; before start the configured one.
 func (b *bootstrapRegistry) port() int {
 	if b.listener == nil {
-		return b.g.e.cfg.BootstrapPort
+		return b.g.e.Cfg.BootstrapPort
 	}
 	return b.listener.Addr().(*net.TCPAddr).Port
 }
@@ -111,36 +113,36 @@ func (b *bootstrapRegistry) route(w http.ResponseWriter, r *http.Request) {
 	for i, name := range []string{"prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"} {
 		text := r.URL.Query().Get(name)
 		if text == "" {
-			plainText(w, http.StatusBadRequest, "Missing inputs for bootstrap server.")
+			core.PlainText(w, http.StatusBadRequest, "Missing inputs for bootstrap server.")
 			return
 		}
 		v, err := strconv.Atoi(text)
 		if err != nil {
-			plainText(w, http.StatusInternalServerError, "500 Internal Server Error")
+			core.PlainText(w, http.StatusInternalServerError, "500 Internal Server Error")
 			return
 		}
 		ranks[i] = v
 		sentinel = sentinel && v == -1
 	}
-	b.mu.Lock()
+	b.Mu.Lock()
 	registered := len(b.ranks)
 	rank, known := b.ranks[ranks[0]]
-	b.mu.Unlock()
-	cfg := b.g.e.cfg
+	b.Mu.Unlock()
+	cfg := b.g.e.Cfg
 	switch {
 	case registered < cfg.Ranks:
-		plainText(w, http.StatusServiceUnavailable, fmt.Sprintf("Prefill server not fully registered yet (%d workers registered).", registered))
+		core.PlainText(w, http.StatusServiceUnavailable, fmt.Sprintf("Prefill server not fully registered yet (%d workers registered).", registered))
 	case sentinel:
-		writeJSON(w, http.StatusOK, prefillTopology{
+		core.WriteJSON(w, http.StatusOK, prefillTopology{
 			AttnTPSize: cfg.SGLang.TPSize, AttnCPSize: 1, DPSize: cfg.Ranks, PPSize: cfg.SGLang.PPSize, PageSize: cfg.BlockSize,
-			KVCacheDtype: cfg.SGLang.KVCacheDtype, FollowBootstrapRoom: cfg.SGLang.LoadBalance == balanceFollowRoom,
+			KVCacheDtype: cfg.SGLang.KVCacheDtype, FollowBootstrapRoom: cfg.SGLang.LoadBalance == core.BalanceFollowRoom,
 			PrefillHTTPPort: b.g.httpPort(),
 		})
 	case !known || ranks[1] != 0 || ranks[2] != 0 || ranks[3] != 0:
-		plainText(w, http.StatusNotFound, fmt.Sprintf("Bootstrap info not found for dp_rank=%d cp_rank=%d tp_rank=%d pp_rank=%d",
+		core.PlainText(w, http.StatusNotFound, fmt.Sprintf("Bootstrap info not found for dp_rank=%d cp_rank=%d tp_rank=%d pp_rank=%d",
 			ranks[0], ranks[1], ranks[2], ranks[3]))
 	default:
-		writeJSON(w, http.StatusOK, rank)
+		core.WriteJSON(w, http.StatusOK, rank)
 	}
 }
 
@@ -161,10 +163,10 @@ func (b *bootstrapRegistry) putRoute(w http.ResponseWriter, r *http.Request) {
 	if m.SystemDPSize == 1 {
 		rank = m.AttnDPRank
 	}
-	b.mu.Lock()
+	b.Mu.Lock()
 	b.ranks[rank] = rankAddress{m.RankIP, m.RankPort}
-	b.mu.Unlock()
-	plainText(w, http.StatusOK, "OK")
+	b.Mu.Unlock()
+	core.PlainText(w, http.StatusOK, "OK")
 }
 
 func (b *bootstrapRegistry) registerRank(w http.ResponseWriter, r *http.Request) {
@@ -173,22 +175,22 @@ func (b *bootstrapRegistry) registerRank(w http.ResponseWriter, r *http.Request)
 		Rank int   `json:"dp_rank"`
 	}
 	if b.decode(w, r, &m) {
-		b.register(m.Room, m.Rank)
-		plainText(w, http.StatusOK, "OK")
+		b.Register(m.Room, m.Rank)
+		core.PlainText(w, http.StatusOK, "OK")
 	}
 }
 
-// register stores a room's rank and removes expired rooms.
-func (b *bootstrapRegistry) register(room int64, rank int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// Register stores a room's rank and removes expired rooms.
+func (b *bootstrapRegistry) Register(room int64, rank int) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
 	now := time.Now()
-	for old, entry := range b.rooms {
+	for old, entry := range b.Rooms {
 		if now.Sub(entry.since) > b.g.cfg.RoomExpiry {
-			delete(b.rooms, old)
+			delete(b.Rooms, old)
 		}
 	}
-	b.rooms[room] = roomRank{rank, now}
+	b.Rooms[room] = roomRank{rank, now}
 }
 
 // queryRanks answers POST /query_dp_ranks; unknown rooms are absent.
@@ -200,29 +202,29 @@ func (b *bootstrapRegistry) queryRanks(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	found := make(map[string]int)
-	b.mu.Lock()
+	b.Mu.Lock()
 	for _, room := range m.Rooms {
-		if entry, ok := b.rooms[room]; ok && time.Since(entry.since) <= b.g.cfg.RoomExpiry {
+		if entry, ok := b.Rooms[room]; ok && time.Since(entry.since) <= b.g.cfg.RoomExpiry {
 			found[strconv.FormatInt(room, 10)] = entry.rank
 		}
 	}
-	b.mu.Unlock()
-	writeJSON(w, http.StatusOK, found)
+	b.Mu.Unlock()
+	core.WriteJSON(w, http.StatusOK, found)
 }
 
 // decode reads a JSON body. An invalid body gets aiohttp's answer to an
 // uncaught exception.
 func (b *bootstrapRegistry) decode(w http.ResponseWriter, r *http.Request, v any) bool {
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(v); err != nil {
-		plainText(w, http.StatusInternalServerError, "500 Internal Server Error")
+		core.PlainText(w, http.StatusInternalServerError, "500 Internal Server Error")
 		return false
 	}
 	return true
 }
 
-func (g *sglang) bootstrapPort() int {
-	if g.boot == nil {
+func (g *SGLang) BootstrapPort() int {
+	if g.Boot == nil {
 		return 0
 	}
-	return g.boot.port()
+	return g.Boot.port()
 }

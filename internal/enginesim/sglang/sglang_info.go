@@ -1,4 +1,4 @@
-package enginesim
+package sglang
 
 import (
 	"context"
@@ -8,14 +8,16 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // sglangVersion is the version that the simulated engine reports.
 const sglangVersion = "0.5.9.sim"
 
-func (g *sglang) routes(mux *http.ServeMux) {
-	mux.HandleFunc("POST "+routeGenerate, g.e.generating(routeGenerate))
-	mux.HandleFunc("PUT "+routeGenerate, g.e.generating(routeGenerate))
+func (g *SGLang) Routes(mux *http.ServeMux) {
+	mux.HandleFunc("POST "+RouteGenerate, g.e.Generating(RouteGenerate))
+	mux.HandleFunc("PUT "+RouteGenerate, g.e.Generating(RouteGenerate))
 	mux.HandleFunc("POST /abort_request", g.abort)
 	for _, path := range []string{"/health", "/health_generate"} {
 		mux.HandleFunc("GET "+path, g.serveHealth)
@@ -27,9 +29,9 @@ func (g *sglang) routes(mux *http.ServeMux) {
 		mux.HandleFunc("GET "+path, g.modelInfo)
 	}
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, obj("object", "list", "data", []any{obj(
-			"id", g.e.cfg.Model, "object", "model", "created", 1700000000, "owned_by", "sglang",
-			"root", g.e.cfg.Model, "parent", nil, "max_model_len", g.e.maxModelLen(),
+		core.WriteJSON(w, http.StatusOK, core.Obj("object", "list", "data", []any{core.Obj(
+			"id", g.e.Cfg.Model, "object", "model", "created", 1700000000, "owned_by", "sglang",
+			"root", g.e.Cfg.Model, "parent", nil, "max_model_len", g.e.MaxModelLen(),
 		)}))
 	})
 	g.poolingRoutes(mux)
@@ -49,28 +51,28 @@ func (g *sglang) routes(mux *http.ServeMux) {
 
 // serverInfo answers GET /server_info: the server arguments that a router
 // reads, as one flat object, with the scheduler's limits.
-func (g *sglang) serverInfo(w http.ResponseWriter, _ *http.Request) {
-	cfg := g.e.cfg
-	port := any(defaultBootstrapPort)
+func (g *SGLang) serverInfo(w http.ResponseWriter, _ *http.Request) {
+	cfg := g.e.Cfg
+	port := any(core.DefaultBootstrapPort)
 	switch {
-	case g.boot != nil:
-		port = g.boot.port()
+	case g.Boot != nil:
+		port = g.Boot.port()
 	case cfg.BootstrapPort != 0:
 		port = cfg.BootstrapPort
 	}
 	host, _, _ := net.SplitHostPort(g.e.Addr())
-	states := make([]any, 0, len(g.e.ranks))
-	for range g.e.ranks {
-		states = append(states, obj("max_total_num_tokens", g.e.maxModelLen(), "load", 0,
+	states := make([]any, 0, len(g.e.Ranks))
+	for range g.e.Ranks {
+		states = append(states, core.Obj("max_total_num_tokens", g.e.MaxModelLen(), "load", 0,
 			"page_size", cfg.BlockSize, "kv_cache_dtype", g.cfg.KVCacheDtype))
 	}
-	writeJSON(w, http.StatusOK, obj(
+	core.WriteJSON(w, http.StatusOK, core.Obj(
 		"model_path", cfg.Model, "served_model_name", cfg.Model, "host", host, "port", g.httpPort(),
 		"tp_size", g.cfg.TPSize, "pp_size", g.cfg.PPSize, "enable_dp_attention", false, "dp_size", cfg.Ranks, "page_size", cfg.BlockSize, "kv_cache_dtype", g.cfg.KVCacheDtype,
 		"load_balance_method", g.cfg.LoadBalance,
 		"disaggregation_mode", g.mode, "disaggregation_bootstrap_port", port,
 		"disaggregation_transfer_backend", g.cfg.TransferBackend,
-		"max_total_num_tokens", g.e.maxModelLen(), "max_req_input_len", g.e.maxModelLen()-6,
+		"max_total_num_tokens", g.e.MaxModelLen(), "max_req_input_len", g.e.MaxModelLen()-6,
 		"internal_states", states, "version", sglangVersion, "kv_events", g.describePublisher(),
 	))
 }
@@ -78,32 +80,32 @@ func (g *sglang) serverInfo(w http.ResponseWriter, _ *http.Request) {
 // describePublisher is ServerArgs.describe_kv_events_publisher: rank 0's
 // endpoint as configured, null without a publisher. An ephemeral port is known
 // only after start.
-func (g *sglang) describePublisher() any {
-	if g.e.publishers == nil {
+func (g *SGLang) describePublisher() any {
+	if g.e.Publishers == nil {
 		return nil
 	}
-	host, _, _ := splitEndpoint(g.e.cfg.KVEvents.Endpoint)
+	host, _, _ := core.SplitEndpoint(g.e.Cfg.KVEvents.Endpoint)
 	if host == "" {
 		host = "*"
 	}
-	return obj("publisher", "zmq", "endpoint_host", host,
-		"endpoint_port_base", g.e.publishers.list[0].events.Addr().(*net.TCPAddr).Port,
-		"topic", g.e.cfg.KVEvents.Topic, "block_size", g.e.cfg.BlockSize, "dp_size", g.e.cfg.Ranks)
+	return core.Obj("publisher", "zmq", "endpoint_host", host,
+		"endpoint_port_base", g.e.Publishers.List[0].Events.Addr().(*net.TCPAddr).Port,
+		"topic", g.e.Cfg.KVEvents.Topic, "block_size", g.e.Cfg.BlockSize, "dp_size", g.e.Cfg.Ranks)
 }
 
 // flushCache answers /flush_cache. It fails while requests run or wait.
-func (g *sglang) flushCache(w http.ResponseWriter, _ *http.Request) {
+func (g *SGLang) flushCache(w http.ResponseWriter, _ *http.Request) {
 	status := http.StatusOK
-	if !g.e.resetCache() {
+	if !g.e.ResetCache() {
 		status = http.StatusBadRequest
 	}
-	plainText(w, status, "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n")
+	core.PlainText(w, status, "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n")
 }
 
 // modelInfo answers GET /model_info.
-func (g *sglang) modelInfo(w http.ResponseWriter, _ *http.Request) {
-	model := g.e.cfg.Model
-	writeJSON(w, http.StatusOK, obj(
+func (g *SGLang) modelInfo(w http.ResponseWriter, _ *http.Request) {
+	model := g.e.Cfg.Model
+	core.WriteJSON(w, http.StatusOK, core.Obj(
 		"model_path", model, "served_model_name", model, "tokenizer_path", model, "is_generation", true,
 		"preferred_sampling_params", nil, "weight_version", "default", "load_format", "auto",
 		"reasoning_parser", nil, "tool_call_parser", nil, "has_image_understanding", false,
@@ -112,7 +114,7 @@ func (g *sglang) modelInfo(w http.ResponseWriter, _ *http.Request) {
 }
 
 // loads answers GET /v1/loads?include=core,disagg,…&dp_rank=N.
-func (g *sglang) loads(w http.ResponseWriter, r *http.Request) {
+func (g *SGLang) loads(w http.ResponseWriter, r *http.Request) {
 	include := strings.Split(r.URL.Query().Get("include"), ",")
 	has := func(section string) bool {
 		for _, s := range include {
@@ -125,51 +127,51 @@ func (g *sglang) loads(w http.ResponseWriter, r *http.Request) {
 	only := -1
 	if text := r.URL.Query().Get("dp_rank"); text != "" {
 		v, err := strconv.Atoi(text)
-		if err != nil || v < 0 || v >= len(g.e.ranks) {
-			refusal := badRequest("dp_rank", "dp_rank is out of range [0, %d)", len(g.e.ranks))
-			writeJSON(w, refusal.Status, g.errorBody(refusal))
+		if err != nil || v < 0 || v >= len(g.e.Ranks) {
+			refusal := core.BadRequest("dp_rank", "dp_rank is out of range [0, %d)", len(g.e.Ranks))
+			core.WriteJSON(w, refusal.Status, g.ErrorBody(refusal))
 			return
 		}
 		only = v
 	}
 	now := time.Now()
 	list := []any{}
-	for _, rk := range g.e.ranks {
-		if only < 0 || only == rk.index {
+	for _, rk := range g.e.Ranks {
+		if only < 0 || only == rk.Index {
 			list = append(list, g.rankLoads(rk, now, has))
 		}
 	}
-	writeJSON(w, http.StatusOK, obj(
+	core.WriteJSON(w, http.StatusOK, core.Obj(
 		"timestamp", now.UTC().Format("2006-01-02T15:04:05.000000-07:00"), "version", sglangVersion,
-		"accelerator", "sim", "num_accelerators", len(g.e.ranks), "loads", list,
+		"accelerator", "sim", "num_accelerators", len(g.e.Ranks), "loads", list,
 	))
 }
 
-func (g *sglang) rankLoads(rk *rank, now time.Time, has func(string) bool) object {
-	l, q := rk.load(), &g.queues[rk.index]
-	usage := float64(l.usedTokens) / float64(l.totalTokens)
+func (g *SGLang) rankLoads(rk *core.Rank, now time.Time, has func(string) bool) core.Object {
+	l, q := rk.Load(), &g.Queues[rk.Index]
+	usage := float64(l.UsedTokens) / float64(l.TotalTokens)
 	waiting, uncached := g.waiting(rk, l)
-	o := obj(
-		"timestamp", float64(now.UnixMilli())/1000, "dp_rank", rk.index,
-		"num_running_reqs", l.running, "num_waiting_reqs", waiting, "num_waiting_uncached_tokens", uncached,
-		"num_used_tokens", l.usedTokens, "num_total_tokens", l.usedTokens+l.queuedTokens, "num_active_tokens", l.usedTokens,
-		"max_total_num_tokens", l.totalTokens, "max_running_requests", g.e.cfg.MaxRunning,
-		"token_usage", usage, "gen_throughput", 0.0, "cache_hit_rate", g.e.hitRate(), "utilization", usage,
+	o := core.Obj(
+		"timestamp", float64(now.UnixMilli())/1000, "dp_rank", rk.Index,
+		"num_running_reqs", l.Running, "num_waiting_reqs", waiting, "num_waiting_uncached_tokens", uncached,
+		"num_used_tokens", l.UsedTokens, "num_total_tokens", l.UsedTokens+l.QueuedTokens, "num_active_tokens", l.UsedTokens,
+		"max_total_num_tokens", l.TotalTokens, "max_running_requests", g.e.Cfg.MaxRunning,
+		"token_usage", usage, "gen_throughput", 0.0, "cache_hit_rate", g.e.HitRate(), "utilization", usage,
 		"total_prefill_uncached_tokens", 0, "total_prefill_busy_us", 0, "decode_moments", nil,
 	)
 	if has("disagg") {
 		speed, millis := q.lastTransfer()
-		o = o.with("disaggregation", obj("mode", g.mode,
-			"prefill_bootstrap_queue_reqs", q.bootstrap.Load(), "prefill_inflight_queue_reqs", q.inflight.Load(),
-			"decode_prealloc_queue_reqs", q.prealloc.Load(), "decode_transfer_queue_reqs", q.transfer.Load(),
+		o = o.With("disaggregation", core.Obj("mode", g.mode,
+			"prefill_bootstrap_queue_reqs", q.Bootstrap.Load(), "prefill_inflight_queue_reqs", q.inflight.Load(),
+			"decode_prealloc_queue_reqs", q.Prealloc.Load(), "decode_transfer_queue_reqs", q.transfer.Load(),
 			"decode_retracted_queue_reqs", 0, "kv_transfer_speed_gb_s", speed, "kv_transfer_latency_ms", millis))
 	}
 	if has("queues") {
-		o = o.with("queues", obj("waiting", l.waiting, "grammar", 0, "paused", 0, "retracted", 0, "prealloc_ready", q.ready.Load()))
+		o = o.With("queues", core.Obj("waiting", l.Waiting, "grammar", 0, "paused", 0, "retracted", 0, "prealloc_ready", q.ready.Load()))
 	}
 	if has("memory") {
-		size := float64(l.totalTokens*bytesPerKV) / gigabyte
-		o = o.with("memory", obj("weight_gb", 1.0, "kv_cache_gb", size, "graph_gb", 0.0, "token_capacity", l.totalTokens))
+		size := float64(l.TotalTokens*core.BytesPerKV) / gigabyte
+		o = o.With("memory", core.Obj("weight_gb", 1.0, "kv_cache_gb", size, "graph_gb", 0.0, "token_capacity", l.TotalTokens))
 	}
 	return o
 }
@@ -191,53 +193,53 @@ func (q *sglangQueues) lastTransfer() (speed, millis float64) {
 // waiting returns the number of a rank's requests in all queues, and the tokens
 // that prefill has to compute for them, which is 0 for decode
 // (srt/managers/scheduler_components/load_inquirer.py).
-func (g *sglang) waiting(rk *rank, l rankLoad) (requests, uncached int) {
-	q := &g.queues[rk.index]
+func (g *SGLang) waiting(rk *core.Rank, l core.RankLoad) (requests, uncached int) {
+	q := &g.Queues[rk.Index]
 	switch g.mode {
 	case modePrefill:
-		return l.waiting + int(q.bootstrap.Load()), l.uncachedTokens
+		return l.Waiting + int(q.Bootstrap.Load()), l.UncachedTokens
 	case modeDecode: // requests without blocks are in the prealloc queue
-		return l.waiting - l.queued + int(q.prealloc.Load()+q.transfer.Load()), 0
+		return l.Waiting - l.Queued + int(q.Prealloc.Load()+q.transfer.Load()), 0
 	}
-	return l.waiting, l.uncachedTokens
+	return l.Waiting, l.UncachedTokens
 }
 
 // legacyLoad answers GET /get_load.
-func (g *sglang) legacyLoad(w http.ResponseWriter, _ *http.Request) {
+func (g *SGLang) legacyLoad(w http.ResponseWriter, _ *http.Request) {
 	list := []any{}
-	for _, rk := range g.e.ranks {
-		l := rk.load()
+	for _, rk := range g.e.Ranks {
+		l := rk.Load()
 		waiting, _ := g.waiting(rk, l)
-		list = append(list, obj("dp_rank", rk.index, "num_reqs", l.running+waiting, "num_waiting_reqs", waiting,
-			"num_tokens", l.usedTokens+l.queuedTokens, "num_pending_tokens", l.queuedTokens, "ts_tic", float64(time.Now().UnixMilli())/1000))
+		list = append(list, core.Obj("dp_rank", rk.Index, "num_reqs", l.Running+waiting, "num_waiting_reqs", waiting,
+			"num_tokens", l.UsedTokens+l.QueuedTokens, "num_pending_tokens", l.QueuedTokens, "ts_tic", float64(time.Now().UnixMilli())/1000))
 	}
-	writeJSON(w, http.StatusOK, list)
+	core.WriteJSON(w, http.StatusOK, list)
 }
 
 // metrics answers GET /metrics as with --enable-metrics.
-func (g *sglang) metrics(w http.ResponseWriter, _ *http.Request) {
+func (g *SGLang) metrics(w http.ResponseWriter, _ *http.Request) {
 	var b strings.Builder
-	gauge := func(name string, value func(rk *rank, l rankLoad) any) {
+	gauge := func(name string, value func(rk *core.Rank, l core.RankLoad) any) {
 		fmt.Fprintf(&b, "# TYPE sglang:%s gauge\n", name)
-		for _, rk := range g.e.ranks {
-			fmt.Fprintf(&b, "sglang:%s{dp_rank=\"%d\",model_name=%q} %v\n", name, rk.index, g.e.cfg.Model, value(rk, rk.load()))
+		for _, rk := range g.e.Ranks {
+			fmt.Fprintf(&b, "sglang:%s{dp_rank=\"%d\",model_name=%q} %v\n", name, rk.Index, g.e.Cfg.Model, value(rk, rk.Load()))
 		}
 	}
-	gauge("num_running_reqs", func(_ *rank, l rankLoad) any { return l.running })
-	gauge("num_queue_reqs", func(_ *rank, l rankLoad) any { return l.waiting })
-	gauge("num_used_tokens", func(_ *rank, l rankLoad) any { return l.usedTokens })
-	gauge("cache_hit_rate", func(*rank, rankLoad) any { return g.e.hitRate() })
-	gauge("token_usage", func(_ *rank, l rankLoad) any { return float64(l.usedTokens) / float64(l.totalTokens) })
-	gauge("num_prefill_bootstrap_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].bootstrap.Load() })
-	gauge("num_prefill_inflight_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].inflight.Load() })
-	gauge("num_decode_prealloc_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].prealloc.Load() })
-	gauge("num_decode_transfer_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].transfer.Load() })
+	gauge("num_running_reqs", func(_ *core.Rank, l core.RankLoad) any { return l.Running })
+	gauge("num_queue_reqs", func(_ *core.Rank, l core.RankLoad) any { return l.Waiting })
+	gauge("num_used_tokens", func(_ *core.Rank, l core.RankLoad) any { return l.UsedTokens })
+	gauge("cache_hit_rate", func(*core.Rank, core.RankLoad) any { return g.e.HitRate() })
+	gauge("token_usage", func(_ *core.Rank, l core.RankLoad) any { return float64(l.UsedTokens) / float64(l.TotalTokens) })
+	gauge("num_prefill_bootstrap_queue_reqs", func(rk *core.Rank, _ core.RankLoad) any { return g.Queues[rk.Index].Bootstrap.Load() })
+	gauge("num_prefill_inflight_queue_reqs", func(rk *core.Rank, _ core.RankLoad) any { return g.Queues[rk.Index].inflight.Load() })
+	gauge("num_decode_prealloc_queue_reqs", func(rk *core.Rank, _ core.RankLoad) any { return g.Queues[rk.Index].Prealloc.Load() })
+	gauge("num_decode_transfer_queue_reqs", func(rk *core.Rank, _ core.RankLoad) any { return g.Queues[rk.Index].transfer.Load() })
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	w.Write([]byte(b.String()))
 }
 
 // httpPort is the port of the engine's API.
-func (g *sglang) httpPort() int {
+func (g *SGLang) httpPort() int {
 	_, port, _ := net.SplitHostPort(g.e.Addr())
 	n, _ := strconv.Atoi(port)
 	return n
@@ -246,23 +248,23 @@ func (g *sglang) httpPort() int {
 // serveHealth answers GET /health and /health_generate. It generates one token,
 // on a PD engine with a fake transfer, and polls for the output. So even a
 // healthy answer takes HealthPoll.
-func (g *sglang) serveHealth(w http.ResponseWriter, r *http.Request) {
+func (g *SGLang) serveHealth(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), g.cfg.HealthTimeout)
 	defer cancel()
-	rid := "HEALTH_CHECK_" + newUUID()
-	req := &request{Route: routeGenerate, N: 1, Limited: true, MaxTokens: 1, Rank: -1, Prompts: [][]token{{0}}, CacheSalt: rid}
-	req.Ext = &sglangRequest{items: []sglangItem{{rid: rid, host: fakeBootstrapHost, hasRoom: true, prefillRank: -1}}}
-	s := g.e.newSequences(req)[0]
+	rid := "HEALTH_CHECK_" + core.NewUUID()
+	req := &core.Request{Route: RouteGenerate, N: 1, Limited: true, MaxTokens: 1, Rank: -1, Prompts: [][]core.Token{{0}}, CacheSalt: rid}
+	req.Ext = &SGLangRequest{Items: []sglangItem{{rid: rid, host: fakeBootstrapHost, hasRoom: true, prefillRank: -1}}}
+	s := g.e.NewSequences(req)[0]
 	var err error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		g.e.stats.requests.Add(1)
-		err = g.generate(ctx, s, func(token) {})
+		g.e.Stats.Requests.Add(1)
+		err = g.Generate(ctx, s, func(core.Token) {})
 	}()
 	defer func() { cancel(); <-done }()
 	for {
-		if sleep(ctx, g.cfg.HealthPoll) != nil {
+		if core.Sleep(ctx, g.cfg.HealthPoll) != nil {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}

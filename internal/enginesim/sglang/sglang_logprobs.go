@@ -1,8 +1,10 @@
-package enginesim
+package sglang
 
 import (
 	"encoding/json"
 	"strings"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // sglangLogprobs are the log probabilities that one sequence of a /generate request
@@ -19,27 +21,27 @@ type sglangLogprobs struct {
 
 // parseLogprobs reads the members of /generate that request log probabilities. Each is
 // one value, or a list with one value for each prompt.
-func parseLogprobs(f fields, prompts, n int) ([]sglangLogprobs, *fieldError) {
+func parseLogprobs(f core.Fields, prompts, n int) ([]sglangLogprobs, *core.FieldError) {
 	list := make([]sglangLogprobs, prompts*n)
 	for i := range list {
-		var err *fieldError
-		of := func(name string) fields {
+		var err *core.FieldError
+		of := func(name string) core.Fields {
 			one, bad := elementOf(f, name, prompts, i/n)
 			if err == nil {
 				err = bad
 			}
 			return one
 		}
-		p := fieldReader{f: of("return_logprob")}
-		list[i].wanted = p.boolean("return_logprob")
-		p.f = of("logprob_start_len")
-		list[i].start = int(p.integer("logprob_start_len", -1))
-		p.f = of("top_logprobs_num")
-		list[i].top = int(p.integer("top_logprobs_num", 0))
-		p.f = f
-		list[i].text = p.boolean("return_text_in_logprobs")
+		p := core.FieldReader{F: of("return_logprob")}
+		list[i].wanted = p.Boolean("return_logprob")
+		p.F = of("logprob_start_len")
+		list[i].start = int(p.Integer("logprob_start_len", -1))
+		p.F = of("top_logprobs_num")
+		list[i].top = int(p.Integer("top_logprobs_num", 0))
+		p.F = f
+		list[i].text = p.Boolean("return_text_in_logprobs")
 		if err == nil {
-			err = p.err
+			err = p.Err
 		}
 		if err != nil {
 			return nil, err
@@ -50,43 +52,43 @@ func parseLogprobs(f fields, prompts, n int) ([]sglangLogprobs, *fieldError) {
 
 // elementOf returns the fields with the i-th element of a member that may be a
 // list with one value for each prompt.
-func elementOf(f fields, name string, prompts, i int) (fields, *fieldError) {
+func elementOf(f core.Fields, name string, prompts, i int) (core.Fields, *core.FieldError) {
 	raw := f[name]
 	var list []json.RawMessage
-	if !f.has(name) || json.Unmarshal(raw, &list) != nil {
+	if !f.Has(name) || json.Unmarshal(raw, &list) != nil {
 		return f, nil
 	}
 	if len(list) != prompts {
-		return nil, &fieldError{name, "value_error", "The length of " + name + " should be equal to the batch size."}
+		return nil, &core.FieldError{Field: name, Kind: "value_error", Message: "The length of " + name + " should be equal to the batch size."}
 	}
-	return fields{name: list[i]}, nil
+	return core.Fields{name: list[i]}, nil
 }
 
 // logprobs adds a sequence's log probabilities to meta_info. A decode engine
 // has none for the prompt.
-func (g *sglang) logprobs(meta object, s *sequence) object {
-	ext := s.req.Ext.(*sglangRequest)
-	if len(ext.logprobs) == 0 || !ext.logprobs[s.choice].wanted {
+func (g *SGLang) logprobs(meta core.Object, s *core.Sequence) core.Object {
+	ext := s.Req.Ext.(*SGLangRequest)
+	if len(ext.logprobs) == 0 || !ext.logprobs[s.Choice].wanted {
 		return meta
 	}
-	ask := ext.logprobs[s.choice]
-	from := len(s.prompt)
+	ask := ext.logprobs[s.Choice]
+	from := len(s.Prompt)
 	if ask.start >= 0 && g.mode != modeDecode {
 		from = min(ask.start, from)
 	}
-	all := append(append([]token{}, s.prompt...), s.output...)
-	input, inputTop := ask.lists(all, from, len(s.prompt), true)
-	output, outputTop := ask.lists(all, len(s.prompt), len(all), false)
-	meta = meta.with("input_token_logprobs", input).with("output_token_logprobs", output).with("output_token_logprobs_length", len(output))
+	all := append(append([]core.Token{}, s.Prompt...), s.Output...)
+	input, inputTop := ask.lists(all, from, len(s.Prompt), true)
+	output, outputTop := ask.lists(all, len(s.Prompt), len(all), false)
+	meta = meta.With("input_token_logprobs", input).With("output_token_logprobs", output).With("output_token_logprobs_length", len(output))
 	if ask.top > 0 {
-		meta = meta.with("input_top_logprobs", inputTop).with("output_top_logprobs", outputTop)
+		meta = meta.With("input_top_logprobs", inputTop).With("output_top_logprobs", outputTop)
 	}
 	return meta
 }
 
 // lists returns the log probabilities of the tokens in [from, to): each token's
 // probability after the tokens before it. The first token of a prompt has none.
-func (ask sglangLogprobs) lists(all []token, from, to int, prompt bool) (chosen, top []any) {
+func (ask sglangLogprobs) lists(all []core.Token, from, to int, prompt bool) (chosen, top []any) {
 	chosen, top = []any{}, []any{}
 	for i := from; i < to; i++ {
 		if prompt && i == from {
@@ -96,7 +98,7 @@ func (ask sglangLogprobs) lists(all []token, from, to int, prompt bool) (chosen,
 		chosen = append(chosen, ask.entry(all, i, all[i]))
 		var likely []any
 		for n := range ask.top {
-			likely = append(likely, ask.entry(all, i, tokenWord+token((i+n)%len(wordTokens))))
+			likely = append(likely, ask.entry(all, i, core.TokenWord+core.Token((i+n)%len(core.WordTokens))))
 		}
 		top = append(top, likely)
 	}
@@ -104,7 +106,7 @@ func (ask sglangLogprobs) lists(all []token, from, to int, prompt bool) (chosen,
 }
 
 // entry returns the triple of token t at position i.
-func (ask sglangLogprobs) entry(all []token, i int, t token) any {
+func (ask sglangLogprobs) entry(all []core.Token, i int, t core.Token) any {
 	h := uint64(i)*0x9e3779b97f4a7c15 ^ uint64(t)<<20
 	if i > 0 {
 		h ^= uint64(all[i-1])
@@ -112,9 +114,9 @@ func (ask sglangLogprobs) entry(all []token, i int, t token) any {
 	return []any{-float64(h%4096) / 512, t, ask.textOf(t)}
 }
 
-func (ask sglangLogprobs) textOf(t token) any {
+func (ask sglangLogprobs) textOf(t core.Token) any {
 	if !ask.text {
 		return nil
 	}
-	return strings.ToValidUTF8(t.text(), "\uFFFD")
+	return strings.ToValidUTF8(t.Text(), "\uFFFD")
 }

@@ -1,4 +1,4 @@
-package enginesim
+package sglang
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"net"
 	"strconv"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // sglangRoom is a bootstrap room on the prefill side. sglang.mu guards its
@@ -14,18 +16,18 @@ import (
 type sglangRoom struct {
 	id   int64
 	legs map[*sglangLeg]bool
-	// info is decode's message; ready is closed when it has arrived.
-	info  *decodeInfo
+	// Info is decode's message; ready is closed when it has arrived.
+	Info  *DecodeInfo
 	ready chan struct{}
 	// sent: the KV of one leg has arrived.
 	sent bool
 }
 
-// decodeInfo is the destination of a room's KV.
-type decodeInfo struct {
-	session string // decode's engine id
-	addr    string // its rank's side channel
-	blocks  []blockID
+// DecodeInfo is the destination of a room's KV.
+type DecodeInfo struct {
+	Session string // decode's engine id
+	Addr    string // its rank's side channel
+	Blocks  []core.BlockID
 }
 
 // Operations of the side channel between SGLang engines. They replace its ZMQ
@@ -33,7 +35,7 @@ type decodeInfo struct {
 const (
 	opIndices = "indices" // decode to prefill: the reserved blocks
 	opAbort   = "abort"   // decode to prefill: decode has given up the room
-	opKV      = "kv"      // prefill to decode: blocks, first token, success
+	OpKV      = "kv"      // prefill to decode: blocks, first token, success
 	opFailed  = "failed"  // prefill to decode: the transfer has failed
 )
 
@@ -45,11 +47,11 @@ const errPrefillDead = "Failed to get kvcache from prefill instance, it might be
 
 // prefill runs the prefill leg: wait for decode's indices, compute, push the
 // KV, then answer with one token.
-func (g *sglang) prefill(ctx context.Context, s *sequence, leg *sglangLeg, emit func(token)) error {
-	r := g.prefillRank(s.req.Rank, leg.room)
-	s.rank = r
-	defer r.release(s)
-	if err := g.claimRank(leg, r.index); err != nil {
+func (g *SGLang) prefill(ctx context.Context, s *core.Sequence, leg *sglangLeg, emit func(core.Token)) error {
+	r := g.prefillRank(s.Req.Rank, leg.room)
+	s.Rank = r
+	defer r.Release(s)
+	if err := g.claimRank(leg, r.Index); err != nil {
 		return err
 	}
 	fake := leg.host == fakeBootstrapHost
@@ -61,19 +63,19 @@ func (g *sglang) prefill(ctx context.Context, s *sequence, leg *sglangLeg, emit 
 			return err
 		}
 	}
-	q := &g.queues[r.index]
+	q := &g.Queues[r.Index]
 	q.inflight.Add(1)
 	defer q.inflight.Add(-1)
-	s.limit = 1
-	err := r.reserve(ctx, s, len(s.prompt), true)
+	s.Limit = 1
+	err := r.Reserve(ctx, s, len(s.Prompt), true)
 	if err == nil {
-		err = r.prefill(ctx, s)
+		err = r.Prefill(ctx, s)
 	}
 	if err == nil {
-		err = r.decode(ctx, s, func(token) {})
+		err = r.Decode(ctx, s, func(core.Token) {})
 	}
-	if err == nil && !fake && s.req.fault != failNoParams {
-		r.releaseSlot(s)
+	if err == nil && !fake && s.Req.Fault != core.FailNoParams {
+		r.ReleaseSlot(s)
 		err = g.push(ctx, r, rm, s, leg)
 	}
 	if err != nil {
@@ -82,58 +84,58 @@ func (g *sglang) prefill(ctx context.Context, s *sequence, leg *sglangLeg, emit 
 		}
 		return err
 	}
-	s.finish, s.stopReason = "length", nil
-	emit(s.output[0])
+	s.Finish, s.StopReason = "length", nil
+	emit(s.Output[0])
 	return nil
 }
 
 // prefillRank selects a request's rank: the rank that the request names; otherwise the room or a
 // round robin determines the rank.
-func (g *sglang) prefillRank(want int, room int64) *rank {
-	if want < 0 && g.cfg.LoadBalance == balanceFollowRoom {
-		want = int(uint64(room) % uint64(len(g.e.ranks)))
+func (g *SGLang) prefillRank(want int, room int64) *core.Rank {
+	if want < 0 && g.cfg.LoadBalance == core.BalanceFollowRoom {
+		want = int(uint64(room) % uint64(len(g.e.Ranks)))
 	}
-	return g.e.pickRank(want)
+	return g.e.PickRank(want)
 }
 
 // claimRank registers the rank of the room for decode, unless decode can derive
 // it or the request named it. A rank that contradicts the room fails
 // (CommonKVSender.__init__).
-func (g *sglang) claimRank(leg *sglangLeg, rank int) error {
-	size := len(g.e.ranks)
+func (g *SGLang) claimRank(leg *sglangLeg, rank int) error {
+	size := len(g.e.Ranks)
 	if size == 1 || leg.prefillRank >= 0 || leg.host == fakeBootstrapHost {
 		return nil
 	}
 	implied := int(uint64(leg.room) % uint64(size))
 	switch {
-	case g.cfg.LoadBalance == balanceFollowRoom && rank == implied:
-	case g.cfg.LoadBalance == balanceFollowRoom && !g.cfg.ForceQueryRank:
+	case g.cfg.LoadBalance == core.BalanceFollowRoom && rank == implied:
+	case g.cfg.LoadBalance == core.BalanceFollowRoom && !g.cfg.ForceQueryRank:
 		return kvError(phasePrefillBootstrap, leg, fmt.Sprintf(
 			"follow_bootstrap_room conflict: dispatched to dp_rank %d but bootstrap_room %d implies dp_rank %d. "+
 				"Set SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 to allow mixed routing.", rank, leg.room, implied))
 	default:
-		g.boot.register(leg.room, rank)
+		g.Boot.Register(leg.room, rank)
 	}
 	return nil
 }
 
 // room returns the room of an id, made on first use; mu is held.
-func (g *sglang) room(id int64) *sglangRoom {
-	rm := g.rooms[id]
+func (g *SGLang) room(id int64) *sglangRoom {
+	rm := g.Rooms[id]
 	if rm == nil {
 		rm = &sglangRoom{id: id, legs: make(map[*sglangLeg]bool), ready: make(chan struct{})}
-		g.rooms[id] = rm
+		g.Rooms[id] = rm
 	}
 	return rm
 }
 
 // joinRoom enters a prefill leg into its room, which decode may have opened.
-func (g *sglang) joinRoom(leg *sglangLeg) *sglangRoom {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (g *SGLang) joinRoom(leg *sglangLeg) *sglangRoom {
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	rm := g.room(leg.room)
 	if len(rm.legs) > 0 {
-		g.e.stats.duplicateIDs.Add(1)
+		g.e.Stats.DuplicateIDs.Add(1)
 	}
 	rm.legs[leg] = true
 	return rm
@@ -141,54 +143,54 @@ func (g *sglang) joinRoom(leg *sglangLeg) *sglangRoom {
 
 // leaveRoom ends a leg in its room. The last leg clears the room and, when no
 // KV has been sent, informs a decode that is already waiting.
-func (g *sglang) leaveRoom(rm *sglangRoom, leg *sglangLeg) {
+func (g *SGLang) leaveRoom(rm *sglangRoom, leg *sglangLeg) {
 	if info := g.clearRoom(rm, leg); info != nil {
-		g.notify(g.e.ranks[0], info.addr, sideMessage{Op: opFailed, Engine: info.session, Key: roomKey(rm.id)})
+		g.notify(g.e.Ranks[0], info.Addr, core.SideMessage{Op: opFailed, Engine: info.Session, Key: roomKey(rm.id)})
 	}
 }
 
 // clearRoom removes a leg from its room. It returns the decode that must be informed of
 // the failure, nil for none.
-func (g *sglang) clearRoom(rm *sglangRoom, leg *sglangLeg) *decodeInfo {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (g *SGLang) clearRoom(rm *sglangRoom, leg *sglangLeg) *DecodeInfo {
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	delete(rm.legs, leg)
 	if len(rm.legs) > 0 {
 		return nil
 	}
-	if g.rooms[rm.id] == rm {
-		delete(g.rooms, rm.id)
+	if g.Rooms[rm.id] == rm {
+		delete(g.Rooms, rm.id)
 	}
 	if rm.sent {
 		return nil
 	}
-	return rm.info
+	return rm.Info
 }
 
 func roomKey(room int64) string { return strconv.FormatInt(room, 10) }
 
 // notify sends a message whose answer is ignored. It takes at most
 // notifyTimeout. An engine that is ending sends none.
-func (g *sglang) notify(r *rank, addr string, m sideMessage) {
-	if g.e.hasEnded() {
+func (g *SGLang) notify(r *core.Rank, addr string, m core.SideMessage) {
+	if g.e.HasEnded() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(g.e.ctx, notifyTimeout)
+	ctx, cancel := context.WithTimeout(g.e.Ctx, notifyTimeout)
 	defer cancel()
-	if _, err := r.side.call(ctx, addr, m); err != nil {
-		g.e.cfg.Log.Debug("notify peer", "op", m.Op, "room", m.Key, "error", err)
+	if _, err := r.Side.Call(ctx, addr, m); err != nil {
+		g.e.Cfg.Log.Debug("notify peer", "op", m.Op, "room", m.Key, "error", err)
 	}
 }
 
 // awaitIndices holds a leg in the bootstrap queue until decode's indices have
 // arrived.
-func (g *sglang) awaitIndices(ctx context.Context, r *rank, rm *sglangRoom, leg *sglangLeg) error {
-	q := &g.queues[r.index]
-	q.bootstrap.Add(1)
-	defer q.bootstrap.Add(-1)
+func (g *SGLang) awaitIndices(ctx context.Context, r *core.Rank, rm *sglangRoom, leg *sglangLeg) error {
+	q := &g.Queues[r.Index]
+	q.Bootstrap.Add(1)
+	defer q.Bootstrap.Add(-1)
 	limit := time.NewTimer(g.cfg.BootstrapTimeout)
 	defer limit.Stop()
-	return r.waitLoading(func() error {
+	return r.WaitLoading(func() error {
 		select {
 		case <-rm.ready:
 			return nil
@@ -204,69 +206,69 @@ func (g *sglang) awaitIndices(ctx context.Context, r *rank, rm *sglangRoom, leg 
 // push sends the KV of the prompt and the metadata buffer: first token, cached
 // tokens and the room, by which decode checks that the buffer is its own. If
 // prefill has more blocks than decode has reserved, it does not send the rest.
-func (g *sglang) push(ctx context.Context, r *rank, rm *sglangRoom, s *sequence, leg *sglangLeg) error {
-	g.mu.Lock()
-	info := rm.info
-	g.mu.Unlock()
+func (g *SGLang) push(ctx context.Context, r *core.Rank, rm *sglangRoom, s *core.Sequence, leg *sglangLeg) error {
+	g.Mu.Lock()
+	info := rm.Info
+	g.Mu.Unlock()
 	if info == nil {
 		return context.Cause(ctx) // decode has given up the room
 	}
-	if err := r.side.setUp(ctx, info.addr, info.session); err != nil {
+	if err := r.Side.SetUp(ctx, info.Addr, info.Session); err != nil {
 		return err
 	}
-	own := s.blocks[:r.cache.blocksFor(len(s.prompt))]
-	n := min(len(own), len(info.blocks))
-	payload, begun := r.content(own[:n]), time.Now()
-	_, err := r.side.call(ctx, info.addr, sideMessage{
-		Op: opKV, Engine: info.session, Key: roomKey(leg.room), Blocks: info.blocks[:n],
+	own := s.Blocks[:r.Cache.BlocksFor(len(s.Prompt))]
+	n := min(len(own), len(info.Blocks))
+	payload, begun := r.Content(own[:n]), time.Now()
+	_, err := r.Side.Call(ctx, info.Addr, core.SideMessage{
+		Op: OpKV, Engine: info.Session, Key: roomKey(leg.room), Blocks: info.Blocks[:n],
 		Fields: map[string]string{
-			"bootstrap_room": roomKey(leg.room), "first_token": strconv.Itoa(int(s.output[0])),
-			"cached_tokens": strconv.Itoa(s.cached),
+			"bootstrap_room": roomKey(leg.room), "first_token": strconv.Itoa(int(s.Output[0])),
+			"cached_tokens": strconv.Itoa(s.Cached),
 		},
 		Payload: payload,
 	})
 	if err == nil {
-		g.queues[r.index].movedBytes.Store(int64(len(payload)))
-		g.queues[r.index].movedIn.Store(int64(time.Since(begun)))
-		g.mu.Lock()
+		g.Queues[r.Index].movedBytes.Store(int64(len(payload)))
+		g.Queues[r.Index].movedIn.Store(int64(time.Since(begun)))
+		g.Mu.Lock()
 		rm.sent = true
-		g.mu.Unlock()
+		g.Mu.Unlock()
 		return nil
 	}
 	if ctx.Err() != nil {
 		return err
 	}
-	g.e.cfg.Log.Error("push kv", "room", leg.room, "error", err)
-	return kvError(phasePrefillTransfer, leg, fmt.Sprintf("Decode instance could be dead, remote mooncake session %s is not alive", info.session))
+	g.e.Cfg.Log.Error("push kv", "room", leg.room, "error", err)
+	return kvError(phasePrefillTransfer, leg, fmt.Sprintf("Decode instance could be dead, remote mooncake session %s is not alive", info.Session))
 }
 
-// message answers a peer engine. Messages of a room may arrive at any rank.
-func (g *sglang) message(_ context.Context, _ *rank, m sideMessage) (sideMessage, error) {
+// Message answers a peer engine. Messages of a room may arrive at any rank.
+func (g *SGLang) Message(_ context.Context, _ *core.Rank, m core.SideMessage) (core.SideMessage, error) {
 	room, err := strconv.ParseInt(m.Key, 10, 64)
 	if err != nil {
-		return sideMessage{}, fmt.Errorf("room %q: not a number", m.Key)
+		return core.SideMessage{}, fmt.Errorf("room %q: not a number", m.Key)
 	}
 	switch m.Op {
 	case opIndices:
 		err = g.indices(room, m)
 	case opAbort:
 		g.roomGivenUp(room)
-	case opKV:
+	case OpKV:
 		err = g.receive(room, m)
 	case opFailed:
-		g.mu.Lock()
+		g.Mu.Lock()
 		if recv := g.receivers[room]; recv != nil {
 			recv.leg.cancel(&transferFailure{errPrefillDead})
 		}
-		g.mu.Unlock()
+		g.Mu.Unlock()
 	default:
 		err = fmt.Errorf("unknown message %q", m.Op)
 	}
-	return sideMessage{Op: m.Op}, err
+	return core.SideMessage{Op: m.Op}, err
 }
 
 // indices records decode's blocks for a room. The prefill leg may not be here yet.
-func (g *sglang) indices(room int64, m sideMessage) error {
+func (g *SGLang) indices(room int64, m core.SideMessage) error {
 	addr := net.JoinHostPort(m.Fields["host"], m.Fields["port"])
 	if g.mode != modePrefill {
 		return fmt.Errorf("indices: not a prefill engine")
@@ -274,11 +276,11 @@ func (g *sglang) indices(room int64, m sideMessage) error {
 	if m.Fields["backend"] != g.cfg.TransferBackend { // no engine understands it, so none answers
 		return fmt.Errorf("indices: of backend %q", m.Fields["backend"])
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
 	rm := g.room(room)
-	first := rm.info == nil
-	rm.info = &decodeInfo{session: m.Fields["session"], addr: addr, blocks: m.Blocks}
+	first := rm.Info == nil
+	rm.Info = &DecodeInfo{Session: m.Fields["session"], Addr: addr, Blocks: m.Blocks}
 	if first {
 		close(rm.ready)
 	}
@@ -287,15 +289,15 @@ func (g *sglang) indices(room int64, m sideMessage) error {
 
 // roomGivenUp ends the legs of a room that decode has aborted. Indices without
 // a prefill leg are dropped: a later leg waits for its timeout.
-func (g *sglang) roomGivenUp(room int64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	rm := g.rooms[room]
+func (g *SGLang) roomGivenUp(room int64) {
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
+	rm := g.Rooms[room]
 	if rm == nil {
 		return
 	}
-	delete(g.rooms, room)
-	rm.info = nil
+	delete(g.Rooms, room)
+	rm.Info = nil
 	for leg := range rm.legs {
 		leg.cancel(&transferFailure{errAbortReq.Error()})
 	}

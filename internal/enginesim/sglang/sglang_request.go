@@ -1,4 +1,4 @@
-package enginesim
+package sglang
 
 import (
 	"bytes"
@@ -8,14 +8,16 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
-// sglangRequest is SGLang's state of a request.
-type sglangRequest struct {
+// SGLangRequest is SGLang's state of a request.
+type SGLangRequest struct {
 	// batch: a native answer is a list.
 	batch bool
-	// items are the sequences' own fields, in choice order.
-	items []sglangItem
+	// Items are the sequences' own fields, in choice order.
+	Items []sglangItem
 	// logprobs are the requested log probabilities of the sequences of /generate, in
 	// choice order.
 	logprobs []sglangLogprobs
@@ -40,31 +42,31 @@ type sglangItem struct {
 const nativeError = "native"
 
 // sglangFieldError is SGLang's answer to a body that its request models reject.
-func sglangFieldError(route string, err *fieldError) *apiError {
+func sglangFieldError(route string, err *core.FieldError) *core.APIError {
 	kind := "Bad Request"
-	if route == routeGenerate {
+	if route == RouteGenerate {
 		kind = nativeError
 	}
-	return &apiError{Status: http.StatusBadRequest, Type: kind, Message: "1 validation errors:\n  body." + err.Field + ": " + err.Message, Param: err.Field}
+	return &core.APIError{Status: http.StatusBadRequest, Type: kind, Message: "1 validation errors:\n  body." + err.Field + ": " + err.Message, Param: err.Field}
 }
 
-func (g *sglang) parse(route string, h http.Header, body []byte) (*request, *apiError) {
-	f, ferr := decodeFields(body)
-	var req *request
+func (g *SGLang) Parse(route string, h http.Header, body []byte) (*core.Request, *core.APIError) {
+	f, ferr := core.DecodeFields(body)
+	var req *core.Request
 	batch := false
 	switch {
 	case ferr != nil:
-	case route == routeGenerate:
+	case route == RouteGenerate:
 		req, batch, ferr = parseGenerate(h, f)
 	default:
-		req, ferr = parseOpenAI(route, h, f)
-		batch = ferr == nil && (req.N > 1 || !req.Chat && batchPrompt(f["prompt"]))
+		req, ferr = core.ParseOpenAI(route, h, f)
+		batch = ferr == nil && (req.N > 1 || !req.Chat && core.BatchPrompt(f["prompt"]))
 	}
 	if ferr != nil {
 		return nil, sglangFieldError(route, ferr)
 	}
 	items, ferr := parseItems(f, len(req.Prompts), req.N, batch)
-	if ferr == nil && g.cfg.HeaderOverrides && route != routeCompletions {
+	if ferr == nil && g.cfg.HeaderOverrides && route != core.RouteCompletions {
 		ferr = overrideItems(h, req, items)
 	}
 	if ferr == nil {
@@ -73,8 +75,8 @@ func (g *sglang) parse(route string, h http.Header, body []byte) (*request, *api
 	if ferr != nil {
 		return nil, sglangFieldError(route, ferr)
 	}
-	ext := &sglangRequest{batch: batch, items: items}
-	if route == routeGenerate && req.N > 0 && req.N <= maxSamples {
+	ext := &SGLangRequest{batch: batch, Items: items}
+	if route == RouteGenerate && req.N > 0 && req.N <= core.MaxSamples {
 		if ext.logprobs, ferr = parseLogprobs(f, len(req.Prompts), req.N); ferr != nil {
 			return nil, sglangFieldError(route, ferr)
 		}
@@ -83,10 +85,10 @@ func (g *sglang) parse(route string, h http.Header, body []byte) (*request, *api
 	req.ID = items[0].rid
 	if g.mode == modeDecode {
 		// Decode has a chunk cache: other requests reuse none of it.
-		req.CacheSalt = "chunk cache " + newUUID()
+		req.CacheSalt = "chunk cache " + core.NewUUID()
 	}
 	if refusal := g.check(req); refusal != nil {
-		if route == routeGenerate {
+		if route == RouteGenerate {
 			refusal.Type = nativeError
 		}
 		return nil, refusal
@@ -95,80 +97,80 @@ func (g *sglang) parse(route string, h http.Header, body []byte) (*request, *api
 }
 
 // check does the checks of the tokenizer manager.
-func (g *sglang) check(req *request) *apiError {
+func (g *SGLang) check(req *core.Request) *core.APIError {
 	if req.N < 1 {
-		return badRequest("n", "n must be at least 1, got %d.", req.N)
+		return core.BadRequest("n", "n must be at least 1, got %d.", req.N)
 	}
 	if req.MaxTokens < 0 {
-		return badRequest("max_tokens", "max_new_tokens must be at least 0, got %d.", req.MaxTokens)
+		return core.BadRequest("max_tokens", "max_new_tokens must be at least 0, got %d.", req.MaxTokens)
 	}
 	if req.Limited && req.MaxTokens == 0 {
 		req.MaxTokens = 1 // the simulator's shortest answer
 	}
-	if req.Rank >= g.e.cfg.Ranks || req.Rank < -1 {
-		return badRequest("routed_dp_rank", "routed_dp_rank=%d is out of range [0, %d).", req.Rank, g.e.cfg.Ranks)
+	if req.Rank >= g.e.Cfg.Ranks || req.Rank < -1 {
+		return core.BadRequest("routed_dp_rank", "routed_dp_rank=%d is out of range [0, %d).", req.Rank, g.e.Cfg.Ranks)
 	}
-	for _, item := range req.Ext.(*sglangRequest).items {
-		if g.inFlight(item.rid) {
-			g.e.stats.duplicateIDs.Add(1)
+	for _, item := range req.Ext.(*SGLangRequest).Items {
+		if g.InFlight(item.rid) {
+			g.e.Stats.DuplicateIDs.Add(1)
 			return g.duplicateID(item.rid)
 		}
 	}
 	for _, prompt := range req.Prompts {
-		if longest := g.e.maxModelLen(); len(prompt) >= longest {
-			return badRequest("", "The input (%d tokens) is longer than the model's context length (%d tokens).", len(prompt), longest)
+		if longest := g.e.MaxModelLen(); len(prompt) >= longest {
+			return core.BadRequest("", "The input (%d tokens) is longer than the model's context length (%d tokens).", len(prompt), longest)
 		}
 	}
 	return nil
 }
 
 // parseGenerate reads the fields of POST /generate.
-func parseGenerate(h http.Header, f fields) (*request, bool, *fieldError) {
-	req := &request{Route: routeGenerate, Created: time.Now().Unix(), Fields: f, Header: h, Rank: -1}
-	p := fieldReader{f: f}
-	req.Stream = p.boolean("stream")
-	req.CacheSalt = p.str("cache_salt", "")
-	sampling := p.object("sampling_params")
-	sp := fieldReader{f: sampling}
-	req.N = int(sp.integer("n", 1))
-	req.Limited, req.MaxTokens = true, int(sp.integer("max_new_tokens", 128))
-	req.MinTokens = int(sp.integer("min_new_tokens", 0))
-	req.IgnoreEOS = sp.boolean("ignore_eos")
-	req.Seed = uint64(sp.integer("sampling_seed", 0))
-	if p.keep(sp.err); p.err == nil {
-		req.Stop, p.err = parseStop(sampling)
+func parseGenerate(h http.Header, f core.Fields) (*core.Request, bool, *core.FieldError) {
+	req := &core.Request{Route: RouteGenerate, Created: time.Now().Unix(), Fields: f, Header: h, Rank: -1}
+	p := core.FieldReader{F: f}
+	req.Stream = p.Boolean("stream")
+	req.CacheSalt = p.Str("cache_salt", "")
+	sampling := p.Object("sampling_params")
+	sp := core.FieldReader{F: sampling}
+	req.N = int(sp.Integer("n", 1))
+	req.Limited, req.MaxTokens = true, int(sp.Integer("max_new_tokens", 128))
+	req.MinTokens = int(sp.Integer("min_new_tokens", 0))
+	req.IgnoreEOS = sp.Boolean("ignore_eos")
+	req.Seed = uint64(sp.Integer("sampling_seed", 0))
+	if p.Keep(sp.Err); p.Err == nil {
+		req.Stop, p.Err = core.ParseStop(sampling)
 	}
-	if p.err == nil {
-		req.StopTokenIDs, p.err = parseTokenIDs(sampling, "stop_token_ids")
+	if p.Err == nil {
+		req.StopTokenIDs, p.Err = core.ParseTokenIDs(sampling, "stop_token_ids")
 	}
 	prompt := f["text"]
-	if !f.has("text") {
+	if !f.Has("text") {
 		prompt = f["input_ids"]
 	}
-	if p.err == nil && !f.has("text") && !f.has("input_ids") {
-		prompt, p.err = embedded(f)
+	if p.Err == nil && !f.Has("text") && !f.Has("input_ids") {
+		prompt, p.Err = embedded(f)
 	}
-	if p.err == nil {
-		req.Prompts, p.err = parsePrompt(fields{"prompt": prompt})
+	if p.Err == nil {
+		req.Prompts, p.Err = core.ParsePrompt(core.Fields{"prompt": prompt})
 	}
-	if p.err != nil {
-		return nil, false, p.err
+	if p.Err != nil {
+		return nil, false, p.Err
 	}
-	return req, req.N > 1 || batchPrompt(prompt), nil
+	return req, req.N > 1 || core.BatchPrompt(prompt), nil
 }
 
 // embedded returns the token ids that stand for input_embeds, one for each
 // vector. A list of vectors is one prompt, a list of such lists a batch.
-func embedded(f fields) (json.RawMessage, *fieldError) {
-	if !f.has("input_embeds") {
-		return nil, &fieldError{"text", "value_error", "Either text, input_ids or input_embeds should be provided."}
+func embedded(f core.Fields) (json.RawMessage, *core.FieldError) {
+	if !f.Has("input_embeds") {
+		return nil, &core.FieldError{Field: "text", Kind: "value_error", Message: "Either text, input_ids or input_embeds should be provided."}
 	}
-	idsOf := func(vectors [][]float64) []token {
-		ids := make([]token, len(vectors))
+	idsOf := func(vectors [][]float64) []core.Token {
+		ids := make([]core.Token, len(vectors))
 		for i, v := range vectors {
 			for _, x := range v {
 				bits := math.Float64bits(x)
-				ids[i] = (ids[i]*31 + token(bits>>48^bits>>24^bits)) & 0xff
+				ids[i] = (ids[i]*31 + core.Token(bits>>48^bits>>24^bits)) & 0xff
 			}
 		}
 		return ids
@@ -180,13 +182,13 @@ func embedded(f fields) (json.RawMessage, *fieldError) {
 	case json.Unmarshal(f["input_embeds"], &one) == nil:
 		ids = idsOf(one)
 	case json.Unmarshal(f["input_embeds"], &batch) == nil:
-		lists := make([][]token, len(batch))
+		lists := make([][]core.Token, len(batch))
 		for i := range batch {
 			lists[i] = idsOf(batch[i])
 		}
 		ids = lists
 	default:
-		return nil, &fieldError{"input_embeds", "list_type", "Input should be a valid list"}
+		return nil, &core.FieldError{Field: "input_embeds", Kind: "list_type", Message: "Input should be a valid list"}
 	}
 	prompt, _ := json.Marshal(ids)
 	return prompt, nil
@@ -194,13 +196,13 @@ func embedded(f fields) (json.RawMessage, *fieldError) {
 
 // listOrOne reads a field that is one value or, for a batch, a list with one
 // value for each prompt; nil for null. one reports a single value.
-func listOrOne(f fields, name string) (list []json.RawMessage, one bool, err *fieldError) {
-	if !f.has(name) {
+func listOrOne(f core.Fields, name string) (list []json.RawMessage, one bool, err *core.FieldError) {
+	if !f.Has(name) {
 		return nil, false, nil
 	}
 	if bytes.HasPrefix(bytes.TrimSpace(f[name]), []byte("[")) {
 		if json.Unmarshal(f[name], &list) != nil {
-			return nil, false, &fieldError{name, "list_type", "Input should be a valid list"}
+			return nil, false, &core.FieldError{Field: name, Kind: "list_type", Message: "Input should be a valid list"}
 		}
 		return list, false, nil
 	}
@@ -213,20 +215,20 @@ func listOrOne(f fields, name string) (list []json.RawMessage, one bool, err *fi
 // _handle_batch_request, the samples of n > 1 are copies of their prompt's
 // first sample, with random rids but the same room: on a PD engine they wait
 // for each other's KV.
-func parseItems(f fields, prompts, n int, batch bool) ([]sglangItem, *fieldError) {
+func parseItems(f core.Fields, prompts, n int, batch bool) ([]sglangItem, *core.FieldError) {
 	if n < 1 || prompts < 1 {
 		return []sglangItem{{}}, nil // check rejects it
 	}
 	items := make([]sglangItem, prompts*n)
-	p := fieldReader{f: f}
-	prefillRank := int(p.integer("disagg_prefill_dp_rank", -1))
-	if p.err != nil {
-		return nil, p.err
+	p := core.FieldReader{F: f}
+	prefillRank := int(p.Integer("disagg_prefill_dp_rank", -1))
+	if p.Err != nil {
+		return nil, p.Err
 	}
 	for _, name := range []string{"rid", "bootstrap_host", "bootstrap_port", "bootstrap_room"} {
 		list, one, err := listOrOne(f, name)
 		if err == nil && !one && list != nil && (!batch || len(list) < prompts || name == "rid" && len(list) != prompts) {
-			err = &fieldError{name, "value_error", "The list's length does not match the batch size"}
+			err = &core.FieldError{Field: name, Kind: "value_error", Message: "The list's length does not match the batch size"}
 		}
 		if err != nil {
 			return nil, err
@@ -253,33 +255,33 @@ func parseItems(f fields, prompts, n int, batch bool) ([]sglangItem, *fieldError
 
 // set reads one field of an item. counted: a single value stands for the batch; at is the
 // item's position in the batch.
-func (item *sglangItem) set(name string, raw json.RawMessage, at int, counted, samples bool) *fieldError {
+func (item *sglangItem) set(name string, raw json.RawMessage, at int, counted, samples bool) *core.FieldError {
 	null := raw == nil || string(raw) == "null"
-	f := fields{name: raw}
-	var err *fieldError
+	f := core.Fields{name: raw}
+	var err *core.FieldError
 	switch name {
 	case "rid":
 		switch {
 		case null || samples:
-			item.rid = strings.ReplaceAll(newUUID(), "-", "")
+			item.rid = strings.ReplaceAll(core.NewUUID(), "-", "")
 		default:
-			if item.rid, err = f.str(name, ""); err == nil && counted {
+			if item.rid, err = f.Str(name, ""); err == nil && counted {
 				item.rid += "_" + strconv.Itoa(at)
 			}
 		}
 	case "bootstrap_host":
 		if !null {
-			item.host, err = f.str(name, "")
+			item.host, err = f.Str(name, "")
 		}
 	case "bootstrap_port":
 		if !null {
 			var port int64
-			port, err = f.integer(name, 0)
+			port, err = f.Integer(name, 0)
 			item.port = int(port)
 		}
 	case "bootstrap_room":
 		if item.hasRoom = !null; item.hasRoom {
-			item.room, err = f.integer(name, 0)
+			item.room, err = f.Integer(name, 0)
 			if counted {
 				item.room += int64(at)
 			}
@@ -291,19 +293,19 @@ func (item *sglangItem) set(name string, raw json.RawMessage, at int, counted, s
 // parseRank reads the requested rank of this engine: routed_dp_rank, its old
 // name data_parallel_rank, or on the OpenAI routes the header, which has
 // priority.
-func (g *sglang) parseRank(route string, req *request) *fieldError {
-	p := fieldReader{f: req.Fields}
-	rank := p.integer("data_parallel_rank", int64(req.Rank))
-	req.Rank = int(p.integer("routed_dp_rank", rank))
-	if p.err != nil {
-		return p.err
+func (g *SGLang) parseRank(route string, req *core.Request) *core.FieldError {
+	p := core.FieldReader{F: req.Fields}
+	rank := p.Integer("data_parallel_rank", int64(req.Rank))
+	req.Rank = int(p.Integer("routed_dp_rank", rank))
+	if p.Err != nil {
+		return p.Err
 	}
 	name := "X-Data-Parallel-Rank"
 	text := ""
-	if route != routeGenerate {
+	if route != RouteGenerate {
 		text = req.Header.Get(name)
 	}
-	if g.cfg.HeaderOverrides && route != routeCompletions && req.Header.Get("X-Override-Routed-Dp-Rank") != "" {
+	if g.cfg.HeaderOverrides && route != core.RouteCompletions && req.Header.Get("X-Override-Routed-Dp-Rank") != "" {
 		name = "X-Override-Routed-Dp-Rank"
 		text = req.Header.Get(name)
 	}
@@ -312,7 +314,7 @@ func (g *sglang) parseRank(route string, req *request) *fieldError {
 	}
 	v, err := strconv.Atoi(text)
 	if err != nil {
-		return &fieldError{name, "int_parsing", "Invalid header value: must be an integer"}
+		return &core.FieldError{Field: name, Kind: "int_parsing", Message: "Invalid header value: must be an integer"}
 	}
 	req.Rank = v
 	return nil
@@ -321,7 +323,7 @@ func (g *sglang) parseRank(route string, req *request) *fieldError {
 // overrideItems applies the x-override-* headers
 // (entrypoints/request_headers.py). They hold single values, so a batch is
 // rejected.
-func overrideItems(h http.Header, req *request, items []sglangItem) *fieldError {
+func overrideItems(h http.Header, req *core.Request, items []sglangItem) *core.FieldError {
 	for header, name := range map[string]string{
 		"X-Override-Rid": "rid", "X-Override-Bootstrap-Host": "bootstrap_host",
 		"X-Override-Bootstrap-Port": "bootstrap_port", "X-Override-Bootstrap-Room": "bootstrap_room",
@@ -332,11 +334,11 @@ func overrideItems(h http.Header, req *request, items []sglangItem) *fieldError 
 			continue
 		}
 		if len(items) > 1 {
-			return &fieldError{header, "value_error", "Header overrides are not supported for batch requests"}
+			return &core.FieldError{Field: header, Kind: "value_error", Message: "Header overrides are not supported for batch requests"}
 		}
 		raw, _ := json.Marshal(text)
 		if name == "disagg_prefill_dp_rank" {
-			v, err := fields{header: raw}.integer(header, -1)
+			v, err := core.Fields{header: raw}.Integer(header, -1)
 			if err != nil {
 				return err
 			}
@@ -344,7 +346,7 @@ func overrideItems(h http.Header, req *request, items []sglangItem) *fieldError 
 			continue
 		}
 		if err := items[0].set(name, raw, 0, false, false); err != nil {
-			return &fieldError{header, err.Kind, err.Message}
+			return &core.FieldError{Field: header, Kind: err.Kind, Message: err.Message}
 		}
 	}
 	return nil

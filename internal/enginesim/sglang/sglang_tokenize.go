@@ -1,32 +1,34 @@
-package enginesim
+package sglang
 
 import (
 	"encoding/json"
 	"net/http"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // tokenize answers POST /v1/tokenize and /tokenize for a prompt, a list of
 // prompts or messages (srt/entrypoints/openai/serving_tokenize.py). Unknown
 // fields belong to the chat request.
-func (g *sglang) tokenize(w http.ResponseWriter, r *http.Request) {
-	f, ferr := smallBody(w, r)
-	if ferr == nil && f.has("prompt") == f.has("messages") {
-		ferr = &fieldError{"body", "value_error", "Value error, Exactly one of 'prompt' or 'messages' must be provided."}
+func (g *SGLang) tokenize(w http.ResponseWriter, r *http.Request) {
+	f, ferr := core.SmallBody(w, r)
+	if ferr == nil && f.Has("prompt") == f.Has("messages") {
+		ferr = &core.FieldError{Field: "body", Kind: "value_error", Message: "Value error, Exactly one of 'prompt' or 'messages' must be provided."}
 	}
-	var lists [][]token
+	var lists [][]core.Token
 	if ferr == nil {
 		lists, ferr = tokenizeSGLang(r.Header, f)
 	}
 	if ferr != nil {
-		refusal := sglangFieldError(routeCompletions, ferr)
-		writeJSON(w, refusal.Status, g.errorBody(refusal))
+		refusal := sglangFieldError(core.RouteCompletions, ferr)
+		core.WriteJSON(w, refusal.Status, g.ErrorBody(refusal))
 		return
 	}
 	for i := range lists {
-		lists[i] = g.e.answered(lists[i])
+		lists[i] = g.e.Answered(lists[i])
 	}
 	tokens, count := any(lists), any(nil)
-	if batchPrompt(f["prompt"]) {
+	if core.BatchPrompt(f["prompt"]) {
 		counts := []int{}
 		for _, ids := range lists {
 			counts = append(counts, len(ids))
@@ -35,19 +37,19 @@ func (g *sglang) tokenize(w http.ResponseWriter, r *http.Request) {
 	} else {
 		tokens, count = lists[0], len(lists[0])
 	}
-	writeJSON(w, http.StatusOK, obj("tokens", tokens, "count", count, "max_model_len", g.e.maxModelLen()))
+	core.WriteJSON(w, http.StatusOK, core.Obj("tokens", tokens, "count", count, "max_model_len", g.e.MaxModelLen()))
 }
 
 // tokenizeSGLang returns the ids of each prompt of a tokenize body.
-func tokenizeSGLang(h http.Header, f fields) ([][]token, *fieldError) {
-	p := fieldReader{f: f}
-	p.str("model", "")
-	p.boolean("add_special_tokens") // the simulator's model has none
-	if p.err != nil {
-		return nil, p.err
+func tokenizeSGLang(h http.Header, f core.Fields) ([][]core.Token, *core.FieldError) {
+	p := core.FieldReader{F: f}
+	p.Str("model", "")
+	p.Boolean("add_special_tokens") // the simulator's model has none
+	if p.Err != nil {
+		return nil, p.Err
 	}
-	if f.has("messages") {
-		req, err := parseOpenAI(routeChat, h, f)
+	if f.Has("messages") {
+		req, err := core.ParseOpenAI(core.RouteChat, h, f)
 		if err != nil {
 			return nil, err
 		}
@@ -55,53 +57,53 @@ func tokenizeSGLang(h http.Header, f fields) ([][]token, *fieldError) {
 	}
 	var text string
 	if json.Unmarshal(f["prompt"], &text) == nil {
-		return [][]token{tokenize(text)}, nil
+		return [][]core.Token{core.Tokenize(text)}, nil
 	}
 	var texts []string
 	if json.Unmarshal(f["prompt"], &texts) != nil {
-		return nil, &fieldError{"prompt", "string_type", "Input should be a valid string"}
+		return nil, &core.FieldError{Field: "prompt", Kind: "string_type", Message: "Input should be a valid string"}
 	}
-	lists := [][]token{}
+	lists := [][]core.Token{}
 	for _, text := range texts {
-		lists = append(lists, tokenize(text))
+		lists = append(lists, core.Tokenize(text))
 	}
 	return lists, nil
 }
 
 // detokenize answers POST /v1/detokenize and /detokenize.
-func (g *sglang) detokenize(w http.ResponseWriter, r *http.Request) {
-	f, ferr := smallBody(w, r)
-	if ferr == nil && !f.has("tokens") {
-		ferr = &fieldError{"tokens", "missing", "Field required"}
+func (g *SGLang) detokenize(w http.ResponseWriter, r *http.Request) {
+	f, ferr := core.SmallBody(w, r)
+	if ferr == nil && !f.Has("tokens") {
+		ferr = &core.FieldError{Field: "tokens", Kind: "missing", Message: "Field required"}
 	}
-	var lists [][]token
+	var lists [][]core.Token
 	if ferr == nil && json.Unmarshal(f["tokens"], &lists) == nil && len(lists) > 0 {
 		texts := []any{}
 		for _, ids := range lists {
-			texts = append(texts, validText(detokenize(ids)))
+			texts = append(texts, core.ValidText(core.Detokenize(ids)))
 		}
-		writeJSON(w, http.StatusOK, obj("text", texts))
+		core.WriteJSON(w, http.StatusOK, core.Obj("text", texts))
 		return
 	}
-	var ids []token
+	var ids []core.Token
 	if ferr == nil {
-		ids, ferr = parseTokenIDs(f, "tokens")
+		ids, ferr = core.ParseTokenIDs(f, "tokens")
 	}
 	if ferr != nil {
-		refusal := sglangFieldError(routeCompletions, ferr)
-		writeJSON(w, refusal.Status, g.errorBody(refusal))
+		refusal := sglangFieldError(core.RouteCompletions, ferr)
+		core.WriteJSON(w, refusal.Status, g.ErrorBody(refusal))
 		return
 	}
-	writeJSON(w, http.StatusOK, obj("text", validText(detokenize(ids))))
+	core.WriteJSON(w, http.StatusOK, core.Obj("text", core.ValidText(core.Detokenize(ids))))
 }
 
 // poolingRoutes adds SGLang's routes.
-func (g *sglang) poolingRoutes(mux *http.ServeMux) {
-	for path, run := range map[string]func(*pooled) any{
-		"/v1/embeddings": (*pooled).embeddings, "/v1/classify": (*pooled).classes, "/classify": (*pooled).classSGLang,
-		"/v1/rerank": (*pooled).rerankSGLang, "/v1/score": (*pooled).scoresSGLang, "/v1/messages/count_tokens": (*pooled).countTokens,
+func (g *SGLang) poolingRoutes(mux *http.ServeMux) {
+	for path, run := range map[string]func(*core.Pooled) any{
+		"/v1/embeddings": (*core.Pooled).Embeddings, "/v1/classify": (*core.Pooled).Classes, "/classify": (*core.Pooled).ClassSGLang,
+		"/v1/rerank": (*core.Pooled).RerankSGLang, "/v1/score": (*core.Pooled).ScoresSGLang, "/v1/messages/count_tokens": (*core.Pooled).CountTokens,
 	} {
-		answer := func(err *fieldError, _ fields) *apiError { return sglangFieldError(path, err) }
-		mux.HandleFunc("POST "+path, g.e.pooling(func(string) *apiError { return nil }, answer, run))
+		answer := func(err *core.FieldError, _ core.Fields) *core.APIError { return sglangFieldError(path, err) }
+		mux.HandleFunc("POST "+path, g.e.Pooling(func(string) *core.APIError { return nil }, answer, run))
 	}
 }

@@ -1,4 +1,4 @@
-package enginesim
+package trtllm
 
 import (
 	"context"
@@ -9,17 +9,19 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
-// trtllm is a trtllm-serve worker. Any role serves any request type. A context leg
+// TRTLLM is a trtllm-serve worker. Any role serves any request type. A context leg
 // computes the prompt and one token, and its answer has the address of its KV. Only the
 // fetch or a timeout frees the KV. A generation leg fetches the KV under the id in the
 // context's answer, and replays the first tokens itself.
-type trtllm struct {
+type TRTLLM struct {
 	trtDialect
-	e      *Engine
-	cfg    TRTLLMConfig
-	events *trtEvents
+	e      *core.Engine
+	cfg    core.TRTLLMConfig
+	Events *trtEvents
 	clock  steadyClock
 
 	// localID counts the worker's own request ids.
@@ -38,43 +40,43 @@ type trtContext struct {
 	// session). ready is closed when the KV can be read.
 	wanted, ready chan struct{}
 	asked, filled bool
-	rank          *rank
+	rank          *core.Rank
 	tokens        int // of the prompt
-	first         []token
+	first         []core.Token
 	cached        int
 }
 
-func newTRTLLM(e *Engine) *trtllm {
-	t := &trtllm{e: e, cfg: e.cfg.TRTLLM, events: newTRTEvents(e), clock: steadyClock{epoch: time.Now()}, contexts: make(map[int64]*trtContext)}
-	e.logKV(t.events, trtNaming{}, false)
+func New(e *core.Engine) *TRTLLM {
+	t := &TRTLLM{e: e, cfg: e.Cfg.TRTLLM, Events: newTRTEvents(e), clock: steadyClock{epoch: time.Now()}, contexts: make(map[int64]*trtContext)}
+	e.LogKV(t.Events, TRTNaming{}, false)
 	return t
 }
 
-func (t *trtllm) start() error { return nil }
+func (t *TRTLLM) Start() error { return nil }
 
 // opContext fetches a context's KV.
 const opContext = "context"
 
-func (t *trtllm) generate(ctx context.Context, s *sequence, emit func(token)) error {
-	q := s.req.Ext.(*trtRequest)
+func (t *TRTLLM) Generate(ctx context.Context, s *core.Sequence, emit func(core.Token)) error {
+	q := s.Req.Ext.(*TRTRequest)
 	emit = t.timed(s, emit)
 	ctx, stop := t.noticing(ctx)
 	defer stop()
-	s.rank = t.e.pickRank(s.req.Rank)
-	defer s.rank.release(s)
-	defer s.rank.storeTail(s)
+	s.Rank = t.e.PickRank(s.Req.Rank)
+	defer s.Rank.Release(s)
+	defer s.Rank.StoreTail(s)
 	switch {
-	case q.is(typeContext):
-		return t.context(ctx, s, q.params, emit)
-	case q.is(typeGeneration):
-		return t.generation(ctx, s, q.params, emit)
+	case q.Is(typeContext):
+		return t.context(ctx, s, q.Params, emit)
+	case q.Is(TypeGeneration):
+		return t.generation(ctx, s, q.Params, emit)
 	}
-	err := s.rank.reserve(ctx, s, room(s), true)
+	err := s.Rank.Reserve(ctx, s, core.Room(s), true)
 	if err == nil {
-		err = s.rank.prefill(ctx, s)
+		err = s.Rank.Prefill(ctx, s)
 	}
 	if err == nil {
-		err = s.rank.decode(ctx, s, emit)
+		err = s.Rank.Decode(ctx, s, emit)
 	}
 	return err
 }
@@ -82,7 +84,7 @@ func (t *trtllm) generate(ctx context.Context, s *sequence, emit func(token)) er
 // noticing returns ctx as the worker sees it. The worker notices a client that
 // has left only at the next poll; the first poll is now. It notices the
 // engine's own end at once.
-func (t *trtllm) noticing(ctx context.Context) (context.Context, func()) {
+func (t *TRTLLM) noticing(ctx context.Context) (context.Context, func()) {
 	if ctx.Err() != nil {
 		return ctx, func() {}
 	}
@@ -90,7 +92,7 @@ func (t *trtllm) noticing(ctx context.Context) (context.Context, func()) {
 	seen, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	unhook := context.AfterFunc(ctx, func() {
 		wait := t.cfg.DisconnectPoll - time.Since(begin)%t.cfg.DisconnectPoll
-		if err := sleep(t.e.ctx, wait); err != nil {
+		if err := core.Sleep(t.e.Ctx, wait); err != nil {
 			cancel(err)
 			return
 		}
@@ -102,7 +104,7 @@ func (t *trtllm) noticing(ctx context.Context) (context.Context, func()) {
 // context runs a context leg: prefill and one token. Then the blocks stay until
 // they are fetched or the transfer times out. If the first token ends the
 // answer, nothing is left to fetch.
-func (t *trtllm) context(ctx context.Context, s *sequence, p *trtParams, emit func(token)) error {
+func (t *TRTLLM) context(ctx context.Context, s *core.Sequence, p *TRTParams, emit func(core.Token)) error {
 	var id int64
 	if p.disaggID != nil {
 		id = *p.disaggID
@@ -110,45 +112,45 @@ func (t *trtllm) context(ctx context.Context, s *sequence, p *trtParams, emit fu
 		id = t.localID.Add(1)
 	}
 	if p.style == generationFirst {
-		if err := t.awaitSession(ctx, s.rank, id); err != nil {
+		if err := t.awaitSession(ctx, s.Rank, id); err != nil {
 			return err
 		}
 	}
-	s.limit = 1
-	err := s.rank.reserve(ctx, s, len(s.prompt), true)
+	s.Limit = 1
+	err := s.Rank.Reserve(ctx, s, len(s.Prompt), true)
 	if err == nil {
-		err = s.rank.prefill(ctx, s)
+		err = s.Rank.Prefill(ctx, s)
 	}
 	if err == nil {
-		err = s.rank.decode(ctx, s, emit)
+		err = s.Rank.Decode(ctx, s, emit)
 	}
-	if err != nil || s.req.fault == failNoParams {
+	if err != nil || s.Req.Fault == core.FailNoParams {
 		return err
 	}
-	done := s.finish != "length" && p.style == contextFirst
-	s.ext = t.answerParams(s, p, id, done)
+	done := s.Finish != "length" && p.style == contextFirst
+	s.Ext = t.answerParams(s, p, id, done)
 	if !done {
-		t.publish(s, id)
+		t.Publish(s, id)
 	}
 	return nil
 }
 
-// publish pins the blocks under the transfer's id.
-func (t *trtllm) publish(s *sequence, id int64) {
+// Publish pins the blocks under the transfer's id.
+func (t *TRTLLM) Publish(s *core.Sequence, id int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for old, c := range t.contexts {
-		if c.filled && c.rank.pinned(contextKey(old)) == nil {
+		if c.filled && c.rank.Pinned(contextKey(old)) == nil {
 			delete(t.contexts, old) // timed out
 		}
 	}
 	c := t.transfer(id)
 	if c.filled {
-		t.e.stats.duplicateIDs.Add(1)
+		t.e.Stats.DuplicateIDs.Add(1)
 	}
-	s.rank.storeTail(s)
-	s.rank.pin(s, contextKey(id), t.cfg.KVTransferTimeout)
-	c.rank, c.tokens, c.first, c.cached = s.rank, len(s.prompt), s.output, s.cached
+	s.Rank.StoreTail(s)
+	s.Rank.Pin(s, contextKey(id), t.cfg.KVTransferTimeout)
+	c.rank, c.tokens, c.first, c.cached = s.Rank, len(s.Prompt), s.Output, s.Cached
 	if !c.filled {
 		c.filled = true
 		close(c.ready)
@@ -158,7 +160,7 @@ func (t *trtllm) publish(s *sequence, id int64) {
 func contextKey(id int64) string { return strconv.FormatInt(id, 10) }
 
 // transfer returns the transfer of an id, and makes it if needed; mu is held.
-func (t *trtllm) transfer(id int64) *trtContext {
+func (t *TRTLLM) transfer(id int64) *trtContext {
 	c := t.contexts[id]
 	if c == nil {
 		c = &trtContext{wanted: make(chan struct{}), ready: make(chan struct{})}
@@ -169,13 +171,13 @@ func (t *trtllm) transfer(id int64) *trtContext {
 
 // awaitSession blocks a context leg of a generation_first pair until the generation has
 // requested the transfer.
-func (t *trtllm) awaitSession(ctx context.Context, r *rank, id int64) error {
+func (t *TRTLLM) awaitSession(ctx context.Context, r *core.Rank, id int64) error {
 	t.mu.Lock()
 	c := t.transfer(id)
 	t.mu.Unlock()
 	limit := time.NewTimer(t.cfg.KVTransferTimeout)
 	defer limit.Stop()
-	return r.waitLoading(func() error {
+	return r.WaitLoading(func() error {
 		select {
 		case <-c.wanted:
 			return nil
@@ -190,7 +192,7 @@ func (t *trtllm) awaitSession(ctx context.Context, r *rank, id int64) error {
 }
 
 // forget removes a transfer that did not happen.
-func (t *trtllm) forget(id int64, c *trtContext) {
+func (t *TRTLLM) forget(id int64, c *trtContext) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.contexts[id] == c && !c.filled {
@@ -198,16 +200,16 @@ func (t *trtllm) forget(id int64, c *trtContext) {
 	}
 }
 
-func trtTransferError(format string, args ...any) *apiError {
-	return &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "KV cache transfer failed: " + fmt.Sprintf(format, args...)}
+func trtTransferError(format string, args ...any) *core.APIError {
+	return &core.APIError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "KV cache transfer failed: " + fmt.Sprintf(format, args...)}
 }
 
-// message answers a generation worker that fetches a context. It waits until
+// Message answers a generation worker that fetches a context. It waits until
 // the context is ready. For an unknown id it gives up after the timeout.
-func (t *trtllm) message(ctx context.Context, _ *rank, m sideMessage) (sideMessage, error) {
+func (t *TRTLLM) Message(ctx context.Context, _ *core.Rank, m core.SideMessage) (core.SideMessage, error) {
 	id, err := strconv.ParseInt(m.Key, 10, 64)
 	if err != nil || m.Op != opContext {
-		return sideMessage{}, errors.New("unknown message")
+		return core.SideMessage{}, errors.New("unknown message")
 	}
 	t.mu.Lock()
 	c := t.transfer(id)
@@ -227,42 +229,42 @@ func (t *trtllm) message(ctx context.Context, _ *rank, m sideMessage) (sideMessa
 		err = context.Cause(ctx)
 	}
 	t.forget(id, c)
-	return sideMessage{}, err
+	return core.SideMessage{}, err
 }
 
 // serve reads a ready context once and frees it.
-func (t *trtllm) serve(id int64, c *trtContext) (sideMessage, error) {
+func (t *TRTLLM) serve(id int64, c *trtContext) (core.SideMessage, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.contexts[id] == c {
 		delete(t.contexts, id)
 	}
 	key := contextKey(id)
-	blocks := c.rank.pinned(key)
+	blocks := c.rank.Pinned(key)
 	if blocks == nil {
-		return sideMessage{}, errors.New("context timed out")
+		return core.SideMessage{}, errors.New("context timed out")
 	}
-	payload := c.rank.readPinned(key, blocks[:c.rank.cache.blocksFor(c.tokens)])
-	c.rank.unpin(key)
-	return sideMessage{Op: opContext, Payload: payload, Fields: map[string]string{
-		"tokens": strconv.Itoa(c.tokens), "first": packIDs(c.first), "cached": strconv.Itoa(c.cached),
+	payload := c.rank.ReadPinned(key, blocks[:c.rank.Cache.BlocksFor(c.tokens)])
+	c.rank.Unpin(key)
+	return core.SideMessage{Op: opContext, Payload: payload, Fields: map[string]string{
+		"tokens": strconv.Itoa(c.tokens), "first": PackIDs(c.first), "cached": strconv.Itoa(c.cached),
 	}}, nil
 }
 
 // generation runs a generation leg: reserve, fetch the context's KV, replay its
 // first tokens, continue decoding.
-func (t *trtllm) generation(ctx context.Context, s *sequence, p *trtParams, emit func(token)) error {
-	r := s.rank
-	if err := r.reserve(ctx, s, room(s), false); err != nil {
+func (t *TRTLLM) generation(ctx context.Context, s *core.Sequence, p *TRTParams, emit func(core.Token)) error {
+	r := s.Rank
+	if err := r.Reserve(ctx, s, core.Room(s), false); err != nil {
 		return err
 	}
-	r.awaitKV(s)
-	var m sideMessage
-	err := r.waitLoading(func() (err error) {
+	r.AwaitKV(s)
+	var m core.SideMessage
+	err := r.WaitLoading(func() (err error) {
 		m, err = t.fetch(ctx, r, p)
 		return err
 	})
-	r.receivedKV(s)
+	r.ReceivedKV(s)
 	if err != nil {
 		return err
 	}
@@ -270,12 +272,12 @@ func (t *trtllm) generation(ctx context.Context, s *sequence, p *trtParams, emit
 	if refusal != nil {
 		return refusal
 	}
-	s.replay = first
-	s.ext = t.answerParams(s, p, *p.key(), false)
-	if err := r.acquireSlot(ctx, s); err != nil {
+	s.Replay = first
+	s.Ext = t.answerParams(s, p, *p.Key(), false)
+	if err := r.AcquireSlot(ctx, s); err != nil {
 		return err
 	}
-	return r.decode(ctx, s, emit)
+	return r.Decode(ctx, s, emit)
 }
 
 // fetchPause is the wait between two tries to reach a context worker.
@@ -284,53 +286,53 @@ const fetchPause = 50 * time.Millisecond
 // fetch requests the KV from the context worker until the worker answers or the transfer
 // times out. A restarted worker, a wrong id and an expired context have the same result:
 // no answer.
-func (t *trtllm) fetch(ctx context.Context, r *rank, p *trtParams) (sideMessage, error) {
+func (t *TRTLLM) fetch(ctx context.Context, r *core.Rank, p *TRTParams) (core.SideMessage, error) {
 	limit, cancel := context.WithTimeout(ctx, t.cfg.KVTransferTimeout)
 	defer cancel()
 	addr, engine := p.source()
-	r.side.setUp(limit, addr, engine) // the check below notices a timeout
+	r.Side.SetUp(limit, addr, engine) // the check below notices a timeout
 	for {
-		m, err := r.side.call(limit, addr, sideMessage{Op: opContext, Engine: engine, Key: contextKey(*p.key())})
+		m, err := r.Side.Call(limit, addr, core.SideMessage{Op: opContext, Engine: engine, Key: contextKey(*p.Key())})
 		if err == nil {
 			return m, nil
 		}
-		if sleep(limit, fetchPause) == nil {
+		if core.Sleep(limit, fetchPause) == nil {
 			continue
 		}
 		if ctx.Err() != nil {
 			return m, context.Cause(ctx)
 		}
-		return m, trtTransferError("request %d timed out after %.1f s", *p.key(), t.cfg.KVTransferTimeout.Seconds())
+		return m, trtTransferError("request %d timed out after %.1f s", *p.Key(), t.cfg.KVTransferTimeout.Seconds())
 	}
 }
 
 // load stores the fetched KV after the blocks of the local prefix cache, and
 // returns the first tokens.
-func (t *trtllm) load(s *sequence, p *trtParams, m sideMessage) ([]token, *apiError) {
-	if s.req.fault == failLoad {
+func (t *TRTLLM) load(s *core.Sequence, p *TRTParams, m core.SideMessage) ([]core.Token, *core.APIError) {
+	if s.Req.Fault == core.FailLoad {
 		return nil, trtTransferError("simulated")
 	}
-	r := s.rank
-	blocks := s.blocks[:r.cache.blocksFor(len(s.prompt))]
-	bytesPerBlock := r.cache.size * bytesPerKV
-	if m.Fields["tokens"] != strconv.Itoa(len(s.prompt)) || len(m.Payload) != len(blocks)*bytesPerBlock {
-		return nil, trtTransferError("request %d: the context has %s prompt tokens, the generation %d", *p.key(), m.Fields["tokens"], len(s.prompt))
+	r := s.Rank
+	blocks := s.Blocks[:r.Cache.BlocksFor(len(s.Prompt))]
+	bytesPerBlock := r.Cache.Size * core.BytesPerKV
+	if m.Fields["tokens"] != strconv.Itoa(len(s.Prompt)) || len(m.Payload) != len(blocks)*bytesPerBlock {
+		return nil, trtTransferError("request %d: the context has %s prompt tokens, the generation %d", *p.Key(), m.Fields["tokens"], len(s.Prompt))
 	}
-	held := s.computed / r.cache.size
-	r.store(blocks[held:], m.Payload[held*bytesPerBlock:])
-	r.loaded(s, len(s.prompt))
-	t.e.stats.transfers.Add(1)
+	held := s.Computed / r.Cache.Size
+	r.Store(blocks[held:], m.Payload[held*bytesPerBlock:])
+	r.Loaded(s, len(s.Prompt))
+	t.e.Stats.Transfers.Add(1)
 	if p.style == contextFirst {
 		if p.usage != nil {
-			s.cached = p.usage.cached
+			s.Cached = p.usage.cached
 		}
 		return p.first, nil
 	}
-	first, ferr := parsePackedIDs(fields{"first": fmt.Appendf(nil, "%q", m.Fields["first"])}, "first")
+	first, ferr := ParsePackedIDs(core.Fields{"first": fmt.Appendf(nil, "%q", m.Fields["first"])}, "first")
 	cached, err := strconv.Atoi(m.Fields["cached"])
 	if ferr != nil || err != nil || len(first) == 0 {
-		return nil, trtTransferError("request %d: malformed auxiliary buffer", *p.key())
+		return nil, trtTransferError("request %d: malformed auxiliary buffer", *p.Key())
 	}
-	s.cached = cached
+	s.Cached = cached
 	return first, nil
 }

@@ -1,113 +1,117 @@
-package enginesim
+package trtllm
+
+import (
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+)
 
 // trtDialect renders answers as trtllm-serve does: unary answers and completion
 // chunks with every field, chat chunks without null fields
 // (serve/postprocess_handlers.py).
 type trtDialect struct{}
 
-// errorBody: an error of the request models has a special form.
-func (trtDialect) errorBody(err *apiError) any {
+// ErrorBody: an error of the request models has a special form.
+func (trtDialect) ErrorBody(err *core.APIError) any {
 	if err.Type == validationError {
-		return obj("error", err.Message)
+		return core.Obj("error", err.Message)
 	}
-	return obj("object", "error", "message", err.Message, "type", err.Type, "param", nil, "code", err.Status)
+	return core.Obj("object", "error", "message", err.Message, "type", err.Type, "param", nil, "code", err.Status)
 }
 
-// errorEvents: a stream that fails ends with its connection.
-func (trtDialect) errorEvents(*request, *apiError) []any { return nil }
+// ErrorEvents: a stream that fails ends with its connection.
+func (trtDialect) ErrorEvents(*core.Request, *core.APIError) []any { return nil }
 
-func (trtDialect) streamOptions(*request) streamOptions { return streamOptions{} }
+func (trtDialect) StreamOptions(*core.Request) core.StreamOptions { return core.StreamOptions{} }
 
 // answerParams returns the disaggregated_params of an answer's choice. done: the first
 // token ended the answer, so there is no KV to fetch.
-func (t *trtllm) answerParams(s *sequence, p *trtParams, id int64, done bool) any {
-	o := obj("request_type", p.kind)
-	first := s.output
-	if p.kind == typeGeneration {
+func (t *TRTLLM) answerParams(s *core.Sequence, p *TRTParams, id int64, done bool) any {
+	o := core.Obj("request_type", p.kind)
+	first := s.Output
+	if p.kind == TypeGeneration {
 		first = p.first
 	}
-	o = o.with("first_gen_tokens", first)
-	if t.cfg.Wire >= TRTLLMWireG2 {
-		o = o.with("first_gen_log_probs", nil).with("first_gen_logits", nil)
+	o = o.With("first_gen_tokens", first)
+	if t.cfg.Wire >= core.TRTLLMWireG2 {
+		o = o.With("first_gen_log_probs", nil).With("first_gen_logits", nil)
 	}
 	var ctxID, disaggID, state any
 	if !done {
-		ctxID, state = id, t.state(s.rank, id)
+		ctxID, state = id, t.state(s.Rank, id)
 		if p.disaggID != nil {
 			disaggID = id
 		}
 	}
-	o = o.with("ctx_request_id", ctxID).with("encoded_opaque_state", state).with("draft_tokens", nil)
-	if t.cfg.Wire >= TRTLLMWireG2 {
-		o = o.with("disagg_request_id", disaggID).with("ctx_dp_rank", s.rank.index).with("ctx_info_endpoint", nil).
-			with("schedule_style", p.style).with("ctx_usage", nil).with("return_prompt_token_ids_b64", p.base64IDs)
+	o = o.With("ctx_request_id", ctxID).With("encoded_opaque_state", state).With("draft_tokens", nil)
+	if t.cfg.Wire >= core.TRTLLMWireG2 {
+		o = o.With("disagg_request_id", disaggID).With("ctx_dp_rank", s.Rank.Index).With("ctx_info_endpoint", nil).
+			With("schedule_style", p.style).With("ctx_usage", nil).With("return_prompt_token_ids_b64", p.base64IDs)
 	}
-	if t.cfg.Wire >= TRTLLMWireG3 {
-		o = o.with("resolved_thinking", nil)
+	if t.cfg.Wire >= core.TRTLLMWireG3 {
+		o = o.With("resolved_thinking", nil)
 	}
 	if !done && p.kind == typeContext {
-		epoch, layout := futureFields(id)
-		o = o.with(futureEpoch, epoch).with(futureLayout, layout)
+		epoch, layout := FutureFields(id)
+		o = o.With(futureEpoch, epoch).With(futureLayout, layout)
 	}
 	return o
 }
 
 // state returns the opaque state of a rank, for one request or (id 0) for all.
-func (t *trtllm) state(r *rank, id int64) string {
-	return trtState{Engine: t.e.id, Addr: r.side.listener.Addr().String(), Rank: r.index, Request: id}.encode()
+func (t *TRTLLM) state(r *core.Rank, id int64) string {
+	return TRTState{Engine: t.e.UUID, Addr: r.Side.Listener.Addr().String(), Rank: r.Index, Request: id}.Encode()
 }
 
 // trtUsageOf returns the answer's usage. A generation reports its context's
 // prompt and cached tokens if the request contains them.
-func trtUsageOf(req *request, seqs []*sequence) object {
+func trtUsageOf(req *core.Request, seqs []*core.Sequence) core.Object {
 	prompt, output, cached := 0, 0, 0
 	for _, s := range seqs {
-		output += len(s.output)
-		if s.sample == 0 {
-			prompt += len(s.prompt)
-			cached += s.cached
+		output += len(s.Output)
+		if s.Sample == 0 {
+			prompt += len(s.Prompt)
+			cached += s.Cached
 		}
 	}
-	if q := req.Ext.(*trtRequest); q.is(typeGeneration) && q.params.usage != nil {
-		prompt, cached = q.params.usage.prompt, q.params.usage.cached
+	if q := req.Ext.(*TRTRequest); q.Is(TypeGeneration) && q.Params.usage != nil {
+		prompt, cached = q.Params.usage.prompt, q.Params.usage.cached
 	}
-	return obj("prompt_tokens", prompt, "total_tokens", prompt+output, "completion_tokens", output,
-		"prompt_tokens_details", obj("cached_tokens", cached))
+	return core.Obj("prompt_tokens", prompt, "total_tokens", prompt+output, "completion_tokens", output,
+		"prompt_tokens_details", core.Obj("cached_tokens", cached))
 }
 
 // trtFinish returns a choice's finish reason. A context reports "not_finished"
 // when the client's own limit was not reached.
-func trtFinish(s *sequence) string {
-	q := s.req.Ext.(*trtRequest)
-	if q.is(typeContext) && s.finish == "length" && q.wire == TRTLLMWireG1 && s.req.MaxTokens != 1 {
+func trtFinish(s *core.Sequence) string {
+	q := s.Req.Ext.(*TRTRequest)
+	if q.Is(typeContext) && s.Finish == "length" && q.wire == core.TRTLLMWireG1 && s.Req.MaxTokens != 1 {
 		return "not_finished"
 	}
-	return s.finish
+	return s.Finish
 }
 
 // trtParamsOf returns the params of a choice, null for plain requests.
-func trtParamsOf(s *sequence) any {
-	if s.ext == nil {
+func trtParamsOf(s *core.Sequence) any {
+	if s.Ext == nil {
 		return nil
 	}
-	return s.ext
+	return s.Ext
 }
 
-func (trtDialect) unary(req *request, seqs []*sequence) any {
+func (trtDialect) Unary(req *core.Request, seqs []*core.Sequence) any {
 	choices := make([]any, 0, len(seqs))
 	for _, s := range seqs {
 		if req.Chat {
-			choices = append(choices, obj(
-				"index", s.choice,
-				"message", obj("role", "assistant", "content", s.answerText(), "reasoning_content", "", "reasoning", nil, "tool_calls", []any{}),
-				"logprobs", nil, "finish_reason", trtFinish(s), "stop_reason", s.stopReason, "mm_embedding_handle", nil,
+			choices = append(choices, core.Obj(
+				"index", s.Choice,
+				"message", core.Obj("role", "assistant", "content", s.AnswerText(), "reasoning_content", "", "reasoning", nil, "tool_calls", []any{}),
+				"logprobs", nil, "finish_reason", trtFinish(s), "stop_reason", s.StopReason, "mm_embedding_handle", nil,
 				"disaggregated_params", trtParamsOf(s), "avg_decoded_tokens_per_iter", nil,
 			))
 			continue
 		}
-		choices = append(choices, obj(
-			"index", s.choice, "text", echoed(s)+s.answerText(), "token_ids", nil, "logprobs", nil, "context_logits", nil,
-			"finish_reason", trtFinish(s), "stop_reason", s.stopReason,
+		choices = append(choices, core.Obj(
+			"index", s.Choice, "text", core.Echoed(s)+s.AnswerText(), "token_ids", nil, "logprobs", nil, "context_logits", nil,
+			"finish_reason", trtFinish(s), "stop_reason", s.StopReason,
 			"disaggregated_params", trtParamsOf(s), "avg_decoded_tokens_per_iter", nil,
 		))
 	}
@@ -115,31 +119,31 @@ func (trtDialect) unary(req *request, seqs []*sequence) any {
 	if req.Chat {
 		name, id = "chat.completion", "chatcmpl-"
 	}
-	answer := obj("id", id+req.ID, "object", name, "created", req.Created, "model", req.Model, "choices", choices,
+	answer := core.Obj("id", id+req.ID, "object", name, "created", req.Created, "model", req.Model, "choices", choices,
 		"usage", trtUsageOf(req, seqs))
 	return trtPromptIDs(req, answer)
 }
 
 // trtPromptIDs adds a context leg's prompt token ids, as a list or packed.
-func trtPromptIDs(req *request, answer object) object {
-	q := req.Ext.(*trtRequest)
+func trtPromptIDs(req *core.Request, answer core.Object) core.Object {
+	q := req.Ext.(*TRTRequest)
 	var ids, packed any
 	switch {
-	case !q.is(typeContext):
-	case req.Chat && q.params.base64IDs:
-		packed = packIDs(req.Prompts[0])
+	case !q.Is(typeContext):
+	case req.Chat && q.Params.base64IDs:
+		packed = PackIDs(req.Prompts[0])
 	default:
 		ids = req.Prompts[0]
 	}
-	answer = answer.with("prompt_token_ids", ids)
-	if req.Chat && q.wire >= TRTLLMWireG2 {
-		answer = answer.with("prompt_token_ids_b64", packed)
+	answer = answer.With("prompt_token_ids", ids)
+	if req.Chat && q.wire >= core.TRTLLMWireG2 {
+		answer = answer.With("prompt_token_ids_b64", packed)
 	}
 	return answer
 }
 
 // chunk returns a stream event with choices.
-func (trtDialect) chunk(req *request, choices ...any) object {
+func (trtDialect) chunk(req *core.Request, choices ...any) core.Object {
 	name, id := "text_completion", "cmpl-"
 	if req.Chat {
 		name, id = "chat.completion.chunk", "chatcmpl-"
@@ -147,57 +151,57 @@ func (trtDialect) chunk(req *request, choices ...any) object {
 	if choices == nil {
 		choices = []any{}
 	}
-	return obj("id", id+req.ID, "object", name, "created", req.Created, "model", req.Model, "choices", choices)
+	return core.Obj("id", id+req.ID, "object", name, "created", req.Created, "model", req.Model, "choices", choices)
 }
 
-// opening returns chat's role chunk. Upstream writes it with a blank before the
+// Opening returns chat's role chunk. Upstream writes it with a blank before the
 // line end.
-func (d trtDialect) opening(req *request, s *sequence) []any {
+func (d trtDialect) Opening(req *core.Request, s *core.Sequence) []any {
 	if !req.Chat {
 		return nil
 	}
-	event := d.chunk(req, obj("index", s.choice, "delta", obj("role", "assistant")))
+	event := d.chunk(req, core.Obj("index", s.Choice, "delta", core.Obj("role", "assistant")))
 	if req.ContinuousUsage && req.IncludeUsage {
-		event = event.with("usage", trtUsageOf(req, []*sequence{s}))
+		event = event.With("usage", trtUsageOf(req, []*core.Sequence{s}))
 	}
-	body, err := encodeJSON(event)
+	body, err := core.EncodeJSON(event)
 	if err != nil {
 		return []any{event}
 	}
-	return []any{rawEvent("data: " + string(body) + " \n\n")}
+	return []any{core.RawEvent("data: " + string(body) + " \n\n")}
 }
 
-func (d trtDialect) event(req *request, s *sequence, p piece) any {
-	var choice object
+func (d trtDialect) Event(req *core.Request, s *core.Sequence, p core.Piece) any {
+	var choice core.Object
 	if req.Chat {
-		choice = obj("index", s.choice, "delta", obj("content", p.Text, "reasoning_content", ""))
+		choice = core.Obj("index", s.Choice, "delta", core.Obj("content", p.Text, "reasoning_content", ""))
 		if p.Finish != "" {
-			choice = choice.with("finish_reason", p.Finish)
-			if s.stopReason != nil {
-				choice = choice.with("stop_reason", s.stopReason)
+			choice = choice.With("finish_reason", p.Finish)
+			if s.StopReason != nil {
+				choice = choice.With("stop_reason", s.StopReason)
 			}
 		}
 	} else {
 		text := p.Text
-		if len(s.output) == len(p.Tokens) {
-			text = echoed(s) + text
+		if len(s.Output) == len(p.Tokens) {
+			text = core.Echoed(s) + text
 		}
-		choice = obj("index", s.choice, "text", text, "token_ids", nil, "logprobs", nil, "finish_reason", orNull(p.Finish),
-			"stop_reason", s.stopReason, "avg_decoded_tokens_per_iter", nil)
+		choice = core.Obj("index", s.Choice, "text", text, "token_ids", nil, "logprobs", nil, "finish_reason", core.OrNull(p.Finish),
+			"stop_reason", s.StopReason, "avg_decoded_tokens_per_iter", nil)
 	}
 	event := d.chunk(req, choice)
 	switch {
 	case req.ContinuousUsage && req.IncludeUsage:
-		event = event.with("usage", trtUsageOf(req, []*sequence{s}))
+		event = event.With("usage", trtUsageOf(req, []*core.Sequence{s}))
 	case !req.Chat:
-		event = event.with("usage", nil)
+		event = event.With("usage", nil)
 	}
 	return event
 }
 
-func (d trtDialect) closing(req *request, seqs []*sequence) []any {
+func (d trtDialect) Closing(req *core.Request, seqs []*core.Sequence) []any {
 	if !req.IncludeUsage {
 		return nil
 	}
-	return []any{d.chunk(req).with("usage", trtUsageOf(req, seqs))}
+	return []any{d.chunk(req).With("usage", trtUsageOf(req, seqs))}
 }

@@ -1,4 +1,4 @@
-package enginesim
+package trtllm
 
 import (
 	"crypto/sha256"
@@ -7,19 +7,21 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
-// trtEventBuffer is kv_cache_config.event_buffer_max_size. trtEventTokens is
+// TRTEventBuffer is kv_cache_config.event_buffer_max_size. TRTEventTokens is
 // the largest number of tokens in waiting events.
 const (
-	trtEventBuffer = 1 << 14
-	trtEventTokens = 1 << 22
+	TRTEventBuffer = 1 << 14
+	TRTEventTokens = 1 << 22
 )
 
 // trtPriority is the default retention priority of a block.
 const trtPriority = 35
 
-// trtHashAlgo names the hash of trtNaming.
+// trtHashAlgo names the hash of TRTNaming.
 const trtHashAlgo = "v1_block_key"
 
 // trtEvents holds the events of a worker's caches until POST /kv_cache_events
@@ -27,12 +29,12 @@ const trtHashAlgo = "v1_block_key"
 // It is safe for concurrent use.
 type trtEvents struct {
 	wire, window, blocks int
-	fault                *kvFault
+	fault                *core.KVFault
 
-	mu     sync.Mutex
+	Mu     sync.Mutex
 	next   []int64 // the next event_id of each rank
-	queue  []trtEvent
-	tokens int        // in queue
+	Queue  []trtEvent
+	Tokens int        // in queue
 	held   []trtEvent // sent after the next batch
 }
 
@@ -40,24 +42,24 @@ type trtEvents struct {
 type trtEvent struct {
 	rank int
 	id   int64
-	kvEvent
+	core.KVEvent
 }
 
 // newTRTEvents returns the events of an engine. The first event of a rank gives
 // its number of blocks.
-func newTRTEvents(e *Engine) *trtEvents {
+func newTRTEvents(e *core.Engine) *trtEvents {
 	q := &trtEvents{
-		wire: e.cfg.TRTLLM.Wire, window: e.maxModelLen(), blocks: e.cfg.KVBlocks, fault: e.kvFault,
-		next: make([]int64, e.cfg.Ranks),
+		wire: e.Cfg.TRTLLM.Wire, window: e.MaxModelLen(), blocks: e.Cfg.KVBlocks, fault: e.KVFault,
+		next: make([]int64, e.Cfg.Ranks),
 	}
-	for rank := range e.cfg.Ranks {
-		q.add(q.number(rank, []kvEvent{{kind: kvCreated}}))
+	for rank := range e.Cfg.Ranks {
+		q.add(q.number(rank, []core.KVEvent{{Kind: core.KVCreated}}))
 	}
 	return q
 }
 
 // number assigns ids to events.
-func (q *trtEvents) number(rank int, events []kvEvent) []trtEvent {
+func (q *trtEvents) number(rank int, events []core.KVEvent) []trtEvent {
 	list := make([]trtEvent, 0, len(events))
 	for _, e := range events {
 		list = append(list, trtEvent{rank, q.next[rank], e})
@@ -69,27 +71,27 @@ func (q *trtEvents) number(rank int, events []kvEvent) []trtEvent {
 // add queues events and drops the oldest ones if there is no room.
 func (q *trtEvents) add(list []trtEvent) {
 	for _, e := range list {
-		q.queue = append(q.queue, e)
-		q.tokens += len(e.tokens)
+		q.Queue = append(q.Queue, e)
+		q.Tokens += len(e.Tokens)
 	}
 	over := 0
-	for len(q.queue)-over > trtEventBuffer || q.tokens > trtEventTokens {
-		q.tokens -= len(q.queue[over].tokens)
+	for len(q.Queue)-over > TRTEventBuffer || q.Tokens > TRTEventTokens {
+		q.Tokens -= len(q.Queue[over].Tokens)
 		over++
 	}
-	q.queue = slices.Delete(q.queue, 0, over)
+	q.Queue = slices.Delete(q.Queue, 0, over)
 }
 
-// publish implements kvSink.
-func (q *trtEvents) publish(rank int, events []kvEvent) {
-	fault := q.fault.draw()
-	q.mu.Lock()
-	defer q.mu.Unlock()
+// Publish implements kvSink.
+func (q *trtEvents) Publish(rank int, events []core.KVEvent) {
+	fault := q.fault.Draw()
+	q.Mu.Lock()
+	defer q.Mu.Unlock()
 	batch := q.number(rank, events)
 	switch {
-	case fault == KVEventsDrop, fault == KVEventsLose:
+	case fault == core.KVEventsDrop, fault == core.KVEventsLose:
 		return
-	case fault == KVEventsReorder && q.held == nil:
+	case fault == core.KVEventsReorder && q.held == nil:
 		q.held = batch
 		return
 	}
@@ -98,77 +100,77 @@ func (q *trtEvents) publish(rank int, events []kvEvent) {
 }
 
 // render returns an event in the worker's form.
-func (q *trtEvents) render(e trtEvent) object {
-	o := obj("event_id", e.id, "window_size", q.window)
+func (q *trtEvents) render(e trtEvent) core.Object {
+	o := core.Obj("event_id", e.id, "window_size", q.window)
 	if len(q.next) > 1 {
-		o = o.with("attention_dp_rank", e.rank)
+		o = o.With("attention_dp_rank", e.rank)
 	}
-	if e.kind == kvCreated {
-		return o.with("data", obj("type", "created", "num_blocks_per_cache_level", []int{q.blocks, 0}))
+	if e.Kind == core.KVCreated {
+		return o.With("data", core.Obj("type", "created", "num_blocks_per_cache_level", []int{q.blocks, 0}))
 	}
-	if q.wire >= TRTLLMWireG2 {
-		o = o.with("hash_algo", trtHashAlgo)
+	if q.wire >= core.TRTLLMWireG2 {
+		o = o.With("hash_algo", trtHashAlgo)
 	}
-	return o.with("data", trtEventData(e.kvEvent))
+	return o.With("data", trtEventData(e.KVEvent))
 }
 
 // trtEventData is the data of an event (KVCacheEventSerializer in
 // tensorrt_llm/_utils.py).
-func trtEventData(e kvEvent) object {
-	hashes := make([]uint64, 0, len(e.names))
-	for _, name := range e.names {
-		hashes = append(hashes, trtHash(name))
+func trtEventData(e core.KVEvent) core.Object {
+	hashes := make([]uint64, 0, len(e.Names))
+	for _, name := range e.Names {
+		hashes = append(hashes, TRTHash(name))
 	}
-	if e.kind == kvRemoved {
-		return obj("type", "removed", "block_hashes", hashes)
+	if e.Kind == core.KVRemoved {
+		return core.Obj("type", "removed", "block_hashes", hashes)
 	}
 	blocks := make([]any, 0, len(hashes))
 	for i, hash := range hashes {
-		tokens := make([]any, 0, e.size)
-		for _, t := range e.tokens[i*e.size : (i+1)*e.size] {
-			tokens = append(tokens, obj("type", "unique_token", "token_id", int(t), "token_extra_id", 0))
+		tokens := make([]any, 0, e.Size)
+		for _, t := range e.Tokens[i*e.Size : (i+1)*e.Size] {
+			tokens = append(tokens, core.Obj("type", "unique_token", "token_id", int(t), "token_extra_id", 0))
 		}
-		blocks = append(blocks, obj("type", "stored_block", "block_hash", hash, "tokens", tokens,
+		blocks = append(blocks, core.Obj("type", "stored_block", "block_hash", hash, "tokens", tokens,
 			"cache_level", 0, "priority", trtPriority))
 	}
 	var parent any
-	if !e.root {
-		parent = trtHash(e.parent)
+	if !e.Root {
+		parent = TRTHash(e.Parent)
 	}
-	return obj("type", "stored", "parent_hash", parent, "blocks", blocks)
+	return core.Obj("type", "stored", "parent_hash", parent, "blocks", blocks)
 }
 
 // drain answers POST /kv_cache_events with all events since the previous call.
 func (q *trtEvents) drain(w http.ResponseWriter, _ *http.Request) {
-	if q.fault.stopped() {
-		writeJSON(w, http.StatusOK, []any{})
+	if q.fault.Stopped() {
+		core.WriteJSON(w, http.StatusOK, []any{})
 		return
 	}
-	q.mu.Lock()
-	taken := q.queue
-	q.queue, q.tokens = nil, 0
-	q.mu.Unlock()
+	q.Mu.Lock()
+	taken := q.Queue
+	q.Queue, q.Tokens = nil, 0
+	q.Mu.Unlock()
 	list := make([]any, 0, len(taken))
 	for _, e := range taken {
 		list = append(list, q.render(e))
 	}
-	if q.fault.garbles() {
+	if q.fault.Garbles() {
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, `[{"event_id":`)
 		return
 	}
-	writeJSON(w, http.StatusOK, list)
+	core.WriteJSON(w, http.StatusOK, list)
 }
 
-// trtNaming is the block hash "v1_block_key" of TensorRT-LLM
+// TRTNaming is the block hash "v1_block_key" of TensorRT-LLM
 // (cpp/tensorrt_llm/batch_manager/blockKey.cpp): 64 bits, at the beginning of
 // the name.
-type trtNaming struct{}
+type TRTNaming struct{}
 
-func (trtNaming) root(string) blockName { return blockName{} }
+func (TRTNaming) Root(string) core.BlockName { return core.BlockName{} }
 
-func (trtNaming) next(parent blockName, first bool, salt string, tokens []token, _ blockHash) (name blockName) {
-	h := uint64(len(tokens)) ^ trtHash(parent)*0xbf58476d1ce4e5b9
+func (TRTNaming) Next(parent core.BlockName, first bool, salt string, tokens []core.Token, _ core.BlockHash) (name core.BlockName) {
+	h := uint64(len(tokens)) ^ TRTHash(parent)*0xbf58476d1ce4e5b9
 	if first && salt != "" {
 		sum := sha256.Sum256([]byte(salt))
 		h = trtMix64(binary.LittleEndian.Uint64(sum[:]), h)
@@ -180,7 +182,7 @@ func (trtNaming) next(parent blockName, first bool, salt string, tokens []token,
 	return name
 }
 
-func trtHash(name blockName) uint64 { return binary.BigEndian.Uint64(name[:]) }
+func TRTHash(name core.BlockName) uint64 { return binary.BigEndian.Uint64(name[:]) }
 
 // trtMix32 and trtMix64 add a value to a hash.
 func trtMix32(v uint32, h uint64) uint64 {

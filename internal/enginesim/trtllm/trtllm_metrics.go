@@ -1,4 +1,4 @@
-package enginesim
+package trtllm
 
 import (
 	"encoding/json"
@@ -6,15 +6,17 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // Names of the metrics of one request (serve/perf_metrics.py).
 const (
-	headerReturnMetrics = "X-Trtllm-Return-Metrics"
-	headerServerTiming  = "Server-Timing"
-	headerStartEnd      = "X-TRTLLM-Start-End-Time"
+	HeaderReturnMetrics = "X-Trtllm-Return-Metrics"
+	HeaderServerTiming  = "Server-Timing"
+	HeaderStartEnd      = "X-TRTLLM-Start-End-Time"
 	headerSteps         = "X-TRTLLM-Step-Metrics"
-	eventMetrics        = "trtllm.perf_metrics"
+	EventMetrics        = "trtllm.perf_metrics"
 )
 
 // steadyClock is the worker's own clock: seconds since some moment, plus an
@@ -35,15 +37,15 @@ func (c *steadyClock) aligned(t time.Time) float64 {
 }
 
 // clockRoutes answer GET and POST /steady_clock_offset.
-func (t *trtllm) clockRoutes(mux *http.ServeMux) {
+func (t *TRTLLM) clockRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /steady_clock_offset", func(w http.ResponseWriter, _ *http.Request) {
 		received := t.clock.raw(time.Now())
-		writeJSON(w, http.StatusOK, obj("receive_ts", received, "transmit_ts", t.clock.raw(time.Now())))
+		core.WriteJSON(w, http.StatusOK, core.Obj("receive_ts", received, "transmit_ts", t.clock.raw(time.Now())))
 	})
 	mux.HandleFunc("POST /steady_clock_offset", func(w http.ResponseWriter, r *http.Request) {
 		var q struct{ Offset *float64 }
-		if body, err := readBody(w, r); err != nil || json.Unmarshal(body, &q) != nil || q.Offset == nil {
-			writeJSON(w, http.StatusBadRequest, obj("error", "offset is required"))
+		if body, err := core.ReadBody(w, r); err != nil || json.Unmarshal(body, &q) != nil || q.Offset == nil {
+			core.WriteJSON(w, http.StatusBadRequest, core.Obj("error", "offset is required"))
 			return
 		}
 		t.clock.offset.Store(q.Offset)
@@ -54,13 +56,13 @@ func (t *trtllm) clockRoutes(mux *http.ServeMux) {
 type trtTimes struct{ arrival, first, last time.Time }
 
 // timed records the times of a sequence's tokens.
-func (t *trtllm) timed(s *sequence, emit func(token)) func(token) {
-	q := s.req.Ext.(*trtRequest)
-	if s.choice != 0 {
+func (t *TRTLLM) timed(s *core.Sequence, emit func(core.Token)) func(core.Token) {
+	q := s.Req.Ext.(*TRTRequest)
+	if s.Choice != 0 {
 		return emit
 	}
 	q.times.arrival = time.Now()
-	return func(tok token) {
+	return func(tok core.Token) {
 		q.times.last = time.Now()
 		if q.times.first.IsZero() {
 			q.times.first = q.times.last
@@ -70,31 +72,31 @@ func (t *trtllm) timed(s *sequence, emit func(token)) func(token) {
 }
 
 // metricsOf returns the metrics of a request, or nil if the request did not ask for them.
-func (t *trtllm) metricsOf(req *request) object {
-	times := &req.Ext.(*trtRequest).times
-	if !t.cfg.PerfMetrics || req.Header.Get(headerReturnMetrics) != "1" || times.last.IsZero() {
+func (t *TRTLLM) metricsOf(req *core.Request) core.Object {
+	times := &req.Ext.(*TRTRequest).times
+	if !t.cfg.PerfMetrics || req.Header.Get(HeaderReturnMetrics) != "1" || times.last.IsZero() {
 		return nil
 	}
 	ms := func(end time.Time) float64 { return float64(end.Sub(times.arrival)) / 1e6 }
-	return obj(
-		headerServerTiming, fmt.Sprintf("server_queue;dur=%.6f, server_ttft;dur=%.6f, server_e2e;dur=%.6f", 0.0, ms(times.first), ms(times.last)),
-		headerStartEnd, fmt.Sprintf("server-start;ts=%.9f, server-end;ts=%.9f", t.clock.aligned(times.arrival), t.clock.aligned(times.last)),
+	return core.Obj(
+		HeaderServerTiming, fmt.Sprintf("server_queue;dur=%.6f, server_ttft;dur=%.6f, server_e2e;dur=%.6f", 0.0, ms(times.first), ms(times.last)),
+		HeaderStartEnd, fmt.Sprintf("server-start;ts=%.9f, server-end;ts=%.9f", t.clock.aligned(times.arrival), t.clock.aligned(times.last)),
 		headerSteps, fmt.Sprintf("server-step-0-forward;dur=%.6f", ms(times.first)),
 	)
 }
 
-// unaryHeader implements measuringProtocol.
-func (t *trtllm) unaryHeader(req *request, h http.Header) {
+// UnaryHeader implements measuringProtocol.
+func (t *TRTLLM) UnaryHeader(req *core.Request, h http.Header) {
 	for _, m := range t.metricsOf(req) {
-		h.Set(m.name, m.value.(string))
+		h.Set(m.Name, m.Value.(string))
 	}
 }
 
-// afterDone implements measuringProtocol: the metrics of a stream follow its
+// AfterDone implements measuringProtocol: the metrics of a stream follow its
 // [DONE].
-func (t *trtllm) afterDone(req *request) []any {
+func (t *TRTLLM) AfterDone(req *core.Request) []any {
 	if m := t.metricsOf(req); m != nil {
-		return []any{namedEvent{eventMetrics, m}}
+		return []any{core.NamedEvent{Name: EventMetrics, Data: m}}
 	}
 	return nil
 }

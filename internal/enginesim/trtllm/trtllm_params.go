@@ -1,4 +1,4 @@
-package enginesim
+package trtllm
 
 import (
 	"bytes"
@@ -10,12 +10,14 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // Request types of disaggregated_params.
 const (
 	typeContext    = "context_only"
-	typeGeneration = "generation_only"
+	TypeGeneration = "generation_only"
 	typeBoth       = "context_and_generation"
 )
 
@@ -32,18 +34,18 @@ const (
 	endGlobalIDs  = int64(1<<63 - 1)
 )
 
-// trtParams is a request's disaggregated_params.
-type trtParams struct {
+// TRTParams is a request's disaggregated_params.
+type TRTParams struct {
 	kind      string
 	disaggID  *int64
 	ctxID     *int64
-	first     []token
-	state     *trtState // of encoded_opaque_state
+	first     []core.Token
+	State     *TRTState // of encoded_opaque_state
 	endpoint  string
 	style     int
 	usage     *trtUsage
 	base64IDs bool
-	raw       fields
+	Raw       core.Fields
 }
 
 // endpointScheme begins a ctx_info_endpoint.
@@ -51,9 +53,9 @@ const endpointScheme = "tcp://"
 
 // source returns the address of the KV, and its engine if it is known: from the
 // context's answer, or from the engine that is at the endpoint.
-func (p *trtParams) source() (addr, engine string) {
-	if p.state != nil {
-		return p.state.Addr, p.state.Engine
+func (p *TRTParams) source() (addr, engine string) {
+	if p.State != nil {
+		return p.State.Addr, p.State.Engine
 	}
 	return strings.TrimPrefix(p.endpoint, endpointScheme), ""
 }
@@ -61,17 +63,17 @@ func (p *trtParams) source() (addr, engine string) {
 // trtUsage is ctx_usage.
 type trtUsage struct{ prompt, cached int }
 
-// key returns the transfer's id: the disagg id if there is one.
-func (p *trtParams) key() *int64 {
+// Key returns the transfer's id: the disagg id if there is one.
+func (p *TRTParams) Key() *int64 {
 	if p.disaggID != nil {
 		return p.disaggID
 	}
 	return p.ctxID
 }
 
-// trtState is the content of encoded_opaque_state: the address of a context
+// TRTState is the content of encoded_opaque_state: the address of a context
 // worker's KV. Orchestrators forward it byte for byte.
-type trtState struct {
+type TRTState struct {
 	Engine string `json:"engine"`
 	Addr   string `json:"addr"`
 	Rank   int    `json:"rank"`
@@ -79,13 +81,13 @@ type trtState struct {
 	Request int64 `json:"request,omitempty"`
 }
 
-// encode packs the state after a checksum.
-func (st trtState) encode() string {
+// Encode packs the state after a checksum.
+func (st TRTState) Encode() string {
 	body, _ := json.Marshal(st)
 	return base64.StdEncoding.EncodeToString(append(binary.LittleEndian.AppendUint32(nil, crc32.ChecksumIEEE(body)), body...))
 }
 
-func decodeTRTState(text string) (*trtState, error) {
+func DecodeTRTState(text string) (*TRTState, error) {
 	raw, err := base64.StdEncoding.Strict().DecodeString(text)
 	if err != nil {
 		return nil, fmt.Errorf("decode opaque state: %w", err)
@@ -93,7 +95,7 @@ func decodeTRTState(text string) (*trtState, error) {
 	if len(raw) < 4 || crc32.ChecksumIEEE(raw[4:]) != binary.LittleEndian.Uint32(raw) {
 		return nil, fmt.Errorf("decode opaque state: corrupted")
 	}
-	var st trtState
+	var st TRTState
 	if err := json.Unmarshal(raw[4:], &st); err != nil {
 		return nil, fmt.Errorf("decode opaque state: %w", err)
 	}
@@ -108,20 +110,20 @@ const (
 	futureLayout = "kv_layout"
 )
 
-// futureFields returns their values for a transfer: an integer beyond 2^53 and
+// FutureFields returns their values for a transfer: an integer beyond 2^53 and
 // a nested object.
-func futureFields(id int64) (epoch int64, layout json.RawMessage) {
-	h := mix(uint64(id))
+func FutureFields(id int64) (epoch int64, layout json.RawMessage) {
+	h := core.Mix(uint64(id))
 	epoch = int64(h>>1 | 1<<61 | 1)
 	layout = fmt.Appendf(nil, `{"page":{"tokens":16,"heads":[%d,%d]},"dtype":"sim\u00e9/8","scale":1.0,"none":null}`, h%64, h%61)
 	return epoch, layout
 }
 
 // checkFuture rejects params whose future fields differ from those of the context.
-func checkFuture(f fields, id int64) *apiError {
-	epoch, layout := futureFields(id)
+func checkFuture(f core.Fields, id int64) *core.APIError {
+	epoch, layout := FutureFields(id)
 	for name, want := range map[string]string{futureEpoch: fmt.Sprint(epoch), futureLayout: string(layout)} {
-		if !f.has(name) || !sameJSON(f[name], json.RawMessage(want)) {
+		if !f.Has(name) || !sameJSON(f[name], json.RawMessage(want)) {
 			return trtBadRequest("disaggregated_params.%s is not what the context worker returned", name)
 		}
 	}
@@ -146,72 +148,72 @@ func sameJSON(a, b json.RawMessage) bool {
 // others).
 func trtParamFields(wire int) []string {
 	list := []string{"request_type", "first_gen_tokens", "ctx_request_id", "encoded_opaque_state", "draft_tokens", futureEpoch, futureLayout}
-	if wire >= TRTLLMWireG2 {
+	if wire >= core.TRTLLMWireG2 {
 		list = append(list, "disagg_request_id", "first_gen_log_probs", "first_gen_logits", "ctx_dp_rank", "ctx_info_endpoint",
 			"schedule_style", "ctx_usage", "return_prompt_token_ids_b64")
 	}
-	if wire >= TRTLLMWireG3 {
+	if wire >= core.TRTLLMWireG3 {
 		return append(list, "resolved_thinking")
 	}
 	return append(list, "conversation_id")
 }
 
 // parseTRTParams reads disaggregated_params; nil when the request has none. A
-// fieldError is an error of pydantic, an apiError an error of the worker's
+// FieldError is an error of pydantic, an APIError an error of the worker's
 // later checks.
-func parseTRTParams(wire int, body fields) (*trtParams, *fieldError, *apiError) {
-	f, ferr := body.object("disaggregated_params")
+func parseTRTParams(wire int, body core.Fields) (*TRTParams, *core.FieldError, *core.APIError) {
+	f, ferr := body.Object("disaggregated_params")
 	if ferr != nil || f == nil {
 		return nil, ferr, nil
 	}
-	if name := f.unknown(trtParamFields(wire)); name != "" {
+	if name := f.Unknown(trtParamFields(wire)); name != "" {
 		return nil, forbidden("disaggregated_params." + name), nil
 	}
-	if !f.has("request_type") {
-		return nil, &fieldError{"disaggregated_params.request_type", "missing", "Field required"}, nil
+	if !f.Has("request_type") {
+		return nil, &core.FieldError{Field: "disaggregated_params.request_type", Kind: "missing", Message: "Field required"}, nil
 	}
-	r := fieldReader{f: f}
-	p := &trtParams{raw: f, kind: strings.ToLower(r.str("request_type", ""))}
-	p.disaggID, p.ctxID = r.optionalID("disagg_request_id"), r.optionalID("ctx_request_id")
-	p.endpoint = r.str("ctx_info_endpoint", "")
-	p.style = int(r.integer("schedule_style", contextFirst))
-	p.base64IDs = r.boolean("return_prompt_token_ids_b64")
-	state := r.str("encoded_opaque_state", "")
-	r.str("conversation_id", "")
-	r.integer("ctx_dp_rank", 0)
-	r.boolean("resolved_thinking")
-	var err *fieldError
-	if p.first, err = parseTokenIDs(f, "first_gen_tokens"); err != nil {
-		r.keep(err)
+	r := core.FieldReader{F: f}
+	p := &TRTParams{Raw: f, kind: strings.ToLower(r.Str("request_type", ""))}
+	p.disaggID, p.ctxID = r.OptionalID("disagg_request_id"), r.OptionalID("ctx_request_id")
+	p.endpoint = r.Str("ctx_info_endpoint", "")
+	p.style = int(r.Integer("schedule_style", contextFirst))
+	p.base64IDs = r.Boolean("return_prompt_token_ids_b64")
+	state := r.Str("encoded_opaque_state", "")
+	r.Str("conversation_id", "")
+	r.Integer("ctx_dp_rank", 0)
+	r.Boolean("resolved_thinking")
+	var err *core.FieldError
+	if p.first, err = core.ParseTokenIDs(f, "first_gen_tokens"); err != nil {
+		r.Keep(err)
 	}
-	if _, err = parseTokenIDs(f, "draft_tokens"); err != nil {
-		r.keep(err)
+	if _, err = core.ParseTokenIDs(f, "draft_tokens"); err != nil {
+		r.Keep(err)
 	}
 	if p.usage, err = parseTRTUsage(f); err != nil {
-		r.keep(err)
+		r.Keep(err)
 	}
-	if r.err == nil && p.style != contextFirst && p.style != generationFirst {
-		r.keep(&fieldError{"schedule_style", "enum", "Input should be 0 or 1"})
+	if r.Err == nil && p.style != contextFirst && p.style != generationFirst {
+		r.Keep(&core.FieldError{Field: "schedule_style", Kind: "enum", Message: "Input should be 0 or 1"})
 	}
-	if r.err != nil {
-		return nil, &fieldError{"disaggregated_params." + r.err.Field, r.err.Kind, r.err.Message}, nil
+	if r.Err != nil {
+		return nil, &core.FieldError{Field: "disaggregated_params." + r.Err.Field, Kind: r.Err.Kind, Message: r.Err.Message}, nil
 	}
-	return p, nil, p.complete(state, f.has("encoded_opaque_state"))
+	return p, nil, p.complete(state, f.Has("encoded_opaque_state"))
 }
 
 // complete does the worker's checks of params that pydantic has accepted.
-func (p *trtParams) complete(state string, hasState bool) *apiError {
-	if !slices.Contains([]string{typeContext, typeGeneration, typeBoth}, p.kind) {
+func (p *TRTParams) complete(state string, hasState bool) *core.APIError {
+	if !slices.Contains([]string{typeContext, TypeGeneration, typeBoth}, p.kind) {
 		return trtBadRequest("Unknown request type: %s. Must be context_only, generation_only or context_and_generation", p.kind)
 	}
 	for _, t := range p.first {
-		if !t.valid() {
+		if !t.Valid() {
 			return trtBadRequest("first_gen_tokens: token id %d is out of vocabulary", t)
 		}
 	}
 	if hasState {
 		var err error
-		if p.state, err = decodeTRTState(state); err != nil {
+		if p.State, err = DecodeTRTState(state); err != nil {
 			return trtBadRequest("%s", err)
 		}
 	}
@@ -219,28 +221,28 @@ func (p *trtParams) complete(state string, hasState bool) *apiError {
 }
 
 // parseTRTUsage reads ctx_usage, a UsageInfo.
-func parseTRTUsage(f fields) (*trtUsage, *fieldError) {
-	o, err := f.object("ctx_usage")
+func parseTRTUsage(f core.Fields) (*trtUsage, *core.FieldError) {
+	o, err := f.Object("ctx_usage")
 	if err != nil || o == nil {
 		return nil, err
 	}
-	if name := o.unknown([]string{"prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details"}); name != "" {
+	if name := o.Unknown([]string{"prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details"}); name != "" {
 		return nil, forbidden("ctx_usage." + name)
 	}
-	r := fieldReader{f: o}
-	u := &trtUsage{prompt: int(r.integer("prompt_tokens", 0))}
-	r.integer("total_tokens", 0)
-	r.integer("completion_tokens", 0)
-	details := fieldReader{f: r.object("prompt_tokens_details")}
-	if name := details.f.unknown([]string{"cached_tokens"}); name != "" {
+	r := core.FieldReader{F: o}
+	u := &trtUsage{prompt: int(r.Integer("prompt_tokens", 0))}
+	r.Integer("total_tokens", 0)
+	r.Integer("completion_tokens", 0)
+	details := core.FieldReader{F: r.Object("prompt_tokens_details")}
+	if name := details.F.Unknown([]string{"cached_tokens"}); name != "" {
 		return nil, forbidden("ctx_usage.prompt_tokens_details." + name)
 	}
-	u.cached = int(details.integer("cached_tokens", 0))
-	r.keep(details.err)
-	return u, r.err
+	u.cached = int(details.Integer("cached_tokens", 0))
+	r.Keep(details.Err)
+	return u, r.Err
 }
 
 // forbidden is pydantic's error for a field that a model does not have.
-func forbidden(name string) *fieldError {
-	return &fieldError{name, "extra_forbidden", "Extra inputs are not permitted"}
+func forbidden(name string) *core.FieldError {
+	return &core.FieldError{Field: name, Kind: "extra_forbidden", Message: "Extra inputs are not permitted"}
 }

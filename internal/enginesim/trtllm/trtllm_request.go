@@ -1,4 +1,4 @@
-package enginesim
+package trtllm
 
 import (
 	"crypto/hmac"
@@ -13,24 +13,26 @@ import (
 	"strings"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
-// trtRequest is TensorRT-LLM's state of a request.
-type trtRequest struct {
-	params *trtParams // nil: a plain request
+// TRTRequest is TensorRT-LLM's state of a request.
+type TRTRequest struct {
+	Params *TRTParams // nil: a plain request
 	wire   int        // the worker's wire generation
 	// tokenIDs: the prompt came as token ids.
 	tokenIDs bool
 	times    trtTimes
 }
 
-// is reports whether the request is a leg of the named type.
-func (q *trtRequest) is(kind string) bool { return q.params != nil && q.params.kind == kind }
+// Is reports whether the request is a leg of the named type.
+func (q *TRTRequest) Is(kind string) bool { return q.Params != nil && q.Params.kind == kind }
 
 // validationError marks errors of the request models, which have a special form.
 const validationError = "validation"
 
-func trtFieldError(err *fieldError) *apiError {
+func trtFieldError(err *core.FieldError) *core.APIError {
 	at := "'body'"
 	for part := range strings.SplitSeq(err.Field, ".") {
 		if _, number := strconv.Atoi(part); number != nil {
@@ -38,14 +40,14 @@ func trtFieldError(err *fieldError) *apiError {
 		}
 		at += ", " + part
 	}
-	return &apiError{Status: http.StatusBadRequest, Type: validationError, Param: err.Field,
+	return &core.APIError{Status: http.StatusBadRequest, Type: validationError, Param: err.Field,
 		Message: fmt.Sprintf("[{'type': '%s', 'loc': (%s), 'msg': '%s'}]", err.Kind, at, err.Message)}
 }
 
 // trtBadRequest is the worker's answer to a request that its models accept but
 // that it cannot run (create_error_response in serve/openai_server.py).
-func trtBadRequest(format string, args ...any) *apiError {
-	return badRequest("", format, args...)
+func trtBadRequest(format string, args ...any) *core.APIError {
+	return core.BadRequest("", format, args...)
 }
 
 // Top-level fields of the request models in serve/openai_protocol.py.
@@ -63,17 +65,17 @@ var (
 
 // trtFields are the fields that a route's request model has.
 func trtFields(wire int, route string) []string {
-	if route == routeResponses {
+	if route == core.RouteResponses {
 		return trtResponseFields
 	}
-	chat := route == routeChat
+	chat := route == core.RouteChat
 	list := append([]string{}, trtSharedFields...)
 	if chat {
 		list = append(list, trtChatFields...)
 	} else {
 		list = append(list, trtCompletionFields...)
 	}
-	if wire >= TRTLLMWireG2 {
+	if wire >= core.TRTLLMWireG2 {
 		list = append(list, "conversation_params")
 		if chat {
 			list = append(list, "prompt_token_ids_b64")
@@ -82,28 +84,28 @@ func trtFields(wire int, route string) []string {
 	return list
 }
 
-func (t *trtllm) parse(route string, h http.Header, body []byte) (*request, *apiError) {
-	f, ferr := decodeFields(t.unpacked(h, body))
+func (t *TRTLLM) Parse(route string, h http.Header, body []byte) (*core.Request, *core.APIError) {
+	f, ferr := core.DecodeFields(t.unpacked(h, body))
 	if ferr != nil {
 		return nil, trtFieldError(ferr)
 	}
-	if name := f.unknown(trtFields(t.cfg.Wire, route)); name != "" {
+	if name := f.Unknown(trtFields(t.cfg.Wire, route)); name != "" {
 		return nil, trtFieldError(forbidden(name))
 	}
 	if ferr = t.checkFields(f); ferr != nil {
 		return nil, trtFieldError(ferr)
 	}
-	var req *request
-	if route == routeResponses {
-		req, ferr = parseResponses(h, f)
+	var req *core.Request
+	if route == core.RouteResponses {
+		req, ferr = core.ParseResponses(h, f)
 	} else {
-		req, ferr = parseOpenAI(route, h, f)
+		req, ferr = core.ParseOpenAI(route, h, f)
 	}
 	if ferr != nil {
 		return nil, trtFieldError(ferr)
 	}
 	params, ferr, refusal := parseTRTParams(t.cfg.Wire, f)
-	q := &trtRequest{params: params, wire: t.cfg.Wire}
+	q := &TRTRequest{Params: params, wire: t.cfg.Wire}
 	req.Ext = q
 	if ferr == nil && refusal == nil {
 		ferr = t.completeRequest(req, q)
@@ -126,7 +128,7 @@ const headerMsgpack = "X-Trtllm-Msgpack"
 
 // unpacked returns the JSON of a body. A body that is not valid in its declared
 // form is returned unchanged, and is then not valid JSON.
-func (t *trtllm) unpacked(h http.Header, body []byte) []byte {
+func (t *TRTLLM) unpacked(h http.Header, body []byte) []byte {
 	if !t.cfg.Msgpack || h.Get(headerMsgpack) != "1" || !strings.HasPrefix(h.Get("Content-Type"), "application/json") {
 		return body
 	}
@@ -138,7 +140,7 @@ func (t *trtllm) unpacked(h http.Header, body []byte) []byte {
 	if err != nil {
 		return body
 	}
-	t.e.stats.packed.Add(1)
+	t.e.Stats.Packed.Add(1)
 	return text
 }
 
@@ -164,31 +166,31 @@ func pythonFloats(v any) any {
 	return v
 }
 
-// checkFields does the checks of the models that parseOpenAI does not do.
-func (t *trtllm) checkFields(f fields) *fieldError {
-	if !f.has("model") {
-		return &fieldError{"model", "missing", "Field required"}
+// checkFields does the checks of the models that ParseOpenAI does not do.
+func (t *TRTLLM) checkFields(f core.Fields) *core.FieldError {
+	if !f.Has("model") {
+		return &core.FieldError{Field: "model", Kind: "missing", Message: "Field required"}
 	}
-	if f.has("suffix") && string(f["suffix"]) != `""` {
-		return &fieldError{"suffix", "value_error", "Value error, suffix is not supported"}
+	if f.Has("suffix") && string(f["suffix"]) != `""` {
+		return &core.FieldError{Field: "suffix", Kind: "value_error", Message: "Value error, suffix is not supported"}
 	}
-	r := fieldReader{f: f}
-	options := r.object("stream_options")
-	if r.err == nil && len(options) > 0 && !r.boolean("stream") {
-		return &fieldError{"stream_options", "value_error", "Value error, Stream options can only be defined when stream is true."}
+	r := core.FieldReader{F: f}
+	options := r.Object("stream_options")
+	if r.Err == nil && len(options) > 0 && !r.Boolean("stream") {
+		return &core.FieldError{Field: "stream_options", Kind: "value_error", Message: "Value error, Stream options can only be defined when stream is true."}
 	}
-	if name := options.unknown([]string{"include_usage", "continuous_usage_stats"}); name != "" {
+	if name := options.Unknown([]string{"include_usage", "continuous_usage_stats"}); name != "" {
 		return forbidden("stream_options." + name)
 	}
-	conversation := r.object("conversation_params")
-	if r.err != nil || conversation == nil {
-		return r.err
+	conversation := r.Object("conversation_params")
+	if r.Err != nil || conversation == nil {
+		return r.Err
 	}
-	if name := conversation.unknown([]string{"conversation_id", "subagent_affinity_id"}); name != "" {
+	if name := conversation.Unknown([]string{"conversation_id", "subagent_affinity_id"}); name != "" {
 		return forbidden("conversation_params." + name)
 	}
-	if id, err := conversation.str("conversation_id", ""); err != nil || strings.TrimSpace(id) == "" {
-		return &fieldError{"conversation_params.conversation_id", "value_error", "Value error, conversation_id must be non-empty"}
+	if id, err := conversation.Str("conversation_id", ""); err != nil || strings.TrimSpace(id) == "" {
+		return &core.FieldError{Field: "conversation_params.conversation_id", Kind: "value_error", Message: "Value error, conversation_id must be non-empty"}
 	}
 	return nil
 }
@@ -196,54 +198,54 @@ func (t *trtllm) checkFields(f fields) *fieldError {
 // completeRequest sets the defaults that differ from the other engines': no
 // token limit unless the request has one, usage in streams with stream_options
 // unless it is switched off, and chat prompts as token ids.
-func (t *trtllm) completeRequest(req *request, q *trtRequest) *fieldError {
-	if req.Route == routeResponses {
+func (t *TRTLLM) completeRequest(req *core.Request, q *TRTRequest) *core.FieldError {
+	if req.Route == core.RouteResponses {
 		completeResponse(req)
 		return nil
 	}
 	f := req.Fields
-	req.ID = strings.ReplaceAll(newUUID(), "-", "")
-	if !f.has("max_tokens") && !f.has("max_completion_tokens") {
+	req.ID = strings.ReplaceAll(core.NewUUID(), "-", "")
+	if !f.Has("max_tokens") && !f.Has("max_completion_tokens") {
 		req.Limited, req.MaxTokens = false, 0
 	}
-	if options, _ := f.object("stream_options"); options != nil {
+	if options, _ := f.Object("stream_options"); options != nil {
 		if _, ok := options["include_usage"]; !ok {
 			req.IncludeUsage = true
 		}
 	}
 	if !req.Chat {
-		q.tokenIDs = !batchPrompt(f["prompt"]) && strings.HasPrefix(strings.TrimSpace(string(f["prompt"])), "[")
+		q.tokenIDs = !core.BatchPrompt(f["prompt"]) && strings.HasPrefix(strings.TrimSpace(string(f["prompt"])), "[")
 		return nil
 	}
-	ids, err := parseTokenIDs(f, "prompt_token_ids")
-	if err == nil && f.has("prompt_token_ids_b64") {
-		ids, err = parsePackedIDs(f, "prompt_token_ids_b64")
+	ids, err := core.ParseTokenIDs(f, "prompt_token_ids")
+	if err == nil && f.Has("prompt_token_ids_b64") {
+		ids, err = ParsePackedIDs(f, "prompt_token_ids_b64")
 	}
 	if ids != nil {
-		q.tokenIDs, req.Prompts = true, [][]token{ids}
+		q.tokenIDs, req.Prompts = true, [][]core.Token{ids}
 	}
 	return err
 }
 
-// parsePackedIDs reads token ids from a base64 buffer of 32-bit integers.
-func parsePackedIDs(f fields, name string) ([]token, *fieldError) {
-	text, ferr := f.str(name, "")
+// ParsePackedIDs reads token ids from a base64 buffer of 32-bit integers.
+func ParsePackedIDs(f core.Fields, name string) ([]core.Token, *core.FieldError) {
+	text, ferr := f.Str(name, "")
 	if ferr != nil {
 		return nil, ferr
 	}
 	raw, err := base64.StdEncoding.DecodeString(text)
 	if err != nil || len(raw)%4 != 0 {
-		return nil, &fieldError{name, "value_error", "Value error, not a base64 buffer of int32"}
+		return nil, &core.FieldError{Field: name, Kind: "value_error", Message: "Value error, not a base64 buffer of int32"}
 	}
-	ids := make([]token, 0, len(raw)/4)
+	ids := make([]core.Token, 0, len(raw)/4)
 	for ; len(raw) > 0; raw = raw[4:] {
-		ids = append(ids, token(int32(binary.LittleEndian.Uint32(raw))))
+		ids = append(ids, core.Token(int32(binary.LittleEndian.Uint32(raw))))
 	}
 	return ids, nil
 }
 
-// packIDs is the inverse of parsePackedIDs.
-func packIDs(ids []token) string {
+// PackIDs is the inverse of ParsePackedIDs.
+func PackIDs(ids []core.Token) string {
 	var raw []byte
 	for _, id := range ids {
 		raw = binary.LittleEndian.AppendUint32(raw, uint32(id))
@@ -252,7 +254,7 @@ func packIDs(ids []token) string {
 }
 
 // check does the worker's checks before it starts an answer.
-func (t *trtllm) check(req *request, q *trtRequest) *apiError {
+func (t *TRTLLM) check(req *core.Request, q *TRTRequest) *core.APIError {
 	switch {
 	case req.N < 1:
 		return trtBadRequest("n must be at least 1, got %d", req.N)
@@ -260,24 +262,24 @@ func (t *trtllm) check(req *request, q *trtRequest) *apiError {
 		return trtBadRequest("max_tokens must be greater than 0, got %d", req.MaxTokens)
 	}
 	for _, prompt := range req.Prompts {
-		if longest := t.e.maxModelLen(); len(prompt)+max(1, req.MaxTokens)-1 > longest {
+		if longest := t.e.MaxModelLen(); len(prompt)+max(1, req.MaxTokens)-1 > longest {
 			return trtBadRequest("The sum of prompt length (%d) and max_tokens (%d) should not exceed max_num_tokens (%d)",
 				len(prompt), req.MaxTokens, longest)
 		}
 	}
-	if q.params == nil || q.params.kind == typeBoth {
+	if q.Params == nil || q.Params.kind == typeBoth {
 		return nil
 	}
-	if refusal := t.checkAuth(req, q.params); refusal != nil {
+	if refusal := t.CheckAuth(req, q.Params); refusal != nil {
 		return refusal
 	}
 	if len(req.Prompts) != 1 || req.N != 1 {
 		return trtBadRequest("Disaggregated requests take one prompt and n = 1")
 	}
-	if id := q.params.disaggID; id != nil && (*id < firstGlobalID || *id >= endGlobalIDs) {
+	if id := q.Params.disaggID; id != nil && (*id < firstGlobalID || *id >= endGlobalIDs) {
 		return trtBadRequest("disagg_request_id %d is not in [%d, %d)", *id, firstGlobalID, endGlobalIDs)
 	}
-	if q.is(typeContext) {
+	if q.Is(typeContext) {
 		if req.Stream {
 			return trtBadRequest("context_only requests cannot be streamed")
 		}
@@ -287,54 +289,54 @@ func (t *trtllm) check(req *request, q *trtRequest) *apiError {
 }
 
 // checkGeneration rejects a generation that cannot find its context.
-func (t *trtllm) checkGeneration(q *trtRequest) *apiError {
-	p := q.params
+func (t *TRTLLM) checkGeneration(q *TRTRequest) *core.APIError {
+	p := q.Params
 	switch {
-	case p.key() == nil:
+	case p.Key() == nil:
 		return trtBadRequest("generation_only request needs disagg_request_id or ctx_request_id")
 	case p.style == generationFirst && !strings.HasPrefix(p.endpoint, endpointScheme):
 		return trtBadRequest("generation_first request needs the context worker's ctx_info_endpoint")
 	case p.style == generationFirst:
 		return nil
-	case p.state == nil:
+	case p.State == nil:
 		return trtBadRequest("generation_only request needs encoded_opaque_state")
 	case len(p.first) == 0:
 		return trtBadRequest("generation_only request needs first_gen_tokens")
 	case !q.tokenIDs:
 		return trtBadRequest("generation_only request needs the context's prompt token ids")
 	}
-	return checkFuture(p.raw, p.state.Request)
+	return checkFuture(p.Raw, p.State.Request)
 }
 
-// headerDisaggAuth carries the signature of the protected fields.
-const headerDisaggAuth = "X-Trtllm-Disagg-Auth"
+// HeaderDisaggAuth carries the signature of the protected fields.
+const HeaderDisaggAuth = "X-Trtllm-Disagg-Auth"
 
-// checkAuth verifies the signature of a request that names an address of KV
+// CheckAuth verifies the signature of a request that names an address of KV
 // (serve/disagg_auth.py). A worker without a key accepts such requests
 // unsigned.
-func (t *trtllm) checkAuth(req *request, p *trtParams) *apiError {
-	hasState, hasEndpoint := p.raw.has("encoded_opaque_state"), p.raw.has("ctx_info_endpoint")
+func (t *TRTLLM) CheckAuth(req *core.Request, p *TRTParams) *core.APIError {
+	hasState, hasEndpoint := p.Raw.Has("encoded_opaque_state"), p.Raw.Has("ctx_info_endpoint")
 	if t.cfg.AuthKey == "" || !hasState && !hasEndpoint {
 		return nil
 	}
 	value := func(name string) any {
-		if !p.raw.has(name) {
+		if !p.Raw.Has(name) {
 			return nil
 		}
-		text, _ := p.raw.str(name, "")
+		text, _ := p.Raw.Str(name, "")
 		return text
 	}
-	payload, _ := encodeJSON(obj("ctx_info_endpoint", value("ctx_info_endpoint"), "encoded_opaque_state", value("encoded_opaque_state")))
+	payload, _ := core.EncodeJSON(core.Obj("ctx_info_endpoint", value("ctx_info_endpoint"), "encoded_opaque_state", value("encoded_opaque_state")))
 	mac := hmac.New(sha256.New, []byte(t.cfg.AuthKey))
-	mac.Write(asciiJSON(payload))
-	if !hmac.Equal([]byte("sha256="+hex.EncodeToString(mac.Sum(nil))), []byte(req.Header.Get(headerDisaggAuth))) {
+	mac.Write(AsciiJSON(payload))
+	if !hmac.Equal([]byte("sha256="+hex.EncodeToString(mac.Sum(nil))), []byte(req.Header.Get(HeaderDisaggAuth))) {
 		return trtBadRequest("Invalid internal disaggregated request authentication")
 	}
 	return nil
 }
 
-// asciiJSON escapes all non-ASCII characters, as Python's json does.
-func asciiJSON(raw []byte) []byte {
+// AsciiJSON escapes all non-ASCII characters, as Python's json does.
+func AsciiJSON(raw []byte) []byte {
 	var out []byte
 	for _, r := range string(raw) {
 		switch {

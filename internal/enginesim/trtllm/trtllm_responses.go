@@ -1,6 +1,10 @@
-package enginesim
+package trtllm
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+)
 
 // The worker's own /v1/responses has no disaggregated_params: one worker serves
 // the whole request (ResponsesRequest in serve/openai_protocol.py).
@@ -10,78 +14,78 @@ var trtResponseFields = strings.Fields(`background include input instructions ma
 	model parallel_tool_calls previous_response_id prompt reasoning thinking_token_budget service_tier store stream
 	temperature text tool_choice tools top_logprobs top_p truncation user request_id`)
 
-// completeResponse sets fields that parseResponses does not know.
-func completeResponse(req *request) {
-	req.ID = strings.ReplaceAll(newUUID(), "-", "")
-	req.response = &responseState{item: randomID()}
+// completeResponse sets fields that ParseResponses does not know.
+func completeResponse(req *core.Request) {
+	req.ID = strings.ReplaceAll(core.NewUUID(), "-", "")
+	req.Response = &core.ResponseState{Item: core.RandomID()}
 }
 
 // trtResponse returns the answer, before or after the sequence ran.
-func trtResponse(req *request, s *sequence, done bool) object {
+func trtResponse(req *core.Request, s *core.Sequence, done bool) core.Object {
 	status, output, u := "in_progress", []any{}, any(nil)
 	if done {
 		status = "completed"
-		if s.finish == "length" {
+		if s.Finish == "length" {
 			status = "incomplete"
 		}
-		output = []any{responseMessage(req, "completed", responsePart(s.answerText(), nil))}
-		u = obj("input_tokens", len(s.prompt), "input_tokens_details", obj("cached_tokens", s.cached, "cache_write_tokens", 0),
-			"output_tokens", len(s.output), "output_tokens_details", obj("reasoning_tokens", 0), "total_tokens", len(s.prompt)+len(s.output))
+		output = []any{core.ResponseMessage(req, "completed", core.ResponsePart(s.AnswerText(), nil))}
+		u = core.Obj("input_tokens", len(s.Prompt), "input_tokens_details", core.Obj("cached_tokens", s.Cached, "cache_write_tokens", 0),
+			"output_tokens", len(s.Output), "output_tokens_details", core.Obj("reasoning_tokens", 0), "total_tokens", len(s.Prompt)+len(s.Output))
 	}
 	limit := any(nil)
 	if req.Limited {
 		limit = req.MaxTokens
 	}
-	return obj("id", "resp_"+req.ID, "created_at", req.Created, "instructions", nil, "metadata", nil, "model", req.Model,
-		"object", "response", "output", output, "parallel_tool_calls", false, "temperature", pyFloat(req.Temperature),
-		"tool_choice", "auto", "tools", []any{}, "top_p", pyFloat(req.TopP), "background", false, "max_output_tokens", limit,
+	return core.Obj("id", "resp_"+req.ID, "created_at", req.Created, "instructions", nil, "metadata", nil, "model", req.Model,
+		"object", "response", "output", output, "parallel_tool_calls", false, "temperature", core.PyFloat(req.Temperature),
+		"tool_choice", "auto", "tools", []any{}, "top_p", core.PyFloat(req.TopP), "background", false, "max_output_tokens", limit,
 		"max_tool_calls", nil, "previous_response_id", nil, "prompt", nil, "reasoning", nil, "service_tier", "auto",
 		"status", status, "text", nil, "top_logprobs", 0, "truncation", "disabled", "usage", u, "user", nil)
 }
 
-func trtResponseFrame(req *request, s *sequence, name string, done bool) any {
-	return responseEvent(req, name, obj("response", trtResponse(req, s, done)))
+func trtResponseFrame(req *core.Request, s *core.Sequence, name string, done bool) any {
+	return core.ResponseEvent(req, name, core.Obj("response", trtResponse(req, s, done)))
 }
 
-// greeting returns the event that announces a response before its first part.
-func (t *trtllm) greeting(req *request, seqs []*sequence) []any {
-	if req.Route != routeResponses {
+// Greeting returns the event that announces a response before its first part.
+func (t *TRTLLM) Greeting(req *core.Request, seqs []*core.Sequence) []any {
+	if req.Route != core.RouteResponses {
 		return nil
 	}
 	return []any{trtResponseFrame(req, seqs[0], "response.created", false), trtResponseFrame(req, seqs[0], "response.in_progress", false)}
 }
 
-func (t *trtllm) unary(req *request, seqs []*sequence) any {
-	if req.Route == routeResponses {
+func (t *TRTLLM) Unary(req *core.Request, seqs []*core.Sequence) any {
+	if req.Route == core.RouteResponses {
 		return trtResponse(req, seqs[0], true)
 	}
-	return t.trtDialect.unary(req, seqs)
+	return t.trtDialect.Unary(req, seqs)
 }
 
-func (t *trtllm) opening(req *request, s *sequence) []any {
-	if req.Route == routeResponses {
-		return responseOpening(req, s)
+func (t *TRTLLM) Opening(req *core.Request, s *core.Sequence) []any {
+	if req.Route == core.RouteResponses {
+		return core.ResponseOpening(req, s)
 	}
-	return t.trtDialect.opening(req, s)
+	return t.trtDialect.Opening(req, s)
 }
 
-func (t *trtllm) event(req *request, s *sequence, p piece) any {
-	if req.Route == routeResponses {
-		return responseDelta(req, p)
+func (t *TRTLLM) Event(req *core.Request, s *core.Sequence, p core.Piece) any {
+	if req.Route == core.RouteResponses {
+		return core.ResponseDelta(req, p)
 	}
-	return t.trtDialect.event(req, s, p)
+	return t.trtDialect.Event(req, s, p)
 }
 
-func (t *trtllm) closing(req *request, seqs []*sequence) []any {
-	if req.Route == routeResponses {
-		return append(responseEnd(req, seqs[0]), trtResponseFrame(req, seqs[0], "response.completed", true))
+func (t *TRTLLM) Closing(req *core.Request, seqs []*core.Sequence) []any {
+	if req.Route == core.RouteResponses {
+		return append(core.ResponseEnd(req, seqs[0]), trtResponseFrame(req, seqs[0], "response.completed", true))
 	}
-	return t.trtDialect.closing(req, seqs)
+	return t.trtDialect.Closing(req, seqs)
 }
 
-func (t *trtllm) streamOptions(req *request) streamOptions {
-	if req.Route == routeResponses {
-		return streamOptions{NoDone: true}
+func (t *TRTLLM) StreamOptions(req *core.Request) core.StreamOptions {
+	if req.Route == core.RouteResponses {
+		return core.StreamOptions{NoDone: true}
 	}
-	return t.trtDialect.streamOptions(req)
+	return t.trtDialect.StreamOptions(req)
 }

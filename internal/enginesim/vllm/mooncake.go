@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // mooncake is vLLM's MooncakeConnector. Decode gets the addresses of prefill's workers
@@ -20,7 +22,7 @@ import (
 // that reports a failed load. Releases of summer 2026 and before did not report
 // it: there the request and its blocks stay forever.
 type mooncake struct {
-	e         *Engine
+	e         *core.Engine
 	produces  bool
 	consumes  bool
 	bootstrap *mooncakeBootstrap // nil for a consumer
@@ -38,11 +40,11 @@ type mooncake struct {
 // mooncakeSending is a transfer that prefill or the consumer has announced to a
 // producer.
 type mooncakeSending struct {
-	request string        // prefill's; "" until it has begun
-	blocks  []blockID     // of the prompt
-	ready   chan struct{} // closed when they hold its KV
-	writing int           // number of running writes; it does not expire during them
-	lost    bool          // the fault "lost-notification"
+	request string         // prefill's; "" until it has begun
+	blocks  []core.BlockID // of the prompt
+	ready   chan struct{}  // closed when they hold its KV
+	writing int            // number of running writes; it does not expire during them
+	lost    bool           // the fault "lost-notification"
 	expiry  *time.Timer
 }
 
@@ -57,9 +59,9 @@ type mooncakeLeg struct {
 // errKeys is the error of an engine core that does not find a required parameter.
 const errKeys = "KeyError in add_new_req"
 
-func newMooncake(e *Engine) *mooncake {
+func newMooncake(e *core.Engine) *mooncake {
 	m := &mooncake{
-		e: e, produces: e.cfg.Role != RoleDecode, consumes: e.cfg.Role != RolePrefill,
+		e: e, produces: e.Cfg.Role != core.RoleDecode, consumes: e.Cfg.Role != core.RolePrefill,
 		agents: make(map[string]string), sending: make(map[moriioKey]*mooncakeSending), receiving: make(map[string]bool),
 	}
 	if m.produces {
@@ -68,79 +70,79 @@ func newMooncake(e *Engine) *mooncake {
 	return m
 }
 
-// start opens the bootstrap server and the sockets of all ranks. The engine's
+// Start opens the bootstrap server and the sockets of all ranks. The engine's
 // mutex is held.
-func (m *mooncake) start() error {
+func (m *mooncake) Start() error {
 	if !m.produces {
 		return nil
 	}
-	host, _, err := net.SplitHostPort(m.e.cfg.Listen)
+	host, _, err := net.SplitHostPort(m.e.Cfg.Listen)
 	if err != nil {
 		return err
 	}
-	for _, r := range m.e.ranks {
+	for _, r := range m.e.Ranks {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 		if err != nil {
 			return fmt.Errorf("listen worker: %w", err)
 		}
-		m.e.peers.listeners = append(m.e.peers.listeners, l)
-		m.e.servePeers(l, "ROUTER", m.serveWorker(r))
-		m.bootstrap.register(mooncakeWorker{Engine: m.engineID(r), DPRank: r.index, Address: "tcp://" + l.Addr().String()})
+		m.e.Peers.Listeners = append(m.e.Peers.Listeners, l)
+		m.e.ServePeers(l, "ROUTER", m.serveWorker(r))
+		m.bootstrap.register(mooncakeWorker{Engine: m.engineID(r), DPRank: r.Index, Address: "tcp://" + l.Addr().String()})
 	}
-	return m.bootstrap.start(host)
+	return m.bootstrap.Start(host)
 }
 
 // engineID is the id of a rank's engine core.
-func (m *mooncake) engineID(r *rank) string {
-	if len(m.e.ranks) == 1 {
-		return m.e.id
+func (m *mooncake) engineID(r *core.Rank) string {
+	if len(m.e.Ranks) == 1 {
+		return m.e.UUID
 	}
-	return fmt.Sprintf("%s_dp%d", m.e.id, r.index)
+	return fmt.Sprintf("%s_dp%d", m.e.UUID, r.Index)
 }
 
-func (m *mooncake) parse(params fields, _ string) any {
+func (m *mooncake) Parse(params core.Fields, _ string) any {
 	if params == nil {
 		return nil
 	}
 	leg := &mooncakeLeg{}
-	leg.remoteDecode, _ = params.boolean("do_remote_decode", false)
-	leg.remotePrefill, _ = params.boolean("do_remote_prefill", false)
-	leg.transfer, _ = params.str("transfer_id", "")
-	leg.bootstrap, _ = params.str("remote_bootstrap_addr", "")
-	leg.engine, _ = params.str("remote_engine_id", "")
-	leg.whole = params.has("transfer_id") && params.has("remote_bootstrap_addr") && params.has("remote_engine_id")
+	leg.remoteDecode, _ = params.Boolean("do_remote_decode", false)
+	leg.remotePrefill, _ = params.Boolean("do_remote_prefill", false)
+	leg.transfer, _ = params.Str("transfer_id", "")
+	leg.bootstrap, _ = params.Str("remote_bootstrap_addr", "")
+	leg.engine, _ = params.Str("remote_engine_id", "")
+	leg.whole = params.Has("transfer_id") && params.Has("remote_bootstrap_addr") && params.Has("remote_engine_id")
 	return leg
 }
 
 // run runs a sequence whose rank is chosen. A request without parameters is
 // computed, on an engine of any role.
-func (m *mooncake) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
+func (m *mooncake) run(ctx context.Context, s *core.Sequence, parsed any, emit func(core.Token)) error {
 	leg, _ := parsed.(*mooncakeLeg)
 	switch {
 	case leg == nil:
 		leg = &mooncakeLeg{}
 	case leg.remotePrefill && !m.consumes, !leg.remotePrefill && leg.remoteDecode && !m.produces:
-		m.e.crash("AssertionError: a leg of the other role")
+		m.e.Crash("AssertionError: a leg of the other role")
 		return errEngineCore
 	}
 	if leg.remotePrefill {
 		if err := m.await(ctx, s, leg); err != nil {
 			return err
 		}
-		if err := s.rank.acquireSlot(ctx, s); err != nil {
+		if err := s.Rank.AcquireSlot(ctx, s); err != nil {
 			return err
 		}
-	} else if err := s.rank.reserve(ctx, s, room(s), true); err != nil {
+	} else if err := s.Rank.Reserve(ctx, s, core.Room(s), true); err != nil {
 		return err
 	}
 	sends := leg.remoteDecode && !leg.remotePrefill && leg.transfer != ""
-	key := moriioKey{s.rank.index, leg.transfer}
+	key := moriioKey{s.Rank.Index, leg.transfer}
 	if sends {
-		m.begin(key, s.id)
+		m.begin(key, s.ID)
 	}
-	err := s.rank.prefill(ctx, s)
+	err := s.Rank.Prefill(ctx, s)
 	if err == nil {
-		err = s.rank.decode(ctx, s, emit)
+		err = s.Rank.Decode(ctx, s, emit)
 	}
 	if sends {
 		m.finish(key, s, err)
@@ -165,8 +167,8 @@ func (m *mooncake) begin(key moriioKey, request string) {
 	defer m.mu.Unlock()
 	t := m.sendingOf(key)
 	if t.request != "" {
-		m.e.stats.duplicateIDs.Add(1)
-		m.e.cfg.Log.Warn("transfer is in flight already", "transfer", key.transfer)
+		m.e.Stats.DuplicateIDs.Add(1)
+		m.e.Cfg.Log.Warn("transfer is in flight already", "transfer", key.transfer)
 	}
 	t.request = request
 }
@@ -174,12 +176,12 @@ func (m *mooncake) begin(key moriioKey, request string) {
 // finish keeps the blocks of a prefill that ended at its limit of tokens. After any other
 // end prefill keeps no blocks, and a consumer that has requested them waits until its
 // timeout.
-func (m *mooncake) finish(key moriioKey, s *sequence, err error) {
-	kept := err == nil && s.finish == "length"
-	var ids []blockID
+func (m *mooncake) finish(key moriioKey, s *core.Sequence, err error) {
+	kept := err == nil && s.Finish == "length"
+	var ids []core.BlockID
 	if kept {
-		ids = s.blocks[:s.rank.cache.blocksFor(s.computed)]
-		s.rank.pin(s, key.transfer, 0)
+		ids = s.Blocks[:s.Rank.Cache.BlocksFor(s.Computed)]
+		s.Rank.Pin(s, key.transfer, 0)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -188,8 +190,8 @@ func (m *mooncake) finish(key moriioKey, s *sequence, err error) {
 		delete(m.sending, key)
 		return
 	}
-	t.blocks, t.lost = ids, s.req.fault == failNotify
-	t.expiry = time.AfterFunc(m.e.cfg.Mooncake.AbortTimeout, func() { m.expire(key, t) })
+	t.blocks, t.lost = ids, s.Req.Fault == core.FailNotify
+	t.expiry = time.AfterFunc(m.e.Cfg.Mooncake.AbortTimeout, func() { m.expire(key, t) })
 	close(t.ready)
 }
 
@@ -198,36 +200,36 @@ func (m *mooncake) expire(key moriioKey, t *mooncakeSending) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.sending[key] != t || m.e.ctx.Err() != nil:
+	case m.sending[key] != t || m.e.Ctx.Err() != nil:
 	case t.writing > 0:
-		t.expiry.Reset(m.e.cfg.Mooncake.AbortTimeout)
+		t.expiry.Reset(m.e.Cfg.Mooncake.AbortTimeout)
 	default:
 		delete(m.sending, key)
-		if m.e.ranks[key.rank].unpin(key.transfer) {
-			m.e.stats.leasesExpired.Add(1)
-			m.e.cfg.Log.Warn("request timed out without being sent", "request", t.request)
+		if m.e.Ranks[key.rank].Unpin(key.transfer) {
+			m.e.Stats.LeasesExpired.Add(1)
+			m.e.Cfg.Log.Warn("request timed out without being sent", "request", t.request)
 		}
 	}
 }
 
-// message receives a producer's write. RDMA rejects nothing: a write without a
+// Message receives a producer's write. RDMA rejects nothing: a write without a
 // waiting request goes into memory that may belong to another request.
-func (m *mooncake) message(r *rank, op sideMessage) (sideMessage, error) {
+func (m *mooncake) Message(r *core.Rank, op core.SideMessage) (core.SideMessage, error) {
 	if op.Op != mooncakeWrite {
-		return sideMessage{}, errors.New("unknown message")
+		return core.SideMessage{}, errors.New("unknown message")
 	}
 	for _, id := range op.Blocks {
-		if id < 0 || int(id) >= m.e.cfg.KVBlocks {
-			return sideMessage{}, errors.New("block id out of range")
+		if id < 0 || int(id) >= m.e.Cfg.KVBlocks {
+			return core.SideMessage{}, errors.New("block id out of range")
 		}
 	}
 	m.mu.Lock()
 	waits := m.receiving[op.Key]
 	m.mu.Unlock()
 	if !waits {
-		m.e.stats.staleReads.Add(1)
-		m.e.cfg.Log.Warn("no request waits for the written KV", "request", op.Key)
+		m.e.Stats.StaleReads.Add(1)
+		m.e.Cfg.Log.Warn("no request waits for the written KV", "request", op.Key)
 	}
-	r.store(op.Blocks, op.Payload)
-	return sideMessage{Op: op.Op}, nil
+	r.Store(op.Blocks, op.Payload)
+	return core.SideMessage{Op: op.Op}, nil
 }

@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"context"
@@ -9,13 +9,15 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // mooncakeBootstrap is the bootstrap server of a producer. Workers register, and decode
 // engines and proxies request the list of workers. It is plain HTTP without
 // authentication. Source: vLLM mooncake_utils.py MooncakeBootstrapServer.
 type mooncakeBootstrap struct {
-	e        *Engine
+	e        *core.Engine
 	server   *http.Server
 	listener net.Listener
 
@@ -39,7 +41,7 @@ type mooncakeWorker struct {
 	Address string `json:"addr"`
 }
 
-func newMooncakeBootstrap(e *Engine) *mooncakeBootstrap {
+func newMooncakeBootstrap(e *core.Engine) *mooncakeBootstrap {
 	b := &mooncakeBootstrap{e: e, engines: make(map[int]*mooncakeEngine)}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /query", b.query)
@@ -47,31 +49,31 @@ func newMooncakeBootstrap(e *Engine) *mooncakeBootstrap {
 	b.server = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if _, pattern := mux.Handler(r); pattern == "" {
-				w = &fastAPIError{w}
+				w = &core.FastAPIError{ResponseWriter: w}
 			}
 			mux.ServeHTTP(w, r)
 		}),
-		ConnState: e.conns.state, ReadHeaderTimeout: time.Minute,
-		BaseContext: func(net.Listener) context.Context { return e.ctx },
+		ConnState: e.Conns.State, ReadHeaderTimeout: time.Minute,
+		BaseContext: func(net.Listener) context.Context { return e.Ctx },
 	}
 	return b
 }
 
-func (b *mooncakeBootstrap) start(host string) error {
+func (b *mooncakeBootstrap) Start(host string) error {
 	var err error
-	b.listener, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(b.e.cfg.BootstrapPort)))
+	b.listener, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(b.e.Cfg.BootstrapPort)))
 	if err != nil {
 		return fmt.Errorf("listen bootstrap: %w", err)
 	}
-	context.AfterFunc(b.e.ctx, func() { b.listener.Close() })
-	b.e.spawn(func(context.Context) { b.server.Serve(b.listener) })
+	context.AfterFunc(b.e.Ctx, func() { b.listener.Close() })
+	b.e.Spawn(func(context.Context) { b.server.Serve(b.listener) })
 	return nil
 }
 
 // port returns the port on which it listens; before start the configured one.
 func (b *mooncakeBootstrap) port() int {
 	if b.listener == nil {
-		return b.e.cfg.BootstrapPort
+		return b.e.Cfg.BootstrapPort
 	}
 	return b.listener.Addr().(*net.TCPAddr).Port
 }
@@ -102,16 +104,16 @@ func (b *mooncakeBootstrap) register(w mooncakeWorker) (problem string) {
 func (b *mooncakeBootstrap) registerWorker(w http.ResponseWriter, r *http.Request) {
 	var worker mooncakeWorker
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&worker); err != nil {
-		writeJSON(w, http.StatusUnprocessableEntity, obj("detail", err.Error()))
+		core.WriteJSON(w, http.StatusUnprocessableEntity, core.Obj("detail", err.Error()))
 	} else if problem := b.register(worker); problem != "" {
-		writeJSON(w, http.StatusBadRequest, obj("detail", problem))
+		core.WriteJSON(w, http.StatusBadRequest, core.Obj("detail", problem))
 	} else {
-		writeJSON(w, http.StatusOK, obj("status", "ok"))
+		core.WriteJSON(w, http.StatusOK, core.Obj("status", "ok"))
 	}
 }
 
 func (b *mooncakeBootstrap) query(w http.ResponseWriter, _ *http.Request) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	writeJSON(w, http.StatusOK, b.engines)
+	core.WriteJSON(w, http.StatusOK, b.engines)
 }

@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // mooncakeWrite is the side channel operation that stands for
@@ -24,49 +26,49 @@ const (
 	mooncakeError  = 2
 )
 
-// mooncakeAsk is the request of a consumer's worker to a producer's worker
+// MooncakeAsk is the request of a consumer's worker to a producer's worker
 // (MooncakeXferMetadata), for one request.
-type mooncakeAsk struct {
-	host              string // of the consumer's memory
-	port              int
-	request, transfer string
-	blocks            []blockID // none: the consumer wants nothing, and the producer may free
-	blockLen          int
+type MooncakeAsk struct {
+	Host              string // of the consumer's memory
+	Port              int
+	Request, Transfer string
+	Blocks            []core.BlockID // none: the consumer wants nothing, and the producer may free
+	BlockLen          int
 }
 
-func (a mooncakeAsk) encode() []byte {
+func (a MooncakeAsk) Encode() []byte {
 	b := msgp.AppendMapHeader(nil, 8)
-	b = msgp.AppendString(msgp.AppendString(b, "remote_hostname"), a.host)
-	b = appendInt(msgp.AppendString(b, "remote_port"), int64(a.port))
-	b = appendInt(msgp.AppendString(b, "remote_tp_size"), 1)
-	b = appendInt(msgp.AppendString(b, "remote_tp_rank"), 0)
+	b = msgp.AppendString(msgp.AppendString(b, "remote_hostname"), a.Host)
+	b = core.AppendInt(msgp.AppendString(b, "remote_port"), int64(a.Port))
+	b = core.AppendInt(msgp.AppendString(b, "remote_tp_size"), 1)
+	b = core.AppendInt(msgp.AppendString(b, "remote_tp_rank"), 0)
 	b = msgp.AppendMapHeader(msgp.AppendString(b, "req_blocks"), 1)
-	b = msgp.AppendArrayHeader(msgp.AppendString(b, a.request), 2)
-	b = msgp.AppendString(b, a.transfer)
-	if len(a.blocks) == 0 {
+	b = msgp.AppendArrayHeader(msgp.AppendString(b, a.Request), 2)
+	b = msgp.AppendString(b, a.Transfer)
+	if len(a.Blocks) == 0 {
 		b = msgp.AppendArrayHeader(b, 0)
 	} else {
-		b = msgp.AppendArrayHeader(msgp.AppendArrayHeader(b, 1), uint32(len(a.blocks)))
-		for _, id := range a.blocks {
-			b = appendInt(b, int64(id))
+		b = msgp.AppendArrayHeader(msgp.AppendArrayHeader(b, 1), uint32(len(a.Blocks)))
+		for _, id := range a.Blocks {
+			b = core.AppendInt(b, int64(id))
 		}
 	}
-	b = appendInt(msgp.AppendArrayHeader(msgp.AppendString(b, "kv_caches_base_addr"), 1), 4096)
+	b = core.AppendInt(msgp.AppendArrayHeader(msgp.AppendString(b, "kv_caches_base_addr"), 1), 4096)
 	for _, name := range []string{"block_lens", "kv_block_lens"} {
-		b = appendInt(msgp.AppendArrayHeader(msgp.AppendString(b, name), 1), int64(a.blockLen))
+		b = core.AppendInt(msgp.AppendArrayHeader(msgp.AppendString(b, name), 1), int64(a.BlockLen))
 	}
 	return b
 }
 
-// decodeAsk reads a message as strictly as msgspec reads a struct.
-func decodeAsk(message []byte) (a mooncakeAsk, err error) {
+// DecodeAsk reads a message as strictly as msgspec reads a struct.
+func DecodeAsk(message []byte) (a MooncakeAsk, err error) {
 	m, err := readMessage(message)
 	if err != nil {
 		return a, err
 	}
 	var ok, all bool
-	a.host, all = m["remote_hostname"].(string)
-	a.port, ok = whole(m["remote_port"])
+	a.Host, all = m["remote_hostname"].(string)
+	a.Port, ok = whole(m["remote_port"])
 	all = all && ok
 	for _, name := range []string{"remote_tp_size", "remote_tp_rank"} {
 		_, ok = whole(m[name])
@@ -74,7 +76,7 @@ func decodeAsk(message []byte) (a mooncakeAsk, err error) {
 	}
 	lens, ok := m["kv_block_lens"].([]any)
 	if all = all && ok; ok && len(lens) == 1 {
-		a.blockLen, _ = whole(lens[0])
+		a.BlockLen, _ = whole(lens[0])
 	}
 	_, ok = m["kv_caches_base_addr"].([]any)
 	requests, isMap := m["req_blocks"].(map[string]any)
@@ -86,8 +88,8 @@ func decodeAsk(message []byte) (a mooncakeAsk, err error) {
 		if len(pair) != 2 {
 			return a, errors.New("decode ask: not a pair")
 		}
-		a.request = request
-		a.transfer, _ = pair[0].(string)
+		a.Request = request
+		a.Transfer, _ = pair[0].(string)
 		groups, _ := pair[1].([]any)
 		if len(groups) == 0 {
 			continue
@@ -98,7 +100,7 @@ func decodeAsk(message []byte) (a mooncakeAsk, err error) {
 			if !ok {
 				return a, errors.New("decode ask: not a number")
 			}
-			a.blocks = append(a.blocks, blockID(n))
+			a.Blocks = append(a.Blocks, core.BlockID(n))
 		}
 	}
 	return a, nil
@@ -107,7 +109,7 @@ func decodeAsk(message []byte) (a mooncakeAsk, err error) {
 // mooncakeReply encodes a worker's answer. ok and failed are ids of requests.
 func mooncakeReply(status int, ok, failed, problem string) []byte {
 	pairs := 1
-	b := appendInt(msgp.AppendString(nil, "status"), int64(status))
+	b := core.AppendInt(msgp.AppendString(nil, "status"), int64(status))
 	for _, list := range [][2]string{{"ok_reqs", ok}, {"err_reqs", failed}} {
 		if list[1] != "" {
 			b = msgp.AppendArrayHeader(msgp.AppendString(b, list[0]), 1)
@@ -123,15 +125,15 @@ func mooncakeReply(status int, ok, failed, problem string) []byte {
 }
 
 // serveWorker answers consumers. A consumer opens a connection for each request.
-func (m *mooncake) serveWorker(r *rank) func(context.Context, *zmtpConn) {
-	return func(ctx context.Context, c *zmtpConn) {
+func (m *mooncake) serveWorker(r *core.Rank) func(context.Context, *core.ZMTPConn) {
+	return func(ctx context.Context, c *core.ZMTPConn) {
 		for {
-			frames, err := c.receive()
+			frames, err := c.Receive()
 			if err != nil {
 				return
 			}
 			answer := m.serve(ctx, r, frames[len(frames)-1])
-			if answer != nil && c.send(answer) != nil {
+			if answer != nil && c.Send(answer) != nil {
 				return
 			}
 		}
@@ -140,24 +142,24 @@ func (m *mooncake) serveWorker(r *rank) func(context.Context, *zmtpConn) {
 
 // serve handles a consumer's request when prefill is ready, and returns the
 // answer; nil when the answer is lost.
-func (m *mooncake) serve(ctx context.Context, r *rank, message []byte) []byte {
-	ask, err := decodeAsk(message)
+func (m *mooncake) serve(ctx context.Context, r *core.Rank, message []byte) []byte {
+	ask, err := DecodeAsk(message)
 	if err != nil {
 		return mooncakeReply(mooncakeError, "", "", err.Error())
 	}
-	if ask.blockLen != m.e.cfg.BlockSize {
+	if ask.BlockLen != m.e.Cfg.BlockSize {
 		return mooncakeReply(mooncakeError, "", "", "Mooncake KV region length mismatch")
 	}
-	key := moriioKey{r.index, ask.transfer}
+	key := moriioKey{r.Index, ask.Transfer}
 	m.mu.Lock()
 	t := m.sendingOf(key)
 	m.mu.Unlock()
-	limit := time.NewTimer(m.e.cfg.Mooncake.AbortTimeout)
+	limit := time.NewTimer(m.e.Cfg.Mooncake.AbortTimeout)
 	defer limit.Stop()
 	select {
 	case <-t.ready:
 	case <-limit.C:
-		return mooncakeReply(mooncakeFinish, "", ask.request, "Timeout waiting for P side ready.")
+		return mooncakeReply(mooncakeFinish, "", ask.Request, "Timeout waiting for P side ready.")
 	case <-ctx.Done():
 		return nil
 	}
@@ -168,7 +170,7 @@ func (m *mooncake) serve(ctx context.Context, r *rank, message []byte) []byte {
 	}
 	m.mu.Unlock()
 	if !there {
-		m.e.cfg.Log.Warn("request expired before sending", "request", ask.request)
+		m.e.Cfg.Log.Warn("request expired before sending", "request", ask.Request)
 		return mooncakeReply(mooncakeFinish, "", "", "")
 	}
 	err = m.write(ctx, r, t, ask)
@@ -177,37 +179,37 @@ func (m *mooncake) serve(ctx context.Context, r *rank, message []byte) []byte {
 	if err == nil && m.sending[key] == t {
 		delete(m.sending, key)
 		t.expiry.Stop()
-		r.unpin(ask.transfer)
+		r.Unpin(ask.Transfer)
 	}
 	m.mu.Unlock()
 	switch {
 	case t.lost:
 		return nil
 	case err != nil:
-		m.e.cfg.Log.Error("KV write failed", "transfer", ask.transfer, "error", err)
-		return mooncakeReply(mooncakeFinish, "", ask.request, err.Error())
+		m.e.Cfg.Log.Error("KV write failed", "transfer", ask.Transfer, "error", err)
+		return mooncakeReply(mooncakeFinish, "", ask.Request, err.Error())
 	}
-	return mooncakeReply(mooncakeFinish, ask.request, "", "")
+	return mooncakeReply(mooncakeFinish, ask.Request, "", "")
 }
 
 // write writes a prompt's KV into the consumer's blocks. If the consumer
 // already has the beginning, it writes only the end.
-func (m *mooncake) write(ctx context.Context, r *rank, t *mooncakeSending, ask mooncakeAsk) error {
-	if len(ask.blocks) == 0 {
+func (m *mooncake) write(ctx context.Context, r *core.Rank, t *mooncakeSending, ask MooncakeAsk) error {
+	if len(ask.Blocks) == 0 {
 		return nil
 	}
-	if len(ask.blocks) > len(t.blocks) {
+	if len(ask.Blocks) > len(t.blocks) {
 		return errors.New("prefill has fewer blocks than decode")
 	}
 	ctx, cancel := context.WithTimeout(ctx, nixlReadTimeout)
 	defer cancel()
-	addr := net.JoinHostPort(ask.host, fmt.Sprint(ask.port))
-	if err := r.side.setUp(ctx, addr, ""); err != nil {
+	addr := net.JoinHostPort(ask.Host, fmt.Sprint(ask.Port))
+	if err := r.Side.SetUp(ctx, addr, ""); err != nil {
 		return err
 	}
-	payload := r.readPinned(ask.transfer, t.blocks[len(t.blocks)-len(ask.blocks):])
-	_, err := r.side.call(ctx, addr, sideMessage{
-		Op: mooncakeWrite, Key: ask.request, Blocks: ask.blocks, Payload: payload,
+	payload := r.ReadPinned(ask.Transfer, t.blocks[len(t.blocks)-len(ask.Blocks):])
+	_, err := r.Side.Call(ctx, addr, core.SideMessage{
+		Op: mooncakeWrite, Key: ask.Request, Blocks: ask.Blocks, Payload: payload,
 	})
 	return err
 }
@@ -215,38 +217,38 @@ func (m *mooncake) write(ctx context.Context, r *rank, t *mooncakeSending, ask m
 // await waits as a consumer for a producer's write. It returns with the
 // sequence's blocks reserved and no slot held. The blocks are held until the
 // producer has answered or the time is up, even if the client has left.
-func (m *mooncake) await(ctx context.Context, s *sequence, leg *mooncakeLeg) error {
-	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
+func (m *mooncake) await(ctx context.Context, s *core.Sequence, leg *mooncakeLeg) error {
+	if err := s.Rank.Reserve(ctx, s, core.Room(s), false); err != nil {
 		m.dismiss(leg)
 		return err
 	}
-	local := s.blocks[s.computed/s.rank.cache.size : s.rank.cache.blocksFor(len(s.prompt))]
-	m.expect(s.id, true)
-	s.rank.awaitKV(s)
-	err := s.rank.waitLoading(func() error {
-		limit, cancel := context.WithTimeout(m.e.ctx, m.e.cfg.Mooncake.AbortTimeout*9/8)
+	local := s.Blocks[s.Computed/s.Rank.Cache.Size : s.Rank.Cache.BlocksFor(len(s.Prompt))]
+	m.expect(s.ID, true)
+	s.Rank.AwaitKV(s)
+	err := s.Rank.WaitLoading(func() error {
+		limit, cancel := context.WithTimeout(m.e.Ctx, m.e.Cfg.Mooncake.AbortTimeout*9/8)
 		defer cancel()
-		if !leg.whole || s.req.fault == failNotify {
-			m.e.cfg.Log.Warn("no engine was asked for the KV", "request", s.id)
+		if !leg.whole || s.Req.Fault == core.FailNotify {
+			m.e.Cfg.Log.Warn("no engine was asked for the KV", "request", s.ID)
 			<-limit.Done()
 			return errNeverWritten
 		}
-		return m.pull(limit, s.rank, leg, s.id, local)
+		return m.pull(limit, s.Rank, leg, s.ID, local)
 	})
-	m.expect(s.id, false)
-	s.rank.receivedKV(s)
+	m.expect(s.ID, false)
+	s.Rank.ReceivedKV(s)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		m.e.cfg.Log.Error("pulling KV failed", "request", s.id, "error", err)
+		m.e.Cfg.Log.Error("pulling KV failed", "request", s.ID, "error", err)
 		return errLoad
-	case s.req.fault == failLoad:
+	case s.Req.Fault == core.FailLoad:
 		return errLoad
 	}
-	m.e.stats.transfers.Add(1)
-	s.rank.loaded(s, len(s.prompt)-1)
-	s.cached = len(s.prompt) - 1
+	m.e.Stats.Transfers.Add(1)
+	s.Rank.Loaded(s, len(s.Prompt)-1)
+	s.Cached = len(s.Prompt) - 1
 	return nil
 }
 
@@ -260,29 +262,29 @@ func (m *mooncake) expect(request string, waits bool) {
 
 // pull requests a producer to write into blocks and waits until the producer has written.
 // A ZMQ socket continues to dial the producer and does not report the producer's end.
-func (m *mooncake) pull(ctx context.Context, r *rank, leg *mooncakeLeg, request string, blocks []blockID) error {
+func (m *mooncake) pull(ctx context.Context, r *core.Rank, leg *mooncakeLeg, request string, blocks []core.BlockID) error {
 	addr, err := m.worker(ctx, leg)
 	if err != nil {
 		return err
 	}
-	var c *zmtpConn
+	var c *core.ZMTPConn
 	for {
-		if c, err = m.e.dialPeer(ctx, addr); err == nil {
+		if c, err = m.e.DialPeer(ctx, addr); err == nil {
 			break
 		}
-		if sleep(ctx, 100*time.Millisecond) != nil {
+		if core.Sleep(ctx, 100*time.Millisecond) != nil {
 			return errNeverWritten
 		}
 	}
-	defer m.e.hangUp(c)
+	defer m.e.HangUp(c)
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	host, port := r.side.hostPort()
-	ask := mooncakeAsk{
-		host: host, port: port, request: request, transfer: leg.transfer, blocks: blocks, blockLen: m.e.cfg.BlockSize,
+	host, port := r.Side.HostPort()
+	ask := MooncakeAsk{
+		Host: host, Port: port, Request: request, Transfer: leg.transfer, Blocks: blocks, BlockLen: m.e.Cfg.BlockSize,
 	}
 	var reply map[string]any
-	if err := c.send(ask.encode()); err == nil {
-		if frames, err := c.receive(); err == nil {
+	if err := c.Send(ask.Encode()); err == nil {
+		if frames, err := c.Receive(); err == nil {
 			reply, _ = readMessage(frames[len(frames)-1])
 		}
 	}
@@ -307,7 +309,7 @@ func (m *mooncake) worker(ctx context.Context, leg *mooncakeLeg) (string, error)
 	if addr != "" {
 		return addr, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.e.cfg.HandshakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.e.Cfg.HandshakeTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, leg.bootstrap+"/query", nil)
 	if err != nil {
@@ -339,12 +341,12 @@ func (m *mooncake) dismiss(leg *mooncakeLeg) {
 	switch {
 	case leg.transfer == "":
 	case !leg.whole:
-		m.e.crash(errKeys)
+		m.e.Crash(errKeys)
 	default:
-		m.e.spawn(func(ctx context.Context) {
-			ctx, cancel := context.WithTimeout(ctx, m.e.cfg.Mooncake.AbortTimeout*9/8)
+		m.e.Spawn(func(ctx context.Context) {
+			ctx, cancel := context.WithTimeout(ctx, m.e.Cfg.Mooncake.AbortTimeout*9/8)
 			defer cancel()
-			m.pull(ctx, m.e.ranks[0], leg, randomID(), nil)
+			m.pull(ctx, m.e.Ranks[0], leg, core.RandomID(), nil)
 		})
 	}
 }
@@ -355,7 +357,7 @@ func (m *mooncake) rejected(parsed any) {
 	switch {
 	case leg == nil || !leg.remotePrefill:
 	case !m.consumes:
-		m.e.crash("AssertionError: a leg of the other role")
+		m.e.Crash("AssertionError: a leg of the other role")
 	default:
 		m.dismiss(leg)
 	}

@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"context"
@@ -7,26 +7,28 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
-// moriio is vLLM's MoRIIOConnector in one of its modes. A prefill engine is a
+// MoRIIO is vLLM's MoRIIOConnector in one of its modes. A prefill engine is a
 // producer, a decode engine a consumer. An engine of role both does not use the
 // connector. The handshake and the notifications use real ZMTP sockets and the
 // engines' own messages. Only the RDMA operations are messages of the side
 // channel, whose address the handshake contains.
 //
 // Source: vLLM 0.32, distributed/kv_transfer/kv_connector/v1/moriio/.
-type moriio struct {
-	e        *Engine
+type MoRIIO struct {
+	e        *core.Engine
 	read     bool
 	producer bool
 
-	host      string // announced
-	handshake int    // rank 0's ports
-	notify    int
+	Host      string // announced
+	Handshake int    // rank 0's ports
+	Notify    int
 	started   time.Time
 
-	peers *zmtpPeering // connections for notifications to peers
+	peers *core.ZMTPPeering // connections for notifications to peers
 
 	mu sync.Mutex
 	// sessions are the engines with which a handshake has completed, by address.
@@ -50,10 +52,10 @@ type moriioSession struct {
 
 // moriioSending is a transfer of a producer.
 type moriioSending struct {
-	leg      *moriioLeg // nil until prefill has computed the prompt
-	blocks   []blockID
-	lost     bool      // the fault "lost-notification"
-	remote   []blockID // the consumer's blocks, nil until the consumer has named them
+	leg      *MoRIIOLeg // nil until prefill has computed the prompt
+	blocks   []core.BlockID
+	lost     bool           // the fault "lost-notification"
+	remote   []core.BlockID // the consumer's blocks, nil until the consumer has named them
 	peerRank int
 	peerGone <-chan struct{} // closed when the consumer that named the blocks has ended
 	released bool            // the consumer has finished reading, or will not read
@@ -61,65 +63,65 @@ type moriioSending struct {
 
 // moriioReceiving is a consumer's wait for a producer's write.
 type moriioReceiving struct {
-	rank *rank
+	rank *core.Rank
 	done chan struct{} // closed by write_done
 	got  bool
 }
 
-func newMoRIIO(e *Engine, read bool) *moriio {
-	return &moriio{
-		e: e, read: read, producer: e.cfg.Role == RolePrefill,
-		sessions: make(map[string]moriioSession), peers: newZMTPPeering(e),
+func newMoRIIO(e *core.Engine, read bool) *MoRIIO {
+	return &MoRIIO{
+		e: e, read: read, producer: e.Cfg.Role == core.RolePrefill,
+		sessions: make(map[string]moriioSession), peers: core.NewZMTPPeering(e),
 		sending: make(map[moriioKey]*moriioSending), receiving: make(map[moriioKey]*moriioReceiving),
 	}
 }
 
-// start opens the sockets of all ranks and begins to register. The engine's
+// Start opens the sockets of all ranks and begins to register. The engine's
 // mutex is held.
-func (m *moriio) start() error {
-	host, _, err := net.SplitHostPort(m.e.cfg.Listen)
+func (m *MoRIIO) Start() error {
+	host, _, err := net.SplitHostPort(m.e.Cfg.Listen)
 	if err != nil {
 		return err
 	}
-	handshakes, err := listenRow(fmt.Sprintf("tcp://%s", net.JoinHostPort(host, fmt.Sprint(m.e.cfg.MoRIIO.HandshakePort))), len(m.e.ranks))
+	handshakes, err := core.ListenRow(fmt.Sprintf("tcp://%s", net.JoinHostPort(host, fmt.Sprint(m.e.Cfg.MoRIIO.HandshakePort))), len(m.e.Ranks))
 	if err != nil {
 		return fmt.Errorf("listen handshake: %w", err)
 	}
-	m.e.peers.listeners = append(m.e.peers.listeners, handshakes...)
-	notifies, err := listenRow(fmt.Sprintf("tcp://%s", net.JoinHostPort(host, fmt.Sprint(m.e.cfg.MoRIIO.NotifyPort))), len(m.e.ranks))
+	m.e.Peers.Listeners = append(m.e.Peers.Listeners, handshakes...)
+	notifies, err := core.ListenRow(fmt.Sprintf("tcp://%s", net.JoinHostPort(host, fmt.Sprint(m.e.Cfg.MoRIIO.NotifyPort))), len(m.e.Ranks))
 	if err != nil {
 		return fmt.Errorf("listen notify: %w", err)
 	}
-	m.e.peers.listeners = append(m.e.peers.listeners, notifies...)
-	m.host, _ = m.e.ranks[0].side.hostPort()
-	m.handshake = handshakes[0].Addr().(*net.TCPAddr).Port
-	m.notify = notifies[0].Addr().(*net.TCPAddr).Port
-	for i, r := range m.e.ranks {
-		m.e.servePeers(handshakes[i], "ROUTER", m.serveHandshake(r))
-		m.e.servePeers(notifies[i], "ROUTER", m.serveNotify(r))
+	m.e.Peers.Listeners = append(m.e.Peers.Listeners, notifies...)
+	m.Host, _ = m.e.Ranks[0].Side.HostPort()
+	m.Handshake = handshakes[0].Addr().(*net.TCPAddr).Port
+	m.Notify = notifies[0].Addr().(*net.TCPAddr).Port
+	for i, r := range m.e.Ranks {
+		m.e.ServePeers(handshakes[i], "ROUTER", m.serveHandshake(r))
+		m.e.ServePeers(notifies[i], "ROUTER", m.serveNotify(r))
 	}
 	m.started = time.Now()
-	if m.e.cfg.MoRIIO.Register != "" {
-		m.e.spawn(m.register)
+	if m.e.Cfg.MoRIIO.Register != "" {
+		m.e.Spawn(m.register)
 	}
 	return nil
 }
 
-func (m *moriio) address() string {
-	return fmt.Sprintf("host:%s,handshake:%d,notify:%d", m.host, m.handshake, m.notify)
+func (m *MoRIIO) address() string {
+	return fmt.Sprintf("host:%s,handshake:%d,notify:%d", m.Host, m.Handshake, m.Notify)
 }
 
 // run runs a sequence whose rank is chosen.
-func (m *moriio) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
-	leg, _ := parsed.(*moriioLeg)
+func (m *MoRIIO) run(ctx context.Context, s *core.Sequence, parsed any, emit func(core.Token)) error {
+	leg, _ := parsed.(*MoRIIOLeg)
 	if leg != nil && leg.problem != "" {
-		m.e.crash(leg.problem)
+		m.e.Crash(leg.problem)
 		return errEngineCore
 	}
 	var err error
 	switch {
 	case m.producer || !m.read && (leg == nil || !leg.remotePrefill):
-		err = s.rank.reserve(ctx, s, room(s), true)
+		err = s.Rank.Reserve(ctx, s, core.Room(s), true)
 	case m.read:
 		err = m.pull(ctx, s, leg)
 	default:
@@ -128,47 +130,47 @@ func (m *moriio) run(ctx context.Context, s *sequence, parsed any, emit func(tok
 	if err != nil {
 		return err
 	}
-	if err := s.rank.acquireUnheld(ctx, s); err != nil {
+	if err := s.Rank.AcquireUnheld(ctx, s); err != nil {
 		return err
 	}
-	if err := s.rank.prefill(ctx, s); err != nil {
+	if err := s.Rank.Prefill(ctx, s); err != nil {
 		return err
 	}
-	if err := s.rank.decode(ctx, s, emit); err != nil {
+	if err := s.Rank.Decode(ctx, s, emit); err != nil {
 		return err
 	}
 	if m.producer && leg != nil && leg.remoteDecode {
-		s.ext = m.hold(s, leg)
+		s.Ext = m.hold(s, leg)
 	}
 	return nil
 }
 
 // hold keeps a finished prefill's blocks and returns the parameters of its
 // answer. Only a sequence that ended at its limit of tokens has parameters.
-func (m *moriio) hold(s *sequence, leg *moriioLeg) any {
-	if s.req.fault == failNoParams || s.finish != "length" {
+func (m *MoRIIO) hold(s *core.Sequence, leg *MoRIIOLeg) any {
+	if s.Req.Fault == core.FailNoParams || s.Finish != "length" {
 		return nil
 	}
-	ids := s.blocks[:s.rank.cache.blocksFor(s.computed)]
-	s.rank.pin(s, leg.transfer, m.e.cfg.MoRIIO.DeferTimeout)
-	key := moriioKey{s.rank.index, leg.transfer}
+	ids := s.Blocks[:s.Rank.Cache.BlocksFor(s.Computed)]
+	s.Rank.Pin(s, leg.Transfer, m.e.Cfg.MoRIIO.DeferTimeout)
+	key := moriioKey{s.Rank.Index, leg.Transfer}
 	m.mu.Lock()
 	t := m.sendingOf(key)
-	t.leg, t.blocks, t.lost = leg, ids, s.req.fault == failNotify
+	t.leg, t.blocks, t.lost = leg, ids, s.Req.Fault == core.FailNotify
 	m.advance(key, t)
 	m.mu.Unlock()
-	return withFuture(m.e, obj(
+	return withFuture(m.e, core.Obj(
 		"do_remote_prefill", true, "do_remote_decode", false,
-		"remote_block_ids", [][]blockID{ids}, "remote_engine_id", fmt.Sprintf("%s:%d", m.host, m.handshake),
-		"remote_host", m.host, "remote_handshake_port", m.handshake, "remote_notify_port", m.notify,
-		"remote_dp_rank", s.rank.index, "remote_dp_rank_override", true,
-		"remote_dp_size", len(m.e.ranks), "remote_dp_size_local", len(m.e.ranks), "tp_size", m.e.cfg.MoRIIO.TPSize,
-		"transfer_id", leg.transfer,
-	), leg.transfer)
+		"remote_block_ids", [][]core.BlockID{ids}, "remote_engine_id", fmt.Sprintf("%s:%d", m.Host, m.Handshake),
+		"remote_host", m.Host, "remote_handshake_port", m.Handshake, "remote_notify_port", m.Notify,
+		"remote_dp_rank", s.Rank.Index, "remote_dp_rank_override", true,
+		"remote_dp_size", len(m.e.Ranks), "remote_dp_size_local", len(m.e.Ranks), "tp_size", m.e.Cfg.MoRIIO.TPSize,
+		"transfer_id", leg.Transfer,
+	), leg.Transfer)
 }
 
 // sendingOf returns the transfer of key, and makes it if needed; mu is held.
-func (m *moriio) sendingOf(key moriioKey) *moriioSending {
+func (m *MoRIIO) sendingOf(key moriioKey) *moriioSending {
 	t := m.sending[key]
 	if t == nil {
 		t = &moriioSending{}
@@ -178,43 +180,43 @@ func (m *moriio) sendingOf(key moriioKey) *moriioSending {
 }
 
 // advance does the next possible steps of a transfer; mu is held.
-func (m *moriio) advance(key moriioKey, t *moriioSending) {
-	r := m.e.ranks[key.rank]
+func (m *MoRIIO) advance(key moriioKey, t *moriioSending) {
+	r := m.e.Ranks[key.rank]
 	switch {
 	case t.leg == nil:
 	case t.released:
 		delete(m.sending, key)
-		r.unpin(key.transfer)
+		r.Unpin(key.transfer)
 	case t.remote != nil:
 		delete(m.sending, key)
-		if !r.renew(key.transfer, nixlReadTimeout) {
-			m.e.cfg.Log.Warn("remote blocks came too late", "transfer", key.transfer) // the transfer is terminal
+		if !r.Renew(key.transfer, nixlReadTimeout) {
+			m.e.Cfg.Log.Warn("remote blocks came too late", "transfer", key.transfer) // the transfer is terminal
 			return
 		}
-		m.e.spawn(func(ctx context.Context) { m.write(ctx, r, key.transfer, t) })
+		m.e.Spawn(func(ctx context.Context) { m.write(ctx, r, key.transfer, t) })
 	}
 }
 
 // write writes a prompt's KV into the consumer's blocks, notifies the consumer
 // and frees the producer's blocks, whether or not the write succeeded.
-func (m *moriio) write(ctx context.Context, r *rank, transfer string, t *moriioSending) {
-	defer r.unpin(transfer)
+func (m *MoRIIO) write(ctx context.Context, r *core.Rank, transfer string, t *moriioSending) {
+	defer r.Unpin(transfer)
 	ctx, cancel := context.WithTimeout(ctx, nixlReadTimeout)
 	defer cancel()
 	if len(t.remote) > len(t.blocks) {
-		m.e.cfg.Log.Error("KV write failed: the consumer has more blocks than the producer", "transfer", transfer)
+		m.e.Cfg.Log.Error("KV write failed: the consumer has more blocks than the producer", "transfer", transfer)
 		return
 	}
-	payload := r.readPinned(transfer, t.blocks[len(t.blocks)-len(t.remote):])
-	_, err := m.transfer(ctx, r, t.leg.peer, t.peerRank, t.peerGone, sideMessage{
+	payload := r.ReadPinned(transfer, t.blocks[len(t.blocks)-len(t.remote):])
+	_, err := m.transfer(ctx, r, t.leg.Peer, t.peerRank, t.peerGone, core.SideMessage{
 		Op: moriioWrite, Key: transfer, Blocks: t.remote, Payload: payload,
 	})
 	if err != nil {
-		m.e.cfg.Log.Error("KV write failed", "transfer", transfer, "error", err)
+		m.e.Cfg.Log.Error("KV write failed", "transfer", transfer, "error", err)
 		return
 	}
 	if !t.lost {
-		m.tell(ctx, t.leg.peer, t.peerRank, packMap("type", "write_done", "transfer_id", transfer))
+		m.tell(ctx, t.leg.Peer, t.peerRank, PackMap("type", "write_done", "transfer_id", transfer))
 	}
 }
 

@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // Side channel operations that stand for RDMA operations.
@@ -19,20 +21,20 @@ const (
 	moriioWrite = "moriio-write"
 )
 
-// moriioPeer is the address of an engine's sockets: the host and the ports of
+// MoRIIOPeer is the address of an engine's sockets: the host and the ports of
 // its rank 0.
-type moriioPeer struct {
-	host              string
-	handshake, notify int
+type MoRIIOPeer struct {
+	Host              string
+	Handshake, Notify int
 }
 
-// moriioLeg is a request's kv_transfer_params as the connector reads them.
-type moriioLeg struct {
+// MoRIIOLeg is a request's kv_transfer_params as the connector reads them.
+type MoRIIOLeg struct {
 	remoteDecode, remotePrefill bool
-	transfer                    string
-	peer                        moriioPeer // by the request id, else by the parameters
-	named                       moriioPeer // by the parameters alone
-	blocks                      []blockID
+	Transfer                    string
+	Peer                        MoRIIOPeer // by the request id, else by the parameters
+	named                       MoRIIOPeer // by the parameters alone
+	blocks                      []core.BlockID
 	rank                        int   // remote_dp_rank
 	leader                      *bool // is_request_leader
 	override                    bool  // remote_dp_rank_override
@@ -46,59 +48,59 @@ var (
 	decodeAddress  = regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
 )
 
-func (m *moriio) parse(params fields, id string) any {
+func (m *MoRIIO) Parse(params core.Fields, id string) any {
 	if params == nil {
 		return nil
 	}
-	leg := &moriioLeg{}
+	leg := &MoRIIOLeg{}
 	flag := func(name string) bool {
-		v, err := params.boolean(name, false)
+		v, err := params.Boolean(name, false)
 		return err == nil && v
 	}
 	number := func(name string) int { // some releases write ports as strings
-		if v, err := params.integer(name, 0); err == nil {
+		if v, err := params.Integer(name, 0); err == nil {
 			return int(v)
 		}
-		s, _ := params.str(name, "")
+		s, _ := params.Str(name, "")
 		n, _ := strconv.Atoi(s)
 		return n
 	}
 	leg.remoteDecode, leg.remotePrefill = flag("do_remote_decode"), flag("do_remote_prefill")
 	leg.override, leg.rank = flag("remote_dp_rank_override"), number("remote_dp_rank")
-	if params.has("is_request_leader") {
+	if params.Has("is_request_leader") {
 		v := flag("is_request_leader")
 		leg.leader = &v
 	}
 	leg.blocks = parseBlockIDs(params["remote_block_ids"])
-	if leg.transfer, _ = params.str("transfer_id", ""); leg.transfer == "" {
-		leg.transfer = "sidecar-" + id + randomID() // differs on the two legs
+	if leg.Transfer, _ = params.Str("transfer_id", ""); leg.Transfer == "" {
+		leg.Transfer = "sidecar-" + id + core.RandomID() // differs on the two legs
 	}
 	leg.epoch = string(params["remote_agent_epoch"])
-	leg.tag, _ = params.str("remote_agent_tag", "")
-	leg.named.host, _ = params.str("remote_host", "")
-	leg.named.handshake, leg.named.notify = number("remote_handshake_port"), number("remote_notify_port")
-	leg.peer = leg.named
+	leg.tag, _ = params.Str("remote_agent_tag", "")
+	leg.named.Host, _ = params.Str("remote_host", "")
+	leg.named.Handshake, leg.named.Notify = number("remote_handshake_port"), number("remote_notify_port")
+	leg.Peer = leg.named
 	pattern := prefillAddress
 	if m.producer {
 		pattern = decodeAddress
 	}
 	if found := pattern.FindStringSubmatch(id); found != nil {
-		leg.peer = moriioPeer{}
+		leg.Peer = MoRIIOPeer{}
 		for part := range strings.SplitSeq(found[1], ",") {
 			name, value, _ := strings.Cut(part, ":")
 			port, _ := strconv.Atoi(value)
 			switch name {
 			case "host":
-				leg.peer.host = value
+				leg.Peer.Host = value
 			case "handshake":
-				leg.peer.handshake = port
+				leg.Peer.Handshake = port
 			case "notify":
-				leg.peer.notify = port
+				leg.Peer.Notify = port
 			}
 		}
 	}
 	switch {
-	case leg.peer.host == "" || leg.peer.handshake == 0 || leg.peer.notify == 0:
+	case leg.Peer.Host == "" || leg.Peer.Handshake == 0 || leg.Peer.Notify == 0:
 		leg.problem = "ValueError: cannot route MoRI-IO transfer"
 	case params["remote_block_ids"] == nil || params["remote_engine_id"] == nil:
 		leg.problem = "KeyError in add_new_req"
@@ -108,7 +110,7 @@ func (m *moriio) parse(params fields, id string) any {
 
 // tells reports whether this rank of the consumer sends the block ids to the
 // producer.
-func (leg *moriioLeg) tells(rank int) bool {
+func (leg *MoRIIOLeg) tells(rank int) bool {
 	switch {
 	case leg.leader != nil:
 		return *leg.leader
@@ -118,12 +120,12 @@ func (leg *moriioLeg) tells(rank int) bool {
 	return true
 }
 
-func (leg *moriioLeg) fields() map[string]string {
+func (leg *MoRIIOLeg) fields() map[string]string {
 	return map[string]string{"epoch": leg.epoch, "tag": leg.tag}
 }
 
-// packMap encodes a map of names and values as Python's msgpack does.
-func packMap(pairs ...any) []byte {
+// PackMap encodes a map of names and values as Python's msgpack does.
+func PackMap(pairs ...any) []byte {
 	b := msgp.AppendMapHeader(nil, uint32(len(pairs)/2))
 	for i := 0; i < len(pairs); i += 2 {
 		b = msgp.AppendString(b, pairs[i].(string))
@@ -131,13 +133,13 @@ func packMap(pairs ...any) []byte {
 		case string:
 			b = msgp.AppendString(b, v)
 		case int:
-			b = appendInt(b, int64(v))
+			b = core.AppendInt(b, int64(v))
 		case []byte:
 			b = msgp.AppendBytes(b, v)
 		case []int:
 			b = msgp.AppendArrayHeader(b, uint32(len(v)))
 			for _, n := range v {
-				b = appendInt(b, int64(n))
+				b = core.AppendInt(b, int64(n))
 			}
 		default:
 			b = msgp.AppendNil(b)
@@ -159,7 +161,7 @@ func readMessage(b []byte) (map[string]any, error) {
 	return m, nil
 }
 
-func blockList(ids []blockID) []int {
+func blockList(ids []core.BlockID) []int {
 	list := make([]int, len(ids))
 	for i, id := range ids {
 		list[i] = int(id)
@@ -180,21 +182,21 @@ func whole(v any) (int, bool) {
 
 // serveHandshake answers metadata queries for a rank, each with two messages:
 // the agent's metadata and the layers'.
-func (m *moriio) serveHandshake(r *rank) func(context.Context, *zmtpConn) {
-	return func(_ context.Context, c *zmtpConn) {
+func (m *MoRIIO) serveHandshake(r *core.Rank) func(context.Context, *core.ZMTPConn) {
+	return func(_ context.Context, c *core.ZMTPConn) {
 		for {
-			frames, err := c.receive()
+			frames, err := c.Receive()
 			if err != nil {
 				return
 			}
 			if len(frames) != 1 || string(frames[0]) != "get_meta_msg" {
-				m.e.crash("HandshakeError: unexpected msg type")
+				m.e.Crash("HandshakeError: unexpected msg type")
 				return
 			}
-			host, port := r.side.hostPort()
-			metadata := packMap("engine_id", m.e.id, "agent_metadata", []byte(net.JoinHostPort(host, strconv.Itoa(port))),
-				"kv_caches_base_addr", []int{4096}, "num_blocks", m.e.cfg.KVBlocks, "block_len", m.e.cfg.BlockSize, "attn_backend_name", "SIM")
-			if c.send(nil, metadata) != nil || c.send(nil, packMap()) != nil {
+			host, port := r.Side.HostPort()
+			metadata := PackMap("engine_id", m.e.UUID, "agent_metadata", []byte(net.JoinHostPort(host, strconv.Itoa(port))),
+				"kv_caches_base_addr", []int{4096}, "num_blocks", m.e.Cfg.KVBlocks, "block_len", m.e.Cfg.BlockSize, "attn_backend_name", "SIM")
+			if c.Send(nil, metadata) != nil || c.Send(nil, PackMap()) != nil {
 				return
 			}
 		}
@@ -202,28 +204,28 @@ func (m *moriio) serveHandshake(r *rank) func(context.Context, *zmtpConn) {
 }
 
 // session does the handshake with a rank of a peer, unless it was done before.
-func (m *moriio) session(ctx context.Context, peer moriioPeer, rank int) (moriioSession, error) {
-	addr := net.JoinHostPort(peer.host, strconv.Itoa(peer.handshake+rank))
+func (m *MoRIIO) session(ctx context.Context, peer MoRIIOPeer, rank int) (moriioSession, error) {
+	addr := net.JoinHostPort(peer.Host, strconv.Itoa(peer.Handshake+rank))
 	m.mu.Lock()
 	s, known := m.sessions[addr]
 	m.mu.Unlock()
 	if known {
 		return s, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.e.cfg.HandshakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.e.Cfg.HandshakeTimeout)
 	defer cancel()
-	c, err := m.e.dialPeer(ctx, addr)
+	c, err := m.e.DialPeer(ctx, addr)
 	if err != nil {
 		return s, fmt.Errorf("handshake: %w", err)
 	}
-	defer m.e.hangUp(c)
+	defer m.e.HangUp(c)
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if err := c.send([]byte("get_meta_msg")); err != nil {
+	if err := c.Send([]byte("get_meta_msg")); err != nil {
 		return s, fmt.Errorf("handshake: %w", err)
 	}
 	var metadata map[string]any
 	for n := range 2 {
-		frames, err := c.receive()
+		frames, err := c.Receive()
 		if err != nil {
 			return s, fmt.Errorf("handshake: %w", err)
 		}
@@ -238,7 +240,7 @@ func (m *moriio) session(ctx context.Context, peer moriioPeer, rank int) (moriio
 	}
 	side, _ := metadata["agent_metadata"].([]byte)
 	engine, _ := metadata["engine_id"].(string)
-	if length, _ := whole(metadata["block_len"]); length != m.e.cfg.BlockSize || len(side) == 0 {
+	if length, _ := whole(metadata["block_len"]); length != m.e.Cfg.BlockSize || len(side) == 0 {
 		return s, errNoSession
 	}
 	s = moriioSession{engine: engine, side: string(side)}
@@ -250,22 +252,22 @@ func (m *moriio) session(ctx context.Context, peer moriioPeer, rank int) (moriio
 
 // transfer does an RDMA operation on a rank of a peer. If the engine has restarted, it
 // makes a new session, but not for blocks of an engine process that has ended.
-func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank int, gone <-chan struct{}, op sideMessage) (sideMessage, error) {
+func (m *MoRIIO) transfer(ctx context.Context, r *core.Rank, peer MoRIIOPeer, rank int, gone <-chan struct{}, op core.SideMessage) (core.SideMessage, error) {
 	for first := true; ; first = false {
 		s, err := m.session(ctx, peer, rank)
 		if err != nil {
-			return sideMessage{}, err
+			return core.SideMessage{}, err
 		}
-		if err := r.side.setUp(ctx, s.side, s.engine); err != nil {
-			return sideMessage{}, err
+		if err := r.Side.SetUp(ctx, s.side, s.engine); err != nil {
+			return core.SideMessage{}, err
 		}
 		op.Engine = s.engine
-		answer, err := r.side.call(ctx, s.side, op)
+		answer, err := r.Side.Call(ctx, s.side, op)
 		if err == nil || !first || ctx.Err() != nil {
 			return answer, err
 		}
 		m.mu.Lock()
-		delete(m.sessions, net.JoinHostPort(peer.host, strconv.Itoa(peer.handshake+rank)))
+		delete(m.sessions, net.JoinHostPort(peer.Host, strconv.Itoa(peer.Handshake+rank)))
 		m.mu.Unlock()
 		select {
 		case <-gone:
@@ -282,34 +284,34 @@ func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank in
 // start again at once and handshake again, so they refuse such reads by this time.
 const shortestRestart = 5 * time.Second
 
-// message handles a peer's RDMA operation. Except for the reads of shortestRestart
+// Message handles a peer's RDMA operation. Except for the reads of shortestRestart
 // it rejects nothing, as RDMA rejects nothing: a write without a waiting request
 // goes into memory that may belong to another request.
-func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
+func (m *MoRIIO) Message(r *core.Rank, op core.SideMessage) (core.SideMessage, error) {
 	for _, id := range op.Blocks {
-		if id < 0 || int(id) >= m.e.cfg.KVBlocks {
-			return sideMessage{}, errors.New("block id out of range")
+		if id < 0 || int(id) >= m.e.Cfg.KVBlocks {
+			return core.SideMessage{}, errors.New("block id out of range")
 		}
 	}
-	answer := sideMessage{Op: op.Op}
+	answer := core.SideMessage{Op: op.Op}
 	switch op.Op {
 	case moriioRead:
 		if err := checkAgent(m.e, op.Key, op.Fields); err != nil {
 			return answer, err
 		}
-		if time.Since(m.started) < shortestRestart && !r.everPinned(op.Key) {
+		if time.Since(m.started) < shortestRestart && !r.EverPinned(op.Key) {
 			return answer, errors.New("memory key of an engine process that has ended")
 		}
-		answer.Payload = r.readPinned(op.Key, op.Blocks)
+		answer.Payload = r.ReadPinned(op.Key, op.Blocks)
 	case moriioWrite:
 		m.mu.Lock()
-		wait := m.receiving[moriioKey{r.index, op.Key}]
+		wait := m.receiving[moriioKey{r.Index, op.Key}]
 		m.mu.Unlock()
 		if wait == nil {
-			m.e.stats.staleReads.Add(1)
-			m.e.cfg.Log.Warn("no request waits for the written KV", "transfer", op.Key)
+			m.e.Stats.StaleReads.Add(1)
+			m.e.Cfg.Log.Warn("no request waits for the written KV", "transfer", op.Key)
 		}
-		r.store(op.Blocks, op.Payload)
+		r.Store(op.Blocks, op.Payload)
 	default:
 		return answer, errors.New("unknown message")
 	}
@@ -318,17 +320,17 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 
 // serveNotify receives notifications for a rank. An invalid one ends the
 // engine's listener, and with it the engine.
-func (m *moriio) serveNotify(r *rank) func(context.Context, *zmtpConn) {
-	return func(_ context.Context, c *zmtpConn) {
+func (m *MoRIIO) serveNotify(r *core.Rank) func(context.Context, *core.ZMTPConn) {
+	return func(_ context.Context, c *core.ZMTPConn) {
 		gone := make(chan struct{})
 		defer close(gone)
 		for {
-			frames, err := c.receive()
+			frames, err := c.Receive()
 			if err != nil {
 				return
 			}
 			if err := m.notified(r, gone, frames[len(frames)-1]); err != nil {
-				m.e.crash(err.Error())
+				m.e.Crash(err.Error())
 				return
 			}
 		}
@@ -336,13 +338,13 @@ func (m *moriio) serveNotify(r *rank) func(context.Context, *zmtpConn) {
 }
 
 // notified handles a notification of a peer. gone is closed when the peer ends.
-func (m *moriio) notified(r *rank, gone <-chan struct{}, message []byte) error {
+func (m *MoRIIO) notified(r *core.Rank, gone <-chan struct{}, message []byte) error {
 	data, err := readMessage(message)
 	if err != nil {
 		return err
 	}
 	transfer, _ := data["transfer_id"].(string)
-	key := moriioKey{r.index, transfer}
+	key := moriioKey{r.Index, transfer}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch kind, _ := data["type"].(string); {
@@ -359,20 +361,20 @@ func (m *moriio) notified(r *rank, gone <-chan struct{}, message []byte) error {
 			if !ok {
 				return errors.New("block_notify_list: not a list of numbers")
 			}
-			t.remote = append(t.remote, blockID(id))
+			t.remote = append(t.remote, core.BlockID(id))
 		}
 		m.advance(key, t)
 	case kind == "release" && m.producer:
 		if n, ok := whole(data["consumer_tp_size"]); !ok || n < 1 {
 			return errors.New("invalid consumer_tp_size in release message")
 		}
-		if r.unpin(transfer) {
+		if r.Unpin(transfer) {
 			delete(m.sending, key)
 			return nil
 		}
 		t := m.sendingOf(key) // prefill may not have finished
 		t.released = true
-		time.AfterFunc(m.e.cfg.MoRIIO.DeferTimeout, func() { m.forget(key, t) })
+		time.AfterFunc(m.e.Cfg.MoRIIO.DeferTimeout, func() { m.forget(key, t) })
 	case kind == "write_done" && !m.producer:
 		if wait := m.receiving[key]; wait != nil && !wait.got {
 			wait.got = true
@@ -385,7 +387,7 @@ func (m *moriio) notified(r *rank, gone <-chan struct{}, message []byte) error {
 }
 
 // forget drops a release without a prefill.
-func (m *moriio) forget(key moriioKey, t *moriioSending) {
+func (m *MoRIIO) forget(key moriioKey, t *moriioSending) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.sending[key] == t {
@@ -394,6 +396,6 @@ func (m *moriio) forget(key moriioKey, t *moriioSending) {
 }
 
 // tell sends a notification to a rank of a peer.
-func (m *moriio) tell(ctx context.Context, peer moriioPeer, rank int, message []byte) {
-	m.peers.send(ctx, net.JoinHostPort(peer.host, strconv.Itoa(peer.notify+rank)), message)
+func (m *MoRIIO) tell(ctx context.Context, peer MoRIIOPeer, rank int, message []byte) {
+	m.peers.Send(ctx, net.JoinHostPort(peer.Host, strconv.Itoa(peer.Notify+rank)), message)
 }

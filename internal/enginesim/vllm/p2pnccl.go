@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // p2pNCCL is vLLM's P2pNcclConnector with send_type PUT_ASYNC. A producer sends
@@ -25,10 +27,10 @@ import (
 // Source: vLLM before pull request 44854, distributed/kv_transfer/kv_connector/v1/
 // p2p/.
 type p2pNCCL struct {
-	e        *Engine
+	e        *core.Engine
 	producer bool
 	address  string // announced
-	peers    *zmtpPeering
+	peers    *core.ZMTPPeering
 
 	mu sync.Mutex
 	// sending holds the KV that peers may fetch, buffer the received KV, both
@@ -54,29 +56,29 @@ type p2pReceived struct {
 // p2pFetch is the side channel operation that stands for ncclSend and ncclRecv.
 const p2pFetch = "p2p-fetch"
 
-func newP2PNCCL(e *Engine) *p2pNCCL {
+func newP2PNCCL(e *core.Engine) *p2pNCCL {
 	return &p2pNCCL{
-		e: e, producer: e.cfg.Role == RolePrefill, peers: newZMTPPeering(e),
+		e: e, producer: e.Cfg.Role == core.RolePrefill, peers: core.NewZMTPPeering(e),
 		sending: make(map[string]*p2pSending), buffer: make(map[string]*p2pReceived),
 	}
 }
 
-// start opens the socket, and begins to register. The engine's mutex is held.
-func (m *p2pNCCL) start() error {
-	host, _, err := net.SplitHostPort(m.e.cfg.Listen)
+// Start opens the socket, and begins to register. The engine's mutex is held.
+func (m *p2pNCCL) Start() error {
+	host, _, err := net.SplitHostPort(m.e.Cfg.Listen)
 	if err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort(host, fmt.Sprint(m.e.cfg.P2PNCCL.Port)))
+	l, err := net.Listen("tcp", net.JoinHostPort(host, fmt.Sprint(m.e.Cfg.P2PNCCL.Port)))
 	if err != nil {
 		return fmt.Errorf("listen kv port: %w", err)
 	}
-	m.e.peers.listeners = append(m.e.peers.listeners, l)
-	side, _ := m.e.ranks[0].side.hostPort()
+	m.e.Peers.Listeners = append(m.e.Peers.Listeners, l)
+	side, _ := m.e.Ranks[0].Side.HostPort()
 	m.address = net.JoinHostPort(side, fmt.Sprint(l.Addr().(*net.TCPAddr).Port))
-	m.e.servePeers(l, "ROUTER", m.serve)
-	if m.e.cfg.MoRIIO.Register != "" {
-		m.e.spawn(m.register)
+	m.e.ServePeers(l, "ROUTER", m.serve)
+	if m.e.Cfg.MoRIIO.Register != "" {
+		m.e.Spawn(m.register)
 	}
 	return nil
 }
@@ -87,12 +89,12 @@ func (m *p2pNCCL) register(ctx context.Context) {
 	if m.producer {
 		kind = "P"
 	}
-	message := packMap("type", kind, "http_address", m.e.Addr(), "zmq_address", m.address)
-	proxy := newZMTPPeering(m.e) // separate, so that its failures do not delay transfers
-	tick := time.NewTicker(m.e.cfg.MoRIIO.PingInterval)
+	message := PackMap("type", kind, "http_address", m.e.Addr(), "zmq_address", m.address)
+	proxy := core.NewZMTPPeering(m.e) // separate, so that its failures do not delay transfers
+	tick := time.NewTicker(m.e.Cfg.MoRIIO.PingInterval)
 	defer tick.Stop()
 	for {
-		proxy.send(ctx, strings.TrimPrefix(m.e.cfg.MoRIIO.Register, "tcp://"), message)
+		proxy.Send(ctx, strings.TrimPrefix(m.e.Cfg.MoRIIO.Register, "tcp://"), message)
 		select {
 		case <-ctx.Done():
 			return
@@ -107,8 +109,8 @@ var (
 	p2pPrefillAddress = regexp.MustCompile(`___prefill_addr_(.*):(\d+)___`)
 )
 
-// parse returns the addresses in the id: the connector has no parameters.
-func (m *p2pNCCL) parse(_ fields, id string) any {
+// Parse returns the addresses in the id: the connector has no parameters.
+func (m *p2pNCCL) Parse(_ core.Fields, id string) any {
 	pattern := p2pPrefillAddress
 	if m.producer {
 		pattern = p2pDecodeAddress
@@ -124,17 +126,17 @@ func (m *p2pNCCL) rejected(any) {}
 
 // run runs a sequence whose rank is chosen. A request whose id names no address
 // ends the engine, unless it needs no KV.
-func (m *p2pNCCL) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
+func (m *p2pNCCL) run(ctx context.Context, s *core.Sequence, parsed any, emit func(core.Token)) error {
 	peer, _ := parsed.(string)
-	id := s.id[:len(s.id)-len("-01234567")] // the id of the serving layer
-	if err := s.rank.reserve(ctx, s, room(s), true); err != nil {
+	id := s.ID[:len(s.ID)-len("-01234567")] // the id of the serving layer
+	if err := s.Rank.Reserve(ctx, s, core.Room(s), true); err != nil {
 		m.drop(id)
 		return err
 	}
 	defer m.drop(id)
-	needs := m.producer || len(s.prompt)-1 > s.computed
+	needs := m.producer || len(s.Prompt)-1 > s.Computed
 	if needs && peer == "" {
-		m.e.crash("ValueError: Request id does not contain hostname and port")
+		m.e.Crash("ValueError: Request id does not contain hostname and port")
 		return errEngineCore
 	}
 	if !m.producer && needs {
@@ -142,22 +144,22 @@ func (m *p2pNCCL) run(ctx context.Context, s *sequence, parsed any, emit func(to
 			return err
 		}
 	}
-	if err := s.rank.prefill(ctx, s); err != nil {
+	if err := s.Rank.Prefill(ctx, s); err != nil {
 		return err
 	}
 	if m.producer {
 		if err := m.put(s, id, peer); err != nil {
-			m.e.cfg.Log.Error("KV was not sent", "request", id, "error", err)
+			m.e.Cfg.Log.Error("KV was not sent", "request", id, "error", err)
 			return errLoad
 		}
 	}
-	return s.rank.decode(ctx, s, emit)
+	return s.Rank.Decode(ctx, s, emit)
 }
 
 // put sends a prompt's KV to a consumer and waits until the consumer has it.
-func (m *p2pNCCL) put(s *sequence, id, peer string) error {
-	ids := s.blocks[:s.rank.cache.blocksFor(len(s.prompt))]
-	t := &p2pSending{payload: s.rank.content(ids), fetched: make(chan struct{})}
+func (m *p2pNCCL) put(s *core.Sequence, id, peer string) error {
+	ids := s.Blocks[:s.Rank.Cache.BlocksFor(len(s.Prompt))]
+	t := &p2pSending{payload: s.Rank.Content(ids), fetched: make(chan struct{})}
 	m.mu.Lock()
 	m.sending[id] = t
 	m.mu.Unlock()
@@ -168,14 +170,14 @@ func (m *p2pNCCL) put(s *sequence, id, peer string) error {
 			delete(m.sending, id)
 		}
 	}()
-	limit, cancel := context.WithTimeout(m.e.ctx, m.limit())
+	limit, cancel := context.WithTimeout(m.e.Ctx, m.limit())
 	defer cancel()
-	host, port := s.rank.side.hostPort()
+	host, port := s.Rank.Side.HostPort()
 	// Both messages use one connection. The real engine dies when its consumer
 	// restarts between them, and no proxy can prevent that.
-	m.peers.send(limit, peer,
-		packMap("cmd", "NEW", "unique_id", []byte(net.JoinHostPort(host, fmt.Sprint(port)))),
-		packMap("cmd", "PUT", "tensor_id", id+"#layer", "shape", []int{len(ids), m.e.cfg.BlockSize}, "dtype", "bfloat16"))
+	m.peers.Send(limit, peer,
+		PackMap("cmd", "NEW", "unique_id", []byte(net.JoinHostPort(host, fmt.Sprint(port)))),
+		PackMap("cmd", "PUT", "tensor_id", id+"#layer", "shape", []int{len(ids), m.e.Cfg.BlockSize}, "dtype", "bfloat16"))
 	select {
 	case <-t.fetched:
 		return nil
@@ -186,24 +188,24 @@ func (m *p2pNCCL) put(s *sequence, id, peer string) error {
 
 // limit returns the time limit of waits, which the real engine does not have.
 func (m *p2pNCCL) limit() time.Duration {
-	if d := m.e.cfg.P2PNCCL.BufferTimeout; d > 0 {
+	if d := m.e.Cfg.P2PNCCL.BufferTimeout; d > 0 {
 		return d
 	}
 	return 24 * time.Hour
 }
 
 // serve takes the announcements of one producer, one after another.
-func (m *p2pNCCL) serve(ctx context.Context, c *zmtpConn) {
-	r := m.e.ranks[0]
+func (m *p2pNCCL) serve(ctx context.Context, c *core.ZMTPConn) {
+	r := m.e.Ranks[0]
 	side := ""
 	for {
-		frames, err := c.receive()
+		frames, err := c.Receive()
 		if err != nil {
 			return
 		}
 		data, err := readMessage(frames[len(frames)-1])
 		if err != nil {
-			m.e.crash("listen_for_requests: " + err.Error())
+			m.e.Crash("listen_for_requests: " + err.Error())
 			return
 		}
 		switch command, _ := data["cmd"].(string); command {
@@ -215,43 +217,43 @@ func (m *p2pNCCL) serve(ctx context.Context, c *zmtpConn) {
 			id, _, _ := strings.Cut(tensor, "#")
 			shape, _ := data["shape"].([]any)
 			if side == "" || len(shape) != 2 {
-				m.e.crash("listen_for_requests: KeyError")
+				m.e.Crash("listen_for_requests: KeyError")
 				return
 			}
 			blocks, _ := whole(shape[0])
-			if size, _ := whole(shape[1]); size != m.e.cfg.BlockSize {
-				m.e.crash("NotImplementedError: only symmetric TP is supported")
+			if size, _ := whole(shape[1]); size != m.e.Cfg.BlockSize {
+				m.e.Crash("NotImplementedError: only symmetric TP is supported")
 				return
 			}
-			if c.send([]byte("0")) != nil {
+			if c.Send([]byte("0")) != nil {
 				return
 			}
 			m.receive(ctx, r, side, id, blocks)
 		default:
-			m.e.cfg.Log.Warn("unexpected message", "cmd", command)
+			m.e.Cfg.Log.Warn("unexpected message", "cmd", command)
 		}
 	}
 }
 
 // receive fetches the KV of a request into the buffer.
-func (m *p2pNCCL) receive(ctx context.Context, r *rank, side, id string, blocks int) {
+func (m *p2pNCCL) receive(ctx context.Context, r *core.Rank, side, id string, blocks int) {
 	limit, cancel := context.WithTimeout(ctx, m.limit())
 	defer cancel()
-	if r.side.setUp(limit, side, "") != nil {
+	if r.Side.SetUp(limit, side, "") != nil {
 		return
 	}
 	// The KV is in the buffer before the producer can have answered.
 	m.mu.Lock()
 	b := m.entry(id)
 	m.mu.Unlock()
-	answer, err := r.side.call(limit, side, sideMessage{Op: p2pFetch, Key: id})
+	answer, err := r.Side.Call(limit, side, core.SideMessage{Op: p2pFetch, Key: id})
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.buffer[id] != b {
 		return // its time is up
 	}
 	if err != nil {
-		m.e.cfg.Log.Error("KV was not received", "request", id, "error", err)
+		m.e.Cfg.Log.Error("KV was not received", "request", id, "error", err)
 		delete(m.buffer, id)
 		return
 	}
@@ -284,11 +286,11 @@ func (m *p2pNCCL) entry(id string) *p2pReceived {
 // aborted request ends at once: vLLM's server forgets its id at once
 // (v1/engine/async_llm.py, abort), and the engine's core gets the abort before a
 // later request with this id.
-func (m *p2pNCCL) take(ctx context.Context, s *sequence, id string) error {
+func (m *p2pNCCL) take(ctx context.Context, s *core.Sequence, id string) error {
 	m.mu.Lock()
 	b := m.entry(id)
 	m.mu.Unlock()
-	err := s.rank.waitLoading(func() error {
+	err := s.Rank.WaitLoading(func() error {
 		limit := time.NewTimer(m.limit())
 		defer limit.Stop()
 		select {
@@ -297,10 +299,10 @@ func (m *p2pNCCL) take(ctx context.Context, s *sequence, id string) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-limit.C:
-			m.e.cfg.Log.Error("the engine waits for KV that no engine sends", "request", id)
+			m.e.Cfg.Log.Error("the engine waits for KV that no engine sends", "request", id)
 			return errLoad
-		case <-m.e.ctx.Done():
-			return context.Cause(m.e.ctx)
+		case <-m.e.Ctx.Done():
+			return context.Cause(m.e.Ctx)
 		}
 	})
 	switch {
@@ -308,19 +310,19 @@ func (m *p2pNCCL) take(ctx context.Context, s *sequence, id string) error {
 		return context.Cause(ctx)
 	case err != nil:
 		return err
-	case s.req.fault == failLoad:
+	case s.Req.Fault == core.FailLoad:
 		return errLoad
 	}
-	hit := s.computed / s.rank.cache.size
-	local := s.blocks[hit:s.rank.cache.blocksFor(len(s.prompt))]
+	hit := s.Computed / s.Rank.Cache.Size
+	local := s.Blocks[hit:s.Rank.Cache.BlocksFor(len(s.Prompt))]
 	if b.blocks != hit+len(local) {
-		m.e.crash("shape mismatch: the KV is of another prompt")
+		m.e.Crash("shape mismatch: the KV is of another prompt")
 		return errEngineCore
 	}
-	s.rank.store(local, b.payload[len(b.payload)/b.blocks*hit:])
-	m.e.stats.transfers.Add(1)
-	s.rank.loaded(s, len(s.prompt)-1)
-	s.cached = len(s.prompt) - 1
+	s.Rank.Store(local, b.payload[len(b.payload)/b.blocks*hit:])
+	m.e.Stats.Transfers.Add(1)
+	s.Rank.Loaded(s, len(s.Prompt)-1)
+	s.Cached = len(s.Prompt) - 1
 	return nil
 }
 
@@ -338,7 +340,7 @@ func (m *p2pNCCL) drop(id string) {
 func (m *p2pNCCL) held() (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.e.ctx.Err() != nil {
+	if m.e.Ctx.Err() != nil {
 		return 0
 	}
 	for _, b := range m.buffer {
@@ -347,15 +349,15 @@ func (m *p2pNCCL) held() (n int) {
 	return n
 }
 
-// message returns KV that was announced to a consumer.
-func (m *p2pNCCL) message(_ *rank, op sideMessage) (sideMessage, error) {
+// Message returns KV that was announced to a consumer.
+func (m *p2pNCCL) Message(_ *core.Rank, op core.SideMessage) (core.SideMessage, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.sending[op.Key]
 	if op.Op != p2pFetch || t == nil {
-		return sideMessage{}, errors.New("nothing is sent under this id")
+		return core.SideMessage{}, errors.New("nothing is sent under this id")
 	}
 	delete(m.sending, op.Key)
 	close(t.fetched)
-	return sideMessage{Op: op.Op, Payload: t.payload}, nil
+	return core.SideMessage{Op: op.Op, Payload: t.payload}, nil
 }

@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"bytes"
@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // The encoder's side of E-P-D, with the ECExampleConnector. Encoders write
@@ -28,7 +30,7 @@ type ecItem struct {
 }
 
 // ecItems lists the parts of a chat request that an encoder processes.
-func ecItems(req *request) []ecItem {
+func ecItems(req *core.Request) []ecItem {
 	var messages []struct{ Content json.RawMessage }
 	if json.Unmarshal(req.Fields["messages"], &messages) != nil {
 		return nil
@@ -57,20 +59,20 @@ func ecItems(req *request) []ecItem {
 
 // encode processes a request's parts: an encoder writes their results, any
 // other engine loads the existing ones.
-func (v *vllm) encode(req *request) []ecItem {
+func (v *VLLM) encode(req *core.Request) []ecItem {
 	items := ecItems(req)
 	for _, item := range items {
-		file := filepath.Join(v.e.cfg.ECDir, item.hash, ecFile)
-		if v.e.cfg.Role != RoleEncode && v.e.cfg.ECDir != "" {
+		file := filepath.Join(v.e.Cfg.ECDir, item.hash, ecFile)
+		if v.e.Cfg.Role != core.RoleEncode && v.e.Cfg.ECDir != "" {
 			if data, err := os.ReadFile(file); err == nil && bytes.Equal(data, item.data) {
-				v.e.stats.encoderHits.Add(1)
+				v.e.Stats.EncoderHits.Add(1)
 				continue
 			}
 		}
-		v.e.stats.encoded.Add(1)
-		if v.e.cfg.Role == RoleEncode {
+		v.e.Stats.Encoded.Add(1)
+		if v.e.Cfg.Role == core.RoleEncode {
 			if err := writeWhole(file, item.data); err != nil {
-				v.e.cfg.Log.Error("save encoder cache", "error", err)
+				v.e.Cfg.Log.Error("save encoder cache", "error", err)
 			}
 		}
 	}
@@ -98,17 +100,17 @@ func writeWhole(file string, data []byte) error {
 
 // runEncoder runs a sequence in an encoder: it processes the prompt and samples
 // nothing.
-func (v *vllm) runEncoder(ctx context.Context, s *sequence) error {
-	if err := s.rank.reserve(ctx, s, len(s.prompt), true); err != nil {
+func (v *VLLM) runEncoder(ctx context.Context, s *core.Sequence) error {
+	if err := s.Rank.Reserve(ctx, s, len(s.Prompt), true); err != nil {
 		return err
 	}
-	if err := s.rank.prefill(ctx, s); err != nil {
+	if err := s.Rank.Prefill(ctx, s); err != nil {
 		return err
 	}
 	list := []any{}
-	for _, item := range v.encode(s.req) {
-		list = append(list, obj("mm_hash", item.hash, "image_grid_thw", []int{1, 2, 2}))
+	for _, item := range v.encode(s.Req) {
+		list = append(list, core.Obj("mm_hash", item.hash, "image_grid_thw", []int{1, 2, 2}))
 	}
-	s.finish, s.ecParams = "stop", obj("ec_items", list)
+	s.Finish, s.EcParams = "stop", core.Obj("ec_items", list)
 	return nil
 }

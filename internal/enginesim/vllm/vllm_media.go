@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"encoding/json"
@@ -8,6 +8,8 @@ import (
 	"mime/multipart"
 	"net/http"
 	"strings"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // The routes of models for sound and images. Sources: vLLM
@@ -18,11 +20,11 @@ import (
 const maxFormMemory = 32 << 20
 
 // form reads a form as Starlette does: the last value of a name counts.
-func form(r *http.Request) (fields, *multipart.FileHeader, *fieldError) {
+func form(r *http.Request) (core.Fields, *multipart.FileHeader, *core.FieldError) {
 	if err := r.ParseMultipartForm(maxFormMemory); err != nil {
-		return nil, nil, &fieldError{"body", "missing", "Field required"}
+		return nil, nil, &core.FieldError{Field: "body", Kind: "missing", Message: "Field required"}
 	}
-	f := fields{}
+	f := core.Fields{}
 	for name, values := range r.MultipartForm.Value {
 		f[name], _ = json.Marshal(values[len(values)-1])
 	}
@@ -31,7 +33,7 @@ func form(r *http.Request) (fields, *multipart.FileHeader, *fieldError) {
 			return f, files[0], nil
 		}
 	}
-	return f, nil, &fieldError{"file", "missing", "Field required"}
+	return f, nil, &core.FieldError{Field: "file", Kind: "missing", Message: "Field required"}
 }
 
 // heard is the text of a sound: its length and a sum of its bytes.
@@ -45,79 +47,79 @@ func heard(file *multipart.FileHeader) string {
 }
 
 // media returns the handler of a route with a form. run writes the answer.
-func media(e *Engine, check func(model string) *apiError, run func(w http.ResponseWriter, f fields, file *multipart.FileHeader)) http.HandlerFunc {
+func media(e *core.Engine, check func(model string) *core.APIError, run func(w http.ResponseWriter, f core.Fields, file *multipart.FileHeader)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !e.begin() {
+		if !e.Begin() {
 			panic(http.ErrAbortHandler)
 		}
-		defer e.wg.Done()
-		kind, die := e.faults.draw()
+		defer e.Wg.Done()
+		kind, die := e.Faults.Draw()
 		if die {
 			e.Kill()
 			panic(http.ErrAbortHandler)
 		}
-		if e.failEarly(w, r, kind) {
+		if e.FailEarly(w, r, kind) {
 			return
 		}
 		f, file, ferr := form(r)
-		refusal := check(fieldText(f, "model"))
-		if ferr == nil && f.has("vllm_xargs") {
+		refusal := check(core.FieldText(f, "model"))
+		if ferr == nil && f.Has("vllm_xargs") {
 			var object map[string]any
-			if json.Unmarshal([]byte(fieldText(f, "vllm_xargs")), &object) != nil {
-				ferr = &fieldError{"vllm_xargs", "dict_type", "Input should be a valid dictionary"}
+			if json.Unmarshal([]byte(core.FieldText(f, "vllm_xargs")), &object) != nil {
+				ferr = &core.FieldError{Field: "vllm_xargs", Kind: "dict_type", Message: "Input should be a valid dictionary"}
 			}
 		}
 		if ferr != nil {
 			refusal = pydanticError(ferr, f)
 		}
 		if refusal != nil {
-			e.stats.rejected.Add(1)
-			e.refuse(w, refusal)
+			e.Stats.Rejected.Add(1)
+			e.Refuse(w, refusal)
 			return
 		}
-		e.stats.requests.Add(1)
+		e.Stats.Requests.Add(1)
 		run(w, f, file)
 	}
 }
 
-func editImages(w http.ResponseWriter, f fields, file *multipart.FileHeader) {
-	writeJSON(w, http.StatusOK, pictures(fieldText(f, "prompt")+" in "+heard(file)))
+func editImages(w http.ResponseWriter, f core.Fields, file *multipart.FileHeader) {
+	core.WriteJSON(w, http.StatusOK, core.Pictures(core.FieldText(f, "prompt")+" in "+heard(file)))
 }
 
 // transcribe answers /v1/audio/transcriptions and /v1/audio/translations: a stream, a plain
 // text or an object.
-func (v *vllm) transcribe(w http.ResponseWriter, f fields, file *multipart.FileHeader) {
+func (v *VLLM) transcribe(w http.ResponseWriter, f core.Fields, file *multipart.FileHeader) {
 	text := heard(file)
 	switch {
-	case fieldText(f, "stream") == "true":
+	case core.FieldText(f, "stream") == "true":
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		for word := range strings.SplitAfterSeq(text, " ") {
-			event, _ := encodeJSON(obj("id", "trsc-1", "object", "transcription.chunk", "created", 1700000000, "model", v.e.cfg.Model,
-				"choices", []any{obj("delta", obj("content", word), "finish_reason", nil, "stop_reason", nil)}))
+			event, _ := core.EncodeJSON(core.Obj("id", "trsc-1", "object", "transcription.chunk", "created", 1700000000, "model", v.e.Cfg.Model,
+				"choices", []any{core.Obj("delta", core.Obj("content", word), "finish_reason", nil, "stop_reason", nil)}))
 			fmt.Fprintf(w, "data: %s\n\n", event)
 			http.NewResponseController(w).Flush()
 		}
 		io.WriteString(w, "data: [DONE]\n\n")
-	case fieldText(f, "response_format") == "text":
+	case core.FieldText(f, "response_format") == "text":
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		io.WriteString(w, text+"\n")
 	default:
-		writeJSON(w, http.StatusOK, obj("text", text, "usage", obj("type", "duration", "seconds", 1)))
+		core.WriteJSON(w, http.StatusOK, core.Obj("text", text, "usage", core.Obj("type", "duration", "seconds", 1)))
 	}
 }
 
 // speak answers /v1/audio/speech with bytes that are no text.
-func (v *vllm) speak(w http.ResponseWriter, r *http.Request) {
-	body, err := readBody(w, r)
+func (v *VLLM) speak(w http.ResponseWriter, r *http.Request) {
+	body, err := core.ReadBody(w, r)
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
-	f, ferr := decodeFields(body)
-	p := &pooled{fieldReader: fieldReader{f: f, err: ferr}}
-	p.need("input")
-	input := p.str("input", "")
-	if p.err != nil {
-		v.e.refuse(w, pydanticError(p.err, f))
+	f, ferr := core.DecodeFields(body)
+	p := &core.Pooled{FieldReader: core.FieldReader{F: f, Err: ferr}}
+	p.Need("input")
+	input := p.Str("input", "")
+	if p.Err != nil {
+		v.e.Refuse(w, pydanticError(p.Err, f))
 		return
 	}
 	w.Header().Set("Content-Type", "audio/wav")
@@ -125,11 +127,11 @@ func (v *vllm) speak(w http.ResponseWriter, r *http.Request) {
 }
 
 // mediaRoutes adds vLLM's routes, and those of its extension for speech and images.
-func (v *vllm) mediaRoutes(mux *http.ServeMux) {
+func (v *VLLM) mediaRoutes(mux *http.ServeMux) {
 	for _, path := range []string{"/v1/audio/transcriptions", "/v1/audio/translations"} {
 		mux.HandleFunc("POST "+path, media(v.e, v.checkModel, v.transcribe))
 	}
 	mux.HandleFunc("POST /v1/images/edits", media(v.e, v.checkModel, editImages))
-	mux.HandleFunc("POST /v1/images/generations", v.e.pooling(v.checkModel, pydanticError, (*pooled).generateImages))
+	mux.HandleFunc("POST /v1/images/generations", v.e.Pooling(v.checkModel, pydanticError, (*core.Pooled).GenerateImages))
 	mux.HandleFunc("POST /v1/audio/speech", v.speak)
 }

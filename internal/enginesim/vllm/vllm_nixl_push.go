@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // Side channel operations of the NixlConnector's push mode. The real engines
@@ -26,14 +28,14 @@ const (
 // Source: vLLM, distributed/kv_transfer/kv_connector/v1/nixl/push_scheduler.py
 // and push_worker.py.
 type nixlPush struct {
-	v *vllm
+	v *VLLM
 
-	mu sync.Mutex
+	Mu sync.Mutex
 	// finished are prefill's prompts for which no decode has registered.
 	// registered are the decodes whose prompt is not computed yet. Both are
 	// indexed by rank and the engine's own id.
-	finished   map[pushKey][]blockID
-	registered map[pushKey]pushRegistration
+	finished   map[pushKey][]core.BlockID
+	Registered map[pushKey]pushRegistration
 	// receiving are decode's requests that wait for a write.
 	receiving map[pushKey]chan struct{}
 }
@@ -47,13 +49,13 @@ type pushKey struct {
 // pushRegistration is the destination of a prompt's KV in a decode engine.
 type pushRegistration struct {
 	engine, address, request string
-	blocks                   []blockID
+	blocks                   []core.BlockID
 }
 
-func newNixlPush(v *vllm) *nixlPush {
+func newNixlPush(v *VLLM) *nixlPush {
 	return &nixlPush{
-		v: v, finished: make(map[pushKey][]blockID),
-		registered: make(map[pushKey]pushRegistration), receiving: make(map[pushKey]chan struct{}),
+		v: v, finished: make(map[pushKey][]core.BlockID),
+		Registered: make(map[pushKey]pushRegistration), receiving: make(map[pushKey]chan struct{}),
 	}
 }
 
@@ -66,32 +68,32 @@ func (k pushKey) same(o pushKey) bool {
 }
 
 // engineID returns the id of a rank: each rank is a separate engine.
-func (p *nixlPush) engineID(r *rank) string {
-	if len(p.v.e.ranks) == 1 {
-		return p.v.e.id
+func (p *nixlPush) engineID(r *core.Rank) string {
+	if len(p.v.e.Ranks) == 1 {
+		return p.v.e.UUID
 	}
-	return fmt.Sprintf("%s_dp%d", p.v.e.id, r.index)
+	return fmt.Sprintf("%s_dp%d", p.v.e.UUID, r.Index)
 }
 
 // await registers a request's blocks with prefill and waits until they are
 // written. It returns with them reserved and no slot held. They stay reserved
 // until the write, even if the client has left, and no limit bounds that.
-func (p *nixlPush) await(ctx context.Context, s *sequence, leg *nixlLeg) error {
+func (p *nixlPush) await(ctx context.Context, s *core.Sequence, leg *nixlLeg) error {
 	if leg.missing || leg.tpSize == 0 {
-		p.v.e.crash("KeyError in the registration of a request")
+		p.v.e.Crash("KeyError in the registration of a request")
 		return errEngineCore
 	}
-	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
+	if err := s.Rank.Reserve(ctx, s, core.Room(s), false); err != nil {
 		return err // prefill is not informed
 	}
-	key := pushKey{s.rank.index, s.id}
+	key := pushKey{s.Rank.Index, s.ID}
 	written := make(chan struct{})
-	p.mu.Lock()
+	p.Mu.Lock()
 	p.receiving[key] = written
-	p.mu.Unlock()
-	s.rank.awaitKV(s)
-	err := s.rank.waitLoading(func() error {
-		if s.req.fault == failLoad {
+	p.Mu.Unlock()
+	s.Rank.AwaitKV(s)
+	err := s.Rank.WaitLoading(func() error {
+		if s.Req.Fault == core.FailLoad {
 			return errNoSession
 		}
 		if err := p.register(s, leg); err != nil {
@@ -99,20 +101,20 @@ func (p *nixlPush) await(ctx context.Context, s *sequence, leg *nixlLeg) error {
 		}
 		return p.waitWritten(ctx, written)
 	})
-	p.mu.Lock()
+	p.Mu.Lock()
 	delete(p.receiving, key)
-	p.mu.Unlock()
-	s.rank.receivedKV(s)
+	p.Mu.Unlock()
+	s.Rank.ReceivedKV(s)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		p.v.e.cfg.Log.Error("KV load failed", "request", s.id, "error", err)
+		p.v.e.Cfg.Log.Error("KV load failed", "request", s.ID, "error", err)
 		return p.v.loadFailed(ctx)
 	}
-	p.v.e.stats.transfers.Add(1)
-	s.rank.loaded(s, len(s.prompt)-1)
-	s.cached = len(s.prompt) - 1
+	p.v.e.Stats.Transfers.Add(1)
+	s.Rank.Loaded(s, len(s.Prompt)-1)
+	s.Cached = len(s.Prompt) - 1
 	return nil
 }
 
@@ -122,12 +124,12 @@ func (p *nixlPush) waitWritten(ctx context.Context, written <-chan struct{}) err
 	select {
 	case <-written:
 		return nil
-	case <-p.v.e.ctx.Done():
-		return context.Cause(p.v.e.ctx)
+	case <-p.v.e.Ctx.Done():
+		return context.Cause(p.v.e.Ctx)
 	case <-ctx.Done():
 	}
 	var reclaim <-chan time.Time
-	if d := p.v.e.cfg.Nixl.ReclaimAfter; d > 0 {
+	if d := p.v.e.Cfg.Nixl.ReclaimAfter; d > 0 {
 		t := time.NewTimer(d)
 		defer t.Stop()
 		reclaim = t.C
@@ -135,112 +137,112 @@ func (p *nixlPush) waitWritten(ctx context.Context, written <-chan struct{}) err
 	select {
 	case <-written:
 		return nil
-	case <-p.v.e.ctx.Done():
-		return context.Cause(p.v.e.ctx)
+	case <-p.v.e.Ctx.Done():
+		return context.Cause(p.v.e.Ctx)
 	case <-reclaim:
-		p.v.e.cfg.Log.Warn("reclaiming KV blocks that no engine has written")
+		p.v.e.Cfg.Log.Warn("reclaiming KV blocks that no engine has written")
 		return errNeverWritten
 	}
 }
 
 // register does the handshake with the prefill engine that the request names,
 // and sends it the blocks that are not in the local prefix cache.
-func (p *nixlPush) register(s *sequence, leg *nixlLeg) error {
-	ctx, cancel := context.WithTimeout(p.v.e.ctx, p.v.e.cfg.HandshakeTimeout)
+func (p *nixlPush) register(s *core.Sequence, leg *nixlLeg) error {
+	ctx, cancel := context.WithTimeout(p.v.e.Ctx, p.v.e.Cfg.HandshakeTimeout)
 	defer cancel()
-	if err := s.rank.side.setUp(ctx, leg.address(), leg.engine); err != nil {
+	if err := s.Rank.Side.SetUp(ctx, leg.address(), leg.engine); err != nil {
 		return err
 	}
-	call := func(m sideMessage) error {
-		_, err := s.rank.side.call(ctx, leg.address(), m)
-		if err != nil && !errors.Is(err, errPeer) {
+	call := func(m core.SideMessage) error {
+		_, err := s.Rank.Side.Call(ctx, leg.address(), m)
+		if err != nil && !errors.Is(err, core.ErrPeer) {
 			<-ctx.Done() // a ZMQ socket keeps trying to connect
 		}
 		return err
 	}
-	if err := call(p.handshake(leg.engine, leg.tpSize, leg.ppSize)); err != nil || s.req.fault == failNotify {
+	if err := call(p.handshake(leg.engine, leg.tpSize, leg.ppSize)); err != nil || s.Req.Fault == core.FailNotify {
 		return err
 	}
-	host, port := s.rank.side.hostPort()
-	local := s.blocks[s.computed/s.rank.cache.size : s.rank.cache.blocksFor(len(s.prompt))]
-	return call(sideMessage{Op: pushRegister, Key: s.id, Blocks: local, Fields: map[string]string{
-		"decode_engine_id": p.engineID(s.rank), "decode_host": host, "decode_port": strconv.Itoa(port),
-		"decode_tp_size": strconv.Itoa(p.v.e.cfg.Nixl.TPSize), "remote_engine_id": leg.engine,
+	host, port := s.Rank.Side.HostPort()
+	local := s.Blocks[s.Computed/s.Rank.Cache.Size : s.Rank.Cache.BlocksFor(len(s.Prompt))]
+	return call(core.SideMessage{Op: pushRegister, Key: s.ID, Blocks: local, Fields: map[string]string{
+		"decode_engine_id": p.engineID(s.Rank), "decode_host": host, "decode_port": strconv.Itoa(port),
+		"decode_tp_size": strconv.Itoa(p.v.e.Cfg.Nixl.TPSize), "remote_engine_id": leg.engine,
 	}})
 }
 
 // handshake requests a peer's metadata and returns it. tp and pp are the expected sizes.
-func (p *nixlPush) handshake(engine string, tp, pp int) sideMessage {
-	return sideMessage{Op: nixlHandshake, Fields: map[string]string{
+func (p *nixlPush) handshake(engine string, tp, pp int) core.SideMessage {
+	return core.SideMessage{Op: NixlHandshake, Fields: map[string]string{
 		"engine": engine, "hash": p.v.compatibility(), "tp": strconv.Itoa(tp), "pp": strconv.Itoa(pp),
 	}}
 }
 
 // hold keeps a finished prefill's blocks for the time of a lease, and returns
 // the parameters of its answer.
-func (p *nixlPush) hold(s *sequence) any {
-	if s.req.fault == failNoParams {
+func (p *nixlPush) hold(s *core.Sequence) any {
+	if s.Req.Fault == core.FailNoParams {
 		return nil
 	}
-	ids := s.blocks[:s.rank.cache.blocksFor(s.computed)]
-	s.rank.pin(s, s.id, p.v.e.cfg.Lease)
-	key := pushKey{s.rank.index, s.id}
-	p.mu.Lock()
+	ids := s.Blocks[:s.Rank.Cache.BlocksFor(s.Computed)]
+	s.Rank.Pin(s, s.ID, p.v.e.Cfg.Lease)
+	key := pushKey{s.Rank.Index, s.ID}
+	p.Mu.Lock()
 	p.finished[key] = ids
-	for k, reg := range p.registered {
+	for k, reg := range p.Registered {
 		if k.same(key) {
-			delete(p.registered, k)
-			p.start(s.rank, key, reg)
+			delete(p.Registered, k)
+			p.Start(s.Rank, key, reg)
 			break
 		}
 	}
-	p.mu.Unlock()
-	host, port := s.rank.side.hostPort()
-	return obj(
+	p.Mu.Unlock()
+	host, port := s.Rank.Side.HostPort()
+	return core.Obj(
 		"do_remote_prefill", true, "do_remote_decode", false,
-		"remote_block_ids", [][]blockID{ids}, "remote_engine_id", p.engineID(s.rank), "remote_request_id", s.id,
-		"remote_host", host, "remote_port", port, "tp_size", p.v.e.cfg.Nixl.TPSize, "pp_size", p.v.e.cfg.Nixl.PPSize,
-		"remote_num_tokens", s.computed, "transfer_mode", "push",
+		"remote_block_ids", [][]core.BlockID{ids}, "remote_engine_id", p.engineID(s.Rank), "remote_request_id", s.ID,
+		"remote_host", host, "remote_port", port, "tp_size", p.v.e.Cfg.Nixl.TPSize, "pp_size", p.v.e.Cfg.Nixl.PPSize,
+		"remote_num_tokens", s.Computed, "transfer_mode", "push",
 	)
 }
 
-// start writes a prompt's KV; mu is held.
-func (p *nixlPush) start(r *rank, key pushKey, reg pushRegistration) {
+// Start writes a prompt's KV; mu is held.
+func (p *nixlPush) Start(r *core.Rank, key pushKey, reg pushRegistration) {
 	blocks := p.finished[key]
 	delete(p.finished, key)
-	p.v.e.spawn(func(ctx context.Context) { p.write(ctx, r, key.request, blocks, reg) })
+	p.v.e.Spawn(func(ctx context.Context) { p.write(ctx, r, key.request, blocks, reg) })
 }
 
 // write writes a prompt's KV into decode's blocks, which are the last ones of
 // the prompt, and frees prefill's. If the write fails, the lease frees the
 // blocks, and decode is not informed.
-func (p *nixlPush) write(ctx context.Context, r *rank, request string, blocks []blockID, reg pushRegistration) {
+func (p *nixlPush) write(ctx context.Context, r *core.Rank, request string, blocks []core.BlockID, reg pushRegistration) {
 	ctx, cancel := context.WithTimeout(ctx, nixlReadTimeout)
 	defer cancel()
 	if len(reg.blocks) > len(blocks) {
-		p.v.e.cfg.Log.Error("push block-count mismatch", "request", request, "local", len(blocks), "remote", len(reg.blocks))
+		p.v.e.Cfg.Log.Error("push block-count mismatch", "request", request, "local", len(blocks), "remote", len(reg.blocks))
 		return
 	}
-	err := r.side.setUp(ctx, reg.address, reg.engine)
+	err := r.Side.SetUp(ctx, reg.address, reg.engine)
 	if err == nil {
-		_, err = r.side.call(ctx, reg.address, p.handshake(reg.engine, 0, 0))
+		_, err = r.Side.Call(ctx, reg.address, p.handshake(reg.engine, 0, 0))
 	}
 	if err == nil {
-		payload := r.readPinned(request, blocks[len(blocks)-len(reg.blocks):])
-		_, err = r.side.call(ctx, reg.address, sideMessage{Op: pushWrite, Key: reg.request, Blocks: reg.blocks, Payload: payload})
+		payload := r.ReadPinned(request, blocks[len(blocks)-len(reg.blocks):])
+		_, err = r.Side.Call(ctx, reg.address, core.SideMessage{Op: pushWrite, Key: reg.request, Blocks: reg.blocks, Payload: payload})
 	}
 	if err != nil {
-		p.v.e.cfg.Log.Error("KV write failed", "request", request, "error", err)
+		p.v.e.Cfg.Log.Error("KV write failed", "request", request, "error", err)
 		return
 	}
-	r.unpin(request)
+	r.Unpin(request)
 }
 
-// message answers the peer of a transfer.
-func (p *nixlPush) message(r *rank, m sideMessage) (sideMessage, error) {
-	answer := sideMessage{Op: m.Op}
+// Message answers the peer of a transfer.
+func (p *nixlPush) Message(r *core.Rank, m core.SideMessage) (core.SideMessage, error) {
+	answer := core.SideMessage{Op: m.Op}
 	switch m.Op {
-	case nixlHandshake:
+	case NixlHandshake:
 		return answer, p.checkPeer(r, m.Fields)
 	case pushRegister:
 		return answer, p.registration(r, m)
@@ -252,8 +254,8 @@ func (p *nixlPush) message(r *rank, m sideMessage) (sideMessage, error) {
 
 // checkPeer rejects a peer that expects another engine, or that is not
 // compatible. The peer does not know sizes of 0.
-func (p *nixlPush) checkPeer(r *rank, f map[string]string) error {
-	c := p.v.e.cfg.Nixl
+func (p *nixlPush) checkPeer(r *core.Rank, f map[string]string) error {
+	c := p.v.e.Cfg.Nixl
 	switch tp, pp := f["tp"], f["pp"]; {
 	case f["engine"] != p.engineID(r):
 		return errors.New("engine id mismatch")
@@ -267,49 +269,49 @@ func (p *nixlPush) checkPeer(r *rank, f map[string]string) error {
 
 // registration records a decode's registration, and writes when the prompt is computed. A
 // prompt whose lease has ended no longer exists.
-func (p *nixlPush) registration(r *rank, m sideMessage) error {
+func (p *nixlPush) registration(r *core.Rank, m core.SideMessage) error {
 	if m.Fields["remote_engine_id"] != p.engineID(r) {
 		return errors.New("engine id mismatch")
 	}
-	key := pushKey{r.index, m.Key}
+	key := pushKey{r.Index, m.Key}
 	reg := pushRegistration{
 		engine: m.Fields["decode_engine_id"], request: m.Key, blocks: m.Blocks,
 		address: net.JoinHostPort(m.Fields["decode_host"], m.Fields["decode_port"]),
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
 	for k := range p.finished {
-		if r.pinned(k.request) == nil && k.rank == r.index {
+		if r.Pinned(k.request) == nil && k.rank == r.Index {
 			delete(p.finished, k)
 		}
 	}
 	for k := range p.finished {
 		if k.same(key) {
-			p.start(r, k, reg)
+			p.Start(r, k, reg)
 			return nil
 		}
 	}
-	p.registered[key] = reg
+	p.Registered[key] = reg
 	return nil
 }
 
 // written handles prefill's notice of a write, unless the blocks were reclaimed.
-func (p *nixlPush) written(r *rank, m sideMessage) error {
+func (p *nixlPush) written(r *core.Rank, m core.SideMessage) error {
 	for _, id := range m.Blocks {
-		if id < 0 || int(id) >= p.v.e.cfg.KVBlocks {
+		if id < 0 || int(id) >= p.v.e.Cfg.KVBlocks {
 			return errors.New("block id out of range")
 		}
 	}
-	key := pushKey{r.index, m.Key}
-	p.mu.Lock()
+	key := pushKey{r.Index, m.Key}
+	p.Mu.Lock()
 	done := p.receiving[key]
 	delete(p.receiving, key)
-	p.mu.Unlock()
+	p.Mu.Unlock()
 	if done == nil {
-		p.v.e.stats.staleReads.Add(1)
+		p.v.e.Stats.StaleReads.Add(1)
 		return errors.New("nobody waits for this")
 	}
-	r.store(m.Blocks, m.Payload)
+	r.Store(m.Blocks, m.Payload)
 	close(done)
 	return nil
 }
@@ -318,6 +320,6 @@ func (p *nixlPush) written(r *rank, m sideMessage) error {
 // not informed.
 func (p *nixlPush) rejected(leg *nixlLeg) {
 	if leg != nil && leg.remotePrefill && leg.missing {
-		p.v.e.crash("KeyError in the clean-up of a rejected request")
+		p.v.e.Crash("KeyError in the clean-up of a rejected request")
 	}
 }

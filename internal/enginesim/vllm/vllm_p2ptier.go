@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // p2pTier is vLLM's OffloadingConnector with a secondary tier of type p2p. A
@@ -18,7 +20,7 @@ import (
 //
 // Source: vLLM, v1/kv_offload/tiering/p2p/.
 type p2pTier struct {
-	v *vllm
+	v *VLLM
 
 	mu       sync.Mutex
 	supplies map[string]*p2pSupply // by kv_request_id
@@ -27,7 +29,7 @@ type p2pTier struct {
 // p2pSupply holds the blocks of a request, also before they are computed.
 type p2pSupply struct {
 	stored chan struct{} // closed when the blocks are stored
-	blocks map[blockHash][]byte
+	blocks map[core.BlockHash][]byte
 }
 
 // p2pTierFetch is the side channel operation that stands for FetchMsg, the NIXL
@@ -43,24 +45,24 @@ type p2pTierLeg struct {
 
 var errNoSupply = errors.New("the blocks are not there")
 
-func (p *p2pTier) start() error { return nil }
+func (p *p2pTier) Start() error { return nil }
 
-// parse reads the roles. A role without its id or its address is ignored
+// Parse reads the roles. A role without its id or its address is ignored
 // (_parse_source, _parse_dest).
-func (p *p2pTier) parse(params fields, _ string) any {
+func (p *p2pTier) Parse(params core.Fields, _ string) any {
 	leg := &p2pTierLeg{}
-	text := func(f fields, name string) string {
-		s, err := f.str(name, "")
+	text := func(f core.Fields, name string) string {
+		s, err := f.Str(name, "")
 		if err != nil {
 			return ""
 		}
 		return s
 	}
-	decoder, _ := params.object("remote_decoder")
+	decoder, _ := params.Object("remote_decoder")
 	leg.decoder = text(decoder, "kv_request_id")
-	prefiller, _ := params.object("remote_prefiller")
+	prefiller, _ := params.Object("remote_prefiller")
 	leg.prefiller = text(prefiller, "kv_request_id")
-	port, err := prefiller.integer("remote_port", 0)
+	port, err := prefiller.Integer("remote_port", 0)
 	if host := text(prefiller, "remote_host"); host == "" || err != nil || port == 0 {
 		leg.prefiller = ""
 	} else {
@@ -74,48 +76,48 @@ func (p *p2pTier) parse(params fields, _ string) any {
 func (p *p2pTier) rejected(any) {}
 
 // run runs a sequence whose rank is chosen.
-func (p *p2pTier) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
+func (p *p2pTier) run(ctx context.Context, s *core.Sequence, parsed any, emit func(core.Token)) error {
 	leg := parsed.(*p2pTierLeg)
 	if leg.forbidden {
-		p.v.e.crash("remote_prefiller and remote_decoder in one request")
+		p.v.e.Crash("remote_prefiller and remote_decoder in one request")
 		return errEngineCore
 	}
-	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
+	if err := s.Rank.Reserve(ctx, s, core.Room(s), false); err != nil {
 		return err
 	}
 	if leg.prefiller != "" {
-		if err := s.rank.waitLoading(func() error { return p.load(ctx, s, leg) }); err != nil {
-			p.v.e.cfg.Log.Warn("KV was not fetched; it is computed", "request", s.id, "error", err)
+		if err := s.Rank.WaitLoading(func() error { return p.load(ctx, s, leg) }); err != nil {
+			p.v.e.Cfg.Log.Warn("KV was not fetched; it is computed", "request", s.ID, "error", err)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 	}
-	if err := s.rank.acquireSlot(ctx, s); err != nil {
+	if err := s.Rank.AcquireSlot(ctx, s); err != nil {
 		return err
 	}
-	if err := s.rank.prefill(ctx, s); err != nil {
+	if err := s.Rank.Prefill(ctx, s); err != nil {
 		return err
 	}
 	if leg.decoder != "" {
 		p.park(s, leg.decoder)
 	}
-	return s.rank.decode(ctx, s, emit)
+	return s.Rank.Decode(ctx, s, emit)
 }
 
 // load fetches the whole blocks that are not in the local prefix cache.
-func (p *p2pTier) load(ctx context.Context, s *sequence, leg *p2pTierLeg) error {
-	if s.req.fault == failLoad {
+func (p *p2pTier) load(ctx context.Context, s *core.Sequence, leg *p2pTierLeg) error {
+	if s.Req.Fault == core.FailLoad {
 		return errors.New("fault")
 	}
-	limit, cancel := context.WithTimeout(ctx, p.v.e.cfg.P2PTier.LoadTimeout)
+	limit, cancel := context.WithTimeout(ctx, p.v.e.Cfg.P2PTier.LoadTimeout)
 	defer cancel()
-	if err := s.rank.side.setUp(limit, leg.address, ""); err != nil {
+	if err := s.Rank.Side.SetUp(limit, leg.address, ""); err != nil {
 		return err
 	}
-	local := s.computed / s.rank.cache.size
+	local := s.Computed / s.Rank.Cache.Size
 	var keys []string
-	wholeBlocks(s, func(n int, h blockHash) bool {
+	wholeBlocks(s, func(n int, h core.BlockHash) bool {
 		if n >= local {
 			keys = append(keys, strconv.FormatUint(uint64(h), 16))
 		}
@@ -124,24 +126,24 @@ func (p *p2pTier) load(ctx context.Context, s *sequence, leg *p2pTierLeg) error 
 	if len(keys) == 0 {
 		return nil // no block is missing
 	}
-	answer, err := s.rank.side.call(limit, leg.address, sideMessage{
+	answer, err := s.Rank.Side.Call(limit, leg.address, core.SideMessage{
 		Op: p2pTierFetch, Key: leg.prefiller, Fields: map[string]string{"keys": strings.Join(keys, ","), "weights": p.v.compatibility()},
 	})
 	if err != nil {
 		return err
 	}
-	s.rank.store(s.blocks[local:local+len(keys)], answer.Payload)
-	p.v.e.stats.transfers.Add(1)
-	s.rank.loaded(s, (local+len(keys))*s.rank.cache.size)
-	s.cached = s.computed
+	s.Rank.Store(s.Blocks[local:local+len(keys)], answer.Payload)
+	p.v.e.Stats.Transfers.Add(1)
+	s.Rank.Loaded(s, (local+len(keys))*s.Rank.Cache.Size)
+	s.Cached = s.Computed
 	return nil
 }
 
 // park copies the prompt's whole blocks for a consumer.
-func (p *p2pTier) park(s *sequence, id string) {
-	blocks := make(map[blockHash][]byte)
-	wholeBlocks(s, func(n int, h blockHash) bool {
-		blocks[h] = s.rank.content(s.blocks[n : n+1])
+func (p *p2pTier) park(s *core.Sequence, id string) {
+	blocks := make(map[core.BlockHash][]byte)
+	wholeBlocks(s, func(n int, h core.BlockHash) bool {
+		blocks[h] = s.Rank.Content(s.Blocks[n : n+1])
 		return true
 	})
 	if len(blocks) == 0 {
@@ -153,7 +155,7 @@ func (p *p2pTier) park(s *sequence, id string) {
 	if supply.blocks == nil {
 		supply.blocks = blocks
 		close(supply.stored)
-		time.AfterFunc(p.v.e.cfg.P2PTier.UnboundTimeout, func() { p.give(id, supply) })
+		time.AfterFunc(p.v.e.Cfg.P2PTier.UnboundTimeout, func() { p.give(id, supply) })
 	}
 }
 
@@ -174,31 +176,31 @@ func (p *p2pTier) give(id string, supply *p2pSupply) {
 	}
 }
 
-// message gives a consumer the requested blocks when they are stored, and
+// Message gives a consumer the requested blocks when they are stored, and
 // removes them.
-func (p *p2pTier) message(_ *rank, m sideMessage) (sideMessage, error) {
+func (p *p2pTier) Message(_ *core.Rank, m core.SideMessage) (core.SideMessage, error) {
 	if m.Op != p2pTierFetch || m.Fields["weights"] != p.v.compatibility() {
-		return sideMessage{}, errors.New("config fingerprint mismatch")
+		return core.SideMessage{}, errors.New("config fingerprint mismatch")
 	}
 	p.mu.Lock()
 	supply := p.supply(m.Key)
 	p.mu.Unlock()
 	defer p.give(m.Key, supply)
-	late := time.NewTimer(p.v.e.cfg.P2PTier.LoadTimeout)
+	late := time.NewTimer(p.v.e.Cfg.P2PTier.LoadTimeout)
 	defer late.Stop()
 	select {
 	case <-supply.stored:
 	case <-late.C:
-		return sideMessage{}, errNoSupply
-	case <-p.v.e.ctx.Done():
-		return sideMessage{}, errNoSupply
+		return core.SideMessage{}, errNoSupply
+	case <-p.v.e.Ctx.Done():
+		return core.SideMessage{}, errNoSupply
 	}
-	answer := sideMessage{Op: m.Op}
+	answer := core.SideMessage{Op: m.Op}
 	for key := range strings.SplitSeq(m.Fields["keys"], ",") {
 		h, _ := strconv.ParseUint(key, 16, 64)
-		data := supply.blocks[blockHash(h)]
+		data := supply.blocks[core.BlockHash(h)]
 		if data == nil {
-			return sideMessage{}, errNoSupply
+			return core.SideMessage{}, errNoSupply
 		}
 		answer.Payload = append(answer.Payload, data...)
 	}
@@ -209,7 +211,7 @@ func (p *p2pTier) message(_ *rank, m sideMessage) (sideMessage, error) {
 func (p *p2pTier) held() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.v.e.ctx.Err() != nil {
+	if p.v.e.Ctx.Err() != nil {
 		return 0
 	}
 	for _, s := range p.supplies {

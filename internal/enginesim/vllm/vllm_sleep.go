@@ -1,13 +1,15 @@
-package enginesim
+package vllm
 
 import (
 	"context"
 	"errors"
 	"net/http"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // sleepRoutes are routes of vLLM's development mode.
-func (v *vllm) sleepRoutes(mux *http.ServeMux) {
+func (v *VLLM) sleepRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /sleep", func(w http.ResponseWriter, r *http.Request) {
 		levels := map[string]int{"": 1, "0": 0, "1": 1, "2": 2}
 		level, known := levels[r.URL.Query().Get("level")]
@@ -22,18 +24,18 @@ func (v *vllm) sleepRoutes(mux *http.ServeMux) {
 		v.e.WakeUp(r.URL.Query()["tags"]...)
 	})
 	mux.HandleFunc("GET /is_sleeping", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, obj("is_sleeping", v.e.Sleeping()))
+		core.WriteJSON(w, http.StatusOK, core.Obj("is_sleeping", v.e.Sleeping()))
 	})
 }
 
 // slept turns the end of a sequence by POST /sleep into an answer of status 200 whose finish reason
 // is "abort". It returns other errors unchanged.
-func (v *vllm) slept(watched context.Context, s *sequence, err error, emit func(token)) error {
-	if err == nil || !errors.Is(context.Cause(watched), errSlept) {
+func (v *VLLM) slept(watched context.Context, s *core.Sequence, err error, emit func(core.Token)) error {
+	if err == nil || !errors.Is(context.Cause(watched), core.ErrSlept) {
 		return err
 	}
-	v.e.stats.aborted.Add(1)
-	s.finish = "abort"
+	v.e.Stats.Aborted.Add(1)
+	s.Finish = "abort"
 	emit(0)
 	return nil
 }

@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // kvStore is a KV cache that several vLLM engines share, such as LMCache's.
@@ -18,22 +20,22 @@ import (
 // Source: vLLM, distributed/kv_transfer/kv_connector/v1/example_connector.py and
 // lmcache_connector.py; examples/disaggregated/lmcache/.
 type kvStore struct {
-	v   *vllm
+	v   *VLLM
 	dir string
 }
 
 // file returns the path of a block. Its content depends on the weights.
-func (k *kvStore) file(h blockHash) string {
+func (k *kvStore) file(h core.BlockHash) string {
 	return filepath.Join(k.dir, fmt.Sprintf("%s-%016x.kv", k.v.compatibility(), uint64(h)))
 }
 
 // wholeBlocks calls visit for the whole blocks of a sequence's prompt in order,
 // until visit returns false.
-func wholeBlocks(s *sequence, visit func(n int, h blockHash) bool) {
-	c := s.rank.cache
-	h := c.rootHash(s.cacheKey())
-	for n := 0; (n+1)*c.size < len(s.prompt); n++ {
-		h = c.chain(h, s.prompt[n*c.size:(n+1)*c.size])
+func wholeBlocks(s *core.Sequence, visit func(n int, h core.BlockHash) bool) {
+	c := s.Rank.Cache
+	h := c.RootHash(s.CacheKey())
+	for n := 0; (n+1)*c.Size < len(s.Prompt); n++ {
+		h = c.Chain(h, s.Prompt[n*c.Size:(n+1)*c.Size])
 		if !visit(n, h) {
 			return
 		}
@@ -42,15 +44,15 @@ func wholeBlocks(s *sequence, visit func(n int, h blockHash) bool) {
 
 // load fills a sequence's blocks, after those of the local prefix cache, with
 // the blocks in the store.
-func (k *kvStore) load(ctx context.Context, s *sequence) error {
-	if err := s.rank.side.setUp(ctx, "store", k.dir); err != nil {
+func (k *kvStore) load(ctx context.Context, s *core.Sequence) error {
+	if err := s.Rank.Side.SetUp(ctx, "store", k.dir); err != nil {
 		return err
 	}
-	if s.req.fault == failLoad {
+	if s.Req.Fault == core.FailLoad {
 		return k.v.loadFailed(ctx)
 	}
-	local, found := s.computed/s.rank.cache.size, 0
-	wholeBlocks(s, func(n int, h blockHash) bool {
+	local, found := s.Computed/s.Rank.Cache.Size, 0
+	wholeBlocks(s, func(n int, h core.BlockHash) bool {
 		if n < local {
 			return true
 		}
@@ -58,31 +60,31 @@ func (k *kvStore) load(ctx context.Context, s *sequence) error {
 		if err != nil {
 			return false
 		}
-		s.rank.store(s.blocks[n:n+1], data)
+		s.Rank.Store(s.Blocks[n:n+1], data)
 		found++
 		return true
 	})
 	if found > 0 {
-		k.v.e.stats.transfers.Add(1)
-		s.rank.loaded(s, (local+found)*s.rank.cache.size)
-		s.cached = s.computed
+		k.v.e.Stats.Transfers.Add(1)
+		s.Rank.Loaded(s, (local+found)*s.Rank.Cache.Size)
+		s.Cached = s.Computed
 	}
 	return nil
 }
 
 // save stores the blocks of a sequence that the store lacks. The prompt must be
 // computed.
-func (k *kvStore) save(s *sequence) error {
-	names := make(map[string]blockID)
-	wholeBlocks(s, func(n int, h blockHash) bool {
+func (k *kvStore) save(s *core.Sequence) error {
+	names := make(map[string]core.BlockID)
+	wholeBlocks(s, func(n int, h core.BlockHash) bool {
 		name := k.file(h)
 		if _, err := os.Stat(name); err != nil {
-			names[name] = s.blocks[n]
+			names[name] = s.Blocks[n]
 		}
 		return true
 	})
 	for name, id := range names {
-		if err := k.write(name, s.rank.content([]blockID{id})); err != nil {
+		if err := k.write(name, s.Rank.Content([]core.BlockID{id})); err != nil {
 			return err
 		}
 	}
@@ -107,29 +109,29 @@ func (k *kvStore) write(name string, data []byte) error {
 
 // The rest of vllmConnector. Requests and peers send no messages to the store.
 
-func (k *kvStore) start() error { return nil }
+func (k *kvStore) Start() error { return nil }
 
-func (k *kvStore) parse(fields, string) any { return nil }
+func (k *kvStore) Parse(core.Fields, string) any { return nil }
 
 func (k *kvStore) rejected(any) {}
 
-func (k *kvStore) message(*rank, sideMessage) (sideMessage, error) {
-	return sideMessage{}, errors.New("no KV transfer")
+func (k *kvStore) Message(*core.Rank, core.SideMessage) (core.SideMessage, error) {
+	return core.SideMessage{}, errors.New("no KV transfer")
 }
 
 // run runs a sequence whose rank is chosen.
-func (k *kvStore) run(ctx context.Context, s *sequence, _ any, emit func(token)) error {
-	if err := s.rank.reserve(ctx, s, room(s), true); err != nil {
+func (k *kvStore) run(ctx context.Context, s *core.Sequence, _ any, emit func(core.Token)) error {
+	if err := s.Rank.Reserve(ctx, s, core.Room(s), true); err != nil {
 		return err
 	}
 	if err := k.load(ctx, s); err != nil {
 		return err
 	}
-	if err := s.rank.prefill(ctx, s); err != nil {
+	if err := s.Rank.Prefill(ctx, s); err != nil {
 		return err
 	}
 	if err := k.save(s); err != nil {
-		k.v.e.cfg.Log.Error("KV store failed", "error", err)
+		k.v.e.Cfg.Log.Error("KV store failed", "error", err)
 	}
-	return s.rank.decode(ctx, s, emit)
+	return s.Rank.Decode(ctx, s, emit)
 }

@@ -1,4 +1,4 @@
-package enginesim
+package vllm
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // mostStored bounds the responses that an engine stores.
@@ -89,20 +91,20 @@ func (r *recorder) response() (body json.RawMessage) {
 
 // storing wraps the handler of /v1/responses: it stores the answers, and runs the requests that
 // ask for it in the background.
-func (v *vllm) storing(next http.HandlerFunc) http.HandlerFunc {
+func (v *VLLM) storing(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !v.e.begin() {
+		if !v.e.Begin() {
 			panic(http.ErrAbortHandler)
 		}
-		defer v.e.wg.Done()
-		body, err := readBody(w, r)
+		defer v.e.Wg.Done()
+		body, err := core.ReadBody(w, r)
 		if err != nil {
 			panic(http.ErrAbortHandler)
 		}
-		f, _ := decodeFields(body)
-		store, _ := f.boolean("store", true)
-		background, _ := f.boolean("background", false)
-		if id := fieldText(f, "previous_response_id"); id != "" && v.stored.get(id) == nil {
+		f, _ := core.DecodeFields(body)
+		store, _ := f.Boolean("store", true)
+		background, _ := f.Boolean("background", false)
+		if id := core.FieldText(f, "previous_response_id"); id != "" && v.stored.get(id) == nil {
 			v.noResponse(w, id)
 			return
 		}
@@ -121,7 +123,7 @@ func (v *vllm) storing(next http.HandlerFunc) http.HandlerFunc {
 }
 
 // storeResponse stores a response under its id.
-func (v *vllm) storeResponse(body json.RawMessage) {
+func (v *VLLM) storeResponse(body json.RawMessage) {
 	var response struct{ ID string }
 	if json.Unmarshal(body, &response) == nil && response.ID != "" {
 		v.stored.put(response.ID, body)
@@ -129,23 +131,23 @@ func (v *vllm) storeResponse(body json.RawMessage) {
 }
 
 // inBackground answers at once, and computes the response afterwards.
-func (v *vllm) inBackground(w http.ResponseWriter, r *http.Request, next http.HandlerFunc, body []byte) {
+func (v *VLLM) inBackground(w http.ResponseWriter, r *http.Request, next http.HandlerFunc, body []byte) {
 	v.stored.mu.Lock()
 	v.stored.made++
-	id := fmt.Sprintf("resp_%s_%d", v.e.id[:min(8, len(v.e.id))], v.stored.made)
+	id := fmt.Sprintf("resp_%s_%d", v.e.UUID[:min(8, len(v.e.UUID))], v.stored.made)
 	v.stored.mu.Unlock()
 	state := func(status string) json.RawMessage {
-		raw, _ := encodeJSON(obj("id", id, "object", "response", "created_at", time.Now().Unix(), "status", status, "background", true, "model", v.e.cfg.Model, "output", []any{}))
+		raw, _ := core.EncodeJSON(core.Obj("id", id, "object", "response", "created_at", time.Now().Unix(), "status", status, "background", true, "model", v.e.Cfg.Model, "output", []any{}))
 		return raw
 	}
 	v.stored.put(id, state("queued"))
-	ctx, cancel := context.WithCancel(v.e.ctx)
+	ctx, cancel := context.WithCancel(v.e.Ctx)
 	v.stored.mu.Lock()
 	v.stored.cancel[id] = cancel
 	v.stored.mu.Unlock()
 	again := r.Clone(ctx)
 	again.Body = io.NopCloser(bytes.NewReader(bytes.Replace(body, []byte(`"stream":true`), []byte(`"stream":false`), 1)))
-	v.e.spawn(func(context.Context) {
+	v.e.Spawn(func(context.Context) {
 		defer cancel()
 		rec := &recorder{header: http.Header{}}
 		func() {
@@ -165,15 +167,15 @@ func (v *vllm) inBackground(w http.ResponseWriter, r *http.Request, next http.Ha
 }
 
 // noResponse answers that there is no response of an id.
-func (v *vllm) noResponse(w http.ResponseWriter, id string) {
-	v.e.refuse(w, &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + id + "' not found."})
+func (v *VLLM) noResponse(w http.ResponseWriter, id string) {
+	v.e.Refuse(w, &core.APIError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + id + "' not found."})
 }
 
 // storedRoutes adds the routes of stored responses. vLLM deletes none.
-func (v *vllm) storedRoutes(mux *http.ServeMux) {
-	path := routeResponses + "/{id}"
+func (v *VLLM) storedRoutes(mux *http.ServeMux) {
+	path := core.RouteResponses + "/{id}"
 	mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusMethodNotAllowed, obj("detail", "Method Not Allowed"))
+		core.WriteJSON(w, http.StatusMethodNotAllowed, core.Obj("detail", "Method Not Allowed"))
 	})
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
 		body := v.stored.get(r.PathValue("id"))
@@ -198,7 +200,7 @@ func (v *vllm) storedRoutes(mux *http.ServeMux) {
 			v.noResponse(w, id)
 			return
 		case !bytes.Contains(body, []byte(`"status":"queued"`)):
-			v.e.refuse(w, &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Message: "Cannot cancel a synchronous response."})
+			v.e.Refuse(w, &core.APIError{Status: http.StatusBadRequest, Type: "invalid_request_error", Message: "Cannot cancel a synchronous response."})
 			return
 		}
 		body = bytes.Replace(body, []byte(`"queued"`), []byte(`"cancelled"`), 1)

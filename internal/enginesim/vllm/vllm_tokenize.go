@@ -1,98 +1,102 @@
-package enginesim
+package vllm
 
-import "net/http"
+import (
+	"net/http"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+)
 
 // tokenize answers POST /tokenize for a prompt or messages, as the request
 // models of vllm/entrypoints/serve/tokenize/protocol.py accept them. Unknown
 // fields are ignored.
-func (v *vllm) tokenize(w http.ResponseWriter, r *http.Request) {
-	f, ferr := smallBody(w, r)
-	var ids []token
+func (v *VLLM) tokenize(w http.ResponseWriter, r *http.Request) {
+	f, ferr := core.SmallBody(w, r)
+	var ids []core.Token
 	if ferr == nil {
 		ids, ferr = tokenizeVLLM(f)
 	}
-	refusal := v.checkModel(fieldText(f, "model"))
+	refusal := v.checkModel(core.FieldText(f, "model"))
 	if ferr != nil {
 		refusal = pydanticError(ferr, f)
 	}
 	if refusal != nil {
-		writeJSON(w, refusal.Status, v.errorBody(refusal))
+		core.WriteJSON(w, refusal.Status, v.ErrorBody(refusal))
 		return
 	}
-	ids = v.e.answered(ids)
+	ids = v.e.Answered(ids)
 	var texts any
-	if want, _ := f.boolean("return_token_strs", false); want {
+	if want, _ := f.Boolean("return_token_strs", false); want {
 		list := []any{}
 		for _, t := range ids {
-			list = append(list, validText(t.text()))
+			list = append(list, core.ValidText(t.Text()))
 		}
 		texts = list
 	}
-	writeJSON(w, http.StatusOK, obj("count", len(ids), "max_model_len", v.e.maxModelLen(), "tokens", ids, "token_strs", texts))
+	core.WriteJSON(w, http.StatusOK, core.Obj("count", len(ids), "max_model_len", v.e.MaxModelLen(), "tokens", ids, "token_strs", texts))
 }
 
 // tokenizeVLLM returns the ids of a /tokenize body.
-func tokenizeVLLM(f fields) ([]token, *fieldError) {
-	p := fieldReader{f: f}
-	p.str("model", "")
-	p.boolean("add_special_tokens") // the simulator's model has none
-	p.boolean("return_token_strs")
-	if !f.has("messages") {
-		text := p.str("prompt", "")
-		if p.err == nil && !f.has("prompt") {
-			p.keep(&fieldError{"prompt", "missing", "Field required"})
+func tokenizeVLLM(f core.Fields) ([]core.Token, *core.FieldError) {
+	p := core.FieldReader{F: f}
+	p.Str("model", "")
+	p.Boolean("add_special_tokens") // the simulator's model has none
+	p.Boolean("return_token_strs")
+	if !f.Has("messages") {
+		text := p.Str("prompt", "")
+		if p.Err == nil && !f.Has("prompt") {
+			p.Keep(&core.FieldError{Field: "prompt", Kind: "missing", Message: "Field required"})
 		}
-		return tokenize(text), p.err
+		return core.Tokenize(text), p.Err
 	}
-	if p.boolean("continue_final_message") && p.boolean("add_generation_prompt") {
-		p.keep(&fieldError{"body", "value_error", "Cannot set both `continue_final_message` and `add_generation_prompt` to True."})
+	if p.Boolean("continue_final_message") && p.Boolean("add_generation_prompt") {
+		p.Keep(&core.FieldError{Field: "body", Kind: "value_error", Message: "Cannot set both `continue_final_message` and `add_generation_prompt` to True."})
 	}
-	text, err := chatText(f)
-	p.keep(err)
-	return tokenize(text), p.err
+	text, err := core.ChatText(f)
+	p.Keep(err)
+	return core.Tokenize(text), p.Err
 }
 
 // detokenize answers POST /detokenize.
-func (v *vllm) detokenize(w http.ResponseWriter, r *http.Request) {
-	f, ferr := smallBody(w, r)
-	var ids []token
-	if ferr == nil && !f.has("tokens") {
-		ferr = &fieldError{"tokens", "missing", "Field required"}
+func (v *VLLM) detokenize(w http.ResponseWriter, r *http.Request) {
+	f, ferr := core.SmallBody(w, r)
+	var ids []core.Token
+	if ferr == nil && !f.Has("tokens") {
+		ferr = &core.FieldError{Field: "tokens", Kind: "missing", Message: "Field required"}
 	}
 	if ferr == nil {
-		ids, ferr = parseTokenIDs(f, "tokens")
+		ids, ferr = core.ParseTokenIDs(f, "tokens")
 	}
 	if ferr != nil {
 		refusal := pydanticError(ferr, f)
-		writeJSON(w, refusal.Status, v.errorBody(refusal))
+		core.WriteJSON(w, refusal.Status, v.ErrorBody(refusal))
 		return
 	}
-	writeJSON(w, http.StatusOK, obj("prompt", validText(detokenize(ids))))
+	core.WriteJSON(w, http.StatusOK, core.Obj("prompt", core.ValidText(core.Detokenize(ids))))
 }
 
 // render answers POST /v1/chat/completions/render with the body that
 // /inference/v1/generate takes for the same request, and
 // POST /v1/completions/render with a list of them
 // (vllm/entrypoints/scale_out/render).
-func (v *vllm) render(route string) http.HandlerFunc {
+func (v *VLLM) render(route string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		body, err := readBody(w, r)
+		body, err := core.ReadBody(w, r)
 		if err != nil {
 			return
 		}
-		f, ferr := decodeFields(body)
-		var req *request
+		f, ferr := core.DecodeFields(body)
+		var req *core.Request
 		if ferr == nil {
-			req, ferr = parseOpenAI(route, r.Header, f)
+			req, ferr = core.ParseOpenAI(route, r.Header, f)
 		}
-		var refusal *apiError
+		var refusal *core.APIError
 		if ferr != nil {
 			refusal = pydanticError(ferr, f)
 		} else {
 			refusal = v.check(req)
 		}
 		if refusal != nil {
-			writeJSON(w, refusal.Status, v.errorBody(refusal))
+			core.WriteJSON(w, refusal.Status, v.ErrorBody(refusal))
 			return
 		}
 		list := make([]any, 0, len(req.Prompts))
@@ -100,33 +104,33 @@ func (v *vllm) render(route string) http.HandlerFunc {
 			list = append(list, v.rendered(req, ids))
 		}
 		if req.Chat {
-			writeJSON(w, http.StatusOK, list[0])
+			core.WriteJSON(w, http.StatusOK, list[0])
 			return
 		}
-		writeJSON(w, http.StatusOK, list)
+		core.WriteJSON(w, http.StatusOK, list)
 	}
 }
 
 // rendered is a GenerateRequest.
-func (v *vllm) rendered(req *request, ids []token) object {
+func (v *VLLM) rendered(req *core.Request, ids []core.Token) core.Object {
 	var limit, options, salt, transfer any
 	if req.Limited {
 		limit = req.MaxTokens
 	}
-	if raw := req.Fields["stream_options"]; req.Fields.has("stream_options") {
+	if raw := req.Fields["stream_options"]; req.Fields.Has("stream_options") {
 		options = raw
 	}
 	if req.CacheSalt != "" {
 		salt = req.CacheSalt
 	}
-	if raw := req.Fields["kv_transfer_params"]; req.Fields.has("kv_transfer_params") {
+	if raw := req.Fields["kv_transfer_params"]; req.Fields.Has("kv_transfer_params") {
 		transfer = raw
 	}
-	return obj("request_id", randomID()+randomID(), "token_ids", v.e.answered(ids), "assistant_tokens_mask", nil, "token_offsets", nil,
+	return core.Obj("request_id", core.RandomID()+core.RandomID(), "token_ids", v.e.Answered(ids), "assistant_tokens_mask", nil, "token_offsets", nil,
 		"features", nil, "content_parts", nil,
-		"sampling_params", obj("n", req.N, "temperature", req.Temperature, "top_p", req.TopP, "seed", req.Seed,
-			"stop", append([]string{}, req.Stop...), "stop_token_ids", append([]token{}, req.StopTokenIDs...),
+		"sampling_params", core.Obj("n", req.N, "temperature", req.Temperature, "top_p", req.TopP, "seed", req.Seed,
+			"stop", append([]string{}, req.Stop...), "stop_token_ids", append([]core.Token{}, req.StopTokenIDs...),
 			"ignore_eos", req.IgnoreEOS, "max_tokens", limit, "min_tokens", req.MinTokens),
-		"model", v.e.cfg.Model, "stream", req.Stream, "stream_options", options, "cache_salt", salt, "priority", 0,
+		"model", v.e.Cfg.Model, "stream", req.Stream, "stream_options", options, "cache_salt", salt, "priority", 0,
 		"kv_transfer_params", transfer, "ec_transfer_params", nil)
 }
