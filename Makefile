@@ -70,7 +70,7 @@ vet:
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
-	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim $(foreach p,$(filter-out security,$(SECOND)),./conformance/$p) $(REPEATED)
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out security,$(SECOND)),./conformance/$p) $(REPEATED)
 
 # The attacked program is a process of its own, which the race detector does not see. The
 # other packages make other system calls without the detector, or run as root what

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 func TestFaultsRefused(t *testing.T) {
@@ -27,7 +29,7 @@ func TestFaultsRefused(t *testing.T) {
 	if err := e.SetFault("1:what", 0, ""); err == nil {
 		t.Error("unknown fault accepted")
 	}
-	if kind, _ := e.faults.draw(); kind != fail500 {
+	if kind, _ := e.Faults.Draw(); kind != core.Fail500 {
 		t.Errorf("a refused change removed the fault %q", kind)
 	}
 }
@@ -36,7 +38,7 @@ func TestFaultRate(t *testing.T) {
 	draw := func(seed uint64) (hits int, pattern string) {
 		e := newBare(t, Config{Fail: "0.25:500", Seed: seed})
 		for range 1000 {
-			if kind, _ := e.faults.draw(); kind == fail500 {
+			if kind, _ := e.Faults.Draw(); kind == core.Fail500 {
 				hits++
 				pattern += "x"
 			} else {
@@ -60,7 +62,7 @@ func TestFaultRate(t *testing.T) {
 // TestFaultAnswers checks the answers of each kind of fault, unary and streaming.
 func TestFaultAnswers(t *testing.T) {
 	e := startEngine(t, Config{})
-	url := e.URL() + routeCompletions
+	url := e.URL() + core.RouteCompletions
 	unary, streaming := completion("hello", `"max_tokens":8`), completion("hello", `"max_tokens":8,"stream":true`)
 	short := completion("hello", `"max_tokens":1,"stream":true`)
 	set := func(t *testing.T, fail string) {
@@ -69,7 +71,7 @@ func TestFaultAnswers(t *testing.T) {
 			t.Fatalf("set fault: %d %s", a.status, a.body)
 		}
 	}
-	for kind, status := range map[string]int{fail500: 500, fail503: 503, fail429: 429, fail400: 400} {
+	for kind, status := range map[string]int{core.Fail500: 500, core.Fail503: 503, core.Fail429: 429, core.Fail400: 400} {
 		t.Run(kind, func(t *testing.T) {
 			set(t, "1:"+kind)
 			for _, body := range []string{unary, streaming} {
@@ -81,8 +83,8 @@ func TestFaultAnswers(t *testing.T) {
 		})
 	}
 	for kind, check := range map[string]func(error) bool{
-		failReset: func(err error) bool { return errors.Is(err, syscall.ECONNRESET) },
-		failClose: func(err error) bool { return errors.Is(err, io.EOF) },
+		core.FailReset: func(err error) bool { return errors.Is(err, syscall.ECONNRESET) },
+		core.FailClose: func(err error) bool { return errors.Is(err, io.EOF) },
 	} {
 		t.Run(kind, func(t *testing.T) {
 			set(t, "1:"+kind)
@@ -100,7 +102,7 @@ func TestFaultAnswers(t *testing.T) {
 			}
 		})
 	}
-	t.Run(failCut, func(t *testing.T) {
+	t.Run(core.FailCut, func(t *testing.T) {
 		set(t, "1:cut")
 		for _, body := range []string{unary, streaming, short} {
 			a, err := try(t.Context(), url, body)
@@ -109,16 +111,16 @@ func TestFaultAnswers(t *testing.T) {
 			}
 		}
 	})
-	t.Run(failGarbage, func(t *testing.T) {
+	t.Run(core.FailGarbage, func(t *testing.T) {
 		set(t, "1:garbage")
 		if a := post(t, url, unary); a.status != 200 || json.Valid(a.body) {
 			t.Errorf("post(url, unary) = %d, %q", a.status, a.body)
 		}
 	})
-	t.Run(failSSEError, func(t *testing.T) {
+	t.Run(core.FailSSEError, func(t *testing.T) {
 		set(t, "1:sse-error")
 		events := stream(t, url, streaming)
-		if n := len(events); n != streamEventsBeforeFault+2 || !strings.HasPrefix(events[n-2], `{"error": {"message": `) || events[n-1] != "[DONE]" {
+		if n := len(events); n != core.StreamEventsBeforeFault+2 || !strings.HasPrefix(events[n-2], `{"error": {"message": `) || events[n-1] != "[DONE]" {
 			t.Errorf("events %q", events)
 		}
 		if events := stream(t, url, short); len(events) != 3 || !strings.HasPrefix(events[1], `{"error":`) {
@@ -128,10 +130,10 @@ func TestFaultAnswers(t *testing.T) {
 			t.Errorf("unary: %d %s", a.status, a.body)
 		}
 	})
-	t.Run(failSlow, func(t *testing.T) {
+	t.Run(core.FailSlow, func(t *testing.T) {
 		set(t, "1:slow")
 		start := time.Now()
-		if a := post(t, url, unary); a.status != 200 || time.Since(start) < slowAdmission {
+		if a := post(t, url, unary); a.status != 200 || time.Since(start) < core.SlowAdmission {
 			t.Errorf("%d after %v", a.status, time.Since(start))
 		}
 	})
@@ -152,18 +154,18 @@ func TestFaultLoadAndNoParams(t *testing.T) {
 	if a := pd.decode(t, prompt, params); a.status != 500 {
 		t.Errorf("unary: %d %s", a.status, a.body)
 	}
-	events := stream(t, pd.d.URL()+routeCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+params))
+	events := stream(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+params))
 	if len(events) != 2 || !strings.HasPrefix(events[0], `{"error":`) {
 		t.Errorf("stream %q", events)
 	}
 	if s := pd.p.State(); s.BlocksPinned != 3 {
 		t.Errorf("a failed load freed the prefill: %+v", s)
 	}
-	if a := post(t, pd.d.URL()+routeCompletions, completion(prompt, "")); a.status != 200 {
+	if a := post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, "")); a.status != 200 {
 		t.Errorf("without a transfer: %d %s", a.status, a.body)
 	}
 	pd.p.SetFault("1:no-params", 0, "")
-	a := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefillParams))
+	a := post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefillParams))
 	if a.status != 200 || a.params(t) != "null" {
 		t.Errorf("no-params: %d %s", a.status, a.body)
 	}
@@ -175,20 +177,20 @@ func TestFaultLoadAndNoParams(t *testing.T) {
 // TestHangs: a request hangs in its phase until the client leaves. Then nothing
 // of it remains.
 func TestHangs(t *testing.T) {
-	for _, phase := range []string{hangPrefill, hangDecode, hangHead, hangStream} {
+	for _, phase := range []string{core.HangPrefill, core.HangDecode, core.HangHead, core.HangStream} {
 		t.Run(phase, func(t *testing.T) {
 			e := startEngine(t, Config{Hang: phase})
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
-			req, _ := http.NewRequestWithContext(ctx, http.MethodPost, e.URL()+routeCompletions, strings.NewReader(completion("hello", `"stream":true`)))
-			if phase == hangHead {
+			req, _ := http.NewRequestWithContext(ctx, http.MethodPost, e.URL()+core.RouteCompletions, strings.NewReader(completion("hello", `"stream":true`)))
+			if phase == core.HangHead {
 				go func() {
 					eventually(t, "a connection", func() bool { return e.State().ConnectionsOpen == 1 })
 					leave()
 				}()
 			}
 			resp, err := http.DefaultClient.Do(req)
-			if phase == hangHead {
+			if phase == core.HangHead {
 				if err == nil {
 					t.Error("answered")
 				}
@@ -199,9 +201,9 @@ func TestHangs(t *testing.T) {
 			}
 			defer resp.Body.Close()
 			eventually(t, "a running request", func() bool { return e.State().RequestsRunning == 1 })
-			if phase == hangStream {
+			if phase == core.HangStream {
 				br := bufio.NewReader(resp.Body)
-				for range 2 * streamEventsBeforeFault {
+				for range 2 * core.StreamEventsBeforeFault {
 					if _, err := br.ReadString('\n'); err != nil {
 						t.Fatal(err)
 					}
@@ -211,18 +213,18 @@ func TestHangs(t *testing.T) {
 			eventually(t, "an abort", func() bool { s := e.State(); return s.Aborted == 1 && s.BlocksUsed == 0 })
 		})
 	}
-	t.Run(hangConnect, func(t *testing.T) {
-		e := startEngine(t, Config{Hang: hangConnect})
+	t.Run(core.HangConnect, func(t *testing.T) {
+		e := startEngine(t, Config{Hang: core.HangConnect})
 		ctx, leave := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer leave()
-		if a, err := try(ctx, e.URL()+routeCompletions, completion("hello", "")); !errors.Is(err, context.DeadlineExceeded) {
+		if a, err := try(ctx, e.URL()+core.RouteCompletions, completion("hello", "")); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("try = %d, %v", a.status, err)
 		}
 		if s := e.State(); s.Requests != 0 || s.ConnectionsOpen == 0 {
 			t.Errorf("state %+v", s)
 		}
 		e.SetFault("", 0, "")
-		if a := post(t, e.URL()+routeCompletions, completion("hello", "")); a.status != 200 {
+		if a := post(t, e.URL()+core.RouteCompletions, completion("hello", "")); a.status != 200 {
 			t.Errorf("status after the fault: %d", a.status)
 		}
 	})
@@ -234,17 +236,17 @@ func TestDieAfter(t *testing.T) {
 	ended := make(chan error, 1)
 	runs := startedRun(t, Config{DieAfter: 1})
 	go func() { ended <- runs.err() }()
-	post(t, runs.e.URL()+routeCompletions, completion("x", `"max_tokens":1`))
-	if _, err := try(t.Context(), runs.e.URL()+routeCompletions, completion("x", "")); err == nil {
+	post(t, runs.e.URL()+core.RouteCompletions, completion("x", `"max_tokens":1`))
+	if _, err := try(t.Context(), runs.e.URL()+core.RouteCompletions, completion("x", "")); err == nil {
 		t.Error("the second request was answered")
 	}
 	if err := <-ended; err == nil {
 		t.Error("Run ended without an error")
 	}
 
-	post(t, e.URL()+routeCompletions, completion("x", `"max_tokens":1`))
-	events, _ := openStream(t, e.URL()+routeCompletions, completion("x", `"max_tokens":1000,"stream":true`))
-	if _, err := try(t.Context(), e.URL()+routeCompletions, completion("x", "")); err == nil {
+	post(t, e.URL()+core.RouteCompletions, completion("x", `"max_tokens":1`))
+	events, _ := openStream(t, e.URL()+core.RouteCompletions, completion("x", `"max_tokens":1000,"stream":true`))
+	if _, err := try(t.Context(), e.URL()+core.RouteCompletions, completion("x", "")); err == nil {
 		t.Error("the third request was answered")
 	}
 	<-e.Died()

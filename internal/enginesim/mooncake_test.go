@@ -10,6 +10,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/vllm"
 )
 
 // mooncakePair is a prefill engine, a decode engine, and an engine that is both.
@@ -72,9 +75,9 @@ func (pd *mooncakePair) concurrent(t *testing.T, prompt string, rank int) (p, d 
 	prefill, decode := pd.legs(t, rank)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		p, _ = try(t.Context(), pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Data-Parallel-Rank", fmt.Sprint(rank))
+		p, _ = try(t.Context(), pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Data-Parallel-Rank", fmt.Sprint(rank))
 	})
-	d = post(t, pd.d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,`+decode))
+	d = post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12,`+decode))
 	wg.Wait()
 	return p, d
 }
@@ -98,7 +101,7 @@ func TestMooncakeEqualsDirect(t *testing.T) {
 			prompt := words(n, n)
 			p, got := pd.concurrent(t, prompt, n%2)
 			transfers++
-			want := post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":12`))
+			want := post(t, pd.both.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12`))
 			if got.text(t) != want.text(t) {
 				t.Errorf("round %d, %d tokens: text %q, direct %q", round, n, got.text(t), want.text(t))
 			}
@@ -117,9 +120,9 @@ func TestMooncakeEqualsDirect(t *testing.T) {
 func TestMooncakePlain(t *testing.T) {
 	pd := startMooncake(t)
 	body := completion(words(3, 60), `"max_tokens":12`)
-	want := post(t, pd.both.URL()+routeCompletions, body).text(t)
+	want := post(t, pd.both.URL()+core.RouteCompletions, body).text(t)
 	for _, e := range []*Engine{pd.p, pd.d} {
-		if got := post(t, e.URL()+routeCompletions, body).text(t); got != want {
+		if got := post(t, e.URL()+core.RouteCompletions, body).text(t); got != want {
 			t.Errorf("post(e.URL()+routeCompletions, body).text(t) = %q, want %q", got, want)
 		}
 	}
@@ -145,7 +148,7 @@ func TestMooncakeOnlyTheLimitKeepsBlocks(t *testing.T) {
 func TestMooncakeLegAlone(t *testing.T) {
 	pd := startMooncake(t, func(c *Config) { c.Mooncake.AbortTimeout = 400 * time.Millisecond })
 	prefill, decode := pd.legs(t, 0)
-	post(t, pd.p.URL()+routeCompletions, completion(words(5, 100), `"max_tokens":1,`+prefill))
+	post(t, pd.p.URL()+core.RouteCompletions, completion(words(5, 100), `"max_tokens":1,`+prefill))
 	if s := pd.p.State(); s.BlocksPinned != 7 {
 		t.Errorf("prefill: %+v", s)
 	}
@@ -154,7 +157,7 @@ func TestMooncakeLegAlone(t *testing.T) {
 		t.Errorf("prefill: %+v", s)
 	}
 	// Expired blocks are not available any more.
-	if a := post(t, pd.d.URL()+routeCompletions, completion(words(5, 100), decode)); a.status != http.StatusInternalServerError {
+	if a := post(t, pd.d.URL()+core.RouteCompletions, completion(words(5, 100), decode)); a.status != http.StatusInternalServerError {
 		t.Errorf("decode: status %d", a.status)
 	}
 	pd.settled(t)
@@ -165,8 +168,8 @@ func TestMooncakeLegAlone(t *testing.T) {
 func TestMooncakeRefusedLegReleases(t *testing.T) {
 	pd := startMooncake(t)
 	prefill, decode := pd.legs(t, 0)
-	post(t, pd.p.URL()+routeCompletions, completion(words(7, 50), `"max_tokens":1,`+prefill))
-	if a := post(t, pd.d.URL()+routeCompletions, completion("x", `"max_tokens":0,`+decode)); a.status != http.StatusBadRequest {
+	post(t, pd.p.URL()+core.RouteCompletions, completion(words(7, 50), `"max_tokens":1,`+prefill))
+	if a := post(t, pd.d.URL()+core.RouteCompletions, completion("x", `"max_tokens":0,`+decode)); a.status != http.StatusBadRequest {
 		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	pd.settled(t)
@@ -180,8 +183,8 @@ func TestMooncakeRefusedLegReleases(t *testing.T) {
 func TestMooncakeOtherEngine(t *testing.T) {
 	pd := startMooncake(t)
 	_, decode := pd.legs(t, 0)
-	decode = strings.Replace(decode, pd.p.ID(), newUUID(), 1)
-	if a := post(t, pd.d.URL()+routeCompletions, completion("x y z", decode)); a.status != http.StatusInternalServerError {
+	decode = strings.Replace(decode, pd.p.ID(), core.NewUUID(), 1)
+	if a := post(t, pd.d.URL()+core.RouteCompletions, completion("x y z", decode)); a.status != http.StatusInternalServerError {
 		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	pd.settled(t)
@@ -201,7 +204,7 @@ func TestMooncakeEnds(t *testing.T) {
 			if leg.role == RoleDecode {
 				e = pd.d
 			}
-			try(t.Context(), e.URL()+routeCompletions, completion("x", leg.body))
+			try(t.Context(), e.URL()+core.RouteCompletions, completion("x", leg.body))
 			select {
 			case <-e.Died():
 			case <-time.After(20 * time.Second):
@@ -253,15 +256,15 @@ func TestMooncakeAsk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := mooncakeAsk{host: "10.0.1.7", port: 15000, request: "cmpl-a-0-1", transfer: "xfer-a", blocks: []blockID{3, 4, 300}, blockLen: 16}
-	if got := hex.EncodeToString(ask.encode()); got != python {
+	ask := vllm.MooncakeAsk{Host: "10.0.1.7", Port: 15000, Request: "cmpl-a-0-1", Transfer: "xfer-a", Blocks: []core.BlockID{3, 4, 300}, BlockLen: 16}
+	if got := hex.EncodeToString(ask.Encode()); got != python {
 		t.Errorf("encoded %s", got)
 	}
-	back, err := decodeAsk(raw)
+	back, err := vllm.DecodeAsk(raw)
 	if err != nil || fmt.Sprint(back) != fmt.Sprint(ask) {
 		t.Errorf("decodeAsk(raw) = %+v, %v", back, err)
 	}
-	if _, err := decodeAsk(packMap("remote_hostname", "x")); err == nil {
+	if _, err := vllm.DecodeAsk(vllm.PackMap("remote_hostname", "x")); err == nil {
 		t.Error("half a message is read")
 	}
 }

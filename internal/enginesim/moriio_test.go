@@ -11,6 +11,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/vllm"
 )
 
 // moriioPair is a prefill and a decode engine, and a third without a connector.
@@ -48,9 +51,9 @@ func (pd *moriioPair) write(t *testing.T, prompt string) (p, d answer) {
 	id, prefill, decode := pd.legs()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		p, _ = try(t.Context(), pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
+		p, _ = try(t.Context(), pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
 	})
-	d = post(t, pd.d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,`+decode), "X-Request-Id", id)
+	d = post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12,`+decode), "X-Request-Id", id)
 	wg.Wait()
 	return p, d
 }
@@ -63,7 +66,7 @@ func TestWriteEqualsDirect(t *testing.T) {
 		for _, n := range lengths {
 			prompt := words(n, n)
 			_, got := pd.write(t, prompt)
-			want := post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":12`))
+			want := post(t, pd.both.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12`))
 			if got.text(t) != want.text(t) {
 				t.Errorf("round %d, %d tokens: text %q, direct %q", round, n, got.text(t), want.text(t))
 			}
@@ -80,21 +83,21 @@ func TestReadEqualsDirect(t *testing.T) {
 	for _, n := range lengths {
 		prompt := words(n, n)
 		id, prefill, _ := pd.legs()
-		p := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
+		p := post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
 		if s := pd.p.State(); s.BlocksPinned != (n+15)/16 {
 			t.Errorf("pinned %d blocks", s.BlocksPinned)
 		}
-		got := post(t, pd.d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+p.params(t)), "X-Request-Id", id)
-		if want := post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":12`)); got.text(t) != want.text(t) {
+		got := post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+p.params(t)), "X-Request-Id", id)
+		if want := post(t, pd.both.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12`)); got.text(t) != want.text(t) {
 			t.Errorf("%d tokens: text %q, direct %q", n, got.text(t), want.text(t))
 		}
 		eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
 	}
 	// Changed parameters belong to another engine.
 	id, prefill, _ := pd.legs()
-	p := post(t, pd.p.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":1,`+prefill), "X-Request-Id", id)
+	p := post(t, pd.p.URL()+core.RouteCompletions, completion(words(1, 40), `"max_tokens":1,`+prefill), "X-Request-Id", id)
 	params := strings.Replace(p.params(t), `é/<&>`, `e`, 1)
-	if a := post(t, pd.d.URL()+routeCompletions, completion(words(1, 40), `"kv_transfer_params":`+params), "X-Request-Id", id); a.status != http.StatusInternalServerError {
+	if a := post(t, pd.d.URL()+core.RouteCompletions, completion(words(1, 40), `"kv_transfer_params":`+params), "X-Request-Id", id); a.status != http.StatusInternalServerError {
 		t.Errorf("got status %d", a.status)
 	}
 }
@@ -105,11 +108,11 @@ func TestPlainRequest(t *testing.T) {
 	for connector, wrong := range map[string]bool{ConnectorVLLMMoRIIO: false, ConnectorVLLMMoRIIORead: true} {
 		pd := startMoRIIO(t, connector)
 		body := completion(words(3, 60), `"max_tokens":12`)
-		want := post(t, pd.both.URL()+routeCompletions, body).text(t)
-		if got := post(t, pd.p.URL()+routeCompletions, body).text(t); got != want {
+		want := post(t, pd.both.URL()+core.RouteCompletions, body).text(t)
+		if got := post(t, pd.p.URL()+core.RouteCompletions, body).text(t); got != want {
 			t.Errorf("%s: answer of prefill %q, want %q", connector, got, want)
 		}
-		if got := post(t, pd.d.URL()+routeCompletions, body).text(t); (got != want) != wrong {
+		if got := post(t, pd.d.URL()+core.RouteCompletions, body).text(t); (got != want) != wrong {
 			t.Errorf("%s: answer of decode %q, correct %q", connector, got, want)
 		}
 	}
@@ -119,7 +122,7 @@ func TestPlainRequest(t *testing.T) {
 func TestOnlyTheLimitKeepsBlocks(t *testing.T) {
 	pd := startMoRIIO(t, ConnectorVLLMMoRIIORead)
 	id, prefill, _ := pd.legs()
-	a := post(t, pd.p.URL()+routeCompletions, completion("<eos1> now", `"max_tokens":1,`+prefill), "X-Request-Id", id)
+	a := post(t, pd.p.URL()+core.RouteCompletions, completion("<eos1> now", `"max_tokens":1,`+prefill), "X-Request-Id", id)
 	if a.params(t) != "null" || pd.p.State().BlocksUsed != 0 {
 		t.Errorf("params %s, %+v", a.params(t), pd.p.State())
 	}
@@ -134,7 +137,7 @@ func TestLegAlone(t *testing.T) {
 	pd := startMoRIIO(t, ConnectorVLLMMoRIIO, short)
 	prompt := words(5, 100)
 	id, prefill, _ := pd.legs()
-	post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
+	post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
 	if s := pd.p.State(); s.BlocksPinned != 7 {
 		t.Errorf("prefill: %+v", s)
 	}
@@ -143,7 +146,7 @@ func TestLegAlone(t *testing.T) {
 		t.Errorf("prefill: %+v", s)
 	}
 	id, _, decode := pd.legs()
-	a := post(t, pd.d.URL()+routeCompletions, completion(prompt, decode), "X-Request-Id", id)
+	a := post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, decode), "X-Request-Id", id)
 	if a.status != http.StatusInternalServerError || pd.d.State().BlocksUsed != 0 {
 		t.Errorf("decode: status %d, %+v", a.status, pd.d.State())
 	}
@@ -152,7 +155,7 @@ func TestLegAlone(t *testing.T) {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		try(ctx, pd.d.URL()+routeCompletions, completion(prompt, decode), "X-Request-Id", id)
+		try(ctx, pd.d.URL()+core.RouteCompletions, completion(prompt, decode), "X-Request-Id", id)
 	}()
 	eventually(t, "decode waits", func() bool { return pd.d.State().BlocksPinned > 0 })
 	leave()
@@ -170,14 +173,14 @@ func TestRefusedLegReleases(t *testing.T) {
 		t.Run(connector, func(t *testing.T) {
 			pd := startMoRIIO(t, connector)
 			id, prefill, decode := pd.legs()
-			p := post(t, pd.p.URL()+routeCompletions, completion(words(7, 50), `"max_tokens":1,`+prefill), "X-Request-Id", id)
+			p := post(t, pd.p.URL()+core.RouteCompletions, completion(words(7, 50), `"max_tokens":1,`+prefill), "X-Request-Id", id)
 			if connector == ConnectorVLLMMoRIIORead {
 				decode = `"kv_transfer_params":` + p.params(t)
 			} else {
-				host, notify := pd.p.proto.(*vllm).connector.(*moriio).host, pd.p.proto.(*vllm).connector.(*moriio).notify
+				host, notify := pd.p.Proto.(*vllm.VLLM).Connector.(*vllm.MoRIIO).Host, pd.p.Proto.(*vllm.VLLM).Connector.(*vllm.MoRIIO).Notify
 				decode = strings.TrimSuffix(decode, "}") + fmt.Sprintf(`,"remote_host":%q,"remote_notify_port":%d,"remote_handshake_port":1}`, host, notify)
 			}
-			if a := post(t, pd.d.URL()+routeCompletions, completion("x", `"max_tokens":0,`+decode)); a.status != http.StatusBadRequest {
+			if a := post(t, pd.d.URL()+core.RouteCompletions, completion("x", `"max_tokens":0,`+decode)); a.status != http.StatusBadRequest {
 				t.Errorf("got status %d: %s", a.status, a.body)
 			}
 			eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
@@ -193,14 +196,14 @@ func TestRefusedLegReleases(t *testing.T) {
 func TestMoRIIOEnds(t *testing.T) {
 	notified := func(bytes string) func(*testing.T, *moriioPair) *Engine {
 		return func(t *testing.T, pd *moriioPair) *Engine {
-			m := pd.p.proto.(*vllm).connector.(*moriio)
-			c, err := pd.both.dialPeer(t.Context(), net.JoinHostPort(m.host, strconv.Itoa(m.notify)))
+			m := pd.p.Proto.(*vllm.VLLM).Connector.(*vllm.MoRIIO)
+			c, err := pd.both.DialPeer(t.Context(), net.JoinHostPort(m.Host, strconv.Itoa(m.Notify)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer pd.both.hangUp(c)
+			defer pd.both.HangUp(c)
 			raw, _ := hex.DecodeString(bytes)
-			c.send(raw)
+			c.Send(raw)
 			return pd.p
 		}
 	}
@@ -209,7 +212,7 @@ func TestMoRIIOEnds(t *testing.T) {
 			if id == "" {
 				id, _, _ = pd.legs()
 			}
-			try(t.Context(), pd.p.URL()+routeCompletions, completion("x", `"kv_transfer_params":`+params), "X-Request-Id", id)
+			try(t.Context(), pd.p.URL()+core.RouteCompletions, completion("x", `"kv_transfer_params":`+params), "X-Request-Id", id)
 			return pd.p
 		}
 	}
@@ -238,11 +241,11 @@ func TestReleaseBeforePrefillEnds(t *testing.T) {
 	id, prefill, _ := pd.legs()
 	done := make(chan answer, 1)
 	go func() {
-		a, _ := try(t.Context(), pd.p.URL()+routeCompletions, completion(words(9, 50), `"max_tokens":1,`+prefill), "X-Request-Id", id)
+		a, _ := try(t.Context(), pd.p.URL()+core.RouteCompletions, completion(words(9, 50), `"max_tokens":1,`+prefill), "X-Request-Id", id)
 		done <- a
 	}()
-	m := pd.p.proto.(*vllm).connector.(*moriio)
-	pd.d.proto.(*vllm).connector.(*moriio).release(&moriioLeg{transfer: fmt.Sprintf("tx-%d", pd.serial), peer: moriioPeer{m.host, m.handshake, m.notify}})
+	m := pd.p.Proto.(*vllm.VLLM).Connector.(*vllm.MoRIIO)
+	pd.d.Proto.(*vllm.VLLM).Connector.(*vllm.MoRIIO).Release(&vllm.MoRIIOLeg{Transfer: fmt.Sprintf("tx-%d", pd.serial), Peer: vllm.MoRIIOPeer{Host: m.Host, Handshake: m.Handshake, Notify: m.Notify}})
 	if a := <-done; a.status != http.StatusOK {
 		t.Errorf("got status %d: %s", a.status, a.body)
 	}

@@ -5,12 +5,14 @@ import (
 	"net/http"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // FuzzParse: for any body, the parser returns a request that the core can run,
 // or an answer in the engine's form.
 func FuzzParse(f *testing.F) {
-	routes := []string{routeCompletions, routeChat, routeResponses, routeMessages, routeTokens}
+	routes := []string{core.RouteCompletions, core.RouteChat, core.RouteResponses, core.RouteMessages, core.RouteTokens}
 	for _, body := range []string{
 		``, `{}`, `[]`, `null`, `"x"`, `{"prompt":"hi","max_tokens":3}`, `{"prompt":[1,2,300]}`, `{"prompt":[[1],[2]],"n":3,"best_of":2}`,
 		`{"messages":[{"role":"user","content":"hi"}],"stream":true,"stream_options":{"include_usage":true}}`,
@@ -34,21 +36,21 @@ func FuzzParse(f *testing.F) {
 	}
 	e.Close() // so that clean-ups are not sent
 	f.Fuzz(func(t *testing.T, body string, route uint8) {
-		req, refusal := e.proto.parse(routes[int(route)%len(routes)], http.Header{}, []byte(body))
+		req, refusal := e.Proto.Parse(routes[int(route)%len(routes)], http.Header{}, []byte(body))
 		if refusal != nil {
 			form := refusal.Body
 			if form == nil {
-				form = e.proto.errorBody(refusal)
+				form = e.Proto.ErrorBody(refusal)
 			}
-			raw, err := encodeJSON(form)
+			raw, err := core.EncodeJSON(form)
 			if err != nil || !json.Valid(raw) || !utf8.Valid(raw) || refusal.Status < 400 || refusal.Status > 499 {
 				t.Fatalf("refusal %d %q %v", refusal.Status, raw, err)
 			}
 			return
 		}
-		for _, s := range e.newSequences(req) {
-			if len(s.prompt) == 0 || s.limit < 1 || room(s) < len(s.prompt) || room(s) > e.maxModelLen() {
-				t.Fatalf("room for %d tokens of %d", room(s), len(s.prompt))
+		for _, s := range e.NewSequences(req) {
+			if len(s.Prompt) == 0 || s.Limit < 1 || core.Room(s) < len(s.Prompt) || core.Room(s) > e.MaxModelLen() {
+				t.Fatalf("room for %d tokens of %d", core.Room(s), len(s.Prompt))
 			}
 		}
 	})
@@ -61,7 +63,7 @@ func FuzzAppendString(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		var back string
-		if err := json.Unmarshal(appendString(nil, s), &back); err != nil || back != validRunes(s) {
+		if err := json.Unmarshal(core.AppendString(nil, s), &back); err != nil || back != validRunes(s) {
 			t.Fatalf("%q is read back as %q, %v", s, back, err)
 		}
 	})

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // p2pPair is a prefill and a decode engine, and a third without a connector.
@@ -37,13 +39,13 @@ func TestP2PEqualsDirect(t *testing.T) {
 	for round := range 2 { // the second round finds prefixes in both caches
 		for _, n := range lengths {
 			prompt, id := words(n, n), pd.id()
-			p := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1`), "X-Request-Id", id)
+			p := post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1`), "X-Request-Id", id)
 			if p.status != http.StatusOK {
 				t.Errorf("prefill: status %d", p.status)
 			}
 			eventually(t, "decode has the KV", func() bool { return pd.d.State().BlocksPinned == (n+15)/16 && pd.p.State().BlocksUsed == 0 })
-			got := post(t, pd.d.URL()+routeCompletions, completion(prompt, `"max_tokens":12`), "X-Request-Id", id)
-			want := post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":12`))
+			got := post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12`), "X-Request-Id", id)
+			want := post(t, pd.both.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12`))
 			if got.text(t) != want.text(t) {
 				t.Errorf("round %d, %d tokens: text %q, direct %q", round, n, got.text(t), want.text(t))
 			}
@@ -59,9 +61,9 @@ func TestP2PEqualsDirect(t *testing.T) {
 func TestP2PSameID(t *testing.T) {
 	pd := startP2P(t)
 	id := pd.id()
-	post(t, pd.p.URL()+routeCompletions, completion(words(5, 100), `"max_tokens":1`), "X-Request-Id", id)
+	post(t, pd.p.URL()+core.RouteCompletions, completion(words(5, 100), `"max_tokens":1`), "X-Request-Id", id)
 	eventually(t, "decode has the KV", func() bool { return pd.d.State().BlocksPinned == 7 })
-	if a := post(t, pd.d.URL()+routeCompletions, `{"model":"sim","prompt":[0],"max_tokens":1}`, "X-Request-Id", id); a.status != http.StatusOK {
+	if a := post(t, pd.d.URL()+core.RouteCompletions, `{"model":"sim","prompt":[0],"max_tokens":1}`, "X-Request-Id", id); a.status != http.StatusOK {
 		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	eventually(t, "decode holds nothing", func() bool { return pd.d.State().BlocksUsed == 0 })
@@ -71,12 +73,12 @@ func TestP2PSameID(t *testing.T) {
 // not exist.
 func TestP2PLegAlone(t *testing.T) {
 	pd := startP2P(t, func(c *Config) { c.P2PNCCL.BufferTimeout = 300 * time.Millisecond })
-	if a := post(t, pd.d.URL()+routeCompletions, completion(words(5, 100), ""), "X-Request-Id", pd.id()); a.status != http.StatusInternalServerError {
+	if a := post(t, pd.d.URL()+core.RouteCompletions, completion(words(5, 100), ""), "X-Request-Id", pd.id()); a.status != http.StatusInternalServerError {
 		t.Errorf("decode: status %d", a.status)
 	}
 	id := pd.id()
 	pd.d.Kill()
-	if a := post(t, pd.p.URL()+routeCompletions, completion(words(5, 100), `"max_tokens":1`), "X-Request-Id", id); a.status != http.StatusInternalServerError {
+	if a := post(t, pd.p.URL()+core.RouteCompletions, completion(words(5, 100), `"max_tokens":1`), "X-Request-Id", id); a.status != http.StatusInternalServerError {
 		t.Errorf("prefill: status %d", a.status)
 	}
 	eventually(t, "prefill holds nothing", func() bool { return pd.p.State().BlocksUsed == 0 })
@@ -90,13 +92,13 @@ func TestP2PAbortedWait(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		try(ctx, pd.d.URL()+routeCompletions, completion(words(5, 100), ""), "X-Request-Id", id)
+		try(ctx, pd.d.URL()+core.RouteCompletions, completion(words(5, 100), ""), "X-Request-Id", id)
 	}()
 	eventually(t, "decode waits for KV", func() bool { return pd.d.State().RequestsWaiting == 1 })
 	leave()
 	<-ended
 	eventually(t, "the request has ended", func() bool { return pd.d.State().RequestsWaiting == 0 })
-	if a := post(t, pd.d.URL()+routeCompletions, `{"model":"sim","prompt":[0],"max_tokens":1}`, "X-Request-Id", id); a.status != http.StatusOK {
+	if a := post(t, pd.d.URL()+core.RouteCompletions, `{"model":"sim","prompt":[0],"max_tokens":1}`, "X-Request-Id", id); a.status != http.StatusOK {
 		t.Errorf("got status %d: %s", a.status, a.body)
 	}
 	if s := pd.d.State(); s.DuplicateIDs != 0 {
@@ -113,7 +115,7 @@ func TestP2PEnds(t *testing.T) {
 			if role == RoleDecode {
 				e = pd.d
 			}
-			try(t.Context(), e.URL()+routeCompletions, completion("one two three", ""), "X-Request-Id", "plain")
+			try(t.Context(), e.URL()+core.RouteCompletions, completion("one two three", ""), "X-Request-Id", "plain")
 			select {
 			case <-e.Died():
 			case <-time.After(20 * time.Second):

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
@@ -116,15 +117,15 @@ func eventMember(event any, name string) any {
 }
 
 // ids converts the token ids of an event, or of an answer, to tokens.
-func ids(t *testing.T, list any) []token {
+func ids(t *testing.T, list any) []core.Token {
 	t.Helper()
-	var tokens []token
+	var tokens []core.Token
 	for _, v := range list.([]any) {
 		n, err := strconv.Atoi(fmt.Sprint(v))
 		if err != nil {
 			t.Fatal(err)
 		}
-		tokens = append(tokens, token(n))
+		tokens = append(tokens, core.Token(n))
 	}
 	return tokens
 }
@@ -149,7 +150,7 @@ func TestVLLMPublishes(t *testing.T) {
 			messages := subscriber(t, e, e.KVEventsEndpoint(), "kv")
 			prompt := words(1, 40)
 			want := ids(t, post(t, e.URL()+"/tokenize", completion(prompt, "")).field(t, "tokens"))
-			post(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":9,"ignore_eos":true`)).text(t)
+			post(t, e.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":9,"ignore_eos":true`)).text(t)
 			p := next(t, messages)
 			if p.topic != "kv@pod" || p.seq != 0 || p.rank != int64(0) || len(p.events) != 1 || p.ts < 1e9 {
 				t.Fatalf("first message %+v", p)
@@ -166,13 +167,13 @@ func TestVLLMPublishes(t *testing.T) {
 				!slices.Equal(ids(t, eventMember(stored, "token_ids"))[:8], want[32:]) {
 				t.Fatalf("second message %+v", p)
 			}
-			post(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":1`)).text(t)
+			post(t, e.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1`)).text(t)
 			p = next(t, messages) // the hit, once more from the root
 			if stored := p.events[0]; p.seq != 2 || len(p.events) != 1 || eventMember(stored, "parent_block_hash") != nil ||
 				!slices.Equal(eventMember(stored, "block_hashes").([]any), hashes) {
 				t.Fatalf("hit %+v", p)
 			}
-			post(t, e.URL()+routeCompletions, completion(words(2, 16*11), `"max_tokens":1`)).text(t)
+			post(t, e.URL()+core.RouteCompletions, completion(words(2, 16*11), `"max_tokens":1`)).text(t)
 			p = next(t, messages) // blocks are evicted from the end of the chain, one event for each
 			for i, removed := range p.events {
 				if eventTag(removed) != "BlockRemoved" || len(eventMember(removed, "block_hashes").([]any)) != 1 || i == 2 && eventMember(removed, "block_hashes").([]any)[0] != hashes[0] {
@@ -185,7 +186,7 @@ func TestVLLMPublishes(t *testing.T) {
 			if p = next(t, messages); p.seq != 5 || len(p.events) != 1 || eventTag(p.events[0]) != "AllBlocksCleared" {
 				t.Fatalf("reset %+v", p)
 			}
-			if a := post(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":1`)); a.field(t, "usage", "prompt_tokens_details", "cached_tokens") != json.Number("0") {
+			if a := post(t, e.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1`)); a.field(t, "usage", "prompt_tokens_details", "cached_tokens") != json.Number("0") {
 				t.Errorf("answer after a reset: %s", a.body)
 			}
 		})
@@ -196,7 +197,7 @@ func TestVLLMPublishes(t *testing.T) {
 func TestVLLMSaltInEvents(t *testing.T) {
 	e := kvEngine(t, Config{KVEvents: KVEventsConfig{DigestHashes: true}})
 	messages := subscriber(t, e, e.KVEventsEndpoint(), "")
-	post(t, e.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":1,"cache_salt":"tenant"`)).text(t)
+	post(t, e.URL()+core.RouteCompletions, completion(words(1, 40), `"max_tokens":1,"cache_salt":"tenant"`)).text(t)
 	stored := next(t, messages).events[0].(map[string]any)
 	keys := stored["extra_keys"].([]any)
 	if digest, ok := stored["block_hashes"].([]any)[0].([]byte); !ok || len(digest) != 32 || len(keys) != 2 ||
@@ -225,7 +226,7 @@ func TestSGLangPublishes(t *testing.T) {
 	one := subscriber(t, e, fmt.Sprintf("tcp://127.0.0.1:%d", port+1), "")
 	ask := func(extra string) {
 		t.Helper()
-		post(t, e.URL()+routeCompletions, completion(words(3, 20), `"max_tokens":1,"data_parallel_rank":1`+extra)).text(t)
+		post(t, e.URL()+core.RouteCompletions, completion(words(3, 20), `"max_tokens":1,"data_parallel_rank":1`+extra)).text(t)
 	}
 	ask("")
 	p := next(t, one)
@@ -249,7 +250,7 @@ func TestSGLangPublishes(t *testing.T) {
 	}
 
 	decode := kvEngine(t, Config{Connector: ConnectorSGLang, Role: RoleDecode})
-	if decode.ranks[0].cache.log != nil || get(t, decode.URL()+"/server_info").field(t, "kv_events") == nil {
+	if decode.Ranks[0].Cache.Log != nil || get(t, decode.URL()+"/server_info").field(t, "kv_events") == nil {
 		t.Error("decode's chunk cache has events, or no publisher is announced")
 	}
 	if plain := startEngine(t, Config{Connector: ConnectorSGLang}); get(t, plain.URL()+"/server_info").field(t, "kv_events") != nil {
@@ -261,7 +262,7 @@ func TestSGLangPublishes(t *testing.T) {
 func TestFlushCacheWhileBusy(t *testing.T) {
 	e := kvEngine(t, Config{Connector: ConnectorSGLang})
 	e.SetFault("", 0, "decode")
-	answered, leave := postAside(t, e.URL()+routeCompletions, completion(words(1, 20), `"max_tokens":4`))
+	answered, leave := postAside(t, e.URL()+core.RouteCompletions, completion(words(1, 20), `"max_tokens":4`))
 	eventually(t, "running", func() bool { return e.State().RequestsRunning == 1 })
 	if a := get(t, e.URL()+"/flush_cache"); a.status != http.StatusBadRequest {
 		t.Errorf("flush: %d", a.status)
@@ -318,7 +319,7 @@ func TestReplay(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			e := kvEngine(t, tt.cfg)
 			for i := range 4 {
-				post(t, e.URL()+routeCompletions, completion(words(i, 20), `"max_tokens":1`)).text(t)
+				post(t, e.URL()+core.RouteCompletions, completion(words(i, 20), `"max_tokens":1`)).text(t)
 			}
 			for from, want := range map[uint64]int{0: 4, 3: 1, 4: 0, 1 << 40: 0} {
 				list := replays(t, e.KVEventsReplay(), from)
@@ -346,10 +347,10 @@ func TestKVEventFaults(t *testing.T) {
 		sent, kept []uint64
 		garbage    int // its place in sent
 	}{
-		{KVEventsDrop, []uint64{0, 3, 4, 5}, []uint64{0, 1, 2, 3, 4, 5}, -1},
-		{KVEventsLose, []uint64{0, 3, 4, 5}, []uint64{0, 3, 4, 5}, -1},
-		{KVEventsReorder, []uint64{0, 2, 1, 3, 4, 5}, []uint64{0, 1, 2, 3, 4, 5}, -1},
-		{KVEventsGarbage, []uint64{0, 1, 2, 3, 4, 5}, []uint64{0, 1, 2, 3, 4, 5}, 1},
+		{core.KVEventsDrop, []uint64{0, 3, 4, 5}, []uint64{0, 1, 2, 3, 4, 5}, -1},
+		{core.KVEventsLose, []uint64{0, 3, 4, 5}, []uint64{0, 3, 4, 5}, -1},
+		{core.KVEventsReorder, []uint64{0, 2, 1, 3, 4, 5}, []uint64{0, 1, 2, 3, 4, 5}, -1},
+		{core.KVEventsGarbage, []uint64{0, 1, 2, 3, 4, 5}, []uint64{0, 1, 2, 3, 4, 5}, 1},
 		{KVEventsStop, []uint64{0, 1, 2, 3, 4, 5}, []uint64{0, 1, 2, 3, 4, 5}, -1},
 	} {
 		t.Run(tt.kind, func(t *testing.T) {
@@ -372,7 +373,7 @@ func TestKVEventFaults(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				post(t, e.URL()+routeCompletions, completion(words(i, 20), `"max_tokens":1`)).text(t)
+				post(t, e.URL()+core.RouteCompletions, completion(words(i, 20), `"max_tokens":1`)).text(t)
 			}
 			if tt.kind == KVEventsStop {
 				if len(messages) > 0 {
@@ -407,8 +408,8 @@ func TestKVEventsAfterKill(t *testing.T) {
 	body := completion(words(1, 20), `"max_tokens":1`)
 	rank0 := []string{"X-data-parallel-rank", "0"}
 	messages := subscriber(t, e, cfg.Endpoint, "")
-	post(t, e.URL()+routeCompletions, body, rank0...).text(t)
-	post(t, e.URL()+routeCompletions, body, rank0...).text(t)
+	post(t, e.URL()+core.RouteCompletions, body, rank0...).text(t)
+	post(t, e.URL()+core.RouteCompletions, body, rank0...).text(t)
 	first := next(t, messages)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(cfg.Replay, "tcp://"))
 	if err != nil {
@@ -422,7 +423,7 @@ func TestKVEventsAfterKill(t *testing.T) {
 		t.Fatalf("endpoints %s and %s", again.KVEventsEndpoint(), again.KVEventsReplay())
 	}
 	messages = subscriber(t, again, cfg.Endpoint, "")
-	post(t, again.URL()+routeCompletions, body, rank0...).text(t)
+	post(t, again.URL()+core.RouteCompletions, body, rank0...).text(t)
 	p := next(t, messages)
 	hash := func(p published) any { return eventMember(p.events[0], "block_hashes").([]any)[0] }
 	if p.seq != 0 || hash(p) == hash(first) {
@@ -447,22 +448,22 @@ func TestSubscriptions(t *testing.T) {
 		io.Copy(io.Discard, conn)
 		conn.Close()
 	}
-	post(t, e.URL()+routeCompletions, completion(words(1, 20), `"max_tokens":1`)).text(t)
+	post(t, e.URL()+core.RouteCompletions, completion(words(1, 20), `"max_tokens":1`)).text(t)
 	next(t, fitting)
 	if len(other) > 0 {
 		t.Error("a message of another topic arrived")
 	}
-	topics := &topicSet{}
+	topics := &core.TopicSet{}
 	for _, m := range []string{"\x01a", "\x01a", "\x00a"} {
-		if !topics.message([]byte(m)) {
+		if !topics.Message([]byte(m)) {
 			t.Errorf("%q is no subscription", m)
 		}
 	}
-	if !topics.want([]byte("ab")) || topics.message([]byte("x")) || topics.message(nil) {
+	if !topics.Want([]byte("ab")) || topics.Message([]byte("x")) || topics.Message(nil) {
 		t.Error("two subscriptions and one end leave none, or junk is one")
 	}
-	topics.message([]byte("\x00a"))
-	if topics.want([]byte("ab")) {
+	topics.Message([]byte("\x00a"))
+	if topics.Want([]byte("ab")) {
 		t.Error("an ended subscription still selects messages")
 	}
 }
@@ -471,16 +472,16 @@ func TestSubscriptions(t *testing.T) {
 // the oldest batches.
 func TestSlowSubscriber(t *testing.T) {
 	e := kvEngine(t, Config{})
-	p := e.publishers.list[0]
-	at := p.subscribe()
-	for range eventBuffer + 5 {
-		p.publish([]kvEvent{{kind: kvCleared}})
+	p := e.Publishers.List[0]
+	at := p.Subscribe()
+	for range core.EventBuffer + 5 {
+		p.Publish([]core.KVEvent{{Kind: core.KVCleared}})
 	}
-	list, _ := p.after(t.Context(), at)
-	if len(list) != eventBuffer || list[0].seq != 5 || len(p.kept) != eventBuffer {
-		t.Errorf("%d messages from number %d, %d kept", len(list), list[0].seq, len(p.kept))
+	list, _ := p.After(t.Context(), at)
+	if len(list) != core.EventBuffer || list[0].Seq != 5 || len(p.Kept) != core.EventBuffer {
+		t.Errorf("%d messages from number %d, %d kept", len(list), list[0].Seq, len(p.Kept))
 	}
-	p.unsubscribe()
+	p.Unsubscribe()
 }
 
 // TestPing: a peer's heartbeat gets an answer with its context.
@@ -497,8 +498,8 @@ func TestPing(t *testing.T) {
 		_, err := io.ReadFull(theirs, got)
 		read <- err
 	}()
-	c := newZMTPConn(ours)
-	frames, err := c.receive()
+	c := core.NewZMTPConn(ours)
+	frames, err := c.Receive()
 	if err != nil || len(frames) != 1 || string(frames[0]) != "z" {
 		t.Fatalf("message %q, %v", frames, err)
 	}
@@ -526,22 +527,22 @@ func FuzzPeer(f *testing.F) {
 	f.Add([]byte(hello + "\x04\x09\x04PING\x00\x0aab\x02\xff\xff\xff\xff\xff\xff\xff\xff"))
 	f.Add([]byte(hello[:70]))
 	f.Fuzz(func(t *testing.T, sent []byte) {
-		c, err := greetPeer(&scriptedConn{in: strings.NewReader(string(sent))}, "PUB")
+		c, err := core.GreetPeer(&scriptedConn{in: strings.NewReader(string(sent))}, "PUB")
 		if err != nil {
 			return
 		}
-		topics := &topicSet{}
+		topics := &core.TopicSet{}
 		for total := 0; ; {
-			frames, err := c.receive()
+			frames, err := c.Receive()
 			if err != nil {
 				return
 			}
-			if len(frames) == 0 || len(frames) > maxPeerFrames {
+			if len(frames) == 0 || len(frames) > core.MaxPeerFrames {
 				t.Fatalf("got %d frames", len(frames))
 			}
 			for _, frame := range frames {
 				total += len(frame)
-				topics.message(frame)
+				topics.Message(frame)
 			}
 			if total > len(sent) {
 				t.Fatalf("%d bytes of %d", total, len(sent))

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // newBare builds an engine without starting it: its ranks and its protocol work
@@ -23,17 +25,17 @@ func newBare(t *testing.T, cfg Config) *Engine {
 }
 
 // newSequence is a sequence for a completion request of a bare engine.
-func newSequence(t *testing.T, e *Engine, prompt, extra string) *sequence {
+func newSequence(t *testing.T, e *Engine, prompt, extra string) *core.Sequence {
 	t.Helper()
-	req, refusal := e.proto.parse(routeCompletions, nil, []byte(completion(prompt, extra)))
+	req, refusal := e.Proto.Parse(core.RouteCompletions, nil, []byte(completion(prompt, extra)))
 	if refusal != nil {
 		t.Fatal(refusal)
 	}
-	return e.newSequences(req)[0]
+	return e.NewSequences(req)[0]
 }
 
-func run(ctx context.Context, e *Engine, s *sequence) error {
-	return e.proto.generate(ctx, s, func(token) {})
+func run(ctx context.Context, e *Engine, s *core.Sequence) error {
+	return e.Proto.Generate(ctx, s, func(core.Token) {})
 }
 
 func TestTimes(t *testing.T) {
@@ -47,13 +49,13 @@ func TestTimes(t *testing.T) {
 			start := time.Now()
 			var first time.Duration
 			s := newSequence(t, e, prompt, `"max_tokens":10`)
-			err := e.proto.generate(t.Context(), s, func(token) {
+			err := e.Proto.Generate(t.Context(), s, func(core.Token) {
 				if first == 0 {
 					first = time.Since(start)
 				}
 			})
-			if err != nil || s.finish != "length" || len(s.output) != 10 || s.cached != want.cached {
-				t.Errorf("%v %s %d tokens, %d cached", err, s.finish, len(s.output), s.cached)
+			if err != nil || s.Finish != "length" || len(s.Output) != 10 || s.Cached != want.cached {
+				t.Errorf("%v %s %d tokens, %d cached", err, s.Finish, len(s.Output), s.Cached)
 			}
 			if first != want.prefill+5*time.Millisecond || time.Since(start) != want.prefill+50*time.Millisecond {
 				t.Errorf("first token after %v, all after %v", first, time.Since(start))
@@ -68,7 +70,7 @@ func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newBare(t, Config{KVBlocks: 10, MaxRunning: 2, PrefillUsPerToken: 1000, DecodeUsPerToken: 1000})
 		type job struct {
-			s     *sequence
+			s     *core.Sequence
 			leave context.CancelFunc
 			err   error
 			done  bool
@@ -86,7 +88,7 @@ func TestQueue(t *testing.T) {
 			if s := e.State(); s.BlocksUsed != used || s.RequestsRunning != running || s.RequestsWaiting != waiting {
 				t.Errorf("%s: %d blocks, %d running, %d waiting; want %d, %d, %d", what, s.BlocksUsed, s.RequestsRunning, s.RequestsWaiting, used, running, waiting)
 			}
-			checkAccounting(t, e.ranks[0])
+			checkAccounting(t, e.Ranks[0])
 		}
 		a := start(1, 64, 17) // 80 tokens of KV: 5 blocks
 		expect("first", 5, 1, 0)
@@ -113,7 +115,7 @@ func TestQueue(t *testing.T) {
 		f := start(5, 64, 60)
 		time.Sleep(80 * time.Millisecond)
 		synctest.Wait()
-		if n := len(f.s.output); n != 16 {
+		if n := len(f.s.Output); n != 16 {
 			t.Errorf("%d tokens after 80 ms", n)
 		}
 		f.leave() // while it decodes
@@ -127,11 +129,11 @@ func TestQueue(t *testing.T) {
 func TestTooLarge(t *testing.T) {
 	e := newBare(t, Config{KVBlocks: 4})
 	s := newSequence(t, e, words(1, 60), `"max_tokens":100`)
-	if err := run(t.Context(), e, s); err != nil || len(s.output) != 4 {
-		t.Errorf("%v, %d tokens", err, len(s.output))
+	if err := run(t.Context(), e, s); err != nil || len(s.Output) != 4 {
+		t.Errorf("%v, %d tokens", err, len(s.Output))
 	}
 	s = newSequence(t, e, words(1, 60), `"max_tokens":4`)
-	if err := e.ranks[0].reserve(t.Context(), s, 65, true); err != errTooLarge {
+	if err := e.Ranks[0].Reserve(t.Context(), s, 65, true); err != core.ErrTooLarge {
 		t.Errorf("reserve: %v", err)
 	}
 }
@@ -139,14 +141,14 @@ func TestTooLarge(t *testing.T) {
 func TestLeaseTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newBare(t, Config{Lease: 30 * time.Second})
-		r := e.ranks[0]
+		r := e.Ranks[0]
 		hold := func(key string, lease time.Duration) {
 			s := newSequence(t, e, words(1, 40), "")
-			if err := r.reserve(t.Context(), s, 40, false); err != nil {
+			if err := r.Reserve(t.Context(), s, 40, false); err != nil {
 				t.Fatal(err)
 			}
-			r.pin(s, key, lease)
-			r.release(s)
+			r.Pin(s, key, lease)
+			r.Release(s)
 		}
 		pinned := func(want int, expired int64) {
 			t.Helper()
@@ -158,12 +160,12 @@ func TestLeaseTimes(t *testing.T) {
 		hold("a", 30*time.Second)
 		time.Sleep(29 * time.Second)
 		pinned(3, 0)
-		if !r.renew("a", 20*time.Second) || r.renew("b", time.Second) {
+		if !r.Renew("a", 20*time.Second) || r.Renew("b", time.Second) {
 			t.Error("renew")
 		}
 		time.Sleep(19 * time.Second)
 		pinned(3, 0)
-		if !r.renew("a", time.Second/2) { // never shortens
+		if !r.Renew("a", time.Second/2) { // never shortens
 			t.Error("renew")
 		}
 		time.Sleep(time.Second - time.Millisecond)
@@ -171,7 +173,7 @@ func TestLeaseTimes(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		pinned(0, 1)
 		hold("c", 30*time.Second)
-		if !r.unpin("c") || r.unpin("c") {
+		if !r.Unpin("c") || r.Unpin("c") {
 			t.Error("unpin")
 		}
 		pinned(0, 1)
@@ -193,12 +195,12 @@ func TestHammer(t *testing.T) {
 		e := newBare(t, Config{
 			Connector: ConnectorVLLMNixl, KVBlocks: 60, MaxRunning: 5, PrefillUsPerToken: 50, DecodeUsPerToken: 700, Lease: 20 * time.Millisecond,
 		})
-		for _, r := range e.ranks {
+		for _, r := range e.Ranks {
 			var err error
-			if r.side, err = openSideChannel(r, "127.0.0.1", 0); err != nil {
+			if r.Side, err = core.OpenSideChannel(r, "127.0.0.1", 0); err != nil {
 				t.Fatal(err)
 			}
-			defer r.side.close(false)
+			defer r.Side.Close(false)
 		}
 		rng := rand.New(rand.NewPCG(3, 4))
 		var wg sync.WaitGroup
@@ -218,14 +220,14 @@ func TestHammer(t *testing.T) {
 					ctx, cancel = context.WithTimeout(ctx, stay)
 					defer cancel()
 				}
-				if err := run(ctx, e, s); err == nil && s.finish == "" || err != nil && !leaves {
-					t.Errorf("ended with %v, finish %q", err, s.finish)
+				if err := run(ctx, e, s); err == nil && s.Finish == "" || err != nil && !leaves {
+					t.Errorf("ended with %v, finish %q", err, s.Finish)
 				}
 			})
 		}
 		for range 40 {
 			time.Sleep(10 * time.Millisecond)
-			checkAccounting(t, e.ranks[0])
+			checkAccounting(t, e.Ranks[0])
 		}
 		wg.Wait()
 		time.Sleep(20 * time.Millisecond)
@@ -233,7 +235,7 @@ func TestHammer(t *testing.T) {
 		if s := e.State(); s.BlocksUsed != 0 || s.BlocksPinned != 0 || s.RequestsRunning != 0 || s.RequestsWaiting != 0 || s.LeasesExpired == 0 {
 			t.Errorf("state %+v", s)
 		}
-		checkAccounting(t, e.ranks[0])
+		checkAccounting(t, e.Ranks[0])
 	})
 }
 
@@ -244,19 +246,19 @@ func TestContinuation(t *testing.T) {
 	prompt := words(9, 30)
 	whole := newSequence(t, e, prompt, `"max_tokens":20`)
 	begun := newSequence(t, e, prompt, `"max_tokens":8`)
-	for _, s := range []*sequence{whole, begun} {
+	for _, s := range []*core.Sequence{whole, begun} {
 		if err := run(t.Context(), e, s); err != nil {
 			t.Fatal(err)
 		}
 	}
-	rest := newSequence(t, e, prompt+begun.answerText(), `"max_tokens":12`)
+	rest := newSequence(t, e, prompt+begun.AnswerText(), `"max_tokens":12`)
 	if err := run(t.Context(), e, rest); err != nil {
 		t.Fatal(err)
 	}
-	if got := begun.answerText() + rest.answerText(); got != whole.answerText() {
-		t.Errorf("continued text %q, whole text %q", got, whole.answerText())
+	if got := begun.AnswerText() + rest.AnswerText(); got != whole.AnswerText() {
+		t.Errorf("continued text %q, whole text %q", got, whole.AnswerText())
 	}
-	if rest.cached != 32 {
-		t.Errorf("cached %d of the history", rest.cached)
+	if rest.Cached != 32 {
+		t.Errorf("cached %d of the history", rest.Cached)
 	}
 }

@@ -14,13 +14,15 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // TestStreamEqualsUnary compares streams with unary answers, for stop strings,
 // several prompts and samples.
 func TestStreamEqualsUnary(t *testing.T) {
 	e := startEngine(t, Config{})
-	plain := post(t, e.URL()+routeCompletions, completion("once upon", `"max_tokens":30`)).text(t)
+	plain := post(t, e.URL()+core.RouteCompletions, completion("once upon", `"max_tokens":30`)).text(t)
 	split := strings.Fields(plain)
 	third := split[2]
 	_, last := utf8.DecodeLastRuneInString(split[5])
@@ -35,7 +37,7 @@ func TestStreamEqualsUnary(t *testing.T) {
 		{"stop that never comes", `"max_tokens":30,"stop":["never and never"]`, "length"},
 		{"min_tokens over a stop", `"max_tokens":30,"min_tokens":30,"stop":"` + third + `"`, "length"},
 		{"end of sequence", `"max_tokens":30,"prompt":"x <eos4>"`, "stop"},
-		{"stop token id", `"max_tokens":30,"stop_token_ids":[` + fmt.Sprint(wordTokens[" "+third]) + `]`, "stop"},
+		{"stop token id", `"max_tokens":30,"stop_token_ids":[` + fmt.Sprint(core.WordTokens[" "+third]) + `]`, "stop"},
 		{"three samples of two prompts", `"max_tokens":5,"n":3,"prompt":["a","b"]`, "length"},
 		{"echo", `"max_tokens":3,"echo":true`, "length"},
 		{"seed", `"max_tokens":3,"seed":12`, "length"},
@@ -43,7 +45,7 @@ func TestStreamEqualsUnary(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			whole := post(t, e.URL()+routeCompletions, completion("once upon", tt.extra))
+			whole := post(t, e.URL()+core.RouteCompletions, completion("once upon", tt.extra))
 			type choice struct {
 				Index  int
 				Text   string
@@ -59,7 +61,7 @@ func TestStreamEqualsUnary(t *testing.T) {
 				t.Fatalf("%d %s", whole.status, whole.body)
 			}
 			texts, finishes := make([]string, len(want.Choices)), make([]string, len(want.Choices))
-			for _, event := range stream(t, e.URL()+routeCompletions, completion("once upon", tt.extra+`,"stream":true`)) {
+			for _, event := range stream(t, e.URL()+core.RouteCompletions, completion("once upon", tt.extra+`,"stream":true`)) {
 				var v struct{ Choices []choice }
 				if event == "[DONE]" {
 					break
@@ -91,7 +93,7 @@ func TestStreamEqualsUnary(t *testing.T) {
 func TestChatWithoutLimit(t *testing.T) {
 	e := startEngine(t, Config{})
 	for _, content := range []string{"a", "b", "c"} {
-		a := post(t, e.URL()+routeChat, `{"messages":[{"role":"user","content":"`+content+`"}]}`)
+		a := post(t, e.URL()+core.RouteChat, `{"messages":[{"role":"user","content":"`+content+`"}]}`)
 		n, _ := a.field(t, "usage", "completion_tokens").(json.Number).Int64()
 		if a.field(t, "choices", 0, "finish_reason") != "stop" || n < 48 || n > 111 {
 			t.Errorf("answer %s", a.body)
@@ -107,30 +109,30 @@ func TestRefusals(t *testing.T) {
 		status            int
 		kind, param       any
 	}{
-		{"no JSON", routeChat, `{"model":`, 400, "Bad Request", "body.9"},
-		{"a list", routeChat, `[]`, 400, "Bad Request", "body"},
-		{"null", routeChat, `null`, 400, "Bad Request", "body"},
-		{"no messages", routeChat, `{}`, 400, "Bad Request", "body.messages"},
-		{"messages a string", routeChat, `{"messages":"hi"}`, 400, "Bad Request", "body.messages"},
-		{"content a number", routeChat, `{"messages":[{"role":"user","content":1}]}`, 400, "Bad Request", "body.messages"},
-		{"no prompt", routeCompletions, `{}`, 400, "BadRequestError", "prompt"},
-		{"prompt an object", routeCompletions, `{"prompt":{}}`, 400, "Bad Request", "body.prompt"},
-		{"empty prompt", routeCompletions, `{"prompt":""}`, 400, "BadRequestError", "prompt"},
-		{"empty list", routeCompletions, `{"prompt":[]}`, 400, "BadRequestError", "prompt"},
-		{"unknown token", routeCompletions, `{"prompt":[500]}`, 400, "BadRequestError", "prompt"},
-		{"stream a word", routeCompletions, `{"prompt":"x","stream":"maybe"}`, 400, "Bad Request", "body.stream"},
-		{"fraction", routeCompletions, `{"prompt":"x","max_tokens":1.5}`, 400, "Bad Request", "body.max_tokens"},
-		{"temperature a word", routeCompletions, `{"prompt":"x","temperature":"hot"}`, 400, "Bad Request", "body.temperature"},
-		{"samples", routeCompletions, `{"prompt":"x","n":100000}`, 400, "BadRequestError", "n"},
-		{"temperature below 0", routeCompletions, `{"prompt":"x","temperature":-1}`, 400, "BadRequestError", "temperature"},
-		{"top_p over 1", routeCompletions, `{"prompt":"x","top_p":1.5}`, 400, "BadRequestError", "top_p"},
-		{"no tokens", routeCompletions, `{"prompt":"x","max_tokens":0}`, 400, "BadRequestError", "max_tokens"},
-		{"chat's own limit wins", routeChat, `{"messages":[],"max_tokens":5,"max_completion_tokens":0}`, 400, "BadRequestError", "max_tokens"},
-		{"stream options alone", routeChat, `{"messages":[],"stream_options":{}}`, 400, "BadRequestError", "stream_options"},
-		{"params a string", routeChat, `{"messages":[],"kv_transfer_params":"x"}`, 400, "Bad Request", "body.kv_transfer_params"},
-		{"other model", routeChat, `{"model":"gpt","messages":[]}`, 404, "NotFoundError", "model"},
-		{"too long", routeCompletions, completion(words(1, 65537), ""), 400, "BadRequestError", "input_tokens"},
-		{"no room for an answer", routeCompletions, completion(words(1, 65536), ""), 400, "BadRequestError", "max_tokens"},
+		{"no JSON", core.RouteChat, `{"model":`, 400, "Bad Request", "body.9"},
+		{"a list", core.RouteChat, `[]`, 400, "Bad Request", "body"},
+		{"null", core.RouteChat, `null`, 400, "Bad Request", "body"},
+		{"no messages", core.RouteChat, `{}`, 400, "Bad Request", "body.messages"},
+		{"messages a string", core.RouteChat, `{"messages":"hi"}`, 400, "Bad Request", "body.messages"},
+		{"content a number", core.RouteChat, `{"messages":[{"role":"user","content":1}]}`, 400, "Bad Request", "body.messages"},
+		{"no prompt", core.RouteCompletions, `{}`, 400, "BadRequestError", "prompt"},
+		{"prompt an object", core.RouteCompletions, `{"prompt":{}}`, 400, "Bad Request", "body.prompt"},
+		{"empty prompt", core.RouteCompletions, `{"prompt":""}`, 400, "BadRequestError", "prompt"},
+		{"empty list", core.RouteCompletions, `{"prompt":[]}`, 400, "BadRequestError", "prompt"},
+		{"unknown token", core.RouteCompletions, `{"prompt":[500]}`, 400, "BadRequestError", "prompt"},
+		{"stream a word", core.RouteCompletions, `{"prompt":"x","stream":"maybe"}`, 400, "Bad Request", "body.stream"},
+		{"fraction", core.RouteCompletions, `{"prompt":"x","max_tokens":1.5}`, 400, "Bad Request", "body.max_tokens"},
+		{"temperature a word", core.RouteCompletions, `{"prompt":"x","temperature":"hot"}`, 400, "Bad Request", "body.temperature"},
+		{"samples", core.RouteCompletions, `{"prompt":"x","n":100000}`, 400, "BadRequestError", "n"},
+		{"temperature below 0", core.RouteCompletions, `{"prompt":"x","temperature":-1}`, 400, "BadRequestError", "temperature"},
+		{"top_p over 1", core.RouteCompletions, `{"prompt":"x","top_p":1.5}`, 400, "BadRequestError", "top_p"},
+		{"no tokens", core.RouteCompletions, `{"prompt":"x","max_tokens":0}`, 400, "BadRequestError", "max_tokens"},
+		{"chat's own limit wins", core.RouteChat, `{"messages":[],"max_tokens":5,"max_completion_tokens":0}`, 400, "BadRequestError", "max_tokens"},
+		{"stream options alone", core.RouteChat, `{"messages":[],"stream_options":{}}`, 400, "BadRequestError", "stream_options"},
+		{"params a string", core.RouteChat, `{"messages":[],"kv_transfer_params":"x"}`, 400, "Bad Request", "body.kv_transfer_params"},
+		{"other model", core.RouteChat, `{"model":"gpt","messages":[]}`, 404, "NotFoundError", "model"},
+		{"too long", core.RouteCompletions, completion(words(1, 65537), ""), 400, "BadRequestError", "input_tokens"},
+		{"no room for an answer", core.RouteCompletions, completion(words(1, 65536), ""), 400, "BadRequestError", "max_tokens"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -150,7 +152,7 @@ func TestRefusals(t *testing.T) {
 		`{"prompt":"<eos2>","max_tokens":9223372036854775807}`,
 		`{"prompt":[[1000,1001]],"max_tokens":2,"stop":null,"stream_options":null,"model":null}`,
 	} {
-		a := post(t, e.URL()+routeCompletions, body)
+		a := post(t, e.URL()+core.RouteCompletions, body)
 		if a.status != 200 || fmt.Sprint(a.field(t, "usage", "completion_tokens")) != "2" {
 			t.Errorf("%s: post(e.URL()+routeCompletions, body) = %d, %s", body, a.status, a.body)
 		}
@@ -160,12 +162,12 @@ func TestRefusals(t *testing.T) {
 func TestPromptForms(t *testing.T) {
 	e := startEngine(t, Config{})
 	text := "hello" + words(1, 20)
-	ids, _ := json.Marshal(tokenize(text))
-	want := post(t, e.URL()+routeCompletions, completion(text, "")).text(t)
+	ids, _ := json.Marshal(core.Tokenize(text))
+	want := post(t, e.URL()+core.RouteCompletions, completion(text, "")).text(t)
 	for name, prompt := range map[string]string{
 		"token ids": string(ids), "list of token ids": "[" + string(ids) + "]", "list of strings": `["` + text + `"]`,
 	} {
-		if got := post(t, e.URL()+routeCompletions, `{"prompt":`+prompt+`}`).text(t); got != want {
+		if got := post(t, e.URL()+core.RouteCompletions, `{"prompt":`+prompt+`}`).text(t); got != want {
 			t.Errorf("%s: text = %q, want %q", name, got, want)
 		}
 	}
@@ -192,11 +194,11 @@ func TestPrefixCache(t *testing.T) {
 			raw, _ := json.Marshal(m)
 			list = append(list, fmt.Sprintf(`{"role":%q,"content":%s}`, []string{"user", "assistant"}[i%2], raw))
 		}
-		return post(t, e.URL()+routeChat, fmt.Sprintf(`{"messages":[%s],"max_tokens":40,"cache_salt":%q}`, strings.Join(list, ","), salt))
+		return post(t, e.URL()+core.RouteChat, fmt.Sprintf(`{"messages":[%s],"max_tokens":40,"cache_salt":%q}`, strings.Join(list, ","), salt))
 	}
 	question := words(1, 60)
 	first := turn("", question)
-	tokens := len(tokenize("<|user|>"+question+"\n<|assistant|>")) + 39 // the last token's KV is not computed
+	tokens := len(core.Tokenize("<|user|>"+question+"\n<|assistant|>")) + 39 // the last token's KV is not computed
 	second := turn("", question, first.text(t), "and then?")
 	if got, want := fmt.Sprint(second.field(t, "usage", "prompt_tokens_details", "cached_tokens")), fmt.Sprint(tokens/16*16); got != want {
 		t.Errorf("second turn: %s tokens cached, want %s", got, want)
@@ -218,8 +220,8 @@ func TestLeaving(t *testing.T) {
 		unary  bool
 		reason func(State) bool
 	}{
-		{"waiting", Config{MaxRunning: 1, Hang: hangDecode}, false, func(s State) bool { return s.RequestsWaiting == 1 }},
-		{"waiting, unary", Config{MaxRunning: 1, Hang: hangDecode}, true, func(s State) bool { return s.RequestsWaiting == 1 }},
+		{"waiting", Config{MaxRunning: 1, Hang: core.HangDecode}, false, func(s State) bool { return s.RequestsWaiting == 1 }},
+		{"waiting, unary", Config{MaxRunning: 1, Hang: core.HangDecode}, true, func(s State) bool { return s.RequestsWaiting == 1 }},
 		{"prefill, unary", Config{PrefillUsPerToken: 1e7}, true, func(s State) bool { return s.RequestsRunning == 2 }},
 		{"decode", Config{DecodeUsPerToken: 1000}, false, func(s State) bool { return s.RequestsRunning == 2 }},
 		{"decode, unary", Config{DecodeUsPerToken: 1000}, true, func(s State) bool { return s.RequestsRunning == 2 }},
@@ -234,7 +236,7 @@ func TestLeaving(t *testing.T) {
 				if i == 1 {
 					body = completion(words(i, 40), fmt.Sprintf(`"max_tokens":1000,"stream":%v`, !tt.unary))
 				}
-				wg.Go(func() { try(ctx, e.URL()+routeCompletions, body) })
+				wg.Go(func() { try(ctx, e.URL()+core.RouteCompletions, body) })
 			}
 			eventually(t, "the stage", func() bool { return tt.reason(e.State()) })
 			leave()
@@ -273,8 +275,8 @@ func TestInformation(t *testing.T) {
 	if a := get("/version"); a.field(t, "version") == "" {
 		t.Errorf("version %s", a.body)
 	}
-	post(t, e.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":3,"model":"tiny"`))
-	post(t, e.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":3,"model":"tiny"`))
+	post(t, e.URL()+core.RouteCompletions, completion(words(1, 40), `"max_tokens":3,"model":"tiny"`))
+	post(t, e.URL()+core.RouteCompletions, completion(words(1, 40), `"max_tokens":3,"model":"tiny"`))
 	metrics := string(get("/metrics").body)
 	for _, line := range []string{
 		`vllm:num_requests_running{engine="0",model_name="tiny"} 0`, `vllm:num_requests_waiting{engine="0",model_name="tiny"} 0`,
@@ -308,7 +310,7 @@ func TestManyStreams(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 300 {
 		wg.Go(func() {
-			resp, err := client.Post(e.URL()+routeCompletions, "application/json", strings.NewReader(completion(words(i%20, 50), `"max_tokens":20,"stream":true`)))
+			resp, err := client.Post(e.URL()+core.RouteCompletions, "application/json", strings.NewReader(completion(words(i%20, 50), `"max_tokens":20,"stream":true`)))
 			if err != nil {
 				t.Error(err)
 				return
@@ -328,7 +330,7 @@ func TestManyStreams(t *testing.T) {
 
 // TestKeepAlive: comments come before the first event and between events.
 func TestKeepAlive(t *testing.T) {
-	e := startEngine(t, Config{SSEKeepAlive: time.Millisecond, DecodeUsPerToken: 1000, Hang: hangPrefill})
+	e := startEngine(t, Config{SSEKeepAlive: time.Millisecond, DecodeUsPerToken: 1000, Hang: core.HangPrefill})
 	until := func(br *bufio.Reader, want string) {
 		t.Helper()
 		for {
@@ -344,7 +346,7 @@ func TestKeepAlive(t *testing.T) {
 		}
 	}
 	read := func() *bufio.Reader {
-		resp, err := http.Post(e.URL()+routeCompletions, "application/json", strings.NewReader(completion("x", `"max_tokens":20000,"stream":true`)))
+		resp, err := http.Post(e.URL()+core.RouteCompletions, "application/json", strings.NewReader(completion("x", `"max_tokens":20000,"stream":true`)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -355,19 +357,19 @@ func TestKeepAlive(t *testing.T) {
 	e.SetFault("", 0, "")
 	br := read()
 	until(br, "data: ")
-	e.SetFault("", 0, hangDecode)
+	e.SetFault("", 0, core.HangDecode)
 	until(br, ": keep-alive")
 }
 
 // TestHalfClose: a client that closes its writing side counts as gone.
 func TestHalfClose(t *testing.T) {
-	e := startEngine(t, Config{Hang: hangDecode})
+	e := startEngine(t, Config{Hang: core.HangDecode})
 	conn, err := net.Dial("tcp", e.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	req, _ := http.NewRequest(http.MethodPost, e.URL()+routeCompletions, strings.NewReader(completion("x", "")))
+	req, _ := http.NewRequest(http.MethodPost, e.URL()+core.RouteCompletions, strings.NewReader(completion("x", "")))
 	req.Write(conn)
 	eventually(t, "a running request", func() bool { return e.State().RequestsRunning == 1 })
 	conn.(*net.TCPConn).CloseWrite()
@@ -381,7 +383,7 @@ func TestHalfClose(t *testing.T) {
 
 func TestCloseLetsRequestsFinish(t *testing.T) {
 	e := startEngine(t, Config{DecodeUsPerToken: 2000})
-	events, _ := openStream(t, e.URL()+routeCompletions, completion("x", `"max_tokens":50,"stream":true`))
+	events, _ := openStream(t, e.URL()+core.RouteCompletions, completion("x", `"max_tokens":50,"stream":true`))
 	go e.Close()
 	list, err := events()
 	if err != nil || len(list) != 51 || list[50] != "[DONE]" {
@@ -391,7 +393,7 @@ func TestCloseLetsRequestsFinish(t *testing.T) {
 
 func TestKillResetsStreams(t *testing.T) {
 	e := startEngine(t, Config{DecodeUsPerToken: 2000})
-	events, _ := openStream(t, e.URL()+routeCompletions, completion("x", `"max_tokens":5000,"stream":true`))
+	events, _ := openStream(t, e.URL()+core.RouteCompletions, completion("x", `"max_tokens":5000,"stream":true`))
 	eventually(t, "a running request", func() bool { return e.State().RequestsRunning == 1 })
 	e.Kill()
 	if list, err := events(); err == nil {
@@ -399,7 +401,7 @@ func TestKillResetsStreams(t *testing.T) {
 	}
 	start := time.Now()
 	e.Close()
-	if time.Since(start) > closeGrace {
+	if time.Since(start) > core.CloseGrace {
 		t.Error("close waited for a dead engine")
 	}
 }

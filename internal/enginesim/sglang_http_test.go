@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/sglang"
 )
 
 // get returns the answer to a GET.
@@ -43,7 +46,7 @@ func TestSGLangRegistry(t *testing.T) {
 	p, _ := sglangPair(t, Config{Ranks: 2}, Config{})
 	_, apiPort, _ := strings.Cut(p.Addr(), ":")
 	url := fmt.Sprintf("http://127.0.0.1:%d", p.BootstrapPort())
-	_, side := p.ranks[1].side.hostPort()
+	_, side := p.Ranks[1].Side.HostPort()
 	route := "/route?prefill_dp_rank=%d&prefill_cp_rank=%d&target_tp_rank=%d&target_pp_rank=%d"
 	tests := []struct {
 		name, path string
@@ -93,13 +96,13 @@ func TestSGLangRegistry(t *testing.T) {
 
 func TestSGLangRoomExpiry(t *testing.T) {
 	p, _ := sglangPair(t, Config{SGLang: SGLangConfig{RoomExpiry: time.Nanosecond}}, Config{})
-	b := sglangOf(p).boot
-	b.register(1, 0)
-	b.register(2, 0)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.rooms) != 1 {
-		t.Errorf("%d rooms are remembered", len(b.rooms))
+	b := sglangOf(p).Boot
+	b.Register(1, 0)
+	b.Register(2, 0)
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if len(b.Rooms) != 1 {
+		t.Errorf("%d rooms are remembered", len(b.Rooms))
 	}
 }
 
@@ -119,7 +122,7 @@ func TestSGLangInfo(t *testing.T) {
 			}
 			for name, want := range want {
 				if string(got[name]) != want {
-					t.Errorf("%s %s: %s is %s, want %s", e.cfg.Role, path, name, got[name], want)
+					t.Errorf("%s %s: %s is %s, want %s", e.Cfg.Role, path, name, got[name], want)
 				}
 			}
 		}
@@ -135,10 +138,10 @@ func TestSGLangInfo(t *testing.T) {
 
 func TestSGLangLoads(t *testing.T) {
 	p, d := sglangPair(t, Config{Ranks: 2}, Config{})
-	_, leave := postAside(t, d.URL()+routeCompletions, completion(words(1, 32), `"max_tokens":1,`+bootstrap(p, 3, "load")))
+	_, leave := postAside(t, d.URL()+core.RouteCompletions, completion(words(1, 32), `"max_tokens":1,`+bootstrap(p, 3, "load")))
 	defer leave()
 	eventually(t, "decode waits", func() bool { return d.State().BlocksPinned == 2 })
-	_, leaveP := postAside(t, p.URL()+routeCompletions, completion(words(1, 32), bootstrap(p, 5, "load")))
+	_, leaveP := postAside(t, p.URL()+core.RouteCompletions, completion(words(1, 32), bootstrap(p, 5, "load")))
 	defer leaveP()
 	eventually(t, "prefill waits", func() bool { return p.State().RequestsWaiting == 1 })
 	a := get(t, d.URL()+"/v1/loads?include=core,disagg")
@@ -175,15 +178,15 @@ func TestSGLangHealth(t *testing.T) {
 			before, start := e.State(), time.Now()
 			a := get(t, e.URL()+path)
 			if a.status != http.StatusOK || len(a.body) != 0 || time.Since(start) < quickSGLang().HealthPoll {
-				t.Errorf("%s %s answered %d %q", e.cfg.Role, path, a.status, a.body)
+				t.Errorf("%s %s answered %d %q", e.Cfg.Role, path, a.status, a.body)
 			}
 			if e.State().Requests != before.Requests+1 {
-				t.Errorf("%s %s generated nothing", e.cfg.Role, path)
+				t.Errorf("%s %s generated nothing", e.Cfg.Role, path)
 			}
 		}
 	}
 	// A health check is a generation: it fails when nothing is generated.
-	one.SetFault("", 0, hangPrefill)
+	one.SetFault("", 0, core.HangPrefill)
 	if a := get(t, one.URL()+"/health"); a.status != http.StatusServiceUnavailable {
 		t.Errorf("a hanging engine answered %d", a.status)
 	}
@@ -196,29 +199,29 @@ func TestSGLangForm(t *testing.T) {
 		name, route, body string
 		want              []string // a unary answer, or the events
 	}{
-		{"chat", routeChat, `{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"rid":"R"}`, []string{
+		{"chat", core.RouteChat, `{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"rid":"R"}`, []string{
 			`{"id":"R","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"T","reasoning_content":null,"tool_calls":null},"logprobs":null,"finish_reason":"length","matched_stop":null}],` +
 				`"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0},"reasoning_tokens":0},"metadata":{"weight_version":"default"}}`}},
-		{"completion", routeCompletions, `{"model":"m","prompt":"<eos2>","rid":"R"}`, []string{
+		{"completion", core.RouteCompletions, `{"model":"m","prompt":"<eos2>","rid":"R"}`, []string{
 			`{"id":"R","object":"text_completion","created":0,"model":"m","choices":[{"index":0,"text":"T","logprobs":null,"finish_reason":"stop","matched_stop":256}],` +
 				`"usage":{"prompt_tokens":2,"total_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0},"reasoning_tokens":0},"metadata":{"weight_version":"default"}}`}},
-		{"chat stream", routeChat, `{"messages":[{"role":"user","content":"hi"}],"max_tokens":1,"rid":"R","stream":true,"stream_options":{"include_usage":true}}`, []string{
+		{"chat stream", core.RouteChat, `{"messages":[{"role":"user","content":"hi"}],"max_tokens":1,"rid":"R","stream":true,"stream_options":{"include_usage":true}}`, []string{
 			`{"id":"R","object":"chat.completion.chunk","created":0,"model":"sim","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null,"matched_stop":null}]}`,
 			`{"id":"R","object":"chat.completion.chunk","created":0,"model":"sim","choices":[{"index":0,"delta":{"role":null,"content":"T","reasoning_content":null,"tool_calls":null},"logprobs":null,"finish_reason":"length","matched_stop":null}],"usage":null}`,
 			`{"id":"R","object":"chat.completion.chunk","created":0,"model":"sim","choices":[],"usage":{"prompt_tokens":9,"total_tokens":10,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0},"reasoning_tokens":0}}`,
 			`[DONE]`}},
-		{"native", routeGenerate, `{"text":"hi there","rid":"R","sampling_params":{"max_new_tokens":2}}`, []string{
+		{"native", sglang.RouteGenerate, `{"text":"hi there","rid":"R","sampling_params":{"max_new_tokens":2}}`, []string{
 			`{"text":"T","output_ids":[N],"meta_info":{"id":"R","finish_reason":{"type":"length","length":2},"prompt_tokens":3,"weight_version":"default","completion_tokens":2,"cached_tokens":0,"dp_rank":0,"e2e_latency":0}}`}},
-		{"native stream", routeGenerate, `{"text":"hi there","rid":"R","stream":true,"sampling_params":{"max_new_tokens":2}}`, []string{
+		{"native stream", sglang.RouteGenerate, `{"text":"hi there","rid":"R","stream":true,"sampling_params":{"max_new_tokens":2}}`, []string{
 			`{"text":"T","output_ids":[N],"meta_info":{"id":"R","finish_reason":null,"prompt_tokens":3,"weight_version":"default","completion_tokens":1,"cached_tokens":0,"dp_rank":0,"e2e_latency":0}}`,
 			`{"text":"T","output_ids":[N],"meta_info":{"id":"R","finish_reason":{"type":"length","length":2},"prompt_tokens":3,"weight_version":"default","completion_tokens":2,"cached_tokens":0,"dp_rank":0,"e2e_latency":0}}`,
 			`[DONE]`}},
-		{"native batch", routeGenerate, `{"text":["hi","ho"],"rid":["A","B"],"sampling_params":{"max_new_tokens":1}}`, []string{
+		{"native batch", sglang.RouteGenerate, `{"text":["hi","ho"],"rid":["A","B"],"sampling_params":{"max_new_tokens":1}}`, []string{
 			`[{"text":"T","output_ids":[N],"meta_info":{"id":"A","finish_reason":{"type":"length","length":1},"prompt_tokens":1,"weight_version":"default","completion_tokens":1,"cached_tokens":0,"dp_rank":0,"e2e_latency":0}},` +
 				`{"text":"T","output_ids":[N],"meta_info":{"id":"B","finish_reason":{"type":"length","length":1},"prompt_tokens":1,"weight_version":"default","completion_tokens":1,"cached_tokens":0,"dp_rank":0,"e2e_latency":0}}]`}},
-		{"native without prompt", routeGenerate, `{}`, []string{
+		{"native without prompt", sglang.RouteGenerate, `{}`, []string{
 			`{"error":{"message":"1 validation errors:\n  body.text: Either text, input_ids or input_embeds should be provided."}}`}},
-		{"no prompt", routeCompletions, `{}`, []string{
+		{"no prompt", core.RouteCompletions, `{}`, []string{
 			`{"object":"error","message":"1 validation errors:\n  body.prompt: Field required","type":"Bad Request","param":null,"code":400}`}},
 	}
 	for _, tt := range tests {
@@ -248,24 +251,24 @@ func TestSGLangHeaderOverrides(t *testing.T) {
 	const body = `{"messages":[{"role":"user","content":"untouched"}],"max_tokens":3}`
 	done := make(chan answer, 1)
 	go func() {
-		a, _ := try(t.Context(), p.URL()+routeChat, body, headers...)
+		a, _ := try(t.Context(), p.URL()+core.RouteChat, body, headers...)
 		done <- a
 	}()
-	da := post(t, d.URL()+routeChat, body, headers...)
+	da := post(t, d.URL()+core.RouteChat, body, headers...)
 	if pa := <-done; pa.status != http.StatusOK || da.status != http.StatusOK || da.field(t, "id") != "from-header" {
 		t.Errorf("prefill %d %s, decode %d %s", pa.status, pa.body, da.status, da.body)
 	}
 	for _, bad := range []string{"x-override-bootstrap-room", "x-override-bootstrap-port", "x-override-routed-dp-rank", "x-override-disagg-prefill-dp-rank"} {
-		if a := post(t, d.URL()+routeChat, body, bad, "seven"); a.status != http.StatusBadRequest {
+		if a := post(t, d.URL()+core.RouteChat, body, bad, "seven"); a.status != http.StatusBadRequest {
 			t.Errorf("%s: seven: %d %s", bad, a.status, a.body)
 		}
 	}
 	// Header overrides are off by default, and never apply to completions.
 	_, off := sglangPair(t, Config{}, Config{})
-	if a := post(t, off.URL()+routeChat, body, headers...); a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "without bootstrap room id") {
+	if a := post(t, off.URL()+core.RouteChat, body, headers...); a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "without bootstrap room id") {
 		t.Errorf("switched off: %d %s", a.status, a.body)
 	}
-	if a := post(t, d.URL()+routeCompletions, `{"prompt":"x"}`, headers...); a.status != http.StatusBadRequest {
+	if a := post(t, d.URL()+core.RouteCompletions, `{"prompt":"x"}`, headers...); a.status != http.StatusBadRequest {
 		t.Errorf("completions: %d", a.status)
 	}
 }
@@ -280,35 +283,35 @@ func FuzzSGLangParse(f *testing.F) {
 		`{"messages":[{"role":"user","content":[{"type":"text","text":"x"}]}],"routed_dp_rank":"0","disagg_prefill_dp_rank":1e3}`,
 		`{"prompt":[],"rid":{}}`, `{"text":[[]],"bootstrap_room":[[]]}`, `[]`, `{"prompt":"x","bootstrap_room":1.5}`,
 	} {
-		f.Add(body, routeCompletions, "7")
-		f.Add(body, routeGenerate, "")
-		f.Add(body, routeChat, "x")
+		f.Add(body, core.RouteCompletions, "7")
+		f.Add(body, sglang.RouteGenerate, "")
+		f.Add(body, core.RouteChat, "x")
 	}
 	e, err := New(Config{Connector: ConnectorSGLang, Role: RoleDecode, KVBlocks: 64, SGLang: SGLangConfig{HeaderOverrides: true}})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, body, route, room string) {
-		if route != routeGenerate && route != routeChat {
-			route = routeCompletions
+		if route != sglang.RouteGenerate && route != core.RouteChat {
+			route = core.RouteCompletions
 		}
 		h := http.Header{}
 		h.Set("X-Override-Bootstrap-Room", room)
-		req, refusal := e.proto.parse(route, h, []byte(body))
+		req, refusal := e.Proto.Parse(route, h, []byte(body))
 		if refusal != nil {
 			if refusal.Status != http.StatusBadRequest {
 				t.Fatalf("refused with %d", refusal.Status)
 			}
-			if _, err := encodeJSON(e.proto.errorBody(refusal)); err != nil {
+			if _, err := core.EncodeJSON(e.Proto.ErrorBody(refusal)); err != nil {
 				t.Fatal(err)
 			}
 			return
 		}
-		if e.checkTokens(req) != nil {
+		if e.CheckTokens(req) != nil {
 			return
 		}
-		if n := len(req.Ext.(*sglangRequest).items); n != len(e.newSequences(req)) {
-			t.Fatalf("%d items for %d sequences", n, len(e.newSequences(req)))
+		if n := len(req.Ext.(*sglang.SGLangRequest).Items); n != len(e.NewSequences(req)) {
+			t.Fatalf("%d items for %d sequences", n, len(e.NewSequences(req)))
 		}
 	})
 }

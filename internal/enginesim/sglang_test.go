@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/sglang"
 )
 
 // quickSGLang returns settings with short timeouts, so that a test can wait for
@@ -34,7 +36,7 @@ func sglangPair(t *testing.T, p, d Config) (*Engine, *Engine) {
 }
 
 // sglangOf returns an engine's protocol.
-func sglangOf(e *Engine) *sglang { return e.proto.(*sglang) }
+func sglangOf(e *Engine) *sglang.SGLang { return e.Proto.(*sglang.SGLang) }
 
 // bootstrap returns the fields that a proxy adds to both legs.
 func bootstrap(p *Engine, room int64, rid string) string {
@@ -99,19 +101,19 @@ func TestSGLangTextEqualsBoth(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{})
 	one := startEngine(t, Config{Connector: ConnectorSGLang})
 	tests := []struct{ name, route, body string }{
-		{"completion", routeCompletions, completion(words(1, 40), `"max_tokens":9`)},
-		{"completion of token ids", routeCompletions, `{"prompt":[1000,1001,1002,65],"max_tokens":9}`},
-		{"one token", routeCompletions, completion(words(2, 17), `"max_tokens":1`)},
-		{"exactly one block", routeCompletions, completion(words(3, 16), `"max_tokens":40`)},
-		{"chat", routeChat, `{"messages":[{"role":"user","content":"hello there"}],"max_tokens":12,"seed":7}`},
-		{"chat without limit", routeChat, `{"messages":[{"role":"user","content":"hello again"}]}`},
-		{"first token ends it", routeChat, `{"messages":[{"role":"user","content":"<eos1>"}],"max_tokens":12}`},
-		{"stream", routeCompletions, completion(words(4, 33), `"max_tokens":9,"stream":true`)},
-		{"chat stream", routeChat, `{"messages":[{"role":"user","content":"flow"}],"max_tokens":12,"stream":true,"stream_options":{"include_usage":true}}`},
-		{"native", routeGenerate, `{"text":"a native prompt of some length","sampling_params":{"max_new_tokens":7}}`},
-		{"native token ids", routeGenerate, `{"input_ids":[1000,1001,1002],"sampling_params":{"max_new_tokens":7,"ignore_eos":true}}`},
-		{"native stream", routeGenerate, `{"text":"flow","stream":true,"sampling_params":{"max_new_tokens":7}}`},
-		{"stop string", routeCompletions, completion(words(5, 20), `"max_tokens":60,"stop":["ba"]`)},
+		{"completion", core.RouteCompletions, completion(words(1, 40), `"max_tokens":9`)},
+		{"completion of token ids", core.RouteCompletions, `{"prompt":[1000,1001,1002,65],"max_tokens":9}`},
+		{"one token", core.RouteCompletions, completion(words(2, 17), `"max_tokens":1`)},
+		{"exactly one block", core.RouteCompletions, completion(words(3, 16), `"max_tokens":40`)},
+		{"chat", core.RouteChat, `{"messages":[{"role":"user","content":"hello there"}],"max_tokens":12,"seed":7}`},
+		{"chat without limit", core.RouteChat, `{"messages":[{"role":"user","content":"hello again"}]}`},
+		{"first token ends it", core.RouteChat, `{"messages":[{"role":"user","content":"<eos1>"}],"max_tokens":12}`},
+		{"stream", core.RouteCompletions, completion(words(4, 33), `"max_tokens":9,"stream":true`)},
+		{"chat stream", core.RouteChat, `{"messages":[{"role":"user","content":"flow"}],"max_tokens":12,"stream":true,"stream_options":{"include_usage":true}}`},
+		{"native", sglang.RouteGenerate, `{"text":"a native prompt of some length","sampling_params":{"max_new_tokens":7}}`},
+		{"native token ids", sglang.RouteGenerate, `{"input_ids":[1000,1001,1002],"sampling_params":{"max_new_tokens":7,"ignore_eos":true}}`},
+		{"native stream", sglang.RouteGenerate, `{"text":"flow","stream":true,"sampling_params":{"max_new_tokens":7}}`},
+		{"stop string", core.RouteCompletions, completion(words(5, 20), `"max_tokens":60,"stop":["ba"]`)},
 	}
 	text := func(a answer) string {
 		t.Helper()
@@ -155,8 +157,8 @@ func TestSGLangBatch(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			want := post(t, one.URL()+routeCompletions, tt.body)
-			pa, da := both(t, routeCompletions, p, d, strings.TrimSuffix(tt.body, "}")+","+tt.fields+"}")
+			want := post(t, one.URL()+core.RouteCompletions, tt.body)
+			pa, da := both(t, core.RouteCompletions, p, d, strings.TrimSuffix(tt.body, "}")+","+tt.fields+"}")
 			if pa.status != http.StatusOK || da.status != http.StatusOK {
 				t.Fatalf("prefill %d %s, decode %d %s", pa.status, pa.body, da.status, da.body)
 			}
@@ -169,11 +171,11 @@ func TestSGLangBatch(t *testing.T) {
 	}
 	t.Run("one room counts up over embeddings", func(t *testing.T) {
 		body := `{"input_embeds":[[[0.5],[1]],[[0.25],[2]],[[3]]],"sampling_params":{"max_new_tokens":5,"ignore_eos":true}`
-		want := post(t, one.URL()+routeGenerate, body+"}")
+		want := post(t, one.URL()+sglang.RouteGenerate, body+"}")
 		fields := `,"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":%s}`
-		pa, hangUp := postAside(t, p.URL()+routeGenerate, body+fmt.Sprintf(fields, port, "[200,201,202]"))
+		pa, hangUp := postAside(t, p.URL()+sglang.RouteGenerate, body+fmt.Sprintf(fields, port, "[200,201,202]"))
 		defer hangUp()
-		da := post(t, d.URL()+routeGenerate, body+fmt.Sprintf(fields, port, "200"))
+		da := post(t, d.URL()+sglang.RouteGenerate, body+fmt.Sprintf(fields, port, "200"))
 		if a := <-pa; want.status != http.StatusOK || a.status != http.StatusOK || da.status != http.StatusOK {
 			t.Fatalf("alone %d %s, prefill %d %s, decode %d %s", want.status, want.body, a.status, a.body, da.status, da.body)
 		}
@@ -182,7 +184,7 @@ func TestSGLangBatch(t *testing.T) {
 			t.Errorf("texts %q, want %q", got, want)
 		}
 	})
-	bad := post(t, d.URL()+routeCompletions, `{"prompt":["a","b"],"bootstrap_room":[1]}`)
+	bad := post(t, d.URL()+core.RouteCompletions, `{"prompt":["a","b"],"bootstrap_room":[1]}`)
 	if bad.status != http.StatusBadRequest {
 		t.Errorf("a short list: %d %s", bad.status, bad.body)
 	}
@@ -194,10 +196,10 @@ func TestSGLangBatch(t *testing.T) {
 func TestSGLangSamplesShareARoom(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{SGLang: SGLangConfig{WaitingTimeout: 2 * time.Second}})
 	fields := fmt.Sprintf(`{"prompt":["a b"],"n":3,"max_tokens":5,"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":[11,12,13]}`, p.BootstrapPort())
-	da, hangUp := postAside(t, d.URL()+routeCompletions, fields)
+	da, hangUp := postAside(t, d.URL()+core.RouteCompletions, fields)
 	defer hangUp()
 	eventually(t, "samples of decode that meet in one room", func() bool { return d.State().DuplicateIDs > 0 })
-	pa, leave := postAside(t, p.URL()+routeCompletions, fields)
+	pa, leave := postAside(t, p.URL()+core.RouteCompletions, fields)
 	if a := <-da; a.status != http.StatusInternalServerError {
 		t.Errorf("decode answered %d %s", a.status, a.body)
 	}
@@ -209,9 +211,9 @@ func TestSGLangSamplesShareARoom(t *testing.T) {
 // nothing and does not answer, until it is aborted.
 func TestSGLangPrefillWaits(t *testing.T) {
 	p, _ := sglangPair(t, Config{}, Config{})
-	answered, _ := postAside(t, p.URL()+routeCompletions, completion("x y z", bootstrap(p, 5, "wait-1")))
+	answered, _ := postAside(t, p.URL()+core.RouteCompletions, completion("x y z", bootstrap(p, 5, "wait-1")))
 	eventually(t, "the leg in the bootstrap queue", func() bool {
-		return sglangOf(p).queues[0].bootstrap.Load() == 1 && p.State().RequestsWaiting == 1
+		return sglangOf(p).Queues[0].Bootstrap.Load() == 1 && p.State().RequestsWaiting == 1
 	})
 	if s := p.State(); s.BlocksUsed != 0 || s.RequestsWaiting != 1 || s.PromptTokens != 0 {
 		t.Errorf("parked prefill: %+v", s)
@@ -244,7 +246,7 @@ func TestSGLangDecodeWaits(t *testing.T) {
 		return s.BlocksPinned == 3 && s.BlocksUsed == 3 && s.RequestsWaiting == 1 && s.RequestsRunning == 0
 	}
 	t.Run("abort", func(t *testing.T) {
-		answered, _ := postAside(t, d.URL()+routeCompletions, body)
+		answered, _ := postAside(t, d.URL()+core.RouteCompletions, body)
 		eventually(t, "pinned blocks", waiting)
 		post(t, d.URL()+"/abort_request", `{"rid":"wait-2"}`)
 		if a := <-answered; a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "Decode transfer failed for request rank=0 decode_req.req.rid='wait-2' decode_req.req.bootstrap_room=6 with") {
@@ -259,7 +261,7 @@ func TestSGLangDecodeWaits(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			try(ctx, d.URL()+routeCompletions, body)
+			try(ctx, d.URL()+core.RouteCompletions, body)
 		}()
 		eventually(t, "pinned blocks", waiting)
 		leave()
@@ -268,13 +270,13 @@ func TestSGLangDecodeWaits(t *testing.T) {
 	})
 	eventually(t, "no rooms on prefill", func() bool {
 		g := sglangOf(p)
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return len(g.rooms) == 0
+		g.Mu.Lock()
+		defer g.Mu.Unlock()
+		return len(g.Rooms) == 0
 	})
 	// The room was given up: a later prefill leg waits like any other.
-	answered, _ := postAside(t, p.URL()+routeCompletions, body)
-	eventually(t, "the leg in the bootstrap queue", func() bool { return sglangOf(p).queues[0].bootstrap.Load() == 1 })
+	answered, _ := postAside(t, p.URL()+core.RouteCompletions, body)
+	eventually(t, "the leg in the bootstrap queue", func() bool { return sglangOf(p).Queues[0].Bootstrap.Load() == 1 })
 	post(t, p.URL()+"/abort_request", `{"abort_all":true}`)
 	<-answered
 }
@@ -307,7 +309,7 @@ func TestSGLangPeerFails(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				leave[e], got[e] = cancel, make(chan answer, 1)
 				go func() {
-					a, _ := try(ctx, e.URL()+routeCompletions, body)
+					a, _ := try(ctx, e.URL()+core.RouteCompletions, body)
 					got[e] <- a
 				}()
 			}
@@ -316,10 +318,10 @@ func TestSGLangPeerFails(t *testing.T) {
 			for e, want := range map[*Engine]string{p: tt.p, d: tt.d} {
 				a := <-got[e]
 				if want != "" && (a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), want)) {
-					t.Errorf("%s answered %d %s, want %q", e.cfg.Role, a.status, a.body, want)
+					t.Errorf("%s answered %d %s, want %q", e.Cfg.Role, a.status, a.body, want)
 				}
 				if want == "" && a.status != 0 {
-					t.Errorf("%s answered %d %s although its client has left", e.cfg.Role, a.status, a.body)
+					t.Errorf("%s answered %d %s although its client has left", e.Cfg.Role, a.status, a.body)
 				}
 				eventually(t, "free blocks", func() bool { return e.State().BlocksUsed == 0 })
 			}
@@ -330,20 +332,20 @@ func TestSGLangPeerFails(t *testing.T) {
 func TestSGLangTimeouts(t *testing.T) {
 	p, d := sglangPair(t, Config{SGLang: quickSGLang()}, Config{SGLang: quickSGLang()})
 	t.Run("prefill without decode", func(t *testing.T) {
-		a := post(t, p.URL()+routeCompletions, completion("x", bootstrap(p, 20, "alone-p")))
+		a := post(t, p.URL()+core.RouteCompletions, completion("x", bootstrap(p, 20, "alone-p")))
 		if a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "Request 20 timed out after 0.3s in KVPoll.Bootstrapping") {
 			t.Errorf("answered %d %s", a.status, a.body)
 		}
 	})
 	t.Run("decode without prefill", func(t *testing.T) {
-		a := post(t, d.URL()+routeCompletions, completion("x", bootstrap(p, 21, "alone-d")))
+		a := post(t, d.URL()+core.RouteCompletions, completion("x", bootstrap(p, 21, "alone-d")))
 		if a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "Request 21 timed out after 0.3s in KVPoll.WaitingForInput") {
 			t.Errorf("answered %d %s", a.status, a.body)
 		}
 	})
 	t.Run("no registry", func(t *testing.T) {
 		// No program listens on TCP port 1.
-		a := post(t, d.URL()+routeCompletions, completion("x", `"bootstrap_host":"127.0.0.1","bootstrap_port":1,"bootstrap_room":22`))
+		a := post(t, d.URL()+core.RouteCompletions, completion("x", `"bootstrap_host":"127.0.0.1","bootstrap_port":1,"bootstrap_room":22`))
 		if a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "Decode handshake failed") {
 			t.Errorf("answered %d %s", a.status, a.body)
 		}
@@ -352,7 +354,7 @@ func TestSGLangTimeouts(t *testing.T) {
 		cfg := quickSGLang()
 		cfg.WaitingTimeout = time.Minute
 		p, d := sglangPair(t, Config{}, Config{SGLang: cfg})
-		answered, _ := postAside(t, d.URL()+routeCompletions, completion("x", bootstrap(p, 23, "dies")))
+		answered, _ := postAside(t, d.URL()+core.RouteCompletions, completion("x", bootstrap(p, 23, "dies")))
 		eventually(t, "pinned blocks", func() bool { return d.State().BlocksPinned > 0 })
 		p.Kill()
 		if a := <-answered; a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "Lost connection with prefill instance") {
@@ -366,20 +368,20 @@ func TestSGLangTimeouts(t *testing.T) {
 func TestSGLangRestart(t *testing.T) {
 	port := testbed.Ports(t, 1)
 	p, d := sglangPair(t, Config{BootstrapPort: port}, Config{SGLang: quickSGLang()})
-	pa, da := both(t, routeCompletions, p, d, completion("before", bootstrap(p, 1, "r-1")))
+	pa, da := both(t, core.RouteCompletions, p, d, completion("before", bootstrap(p, 1, "r-1")))
 	if pa.status != http.StatusOK || da.status != http.StatusOK {
 		t.Fatalf("both = %d, %s, %d, %s", pa.status, pa.body, da.status, da.body)
 	}
 	p.Kill()
 	eventually(t, "the prefill forgotten", func() bool {
 		g := sglangOf(d)
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return len(g.prefills) == 0
+		g.Mu.Lock()
+		defer g.Mu.Unlock()
+		return len(g.Prefills) == 0
 	})
 	p.Close()
 	p = startEngine(t, Config{Connector: ConnectorSGLang, Role: RolePrefill, BootstrapPort: port})
-	pa, da = both(t, routeCompletions, p, d, completion("after", bootstrap(p, 2, "r-2")))
+	pa, da = both(t, core.RouteCompletions, p, d, completion("after", bootstrap(p, 2, "r-2")))
 	if pa.status != http.StatusOK || da.status != http.StatusOK {
 		t.Errorf("both = %d, %s, %d, %s", pa.status, pa.body, da.status, da.body)
 	}
@@ -387,26 +389,26 @@ func TestSGLangRestart(t *testing.T) {
 
 // TestSGLangBackpressure: while decode is full, prefill waits before it computes.
 func TestSGLangBackpressure(t *testing.T) {
-	p, d := sglangPair(t, Config{}, Config{KVBlocks: 4, Hang: hangDecode})
-	_, leave := postAside(t, d.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":20,`+bootstrap(p, 30, "bp-1")))
-	if a := post(t, p.URL()+routeCompletions, completion(words(1, 40), bootstrap(p, 30, "bp-1"))); a.status != http.StatusOK {
+	p, d := sglangPair(t, Config{}, Config{KVBlocks: 4, Hang: core.HangDecode})
+	_, leave := postAside(t, d.URL()+core.RouteCompletions, completion(words(1, 40), `"max_tokens":20,`+bootstrap(p, 30, "bp-1")))
+	if a := post(t, p.URL()+core.RouteCompletions, completion(words(1, 40), bootstrap(p, 30, "bp-1"))); a.status != http.StatusOK {
 		t.Fatalf("first prefill answered %d %s", a.status, a.body)
 	}
 	got := make(chan answer, 1)
 	var wg sync.WaitGroup
 	for _, e := range []*Engine{p, d} {
 		wg.Go(func() {
-			a, _ := try(t.Context(), e.URL()+routeCompletions, completion(words(2, 40), `"max_tokens":2,`+bootstrap(p, 31, "bp-2")))
+			a, _ := try(t.Context(), e.URL()+core.RouteCompletions, completion(words(2, 40), `"max_tokens":2,`+bootstrap(p, 31, "bp-2")))
 			if e == d {
 				got <- a
 			}
 		})
 	}
-	eventually(t, "decode without room", func() bool { return sglangOf(d).queues[0].prealloc.Load() == 1 })
+	eventually(t, "decode without room", func() bool { return sglangOf(d).Queues[0].Prealloc.Load() == 1 })
 	eventually(t, "decode says so", func() bool {
 		return get(t, d.URL()+"/v1/loads?include=queues").field(t, "loads", 0, "queues", "prealloc_ready") == json.Number("1")
 	})
-	eventually(t, "prefill parked", func() bool { return sglangOf(p).queues[0].bootstrap.Load() == 1 })
+	eventually(t, "prefill parked", func() bool { return sglangOf(p).Queues[0].Bootstrap.Load() == 1 })
 	if s := p.State(); s.BlocksUsed != 0 {
 		t.Errorf("parked prefill: %+v", s)
 	}
@@ -418,7 +420,7 @@ func TestSGLangBackpressure(t *testing.T) {
 		t.Errorf("second decode answered %d %s", a.status, a.body)
 	}
 	wg.Wait()
-	a := post(t, d.URL()+routeCompletions, completion(words(3, 80), bootstrap(p, 32, "bp-3")))
+	a := post(t, d.URL()+core.RouteCompletions, completion(words(3, 80), bootstrap(p, 32, "bp-3")))
 	if a.status != http.StatusBadRequest {
 		t.Errorf("a prompt beyond the cache: %d %s", a.status, a.body)
 	}
@@ -440,13 +442,13 @@ func TestSGLangRoomIsNeeded(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{})
 	const message = "Invalid request: Disaggregated request received without bootstrap room id"
 	for _, e := range []*Engine{p, d} {
-		for route, body := range map[string]string{routeCompletions: `{"prompt":"x"`, routeGenerate: `{"text":"x"`, routeChat: `{"messages":[{"role":"user","content":"x"}]`} {
-			t.Run(e.cfg.Role+route, func(t *testing.T) {
+		for route, body := range map[string]string{core.RouteCompletions: `{"prompt":"x"`, sglang.RouteGenerate: `{"text":"x"`, core.RouteChat: `{"messages":[{"role":"user","content":"x"}]`} {
+			t.Run(e.Cfg.Role+route, func(t *testing.T) {
 				a := post(t, e.URL()+route, body+`,"bootstrap_host":"127.0.0.1","bootstrap_room":null}`)
 				if a.status != http.StatusBadRequest || !strings.Contains(string(a.body), message) {
 					t.Errorf("answered %d %s", a.status, a.body)
 				}
-				if flat := route != routeGenerate; flat != strings.Contains(string(a.body), `"object":"error"`) {
+				if flat := route != sglang.RouteGenerate; flat != strings.Contains(string(a.body), `"object":"error"`) {
 					t.Errorf("form %s", a.body)
 				}
 				a = post(t, e.URL()+route, body+`,"stream":true}`)
@@ -454,7 +456,7 @@ func TestSGLangRoomIsNeeded(t *testing.T) {
 					t.Errorf("stream %d %s", a.status, a.body)
 				}
 				want := `"type":"BAD_REQUEST","param":null,"code":400}}`
-				if route == routeGenerate {
+				if route == sglang.RouteGenerate {
 					want = `"finish_reason":{"type":"abort","message":"` + message
 				}
 				if !strings.Contains(string(a.body), want) {
@@ -471,18 +473,18 @@ func TestSGLangRoomIsNeeded(t *testing.T) {
 }
 
 func TestSGLangAbort(t *testing.T) {
-	e := startEngine(t, Config{Connector: ConnectorSGLang, Hang: hangDecode})
+	e := startEngine(t, Config{Connector: ConnectorSGLang, Hang: core.HangDecode})
 	start := func(rid, extra string) chan answer {
 		got := make(chan answer, 1)
 		go func() {
-			a, _ := try(t.Context(), e.URL()+routeCompletions, completion("x", `"max_tokens":5,"rid":"`+rid+`"`+extra))
+			a, _ := try(t.Context(), e.URL()+core.RouteCompletions, completion("x", `"max_tokens":5,"rid":"`+rid+`"`+extra))
 			got <- a
 		}()
-		eventually(t, "leg "+rid, func() bool { return sglangOf(e).inFlight(rid) })
+		eventually(t, "leg "+rid, func() bool { return sglangOf(e).InFlight(rid) })
 		return got
 	}
 	one, ten, other := start("req-1", ""), start("req-10", `,"stream":true`), start("other", "")
-	if a := post(t, e.URL()+routeCompletions, completion("x", `"rid":"req-1"`)); a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "Duplicate request ID detected: req-1") {
+	if a := post(t, e.URL()+core.RouteCompletions, completion("x", `"rid":"req-1"`)); a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "Duplicate request ID detected: req-1") {
 		t.Errorf("a rid in flight: %d %s", a.status, a.body)
 	}
 	for _, body := range []string{`{"rid":"req-"}`, `{"rid":""}`, `{}`, `{"rid":"unknown","abort_all":false}`} {
@@ -501,7 +503,7 @@ func TestSGLangAbort(t *testing.T) {
 	if a := <-ten; a.status != http.StatusOK || !strings.Contains(string(a.body), `"finish_reason":"abort"`) {
 		t.Errorf("req-10 answered %d %s", a.status, a.body)
 	}
-	if !sglangOf(e).inFlight("other") {
+	if !sglangOf(e).InFlight("other") {
 		t.Error("a request with another rid was aborted too")
 	}
 	post(t, e.URL()+"/abort_request", `{"abort_all":true}`)
@@ -516,7 +518,7 @@ func TestSGLangAbort(t *testing.T) {
 func TestSGLangRanks(t *testing.T) {
 	follow := Config{Ranks: 4}
 	force := Config{Ranks: 4, SGLang: SGLangConfig{ForceQueryRank: true}}
-	inTurn := Config{Ranks: 4, SGLang: SGLangConfig{LoadBalance: balanceRoundRobin}}
+	inTurn := Config{Ranks: 4, SGLang: SGLangConfig{LoadBalance: core.BalanceRoundRobin}}
 	tests := []struct {
 		name  string
 		p, d  Config
@@ -547,8 +549,8 @@ func TestSGLangRanks(t *testing.T) {
 			join := func(a, b string) string { return strings.Trim(a+","+b, ",") }
 			var pa answer
 			var wg sync.WaitGroup
-			wg.Go(func() { pa = post(t, p.URL()+routeCompletions, fields(join(tt.extra, tt.both))) })
-			da := post(t, d.URL()+routeCompletions, fields(join(`"routed_dp_rank":0`, tt.both)))
+			wg.Go(func() { pa = post(t, p.URL()+core.RouteCompletions, fields(join(tt.extra, tt.both))) })
+			da := post(t, d.URL()+core.RouteCompletions, fields(join(`"routed_dp_rank":0`, tt.both)))
 			wg.Wait()
 			if tt.fails != "" {
 				if pa.status != http.StatusInternalServerError || !strings.Contains(string(pa.body), tt.fails) || da.status != http.StatusInternalServerError {
@@ -559,15 +561,15 @@ func TestSGLangRanks(t *testing.T) {
 			if pa.status != http.StatusOK || da.status != http.StatusOK {
 				t.Fatalf("prefill %d %s, decode %d %s", pa.status, pa.body, da.status, da.body)
 			}
-			if want := post(t, one.URL()+routeCompletions, completion(words(9, 33), `"max_tokens":4`)).text(t); da.text(t) != want {
+			if want := post(t, one.URL()+core.RouteCompletions, completion(words(9, 33), `"max_tokens":4`)).text(t); da.text(t) != want {
 				t.Errorf("decode answered %q, one engine %q", da.text(t), want)
 			}
-			for _, r := range p.ranks {
-				r.mu.Lock()
-				has := len(r.cache.byHash) > 0
-				r.mu.Unlock()
-				if tt.rank >= 0 && has != (r.index == tt.rank) {
-					t.Errorf("rank %d computed: %v", r.index, has)
+			for _, r := range p.Ranks {
+				r.Mu.Lock()
+				has := len(r.Cache.ByHash) > 0
+				r.Mu.Unlock()
+				if tt.rank >= 0 && has != (r.Index == tt.rank) {
+					t.Errorf("rank %d computed: %v", r.Index, has)
 				}
 			}
 		})
@@ -575,14 +577,14 @@ func TestSGLangRanks(t *testing.T) {
 	p, d := sglangPair(t, follow, Config{Ranks: 2})
 	for _, e := range []*Engine{p, d} {
 		for _, stream := range []string{"false", "true"} {
-			a := post(t, e.URL()+routeCompletions, completion("x", `"routed_dp_rank":4,"stream":`+stream+`,`+bootstrap(p, 4, "")))
+			a := post(t, e.URL()+core.RouteCompletions, completion("x", `"routed_dp_rank":4,"stream":`+stream+`,`+bootstrap(p, 4, "")))
 			if a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "out of range") {
-				t.Errorf("rank 4 on %s: %d %s", e.cfg.Role, a.status, a.body)
+				t.Errorf("rank 4 on %s: %d %s", e.Cfg.Role, a.status, a.body)
 			}
 		}
-		a := post(t, e.URL()+routeCompletions, completion("x", `"routed_dp_rank":0,`+bootstrap(p, 4, "")), "X-Data-Parallel-Rank", "9")
+		a := post(t, e.URL()+core.RouteCompletions, completion("x", `"routed_dp_rank":0,`+bootstrap(p, 4, "")), "X-Data-Parallel-Rank", "9")
 		if a.status != http.StatusBadRequest {
-			t.Errorf("the header wins on %s: %d", e.cfg.Role, a.status)
+			t.Errorf("the header wins on %s: %d", e.Cfg.Role, a.status)
 		}
 	}
 }
@@ -599,12 +601,12 @@ func TestSGLangDuplicateRoom(t *testing.T) {
 	got := make(chan answer, 2)
 	for i, body := range []string{right, wrong} {
 		go func() {
-			a, _ := try(t.Context(), p.URL()+routeCompletions, pd(body, fmt.Sprintf("dup-%d", i)))
+			a, _ := try(t.Context(), p.URL()+core.RouteCompletions, pd(body, fmt.Sprintf("dup-%d", i)))
 			got <- a
 		}()
 	}
-	eventually(t, "two legs in the room", func() bool { return sglangOf(p).queues[0].bootstrap.Load() == 2 })
-	da := post(t, d.URL()+routeCompletions, pd(right, "dup-d"))
+	eventually(t, "two legs in the room", func() bool { return sglangOf(p).Queues[0].Bootstrap.Load() == 2 })
+	da := post(t, d.URL()+core.RouteCompletions, pd(right, "dup-d"))
 	a, b := <-got, <-got
 	if a.status != http.StatusOK {
 		a, b = b, a
@@ -615,17 +617,17 @@ func TestSGLangDuplicateRoom(t *testing.T) {
 	if p.State().DuplicateIDs != 1 {
 		t.Errorf("prefill counted %d duplicates", p.State().DuplicateIDs)
 	}
-	want := post(t, one.URL()+routeCompletions, right).text(t)
+	want := post(t, one.URL()+core.RouteCompletions, right).text(t)
 	if first := a.field(t, "id"); (da.text(t) == want) != (first == "dup-0") {
 		t.Errorf("%s came first, decode answered %q, the correct text is %q", first, da.text(t), want)
 	}
 	// A leg of another length sends as many blocks as fit.
 	go func() {
-		a, _ := try(t.Context(), p.URL()+routeCompletions, pd(completion(words(3, 100), ""), "long"))
+		a, _ := try(t.Context(), p.URL()+core.RouteCompletions, pd(completion(words(3, 100), ""), "long"))
 		got <- a
 	}()
-	eventually(t, "the leg in the room", func() bool { return sglangOf(p).queues[0].bootstrap.Load() == 1 })
-	da = post(t, d.URL()+routeCompletions, pd(right, "short"))
+	eventually(t, "the leg in the room", func() bool { return sglangOf(p).Queues[0].Bootstrap.Load() == 1 })
+	da = post(t, d.URL()+core.RouteCompletions, pd(right, "short"))
 	if a := <-got; a.status != http.StatusOK {
 		t.Errorf("prefill answered %d %s", a.status, a.body)
 	}
@@ -637,37 +639,37 @@ func TestSGLangDuplicateRoom(t *testing.T) {
 // TestSGLangMetadataRoom: metadata of another room is rejected.
 func TestSGLangMetadataRoom(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{})
-	got, _ := postAside(t, d.URL()+routeCompletions, completion("x y", bootstrap(p, 50, "meta")))
-	var info *decodeInfo
+	got, _ := postAside(t, d.URL()+core.RouteCompletions, completion("x y", bootstrap(p, 50, "meta")))
+	var info *sglang.DecodeInfo
 	eventually(t, "decode's indices", func() bool {
 		g := sglangOf(p)
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if rm := g.rooms[50]; rm != nil {
-			info = rm.info
+		g.Mu.Lock()
+		defer g.Mu.Unlock()
+		if rm := g.Rooms[50]; rm != nil {
+			info = rm.Info
 		}
 		return info != nil
 	})
-	forged := sideMessage{
-		Op: opKV, Engine: info.session, Key: "50", Blocks: info.blocks, Payload: make([]byte, len(info.blocks)*16*bytesPerKV),
+	forged := core.SideMessage{
+		Op: sglang.OpKV, Engine: info.Session, Key: "50", Blocks: info.Blocks, Payload: make([]byte, len(info.Blocks)*16*core.BytesPerKV),
 		Fields: map[string]string{"bootstrap_room": "51", "first_token": "1000", "cached_tokens": "0"},
 	}
-	for name, spoil := range map[string]func(m *sideMessage){
-		"other blocks":  func(m *sideMessage) { m.Blocks = []blockID{99} },
-		"short payload": func(m *sideMessage) { m.Payload = m.Payload[1:] },
-		"bad token": func(m *sideMessage) {
+	for name, spoil := range map[string]func(m *core.SideMessage){
+		"other blocks":  func(m *core.SideMessage) { m.Blocks = []core.BlockID{99} },
+		"short payload": func(m *core.SideMessage) { m.Payload = m.Payload[1:] },
+		"bad token": func(m *core.SideMessage) {
 			m.Fields = map[string]string{"bootstrap_room": "50", "first_token": "-4", "cached_tokens": "0"}
 		},
-		"other room":   func(m *sideMessage) { m.Key = "52" },
-		"other engine": func(m *sideMessage) { m.Engine = "gone" },
+		"other room":   func(m *core.SideMessage) { m.Key = "52" },
+		"other engine": func(m *core.SideMessage) { m.Engine = "gone" },
 	} {
 		m := forged
 		spoil(&m)
-		if _, err := p.ranks[0].side.call(t.Context(), info.addr, m); err == nil {
+		if _, err := p.Ranks[0].Side.Call(t.Context(), info.Addr, m); err == nil {
 			t.Errorf("%s: the message was accepted", name)
 		}
 	}
-	if _, err := p.ranks[0].side.call(t.Context(), info.addr, forged); err != nil {
+	if _, err := p.Ranks[0].Side.Call(t.Context(), info.Addr, forged); err != nil {
 		t.Fatal(err)
 	}
 	a := <-got
@@ -680,14 +682,14 @@ func TestSGLangMetadataRoom(t *testing.T) {
 func TestSGLangFaults(t *testing.T) {
 	t.Run("load", func(t *testing.T) {
 		p, d := sglangPair(t, Config{}, Config{Fail: "1:load"})
-		pa, da := both(t, routeCompletions, p, d, completion("x", bootstrap(p, 1, "f")))
+		pa, da := both(t, core.RouteCompletions, p, d, completion("x", bootstrap(p, 1, "f")))
 		if pa.status != http.StatusInternalServerError || da.status != http.StatusInternalServerError {
 			t.Errorf("prefill %d %s, decode %d %s", pa.status, pa.body, da.status, da.body)
 		}
 	})
 	t.Run("no-params", func(t *testing.T) {
 		p, d := sglangPair(t, Config{Fail: "1:no-params"}, Config{SGLang: quickSGLang()})
-		pa, da := both(t, routeCompletions, p, d, completion("x", bootstrap(p, 1, "f")))
+		pa, da := both(t, core.RouteCompletions, p, d, completion("x", bootstrap(p, 1, "f")))
 		if pa.status != http.StatusOK || da.status != http.StatusInternalServerError {
 			t.Errorf("prefill %d %s, decode %d %s", pa.status, pa.body, da.status, da.body)
 		}
@@ -699,7 +701,7 @@ func TestSGLangFaults(t *testing.T) {
 	} {
 		t.Run(name+" ends decode", func(t *testing.T) {
 			p, d := sglangPair(t, tt.p, tt.d)
-			if _, err := try(t.Context(), d.URL()+routeCompletions, completion("x", bootstrap(p, 1, "f"))); err == nil {
+			if _, err := try(t.Context(), d.URL()+core.RouteCompletions, completion("x", bootstrap(p, 1, "f"))); err == nil {
 				t.Error("decode answered")
 			}
 			<-d.Died()
@@ -716,9 +718,9 @@ func TestSGLangFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, d := sglangPair(t, Config{SGLang: tt.p}, Config{SGLang: tt.d})
-			_, leave := postAside(t, p.URL()+routeCompletions, completion("x", bootstrap(p, 1, "f")))
+			_, leave := postAside(t, p.URL()+core.RouteCompletions, completion("x", bootstrap(p, 1, "f")))
 			defer leave()
-			if a := post(t, d.URL()+routeCompletions, completion("x", bootstrap(p, 1, "f"))); a.status != tt.want {
+			if a := post(t, d.URL()+core.RouteCompletions, completion("x", bootstrap(p, 1, "f"))); a.status != tt.want {
 				t.Errorf("decode answered %d %s", a.status, a.body)
 			}
 		})

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // startEngine starts an engine with FutureParams that ends with the test. The test
@@ -33,11 +35,11 @@ func startAsConfigured(t *testing.T, cfg Config) *Engine {
 	}
 	t.Cleanup(func() {
 		e.Close()
-		for _, r := range e.ranks {
+		for _, r := range e.Ranks {
 			checkAccounting(t, r)
 		}
 		if s := e.State(); s.BlocksUsed != 0 || s.BlocksPinned != 0 || s.RequestsRunning != 0 || s.RequestsWaiting != 0 {
-			t.Errorf("engine %s ended with %+v", e.cfg.Name, s)
+			t.Errorf("engine %s ended with %+v", e.Cfg.Name, s)
 		}
 	})
 	return e
@@ -45,35 +47,35 @@ func startAsConfigured(t *testing.T, cfg Config) *Engine {
 
 // checkAccounting verifies that every block is either referenced or idle, and
 // that the idle list and the hash index agree with the blocks.
-func checkAccounting(t *testing.T, r *rank) {
+func checkAccounting(t *testing.T, r *core.Rank) {
 	t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	c := r.cache
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	c := r.Cache
 	idle := 0
-	for id, last := c.head, blockID(-1); id >= 0; last, id = id, c.blocks[id].next {
-		b := &c.blocks[id]
-		if !b.idle || b.refs != 0 || b.pins != 0 || b.prev != last {
+	for id, last := c.Head, core.BlockID(-1); id >= 0; last, id = id, c.Blocks[id].Next {
+		b := &c.Blocks[id]
+		if !b.Idle || b.Refs != 0 || b.Pins != 0 || b.Prev != last {
 			t.Fatalf("idle list: block %d is %+v after %d", id, *b, last)
 		}
-		if idle++; idle > len(c.blocks) {
+		if idle++; idle > len(c.Blocks) {
 			t.Fatal("idle list: a cycle")
 		}
 	}
 	used := 0
-	for i := range c.blocks {
-		if c.blocks[i].refs > 0 {
+	for i := range c.Blocks {
+		if c.Blocks[i].Refs > 0 {
 			used++
 		}
-		if h := c.blocks[i].hash; h != 0 && c.byHash[h] != blockID(i) {
+		if h := c.Blocks[i].Hash; h != 0 && c.ByHash[h] != core.BlockID(i) {
 			t.Errorf("block %d has a hash that the index does not know", i)
 		}
 	}
-	if idle != c.free || idle+used != len(c.blocks) {
-		t.Errorf("blocks: %d idle (counted %d) + %d used of %d", idle, c.free, used, len(c.blocks))
+	if idle != c.Free || idle+used != len(c.Blocks) {
+		t.Errorf("blocks: %d idle (counted %d) + %d used of %d", idle, c.Free, used, len(c.Blocks))
 	}
-	for h, id := range c.byHash {
-		if c.blocks[id].hash != h {
+	for h, id := range c.ByHash {
+		if c.Blocks[id].Hash != h {
 			t.Errorf("the index has block %d under a wrong hash", id)
 		}
 	}
@@ -214,7 +216,7 @@ func completion(prompt string, extra string) string {
 func words(seed, n int) string {
 	var b strings.Builder
 	for i := range n {
-		b.WriteString(wordText(int(mix(uint64(seed*100000+i)) % uint64(len(wordTokens)))))
+		b.WriteString(core.WordText(int(core.Mix(uint64(seed*100000+i)) % uint64(len(core.WordTokens)))))
 	}
 	return b.String()
 }

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // TestSleep: the states of vLLM's sleep mode, by its routes and its metric.
@@ -49,7 +51,7 @@ func TestSleep(t *testing.T) {
 func TestSleepHoldsRequests(t *testing.T) {
 	e := startEngine(t, Config{DecodeUsPerToken: 1000})
 	prompt := words(17, 20)
-	first, _ := postAside(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":2000,"ignore_eos":true`))
+	first, _ := postAside(t, e.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":2000,"ignore_eos":true`))
 	eventually(t, "a running request", func() bool { return e.State().RequestsRunning == 1 })
 	post(t, e.URL()+"/sleep", "")
 	if a := <-first; a.status != 200 || !strings.Contains(string(a.body), `"finish_reason":"abort"`) {
@@ -58,7 +60,7 @@ func TestSleepHoldsRequests(t *testing.T) {
 	if s := e.State(); s.BlocksUsed != 0 || s.Aborted != 1 {
 		t.Errorf("asleep: %+v", s)
 	}
-	second, _ := postAside(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":2`))
+	second, _ := postAside(t, e.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":2`))
 	eventually(t, "a waiting request", func() bool { return e.State().RequestsWaiting == 1 })
 	post(t, e.URL()+"/wake_up?tags=weights", "")
 	if s := e.State(); s.RequestsWaiting != 1 {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // TestLoads: one request runs and one waits, and half of the waiting one's
@@ -71,15 +73,15 @@ func TestLoads(t *testing.T) {
 			// blocks.
 			e.SetFault("", 0, "decode")
 			for i, prompt := range []string{words(1, 24), words(1, 16) + words(2, 16)} {
-				answered, leave := postAside(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":9`))
+				answered, leave := postAside(t, e.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":9`))
 				defer func() { leave(); <-answered }()
 				eventually(t, "the request", func() bool { s := e.State(); return s.RequestsRunning+s.RequestsWaiting == i+1 })
 				if i == 0 { // the first prompt must be computed before the second request arrives
 					eventually(t, "its blocks", func() bool {
-						r := e.ranks[0]
-						r.mu.Lock()
-						defer r.mu.Unlock()
-						return len(r.cache.byHash) == 3
+						r := e.Ranks[0]
+						r.Mu.Lock()
+						defer r.Mu.Unlock()
+						return len(r.Cache.ByHash) == 3
 					})
 				}
 			}

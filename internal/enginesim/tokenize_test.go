@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"slices"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // TestTokenizeIsWhatIsComputed: each endpoint returns the ids under which the
@@ -18,15 +20,15 @@ func TestTokenizeIsWhatIsComputed(t *testing.T) {
 		name, connector, ask, body, route string
 		path                              []any
 	}{
-		{"vllm prompt", ConnectorVLLMNixl, "/tokenize", prompt, routeCompletions, []any{"tokens"}},
-		{"vllm messages", ConnectorVLLMNixl, "/tokenize", `{"model":"sim",` + chat + `}`, routeChat, []any{"tokens"}},
-		{"vllm tools", ConnectorVLLMNixl, "/tokenize", `{"model":"sim",` + chat + tools + `}`, routeChat, []any{"tokens"}},
-		{"vllm continued", ConnectorVLLMNixl, "/tokenize", `{"model":"sim",` + chat + `,"add_generation_prompt":false,"continue_final_message":true}`, routeChat, []any{"tokens"}},
-		{"vllm render chat", ConnectorVLLMNixl, routeChat + "/render", `{"model":"sim",` + chat + tools + `}`, routeChat, []any{"token_ids"}},
-		{"vllm render prompt", ConnectorVLLMNixl, routeCompletions + "/render", prompt, routeCompletions, []any{0, "token_ids"}},
-		{"sglang prompt", ConnectorSGLang, "/v1/tokenize", prompt, routeCompletions, []any{"tokens"}},
-		{"sglang messages", ConnectorSGLang, "/tokenize", `{"model":"sim",` + chat + tools + `}`, routeChat, []any{"tokens"}},
-		{"trtllm prompt", ConnectorTRTLLM, "/_internal/tokenize", prompt, routeCompletions, []any{"tokens"}},
+		{"vllm prompt", ConnectorVLLMNixl, "/tokenize", prompt, core.RouteCompletions, []any{"tokens"}},
+		{"vllm messages", ConnectorVLLMNixl, "/tokenize", `{"model":"sim",` + chat + `}`, core.RouteChat, []any{"tokens"}},
+		{"vllm tools", ConnectorVLLMNixl, "/tokenize", `{"model":"sim",` + chat + tools + `}`, core.RouteChat, []any{"tokens"}},
+		{"vllm continued", ConnectorVLLMNixl, "/tokenize", `{"model":"sim",` + chat + `,"add_generation_prompt":false,"continue_final_message":true}`, core.RouteChat, []any{"tokens"}},
+		{"vllm render chat", ConnectorVLLMNixl, core.RouteChat + "/render", `{"model":"sim",` + chat + tools + `}`, core.RouteChat, []any{"token_ids"}},
+		{"vllm render prompt", ConnectorVLLMNixl, core.RouteCompletions + "/render", prompt, core.RouteCompletions, []any{0, "token_ids"}},
+		{"sglang prompt", ConnectorSGLang, "/v1/tokenize", prompt, core.RouteCompletions, []any{"tokens"}},
+		{"sglang messages", ConnectorSGLang, "/tokenize", `{"model":"sim",` + chat + tools + `}`, core.RouteChat, []any{"tokens"}},
+		{"trtllm prompt", ConnectorTRTLLM, "/_internal/tokenize", prompt, core.RouteCompletions, []any{"tokens"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -44,16 +46,16 @@ func TestTokenizeIsWhatIsComputed(t *testing.T) {
 			if n := answer.field(t, "usage", "prompt_tokens"); n != json.Number(fmt.Sprint(len(got))) {
 				t.Fatalf("%d ids, prompt_tokens %v: %s", len(got), n, answer.body)
 			}
-			r := e.ranks[0]
-			r.mu.Lock()
-			hit := len(r.cache.match("", append(slices.Clone(got), 0)))
-			r.mu.Unlock()
+			r := e.Ranks[0]
+			r.Mu.Lock()
+			hit := len(r.Cache.Match("", append(slices.Clone(got), 0)))
+			r.Mu.Unlock()
 			if hit != len(got)/4 {
 				t.Errorf("of %d ids %d blocks are cached", len(got), hit)
 			}
 			e.SetWrongTokens(true)
 			if wrong := ids(t, post(t, e.URL()+tt.ask, tt.body).field(t, tt.path...)); slices.Equal(wrong, got) ||
-				len(r.cache.match("", wrong)) != 0 {
+				len(r.Cache.Match("", wrong)) != 0 {
 				t.Errorf("wrong ids %d", wrong)
 			}
 			if same := post(t, e.URL()+tt.route, body); same.text(t) != answer.text(t) {
@@ -80,10 +82,10 @@ func TestTokenizeIsStrict(t *testing.T) {
 		{ConnectorVLLMNixl, "/tokenize", `{`, 400, ""},
 		{ConnectorVLLMNixl, "/detokenize", `{"tokens":[90466]}`, 200, `{"prompt":"ab"}`},
 		{ConnectorVLLMNixl, "/detokenize", `{}`, 400, ""},
-		{ConnectorVLLMNixl, routeChat + "/render", `{"messages":[]}`, 200, ""},
-		{ConnectorVLLMNixl, routeChat + "/render", `{"model":"other","messages":[]}`, 404, ""},
-		{ConnectorVLLMNixl, routeChat + "/render", `{}`, 400, ""},
-		{ConnectorVLLMNixl, routeChat + "/render", `[`, 400, ""},
+		{ConnectorVLLMNixl, core.RouteChat + "/render", `{"messages":[]}`, 200, ""},
+		{ConnectorVLLMNixl, core.RouteChat + "/render", `{"model":"other","messages":[]}`, 404, ""},
+		{ConnectorVLLMNixl, core.RouteChat + "/render", `{}`, 400, ""},
+		{ConnectorVLLMNixl, core.RouteChat + "/render", `[`, 400, ""},
 		{ConnectorSGLang, "/v1/tokenize", `{"prompt":"ab","unknown":1}`, 200, `{"tokens":[90466],"count":1,"max_model_len":65536}`},
 		{ConnectorSGLang, "/tokenize", `{"prompt":["ab","c"]}`, 200, `{"tokens":[[90466],[99]],"count":[1,1],"max_model_len":65536}`},
 		{ConnectorSGLang, "/tokenize", `{"prompt":[1,2]}`, 400, ""},

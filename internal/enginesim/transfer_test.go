@@ -8,28 +8,31 @@ import (
 	"net"
 	"reflect"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/vllm"
 )
 
 // FuzzReadSide: a broken frame gives an error; a valid frame is read as it was
 // written.
 func FuzzReadSide(f *testing.F) {
 	var whole bytes.Buffer
-	writeSide(&whole, sideMessage{Op: nixlRead, Engine: "e", Key: "k", Blocks: []blockID{1, 2}, Fields: map[string]string{"a": "b"}, Payload: []byte{1, 2, 3}})
+	core.WriteSide(&whole, core.SideMessage{Op: vllm.NixlRead, Engine: "e", Key: "k", Blocks: []core.BlockID{1, 2}, Fields: map[string]string{"a": "b"}, Payload: []byte{1, 2, 3}})
 	f.Add(whole.Bytes())
 	f.Add(whole.Bytes()[:9])
 	f.Add([]byte{255, 255, 255, 255})
 	f.Add([]byte{0, 0, 0, 2, '{', '}', 1, 0, 0, 0, 9})
 	f.Add([]byte{0, 0, 0, 1, 'x', 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		m, err := readSide(bufio.NewReader(bytes.NewReader(raw)))
+		m, err := core.ReadSide(bufio.NewReader(bytes.NewReader(raw)))
 		if err != nil {
 			return
 		}
 		var again bytes.Buffer
-		if err := writeSide(&again, m); err != nil {
+		if err := core.WriteSide(&again, m); err != nil {
 			t.Fatal(err)
 		}
-		back, err := readSide(bufio.NewReader(&again))
+		back, err := core.ReadSide(bufio.NewReader(&again))
 		if err != nil || !reflect.DeepEqual(back, m) {
 			t.Fatalf("%+v is read back as %+v, %v", m, back, err)
 		}
@@ -40,24 +43,24 @@ func FuzzReadSide(f *testing.F) {
 // peer's end is an error. A caller can leave a call that hangs.
 func TestSideChannelCalls(t *testing.T) {
 	pd := startPair(t)
-	from := pd.d.ranks[0].side
-	addr := pd.p.ranks[0].side.listener.Addr().String()
+	from := pd.d.Ranks[0].Side
+	addr := pd.p.Ranks[0].Side.Listener.Addr().String()
 	open := func() int {
-		from.mu.Lock()
-		defer from.mu.Unlock()
-		return len(from.conns)
+		from.Mu.Lock()
+		defer from.Mu.Unlock()
+		return len(from.Conns)
 	}
-	handshake := sideMessage{Op: nixlHandshake, Engine: pd.p.ID()}
+	handshake := core.SideMessage{Op: vllm.NixlHandshake, Engine: pd.p.ID()}
 	for range 3 {
-		if _, err := from.call(t.Context(), addr, handshake); err != nil {
+		if _, err := from.Call(t.Context(), addr, handshake); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, m := range []sideMessage{
-		{Op: nixlHandshake, Engine: "another engine"}, {Op: "what", Engine: pd.p.ID()}, {Op: nixlRead, Key: "k", Fields: map[string]string{"epoch": "1"}},
+	for _, m := range []core.SideMessage{
+		{Op: vllm.NixlHandshake, Engine: "another engine"}, {Op: "what", Engine: pd.p.ID()}, {Op: vllm.NixlRead, Key: "k", Fields: map[string]string{"epoch": "1"}},
 	} {
-		if _, err := from.call(t.Context(), addr, m); !errors.Is(err, errPeer) {
-			t.Errorf("%s: from.call(addr, m) = %v, want %v", m.Op, err, errPeer)
+		if _, err := from.Call(t.Context(), addr, m); !errors.Is(err, core.ErrPeer) {
+			t.Errorf("%s: from.call(addr, m) = %v, want %v", m.Op, err, core.ErrPeer)
 		}
 	}
 	if n := open(); n != 1 {
@@ -77,18 +80,18 @@ func TestSideChannelCalls(t *testing.T) {
 			<-ctx.Done()
 		}
 	}()
-	if _, err := from.call(ctx, silent.Addr().String(), handshake); !errors.Is(err, context.Canceled) {
+	if _, err := from.Call(ctx, silent.Addr().String(), handshake); !errors.Is(err, context.Canceled) {
 		t.Errorf("error of the cancelled call: %v", err)
 	}
 	pd.p.Kill()
-	if _, err := from.call(t.Context(), addr, handshake); err == nil || errors.Is(err, errPeer) {
+	if _, err := from.Call(t.Context(), addr, handshake); err == nil || errors.Is(err, core.ErrPeer) {
 		t.Errorf("dead peer: %v", err)
 	}
 	if n := open(); n != 0 {
 		t.Errorf("%d connections remain", n)
 	}
 	pd.d.Close()
-	if _, err := from.call(t.Context(), addr, handshake); err == nil {
+	if _, err := from.Call(t.Context(), addr, handshake); err == nil {
 		t.Error("call of a closed engine")
 	}
 }

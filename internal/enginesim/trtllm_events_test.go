@@ -6,6 +6,9 @@ import (
 	"net/http"
 	"slices"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/trtllm"
 )
 
 // trtEventJSON is an event of POST /kv_cache_events.
@@ -25,9 +28,9 @@ type trtEventJSON struct {
 			Level    int    `json:"cache_level"`
 			Priority int    `json:"priority"`
 			Tokens   []struct {
-				Type  string `json:"type"`
-				ID    token  `json:"token_id"`
-				Extra int    `json:"token_extra_id"`
+				Type  string     `json:"type"`
+				ID    core.Token `json:"token_id"`
+				Extra int        `json:"token_extra_id"`
 			} `json:"tokens"`
 		} `json:"blocks"`
 	} `json:"data"`
@@ -57,11 +60,11 @@ func TestTRTLLMEvents(t *testing.T) {
 	want := ids(t, post(t, e.URL()+"/_internal/tokenize", completion(prompt, "")).field(t, "tokens"))
 	ask := func(prompt, extra string) answer {
 		t.Helper()
-		return post(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":2,"ignore_eos":true`+extra))
+		return post(t, e.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":2,"ignore_eos":true`+extra))
 	}
 	ask(prompt, "").text(t)
 	// 9 tokens of the prompt and the first of the answer: blocks of 4, 4 and 2.
-	var tokens []token
+	var tokens []core.Token
 	var hashes []uint64
 	for i, event := range drainEvents(t, e) {
 		if event.ID != int64(i)+1 || event.Algo != "v1_block_key" || event.Data.Type != "stored" {
@@ -107,7 +110,7 @@ func TestTRTLLMEvents(t *testing.T) {
 func TestTRTLLMEventRanks(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM, Ranks: 2, BlockSize: 4})
 	for range 4 {
-		a := post(t, e.URL()+routeCompletions, completion(words(1, 6), `"max_tokens":1`))
+		a := post(t, e.URL()+core.RouteCompletions, completion(words(1, 6), `"max_tokens":1`))
 		a.text(t)
 	}
 	next, stored := map[int]int64{}, map[int]int{}
@@ -122,7 +125,7 @@ func TestTRTLLMEventRanks(t *testing.T) {
 		t.Errorf("numbers %v, blocks %v", next, stored)
 	}
 	ctx, gen := trtPair(t, TRTLLMConfig{})
-	post(t, ctx.URL()+routeCompletions, completion(words(1, 20), `"max_tokens":1,"disaggregated_params":{"request_type":"context_only"}`)).text(t)
+	post(t, ctx.URL()+core.RouteCompletions, completion(words(1, 20), `"max_tokens":1,"disaggregated_params":{"request_type":"context_only"}`)).text(t)
 	var sizes []int
 	for _, event := range drainEvents(t, ctx) {
 		for _, b := range event.Data.Blocks {
@@ -135,7 +138,7 @@ func TestTRTLLMEventRanks(t *testing.T) {
 	if list := drainEvents(t, gen); len(list) != 1 {
 		t.Errorf("events of an idle worker: %+v", list)
 	}
-	ctx.ranks[0].unpinAll()
+	ctx.Ranks[0].UnpinAll()
 }
 
 // TestTRTLLMEventFaults: lost events leave a gap in the numbers, and a garbled
@@ -145,8 +148,8 @@ func TestTRTLLMEventFaults(t *testing.T) {
 		kind string
 		want []int64
 	}{
-		{KVEventsDrop, []int64{0, 1, 3}}, {KVEventsLose, []int64{0, 1, 3}}, {KVEventsReorder, []int64{0, 1, 3, 2}},
-		{KVEventsStop, []int64{0, 1, 2, 3}}, {KVEventsGarbage, nil},
+		{core.KVEventsDrop, []int64{0, 1, 3}}, {core.KVEventsLose, []int64{0, 1, 3}}, {core.KVEventsReorder, []int64{0, 1, 3, 2}},
+		{KVEventsStop, []int64{0, 1, 2, 3}}, {core.KVEventsGarbage, nil},
 	} {
 		t.Run(tt.kind, func(t *testing.T) {
 			e := startEngine(t, Config{Connector: ConnectorTRTLLM, BlockSize: 4})
@@ -159,7 +162,7 @@ func TestTRTLLMEventFaults(t *testing.T) {
 					t.Fatal(err)
 				}
 				// 8 prompt tokens: two whole blocks in one event, and no tail.
-				post(t, e.URL()+routeCompletions, completion(words(i, 8), `"max_tokens":1`)).text(t)
+				post(t, e.URL()+core.RouteCompletions, completion(words(i, 8), `"max_tokens":1`)).text(t)
 			}
 			switch tt.kind {
 			case KVEventsStop:
@@ -168,7 +171,7 @@ func TestTRTLLMEventFaults(t *testing.T) {
 					t.Errorf("stopped: %+v", list)
 				}
 				e.SetKVEventFault("", 0)
-			case KVEventsGarbage:
+			case core.KVEventsGarbage:
 				e.SetKVEventFault(tt.kind, 1)
 				if a := post(t, e.URL()+"/kv_cache_events", ""); a.status != http.StatusOK || json.Valid(a.body) {
 					t.Errorf("garbage: %d %s", a.status, a.body)
@@ -189,21 +192,21 @@ func TestTRTLLMEventFaults(t *testing.T) {
 // number and by tokens. Workers before hash_algo omit that field.
 func TestTRTLLMEventQueue(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{Wire: TRTLLMWireG1}})
-	q := e.proto.(*trtllm).events
-	for range trtEventBuffer {
-		q.publish(0, []kvEvent{{kind: kvRemoved, names: []blockName{{1}}}})
+	q := e.Proto.(*trtllm.TRTLLM).Events
+	for range trtllm.TRTEventBuffer {
+		q.Publish(0, []core.KVEvent{{Kind: core.KVRemoved, Names: []core.BlockName{{1}}}})
 	}
-	if list := drainEvents(t, e); len(list) != trtEventBuffer || list[0].ID != 1 || list[0].Algo != "" {
+	if list := drainEvents(t, e); len(list) != trtllm.TRTEventBuffer || list[0].ID != 1 || list[0].Algo != "" {
 		t.Errorf("%d events from %+v", len(list), list[0])
 	}
-	big := kvEvent{kind: kvStored, names: []blockName{{2}}, root: true, tokens: make([]token, trtEventTokens/2+1), size: trtEventTokens/2 + 1}
-	q.publish(0, []kvEvent{big, big})
-	if len(q.queue) != 1 || q.tokens != big.size {
-		t.Errorf("%d events of %d tokens", len(q.queue), q.tokens)
+	big := core.KVEvent{Kind: core.KVStored, Names: []core.BlockName{{2}}, Root: true, Tokens: make([]core.Token, trtllm.TRTEventTokens/2+1), Size: trtllm.TRTEventTokens/2 + 1}
+	q.Publish(0, []core.KVEvent{big, big})
+	if len(q.Queue) != 1 || q.Tokens != big.Size {
+		t.Errorf("%d events of %d tokens", len(q.Queue), q.Tokens)
 	}
-	q.mu.Lock()
-	q.queue, q.tokens = nil, 0
-	q.mu.Unlock()
+	q.Mu.Lock()
+	q.Queue, q.Tokens = nil, 0
+	q.Mu.Unlock()
 	if a := post(t, e.URL()+"/_internal/tokenize", `{"prompt":"x"}`); a.status != http.StatusNotFound {
 		t.Errorf("an old worker tokenizes: %s", fmt.Sprint(a.status))
 	}

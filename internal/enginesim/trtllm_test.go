@@ -12,6 +12,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/trtllm"
 )
 
 // trtID is a legal disagg id beyond 2^53.
@@ -91,15 +94,15 @@ func TestTRTLLMTextEqualsBoth(t *testing.T) {
 		ctx, gen := trtPair(t, TRTLLMConfig{Wire: wire})
 		one := startEngine(t, Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{Wire: wire}})
 		tests := []struct{ name, route, body string }{
-			{"completion", routeCompletions, completion(words(1, 40), `"max_tokens":9`)},
-			{"without limit", routeCompletions, completion(words(2, 17), "")},
-			{"one token", routeCompletions, completion(words(3, 17), `"max_tokens":1`)},
-			{"exactly one block", routeCompletions, completion(words(4, 16), `"max_tokens":40`)},
-			{"stream", routeCompletions, completion(words(5, 33), `"max_tokens":9,"stream":true`)},
-			{"chat", routeChat, `{"model":"sim","messages":[{"role":"user","content":"hello there"}],"max_tokens":12,"seed":7}`},
-			{"chat stream", routeChat, `{"model":"sim","messages":[{"role":"user","content":"flow"}],"max_completion_tokens":12,"stream":true}`},
-			{"second token ends it", routeCompletions, completion("<eos2>", `"max_tokens":12`)},
-			{"stop string", routeCompletions, completion(words(6, 20), `"max_tokens":60,"stop":["ba"]`)},
+			{"completion", core.RouteCompletions, completion(words(1, 40), `"max_tokens":9`)},
+			{"without limit", core.RouteCompletions, completion(words(2, 17), "")},
+			{"one token", core.RouteCompletions, completion(words(3, 17), `"max_tokens":1`)},
+			{"exactly one block", core.RouteCompletions, completion(words(4, 16), `"max_tokens":40`)},
+			{"stream", core.RouteCompletions, completion(words(5, 33), `"max_tokens":9,"stream":true`)},
+			{"chat", core.RouteChat, `{"model":"sim","messages":[{"role":"user","content":"hello there"}],"max_tokens":12,"seed":7}`},
+			{"chat stream", core.RouteChat, `{"model":"sim","messages":[{"role":"user","content":"flow"}],"max_completion_tokens":12,"stream":true}`},
+			{"second token ends it", core.RouteCompletions, completion("<eos2>", `"max_tokens":12`)},
+			{"stop string", core.RouteCompletions, completion(words(6, 20), `"max_tokens":60,"stop":["ba"]`)},
 		}
 		for i, tt := range tests {
 			t.Run(fmt.Sprintf("G%d %s", wire, tt.name), func(t *testing.T) {
@@ -151,20 +154,20 @@ func TestTRTLLMTextEqualsBoth(t *testing.T) {
 // TestTRTLLMContextForm compares an unary context answer with the expected form.
 func TestTRTLLMContextForm(t *testing.T) {
 	ctx, _ := trtPair(t, TRTLLMConfig{KVTransferTimeout: time.Millisecond})
-	epoch, layout := futureFields(trtID)
+	epoch, layout := trtllm.FutureFields(trtID)
 	if epoch < 1<<53 || epoch%2 == 0 {
 		t.Errorf("epoch %d is exact as a float", epoch)
 	}
-	state := trtState{Engine: ctx.id, Addr: ctx.ranks[0].side.listener.Addr().String(), Request: trtID}.encode()
+	state := trtllm.TRTState{Engine: ctx.UUID, Addr: ctx.Ranks[0].Side.Listener.Addr().String(), Request: trtID}.Encode()
 	params := func(extra string) string {
 		return fmt.Sprintf(`{"request_type":"context_only","first_gen_tokens":[1234],"first_gen_log_probs":null,"first_gen_logits":null,"ctx_request_id":%d,"encoded_opaque_state":"%s","draft_tokens":null,`+
 			`"disagg_request_id":%d,"ctx_dp_rank":0,"ctx_info_endpoint":null,"schedule_style":0,"ctx_usage":null,"return_prompt_token_ids_b64":%s,"kv_epoch":%d,"kv_layout":%s}`, trtID, state, trtID, extra, epoch, layout)
 	}
 	tests := []struct{ name, route, body, params, want string }{
-		{"completion", routeCompletions, `{"model":"m","prompt":[1000,65],"max_tokens":9}`, "",
+		{"completion", core.RouteCompletions, `{"model":"m","prompt":[1000,65],"max_tokens":9}`, "",
 			`{"id":"cmpl-ID","object":"text_completion","created":0,"model":"m","choices":[{"index":0,"text":"T","token_ids":null,"logprobs":null,"context_logits":null,"finish_reason":"length","stop_reason":null,"disaggregated_params":` +
 				params("false") + `,"avg_decoded_tokens_per_iter":null}],"usage":{"prompt_tokens":2,"total_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}},"prompt_token_ids":[1000,65]}`},
-		{"chat, packed ids", routeChat, `{"model":"m","messages":[],"prompt_token_ids":[1000,65]}`, `,"return_prompt_token_ids_b64":true`,
+		{"chat, packed ids", core.RouteChat, `{"model":"m","messages":[],"prompt_token_ids":[1000,65]}`, `,"return_prompt_token_ids_b64":true`,
 			`{"id":"chatcmpl-ID","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"T","reasoning_content":"","reasoning":null,"tool_calls":[]},"logprobs":null,"finish_reason":"length","stop_reason":null,"mm_embedding_handle":null,"disaggregated_params":` +
 				params("true") + `,"avg_decoded_tokens_per_iter":null}],"usage":{"prompt_tokens":2,"total_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}},"prompt_token_ids":null,"prompt_token_ids_b64":"6AMAAEEAAAA="}`},
 	}
@@ -184,15 +187,15 @@ func TestTRTLLMContextForm(t *testing.T) {
 func TestTRTLLMUsage(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{})
 	body := completion(words(1, 40), `"max_tokens":5`)
-	post(t, ctx.URL()+routeCompletions, body) // now two blocks are cached
+	post(t, ctx.URL()+core.RouteCompletions, body) // now two blocks are cached
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprint(stream), func(t *testing.T) {
-			ca := contextLeg(t, ctx, routeCompletions, body, trtID)
+			ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
 			client := body
 			if stream {
 				client = withFields(body, `"stream":true,"stream_options":{}`)
 			}
-			ga := post(t, gen.URL()+routeCompletions, generationBody(t, client, ca, nil))
+			ga := post(t, gen.URL()+core.RouteCompletions, generationBody(t, client, ca, nil))
 			want := `"usage":{"prompt_tokens":40,"total_tokens":45,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":32}}`
 			if !strings.Contains(string(ga.body), want) {
 				t.Errorf("answered %s, want %s", ga.body, want)
@@ -200,8 +203,8 @@ func TestTRTLLMUsage(t *testing.T) {
 		})
 	}
 	t.Run("invented", func(t *testing.T) {
-		ca := contextLeg(t, ctx, routeCompletions, body, trtID)
-		ga := post(t, gen.URL()+routeCompletions, generationBody(t, body, ca, func(p map[string]json.RawMessage) {
+		ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
+		ga := post(t, gen.URL()+core.RouteCompletions, generationBody(t, body, ca, func(p map[string]json.RawMessage) {
 			p["ctx_usage"] = json.RawMessage(`{"prompt_tokens":7}`)
 		}))
 		if got := ga.field(t, "usage", "total_tokens"); got != json.Number("12") {
@@ -214,13 +217,13 @@ func TestTRTLLMUsage(t *testing.T) {
 func TestTRTLLMEarlyEnd(t *testing.T) {
 	ctx, _ := trtPair(t, TRTLLMConfig{})
 	one := startEngine(t, Config{Connector: ConnectorTRTLLM})
-	first := post(t, one.URL()+routeCompletions, completion("go", `"max_tokens":1`)).text(t)
+	first := post(t, one.URL()+core.RouteCompletions, completion("go", `"max_tokens":1`)).text(t)
 	for name, body := range map[string]string{
 		"eos":  completion("<eos1>", `"max_tokens":9`),
 		"stop": completion("go", `"max_tokens":9,"stop":"`+strings.TrimSpace(first)+`"`),
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := contextLeg(t, ctx, routeCompletions, body, trtID)
+			a := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
 			if a.field(t, "choices", 0, "finish_reason") != "stop" {
 				t.Errorf("answered %s", a.body)
 			}
@@ -235,11 +238,11 @@ func TestTRTLLMEarlyEnd(t *testing.T) {
 		})
 	}
 	// An answer of one token by the client's limit is not an early end.
-	a := contextLeg(t, ctx, routeCompletions, completion("go", `"max_tokens":1`), trtID)
+	a := contextLeg(t, ctx, core.RouteCompletions, completion("go", `"max_tokens":1`), trtID)
 	if a.field(t, "choices", 0, "finish_reason") != "length" || ctx.State().BlocksPinned != 1 {
 		t.Errorf("max_tokens 1: %s", a.body)
 	}
-	if a := post(t, ctx.URL()+routeCompletions, completion("<eos1>", `"max_tokens":9,"ignore_eos":true,"disaggregated_params":{"request_type":"context_only"}`)); a.field(t, "choices", 0, "finish_reason") != "length" {
+	if a := post(t, ctx.URL()+core.RouteCompletions, completion("<eos1>", `"max_tokens":9,"ignore_eos":true,"disaggregated_params":{"request_type":"context_only"}`)); a.field(t, "choices", 0, "finish_reason") != "length" {
 		t.Errorf("ignore_eos: %s", a.body)
 	}
 	releaseContexts(t, ctx)
@@ -249,8 +252,8 @@ func TestTRTLLMEarlyEnd(t *testing.T) {
 // would.
 func releaseContexts(t *testing.T, e *Engine) {
 	t.Helper()
-	for _, r := range e.ranks {
-		r.unpinAll()
+	for _, r := range e.Ranks {
+		r.UnpinAll()
 	}
 }
 
@@ -258,7 +261,7 @@ func TestTRTLLMHandoffIsChecked(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{KVTransferTimeout: 150 * time.Millisecond})
 	one := startEngine(t, Config{Connector: ConnectorTRTLLM})
 	body := completion(words(1, 40), `"max_tokens":5`)
-	want := post(t, one.URL()+routeCompletions, body).text(t)
+	want := post(t, one.URL()+core.RouteCompletions, body).text(t)
 	type params = map[string]json.RawMessage
 	set := func(name, value string) func(params) {
 		return func(p params) { p[name] = json.RawMessage(value) }
@@ -295,8 +298,8 @@ func TestTRTLLMHandoffIsChecked(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			ca := contextLeg(t, ctx, routeCompletions, body, trtID)
-			ga := post(t, gen.URL()+routeCompletions, generationBody(t, body, ca, tt.edit))
+			ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
+			ga := post(t, gen.URL()+core.RouteCompletions, generationBody(t, body, ca, tt.edit))
 			if ga.status != tt.status || !strings.Contains(string(ga.body), tt.message) {
 				t.Errorf("answered %d %s, want %d %s", ga.status, ga.body, tt.status, tt.message)
 			}
@@ -307,41 +310,41 @@ func TestTRTLLMHandoffIsChecked(t *testing.T) {
 		})
 	}
 	t.Run("tokens replayed", func(t *testing.T) {
-		ca := contextLeg(t, ctx, routeCompletions, body, trtID)
-		ga := post(t, gen.URL()+routeCompletions, generationBody(t, body, ca, set("first_gen_tokens", `[1000]`)))
-		if text := ga.text(t); !strings.HasPrefix(text, wordText(0)) || text == want {
+		ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
+		ga := post(t, gen.URL()+core.RouteCompletions, generationBody(t, body, ca, set("first_gen_tokens", `[1000]`)))
+		if text := ga.text(t); !strings.HasPrefix(text, core.WordText(0)) || text == want {
 			t.Errorf("got text %q, want the token of the leg at its beginning", text)
 		}
 	})
 	t.Run("text prompt", func(t *testing.T) {
-		ca := contextLeg(t, ctx, routeCompletions, body, trtID)
+		ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
 		var g map[string]json.RawMessage
 		json.Unmarshal([]byte(generationBody(t, body, ca, nil)), &g)
 		raw, _ := json.Marshal(words(1, 40))
 		g["prompt"] = raw
 		text, _ := json.Marshal(g)
-		if a := post(t, gen.URL()+routeCompletions, string(text)); a.status != http.StatusBadRequest {
+		if a := post(t, gen.URL()+core.RouteCompletions, string(text)); a.status != http.StatusBadRequest {
 			t.Errorf("answered %d %s", a.status, a.body)
 		}
 		g["prompt"] = json.RawMessage(`[1000,1001]`)
 		text, _ = json.Marshal(g)
-		if a := post(t, gen.URL()+routeCompletions, string(text)); a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "the context has 40 prompt tokens, the generation 2") {
+		if a := post(t, gen.URL()+core.RouteCompletions, string(text)); a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "the context has 40 prompt tokens, the generation 2") {
 			t.Errorf("answered %d %s", a.status, a.body)
 		}
 	})
 	t.Run("fetched once", func(t *testing.T) {
-		ca := contextLeg(t, ctx, routeCompletions, body, trtID)
+		ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
 		g := generationBody(t, body, ca, nil)
-		if a := post(t, gen.URL()+routeCompletions, g); a.status != http.StatusOK {
+		if a := post(t, gen.URL()+core.RouteCompletions, g); a.status != http.StatusOK {
 			t.Fatalf("answered %d %s", a.status, a.body)
 		}
-		if a := post(t, gen.URL()+routeCompletions, g); a.status != http.StatusInternalServerError {
+		if a := post(t, gen.URL()+core.RouteCompletions, g); a.status != http.StatusInternalServerError {
 			t.Errorf("a second generation answered %d %s", a.status, a.body)
 		}
 	})
 	t.Run("stream of a wrong id", func(t *testing.T) {
-		ca := contextLeg(t, ctx, routeCompletions, body, trtID)
-		a, err := try(t.Context(), gen.URL()+routeCompletions, generationBody(t, withFields(body, `"stream":true`), ca, set("disagg_request_id", fmt.Sprint(trtID+1))))
+		ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
+		a, err := try(t.Context(), gen.URL()+core.RouteCompletions, generationBody(t, withFields(body, `"stream":true`), ca, set("disagg_request_id", fmt.Sprint(trtID+1))))
 		if a.status != http.StatusOK || err == nil || len(a.body) != 0 {
 			t.Errorf("answered %d %q, %v; want a 200 that is cut", a.status, a.body, err)
 		}
@@ -353,7 +356,7 @@ func TestTRTLLMHandoffIsChecked(t *testing.T) {
 func TestTRTLLMPinned(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{KVTransferTimeout: 200 * time.Millisecond})
 	body := completion(words(1, 40), `"max_tokens":5`)
-	ca := contextLeg(t, ctx, routeCompletions, body, trtID)
+	ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
 	http.DefaultClient.CloseIdleConnections() // closing the connection does nothing
 	eventually(t, "connections closed", func() bool { return ctx.State().ConnectionsOpen == 0 })
 	if s := ctx.State(); s.BlocksPinned != 3 || s.BlocksUsed != 3 || s.RequestsRunning != 0 || s.Aborted != 0 {
@@ -363,7 +366,7 @@ func TestTRTLLMPinned(t *testing.T) {
 	if s := ctx.State(); s.LeasesExpired != 1 || s.BlocksUsed != 0 {
 		t.Errorf("state after the time-out: %+v", s)
 	}
-	if a := post(t, gen.URL()+routeCompletions, generationBody(t, body, ca, nil)); a.status != http.StatusInternalServerError {
+	if a := post(t, gen.URL()+core.RouteCompletions, generationBody(t, body, ca, nil)); a.status != http.StatusInternalServerError {
 		t.Errorf("a late generation answered %d %s", a.status, a.body)
 	}
 }
@@ -374,13 +377,13 @@ func TestTRTLLMClientLeaves(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{DisconnectPoll: poll})
 	for name, e := range map[string]*Engine{"context": ctx, "plain": gen} {
 		t.Run(name, func(t *testing.T) {
-			e.SetFault("", 0, hangPrefill)
+			e.SetFault("", 0, core.HangPrefill)
 			defer e.SetFault("", 0, "")
 			extra := `"max_tokens":5`
 			if name == "context" {
 				extra += fmt.Sprintf(`,"disaggregated_params":{"request_type":"context_only","disagg_request_id":%d}`, trtID)
 			}
-			answered, leave := postAside(t, e.URL()+routeCompletions, completion(words(1, 40), extra))
+			answered, leave := postAside(t, e.URL()+core.RouteCompletions, completion(words(1, 40), extra))
 			eventually(t, "computing", func() bool { return e.State().RequestsRunning == 1 })
 			leave()
 			<-answered
@@ -391,11 +394,11 @@ func TestTRTLLMClientLeaves(t *testing.T) {
 		})
 	}
 	t.Run("generation", func(t *testing.T) {
-		gen.SetFault("", 0, hangDecode)
+		gen.SetFault("", 0, core.HangDecode)
 		defer gen.SetFault("", 0, "")
 		body := completion(words(2, 40), `"max_tokens":5`)
-		ca := contextLeg(t, ctx, routeCompletions, body, trtID)
-		answered, leave := postAside(t, gen.URL()+routeCompletions, generationBody(t, body, ca, nil))
+		ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
+		answered, leave := postAside(t, gen.URL()+core.RouteCompletions, generationBody(t, body, ca, nil))
 		eventually(t, "decoding", func() bool { return gen.State().RequestsRunning == 1 })
 		leave()
 		<-answered
@@ -408,8 +411,8 @@ func TestTRTLLMClientLeaves(t *testing.T) {
 func TestTRTLLMGenerationWaits(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{DisconnectPoll: 10 * time.Millisecond})
 	body := completion(words(1, 40), `"max_tokens":5`)
-	ca := contextLeg(t, ctx, routeCompletions, body, trtID)
-	answered, leave := postAside(t, gen.URL()+routeCompletions, generationBody(t, body, ca, func(p map[string]json.RawMessage) {
+	ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
+	answered, leave := postAside(t, gen.URL()+core.RouteCompletions, generationBody(t, body, ca, func(p map[string]json.RawMessage) {
 		p["disagg_request_id"] = json.RawMessage(fmt.Sprint(trtID + 9))
 	}))
 	eventually(t, "pinned blocks", func() bool {
@@ -427,9 +430,9 @@ func TestTRTLLMGenerationWaits(t *testing.T) {
 func TestTRTLLMContextDies(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{KVTransferTimeout: 200 * time.Millisecond})
 	body := completion(words(1, 40), `"max_tokens":5`)
-	ca := contextLeg(t, ctx, routeCompletions, body, trtID)
+	ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
 	ctx.Kill()
-	if a := post(t, gen.URL()+routeCompletions, generationBody(t, body, ca, nil)); a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "timed out") {
+	if a := post(t, gen.URL()+core.RouteCompletions, generationBody(t, body, ca, nil)); a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "timed out") {
 		t.Errorf("answered %d %s", a.status, a.body)
 	}
 }
@@ -439,15 +442,15 @@ func TestTRTLLMContextDies(t *testing.T) {
 func TestTRTLLMDuplicateID(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{})
 	right, wrong := completion(words(1, 40), `"max_tokens":5`), completion(words(2, 40), `"max_tokens":5`)
-	want := post(t, gen.URL()+routeCompletions, right).text(t)
-	ca := contextLeg(t, ctx, routeCompletions, right, trtID)
-	contextLeg(t, ctx, routeCompletions, wrong, trtID)
+	want := post(t, gen.URL()+core.RouteCompletions, right).text(t)
+	ca := contextLeg(t, ctx, core.RouteCompletions, right, trtID)
+	contextLeg(t, ctx, core.RouteCompletions, wrong, trtID)
 	if s := ctx.State(); s.DuplicateIDs != 1 || s.BlocksPinned != 3 {
 		t.Errorf("ctx.State() = %+v", s)
 	}
 	// The generation worker has answered the right prompt itself. It fetches
 	// only the missing blocks, and these are wrong.
-	if ga := post(t, gen.URL()+routeCompletions, generationBody(t, right, ca, nil)); ga.text(t) == want {
+	if ga := post(t, gen.URL()+core.RouteCompletions, generationBody(t, right, ca, nil)); ga.text(t) == want {
 		t.Error("the right text from the wrong KV")
 	}
 }
@@ -469,16 +472,16 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 				}
 				return a.text(t)
 			}
-			want := text(post(t, one.URL()+routeCompletions, body))
+			want := text(post(t, one.URL()+core.RouteCompletions, body))
 			id := trtID + int64(i)
 			legs := map[*Engine]string{
 				ctx: withFields(strings.Replace(body, `,"stream":true`, "", 1), fmt.Sprintf(`"disaggregated_params":{"request_type":"context_only","disagg_request_id":%d,"schedule_style":1}`, id)),
 				gen: withFields(body, fmt.Sprintf(`"disaggregated_params":{"request_type":"generation_only","ctx_request_id":%d,"disagg_request_id":%[1]d,"schedule_style":1,"ctx_dp_rank":0,"ctx_info_endpoint":%q}`, id, endpoint)),
 			}
 			// The context leg waits for the generation leg.
-			ca, _ := postAside(t, ctx.URL()+routeCompletions, legs[ctx])
+			ca, _ := postAside(t, ctx.URL()+core.RouteCompletions, legs[ctx])
 			eventually(t, "the context waiting", func() bool { return ctx.State().RequestsWaiting == 1 })
-			ga := post(t, gen.URL()+routeCompletions, legs[gen])
+			ga := post(t, gen.URL()+core.RouteCompletions, legs[gen])
 			if got := text(ga); got != want {
 				t.Errorf("generation answered %q, one worker %q", got, want)
 			}
@@ -490,7 +493,7 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 			}
 		})
 	}
-	bad := post(t, gen.URL()+routeCompletions, completion("x", fmt.Sprintf(`"disaggregated_params":{"request_type":"generation_only","disagg_request_id":%d,"schedule_style":1}`, trtID)))
+	bad := post(t, gen.URL()+core.RouteCompletions, completion("x", fmt.Sprintf(`"disaggregated_params":{"request_type":"generation_only","disagg_request_id":%d,"schedule_style":1}`, trtID)))
 	if bad.status != http.StatusBadRequest {
 		t.Errorf("without the worker's endpoint: %d %s", bad.status, bad.body)
 	}
@@ -500,19 +503,19 @@ func TestTRTLLMFaults(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{})
 	body := completion(words(1, 20), `"max_tokens":5`)
 	ctx.SetFault("1:no-params", 0, "")
-	a := contextLeg(t, ctx, routeCompletions, body, trtID)
+	a := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
 	if v := a.field(t, "choices", 0, "disaggregated_params"); v != nil || ctx.State().BlocksUsed != 0 {
 		t.Errorf("no-params: %v, %+v", v, ctx.State())
 	}
 	ctx.SetFault("1:sse-error", 0, "")
-	a, err := try(t.Context(), ctx.URL()+routeCompletions, withFields(body, `"stream":true`))
+	a, err := try(t.Context(), ctx.URL()+core.RouteCompletions, withFields(body, `"stream":true`))
 	if a.status != http.StatusOK || err == nil || !strings.Contains(string(a.body), `"text"`) || strings.Contains(string(a.body), "DONE") {
 		t.Errorf("sse-error: %d %s, %v; want a stream that is cut", a.status, a.body, err)
 	}
 	ctx.SetFault("", 0, "")
 	gen.SetFault("1:load", 0, "")
-	ca := contextLeg(t, ctx, routeCompletions, body, trtID)
-	if a := post(t, gen.URL()+routeCompletions, generationBody(t, body, ca, nil)); a.status != http.StatusInternalServerError {
+	ca := contextLeg(t, ctx, core.RouteCompletions, body, trtID)
+	if a := post(t, gen.URL()+core.RouteCompletions, generationBody(t, body, ca, nil)); a.status != http.StatusInternalServerError {
 		t.Errorf("load: %d %s", a.status, a.body)
 	}
 }
@@ -526,17 +529,17 @@ func TestTRTLLMConcurrent(t *testing.T) {
 	for i := range 16 {
 		wg.Go(func() {
 			body := completion(words(i, 20+i), `"max_tokens":7`)
-			want, err := try(context.Background(), one.URL()+routeCompletions, body)
+			want, err := try(context.Background(), one.URL()+core.RouteCompletions, body)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			ca, err := try(context.Background(), ctx.URL()+routeCompletions, withFields(body, fmt.Sprintf(`"disaggregated_params":{"request_type":"context_only","disagg_request_id":%d}`, trtID+int64(i))))
+			ca, err := try(context.Background(), ctx.URL()+core.RouteCompletions, withFields(body, fmt.Sprintf(`"disaggregated_params":{"request_type":"context_only","disagg_request_id":%d}`, trtID+int64(i))))
 			if err != nil || ca.status != http.StatusOK {
 				t.Error(ca.status, err)
 				return
 			}
-			ga, err := try(context.Background(), gen.URL()+routeCompletions, generationBody(t, body, ca, nil))
+			ga, err := try(context.Background(), gen.URL()+core.RouteCompletions, generationBody(t, body, ca, nil))
 			if err != nil || ga.status != http.StatusOK || !bytes.Contains(ga.body, []byte(want.field(t, "choices", 0, "text").(string))) {
 				t.Errorf("generation answered %d %s, %v", ga.status, ga.body, err)
 			}
@@ -552,17 +555,17 @@ func TestTRTLLMConcurrent(t *testing.T) {
 }
 
 func TestTRTLLMPackedIDs(t *testing.T) {
-	f := fields{"x": fmt.Appendf(nil, "%q", packIDs([]token{1, 1 << 24, 65}))}
-	ids, err := parsePackedIDs(f, "x")
+	f := core.Fields{"x": fmt.Appendf(nil, "%q", trtllm.PackIDs([]core.Token{1, 1 << 24, 65}))}
+	ids, err := trtllm.ParsePackedIDs(f, "x")
 	if err != nil || fmt.Sprint(ids) != "[1 16777216 65]" {
 		t.Errorf("ids %v, %v", ids, err)
 	}
 	for _, bad := range []string{`"AAA"`, `"AAAAAAA="`, `5`} {
-		if _, err := parsePackedIDs(fields{"x": json.RawMessage(bad)}, "x"); err == nil {
+		if _, err := trtllm.ParsePackedIDs(core.Fields{"x": json.RawMessage(bad)}, "x"); err == nil {
 			t.Errorf("%s was read", bad)
 		}
 	}
-	if _, err := base64.StdEncoding.DecodeString(trtState{}.encode()); err != nil {
+	if _, err := base64.StdEncoding.DecodeString(trtllm.TRTState{}.Encode()); err != nil {
 		t.Error(err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // TestRejectedDecodeLeg: a rejection by the serving layer frees the prefill's
@@ -31,7 +33,7 @@ func TestRejectedDecodeLeg(t *testing.T) {
 			pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
 			prompt := words(17, 20)
 			params := pd.prefill(t, prompt)
-			a := post(t, pd.d.URL()+routeCompletions, completion(prompt, tt.extra+`,"kv_transfer_params":`+params))
+			a := post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, tt.extra+`,"kv_transfer_params":`+params))
 			if a.status != tt.status {
 				t.Errorf("got status %d %s", a.status, a.body)
 			}
@@ -49,14 +51,14 @@ func TestRejectedDecodeLeg(t *testing.T) {
 func TestAbortDecodeLeg(t *testing.T) {
 	t.Run("waiting for blocks", func(t *testing.T) {
 		pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
-		if err := pd.d.SetFault("", 0, hangDecode); err != nil {
+		if err := pd.d.SetFault("", 0, core.HangDecode); err != nil {
 			t.Fatal(err)
 		}
-		_, leaveFirst := openStream(t, pd.d.URL()+routeCompletions, completion(words(18, 250*16), `"max_tokens":1,"stream":true`))
+		_, leaveFirst := openStream(t, pd.d.URL()+core.RouteCompletions, completion(words(18, 250*16), `"max_tokens":1,"stream":true`))
 		eventually(t, "a running request", func() bool { return pd.d.State().RequestsRunning == 1 })
 		prompt := words(19, 160)
 		params := pd.prefill(t, prompt)
-		_, leave := openStream(t, pd.d.URL()+routeCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+params))
+		_, leave := openStream(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+params))
 		eventually(t, "a waiting request", func() bool { return pd.d.State().RequestsWaiting == 1 })
 		if s := pd.p.State(); s.BlocksPinned != 10 {
 			t.Errorf("prefill %+v", s)
@@ -74,7 +76,7 @@ func TestAbortDecodeLeg(t *testing.T) {
 		pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
 		for i := range 10 {
 			prompt := words(40+i, 100)
-			req, _ := http.NewRequest(http.MethodPost, pd.d.URL()+routeCompletions,
+			req, _ := http.NewRequest(http.MethodPost, pd.d.URL()+core.RouteCompletions,
 				strings.NewReader(completion(prompt, `"kv_transfer_params":`+pd.prefill(t, prompt))))
 			conn, err := net.Dial("tcp", pd.d.Addr())
 			if err != nil {
@@ -94,7 +96,7 @@ func TestAbortDecodeLeg(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if _, err := try(ctx, pd.d.URL()+routeCompletions, completion(prompt, `"kv_transfer_params":`+params)); err == nil {
+		if _, err := try(ctx, pd.d.URL()+core.RouteCompletions, completion(prompt, `"kv_transfer_params":`+params)); err == nil {
 			t.Fatal("answered")
 		}
 		pd.d.Close() // waits for the handler
@@ -110,12 +112,12 @@ func TestAbortDecodeLeg(t *testing.T) {
 // TestHeartbeat: the lease of a request that waits on decode is renewed.
 func TestHeartbeat(t *testing.T) {
 	pd := startPair(t, func(c *Config) { c.Lease = 3 * time.Second }) // a busy machine delays heartbeats
-	pd.d.SetFault("", 0, hangDecode)
-	_, leaveFirst := openStream(t, pd.d.URL()+routeCompletions, completion(words(21, 250*16), `"max_tokens":1,"stream":true`))
+	pd.d.SetFault("", 0, core.HangDecode)
+	_, leaveFirst := openStream(t, pd.d.URL()+core.RouteCompletions, completion(words(21, 250*16), `"max_tokens":1,"stream":true`))
 	eventually(t, "a running request", func() bool { return pd.d.State().RequestsRunning == 1 })
 	kept, left := words(22, 160), words(23, 160)
 	params := pd.prefill(t, kept)
-	events, _ := openStream(t, pd.d.URL()+routeCompletions, completion(kept, `"max_tokens":5,"stream":true,"kv_transfer_params":`+params))
+	events, _ := openStream(t, pd.d.URL()+core.RouteCompletions, completion(kept, `"max_tokens":5,"stream":true,"kv_transfer_params":`+params))
 	eventually(t, "a waiting request", func() bool { return pd.d.State().RequestsWaiting == 1 })
 	for n := range int64(2) {
 		pd.prefill(t, left) // never read: the expiry of their leases measures time
@@ -130,14 +132,14 @@ func TestHeartbeat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := chatStreamText(t, rest), post(t, pd.both.URL()+routeCompletions, completion(kept, `"max_tokens":5`)).text(t); got != want {
+	if got, want := chatStreamText(t, rest), post(t, pd.both.URL()+core.RouteCompletions, completion(kept, `"max_tokens":5`)).text(t); got != want {
 		t.Errorf("got text %q, want %q as without the proxy", got, want)
 	}
 }
 
 func TestBidirectionalWithoutFlagWaits(t *testing.T) {
 	pd := startPair(t)
-	_, leave := openStream(t, pd.p.URL()+routeCompletions, completion("hello", `"stream":true,"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1]]}`))
+	_, leave := openStream(t, pd.p.URL()+core.RouteCompletions, completion("hello", `"stream":true,"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1]]}`))
 	eventually(t, "a waiting request", func() bool { return pd.p.State().RequestsWaiting == 1 })
 	leave()
 	eventually(t, "an abort", func() bool { return pd.p.State().Aborted == 1 })

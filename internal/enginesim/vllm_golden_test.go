@@ -177,7 +177,7 @@ func TestLikeRealEngine(t *testing.T) {
 			compare(t, g, answer{resp.StatusCode, b.Bytes(), resp.Header})
 		})
 	}
-	pd.p.ranks[0].unpinAll() // the recorded requests leave pinned sets without a reader
+	pd.p.Ranks[0].UnpinAll() // the recorded requests leave pinned sets without a reader
 }
 
 // TestRefusalsLikeRealEngine: rejections are equal byte for byte.

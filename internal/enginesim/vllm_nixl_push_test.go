@@ -9,6 +9,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/vllm"
 )
 
 // pushPair is a prefill and a decode engine in push mode, and a third engine
@@ -46,12 +49,12 @@ func (pd *pushPair) write(t *testing.T, prompt string, late bool) (p, d answer) 
 	id, prefill, decode := pd.legs()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		p, _ = try(t.Context(), pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
+		p, _ = try(t.Context(), pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
 	})
 	if late {
 		wg.Wait()
 	}
-	d = post(t, pd.d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,`+decode), "X-Request-Id", id)
+	d = post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12,`+decode), "X-Request-Id", id)
 	wg.Wait()
 	return p, d
 }
@@ -62,7 +65,7 @@ func TestPushEqualsDirect(t *testing.T) {
 		for _, n := range lengths {
 			prompt := words(n+100*round*(1-round/2), n)
 			_, got := pd.write(t, prompt, late)
-			want := post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":12`))
+			want := post(t, pd.both.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12`))
 			if got.text(t) != want.text(t) {
 				t.Errorf("round %d, %d tokens: text %q, direct %q", round, n, got.text(t), want.text(t))
 			}
@@ -80,12 +83,12 @@ func TestPushToARank(t *testing.T) {
 	for rank := range 3 {
 		pd.serial++
 		id := fmt.Sprintf("%032x", pd.serial)
-		host, port := pd.p.ranks[rank].side.hostPort()
+		host, port := pd.p.Ranks[rank].Side.HostPort()
 		decode := fmt.Sprintf(`"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"e-prefill_dp%d","remote_host":%q,"remote_port":%d,"tp_size":1,"remote_request_id":%q}`, rank, host, port, id)
 		prompt := words(rank, 40)
-		post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefillParams), "X-Request-Id", id, "X-Data-Parallel-Rank", fmt.Sprint(rank))
-		got := post(t, pd.d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,`+decode), "X-Request-Id", id)
-		if want := post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":12`)); got.text(t) != want.text(t) {
+		post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefillParams), "X-Request-Id", id, "X-Data-Parallel-Rank", fmt.Sprint(rank))
+		got := post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12,`+decode), "X-Request-Id", id)
+		if want := post(t, pd.both.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12`)); got.text(t) != want.text(t) {
 			t.Errorf("rank %d: text %q, direct %q", rank, got.text(t), want.text(t))
 		}
 	}
@@ -106,26 +109,26 @@ func TestPushMismatch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pd := startPush(t, short)
 			id, _, decode := pd.legs()
-			a := post(t, pd.d.URL()+routeCompletions, completion("x", strings.Replace(decode, edit[0], edit[1], 1)), "X-Request-Id", id)
+			a := post(t, pd.d.URL()+core.RouteCompletions, completion("x", strings.Replace(decode, edit[0], edit[1], 1)), "X-Request-Id", id)
 			if a.status != http.StatusInternalServerError || pd.d.State().BlocksUsed != 0 {
 				t.Errorf("got status %d, %+v", a.status, pd.d.State())
 			}
 		})
 	}
 	for name, leg := range map[string][2]string{
-		"another id":    {routeCompletions, "another"},
-		"another route": {routeChat, ""},
+		"another id":    {core.RouteCompletions, "another"},
+		"another route": {core.RouteChat, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pd := startPush(t, short)
 			id, prefill, decode := pd.legs()
-			post(t, pd.p.URL()+routeCompletions, completion("x", `"max_tokens":1,`+prefill), "X-Request-Id", id)
+			post(t, pd.p.URL()+core.RouteCompletions, completion("x", `"max_tokens":1,`+prefill), "X-Request-Id", id)
 			ctx, leave := context.WithCancel(t.Context())
 			gone := make(chan struct{})
 			go func() {
 				defer close(gone)
 				body := completion("x", decode)
-				if leg[0] == routeChat {
+				if leg[0] == core.RouteChat {
 					body = `{"model":"sim","messages":[{"role":"user","content":"x"}],` + decode + `}`
 				}
 				try(ctx, pd.d.URL()+leg[0], body, "X-Request-Id", id+leg[1])
@@ -151,20 +154,20 @@ func TestPrefillAgainFreesDecode(t *testing.T) {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		try(ctx, pd.d.URL()+routeCompletions, completion(prompt, decode), "X-Request-Id", id)
+		try(ctx, pd.d.URL()+core.RouteCompletions, completion(prompt, decode), "X-Request-Id", id)
 	}()
 	eventually(t, "decode has registered", func() bool {
-		m := pd.p.proto.(*vllm).push
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return len(m.registered) == 1
+		m := pd.p.Proto.(*vllm.VLLM).Push
+		m.Mu.Lock()
+		defer m.Mu.Unlock()
+		return len(m.Registered) == 1
 	})
 	leave()
 	<-gone
 	if s := pd.d.State(); s.BlocksPinned == 0 {
 		t.Errorf("decode released its blocks while prefill may write into them: %+v", s)
 	}
-	post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
+	post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefill), "X-Request-Id", id)
 	eventually(t, "both are empty", func() bool { return pd.d.State().BlocksUsed == 0 && pd.p.State().BlocksUsed == 0 })
 	if p, d := pd.p.State(), pd.d.State(); p.LeasesExpired+p.StaleReads+d.StaleReads != 0 || d.Aborted != 1 {
 		t.Errorf("prefill %+v, decode %+v", p, d)
@@ -177,7 +180,7 @@ func TestPushEnds(t *testing.T) {
 		t.Run(key, func(t *testing.T) {
 			pd := startPush(t)
 			id, _, decode := pd.legs()
-			try(t.Context(), pd.d.URL()+routeCompletions, completion("x", strings.Replace(decode, key, "no_"+key, 1)), "X-Request-Id", id)
+			try(t.Context(), pd.d.URL()+core.RouteCompletions, completion("x", strings.Replace(decode, key, "no_"+key, 1)), "X-Request-Id", id)
 			select {
 			case <-pd.d.Died():
 			case <-time.After(20 * time.Second):
@@ -191,10 +194,10 @@ func TestPushEnds(t *testing.T) {
 func TestPushPlain(t *testing.T) {
 	pd := startPush(t)
 	body := completion(words(3, 60), `"max_tokens":12`)
-	want := post(t, pd.both.URL()+routeCompletions, body).text(t)
+	want := post(t, pd.both.URL()+core.RouteCompletions, body).text(t)
 	for _, e := range []*Engine{pd.p, pd.d} {
-		if got := post(t, e.URL()+routeCompletions, body).text(t); got != want {
-			t.Errorf("answer of %s %q, want %q", e.cfg.Name, got, want)
+		if got := post(t, e.URL()+core.RouteCompletions, body).text(t); got != want {
+			t.Errorf("answer of %s %q, want %q", e.Cfg.Name, got, want)
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // turn is the KV that a decode engine keeps of an answer.
@@ -19,7 +21,7 @@ type turn struct {
 func (pd pair) firstTurn(t *testing.T, n int) turn {
 	t.Helper()
 	prompt := words(n, n)
-	a := post(t, pd.d.URL()+routeCompletions,
+	a := post(t, pd.d.URL()+core.RouteCompletions,
 		completion(prompt, `"max_tokens":12,"return_token_ids":true,"kv_transfer_params":`+pd.prefill(t, prompt)))
 	var v struct {
 		Choices []struct {
@@ -59,13 +61,13 @@ func TestTurnEqualsDirect(t *testing.T) {
 			}
 			emptyCache(t, pd.p)
 			next := append(first.ids, 'a', 'b', 'c')
-			a := post(t, pd.p.URL()+routeCompletions, idsBody(next, `"max_tokens":1,"kv_transfer_params":`+first.params))
+			a := post(t, pd.p.URL()+core.RouteCompletions, idsBody(next, `"max_tokens":1,"kv_transfer_params":`+first.params))
 			if a.status != http.StatusOK {
 				t.Fatal(a.body)
 			}
 			eventually(t, "decode has freed it", func() bool { return pd.d.State().BlocksPinned == 0 })
-			b := post(t, pd.d.URL()+routeCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
-			want := post(t, pd.both.URL()+routeCompletions, idsBody(next, `"max_tokens":12`))
+			b := post(t, pd.d.URL()+core.RouteCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
+			want := post(t, pd.both.URL()+core.RouteCompletions, idsBody(next, `"max_tokens":12`))
 			if b.text(t) != want.text(t) {
 				t.Errorf("got %q, want %q", b.text(t), want.text(t))
 			}
@@ -81,9 +83,9 @@ func TestTurnOfAnotherPromptIsWrong(t *testing.T) {
 	next := append(first.ids, 'a', 'b', 'c')
 	next[50]++
 	emptyCache(t, pd.p)
-	a := post(t, pd.p.URL()+routeCompletions, idsBody(next, `"max_tokens":1,"kv_transfer_params":`+first.params))
-	b := post(t, pd.d.URL()+routeCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
-	want := post(t, pd.both.URL()+routeCompletions, idsBody(next, `"max_tokens":12`))
+	a := post(t, pd.p.URL()+core.RouteCompletions, idsBody(next, `"max_tokens":1,"kv_transfer_params":`+first.params))
+	b := post(t, pd.d.URL()+core.RouteCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
+	want := post(t, pd.both.URL()+core.RouteCompletions, idsBody(next, `"max_tokens":12`))
 	if b.status != http.StatusOK || b.text(t) == want.text(t) {
 		t.Errorf("got status %d, %q", b.status, b.text(t))
 	}
@@ -98,9 +100,9 @@ func TestTurnOfShiftedBlocksIsWrong(t *testing.T) {
 	}
 	emptyCache(t, pd.p)
 	next := append(first.ids, 'a', 'b', 'c')
-	a := post(t, pd.p.URL()+routeCompletions, idsBody(next, `"max_tokens":1,"kv_transfer_params":`+first.params))
-	b := post(t, pd.d.URL()+routeCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
-	want := post(t, pd.both.URL()+routeCompletions, idsBody(next, `"max_tokens":12`))
+	a := post(t, pd.p.URL()+core.RouteCompletions, idsBody(next, `"max_tokens":1,"kv_transfer_params":`+first.params))
+	b := post(t, pd.d.URL()+core.RouteCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
+	want := post(t, pd.both.URL()+core.RouteCompletions, idsBody(next, `"max_tokens":12`))
 	if b.status != http.StatusOK || b.text(t) == want.text(t) {
 		t.Errorf("got status %d, %q", b.status, b.text(t))
 	}
@@ -111,7 +113,7 @@ func TestTurnOfShiftedBlocksIsWrong(t *testing.T) {
 func TestTurnThatDoesNotCome(t *testing.T) {
 	pd := startPair(t, bothWays)
 	first := pd.firstTurn(t, 100)
-	a := post(t, pd.p.URL()+routeCompletions, idsBody([]int{0}, `"max_tokens":1,"kv_transfer_params":`+first.params))
+	a := post(t, pd.p.URL()+core.RouteCompletions, idsBody([]int{0}, `"max_tokens":1,"kv_transfer_params":`+first.params))
 	if a.status != http.StatusOK {
 		t.Fatal(a.body)
 	}
@@ -124,7 +126,7 @@ func TestTurnThatDoesNotCome(t *testing.T) {
 	first = short.firstTurn(t, 100)
 	eventually(t, "it has expired", func() bool { return short.d.State().LeasesExpired == 1 })
 	emptyCache(t, short.p)
-	a = post(t, short.p.URL()+routeCompletions, idsBody(append(first.ids, 'a'), `"max_tokens":1,"kv_transfer_params":`+first.params))
+	a = post(t, short.p.URL()+core.RouteCompletions, idsBody(append(first.ids, 'a'), `"max_tokens":1,"kv_transfer_params":`+first.params))
 	if a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "InternalServerError") {
 		t.Errorf("answer of prefill for expired KV: %d %s", a.status, a.body)
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // wireMembers are the members of a prefill's answer by generation, as in the
@@ -32,7 +34,7 @@ func TestPullWires(t *testing.T) {
 		t.Run(fmt.Sprint(wire), func(t *testing.T) {
 			pd := startPair(t, func(c *Config) { c.Nixl.Wire = wire })
 			prompt, body := words(wire, 40), `"max_tokens":12,"kv_transfer_params":`
-			p := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefillParams), "X-Request-Id", "both")
+			p := post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefillParams), "X-Request-Id", "both")
 			params := p.params(t)
 			var members map[string]json.RawMessage
 			if err := json.Unmarshal([]byte(params), &members); err != nil {
@@ -52,7 +54,7 @@ func TestPullWires(t *testing.T) {
 			if flat := strings.HasPrefix(string(members["remote_block_ids"]), "[["); flat != (wire >= NixlWireGroups) {
 				t.Errorf("blocks %s", members["remote_block_ids"])
 			}
-			got := post(t, pd.d.URL()+routeCompletions, completion(prompt, body+params), "X-Request-Id", "both")
+			got := post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, body+params), "X-Request-Id", "both")
 			if want := pd.direct(t, prompt); got.text(t) != want.text(t) {
 				t.Errorf("got text %q, want %q as without the proxy", got.text(t), want.text(t))
 			}
@@ -61,7 +63,7 @@ func TestPullWires(t *testing.T) {
 	}
 	pd := startPair(t, func(c *Config) { c.Nixl.Wire, c.Lease = NixlWireFlat, 300*time.Millisecond })
 	params := pd.prefill(t, "other ids")
-	post(t, pd.d.URL()+routeCompletions, completion("other ids", `"max_tokens":2,"kv_transfer_params":`+params), "X-Request-Id", "another")
+	post(t, pd.d.URL()+core.RouteCompletions, completion("other ids", `"max_tokens":2,"kv_transfer_params":`+params), "X-Request-Id", "another")
 	eventually(t, "the lease ends", func() bool { return pd.p.State().LeasesExpired == 1 })
 }
 
@@ -69,7 +71,7 @@ func TestPullWires(t *testing.T) {
 func TestWireOfStops(t *testing.T) {
 	for wire, kept := range map[int]bool{NixlWireGroups: false, NixlWireLease: true} {
 		pd := startPair(t, func(c *Config) { c.Nixl.Wire = wire })
-		a := post(t, pd.p.URL()+routeCompletions, completion("<eos1> now", `"max_tokens":1,`+prefillParams))
+		a := post(t, pd.p.URL()+core.RouteCompletions, completion("<eos1> now", `"max_tokens":1,`+prefillParams))
 		if got := a.params(t) != "null"; got != kept || (pd.p.State().BlocksPinned > 0) != kept {
 			t.Errorf("generation %d: params %s, %+v", wire, a.params(t), pd.p.State())
 		}
@@ -114,13 +116,13 @@ func TestRecompute(t *testing.T) {
 			}
 			p, d := startEngine(t, cfg(RolePrefill)), startEngine(t, cfg(RoleDecode))
 			prompt := words(7, 60)
-			a := post(t, p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefillParams), "X-Request-Id", "x")
+			a := post(t, p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefillParams), "X-Request-Id", "x")
 			params := a.params(t)
 			if err := d.SetFault("1:load", 0, ""); err != nil {
 				t.Fatal(err)
 			}
-			got := post(t, d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+params), "X-Request-Id", "x")
-			if want := post(t, p.URL()+routeCompletions, completion(prompt, `"max_tokens":12`)); got.text(t) != want.text(t) {
+			got := post(t, d.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+params), "X-Request-Id", "x")
+			if want := post(t, p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12`)); got.text(t) != want.text(t) {
 				t.Errorf("got text %q, want %q as without the proxy", got.text(t), want.text(t))
 			}
 			if s := d.State(); s.CachedTokens != 0 || s.Transfers != 0 {

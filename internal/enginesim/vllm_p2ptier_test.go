@@ -5,6 +5,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // tierLegs are the parameters of both legs of a transfer.
@@ -32,15 +34,15 @@ func TestTierEqualsDirect(t *testing.T) {
 			prompt, id := words(length, length), fmt.Sprint("tx-", n, length)
 			first, second := tierLegs(pd.p, id)
 			if !decodeFirst {
-				post(t, pd.p.URL()+routeCompletions, completion(prompt, first))
+				post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, first))
 				if held := pd.p.State().BlocksPinned; held != (length-1)/16 {
 					t.Errorf("%d tokens: %d blocks are held", length, held)
 				}
 			}
 			got := make(chan answer, 1)
-			go func() { got <- post(t, pd.d.URL()+routeCompletions, completion(prompt, second)) }()
+			go func() { got <- post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, second)) }()
 			if decodeFirst {
-				post(t, pd.p.URL()+routeCompletions, completion(prompt, first))
+				post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, first))
 			}
 			if a, want := <-got, pd.direct(t, prompt).text(t); a.text(t) != want {
 				t.Errorf("got %d tokens: %q, want %q", length, a.text(t), want)
@@ -62,11 +64,11 @@ func TestTierWithoutItsPeer(t *testing.T) {
 	prompt := words(1, 100)
 	want := pd.direct(t, prompt).text(t)
 	_, never := tierLegs(pd.p, "tx-never")
-	if got := post(t, pd.d.URL()+routeCompletions, completion(prompt, never)).text(t); got != want {
+	if got := post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, never)).text(t); got != want {
 		t.Errorf("text = %q, want %q", got, want)
 	}
 	first, _ := tierLegs(pd.p, "tx-left")
-	post(t, pd.p.URL()+routeCompletions, completion(prompt, first))
+	post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, first))
 	if pd.p.State().BlocksPinned == 0 {
 		t.Error("prefill keeps no blocks")
 	}
@@ -75,7 +77,7 @@ func TestTierWithoutItsPeer(t *testing.T) {
 	_, gone := tierLegs(pd.p, "tx-gone")
 	other := words(2, 100)
 	want = pd.direct(t, other).text(t)
-	if got := post(t, pd.d.URL()+routeCompletions, completion(other, gone)).text(t); got != want {
+	if got := post(t, pd.d.URL()+core.RouteCompletions, completion(other, gone)).text(t); got != want {
 		t.Errorf("text = %q, want %q", got, want)
 	}
 }

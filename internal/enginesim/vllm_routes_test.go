@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // TestRoutesEqualDirect: on every route of vLLM the answer of a pair equals
@@ -14,13 +16,13 @@ import (
 func TestRoutesEqualDirect(t *testing.T) {
 	prompt := words(31, 70)
 	quoted, _ := json.Marshal(prompt)
-	ids, _ := json.Marshal(tokenize("<|user|>" + prompt + "\n<|assistant|>"))
+	ids, _ := json.Marshal(core.Tokenize("<|user|>" + prompt + "\n<|assistant|>"))
 	routes := []struct{ route, body, limit string }{
-		{routeChat, `"messages":[{"role":"user","content":` + string(quoted) + `}],"max_tokens":LIMIT`, ""},
-		{routeCompletions, `"prompt":` + string(ids) + `,"max_tokens":LIMIT`, ""},
-		{routeResponses, `"input":` + string(quoted) + `,"max_output_tokens":LIMIT`, ""},
-		{routeMessages, `"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":` + string(quoted) + `}]}],"max_tokens":LIMIT`, ""},
-		{routeTokens, `"token_ids":` + string(ids) + `,"sampling_params":{"max_tokens":LIMIT}`, ""},
+		{core.RouteChat, `"messages":[{"role":"user","content":` + string(quoted) + `}],"max_tokens":LIMIT`, ""},
+		{core.RouteCompletions, `"prompt":` + string(ids) + `,"max_tokens":LIMIT`, ""},
+		{core.RouteResponses, `"input":` + string(quoted) + `,"max_output_tokens":LIMIT`, ""},
+		{core.RouteMessages, `"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":` + string(quoted) + `}]}],"max_tokens":LIMIT`, ""},
+		{core.RouteTokens, `"token_ids":` + string(ids) + `,"sampling_params":{"max_tokens":LIMIT}`, ""},
 	}
 	var texts []string
 	for _, tt := range routes {
@@ -64,7 +66,7 @@ func anyText(t *testing.T, route, body string) string {
 			Choices []struct {
 				Text           string
 				Message, Delta struct{ Content string }
-				TokenIDs       []token `json:"token_ids"`
+				TokenIDs       []core.Token `json:"token_ids"`
 			}
 			Error any
 		}
@@ -72,7 +74,7 @@ func anyText(t *testing.T, route, body string) string {
 			t.Fatalf("%q: json.Unmarshal([]byte(raw), &v) = %v, want nil", raw, err)
 		}
 		for _, c := range v.Choices {
-			text.WriteString(c.Text + c.Message.Content + c.Delta.Content + detokenize(c.TokenIDs))
+			text.WriteString(c.Text + c.Message.Content + c.Delta.Content + core.Detokenize(c.TokenIDs))
 		}
 		for _, c := range v.Content {
 			text.WriteString(c.Text)
@@ -102,7 +104,7 @@ func anyText(t *testing.T, route, body string) string {
 			read(data)
 		}
 	}
-	ends := map[string]string{routeResponses: "event: response.completed\n", routeMessages: "event: message_stop\n"}
+	ends := map[string]string{core.RouteResponses: "event: response.completed\n", core.RouteMessages: "event: message_stop\n"}
 	if end, named := ends[route]; named && !strings.HasPrefix(last, end) || !named && last != "[DONE]" {
 		t.Errorf("stream ends with %q", last)
 	}
@@ -115,18 +117,18 @@ func TestRouteRefusals(t *testing.T) {
 		route, body, want string
 		status            int
 	}{
-		{routeMessages, `{"model":"sim","messages":[{"role":"user","content":"x"}]}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.max_tokens'`, 400},
-		{routeMessages, `{"messages":[],"max_tokens":1}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.model'`, 400},
-		{routeMessages, `{"model":"x","messages":[],"max_tokens":1}`, `{"type":"error","error":{"type":"not_found_error","message":"The model`, 404},
-		{routeMessages, `{"model":"sim","messages":[],"max_tokens":0}`, `{"error":{"message":"1 validation error:\n  {'type': 'value_error', 'loc': 'body.max_tokens'`, 400},
-		{routeResponses, `{}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.input'`, 400},
-		{routeResponses, `{"input":3}`, `{"error":{"message":"1 validation error:`, 400},
-		{routeResponses, `{"input":"x","max_output_tokens":0}`, `{"error":{"message":"max_tokens must be at least 1`, 400},
-		{routeTokens, `{"token_ids":["x"]}`, `{"error":{"message":"1 validation error:`, 400},
-		{routeTokens, `{"token_ids":[],"sampling_params":{}}`, `{"error":{"message":"1 validation error:\n  {'type': 'too_short'`, 400},
-		{routeTokens, `{"token_ids":[-1],"sampling_params":{}}`, `{"error":{"message":"1 validation error:\n  {'type': 'value_error'`, 400},
-		{routeTokens, `{"token_ids":[1]}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.sampling_params'`, 400},
-		{routeTokens, `{"token_ids":[1],"max_tokens":1,"sampling_params":{"max_tokens":0}}`, `{"error":{"message":"max_tokens must be at least 1`, 400},
+		{core.RouteMessages, `{"model":"sim","messages":[{"role":"user","content":"x"}]}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.max_tokens'`, 400},
+		{core.RouteMessages, `{"messages":[],"max_tokens":1}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.model'`, 400},
+		{core.RouteMessages, `{"model":"x","messages":[],"max_tokens":1}`, `{"type":"error","error":{"type":"not_found_error","message":"The model`, 404},
+		{core.RouteMessages, `{"model":"sim","messages":[],"max_tokens":0}`, `{"error":{"message":"1 validation error:\n  {'type': 'value_error', 'loc': 'body.max_tokens'`, 400},
+		{core.RouteResponses, `{}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.input'`, 400},
+		{core.RouteResponses, `{"input":3}`, `{"error":{"message":"1 validation error:`, 400},
+		{core.RouteResponses, `{"input":"x","max_output_tokens":0}`, `{"error":{"message":"max_tokens must be at least 1`, 400},
+		{core.RouteTokens, `{"token_ids":["x"]}`, `{"error":{"message":"1 validation error:`, 400},
+		{core.RouteTokens, `{"token_ids":[],"sampling_params":{}}`, `{"error":{"message":"1 validation error:\n  {'type': 'too_short'`, 400},
+		{core.RouteTokens, `{"token_ids":[-1],"sampling_params":{}}`, `{"error":{"message":"1 validation error:\n  {'type': 'value_error'`, 400},
+		{core.RouteTokens, `{"token_ids":[1]}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.sampling_params'`, 400},
+		{core.RouteTokens, `{"token_ids":[1],"max_tokens":1,"sampling_params":{"max_tokens":0}}`, `{"error":{"message":"max_tokens must be at least 1`, 400},
 	} {
 		if a := post(t, pd.p.URL()+tt.route, tt.body); a.status != tt.status || !strings.HasPrefix(string(a.body), tt.want) {
 			t.Errorf("%s, %s: post(pd.p.URL()+tt.route, tt.body) = %d, %s", tt.route, tt.body, a.status, a.body)
@@ -135,15 +137,15 @@ func TestRouteRefusals(t *testing.T) {
 	// A load failure has the route's own form.
 	pd.d.SetFault("1:load", 0, "")
 	params := `"kv_transfer_params":` + pd.prefill(t, "x")
-	if a := post(t, pd.d.URL()+routeMessages, `{"model":"sim","messages":[],"max_tokens":1,`+params+`}`); a.status != 500 || !strings.HasPrefix(string(a.body), `{"type":"error","error":{"type":"api_error"`) {
+	if a := post(t, pd.d.URL()+core.RouteMessages, `{"model":"sim","messages":[],"max_tokens":1,`+params+`}`); a.status != 500 || !strings.HasPrefix(string(a.body), `{"type":"error","error":{"type":"api_error"`) {
 		t.Errorf("messages: %d %s", a.status, a.body)
 	}
-	a := post(t, pd.d.URL()+routeMessages, `{"model":"sim","messages":[],"max_tokens":1,"stream":true,`+params+`}`)
+	a := post(t, pd.d.URL()+core.RouteMessages, `{"model":"sim","messages":[],"max_tokens":1,"stream":true,`+params+`}`)
 	if !strings.HasPrefix(string(a.body), "event: message_start\n") || !strings.Contains(string(a.body), "event: error\ndata: {\"type\":\"error\"") || strings.Count(string(a.body), "event:") != 2 {
 		t.Errorf("messages stream: %d %s", a.status, a.body)
 	}
 	// The response was announced before the failure, and has no event for it.
-	resp, err := http.Post(pd.d.URL()+routeResponses, "application/json", strings.NewReader(`{"input":"x","stream":true,`+params+`}`))
+	resp, err := http.Post(pd.d.URL()+core.RouteResponses, "application/json", strings.NewReader(`{"input":"x","stream":true,`+params+`}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +160,7 @@ func TestRouteRefusals(t *testing.T) {
 func TestRejectedTokensLeg(t *testing.T) {
 	pd := startPair(t)
 	params := pd.prefill(t, words(32, 20))
-	a := post(t, pd.d.URL()+routeTokens, `{"token_ids":[65],"sampling_params":{"max_tokens":0,"extra_args":{"kv_transfer_params":`+params+`}}}`)
+	a := post(t, pd.d.URL()+core.RouteTokens, `{"token_ids":[65],"sampling_params":{"max_tokens":0,"extra_args":{"kv_transfer_params":`+params+`}}}`)
 	if a.status != 400 {
 		t.Errorf("post = %d, %s", a.status, a.body)
 	}
@@ -169,9 +171,9 @@ func TestRejectedTokensLeg(t *testing.T) {
 }
 
 func TestDuplicateIDs(t *testing.T) {
-	e := startEngine(t, Config{Hang: hangDecode})
+	e := startEngine(t, Config{Hang: core.HangDecode})
 	for _, id := range []string{"same", "same", "other"} {
-		openStream(t, e.URL()+routeCompletions, completion("x", `"stream":true,"request_id":"`+id+`"`))
+		openStream(t, e.URL()+core.RouteCompletions, completion("x", `"stream":true,"request_id":"`+id+`"`))
 	}
 	eventually(t, "three running requests", func() bool { return e.State().RequestsRunning == 3 })
 	if s := e.State(); s.DuplicateIDs != 1 {

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // An engine finds the blocks that another has computed, and its own when its
@@ -17,9 +19,9 @@ func TestStoreIsShared(t *testing.T) {
 	alone := startEngine(t, Config{Connector: ConnectorVLLMStore})
 	for _, n := range lengths {
 		body := completion(words(n, n), `"max_tokens":12`)
-		want := post(t, alone.URL()+routeCompletions, body).text(t)
+		want := post(t, alone.URL()+core.RouteCompletions, body).text(t)
 		for _, e := range []*Engine{a, b} {
-			if got := post(t, e.URL()+routeCompletions, body); got.text(t) != want {
+			if got := post(t, e.URL()+core.RouteCompletions, body); got.text(t) != want {
 				t.Errorf("%d tokens: text %q, alone %q", n, got.text(t), want)
 			}
 		}
@@ -30,20 +32,20 @@ func TestStoreIsShared(t *testing.T) {
 	if s := b.State(); s.CachedTokens == 0 || s.PromptTokens-s.CachedTokens > int64(16*len(lengths)) {
 		t.Errorf("the second engine: %+v", s)
 	}
-	a.resetCache()
+	a.ResetCache()
 	body := completion(words(200, 200), `"max_tokens":12`)
-	post(t, a.URL()+routeCompletions, body)
+	post(t, a.URL()+core.RouteCompletions, body)
 	if s := a.State(); s.CachedTokens != 192 {
 		t.Errorf("the first engine again: %+v", s)
 	}
-	other.checkNothing(t, dir, body)
+	checkNothing(t, other, dir, body)
 }
 
 // checkNothing asserts that the engine finds no blocks of a prompt that others
 // have computed, and leaves no incomplete file.
-func (e *Engine) checkNothing(t *testing.T, dir, body string) {
+func checkNothing(t *testing.T, e *Engine, dir, body string) {
 	t.Helper()
-	post(t, e.URL()+routeCompletions, body)
+	post(t, e.URL()+core.RouteCompletions, body)
 	if s := e.State(); s.CachedTokens != 0 {
 		t.Errorf("KV of another model was used: %+v", s)
 	}

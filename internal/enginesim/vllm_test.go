@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/vllm"
 )
 
 // pair is a prefill and a decode engine and a third that does both.
@@ -31,7 +33,7 @@ func startPair(t *testing.T, change ...func(*Config)) pair {
 // prefill sends a prefill leg and returns the raw kv_transfer_params.
 func (pd pair) prefill(t *testing.T, prompt string) string {
 	t.Helper()
-	a := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,"stream":false,`+prefillParams))
+	a := post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,"stream":false,`+prefillParams))
 	if a.status != http.StatusOK {
 		t.Fatalf("prefill: %d %s", a.status, a.body)
 	}
@@ -41,13 +43,13 @@ func (pd pair) prefill(t *testing.T, prompt string) string {
 // decode sends a decode leg with raw kv_transfer_params.
 func (pd pair) decode(t *testing.T, prompt, params string) answer {
 	t.Helper()
-	return post(t, pd.d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+params))
+	return post(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+params))
 }
 
 // direct returns the answer of one engine that does both phases.
 func (pd pair) direct(t *testing.T, prompt string) answer {
 	t.Helper()
-	return post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":12`))
+	return post(t, pd.both.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":12`))
 }
 
 func TestPullEqualsDirect(t *testing.T) {
@@ -80,9 +82,9 @@ func TestPullEqualsDirect(t *testing.T) {
 func TestPullEqualsDirectChatStream(t *testing.T) {
 	pd := startPair(t)
 	body := `{"model":"sim","messages":[{"role":"system","content":"be kind"},{"role":"user","content":[{"type":"text","text":"grüße 世界"},{"type":"image_url","image_url":{"url":"data:x"}}]}],"max_completion_tokens":9,"seed":7%s}`
-	a := post(t, pd.p.URL()+routeChat, fmt.Sprintf(strings.Replace(body, ":9", ":1", 1), ","+prefillParams))
-	got := stream(t, pd.d.URL()+routeChat, fmt.Sprintf(body, `,"stream":true,"kv_transfer_params":`+a.params(t)))
-	want := post(t, pd.both.URL()+routeChat, fmt.Sprintf(body, ""))
+	a := post(t, pd.p.URL()+core.RouteChat, fmt.Sprintf(strings.Replace(body, ":9", ":1", 1), ","+prefillParams))
+	got := stream(t, pd.d.URL()+core.RouteChat, fmt.Sprintf(body, `,"stream":true,"kv_transfer_params":`+a.params(t)))
+	want := post(t, pd.both.URL()+core.RouteChat, fmt.Sprintf(body, ""))
 	if text := chatStreamText(t, got); text != want.text(t) {
 		t.Errorf("got text %q, want %q as without the proxy", text, want.text(t))
 	}
@@ -119,7 +121,7 @@ func chatStreamText(t *testing.T, events []string) string {
 // TestPrefillAnswer checks the values of a prefill's transfer parameters.
 func TestPrefillAnswer(t *testing.T) {
 	pd := startPair(t)
-	a := post(t, pd.p.URL()+routeChat, `{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":1,`+prefillParams+`}`, "X-Request-Id", "abc-1")
+	a := post(t, pd.p.URL()+core.RouteChat, `{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":1,`+prefillParams+`}`, "X-Request-Id", "abc-1")
 	shape := regexp.MustCompile(`,"kv_transfer_params":\{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":\[\[\d+\]\],` +
 		`"remote_engine_id":"[0-9a-f-]{36}","remote_request_id":"chatcmpl-abc-1-[0-9a-f]{8}","remote_host":"127\.0\.0\.1","remote_port":\d+,` +
 		`"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":\d+,"remote_blocks_expiry_time":null,"transfer_mode":"pull",` +
@@ -163,9 +165,9 @@ func TestWrongBlocks(t *testing.T) {
 				// The two keys for future fields belong to the id, so the test
 				// replaces them together.
 				id := regexp.MustCompile(`"remote_request_id":"([^"]*)"`).FindStringSubmatch(params)[1]
-				tag, _ := json.Marshal(tagOf(id))
+				tag, _ := json.Marshal(vllm.TagOf(id))
 				params = edit(`"remote_agent_epoch":\d+,"remote_agent_tag":"(\\.|[^"\\])*"`,
-					fmt.Sprintf(`"remote_agent_epoch":%s,"remote_agent_tag":%s`, epochOf(pd.p, id), strings.ReplaceAll(string(tag), "$", "$$")))(params)
+					fmt.Sprintf(`"remote_agent_epoch":%s,"remote_agent_tag":%s`, vllm.EpochOf(pd.p, id), strings.ReplaceAll(string(tag), "$", "$$")))(params)
 			}
 			got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t)
 			if (got == want) != tt.right {
@@ -198,7 +200,7 @@ func TestParamsMustComeBack(t *testing.T) {
 			if unary.status != 500 || string(unary.body) != `{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}` {
 				t.Errorf("unary: %d %s", unary.status, unary.body)
 			}
-			events := stream(t, pd.d.URL()+routeCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+changed))
+			events := stream(t, pd.d.URL()+core.RouteCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+changed))
 			if len(events) != 2 || events[0] != `{"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}` || events[1] != "[DONE]" {
 				t.Errorf("stream: %q", events)
 			}
@@ -254,7 +256,7 @@ func TestForgedParamsKill(t *testing.T) {
 					leave()
 				}()
 			}
-			a, err := try(ctx, e.URL()+routeCompletions, completion("x", tt.body))
+			a, err := try(ctx, e.URL()+core.RouteCompletions, completion("x", tt.body))
 			if a.status != tt.status || (err != nil) != (tt.status == 0) {
 				t.Errorf("try = %d, %s, %v", a.status, a.body, err)
 			}
@@ -276,13 +278,13 @@ func TestParamsOnlyOnUnaryPrefill(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			a := post(t, pd.p.URL()+routeCompletions, completion(words(6, 20), tt.extra))
+			a := post(t, pd.p.URL()+core.RouteCompletions, completion(words(6, 20), tt.extra))
 			if got := a.params(t) != "null"; got != tt.params {
 				t.Errorf("kv_transfer_params %s", a.params(t))
 			}
 		})
 	}
-	for _, event := range stream(t, pd.p.URL()+routeCompletions, completion(words(6, 20), `"max_tokens":1,"stream":true,`+prefillParams)) {
+	for _, event := range stream(t, pd.p.URL()+core.RouteCompletions, completion(words(6, 20), `"max_tokens":1,"stream":true,`+prefillParams)) {
 		if strings.Contains(event, "kv_transfer_params") {
 			t.Errorf("stream carries parameters: %s", event)
 		}
@@ -297,11 +299,11 @@ func TestEOSFirst(t *testing.T) {
 	if a.text(t) != "" || a.field(t, "choices", 0, "finish_reason") != "stop" || fmt.Sprint(a.field(t, "usage", "completion_tokens")) != "1" {
 		t.Errorf("answer %s", a.body)
 	}
-	a = post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":5,"ignore_eos":true`))
+	a = post(t, pd.both.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":5,"ignore_eos":true`))
 	if a.field(t, "choices", 0, "finish_reason") != "length" || a.text(t) == "" {
 		t.Errorf("ignore_eos: %s", a.body)
 	}
-	a = post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":5,"min_tokens":3`))
+	a = post(t, pd.both.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":5,"min_tokens":3`))
 	if a.field(t, "choices", 0, "finish_reason") != "length" {
 		t.Errorf("min_tokens: %s", a.body)
 	}
@@ -324,7 +326,7 @@ func TestLocalHit(t *testing.T) {
 	if s := pd.p.State(); s.BlocksUsed != 0 || s.CachedTokens != 48+64 {
 		t.Errorf("prefill %+v", s)
 	}
-	if got := pd.d.stats.externalTokens.Load(); got != 63+15+29 { // the last token is computed again
+	if got := pd.d.Stats.ExternalTokens.Load(); got != 63+15+29 { // the last token is computed again
 		t.Errorf("received %d tokens", got)
 	}
 }
@@ -374,13 +376,13 @@ func TestSingleUse(t *testing.T) {
 func TestSamplesOfOnePrefill(t *testing.T) {
 	pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
 	prompt := words(14, 40)
-	a := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,"n":3,`+prefillParams))
+	a := post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,"n":3,`+prefillParams))
 	pd.decode(t, prompt, a.params(t))
-	if got := len(pd.p.ranks[0].cache.pins); got != 2 {
+	if got := len(pd.p.Ranks[0].Cache.Pins); got != 2 {
 		t.Errorf("%d pinned sets remain", got)
 	}
 	params := pd.prefill(t, words(15, 40))
-	post(t, pd.d.URL()+routeCompletions, completion(words(15, 40), `"max_tokens":4,"n":2,"kv_transfer_params":`+params))
+	post(t, pd.d.URL()+core.RouteCompletions, completion(words(15, 40), `"max_tokens":4,"n":2,"kv_transfer_params":`+params))
 	if s := pd.p.State(); s.StaleReads != 1 {
 		t.Errorf("prefill %+v", s)
 	}
@@ -411,8 +413,8 @@ func TestPrefillRestarted(t *testing.T) {
 func TestRanks(t *testing.T) {
 	pd := startPair(t, func(c *Config) { c.Ranks = 2 })
 	prompt := words(24, 40)
-	a := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefillParams), "X-data-parallel-rank", "1")
-	_, port := pd.p.ranks[1].side.hostPort()
+	a := post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, `"max_tokens":1,`+prefillParams), "X-data-parallel-rank", "1")
+	_, port := pd.p.Ranks[1].Side.HostPort()
 	if got := fmt.Sprint(a.field(t, "kv_transfer_params", "remote_port")); got != fmt.Sprint(port) {
 		t.Errorf("remote_port %s, rank 1 has %d", got, port)
 	}
@@ -420,7 +422,7 @@ func TestRanks(t *testing.T) {
 		t.Errorf("got text %q, want %q as without the proxy", got, want)
 	}
 	for header, status := range map[string]int{"2": 400, "-1": 400, "one": 200, "0": 200} {
-		if a := post(t, pd.p.URL()+routeCompletions, completion(prompt, ""), "X-Data-Parallel-Rank", header); a.status != status {
+		if a := post(t, pd.p.URL()+core.RouteCompletions, completion(prompt, ""), "X-Data-Parallel-Rank", header); a.status != status {
 			t.Errorf("rank %s: %d %s", header, a.status, a.body)
 		}
 	}

@@ -3,6 +3,8 @@ package enginesim
 import (
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // TestForcedToolCall: older releases fail on a forced tool call that is cut off
@@ -18,16 +20,16 @@ func TestForcedToolCall(t *testing.T) {
 		status               int
 		pinned               bool
 	}{
-		{"0.17.1", routeChat, leg + `,"tool_choice":"required"`, 400, true},
-		{"0.18.0", routeChat, leg + `,"tool_choice":"required"`, 200, true},
-		{"0.20.2", routeChat, leg + `,"tool_choice":` + named, 500, true},
-		{"0.21.0", routeChat, leg + `,"tool_choice":` + named, 200, true},
-		{"0.17.1", routeChat, leg + `,"tool_choice":"auto"`, 200, true},
-		{"0.17.1", routeChat, `"max_tokens":9,"ignore_eos":true,"tool_choice":"required"`, 200, false},
-		{"0.17.1", routeChat, `"max_tokens":1,"stream":true,"tool_choice":"required"`, 200, false},
-		{"0.17.1", routeMessages, leg + `,"tool_choice":{"type":"any"}`, 400, true},
-		{"0.17.1", routeMessages, leg + `,"tool_choice":{"type":"auto"}`, 200, true},
-		{"0.20.2", routeMessages, leg + `,"tool_choice":{"type":"tool","name":"f"}`, 500, true},
+		{"0.17.1", core.RouteChat, leg + `,"tool_choice":"required"`, 400, true},
+		{"0.18.0", core.RouteChat, leg + `,"tool_choice":"required"`, 200, true},
+		{"0.20.2", core.RouteChat, leg + `,"tool_choice":` + named, 500, true},
+		{"0.21.0", core.RouteChat, leg + `,"tool_choice":` + named, 200, true},
+		{"0.17.1", core.RouteChat, leg + `,"tool_choice":"auto"`, 200, true},
+		{"0.17.1", core.RouteChat, `"max_tokens":9,"ignore_eos":true,"tool_choice":"required"`, 200, false},
+		{"0.17.1", core.RouteChat, `"max_tokens":1,"stream":true,"tool_choice":"required"`, 200, false},
+		{"0.17.1", core.RouteMessages, leg + `,"tool_choice":{"type":"any"}`, 400, true},
+		{"0.17.1", core.RouteMessages, leg + `,"tool_choice":{"type":"auto"}`, 200, true},
+		{"0.20.2", core.RouteMessages, leg + `,"tool_choice":{"type":"tool","name":"f"}`, 500, true},
 	} {
 		t.Run(tt.version+" "+tt.route+" "+tt.body, func(t *testing.T) {
 			e := startEngine(t, Config{Connector: ConnectorVLLMNixl, Role: RolePrefill, Version: tt.version, Lease: time.Hour})
@@ -35,11 +37,11 @@ func TestForcedToolCall(t *testing.T) {
 			if s := e.State(); a.status != tt.status || s.BlocksPinned > 0 != tt.pinned {
 				t.Errorf("got status %d, %d blocks pinned: %s", a.status, s.BlocksPinned, a.body)
 			}
-			e.ranks[0].unpinAll()
+			e.Ranks[0].UnpinAll()
 		})
 	}
 	e := startEngine(t, Config{Connector: ConnectorVLLMNixl, Role: RolePrefill, Version: "0.18.0", Lease: time.Hour})
-	if a := post(t, e.URL()+routeResponses, `{"input":"a few words","max_output_tokens":1,"tool_choice":"required"}`); a.status != 400 {
+	if a := post(t, e.URL()+core.RouteResponses, `{"input":"a few words","max_output_tokens":1,"tool_choice":"required"}`); a.status != 400 {
 		t.Errorf("a response: status %d", a.status)
 	}
 }

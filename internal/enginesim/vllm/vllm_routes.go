@@ -1,0 +1,193 @@
+package vllm
+
+import (
+	"encoding/json"
+	"maps"
+	"net/http"
+	"slices"
+
+	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+)
+
+// messagesFields are the members of an Anthropic request that affect the
+// generation; all others are ignored.
+var messagesFields = []string{"model", "messages", "max_tokens", "stream", "temperature", "top_p", "top_k"}
+
+// parseMessages reads an Anthropic /v1/messages body.
+func parseMessages(h http.Header, f core.Fields) (*core.Request, *core.FieldError) {
+	for _, name := range []string{"model", "messages", "max_tokens"} {
+		if !f.Has(name) {
+			return nil, &core.FieldError{Field: name, Kind: "missing", Message: "Field required"}
+		}
+	}
+	req, err := core.ParseRewritten(core.RouteMessages, h, f, func(chat core.Fields) *core.FieldError {
+		maps.DeleteFunc(chat, func(name string, _ json.RawMessage) bool { return !slices.Contains(messagesFields, name) })
+		if f.Has("system") {
+			var messages []json.RawMessage
+			if json.Unmarshal(f["messages"], &messages) != nil {
+				return &core.FieldError{Field: "messages", Kind: "list_type", Message: "Input should be a valid list"}
+			}
+			messages = append([]json.RawMessage{core.EncodeMessage("system", f["system"])}, messages...)
+			chat["messages"], _ = json.Marshal(messages)
+		}
+		chat["stop"] = f["stop_sequences"]
+		return nil
+	})
+	if err == nil && req.MaxTokens <= 0 {
+		return nil, &core.FieldError{Field: "max_tokens", Kind: "value_error", Message: "Value error, max_tokens must be positive"}
+	}
+	if err == nil {
+		err = checkBudget(req, f)
+	}
+	if err == nil {
+		req.Call = core.ParseCall(f, f["messages"])
+	}
+	return req, err
+}
+
+// checkBudget rejects a thinking budget that is not below max_tokens, as releases since 0.32 do
+// (entrypoints/anthropic/protocol.py, validate_thinking_budget). A prefill leg with
+// do_remote_decode is exempt.
+func checkBudget(req *core.Request, f core.Fields) *core.FieldError {
+	thinking, err := f.Object("thinking")
+	if err != nil {
+		return err
+	}
+	params, _ := f.Object("kv_transfer_params")
+	exempt, _ := params.Boolean("do_remote_decode", false)
+	kind, _ := thinking.Str("type", "")
+	budget, err := thinking.Integer("budget_tokens", 0)
+	if err == nil && kind == "enabled" && !exempt && budget >= int64(req.MaxTokens) {
+		err = &core.FieldError{Field: "thinking", Kind: "value_error", Message: "Value error, thinking.budget_tokens must be less than max_tokens"}
+	}
+	return err
+}
+
+// parseTokens reads an /inference/v1/generate body: token ids and
+// sampling_params.
+func parseTokens(h http.Header, f core.Fields) (*core.Request, *core.FieldError) {
+	sampling, err := f.Object("sampling_params")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"token_ids", "sampling_params"} {
+		if !f.Has(name) {
+			return nil, &core.FieldError{Field: name, Kind: "missing", Message: "Field required"}
+		}
+	}
+	ids, err := core.ParseTokenIDs(f, "token_ids")
+	switch {
+	case err != nil:
+		return nil, err
+	case len(ids) == 0:
+		return nil, &core.FieldError{Field: "token_ids", Kind: "too_short", Message: "List should have at least 1 item after validation, not 0"}
+	case slices.Min(ids) < 0:
+		return nil, &core.FieldError{Field: "token_ids", Kind: "value_error", Message: "Value error, token_ids must not contain negative values"}
+	}
+	// The limits and stops come only from sampling_params.
+	merged := maps.Clone(sampling)
+	for _, name := range []string{"model", "stream", "stream_options", "cache_salt"} {
+		delete(merged, name)
+		if f.Has(name) {
+			merged[name] = f[name]
+		}
+	}
+	merged["prompt"], _ = json.Marshal(ids)
+	req, err := core.ParseOpenAI(core.RouteTokens, h, merged)
+	if err != nil {
+		return nil, err
+	}
+	req.Fields = f
+	req.Limited = sampling.Has("max_tokens")
+	return req, nil
+}
+
+// The routes beyond the two common ones have special answers.
+
+func (v *VLLM) Unary(req *core.Request, seqs []*core.Sequence) any {
+	switch req.Route {
+	case core.RouteResponses:
+		return core.ResponseObject(req, seqs[0], true).With("kv_transfer_params", seqs[0].Ext).With("ec_transfer_params", nil).
+			With("input_messages", nil).With("output_messages", nil)
+	case core.RouteMessages:
+		return messagesAnswer(req, seqs[0])
+	case core.RouteTokens:
+		choices := make([]any, 0, len(seqs))
+		for _, s := range seqs {
+			choices = append(choices, core.Obj("index", s.Choice, "token_ids", s.Output, "finish_reason", s.Finish, "logprobs", nil))
+		}
+		return core.Obj("request_id", core.BaseID(req), "created", req.Created, "model", core.ModelName(req, seqs), "choices", choices,
+			"usage", usage(seqs), "prompt_logprobs", nil, "kv_transfer_params", seqs[req.N-1].Ext, "ec_transfer_params", nil)
+	}
+	return v.vllmDialect.Unary(req, seqs)
+}
+
+// Greeting returns the event that announces a response before its first part.
+func (v *VLLM) Greeting(req *core.Request, seqs []*core.Sequence) []any {
+	if req.Route == core.RouteResponses {
+		return core.ResponseGreeting(req, seqs[0])
+	}
+	return nil
+}
+
+func (v *VLLM) Opening(req *core.Request, s *core.Sequence) []any {
+	switch req.Route {
+	case core.RouteResponses:
+		return core.ResponseOpening(req, s)
+	case core.RouteMessages:
+		return messagesOpening(req, s)
+	case core.RouteTokens:
+		return nil
+	}
+	return v.vllmDialect.Opening(req, s)
+}
+
+func (v *VLLM) Event(req *core.Request, s *core.Sequence, p core.Piece) any {
+	switch req.Route {
+	case core.RouteResponses:
+		return core.ResponseDelta(req, p)
+	case core.RouteMessages:
+		return messagesDelta(req, p)
+	case core.RouteTokens:
+		return core.Obj("request_id", core.BaseID(req), "choices", []any{
+			core.Obj("index", s.Choice, "token_ids", p.Tokens, "finish_reason", core.OrNull(p.Finish), "logprobs", nil),
+		}, "usage", nil)
+	}
+	return v.vllmDialect.Event(req, s, p)
+}
+
+func (v *VLLM) Closing(req *core.Request, seqs []*core.Sequence) []any {
+	switch req.Route {
+	case core.RouteResponses:
+		return core.ResponseClosing(req, seqs[0])
+	case core.RouteMessages:
+		return messagesClosing(req, seqs[0])
+	case core.RouteTokens:
+		if !req.IncludeUsage {
+			return nil
+		}
+		return []any{core.Obj("request_id", core.BaseID(req), "choices", []any{}, "usage", usage(seqs))}
+	}
+	events := v.vllmDialect.Closing(req, seqs)
+	if ext := seqs[0].Ext; v.e.Cfg.Nixl.StreamParams && ext != nil {
+		events = append(events, v.chunk(req, seqs).With("kv_transfer_params", ext))
+	}
+	return events
+}
+
+func (v *VLLM) StreamOptions(req *core.Request) core.StreamOptions {
+	if req.Route == core.RouteResponses || req.Route == core.RouteMessages {
+		return core.StreamOptions{NoDone: true}
+	}
+	return v.vllmDialect.StreamOptions(req)
+}
+
+func (v *VLLM) ErrorEvents(req *core.Request, err *core.APIError) []any {
+	switch req.Route {
+	case core.RouteMessages:
+		return []any{core.NamedEvent{Name: "error", Data: messagesError(err)}}
+	case core.RouteResponses:
+		return nil // the route has no error event: the stream breaks off
+	}
+	return v.vllmDialect.ErrorEvents(req, err)
+}
