@@ -18,12 +18,18 @@ import (
 
 // The restrictions of a placement, the innermost first.
 
+// noPreparation is the begin of a restriction that prepares no question.
+type noPreparation struct{}
+
+func (noPreparation) begin() error { return nil }
+
 // connectorRule restricts a placement to engines whose connector serves the API of the request. A
 // model may have engines of several connectors. If the connector cannot run the request as two legs,
 // or not with the chosen prefill engine, the rule asks for one engine that answers the request alone,
 // and counts a fallback.
 type connectorRule struct {
 	*placing
+	noPreparation
 	form       form
 	unpairable error  // why the request cannot run as two legs
 	reason     string // of unpairable, for the metric
@@ -41,8 +47,6 @@ const (
 	alone                // one leg, because the chosen two are not possible
 	twoAfter             // two legs nevertheless, because no engine can run one
 )
-
-func (r *connectorRule) begin() error { return nil }
 
 func (r *connectorRule) judge(a *answer) (again bool) {
 	if a.err == nil {
@@ -181,7 +185,9 @@ func (r *probeRule) begin() error {
 func (r *probeRule) judge(a *answer) (again bool) {
 	// A policy may have rejected the request because a phase has no engine yet.
 	if a.err == nil || !lacksEngine(a.err) && !errors.Is(a.err, coordinator.ErrRejected) || !r.before.Awaits(r.x.req.Model) {
-		r.stop()
+		if r.ctx != nil {
+			r.stop()
+		}
 		return false
 	}
 	if r.ctx == nil {
@@ -236,8 +242,9 @@ func (r *engineRule) judge(a *answer) (again bool) {
 		a.err = &coordinator.NoTargetError{Model: r.ask.Model}
 	}
 	if r.model == "" || !lacksEngine(a.err) {
-		r.waited = r.ctx != nil
-		r.stop()
+		if r.waited = r.ctx != nil; r.waited {
+			r.stop()
+		}
 		return false
 	}
 	if r.ctx == nil {
@@ -372,7 +379,9 @@ func (r *holdRule) begin() error {
 func (r *holdRule) judge(a *answer) (again bool) {
 	var held *coordinator.HeldError
 	if a.err == nil || !errors.As(a.err, &held) {
-		r.stop()
+		if r.ctx != nil {
+			r.stop()
+		}
 		return false
 	}
 	if r.ctx == nil {
@@ -387,16 +396,15 @@ func (r *holdRule) judge(a *answer) (again bool) {
 }
 
 func (r *holdRule) stop() {
-	if r.ctx != nil {
-		r.x.journal.Note("the plan policy held the request for " + time.Since(r.began).Round(time.Millisecond).String())
-		r.end()
-	}
+	r.x.journal.Note("the plan policy held the request for " + time.Since(r.began).Round(time.Millisecond).String())
+	r.end()
 }
 
 // retryRule restricts a retry to placements for which the retry budget has a retry.
-type retryRule struct{ *placing }
-
-func (r *retryRule) begin() error { return nil }
+type retryRule struct {
+	*placing
+	noPreparation
+}
 
 func (r *retryRule) judge(a *answer) (again bool) {
 	switch {
@@ -423,9 +431,10 @@ func firstError(ctx context.Context, leg, place error) error {
 
 // otherDecodeRule restricts another decode engine for KV that prefill has computed. An attempt with
 // other engines is better than a decode engine that is likely to fail.
-type otherDecodeRule struct{ *placing }
-
-func (r *otherDecodeRule) begin() error { return nil }
+type otherDecodeRule struct {
+	*placing
+	noPreparation
+}
 
 func (r *otherDecodeRule) judge(a *answer) (again bool) {
 	p := a.placement
@@ -453,19 +462,23 @@ func (x *exchange) beginWait(stage telemetry.Stage, limit time.Duration, late er
 	}}
 }
 
-// end ends the wait; a second call does nothing.
+// end ends the wait.
 func (w *wait) end() {
-	if w.ctx != nil {
-		w.over()
-		*w = wait{}
-	}
+	w.over()
+	*w = wait{}
 }
 
 // endWaits ends the waits that a panic has left.
 func (p *placing) endWaits() {
-	p.probe.stop()
-	p.engine.stop()
-	p.hold.stop()
+	if p.probe.ctx != nil {
+		p.probe.stop()
+	}
+	if p.engine.ctx != nil {
+		p.engine.stop()
+	}
+	if p.hold.ctx != nil {
+		p.hold.stop()
+	}
 }
 
 // waitedInVain records that a wait ended with err, and returns err. A client that left is not
