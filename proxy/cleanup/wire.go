@@ -1,6 +1,7 @@
 package cleanup
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -52,12 +53,13 @@ func (j *Job) Append(b []byte) []byte {
 			How: c.How, Path: c.Leg.Path, Body: c.Leg.Body, Hosts: c.Hosts,
 			Target: c.target.Name(), TargetRank: uint32(c.target.Rank), Holder: c.holder.Name(), HolderRank: uint32(c.holder.Rank),
 		}
+		call.Header = make([]*fleetpb.Field, 0, len(c.Leg.Header))
 		for _, f := range c.Leg.Header {
 			call.Header = append(call.Header, &fleetpb.Field{Name: f.Name, Value: f.Value})
 		}
 		m.Calls[i] = call
 	}
-	return fleetpb.Append(b, m)
+	return fleetpb.AppendFast(b, m)
 }
 
 // readComplete decodes a job that Append encoded. It fails if one of the job's engines is
@@ -74,7 +76,7 @@ func readComplete(b []byte, known *engine.Snapshot) (*Job, error) {
 // engine that is not known any more; such a target is zero.
 func readJob(b []byte, known *engine.Snapshot) (j *Job, lost, err error) {
 	var m fleetpb.Cleanup
-	if fleetpb.Unmarshal(b, &m, maxRecords) != nil || len(m.Calls) == 0 {
+	if fleetpb.UnmarshalView(bytes.Clone(b), &m, maxRecords) != nil || len(m.Calls) == 0 {
 		return nil, nil, errNotAJob
 	}
 	j = &Job{RequestID: m.RequestId, Connector: m.Connector, Auth: m.Auth, Since: time.Now(), Limit: bounded(m.LimitNs), Restarts: m.Restarts}

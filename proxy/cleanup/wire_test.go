@@ -89,7 +89,7 @@ func TestJobIsReadBack(t *testing.T) {
 	}
 	for name, b := range map[string][]byte{
 		"nothing": nil, "a part": b[:len(b)-1], "no calls": (&Job{RequestID: "r"}).Append(nil),
-		"a later condition": fleetpb.Append(nil, &fleetpb.Cleanup{Calls: []*fleetpb.CleanupCall{{Until: 99, Target: "p", Holder: "p"}}}),
+		"a later condition": fleetpb.AppendFast(nil, &fleetpb.Cleanup{Calls: []*fleetpb.CleanupCall{{Until: 99, Target: "p", Holder: "p"}}}),
 	} {
 		if _, err := readComplete(b, known); err == nil {
 			t.Errorf("%s decodes as a clean-up", name)

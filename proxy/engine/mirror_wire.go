@@ -121,6 +121,9 @@ func getFacts(m *fleetpb.Facts) (*Facts, error) {
 }
 
 func putFit(f load.Fit) *fleetpb.Fit {
+	if f == (load.Fit{}) {
+		return nil
+	}
 	return &fleetpb.Fit{PerTokenUs: f.PerToken, FixedUs: f.Fixed}
 }
 

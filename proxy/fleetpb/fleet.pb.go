@@ -3785,292 +3785,6 @@ func (x *IDRange) GetUntilMs() int64 {
 	return 0
 }
 
-// Cleanup is the clean-up of an attempt: cleanup.Job.
-type Cleanup struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
-	Connector     string                 `protobuf:"bytes,2,opt,name=connector" json:"connector,omitempty"`
-	Auth          string                 `protobuf:"bytes,3,opt,name=auth" json:"auth,omitempty"`
-	LimitNs       int64                  `protobuf:"varint,4,opt,name=limit_ns,json=limitNs" json:"limit_ns,omitempty"`
-	Restarts      uint32                 `protobuf:"varint,5,opt,name=restarts" json:"restarts,omitempty"`
-	Calls         []*CleanupCall         `protobuf:"bytes,6,rep,name=calls" json:"calls,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Cleanup) Reset() {
-	*x = Cleanup{}
-	mi := &file_fleet_proto_msgTypes[47]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Cleanup) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Cleanup) ProtoMessage() {}
-
-func (x *Cleanup) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[47]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Cleanup.ProtoReflect.Descriptor instead.
-func (*Cleanup) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{47}
-}
-
-func (x *Cleanup) GetRequestId() string {
-	if x != nil {
-		return x.RequestId
-	}
-	return ""
-}
-
-func (x *Cleanup) GetConnector() string {
-	if x != nil {
-		return x.Connector
-	}
-	return ""
-}
-
-func (x *Cleanup) GetAuth() string {
-	if x != nil {
-		return x.Auth
-	}
-	return ""
-}
-
-func (x *Cleanup) GetLimitNs() int64 {
-	if x != nil {
-		return x.LimitNs
-	}
-	return 0
-}
-
-func (x *Cleanup) GetRestarts() uint32 {
-	if x != nil {
-		return x.Restarts
-	}
-	return 0
-}
-
-func (x *Cleanup) GetCalls() []*CleanupCall {
-	if x != nil {
-		return x.Calls
-	}
-	return nil
-}
-
-type CleanupCall struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Phase         uint32                 `protobuf:"varint,1,opt,name=phase" json:"phase,omitempty"`
-	Until         uint32                 `protobuf:"varint,2,opt,name=until" json:"until,omitempty"`
-	AnyTarget     bool                   `protobuf:"varint,3,opt,name=any_target,json=anyTarget" json:"any_target,omitempty"`
-	SameId        bool                   `protobuf:"varint,4,opt,name=same_id,json=sameId" json:"same_id,omitempty"`
-	HoldNs        int64                  `protobuf:"varint,5,opt,name=hold_ns,json=holdNs" json:"hold_ns,omitempty"`
-	How           string                 `protobuf:"bytes,6,opt,name=how" json:"how,omitempty"`
-	Path          string                 `protobuf:"bytes,7,opt,name=path" json:"path,omitempty"`
-	Body          []byte                 `protobuf:"bytes,8,opt,name=body" json:"body,omitempty"`
-	Header        []*Field               `protobuf:"bytes,9,rep,name=header" json:"header,omitempty"`
-	Hosts         []string               `protobuf:"bytes,10,rep,name=hosts" json:"hosts,omitempty"`
-	Target        string                 `protobuf:"bytes,11,opt,name=target" json:"target,omitempty"` // name of the engine that is called
-	TargetRank    uint32                 `protobuf:"varint,12,opt,name=target_rank,json=targetRank" json:"target_rank,omitempty"`
-	Holder        string                 `protobuf:"bytes,13,opt,name=holder" json:"holder,omitempty"` // name of the engine whose blocks the call frees
-	HolderRank    uint32                 `protobuf:"varint,14,opt,name=holder_rank,json=holderRank" json:"holder_rank,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CleanupCall) Reset() {
-	*x = CleanupCall{}
-	mi := &file_fleet_proto_msgTypes[48]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CleanupCall) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CleanupCall) ProtoMessage() {}
-
-func (x *CleanupCall) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[48]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CleanupCall.ProtoReflect.Descriptor instead.
-func (*CleanupCall) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{48}
-}
-
-func (x *CleanupCall) GetPhase() uint32 {
-	if x != nil {
-		return x.Phase
-	}
-	return 0
-}
-
-func (x *CleanupCall) GetUntil() uint32 {
-	if x != nil {
-		return x.Until
-	}
-	return 0
-}
-
-func (x *CleanupCall) GetAnyTarget() bool {
-	if x != nil {
-		return x.AnyTarget
-	}
-	return false
-}
-
-func (x *CleanupCall) GetSameId() bool {
-	if x != nil {
-		return x.SameId
-	}
-	return false
-}
-
-func (x *CleanupCall) GetHoldNs() int64 {
-	if x != nil {
-		return x.HoldNs
-	}
-	return 0
-}
-
-func (x *CleanupCall) GetHow() string {
-	if x != nil {
-		return x.How
-	}
-	return ""
-}
-
-func (x *CleanupCall) GetPath() string {
-	if x != nil {
-		return x.Path
-	}
-	return ""
-}
-
-func (x *CleanupCall) GetBody() []byte {
-	if x != nil {
-		return x.Body
-	}
-	return nil
-}
-
-func (x *CleanupCall) GetHeader() []*Field {
-	if x != nil {
-		return x.Header
-	}
-	return nil
-}
-
-func (x *CleanupCall) GetHosts() []string {
-	if x != nil {
-		return x.Hosts
-	}
-	return nil
-}
-
-func (x *CleanupCall) GetTarget() string {
-	if x != nil {
-		return x.Target
-	}
-	return ""
-}
-
-func (x *CleanupCall) GetTargetRank() uint32 {
-	if x != nil {
-		return x.TargetRank
-	}
-	return 0
-}
-
-func (x *CleanupCall) GetHolder() string {
-	if x != nil {
-		return x.Holder
-	}
-	return ""
-}
-
-func (x *CleanupCall) GetHolderRank() uint32 {
-	if x != nil {
-		return x.HolderRank
-	}
-	return 0
-}
-
-// Field is a header line.
-type Field struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
-	Value         string                 `protobuf:"bytes,2,opt,name=value" json:"value,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Field) Reset() {
-	*x = Field{}
-	mi := &file_fleet_proto_msgTypes[49]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Field) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Field) ProtoMessage() {}
-
-func (x *Field) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[49]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Field.ProtoReflect.Descriptor instead.
-func (*Field) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{49}
-}
-
-func (x *Field) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *Field) GetValue() string {
-	if x != nil {
-		return x.Value
-	}
-	return ""
-}
-
 // Registrations is the file that a process leaves to the next one.
 type Registrations struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4083,7 +3797,7 @@ type Registrations struct {
 
 func (x *Registrations) Reset() {
 	*x = Registrations{}
-	mi := &file_fleet_proto_msgTypes[50]
+	mi := &file_fleet_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4095,7 +3809,7 @@ func (x *Registrations) String() string {
 func (*Registrations) ProtoMessage() {}
 
 func (x *Registrations) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[50]
+	mi := &file_fleet_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4108,7 +3822,7 @@ func (x *Registrations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registrations.ProtoReflect.Descriptor instead.
 func (*Registrations) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{50}
+	return file_fleet_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Registrations) GetWrittenMs() int64 {
@@ -4146,7 +3860,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_fleet_proto_msgTypes[51]
+	mi := &file_fleet_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4158,7 +3872,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[51]
+	mi := &file_fleet_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4171,7 +3885,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{51}
+	return file_fleet_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Registration) GetKey() string {
@@ -4520,37 +4234,7 @@ const file_fleet_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x16\n" +
 	"\x06worker\x18\x03 \x01(\rR\x06worker\x12\x17\n" +
 	"\afrom_ms\x18\x04 \x01(\x03R\x06fromMs\x12\x19\n" +
-	"\buntil_ms\x18\x05 \x01(\x03R\auntilMs\"\xc3\x01\n" +
-	"\aCleanup\x12\x1d\n" +
-	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1c\n" +
-	"\tconnector\x18\x02 \x01(\tR\tconnector\x12\x12\n" +
-	"\x04auth\x18\x03 \x01(\tR\x04auth\x12\x19\n" +
-	"\blimit_ns\x18\x04 \x01(\x03R\alimitNs\x12\x1a\n" +
-	"\brestarts\x18\x05 \x01(\rR\brestarts\x120\n" +
-	"\x05calls\x18\x06 \x03(\v2\x1a.pdproxy.fleet.CleanupCallR\x05calls\"\xfa\x02\n" +
-	"\vCleanupCall\x12\x14\n" +
-	"\x05phase\x18\x01 \x01(\rR\x05phase\x12\x14\n" +
-	"\x05until\x18\x02 \x01(\rR\x05until\x12\x1d\n" +
-	"\n" +
-	"any_target\x18\x03 \x01(\bR\tanyTarget\x12\x17\n" +
-	"\asame_id\x18\x04 \x01(\bR\x06sameId\x12\x17\n" +
-	"\ahold_ns\x18\x05 \x01(\x03R\x06holdNs\x12\x10\n" +
-	"\x03how\x18\x06 \x01(\tR\x03how\x12\x12\n" +
-	"\x04path\x18\a \x01(\tR\x04path\x12\x12\n" +
-	"\x04body\x18\b \x01(\fR\x04body\x12,\n" +
-	"\x06header\x18\t \x03(\v2\x14.pdproxy.fleet.FieldR\x06header\x12\x14\n" +
-	"\x05hosts\x18\n" +
-	" \x03(\tR\x05hosts\x12\x16\n" +
-	"\x06target\x18\v \x01(\tR\x06target\x12\x1f\n" +
-	"\vtarget_rank\x18\f \x01(\rR\n" +
-	"targetRank\x12\x16\n" +
-	"\x06holder\x18\r \x01(\tR\x06holder\x12\x1f\n" +
-	"\vholder_rank\x18\x0e \x01(\rR\n" +
-	"holderRank\"1\n" +
-	"\x05Field\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"{\n" +
+	"\buntil_ms\x18\x05 \x01(\x03R\auntilMs\"{\n" +
 	"\rRegistrations\x12\x1d\n" +
 	"\n" +
 	"written_ms\x18\x01 \x01(\x03R\twrittenMs\x12\x14\n" +
@@ -4616,7 +4300,7 @@ func file_fleet_proto_rawDescGZIP() []byte {
 }
 
 var file_fleet_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_fleet_proto_goTypes = []any{
 	(Kind)(0),                // 0: pdproxy.fleet.Kind
 	(Observed)(0),            // 1: pdproxy.fleet.Observed
@@ -4667,11 +4351,8 @@ var file_fleet_proto_goTypes = []any{
 	(*IDAsk)(nil),            // 46: pdproxy.fleet.IDAsk
 	(*IDRanges)(nil),         // 47: pdproxy.fleet.IDRanges
 	(*IDRange)(nil),          // 48: pdproxy.fleet.IDRange
-	(*Cleanup)(nil),          // 49: pdproxy.fleet.Cleanup
-	(*CleanupCall)(nil),      // 50: pdproxy.fleet.CleanupCall
-	(*Field)(nil),            // 51: pdproxy.fleet.Field
-	(*Registrations)(nil),    // 52: pdproxy.fleet.Registrations
-	(*Registration)(nil),     // 53: pdproxy.fleet.Registration
+	(*Registrations)(nil),    // 49: pdproxy.fleet.Registrations
+	(*Registration)(nil),     // 50: pdproxy.fleet.Registration
 }
 var file_fleet_proto_depIdxs = []int32{
 	12, // 0: pdproxy.fleet.TurnStore.kv:type_name -> pdproxy.fleet.RetainedKV
@@ -4705,14 +4386,12 @@ var file_fleet_proto_depIdxs = []int32{
 	45, // 28: pdproxy.fleet.Observations.warming:type_name -> pdproxy.fleet.Warming
 	1,  // 29: pdproxy.fleet.Observation.what:type_name -> pdproxy.fleet.Observed
 	48, // 30: pdproxy.fleet.IDRanges.ranges:type_name -> pdproxy.fleet.IDRange
-	50, // 31: pdproxy.fleet.Cleanup.calls:type_name -> pdproxy.fleet.CleanupCall
-	51, // 32: pdproxy.fleet.CleanupCall.header:type_name -> pdproxy.fleet.Field
-	53, // 33: pdproxy.fleet.Registrations.entries:type_name -> pdproxy.fleet.Registration
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	50, // 31: pdproxy.fleet.Registrations.entries:type_name -> pdproxy.fleet.Registration
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_fleet_proto_init() }
@@ -4726,7 +4405,7 @@ func file_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fleet_proto_rawDesc), len(file_fleet_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   52,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -4,6 +4,7 @@ package fleetpb
 
 import (
 	"errors"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -20,6 +21,8 @@ var errRecords = errors.New("message with too many records")
 type fast interface {
 	proto.Message
 	UnmarshalVTUnsafe(b []byte) error
+	SizeVT() int
+	MarshalToSizedBufferVT(b []byte) (int, error)
 }
 
 // Unmarshal decodes b into m, which must be empty. It decodes nothing if b has more than most
@@ -40,13 +43,21 @@ func UnmarshalView(b []byte, m fast, most int) error {
 	return m.UnmarshalVTUnsafe(b)
 }
 
-// Append appends the encoding of m, which must be valid: its texts are UTF-8.
+// Append appends the encoding of m, a message of fleet.proto.
 func Append(dst []byte, m proto.Message) []byte {
 	b, err := proto.MarshalOptions{}.MarshalAppend(dst, m)
 	if err != nil {
 		panic("encode " + string(m.ProtoReflect().Descriptor().Name()) + ": " + err.Error())
 	}
 	return b
+}
+
+// AppendFast is Append for a message of place.proto, whose texts may be any bytes.
+func AppendFast(dst []byte, m fast) []byte {
+	size := m.SizeVT()
+	dst = slices.Grow(dst, size)
+	_, _ = m.MarshalToSizedBufferVT(dst[len(dst) : len(dst)+size]) // fails for no message
+	return dst[:len(dst)+size]
 }
 
 func check(b []byte, m proto.Message, most int) error {

@@ -1,4 +1,4 @@
-// The messages of a placement, which have code that is faster than reflection
+// The messages of a placement and of its clean-up, which have code that is faster than reflection
 // (place_vtproto.pb.go) and does not check that texts are UTF-8: some are those of clients.
 // fleet.proto has the rules of all messages.
 
@@ -1132,6 +1132,292 @@ func (x *Computed) GetBlocks() []uint64 {
 	return nil
 }
 
+// Cleanup is the clean-up of an attempt: cleanup.Job.
+type Cleanup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Connector     string                 `protobuf:"bytes,2,opt,name=connector,proto3" json:"connector,omitempty"`
+	Auth          string                 `protobuf:"bytes,3,opt,name=auth,proto3" json:"auth,omitempty"`
+	LimitNs       int64                  `protobuf:"varint,4,opt,name=limit_ns,json=limitNs,proto3" json:"limit_ns,omitempty"`
+	Restarts      uint32                 `protobuf:"varint,5,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	Calls         []*CleanupCall         `protobuf:"bytes,6,rep,name=calls,proto3" json:"calls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Cleanup) Reset() {
+	*x = Cleanup{}
+	mi := &file_place_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Cleanup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Cleanup) ProtoMessage() {}
+
+func (x *Cleanup) ProtoReflect() protoreflect.Message {
+	mi := &file_place_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Cleanup.ProtoReflect.Descriptor instead.
+func (*Cleanup) Descriptor() ([]byte, []int) {
+	return file_place_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Cleanup) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *Cleanup) GetConnector() string {
+	if x != nil {
+		return x.Connector
+	}
+	return ""
+}
+
+func (x *Cleanup) GetAuth() string {
+	if x != nil {
+		return x.Auth
+	}
+	return ""
+}
+
+func (x *Cleanup) GetLimitNs() int64 {
+	if x != nil {
+		return x.LimitNs
+	}
+	return 0
+}
+
+func (x *Cleanup) GetRestarts() uint32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+func (x *Cleanup) GetCalls() []*CleanupCall {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+type CleanupCall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phase         uint32                 `protobuf:"varint,1,opt,name=phase,proto3" json:"phase,omitempty"`
+	Until         uint32                 `protobuf:"varint,2,opt,name=until,proto3" json:"until,omitempty"`
+	AnyTarget     bool                   `protobuf:"varint,3,opt,name=any_target,json=anyTarget,proto3" json:"any_target,omitempty"`
+	SameId        bool                   `protobuf:"varint,4,opt,name=same_id,json=sameId,proto3" json:"same_id,omitempty"`
+	HoldNs        int64                  `protobuf:"varint,5,opt,name=hold_ns,json=holdNs,proto3" json:"hold_ns,omitempty"`
+	How           string                 `protobuf:"bytes,6,opt,name=how,proto3" json:"how,omitempty"`
+	Path          string                 `protobuf:"bytes,7,opt,name=path,proto3" json:"path,omitempty"`
+	Body          []byte                 `protobuf:"bytes,8,opt,name=body,proto3" json:"body,omitempty"`
+	Header        []*Field               `protobuf:"bytes,9,rep,name=header,proto3" json:"header,omitempty"`
+	Hosts         []string               `protobuf:"bytes,10,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Target        string                 `protobuf:"bytes,11,opt,name=target,proto3" json:"target,omitempty"` // name of the engine that is called
+	TargetRank    uint32                 `protobuf:"varint,12,opt,name=target_rank,json=targetRank,proto3" json:"target_rank,omitempty"`
+	Holder        string                 `protobuf:"bytes,13,opt,name=holder,proto3" json:"holder,omitempty"` // name of the engine whose blocks the call frees
+	HolderRank    uint32                 `protobuf:"varint,14,opt,name=holder_rank,json=holderRank,proto3" json:"holder_rank,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CleanupCall) Reset() {
+	*x = CleanupCall{}
+	mi := &file_place_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CleanupCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CleanupCall) ProtoMessage() {}
+
+func (x *CleanupCall) ProtoReflect() protoreflect.Message {
+	mi := &file_place_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CleanupCall.ProtoReflect.Descriptor instead.
+func (*CleanupCall) Descriptor() ([]byte, []int) {
+	return file_place_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CleanupCall) GetPhase() uint32 {
+	if x != nil {
+		return x.Phase
+	}
+	return 0
+}
+
+func (x *CleanupCall) GetUntil() uint32 {
+	if x != nil {
+		return x.Until
+	}
+	return 0
+}
+
+func (x *CleanupCall) GetAnyTarget() bool {
+	if x != nil {
+		return x.AnyTarget
+	}
+	return false
+}
+
+func (x *CleanupCall) GetSameId() bool {
+	if x != nil {
+		return x.SameId
+	}
+	return false
+}
+
+func (x *CleanupCall) GetHoldNs() int64 {
+	if x != nil {
+		return x.HoldNs
+	}
+	return 0
+}
+
+func (x *CleanupCall) GetHow() string {
+	if x != nil {
+		return x.How
+	}
+	return ""
+}
+
+func (x *CleanupCall) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *CleanupCall) GetBody() []byte {
+	if x != nil {
+		return x.Body
+	}
+	return nil
+}
+
+func (x *CleanupCall) GetHeader() []*Field {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *CleanupCall) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *CleanupCall) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *CleanupCall) GetTargetRank() uint32 {
+	if x != nil {
+		return x.TargetRank
+	}
+	return 0
+}
+
+func (x *CleanupCall) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
+}
+
+func (x *CleanupCall) GetHolderRank() uint32 {
+	if x != nil {
+		return x.HolderRank
+	}
+	return 0
+}
+
+// Field is a header line.
+type Field struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Field) Reset() {
+	*x = Field{}
+	mi := &file_place_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Field) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Field) ProtoMessage() {}
+
+func (x *Field) ProtoReflect() protoreflect.Message {
+	mi := &file_place_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Field.ProtoReflect.Descriptor instead.
+func (*Field) Descriptor() ([]byte, []int) {
+	return file_place_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Field) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Field) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 var File_place_proto protoreflect.FileDescriptor
 
 const file_place_proto_rawDesc = "" +
@@ -1243,7 +1529,37 @@ const file_place_proto_rawDesc = "" +
 	"\x06prompt\x18\x02 \x01(\x12R\x06prompt\x12\x16\n" +
 	"\x06cached\x18\x03 \x01(\x12R\x06cached\x12\x14\n" +
 	"\x05block\x18\x04 \x01(\rR\x05block\x12\x16\n" +
-	"\x06blocks\x18\x05 \x03(\x06R\x06blocks*m\n" +
+	"\x06blocks\x18\x05 \x03(\x06R\x06blocks\"\xc3\x01\n" +
+	"\aCleanup\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1c\n" +
+	"\tconnector\x18\x02 \x01(\tR\tconnector\x12\x12\n" +
+	"\x04auth\x18\x03 \x01(\tR\x04auth\x12\x19\n" +
+	"\blimit_ns\x18\x04 \x01(\x03R\alimitNs\x12\x1a\n" +
+	"\brestarts\x18\x05 \x01(\rR\brestarts\x120\n" +
+	"\x05calls\x18\x06 \x03(\v2\x1a.pdproxy.fleet.CleanupCallR\x05calls\"\xfa\x02\n" +
+	"\vCleanupCall\x12\x14\n" +
+	"\x05phase\x18\x01 \x01(\rR\x05phase\x12\x14\n" +
+	"\x05until\x18\x02 \x01(\rR\x05until\x12\x1d\n" +
+	"\n" +
+	"any_target\x18\x03 \x01(\bR\tanyTarget\x12\x17\n" +
+	"\asame_id\x18\x04 \x01(\bR\x06sameId\x12\x17\n" +
+	"\ahold_ns\x18\x05 \x01(\x03R\x06holdNs\x12\x10\n" +
+	"\x03how\x18\x06 \x01(\tR\x03how\x12\x12\n" +
+	"\x04path\x18\a \x01(\tR\x04path\x12\x12\n" +
+	"\x04body\x18\b \x01(\fR\x04body\x12,\n" +
+	"\x06header\x18\t \x03(\v2\x14.pdproxy.fleet.FieldR\x06header\x12\x14\n" +
+	"\x05hosts\x18\n" +
+	" \x03(\tR\x05hosts\x12\x16\n" +
+	"\x06target\x18\v \x01(\tR\x06target\x12\x1f\n" +
+	"\vtarget_rank\x18\f \x01(\rR\n" +
+	"targetRank\x12\x16\n" +
+	"\x06holder\x18\r \x01(\tR\x06holder\x12\x1f\n" +
+	"\vholder_rank\x18\x0e \x01(\rR\n" +
+	"holderRank\"1\n" +
+	"\x05Field\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value*m\n" +
 	"\tPlacement\x12\b\n" +
 	"\x04AWAY\x10\x00\x12\n" +
 	"\n" +
@@ -1267,7 +1583,7 @@ func file_place_proto_rawDescGZIP() []byte {
 }
 
 var file_place_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_place_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_place_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_place_proto_goTypes = []any{
 	(Placement)(0),      // 0: pdproxy.fleet.Placement
 	(*Place)(nil),       // 1: pdproxy.fleet.Place
@@ -1279,22 +1595,27 @@ var file_place_proto_goTypes = []any{
 	(*Fallback)(nil),    // 7: pdproxy.fleet.Fallback
 	(*LeaseUpdate)(nil), // 8: pdproxy.fleet.LeaseUpdate
 	(*Computed)(nil),    // 9: pdproxy.fleet.Computed
+	(*Cleanup)(nil),     // 10: pdproxy.fleet.Cleanup
+	(*CleanupCall)(nil), // 11: pdproxy.fleet.CleanupCall
+	(*Field)(nil),       // 12: pdproxy.fleet.Field
 }
 var file_place_proto_depIdxs = []int32{
-	2, // 0: pdproxy.fleet.Place.headers:type_name -> pdproxy.fleet.Header
-	3, // 1: pdproxy.fleet.Place.within_prefill:type_name -> pdproxy.fleet.Instances
-	3, // 2: pdproxy.fleet.Place.within_decode:type_name -> pdproxy.fleet.Instances
-	3, // 3: pdproxy.fleet.Place.within_whole:type_name -> pdproxy.fleet.Instances
-	4, // 4: pdproxy.fleet.Place.chains:type_name -> pdproxy.fleet.Chain
-	5, // 5: pdproxy.fleet.Place.turn:type_name -> pdproxy.fleet.Turn
-	0, // 6: pdproxy.fleet.Placed.result:type_name -> pdproxy.fleet.Placement
-	5, // 7: pdproxy.fleet.Placed.turn:type_name -> pdproxy.fleet.Turn
-	7, // 8: pdproxy.fleet.Placed.fallbacks:type_name -> pdproxy.fleet.Fallback
-	9, // [9:9] is the sub-list for method output_type
-	9, // [9:9] is the sub-list for method input_type
-	9, // [9:9] is the sub-list for extension type_name
-	9, // [9:9] is the sub-list for extension extendee
-	0, // [0:9] is the sub-list for field type_name
+	2,  // 0: pdproxy.fleet.Place.headers:type_name -> pdproxy.fleet.Header
+	3,  // 1: pdproxy.fleet.Place.within_prefill:type_name -> pdproxy.fleet.Instances
+	3,  // 2: pdproxy.fleet.Place.within_decode:type_name -> pdproxy.fleet.Instances
+	3,  // 3: pdproxy.fleet.Place.within_whole:type_name -> pdproxy.fleet.Instances
+	4,  // 4: pdproxy.fleet.Place.chains:type_name -> pdproxy.fleet.Chain
+	5,  // 5: pdproxy.fleet.Place.turn:type_name -> pdproxy.fleet.Turn
+	0,  // 6: pdproxy.fleet.Placed.result:type_name -> pdproxy.fleet.Placement
+	5,  // 7: pdproxy.fleet.Placed.turn:type_name -> pdproxy.fleet.Turn
+	7,  // 8: pdproxy.fleet.Placed.fallbacks:type_name -> pdproxy.fleet.Fallback
+	11, // 9: pdproxy.fleet.Cleanup.calls:type_name -> pdproxy.fleet.CleanupCall
+	12, // 10: pdproxy.fleet.CleanupCall.header:type_name -> pdproxy.fleet.Field
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_place_proto_init() }
@@ -1308,7 +1629,7 @@ func file_place_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_place_proto_rawDesc), len(file_place_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -127,7 +127,7 @@ func (w *remoteLease) Computed(c coordinator.CacheReport) {
 	defer w.client.scratch.Put(m)
 	r := &m.cached
 	r.Lease, r.Prompt, r.Cached, r.Block, r.Blocks = w.number, c.Prompt, c.Cached, blockOf(c.Block), numbers(c.Blocks)
-	m.out = marshal(m.out[:0], r)
+	m.out = fleetpb.AppendFast(m.out[:0], r)
 	r.Blocks = nil
 	w.session.link.Send(kindOf(fleetpb.Kind_KIND_COMPUTED), m.out, false)
 }
@@ -140,7 +140,7 @@ func (w *remoteLease) send(kind fleetpb.Kind, took time.Duration, cleanup []byte
 	defer w.client.scratch.Put(m)
 	u := &m.update
 	u.Lease, u.TookUs, u.Cleanup = w.number, microsOf(took), cleanup
-	m.out = marshal(m.out[:0], u)
+	m.out = fleetpb.AppendFast(m.out[:0], u)
 	u.Cleanup = nil
 	w.session.link.Send(kindOf(kind), m.out, len(cleanup) > 0)
 }

@@ -36,7 +36,7 @@ func (s *session) suspect() bool {
 // drop informs the coordinator that a lease has ended or is not needed.
 func (s *session) drop(lease uint64, m *scratch) {
 	m.update.Lease, m.update.TookUs = lease, 0
-	m.out = marshal(m.out[:0], &m.update)
+	m.out = fleetpb.AppendFast(m.out[:0], &m.update)
 	s.link.Send(kindOf(fleetpb.Kind_KIND_RELEASE), m.out, false)
 }
 

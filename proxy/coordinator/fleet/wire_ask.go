@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"math"
-	"slices"
 	"strings"
 	"time"
 
@@ -62,7 +61,7 @@ func appendPlace(dst []byte, m *fleetpb.Place, lease uint64, a *coordinator.Ask,
 		m.Parent = q.Parent
 		putEnds(m, q)
 	}
-	return marshal(dst, m), true
+	return fleetpb.AppendFast(dst, m), true
 }
 
 // resetPlace resets m without the memory of the Ask that it referred to.
@@ -86,20 +85,6 @@ func more[M any](list *[]*M) *M {
 	}
 	*list = l
 	return l[len(l)-1]
-}
-
-// sized is a message of place.proto.
-type sized interface {
-	SizeVT() int
-	MarshalToSizedBufferVT([]byte) (int, error)
-}
-
-// marshal appends a message of place.proto, for which no error is possible.
-func marshal(dst []byte, m sized) []byte {
-	size := m.SizeVT()
-	dst = slices.Grow(dst, size)
-	_, _ = m.MarshalToSizedBufferVT(dst[len(dst) : len(dst)+size])
-	return dst[:len(dst)+size]
 }
 
 // putEnds sets the ends of a prompt.

@@ -23,7 +23,7 @@ func appendPlaced(dst []byte, m *fleetpb.Placed, a *coordinator.Ask, p *coordina
 	}
 	if err != nil {
 		putError(m, err)
-		return marshal(dst, m)
+		return fleetpb.AppendFast(dst, m)
 	}
 	m.Result, m.Flow, m.Scored = fleetpb.Placement_PLACED, uint32(p.Flow), p.Facts.Scored
 	own := (*ownNumbers)(nil)
@@ -38,7 +38,7 @@ func appendPlaced(dst []byte, m *fleetpb.Placed, a *coordinator.Ask, p *coordina
 	}
 	m.Notes = append(m.Notes, p.Notes...)
 	m.RowSize, m.Rows = abi.RowSize, abi.AppendRows(m.Rows[:0], p.Facts.Candidates)
-	return marshal(dst, m)
+	return fleetpb.AppendFast(dst, m)
 }
 
 // putError sets one of the errors of Place.
