@@ -77,7 +77,7 @@ processes: # the second tier under the race detector, and the failures with ever
 # the first tier may skip. The detector hides the memory of a compilation (abi/host/meter).
 .PHONY: alone
 alone: # the second tier without the race detector
-	@$(SUITE) -strict -shuffle=on -timeout=10m ./abi/host/meter ./conformance/security ./proxy/socket ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/fleet ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
+	@$(SUITE) -strict -shuffle=on -timeout=10m ./abi/host/meter ./conformance/security ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/fleet ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
 
 .PHONY: modes
 modes: export PDPROXY_MODE = $(MODE)

@@ -17,7 +17,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/inflight"
-	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // Server is the open sockets of a process: public TCP, public QUIC, admin. It is a
@@ -116,13 +115,13 @@ func (s *Server) prepare(public, admin http.Handler) {
 	switch {
 	case s.public == nil:
 	case s.certs == nil:
-		s.tcp = tcpListener{socket.Listener(s.public), s.places, true}
+		s.tcp = tcpListener{s.public, s.places, true}
 		var protocols http.Protocols
 		protocols.SetHTTP1(true)
 		protocols.SetUnencryptedHTTP2(true)
 		s.addServer(public, &protocols)
 	default:
-		s.tls = newTLSListener(tcpListener{socket.Listener(s.public), s.places, false}, s.certs.Config("h2", "http/1.1"), s.stall.head)
+		s.tls = newTLSListener(tcpListener{s.public, s.places, false}, s.certs.Config("h2", "http/1.1"), s.stall.head)
 		var h1, h2 http.Protocols
 		h1.SetHTTP1(true)
 		h2.SetUnencryptedHTTP2(true) // the TLS listener has removed TLS

@@ -17,7 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
-// listener limits the connections, and gives grpc-go connections with cheaper reads and writes.
+// listener limits the connections.
 // grpc-go sets the limit of unacknowledged bytes only on its own kind of connection, so the
 // listener sets the limit.
 type listener struct {
@@ -43,7 +43,7 @@ func (l listener) Accept() (net.Conn, error) {
 				_ = socket.GiveUpAfter(raw, pingTimeout) // an error means that the gateway has left
 			}
 		}
-		g := &conn{Conn: socket.Of(c), place: place, arrivals: l.arrivals}
+		g := &conn{Conn: c, place: place, arrivals: l.arrivals}
 		g.remote = remote{g.Conn.RemoteAddr(), g}
 		l.arrivals.enter(g)
 		return g, nil

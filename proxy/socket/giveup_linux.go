@@ -1,3 +1,4 @@
+// Package socket sets options of TCP sockets that package net does not have.
 package socket
 
 import (

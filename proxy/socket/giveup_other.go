@@ -1,5 +1,6 @@
 //go:build !linux
 
+// Package socket sets options of TCP sockets that package net does not have.
 package socket
 
 import (

@@ -7,8 +7,6 @@ import (
 	"net"
 	"syscall"
 	"time"
-
-	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // conn is one connection to an engine. One call at a time uses it. Only abort may be
@@ -50,7 +48,7 @@ func dial(ctx context.Context, o *Options, cfg *tls.Config) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := newConn(socket.Of(nc))
+	c := newConn(nc)
 	if cfg == nil {
 		return c, nil
 	}
@@ -126,7 +124,7 @@ func (c *conn) send(m *message) (sent bool, err error) {
 	}
 	c.store = append(append(c.store[:0], m.head), m.rest...)
 	c.vec = c.store
-	n, err := socket.WriteTo(c.Conn, &c.vec)
+	n, err := c.vec.WriteTo(c.Conn)
 	clear(c.store)
 	c.vec = nil
 	return n > 0 || c.secure(), err

@@ -5,8 +5,6 @@ package upstream
 import (
 	"io"
 	"syscall"
-
-	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // quiet reports whether the socket has nothing to read: no unrequested data, no end of
@@ -14,7 +12,7 @@ import (
 func quiet(fd uintptr) bool {
 	var b [1]byte
 	for {
-		_, err := socket.PeekNow(fd, b[:])
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK)
 		if err != syscall.EINTR {
 			return err == syscall.EAGAIN
 		}
@@ -27,7 +25,7 @@ const canFollow = true
 // io.EOF.
 func readNow(fd uintptr, p []byte) (n int, again bool, err error) {
 	for {
-		n, err = socket.ReadNow(fd, p)
+		n, err = syscall.Read(int(fd), p)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EAGAIN:

@@ -2,8 +2,8 @@
 // answers the messages of a gateway with one fixed endpoint and does nothing else. Its CPU time
 // is the floor for each picker that speaks ext_proc by these libraries. With the flag -bytes it
 // uses neither go-control-plane nor protobuf, and answers with prepared bytes in the fewest messages
-// that a gateway accepts, so its CPU time is the floor of grpc-go alone. It has the server options,
-// the sockets and the pace of the garbage collection of pdproxy.
+// that a gateway accepts, so its CPU time is the floor of grpc-go alone. It has the server options
+// and the pace of the garbage collection of pdproxy.
 package main
 
 import (
@@ -21,8 +21,6 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
-
-	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 const headerDestination = "x-gateway-destination-endpoint"
@@ -61,7 +59,7 @@ func main() {
 	h := health.NewServer()
 	h.SetServingStatus(extproc.ExternalProcessor_ServiceDesc.ServiceName, grpc_health_v1.HealthCheckResponse_SERVING)
 	grpc_health_v1.RegisterHealthServer(s, h)
-	log.Fatal(s.Serve(socket.Listener(l)))
+	log.Fatal(s.Serve(l))
 }
 
 // decoded answers with the types of go-control-plane.

@@ -21,8 +21,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 const (
@@ -146,8 +144,7 @@ func New(nc net.Conn, h Handler) *Conn {
 		t.under.hold()
 		c.nc, c.socket, c.tls, c.raw = t, t.under.Conn, t, t.under.raw
 	} else {
-		c.nc, c.raw = socket.Of(nc), rawOf(nc)
-		c.socket = c.nc
+		c.nc, c.socket, c.raw = nc, nc, rawOf(nc)
 	}
 	c.try.init()
 	return c

@@ -5,8 +5,6 @@ import (
 	"net"
 	"sync"
 	"syscall"
-
-	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // TLS is a TLS connection of either side. A Conn over a TLS never waits for the socket
@@ -18,14 +16,14 @@ type TLS struct {
 
 // Client returns the client side of TLS over nc. The caller runs the handshake.
 func Client(nc net.Conn, config *tls.Config) *TLS {
-	t := &transport{Conn: socket.Of(nc), raw: rawOf(nc)}
+	t := &transport{Conn: nc, raw: rawOf(nc)}
 	return &TLS{Conn: tls.Client(t, config), under: t}
 }
 
 // Server returns the server side of TLS over nc. begun has the bytes that the caller has
 // already read from nc. The caller runs the handshake.
 func Server(nc net.Conn, begun []byte, config *tls.Config) *TLS {
-	t := &transport{Conn: socket.Of(nc), raw: rawOf(nc), begun: begun}
+	t := &transport{Conn: nc, raw: rawOf(nc), begun: begun}
 	return &TLS{Conn: tls.Server(t, config), under: t}
 }
 

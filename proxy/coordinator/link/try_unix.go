@@ -2,11 +2,7 @@
 
 package link
 
-import (
-	"syscall"
-
-	"github.com/pdproxy/pdproxy/proxy/socket"
-)
+import "syscall"
 
 // canTry reports whether this system can write to a socket without waiting.
 const canTry = true
@@ -21,7 +17,7 @@ type attempt struct {
 func (a *attempt) init() {
 	a.once = func(fd uintptr) bool {
 		for {
-			n, err := socket.WriteNow(fd, a.b)
+			n, err := syscall.Write(int(fd), a.b)
 			if err == syscall.EINTR {
 				continue
 			}
