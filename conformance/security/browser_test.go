@@ -41,7 +41,12 @@ const form = (path, type, body) => () => new Promise(yes => {
   const frame = document.createElement('iframe'); frame.name = 'f' + Math.random(); document.body.append(frame)
   const f = Object.assign(document.createElement('form'), {method: 'POST', action: target + path, enctype: type, target: frame.name})
   const i = Object.assign(document.createElement('input'), {name: body, value: ''}); f.append(i); document.body.append(f)
-  frame.onload = () => { try { yes(frame.contentDocument.body.innerText) } catch (e) { yes('') } }
+  frame.onload = () => { // about:blank, too, has an end
+    try {
+      const [navigation] = frame.contentWindow.performance.getEntriesByType('navigation')
+      if (navigation.responseStatus) yes(navigation.responseStatus < 400 && frame.contentDocument.body.innerText)
+    } catch (e) {}
+  }
   f.submit(); setTimeout(() => yes(''), 1500)
 })
 const socket = () => new Promise((yes, no) => { const s = new WebSocket(target.replace('http', 'ws') + '/v1/exchanges'); s.onopen = () => yes('open'); s.onerror = no })
