@@ -518,48 +518,46 @@ func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 // drops the answer that names them if the connection has closed, even on one
 // side only. So the proxy keeps reading for a while.
 func TestClientLeavesAShortPrefill(t *testing.T) {
-	for _, client := range []string{"own", "nethttp"} {
-		for _, begun := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, answer begun %t", client, begun), func(t *testing.T) {
-				left := make(chan struct{})
-				hungUp := make(chan bool, 1)
-				p := &scripted{name: "p0", role: "prefill", serve: func(w http.ResponseWriter, leg scriptedLeg) {
-					if begun {
-						io.WriteString(w, pinnedAnswer[:20])
-						w.(http.Flusher).Flush()
-					}
-					<-left
-					select {
-					case <-leg.Context().Done():
-					case <-time.After(400 * time.Millisecond): // the proxy would close the connection here
-					}
-					hungUp <- leg.Context().Err() != nil
-					if begun {
-						io.WriteString(w, pinnedAnswer[20:])
-					} else {
-						io.WriteString(w, pinnedAnswer)
-					}
-				}}
-				d := &scripted{name: "d0", role: "decode", serve: streams(event("x"), "data: [DONE]\n\n")}
-				f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Transport.Client = client }, p, d)
-				ctx, leave := context.WithCancel(context.Background())
-				gone := make(chan answer, 1)
-				go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
-				f.eventually("prefill has received the leg", func() bool { return len(p.seen(nil)) == 1 })
-				time.Sleep(100 * time.Millisecond) // so that the proxy knows that it has sent the leg
-				leave()
-				<-gone
-				time.Sleep(100 * time.Millisecond)
-				close(left)
-				if <-hungUp {
-					t.Error("the proxy closed the connection before the answer")
+	for _, begun := range []bool{false, true} {
+		t.Run(fmt.Sprintf("answer begun %t", begun), func(t *testing.T) {
+			left := make(chan struct{})
+			hungUp := make(chan bool, 1)
+			p := &scripted{name: "p0", role: "prefill", serve: func(w http.ResponseWriter, leg scriptedLeg) {
+				if begun {
+					io.WriteString(w, pinnedAnswer[:20])
+					w.(http.Flusher).Flush()
 				}
-				f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
-				if n := len(d.seen(nil)); n != 1 {
-					t.Errorf("decode got %d legs", n)
+				<-left
+				select {
+				case <-leg.Context().Done():
+				case <-time.After(400 * time.Millisecond): // the proxy would close the connection here
 				}
-			})
-		}
+				hungUp <- leg.Context().Err() != nil
+				if begun {
+					io.WriteString(w, pinnedAnswer[20:])
+				} else {
+					io.WriteString(w, pinnedAnswer)
+				}
+			}}
+			d := &scripted{name: "d0", role: "decode", serve: streams(event("x"), "data: [DONE]\n\n")}
+			f := startScripted(t, "vllm-nixl", nil, p, d)
+			ctx, leave := context.WithCancel(context.Background())
+			gone := make(chan answer, 1)
+			go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
+			f.eventually("prefill has received the leg", func() bool { return len(p.seen(nil)) == 1 })
+			time.Sleep(100 * time.Millisecond) // so that the proxy knows that it has sent the leg
+			leave()
+			<-gone
+			time.Sleep(100 * time.Millisecond)
+			close(left)
+			if <-hungUp {
+				t.Error("the proxy closed the connection before the answer")
+			}
+			f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
+			if n := len(d.seen(nil)); n != 1 {
+				t.Errorf("decode got %d legs", n)
+			}
+		})
 	}
 }
 
@@ -856,27 +854,23 @@ func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
 
 // Engines behind TLS and a path prefix get their legs and clean-ups there.
 func TestEnginesBehindTLSAndAPath(t *testing.T) {
-	for _, client := range []string{"own", "nethttp"} {
-		t.Run(client, func(t *testing.T) {
-			p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer), tls: true, prefix: "/pre/fill"}
-			d := &scripted{name: "d0", role: "decode", tls: true, prefix: "/d"}
-			d.serve = func(w http.ResponseWriter, leg scriptedLeg) {
-				if strings.Contains(leg.body, "refuse") {
-					says(400, `{"no":true}`)(w, leg)
-					return
-				}
-				streams(event("x"), "data: [DONE]\n\n")(w, leg)
-			}
-			f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Transport.Client = client }, p, d)
-			if a := f.try(completionPath, plainCompletion(true)); a.text != "x" || !a.done {
-				t.Errorf("got status %d: %s", a.status, a.body)
-			}
-			if a := f.try(completionPath, strings.Replace(plainCompletion(true), `"hi"`, `"refuse"`, 1)); a.status != 400 {
-				t.Errorf("got status %d: %s", a.status, a.body)
-			}
-			f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
-		})
+	p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer), tls: true, prefix: "/pre/fill"}
+	d := &scripted{name: "d0", role: "decode", tls: true, prefix: "/d"}
+	d.serve = func(w http.ResponseWriter, leg scriptedLeg) {
+		if strings.Contains(leg.body, "refuse") {
+			says(400, `{"no":true}`)(w, leg)
+			return
+		}
+		streams(event("x"), "data: [DONE]\n\n")(w, leg)
 	}
+	f := startScripted(t, "vllm-nixl", nil, p, d)
+	if a := f.try(completionPath, plainCompletion(true)); a.text != "x" || !a.done {
+		t.Errorf("got status %d: %s", a.status, a.body)
+	}
+	if a := f.try(completionPath, strings.Replace(plainCompletion(true), `"hi"`, `"refuse"`, 1)); a.status != 400 {
+		t.Errorf("got status %d: %s", a.status, a.body)
+	}
+	f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
 }
 
 // A connection without a request does not make a drain unclean.

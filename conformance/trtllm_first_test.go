@@ -14,79 +14,76 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
-// TestGenerationIsSentFirst: decode's leg is sent before prefill's, with each
-// upstream client. Each engine answers only when the other has its leg, so a
+// TestGenerationIsSentFirst: decode's leg is sent before prefill's. Each engine answers only when the other has its leg, so a
 // proxy that waited for either would wait forever.
 func TestGenerationIsSentFirst(t *testing.T) {
-	for _, client := range []string{"own", "nethttp"} {
-		for _, stream := range []bool{false, true} {
-			t.Run(fmt.Sprint(client, " stream ", stream), func(t *testing.T) {
-				asked, served := make(chan struct{}), make(chan struct{})
-				params := func(l scriptedLeg) (p struct {
-					Kind     string `json:"request_type"`
-					Disagg   uint64 `json:"disagg_request_id"`
-					Ctx      uint64 `json:"ctx_request_id"`
-					Style    int    `json:"schedule_style"`
-					Endpoint string `json:"ctx_info_endpoint"`
-				}) {
-					var body struct {
-						P json.RawMessage `json:"disaggregated_params"`
-					}
-					if json.Unmarshal([]byte(l.body), &body) != nil || json.Unmarshal(body.P, &p) != nil {
-						t.Errorf("the leg's body is %s", l.body)
-					}
-					return p
+	for _, stream := range []bool{false, true} {
+		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
+			asked, served := make(chan struct{}), make(chan struct{})
+			params := func(l scriptedLeg) (p struct {
+				Kind     string `json:"request_type"`
+				Disagg   uint64 `json:"disagg_request_id"`
+				Ctx      uint64 `json:"ctx_request_id"`
+				Style    int    `json:"schedule_style"`
+				Endpoint string `json:"ctx_info_endpoint"`
+			}) {
+				var body struct {
+					P json.RawMessage `json:"disaggregated_params"`
 				}
-				prefill := &scripted{name: "p0", role: "prefill", info: `{"disaggregated_params":{"ctx_dp_rank":null,"ctx_info_endpoint":["tcp://10.0.0.5:4711"]},"tokens_per_block":32}`,
-					spec: func(e *config.Engine) { e.KVHosts = "10.0.0.5" },
-					serve: func(w http.ResponseWriter, l scriptedLeg) {
-						select {
-						case <-asked:
-						case <-l.Context().Done():
-							return
-						}
-						p := params(l)
-						if p.Kind != "context_only" || p.Style != 1 || p.Endpoint != "" {
-							t.Errorf("prefill got %+v", p)
-						}
-						fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":%d,"disagg_request_id":%[1]d}}]}`, p.Disagg)
-						close(served)
-					}}
-				decode := &scripted{name: "d0", role: "decode", serve: func(w http.ResponseWriter, l scriptedLeg) {
-					close(asked)
-					p := params(l)
-					if p.Kind != "generation_only" || p.Style != 1 || p.Endpoint != "tcp://10.0.0.5:4711" || p.Disagg == 0 || p.Ctx != p.Disagg {
-						t.Errorf("decode got %+v", p)
-					}
+				if json.Unmarshal([]byte(l.body), &body) != nil || json.Unmarshal(body.P, &p) != nil {
+					t.Errorf("the leg's body is %s", l.body)
+				}
+				return p
+			}
+			prefill := &scripted{name: "p0", role: "prefill", info: `{"disaggregated_params":{"ctx_dp_rank":null,"ctx_info_endpoint":["tcp://10.0.0.5:4711"]},"tokens_per_block":32}`,
+				spec: func(e *config.Engine) { e.KVHosts = "10.0.0.5" },
+				serve: func(w http.ResponseWriter, l scriptedLeg) {
 					select {
-					case <-served:
+					case <-asked:
 					case <-l.Context().Done():
 						return
 					}
-					if !stream {
-						io.WriteString(w, `{"choices":[{"message":{"content":"whole"}}]}`)
-						return
+					p := params(l)
+					if p.Kind != "context_only" || p.Style != 1 || p.Endpoint != "" {
+						t.Errorf("prefill got %+v", p)
 					}
-					w.Header().Set("Content-Type", "text/event-stream")
-					io.WriteString(w, "data: {\"choices\":[{\"delta\":{\"content\":\"whole\"}}]}\n\ndata: [DONE]\n\n")
+					fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":%d,"disagg_request_id":%[1]d}}]}`, p.Disagg)
+					close(served)
 				}}
-				f := startScripted(t, enginesim.ConnectorTRTLLM, func(c *config.Config) {
-					c.Retry.ScheduleStyle, c.Transport.Client = "generation_first", client
-				}, prefill, decode)
-				a := f.post(context.Background(), f.url, chatPath, chat(strings.Repeat("long ", 5000), 5, stream), "X-Request-Id", "first")
-				if a.status != 200 || a.text != "whole" || a.header.Get("X-Pdproxy-Flow") != "decode_first" {
-					t.Fatalf("got status %d, flow %q: %s", a.status, a.header.Get("X-Pdproxy-Flow"), a.body)
+			decode := &scripted{name: "d0", role: "decode", serve: func(w http.ResponseWriter, l scriptedLeg) {
+				close(asked)
+				p := params(l)
+				if p.Kind != "generation_only" || p.Style != 1 || p.Endpoint != "tcp://10.0.0.5:4711" || p.Disagg == 0 || p.Ctx != p.Disagg {
+					t.Errorf("decode got %+v", p)
 				}
-				var e journal.Explanation
-				f.eventually("the request is explained", func() bool {
-					f.admin("/v1/explain/first", &e)
-					return e.RequestID != ""
-				})
-				if len(e.Legs) != 2 || e.Legs[0].Phase != "decode" || e.Legs[1].Phase != "prefill" {
-					t.Errorf("the legs in the order of their start: %+v", e.Legs)
+				select {
+				case <-served:
+				case <-l.Context().Done():
+					return
 				}
+				if !stream {
+					io.WriteString(w, `{"choices":[{"message":{"content":"whole"}}]}`)
+					return
+				}
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, "data: {\"choices\":[{\"delta\":{\"content\":\"whole\"}}]}\n\ndata: [DONE]\n\n")
+			}}
+			f := startScripted(t, enginesim.ConnectorTRTLLM, func(c *config.Config) {
+				c.Retry.ScheduleStyle = "generation_first"
+			}, prefill, decode)
+			a := f.post(context.Background(), f.url, chatPath, chat(strings.Repeat("long ", 5000), 5, stream), "X-Request-Id", "first")
+			if a.status != 200 || a.text != "whole" || a.header.Get("X-Pdproxy-Flow") != "decode_first" {
+				t.Fatalf("got status %d, flow %q: %s", a.status, a.header.Get("X-Pdproxy-Flow"), a.body)
+			}
+			var e journal.Explanation
+			f.eventually("the request is explained", func() bool {
+				f.admin("/v1/explain/first", &e)
+				return e.RequestID != ""
 			})
-		}
+			if len(e.Legs) != 2 || e.Legs[0].Phase != "decode" || e.Legs[1].Phase != "prefill" {
+				t.Errorf("the legs in the order of their start: %+v", e.Legs)
+			}
+		})
 	}
 }
 

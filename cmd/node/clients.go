@@ -31,9 +31,6 @@ func newClient(cfg *config.Config, spec config.Engine) (upstream.Client, error) 
 	if spec.Connector == config.ConnectorTRTLLM && cfg.TRTLLM.PerfMetrics {
 		opts.MaxHeadBytes = 64<<10 + connector.MaxTiming
 	}
-	if cfg.Transport.Client == "nethttp" {
-		return upstream.NewNetHTTP(opts), nil
-	}
 	return upstream.New(opts), nil
 }
 

@@ -54,13 +54,6 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w wai
 			l.fields = append(l.fields, upstream.Field{Name: connector.HeaderMsgpack, Value: "1"})
 		}
 	}
-	if env.Config.Transport.Client == "nethttp" { // the net/http client copies the body
-		n := int64(len(l.body[0]))
-		if err := env.Client.TakeMemory(n); err != nil {
-			return nil, l.notSent(err)
-		}
-		defer env.Client.ReleaseMemory(n)
-	}
 	q := &l.request // no assignment of a whole Request: it would need a copy on the stack of each open stream
 	q.Method, q.Path, q.Header, q.Body = "POST", t.Prefix+shaped.Path, l.fields, l.body[:]
 	q.SendBy, q.HeadTimeout, q.IdleTimeout, q.Linger, q.KeepLate = w.sendBy, w.head, w.idle, w.linger, w.keepLate

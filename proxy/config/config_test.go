@@ -64,7 +64,7 @@ func TestDefaults(t *testing.T) {
 		{"discovery.trtllm.refresh_interval", c.Discovery.TRTLLM.RefreshInterval.String(), "10s"},
 		{"fleet", c.Fleet, Fleet{Patience: Duration(50 * time.Millisecond), Name: "pdproxy", Etcd: FleetEtcd{Lease: seconds(5)}}},
 		{"sidecar", c.Sidecar, Sidecar{Role: "decode", Connector: "vllm-nixl", Header: "x-prefiller-host-port", EncoderHeader: "x-encoder-hosts-ports", PickerTimeout: Duration(200 * time.Millisecond)}},
-		{"transport", c.Transport, Transport{Client: "own", MaxIdle: 256, IdleTimeout: seconds(4)}},
+		{"transport", c.Transport, Transport{MaxIdle: 256, IdleTimeout: seconds(4)}},
 		{"plugin.memory", DefaultPlugin().Memory.String(), "64MiB"},
 		{"plugin.crash_budget", DefaultPlugin().CrashBudget, 20},
 		{"engine.ranks", DefaultEngine().Ranks, 1},

@@ -306,9 +306,6 @@ type Circuit struct {
 
 // Transport configures the HTTP calls to engines.
 type Transport struct {
-	// Client is the HTTP client: "own" (HTTP/1.1, the fast one) or "nethttp"
-	// (net/http's, also h2 over TLS). Default "own".
-	Client string `toml:"client"`
 	// MaxIdle is how many idle connections are kept to one instance. Default
 	// 256; 0 keeps none.
 	MaxIdle int `toml:"max_idle"`
@@ -332,7 +329,7 @@ func defaultRetry() Retry {
 func defaultCircuit() Circuit { return Circuit{Failures: 5, OpenFor: seconds(10)} }
 
 func defaultTransport() Transport {
-	return Transport{Client: "own", MaxIdle: 256, IdleTimeout: seconds(4)}
+	return Transport{MaxIdle: 256, IdleTimeout: seconds(4)}
 }
 
 // Address returns the host:port of URL, with the scheme's port if URL has none; "" for

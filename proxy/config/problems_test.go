@@ -216,8 +216,8 @@ var problemCases = []struct {
 	{"budget that is no number", "[retry]\nbudget=nan\n", []want{{"retry.budget", 2, "from 0 to 1, found NaN"}}},
 	{"circuit", "[circuit]\nfailures=0\nopen_for='0s'\n", []want{{"circuit.failures", 2, "at least 1"}, {"circuit.open_for", 3, "more than 0"}}},
 	{"pairs", "[pairs]\nwarm_up_interval='0s'\n", []want{{"pairs.warm_up_interval", 2, "more than 0"}}},
-	{"transport", "[transport]\nclient='curl'\nmax_idle=-1\nidle_timeout='0s'\n",
-		[]want{{"transport.client", 2, `found "curl"`}, {"transport.max_idle", 3, "at least 0"}, {"transport.idle_timeout", 4, "more than 0"}}},
+	{"transport", "[transport]\nmax_idle=-1\nidle_timeout='0s'\n",
+		[]want{{"transport.max_idle", 2, "at least 0"}, {"transport.idle_timeout", 3, "more than 0"}}},
 
 	// [[plugin]] and [[upstream]].
 	{"empty plugin", "[[plugin]]\n", []want{{"plugin[0].name", 1, "required"}, {"plugin[0].path", 1, "required"}}},

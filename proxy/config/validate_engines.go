@@ -182,7 +182,6 @@ func (k *checker) engineCare() {
 	k.sameLabels()
 
 	t := k.config.Transport
-	k.oneOf("transport.client", t.Client, "own", "nethttp")
 	k.atLeast("transport.max_idle", t.MaxIdle, 0)
 	k.positive("transport.idle_timeout", int64(t.IdleTimeout))
 }

@@ -21,7 +21,6 @@ var answers = []struct {
 	op     string // Op of the error
 	err    error  // cause of the failure, nil: any
 	reused bool   // the next call uses the connection
-	laxStd bool   // net/http accepts it or reads it differently
 }{
 	{name: "length", wire: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nx-a: b\r\n\r\nhello", status: 200, body: "hello", length: 5, header: "b", reused: true},
 	{name: "length zero", wire: "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", status: 200, length: 0, reused: true},
@@ -56,9 +55,9 @@ var answers = []struct {
 	{name: "HEAD", method: "HEAD", wire: "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", status: 200, length: 99, reused: true},
 	{name: "HEAD chunked", method: "HEAD", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", status: 200, length: -1, reused: true},
 
-	{name: "bytes behind the length", wire: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhelloHTTP/1.1 200 OK\r\n", extra: 17, status: 200, body: "hello", length: 5, laxStd: true},
-	{name: "bytes behind the last chunk", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n", extra: 17, status: 200, body: "x", length: -1, laxStd: true},
-	{name: "bytes behind 204", wire: "HTTP/1.1 204 No Content\r\n\r\nx", extra: 1, status: 204, length: 0, laxStd: true},
+	{name: "bytes behind the length", wire: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhelloHTTP/1.1 200 OK\r\n", extra: 17, status: 200, body: "hello", length: 5},
+	{name: "bytes behind the last chunk", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n", extra: 17, status: 200, body: "x", length: -1},
+	{name: "bytes behind 204", wire: "HTTP/1.1 204 No Content\r\n\r\nx", extra: 1, status: 204, length: 0},
 
 	{name: "lost in the length", wire: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel", closes: true, status: 200, body: "hel", length: 5, op: OpBody, err: io.ErrUnexpectedEOF},
 	{name: "lost in a chunk", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel", closes: true, status: 200, body: "hel", length: -1, op: OpBody, err: io.ErrUnexpectedEOF},
@@ -66,76 +65,70 @@ var answers = []struct {
 	{name: "lost before the last line", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", closes: true, status: 200, body: "x", length: -1, op: OpBody, err: io.ErrUnexpectedEOF},
 	{name: "lost in the head", wire: "HTTP/1.1 200 OK\r\nContent-Le", closes: true, op: OpHead},
 	{name: "lost behind 100", wire: "HTTP/1.1 100 Continue\r\n\r\n", closes: true, op: OpHead},
-	{name: "no answer", wire: "", closes: true, op: OpHead, err: io.EOF, laxStd: true},
+	{name: "no answer", wire: "", closes: true, op: OpHead, err: io.EOF},
 
-	{name: "length and chunked", wire: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", op: OpHead, err: errTwoFramings, laxStd: true},
-	{name: "chunked and length", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", op: OpHead, err: errTwoFramings, laxStd: true},
+	{name: "length and chunked", wire: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", op: OpHead, err: errTwoFramings},
+	{name: "chunked and length", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", op: OpHead, err: errTwoFramings},
 	{name: "lengths differ", wire: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", op: OpHead},
 	{name: "length list", wire: "HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\nhello", op: OpHead},
 	{name: "length negative", wire: "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", op: OpHead},
 	{name: "length signed", wire: "HTTP/1.1 200 OK\r\nContent-Length: +1\r\n\r\nx", op: OpHead},
-	{name: "length empty", wire: "HTTP/1.1 200 OK\r\nContent-Length:\r\n\r\n", op: OpHead, err: errLength, laxStd: true},
+	{name: "length empty", wire: "HTTP/1.1 200 OK\r\nContent-Length:\r\n\r\n", op: OpHead, err: errLength},
 	{name: "length overflows", wire: "HTTP/1.1 200 OK\r\nContent-Length: 9223372036854775808\r\n\r\n", op: OpHead},
 	{name: "length overflows far", wire: "HTTP/1.1 200 OK\r\nContent-Length: 100000000000000000000000005\r\n\r\nhello", op: OpHead},
 	{name: "coding unknown", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", op: OpHead},
 	{name: "coding twice", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", op: OpHead},
 	{name: "coding list", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", op: OpHead},
-	{name: "chunked in 1.0", wire: "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", op: OpHead, laxStd: true},
-	{name: "folded line", wire: "HTTP/1.1 200 OK\r\nX-A: b\r\n c\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errFolded, laxStd: true},
+	{name: "chunked in 1.0", wire: "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", op: OpHead},
+	{name: "folded line", wire: "HTTP/1.1 200 OK\r\nX-A: b\r\n c\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errFolded},
 	{name: "no colon", wire: "HTTP/1.1 200 OK\r\nX-A\r\nContent-Length: 1\r\n\r\nx", op: OpHead},
 	{name: "no name", wire: "HTTP/1.1 200 OK\r\n: b\r\nContent-Length: 1\r\n\r\nx", op: OpHead},
-	{name: "space before colon", wire: "HTTP/1.1 200 OK\r\nContent-Length : 1\r\n\r\nx", op: OpHead, err: errFieldLine, laxStd: true},
-	{name: "NUL in a value", wire: "HTTP/1.1 200 OK\r\nX-A: b\x00c\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errFieldLine, laxStd: true},
-	{name: "CR in a value", wire: "HTTP/1.1 200 OK\r\nX-A: b\rc\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errFieldLine, laxStd: true},
+	{name: "space before colon", wire: "HTTP/1.1 200 OK\r\nContent-Length : 1\r\n\r\nx", op: OpHead, err: errFieldLine},
+	{name: "NUL in a value", wire: "HTTP/1.1 200 OK\r\nX-A: b\x00c\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errFieldLine},
+	{name: "CR in a value", wire: "HTTP/1.1 200 OK\r\nX-A: b\rc\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errFieldLine},
 	{name: "not HTTP", wire: "SSH-2.0-OpenSSH_9.2\r\n\r\n", op: OpHead},
-	{name: "version 2", wire: "HTTP/2.0 200 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errStatusLine, laxStd: true},
+	{name: "version 2", wire: "HTTP/2.0 200 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errStatusLine},
 	{name: "status not a number", wire: "HTTP/1.1 2O0 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead},
 	{name: "status of two digits", wire: "HTTP/1.1 20 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead},
 	{name: "status of four digits", wire: "HTTP/1.1 2000 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead},
-	{name: "status below 100", wire: "HTTP/1.1 099 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errStatusLine, laxStd: true},
+	{name: "status below 100", wire: "HTTP/1.1 099 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errStatusLine},
 	{name: "empty line first", wire: "\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead},
 
 	{name: "chunk size empty", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
 	{name: "chunk size no hex", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nxyz\r\n\r\n", status: 200, body: "hello", length: -1, op: OpBody},
 	{name: "chunk size negative", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
 	{name: "chunk size 0x", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
-	{name: "chunk size overflows", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8000000000000000\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody, err: errChunkSize, laxStd: true},
+	{name: "chunk size overflows", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8000000000000000\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody, err: errChunkSize},
 	{name: "chunk size of 17 digits", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n00000000000000005\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
 	{name: "chunk line ends with LF", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
 	{name: "LF in an extension", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;a\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
-	{name: "chunk longer than said", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello world\r\n0\r\n\r\n", status: 200, body: "hello", length: -1, op: OpBody, laxStd: true},
+	{name: "chunk longer than said", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello world\r\n0\r\n\r\n", status: 200, body: "hello", length: -1, op: OpBody},
 	{name: "chunk line ends with CR", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\rhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
 	{name: "chunk size of two words", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5 5\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
-	{name: "chunk ends with CR", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r0\r\n\r\n", status: 200, body: "hello", length: -1, op: OpBody, err: errChunkEnd, laxStd: true},
-	{name: "trailer line ends with LF", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: b\n\r\n", status: 200, length: -1, op: OpBody, err: errTrailer, laxStd: true},
-	{name: "trailer too large", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: " + strings.Repeat("x", maxTrailer) + "\r\n\r\n", status: 200, length: -1, op: OpBody, err: errTrailerBytes, laxStd: true},
-	{name: "extension too long", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;" + strings.Repeat("x", maxChunkLine) + "\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody, err: errChunkLine, laxStd: true},
+	{name: "chunk ends with CR", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r0\r\n\r\n", status: 200, body: "hello", length: -1, op: OpBody, err: errChunkEnd},
+	{name: "trailer line ends with LF", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: b\n\r\n", status: 200, length: -1, op: OpBody, err: errTrailer},
+	{name: "trailer too large", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: " + strings.Repeat("x", maxTrailer) + "\r\n\r\n", status: 200, length: -1, op: OpBody, err: errTrailerBytes},
+	{name: "extension too long", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;" + strings.Repeat("x", maxChunkLine) + "\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody, err: errChunkLine},
 }
 
 // TestAnswers sends every answer in two parts, cut at every position.
 func TestAnswers(t *testing.T) {
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		own := t.Name() == "TestAnswers/own"
-		for i := range answers {
-			tt := &answers[i]
-			if tt.laxStd && !own {
-				continue
+	for i := range answers {
+		tt := &answers[i]
+		t.Run(tt.name, func(t *testing.T) {
+			step := 1 + len(tt.wire)/256
+			last := len(tt.wire)
+			if tt.extra > 0 {
+				last -= tt.extra + 1 // part of the extra bytes must come with the answer
 			}
-			t.Run(tt.name, func(t *testing.T) {
-				step := 1 + len(tt.wire)/256
-				last := len(tt.wire)
-				if tt.extra > 0 {
-					last -= tt.extra + 1 // part of the extra bytes must come with the answer
-				}
-				for cut := 0; cut <= last; cut += step {
-					testAnswer(t, newClient, i, cut, own)
-				}
-			})
-		}
-	})
+			for cut := 0; cut <= last; cut += step {
+				testAnswer(t, i, cut)
+			}
+		})
+	}
 }
 
-func testAnswer(t *testing.T, newClient func(Options) Client, row, cut int, own bool) {
+func testAnswer(t *testing.T, row, cut int) {
 	tt := &answers[row]
 	e := newEngine(t, func(c *duplex, nth int) {
 		if c.next() == nil {
@@ -153,7 +146,7 @@ func testAnswer(t *testing.T, newClient func(Options) Client, row, cut int, own 
 		}
 		answering(c, nth)
 	})
-	cl := newClient(e.options())
+	cl := New(e.options())
 	defer e.stop()
 	defer cl.CloseIdle()
 	req := post("{}")
@@ -190,7 +183,7 @@ func testAnswer(t *testing.T, newClient func(Options) Client, row, cut int, own 
 		}
 		resp.Close()
 	}
-	if !tt.closes && own && cl.Stats().Open != cl.Stats().Idle {
+	if !tt.closes && cl.Stats().Open != cl.Stats().Idle {
 		t.Fatalf("cut %d: %+v: connection neither closed nor idle", cut, cl.Stats())
 	}
 	if _, body := ask(t, cl, post("again")); body != "ok" {
@@ -200,9 +193,7 @@ func testAnswer(t *testing.T, newClient func(Options) Client, row, cut int, own 
 	if tt.reused {
 		want = 1
 	}
-	// net/http closes a connection if the goroutine that wrote the request has not reported its
-	// end within 50 ms (maxWriteWaitBeforeConnReuse), as on a busy machine.
-	if got := e.dials(); got != want && (own || got != 2) {
+	if got := e.dials(); got != want {
 		t.Fatalf("cut %d: %d connections, want %d", cut, got, want)
 	}
 }
@@ -219,73 +210,67 @@ func checkFault(t *testing.T, op string, cause, err error) {
 }
 
 func TestHeadTooLarge(t *testing.T) {
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		for _, size := range []int{100, 5000, 20000} {
-			e := newEngine(t, func(c *duplex, _ int) {
-				for c.next() != nil {
-					c.say("HTTP/1.1 200 OK\r\nX-A: " + strings.Repeat("x", size) + "\r\nContent-Length: 0\r\n\r\n")
-				}
-			})
-			o := e.options()
-			o.MaxHeadBytes = 10000
-			cl := newClient(o)
-			defer cl.CloseIdle()
-			resp, err := cl.Do(t.Context(), get())
-			if size > o.MaxHeadBytes {
-				fault(t, err, OpHead)
-				continue
+	for _, size := range []int{100, 5000, 20000} {
+		e := newEngine(t, func(c *duplex, _ int) {
+			for c.next() != nil {
+				c.say("HTTP/1.1 200 OK\r\nX-A: " + strings.Repeat("x", size) + "\r\nContent-Length: 0\r\n\r\n")
 			}
-			if err != nil {
-				t.Fatalf("head of %d: %v", size, err)
-			}
-			if got := len(resp.Get("x-a")); got != size {
-				t.Errorf("value of %d bytes, want %d", got, size)
-			}
-			resp.Close()
+		})
+		o := e.options()
+		o.MaxHeadBytes = 10000
+		cl := New(o)
+		defer cl.CloseIdle()
+		resp, err := cl.Do(t.Context(), get())
+		if size > o.MaxHeadBytes {
+			fault(t, err, OpHead)
+			continue
 		}
-	})
+		if err != nil {
+			t.Fatalf("head of %d: %v", size, err)
+		}
+		if got := len(resp.Get("x-a")); got != size {
+			t.Errorf("value of %d bytes, want %d", got, size)
+		}
+		resp.Close()
+	}
 }
 
 func TestEndlessHeads(t *testing.T) {
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		e := newEngine(t, func(c *duplex, _ int) {
-			for c.next(); ; {
-				if _, err := io.WriteString(c, "HTTP/1.1 103 Early Hints\r\n\r\n"); err != nil {
-					return
-				}
+	e := newEngine(t, func(c *duplex, _ int) {
+		for c.next(); ; {
+			if _, err := io.WriteString(c, "HTTP/1.1 103 Early Hints\r\n\r\n"); err != nil {
+				return
 			}
-		})
-		_, err := newClient(e.options()).Do(t.Context(), get())
-		fault(t, err, OpHead)
+		}
 	})
+	_, err := New(e.options()).Do(t.Context(), get())
+	fault(t, err, OpHead)
 }
 
 // A Read must return all events that have arrived, in however many chunks.
 func TestReadTakesAllThatArrived(t *testing.T) {
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		e := newEngine(t, func(c *duplex, _ int) {
-			c.next()
-			c.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n2\r\ncd\r\n")
-			c.say("2\r\nef\r\n3\r\nghi\r\n2\r\njk\r\n")
-			c.say("0\r\n\r\n")
-			c.next()
-		})
-		cl := newClient(e.options())
-		defer cl.CloseIdle()
-		resp, err := cl.Do(t.Context(), get())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Close()
-		p := make([]byte, 100)
-		for _, want := range []string{"abcd", "efghijk"} {
-			n, err := resp.Read(p)
-			if string(p[:n]) != want || err != nil {
-				t.Errorf("Read = %q, %v, want %q", p[:n], err, want)
-			}
-		}
-		if n, err := resp.Read(p); n != 0 || err != io.EOF {
-			t.Errorf("Read = %d, %v, want EOF", n, err)
-		}
+	e := newEngine(t, func(c *duplex, _ int) {
+		c.next()
+		c.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n2\r\ncd\r\n")
+		c.say("2\r\nef\r\n3\r\nghi\r\n2\r\njk\r\n")
+		c.say("0\r\n\r\n")
+		c.next()
 	})
+	cl := New(e.options())
+	defer cl.CloseIdle()
+	resp, err := cl.Do(t.Context(), get())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Close()
+	p := make([]byte, 100)
+	for _, want := range []string{"abcd", "efghijk"} {
+		n, err := resp.Read(p)
+		if string(p[:n]) != want || err != nil {
+			t.Errorf("Read = %q, %v, want %q", p[:n], err, want)
+		}
+	}
+	if n, err := resp.Read(p); n != 0 || err != io.EOF {
+		t.Errorf("Read = %d, %v, want EOF", n, err)
+	}
 }

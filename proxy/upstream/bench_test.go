@@ -62,40 +62,38 @@ func BenchmarkRequest(b *testing.B) {
 	answer := []byte("HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 04:00:00 GMT\r\nserver: uvicorn\r\ncontent-length: 1024\r\ncontent-type: application/json\r\n\r\n")
 	answer = append(answer, bytes.Repeat([]byte("x"), 1024)...)
 	for _, size := range []int{2 << 10, 7 << 10, 15 << 10, 32 << 10, 256 << 10} {
-		for _, k := range kinds {
-			b.Run(fmt.Sprintf("body=%dK/%s", size>>10, k.name), func(b *testing.B) {
-				o := listen(b, func(c *net.TCPConn, br *bufio.Reader, _ int) {
-					slurp(br, size, func() error {
-						_, err := c.Write(answer)
-						return err
-					})
+		b.Run(fmt.Sprintf("body=%dK", size>>10), func(b *testing.B) {
+			o := listen(b, func(c *net.TCPConn, br *bufio.Reader, _ int) {
+				slurp(br, size, func() error {
+					_, err := c.Write(answer)
+					return err
 				})
-				cl := k.new(o)
-				defer cl.CloseIdle()
-				req := &Request{
-					Method: "POST", Path: "/v1/chat/completions", Header: agentFields,
-					Body:        [][]byte{bytes.Repeat([]byte("x"), size)},
-					HeadTimeout: time.Minute, IdleTimeout: time.Minute,
-				}
-				p := make([]byte, 4096)
-				b.ReportAllocs()
-				start := cpu()
-				for b.Loop() {
-					resp, err := cl.Do(b.Context(), req)
-					if err != nil {
-						b.Fatal(err)
-					}
-					for err == nil {
-						_, err = resp.Read(p)
-					}
-					if err != io.EOF {
-						b.Fatal(err)
-					}
-					resp.Close()
-				}
-				reportCPU(b, start)
 			})
-		}
+			cl := New(o)
+			defer cl.CloseIdle()
+			req := &Request{
+				Method: "POST", Path: "/v1/chat/completions", Header: agentFields,
+				Body:        [][]byte{bytes.Repeat([]byte("x"), size)},
+				HeadTimeout: time.Minute, IdleTimeout: time.Minute,
+			}
+			p := make([]byte, 4096)
+			b.ReportAllocs()
+			start := cpu()
+			for b.Loop() {
+				resp, err := cl.Do(b.Context(), req)
+				if err != nil {
+					b.Fatal(err)
+				}
+				for err == nil {
+					_, err = resp.Read(p)
+				}
+				if err != io.EOF {
+					b.Fatal(err)
+				}
+				resp.Close()
+			}
+			reportCPU(b, start)
+		})
 	}
 }
 
@@ -104,82 +102,74 @@ func BenchmarkRequest(b *testing.B) {
 func BenchmarkEvents(b *testing.B) {
 	event := []byte("c8\r\n" + string(bytes.Repeat([]byte("x"), 200)) + "\r\n")
 	const streams = 100
-	for _, k := range kinds {
-		b.Run(k.name, func(b *testing.B) {
-			conns := make(chan net.Conn, streams)
-			o := listen(b, func(c *net.TCPConn, br *bufio.Reader, _ int) {
-				slurp(br, 0, func() error {
-					_, err := io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-					conns <- c
-					return err
-				})
-			})
-			cl := k.new(o)
-			var read sync.WaitGroup // events of one round
-			var readers sync.WaitGroup
-			var engines []net.Conn
-			for range streams {
-				resp, err := cl.Do(b.Context(), &Request{Path: "/", IdleTimeout: time.Minute})
-				if err != nil {
-					b.Fatal(err)
-				}
-				engines = append(engines, <-conns)
-				readers.Go(func() {
-					defer resp.Close()
-					p := make([]byte, 4096)
-					for n, err := resp.Read(p); err == nil; n, err = resp.Read(p) {
-						read.Add(-n / 200)
-					}
-				})
+	conns := make(chan net.Conn, streams)
+	o := listen(b, func(c *net.TCPConn, br *bufio.Reader, _ int) {
+		slurp(br, 0, func() error {
+			_, err := io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+			conns <- c
+			return err
+		})
+	})
+	cl := New(o)
+	var read sync.WaitGroup // events of one round
+	var readers sync.WaitGroup
+	var engines []net.Conn
+	for range streams {
+		resp, err := cl.Do(b.Context(), &Request{Path: "/", IdleTimeout: time.Minute})
+		if err != nil {
+			b.Fatal(err)
+		}
+		engines = append(engines, <-conns)
+		readers.Go(func() {
+			defer resp.Close()
+			p := make([]byte, 4096)
+			for n, err := resp.Read(p); err == nil; n, err = resp.Read(p) {
+				read.Add(-n / 200)
 			}
-			b.ReportAllocs()
-			start := cpu()
-			for b.Loop() {
-				read.Add(streams)
-				for _, c := range engines {
-					c.Write(event)
-				}
-				read.Wait()
-			}
-			reportCPU(b, start)
-			for _, c := range engines {
-				c.Close()
-			}
-			readers.Wait()
 		})
 	}
+	b.ReportAllocs()
+	start := cpu()
+	for b.Loop() {
+		read.Add(streams)
+		for _, c := range engines {
+			c.Write(event)
+		}
+		read.Wait()
+	}
+	reportCPU(b, start)
+	for _, c := range engines {
+		c.Close()
+	}
+	readers.Wait()
 }
 
 // BenchmarkIdleStream reports the memory of one open stream that waits for its next
 // event: the client's side plus that of the fake engine, which is the same.
 func BenchmarkIdleStream(b *testing.B) {
-	for _, k := range kinds {
-		b.Run(k.name, func(b *testing.B) {
-			o := listen(b, func(c *net.TCPConn, br *bufio.Reader, _ int) {
-				slurp(br, 0, func() error {
-					_, err := io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
-					return err
-				})
-			})
-			const streams = 200
-			for b.Loop() {
-				cl := k.new(o)
-				before := inUse()
-				var open []*Response
-				for range streams {
-					resp, err := cl.Do(b.Context(), &Request{Path: "/", IdleTimeout: time.Minute})
-					if err != nil {
-						b.Fatal(err)
-					}
-					resp.Read(make([]byte, 10))
-					open = append(open, resp)
-				}
-				b.ReportMetric(float64(inUse()-before)/streams, "B/stream")
-				for _, resp := range open {
-					resp.Close()
-				}
-			}
+	o := listen(b, func(c *net.TCPConn, br *bufio.Reader, _ int) {
+		slurp(br, 0, func() error {
+			_, err := io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+			return err
 		})
+	})
+	const streams = 200
+	for b.Loop() {
+		cl := New(o)
+		before := inUse()
+		var open []*Response
+		for range streams {
+			resp, err := cl.Do(b.Context(), &Request{Path: "/", IdleTimeout: time.Minute})
+			if err != nil {
+				b.Fatal(err)
+			}
+			resp.Read(make([]byte, 10))
+			open = append(open, resp)
+		}
+		b.ReportMetric(float64(inUse()-before)/streams, "B/stream")
+		for _, resp := range open {
+			resp.Close()
+		}
 	}
 }
 

@@ -40,7 +40,7 @@ var stages = []struct {
 func TestCancel(t *testing.T) {
 	for _, tt := range stages {
 		t.Run(tt.name, func(t *testing.T) {
-			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+			synctest.Test(t, func(t *testing.T) {
 				closed := false
 				e := newEngine(t, func(c *duplex, _ int) {
 					tt.serve(c)
@@ -48,7 +48,7 @@ func TestCancel(t *testing.T) {
 					_, err := c.Write([]byte("x"))
 					closed = err != nil
 				})
-				cl := e.client(t, newClient, func(o *Options) {
+				cl := e.client(t, func(o *Options) {
 					if tt.dial {
 						o.Dial = hungDial
 					}
@@ -87,11 +87,11 @@ func TestCancel(t *testing.T) {
 }
 
 func TestEndedContext(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, answering)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errClientGone)
-		_, err := e.client(t, newClient, nil).Do(ctx, get())
+		_, err := e.client(t, nil).Do(ctx, get())
 		if f := fault(t, err, OpDial); f.Sent || !errors.Is(err, errClientGone) || e.dials() != 0 {
 			t.Errorf("%v, %d connections", err, e.dials())
 		}
@@ -101,14 +101,14 @@ func TestEndedContext(t *testing.T) {
 // The end of the context has no effect once the answer is complete: another call may
 // use the connection by then.
 func TestCancelAfterTheEnd(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		for _, answer := range []string{okAnswer, "HTTP/1.1 204 No Content\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"} {
 			e := newEngine(t, func(c *duplex, _ int) {
 				for c.next() != nil {
 					c.say(answer)
 				}
 			})
-			cl := e.client(t, newClient, nil)
+			cl := e.client(t, nil)
 			for range 3 {
 				ctx, cancel := context.WithCancel(t.Context())
 				resp, err := cl.Do(ctx, get())
@@ -135,14 +135,14 @@ func TestCancelAfterTheEnd(t *testing.T) {
 // Close inside the body aborts: the engine sees the closed connection, and a blocked
 // Read returns.
 func TestClose(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		hungUp := false
 		e := newEngine(t, func(c *duplex, _ int) {
 			c.next()
 			c.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
 			hungUp = c.next() == nil
 		})
-		cl := e.client(t, newClient, nil)
+		cl := e.client(t, nil)
 		resp, err := cl.Do(t.Context(), &Request{Path: "/", IdleTimeout: time.Hour})
 		if err != nil {
 			t.Fatal(err)
@@ -175,7 +175,7 @@ func TestClose(t *testing.T) {
 		if s := cl.Stats(); s.Open != 0 {
 			t.Errorf("cl.Stats() = %+v", s)
 		}
-		if resp.Status != 200 || resp.Get("Transfer-Encoding") == "" && t.Name() == "TestClose/own" {
+		if resp.Status != 200 || resp.Get("Transfer-Encoding") == "" {
 			t.Errorf("head after Close: %d %v", resp.Status, resp.Header)
 		}
 	})
@@ -184,9 +184,9 @@ func TestClose(t *testing.T) {
 // Close of an unread answer that has arrived in full is still an abort, because the
 // reader has not seen its end.
 func TestCloseUnread(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next(); c.say(okAnswer); c.next() })
-		cl := e.client(t, newClient, nil)
+		cl := e.client(t, nil)
 		resp, err := cl.Do(t.Context(), get())
 		if err != nil {
 			t.Fatal(err)
@@ -201,9 +201,9 @@ func TestCloseUnread(t *testing.T) {
 
 // Bytes that arrived but were not read before the context ended are not returned.
 func TestCancelBeforeRead(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next(); c.say(okAnswer); c.next() })
-		cl := e.client(t, newClient, nil)
+		cl := e.client(t, nil)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		resp, err := cl.Do(ctx, get())
 		if err != nil {

@@ -21,9 +21,9 @@ func seconds(c *duplex, _ int) {
 }
 
 func TestCapIsFair(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, seconds)
-		cl := e.client(t, newClient, func(o *Options) { o.MaxConns = 2 })
+		cl := e.client(t, func(o *Options) { o.MaxConns = 2 })
 		var mu sync.Mutex
 		var order []int
 		for i := range 10 {
@@ -51,9 +51,9 @@ func TestCapIsFair(t *testing.T) {
 }
 
 func TestCapTimeout(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next(); c.next() })
-		cl := e.client(t, newClient, func(o *Options) { o.MaxConns = 1 })
+		cl := e.client(t, func(o *Options) { o.MaxConns = 1 })
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go cl.Do(ctx, get())
@@ -77,10 +77,10 @@ func TestCapTimeout(t *testing.T) {
 
 // However a call ends, its slot goes to the next one.
 func TestCapSlotsComeBack(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		fail := true
 		e := newEngine(t, answering)
-		cl := e.client(t, newClient, func(o *Options) {
+		cl := e.client(t, func(o *Options) {
 			o.MaxConns = 1
 			o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if fail {
@@ -117,7 +117,7 @@ func TestCapSlotsComeBack(t *testing.T) {
 func TestCapWithOldIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, answering)
-		cl := e.client(t, New, func(o *Options) { o.MaxConns = 1 })
+		cl := e.client(t, func(o *Options) { o.MaxConns = 1 })
 		ask(t, cl, get())
 		p := &cl.(*client).pool
 		p.mu.Lock()

@@ -48,15 +48,9 @@ type entry struct {
 	prev, next *entry // guarded by the list's mu
 	listed     bool   // guarded by the list's mu
 	pinned     bool   // guarded by the list's mu; the call cannot be evicted
-	call       listedCall
+	call       *call
 	control    CallControl  // nil: the call cannot be evicted
 	lastRead   atomic.Int64 // when bytes last came from the engine, since base; 0: never
-}
-
-// listedCall is a call as the list uses it. The list's mu is held.
-type listedCall interface {
-	interrupt() // the call was evicted
-	withdraw()  // the call is not wanted any more
 }
 
 // newCallList sets base to one second ago, so that no time is 0.
@@ -74,7 +68,7 @@ func (s *entry) lingers(linger time.Duration) time.Duration {
 func (l *callList) noteRead(s *entry, now time.Time) { s.lastRead.Store(int64(now.Sub(l.base))) }
 
 // add puts the call on the list.
-func (l *callList) add(s *entry, call listedCall, waiter CallControl) {
+func (l *callList) add(s *entry, call *call, waiter CallControl) {
 	s.call, s.control = call, waiter
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -146,16 +140,8 @@ func (l *callList) withdraw() {
 // Withdraw implements Client.
 func (cl *client) Withdraw() { cl.calls.withdraw() }
 
-// Withdraw implements Client.
-func (cl *netHTTPClient) Withdraw() { cl.calls.withdraw() }
-
 // EvictIdle implements Client.
 func (cl *client) EvictIdle(engine any, quiet time.Duration) { cl.calls.evictIdle(engine, quiet) }
-
-// EvictIdle implements Client.
-func (cl *netHTTPClient) EvictIdle(engine any, quiet time.Duration) {
-	cl.calls.evictIdle(engine, quiet)
-}
 
 // interrupt makes the step that the call waits for fail. If the request is sent
 // already, the connection stays open, for Detached.
@@ -229,34 +215,6 @@ func (c *call) waitError() error {
 }
 
 func (c *call) commit() bool {
-	c.client.calls.pin(&c.entry)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.evicted
-}
-
-// interrupt cuts the call: net/http's transport does not give up a connection with a
-// request in progress.
-func (c *netHTTPCall) interrupt() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended == nil && !c.over {
-		c.evicted = true
-		c.cut()
-	}
-}
-
-// withdraw ends the call as the end of its context does. gotConn asks a call that has no
-// connection yet.
-func (c *netHTTPCall) withdraw() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.tries > 0 {
-		c.leave(ErrUnwanted)
-	}
-}
-
-func (c *netHTTPCall) commit() bool {
 	c.client.calls.pin(&c.entry)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -81,9 +81,9 @@ func TestEvictIdle(t *testing.T) {
 		"the request is not all sent": {serve: func(c *duplex, _ int) { c.br.ReadByte(); time.Sleep(time.Minute) }, waiter: &fakeControl{evicts: true}, op: OpWrite, sent: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+			synctest.Test(t, func(t *testing.T) {
 				e := newEngine(t, tt.serve)
-				cl := e.client(t, newClient, func(o *Options) {
+				cl := e.client(t, func(o *Options) {
 					o.MaxConns = tt.cap
 					if tt.dial {
 						o.DialTimeout, o.Dial = time.Hour, stuck
@@ -138,7 +138,7 @@ func stuck(ctx context.Context, _, _ string) (net.Conn, error) {
 
 // Bytes on any call show that the engine is alive, if they came within quietFor.
 func TestEvictIdleQuiet(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, nth int) {
 			for c.next() != nil {
 				if nth == 1 {
@@ -147,7 +147,7 @@ func TestEvictIdleQuiet(t *testing.T) {
 				c.say(okAnswer)
 			}
 		})
-		cl := e.client(t, newClient, nil)
+		cl := e.client(t, nil)
 		w := &fakeControl{evicts: true}
 		req := get()
 		req.Control = w
@@ -171,7 +171,7 @@ func TestEvictIdleQuiet(t *testing.T) {
 
 // A committed call cannot be evicted. An evicted call cannot be committed.
 func TestCommit(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		for _, commits := range []bool{true, false} {
 			e := newEngine(t, func(c *duplex, _ int) {
 				c.next()
@@ -179,7 +179,7 @@ func TestCommit(t *testing.T) {
 				time.Sleep(time.Minute)
 				c.say("k")
 			})
-			cl := e.client(t, newClient, nil)
+			cl := e.client(t, nil)
 			req := get()
 			req.Control = &fakeControl{evicts: true}
 			resp, err := cl.Do(t.Context(), req)
@@ -218,7 +218,7 @@ func TestDetached(t *testing.T) {
 			}
 			hungUp <- struct{}{}
 		})
-		cl := e.client(t, New, func(o *Options) { o.IdleTimeout = time.Hour })
+		cl := e.client(t, func(o *Options) { o.IdleTimeout = time.Hour })
 		left := func(after time.Duration) *Detached {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel() // the end of the call's context does not affect the detached call
@@ -267,7 +267,7 @@ func TestEvictEarlyAnswer(t *testing.T) {
 			c.CloseRead() // the client's write fails
 			time.Sleep(time.Minute)
 		})
-		cl := e.client(t, New, nil)
+		cl := e.client(t, nil)
 		go func() { // concurrently: the test must not be synchronized with the call
 			time.Sleep(earlyWithin / 2)
 			cl.EvictIdle(e, quietFor)

@@ -29,14 +29,6 @@ type Space interface {
 // without a last call of Free.
 func (r *Response) Each(s Space, use func(n int, err error) bool) { r.body.each(s, use) }
 
-func (c *netHTTPCall) each(s Space, use func(n int, err error) bool) {
-	for {
-		if n, err := c.Read(s.Take()); !use(n, err) || err != nil {
-			return
-		}
-	}
-}
-
 func (c *call) each(s Space, use func(n int, err error) bool) {
 	for {
 		if n, ok := c.follow(s, use); !ok || n > 0 && !use(n, nil) {

@@ -27,31 +27,27 @@ func TestHammer(t *testing.T) {
 		}
 	}))
 	defer srv.Close()
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		cl := newClient(Options{URL: mustURL(srv.URL), MaxConns: 5, IdleTimeout: time.Minute})
-		var wg sync.WaitGroup
-		for worker := range 20 {
-			wg.Go(func() {
-				random := rand.New(rand.NewPCG(1, uint64(worker)))
-				for i := range 40 {
-					hammer(t, cl, random, fmt.Sprintf("%d-%d", worker, i))
-				}
-			})
-		}
-		wg.Wait()
-		if s := cl.Stats(); s.Open > 5 || s.Waiting != 0 {
-			t.Errorf("cl.Stats() = %+v", s)
-		}
-		for range 10 { // all slots work
-			ask(t, cl, get())
-		}
-		cl.CloseIdle()
-		if c, own := cl.(*client); own {
-			if s := c.Stats(); s.Open != 0 {
-				t.Errorf("%+v after CloseIdle", s)
+	cl := New(Options{URL: mustURL(srv.URL), MaxConns: 5, IdleTimeout: time.Minute})
+	var wg sync.WaitGroup
+	for worker := range 20 {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(worker)))
+			for i := range 40 {
+				hammer(t, cl, random, fmt.Sprintf("%d-%d", worker, i))
 			}
-		}
-	})
+		})
+	}
+	wg.Wait()
+	if s := cl.Stats(); s.Open > 5 || s.Waiting != 0 {
+		t.Errorf("cl.Stats() = %+v", s)
+	}
+	for range 10 { // all slots work
+		ask(t, cl, get())
+	}
+	cl.CloseIdle()
+	if s := cl.Stats(); s.Open != 0 {
+		t.Errorf("%+v after CloseIdle", s)
+	}
 }
 
 func hammer(t *testing.T, cl Client, random *rand.Rand, id string) {

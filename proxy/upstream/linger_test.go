@@ -86,9 +86,9 @@ var lingers = []struct {
 func TestLinger(t *testing.T) {
 	for _, tt := range lingers {
 		t.Run(tt.name, func(t *testing.T) {
-			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+			synctest.Test(t, func(t *testing.T) {
 				e := newEngine(t, func(c *duplex, _ int) { tt.serve(c) })
-				cl := e.client(t, newClient, nil)
+				cl := e.client(t, nil)
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
 				start := time.Now()
@@ -129,7 +129,7 @@ func TestLinger(t *testing.T) {
 // The connection stays open in both directions until the linger is over: a server that
 // reads the end of the client's side drops its answer.
 func TestLingerLeavesTheConnectionWhole(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		var seen time.Duration
 		e := newEngine(t, func(c *duplex, _ int) {
@@ -140,7 +140,7 @@ func TestLingerLeavesTheConnectionWhole(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
-		_, err := e.client(t, newClient, nil).Do(ctx, &Request{Path: "/", Linger: lingerFor})
+		_, err := e.client(t, nil).Do(ctx, &Request{Path: "/", Linger: lingerFor})
 		if f := fault(t, err, OpHead); !f.Timeout || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v is no time-out", err)
 		}
@@ -154,14 +154,14 @@ func TestLingerLeavesTheConnectionWhole(t *testing.T) {
 // A call does not linger before all of the request is sent: the engine need not see the
 // request.
 func TestNoLingerBeforeTheRequest(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) { io.ReadFull(c, make([]byte, 10)); time.Sleep(time.Hour) })
 		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()
 		time.AfterFunc(time.Second, cancel)
 		req := post(strings.Repeat("x", 1<<20))
 		req.Linger = time.Minute
-		_, err := e.client(t, newClient, nil).Do(ctx, req)
+		_, err := e.client(t, nil).Do(ctx, req)
 		if fault(t, err, OpWrite); !errors.Is(err, context.Canceled) || time.Since(start) != time.Second {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
@@ -172,9 +172,9 @@ func TestNoLingerBeforeTheRequest(t *testing.T) {
 // not call the control.
 func TestLingerIsAsked(t *testing.T) {
 	for _, hangsUp := range []bool{false, true} {
-		bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		synctest.Test(t, func(t *testing.T) {
 			e := newEngine(t, func(c *duplex, _ int) { c.next(); time.Sleep(2500 * time.Millisecond); c.say(okAnswer) })
-			cl := e.client(t, newClient, nil)
+			cl := e.client(t, nil)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			start := time.Now()
@@ -196,7 +196,7 @@ func TestLingerIsAsked(t *testing.T) {
 // A request that is no longer needed when it gets a connection never reaches the engine,
 // and the connection is free for the next call.
 func TestUnwanted(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		var seen atomic.Int32
 		e := newEngine(t, func(c *duplex, _ int) {
 			for c.next() != nil {
@@ -205,7 +205,7 @@ func TestUnwanted(t *testing.T) {
 				c.say(okAnswer)
 			}
 		})
-		cl := e.client(t, newClient, func(o *Options) { o.MaxConns = 1 })
+		cl := e.client(t, func(o *Options) { o.MaxConns = 1 })
 		first := waits(t, cl, get())
 		var unwanted atomic.Bool
 		req := get()

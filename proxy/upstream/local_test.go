@@ -35,12 +35,10 @@ func TestLocalFailure(t *testing.T) {
 	u := &url.URL{Scheme: "http", Host: "engine.test"}
 	for _, tt := range tests {
 		o := Options{URL: u, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, tt.err }}
-		for name, c := range map[string]Client{"own": New(o), "nethttp": NewNetHTTP(o)} {
-			_, err := c.Do(t.Context(), &Request{Path: "/"})
-			var ue *Error
-			if !errors.As(err, &ue) || ue.Op != OpDial || ue.Sent || ue.Local != tt.want {
-				t.Errorf("%s, %v: %#v, want local %v", name, tt.err, err, tt.want)
-			}
+		_, err := New(o).Do(t.Context(), &Request{Path: "/"})
+		var ue *Error
+		if !errors.As(err, &ue) || ue.Op != OpDial || ue.Sent || ue.Local != tt.want {
+			t.Errorf("%v: %#v, want local %v", tt.err, err, tt.want)
 		}
 	}
 }

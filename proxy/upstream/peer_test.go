@@ -10,25 +10,8 @@ import (
 	"net/url"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 )
-
-// kinds are the implementations that every shared test runs with.
-var kinds = []struct {
-	name string
-	new  func(Options) Client
-}{
-	{"own", New},
-	{"std", NewNetHTTP},
-}
-
-// both runs f as a subtest for each implementation.
-func both(t *testing.T, f func(t *testing.T, newClient func(Options) Client)) {
-	for _, k := range kinds {
-		t.Run(k.name, func(t *testing.T) { f(t, k.new) })
-	}
-}
 
 var pipeURL = &url.URL{Scheme: "http", Host: "engine:8000"}
 
@@ -188,23 +171,14 @@ func fault(t *testing.T, err error, op string) *Error {
 	return e
 }
 
-// bubbles runs f for each implementation in simulated time.
-func bubbles(t *testing.T, f func(t *testing.T, newClient func(Options) Client)) {
-	for _, k := range kinds {
-		t.Run(k.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { f(t, k.new) })
-		})
-	}
-}
-
 // client returns a Client of e whose idle connections are closed at the end of the
 // test.
-func (e *engine) client(t *testing.T, newClient func(Options) Client, edit func(*Options)) Client {
+func (e *engine) client(t *testing.T, edit func(*Options)) Client {
 	o := e.options()
 	if edit != nil {
 		edit(&o)
 	}
-	cl := newClient(o)
+	cl := New(o)
 	t.Cleanup(cl.CloseIdle)
 	return cl
 }

@@ -39,7 +39,7 @@ func TestWireBytes(t *testing.T) {
 				c.say(okAnswer)
 				c.next()
 			})
-			ask(t, e.client(t, New, nil), &tt.req)
+			ask(t, e.client(t, nil), &tt.req)
 			if string(got) != tt.want {
 				t.Errorf("got  %q\nwant %q", got, tt.want)
 			}
@@ -52,42 +52,40 @@ func TestRequestArrives(t *testing.T) {
 	big := make([]byte, 300<<10)
 	rand.Read(big)
 	bodies := [][][]byte{nil, {[]byte("{}")}, {nil, []byte("a"), {}, []byte("b")}, {big}, {[]byte("x"), big[:9000], big[9000:]}}
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		for _, method := range []string{"GET", "POST", "DELETE"} {
-			for _, body := range bodies {
-				var got *http.Request
-				e := newEngine(t, func(c *duplex, _ int) {
-					for {
-						r := c.next()
-						if r == nil {
-							return
-						}
-						got = r
-						c.say(okAnswer)
+	for _, method := range []string{"GET", "POST", "DELETE"} {
+		for _, body := range bodies {
+			var got *http.Request
+			e := newEngine(t, func(c *duplex, _ int) {
+				for {
+					r := c.next()
+					if r == nil {
+						return
 					}
-				})
-				cl := e.client(t, newClient, nil)
-				ask(t, cl, &Request{
-					Method: method, Path: "//a/%2F/b?q=%41&r", Body: body,
-					Header: []Field{{"x-two", "1"}, {"X-Two", "2"}, {"accept", "*/*"}, {"TRANSFER-NOT", "x"}},
-				})
-				cl.CloseIdle()
-				e.stop()
-				if got.Method != method || got.Host != "engine:8000" || got.RequestURI != "//a/%2F/b?q=%41&r" {
-					t.Errorf("got %s %s %s", got.Method, got.Host, got.RequestURI)
+					got = r
+					c.say(okAnswer)
 				}
-				want := http.Header{"X-Two": {"1", "2"}, "Accept": {"*/*"}, "Transfer-Not": {"x"}}
-				got.Header.Del("Content-Length")
-				if len(got.Header) != len(want) || !slices.Equal(got.Header["X-Two"], want["X-Two"]) || got.Header.Get("Transfer-Not") != "x" {
-					t.Errorf("header %v, want %v", got.Header, want)
-				}
-				read, _ := io.ReadAll(got.Body)
-				if !bytes.Equal(read, bytes.Join(body, nil)) {
-					t.Errorf("%s: body of %d bytes differs", method, len(read))
-				}
+			})
+			cl := e.client(t, nil)
+			ask(t, cl, &Request{
+				Method: method, Path: "//a/%2F/b?q=%41&r", Body: body,
+				Header: []Field{{"x-two", "1"}, {"X-Two", "2"}, {"accept", "*/*"}, {"TRANSFER-NOT", "x"}},
+			})
+			cl.CloseIdle()
+			e.stop()
+			if got.Method != method || got.Host != "engine:8000" || got.RequestURI != "//a/%2F/b?q=%41&r" {
+				t.Errorf("got %s %s %s", got.Method, got.Host, got.RequestURI)
+			}
+			want := http.Header{"X-Two": {"1", "2"}, "Accept": {"*/*"}, "Transfer-Not": {"x"}}
+			got.Header.Del("Content-Length")
+			if len(got.Header) != len(want) || !slices.Equal(got.Header["X-Two"], want["X-Two"]) || got.Header.Get("Transfer-Not") != "x" {
+				t.Errorf("header %v, want %v", got.Header, want)
+			}
+			read, _ := io.ReadAll(got.Body)
+			if !bytes.Equal(read, bytes.Join(body, nil)) {
+				t.Errorf("%s: body of %d bytes differs", method, len(read))
 			}
 		}
-	})
+	}
 }
 
 func TestRequestRefused(t *testing.T) {
@@ -118,34 +116,30 @@ func TestRequestRefused(t *testing.T) {
 		{"method with space", Request{Method: "GET /", Path: "/"}},
 		{"method with LF", Request{Method: "GET\n", Path: "/"}},
 	}
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		for _, tt := range tests {
-			t.Run(tt.name, func(t *testing.T) {
-				e := newEngine(t, answering)
-				_, err := e.client(t, newClient, nil).Do(t.Context(), &tt.req)
-				if f := fault(t, err, OpWrite); f.Sent {
-					t.Error("Sent")
-				}
-				if e.dials() != 0 {
-					t.Error("a connection was opened")
-				}
-				if strings.Contains(err.Error(), "evil") {
-					t.Errorf("error quotes the request: %v", err)
-				}
-			})
-		}
-	})
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newEngine(t, answering)
+			_, err := e.client(t, nil).Do(t.Context(), &tt.req)
+			if f := fault(t, err, OpWrite); f.Sent {
+				t.Error("Sent")
+			}
+			if e.dials() != 0 {
+				t.Error("a connection was opened")
+			}
+			if strings.Contains(err.Error(), "evil") {
+				t.Errorf("error quotes the request: %v", err)
+			}
+		})
+	}
 }
 
 func TestBadURL(t *testing.T) {
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		for _, o := range []Options{{}, {URL: mustURL("ftp://engine")}, {URL: mustURL("http://")}, {URL: mustURL("engine:8000")}} {
-			_, err := newClient(o).Do(t.Context(), get())
-			if f := fault(t, err, OpDial); f.Sent {
-				t.Error("Sent")
-			}
+	for _, o := range []Options{{}, {URL: mustURL("ftp://engine")}, {URL: mustURL("http://")}, {URL: mustURL("engine:8000")}} {
+		_, err := New(o).Do(t.Context(), get())
+		if f := fault(t, err, OpDial); f.Sent {
+			t.Error("Sent")
 		}
-	})
+	}
 }
 
 func TestAddress(t *testing.T) {
@@ -167,7 +161,7 @@ func TestEarlyAnswer(t *testing.T) {
 			c.CloseRead() // the client's write fails
 			c.say("HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig")
 		})
-		cl := e.client(t, New, nil)
+		cl := e.client(t, nil)
 		resp, body := ask(t, cl, post(strings.Repeat("x", 1<<20)))
 		if resp.Status != 413 || body != "big" {
 			t.Errorf("answer %d %q", resp.Status, body)
@@ -182,14 +176,14 @@ func TestEarlyAnswer(t *testing.T) {
 // is still sending: the engine must receive the whole request or an incomplete one,
 // never changed bytes.
 func TestBodyReleased(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		var got bytes.Buffer
 		e := newEngine(t, func(c *duplex, _ int) {
 			io.CopyN(&got, c, 100)
 			c.say(okAnswer)
 			io.Copy(&got, c)
 		})
-		cl := e.client(t, newClient, nil)
+		cl := e.client(t, nil)
 		body := bytes.Repeat([]byte("a"), 200<<10)
 		resp, err := cl.Do(t.Context(), &Request{Method: "POST", Path: "/", Body: [][]byte{body}})
 		for i := range body {

@@ -1,9 +1,6 @@
 package upstream
 
-import (
-	"io"
-	"time"
-)
+import "time"
 
 // Response is an engine's answer: the head, and the body to be read. One goroutine
 // reads it. Close may be called by any goroutine.
@@ -16,16 +13,7 @@ type Response struct {
 	// send it. For HEAD it is the length of the body that GET would return.
 	ContentLength int64
 
-	body body
-}
-
-// body has the methods of a call that its Response uses. Both clients implement it.
-type body interface {
-	io.ReadCloser
-	setIdle(d time.Duration)
-	atEnd() bool
-	commit() bool
-	each(s Space, use func(n int, err error) bool)
+	body *call
 }
 
 // SetIdleTimeout bounds the wait of each further Read, in place of the request's
@@ -34,8 +22,6 @@ type body interface {
 func (r *Response) SetIdleTimeout(d time.Duration) { r.body.setIdle(d) }
 
 func (c *call) setIdle(d time.Duration) { c.idle, c.idleBy = d, time.Time{} }
-
-func (c *netHTTPCall) setIdle(d time.Duration) { c.idle = d }
 
 // Commit protects the call from eviction from now on, because the caller has begun to
 // use the answer. It returns false if the call was evicted before. Only the reader may
@@ -47,8 +33,6 @@ func (r *Response) Commit() bool { return r.body.commit() }
 func (r *Response) Ended() bool { return r.body.atEnd() }
 
 func (c *call) atEnd() bool { return c.err != nil }
-
-func (c *netHTTPCall) atEnd() bool { return false }
 
 // Get returns the value of the first header line of that name, ignoring case, or "".
 func (r *Response) Get(name string) string {

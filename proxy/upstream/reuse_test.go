@@ -19,15 +19,14 @@ var stale = []struct {
 	serve   func(c *duplex)
 	retried bool
 	op      string // of the failure when not retried
-	onlyOwn bool
 }{
 	{name: "closed before the request", serve: func(c *duplex) {}, retried: true},
-	{name: "closed while it reads the request", serve: func(c *duplex) { io.ReadFull(c, make([]byte, 10)) }, retried: true, onlyOwn: true},
+	{name: "closed while it reads the request", serve: func(c *duplex) { io.ReadFull(c, make([]byte, 10)) }, retried: true},
 	{name: "closed behind the request", serve: func(c *duplex) { c.next() }, retried: true},
 	{name: "closed soon after the request", serve: func(c *duplex) { c.next(); time.Sleep(staleWithin / 2) }, retried: true},
 	{name: "died at its work", serve: func(c *duplex) { c.next(); time.Sleep(staleWithin) }, op: OpHead},
 	{name: "closed inside the head", serve: func(c *duplex) { c.next(); c.say("HTTP") }, op: OpHead},
-	{name: "closed behind 100", serve: func(c *duplex) { c.next(); c.say("HTTP/1.1 100 Continue\r\n\r\n") }, op: OpHead, onlyOwn: true},
+	{name: "closed behind 100", serve: func(c *duplex) { c.next(); c.say("HTTP/1.1 100 Continue\r\n\r\n") }, op: OpHead},
 	{name: "silent", serve: func(c *duplex) { c.next(); time.Sleep(time.Hour) }, op: OpHead},
 	{name: "nonsense", serve: func(c *duplex) { c.next(); c.say("nonsense\r\n\r\n"); c.next() }, op: OpHead},
 }
@@ -35,10 +34,7 @@ var stale = []struct {
 func TestStaleConnection(t *testing.T) {
 	for _, tt := range stale {
 		t.Run(tt.name, func(t *testing.T) {
-			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
-				if _, own := newClient(Options{}).(*client); tt.onlyOwn && !own {
-					return
-				}
+			synctest.Test(t, func(t *testing.T) {
 				e := newEngine(t, func(c *duplex, nth int) {
 					if nth > 1 {
 						answering(c, nth)
@@ -49,7 +45,7 @@ func TestStaleConnection(t *testing.T) {
 					time.Sleep(10 * time.Millisecond) // the pool would notice a FIN
 					tt.serve(c)
 				})
-				cl := e.client(t, newClient, nil)
+				cl := e.client(t, nil)
 				ask(t, cl, post("1"))
 				resp, err := cl.Do(t.Context(), &Request{Method: "POST", Path: "/", Body: [][]byte{[]byte("2")}, HeadTimeout: 5 * time.Second})
 				if tt.retried {
@@ -88,7 +84,7 @@ func TestOnceIsNotRepeated(t *testing.T) {
 		{name: "closed behind the request, with a key", idem: true, serve: func(c *duplex) { c.next() }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+			synctest.Test(t, func(t *testing.T) {
 				e := newEngine(t, func(c *duplex, nth int) {
 					if nth > 1 {
 						answering(c, nth)
@@ -102,7 +98,7 @@ func TestOnceIsNotRepeated(t *testing.T) {
 					time.Sleep(10 * time.Millisecond)
 					tt.serve(c)
 				})
-				cl := e.client(t, newClient, nil)
+				cl := e.client(t, nil)
 				ask(t, cl, post("1"))
 				synctest.Wait()
 				req := &Request{Method: "POST", Path: "/", Body: [][]byte{[]byte("2")}, Once: true}
@@ -127,7 +123,7 @@ func TestOnceIsNotRepeated(t *testing.T) {
 
 // The repeated request is complete.
 func TestRetrySendsAllAgain(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		var got []byte
 		e := newEngine(t, func(c *duplex, nth int) {
 			r := c.next()
@@ -137,7 +133,7 @@ func TestRetrySendsAllAgain(t *testing.T) {
 			c.say(okAnswer)
 			c.next()
 		})
-		cl := e.client(t, newClient, nil)
+		cl := e.client(t, nil)
 		ask(t, cl, get())
 		body := [][]byte{bytes.Repeat([]byte("a"), 50<<10), []byte("b"), bytes.Repeat([]byte("c"), 50<<10)}
 		ask(t, cl, &Request{Method: "POST", Path: "/", Body: body})
@@ -150,9 +146,9 @@ func TestRetrySendsAllAgain(t *testing.T) {
 // If a new connection fails, the engine has failed: the client does not repeat the
 // request.
 func TestFreshConnectionIsNotRetried(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next() })
-		_, err := e.client(t, newClient, nil).Do(t.Context(), post("{}"))
+		_, err := e.client(t, nil).Do(t.Context(), post("{}"))
 		if f := fault(t, err, OpHead); !f.Sent || e.dials() != 1 {
 			t.Errorf("%v, %d connections", err, e.dials())
 		}
@@ -162,14 +158,14 @@ func TestFreshConnectionIsNotRetried(t *testing.T) {
 // If a first try may have reached the engine and the second dial fails, the error reports that the
 // request was sent.
 func TestSentOutlivesTheRetry(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) {
 			c.next()
 			c.say(okAnswer)
 			c.next()
 		})
 		refused := errors.New("refused")
-		cl := e.client(t, newClient, func(o *Options) {
+		cl := e.client(t, func(o *Options) {
 			o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if e.dials() > 0 {
 					return nil, refused
@@ -196,7 +192,7 @@ func TestRetryCounts(t *testing.T) {
 			c.say(okAnswer)
 			c.next()
 		})
-		cl := e.client(t, New, nil)
+		cl := e.client(t, nil)
 		ask(t, cl, get())
 		ask(t, cl, get())
 		if s := cl.Stats(); s.Dials != 2 || s.Reuses != 1 || s.Retries != 1 || s.Open != 1 || s.Idle != 1 {
@@ -209,7 +205,7 @@ func TestRetryCounts(t *testing.T) {
 func TestCancelInRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next(); c.say(okAnswer); c.next() })
-		cl := e.client(t, New, func(o *Options) {
+		cl := e.client(t, func(o *Options) {
 			o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if e.dials() > 0 {
 					return hungDial(ctx, network, addr)
@@ -240,7 +236,7 @@ func TestNewestIdleFirst(t *testing.T) {
 				c.say(okAnswer)
 			}
 		})
-		cl := e.client(t, New, nil)
+		cl := e.client(t, nil)
 		for range 3 {
 			go ask(t, cl, get())
 			synctest.Wait()
@@ -255,14 +251,14 @@ func TestNewestIdleFirst(t *testing.T) {
 }
 
 func TestIdleConnectionsExpire(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) {
 			for c.next() != nil {
 				time.Sleep(time.Second)
 				c.say(okAnswer)
 			}
 		})
-		cl := e.client(t, newClient, nil)
+		cl := e.client(t, nil)
 		for range 2 {
 			go ask(t, cl, get())
 		}
@@ -286,14 +282,14 @@ func TestIdleConnectionsExpire(t *testing.T) {
 }
 
 func TestMaxIdle(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) {
 			for c.next() != nil {
 				time.Sleep(time.Second)
 				c.say(okAnswer)
 			}
 		})
-		cl := e.client(t, newClient, func(o *Options) { o.MaxIdle = 2 })
+		cl := e.client(t, func(o *Options) { o.MaxIdle = 2 })
 		for range 5 {
 			go ask(t, cl, get())
 		}

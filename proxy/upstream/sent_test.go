@@ -13,39 +13,37 @@ import (
 // Sent is called after the whole request was written and before the answer. Sent is not
 // called for a request that was never sent.
 func TestSent(t *testing.T) {
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		synctest.Test(t, func(t *testing.T) {
-			read, answer := make(chan struct{}), make(chan struct{})
-			e := newEngine(t, func(c *duplex, _ int) {
-				<-read
-				c.next()
-				<-answer
-				c.say(okAnswer)
-				c.next()
-			})
-			var sent atomic.Int32
-			req := &Request{Method: "POST", Path: "/", Body: [][]byte{bytes.Repeat([]byte("x"), 64<<10)}, Sent: func() { sent.Add(1) }}
-			done := make(chan struct{})
-			client := e.client(t, newClient, nil)
-			go func() {
-				defer close(done)
-				ask(t, client, req)
-			}()
-			synctest.Wait()
-			if n := sent.Load(); n != 0 {
-				t.Errorf("called %d times while nothing was read", n)
-			}
-			close(read)
-			synctest.Wait()
-			if n := sent.Load(); n != 1 {
-				t.Errorf("called %d times when all was read", n)
-			}
-			close(answer)
-			<-done
-			if n := sent.Load(); n != 1 {
-				t.Errorf("called %d times in all", n)
-			}
+	synctest.Test(t, func(t *testing.T) {
+		read, answer := make(chan struct{}), make(chan struct{})
+		e := newEngine(t, func(c *duplex, _ int) {
+			<-read
+			c.next()
+			<-answer
+			c.say(okAnswer)
+			c.next()
 		})
+		var sent atomic.Int32
+		req := &Request{Method: "POST", Path: "/", Body: [][]byte{bytes.Repeat([]byte("x"), 64<<10)}, Sent: func() { sent.Add(1) }}
+		done := make(chan struct{})
+		client := e.client(t, nil)
+		go func() {
+			defer close(done)
+			ask(t, client, req)
+		}()
+		synctest.Wait()
+		if n := sent.Load(); n != 0 {
+			t.Errorf("called %d times while nothing was read", n)
+		}
+		close(read)
+		synctest.Wait()
+		if n := sent.Load(); n != 1 {
+			t.Errorf("called %d times when all was read", n)
+		}
+		close(answer)
+		<-done
+		if n := sent.Load(); n != 1 {
+			t.Errorf("called %d times in all", n)
+		}
 	})
 }
 
@@ -60,14 +58,13 @@ func TestSendBy(t *testing.T) {
 		busy  bool // another call uses the only connection
 		op    string
 		sent  bool
-		own   bool // the case holds only for the own client
 		after time.Duration
 	}{
 		{name: "sent in time", serve: func(c *duplex, _ int) { c.next(); time.Sleep(by + time.Second); c.say(okAnswer) }, after: by + time.Second},
 		{name: "no connection is free", serve: func(c *duplex, _ int) { c.next(); hold(c) }, busy: true, op: OpCap, after: by},
 		{name: "a connection is free too late", serve: func(c *duplex, nth int) { c.next(); time.Sleep(by); hold(c) }, busy: true, op: OpCap, after: by},
-		{name: "the engine stops reading", serve: func(c *duplex, _ int) { c.in.Read(make([]byte, 1)); time.Sleep(time.Hour) }, op: OpWrite, sent: true, own: true, after: by},
-		{name: "connected too late", serve: answering, op: OpWrite, own: true, after: by + time.Second, edit: func(e *engine, o *Options) {
+		{name: "the engine stops reading", serve: func(c *duplex, _ int) { c.in.Read(make([]byte, 1)); time.Sleep(time.Hour) }, op: OpWrite, sent: true, after: by},
+		{name: "connected too late", serve: answering, op: OpWrite, after: by + time.Second, edit: func(e *engine, o *Options) {
 			o.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 				time.Sleep(by + time.Second)
 				return e.dial(ctx, network, address)
@@ -75,9 +72,9 @@ func TestSendBy(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+			synctest.Test(t, func(t *testing.T) {
 				e := newEngine(t, tt.serve)
-				cl := e.client(t, newClient, func(o *Options) {
+				cl := e.client(t, func(o *Options) {
 					if o.MaxConns = 1; tt.edit != nil {
 						tt.edit(e, o)
 					}
@@ -87,9 +84,6 @@ func TestSendBy(t *testing.T) {
 					defer cancel()
 					go cl.Do(ctx, get())
 					synctest.Wait()
-				}
-				if _, std := cl.(*netHTTPClient); std && tt.own {
-					return
 				}
 				start := time.Now()
 				req := get()

@@ -87,28 +87,26 @@ func TestLargeBodies(t *testing.T) {
 	for i := range body {
 		body[i] = byte(i * i >> 8)
 	}
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		for name, srv := range map[string]*httptest.Server{"plain": plain, "tls": secure, "h2 offered": both2} {
-			cl := newClient(Options{URL: mustURL(srv.URL), TLS: clientTLS(srv)})
-			defer cl.CloseIdle()
-			for _, path := range []string{"/length", "/chunked"} {
-				for _, size := range []int{1, 100, 9000, 70000, len(body)} {
-					resp, err := cl.Do(t.Context(), &Request{Method: "POST", Path: path, Body: [][]byte{body[:size/3], body[size/3 : size]}})
-					if err != nil {
-						t.Fatalf("%s, %s, %d: cl.Do = %v, want nil", name, path, size, err)
-					}
-					got, err := io.ReadAll(resp)
-					if err != nil || !bytes.Equal(got, body[:size]) {
-						t.Errorf("%s %s: %d of %d bytes, %v", name, path, len(got), size, err)
-					}
-					resp.Close()
+	for name, srv := range map[string]*httptest.Server{"plain": plain, "tls": secure, "h2 offered": both2} {
+		cl := New(Options{URL: mustURL(srv.URL), TLS: clientTLS(srv)})
+		defer cl.CloseIdle()
+		for _, path := range []string{"/length", "/chunked"} {
+			for _, size := range []int{1, 100, 9000, 70000, len(body)} {
+				resp, err := cl.Do(t.Context(), &Request{Method: "POST", Path: path, Body: [][]byte{body[:size/3], body[size/3 : size]}})
+				if err != nil {
+					t.Fatalf("%s, %s, %d: cl.Do = %v, want nil", name, path, size, err)
 				}
-			}
-			if s := cl.Stats(); s.Dials != 1 {
-				t.Errorf("%s: %+v, want one connection", name, s)
+				got, err := io.ReadAll(resp)
+				if err != nil || !bytes.Equal(got, body[:size]) {
+					t.Errorf("%s %s: %d of %d bytes, %v", name, path, len(got), size, err)
+				}
+				resp.Close()
 			}
 		}
-	})
+		if s := cl.Stats(); s.Dials != 1 {
+			t.Errorf("%s: %+v, want one connection", name, s)
+		}
+	}
 }
 
 func clientTLS(srv *httptest.Server) *tls.Config {
@@ -119,55 +117,51 @@ func clientTLS(srv *httptest.Server) *tls.Config {
 }
 
 func TestReset(t *testing.T) {
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		for _, answer := range []string{"HTTP/1.1 200 OK\r\n\r\nx", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx"} {
-			read := make(chan bool)
-			o := listen(t, func(c *net.TCPConn, br *bufio.Reader, _ int) {
-				readRequest(br)
-				io.WriteString(c, answer)
-				<-read // data before a reset may be lost
-				c.SetLinger(0)
-			})
-			cl := newClient(o)
-			resp, err := cl.Do(t.Context(), get())
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := make([]byte, 10)
-			if n, err := resp.Read(p); n != 1 || err != nil {
-				t.Errorf("Read = %d, %v", n, err)
-			}
-			close(read)
-			_, err = resp.Read(p)
-			if f := fault(t, err, OpBody); !errors.Is(err, io.ErrUnexpectedEOF) || f.Timeout || !f.Sent {
-				t.Errorf("fault(err, OpBody) = %+v", f)
-			}
-			resp.Close()
+	for _, answer := range []string{"HTTP/1.1 200 OK\r\n\r\nx", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx"} {
+		read := make(chan bool)
+		o := listen(t, func(c *net.TCPConn, br *bufio.Reader, _ int) {
+			readRequest(br)
+			io.WriteString(c, answer)
+			<-read // data before a reset may be lost
+			c.SetLinger(0)
+		})
+		cl := New(o)
+		resp, err := cl.Do(t.Context(), get())
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		p := make([]byte, 10)
+		if n, err := resp.Read(p); n != 1 || err != nil {
+			t.Errorf("Read = %d, %v", n, err)
+		}
+		close(read)
+		_, err = resp.Read(p)
+		if f := fault(t, err, OpBody); !errors.Is(err, io.ErrUnexpectedEOF) || f.Timeout || !f.Sent {
+			t.Errorf("fault(err, OpBody) = %+v", f)
+		}
+		resp.Close()
+	}
 }
 
 // A FIN that comes with the last byte is not part of the answer. The next call finds
 // the connection closed in the pool.
 func TestFINWithData(t *testing.T) {
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		closed := make(chan bool, 100)
-		o := listen(t, func(c *net.TCPConn, br *bufio.Reader, _ int) {
-			if readRequest(br) {
-				io.WriteString(c, okAnswer)
-				c.Close()
-				closed <- true
-			}
-		})
-		cl := newClient(o)
-		defer cl.CloseIdle()
-		for range 20 {
-			if _, body := ask(t, cl, post("{}")); body != "ok" {
-				t.Fatalf("got body %q", body)
-			}
-			<-closed
+	closed := make(chan bool, 100)
+	o := listen(t, func(c *net.TCPConn, br *bufio.Reader, _ int) {
+		if readRequest(br) {
+			io.WriteString(c, okAnswer)
+			c.Close()
+			closed <- true
 		}
 	})
+	cl := New(o)
+	defer cl.CloseIdle()
+	for range 20 {
+		if _, body := ask(t, cl, post("{}")); body != "ok" {
+			t.Fatalf("got body %q", body)
+		}
+		<-closed
+	}
 }
 
 // After an engine's restart all idle connections are dead: the client notices each
@@ -302,46 +296,40 @@ func TestTLSServerName(t *testing.T) {
 	srv.Config.ErrorLog = nil
 	srv.StartTLS()
 	defer srv.Close()
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		dial := func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, srv.Listener.Addr().String())
-		}
-		cl := newClient(Options{URL: mustURL("https://example.com"), TLS: clientTLS(srv), Dial: dial})
-		ask(t, cl, get())
-		if got := <-name; got != "example.com" {
-			t.Errorf("server name %q", got)
-		}
-		cl.CloseIdle()
-	})
+	dial := func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, srv.Listener.Addr().String())
+	}
+	cl := New(Options{URL: mustURL("https://example.com"), TLS: clientTLS(srv), Dial: dial})
+	ask(t, cl, get())
+	if got := <-name; got != "example.com" {
+		t.Errorf("server name %q", got)
+	}
+	cl.CloseIdle()
 }
 
 func TestTLSCertificateRefused(t *testing.T) {
 	cert := httptest.NewUnstartedServer(nil)
 	cert.StartTLS()
 	defer cert.Close()
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		o := listen(t, func(c *net.TCPConn, _ *bufio.Reader, _ int) { tls.Server(c, cert.TLS).Handshake() })
-		o.URL.Scheme = "https"
-		cl := newClient(o)
-		_, err := cl.Do(t.Context(), get())
-		var verify *tls.CertificateVerificationError
-		if f := fault(t, err, OpDial); f.Sent || !errors.As(err, &verify) {
-			t.Errorf("%v", err)
-		}
-		if s := cl.Stats(); s.Open != 0 {
-			t.Errorf("cl.Stats() = %+v", s)
-		}
-	})
+	o := listen(t, func(c *net.TCPConn, _ *bufio.Reader, _ int) { tls.Server(c, cert.TLS).Handshake() })
+	o.URL.Scheme = "https"
+	cl := New(o)
+	_, err := cl.Do(t.Context(), get())
+	var verify *tls.CertificateVerificationError
+	if f := fault(t, err, OpDial); f.Sent || !errors.As(err, &verify) {
+		t.Errorf("%v", err)
+	}
+	if s := cl.Stats(); s.Open != 0 {
+		t.Errorf("cl.Stats() = %+v", s)
+	}
 }
 
 func TestRefusedDial(t *testing.T) {
 	const addr = "127.0.0.1:1" // no program listens there
-	both(t, func(t *testing.T, newClient func(Options) Client) {
-		_, err := newClient(Options{URL: mustURL("http://" + addr)}).Do(t.Context(), post("secret"))
-		if f := fault(t, err, OpDial); f.Sent || f.Timeout || strings.Contains(err.Error(), "secret") {
-			t.Errorf("fault(err, OpDial) = %+v", f)
-		}
-	})
+	_, err := New(Options{URL: mustURL("http://" + addr)}).Do(t.Context(), post("secret"))
+	if f := fault(t, err, OpDial); f.Sent || f.Timeout || strings.Contains(err.Error(), "secret") {
+		t.Errorf("fault(err, OpDial) = %+v", f)
+	}
 }
 
 // Closing the connection must end the context of a Go server's handler. A lingering
@@ -350,13 +338,13 @@ func TestServerNoticesHangUp(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		for _, answer := range []bool{false, true} {
 			t.Run(fmt.Sprintf("tls %v answer %v", secure, answer), func(t *testing.T) {
-				both(t, func(t *testing.T, newClient func(Options) Client) { hangUp(t, newClient, secure, answer) })
+				hangUp(t, secure, answer)
 			})
 		}
 	}
 }
 
-func hangUp(t *testing.T, newClient func(Options) Client, secure, answer bool) {
+func hangUp(t *testing.T, secure, answer bool) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	left := make(chan bool, 1)
@@ -383,7 +371,7 @@ func hangUp(t *testing.T, newClient func(Options) Client, secure, answer bool) {
 		srv.Start()
 	}
 	defer srv.Close()
-	cl := newClient(Options{URL: mustURL(srv.URL), TLS: clientTLS(srv)})
+	cl := New(Options{URL: mustURL(srv.URL), TLS: clientTLS(srv)})
 	defer cl.CloseIdle()
 	req := post("{}")
 	if answer {

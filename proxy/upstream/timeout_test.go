@@ -112,9 +112,9 @@ var slow = []struct {
 func TestTimeouts(t *testing.T) {
 	for _, tt := range slow {
 		t.Run(tt.name, func(t *testing.T) {
-			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+			synctest.Test(t, func(t *testing.T) {
 				e := newEngine(t, tt.serve)
-				cl := e.client(t, newClient, tt.edit)
+				cl := e.client(t, tt.edit)
 				ctx := t.Context()
 				if tt.name == "context deadline" {
 					var cancel context.CancelFunc
@@ -145,7 +145,7 @@ func TestTimeouts(t *testing.T) {
 
 // A deadline of one call must not affect the next call on its connection.
 func TestLimitsEndWithTheirCall(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) {
 			for i := 0; c.next() != nil; i++ {
 				if i > 0 {
@@ -158,7 +158,7 @@ func TestLimitsEndWithTheirCall(t *testing.T) {
 				c.say("1\r\nx\r\n0\r\n\r\n")
 			}
 		})
-		cl := e.client(t, newClient, nil)
+		cl := e.client(t, nil)
 		ask(t, cl, &Request{Path: "/", HeadTimeout: time.Second, IdleTimeout: time.Second})
 		if _, body := ask(t, cl, get()); body != "x" {
 			t.Errorf("got body %q", body)
@@ -171,7 +171,7 @@ func TestLimitsEndWithTheirCall(t *testing.T) {
 }
 
 func TestSetIdleTimeout(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) {
 			c.next()
 			c.say("HTTP/1.1 200 OK\r\n\r\n")
@@ -179,7 +179,7 @@ func TestSetIdleTimeout(t *testing.T) {
 			c.say("x")
 			hold(c)
 		})
-		resp, err := e.client(t, newClient, nil).Do(t.Context(), &Request{Path: "/", IdleTimeout: time.Minute})
+		resp, err := e.client(t, nil).Do(t.Context(), &Request{Path: "/", IdleTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,5 +1,5 @@
 // Package upstream sends the proxy's HTTP calls to engines. It has its own client for
-// HTTP/1.1, and net/http's Transport behind the same interface. It sends header lines
+// HTTP/1.1. It sends header lines
 // and bodies unchanged, reads answers in the caller's goroutine, and closes the
 // connection when a context ends, which engines notice. A Client belongs to one engine.
 // The package knows nothing of phases or protocols.
@@ -45,13 +45,12 @@ type Request struct {
 	// connection is found dead.
 	Once bool
 	// Sent, if not nil, is called when all of the request has been passed to the
-	// connection, before the wait for the answer. The caller is the goroutine of Do, or a
-	// goroutine of the transport. Each repetition of the request calls Sent again. Sent
+	// connection, before the wait for the answer. The caller is the goroutine of Do.
+	// Each repetition of the request calls Sent again. Sent
 	// must not block.
 	Sent func()
 	// Hints, if not nil, gets the header lines of each answer 103 before the final answer (RFC
-	// 8297), in the goroutine of Do. They are valid until EarlyHints returns. The client on
-	// net/http drops such answers.
+	// 8297), in the goroutine of Do. They are valid until EarlyHints returns.
 	Hints interface{ EarlyHints(fields []Field) }
 	// Linger changes what happens when the context ends after the request has been sent.
 	// 0: the client closes the connection at once. Otherwise the connection stays open
@@ -66,7 +65,7 @@ type Request struct {
 	Control CallControl
 	// Detach keeps the connection of a call that is evicted after all of the request
 	// was sent and before any of the answer came. The engine may become responsive
-	// again and answer: see Error.Detached. NewNetHTTP's client closes the connection.
+	// again and answer: see Error.Detached.
 	Detach bool
 	// KeepLate does the same for a call whose HeadTimeout has passed: the Error is a
 	// timeout and has a Detached.

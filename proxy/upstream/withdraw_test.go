@@ -45,9 +45,9 @@ func TestWithdraw(t *testing.T) {
 		"waits, and is wanted again":  {serve: after(5 * time.Second), cap: 1, again: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+			synctest.Test(t, func(t *testing.T) {
 				e := newEngine(t, tt.serve)
-				cl := e.client(t, newClient, func(o *Options) { o.MaxConns = tt.cap })
+				cl := e.client(t, func(o *Options) { o.MaxConns = tt.cap })
 				if tt.cap > 0 {
 					other := waits(t, cl, get())
 					defer func() { <-other }()
