@@ -44,6 +44,10 @@ func (d *decoder) table(path string, t map[string]any, v reflect.Value) {
 		}
 		key := joinKey(path, name)
 		field, found := fieldOf(v, name)
+		if text := removedKey(key); !found && text != "" {
+			d.add(key, "%s", text)
+			continue
+		}
 		if !found {
 			d.add(key, "unknown key%s", cmp.Or(outsideSections(path, name, t[name], v), didYouMean(name, fieldNames(v))))
 			continue
