@@ -272,7 +272,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 		cfg.Plugins = []plugins.Spec{{
 			Name: plugin, Source: source.Source{Location: path},
 			HostFunctions: []string{"*"}, MemoryPages: 64 << 20 / host.PageSize,
-			CrashBudget: 20, CrashWindow: 10 * time.Second, CrashCPUShare: 0.1,
+			CrashBudget: 20, CrashWindow: 10 * time.Second,
 		}}
 		cfg.Place, cfg.Native = plugin+in, true
 	}

@@ -110,7 +110,7 @@ func warmFleet(t *testing.T, connector string, prefill, decode int, connect time
 			c.Mooncake.AbortTimeout, c.P2PNCCL.BufferTimeout = patience, patience
 		},
 		config: func(c *config.Config) {
-			c.Pairs.WarmUp, c.Pairs.WarmUpInterval = true, config.Duration(10*time.Millisecond)
+			c.Pairs.WarmUp = true
 			c.Health.LoadInterval = config.Duration(50 * time.Millisecond)
 			if more != nil {
 				more(c)

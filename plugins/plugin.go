@@ -32,19 +32,24 @@ type plugin struct {
 	calls   *filterCalls    // of a filter
 }
 
+// crashCPUShare is the share of one processor that calls which time out may use over
+// Spec.CrashWindow. The third or a later such call above the share disables the plugin. With a
+// tenth, a plugin that loops costs the machine little before the plugin is disabled, and a plugin
+// that is slow now and then stays.
+const crashCPUShare = 0.1
+
 // slowCompile is the time after which a log line reports the compilation of a module.
 // slowStart is the time after which a log line reports that the proxy waits for a plugin.
 const slowCompile, slowStart = 200 * time.Millisecond, time.Second
 
-// build compiles, starts and configures a version. The version does not serve yet.
+// build compiles, starts and configures a version. The version does not serve yet. Its instances
+// together may have the memory of one instance for each processor and of two more: as many
+// instances can run at the same time, and two can be replaced.
 func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Content) (*plugin, error) {
-	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow, spec.CrashCPUShare), host: s.hostOf(spec)}
+	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow, crashCPUShare), host: s.hostOf(spec)}
 	opts := host.LoadOptions{
-		Guarded: !spec.Trusted, MemoryPages: spec.MemoryPages, TotalMemory: spec.TotalMemory, Cache: s.cache,
+		Guarded: !spec.Trusted, MemoryPages: spec.MemoryPages, TotalMemory: uint64(spec.MemoryPages) * host.PageSize * uint64(runtime.GOMAXPROCS(0)+2), Cache: s.cache,
 		HostFunctions: spec.HostFunctions, CompileWorkers: runtime.GOMAXPROCS(0),
-	}
-	if opts.TotalMemory == 0 {
-		opts.TotalMemory = uint64(spec.MemoryPages) * host.PageSize * uint64(runtime.GOMAXPROCS(0)+2)
 	}
 	name := spec.Name
 	if name == "" {

@@ -203,7 +203,7 @@ func (t *table) plugin(name string) *plugin {
 
 // builtinBudget is the number of failures of the built-in policies that are
 // allowed. It is small, because an error of our own code is likely to repeat.
-const builtinBudget, builtinWindow, builtinShare = 20, 10 * time.Second, 0.1
+const builtinBudget, builtinWindow = 20, 10 * time.Second
 
 // builtinPages is the memory of an instance of the built-in policies, in pages
 // of 64 KiB.
@@ -215,7 +215,7 @@ func (s *Set) buildBuiltin(ctx context.Context, c *Config) (*plugin, error) {
 	digest := sha256.Sum256(content.Wasm)
 	content.SHA256 = hex.EncodeToString(digest[:])
 	p, err := s.build(ctx, c, Spec{
-		Trusted: true, HostFunctions: []string{"*"}, MemoryPages: builtinPages, CrashBudget: builtinBudget, CrashWindow: builtinWindow, CrashCPUShare: builtinShare, Config: c.Params,
+		Trusted: true, HostFunctions: []string{"*"}, MemoryPages: builtinPages, CrashBudget: builtinBudget, CrashWindow: builtinWindow, Config: c.Params,
 	}, content)
 	if err != nil {
 		return nil, fmt.Errorf("load built-in policies: %w", err)

@@ -42,7 +42,6 @@ type Spec struct {
 
 	Trusted       bool // runs in the runtime that cannot interrupt loops
 	MemoryPages   uint32
-	TotalMemory   uint64        // of all instances of a version, in bytes; 0: enough for all of them and two more
 	HostMemory    int64         // bytes that the host may hold for the plugin; 0: budget.DefaultMemory
 	Timeout       time.Duration // of one call; 0: Config.Budget, for a filter filter.DefaultTimeout
 	HostFunctions []string      // that it may call; "*": all
@@ -53,7 +52,6 @@ type Spec struct {
 	FailOpen, HoldHeaders bool // of filters, see filter.Spec
 	CrashBudget           int
 	CrashWindow           time.Duration
-	CrashCPUShare         float64 // see budget.New
 	// Canary is the share of decisions, 0 to 1, that a new version of a policy
 	// takes first, if the old one works. The share lasts for CrashWindow, or
 	// until the new version fails and is dropped. A version that fails on

@@ -22,6 +22,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
+// How long the index assumes blocks that no event has confirmed. expectFor is for engines with KV
+// events: a prefill with its queue, and the event after it, usually take less than
+// 30 s, and requests that meanwhile follow a wrong assumption recompute their prompt. textTTL is for engines without events: a
+// conversation rarely pauses for longer than 10 minutes, and kv_index.text_tokens limits what a busy engine is
+// assumed to keep.
+const (
+	expectFor = 30 * time.Second
+	textTTL   = 10 * time.Minute
+)
+
 // knowledge has a node's data about the engines' KV, and the receivers of the KV events
 // that update the data. The registry calls engineChanged, engineRestarted and engineGone.
 type knowledge struct {
@@ -32,8 +42,7 @@ type knowledge struct {
 	log     *slog.Logger
 	full    lograte.Limiter[string] // decides which refused blocks are logged, by the engine's name
 
-	textTTL    time.Duration // limits of expected blocks, for engines without events
-	textTokens int
+	textTokens int // limit of expected blocks of a rank, for engines without events
 
 	mu       sync.Mutex
 	followed map[string]followed // by the instance's name; guarded by mu
@@ -51,12 +60,12 @@ func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logg
 	k := &knowledge{metrics: metrics, log: log, full: lograte.Limiter[string]{Every: time.Minute}, followed: make(map[string]followed)}
 	k.state = coordinator.State{
 		Index: kvindex.New(kvindex.Options{
-			MaxEntries: cfg.KVIndex.MaxEntries, GuessTTL: time.Duration(cfg.KVIndex.Expect), Reclaimed: k.reclaimed,
+			MaxEntries: cfg.KVIndex.MaxEntries, GuessTTL: expectFor, Reclaimed: k.reclaimed,
 		}),
 		Conversations: conversation.New(cfg.Conversation.Capacity),
 		Trust:         indexcheck.New(k.trustChanged),
 	}
-	k.textTTL, k.textTokens = time.Duration(cfg.KVIndex.TextTTL), cfg.KVIndex.TextTokens
+	k.textTokens = cfg.KVIndex.TextTokens
 	count := func(kind string) func(string, string) {
 		return func(engine, reason string) { metrics.KVEvents(engine, kind, reason, 1) }
 	}
@@ -176,9 +185,9 @@ func (k *knowledge) setBlockTokens(name string, blockTokens int) {
 // limit sets the limits of expected blocks for an instance. An instance without events has the
 // blocks of an estimate. So has one whose events do not arrive, until they arrive.
 func (k *knowledge) limit(i *engine.Instance) {
-	l := kvindex.Limits{TTL: k.textTTL, Blocks: coordinator.TextBlocks(k.textTokens)}
+	l := kvindex.Limits{TTL: textTTL, Blocks: coordinator.TextBlocks(k.textTokens)}
 	if i.Publishes() {
-		l.TTL, l.Silent = 0, k.textTTL
+		l.TTL, l.Silent = 0, textTTL
 	}
 	if i.Events() {
 		l.Blocks = k.textTokens / i.BlockTokens()
@@ -247,10 +256,7 @@ func (k *knowledge) trustChanged(v indexcheck.Verdict) {
 // newTokenizer returns the tokenizer that finds the token ids of prompts. local holds the
 // tokenizers of files by model.
 func newTokenizer(cfg *config.Config, local map[string]tokens.Encoder, registry *engine.Registry, memory *buffer.Budget) (*tokens.Tokenizer, error) {
-	o := tokens.Options{Asker: prompt.Asker{Registry: registry, Memory: memory}, Local: local, Timeout: time.Duration(cfg.Tokens.Timeout), CacheTokens: cfg.Tokens.CacheTokens}
-	if o.CacheTokens == 0 {
-		o.CacheTokens = -1
-	}
+	o := tokens.Options{Asker: prompt.Asker{Registry: registry, Memory: memory}, Local: local, Timeout: time.Duration(cfg.Tokens.Timeout)}
 	o.Order = []tokens.Source{} // nil would be the default
 	for _, name := range cfg.Tokens.Sources {
 		s, ok := tokens.ParseSource(name)

@@ -160,12 +160,12 @@ func paramProblems(cfg *config.Config) config.Problems {
 func pluginSpec(p *config.Plugin) plugins.Spec {
 	return plugins.Spec{
 		Name: p.Name, Source: source.Source{Location: p.Path, SHA256: p.SHA256, PublicKey: p.PublicKey, Signature: p.Signature}, Filter: p.Phase == config.PhaseFilter,
-		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), TotalMemory: uint64(p.MemoryTotal), HostMemory: int64(p.HostMemory), Timeout: time.Duration(p.Timeout),
+		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), HostMemory: int64(p.HostMemory), Timeout: time.Duration(p.Timeout),
 		// Never nil: nil would allow everything.
 		HostFunctions: append([]string{}, p.HostFunctions...), Upstreams: append([]string{}, p.Upstreams...),
 		Config: p.Config, VMConfig: p.VMConfig, VMID: p.VMID, RootID: p.RootID,
 		FailOpen: p.Fail == "open", HoldHeaders: p.HeaderStop == "headers",
-		Canary: p.Canary, CrashBudget: p.CrashBudget, CrashWindow: time.Duration(p.CrashWindow), CrashCPUShare: p.CrashCPUShare,
+		Canary: p.Canary, CrashBudget: p.CrashBudget, CrashWindow: time.Duration(p.CrashWindow),
 	}
 }
 

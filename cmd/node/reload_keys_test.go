@@ -29,7 +29,7 @@ var reloadedKeys = []string{
 	"plugin", "upstream", "model", "remote", "priority_class", "tenant", "jwt", "engine",
 	"health.interval", "health.suspect_interval", "health.timeout", "health.unhealthy_after", "health.healthy_after", "health.load_interval",
 	"retry.attempts", "retry.budget", "retry.min_budget", "retry.schedule_style", "circuit.failures", "circuit.open_for",
-	"pairs.allow_incompatible", "pairs.same_labels", "pairs.warm_up", "pairs.warm_up_interval",
+	"pairs.allow_incompatible", "pairs.same_labels", "pairs.warm_up",
 	"trtllm.auth_key_file", "trtllm.base64_ids", "trtllm.strip_history", "trtllm.msgpack",
 	"sidecar.local", "sidecar.role", "sidecar.connector", "sidecar.header", "sidecar.encoder_header", "sidecar.policies", "sidecar.policy_header",
 	"sidecar.profile_header", "sidecar.callers", "sidecar.picker", "sidecar.picker_timeout", "sidecar.picker_failure_mode_allow",

@@ -61,10 +61,6 @@ func (k *checker) oneOf(key, value string, allowed ...string) {
 	if slices.Contains(allowed, value) {
 		return
 	}
-	if why := retiredValue(key, value); why != "" {
-		k.add(key, "%q %s", value, why)
-		return
-	}
 	k.add(key, "must be one of %s, found %q%s", quoteAll(allowed), value, didYouMean(value, allowed))
 }
 

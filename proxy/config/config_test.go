@@ -58,7 +58,7 @@ func TestDefaults(t *testing.T) {
 		{"retry.budget", c.Retry.Budget, 0.2},
 		{"retry.min_budget", c.Retry.MinBudget, 10},
 		{"retry.schedule_style", c.Retry.ScheduleStyle, "context_first"},
-		{"pairs", c.Pairs, Pairs{SameLabels: []string{}, WarmUpInterval: Duration(100 * time.Millisecond)}},
+		{"pairs", c.Pairs, Pairs{SameLabels: []string{}}},
 		{"circuit", c.Circuit, Circuit{Failures: 5, OpenFor: seconds(10)}},
 		{"discovery.etcd.prefix", c.Discovery.Etcd.Prefix, "/pdproxy/engines/"},
 		{"discovery.trtllm.refresh_interval", c.Discovery.TRTLLM.RefreshInterval.String(), "10s"},

@@ -44,7 +44,7 @@ func (d *decoder) table(path string, t map[string]any, v reflect.Value) {
 		}
 		key := joinKey(path, name)
 		field, found := fieldOf(v, name)
-		if why := retiredKey(key); why != "" {
+		if why := retiredKey(key); !found && why != "" {
 			d.add(key, "%s", why)
 			continue
 		}

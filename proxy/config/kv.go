@@ -15,12 +15,6 @@ type KVIndex struct {
 	// MaxEntries bounds the (block, target) pairs in the index; a pair takes at most 40
 	// bytes. Default 16777216.
 	MaxEntries int `toml:"max_entries"`
-	// Expect is how long a block counts as held by an engine to which a request was
-	// sent, before the engine's events report it. Default 30s; never 0.
-	Expect Duration `toml:"expect"`
-	// TextTTL is how long an engine without KV events is assumed to keep the blocks of
-	// its requests. Default 10m; never 0.
-	TextTTL Duration `toml:"text_ttl"`
 	// TextTokens is the number of tokens that a rank of an engine without KV events is
 	// assumed to keep. Default 1000000; 0: no bound.
 	TextTokens int `toml:"text_tokens"`
@@ -39,9 +33,6 @@ type Tokens struct {
 	// Timeout is how long one request may wait for its ids; after that it is placed
 	// without them. Default 250ms; never 0.
 	Timeout Duration `toml:"timeout"`
-	// CacheTokens is how many ids are kept for equal prompts, 4 bytes each.
-	// Default 4194304; 0: none.
-	CacheTokens int `toml:"cache_tokens"`
 }
 
 // Recording configures the trace that a node writes for the replay lab: lengths, hashes
@@ -56,13 +47,13 @@ type Recording struct {
 }
 
 func defaultKVIndex() KVIndex {
-	return KVIndex{MaxEntries: 16 << 20, Expect: seconds(30), TextTTL: seconds(600), TextTokens: 1_000_000}
+	return KVIndex{MaxEntries: 16 << 20, TextTokens: 1_000_000}
 }
 
 func defaultTokens() Tokens {
 	return Tokens{
 		Sources: []string{TokensClient, TokensLocal, TokensEngine}, Files: map[string]string{},
-		Timeout: seconds(1) / 4, CacheTokens: 4 << 20,
+		Timeout: seconds(1) / 4,
 	}
 }
 
@@ -72,8 +63,6 @@ func defaultRecording() Recording { return Recording{BlockTokens: 512} }
 func (k *checker) kv() {
 	x := k.config.KVIndex
 	k.atLeast("kv_index.max_entries", x.MaxEntries, 1)
-	k.positive("kv_index.expect", int64(x.Expect))
-	k.positive("kv_index.text_ttl", int64(x.TextTTL))
 	k.atLeast("kv_index.text_tokens", x.TextTokens, 0)
 
 	t := k.config.Tokens
@@ -81,6 +70,5 @@ func (k *checker) kv() {
 		k.oneOf(indexKey("tokens.sources", i), s, tokenSources()...)
 	}
 	k.positive("tokens.timeout", int64(t.Timeout))
-	k.atLeast("tokens.cache_tokens", t.CacheTokens, 0)
 	k.within("recording.block_tokens", k.config.Recording.BlockTokens, 1, 1<<20)
 }

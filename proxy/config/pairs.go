@@ -1,7 +1,5 @@
 package config
 
-import "time"
-
 // Pairs configures the pairing of prefill and decode engines.
 type Pairs struct {
 	// AllowIncompatible also pairs engines whose facts exclude a transfer (page size,
@@ -17,11 +15,8 @@ type Pairs struct {
 	// flight. If it fails, the circuit of the pair opens. Engines that require the clients'
 	// API keys reject it. Broken pairs get such a request in any case. Default false.
 	WarmUp bool `toml:"warm_up"`
-	// WarmUpInterval is the time between the starts of two such requests. Default
-	// 100ms; never 0.
-	WarmUpInterval Duration `toml:"warm_up_interval"`
 }
 
 func defaultPairs() Pairs {
-	return Pairs{SameLabels: []string{}, WarmUpInterval: Duration(100 * time.Millisecond)}
+	return Pairs{SameLabels: []string{}}
 }

@@ -2,22 +2,32 @@ package config
 
 import "strings"
 
-// retired maps each key that this version does not have any more, and each such value in the form
-// NAME=VALUE with the last name of its key, to the end of the problem: the reason and the
-// replacement.
+// retired maps each key that this version does not have any more to the end of the problem: the
+// fixed value or the replacement. Entries of an array have no index: plugin.memory_total.
 var retired = map[string]string{
-	"transport.client": "engines are called with one HTTP/1.1 client; remove the key",
+	"kv_index.expect":        "it is always 30s; remove the key",
+	"kv_index.text_ttl":      "it is always 10m; remove the key. kv_index.text_tokens still limits the estimate",
+	"pairs.warm_up_interval": "it is always 100ms; remove the key",
+	"plugin.crash_cpu_share": "it is always 0.1 of one processor; remove the key. timeout and crash_budget still limit a plugin",
+	"plugin.memory_total":    "it is always memory × (processors + 2); remove the key. memory still limits each instance",
+	"tokens.cache_tokens":    "it is always 4194304; remove the key",
+	"transport.client":       "engines are called with one HTTP/1.1 client; remove the key",
 }
 
-// retiredKey returns the message for a key that is retired, or "".
+// retiredKey returns the problem of a key that is retired, or "". It ignores the indexes of
+// entries.
 func retiredKey(key string) string {
-	if why := retired[key]; why != "" {
+	var b strings.Builder
+	for key != "" {
+		before, rest, indexed := strings.Cut(key, "[")
+		b.WriteString(before)
+		if !indexed {
+			break
+		}
+		_, key, _ = strings.Cut(rest, "]")
+	}
+	if why := retired[b.String()]; why != "" {
 		return "is retired: " + why
 	}
 	return ""
-}
-
-// retiredValue is retiredKey for a value of key.
-func retiredValue(key, value string) string {
-	return retiredKey(key[strings.LastIndexByte(key, '.')+1:] + "=" + value)
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestRetired: a retired key or value is one problem, at its line, that names the replacement.
+// TestRetired: a retired key is one problem, at its line, that names the replacement.
 func TestRetired(t *testing.T) {
 	for name, tt := range map[string]struct {
 		text string

@@ -92,9 +92,6 @@ type Plugin struct {
 	// Memory is the maximum memory of one guest instance, 64KiB (one Wasm page) to
 	// 4GiB. Default 64MiB.
 	Memory ByteSize `toml:"memory"`
-	// MemoryTotal is the maximum memory of all instances of one version together, at
-	// least Memory. Default "0B": Memory times the number of processors plus two.
-	MemoryTotal ByteSize `toml:"memory_total"`
 	// HostMemory is the maximum memory that the proxy holds for the plugin outside of
 	// its instances, over all instances and streams: HTTP calls with their answers,
 	// header lines, body bytes and answers that it adds. 64KiB or more. Default 64MiB.
@@ -111,10 +108,6 @@ type Plugin struct {
 	// CrashWindow is the time over which failures are counted. Default 10s;
 	// never 0.
 	CrashWindow Duration `toml:"crash_window"`
-	// CrashCPUShare limits the time of calls that end by Timeout: the share of one
-	// processor, 0 to 1, over CrashWindow. The third or a later such call above the limit
-	// disables the plugin. Default 0.1; 0: no limit.
-	CrashCPUShare float64 `toml:"crash_cpu_share"`
 }
 
 // Remote reports whether the module comes over http(s) or from a registry.
@@ -149,7 +142,6 @@ func DefaultPlugin() Plugin {
 		HostMemory:    64 << 20,
 		CrashBudget:   20,
 		CrashWindow:   seconds(10),
-		CrashCPUShare: 0.1,
 	}
 }
 

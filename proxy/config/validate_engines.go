@@ -178,7 +178,6 @@ func (k *checker) engineCare() {
 
 	k.atLeast("circuit.failures", k.config.Circuit.Failures, 1)
 	k.positive("circuit.open_for", int64(k.config.Circuit.OpenFor))
-	k.positive("pairs.warm_up_interval", int64(k.config.Pairs.WarmUpInterval))
 	k.sameLabels()
 
 	t := k.config.Transport

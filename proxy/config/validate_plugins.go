@@ -34,9 +34,6 @@ func (k *checker) plugins() {
 		k.oneOf(key("header_stop"), p.HeaderStop, "all", "headers")
 		k.allowed(i, p)
 		k.memory(key("memory"), p.Memory)
-		if p.MemoryTotal != 0 && p.MemoryTotal < p.Memory {
-			k.add(key("memory_total"), "must be 0B or at least memory, %v, found %v", p.Memory, p.MemoryTotal)
-		}
 		if p.HostMemory < 64<<10 {
 			k.add(key("host_memory"), "must be at least 64KiB, found %v", p.HostMemory)
 		}
@@ -46,7 +43,6 @@ func (k *checker) plugins() {
 		}
 		k.atLeast(key("crash_budget"), p.CrashBudget, 0)
 		k.positive(key("crash_window"), int64(p.CrashWindow))
-		k.share(key("crash_cpu_share"), p.CrashCPUShare)
 	}
 }
 

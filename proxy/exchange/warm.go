@@ -18,6 +18,10 @@ import (
 // warmRest is how often Warm looks for a pair to try.
 const warmRest = time.Second
 
+// warmInterval is the least time between the starts of two warm-ups of new pairs. A warm-up costs
+// the engines one token; ten a second connect a hundred new pairs in 10 s beside the users' load.
+const warmInterval = 100 * time.Millisecond
+
 // Outcomes of a warm-up, labels of the metric.
 const (
 	warmOK     = "ok"
@@ -28,8 +32,8 @@ const (
 // Warm sends a request of one token through each broken pair when the pause of its circuit is
 // over. So no user's request is the trial of a pair that may still be broken. If warm-ups are
 // configured, Warm also sends one through each new pair, so that the two engines connect before
-// the first user's request needs the pair. At most one warm-up begins in each
-// pairs.warm_up_interval, and only if both engines are idle. When ctx ends, Warm waits for the
+// the first user's request needs the pair. At most one warm-up of a new pair begins in each
+// warmInterval, and only if both engines are idle. When ctx ends, Warm waits for the
 // running requests and returns.
 func (run *Runner) Warm(ctx context.Context) {
 	var (
@@ -49,10 +53,9 @@ func (run *Runner) Warm(ctx context.Context) {
 		now, wait := time.Now(), warmRest
 		if local, all := run.localEngine(); local != nil || all {
 			cfg := run.Config()
-			interval := time.Duration(cfg.Pairs.WarmUpInterval)
 			if model, pair := run.Registry.ClaimTrial(now, local); pair != nil {
 				running.Go(func() { run.warmPair(ctx, model, pair, true) })
-				wait = min(wait, interval)
+				wait = min(wait, warmInterval)
 			} else if cfg.Pairs.WarmUp && !now.Before(next) {
 				if model, pair := run.Registry.ClaimFresh(now, local, func(i *engine.Instance) bool { return !taken.has(i) && i.Free(now) }); pair != nil {
 					taken.add(pair)
@@ -60,7 +63,7 @@ func (run *Runner) Warm(ctx context.Context) {
 						defer taken.remove(pair)
 						run.warmPair(ctx, model, pair, false)
 					})
-					next = now.Add(interval)
+					next = now.Add(warmInterval)
 				}
 			}
 			if left := next.Sub(now); left > 0 {

@@ -127,6 +127,10 @@ type Encoder interface {
 	Append(dst []uint32, text string, special bool) ([]uint32, error)
 }
 
+// defaultCacheTokens is the number of cached ids. With 4 bytes each the cache takes 16 MiB, and has
+// the ids of 1000 prompts of 4096 tokens.
+const defaultCacheTokens = 4 << 20
+
 // Options configures a Tokenizer. Zero values mean the defaults named here.
 type Options struct {
 	Order       []Source           // tried in this order; nil: Client, Engine, Local
@@ -135,7 +139,7 @@ type Options struct {
 	LocalBytes  int                // longest prompt, as JSON bytes, that is encoded locally; 256 KiB
 	Timeout     time.Duration      // for all tokenize requests of one request together; 250 ms
 	Concurrency int                // concurrent tokenize requests; 64
-	CacheTokens int                // cached ids, 4 bytes each; 4 Mi; < 0: none
+	CacheTokens int                // cached ids, 4 bytes each; 0: defaultCacheTokens; < 0: none
 }
 
 // Tokenizer finds token ids. It is safe for concurrent use, starts no
@@ -168,7 +172,7 @@ func New(o Options) *Tokenizer {
 		o.Concurrency = 64
 	}
 	if o.CacheTokens == 0 {
-		o.CacheTokens = 4 << 20
+		o.CacheTokens = defaultCacheTokens
 	}
 	return &Tokenizer{
 		order:   o.Order,

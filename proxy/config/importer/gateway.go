@@ -60,7 +60,7 @@ func sharedFlags() map[string]flagSpec {
 	specs["prefill"] = flagSpec{arity: takesURL}
 
 	const startup = "pdproxy does not wait for engines at its start: an engine that does not answer yet gets no requests"
-	const tree = "these keys limit the index: [kv_index] text_ttl, text_tokens and max_entries"
+	const tree = "these keys limit the index: [kv_index] text_tokens and max_entries"
 	const backoff = "a retry goes to another engine at once"
 	const kubernetes = "pdproxy does not search pods by label"
 	maps.Copy(specs, map[string]flagSpec{

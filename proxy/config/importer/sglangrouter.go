@@ -43,6 +43,7 @@ func sglangFlags() map[string]flagSpec {
 	}
 	const manual = "a conversation keeps its engine as long as the table of conversation.capacity entries has it"
 	const prefix = "pdproxy matches whole blocks of the prompt"
+	const tokenCache = "the cache of token ids is always on and has 4194304 ids"
 	const tokenizer = "[tokens] files names a tokenizer.json by model, for plain prompts; chats are tokenized by the engines"
 	const store = "pdproxy stores no conversations and responses"
 	const parsers = "engines parse reasoning and tool calls themselves"
@@ -60,8 +61,8 @@ func sglangFlags() map[string]flagSpec {
 		"client-cert-path":            one("pdproxy shows engines no certificate"),
 		"client-key-path":             one("pdproxy shows engines no certificate"),
 		"model-path":                  one(tokenizer), "tokenizer-path": one(tokenizer), "chat-template": one(tokenizer),
-		"tokenizer-cache-enable-l0": {note: "tokens.cache_tokens"}, "tokenizer-cache-enable-l1": {note: "tokens.cache_tokens"},
-		"tokenizer-cache-l0-max-entries": one("tokens.cache_tokens"), "tokenizer-cache-l1-max-memory": one("tokens.cache_tokens"),
+		"tokenizer-cache-enable-l0": {note: tokenCache}, "tokenizer-cache-enable-l1": {note: tokenCache},
+		"tokenizer-cache-l0-max-entries": one(tokenCache), "tokenizer-cache-l1-max-memory": one(tokenCache),
 		"reasoning-parser": one(parsers), "tool-call-parser": one(parsers),
 		"mcp-config-path": one("pdproxy calls no tools"),
 		"enable-wasm":     {note: "the router's modules are components of another interface; pdproxy's filters are proxy-wasm modules, [[plugin]]"},
