@@ -7,6 +7,8 @@
 //
 // This holds on Linux (amd64, arm64) without the race detector, which has to see all
 // reads and writes. Elsewhere the package uses package net.
+//
+// The decisions behind this package are in docs/design/attempt.md.
 package socket
 
 import "net"

@@ -4,6 +4,8 @@
 // Unsigned numbers are varints, signed numbers are zigzag varints. A text or a list
 // has its length, an unsigned varint, before it. Numbers of a fixed width are little
 // endian.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package wire
 
 import "encoding/binary"
