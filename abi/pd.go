@@ -3,6 +3,8 @@
 // and as the bytes that cross the border of a guest. It imports no other
 // package of this module, holds no state, and compiles natively and for
 // WebAssembly.
+//
+// The decisions behind this package are in docs/design/placement.md.
 package abi
 
 // Phase is one step of a request's work on engines: encode, prefill or decode.

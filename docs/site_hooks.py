@@ -17,7 +17,6 @@ REPOSITORY = "https://github.com/pdproxy/pdproxy/blob/main/"
 # Files of the repository that are pages of the site, and their names on the site.
 PAGES = {
     "SECURITY.md": "security-policy.md",
-    "RATIONALE.md": "rationale.md",
     "CHANGELOG.md": "changes.md",
     "abi/README.md": "reference/abi.md",
 }

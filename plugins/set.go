@@ -9,6 +9,8 @@
 // of a policy module), filter (one version of a filter, and the chain of
 // filters). For authors there are build (from source to module) and trial (a
 // module on recorded inputs).
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package plugins
 
 import (

@@ -2,6 +2,8 @@
 // requests of clients, each request runs as one exchange with legs on engines, and admin
 // shows operators what the proxy does. coordinator.Coordinator decides on which engine a
 // leg runs, connector.Connector decides how the leg looks.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package proxy
 
 import (

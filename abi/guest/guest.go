@@ -29,6 +29,8 @@
 // proxy-wasm. A module that gets them from another SDK, because it is a filter
 // as well, is built with -tags pdproxy_sdk and passes its configuration to
 // Configured.
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package guest
 
 import (

@@ -3,6 +3,8 @@
 // 0.2.1 and of WASI, and calls the guests' callbacks and hooks. A guest reaches
 // the world outside its memory through the embedder's Env. Source of every
 // number and signature: proxy-wasm/spec, abi-versions/v0.2.1 and v0.1.0.
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package host
 
 // Status is the answer of a host function to the guest.

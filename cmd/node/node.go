@@ -1,6 +1,8 @@
 // Package node connects the parts of one process of the proxy: the registry of the
 // engines, discovery, the plugins, the policies, the sockets and the server. A node is a
 // complete proxy, or it has the role of a coordinator or a worker in a fleet.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package node
 
 import (

@@ -2,6 +2,8 @@
 // everything, or a coordinator and workers that a supervisor starts and watches. It
 // handles the signals, and hands the sockets over to a successor without refusing a
 // connection.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package supervisor
 
 import (

@@ -1,6 +1,8 @@
 // Package budget holds the limits of a plugin. Budget counts failures, and the
 // time of calls that timed out, and parks the plugin when a limit is exceeded.
 // Host limits the resources that the host spends on the plugin.
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package budget
 
 import (

@@ -2,6 +2,8 @@
 // and writes the first files of new ones. It does not change a plugin's sources. For
 // Go an overlay gives the compiler the files that have to differ (the host calls of
 // an SDK written for TinyGo).
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package build
 
 import (

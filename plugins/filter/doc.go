@@ -15,4 +15,6 @@
 // Where the specification leaves the behaviour open, the package does as Envoy
 // does
 // (source/extensions/common/wasm/context.cc, source/common/http/filter_manager.cc).
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package filter

@@ -3,6 +3,8 @@
 // is none. A version never fails a request: when a guest traps, loops, exceeds
 // its memory or gives an invalid answer, the version replaces its VM and counts
 // a failure in its crash budget.
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package policy
 
 import (

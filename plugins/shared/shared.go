@@ -4,6 +4,8 @@
 // plugin share the metrics that they define. Semantics: proxy-wasm/spec 0.2.1
 // "Shared data", "Shared queues" and "Metrics", and proxy-wasm-cpp-host where
 // the specification leaves them open.
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package shared
 
 import (

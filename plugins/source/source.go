@@ -1,5 +1,7 @@
 // Package source reads a module from a file, over http(s) or from a registry of OCI
 // artifacts. It limits the size, and checks digest and signature. It also notices when the content of a file changes.
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package source
 
 import (

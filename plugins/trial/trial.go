@@ -3,6 +3,8 @@
 // hooks go to a VM of the trial's own. The trial calls it as the proxy calls
 // policies, but returns the reason why an answer breaks the contract. Frames of
 // http go through the proxy's chain of filters.
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package trial
 
 import (

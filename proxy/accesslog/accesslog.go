@@ -1,5 +1,7 @@
 // Package accesslog writes one line of JSON for each request that has ended. A line never
 // contains text of a prompt or of an answer.
+//
+// The decisions behind this package are in docs/design/request.md.
 package accesslog
 
 import (

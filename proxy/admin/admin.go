@@ -1,6 +1,8 @@
 // Package admin serves the endpoints of operators: health, metrics, engines, policies, the
 // requests that run and that have ended, the sidecar's policies, and drain. In a fleet the
 // coordinator answers for its workers, too.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package admin
 
 import (

@@ -6,6 +6,8 @@
 // that takes over from another process therefore uses the same token. The file of a
 // crashed process is recognized as stale: another process may listen at the address
 // now, and must not receive the token.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package admintoken
 
 import (

@@ -1,5 +1,7 @@
 // Package admission checks API keys, queues requests, and limits the number of open
 // requests of each client.
+//
+// The decisions behind this package are in docs/design/request.md.
 package admission
 
 import (

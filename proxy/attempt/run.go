@@ -5,6 +5,8 @@
 // Each file refers only to files below it, from the top: run and gateway; prefill_first,
 // concurrent and encode; prefill and decode; relay and send; the files for one task each;
 // attempt; env; leg and failure.
+//
+// The decisions behind this package are in docs/design/attempt.md.
 package attempt
 
 import (

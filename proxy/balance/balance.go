@@ -6,6 +6,8 @@
 // for a short time before it accepts the next connection, so that another worker can
 // accept it. The wait is bounded, because the other workers may be dead, suspended or
 // busy. Therefore a running worker accepts every connection.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package balance
 
 import (

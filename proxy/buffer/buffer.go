@@ -1,5 +1,7 @@
 // Package buffer manages the memory of the data path: pooled buffers, and the budget
 // that counts the bytes of buffers with requests and answers.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package buffer
 
 import (

@@ -1,6 +1,8 @@
 // Package cleanup makes engines free the KV blocks that failed attempts left behind. A
 // Job holds the calls of one attempt; the Runner makes them in the background, after the
 // request itself has ended.
+//
+// The decisions behind this package are in docs/design/attempt.md.
 package cleanup
 
 import (

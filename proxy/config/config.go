@@ -8,6 +8,8 @@
 // and plugins, kv.go for KV blocks, conversation.go for conversations, engines.go for
 // engines and the calls to them, fleet.go for discovery and for several processes. The
 // config.toml at the root of the repository shows every key with its default.
+//
+// The decisions behind this package are in docs/design/request.md.
 package config
 
 import (

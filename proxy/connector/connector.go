@@ -7,6 +7,8 @@
 // bytes with a few members removed or inserted. Values in the answer of one engine that
 // are meant for the other engine (block ids, 64-bit ids, opaque state) are copied byte
 // for byte.
+//
+// The decisions behind this package are in docs/design/connectors.md.
 package connector
 
 import (

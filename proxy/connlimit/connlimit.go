@@ -1,5 +1,7 @@
 // Package connlimit limits the open connections of an internal address: all except the public
 // address and the admin address, which package edge limits.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package connlimit
 
 import (

@@ -2,6 +2,8 @@
 // and commits their decision, mints the disagg id and returns a lease. Local does this
 // with the state of its own process. Through package fleet, other processes can request
 // placements from a Local.
+//
+// The decisions behind this package are in docs/design/placement.md.
 package coordinator
 
 import (

@@ -1,5 +1,7 @@
 // Package downstream is the side of a client: the bytes of its request, with the limits
 // of memory and time for them, and the only way to write the answer.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package downstream
 
 import (

@@ -1,6 +1,8 @@
 // Package engine holds the state of the serving engines: which instances exist, which
 // models each serves, whether each is healthy, and which instances may be paired. Its
 // Registry publishes an immutable Snapshot that the request path reads without a lock.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package engine
 
 import (

@@ -1,5 +1,7 @@
 // Package etcd builds the configuration of etcd clients: addresses, certificates,
 // password, and the time until a dead server is noticed.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package etcd
 
 import (

@@ -1,6 +1,8 @@
 // Package exchange runs one request of a client from its first byte to its last: it admits,
 // reads and describes the request, then places and attempts it until one attempt ends it.
 // Read serve.go from top to bottom.
+//
+// The decisions behind this package are in docs/design/request.md.
 package exchange
 
 import (

@@ -8,6 +8,8 @@
 // the page's owner has made that name resolve to this address (DNS rebinding). A page of
 // another origin can send bodies of only three media types without a preflight request.
 // The guard accepts none of these types.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package httpguard
 
 import (

@@ -1,5 +1,7 @@
 // Package idtoken verifies the tokens (JWT, RFC 7519) that clients send instead of an API key,
 // and finds the tenants of the clients. Only signatures with a public key are accepted.
+//
+// The decisions behind this package are in docs/design/tenants.md.
 package idtoken
 
 import (

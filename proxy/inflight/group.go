@@ -1,5 +1,7 @@
 // Package inflight counts work in progress and lets goroutines wait until no work is
 // left.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package inflight
 
 import "sync"

@@ -1,6 +1,8 @@
 // Package journal records the events of a request. The caller reports each event once.
 // The journal writes it to all records of requests: the record behind GET /v1/explain and
 // GET /perf_metrics, the metrics, the spans, the log and the facts for filters.
+//
+// The decisions behind this package are in docs/design/request.md.
 package journal
 
 import (

@@ -1,5 +1,7 @@
 // Package lograte limits the log lines that peers can cause: each key, such as a peer's
 // address, may log one line in a period.
+//
+// The decisions behind this package are in docs/design/request.md.
 package lograte
 
 import (

@@ -1,5 +1,7 @@
 // Package models finds the models that serve a request from the name that the client
 // requested: aliases, weighted splits and fallbacks of the configuration.
+//
+// The decisions behind this package are in docs/design/request.md.
 package models
 
 import (

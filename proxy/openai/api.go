@@ -11,6 +11,8 @@
 // The scan is strict on purpose. Two parsers could read some bodies differently
 // (duplicate keys, broken UTF-8, lone surrogates). With such a body a client could make
 // the engine see another request than the proxy. The proxy rejects such a body with 400.
+//
+// The decisions behind this package are in docs/design/request.md.
 package openai
 
 // API is one route of the public surface, and the dialect of its bodies. The zero value

@@ -1,6 +1,8 @@
 // Package pemfile reads certificates and private keys from PEM files. Its errors name the
 // file and the configuration key that names the file. They never contain the content of a
 // file.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package pemfile
 
 import (

@@ -5,6 +5,8 @@
 // later operations use the descriptor that Open has checked, and follow no symbolic
 // links. Another user of the host can therefore neither exchange the folder nor direct
 // an operation to another file.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package privatedir
 
 import (

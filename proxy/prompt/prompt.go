@@ -1,6 +1,8 @@
 // Package prompt computes the facts by which a prompt is matched: its token ids, the
 // hashes of its blocks, and the conversation that it continues. Place policies compare
 // these facts with the KV that engines hold.
+//
+// The decisions behind this package are in docs/design/placement.md.
 package prompt
 
 import (

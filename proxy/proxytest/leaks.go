@@ -1,5 +1,7 @@
 // Package proxytest has test doubles and checks for the tests of the proxy and of its
 // packages.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package proxytest
 
 import (

@@ -1,5 +1,7 @@
 // Package recording writes traces for the replay lab: the times and lengths of requests
 // and hashes of their blocks, never text.
+//
+// The decisions behind this package are in docs/design/request.md.
 package recording
 
 import (

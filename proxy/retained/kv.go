@@ -1,6 +1,8 @@
 // Package retained keeps track of the KV that decode engines retain after a turn of a
 // conversation, so that prefill can pull it at the next turn instead of computing the
 // prompt again. KV that no turn can use is freed.
+//
+// The decisions behind this package are in docs/design/attempt.md.
 package retained
 
 import (

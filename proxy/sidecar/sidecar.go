@@ -1,6 +1,8 @@
 // Package sidecar implements the additional steps of a proxy beside one engine: the coordination
 // policies, which say which phases run on that engine and which engines may take the others, and
 // the headers by which a gateway selects engines itself.
+//
+// The decisions behind this package are in docs/design/gateway.md.
 package sidecar
 
 import (

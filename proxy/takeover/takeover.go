@@ -11,6 +11,8 @@
 // Descriptors come with the bytes of an offer. On Linux each process checks that the
 // other belongs to the same user, or to root. Elsewhere only the directory's mode
 // excludes other users.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package takeover
 
 import (

@@ -1,5 +1,7 @@
 // Package telemetry defines the proxy's Prometheus metrics and OpenTelemetry spans.
 // Only Intervals.Observe is called for each event of a stream.
+//
+// The decisions behind this package are in docs/design/request.md.
 package telemetry
 
 import (

@@ -3,6 +3,8 @@
 //
 // A Ledger counts in memory, or in a file that all processes of a host share. Amounts are
 // integers, so that a budget is exact to one request.
+//
+// The decisions behind this package are in docs/design/tenants.md.
 package tenant
 
 import (

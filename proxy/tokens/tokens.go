@@ -9,6 +9,8 @@
 // The body of a tokenize request consists of the client's bytes with some members removed
 // or inserted; the prompt is not decoded. Building the request (ask.go) and reading the
 // answer (answer.go) are pure; an [Asker] sends it.
+//
+// The decisions behind this package are in docs/design/placement.md.
 package tokens
 
 import (

@@ -3,6 +3,8 @@
 // and bodies unchanged, reads answers in the caller's goroutine, and closes the
 // connection when a context ends, which engines notice. A Client belongs to one engine.
 // The package knows nothing of phases or protocols.
+//
+// The decisions behind this package are in docs/design/attempt.md.
 package upstream
 
 import (

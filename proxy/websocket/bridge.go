@@ -5,6 +5,8 @@
 // The protocol is OpenAI's WebSocket mode: the client sends {"type":"response.create",…} with the
 // members of a request body, one response at a time. The server sends the data of each event as
 // one text message, and errors as {"type":"error","status":…,"error":{…}}.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package websocket
 
 import (

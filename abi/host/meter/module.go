@@ -1,5 +1,7 @@
 // Package meter reads WebAssembly modules and adds meters to them: checks that give the host the
 // control back after a number of instructions.
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package meter
 
 import (

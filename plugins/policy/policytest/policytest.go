@@ -1,5 +1,7 @@
 // Package policytest provides the guest that the tests of policies run
 // (plugins/policy/testdata/guest), and the frames for it.
+//
+// The decisions behind this package are in docs/design/plugins.md.
 package policytest
 
 import (

@@ -1,6 +1,8 @@
 // Package dashboard is the page that the admin address shows to browsers. The page reads
 // snapshots of the process or the fleet from a stream of server-sent events, which a Hub
 // sends to all viewers. A Meter computes the traffic in the snapshots.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package dashboard
 
 import (

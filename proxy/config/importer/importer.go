@@ -8,6 +8,8 @@
 // gateway.go. The text names
 // the origin of each value, has a comment for each setting without an equivalent, and
 // never contains a secret. It always passes config.Parse.
+//
+// The decisions behind this package are in docs/design/request.md.
 package importer
 
 import (

@@ -2,6 +2,8 @@
 // different hosts. Both sides use TLS 1.3. On the coordinator's side a Gate limits
 // and refuses connections, because any host can connect to the address. The Gate also
 // separates workers from HTTP callers. Connections over Unix sockets do not use TLS.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package access
 
 import (

@@ -20,6 +20,8 @@
 // then lead at the same time as a new leader whose record it cannot read. Workers connect
 // to the leader with the higher epoch, and the two leaders mint from different ranges of
 // ids.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package election
 
 import (

@@ -1,6 +1,8 @@
 // Package fleet is the protocol between worker processes and the coordinator, which
 // places the requests of all workers. It has the coordinator's Server, a worker's Client,
 // and Follow for a standby coordinator.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package fleet
 
 import (

@@ -1,6 +1,8 @@
 // Package idstore stores the marks below which disagg ids are reserved, in a file or in
 // etcd. A Keeper reserves ids ahead of their use, and grants them to its own Source and to
 // workers.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package idstore
 
 import (

@@ -10,6 +10,8 @@
 // for the peer to read: if the socket does not accept all bytes at once, a goroutine of
 // the connection writes the remaining bytes. Similarly, a single caller reads its own
 // answer from the socket, so that the scheduler need not wake another goroutine.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package link
 
 import (

@@ -1,5 +1,7 @@
 // Package placetest has engines, policies and a coordinator for tests of package
 // coordinator and of packages that use it.
+//
+// The decisions behind this package are in docs/design/placement.md.
 package placetest
 
 import (

@@ -9,6 +9,8 @@
 // for instances, so the messages contain the names of instances. The values that policies
 // keep for conversations are not copied: they are lost at a failover, as they may be at
 // any time. If a leader dies, the turns of the last tenth of a second are lost too.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package replica
 
 import (

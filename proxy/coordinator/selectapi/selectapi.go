@@ -8,6 +8,8 @@
 // with handles, the newer form is MessagePack with req_id), serve/disagg_coordinator.py
 // (expiry, duplicates, cluster_info) and serve/router.py (routing keys, and the members
 // of answers that workers read).
+//
+// The decisions behind this package are in docs/design/connectors.md.
 package selectapi
 
 import (

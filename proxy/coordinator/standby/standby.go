@@ -1,6 +1,8 @@
 // Package standby makes several coordinators act as one. The election decides which of
 // them leads. The other coordinators are standbys with a copy of the leader's
 // conversation homes. Workers find the leader by a Finder.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package standby
 
 import (

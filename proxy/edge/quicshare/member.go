@@ -12,6 +12,8 @@
 //	quic.key     the secret from which the keys of stateless resets and address
 //	             tokens are derived
 //	lanes.lock   held while a member opens its port
+//
+// The decisions behind this package are in docs/design/edge.md.
 package quicshare
 
 import (

@@ -7,6 +7,8 @@
 // server that does not answer or an unreachable etcd leave the engines as they were.
 // Only a valid answer without an engine removes it. A bad entry of a list is skipped
 // and logged, and does not affect the others.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package discovery
 
 import (

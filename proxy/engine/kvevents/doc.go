@@ -7,4 +7,6 @@
 // for long. So the package handles every uncertainty in the same way: a gap that no
 // replay fills, a sequence that went back, a lost connection, an unreadable batch. It
 // clears the feed and counts this as a resync. Later events restore the blocks.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package kvevents

@@ -2,6 +2,8 @@
 // of their targets. The polls run outside the request path. An engine that gives no
 // answer, or an unreadable one, keeps its health state. Its earlier reports lose weight
 // with time.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package loads
 
 import (

@@ -6,6 +6,8 @@
 // only registrations of the peer's own host. All input is bounded, and validated like a
 // configuration. No other engine receives data from a registration before the proxy's
 // probe of the registering engine has succeeded.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package moriio
 
 import (

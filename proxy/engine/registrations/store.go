@@ -7,6 +7,8 @@
 // an entry that has ended in the file may have been renewed since. The process that gets
 // the lock continues from the last file, and each entry ends when it would have ended
 // there.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package registrations
 
 import (

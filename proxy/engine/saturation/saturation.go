@@ -1,6 +1,8 @@
 // Package saturation computes how much work waits in the engines of a model. The gauges of a
 // process show the work, and admission holds requests back while there is too much of it. The
 // package does no I/O and has no clock. Its functions take no lock.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package saturation
 
 import (

@@ -13,4 +13,6 @@
 // (https://rfc.zeromq.org/spec/24/) and, for PING and PONG, ZMTP 3.1
 // (https://rfc.zeromq.org/spec/37/). libzmq 4 implements version 3.1 and uses version 3.0
 // with this package. Therefore a subscription is a message and not a command.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package zmtp

@@ -1,4 +1,6 @@
 // Package isolated keeps the tests of a package away from the folders of this machine's proxies.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package isolated
 
 import (

@@ -1,4 +1,6 @@
 // Package privatedirtest opens private folders for tests.
+//
+// The decisions behind this package are in docs/design/edge.md.
 package privatedirtest
 
 import (

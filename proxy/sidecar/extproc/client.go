@@ -5,6 +5,8 @@
 //
 // Sources: envoy api/envoy/service/ext_proc/v3/external_processor.proto;
 // gateway-api-inference-extension docs/proposals/004-endpoint-picker-protocol.
+//
+// The decisions behind this package are in docs/design/gateway.md.
 package extproc
 
 import (

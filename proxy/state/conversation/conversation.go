@@ -54,6 +54,8 @@
 // table as in an empty table.
 //
 // A Table is safe for concurrent use, does no I/O and has no clock of its own.
+//
+// The decisions behind this package are in docs/design/placement.md.
 package conversation
 
 import (

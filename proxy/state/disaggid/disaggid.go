@@ -1,6 +1,8 @@
 // Package disaggid issues the numbers that disagg ids are made of, and records which ids are in
 // flight. An issuer (Ranges) splits reserved blocks into ranges, each for one Source, which counts
 // through it. The package does no I/O and is safe for concurrent use.
+//
+// The decisions behind this package are in docs/design/connectors.md.
 package disaggid
 
 import "github.com/pdproxy/pdproxy/abi"

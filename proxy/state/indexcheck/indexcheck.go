@@ -2,6 +2,8 @@
 // prompt tokens that a target held according to the index, and the number that the
 // engine's usage reports as cached. If the two disagree repeatedly, it names the engine
 // and the likely reason. It does no I/O, has no clock and is safe for concurrent use.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package indexcheck
 
 import (

@@ -23,6 +23,8 @@
 // because a chain with holes is useless. An engine may have several hashes for the blocks of
 // one pair. These further hashes cost about 40 bytes each, and MaxEntries bounds their number
 // separately, in total and by the share of each target.
+//
+// The decisions behind this package are in docs/design/engines.md.
 package kvindex
 
 import (

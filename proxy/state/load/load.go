@@ -2,6 +2,8 @@
 // that are not yet computed, and its speed. The proxy's own counters grow with a placement
 // and shrink when its lease ends. The engines' reports correct them for the load of
 // others. The package does no I/O, has no clock and is safe for concurrent use.
+//
+// The decisions behind this package are in docs/design/placement.md.
 package load
 
 import (

@@ -3,6 +3,8 @@
 // one set of models. A model is a line through a few features, fitted by least squares
 // with fading weights after each finished leg. The package does no I/O, has no clock and
 // is safe for concurrent use.
+//
+// The decisions behind this package are in docs/design/placement.md.
 package predict
 
 import (

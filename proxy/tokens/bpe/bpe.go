@@ -5,6 +5,8 @@
 //
 // It does not implement chat templates, nor tokenizer_config.json, with which some model
 // classes add a first token that tokenizer.json does not contain.
+//
+// The decisions behind this package are in docs/design/placement.md.
 package bpe
 
 import (
