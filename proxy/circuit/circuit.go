@@ -1,5 +1,7 @@
 // Package circuit has the circuit breaker of everything that the proxy asks and that can fail:
 // engines, pairs of engines, the endpoint picker, and the tokenize endpoints of engines.
+//
+// The decisions behind this package are in docs/design/attempt.md.
 package circuit
 
 import (

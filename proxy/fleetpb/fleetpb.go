@@ -1,5 +1,7 @@
 // Package fleetpb has the messages between pdproxy's processes, generated from its .proto files
 // by `make proto`.
+//
+// The decisions behind this package are in docs/design/fleet.md.
 package fleetpb
 
 import (

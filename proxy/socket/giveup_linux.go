@@ -1,4 +1,6 @@
 // Package socket sets options of TCP sockets that package net does not have.
+//
+// The decisions behind this package are in docs/design/attempt.md.
 package socket
 
 import (

@@ -1,6 +1,8 @@
 //go:build !linux
 
 // Package socket sets options of TCP sockets that package net does not have.
+//
+// The decisions behind this package are in docs/design/attempt.md.
 package socket
 
 import (
