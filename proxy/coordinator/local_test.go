@@ -154,6 +154,9 @@ func TestPlaceOnlyModel(t *testing.T) {
 	a := placetest.NewAsk()
 	a.Model = ""
 	w.Must(t, a).Lease.Release()
+	for changed := w.Reg.Changed(); !w.Reg.Settled(); changed = w.Reg.Changed() { // until "downer" has been probed
+		<-changed
+	}
 	if !w.Ready() || newWorld(t, "p prefill").Ready() {
 		t.Error("Ready is wrong")
 	}
