@@ -71,20 +71,21 @@ func FuzzParseHolder(f *testing.F) {
 // A lock has one holder at a time, although each holder removes the file.
 func TestLockRemoved(t *testing.T) {
 	d := openDir(t)
-	var holders, taken atomic.Int32
+	var holders atomic.Int32
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			for range 300 {
+			for held := 0; held < 40; {
 				f, err := d.LockFile("a.lock")
 				if errors.Is(err, unix.EWOULDBLOCK) {
+					runtime.Gosched()
 					continue
 				}
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				taken.Add(1)
+				held++
 				if n := holders.Add(1); n != 1 {
 					t.Errorf("%d processes hold the lock", n)
 				}
@@ -97,8 +98,8 @@ func TestLockRemoved(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if names, err := d.Names("", ""); len(names) > 0 || err != nil || taken.Load() < 8 {
-		t.Errorf("the folder has %q, %v; the lock was taken %d times", names, err, taken.Load())
+	if names, err := d.Names("", ""); len(names) > 0 || err != nil {
+		t.Errorf("the folder has %q, %v", names, err)
 	}
 }
 
