@@ -65,6 +65,19 @@ func serve(t *testing.T) *served {
 	return s
 }
 
+// TestServeAfterTheEnd: a process that is told to end while it starts ends without an error.
+func TestServeAfterTheEnd(t *testing.T) {
+	for range 50 { // the drain begins before or after the service
+		s := serve(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		other := New(s.options)
+		if err := other.Serve(ctx, proxytest.NewPipeListener(), func() time.Duration { return 0 }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // dial returns a new connection to the picker.
 func (s *served) dial(t *testing.T) *grpc.ClientConn {
 	c, err := grpc.NewClient("passthrough:///picker", grpc.WithTransportCredentials(insecure.NewCredentials()),

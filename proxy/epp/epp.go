@@ -13,6 +13,7 @@ package epp
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"log/slog"
 	"math"
 	"net"
@@ -159,6 +160,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 	stop()
 	<-checked
 	s.Cut()
+	if errors.Is(err, grpc.ErrServerStopped) { // ctx ended before the service had begun
+		return nil
+	}
 	return err
 }
 
