@@ -67,7 +67,7 @@ func serve(t *testing.T) *served {
 
 // TestServeAfterTheEnd: a process that is told to end while it starts ends without an error.
 func TestServeAfterTheEnd(t *testing.T) {
-	for range 50 { // the drain begins before or after the service
+	for range 50 { // the drain may begin before the service, or after it
 		s := serve(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()

@@ -112,7 +112,7 @@ func New(o Options) *Server {
 	s := &Server{options: o, health: health.NewServer(), destinations: destinations{registry: o.Registry, log: o.Log}, misused: lograte.Limiter[string]{Every: time.Minute}}
 	s.arrivals.memory, s.arrivals.least = o.Memory, 2*int64(o.MaxBody+headRoom)
 	s.running, s.cut = context.WithCancelCause(context.Background())
-	decompressor := grpc.RPCDecompressor(uncompressed{}) //lint:ignore SA1019 a registered compressor would decompress before it can refuse
+	decompressor := grpc.RPCDecompressor(uncompressed{}) //lint:ignore SA1019 only this option refuses a compressed message before it grows
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(mostMetadata),
 		grpc.MaxConcurrentStreams(uint32(min(o.MaxExchanges, math.MaxInt32-mostUnused) + mostUnused)), grpc.InTapHandle(s.tap),
