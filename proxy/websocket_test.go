@@ -232,7 +232,7 @@ func TestWebSocketErrors(t *testing.T) {
 // TestWebSocketOfFilter: an error of a filter keeps its text and its status.
 func TestWebSocketOfFilter(t *testing.T) {
 	s := wrapped(func(_ http.Handler, w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "denied by the filter", 403)
+		http.Error(w, "denied by the filter", http.StatusForbidden)
 	})
 	s.sockets, s.engines = true, []*fakeEngine{{}}
 	c := newWorld(t, s).socket()

@@ -232,13 +232,13 @@ func TestPairsThatNeverMeet(t *testing.T) {
 		if pair.Trial() || !pair.Failure(Unmet) || pair.State() != abi.PairBroken || !pair.Trial() {
 			t.Fatalf("after one failure: %v", pair.State())
 		}
-		for _, want := range []time.Duration{10, 20, 40, 80, 120, 120} {
+		for _, want := range []int{10, 20, 40, 80, 120, 120} {
 			from := time.Now()
 			for !pair.circuit.Allow() {
 				time.Sleep(time.Second)
 			}
-			if got := time.Since(from); got != want*time.Second {
-				t.Errorf("a trial after %v, want %v s", got, want)
+			if got := time.Since(from); got != time.Duration(want)*time.Second {
+				t.Errorf("a trial after %v, want %d s", got, want)
 			}
 			pair.Failure(Unmet)
 		}

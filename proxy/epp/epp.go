@@ -114,11 +114,12 @@ func New(o Options) *Server {
 	s := &Server{options: o, health: health.NewServer(), destinations: destinations{registry: o.Registry, log: o.Log}, misused: lograte.Limiter[string]{Every: time.Minute}}
 	s.arrivals.memory, s.arrivals.least = o.Memory, 2*int64(o.MaxBody+headRoom)
 	s.running, s.cut = context.WithCancelCause(context.Background())
+	decompressor := grpc.RPCDecompressor(uncompressed{}) //lint:ignore SA1019 only this option refuses a compressed message before it grows
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(mostMetadata),
 		grpc.MaxConcurrentStreams(uint32(min(o.MaxExchanges, math.MaxInt32-mostUnused) + mostUnused)), grpc.InTapHandle(s.tap),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(connWindow),
-		grpc.ReadBufferSize(0), grpc.RPCDecompressor(uncompressed{}), grpc.WriteBufferSize(connBuffer), grpc.NumStreamWorkers(streamWorkers),
+		grpc.ReadBufferSize(0), decompressor, grpc.WriteBufferSize(connBuffer), grpc.NumStreamWorkers(streamWorkers),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.ForceServerCodecV2(newCodec()),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPing, PermitWithoutStream: true}),

@@ -25,7 +25,7 @@ func (l *member) openPort(addr string) (*net.UDPConn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the port: %w", err)
 	}
-	defer l.dir.UnlockFile(portLock, lock)
+	defer l.dir.UnlockFile(portLock, lock) //nolint:errcheck // the lock ends with the file
 	if !l.sharesPort(at.Port) {
 		exclusive, err := net.ListenUDP("udp", at)
 		if err != nil {

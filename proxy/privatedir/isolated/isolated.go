@@ -20,7 +20,7 @@ func Run(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "pdproxy-test")
 	system := filepath.Join(dir, "run")
 	if err == nil {
-		defer os.RemoveAll(dir)
+		defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
 		err = errors.Join(os.Mkdir(system, 0o755), os.Setenv("XDG_RUNTIME_DIR", dir))
 	}
 	if err != nil {
