@@ -38,7 +38,7 @@ IDS          ?= 100000000
 MODE         ?= fleet
 COVERAGE_MIN := 85
 # Packages of make mutants: rules without processes, sockets or waits, which their own tests cover.
-MUTATED      := ./abi ./policies/kvaware ./proxy/admission ./proxy/connector ./proxy/cleanup ./proxy/state/conversation ./proxy/state/kvindex ./proxy/state/load ./proxy/tenant ./proxy/wire
+MUTATED      := ./abi ./policies/kvaware ./proxy/admission ./proxy/connector ./proxy/cleanup ./proxy/state/conversation ./proxy/state/kvindex ./proxy/state/load ./proxy/tenant
 MUTATIONS    := --invert-assignments --invert-logical --invert-loopctrl --remove-self-assignments
 MUTANTS_MIN  := 60
 
