@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -226,12 +227,17 @@ func (w *world) faults(l *load) (all []fault) {
 	standbyStop.short = true
 	all = append(all, workerKill, workerStop, workerHang, leaderKill, leaderStop, standbyKill, standbyStop)
 	// Running requests end well. Only requests that begin before the next supervisor serves fail.
+	// The processes drain: net/http closes a new connection whose request it reads during a drain.
 	refused := func(o *outcome, began time.Time, lasts time.Duration) bool {
 		return o.c.p == a && o.began.After(began) && o.began.Before(began.Add(lasts+time.Second)) &&
-			(errors.Is(o.err, syscall.ECONNREFUSED) || errors.Is(o.err, syscall.ECONNRESET))
+			(errors.Is(o.err, syscall.ECONNREFUSED) || errors.Is(o.err, syscall.ECONNRESET) || errors.Is(o.err, io.EOF) && o.began.Before(began.Add(time.Second)))
+	}
+	// The next supervisor listens at once. Connections wait until one of its workers accepts.
+	starts := func(o *outcome, began time.Time, lasts time.Duration) bool {
+		return o.c.p == a && o.began.After(began.Add(lasts))
 	}
 	all = append(all,
-		fault{name: "a supervisor is killed", short: true, begin: a.kill, end: a.start, refused: refused},
+		fault{name: "a supervisor is killed", short: true, begin: a.kill, end: a.start, refused: refused, held: starts},
 		fault{name: "a supervisor is stopped", begin: func() { a.signal(syscall.SIGSTOP) }, end: func() { a.signal(syscall.SIGCONT) }},
 		fault{name: "etcd is killed", short: true, begin: w.etcd.kill, end: w.etcd.start},
 		fault{name: "etcd is stopped", begin: func() { w.etcd.signal(syscall.SIGSTOP) }, end: func() { w.etcd.signal(syscall.SIGCONT) }},
