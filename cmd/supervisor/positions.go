@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
@@ -118,7 +119,10 @@ func (s *supervisor) childExited(e exited) {
 	how := e.process.cmd.ProcessState.String()
 	e.process.parentPipe.Close()
 	i := slices.IndexFunc(s.positions, func(o *position) bool { return o.process == e.process })
-	if code != 0 && (s.stopping || s.retired) && s.err == nil {
+	status, _ := e.process.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	// A child that starts does not handle SIGTERM yet, and it serves nothing.
+	endedWhileStarting := status.Signaled() && status.Signal() == syscall.SIGTERM
+	if code != 0 && !endedWhileStarting && (s.stopping || s.retired) && s.err == nil {
 		s.err = exit.Failed(fmt.Errorf("%s %d: %s", e.process.role, e.process.slot, how))
 	}
 	if i < 0 {

@@ -181,6 +181,23 @@ func TestCrashWhileStarting(t *testing.T) {
 	}
 }
 
+// TestStopWhileStarting: a child that SIGTERM ends before it handles signals has drained. Another
+// signal is an error.
+func TestStopWhileStarting(t *testing.T) {
+	for signal, fails := range map[string]bool{"TERM": false, "KILL": true} {
+		s := newFleet(t)
+		c := exec.Command("sh", "-c", "kill -"+signal+" $$")
+		if err := c.Run(); c.ProcessState == nil {
+			t.Fatal(err)
+		}
+		s.stopping = true
+		s.childExited(exited{&process{role: node.RoleWorker, cmd: c, pid: c.Process.Pid, since: time.Now()}})
+		if (s.err != nil) != fails {
+			t.Errorf("after %s: %v", signal, s.err)
+		}
+	}
+}
+
 // TestBackOff: after each failure of a child the next start waits longer, unless the slot
 // was taken. After a start that failed it waits longer too.
 func TestBackOff(t *testing.T) {
