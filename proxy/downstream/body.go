@@ -36,7 +36,9 @@ func (c *Client) receive(limit int) (err error) {
 	first, announced := 4<<10, 0
 	if c.r.ContentLength >= 0 {
 		announced = int(c.r.ContentLength) + 1 // room for the read that finds the end
-		first = buffer.FirstRoom(announced)
+		if first = announced; announced > buffer.WholeRead {
+			first = buffer.FirstRead
+		}
 	}
 	if announced > buffer.WholeRead && int64(announced) > c.share.Most() {
 		return errBodyNeverFits
