@@ -6,10 +6,13 @@ package buffer
 
 import (
 	"errors"
+	"io"
 	"math/bits"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Buffers have size classes, so that a stream's 4 KiB piece never occupies the resident
@@ -19,14 +22,23 @@ const (
 	maxBits = 22 // 4 MiB: the garbage collector frees larger buffers
 )
 
-// ErrFull reports that the budget has no room for the requested bytes.
-var ErrFull = errors.New("the memory for buffers is used up")
+const (
+	// MaxAnswer limits an answer of an engine that is held whole, in bytes: the token ids
+	// of a very long prompt and an opaque state fit.
+	MaxAnswer = 64 << 20
+	// MaxErrorAnswer limits the first event of a stream that may be an error, and the
+	// answer to a clean-up, in bytes.
+	MaxErrorAnswer = 64 << 10
+	// FirstRead is the memory in bytes that a body gets before its bytes have arrived,
+	// if its sender announces more than WholeRead.
+	FirstRead = 16 << 10
+	// WholeRead is the announced length in bytes up to which a body gets all its memory
+	// at once: most prompts are not copied then.
+	WholeRead = 64 << 10
+)
 
-// owner counts the memory of buffers: a Budget, or a request's Share of one.
-type owner interface {
-	take(n int64) error
-	add(n int64) // regardless of the limits
-}
+// ErrTooLarge reports that a body is larger than its limit.
+var ErrTooLarge = errors.New("the answer is too large")
 
 var pools [maxBits - minBits + 1]sync.Pool
 
@@ -40,21 +52,19 @@ type Buffer struct {
 	holders atomic.Int32 // in addition to the owner
 }
 
-// Get returns an empty buffer with room for n bytes. No budget counts the buffer.
-func Get(n int) *Buffer {
-	class := sizeClass(n)
-	if class < 0 {
-		return &Buffer{B: make([]byte, 0, n)}
-	}
-	if v := pools[class].Get(); v != nil {
-		return v.(*Buffer)
-	}
-	return &Buffer{B: make([]byte, 0, Room(n))}
+// owner counts the memory of buffers: a Budget, or a request's Share of one.
+type owner interface {
+	take(n int64) error
+	Release(n int64) // a negative n counts bytes regardless of the limits
 }
 
 // Get returns an empty buffer with room for n bytes, which g counts until the
 // buffer is freed. The error is ErrFull.
 func (g *Budget) Get(n int) (*Buffer, error) { return get(g, n) }
+
+// Get returns an empty buffer with room for n bytes, which counts until it is freed.
+// The error is ErrFull or ErrShare.
+func (s *Share) Get(n int) (*Buffer, error) { return get(s, n) }
 
 // get returns an empty buffer with room for n bytes, which o counts.
 func get(o owner, n int) (*Buffer, error) {
@@ -64,68 +74,87 @@ func get(o owner, n int) (*Buffer, error) {
 	}
 	b := Get(n)
 	if c := int64(cap(b.B)); c != size { // the pooled buffer had more room
-		o.add(c - size)
+		o.Release(size - c)
 		size = c
 	}
 	b.owner, b.counted = o, size
 	return b, nil
 }
 
-// Counted returns the bytes that are counted for b; 0 for nil.
-func (b *Buffer) Counted() int64 {
-	if b == nil {
-		return 0
+// Get returns an empty buffer with room for n bytes. No budget counts the buffer.
+func Get(n int) *Buffer {
+	room := Room(n)
+	if room > 1<<maxBits {
+		return &Buffer{B: make([]byte, 0, n)}
 	}
-	return b.counted
+	if v := pools[bits.Len(uint(room))-1-minBits].Get(); v != nil {
+		return v.(*Buffer)
+	}
+	return &Buffer{B: make([]byte, 0, room)}
 }
 
-// Uncount makes b a buffer that no budget counts. Uncount returns the bytes that the budget of b
-// still counts; the caller must release them.
-func (b *Buffer) Uncount() int64 {
-	n := b.counted
-	b.owner, b.counted = nil, 0
+// Room returns the number of bytes that a buffer for n bytes occupies.
+func Room(n int) int {
+	switch {
+	case n <= 1<<minBits:
+		return 1 << minBits
+	case n <= 1<<maxBits:
+		return 1 << bits.Len(uint(n-1))
+	}
 	return n
 }
 
-// Hold adds another holder of the buffer, which must call Free too.
-func (b *Buffer) Hold() *Buffer {
-	b.holders.Add(1)
-	return b
+// TimedReader is a body whose reads have a limit of time.
+type TimedReader interface {
+	io.Reader
+	// SetIdleTimeout limits the time of each read from now on.
+	SetIdleTimeout(d time.Duration)
 }
 
-// Free releases the buffer when its last holder calls it; nil is allowed. The caller
-// must not use memory of the buffer afterwards.
-func (b *Buffer) Free() {
-	if b == nil || b.holders.Load() > 0 && b.holders.Add(-1) >= 0 {
-		return
+// ReadAll reads a body of at most limit bytes to its end, into a buffer that g counts.
+// Announced is the length that the sender announced, not positive if there is none. The
+// end must have been read at the time by; zero sets no limit but that of each read. The
+// error is ErrFull, ErrTooLarge, os.ErrDeadlineExceeded or that of r. The caller frees
+// the buffer also after an error; it may then be nil.
+func (g *Budget) ReadAll(r TimedReader, announced int64, limit int, by time.Time) (*Buffer, error) {
+	if announced > int64(limit) {
+		return nil, ErrTooLarge
 	}
-	b.holders.Store(0)
-	if b.owner != nil {
-		b.owner.add(-b.counted)
-		b.owner, b.counted = nil, 0
+	first, want := 4<<10, 0
+	if announced > 0 {
+		want = int(announced) + 1 // room for the read that finds the end
+		if first = want; want > WholeRead {
+			first = FirstRead
+		}
 	}
-	c := cap(b.B)
-	if c > 1<<maxBits {
-		leave(int64(c))
+	b, err := g.Get(first)
+	if err != nil {
+		return nil, err
 	}
-	if c < 1<<minBits || c > 1<<maxBits {
-		return
-	}
-	class := bits.Len(uint(c)) - 1 - minBits // the largest class it can serve
-	b.B = b.B[:0]
-	pools[class].Put(b)
-}
-
-// mostGarbage bounds the bytes of unpooled buffers that wait for the garbage collector.
-// The collector alone would let the heap double, regardless of the budget.
-const mostGarbage = 64 << 20
-
-var garbage atomic.Int64 // bytes of unpooled buffers since Buffer last started a garbage collection
-
-// leave leaves n bytes to the garbage collector.
-func leave(n int64) {
-	if garbage.Add(n) >= mostGarbage && garbage.Swap(0) >= mostGarbage {
-		go runtime.GC()
+	for {
+		if len(b.B) == cap(b.B) {
+			if err := b.Grow(want, limit+1); err != nil {
+				return b, err
+			}
+		}
+		if !by.IsZero() {
+			left := time.Until(by)
+			if left <= 0 {
+				return b, os.ErrDeadlineExceeded
+			}
+			r.SetIdleTimeout(left)
+		}
+		n, err := r.Read(b.B[len(b.B):cap(b.B)])
+		b.B = b.B[:len(b.B)+n]
+		if err == io.EOF {
+			return b, nil
+		}
+		if err == nil && len(b.B) > limit {
+			err = ErrTooLarge
+		}
+		if err != nil {
+			return b, err
+		}
 	}
 }
 
@@ -166,27 +195,66 @@ func (b *Buffer) Grow(want, most int) error {
 // beyond the buffer's room is counted, even if the budget is then exceeded.
 func (b *Buffer) Set(p []byte) {
 	if more := int64(cap(p)) - b.counted; b.owner != nil && more > 0 {
-		b.owner.add(more)
+		b.owner.Release(-more)
 		b.counted += more
 	}
 	b.B = p
 }
 
-// Room returns the number of bytes that a buffer for n bytes occupies.
-func Room(n int) int {
-	if class := sizeClass(n); class >= 0 {
-		return 1 << (class + minBits)
+// Counted returns the bytes that are counted for b; 0 for nil.
+func (b *Buffer) Counted() int64 {
+	if b == nil {
+		return 0
 	}
+	return b.counted
+}
+
+// Uncount makes b a buffer that no budget counts. Uncount returns the bytes that the budget of b
+// still counts; the caller must release them.
+func (b *Buffer) Uncount() int64 {
+	n := b.counted
+	b.owner, b.counted = nil, 0
 	return n
 }
 
-func sizeClass(n int) int {
-	if n <= 1<<minBits {
-		return 0
+// Hold adds another holder of the buffer, which must call Free too.
+func (b *Buffer) Hold() *Buffer {
+	b.holders.Add(1)
+	return b
+}
+
+// Free releases the buffer when its last holder calls it; nil is allowed. The caller
+// must not use memory of the buffer afterwards.
+func (b *Buffer) Free() {
+	if b == nil || b.holders.Load() > 0 && b.holders.Add(-1) >= 0 {
+		return
 	}
-	class := bits.Len(uint(n-1)) - minBits
-	if class >= len(pools) {
-		return -1
+	b.holders.Store(0)
+	if b.owner != nil {
+		b.owner.Release(b.counted)
+		b.owner, b.counted = nil, 0
 	}
-	return class
+	c := cap(b.B)
+	if c > 1<<maxBits {
+		leave(int64(c))
+	}
+	if c < 1<<minBits || c > 1<<maxBits {
+		return
+	}
+	class := bits.Len(uint(c)) - 1 - minBits // the largest class it can serve
+	b.B = b.B[:0]
+	pools[class].Put(b)
+}
+
+// mostGarbage bounds the bytes of unpooled buffers that wait for the garbage collector.
+// The collector alone would let the heap double, regardless of the budget.
+const mostGarbage = 64 << 20
+
+var garbage atomic.Int64 // bytes of unpooled buffers since Buffer last started a garbage collection
+
+// leave leaves n bytes to the garbage collector.
+func leave(n int64) {
+	if garbage.Add(n) >= mostGarbage && garbage.Swap(0) >= mostGarbage {
+		go runtime.GC()
+	}
 }

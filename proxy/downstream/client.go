@@ -7,6 +7,7 @@ package downstream
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"net/http"
 	"net/url"
@@ -52,20 +53,6 @@ func (c *Client) Open(b *Bodies, cfg *config.Config, w http.ResponseWriter, r *h
 	c.share.Open(b.memory, nil, "")
 }
 
-// Close frees the memory of the request and clears the request.
-func (c *Client) Close() {
-	c.ReleaseBody()
-	if n := c.reserved.Swap(0); n > 0 {
-		c.share.Release(n)
-	}
-	if c.share.Held() > 0 { // the clean-up of a leg still holds the body
-		c.share = nil
-	}
-	c.bodies, c.cfg, c.w, c.r = nil, nil, nil, nil
-	c.rc = http.ResponseController{}
-	c.begun, c.cut = false, false
-}
-
 // Header returns the header lines of the request. The caller must not change them.
 func (c *Client) Header() http.Header { return c.r.Header }
 
@@ -85,12 +72,143 @@ func (c *Client) Gone() bool {
 	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), ErrDraining)
 }
 
+// ReadBody reads the body whole, within the limits, and decodes it if the client has
+// compressed it. The body counts for the client of that name, and so does the memory of the
+// request where limits.per_client is set; the memory of a request without a name does not.
+// The request must hold no memory yet.
+func (c *Client) ReadBody(client string) (err error) {
+	limit := int64(c.cfg.Server.MaxBody)
+	if c.r.ContentLength > limit {
+		return errBodyTooLarge(limit)
+	}
+	var decode decoder
+	if c.r.Header["Content-Encoding"] != nil {
+		if decode, err = decoderOf(c.r.Header); err != nil {
+			return err
+		}
+	}
+	in := incomingOf(c.r.Context())
+	if in != nil {
+		in.mu.Lock()
+		if !in.begun { // else a filter has begun to read it
+			in.client = client
+		}
+		in.mu.Unlock()
+	}
+	if client != "" && c.cfg.Limits.PerClient > 0 {
+		c.share.Open(c.bodies.memory, &c.bodies.clients, client)
+	}
+	// The memory grows with the bytes that have arrived, whatever length the client announces.
+	first, announced := 4<<10, 0
+	if c.r.ContentLength >= 0 {
+		announced = int(c.r.ContentLength) + 1 // room for the read that finds the end
+		if first = announced; first > buffer.WholeRead {
+			first = buffer.FirstRead
+			if int64(announced) > c.share.Most() {
+				return errBodyNeverFits
+			}
+		}
+	}
+	if c.body, err = c.Buffer(first); err != nil {
+		return err
+	}
+	err = c.fill(c.r.Body, announced, int(limit), func(err error) error {
+		if in != nil && in.mustClose() {
+			c.w.Header().Set("Connection", "close")
+		}
+		return bodyReadError(c.r.Context(), err)
+	})
+	if err != nil {
+		return err
+	}
+	c.rc.SetReadDeadline(time.Time{}) // later reads only notice that the client hangs up
+	if decode == nil {
+		return nil
+	}
+	return c.decode(decode, int(limit))
+}
+
+// Buffer returns a buffer with room for n bytes made of the request, which counts until
+// it is freed. The error is the answer for the client.
+func (c *Client) Buffer(n int) (*buffer.Buffer, error) {
+	b, err := c.share.Get(n)
+	if err != nil {
+		return nil, c.noMemory(n, err)
+	}
+	return b, nil
+}
+
+// fill reads r to its end into c.body. Announced is the likely number of bytes, 0 if it
+// is not known. More than limit bytes are an error. Failed turns the error of a read into
+// the error that the client gets.
+func (c *Client) fill(r io.Reader, announced, limit int, failed func(error) error) error {
+	for {
+		if len(c.body.B) == cap(c.body.B) {
+			if err := c.grow(c.body, announced, limit); err != nil {
+				return err
+			}
+		}
+		n, err := r.Read(c.body.B[len(c.body.B):cap(c.body.B)])
+		c.body.B = c.body.B[:len(c.body.B)+n]
+		if len(c.body.B) > limit {
+			return errBodyTooLarge(int64(limit))
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return failed(err)
+		}
+	}
+}
+
+// grow gives b, which is full, more room for a body of at most limit bytes.
+func (c *Client) grow(b *buffer.Buffer, announced, limit int) error {
+	if err := b.Grow(announced, limit+1); err != nil {
+		return c.noMemory(max(announced, min(2*cap(b.B), limit)), err)
+	}
+	return nil
+}
+
+// Body returns the request's body, nil before ReadBody and after ReleaseBody. It is valid
+// until the last holder frees it, and must not be changed.
+func (c *Client) Body() []byte {
+	if c.body == nil {
+		return nil
+	}
+	return c.body.B
+}
+
+// HoldBody returns the buffer of the body with another holder, who frees it.
+func (c *Client) HoldBody() *buffer.Buffer { return c.body.Hold() }
+
+// ReleaseBody frees the body, and the memory that Derive counts.
+func (c *Client) ReleaseBody() {
+	c.body.Free()
+	c.body = nil
+	if c.derived > 0 {
+		c.share.Release(c.derived)
+		c.derived = 0
+	}
+}
+
+// RewriteBody replaces the body by the bytes that write appends, n at most. The memory of
+// the old body is free when its other holders have freed it. The error is the answer for
+// the client; the body is then unchanged.
+func (c *Client) RewriteBody(n int, write func(dst []byte) []byte) error {
+	next, err := c.Buffer(n)
+	if err != nil {
+		return err
+	}
+	next.Set(write(next.B[:0]))
+	c.body.Free()
+	c.body = next
+	return nil
+}
+
 // AnswerHeader returns the header lines of the answer. Changes have an effect until the
 // answer begins.
 func (c *Client) AnswerHeader() http.Header { return c.w.Header() }
-
-// CopyHeader copies the header lines of an engine's answer to the client's answer.
-func (c *Client) CopyHeader(resp *upstream.Response) { CopyHeader(c.w.Header(), resp) }
 
 // EarlyHints sends the Link lines of an engine's answer 103 (RFC 8297) before the answer has begun,
 // except to clients of HTTP/1.0. It sends no other line, because a client may treat the lines as those
@@ -141,7 +259,11 @@ func (c *Client) limitAnswer() { c.LimitWrites(time.Duration(c.cfg.Server.WriteT
 
 // LimitWrites gives the client that long from now to receive the bytes that are written to it: see
 // the function LimitWrites.
-func (c *Client) LimitWrites(limit time.Duration) { limitWrites(&c.rc, c.r, limit) }
+func (c *Client) LimitWrites(limit time.Duration) {
+	if c.r.ProtoMajor >= 2 {
+		c.rc.SetWriteDeadline(time.Now().Add(limit))
+	}
+}
 
 // Write writes a part of an answer that has begun. The error is ErrWrite.
 func (c *Client) Write(p []byte) error {
@@ -172,31 +294,16 @@ func (c *Client) Cut() { c.cut = true }
 // MustCut reports whether Cut was called.
 func (c *Client) MustCut() bool { return c.cut }
 
-// AppendFields appends the client's header lines that every leg carries, with that
-// Content-Type. The two lines that may hold an API key are included only if keepKey is set,
-// and PD lines (rank, x-override-*) only if trust is set.
-func (c *Client) AppendFields(dst []upstream.Field, contentType string, keepKey, trust bool) []upstream.Field {
-	return appendFields(dst, c.r.Header, contentType, keepKey, trust)
-}
-
-// Body returns the request's body, nil before ReadBody and after ReleaseBody. It is valid
-// until the last holder frees it, and must not be changed.
-func (c *Client) Body() []byte {
-	if c.body == nil {
-		return nil
+// Close frees the memory of the request and clears the request.
+func (c *Client) Close() {
+	c.ReleaseBody()
+	if n := c.reserved.Swap(0); n > 0 {
+		c.share.Release(n)
 	}
-	return c.body.B
-}
-
-// HoldBody returns the buffer of the body with another holder, who frees it.
-func (c *Client) HoldBody() *buffer.Buffer { return c.body.Hold() }
-
-// ReleaseBody frees the body, and the memory that Derive counts.
-func (c *Client) ReleaseBody() {
-	c.body.Free()
-	c.body = nil
-	if c.derived > 0 {
-		c.share.Release(c.derived)
-		c.derived = 0
+	if c.share.Held() > 0 { // the clean-up of a leg still holds the body
+		c.share = nil
 	}
+	c.bodies, c.cfg, c.w, c.r = nil, nil, nil, nil
+	c.rc = http.ResponseController{}
+	c.begun, c.cut = false, false
 }

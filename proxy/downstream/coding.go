@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"errors"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -18,18 +19,17 @@ var (
 	errCoded  = openai.NewFieldError(openai.CodeBadContentEncoding, "Content-Encoding", "the request body does not match the header Content-Encoding")
 )
 
+// AcceptedCodings are the content codings that a request body may have.
+const AcceptedCodings = "gzip, zstd"
+
 // decoder decodes coded, the whole received body, into c.body.
 type decoder func(c *Client, coded []byte, limit int) error
 
 // decoderOf returns the decoder of a request with those header lines; nil: its body is
 // not coded. The error is a 415.
 func decoderOf(h http.Header) (decoder, error) {
-	lines := h["Content-Encoding"]
-	if len(lines) == 0 {
-		return nil, nil
-	}
 	coding := ""
-	for name := range strings.SplitSeq(strings.Join(lines, ","), ",") {
+	for name := range strings.SplitSeq(strings.Join(h["Content-Encoding"], ","), ",") {
 		name = strings.ToLower(strings.TrimSpace(name))
 		if name == "" || name == "identity" {
 			continue
@@ -111,4 +111,19 @@ func (c *Client) unzstd(coded []byte, limit int) (err error) {
 		c.body.Free()
 		c.body, size = nil, max(4*room, 2*maxBlock)
 	}
+}
+
+// maxWindow is the largest window of zstd that is decoded, in bytes: the one that
+// every decoder must support (RFC 8878, 3.1.1.1.2).
+const maxWindow = 8 << 20
+
+// newUnzstd makes a decoder of zstd. Its calls may run at the same time, and write only
+// into the buffers that they get.
+func newUnzstd() *zstd.Decoder {
+	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(runtime.GOMAXPROCS(0)), zstd.WithDecoderMaxWindow(maxWindow),
+		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true))
+	if err != nil { // only wrong options fail
+		panic(err)
+	}
+	return d
 }

@@ -61,29 +61,21 @@ func (e *Events) Free() {
 
 // Write writes whole events. The last events are not flushed: the end of the answer is
 // sent with them. The error is ErrWrite.
-func (e *Events) Write(events []byte, last bool) error {
-	if e.write(events, last) != nil {
+func (e *Events) Write(events []byte, last bool) (err error) {
+	// Only events that begin where Take's memory begins are framed in place.
+	if e.conn != nil && e.open && !last && e.buf != nil && &events[0] == &e.buf.B[:chunkHead+1][chunkHead] {
+		_, err = e.conn.Write(e.frame(len(events)))
+	} else {
+		e.open = true
+		_, err = e.w.Write(events)
+		if err == nil && !last {
+			err = e.rc.Flush()
+		}
+	}
+	if err != nil {
 		return ErrWrite
 	}
 	return nil
-}
-
-func (e *Events) write(events []byte, last bool) error {
-	if e.conn != nil && e.open && !last && e.inPlace(events) {
-		_, err := e.conn.Write(e.frame(len(events)))
-		return err
-	}
-	e.open = true
-	_, err := e.w.Write(events)
-	if err == nil && !last {
-		err = e.rc.Flush()
-	}
-	return err
-}
-
-// inPlace reports whether events begin where Take's memory begins.
-func (e *Events) inPlace(events []byte) bool {
-	return e.buf != nil && &events[0] == &e.buf.B[:chunkHead+1][chunkHead]
 }
 
 // frame makes a chunk (RFC 9112, 7.1) of the first n bytes of Take's memory.

@@ -55,7 +55,8 @@ func TestAppendFields(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := fieldText(appendFields(nil, tt.header, "application/json", tt.keepKey, tt.trust)); got != tt.want {
+			c := Client{r: &http.Request{Header: tt.header}}
+			if got := fieldText(c.AppendFields(nil, "application/json", tt.keepKey, tt.trust)); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 		})

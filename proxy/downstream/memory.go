@@ -1,34 +1,10 @@
 package downstream
 
-import (
-	"io"
-
-	"github.com/pdproxy/pdproxy/proxy/buffer"
-)
+import "github.com/pdproxy/pdproxy/proxy/buffer"
 
 // MinDerived is the memory in bytes for data derived from a body that is not counted: each exchange
 // keeps this memory for the next request.
 const MinDerived = 64 << 10
-
-// CountFor makes the memory of the request count for a client, where limits.per_client
-// is set. The request must hold no memory yet.
-func (c *Client) CountFor(client string) {
-	var clients *buffer.Clients
-	if c.cfg.Limits.PerClient > 0 {
-		clients = &c.bodies.clients
-	}
-	c.share.Open(c.bodies.memory, clients, client)
-}
-
-// Buffer returns a buffer with room for n bytes made of the request, which counts until
-// it is freed. The error is the answer for the client.
-func (c *Client) Buffer(n int) (*buffer.Buffer, error) {
-	b, err := c.share.Get(n)
-	if err != nil {
-		return nil, c.noMemory(n, err)
-	}
-	return b, nil
-}
 
 // noMemory returns the answer for a request that needs n more bytes beside its body. Err
 // is the error of package buffer.
@@ -89,37 +65,5 @@ func (c *Client) Derive(n int) error {
 		return err
 	}
 	c.derived += int64(n)
-	return nil
-}
-
-// fill reads r to its end into c.body. Announced is the likely number of bytes, 0 if it
-// is not known. More than limit bytes are an error. Failed turns the error of a read into
-// the error that the client gets.
-func (c *Client) fill(r io.Reader, announced, limit int, failed func(error) error) error {
-	for {
-		if len(c.body.B) == cap(c.body.B) {
-			if err := c.grow(c.body, announced, limit); err != nil {
-				return err
-			}
-		}
-		n, err := r.Read(c.body.B[len(c.body.B):cap(c.body.B)])
-		c.body.B = c.body.B[:len(c.body.B)+n]
-		if len(c.body.B) > limit {
-			return errBodyTooLarge(int64(limit))
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return failed(err)
-		}
-	}
-}
-
-// grow gives b, which is full, more room for a body of at most limit bytes.
-func (c *Client) grow(b *buffer.Buffer, announced, limit int) error {
-	if err := b.Grow(announced, limit+1); err != nil {
-		return c.noMemory(max(announced, min(2*cap(b.B), limit)), err)
-	}
 	return nil
 }

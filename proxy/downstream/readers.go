@@ -19,37 +19,37 @@ const slowBehind = time.Second
 // readers has the bodies that are being read. At most limits.max_reading are read at a
 // time, and only a share of them belongs to one client. One more body takes the place of
 // another one. Safe for concurrent use. The zero value is empty.
+//
+// Most bodies have come before any limit is reached. So a body enters the heaps, which find
+// the slowest one, only when a limit may be reached.
 type readers struct {
-	mu      sync.Mutex
-	all     readerHeap             // guarded by mu
-	clients map[string]*readerHeap // guarded by mu; none is empty
-	sizes   clientHeap             // guarded by mu; the values of clients
-	spare   []*readerHeap          // guarded by mu; empty ones, for new clients
-	armed   bool                   // guarded by mu; a sweep is scheduled
-	cfg     *config.Config         // guarded by mu; the configuration of the last body
+	mu       sync.Mutex
+	unsorted []*incoming            // guarded by mu; the bodies outside of the heaps
+	all      readerHeap             // guarded by mu
+	clients  map[string]*readerHeap // guarded by mu; none is empty
+	sizes    clientHeap             // guarded by mu; the values of clients
+	spare    []*readerHeap          // guarded by mu; empty ones, for new clients
+	armed    bool                   // guarded by mu; a sweep is scheduled
+	cfg      *config.Config         // guarded by mu; the configuration of the last body
 }
 
+// enter takes a place for b, whose reading begins now. While no limit can be reached, the
+// bodies need no order.
 func (l *readers) enter(b *incoming, now time.Time, cfg *config.Config) {
+	var stopped []*incoming
 	l.mu.Lock()
 	l.cfg = cfg
-	var stopped []*incoming
-	own := l.clients[b.client]
+	most := len(l.unsorted) // no client has more bodies than that
+	if len(l.sizes) > 0 {
+		most += len(l.sizes[0].list)
+	}
 	share := cfg.Limits.ReadingShare()
-	for own != nil && share > 0 && len(own.list) >= share {
-		stopped = append(stopped, l.take(l.slowest(own, now)))
-		own = l.clients[b.client]
-	}
-	for len(l.all.list) >= cfg.Limits.Reading() {
-		stopped = append(stopped, l.take(l.unfair(now, share > 0)))
-		own = l.clients[b.client]
-	}
-	if own == nil {
-		own = l.newClient(b.client)
+	if len(l.unsorted)+len(l.all.list) >= cfg.Limits.Reading() || share > 0 && most >= share {
+		stopped = l.makeRoom(b.client, now, share, cfg.Limits.Reading())
 	}
 	b.due = now.UnixNano()
-	heap.Push(&l.all, b)
-	heap.Push(own, b)
-	heap.Fix(&l.sizes, own.at)
+	l.unsorted = append(l.unsorted, b)
+	b.all = len(l.unsorted)
 	if !l.armed {
 		l.armed = true
 		time.AfterFunc(sweepEvery, l.sweep)
@@ -58,6 +58,46 @@ func (l *readers) enter(b *incoming, now time.Time, cfg *config.Config) {
 	for _, b := range stopped {
 		b.stop(ErrReading)
 	}
+}
+
+// leave gives up the place of b, if b has one.
+func (l *readers) leave(b *incoming) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case b.all == 0:
+	case b.own == 0:
+		end := len(l.unsorted) - 1
+		last := l.unsorted[end]
+		l.unsorted[b.all-1], last.all = last, b.all
+		l.unsorted[end], l.unsorted = nil, l.unsorted[:end]
+		b.all = 0
+	default:
+		l.remove(b)
+	}
+}
+
+// makeRoom sorts the bodies, and takes the places of those that must stop if one more body of
+// client begins; mu is held.
+func (l *readers) makeRoom(client string, now time.Time, share, most int) (stopped []*incoming) {
+	for i, b := range l.unsorted {
+		own := l.clients[b.client]
+		if own == nil {
+			own = l.newClient(b.client)
+		}
+		heap.Push(&l.all, b)
+		heap.Push(own, b)
+		heap.Fix(&l.sizes, own.at)
+		l.unsorted[i] = nil
+	}
+	l.unsorted = l.unsorted[:0]
+	for share > 0 && l.clients[client] != nil && len(l.clients[client].list) >= share {
+		stopped = append(stopped, l.take(l.slowest(l.clients[client], now)))
+	}
+	for len(l.all.list) >= most {
+		stopped = append(stopped, l.take(l.unfair(now, share > 0)))
+	}
+	return stopped
 }
 
 // newClient makes a heap for a client without one; mu is held.
@@ -102,21 +142,13 @@ func (l *readers) slowest(h *readerHeap, now time.Time) *incoming {
 	}
 }
 
-// take removes b and returns it; mu is held.
+// take removes b from the heaps and returns it; mu is held.
 func (l *readers) take(b *incoming) *incoming {
 	l.remove(b)
 	return b
 }
 
-func (l *readers) leave(b *incoming) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if b.all > 0 {
-		l.remove(b)
-	}
-}
-
-// remove removes b; mu is held.
+// remove removes b from the heaps; mu is held.
 func (l *readers) remove(b *incoming) {
 	heap.Remove(&l.all, b.all-1)
 	own := l.clients[b.client]
@@ -142,19 +174,19 @@ func (l *readers) sweep() {
 	}
 	var stopped []slow
 	l.mu.Lock()
-	for _, b := range l.all.list {
-		if why := b.tooSlow(now, l.cfg); why != nil {
-			stopped = append(stopped, slow{b, why})
+	for _, list := range [][]*incoming{l.unsorted, l.all.list} {
+		for _, b := range list {
+			if why := b.tooSlow(now, l.cfg); why != nil {
+				stopped = append(stopped, slow{b, why})
+			}
 		}
 	}
-	for _, s := range stopped {
-		l.remove(s.b)
-	}
-	if l.armed = len(l.all.list) > 0; l.armed {
+	if l.armed = len(l.unsorted)+len(l.all.list) > 0; l.armed {
 		time.AfterFunc(sweepEvery, l.sweep)
 	}
 	l.mu.Unlock()
 	for _, s := range stopped {
+		l.leave(s.b)
 		s.b.stop(s.why)
 	}
 }
@@ -163,7 +195,7 @@ func (l *readers) sweep() {
 func (l *readers) len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.all.list)
+	return len(l.unsorted) + len(l.all.list)
 }
 
 // readerHeap implements heap.Interface. The body that is most behind is first.

@@ -103,7 +103,7 @@ func TestReadersTakeTheSlowest(t *testing.T) {
 				more := bodyFor("a")
 				enterAll(&l, cfg, tt.pause, more)
 				for i, b := range bodies {
-					if stopped := errors.Is(b.stopped(), ErrReading); stopped != (i == tt.want) {
+					if stopped := b.why != nil && errors.Is(b.why, ErrReading); stopped != (i == tt.want) {
 						t.Errorf("body %d: got stopped %v", i, stopped)
 					}
 				}
@@ -118,6 +118,36 @@ func TestReadersTakeTheSlowest(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The limit of time and rate holds for bodies inside and outside of the heaps.
+func TestReadersSweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l readers
+		cfg := &config.Config{Limits: config.Limits{MaxExchanges: 2}}
+		cfg.Server.MinBodyRate = 1 << 10
+		bodies := []*incoming{bodyFor("a"), bodyFor("a"), bodyFor("b")}
+		for _, b := range bodies {
+			b.rc = *http.NewResponseController(httptest.NewRecorder())
+		}
+		enterAll(&l, cfg, time.Millisecond, bodies...)
+		if len(l.unsorted) != 1 || len(l.all.list) != 1 {
+			t.Fatalf("%d bodies outside of the heaps and %d inside, want 1 and 1", len(l.unsorted), len(l.all.list))
+		}
+		time.Sleep(rateGrace)
+		if l.len() != 2 {
+			t.Fatalf("%d bodies within the grace, want 2", l.len())
+		}
+		time.Sleep(2 * sweepEvery)
+		for i, want := range []error{ErrReading, errBodySlow, errBodySlow} {
+			if got := bodies[i].leave(); got == nil || !errors.Is(got, want) {
+				t.Errorf("body %d: stopped by %v, want %v", i, got, want)
+			}
+		}
+		if l.len() != 0 || len(l.clients) != 0 {
+			t.Errorf("%d bodies of %d clients remain", l.len(), len(l.clients))
+		}
+	})
 }
 
 func BenchmarkReaders(b *testing.B) {

@@ -1,8 +1,6 @@
 package downstream
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -47,37 +45,7 @@ func JSON(w http.ResponseWriter, status int, v any) {
 // each write of a connection, and so all of HTTP/1.1: a deadline there would also hold for the next
 // answers.
 func LimitWrites(w http.ResponseWriter, r *http.Request, limit time.Duration) {
-	limitWrites(http.NewResponseController(w), r, limit)
-}
-
-func limitWrites(rc *http.ResponseController, r *http.Request, limit time.Duration) {
 	if r.ProtoMajor >= 2 {
-		rc.SetWriteDeadline(time.Now().Add(limit))
+		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit))
 	}
 }
-
-// RequestID returns the client's X-Request-Id, or a new one where the client sent none
-// that is fit for a line of the log.
-func RequestID(r *http.Request) string {
-	id := r.Header.Get("X-Request-Id")
-	if id == "" || len(id) > 128 {
-		return RandomHex(16)
-	}
-	for i := range len(id) {
-		if id[i] <= ' ' || id[i] > '~' {
-			return RandomHex(16)
-		}
-	}
-	return id
-}
-
-// RandomHex returns n random bytes, 16 at most, in hexadecimal.
-func RandomHex(n int) string {
-	var raw [16]byte
-	var text [2 * len(raw)]byte
-	rand.Read(raw[:n]) // never fails (crypto/rand)
-	return string(text[:hex.Encode(text[:], raw[:n])])
-}
-
-// AcceptedCodings are the content codings that a request body may have.
-const AcceptedCodings = "gzip, zstd"

@@ -124,7 +124,6 @@ func (x *exchange) read(client string) error {
 	if err != nil {
 		return err
 	}
-	x.client.CountFor(client)
 	if err := x.client.ReadBody(client); err != nil {
 		return err
 	}

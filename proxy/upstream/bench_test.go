@@ -184,7 +184,7 @@ func inUse() uint64 {
 func BenchmarkChunks(b *testing.B) {
 	event := append(append([]byte("c8\r\n"), bytes.Repeat([]byte("x"), 200)...), "\r\n"...)
 	buf := make([]byte, len(event))
-	var d chunks
+	d := framing{kind: byChunks, state: inSize}
 	b.SetBytes(int64(len(event)))
 	for b.Loop() {
 		copy(buf, event)

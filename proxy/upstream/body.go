@@ -2,65 +2,72 @@ package upstream
 
 import (
 	"io"
+	"math"
 	"time"
 )
 
-// framing finds the end of a body. The zero value stands for no body.
-type framing struct {
-	kind   framingKind
-	left   int64 // byLength: bytes still to come
-	chunks chunks
+// Response is an engine's answer: the head, and the body to be read. One goroutine
+// reads it. Close may be called by any goroutine.
+type Response struct {
+	Status int
+	// Header has the lines as sent and in order, including framing and hop-by-hop
+	// lines. It stays valid after Close.
+	Header []Field
+	// ContentLength is the length of the body in bytes, or -1 if the engine did not
+	// send it. For HEAD it is the length of the body that GET would return.
+	ContentLength int64
+
+	body *call
 }
 
-type framingKind uint8
-
-const (
-	byLength framingKind = iota
-	byChunks
-	byClose
-)
-
-func (f *framing) done() bool {
-	switch f.kind {
-	case byLength:
-		return f.left == 0
-	case byChunks:
-		return f.chunks.done()
+// Get returns the value of the first header line of that name, ignoring case, or "".
+func (r *Response) Get(name string) string {
+	for i := range r.Header {
+		if sameName(r.Header[i].Name, name) {
+			return r.Header[i].Value
+		}
 	}
-	return false
+	return ""
 }
 
-// decode removes the framing from b in place, as chunks.decode does.
-func (f *framing) decode(b []byte) (n, used int, err error) {
-	switch f.kind {
-	case byLength:
-		n = int(min(f.left, int64(len(b))))
-		f.left -= int64(n)
-		return n, n, nil
-	case byChunks:
-		return f.chunks.decode(b)
+// SetIdleTimeout bounds the wait of each further Read, in place of the request's
+// IdleTimeout: the first event of a stream may take longer than the next ones. 0: no
+// limit. Only the reader may call it.
+func (r *Response) SetIdleTimeout(d time.Duration) { r.body.idle, r.body.idleBy = d, time.Time{} }
+
+// Commit protects the call from eviction from now on, because the caller has begun to
+// use the answer. It returns false if the call was evicted before. Only the reader may
+// call it.
+func (r *Response) Commit() bool {
+	c := r.body
+	if c.control == nil {
+		return true
 	}
-	return len(b), len(b), nil
+	c.client.pool.mu.Lock()
+	c.pinned = true
+	c.client.pool.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.evicted
 }
 
-// Read implements Response.Read.
-func (c *call) Read(p []byte) (int, error) {
-	if c.err != nil {
+// Read blocks until at least one byte of the body is there, and returns all bytes that
+// have arrived, across chunk borders and without framing. It may use all of p as
+// scratch space. io.EOF means that the answer was complete. Every other error is an
+// *Error, and all later reads return it.
+func (r *Response) Read(p []byte) (n int, err error) {
+	c := r.body
+	if c.err != nil || len(p) == 0 {
 		return 0, c.err
-	}
-	if len(p) == 0 {
-		return 0, nil
 	}
 	cn, err := c.begin()
-	if err != nil {
-		c.err = c.fail(cn, &Error{Op: OpBody, Err: err})
-		return 0, c.err
+	if err == nil {
+		n, err = c.fill(cn, p)
 	}
-	n, err := c.fill(cn, p)
 	switch {
 	case err != nil:
 		c.err = c.fail(cn, &Error{Op: OpBody, Err: err})
-	case c.body.done():
+	case c.body.state == inEnd:
 		c.finish(cn)
 	}
 	if n > 0 {
@@ -69,31 +76,50 @@ func (c *call) Read(p []byte) (int, error) {
 	return 0, c.err
 }
 
-// tooEarly reports whether err is the timeout of a deadline that an earlier read had
-// set, and sets the deadline of the present read. Moving the deadline at each event of
-// a stream would cost more than reading the event.
-func (c *call) tooEarly(err error) bool {
-	if err == nil || !isTimeout(err) {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	by := c.readAt.Add(c.idle)
-	if c.conn == nil || c.evicted || c.idle == 0 || !c.lingerBy.IsZero() || !c.idleBy.Before(by) {
-		return false
-	}
-	c.idleBy = by
-	c.conn.readDeadline(by)
-	return true
+// Space lends the memory of the pieces that Each reads. Only the goroutine of Each calls
+// its methods.
+type Space interface {
+	// Take returns the memory for the next piece, not empty. Until Free it returns the
+	// same memory.
+	Take() []byte
+	// Free takes the memory back while Each waits for the engine. Each may call it several
+	// times in a row.
+	Free()
 }
 
-// Close implements Response.Close.
-func (c *call) Close() error {
+// Each reads the rest of the body into the memory of s, as Read does. It calls use with
+// each piece, then with the error that ends the body, until use returns false. On a plain
+// TCP socket Each waits for a piece without a read that finds the socket empty, which
+// saves a system call, and without memory. Close and the end of the context tell the
+// engine at once, but wait for a use in progress; use must not call Close. Each may return
+// without a last call of Free.
+func (r *Response) Each(s Space, use func(n int, err error) bool) {
+	for {
+		if n, ok := r.body.follow(s, use); !ok || n > 0 && !use(n, nil) {
+			return
+		}
+		if n, err := r.Read(s.Take()); !use(n, err) || err != nil {
+			return
+		}
+	}
+}
+
+// Ended reports whether the next Read returns the end of the body or an error without
+// waiting. It returns false if that is not known. Only the reader may call it.
+func (r *Response) Ended() bool { return r.body.err != nil }
+
+// Close ends the call. Before the end of the body it closes the connection, which makes
+// the engine abort. After the end of the body Close does nothing, because the connection
+// is already in the pool again. Close always returns nil and may be repeated. It makes a
+// Read in progress fail with ErrClosed.
+func (r *Response) Close() error {
+	c := r.body
 	if cn, _ := c.end(); cn != nil {
+		c.client.pool.remove(c)
 		c.mu.Lock()
 		c.abort(cn)
 		c.mu.Unlock()
-		c.client.pool.drop()
+		c.client.pool.give(c, nil)
 	}
 	return nil
 }
@@ -111,7 +137,7 @@ func (c *call) begin() (*conn, error) {
 		return cn, c.ended
 	case c.evicted:
 		return cn, ErrEvicted
-	case cn.buffered() > 0:
+	case cn.r < cn.w: // bytes are buffered
 		return cn, nil
 	}
 	by := c.lingerBy
@@ -133,11 +159,12 @@ func (c *call) begin() (*conn, error) {
 // are buffered behind the head first, then reads straight into p, where decode removes
 // the framing.
 func (c *call) fill(cn *conn, p []byte) (n int, err error) {
-	for n < len(p) && !c.body.done() {
+	for n < len(p) && c.body.state != inEnd {
 		var k int
 		var lostBy error
-		if cn.buffered() > 0 {
-			k = cn.take(p[n:])
+		if cn.r < cn.w {
+			k = copy(p[n:], cn.buf[cn.r:cn.w])
+			cn.r += k
 		} else if n > 0 {
 			return n, nil
 		} else {
@@ -146,7 +173,7 @@ func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 				k, lostBy = cn.Read(p)
 			}
 			if k > 0 {
-				c.client.calls.noteRead(&c.entry, time.Now())
+				c.noteRead(time.Now())
 			}
 		}
 		m, used, err := c.body.decode(p[n : n+k])
@@ -157,11 +184,29 @@ func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 		if used < k {
 			c.reusable = false // the engine sent bytes after its answer
 		}
-		if lostBy != nil && !c.body.done() {
+		if lostBy != nil && c.body.state != inEnd {
 			return n, c.connectionEnded(lostBy)
 		}
 	}
 	return n, nil
+}
+
+// tooEarly reports whether err is the timeout of a deadline that an earlier read had
+// set, and sets the deadline of the present read. Moving the deadline at each event of
+// a stream would cost more than reading the event.
+func (c *call) tooEarly(err error) bool {
+	if err == nil || !isTimeout(err) {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	by := c.readAt.Add(c.idle)
+	if c.conn == nil || c.evicted || c.idle == 0 || !c.lingerBy.IsZero() || !c.idleBy.Before(by) {
+		return false
+	}
+	c.idleBy = by
+	c.conn.readDeadline(by)
+	return true
 }
 
 // connectionEnded interprets the end of the connection inside a body: the end of the
@@ -175,4 +220,177 @@ func (c *call) connectionEnded(err error) error {
 		return err
 	}
 	return lost(err)
+}
+
+// framing finds the end of a body that may be cut anywhere: by its length, by the end of
+// the connection, or by chunks (RFC 9112, 7.1), whose extensions and trailers are
+// dropped. The zero value stands for no body.
+type framing struct {
+	kind   framingKind
+	state  framingState
+	left   int64 // inData: bytes of the body, or of the chunk's data, still to come
+	line   int   // number of size digits, or bytes of the extension or of the trailer
+	failed error
+}
+
+type framingKind uint8
+
+const (
+	byLength framingKind = iota
+	byChunks             // state begins as inSize
+	byClose              // left is never used up
+)
+
+// framingState is the part of a body to which the next byte belongs.
+type framingState uint8
+
+const (
+	inEnd framingState = iota // the body has ended
+	inData
+	inSize      // hex digits
+	inSizeSpace // white space after the digits, with which some servers pad
+	inExtension
+	inSizeLF
+	inDataCR
+	inDataLF
+	inTrailer // start of a trailer line, or of the final empty line
+	inTrailerLine
+	inTrailerLF
+	inLastLF
+)
+
+const (
+	maxChunkLine = 2 << 10  // bytes of one chunk's size and extensions
+	maxTrailer   = 16 << 10 // bytes of all trailer lines
+)
+
+// decode removes the framing from b in place. Afterwards b[:n] is data, and used is how
+// many bytes of b belonged to the body. used < len(b) only at the end of the body or
+// with an error. An error is permanent.
+func (f *framing) decode(b []byte) (n, used int, err error) {
+	for used < len(b) && f.state != inEnd && f.failed == nil {
+		if f.state != inData {
+			f.failed = f.step(b[used])
+			used++
+			continue
+		}
+		k := int(min(f.left, int64(len(b)-used)))
+		if n < used {
+			copy(b[n:], b[used:used+k])
+		}
+		n, used, f.left = n+k, used+k, f.left-int64(k)
+		switch {
+		case f.left > 0:
+		case f.kind == byChunks:
+			f.state = inDataCR
+		default:
+			f.state = inEnd
+		}
+	}
+	return n, used, f.failed
+}
+
+// step reads one byte of the framing of chunks.
+func (f *framing) step(c byte) error {
+	switch f.state {
+	case inSize, inSizeSpace, inExtension:
+		return f.sizeLine(c)
+	case inSizeLF:
+		if c != '\n' {
+			return errChunkSize
+		}
+		f.line, f.state = 0, inData
+		if f.left == 0 {
+			f.state = inTrailer
+		}
+	case inDataCR:
+		if c != '\r' {
+			return errChunkEnd
+		}
+		f.state = inDataLF
+	case inDataLF:
+		if c != '\n' {
+			return errChunkEnd
+		}
+		f.state = inSize
+	case inTrailer:
+		if c != '\r' {
+			return f.trailer(c)
+		}
+		f.state = inLastLF
+	case inLastLF:
+		if c != '\n' {
+			return errTrailer
+		}
+		f.state = inEnd
+	default:
+		return f.trailer(c)
+	}
+	return nil
+}
+
+// sizeLine reads one byte of the line with the size of a chunk.
+func (f *framing) sizeLine(c byte) error {
+	if f.line > 0 && c == '\r' {
+		f.state = inSizeLF
+		return nil
+	}
+	f.line++
+	switch f.state {
+	case inSize:
+		digit := int64(-1)
+		switch {
+		case '0' <= c && c <= '9':
+			digit = int64(c - '0')
+		case 'a' <= c|0x20 && c|0x20 <= 'f':
+			digit = int64(c | 0x20 - 'a' + 10)
+		}
+		if digit >= 0 {
+			if f.line > 16 || f.left > math.MaxInt64>>4 {
+				return errChunkSize
+			}
+			f.left = f.left<<4 | digit
+			return nil
+		}
+		switch {
+		case f.line == 1:
+			return errChunkSize
+		case c == ';':
+			f.state = inExtension
+		case c == ' ' || c == '\t':
+			f.state = inSizeSpace
+		default:
+			return errChunkSize
+		}
+	case inSizeSpace:
+		if c != ' ' && c != '\t' {
+			return errChunkSize
+		}
+	case inExtension:
+		if c < ' ' && c != '\t' {
+			return errChunkSize
+		}
+	}
+	if f.line > maxChunkLine {
+		return errChunkLine
+	}
+	return nil
+}
+
+// trailer reads one byte of the trailer, which is dropped.
+func (f *framing) trailer(c byte) error {
+	if f.line++; f.line > maxTrailer {
+		return errTrailerBytes
+	}
+	switch {
+	case f.state == inTrailerLine && c == '\r':
+		f.state = inTrailerLF
+	case f.state == inTrailerLF && c == '\n':
+		f.state = inTrailer
+	case (f.state == inTrailer || f.state == inTrailerLine) && (c >= ' ' || c == '\t'):
+		f.state = inTrailerLine
+	default:
+		return errTrailer
+	}
+	return nil
 }

@@ -3,8 +3,10 @@ package upstream
 import (
 	"context"
 	"io"
+	"math"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -32,8 +34,9 @@ type call struct {
 	readAt     time.Time // when the read in progress began; used by the reader only
 	idleBy     time.Time // the read deadline that is set; used by the reader only
 	linger     time.Duration
-	entry      entry // in the client's list of calls
-	detachable bool  // Request.Detach
+	control    CallControl  // nil: the call cannot be evicted
+	lastRead   atomic.Int64 // when bytes last came from the engine, since the pool's base; 0: never
+	detachable bool         // Request.Detach
 	// detachableLate is Request.KeepLate.
 	detachableLate bool
 	once           bool   // the request must not reach the engine twice
@@ -57,6 +60,9 @@ type call struct {
 	evicted    bool      // guarded by mu; the call was evicted and must end
 	cancelWait func()    // guarded by mu; ends the wait for a connection
 	lingerBy   time.Time // set when the context has ended and the call lingers; guarded by mu
+
+	place  int  // in the pool's calls, from 1; 0: the call is not in progress; guarded by the pool's mu
+	pinned bool // the call cannot be evicted; guarded by the pool's mu
 }
 
 // run sends m on cn and returns the answer. A reused connection that turns out to be
@@ -70,7 +76,9 @@ func (c *call) run(cn *conn, m *message) (*Response, error) {
 		c.client.retries.Add(1)
 		c.detach(cn)
 		if cn, err = c.client.dial(c); err != nil {
-			c.forget()
+			if c.stop != nil {
+				c.stop()
+			}
 			return nil, err
 		}
 		h, _, err = c.exchange(cn, m)
@@ -89,7 +97,27 @@ func (c *call) run(cn *conn, m *message) (*Response, error) {
 // closed cn before it could read the request.
 func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	start := time.Now()
-	if !c.enter(cn, sending) {
+	by := start.Add(c.client.opt.WriteTimeout)
+	if !c.headBy.IsZero() && c.headBy.Before(by) {
+		by = c.headBy
+	}
+	if !c.sendBy.IsZero() && c.sendBy.Before(by) {
+		by = c.sendBy
+	}
+	c.mu.Lock()
+	c.conn, c.phase = cn, sending
+	ended := c.ended != nil || c.evicted
+	if !ended { // under mu, so that deadlines of hangUp come later and win
+		if by.Equal(c.headBy) {
+			cn.readTimed = true
+			cn.SetDeadline(by)
+		} else {
+			cn.readDeadline(c.headBy)
+			cn.SetWriteDeadline(by)
+		}
+	}
+	c.mu.Unlock()
+	if ended {
 		return h, false, &Error{Op: OpWrite}
 	}
 	sent, err := cn.send(m)
@@ -116,45 +144,36 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	return h, false, nil
 }
 
-// stale reports whether the loss of cn, by err, shows that the engine had closed it
-// before it could read the request sent at start.
-func (c *call) stale(cn *conn, start time.Time, err error) bool {
+// enter begins a phase after sending on cn. It returns false if the context has ended and
+// the call does not linger, or if the call was evicted.
+func (c *call) enter(cn *conn, ph phase) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return cn.served && !(c.once && c.sent) && c.ended == nil && !isTimeout(err) && time.Since(start) < staleWithin
-}
-
-// early reads the answer of an engine that rejected the request before it had read all
-// of it, and then closed the connection. err is how sending failed.
-func (c *call) early(cn *conn, err error) (head, bool) {
-	if isTimeout(err) || !c.enter(cn, reading) { // reading, not waiting: a call in this state must not linger
-		return head{}, false
+	c.conn, c.phase = cn, ph
+	switch {
+	case c.ended == nil:
+		return !c.evicted
+	case c.linger == 0:
+		return false
+	case c.lingerBy.IsZero():
+		c.limitLinger()
 	}
-	by := time.Now().Add(earlyWithin)
-	if !c.headBy.IsZero() {
-		by = earlier(by, c.headBy)
-	}
-	c.mu.Lock()
-	if c.ended == nil && !c.evicted { // else the deadline of hangUp or interrupt stays
-		cn.readDeadline(by)
-	}
-	c.mu.Unlock()
-	h, _, err := c.awaitHead(cn)
-	h.keepAlive = false
-	return h, err == nil
+	return true
 }
 
 // awaitHead reads the head of the final answer. answered: at least one byte of an answer
 // arrived.
 func (c *call) awaitHead(cn *conn) (h head, answered bool, err error) {
-	c.client.lendBuffer(cn)
+	if cn.buf == nil {
+		cn.buf = c.client.reads.Get().(*[readSize]byte)[:]
+	}
 	for range maxInformational {
 		raw, some, err := cn.readHead(c.client.opt.MaxHeadBytes)
 		answered = answered || some
 		if err != nil {
 			return h, answered, err
 		}
-		c.client.calls.noteRead(&c.entry, time.Now())
+		c.noteRead(time.Now())
 		if h, err = parseHead(raw); err != nil {
 			return h, true, err
 		}
@@ -171,132 +190,88 @@ func (c *call) awaitHead(cn *conn) (h head, answered bool, err error) {
 	return h, true, errInformations
 }
 
+// noteRead notes that bytes have come from the engine.
+func (c *call) noteRead(now time.Time) { c.lastRead.Store(int64(now.Sub(c.client.pool.base))) }
+
 // answer fills in the response. An answer without body ends here.
 func (c *call) answer(cn *conn, h *head) {
 	c.resp.Status, c.resp.Header, c.resp.ContentLength = h.status, h.fields, h.length
 	c.reusable = h.keepAlive
 	switch {
 	case c.noBody:
-		c.body = framing{}
 	case h.status == http.StatusNoContent || h.status == http.StatusNotModified:
 		c.resp.ContentLength = 0
-		c.body = framing{}
 	case h.chunked:
-		c.body = framing{kind: byChunks}
-	case h.length >= 0:
-		c.body = framing{kind: byLength, left: h.length}
-	default:
-		c.body = framing{kind: byClose}
+		c.body = framing{kind: byChunks, state: inSize}
+	case h.length > 0:
+		c.body = framing{kind: byLength, state: inData, left: h.length}
+	case h.length < 0:
+		c.body = framing{kind: byClose, state: inData, left: math.MaxInt64}
 		c.reusable = false
 	}
-	if c.body.done() {
+	if c.body.state == inEnd {
 		c.finish(cn)
 	}
 }
 
-// enter begins a phase on cn. It returns false if the context has ended and the call
-// does not linger, or if the call was evicted.
-func (c *call) enter(cn *conn, ph phase) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.conn, c.phase = cn, ph
-	switch {
-	case c.evicted && c.ended == nil:
-		return false
-	case c.ended == nil:
-		if ph == sending {
-			c.limitSending()
-		}
-		return true
-	case ph == sending || c.linger == 0:
-		return false
-	case c.lingerBy.IsZero():
-		c.limitLinger()
-	}
-	return true
-}
-
-// limitSending sets the deadlines of the write and of the head. mu is held, so that
-// deadlines of hangUp come later and win.
-func (c *call) limitSending() {
-	by := time.Now().Add(c.client.opt.WriteTimeout)
-	if !c.headBy.IsZero() {
-		by = earlier(by, c.headBy)
-	}
-	if !c.sendBy.IsZero() {
-		by = earlier(by, c.sendBy)
-	}
-	c.conn.deadlines(c.headBy, by)
-}
-
-// limitLinger begins the linger: cn will not be reused, and reading ends at lingerBy.
-// mu is held.
-func (c *call) limitLinger() {
-	c.lingerBy = time.Now().Add(c.linger)
-	if c.phase == waiting && !c.headBy.IsZero() {
-		c.lingerBy = earlier(c.lingerBy, c.headBy)
-	}
-	c.conn.readDeadline(c.lingerBy)
-}
-
-// hangUp runs in its own goroutine when the context has ended.
-func (c *call) hangUp() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.leave(contextError(c.ctx))
-}
-
-// leave closes the connection, or begins the linger. A call that lingers already continues. mu
-// is held.
-func (c *call) leave(why error) {
-	if c.ended != nil {
+// finish ends the call after the whole answer.
+func (c *call) finish(cn *conn) {
+	c.err = io.EOF
+	clean := cn.r == cn.w // false: the engine sent bytes after its answer
+	c.client.freeBuffer(cn)
+	first, ended := c.end()
+	if first == nil {
 		return
 	}
-	c.ended = why
-	if c.conn != nil {
-		c.linger = c.entry.lingers(c.linger)
+	if !c.reusable || !clean || ended != nil {
+		cn.abort()
+		cn = nil
+	} else {
+		cn.served = true
 	}
-	switch {
-	case c.conn == nil:
-	case c.linger == 0:
-		c.abort(c.conn)
-	case c.phase == sending:
-		// A blocked write fails. If the write has already finished, the call continues
-		// and lingers.
-		c.conn.SetWriteDeadline(time.Unix(1, 0))
-	default:
-		c.limitLinger()
-	}
-}
-
-// abort closes cn. Closing waits for a reader in Each that is using a piece, so abort
-// first shuts down the sending side, which the engine notices at once. mu is held.
-func (c *call) abort(cn *conn) {
-	if half, ok := cn.socket.(interface{ CloseWrite() error }); ok && c.follows {
-		_ = half.CloseWrite() // an error does not matter: the close below ends the connection
-	}
-	cn.abort()
+	c.client.pool.give(c, cn)
 }
 
 // end takes the connection out of the call. It returns nil for all but the first
-// caller: Close, or the reader that finished or failed.
+// caller: Close, or the reader that finished or failed. The first caller removes the call
+// from the pool.
 func (c *call) end() (cn *conn, ended error) {
 	c.mu.Lock()
 	cn, ended = c.conn, c.ended
 	c.conn = nil
 	c.mu.Unlock()
-	if cn != nil {
-		c.forget()
+	if cn != nil && c.stop != nil {
+		c.stop()
 	}
 	return cn, ended
 }
 
-// forget stops the effects of the context's end and of EvictIdle on this call.
-func (c *call) forget() {
-	c.client.calls.remove(&c.entry)
-	if c.stop != nil {
-		c.stop()
+// stale reports whether the loss of cn, by err, shows that the engine had closed it
+// before it could read the request sent at start.
+func (c *call) stale(cn *conn, start time.Time, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return cn.served && !(c.once && c.sent) && c.ended == nil && !isTimeout(err) && time.Since(start) < staleWithin
+}
+
+// early reads the answer of an engine that rejected the request before it had read all
+// of it, and then closed the connection. err is how sending failed.
+func (c *call) early(cn *conn, err error) (head, bool) {
+	if isTimeout(err) || !c.enter(cn, reading) { // reading, not waiting: a call in this state must not linger
+		return head{}, false
 	}
+	by := time.Now().Add(earlyWithin)
+	if !c.headBy.IsZero() && c.headBy.Before(by) {
+		by = c.headBy
+	}
+	c.mu.Lock()
+	if c.ended == nil && !c.evicted { // else the deadline of hangUp or interrupt stays
+		cn.readDeadline(by)
+	}
+	c.mu.Unlock()
+	h, _, err := c.awaitHead(cn)
+	h.keepAlive = false
+	return h, err == nil
 }
 
 // detach closes a stale connection and keeps its slot in the pool.
@@ -308,27 +283,13 @@ func (c *call) detach(cn *conn) {
 	cn.abort()
 }
 
-// finish ends the call after the whole answer.
-func (c *call) finish(cn *conn) {
-	c.err = io.EOF
-	clean := cn.buffered() == 0 // false: the engine sent bytes after its answer
-	c.client.freeBuffer(cn)
-	first, ended := c.end()
-	if first == nil {
-		return
-	}
-	if c.reusable && clean && ended == nil {
-		c.client.pool.give(cn)
-		return
-	}
-	cn.abort()
-	c.client.pool.drop()
-}
-
 // fail ends the call with e, and fills in the fields that only the call has. If the context has
 // ended, its error is the cause, whatever error the connection returned.
 func (c *call) fail(cn *conn, e *Error) *Error {
 	first, ended := c.end()
+	if first != nil {
+		c.client.pool.remove(c)
+	}
 	c.mu.Lock()
 	left, phase := c.evicted, c.phase
 	c.mu.Unlock()
@@ -353,15 +314,57 @@ func (c *call) fail(cn *conn, e *Error) *Error {
 		} else {
 			first.abort()
 		}
-		c.client.pool.drop()
+		c.client.pool.give(c, nil)
 	}
 	e.Sent, e.Timeout = c.sent, isTimeout(e.Err)
 	return e
 }
 
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
+// limitLinger begins the linger: cn will not be reused, and reading ends at lingerBy.
+// mu is held.
+func (c *call) limitLinger() {
+	c.lingerBy = time.Now().Add(c.linger)
+	if c.phase == waiting && !c.headBy.IsZero() && c.headBy.Before(c.lingerBy) {
+		c.lingerBy = c.headBy
 	}
-	return a
+	c.conn.readDeadline(c.lingerBy)
+}
+
+// hangUp runs in its own goroutine when the context has ended.
+func (c *call) hangUp() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.leave(contextError(c.ctx))
+}
+
+// leave closes the connection, or begins the linger. A call that lingers already continues. mu
+// is held.
+func (c *call) leave(why error) {
+	if c.ended != nil {
+		return
+	}
+	c.ended = why
+	if c.conn != nil && c.linger > 0 && c.control != nil && !c.control.Lingers() {
+		c.linger = 0
+	}
+	switch {
+	case c.conn == nil:
+	case c.linger == 0:
+		c.abort(c.conn)
+	case c.phase == sending:
+		// A blocked write fails. If the write has already finished, the call continues
+		// and lingers.
+		c.conn.SetWriteDeadline(time.Unix(1, 0))
+	default:
+		c.limitLinger()
+	}
+}
+
+// abort closes cn. Closing waits for a reader in Each that is using a piece, so abort
+// first shuts down the sending side, which the engine notices at once. mu is held.
+func (c *call) abort(cn *conn) {
+	if half, ok := cn.socket.(interface{ CloseWrite() error }); ok && c.follows {
+		_ = half.CloseWrite() // an error does not matter: the close below ends the connection
+	}
+	cn.abort()
 }

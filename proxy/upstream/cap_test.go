@@ -147,12 +147,12 @@ func TestCapHandOverToTheGone(t *testing.T) {
 		p.mu.Unlock()
 		c := newConn(nil)
 		if give {
-			p.give(c)
+			p.give(&call{}, c)
 		} else {
-			p.drop()
+			p.give(&call{}, nil)
 			c = nil
 		}
-		p.leave(place)
+		p.leave(&call{}, place)
 		select {
 		case got := <-second:
 			if got != c {

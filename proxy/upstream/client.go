@@ -1,8 +1,12 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
+	"net/http"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,7 +39,6 @@ type client struct {
 	bad    error // why the options are unusable
 	tls    *tls.Config
 	pool   pool
-	calls  callList
 	reads  sync.Pool // *[readSize]byte
 	writes sync.Pool // *message
 
@@ -46,11 +49,12 @@ type client struct {
 // connection before the first call.
 func New(o Options) Client {
 	o = o.withDefaults()
-	c := &client{opt: o, bad: o.checkURL(), calls: newCallList()}
+	c := &client{opt: o, bad: o.checkURL()}
 	if o.secure() {
 		c.tls = o.tlsConfig("http/1.1")
 	}
 	c.pool.maxConns, c.pool.maxIdle, c.pool.idleTimeout = o.MaxConns, o.MaxIdle, o.IdleTimeout
+	c.pool.base = time.Now().Add(-time.Second) // no time since base is 0
 	c.reads.New = func() any { return new([readSize]byte) }
 	c.writes.New = func() any { return new(message) }
 	return c
@@ -66,37 +70,6 @@ func (cl *client) Stats() Stats {
 	return s
 }
 
-// message is a request in wire form.
-type message struct {
-	head []byte   // pooled; also holds a small body
-	rest [][]byte // the body if it is not in head: the caller's memory
-}
-
-func (cl *client) newMessage(req *Request) *message {
-	m := cl.writes.Get().(*message)
-	size := req.bodySize()
-	m.head = req.appendHead(m.head[:0], cl.opt.URL.Host, size)
-	limit := joinSize
-	if cl.tls != nil {
-		limit = joinSizeTLS
-	}
-	if len(m.head)+size <= limit {
-		for _, b := range req.Body {
-			m.head = append(m.head, b...)
-		}
-	} else {
-		m.rest = req.Body
-	}
-	return m
-}
-
-func (cl *client) freeMessage(m *message) {
-	m.rest = nil
-	if cap(m.head) <= maxPooledWrite {
-		cl.writes.Put(m)
-	}
-}
-
 // Do implements Client.
 func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 	if err := req.check(); err != nil {
@@ -109,52 +82,45 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 		err := contextError(ctx)
 		return nil, &Error{Op: OpDial, Timeout: isTimeout(err), Err: err}
 	}
-	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, detachable: req.Detach, detachableLate: req.KeepLate, sentFunc: req.Sent, hints: req.Hints, noBody: req.Method == "HEAD"}
+	c := &call{client: cl, ctx: ctx, control: req.Control, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, detachable: req.Detach, detachableLate: req.KeepLate, sentFunc: req.Sent, hints: req.Hints, noBody: req.Method == http.MethodHead}
 	c.resp.body = c
-	cl.calls.add(&c.entry, c, req.Control)
-	cn, err := cl.pool.take(c, untilSent(req.SendBy, req.HeadTimeout))
+	cn, err := cl.pool.take(c, req.HeadTimeout)
 	if err != nil {
-		c.forget()
 		return nil, &Error{Op: OpCap, Timeout: isTimeout(err), Err: err}
 	}
-	if !c.checkWanted(req.Control) {
-		if cn != nil {
-			cl.pool.give(cn)
-		} else {
-			cl.pool.drop()
+	if req.Control != nil {
+		c.mu.Lock()
+		// From now on Withdraw ends the call. Wanted is asked under mu: if Withdraw came before, the
+		// answer is already the new one.
+		c.checked = true
+		wanted := req.Control.Wanted()
+		c.mu.Unlock()
+		if !wanted {
+			cl.pool.give(c, cn)
+			return nil, &Error{Op: OpCap, Err: ErrUnwanted}
 		}
-		c.forget()
-		return nil, &Error{Op: OpCap, Err: ErrUnwanted}
 	}
-	m := cl.newMessage(req)
-	defer cl.freeMessage(m)
-	if cn, err = cl.living(c, cn); err != nil {
-		c.forget()
+	for cn != nil && !cn.alive() { // then the older idle connections are tried
+		cn.abort()
+		cn = cl.pool.swap()
+	}
+	if cn != nil {
+		cl.reuses.Add(1)
+	} else if cn, err = cl.dial(c); err != nil {
 		return nil, err
 	}
 	if req.HeadTimeout > 0 {
 		c.headBy = time.Now().Add(req.HeadTimeout)
 	}
-	return c.run(cn, m)
-}
-
-// living returns a usable connection. If cn, from the pool, is alive, living returns cn.
-// If cn is dead, living tries the older idle connections. If cn is nil or all idle
-// connections are dead, living opens a new one. On an error the slot is released.
-func (cl *client) living(c *call, cn *conn) (*conn, error) {
-	for cn != nil {
-		if cn.alive() {
-			cl.reuses.Add(1)
-			return cn, nil
-		}
-		cn.abort()
-		cn = cl.pool.swap()
+	m := cl.newMessage(req)
+	resp, err := c.run(cn, m)
+	if m.rest = nil; cap(m.head) <= maxPooledWrite {
+		cl.writes.Put(m)
 	}
-	return cl.dial(c)
+	return resp, err
 }
 
-// dial opens a connection in a slot that the caller holds. On an error the slot is
-// released.
+// dial opens a connection in a slot that the call holds. An error ends the call.
 func (cl *client) dial(c *call) (*conn, error) {
 	cl.dials.Add(1)
 	ctx, done := c.interruptible()
@@ -163,19 +129,119 @@ func (cl *client) dial(c *call) (*conn, error) {
 	if err == nil {
 		return cn, nil
 	}
-	cl.pool.drop()
+	cl.pool.give(c, nil)
 	if ctx.Err() != nil {
 		err = c.waitError()
 	}
 	return nil, &Error{Op: OpDial, Sent: c.sent, Timeout: isTimeout(err), Local: IsLocal(err), Err: err}
 }
 
-// lendBuffer gives cn a read buffer.
-func (cl *client) lendBuffer(cn *conn) {
-	if cn.buf == nil {
-		cn.buf = cl.reads.Get().(*[readSize]byte)[:]
-		cn.r, cn.w = 0, 0
+// check rejects a request that could not be written without changing its meaning.
+func (r *Request) check() error {
+	if r.Method != "" && !isToken(r.Method) {
+		return errBadMethod
 	}
+	if r.Path == "" || r.Path[0] != '/' {
+		return errBadPath
+	}
+	for i := range len(r.Path) {
+		if c := r.Path[i]; c <= ' ' || c == 0x7f {
+			return errBadPath
+		}
+	}
+	for i := range r.Header {
+		f := &r.Header[i]
+		if !isToken(f.Name) || !isFieldValue(f.Value) {
+			return errBadField
+		}
+		if sameName(f.Name, "Transfer-Encoding") {
+			return errBadCoding
+		}
+	}
+	return nil
+}
+
+// ValidField reports whether a header field can be written unchanged: its name is a
+// token, and its value has no control character but tab.
+func ValidField(f Field) bool { return isToken(f.Name) && isFieldValue(f.Value) }
+
+// isToken reports whether s is a token of RFC 9110, 5.6.2.
+func isToken(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		switch {
+		case 'a' <= c|0x20 && c|0x20 <= 'z', '0' <= c && c <= '9':
+		case strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0:
+		default:
+			return false
+		}
+	}
+	return len(s) > 0
+}
+
+// isFieldValue reports whether s has no control character but tab: above all no
+// CR, LF or NUL.
+func isFieldValue(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// sameName compares two field names or options, ignoring case.
+func sameName(a, b string) bool { return len(a) == len(b) && strings.EqualFold(a, b) }
+
+// message is a request in wire form.
+type message struct {
+	head []byte   // pooled; also holds a small body
+	rest [][]byte // the body if it is not in head: the caller's memory
+}
+
+// newMessage returns a request that has passed check in wire form.
+func (cl *client) newMessage(req *Request) *message {
+	m := cl.writes.Get().(*message)
+	b := append(m.head[:0], cmp.Or(req.Method, http.MethodGet)...)
+	b = append(b, ' ')
+	b = append(b, req.Path...)
+	b = append(b, " HTTP/1.1\r\nHost: "...)
+	b = append(b, cl.opt.URL.Host...)
+	b = append(b, "\r\n"...)
+	for i := range req.Header {
+		f := &req.Header[i]
+		if sameName(f.Name, "Host") || sameName(f.Name, "Content-Length") {
+			continue
+		}
+		b = append(b, f.Name...)
+		b = append(b, ": "...)
+		b = append(b, f.Value...)
+		b = append(b, "\r\n"...)
+	}
+	size := 0
+	for _, piece := range req.Body {
+		size += len(piece)
+	}
+	// Without a body, only methods with which servers expect one have a length (RFC 9110, 8.6).
+	if size > 0 || req.Method == http.MethodPost || req.Method == http.MethodPut || req.Method == http.MethodPatch {
+		b = append(b, "Content-Length: "...)
+		b = strconv.AppendInt(b, int64(size), 10)
+		b = append(b, "\r\n"...)
+	}
+	b = append(b, "\r\n"...)
+	limit := joinSize
+	if cl.tls != nil {
+		limit = joinSizeTLS
+	}
+	if len(b)+size > limit {
+		m.head, m.rest = b, req.Body
+		return m
+	}
+	for _, piece := range req.Body {
+		b = append(b, piece...)
+	}
+	m.head = b
+	return m
 }
 
 // freeBuffer takes the read buffer back and drops the bytes in it.

@@ -1,10 +1,13 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"io"
 	"net"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -14,6 +17,7 @@ import (
 type conn struct {
 	net.Conn                 // read and written by calls: the socket, or TLS on it
 	socket   net.Conn        // abort closes it directly
+	secure   bool            // TLS
 	raw      syscall.RawConn // of the socket; nil if it has no descriptor
 	peek     func(fd uintptr)
 	isQuiet  bool // result of peek
@@ -36,7 +40,7 @@ func newConn(socket net.Conn) *conn {
 	if s, ok := socket.(syscall.Conn); ok {
 		c.raw, _ = s.SyscallConn()
 	}
-	c.peek = func(fd uintptr) { c.isQuiet = quiet(fd) }
+	c.peek = c.look
 	return c
 }
 
@@ -57,11 +61,9 @@ func dial(ctx context.Context, o *Options, cfg *tls.Config) (*conn, error) {
 		nc.Close()
 		return nil, err
 	}
-	c.Conn = t
+	c.Conn, c.secure = t, true
 	return c, nil
 }
-
-func (c *conn) secure() bool { return c.Conn != c.socket }
 
 // abort closes the connection at once, also during a blocked Read or Write. Closing TLS
 // would first send an alert, and would block if the engine does not read.
@@ -87,7 +89,7 @@ func (c *conn) alive() bool {
 			return false
 		}
 	}
-	if !c.secure() {
+	if !c.secure {
 		return true
 	}
 	// The socket does not show records that TLS has read ahead. A read of TLS returns
@@ -97,17 +99,7 @@ func (c *conn) alive() bool {
 	return n == 0 && isTimeout(err)
 }
 
-// deadlines sets the read and write deadlines. A zero read deadline means none.
-func (c *conn) deadlines(read, write time.Time) {
-	if !read.IsZero() && read.Equal(write) {
-		c.readTimed = true
-		c.SetDeadline(read)
-		return
-	}
-	c.readDeadline(read)
-	c.SetWriteDeadline(write)
-}
-
+// readDeadline sets the deadline of reads; zero: none.
 func (c *conn) readDeadline(t time.Time) {
 	if timed := !t.IsZero(); timed || c.readTimed {
 		c.readTimed = timed
@@ -120,38 +112,15 @@ func (c *conn) readDeadline(t time.Time) {
 func (c *conn) send(m *message) (sent bool, err error) {
 	if len(m.rest) == 0 {
 		n, err := c.Write(m.head)
-		return n > 0 || c.secure(), err
+		return n > 0 || c.secure, err
 	}
 	c.store = append(append(c.store[:0], m.head), m.rest...)
 	c.vec = c.store
 	n, err := c.vec.WriteTo(c.Conn)
 	clear(c.store)
 	c.vec = nil
-	return n > 0 || c.secure(), err
+	return n > 0 || c.secure, err
 }
-
-// fill reads once and appends to the buffered bytes.
-func (c *conn) fill() error {
-	for {
-		n, err := c.Read(c.buf[c.w:])
-		c.w += n
-		if n > 0 {
-			return nil // the next read returns the error again
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// take moves buffered bytes to p.
-func (c *conn) take(p []byte) int {
-	n := copy(p, c.buf[c.r:c.w])
-	c.r += n
-	return n
-}
-
-func (c *conn) buffered() int { return c.w - c.r }
 
 // readHead reads until the buffer holds a whole head, and returns the head. answered: at
 // least one byte arrived. Bytes after the head stay buffered.
@@ -166,18 +135,37 @@ func (c *conn) readHead(limit int) (raw string, answered bool, err error) {
 			return raw, true, nil
 		}
 		searched = c.w
-		if c.buffered() >= limit {
+		if c.w-c.r >= limit {
 			return "", true, errBigHead
 		}
 		if c.w == len(c.buf) {
 			searched -= c.r
 			c.grow(limit)
 		}
-		if err := c.fill(); err != nil {
-			if answered = c.buffered() > 0; answered && err == io.EOF {
+		n, err := c.Read(c.buf[c.w:])
+		c.w += n
+		if n == 0 && err != nil { // with n > 0 the next read returns the error again
+			if answered = c.r < c.w; answered && err == io.EOF {
 				err = io.ErrUnexpectedEOF
 			}
 			return "", answered, err
+		}
+	}
+}
+
+// headEnd returns the size of the head at the start of b, including the empty line, or
+// 0 if b does not hold all of it. The first from bytes have been searched before.
+func headEnd(b []byte, from int) int {
+	for i := max(from-2, 0); ; i++ {
+		j := bytes.IndexByte(b[i:], '\n')
+		if j < 0 {
+			return 0
+		}
+		i += j
+		if rest := b[i+1:]; len(rest) > 0 && rest[0] == '\n' {
+			return i + 2
+		} else if len(rest) > 1 && rest[0] == '\r' && rest[1] == '\n' {
+			return i + 3
 		}
 	}
 }
@@ -190,4 +178,99 @@ func (c *conn) grow(limit int) {
 	}
 	c.w = copy(b, c.buf[c.r:c.w])
 	c.r, c.buf = 0, b
+}
+
+// head is the parsed head of an answer.
+type head struct {
+	status    int
+	fields    []Field // in the order of the answer; they share the head's memory
+	length    int64   // Content-Length, -1 without one
+	chunked   bool
+	keepAlive bool // the engine keeps the connection open
+
+	sawClose, sawKeepAlive bool // options in Connection
+}
+
+// parseHead parses the head of an answer. raw ends with the empty line. If the standard
+// leaves a choice, parseHead rejects a head that two parsers could frame differently. A
+// line may end with LF alone, as RFC 9112, 2.2 permits.
+func parseHead(raw string) (head, error) {
+	h := head{length: -1, fields: make([]Field, 0, max(strings.Count(raw, "\n")-2, 0))}
+	line, rest, _ := strings.Cut(raw, "\n")
+	minor, ok := h.parseStatus(strings.TrimSuffix(line, "\r"))
+	if !ok {
+		return h, errStatusLine
+	}
+	for {
+		line, rest, _ = strings.Cut(rest, "\n")
+		if line = strings.TrimSuffix(line, "\r"); line == "" {
+			break
+		}
+		if err := h.parseField(line); err != nil {
+			return h, err
+		}
+	}
+	if h.chunked && h.length >= 0 {
+		return h, errTwoFramings
+	}
+	if h.chunked && minor == '0' {
+		return h, errCoding
+	}
+	h.keepAlive = !h.sawClose && (minor != '0' || h.sawKeepAlive)
+	return h, nil
+}
+
+// parseStatus parses "HTTP/1.1 200 OK" and returns the minor version.
+func (h *head) parseStatus(line string) (minor byte, ok bool) {
+	const version = "HTTP/1."
+	if len(line) < len("HTTP/1.1 200") || line[:len(version)] != version {
+		return 0, false
+	}
+	minor = line[len(version)]
+	code, reason := line[len("HTTP/1.1 "):len("HTTP/1.1 200")], line[len("HTTP/1.1 200"):]
+	if minor != '0' && minor != '1' || line[len("HTTP/1.1")] != ' ' || reason != "" && reason[0] != ' ' {
+		return 0, false
+	}
+	for i := range len(code) {
+		if code[i] < '0' || code[i] > '9' {
+			return 0, false
+		}
+		h.status = h.status*10 + int(code[i]-'0')
+	}
+	return minor, h.status >= 100 && isFieldValue(reason)
+}
+
+func (h *head) parseField(line string) error {
+	if line[0] == ' ' || line[0] == '\t' {
+		return errFolded
+	}
+	i := strings.IndexByte(line, ':')
+	if i < 0 || !isToken(line[:i]) || !isFieldValue(line[i+1:]) {
+		return errFieldLine
+	}
+	f := Field{Name: line[:i], Value: strings.Trim(line[i+1:], " \t")}
+	h.fields = append(h.fields, f)
+	switch {
+	case sameName(f.Name, "Content-Length"):
+		n, err := strconv.ParseUint(f.Value, 10, 63) // digits only
+		if err != nil {
+			return errLength
+		}
+		if h.length >= 0 && h.length != int64(n) {
+			return errLengths
+		}
+		h.length = int64(n)
+	case sameName(f.Name, "Transfer-Encoding"):
+		if h.chunked || !sameName(f.Value, "chunked") {
+			return errCoding
+		}
+		h.chunked = true
+	case sameName(f.Name, "Connection"):
+		for option := range strings.SplitSeq(f.Value, ",") {
+			option = strings.Trim(option, " \t")
+			h.sawClose = h.sawClose || sameName(option, "close")
+			h.sawKeepAlive = h.sawKeepAlive || sameName(option, "keep-alive")
+		}
+	}
+	return nil
 }

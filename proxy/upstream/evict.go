@@ -3,8 +3,6 @@ package upstream
 import (
 	"context"
 	"errors"
-	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -34,114 +32,37 @@ type CallControl interface {
 	Evict(engine any) bool
 }
 
-// callList lists the calls of one client that are in progress, so that EvictIdle can
-// end them. Adding a call allocates nothing.
-type callList struct {
-	base     time.Time // origin of the times in entries
-	mu       sync.Mutex
-	first    *entry // guarded by mu
-	lastRead int64  // the latest lastRead of calls that have ended; guarded by mu
-}
-
-// entry is one call in the list.
-type entry struct {
-	prev, next *entry // guarded by the list's mu
-	listed     bool   // guarded by the list's mu
-	pinned     bool   // guarded by the list's mu; the call cannot be evicted
-	call       *call
-	control    CallControl  // nil: the call cannot be evicted
-	lastRead   atomic.Int64 // when bytes last came from the engine, since base; 0: never
-}
-
-// newCallList sets base to one second ago, so that no time is 0.
-func newCallList() callList { return callList{base: time.Now().Add(-time.Second)} }
-
-// lingers returns how long the call lingers if its context ends now.
-func (s *entry) lingers(linger time.Duration) time.Duration {
-	if linger > 0 && s.control != nil && !s.control.Lingers() {
-		return 0
+// EvictIdle implements Client.
+func (cl *client) EvictIdle(engine any, quiet time.Duration) {
+	p := &cl.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := p.lastRead
+	for _, c := range p.calls {
+		last = max(last, c.lastRead.Load())
 	}
-	return linger
-}
-
-// noteRead notes that bytes have come from the engine.
-func (l *callList) noteRead(s *entry, now time.Time) { s.lastRead.Store(int64(now.Sub(l.base))) }
-
-// add puts the call on the list.
-func (l *callList) add(s *entry, call *call, waiter CallControl) {
-	s.call, s.control = call, waiter
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s.listed = true
-	if s.next = l.first; s.next != nil {
-		s.next.prev = s
-	}
-	l.first = s
-}
-
-// remove takes the call off the list. Further calls do nothing.
-func (l *callList) remove(s *entry) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !s.listed {
+	if last != 0 && time.Since(p.base)-time.Duration(last) < quiet {
 		return
 	}
-	s.listed = false
-	l.lastRead = max(l.lastRead, s.lastRead.Load())
-	if s.next != nil {
-		s.next.prev = s.prev
-	}
-	if s.prev != nil {
-		s.prev.next = s.next
-	} else {
-		l.first = s.next
-	}
-	s.prev, s.next = nil, nil
-}
-
-// pin makes the call immune to eviction.
-func (l *callList) pin(s *entry) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s.pinned = true
-}
-
-// evictIdle evicts the calls whose control agrees. It does nothing if bytes came on any
-// call within quiet.
-func (l *callList) evictIdle(engine any, quiet time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	last := l.lastRead
-	for s := l.first; s != nil; s = s.next {
-		last = max(last, s.lastRead.Load())
-	}
-	if last != 0 && time.Since(l.base)-time.Duration(last) < quiet {
-		return
-	}
-	for s := l.first; s != nil; s = s.next {
-		if s.control != nil && !s.pinned && s.control.Evict(engine) {
-			s.pinned = true // Evict is not called again
-			s.call.interrupt()
-		}
-	}
-}
-
-// withdraw withdraws the calls that are not wanted any more.
-func (l *callList) withdraw() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for s := l.first; s != nil; s = s.next {
-		if s.control != nil && !s.pinned && s.control.Useless() {
-			s.call.withdraw()
+	for _, c := range p.calls {
+		if c.control != nil && !c.pinned && c.control.Evict(engine) {
+			c.pinned = true // Evict is not called again
+			c.interrupt()
 		}
 	}
 }
 
 // Withdraw implements Client.
-func (cl *client) Withdraw() { cl.calls.withdraw() }
-
-// EvictIdle implements Client.
-func (cl *client) EvictIdle(engine any, quiet time.Duration) { cl.calls.evictIdle(engine, quiet) }
+func (cl *client) Withdraw() {
+	p := &cl.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.calls {
+		if c.control != nil && !c.pinned && c.control.Useless() {
+			c.withdraw()
+		}
+	}
+}
 
 // interrupt makes the step that the call waits for fail. If the request is sent
 // already, the connection stays open, for Detached.
@@ -161,19 +82,6 @@ func (c *call) interrupt() {
 	default:
 		c.conn.readDeadline(time.Unix(1, 0))
 	}
-}
-
-// checkWanted asks, once the call has got a connection, whether the request should be sent.
-// From then on withdraw ends the call. A call that withdraw has found before asks later, so no
-// change of the answer is missed.
-func (c *call) checkWanted(control CallControl) bool {
-	if control == nil {
-		return true
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.checked = true
-	return control.Wanted()
 }
 
 // withdraw ends the call as the end of its context does. A call that waits for a connection
@@ -214,13 +122,6 @@ func (c *call) waitError() error {
 	return contextError(c.ctx)
 }
 
-func (c *call) commit() bool {
-	c.client.calls.pin(&c.entry)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.evicted
-}
-
 // Detached is a call that was evicted after its request was sent (Request.Detach): the
 // engine may still answer. The caller must call either Await or Close, once.
 type Detached struct {
@@ -234,14 +135,15 @@ func (l *Detached) Await(ctx context.Context) (*Response, error) {
 	cl := l.c.client
 	c := &call{client: cl, ctx: ctx, idle: l.c.idle, once: true, sent: true, noBody: l.c.noBody}
 	c.resp.body = c
-	cl.calls.add(&c.entry, c, nil)
+	cl.pool.add(c)
 	if ctx.Done() != nil {
 		c.stop = context.AfterFunc(ctx, c.hangUp)
 	}
 	if !c.enter(l.cn, waiting) {
 		return nil, c.fail(l.cn, &Error{Op: OpHead})
 	}
-	l.cn.deadlines(time.Time{}, time.Time{})
+	l.cn.readDeadline(time.Time{})
+	l.cn.SetWriteDeadline(time.Time{})
 	h, _, err := c.awaitHead(l.cn)
 	if err != nil {
 		return nil, c.fail(l.cn, &Error{Op: OpHead, Err: err})
@@ -257,5 +159,5 @@ func (l *Detached) Await(ctx context.Context) (*Response, error) {
 func (l *Detached) Close() {
 	l.c.client.freeBuffer(l.cn)
 	l.cn.discard()
-	l.c.client.pool.drop()
+	l.c.client.pool.give(l.c, nil)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -219,7 +220,7 @@ func (s *countedSpace) Free() {
 // A stream that waits for its engine holds no memory for the next piece, and no read
 // buffer of its connection. The engine sends each piece only after the memory is free.
 func TestEachWaitsWithoutMemory(t *testing.T) {
-	if !canFollow {
+	if runtime.GOOS == "windows" {
 		return // each piece is read by Read, which needs memory while it waits
 	}
 	s := &countedSpace{freed: make(chan struct{}, 1)}

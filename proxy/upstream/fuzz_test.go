@@ -129,15 +129,15 @@ func FuzzChunks(f *testing.F) {
 
 // decodeChunks returns io.EOF for a complete body and nil for an incomplete one.
 func decodeChunks(wire []byte, step int) (data []byte, used int, err error) {
-	var d chunks
-	for len(wire) > used && err == nil && !d.done() {
+	d := framing{kind: byChunks, state: inSize}
+	for len(wire) > used && err == nil && d.state != inEnd {
 		piece := bytes.Clone(wire[used:min(used+step, len(wire))])
 		var n, k int
 		n, k, err = d.decode(piece)
 		data = append(data, piece[:n]...)
 		used += k
 	}
-	if d.done() {
+	if d.state == inEnd {
 		err = io.EOF
 	}
 	return data, used, err

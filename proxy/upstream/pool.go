@@ -6,41 +6,73 @@ import (
 	"time"
 )
 
-// pool counts the connections to one engine and keeps the idle ones, newest last. A call
-// takes the newest idle connection, so that the other ones reach their maximum age and
-// are closed. At the cap, calls wait in the order of their arrival. A slot is a
-// connection, or the right to open one.
+// pool has the calls to one engine and counts its connections. It keeps the idle ones,
+// newest last. A call takes the newest idle connection, so that the other ones reach
+// their maximum age and are closed. At the cap, calls wait in the order of their arrival.
+// A slot is a connection, or the right to open one.
 type pool struct {
 	maxConns, maxIdle int
 	idleTimeout       time.Duration
+	base              time.Time // origin of the times lastRead
 
-	mu      sync.Mutex
-	open    int         // guarded by mu; slots taken
-	idle    []*conn     // guarded by mu
-	waiters list.List   // guarded by mu; chan *conn; not empty only if idle is empty
-	sweeper *time.Timer // guarded by mu
-	armed   bool        // guarded by mu; sweeper will fire
+	mu       sync.Mutex
+	calls    []*call     // guarded by mu; the calls in progress, in any order
+	lastRead int64       // the latest lastRead of calls that have ended; guarded by mu
+	open     int         // guarded by mu; slots taken
+	idle     []*conn     // guarded by mu
+	waiters  list.List   // guarded by mu; chan *conn; not empty only if idle is empty
+	sweeper  *time.Timer // guarded by mu
+	armed    bool        // guarded by mu; sweeper will fire
 }
 
-// take returns an idle connection, or nil and a slot to open one. At the cap it waits
-// until the call ends, or at most for limit if that is not 0.
-func (p *pool) take(call *call, limit time.Duration) (*conn, error) {
+// take begins the call c, and returns an idle connection, or nil and a slot to open one.
+// At the cap it waits until the call ends, at most until the call's sendBy, and at most
+// for limit if that is not 0. An error ends the call.
+func (p *pool) take(c *call, limit time.Duration) (*conn, error) {
 	p.mu.Lock()
-	c, old := p.pop()
-	if c != nil || p.maxConns == 0 || p.open < p.maxConns {
-		if c == nil {
-			p.open++
-		}
+	p.calls = append(p.calls, c)
+	c.place = len(p.calls)
+	cn, old := p.pop()
+	if cn == nil && p.maxConns > 0 && p.open >= p.maxConns {
+		place := p.waiters.PushBack(make(chan *conn, 1)) // receives a connection, or nil for a slot
 		p.mu.Unlock()
-		closeAll(old)
-		return c, nil
+		return p.wait(c, place, limit)
 	}
-	ready := make(chan *conn, 1) // receives a connection, or nil for a slot
-	place := p.waiters.PushBack(ready)
+	if cn == nil {
+		p.open++
+	}
 	p.mu.Unlock()
+	if old != nil {
+		closeAll(old)
+	}
+	return cn, nil
+}
 
-	ctx, done := call.interruptible()
+// pop removes and returns the newest idle connection. If that one is too old, all are:
+// pop then returns all as old, and the caller closes them. mu is held.
+func (p *pool) pop() (cn *conn, old []*conn) {
+	n := len(p.idle) - 1
+	if n < 0 {
+		return nil, nil
+	}
+	if time.Since(p.idle[n].idleSince) >= p.idleTimeout {
+		return nil, p.shed(n + 1)
+	}
+	cn = p.idle[n]
+	p.idle[n] = nil
+	p.idle = p.idle[:n]
+	return cn, nil
+}
+
+// wait waits at that place of the queue.
+func (p *pool) wait(c *call, place *list.Element, limit time.Duration) (*conn, error) {
+	ctx, done := c.interruptible()
 	defer done()
+	if !c.sendBy.IsZero() {
+		if left := max(1, time.Until(c.sendBy)); limit == 0 || left < limit {
+			limit = left
+		}
+	}
 	var late <-chan time.Time
 	if limit > 0 {
 		timer := time.NewTimer(limit)
@@ -48,30 +80,27 @@ func (p *pool) take(call *call, limit time.Duration) (*conn, error) {
 		late = timer.C
 	}
 	select {
-	case c := <-ready:
-		return c, nil
+	case cn := <-place.Value.(chan *conn):
+		return cn, nil
 	case <-ctx.Done():
-		p.leave(place)
-		return nil, call.waitError()
+		p.leave(c, place)
+		return nil, c.waitError()
 	case <-late:
-		p.leave(place)
+		p.leave(c, place)
 		return nil, errTimeout
 	}
 }
 
-// leave gives up a place in the queue, and returns a connection or slot that the place
-// has received in the meantime.
-func (p *pool) leave(place *list.Element) {
+// leave ends a call in the queue, and returns a connection or slot that its place has
+// received in the meantime.
+func (p *pool) leave(c *call, place *list.Element) {
 	p.mu.Lock()
+	p.unlist(c)
 	ready := p.waiters.Remove(place).(chan *conn)
 	p.mu.Unlock()
 	select {
-	case c := <-ready:
-		if c != nil {
-			p.give(c)
-		} else {
-			p.drop()
-		}
+	case cn := <-ready:
+		p.give(c, cn)
 	default:
 	}
 }
@@ -80,74 +109,68 @@ func (p *pool) leave(place *list.Element) {
 // nil and the caller keeps the slot.
 func (p *pool) swap() *conn {
 	p.mu.Lock()
-	c, old := p.pop()
-	if c != nil {
+	cn, old := p.pop()
+	if cn != nil {
 		p.open--
 	}
 	p.mu.Unlock()
 	closeAll(old)
-	return c
+	return cn
 }
 
-// give returns a connection that can carry another request to the pool.
-func (p *pool) give(c *conn) {
-	c.served = true
+// give ends the call c and returns its slot: its connection, which can carry another
+// request, or nil if the connection is closed or was never opened.
+func (p *pool) give(c *call, cn *conn) {
 	p.mu.Lock()
-	if ready := p.first(); ready != nil {
-		ready <- c
-		p.mu.Unlock()
-		return
-	}
-	if len(p.idle) >= p.maxIdle {
+	p.unlist(c)
+	surplus := cn
+	switch {
+	case p.waiters.Len() > 0:
+		// The call that has waited longest gets the slot before mu is released, so that leave finds it.
+		p.waiters.Remove(p.waiters.Front()).(chan *conn) <- cn
+		surplus = nil
+	case cn == nil || len(p.idle) >= p.maxIdle:
 		p.open--
-		p.mu.Unlock()
-		c.Close()
-		return
-	}
-	c.idleSince = time.Now()
-	p.idle = append(p.idle, c)
-	if !p.armed {
-		p.arm(p.idleTimeout)
+	default:
+		cn.idleSince = time.Now()
+		p.idle = append(p.idle, cn)
+		if !p.armed {
+			p.arm(p.idleTimeout)
+		}
+		surplus = nil
 	}
 	p.mu.Unlock()
+	if surplus != nil {
+		surplus.Close()
+	}
 }
 
-// drop returns a slot whose connection is closed or was never opened to the pool.
-func (p *pool) drop() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if ready := p.first(); ready != nil {
-		ready <- nil
+// unlist removes a call from calls. For a call that is not there it does nothing. mu is held.
+func (p *pool) unlist(c *call) {
+	if c.place == 0 {
 		return
 	}
-	p.open--
+	end := len(p.calls) - 1
+	last := p.calls[end]
+	p.calls[c.place-1], last.place = last, c.place
+	p.calls[end], p.calls = nil, p.calls[:end]
+	c.place = 0
+	p.lastRead = max(p.lastRead, c.lastRead.Load())
 }
 
-// first removes and returns the channel of the call that has waited longest, or nil.
-// The caller sends on it before it releases mu, so that leave finds the value. mu is
-// held.
-func (p *pool) first() chan *conn {
-	place := p.waiters.Front()
-	if place == nil {
-		return nil
-	}
-	return p.waiters.Remove(place).(chan *conn)
+// add begins a call that has a slot already.
+func (p *pool) add(c *call) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls = append(p.calls, c)
+	c.place = len(p.calls)
 }
 
-// pop removes and returns the newest idle connection. If that one is too old, all are:
-// pop then returns all as old, and the caller closes them. mu is held.
-func (p *pool) pop() (c *conn, old []*conn) {
-	n := len(p.idle) - 1
-	if n < 0 {
-		return nil, nil
-	}
-	if time.Since(p.idle[n].idleSince) >= p.idleTimeout {
-		return nil, p.shed(n + 1)
-	}
-	c = p.idle[n]
-	p.idle[n] = nil
-	p.idle = p.idle[:n]
-	return c, nil
+// remove ends a call whose slot stays taken.
+func (p *pool) remove(c *call) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unlist(c)
 }
 
 // arm starts the sweeper. mu is held.

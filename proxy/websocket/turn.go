@@ -74,7 +74,6 @@ func (s *session) readBody(t *turn, message io.Reader) (err error) {
 		cfg := s.bridge.config()
 		downstream.LimitBody(r, time.Duration(cfg.Server.ReadTimeout))
 		t.body.Open(s.bridge.bodies, cfg, w, r)
-		t.body.CountFor(s.client)
 		err = t.body.ReadBody(s.client)
 	})).ServeHTTP(deadlines{s}, r)
 	return err

@@ -1,44 +1,30 @@
+//go:build unix
+
 package upstream
 
 import (
 	"io"
+	"syscall"
 	"time"
 )
+
+// look notes whether the socket has nothing to read: no unrequested data, no end of the
+// stream, no error. It does not block.
+func (c *conn) look(fd uintptr) {
+	var b [1]byte
+	for {
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK)
+		if err != syscall.EINTR {
+			c.isQuiet = err == syscall.EAGAIN
+			return
+		}
+	}
+}
 
 // secondLook is the time for which Each waits in the poller for the next piece before it
 // reads the socket once more. If the peer's close arrives together with data, the poller
 // wakes the reader only once. After this second read the poller reports every event.
 const secondLook = time.Second
-
-// Space lends the memory of the pieces that Each reads. Only the goroutine of Each calls
-// its methods.
-type Space interface {
-	// Take returns the memory for the next piece, not empty. Until Free it returns the
-	// same memory.
-	Take() []byte
-	// Free takes the memory back while Each waits for the engine. Each may call it several
-	// times in a row.
-	Free()
-}
-
-// Each reads the rest of the body into the memory of s, as Read does. It calls use with
-// each piece, then with the error that ends the body, until use returns false. On a plain
-// TCP socket Each waits for a piece without a read that finds the socket empty, which
-// saves a system call, and without memory. Close and the end of the context tell the
-// engine at once, but wait for a use in progress; use must not call Close. Each may return
-// without a last call of Free.
-func (r *Response) Each(s Space, use func(n int, err error) bool) { r.body.each(s, use) }
-
-func (c *call) each(s Space, use func(n int, err error) bool) {
-	for {
-		if n, ok := c.follow(s, use); !ok || n > 0 && !use(n, nil) {
-			return
-		}
-		if n, err := c.Read(s.Take()); !use(n, err) || err != nil {
-			return
-		}
-	}
-}
 
 // follow calls use for the pieces of a chunked body as they arrive on a plain TCP
 // socket. The end of the body is left to Read, except the last n bytes. ok is false if
@@ -63,11 +49,11 @@ func (c *call) follow(s Space, use func(n int, err error) bool) (n int, ok bool)
 			if used < k {
 				c.reusable = false // the engine sent bytes after its answer
 			}
-			if failed != nil || c.body.done() {
+			if failed != nil || c.body.state == inEnd {
 				return true
 			}
 			c.readAt = time.Now()
-			c.client.calls.noteRead(&c.entry, c.readAt)
+			c.noteRead(c.readAt)
 			if n > 0 && !use(n, nil) {
 				stopped = true
 				return true
@@ -88,7 +74,7 @@ func (c *call) follow(s Space, use func(n int, err error) bool) (n int, ok bool)
 		switch {
 		case stopped:
 			return 0, false
-		case c.body.done():
+		case c.body.state == inEnd:
 			c.finish(cn)
 			return n, true
 		case failed == nil && err == nil:
@@ -113,8 +99,8 @@ func (c *call) followed(looked bool) *conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cn := c.conn
-	if !canFollow || cn == nil || c.err != nil || c.ended != nil || c.evicted || c.body.kind != byChunks ||
-		cn.raw == nil || cn.secure() || cn.buffered() > 0 {
+	if cn == nil || c.err != nil || c.ended != nil || c.evicted || c.body.kind != byChunks ||
+		cn.raw == nil || cn.secure || cn.r < cn.w {
 		return nil
 	}
 	var by time.Time
@@ -129,4 +115,28 @@ func (c *call) followed(looked bool) *conn {
 	c.idleBy = time.Time{} // the deadline is not the one that Read has set
 	cn.readDeadline(by)
 	return cn
+}
+
+// readNow reads the bytes that are there. again is true if there are none. The end is
+// io.EOF.
+func readNow(fd uintptr, p []byte) (n int, again bool, err error) {
+	for {
+		n, err = syscall.Read(int(fd), p)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN:
+			return 0, true, nil
+		case err != nil:
+			return 0, false, err
+		case n == 0:
+			return 0, false, io.EOF
+		default:
+			return n, false, nil
+		}
+	}
+}
+
+func isErrno(err error) bool {
+	_, ok := err.(syscall.Errno)
+	return ok
 }

@@ -1,0 +1,10 @@
+//go:build !unix
+
+package upstream
+
+// look cannot look at the socket on this system: a dead connection fails when it is
+// used.
+func (c *conn) look(uintptr) { c.isQuiet = true }
+
+// follow leaves all of the body to Read on this system.
+func (c *call) follow(Space, func(n int, err error) bool) (n int, ok bool) { return 0, true }
