@@ -139,7 +139,7 @@ func (r *Request) readHolder(name, base string, part, value Span) error {
 		}
 		return mistyped(base, "a JSON object")
 	}
-	if holdsTransferParams(o.Raw(), "") {
+	if holdsTransferParams(o.Raw()) {
 		r.formEdits = append(r.formEdits, formEdit{at: value, params: true})
 	}
 	return nil

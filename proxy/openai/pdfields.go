@@ -63,7 +63,7 @@ func HoldsPD(key string, value []byte) bool {
 		return true
 	}
 	_, xargs := Find(value, "vllm_xargs")
-	return xargs || holdsTransferParams(value, "")
+	return xargs || holdsTransferParams(value)
 }
 
 // named reports whether key is one of the names, ignoring case as encoding/json of Go
@@ -139,7 +139,7 @@ func CutPD(edits []Edit, r *Request) []Edit {
 		if !slices.Contains(pdContainers[:], key) || sets(edits[:n], key) {
 			continue
 		}
-		if holdsTransferParams(value, "") {
+		if holdsTransferParams(value) {
 			edits[n] = Edit{Key: key, cut: true}
 			n++
 		}
@@ -155,4 +155,69 @@ func sets(edits []Edit, key string) bool {
 		}
 	}
 	return false
+}
+
+// transferNames are the names under which vLLM reads its transfer parameters from an object.
+var transferNames = [...]string{"kv_transfer_params", "ec_transfer_params"}
+
+// transferName reports whether a key is one of these names, ignoring case.
+func transferName(key string) bool {
+	return strings.EqualFold(key, transferNames[0]) || strings.EqualFold(key, transferNames[1])
+}
+
+// CutTransferParams returns a scanned value without vLLM's transfer parameters at any
+// depth, or the value itself if there are none. keep names a member of the value that
+// stays unchanged, because the caller replaces it; "" for none.
+func CutTransferParams(value []byte, keep string) []byte {
+	if !holdsTransferParams(value) {
+		return value
+	}
+	return appendCut(make([]byte, 0, len(value)), value, keep)
+}
+
+// holdsTransferParams reports whether a scanned value has transfer parameters at any depth.
+func holdsTransferParams(value []byte) (holds bool) {
+	Walk(value, "", func(key string, _ int, _ []byte) bool {
+		holds = holds || transferName(key)
+		return !holds
+	})
+	return holds
+}
+
+// appendCut appends a value as CutTransferParams returns it. The value must be valid JSON; it may
+// have any size and is read once. All other bytes stay unchanged.
+func appendCut(dst, value []byte, keep string) []byte {
+	s, c := splicer{raw: value, out: dst}, Cursor{Text: value}
+	s.cut(&c, keep)
+	return append(s.out, value[s.from:]...)
+}
+
+// cut removes the transfer parameters from the next value.
+func (s *splicer) cut(c *Cursor, keep string) {
+	switch c.Peek() {
+	case '[':
+		for c.Open('['); c.Next(']'); {
+			s.cut(c, "")
+		}
+	case '{':
+		outer := s.kept
+		s.kept = 0
+		for c.Open('{'); c.Next('}'); {
+			at, name := c.key, c.name()
+			switch {
+			case keep != "" && name == keep:
+				c.Skip()
+			case transferName(name):
+				c.Skip()
+				s.remove(at, c.at)
+				continue
+			default:
+				s.cut(c, "")
+			}
+			s.kept = c.at
+		}
+		s.kept = outer
+	default:
+		c.Skip()
+	}
 }

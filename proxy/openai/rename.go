@@ -15,7 +15,8 @@ func (r *Request) NamesModel() bool {
 	if r.IsForm() {
 		return r.modelAt != Span{}
 	}
-	return r.has("model")
+	_, ok := r.Get("model")
+	return ok
 }
 
 // AppendRenamed appends the body with another name of the model in the place of the old

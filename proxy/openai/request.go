@@ -295,12 +295,10 @@ func (r *Request) readStreamOptions(m *member, v []byte) (err error) {
 	if m.kind != kindObject {
 		return mistyped("stream_options", "an object")
 	}
-	eachMember(v, func(key, value []byte) bool {
-		if keyEqual(key, "include_usage") && !IsNull(value) {
-			r.IncludeUsage, err = readBool("stream_options.include_usage", value)
-		}
-		return true
-	})
+	value, _ := Find(v, "include_usage")
+	if !IsNull(value) {
+		r.IncludeUsage, err = readBool("stream_options.include_usage", value)
+	}
 	return err
 }
 
@@ -343,43 +341,43 @@ func (r *Request) readLimit(key string, v []byte) error {
 // SGLang also accepts a list, with one object for each prompt; the largest values count
 // then.
 func (r *Request) readSamplingParams(m *member, v []byte) (err error) {
-	limit, least := "max_tokens", int64(1)
-	switch r.API {
-	case Generate:
-		limit, least = "max_new_tokens", 0
-	case VLLMGenerate:
+	c := Cursor{Text: v}
+	switch {
+	case r.API != Generate && r.API != VLLMGenerate:
+	case m.kind == kindObject:
+		err = r.readSampling(&c)
+	case r.API == Generate && m.kind == kindArray && m.shape.kinds&^kindObject == 0:
+		for c.Open('['); err == nil && c.Next(']'); {
+			err = r.readSampling(&c)
+		}
 	default:
-		return nil
+		err = mistyped("sampling_params", "an object")
 	}
-	read := func(key, value []byte) bool {
-		var n int64
+	return err
+}
+
+func (r *Request) readSampling(c *Cursor) (err error) {
+	limit, least := "max_tokens", int64(1)
+	if r.API == Generate {
+		limit, least = "max_new_tokens", 0
+	}
+	for c.Open('{'); err == nil && c.Next('}'); {
+		value, n := c.Skip(), int64(0)
 		switch {
 		case IsNull(value):
-		case keyEqual(key, limit):
+		case keyEqual(c.Key, limit):
 			n, err = readCount("sampling_params."+limit, value, least)
 			r.MaxTokens = max(r.MaxTokens, n)
-		case keyEqual(key, "n"):
+		case keyEqual(c.Key, "n"):
 			n, err = readCount("sampling_params.n", value, 1)
 			r.N = max(r.N, n)
-		case keyEqual(key, "extra_args"):
+		case keyEqual(c.Key, "extra_args"):
 			err = checkPDHolder("sampling_params.extra_args", value)
-		case keyEqual(key, "vllm_xargs"):
+		case keyEqual(c.Key, "vllm_xargs"):
 			err = checkPDHolder("sampling_params.vllm_xargs", value)
-		case keyEqual(key, "logits_processors"):
+		case keyEqual(c.Key, "logits_processors"):
 			r.EngineField = "sampling_params.logits_processors"
 		}
-		return err == nil
-	}
-	switch {
-	case m.kind == kindObject:
-		eachMember(v, read)
-	case r.API == Generate && m.kind == kindArray && m.shape.kinds&^kindObject == 0:
-		eachElement(v, func(params []byte) bool {
-			eachMember(params, read)
-			return err == nil
-		})
-	default:
-		return mistyped("sampling_params", "an object")
 	}
 	return err
 }

@@ -152,8 +152,9 @@ func (s *EventScanner) FinishReasons() []string { return s.reasons.list() }
 // Begin notes the sequence number of the first event of a responses stream; head is the
 // start of the stream. It is called once, before the first Feed.
 func (s *EventScanner) Begin(head []byte) {
-	if v, ok := after(head, sequenceNumber); ok {
-		s.first, _ = Int64(v[:skipValue(v, 0)])
+	if rest, ok := after(head, sequenceNumber); ok {
+		v, _ := Find(rest)
+		s.first, _ = Int64(v)
 	}
 }
 
@@ -313,11 +314,11 @@ func (s *EventScanner) noteUsage(data []byte) {
 			return
 		}
 	}
-	v, _ := after(data, s.usageKey)
+	rest, _ := after(data, s.usageKey)
+	v, _ := Find(rest)
 	if len(v) == 0 || v[0] != '{' {
 		return
 	}
-	v = v[:skipValue(v, 0)]
 	s.Usages++
 	if s.usage[0] == nil {
 		s.usage[0] = bytes.Clone(v)
@@ -325,9 +326,9 @@ func (s *EventScanner) noteUsage(data []byte) {
 	s.usage[1] = append(s.usage[1][:0], v...)
 }
 
-// after returns the bytes after the first member with a key, which is given with its
-// quotes.
-func after(data, key []byte) (value []byte, ok bool) {
+// after returns the bytes from the value of the first member with a key on. The key is given with
+// its quotes.
+func after(data, key []byte) (rest []byte, ok bool) {
 	for {
 		i := indexKey(data, key)
 		if i < 0 {

@@ -11,26 +11,16 @@ import (
 // whole object if its first member is "object":"error" (SGLang's flat form) or
 // "type":"error" (messages).
 func errorObject(data []byte) (raw []byte, ok bool) {
-	i := skipSpace(data, 0)
-	if i >= len(data) || data[i] != '{' {
+	c := Cursor{Text: data}
+	if c.Open('{'); c.Bad || bytes.HasPrefix(data[c.at:], []byte(`"id"`)) || !c.Next('}') { // nearly all events begin with their id
 		return nil, false
 	}
-	whole := data[i:]
-	rest := whole[skipSpace(whole, 1):]
-	for _, name := range [...]string{`"error"`, `"object"`, `"type"`} {
-		if !bytes.HasPrefix(rest, []byte(name)) {
-			continue
-		}
-		v := rest[skipSpace(rest, len(name)):]
-		if len(v) == 0 || v[0] != ':' {
-			return nil, false
-		}
-		v = v[skipSpace(v, 1):]
-		v = v[:skipValue(v, 0)]
-		if name != `"error"` {
-			return whole, string(v) == `"error"`
-		}
+	switch string(c.Key) {
+	case "error":
+		v := c.Skip()
 		return v, !IsNull(v)
+	case "object", "type":
+		return data, string(c.Skip()) == `"error"`
 	}
 	return nil, false
 }
@@ -110,9 +100,8 @@ func abortStatus(data []byte) (status int, aborted, ended bool) {
 			return http.StatusInternalServerError, true, true
 		}
 		if len(v) > 0 && v[0] == '{' {
-			reason := v[:skipValue(v, 0)]
-			if kind, _ := Find(reason, "type"); string(kind) == `"abort"` {
-				return errorStatus(reason), true, true
+			if kind, _ := Find(v, "type"); string(kind) == `"abort"` {
+				return errorStatus(v), true, true
 			}
 		}
 		ended = ended || !bytes.HasPrefix(v, []byte("null"))

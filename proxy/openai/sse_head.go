@@ -198,11 +198,11 @@ func emptyItem(item []byte) bool {
 	empty := true
 	for _, list := range [...]string{"content", "summary"} {
 		parts, _ := Find(item, list)
-		eachElement(parts, func(part []byte) bool {
-			text, _ := Find(part, "text")
-			empty = empty && isEmptyValue(text)
-			return empty
-		})
+		c := Cursor{Text: parts}
+		for c.Open('['); c.Next(']') && empty; {
+			text, _ := Find(c.Skip(), "text")
+			empty = isEmptyValue(text)
+		}
 	}
 	encrypted, _ := Find(item, "encrypted_content")
 	return empty && isEmptyValue(encrypted)
@@ -216,10 +216,10 @@ func emptyResponse(response []byte) bool {
 		return false
 	}
 	empty := true
-	eachElement(output, func(item []byte) bool {
-		empty = emptyItem(item)
-		return empty
-	})
+	c := Cursor{Text: output}
+	for c.Open('['); c.Next(']') && empty; {
+		empty = emptyItem(c.Skip())
+	}
 	raw, _ := Find(response, "usage", "output_tokens")
 	return empty && tokens(raw) <= 0
 }
@@ -280,36 +280,32 @@ func endsMessage(reason, outputTokens []byte) bool {
 // emptyChunk reports whether data has choices, none of which has content or a finish
 // reason. An unknown member with a value is content.
 func emptyChunk(data []byte) bool {
-	choices, ok := Find(data, "choices")
-	if !ok || len(choices) == 0 || choices[0] != '[' {
-		return false
-	}
-	empty := true
-	eachElement(choices, func(choice []byte) bool {
-		empty = emptyChoice(choice)
-		return empty
-	})
-	return empty
-}
-
-// emptyChoice reports whether a choice of an answer or of its stream has neither content nor
-// a finish reason.
-func emptyChoice(choice []byte) (empty bool) {
-	empty = len(choice) > 0 && choice[0] == '{'
-	eachMember(choice, func(key, value []byte) bool {
-		switch string(key) {
-		case "index", "prompt_token_ids", "prompt_logprobs": // of the prompt
-		case "delta", "message":
-			eachMember(value, func(key, value []byte) bool {
-				empty = string(key) == "role" || isEmptyValue(value)
-				return empty
-			})
-		default:
-			empty = isEmptyValue(value)
+	choices, _ := Find(data, "choices")
+	c := Cursor{Text: choices}
+	for c.Open('['); c.Next(']'); {
+		for c.Open('{'); c.Next('}'); {
+			switch string(c.Key) {
+			case "index", "prompt_token_ids", "prompt_logprobs": // of the prompt
+				c.Skip()
+				continue
+			case "delta", "message":
+				if c.Peek() != '{' {
+					break
+				}
+				for c.Open('{'); c.Next('}'); {
+					role := string(c.Key) == "role"
+					if value := c.Skip(); !role && !isEmptyValue(value) {
+						return false
+					}
+				}
+				continue
+			}
+			if !isEmptyValue(c.Skip()) {
+				return false
+			}
 		}
-		return empty
-	})
-	return empty
+	}
+	return !c.Bad
 }
 
 // isEmptyValue reports whether a raw value is missing, null, or an empty string, array or

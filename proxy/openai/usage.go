@@ -23,13 +23,11 @@ func ParseUsage(body []byte) (u Usage, ok bool) {
 		u = usageOf(raw)
 		return u, u != noUsage
 	}
-	if i := skipSpace(body, 0); i < len(body) && body[i] == '[' {
-		eachElement(body, func(answer []byte) bool {
-			if raw, found := Find(answer, "meta_info"); found {
-				u = u.plus(usageOf(raw))
-			}
-			return true
-		})
+	c := Cursor{Text: body}
+	for c.Open('['); c.Next(']'); {
+		if raw, found := Find(c.Skip(), "meta_info"); found {
+			u = u.plus(usageOf(raw))
+		}
 	}
 	return u, u != noUsage
 }
@@ -41,11 +39,10 @@ func ParseUsage(body []byte) (u Usage, ok bool) {
 // cache_read_input_tokens. SGLang's meta_info has cached_tokens beside the others.
 func usageOf(raw []byte) Usage {
 	u := noUsage
-	if len(raw) == 0 || raw[0] != '{' {
-		return u
-	}
-	eachMember(raw, func(key, value []byte) bool {
-		switch string(key) {
+	c := Cursor{Text: raw}
+	for c.Open('{'); c.Next('}'); {
+		value := c.Skip()
+		switch string(c.Key) {
 		case "prompt_tokens", "input_tokens":
 			u.Prompt = tokens(value)
 		case "completion_tokens", "output_tokens":
@@ -57,8 +54,7 @@ func usageOf(raw []byte) Usage {
 				u.Cached = tokens(cached)
 			}
 		}
-		return true
-	})
+	}
 	return u
 }
 
