@@ -28,9 +28,8 @@ func (a API) StreamModel(head []byte) string {
 		holder = "message"
 	}
 	for len(head) > 0 {
-		var line []byte
-		line, head = nextLine(head)
-		field, value := splitLine(line)
+		field, value, rest := nextField(head)
+		head = rest
 		if string(field) != "data" {
 			continue
 		}
