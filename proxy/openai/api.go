@@ -15,6 +15,8 @@
 // The decisions behind this package are in docs/design/request.md.
 package openai
 
+import "strings"
+
 // API is one route of the public surface, and the dialect of its bodies. The zero value
 // is no API.
 type API uint8
@@ -122,4 +124,22 @@ func (a API) Anthropic() bool { return a == Messages || a == CountTokens }
 // TakesForm reports whether a body of this API may be a form instead of a JSON object.
 func (a API) TakesForm() bool {
 	return a == Transcriptions || a == Translations || a == ImageEdits || a == EngineRoute
+}
+
+// CheckContentType checks that a Content-Type is that of JSON, or of a form where the API takes
+// forms. vLLM and SGLang have the same rule (validate_json_request in vLLM
+// entrypoints/serve/utils/api_utils.py and SGLang entrypoints/http_server.py): a web page can send
+// every other type, and a body without a type, to any server without asking the server first. The
+// error is an *Error with status 415.
+func CheckContentType(api API, contentType string) error {
+	media, _, _ := strings.Cut(contentType, ";")
+	media = strings.ToLower(strings.TrimSpace(media))
+	if media == "application/json" || strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json") || api.TakesForm() && isForm(contentType) {
+		return nil
+	}
+	text := "Unsupported Media Type: Only 'application/json' is allowed"
+	if api.TakesForm() {
+		text = "Unsupported Media Type: Only 'application/json' and 'multipart/form-data' are allowed"
+	}
+	return NewFieldError(CodeUnsupportedMediaType, "Content-Type", text)
 }

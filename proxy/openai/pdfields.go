@@ -34,6 +34,9 @@ var pdFields = [...]string{
 // Rust front end (extra_args and vllm_xargs).
 var pdContainers = [...]string{"vllm_xargs", "extra_args", "sampling_params"}
 
+// pdNames are the names of all members that CutPD may cut.
+var pdNames = slices.Concat(pdFields[:], pdContainers[:])
+
 // PDCuts is the maximum number of edits of CutPD: one for each PD field, and one for
 // each member that may contain transfer parameters. No body has a member twice, and
 // [ParseRequest] rejects these names in another case.
@@ -69,43 +72,28 @@ func HoldsPD(key string, value []byte) bool {
 // named reports whether key is one of the names, ignoring case as encoding/json of Go
 // and similar decoders do, and whether it is exactly one.
 func named(names []string, key string) (found, exact bool) {
-	for i := range names {
-		if names[i] == key {
-			return true, true
-		}
+	if slices.Contains(names, key) {
+		return true, true
 	}
-	if !hasCase(key) {
-		return false, false
-	}
-	for i := range names {
-		if strings.EqualFold(names[i], key) {
-			return true, false
-		}
-	}
-	return false, false
+	return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, key) }), false
 }
 
-// hasCase reports whether case folding could change key: it has an upper-case letter,
-// or one outside ASCII (the Kelvin sign folds to k, the long s to s).
-func hasCase(key string) bool {
-	for i := range len(key) {
-		if c := key[i]; c-'A' < 26 || c >= 0x80 {
-			return true
-		}
-	}
-	return false
-}
-
-// checkPDName rejects a member whose name differs only in case from a PD field, or from a
-// member that may contain a PD field: engines interpret such a name differently.
-func checkPDName(key string) error {
-	if !hasCase(key) {
+// notePD notes a member that CutPD may cut. It rejects a member whose name differs only in case
+// from such a member: engines interpret such a name differently.
+func (r *Request) notePD(key string) error {
+	if slices.Contains(pdNames, key) {
+		r.WithoutPD = false
 		return nil
 	}
-	field, exact := named(pdFields[:], key)
-	holder, exactly := named(pdContainers[:], key)
-	if field && !exact || holder && !exactly {
-		return NewFieldError(CodeInvalidName, clip(key), "'"+clip(key)+"' must be written in lower case.")
+	for i := range len(key) {
+		// Case folding changes upper-case letters, and letters outside ASCII: the Kelvin sign folds
+		// to k, the long s to s.
+		if c := key[i]; c-'A' < 26 || c >= 0x80 {
+			if found, _ := named(pdNames, key); found {
+				return NewFieldError(CodeInvalidName, clip(key), "'"+clip(key)+"' must be written in lower case.")
+			}
+			break
+		}
 	}
 	return nil
 }
