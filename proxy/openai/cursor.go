@@ -142,22 +142,26 @@ func (c *Cursor) Next(bracket byte) bool {
 		c.Bad = true
 		return false
 	}
-	if bracket == '}' {
-		c.Key = c.Quoted()
-		c.key = c.at - len(c.Key) - 2
-		if c.Peek() != ':' {
-			c.Bad = true
-			return false
-		}
-		c.at++
+	if bracket != '}' {
+		return true
 	}
-	return true
+	if c.Peek() == '"' {
+		if end := skipString(c.Text, c.at); end > 0 {
+			c.key, c.Key = c.at, c.Text[c.at+1:end-1]
+			if c.at = end; c.Peek() == ':' {
+				c.at++
+				return true
+			}
+		}
+	}
+	c.Bad = true
+	return false
 }
 
 // name returns the unescaped Key. It copies only a key with escapes. If such a key is longer than
 // maxEscaped, name returns it as written, because no field has such a long name.
 func (c *Cursor) name() string {
-	if hasEscape(c.Key) && len(c.Key) <= maxEscaped {
+	if bytes.IndexByte(c.Key, '\\') >= 0 && len(c.Key) <= maxEscaped {
 		return unescapedText(c.Key)
 	}
 	return unsafe.String(unsafe.SliceData(c.Key), len(c.Key))
@@ -217,19 +221,13 @@ func (c *Cursor) Skip() []byte {
 	return value
 }
 
-// Walk visits every value in checked JSON, at every depth, in one pass, including the
-// outermost value. key is the unescaped name of the member that contains the value, and
-// lists the number of arrays of that member around it. A key with escapes of more than 1024
-// bytes is given as written. The outermost value has the key that Walk was given. value is raw; for an object or an array it is the bytes from its
-// start to the end of raw. visit reports whether to visit the value's content. A key is
-// valid only while visit runs.
-func Walk(raw []byte, key string, visit func(key string, lists int, value []byte) (enter bool)) {
-	c := Cursor{Text: raw}
-	c.walk(key, 0, visit)
-}
-
-// walk visits the next value. visit is no field of a struct: it would then escape to the heap.
-func (c *Cursor) walk(key string, lists int, visit func(key string, lists int, value []byte) bool) {
+// Walk visits every value in the next value, which is checked JSON, at every depth, in one pass. key
+// is the unescaped name of the member that contains the visited value, and lists the number of
+// arrays of that member around it; the next value itself has the key and lists that Walk was given.
+// A key with escapes of more than 1024 bytes is given as written. value is raw; for an object or an
+// array it is the bytes from its start to the end of the text. visit reports whether to visit the
+// value's content. A key is valid only while visit runs.
+func (c *Cursor) Walk(key string, lists int, visit func(key string, lists int, value []byte) (enter bool)) {
 	first := c.Peek()
 	switch {
 	case first != '{' && first != '[':
@@ -240,18 +238,18 @@ func (c *Cursor) walk(key string, lists int, visit func(key string, lists int, v
 		c.Skip()
 	case first == '[':
 		for c.Open('['); c.Next(']'); {
-			c.walk(key, lists+1, visit)
+			c.Walk(key, lists+1, visit)
 		}
 	default:
 		for c.Open('{'); c.Next('}'); {
-			c.walk(c.name(), 0, visit)
+			c.Walk(c.name(), 0, visit)
 		}
 	}
 }
 
 // keyEqual compares a raw key without its quotes with an unescaped one.
 func keyEqual(key []byte, want string) bool {
-	if !hasEscape(key) {
+	if bytes.IndexByte(key, '\\') < 0 {
 		return string(key) == want
 	}
 	for len(key) > 0 {
@@ -264,9 +262,6 @@ func keyEqual(key []byte, want string) bool {
 	}
 	return want == ""
 }
-
-// hasEscape reports whether the raw bytes of a string have escapes.
-func hasEscape(text []byte) bool { return bytes.IndexByte(text, '\\') >= 0 }
 
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\r' || b[i] == '\t') {

@@ -152,8 +152,8 @@ func (o *Object) Len() int { return len(o.members) }
 // case-sensitively. A member with the value null is present.
 func (o *Object) Get(key string) (value []byte, ok bool) {
 	for i := range o.members {
-		if m := &o.members[i]; o.keyString(m) == key {
-			return o.value(m), true
+		if name, value := o.at(i); name == key {
+			return value, true
 		}
 	}
 	return nil, false
@@ -163,26 +163,24 @@ func (o *Object) Get(key string) (value []byte, ok bool) {
 // key is valid as long as the scanned bytes: clone a key that is kept.
 func (o *Object) Members(yield func(key string, value []byte) bool) {
 	for i := range o.members {
-		m := &o.members[i]
-		if !yield(o.keyString(m), o.value(m)) {
+		if !yield(o.at(i)) {
 			return
 		}
 	}
 }
 
-// keyString returns the unescaped key. It copies only a key with escapes, which maxEscaped
-// bounds.
-func (o *Object) keyString(m *member) string {
-	key := o.raw[m.key.start:m.key.end]
+// at returns member i: its unescaped key and its value. It copies only a key with escapes, which
+// maxEscaped bounds. The capacity of the value is limited, so that appending to it cannot overwrite
+// the body.
+func (o *Object) at(i int) (key string, value []byte) {
+	m := &o.members[i]
+	raw := o.raw[m.key.start:m.key.end]
 	if m.escaped {
-		return unescapedText(key)
+		key = unescapedText(raw)
+	} else {
+		key = unsafe.String(unsafe.SliceData(raw), len(raw))
 	}
-	return unsafe.String(unsafe.SliceData(key), len(key))
-}
-
-// value limits the capacity, so that appending to it cannot overwrite the body.
-func (o *Object) value(m *member) []byte {
-	return o.raw[m.value.start:m.value.end:m.value.end]
+	return key, o.raw[m.value.start:m.value.end:m.value.end]
 }
 
 // Edit is one change of a top-level member: a new value or the removal. An edit without a
@@ -214,7 +212,8 @@ func (o *Object) Append(dst []byte, edits ...Edit) []byte {
 	}
 	for i := range o.members {
 		m := &o.members[i]
-		s.member(editOf(edits, o.keyString(m)), int(m.key.start)-1, int(m.value.start), int(m.value.end))
+		key, _ := o.at(i)
+		s.member(editOf(edits, key), int(m.key.start)-1, int(m.value.start), int(m.value.end))
 	}
 	return append(s.out, s.raw[s.from:]...)
 }

@@ -78,26 +78,6 @@ func named(names []string, key string) (found, exact bool) {
 	return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, key) }), false
 }
 
-// notePD notes a member that CutPD may cut. It rejects a member whose name differs only in case
-// from such a member: engines interpret such a name differently.
-func (r *Request) notePD(key string) error {
-	if slices.Contains(pdNames, key) {
-		r.WithoutPD = false
-		return nil
-	}
-	for i := range len(key) {
-		// Case folding changes upper-case letters, and letters outside ASCII: the Kelvin sign folds
-		// to k, the long s to s.
-		if c := key[i]; c-'A' < 26 || c >= 0x80 {
-			if found, _ := named(pdNames, key); found {
-				return NewFieldError(CodeInvalidName, clip(key), "'"+clip(key)+"' must be written in lower case.")
-			}
-			break
-		}
-	}
-	return nil
-}
-
 // checkPDHolder rejects a string or a list in place of the object that may contain
 // transfer parameters: an engine could convert it to such an object.
 func checkPDHolder(field string, value []byte) error {
@@ -165,7 +145,8 @@ func CutTransferParams(value []byte, keep string) []byte {
 
 // holdsTransferParams reports whether a scanned value has transfer parameters at any depth.
 func holdsTransferParams(value []byte) (holds bool) {
-	Walk(value, "", func(key string, _ int, _ []byte) bool {
+	c := Cursor{Text: value}
+	c.Walk("", 0, func(key string, _ int, _ []byte) bool {
 		holds = holds || transferName(key)
 		return !holds
 	})

@@ -3,7 +3,7 @@ package openai
 import (
 	"bytes"
 	"math"
-	"strings"
+	"slices"
 )
 
 // MaxModel is the maximum length of a model's name in bytes. By default engines use the
@@ -73,7 +73,15 @@ func (r *Request) Path() string {
 	if r.Target != "" {
 		return r.Target
 	}
-	return r.API.Path()
+	return routes[r.API].path
+}
+
+// PromptRaw returns the prompt's raw value with its quotes or brackets, or nil.
+func (r *Request) PromptRaw() []byte {
+	if r.Prompt == PromptNone {
+		return nil
+	}
+	return r.raw[r.PromptSpan.Start:r.PromptSpan.End:r.PromptSpan.End]
 }
 
 // ReadRequest scans a body, as strictly as [Object.Parse], and fills r. It reads the
@@ -93,7 +101,7 @@ func ReadRequest(api API, contentType string, body []byte, r *Request) error {
 		return err
 	}
 	for i := range r.members {
-		if err := r.read(&r.members[i]); err != nil {
+		if err := r.read(i); err != nil {
 			return err
 		}
 	}
@@ -151,9 +159,10 @@ func (r *Request) checkPrompt() error {
 	return nil
 }
 
-// read reads one member.
-func (r *Request) read(m *member) (err error) {
-	key, v := r.keyString(m), r.value(m)
+// read reads member i.
+func (r *Request) read(i int) (err error) {
+	m := &r.members[i]
+	key, v := r.at(i)
 	if err := r.notePD(key); err != nil { // for any value, including null
 		return err
 	}
@@ -187,6 +196,26 @@ func (r *Request) read(m *member) (err error) {
 	return err
 }
 
+// notePD notes a member that CutPD may cut. It rejects a member whose name differs only in case
+// from such a member: engines interpret such a name differently.
+func (r *Request) notePD(key string) error {
+	if slices.Contains(pdNames, key) {
+		r.WithoutPD = false
+		return nil
+	}
+	for i := range len(key) {
+		// Case folding changes upper-case letters, and letters outside ASCII: the Kelvin sign folds
+		// to k, the long s to s.
+		if c := key[i]; c-'A' < 26 || c >= 0x80 {
+			if found, _ := named(pdNames, key); found {
+				return NewFieldError(CodeInvalidName, clip(key), "'"+clip(key)+"' must be written in lower case.")
+			}
+			break
+		}
+	}
+	return nil
+}
+
 func (r *Request) readModel(v []byte) error {
 	if v[0] != '"' {
 		return mistyped("model", "a string")
@@ -205,6 +234,47 @@ func (r *Request) readModel(v []byte) error {
 		r.Model = string(name)
 	}
 	r.HasModel = len(name) > 0
+	return nil
+}
+
+// readPrompt reads a member as the prompt. Its form follows from the shape that the scan found;
+// PromptNone is a shape that no API accepts.
+func (r *Request) readPrompt(field string, m *member, allowed forms) error {
+	kind, shape := PromptNone, &m.shape
+	switch {
+	case m.kind == kindString:
+		kind = PromptText
+	case m.kind != kindArray:
+	case shape.count == 0:
+		return NewFieldError(CodeEmptyArray, field, "'"+field+"' must not be empty.")
+	case shape.kinds == kindInt:
+		kind = PromptTokens
+	case shape.kinds == kindString:
+		kind = PromptTexts
+	case shape.kinds == kindObject:
+		kind = PromptMessages
+	case shape.kinds == kindArray && shape.innerKinds&^kindInt == 0:
+		kind = PromptTokenLists
+	}
+	if allowed&(1<<kind) == 0 {
+		return mistyped(field, allowed.String())
+	}
+	if field == "text" && r.Prompt != PromptNone {
+		return nil // token ids take precedence over the text: they need no tokenizer
+	}
+	r.Prompt, r.PromptCount = kind, 1
+	r.PromptSpan = Span{int(m.value.start), int(m.value.end)}
+	r.PromptTokens = int64(m.value.end-m.value.start+3) / 4
+	switch kind {
+	case PromptTokens:
+		r.PromptTokens = int64(shape.count)
+	case PromptTexts:
+		r.PromptCount = int(shape.count)
+	case PromptTokenLists:
+		r.PromptCount, r.PromptTokens = int(shape.count), int64(shape.inner)
+	case PromptMessages:
+		r.MessageCount = int(shape.count)
+	}
 	return nil
 }
 
@@ -259,142 +329,4 @@ func readCount(field string, v []byte, least int64) (int64, error) {
 		return 0, above(field)
 	}
 	return n, nil
-}
-
-// PromptKind is the form in which a request carries its prompt.
-type PromptKind uint8
-
-// The forms of a prompt.
-const (
-	PromptNone       PromptKind = iota // none, or one that the proxy does not know
-	PromptText                         // one string
-	PromptTokens                       // one list of token ids
-	PromptTexts                        // a list of strings
-	PromptTokenLists                   // a list of lists of token ids
-	PromptMessages                     // messages of a conversation, or input items
-)
-
-// Span is a part of a body: the bytes from Start up to, but not including, End.
-type Span struct{ Start, End int }
-
-// forms is a set of PromptKinds, with one bit for each.
-type forms uint8
-
-const (
-	text       forms = 1 << PromptText
-	tokenIDs   forms = 1 << PromptTokens
-	texts      forms = 1 << PromptTexts
-	tokenLists forms = 1 << PromptTokenLists
-	messages   forms = 1 << PromptMessages
-)
-
-// formNames is indexed by PromptKind.
-var formNames = [...]string{
-	PromptText:       "a string",
-	PromptTokens:     "a list of token ids",
-	PromptTexts:      "a list of strings",
-	PromptTokenLists: "a list of lists of token ids",
-	PromptMessages:   "a list of objects",
-}
-
-func (f forms) String() string {
-	var names []string
-	for kind, name := range formNames {
-		if f&(1<<kind) != 0 {
-			names = append(names, name)
-		}
-	}
-	return strings.Join(names, " or ")
-}
-
-// promptForms returns the forms in which a field may be the prompt of an API; none if
-// it is not the prompt there.
-func promptForms(api API, field string) forms {
-	switch field {
-	case "prompt":
-		switch api {
-		case Completions:
-			return text | texts | tokenIDs | tokenLists
-		case Tokenize:
-			return text
-		}
-	case "messages":
-		switch api {
-		case Chat, Messages, CountTokens, Tokenize, Embeddings: // the last two only in vLLM
-			return messages
-		}
-	case "input":
-		switch api {
-		case Responses:
-			return text | messages
-		case Embeddings:
-			return text | texts | tokenIDs | tokenLists
-		}
-	case "text":
-		if api == Generate {
-			return text | texts
-		}
-	case "input_ids":
-		if api == Generate {
-			return tokenIDs | tokenLists
-		}
-	case "token_ids":
-		if api == VLLMGenerate {
-			return tokenIDs
-		}
-	case "tokens":
-		if api == Detokenize {
-			return tokenIDs
-		}
-	}
-	return 0
-}
-
-// PromptRaw returns the prompt's raw value with its quotes or brackets, or nil.
-func (r *Request) PromptRaw() []byte {
-	if r.Prompt == PromptNone {
-		return nil
-	}
-	return r.raw[r.PromptSpan.Start:r.PromptSpan.End:r.PromptSpan.End]
-}
-
-// readPrompt reads a member as the prompt. Its form follows from the shape that the scan found;
-// PromptNone is a shape that no API accepts.
-func (r *Request) readPrompt(field string, m *member, allowed forms) error {
-	kind, shape := PromptNone, &m.shape
-	switch {
-	case m.kind == kindString:
-		kind = PromptText
-	case m.kind != kindArray:
-	case shape.count == 0:
-		return NewFieldError(CodeEmptyArray, field, "'"+field+"' must not be empty.")
-	case shape.kinds == kindInt:
-		kind = PromptTokens
-	case shape.kinds == kindString:
-		kind = PromptTexts
-	case shape.kinds == kindObject:
-		kind = PromptMessages
-	case shape.kinds == kindArray && shape.innerKinds&^kindInt == 0:
-		kind = PromptTokenLists
-	}
-	if allowed&(1<<kind) == 0 {
-		return mistyped(field, allowed.String())
-	}
-	if field == "text" && r.Prompt != PromptNone {
-		return nil // token ids take precedence over the text: they need no tokenizer
-	}
-	r.Prompt, r.PromptCount = kind, 1
-	r.PromptSpan = Span{int(m.value.start), int(m.value.end)}
-	r.PromptTokens = int64(m.value.end-m.value.start+3) / 4
-	switch kind {
-	case PromptTokens:
-		r.PromptTokens = int64(shape.count)
-	case PromptTexts:
-		r.PromptCount = int(shape.count)
-	case PromptTokenLists:
-		r.PromptCount, r.PromptTokens = int(shape.count), int64(shape.inner)
-	case PromptMessages:
-		r.MessageCount = int(shape.count)
-	}
-	return nil
 }

@@ -274,7 +274,7 @@ func (s *scanner) addKey(i, first int, top bool) (end int, escaped bool) {
 		if len(open) == pairwiseKeys {
 			for n, o := range open {
 				name := s.key(o)
-				open[n] = keyRef(hashKey(name, hasEscape(name)))<<32 | o&(1<<32-1)
+				open[n] = keyRef(hashKey(name, bytes.IndexByte(name, '\\') >= 0))<<32 | o&(1<<32-1)
 			}
 		}
 		k |= keyRef(hashKey(key, escaped)) << 32
@@ -325,7 +325,7 @@ func (s *scanner) key(k keyRef) []byte {
 // sameKey compares two keys.
 func (s *scanner) sameKey(j, k keyRef) bool {
 	a, b := s.key(j), s.key(k)
-	if !hasEscape(a) && !hasEscape(b) {
+	if bytes.IndexByte(a, '\\') < 0 && bytes.IndexByte(b, '\\') < 0 {
 		return bytes.Equal(a, b)
 	}
 	for len(a) > 0 && len(b) > 0 {
