@@ -163,11 +163,8 @@ func (r *Request) checkPrompt() error {
 func (r *Request) read(i int) (err error) {
 	m := &r.members[i]
 	key, v := r.at(i)
-	if err := r.notePD(key); err != nil { // for any value, including null
-		return err
-	}
 	if m.kind == kindNull {
-		return nil
+		return r.notePD(key)
 	}
 	switch key {
 	case "model":
@@ -181,8 +178,10 @@ func (r *Request) read(i int) (err error) {
 			err = r.readPrompt(key, m, allowed)
 		}
 	case "sampling_params":
+		r.WithoutPD = false
 		err = r.readSamplingParams(m, v)
 	case "vllm_xargs", "extra_args":
+		r.WithoutPD = false
 		err = checkPDHolder(key, v)
 	case "n", "best_of", "use_beam_search":
 		if r.API == Completions || r.API == Chat {
@@ -192,6 +191,7 @@ func (r *Request) read(i int) (err error) {
 		err = r.readLimit(key, v)
 	default:
 		r.noteMember(key, nil)
+		err = r.notePD(key)
 	}
 	return err
 }
