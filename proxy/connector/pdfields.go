@@ -105,7 +105,7 @@ func cutPD(edits []openai.Edit, a *Attempt) []openai.Edit {
 		edits = edits[:len(edits)+1]
 		edits[len(edits)-1] = openai.Edit{Key: "priority", Value: a.Priority}
 	}
-	if a.Trust {
+	if a.Trust || a.Request.WithoutPD {
 		return edits
 	}
 	return openai.CutPD(edits, a.Request)

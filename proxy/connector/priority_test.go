@@ -21,7 +21,7 @@ func TestPriority(t *testing.T) {
 		for _, file := range files {
 			g := readGolden(t, file)
 			a := g.attempt(t, c)
-			if a.Request.IsForm() {
+			if a.Request.Form {
 				continue
 			}
 			for phase, build := range g.legs(c) {

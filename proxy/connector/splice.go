@@ -22,8 +22,8 @@ func cut(key string) openai.Edit { return openai.Edit{Key: key, Remove: true} }
 // client's body itself.
 func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	leg := Leg{Path: a.Request.Path()}
-	if a.Request.IsForm() { // a form has no members that a connector edits
-		if leg.Body, leg.Alias = a.Request.Raw(), true; a.Request.HasFormPD() && !a.Trust {
+	if a.Request.Form { // a form has no members that a connector edits
+		if leg.Body, leg.Alias = a.Request.Raw(), true; !a.Request.WithoutPD && !a.Trust {
 			leg.Body, leg.Alias = a.Request.AppendForm(dst), false
 		}
 		return leg

@@ -186,7 +186,8 @@ func tokenIDs(raw []byte) bool {
 // checkParams rejects transfer parameters if a member has another type than engines
 // give it. raw must have been scanned. The error names the member, never a value.
 func checkParams(raw []byte) (err error) {
-	openai.Walk(raw, "", func(key string, lists int, value []byte) bool {
+	c := openai.Cursor{Text: raw}
+	c.Walk("", 0, func(key string, lists int, value []byte) bool {
 		t := typeOf(key)
 		if err == nil && !t.fits(lists, value) {
 			err = badReply(strings.Clone(key) + " has a type that no engine gives it")
@@ -203,7 +204,8 @@ func checkParams(raw []byte) (err error) {
 // true, and stops at the first visit that returned false. raw must be valid JSON.
 func Hosts(key string, raw []byte, visit func(host string, port int) bool) bool {
 	all := true
-	openai.Walk(raw, key, func(key string, _ int, value []byte) bool {
+	c := openai.Cursor{Text: raw}
+	c.Walk(key, 0, func(key string, _ int, value []byte) bool {
 		switch c := value[0]; {
 		case !all:
 		case c == '"':
@@ -287,7 +289,8 @@ func ownHosts(holder, peer *engine.Instance, params []byte) bool {
 		return false
 	}
 	own := true
-	openai.Walk(params, "", func(key string, _ int, value []byte) bool {
+	c := openai.Cursor{Text: params}
+	c.Walk("", 0, func(key string, _ int, value []byte) bool {
 		if t := typeOf(key); own && (t == paramPort || t == paramDigits) {
 			own = string(value) == "null" || holder.OwnsPort(portOf(value))
 		}

@@ -35,7 +35,7 @@ func (x *exchange) askPicker() error {
 		return nil
 	}
 	e := &x.env
-	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
+	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType, e.Key == "", e.Config.Server.TrustPDFields)
 	result, err := x.consult(x.pickRequest(), x.followPick)
 	if result == pickPicked || result == pickRefused || result == pickCancelled || downstream.OwnFault(err) {
 		return err

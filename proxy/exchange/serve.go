@@ -170,7 +170,7 @@ func (x *exchange) scan() error {
 // describe fills in the question for the coordinator.
 func (x *exchange) describe() error {
 	e := &x.env
-	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType(), e.Key == "", e.Config.Server.TrustPDFields)
+	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType, e.Key == "", e.Config.Server.TrustPDFields)
 	x.withoutQueueLines()
 	if sc := x.placing.route.Sidecar(); sc != nil {
 		e.Fields = sc.Strip(e.Fields)

@@ -169,7 +169,7 @@ func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target)
 		return err
 	}
 	// vLLM refuses a body without a type (entrypoints/serve/utils/api_utils.py, validate_json_request).
-	x.env.Fields = x.client.AppendFields(x.env.Fields[:0], x.req.ContentType(), false, false)
+	x.env.Fields = x.client.AppendFields(x.env.Fields[:0], x.req.ContentType, false, false)
 	x.placing.ask.Model = model
 	x.journal.Described(&x.req)
 	x.placing.ask.Request = abi.RequestFacts{PromptTokens: x.req.PromptTokens, MaxTokens: 1, N: 1}

@@ -15,6 +15,8 @@
 // The decisions behind this package are in docs/design/request.md.
 package openai
 
+import "strings"
+
 // API is one route of the public surface, and the dialect of its bodies. The zero value
 // is no API.
 type API uint8
@@ -122,4 +124,111 @@ func (a API) Anthropic() bool { return a == Messages || a == CountTokens }
 // TakesForm reports whether a body of this API may be a form instead of a JSON object.
 func (a API) TakesForm() bool {
 	return a == Transcriptions || a == Translations || a == ImageEdits || a == EngineRoute
+}
+
+// CheckContentType checks that a Content-Type is that of JSON, or of a form where the API takes
+// forms. vLLM and SGLang have the same rule (validate_json_request in vLLM
+// entrypoints/serve/utils/api_utils.py and SGLang entrypoints/http_server.py): a web page can send
+// every other type, and a body without a type, to any server without asking the server first. The
+// error is an *Error with status 415.
+func CheckContentType(api API, contentType string) error {
+	media, _, _ := strings.Cut(contentType, ";")
+	media = strings.ToLower(strings.TrimSpace(media))
+	if media == "application/json" || strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json") || api.TakesForm() && isForm(contentType) {
+		return nil
+	}
+	text := "Unsupported Media Type: Only 'application/json' is allowed"
+	if api.TakesForm() {
+		text = "Unsupported Media Type: Only 'application/json' and 'multipart/form-data' are allowed"
+	}
+	return NewFieldError(CodeUnsupportedMediaType, "Content-Type", text)
+}
+
+// PromptKind is the form in which a request carries its prompt.
+type PromptKind uint8
+
+// The forms of a prompt.
+const (
+	PromptNone       PromptKind = iota // none, or one that the proxy does not know
+	PromptText                         // one string
+	PromptTokens                       // one list of token ids
+	PromptTexts                        // a list of strings
+	PromptTokenLists                   // a list of lists of token ids
+	PromptMessages                     // messages of a conversation, or input items
+)
+
+// Span is a part of a body: the bytes from Start up to, but not including, End.
+type Span struct{ Start, End int }
+
+// forms is a set of PromptKinds, with one bit for each.
+type forms uint8
+
+const (
+	text       forms = 1 << PromptText
+	tokenIDs   forms = 1 << PromptTokens
+	texts      forms = 1 << PromptTexts
+	tokenLists forms = 1 << PromptTokenLists
+	messages   forms = 1 << PromptMessages
+)
+
+// formNames is indexed by PromptKind.
+var formNames = [...]string{
+	PromptText:       "a string",
+	PromptTokens:     "a list of token ids",
+	PromptTexts:      "a list of strings",
+	PromptTokenLists: "a list of lists of token ids",
+	PromptMessages:   "a list of objects",
+}
+
+func (f forms) String() string {
+	var names []string
+	for kind, name := range formNames {
+		if f&(1<<kind) != 0 {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, " or ")
+}
+
+// promptForms returns the forms in which a field may be the prompt of an API; none if
+// it is not the prompt there.
+func promptForms(api API, field string) forms {
+	switch field {
+	case "prompt":
+		switch api {
+		case Completions:
+			return text | texts | tokenIDs | tokenLists
+		case Tokenize:
+			return text
+		}
+	case "messages":
+		switch api {
+		case Chat, Messages, CountTokens, Tokenize, Embeddings: // the last two only in vLLM
+			return messages
+		}
+	case "input":
+		switch api {
+		case Responses:
+			return text | messages
+		case Embeddings:
+			return text | texts | tokenIDs | tokenLists
+		}
+	case "text":
+		if api == Generate {
+			return text | texts
+		}
+	case "input_ids":
+		if api == Generate {
+			return tokenIDs | tokenLists
+		}
+	case "token_ids":
+		if api == VLLMGenerate {
+			return tokenIDs
+		}
+	case "tokens":
+		if api == Detokenize {
+			return tokenIDs
+		}
+	}
+	return 0
 }

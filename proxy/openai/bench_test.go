@@ -115,3 +115,75 @@ func BenchmarkValid(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkLookup compares the two readers of JSON: the scan, which checks each byte, and the
+// cursor, which skips values in JSON that was checked before. The text is an answer with a
+// transfer after a long text.
+func BenchmarkLookup(b *testing.B) {
+	answer := []byte(`{"id":"chatcmpl-7d0c1f","choices":[{"index":0,"message":{"role":"assistant","content":"` + strings.Repeat(english, 300) +
+		`"},"finish_reason":"length"}],"usage":{"prompt_tokens":11,"total_tokens":12},"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1,2,3,4,5,6,7,8]],"remote_host":"10.0.0.1"}}`)
+	for _, bb := range []struct {
+		name string
+		read func() bool
+	}{
+		{"checked", func() bool {
+			_, ok, err := Lookup(answer, "kv_transfer_params", "remote_host")
+			return ok && err == nil
+		}},
+		{"skipped", func() bool { _, ok := Find(answer, "kv_transfer_params", "remote_host"); return ok }},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			b.SetBytes(int64(len(answer)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if !bb.read() {
+					b.Fatal("not found")
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkHead measures the search for the first content of a chat stream.
+func BenchmarkHead(b *testing.B) {
+	head := []byte(`data: {"id":"chatcmpl-7d0c1f","object":"chat.completion.chunk","created":1763690000,"model":"llama","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}
+
+data: {"id":"chatcmpl-7d0c1f","object":"chat.completion.chunk","created":1763690000,"model":"llama","choices":[{"index":0,"delta":{"content":" hills"},"logprobs":null,"finish_reason":null}]}
+
+`)
+	b.SetBytes(int64(len(head)))
+	b.ReportAllocs()
+	for b.Loop() {
+		h := StreamHead{API: Chat}
+		if h.Read(head) != ContentEvent {
+			b.Fatal(h.Verdict)
+		}
+	}
+}
+
+// BenchmarkLeg measures the work on a small body for one leg: scan, PD fields, edits.
+func BenchmarkLeg(b *testing.B) {
+	body := []byte(`{"model":"llama","stream":true,"max_tokens":8,"messages":[{"role":"user","content":"hello world, tell me a story about a house"}]}`)
+	var r Request
+	var dst []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := ParseRequest(Chat, body, &r); err != nil {
+			b.Fatal(err)
+		}
+		for range 2 { // legs
+			var room [4 + PDCuts]Edit
+			dst = r.Append(dst[:0], CutPD(append(room[:0], benchEdits...), &r)...)
+		}
+	}
+}
+
+// BenchmarkAppendEdited measures new sampling parameters for one leg.
+func BenchmarkAppendEdited(b *testing.B) {
+	params := []byte(`{"temperature":0.7,"top_p":0.9,"max_tokens":128,"stop":["</s>"],"extra_args":{"a":1},"seed":7}`)
+	var dst []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		dst = AppendEdited(dst[:0], params, Edit{Key: "max_tokens", Value: []byte("1")}, Edit{Key: "extra_args", Value: []byte(`{"kv_transfer_params":{}}`)}, Edit{Key: "min_tokens", Remove: true})
+	}
+}

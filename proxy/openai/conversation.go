@@ -111,38 +111,38 @@ func (r *Request) HoldsAnswer() (holds, known bool) {
 	if r.Prompt != PromptMessages {
 		return false, false
 	}
-	raw := r.PromptRaw()
-	i := skipSpace(raw, 1)
-	for n := 1; ; n++ {
-		if isAnswer(raw[i:]) {
+	c := Cursor{Text: r.PromptRaw()}
+	c.Open('[')
+	for n := 1; c.Next(']'); n++ {
+		if isAnswer(c) {
 			return true, true
 		}
 		if n == r.MessageCount {
-			return false, true
+			break
 		}
-		i = skipSpace(raw, skipValue(raw, i))
-		i = skipSpace(raw, i+1)
+		c.Skip()
 	}
+	return false, true
 }
 
-// isAnswer reports whether the message or input item at the start of raw comes from an
+// isAnswer reports whether the message or input item before the cursor comes from an
 // answer. Items of the responses API without a role are calls, their results, and
 // reasoning.
-func isAnswer(raw []byte) (answer bool) {
-	eachMember(raw, func(key, v []byte) bool {
-		if len(v) < 2 || v[0] != '"' {
-			return true
+func isAnswer(c Cursor) (answer bool) {
+	for c.Open('{'); c.Next('}'); {
+		key := c.Key
+		if c.Peek() != '"' {
+			c.Skip()
+			continue
 		}
-		text := v[1 : len(v)-1]
+		text := c.Quoted()
 		if keyEqual(key, "role") {
-			answer = keyEqual(text, "assistant") || keyEqual(text, "tool") || keyEqual(text, "function")
-			return false
+			return keyEqual(text, "assistant") || keyEqual(text, "tool") || keyEqual(text, "function")
 		}
 		if keyEqual(key, "type") {
 			answer = !keyEqual(text, "message")
 		}
-		return true
-	})
+	}
 	return answer
 }
 
@@ -155,23 +155,22 @@ func (r *Request) Opening() []byte {
 	if r.Prompt != PromptMessages {
 		return raw
 	}
-	opening := raw
-	eachElement(raw, func(message []byte) bool {
+	c := Cursor{Text: raw}
+	for c.Open('['); c.Next(']'); {
 		var role, content []byte
-		eachMember(message, func(key, v []byte) bool {
-			switch {
+		for c.Open('{'); c.Next('}'); {
+			switch key := c.Key; {
 			case keyEqual(key, "role"):
-				role = v
+				role = c.Skip()
 			case keyEqual(key, "content"):
-				content = v
+				content = c.Skip()
+			default:
+				c.Skip()
 			}
-			return true
-		})
-		if len(role) < 2 || !keyEqual(role[1:len(role)-1], "user") || content == nil {
-			return true
 		}
-		opening = content
-		return false
-	})
-	return opening
+		if len(role) > 1 && keyEqual(role[1:len(role)-1], "user") && content != nil {
+			return content
+		}
+	}
+	return raw
 }

@@ -21,11 +21,10 @@ func (r *Request) AppendPromptEnds(dst []int32, from int) []int32 {
 // appendElementEnds appends the end of each element of a list without its closing
 // bracket.
 func appendElementEnds(dst []int32, list []byte) []int32 {
-	for i := skipSpace(list, 1); i < len(list); {
-		end := skipValue(list, i)
-		dst = append(dst, int32(end))
-		i = skipSpace(list, end)
-		i = skipSpace(list, i+1) // after the comma
+	c := Cursor{Text: list}
+	for c.Open('['); c.Next(']'); {
+		c.Skip()
+		dst = append(dst, int32(c.at))
 	}
 	return dst
 }

@@ -28,9 +28,8 @@ func (a API) StreamModel(head []byte) string {
 		holder = "message"
 	}
 	for len(head) > 0 {
-		var line []byte
-		line, head = nextLine(head)
-		field, value := splitLine(line)
+		field, value, rest := nextField(head)
+		head = rest
 		if string(field) != "data" {
 			continue
 		}
@@ -93,12 +92,11 @@ func (r *reasons) note(data []byte) {
 		r.noteChoice(list, 0)
 		return
 	}
-	at := int64(0)
-	eachElement(list, func(choice []byte) bool {
-		r.noteChoice(choice, at)
-		at++
-		return at < maxReasons
-	})
+	c := Cursor{Text: list}
+	c.Open('[')
+	for at := int64(0); at < maxReasons && c.Next(']'); at++ {
+		r.noteChoice(c.Skip(), at)
+	}
 }
 
 // noteChoice keeps the reason of a choice, which is number at unless it has an index.

@@ -13,8 +13,8 @@ const (
 	maxBoundary  = 70      // RFC 2046, 5.1.1
 )
 
-// IsForm reports whether a Content-Type is that of a form.
-func IsForm(contentType string) bool {
+// isForm reports whether a Content-Type is that of a form.
+func isForm(contentType string) bool {
 	media, _, _ := strings.Cut(contentType, ";")
 	return strings.EqualFold(strings.TrimSpace(media), "multipart/form-data")
 }
@@ -34,13 +34,13 @@ type formEdit struct {
 // without escapes. The clients of OpenAI, curl and browsers send such forms. The error is an
 // *Error with status 400 that names the field; r is then not usable.
 func ParseForm(api API, contentType string, body []byte, r *Request) error {
-	*r = Request{Object: r.Object, API: api, Model: r.Model, MaxTokens: -1, N: 1, BestOf: 1, formEdits: r.formEdits[:0]}
+	*r = Request{Object: r.Object, API: api, Model: r.Model, Form: true, MaxTokens: -1, N: 1, BestOf: 1, formEdits: r.formEdits[:0]}
 	r.Object.Reset()
 	boundary, err := formBoundary(contentType)
 	if err != nil {
 		return err
 	}
-	r.contentType = mime.FormatMediaType("multipart/form-data", map[string]string{"boundary": boundary})
+	r.ContentType = mime.FormatMediaType("multipart/form-data", map[string]string{"boundary": boundary})
 	r.raw = body
 	border := "\r\n--" + boundary
 	if !bytes.HasPrefix(body, []byte(border[2:])) {
@@ -53,6 +53,7 @@ func ParseForm(api API, contentType string, body []byte, r *Request) error {
 			if !r.HasModel {
 				r.Model = ""
 			}
+			r.WithoutPD = len(r.formEdits) == 0
 			return nil
 		case !bytes.HasPrefix(rest, []byte("\r\n")):
 			return badForm("a boundary is not followed by a part or by the end of the form")
@@ -89,7 +90,7 @@ func ParseForm(api API, contentType string, body []byte, r *Request) error {
 // boundary behind it.
 func (r *Request) readPart(name string, file bool, part, value Span) error {
 	base, _, _ := strings.Cut(name, "[") // of vllm_xargs[a], as OpenAI's clients write objects
-	if err := checkPDName(base); err != nil {
+	if err := r.notePD(base); err != nil {
 		return err
 	}
 	v := r.raw[value.Start:value.End]
@@ -139,26 +140,11 @@ func (r *Request) readHolder(name, base string, part, value Span) error {
 		}
 		return mistyped(base, "a JSON object")
 	}
-	if holdsTransferParams(o.Raw(), "") {
+	if holdsTransferParams(o.Raw()) {
 		r.formEdits = append(r.formEdits, formEdit{at: value, params: true})
 	}
 	return nil
 }
-
-// IsForm reports whether the request is a form, which has no members.
-func (r *Request) IsForm() bool { return r.contentType != "" }
-
-// ContentType returns the Content-Type of the request for an engine. A form has no parameter
-// other than its boundary, because a charset would change the names of its parts.
-func (r *Request) ContentType() string {
-	if r.contentType == "" {
-		return "application/json"
-	}
-	return r.contentType
-}
-
-// HasFormPD reports whether the form has PD fields.
-func (r *Request) HasFormPD() bool { return len(r.formEdits) > 0 }
 
 // AppendForm appends the form without its PD fields.
 func (r *Request) AppendForm(dst []byte) []byte {

@@ -50,26 +50,26 @@ func TestParseForm(t *testing.T) {
 			cut: field("vllm_xargs", `{"a":1}`) + field("extra_args", `{"a":1}`) + field("vllm_xargs[a]", "1") + "--b--"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := Request{Model: "of another request", Stream: true, contentType: "x", formEdits: []formEdit{{}}}
+			r := Request{Model: "of another request", Stream: true, ContentType: "x", formEdits: []formEdit{{}}}
 			if tt.contentType == "" {
 				tt.contentType = formType
 			}
 			if err := ReadRequest(Transcriptions, tt.contentType, []byte(tt.body), &r); err != nil {
 				t.Fatal(err)
 			}
-			if r.Model != tt.model || r.HasModel != (tt.model != "") || r.Stream != tt.stream || !r.IsForm() || r.Prompt != PromptNone || r.MaxTokens != -1 || r.N != 1 {
+			if r.Model != tt.model || r.HasModel != (tt.model != "") || r.Stream != tt.stream || !r.Form || r.Prompt != PromptNone || r.MaxTokens != -1 || r.N != 1 {
 				t.Errorf("got %+v", r)
 			}
-			if got := string(r.AppendForm(nil)); tt.cut == "" && (got != tt.body || r.HasFormPD()) || tt.cut != "" && (got != tt.cut || !r.HasFormPD()) {
+			if got := string(r.AppendForm(nil)); tt.cut == "" && (got != tt.body || !r.WithoutPD) || tt.cut != "" && (got != tt.cut || r.WithoutPD) {
 				t.Errorf("the form for the engine is %q", got)
 			}
 			if string(r.Raw()) != tt.body || r.Len() != 0 {
 				t.Errorf("raw %q, %d members", r.Raw(), r.Len())
 			}
-			if _, params, err := mime.ParseMediaType(r.ContentType()); err != nil || len(params) != 1 {
-				t.Errorf("Content-Type %q", r.ContentType())
+			if _, params, err := mime.ParseMediaType(r.ContentType); err != nil || len(params) != 1 {
+				t.Errorf("Content-Type %q", r.ContentType)
 			}
-			if err := ReadRequest(Transcriptions, "application/json", []byte(`{"model":"n"}`), &r); err != nil || r.IsForm() || r.HasFormPD() || r.ContentType() != "application/json" {
+			if err := ReadRequest(Transcriptions, "application/json", []byte(`{"model":"n"}`), &r); err != nil || r.Form || !r.WithoutPD || r.ContentType != "application/json" {
 				t.Errorf("the next request: %+v, %v", r, err)
 			}
 		})

@@ -59,7 +59,8 @@ func (r *Request) Media() (images, audio bool) {
 	if r.Prompt != PromptMessages {
 		return images, audio
 	}
-	Walk(r.PromptRaw(), "", func(key string, _ int, value []byte) bool {
+	c := Cursor{Text: r.PromptRaw()}
+	c.Walk("", 0, func(key string, _ int, value []byte) bool {
 		if key == "type" {
 			switch string(value) {
 			case `"image_url"`, `"input_image"`, `"image"`, `"image_pil"`, `"image_embeds"`:
@@ -106,13 +107,12 @@ func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\r' || c == '\
 // another prompt. PromptText does not contain these values.
 func (r *Request) Preamble(yield func(raw []byte) bool) {
 	for i := range r.members {
-		m := &r.members[i]
-		if m.kind == kindNull {
+		if r.members[i].kind == kindNull {
 			continue
 		}
-		switch r.keyString(m) {
+		switch key, value := r.at(i); key {
 		case "tools", "functions", "system", "instructions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort":
-			if !yield(r.value(m)) {
+			if !yield(value) {
 				return
 			}
 		}

@@ -36,6 +36,14 @@ const (
 	keepScratch  = 1024 // scratch memory with more entries is dropped
 )
 
+// Memory counts the scratch memory of scans.
+type Memory interface {
+	// TakeScratch counts n bytes until ReleaseMemory. On an error it counts nothing.
+	TakeScratch(n int64) error
+	// ReleaseMemory gives back n bytes.
+	ReleaseMemory(n int64)
+}
+
 // Reset drops the scanned bytes and keeps the memory for the next scan.
 func (o *Object) Reset() {
 	if cap(o.members) > keepScratch {
@@ -61,7 +69,7 @@ func (o *Object) Parse(raw []byte) error {
 		return NewError(CodeBodyTooLarge, "The body is 2 GiB or more.")
 	}
 	s := scanner{b: raw, keys: o.keys, memory: o.Memory}
-	i := s.space(0)
+	i := skipSpace(raw, 0)
 	if i == len(raw) {
 		return NewError(CodeInvalidJSON, "The body is empty.")
 	}
@@ -70,30 +78,25 @@ func (o *Object) Parse(raw []byte) error {
 	}
 	end := s.tail(s.object(i, 1, o))
 	o.raw, o.open, o.keys = raw, i, s.keys[:0]
+	if s.taken > 0 {
+		s.memory.ReleaseMemory(s.taken)
+	}
 	if end < 0 {
 		o.Reset()
-	} else {
-		o.dropScratch()
-	}
-	s.release()
-	if s.full != nil {
-		return s.full
-	}
-	if end < 0 {
+		if s.full != nil {
+			return s.full
+		}
 		return s.refusal()
 	}
-	return nil
-}
-
-// dropScratch frees large memory that only the scan needed. The widest object at any
-// depth determines its size, and a request is kept much longer than its scan takes.
-func (o *Object) dropScratch() {
+	// The widest object at any depth determines the size of the scratch memory, and a request is
+	// kept much longer than its scan takes.
 	if cap(o.keys) > keepScratch {
 		o.keys = nil
 	}
 	if cap(o.members) > max(keepScratch, len(o.members)+len(o.members)/8) {
 		o.members = append(make([]member, 0, len(o.members)), o.members...)
 	}
+	return nil
 }
 
 // Size returns the bytes of memory that the scan keeps in addition to the scanned bytes
@@ -149,8 +152,8 @@ func (o *Object) Len() int { return len(o.members) }
 // case-sensitively. A member with the value null is present.
 func (o *Object) Get(key string) (value []byte, ok bool) {
 	for i := range o.members {
-		if m := &o.members[i]; o.keyString(m) == key {
-			return o.value(m), true
+		if name, value := o.at(i); name == key {
+			return value, true
 		}
 	}
 	return nil, false
@@ -160,24 +163,143 @@ func (o *Object) Get(key string) (value []byte, ok bool) {
 // key is valid as long as the scanned bytes: clone a key that is kept.
 func (o *Object) Members(yield func(key string, value []byte) bool) {
 	for i := range o.members {
-		m := &o.members[i]
-		if !yield(o.keyString(m), o.value(m)) {
+		if !yield(o.at(i)) {
 			return
 		}
 	}
 }
 
-// keyString returns the unescaped key. It copies only a key with escapes, which maxEscaped
-// bounds.
-func (o *Object) keyString(m *member) string {
-	key := o.raw[m.key.start:m.key.end]
+// at returns member i: its unescaped key and its value. It copies only a key with escapes, which
+// maxEscaped bounds. The capacity of the value is limited, so that appending to it cannot overwrite
+// the body.
+func (o *Object) at(i int) (key string, value []byte) {
+	m := &o.members[i]
+	raw := o.raw[m.key.start:m.key.end]
 	if m.escaped {
-		return unescapedText(key)
+		key = unescapedText(raw)
+	} else {
+		key = unsafe.String(unsafe.SliceData(raw), len(raw))
 	}
-	return unsafe.String(unsafe.SliceData(key), len(key))
+	return key, o.raw[m.value.start:m.value.end:m.value.end]
 }
 
-// value limits the capacity, so that appending to it cannot overwrite the body.
-func (o *Object) value(m *member) []byte {
-	return o.raw[m.value.start:m.value.end:m.value.end]
+// Edit is one change of a top-level member: a new value or the removal. An edit without a
+// value and without a removal changes nothing.
+type Edit struct {
+	Key    string // unescaped
+	Value  []byte // raw JSON, copied unchanged
+	Remove bool   // remove the member; Value is ignored
+	cut    bool   // cut the transfer parameters out of the member; Value is ignored
+}
+
+// Append appends the object with the edits applied. Present members are replaced in
+// place; absent ones are put first, in the order of the edits; a removed member is cut
+// together with one comma. All other bytes are kept, including white space before and
+// after the object. Of several edits of one key the last counts. The Object itself is
+// not changed. An Object that was not parsed counts as {}.
+func (o *Object) Append(dst []byte, edits ...Edit) []byte {
+	s := splicer{raw: o.raw, from: o.open + 1}
+	if s.raw == nil {
+		s.raw = []byte("{}")
+	}
+	s.out = append(dst, s.raw[:s.from]...)
+	for i := range edits {
+		if e := &edits[i]; !e.Remove && !e.cut && editOf(edits, e.Key) == e {
+			if _, ok := o.Get(e.Key); !ok {
+				s.add(e)
+			}
+		}
+	}
+	for i := range o.members {
+		m := &o.members[i]
+		key, _ := o.at(i)
+		s.member(editOf(edits, key), int(m.key.start)-1, int(m.value.start), int(m.value.end))
+	}
+	return append(s.out, s.raw[s.from:]...)
+}
+
+// AppendEdited is [Object.Append] for an object inside a scanned body: raw is one valid
+// JSON object with any number of members. It builds no list of the members, and reads
+// raw once, and once more for each edit.
+func AppendEdited(dst, raw []byte, edits ...Edit) []byte {
+	c := Cursor{Text: raw}
+	c.Open('{')
+	s := splicer{raw: raw, out: append(dst, raw[:c.at]...), from: c.at}
+	for i := range edits {
+		if e := &edits[i]; !e.Remove && !e.cut && editOf(edits, e.Key) == e {
+			if _, ok := Find(raw, e.Key); !ok {
+				s.add(e)
+			}
+		}
+	}
+	for c.Next('}') {
+		at, e := c.key, editOf(edits, c.name())
+		value := c.Skip()
+		s.member(e, at, c.at-len(value), c.at)
+	}
+	return append(s.out, raw[s.from:]...)
+}
+
+// editOf returns the edit that applies to a key, or nil.
+func editOf(edits []Edit, key string) *Edit {
+	for i := len(edits) - 1; i >= 0; i-- {
+		if e := &edits[i]; e.Key == key && (e.Remove || e.cut || len(e.Value) > 0) {
+			return e
+		}
+	}
+	return nil
+}
+
+// splicer copies an object, with other members. It copies the bytes between two changes at once.
+type splicer struct {
+	raw  []byte
+	out  []byte
+	from int // start of the uncopied rest of raw
+	kept int // end of the last member that stays; 0: none
+
+	comma bool // the added members need a comma before the next member that stays
+}
+
+// add appends a member that the object does not have, before all others.
+func (s *splicer) add(e *Edit) {
+	if s.comma {
+		s.out = append(s.out, ',')
+	}
+	s.out = append(AppendQuoted(s.out, e.Key), ':')
+	s.out = append(s.out, e.Value...)
+	s.comma = true
+}
+
+// member applies an edit, or none, to the next member: raw[at:end] with the value raw[value:end].
+func (s *splicer) member(e *Edit, at, value, end int) {
+	if e != nil && e.Remove {
+		s.remove(at, end)
+		return
+	}
+	s.kept = end
+	if s.comma {
+		s.out, s.comma = append(s.out, ','), false
+	}
+	if e == nil {
+		return
+	}
+	s.out = append(s.out, s.raw[s.from:value]...)
+	s.from = end
+	if e.cut { // without a copy of the old value, which may be most of the body
+		s.out = appendCut(s.out, s.raw[value:end], "")
+	} else {
+		s.out = append(s.out, e.Value...)
+	}
+}
+
+// remove omits the member raw[at:end], with the comma before it, or with the one behind it if no
+// member before it stays.
+func (s *splicer) remove(at, end int) {
+	if s.kept > 0 {
+		at = max(s.kept, s.from)
+	} else if i := skipSpace(s.raw, end); i < len(s.raw) && s.raw[i] == ',' {
+		end = skipSpace(s.raw, i+1)
+	}
+	s.out = append(s.out, s.raw[s.from:at]...)
+	s.from = end
 }

@@ -34,6 +34,9 @@ var pdFields = [...]string{
 // Rust front end (extra_args and vllm_xargs).
 var pdContainers = [...]string{"vllm_xargs", "extra_args", "sampling_params"}
 
+// pdNames are the names of all members that CutPD may cut.
+var pdNames = slices.Concat(pdFields[:], pdContainers[:])
+
 // PDCuts is the maximum number of edits of CutPD: one for each PD field, and one for
 // each member that may contain transfer parameters. No body has a member twice, and
 // [ParseRequest] rejects these names in another case.
@@ -63,51 +66,16 @@ func HoldsPD(key string, value []byte) bool {
 		return true
 	}
 	_, xargs := Find(value, "vllm_xargs")
-	return xargs || holdsTransferParams(value, "")
+	return xargs || holdsTransferParams(value)
 }
 
 // named reports whether key is one of the names, ignoring case as encoding/json of Go
 // and similar decoders do, and whether it is exactly one.
 func named(names []string, key string) (found, exact bool) {
-	for i := range names {
-		if names[i] == key {
-			return true, true
-		}
+	if slices.Contains(names, key) {
+		return true, true
 	}
-	if !hasCase(key) {
-		return false, false
-	}
-	for i := range names {
-		if strings.EqualFold(names[i], key) {
-			return true, false
-		}
-	}
-	return false, false
-}
-
-// hasCase reports whether case folding could change key: it has an upper-case letter,
-// or one outside ASCII (the Kelvin sign folds to k, the long s to s).
-func hasCase(key string) bool {
-	for i := range len(key) {
-		if c := key[i]; c-'A' < 26 || c >= 0x80 {
-			return true
-		}
-	}
-	return false
-}
-
-// checkPDName rejects a member whose name differs only in case from a PD field, or from a
-// member that may contain a PD field: engines interpret such a name differently.
-func checkPDName(key string) error {
-	if !hasCase(key) {
-		return nil
-	}
-	field, exact := named(pdFields[:], key)
-	holder, exactly := named(pdContainers[:], key)
-	if field && !exact || holder && !exactly {
-		return NewFieldError(CodeInvalidName, clip(key), "'"+clip(key)+"' must be written in lower case.")
-	}
-	return nil
+	return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, key) }), false
 }
 
 // checkPDHolder rejects a string or a list in place of the object that may contain
@@ -139,7 +107,7 @@ func CutPD(edits []Edit, r *Request) []Edit {
 		if !slices.Contains(pdContainers[:], key) || sets(edits[:n], key) {
 			continue
 		}
-		if holdsTransferParams(value, "") {
+		if holdsTransferParams(value) {
 			edits[n] = Edit{Key: key, cut: true}
 			n++
 		}
@@ -155,4 +123,70 @@ func sets(edits []Edit, key string) bool {
 		}
 	}
 	return false
+}
+
+// transferNames are the names under which vLLM reads its transfer parameters from an object.
+var transferNames = [...]string{"kv_transfer_params", "ec_transfer_params"}
+
+// transferName reports whether a key is one of these names, ignoring case.
+func transferName(key string) bool {
+	return strings.EqualFold(key, transferNames[0]) || strings.EqualFold(key, transferNames[1])
+}
+
+// CutTransferParams returns a scanned value without vLLM's transfer parameters at any
+// depth, or the value itself if there are none. keep names a member of the value that
+// stays unchanged, because the caller replaces it; "" for none.
+func CutTransferParams(value []byte, keep string) []byte {
+	if !holdsTransferParams(value) {
+		return value
+	}
+	return appendCut(make([]byte, 0, len(value)), value, keep)
+}
+
+// holdsTransferParams reports whether a scanned value has transfer parameters at any depth.
+func holdsTransferParams(value []byte) (holds bool) {
+	c := Cursor{Text: value}
+	c.Walk("", 0, func(key string, _ int, _ []byte) bool {
+		holds = holds || transferName(key)
+		return !holds
+	})
+	return holds
+}
+
+// appendCut appends a value as CutTransferParams returns it. The value must be valid JSON; it may
+// have any size and is read once. All other bytes stay unchanged.
+func appendCut(dst, value []byte, keep string) []byte {
+	s, c := splicer{raw: value, out: dst}, Cursor{Text: value}
+	s.cut(&c, keep)
+	return append(s.out, value[s.from:]...)
+}
+
+// cut removes the transfer parameters from the next value.
+func (s *splicer) cut(c *Cursor, keep string) {
+	switch c.Peek() {
+	case '[':
+		for c.Open('['); c.Next(']'); {
+			s.cut(c, "")
+		}
+	case '{':
+		outer := s.kept
+		s.kept = 0
+		for c.Open('{'); c.Next('}'); {
+			at, name := c.key, c.name()
+			switch {
+			case keep != "" && name == keep:
+				c.Skip()
+			case transferName(name):
+				c.Skip()
+				s.remove(at, c.at)
+				continue
+			default:
+				s.cut(c, "")
+			}
+			s.kept = c.at
+		}
+		s.kept = outer
+	default:
+		c.Skip()
+	}
 }

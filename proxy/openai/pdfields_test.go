@@ -92,7 +92,11 @@ func checkCut(t *testing.T, api API, body []byte) {
 	if ParseRequest(api, body, &r) != nil {
 		return
 	}
-	out := r.Append(nil, CutPD(make([]Edit, 0, PDCuts), &r)...)
+	cuts := CutPD(make([]Edit, 0, PDCuts), &r)
+	if r.WithoutPD && len(cuts) > 0 {
+		t.Fatalf("%.300s\nis said to have no PD fields, but %q is cut", body, cuts[0].Key)
+	}
+	out := r.Append(nil, cuts...)
 	if got, want := decode(t, out), wanted(t, body); !reflect.DeepEqual(got, want) {
 		t.Fatalf("%.300s\nbecame %.300s\nwant %.300v", body, out, want)
 	}
@@ -225,5 +229,22 @@ func TestAppendEdited(t *testing.T) {
 				t.Errorf("%s with %v: %s, want %s", body, edits, got, want)
 			}
 		}
+	}
+}
+
+// TestWithoutPD: only a body without any member that a cut concerns is said to have none, whatever
+// the member's value is.
+func TestWithoutPD(t *testing.T) {
+	r := Request{WithoutPD: true}
+	for _, body := range []string{
+		`{"prompt":"x","rid":null}`, `{"kv_transfer_params":{},"prompt":"x"}`, `{"prompt":"x","r\u0069d":1}`,
+		`{"prompt":"x","vllm_xargs":{"a":1}}`, `{"prompt":"x","extra_args":null}`, `{"sampling_params":3,"prompt":"x"}`,
+	} {
+		if err := ParseRequest(Completions, []byte(body), &r); err != nil || r.WithoutPD {
+			t.Errorf("%s: WithoutPD is %v, error %v", body, r.WithoutPD, err)
+		}
+	}
+	if err := ParseRequest(Completions, []byte(`{"prompt":"rid","stop":["kv_transfer_params"],"user":"\u006b"}`), &r); err != nil || !r.WithoutPD {
+		t.Errorf("WithoutPD is %v, error %v", r.WithoutPD, err)
 	}
 }

@@ -3,9 +3,7 @@ package openai
 import (
 	"bytes"
 	"math"
-	"net/url"
-	"strings"
-	"unicode/utf8"
+	"slices"
 )
 
 // MaxModel is the maximum length of a model's name in bytes. By default engines use the
@@ -51,16 +49,23 @@ type Request struct {
 	// MessageCount is the number of messages or input items.
 	MessageCount int
 
+	// WithoutPD is set if the body has no member that [CutPD] may cut, and no part that AppendForm
+	// cuts.
+	WithoutPD bool
+	// ContentType is that of the body for an engine. A form has no parameter other than its
+	// boundary, because a charset would change the names of its parts.
+	ContentType string
+	Form        bool // the body is a form, which has no members
+
 	// EngineField is a field with which the client changes an engine, or makes the engine run
 	// code of the client; "": there is none.
 	EngineField string
 
-	fixedLimit  bool       // MaxTokens comes from max_completion_tokens
-	contentType string     // of a form; "": the body is a JSON object
-	modelAt     Span       // value of the part of a form that names the model; zero: none
-	formEdits   []formEdit // edits that cut the PD fields of a form, in its order
-	adapters    bool       // a field selects an adapter
-	outside     []Adapter  // those of a form or of a query
+	fixedLimit bool       // MaxTokens comes from max_completion_tokens
+	modelAt    Span       // value of the part of a form that names the model; zero: none
+	formEdits  []formEdit // edits that cut the PD fields of a form, in its order
+	adapters   bool       // a field selects an adapter
+	outside    []Adapter  // those of a form or of a query
 }
 
 // Path returns the path of the request on an engine, with the query of an EngineRoute.
@@ -68,126 +73,35 @@ func (r *Request) Path() string {
 	if r.Target != "" {
 		return r.Target
 	}
-	return r.API.Path()
+	return routes[r.API].path
 }
 
-// ReadTarget sets Target for a request to an EngineRoute of that path. The query loses its PD
-// fields, and names the model if the body does not. The error is an *Error with status 400.
-func (r *Request) ReadTarget(path, query string) error {
-	r.Target = path
-	if query == "" {
+// PromptRaw returns the prompt's raw value with its quotes or brackets, or nil.
+func (r *Request) PromptRaw() []byte {
+	if r.Prompt == PromptNone {
 		return nil
 	}
-	values, err := url.ParseQuery(query)
-	if err != nil {
-		return NewFieldError(CodeInvalidType, "query", "The query of the request is malformed.")
-	}
-	for name := range values {
-		base, _, _ := strings.Cut(name, "[")
-		if held, _ := named(pdContainers[:], base); held || PDField(base) {
-			delete(values, name)
-		}
-	}
-	for name, list := range values {
-		if err := r.readParameter(name, list); err != nil {
-			return err
-		}
-	}
-	if len(values) > 0 {
-		r.Target += "?" + values.Encode()
-	}
-	return nil
+	return r.raw[r.PromptSpan.Start:r.PromptSpan.End:r.PromptSpan.End]
 }
 
-// readParameter reads one parameter of the query of an EngineRoute. It refuses each parameter that
-// could name another model to the engine than to the proxy.
-func (r *Request) readParameter(name string, values []string) error {
-	base, _, _ := strings.Cut(name, "[")
-	switch {
-	case !strings.EqualFold(base, "model"):
-		for _, v := range values {
-			r.noteMember(name, []byte(v))
-		}
-		return nil
-	case name != "model":
-		return NewFieldError(CodeInvalidName, clip(name), "The query of the request must name the model as 'model'.")
-	case len(values) > 1:
-		return NewFieldError(CodeDuplicateKey, "model", "The query of the request has the parameter 'model' twice.")
-	}
-	model := values[0]
-	switch {
-	case model == "" || r.HasModel && r.Model == model:
-		return nil
-	case r.HasModel:
-		return NewFieldError(CodeDuplicateKey, "model", "The query and the body of the request name different models.")
-	}
-	if err := checkModel([]byte(model)); err != nil {
-		return err
-	}
-	r.Model, r.HasModel = model, true
-	return nil
-}
-
-// checkModel checks the name of a model that is not in a JSON object. The texts of JSON objects are
-// always UTF-8, and only UTF-8 has a place in spans.
-func checkModel(name []byte) error {
-	switch {
-	case len(name) > MaxModel:
-		return tooLong("model", MaxModel)
-	case !utf8.Valid(name):
-		return mistyped("model", "UTF-8")
-	}
-	return nil
-}
-
-// CheckContentType checks that a Content-Type is that of JSON, or of a form where the API takes
-// forms. vLLM and SGLang have the same rule (validate_json_request in vLLM
-// entrypoints/serve/utils/api_utils.py and SGLang entrypoints/http_server.py): a web page can send
-// every other type, and a body without a type, to any server without asking the server first. The
-// error is an *Error with status 415.
-func CheckContentType(api API, contentType string) error {
-	media, _, _ := strings.Cut(contentType, ";")
-	media = strings.ToLower(strings.TrimSpace(media))
-	if media == "application/json" || strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json") || api.TakesForm() && IsForm(contentType) {
-		return nil
-	}
-	text := "Unsupported Media Type: Only 'application/json' is allowed"
-	if api.TakesForm() {
-		text = "Unsupported Media Type: Only 'application/json' and 'multipart/form-data' are allowed"
-	}
-	return NewFieldError(CodeUnsupportedMediaType, "Content-Type", text)
-}
-
-// ReadRequest is ParseForm for a form that the API takes, otherwise ParseRequest.
-func ReadRequest(api API, contentType string, body []byte, r *Request) error {
-	if api.TakesForm() && IsForm(contentType) {
-		return ParseForm(api, contentType, body, r)
-	}
-	return ParseRequest(api, body, r)
-}
-
-// ParseRequest scans a body, as strictly as [Object.Parse], and fills r. It reads the
+// ReadRequest scans a body, as strictly as [Object.Parse], and fills r. It reads the
 // routing fields of the API and rejects those of a wrong type, because an engine may
 // read a lenient value ("true", 1.0) differently than the proxy. A routing field that
 // is null counts as absent. Other fields are left to the engine. The error is an *Error
-// that names the field; r is then not usable.
+// that names the field; r is then not usable. A form that the API takes is read by ParseForm.
 //
 // It allocates only for a model name that differs from that of r's previous request,
 // and for objects with more than 32 members.
-func ParseRequest(api API, body []byte, r *Request) error {
-	*r = Request{Object: r.Object, API: api, Model: r.Model, MaxTokens: -1, N: 1, BestOf: 1}
+func ReadRequest(api API, contentType string, body []byte, r *Request) error {
+	if api >= Transcriptions && api.TakesForm() && isForm(contentType) {
+		return ParseForm(api, contentType, body, r)
+	}
+	*r = Request{Object: r.Object, API: api, Model: r.Model, ContentType: "application/json", WithoutPD: true, MaxTokens: -1, N: 1, BestOf: 1}
 	if err := r.Parse(body); err != nil {
 		return err
 	}
 	for i := range r.members {
-		m := &r.members[i]
-		if err := checkPDName(r.keyString(m)); err != nil { // for any value, including null
-			return err
-		}
-		if m.kind == kindNull {
-			continue
-		}
-		if err := r.read(m); err != nil {
+		if err := r.read(i); err != nil {
 			return err
 		}
 	}
@@ -198,7 +112,15 @@ func ParseRequest(api API, body []byte, r *Request) error {
 		r.BestOf = max(r.BestOf, 2)
 	}
 	r.BestOf = max(r.BestOf, r.N)
-	return r.checkPrompt()
+	if r.Prompt == PromptNone {
+		return r.checkPrompt()
+	}
+	return nil
+}
+
+// ParseRequest is ReadRequest for a JSON object.
+func ParseRequest(api API, body []byte, r *Request) error {
+	return ReadRequest(api, "", body, r)
 }
 
 // Reset drops the body, so that a pooled Request does not keep it in memory. The
@@ -223,9 +145,6 @@ func (r *Request) Size() int {
 // checkPrompt rejects a body without the prompt that its API requires. On the other
 // routes engines accept alternatives.
 func (r *Request) checkPrompt() error {
-	if r.Prompt != PromptNone {
-		return nil
-	}
 	switch r.API {
 	case Completions:
 		if v, _ := r.Get("prompt_embeds"); IsNull(v) { // vLLM's alternative form
@@ -240,9 +159,13 @@ func (r *Request) checkPrompt() error {
 	return nil
 }
 
-// read reads one member that is not null.
-func (r *Request) read(m *member) (err error) {
-	key, v := r.keyString(m), r.value(m)
+// read reads member i.
+func (r *Request) read(i int) (err error) {
+	m := &r.members[i]
+	key, v := r.at(i)
+	if m.kind == kindNull {
+		return r.notePD(key)
+	}
 	switch key {
 	case "model":
 		err = r.readModel(v)
@@ -255,8 +178,10 @@ func (r *Request) read(m *member) (err error) {
 			err = r.readPrompt(key, m, allowed)
 		}
 	case "sampling_params":
+		r.WithoutPD = false
 		err = r.readSamplingParams(m, v)
 	case "vllm_xargs", "extra_args":
+		r.WithoutPD = false
 		err = checkPDHolder(key, v)
 	case "n", "best_of", "use_beam_search":
 		if r.API == Completions || r.API == Chat {
@@ -266,8 +191,29 @@ func (r *Request) read(m *member) (err error) {
 		err = r.readLimit(key, v)
 	default:
 		r.noteMember(key, nil)
+		err = r.notePD(key)
 	}
 	return err
+}
+
+// notePD notes a member that CutPD may cut. It rejects a member whose name differs only in case
+// from such a member: engines interpret such a name differently.
+func (r *Request) notePD(key string) error {
+	if slices.Contains(pdNames, key) {
+		r.WithoutPD = false
+		return nil
+	}
+	for i := range len(key) {
+		// Case folding changes upper-case letters, and letters outside ASCII: the Kelvin sign folds
+		// to k, the long s to s.
+		if c := key[i]; c-'A' < 26 || c >= 0x80 {
+			if found, _ := named(pdNames, key); found {
+				return NewFieldError(CodeInvalidName, clip(key), "'"+clip(key)+"' must be written in lower case.")
+			}
+			break
+		}
+	}
+	return nil
 }
 
 func (r *Request) readModel(v []byte) error {
@@ -291,29 +237,45 @@ func (r *Request) readModel(v []byte) error {
 	return nil
 }
 
-func (r *Request) readStreamOptions(m *member, v []byte) (err error) {
-	if m.kind != kindObject {
-		return mistyped("stream_options", "an object")
+// readPrompt reads a member as the prompt. Its form follows from the shape that the scan found;
+// PromptNone is a shape that no API accepts.
+func (r *Request) readPrompt(field string, m *member, allowed forms) error {
+	kind, shape := PromptNone, &m.shape
+	switch {
+	case m.kind == kindString:
+		kind = PromptText
+	case m.kind != kindArray:
+	case shape.count == 0:
+		return NewFieldError(CodeEmptyArray, field, "'"+field+"' must not be empty.")
+	case shape.kinds == kindInt:
+		kind = PromptTokens
+	case shape.kinds == kindString:
+		kind = PromptTexts
+	case shape.kinds == kindObject:
+		kind = PromptMessages
+	case shape.kinds == kindArray && shape.innerKinds&^kindInt == 0:
+		kind = PromptTokenLists
 	}
-	eachMember(v, func(key, value []byte) bool {
-		if keyEqual(key, "include_usage") && !IsNull(value) {
-			r.IncludeUsage, err = readBool("stream_options.include_usage", value)
-		}
-		return true
-	})
-	return err
-}
-
-func (r *Request) readSequences(key string, v []byte) (err error) {
-	switch key {
-	case "n":
-		r.N, err = readCount(key, v, 1)
-	case "best_of":
-		r.BestOf, err = readCount(key, v, 1)
-	case "use_beam_search":
-		r.BeamSearch, err = readBool(key, v)
+	if allowed&(1<<kind) == 0 {
+		return mistyped(field, allowed.String())
 	}
-	return err
+	if field == "text" && r.Prompt != PromptNone {
+		return nil // token ids take precedence over the text: they need no tokenizer
+	}
+	r.Prompt, r.PromptCount = kind, 1
+	r.PromptSpan = Span{int(m.value.start), int(m.value.end)}
+	r.PromptTokens = int64(m.value.end-m.value.start+3) / 4
+	switch kind {
+	case PromptTokens:
+		r.PromptTokens = int64(shape.count)
+	case PromptTexts:
+		r.PromptCount = int(shape.count)
+	case PromptTokenLists:
+		r.PromptCount, r.PromptTokens = int(shape.count), int64(shape.inner)
+	case PromptMessages:
+		r.MessageCount = int(shape.count)
+	}
+	return nil
 }
 
 // readLimit reads the top-level limit of tokens. An API has one such field; chat has
@@ -339,81 +301,32 @@ func (r *Request) readLimit(key string, v []byte) error {
 	return err
 }
 
-// readSamplingParams reads the object in which the two native routes have these fields.
-// SGLang also accepts a list, with one object for each prompt; the largest values count
-// then.
-func (r *Request) readSamplingParams(m *member, v []byte) (err error) {
-	limit, least := "max_tokens", int64(1)
-	switch r.API {
-	case Generate:
-		limit, least = "max_new_tokens", 0
-	case VLLMGenerate:
-	default:
-		return nil
-	}
-	read := func(key, value []byte) bool {
-		var n int64
-		switch {
-		case IsNull(value):
-		case keyEqual(key, limit):
-			n, err = readCount("sampling_params."+limit, value, least)
-			r.MaxTokens = max(r.MaxTokens, n)
-		case keyEqual(key, "n"):
-			n, err = readCount("sampling_params.n", value, 1)
-			r.N = max(r.N, n)
-		case keyEqual(key, "extra_args"):
-			err = checkPDHolder("sampling_params.extra_args", value)
-		case keyEqual(key, "vllm_xargs"):
-			err = checkPDHolder("sampling_params.vllm_xargs", value)
-		case keyEqual(key, "logits_processors"):
-			r.EngineField = "sampling_params.logits_processors"
-		}
-		return err == nil
-	}
-	switch {
-	case m.kind == kindObject:
-		eachMember(v, read)
-	case r.API == Generate && m.kind == kindArray && m.shape.kinds&^kindObject == 0:
-		eachElement(v, func(params []byte) bool {
-			eachMember(params, read)
-			return err == nil
-		})
-	default:
-		return mistyped("sampling_params", "an object")
-	}
-	return err
-}
-
 func readBool(field string, v []byte) (bool, error) {
-	truth, ok := Bool(v)
-	if !ok {
+	if v[0] != 't' && v[0] != 'f' {
 		return false, mistyped(field, "a boolean")
 	}
-	return truth, nil
+	return v[0] == 't', nil
 }
 
 // most bounds counts and token limits: every engine stores them in 32 bits somewhere,
 // and no context is that long.
 const most = math.MaxInt32
 
+// readCount reads a whole number of at least least, written without fraction and exponent.
 func readCount(field string, v []byte, least int64) (int64, error) {
-	if !wholeNumber(v) {
+	first := 0
+	if v[0] == '-' {
+		first = 1
+	}
+	if digits(v, first) != len(v) {
 		return 0, mistyped(field, "an integer")
 	}
 	n, ok := Int64(v)
-	if v[0] == '-' && !ok || ok && n < least {
+	if first == 1 && !ok || ok && n < least {
 		return 0, below(field, least)
 	}
 	if !ok || n > most {
 		return 0, above(field)
 	}
 	return n, nil
-}
-
-// wholeNumber reports whether a scanned value is a number without fraction and
-// exponent, of any size.
-func wholeNumber(v []byte) bool {
-	s := scanner{b: v}
-	_, k := s.value(0, maxDepth)
-	return k == kindInt
 }

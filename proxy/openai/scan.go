@@ -1,5 +1,13 @@
 package openai
 
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/maphash"
+	"math/bits"
+	"slices"
+)
+
 // Limits of one body. They are far above the bodies of real clients, and bound the cost
 // of a hostile body.
 const (
@@ -35,7 +43,7 @@ type shape struct {
 // span is a part of a byte slice.
 type span struct{ start, end uint32 }
 
-// scanner checks one JSON text in one pass. Every method gets the index at which to
+// scanner checks one JSON text in one pass; [Cursor] reads a text without checking it. Every method gets the index at which to
 // continue and returns the index after the part that it has read. After an error it
 // returns -1 and sets problem and offset.
 type scanner struct {
@@ -58,31 +66,12 @@ func (s *scanner) fail(offset int, problem string) int {
 	return -1
 }
 
-// space skips white space.
-func (s *scanner) space(i int) int {
-	for i < len(s.b) {
-		switch s.b[i] {
-		case ' ', '\n', '\t', '\r':
-			i++
-		default:
-			return i
-		}
-	}
-	return i
-}
-
-// document reads one value that must fill all of b.
-func (s *scanner) document() int {
-	i, _ := s.value(s.space(0), 1)
-	return s.tail(i)
-}
-
 // tail checks that only white space follows a document's value.
 func (s *scanner) tail(i int) int {
 	if i < 0 {
 		return -1
 	}
-	if i = s.space(i); i != len(s.b) {
+	if i = skipSpace(s.b, i); i != len(s.b) {
 		return s.fail(i, "bytes after the end of the value")
 	}
 	return i
@@ -93,7 +82,8 @@ func (s *scanner) value(i, depth int) (int, kind) {
 	if i >= len(s.b) {
 		return s.fail(i, "unexpected end"), 0
 	}
-	switch c := s.b[i]; c {
+	word, k := "null", kindNull
+	switch s.b[i] {
 	case '"':
 		i, _ = s.str(i)
 		return i, kindString
@@ -102,21 +92,17 @@ func (s *scanner) value(i, depth int) (int, kind) {
 	case '[':
 		return s.array(i, depth), kindArray
 	case 't':
-		return s.literal(i, "true"), kindBool
+		word, k = "true", kindBool
 	case 'f':
-		return s.literal(i, "false"), kindBool
+		word, k = "false", kindBool
 	case 'n':
-		return s.literal(i, "null"), kindNull
 	default:
 		return s.number(i)
 	}
-}
-
-func (s *scanner) literal(i int, word string) int {
 	if len(s.b)-i < len(word) || string(s.b[i:i+len(word)]) != word {
-		return s.fail(i, "not a value")
+		return s.fail(i, "not a value"), 0
 	}
-	return i + len(word)
+	return i + len(word), k
 }
 
 // object reads the object that opens at i. If top is set, it stores the members there.
@@ -125,7 +111,7 @@ func (s *scanner) object(i, depth int, top *Object) int {
 		return s.fail(i, "nested too deeply")
 	}
 	firstKey := len(s.keys)
-	if i = s.space(i + 1); i < len(s.b) && s.b[i] == '}' {
+	if i = skipSpace(s.b, i+1); i < len(s.b) && s.b[i] == '}' {
 		return i + 1
 	}
 	for {
@@ -137,25 +123,25 @@ func (s *scanner) object(i, depth int, top *Object) int {
 			return -1
 		}
 		key.end = uint32(i) - 1
-		if i = s.space(i); i >= len(s.b) || s.b[i] != ':' {
+		if i = skipSpace(s.b, i); i >= len(s.b) || s.b[i] != ':' {
 			return s.fail(i, "a colon is missing")
 		}
 		if top != nil {
-			i = s.member(key, escaped, s.space(i+1), top)
+			i = s.member(key, escaped, skipSpace(s.b, i+1), top)
 		} else {
-			i, _ = s.value(s.space(i+1), depth+1)
+			i, _ = s.value(skipSpace(s.b, i+1), depth+1)
 		}
 		if i < 0 {
 			return -1
 		}
-		if i = s.space(i); i >= len(s.b) {
+		if i = skipSpace(s.b, i); i >= len(s.b) {
 			return s.fail(i, "unexpected end")
 		}
 		switch s.b[i] {
 		case ',':
-			i = s.space(i + 1)
+			i = skipSpace(s.b, i+1)
 		case '}':
-			if !s.distinct(s.keys[firstKey:], top != nil) {
+			if keys := s.keys[firstKey:]; len(keys) > pairwiseKeys && !s.distinct(keys, top != nil) {
 				return s.fail(i, duplicateKey)
 			}
 			s.keys = s.keys[:firstKey]
@@ -198,7 +184,7 @@ func (s *scanner) array(i, depth int) int {
 		return s.fail(i, "nested too deeply")
 	}
 	var sh shape
-	if i = s.space(i + 1); i < len(s.b) && s.b[i] == ']' {
+	if i = skipSpace(s.b, i+1); i < len(s.b) && s.b[i] == ']' {
 		s.last = sh
 		return i + 1
 	}
@@ -206,7 +192,7 @@ func (s *scanner) array(i, depth int) int {
 		if n, j := s.ints(i); n > 0 {
 			sh.count += uint32(n)
 			sh.kinds |= kindInt
-			i = s.space(j)
+			i = skipSpace(s.b, j)
 		}
 		var k kind
 		if i, k = s.value(i, depth+1); i < 0 {
@@ -218,12 +204,12 @@ func (s *scanner) array(i, depth int) int {
 			sh.inner += s.last.count
 			sh.innerKinds |= s.last.kinds
 		}
-		if i = s.space(i); i >= len(s.b) {
+		if i = skipSpace(s.b, i); i >= len(s.b) {
 			return s.fail(i, "unexpected end")
 		}
 		switch s.b[i] {
 		case ',':
-			i = s.space(i + 1)
+			i = skipSpace(s.b, i+1)
 		case ']':
 			s.last = sh
 			return i + 1
@@ -231,4 +217,181 @@ func (s *scanner) array(i, depth int) int {
 			return s.fail(i, "a comma is missing")
 		}
 	}
+}
+
+// pairwiseKeys is the number of keys up to which an object's keys are compared
+// pairwise. The keys of a larger object are sorted once, by hashes.
+const pairwiseKeys = 32
+
+// keyRef is one key of an object that is still open: 32 bits that are equal for equal keys of
+// the object, and the index of the key's opening quote. The bits are a fingerprint in an object
+// of at most pairwiseKeys keys, otherwise a hash. A key costs a scan 8 bytes, and the shortest
+// member has 5 bytes in the body.
+type keyRef uint64
+
+const keySize = 8 // bytes of a keyRef
+
+func (k keyRef) at() int { return int(uint32(k)) }
+
+// keySeed makes the hashes unknown to clients, so that no body has many equal ones.
+var keySeed = maphash.MakeSeed()
+
+// take counts the memory for n entries of size bytes before the scan allocates them.
+// Slices of at most free entries are not counted: each Object keeps them. On an error it
+// returns false and sets full.
+func (s *scanner) take(n, free int, size int64) bool {
+	if s.memory == nil || n <= free {
+		return true
+	}
+	if s.full = s.memory.TakeScratch(int64(n) * size); s.full != nil {
+		s.fail(0, "no memory")
+		return false
+	}
+	s.taken += int64(n) * size
+	return true
+}
+
+const (
+	duplicateKey = "a key occurs twice"
+	tooManyKeys  = "too many members in objects"
+)
+
+// addKey reads the key that opens at i and adds it to the keys of the open object,
+// which begin at first. top is set for the outermost object.
+func (s *scanner) addKey(i, first int, top bool) (end int, escaped bool) {
+	if end, escaped = s.str(i); end < 0 {
+		return -1, escaped
+	}
+	k, key := keyRef(i), s.b[i+1:end-1]
+	if open := s.keys[first:]; len(open) < pairwiseKeys {
+		k |= keyRef(fingerprint(key, escaped)) << 32
+		for _, o := range open {
+			if (o^k)>>32 == 0 && s.sameKey(o, k) {
+				return s.duplicate(k, top, i), escaped
+			}
+		}
+	} else {
+		if len(open) == pairwiseKeys {
+			for n, o := range open {
+				name := s.key(o)
+				open[n] = keyRef(hashKey(name, bytes.IndexByte(name, '\\') >= 0))<<32 | o&(1<<32-1)
+			}
+		}
+		k |= keyRef(hashKey(key, escaped)) << 32
+	}
+	switch n := len(s.keys); n {
+	case maxKeys:
+		return s.fail(i, tooManyKeys), escaped
+	case cap(s.keys):
+		room := min(2*max(n, pairwiseKeys), maxKeys)
+		if !s.take(room, keepScratch, keySize) {
+			return -1, escaped
+		}
+		s.keys = append(make([]keyRef, 0, room), s.keys...)
+	}
+	s.keys = append(s.keys, k)
+	return end, escaped
+}
+
+// distinct checks the keys of an object that is too large for pairwise comparison. It
+// changes their order.
+func (s *scanner) distinct(keys []keyRef, top bool) bool {
+	slices.Sort(keys)
+	for i, k := range keys {
+		for j := i - 1; j >= 0 && (keys[j]^k)>>32 == 0; j-- { // equal hashes of other keys are rare
+			if s.sameKey(keys[j], k) {
+				s.duplicate(k, top, 0)
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// duplicate is fail for the second one of two equal keys.
+func (s *scanner) duplicate(k keyRef, top bool, offset int) int {
+	if top {
+		key := s.key(k)
+		s.field, s.inField = span{uint32(k.at()) + 1, uint32(k.at() + 1 + len(key))}, true
+	}
+	return s.fail(offset, duplicateKey)
+}
+
+// key returns the bytes of a key, as written.
+func (s *scanner) key(k keyRef) []byte {
+	return s.b[k.at()+1 : skipString(s.b, k.at())-1]
+}
+
+// sameKey compares two keys.
+func (s *scanner) sameKey(j, k keyRef) bool {
+	a, b := s.key(j), s.key(k)
+	if bytes.IndexByte(a, '\\') < 0 && bytes.IndexByte(b, '\\') < 0 {
+		return bytes.Equal(a, b)
+	}
+	for len(a) > 0 && len(b) > 0 {
+		var left, right [4]byte
+		x, y := 0, 0
+		x, a = unescapeFirst(&left, a)
+		y, b = unescapeFirst(&right, b)
+		if x != y || left != right {
+			return false
+		}
+	}
+	return len(a) == len(b)
+}
+
+// fingerprint is cheap to compute: it depends on the length n of the unescaped key, on its first
+// eight bytes (four, if the key has fewer than eight) and on its last four.
+func fingerprint(key []byte, escaped bool) uint32 {
+	n, first, final := len(key), uint64(0), uint32(0)
+	switch {
+	case escaped:
+		n, first, final = escapedEnds(key)
+	case n >= 8:
+		first, final = binary.LittleEndian.Uint64(key), binary.LittleEndian.Uint32(key[n-4:])
+	case n >= 4:
+		first, final = uint64(binary.LittleEndian.Uint32(key)), binary.LittleEndian.Uint32(key[n-4:])
+	default:
+		for i, c := range key {
+			first |= uint64(c) << (8 * i)
+		}
+		final = uint32(first) << (32 - 8*n)
+	}
+	return uint32(n)<<24 ^ uint32(first) ^ bits.RotateLeft32(uint32(first>>32), 13) ^ bits.RotateLeft32(final, 7)
+}
+
+// escapedEnds returns what fingerprint reads of a key with escapes.
+func escapedEnds(key []byte) (n int, first uint64, final uint32) {
+	for len(key) > 0 {
+		var text [4]byte
+		size := 0
+		size, key = unescapeFirst(&text, key)
+		for _, c := range text[:size] {
+			if n < 8 {
+				first |= uint64(c) << (8 * n)
+			}
+			final = final>>8 | uint32(c)<<24
+			n++
+		}
+	}
+	if n < 8 {
+		first &= 1<<32 - 1
+	}
+	return n, first, final
+}
+
+// hashKey hashes the unescaped text of a key.
+func hashKey(key []byte, escaped bool) uint64 {
+	if !escaped {
+		return maphash.Bytes(keySeed, key)
+	}
+	var h maphash.Hash
+	h.SetSeed(keySeed)
+	for len(key) > 0 {
+		var text [4]byte
+		n := 0
+		n, key = unescapeFirst(&text, key)
+		_, _ = h.Write(text[:n]) // never fails
+	}
+	return h.Sum64()
 }

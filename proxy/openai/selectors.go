@@ -82,12 +82,13 @@ func (r *Request) EachAdapter(visit func(a Adapter) bool) {
 func eachAdapter(field string, value []byte, visit func(a Adapter) bool) bool {
 	switch value[0] {
 	case '[':
-		more := true
-		eachElement(value, func(element []byte) bool {
-			more = selectsNone(element) || visit(adapterOf(field, element))
-			return more
-		})
-		return more
+		c := Cursor{Text: value}
+		for c.Open('['); c.Next(']'); {
+			if element := c.Skip(); !selectsNone(element) && !visit(adapterOf(field, element)) {
+				return false
+			}
+		}
+		return true
 	case '{':
 		a := Adapter{Field: field}
 		if name, ok := Find(value, "lora_name"); ok {

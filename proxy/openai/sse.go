@@ -58,12 +58,12 @@ func (s *EventScanner) Feed(p []byte) []byte {
 	if s.mid {
 		return s.feedLong(p)
 	}
+	if len(s.held) == 0 && bytes.HasSuffix(p, []byte("\n\n")) { // nearly all reads end with an event
+		s.note(p)
+		return p
+	}
 	border := lastBorder(s.held, p)
 	if len(s.held) == 0 {
-		if border == len(p) {
-			s.note(p)
-			return p
-		}
 		s.held = append(s.held, p[border:]...)
 		return s.emit(p[:border:border])
 	}
@@ -97,7 +97,13 @@ func (s *EventScanner) emit(whole []byte) []byte {
 
 // feedLong returns the bytes that belong to an event whose start was already returned.
 func (s *EventScanner) feedLong(p []byte) []byte {
-	end := firstBorder(s.last[:], p)
+	end := 0
+	for i, c := range p {
+		if c == '\n' && blankBefore(s.last[:], p, i) {
+			end = i + 1
+			break
+		}
+	}
 	if end == 0 {
 		s.remember(p)
 		return p
@@ -142,7 +148,17 @@ func (s *EventScanner) Held() int { return cap(s.held) + cap(s.spare) }
 // Usage returns the numbers of the stream's last usage object, completed by those of
 // the first one (a messages stream has one at each end). ok is false if there was none.
 func (s *EventScanner) Usage() (u Usage, ok bool) {
-	u = usageOf(s.usage[1]).or(usageOf(s.usage[0]))
+	u = usageOf(s.usage[1])
+	first := usageOf(s.usage[0])
+	if u.Prompt < 0 {
+		u.Prompt = first.Prompt
+	}
+	if u.Completion < 0 {
+		u.Completion = first.Completion
+	}
+	if u.Cached < 0 {
+		u.Cached = first.Cached
+	}
 	return u, u != noUsage
 }
 
@@ -152,14 +168,33 @@ func (s *EventScanner) FinishReasons() []string { return s.reasons.list() }
 // Begin notes the sequence number of the first event of a responses stream; head is the
 // start of the stream. It is called once, before the first Feed.
 func (s *EventScanner) Begin(head []byte) {
-	if v, ok := after(head, sequenceNumber); ok {
-		s.first, _ = Int64(v[:skipValue(v, 0)])
+	if rest, ok := after(head, sequenceNumber); ok {
+		v, _ := Find(rest)
+		s.first, _ = Int64(v)
 	}
 }
 
 // NextSequence returns the sequence number of the next event of a responses stream, whose
 // events are numbered without a gap.
 func (s *EventScanner) NextSequence() int64 { return s.first + s.Events }
+
+// eventEnd returns the number of bytes through the end of the first event; 0 if it does not end.
+// A blank line ends an event: LF or CRLF directly after another LF.
+func eventEnd(p []byte) int {
+	for i := 0; ; {
+		n := bytes.IndexByte(p[i:], '\n')
+		if n < 0 {
+			return 0
+		}
+		i += n + 1
+		if i < len(p) && p[i] == '\n' {
+			return i + 1
+		}
+		if i+1 < len(p) && p[i] == '\r' && p[i+1] == '\n' {
+			return i + 2
+		}
+	}
+}
 
 // lastBorder returns the index in p after the last blank line of held and p together
 // that p completes; 0 if there is none.
@@ -173,20 +208,6 @@ func lastBorder(held, p []byte) int {
 			return i + 1
 		}
 		end = i
-	}
-	return 0
-}
-
-// firstBorder is lastBorder for the first blank line.
-func firstBorder(held, p []byte) int {
-	for i := 0; i < len(p); i++ {
-		n := bytes.IndexByte(p[i:], '\n')
-		if n < 0 {
-			return 0
-		}
-		if i += n; blankBefore(held, p, i) {
-			return i + 1
-		}
 	}
 	return 0
 }
@@ -219,12 +240,12 @@ var (
 func (s *EventScanner) note(p []byte) {
 	counted, typed, ends := false, false, false
 	for len(p) > 0 {
-		var line []byte
-		if line, p = nextLine(p); len(line) == 0 {
-			counted, typed, ends = false, false, false
-			continue
-		}
-		switch field, value := splitLine(line); string(field) {
+		var field, value []byte
+		switch field, value, p = nextField(p); string(field) {
+		case "":
+			if value == nil { // a blank line ends the event
+				counted, typed, ends = false, false, false
+			}
 		case "data":
 			if s.noteData(value, typed) && !counted {
 				counted = true
@@ -240,17 +261,12 @@ func (s *EventScanner) note(p []byte) {
 	}
 }
 
-// nextLine splits off the first line, without its end.
-func nextLine(p []byte) (line, rest []byte) {
-	line, rest, _ = bytes.Cut(p, []byte{'\n'})
-	return bytes.TrimSuffix(line, []byte{'\r'}), rest
-}
-
-// splitLine splits a line into field and value. The field of a comment is empty (HTML
-// standard, section 9.2.6).
-func splitLine(line []byte) (field, value []byte) {
-	field, value, _ = bytes.Cut(line, []byte{':'})
-	return field, bytes.TrimPrefix(value, []byte{' '})
+// nextField splits off the first line and splits it into field and value. The field of a comment
+// is empty (HTML standard, section 9.2.6); the value of a blank line is nil.
+func nextField(p []byte) (field, value, rest []byte) {
+	line, rest, _ := bytes.Cut(p, []byte{'\n'})
+	field, value, _ = bytes.Cut(bytes.TrimSuffix(line, []byte{'\r'}), []byte{':'})
+	return field, bytes.TrimPrefix(value, []byte{' '}), rest
 }
 
 // noteType notes an event's type: responses end with response.completed or
@@ -277,6 +293,10 @@ func (s *EventScanner) setStatus(status int) {
 
 // noteData notes a line of data; typed: the event of the line has a type. It reports
 // whether the line is more than [DONE].
+//
+// Of the usage objects it keeps the first and the last one. SGLang's native stream has a
+// meta_info in each event instead. The first event with one of the two decides which
+// one is searched for.
 func (s *EventScanner) noteData(data []byte, typed bool) bool {
 	if string(bytes.TrimSpace(data)) == "[DONE]" {
 		s.Done = true
@@ -287,71 +307,53 @@ func (s *EventScanner) noteData(data []byte, typed bool) bool {
 		s.setStatus(errorStatus(raw))
 		return true
 	}
-	status, aborted, ended := abortOf(data, typed)
-	if aborted {
-		s.Aborted = true
-		s.setStatus(status)
+	if !typed { // typed events have no finish reason, but may repeat the client's metadata
+		status, aborted, ended := abortStatus(data)
+		if aborted {
+			s.Aborted = true
+			s.setStatus(status)
+		}
+		if ended && s.Reasons {
+			s.reasons.note(data)
+		}
 	}
-	if ended && s.Reasons {
-		s.reasons.note(data)
+	var usage Cursor
+	if s.usageKey != nil {
+		usage.Text, _ = after(data, s.usageKey)
+	} else {
+		for _, key := range [...][]byte{usageName, metaInfo} {
+			if rest, ok := after(data, key); ok {
+				usage.Text, s.usageKey = rest, key
+				break
+			}
+		}
 	}
-	s.noteUsage(data)
+	if usage.Peek() != '{' {
+		return true
+	}
+	if v := usage.Skip(); len(v) > 0 {
+		s.Usages++
+		if s.usage[0] == nil {
+			s.usage[0] = bytes.Clone(v)
+		}
+		s.usage[1] = append(s.usage[1][:0], v...)
+	}
 	return true
 }
 
-// noteUsage keeps the first and the last usage object. SGLang's native stream has a
-// meta_info in each event instead. The first event with one of the two decides which
-// one is searched for.
-func (s *EventScanner) noteUsage(data []byte) {
-	if s.usageKey == nil {
-		switch {
-		case indexKey(data, usageName) >= 0:
-			s.usageKey = usageName
-		case indexKey(data, metaInfo) >= 0:
-			s.usageKey = metaInfo
-		default:
-			return
-		}
-	}
-	v, _ := after(data, s.usageKey)
-	if len(v) == 0 || v[0] != '{' {
-		return
-	}
-	v = v[:skipValue(v, 0)]
-	s.Usages++
-	if s.usage[0] == nil {
-		s.usage[0] = bytes.Clone(v)
-	}
-	s.usage[1] = append(s.usage[1][:0], v...)
-}
-
-// after returns the bytes after the first member with a key, which is given with its
-// quotes.
-func after(data, key []byte) (value []byte, ok bool) {
+// after returns the bytes from the value of the first member with a key on. The key is given with
+// its quotes. after searches for the bytes behind the first quote: JSON has many quotes, and
+// stopping at each would take several times as long.
+func after(data, key []byte) (rest []byte, ok bool) {
 	for {
-		i := indexKey(data, key)
+		i := bytes.Index(data, key[1:])
 		if i < 0 {
 			return nil, false
 		}
-		data = data[i+len(key):]
-		if j := skipSpace(data, 0); j < len(data) && data[j] == ':' {
+		behind := i + len(key) - 1
+		if j := skipSpace(data, behind); i > 0 && data[i-1] == '"' && j < len(data) && data[j] == ':' {
 			return data[skipSpace(data, j+1):], true
 		}
-	}
-}
-
-// indexKey is bytes.Index for a key with its quotes. It searches for the bytes after
-// the first quote: JSON has many quotes, and stopping at each would take several times
-// as long.
-func indexKey(data, key []byte) int {
-	for from := 0; ; {
-		i := bytes.Index(data[from:], key[1:])
-		if i < 0 {
-			return -1
-		}
-		if i += from; i > 0 && data[i-1] == '"' {
-			return i - 1
-		}
-		from = i + len(key) - 2 // the closing quote of the key may also be the opening quote of a string
+		data = data[behind-1:] // the closing quote of the key may also be the opening quote of a string
 	}
 }

@@ -62,77 +62,70 @@ func (r *Request) StreamHead() StreamHead {
 // the request. The events of an API that does not generate text all have content.
 func (h *StreamHead) Read(b []byte) Verdict {
 	for {
-		end := firstBorder(nil, b[h.End:])
+		end := eventEnd(b[h.End:])
 		if end == 0 {
 			return h.Verdict
 		}
-		event := b[h.End : h.End+end]
+		event, kind := b[h.End:h.End+end], ""
 		h.End += end
-		h.become(CommentOnly)
-		if h.classify(event); h.Verdict >= ContentEvent {
+		h.Verdict = max(h.Verdict, CommentOnly)
+		for len(event) > 0 {
+			var field, value []byte
+			switch field, value, event = nextField(event); string(field) {
+			case "event":
+				if kind = string(value); kind == "error" || kind == "response.failed" {
+					h.fail(http.StatusInternalServerError)
+				}
+			case "data":
+				if h.classify(value, kind); h.Data == nil {
+					h.Data = value
+				}
+			}
+		}
+		if h.Verdict >= ContentEvent {
 			return h.Verdict
 		}
 		h.Data = nil
 	}
 }
 
-// become raises the verdict.
-func (h *StreamHead) become(v Verdict) { h.Verdict = max(h.Verdict, v) }
-
-// classify derives the verdict from one event.
-func (h *StreamHead) classify(event []byte) {
-	kind := ""
-	for len(event) > 0 {
-		var line []byte
-		line, event = nextLine(event)
-		switch field, value := splitLine(line); string(field) {
-		case "event":
-			if kind = string(value); kind == "error" || kind == "response.failed" {
-				h.fail(http.StatusInternalServerError)
-			}
-		case "data":
-			if h.classifyData(value, kind); h.Data == nil {
-				h.Data = value
-			}
-		}
-	}
-}
-
-// classifyData classifies a line of data; kind is the type of its event, "" for none.
-func (h *StreamHead) classifyData(data []byte, kind string) {
+// classify raises the verdict by a line of data; kind is the type of its event, "" for none.
+func (h *StreamHead) classify(data []byte, kind string) {
 	if raw, ok := errorObject(data); ok {
 		h.Data = data
 		h.fail(errorStatus(raw))
-	} else if status, aborted, _ := abortOf(data, kind != ""); aborted {
-		h.Data = data
-		h.fail(status)
-	} else if h.Verdict == ErrorEvent {
 		return
-	} else if h.become(h.verdictOf(data, kind)); h.Verdict == EmptyAnswer {
-		h.Status = http.StatusInternalServerError
 	}
-}
-
-// verdictOf returns the verdict of data that reports no error.
-func (h *StreamHead) verdictOf(data []byte, kind string) Verdict {
+	if kind == "" { // typed events have no finish reason, but may repeat the client's metadata
+		if status, aborted, _ := abortStatus(data); aborted {
+			h.Data = data
+			h.fail(status)
+			return
+		}
+	}
+	if h.Verdict == ErrorEvent {
+		return
+	}
+	v := ContentEvent
 	switch {
 	case kind == "ping":
-		return CommentOnly
+		v = CommentOnly
 	case !h.API.Generates():
-		return ContentEvent
 	case string(bytes.TrimSpace(data)) == "[DONE]":
-		return EmptyAnswer
+		v = EmptyAnswer
 	case h.API == Responses:
-		return responsesVerdict(kindOf(data, kind), data)
+		v = responsesVerdict(kindOf(data, kind), data)
 	case h.API == Messages:
-		return messagesVerdict(kindOf(data, kind), data)
+		v = messagesVerdict(kindOf(data, kind), data)
 	case emptyChunk(data):
-		return Opening
+		v = Opening
 	case h.echoes > 0 && !ended(data):
 		h.echoes--
-		return Opening
+		v = Opening
 	}
-	return ContentEvent
+	if h.Verdict = max(h.Verdict, v); h.Verdict == EmptyAnswer {
+		h.Status = http.StatusInternalServerError
+	}
 }
 
 // ended reports whether a chunk has a finish reason.
@@ -149,167 +142,35 @@ func (h *StreamHead) fail(status int) {
 	}
 }
 
-// kindOf returns the type of a typed event, which some engines send only in the data.
-func kindOf(data []byte, kind string) string {
-	if kind == "" {
-		raw, _ := Find(data, "type")
-		kind, _ = String(raw)
-	}
-	return kind
-}
-
-// responsesVerdict classifies one event of a responses stream.
-func responsesVerdict(kind string, data []byte) Verdict {
-	switch kind {
-	case "response.created", "response.queued", "response.in_progress":
-		return CommentOnly
-	case "response.completed":
-		if response, _ := Find(data, "response"); emptyResponse(response) {
-			return EmptyAnswer
-		}
-		return ContentEvent
-	case "response.output_item.added", "response.output_item.done":
-		if v, _ := Find(data, "item"); emptyItem(v) {
-			return Opening
-		}
-		return ContentEvent
-	case "response.content_part.added", "response.content_part.done", "response.reasoning_part.added", "response.reasoning_part.done",
-		"response.reasoning_summary_part.added", "response.reasoning_summary_part.done":
-		if text, _ := Find(data, "part", "text"); isEmptyValue(text) {
-			return Opening
-		}
-		return ContentEvent
-	}
-	for _, end := range [...]struct{ suffix, member string }{{".delta", "delta"}, {"text.done", "text"}} {
-		if v, ok := Find(data, end.member); strings.HasSuffix(kind, end.suffix) && ok && isEmptyValue(v) {
-			return Opening
-		}
-	}
-	return ContentEvent
-}
-
-// emptyItem reports whether an output item of a response is a message or a reasoning
-// without text.
-func emptyItem(item []byte) bool {
-	kind, _ := Find(item, "type")
-	if string(kind) != `"message"` && string(kind) != `"reasoning"` {
-		return false
-	}
-	empty := true
-	for _, list := range [...]string{"content", "summary"} {
-		parts, _ := Find(item, list)
-		eachElement(parts, func(part []byte) bool {
-			text, _ := Find(part, "text")
-			empty = empty && isEmptyValue(text)
-			return empty
-		})
-	}
-	encrypted, _ := Find(item, "encrypted_content")
-	return empty && isEmptyValue(encrypted)
-}
-
-// emptyResponse reports whether a response that claims to be completed has no output and
-// counts no token.
-func emptyResponse(response []byte) bool {
-	output, ok := Find(response, "output")
-	if !ok {
-		return false
-	}
-	empty := true
-	eachElement(output, func(item []byte) bool {
-		empty = emptyItem(item)
-		return empty
-	})
-	raw, _ := Find(response, "usage", "output_tokens")
-	return empty && tokens(raw) <= 0
-}
-
-// messagesVerdict classifies one event of a messages stream.
-func messagesVerdict(kind string, data []byte) Verdict {
-	var v []byte
-	switch kind {
-	case "ping": // named only in the data
-		return CommentOnly
-	case "message_stop":
-		return EmptyAnswer
-	case "content_block_stop":
-		return Opening
-	case "message_start":
-		v, _ = Find(data, "message", "content")
-	case "message_delta":
-		reason, _ := Find(data, "delta", "stop_reason")
-		count, _ := Find(data, "usage", "output_tokens")
-		if !endsMessage(reason, count) {
-			return Opening
-		}
-		return ContentEvent
-	case "content_block_start":
-		block, _ := Find(data, "content_block")
-		switch t, _ := Find(block, "type"); string(t) {
-		case `"text"`:
-			v, _ = Find(block, "text")
-		case `"thinking"`:
-			v, _ = Find(block, "thinking")
-		default:
-			return ContentEvent
-		}
-	case "content_block_delta":
-		delta, _ := Find(data, "delta")
-		for _, member := range [...]string{"text", "thinking", "partial_json"} {
-			if text, ok := Find(delta, member); ok && isEmptyValue(text) {
-				return Opening
-			}
-		}
-		return ContentEvent
-	default:
-		return ContentEvent
-	}
-	if isEmptyValue(v) {
-		return Opening
-	}
-	return ContentEvent
-}
-
-// endsMessage reports whether a stop reason is the end of an answer of at least one token,
-// or names another reason for an answer without tokens. vLLM reports end_turn for an answer
-// that ended without a reason (entrypoints/anthropic/serving.py, stop_reason_map).
-func endsMessage(reason, outputTokens []byte) bool {
-	return !IsNull(reason) && !(string(reason) == `"end_turn"` && tokens(outputTokens) == 0)
-}
-
 // emptyChunk reports whether data has choices, none of which has content or a finish
 // reason. An unknown member with a value is content.
 func emptyChunk(data []byte) bool {
-	choices, ok := Find(data, "choices")
-	if !ok || len(choices) == 0 || choices[0] != '[' {
-		return false
-	}
-	empty := true
-	eachElement(choices, func(choice []byte) bool {
-		empty = emptyChoice(choice)
-		return empty
-	})
-	return empty
-}
-
-// emptyChoice reports whether a choice of an answer or of its stream has neither content nor
-// a finish reason.
-func emptyChoice(choice []byte) (empty bool) {
-	empty = len(choice) > 0 && choice[0] == '{'
-	eachMember(choice, func(key, value []byte) bool {
-		switch string(key) {
-		case "index", "prompt_token_ids", "prompt_logprobs": // of the prompt
-		case "delta", "message":
-			eachMember(value, func(key, value []byte) bool {
-				empty = string(key) == "role" || isEmptyValue(value)
-				return empty
-			})
-		default:
-			empty = isEmptyValue(value)
+	choices, _ := Find(data, "choices")
+	c := Cursor{Text: choices}
+	for c.Open('['); c.Next(']'); {
+		for c.Open('{'); c.Next('}'); {
+			switch string(c.Key) {
+			case "index", "prompt_token_ids", "prompt_logprobs": // of the prompt
+				c.Skip()
+				continue
+			case "delta", "message":
+				if c.Peek() != '{' {
+					break
+				}
+				for c.Open('{'); c.Next('}'); {
+					role := string(c.Key) == "role"
+					if value := c.Skip(); !role && !isEmptyValue(value) {
+						return false
+					}
+				}
+				continue
+			}
+			if !isEmptyValue(c.Skip()) {
+				return false
+			}
 		}
-		return empty
-	})
-	return empty
+	}
+	return !c.Bad
 }
 
 // isEmptyValue reports whether a raw value is missing, null, or an empty string, array or
@@ -323,4 +184,98 @@ func isEmptyValue(raw []byte) bool {
 		return i < len(raw) && (raw[i] == ']' || raw[i] == '}')
 	}
 	return false
+}
+
+// errorObject reports whether data is an error, and returns the object with its code:
+// the value of a first member "error" (vLLM, SGLang's chat and completions), or the
+// whole object if its first member is "object":"error" (SGLang's flat form) or
+// "type":"error" (messages).
+func errorObject(data []byte) (raw []byte, ok bool) {
+	c := Cursor{Text: data}
+	if c.Open('{'); c.Bad || bytes.HasPrefix(data[c.at:], []byte(`"id"`)) || !c.Next('}') { // nearly all events begin with their id
+		return nil, false
+	}
+	switch string(c.Key) {
+	case "error":
+		v := c.Skip()
+		return v, !IsNull(v)
+	case "object", "type":
+		return data, string(c.Skip()) == `"error"`
+	}
+	return nil, false
+}
+
+// errorStatus returns the HTTP status of an error object: its code if that is a status,
+// else the status of its type, else 500.
+func errorStatus(raw []byte) int {
+	if nested, ok := Find(raw, "error"); ok {
+		raw = nested
+	}
+	for _, name := range [...]string{"code", "status_code"} {
+		v, _ := Find(raw, name)
+		if n, ok := Int64(bytes.Trim(v, `"`)); ok && n >= 400 && n <= 599 {
+			return int(n)
+		}
+	}
+	v, _ := Find(raw, "type")
+	return statusOfType(string(v))
+}
+
+// statusOfType contains OpenAI's class names and the names of the engines' exceptions.
+func statusOfType(name string) int {
+	name = strings.ToLower(strings.ReplaceAll(strings.Trim(name, `"`), "_", ""))
+	switch strings.TrimSuffix(name, "error") {
+	case "invalidrequest", "badrequest", "value":
+		return http.StatusBadRequest
+	case "authentication", "unauthorized":
+		return http.StatusUnauthorized
+	case "permission", "forbidden":
+		return http.StatusForbidden
+	case "notfound":
+		return http.StatusNotFound
+	case "ratelimit":
+		return http.StatusTooManyRequests
+	case "serviceunavailable", "overloaded":
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}
+
+// BeforeAbort returns the whole events before the first one whose finish reason is a
+// failure.
+func BeforeAbort(events []byte) []byte {
+	for at := 0; ; {
+		end := eventEnd(events[at:])
+		if end == 0 {
+			end = len(events) - at
+		}
+		var s EventScanner
+		if s.note(events[at : at+end]); s.Aborted || end == 0 {
+			return events[:at]
+		}
+		at += end
+	}
+}
+
+// abortStatus searches for a finish reason that is a failure; ended: it has found a finish
+// reason, of any kind. Abort and error are strings in the OpenAI forms (vLLM:
+// v1/engine/__init__.py FinishReason). In SGLang's form abort is also an object
+// {"type":"abort","status_code":…}.
+func abortStatus(data []byte) (status int, aborted, ended bool) {
+	for {
+		v, found := after(data, finishReason)
+		if !found {
+			return 0, false, ended
+		}
+		if bytes.HasPrefix(v, []byte(`"abort"`)) || bytes.HasPrefix(v, []byte(`"error"`)) {
+			return http.StatusInternalServerError, true, true
+		}
+		if len(v) > 0 && v[0] == '{' {
+			if kind, _ := Find(v, "type"); string(kind) == `"abort"` {
+				return errorStatus(v), true, true
+			}
+		}
+		ended = ended || !bytes.HasPrefix(v, []byte("null"))
+		data = v
+	}
 }

@@ -1,5 +1,10 @@
 package openai
 
+import (
+	"bytes"
+	"strconv"
+)
+
 // Usage holds the token counts of an answer; -1 for a missing count.
 type Usage struct {
 	Prompt     int64 // tokens of the prompt
@@ -23,13 +28,11 @@ func ParseUsage(body []byte) (u Usage, ok bool) {
 		u = usageOf(raw)
 		return u, u != noUsage
 	}
-	if i := skipSpace(body, 0); i < len(body) && body[i] == '[' {
-		eachElement(body, func(answer []byte) bool {
-			if raw, found := Find(answer, "meta_info"); found {
-				u = u.plus(usageOf(raw))
-			}
-			return true
-		})
+	c := Cursor{Text: body}
+	for c.Open('['); c.Next(']'); {
+		if raw, found := Find(c.Skip(), "meta_info"); found {
+			u = u.plus(usageOf(raw))
+		}
 	}
 	return u, u != noUsage
 }
@@ -41,11 +44,10 @@ func ParseUsage(body []byte) (u Usage, ok bool) {
 // cache_read_input_tokens. SGLang's meta_info has cached_tokens beside the others.
 func usageOf(raw []byte) Usage {
 	u := noUsage
-	if len(raw) == 0 || raw[0] != '{' {
-		return u
-	}
-	eachMember(raw, func(key, value []byte) bool {
-		switch string(key) {
+	c := Cursor{Text: raw}
+	for c.Open('{'); c.Next('}'); {
+		value := c.Skip()
+		switch string(c.Key) {
 		case "prompt_tokens", "input_tokens":
 			u.Prompt = tokens(value)
 		case "completion_tokens", "output_tokens":
@@ -57,8 +59,7 @@ func usageOf(raw []byte) Usage {
 				u.Cached = tokens(cached)
 			}
 		}
-		return true
-	})
+	}
 	return u
 }
 
@@ -83,16 +84,86 @@ func add(a, b int64) int64 {
 	return a + b
 }
 
-// or fills u's missing counts from v.
-func (u Usage) or(v Usage) Usage {
-	if u.Prompt < 0 {
-		u.Prompt = v.Prompt
+// cachedNames are searched for in an answer before it is parsed: most events have none.
+var cachedNames = [...][]byte{[]byte(`"cached_tokens"`), []byte(`"cache_read_input_tokens"`)}
+
+// RecountCached returns a whole answer, or the data of one event, whose usage counts that many
+// cached tokens. A usage without such a count stays unchanged. If nothing changes, it returns
+// answer itself. A usage of messages counts the cached tokens apart from the others, so their
+// sum stays the same.
+func RecountCached(answer []byte, cached int64) []byte {
+	if !countsCached(answer) {
+		return answer
 	}
-	if u.Completion < 0 {
-		u.Completion = v.Completion
+	var whole Object
+	if whole.Parse(answer) != nil {
+		return answer
 	}
-	if u.Cached < 0 {
-		u.Cached = v.Cached
+	for _, holder := range [...]string{"response", "message"} { // of the events of responses and of messages
+		if inner, ok := whole.Get(holder); ok && len(inner) > 0 && inner[0] == '{' {
+			return whole.Append(nil, Edit{Key: holder, Value: RecountCached(inner, cached)})
+		}
 	}
+	raw, _ := whole.Get("usage")
+	var usage Object
+	if len(raw) == 0 || raw[0] != '{' || usage.Parse(raw) != nil {
+		return answer
+	}
+	return whole.Append(nil, Edit{Key: "usage", Value: recountUsage(&usage, cached)})
+}
+
+func countsCached(answer []byte) bool {
+	for _, name := range cachedNames {
+		if _, ok := after(answer, name); ok {
+			return true
+		}
+	}
+	return false
+}
+
+func recountUsage(usage *Object, cached int64) []byte {
+	var edits []Edit
+	for _, name := range [...]string{"prompt_tokens_details", "input_tokens_details"} {
+		raw, _ := usage.Get(name)
+		var details Object
+		if len(raw) == 0 || raw[0] != '{' || details.Parse(raw) != nil {
+			continue
+		}
+		if old, _ := details.Get("cached_tokens"); tokens(old) >= 0 {
+			edits = append(edits, Edit{Key: name, Value: details.Append(nil, Edit{Key: "cached_tokens", Value: strconv.AppendInt(nil, cached, 10)})})
+		}
+	}
+	if read, _ := usage.Get("cache_read_input_tokens"); tokens(read) >= 0 {
+		edits = append(edits, Edit{Key: "cache_read_input_tokens", Value: strconv.AppendInt(nil, cached, 10)})
+		if rest, _ := usage.Get("input_tokens"); tokens(rest) >= 0 {
+			edits = append(edits, Edit{Key: "input_tokens", Value: strconv.AppendInt(nil, max(0, tokens(rest)+tokens(read)-cached), 10)})
+		}
+	}
+	return usage.Append(nil, edits...)
+}
+
+// AppendRecounted appends whole events with RecountCached applied to the data of each.
+func AppendRecounted(dst, events []byte, cached int64) []byte {
+	for len(events) > 0 {
+		field, value, rest := nextField(events)
+		line := events[:len(events)-len(rest)]
+		events = rest
+		if string(field) == "data" && countsCached(value) {
+			from := bytes.Index(line, value)
+			dst = append(append(dst, line[:from]...), RecountCached(value, cached)...)
+			line = line[from+len(value):]
+		}
+		dst = append(dst, line...)
+	}
+	return dst
+}
+
+// Recounted returns the usage of an answer whose engine counted u, with that many cached tokens.
+// The prompt of messages is counted without its cached tokens.
+func (u Usage) Recounted(api API, cached int64) Usage {
+	if api == Messages && u.Cached >= 0 && u.Prompt >= 0 {
+		u.Prompt = max(0, u.Prompt+u.Cached-cached)
+	}
+	u.Cached = cached
 	return u
 }

@@ -45,12 +45,14 @@ func WholeFailure(api API, body []byte) (reason string, status int) {
 
 // emptyContent reports whether a list of content blocks has only empty texts.
 func emptyContent(list []byte) bool {
-	empty := true
-	eachElement(list, func(block []byte) bool {
+	c := Cursor{Text: list}
+	for c.Open('['); c.Next(']'); {
+		block := c.Skip()
 		kind, _ := Find(block, "type")
 		text, _ := Find(block, "text")
-		empty = string(kind) == `"text"` && isEmptyValue(text)
-		return empty
-	})
-	return empty
+		if string(kind) != `"text"` || !isEmptyValue(text) {
+			return false
+		}
+	}
+	return true
 }

@@ -2,8 +2,8 @@ package kvevents
 
 import (
 	"errors"
-	"strconv"
 
+	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
@@ -43,27 +43,27 @@ type envelope struct {
 // decode applies the events of one answer and returns their number. An unreadable event
 // may have removed unknown blocks. An error means that the list ended too early.
 func (d *drained) decode(body []byte) (n int, err error) {
-	c := cursor{text: body}
-	for c.open('['); c.next(']'); n++ {
-		raw := c.skip()
-		if c.bad {
+	c := cursor{openai.Cursor{Text: body}}
+	for c.Open('['); c.Next(']'); n++ {
+		raw := c.Skip()
+		if c.Bad {
 			break
 		}
 		if !d.event(raw) {
 			d.malformed++
 		}
 	}
-	if c.bad {
+	if c.Bad {
 		return n, errEvents
 	}
 	return n, nil
 }
 
 func (d *drained) event(raw []byte) bool {
-	c := cursor{text: raw}
+	c := cursor{openai.Cursor{Text: raw}}
 	var e envelope
-	for c.open('{'); c.next('}'); {
-		switch string(c.key()) {
+	for c.Open('{'); c.Next('}'); {
+		switch string(c.Key) {
 		case "event_id":
 			e.id = c.integer()
 		case "attention_dp_rank":
@@ -79,12 +79,12 @@ func (d *drained) event(raw []byte) bool {
 				e.layers = c.integer()
 			}
 		case "data":
-			e.data = c.skip()
+			e.data = c.Skip()
 		default:
-			c.skip()
+			c.Skip()
 		}
 	}
-	if c.bad || e.data == nil {
+	if c.Bad || e.data == nil {
 		return false
 	}
 	if e.rank >= uint64(len(d.ranks)) {
@@ -124,27 +124,27 @@ type members struct {
 }
 
 func (d *drained) data(r *drainedRank, e *envelope) bool {
-	c := cursor{text: e.data}
+	c := cursor{openai.Cursor{Text: e.data}}
 	var m members
-	for c.open('{'); c.next('}'); {
-		switch string(c.key()) {
+	for c.Open('{'); c.Next('}'); {
+		switch string(c.Key) {
 		case "type":
-			m.kind = typeOf(c.quoted())
+			m.kind = typeOf(c.Quoted())
 		case "parent_hash":
-			m.parent = c.skip()
+			m.parent = c.Skip()
 		case "blocks":
-			m.blocks = c.skip()
+			m.blocks = c.Skip()
 		case "block_hashes":
-			m.hashes = c.skip()
+			m.hashes = c.Skip()
 		case "block_hash":
-			m.id = c.skip()
+			m.id = c.Skip()
 		case "cache_level":
-			m.to = c.skip()
+			m.to = c.Skip()
 		default:
-			c.skip()
+			c.Skip()
 		}
 	}
-	if c.bad {
+	if c.Bad {
 		return false
 	}
 	// If there are several windows, the largest one counts, because its layers need the
@@ -180,17 +180,17 @@ func typeOf(text []byte) string {
 // the same tier and length to the feed separately.
 func (d *drained) stored(r *drainedRank, g group, m *members) bool {
 	d.s = kvindex.Stored{Hashes: d.s.Hashes[:0], Tokens: d.s.Tokens[:0]}
-	if c := (cursor{text: m.parent}); m.parent != nil && !c.null() {
+	if c := (cursor{openai.Cursor{Text: m.parent}}); m.parent != nil && !c.null() {
 		d.s.HasParent = true
-		if d.s.Parent = c.hash(); c.bad {
+		if d.s.Parent = c.hash(); c.Bad {
 			return false
 		}
 	}
-	c := cursor{text: m.blocks}
-	for c.open('['); c.next(']'); {
+	c := cursor{openai.Cursor{Text: m.blocks}}
+	for c.Open('['); c.Next(']'); {
 		b := block{salt: d.s.Salt}
 		had := len(d.s.Tokens)
-		if d.block(&c, &b); c.bad {
+		if d.block(&c, &b); c.Bad {
 			return false
 		}
 		n := len(d.s.Tokens) - had
@@ -204,7 +204,7 @@ func (d *drained) stored(r *drainedRank, g group, m *members) bool {
 		d.s.Tier, d.s.BlockTokens, d.s.Salt = b.tier, n, b.salt
 	}
 	d.flush(r, g, len(d.s.Tokens))
-	return !c.bad
+	return !c.Bad
 }
 
 // flush passes the run of blocks, which has n tokens, to the feed, and starts the next
@@ -238,8 +238,8 @@ type block struct {
 // block decodes one block and appends its tokens to those of the run.
 func (d *drained) block(c *cursor, b *block) {
 	hashed := false
-	for c.open('{'); c.next('}'); {
-		switch string(c.key()) {
+	for c.Open('{'); c.Next('}'); {
+		switch string(c.Key) {
 		case "block_hash":
 			b.hash, hashed = c.hash(), true
 		case "cache_level":
@@ -252,36 +252,36 @@ func (d *drained) block(c *cursor, b *block) {
 			}
 		case "mm_keys":
 			if !c.null() {
-				c.open('[')
-				for c.next(']') {
+				c.Open('[')
+				for c.Next(']') {
 					b.opaque = true
-					c.skip()
+					c.Skip()
 				}
 			}
 		case "lora_id":
 			if !c.null() {
 				b.opaque = true
-				c.skip()
+				c.Skip()
 			}
 		case "tokens":
-			for c.open('['); c.next(']'); {
+			for c.Open('['); c.Next(']'); {
 				d.token(c, b)
 			}
 		default:
-			c.skip()
+			c.Skip()
 		}
 	}
-	c.bad = c.bad || !hashed
+	c.Bad = c.Bad || !hashed
 }
 
 func (d *drained) token(c *cursor, b *block) {
 	var id uint64
-	for c.open('{'); c.next('}'); {
-		switch string(c.key()) {
+	for c.Open('{'); c.Next('}'); {
+		switch string(c.Key) {
 		case "token_id":
-			if c.peek() == '"' { // the digest of an input that is not text
+			if c.Peek() == '"' { // the digest of an input that is not text
 				b.opaque = true
-				c.skip()
+				c.Skip()
 				continue
 			}
 			id = c.integer()
@@ -290,7 +290,7 @@ func (d *drained) token(c *cursor, b *block) {
 				b.opaque = true
 			}
 		default:
-			c.skip()
+			c.Skip()
 		}
 	}
 	d.s.Tokens = append(d.s.Tokens, uint32(id))
@@ -299,12 +299,12 @@ func (d *drained) token(c *cursor, b *block) {
 // removed decodes the blocks that the engine has removed from all of its tiers.
 func (d *drained) removed(r *drainedRank, g group, hashes []byte) bool {
 	d.s.Hashes = d.s.Hashes[:0]
-	c := cursor{text: hashes}
-	for c.open('['); c.next(']'); {
+	c := cursor{openai.Cursor{Text: hashes}}
+	for c.Open('['); c.Next(']'); {
 		d.s.Hashes = append(d.s.Hashes, c.hash())
 	}
-	if c.bad || len(d.s.Hashes) == 0 || !r.filter.counts(g.id) {
-		return !c.bad
+	if c.Bad || len(d.s.Hashes) == 0 || !r.filter.counts(g.id) {
+		return !c.Bad
 	}
 	r.to.Removed(kvindex.GPU, d.s.Hashes)
 	if r.lower {
@@ -318,25 +318,25 @@ func (d *drained) removed(r *drainedRank, g group, hashes []byte) bool {
 // updated decodes the move of a block from one tier to another. A changed priority is
 // ignored.
 func (d *drained) updated(r *drainedRank, g group, m *members) bool {
-	c := cursor{text: m.to}
+	c := cursor{openai.Cursor{Text: m.to}}
 	if m.to == nil || c.null() {
 		return true
 	}
 	var from, to uint64
-	for c.open('{'); c.next('}'); {
-		switch string(c.key()) {
+	for c.Open('{'); c.Next('}'); {
+		switch string(c.Key) {
 		case "old_value":
 			from = c.integer()
 		case "new_value":
 			to = c.integer()
 		default:
-			c.skip()
+			c.Skip()
 		}
 	}
-	id := cursor{text: m.id}
+	id := cursor{openai.Cursor{Text: m.id}}
 	d.s.Hashes = append(d.s.Hashes[:0], id.hash())
-	if c.bad || id.bad || !r.filter.counts(g.id) {
-		return !c.bad && !id.bad
+	if c.Bad || id.Bad || !r.filter.counts(g.id) {
+		return !c.Bad && !id.Bad
 	}
 	r.lower = true
 	refused := r.to.Moved(levelTier(from), levelTier(to), d.s.Hashes)
@@ -349,18 +349,4 @@ func (d *drained) updated(r *drainedRank, g group, m *members) bool {
 // higher levels are below it.
 func levelTier(level uint64) kvindex.Tier {
 	return kvindex.Tier(min(level, uint64(kvindex.Disk)))
-}
-
-// hash reads a block hash: a number, or the hexadecimal digits of a digest, of which
-// the first sixteen count, as in v2_sha256_64.
-func (c *cursor) hash() uint64 {
-	if c.peek() != '"' {
-		return c.integer()
-	}
-	digits := c.quoted()
-	n, err := strconv.ParseUint(string(digits[:min(len(digits), 16)]), 16, 64)
-	if err != nil {
-		c.bad = true
-	}
-	return n
 }

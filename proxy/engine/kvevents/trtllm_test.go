@@ -169,3 +169,24 @@ func FuzzDrained(f *testing.F) {
 }
 
 var _ feed = (*kvindex.Feed)(nil)
+
+// BenchmarkDrained decodes one answer with 64 blocks of 32 tokens.
+func BenchmarkDrained(b *testing.B) {
+	ids := make([]int, 32)
+	for i := range ids {
+		ids[i] = 100 + i*7919%120000
+	}
+	blocks := make([]string, 64)
+	for i := range blocks {
+		blocks[i] = blockJSON(fmt.Sprint(3720631715349728507+i), 0, "", ids...)
+	}
+	body := []byte(`[` + storedJSON(0, "", "null", blocks...) + `]`)
+	d := drained{ranks: []drainedRank{{to: discardFeed{}}}, resync: func(int, string) {}}
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := d.decode(body); err != nil || d.malformed > 0 {
+			b.Fatal(err, d.malformed)
+		}
+	}
+}

@@ -1,9 +1,11 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // The scan reads eight bytes at a time: a word holds eight bytes of text.
@@ -112,16 +114,21 @@ func hexEscape(b []byte) (r rune, ok bool) {
 	return r, true
 }
 
-// multibyte reads the run of characters outside ASCII that begins at i.
+// multibyte reads the run of characters outside ASCII that begins at i. Nearly all letters have
+// two or three bytes, which it checks as one word: the first byte is the lowest.
 func (s *scanner) multibyte(i int) int {
 	b := s.b
 	for {
 		for len(b)-i >= 4 {
-			n := shortRune(binary.LittleEndian.Uint32(b[i:]))
-			if n == 0 {
+			w := binary.LittleEndian.Uint32(b[i:])
+			// An edge of 0 is overlong, and of 0x200D half of a surrogate pair.
+			if edge := w & 0x200F; w&0xC0C0F0 == 0x8080E0 && edge != 0 && edge != 0x200D {
+				i += 3
+			} else if w&0xC0E0 == 0x80C0 && w&0x1E != 0 {
+				i += 2
+			} else {
 				break
 			}
-			i += n
 		}
 		if i >= len(b) || b[i] < utf8.RuneSelf {
 			return i
@@ -132,21 +139,6 @@ func (s *scanner) multibyte(i int) int {
 		}
 		i += n
 	}
-}
-
-// shortRune returns the length of the character at the start of w (the lowest byte is
-// the first) if it is a well-formed one of two or three bytes; else 0. Nearly all
-// letters have that length.
-func shortRune(w uint32) int {
-	if w&0xC0C0F0 == 0x8080E0 {
-		// 0: overlong; 0x200D: half of a surrogate pair.
-		if edge := w & 0x200F; edge != 0 && edge != 0x200D {
-			return 3
-		}
-	} else if w&0xC0E0 == 0x80C0 && w&0x1E != 0 {
-		return 2
-	}
-	return 0
 }
 
 // number reads a number.
@@ -213,4 +205,164 @@ func (s *scanner) ints(i int) (n, next int) {
 		}
 	}
 	return n, i
+}
+
+// String returns the text of a raw JSON string. ok is false for any other value, and
+// for a string that the scan would reject.
+func String(raw []byte) (text string, ok bool) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return "", false
+	}
+	s := scanner{b: raw}
+	end, escaped := s.str(0)
+	switch {
+	case end != len(raw):
+		return "", false
+	case escaped:
+		return unescapedText(raw[1 : end-1]), true
+	}
+	return string(raw[1 : end-1]), true
+}
+
+// unescapedText returns the text between the quotes of a string, as one allocation of at most
+// the same size.
+func unescapedText(body []byte) string {
+	text := appendUnescaped(make([]byte, 0, len(body)), body)
+	return unsafe.String(unsafe.SliceData(text), len(text))
+}
+
+// Int64 returns the number in a raw JSON value. ok is false unless it is an integer,
+// written without fraction and exponent, that fits.
+func Int64(raw []byte) (n int64, ok bool) {
+	digits, negative := raw, len(raw) > 0 && raw[0] == '-'
+	if negative {
+		digits = raw[1:]
+	}
+	if len(digits) == 0 || len(digits) > 1 && digits[0] == '0' {
+		return 0, false
+	}
+	for _, c := range digits {
+		d := int64(c) - '0'
+		// Counted down, because negative numbers reach one further.
+		if d < 0 || d > 9 || n < (-1<<63+d)/10 {
+			return 0, false
+		}
+		n = n*10 - d
+	}
+	if !negative {
+		if n == -1<<63 {
+			return 0, false
+		}
+		n = -n
+	}
+	return n, true
+}
+
+// Bool returns the value of a raw JSON boolean. ok is false for any other value.
+func Bool(raw []byte) (truth, ok bool) {
+	switch string(raw) {
+	case "true":
+		return true, true
+	case "false":
+		return false, true
+	}
+	return false, false
+}
+
+// IsNull reports whether a raw value is null or missing (no bytes). Engines use the two
+// interchangeably.
+func IsNull(raw []byte) bool {
+	return len(raw) == 0 || string(raw) == "null"
+}
+
+// appendUnescaped appends the text between the quotes of a string, up to an escape that the scan
+// would reject.
+func appendUnescaped(dst, body []byte) []byte {
+	for len(body) > 0 {
+		plain := bytes.IndexByte(body, '\\')
+		if plain < 0 {
+			return append(dst, body...)
+		}
+		dst = append(dst, body[:plain]...)
+		var text [4]byte
+		n := 0
+		n, body = unescapeFirst(&text, body[plain:])
+		dst = append(dst, text[:n]...)
+	}
+	return dst
+}
+
+// unescapeFirst returns the first character between the quotes of a string, with the number of its
+// bytes, and the rest of the string. For an escape that the scan would reject it returns nothing.
+func unescapeFirst(text *[4]byte, body []byte) (n int, rest []byte) {
+	if body[0] != '\\' {
+		_, n = utf8.DecodeRune(body)
+		return copy(text[:], body[:n]), body[n:]
+	}
+	if len(body) > 1 && plainEscape[body[1]] {
+		text[0] = unescaped(body[1])
+		return 1, body[2:]
+	}
+	r, ok := hexEscape(body)
+	if !ok {
+		return 0, nil
+	}
+	body = body[6:]
+	if r >= 0xD800 && r <= 0xDFFF {
+		low, ok := hexEscape(body)
+		if !ok {
+			return 0, nil
+		}
+		body = body[6:]
+		r = 0x10000 + (r-0xD800)<<10 + (low - 0xDC00)
+	}
+	return utf8.EncodeRune(text[:], r), body
+}
+
+// unescaped returns the meaning of a backslash followed by c.
+func unescaped(c byte) byte {
+	switch c {
+	case 'b':
+		return '\b'
+	case 'f':
+		return '\f'
+	case 'n':
+		return '\n'
+	case 'r':
+		return '\r'
+	case 't':
+		return '\t'
+	}
+	return c
+}
+
+// AppendQuoted appends s as a JSON string. Bytes that are not UTF-8 become U+FFFD. Only
+// characters that require it are escaped.
+func AppendQuoted(dst []byte, s string) []byte {
+	const hex = "0123456789abcdef"
+	dst = append(dst, '"')
+	for i := 0; i < len(s); {
+		if c := s[i]; c < utf8.RuneSelf {
+			i++
+			switch {
+			case c == '"' || c == '\\':
+				dst = append(dst, '\\', c)
+			case c == '\n':
+				dst = append(dst, `\n`...)
+			case c == '\r':
+				dst = append(dst, `\r`...)
+			case c == '\t':
+				dst = append(dst, `\t`...)
+			case c < 0x20:
+				dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+			default:
+				dst = append(dst, c)
+			}
+			continue
+		}
+		r, n := utf8.DecodeRuneInString(s[i:])
+		dst = utf8.AppendRune(dst, r)
+		i += n
+	}
+	return append(dst, '"')
 }
