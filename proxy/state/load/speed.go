@@ -95,7 +95,7 @@ func (r *Regression) Weights(out [features]bool) Features {
 		}
 		worst, least := -1, 0.0
 		for i, v := range w {
-			if !out[i] && v*math.Sqrt(r.square[i][i]) < least {
+			if v < 0 && v*math.Sqrt(r.square[i][i]) < least {
 				worst, least = i, v*math.Sqrt(r.square[i][i])
 			}
 		}
@@ -160,13 +160,13 @@ func (r *Regression) cholesky(out *[features]bool) (w Features, ok bool) {
 type Speed struct {
 	fit atomic.Uint64 // two float32: µs per token, and fixed µs above them
 
-	mu      sync.Mutex
-	line    Regression // of perTokens; guarded by mu
-	weights Features   // the present fit; guarded by mu
+	mu             sync.Mutex
+	line           *Regression // of units of perTokens tokens; nil: no measurement; guarded by mu
+	fixed, perUnit float64     // the present fit; guarded by mu
 }
 
 const (
-	// perTokens is the number of tokens of a unit of the second feature of a Speed.
+	// perTokens is the number of tokens in a unit of the second feature of a Speed.
 	perTokens = 1000
 	// leastSpread is the smallest relative deviation of token counts that separates the
 	// fixed part from the part per token.
@@ -181,8 +181,11 @@ func (s *Speed) Measure(tokens int64, took time.Duration) {
 	x, said := Features{1, float64(tokens) / perTokens}, 0.0
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.line == nil {
+		s.line = new(Regression)
+	}
 	if s.line.Count >= KnownAfter {
-		said = s.weights.Of(&x)
+		said = s.fixed + s.perUnit*x[1]
 	}
 	if !s.line.Learn(&x, float64(took)/float64(time.Microsecond), said) {
 		return
@@ -190,10 +193,12 @@ func (s *Speed) Measure(tokens int64, took time.Duration) {
 	q := &s.line.square
 	mean := q[1][0] / q[0][0]
 	alike := q[1][1]/q[0][0] <= (1+leastSpread*leastSpread)*mean*mean // the variance is small
-	if s.weights = s.line.Weights([features]bool{alike}); s.weights[1] == 0 {
-		s.weights = s.line.Weights([features]bool{true})
+	w := s.line.Weights([features]bool{alike})
+	if w[1] == 0 {
+		w = s.line.Weights([features]bool{true})
 	}
-	s.fit.Store(uint64(math.Float32bits(float32(s.weights[0])))<<32 | uint64(math.Float32bits(float32(s.weights[1]/perTokens))))
+	s.fixed, s.perUnit = w[0], w[1]
+	s.fit.Store(uint64(math.Float32bits(float32(w[0])))<<32 | uint64(math.Float32bits(float32(w[1]/perTokens))))
 }
 
 // Fit is a measured speed: the time per token and the fixed time, in µs; 0: unknown.
